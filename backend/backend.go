@@ -1,0 +1,123 @@
+// Package backend is the contract between the front that programs call (package
+// kernels) and the devices that compute:
+//
+//	O = softmax(scale·Q·Kᵀ + bias) · V
+//
+// It holds what both sides must agree on and nothing that computes: tensors in
+// a device's memory ([Tensor]), the canonical problem with its one visibility
+// rule ([Problem], [Visibility], [Call]), the interface that a device implements
+// ([Backend]) with small optional ones beside it ([Projector], [Merger],
+// [PeakMeter]), the plan of a call ([Plan]), the registry ([Register], [Open],
+// [Devices]) and the errors.
+//
+// A program picks its backends by importing them and opens one by name:
+//
+//	import (
+//		"github.com/seed90331342/attn/backend"
+//		_ "github.com/seed90331342/attn/cpu"
+//		_ "github.com/seed90331342/attn/gpu"
+//	)
+//
+//	be, err := backend.Open("auto")
+//
+// and then calls package kernels, which validates. A Backend's own methods
+// expect operands that kernels has checked; they check ownership, release and
+// overlap themselves ([Pinned.Pin]), as these can change at any time.
+package backend
+
+import "context"
+
+// Backend computes attention on one device. Its methods are safe for concurrent
+// use. Every method that takes a context returns the context's error soon after
+// it is cancelled, with unspecified contents in the outputs. Results depend on
+// the inputs alone: the same call gives the same bits, whatever else runs, and
+// a row's result does not depend on the other rows and batches around it.
+//
+// All operands must be in this backend's memory (ErrDevice), not released
+// (ErrReleased), and outputs must not overlap anything else (ErrOverlap).
+type Backend interface {
+	// Info describes the device.
+	Info() Info
+
+	// Alloc returns a contiguous tensor with unspecified contents, for the
+	// caller to Release. ErrMemory when there is no room.
+	Alloc(ctx context.Context, dtype DType, shape Shape) (Tensor, error)
+
+	// Upload returns host's elements as a tensor in this backend's memory, for
+	// the caller to Release. The result has host's shape and may have other
+	// strides; an axis of stride zero stays one. A backend that computes in
+	// host memory returns an alias, not a copy. ErrDevice when the argument is
+	// not in host memory, ErrMemory when there is no room.
+	Upload(ctx context.Context, host Tensor) (Tensor, error)
+
+	// Download copies src, in this backend's memory, to host, in host memory:
+	// same shape (ErrShape) and dtype (ErrDType), any strides.
+	Download(ctx context.Context, host, src Tensor) error
+
+	// QK computes s = q·kᵀ, unscaled, for each batch and head:
+	//
+	//	s [B, H, Sq, Sk] F32    q [B, H, Sq, D]    k [B, Hkv, Sk, D]
+	QK(ctx context.Context, s, q, k Tensor) error
+
+	// Softmax replaces each row of s by softmax of the row, with scale, softcap,
+	// bias and what is hidden as in [Problem], and writes the rows'
+	// log-sum-exp to lse unless that is the zero Tensor:
+	//
+	//	s [B, H, Sq, Sk] F32    lse [B, H, Sq, 1] F32
+	Softmax(ctx context.Context, s, lse Tensor, p *Problem) error
+
+	// PV computes o = w·v for each batch and head:
+	//
+	//	o [B, H, Sq, Dv]    w [B, H, Sq, Sk] F32    v [B, Hkv, Sk, Dv]
+	//
+	// A weight of exactly 0 hides its value: NaN and Inf in v do not come
+	// through it. (Softmax gives 0 to what is hidden.)
+	PV(ctx context.Context, o, w, v Tensor) error
+
+	// Attention computes c.O, and c.LSE when wanted, in one pass with memory
+	// O(Sq + Sk) beside the operands. ErrUnsupported names what it cannot do.
+	Attention(ctx context.Context, c *Call) error
+
+	// Plan says how Attention would run c, without running it: the operands'
+	// shapes, strides and types count, they need no memory (see [Meta]).
+	Plan(c *Call) (Plan, error)
+
+	// Close waits for running calls, then frees the device. Tensors still held
+	// become unusable; later calls return ErrClosed. A second Close does nothing.
+	Close() error
+}
+
+// Projector is implemented by backends that compute linear layers, so that what
+// leads to attention and away from it stays on the device.
+type Projector interface {
+	// Project computes y = x·w + bias for each batch and head:
+	//
+	//	y [B, H, S, N]    x [B, H, S, M]    w [B, H, M, N]    bias [1, 1, 1, N] or none
+	//
+	// All F32, F16 or BF16 each on its own; w is usually broadcast by strides
+	// of zero. The zero Tensor as bias means none. NaN in w or x comes out.
+	Project(ctx context.Context, y, x, w, bias Tensor) error
+}
+
+// Merger is implemented by backends that combine partial results in place.
+type Merger interface {
+	// Merge turns (o, lse), the result over one set of keys, into the result
+	// over its union with a disjoint set whose result is (po, plse):
+	//
+	//	m = max(lse, plse)    a = exp(lse-m)    b = exp(plse-m)
+	//	o = (a·o + b·po)/(a+b)    lse = m + log(a+b)
+	//
+	//	o, po [B, H, Sq, Dv] F32    lse, plse [B, H, Sq, 1] F32
+	//
+	// A side whose lse is -Inf leaves the other as it is (Milakov & Gimelshein
+	// 2018; the merge of split keys in Dao 2023, Flash-Decoding).
+	Merge(ctx context.Context, o, lse, po, plse Tensor) error
+}
+
+// PeakMeter is implemented by backends that can measure their own ceiling.
+type PeakMeter interface {
+	// PeakFLOPS measures how many float32 operations a second the device does
+	// in independent fused multiply-adds (2 each) held in registers, with all
+	// the threads that the backend uses. It takes some tens of milliseconds.
+	PeakFLOPS(ctx context.Context) (float64, error)
+}

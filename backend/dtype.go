@@ -1,0 +1,61 @@
+package backend
+
+// DType is the element type of a [Tensor] in memory. Arithmetic is float32 or
+// wider whatever the storage is.
+type DType uint8
+
+const (
+	// F32 is IEEE 754 binary32.
+	F32 DType = iota
+	// F16 is IEEE 754 binary16, stored as its bits.
+	F16
+	// BF16 is the upper half of a binary32, stored as its bits.
+	BF16
+	// Bool is one byte an element, 0 or 1. Only masks have it; true means
+	// that the key may be seen.
+	Bool
+)
+
+// Size returns the bytes that one element takes.
+func (d DType) Size() int {
+	switch d {
+	case F32:
+		return 4
+	case F16, BF16:
+		return 2
+	default:
+		return 1
+	}
+}
+
+// Float reports whether d is one of the three floating point types.
+func (d DType) Float() bool { return d <= BF16 }
+
+// String returns the name that the command line uses: f32, f16, bf16, bool.
+func (d DType) String() string {
+	switch d {
+	case F32:
+		return "f32"
+	case F16:
+		return "f16"
+	case BF16:
+		return "bf16"
+	case Bool:
+		return "bool"
+	}
+	return "dtype?"
+}
+
+// UnitRoundoff returns u, half the distance between 1 and the next larger
+// number of type d: 2^-24, 2^-11, 2^-8. It is 0 for Bool, which is exact.
+func (d DType) UnitRoundoff() float64 {
+	switch d {
+	case F32:
+		return 0x1p-24
+	case F16:
+		return 0x1p-11
+	case BF16:
+		return 0x1p-8
+	}
+	return 0
+}

@@ -1,0 +1,134 @@
+package backend
+
+import "math"
+
+// Unbounded as a side of a [Visibility] window means that the side has no limit.
+const Unbounded = math.MaxInt32
+
+// Visibility says which keys a query row may see. Row i of batch b sees key j
+// when
+//
+//	-Left <= j - (i + Offset) <= Right   and   j < KLen[b]
+//
+// Causal attention, sliding windows, caches and right padding are values of it:
+// causal is Right = 0 with Left [Unbounded], and Offset says on which key the
+// diagonal starts (0: the upper left corner, Sk-Sq: the lower right one). To
+// see everything takes both sides Unbounded; the zero value sees the diagonal
+// alone.
+type Visibility struct {
+	// Offset is the key index that query row 0 stands at; it may be negative.
+	Offset int
+	// Left and Right are how many keys before and after its own position a
+	// row sees; at least 0, Unbounded for no limit.
+	Left, Right int
+	// KLen holds, for each batch, how many of the keys exist, 0 to Sk; nil
+	// means all of them.
+	KLen []int
+}
+
+// Everything is the Visibility in which every row sees every key.
+func Everything() Visibility { return Visibility{Left: Unbounded, Right: Unbounded} }
+
+// Range returns the keys [lo, hi) that row i of batch b sees out of seqK; lo ==
+// hi when it sees none.
+func (v Visibility) Range(b, i, seqK int) (lo, hi int) {
+	hi = seqK
+	if v.KLen != nil {
+		hi = min(hi, v.KLen[b])
+	}
+	if v.Left != Unbounded {
+		lo = max(0, i+v.Offset-v.Left)
+	}
+	if v.Right != Unbounded {
+		hi = min(hi, i+v.Offset+v.Right+1)
+	}
+	if lo >= hi {
+		return 0, 0
+	}
+	return lo, hi
+}
+
+// Sees reports whether row i of batch b sees key j.
+func (v Visibility) Sees(b, i, j, seqK int) bool {
+	lo, hi := v.Range(b, i, seqK)
+	return lo <= j && j < hi
+}
+
+// Pairs returns how many (query, key) pairs of one head are visible, summed
+// over the batches.
+func (v Visibility) Pairs(batch, seqQ, seqK int) int64 {
+	if v.KLen == nil && v.Left == Unbounded && v.Right == Unbounded {
+		return int64(batch) * int64(seqQ) * int64(seqK)
+	}
+	var n int64
+	for b := range batch {
+		for i := range seqQ {
+			lo, hi := v.Range(b, i, seqK)
+			n += int64(hi - lo)
+		}
+		if v.KLen == nil {
+			return n * int64(batch)
+		}
+	}
+	return n
+}
+
+// Problem is everything but the operands that decides what an attention call
+// computes. For query row i, key j and one head:
+//
+//	s   = Scale · q_i·k_j
+//	s   = Softcap · tanh(s / Softcap)    when Softcap > 0
+//	s   = s + Bias[i,j]                  when there is a Bias
+//	p_j = exp(s_j - max s) / Σ exp(s - max s)   over the keys that i sees
+//
+// A key is hidden from a row by the visibility rule, by a false in Mask, or by
+// a Bias of exactly -Inf; what a hidden key or value holds, NaN and Inf
+// included, changes nothing. A row that sees no key, or whose scores are all
+// -Inf, has weights 0, output 0 and LSE -Inf. A NaN in what is visible comes
+// out as NaN.
+type Problem struct {
+	// Scale multiplies q·k. It is finite; 0 is allowed.
+	Scale float32
+	// Softcap bounds the scaled scores to (-Softcap, Softcap); 0 turns it off.
+	Softcap float32
+	Visible Visibility
+	// Mask is a Bool tensor broadcast to [B, H, Sq, Sk]; true may be seen.
+	// The zero Tensor means none.
+	Mask Tensor
+	// Bias is an F32, F16 or BF16 tensor broadcast to [B, H, Sq, Sk]. The zero
+	// Tensor means none. Mask and Bias may both be there.
+	Bias Tensor
+}
+
+// Call is one fused attention call in canonical form. Package kernels makes it
+// from a program's options and has validated it:
+//
+//	Q   [B, H, Sq, D]
+//	K   [B, Hkv, Sk, D]    Hkv divides H; query head h reads head h/(H/Hkv)
+//	V   [B, Hkv, Sk, Dv]
+//	O   [B, H, Sq, Dv]     of Q's type or F32
+//	LSE [B, H, Sq, 1]      F32, natural log; the zero Tensor when not wanted
+//
+// Q, K and V have the same dtype, F32, F16 or BF16; every length is at least 1;
+// strides are arbitrary, K and V may repeat over batches by a stride of zero.
+type Call struct {
+	Q, K, V, O, LSE Tensor
+	Problem
+}
+
+// Dims are the lengths of an attention call.
+type Dims struct {
+	Batch    int // B
+	Heads    int // H, query heads
+	KVHeads  int // Hkv, key and value heads; divides Heads
+	SeqQ     int // Sq
+	SeqK     int // Sk
+	Dim      int // D, of a query and a key
+	ValueDim int // Dv, of a value and an output
+}
+
+// Dims reads the lengths off the operands' shapes.
+func (c *Call) Dims() Dims {
+	q, k, v := c.Q.Shape(), c.K.Shape(), c.V.Shape()
+	return Dims{q[Batch], q[Heads], k[Heads], q[Seq], k[Seq], q[Dim], v[Dim]}
+}

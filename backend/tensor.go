@@ -1,0 +1,377 @@
+package backend
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+)
+
+// Shape is the length of a tensor along each axis.
+type Shape [4]int
+
+// The axes of a [Shape], in the order of the field's `[B, H, S, D]`.
+const (
+	Batch = iota
+	Heads
+	Seq
+	Dim
+)
+
+// Elements returns the product of the lengths, or -1 when a length is negative
+// or the product does not fit an int.
+func (s Shape) Elements() int {
+	n := uint64(1)
+	for _, l := range s {
+		if l == 0 {
+			return 0
+		}
+	}
+	for _, l := range s {
+		if l < 0 {
+			return -1
+		}
+		hi, lo := bits.Mul64(n, uint64(l))
+		if hi != 0 || lo > math.MaxInt/8 {
+			return -1
+		}
+		n = lo
+	}
+	return int(n)
+}
+
+// Strides are the distances, in elements, between neighbours along each axis.
+// They are never negative; a zero repeats one element along the axis.
+type Strides [4]int
+
+// Contiguous returns the strides of a tensor of shape s stored row by row.
+func (s Shape) Contiguous() Strides {
+	return Strides{s[1] * s[2] * s[3], s[2] * s[3], s[3], 1}
+}
+
+// Tensor is a view of memory as [batch, heads, seq, dim]: a shape, a stride for
+// each axis and an offset, all in elements of one [DType]. Copies of a Tensor
+// see the same memory. The zero Tensor means 'none'.
+//
+// Element (b, h, s, d) lies at offset + b·strides[0] + h·strides[1] +
+// s·strides[2] + d·strides[3]; so [B,S,H,D] data, one head of many, or a mask
+// shared by all heads are views, not copies.
+type Tensor struct {
+	mem     *Memory
+	dtype   DType
+	shape   Shape
+	strides Strides
+	offset  int
+}
+
+// NewTensor returns the contiguous tensor at the start of m; backends call it
+// from Alloc. It returns ErrShape when m is too small.
+func NewTensor(m *Memory, dtype DType, shape Shape) (Tensor, error) {
+	n := shape.Elements()
+	if n < 0 {
+		return Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, ErrShape)
+	}
+	if need := int64(n) * int64(dtype.Size()); m != nil && need > m.bytes {
+		return Tensor{}, fmt.Errorf("shape %v of %v needs %d bytes, the memory has %d: %w", shape, dtype, need, m.bytes, ErrShape)
+	}
+	return Tensor{mem: m, dtype: dtype, shape: shape, strides: shape.Contiguous()}, nil
+}
+
+// Meta returns a tensor that has a type and a shape but no memory: what
+// [Backend.Plan] needs to plan a call. It returns ErrShape as NewTensor does.
+func Meta(dtype DType, shape Shape) (Tensor, error) { return NewTensor(nil, dtype, shape) }
+
+// HostF32 makes data a tensor in host memory, without a copy. data must hold
+// exactly the elements of shape, else ErrShape.
+func HostF32(data []float32, shape Shape) (Tensor, error) {
+	if err := checkLen(len(data), shape); err != nil {
+		return Tensor{}, err
+	}
+	return NewTensor(hostMemory(data), F32, shape)
+}
+
+// HostBits makes data, the bits of F16 or BF16 numbers, a tensor in host
+// memory, without a copy. It returns ErrDType for another dtype and ErrShape
+// when data does not hold exactly the elements of shape.
+func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
+	if dtype != F16 && dtype != BF16 {
+		return Tensor{}, fmt.Errorf("16-bit data cannot be %v, only f16 or bf16: %w", dtype, ErrDType)
+	}
+	if err := checkLen(len(data), shape); err != nil {
+		return Tensor{}, err
+	}
+	return NewTensor(hostMemory(data), dtype, shape)
+}
+
+// HostBool makes data a mask in host memory, without a copy; true means that
+// the key may be seen. ErrShape as for HostF32.
+func HostBool(data []bool, shape Shape) (Tensor, error) {
+	if err := checkLen(len(data), shape); err != nil {
+		return Tensor{}, err
+	}
+	return NewTensor(hostMemory(data), Bool, shape)
+}
+
+// AllocHost returns a zeroed contiguous tensor in host memory. It returns
+// ErrShape for a shape that is negative or too large.
+func AllocHost(dtype DType, shape Shape) (Tensor, error) {
+	n := shape.Elements()
+	if n < 0 {
+		return Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, ErrShape)
+	}
+	switch dtype {
+	case F32:
+		return NewTensor(hostMemory(make([]float32, n)), dtype, shape)
+	case Bool:
+		return NewTensor(hostMemory(make([]bool, n)), dtype, shape)
+	default:
+		return NewTensor(hostMemory(make([]uint16, n)), dtype, shape)
+	}
+}
+
+func checkLen(n int, shape Shape) error {
+	if want := shape.Elements(); n != want {
+		return fmt.Errorf("data has %d elements, shape %v needs %d: %w", n, shape, want, ErrShape)
+	}
+	return nil
+}
+
+// IsZero reports whether t is the zero Tensor, which stands for 'none'.
+func (t Tensor) IsZero() bool { return t.shape == Shape{} && t.mem == nil }
+
+// DType returns the element type.
+func (t Tensor) DType() DType { return t.dtype }
+
+// Shape returns the lengths along [batch, heads, seq, dim].
+func (t Tensor) Shape() Shape { return t.shape }
+
+// Strides returns the distances between neighbours, in elements.
+func (t Tensor) Strides() Strides { return t.strides }
+
+// Offset returns the index of the first element in the memory, in elements.
+func (t Tensor) Offset() int { return t.offset }
+
+// Memory returns what t is a view of; nil for a tensor made by [Meta].
+func (t Tensor) Memory() *Memory { return t.mem }
+
+// OnHost reports whether t lives in host memory.
+func (t Tensor) OnHost() bool { return t.mem != nil && t.mem.owner == nil }
+
+// Bytes returns the bytes of t's elements, broadcast ones counted once.
+func (t Tensor) Bytes() int64 {
+	n := int64(t.dtype.Size())
+	for i, l := range t.shape {
+		if t.strides[i] != 0 || l == 0 {
+			n *= int64(l)
+		}
+	}
+	return n
+}
+
+// IsContiguous reports whether the elements of t lie row by row without gaps.
+func (t Tensor) IsContiguous() bool {
+	want := t.shape.Contiguous()
+	for i, l := range t.shape {
+		if l > 1 && t.strides[i] != want[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// View returns another view of the same memory: shape and strides, offset
+// elements after t's own first element. It returns ErrShape when a stride or
+// the offset is negative, or when the view would leave the memory.
+func (t Tensor) View(shape Shape, strides Strides, offset int) (Tensor, error) {
+	if shape.Elements() < 0 {
+		return Tensor{}, fmt.Errorf("view: shape %v is negative or too large: %w", shape, ErrShape)
+	}
+	if offset < 0 || offset > math.MaxInt-t.offset {
+		return Tensor{}, fmt.Errorf("view: offset %d: %w", offset, ErrShape)
+	}
+	for _, s := range strides {
+		if s < 0 {
+			return Tensor{}, fmt.Errorf("view: strides %v must not be negative: %w", strides, ErrShape)
+		}
+	}
+	v := Tensor{mem: t.mem, dtype: t.dtype, shape: shape, strides: strides, offset: t.offset + offset}
+	last, ok := v.last()
+	if !ok {
+		return Tensor{}, fmt.Errorf("view: shape %v with strides %v is too large: %w", shape, strides, ErrShape)
+	}
+	if t.mem != nil && shape.Elements() > 0 {
+		if have := t.mem.bytes / int64(t.dtype.Size()); int64(last) >= have {
+			return Tensor{}, fmt.Errorf("view: shape %v with strides %v at offset %d reaches element %d, the memory has %d: %w",
+				shape, strides, v.offset, last, have, ErrShape)
+		}
+	}
+	return v, nil
+}
+
+// Slice returns the part of t from lo up to hi along axis, without a copy. It
+// returns ErrShape when the range is not within the axis.
+func (t Tensor) Slice(axis, lo, hi int) (Tensor, error) {
+	if axis < 0 || axis > Dim || lo < 0 || hi < lo || hi > t.shape[axis] {
+		return Tensor{}, fmt.Errorf("slice [%d:%d] of axis %d of shape %v: %w", lo, hi, axis, t.shape, ErrShape)
+	}
+	v := t
+	v.shape[axis] = hi - lo
+	if hi > lo {
+		v.offset += lo * t.strides[axis]
+	}
+	return v, nil
+}
+
+// Swap returns t with two axes exchanged, without a copy: Swap(Heads, Seq)
+// turns [B,S,H,D] data into [B,H,S,D]. It returns ErrShape for an axis outside
+// 0..3.
+func (t Tensor) Swap(a, b int) (Tensor, error) {
+	if min(a, b) < 0 || max(a, b) > Dim {
+		return Tensor{}, fmt.Errorf("swap of axes %d and %d, a tensor has axes 0 to 3: %w", a, b, ErrShape)
+	}
+	t.shape[a], t.shape[b] = t.shape[b], t.shape[a]
+	t.strides[a], t.strides[b] = t.strides[b], t.strides[a]
+	return t, nil
+}
+
+// Broadcast repeats t along every axis where its length is 1, by a stride of
+// zero, until it has shape. It returns ErrShape when another length differs.
+func (t Tensor) Broadcast(shape Shape) (Tensor, error) {
+	v := t
+	for i, l := range t.shape {
+		switch {
+		case l == shape[i]:
+		case l == 1:
+			v.shape[i], v.strides[i] = shape[i], 0
+		default:
+			return Tensor{}, fmt.Errorf("shape %v does not broadcast to %v (each length must be equal or 1): %w", t.shape, shape, ErrShape)
+		}
+	}
+	return v, nil
+}
+
+// Float32s returns the memory behind a host tensor of type F32, from its first
+// element on; index it with Strides. It returns ErrDevice when t is not on the
+// host, ErrDType when it is not F32, ErrReleased after Release.
+func (t Tensor) Float32s() ([]float32, error) { return hostSlice[float32](t, F32) }
+
+// Bits returns the memory behind a host tensor of type F16 or BF16, as Float32s
+// does for F32.
+func (t Tensor) Bits() ([]uint16, error) { return hostSlice[uint16](t, F16, BF16) }
+
+// Bools returns the memory behind a host tensor of type Bool, as Float32s does
+// for F32.
+func (t Tensor) Bools() ([]bool, error) { return hostSlice[bool](t, Bool) }
+
+func hostSlice[T any](t Tensor, want ...DType) ([]T, error) {
+	ok := false
+	for _, d := range want {
+		ok = ok || d == t.dtype
+	}
+	if !ok {
+		return nil, fmt.Errorf("tensor is %v, not %v: %w", t.dtype, want, ErrDType)
+	}
+	if !t.OnHost() {
+		return nil, fmt.Errorf("tensor is not in host memory, download it first: %w", ErrDevice)
+	}
+	t.mem.mu.Lock()
+	released := t.mem.released
+	t.mem.mu.Unlock()
+	if released {
+		return nil, ErrReleased
+	}
+	data := t.mem.handle.([]T)
+	return data[min(t.offset, len(data)):], nil
+}
+
+// Alias returns a tensor over the same host memory that is released on its own:
+// what Upload means on a backend that computes in host memory. It returns
+// ErrDevice when t is not in host memory and ErrReleased after Release.
+func (t Tensor) Alias() (Tensor, error) {
+	if !t.OnHost() {
+		return Tensor{}, fmt.Errorf("tensor is not in host memory: %w", ErrDevice)
+	}
+	m := t.mem
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.released {
+		return Tensor{}, ErrReleased
+	}
+	t.mem = &Memory{where: m.where, handle: m.handle, base: m.base, bytes: m.bytes}
+	return t, nil
+}
+
+// Release gives the memory of t, and so of every view of it, back to its owner.
+// A call that is using it ends first; every later use returns ErrReleased.
+// Releasing twice, or releasing a tensor without memory, does nothing.
+func (t Tensor) Release() {
+	if t.mem != nil {
+		t.mem.release()
+	}
+}
+
+// last returns the index in the memory of t's last element, and false when it
+// does not fit an int.
+func (t Tensor) last() (int, bool) {
+	sum := uint64(t.offset)
+	for i, l := range t.shape {
+		if l == 0 {
+			return t.offset, true
+		}
+		hi, lo := bits.Mul64(uint64(l-1), uint64(t.strides[i]))
+		sum += lo
+		if hi != 0 || lo > math.MaxInt || sum > math.MaxInt {
+			return 0, false
+		}
+	}
+	return int(sum), true
+}
+
+// overlaps reports whether the spans of memory that a and b reach into meet.
+func (t Tensor) overlaps(o Tensor) bool {
+	if t.mem == nil || o.mem == nil || t.shape.Elements() == 0 || o.shape.Elements() == 0 {
+		return false
+	}
+	host := t.mem.owner == nil && o.mem.owner == nil
+	if !host && t.mem != o.mem {
+		return false
+	}
+	a0, a1 := t.span()
+	b0, b1 := o.span()
+	return a0 < b1 && b0 < a1
+}
+
+// span returns the addresses of t's first byte and of the byte after its last.
+func (t Tensor) span() (lo, hi uintptr) {
+	size := uintptr(t.dtype.Size())
+	last, _ := t.last()
+	return t.mem.base + uintptr(t.offset)*size, t.mem.base + uintptr(last+1)*size
+}
+
+// selfOverlaps reports whether two indices of t may reach the same element: no
+// order of the axes lets each stride clear everything inside it.
+func (t Tensor) selfOverlaps() bool {
+	var axes [4]int
+	n := 0
+	for i, l := range t.shape {
+		if l == 0 {
+			return false
+		}
+		if l > 1 {
+			axes[n] = i
+			n++
+		}
+	}
+	for i := 1; i < n; i++ { // insertion sort by stride, smallest first
+		for j := i; j > 0 && t.strides[axes[j]] < t.strides[axes[j-1]]; j-- {
+			axes[j], axes[j-1] = axes[j-1], axes[j]
+		}
+	}
+	reach := 0
+	for _, a := range axes[:n] {
+		if t.strides[a] <= reach {
+			return true
+		}
+		reach += (t.shape[a] - 1) * t.strides[a]
+	}
+	return false
+}
