@@ -1,0 +1,26 @@
+// Package kernels is what programs import to compute attention,
+//
+//	O = softmax(scale·Q·Kᵀ + bias) · V
+//
+// on whatever backend they opened. It validates a call once, translates its
+// [Options] into the canonical problem of package backend, and dispatches:
+//
+//	be, err := backend.Open("auto") // a GPU when there is one, else the CPU
+//	...
+//	o, err := kernels.AttentionFloat32(ctx, be, kernels.Dims{Heads: 8, SeqQ: 1024, Dim: 64},
+//		q, k, v, kernels.Options{Causal: true})
+//
+// For data that stays on the device between calls use tensors: [Attention],
+// [AttentionInto], the stages [QK], [Softmax] and [PV], [SelfAttention] with its
+// projections, [Merge] for results over parts of the keys, and [Plan] to see
+// what a call will cost before it runs.
+//
+// Tensors are [batch, heads, seq, dim] with any strides; data that lies as
+// [batch, seq, heads, dim] is a view (Tensor.Swap), never a copy. Query heads
+// may share key and value heads (grouped-query attention, Ainslie et al. 2023),
+// values may have another head size than queries and keys.
+//
+// What it does not do: nothing is copied, cast or computed in O(S²) memory
+// unless the call asks for it (Options.Weights), and no backend is chosen by
+// itself.
+package kernels

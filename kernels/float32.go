@@ -1,0 +1,158 @@
+package kernels
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/x448/float16"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// AttentionFloat32 is attention for the program that just wants an answer: plain
+// row-major slices in, the output [B, H, Sq, Dv] out.
+//
+//	q [B, H, Sq, D]    k [B, Hkv, Sk, D]    v [B, Hkv, Sk, Dv]
+//
+// Lengths left 0 in d follow from the others, see [Dims]. Options.Mask and
+// Options.Bias are host tensors here; LSE and Weights are not returned, use
+// [Attention] for them. Errors as for Attention, and ErrShape when a slice does
+// not have the elements of its shape.
+func AttentionFloat32(ctx context.Context, be backend.Backend, d Dims, q, k, v []float32, opt Options) ([]float32, error) {
+	d = fillDims(d)
+	opt.LSE, opt.Weights = false, false
+	var held []backend.Tensor
+	defer func() {
+		for _, t := range held {
+			t.Release()
+		}
+	}()
+	up := func(name string, host backend.Tensor, err error) (backend.Tensor, error) {
+		if err == nil {
+			host, err = be.Upload(ctx, host)
+		}
+		if err != nil {
+			return host, fmt.Errorf("attention: %s: %w", name, err)
+		}
+		held = append(held, host)
+		return host, nil
+	}
+	slice := func(name string, data []float32, shape backend.Shape) (backend.Tensor, error) {
+		t, err := backend.HostF32(data, shape)
+		return up(name, t, err)
+	}
+	tq, err := slice("q", q, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim})
+	if err != nil {
+		return nil, err
+	}
+	tk, err := slice("k", k, backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim})
+	if err != nil {
+		return nil, err
+	}
+	tv, err := slice("v", v, backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.ValueDim})
+	if err != nil {
+		return nil, err
+	}
+	if !opt.Mask.IsZero() {
+		if opt.Mask, err = up("mask", opt.Mask, nil); err != nil {
+			return nil, err
+		}
+	}
+	if !opt.Bias.IsZero() {
+		if opt.Bias, err = up("bias", opt.Bias, nil); err != nil {
+			return nil, err
+		}
+	}
+	r, err := Attention(ctx, be, tq, tk, tv, opt)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Release()
+	return Float32s(ctx, be, r.O)
+}
+
+func fillDims(d Dims) Dims {
+	or := func(n *int, def int) {
+		if *n == 0 {
+			*n = def
+		}
+	}
+	or(&d.Batch, 1)
+	or(&d.Heads, 1)
+	or(&d.KVHeads, d.Heads)
+	or(&d.SeqK, d.SeqQ)
+	or(&d.ValueDim, d.Dim)
+	return d
+}
+
+// FromFloat32 puts data into the backend's memory as a contiguous tensor of
+// dtype F32, F16 or BF16, rounded to nearest even, for the caller to Release.
+// On a backend that computes in host memory an F32 tensor is data itself, not
+// a copy. It returns ErrShape when data does not have the elements of shape and
+// ErrDType for another dtype.
+func FromFloat32(ctx context.Context, be backend.Backend, dtype backend.DType, data []float32, shape backend.Shape) (backend.Tensor, error) {
+	var host backend.Tensor
+	var err error
+	switch dtype {
+	case backend.F32:
+		host, err = backend.HostF32(data, shape)
+	case backend.F16, backend.BF16:
+		bits := make([]uint16, len(data))
+		for i, x := range data {
+			bits[i] = round16(dtype, x)
+		}
+		host, err = backend.HostBits(bits, dtype, shape)
+	default:
+		err = fmt.Errorf("numbers cannot be %v, only f32, f16 or bf16: %w", dtype, backend.ErrDType)
+	}
+	if err != nil {
+		return host, err
+	}
+	return be.Upload(ctx, host)
+}
+
+// Float32s copies t, of any floating point type and any strides, out of the
+// backend's memory: its elements in row-major order. Errors: ErrDType for a
+// Bool tensor, and the backend's.
+func Float32s(ctx context.Context, be backend.Backend, t backend.Tensor) ([]float32, error) {
+	if !t.DType().Float() {
+		return nil, fmt.Errorf("tensor is %v, it must be f32, f16 or bf16: %w", t.DType(), backend.ErrDType)
+	}
+	host, err := backend.AllocHost(t.DType(), t.Shape())
+	if err != nil {
+		return nil, err
+	}
+	if err := be.Download(ctx, host, t); err != nil {
+		return nil, err
+	}
+	if t.DType() == backend.F32 {
+		return host.Float32s()
+	}
+	bits, err := host.Bits()
+	if err != nil {
+		return nil, err
+	}
+	out := make([]float32, len(bits))
+	for i, b := range bits {
+		if t.DType() == backend.F16 {
+			out[i] = float16.Frombits(b).Float32()
+		} else {
+			out[i] = math.Float32frombits(uint32(b) << 16)
+		}
+	}
+	return out, nil
+}
+
+// round16 returns the bits of x as F16 or BF16, rounded to nearest even; NaN
+// stays NaN.
+func round16(dtype backend.DType, x float32) uint16 {
+	if dtype == backend.F16 {
+		return float16.Fromfloat32(x).Bits()
+	}
+	b := math.Float32bits(x)
+	if x != x {
+		return uint16(b>>16) | 0x40 // quiet, and never rounded up to infinity
+	}
+	return uint16((b + 0x7fff + b>>16&1) >> 16)
+}

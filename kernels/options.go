@@ -1,0 +1,182 @@
+package kernels
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// Dims are the lengths of an attention call over plain slices. Zero values
+// mean: Batch 1, Heads 1, KVHeads as Heads, SeqK as SeqQ, ValueDim as Dim.
+type Dims = backend.Dims
+
+// Unbounded as a side of a [Window] means that the side has no limit.
+const Unbounded = backend.Unbounded
+
+// Align says where the diagonal of a causal mask or of a window starts when
+// there are more keys than queries, or fewer. The names are PyTorch's
+// (torch.nn.attention.bias: causal_upper_left, causal_lower_right). For Sq = 2,
+// Sk = 4 and Causal (1 is seen):
+//
+//	UpperLeft    LowerRight
+//	1 0 0 0      1 1 1 0
+//	1 1 0 0      1 1 1 1
+//
+// and for Sq = 4, Sk = 2:
+//
+//	UpperLeft    LowerRight
+//	1 0          0 0
+//	1 1          0 0
+//	1 1          1 0
+//	1 1          1 1
+//
+// FlashAttention (from 2.1 on) aligns to the lower right, PyTorch's is_causal
+// to the upper left.
+type Align int
+
+const (
+	// UpperLeft puts query row 0 on key 0: row i stands at key i.
+	UpperLeft Align = iota
+	// LowerRight puts the last query row on the last key: row i stands at key
+	// i + Sk - Sq. Sk is the length of the key tensor, whatever KLen says.
+	LowerRight
+)
+
+// Window limits a row to keys near its own position: Left before it, Right
+// after it, itself included. Both are at least 0; [Unbounded] means no limit.
+type Window struct{ Left, Right int }
+
+// Options say what is attended to and what comes out. The zero value is plain
+// attention: scale 1/sqrt(D), every row sees every key, only the output.
+//
+// Scores are made in this order, as in [backend.Problem]: scale, softcap, bias,
+// hiding. A key that is hidden by any of Causal, Window, KLen, Mask and a Bias
+// of -Inf never touches the result. A row that sees nothing gives zeros and an
+// LSE of -Inf.
+type Options struct {
+	// Scale multiplies Q·Kᵀ; nil is 1/sqrt(D). Write new(1.0) for unscaled.
+	Scale *float64
+	// Softcap c > 0 replaces scores s by c·tanh(s/c); 0 is off.
+	Softcap float64
+	// Causal hides the keys after a row's own position.
+	Causal bool
+	// Window, when not nil, hides the keys outside of it.
+	Window *Window
+	// Align gives a row its own position, for Causal and Window.
+	Align Align
+	// Offset moves every row's position by that many keys: for keys that
+	// continue or follow others, as in a cache or a part of the keys.
+	Offset int
+	// KLen is how many keys exist in each batch, 0 to Sk; nil means all.
+	KLen []int
+	// Mask is a Bool tensor, true may be seen, whose every length is that of
+	// [B, H, Sq, Sk] or 1. It is in the backend's memory.
+	Mask backend.Tensor
+	// Bias is added to the scaled (and capped) scores: F32, F16 or BF16, shaped
+	// and placed as Mask.
+	Bias backend.Tensor
+	// LSE asks for the log-sum-exp of each row's scores (natural log).
+	LSE bool
+	// Weights asks for the softmax weights. They are computed by the three
+	// stages instead of the fused kernel and take B·H·Sq·Sk·4 bytes: O(S²).
+	Weights bool
+}
+
+// problem checks o against the lengths d and returns the canonical problem. d.Dim
+// 0 means that the head size is unknown, so that Scale must be given.
+func (o *Options) problem(d Dims) (backend.Problem, error) {
+	var p backend.Problem
+	switch {
+	case o.Scale != nil:
+		p.Scale = float32(*o.Scale)
+		if !finite(*o.Scale) || !finite(float64(p.Scale)) {
+			return p, fmt.Errorf("scale is %v, it must be a finite float32: %w", *o.Scale, backend.ErrOption)
+		}
+	case d.Dim > 0:
+		p.Scale = float32(1 / math.Sqrt(float64(d.Dim)))
+	default:
+		return p, fmt.Errorf("scale is not given and does not follow from scores, set Scale (attention has 1/sqrt(D)): %w", backend.ErrOption)
+	}
+	p.Softcap = float32(o.Softcap)
+	if o.Softcap < 0 || !finite(o.Softcap) || !finite(float64(p.Softcap)) || (o.Softcap > 0 && p.Softcap < minNormal) {
+		return p, fmt.Errorf("softcap is %v, it must be 0 (off) or a positive normal float32: %w", o.Softcap, backend.ErrOption)
+	}
+	vis, err := o.visibility(d)
+	if err != nil {
+		return p, err
+	}
+	p.Visible = vis
+	scores := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
+	if !o.Mask.IsZero() {
+		if o.Mask.DType() != backend.Bool {
+			return p, fmt.Errorf("mask is %v, it must be bool (give a float mask as Bias): %w", o.Mask.DType(), backend.ErrDType)
+		}
+		if p.Mask, err = o.Mask.Broadcast(scores); err != nil {
+			return p, fmt.Errorf("mask: %w", err)
+		}
+	}
+	if !o.Bias.IsZero() {
+		if !o.Bias.DType().Float() {
+			return p, fmt.Errorf("bias is %v, it must be f32, f16 or bf16 (give a bool mask as Mask): %w", o.Bias.DType(), backend.ErrDType)
+		}
+		if p.Bias, err = o.Bias.Broadcast(scores); err != nil {
+			return p, fmt.Errorf("bias: %w", err)
+		}
+	}
+	return p, nil
+}
+
+// minNormal is the smallest normal float32: a smaller softcap would divide
+// scores to infinity.
+const minNormal = 0x1p-126
+
+// maxOffset keeps positions within int32 on every device.
+const maxOffset = 1 << 30
+
+func (o *Options) visibility(d Dims) (backend.Visibility, error) {
+	vis := backend.Everything()
+	if o.Offset < -maxOffset || o.Offset > maxOffset {
+		return vis, fmt.Errorf("offset is %d, it must lie within ±%d: %w", o.Offset, maxOffset, backend.ErrOption)
+	}
+	if w := o.Window; w != nil {
+		if w.Left < 0 || w.Right < 0 {
+			return vis, fmt.Errorf("window is %d,%d, both sides must be at least 0 (Unbounded for no limit): %w", w.Left, w.Right, backend.ErrOption)
+		}
+		vis.Left, vis.Right = w.Left, w.Right
+	}
+	if o.Causal {
+		vis.Right = 0
+	}
+	switch o.Align {
+	case UpperLeft:
+		vis.Offset = o.Offset
+	case LowerRight:
+		vis.Offset = o.Offset + d.SeqK - d.SeqQ
+	default:
+		return vis, fmt.Errorf("align is %d, it must be UpperLeft or LowerRight: %w", o.Align, backend.ErrOption)
+	}
+	// A window wider than the distance of any row to any key is no window:
+	// say so, which lets backends skip the test.
+	reach := d.SeqQ + d.SeqK + max(vis.Offset, -vis.Offset)
+	if vis.Left >= reach {
+		vis.Left = backend.Unbounded
+	}
+	if vis.Right >= reach {
+		vis.Right = backend.Unbounded
+	}
+	if o.KLen != nil {
+		if len(o.KLen) != d.Batch {
+			return vis, fmt.Errorf("klen has %d lengths, there are %d batches: one each: %w", len(o.KLen), d.Batch, backend.ErrShape)
+		}
+		for b, n := range o.KLen {
+			if n < 0 || n > d.SeqK {
+				return vis, fmt.Errorf("klen[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, d.SeqK, d.SeqK, backend.ErrOption)
+			}
+		}
+		vis.KLen = o.KLen
+	}
+	return vis, nil
+}
+
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
