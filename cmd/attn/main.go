@@ -1,0 +1,99 @@
+// Command attn computes attention,
+//
+//	O = softmax(scale·Q·Kᵀ + bias) · V
+//
+// on any backend that is built in: on .npy files (attn run), step by step on a
+// worked example (attn explain), and it says what it could run on (attn
+// devices). Try:
+//
+//	attn run --q Q.npy --k K.npy --v V.npy --out O.npy --causal
+//
+// What goes wrong is one line on standard error and an exit code that is not 0.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+)
+
+// commands is the command line: one field a command, each with a method
+//
+//	Run(ctx context.Context, out *streams) error
+//
+// ctx ends on Ctrl-C and SIGTERM; Run returns errors and prints none.
+type commands struct {
+	Devices devicesCmd `cmd:"" help:"List the backends and adapters, their limits, and what auto picks."`
+}
+
+// streams are where a command writes: results to out, everything that is said
+// beside them (notes, progress) to err.
+type streams struct {
+	out, err io.Writer
+}
+
+// Exit codes: 130 is what shells give a program that Ctrl-C ended (128 + SIGINT).
+const (
+	exitFailed      = 1
+	exitUsage       = 2
+	exitInterrupted = 130
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// The first signal cancels; with the handler gone a second one ends a
+	// program that a device keeps waiting.
+	context.AfterFunc(ctx, stop)
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run is the whole program but for the process around it. It returns the exit
+// code.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	// kong asks to exit after it printed the help, and then goes on parsing.
+	exited, code := false, 0
+	var cli commands
+	parser, err := kong.New(&cli,
+		kong.Name("attn"),
+		kong.Description("Attention, softmax(scale·QKᵀ + bias)·V, on a GPU through WebGPU or on the CPU."),
+		kong.Writers(stdout, stderr),
+		kong.Exit(func(c int) { exited, code = true, c }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.BindTo(ctx, (*context.Context)(nil)),
+		kong.Bind(&streams{out: stdout, err: stderr}),
+	)
+	if err != nil {
+		return fail(stderr, err)
+	}
+	parsed, err := parser.Parse(args)
+	if exited {
+		return code
+	}
+	if err != nil {
+		fail(stderr, err)
+		return exitUsage
+	}
+	if err := parsed.Run(); err != nil {
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			fail(stderr, errors.New("interrupted, nothing was written"))
+			return exitInterrupted
+		}
+		return fail(stderr, err)
+	}
+	return 0
+}
+
+// fail is the one place where errors are printed: a single line, whatever the
+// error's own text is.
+func fail(stderr io.Writer, err error) int {
+	line := strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+	fmt.Fprintf(stderr, "attn: %s\n", line)
+	return exitFailed
+}
