@@ -1,0 +1,228 @@
+// Package oracle computes attention a row at a time in float64, as plainly as
+// it can be written, and bounds how far float32 arithmetic may be from it. The
+// conformance suite compares every row of every backend with it; `--check` and
+// the benchmark compare rows drawn by seed.
+//
+// # The formula
+//
+//	s_j = scale · Σ_d q_d·k_jd
+//	s_j = softcap · tanh(s_j/softcap)                    when softcap > 0
+//	s_j = s_j + bias_j
+//	p_j = exp(s_j - m) / Σ exp(s - m),  m = max s        over the visible j
+//	o   = Σ_j p_j·v_j          lse = m + log Σ exp(s - m)
+//
+// Hidden keys take no part at all. A row without a key above -Inf gives zeros
+// and lse = -Inf.
+//
+// # The bound
+//
+// With u = 2^-24 the unit roundoff of float32, n numbers summed in any order
+// err by at most λ·√n·u times the sum of their magnitudes, but for a chance of
+// 2·exp(-λ²/2) (Higham & Mary 2019, A New Approach to Probabilistic Rounding
+// Error Analysis, theorem 3.1). λ = [Lambda] = 6 makes that 3e-8 for a sum
+// whose every rounding is as bad as it can be; real ones are far inside.
+//
+// A score's error has these parts, in units of u·A, with A = max_j (scale·Σ_d
+// |q_d·k_jd| + |bias_j|) over the visible keys:
+//
+//	λ√D    the dot product
+//	3      scale, and log2(e) folded into it or into q: three roundings
+//	8      tanh and its division, whose slope is at most 1
+//	1      adding the bias
+//	8      s - m and its factor log2(e): two roundings of up to 2A, once for
+//	       the weight itself and once, summed over all changes of the running
+//	       maximum (which add up to at most 2A), for the rescaling
+//
+// so each weight, before it is normalised, has the relative error
+//
+//	ε = expm1(u·A·(λ√D + 20)) + 8u
+//
+// where 8u is the exponential's own. Its sum and its sum with v each add, for
+// the accumulation over Sk keys, λ·√Sk·u, and for rescaling once a key block
+// of at least 64 keys, each time with an exponential and a product (9u),
+// λ·√(Sk/64)·9u: together λ·√Sk·(17/8)·u. As o = Σ p·v / Σ p carries an error
+// of the weights at most twice, and the division and the product round once
+// more each,
+//
+//	|o - ref| <= (2ε + u·(λ·√Sk·17/4 + 4))·Σ_j p_j·|v_j|
+//	           + u_o·|ref| + tiny
+//	|lse - ref| <= ε + u·(λ·√Sk·17/8 + 4 + 2·(|ref| + A))
+//
+// u_o is the unit roundoff of the output's type when it is not float32. tiny
+// is what flushing subnormals may lose: 2^-125 for each weight with |v_j|, for
+// each product, and half a subnormal step of the output's type.
+package oracle
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// Lambda is λ of the package comment's bound.
+const Lambda = 6
+
+const u = 0x1p-24
+
+// Row is one query row with all that it may look at.
+type Row struct {
+	Q       []float32 // [D]
+	K       []float32 // [Sk, D]
+	V       []float32 // [Sk, Dv]; nil when only the weights matter
+	Dv      int
+	Scale   float32
+	Softcap float32
+	// Hidden reports whether key j is hidden; Bias is added to score j. Either
+	// may be nil. A Bias of -Inf hides.
+	Hidden func(j int) bool
+	Bias   func(j int) float64
+	// Out is the type in which the output was stored.
+	Out backend.DType
+}
+
+// Answer is the reference of a row with the bound of each value.
+type Answer struct {
+	Scores   []float64 // [Sk], NaN where hidden
+	Weights  []float64 // [Sk], 0 where hidden
+	O        []float64 // [Dv]
+	LSE      float64
+	OBound   []float64
+	LSEBound float64
+	// WeightBound is how far weight j may be off: WeightBound·Weights[j] + 2^-125.
+	WeightBound float64
+}
+
+// Solve computes the reference of r and its bounds.
+func Solve(r Row) Answer {
+	d := len(r.Q)
+	n := len(r.K) / d
+	a := Answer{
+		Scores: make([]float64, n), Weights: make([]float64, n),
+		O: make([]float64, r.Dv), OBound: make([]float64, r.Dv),
+	}
+	hidden := func(j int) bool {
+		return r.Hidden != nil && r.Hidden(j) || r.Bias != nil && math.IsInf(r.Bias(j), -1)
+	}
+
+	m := math.Inf(-1)
+	reach := 0.0 // A
+	for j := range n {
+		if hidden(j) {
+			a.Scores[j] = math.NaN()
+			continue
+		}
+		s, abs := 0.0, 0.0
+		for i, q := range r.Q {
+			x := float64(q) * float64(r.K[j*d+i])
+			s += x
+			abs += math.Abs(x)
+		}
+		s *= float64(r.Scale)
+		abs *= math.Abs(float64(r.Scale))
+		if r.Softcap > 0 {
+			s = float64(r.Softcap) * math.Tanh(s/float64(r.Softcap))
+		}
+		if r.Bias != nil {
+			s += r.Bias(j)
+			abs += math.Abs(r.Bias(j))
+		}
+		a.Scores[j] = s
+		m = math.Max(m, s) // NaN when any is NaN
+		reach = math.Max(reach, abs)
+	}
+
+	eps := math.Expm1(u*reach*(Lambda*math.Sqrt(float64(d))+20)) + 8*u
+	drift := u * Lambda * math.Sqrt(float64(n)) * 17 / 8
+	a.WeightBound = 2*eps + drift + 4*u
+	if math.IsInf(m, -1) {
+		a.LSE = m
+		return a
+	}
+
+	sum := 0.0
+	for j := range n {
+		if !hidden(j) {
+			a.Weights[j] = math.Exp(a.Scores[j] - m)
+			sum += a.Weights[j]
+		}
+	}
+	a.LSE = m + math.Log(sum)
+	a.LSEBound = eps + drift + u*(4+2*(math.Abs(a.LSE)+reach))
+	for j := range n {
+		a.Weights[j] /= sum
+	}
+	if r.V == nil {
+		return a
+	}
+	for i := range r.Dv {
+		o, abs, all := 0.0, 0.0, 0.0
+		for j := range n {
+			if hidden(j) {
+				continue
+			}
+			v := float64(r.V[j*r.Dv+i])
+			o += a.Weights[j] * v
+			abs += a.Weights[j] * math.Abs(v)
+			all += math.Abs(v)
+		}
+		a.O[i] = o
+		a.OBound[i] = (2*eps+2*drift+4*u)*abs + tiny(r.Out, n, all)
+		if r.Out != backend.F32 {
+			a.OBound[i] += r.Out.UnitRoundoff() * math.Abs(o)
+		}
+	}
+	return a
+}
+
+// tiny is what flushed subnormals may take from an output.
+func tiny(out backend.DType, keys int, sumAbsV float64) float64 {
+	t := 0x1p-125 * (sumAbsV + float64(keys))
+	if out == backend.F16 {
+		t += 0x1p-25 // half of the smallest f16
+	}
+	return t
+}
+
+// Off returns by how much of its bound got misses ref: at most 1 is right. NaN
+// on one side only, and an infinity that is not the same, are infinitely off.
+func Off(got, ref, bound float64) float64 {
+	switch {
+	case math.IsNaN(got) && math.IsNaN(ref), got == ref:
+		return 0
+	case math.IsNaN(got), math.IsNaN(ref), math.IsInf(got, 0), math.IsInf(ref, 0):
+		return math.Inf(1)
+	}
+	// !(... ) so that a NaN bound, which no case should have, does not pass.
+	if r := math.Abs(got-ref) / bound; r >= 0 {
+		return r
+	}
+	return math.Inf(1)
+}
+
+// Worst keeps the value that is furthest out of its bound.
+type Worst struct {
+	Off        float64 // |got - ref| / bound; over 1 is wrong
+	Error      float64 // |got - ref|
+	Bound      float64
+	Got, Ref   float64
+	Where      string
+	Considered int // values compared
+}
+
+// See compares one value; where names it and is called only for a new worst.
+func (w *Worst) See(got, ref, bound float64, where func() string) {
+	off := Off(got, ref, bound)
+	if w.Considered == 0 || off > w.Off {
+		*w = Worst{Off: off, Error: math.Abs(got - ref), Bound: bound, Got: got, Ref: ref, Where: where(), Considered: w.Considered}
+	}
+	w.Considered++
+}
+
+// Err returns an error that describes the worst value when it is wrong.
+func (w *Worst) Err() error {
+	if w.Off <= 1 {
+		return nil
+	}
+	return fmt.Errorf("%s is %v, should be %v: off by %.3g, bound %.3g", w.Where, w.Got, w.Ref, w.Error, w.Bound)
+}

@@ -1,0 +1,192 @@
+package kernels
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/oracle"
+)
+
+// CheckOptions choose what [Check] recomputes.
+type CheckOptions struct {
+	// Rows is how many query rows are drawn; 0 means 16.
+	Rows int
+	// Seed draws them.
+	Seed uint64
+}
+
+// CheckReport says how a result compares with float64.
+type CheckReport struct {
+	// Rows is how many rows were recomputed, all of them when there are fewer
+	// than were asked for.
+	Rows int
+	// MaxError is |o - ref| of the element that is furthest out of its bound,
+	// and Bound that element's bound (derived in package oracle).
+	MaxError, Bound float64
+	// Off is MaxError/Bound; the result is right when it is at most 1. An
+	// element that is NaN where it should not be, or the reverse, has +Inf.
+	Off float64
+	// Worst says which element that is and what it holds.
+	Worst string
+}
+
+// OK reports whether every value that was recomputed lies within its bound.
+func (r CheckReport) OK() bool { return r.Off <= 1 }
+
+// Check recomputes rows of an attention call, drawn by seed, in float64, and
+// compares r.O, and r.LSE and r.Weights where they are there. The arguments are
+// those of the call. It downloads the keys and values of the heads it draws:
+// memory O(Sk) a head.
+//
+// A wrong result is not an error: see [CheckReport.OK].
+func Check(ctx context.Context, be backend.Backend, q, k, v backend.Tensor, r Result, opt Options, co CheckOptions) (CheckReport, error) {
+	c, err := call(r, q, k, v, &opt)
+	if err != nil {
+		return CheckReport{}, fmt.Errorf("check: %w", err)
+	}
+	var worst oracle.Worst
+	rows := sample(c.Dims(), co)
+	heads := map[[2]int]*headData{}
+	for _, at := range rows {
+		if err := ctx.Err(); err != nil {
+			return CheckReport{}, fmt.Errorf("check: %w", context.Cause(ctx))
+		}
+		if err := checkRow(ctx, be, c, r, at, heads, &worst); err != nil {
+			return CheckReport{}, fmt.Errorf("check: %w", err)
+		}
+	}
+	what := fmt.Sprintf("%s is %v, should be %v", worst.Where, worst.Got, worst.Ref)
+	return CheckReport{Rows: len(rows), MaxError: worst.Error, Bound: worst.Bound, Off: worst.Off, Worst: what}, nil
+}
+
+// rowAt names a query row: batch, head, position.
+type rowAt struct{ b, h, i int }
+
+// sample draws rows without repeating one, sorted by nothing but the draw.
+func sample(d Dims, co CheckOptions) []rowAt {
+	want := co.Rows
+	if want <= 0 {
+		want = 16
+	}
+	total := d.Batch * d.Heads * d.SeqQ
+	at := func(n int) rowAt { return rowAt{n / d.SeqQ / d.Heads, n / d.SeqQ % d.Heads, n % d.SeqQ} }
+	var rows []rowAt
+	if want >= total {
+		for n := range total {
+			rows = append(rows, at(n))
+		}
+		return rows
+	}
+	rng := rand.New(rand.NewPCG(co.Seed, 0))
+	seen := map[int]bool{}
+	for len(rows) < want {
+		if n := rng.IntN(total); !seen[n] {
+			seen[n] = true
+			rows = append(rows, at(n))
+		}
+	}
+	return rows
+}
+
+// headData are the keys and values of one (batch, kv head).
+type headData struct{ k, v []float32 }
+
+func checkRow(ctx context.Context, be backend.Backend, c *backend.Call, r Result, at rowAt, heads map[[2]int]*headData, worst *oracle.Worst) error {
+	d := c.Dims()
+	kvh := at.h / (d.Heads / d.KVHeads)
+	head := heads[[2]int{at.b, kvh}]
+	if head == nil {
+		if len(heads) >= 4 { // bound the memory of many heads
+			clear(heads)
+		}
+		head = &headData{}
+		var err error
+		if head.k, err = part(ctx, be, c.K, at.b, kvh, 0, d.SeqK); err != nil {
+			return err
+		}
+		if head.v, err = part(ctx, be, c.V, at.b, kvh, 0, d.SeqK); err != nil {
+			return err
+		}
+		heads[[2]int{at.b, kvh}] = head
+	}
+	q, err := part(ctx, be, c.Q, at.b, at.h, at.i, 1)
+	if err != nil {
+		return err
+	}
+	row := oracle.Row{Q: q, K: head.k, V: head.v, Dv: d.ValueDim, Scale: c.Scale, Softcap: c.Softcap, Out: c.O.DType()}
+	var mask []bool
+	if !c.Mask.IsZero() {
+		if mask, err = maskPart(ctx, be, c.Mask, at); err != nil {
+			return err
+		}
+	}
+	lo, hi := c.Visible.Range(at.b, at.i, d.SeqK)
+	row.Hidden = func(j int) bool { return j < lo || j >= hi || mask != nil && !mask[j] }
+	if !c.Bias.IsZero() {
+		bias, err := part(ctx, be, c.Bias, at.b, at.h, at.i, 1)
+		if err != nil {
+			return err
+		}
+		row.Bias = func(j int) float64 { return float64(bias[j]) }
+	}
+	ref := oracle.Solve(row)
+
+	see := func(name string, t backend.Tensor, refs []float64, bound func(i int) float64) error {
+		if t.IsZero() {
+			return nil
+		}
+		got, err := part(ctx, be, t, at.b, at.h, at.i, 1)
+		if err != nil {
+			return err
+		}
+		for i, g := range got {
+			worst.See(float64(g), refs[i], bound(i), func() string { return fmt.Sprintf("%s[%d,%d,%d,%d]", name, at.b, at.h, at.i, i) })
+		}
+		return nil
+	}
+	if err := see("o", r.O, ref.O, func(i int) float64 { return ref.OBound[i] }); err != nil {
+		return err
+	}
+	if err := see("lse", r.LSE, []float64{ref.LSE}, func(int) float64 { return ref.LSEBound }); err != nil {
+		return err
+	}
+	return see("weights", r.Weights, ref.Weights, func(i int) float64 { return ref.WeightBound*ref.Weights[i] + 0x1p-125 })
+}
+
+// view cuts rows [i, i+n) of one batch and head out of t.
+func view(t backend.Tensor, b, h, i, n int) (backend.Tensor, error) {
+	t, err := t.Slice(backend.Batch, b, b+1)
+	if err == nil {
+		t, err = t.Slice(backend.Heads, h, h+1)
+	}
+	if err == nil {
+		t, err = t.Slice(backend.Seq, i, i+n)
+	}
+	return t, err
+}
+
+// part downloads rows [i, i+n) of one batch and head.
+func part(ctx context.Context, be backend.Backend, t backend.Tensor, b, h, i, n int) ([]float32, error) {
+	t, err := view(t, b, h, i, n)
+	if err != nil {
+		return nil, err
+	}
+	return Float32s(ctx, be, t)
+}
+
+func maskPart(ctx context.Context, be backend.Backend, t backend.Tensor, at rowAt) ([]bool, error) {
+	t, err := view(t, at.b, at.h, at.i, 1)
+	if err != nil {
+		return nil, err
+	}
+	host, err := backend.AllocHost(backend.Bool, t.Shape())
+	if err != nil {
+		return nil, err
+	}
+	if err := be.Download(ctx, host, t); err != nil {
+		return nil, err
+	}
+	return host.Bools()
+}
