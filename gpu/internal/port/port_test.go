@@ -1,0 +1,231 @@
+package port_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/gpu/internal/port"
+)
+
+const (
+	storage = gputypes.BufferUsageStorage | gputypes.BufferUsageCopySrc | gputypes.BufferUsageCopyDst
+	uniform = gputypes.BufferUsageUniform | gputypes.BufferUsageCopyDst
+	staging = gputypes.BufferUsageMapRead | gputypes.BufferUsageCopyDst
+)
+
+// adapter returns the first adapter; without one the test is skipped, or fails
+// where CI promises that there is one.
+func adapter(t *testing.T) port.Adapter {
+	t.Helper()
+	all, err := port.Adapters()
+	if err != nil {
+		if !errors.Is(err, port.ErrNoAdapter) {
+			t.Fatal(err)
+		}
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("CI=true promises an adapter: %v", err)
+		}
+		t.Skipf("needs a WebGPU adapter: %v", err)
+	}
+	for _, a := range all[1:] {
+		a.Release()
+	}
+	t.Cleanup(all[0].Release)
+	return all[0]
+}
+
+func open(t *testing.T, lower func(*gputypes.Limits)) port.Device {
+	t.Helper()
+	a := adapter(t)
+	l := a.Limits()
+	if lower != nil {
+		lower(&l)
+	}
+	d, err := a.Open(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	return d
+}
+
+const doubler = `
+@group(0) @binding(0) var<storage, read> a: array<u32>;
+@group(0) @binding(1) var<storage, read_write> b: array<u32>;
+@group(0) @binding(2) var<uniform> add: vec4<u32>;
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+	if (id.x < arrayLength(&a)) { b[id.x] = 2u * a[id.x] + add.x; }
+}`
+
+var doublerDesc = port.PipelineDesc{
+	Label: "doubler", WGSL: doubler, Entry: "main",
+	Bindings: []port.BindingKind{port.ReadOnly, port.ReadWrite, port.Uniform},
+}
+
+func words(w ...uint32) []byte {
+	b := make([]byte, 0, 4*len(w))
+	for _, x := range w {
+		b = binary.LittleEndian.AppendUint32(b, x)
+	}
+	return b
+}
+
+// roundTrip doubles four numbers twice in one submission, with a window of the
+// input bound at an offset, and reads them back.
+func roundTrip(d port.Device) error {
+	p, err := d.CreatePipeline(doublerDesc)
+	if err != nil {
+		return err
+	}
+	defer p.Release()
+	var bufs [4]port.Buffer
+	for i, c := range []struct {
+		size  uint64
+		usage gputypes.BufferUsage
+	}{{1024, storage}, {16, storage}, {16, uniform}, {16, staging}} {
+		if bufs[i], err = d.CreateBuffer(c.size, c.usage); err != nil {
+			return err
+		}
+		defer bufs[i].Release()
+	}
+	if err := d.Write(bufs[0], 256, words(1, 2, 3, 4)); err != nil {
+		return err
+	}
+	if err := d.Write(bufs[2], 0, words(5, 0, 0, 0)); err != nil {
+		return err
+	}
+	in := port.Binding{Buffer: bufs[0], Offset: 256, Size: 16}
+	out := port.Binding{Buffer: bufs[1], Size: 16}
+	add := port.Binding{Buffer: bufs[2], Size: 16}
+	t, err := d.Submit([]port.Command{
+		{Pipeline: p, Bindings: []port.Binding{in, out, add}, Groups: [3]uint32{1, 1, 1}},
+		{Src: bufs[1], Dst: bufs[0], DstOffset: 256, Size: 16},
+		{Pipeline: p, Bindings: []port.Binding{in, out, add}, Groups: [3]uint32{1, 1, 1}},
+		{Src: bufs[1], Dst: bufs[3], Size: 16},
+	})
+	if err != nil {
+		return err
+	}
+	if err := d.Wait(t); err != nil {
+		return err
+	}
+	got := make([]byte, 16)
+	if err := d.Read(bufs[3], 0, got); err != nil {
+		return err
+	}
+	if want := words(19, 23, 27, 31); string(got) != string(want) {
+		return errors.New("got " + string(got))
+	}
+	return nil
+}
+
+func TestRoundTrip(t *testing.T) {
+	d := open(t, nil)
+	if err := roundTrip(d); err != nil {
+		t.Fatal(err)
+	}
+	if l := d.Live(); l != (port.Live{}) {
+		t.Errorf("left behind: %+v", l)
+	}
+}
+
+func TestManyGoroutines(t *testing.T) {
+	d := open(t, nil)
+	var wg sync.WaitGroup
+	errs := make([]error, 8)
+	for i := range errs {
+		wg.Go(func() {
+			for range 5 {
+				if errs[i] = roundTrip(d); errs[i] != nil {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if l := d.Live(); l != (port.Live{}) {
+		t.Errorf("left behind: %+v", l)
+	}
+}
+
+func TestErrorsAreTyped(t *testing.T) {
+	d := open(t, func(l *gputypes.Limits) {
+		l.MaxBufferSize = 1 << 20
+		l.MaxStorageBufferBindingSize = 1 << 16
+		l.MaxComputeWorkgroupsPerDimension = 100
+	})
+	if _, err := d.CreatePipeline(port.PipelineDesc{Label: "bad", WGSL: "fn main( {", Entry: "main"}); !errors.Is(err, port.ErrShader) {
+		t.Errorf("bad WGSL: %v", err)
+	} else if !strings.Contains(err.Error(), "bad") {
+		t.Errorf("the error does not name the pipeline: %v", err)
+	}
+	if _, err := d.CreateBuffer(2<<20, storage); !errors.Is(err, port.ErrInvalid) {
+		t.Errorf("buffer over the limit: %v", err)
+	}
+	p, err := d.CreatePipeline(doublerDesc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, _ := d.CreateBuffer(1<<17, storage)
+	b, _ := d.CreateBuffer(1<<17, storage)
+	u, _ := d.CreateBuffer(256, uniform)
+	submit := func(groups uint32, size uint64) error {
+		_, err := d.Submit([]port.Command{{Pipeline: p, Groups: [3]uint32{groups, 1, 1}, Bindings: []port.Binding{
+			{Buffer: a, Size: size}, {Buffer: b, Size: size}, {Buffer: u, Size: 16}}}})
+		return err
+	}
+	if err := submit(101, 1<<16); !errors.Is(err, port.ErrInvalid) {
+		t.Errorf("too many workgroups: %v", err)
+	}
+	if err := submit(100, 1<<17); !errors.Is(err, port.ErrInvalid) {
+		t.Errorf("binding over the limit: %v", err)
+	}
+	if err := submit(100, 1<<16); err != nil {
+		t.Errorf("after the errors: %v", err)
+	}
+	d.Close()
+	a.Release() // after Close: nothing happens
+	if err := submit(1, 4096); !errors.Is(err, port.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+	if _, err := d.CreateBuffer(16, storage); !errors.Is(err, port.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+	if l := d.Live(); l != (port.Live{}) {
+		t.Errorf("Close left %+v", l)
+	}
+}
+
+func TestLimitsOverTheAdapters(t *testing.T) {
+	a := adapter(t)
+	l := a.Limits()
+	l.MaxComputeWorkgroupsPerDimension++
+	if _, err := a.Open(l); !errors.Is(err, port.ErrInvalid) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestOutOfMemory(t *testing.T) {
+	d := open(t, nil)
+	size := min(d.Limits().MaxBufferSize&^3, 1<<50)
+	b, err := d.CreateBuffer(size, storage)
+	if err == nil {
+		b.Release()
+		t.Skipf("the device gives %d bytes, the most that it allows to ask for", size)
+	}
+	if !errors.Is(err, port.ErrMemory) {
+		t.Errorf("%d bytes: %v", size, err)
+	}
+	if err := roundTrip(d); err != nil {
+		t.Errorf("next use: %v", err)
+	}
+}

@@ -1,0 +1,262 @@
+//go:build !(cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64)))
+
+package port
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gogpu/gputypes"
+	"github.com/gogpu/wgpu"
+)
+
+// Provider names the library behind the port.
+const Provider = "gogpu/wgpu v0.31.5 (pure Go)"
+
+var instance = sync.OnceValues(func() (*wgpu.Instance, error) {
+	return wgpu.CreateInstance(&wgpu.InstanceDescriptor{
+		Backends: wgpu.BackendsVulkan | wgpu.BackendsMetal | wgpu.BackendsDX12,
+	})
+})
+
+// Adapters lists the adapters for the caller to release. The library has no
+// list, only wishes: the adapters that its three kinds of wish lead to are what
+// can be told apart, so of two equal cards one is seen. ErrNoAdapter when there
+// are none.
+func Adapters() ([]Adapter, error) {
+	inst, err := instance()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", err.Error(), ErrNoAdapter)
+	}
+	wishes := []*wgpu.RequestAdapterOptions{
+		{PowerPreference: wgpu.PowerPreferenceHighPerformance},
+		{PowerPreference: wgpu.PowerPreferenceLowPower},
+		{ForceFallbackAdapter: true},
+	}
+	var all []Adapter
+	seen := map[gputypes.AdapterInfo]bool{}
+	for _, w := range wishes {
+		a, err := inst.RequestAdapter(w)
+		if err != nil {
+			continue // no adapter of this kind
+		}
+		if seen[a.Info()] {
+			a.Release()
+			continue
+		}
+		seen[a.Info()] = true
+		all = append(all, &pureAdapter{a: a})
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("no Vulkan, Metal or DX12 driver answered: %w", ErrNoAdapter)
+	}
+	return all, nil
+}
+
+type pureAdapter struct {
+	once sync.Once
+	a    *wgpu.Adapter
+}
+
+func (a *pureAdapter) Release()                   { a.once.Do(a.a.Release) }
+func (a *pureAdapter) Info() gputypes.AdapterInfo { return a.a.Info() }
+func (a *pureAdapter) Limits() gputypes.Limits    { return a.a.Limits() }
+
+// Open checks the limits that compute meets itself: the library takes any.
+func (a *pureAdapter) Open(l gputypes.Limits) (Device, error) {
+	have := a.a.Limits()
+	for _, c := range []struct {
+		name      string
+		want, has uint64
+	}{
+		{"MaxBufferSize", l.MaxBufferSize, have.MaxBufferSize},
+		{"MaxStorageBufferBindingSize", l.MaxStorageBufferBindingSize, have.MaxStorageBufferBindingSize},
+		{"MaxComputeWorkgroupStorageSize", uint64(l.MaxComputeWorkgroupStorageSize), uint64(have.MaxComputeWorkgroupStorageSize)},
+		{"MaxComputeInvocationsPerWorkgroup", uint64(l.MaxComputeInvocationsPerWorkgroup), uint64(have.MaxComputeInvocationsPerWorkgroup)},
+		{"MaxComputeWorkgroupsPerDimension", uint64(l.MaxComputeWorkgroupsPerDimension), uint64(have.MaxComputeWorkgroupsPerDimension)},
+		{"MaxStorageBuffersPerShaderStage", uint64(l.MaxStorageBuffersPerShaderStage), uint64(have.MaxStorageBuffersPerShaderStage)},
+	} {
+		if c.want > c.has {
+			return nil, fmt.Errorf("open device on %q: %s of %d is over the adapter's %d: %w", a.a.Info().Name, c.name, c.want, c.has, ErrInvalid)
+		}
+	}
+	dev, err := a.a.RequestDevice(&wgpu.DeviceDescriptor{Label: "attn", RequiredLimits: l})
+	if err != nil {
+		return nil, fmt.Errorf("open device on %q: %w", a.a.Info().Name, translate(err, ErrInvalid))
+	}
+	return &pureDevice{dev: dev, queue: dev.Queue(), limits: l, buffers: map[*pureBuffer]bool{}, pipelines: map[*purePipeline]bool{}}, nil
+}
+
+// translate wraps the library's error in the port's sentinel, kind when the
+// library has no more precise one.
+func translate(err, kind error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, wgpu.ErrDeviceLost):
+		kind = ErrLost
+	case errors.Is(err, wgpu.ErrOutOfMemory):
+		kind = ErrMemory
+	}
+	return fmt.Errorf("%s: %w", err.Error(), kind)
+}
+
+// pureDevice serialises calls: the library allows concurrent ones, but buffers
+// must not be released while a submission that binds them is being recorded.
+type pureDevice struct {
+	dev    *wgpu.Device
+	queue  *wgpu.Queue
+	limits gputypes.Limits
+
+	mu        sync.Mutex
+	closed    bool
+	lost      error
+	live      Live
+	buffers   map[*pureBuffer]bool
+	pipelines map[*purePipeline]bool
+}
+
+func (d *pureDevice) Limits() gputypes.Limits { return d.limits }
+
+func (d *pureDevice) Live() Live {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.live
+}
+
+func (d *pureDevice) usable() error {
+	if d.closed {
+		return ErrClosed
+	}
+	return d.lost
+}
+
+// outcome remembers a lost device.
+func (d *pureDevice) outcome(err, kind error) error {
+	err = translate(err, kind)
+	if errors.Is(err, ErrLost) && d.lost == nil {
+		d.lost = err
+	}
+	return err
+}
+
+type pureBuffer struct {
+	d    *pureDevice
+	b    *wgpu.Buffer
+	size uint64
+}
+
+func (b *pureBuffer) Size() uint64 { return b.size }
+
+func (b *pureBuffer) Release() {
+	b.d.mu.Lock()
+	defer b.d.mu.Unlock()
+	if b.d.buffers[b] {
+		b.d.drop(b)
+	}
+}
+
+func (d *pureDevice) drop(b *pureBuffer) {
+	delete(d.buffers, b)
+	d.live.Buffers--
+	d.live.Bytes -= b.size
+	b.b.Release()
+}
+
+func (d *pureDevice) CreateBuffer(size uint64, usage gputypes.BufferUsage) (Buffer, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return nil, err
+	}
+	if size > d.limits.MaxBufferSize {
+		return nil, fmt.Errorf("buffer of %d bytes is over the limit of %d: %w", size, d.limits.MaxBufferSize, ErrInvalid)
+	}
+	b, err := d.dev.CreateBuffer(&wgpu.BufferDescriptor{Size: size, Usage: usage})
+	if err != nil {
+		return nil, fmt.Errorf("buffer of %d bytes: %w", size, d.outcome(err, ErrMemory))
+	}
+	pb := &pureBuffer{d: d, b: b, size: size}
+	d.buffers[pb] = true
+	d.live.Buffers++
+	d.live.Bytes += size
+	return pb, nil
+}
+
+func (d *pureDevice) Write(b Buffer, offset uint64, data []byte) error {
+	pb, _ := b.(*pureBuffer)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return err
+	}
+	if !d.buffers[pb] {
+		return fmt.Errorf("write to a buffer that is not there: %w", ErrInvalid)
+	}
+	if len(data) == 0 {
+		return nil
+	}
+	return d.outcome(d.queue.WriteBuffer(pb.b, offset, data), ErrInvalid)
+}
+
+func (d *pureDevice) Read(b Buffer, offset uint64, dst []byte) error {
+	pb, _ := b.(*pureBuffer)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return err
+	}
+	if !d.buffers[pb] || offset%8 != 0 || len(dst)%4 != 0 || offset+uint64(len(dst)) > pb.size {
+		return fmt.Errorf("read %d bytes at %d: %w", len(dst), offset, ErrInvalid)
+	}
+	if len(dst) == 0 {
+		return nil
+	}
+	size := uint64(len(dst))
+	pending, err := pb.b.MapAsync(wgpu.MapModeRead, offset, size)
+	if err != nil {
+		return d.outcome(err, ErrInvalid)
+	}
+	defer pending.Release()
+	for n, start := 0, time.Now(); ; n++ {
+		d.dev.Poll(wgpu.PollPoll)
+		ready, err := pending.Status()
+		if err != nil {
+			return d.outcome(err, ErrInvalid)
+		}
+		if ready {
+			break
+		}
+		if time.Since(start) > stallLimit {
+			d.lost = fmt.Errorf("map did not end within %v: %w", stallLimit, ErrLost)
+			return d.lost
+		}
+		time.Sleep(backoff(n))
+	}
+	rng, err := pb.b.MappedRange(offset, size)
+	if err != nil {
+		return d.outcome(errors.Join(err, pb.b.Unmap()), ErrInvalid)
+	}
+	copy(dst, rng.Bytes())
+	rng.Release()
+	return d.outcome(pb.b.Unmap(), ErrInvalid)
+}
+
+func (d *pureDevice) Close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return
+	}
+	_ = d.dev.WaitIdle() // a lost device cannot be waited for, and need not
+	for p := range d.pipelines {
+		d.dropPipeline(p)
+	}
+	for b := range d.buffers {
+		d.drop(b)
+	}
+	d.closed = true
+	d.dev.Release()
+}

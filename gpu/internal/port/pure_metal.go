@@ -1,0 +1,5 @@
+//go:build !(cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64))) && darwin
+
+package port
+
+import _ "github.com/gogpu/wgpu/hal/metal" // how the library finds its driver
