@@ -31,6 +31,7 @@ import (
 // ctx ends on Ctrl-C and SIGTERM; Run returns errors and prints none.
 type commands struct {
 	Devices devicesCmd `cmd:"" help:"List the backends and adapters, their limits, and what auto picks."`
+	Run     runCmd     `cmd:"" help:"Compute attention over .npy files."`
 }
 
 // streams are where a command writes: results to out, everything that is said
@@ -81,8 +82,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitUsage
 	}
 	if err := parsed.Run(); err != nil {
-		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-			fail(stderr, errors.New("interrupted, nothing was written"))
+		// Whatever the error says, a cancelled context is why.
+		if ctx.Err() != nil {
+			fail(stderr, errors.New("interrupted, no file was written"))
 			return exitInterrupted
 		}
 		return fail(stderr, err)

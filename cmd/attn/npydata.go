@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strings"
+
+	"github.com/x448/float16"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// chunk is how many elements are converted between two looks at the context:
+// large enough that the system calls do not count, small enough to stay in the
+// second-level cache.
+const chunk = 64 << 10
+
+// float32s reads the data of a file of numbers as float32. It also says how
+// many finite f8 numbers were beyond float32 and became infinite.
+func (n *npyFile) float32s(ctx context.Context) (data []float32, overflows int, err error) {
+	data = make([]float32, n.count)
+	err = n.each(ctx, func(at int, raw []byte) {
+		out := data[at:min(at+chunk, len(data))]
+		switch n.size {
+		case 2:
+			for i := range out {
+				out[i] = float16.Frombits(n.order.Uint16(raw[2*i:])).Float32()
+			}
+		case 4:
+			for i := range out {
+				out[i] = math.Float32frombits(n.order.Uint32(raw[4*i:]))
+			}
+		default:
+			for i := range out {
+				x := math.Float64frombits(n.order.Uint64(raw[8*i:]))
+				out[i] = float32(x)
+				if math.IsInf(float64(out[i]), 0) && !math.IsInf(x, 0) {
+					overflows++
+				}
+			}
+		}
+	})
+	return data, overflows, err
+}
+
+// bits reads the data of an f2 file as it is.
+func (n *npyFile) bits(ctx context.Context) ([]uint16, error) {
+	data := make([]uint16, n.count)
+	err := n.each(ctx, func(at int, raw []byte) {
+		for i := range len(raw) / 2 {
+			data[at+i] = n.order.Uint16(raw[2*i:])
+		}
+	})
+	return data, err
+}
+
+// bools reads the data of a bool file; as in numpy, any byte but 0 is true.
+func (n *npyFile) bools(ctx context.Context) ([]bool, error) {
+	data := make([]bool, n.count)
+	err := n.each(ctx, func(at int, raw []byte) {
+		for i, b := range raw {
+			data[at+i] = b != 0
+		}
+	})
+	return data, err
+}
+
+// each hands the data to f in pieces of up to chunk elements, with the index of
+// the piece's first element.
+func (n *npyFile) each(ctx context.Context, f func(at int, raw []byte)) error {
+	file, err := os.Open(n.path)
+	if err != nil {
+		return fmt.Errorf("--%s: %w", n.name, err)
+	}
+	defer file.Close()
+	if _, err := file.Seek(n.start, io.SeekStart); err != nil {
+		return fmt.Errorf("--%s: %w", n.name, err)
+	}
+	buf := make([]byte, min(chunk, n.count)*n.size)
+	for at := 0; at < n.count; at += chunk {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		raw := buf[:min(chunk, n.count-at)*n.size]
+		if _, err := io.ReadFull(file, raw); err != nil {
+			return fmt.Errorf("--%s %s: it became shorter while it was read: %w", n.name, n.path, err)
+		}
+		f(at, raw)
+	}
+	return nil
+}
+
+// writeNPY writes a contiguous host tensor as an array of the given shape: f32
+// as f4, f16 as f2, and bf16, which numpy has no type for, as f4.
+func writeNPY(ctx context.Context, w io.Writer, t backend.Tensor, shape []int) error {
+	descr := "<f4"
+	if t.DType() == backend.F16 {
+		descr = "<f2"
+	}
+	buf := bufio.NewWriterSize(w, 1<<20)
+	if _, err := buf.WriteString(npyHeader(descr, shape)); err != nil {
+		return err
+	}
+	n := t.Shape().Elements()
+	put, err := elementWriter(t)
+	if err != nil {
+		return err
+	}
+	var scratch []byte
+	for at := 0; at < n; at += chunk {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		scratch = scratch[:0]
+		for i := at; i < min(at+chunk, n); i++ {
+			scratch = put(scratch, i)
+		}
+		if _, err := buf.Write(scratch); err != nil {
+			return err
+		}
+	}
+	return buf.Flush()
+}
+
+// elementWriter returns the function that appends element i of t in the file's
+// form.
+func elementWriter(t backend.Tensor) (func(b []byte, i int) []byte, error) {
+	if t.DType() == backend.F32 {
+		data, err := t.Float32s()
+		return func(b []byte, i int) []byte {
+			return binary.LittleEndian.AppendUint32(b, math.Float32bits(data[i]))
+		}, err
+	}
+	data, err := t.Bits()
+	if t.DType() == backend.F16 {
+		return func(b []byte, i int) []byte { return binary.LittleEndian.AppendUint16(b, data[i]) }, err
+	}
+	return func(b []byte, i int) []byte {
+		return binary.LittleEndian.AppendUint32(b, uint32(data[i])<<16)
+	}, err
+}
+
+// npyHeader returns the bytes of a version 1.0 header, padded so that the data
+// starts at a multiple of 64 as numpy writes it.
+func npyHeader(descr string, shape []int) string {
+	tuple := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(shape)), ", "), "[]")
+	if len(shape) == 1 {
+		tuple += ","
+	}
+	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", descr, tuple)
+	const lead = 10 // magic, version, length
+	pad := (64 - (lead+len(dict)+1)%64) % 64
+	dict += strings.Repeat(" ", pad) + "\n"
+	return "\x93NUMPY\x01\x00" + string(binary.LittleEndian.AppendUint16(nil, uint16(len(dict)))) + dict
+}
