@@ -1,5 +1,11 @@
 package backend
 
+import (
+	"math"
+
+	"github.com/x448/float16"
+)
+
 // DType is the element type of a [Tensor] in memory. Arithmetic is float32 or
 // wider whatever the storage is.
 type DType uint8
@@ -58,4 +64,40 @@ func (d DType) UnitRoundoff() float64 {
 		return 0x1p-8
 	}
 	return 0
+}
+
+// Encode returns the bits of x as an F16 or BF16 number, rounded to nearest
+// even; NaN stays NaN. For the other types it returns 0.
+func (d DType) Encode(x float32) uint16 {
+	switch d {
+	case F16:
+		return float16.Fromfloat32(x).Bits()
+	case BF16:
+		b := math.Float32bits(x)
+		if x != x {
+			return uint16(b>>16) | 0x40 // quiet, and never rounded up to infinity
+		}
+		return uint16((b + 0x7fff + b>>16&1) >> 16)
+	}
+	return 0
+}
+
+// Decode returns the number whose F16 or BF16 bits are b, exactly. For the
+// other types it returns 0.
+func (d DType) Decode(b uint16) float32 {
+	switch d {
+	case F16:
+		return float16.Frombits(b).Float32()
+	case BF16:
+		return math.Float32frombits(uint32(b) << 16)
+	}
+	return 0
+}
+
+// Round returns x rounded to nearest even to type d: what storing it keeps.
+func (d DType) Round(x float32) float32 {
+	if d == F16 || d == BF16 {
+		return d.Decode(d.Encode(x))
+	}
+	return x
 }

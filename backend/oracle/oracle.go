@@ -150,7 +150,9 @@ func Solve(r Row) Answer {
 	a.LSE = m + math.Log(sum)
 	a.LSEBound = eps + drift + u*(4+2*(math.Abs(a.LSE)+reach))
 	for j := range n {
-		a.Weights[j] /= sum
+		if !hidden(j) { // 0/NaN would be NaN
+			a.Weights[j] /= sum
+		}
 	}
 	if r.V == nil {
 		return a

@@ -1,0 +1,187 @@
+package backendtest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Layout is how an operand lies in memory. All but the first leave gaps, which
+// are filled with NaN before the call and must be untouched after it.
+type Layout int
+
+const (
+	// Contiguous is [B, H, S, D] row by row.
+	Contiguous Layout = iota
+	// BSHD is [B, S, H, D] row by row, seen as [B, H, S, D].
+	BSHD
+	// Padded has three slack elements after each row and starts at element 5:
+	// odd, so that 16-bit elements share words with their neighbours.
+	Padded
+	// Transposed is [B, H, D, S]: neighbours along D are far apart.
+	Transposed
+)
+
+func (l Layout) String() string {
+	return [...]string{"contiguous", "bshd", "padded", "transposed"}[l]
+}
+
+// place returns the strides and offset of shape in layout l, and how many
+// elements the memory needs.
+func (l Layout) place(s backend.Shape) (st backend.Strides, offset, size int) {
+	switch l {
+	case BSHD:
+		st = backend.Strides{s[1] * s[2] * s[3], s[3], s[1] * s[3], 1}
+	case Padded:
+		row := s[3] + 3
+		st = backend.Strides{s[1]*s[2]*row + 1, s[2] * row, row, 1}
+		offset = 5
+	case Transposed:
+		st = backend.Strides{s[1] * s[2] * s[3], s[2] * s[3], 1, s[2]}
+	default:
+		st = s.Contiguous()
+	}
+	size = offset + 1
+	for i, n := range s {
+		size += (n - 1) * st[i]
+	}
+	if l == Padded {
+		size += 3
+	}
+	return st, offset, size
+}
+
+// Case is one attention problem, drawn from Seed. It is data, so that the list
+// of named cases, the drawn ones and their failures all read alike.
+type Case struct {
+	Name string
+	kernels.Dims
+	DType   backend.DType
+	Layout  Layout
+	Options kernels.Options // without Mask and Bias, which are drawn
+	// MaskShape and BiasShape are those of a drawn mask and bias; the zero
+	// Shape is none.
+	MaskShape, BiasShape backend.Shape
+	BiasDType            backend.DType
+	// BiasHides makes one bias in eight -Inf.
+	BiasHides bool
+	// HideRows makes the mask hide every third row entirely.
+	HideRows bool
+	// Gain multiplies q, for large logits; 0 is 1.
+	Gain float64
+	// PoisonK and PoisonV write values into rows of k and v: those rows must
+	// not touch a query row that does not see them.
+	PoisonK, PoisonV map[int]float32
+	Seed             uint64
+}
+
+// operand is a tensor on the host: its elements row by row, rounded to dtype.
+type operand struct {
+	shape backend.Shape
+	dtype backend.DType
+	data  []float32
+}
+
+// built is a Case with its numbers.
+type built struct {
+	Case
+	q, k, v operand
+	mask    []bool // of MaskShape
+	bias    operand
+}
+
+func (c Case) build() *built {
+	rng := rand.New(rand.NewPCG(c.Seed, 0x61747463))
+	gain := c.Gain
+	if gain == 0 {
+		gain = 1
+	}
+	draw := func(s backend.Shape, dtype backend.DType, gain float64) operand {
+		o := operand{s, dtype, make([]float32, s.Elements())}
+		for i := range o.data {
+			o.data[i] = dtype.Round(float32(rng.NormFloat64() * gain))
+		}
+		return o
+	}
+	b := &built{Case: c}
+	b.q = draw(backend.Shape{c.Batch, c.Heads, c.SeqQ, c.Dim}, c.DType, gain)
+	b.k = draw(backend.Shape{c.Batch, c.KVHeads, c.SeqK, c.Dim}, c.DType, 1)
+	b.v = draw(backend.Shape{c.Batch, c.KVHeads, c.SeqK, c.ValueDim}, c.DType, 1)
+	poison(b.k, c.PoisonK)
+	poison(b.v, c.PoisonV)
+	if c.MaskShape != (backend.Shape{}) {
+		b.mask = make([]bool, c.MaskShape.Elements())
+		for i := range b.mask {
+			row := i / c.MaskShape[3]
+			b.mask[i] = rng.IntN(4) > 0 && !(c.HideRows && row%3 == 1)
+		}
+	}
+	if c.BiasShape != (backend.Shape{}) {
+		b.bias = draw(c.BiasShape, c.BiasDType, 2)
+		for i := range b.bias.data {
+			if c.BiasHides && rng.IntN(8) == 0 {
+				b.bias.data[i] = float32(math.Inf(-1))
+			}
+		}
+	}
+	return b
+}
+
+// poison overwrites every third element of the given rows, in every head.
+func poison(o operand, rows map[int]float32) {
+	for row, x := range rows {
+		for i := range o.data {
+			d := o.shape[3]
+			if i/d%o.shape[2] == row && i%d%3 == 0 {
+				o.data[i] = x
+			}
+		}
+	}
+}
+
+func (c Case) String() string {
+	s := fmt.Sprintf("%s %v b%dh%d/%dq%dk%dd%d/%d %v seed %d", c.Name, c.DType, c.Batch, c.Heads, c.KVHeads, c.SeqQ, c.SeqK, c.Dim, c.ValueDim, c.Layout, c.Seed)
+	o := c.Options
+	if o.Scale != nil {
+		s += fmt.Sprintf(" scale %g", *o.Scale)
+	}
+	if o.Softcap > 0 {
+		s += fmt.Sprintf(" softcap %g", o.Softcap)
+	}
+	if o.Causal {
+		s += " causal"
+	}
+	if o.Window != nil {
+		s += fmt.Sprintf(" window %d,%d", o.Window.Left, o.Window.Right)
+	}
+	if o.Causal || o.Window != nil {
+		s += fmt.Sprintf(" align %d offset %d", o.Align, o.Offset)
+	}
+	if o.KLen != nil {
+		s += fmt.Sprintf(" klen %v", o.KLen)
+	}
+	if c.MaskShape != (backend.Shape{}) {
+		s += fmt.Sprintf(" mask %v", c.MaskShape)
+	}
+	if c.BiasShape != (backend.Shape{}) {
+		s += fmt.Sprintf(" bias %v %v", c.BiasDType, c.BiasShape)
+	}
+	return s
+}
+
+// broadcastIndex returns the index of [b,h,i,j] in row-major data of shape s,
+// whose lengths of 1 are broadcast.
+func broadcastIndex(s backend.Shape, at ...int) int {
+	n := 0
+	for axis, l := range s {
+		x := at[axis]
+		if l == 1 {
+			x = 0
+		}
+		n = n*l + x
+	}
+	return n
+}

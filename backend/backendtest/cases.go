@@ -1,0 +1,129 @@
+package backendtest
+
+import (
+	"math"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Cases returns the named cases: each option alone, and the combinations in
+// which options meet. Every backend gives each of them within its bound, fused
+// and by stages.
+func Cases() []Case {
+	dims := func(b, h, kvh, sq, sk, d, dv int) kernels.Dims {
+		return kernels.Dims{Batch: b, Heads: h, KVHeads: kvh, SeqQ: sq, SeqK: sk, Dim: d, ValueDim: dv}
+	}
+	plain := dims(2, 3, 3, 37, 41, 16, 16)
+	nan, inf := float32(math.NaN()), float32(math.Inf(1))
+	causal := kernels.Options{Causal: true}
+	lower := kernels.Options{Causal: true, Align: kernels.LowerRight}
+	window := func(l, r int) kernels.Options { return kernels.Options{Window: &kernels.Window{Left: l, Right: r}} }
+	full := backend.Shape{2, 3, 37, 41}
+
+	cases := []Case{
+		{Name: "plain", Dims: plain},
+		{Name: "one query", Dims: dims(2, 2, 2, 1, 77, 32, 32)},
+		{Name: "one key", Dims: dims(2, 2, 2, 19, 1, 32, 32)},
+		{Name: "one query, one key, one channel", Dims: dims(1, 1, 1, 1, 1, 1, 1)},
+		{Name: "head size 1", Dims: dims(1, 2, 2, 33, 35, 1, 1)},
+		{Name: "value head size larger", Dims: dims(1, 2, 2, 33, 35, 8, 24)},
+		{Name: "value head size smaller", Dims: dims(1, 2, 2, 33, 35, 40, 3)},
+		{Name: "several key blocks", Dims: dims(1, 1, 1, 65, 1031, 64, 64)},
+		{Name: "several query blocks", Dims: dims(1, 1, 1, 517, 129, 32, 32)},
+		{Name: "batches", Dims: dims(7, 1, 1, 9, 11, 8, 8)},
+
+		{Name: "scale 1", Dims: plain, Options: kernels.Options{Scale: new(1.0)}},
+		{Name: "scale 0", Dims: plain, Options: kernels.Options{Scale: new(0.0)}},
+		{Name: "scale negative", Dims: plain, Options: kernels.Options{Scale: new(-0.3)}},
+		{Name: "softcap", Dims: plain, Options: kernels.Options{Softcap: 2}},
+		{Name: "softcap large logits", Dims: plain, Gain: 100, Options: kernels.Options{Softcap: 30}},
+		{Name: "softcap tiny logits", Dims: plain, Gain: 1e-4, Options: kernels.Options{Softcap: 50}},
+		{Name: "logits of 1e4", Dims: plain, Gain: 2500},
+		{Name: "logits of 1e4, scale 1, causal", Dims: plain, Gain: 600, Options: kernels.Options{Scale: new(1.0), Causal: true}},
+		{Name: "logits of 1e-4", Dims: plain, Gain: 1e-4},
+
+		{Name: "grouped heads", Dims: dims(2, 6, 2, 21, 23, 16, 16)},
+		{Name: "one kv head", Dims: dims(2, 5, 1, 21, 23, 16, 16)},
+
+		{Name: "causal", Dims: plain, Options: causal},
+		{Name: "causal, lower right", Dims: plain, Options: lower},
+		{Name: "causal, more queries than keys", Dims: dims(1, 2, 2, 53, 17, 16, 16), Options: causal},
+		{Name: "causal, lower right, more queries than keys (rows that see nothing)", Dims: dims(1, 2, 2, 53, 17, 16, 16), Options: lower},
+		{Name: "causal, long", Dims: dims(1, 1, 1, 300, 300, 32, 32), Options: causal},
+		{Name: "causal, offset 5", Dims: plain, Options: kernels.Options{Causal: true, Offset: 5}},
+		{Name: "causal, offset -9", Dims: plain, Options: kernels.Options{Causal: true, Offset: -9}},
+		{Name: "causal, offset beyond the keys", Dims: plain, Options: kernels.Options{Causal: true, Offset: 1000}},
+		{Name: "causal, offset before the keys (nothing seen)", Dims: plain, Options: kernels.Options{Causal: true, Offset: -1000}},
+		{Name: "window 4,3", Dims: plain, Options: window(4, 3)},
+		{Name: "window 0,0 is the diagonal", Dims: plain, Options: window(0, 0)},
+		{Name: "window without left limit", Dims: plain, Options: window(kernels.Unbounded, 2)},
+		{Name: "window without right limit", Dims: plain, Options: window(2, kernels.Unbounded)},
+		{Name: "window over long keys", Dims: dims(1, 1, 1, 260, 700, 16, 16), Options: kernels.Options{Window: &kernels.Window{Left: 40, Right: 7}, Offset: 200}},
+		{Name: "window, causal", Dims: plain, Options: kernels.Options{Causal: true, Window: &kernels.Window{Left: 6, Right: 9}}},
+		{Name: "window, causal, lower right, offset", Dims: plain, Options: kernels.Options{Causal: true, Window: &kernels.Window{Left: 6, Right: 9}, Align: kernels.LowerRight, Offset: -3}},
+		{Name: "klen", Dims: plain, Options: kernels.Options{KLen: []int{41, 13}}},
+		{Name: "klen 0 (a batch that sees nothing)", Dims: plain, Options: kernels.Options{KLen: []int{0, 1}}},
+		{Name: "klen, causal", Dims: plain, Options: kernels.Options{Causal: true, KLen: []int{7, 30}}},
+		{Name: "klen, causal, lower right, window", Dims: plain, Options: kernels.Options{Causal: true, Align: kernels.LowerRight, Window: &kernels.Window{Left: 11}, KLen: []int{40, 12}}},
+
+		{Name: "mask full", Dims: plain, MaskShape: full},
+		{Name: "mask shared by heads", Dims: plain, MaskShape: backend.Shape{2, 1, 37, 41}},
+		{Name: "mask shared by batches", Dims: plain, MaskShape: backend.Shape{1, 3, 37, 41}},
+		{Name: "mask shared by all", Dims: plain, MaskShape: backend.Shape{1, 1, 37, 41}},
+		{Name: "mask of keys", Dims: plain, MaskShape: backend.Shape{2, 1, 1, 41}},
+		{Name: "mask of queries", Dims: plain, MaskShape: backend.Shape{1, 1, 37, 1}},
+		{Name: "mask that hides whole rows", Dims: plain, MaskShape: full, HideRows: true},
+		{Name: "mask, causal, grouped", Dims: dims(2, 6, 2, 21, 23, 16, 16), Options: causal, MaskShape: backend.Shape{2, 1, 21, 23}},
+		{Name: "mask, grouped, full", Dims: dims(2, 6, 2, 21, 23, 16, 16), MaskShape: backend.Shape{2, 6, 21, 23}},
+		{Name: "mask, klen", Dims: plain, Options: kernels.Options{KLen: []int{5, 41}}, MaskShape: backend.Shape{1, 1, 37, 41}},
+		{Name: "mask over several key blocks", Dims: dims(1, 2, 1, 40, 600, 16, 16), MaskShape: backend.Shape{1, 2, 40, 600}, HideRows: true},
+
+		{Name: "bias full", Dims: plain, BiasShape: full},
+		{Name: "bias shared by heads", Dims: plain, BiasShape: backend.Shape{2, 1, 37, 41}},
+		{Name: "bias of keys", Dims: plain, BiasShape: backend.Shape{1, 3, 1, 41}},
+		{Name: "bias one number", Dims: plain, BiasShape: backend.Shape{1, 1, 1, 1}},
+		{Name: "bias f16", Dims: plain, BiasShape: full, BiasDType: backend.F16},
+		{Name: "bias bf16", Dims: plain, BiasShape: full, BiasDType: backend.BF16},
+		{Name: "bias that hides", Dims: plain, BiasShape: full, BiasHides: true},
+		{Name: "bias f16 that hides", Dims: plain, BiasShape: full, BiasDType: backend.F16, BiasHides: true},
+		{Name: "bias, softcap", Dims: plain, BiasShape: full, Options: kernels.Options{Softcap: 1.5}},
+		{Name: "bias, mask, softcap", Dims: plain, BiasShape: backend.Shape{1, 3, 37, 41}, BiasHides: true, MaskShape: backend.Shape{2, 1, 37, 41}, HideRows: true, Options: kernels.Options{Softcap: 3}},
+		{Name: "bias, causal, grouped", Dims: dims(2, 6, 2, 21, 23, 16, 16), Options: lower, BiasShape: backend.Shape{1, 6, 21, 23}},
+		{Name: "softcap, causal", Dims: plain, Options: kernels.Options{Softcap: 2, Causal: true}},
+		{Name: "softcap, mask", Dims: plain, Options: kernels.Options{Softcap: 2}, MaskShape: full},
+		{Name: "everything at once", Dims: dims(2, 6, 2, 43, 150, 24, 20), MaskShape: backend.Shape{2, 1, 43, 150}, BiasShape: backend.Shape{1, 6, 43, 150}, BiasHides: true, BiasDType: backend.BF16,
+			Options: kernels.Options{Scale: new(0.3), Softcap: 4, Causal: true, Window: &kernels.Window{Left: 60}, Align: kernels.LowerRight, Offset: -2, KLen: []int{150, 99}}},
+
+		{Name: "NaN in hidden keys", Dims: plain, Options: kernels.Options{KLen: []int{20, 20}}, PoisonK: map[int]float32{20: nan, 31: inf, 40: -inf}},
+		{Name: "NaN in hidden values", Dims: plain, Options: kernels.Options{KLen: []int{20, 20}}, PoisonV: map[int]float32{20: nan, 31: inf, 40: nan}},
+		{Name: "NaN in keys that some rows see", Dims: plain, Options: causal, PoisonK: map[int]float32{17: nan}},
+		{Name: "NaN in values that some rows see", Dims: plain, Options: causal, PoisonV: map[int]float32{17: nan}},
+		{Name: "Inf in values that some rows see", Dims: plain, Options: causal, PoisonV: map[int]float32{17: inf}},
+		{Name: "NaN in values that a window passes over", Dims: plain, Options: window(3, 3), PoisonV: map[int]float32{20: nan}, PoisonK: map[int]float32{30: nan}},
+		{Name: "NaN and Inf under a mask", Dims: plain, MaskShape: full, PoisonK: map[int]float32{3: nan, 4: inf}, PoisonV: map[int]float32{5: nan}},
+		{Name: "NaN under a bias of -Inf", Dims: plain, BiasShape: full, BiasHides: true, PoisonK: map[int]float32{3: nan}, PoisonV: map[int]float32{5: nan, 6: inf}},
+		{Name: "NaN in visible keys", Dims: plain, PoisonK: map[int]float32{2: nan}},
+		{Name: "NaN in visible values", Dims: plain, PoisonV: map[int]float32{2: nan, 40: nan}},
+		{Name: "Inf in visible keys", Dims: plain, PoisonK: map[int]float32{2: inf}, Options: kernels.Options{Scale: new(0.0)}},
+		{Name: "NaN far along the keys", Dims: dims(1, 2, 2, 40, 600, 16, 16), Options: lower, PoisonV: map[int]float32{590: nan}, PoisonK: map[int]float32{595: nan}},
+	}
+	for i := range cases {
+		cases[i].Seed = uint64(i + 1)
+	}
+	// The same problem in every type and layout, with an option of each kind.
+	mixed := Case{Name: "mixed", Dims: dims(2, 4, 2, 35, 39, 17, 19), MaskShape: backend.Shape{2, 1, 35, 39}, BiasShape: backend.Shape{1, 4, 35, 39}, Options: causal}
+	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
+		for _, layout := range []Layout{Contiguous, BSHD, Padded, Transposed} {
+			c := mixed
+			c.Name = "mixed " + dtype.String() + " " + layout.String()
+			c.DType, c.BiasDType, c.Layout, c.Seed = dtype, dtype, layout, uint64(len(cases)+1)
+			cases = append(cases, c)
+			c.Name = "plain " + dtype.String() + " " + layout.String()
+			c.MaskShape, c.BiasShape, c.Options = backend.Shape{}, backend.Shape{}, kernels.Options{}
+			c.Dims = dims(1, 2, 2, 66, 130, 33, 31)
+			cases = append(cases, c)
+		}
+	}
+	return cases
+}

@@ -1,0 +1,213 @@
+package backendtest
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels"
+	"pgregory.net/rapid"
+)
+
+// testCases runs every named case, fused and by stages.
+func testCases(t *testing.T, be backend.Backend) {
+	for _, c := range Cases() {
+		t.Run(c.Name, func(t *testing.T) { testCase(t, be, c) })
+	}
+}
+
+func testCase(t testing.TB, be backend.Backend, c Case) {
+	t.Helper()
+	b := c.build()
+	on := b.on(t, be)
+	defer on.release()
+	if err := b.compare(on.mustRun(t, false)); err != nil {
+		t.Errorf("fused: %v: %v", c, err)
+	}
+	if err := b.compare(on.mustRun(t, true)); err != nil {
+		t.Errorf("stages: %v: %v", c, err)
+	}
+}
+
+// edges are lengths around the powers of two that tiles are made of.
+var edges = []int{1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193, 255, 256, 257, 383, 385, 511, 512, 513}
+
+// testEdges puts the numbers of queries and of keys on both sides of every tile
+// edge, causal, so that the diagonal crosses each.
+func testEdges(t *testing.T, be backend.Backend) {
+	for i, n := range edges {
+		for _, c := range []Case{
+			{Name: "sq", Dims: kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: n, SeqK: 70, Dim: 12, ValueDim: 12}},
+			{Name: "sk", Dims: kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 35, SeqK: n, Dim: 12, ValueDim: 12}},
+			{Name: "sq = sk", Dims: kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: n, SeqK: n, Dim: 8, ValueDim: 8}, Options: kernels.Options{Causal: true}},
+		} {
+			c.Name = fmt.Sprintf("%s %d", c.Name, n)
+			c.Seed = uint64(i)
+			t.Run(c.Name, func(t *testing.T) { testCase(t, be, c) })
+		}
+	}
+}
+
+// testHeadSizes runs D and Dv around every tile edge. 1 to 256 must be right;
+// larger ones must be right or refused.
+func testHeadSizes(t *testing.T, be backend.Backend) {
+	for i, d := range append(edges, 80, 112, 576) {
+		for _, c := range []Case{
+			{Name: "D", Dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 21, SeqK: 40, Dim: d, ValueDim: d}},
+			{Name: "Dv", Dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 21, SeqK: 40, Dim: 5, ValueDim: d}},
+		} {
+			c.Name, c.Seed = fmt.Sprintf("%s %d", c.Name, d), uint64(i)
+			t.Run(c.Name, func(t *testing.T) {
+				if d <= 256 {
+					testCase(t, be, c)
+					return
+				}
+				b := c.build()
+				on := b.on(t, be)
+				defer on.release()
+				a, err := on.run(t, false)
+				switch {
+				case errors.Is(err, backend.ErrUnsupported):
+					t.Logf("refused: %v", err)
+				case err != nil:
+					t.Errorf("%v: %v", c, err)
+				default:
+					if err := b.compare(a); err != nil {
+						t.Errorf("%v: %v", c, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// drawCase draws a problem with any combination of options.
+func drawCase(t *rapid.T) Case {
+	n := func(name string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(t, name) }
+	yes := func(name string) bool { return rapid.Bool().Draw(t, name) }
+	seldom := func(name string) bool { return n(name, 0, 3) == 0 }
+	c := Case{Name: "drawn"}
+	kvh, group := n("kv heads", 1, 3), n("group", 1, 3)
+	c.Dims = kernels.Dims{
+		Batch: n("batch", 1, 2), Heads: kvh * group, KVHeads: kvh,
+		SeqQ: n("sq", 1, 70), SeqK: n("sk", 1, 140), Dim: n("d", 1, 72),
+	}
+	c.ValueDim = c.Dim
+	if seldom("dv differs") {
+		c.ValueDim = n("dv", 1, 72)
+	}
+	dtypes := []backend.DType{backend.F32, backend.F32, backend.F16, backend.BF16}
+	c.DType = rapid.SampledFrom(dtypes).Draw(t, "dtype")
+	c.Layout = Layout(n("layout", 0, 3))
+	c.Seed = uint64(n("seed", 0, 1<<20))
+	o := &c.Options
+	o.Causal = yes("causal")
+	if seldom("window") {
+		o.Window = &kernels.Window{Left: n("left", 0, 50), Right: n("right", 0, 50)}
+	}
+	if yes("lower right") {
+		o.Align = kernels.LowerRight
+	}
+	if seldom("offset?") {
+		o.Offset = n("offset", -40, 40)
+	}
+	if seldom("scale?") {
+		o.Scale = new(rapid.SampledFrom([]float64{0, 1, -0.25, 0.1}).Draw(t, "scale"))
+	}
+	if seldom("softcap?") {
+		o.Softcap = rapid.SampledFrom([]float64{0.5, 5, 30}).Draw(t, "softcap")
+	}
+	if seldom("klen?") {
+		for range c.Batch {
+			o.KLen = append(o.KLen, n("klen", 0, c.SeqK))
+		}
+	}
+	scores := backend.Shape{c.Batch, c.Heads, c.SeqQ, c.SeqK}
+	broadcast := func(name string) backend.Shape {
+		s := scores
+		for axis := range s {
+			if seldom(name) {
+				s[axis] = 1
+			}
+		}
+		return s
+	}
+	if seldom("mask?") {
+		c.MaskShape, c.HideRows = broadcast("mask"), yes("mask hides rows")
+	}
+	if seldom("bias?") {
+		c.BiasShape, c.BiasHides = broadcast("bias"), yes("bias hides")
+		c.BiasDType = rapid.SampledFrom(dtypes).Draw(t, "bias dtype")
+	}
+	poison := func(name string) map[int]float32 {
+		if n(name+"?", 0, 7) > 0 {
+			return nil
+		}
+		return map[int]float32{n(name, 0, c.SeqK-1): float32(math.NaN())}
+	}
+	c.PoisonK, c.PoisonV = poison("poison k"), poison("poison v")
+	return c
+}
+
+// check runs a rapid property n times.
+func check(t *testing.T, n int, property func(rt *rapid.T)) {
+	t.Helper()
+	for _, f := range []struct{ name, value string }{{"rapid.checks", fmt.Sprint(n)}, {"rapid.nofailfile", "true"}} {
+		if err := setFlag(t, f.name, f.value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rapid.Check(t, property)
+}
+
+// testDrawn holds drawn problems against the oracle, fused and by stages.
+func testDrawn(t *testing.T, be backend.Backend, n int) {
+	check(t, n, func(rt *rapid.T) {
+		b := drawCase(rt).build()
+		on := b.on(t, be)
+		defer on.release()
+		for _, weights := range []bool{false, true} {
+			a, err := on.run(t, weights)
+			if err == nil {
+				err = b.compare(a)
+			}
+			if err != nil {
+				rt.Fatalf("weights %v: %v: %v", weights, b.Case, err)
+			}
+		}
+	})
+}
+
+// testPair compares two backends directly on drawn problems: both are within
+// the bound of the exact result, so they are within twice the bound of each
+// other; and what they say about NaN and about rows that see nothing is equal.
+func testPair(t *testing.T, one, two backend.Backend, n int) {
+	check(t, n, func(rt *rapid.T) {
+		b := drawCase(rt).build()
+		var answers [2]answer
+		for i, be := range []backend.Backend{one, two} {
+			on := b.on(t, be)
+			a, err := on.run(t, false)
+			on.release()
+			if err != nil {
+				rt.Fatalf("%s: %v: %v", be.Info().Name, b.Case, err)
+			}
+			answers[i] = a
+		}
+		x, y := answers[0], answers[1]
+		var worst oracle.Worst
+		b.eachRow(func(n, batch, h, i int, ref oracle.Answer) {
+			for d := range ref.O {
+				at := n*b.ValueDim + d
+				worst.See(float64(x.o[at]), float64(y.o[at]), 2*ref.OBound[d], func() string { return fmt.Sprintf("o[%d,%d,%d,%d]", batch, h, i, d) })
+			}
+			worst.See(float64(x.lse[n]), float64(y.lse[n]), 2*ref.LSEBound, func() string { return fmt.Sprintf("lse[%d,%d,%d]", batch, h, i) })
+		})
+		if err := worst.Err(); err != nil {
+			rt.Fatalf("%s against %s: %v: %v", one.Info().Name, two.Info().Name, b.Case, err)
+		}
+	})
+}

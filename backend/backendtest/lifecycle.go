@@ -1,0 +1,264 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// testRefused calls with operands that a backend must refuse.
+func testRefused(t *testing.T, be backend.Backend) {
+	shape := backend.Shape{1, 2, 8, 4}
+	fresh := func(t *testing.T, s backend.Shape) backend.Tensor {
+		return up(t, be, make([]float32, s.Elements()), s)
+	}
+	elsewhere, err := backend.NewTensor(backend.NewMemory(new(int), "another device", 1<<20, nil, nil), backend.F32, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	meta, err := backend.Meta(backend.F32, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name  string
+		want  error
+		spoil func(t *testing.T, q, k, v, o, lse *backend.Tensor)
+	}{
+		{"q released", backend.ErrReleased, func(_ *testing.T, q, _, _, _, _ *backend.Tensor) { q.Release() }},
+		{"a view of v released", backend.ErrReleased, func(t *testing.T, _, _, v, _, _ *backend.Tensor) {
+			s, err := v.Slice(backend.Seq, 0, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Release()
+		}},
+		{"o released", backend.ErrReleased, func(_ *testing.T, _, _, _, o, _ *backend.Tensor) { o.Release() }},
+		{"k on another backend", backend.ErrDevice, func(_ *testing.T, _, k, _, _, _ *backend.Tensor) { *k = elsewhere }},
+		{"o on another backend", backend.ErrDevice, func(_ *testing.T, _, _, _, o, _ *backend.Tensor) { *o = elsewhere }},
+		{"q without memory", backend.ErrDevice, func(_ *testing.T, q, _, _, _, _ *backend.Tensor) { *q = meta }},
+		{"o is q", backend.ErrOverlap, func(_ *testing.T, q, _, _, o, _ *backend.Tensor) { *o = *q }},
+		{"o overlaps v", backend.ErrOverlap, func(t *testing.T, _, _, v, o, _ *backend.Tensor) {
+			all := fresh(t, backend.Shape{1, 1, 1, 2 * shape.Elements()})
+			var err error
+			if *v, err = all.View(shape, shape.Contiguous(), 0); err != nil {
+				t.Fatal(err)
+			}
+			if *o, err = all.View(shape, shape.Contiguous(), shape.Elements()-1); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"lse overlaps o", backend.ErrOverlap, func(t *testing.T, _, _, _, o, lse *backend.Tensor) {
+			var err error
+			if *lse, err = o.View(backend.Shape{1, 2, 8, 1}, backend.Strides{16, 8, 1, 1}, 3); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"o repeats itself", backend.ErrOverlap, func(t *testing.T, _, _, _, o, _ *backend.Tensor) {
+			var err error
+			if *o, err = o.View(shape, backend.Strides{0, 0, 4, 1}, 0); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			q, k, v, o := fresh(t, shape), fresh(t, shape), fresh(t, shape), fresh(t, shape)
+			lse := fresh(t, backend.Shape{1, 2, 8, 1})
+			c.spoil(t, &q, &k, &v, &o, &lse)
+			err := kernels.AttentionInto(t.Context(), be, kernels.Result{O: o, LSE: lse}, q, k, v, kernels.Options{})
+			if !errors.Is(err, c.want) {
+				t.Errorf("error is %v, should be %v", err, c.want)
+			}
+		})
+	}
+	t.Run("v next to o in one memory is fine", func(t *testing.T) {
+		all := fresh(t, backend.Shape{1, 1, 1, 2 * shape.Elements()})
+		v, err := all.View(shape, shape.Contiguous(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := all.View(shape, shape.Contiguous(), shape.Elements())
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := fresh(t, shape)
+		if err := kernels.AttentionInto(t.Context(), be, kernels.Result{O: o}, q, q, v, kernels.Options{}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("stages", func(t *testing.T) {
+		q := fresh(t, shape)
+		q.Release()
+		if _, err := kernels.QK(t.Context(), be, q, q); !errors.Is(err, backend.ErrReleased) {
+			t.Errorf("qk: error is %v, should be %v", err, backend.ErrReleased)
+		}
+		if err := kernels.Softmax(t.Context(), be, elsewhere, backend.Tensor{}, kernels.Options{Scale: new(1.0)}); !errors.Is(err, backend.ErrDevice) {
+			t.Errorf("softmax: error is %v, should be %v", err, backend.ErrDevice)
+		}
+		if _, err := kernels.PV(t.Context(), be, elsewhere, fresh(t, backend.Shape{1, 2, 4, 4})); !errors.Is(err, backend.ErrDevice) {
+			t.Errorf("pv: error is %v, should be %v", err, backend.ErrDevice)
+		}
+	})
+}
+
+// testPlan asks for plans without memory and holds their counts against a count
+// pair by pair.
+func testPlan(t *testing.T, be backend.Backend) {
+	for _, c := range Cases() {
+		var ts [3]backend.Tensor
+		for i, s := range []backend.Shape{{c.Batch, c.Heads, c.SeqQ, c.Dim}, {c.Batch, c.KVHeads, c.SeqK, c.Dim}, {c.Batch, c.KVHeads, c.SeqK, c.ValueDim}} {
+			var err error
+			if ts[i], err = backend.Meta(c.DType, s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p, err := kernels.Plan(be, ts[0], ts[1], ts[2], c.Options)
+		if err != nil {
+			t.Errorf("%v: %v", c, err)
+			continue
+		}
+		var pairs int64
+		vis := (&built{Case: c}).visibility()
+		for b := range c.Batch {
+			for i := range c.SeqQ {
+				for j := range c.SeqK {
+					if vis(b, i, j) {
+						pairs += int64(c.Heads)
+					}
+				}
+			}
+		}
+		if want := pairs * 2 * int64(c.Dim+c.ValueDim); p.Pairs != pairs || p.FLOPs != want {
+			t.Errorf("%v: plan has %d pairs and %d FLOPs, counted %d and %d", c, p.Pairs, p.FLOPs, pairs, want)
+		}
+		if p.Backend != be.Info().Name || p.Path == "" || p.Why == "" || p.Cut == "" || p.Bytes <= 0 {
+			t.Errorf("%v: plan says too little: %+v", c, p)
+		}
+	}
+}
+
+// testConcurrent runs several problems from several goroutines at once; each
+// must give the bits that it gives alone.
+func testConcurrent(t *testing.T, be backend.Backend) {
+	var cases []*onDevice
+	var alone []answer
+	for _, i := range []int{0, 2, 13, 21, 30, 44} {
+		on := Cases()[i].build().on(t, be)
+		defer on.release()
+		cases = append(cases, on)
+		alone = append(alone, on.mustRun(t, false))
+	}
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			for n := range 2 * len(cases) {
+				i := (n + g) % len(cases)
+				got, err := cases[i].run(t, false)
+				if err != nil {
+					t.Errorf("%v: %v", cases[i].Case, err)
+					return
+				}
+				if !slices.EqualFunc(got.o, alone[i].o, sameNumber) || !slices.EqualFunc(got.lse, alone[i].lse, sameNumber) {
+					t.Errorf("%v: differs from the run alone", cases[i].Case)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// testCancel cancels before and in the middle; afterwards the backend works.
+func testCancel(t *testing.T, be backend.Backend) {
+	small := Cases()[0].build().on(t, be)
+	defer small.release()
+
+	dead, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := kernels.Attention(dead, be, small.q.view, small.k.view, small.v.view, kernels.Options{})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("with a cancelled context: error is %v, should be %v", err, context.Canceled)
+	}
+
+	// Far more work than any machine does in the time given: 2·2·8·32768²·64
+	// operations, a tera-operation and more.
+	big := backend.Shape{1, 8, 32768, 64}
+	x, err := be.Alloc(t.Context(), backend.F32, big)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Release()
+	o, err := be.Alloc(t.Context(), backend.F32, big)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Release()
+	ctx, stop := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer stop()
+	err = kernels.AttentionInto(ctx, be, kernels.Result{O: o}, x, x, x, kernels.Options{})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("cancelled in the middle: error is %v, should be %v", err, context.DeadlineExceeded)
+	}
+	if err := small.compare(small.mustRun(t, false)); err != nil {
+		t.Errorf("after a cancelled call: %v", err)
+	}
+}
+
+// testRelease releases operands while a call runs: the call ends well, the next
+// one is refused.
+func testRelease(t *testing.T, be backend.Backend) {
+	s := backend.Shape{1, 2, 512, 32}
+	for range 5 {
+		q, k, v, o := up(t, be, make([]float32, s.Elements()), s), up(t, be, make([]float32, s.Elements()), s), up(t, be, make([]float32, s.Elements()), s), up(t, be, make([]float32, s.Elements()), s)
+		done := make(chan error)
+		go func() {
+			done <- kernels.AttentionInto(t.Context(), be, kernels.Result{O: o}, q, k, v, kernels.Options{})
+		}()
+		for _, x := range []backend.Tensor{q, k, v, o} {
+			x.Release()
+			x.Release() // twice is allowed
+		}
+		if err := <-done; err != nil && !errors.Is(err, backend.ErrReleased) {
+			t.Errorf("released in the middle: %v", err)
+		}
+		if err := kernels.AttentionInto(t.Context(), be, kernels.Result{O: o}, q, k, v, kernels.Options{}); !errors.Is(err, backend.ErrReleased) {
+			t.Errorf("after the release: error is %v, should be %v", err, backend.ErrReleased)
+		}
+	}
+}
+
+// testClose closes a backend of its own while a call runs on it.
+func testClose(t *testing.T, h Harness) {
+	be := h.Open(t)
+	s := backend.Shape{1, 1, 256, 16}
+	x, err := kernels.FromFloat32(t.Context(), be, backend.F32, make([]float32, s.Elements()), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		_, err := kernels.Attention(context.Background(), be, x, x, x, kernels.Options{})
+		done <- err
+	}()
+	if err := be.Close(); err != nil {
+		t.Errorf("close: %v", err)
+	}
+	if err := <-done; err != nil && !errors.Is(err, backend.ErrClosed) {
+		t.Errorf("a call while the backend closes: %v", err)
+	}
+	if _, err := be.Alloc(t.Context(), backend.F32, s); !errors.Is(err, backend.ErrClosed) {
+		t.Errorf("alloc after close: error is %v, should be %v", err, backend.ErrClosed)
+	}
+	if _, err := kernels.Attention(t.Context(), be, x, x, x, kernels.Options{}); !errors.Is(err, backend.ErrClosed) {
+		t.Errorf("attention after close: error is %v, should be %v", err, backend.ErrClosed)
+	}
+	x.Release()
+	if err := be.Close(); err != nil {
+		t.Errorf("second close: %v", err)
+	}
+}

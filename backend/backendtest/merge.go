@@ -1,0 +1,99 @@
+package backendtest
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// testMerge cuts the keys in parts, in every grouping, and compares the merged
+// result with the whole.
+func testMerge(t *testing.T, be backend.Backend) {
+	if _, ok := be.(backend.Merger); !ok {
+		t.Logf("%s merges nothing", be.Info().Name)
+		return
+	}
+	c := Case{Name: "merge", Dims: kernels.Dims{Batch: 2, Heads: 2, KVHeads: 1, SeqQ: 33, SeqK: 120, Dim: 16, ValueDim: 12},
+		Options: kernels.Options{Causal: true, Offset: 40}, Seed: 5}
+	for _, cuts := range [][]int{{0, 120}, {0, 1, 120}, {0, 119, 120}, {0, 60, 120}, {0, 40, 80, 120}, {0, 90, 100, 120}} {
+		for _, rightFirst := range []bool{false, true} {
+			t.Run(fmt.Sprintf("cut %v, right first %v", cuts, rightFirst), func(t *testing.T) {
+				b := c.build()
+				on := b.on(t, be)
+				defer on.release()
+				mergeParts(t, on, cuts, rightFirst)
+			})
+		}
+	}
+}
+
+// mergeParts computes each part and merges from the left, ((a+b)+c), or from
+// the right, (a+(b+c)).
+//
+// The bound: a part's weight exp(lse_part - lse) errs, relative to itself, by
+// the part's own error of lse and by 16u + 4u·|lse|, for its rounding, the
+// subtraction and the exponential; the output takes that twice (numerator and
+// denominator) at every one of the merges, on top of the whole's own bound.
+func mergeParts(t *testing.T, on *onDevice, cuts []int, rightFirst bool) {
+	t.Helper()
+	b, be := on.built, on.be
+	merges := float64(len(cuts) - 1)
+	var parts []kernels.Result
+	for i := range len(cuts) - 1 {
+		k, err := on.k.view.Slice(backend.Seq, cuts[i], cuts[i+1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := on.v.view.Slice(backend.Seq, cuts[i], cuts[i+1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		opt := on.opt
+		opt.Offset -= cuts[i] // keys count from the part's first
+		opt.LSE = true
+		r, err := kernels.Attention(t.Context(), be, on.q.view, k, v, opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Release()
+		parts = append(parts, r)
+	}
+	merge := func(into, part kernels.Result) {
+		if err := kernels.Merge(t.Context(), be, into, part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	total := parts[0]
+	if rightFirst {
+		for i := len(parts) - 1; i > 0; i-- {
+			merge(parts[i-1], parts[i])
+		}
+	} else {
+		for _, p := range parts[1:] {
+			merge(total, p)
+		}
+	}
+	o, lse := read(t, be, total.O), read(t, be, total.LSE)
+	var worst oracle.Worst
+	const u = 0x1p-24
+	b.eachRow(func(n, batch, h, i int, ref oracle.Answer) {
+		where := func() string { return fmt.Sprintf("row [%d,%d,%d]", batch, h, i) }
+		weight := ref.LSEBound + u*(16+4*math.Abs(ref.LSE))
+		maxV := 0.0
+		row := b.row(batch, h, i)
+		for _, x := range row.V {
+			maxV = math.Max(maxV, math.Abs(float64(x)))
+		}
+		for d := range ref.O {
+			worst.See(float64(o[n*b.ValueDim+d]), ref.O[d], ref.OBound[d]+2*merges*weight*maxV, where)
+		}
+		worst.See(float64(lse[n]), ref.LSE, ref.LSEBound+merges*weight, where)
+	})
+	if err := worst.Err(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,261 @@
+package backendtest
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// flat is an operand's memory on a backend: all of it, gaps included, and the
+// view that is the operand.
+type flat struct {
+	all, view backend.Tensor
+	before    []float32 // the memory before the call
+}
+
+// put lays an operand out and uploads the whole memory, NaN in its gaps.
+func put(tb testing.TB, be backend.Backend, o operand, l Layout) flat {
+	tb.Helper()
+	st, offset, size := l.place(o.shape)
+	mem := make([]float32, size)
+	for i := range mem {
+		mem[i] = float32(math.NaN())
+	}
+	for i, x := range o.data {
+		mem[offset+index(i, o.shape, st)] = x
+	}
+	all, err := kernels.FromFloat32(tb.Context(), be, o.dtype, mem, backend.Shape{1, 1, 1, size})
+	if err != nil {
+		tb.Fatalf("upload: %v", err)
+	}
+	view, err := all.View(o.shape, st, offset)
+	if err != nil {
+		tb.Fatalf("view: %v", err)
+	}
+	return flat{all, view, append([]float32(nil), mem...)}
+}
+
+// index returns where the i-th element, counted row by row, lies by strides.
+func index(i int, s backend.Shape, st backend.Strides) int {
+	at := 0
+	for axis := backend.Dim; axis >= 0; axis-- {
+		at += i % s[axis] * st[axis]
+		i /= s[axis]
+	}
+	return at
+}
+
+// get downloads the view row by row, and fails when a gap was written to.
+func (f flat) get(tb testing.TB, be backend.Backend, name string) []float32 {
+	tb.Helper()
+	mem := read(tb, be, f.all)
+	s, st, off := f.view.Shape(), f.view.Strides(), f.view.Offset()
+	out := make([]float32, s.Elements())
+	mine := make([]bool, len(mem))
+	for i := range out {
+		at := off + index(i, s, st)
+		out[i], mine[at] = mem[at], true
+	}
+	for i, x := range mem {
+		if !mine[i] && !sameNumber(x, f.before[i]) {
+			tb.Errorf("%s: element %d of the memory is slack, it was %v and is now %v", name, i, f.before[i], x)
+			break
+		}
+	}
+	return out
+}
+
+func (f flat) release() { f.all.Release() }
+
+// sameNumber is equality of bits, all NaN being the same.
+func sameNumber(a, b float32) bool {
+	return math.Float32bits(a) == math.Float32bits(b) || a != a && b != b
+}
+
+func read(tb testing.TB, be backend.Backend, t backend.Tensor) []float32 {
+	tb.Helper()
+	x, err := kernels.Float32s(tb.Context(), be, t)
+	if err != nil {
+		tb.Fatalf("download: %v", err)
+	}
+	return x
+}
+
+// onDevice is a built case with its operands on a backend.
+type onDevice struct {
+	*built
+	be      backend.Backend
+	q, k, v flat
+	opt     kernels.Options
+	held    []backend.Tensor
+}
+
+func (b *built) on(tb testing.TB, be backend.Backend) *onDevice {
+	tb.Helper()
+	o := &onDevice{built: b, be: be, opt: b.Options}
+	o.q, o.k, o.v = put(tb, be, b.q, b.Layout), put(tb, be, b.k, b.Layout), put(tb, be, b.v, b.Layout)
+	o.held = append(o.held, o.q.all, o.k.all, o.v.all)
+	if b.mask != nil {
+		host, err := backend.HostBool(b.mask, b.MaskShape)
+		if err == nil {
+			o.opt.Mask, err = be.Upload(tb.Context(), host)
+		}
+		if err != nil {
+			tb.Fatalf("mask: %v", err)
+		}
+		o.held = append(o.held, o.opt.Mask)
+	}
+	if b.bias.data != nil {
+		// A padded bias: its rows start at odd elements.
+		f := put(tb, be, b.bias, b.Layout)
+		o.opt.Bias = f.view
+		o.held = append(o.held, f.all)
+	}
+	return o
+}
+
+func (o *onDevice) release() {
+	for _, t := range o.held {
+		t.Release()
+	}
+}
+
+// answer is what a backend gave, row by row.
+type answer struct{ o, lse, weights []float32 }
+
+// run calls attention on the device with outputs in the case's layout, and
+// with weights (three stages) or without (fused).
+func (o *onDevice) run(tb testing.TB, weights bool) (answer, error) {
+	tb.Helper()
+	nan := func(last int, dtype backend.DType) operand {
+		x := operand{backend.Shape{o.Batch, o.Heads, o.SeqQ, last}, dtype, nil}
+		x.data = make([]float32, x.shape.Elements())
+		for i := range x.data {
+			x.data[i] = float32(math.NaN())
+		}
+		return x
+	}
+	out := put(tb, o.be, nan(o.ValueDim, o.DType), o.Layout)
+	lse := put(tb, o.be, nan(1, backend.F32), o.Layout)
+	defer out.release()
+	defer lse.release()
+	r := kernels.Result{O: out.view, LSE: lse.view}
+	var w flat
+	if weights {
+		w = put(tb, o.be, nan(o.SeqK, backend.F32), o.Layout)
+		defer w.release()
+		r.Weights = w.view
+	}
+	if err := kernels.AttentionInto(tb.Context(), o.be, r, o.q.view, o.k.view, o.v.view, o.opt); err != nil {
+		return answer{}, err
+	}
+	a := answer{o: out.get(tb, o.be, "o"), lse: lse.get(tb, o.be, "lse")}
+	if weights {
+		a.weights = w.get(tb, o.be, "weights")
+	}
+	return a, nil
+}
+
+// mustRun is run for problems that every backend takes.
+func (o *onDevice) mustRun(tb testing.TB, weights bool) answer {
+	tb.Helper()
+	a, err := o.run(tb, weights)
+	if err != nil {
+		tb.Fatalf("%v: %v", o.Case, err)
+	}
+	return a
+}
+
+// row returns the oracle's view of one query row.
+func (b *built) row(batch, h, i int) oracle.Row {
+	d := b.Dims
+	kvh := h / (d.Heads / d.KVHeads)
+	cut := func(o operand, head, from, n int) []float32 {
+		at := ((batch*o.shape[1]+head)*o.shape[2] + from) * o.shape[3]
+		return o.data[at : at+n*o.shape[3]]
+	}
+	vis := b.visibility()
+	scale := 1 / math.Sqrt(float64(d.Dim))
+	if b.Options.Scale != nil {
+		scale = *b.Options.Scale
+	}
+	r := oracle.Row{
+		Q: cut(b.q, h, i, 1), K: cut(b.k, kvh, 0, d.SeqK), V: cut(b.v, kvh, 0, d.SeqK), Dv: d.ValueDim,
+		Scale: float32(scale), Softcap: float32(b.Options.Softcap), Out: b.DType,
+		Hidden: func(j int) bool {
+			return !vis(batch, i, j) || b.mask != nil && !b.mask[broadcastIndex(b.MaskShape, batch, h, i, j)]
+		},
+	}
+	if b.bias.data != nil {
+		r.Bias = func(j int) float64 { return float64(b.bias.data[broadcastIndex(b.BiasShape, batch, h, i, j)]) }
+	}
+	return r
+}
+
+// visibility is the rule in its own words, apart from the code under test.
+func (b *built) visibility() func(batch, i, j int) bool {
+	o := b.Options
+	return func(batch, i, j int) bool {
+		position := i + o.Offset
+		if o.Align == kernels.LowerRight {
+			position += b.SeqK - b.SeqQ
+		}
+		switch {
+		case o.KLen != nil && j >= o.KLen[batch]:
+			return false
+		case o.Causal && j > position:
+			return false
+		case o.Window != nil && (position-j > o.Window.Left || j-position > o.Window.Right):
+			return false
+		}
+		return true
+	}
+}
+
+// eachRow calls f with the oracle's answer to every row; n counts rows.
+func (b *built) eachRow(f func(n, batch, h, i int, ref oracle.Answer)) {
+	n := 0
+	for batch := range b.Batch {
+		for h := range b.Heads {
+			for i := range b.SeqQ {
+				f(n, batch, h, i, oracle.Solve(b.row(batch, h, i)))
+				n++
+			}
+		}
+	}
+}
+
+// compare holds an answer against the oracle.
+func (b *built) compare(a answer) error {
+	var o, lse, weights oracle.Worst
+	var leak error
+	b.eachRow(func(n, batch, h, i int, ref oracle.Answer) {
+		name := func(what string, x int) func() string {
+			return func() string { return fmt.Sprintf("%s[%d,%d,%d,%d]", what, batch, h, i, x) }
+		}
+		for x, want := range ref.O {
+			o.See(float64(a.o[n*b.ValueDim+x]), want, ref.OBound[x], name("o", x))
+		}
+		lse.See(float64(a.lse[n]), ref.LSE, ref.LSEBound, name("lse", 0))
+		if a.weights == nil {
+			return
+		}
+		for j, want := range ref.Weights {
+			got := a.weights[n*b.SeqK+j]
+			weights.See(float64(got), want, ref.WeightBound*want+0x1p-125, name("weight", j))
+			if math.IsNaN(ref.Scores[j]) && !math.IsNaN(want) && want == 0 && got != 0 && leak == nil {
+				leak = fmt.Errorf("%s is hidden, its weight is %v, it must be exactly 0", name("weight", j)(), got)
+			}
+		}
+	})
+	for _, err := range []error{o.Err(), lse.Err(), weights.Err(), leak} {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,206 @@
+package backendtest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// testProperties checks what holds without knowing the right answer.
+func testProperties(t *testing.T, be backend.Backend) {
+	dims := kernels.Dims{Batch: 3, Heads: 4, KVHeads: 2, SeqQ: 70, SeqK: 300, Dim: 24, ValueDim: 20}
+	base := Case{Name: "property", Dims: dims, Options: kernels.Options{Causal: true, Offset: 200, Softcap: 9}, Seed: 99}
+
+	t.Run("same bits again", func(t *testing.T) {
+		on := base.build().on(t, be)
+		defer on.release()
+		for _, weights := range []bool{false, true} {
+			first := on.mustRun(t, weights)
+			for range 3 {
+				sameBits(t, first, on.mustRun(t, weights))
+			}
+		}
+	})
+
+	t.Run("same row in any batch", func(t *testing.T) {
+		b := base.build()
+		on := b.on(t, be)
+		defer on.release()
+		whole := on.mustRun(t, false)
+		rows := dims.Heads * dims.SeqQ
+		for batch := range dims.Batch {
+			alone := *b
+			alone.Batch = 1
+			alone.q, alone.k, alone.v = oneBatch(b.q, batch), oneBatch(b.k, batch), oneBatch(b.v, batch)
+			one := alone.on(t, be)
+			got := one.mustRun(t, false)
+			one.release()
+			n := rows * dims.ValueDim
+			sameBits(t, answer{o: whole.o[batch*n : (batch+1)*n], lse: whole.lse[batch*rows : (batch+1)*rows]}, got)
+		}
+	})
+
+	t.Run("prefill equals decode", func(t *testing.T) {
+		b := base.build()
+		b.Batch, b.Heads, b.KVHeads = 1, 1, 1
+		b.q, b.k, b.v = oneHead(b.q), oneHead(b.k), oneHead(b.v)
+		on := b.on(t, be)
+		defer on.release()
+		prefill := on.mustRun(t, false)
+		for _, i := range []int{0, 1, 31, 32, 63, 64, 69} {
+			one := *b
+			one.SeqQ = 1
+			one.Options.Offset += i
+			one.q = operand{backend.Shape{1, 1, 1, b.Dim}, b.q.dtype, b.q.data[i*b.Dim : (i+1)*b.Dim]}
+			dev := one.on(t, be)
+			decode := dev.mustRun(t, false)
+			dev.release()
+			sameBits(t, answer{o: prefill.o[i*b.ValueDim : (i+1)*b.ValueDim], lse: prefill.lse[i : i+1]}, decode)
+		}
+	})
+
+	t.Run("layouts give the same bits", func(t *testing.T) {
+		for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
+			var first answer
+			for _, layout := range []Layout{Contiguous, BSHD, Padded, Transposed} {
+				c := base
+				c.Layout, c.DType = layout, dtype
+				on := c.build().on(t, be)
+				got := on.mustRun(t, false)
+				on.release()
+				if layout == Contiguous {
+					first = got
+				}
+				sameBits(t, first, got)
+			}
+		}
+	})
+
+	t.Run("slack beyond klen", func(t *testing.T) {
+		// Keys beyond klen change nothing, whatever they hold.
+		clean := base
+		clean.Options.KLen = []int{270, 290, 211}
+		dirty := clean
+		dirty.PoisonK = map[int]float32{290: float32(math.NaN()), 299: float32(math.Inf(1))}
+		dirty.PoisonV = map[int]float32{290: float32(math.NaN()), 295: float32(math.Inf(-1))}
+		var got [2]answer
+		for i, c := range []Case{clean, dirty} {
+			on := c.build().on(t, be)
+			got[i] = on.mustRun(t, false)
+			on.release()
+		}
+		sameBits(t, got[0], got[1])
+	})
+
+	t.Run("keys in another order", func(t *testing.T) {
+		c := base
+		c.Options = kernels.Options{}
+		b := c.build()
+		on := b.on(t, be)
+		defer on.release()
+		first := on.mustRun(t, false)
+		perm := rand.New(rand.NewPCG(1, 2)).Perm(dims.SeqK)
+		p := *b
+		p.k, p.v = permuteRows(b.k, perm), permuteRows(b.v, perm)
+		dev := p.on(t, be)
+		defer dev.release()
+		near(t, b, first, dev.mustRun(t, false), 0)
+	})
+
+	t.Run("a constant added to all scores", func(t *testing.T) {
+		b := base.build()
+		on := b.on(t, be)
+		defer on.release()
+		first := on.mustRun(t, false)
+		const constant = 3.5
+		c := *b
+		c.BiasShape = backend.Shape{1, 1, 1, 1}
+		c.bias = operand{c.BiasShape, backend.F32, []float32{constant}}
+		dev := c.on(t, be)
+		defer dev.release()
+		near(t, &c, first, dev.mustRun(t, false), constant)
+	})
+
+	t.Run("values of 1 give 1", func(t *testing.T) {
+		b := base.build()
+		for i := range b.v.data {
+			b.v.data[i] = 1
+		}
+		on := b.on(t, be)
+		defer on.release()
+		// The weights' own errors cancel; what is left is the two sums over
+		// the keys and the division (package oracle).
+		bound := 0x1p-24 * (oracle.Lambda*math.Sqrt(float64(dims.SeqK))*17/4 + 4)
+		for i, x := range on.mustRun(t, false).o {
+			if !(math.Abs(float64(x)-1) <= bound) {
+				t.Fatalf("o[%d] is %v, all values are 1: off by more than %.3g", i, x, bound)
+			}
+		}
+	})
+}
+
+// sameBits fails when two answers differ in any bit.
+func sameBits(t *testing.T, want, got answer) {
+	t.Helper()
+	for _, x := range []struct {
+		name      string
+		want, got []float32
+	}{{"o", want.o, got.o}, {"lse", want.lse, got.lse}, {"weights", want.weights, got.weights}} {
+		if len(x.want) != len(x.got) {
+			t.Fatalf("%s has %d elements, was %d", x.name, len(x.got), len(x.want))
+		}
+		for i := range x.want {
+			if !sameNumber(x.want[i], x.got[i]) {
+				t.Fatalf("%s[%d] is %v, was %v: not the same bits", x.name, i, x.got[i], x.want[i])
+			}
+		}
+	}
+}
+
+// near fails when two answers to the same rows of b differ by more than both
+// bounds; got's LSE is shifted by shift.
+func near(t *testing.T, b *built, want, got answer, shift float64) {
+	t.Helper()
+	var worst oracle.Worst
+	b.eachRow(func(n, batch, h, i int, ref oracle.Answer) {
+		where := func() string { return fmt.Sprintf("row [%d,%d,%d]", batch, h, i) }
+		for d := range ref.O {
+			at := n*b.ValueDim + d
+			worst.See(float64(got.o[at]), float64(want.o[at]), 2*ref.OBound[d], where)
+		}
+		worst.See(float64(got.lse[n])-shift, float64(want.lse[n]), 2*ref.LSEBound, where)
+	})
+	if err := worst.Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+func oneBatch(o operand, b int) operand {
+	n := len(o.data) / o.shape[0]
+	s := o.shape
+	s[0] = 1
+	return operand{s, o.dtype, o.data[b*n : (b+1)*n]}
+}
+
+func oneHead(o operand) operand {
+	n := o.shape[2] * o.shape[3]
+	return operand{backend.Shape{1, 1, o.shape[2], o.shape[3]}, o.dtype, o.data[:n]}
+}
+
+func permuteRows(o operand, perm []int) operand {
+	d := o.shape[3]
+	p := operand{o.shape, o.dtype, slices.Clone(o.data)}
+	for head := range o.shape[0] * o.shape[1] {
+		base := head * o.shape[2] * d
+		for to, from := range perm {
+			copy(p.data[base+to*d:base+(to+1)*d], o.data[base+from*d:base+(from+1)*d])
+		}
+	}
+	return p
+}

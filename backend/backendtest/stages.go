@@ -1,0 +1,198 @@
+package backendtest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels"
+)
+
+const u = 0x1p-24
+
+// sumBound bounds a float32 sum of n products whose magnitudes add up to abs,
+// and its rounding to dtype (package oracle; two roundings for good measure of
+// a bias and of the store).
+func sumBound(n int, abs float64, dtype backend.DType, ref float64) float64 {
+	b := u*(oracle.Lambda*math.Sqrt(float64(n))+2)*abs + 0x1p-125*float64(n)
+	if dtype != backend.F32 {
+		b += dtype.UnitRoundoff()*math.Abs(ref) + 0x1p-25
+	}
+	return b
+}
+
+// testStages calls the stages one by one, through package kernels.
+func testStages(t *testing.T, be backend.Backend) {
+	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
+		for _, layout := range []Layout{Contiguous, BSHD, Padded, Transposed} {
+			c := Case{Name: "stages", DType: dtype, Layout: layout, Seed: 8,
+				Dims: kernels.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 37, SeqK: 71, Dim: 19, ValueDim: 23}}
+			t.Run(fmt.Sprintf("%v %v", dtype, layout), func(t *testing.T) { testQKPV(t, be, c) })
+		}
+	}
+	t.Run("PV passes over NaN under weights of 0", func(t *testing.T) {
+		w := []float32{0.5, 0, 0.5, 0, 0, 1}
+		v := []float32{1, 2, float32(math.NaN()), float32(math.Inf(1)), 3, 4}
+		tw := up(t, be, w, backend.Shape{1, 1, 2, 3})
+		tv := up(t, be, v, backend.Shape{1, 1, 3, 2})
+		o, err := kernels.PV(t.Context(), be, tw, tv)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer o.Release()
+		if got, want := read(t, be, o), []float32{2, 3, 3, 4}; !slices.Equal(got, want) {
+			t.Errorf("o is %v, should be %v", got, want)
+		}
+	})
+}
+
+func up(t testing.TB, be backend.Backend, data []float32, s backend.Shape) backend.Tensor {
+	t.Helper()
+	x, err := kernels.FromFloat32(t.Context(), be, backend.F32, data, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.Release)
+	return x
+}
+
+func testQKPV(t *testing.T, be backend.Backend, c Case) {
+	b := c.build()
+	on := b.on(t, be)
+	defer on.release()
+	s, err := kernels.QK(t.Context(), be, on.q.view, on.k.view)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Release()
+	scores := read(t, be, s)
+	var worst oracle.Worst
+	b.eachRow(func(n, batch, h, i int, _ oracle.Answer) {
+		row := b.row(batch, h, i)
+		for j := range b.SeqK {
+			ref, abs := dot(row.Q, row.K[j*b.Dim:(j+1)*b.Dim])
+			worst.See(float64(scores[n*b.SeqK+j]), ref, sumBound(b.Dim, abs, backend.F32, ref), func() string { return fmt.Sprintf("s[%d,%d,%d,%d]", batch, h, i, j) })
+		}
+	})
+	if err := worst.Err(); err != nil {
+		t.Errorf("qk: %v", err)
+	}
+
+	// Softmax in place, then PV, as a program would chain them; compare knows
+	// the exact answers.
+	lse, err := be.Alloc(t.Context(), backend.F32, backend.Shape{b.Batch, b.Heads, b.SeqQ, 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lse.Release()
+	scale := 1 / math.Sqrt(float64(b.Dim))
+	if err := kernels.Softmax(t.Context(), be, s, lse, kernels.Options{Scale: &scale}); err != nil {
+		t.Fatal(err)
+	}
+	o, err := kernels.PV(t.Context(), be, s, on.v.view)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Release()
+	if err := b.compare(answer{o: read(t, be, o), lse: read(t, be, lse), weights: read(t, be, s)}); err != nil {
+		t.Errorf("softmax, pv: %v", err)
+	}
+}
+
+func dot(a, b []float32) (sum, abs float64) {
+	for i := range a {
+		x := float64(a[i]) * float64(b[i])
+		sum += x
+		abs += math.Abs(x)
+	}
+	return sum, abs
+}
+
+// testProjections computes y = x·w + b for odd sizes and every type, and
+// self-attention from x against attention of the projections.
+func testProjections(t *testing.T, be backend.Backend) {
+	if _, ok := be.(backend.Projector); !ok {
+		t.Logf("%s projects nothing", be.Info().Name)
+		return
+	}
+	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
+		for _, bias := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v bias %v", dtype, bias), func(t *testing.T) { testProject(t, be, dtype, bias) })
+		}
+	}
+}
+
+func testProject(t *testing.T, be backend.Backend, dtype backend.DType, bias bool) {
+	const batch, s, m, heads, kvHeads, d, dv = 2, 37, 29, 4, 2, 5, 3
+	rng := rand.New(rand.NewPCG(7, 7))
+	tensor := func(shape backend.Shape) (backend.Tensor, operand) {
+		o := operand{shape, dtype, make([]float32, shape.Elements())}
+		for i := range o.data {
+			o.data[i] = dtype.Round(float32(rng.NormFloat64()))
+		}
+		f := put(t, be, o, Padded)
+		t.Cleanup(f.release)
+		return f.view, o
+	}
+	x, hx := tensor(backend.Shape{batch, 1, s, m})
+	var p kernels.Projections
+	p.Heads, p.KVHeads = heads, kvHeads
+	cols := [3]int{heads * d, kvHeads * d, kvHeads * dv}
+	var w, b [3]operand
+	for i, dst := range []*backend.Tensor{&p.Wq, &p.Wk, &p.Wv} {
+		*dst, w[i] = tensor(backend.Shape{1, 1, m, cols[i]})
+	}
+	if bias {
+		for i, dst := range []*backend.Tensor{&p.Bq, &p.Bk, &p.Bv} {
+			*dst, b[i] = tensor(backend.Shape{1, 1, 1, cols[i]})
+		}
+	}
+	q, k, v, err := p.Apply(t.Context(), be, x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Release()
+	defer k.Release()
+	defer v.Release()
+	var worst oracle.Worst
+	for i, y := range []backend.Tensor{q, k, v} {
+		got := read(t, be, y) // [B, heads, S, D]
+		sh := y.Shape()
+		for n, g := range got {
+			at := [4]int{n / sh[3] / sh[2] / sh[1], n / sh[3] / sh[2] % sh[1], n / sh[3] % sh[2], n % sh[3]}
+			col := at[1]*sh[3] + at[3]
+			ref, abs := 0.0, 0.0
+			if bias {
+				ref = float64(b[i].data[col])
+				abs = math.Abs(ref)
+			}
+			for c := range m {
+				z := float64(hx.data[(at[0]*s+at[2])*m+c]) * float64(w[i].data[c*cols[i]+col])
+				ref += z
+				abs += math.Abs(z)
+			}
+			worst.See(float64(g), ref, sumBound(m, abs, dtype, ref), func() string { return fmt.Sprintf("projection %d %v", i, at) })
+		}
+	}
+	if err := worst.Err(); err != nil {
+		t.Error(err)
+	}
+
+	self, err := kernels.SelfAttention(t.Context(), be, x, p, kernels.Options{Causal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer self.Release()
+	apart, err := kernels.Attention(t.Context(), be, q, k, v, kernels.Options{Causal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer apart.Release()
+	if !slices.Equal(read(t, be, self.O), read(t, be, apart.O)) {
+		t.Error("self-attention differs from attention of its projections")
+	}
+}

@@ -1,0 +1,162 @@
+package backendtest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// testTransfer moves tensors of every type, size and stride to the device and
+// back, bit by bit.
+func testTransfer(t *testing.T, be backend.Backend) {
+	rng := rand.New(rand.NewPCG(3, 3))
+	for _, n := range []int{1, 2, 3, 5, 8, 255, 4097} {
+		for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Bool} {
+			t.Run(fmt.Sprintf("%v %d", dtype, n), func(t *testing.T) {
+				host := randomHost(t, rng, dtype, backend.Shape{1, 1, n, 3})
+				dev, err := be.Upload(t.Context(), host)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer dev.Release()
+				if dev.Shape() != host.Shape() || dev.DType() != dtype {
+					t.Fatalf("uploaded %v %v, got %v %v", dtype, host.Shape(), dev.DType(), dev.Shape())
+				}
+				sameElements(t, be, host, dev)
+				// Views: every second row from row 1 on, columns reversed in
+				// importance, and one column.
+				for _, v := range []struct {
+					shape   backend.Shape
+					strides backend.Strides
+					offset  int
+				}{
+					{backend.Shape{1, 1, (n + 1) / 2, 2}, backend.Strides{0, 0, 2 * 3, 1}, 1},
+					{backend.Shape{1, 3, 1, n}, backend.Strides{0, 1, 0, 3}, 0},
+					{backend.Shape{2, 1, n, 1}, backend.Strides{0, 0, 3, 1}, 2},
+				} {
+					hv, err := host.View(v.shape, v.strides, v.offset)
+					if err != nil {
+						t.Fatal(err)
+					}
+					dv, err := be.Upload(t.Context(), hv)
+					if err != nil {
+						t.Fatal(err)
+					}
+					sameElements(t, be, hv, dv)
+					dv.Release()
+					if dev.IsContiguous() {
+						if dv, err = dev.View(v.shape, v.strides, v.offset); err != nil {
+							t.Fatal(err)
+						}
+						sameElements(t, be, hv, dv)
+					}
+				}
+			})
+		}
+	}
+	t.Run("into a strided host tensor", func(t *testing.T) {
+		dev, err := kernels.FromFloat32(t.Context(), be, backend.F32, []float32{1, 2, 3, 4, 5, 6}, backend.Shape{1, 1, 2, 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dev.Release()
+		mem := make([]float32, 8)
+		host, err := backend.HostF32(mem, backend.Shape{1, 1, 1, 8})
+		if err != nil {
+			t.Fatal(err)
+		}
+		view, err := host.View(backend.Shape{1, 1, 2, 3}, backend.Strides{0, 0, 1, 2}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := be.Download(t.Context(), view, dev); err != nil {
+			t.Fatal(err)
+		}
+		if want := []float32{0, 1, 4, 2, 5, 3, 6, 0}; !slices.Equal(mem, want) {
+			t.Errorf("memory is %v, should be %v", mem, want)
+		}
+	})
+}
+
+// randomHost draws a tensor with elements of any bits but NaN.
+func randomHost(t testing.TB, rng *rand.Rand, dtype backend.DType, s backend.Shape) backend.Tensor {
+	t.Helper()
+	host, err := backend.AllocHost(dtype, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch dtype {
+	case backend.F32:
+		x, _ := host.Float32s()
+		for i := range x {
+			x[i] = float32(rng.NormFloat64())
+		}
+	case backend.Bool:
+		x, _ := host.Bools()
+		for i := range x {
+			x[i] = rng.IntN(2) == 0
+		}
+	default:
+		x, _ := host.Bits()
+		for i := range x {
+			x[i] = uint16(rng.IntN(1 << 14))
+		}
+	}
+	return host
+}
+
+// sameElements downloads dev and compares it with host, both walked by index.
+func sameElements(t *testing.T, be backend.Backend, host, dev backend.Tensor) {
+	t.Helper()
+	back, err := backend.AllocHost(host.DType(), host.Shape())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := be.Download(t.Context(), back, dev); err != nil {
+		t.Fatal(err)
+	}
+	want, got := walk(t, host), walk(t, back)
+	if !slices.Equal(want, got) {
+		t.Errorf("%v %v strides %v: came back different", host.DType(), host.Shape(), host.Strides())
+	}
+}
+
+// walk returns the elements of a host tensor row by row, whatever its type.
+func walk(t *testing.T, h backend.Tensor) []float32 {
+	t.Helper()
+	out := make([]float32, h.Shape().Elements())
+	at := func(i int) int { return index(i, h.Shape(), h.Strides()) }
+	switch h.DType() {
+	case backend.F32:
+		x, err := h.Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range out {
+			out[i] = x[at(i)]
+		}
+	case backend.Bool:
+		x, err := h.Bools()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range out {
+			if x[at(i)] {
+				out[i] = 1
+			}
+		}
+	default:
+		x, err := h.Bits()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range out {
+			out[i] = float32(x[at(i)])
+		}
+	}
+	return out
+}

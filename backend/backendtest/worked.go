@@ -1,0 +1,236 @@
+package backendtest
+
+import (
+	"embed"
+	"encoding/json"
+	"fmt"
+	"math"
+	"path"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+//go:embed testdata/worked-examples/*.json
+var workedExamples embed.FS
+
+// workedExample is a published walk-through with its intermediate tensors; the
+// README beside the files says what each field is.
+type workedExample struct {
+	Title   string          `json:"title"`
+	Scale   float64         `json:"scale"`
+	X       json.RawMessage `json:"x"` // [S, M] or [B, S, M]
+	WQuery  [][]float32     `json:"w_query"`
+	WKey    [][]float32     `json:"w_key"`
+	WValue  [][]float32     `json:"w_value"`
+	Queries [][]float64     `json:"queries"`
+	Keys    [][]float64     `json:"keys"`
+	Values  [][]float64     `json:"values"`
+	Scores  json.RawMessage `json:"scores"`
+	Softmax json.RawMessage `json:"softmax"`
+	Digits  int             `json:"digits"`
+
+	SoftmaxRounded  [][]float32   `json:"softmax_rounded"`
+	WeightedRounded [][][]float64 `json:"weighted_values_rounded"`
+	OutputsRounded  [][]float64   `json:"outputs_rounded"`
+	OutputsExact    [][]float64   `json:"outputs_exact"`
+}
+
+// testWorkedExamples runs each walk-through and compares every tensor it prints.
+func testWorkedExamples(t *testing.T, be backend.Backend) {
+	const dir = "testdata/worked-examples"
+	files, err := workedExamples.ReadDir(dir)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no worked examples: %v", err)
+	}
+	for _, f := range files {
+		t.Run(f.Name(), func(t *testing.T) {
+			data, err := workedExamples.ReadFile(path.Join(dir, f.Name()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var w workedExample
+			if err := json.Unmarshal(data, &w); err != nil {
+				t.Fatal(err)
+			}
+			w.test(t, be)
+		})
+	}
+}
+
+func (w *workedExample) test(t *testing.T, be backend.Backend) {
+	x, shape := flatten(t, w.X)
+	tx := up(t, be, x, shape)
+	q, k, v := tx, tx, tx
+	if w.WQuery != nil {
+		var p kernels.Projections
+		for _, m := range []struct {
+			dst  *backend.Tensor
+			from [][]float32
+		}{{&p.Wq, w.WQuery}, {&p.Wk, w.WKey}, {&p.Wv, w.WValue}} {
+			*m.dst = up(t, be, join(m.from), backend.Shape{1, 1, len(m.from), len(m.from[0])})
+		}
+		var err error
+		if q, k, v, err = p.Apply(t.Context(), be, tx); err != nil {
+			t.Fatal(err)
+		}
+		defer q.Release()
+		defer k.Release()
+		defer v.Release()
+		same(t, "queries", read(t, be, q), join(w.Queries), 0, 0)
+		same(t, "keys", read(t, be, k), join(w.Keys), 0, 0)
+		same(t, "values", read(t, be, v), join(w.Values), 0, 0)
+	}
+
+	// What was printed with some digits is off by half of the last one. Where
+	// the inputs themselves were printed so, a score is off by D products of
+	// two such numbers, both below 1 in these walk-throughs, and a weight,
+	// whose slope in the scores is at most 1/2 in all, by as much.
+	printed, inputs := 0.0, 0.0
+	scoreRel, softmaxRel := 0.0, 0.5e-7 // exact small integers; 8 digits
+	if w.Digits > 0 {
+		printed = 0.5 * math.Pow10(-w.Digits)
+		scoreRel, softmaxRel = u, 8*u
+		for _, f := range x {
+			if f != float32(math.Round(float64(f)*2)/2) {
+				inputs = 2 * printed * l1(x, shape)
+				break
+			}
+		}
+	}
+
+	s, err := kernels.QK(t.Context(), be, q, k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Release()
+	scores := read(t, be, s)
+	for i := range scores {
+		scores[i] *= float32(w.Scale)
+	}
+	wantScores, _ := flatten64(t, w.Scores)
+	same(t, "scores", scores, wantScores, printed+inputs, scoreRel)
+
+	opt := kernels.Options{Scale: &w.Scale, Weights: true}
+	r, err := kernels.Attention(t.Context(), be, q, k, v, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Release()
+	weights := read(t, be, r.Weights)
+	wantSoftmax, _ := flatten64(t, w.Softmax)
+	// 16: scores up to 16 lose so many ulp in their differences (package
+	// oracle gives the general bound; these are a row of three).
+	same(t, "softmax", weights, wantSoftmax, printed+inputs, softmaxRel+16*u)
+
+	fused, err := kernels.Attention(t.Context(), be, q, k, v, kernels.Options{Scale: &w.Scale})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fused.Release()
+	if w.OutputsExact != nil {
+		same(t, "outputs, stages", read(t, be, r.O), join(w.OutputsExact), 0, 32*u)
+		same(t, "outputs, fused", read(t, be, fused.O), join(w.OutputsExact), 0, 32*u)
+	}
+	if w.SoftmaxRounded != nil {
+		w.testRounded(t, be, weights, v)
+	}
+}
+
+// testRounded follows the variant that rounds weights to one decimal.
+func (w *workedExample) testRounded(t *testing.T, be backend.Backend, weights []float32, v backend.Tensor) {
+	rounded := make([]float32, len(weights))
+	for i, x := range weights {
+		rounded[i] = float32(math.Round(float64(x)*10) / 10)
+	}
+	want := join(w.SoftmaxRounded)
+	n := len(w.SoftmaxRounded)
+	for i := range want {
+		if rounded[i] != want[i] {
+			t.Errorf("softmax_rounded[%d,%d] is %v, should be %v", i/n, i%n, rounded[i], want[i])
+		}
+	}
+	values := read(t, be, v)
+	dv := v.Shape()[backend.Dim]
+	for j, queries := range w.WeightedRounded {
+		for i, channels := range queries {
+			for c, want := range channels {
+				// One rounding of the weight (0.9 is no float32) and one of
+				// the product.
+				if got := rounded[i*n+j] * values[j*dv+c]; math.Abs(float64(got)-want) > 2*u*math.Abs(want) {
+					t.Errorf("weighted_values_rounded[%d,%d,%d] is %v, should be %v", j, i, c, got, want)
+				}
+			}
+		}
+	}
+	o, err := kernels.PV(t.Context(), be, up(t, be, rounded, backend.Shape{1, 1, n, n}), v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Release()
+	same(t, "outputs_rounded", read(t, be, o), join(w.OutputsRounded), 0, 4*u)
+}
+
+// l1 is the largest sum of magnitudes of a row of x.
+func l1(x []float32, s backend.Shape) float64 {
+	best := 0.0
+	for i := 0; i < len(x); i += s[3] {
+		sum := 0.0
+		for _, f := range x[i : i+s[3]] {
+			sum += math.Abs(float64(f))
+		}
+		best = max(best, sum)
+	}
+	return best
+}
+
+func join[T any](m [][]T) []T {
+	var all []T
+	for _, row := range m {
+		all = append(all, row...)
+	}
+	return all
+}
+
+func flatten(t *testing.T, raw json.RawMessage) ([]float32, backend.Shape) {
+	t.Helper()
+	x, s := flatten64(t, raw)
+	f := make([]float32, len(x))
+	for i := range x {
+		f[i] = float32(x[i])
+	}
+	return f, s
+}
+
+// flatten64 reads [S, M] or [B, S, M].
+func flatten64(t *testing.T, raw json.RawMessage) ([]float64, backend.Shape) {
+	t.Helper()
+	var batches [][][]float64
+	if err := json.Unmarshal(raw, &batches); err != nil {
+		var one [][]float64
+		if err := json.Unmarshal(raw, &one); err != nil {
+			t.Fatal(err)
+		}
+		batches = [][][]float64{one}
+	}
+	var all []float64
+	for _, b := range batches {
+		all = append(all, join(b)...)
+	}
+	return all, backend.Shape{len(batches), 1, len(batches[0]), len(batches[0][0])}
+}
+
+// same compares with an absolute and a relative tolerance.
+func same(t *testing.T, name string, got []float32, want []float64, abs, rel float64) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s has %d elements, should have %d", name, len(got), len(want))
+	}
+	for i := range want {
+		if tol := abs + rel*math.Abs(want[i]); !(math.Abs(float64(got[i])-want[i]) <= tol) {
+			t.Errorf("%s: element %d is %v, should be %v%s", name, i, got[i], want[i], fmt.Sprintf(" within %.2g", tol))
+			return
+		}
+	}
+}
