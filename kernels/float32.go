@@ -3,9 +3,6 @@ package kernels
 import (
 	"context"
 	"fmt"
-	"math"
-
-	"github.com/x448/float16"
 
 	"github.com/seed90331342/attn/backend"
 )
@@ -100,7 +97,7 @@ func FromFloat32(ctx context.Context, be backend.Backend, dtype backend.DType, d
 	case backend.F16, backend.BF16:
 		bits := make([]uint16, len(data))
 		for i, x := range data {
-			bits[i] = round16(dtype, x)
+			bits[i] = dtype.Encode(x)
 		}
 		host, err = backend.HostBits(bits, dtype, shape)
 	default:
@@ -135,24 +132,7 @@ func Float32s(ctx context.Context, be backend.Backend, t backend.Tensor) ([]floa
 	}
 	out := make([]float32, len(bits))
 	for i, b := range bits {
-		if t.DType() == backend.F16 {
-			out[i] = float16.Frombits(b).Float32()
-		} else {
-			out[i] = math.Float32frombits(uint32(b) << 16)
-		}
+		out[i] = t.DType().Decode(b)
 	}
 	return out, nil
-}
-
-// round16 returns the bits of x as F16 or BF16, rounded to nearest even; NaN
-// stays NaN.
-func round16(dtype backend.DType, x float32) uint16 {
-	if dtype == backend.F16 {
-		return float16.Fromfloat32(x).Bits()
-	}
-	b := math.Float32bits(x)
-	if x != x {
-		return uint16(b>>16) | 0x40 // quiet, and never rounded up to infinity
-	}
-	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }

@@ -1,0 +1,170 @@
+package kernels
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+func meta(t *testing.T, dtype backend.DType, s ...int) backend.Tensor {
+	t.Helper()
+	x, err := backend.Meta(dtype, backend.Shape(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// noBackend fails the test when a call that must be refused reaches it.
+type noBackend struct {
+	backend.Backend
+	t *testing.T
+}
+
+func (b noBackend) Alloc(context.Context, backend.DType, backend.Shape) (backend.Tensor, error) {
+	b.t.Error("a call that must be refused allocates")
+	return backend.Tensor{}, backend.ErrMemory
+}
+func (b noBackend) Info() backend.Info { return backend.Info{Name: "none"} }
+
+func TestAttentionRefuses(t *testing.T) {
+	f32, f16 := backend.F32, backend.F16
+	q := meta(t, f32, 2, 4, 8, 16)
+	k := meta(t, f32, 2, 2, 9, 16)
+	v := meta(t, f32, 2, 2, 9, 5)
+	nan, inf := math.NaN(), math.Inf(1)
+	for _, c := range []struct {
+		name    string
+		q, k, v backend.Tensor
+		opt     Options
+		want    error
+		says    string
+	}{
+		{"q missing", backend.Tensor{}, k, v, Options{}, backend.ErrShape, "q is missing"},
+		{"bool k", q, meta(t, backend.Bool, 2, 2, 9, 16), v, Options{}, backend.ErrDType, "k is bool"},
+		{"mixed types", q, meta(t, f16, 2, 2, 9, 16), v, Options{}, backend.ErrDType, "q is f32, k is f16, v is f32"},
+		{"no queries", meta(t, f32, 2, 4, 0, 16), k, v, Options{}, backend.ErrShape, "q has shape [2 4 0 16]: every length must be at least 1"},
+		{"batches", q, meta(t, f32, 3, 2, 9, 16), v, Options{}, backend.ErrShape, "batches differ: q [2 4 8 16], k [3 2 9 16]"},
+		{"head size", q, meta(t, f32, 2, 2, 9, 15), v, Options{}, backend.ErrShape, "k [2 2 9 15] has head size 15, q [2 4 8 16] has 16"},
+		{"keys of v", q, k, meta(t, f32, 2, 2, 8, 5), Options{}, backend.ErrShape, "v [2 2 8 5] and k [2 2 9 16] must have the same heads and keys"},
+		{"kv heads", q, meta(t, f32, 2, 3, 9, 16), meta(t, f32, 2, 3, 9, 5), Options{}, backend.ErrShape, "k has 3 heads, q has 4: the kv heads must divide the query heads"},
+		{"NaN scale", q, k, v, Options{Scale: &nan}, backend.ErrOption, "scale is NaN"},
+		{"scale too large for float32", q, k, v, Options{Scale: new(1e300)}, backend.ErrOption, "scale is 1e+300"},
+		{"negative softcap", q, k, v, Options{Softcap: -1}, backend.ErrOption, "softcap is -1"},
+		{"infinite softcap", q, k, v, Options{Softcap: inf}, backend.ErrOption, "softcap is +Inf"},
+		{"softcap that rounds to 0", q, k, v, Options{Softcap: 1e-60}, backend.ErrOption, "softcap is 1e-60"},
+		{"negative window", q, k, v, Options{Window: &Window{-1, 3}}, backend.ErrOption, "window is -1,3"},
+		{"align", q, k, v, Options{Align: 2}, backend.ErrOption, "align is 2"},
+		{"offset", q, k, v, Options{Offset: 1 << 31}, backend.ErrOption, "offset is 2147483648"},
+		{"klen count", q, k, v, Options{KLen: []int{1}}, backend.ErrShape, "klen has 1 lengths, there are 2 batches"},
+		{"klen range", q, k, v, Options{KLen: []int{9, 10}}, backend.ErrOption, "klen[1] is 10, there are 9 keys"},
+		{"klen negative", q, k, v, Options{KLen: []int{-1, 1}}, backend.ErrOption, "klen[0] is -1"},
+		{"float mask", q, k, v, Options{Mask: meta(t, f32, 1, 1, 8, 9)}, backend.ErrDType, "give a float mask as Bias"},
+		{"bool bias", q, k, v, Options{Bias: meta(t, backend.Bool, 1, 1, 8, 9)}, backend.ErrDType, "give a bool mask as Mask"},
+		{"mask shape", q, k, v, Options{Mask: meta(t, backend.Bool, 1, 2, 8, 9)}, backend.ErrShape, "mask: shape [1 2 8 9] does not broadcast to [2 4 8 9]"},
+		{"bias shape", q, k, v, Options{Bias: meta(t, f16, 1, 1, 9, 8)}, backend.ErrShape, "bias: shape [1 1 9 8] does not broadcast to [2 4 8 9]"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := Attention(t.Context(), noBackend{t: t}, c.q, c.k, c.v, c.opt)
+			if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error is %q, should be %q and say %q", err, c.want, c.says)
+			}
+			if _, err := Plan(noBackend{t: t}, c.q, c.k, c.v, c.opt); !errors.Is(err, c.want) {
+				t.Errorf("plan: error is %v, should be %v", err, c.want)
+			}
+		})
+	}
+}
+
+func TestOutputsRefused(t *testing.T) {
+	f32 := backend.F32
+	q, k, v := meta(t, backend.F16, 1, 2, 8, 16), meta(t, backend.F16, 1, 2, 9, 16), meta(t, backend.F16, 1, 2, 9, 5)
+	o := meta(t, backend.F16, 1, 2, 8, 5)
+	for _, c := range []struct {
+		name string
+		out  Result
+		want error
+		says string
+	}{
+		{"no o", Result{}, backend.ErrShape, "o is missing"},
+		{"o shape", Result{O: meta(t, f32, 1, 2, 8, 16)}, backend.ErrShape, "o has shape [1 2 8 16], it must be [1 2 8 5]"},
+		{"o type", Result{O: meta(t, backend.BF16, 1, 2, 8, 5)}, backend.ErrDType, "o is bf16"},
+		{"lse shape", Result{O: o, LSE: meta(t, f32, 1, 2, 1, 8)}, backend.ErrShape, "lse has shape [1 2 1 8], it must be [1 2 8 1]"},
+		{"lse type", Result{O: o, LSE: meta(t, backend.F16, 1, 2, 8, 1)}, backend.ErrDType, "lse is f16"},
+		{"weights shape", Result{O: o, Weights: meta(t, f32, 1, 2, 8, 8)}, backend.ErrShape, "weights has shape [1 2 8 8], it must be [1 2 8 9]"},
+	} {
+		err := AttentionInto(t.Context(), noBackend{t: t}, c.out, q, k, v, Options{})
+		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: error is %q, should be %q and say %q", c.name, err, c.want, c.says)
+		}
+	}
+}
+
+func TestStagesRefuse(t *testing.T) {
+	be := noBackend{t: t}
+	f32 := backend.F32
+	s := meta(t, f32, 1, 2, 8, 9)
+	none := backend.Tensor{}
+	second := func(_ backend.Tensor, err error) error { return err }
+	apply := func(p Projections, x backend.Tensor) error {
+		_, _, _, err := p.Apply(t.Context(), be, x)
+		return err
+	}
+	for name, c := range map[string]struct {
+		err, want error
+		says      string
+	}{
+		"softmax without scale": {Softmax(t.Context(), be, s, none, Options{}), backend.ErrOption, "set Scale"},
+		"softmax of f16":        {Softmax(t.Context(), be, meta(t, backend.F16, 1, 1, 1, 1), none, Options{Scale: new(1.0)}), backend.ErrDType, "s is f16"},
+		"softmax lse":           {Softmax(t.Context(), be, s, meta(t, f32, 1, 2, 9, 1), Options{Scale: new(1.0)}), backend.ErrShape, "lse has shape"},
+		"pv weights":            {second(PV(t.Context(), be, meta(t, backend.F16, 1, 2, 8, 9), meta(t, f32, 1, 2, 9, 4))), backend.ErrDType, "w is f16"},
+		"pv keys":               {second(PV(t.Context(), be, s, meta(t, f32, 1, 2, 8, 4))), backend.ErrShape, "a weight for each of its keys"},
+		"pv heads":              {second(PV(t.Context(), be, s, meta(t, f32, 1, 3, 9, 4))), backend.ErrShape, "v has 3 heads, w has 2"},
+		"qk heads":              {second(QK(t.Context(), be, s, meta(t, f32, 1, 3, 7, 9))), backend.ErrShape, "k has 3 heads, q has 2"},
+		"merge":                 {Merge(t.Context(), be, Result{O: s}, Result{O: s}), backend.ErrUnsupported, "none"},
+		"projections":           {apply(Projections{}, s), backend.ErrUnsupported, "none"},
+		"negative heads":        {apply(Projections{Heads: -1}, s), backend.ErrOption, "heads is -1"},
+	} {
+		if !errors.Is(c.err, c.want) || !strings.Contains(c.err.Error(), c.says) {
+			t.Errorf("%s: error is %q, should be %q and say %q", name, c.err, c.want, c.says)
+		}
+	}
+}
+
+func TestDimsFillIn(t *testing.T) {
+	if got, want := fillDims(Dims{Heads: 6, SeqQ: 9, Dim: 4}), (Dims{Batch: 1, Heads: 6, KVHeads: 6, SeqQ: 9, SeqK: 9, Dim: 4, ValueDim: 4}); got != want {
+		t.Errorf("got %+v, should be %+v", got, want)
+	}
+}
+
+func TestOptionsBecomeTheRule(t *testing.T) {
+	d := Dims{Batch: 1, Heads: 1, SeqQ: 4, SeqK: 6, Dim: 4}
+	un := backend.Unbounded
+	for _, c := range []struct {
+		name string
+		opt  Options
+		want backend.Visibility
+	}{
+		{"nothing", Options{}, backend.Visibility{Left: un, Right: un}},
+		{"causal", Options{Causal: true}, backend.Visibility{Left: un}},
+		{"causal lower right", Options{Causal: true, Align: LowerRight}, backend.Visibility{Left: un, Offset: 2}},
+		{"window lower right with offset", Options{Window: &Window{1, 2}, Align: LowerRight, Offset: 3}, backend.Visibility{Left: 1, Right: 2, Offset: 5}},
+		{"window and causal", Options{Window: &Window{1, 2}, Causal: true}, backend.Visibility{Left: 1}},
+		{"a window too wide to matter", Options{Window: &Window{10, 11}}, backend.Visibility{Left: un, Right: un}},
+	} {
+		p, err := c.opt.problem(d)
+		if err != nil || p.Visible.Offset != c.want.Offset || p.Visible.Left != c.want.Left || p.Visible.Right != c.want.Right {
+			t.Errorf("%s: rule is %+v, %v, should be %+v", c.name, p.Visible, err, c.want)
+		}
+		if p.Scale != 0.5 {
+			t.Errorf("%s: scale is %v, should be 1/sqrt(4)", c.name, p.Scale)
+		}
+	}
+	if p, err := (&Options{Scale: new(1.0)}).problem(d); err != nil || p.Scale != 1 {
+		t.Errorf("scale 1 gives %v, %v", p.Scale, err)
+	}
+}
