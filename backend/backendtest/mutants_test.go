@@ -1,0 +1,184 @@
+package backendtest
+
+import (
+	"math"
+	"testing"
+
+	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// mistake is one thing that an attention kernel gets wrong.
+type mistake func(b *built, batch, h, i int, r *oracle.Row)
+
+// mistakes that a suite worth its name must find, each with at least one of
+// the named cases.
+var mistakes = map[string]mistake{
+	"scale forgotten":        func(_ *built, _, _, _ int, r *oracle.Row) { r.Scale = 1 },
+	"scale 0 taken for none": func(b *built, _, _, _ int, r *oracle.Row) { r.Scale = orDefault(r.Scale, b.Dim) },
+	"softcap forgotten":      func(_ *built, _, _, _ int, r *oracle.Row) { r.Softcap = 0 },
+	"bias forgotten": func(_ *built, _, _, _ int, r *oracle.Row) {
+		if bias := r.Bias; bias != nil {
+			r.Bias = hidesOnly(bias) // and keeps what it hides
+		}
+	},
+	"bias of -Inf adds but does not hide": func(_ *built, _, _, _ int, r *oracle.Row) {
+		if bias := r.Bias; bias != nil {
+			r.Bias = func(j int) float64 { return math.Max(bias(j), -1e4) }
+		}
+	},
+	"bias rows shared": func(b *built, batch, h, _ int, r *oracle.Row) {
+		if r.Bias != nil {
+			*r = withBiasOf(b, r, batch, h, 0)
+		}
+	},
+	"one key too many after the diagonal": func(b *built, batch, h, i int, r *oracle.Row) {
+		c := *b
+		if c.Options.Causal {
+			c.Options.Offset++
+		}
+		r.Hidden = c.row(batch, h, i).Hidden
+	},
+	"window one too wide to the left": func(b *built, batch, h, i int, r *oracle.Row) {
+		c := *b
+		if w := c.Options.Window; w != nil {
+			c.Options.Window = &kernels.Window{Left: w.Left + 1, Right: w.Right}
+		}
+		r.Hidden = c.row(batch, h, i).Hidden
+	},
+	"lower right taken for upper left": func(b *built, batch, h, i int, r *oracle.Row) {
+		c := *b
+		c.Options.Align = kernels.UpperLeft
+		r.Hidden = c.row(batch, h, i).Hidden
+	},
+	"klen of batch 0 for all": func(b *built, batch, h, i int, r *oracle.Row) {
+		c := *b
+		if k := c.Options.KLen; k != nil {
+			c.Options.KLen = make([]int, len(k))
+			for n := range k {
+				c.Options.KLen[n] = k[0]
+			}
+		}
+		r.Hidden = c.row(batch, h, i).Hidden
+	},
+	"mask forgotten": func(b *built, batch, h, i int, r *oracle.Row) {
+		c := *b
+		c.mask = nil
+		r.Hidden = c.row(batch, h, i).Hidden
+	},
+	"query heads interleaved over kv heads": func(b *built, batch, h, i int, r *oracle.Row) {
+		kvh := h % b.KVHeads
+		d, dv := b.Dim, b.ValueDim
+		at := (batch*b.KVHeads + kvh) * b.SeqK
+		r.K, r.V = b.k.data[at*d:(at+b.SeqK)*d], b.v.data[at*dv:(at+b.SeqK)*dv]
+	},
+	"last key dropped": func(b *built, _, _, _ int, r *oracle.Row) {
+		if hidden := r.Hidden; b.SeqK > 128 {
+			r.Hidden = func(j int) bool { return hidden(j) || j == b.SeqK-1 }
+		}
+	},
+	"last channel dropped": func(b *built, _, _, _ int, r *oracle.Row) {
+		if b.Dim%8 == 1 {
+			r.Q = append([]float32(nil), r.Q...)
+			r.Q[b.Dim-1] = 0
+		}
+	},
+}
+
+func orDefault(scale float32, d int) float32 {
+	if scale == 0 {
+		return float32(1 / math.Sqrt(float64(d)))
+	}
+	return scale
+}
+
+func hidesOnly(bias func(int) float64) func(int) float64 {
+	return func(j int) float64 {
+		if math.IsInf(bias(j), -1) {
+			return bias(j)
+		}
+		return 0
+	}
+}
+
+func withBiasOf(b *built, r *oracle.Row, batch, h, i int) oracle.Row {
+	c := *r
+	c.Bias = b.row(batch, h, i).Bias
+	return c
+}
+
+// solve answers a case as a backend would, with a mistake or without.
+func solve(b *built, wrong mistake) answer {
+	var a answer
+	for batch := range b.Batch {
+		for h := range b.Heads {
+			for i := range b.SeqQ {
+				r := b.row(batch, h, i)
+				if wrong != nil {
+					wrong(b, batch, h, i, &r)
+				}
+				ref := oracle.Solve(r)
+				for _, o := range ref.O {
+					a.o = append(a.o, b.DType.Round(float32(o)))
+				}
+				for _, w := range ref.Weights {
+					a.weights = append(a.weights, float32(w))
+				}
+				a.lse = append(a.lse, float32(ref.LSE))
+			}
+		}
+	}
+	return a
+}
+
+// TestCasesFindMistakes: the right answer passes every case, and each mistake
+// fails at least one.
+func TestCasesFindMistakes(t *testing.T) {
+	found := map[string]string{}
+	for _, c := range Cases() {
+		b := c.build()
+		if err := b.compare(solve(b, nil)); err != nil {
+			t.Errorf("the right answer is refused: %v: %v", c, err)
+		}
+		for name, wrong := range mistakes {
+			if found[name] == "" && b.compare(solve(b, wrong)) != nil {
+				found[name] = c.Name
+			}
+		}
+	}
+	for name := range mistakes {
+		if found[name] == "" {
+			t.Errorf("no case finds: %s", name)
+		}
+	}
+}
+
+// TestCompareFindsWrongOutputs: mistakes in what is written rather than in what
+// is computed.
+func TestCompareFindsWrongOutputs(t *testing.T) {
+	c := Cases()[0]
+	b := c.build()
+	for name, spoil := range map[string]func(a *answer){
+		"lse in base 2":        func(a *answer) { a.lse[5] /= math.Ln2 },
+		"one output not there": func(a *answer) { a.o[7] = float32(math.NaN()) },
+		"two rows exchanged": func(a *answer) {
+			d := b.ValueDim
+			for x := range d {
+				a.o[x], a.o[d+x] = a.o[d+x], a.o[x]
+			}
+		},
+		"a weight off by a thousandth": func(a *answer) { a.weights[3] *= 1.001 },
+	} {
+		a := solve(b, nil)
+		spoil(&a)
+		if b.compare(a) == nil {
+			t.Errorf("not found: %s", name)
+		}
+	}
+	masked := Case{Name: "masked", Dims: c.Dims, Options: kernels.Options{Causal: true}}.build()
+	a := solve(masked, nil)
+	a.weights[1] = 1e-40 // row 0 sees key 0 alone
+	if masked.compare(a) == nil {
+		t.Error("not found: a hidden weight that is not exactly 0")
+	}
+}
