@@ -1,0 +1,21 @@
+// Package bench measures attention on whatever backends a program opened, and
+// says of each figure whether the answer behind it was right:
+//
+//	report, err := bench.Run(ctx, []backend.Backend{be}, bench.Config{Heads: 8, Dim: 64})
+//	...
+//	report.WriteTable(os.Stdout)
+//	err = report.WriteFile("report.json")
+//
+// For each case ([Case]) it draws inputs by seed, uploads them once, warms up,
+// and repeats the call into ready outputs. Between the repetitions it measures
+// the device's own ceiling (backend.PeakMeter) and the plain three-stage path,
+// so that the drift of a busy machine meets all of them alike. Rows of the
+// result are recomputed in float64: a case that is off by more than its bound is
+// marked wrong and gets no figure.
+//
+// Without lengths of its own it doubles the sequence length for as long as the
+// cost of the last case predicts that the next one is affordable. What does not
+// run is listed with the reason; nothing is dropped silently.
+//
+// It does not choose or open backends, and it asserts nothing about speed.
+package bench

@@ -1,0 +1,247 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"runtime"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+const (
+	// maxWeights is the largest weights tensor, in bytes, that the three
+	// stages are given.
+	maxWeights = 1 << 30
+	// maxStages is the longest call, in seconds, of the three stages that is
+	// worth the comparison: twice a sweep's longest fused call.
+	maxStages = 2 * sweepCall
+	// warmSeconds and warmCalls bound the warm-up of short calls: until caches
+	// and clocks have settled.
+	warmSeconds = 0.03
+	warmCalls   = 10
+)
+
+// timing is what the repetitions of one case gave; times in seconds.
+type timing struct {
+	warm                    float64 // the last call of the warm-up
+	calls, stages, ceilings []float64
+	allocs                  int64
+	check                   kernels.CheckReport
+}
+
+// bencher measures one case on one backend.
+type bencher struct {
+	be backend.Backend
+	c  Case
+	// work ends calls: a while after Ctrl-C, or when the budget is spent.
+	work context.Context
+	// stop says, between repetitions, why to end; "" to go on.
+	stop func() string
+	// step is told what runs, for people who wait.
+	step func(what string)
+	// seed draws inputs and checked rows, of which there are rows.
+	seed uint64
+	rows int
+	// stageTime predicts the seconds of the three stages; 0 when unknown.
+	stageTime float64
+	// left is the time left; negative when there is no budget.
+	left func() time.Duration
+
+	op     operands
+	staged kernels.Result // of the three stages; zero when they are skipped
+}
+
+// run measures the case. When it is stopped early it returns what it has, and
+// why in words. An error that comes from stopping is such a word, not an error.
+func (b *bencher) run() (t timing, note string, err error) {
+	stopped := func(err error) (timing, string, error) {
+		if why := b.stop(); why != "" && b.work.Err() != nil {
+			return t, why, nil
+		}
+		return t, note, err
+	}
+	b.step("inputs")
+	if b.op, err = b.c.load(b.work, b.be, b.seed); err != nil {
+		return stopped(err)
+	}
+	defer b.op.release()
+	defer func() { b.staged.Release() }()
+	// Garbage of the case before must not be collected on this one's time.
+	runtime.GC()
+
+	b.step("warm-up")
+	if t.warm, err = b.warm(); err != nil {
+		return stopped(err)
+	}
+	b.step("check")
+	if t.check, err = b.verify(b.seed); err != nil || !t.check.OK() {
+		return stopped(err)
+	}
+	if why := b.stop(); why != "" {
+		return t, why, nil
+	}
+	rounds, each := repetitions(t.warm)
+	if note, err = b.prepareStages(t.warm); err != nil {
+		return stopped(err)
+	}
+	t.allocs = math.MaxInt64
+	for r := range rounds {
+		if why := b.stop(); why != "" {
+			return t, why, nil
+		}
+		b.step(fmt.Sprintf("repetition %d of %d", r*each+1, rounds*each))
+		if err := b.round(&t, each); err != nil {
+			return stopped(err)
+		}
+	}
+	// Other rows than before, of the output that the last repetition left.
+	b.step("check")
+	last, err := b.verify(b.seed + 1)
+	if err != nil {
+		return stopped(err)
+	}
+	if last.Off > t.check.Off || math.IsNaN(last.Off) {
+		t.check = last
+	}
+	return t, note, nil
+}
+
+// probe times the fused call and the three stages, only to predict longer ones.
+func (b *bencher) probe() (t timing, err error) {
+	b.step("probe")
+	if b.op, err = b.c.load(b.work, b.be, b.seed); err != nil {
+		return t, err
+	}
+	defer b.op.release()
+	defer func() { b.staged.Release() }()
+	if t.warm, err = b.warm(); err != nil {
+		return t, err
+	}
+	if _, err = b.prepareStages(t.warm); err != nil || b.staged.Weights.IsZero() {
+		return t, err
+	}
+	seconds, err := b.time(b.staged)
+	t.stages = append(t.stages, seconds)
+	return t, err
+}
+
+// warm runs the call until short ones have settled and returns the seconds of
+// the last one.
+func (b *bencher) warm() (float64, error) {
+	total, last := 0.0, 0.0
+	for n := 0; n == 0 || n < warmCalls && total < warmSeconds; n++ {
+		var err error
+		if last, err = b.time(kernels.Result{O: b.op.o}); err != nil {
+			return 0, err
+		}
+		total += last
+	}
+	return last, nil
+}
+
+// time runs one call into out and returns its seconds, its completion included.
+func (b *bencher) time(out kernels.Result) (float64, error) {
+	begin := time.Now()
+	err := kernels.AttentionInto(b.work, b.be, out, b.op.q, b.op.k, b.op.v, b.c.options())
+	return time.Since(begin).Seconds(), err
+}
+
+// verify recomputes rows of the output in float64.
+func (b *bencher) verify(seed uint64) (kernels.CheckReport, error) {
+	return kernels.Check(b.work, b.be, b.op.q, b.op.k, b.op.v, kernels.Result{O: b.op.o}, b.c.options(),
+		kernels.CheckOptions{Rows: b.rows, Seed: seed})
+}
+
+// round measures once around: the ceiling, the calls with their allocations, the
+// three stages. What is compared lies close together in time.
+func (b *bencher) round(t *timing, each int) error {
+	if meter, ok := b.be.(backend.PeakMeter); ok {
+		peak, err := meter.PeakFLOPS(b.work)
+		if err != nil {
+			return fmt.Errorf("ceiling: %w", err)
+		}
+		t.ceilings = append(t.ceilings, peak)
+	}
+	var before, after runtime.MemStats
+	first := len(t.calls)
+	t.calls = append(t.calls, make([]float64, each)...)[:first] // not grown while counting
+	runtime.ReadMemStats(&before)
+	for range each {
+		seconds, err := b.time(kernels.Result{O: b.op.o})
+		if err != nil {
+			return err
+		}
+		t.calls = append(t.calls, seconds)
+		if b.stop() != "" {
+			break
+		}
+	}
+	runtime.ReadMemStats(&after)
+	// Another goroutine's allocations can only add: the least is the call's.
+	t.allocs = min(t.allocs, int64(after.Mallocs-before.Mallocs)/int64(len(t.calls)-first))
+	if b.staged.Weights.IsZero() || b.stop() != "" {
+		return nil
+	}
+	seconds, err := b.time(b.staged)
+	if err != nil {
+		return fmt.Errorf("three stages: %w", err)
+	}
+	t.stages = append(t.stages, seconds)
+	return nil
+}
+
+// prepareStages allocates outputs for the three stages and warms them up, or
+// says why they are skipped. fused is the time in seconds of a fused call.
+func (b *bencher) prepareStages(fused float64) (note string, err error) {
+	limit := float64(maxWeights)
+	if free := freeMemory(); free > 0 {
+		limit = min(limit, float64(free)/2)
+	}
+	bytes := 4 * product(b.c.weightsShape())
+	rounds, _ := repetitions(fused)
+	left := b.left()
+	switch {
+	case bytes > limit:
+		return fmt.Sprintf("stages skipped: %s of weights", size(bytes)), nil
+	case b.stageTime > maxStages:
+		return fmt.Sprintf("stages skipped: predicted %s each", duration(b.stageTime)), nil
+	case left >= 0 && caseSeconds(fused)+b.stageTime*float64(1+rounds) > left.Seconds():
+		return fmt.Sprintf("stages skipped: %s of the budget is left", duration(left.Seconds())), nil
+	}
+	b.step("three stages")
+	if err = b.allocStages(); err == nil {
+		if _, err = b.time(b.staged); err == nil {
+			return "", nil
+		}
+	}
+	b.staged.Release()
+	b.staged = kernels.Result{}
+	if stop := b.work.Err(); stop != nil {
+		return "", stop
+	}
+	// The fused call is what is measured; it goes on without.
+	return "stages skipped: " + err.Error(), nil
+}
+
+// allocStages allocates the outputs of the three stages: apart from the fused
+// call's, which is checked.
+func (b *bencher) allocStages() (err error) {
+	_, _, _, o := b.c.shapes()
+	if b.staged.O, err = b.be.Alloc(b.work, b.c.DType, o); err != nil {
+		return err
+	}
+	b.staged.Weights, err = b.be.Alloc(b.work, backend.F32, b.c.weightsShape())
+	return err
+}
+
+// product returns the elements of a shape, which may exceed an int.
+func product(s backend.Shape) float64 {
+	n := 1.0
+	for _, l := range s {
+		n *= float64(l)
+	}
+	return n
+}

@@ -1,0 +1,251 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+const (
+	// grace is how long a call that runs on Ctrl-C may take to end by itself:
+	// a sweep's longest, with a margin.
+	grace = 2 * time.Second
+	// probeSeconds is how long a call must take before it predicts others that
+	// are far longer.
+	probeSeconds = 0.01
+)
+
+// Run measures every case on every backend, in that order, and reports. Results
+// that are wrong, calls that fail and a budget that ends are in the report, not
+// errors; see [Report.Err]. When ctx is cancelled the repetition that runs may
+// end, and the report holds what was measured until then. The error is that of
+// [Config.Check].
+//
+// A backend that computes in parallel on the machine that is timed should not
+// be in use elsewhere meanwhile.
+func Run(ctx context.Context, backends []backend.Backend, cfg Config) (*Report, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	r := &runner{ctx: ctx, cfg: cfg, begin: time.Now(), backends: len(backends)}
+	env := environment(r.begin)
+	env.Seed, env.CheckedRows, env.BudgetS = cfg.Seed, cfg.Rows, cfg.Budget.Seconds()
+	env.Missing = append(env.Missing, cfg.Missing...)
+	r.report = &Report{Schema: Schema, Environment: env, Cases: []Measurement{}}
+
+	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	if cfg.Budget > 0 {
+		var free context.CancelFunc
+		work, free = context.WithDeadline(work, r.begin.Add(cfg.Budget))
+		defer free()
+	}
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })()
+	r.work = work
+	for i, be := range backends {
+		r.report.Environment.Backends = append(r.report.Environment.Backends, be.Info())
+		r.backend(be, i)
+	}
+	r.report.Interrupted = ctx.Err() != nil
+	return r.report, nil
+}
+
+// runner is a run under way.
+type runner struct {
+	ctx      context.Context // ends on Ctrl-C
+	work     context.Context // ends calls: grace later, or with the budget
+	cfg      Config
+	begin    time.Time
+	report   *Report
+	backends int     // in all
+	done     float64 // of Progress
+
+	// Of the backend that is measured:
+	index int
+	began time.Time
+	end   time.Time // of its share of the budget; zero without one
+	call  cost
+	stage cost // in weights, as the stages compute every pair
+	seq   int  // length of the last call timed
+}
+
+// left returns what is left of the backend's share; negative without a budget.
+func (r *runner) left() time.Duration {
+	if r.end.IsZero() {
+		return -1
+	}
+	return max(time.Until(r.end), 0)
+}
+
+// stop says why to end between repetitions; "" to go on.
+func (r *runner) stop() string {
+	switch {
+	case r.ctx.Err() != nil:
+		return "interrupted"
+	case r.left() == 0:
+		return "the budget is spent"
+	}
+	return ""
+}
+
+// limit returns the longest call in seconds; 0 for none.
+func (r *runner) limit() float64 {
+	if len(r.cfg.Seqs) > 0 {
+		return 0
+	}
+	return sweepCall
+}
+
+// backend measures all cases on be, the index-th.
+func (r *runner) backend(be backend.Backend, index int) {
+	r.index, r.began, r.end = index, time.Now(), time.Time{}
+	r.call, r.stage, r.seq = cost{}, cost{}, 0
+	if r.cfg.Budget > 0 {
+		left := max(time.Until(r.begin.Add(r.cfg.Budget)), 0)
+		r.end = r.began.Add(share(left, r.backends-index))
+	}
+	if len(r.cfg.Seqs) > 0 {
+		for _, seq := range r.cfg.Seqs {
+			r.report.Cases = append(r.report.Cases, r.measure(be, r.cfg.at(seq)))
+		}
+		return
+	}
+	for seq := sweepStart; seq <= maxSeq; seq *= 2 {
+		m := r.measure(be, r.cfg.at(seq))
+		r.report.Cases = append(r.report.Cases, m)
+		if m.Status == NotRun || m.Status == Failed {
+			return // a longer one would not do better
+		}
+	}
+}
+
+// measure runs one case and puts its figures in a row.
+func (r *runner) measure(be backend.Backend, c Case) Measurement {
+	info, d := be.Info(), c.Dims
+	m := Measurement{
+		Backend: info.Name, Provider: info.Provider, Variant: c.Variant, DType: c.DType.String(),
+		Batch: d.Batch, Heads: d.Heads, KVHeads: d.KVHeads, SeqQ: d.SeqQ, SeqK: d.SeqK, Dim: d.Dim,
+		Causal: c.Causal, Threads: info.Threads, Status: NotRun,
+	}
+	if m.Note = r.stop(); m.Note != "" {
+		m.Note = "not run: " + m.Note
+		return m
+	}
+	plan, err := c.plan(be)
+	if err != nil {
+		return failed(m, err)
+	}
+	m.FLOPs, m.Path = plan.FLOPs, plan.Path
+	if free, need := freeMemory(), c.bytes(); need < 0 || free > 0 && need > free {
+		m.Note = fmt.Sprintf("not run: needs %s, %s are free", size(float64(uint64(need))), size(float64(free)))
+		return m
+	}
+	r.approach(be, c)
+	predicted := r.call.predict(plan.FLOPs)
+	if r.call.known() {
+		m.PredictedS = &predicted
+	}
+	if m.Note = admit(predicted, r.limit(), r.left()); m.Note != "" {
+		return m
+	}
+	b := bencher{be: be, c: c, work: r.work, stop: r.stop, seed: r.cfg.Seed, rows: r.cfg.Rows, left: r.left,
+		stageTime: r.stage.predict(int64(product(c.weightsShape())))}
+	b.step = r.follow(info.Name, c, predicted)
+	t, note, err := b.run()
+	if err != nil {
+		return failed(m, err)
+	}
+	r.learn(c, plan.FLOPs, t)
+	m.Note = note
+	m.figures(t)
+	return m
+}
+
+// failed notes an error on m. What a backend does not do is no failure.
+func failed(m Measurement, err error) Measurement {
+	m.Status, m.Note = Failed, "failed: "+err.Error()
+	if errors.Is(err, backend.ErrUnsupported) {
+		m.Status, m.Note = NotRun, "not run: "+err.Error()
+	}
+	return m
+}
+
+// figures fills in what t says.
+func (m *Measurement) figures(t timing) {
+	if t.check.Rows > 0 {
+		m.MaxError, m.ErrorBound = figure(t.check.MaxError), figure(t.check.Bound)
+	}
+	switch {
+	case t.check.Rows > 0 && !t.check.OK():
+		m.Status, m.Note = Wrong, "WRONG: "+t.check.Worst
+		return
+	case len(t.calls) == 0:
+		m.Status, m.Note = NotRun, "not run: "+m.Note
+		return
+	}
+	m.Status, m.Repetitions = OK, len(t.calls)
+	least := math.Inf(1)
+	for _, s := range t.calls {
+		least = min(least, s)
+	}
+	mid := median(t.calls)
+	m.MedianS, m.MinS, m.Allocs = figure(mid), figure(least), &t.allocs
+	m.GFLOPS = figure(float64(m.FLOPs) / mid / 1e9)
+	if peak := median(t.ceilings); peak > 0 {
+		m.CeilingGFLOPS = figure(peak / 1e9)
+		m.Percent = figure(100 * float64(m.FLOPs) / mid / peak)
+	}
+	if len(t.stages) > 0 {
+		s := median(t.stages)
+		m.StagesS, m.SpeedupVsStages = figure(s), figure(s/mid)
+	}
+}
+
+// figure returns x, or null for what JSON cannot hold.
+func figure(x float64) *float64 {
+	if math.IsNaN(x) || math.IsInf(x, 0) {
+		return nil
+	}
+	return &x
+}
+
+// learn remembers what t cost.
+func (r *runner) learn(c Case, flops int64, t timing) {
+	seconds := t.warm
+	if len(t.calls) > 0 {
+		seconds = median(t.calls)
+	}
+	if seconds > 0 {
+		r.call, r.seq = cost{seconds, flops}, c.Dims.SeqK
+	}
+	if len(t.stages) > 0 {
+		r.stage = cost{median(t.stages), int64(product(c.weightsShape()))}
+	}
+}
+
+// approach times shorter calls, doubling, until one takes long enough to predict
+// c, which may be thousands of times the case before it.
+func (r *runner) approach(be backend.Backend, c Case) {
+	for r.stop() == "" && r.call.seconds < probeSeconds {
+		short := r.cfg.at(max(sweepStart, 2*r.seq))
+		if short.Dims.SeqK >= c.Dims.SeqK {
+			return
+		}
+		plan, err := short.plan(be)
+		if err != nil {
+			return // the case itself says so
+		}
+		b := bencher{be: be, c: short, work: r.work, stop: r.stop, seed: r.cfg.Seed, left: r.left}
+		b.step = r.follow(be.Info().Name, short, 0)
+		t, err := b.probe()
+		if err != nil {
+			return
+		}
+		r.learn(short, plan.FLOPs, t)
+	}
+}

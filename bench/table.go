@@ -1,0 +1,231 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// barWidth is how many characters stand for 100% of the ceiling.
+const barWidth = 16
+
+// columns are the table's, with the width of each in characters; figures are
+// set right. A column as wide as its widest usual figure keeps the tables of all
+// backends, and of two runs, aligned with each other.
+var columns = [...]struct {
+	head  string
+	width int
+}{
+	{"S", 9}, {"time", 9}, {"GFLOP/s", 9}, {"ceiling", 9}, {"%", 6}, {"", barWidth}, {"vs stages", 9}, {"allocs", 7}, {"error / bound", 19},
+}
+
+// WriteTable writes the report for people: a head that says what ran on what, a
+// block for each backend with a row for each case, and how the figures were
+// taken.
+func (r *Report) WriteTable(w io.Writer) error {
+	var b strings.Builder
+	r.head(&b)
+	for _, info := range r.Environment.Backends {
+		b.WriteByte('\n')
+		r.block(&b, info)
+	}
+	for _, m := range r.Environment.Missing {
+		fmt.Fprintf(&b, "\n%s\n", m)
+	}
+	r.foot(&b)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (r *Report) head(b *strings.Builder) {
+	e := &r.Environment
+	fmt.Fprintf(b, "attn bench · %s · %s · %s/%s · %s", e.CPU, count(e.CPUs, "CPU"), e.OS, e.Arch, e.GoVersion)
+	if e.Commit != "" {
+		fmt.Fprintf(b, " · %.10s", e.Commit)
+		if e.Modified {
+			b.WriteString("+")
+		}
+	}
+	b.WriteByte('\n')
+	if len(r.Cases) > 0 {
+		c := r.Cases[0]
+		fmt.Fprintf(b, "softmax(QKᵀ/√D)·V · B=%d H=%d", c.Batch, c.Heads)
+		if c.KVHeads != c.Heads {
+			fmt.Fprintf(b, " Hkv=%d", c.KVHeads)
+		}
+		fmt.Fprintf(b, " D=%d %s", c.Dim, c.DType)
+		if c.Causal {
+			b.WriteString(" causal")
+		}
+		b.WriteByte('\n')
+	}
+}
+
+// block writes the table of one backend.
+func (r *Report) block(b *strings.Builder, info backend.Info) {
+	fmt.Fprintf(b, "%s · %s · %s", info.Name, info.Device, info.Provider)
+	if info.Driver != "" {
+		fmt.Fprintf(b, " · %s", info.Driver)
+	}
+	if info.Threads > 0 {
+		fmt.Fprintf(b, " · %s", count(info.Threads, "thread"))
+	}
+	var ceilings []float64
+	for _, c := range r.Cases {
+		if c.Backend == info.Name && c.CeilingGFLOPS != nil {
+			ceilings = append(ceilings, *c.CeilingGFLOPS)
+		}
+	}
+	if len(ceilings) > 0 {
+		fmt.Fprintf(b, " · ceiling %s GFLOP/s\n", number3(median(ceilings)))
+	} else {
+		b.WriteString(" · ceiling not measured\n")
+	}
+	var head [len(columns)]string
+	for i, c := range columns {
+		head[i] = c.head
+	}
+	line(b, head, "status")
+	for _, c := range r.Cases {
+		if c.Backend == info.Name {
+			c.row(b)
+		}
+	}
+}
+
+// row writes a case as a row of the table.
+func (m *Measurement) row(b *strings.Builder) {
+	seq := strconv.Itoa(m.SeqK)
+	if m.Status == NotRun || m.Status == Failed {
+		// Nothing to put in the columns: the words take their place.
+		fmt.Fprintf(b, "%*s   %s\n", columns[0].width, seq, m.Note)
+		return
+	}
+	cells := [len(columns)]string{seq}
+	show := func(i int, x *float64, format func(float64) string) {
+		cells[i] = "-"
+		if x != nil {
+			cells[i] = format(*x)
+		}
+	}
+	show(1, m.MedianS, duration)
+	show(2, m.GFLOPS, number3)
+	show(3, m.CeilingGFLOPS, number3)
+	show(4, m.Percent, func(x float64) string { return fmt.Sprintf("%.1f", x) })
+	if m.Percent != nil {
+		cells[5] = bar(*m.Percent)
+	}
+	show(6, m.SpeedupVsStages, func(x float64) string { return number3(x) + "x" })
+	cells[7] = "-"
+	if m.Allocs != nil {
+		cells[7] = strconv.FormatInt(*m.Allocs, 10)
+	}
+	cells[8] = scientific(m.MaxError) + " / " + scientific(m.ErrorBound)
+	status := m.Note
+	if m.Status == OK {
+		status = "ok"
+		if m.Note != "" {
+			status += ", " + m.Note
+		}
+	}
+	line(b, cells, status)
+}
+
+// line writes cells into the columns, and the status after them.
+func line(b *strings.Builder, cells [len(columns)]string, status string) {
+	var l strings.Builder
+	for i, c := range columns {
+		pad := strings.Repeat(" ", max(c.width-utf8.RuneCountInString(cells[i]), 0))
+		if i > 0 {
+			l.WriteByte(' ')
+		}
+		if c.head == "" { // the bar starts at its left
+			l.WriteString(" " + cells[i] + pad)
+		} else {
+			l.WriteString(pad + cells[i])
+		}
+	}
+	fmt.Fprintf(b, "%s   %s\n", strings.TrimRight(l.String(), " "), status)
+}
+
+func (r *Report) foot(b *strings.Builder) {
+	b.WriteString(`
+time       median of the repetitions of one call, inputs and outputs in the backend's memory
+GFLOP/s    2·(D+Dv) operations for each visible pair of query and key; softmax is not counted
+ceiling    float32 fused multiply-adds (2 operations) in registers on all the backend's threads, measured between the repetitions
+vs stages  the same call as QKᵀ, softmax and PV with all weights in memory, against it
+`)
+	fmt.Fprintf(b, "error      of %s against float64, where it is nearest to its bound; over it is WRONG and gets no figure\n",
+		count(r.Environment.CheckedRows, "sampled row"))
+	if r.Interrupted {
+		b.WriteString("\ninterrupted: this is what was measured until then\n")
+	}
+}
+
+// bar draws a percentage in eighths of a character.
+func bar(percent float64) string {
+	eighths := int(math.Round(min(max(percent, 0), 100) / 100 * barWidth * 8))
+	s := strings.Repeat("█", eighths/8)
+	if rest := eighths % 8; rest > 0 {
+		s += string(rune('█' + 8 - rest)) // U+2588 full, then one eighth less each
+	}
+	return s
+}
+
+// count writes a number of things: "1 thread", "2 threads".
+func count(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
+}
+
+// duration writes seconds with three digits: "1.23 ms".
+func duration(seconds float64) string {
+	switch {
+	case seconds < 999.5e-9:
+		return fmt.Sprintf("%.0f ns", seconds*1e9)
+	case seconds < 999.5e-6:
+		return number3(seconds*1e6) + " µs"
+	case seconds < 999.5e-3:
+		return number3(seconds*1e3) + " ms"
+	default:
+		return number3(seconds) + " s"
+	}
+}
+
+// size writes bytes in binary units: "4.0 GiB".
+func size(bytes float64) string {
+	units := [...]string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
+	i := 0
+	for bytes >= 1024 && i < len(units)-1 {
+		bytes /= 1024
+		i++
+	}
+	return fmt.Sprintf("%.1f %s", bytes, units[i])
+}
+
+// number3 writes x with three digits, more where the integer part has them.
+func number3(x float64) string {
+	decimals := 0
+	switch a := math.Abs(x); {
+	case a < 9.995:
+		decimals = 2
+	case a < 99.95:
+		decimals = 1
+	}
+	return strconv.FormatFloat(x, 'f', decimals, 64)
+}
+
+// scientific writes an error: "1.2e-07"; what is not a number is "-".
+func scientific(x *float64) string {
+	if x == nil {
+		return "-"
+	}
+	return strconv.FormatFloat(*x, 'e', 1, 64)
+}
