@@ -32,6 +32,7 @@ import (
 type commands struct {
 	Devices devicesCmd `cmd:"" help:"List the backends and adapters, their limits, and what auto picks."`
 	Run     runCmd     `cmd:"" help:"Compute attention over .npy files."`
+	Explain explainCmd `cmd:"" help:"Show every step of attention on a small example."`
 }
 
 // streams are where a command writes: results to out, everything that is said

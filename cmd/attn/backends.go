@@ -1,0 +1,6 @@
+package main
+
+// Every backend that attn has registers itself.
+import (
+	_ "github.com/seed90331342/attn/cpu"
+)

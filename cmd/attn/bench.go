@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/cpu"
+)
+
+// sweepBudget bounds a sweep, in which nothing says how long to measure: it ends
+// within a minute, the start of the program and the last call included.
+const sweepBudget = 48 * time.Second
+
+// benchCmd is attn bench.
+type benchCmd struct {
+	Seq     string        `name:"seq" help:"Sequence lengths: 256,1k,4096 or 256..4k doubling. Default: 256, 512, ... up to about a second a call." placeholder:"LIST"`
+	Batch   int           `name:"batch" default:"1" help:"Batches."`
+	Heads   int           `name:"heads" default:"8" help:"Query heads."`
+	KVHeads *int          `name:"kv-heads" help:"Key and value heads, which divide --heads. Default: as many." placeholder:"N"`
+	Dim     int           `name:"dim" default:"64" help:"Head size."`
+	Causal  bool          `name:"causal" help:"Hide later keys from a row."`
+	DType   string        `name:"dtype" default:"f32" help:"Element type: f32, f16 or bf16."`
+	Backend []string      `name:"backend" help:"Backends: cpu, gpu, gpu:1, ...; repeat or list with commas. Default: each that there is." placeholder:"NAME"`
+	Threads int           `name:"threads" help:"Threads of the CPU backend and of its ceiling. Default: GOMAXPROCS." placeholder:"N"`
+	Budget  time.Duration `name:"budget" help:"Time for the whole run, shared among the backends. Default: 48s without --seq, no limit with it." placeholder:"DURATION"`
+	Seed    uint64        `name:"seed" default:"1" help:"Seed of the inputs and of the rows that are checked."`
+	JSON    string        `name:"json" help:"Write the report to this file." placeholder:"FILE"`
+}
+
+// Run measures and prints the table. Everything that can be wrong with the flags
+// is said before anything is measured.
+func (c *benchCmd) Run(ctx context.Context, out *streams) error {
+	cfg, err := c.config()
+	if err != nil {
+		return err
+	}
+	if c.JSON != "" {
+		if err := bench.CheckFile(c.JSON); err != nil {
+			return err
+		}
+	}
+	backends, missing, err := c.open()
+	defer func() {
+		for _, be := range backends {
+			be.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	cfg.Missing = missing
+	bar := newBenchBar(out.err)
+	cfg.Progress = bar.show
+	report, err := bench.Run(ctx, backends, cfg)
+	bar.clear()
+	if err != nil {
+		return err
+	}
+	// What was measured is written even when it was interrupted or is wrong;
+	// one output that fails must not lose the other.
+	err = report.WriteTable(out.out)
+	if c.JSON != "" {
+		err = errors.Join(err, report.WriteFile(c.JSON))
+	}
+	if err != nil {
+		return err
+	}
+	return report.Err()
+}
+
+// config translates the flags.
+func (c *benchCmd) config() (bench.Config, error) {
+	cfg := bench.Config{Batch: c.Batch, Heads: c.Heads, Dim: c.Dim, Causal: c.Causal, Budget: c.Budget, Seed: c.Seed}
+	kvHeads := c.Heads
+	if c.KVHeads != nil {
+		kvHeads = *c.KVHeads
+	}
+	cfg.KVHeads = kvHeads
+	for _, f := range []struct {
+		name  string
+		value int
+	}{{"batch", c.Batch}, {"heads", c.Heads}, {"kv-heads", kvHeads}, {"dim", c.Dim}} {
+		if f.value < 1 { // 0 means 'the default' to package bench
+			return cfg, fmt.Errorf("--%s is %d, it must be at least 1: %w", f.name, f.value, backend.ErrOption)
+		}
+	}
+	if c.Threads < 0 {
+		return cfg, fmt.Errorf("--threads is %d, it must be at least 1, or 0 for GOMAXPROCS: %w", c.Threads, backend.ErrOption)
+	}
+	dtypes := []backend.DType{backend.F32, backend.F16, backend.BF16}
+	i := slices.IndexFunc(dtypes, func(d backend.DType) bool { return d.String() == c.DType })
+	if i < 0 {
+		return cfg, fmt.Errorf("--dtype is %q, it must be f32, f16 or bf16: %w", c.DType, backend.ErrOption)
+	}
+	cfg.DType = dtypes[i]
+	if c.Seq != "" {
+		var err error
+		if cfg.Seqs, err = bench.ParseSeqs(c.Seq); err != nil {
+			return cfg, fmt.Errorf("--seq: %w", err)
+		}
+	} else if cfg.Budget == 0 {
+		cfg.Budget = sweepBudget
+	}
+	return cfg, cfg.Check()
+}
+
+// open opens the backends that were named, else each that there is; missing says
+// what there is not. The caller closes them, also beside an error.
+func (c *benchCmd) open() (backends []backend.Backend, missing []string, err error) {
+	names := c.Backend
+	if len(names) == 0 {
+		for _, l := range backend.Devices() {
+			for _, info := range l.Infos {
+				names = append(names, info.Name)
+			}
+			if l.Err != nil {
+				missing = append(missing, fmt.Sprintf("%s · none: %s", l.Family, oneLine(l.Err)))
+			}
+		}
+	}
+	for _, name := range names {
+		be, err := c.openOne(name)
+		if err == nil && slices.ContainsFunc(backends, func(b backend.Backend) bool { return b.Info().Name == be.Info().Name }) {
+			err = be.Close() // "auto" and its own name, or a name twice
+			if err == nil {
+				continue
+			}
+		}
+		switch {
+		case err == nil:
+			backends = append(backends, be)
+		case len(c.Backend) > 0:
+			return backends, missing, fmt.Errorf("--backend: %w", err)
+		default: // listed, and yet it does not open: the others are measured
+			missing = append(missing, fmt.Sprintf("%s · does not open: %s", name, oneLine(err)))
+		}
+	}
+	return backends, missing, nil
+}
+
+func (c *benchCmd) openOne(name string) (backend.Backend, error) {
+	if name == "auto" {
+		name, _ = backend.Auto()
+	}
+	if name == "cpu" && c.Threads > 0 {
+		return cpu.New(cpu.Options{Threads: c.Threads}), nil
+	}
+	return backend.Open(name)
+}
+
+// oneLine writes an error that joins several in one line.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// benchBar shows how far a run is, on a terminal; its zero value shows nothing.
+type benchBar struct{ bar *progressbar.ProgressBar }
+
+// benchBarSteps is finer than any terminal is wide.
+const benchBarSteps = 1000
+
+// newBenchBar returns a bar on w when w is a terminal: in a pipe or a log file it
+// would be noise.
+func newBenchBar(w io.Writer) *benchBar {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return &benchBar{}
+	}
+	return &benchBar{progressbar.NewOptions(benchBarSteps,
+		progressbar.OptionSetWriter(w),
+		progressbar.OptionSetWidth(24),
+		progressbar.OptionSetElapsedTime(false),
+		progressbar.OptionSetPredictTime(false), // bench predicts from costs, the bar only from steps
+		progressbar.OptionClearOnFinish(),
+		progressbar.OptionSetTheme(progressbar.ThemeUnicode),
+	)}
+}
+
+// show moves the bar.
+func (b *benchBar) show(p bench.Progress) {
+	if b.bar == nil {
+		return
+	}
+	b.bar.Describe(fmt.Sprintf("%-6s S=%-7d %-20s %3.0f s left", p.Backend, p.Case.Dims.SeqK, p.Step, p.Remaining.Seconds()))
+	// A bar that cannot be drawn is no reason to stop measuring. It ends by
+	// clear alone, so that it never claims to be done.
+	_ = b.bar.Set(min(int(p.Done*benchBarSteps), benchBarSteps-1))
+}
+
+// clear takes the bar off the screen.
+func (b *benchBar) clear() {
+	if b.bar != nil {
+		_ = b.bar.Clear()
+	}
+}
