@@ -16,8 +16,9 @@ const (
 	// overhead.
 	sweepStart = 256
 	// sweepCall is the longest call, in seconds, that a sweep goes on to:
-	// about a second.
-	sweepCall = 1.0
+	// about a second, so that the last length of a sweep lies between half a
+	// second and two.
+	sweepCall = 1.5
 	// maxSeq keeps positions within the int32 that devices count in.
 	maxSeq = 1 << 30
 )

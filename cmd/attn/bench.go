@@ -150,10 +150,11 @@ func (c *benchCmd) open() (backends []backend.Backend, missing []string, err err
 }
 
 func (c *benchCmd) openOne(name string) (backend.Backend, error) {
+	picked := name
 	if name == "auto" {
-		name, _ = backend.Auto()
+		picked, _ = backend.Auto()
 	}
-	if name == "cpu" && c.Threads > 0 {
+	if picked == "cpu" && c.Threads > 0 {
 		return cpu.New(cpu.Options{Threads: c.Threads}), nil
 	}
 	return backend.Open(name)

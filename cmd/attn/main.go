@@ -33,6 +33,7 @@ type commands struct {
 	Devices devicesCmd `cmd:"" help:"List the backends and adapters, their limits, and what auto picks."`
 	Run     runCmd     `cmd:"" help:"Compute attention over .npy files."`
 	Explain explainCmd `cmd:"" help:"Show every step of attention on a small example."`
+	Bench   benchCmd   `cmd:"" help:"Measure speed, distance from the machine's limit, and error."`
 }
 
 // streams are where a command writes: results to out, everything that is said
