@@ -1,0 +1,145 @@
+package cpu
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// random returns a contiguous tensor of numbers in [-1, 1).
+func random(t testing.TB, seed uint64, shape backend.Shape) backend.Tensor {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(seed, 3))
+	data := make([]float32, shape.Elements())
+	for i := range data {
+		data[i] = rng.Float32()*2 - 1
+	}
+	x, err := backend.HostF32(data, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// plain returns a call of plain attention over random operands.
+func plain(t testing.TB, heads, seq, dim int) *backend.Call {
+	shape := backend.Shape{1, heads, seq, dim}
+	o, err := backend.AllocHost(backend.F32, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &backend.Call{
+		Q: random(t, 1, shape), K: random(t, 2, shape), V: random(t, 3, shape), O: o,
+		Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()},
+	}
+}
+
+// benchCases are the shapes of BenchmarkAttention and BenchmarkGemm.
+var benchCases = []struct{ heads, seq, dim int }{{1, 2048, 64}, {8, 2048, 64}, {8, 2048, 128}}
+
+func eachBenchCase(b *testing.B, f func(b *testing.B, heads, seq, dim, threads int)) {
+	for _, c := range benchCases {
+		for _, threads := range []int{1, 2} {
+			b.Run(fmt.Sprintf("cpu/f32/b1h%ds%dd%d/threads%d", c.heads, c.seq, c.dim, threads), func(b *testing.B) {
+				f(b, c.heads, c.seq, c.dim, threads)
+			})
+		}
+	}
+}
+
+func BenchmarkAttention(b *testing.B) {
+	eachBenchCase(b, func(b *testing.B, heads, seq, dim, threads int) {
+		be, c := New(Options{Threads: threads}), plain(b, heads, seq, dim)
+		b.ReportAllocs()
+		for b.Loop() {
+			if err := be.Attention(b.Context(), c); err != nil {
+				b.Fatal(err)
+			}
+		}
+		reportFLOPS(b, heads, seq, dim)
+	})
+}
+
+// BenchmarkGemm does the matrix products of BenchmarkAttention and nothing else:
+// the same tiles in the same memory, V transposed already.
+func BenchmarkGemm(b *testing.B) {
+	eachBenchCase(b, func(b *testing.B, heads, seq, dim, threads int) {
+		j := newGemmJob(b, heads, seq, dim)
+		for b.Loop() {
+			if err := run(b.Context(), j, j.tasks, threads); err != nil {
+				b.Fatal(err)
+			}
+		}
+		reportFLOPS(b, heads, seq, dim)
+	})
+}
+
+// BenchmarkRatio reports what part of blas32.Gemm's own speed on the same tiles
+// the whole of attention reaches: the two take turns, so that a busy machine
+// slows both, and the ratio is that of their total times.
+func BenchmarkRatio(b *testing.B) {
+	eachBenchCase(b, func(b *testing.B, heads, seq, dim, threads int) {
+		be, c, j := New(Options{Threads: threads}), plain(b, heads, seq, dim), newGemmJob(b, heads, seq, dim)
+		var gemm, attention time.Duration
+		for b.Loop() {
+			start := time.Now()
+			if err := run(b.Context(), j, j.tasks, threads); err != nil {
+				b.Fatal(err)
+			}
+			middle := time.Now()
+			if err := be.Attention(b.Context(), c); err != nil {
+				b.Fatal(err)
+			}
+			gemm += middle.Sub(start)
+			attention += time.Since(middle)
+		}
+		b.ReportMetric(100*gemm.Seconds()/attention.Seconds(), "%ofGemm")
+	})
+}
+
+func reportFLOPS(b *testing.B, heads, seq, dim int) {
+	flops := 4 * float64(heads) * float64(seq) * float64(seq) * float64(dim)
+	b.ReportMetric(flops*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+}
+
+// gemmJob is the products of attention without what is between them.
+type gemmJob struct {
+	q, k     view
+	seq, dim int
+	tasks    int
+}
+
+func newGemmJob(b *testing.B, heads, seq, dim int) *gemmJob {
+	shape := backend.Shape{1, heads, seq, dim}
+	q, err := viewOf("q", random(b, 1, shape))
+	if err != nil {
+		b.Fatal(err)
+	}
+	k, err := viewOf("k", random(b, 2, shape))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return &gemmJob{q: q, k: k, seq: seq, dim: dim, tasks: heads * ceilDiv(seq, queryBlock)}
+}
+
+func (j *gemmJob) size() (floats, rows int) {
+	return queryBlock*keyBlock + keyBlock*j.dim + queryBlock*j.dim, 0
+}
+
+func (j *gemmJob) task(_ context.Context, w *scratch, t int) error {
+	s, vt, acc := w.floats(queryBlock*keyBlock), w.floats(keyBlock*j.dim), w.floats(queryBlock*j.dim)
+	blocks := ceilDiv(j.seq, queryBlock)
+	q, ldq := j.q.rowsAt(0, t/blocks, t%blocks*queryBlock)
+	clear(s) // what a former call left there may be NaN
+	clear(vt)
+	for j0 := 0; j0 < j.seq; j0 += keyBlock {
+		k, ldk := j.k.rowsAt(0, t/blocks, j0)
+		mulNT(queryBlock, keyBlock, j.dim, q, ldq, k, ldk, s, keyBlock)
+		mulNT(queryBlock, j.dim, keyBlock, s, keyBlock, vt, keyBlock, acc, j.dim)
+	}
+	return nil
+}

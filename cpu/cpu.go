@@ -1,0 +1,195 @@
+// Package cpu is the backend that computes attention in host memory, on any
+// machine that Go runs on:
+//
+//	O = softmax(scale·Q·Kᵀ + bias) · V
+//
+// Both products go through gonum's blas32.Gemm in tiles of 64 queries x 128
+// keys, with an online softmax in between, so that memory beside the operands
+// is some hundred KiB a thread whatever the lengths are. A program that plugs
+// another BLAS into gonum (blas32.Use) speeds it up; one that starts no threads
+// of its own for such tiles fits best.
+//
+// Importing the package registers it:
+//
+//	import _ "github.com/seed90331342/attn/cpu"
+//
+//	be, err := backend.Open("cpu") // all of GOMAXPROCS
+//
+// and [New] makes one with another number of threads.
+//
+// Results are the same bits whatever the number of threads is, and a row's
+// result depends neither on the rows, heads and batches around it nor on how
+// many rows there are. Where in memory an operand lies, and its strides, do not
+// matter either.
+//
+// Not here yet: a call with few query rows, such as decoding with one head, is
+// not cut along its keys, and so runs on few threads.
+package cpu
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// name opens the backend, where names its memory in errors.
+const (
+	name  = "cpu"
+	where = "the CPU"
+)
+
+// Options are the settings of a [Backend]. The zero value uses all of
+// GOMAXPROCS.
+type Options struct {
+	// Threads is how many goroutines compute a call, at most; 0 (and less)
+	// follows GOMAXPROCS as it is when the call starts.
+	Threads int
+}
+
+// Backend computes in host memory. It implements backend.Backend,
+// backend.Projector and backend.Merger.
+type Backend struct {
+	opt  Options
+	gate gate
+}
+
+var (
+	_ backend.Backend   = (*Backend)(nil)
+	_ backend.Projector = (*Backend)(nil)
+	_ backend.Merger    = (*Backend)(nil)
+)
+
+// New returns a backend with the given options, for the caller to Close.
+func New(opt Options) *Backend {
+	opt.Threads = max(0, opt.Threads)
+	return &Backend{opt: opt}
+}
+
+// Alloc implements backend.Backend. It returns ErrShape for a shape that is
+// negative or too large to index, and ErrMemory for one beyond the memory that
+// the machine has.
+func (be *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	if err := be.gate.enter(ctx, "alloc"); err != nil {
+		return backend.Tensor{}, err
+	}
+	defer be.gate.leave()
+	if n, have := shape.Elements(), machineMemory(); n > 0 && uint64(n) > have/uint64(dtype.Size()) {
+		return backend.Tensor{}, fmt.Errorf("cpu: alloc: shape %v of %v takes %d elements of %d bytes, the machine has %d bytes: %w",
+			shape, dtype, n, dtype.Size(), have, backend.ErrMemory)
+	}
+	t, err := backend.AllocHost(dtype, shape)
+	if err != nil {
+		return backend.Tensor{}, fmt.Errorf("cpu: alloc: %w", err)
+	}
+	return t, nil
+}
+
+// Upload implements backend.Backend: it returns an alias of host, without a
+// copy. ErrDevice when host is not in host memory, ErrReleased after Release.
+func (be *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
+	if err := be.gate.enter(ctx, "upload"); err != nil {
+		return backend.Tensor{}, err
+	}
+	defer be.gate.leave()
+	t, err := host.Alias()
+	if err != nil {
+		return backend.Tensor{}, fmt.Errorf("cpu: upload: %w", err)
+	}
+	return t, nil
+}
+
+// Download implements backend.Backend: host = src, element by element.
+//
+//	host, src [B, H, S, D] of the same type, any strides
+//
+// Errors: ErrShape, ErrDType, and those of Attention.
+func (be *Backend) Download(ctx context.Context, host, src backend.Tensor) error {
+	if err := be.gate.enter(ctx, "download"); err != nil {
+		return err
+	}
+	defer be.gate.leave()
+	if err := download(ctx, host, src); err != nil {
+		return fmt.Errorf("cpu: download: %w", err)
+	}
+	return nil
+}
+
+func download(ctx context.Context, host, src backend.Tensor) error {
+	if host.Shape() != src.Shape() {
+		return fmt.Errorf("host has shape %v, src %v, they must be equal: %w", host.Shape(), src.Shape(), backend.ErrShape)
+	}
+	if host.DType() != src.DType() {
+		return fmt.Errorf("host is %v, src %v, they must be equal: %w", host.DType(), src.DType(), backend.ErrDType)
+	}
+	var pinned backend.Pinned
+	err := pinned.Pin(nil, where, []backend.Operand{{Name: "host", Tensor: host}}, []backend.Operand{{Name: "src", Tensor: src}})
+	if err != nil {
+		return err
+	}
+	defer pinned.Unpin()
+	to, err := viewOf("host", host)
+	if err != nil {
+		return err
+	}
+	from, err := viewOf("src", src)
+	if err != nil {
+		return err
+	}
+	shape := host.Shape()
+	for b := range shape[backend.Batch] {
+		for h := range shape[backend.Heads] {
+			for s := range shape[backend.Seq] {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				i, j := to.index(b, h, s), from.index(b, h, s)
+				n, di, dj := shape[backend.Dim], to.stride[backend.Dim], from.stride[backend.Dim]
+				switch host.DType() {
+				case backend.F32:
+					copyRow(to.f32[i:], di, from.f32[j:], dj, n)
+				case backend.Bool:
+					copyRow(to.bools[i:], di, from.bools[j:], dj, n)
+				default:
+					copyRow(to.bits[i:], di, from.bits[j:], dj, n)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// copyRow copies n elements that lie dj apart to where they lie di apart.
+func copyRow[T any](dst []T, di int, src []T, dj, n int) {
+	if di == 1 && dj == 1 {
+		copy(dst[:n], src)
+		return
+	}
+	for c := range n {
+		dst[c*di] = src[c*dj]
+	}
+}
+
+// Close implements backend.Backend: it waits for running calls.
+func (be *Backend) Close() error {
+	be.gate.close()
+	return nil
+}
+
+// driver opens the one device of the family "cpu".
+type driver struct{}
+
+func init() { backend.Register(name, driver{}) }
+
+// Devices implements backend.Driver.
+func (driver) Devices() ([]backend.Info, error) {
+	return []backend.Info{New(Options{}).Info()}, nil
+}
+
+// Open implements backend.Driver. There is one CPU: a selector is ErrNoDevice.
+func (driver) Open(selector string) (backend.Backend, error) {
+	if selector != "" {
+		return nil, fmt.Errorf("cpu: there is one device, open it as \"cpu\", not \"cpu:%s\": %w", selector, backend.ErrNoDevice)
+	}
+	return New(Options{}), nil
+}

@@ -1,0 +1,186 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+	"unsafe"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// view is a tensor opened for one call: its memory as a slice, with the shape
+// and strides beside it. The zero view stands for no tensor.
+type view struct {
+	dtype  backend.DType
+	f32    []float32 // F32
+	bits   []uint16  // F16, BF16
+	bools  []bool    // Bool
+	shape  backend.Shape
+	stride backend.Strides
+}
+
+// viewOf opens t, which errors call name. It passes the errors of
+// Tensor.Float32s on: ErrDType, ErrDevice, ErrReleased.
+func viewOf(name string, t backend.Tensor) (view, error) {
+	v := view{dtype: t.DType(), shape: t.Shape(), stride: t.Strides()}
+	if t.IsZero() {
+		return view{}, nil
+	}
+	var err error
+	switch v.dtype {
+	case backend.F32:
+		v.f32, err = t.Float32s()
+	case backend.F16, backend.BF16:
+		v.bits, err = t.Bits()
+	default:
+		v.bools, err = t.Bools()
+	}
+	if err != nil {
+		return view{}, fmt.Errorf("%s: %w", name, err)
+	}
+	return v, nil
+}
+
+// isZero reports whether v stands for no tensor.
+func (v *view) isZero() bool { return v.shape == backend.Shape{} }
+
+// index returns the index of element (b, h, s, 0).
+func (v *view) index(b, h, s int) int {
+	return b*v.stride[backend.Batch] + h*v.stride[backend.Heads] + s*v.stride[backend.Seq]
+}
+
+// rowsInPlace reports whether rows of t can be handed to a matrix product as
+// they lie: float32, neighbours along dim, rows that do not overlap. Only type,
+// shape and strides count, so a plan knows it too.
+func rowsInPlace(t backend.Tensor) bool {
+	shape, stride := t.Shape(), t.Strides()
+	return t.DType() == backend.F32 &&
+		(shape[backend.Dim] == 1 || stride[backend.Dim] == 1) &&
+		(shape[backend.Seq] == 1 || stride[backend.Seq] >= shape[backend.Dim])
+}
+
+// rowsAt returns the rows from s on as they lie, with their leading dimension,
+// for a view whose tensor is rowsInPlace.
+func (v *view) rowsAt(b, h, s int) (rows []float32, ld int) {
+	return v.f32[v.index(b, h, s):], max(v.stride[backend.Seq], v.shape[backend.Dim])
+}
+
+// aligned reports whether every row lies on a 16 byte boundary. gonum's dot
+// product takes the elements of its second operand before such a boundary one by
+// one, so that the order of its sum, and with it the last bit, would otherwise
+// follow from where in memory a row happens to lie.
+func aligned(rows []float32, ld int) bool {
+	return uintptr(unsafe.Pointer(unsafe.SliceData(rows)))%16 == 0 && ld%4 == 0
+}
+
+// pack copies elements [c0, c0+cols) of rows [s, s+n) as float32 to dst, whose
+// rows are ld apart.
+func (v *view) pack(dst []float32, ld, b, h, s, n, c0, cols int) {
+	step := v.stride[backend.Dim]
+	for r := range n {
+		at := v.index(b, h, s+r) + c0*step
+		row := dst[r*ld : r*ld+cols]
+		switch {
+		case v.dtype == backend.F32 && step == 1:
+			copy(row, v.f32[at:at+cols])
+		case v.dtype == backend.F32:
+			for c := range row {
+				row[c] = v.f32[at+c*step]
+			}
+		case v.dtype == backend.F16 && step == 1:
+			for c, x := range v.bits[at : at+cols] {
+				row[c] = f16ToF32(x)
+			}
+		case v.dtype == backend.F16:
+			for c := range row {
+				row[c] = f16ToF32(v.bits[at+c*step])
+			}
+		case v.dtype == backend.BF16 && step == 1:
+			for c, x := range v.bits[at : at+cols] {
+				row[c] = bf16ToF32(x)
+			}
+		default:
+			for c := range row {
+				row[c] = bf16ToF32(v.bits[at+c*step])
+			}
+		}
+	}
+}
+
+// packT copies the transpose of rows [s, s+n), elements [c0, c0+cols), to dst:
+// element c of row r goes to dst[c*ld+r]. tmp holds 4·cols floats. It returns
+// whether everything it copied is finite.
+func (v *view) packT(dst []float32, ld, b, h, s, n, c0, cols int, tmp []float32) bool {
+	direct := v.dtype == backend.F32 && v.stride[backend.Dim] == 1
+	var seen uint32 // bit 31 is set once an exponent of all ones went by
+	r := 0
+	for ; r+4 <= n; r += 4 {
+		var x0, x1, x2, x3 []float32
+		if direct {
+			x0, x1 = v.f32[v.index(b, h, s+r)+c0:][:cols], v.f32[v.index(b, h, s+r+1)+c0:][:cols]
+			x2, x3 = v.f32[v.index(b, h, s+r+2)+c0:][:cols], v.f32[v.index(b, h, s+r+3)+c0:][:cols]
+		} else {
+			v.pack(tmp, cols, b, h, s+r, 4, c0, cols)
+			x0, x1, x2, x3 = tmp[:cols], tmp[cols:][:cols], tmp[2*cols:][:cols], tmp[3*cols:][:cols]
+		}
+		for c, a := range x0 {
+			d := (*[4]float32)(dst[c*ld+r:])
+			d[0], d[1], d[2], d[3] = a, x1[c], x2[c], x3[c]
+			seen |= expBits(a) | expBits(x1[c]) | expBits(x2[c]) | expBits(x3[c])
+		}
+	}
+	for ; r < n; r++ {
+		v.pack(tmp, cols, b, h, s+r, 1, c0, cols)
+		for c, a := range tmp[:cols] {
+			dst[c*ld+r] = a
+			seen |= expBits(a)
+		}
+	}
+	return seen>>31 == 0
+}
+
+// expBits returns a word whose bit 31 is set exactly when x is NaN or infinite.
+func expBits(x float32) uint32 { return math.Float32bits(x)&0x7fffffff + 0x00800000 }
+
+// finite reports whether x is neither NaN nor infinite.
+func finite(x float32) bool { return expBits(x)>>31 == 0 }
+
+// at returns element (b, h, s, c) as float32.
+func (v *view) at(b, h, s, c int) float32 {
+	i := v.index(b, h, s) + c*v.stride[backend.Dim]
+	switch v.dtype {
+	case backend.F32:
+		return v.f32[i]
+	case backend.F16:
+		return f16ToF32(v.bits[i])
+	default:
+		return bf16ToF32(v.bits[i])
+	}
+}
+
+// store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type.
+func (v *view) store(row []float32, b, h, s, c0 int) {
+	step := v.stride[backend.Dim]
+	i := v.index(b, h, s) + c0*step
+	switch v.dtype {
+	case backend.F32:
+		if step == 1 {
+			copy(v.f32[i:i+len(row)], row)
+			return
+		}
+		for _, x := range row {
+			v.f32[i] = x
+			i += step
+		}
+	case backend.F16:
+		for _, x := range row {
+			v.bits[i] = f32ToF16(x)
+			i += step
+		}
+	default:
+		for _, x := range row {
+			v.bits[i] = f32ToBF16(x)
+			i += step
+		}
+	}
+}
