@@ -48,7 +48,7 @@ type Options struct {
 }
 
 // Backend computes in host memory. It implements backend.Backend,
-// backend.Projector and backend.Merger.
+// backend.Projector, backend.Merger and backend.PeakMeter.
 type Backend struct {
 	opt  Options
 	gate gate
@@ -58,6 +58,7 @@ var (
 	_ backend.Backend   = (*Backend)(nil)
 	_ backend.Projector = (*Backend)(nil)
 	_ backend.Merger    = (*Backend)(nil)
+	_ backend.PeakMeter = (*Backend)(nil)
 )
 
 // New returns a backend with the given options, for the caller to Close.
