@@ -1,0 +1,300 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/shaders"
+)
+
+const (
+	tile         = 32  // rows and columns of a workgroup's tile
+	maxValueDim  = 256 // what a workgroup's registers hold of an output row
+	klenBatches  = 64  // batches that a kernel's klen table holds
+	softmaxGrain = 64  // threads of the softmax kernel; its pieces are multiples
+	maxSeq       = 1 << 30
+)
+
+// attention is a fused call in the terms of cutting: plan and run share it.
+type attention struct {
+	b    *Backend
+	c    *backend.Call
+	d    backend.Dims
+	blk  int // blocks of 32 output columns
+	v    variant
+	cut  *cutter
+	each float64 // operations for one row and one key
+
+	q, k, val, o, lse, mask, bias *operand
+}
+
+// sharing maps a [B, H, Sq, x] tensor, and keys a [B, Hkv, Sk, x] one.
+var (
+	rowAxes  = [4]int{axB, axH, axM, whole}
+	keyAxes  = [4]int{axB, axH, axN, whole}
+	pairAxes = [4]int{axB, axH, axM, axN}
+)
+
+func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
+	d := c.Dims()
+	if err := checkDims(d); err != nil {
+		return nil, err
+	}
+	if d.ValueDim > maxValueDim {
+		return nil, fmt.Errorf("v has head size %d, the fused kernel takes up to %d: %w", d.ValueDim, maxValueDim, backend.ErrUnsupported)
+	}
+	mask, bias, err := pairTensors(&c.Problem, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
+	if err != nil {
+		return nil, err
+	}
+	group := d.Heads / d.KVHeads
+	a := &attention{
+		b: b, c: c, d: d, blk: (d.ValueDim + tile - 1) / tile,
+		q:    &operand{"q", c.Q, rowAxes, 1},
+		k:    &operand{"k", c.K, keyAxes, group},
+		val:  &operand{"v", c.V, keyAxes, group},
+		mask: &operand{"mask", mask, pairAxes, 1},
+		bias: &operand{"bias", bias, pairAxes, 1},
+		o:    &operand{"o", c.O, rowAxes, 1},
+		lse:  &operand{"lse", c.LSE, rowAxes, 1},
+		each: 2 * float64(d.Dim+d.ValueDim),
+	}
+	a.v = variant{shaders.Attention, map[string]uint32{
+		"IN": uint32(c.Q.DType()), "OUT": uint32(c.O.DType()),
+		"DVB": uint32(a.blk), "ACC": uint32(4 * a.blk),
+	}}
+	pairConsts(a.v.consts, &c.Problem, bias)
+	a.cut = b.newCutter(axN, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
+	a.cut.granule[axN] = tile
+	a.cut.granule[axM] = tile
+	if c.Visible.KLen != nil {
+		a.cut.most[axB] = klenBatches
+	}
+	// A workgroup takes all keys of a piece one after the other, so a piece
+	// bounds the shortest submission.
+	a.cut.most[axN] = max(int(b.maxWork/(a.each*tile))/tile*tile, tile)
+	a.cut.state = func(x box) uint64 {
+		return uint64(x.len(axB)*x.len(axH)*x.len(axM)) * uint64(a.stateWidth()) * 4
+	}
+	return a, nil
+}
+
+// stateWidth is how many floats a row keeps between pieces: the output, eight
+// parts of the sum, the maximum, and padding.
+func (a *attention) stateWidth() int { return a.blk*tile + 16 }
+
+// Attention computes c in one pass over the keys; memory beside the operands is
+// O(Sq), and none when the keys come in one piece. backend.ErrUnsupported for
+// value heads of more than 256 columns; otherwise as backend.Backend says.
+func (b *Backend) Attention(ctx context.Context, c *backend.Call) error {
+	out := []backend.Operand{{Name: "o", Tensor: c.O}, {Name: "lse", Tensor: c.LSE}}
+	in := []backend.Operand{
+		{Name: "q", Tensor: c.Q}, {Name: "k", Tensor: c.K}, {Name: "v", Tensor: c.V},
+		{Name: "mask", Tensor: c.Mask}, {Name: "bias", Tensor: c.Bias},
+	}
+	return b.call(ctx, "attention", out, in, func(r *runner) error {
+		a, err := b.newAttention(c)
+		if err != nil {
+			return err
+		}
+		return a.walk(func(s step, stateBytes uint64, total int, each float64) error {
+			if stateBytes > 0 {
+				buf, err := r.stateFor(stateBytes)
+				if err != nil {
+					return err
+				}
+				s.windows[7] = window{buf, 0, stateBytes}
+			}
+			return r.dispatch(s, total, each)
+		})
+	})
+}
+
+// walk calls f for each piece of each box: a step without its range of
+// workgroups, the bytes of state that it goes through, how many workgroups, and
+// what each of them computes at most.
+func (a *attention) walk(f func(s step, stateBytes uint64, total int, each float64) error) error {
+	d := a.d
+	all := box{hi: [nAxes]int{axB: d.Batch, axH: d.Heads, axM: d.SeqQ, axN: d.SeqK, axX: 1}}
+	return a.cut.boxes(all, func(x box, piece int) error {
+		seen := a.seen(x)
+		stateBytes := uint64(0)
+		if piece < seen.len(axN) {
+			stateBytes = a.cut.state(x)
+		}
+		return a.cut.pieces(seen, piece, func(p box, first, last bool) error {
+			s := a.step(p, first, last)
+			total := p.len(axB) * p.len(axH) * ((p.len(axM) + tile - 1) / tile)
+			return f(s, stateBytes, total, a.each*float64(tile*p.len(axN)))
+		})
+	})
+}
+
+// seen narrows a box to the keys that any of its rows sees, by whole tiles; at
+// least one tile stays, as the outputs must be written.
+func (a *attention) seen(x box) box {
+	lo, hi := bounds(a.c.Visible)
+	first := max(x.lo[axN], x.lo[axM]+lo)
+	last := min(x.hi[axN], x.hi[axM]-1+hi)
+	if a.c.Visible.KLen != nil {
+		longest := 0
+		for b := x.lo[axB]; b < x.hi[axB]; b++ {
+			longest = max(longest, a.c.Visible.KLen[b])
+		}
+		last = min(last, longest)
+	}
+	if first >= last {
+		x.hi[axN] = min(x.lo[axN]+tile, x.hi[axN])
+		return x
+	}
+	x.lo[axN] = first / tile * tile
+	x.hi[axN] = min((last+tile-1)/tile*tile, x.hi[axN])
+	return x
+}
+
+func (a *attention) step(x box, first, last bool) step {
+	align := a.cut.align
+	q, k, v := a.q.view(x, align), a.k.view(x, align), a.val.view(x, align)
+	mask, bias := a.mask.view(x, align), a.bias.view(x, align)
+	o, lse := a.o.view(x, align), a.lse.view(x, align)
+	lo, hi := bounds(a.c.Visible)
+	flags := 0
+	if !first {
+		flags |= 1
+	}
+	if !last {
+		flags |= 2
+	}
+	if !a.c.LSE.IsZero() {
+		flags |= 4
+	}
+	if a.c.Visible.KLen != nil {
+		flags |= 8
+	}
+	var p params
+	p.u32(0, 0, (x.len(axM)+tile-1)/tile, x.len(axH), x.lo[axH], max(a.k.group, 1),
+		x.len(axM), x.lo[axM], x.len(axN), x.lo[axN], a.d.Dim, a.d.ValueDim)
+	p.f32(a.c.Scale)
+	p.f32(a.c.Softcap)
+	p.u32(lo, hi, flags)
+	for _, w := range []view{q, k, v, o, lse, mask, bias} {
+		p.strides(w.base, w.strides)
+	}
+	p.klen(a.c.Visible, x)
+	return step{
+		variant: a.v, params: p,
+		windows: []window{q.window, k.window, v.window, mask.window, bias.window, o.window, lse.window, {}},
+	}
+}
+
+// klen appends the table of key lengths of a box's batches.
+func (p *params) klen(v backend.Visibility, x box) {
+	var table [klenBatches]int
+	if v.KLen != nil {
+		copy(table[:], v.KLen[x.lo[axB]:x.hi[axB]])
+	}
+	p.u32(table[:]...)
+}
+
+// bounds returns the visibility rule as row i sees key j when i+lo <= j < i+hi,
+// kept within what 32 bits hold; lengths are below 2^30, so nothing changes.
+func bounds(v backend.Visibility) (lo, hi int) {
+	lo, hi = -(maxSeq - 1), maxSeq-1
+	if v.Left != backend.Unbounded {
+		lo = max(min(v.Offset-v.Left, hi), lo)
+	}
+	if v.Right != backend.Unbounded {
+		hi = max(min(v.Offset+v.Right+1, maxSeq-1), -(maxSeq - 1))
+	}
+	return lo, hi
+}
+
+// checkDims rejects what package kernels would have: lengths of zero, heads that
+// do not divide, lengths beyond 32-bit positions.
+func checkDims(d backend.Dims) error {
+	for _, n := range []int{d.Batch, d.Heads, d.KVHeads, d.SeqQ, d.SeqK, d.Dim, d.ValueDim} {
+		if n < 1 || n >= maxSeq {
+			return fmt.Errorf("lengths %+v: each must be from 1 to %d: %w", d, maxSeq-1, backend.ErrShape)
+		}
+	}
+	if d.Heads%d.KVHeads != 0 {
+		return fmt.Errorf("k has %d heads, q has %d: the kv heads must divide the query heads: %w", d.KVHeads, d.Heads, backend.ErrShape)
+	}
+	return nil
+}
+
+// pairTensors broadcasts mask and bias to the shape of the scores and checks
+// the lengths of klen.
+func pairTensors(p *backend.Problem, shape backend.Shape) (mask, bias backend.Tensor, err error) {
+	if p.Visible.KLen != nil && len(p.Visible.KLen) != shape[backend.Batch] {
+		return mask, bias, fmt.Errorf("klen has %d lengths for %d batches: %w", len(p.Visible.KLen), shape[backend.Batch], backend.ErrShape)
+	}
+	if !p.Mask.IsZero() {
+		if p.Mask.DType() != backend.Bool {
+			return mask, bias, fmt.Errorf("mask is %v, it must be bool: %w", p.Mask.DType(), backend.ErrDType)
+		}
+		if mask, err = p.Mask.Broadcast(shape); err != nil {
+			return mask, bias, fmt.Errorf("mask: %w", err)
+		}
+	}
+	if !p.Bias.IsZero() {
+		if !p.Bias.DType().Float() {
+			return mask, bias, fmt.Errorf("bias is %v, it must be f32, f16 or bf16: %w", p.Bias.DType(), backend.ErrDType)
+		}
+		if bias, err = p.Bias.Broadcast(shape); err != nil {
+			return mask, bias, fmt.Errorf("bias: %w", err)
+		}
+	}
+	return mask, bias, nil
+}
+
+// pairConsts sets the constants that say what happens to scores.
+func pairConsts(consts map[string]uint32, p *backend.Problem, bias backend.Tensor) {
+	consts["MASK"], consts["BIAS"], consts["SOFTCAP"] = 0, 0, 0
+	if !p.Mask.IsZero() {
+		consts["MASK"] = 1
+	}
+	if !bias.IsZero() {
+		consts["BIAS"] = 1 + uint32(bias.DType())
+	}
+	if p.Softcap > 0 {
+		consts["SOFTCAP"] = 1
+	}
+}
+
+// Plan says how Attention would run c.
+func (b *Backend) Plan(c *backend.Call) (backend.Plan, error) {
+	if err := b.enter(context.Background()); err != nil {
+		return backend.Plan{}, err
+	}
+	defer b.leave()
+	a, err := b.newAttention(c)
+	if err != nil {
+		return backend.Plan{}, fmt.Errorf("plan: %w", err)
+	}
+	p := backend.NewPlan(c)
+	p.Backend = b.info.Name
+	p.Path = "fused WGSL"
+	p.Limits = b.info.Limits
+	pieces, keys := 0, 0
+	scratch := uint64(0)
+	err = a.walk(func(s step, stateBytes uint64, total int, each float64) error {
+		pieces++
+		keys = max(keys, int(s.params[8]))
+		scratch = max(scratch, stateBytes)
+		return split(total, each, b.maxWork, int(b.limits.MaxComputeWorkgroupsPerDimension), func(_, _, _, _ int) error {
+			p.Chunks++
+			return nil
+		})
+	})
+	if err != nil {
+		return backend.Plan{}, fmt.Errorf("plan: %w", err)
+	}
+	p.Scratch = int64(scratch)
+	p.Why = fmt.Sprintf("one pass over the keys for %d rows a workgroup, %s storage, float32 arithmetic; a submission does up to %.3g operations",
+		tile, c.Q.DType(), b.maxWork)
+	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d pieces of up to %d keys, key tiles of %d",
+		a.d.Batch, a.d.Heads, (a.d.SeqQ+tile-1)/tile, tile, pieces, keys, tile)
+	return p, nil
+}

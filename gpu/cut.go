@@ -1,0 +1,215 @@
+package gpu
+
+import (
+	"fmt"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/backend"
+)
+
+// The axes of the index space of a call. Every operand's axis follows one of
+// them, or is there whole.
+const (
+	axB = iota // batches
+	axH        // query heads
+	axM        // query rows
+	axN        // keys of attention and softmax, columns of a product
+	axX        // the axis that a product sums over
+	nAxes
+	whole = -1
+)
+
+// box is a part of the index space: from lo up to hi along each axis.
+type box struct{ lo, hi [nAxes]int }
+
+func (x box) len(axis int) int { return x.hi[axis] - x.lo[axis] }
+
+// operand is a tensor with how it follows the index space.
+type operand struct {
+	name string
+	t    backend.Tensor
+	axes [4]int // for each of the tensor's axes, the box's or whole
+	// group is how many of the box's heads share one of the tensor's; 0 is 1.
+	group int
+}
+
+// span returns the part of the tensor that a box meets.
+func (o *operand) span(x box) (lo, hi [4]int) {
+	for i, a := range o.axes {
+		if a == whole {
+			hi[i] = o.t.Shape()[i]
+			continue
+		}
+		lo[i], hi[i] = x.lo[a], x.hi[a]
+		if a == axH && o.group > 1 {
+			lo[i] /= o.group
+			hi[i] = (hi[i]-1)/o.group + 1
+		}
+	}
+	return lo, hi
+}
+
+// view is a window with what a shader needs to find elements in it.
+type view struct {
+	window
+	base    int // index of the box's first element
+	strides backend.Strides
+}
+
+// maxWindowBytes keeps indices into a window in 32 bits, with room.
+const maxWindowBytes = 1 << 31
+
+// maxWindow is the largest span that is bound.
+func maxWindow(l gputypes.Limits) uint64 {
+	return min(l.MaxStorageBufferBindingSize, maxWindowBytes) &^ 3
+}
+
+// view returns the window of o that holds what box x meets, from an aligned
+// offset on. A missing operand gives the zero view.
+func (o *operand) view(x box, align uint64) view {
+	if o.t.IsZero() {
+		return view{}
+	}
+	lo, hi := o.span(x)
+	size := uint64(o.t.DType().Size())
+	first, reach := uint64(o.t.Offset()), uint64(0)
+	v := view{}
+	for i, s := range o.t.Strides() {
+		first += uint64(lo[i]) * uint64(s)
+		if n := hi[i] - lo[i]; n > 1 {
+			reach += uint64(n-1) * uint64(s)
+			v.strides[i] = s
+		}
+	}
+	align = max(align, 4)
+	start := first * size / align * align
+	end := ((first+reach+1)*size + 3) &^ 3
+	v.window = window{bufferOf(o.t), start, end - start}
+	v.base = int(first - start/size)
+	return v
+}
+
+// cutter cuts a call's index space into boxes whose operands all fit into
+// bindings, and each box along one inner axis into pieces.
+type cutter struct {
+	operands []*operand
+	// inner is the axis along which pieces go on from one another's state.
+	inner int
+	// granule is what lengths along an axis are cut to multiples of; 0 is 1.
+	granule [nAxes]int
+	// most is the longest that a box may be along an axis; 0 is no limit. For
+	// the inner axis it bounds pieces.
+	most [nAxes]int
+	// state is how many bytes a box takes to go on from piece to piece.
+	state func(box) uint64
+
+	maxBind  uint64
+	maxState uint64
+	align    uint64
+}
+
+// maxStateBytes bounds the scratch that pieces go on from.
+const maxStateBytes = 64 << 20
+
+func (b *Backend) newCutter(inner int, operands ...*operand) *cutter {
+	return &cutter{
+		operands: operands, inner: inner,
+		maxBind:  maxWindow(b.limits),
+		maxState: min(maxWindow(b.limits), b.limits.MaxBufferSize, maxStateBytes) &^ 3,
+		align:    uint64(b.limits.MinStorageBufferOffsetAlignment),
+	}
+}
+
+// boxes calls f for each box of x with the length of its pieces along the inner
+// axis, in a fixed order. backend.ErrUnsupported when not even the smallest box
+// fits into bindings.
+func (c *cutter) boxes(x box, f func(x box, piece int) error) error {
+	for a, m := range c.most {
+		if m > 0 && a != c.inner && x.len(a) > m {
+			return c.halve(x, a, f)
+		}
+	}
+	piece := x.len(c.inner)
+	if m := c.most[c.inner]; m > 0 {
+		piece = min(piece, max(m/c.grain(c.inner)*c.grain(c.inner), c.grain(c.inner)))
+	}
+	for {
+		probe := x
+		probe.hi[c.inner] = x.lo[c.inner] + piece
+		bad, size := c.tooLarge(probe)
+		if bad == nil {
+			break
+		}
+		axis := c.widest(bad, probe)
+		switch {
+		case axis < 0:
+			return fmt.Errorf("%s: strides %v of shape %v spread the smallest part that a workgroup needs over %d bytes, %d can be bound: %w",
+				bad.name, bad.t.Strides(), bad.t.Shape(), size, c.maxBind, backend.ErrUnsupported)
+		case axis != c.inner:
+			return c.halve(x, axis, f)
+		}
+		g := c.grain(c.inner)
+		piece = max(piece/2/g*g, g)
+	}
+	if piece < x.len(c.inner) && c.state != nil && c.state(x) > c.maxState {
+		for _, a := range []int{axB, axH, axM, axN} {
+			if a != c.inner && x.len(a) > c.grain(a) {
+				return c.halve(x, a, f)
+			}
+		}
+	}
+	return f(x, piece)
+}
+
+func (c *cutter) grain(axis int) int { return max(c.granule[axis], 1) }
+
+// halve cuts x in two along an axis.
+func (c *cutter) halve(x box, axis int, f func(x box, piece int) error) error {
+	g := c.grain(axis)
+	n := max(x.len(axis)/2/g*g, g)
+	left, right := x, x
+	left.hi[axis] = x.lo[axis] + n
+	right.lo[axis] = left.hi[axis]
+	if err := c.boxes(left, f); err != nil {
+		return err
+	}
+	return c.boxes(right, f)
+}
+
+// tooLarge returns the first operand whose window does not fit, and its size.
+func (c *cutter) tooLarge(x box) (*operand, uint64) {
+	for _, o := range c.operands {
+		if v := o.view(x, c.align); v.size > c.maxBind {
+			return o, v.size
+		}
+	}
+	return nil, 0
+}
+
+// widest returns the axis of x that adds most to o's window and can be cut, or
+// -1.
+func (c *cutter) widest(o *operand, x box) int {
+	best, most := -1, uint64(0)
+	lo, hi := o.span(x)
+	for i, a := range o.axes {
+		if a == whole || x.len(a) <= c.grain(a) {
+			continue
+		}
+		if reach := uint64(hi[i]-lo[i]-1) * uint64(o.t.Strides()[i]); reach > most {
+			best, most = a, reach
+		}
+	}
+	return best
+}
+
+// pieces calls f for each piece of x along the inner axis.
+func (c *cutter) pieces(x box, piece int, f func(x box, first, last bool) error) error {
+	for lo := x.lo[c.inner]; lo < x.hi[c.inner]; lo += piece {
+		p := x
+		p.lo[c.inner], p.hi[c.inner] = lo, min(lo+piece, x.hi[c.inner])
+		if err := f(p, lo == x.lo[c.inner], p.hi[c.inner] == x.hi[c.inner]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

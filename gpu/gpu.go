@@ -1,0 +1,233 @@
+// Package gpu is the WebGPU backend. It computes
+//
+//	O = softmax(scale·Q·Kᵀ + bias) · V
+//
+// with the WGSL of package shaders, on any adapter that WebGPU reaches: Vulkan,
+// Metal, DX12, and Vulkan in software on a machine without a GPU. Importing it
+// registers the family "gpu":
+//
+//	import _ "github.com/seed90331342/attn/gpu"
+//
+//	be, err := backend.Open("gpu")        // the best adapter
+//	be, err := backend.Open("gpu:1")      // by number, as backend.Devices lists
+//	be, err := backend.Open("gpu:nvidia") // by a part of its name
+//
+// Work is cut so that no limit of the adapter is the caller's concern: bindings
+// are windows of tensors, dispatches stay within the workgroup counts, keys come
+// in pieces that go on from one another's state, and a submission does a bounded
+// amount of work, after which the context is looked at. Results do not depend on
+// any of these cuts, to the bit.
+//
+// What it does not do: tensors larger than the adapter's largest buffer
+// (backend.ErrMemory says so), and value heads of more than 256 columns in the
+// fused path (backend.ErrUnsupported).
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/port"
+)
+
+// Provider names the WebGPU library that this binary was built with, and its
+// version.
+const Provider = port.Provider
+
+// Options change how a device is opened. The zero value takes everything that
+// the adapter offers.
+type Options struct {
+	// Limits replace the adapter's where they are not zero: maxima lower them,
+	// minimal alignments raise them. Tests lower them to reach every branch that
+	// cuts work. Looked at are MaxBufferSize, MaxStorageBufferBindingSize,
+	// MaxStorageBuffersPerShaderStage, MaxComputeWorkgroupStorageSize,
+	// MaxComputeInvocationsPerWorkgroup, MaxComputeWorkgroupsPerDimension,
+	// MinStorageBufferOffsetAlignment and MinUniformBufferOffsetAlignment.
+	Limits gputypes.Limits
+	// MaxWork is how many floating point operations one submission may hold; 0
+	// chooses by the adapter's type so that it takes well under a second.
+	MaxWork float64
+	// PoolBytes bounds the device memory that is kept for reuse after its
+	// release; 0 means 64 MiB, a negative value keeps none.
+	PoolBytes int64
+}
+
+// Work of a submission unless Options say otherwise: some 0.3 s on a software
+// driver at a few GFLOP/s, 0.1 s on an integrated GPU at 200 GFLOP/s, 0.1 s on a
+// discrete one at a few TFLOP/s. Watchdogs of drivers act after 2 s or more.
+const (
+	workCPU        = 1e9
+	workIntegrated = 2e10
+	workDiscrete   = 3e11
+)
+
+func init() { backend.Register("gpu", Driver{}) }
+
+// Driver opens WebGPU adapters as backends. The zero value is registered as
+// "gpu"; register one with Options to change how backend.Open opens them.
+type Driver struct {
+	Options Options
+}
+
+// Devices lists the adapters: number, name, type, provider, driver and limits.
+// backend.ErrNoDevice when there are none.
+func (d Driver) Devices() ([]backend.Info, error) {
+	adapters, err := port.Adapters()
+	if err != nil {
+		return nil, translate("gpu", err)
+	}
+	infos := make([]backend.Info, len(adapters))
+	for i, a := range adapters {
+		infos[i] = describe(i, a.Info(), d.Options.lower(a.Limits()))
+		a.Release()
+	}
+	return infos, nil
+}
+
+// Open opens an adapter by number or by a part of its name; "" takes the best:
+// discrete before integrated before virtual before software.
+// backend.ErrNoDevice when there is none such.
+func (d Driver) Open(selector string) (backend.Backend, error) {
+	b, err := Open(selector, d.Options)
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// Open opens an adapter as [Driver.Open] does, with options.
+func Open(selector string, opt Options) (*Backend, error) {
+	adapters, err := port.Adapters()
+	if err != nil {
+		return nil, translate("gpu", err)
+	}
+	defer func() {
+		for _, a := range adapters {
+			a.Release()
+		}
+	}()
+	i, err := pick(selector, adapters)
+	if err != nil {
+		return nil, err
+	}
+	a := adapters[i]
+	limits := opt.lower(a.Limits())
+	dev, err := a.Open(limits)
+	if err != nil {
+		return nil, translate("gpu:"+strconv.Itoa(i), err)
+	}
+	b, err := newBackend(dev, describe(i, a.Info(), limits), opt)
+	if err != nil {
+		dev.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+func pick(selector string, adapters []port.Adapter) (int, error) {
+	names := make([]string, len(adapters))
+	best, rank := 0, -1
+	for i, a := range adapters {
+		info := a.Info()
+		names[i] = info.Name
+		r := map[gputypes.DeviceType]int{
+			gputypes.DeviceTypeDiscreteGPU: 4, gputypes.DeviceTypeIntegratedGPU: 3,
+			gputypes.DeviceTypeVirtualGPU: 2, gputypes.DeviceTypeOther: 1,
+		}[info.DeviceType]
+		if r > rank {
+			best, rank = i, r
+		}
+	}
+	if selector == "" {
+		return best, nil
+	}
+	if n, err := strconv.Atoi(selector); err == nil {
+		if n < 0 || n >= len(adapters) {
+			return 0, fmt.Errorf("gpu:%d: there are %d adapters, numbered from 0: %w", n, len(adapters), backend.ErrNoDevice)
+		}
+		return n, nil
+	}
+	i := slices.IndexFunc(names, func(n string) bool {
+		return strings.Contains(strings.ToLower(n), strings.ToLower(selector))
+	})
+	if i < 0 {
+		return 0, fmt.Errorf("gpu:%s: no adapter's name contains that, there are %q: %w", selector, names, backend.ErrNoDevice)
+	}
+	return i, nil
+}
+
+// lower applies the limits that are set by hand.
+func (o Options) lower(l gputypes.Limits) gputypes.Limits {
+	set32 := func(dst *uint32, v uint32) {
+		if v != 0 {
+			*dst = v
+		}
+	}
+	set64 := func(dst *uint64, v uint64) {
+		if v != 0 {
+			*dst = v
+		}
+	}
+	set64(&l.MaxBufferSize, o.Limits.MaxBufferSize)
+	set64(&l.MaxStorageBufferBindingSize, o.Limits.MaxStorageBufferBindingSize)
+	set32(&l.MaxStorageBuffersPerShaderStage, o.Limits.MaxStorageBuffersPerShaderStage)
+	set32(&l.MaxComputeWorkgroupStorageSize, o.Limits.MaxComputeWorkgroupStorageSize)
+	set32(&l.MaxComputeInvocationsPerWorkgroup, o.Limits.MaxComputeInvocationsPerWorkgroup)
+	set32(&l.MaxComputeWorkgroupsPerDimension, o.Limits.MaxComputeWorkgroupsPerDimension)
+	set32(&l.MinStorageBufferOffsetAlignment, o.Limits.MinStorageBufferOffsetAlignment)
+	set32(&l.MinUniformBufferOffsetAlignment, o.Limits.MinUniformBufferOffsetAlignment)
+	return l
+}
+
+func describe(i int, a gputypes.AdapterInfo, l gputypes.Limits) backend.Info {
+	types := map[gputypes.DeviceType]backend.DeviceType{
+		gputypes.DeviceTypeDiscreteGPU: backend.Discrete, gputypes.DeviceTypeIntegratedGPU: backend.Integrated,
+		gputypes.DeviceTypeVirtualGPU: backend.Virtual, gputypes.DeviceTypeCPU: backend.CPU,
+	}
+	t, ok := types[a.DeviceType]
+	if !ok {
+		t = backend.Other
+	}
+	driver := strings.TrimSpace(strings.Join([]string{a.Backend.String(), a.Driver, a.DriverInfo}, " "))
+	return backend.Info{
+		Name: fmt.Sprintf("gpu:%d", i), Device: a.Name, Type: t, Provider: Provider, Driver: driver,
+		Limits: limitList(l),
+	}
+}
+
+func limitList(l gputypes.Limits) []backend.Limit {
+	return []backend.Limit{
+		{Name: "max buffer bytes", Value: clampInt64(l.MaxBufferSize)},
+		{Name: "max binding bytes", Value: clampInt64(l.MaxStorageBufferBindingSize)},
+		{Name: "max workgroups a dimension", Value: int64(l.MaxComputeWorkgroupsPerDimension)},
+		{Name: "workgroup memory bytes", Value: int64(l.MaxComputeWorkgroupStorageSize)},
+		{Name: "binding alignment bytes", Value: int64(l.MinStorageBufferOffsetAlignment)},
+	}
+}
+
+func clampInt64(v uint64) int64 { return int64(min(v, 1<<63-1)) }
+
+// translate wraps an error of the port in the sentinel that callers know.
+func translate(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	for _, t := range []struct{ port, backend error }{
+		{port.ErrNoAdapter, backend.ErrNoDevice},
+		{port.ErrLost, backend.ErrDeviceLost},
+		{port.ErrMemory, backend.ErrMemory},
+		{port.ErrClosed, backend.ErrClosed},
+		{port.ErrShader, backend.ErrUnsupported},
+		{port.ErrInvalid, backend.ErrUnsupported},
+	} {
+		if errors.Is(err, t.port) {
+			return fmt.Errorf("%s: %w: %w", what, err, t.backend)
+		}
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

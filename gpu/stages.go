@@ -1,0 +1,250 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// QK computes s = q·kᵀ for each batch and head:
+//
+//	s [B, H, Sq, Sk] F32    q [B, H, Sq, D]    k [B, Hkv, Sk, D]
+func (b *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
+	out := []backend.Operand{{Name: "s", Tensor: s}}
+	in := []backend.Operand{{Name: "q", Tensor: q}, {Name: "k", Tensor: k}}
+	return b.call(ctx, "qk", out, in, func(r *runner) error {
+		kt, err := k.Swap(backend.Seq, backend.Dim)
+		if err != nil {
+			return err
+		}
+		return b.matmul(r, product{y: s, a: q, w: kt, names: [3]string{"s", "q", "k"}})
+	})
+}
+
+// PV computes o = w·v for each batch and head; a weight of exactly 0 hides its
+// value:
+//
+//	o [B, H, Sq, Dv]    w [B, H, Sq, Sk] F32    v [B, Hkv, Sk, Dv]
+func (b *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
+	out := []backend.Operand{{Name: "o", Tensor: o}}
+	in := []backend.Operand{{Name: "w", Tensor: w}, {Name: "v", Tensor: v}}
+	return b.call(ctx, "pv", out, in, func(r *runner) error {
+		return b.matmul(r, product{y: o, a: w, w: v, skip: 1, names: [3]string{"o", "w", "v"}})
+	})
+}
+
+// Project computes y = x·w + bias for each batch and head:
+//
+//	y [B, H, S, N]    x [B, H, S, M]    w [B, H, M, N]    bias [1, 1, 1, N] or none
+func (b *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) error {
+	out := []backend.Operand{{Name: "y", Tensor: y}}
+	in := []backend.Operand{{Name: "x", Tensor: x}, {Name: "w", Tensor: w}, {Name: "bias", Tensor: bias}}
+	return b.call(ctx, "project", out, in, func(r *runner) error {
+		return b.matmul(r, product{y: y, a: x, w: w, bias: bias, names: [3]string{"y", "x", "w"}})
+	})
+}
+
+// product is y = a·w + bias: a [B, H, M, X], w [B, Hw, X, N], y [B, H, M, N].
+type product struct {
+	y, a, w, bias backend.Tensor
+	skip          uint32
+	names         [3]string // of y, a and w in errors
+}
+
+func (b *Backend) matmul(r *runner, m product) error {
+	ys, as, ws := m.y.Shape(), m.a.Shape(), m.w.Shape()
+	d := backend.Dims{Batch: ys[0], Heads: ys[1], KVHeads: ws[1], SeqQ: ys[2], SeqK: ys[3], Dim: as[3], ValueDim: 1}
+	if err := checkDims(d); err != nil {
+		return err
+	}
+	if as != (backend.Shape{ys[0], ys[1], ys[2], as[3]}) || ws != (backend.Shape{ys[0], ws[1], as[3], ys[3]}) {
+		return fmt.Errorf("%s %v, %s %v and %s %v (as rows and columns of the product) do not fit: %w",
+			m.names[0], ys, m.names[1], as, m.names[2], ws, backend.ErrShape)
+	}
+	if !m.bias.IsZero() && m.bias.Shape() != (backend.Shape{1, 1, 1, ys[3]}) {
+		return fmt.Errorf("bias has shape %v, it must be [1, 1, 1, %d]: %w", m.bias.Shape(), ys[3], backend.ErrShape)
+	}
+	group := d.Heads / d.KVHeads
+	y := &operand{m.names[0], m.y, [4]int{axB, axH, axM, axN}, 1}
+	a := &operand{m.names[1], m.a, [4]int{axB, axH, axM, axX}, 1}
+	w := &operand{m.names[2], m.w, [4]int{axB, axH, axX, axN}, group}
+	bias := &operand{"bias", m.bias, [4]int{whole, whole, whole, axN}, 1}
+
+	v := variant{shaders.Matmul, map[string]uint32{
+		"A": uint32(m.a.DType()), "W": uint32(m.w.DType()), "OUT": uint32(m.y.DType()), "SKIP": m.skip, "BIAS": 0,
+	}}
+	if !m.bias.IsZero() {
+		v.consts["BIAS"] = 1 + uint32(m.bias.DType())
+	}
+	cut := b.newCutter(axX, a, w, bias, y)
+	cut.granule = [nAxes]int{axM: tile, axN: tile, axX: tile}
+	tiles := func(x box, axis int) int { return (x.len(axis) + tile - 1) / tile }
+	groups := func(x box) int { return x.len(axB) * x.len(axH) * tiles(x, axM) * tiles(x, axN) }
+	cut.state = func(x box) uint64 { return uint64(groups(x)) * tile * tile * 4 }
+	cut.most[axX] = max(int(b.maxWork/(2*tile*tile))/tile*tile, tile)
+
+	all := box{hi: [nAxes]int{axB: ys[0], axH: ys[1], axM: ys[2], axN: ys[3], axX: as[3]}}
+	return cut.boxes(all, func(x box, piece int) error {
+		stateBytes := uint64(0)
+		var state window
+		if piece < x.len(axX) {
+			stateBytes = cut.state(x)
+			buf, err := r.stateFor(stateBytes)
+			if err != nil {
+				return err
+			}
+			state = window{buf, 0, stateBytes}
+		}
+		return cut.pieces(x, piece, func(x box, first, last bool) error {
+			av, wv, bv, yv := a.view(x, cut.align), w.view(x, cut.align), bias.view(x, cut.align), y.view(x, cut.align)
+			flags, along := 0, 0
+			if !first {
+				flags |= 1
+			}
+			if !last {
+				flags |= 2
+			}
+			if s := m.w.Strides(); s[2] < s[3] {
+				along = 1
+			}
+			var p params
+			p.u32(0, 0, tiles(x, axM), tiles(x, axN), x.len(axH), x.lo[axH], group,
+				x.len(axM), x.len(axN), x.len(axX), along, flags)
+			p.strides(av.base, av.strides)
+			p.strides(wv.base, wv.strides)
+			p.strides(yv.base, yv.strides)
+			p.u32(bv.base, bv.strides[3])
+			p.pad()
+			s := step{variant: v, params: p, windows: []window{av.window, wv.window, bv.window, yv.window, state}}
+			return r.dispatch(s, groups(x), 2*tile*tile*float64(x.len(axX)))
+		})
+	})
+}
+
+// softmaxOps is about what one score costs: an exponential, a few products,
+// three trips to memory counted as operations.
+const softmaxOps = 50
+
+// Softmax replaces each row of s by its softmax, as backend.Problem says:
+//
+//	s [B, H, Sq, Sk] F32    lse [B, H, Sq, 1] F32 or none
+func (b *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
+	out := []backend.Operand{{Name: "s", Tensor: s}, {Name: "lse", Tensor: lse}}
+	in := []backend.Operand{{Name: "mask", Tensor: p.Mask}, {Name: "bias", Tensor: p.Bias}}
+	return b.call(ctx, "softmax", out, in, func(r *runner) error { return b.softmax(r, s, lse, p) })
+}
+
+func (b *Backend) softmax(r *runner, st, lt backend.Tensor, p *backend.Problem) error {
+	sh := st.Shape()
+	if err := checkDims(backend.Dims{Batch: sh[0], Heads: sh[1], KVHeads: 1, SeqQ: sh[2], SeqK: sh[3], Dim: 1, ValueDim: 1}); err != nil {
+		return err
+	}
+	if st.DType() != backend.F32 {
+		return fmt.Errorf("s is %v, scores are f32: %w", st.DType(), backend.ErrDType)
+	}
+	mt, bt, err := pairTensors(p, sh)
+	if err != nil {
+		return err
+	}
+	s := &operand{"s", st, pairAxes, 1}
+	lse := &operand{"lse", lt, rowAxes, 1}
+	mask := &operand{"mask", mt, pairAxes, 1}
+	bias := &operand{"bias", bt, pairAxes, 1}
+	v := variant{shaders.Softmax, map[string]uint32{}}
+	pairConsts(v.consts, p, bt)
+
+	cut := b.newCutter(axN, s, lse, mask, bias)
+	cut.granule[axN] = softmaxGrain
+	if p.Visible.KLen != nil {
+		cut.most[axB] = klenBatches
+	}
+	cut.most[axN] = max(int(b.maxWork/softmaxOps)/softmaxGrain*softmaxGrain, softmaxGrain)
+	rows := func(x box) int { return x.len(axB) * x.len(axH) * x.len(axM) }
+	cut.state = func(x box) uint64 { return uint64(rows(x)) * 2 * softmaxGrain * 4 }
+	lo, hi := bounds(p.Visible)
+
+	queue := func(x box, state window, phases int) error {
+		sv, lv := s.view(x, cut.align), lse.view(x, cut.align)
+		mv, bv := mask.view(x, cut.align), bias.view(x, cut.align)
+		flags := phases
+		if state.buf != nil {
+			flags |= 8
+		}
+		if !lt.IsZero() {
+			flags |= 16
+		}
+		if p.Visible.KLen != nil {
+			flags |= 32
+		}
+		var w params
+		w.u32(0, 0, x.len(axH), x.len(axM), x.lo[axM], x.len(axN), x.lo[axN])
+		w.f32(p.Scale)
+		w.f32(p.Softcap)
+		w.u32(lo, hi, flags)
+		for _, o := range []view{sv, lv, mv, bv} {
+			w.strides(o.base, o.strides)
+		}
+		w.klen(p.Visible, x)
+		st := step{variant: v, params: w, windows: []window{mv.window, bv.window, sv.window, lv.window, state}}
+		return r.dispatch(st, rows(x), softmaxOps*float64(x.len(axN)))
+	}
+	all := box{hi: [nAxes]int{axB: sh[0], axH: sh[1], axM: sh[2], axN: sh[3], axX: 1}}
+	return cut.boxes(all, func(x box, piece int) error {
+		if piece == x.len(axN) {
+			return queue(x, window{}, 1|2|4)
+		}
+		buf, err := r.stateFor(cut.state(x))
+		if err != nil {
+			return err
+		}
+		for _, phase := range []int{1, 2, 4} {
+			err := cut.pieces(x, piece, func(x box, _, _ bool) error {
+				return queue(x, window{buf, 0, cut.state(x)}, phase)
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// mergeOps is about what one merged element costs.
+const mergeOps = 10
+
+// Merge combines (po, plse) into (o, lse):
+//
+//	o, po [B, H, Sq, Dv] F32    lse, plse [B, H, Sq, 1] F32
+func (b *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) error {
+	out := []backend.Operand{{Name: "o", Tensor: o}, {Name: "lse", Tensor: lse}}
+	in := []backend.Operand{{Name: "the part's o", Tensor: po}, {Name: "the part's lse", Tensor: plse}}
+	return b.call(ctx, "merge", out, in, func(r *runner) error {
+		sh := o.Shape()
+		if err := checkDims(backend.Dims{Batch: sh[0], Heads: sh[1], KVHeads: 1, SeqQ: sh[2], SeqK: 1, Dim: 1, ValueDim: sh[3]}); err != nil {
+			return err
+		}
+		one := sh
+		one[backend.Dim] = 1
+		if po.Shape() != sh || lse.Shape() != one || plse.Shape() != one {
+			return fmt.Errorf("o %v, lse %v and the part's %v, %v do not fit: %w", sh, lse.Shape(), po.Shape(), plse.Shape(), backend.ErrShape)
+		}
+		ops := []*operand{{"the part's o", po, rowAxes, 1}, {"the part's lse", plse, rowAxes, 1}, {"o", o, rowAxes, 1}, {"lse", lse, rowAxes, 1}}
+		cut := b.newCutter(axX, ops...)
+		all := box{hi: [nAxes]int{axB: sh[0], axH: sh[1], axM: sh[2], axN: 1, axX: 1}}
+		return cut.boxes(all, func(x box, _ int) error {
+			var v [4]view
+			s := step{variant: variant{shaders.Merge, nil}}
+			for i, op := range ops {
+				v[i] = op.view(x, cut.align)
+				s.windows = append(s.windows, v[i].window)
+			}
+			s.params.u32(0, 0, x.len(axH), x.len(axM), sh[3])
+			for _, i := range []int{2, 3, 0, 1} {
+				s.params.strides(v[i].base, v[i].strides)
+			}
+			return r.dispatch(s, x.len(axB)*x.len(axH)*x.len(axM), mergeOps*float64(sh[3]))
+		})
+	})
+}

@@ -1,0 +1,568 @@
+// Fused attention with the online softmax (Milakov & Gimelshein 2018, Dao et al.
+// 2022), for one block of 32 query rows of one head a workgroup:
+//
+//     s_j = scale · q·k_j      s_j = cap · tanh(s_j / cap)      s_j = s_j + bias_j
+//     p_j = exp(s_j - m)       o = Σ p_j·v_j / Σ p_j            lse = m + log Σ p_j
+//
+// Key tiles of 32 lie at multiples of 32; tiles that no row of the block sees are
+// passed over. A thread (tx, ty) of 8 x 8 has the rows 4·ty+r and
+//
+//                 keys 4·tx+c               columns 32·i + 4·tx+c
+//            ┌──────┬──────┬─ 8 ─┐        ┌──────┬─ 8 ─┐
+//     rows   │ 4x4  │      │     │        │ 4x4  │     │   · DVB blocks of 32
+//     4·ty+r ├──────┼ S,P  ┼     │        ├──────┼ O   │
+//            └──────┴──────┴─────┘        └──────┴─────┘
+//
+// in registers: S from chunks of 32 depths of Q and K, O from the tile of P and
+// chunks of 32 columns of V. Each thread keeps its own part of the row sum; the
+// parts meet at the end.
+//
+// A call may come in pieces along the keys: unless it is the last, a piece leaves
+// (o, l, m) as they are in state, and the next one goes on from there, so that the
+// result does not depend on how the keys were cut, to the bit. Nor does it depend
+// on where in its block a row lies: prefill and decode give the same bits.
+//
+// What is hidden never takes part: its score is not looked at, and its weight is
+// the marker HIDDEN, for which the product with V is passed over (0·NaN is NaN).
+//
+// Workgroup memory: qs 4,608 + kv 4,608 + ps 4,608 + part 1,024 = 14,848 bytes.
+
+// Rewritten for each variant:
+const IN: u32 = 0u; // type of q, k and v: 0 f32, 1 f16, 2 bf16
+const OUT: u32 = 0u; // type of o, likewise
+const DVB: u32 = 2u; // blocks of 32 output columns
+const ACC: u32 = 8u; // 4 · DVB
+const MASK: u32 = 1u; // 1: there is a boolean mask
+const BIAS: u32 = 1u; // 0: no bias, else 1 + its type
+const SOFTCAP: u32 = 1u; // 1: p.softcap > 0
+
+const LOWEST: f32 = -3.4028234e38; // the running maximum before any key
+const LOG2E: f32 = 1.4426950408889634;
+const HIDDEN: f32 = -1.0; // a weight is never negative
+const HIDDEN_BITS: u32 = 0xbf800000u;
+
+// Strides are in elements, base is the first element's index in its binding. The
+// padding is what uniforms ask of structures inside structures.
+struct Strides {
+    base: u32,
+    b: u32,
+    h: u32,
+    s: u32,
+    d: u32,
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+struct Params {
+    first: u32, // workgroups that earlier dispatches of this box took
+    total: u32, // workgroups of the box: batches · heads · blocks
+    blocks: u32, // query blocks
+    heads: u32, // query heads in the box
+    head0: u32, // number of the first
+    group: u32, // query heads for each key head
+    rows: u32, // queries in the box
+    row0: u32, // number of the first
+    keys: u32, // keys in the piece
+    key0: u32, // number of the first, a multiple of 32
+    dim: u32, // D
+    vdim: u32, // Dv
+    scale: f32,
+    softcap: f32,
+    lo: i32, // row i sees key j when i + lo <= j < min(i + hi, klen)
+    hi: i32,
+    flags: u32, // 1: go on from state, 2: leave state, 4: write lse, 8: klen holds
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+    q: Strides,
+    k: Strides,
+    v: Strides,
+    o: Strides,
+    lse: Strides,
+    mask: Strides,
+    bias: Strides,
+    klen: array<vec4<i32>, 16>, // of up to 64 batches
+}
+
+@group(0) @binding(0) var<storage, read> q: array<u32>;
+@group(0) @binding(1) var<storage, read> k: array<u32>;
+@group(0) @binding(2) var<storage, read> v: array<u32>;
+@group(0) @binding(3) var<storage, read> mask: array<u32>;
+@group(0) @binding(4) var<storage, read> bias: array<u32>;
+@group(0) @binding(5) var<storage, read_write> o: array<atomic<u32>>;
+@group(0) @binding(6) var<storage, read_write> lse: array<f32>;
+@group(0) @binding(7) var<storage, read_write> state: array<f32>;
+@group(0) @binding(8) var<uniform> p: Params;
+
+// Rows of 8 vec4 are padded to 9, which keeps lanes on different banks.
+var<workgroup> qs: array<vec4<f32>, 288>; // [row][depth/4]
+var<workgroup> kv: array<vec4<f32>, 288>; // K as [depth][key/4], V as [key][column/4]
+var<workgroup> ps: array<vec4<f32>, 288>; // [row][key/4]
+var<workgroup> part: array<f32, 256>; // [tx][row]: maxima, and sums at the end
+
+// is_nan looks at the bits: a compiler may assume that comparisons meet no NaN.
+fn is_nan(x: vec4<f32>) -> vec4<bool> {
+    return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
+}
+
+// exp2_acc is 2^x to 2 ulp for x <= 127, 0 below -126 (Cephes exp2f: 2^n times a
+// degree 6 polynomial on [-1/2, 1/2]; Moshier 1989). exp2_acc(0) is exactly 1.
+// Drivers may give exp2 with 3 + 2|x| ulp, too little for weights.
+fn exp2_acc(x: vec4<f32>) -> vec4<f32> {
+    let y = clamp(x, vec4<f32>(-126.0), vec4<f32>(127.0));
+    let n = floor(y + vec4<f32>(0.5));
+    let f = y - n;
+    var r = fma(vec4<f32>(1.535336188319500e-4), f, vec4<f32>(1.339887440266574e-3));
+    r = fma(r, f, vec4<f32>(9.618437357674640e-3));
+    r = fma(r, f, vec4<f32>(5.550332471162809e-2));
+    r = fma(r, f, vec4<f32>(2.402264791363012e-1));
+    r = fma(r, f, vec4<f32>(6.931472028550421e-1));
+    r = fma(r, f, vec4<f32>(1.0));
+    r = r * bitcast<vec4<f32>>((vec4<i32>(n) + vec4<i32>(127)) << vec4<u32>(23u));
+    r = select(r, vec4<f32>(0.0), x < vec4<f32>(-126.0));
+    return select(r, x, is_nan(x));
+}
+
+// tanh_acc is tanh(x) to 3 ulp (Cephes tanhf): an odd polynomial below 0.625, and
+// 1 - 2/(e^2x + 1) above. A driver's tanh may overflow to NaN for large x.
+fn tanh_acc(x: vec4<f32>) -> vec4<f32> {
+    let a = min(abs(x), vec4<f32>(20.0));
+    let z = a * a;
+    var r = fma(vec4<f32>(-5.70498872745e-3), z, vec4<f32>(2.06390887954e-2));
+    r = fma(r, z, vec4<f32>(-5.37397155531e-2));
+    r = fma(r, z, vec4<f32>(1.33314422036e-1));
+    r = fma(r, z, vec4<f32>(-3.33332819422e-1));
+    r = fma(r * z, a, a);
+    let e = exp2_acc(a * 2.885390082);
+    r = select(r, vec4<f32>(1.0) - vec4<f32>(2.0) / (e + vec4<f32>(1.0)), a >= vec4<f32>(0.625));
+    r = select(r, -r, x < vec4<f32>(0.0));
+    return select(r, x, is_nan(x));
+}
+
+// log_acc is the natural logarithm of a normal x > 0 to 2 ulp (Cephes logf).
+// Drivers may be off by 2^-21 near 1, where many rows' sums lie.
+fn log_acc(x: f32) -> f32 {
+    let bits = bitcast<u32>(x);
+    var e = f32(i32(bits >> 23u) - 126);
+    var f = bitcast<f32>((bits & 0x7fffffu) | 0x3f000000u); // in [1/2, 1)
+    if (f < 0.7071067811865) {
+        e = e - 1.0;
+        f = f + f;
+    }
+    f = f - 1.0;
+    let z = f * f;
+    var r = fma(7.0376836292e-2, f, -1.1514610310e-1);
+    r = fma(r, f, 1.1676998740e-1);
+    r = fma(r, f, -1.2420140846e-1);
+    r = fma(r, f, 1.4249322787e-1);
+    r = fma(r, f, -1.6668057665e-1);
+    r = fma(r, f, 2.0000714765e-1);
+    r = fma(r, f, -2.4999993993e-1);
+    r = fma(r, f, 3.3333331174e-1);
+    r = r * f * z;
+    r = fma(e, -2.12194440e-4, r);
+    r = fma(z, -0.5, r);
+    r = fma(e, 0.693359375, f + r);
+    return select(r, x, (bits & 0x7fffffffu) >= 0x7f800000u);
+}
+
+// decode returns element i of a tensor from the word that holds it: type 0 is
+// f32, 1 f16, 2 bf16.
+fn decode(word: u32, i: u32, dtype: u32) -> f32 {
+    if (dtype == 0u) {
+        return bitcast<f32>(word);
+    }
+    if (dtype == 1u) {
+        let pair = unpack2x16float(word);
+        return select(pair.x, pair.y, (i & 1u) == 1u);
+    }
+    return bitcast<f32>((word >> ((i & 1u) * 16u)) << 16u);
+}
+
+// encode16 rounds x to f16 (type 1) or bf16 (type 2), to nearest, ties to even.
+// pack2x16float may round either way, so it is not used.
+fn encode16(x: f32, dtype: u32) -> u32 {
+    let bits = bitcast<u32>(x);
+    let sign = (bits >> 16u) & 0x8000u;
+    let a = bits & 0x7fffffffu;
+    if (dtype == 2u) {
+        if (a > 0x7f800000u) {
+            return (bits >> 16u) | 0x40u; // NaN stays NaN
+        }
+        return (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
+    }
+    if (a > 0x7f800000u) {
+        return sign | 0x7e00u;
+    }
+    if (a >= 0x477ff000u) { // 65520 and over round to infinity
+        return sign | 0x7c00u;
+    }
+    if (a < 0x38800000u) { // below 2^-14: subnormal, in steps of 2^-24
+        // Adding 1/2 puts the step of the sum at 2^-24, so that the addition
+        // rounds; what is left in the low bits is the number of steps.
+        return sign | (bitcast<u32>(bitcast<f32>(a) + 0.5) - 0x3f000000u);
+    }
+    return sign | ((a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u);
+}
+
+// put stores x as element i of o. Two rows may share a word when elements take
+// 16 bits, so the half is swapped atomically; nobody else writes that half.
+fn put(i: u32, x: f32) {
+    if (OUT == 0u) {
+        atomicStore(&o[i], bitcast<u32>(x));
+        return;
+    }
+    let shift = (i & 1u) * 16u;
+    atomicAnd(&o[i >> 1u], ~(0xffffu << shift));
+    atomicOr(&o[i >> 1u], encode16(x, OUT) << shift);
+}
+
+fn load_q(i: u32) -> f32 {
+    if (IN == 0u) {
+        return bitcast<f32>(q[i]);
+    }
+    return decode(q[i >> 1u], i, IN);
+}
+
+fn load_k(i: u32) -> f32 {
+    if (IN == 0u) {
+        return bitcast<f32>(k[i]);
+    }
+    return decode(k[i >> 1u], i, IN);
+}
+
+fn load_v(i: u32) -> f32 {
+    if (IN == 0u) {
+        return bitcast<f32>(v[i]);
+    }
+    return decode(v[i >> 1u], i, IN);
+}
+
+fn load_bias(i: u32) -> f32 {
+    if (BIAS == 1u) {
+        return bitcast<f32>(bias[i]);
+    }
+    return decode(bias[i >> 1u], i, BIAS - 1u);
+}
+
+// stage_q puts depths from d0 of the block's rows into qs, zeros beyond the end.
+fn stage_q(t: u32, at: u32, r0: u32, d0: u32) {
+    let quad = t % 8u;
+    for (var i = 0u; i < 4u; i++) {
+        let row = t / 8u + 8u * i;
+        var x = vec4<f32>(0.0);
+        if (r0 + row < p.rows) {
+            let start = at + (r0 + row) * p.q.s;
+            let d = d0 + 4u * quad;
+            if (d < p.dim) { x.x = load_q(start + d * p.q.d); }
+            if (d + 1u < p.dim) { x.y = load_q(start + (d + 1u) * p.q.d); }
+            if (d + 2u < p.dim) { x.z = load_q(start + (d + 2u) * p.q.d); }
+            if (d + 3u < p.dim) { x.w = load_q(start + (d + 3u) * p.q.d); }
+        }
+        qs[row * 9u + quad] = x;
+    }
+}
+
+// stage_k puts depths from d0 of the tile's keys into kv, transposed; j0 counts
+// from the piece's first key.
+fn stage_k(t: u32, at: u32, j0: u32, d0: u32) {
+    let depth = t % 32u;
+    let d = d0 + depth;
+    for (var i = 0u; i < 4u; i++) {
+        let quad = t / 32u + 2u * i;
+        let j = j0 + 4u * quad;
+        var x = vec4<f32>(0.0);
+        if (d < p.dim) {
+            let start = at + d * p.k.d;
+            if (j < p.keys) { x.x = load_k(start + j * p.k.s); }
+            if (j + 1u < p.keys) { x.y = load_k(start + (j + 1u) * p.k.s); }
+            if (j + 2u < p.keys) { x.z = load_k(start + (j + 2u) * p.k.s); }
+            if (j + 3u < p.keys) { x.w = load_k(start + (j + 3u) * p.k.s); }
+        }
+        kv[depth * 9u + quad] = x;
+    }
+}
+
+// stage_v puts columns from c0 of the tile's values into kv.
+fn stage_v(t: u32, at: u32, j0: u32, c0: u32) {
+    let quad = t % 8u;
+    for (var i = 0u; i < 4u; i++) {
+        let key = t / 8u + 8u * i;
+        var x = vec4<f32>(0.0);
+        if (j0 + key < p.keys) {
+            let start = at + (j0 + key) * p.v.s;
+            let c = c0 + 4u * quad;
+            if (c < p.vdim) { x.x = load_v(start + c * p.v.d); }
+            if (c + 1u < p.vdim) { x.y = load_v(start + (c + 1u) * p.v.d); }
+            if (c + 2u < p.vdim) { x.z = load_v(start + (c + 2u) * p.v.d); }
+            if (c + 3u < p.vdim) { x.w = load_v(start + (c + 3u) * p.v.d); }
+        }
+        kv[key * 9u + quad] = x;
+    }
+}
+
+// score turns dot products of row (counted in the box) with keys j..j+3 (counted
+// in the piece) into scores; hidden ones are LOWEST, seen says which are not.
+struct Scores {
+    s: vec4<f32>,
+    seen: vec4<bool>,
+}
+
+fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: bool) -> Scores {
+    var r: Scores;
+    r.s = dots * p.scale;
+    r.seen = vec4<bool>(true);
+    if (SOFTCAP == 1u) {
+        r.s = p.softcap * tanh_acc(r.s / p.softcap);
+    }
+    if (!check) {
+        return r;
+    }
+    let i = i32(p.row0 + row);
+    let key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(0, 1, 2, 3);
+    r.seen = (key >= vec4<i32>(i + p.lo)) & (key < vec4<i32>(min(i + p.hi, cap)));
+    if (row >= p.rows) {
+        r.seen = vec4<bool>(false);
+    }
+    if (MASK == 1u) {
+        let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
+        for (var c = 0u; c < 4u; c++) {
+            if (r.seen[c]) {
+                let x = at + (j + c) * p.mask.d;
+                r.seen[c] = ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
+            }
+        }
+    }
+    if (BIAS != 0u) {
+        let at = p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s;
+        for (var c = 0u; c < 4u; c++) {
+            if (r.seen[c]) {
+                let x = load_bias(at + (j + c) * p.bias.d);
+                r.s[c] = r.s[c] + x;
+                r.seen[c] = bitcast<u32>(x) != 0xff800000u; // -Inf hides
+            }
+        }
+    }
+    r.s = select(vec4<f32>(LOWEST), r.s, r.seen);
+    return r;
+}
+
+fn largest(s: vec4<f32>) -> f32 {
+    return max(max(s.x, s.y), max(s.z, s.w));
+}
+
+// add_seen is acc + w·v, but acc where w is the marker of a hidden key.
+fn add_seen(w: f32, v: vec4<f32>, acc: vec4<f32>) -> vec4<f32> {
+    return select(fma(vec4<f32>(w), v, acc), acc, bitcast<u32>(w) == HIDDEN_BITS);
+}
+
+@compute @workgroup_size(8, 8)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32,
+) {
+    let id = p.first + group.y * groups.x + group.x;
+    if (id >= p.total) {
+        return;
+    }
+    let tx = t % 8u;
+    let ty = t / 8u;
+    let r0 = (id % p.blocks) * 32u;
+    let h = (id / p.blocks) % p.heads;
+    let b = id / p.blocks / p.heads;
+    let kh = (p.head0 + h) / p.group - p.head0 / p.group;
+    let q_at = p.q.base + b * p.q.b + h * p.q.h;
+    let k_at = p.k.base + b * p.k.b + kh * p.k.h;
+    let v_at = p.v.base + b * p.v.b + kh * p.v.h;
+
+    // The running maximum, this thread's part of the sum, and the output.
+    var m = vec4<f32>(LOWEST);
+    var l = vec4<f32>(0.0);
+    var acc: array<vec4<f32>, ACC>; // [block][row]
+    let width = DVB * 32u + 16u; // of a row's state: o, 8 parts of l, m
+    let state_at = ((b * p.heads + h) * p.rows + r0 + 4u * ty) * width;
+    for (var i = 0u; i < ACC; i++) {
+        acc[i] = vec4<f32>(0.0);
+    }
+    if ((p.flags & 1u) != 0u) {
+        for (var r = 0u; r < 4u; r++) {
+            if (r0 + 4u * ty + r < p.rows) {
+                let at = state_at + r * width;
+                for (var i = 0u; i < DVB; i++) {
+                    let c = at + 32u * i + 4u * tx;
+                    acc[4u * i + r] = vec4<f32>(state[c], state[c + 1u], state[c + 2u], state[c + 3u]);
+                }
+                l[r] = state[at + 32u * DVB + tx];
+                m[r] = state[at + 32u * DVB + 8u];
+            }
+        }
+    }
+
+    // The keys that any row of the block sees, and those that all of them see.
+    let i_first = i32(p.row0 + r0);
+    let i_last = i32(p.row0 + min(r0 + 32u, p.rows)) - 1;
+    var cap = i32(p.key0 + p.keys);
+    if ((p.flags & 8u) != 0u) {
+        cap = min(cap, p.klen[b / 4u][b % 4u]);
+    }
+    let begin = max(i_first + p.lo, i32(p.key0));
+    let end = min(i_last + p.hi, cap);
+    let all_from = i_last + p.lo;
+    let all_to = min(i_first + p.hi, cap);
+
+    for (var tile = (begin / 32) * 32; tile < end; tile += 32) {
+        let j0 = u32(tile) - p.key0;
+        let check = MASK == 1u || BIAS != 0u || tile < all_from || tile + 32 > all_to;
+
+        var s0 = vec4<f32>(0.0);
+        var s1 = vec4<f32>(0.0);
+        var s2 = vec4<f32>(0.0);
+        var s3 = vec4<f32>(0.0);
+        for (var d0 = 0u; d0 < p.dim; d0 += 32u) {
+            workgroupBarrier();
+            stage_q(t, q_at, r0, d0);
+            stage_k(t, k_at, j0, d0);
+            workgroupBarrier();
+            for (var x = 0u; x < 8u; x++) {
+                let a0 = qs[(4u * ty) * 9u + x];
+                let a1 = qs[(4u * ty + 1u) * 9u + x];
+                let a2 = qs[(4u * ty + 2u) * 9u + x];
+                let a3 = qs[(4u * ty + 3u) * 9u + x];
+                let b0 = kv[(4u * x) * 9u + tx];
+                let b1 = kv[(4u * x + 1u) * 9u + tx];
+                let b2 = kv[(4u * x + 2u) * 9u + tx];
+                let b3 = kv[(4u * x + 3u) * 9u + tx];
+                s0 = fma(vec4<f32>(a0.w), b3, fma(vec4<f32>(a0.z), b2, fma(vec4<f32>(a0.y), b1, fma(vec4<f32>(a0.x), b0, s0))));
+                s1 = fma(vec4<f32>(a1.w), b3, fma(vec4<f32>(a1.z), b2, fma(vec4<f32>(a1.y), b1, fma(vec4<f32>(a1.x), b0, s1))));
+                s2 = fma(vec4<f32>(a2.w), b3, fma(vec4<f32>(a2.z), b2, fma(vec4<f32>(a2.y), b1, fma(vec4<f32>(a2.x), b0, s2))));
+                s3 = fma(vec4<f32>(a3.w), b3, fma(vec4<f32>(a3.z), b2, fma(vec4<f32>(a3.y), b1, fma(vec4<f32>(a3.x), b0, s3))));
+            }
+        }
+
+        let w0 = score(s0, b, h, r0 + 4u * ty, j0 + 4u * tx, cap, check);
+        let w1 = score(s1, b, h, r0 + 4u * ty + 1u, j0 + 4u * tx, cap, check);
+        let w2 = score(s2, b, h, r0 + 4u * ty + 2u, j0 + 4u * tx, cap, check);
+        let w3 = score(s3, b, h, r0 + 4u * ty + 3u, j0 + 4u * tx, cap, check);
+        part[tx * 32u + 4u * ty] = largest(w0.s);
+        part[tx * 32u + 4u * ty + 1u] = largest(w1.s);
+        part[tx * 32u + 4u * ty + 2u] = largest(w2.s);
+        part[tx * 32u + 4u * ty + 3u] = largest(w3.s);
+        workgroupBarrier();
+        var top = m;
+        for (var x = 0u; x < 8u; x++) {
+            let at = x * 32u + 4u * ty;
+            top = max(top, vec4<f32>(part[at], part[at + 1u], part[at + 2u], part[at + 3u]));
+        }
+        let rescale = exp2_acc((m - top) * LOG2E);
+        m = top;
+
+        let p0 = exp2_acc((w0.s - vec4<f32>(m.x)) * LOG2E);
+        let p1 = exp2_acc((w1.s - vec4<f32>(m.y)) * LOG2E);
+        let p2 = exp2_acc((w2.s - vec4<f32>(m.z)) * LOG2E);
+        let p3 = exp2_acc((w3.s - vec4<f32>(m.w)) * LOG2E);
+        let zero = vec4<f32>(0.0);
+        let ones = vec4<f32>(1.0);
+        l = fma(l, rescale, vec4<f32>(
+            dot(select(zero, p0, w0.seen), ones),
+            dot(select(zero, p1, w1.seen), ones),
+            dot(select(zero, p2, w2.seen), ones),
+            dot(select(zero, p3, w3.seen), ones),
+        ));
+        let marker = vec4<f32>(HIDDEN);
+        ps[(4u * ty) * 9u + tx] = select(marker, p0, w0.seen);
+        ps[(4u * ty + 1u) * 9u + tx] = select(marker, p1, w1.seen);
+        ps[(4u * ty + 2u) * 9u + tx] = select(marker, p2, w2.seen);
+        ps[(4u * ty + 3u) * 9u + tx] = select(marker, p3, w3.seen);
+
+        for (var i = 0u; i < DVB; i++) {
+            workgroupBarrier();
+            stage_v(t, v_at, j0, 32u * i);
+            workgroupBarrier();
+            var o0 = acc[4u * i] * rescale.x;
+            var o1 = acc[4u * i + 1u] * rescale.y;
+            var o2 = acc[4u * i + 2u] * rescale.z;
+            var o3 = acc[4u * i + 3u] * rescale.w;
+            for (var x = 0u; x < 8u; x++) {
+                let a0 = ps[(4u * ty) * 9u + x];
+                let a1 = ps[(4u * ty + 1u) * 9u + x];
+                let a2 = ps[(4u * ty + 2u) * 9u + x];
+                let a3 = ps[(4u * ty + 3u) * 9u + x];
+                let b0 = kv[(4u * x) * 9u + tx];
+                let b1 = kv[(4u * x + 1u) * 9u + tx];
+                let b2 = kv[(4u * x + 2u) * 9u + tx];
+                let b3 = kv[(4u * x + 3u) * 9u + tx];
+                if (check) {
+                    o0 = add_seen(a0.w, b3, add_seen(a0.z, b2, add_seen(a0.y, b1, add_seen(a0.x, b0, o0))));
+                    o1 = add_seen(a1.w, b3, add_seen(a1.z, b2, add_seen(a1.y, b1, add_seen(a1.x, b0, o1))));
+                    o2 = add_seen(a2.w, b3, add_seen(a2.z, b2, add_seen(a2.y, b1, add_seen(a2.x, b0, o2))));
+                    o3 = add_seen(a3.w, b3, add_seen(a3.z, b2, add_seen(a3.y, b1, add_seen(a3.x, b0, o3))));
+                } else {
+                    o0 = fma(vec4<f32>(a0.w), b3, fma(vec4<f32>(a0.z), b2, fma(vec4<f32>(a0.y), b1, fma(vec4<f32>(a0.x), b0, o0))));
+                    o1 = fma(vec4<f32>(a1.w), b3, fma(vec4<f32>(a1.z), b2, fma(vec4<f32>(a1.y), b1, fma(vec4<f32>(a1.x), b0, o1))));
+                    o2 = fma(vec4<f32>(a2.w), b3, fma(vec4<f32>(a2.z), b2, fma(vec4<f32>(a2.y), b1, fma(vec4<f32>(a2.x), b0, o2))));
+                    o3 = fma(vec4<f32>(a3.w), b3, fma(vec4<f32>(a3.z), b2, fma(vec4<f32>(a3.y), b1, fma(vec4<f32>(a3.x), b0, o3))));
+                }
+            }
+            acc[4u * i] = o0;
+            acc[4u * i + 1u] = o1;
+            acc[4u * i + 2u] = o2;
+            acc[4u * i + 3u] = o3;
+        }
+    }
+
+    if ((p.flags & 2u) != 0u) {
+        for (var r = 0u; r < 4u; r++) {
+            if (r0 + 4u * ty + r < p.rows) {
+                let at = state_at + r * width;
+                for (var i = 0u; i < DVB; i++) {
+                    let c = at + 32u * i + 4u * tx;
+                    let x = acc[4u * i + r];
+                    state[c] = x.x;
+                    state[c + 1u] = x.y;
+                    state[c + 2u] = x.z;
+                    state[c + 3u] = x.w;
+                }
+                state[at + 32u * DVB + tx] = l[r];
+                if (tx == 0u) {
+                    state[at + 32u * DVB + 8u] = m[r];
+                }
+            }
+        }
+        return;
+    }
+
+    // The sums of all parts, in a fixed order.
+    workgroupBarrier();
+    part[tx * 32u + 4u * ty] = l.x;
+    part[tx * 32u + 4u * ty + 1u] = l.y;
+    part[tx * 32u + 4u * ty + 2u] = l.z;
+    part[tx * 32u + 4u * ty + 3u] = l.w;
+    workgroupBarrier();
+    for (var r = 0u; r < 4u; r++) {
+        let row = r0 + 4u * ty + r;
+        var sum = 0.0;
+        for (var x = 0u; x < 8u; x++) {
+            sum = sum + part[x * 32u + 4u * ty + r];
+        }
+        if (row < p.rows) {
+            let empty = bitcast<u32>(sum) == 0u;
+            let inverse = 1.0 / select(sum, 1.0, empty);
+            for (var i = 0u; i < DVB; i++) {
+                let c = 32u * i + 4u * tx;
+                let x = select(acc[4u * i + r] * inverse, vec4<f32>(0.0), empty);
+                let at = p.o.base + b * p.o.b + h * p.o.h + row * p.o.s + c * p.o.d;
+                if (c < p.vdim) { put(at, x.x); }
+                if (c + 1u < p.vdim) { put(at + p.o.d, x.y); }
+                if (c + 2u < p.vdim) { put(at + 2u * p.o.d, x.z); }
+                if (c + 3u < p.vdim) { put(at + 3u * p.o.d, x.w); }
+            }
+            if (tx == 0u && (p.flags & 4u) != 0u) {
+                let value = m[r] + log_acc(select(sum, 1.0, empty));
+                lse[p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s] =
+                    select(value, bitcast<f32>(0xff800000u), empty);
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+// Package shaders holds attn's WGSL, one kernel a file, and makes variants of
+// it. It knows no device.
+//
+// A file is valid WGSL as it stands. Constants at its head, such as
+//
+//	const DVB: u32 = 2u;
+//
+// are rewritten by [Kernel.Specialise] for each variant, as the oldest WGSL
+// compiler that attn meets has no override declarations:
+//
+//	src, err := shaders.Attention.Specialise(map[string]uint32{"DVB": 4, "ACC": 16})
+//
+// Lengths, strides and visibility are uniforms, not constants: a new sequence
+// length compiles nothing.
+package shaders
+
+import (
+	_ "embed"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Kernel is one shader file. Its entry point is called main.
+type Kernel struct {
+	// Name is the file's name without .wgsl.
+	Name string
+	// Source is the file as it stands.
+	Source string
+	// Bindings are the kinds of group 0's bindings in order, one letter each: r
+	// for read-only storage, w for storage that is written, u for the uniform.
+	Bindings string
+	// WorkgroupMemory is what a workgroup takes, in bytes.
+	WorkgroupMemory int
+	// Threads is the size of a workgroup.
+	Threads int
+}
+
+//go:embed attention.wgsl
+var attention string
+
+//go:embed matmul.wgsl
+var matmul string
+
+//go:embed softmax.wgsl
+var softmax string
+
+//go:embed merge.wgsl
+var merge string
+
+//go:embed peak.wgsl
+var peak string
+
+// The kernels.
+var (
+	Attention = Kernel{"attention", attention, "rrrrrwwwu", 14848, 64}
+	Matmul    = Kernel{"matmul", matmul, "rrrwwu", 9216, 64}
+	Softmax   = Kernel{"softmax", softmax, "rrwwwu", 256, 64}
+	Merge     = Kernel{"merge", merge, "rrwwu", 0, 64}
+	Peak      = Kernel{"peak", peak, "wu", 0, 64}
+)
+
+// All lists the kernels.
+func All() []Kernel { return []Kernel{Attention, Matmul, Softmax, Merge, Peak} }
+
+var constant = regexp.MustCompile(`(?m)^const ([A-Z0-9_]+): u32 = ([0-9]+)u;`)
+
+// Constants returns the constants that Specialise can rewrite, with the values
+// in the file.
+func (k Kernel) Constants() map[string]string {
+	m := map[string]string{}
+	for _, c := range constant.FindAllStringSubmatch(k.Source, -1) {
+		m[c[1]] = c[2]
+	}
+	return m
+}
+
+// Specialise returns the source with new values for some of its constants. It
+// returns an error that names a constant which the file does not have.
+func (k Kernel) Specialise(values map[string]uint32) (string, error) {
+	have := k.Constants()
+	for name := range values {
+		if _, ok := have[name]; !ok {
+			names := make([]string, 0, len(have))
+			for n := range have {
+				names = append(names, n)
+			}
+			slices.Sort(names)
+			return "", fmt.Errorf("shader %s has no constant %s, it has %s", k.Name, name, strings.Join(names, ", "))
+		}
+	}
+	return constant.ReplaceAllStringFunc(k.Source, func(line string) string {
+		name := constant.FindStringSubmatch(line)[1]
+		value, ok := values[name]
+		if !ok {
+			return line
+		}
+		return fmt.Sprintf("const %s: u32 = %du;", name, value)
+	}), nil
+}

@@ -1,0 +1,96 @@
+package shaders
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+func TestSpecialiseRewritesTheHead(t *testing.T) {
+	got, err := Attention.Specialise(map[string]uint32{"DVB": 8, "ACC": 32})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"const DVB: u32 = 8u;", "const ACC: u32 = 32u;", "const IN: u32 = 0u;"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no line %q", want)
+		}
+	}
+	if len(got) != len(Attention.Source)+1 { // 8 became 32
+		t.Errorf("something else changed: %d bytes, were %d", len(got), len(Attention.Source))
+	}
+}
+
+func TestSpecialiseNamesAnUnknownConstant(t *testing.T) {
+	_, err := Matmul.Specialise(map[string]uint32{"DVB": 1})
+	if err == nil || !strings.Contains(err.Error(), "DVB") || !strings.Contains(err.Error(), "SKIP") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestSpecialiseWithoutValuesIsTheFile(t *testing.T) {
+	for _, k := range All() {
+		if got, err := k.Specialise(nil); err != nil || got != k.Source {
+			t.Errorf("%s: changed, %v", k.Name, err)
+		}
+	}
+}
+
+// Every binding in the file is in Bindings, in order, with its kind.
+func TestBindingsMatchTheFile(t *testing.T) {
+	binding := regexp.MustCompile(`@group\(0\) @binding\((\d+)\) var<([a-z_, ]+)>`)
+	letter := map[string]string{"storage, read": "r", "storage, read_write": "w", "uniform": "u"}
+	for _, k := range All() {
+		got := ""
+		for i, m := range binding.FindAllStringSubmatch(k.Source, -1) {
+			if m[1] != fmt.Sprint(i) {
+				t.Errorf("%s: binding %s stands at %d", k.Name, m[1], i)
+			}
+			got += letter[m[2]]
+		}
+		if got != k.Bindings {
+			t.Errorf("%s: bindings are %s, Bindings says %s", k.Name, got, k.Bindings)
+		}
+	}
+}
+
+// Workgroup memory is what the declarations add up to and what the head comment
+// says.
+func TestWorkgroupMemory(t *testing.T) {
+	decl := regexp.MustCompile(`var<workgroup> \w+: array<(vec4<f32>|f32), (\d+)>`)
+	size := map[string]int{"vec4<f32>": 16, "f32": 4}
+	for _, k := range All() {
+		sum := 0
+		for _, m := range decl.FindAllStringSubmatch(k.Source, -1) {
+			var n int
+			_, _ = fmt.Sscan(m[2], &n)
+			sum += n * size[m[1]]
+		}
+		if sum != k.WorkgroupMemory {
+			t.Errorf("%s: declares %d bytes, WorkgroupMemory says %d", k.Name, sum, k.WorkgroupMemory)
+		}
+		said := strings.ReplaceAll(k.Source, ",", "")
+		if sum > 0 && !strings.Contains(said, fmt.Sprintf("%d bytes", sum)) {
+			t.Errorf("%s: the head comment does not say %d bytes", k.Name, sum)
+		}
+	}
+}
+
+// WGSL has no include, so functions that several files need stand in each: the
+// same name must mean the same text. Those that name a binding differ.
+func TestSharedFunctionsAreTheSame(t *testing.T) {
+	fn := regexp.MustCompile(`(?ms)^fn (is_nan|exp2_acc|tanh_acc|log_acc|decode|encode16)\(.*?^}`)
+	first := map[string]string{}
+	for _, k := range All() {
+		for _, m := range fn.FindAllStringSubmatch(k.Source, -1) {
+			if have, ok := first[m[1]]; ok && have != m[0] {
+				t.Errorf("%s in %s is not what it is elsewhere", m[1], k.Name)
+			}
+			first[m[1]] = m[0]
+		}
+	}
+	if len(first) != 6 {
+		t.Errorf("found %d shared functions", len(first))
+	}
+}
