@@ -241,13 +241,14 @@ func (r *reference) collect(refs map[string][]fuzzy, rounding int) {
 	if rounding < 0 {
 		return
 	}
-	unit := math.Pow10(rounding)
 	rounded := make([][]fuzzy, len(r.weights))
 	for i, row := range r.weights {
-		for _, w := range row {
-			w.mid = math.Round(w.mid*unit) / unit
-			w.rad = math.Abs(w.mid - float64(float32(w.mid)))
-			rounded[i] = append(rounded[i], w)
+		mids := make([]float64, len(row))
+		for j, w := range row {
+			mids[j] = w.mid
+		}
+		for _, w := range roundRow(mids, rounding) {
+			rounded[i] = append(rounded[i], fuzzy{w, math.Abs(w - float64(float32(w)))})
 		}
 		refs["softmax_rounded"] = append(refs["softmax_rounded"], rounded[i]...)
 		refs["outputs_rounded"] = append(refs["outputs_rounded"], weigh(rounded[i], r.v)...)

@@ -14,7 +14,7 @@ import (
 // printed as published walk-throughs do.
 type explainCmd struct {
 	File    string `arg:"" name:"file" placeholder:"FILE.json" help:"The example: x, and optionally w_query, w_key, w_value, b_query, b_key, b_value, scale, labels and expected values, which are then checked."`
-	Round   *int   `name:"round" placeholder:"N" help:"Round the weights to N decimals before they weigh the values."`
+	Round   *int   `name:"round" placeholder:"N" help:"Round the weights to N decimals, each row still adding up to 1, before they weigh the values."`
 	PNG     string `name:"png" placeholder:"H.png" help:"Draw the weights as a heat map: queries down, keys across."`
 	Backend string `name:"backend" default:"auto" help:"auto, cpu, gpu, gpu:N or gpu:NAME."`
 }
@@ -144,7 +144,7 @@ func (e explanation) batch(b int) {
 	step(e.st.scores, tokens, "Scores = %v · Q·Kᵀ, a row for each query, a column for each key", float32(e.st.scale))
 	step(e.st.weights, tokens, "Softmax of each row")
 	if e.shown.rounded {
-		step(e.shown.weights, tokens, "Softmax, rounded to %s", decimalsText(e.shown.decimals))
+		step(e.shown.weights, tokens, "Softmax, rounded to %s so that each row still adds up to 1", decimalsText(e.shown.decimals))
 	}
 	e.weighted(b)
 	step(e.shown.output, nil, "Output, for each query the sum of its weighted values")

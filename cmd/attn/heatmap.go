@@ -28,6 +28,7 @@ const (
 	gap         = vg.Length(16)
 	barWidth    = vg.Length(72)
 	pictureDPI  = 144
+	maxPixels   = 100_000_000 // 400 MB while it is drawn
 )
 
 // drawHeatMaps writes a PNG of the attention weights: a panel for each batch,
@@ -42,8 +43,9 @@ func drawHeatMaps(w io.Writer, title string, labels []string, weights stack) err
 	}
 	shades := &blues{max: largest, alpha: 1}
 	cell := max(minCell, min(cellSize, mapWidth/vg.Length(weights.cols)))
+	data := vg.Point{X: cell * vg.Length(weights.cols), Y: cell * vg.Length(weights.rows)}
 	panels := make([]*plot.Plot, weights.batch)
-	var width, height vg.Length // of one panel: the data and what stands around it
+	var around margins // what stands around the data of a panel
 	for b := range panels {
 		name := ""
 		if weights.batch > 1 {
@@ -54,11 +56,10 @@ func drawHeatMaps(w io.Writer, title string, labels []string, weights stack) err
 			return err
 		}
 		panels[b] = p
-		const trial = vg.Length(4096) // any size that the axes fit in
-		data := p.DataCanvas(draw.NewCanvas(vgimg.New(1, 1), trial, trial)).Rectangle.Size()
-		width = max(width, cell*vg.Length(weights.cols)+trial-data.X)
-		height = max(height, cell*vg.Length(weights.rows)+trial-data.Y)
+		m := marginsOf(p, data)
+		around = margins{max(around.left, m.left), max(around.right, m.right), max(around.bottom, m.bottom), max(around.top, m.top)}
 	}
+	width, height := around.left+data.X+around.right, around.bottom+data.Y+around.top
 	columns := int(math.Ceil(math.Sqrt(float64(len(panels)))))
 	rows := (len(panels) + columns - 1) / columns
 	inner := vg.Point{X: vg.Length(columns) * (width + gap), Y: vg.Length(rows) * (height + gap)}
@@ -67,18 +68,48 @@ func drawHeatMaps(w io.Writer, title string, labels []string, weights stack) err
 	heading := wrapTitle(title, style, total-2*gap)
 	headHeight := gap + style.Height(heading)
 
-	canvas := vgimg.NewWith(vgimg.UseWH(total, inner.Y+headHeight+gap), vgimg.UseDPI(pictureDPI), vgimg.UseBackgroundColor(color.White))
+	full := vg.Point{X: total, Y: inner.Y + headHeight + gap}
+	if pixels := full.X.Dots(pictureDPI) * full.Y.Dots(pictureDPI); pixels > maxPixels {
+		return fmt.Errorf("the picture would have %.0f million pixels, at most %d million are drawn", pixels/1e6, maxPixels/1_000_000)
+	}
+	canvas := vgimg.NewWith(vgimg.UseWH(full.X, full.Y), vgimg.UseDPI(pictureDPI), vgimg.UseBackgroundColor(color.White))
 	dc := draw.New(canvas)
 	dc.FillText(style, vg.Point{X: total / 2, Y: dc.Max.Y - gap}, heading)
+	// Panels stand one below the other from here down, each as large as its
+	// own margins make it, so that cells are square and data lie in line.
+	top := dc.Max.Y - headHeight - gap/2
 	for b, p := range panels {
-		left := gap + vg.Length(b%columns)*(width+gap)
-		top := dc.Max.Y - headHeight - gap/2 - vg.Length(b/columns)*(height+gap)
-		p.Draw(draw.Canvas{Canvas: dc.Canvas, Rectangle: rectangle(left, top-height, width, height)})
+		m := marginsOf(p, data)
+		left := gap + vg.Length(b%columns)*(width+gap) + around.left - m.left
+		bottom := top - vg.Length(b/columns)*(height+gap) - height + around.bottom - m.bottom
+		p.Draw(draw.Canvas{Canvas: dc.Canvas, Rectangle: rectangle(left, bottom, m.left+data.X+m.right, m.bottom+data.Y+m.top)})
 	}
 	bar := colourBar(shades)
-	bar.Draw(draw.Canvas{Canvas: dc.Canvas, Rectangle: rectangle(gap+inner.X, gap, barWidth, inner.Y-gap/2)})
+	lowest := top - vg.Length(rows)*(height+gap) + gap + around.bottom
+	highest := top - around.top
+	m := marginsOf(bar, vg.Point{X: barWidth, Y: highest - lowest})
+	bar.Draw(draw.Canvas{Canvas: dc.Canvas, Rectangle: rectangle(gap+inner.X, lowest-m.bottom, barWidth, highest-lowest+m.bottom+m.top)})
 	_, err := vgimg.PngCanvas{Canvas: canvas}.WriteTo(w)
 	return err
+}
+
+// margins are what a plot's axes and titles take around its data.
+type margins struct{ left, right, bottom, top vg.Length }
+
+// marginsOf measures them for a data area of the given size. They depend on it
+// a little, by labels that stand out over the ends of an axis, so that the
+// second look is at nearly the final size and the third at the final one.
+func marginsOf(p *plot.Plot, data vg.Point) margins {
+	var m margins
+	for range 3 {
+		w, h := m.left+data.X+m.right, m.bottom+data.Y+m.top
+		if m == (margins{}) {
+			w, h = w+data.X, h+data.Y
+		}
+		inner := p.DataCanvas(draw.NewCanvas(vgimg.New(1, 1), w, h))
+		m = margins{inner.Min.X, w - inner.Max.X, inner.Min.Y, h - inner.Max.Y}
+	}
+	return m
 }
 
 func rectangle(x, y, w, h vg.Length) vg.Rectangle {
@@ -95,10 +126,10 @@ func heatMap(name string, labels []string, m matrix, shades *blues, cell vg.Leng
 	p.Add(h)
 	p.X.Label.Text, p.Y.Label.Text = "key", "query"
 	p.X.Tick.Marker, p.Y.Tick.Marker = tokenTicks(labels, m.cols, false), tokenTicks(labels, m.rows, true)
-	p.X.Padding, p.Y.Padding = 0, 0
+	// plot sets the names a descent too high: the padding makes room for it.
+	p.X.Padding, p.Y.Padding = p.X.Tick.Label.FontExtents().Descent+1, 2
 	p.X.LineStyle.Width, p.Y.LineStyle.Width = 0, 0
 	p.X.Tick.LineStyle.Width, p.Y.Tick.LineStyle.Width = 0, 0
-	p.X.Tick.Length, p.Y.Tick.Length = 3, 3
 	// Names wider than their cells stand on end.
 	for _, l := range labels {
 		if p.X.Tick.Label.Width(l) > cell*0.95 {
@@ -136,7 +167,9 @@ func cellNumbers(m matrix, largest float64) (*plotter.Labels, error) {
 		s := &l.TextStyle[n]
 		s.XAlign, s.YAlign = draw.XCenter, draw.YCenter
 		s.Color = color.Black
-		if float64(m.data[n]) > 0.55*largest { // where the blues turn darker than middle grey
+		// From here on white has the larger contrast (the luminance of the
+		// blues falls below 0.18, where both have 4.6:1).
+		if float64(m.data[n]) > 0.7*largest {
 			s.Color = color.White
 		}
 	}

@@ -136,14 +136,19 @@ func (st *steps) weigh(ctx context.Context, weights backend.Tensor) (stack, erro
 	return st.download(ctx, o)
 }
 
-// rounded returns the weights rounded to so many decimals, half away from zero
-// as people do it, and the output that they give.
+// rounded returns the weights rounded to so many decimals (see roundRow), and
+// the output that they give.
 func (st *steps) rounded(ctx context.Context, decimals int) (weights, output stack, err error) {
 	weights = st.weights
-	weights.data = make([]float32, len(st.weights.data))
-	unit := math.Pow10(decimals)
-	for i, w := range st.weights.data {
-		weights.data[i] = float32(math.Round(float64(w)*unit) / unit)
+	weights.data = make([]float32, 0, len(st.weights.data))
+	row := make([]float64, weights.cols)
+	for at := 0; at < len(st.weights.data); at += weights.cols {
+		for j := range row {
+			row[j] = float64(st.weights.data[at+j])
+		}
+		for _, w := range roundRow(row, decimals) {
+			weights.data = append(weights.data, float32(w))
+		}
 	}
 	w, err := st.upload(ctx, weights.data, backend.Shape{weights.batch, 1, weights.rows, weights.cols})
 	if err != nil {
