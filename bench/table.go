@@ -24,6 +24,15 @@ var columns = [...]struct {
 	{"S", 9}, {"time", 9}, {"GFLOP/s", 9}, {"ceiling", 9}, {"%", 6}, {"", barWidth}, {"vs stages", 9}, {"allocs", 7}, {"error / bound", 19},
 }
 
+// rule sets the heads apart from the figures.
+var rule = func() string {
+	width := len("   status")
+	for _, c := range columns {
+		width += c.width + 1
+	}
+	return strings.Repeat("─", width) + "\n"
+}()
+
 // WriteTable writes the report for people: a head that says what ran on what, a
 // block for each backend with a row for each case, and how the figures were
 // taken.
@@ -91,6 +100,7 @@ func (r *Report) block(b *strings.Builder, info backend.Info) {
 		head[i] = c.head
 	}
 	line(b, head, "status")
+	b.WriteString(rule)
 	for _, c := range r.Cases {
 		if c.Backend == info.Name {
 			c.row(b)

@@ -1,0 +1,210 @@
+package bench
+
+import (
+	"context"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// fake is a backend in host memory that computes plainly, F32 only, and that
+// does on demand what a backend should not do.
+type fake struct {
+	name string
+	// delay is how long a call takes for each million visible pairs; it ends
+	// early with its context.
+	delay time.Duration
+	// wrongFrom adds 1 to the first element of every row from that call on,
+	// counted from 1; 0 never.
+	wrongFrom int64
+	// nan writes NaN instead.
+	nan bool
+	// before is called at the start of each fused call with its number.
+	before func(call int64) error
+	// allocs is how many heap allocations a fused call makes.
+	allocs int
+
+	calls atomic.Int64
+}
+
+func (f *fake) Info() backend.Info {
+	return backend.Info{Name: f.name, Device: "pretended", Type: backend.CPU, Provider: "fake v1", Threads: 2}
+}
+
+func (f *fake) Alloc(_ context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	return backend.AllocHost(dtype, shape)
+}
+
+func (f *fake) Upload(_ context.Context, host backend.Tensor) (backend.Tensor, error) {
+	return host.Alias()
+}
+
+func (f *fake) Download(_ context.Context, host, src backend.Tensor) error {
+	to, err := host.Float32s()
+	if err != nil {
+		return err
+	}
+	from, err := src.Float32s()
+	if err != nil {
+		return err
+	}
+	each(host.Shape(), func(at [4]int) {
+		to[index(host, at)] = from[index(src, at)]
+	})
+	return nil
+}
+
+func (f *fake) QK(_ context.Context, s, q, k backend.Tensor) error {
+	return products(s, q, k, func(at [4]int, d int) ([4]int, [4]int) {
+		return [4]int{at[0], at[1], at[2], d}, [4]int{at[0], at[1], at[3], d}
+	}, q.Shape()[backend.Dim])
+}
+
+func (f *fake) PV(_ context.Context, o, w, v backend.Tensor) error {
+	return products(o, w, v, func(at [4]int, j int) ([4]int, [4]int) {
+		return [4]int{at[0], at[1], at[2], j}, [4]int{at[0], at[1], j, at[3]}
+	}, v.Shape()[backend.Seq])
+}
+
+func (f *fake) Softmax(_ context.Context, s, _ backend.Tensor, p *backend.Problem) error {
+	x, err := s.Float32s()
+	if err != nil {
+		return err
+	}
+	sh := s.Shape()
+	each(backend.Shape{sh[0], sh[1], sh[2], 1}, func(at [4]int) {
+		lo, hi := p.Visible.Range(at[0], at[2], sh[3])
+		row := x[index(s, at):][:sh[3]]
+		sum, top := 0.0, math.Inf(-1)
+		for _, y := range row[lo:hi] {
+			top = max(top, float64(p.Scale*y))
+		}
+		for j, y := range row {
+			row[j] = 0
+			if lo <= j && j < hi {
+				e := math.Exp(float64(p.Scale*y) - top)
+				row[j], sum = float32(e), sum+e
+			}
+		}
+		for j := range row {
+			row[j] /= float32(sum)
+		}
+	})
+	return nil
+}
+
+func (f *fake) Attention(ctx context.Context, c *backend.Call) error {
+	call := f.calls.Add(1)
+	if f.before != nil {
+		if err := f.before(call); err != nil {
+			return err
+		}
+	}
+	for range f.allocs {
+		kept = new([64]byte)
+	}
+	d := c.Dims()
+	if f.delay > 0 {
+		pairs := c.Visible.Pairs(d.Batch, d.SeqQ, d.SeqK) * int64(d.Heads)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(f.delay * time.Duration(pairs) / 1e6):
+		}
+	}
+	w, err := backend.AllocHost(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
+	if err != nil {
+		return err
+	}
+	if err := f.QK(ctx, w, c.Q, c.K); err != nil {
+		return err
+	}
+	if err := f.Softmax(ctx, w, backend.Tensor{}, &c.Problem); err != nil {
+		return err
+	}
+	if err := f.PV(ctx, c.O, w, c.V); err != nil {
+		return err
+	}
+	if f.wrongFrom > 0 && call >= f.wrongFrom {
+		o, err := c.O.Float32s()
+		if err != nil {
+			return err
+		}
+		sh := c.O.Shape()
+		each(backend.Shape{sh[0], sh[1], sh[2], 1}, func(at [4]int) {
+			if o[index(c.O, at)]++; f.nan {
+				o[index(c.O, at)] = float32(math.NaN())
+			}
+		})
+	}
+	return nil
+}
+
+// kept keeps the allocations of a fake call on the heap.
+var kept *[64]byte
+
+func (f *fake) Plan(c *backend.Call) (backend.Plan, error) {
+	p := backend.NewPlan(c)
+	p.Backend, p.Path = f.name, "pretended"
+	return p, nil
+}
+
+func (f *fake) Close() error { return nil }
+
+// metered is a fake that knows its ceiling.
+type metered struct {
+	fake
+	peak float64 // operations a second
+}
+
+func (m *metered) PeakFLOPS(context.Context) (float64, error) { return m.peak, nil }
+
+// products writes the sum over n of the products of the elements of a and b that
+// at says.
+func products(out, a, b backend.Tensor, at func(out [4]int, n int) (a, b [4]int), n int) error {
+	group := out.Shape()[backend.Heads] / b.Shape()[backend.Heads]
+	o, err := out.Float32s()
+	if err != nil {
+		return err
+	}
+	x, err := a.Float32s()
+	if err != nil {
+		return err
+	}
+	y, err := b.Float32s()
+	if err != nil {
+		return err
+	}
+	each(out.Shape(), func(i [4]int) {
+		sum := 0.0
+		for k := range n {
+			ia, ib := at(i, k)
+			ib[1] /= group
+			sum += float64(x[index(a, ia)]) * float64(y[index(b, ib)])
+		}
+		o[index(out, i)] = float32(sum)
+	})
+	return nil
+}
+
+func index(t backend.Tensor, at [4]int) int {
+	n := 0
+	for i, s := range t.Strides() {
+		n += at[i] * s
+	}
+	return n
+}
+
+func each(s backend.Shape, visit func(at [4]int)) {
+	for b := range s[0] {
+		for h := range s[1] {
+			for i := range s[2] {
+				for d := range s[3] {
+					visit([4]int{b, h, i, d})
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,248 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// sample is a report with a row of every kind.
+func sample() *Report {
+	f := func(x float64) *float64 { return &x }
+	n := func(x int64) *int64 { return &x }
+	row := func(name string, seq int) Measurement {
+		return Measurement{Backend: name, Provider: "gonum v0.17.0", Variant: Fused, DType: "f32", Batch: 1, Heads: 8, KVHeads: 2,
+			SeqQ: seq, SeqK: seq, Dim: 64, Causal: true, Threads: 2, Path: "fused blocks", FLOPs: int64(seq) * int64(seq) * 1024}
+	}
+	ok := row("cpu", 256)
+	ok.Status, ok.Repetitions = OK, 80
+	ok.MedianS, ok.MinS, ok.GFLOPS, ok.CeilingGFLOPS, ok.Percent = f(0.00123), f(0.0012), f(54.56), f(100.25), f(54.42)
+	ok.StagesS, ok.SpeedupVsStages, ok.Allocs, ok.MaxError, ok.ErrorBound = f(0.00258), f(2.1), n(3), f(6.4e-8), f(7.25e-5)
+	large := row("cpu", 65536)
+	large.Status, large.Note, large.Repetitions, large.PredictedS = OK, "stages skipped: 128.0 GiB of weights", 3, f(12)
+	large.MedianS, large.MinS, large.GFLOPS, large.CeilingGFLOPS, large.Percent = f(10.5), f(10.4), f(104.7), f(99.5), f(105.2)
+	large.Allocs, large.MaxError, large.ErrorBound = n(1234), f(1e-7), f(1e-4)
+	skipped := row("cpu", 131072)
+	skipped.Status, skipped.Note, skipped.PredictedS = NotRun, "not run: predicted 42.0 s each, 3.20 s of the budget is left", f(42)
+	wrong := row("gpu:0", 256)
+	wrong.Status, wrong.Note, wrong.Threads = Wrong, "WRONG: o[0,3,17,5] is 1.5, should be 0.25", 0
+	wrong.MaxError, wrong.ErrorBound = f(1.25), f(7.25e-5)
+	return &Report{
+		Schema: Schema,
+		Environment: Environment{Date: "2026-01-02T03:04:05Z", GoVersion: "go1.26.0", OS: "linux", Arch: "amd64", CPU: "Some CPU", CPUs: 4, Threads: 2,
+			Version: "v0.1.0", Commit: "0123456789abcdef", Modified: true, CGO: true, Seed: 1, CheckedRows: 16, BudgetS: 48,
+			Backends: []backend.Info{
+				{Name: "cpu", Device: "Some CPU", Type: backend.CPU, Provider: "gonum v0.17.0", Threads: 2},
+				{Name: "gpu:0", Device: "Some GPU", Type: backend.Discrete, Provider: "wgpu v1", Driver: "driver 2", Limits: []backend.Limit{{Name: "binding", Value: 1 << 27}}},
+			},
+			Missing: []string{"npu · none: no usable device"}},
+		Cases: []Measurement{ok, large, skipped, wrong},
+	}
+}
+
+// golden compares text with a file in testdata; the environment variable
+// UPDATE_GOLDEN=1 writes it instead.
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if os.Getenv("UPDATE_GOLDEN") == "1" {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+func TestTable(t *testing.T) {
+	var out bytes.Buffer
+	if err := sample().WriteTable(&out); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "table.golden", out.Bytes())
+	for l := range strings.Lines(out.String()) {
+		if l != strings.TrimRight(l, " \n")+"\n" {
+			t.Errorf("spaces at the end of %q", l)
+		}
+	}
+}
+
+func TestNumbersForPeople(t *testing.T) {
+	for _, tc := range []struct{ got, want string }{
+		{duration(0), "0 ns"}, {duration(1.234e-7), "123 ns"}, {duration(9.996e-7), "1.00 µs"},
+		{duration(1.5e-5), "15.0 µs"}, {duration(0.9996), "1.00 s"}, {duration(0.0123), "12.3 ms"}, {duration(75), "75.0 s"}, {duration(1234.5), "1234 s"},
+		{size(0), "0.0 B"}, {size(1536), "1.5 KiB"}, {size(128 << 30), "128.0 GiB"},
+		{number3(0.5), "0.50"}, {number3(9.996), "10.0"}, {number3(99.96), "100"},
+		{count(1, "thread"), "1 thread"}, {count(0, "thread"), "0 threads"},
+		{bar(0), ""}, {bar(100), strings.Repeat("█", barWidth)}, {bar(250), strings.Repeat("█", barWidth)}, {bar(50), strings.Repeat("█", barWidth/2)},
+		{bar(100.0 / barWidth / 8), "▏"}, {bar(100.0 / barWidth / 8 * 7), "▉"},
+		{scientific(nil), "-"},
+	} {
+		if tc.got != tc.want {
+			t.Errorf("%q, want %q", tc.got, tc.want)
+		}
+	}
+}
+
+// Other programs read these: names may be added, none may go or change.
+func TestJSONHoldsEveryField(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	if err := sample().WriteFile(path); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "report.golden.json", text)
+
+	strict := json.NewDecoder(bytes.NewReader(text))
+	strict.DisallowUnknownFields()
+	var back Report
+	if err := strict.Decode(&back); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(sample(), &back); diff != "" {
+		t.Errorf("a report does not come back as it was (-want +got):\n%s", diff)
+	}
+
+	var loose struct {
+		Environment map[string]any
+		Cases       []map[string]any
+	}
+	if err := json.Unmarshal(text, &loose); err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range loose.Cases {
+		for _, name := range strings.Fields(`backend provider variant dtype batch heads kv_heads seq_q seq_k dim causal threads
+			median_s gflops ceiling_gflops percent max_error error_bound allocs speedup_vs_stages flops`) {
+			if _, ok := c[name]; !ok {
+				t.Errorf("case %d has no %s, only %v", i, name, slices.Sorted(maps.Keys(c)))
+			}
+		}
+	}
+	for _, name := range strings.Fields("date go_version os arch cpu cpus threads version commit backends") {
+		if _, ok := loose.Environment[name]; !ok {
+			t.Errorf("environment has no %s", name)
+		}
+	}
+}
+
+func TestFiguresThatJSONCannotHoldAreNull(t *testing.T) {
+	for _, x := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+		if figure(x) != nil {
+			t.Errorf("%v would end the writing of a report", x)
+		}
+	}
+}
+
+func TestFileIsCompleteOrNotThere(t *testing.T) {
+	dir := t.TempDir()
+	if err := CheckFile(filepath.Join(dir, "absent", "r.json")); err == nil || !strings.Contains(err.Error(), "does not exist") {
+		t.Errorf("a folder that does not exist: %v", err)
+	}
+	if err := CheckFile(dir); err == nil || !strings.Contains(err.Error(), "is a folder") {
+		t.Errorf("a folder as the file: %v", err)
+	}
+	path := filepath.Join(dir, "r.json")
+	if err := os.WriteFile(path, []byte("before"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := CheckFile(path); err != nil {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "before" {
+		t.Errorf("the check changed the file: %q %v", text, err)
+	}
+	if err := sample().WriteFile(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := sample().WriteFile(filepath.Join(dir, "absent", "r.json")); err == nil {
+		t.Error("a report was written to nowhere")
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 1 {
+		t.Errorf("files are left over: %v %v", entries, err)
+	}
+}
+
+func TestReportErr(t *testing.T) {
+	rows := func(s ...Status) *Report {
+		r := &Report{}
+		for _, s := range s {
+			r.Cases = append(r.Cases, Measurement{Backend: "cpu", SeqK: 256, Status: s, Note: "why"})
+		}
+		return r
+	}
+	stopped := rows(OK, NotRun)
+	stopped.Interrupted = true
+	for _, tc := range []struct {
+		r    *Report
+		want string
+	}{
+		{rows(OK, OK), ""},
+		{rows(OK, NotRun), ""},
+		{rows(OK, Failed, Wrong), "1 of 3 cases give a wrong result, the first is cpu at S = 256"},
+		{rows(Failed, OK), "1 of 2 cases failed, the first is cpu at S = 256: why"},
+		{stopped, "interrupted with 1 of 2 cases measured"},
+		{rows(NotRun), "no case was measured, cpu at S = 256: why"},
+		{rows(), "no case was measured: there is no backend"},
+	} {
+		got := ""
+		if err := tc.r.Err(); err != nil {
+			got = err.Error()
+		}
+		if got != tc.want {
+			t.Errorf("%q, want %q", got, tc.want)
+		}
+	}
+}
+
+func TestEnvironmentOfThisMachine(t *testing.T) {
+	e := environment(time.Unix(0, 0))
+	if e.Date != "1970-01-01T00:00:00Z" || e.CPU == "" || e.CPUs < 1 || e.Threads < 1 || e.GoVersion == "" || e.Backends == nil || e.Missing == nil {
+		t.Errorf("%+v", e)
+	}
+}
+
+func TestCommitIsThisModulesOnly(t *testing.T) {
+	settings := []debug.BuildSetting{{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.modified", Value: "true"}, {Key: "CGO_ENABLED", Value: "1"}}
+	var own, other Environment
+	own.readBuild(&debug.BuildInfo{Main: debug.Module{Path: modulePath, Version: "v1"}, Settings: settings})
+	if own.Commit != "abc" || !own.Modified || own.Version != "v1" || !own.CGO {
+		t.Errorf("%+v", own)
+	}
+	other.readBuild(&debug.BuildInfo{Main: debug.Module{Path: "example.com/p"}, Deps: []*debug.Module{{Path: modulePath, Version: "v2"}}, Settings: settings})
+	if other.Commit != "" || other.Modified || other.Version != "v2" {
+		t.Errorf("as a library: %+v", other)
+	}
+}
+
+func TestFieldOfProcFiles(t *testing.T) {
+	text := []byte("processor\t: 0\nmodel name\t: A: B @ 2 GHz\nmodel name\t: other\nMemAvailable:   12 kB\n")
+	for key, want := range map[string]string{"model name": "A: B @ 2 GHz", "MemAvailable": "12 kB", "absent": "", "model": ""} {
+		if got := field(text, key); got != want {
+			t.Errorf("%s is %q, want %q", key, got, want)
+		}
+	}
+}

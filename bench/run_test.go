@@ -1,0 +1,301 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// small is a configuration that a fake computes in microseconds.
+func small(seqs ...int) Config { return Config{Seqs: seqs, Heads: 2, Dim: 4, Seed: 7} }
+
+func runOn(t *testing.T, cfg Config, backends ...backend.Backend) *Report {
+	t.Helper()
+	r, err := Run(t.Context(), backends, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestFiguresFollowFromTimesAndCeiling(t *testing.T) {
+	be := &metered{fake: fake{name: "cpu"}, peak: 2e9}
+	cfg := small(16, 32)
+	cfg.KVHeads, cfg.Causal, cfg.Batch = 1, true, 3
+	r := runOn(t, cfg, be)
+	if err := r.Err(); err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range r.Cases {
+		seq := []int{16, 32}[i]
+		if c.SeqQ != seq || c.SeqK != seq || c.Batch != 3 || c.Heads != 2 || c.KVHeads != 1 || c.Dim != 4 || !c.Causal || c.DType != "f32" ||
+			c.Backend != "cpu" || c.Provider != "fake v1" || c.Threads != 2 || c.Variant != Fused || c.Path != "pretended" {
+			t.Errorf("the case is not the one asked for: %+v", c)
+		}
+		// 1+2+...+S pairs a head.
+		if want := int64(3 * 2 * seq * (seq + 1) / 2 * 4 * 4); c.FLOPs != want {
+			t.Errorf("S=%d: %d FLOPs of visible pairs, want %d", seq, c.FLOPs, want)
+		}
+		if c.MedianS == nil || c.MinS == nil || c.GFLOPS == nil || c.CeilingGFLOPS == nil || c.Percent == nil ||
+			c.SpeedupVsStages == nil || c.StagesS == nil || c.MaxError == nil || c.ErrorBound == nil || c.Allocs == nil {
+			t.Fatalf("S=%d: a figure is missing: %+v", seq, c)
+		}
+		close := func(what string, got, want float64) {
+			if got < want*(1-1e-12) || got > want*(1+1e-12) {
+				t.Errorf("S=%d: %s is %v, want %v", seq, what, got, want)
+			}
+		}
+		close("GFLOP/s", *c.GFLOPS, float64(c.FLOPs) / *c.MedianS / 1e9)
+		close("ceiling", *c.CeilingGFLOPS, 2)
+		close("percent", *c.Percent, *c.GFLOPS/2*100)
+		close("speed-up", *c.SpeedupVsStages, *c.StagesS / *c.MedianS)
+		if *c.MinS > *c.MedianS || c.Repetitions < minRepetitions {
+			t.Errorf("S=%d: min %v s, median %v s of %d", seq, *c.MinS, *c.MedianS, c.Repetitions)
+		}
+		if *c.MaxError > *c.ErrorBound {
+			t.Errorf("S=%d: error %v over %v and yet ok", seq, *c.MaxError, *c.ErrorBound)
+		}
+	}
+}
+
+func TestNoMeterNoCeiling(t *testing.T) {
+	c := runOn(t, small(16), &fake{name: "cpu"}).Cases[0]
+	if c.Status != OK || c.CeilingGFLOPS != nil || c.Percent != nil {
+		t.Errorf("status %q, ceiling %v, percent %v: what no one measured must be null", c.Status, c.CeilingGFLOPS, c.Percent)
+	}
+}
+
+func TestAllocationsAreTheCallsOwn(t *testing.T) {
+	a := *runOn(t, small(16), &fake{name: "cpu"}).Cases[0].Allocs
+	b := *runOn(t, small(16), &fake{name: "cpu", allocs: 50}).Cases[0].Allocs
+	if b-a != 50 {
+		t.Errorf("a call with 50 more allocations counts %d, without %d", b, a)
+	}
+}
+
+func TestWrongResultsGetNoFigure(t *testing.T) {
+	for _, tc := range []struct {
+		why string
+		be  *fake
+	}{
+		{"wrong from the start", &fake{name: "cpu", wrongFrom: 1}},
+		{"NaN", &fake{name: "cpu", wrongFrom: 1, nan: true}},
+		{"right in the warm-up only", &fake{name: "cpu", wrongFrom: warmCalls + 2}},
+	} {
+		r := runOn(t, small(16), tc.be)
+		c := r.Cases[0]
+		if c.Status != Wrong || !strings.HasPrefix(c.Note, "WRONG") {
+			t.Errorf("%s: status %q, note %q", tc.why, c.Status, c.Note)
+		}
+		if c.MedianS != nil || c.MinS != nil || c.GFLOPS != nil || c.Percent != nil || c.SpeedupVsStages != nil {
+			t.Errorf("%s: a wrong result has figures: %+v", tc.why, c)
+		}
+		if !tc.be.nan && (c.MaxError == nil || *c.MaxError <= *c.ErrorBound) {
+			t.Errorf("%s: error %v, bound %v", tc.why, c.MaxError, c.ErrorBound)
+		}
+		if err := r.Err(); err == nil || !strings.Contains(err.Error(), "wrong") {
+			t.Errorf("%s: the report's error is %v", tc.why, err)
+		}
+		var out strings.Builder
+		if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "WRONG: o[") {
+			t.Errorf("%s: %v, the table does not say so:\n%s", tc.why, err, &out)
+		}
+	}
+}
+
+func TestFailuresAreRows(t *testing.T) {
+	broken := errors.New("the device is on fire")
+	be := &fake{name: "cpu"}
+	be.before = func(int64) error { return broken }
+	r := runOn(t, small(16, 32), be)
+	for _, c := range r.Cases {
+		if c.Status != Failed || !strings.Contains(c.Note, broken.Error()) {
+			t.Errorf("status %q, note %q", c.Status, c.Note)
+		}
+	}
+	if err := r.Err(); err == nil || len(r.Cases) != 2 {
+		t.Errorf("%d rows, error %v", len(r.Cases), err)
+	}
+	be.before = func(int64) error { return fmt.Errorf("head size 4: %w", backend.ErrUnsupported) }
+	r = runOn(t, small(16), be, &fake{name: "other"})
+	if c := r.Cases[0]; c.Status != NotRun || r.Err() != nil {
+		t.Errorf("what a backend does not do is not a failure of the run: %q %v", c.Status, r.Err())
+	}
+}
+
+func TestSweepEndsWhenACallTakesTooLong(t *testing.T) {
+	// 2 heads · 256² pairs take 0.13 s, 512² are predicted to take half a
+	// second, 1024² two.
+	be := &fake{name: "cpu", delay: time.Second}
+	cfg := small()
+	cfg.Dim = 1
+	r := runOn(t, cfg, be)
+	var got []string
+	for _, c := range r.Cases {
+		got = append(got, fmt.Sprint(c.SeqQ, " ", c.Status))
+	}
+	if want := "256 ok, 512 ok, 1024 not run"; strings.Join(got, ", ") != want {
+		t.Errorf("the sweep is %q, want %q", got, want)
+	}
+	last := r.Cases[len(r.Cases)-1]
+	if last.PredictedS == nil || !strings.HasPrefix(last.Note, "not run: predicted ") || !strings.Contains(last.Note, "each, a sweep ends at") {
+		t.Errorf("why it ended: %q", last.Note)
+	}
+	if r.Err() != nil {
+		t.Errorf("a sweep that ends is no error: %v", r.Err())
+	}
+}
+
+func TestBudgetIsKeptAndSaid(t *testing.T) {
+	slow := &fake{name: "slow", delay: 5 * time.Second} // 0.16 s at S=128, two heads
+	quick := &fake{name: "quick"}
+	cfg := small(16, 128, 2048)
+	cfg.Budget = 600 * time.Millisecond
+	began := time.Now()
+	r := runOn(t, cfg, slow, quick)
+	// Hard: the deadline is the budget, what is beyond it is only the way out.
+	if took := time.Since(began); took > cfg.Budget+5*time.Second {
+		t.Errorf("a budget of %v took %v", cfg.Budget, took)
+	}
+	if len(r.Cases) != 6 {
+		t.Fatalf("%d rows, every case needs one", len(r.Cases))
+	}
+	for _, c := range r.Cases {
+		if c.SeqQ == 2048 && (c.Status != NotRun || !strings.Contains(c.Note, "budget")) {
+			t.Errorf("%s S=%d: %q %q", c.Backend, c.SeqQ, c.Status, c.Note)
+		}
+		if c.Status == NotRun && !strings.HasPrefix(c.Note, "not run: ") {
+			t.Errorf("%s S=%d does not say why: %q", c.Backend, c.SeqQ, c.Note)
+		}
+	}
+	// The slow one ate its own half only.
+	if c := r.Cases[3]; c.Status != OK {
+		t.Errorf("%s S=%d: %q %q", c.Backend, c.SeqQ, c.Status, c.Note)
+	}
+	if r.Interrupted || r.Err() != nil {
+		t.Errorf("a spent budget is neither an interruption nor an error: %v", r.Err())
+	}
+}
+
+func TestCancelKeepsWhatWasMeasured(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	be := &fake{name: "cpu"}
+	be.before = func(call int64) error {
+		if call == warmCalls+3 { // in the repetitions of the first case
+			cancel()
+		}
+		return nil
+	}
+	r, err := Run(ctx, []backend.Backend{be, &fake{name: "other"}}, small(16, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !r.Interrupted || r.Err() == nil || len(r.Cases) != 4 {
+		t.Fatalf("interrupted %v, %d rows, error %v", r.Interrupted, len(r.Cases), r.Err())
+	}
+	first := r.Cases[0]
+	if first.Status != OK || first.MedianS == nil || !strings.Contains(first.Note, "interrupted") {
+		t.Errorf("the first case was measured: %q %q %v", first.Status, first.Note, first.MedianS)
+	}
+	for _, c := range r.Cases[1:] {
+		if c.Status != NotRun || c.Note != "not run: interrupted" {
+			t.Errorf("%s S=%d: %q %q", c.Backend, c.SeqQ, c.Status, c.Note)
+		}
+	}
+	var out strings.Builder
+	if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "interrupted: this is what was measured") {
+		t.Errorf("%v, the table does not say it:\n%s", err, &out)
+	}
+}
+
+func TestCancelEndsALongCall(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	be := &fake{name: "cpu", delay: time.Hour}
+	be.before = func(int64) error { cancel(); return nil }
+	began := time.Now()
+	cfg := small(256)
+	r, err := Run(ctx, []backend.Backend{be}, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took > grace+10*time.Second {
+		t.Errorf("it went on for %v", took)
+	}
+	if c := r.Cases[0]; c.Status != NotRun || c.Note != "not run: interrupted" || c.MedianS != nil {
+		t.Errorf("%q %q", c.Status, c.Note)
+	}
+}
+
+func TestConfigRefuses(t *testing.T) {
+	for _, tc := range []struct {
+		cfg  Config
+		want error
+	}{
+		{Config{Dim: -1}, backend.ErrShape},
+		{Config{Heads: -8}, backend.ErrShape},
+		{Config{Batch: -1}, backend.ErrShape},
+		{Config{Heads: 8, KVHeads: 3}, backend.ErrShape},
+		{Config{Seqs: []int{256, 0}}, backend.ErrShape},
+		{Config{Seqs: []int{maxSeq}, Heads: 1 << 30, Dim: 1 << 30}, backend.ErrShape},
+		{Config{DType: backend.Bool}, backend.ErrDType},
+		{Config{Budget: -1}, backend.ErrOption},
+		{Config{Rows: -1}, backend.ErrShape},
+	} {
+		r, err := Run(t.Context(), nil, tc.cfg)
+		if !errors.Is(err, tc.want) || r != nil {
+			t.Errorf("%+v: error %v, want %v", tc.cfg, err, tc.want)
+		}
+	}
+}
+
+func TestMoreThanTheMachineHolds(t *testing.T) {
+	if freeMemory() == 0 {
+		t.Skip("this system does not tell its free memory")
+	}
+	cfg := Config{Seqs: []int{maxSeq}, Heads: 64, Dim: 128}
+	c := runOn(t, cfg, &fake{name: "cpu"}).Cases[0]
+	if c.Status != NotRun || !strings.Contains(c.Note, "TiB") {
+		t.Errorf("%q %q", c.Status, c.Note)
+	}
+}
+
+func TestProgressRisesAndNamesWhatRuns(t *testing.T) {
+	cfg := small(16, 32)
+	last, steps, seen := 0.0, 0, map[string]bool{}
+	cfg.Progress = func(p Progress) {
+		if p.Done < last || p.Done > 1 || p.Remaining < 0 {
+			t.Errorf("%s of %s at %v: done %v after %v, %v remain", p.Step, p.Backend, p.Case, p.Done, last, p.Remaining)
+		}
+		last = p.Done
+		steps++
+		seen[p.Backend+" "+p.Case.String()] = true
+	}
+	runOn(t, cfg, &fake{name: "a"}, &fake{name: "b"})
+	for _, want := range []string{"a f32/b1h2s16d4", "a f32/b1h2s32d4", "b f32/b1h2s16d4", "b f32/b1h2s32d4"} {
+		if !seen[want] {
+			t.Errorf("%q was never said to run, of %v", want, seen)
+		}
+	}
+	if steps < 10 {
+		t.Errorf("only %d steps", steps)
+	}
+}
+
+func TestCaseNames(t *testing.T) {
+	cfg, err := Config{KVHeads: 2, Causal: true, DType: backend.BF16}.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := cfg.at(1024)
+	c.Dims.SeqQ = 1
+	if got, want := c.String(), "bf16/b1h8s1024d64/kv2/q1/causal"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
