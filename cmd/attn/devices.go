@@ -105,7 +105,7 @@ func (r devicesReport) text() []byte {
 // (maxWorkgroupSizeX counts threads), in binary units beside the number.
 func quantity(l backend.Limit) string {
 	name := strings.ToLower(l.Name)
-	for _, part := range []string{"buffersize", "bindingsize", "storagesize", "bytes"} {
+	for _, part := range []string{"bytes", "memory", "buffersize", "bindingsize", "storagesize"} {
 		if s := bytesText(l.Value); strings.Contains(name, part) && !strings.HasSuffix(s, " bytes") {
 			return fmt.Sprintf("%d (%s)", l.Value, s)
 		}

@@ -22,6 +22,8 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/seed90331342/attn/bench"
 )
 
 // commands is the command line: one field a command, each with a method
@@ -50,11 +52,23 @@ const (
 )
 
 func main() {
+	quietDrivers()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// The first signal cancels; with the handler gone a second one ends a
 	// program that a device keeps waiting.
 	context.AfterFunc(ctx, stop)
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// quietDrivers keeps Mesa's layer that orders Vulkan devices from printing a
+// line on standard error each time that it looks for a Wayland session on a
+// machine without one (over ssh, in a container): with a place to look in, even
+// one that is not there, it fails silently.
+func quietDrivers() {
+	const name = "XDG_RUNTIME_DIR"
+	if os.Getenv(name) == "" {
+		os.Setenv(name, "/nonexistent") // cannot fail for this name
+	}
 }
 
 // run is the whole program but for the process around it. It returns the exit
@@ -84,9 +98,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitUsage
 	}
 	if err := parsed.Run(); err != nil {
-		// Whatever the error says, a cancelled context is why.
+		// Whatever the error says, a cancelled context is why. A benchmark has
+		// written what it measured, and says how much that is.
 		if ctx.Err() != nil {
-			fail(stderr, errors.New("interrupted, no file was written"))
+			if !errors.Is(err, bench.ErrInterrupted) {
+				err = errors.New("interrupted, no file was written")
+			}
+			fail(stderr, err)
 			return exitInterrupted
 		}
 		return fail(stderr, err)
