@@ -113,9 +113,13 @@ type Measurement struct {
 	Allocs *int64 `json:"allocs"`
 }
 
+// ErrInterrupted reports a run that was stopped before its end; what it measured
+// until then is in the report.
+var ErrInterrupted = errors.New("interrupted")
+
 // Err returns nil when every case that was asked for gave a figure or could not
 // have been expected to: an error when one is wrong or failed, when the run was
-// interrupted, or when nothing was measured.
+// interrupted (ErrInterrupted), or when nothing was measured.
 func (r *Report) Err() error {
 	n := map[Status]int{}
 	var first Measurement // of those that explain the error
@@ -128,12 +132,14 @@ func (r *Report) Err() error {
 	all := len(r.Cases)
 	name := func() string { return fmt.Sprintf("%s at S = %d", first.Backend, first.SeqK) }
 	switch {
+	case r.Interrupted && n[Wrong] > 0:
+		return fmt.Errorf("%w with %d of %d cases measured and %d wrong", ErrInterrupted, n[OK], all, n[Wrong])
+	case r.Interrupted:
+		return fmt.Errorf("%w with %d of %d cases measured", ErrInterrupted, n[OK], all)
 	case n[Wrong] > 0:
 		return fmt.Errorf("%d of %d cases give a wrong result, the first is %s", n[Wrong], all, name())
 	case n[Failed] > 0:
 		return fmt.Errorf("%d of %d cases failed, the first is %s: %s", n[Failed], all, name(), first.Note)
-	case r.Interrupted:
-		return fmt.Errorf("interrupted with %d of %d cases measured", n[OK], all)
 	case n[OK] == 0 && all > 0:
 		return fmt.Errorf("no case was measured, %s at S = %d: %s", r.Cases[0].Backend, r.Cases[0].SeqK, r.Cases[0].Note)
 	case n[OK] == 0:

@@ -196,6 +196,8 @@ func TestReportErr(t *testing.T) {
 	}
 	stopped := rows(OK, NotRun)
 	stopped.Interrupted = true
+	stoppedWrong := rows(OK, Wrong, NotRun)
+	stoppedWrong.Interrupted = true
 	for _, tc := range []struct {
 		r    *Report
 		want string
@@ -205,6 +207,7 @@ func TestReportErr(t *testing.T) {
 		{rows(OK, Failed, Wrong), "1 of 3 cases give a wrong result, the first is cpu at S = 256"},
 		{rows(Failed, OK), "1 of 2 cases failed, the first is cpu at S = 256: why"},
 		{stopped, "interrupted with 1 of 2 cases measured"},
+		{stoppedWrong, "interrupted with 1 of 3 cases measured and 1 wrong"},
 		{rows(NotRun), "no case was measured, cpu at S = 256: why"},
 		{rows(), "no case was measured: there is no backend"},
 	} {

@@ -15,3 +15,12 @@ func median(xs []float64) float64 {
 	}
 	return s[n/2-1] + (s[n/2]-s[n/2-1])/2
 }
+
+// sum returns the sum of xs.
+func sum(xs []float64) float64 {
+	s := 0.0
+	for _, x := range xs {
+		s += x
+	}
+	return s
+}

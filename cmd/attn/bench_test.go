@@ -1,0 +1,182 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench"
+)
+
+// benchmark runs attn bench with args and returns what a shell would see.
+func benchmark(ctx context.Context, args ...string) (code int, stdout, stderr string) {
+	var out, err bytes.Buffer
+	code = run(ctx, append([]string{"bench"}, args...), &out, &err)
+	return code, out.String(), err.String()
+}
+
+func readReport(t *testing.T, path string) bench.Report {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	strict := json.NewDecoder(bytes.NewReader(text))
+	strict.DisallowUnknownFields()
+	var r bench.Report
+	if err := strict.Decode(&r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestBenchOnTheCPU(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--seq", "256", "--heads", "1", "--backend", "cpu", "--threads", "1", "--json", path)
+	if code != 0 || stderr != "" {
+		t.Fatalf("exit code %d, and in a pipe nothing but errors goes to stderr: %q", code, stderr)
+	}
+	for _, want := range []string{"attn bench · ", "B=1 H=1 D=64 f32", "cpu · ", "1 thread", "      256  ", "   ok\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the table lacks %q:\n%s", want, out)
+		}
+	}
+	r := readReport(t, path)
+	if len(r.Cases) != 1 || r.Cases[0].Status != bench.OK || r.Cases[0].Threads != 1 || r.Cases[0].SeqQ != 256 || r.Cases[0].MedianS == nil {
+		t.Errorf("%+v", r.Cases)
+	}
+	if r.Environment.BudgetS != 0 {
+		t.Errorf("lengths that were asked for have no budget unless one is given, got %v s", r.Environment.BudgetS)
+	}
+}
+
+func TestBenchOptionsReachTheCases(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--seq", "16..32", "--batch", "2", "--heads", "4", "--kv-heads", "2", "--dim", "8",
+		"--causal", "--dtype", "bf16", "--backend", "cpu,cpu", "--budget", "10s", "--json", path)
+	if code != 0 {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	r := readReport(t, path)
+	if len(r.Cases) != 2 || r.Environment.BudgetS != 10 {
+		t.Fatalf("one backend named twice has two lengths: %+v", r)
+	}
+	for i, c := range r.Cases {
+		if c.SeqQ != 16<<i || c.Batch != 2 || c.Heads != 4 || c.KVHeads != 2 || c.Dim != 8 || !c.Causal || c.DType != "bf16" {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
+func TestBenchRefuses(t *testing.T) {
+	dir := t.TempDir()
+	for _, tc := range []struct {
+		why, want string
+		args      []string
+	}{
+		{"no length", "--seq: sequence length \"0\"", []string{"--seq", "0"}},
+		{"a word", "--seq: sequence length \"abc\" is no number", []string{"--seq", "abc"}},
+		{"a range that runs backwards", "backwards", []string{"--seq", "4k..256"}},
+		{"no head size", "--dim is 0", []string{"--dim", "0"}},
+		{"a negative head size", "--dim is -3", []string{"--dim=-3"}},
+		{"no heads", "--heads is 0", []string{"--heads", "0"}},
+		{"no kv heads", "--kv-heads is 0", []string{"--kv-heads", "0"}},
+		{"no batch", "--batch is 0", []string{"--batch", "0"}},
+		{"kv heads that do not divide", "kv-heads must divide heads", []string{"--heads", "8", "--kv-heads", "3"}},
+		{"an unknown type", "--dtype is \"f64\"", []string{"--dtype", "f64"}},
+		{"a mask type", "--dtype is \"bool\"", []string{"--dtype", "bool"}},
+		{"an unknown backend", "--backend: backend \"tpu\" is unknown", []string{"--backend", "tpu"}},
+		{"an unknown backend beside a known one", "backend \"tpu\" is unknown", []string{"--backend", "cpu,tpu"}},
+		{"negative threads", "--threads is -1", []string{"--threads=-1"}},
+		{"a negative budget", "budget is -1s", []string{"--budget=-1s"}},
+		{"a budget without a unit", "--budget", []string{"--budget", "10"}},
+		{"a folder that does not exist", "does not exist", []string{"--json", filepath.Join(dir, "absent", "r.json")}},
+		{"a folder as the file", "is a folder", []string{"--json", dir}},
+		{"too large to count", "too large", []string{"--seq", "1024M", "--heads", "1000000000", "--dim", "1000000000"}},
+		{"an unknown flag", "unknown flag", []string{"--sequence", "1"}},
+	} {
+		code, out, stderr := benchmark(t.Context(), tc.args...)
+		if code == 0 || out != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, tc.want) {
+			t.Errorf("%s: exit code %d, stdout %q, stderr %q, want one line with %q", tc.why, code, out, stderr, tc.want)
+		}
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
+		t.Errorf("files are left over: %v %v", entries, err)
+	}
+}
+
+// interrupting is a device on which Ctrl-C is pressed in the 20th call, when the
+// warm-up is over.
+type interrupting struct {
+	backend.Backend
+	cancel context.CancelFunc
+	calls  int
+}
+
+func (b *interrupting) Info() backend.Info {
+	info := b.Backend.Info()
+	info.Name = "interrupting"
+	return info
+}
+
+func (b *interrupting) Attention(ctx context.Context, c *backend.Call) error {
+	if b.calls++; b.calls == 20 {
+		b.cancel()
+	}
+	return b.Backend.Attention(ctx, c)
+}
+
+// wrong is a device whose outputs are zeros.
+type wrong struct{ backend.Backend }
+
+func (wrong) Attention(context.Context, *backend.Call) error { return nil }
+
+// one is a driver of a single backend.
+type one struct{ be backend.Backend }
+
+func (d one) Devices() ([]backend.Info, error)     { return nil, nil } // not among the defaults
+func (d one) Open(string) (backend.Backend, error) { return d.be, nil }
+
+func openCPU(t *testing.T) backend.Backend {
+	t.Helper()
+	be, err := backend.Open("cpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return be
+}
+
+func TestBenchWritesWhatItHasWhenInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	backend.Register("interrupting", one{&interrupting{Backend: openCPU(t), cancel: cancel}})
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(ctx, "--seq", "64,128", "--heads", "1", "--backend", "interrupting", "--json", path)
+	if code == 0 || !strings.Contains(stderr, "interrupted with 1 of 2 cases measured") || strings.Count(stderr, "\n") != 1 {
+		t.Errorf("exit code %d, stderr %q", code, stderr)
+	}
+	if !strings.Contains(out, "not run: interrupted") || !strings.Contains(out, "ok, interrupted") {
+		t.Errorf("the table does not say so:\n%s", out)
+	}
+	r := readReport(t, path)
+	if !r.Interrupted || len(r.Cases) != 2 || r.Cases[0].MedianS == nil || r.Cases[1].MedianS != nil {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestBenchExitCodeSaysWrong(t *testing.T) {
+	backend.Register("wrong", one{wrong{openCPU(t)}})
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--seq", "64", "--heads", "1", "--backend", "wrong", "--json", path)
+	if code == 0 || !strings.Contains(stderr, "wrong result") || !strings.Contains(out, "WRONG: ") {
+		t.Errorf("exit code %d, stderr %q, stdout:\n%s", code, stderr, out)
+	}
+	if c := readReport(t, path).Cases[0]; c.Status != bench.Wrong || c.MedianS != nil || c.GFLOPS != nil {
+		t.Errorf("a wrong result has figures: %+v", c)
+	}
+}
