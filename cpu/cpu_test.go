@@ -1,12 +1,165 @@
 package cpu
 
 import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	"gonum.org/v1/gonum/blas/blas32"
+	"gonum.org/v1/gonum/blas/gonum"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
 )
 
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
 func TestConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{Open: func(testing.TB) backend.Backend { return New(Options{}) }})
+}
+
+// TestOpen shows the names that open the backend, and those that do not.
+func TestOpen(t *testing.T) {
+	be, err := backend.Open("cpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := be.Close(); err != nil {
+		t.Error(err)
+	}
+	_, err = backend.Open("cpu:3")
+	if !errors.Is(err, backend.ErrNoDevice) || !strings.Contains(err.Error(), "cpu:3") {
+		t.Errorf("cpu:3: error %v, want ErrNoDevice naming it", err)
+	}
+	if pick, why := backend.Auto(); pick != "cpu" {
+		t.Errorf("auto picks %s (%s) where there is only the CPU", pick, why)
+	}
+}
+
+func TestInfo(t *testing.T) {
+	info := New(Options{Threads: 3}).Info()
+	if info.Name != "cpu" || info.Type != backend.CPU || info.Device == "" || info.Threads != 3 || !strings.HasPrefix(info.Provider, "gonum blas32") {
+		t.Errorf("%+v", info)
+	}
+	if got := New(Options{Threads: -1}).Info().Threads; got != runtime.GOMAXPROCS(0) {
+		t.Errorf("%d threads, GOMAXPROCS is %d", got, runtime.GOMAXPROCS(0))
+	}
+	blas32.Use(otherBLAS{})
+	defer blas32.Use(gonum.Implementation{})
+	if got := New(Options{}).Info().Provider; got != "blas32 of cpu.otherBLAS" {
+		t.Errorf("a plugged-in BLAS is called %q", got)
+	}
+}
+
+// otherBLAS stands for a BLAS that a program plugs in.
+type otherBLAS struct{ gonum.Implementation }
+
+func TestParseModel(t *testing.T) {
+	for _, c := range []struct{ say, text, want string }{
+		{"the first of two cores", "processor\t: 0\nmodel\t\t: 17\nmodel name\t: Fast CPU @ 2.60GHz: x\n\nmodel name\t: other\n", "Fast CPU @ 2.60GHz: x"},
+		{"no name, as on arm64", "processor\t: 0\nFeatures\t: fp asimd\n", runtime.GOARCH},
+		{"nothing", "", runtime.GOARCH},
+	} {
+		if got := parseModel([]byte(c.text)); got != c.want {
+			t.Errorf("%s: %q, want %q", c.say, got, c.want)
+		}
+	}
+}
+
+// TestPlanIsTheCut shows that a plan names the cut that then runs, and that the
+// numbers in it cover the call.
+func TestPlanIsTheCut(t *testing.T) {
+	for _, c := range []struct {
+		say               string
+		h, hkv, sq, sk, d int
+		threads           int
+		tasks, subs, goes int
+	}{
+		{"a long head", 1, 1, 65536, 65536, 64, 2, 128, 8, 2},
+		{"decoding", 8, 2, 1, 1000, 64, 2, 8, 1, 2},
+		{"one row of one head", 1, 1, 1, 1000, 64, 4, 1, 1, 1},
+		{"a wide head", 1, 1, 4096, 4096, 2048, 1, 64, 1, 1},
+	} {
+		q, err := backend.Meta(backend.F32, backend.Shape{1, c.h, c.sq, c.d})
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, err := backend.Meta(backend.F32, backend.Shape{1, c.hkv, c.sk, c.d})
+		if err != nil {
+			t.Fatal(err)
+		}
+		call := &backend.Call{Q: q, K: k, V: k, O: q, Problem: backend.Problem{Visible: backend.Everything()}}
+		cut := cutAttention(call, c.threads)
+		p, err := New(Options{Threads: c.threads}).Plan(call)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cut.tasks != c.tasks || cut.subs != c.subs || cut.threads != c.goes {
+			t.Errorf("%s: %d tasks of %d sub-blocks on %d goroutines, want %d, %d, %d", c.say, cut.tasks, cut.subs, cut.threads, c.tasks, c.subs, c.goes)
+		}
+		if p.Chunks != cut.tasks || p.Cut != cut.String() || p.Scratch != cut.scratchBytes() || p.Pairs != int64(c.h)*int64(c.sq)*int64(c.sk) {
+			t.Errorf("%s: plan %+v is not of %v", c.say, p, &cut)
+		}
+	}
+}
+
+// TestCloseWaits shows that Close returns once the calls inside are done, and
+// that later calls are refused meanwhile.
+func TestCloseWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g gate
+		if err := g.enter(t.Context(), "first"); err != nil {
+			t.Fatal(err)
+		}
+		closed := make(chan struct{})
+		go func() { g.close(); g.close(); close(closed) }()
+		synctest.Wait()
+		select {
+		case <-closed:
+			t.Fatal("close returned with a call inside")
+		default:
+		}
+		if err := g.enter(t.Context(), "second"); !errors.Is(err, backend.ErrClosed) {
+			t.Errorf("a call after close: error %v, want ErrClosed", err)
+		}
+		g.leave()
+		<-closed
+	})
+}
+
+// TestCancelMidway shows that a call of half a minute ends soon after its context.
+func TestCancelMidway(t *testing.T) {
+	for _, threads := range []int{1, 3} {
+		c := plain(t, 1, 65536, 64)
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		start := time.Now()
+		err := New(Options{Threads: threads}).Attention(ctx, c)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v, want that of the context", err)
+		}
+		if took := time.Since(start); took > 5*time.Second {
+			t.Errorf("the call took %v with a context of 50ms", took)
+		}
+	}
+}
+
+// TestPeakFLOPS shows that attention's ceiling can be asked for.
+func TestPeakFLOPS(t *testing.T) {
+	be := New(Options{Threads: 1})
+	got, err := be.PeakFLOPS(t.Context())
+	if err != nil || got < 1e8 {
+		t.Errorf("%g FLOPS, error %v", got, err)
+	}
+	if err := be.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := be.PeakFLOPS(t.Context()); !errors.Is(err, backend.ErrClosed) {
+		t.Errorf("after Close: error %v, want ErrClosed", err)
+	}
 }

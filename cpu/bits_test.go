@@ -1,0 +1,170 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// sameBits fails when the contiguous F32 tensors got and want differ in any bit.
+func sameBits(t *testing.T, what string, got, want backend.Tensor) {
+	t.Helper()
+	g, err := got.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := want.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range want.Shape().Elements() {
+		if math.Float32bits(g[i]) != math.Float32bits(w[i]) {
+			t.Fatalf("%s: element %d is %v, should be %v, bit by bit", what, i, g[i], w[i])
+		}
+	}
+}
+
+func alloc(t testing.TB, shape backend.Shape) backend.Tensor {
+	t.Helper()
+	x, err := backend.AllocHost(backend.F32, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// TestThreads shows that every operation gives the same bits on any number of
+// threads, and so for any cut into tasks.
+func TestThreads(t *testing.T) {
+	const b, h, hkv, sq, sk, d, dv = 2, 4, 2, 333, 300, 24, 21
+	q, k, v := random(t, 1, backend.Shape{b, h, sq, d}), random(t, 2, backend.Shape{b, hkv, sk, d}), random(t, 3, backend.Shape{b, hkv, sk, dv})
+	p := backend.Problem{Scale: 0.3, Softcap: 5, Bias: random(t, 4, backend.Shape{b, h, sq, sk}),
+		Visible: backend.Visibility{Offset: -20, Left: 200, Right: 7, KLen: []int{sk, 150}}}
+	w, bias := random(t, 5, backend.Shape{b, h, dv, 50}), random(t, 6, backend.Shape{1, 1, 1, 50})
+	names := []string{"o", "lse", "s", "weights", "staged lse", "staged o", "projection", "merged o", "merged lse"}
+	all := func(threads int) []backend.Tensor {
+		be, ctx := New(Options{Threads: threads}), t.Context()
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		o, lse := alloc(t, backend.Shape{b, h, sq, dv}), alloc(t, backend.Shape{b, h, sq, 1})
+		must(be.Attention(ctx, &backend.Call{Q: q, K: k, V: v, O: o, LSE: lse, Problem: p}))
+		s, weights, stagedLSE := alloc(t, backend.Shape{b, h, sq, sk}), alloc(t, backend.Shape{b, h, sq, sk}), alloc(t, backend.Shape{b, h, sq, 1})
+		must(be.QK(ctx, s, q, k))
+		must(be.QK(ctx, weights, q, k))
+		must(be.Softmax(ctx, weights, stagedLSE, &p))
+		staged, y := alloc(t, backend.Shape{b, h, sq, dv}), alloc(t, backend.Shape{b, h, sq, 50})
+		must(be.PV(ctx, staged, weights, v))
+		must(be.Project(ctx, y, o, w, bias))
+		merged, mergedLSE := alloc(t, backend.Shape{b, h, sq, dv}), alloc(t, backend.Shape{b, h, sq, 1})
+		must(be.Download(ctx, merged, o))
+		must(be.Download(ctx, mergedLSE, lse))
+		must(be.Merge(ctx, merged, mergedLSE, staged, stagedLSE))
+		return []backend.Tensor{o, lse, s, weights, stagedLSE, staged, y, merged, mergedLSE}
+	}
+	want := all(1)
+	for _, threads := range []int{2, 3, 7} {
+		for i, got := range all(threads) {
+			sameBits(t, fmt.Sprintf("%s on %d threads", names[i], threads), got, want[i])
+		}
+	}
+}
+
+// TestPlacement shows that bits depend neither on where in memory an operand
+// lies nor on its strides: gonum's dot product alone would sum in another order.
+func TestPlacement(t *testing.T) {
+	for _, d := range []int{1, 5, 16, 64} {
+		const h, s = 2, 200
+		shape := backend.Shape{1, h, s, d}
+		be := New(Options{})
+		want := alloc(t, shape)
+		c := backend.Call{Q: random(t, 1, shape), K: random(t, 2, shape), V: random(t, 3, shape), O: want,
+			Problem: backend.Problem{Scale: 0.5, Visible: backend.Everything()}}
+		if err := be.Attention(t.Context(), &c); err != nil {
+			t.Fatal(err)
+		}
+		for offset := range 4 {
+			for _, gap := range []int{0, 1, 4} {
+				placed := func(x backend.Tensor) backend.Tensor {
+					strides := backend.Strides{h * s * (d + gap), s * (d + gap), d + gap, 1}
+					y, err := alloc(t, backend.Shape{1, 1, 1, offset + h*s*(d+gap)}).View(shape, strides, offset)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := be.Download(t.Context(), y, x); err != nil {
+						t.Fatal(err)
+					}
+					return y
+				}
+				got := alloc(t, shape)
+				moved := c
+				moved.Q, moved.K, moved.V, moved.O = placed(c.Q), placed(c.K), placed(c.V), got
+				if err := be.Attention(t.Context(), &moved); err != nil {
+					t.Fatal(err)
+				}
+				sameBits(t, fmt.Sprintf("D=%d at offset %d with gaps of %d", d, offset, gap), got, want)
+			}
+		}
+	}
+}
+
+// TestDecode shows that the rows of a causal prefill are, bit by bit, what
+// decoding one row at a time gives, with the keys after it absent, hidden by
+// length, or hidden by the window, and NaN where nothing may look.
+func TestDecode(t *testing.T) {
+	const s, d = 300, 20
+	shape := backend.Shape{1, 1, s, d}
+	be := New(Options{})
+	want := alloc(t, shape)
+	q, k, v := random(t, 1, shape), random(t, 2, shape), random(t, 3, shape)
+	causal := backend.Visibility{Left: backend.Unbounded}
+	if err := be.Attention(t.Context(), &backend.Call{Q: q, K: k, V: v, O: want, Problem: backend.Problem{Scale: 1, Visible: causal}}); err != nil {
+		t.Fatal(err)
+	}
+	slice := func(x backend.Tensor, lo, hi int) backend.Tensor {
+		y, err := x.Slice(backend.Seq, lo, hi)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return y
+	}
+	kNaN, vNaN := alloc(t, shape), alloc(t, shape)
+	for _, x := range []backend.Tensor{kNaN, vNaN} {
+		data, err := x.Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range data {
+			data[i] = float32(math.NaN())
+		}
+	}
+	for i := range s {
+		if err := be.Download(t.Context(), slice(kNaN, i, i+1), slice(k, i, i+1)); err != nil {
+			t.Fatal(err)
+		}
+		if err := be.Download(t.Context(), slice(vNaN, i, i+1), slice(v, i, i+1)); err != nil {
+			t.Fatal(err)
+		}
+		for _, how := range []struct {
+			say     string
+			k, v    backend.Tensor
+			visible backend.Visibility
+		}{
+			{"keys absent", slice(k, 0, i+1), slice(v, 0, i+1), backend.Everything()},
+			{"keys beyond the length", kNaN, vNaN, backend.Visibility{Left: backend.Unbounded, Right: backend.Unbounded, KLen: []int{i + 1}}},
+			{"keys beyond the window", kNaN, vNaN, backend.Visibility{Offset: i, Left: backend.Unbounded}},
+		} {
+			got := alloc(t, backend.Shape{1, 1, 1, d})
+			c := backend.Call{Q: slice(q, i, i+1), K: how.k, V: how.v, O: got, Problem: backend.Problem{Scale: 1, Visible: how.visible}}
+			if err := be.Attention(t.Context(), &c); err != nil {
+				t.Fatal(err)
+			}
+			sameBits(t, fmt.Sprintf("row %d, %s", i, how.say), got, slice(want, i, i+1))
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package cpu
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime/metrics"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+const (
+	peakChild = "ATTN_CPU_PEAK_CHILD" // set in the process that TestPeakMemory measures
+	peakSeq   = 65536
+	peakDim   = 64
+	mib       = 1 << 20
+)
+
+// TestPeakMemory runs a fused call over 65,536 queries and keys in a process of
+// its own and reads how much memory that process had at most: all of it, code and
+// runtime included, fits into inputs + outputs + 64 MiB.
+//
+// To stay short the queries see a window of 1,024 keys each, and the last 64
+// queries all keys. What a call takes depends on neither, as its plan shows.
+func TestPeakMemory(t *testing.T) {
+	if os.Getenv(peakChild) != "" {
+		fmt.Printf("peak %d\n", peakOfThisProcess(t))
+		return
+	}
+	if raceEnabled {
+		t.Skip("the race detector multiplies memory, so that its peak says nothing")
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestPeakMemory$", "-test.count=1")
+	cmd.Env = append(os.Environ(), peakChild+"=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var peak int64
+	if _, err := fmt.Sscanf(string(out), "peak %d", &peak); err != nil {
+		t.Fatalf("%v in %q", err, out)
+	}
+	const operands = 4*peakSeq*peakDim*4 + peakSeq*4 // q k v o, lse
+	t.Logf("peak %.1f MiB, operands %.1f MiB", float64(peak)/mib, float64(operands)/mib)
+	if peak > operands+64*mib {
+		t.Errorf("peak is %.1f MiB beside the operands, 64 are allowed", float64(peak-operands)/mib)
+	}
+}
+
+// peakOfThisProcess makes the calls and returns the process's largest resident
+// size in bytes; where the system does not say, what the runtime had mapped.
+func peakOfThisProcess(t *testing.T) int64 {
+	be, c := New(Options{}), plain(t, 1, peakSeq, peakDim)
+	c.LSE = alloc(t, backend.Shape{1, 1, peakSeq, 1})
+	everything := *c
+	c.Visible = backend.Visibility{Left: 1023}
+	a, err := be.Plan(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := be.Plan(&everything)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Scratch != b.Scratch || a.Scratch > 4*mib*int64(be.threads()) {
+		t.Fatalf("a window takes %d bytes of scratch, no window %d; at most 4 MiB a thread are expected", a.Scratch, b.Scratch)
+	}
+	if err := be.Attention(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []*backend.Tensor{&everything.Q, &everything.O, &everything.LSE} {
+		if *x, err = x.Slice(backend.Seq, peakSeq-64, peakSeq); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := be.Attention(t.Context(), &everything); err != nil {
+		t.Fatal(err)
+	}
+	if status, err := os.ReadFile("/proc/self/status"); err == nil {
+		if _, line, ok := bytes.Cut(status, []byte("VmHWM:")); ok {
+			var kib int64
+			if _, err := fmt.Sscanf(string(line), "%d kB", &kib); err == nil {
+				return kib * 1024
+			}
+		}
+	}
+	total := []metrics.Sample{{Name: "/memory/classes/total:bytes"}}
+	metrics.Read(total)
+	return int64(total[0].Value.Uint64())
+}
+
+// TestAllocations shows that what a call allocates depends on its threads, not
+// on its tiles: none once a tile.
+func TestAllocations(t *testing.T) {
+	for _, threads := range []int{1, 2} {
+		be := New(Options{Threads: threads})
+		var count [2]float64
+		for i, seq := range []int{512, 4096} {
+			c := plain(t, 1, seq, 16)
+			c.Visible = backend.Visibility{Left: 100}
+			count[i] = testing.AllocsPerRun(5, func() {
+				if err := be.Attention(t.Context(), c); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		t.Logf("%d threads: %g allocations, %g for eight times the tiles", threads, count[0], count[1])
+		// A collection in between may empty the pool: four allocations a thread.
+		if count[1] > count[0]+4*float64(threads) || count[0] > 8+8*float64(threads) {
+			t.Errorf("%d threads: %g allocations, %g for eight times the tiles", threads, count[0], count[1])
+		}
+	}
+}
+
+// TestAllocTooLarge shows that memory that the machine does not have is an
+// error: Go itself would end the program.
+func TestAllocTooLarge(t *testing.T) {
+	be := New(Options{})
+	for _, shape := range []backend.Shape{{1 << 20, 1 << 10, 1 << 10, 1 << 10}, {1, 1, 1 << 24, 1 << 24}} {
+		if _, err := be.Alloc(t.Context(), backend.F32, shape); !errors.Is(err, backend.ErrMemory) {
+			t.Errorf("shape %v: error %v, want ErrMemory", shape, err)
+		}
+	}
+	for _, shape := range []backend.Shape{{-1, 1, 1, 1}, {1 << 40, 1 << 40, 1, 1}} {
+		if _, err := be.Alloc(t.Context(), backend.F32, shape); !errors.Is(err, backend.ErrShape) {
+			t.Errorf("shape %v: error %v, want ErrShape", shape, err)
+		}
+	}
+}

@@ -1,0 +1,7 @@
+//go:build race
+
+package cpu
+
+// raceEnabled says that the race detector is on, whose shadow memory and
+// sync.Pool are not those of a program.
+const raceEnabled = true
