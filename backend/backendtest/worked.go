@@ -1,11 +1,13 @@
 package backendtest
 
 import (
+	"cmp"
 	"embed"
 	"encoding/json"
 	"fmt"
 	"math"
 	"path"
+	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -140,10 +142,7 @@ func (w *workedExample) test(t *testing.T, be backend.Backend) {
 
 // testRounded follows the variant that rounds weights to one decimal.
 func (w *workedExample) testRounded(t *testing.T, be backend.Backend, weights []float32, v backend.Tensor) {
-	rounded := make([]float32, len(weights))
-	for i, x := range weights {
-		rounded[i] = float32(math.Round(float64(x)*10) / 10)
-	}
+	rounded := roundRows(weights, len(w.SoftmaxRounded[0]))
 	want := join(w.SoftmaxRounded)
 	n := len(w.SoftmaxRounded)
 	for i := range want {
@@ -170,6 +169,34 @@ func (w *workedExample) testRounded(t *testing.T, be backend.Backend, weights []
 	}
 	defer o.Release()
 	same(t, "outputs_rounded", read(t, be, o), join(w.OutputsRounded), 0, 4*u)
+}
+
+// roundRows rounds weights to tenths so that each row of n still adds up to 1,
+// as the walk-through's do (its first row, .06 .47 .47, becomes 0 .5 .5): all
+// are rounded down, and the tenths that are missing go to the largest rests.
+func roundRows(weights []float32, n int) []float32 {
+	out := make([]float32, len(weights))
+	for at := 0; at < len(weights); at += n {
+		row, tenths := weights[at:at+n], out[at:at+n]
+		missing := 10
+		for i, x := range row {
+			tenths[i] = float32(math.Floor(float64(x) * 10))
+			missing -= int(tenths[i])
+		}
+		order := make([]int, n)
+		for i := range order {
+			order[i] = i
+		}
+		rest := func(i int) float32 { return row[i]*10 - tenths[i] }
+		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(rest(b), rest(a)) })
+		for _, i := range order[:missing] {
+			tenths[i]++
+		}
+		for i := range tenths {
+			tenths[i] /= 10
+		}
+	}
+	return out
 }
 
 // l1 is the largest sum of magnitudes of a row of x.

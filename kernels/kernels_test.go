@@ -1,0 +1,149 @@
+package kernels_test
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// each runs f on the CPU and on the GPU backend; without an adapter the GPU is
+// skipped, which under CI is a failure.
+func each(t *testing.T, f func(t *testing.T, be backend.Backend)) {
+	for _, name := range []string{"cpu", "gpu"} {
+		t.Run(name, func(t *testing.T) {
+			be, err := backend.Open(name)
+			if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
+				t.Skipf("no WebGPU adapter: %v", err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer be.Close()
+			f(t, be)
+		})
+	}
+}
+
+func normal(n int, seed uint64) []float32 {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(rng.NormFloat64())
+	}
+	return x
+}
+
+func upload(t *testing.T, be backend.Backend, x []float32, s backend.Shape) backend.Tensor {
+	t.Helper()
+	y, err := kernels.FromFloat32(t.Context(), be, backend.F32, x, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(y.Release)
+	return y
+}
+
+// TestAttentionFloat32TakesHostMasks: the plain-slice call uploads masks itself,
+// and a bias of -Inf hides what a false mask hides.
+func TestAttentionFloat32TakesHostMasks(t *testing.T) {
+	each(t, func(t *testing.T, be backend.Backend) {
+		d := kernels.Dims{Heads: 2, SeqQ: 5, SeqK: 7, Dim: 4}
+		q, k, v := normal(2*5*4, 1), normal(2*7*4, 2), normal(2*7*4, 3)
+		bools := make([]bool, 5*7)
+		floats := make([]float32, 5*7)
+		for i := range bools {
+			bools[i] = i%3 != 0
+			if !bools[i] {
+				floats[i] = float32(math.Inf(-1))
+			}
+		}
+		mask, err := backend.HostBool(bools, backend.Shape{1, 1, 5, 7})
+		if err != nil {
+			t.Fatal(err)
+		}
+		bias, err := backend.HostF32(floats, backend.Shape{1, 1, 5, 7})
+		if err != nil {
+			t.Fatal(err)
+		}
+		one, err := kernels.AttentionFloat32(t.Context(), be, d, q, k, v, kernels.Options{Mask: mask})
+		if err != nil {
+			t.Fatal(err)
+		}
+		two, err := kernels.AttentionFloat32(t.Context(), be, d, q, k, v, kernels.Options{Bias: bias})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(one, two) {
+			t.Errorf("mask gives %v, bias of -Inf gives %v", one, two)
+		}
+		if _, err := kernels.AttentionFloat32(t.Context(), be, d, q[1:], k, v, kernels.Options{}); !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), "q: data has 39 elements, shape [1 2 5 4] needs 40") {
+			t.Errorf("one element short: %v", err)
+		}
+	})
+}
+
+// TestCheck: a right result passes, in every output; one wrong number in a row
+// that is drawn is found and named.
+func TestCheck(t *testing.T) {
+	each(t, func(t *testing.T, be backend.Backend) {
+		s := backend.Shape{2, 4, 40, 16}
+		kv := backend.Shape{2, 2, 50, 16}
+		q, k, v := upload(t, be, normal(s.Elements(), 1), s), upload(t, be, normal(kv.Elements(), 2), kv), upload(t, be, normal(kv.Elements(), 3), kv)
+		opt := kernels.Options{Causal: true, Align: kernels.LowerRight, LSE: true, Weights: true}
+		r, err := kernels.Attention(t.Context(), be, q, k, v, opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Release()
+		report, err := kernels.Check(t.Context(), be, q, k, v, r, opt, kernels.CheckOptions{Rows: 60, Seed: 4})
+		if err != nil || !report.OK() || report.Rows != 60 {
+			t.Errorf("a right result: %+v, %v", report, err)
+		}
+		all, err := kernels.Check(t.Context(), be, q, k, v, r, opt, kernels.CheckOptions{Rows: 1e6})
+		if err != nil || !all.OK() || all.Rows != 2*4*40 {
+			t.Errorf("all rows: %+v, %v", all, err)
+		}
+		wrong, err := kernels.Float32s(t.Context(), be, r.O)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wrong[((1*4+2)*40+39)*16+7] += 0.01
+		bad := kernels.Result{O: upload(t, be, wrong, s)}
+		report, err = kernels.Check(t.Context(), be, q, k, v, bad, opt, kernels.CheckOptions{Rows: 320})
+		if err != nil || report.OK() || !strings.Contains(report.Worst, "o[1,2,39,7]") {
+			t.Errorf("a wrong number: %+v, %v", report, err)
+		}
+	})
+}
+
+// TestPlanSaysWhatWeightsCost: the path with weights is named, and O(S²).
+func TestPlanSaysWhatWeightsCost(t *testing.T) {
+	each(t, func(t *testing.T, be backend.Backend) {
+		m, err := backend.Meta(backend.F32, backend.Shape{1, 2, 4096, 64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		fused, err := kernels.Plan(be, m, m, m, kernels.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		staged, err := kernels.Plan(be, m, m, m, kernels.Options{Weights: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		weights := int64(2 * 4096 * 4096 * 4)
+		if staged.Bytes < fused.Bytes+weights || !strings.Contains(staged.Why, "O(S²)") || !strings.Contains(staged.Path, "stages") {
+			t.Errorf("plan with weights: %+v", staged)
+		}
+		if fused.FLOPs != 4*2*4096*4096*64 || fused.Scratch > 64<<20 {
+			t.Errorf("fused plan: %+v", fused)
+		}
+	})
+}

@@ -1,0 +1,26 @@
+package kernels_test
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestReadmeHoldsTheExample: the program in the README is the one that the
+// Example test compiles and runs.
+func TestReadmeHoldsTheExample(t *testing.T) {
+	example, err := os.ReadFile("example_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := strings.NewReplacer("package kernels_test", "package main", "func Example()", "func main()").Replace(string(example))
+	want = regexp.MustCompile(`(?m)^\t// Output: (.*)$`).ReplaceAllString(want, "\t// prints $1")
+	if !strings.Contains(string(readme), "```go\n"+want+"```") {
+		t.Errorf("README.md does not hold this program:\n%s", want)
+	}
+}
