@@ -50,7 +50,7 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 	}
 	group := d.Heads / d.KVHeads
 	a := &attention{
-		b: b, c: c, d: d, blk: (d.ValueDim + tile - 1) / tile,
+		b: b, c: c, d: d, blk: blocks(d.ValueDim),
 		q:    &operand{"q", c.Q, rowAxes, 1},
 		k:    &operand{"k", c.K, keyAxes, group},
 		val:  &operand{"v", c.V, keyAxes, group},
@@ -61,10 +61,8 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 		each: 2 * float64(d.Dim+d.ValueDim),
 	}
 	a.v = variant{shaders.Attention, map[string]uint32{
-		"IN": uint32(c.Q.DType()), "OUT": uint32(c.O.DType()),
-		"DVB": uint32(a.blk), "ACC": uint32(4 * a.blk),
+		"IN": uint32(c.Q.DType()), "DVB": uint32(a.blk), "ACC": uint32(4 * a.blk),
 	}}
-	pairConsts(a.v.consts, &c.Problem, bias)
 	a.cut = b.newCutter(axN, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
 	a.cut.granule[axN] = tile
 	a.cut.granule[axM] = tile
@@ -78,6 +76,16 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 		return uint64(x.len(axB)*x.len(axH)*x.len(axM)) * uint64(a.stateWidth()) * 4
 	}
 	return a, nil
+}
+
+// blocks is how many blocks of 32 columns the kernel's variant for dv has: a power
+// of two, so that there are four variants and not eight.
+func blocks(dv int) int {
+	n := 1
+	for n*tile < dv {
+		n *= 2
+	}
+	return n
 }
 
 // stateWidth is how many floats a row keeps between pieces: the output, eight
@@ -159,25 +167,14 @@ func (a *attention) step(x box, first, last bool) step {
 	mask, bias := a.mask.view(x, align), a.bias.view(x, align)
 	o, lse := a.o.view(x, align), a.lse.view(x, align)
 	lo, hi := bounds(a.c.Visible)
-	flags := 0
-	if !first {
-		flags |= 1
-	}
-	if !last {
-		flags |= 2
-	}
-	if !a.c.LSE.IsZero() {
-		flags |= 4
-	}
-	if a.c.Visible.KLen != nil {
-		flags |= 8
-	}
+	// As in attention.wgsl.
+	flags := flagBits(!first, !last, !a.c.LSE.IsZero(), a.c.Visible.KLen != nil, !a.mask.t.IsZero(), a.c.Softcap > 0)
 	var p params
 	p.u32(0, 0, (x.len(axM)+tile-1)/tile, x.len(axH), x.lo[axH], max(a.k.group, 1),
 		x.len(axM), x.lo[axM], x.len(axN), x.lo[axN], a.d.Dim, a.d.ValueDim)
 	p.f32(a.c.Scale)
 	p.f32(a.c.Softcap)
-	p.u32(lo, hi, flags)
+	p.u32(lo, hi, flags, biasType(a.bias.t), int(a.c.O.DType()))
 	for _, w := range []view{q, k, v, o, lse, mask, bias} {
 		p.strides(w.base, w.strides)
 	}
@@ -249,18 +246,23 @@ func pairTensors(p *backend.Problem, shape backend.Shape) (mask, bias backend.Te
 	return mask, bias, nil
 }
 
-// pairConsts sets the constants that say what happens to scores.
-func pairConsts(consts map[string]uint32, p *backend.Problem, bias backend.Tensor) {
-	consts["MASK"], consts["BIAS"], consts["SOFTCAP"] = 0, 0, 0
-	if !p.Mask.IsZero() {
-		consts["MASK"] = 1
+// flagBits packs flags, the first one lowest.
+func flagBits(flags ...bool) int {
+	n := 0
+	for i, f := range flags {
+		if f {
+			n |= 1 << i
+		}
 	}
-	if !bias.IsZero() {
-		consts["BIAS"] = 1 + uint32(bias.DType())
+	return n
+}
+
+// biasType is how shaders are told of a bias: 0 for none, else 1 + its type.
+func biasType(t backend.Tensor) int {
+	if t.IsZero() {
+		return 0
 	}
-	if p.Softcap > 0 {
-		consts["SOFTCAP"] = 1
-	}
+	return 1 + int(t.DType())
 }
 
 // Plan says how Attention would run c.

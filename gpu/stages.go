@@ -73,11 +73,8 @@ func (b *Backend) matmul(r *runner, m product) error {
 	bias := &operand{"bias", m.bias, [4]int{whole, whole, whole, axN}, 1}
 
 	v := variant{shaders.Matmul, map[string]uint32{
-		"A": uint32(m.a.DType()), "W": uint32(m.w.DType()), "OUT": uint32(m.y.DType()), "SKIP": m.skip, "BIAS": 0,
+		"A": uint32(m.a.DType()), "W": uint32(m.w.DType()), "SKIP": m.skip,
 	}}
-	if !m.bias.IsZero() {
-		v.consts["BIAS"] = 1 + uint32(m.bias.DType())
-	}
 	cut := b.newCutter(axX, a, w, bias, y)
 	cut.granule = [nAxes]int{axM: tile, axN: tile, axX: tile}
 	tiles := func(x box, axis int) int { return (x.len(axis) + tile - 1) / tile }
@@ -99,19 +96,10 @@ func (b *Backend) matmul(r *runner, m product) error {
 		}
 		return cut.pieces(x, piece, func(x box, first, last bool) error {
 			av, wv, bv, yv := a.view(x, cut.align), w.view(x, cut.align), bias.view(x, cut.align), y.view(x, cut.align)
-			flags, along := 0, 0
-			if !first {
-				flags |= 1
-			}
-			if !last {
-				flags |= 2
-			}
-			if s := m.w.Strides(); s[2] < s[3] {
-				along = 1
-			}
+			along := flagBits(m.w.Strides()[2] < m.w.Strides()[3])
 			var p params
 			p.u32(0, 0, tiles(x, axM), tiles(x, axN), x.len(axH), x.lo[axH], group,
-				x.len(axM), x.len(axN), x.len(axX), along, flags)
+				x.len(axM), x.len(axN), x.len(axX), along, flagBits(!first, !last), biasType(m.bias), int(m.y.DType()))
 			p.strides(av.base, av.strides)
 			p.strides(wv.base, wv.strides)
 			p.strides(yv.base, yv.strides)
@@ -152,8 +140,7 @@ func (b *Backend) softmax(r *runner, st, lt backend.Tensor, p *backend.Problem) 
 	lse := &operand{"lse", lt, rowAxes, 1}
 	mask := &operand{"mask", mt, pairAxes, 1}
 	bias := &operand{"bias", bt, pairAxes, 1}
-	v := variant{shaders.Softmax, map[string]uint32{}}
-	pairConsts(v.consts, p, bt)
+	v := variant{shaders.Softmax, nil}
 
 	cut := b.newCutter(axN, s, lse, mask, bias)
 	cut.granule[axN] = softmaxGrain
@@ -168,21 +155,13 @@ func (b *Backend) softmax(r *runner, st, lt backend.Tensor, p *backend.Problem) 
 	queue := func(x box, state window, phases int) error {
 		sv, lv := s.view(x, cut.align), lse.view(x, cut.align)
 		mv, bv := mask.view(x, cut.align), bias.view(x, cut.align)
-		flags := phases
-		if state.buf != nil {
-			flags |= 8
-		}
-		if !lt.IsZero() {
-			flags |= 16
-		}
-		if p.Visible.KLen != nil {
-			flags |= 32
-		}
+		// As in softmax.wgsl.
+		flags := phases | flagBits(state.buf != nil, !lt.IsZero(), p.Visible.KLen != nil, !mt.IsZero(), p.Softcap > 0)<<3
 		var w params
 		w.u32(0, 0, x.len(axH), x.len(axM), x.lo[axM], x.len(axN), x.lo[axN])
 		w.f32(p.Scale)
 		w.f32(p.Softcap)
-		w.u32(lo, hi, flags)
+		w.u32(lo, hi, flags, biasType(bt))
 		for _, o := range []view{sv, lv, mv, bv} {
 			w.strides(o.base, o.strides)
 		}

@@ -29,17 +29,21 @@
 
 // Rewritten for each variant:
 const IN: u32 = 0u; // type of q, k and v: 0 f32, 1 f16, 2 bf16
-const OUT: u32 = 0u; // type of o, likewise
 const DVB: u32 = 2u; // blocks of 32 output columns
 const ACC: u32 = 8u; // 4 · DVB
-const MASK: u32 = 1u; // 1: there is a boolean mask
-const BIAS: u32 = 1u; // 0: no bias, else 1 + its type
-const SOFTCAP: u32 = 1u; // 1: p.softcap > 0
 
 const LOWEST: f32 = -3.4028234e38; // the running maximum before any key
 const LOG2E: f32 = 1.4426950408889634;
 const HIDDEN: f32 = -1.0; // a weight is never negative
 const HIDDEN_BITS: u32 = 0xbf800000u;
+
+// Bits of Params.flags.
+const GO_ON: u32 = 1u; // from state
+const LEAVE: u32 = 2u; // state for the next piece
+const WANT_LSE: u32 = 4u;
+const HAS_KLEN: u32 = 8u;
+const HAS_MASK: u32 = 16u;
+const HAS_SOFTCAP: u32 = 32u;
 
 // Strides are in elements, base is the first element's index in its binding. The
 // padding is what uniforms ask of structures inside structures.
@@ -71,10 +75,10 @@ struct Params {
     softcap: f32,
     lo: i32, // row i sees key j when i + lo <= j < min(i + hi, klen)
     hi: i32,
-    flags: u32, // 1: go on from state, 2: leave state, 4: write lse, 8: klen holds
+    flags: u32, // see below
+    bias_type: u32, // 0: no bias, else 1 + its type
+    out_type: u32, // type of o
     pad0: u32,
-    pad1: u32,
-    pad2: u32,
     q: Strides,
     k: Strides,
     v: Strides,
@@ -209,13 +213,13 @@ fn encode16(x: f32, dtype: u32) -> u32 {
 // put stores x as element i of o. Two rows may share a word when elements take
 // 16 bits, so the half is swapped atomically; nobody else writes that half.
 fn put(i: u32, x: f32) {
-    if (OUT == 0u) {
+    if (p.out_type == 0u) {
         atomicStore(&o[i], bitcast<u32>(x));
         return;
     }
     let shift = (i & 1u) * 16u;
     atomicAnd(&o[i >> 1u], ~(0xffffu << shift));
-    atomicOr(&o[i >> 1u], encode16(x, OUT) << shift);
+    atomicOr(&o[i >> 1u], encode16(x, p.out_type) << shift);
 }
 
 fn load_q(i: u32) -> f32 {
@@ -240,10 +244,10 @@ fn load_v(i: u32) -> f32 {
 }
 
 fn load_bias(i: u32) -> f32 {
-    if (BIAS == 1u) {
+    if (p.bias_type == 1u) {
         return bitcast<f32>(bias[i]);
     }
-    return decode(bias[i >> 1u], i, BIAS - 1u);
+    return decode(bias[i >> 1u], i, p.bias_type - 1u);
 }
 
 // stage_q puts depths from d0 of the block's rows into qs, zeros beyond the end.
@@ -313,7 +317,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     var r: Scores;
     r.s = dots * p.scale;
     r.seen = vec4<bool>(true);
-    if (SOFTCAP == 1u) {
+    if ((p.flags & HAS_SOFTCAP) != 0u) {
         r.s = p.softcap * tanh_acc(r.s / p.softcap);
     }
     if (!check) {
@@ -325,7 +329,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     if (row >= p.rows) {
         r.seen = vec4<bool>(false);
     }
-    if (MASK == 1u) {
+    if ((p.flags & HAS_MASK) != 0u) {
         let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
         for (var c = 0u; c < 4u; c++) {
             if (r.seen[c]) {
@@ -334,7 +338,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
             }
         }
     }
-    if (BIAS != 0u) {
+    if (p.bias_type != 0u) {
         let at = p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s;
         for (var c = 0u; c < 4u; c++) {
             if (r.seen[c]) {
@@ -386,7 +390,7 @@ fn main(
     for (var i = 0u; i < ACC; i++) {
         acc[i] = vec4<f32>(0.0);
     }
-    if ((p.flags & 1u) != 0u) {
+    if ((p.flags & GO_ON) != 0u) {
         for (var r = 0u; r < 4u; r++) {
             if (r0 + 4u * ty + r < p.rows) {
                 let at = state_at + r * width;
@@ -404,7 +408,7 @@ fn main(
     let i_first = i32(p.row0 + r0);
     let i_last = i32(p.row0 + min(r0 + 32u, p.rows)) - 1;
     var cap = i32(p.key0 + p.keys);
-    if ((p.flags & 8u) != 0u) {
+    if ((p.flags & HAS_KLEN) != 0u) {
         cap = min(cap, p.klen[b / 4u][b % 4u]);
     }
     let begin = max(i_first + p.lo, i32(p.key0));
@@ -412,9 +416,11 @@ fn main(
     let all_from = i_last + p.lo;
     let all_to = min(i_first + p.hi, cap);
 
+    let paired = (p.flags & HAS_MASK) != 0u || p.bias_type != 0u;
+
     for (var tile = (begin / 32) * 32; tile < end; tile += 32) {
         let j0 = u32(tile) - p.key0;
-        let check = MASK == 1u || BIAS != 0u || tile < all_from || tile + 32 > all_to;
+        let check = paired || tile < all_from || tile + 32 > all_to;
 
         var s0 = vec4<f32>(0.0);
         var s1 = vec4<f32>(0.0);
@@ -512,7 +518,7 @@ fn main(
         }
     }
 
-    if ((p.flags & 2u) != 0u) {
+    if ((p.flags & LEAVE) != 0u) {
         for (var r = 0u; r < 4u; r++) {
             if (r0 + 4u * ty + r < p.rows) {
                 let at = state_at + r * width;
@@ -558,7 +564,7 @@ fn main(
                 if (c + 2u < p.vdim) { put(at + 2u * p.o.d, x.z); }
                 if (c + 3u < p.vdim) { put(at + 3u * p.o.d, x.w); }
             }
-            if (tx == 0u && (p.flags & 4u) != 0u) {
+            if (tx == 0u && (p.flags & WANT_LSE) != 0u) {
                 let value = m[r] + log_acc(select(sum, 1.0, empty));
                 lse[p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s] =
                     select(value, bitcast<f32>(0xff800000u), empty);

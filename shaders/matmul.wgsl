@@ -21,8 +21,6 @@
 // Rewritten for each variant:
 const A: u32 = 0u; // type of a: 0 f32, 1 f16, 2 bf16
 const W: u32 = 0u; // type of w
-const OUT: u32 = 0u; // type of y
-const BIAS: u32 = 1u; // 0: no bias, else 1 + its type
 const SKIP: u32 = 1u; // 1: an a of exactly 0 hides its w, as PV wants (0·NaN is NaN)
 
 struct Strides {
@@ -49,6 +47,10 @@ struct Params {
     depth: u32, // along x, in the piece
     along_x: u32, // 1: w's neighbours lie along x, else along n; for the order of loads
     flags: u32, // 1: go on from state, 2: leave state
+    bias_type: u32, // 0: no bias, else 1 + its type
+    out_type: u32, // type of y
+    pad0: u32,
+    pad1: u32,
     a: Strides,
     w: Strides, // s along x, d along n
     y: Strides,
@@ -108,13 +110,13 @@ fn encode16(x: f32, dtype: u32) -> u32 {
 // put stores x as element i of y. Two rows may share a word when elements take
 // 16 bits, so the half is swapped atomically; nobody else writes that half.
 fn put(i: u32, x: f32) {
-    if (OUT == 0u) {
+    if (p.out_type == 0u) {
         atomicStore(&y[i], bitcast<u32>(x));
         return;
     }
     let shift = (i & 1u) * 16u;
     atomicAnd(&y[i >> 1u], ~(0xffffu << shift));
-    atomicOr(&y[i >> 1u], encode16(x, OUT) << shift);
+    atomicOr(&y[i >> 1u], encode16(x, p.out_type) << shift);
 }
 
 fn load_a(i: u32) -> f32 {
@@ -132,10 +134,10 @@ fn load_w(i: u32) -> f32 {
 }
 
 fn load_bias(i: u32) -> f32 {
-    if (BIAS == 1u) {
+    if (p.bias_type == 1u) {
         return bitcast<f32>(bias[i]);
     }
-    return decode(bias[i >> 1u], i, BIAS - 1u);
+    return decode(bias[i >> 1u], i, p.bias_type - 1u);
 }
 
 fn stage_a(t: u32, at: u32, r0: u32, x0: u32) {
@@ -247,7 +249,7 @@ fn main(
     }
     let c = c0 + 4u * tx;
     var add_bias = vec4<f32>(0.0);
-    if (BIAS != 0u) {
+    if (p.bias_type != 0u) {
         let at = p.bias_base + c * p.bias_stride;
         if (c < p.cols) { add_bias.x = load_bias(at); }
         if (c + 1u < p.cols) { add_bias.y = load_bias(at + p.bias_stride); }
@@ -258,7 +260,7 @@ fn main(
         let row = r0 + 4u * ty + r;
         if (row < p.rows) {
             var v = s[r];
-            if (BIAS != 0u) {
+            if (p.bias_type != 0u) {
                 v = v + add_bias;
             }
             let at = p.y.base + b * p.y.b + h * p.y.h + row * p.y.s + c * p.y.d;

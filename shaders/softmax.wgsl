@@ -15,16 +15,21 @@
 //
 // Workgroup memory: 256 bytes.
 
-// Rewritten for each variant:
-const MASK: u32 = 1u; // 1: there is a boolean mask
-const BIAS: u32 = 1u; // 0: no bias, else 1 + its type (0 f32, 1 f16, 2 bf16)
-const SOFTCAP: u32 = 1u; // 1: p.softcap > 0
-
 const LOWEST: f32 = -3.4028234e38;
 const LOG2E: f32 = 1.4426950408889634;
 const HIDDEN: f32 = -1.0; // a weight is never negative
 const HIDDEN_BITS: u32 = 0xbf800000u;
 const MINUS_INF: u32 = 0xff800000u;
+
+// Bits of Params.flags; the first three are the phases to run.
+const SCORES: u32 = 1u;
+const WEIGHTS: u32 = 2u;
+const DIVIDE: u32 = 4u;
+const KEEP: u32 = 8u; // the row comes in pieces: go on from state, leave state
+const WANT_LSE: u32 = 16u;
+const HAS_KLEN: u32 = 32u;
+const HAS_MASK: u32 = 64u;
+const HAS_SOFTCAP: u32 = 128u;
 
 struct Strides {
     base: u32,
@@ -49,7 +54,11 @@ struct Params {
     softcap: f32,
     lo: i32, // row i sees key j when i + lo <= j < min(i + hi, klen)
     hi: i32,
-    flags: u32, // 1, 2, 4: phases to run; 8: keep in state; 16: write lse; 32: klen holds
+    flags: u32, // see below
+    bias_type: u32, // 0: no bias, else 1 + its type: 0 f32, 1 f16, 2 bf16
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
     s: Strides,
     lse: Strides,
     mask: Strides,
@@ -146,10 +155,10 @@ fn decode(word: u32, i: u32, dtype: u32) -> f32 {
 }
 
 fn load_bias(i: u32) -> f32 {
-    if (BIAS == 1u) {
+    if (p.bias_type == 1u) {
         return bitcast<f32>(bias[i]);
     }
-    return decode(bias[i >> 1u], i, BIAS - 1u);
+    return decode(bias[i >> 1u], i, p.bias_type - 1u);
 }
 
 @compute @workgroup_size(64)
@@ -168,33 +177,33 @@ fn main(
     let i = i32(p.row0 + row);
     let start = i + p.lo;
     var to = i + p.hi;
-    if ((p.flags & 32u) != 0u) {
+    if ((p.flags & HAS_KLEN) != 0u) {
         to = min(to, p.klen[b / 4u][b % 4u]);
     }
     let s_at = p.s.base + b * p.s.b + h * p.s.h + row * p.s.s;
     let mask_at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
     let bias_at = p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s;
     let state_at = id * 128u;
-    let keep = (p.flags & 8u) != 0u;
+    let keep = (p.flags & KEEP) != 0u;
 
     var m = LOWEST;
-    if ((p.flags & 1u) != 0u) {
+    if ((p.flags & SCORES) != 0u) {
         if (keep && p.key0 != 0u) {
             m = state[state_at + t];
         }
         for (var j = t; j < p.keys; j += 64u) {
             let key = i32(p.key0 + j);
             var seen = key >= start && key < to;
-            if (MASK == 1u) {
+            if ((p.flags & HAS_MASK) != 0u) {
                 let x = mask_at + j * p.mask.d;
                 seen = seen && ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
             }
             let at = s_at + j * p.s.d;
             var x = s[at] * p.scale;
-            if (SOFTCAP == 1u) {
+            if ((p.flags & HAS_SOFTCAP) != 0u) {
                 x = p.softcap * tanh_acc(vec4<f32>(x / p.softcap)).x;
             }
-            if (BIAS != 0u) {
+            if (p.bias_type != 0u) {
                 let y = load_bias(bias_at + j * p.bias.d);
                 x = x + y;
                 seen = seen && bitcast<u32>(y) != MINUS_INF;
@@ -210,7 +219,7 @@ fn main(
     } else {
         m = state[state_at + t];
     }
-    if ((p.flags & 6u) == 0u) {
+    if ((p.flags & (WEIGHTS | DIVIDE)) == 0u) {
         return;
     }
 
@@ -221,7 +230,7 @@ fn main(
         m = max(m, part[x]);
     }
     var l = 0.0;
-    if ((p.flags & 2u) != 0u) {
+    if ((p.flags & WEIGHTS) != 0u) {
         if (keep && p.key0 != 0u) {
             l = state[state_at + 64u + t];
         }
@@ -241,7 +250,7 @@ fn main(
     } else {
         l = state[state_at + 64u + t];
     }
-    if ((p.flags & 4u) == 0u) {
+    if ((p.flags & DIVIDE) == 0u) {
         return;
     }
 
@@ -260,7 +269,7 @@ fn main(
         let x = s[at];
         s[at] = select(x * inverse, 0.0, empty || bitcast<u32>(x) == HIDDEN_BITS);
     }
-    if (t == 0u && (p.flags & 16u) != 0u) {
+    if (t == 0u && (p.flags & WANT_LSE) != 0u) {
         let value = m + log_acc(select(sum, 1.0, empty));
         lse[p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s] =
             select(value, bitcast<f32>(MINUS_INF), empty);

@@ -86,7 +86,8 @@ func (a *pureAdapter) Open(l gputypes.Limits) (Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open device on %q: %w", a.a.Info().Name, translate(err, ErrInvalid))
 	}
-	return &pureDevice{dev: dev, queue: dev.Queue(), limits: l, buffers: map[*pureBuffer]bool{}, pipelines: map[*purePipeline]bool{}}, nil
+	vulkan := a.a.Info().Backend == gputypes.BackendVulkan
+	return &pureDevice{dev: dev, queue: dev.Queue(), limits: l, spirv: vulkan, buffers: map[*pureBuffer]bool{}, pipelines: map[*purePipeline]bool{}}, nil
 }
 
 // translate wraps the library's error in the port's sentinel, kind when the
@@ -109,6 +110,7 @@ type pureDevice struct {
 	dev    *wgpu.Device
 	queue  *wgpu.Queue
 	limits gputypes.Limits
+	spirv  bool // shaders are compiled here, see compile
 
 	mu        sync.Mutex
 	closed    bool

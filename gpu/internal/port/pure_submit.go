@@ -64,7 +64,14 @@ func (d *pureDevice) CreatePipeline(desc PipelineDesc) (Pipeline, error) {
 }
 
 func (d *pureDevice) createPipeline(p *purePipeline, desc PipelineDesc) (err error) {
-	if p.module, err = d.dev.CreateShaderModule(&wgpu.ShaderModuleDescriptor{Label: desc.Label, WGSL: desc.WGSL}); err != nil {
+	source := &wgpu.ShaderModuleDescriptor{Label: desc.Label, WGSL: desc.WGSL}
+	if d.spirv {
+		if source.SPIRV, err = compile(desc.WGSL); err != nil {
+			return err
+		}
+		source.WGSL = ""
+	}
+	if p.module, err = d.dev.CreateShaderModule(source); err != nil {
 		return err
 	}
 	entries := make([]wgpu.BindGroupLayoutEntry, len(desc.Bindings))

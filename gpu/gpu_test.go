@@ -1,0 +1,30 @@
+package gpu
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest"
+)
+
+// open opens the default adapter. Without one the test is skipped, or fails where
+// CI promises that there is one.
+func open(t testing.TB, opt Options) *Backend {
+	t.Helper()
+	b, err := Open("", opt)
+	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
+		t.Skipf("needs a WebGPU adapter (CI=true makes that a failure): %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestConformance(t *testing.T) {
+	backendtest.Run(t, backendtest.Harness{
+		Open: func(t testing.TB) backend.Backend { return open(t, Options{}) },
+	})
+}
