@@ -92,7 +92,7 @@ func (b *bencher) run() (t timing, note string, err error) {
 		if why := b.stop(); why != "" {
 			return t, why, nil
 		}
-		b.step(fmt.Sprintf("repetition %d of %d", r*each+1, rounds*each))
+		b.step(fmt.Sprintf("repetition %d/%d", r*each+1, rounds*each))
 		if err := b.round(&t, each); err != nil {
 			return stopped(err)
 		}

@@ -11,37 +11,62 @@ type Progress struct {
 	// Done is the part of the run's time that has passed, 0 to 1, as far as
 	// the costs until now predict the rest. It never falls.
 	Done float64
-	// Remaining is the predicted time until the end.
+	// Remaining is the predicted time until the end; 0 while nothing is known.
 	Remaining time.Duration
 }
 
-// follow returns what tells the progress of a case whose call is predicted to
-// take that many seconds.
-func (r *runner) follow(name string, c Case, predicted float64) func(string) {
+// follow returns what tells the progress of the case that begins now.
+func (r *runner) follow(name string, c Case) func(step string) {
 	if r.cfg.Progress == nil {
 		return func(string) {}
 	}
 	began := time.Now()
 	return func(step string) {
-		rest := max(caseSeconds(predicted)-time.Since(began).Seconds(), 0)
-		for _, seq := range r.later(c.Dims.SeqK) {
-			rest += caseSeconds(r.predict(seq))
-		}
-		if left := r.left(); left >= 0 {
-			rest = min(rest, left.Seconds())
-		}
-		// The backends to come are taken to be like this one.
-		rest += (time.Since(r.began).Seconds() + rest) * float64(r.backends-r.index-1)
 		elapsed := time.Since(r.begin).Seconds()
-		if r.cfg.Budget > 0 {
-			rest = max(min(rest, r.cfg.Budget.Seconds()-elapsed), 0)
-		}
-		if elapsed+rest > 0 {
+		rest := r.rest(c.Dims.SeqK, time.Since(began).Seconds(), elapsed)
+		if rest > 0 {
 			r.done = max(r.done, elapsed/(elapsed+rest))
 		}
 		r.cfg.Progress(Progress{Backend: name, Case: c, Step: step, Done: r.done,
 			Remaining: time.Duration(rest * float64(time.Second))})
 	}
+}
+
+// rest predicts the seconds until the end of the run, during the case of length
+// seq that has run for so many seconds; 0 when there is nothing to go by.
+func (r *runner) rest(seq int, running, elapsed float64) float64 {
+	if r.seq == 0 { // the first case of a backend: the share done stays as it was
+		if r.done == 0 {
+			return 0
+		}
+		return elapsed * (1/r.done - 1)
+	}
+	rest := max(r.whole(seq)-running, 0)
+	for _, later := range r.later(seq) {
+		rest += r.whole(later)
+	}
+	if left := r.left(); left >= 0 {
+		rest = min(rest, left.Seconds())
+	}
+	// The backends to come are taken to be like this one.
+	rest += (time.Since(r.began).Seconds() + rest) * float64(r.backends-r.index-1)
+	if r.cfg.Budget > 0 {
+		rest = max(min(rest, r.cfg.Budget.Seconds()-elapsed), 0)
+	}
+	return rest
+}
+
+// whole predicts the seconds of a whole case of length seq.
+func (r *runner) whole(seq int) float64 {
+	s := caseSeconds(r.predict(seq))
+	if n := product(r.cfg.at(seq).weightsShape()); 4*n <= maxWeights {
+		// A warm-up, and repetitions until targetSeconds have passed.
+		if stage := r.stage.predict(int64(n)); stage <= maxStages {
+			rounds, _ := repetitions(r.predict(seq))
+			s += stage + min(float64(rounds)*stage, targetSeconds+stage)
+		}
+	}
+	return s
 }
 
 // predict returns the seconds of a call of length seq, whose time grows with its

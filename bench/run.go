@@ -15,8 +15,8 @@ const (
 	// a sweep's longest, with a margin.
 	grace = 2 * time.Second
 	// probeSeconds is how long a call must take before it predicts others that
-	// are far longer.
-	probeSeconds = 0.01
+	// are far longer: until then overhead is a good part of it.
+	probeSeconds = 0.05
 )
 
 // Run measures every case on every backend, in that order, and reports. Results
@@ -155,7 +155,7 @@ func (r *runner) measure(be backend.Backend, c Case) Measurement {
 	}
 	b := bencher{be: be, c: c, work: r.work, stop: r.stop, seed: r.cfg.Seed, rows: r.cfg.Rows, left: r.left,
 		stageTime: r.stage.predict(int64(product(c.weightsShape())))}
-	b.step = r.follow(info.Name, c, predicted)
+	b.step = r.follow(info.Name, c)
 	t, note, err := b.run()
 	if err != nil {
 		return failed(m, err)
@@ -241,7 +241,7 @@ func (r *runner) approach(be backend.Backend, c Case) {
 			return // the case itself says so
 		}
 		b := bencher{be: be, c: short, work: r.work, stop: r.stop, seed: r.cfg.Seed, left: r.left}
-		b.step = r.follow(be.Info().Name, short, 0)
+		b.step = r.follow(be.Info().Name, short)
 		t, err := b.probe()
 		if err != nil {
 			return

@@ -168,9 +168,9 @@ func (r *Report) foot(b *strings.Builder) {
 time       median of the repetitions of one call, inputs and outputs in the backend's memory
 GFLOP/s    2·(D+Dv) operations for each visible pair of query and key; softmax is not counted
 ceiling    float32 fused multiply-adds (2 operations) in registers on all the backend's threads, measured between the repetitions
-vs stages  the same call as QKᵀ, softmax and PV with all weights in memory, against it
+vs stages  how many times as long the same call takes as QKᵀ, softmax and PV with all weights in memory
 `)
-	fmt.Fprintf(b, "error      of %s against float64, where it is nearest to its bound; over it is WRONG and gets no figure\n",
+	fmt.Fprintf(b, "error      of %s against float64, at the element nearest to its bound; what is over it is WRONG and gets no figure\n",
 		count(r.Environment.CheckedRows, "sampled row"))
 	if r.Interrupted {
 		b.WriteString("\ninterrupted: this is what was measured until then\n")

@@ -182,7 +182,8 @@ func newBenchBar(w io.Writer) *benchBar {
 		progressbar.OptionSetElapsedTime(false),
 		progressbar.OptionSetPredictTime(false), // bench predicts from costs, the bar only from steps
 		progressbar.OptionClearOnFinish(),
-		progressbar.OptionSetTheme(progressbar.ThemeUnicode),
+		// The library's own Unicode theme needs glyphs of special fonts.
+		progressbar.OptionSetTheme(progressbar.Theme{Saucer: "█", SaucerPadding: "░"}),
 	)}
 }
 
@@ -191,7 +192,11 @@ func (b *benchBar) show(p bench.Progress) {
 	if b.bar == nil {
 		return
 	}
-	b.bar.Describe(fmt.Sprintf("%-6s S=%-7d %-20s %3.0f s left", p.Backend, p.Case.Dims.SeqK, p.Step, p.Remaining.Seconds()))
+	left := ""
+	if p.Remaining > 0 {
+		left = fmt.Sprintf("%3.0f s left", p.Remaining.Seconds())
+	}
+	b.bar.Describe(fmt.Sprintf("%-5s S=%-6d %-18s %-10s", p.Backend, p.Case.Dims.SeqK, p.Step, left))
 	// A bar that cannot be drawn is no reason to stop measuring. It ends by
 	// clear alone, so that it never claims to be done.
 	_ = b.bar.Set(min(int(p.Done*benchBarSteps), benchBarSteps-1))
