@@ -218,17 +218,18 @@ func (a *attention) step(tl *tile, s *block, k []float32, ldk int) {
 	d := a.d
 	c0 := s.keysHere.lo - tl.j0
 	mulNT(s.n, s.keysHere.hi-s.keysHere.lo, d.Dim, s.q, s.ldq, k, ldk, tl.scores[c0:], keyBlock)
+	from, to := sumSpan(c0, s.keysHere.hi-tl.j0)
 	for r := range s.n {
 		row := tl.scores[r*keyBlock : (r+1)*keyBlock]
 		lo, hi := max(s.spans[r].lo-tl.j0, 0), min(s.spans[r].hi-tl.j0, keyBlock)
 		if lo >= hi {
-			clear(row)
+			clear(row[from:to])
 			continue
 		}
 		m := a.score(row, lo, hi, tl.b, s.h, s.i+r, tl.j0, tl.tmp)
 		lo, hi = lo&^3, roundUp(hi)
-		clear(row[:lo])
-		clear(row[hi:])
+		clear(row[from:lo])
+		clear(row[hi:to])
 		if old := s.m[r]; m > old {
 			s.m[r] = m
 			rescale(s.o[r*d.ValueDim:(r+1)*d.ValueDim], &s.sums[r], exp32(old-m))
@@ -239,7 +240,7 @@ func (a *attention) step(tl *tile, s *block, k []float32, ldk int) {
 		}
 		s.sums[r] += expRow(row[lo:hi], s.m[r])
 	}
-	mulNT(s.n, d.ValueDim, keyBlock, tl.scores, keyBlock, tl.vt, keyBlock, tl.acc, d.ValueDim)
+	mulNT(s.n, d.ValueDim, to-from, tl.scores[from:], keyBlock, tl.vt[from:], keyBlock, tl.acc, d.ValueDim)
 	if tl.careful {
 		a.addNonFinite(tl, s)
 	}

@@ -20,7 +20,8 @@
 // Results are the same bits whatever the number of threads is, and a row's
 // result depends neither on the rows, heads and batches around it nor on how
 // many rows there are. Where in memory an operand lies, and its strides, do not
-// matter either.
+// matter either. (That is so with gonum's own BLAS; another one may sum a row
+// differently when it comes with fewer others.)
 //
 // Not here yet: a call with few query rows, such as decoding with one head, is
 // not cut along its keys, and so runs on few threads.

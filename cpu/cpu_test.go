@@ -20,7 +20,11 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestConformance(t *testing.T) {
-	backendtest.Run(t, backendtest.Harness{Open: func(testing.TB) backend.Backend { return New(Options{}) }})
+	h := backendtest.Harness{Open: func(testing.TB) backend.Backend { return New(Options{}) }, Draws: 500}
+	if raceEnabled {
+		h.Draws = 50 // each takes ten times as long
+	}
+	backendtest.Run(t, h)
 }
 
 // TestOpen shows the names that open the backend, and those that do not.

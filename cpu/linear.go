@@ -95,6 +95,7 @@ func (j *linearJob) task(ctx context.Context, s *scratch, t int) error {
 			return err
 		}
 		n := min(keyBlock, j.inner-k0)
+		_, depth := sumSpan(0, n)
 		if n < keyBlock {
 			clear(wt)
 		}
@@ -108,7 +109,7 @@ func (j *linearJob) task(ctx context.Context, s *scratch, t int) error {
 			if j.zeroHides && allZero(x, ldx, m, n) {
 				continue
 			}
-			mulNT(m, cols, keyBlock, x, ldx, wt, keyBlock, acc, cols)
+			mulNT(m, cols, depth, x, ldx, wt, keyBlock, acc, cols)
 			if careful {
 				j.addNonFinite(acc, x, ldx, b, hw, m, k0, n, c0, cols)
 			}

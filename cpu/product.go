@@ -13,11 +13,23 @@ import (
 // keyBlock also fixes the arithmetic: key blocks start at multiples of it,
 // whatever the queries, the batch and the number of threads are, and every sum
 // over keys is a sum over whole blocks, padded with zeros.
+//
+// Of that sum, stretches of sumBlock zeros at either end are left out. gonum's
+// dot product adds the elements of each 16 to the same 8 partial sums, which a
+// zero product does not change (they start at +0, so they are never -0), and so
+// its bits stay those of the whole block; tests hold it to that.
 const (
 	queryBlock = 64
 	keyBlock   = 128
 	colBlock   = 192
+	sumBlock   = 16
 )
+
+// sumSpan returns the part of a key block that a sum over its elements [lo, hi)
+// must take in: the stretches of sumBlock that they lie in.
+func sumSpan(lo, hi int) (int, int) {
+	return lo / sumBlock * sumBlock, ceilDiv(hi, sumBlock) * sumBlock
+}
 
 // mulNT computes c = a·bᵀ in one goroutine. A row of c depends on the same row
 // of a and on b alone, bit by bit, however many rows there are.

@@ -142,3 +142,30 @@ func TestMulNT(t *testing.T) {
 		}
 	}
 }
+
+// TestSumSpan shows that leaving out what is zero around the elements of a sum
+// changes no bit of it, wherever they lie.
+func TestSumSpan(t *testing.T) {
+	const n = 20
+	b, err := random(t, 2, backend.Shape{1, 1, n, keyBlock}).Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	full, some := make([]float32, n), make([]float32, n)
+	for lo := range keyBlock {
+		for hi := lo + 1; hi <= keyBlock; hi++ {
+			a := make([]float32, keyBlock)
+			for j := lo; j < hi; j++ {
+				a[j] = b[j*3%len(b)]
+			}
+			mulNT(1, n, keyBlock, a, keyBlock, b, keyBlock, full, n)
+			from, to := sumSpan(lo, hi)
+			mulNT(1, n, to-from, a[from:], keyBlock, b[from:], keyBlock, some, n)
+			for j := range n {
+				if math.Float32bits(full[j]) != math.Float32bits(some[j]) {
+					t.Fatalf("the sum of elements [%d, %d) is %g, of the whole block %g", lo, hi, some[j], full[j])
+				}
+			}
+		}
+	}
+}
