@@ -73,9 +73,15 @@ func quietDrivers() {
 
 // run is the whole program but for the process around it. It returns the exit
 // code.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int) {
+	// A bug must not answer a bad input with a page of stack.
+	defer func() {
+		if bug := recover(); bug != nil {
+			code = fail(stderr, fmt.Errorf("internal error, please report it: %v", bug))
+		}
+	}()
 	// kong asks to exit after it printed the help, and then goes on parsing.
-	exited, code := false, 0
+	exited := false
 	var cli commands
 	parser, err := kong.New(&cli,
 		kong.Name("attn"),

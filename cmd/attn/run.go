@@ -70,6 +70,9 @@ func (c *runCmd) Run(ctx context.Context, out *streams) error {
 	if c.Plan {
 		return printPlan(out.out, be, in, plan)
 	}
+	if err := in.fitMemory(); err != nil {
+		return err
+	}
 	calc := calculation{be: be, in: in, note: out.err}
 	defer calc.release()
 	if err := calc.load(ctx, c.options()); err != nil {
@@ -274,7 +277,7 @@ func (c *calculation) check(ctx context.Context, w io.Writer) error {
 		return fmt.Errorf("check failed, nothing was written: %s, an error of %.3g where the bound is %.3g (%d rows against float64)",
 			r.Worst, r.MaxError, r.Bound, r.Rows)
 	}
-	_, err = fmt.Fprintf(w, "check: %d rows against float64: largest error %.3g, bound %.3g (%s)\n", r.Rows, r.MaxError, r.Bound, r.Worst)
+	_, err = fmt.Fprintf(w, "check: %d rows against float64: max error %.3g where the bound is %.3g, the nearest to a bound (%s)\n", r.Rows, r.MaxError, r.Bound, r.Worst)
 	return err
 }
 

@@ -109,3 +109,26 @@ func (in *runInputs) outShape(s backend.Shape) []int {
 	}
 	return s[:]
 }
+
+// fitMemory refuses files whose data the machine's memory cannot hold, which Go
+// would end the program for. The CPU backend knows how much there is.
+func (in *runInputs) fitMemory() error {
+	var need int64
+	for _, f := range in.qkv {
+		need += int64(f.count) * int64(max(in.dtype.Size(), min(f.size, 4)))
+	}
+	if m := in.mask; m != nil {
+		need += int64(m.count) * int64(m.dtype().Size())
+	}
+	cpu, err := backend.Open("cpu")
+	if err != nil {
+		return err
+	}
+	defer cpu.Close()
+	for _, limit := range cpu.Info().Limits {
+		if limit.Name == "memory" && need > limit.Value {
+			return fmt.Errorf("the inputs take %s in memory, the machine has %s", bytesText(need), bytesText(limit.Value))
+		}
+	}
+	return nil
+}
