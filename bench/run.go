@@ -240,6 +240,9 @@ func (r *runner) approach(be backend.Backend, c Case) {
 		if err != nil {
 			return // the case itself says so
 		}
+		if admit(r.call.predict(plan.FLOPs), 0, r.left()) != "" {
+			return // the case is even longer
+		}
 		b := bencher{be: be, c: short, work: r.work, stop: r.stop, seed: r.cfg.Seed, left: r.left}
 		b.step = r.follow(be.Info().Name, short)
 		t, err := b.probe()

@@ -85,6 +85,7 @@ func TestWrongResultsGetNoFigure(t *testing.T) {
 	}{
 		{"wrong from the start", &fake{name: "cpu", wrongFrom: 1}},
 		{"NaN", &fake{name: "cpu", wrongFrom: 1, nan: true}},
+		{"nothing written after the warm-up", &fake{name: "cpu", idleFrom: warmCalls + 1}},
 		{"right in the warm-up only", &fake{name: "cpu", wrongFrom: warmCalls + 2}},
 	} {
 		r := runOn(t, small(16), tc.be)
@@ -155,7 +156,7 @@ func TestBudgetIsKeptAndSaid(t *testing.T) {
 	slow := &fake{name: "slow", delay: 5 * time.Second} // 0.16 s at S=128, two heads
 	quick := &fake{name: "quick"}
 	cfg := small(16, 128, 2048)
-	cfg.Budget = 600 * time.Millisecond
+	cfg.Budget = 1500 * time.Millisecond
 	began := time.Now()
 	r := runOn(t, cfg, slow, quick)
 	// Hard: the deadline is the budget, what is beyond it is only the way out.
