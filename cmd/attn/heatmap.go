@@ -28,7 +28,7 @@ const (
 	gap         = vg.Length(16)
 	barWidth    = vg.Length(72)
 	pictureDPI  = 144
-	maxPixels   = 100_000_000 // 400 MB while it is drawn
+	maxPixels   = 16_000_000 // 4000 x 4000: 2000 tokens
 )
 
 // drawHeatMaps writes a PNG of the attention weights: a panel for each batch,
@@ -44,6 +44,9 @@ func drawHeatMaps(w io.Writer, title string, labels []string, weights stack) err
 	shades := &blues{max: largest, alpha: 1}
 	cell := max(minCell, min(cellSize, mapWidth/vg.Length(weights.cols)))
 	data := vg.Point{X: cell * vg.Length(weights.cols), Y: cell * vg.Length(weights.rows)}
+	if pixels := data.X.Dots(pictureDPI) * data.Y.Dots(pictureDPI) * float64(weights.batch); pixels > maxPixels {
+		return fmt.Errorf("the heat map would have %.0f million pixels, at most %d million are drawn", pixels/1e6, maxPixels/1_000_000)
+	}
 	panels := make([]*plot.Plot, weights.batch)
 	var around margins // what stands around the data of a panel
 	for b := range panels {
@@ -68,11 +71,7 @@ func drawHeatMaps(w io.Writer, title string, labels []string, weights stack) err
 	heading := wrapTitle(title, style, total-2*gap)
 	headHeight := gap + style.Height(heading)
 
-	full := vg.Point{X: total, Y: inner.Y + headHeight + gap}
-	if pixels := full.X.Dots(pictureDPI) * full.Y.Dots(pictureDPI); pixels > maxPixels {
-		return fmt.Errorf("the picture would have %.0f million pixels, at most %d million are drawn", pixels/1e6, maxPixels/1_000_000)
-	}
-	canvas := vgimg.NewWith(vgimg.UseWH(full.X, full.Y), vgimg.UseDPI(pictureDPI), vgimg.UseBackgroundColor(color.White))
+	canvas := vgimg.NewWith(vgimg.UseWH(total, inner.Y+headHeight+gap), vgimg.UseDPI(pictureDPI), vgimg.UseBackgroundColor(color.White))
 	dc := draw.New(canvas)
 	dc.FillText(style, vg.Point{X: total / 2, Y: dc.Max.Y - gap}, heading)
 	// Panels stand one below the other from here down, each as large as its
@@ -123,6 +122,7 @@ func heatMap(name string, labels []string, m matrix, shades *blues, cell vg.Leng
 	h := plotter.NewHeatMap(grid(m), shades.Palette(256))
 	h.Min, h.Max = 0, shades.max
 	h.NaN = color.Gray{Y: 128}
+	h.Rasterized = cell == minCell // blurs, and is much faster than a polygon a cell
 	p.Add(h)
 	p.X.Label.Text, p.Y.Label.Text = "key", "query"
 	p.X.Tick.Marker, p.Y.Tick.Marker = tokenTicks(labels, m.cols, false), tokenTicks(labels, m.rows, true)

@@ -57,6 +57,7 @@ func TestDevices(t *testing.T) {
 var builtAttn string
 
 func TestMain(m *testing.M) {
+	quietDrivers()
 	dir, err := os.MkdirTemp("", "attn-test-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
