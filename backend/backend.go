@@ -74,8 +74,9 @@ type Backend interface {
 	// through it. (Softmax gives 0 to what is hidden.)
 	PV(ctx context.Context, o, w, v Tensor) error
 
-	// Attention computes c.O, and c.LSE when wanted, in one pass with memory
-	// O(Sq + Sk) beside the operands. ErrUnsupported names what it cannot do.
+	// Attention computes c.O, and c.LSE when wanted, and returns when they are
+	// there. It goes over the keys once, with memory O(Sq + Sk) beside the
+	// operands. ErrUnsupported names what it cannot do.
 	Attention(ctx context.Context, c *Call) error
 
 	// Plan says how Attention would run c, without running it: the operands'
