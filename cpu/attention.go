@@ -56,10 +56,13 @@ func (be *Backend) attention(ctx context.Context, c *backend.Call) error {
 		to   *view
 		name string
 		t    backend.Tensor
-	}{{&a.q, "q", c.Q}, {&a.k, "k", c.K}, {&a.v, "v", c.V}, {&a.o, "o", c.O}, {&a.lse, "lse", c.LSE}} {
-		if *o.to, err = viewOf(o.name, o.t); err != nil {
+	}{{&a.q, "q", c.Q}, {&a.k, "k", c.K}, {&a.v, "v", c.V}, {&a.o, "o", c.O}} {
+		if *o.to, err = floatView(o.name, o.t); err != nil {
 			return err
 		}
+	}
+	if a.lse, err = f32View("lse", c.LSE); err != nil {
+		return err
 	}
 	return run(ctx, &a, a.tasks, a.threads)
 }

@@ -47,14 +47,19 @@ func cutAttention(c *backend.Call, threads int) cut {
 	k := cut{d: d, share: d.Heads / d.KVHeads, packQ: !rowsInPlace(c.Q)}
 	k.rows = min(queryBlock, d.SeqQ)
 	k.blocks = ceilDiv(d.SeqQ, queryBlock)
-	most := min(taskBlocks, max(1, taskElements/(k.rows*max(d.Dim, d.ValueDim))))
 	groups := d.Batch * d.KVHeads
-	want := groups * k.share * k.blocks / (tasksPerThread * threads)
-	k.subs = max(1, min(want, most))
+	k.subs = subBlocks(groups*k.share*k.blocks, threads, k.rows*max(d.Dim, d.ValueDim))
 	k.each = ceilDiv(k.share*k.blocks, k.subs)
 	k.tasks = groups * k.each
 	k.threads = max(1, min(threads, k.tasks))
 	return k
+}
+
+// subBlocks returns how many of all sub-blocks a task takes, when each needs so
+// many elements of scratch.
+func subBlocks(all, threads, elements int) int {
+	most := min(taskBlocks, taskElements/elements)
+	return max(1, min(all/(tasksPerThread*threads), most))
 }
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }

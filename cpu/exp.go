@@ -19,11 +19,13 @@ const (
 	roundMagic = 0x1.8p52
 )
 
-// Below expZero half of the smallest positive float32 is not reached; above
-// expInf lies nothing finite, and float64 rounds the numbers just below it.
+// Below expZero half of the smallest positive float32 is not reached, and below
+// expFlush the result is subnormal. Above expInf nothing is finite; the numbers
+// just below it become infinite in the conversion to float32.
 const (
-	expZero = -103.972084
-	expInf  = 89
+	expZero  = -103.972084
+	expFlush = -87.33654
+	expInf   = 89
 )
 
 // expTable holds the bits of 2^(i/128).
@@ -37,24 +39,33 @@ var expTable = func() (t [expSteps]uint64) {
 // exp32 returns e^x to within 0.56 ulp of the true value, subnormal results
 // included. exp(-Inf) is 0, exp(+Inf) is +Inf, exp(NaN) is NaN.
 func exp32(x float32) float32 {
-	if x > expInf {
+	switch {
+	case x > expInf:
 		return float32(math.Inf(1))
+	case x < expZero:
+		return 0
 	}
 	return float32(expCore(x))
 }
 
-// expCore returns e^x for x <= expInf before it is rounded to float32, and 0
-// where that would be rounded to 0. NaN stays NaN. It is small enough to be
-// compiled into its callers.
+// expCore returns e^x for expZero <= x <= expInf, before it is rounded to
+// float32. NaN stays NaN. It is small enough to be compiled into its callers.
 func expCore(x float32) float64 {
-	if x < expZero {
-		return 0
-	}
 	y := float64(x) * expUnit
 	k := y + roundMagic
 	f := y - (k - roundMagic)
 	n := math.Float64bits(k)
 	return (1 + f*(expC1+f*expC2)) * math.Float64frombits(expTable[n%expSteps]+n/expSteps<<52)
+}
+
+// expWeight returns e^x for x <= 0, and 0 where that is subnormal in float32:
+// such a weight is lost beside the row's largest, which is 1, and many a
+// processor multiplies subnormals a hundred times slower.
+func expWeight(x float32) float64 {
+	if x < expFlush {
+		return 0
+	}
+	return expCore(x)
 }
 
 // expRow replaces each element of s by exp(s-m) and returns the sum of the
@@ -66,10 +77,10 @@ func expCore(x float32) float64 {
 func expRow(s []float32, m float32) float64 {
 	var s0, s1, s2, s3 float64
 	for len(s) >= 4 {
-		p0 := expCore(s[0] - m)
-		p1 := expCore(s[1] - m)
-		p2 := expCore(s[2] - m)
-		p3 := expCore(s[3] - m)
+		p0 := expWeight(s[0] - m)
+		p1 := expWeight(s[1] - m)
+		p2 := expWeight(s[2] - m)
+		p3 := expWeight(s[3] - m)
 		s[0], s[1], s[2], s[3] = float32(p0), float32(p1), float32(p2), float32(p3)
 		s0 += p0
 		s1 += p1

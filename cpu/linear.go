@@ -48,13 +48,13 @@ func (be *Backend) linear(ctx context.Context, j *linearJob, names [4]string, y,
 		to *view
 		t  backend.Tensor
 	}{{&j.y, y}, {&j.x, x}, {&j.w, w}, {&j.bias, bias}} {
-		if *o.to, err = viewOf(names[n], o.t); err != nil {
+		if *o.to, err = floatView(names[n], o.t); err != nil {
 			return err
 		}
 	}
 	j.inner, j.cols, j.xInPlace = x.Shape()[backend.Dim], y.Shape()[backend.Dim], rowsInPlace(x)
 	j.wide = min(j.cols, colBlock)
-	j.rowCut = cutRows(y.Shape(), ceilDiv(j.cols, colBlock), be.threads())
+	j.rowCut = cutRows(y.Shape(), ceilDiv(j.cols, colBlock), j.wide, be.threads())
 	return run(ctx, j, j.tasks, be.threads())
 }
 

@@ -93,24 +93,38 @@ func peakOfThisProcess(t *testing.T) int64 {
 }
 
 // TestAllocations shows that what a call allocates depends on its threads, not
-// on its tiles: none once a tile.
+// on its tiles: none once a tile or row.
 func TestAllocations(t *testing.T) {
-	for _, threads := range []int{1, 2} {
-		be := New(Options{Threads: threads})
-		var count [2]float64
-		for i, seq := range []int{512, 4096} {
-			c := plain(t, 1, seq, 16)
-			c.Visible = backend.Visibility{Left: 100}
-			count[i] = testing.AllocsPerRun(5, func() {
-				if err := be.Attention(t.Context(), c); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		t.Logf("%d threads: %g allocations, %g for eight times the tiles", threads, count[0], count[1])
-		// A collection in between may empty the pool: four allocations a thread.
-		if count[1] > count[0]+4*float64(threads) || count[0] > 8+8*float64(threads) {
-			t.Errorf("%d threads: %g allocations, %g for eight times the tiles", threads, count[0], count[1])
+	ctx := t.Context()
+	for _, op := range []struct {
+		name string
+		call func(be *Backend, c *backend.Call, s backend.Tensor) error
+	}{
+		{"attention", func(be *Backend, c *backend.Call, _ backend.Tensor) error { return be.Attention(ctx, c) }},
+		{"qk", func(be *Backend, c *backend.Call, s backend.Tensor) error { return be.QK(ctx, s, c.Q, c.K) }},
+		{"softmax", func(be *Backend, c *backend.Call, s backend.Tensor) error {
+			return be.Softmax(ctx, s, c.LSE, &c.Problem)
+		}},
+		{"pv", func(be *Backend, c *backend.Call, s backend.Tensor) error { return be.PV(ctx, c.O, s, c.V) }},
+	} {
+		for _, threads := range []int{1, 2} {
+			be := New(Options{Threads: threads})
+			var count [2]float64
+			for i, seq := range []int{512, 1536} {
+				c, s := plain(t, 1, seq, 16), alloc(t, backend.Shape{1, 1, seq, seq})
+				c.LSE = alloc(t, backend.Shape{1, 1, seq, 1})
+				c.Visible = backend.Visibility{Left: 100}
+				count[i] = testing.AllocsPerRun(3, func() {
+					if err := op.call(be, c, s); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			t.Logf("%s, %d threads: %g allocations, %g for nine times the tiles", op.name, threads, count[0], count[1])
+			// A collection in between may empty the pool: four allocations a thread.
+			if count[1] > count[0]+4*float64(threads) || count[0] > 8+8*float64(threads) {
+				t.Errorf("%s, %d threads: %g allocations, %g for nine times the tiles", op.name, threads, count[0], count[1])
+			}
 		}
 	}
 }

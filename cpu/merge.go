@@ -34,13 +34,13 @@ func (be *Backend) merge(ctx context.Context, o, lse, po, plse backend.Tensor) e
 		return err
 	}
 	defer pinned.Unpin()
-	j := mergeJob{dim: o.Shape()[backend.Dim], rowCut: cutRows(o.Shape(), 1, be.threads())}
+	j := mergeJob{dim: o.Shape()[backend.Dim], rowCut: cutRows(o.Shape(), 1, keyBlock, be.threads())}
 	for _, x := range [...]struct {
 		to   *view
 		name string
 		t    backend.Tensor
 	}{{&j.o, "o", o}, {&j.lse, "lse", lse}, {&j.po, "the part's o", po}, {&j.plse, "the part's lse", plse}} {
-		if *x.to, err = viewOf(x.name, x.t); err != nil {
+		if *x.to, err = f32View(x.name, x.t); err != nil {
 			return err
 		}
 	}

@@ -30,16 +30,16 @@ func (be *Backend) qk(ctx context.Context, s, q, k backend.Tensor) error {
 	defer pinned.Unpin()
 	j := qkJob{d: q.Shape()[backend.Dim], share: q.Shape()[backend.Heads] / k.Shape()[backend.Heads],
 		qInPlace: rowsInPlace(q), kInPlace: rowsInPlace(k), sInPlace: rowsInPlace(s)}
-	if j.s, err = viewOf("s", s); err != nil {
+	if j.s, err = f32View("s", s); err != nil {
 		return err
 	}
-	if j.q, err = viewOf("q", q); err != nil {
+	if j.q, err = floatView("q", q); err != nil {
 		return err
 	}
-	if j.k, err = viewOf("k", k); err != nil {
+	if j.k, err = floatView("k", k); err != nil {
 		return err
 	}
-	j.rowCut = cutRows(s.Shape(), 1, be.threads())
+	j.rowCut = cutRows(s.Shape(), 1, j.d, be.threads())
 	return run(ctx, &j, j.tasks, be.threads())
 }
 

@@ -14,12 +14,12 @@ type rowCut struct {
 }
 
 // cutRows divides a tensor of the given shape, whose columns come in pieces,
-// among threads goroutines.
-func cutRows(shape backend.Shape, pieces, threads int) rowCut {
+// among threads goroutines. Each row of a task takes width floats of scratch.
+func cutRows(shape backend.Shape, pieces, width, threads int) rowCut {
 	c := rowCut{heads: shape[backend.Heads], seq: shape[backend.Seq], pieces: pieces}
 	blocks := ceilDiv(c.seq, queryBlock)
 	heads := shape[backend.Batch] * c.heads * pieces
-	c.subs = max(1, min(heads*blocks/(tasksPerThread*threads), taskBlocks))
+	c.subs = subBlocks(heads*blocks, threads, queryBlock*width)
 	c.each = ceilDiv(blocks, c.subs)
 	c.tasks = heads * c.each
 	return c

@@ -14,11 +14,11 @@ type scoring struct {
 
 // scoringOf opens the tensors of p.
 func scoringOf(p *backend.Problem) (scoring, error) {
-	mask, err := viewOf("mask", p.Mask)
+	mask, err := boolView("mask", p.Mask)
 	if err != nil {
 		return scoring{}, err
 	}
-	bias, err := viewOf("bias", p.Bias)
+	bias, err := floatView("bias", p.Bias)
 	if err != nil {
 		return scoring{}, err
 	}

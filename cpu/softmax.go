@@ -39,13 +39,13 @@ func (be *Backend) softmax(ctx context.Context, s, lse backend.Tensor, p *backen
 	if j.scoring, err = scoringOf(p); err != nil {
 		return err
 	}
-	if j.s, err = viewOf("s", s); err != nil {
+	if j.s, err = f32View("s", s); err != nil {
 		return err
 	}
-	if j.lse, err = viewOf("lse", lse); err != nil {
+	if j.lse, err = f32View("lse", lse); err != nil {
 		return err
 	}
-	j.rowCut = cutRows(s.Shape(), 1, be.threads())
+	j.rowCut = cutRows(s.Shape(), 1, keyBlock, be.threads())
 	return run(ctx, &j, j.tasks, be.threads())
 }
 

@@ -19,26 +19,57 @@ type view struct {
 	stride backend.Strides
 }
 
-// viewOf opens t, which errors call name. It passes the errors of
-// Tensor.Float32s on: ErrDType, ErrDevice, ErrReleased.
+// viewOf opens t, which errors call name; the zero Tensor gives the zero view. It
+// passes the errors of Tensor.Float32s on: ErrDType, ErrDevice, ErrReleased.
 func viewOf(name string, t backend.Tensor) (view, error) {
-	v := view{dtype: t.DType(), shape: t.Shape(), stride: t.Strides()}
+	switch {
+	case t.DType() == backend.Bool:
+		return boolView(name, t)
+	case t.DType() == backend.F32:
+		return f32View(name, t)
+	}
+	return floatView(name, t)
+}
+
+// f32View is viewOf for what must be F32, else ErrDType.
+func f32View(name string, t backend.Tensor) (v view, err error) {
 	if t.IsZero() {
 		return view{}, nil
 	}
-	var err error
-	switch v.dtype {
-	case backend.F32:
-		v.f32, err = t.Float32s()
-	case backend.F16, backend.BF16:
-		v.bits, err = t.Bits()
-	default:
-		v.bools, err = t.Bools()
+	v = newView(t)
+	v.f32, err = t.Float32s()
+	return v, named(name, err)
+}
+
+// floatView is viewOf for what may be F32, F16 or BF16, else ErrDType.
+func floatView(name string, t backend.Tensor) (v view, err error) {
+	if t.IsZero() || t.DType() == backend.F32 {
+		return f32View(name, t)
 	}
+	v = newView(t)
+	v.bits, err = t.Bits()
+	return v, named(name, err)
+}
+
+// boolView is viewOf for what must be Bool, else ErrDType.
+func boolView(name string, t backend.Tensor) (v view, err error) {
+	if t.IsZero() {
+		return view{}, nil
+	}
+	v = newView(t)
+	v.bools, err = t.Bools()
+	return v, named(name, err)
+}
+
+func newView(t backend.Tensor) view {
+	return view{dtype: t.DType(), shape: t.Shape(), stride: t.Strides()}
+}
+
+func named(name string, err error) error {
 	if err != nil {
-		return view{}, fmt.Errorf("%s: %w", name, err)
+		return fmt.Errorf("%s: %w", name, err)
 	}
-	return v, nil
+	return nil
 }
 
 // isZero reports whether v stands for no tensor.
