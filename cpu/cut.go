@@ -86,7 +86,7 @@ func (k *cut) size() (floats, rows int) {
 func (k *cut) scratchBytes() int64 {
 	floats, rows := k.size()
 	const span, sum = 16, 8
-	return int64(k.threads) * (int64(floats)*4 + int64(rows)*(span+sum))
+	return int64(k.threads) * (int64(floats+alignSlack)*4 + int64(rows)*(span+sum))
 }
 
 // String says the cut in words.

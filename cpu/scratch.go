@@ -23,7 +23,7 @@ var scratchPool = sync.Pool{New: func() any { return new(scratch) }}
 // at most 16 pieces, with a span and a sum for each of rows query rows. putScratch takes it back.
 func getScratch(n, rows int) *scratch {
 	w := scratchPool.Get().(*scratch)
-	n += 16 * 4 // what aligning the pieces may take
+	n += alignSlack
 	if cap(w.arena) < n {
 		w.arena = make([]float32, n)
 	}
@@ -35,6 +35,9 @@ func getScratch(n, rows int) *scratch {
 	w.used = 0
 	return w
 }
+
+// alignSlack is how many floats aligning 16 pieces may take.
+const alignSlack = 16 * 4
 
 // scratchKeep is how many floats a pooled scratch may hold: 4 MiB, several times
 // what head sizes up to 256 take. A larger one is left to the collector.
