@@ -22,7 +22,7 @@ type runCmd struct {
 
 	Layout      string  `name:"layout" enum:"bhsd,bshd" default:"bhsd" help:"Order of the axes of 4-D files: bhsd is [B,H,S,D], bshd is [B,S,H,D]."`
 	Backend     string  `name:"backend" default:"auto" help:"auto, cpu, gpu, gpu:N or gpu:NAME."`
-	DType       string  `name:"dtype" enum:",f32,f16,bf16" default:"" help:"Compute on f32, f16 or bf16 elements instead of the files' type (f2 is f16, f4 and f8 are f32)."`
+	DType       string  `name:"dtype" enum:",f32,f16,bf16" default:"" placeholder:"TYPE" help:"Compute on f32, f16 or bf16 elements instead of the files' type (f2 is f16, f4 and f8 are f32)."`
 	Scale       number  `name:"scale" placeholder:"X" help:"Factor on QKᵀ; 1/sqrt(D) when left out."`
 	Softcap     number  `name:"softcap" placeholder:"C" help:"Replace scores s by C·tanh(s/C)."`
 	Causal      bool    `name:"causal" help:"Hide the keys after a row's own position."`
