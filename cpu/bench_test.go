@@ -79,34 +79,6 @@ func BenchmarkGemm(b *testing.B) {
 	})
 }
 
-// TestShareOfGemm shows that attention runs at 70% or more of what blas32.Gemm
-// alone reaches on the same tiles. The best time of each counts, as other
-// programs only ever add to it; on a busy machine it takes more turns.
-func TestShareOfGemm(t *testing.T) {
-	if raceEnabled || testing.Short() {
-		t.Skip("-short, or the race detector, under which times say nothing")
-	}
-	const threads, wanted = 1, 0.7
-	be, c, j := New(Options{Threads: threads}), plain(t, 1, 2048, 64), newGemmJob(t, 1, 2048, 64)
-	gemm, attention := time.Hour, time.Hour
-	for turn := 0; turn < 40 && (turn < 5 || gemm.Seconds() < wanted*attention.Seconds()); turn++ {
-		start := time.Now()
-		if err := run(t.Context(), j, j.tasks, threads); err != nil {
-			t.Fatal(err)
-		}
-		middle := time.Now()
-		if err := be.Attention(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
-		gemm, attention = min(gemm, middle.Sub(start)), min(attention, time.Since(middle))
-	}
-	share := gemm.Seconds() / attention.Seconds()
-	t.Logf("attention %v, its products alone %v: %.0f%%", attention, gemm, 100*share)
-	if share < wanted {
-		t.Errorf("attention reaches %.0f%% of blas32.Gemm, at least %.0f%% is promised", 100*share, 100*wanted)
-	}
-}
-
 // BenchmarkRatio reports what part of blas32.Gemm's own speed on the same tiles
 // the whole of attention reaches: the two take turns, so that a busy machine
 // slows both, and the median of the turns counts.
