@@ -174,14 +174,10 @@ fn log_acc(x: f32) -> f32 {
 // decode returns element i of a tensor from the word that holds it: type 0 is
 // f32, 1 f16, 2 bf16.
 fn decode(word: u32, i: u32, dtype: u32) -> f32 {
-    if (dtype == 0u) {
-        return bitcast<f32>(word);
-    }
-    if (dtype == 1u) {
-        let pair = unpack2x16float(word);
-        return select(pair.x, pair.y, (i & 1u) == 1u);
-    }
-    return bitcast<f32>((word >> ((i & 1u) * 16u)) << 16u);
+    let pair = unpack2x16float(word);
+    let half = select(pair.x, pair.y, (i & 1u) == 1u);
+    let brain = bitcast<f32>((word >> ((i & 1u) * 16u)) << 16u);
+    return select(select(brain, half, dtype == 1u), bitcast<f32>(word), dtype == 0u);
 }
 
 // encode16 rounds x to f16 (type 1) or bf16 (type 2), to nearest, ties to even.
@@ -190,64 +186,68 @@ fn encode16(x: f32, dtype: u32) -> u32 {
     let bits = bitcast<u32>(x);
     let sign = (bits >> 16u) & 0x8000u;
     let a = bits & 0x7fffffffu;
-    if (dtype == 2u) {
-        if (a > 0x7f800000u) {
-            return (bits >> 16u) | 0x40u; // NaN stays NaN
-        }
-        return (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
-    }
-    if (a > 0x7f800000u) {
-        return sign | 0x7e00u;
-    }
-    if (a >= 0x477ff000u) { // 65520 and over round to infinity
-        return sign | 0x7c00u;
-    }
-    if (a < 0x38800000u) { // below 2^-14: subnormal, in steps of 2^-24
-        // Adding 1/2 puts the step of the sum at 2^-24, so that the addition
-        // rounds; what is left in the low bits is the number of steps.
-        return sign | (bitcast<u32>(bitcast<f32>(a) + 0.5) - 0x3f000000u);
-    }
-    return sign | ((a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u);
+    let nan = a > 0x7f800000u;
+    let brain = select((bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u, (bits >> 16u) | 0x40u, nan);
+    var half = (a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u;
+    // Below 2^-14 f16 is subnormal, in steps of 2^-24. Adding 1/2 puts the step of
+    // the sum at 2^-24, so that the addition rounds; the low bits count the steps.
+    half = select(half, bitcast<u32>(bitcast<f32>(a) + 0.5) - 0x3f000000u, a < 0x38800000u);
+    half = select(half, 0x7c00u, a >= 0x477ff000u); // 65520 and over round to infinity
+    half = select(half, 0x7e00u, nan);
+    return select(sign | half, brain, dtype == 2u);
 }
 
 // put stores x as element i of o. Two rows may share a word when elements take
-// 16 bits, so the half is swapped atomically; nobody else writes that half.
+// 16 bits, so the bits that change are flipped atomically: nobody else writes this
+// half of the word, and the other half is left alone whatever it is by then.
 fn put(i: u32, x: f32) {
     if (p.out_type == 0u) {
         atomicStore(&o[i], bitcast<u32>(x));
-        return;
+    } else {
+        let shift = (i & 1u) * 16u;
+        let old = atomicLoad(&o[i >> 1u]) >> shift;
+        atomicXor(&o[i >> 1u], ((old ^ encode16(x, p.out_type)) & 0xffffu) << shift);
     }
-    let shift = (i & 1u) * 16u;
-    atomicAnd(&o[i >> 1u], ~(0xffffu << shift));
-    atomicOr(&o[i >> 1u], encode16(x, p.out_type) << shift);
 }
 
 fn load_q(i: u32) -> f32 {
+    var x = 0.0;
     if (IN == 0u) {
-        return bitcast<f32>(q[i]);
+        x = bitcast<f32>(q[i]);
+    } else {
+        x = decode(q[i >> 1u], i, IN);
     }
-    return decode(q[i >> 1u], i, IN);
+    return x;
 }
 
 fn load_k(i: u32) -> f32 {
+    var x = 0.0;
     if (IN == 0u) {
-        return bitcast<f32>(k[i]);
+        x = bitcast<f32>(k[i]);
+    } else {
+        x = decode(k[i >> 1u], i, IN);
     }
-    return decode(k[i >> 1u], i, IN);
+    return x;
 }
 
 fn load_v(i: u32) -> f32 {
+    var x = 0.0;
     if (IN == 0u) {
-        return bitcast<f32>(v[i]);
+        x = bitcast<f32>(v[i]);
+    } else {
+        x = decode(v[i >> 1u], i, IN);
     }
-    return decode(v[i >> 1u], i, IN);
+    return x;
 }
 
 fn load_bias(i: u32) -> f32 {
+    var x = 0.0;
     if (p.bias_type == 1u) {
-        return bitcast<f32>(bias[i]);
+        x = bitcast<f32>(bias[i]);
+    } else {
+        x = decode(bias[i >> 1u], i, p.bias_type - 1u);
     }
-    return decode(bias[i >> 1u], i, p.bias_type - 1u);
+    return x;
 }
 
 // stage_q puts depths from d0 of the block's rows into qs, zeros beyond the end.
@@ -320,35 +320,34 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     if ((p.flags & HAS_SOFTCAP) != 0u) {
         r.s = p.softcap * tanh_acc(r.s / p.softcap);
     }
-    if (!check) {
-        return r;
-    }
-    let i = i32(p.row0 + row);
-    let key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(0, 1, 2, 3);
-    r.seen = (key >= vec4<i32>(i + p.lo)) & (key < vec4<i32>(min(i + p.hi, cap)));
-    if (row >= p.rows) {
-        r.seen = vec4<bool>(false);
-    }
-    if ((p.flags & HAS_MASK) != 0u) {
-        let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
-        for (var c = 0u; c < 4u; c++) {
-            if (r.seen[c]) {
-                let x = at + (j + c) * p.mask.d;
-                r.seen[c] = ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
+    if (check) {
+        let i = i32(p.row0 + row);
+        let key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(0, 1, 2, 3);
+        r.seen = (key >= vec4<i32>(i + p.lo)) & (key < vec4<i32>(min(i + p.hi, cap)));
+        if (row >= p.rows) {
+            r.seen = vec4<bool>(false);
+        }
+        if ((p.flags & HAS_MASK) != 0u) {
+            let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
+            for (var c = 0u; c < 4u; c++) {
+                if (r.seen[c]) {
+                    let x = at + (j + c) * p.mask.d;
+                    r.seen[c] = ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
+                }
             }
         }
-    }
-    if (p.bias_type != 0u) {
-        let at = p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s;
-        for (var c = 0u; c < 4u; c++) {
-            if (r.seen[c]) {
-                let x = load_bias(at + (j + c) * p.bias.d);
-                r.s[c] = r.s[c] + x;
-                r.seen[c] = bitcast<u32>(x) != 0xff800000u; // -Inf hides
+        if (p.bias_type != 0u) {
+            let at = p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s;
+            for (var c = 0u; c < 4u; c++) {
+                if (r.seen[c]) {
+                    let x = load_bias(at + (j + c) * p.bias.d);
+                    r.s[c] = r.s[c] + x;
+                    r.seen[c] = bitcast<u32>(x) != 0xff800000u; // -Inf hides
+                }
             }
         }
+        r.s = select(vec4<f32>(LOWEST), r.s, r.seen);
     }
-    r.s = select(vec4<f32>(LOWEST), r.s, r.seen);
     return r;
 }
 
@@ -546,28 +545,40 @@ fn main(
     part[tx * 32u + 4u * ty + 2u] = l.z;
     part[tx * 32u + 4u * ty + 3u] = l.w;
     workgroupBarrier();
-    for (var r = 0u; r < 4u; r++) {
-        let row = r0 + 4u * ty + r;
-        var sum = 0.0;
-        for (var x = 0u; x < 8u; x++) {
-            sum = sum + part[x * 32u + 4u * ty + r];
-        }
-        if (row < p.rows) {
-            let empty = bitcast<u32>(sum) == 0u;
-            let inverse = 1.0 / select(sum, 1.0, empty);
-            for (var i = 0u; i < DVB; i++) {
-                let c = 32u * i + 4u * tx;
-                let x = select(acc[4u * i + r] * inverse, vec4<f32>(0.0), empty);
-                let at = p.o.base + b * p.o.b + h * p.o.h + row * p.o.s + c * p.o.d;
-                if (c < p.vdim) { put(at, x.x); }
-                if (c + 1u < p.vdim) { put(at + p.o.d, x.y); }
-                if (c + 2u < p.vdim) { put(at + 2u * p.o.d, x.z); }
-                if (c + 3u < p.vdim) { put(at + 3u * p.o.d, x.w); }
-            }
-            if (tx == 0u && (p.flags & WANT_LSE) != 0u) {
-                let value = m[r] + log_acc(select(sum, 1.0, empty));
+    var sum = vec4<f32>(0.0);
+    for (var x = 0u; x < 8u; x++) {
+        let at = x * 32u + 4u * ty;
+        sum = sum + vec4<f32>(part[at], part[at + 1u], part[at + 2u], part[at + 3u]);
+    }
+    let empty = bitcast<vec4<u32>>(sum) == vec4<u32>(0u);
+    let safe = select(sum, vec4<f32>(1.0), empty);
+    let inverse = select(vec4<f32>(1.0) / safe, vec4<f32>(0.0), empty);
+    if (tx == 0u && (p.flags & WANT_LSE) != 0u) {
+        for (var r = 0u; r < 4u; r++) {
+            let row = r0 + 4u * ty + r;
+            if (row < p.rows) {
                 lse[p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s] =
-                    select(value, bitcast<f32>(0xff800000u), empty);
+                    select(m[r] + log_acc(safe[r]), bitcast<f32>(0xff800000u), empty[r]);
+            }
+        }
+    }
+
+    // The output goes through ps, so that neighbouring threads write neighbouring
+    // columns.
+    for (var i = 0u; i < DVB; i++) {
+        workgroupBarrier();
+        let none = vec4<f32>(0.0);
+        ps[(4u * ty) * 9u + tx] = select(acc[4u * i] * inverse.x, none, empty.x);
+        ps[(4u * ty + 1u) * 9u + tx] = select(acc[4u * i + 1u] * inverse.y, none, empty.y);
+        ps[(4u * ty + 2u) * 9u + tx] = select(acc[4u * i + 2u] * inverse.z, none, empty.z);
+        ps[(4u * ty + 3u) * 9u + tx] = select(acc[4u * i + 3u] * inverse.w, none, empty.w);
+        workgroupBarrier();
+        for (var x = t; x < 1024u; x += 64u) {
+            let row = x / 32u;
+            let c = x % 32u;
+            if (r0 + row < p.rows && 32u * i + c < p.vdim) {
+                let at = p.o.base + b * p.o.b + h * p.o.h + (r0 + row) * p.o.s + (32u * i + c) * p.o.d;
+                put(at, ps[row * 9u + c / 4u][c % 4u]);
             }
         }
     }

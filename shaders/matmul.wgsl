@@ -71,14 +71,10 @@ var<workgroup> ws: array<vec4<f32>, 288>; // [x][n/4]
 // decode returns element i of a tensor from the word that holds it: type 0 is
 // f32, 1 f16, 2 bf16.
 fn decode(word: u32, i: u32, dtype: u32) -> f32 {
-    if (dtype == 0u) {
-        return bitcast<f32>(word);
-    }
-    if (dtype == 1u) {
-        let pair = unpack2x16float(word);
-        return select(pair.x, pair.y, (i & 1u) == 1u);
-    }
-    return bitcast<f32>((word >> ((i & 1u) * 16u)) << 16u);
+    let pair = unpack2x16float(word);
+    let half = select(pair.x, pair.y, (i & 1u) == 1u);
+    let brain = bitcast<f32>((word >> ((i & 1u) * 16u)) << 16u);
+    return select(select(brain, half, dtype == 1u), bitcast<f32>(word), dtype == 0u);
 }
 
 // encode16 rounds x to f16 (type 1) or bf16 (type 2), to nearest, ties to even.
@@ -87,57 +83,58 @@ fn encode16(x: f32, dtype: u32) -> u32 {
     let bits = bitcast<u32>(x);
     let sign = (bits >> 16u) & 0x8000u;
     let a = bits & 0x7fffffffu;
-    if (dtype == 2u) {
-        if (a > 0x7f800000u) {
-            return (bits >> 16u) | 0x40u; // NaN stays NaN
-        }
-        return (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
-    }
-    if (a > 0x7f800000u) {
-        return sign | 0x7e00u;
-    }
-    if (a >= 0x477ff000u) { // 65520 and over round to infinity
-        return sign | 0x7c00u;
-    }
-    if (a < 0x38800000u) { // below 2^-14: subnormal, in steps of 2^-24
-        // Adding 1/2 puts the step of the sum at 2^-24, so that the addition
-        // rounds; what is left in the low bits is the number of steps.
-        return sign | (bitcast<u32>(bitcast<f32>(a) + 0.5) - 0x3f000000u);
-    }
-    return sign | ((a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u);
+    let nan = a > 0x7f800000u;
+    let brain = select((bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u, (bits >> 16u) | 0x40u, nan);
+    var half = (a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u;
+    // Below 2^-14 f16 is subnormal, in steps of 2^-24. Adding 1/2 puts the step of
+    // the sum at 2^-24, so that the addition rounds; the low bits count the steps.
+    half = select(half, bitcast<u32>(bitcast<f32>(a) + 0.5) - 0x3f000000u, a < 0x38800000u);
+    half = select(half, 0x7c00u, a >= 0x477ff000u); // 65520 and over round to infinity
+    half = select(half, 0x7e00u, nan);
+    return select(sign | half, brain, dtype == 2u);
 }
 
 // put stores x as element i of y. Two rows may share a word when elements take
-// 16 bits, so the half is swapped atomically; nobody else writes that half.
+// 16 bits, so the bits that change are flipped atomically: nobody else writes this
+// half of the word, and the other half is left alone whatever it is by then.
 fn put(i: u32, x: f32) {
     if (p.out_type == 0u) {
         atomicStore(&y[i], bitcast<u32>(x));
-        return;
+    } else {
+        let shift = (i & 1u) * 16u;
+        let old = atomicLoad(&y[i >> 1u]) >> shift;
+        atomicXor(&y[i >> 1u], ((old ^ encode16(x, p.out_type)) & 0xffffu) << shift);
     }
-    let shift = (i & 1u) * 16u;
-    atomicAnd(&y[i >> 1u], ~(0xffffu << shift));
-    atomicOr(&y[i >> 1u], encode16(x, p.out_type) << shift);
 }
 
 fn load_a(i: u32) -> f32 {
+    var x = 0.0;
     if (A == 0u) {
-        return bitcast<f32>(a[i]);
+        x = bitcast<f32>(a[i]);
+    } else {
+        x = decode(a[i >> 1u], i, A);
     }
-    return decode(a[i >> 1u], i, A);
+    return x;
 }
 
 fn load_w(i: u32) -> f32 {
+    var x = 0.0;
     if (W == 0u) {
-        return bitcast<f32>(w[i]);
+        x = bitcast<f32>(w[i]);
+    } else {
+        x = decode(w[i >> 1u], i, W);
     }
-    return decode(w[i >> 1u], i, W);
+    return x;
 }
 
 fn load_bias(i: u32) -> f32 {
+    var x = 0.0;
     if (p.bias_type == 1u) {
-        return bitcast<f32>(bias[i]);
+        x = bitcast<f32>(bias[i]);
+    } else {
+        x = decode(bias[i >> 1u], i, p.bias_type - 1u);
     }
-    return decode(bias[i >> 1u], i, p.bias_type - 1u);
+    return x;
 }
 
 fn stage_a(t: u32, at: u32, r0: u32, x0: u32) {
@@ -247,27 +244,22 @@ fn main(
         }
         return;
     }
-    let c = c0 + 4u * tx;
-    var add_bias = vec4<f32>(0.0);
-    if (p.bias_type != 0u) {
-        let at = p.bias_base + c * p.bias_stride;
-        if (c < p.cols) { add_bias.x = load_bias(at); }
-        if (c + 1u < p.cols) { add_bias.y = load_bias(at + p.bias_stride); }
-        if (c + 2u < p.cols) { add_bias.z = load_bias(at + 2u * p.bias_stride); }
-        if (c + 3u < p.cols) { add_bias.w = load_bias(at + 3u * p.bias_stride); }
-    }
+    // The results go through workgroup memory, so that neighbouring threads write
+    // neighbouring columns.
+    workgroupBarrier();
     for (var r = 0u; r < 4u; r++) {
-        let row = r0 + 4u * ty + r;
-        if (row < p.rows) {
-            var v = s[r];
+        as_[(4u * ty + r) * 9u + tx] = s[r];
+    }
+    workgroupBarrier();
+    for (var x = t; x < 1024u; x += 64u) {
+        let row = r0 + x / 32u;
+        let c = c0 + x % 32u;
+        if (row < p.rows && c < p.cols) {
+            var v = as_[x / 32u * 9u + (x % 32u) / 4u][x % 4u];
             if (p.bias_type != 0u) {
-                v = v + add_bias;
+                v = v + load_bias(p.bias_base + c * p.bias_stride);
             }
-            let at = p.y.base + b * p.y.b + h * p.y.h + row * p.y.s + c * p.y.d;
-            if (c < p.cols) { put(at, v.x); }
-            if (c + 1u < p.cols) { put(at + p.y.d, v.y); }
-            if (c + 2u < p.cols) { put(at + 2u * p.y.d, v.z); }
-            if (c + 3u < p.cols) { put(at + 3u * p.y.d, v.w); }
+            put(p.y.base + b * p.y.b + h * p.y.h + row * p.y.s + c * p.y.d, v);
         }
     }
 }

@@ -5,7 +5,7 @@
 //
 // in three phases over the row, thread t taking every 64th key:
 //
-//     1  write the score, -Inf where hidden          maximum of a thread's scores
+//     1  write the score, UNSEEN where hidden        maximum of a thread's scores
 //     2  write exp(s - m), HIDDEN where hidden       sum of a thread's weights
 //     3  write w, 0 where hidden                     and the row's log-sum-exp
 //
@@ -20,6 +20,9 @@ const LOG2E: f32 = 1.4426950408889634;
 const HIDDEN: f32 = -1.0; // a weight is never negative
 const HIDDEN_BITS: u32 = 0xbf800000u;
 const MINUS_INF: u32 = 0xff800000u;
+// The bits of a hidden score: a NaN that no arithmetic makes. -Inf would not do, as
+// it can be a visible score, and so can every other number.
+const UNSEEN: u32 = 0xffc5a3d1u;
 
 // Bits of Params.flags; the first three are the phases to run.
 const SCORES: u32 = 1u;
@@ -68,7 +71,7 @@ struct Params {
 
 @group(0) @binding(0) var<storage, read> mask: array<u32>;
 @group(0) @binding(1) var<storage, read> bias: array<u32>;
-@group(0) @binding(2) var<storage, read_write> s: array<f32>;
+@group(0) @binding(2) var<storage, read_write> s: array<u32>;
 @group(0) @binding(3) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(4) var<storage, read_write> state: array<f32>;
 @group(0) @binding(5) var<uniform> p: Params;
@@ -144,21 +147,20 @@ fn log_acc(x: f32) -> f32 {
 // decode returns element i of a tensor from the word that holds it: type 0 is
 // f32, 1 f16, 2 bf16.
 fn decode(word: u32, i: u32, dtype: u32) -> f32 {
-    if (dtype == 0u) {
-        return bitcast<f32>(word);
-    }
-    if (dtype == 1u) {
-        let pair = unpack2x16float(word);
-        return select(pair.x, pair.y, (i & 1u) == 1u);
-    }
-    return bitcast<f32>((word >> ((i & 1u) * 16u)) << 16u);
+    let pair = unpack2x16float(word);
+    let half = select(pair.x, pair.y, (i & 1u) == 1u);
+    let brain = bitcast<f32>((word >> ((i & 1u) * 16u)) << 16u);
+    return select(select(brain, half, dtype == 1u), bitcast<f32>(word), dtype == 0u);
 }
 
 fn load_bias(i: u32) -> f32 {
+    var x = 0.0;
     if (p.bias_type == 1u) {
-        return bitcast<f32>(bias[i]);
+        x = bitcast<f32>(bias[i]);
+    } else {
+        x = decode(bias[i >> 1u], i, p.bias_type - 1u);
     }
-    return decode(bias[i >> 1u], i, p.bias_type - 1u);
+    return x;
 }
 
 @compute @workgroup_size(64)
@@ -199,7 +201,7 @@ fn main(
                 seen = seen && ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
             }
             let at = s_at + j * p.s.d;
-            var x = s[at] * p.scale;
+            var x = bitcast<f32>(s[at]) * p.scale;
             if ((p.flags & HAS_SOFTCAP) != 0u) {
                 x = p.softcap * tanh_acc(vec4<f32>(x / p.softcap)).x;
             }
@@ -211,7 +213,7 @@ fn main(
             if (seen) {
                 m = max(m, x);
             }
-            s[at] = select(bitcast<f32>(MINUS_INF), x, seen);
+            s[at] = select(UNSEEN, bitcast<u32>(x), seen);
         }
         if (keep) {
             state[state_at + t] = m;
@@ -238,11 +240,11 @@ fn main(
             let at = s_at + j * p.s.d;
             let x = s[at];
             var e = HIDDEN;
-            if (bitcast<u32>(x) != MINUS_INF) {
-                e = exp2_acc(vec4<f32>((x - m) * LOG2E)).x;
+            if (x != UNSEEN) {
+                e = exp2_acc(vec4<f32>((bitcast<f32>(x) - m) * LOG2E)).x;
                 l = l + e;
             }
-            s[at] = e;
+            s[at] = bitcast<u32>(e);
         }
         if (keep) {
             state[state_at + 64u + t] = l;
@@ -267,7 +269,7 @@ fn main(
     for (var j = t; j < p.keys; j += 64u) {
         let at = s_at + j * p.s.d;
         let x = s[at];
-        s[at] = select(x * inverse, 0.0, empty || bitcast<u32>(x) == HIDDEN_BITS);
+        s[at] = bitcast<u32>(select(bitcast<f32>(x) * inverse, 0.0, empty || x == HIDDEN_BITS));
     }
     if (t == 0u && (p.flags & WANT_LSE) != 0u) {
         let value = m + log_acc(select(sum, 1.0, empty));
