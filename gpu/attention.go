@@ -64,14 +64,14 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 		"IN": uint32(c.Q.DType()), "DVB": uint32(a.blk), "ACC": uint32(4 * a.blk),
 	}}
 	a.cut = b.newCutter(axN, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
-	a.cut.granule[axN] = tile
-	a.cut.granule[axM] = tile
 	if c.Visible.KLen != nil {
 		a.cut.most[axB] = klenBatches
 	}
 	// A workgroup takes all keys of a piece one after the other, so a piece
 	// bounds the shortest submission.
-	a.cut.most[axN] = max(int(b.maxWork/(a.each*tile))/tile*tile, tile)
+	chunks := (d.Dim + tile - 1) / tile
+	loops := chunks*(1+4+4+8) + 8 + 4*(4+4) + a.blk*(1+4+8) + 1 // see attention.wgsl
+	a.cut.most[axN] = longest(tile, loops, a.each*tile*tile, b.maxWork)
 	a.cut.state = func(x box) uint64 {
 		return uint64(x.len(axB)*x.len(axH)*x.len(axM)) * uint64(a.stateWidth()) * 4
 	}

@@ -95,8 +95,8 @@ type cutter struct {
 	operands []*operand
 	// inner is the axis along which pieces go on from one another's state.
 	inner int
-	// granule is what lengths along an axis are cut to multiples of; 0 is 1.
-	granule [nAxes]int
+	// granule is what pieces along the inner axis are multiples of.
+	granule int
 	// most is the longest that a box may be along an axis; 0 is no limit. For
 	// the inner axis it bounds pieces.
 	most [nAxes]int
@@ -108,12 +108,28 @@ type cutter struct {
 	align    uint64
 }
 
+// maxLoops bounds the rounds of loops, all added up, that one thread of a dispatch
+// makes. Mesa's software driver counts them and silently ends every loop after
+// 65,535 (LP_MAX_TGSI_LOOP_ITERATIONS); 60,000 leaves room for what is outside the
+// main loop. No hardware needs it, nor notices it.
+const maxLoops = 60000
+
+// longest returns the length of a piece in which a thread makes at most maxLoops
+// rounds and operations stay within bound, in whole granules.
+func longest(granule, loopsEach int, opsEach, maxOps float64) int {
+	n := maxLoops / loopsEach
+	if opsEach > 0 {
+		n = int(min(float64(n), maxOps/opsEach))
+	}
+	return max(n, 1) * granule
+}
+
 // maxStateBytes bounds the scratch that pieces go on from.
 const maxStateBytes = 64 << 20
 
 func (b *Backend) newCutter(inner int, operands ...*operand) *cutter {
 	return &cutter{
-		operands: operands, inner: inner,
+		operands: operands, inner: inner, granule: tile,
 		maxBind:  maxWindow(b.limits),
 		maxState: min(maxWindow(b.limits), b.limits.MaxBufferSize, maxStateBytes) &^ 3,
 		align:    uint64(b.limits.MinStorageBufferOffsetAlignment),
@@ -131,7 +147,7 @@ func (c *cutter) boxes(x box, f func(x box, piece int) error) error {
 	}
 	piece := x.len(c.inner)
 	if m := c.most[c.inner]; m > 0 {
-		piece = min(piece, max(m/c.grain(c.inner)*c.grain(c.inner), c.grain(c.inner)))
+		piece = min(piece, max(m/c.granule*c.granule, c.granule))
 	}
 	for {
 		probe := x
@@ -148,8 +164,7 @@ func (c *cutter) boxes(x box, f func(x box, piece int) error) error {
 		case axis != c.inner:
 			return c.halve(x, axis, f)
 		}
-		g := c.grain(c.inner)
-		piece = max(piece/2/g*g, g)
+		piece = max(piece/2/c.granule*c.granule, c.granule)
 	}
 	if piece < x.len(c.inner) && c.state != nil && c.state(x) > c.maxState {
 		for _, a := range []int{axB, axH, axM, axN} {
@@ -161,12 +176,20 @@ func (c *cutter) boxes(x box, f func(x box, piece int) error) error {
 	return f(x, piece)
 }
 
-func (c *cutter) grain(axis int) int { return max(c.granule[axis], 1) }
+// grain is the length along an axis that cannot be cut.
+func (c *cutter) grain(axis int) int {
+	if axis == c.inner {
+		return c.granule
+	}
+	return 1
+}
 
-// halve cuts x in two along an axis.
+// halve cuts x in two along an axis, between tiles while it is longer than two.
 func (c *cutter) halve(x box, axis int, f func(x box, piece int) error) error {
-	g := c.grain(axis)
-	n := max(x.len(axis)/2/g*g, g)
+	n := x.len(axis) / 2
+	if n > tile {
+		n = n / tile * tile
+	}
 	left, right := x, x
 	left.hi[axis] = x.lo[axis] + n
 	right.lo[axis] = left.hi[axis]

@@ -3,7 +3,6 @@ package gpu
 import (
 	"context"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
@@ -61,7 +60,7 @@ func (b *Backend) PeakFLOPS(ctx context.Context) (float64, error) {
 		if err != nil {
 			return 0, fmt.Errorf("peak: %w", err)
 		}
-		if took < peakTime && rounds < math.MaxInt32/4 {
+		if took < peakTime && 2*rounds < maxLoops {
 			rounds *= 2
 			continue
 		}

@@ -287,9 +287,8 @@ func split(total int, each, maxWork float64, maxDim int, f func(first, n, x, y i
 	if each > 0 {
 		most = int(min(float64(total), max(1, maxWork/each)))
 	}
-	if maxDim < most/maxDim { // not even a square grid holds them
-		most = maxDim * maxDim
-	}
+	maxDim = min(maxDim, math.MaxInt32)
+	most = min(most, maxDim*maxDim)
 	for first := 0; first < total; first += most {
 		n := min(most, total-first)
 		x := min(n, maxDim)

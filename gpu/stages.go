@@ -76,11 +76,11 @@ func (b *Backend) matmul(r *runner, m product) error {
 		"A": uint32(m.a.DType()), "W": uint32(m.w.DType()), "SKIP": m.skip,
 	}}
 	cut := b.newCutter(axX, a, w, bias, y)
-	cut.granule = [nAxes]int{axM: tile, axN: tile, axX: tile}
 	tiles := func(x box, axis int) int { return (x.len(axis) + tile - 1) / tile }
 	groups := func(x box) int { return x.len(axB) * x.len(axH) * tiles(x, axM) * tiles(x, axN) }
 	cut.state = func(x box) uint64 { return uint64(groups(x)) * tile * tile * 4 }
-	cut.most[axX] = max(int(b.maxWork/(2*tile*tile))/tile*tile, tile)
+	const loops = 1 + 4 + 4 + 8*(1+4) // for a chunk of 32, see matmul.wgsl
+	cut.most[axX] = longest(tile, loops, 2*tile*tile*tile, b.maxWork)
 
 	all := box{hi: [nAxes]int{axB: ys[0], axH: ys[1], axM: ys[2], axN: ys[3], axX: as[3]}}
 	return cut.boxes(all, func(x box, piece int) error {
@@ -143,11 +143,11 @@ func (b *Backend) softmax(r *runner, st, lt backend.Tensor, p *backend.Problem) 
 	v := variant{shaders.Softmax, nil}
 
 	cut := b.newCutter(axN, s, lse, mask, bias)
-	cut.granule[axN] = softmaxGrain
+	cut.granule = softmaxGrain
 	if p.Visible.KLen != nil {
 		cut.most[axB] = klenBatches
 	}
-	cut.most[axN] = max(int(b.maxWork/softmaxOps)/softmaxGrain*softmaxGrain, softmaxGrain)
+	cut.most[axN] = longest(softmaxGrain, 3, softmaxOps*softmaxGrain, b.maxWork) // 3 phases
 	rows := func(x box) int { return x.len(axB) * x.len(axH) * x.len(axM) }
 	cut.state = func(x box) uint64 { return uint64(rows(x)) * 2 * softmaxGrain * 4 }
 	lo, hi := bounds(p.Visible)

@@ -1,0 +1,215 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest"
+)
+
+// lowered are limits far below any adapter's, each chosen so that the problems
+// of the tests must be cut the way that the name says. A tile of 32 keys of 256
+// channels takes 32 KiB, which a binding must hold beside its alignment.
+var lowered = []struct {
+	name string
+	opt  Options
+}{
+	{"bindings of 36 KiB cut batches, heads, queries and keys", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 36 << 10}}},
+	{"three workgroups a dimension cut grids", Options{Limits: gputypes.Limits{MaxComputeWorkgroupsPerDimension: 3}}},
+	{"submissions of 100,000 operations cut keys and ranges", Options{MaxWork: 1e5}},
+	{"an alignment of 1 KiB moves windows", Options{Limits: gputypes.Limits{MinStorageBufferOffsetAlignment: 1 << 10, MaxStorageBufferBindingSize: 36 << 10}}},
+	all,
+}
+
+var all = struct {
+	name string
+	opt  Options
+}{"all of it, and nothing pooled", Options{PoolBytes: -1, MaxWork: 1e6, Limits: gputypes.Limits{
+	MinStorageBufferOffsetAlignment: 512, MaxStorageBufferBindingSize: 36 << 10, MaxComputeWorkgroupsPerDimension: 5, MaxBufferSize: 8 << 20}}}
+
+// TestConformanceOfCuts runs the suite with limits that cut everything.
+func TestConformanceOfCuts(t *testing.T) {
+	backendtest.Run(t, backendtest.Harness{
+		Open:  func(t testing.TB) backend.Backend { return open(t, all.opt) },
+		Draws: 10,
+	})
+}
+
+func host(t testing.TB, shape backend.Shape, f func(i int) float32) backend.Tensor {
+	t.Helper()
+	data := make([]float32, shape.Elements())
+	for i := range data {
+		data[i] = f(i)
+	}
+	h, err := backend.HostF32(data, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func upload(t testing.TB, b *Backend, h backend.Tensor) backend.Tensor {
+	t.Helper()
+	d, err := b.Upload(context.Background(), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Release)
+	return d
+}
+
+func alloc(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape) backend.Tensor {
+	t.Helper()
+	d, err := b.Alloc(context.Background(), dtype, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Release)
+	return d
+}
+
+func floats(t testing.TB, b *Backend, d backend.Tensor) []float32 {
+	t.Helper()
+	data := make([]float32, d.Shape().Elements())
+	h, err := backend.HostF32(data, d.Shape())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Download(context.Background(), h, d); err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// wave is data without pattern that a cut could hide behind.
+func wave(i int) float32 { return float32(math.Sin(float64(i)*1.7) + math.Cos(float64(i)*0.31)) }
+
+// problem is one call with everything on.
+func problem(t testing.TB, b *Backend) *backend.Call {
+	mask := make([]bool, 70*90)
+	for i := range mask {
+		mask[i] = i%5 != 0
+	}
+	mh, err := backend.HostBool(mask, backend.Shape{1, 1, 70, 90})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := upload(t, b, mh).Broadcast(backend.Shape{2, 4, 70, 90})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bias, err := upload(t, b, host(t, backend.Shape{1, 4, 70, 90}, wave)).Broadcast(backend.Shape{2, 4, 70, 90})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &backend.Call{
+		Q: upload(t, b, host(t, backend.Shape{2, 4, 70, 40}, wave)),
+		K: upload(t, b, host(t, backend.Shape{2, 2, 90, 40}, wave)),
+		V: upload(t, b, host(t, backend.Shape{2, 2, 90, 33}, wave)),
+		O: alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 33}), LSE: alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 1}),
+		Problem: backend.Problem{Scale: 0.2, Softcap: 5, Mask: m, Bias: bias,
+			Visible: backend.Visibility{Offset: 20, Left: 60, Right: 7, KLen: []int{90, 77}}},
+	}
+}
+
+// TestCutsChangeNoBit compares whole and cut results bit for bit.
+func TestCutsChangeNoBit(t *testing.T) {
+	results := func(opt Options) (all [][]float32, chunks int) {
+		b := open(t, opt)
+		defer b.Close()
+		c := problem(t, b)
+		if err := b.Attention(context.Background(), c); err != nil {
+			t.Fatal(err)
+		}
+		plan, err := b.Plan(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, o := alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 90}), alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 33})
+		lse := alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 1})
+		if err := b.QK(context.Background(), w, c.Q, c.K); err != nil {
+			t.Fatal(err)
+		}
+		scores := floats(t, b, w)
+		if err := b.Softmax(context.Background(), w, lse, &c.Problem); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.PV(context.Background(), o, w, c.V); err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range []backend.Tensor{c.O, c.LSE, w, o, lse} {
+			all = append(all, floats(t, b, x))
+		}
+		return append(all, scores), plan.Chunks
+	}
+	names := []string{"o", "lse", "weights", "o of the stages", "lse of the stages", "scores"}
+	want, _ := results(Options{})
+	for _, l := range lowered {
+		got, chunks := results(l.opt)
+		if chunks < 2 {
+			t.Errorf("%s: one chunk, nothing was cut", l.name)
+		}
+		for i := range got {
+			for j := range got[i] {
+				if math.Float32bits(got[i][j]) != math.Float32bits(want[i][j]) {
+					t.Errorf("%s: %s[%d] is %v, uncut %v", l.name, names[i], j, got[i][j], want[i][j])
+					break
+				}
+			}
+		}
+	}
+}
+
+// TestManyKeys goes far beyond what one loop of a software driver may count: with
+// q = 0 and v = 1 each row is 1 and its log-sum-exp is log Sk.
+func TestManyKeys(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	const sk, d = 400_000, 8
+	one := func(int) float32 { return 1 }
+	k := upload(t, b, host(t, backend.Shape{1, 1, sk, d}, one))
+	c := &backend.Call{
+		Q: upload(t, b, host(t, backend.Shape{1, 1, 1, d}, func(int) float32 { return 0 })), K: k, V: k,
+		O: alloc(t, b, backend.F32, backend.Shape{1, 1, 1, d}), LSE: alloc(t, b, backend.F32, backend.Shape{1, 1, 1, 1}),
+		Problem: backend.Problem{Scale: 1, Visible: backend.Everything()},
+	}
+	if err := b.Attention(context.Background(), c); err != nil {
+		t.Fatal(err)
+	}
+	if lse := floats(t, b, c.LSE)[0]; math.Abs(float64(lse)-math.Log(sk)) > 1e-5 {
+		t.Errorf("lse is %v, should be log %d = %v", lse, sk, math.Log(sk))
+	}
+	for i, o := range floats(t, b, c.O) {
+		if math.Abs(float64(o)-1) > 1e-5 {
+			t.Errorf("o[%d] is %v, should be 1", i, o)
+		}
+	}
+}
+
+func TestSplitCoversAllWorkgroups(t *testing.T) {
+	for _, c := range []struct {
+		total, maxDim int
+		each, max     float64
+	}{{1, 65535, 1, 1e9}, {7, 3, 1, 1e9}, {10, 3, 1, 1e9}, {100, 3, 1, 1e9}, {100, 65535, 10, 25}, {5, 1, 1, 1}, {70000, 65535, 1, 1e9}, {3, 65535, 1e12, 1}} {
+		t.Run(fmt.Sprint(c), func(t *testing.T) {
+			next := 0
+			err := split(c.total, c.each, c.max, c.maxDim, func(first, n, x, y int) error {
+				if first != next || n < 1 || x*y < n || x > c.maxDim || y > c.maxDim {
+					t.Errorf("range %d+%d in a grid of %d x %d, expected it at %d", first, n, x, y, next)
+				}
+				if float64(n)*c.each > c.max && n > 1 {
+					t.Errorf("%d workgroups are over the bound on work", n)
+				}
+				next = first + n
+				return nil
+			})
+			if err != nil || next != c.total {
+				t.Errorf("covered %d of %d, %v", next, c.total, err)
+			}
+		})
+	}
+}
