@@ -103,7 +103,7 @@ func (b *Backend) enter(ctx context.Context) error {
 func (b *Backend) leave() { b.life.RUnlock() }
 
 // call runs f between enter and leave with the operands pinned.
-func (b *Backend) call(ctx context.Context, name string, outputs, inputs []backend.Operand, f func(r *runner) error) error {
+func (b *Backend) call(ctx context.Context, name string, outputs, inputs []backend.Operand, f func(r *runner) error) (err error) {
 	if err := b.enter(ctx); err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (b *Backend) call(ctx context.Context, name string, outputs, inputs []backe
 	}
 	defer pins.Unpin()
 	r := &runner{b: b, ctx: ctx}
-	defer r.done()
+	defer func() { r.done(err) }()
 	if err := f(r); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}

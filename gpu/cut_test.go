@@ -29,7 +29,7 @@ var all = struct {
 	name string
 	opt  Options
 }{"all of it, and nothing pooled", Options{PoolBytes: -1, MaxWork: 1e6, Limits: gputypes.Limits{
-	MinStorageBufferOffsetAlignment: 512, MaxStorageBufferBindingSize: 36 << 10, MaxComputeWorkgroupsPerDimension: 5, MaxBufferSize: 8 << 20}}}
+	MinStorageBufferOffsetAlignment: 512, MaxStorageBufferBindingSize: 36 << 10, MaxComputeWorkgroupsPerDimension: 5, MaxBufferSize: 64 << 20}}}
 
 // TestConformanceOfCuts runs the suite with limits that cut everything.
 func TestConformanceOfCuts(t *testing.T) {

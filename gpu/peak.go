@@ -25,7 +25,6 @@ func (b *Backend) PeakFLOPS(ctx context.Context) (float64, error) {
 	}
 	defer b.leave()
 	r := &runner{b: b, ctx: ctx}
-	defer r.done()
 	groups := min(peakGroups, int(b.limits.MaxComputeWorkgroupsPerDimension))
 	size := uint64(groups * peakThreads * 4)
 	if size > maxWindow(b.limits) {

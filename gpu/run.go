@@ -3,7 +3,6 @@ package gpu
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -154,10 +153,10 @@ func (r *runner) stateFor(size uint64) (port.Buffer, error) {
 	return buf, nil
 }
 
-// done gives scratch back; the queue is idle by then.
-func (r *runner) done() {
+// done gives scratch back, after the call that ended with err.
+func (r *runner) done(err error) {
 	for _, buf := range r.scratch {
-		r.b.pool.put(buf, storageUsage)
+		r.give(buf, storageUsage, err)
 	}
 	r.scratch, r.state = nil, nil
 }
@@ -193,16 +192,11 @@ func (r *runner) flush() (err error) {
 		return translate(r.b.info.Name, err)
 	}
 	var copies []port.Buffer
-	idle := false
 	defer func() {
-		if !idle && err != nil && !errors.Is(err, backend.ErrDeviceLost) {
-			// The submission did not start: nothing uses the buffers.
-			idle = true
-		}
 		for _, c := range copies {
-			r.give(c, storageUsage, idle)
+			r.give(c, storageUsage, err)
 		}
-		r.give(uniform, uniformUsage, idle)
+		r.give(uniform, uniformUsage, err)
 	}()
 	if err := r.b.dev.Write(uniform, 0, data); err != nil {
 		return translate(r.b.info.Name, err)
@@ -233,17 +227,13 @@ func (r *runner) flush() (err error) {
 		bindings = append(bindings, port.Binding{Buffer: uniform, Offset: offsets[i], Size: uint64(4*len(s.params)+15) &^ 15})
 		commands = append(commands, port.Command{Pipeline: p, Bindings: bindings, Groups: s.groups})
 	}
-	if err := r.b.submit(commands); err != nil {
-		return err
-	}
-	idle = true
-	return nil
+	return r.b.submit(commands)
 }
 
-// give puts a buffer into the pool, or lets it go when a submission that failed
-// may still use it.
-func (r *runner) give(buf port.Buffer, usage gputypes.BufferUsage, idle bool) {
-	if idle {
+// give puts a buffer into the pool, or lets it go after an error, when a
+// submission may still use it.
+func (r *runner) give(buf port.Buffer, usage gputypes.BufferUsage, err error) {
+	if err == nil {
 		r.b.pool.put(buf, usage)
 	} else {
 		buf.Release()

@@ -1,0 +1,225 @@
+package gpu
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/port/fault"
+)
+
+// faulty opens a backend on a device whose calls can be made to fail.
+func faulty(t *testing.T, opt Options) (*Backend, *fault.Device) {
+	t.Helper()
+	adapters, err := port.Adapters()
+	if errors.Is(err, port.ErrNoAdapter) && os.Getenv("CI") != "true" {
+		t.Skipf("needs a WebGPU adapter (CI=true makes that a failure): %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range adapters {
+		t.Cleanup(a.Release)
+	}
+	dev, err := adapters[0].Open(opt.lower(adapters[0].Limits()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := fault.Wrap(dev)
+	b, err := newBackend(f, describe(0, adapters[0].Info(), dev.Limits()), opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	return b, f
+}
+
+// session goes once through every kind of call: upload, alloc, attention in
+// pieces, the stages, a layer, a merge, download; and releases what it has.
+func session(b *Backend) (out []float32, err error) {
+	ctx := context.Background()
+	var have []backend.Tensor
+	defer func() {
+		for _, t := range have {
+			t.Release()
+		}
+	}()
+	up := func(shape backend.Shape) (d backend.Tensor) {
+		if err == nil {
+			data := make([]float32, shape.Elements())
+			for i := range data {
+				data[i] = wave(i)
+			}
+			var h backend.Tensor
+			if h, err = backend.HostF32(data, shape); err == nil {
+				if d, err = b.Upload(ctx, h); err == nil {
+					have = append(have, d)
+				}
+			}
+		}
+		return d
+	}
+	q, k, o := up(backend.Shape{1, 2, 40, 8}), up(backend.Shape{1, 1, 200, 8}), up(backend.Shape{1, 2, 40, 8})
+	po, lse, plse := up(backend.Shape{1, 2, 40, 8}), up(backend.Shape{1, 2, 40, 1}), up(backend.Shape{1, 2, 40, 1})
+	s, w := up(backend.Shape{1, 2, 40, 200}), up(backend.Shape{1, 1, 8, 8})
+	if err != nil {
+		return nil, err
+	}
+	w, err = w.Broadcast(backend.Shape{1, 2, 8, 8})
+	if err != nil {
+		return nil, err
+	}
+	c := &backend.Call{Q: q, K: k, V: k, O: o, LSE: lse, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+	out = make([]float32, 40*2*8)
+	h, err := backend.HostF32(out, backend.Shape{1, 2, 40, 8})
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range []func() error{
+		func() error { return b.Attention(ctx, c) },
+		func() error { return b.QK(ctx, s, q, k) },
+		func() error { return b.Softmax(ctx, s, plse, &c.Problem) },
+		func() error { return b.PV(ctx, po, s, k) },
+		func() error { return b.Merge(ctx, o, lse, po, plse) },
+		func() error { return b.Project(ctx, po, o, w, backend.Tensor{}) },
+		func() error { return b.Download(ctx, h, po) },
+	} {
+		if err := f(); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// TestEveryCallMayFail makes each call of the port fail in turn, in each way: the
+// error is typed, nothing is left behind, and the next session is right.
+func TestEveryCallMayFail(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		inject, want error
+	}{
+		{"no memory", port.ErrMemory, backend.ErrMemory},
+		{"device lost", port.ErrLost, backend.ErrDeviceLost},
+		{"validation", port.ErrInvalid, backend.ErrUnsupported},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b, dev := faulty(t, Options{MaxWork: 2e5})
+			blank := dev.Live().Buffers
+			seen := map[string]int{}
+			var want []float32
+			for i := 0; ; i++ {
+				dev.Fail(i, c.inject)
+				_, err := session(b)
+				call := dev.Failed()
+				dev.Fail(-1, nil)
+				if call == "" {
+					if err != nil {
+						t.Fatalf("nothing was made to fail: %v", err)
+					}
+					break
+				}
+				seen[call]++
+				// Without memory the pool gives up what it keeps and tries again.
+				retried := err == nil && call == "CreateBuffer" && c.inject == port.ErrMemory
+				if !retried && !errors.Is(err, c.want) {
+					t.Errorf("call %d, %s: error %v does not wrap %v", i, call, err, c.want)
+				}
+				b.pool.drain()
+				if l := dev.Live(); l.Buffers != blank || l.Pipelines != len(b.pipes.byKey) {
+					t.Fatalf("call %d, %s: left %+v, %d buffers and %d pipelines belong there", i, call, l, blank, len(b.pipes.byKey))
+				}
+				if i%5 != 0 { // a healthy session between all of them would take long
+					continue
+				}
+				got, err := session(b)
+				if err != nil {
+					t.Fatalf("after call %d, %s, failed: %v", i, call, err)
+				}
+				if want == nil {
+					want = got
+				}
+				if !slices.Equal(got, want) {
+					t.Fatalf("after call %d, %s, failed: another result", i, call)
+				}
+				b.pool.drain()
+			}
+			for _, call := range []string{"CreateBuffer", "Write", "Submit", "Wait", "Read"} {
+				if seen[call] == 0 {
+					t.Errorf("%s was never made to fail", call)
+				}
+			}
+		})
+	}
+}
+
+// TestShadersThatDoNotCompile is the one failure that pipelines add.
+func TestShadersThatDoNotCompile(t *testing.T) {
+	b, dev := faulty(t, Options{})
+	seen := 0
+	for i := 0; ; i++ {
+		dev.Fail(i, port.ErrShader)
+		_, err := session(b)
+		call := dev.Failed()
+		dev.Fail(-1, nil)
+		if call == "" {
+			break
+		}
+		if call == "CreatePipeline" {
+			seen++
+		}
+		if !errors.Is(err, backend.ErrUnsupported) {
+			t.Errorf("call %d, %s: %v", i, call, err)
+		}
+	}
+	if seen == 0 {
+		t.Error("no pipeline was made to fail")
+	}
+	if _, err := session(b); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+// TestNothingGrows runs many sessions at once and again: the device holds no more
+// after the last than after the first.
+func TestNothingGrows(t *testing.T) {
+	b, dev := faulty(t, Options{})
+	rounds := func(n int) port.Live {
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for range n {
+					if _, err := session(b); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		b.pool.drain()
+		return dev.Live()
+	}
+	first, last := rounds(1), rounds(10)
+	if first != last {
+		t.Errorf("%+v after the first, %+v after the last", first, last)
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	if l := dev.Live(); l != (port.Live{}) {
+		t.Errorf("Close left %+v", l)
+	}
+}
+
+func TestPeak(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	f, err := b.PeakFLOPS(context.Background())
+	if err != nil || f < 1e9 {
+		t.Errorf("peak %.3g, %v", f, err)
+	}
+}

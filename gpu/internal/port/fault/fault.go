@@ -1,0 +1,101 @@
+// Package fault makes calls of the port fail on purpose, so that tests can see
+// what each failure leaves behind.
+package fault
+
+import (
+	"sync"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/gpu/internal/port"
+)
+
+// Device passes calls on to another device and makes one of them fail.
+type Device struct {
+	port.Device
+
+	mu     sync.Mutex
+	left   int // calls until the one that fails; below 0: none does
+	err    error
+	failed string
+}
+
+// Wrap returns a device on which nothing fails yet.
+func Wrap(d port.Device) *Device { return &Device{Device: d, left: -1} }
+
+// Fail makes the n-th call from now on return err, counting from 0; the calls
+// after it go through again.
+func (d *Device) Fail(n int, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.left, d.err, d.failed = n, err, ""
+}
+
+// Failed returns the name of the call that failed since Fail, "" if none has.
+func (d *Device) Failed() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.failed
+}
+
+func (d *Device) check(call string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.left < 0 {
+		return nil
+	}
+	d.left--
+	if d.left >= 0 {
+		return nil
+	}
+	d.failed = call
+	return d.err
+}
+
+// CreateBuffer is port.Device's, unless it is its turn to fail.
+func (d *Device) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
+	if err := d.check("CreateBuffer"); err != nil {
+		return nil, err
+	}
+	return d.Device.CreateBuffer(size, usage)
+}
+
+// CreatePipeline is port.Device's, unless it is its turn to fail.
+func (d *Device) CreatePipeline(desc port.PipelineDesc) (port.Pipeline, error) {
+	if err := d.check("CreatePipeline"); err != nil {
+		return nil, err
+	}
+	return d.Device.CreatePipeline(desc)
+}
+
+// Write is port.Device's, unless it is its turn to fail.
+func (d *Device) Write(b port.Buffer, offset uint64, data []byte) error {
+	if err := d.check("Write"); err != nil {
+		return err
+	}
+	return d.Device.Write(b, offset, data)
+}
+
+// Submit is port.Device's, unless it is its turn to fail.
+func (d *Device) Submit(commands []port.Command) (port.Ticket, error) {
+	if err := d.check("Submit"); err != nil {
+		return 0, err
+	}
+	return d.Device.Submit(commands)
+}
+
+// Wait is port.Device's, unless it is its turn to fail: then the submission goes
+// on by itself.
+func (d *Device) Wait(t port.Ticket) error {
+	if err := d.check("Wait"); err != nil {
+		return err
+	}
+	return d.Device.Wait(t)
+}
+
+// Read is port.Device's, unless it is its turn to fail.
+func (d *Device) Read(b port.Buffer, offset uint64, dst []byte) error {
+	if err := d.check("Read"); err != nil {
+		return err
+	}
+	return d.Device.Read(b, offset, dst)
+}
