@@ -7,7 +7,7 @@
 // a device's memory ([Tensor]), the canonical problem with its one visibility
 // rule ([Problem], [Visibility], [Call]), the interface that a device implements
 // ([Backend]) with small optional ones beside it ([Projector], [Merger],
-// [PeakMeter]), the plan of a call ([Plan]), the registry ([Register], [Open],
+// [PeakMeter], [BandwidthMeter]), the plan of a call ([Plan]), the registry ([Register], [Open],
 // [Devices]) and the errors.
 //
 // A program picks its backends by importing them and opens one by name:
@@ -121,4 +121,17 @@ type PeakMeter interface {
 	// in independent fused multiply-adds (2 each) held in registers, with all
 	// the threads that the backend uses. It takes some tens of milliseconds.
 	PeakFLOPS(ctx context.Context) (float64, error)
+}
+
+// BandwidthMeter is implemented by backends that can measure how fast they read:
+// the ceiling of calls that compute little for each byte, as decoding does.
+type BandwidthMeter interface {
+	// ReadBandwidth measures how many bytes a second the device reads of the
+	// operands, from the first element of each to its last, with all the
+	// threads that the backend uses, over and over for some tens of
+	// milliseconds. So operands that fit a cache are read from there and larger
+	// ones from memory, as by a call that is repeated. It is 0 when they are too
+	// few bytes to tell. It takes at most 8 operands; errors are those of a call
+	// that reads them.
+	ReadBandwidth(ctx context.Context, operands ...Tensor) (float64, error)
 }

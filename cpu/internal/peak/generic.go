@@ -1,9 +1,12 @@
 package peak
 
-import "runtime"
+import (
+	"runtime"
+	"unsafe"
+)
 
-// generic is the loop in plain Go, a lower bound on every machine.
-var generic = kernel{"Go", 8 * 2, fmaGeneric}
+// generic are the loops in plain Go, a lower bound on every machine.
+var generic = kernel{"go", 8 * 2, fmaGeneric, readGeneric}
 
 // fmaGeneric computes c = c*x + y n times in each of 8 variables.
 //
@@ -15,4 +18,20 @@ func fmaGeneric(n int, x, y float32) {
 		c4, c5, c6, c7 = c4*x+y, c5*x+y, c6*x+y, c7*x+y
 	}
 	runtime.KeepAlive(c0 + c1 + c2 + c3 + c4 + c5 + c6 + c7) // else the compiler drops the loop
+}
+
+// readGeneric loads n*turnBytes bytes at p and as many at three places after it,
+// apart bytes from each other.
+//
+//go:noinline
+func readGeneric(p *byte, apart, n int) {
+	var c0, c1, c2, c3 uint64
+	length := 3*apart + n*turnBytes
+	all := unsafe.Slice((*uint64)(unsafe.Pointer(p)), length/8)
+	words, apart := n*turnBytes/8, apart/8
+	w0, w1, w2, w3 := all[:words], all[apart:][:words], all[2*apart:][:words], all[3*apart:][:words]
+	for i := range w0 {
+		c0, c1, c2, c3 = c0|w0[i], c1|w1[i], c2|w2[i], c3|w3[i]
+	}
+	runtime.KeepAlive(c0 | c1 | c2 | c3) // else the compiler drops the loop
 }

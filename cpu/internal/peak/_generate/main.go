@@ -1,11 +1,13 @@
-// Command main writes the assembly of package peak:
+// Command main writes the assembly of package peak, one file of kernels a run:
 //
-//	go run . -out ../fma_amd64.s -stubs ../fma_amd64.go -pkg peak
+//	go run . -kernels fma -out ../fma_amd64.s -stubs ../fma_amd64.go -pkg peak
+//	go run . -kernels read -out ../read_amd64.s -stubs ../read_amd64.go -pkg peak
 //
 // It is a module of its own, so that who uses attn never downloads it.
 package main
 
 import (
+	"flag"
 	"fmt"
 	"log"
 
@@ -15,11 +17,21 @@ import (
 )
 
 func main() {
-	// 16 chains: an FMA takes 4 or 5 cycles and at most 2 start in each, so 10
-	// chains are enough; 16 divide a unit that is narrower as well.
-	loop("fmaAVX512", "AVX-512F registers of 16", 16, ZMM)
-	// 12 chains of the 16 registers, two of which hold constants.
-	loop("fmaAVX2", "AVX2 registers of 8", 12, YMM)
+	kernels := flag.String("kernels", "", "fma or read")
+	flag.Parse()
+	switch *kernels {
+	case "fma":
+		// 16 chains: an FMA takes 4 or 5 cycles and at most 2 start in each, so 10
+		// chains are enough; 16 divide a unit that is narrower as well.
+		loop("fmaAVX512", "AVX-512F registers of 16", 16, ZMM)
+		// 12 chains of the 16 registers, two of which hold constants.
+		loop("fmaAVX2", "AVX2 registers of 8", 12, YMM)
+	case "read":
+		read("readAVX512", "AVX-512F", 64, ZMM)
+		read("readAVX2", "AVX2", 32, YMM)
+	default:
+		log.Fatalf("-kernels is %q, it must be fma or read", *kernels)
+	}
 	Generate()
 }
 
@@ -48,6 +60,44 @@ func loop(name, what string, chains int, register func() reg.VecVirtual) {
 	Label("next")
 	for _, c := range acc {
 		VFMADD213PS(y, x, c)
+	}
+	DECQ(n)
+	JNZ(LabelRef("next"))
+	VZEROUPPER()
+	RET()
+}
+
+const (
+	// streams is how many places a read loop reads at once: with four a core has
+	// a tenth more of memory than with one, with eight no more.
+	streams = 4
+	// turn is how many bytes one turn takes of each stream.
+	turn = 256
+)
+
+// read writes func name(p *byte, apart, n int): loads n*turn bytes from p on and
+// as many from each of three places after it, apart bytes from each other, with
+// registers of width bytes. Nothing uses what was loaded: a load is done whether
+// or not something does.
+func read(name, what string, width int, register func() reg.VecVirtual) {
+	TEXT(name, NOSPLIT, "func(p *byte, apart, n int)")
+	Pragma("noescape")
+	Doc(fmt.Sprintf("%s loads n*%d bytes at each of p, p+apart, p+2*apart and p+3*apart, with %s.", name, turn, what))
+	p, apart, n := Load(Param("p"), GP64()), Load(Param("apart"), GP64()), Load(Param("n"), GP64())
+	at := [streams]reg.Register{p}
+	for i := 1; i < streams; i++ {
+		next := GP64()
+		MOVQ(at[i-1], next)
+		ADDQ(apart, next)
+		at[i] = next
+	}
+	to := register()
+	Label("next")
+	for _, from := range at {
+		for off := 0; off < turn; off += width {
+			VMOVUPS(Mem{Base: from, Disp: off}, to)
+		}
+		ADDQ(U32(turn), from)
 	}
 	DECQ(n)
 	JNZ(LabelRef("next"))

@@ -1,0 +1,71 @@
+package cpu
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+func TestReadBandwidthReadsWhatItIsGiven(t *testing.T) {
+	be := New(Options{Threads: 2})
+	defer be.Close()
+	var all []backend.Tensor
+	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Bool} {
+		x, err := be.Alloc(t.Context(), dtype, backend.Shape{1, 4, 1024, 16})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, x, backend.Tensor{}) // no tensor is nothing to read
+	}
+	rate, err := be.ReadBandwidth(t.Context(), all...)
+	if err != nil || rate < 1e8 {
+		t.Errorf("%g bytes a second, %v: less than any machine of this century", rate, err)
+	}
+	if rate, err := be.ReadBandwidth(t.Context()); rate != 0 || err != nil {
+		t.Errorf("of nothing: %g, %v", rate, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := be.ReadBandwidth(ctx, all[0]); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	all[0].Release()
+	if _, err := be.ReadBandwidth(t.Context(), all[0]); !errors.Is(err, backend.ErrReleased) {
+		t.Errorf("released: %v", err)
+	}
+}
+
+// A view's memory ends with its last element, whatever its strides.
+func TestMemoryOfViews(t *testing.T) {
+	x, err := backend.AllocHost(backend.F32, backend.Shape{1, 2, 3, 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		why     string
+		shape   backend.Shape
+		strides backend.Strides
+		offset  int
+		want    int // bytes
+	}{
+		{"all", backend.Shape{1, 2, 3, 4}, backend.Strides{24, 12, 4, 1}, 0, 96},
+		{"the last row", backend.Shape{1, 1, 1, 4}, backend.Strides{0, 0, 4, 1}, 20, 16},
+		{"one head between two", backend.Shape{1, 1, 3, 4}, backend.Strides{24, 4, 8, 1}, 4, 80},
+		{"a row repeated", backend.Shape{7, 7, 7, 4}, backend.Strides{0, 0, 0, 1}, 0, 16},
+		{"nothing", backend.Shape{1, 0, 3, 4}, backend.Strides{24, 12, 4, 1}, 0, 0},
+	} {
+		s, err := x.View(c.shape, c.strides, c.offset)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := viewOf("x", s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(v.memory()); got != c.want {
+			t.Errorf("%s: %d bytes, want %d", c.why, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package peak
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"unsafe"
+)
+
+// Every byte that is read lies in a span, no two calls read the same one, and
+// goroutines have equal parts.
+func TestSplitStaysInside(t *testing.T) {
+	for _, threads := range []int{1, 2, 3, 7} {
+		for _, length := range []int{0, 1, 63, 1023, 4096, 100_000, 1 << 20} {
+			for _, off := range []int{0, 1, 60} {
+				spans := [][]byte{make([]byte, length+off)[off:], nil, make([]byte, length)}
+				first := uintptr(unsafe.Pointer(unsafe.SliceData(spans[0])))
+				seen := map[uintptr]bool{}
+				total, each := 0, -1
+				for _, part := range split(spans, threads) {
+					bytes := 0
+					for _, r := range part {
+						if r.bytes() > callBytes {
+							t.Fatalf("a call of %d bytes", r.bytes())
+						}
+						bytes += r.bytes()
+						for s := range streams {
+							lo := uintptr(unsafe.Pointer(r.p)) + uintptr(s*r.apart)
+							for at := lo; at < lo+uintptr(r.turns*turnBytes); at += turnBytes {
+								if seen[at] {
+									t.Fatalf("%d threads, %d bytes: read twice", threads, length)
+								}
+								seen[at] = true
+								inside := false
+								for _, s := range spans {
+									begin := uintptr(unsafe.Pointer(unsafe.SliceData(s)))
+									inside = inside || begin <= at && at+turnBytes <= begin+uintptr(len(s))
+								}
+								if !inside {
+									t.Fatalf("%d threads, %d bytes at %#x: read at %#x", threads, length, first, at)
+								}
+							}
+						}
+					}
+					if each < 0 {
+						each = bytes
+					}
+					if bytes != each {
+						t.Errorf("%d threads, %d bytes: parts of %d and %d bytes", threads, length, each, bytes)
+					}
+					total += bytes
+				}
+				if lost := 2*length - total; lost > 2*(threads*streams*turnBytes+lineBytes) {
+					t.Errorf("%d threads: %d of %d bytes are never read", threads, lost, 2*length)
+				}
+			}
+		}
+	}
+}
+
+// Each loop of each tier reads, and no call of it for long.
+func TestReadLoops(t *testing.T) {
+	data := make([]byte, 4<<20)
+	for i := range data {
+		data[i] = byte(i)
+	}
+	for _, k := range kernels() {
+		rate := measure(1, k.readWork(split([][]byte{data}, 1)))
+		t.Logf("%s: %.1f GB/s", k.tier, rate/1e9)
+		if rate < 1e8 {
+			t.Errorf("%s reads %g bytes a second", k.tier, rate)
+		}
+		calls, i := split([][]byte{data}, 1)[0], 0
+		short(t, k, "read", func() {
+			r := calls[i%len(calls)]
+			k.read(r.p, r.apart, r.turns)
+			i++
+		})
+	}
+}
+
+func TestBandwidth(t *testing.T) {
+	for _, bytes := range []int{256 << 10, 32 << 20} {
+		data := make([]byte, bytes)
+		for i := range data {
+			data[i] = 1 // else all pages are the same one
+		}
+		for threads := 1; threads <= 3; threads++ {
+			rate, err := Bandwidth(t.Context(), [][]byte{data[:bytes/2], data[bytes/2:]}, threads)
+			if err != nil || rate < 1e8 {
+				t.Errorf("%d bytes, %d threads: %g, %v", bytes, threads, rate, err)
+			}
+			t.Logf("%d KiB, %d threads: %.1f GB/s", bytes>>10, threads, rate/1e9)
+		}
+	}
+	if rate, err := Bandwidth(t.Context(), [][]byte{make([]byte, 100)}, 2); rate != 0 || err != nil {
+		t.Errorf("100 bytes: %g, %v, too few to tell", rate, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Bandwidth(ctx, nil, 1); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: error %v", err)
+	}
+}

@@ -1,0 +1,38 @@
+package peak
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// No loop reads beyond its span: this one lies between pages that may not be
+// read.
+func TestReadLoopsStayInsideTheirSpan(t *testing.T) {
+	const pages = 16
+	page := unix.Getpagesize()
+	all, err := unix.Mmap(-1, 0, (pages+2)*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Munmap(all); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, guard := range [][]byte{all[:page], all[(pages+1)*page:]} {
+		if err := unix.Mprotect(guard, unix.PROT_NONE); err != nil {
+			t.Fatal(err)
+		}
+	}
+	span := all[page : (pages+1)*page]
+	for _, k := range kernels() {
+		for threads := 1; threads <= 5; threads++ {
+			for _, part := range split([][]byte{span}, threads) {
+				for _, r := range part {
+					k.read(r.p, r.apart, r.turns)
+				}
+			}
+		}
+	}
+}
