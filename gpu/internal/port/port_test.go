@@ -157,6 +157,24 @@ func TestManyGoroutines(t *testing.T) {
 	}
 }
 
+// TestReleaseAfterWrite lets go of buffers whose writes have not run yet.
+func TestReleaseAfterWrite(t *testing.T) {
+	d := open(t, nil)
+	for range 20 {
+		b, err := d.CreateBuffer(1<<16, storage)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Write(b, 0, make([]byte, 1<<16)); err != nil {
+			t.Fatal(err)
+		}
+		b.Release()
+	}
+	if err := roundTrip(d); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestErrorsAreTyped(t *testing.T) {
 	d := open(t, func(l *gputypes.Limits) {
 		l.MaxBufferSize = 1 << 20

@@ -5,6 +5,7 @@ package port
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -87,7 +88,7 @@ func (a *pureAdapter) Open(l gputypes.Limits) (Device, error) {
 		return nil, fmt.Errorf("open device on %q: %w", a.a.Info().Name, translate(err, ErrInvalid))
 	}
 	vulkan := a.a.Info().Backend == gputypes.BackendVulkan
-	return &pureDevice{dev: dev, queue: dev.Queue(), limits: l, spirv: vulkan, buffers: map[*pureBuffer]bool{}, pipelines: map[*purePipeline]bool{}}, nil
+	return &pureDevice{dev: dev, queue: dev.Queue(), limits: l, spirv: vulkan, buffers: map[*pureBuffer]bool{}, written: map[*pureBuffer]bool{}, pipelines: map[*purePipeline]bool{}}, nil
 }
 
 // translate wraps the library's error in the port's sentinel, kind when the
@@ -112,11 +113,17 @@ type pureDevice struct {
 	limits gputypes.Limits
 	spirv  bool // shaders are compiled here, see compile
 
-	mu        sync.Mutex
-	closed    bool
-	lost      error
-	live      Live
-	buffers   map[*pureBuffer]bool
+	mu      sync.Mutex
+	closed  bool
+	lost    error
+	live    Live
+	buffers map[*pureBuffer]bool
+	// written holds the buffers with writes that wait for the next submission.
+	// The library copies into them then, released or not, so drop must not let
+	// go of one before.
+	written   map[*pureBuffer]bool
+	doomed    []doomed
+	last      uint64 // submission
 	pipelines map[*purePipeline]bool
 }
 
@@ -164,7 +171,41 @@ func (d *pureDevice) drop(b *pureBuffer) {
 	delete(d.buffers, b)
 	d.live.Buffers--
 	d.live.Bytes -= b.size
-	b.b.Release()
+	if d.written[b] {
+		d.settle()
+	}
+	d.doomed = append(d.doomed, doomed{b.b, d.last})
+	d.reap()
+}
+
+// settle starts the writes that wait.
+func (d *pureDevice) settle() {
+	if index, err := d.queue.Submit(); err == nil {
+		d.last = index
+	}
+	clear(d.written)
+}
+
+// doomed is a buffer that may go once a submission has ended. The library keeps
+// what a submission copies, but not what it binds.
+type doomed struct {
+	b     *wgpu.Buffer
+	after uint64
+}
+
+// reap lets go of the buffers whose time has come.
+func (d *pureDevice) reap() {
+	if len(d.doomed) == 0 {
+		return
+	}
+	ended := d.queue.Poll()
+	d.doomed = slices.DeleteFunc(d.doomed, func(x doomed) bool {
+		if x.after > ended {
+			return false
+		}
+		x.b.Release()
+		return true
+	})
 }
 
 func (d *pureDevice) CreateBuffer(size uint64, usage gputypes.BufferUsage) (Buffer, error) {
@@ -176,6 +217,7 @@ func (d *pureDevice) CreateBuffer(size uint64, usage gputypes.BufferUsage) (Buff
 	if size > d.limits.MaxBufferSize {
 		return nil, fmt.Errorf("buffer of %d bytes is over the limit of %d: %w", size, d.limits.MaxBufferSize, ErrInvalid)
 	}
+	d.reap()
 	b, err := d.dev.CreateBuffer(&wgpu.BufferDescriptor{Size: size, Usage: usage})
 	if err != nil {
 		return nil, fmt.Errorf("buffer of %d bytes: %w", size, d.outcome(err, ErrMemory))
@@ -200,6 +242,7 @@ func (d *pureDevice) Write(b Buffer, offset uint64, data []byte) error {
 	if len(data) == 0 {
 		return nil
 	}
+	d.written[pb] = true
 	return d.outcome(d.queue.WriteBuffer(pb.b, offset, data), ErrInvalid)
 }
 
@@ -252,6 +295,9 @@ func (d *pureDevice) Close() {
 	if d.closed {
 		return
 	}
+	if len(d.written) > 0 {
+		d.settle()
+	}
 	_ = d.dev.WaitIdle() // a lost device cannot be waited for, and need not
 	for p := range d.pipelines {
 		d.dropPipeline(p)
@@ -259,6 +305,10 @@ func (d *pureDevice) Close() {
 	for b := range d.buffers {
 		d.drop(b)
 	}
+	for _, x := range d.doomed {
+		x.b.Release() // nothing runs any more
+	}
+	d.doomed = nil
 	d.closed = true
 	d.dev.Release()
 }

@@ -122,6 +122,8 @@ func (d *pureDevice) Submit(commands []Command) (Ticket, error) {
 		buf.Release()
 		return 0, d.outcome(err, ErrInvalid)
 	}
+	clear(d.written)
+	d.last = index
 	return Ticket(index), nil
 }
 
@@ -216,6 +218,7 @@ func (d *pureDevice) Wait(t Ticket) error {
 		d.mu.Lock()
 		err := d.usable()
 		done := err == nil && d.queue.Poll() >= uint64(t)
+		d.reap()
 		d.mu.Unlock()
 		if done || err != nil {
 			return err
