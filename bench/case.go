@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
@@ -21,8 +22,17 @@ type Case struct {
 	DType backend.DType
 	// Dims are the lengths of the call, in elements; all at least 1.
 	Dims backend.Dims
-	// Causal hides later keys from a row, upper left alignment.
+	// Causal hides later keys from a row. The last query stands on the last
+	// key, as where queries follow a cache.
 	Causal bool
+	// Window, when not nil, hides the keys further than that from a row's own,
+	// which is counted as for Causal.
+	Window *kernels.Window
+	// Softcap c > 0 replaces scores s by c·tanh(s/c); 0 is off.
+	Softcap float64
+	// Mask adds a bias to the scores: F32 [1, 1, Sq, Sk], the same for all
+	// heads and batches, of standard normal numbers.
+	Mask bool
 }
 
 // String returns the case's name in the form of a Go benchmark:
@@ -39,11 +49,52 @@ func (c Case) String() string {
 	if c.Causal {
 		name += "/causal"
 	}
+	if w := c.Window; w != nil {
+		name += fmt.Sprintf("/window%s,%s", side(w.Left), side(w.Right))
+	}
+	if c.Softcap > 0 {
+		name += fmt.Sprintf("/softcap%v", c.Softcap)
+	}
+	if c.Mask {
+		name += "/mask"
+	}
 	return name
 }
 
-// options returns the call's options.
-func (c Case) options() kernels.Options { return kernels.Options{Causal: c.Causal} }
+// side writes one side of a window.
+func side(n int) string {
+	if n == kernels.Unbounded {
+		return "inf"
+	}
+	return strconv.Itoa(n)
+}
+
+// options returns the call's options; bias is what Mask adds.
+func (c Case) options(bias backend.Tensor) kernels.Options {
+	return kernels.Options{Causal: c.Causal, Window: c.Window, Align: kernels.LowerRight, Softcap: c.Softcap, Bias: bias}
+}
+
+// keys returns how many keys the rows of a head see between them: the last row
+// stands on the last key, and the first looks back furthest.
+func (c Case) keys() int {
+	d := c.Dims
+	if c.Window == nil || c.Window.Left >= d.SeqK {
+		return d.SeqK
+	}
+	first := d.SeqK - d.SeqQ
+	return d.SeqK - max(0, first-c.Window.Left)
+}
+
+// moved returns the bytes that a call must move at least: each operand and output
+// once, less the keys and values that no row sees.
+func (c Case) moved(plan backend.Plan) int64 {
+	d := c.Dims
+	hidden := int64(d.SeqK-c.keys()) * int64(d.Batch*d.KVHeads*(d.Dim+d.ValueDim))
+	return plan.Bytes - hidden*int64(c.DType.Size())
+}
+
+// maskShape is the shape of what Mask adds.
+func (c Case) maskShape() backend.Shape { return backend.Shape{1, 1, c.Dims.SeqQ, c.Dims.SeqK} }
 
 // shapes returns the shapes of Q, K, V and O.
 func (c Case) shapes() (q, k, v, o backend.Shape) {
@@ -64,7 +115,14 @@ func (c Case) plan(be backend.Backend) (backend.Plan, error) {
 			return backend.Plan{}, err
 		}
 	}
-	return kernels.Plan(be, t[0], t[1], t[2], c.options())
+	var bias backend.Tensor
+	if c.Mask {
+		var err error
+		if bias, err = backend.Meta(backend.F32, c.maskShape()); err != nil {
+			return backend.Plan{}, err
+		}
+	}
+	return kernels.Plan(be, t[0], t[1], t[2], c.options(bias))
 }
 
 // weightsShape is the shape of the weights that the three stages keep.
@@ -79,7 +137,11 @@ func (c Case) weightsShape() backend.Shape {
 func (c Case) bytes() int64 {
 	var sum int64
 	q, k, v, o := c.shapes()
-	for _, s := range [4]backend.Shape{q, k, v, o} {
+	all := []backend.Shape{q, k, v, o}
+	if c.Mask {
+		all = append(all, c.maskShape())
+	}
+	for _, s := range all {
 		n := s.Elements()
 		if n < 0 || n > 1<<56 {
 			return -1
@@ -89,17 +151,19 @@ func (c Case) bytes() int64 {
 	return sum
 }
 
-// operands are a case's tensors in the memory of the backend under test.
-type operands struct{ q, k, v, o backend.Tensor }
+// operands are a case's tensors in the memory of the backend under test; bias is
+// none without a mask.
+type operands struct{ q, k, v, o, bias backend.Tensor }
 
 func (op *operands) release() {
 	op.q.Release()
 	op.k.Release()
 	op.v.Release()
 	op.o.Release()
+	op.bias.Release()
 }
 
-// load draws Q, K and V from the standard normal distribution by seed, puts them
+// load draws Q, K, V and the mask from the standard normal distribution by seed, puts them
 // into be's memory and allocates O. The caller releases the operands.
 func (c Case) load(ctx context.Context, be backend.Backend, seed uint64) (op operands, err error) {
 	defer func() {
@@ -108,17 +172,23 @@ func (c Case) load(ctx context.Context, be backend.Backend, seed uint64) (op ope
 		}
 	}()
 	qs, ks, vs, os := c.shapes()
-	for i, in := range []struct {
+	type input struct {
 		t     *backend.Tensor
 		shape backend.Shape
-	}{{&op.q, qs}, {&op.k, ks}, {&op.v, vs}} {
+		dtype backend.DType
+	}
+	inputs := []input{{&op.q, qs, c.DType}, {&op.k, ks, c.DType}, {&op.v, vs, c.DType}}
+	if c.Mask {
+		inputs = append(inputs, input{&op.bias, c.maskShape(), backend.F32})
+	}
+	for i, in := range inputs {
 		// A stream for each operand, so that one keeps its numbers when the
 		// size of another changes.
 		data, err := normals(ctx, rand.New(rand.NewPCG(seed, uint64(i))), in.shape.Elements())
 		if err != nil {
 			return op, err
 		}
-		if *in.t, err = kernels.FromFloat32(ctx, be, c.DType, data, in.shape); err != nil {
+		if *in.t, err = kernels.FromFloat32(ctx, be, in.dtype, data, in.shape); err != nil {
 			return op, err
 		}
 	}

@@ -75,18 +75,34 @@ func (f *fake) Softmax(_ context.Context, s, _ backend.Tensor, p *backend.Proble
 	if err != nil {
 		return err
 	}
+	var bias []float32
+	if !p.Bias.IsZero() {
+		if bias, err = p.Bias.Float32s(); err != nil {
+			return err
+		}
+	}
 	sh := s.Shape()
 	each(backend.Shape{sh[0], sh[1], sh[2], 1}, func(at [4]int) {
 		lo, hi := p.Visible.Range(at[0], at[2], sh[3])
 		row := x[index(s, at):][:sh[3]]
+		for j := range row {
+			y := p.Scale * row[j]
+			if p.Softcap > 0 {
+				y = p.Softcap * float32(math.Tanh(float64(y/p.Softcap)))
+			}
+			if !p.Bias.IsZero() {
+				y += bias[index(p.Bias, [4]int{at[0], at[1], at[2], j})]
+			}
+			row[j] = y
+		}
 		sum, top := 0.0, math.Inf(-1)
 		for _, y := range row[lo:hi] {
-			top = max(top, float64(p.Scale*y))
+			top = max(top, float64(y))
 		}
 		for j, y := range row {
 			row[j] = 0
 			if lo <= j && j < hi {
-				e := math.Exp(float64(p.Scale*y) - top)
+				e := math.Exp(float64(y) - top)
 				row[j], sum = float32(e), sum+e
 			}
 		}
@@ -165,6 +181,24 @@ type metered struct {
 }
 
 func (m *metered) PeakFLOPS(context.Context) (float64, error) { return m.peak, nil }
+
+// roofed is a fake that knows both its ceilings.
+type roofed struct {
+	metered
+	read float64 // bytes a second
+	// asked is how many bytes were to be read, in the last measurement.
+	asked int64
+}
+
+func (m *roofed) ReadBandwidth(_ context.Context, operands ...backend.Tensor) (float64, error) {
+	m.asked = 0
+	for _, t := range operands {
+		if !t.IsZero() {
+			m.asked += t.Bytes()
+		}
+	}
+	return m.read, nil
+}
 
 // products writes the sum over n of the products of the elements of a and b that
 // at says.

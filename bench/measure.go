@@ -27,10 +27,12 @@ const (
 
 // timing is what the repetitions of one case gave; times in seconds.
 type timing struct {
-	warm                    float64 // the last call of the warm-up
-	calls, stages, ceilings []float64
-	allocs                  int64
-	check                   kernels.CheckReport
+	warm          float64 // the last call of the warm-up
+	calls, stages []float64
+	peaks         []float64 // fused multiply-adds, operations a second
+	reads         []float64 // of the operands, bytes a second
+	allocs        int64
+	check         kernels.CheckReport
 }
 
 // bencher measures one case on one backend.
@@ -171,25 +173,21 @@ func (b *bencher) warm() (float64, error) {
 // time runs one call into out and returns its seconds, its completion included.
 func (b *bencher) time(out kernels.Result) (float64, error) {
 	begin := time.Now()
-	err := kernels.AttentionInto(b.work, b.be, out, b.op.q, b.op.k, b.op.v, b.c.options())
+	err := kernels.AttentionInto(b.work, b.be, out, b.op.q, b.op.k, b.op.v, b.c.options(b.op.bias))
 	return time.Since(begin).Seconds(), err
 }
 
 // verify recomputes rows of the output in float64.
 func (b *bencher) verify(ctx context.Context, seed uint64) (kernels.CheckReport, error) {
-	return kernels.Check(ctx, b.be, b.op.q, b.op.k, b.op.v, kernels.Result{O: b.op.o}, b.c.options(),
+	return kernels.Check(ctx, b.be, b.op.q, b.op.k, b.op.v, kernels.Result{O: b.op.o}, b.c.options(b.op.bias),
 		kernels.CheckOptions{Rows: b.rows, Seed: seed})
 }
 
-// round measures once around: the ceiling, the calls with their allocations, the
+// round measures once around: the ceilings, the calls with their allocations, the
 // three stages. What is compared lies close together in time.
 func (b *bencher) round(t *timing, each int) error {
-	if meter, ok := b.be.(backend.PeakMeter); ok {
-		peak, err := meter.PeakFLOPS(b.work)
-		if err != nil {
-			return fmt.Errorf("ceiling: %w", err)
-		}
-		t.ceilings = append(t.ceilings, peak)
+	if err := b.ceilings(t); err != nil {
+		return fmt.Errorf("ceiling: %w", err)
 	}
 	var before, after runtime.MemStats
 	first := len(t.calls)

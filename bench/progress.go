@@ -69,14 +69,17 @@ func (r *runner) whole(seq int) float64 {
 	return s
 }
 
-// predict returns the seconds of a call of length seq, whose time grows with its
-// square.
+// predict returns the seconds of a call of length seq: it grows with the square,
+// or with the length where the number of queries, or what each sees, is fixed.
 func (r *runner) predict(seq int) float64 {
 	if r.seq == 0 {
 		return 0
 	}
 	growth := float64(seq) / float64(r.seq)
-	return r.call.seconds * growth * growth
+	if r.cfg.SeqQ == 0 && r.cfg.Window == nil {
+		growth *= growth
+	}
+	return r.call.seconds * growth
 }
 
 // later returns the lengths that come after seq on one backend, as far as known.

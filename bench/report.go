@@ -68,8 +68,17 @@ type Measurement struct {
 	SeqQ    int `json:"seq_q"`
 	SeqK    int `json:"seq_k"`
 	Dim     int `json:"dim"`
-	// Causal says that a row sees no later key.
+	// Causal says that a row sees no later key; the last query stands on the
+	// last key.
 	Causal bool `json:"causal"`
+	// WindowLeft and WindowRight are how many keys a row sees before and after
+	// its own; null is no limit.
+	WindowLeft  *int `json:"window_left"`
+	WindowRight *int `json:"window_right"`
+	// Softcap c replaces scores s by c·tanh(s/c); 0 is off.
+	Softcap float64 `json:"softcap"`
+	// Mask is the type of an additive mask [1, 1, SeqQ, SeqK]; "" is none.
+	Mask string `json:"mask"`
 	// Threads is how many threads the backend computes with; 0 when it does
 	// not compute on a CPU's threads.
 	Threads int `json:"threads"`
@@ -100,6 +109,20 @@ type Measurement struct {
 	CeilingGFLOPS *float64 `json:"ceiling_gflops"`
 	// Percent is GFLOPS in percent of CeilingGFLOPS.
 	Percent *float64 `json:"percent"`
+	// Bytes is what a call must move at least: each operand and output once,
+	// less the keys and values that a window hides from all rows.
+	Bytes int64 `json:"bytes"`
+	// GBS is Bytes / MedianS / 10^9.
+	GBS *float64 `json:"gbs"`
+	// CeilingGBS is the median of the rates at which the device reads the
+	// operands of this case over and over, from the cache that they fit or from
+	// memory, in 10^9 bytes a second, measured between the repetitions.
+	CeilingGBS *float64 `json:"ceiling_gbs"`
+	// Bound is the ceiling that the call meets first: "fma" when FLOPs take
+	// longer at CeilingGFLOPS than Bytes at CeilingGBS, else "read"; "" when it
+	// is not known. PercentOfBound is GFLOPS or GBS in percent of that ceiling.
+	Bound          Bound    `json:"bound"`
+	PercentOfBound *float64 `json:"percent_of_bound"`
 	// StagesS is the median time in seconds of the same call as three stages
 	// with the weights in memory; SpeedupVsStages is StagesS / MedianS.
 	StagesS         *float64 `json:"stages_s"`

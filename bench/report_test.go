@@ -29,11 +29,20 @@ func sample() *Report {
 	ok := row("cpu", 256)
 	ok.Status, ok.Repetitions = OK, 80
 	ok.MedianS, ok.MinS, ok.GFLOPS, ok.CeilingGFLOPS, ok.Percent = f(0.00123), f(0.0012), f(54.56), f(100.25), f(54.42)
+	ok.Bytes, ok.GBS, ok.CeilingGBS, ok.Bound, ok.PercentOfBound = 393216, f(0.3197), f(200.5), BoundFMA, f(54.42)
 	ok.StagesS, ok.SpeedupVsStages, ok.Allocs, ok.MaxError, ok.ErrorBound = f(0.00258), f(2.1), n(3), f(6.4e-8), f(7.25e-5)
 	large := row("cpu", 65536)
 	large.Status, large.Note, large.Repetitions, large.PredictedS = OK, "stages skipped: 128.0 GiB of weights", 3, f(12)
 	large.MedianS, large.MinS, large.GFLOPS, large.CeilingGFLOPS, large.Percent = f(10.5), f(10.4), f(104.7), f(99.5), f(105.2)
+	large.Bound, large.PercentOfBound = BoundFMA, f(105.2)
 	large.Allocs, large.MaxError, large.ErrorBound = n(1234), f(1e-7), f(1e-4)
+	read := row("cpu", 32768) // decoding
+	read.SeqQ, read.Status, read.Repetitions, read.FLOPs, read.Bytes = 1, OK, 80, 67108864, 33558528
+	read.MedianS, read.MinS, read.GFLOPS, read.CeilingGFLOPS, read.Percent = f(0.0008), f(0.0007), f(83.9), f(99.5), f(84.3)
+	read.GBS, read.CeilingGBS, read.Bound, read.PercentOfBound = f(41.95), f(45.5), BoundRead, f(92.2)
+	read.Allocs, read.MaxError, read.ErrorBound = n(0), f(1e-7), f(1e-4)
+	left := 4095
+	read.WindowLeft, read.Softcap, read.Mask = &left, 50, "f32"
 	skipped := row("cpu", 131072)
 	skipped.Status, skipped.Note, skipped.PredictedS = NotRun, "not run: predicted 42.0 s each, 3.20 s of the budget is left", f(42)
 	wrong := row("gpu:0", 256)
@@ -48,7 +57,7 @@ func sample() *Report {
 				{Name: "gpu:0", Device: "Some GPU", Type: backend.Discrete, Provider: "wgpu v1", Driver: "driver 2", Limits: []backend.Limit{{Name: "binding", Value: 1 << 27}}},
 			},
 			Missing: []string{"npu · none: no usable device"}},
-		Cases: []Measurement{ok, large, skipped, wrong},
+		Cases: []Measurement{ok, large, read, skipped, wrong},
 	}
 }
 
@@ -135,7 +144,8 @@ func TestJSONHoldsEveryField(t *testing.T) {
 	}
 	for i, c := range loose.Cases {
 		for _, name := range strings.Fields(`backend provider variant dtype batch heads kv_heads seq_q seq_k dim causal threads
-			median_s gflops ceiling_gflops percent max_error error_bound allocs speedup_vs_stages flops`) {
+			median_s gflops ceiling_gflops percent max_error error_bound allocs speedup_vs_stages flops
+			bytes gbs ceiling_gbs bound percent_of_bound window_left window_right softcap mask`) {
 			if _, ok := c[name]; !ok {
 				t.Errorf("case %d has no %s, only %v", i, name, slices.Sorted(maps.Keys(c)))
 			}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
@@ -130,7 +129,13 @@ func (r *runner) measure(be backend.Backend, c Case) Measurement {
 	m := Measurement{
 		Backend: info.Name, Provider: info.Provider, Variant: c.Variant, DType: c.DType.String(),
 		Batch: d.Batch, Heads: d.Heads, KVHeads: d.KVHeads, SeqQ: d.SeqQ, SeqK: d.SeqK, Dim: d.Dim,
-		Causal: c.Causal, Threads: info.Threads, Status: NotRun,
+		Causal: c.Causal, Softcap: c.Softcap, Threads: info.Threads, Status: NotRun,
+	}
+	if c.Mask {
+		m.Mask = backend.F32.String()
+	}
+	if w := c.Window; w != nil {
+		m.WindowLeft, m.WindowRight = bounded(w.Left), bounded(w.Right)
 	}
 	if m.Note = r.stop(); m.Note != "" {
 		m.Note = "not run: " + m.Note
@@ -140,9 +145,13 @@ func (r *runner) measure(be backend.Backend, c Case) Measurement {
 	if err != nil {
 		return failed(m, err)
 	}
-	m.FLOPs, m.Path = plan.FLOPs, plan.Path
+	m.FLOPs, m.Bytes, m.Path = plan.FLOPs, c.moved(plan), plan.Path
 	if free, need := freeMemory(), c.bytes(); need < 0 || free > 0 && need > free {
 		m.Note = fmt.Sprintf("not run: needs %s, %s are free", size(float64(uint64(need))), size(float64(free)))
+		return m
+	}
+	if need := c.bytes(); len(r.cfg.Seqs) == 0 && need > sweepBytes {
+		m.Note = fmt.Sprintf("not run: takes %s, a sweep ends at %s (give --seq for more)", size(float64(need)), size(sweepBytes))
 		return m
 	}
 	r.approach(be, c)
@@ -173,45 +182,6 @@ func failed(m Measurement, err error) Measurement {
 		m.Status, m.Note = NotRun, "not run: "+err.Error()
 	}
 	return m
-}
-
-// figures fills in what t says.
-func (m *Measurement) figures(t timing) {
-	if t.check.Rows > 0 {
-		m.MaxError, m.ErrorBound = figure(t.check.MaxError), figure(t.check.Bound)
-	}
-	switch {
-	case t.check.Rows > 0 && !t.check.OK():
-		m.Status, m.Note = Wrong, "WRONG: "+t.check.Worst
-		return
-	case len(t.calls) == 0:
-		m.Status, m.Note = NotRun, "not run: "+m.Note
-		return
-	}
-	m.Status, m.Repetitions = OK, len(t.calls)
-	least := math.Inf(1)
-	for _, s := range t.calls {
-		least = min(least, s)
-	}
-	mid := median(t.calls)
-	m.MedianS, m.MinS, m.Allocs = figure(mid), figure(least), &t.allocs
-	m.GFLOPS = figure(float64(m.FLOPs) / mid / 1e9)
-	if peak := median(t.ceilings); peak > 0 {
-		m.CeilingGFLOPS = figure(peak / 1e9)
-		m.Percent = figure(100 * float64(m.FLOPs) / mid / peak)
-	}
-	if len(t.stages) > 0 {
-		s := median(t.stages)
-		m.StagesS, m.SpeedupVsStages = figure(s), figure(s/mid)
-	}
-}
-
-// figure returns x, or null for what JSON cannot hold.
-func figure(x float64) *float64 {
-	if math.IsNaN(x) || math.IsInf(x, 0) {
-		return nil
-	}
-	return &x
 }
 
 // learn remembers what t cost.

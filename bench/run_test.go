@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // small is a configuration that a fake computes in microseconds.
@@ -248,6 +250,13 @@ func TestConfigRefuses(t *testing.T) {
 		{Config{DType: backend.Bool}, backend.ErrDType},
 		{Config{Budget: -1}, backend.ErrOption},
 		{Config{Rows: -1}, backend.ErrShape},
+		{Config{SeqQ: -1}, backend.ErrShape},
+		{Config{SeqQ: maxSeq + 1}, backend.ErrShape},
+		{Config{Window: &kernels.Window{Left: -1}}, backend.ErrOption},
+		{Config{Window: &kernels.Window{Right: -1}}, backend.ErrOption},
+		{Config{Softcap: -1}, backend.ErrOption},
+		{Config{Softcap: math.NaN()}, backend.ErrOption},
+		{Config{Softcap: math.Inf(1)}, backend.ErrOption},
 	} {
 		r, err := Run(t.Context(), nil, tc.cfg)
 		if !errors.Is(err, tc.want) || r != nil {
@@ -297,6 +306,10 @@ func TestCaseNames(t *testing.T) {
 	c := cfg.at(1024)
 	c.Dims.SeqQ = 1
 	if got, want := c.String(), "bf16/b1h8s1024d64/kv2/q1/causal"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	c.Window, c.Softcap, c.Mask = &kernels.Window{Left: 256, Right: kernels.Unbounded}, 50, true
+	if got, want := c.String(), "bf16/b1h8s1024d64/kv2/q1/causal/window256,inf/softcap50/mask"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -19,6 +19,9 @@ const (
 	// about a second, so that the last length of a sweep lies between half a
 	// second and two.
 	sweepCall = 1.5
+	// sweepBytes is the most memory that a sweep goes on to: with few queries a
+	// call stays short for longer than drawing its inputs does.
+	sweepBytes = 4 << 30
 	// maxSeq keeps positions within the int32 that devices count in.
 	maxSeq = 1 << 30
 )

@@ -21,7 +21,7 @@ var columns = [...]struct {
 	head  string
 	width int
 }{
-	{"S", 9}, {"time", 9}, {"GFLOP/s", 9}, {"ceiling", 9}, {"%", 6}, {"", barWidth}, {"vs stages", 9}, {"allocs", 7}, {"error / bound", 19},
+	{"S", 9}, {"time", 9}, {"GFLOP/s", 9}, {"GB/s", 7}, {"ceiling", 10}, {"%", 6}, {"", barWidth}, {"vs stages", 9}, {"allocs", 7}, {"error / bound", 19},
 }
 
 // rule sets the heads apart from the figures.
@@ -68,8 +68,20 @@ func (r *Report) head(b *strings.Builder) {
 			fmt.Fprintf(b, " Hkv=%d", c.KVHeads)
 		}
 		fmt.Fprintf(b, " D=%d %s", c.Dim, c.DType)
+		if c.SeqQ != c.SeqK {
+			fmt.Fprintf(b, " Sq=%d", c.SeqQ)
+		}
 		if c.Causal {
 			b.WriteString(" causal")
+		}
+		if c.WindowLeft != nil || c.WindowRight != nil {
+			fmt.Fprintf(b, " window %s,%s", pointed(c.WindowLeft), pointed(c.WindowRight))
+		}
+		if c.Softcap > 0 {
+			fmt.Fprintf(b, " softcap %v", c.Softcap)
+		}
+		if c.Mask != "" {
+			fmt.Fprintf(b, " + mask %s", c.Mask)
 		}
 		b.WriteByte('\n')
 	}
@@ -84,14 +96,14 @@ func (r *Report) block(b *strings.Builder, info backend.Info) {
 	if info.Threads > 0 {
 		fmt.Fprintf(b, " · %s", count(info.Threads, "thread"))
 	}
-	var ceilings []float64
+	var peaks []float64
 	for _, c := range r.Cases {
 		if c.Backend == info.Name && c.CeilingGFLOPS != nil {
-			ceilings = append(ceilings, *c.CeilingGFLOPS)
+			peaks = append(peaks, *c.CeilingGFLOPS)
 		}
 	}
-	if len(ceilings) > 0 {
-		fmt.Fprintf(b, " · ceiling %s GFLOP/s\n", number3(median(ceilings)))
+	if len(peaks) > 0 {
+		fmt.Fprintf(b, " · FMA ceiling %s GFLOP/s\n", number3(median(peaks)))
 	} else {
 		b.WriteString(" · ceiling not measured\n")
 	}
@@ -125,17 +137,22 @@ func (m *Measurement) row(b *strings.Builder) {
 	}
 	show(1, m.MedianS, duration)
 	show(2, m.GFLOPS, number3)
-	show(3, m.CeilingGFLOPS, number3)
-	show(4, m.Percent, func(x float64) string { return fmt.Sprintf("%.1f", x) })
-	if m.Percent != nil {
-		cells[5] = bar(*m.Percent)
+	show(3, m.GBS, number3)
+	ceiling := m.CeilingGFLOPS
+	if m.Bound == BoundRead {
+		ceiling = m.CeilingGBS
 	}
-	show(6, m.SpeedupVsStages, func(x float64) string { return number3(x) + "x" })
-	cells[7] = "-"
+	show(4, ceiling, func(x float64) string { return number3(x) + " " + string(m.Bound) })
+	show(5, m.PercentOfBound, func(x float64) string { return fmt.Sprintf("%.1f", x) })
+	if m.PercentOfBound != nil {
+		cells[6] = bar(*m.PercentOfBound)
+	}
+	show(7, m.SpeedupVsStages, func(x float64) string { return number3(x) + "x" })
+	cells[8] = "-"
 	if m.Allocs != nil {
-		cells[7] = strconv.FormatInt(*m.Allocs, 10)
+		cells[8] = strconv.FormatInt(*m.Allocs, 10)
 	}
-	cells[8] = scientific(m.MaxError) + " / " + scientific(m.ErrorBound)
+	cells[9] = scientific(m.MaxError) + " / " + scientific(m.ErrorBound)
 	status := m.Note
 	if m.Status == OK {
 		status = "ok"
@@ -167,7 +184,9 @@ func (r *Report) foot(b *strings.Builder) {
 	b.WriteString(`
 time       median of the repetitions of one call, inputs and outputs in the backend's memory
 GFLOP/s    2·(D+Dv) operations for each visible pair of query and key; softmax is not counted
-ceiling    float32 fused multiply-adds (2 operations) in registers on all the backend's threads, measured between the repetitions
+GB/s       each operand and output once, less the keys and values that no row sees
+ceiling    that which binds, measured between the repetitions on all the backend's threads: fma, GFLOP/s of float32 fused
+           multiply-adds (2 operations) in registers; or read, GB/s of these operands, from the cache that they fit or from memory
 vs stages  how many times as long the same call takes as QKᵀ, softmax and PV with all weights in memory
 `)
 	fmt.Fprintf(b, "error      of %s against float64, at the element nearest to its bound; what is over it is WRONG and gets no figure\n",
@@ -175,6 +194,14 @@ vs stages  how many times as long the same call takes as QKᵀ, softmax and PV w
 	if r.Interrupted {
 		b.WriteString("\ninterrupted: this is what was measured until then\n")
 	}
+}
+
+// pointed writes one side of a window.
+func pointed(n *int) string {
+	if n == nil {
+		return "inf"
+	}
+	return strconv.Itoa(*n)
 }
 
 // bar draws a percentage in eighths of a character.

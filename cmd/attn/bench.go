@@ -25,11 +25,15 @@ const sweepBudget = 48 * time.Second
 // benchCmd is attn bench.
 type benchCmd struct {
 	Seq     string        `name:"seq" help:"Sequence lengths: 256,1k,4096 or 256..4k doubling. Default: 256, 512, ... up to about a second a call." placeholder:"LIST"`
+	SeqQ    *int          `name:"seq-q" help:"Queries, the last on the last key; 1 is decoding. Default: as many as keys." placeholder:"N"`
 	Batch   int           `name:"batch" default:"1" help:"Batches."`
 	Heads   int           `name:"heads" default:"8" help:"Query heads."`
 	KVHeads *int          `name:"kv-heads" help:"Key and value heads, which divide --heads. Default: as many." placeholder:"N"`
 	Dim     int           `name:"dim" default:"64" help:"Head size."`
 	Causal  bool          `name:"causal" help:"Hide later keys from a row."`
+	Window  window        `name:"window" placeholder:"L,R" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
+	Softcap number        `name:"softcap" placeholder:"C" help:"Bound scores to (-C, C). Default: off."`
+	Mask    bool          `name:"mask" help:"Add a random f32 mask [Sq, Sk] to the scores, the same for all heads."`
 	DType   string        `name:"dtype" default:"f32" help:"Element type: f32, f16 or bf16."`
 	Backend []string      `name:"backend" help:"Backends: cpu, gpu, gpu:1, ...; repeat or list with commas. Default: each that there is." placeholder:"NAME"`
 	Threads int           `name:"threads" help:"Threads of the CPU backend and of its ceiling. Default: GOMAXPROCS." placeholder:"N"`
@@ -81,7 +85,16 @@ func (c *benchCmd) Run(ctx context.Context, out *streams) error {
 
 // config translates the flags.
 func (c *benchCmd) config() (bench.Config, error) {
-	cfg := bench.Config{Batch: c.Batch, Heads: c.Heads, Dim: c.Dim, Causal: c.Causal, Budget: c.Budget, Seed: c.Seed}
+	cfg := bench.Config{Batch: c.Batch, Heads: c.Heads, Dim: c.Dim, Causal: c.Causal, Softcap: c.Softcap.value, Mask: c.Mask,
+		Budget: c.Budget, Seed: c.Seed}
+	if c.Window.set {
+		cfg.Window = &c.Window.Window
+	}
+	if c.SeqQ != nil {
+		if cfg.SeqQ = *c.SeqQ; cfg.SeqQ < 1 { // 0 means 'as many as keys' to package bench
+			return cfg, fmt.Errorf("--seq-q is %d, it must be at least 1: %w", cfg.SeqQ, backend.ErrOption)
+		}
+	}
 	kvHeads := c.Heads
 	if c.KVHeads != nil {
 		kvHeads = *c.KVHeads

@@ -82,6 +82,11 @@ func TestBenchRefuses(t *testing.T) {
 		{"no length", "--seq: sequence length \"0\"", []string{"--seq", "0"}},
 		{"a word", "--seq: sequence length \"abc\" is no number", []string{"--seq", "abc"}},
 		{"a range that runs backwards", "backwards", []string{"--seq", "4k..256"}},
+		{"no queries", "--seq-q is 0", []string{"--seq-q", "0"}},
+		{"half a window", "--window", []string{"--window", "3"}},
+		{"a negative window", "--window", []string{"--window=-1,0"}},
+		{"a negative softcap", "softcap is -1", []string{"--softcap=-1"}},
+		{"a softcap that is no number", "softcap is NaN", []string{"--softcap", "NaN"}},
 		{"no head size", "--dim is 0", []string{"--dim", "0"}},
 		{"a negative head size", "--dim is -3", []string{"--dim=-3"}},
 		{"no heads", "--heads is 0", []string{"--heads", "0"}},
@@ -107,6 +112,20 @@ func TestBenchRefuses(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
 		t.Errorf("files are left over: %v %v", entries, err)
+	}
+}
+
+func TestBenchOfDecodingMasksAndWindows(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--seq", "100", "--seq-q", "3", "--window", "20,inf", "--softcap", "2.5", "--mask",
+		"--heads", "2", "--dim", "64", "--backend", "cpu", "--json", path)
+	if code != 0 || !strings.Contains(out, "Sq=3 window 20,inf softcap 2.5 + mask f32") {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	c := readReport(t, path).Cases[0]
+	if c.SeqQ != 3 || c.SeqK != 100 || *c.WindowLeft != 20 || c.WindowRight != nil || c.Softcap != 2.5 || c.Mask != "f32" ||
+		c.Bound == "" || c.CeilingGBS == nil || c.PercentOfBound == nil {
+		t.Errorf("%+v", c)
 	}
 }
 

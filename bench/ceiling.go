@@ -1,0 +1,69 @@
+package bench
+
+import (
+	"github.com/seed90331342/attn/backend"
+)
+
+// Bound says which ceiling a call meets first.
+type Bound string
+
+// The ceilings.
+const (
+	// BoundFMA is the rate of fused multiply-adds in registers.
+	BoundFMA Bound = "fma"
+	// BoundRead is the rate at which the operands can be read.
+	BoundRead Bound = "read"
+)
+
+// bind returns the ceiling that a call of so many operations and bytes meets
+// first, from what was measured: operations and bytes a second, 0 for what was
+// not. It is "" when neither was, and BoundFMA when it alone was: that a call is
+// bound by reading is never guessed.
+func bind(flops, bytes int64, peak, read float64) Bound {
+	switch {
+	case peak <= 0:
+		return ""
+	case read > 0 && float64(bytes)/read > float64(flops)/peak:
+		return BoundRead
+	}
+	return BoundFMA
+}
+
+// ceilings measures the ceilings that the backend can measure, once.
+func (b *bencher) ceilings(t *timing) error {
+	if meter, ok := b.be.(backend.PeakMeter); ok {
+		peak, err := meter.PeakFLOPS(b.work)
+		if err != nil {
+			return err
+		}
+		t.peaks = append(t.peaks, peak)
+	}
+	if meter, ok := b.be.(backend.BandwidthMeter); ok {
+		read, err := meter.ReadBandwidth(b.work, b.read()...)
+		if err != nil {
+			return err
+		}
+		t.reads = append(t.reads, read)
+	}
+	return nil
+}
+
+// read returns the operands that a call reads. Where a window hides keys from all
+// rows it is as much of the keys and values as they see, from the start instead
+// of from each head: the same number of bytes, which decides what cache they fit.
+func (b *bencher) read() []backend.Tensor {
+	k, v := b.op.k, b.op.v
+	d := b.c.Dims
+	if seen := b.c.keys(); seen < d.SeqK {
+		rows := d.Batch * d.KVHeads * seen
+		part := func(t backend.Tensor, dim int) backend.Tensor {
+			shape := backend.Shape{1, 1, rows, dim}
+			if view, err := t.View(shape, shape.Contiguous(), t.Offset()); err == nil {
+				return view
+			}
+			return t
+		}
+		k, v = part(k, d.Dim), part(v, d.ValueDim)
+	}
+	return []backend.Tensor{b.op.q, k, v, b.op.bias}
+}
