@@ -1,0 +1,143 @@
+package main
+
+import (
+	"fmt"
+	"math/bits"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// dots writes scores with keys as lanes: squares of K are transposed in
+// registers, so that each score is summed in the same order as in scores.
+func (a *isa) dots() {
+	a.text("dots", "s *float32, lds int, k *float32, ldk int, q *float32, ldq, heads, chunks, groups int", "is Kernels.dots.")
+	s, lds, k, ldk, q, ldq, heads, chunks, groups := param("s"), param("lds"), param("k"), param("ldk"), param("q"), param("ldq"), param("heads"), param("chunks"), param("groups")
+	kp, qp, sp, row, c, h := GP64(), GP64(), GP64(), GP64(), GP64(), GP64()
+	qc := GP64()
+	loop("group", groups, 1, func() {
+		MOVQ(k, kp)
+		MOVQ(q, qc)
+		// Sums start at zero.
+		zero := a.vec()
+		a.zero(zero)
+		MOVQ(s, sp)
+		MOVQ(heads, h)
+		loop("clear", h, 1, func() {
+			VMOVUPS(zero, a.at(sp, 0))
+			ADDQ(lds, sp)
+		})
+		MOVQ(chunks, c)
+		loop("chunk", c, 1, func() {
+			rows := a.vecs(a.lanes)
+			MOVQ(kp, row)
+			for i := range rows {
+				VMOVUPS(a.at(row, 0), rows[i])
+				if i < len(rows)-1 {
+					ADDQ(ldk, row)
+				}
+			}
+			t := a.transposed(rows)
+			MOVQ(qc, qp)
+			MOVQ(s, sp)
+			MOVQ(heads, h)
+			loop("head", h, 1, func() {
+				acc := a.vec()
+				VMOVUPS(a.at(sp, 0), acc)
+				for i := range t {
+					m := Mem{Base: qp, Disp: 4 * i}
+					if a.wide() {
+						VFMADD231PS_BCST(m, t[i], acc)
+						continue
+					}
+					x := a.vec()
+					VBROADCASTSS(m, x)
+					VFMADD231PS(x, t[i], acc)
+				}
+				VMOVUPS(acc, a.at(sp, 0))
+				ADDQ(lds, sp)
+				ADDQ(ldq, qp)
+			})
+			ADDQ(U32(uint32(a.bytes())), kp)
+			ADDQ(U32(uint32(a.bytes())), qc)
+		})
+		ADDQ(U32(uint32(a.bytes())), s)
+		p := GP64()
+		MOVQ(ldk, p)
+		SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), p)
+		ADDQ(p, k)
+	})
+	end()
+}
+
+// mix writes the value product of heads rows with elements as lanes: strips of
+// vectors vectors, o = alpha*o + Σ p·v with the sum from zero.
+func (a *isa) mix(heads, vectors int) {
+	name := fmt.Sprintf("mix%dx%d", heads, vectors)
+	a.text(name, "o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int", "is Kernels."+name+".")
+	o, ldo, v, ldv, p0, ldp, keys, alpha, strips := param("o"), param("ldo"), param("v"), param("ldv"), param("p"), param("ldp"), param("keys"), param("alpha"), param("strips")
+	vp, p, n := GP64(), GP64(), GP64()
+	ldp3 := tripled(ldp)
+	if !a.wide() && heads*vectors > 12 {
+		vectors /= 2 // 8 accumulators, done in two halves
+		a.mixStrips(heads, vectors, 2, o, ldo, v, ldv, p0, ldp, ldp3, keys, alpha, strips, vp, p, n)
+		return
+	}
+	a.mixStrips(heads, vectors, 1, o, ldo, v, ldv, p0, ldp, ldp3, keys, alpha, strips, vp, p, n)
+}
+
+func (a *isa) mixStrips(heads, vectors, halves int, o, ldo, v, ldv, p0, ldp, ldp3, keys, alpha, strips, vp, p, n reg.GPVirtual) {
+	if halves == 2 {
+		ADDQ(strips, strips)
+	}
+	loop("strip", strips, 1, func() {
+		acc := make([][]reg.VecVirtual, heads)
+		for h := range acc {
+			acc[h] = a.vecs(vectors)
+			for j := range acc[h] {
+				a.zero(acc[h][j])
+			}
+		}
+		MOVQ(v, vp)
+		MOVQ(p0, p)
+		MOVQ(keys, n)
+		loop("key", n, 1, func() {
+			x := a.vecs(vectors)
+			if heads > 1 {
+				for j := range x {
+					VMOVUPS(a.at(vp, j), x[j])
+				}
+			}
+			for h := range acc {
+				w := a.vec()
+				VBROADCASTSS(rowAt(p, ldp, ldp3, h, 0), w)
+				for j := range x {
+					if heads > 1 {
+						VFMADD231PS(x[j], w, acc[h][j])
+					} else {
+						VFMADD231PS(a.at(vp, j), w, acc[h][j])
+					}
+				}
+			}
+			ADDQ(ldv, vp)
+			ADDQ(Imm(4), p)
+		})
+		op := GP64()
+		MOVQ(o, op)
+		for h := range acc {
+			w := a.vec()
+			VBROADCASTSS(Mem{Base: alpha, Disp: 4 * h}, w)
+			for j := range acc[h] {
+				VFMADD231PS(a.at(op, j), w, acc[h][j])
+				VMOVUPS(acc[h][j], a.at(op, j))
+			}
+			if h < heads-1 {
+				ADDQ(ldo, op)
+			}
+		}
+		ADDQ(U32(uint32(vectors*a.bytes())), o)
+		ADDQ(U32(uint32(vectors*a.bytes())), v)
+	})
+	end()
+}

@@ -1,0 +1,223 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+const degree = 6
+
+// exponential holds the polynomial's coefficients, in registers where there are
+// enough of them.
+type exponential struct {
+	*isa
+	c []Op
+}
+
+func (a *isa) exponential(inRegisters bool) exponential {
+	e := exponential{a, make([]Op, degree+1)}
+	for i := range e.c {
+		m := (cExp0 + constant(i)).mem()
+		e.c[i] = m
+		if inRegisters {
+			r := a.vec()
+			VMOVUPS(m, r)
+			e.c[i] = r
+		}
+	}
+	return e
+}
+
+// of returns 2^y; y is overwritten. With n = floor(y) and f = y-n,
+//
+//	2^y = 2^n · (1 + f·(c1 + f·(... + f·c6)))
+//
+// Below -126 the result is 0: AVX-512 has VSCALEFPS flush it (flushing must be
+// on, see flush), AVX2 masks it. NaN stays NaN.
+func (e exponential) of(y reg.VecVirtual) reg.VecVirtual {
+	r := e.vec()
+	if e.wide() {
+		f := e.vec()
+		VREDUCEPS(Imm(1), y, f)
+		e.polynomial(f, r)
+		VSCALEFPS(y, r, r)
+		return r
+	}
+	n, keep := e.vec(), e.vec()
+	VCMPPS(Imm(5), cFlush.mem(), y, keep) // not less than, so NaN is kept
+	VROUNDPS(Imm(1|8), y, n)
+	VSUBPS(n, y, y)
+	e.polynomial(y, r)
+	VCVTTPS2DQ(n, n)
+	VPSLLD(Imm(23), n, n)
+	VPADDD(n, r, r)
+	VANDPS(keep, r, r)
+	return r
+}
+
+func (e exponential) polynomial(f, r reg.VecVirtual) {
+	VMOVUPS(e.c[degree], r)
+	for i := degree - 1; i >= 0; i-- {
+		VFMADD213PS(e.c[i], f, r)
+	}
+}
+
+// flush makes results below 2^-126 zero until restore; AVX2 needs none of it.
+func (a *isa) flush() (restore func()) {
+	if !a.wide() {
+		return func() {}
+	}
+	old, on := AllocLocal(4), AllocLocal(4)
+	r := GP32()
+	STMXCSR(old)
+	MOVL(old, r)
+	ORL(U32(0x8000), r)
+	MOVL(r, on)
+	LDMXCSR(on)
+	return func() { LDMXCSR(old) }
+}
+
+// weights turns a score tile into weights.
+func (a *isa) weights() {
+	a.text("weights", "s *float32, fours int, m, mx, l, alpha *float32", "is Kernels.weights.")
+	s, fours, pm, mx, l, alpha := param("s"), param("fours"), param("m"), param("mx"), param("l"), param("alpha")
+	restore := a.flush()
+	e := a.exponential(a.wide())
+	sum := a.vecs(a.cols)
+	m := make([]Op, a.cols)
+	for j := range m {
+		old, new := a.vec(), a.vec()
+		VMOVUPS(a.at(pm, j), old)
+		VMOVUPS(a.at(mx, j), new)
+		VSUBPS(new, old, old)
+		VMOVUPS(new, a.at(pm, j))
+		VMOVUPS(e.of(old), a.at(alpha, j))
+		a.zero(sum[j])
+		m[j] = a.at(mx, j)
+		if a.wide() {
+			m[j] = new
+		}
+	}
+	loop("row", fours, 1, func() {
+		for j := range m {
+			var p [4]reg.VecVirtual
+			for u := range p {
+				y := a.vec()
+				VMOVUPS(a.at(s, u*a.cols+j), y)
+				VSUBPS(m[j], y, y)
+				p[u] = e.of(y)
+				VMOVUPS(p[u], a.at(s, u*a.cols+j))
+				if u&1 == 1 {
+					VADDPS(p[u], p[u-1], p[u-1])
+				}
+			}
+			VADDPS(p[2], p[0], p[0])
+			VADDPS(p[0], sum[j], sum[j])
+		}
+		ADDQ(U32(uint32(4*a.rowBytes())), s)
+	})
+	for j := range sum {
+		x := a.vec()
+		VMOVUPS(a.at(alpha, j), x)
+		VMULPS(a.at(l, j), x, x)
+		VADDPS(sum[j], x, x)
+		VMOVUPS(x, a.at(l, j))
+	}
+	restore()
+	end()
+}
+
+// exp2 replaces vectors of x by 2^(x-m).
+func (a *isa) exp2() {
+	a.text("exp2", "x *float32, vectors int, m float32", "is Kernels.exp2.")
+	x, vectors := param("x"), param("vectors")
+	restore := a.flush()
+	m, e := a.broadcastParam("m"), a.exponential(a.wide())
+	loop("next", vectors, 1, func() {
+		y := a.vec()
+		VMOVUPS(a.at(x, 0), y)
+		VSUBPS(m, y, y)
+		VMOVUPS(e.of(y), a.at(x, 0))
+		ADDQ(U32(uint32(a.bytes())), x)
+	})
+	restore()
+	end()
+}
+
+// softcap replaces vectors of x by c*tanh(x).
+func (a *isa) softcap() {
+	a.text("softcap", "x *float32, vectors int, c float32", "is Kernels.softcap.")
+	x, vectors := param("x"), param("vectors")
+	c, e := a.broadcastParam("c"), a.exponential(a.wide())
+	loop("next", vectors, 1, func() {
+		y, size := a.vec(), a.vec()
+		VMOVUPS(a.at(x, 0), y)
+		VANDPS(cAbs.mem(), y, size)
+		// 1 - 2/(e^2|y| + 1), with y's sign; min takes its second operand, size,
+		// when that is NaN.
+		big := a.vec()
+		VMOVUPS(cTen.mem(), big)
+		VMINPS(size, big, big)
+		VMULPS(c2Log2E.mem(), big, big)
+		big = e.of(big)
+		one, two := a.vec(), a.vec()
+		VMOVUPS(cOne.mem(), one)
+		VADDPS(one, big, big)
+		VMOVUPS(cTwo.mem(), two)
+		VDIVPS(big, two, big)
+		VSUBPS(big, one, big)
+		sign := a.vec()
+		VANDPS(cSign.mem(), y, sign)
+		VORPS(sign, big, big)
+		// y + y·z·q(z), z = y²
+		z, q := a.vec(), a.vec()
+		VMULPS(y, y, z)
+		VMOVUPS((cTanh0 + 5).mem(), q)
+		for i := 4; i >= 0; i-- {
+			VFMADD213PS((cTanh0 + constant(i)).mem(), z, q)
+		}
+		VMULPS(y, z, z)
+		VFMADD213PS(y, z, q)
+		if a.wide() {
+			k := K()
+			VCMPPS(Imm(14), cSmall.mem(), size, k) // greater than
+			VMOVAPS(big, k, q)
+		} else {
+			VCMPPS(Imm(14), cSmall.mem(), size, size)
+			VBLENDVPS(size, big, q, q)
+		}
+		VMULPS(c, q, q)
+		VMOVUPS(q, a.at(x, 0))
+		ADDQ(U32(uint32(a.bytes())), x)
+	})
+	end()
+}
+
+// bias adds log2(e) times b to vectors of x; -Inf in b is -Inf.
+func (a *isa) bias() {
+	a.text("bias", "x, b *float32, vectors int", "is Kernels.bias.")
+	x, b, vectors := param("x"), param("b"), param("vectors")
+	scale, hidden := a.vec(), a.vec()
+	VMOVUPS(cLog2E.mem(), scale)
+	VMOVUPS(cNegInf.mem(), hidden)
+	loop("next", vectors, 1, func() {
+		y, s := a.vec(), a.vec()
+		VMOVUPS(a.at(b, 0), y)
+		VMOVUPS(a.at(x, 0), s)
+		VFMADD231PS(scale, y, s)
+		if a.wide() {
+			k := K()
+			VCMPPS(Imm(0), hidden, y, k)
+			VMOVAPS(hidden, k, s)
+		} else {
+			k := a.vec()
+			VCMPPS(Imm(0), hidden, y, k)
+			VBLENDVPS(k, hidden, s, s)
+		}
+		VMOVUPS(s, a.at(x, 0))
+		ADDQ(U32(uint32(a.bytes())), x)
+		ADDQ(U32(uint32(a.bytes())), b)
+	})
+	end()
+}

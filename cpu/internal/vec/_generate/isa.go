@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// isa is an instruction set with the shape of its register tile: 4 rows by cols
+// vectors of accumulators. 4x4 takes 16 of 32 registers and leaves room for the
+// 4 vectors and the broadcasts that feed them; 4x3 takes 12 of 16.
+type isa struct {
+	name  string
+	lanes int
+	cols  int
+	temps int // registers for broadcasts
+	vec   func() reg.VecVirtual
+}
+
+var (
+	avx512 = &isa{"AVX512", 16, 4, 3, ZMM}
+	avx2   = &isa{"AVX2", 8, 3, 1, YMM}
+)
+
+func (a *isa) bytes() int    { return 4 * a.lanes }
+func (a *isa) rowBytes() int { return a.cols * a.bytes() }
+func (a *isa) wide() bool    { return a.lanes == 16 }
+
+// text begins func base+suffix(signature) with a doc comment.
+func (a *isa) text(base, signature, doc string) {
+	TEXT(base+a.name, NOSPLIT, "func("+signature+")")
+	Doc(base + a.name + " " + doc)
+}
+
+func (a *isa) vecs(n int) []reg.VecVirtual {
+	v := make([]reg.VecVirtual, n)
+	for i := range v {
+		v[i] = a.vec()
+	}
+	return v
+}
+
+func (a *isa) zero(r reg.VecVirtual) {
+	if a.wide() {
+		VPXORD(r, r, r)
+		return
+	}
+	VXORPS(r, r, r)
+}
+
+// at is the i-th vector behind a pointer.
+func (a *isa) at(base reg.Register, i int) Mem { return Mem{Base: base, Disp: i * a.bytes()} }
+
+func param(name string) reg.GPVirtual { return Load(Param(name), GP64()).(reg.GPVirtual) }
+
+// broadcastParam loads a float32 argument into all lanes.
+func (a *isa) broadcastParam(name string) reg.VecVirtual {
+	arg, err := Param(name).Resolve()
+	if err != nil {
+		panic(fmt.Sprintf("parameter %s: %v", name, err))
+	}
+	v := a.vec()
+	VBROADCASTSS(arg.Addr, v)
+	return v
+}
+
+func end() {
+	VZEROUPPER()
+	RET()
+}
+
+// loop repeats body while counter, at least 1 at the start, counts down by step.
+func loop(label string, counter reg.Register, step int, body func()) {
+	Label(label)
+	body()
+	SUBQ(U32(uint32(step)), counter)
+	JNZ(LabelRef(label))
+}
+
+// byFour does body(4) counter/4 times and body(1) counter%4 times.
+func byFour(label string, total reg.Register, body func(n int)) {
+	n := GP64()
+	MOVQ(total, n)
+	SHRQ(Imm(2), n)
+	JZ(LabelRef(label + "_rest"))
+	loop(label, n, 1, func() { body(4) })
+	Label(label + "_rest")
+	MOVQ(total, n)
+	ANDQ(Imm(3), n)
+	JZ(LabelRef(label + "_done"))
+	loop(label+"_one", n, 1, func() { body(1) })
+	Label(label + "_done")
+}

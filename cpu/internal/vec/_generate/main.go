@@ -1,0 +1,40 @@
+// Command main writes the assembly of package vec:
+//
+//	go run . -out ../vec_amd64.s -stubs ../vec_amd64.go -pkg vec
+//
+// It is a module of its own, so that who uses attn never downloads it. Each
+// kernel is written once and generated for both instruction sets; where they
+// differ, the difference is in isa.go.
+package main
+
+import . "github.com/mmcloughlin/avo/build"
+
+func main() {
+	ConstraintExpr("amd64")
+	layConstants()
+	for _, a := range []*isa{avx512, avx2} {
+		for _, rows := range []int{4, 1} {
+			a.scores(rows)
+			a.values(rows)
+		}
+		a.weights()
+		a.exp2()
+		a.softcap()
+		a.bias()
+		a.edge()
+		a.columnMax()
+		a.fold()
+		a.nonFinite()
+		a.transpose()
+		a.loadF16()
+		a.loadBF16()
+		a.storeF16()
+		a.dots()
+		for _, heads := range []int{4, 1} {
+			for _, vectors := range []int{4, 1} {
+				a.mix(heads, vectors)
+			}
+		}
+	}
+	Generate()
+}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// transposed returns the transpose of lanes rows of lanes elements.
+func (a *isa) transposed(r []reg.VecVirtual) []reg.VecVirtual {
+	n := len(r)
+	pairs := make([]reg.VecVirtual, n)
+	for i := 0; i < n; i += 2 {
+		pairs[i], pairs[i+1] = a.vec(), a.vec()
+		VUNPCKLPS(r[i+1], r[i], pairs[i])
+		VUNPCKHPS(r[i+1], r[i], pairs[i+1])
+	}
+	// quads[4g+c] holds, in each 128 bits, column c of that part of rows 4g..4g+3.
+	quads := make([]reg.VecVirtual, n)
+	for g := 0; g < n; g += 4 {
+		for c := range 2 {
+			quads[g+2*c], quads[g+2*c+1] = a.vec(), a.vec()
+			VUNPCKLPD(pairs[g+2+c], pairs[g+c], quads[g+2*c])
+			VUNPCKHPD(pairs[g+2+c], pairs[g+c], quads[g+2*c+1])
+		}
+	}
+	out := make([]reg.VecVirtual, n)
+	for c := range 4 {
+		if !a.wide() {
+			out[c], out[c+4] = a.vec(), a.vec()
+			VPERM2F128(Imm(0x20), quads[4+c], quads[c], out[c])
+			VPERM2F128(Imm(0x31), quads[4+c], quads[c], out[c+4])
+			continue
+		}
+		even, odd, even2, odd2 := a.vec(), a.vec(), a.vec(), a.vec()
+		VSHUFF32X4(U8(0x88), quads[4+c], quads[c], even) // columns c and 8+c of rows 0..7
+		VSHUFF32X4(U8(0xdd), quads[4+c], quads[c], odd)  // columns 4+c and 12+c
+		VSHUFF32X4(U8(0x88), quads[12+c], quads[8+c], even2)
+		VSHUFF32X4(U8(0xdd), quads[12+c], quads[8+c], odd2)
+		for i := range 4 {
+			out[c+4*i] = a.vec()
+		}
+		VSHUFF32X4(U8(0x88), even2, even, out[c])
+		VSHUFF32X4(U8(0x88), odd2, odd, out[c+4])
+		VSHUFF32X4(U8(0xdd), even2, even, out[c+8])
+		VSHUFF32X4(U8(0xdd), odd2, odd, out[c+12])
+	}
+	return out
+}
+
+// transpose writes a square of lanes x lanes, times mul, transposed.
+func (a *isa) transpose() {
+	a.text("transpose", "dst *float32, ldd int, src *float32, lds int, mul *float32", "is Kernels.transpose.")
+	dst, ldd, src, lds, mul := param("dst"), param("ldd"), param("src"), param("lds"), param("mul")
+	m := a.vec()
+	VMOVUPS(a.at(mul, 0), m)
+	rows := a.vecs(a.lanes)
+	for i := range rows {
+		// x·m + 0, so that no zero comes out negative.
+		a.zero(rows[i])
+		VFMADD231PS(a.at(src, 0), m, rows[i])
+		if i < len(rows)-1 {
+			ADDQ(lds, src)
+		}
+	}
+	out := a.transposed(rows)
+	for i := range out {
+		VMOVUPS(out[i], a.at(dst, 0))
+		if i < len(out)-1 {
+			ADDQ(ldd, dst)
+		}
+	}
+	end()
+}
+
+// nonFinite writes 1 when any of rows x vectors holds NaN or Inf.
+func (a *isa) nonFinite() {
+	a.text("nonFinite", "x *float32, ld, rows, vectors int, found *int32", "is Kernels.nonFinite.")
+	x, ld, rows, vectors, found := param("x"), param("ld"), param("rows"), param("vectors"), param("found")
+	zero, acc := a.vec(), a.vec()
+	a.zero(zero)
+	a.zero(acc)
+	p, n := GP64(), GP64()
+	loop("row", rows, 1, func() {
+		MOVQ(x, p)
+		MOVQ(vectors, n)
+		loop("vector", n, 1, func() {
+			VFMADD231PS(a.at(p, 0), zero, acc) // 0·x is NaN for these alone
+			ADDQ(U32(uint32(a.bytes())), p)
+		})
+		ADDQ(ld, x)
+	})
+	r := GP32()
+	if a.wide() {
+		k := K()
+		VCMPPS(Imm(3), acc, acc, k) // unordered
+		KMOVW(k, r)
+	} else {
+		VCMPPS(Imm(3), acc, acc, acc)
+		VMOVMSKPS(acc, r)
+	}
+	MOVL(r, Mem{Base: found})
+	end()
+}
+
+// load16 writes rows x vectors of 16-bit numbers as float32.
+func (a *isa) load16(name string, convert func(src Mem, dst reg.VecVirtual)) {
+	a.text(name, "dst *float32, ldd int, src *uint16, lds, rows, vectors int", "is Kernels."+name+".")
+	dst, ldd, src, lds, rows, vectors := param("dst"), param("ldd"), param("src"), param("lds"), param("rows"), param("vectors")
+	to, from, n := GP64(), GP64(), GP64()
+	loop("row", rows, 1, func() {
+		MOVQ(dst, to)
+		MOVQ(src, from)
+		MOVQ(vectors, n)
+		loop("vector", n, 1, func() {
+			x := a.vec()
+			convert(Mem{Base: from}, x)
+			VMOVUPS(x, a.at(to, 0))
+			ADDQ(U32(uint32(a.bytes())), to)
+			ADDQ(U32(uint32(a.bytes()/2)), from)
+		})
+		ADDQ(ldd, dst)
+		ADDQ(lds, src)
+	})
+	end()
+}
+
+func (a *isa) loadF16() {
+	a.load16("loadF16", func(src Mem, dst reg.VecVirtual) { VCVTPH2PS(src, dst) })
+}
+
+func (a *isa) loadBF16() {
+	a.load16("loadBF16", func(src Mem, dst reg.VecVirtual) {
+		VPMOVZXWD(src, dst)
+		VPSLLD(Imm(16), dst, dst)
+	})
+}
+
+// storeF16 rounds vectors of src to binary16.
+func (a *isa) storeF16() {
+	a.text("storeF16", "dst *uint16, src *float32, vectors int", "is Kernels.storeF16.")
+	dst, src, vectors := param("dst"), param("src"), param("vectors")
+	loop("next", vectors, 1, func() {
+		x := a.vec()
+		VMOVUPS(a.at(src, 0), x)
+		VCVTPS2PH(Imm(0), x, Mem{Base: dst})
+		ADDQ(U32(uint32(a.bytes())), src)
+		ADDQ(U32(uint32(a.bytes()/2)), dst)
+	})
+	end()
+}

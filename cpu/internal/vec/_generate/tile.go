@@ -1,0 +1,234 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// outer writes rows x cols multiply-adds: acc[i][j] += broadcast(at(i)) * b[j].
+func (a *isa) outer(acc [][]reg.VecVirtual, b, t []reg.VecVirtual, u int, at func(i int) Mem) {
+	for i := range acc {
+		x := t[(u*len(acc)+i)%len(t)]
+		VBROADCASTSS(at(i), x)
+		for j := range b {
+			VFMADD231PS(b[j], x, acc[i][j])
+		}
+	}
+}
+
+func (a *isa) accumulators(rows int) [][]reg.VecVirtual {
+	acc := make([][]reg.VecVirtual, rows)
+	for i := range acc {
+		acc[i] = a.vecs(a.cols)
+	}
+	return acc
+}
+
+// rowAt addresses element disp of row i of 4 rows ld apart; ld3 holds 3·ld.
+func rowAt(base, ld, ld3 reg.Register, i, disp int) Mem {
+	m := Mem{Base: base, Disp: disp}
+	switch i {
+	case 1:
+		m.Index, m.Scale = ld, 1
+	case 2:
+		m.Index, m.Scale = ld, 2
+	case 3:
+		m.Index, m.Scale = ld3, 1
+	}
+	return m
+}
+
+func tripled(ld reg.Register) reg.GPVirtual {
+	ld3 := GP64()
+	LEAQ(Mem{Base: ld, Index: ld, Scale: 2}, ld3)
+	return ld3
+}
+
+// scores writes the score tile: rows keys against all lanes, groups times.
+func (a *isa) scores(rows int) {
+	a.text(fmt.Sprintf("scores%d", rows), "s, k *float32, ldk int, qt *float32, d, groups int, mx *float32",
+		fmt.Sprintf("is Kernels.scores%d.", rows))
+	s, k, ld, qt, d, groups, mx := param("s"), param("k"), param("ldk"), param("qt"), param("d"), param("groups"), param("mx")
+	ld3 := tripled(ld)
+	kp, q := GP64(), GP64()
+	acc, b, t := a.accumulators(rows), a.vecs(a.cols), a.vecs(a.temps)
+	Label("group")
+	MOVQ(k, kp)
+	MOVQ(qt, q)
+	for i := range acc {
+		for j := range acc[i] {
+			a.zero(acc[i][j])
+		}
+	}
+	byFour("dim", d, func(n int) {
+		for u := range n {
+			for j := range b {
+				VMOVUPS(a.at(q, u*a.cols+j), b[j])
+			}
+			a.outer(acc, b, t, u, func(i int) Mem { return rowAt(kp, ld, ld3, i, 4*u) })
+		}
+		ADDQ(U32(uint32(n*a.rowBytes())), q)
+		ADDQ(Imm(uint64(4*n)), kp)
+	})
+	for i := range acc {
+		for j := range b {
+			VMOVUPS(acc[i][j], a.at(s, i*a.cols+j))
+		}
+	}
+	for step := 1; step < rows; step *= 2 {
+		for i := 0; i+step < rows; i += 2 * step {
+			for j := range b {
+				VMAXPS(acc[i+step][j], acc[i][j], acc[i][j])
+			}
+		}
+	}
+	for j := range b {
+		VMAXPS(a.at(mx, j), acc[0][j], acc[0][j])
+		VMOVUPS(acc[0][j], a.at(mx, j))
+	}
+	ADDQ(U32(uint32(rows*a.rowBytes())), s)
+	if rows == 4 {
+		LEAQ(Mem{Base: k, Index: ld, Scale: 4}, k)
+	} else {
+		ADDQ(ld, k)
+	}
+	DECQ(groups)
+	JNZ(LabelRef("group"))
+	end()
+}
+
+// values writes the value tile: rows elements of all lanes' outputs, groups
+// times.
+func (a *isa) values(rows int) {
+	a.text(fmt.Sprintf("values%d", rows), "o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32",
+		fmt.Sprintf("is Kernels.values%d.", rows))
+	o, v, ld, p0, keys, groups, alpha := param("o"), param("v"), param("ldv"), param("p"), param("keys"), param("groups"), param("alpha")
+	ld3 := tripled(ld)
+	vp, p := GP64(), GP64()
+	acc, b, t := a.accumulators(rows), a.vecs(a.cols), a.vecs(a.temps)
+	Label("group")
+	MOVQ(v, vp)
+	MOVQ(p0, p)
+	for i := range acc {
+		for j := range acc[i] {
+			a.zero(acc[i][j])
+		}
+	}
+	byFour("key", keys, func(n int) {
+		for u := range n {
+			for j := range b {
+				VMOVUPS(a.at(p, u*a.cols+j), b[j])
+			}
+			a.outer(acc, b, t, u, func(i int) Mem { return rowAt(vp, ld, ld3, u, 4*i) })
+		}
+		ADDQ(U32(uint32(n*a.rowBytes())), p)
+		if n == 4 {
+			LEAQ(Mem{Base: vp, Index: ld, Scale: 4}, vp)
+		} else {
+			ADDQ(ld, vp)
+		}
+	})
+	for j := range b {
+		VMOVUPS(a.at(alpha, j), b[j])
+	}
+	for i := range acc {
+		for j := range b {
+			VFMADD231PS(a.at(o, i*a.cols+j), b[j], acc[i][j])
+			VMOVUPS(acc[i][j], a.at(o, i*a.cols+j))
+		}
+	}
+	ADDQ(U32(uint32(rows*a.rowBytes())), o)
+	ADDQ(Imm(uint64(4*rows)), v)
+	DECQ(groups)
+	JNZ(LabelRef("group"))
+	end()
+}
+
+// fold writes o = o*a + x*b, three roundings, for rows of all lanes.
+func (a *isa) fold() {
+	a.text("fold", "o, x *float32, rows int, a, b *float32", "is Kernels.fold.")
+	o, x, rows, pa, pb := param("o"), param("x"), param("rows"), param("a"), param("b")
+	va, vb := a.vecs(a.cols), a.vecs(a.cols)
+	for j := range va {
+		VMOVUPS(a.at(pa, j), va[j])
+		VMOVUPS(a.at(pb, j), vb[j])
+	}
+	loop("row", rows, 1, func() {
+		for j := range va {
+			l, r := a.vec(), a.vec()
+			VMULPS(a.at(o, j), va[j], l)
+			VMULPS(a.at(x, j), vb[j], r)
+			VADDPS(r, l, l)
+			VMOVUPS(l, a.at(o, j))
+		}
+		ADDQ(U32(uint32(a.rowBytes())), o)
+		ADDQ(U32(uint32(a.rowBytes())), x)
+	})
+	end()
+}
+
+// columnMax writes mx = max(mx, s) over rows of all lanes.
+func (a *isa) columnMax() {
+	a.text("columnMax", "s *float32, rows int, mx *float32", "is Kernels.columnMax.")
+	s, rows, mx := param("s"), param("rows"), param("mx")
+	m := a.vecs(a.cols)
+	for j := range m {
+		VMOVUPS(a.at(mx, j), m[j])
+	}
+	loop("row", rows, 1, func() {
+		for j := range m {
+			VMAXPS(a.at(s, j), m[j], m[j])
+		}
+		ADDQ(U32(uint32(a.rowBytes())), s)
+	})
+	for j := range m {
+		VMOVUPS(m[j], a.at(mx, j))
+	}
+	end()
+}
+
+// edge hides what is outside each lane's keys.
+func (a *isa) edge() {
+	a.text("edge", "s *float32, rows, key int, lo, hi *int32", "is Kernels.edge.")
+	s, rows, key, lo, hi := param("s"), param("rows"), param("key"), param("lo"), param("hi")
+	j, one, hidden := a.vec(), a.vec(), a.vec()
+	VMOVUPS(cNegInf.mem(), hidden)
+	first := XMM()
+	MOVQ(key, first)
+	VPBROADCASTD(first, j)
+	if a.wide() {
+		VPTERNLOGD(U8(0xff), one, one, one)
+	} else {
+		VPCMPEQD(one, one, one)
+	}
+	los, his := a.vecs(a.cols), a.vecs(a.cols)
+	for c := range los {
+		VMOVUPS(a.at(lo, c), los[c])
+		VMOVUPS(a.at(hi, c), his[c])
+	}
+	loop("row", rows, 1, func() {
+		for c := range los {
+			x := a.vec()
+			if a.wide() {
+				k := K()
+				VPCMPD(Imm(2), j, los[c], k)    // lo <= j
+				VPCMPD(Imm(6), j, his[c], k, k) // and hi > j
+				VMOVAPS(hidden, x)
+				VMOVUPS(a.at(s, c), k, x)
+			} else {
+				before := a.vec()
+				VPCMPGTD(j, los[c], before) // lo > j
+				VPCMPGTD(j, his[c], x)      // hi > j
+				VPANDN(x, before, x)
+				VBLENDVPS(x, a.at(s, c), hidden, x)
+			}
+			VMOVUPS(x, a.at(s, c))
+		}
+		VPSUBD(one, j, j)
+		ADDQ(U32(uint32(a.rowBytes())), s)
+	})
+	end()
+}

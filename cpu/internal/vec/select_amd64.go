@@ -1,0 +1,66 @@
+package vec
+
+import "golang.org/x/sys/cpu"
+
+// Tiers returns the kernels that this machine runs in assembly, the widest first.
+func Tiers() []*Kernels { return tiers }
+
+var tiers = func() (list []*Kernels) {
+	x := &cpu.X86
+	if !x.HasAVX2 || !x.HasFMA {
+		return nil
+	}
+	if x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL {
+		list = append(list, &kernelsAVX512)
+	}
+	// F16C has no flag in x/sys/cpu: every processor with AVX2 has it.
+	return append(list, &kernelsAVX2)
+}()
+
+var kernelsAVX512 = Kernels{
+	Tier: "avx512", Lanes: 16, Width: 64,
+	scores4:   scores4AVX512,
+	scores1:   scores1AVX512,
+	values4:   values4AVX512,
+	values1:   values1AVX512,
+	weights:   weightsAVX512,
+	exp2:      exp2AVX512,
+	softcap:   softcapAVX512,
+	bias:      biasAVX512,
+	edge:      edgeAVX512,
+	columnMax: columnMaxAVX512,
+	fold:      foldAVX512,
+	nonFinite: nonFiniteAVX512,
+	transpose: transposeAVX512,
+	loadF16:   loadF16AVX512,
+	loadBF16:  loadBF16AVX512,
+	storeF16:  storeF16AVX512,
+	dots:      dotsAVX512,
+	mix: [2][2]func(o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int){
+		{mix1x1AVX512, mix1x4AVX512}, {mix4x1AVX512, mix4x4AVX512},
+	},
+}
+
+var kernelsAVX2 = Kernels{
+	Tier: "avx2", Lanes: 8, Width: 24,
+	scores4:   scores4AVX2,
+	scores1:   scores1AVX2,
+	values4:   values4AVX2,
+	values1:   values1AVX2,
+	weights:   weightsAVX2,
+	exp2:      exp2AVX2,
+	softcap:   softcapAVX2,
+	bias:      biasAVX2,
+	edge:      edgeAVX2,
+	columnMax: columnMaxAVX2,
+	fold:      foldAVX2,
+	nonFinite: nonFiniteAVX2,
+	transpose: transposeAVX2,
+	loadF16:   loadF16AVX2,
+	loadBF16:  loadBF16AVX2,
+	storeF16:  storeF16AVX2,
+	dots:      dotsAVX2,
+	mix: [2][2]func(o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int){
+		{mix1x1AVX2, mix1x4AVX2}, {mix4x1AVX2, mix4x4AVX2},
+	},
+}

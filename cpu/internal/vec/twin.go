@@ -1,0 +1,242 @@
+package vec
+
+import (
+	"math"
+	"unsafe"
+
+	"github.com/x448/float16"
+)
+
+// Portable returns the twin in plain Go of kernels with that many lanes and that
+// width: what the assembly is tested against, and what runs where there is none.
+// It is written to be read, not to be fast.
+func Portable(lanes, width int) *Kernels {
+	t := twin{lanes, width}
+	x := &Kernels{Tier: "go", Lanes: lanes, Width: width,
+		scores4: t.scores(4), scores1: t.scores(1), values4: t.values(4), values1: t.values(1),
+		weights: t.weights, exp2: t.exp2, softcap: t.softcap, bias: t.bias, edge: t.edge,
+		columnMax: t.columnMax, fold: t.fold, nonFinite: t.nonFinite, transpose: t.transpose,
+		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16, dots: t.dots}
+	for i, heads := range []int{1, 4} {
+		for j, vectors := range []int{1, 4} {
+			x.mix[i][j] = t.mix(heads, vectors)
+		}
+	}
+	return x
+}
+
+type twin struct{ lanes, width int }
+
+// floats is the n elements from row r of rows ld bytes apart.
+func floats[T any](p *T, ld, r, n int) []T {
+	return unsafe.Slice((*T)(unsafe.Add(unsafe.Pointer(p), r*ld)), n)
+}
+
+// fma is a·b + c with one rounding, but for one case in 2^29: the sum is rounded
+// to float64 first.
+func fma(a, b, c float32) float32 {
+	return float32(math.FMA(float64(a), float64(b), float64(c)))
+}
+
+// larger is the maximum of two scores; NaN is none.
+func larger(a, b float32) float32 {
+	if a > b {
+		return a
+	}
+	return b
+}
+
+func (t twin) scores(rows int) func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32) {
+	return func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32) {
+		m := floats(mx, 0, 0, t.width)
+		for r := range groups * rows {
+			out, key := floats(s, 4*t.width, r, t.width), floats(k, ldk, r, d)
+			for lane := range out {
+				sum := float32(0)
+				for i, x := range key {
+					sum = fma(x, floats(qt, 4*t.width, i, t.width)[lane], sum)
+				}
+				out[lane] = sum
+				m[lane] = larger(sum, m[lane])
+			}
+		}
+	}
+}
+
+func (t twin) values(rows int) func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32) {
+	return func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32) {
+		a := floats(alpha, 0, 0, t.width)
+		for c := range groups * rows {
+			out := floats(o, 4*t.width, c, t.width)
+			for lane := range out {
+				sum := float32(0)
+				for j := range keys {
+					sum = fma(floats(v, ldv, j, c+1)[c], floats(p, 4*t.width, j, t.width)[lane], sum)
+				}
+				out[lane] = fma(a[lane], out[lane], sum)
+			}
+		}
+	}
+}
+
+// expCoefficients are those of 1 + c1·f + ... + c6·f⁶ for 2^f on [0, 1]; the
+// generator's remez says how they come about.
+var expCoefficients = [7]float32{1, 0.693147063, 0.240229309, 0.0554852821, 0.00967545155, 0.0012467847, 0.000216129149}
+
+// power returns 2^y as the assembly does.
+func power(y float32) float32 {
+	if y < -126 {
+		return 0
+	}
+	n := float32(math.Floor(float64(y)))
+	f := y - n
+	r := expCoefficients[6]
+	for i := 5; i >= 0; i-- {
+		r = fma(r, f, expCoefficients[i])
+	}
+	return float32(math.Ldexp(float64(r), int(n)))
+}
+
+func (t twin) weights(s *float32, fours int, m, mx, l, alpha *float32) {
+	ms, mxs, ls, as := floats(m, 0, 0, t.width), floats(mx, 0, 0, t.width), floats(l, 0, 0, t.width), floats(alpha, 0, 0, t.width)
+	for lane := range t.width {
+		as[lane] = power(ms[lane] - mxs[lane])
+		ms[lane] = mxs[lane]
+		sum := float32(0)
+		for r := range fours {
+			var p [4]float32
+			for u := range p {
+				x := &floats(s, 4*t.width, 4*r+u, t.width)[lane]
+				*x = power(*x - ms[lane])
+				p[u] = *x
+			}
+			sum += (p[0] + p[1]) + (p[2] + p[3])
+		}
+		ls[lane] = float32(as[lane]*ls[lane]) + sum
+	}
+}
+
+func (t twin) exp2(x *float32, vectors int, m float32) {
+	s := floats(x, 0, 0, vectors*t.lanes)
+	for i, y := range s {
+		s[i] = power(y - m)
+	}
+}
+
+func (t twin) softcap(x *float32, vectors int, c float32) {
+	s := floats(x, 0, 0, vectors*t.lanes)
+	for i, y := range s {
+		s[i] = c * float32(math.Tanh(float64(y)))
+	}
+}
+
+func (t twin) bias(x, b *float32, vectors int) {
+	s, bias := floats(x, 0, 0, vectors*t.lanes), floats(b, 0, 0, vectors*t.lanes)
+	for i, y := range bias {
+		s[i] = fma(math.Log2E, y, s[i])
+		if math.IsInf(float64(y), -1) {
+			s[i] = y
+		}
+	}
+}
+
+func (t twin) edge(s *float32, rows, key int, lo, hi *int32) {
+	los, his := floats(lo, 0, 0, t.width), floats(hi, 0, 0, t.width)
+	for r := range rows {
+		row := floats(s, 4*t.width, r, t.width)
+		for lane := range row {
+			if j := int32(key + r); j < los[lane] || j >= his[lane] {
+				row[lane] = float32(math.Inf(-1))
+			}
+		}
+	}
+}
+
+func (t twin) columnMax(s *float32, rows int, mx *float32) {
+	m := floats(mx, 0, 0, t.width)
+	for r := range rows {
+		for lane, x := range floats(s, 4*t.width, r, t.width) {
+			m[lane] = larger(x, m[lane])
+		}
+	}
+}
+
+func (t twin) fold(o, x *float32, rows int, a, b *float32) {
+	as, bs := floats(a, 0, 0, t.width), floats(b, 0, 0, t.width)
+	for r := range rows {
+		out, in := floats(o, 4*t.width, r, t.width), floats(x, 4*t.width, r, t.width)
+		for lane := range out {
+			out[lane] = float32(out[lane]*as[lane]) + float32(in[lane]*bs[lane])
+		}
+	}
+}
+
+func (t twin) nonFinite(x *float32, ld, rows, vectors int, found *int32) {
+	*found = 0
+	for r := range rows {
+		for _, y := range floats(x, ld, r, vectors*t.lanes) {
+			if y-y != 0 {
+				*found = 1
+			}
+		}
+	}
+}
+
+func (t twin) transpose(dst *float32, ldd int, src *float32, lds int, mul *float32) {
+	m := floats(mul, 0, 0, t.lanes)
+	for r := range t.lanes {
+		for c, x := range floats(src, lds, r, t.lanes) {
+			floats(dst, ldd, c, t.lanes)[r] = x*m[c] + 0
+		}
+	}
+}
+
+func f16(b uint16) float32  { return float16.Frombits(b).Float32() }
+func bf16(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }
+
+func (t twin) load(decode func(uint16) float32) func(dst *float32, ldd int, src *uint16, lds, rows, vectors int) {
+	return func(dst *float32, ldd int, src *uint16, lds, rows, vectors int) {
+		for r := range rows {
+			out := floats(dst, ldd, r, vectors*t.lanes)
+			for i, b := range floats(src, lds, r, vectors*t.lanes) {
+				out[i] = decode(b)
+			}
+		}
+	}
+}
+
+func (t twin) storeF16(dst *uint16, src *float32, vectors int) {
+	out := floats(dst, 0, 0, vectors*t.lanes)
+	for i, x := range floats(src, 0, 0, vectors*t.lanes) {
+		out[i] = float16.Fromfloat32(x).Bits()
+	}
+}
+
+func (t twin) dots(s *float32, lds int, k *float32, ldk int, q *float32, ldq, heads, chunks, groups int) {
+	for h := range heads {
+		out, query := floats(s, lds, h, groups*t.lanes), floats(q, ldq, h, chunks*t.lanes)
+		for j := range out {
+			sum := float32(0)
+			for i, x := range floats(k, ldk, j, len(query)) {
+				sum = fma(x, query[i], sum)
+			}
+			out[j] = sum
+		}
+	}
+}
+
+func (t twin) mix(heads, vectors int) func(o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int) {
+	return func(o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int) {
+		n := strips * vectors * t.lanes
+		for h := range heads {
+			out, a := floats(o, ldo, h, n), floats(alpha, 4, h, 1)[0]
+			for c := range out {
+				sum := float32(0)
+				for j, w := range floats(p, ldp, h, keys) {
+					sum = fma(floats(v, ldv, j, n)[c], w, sum)
+				}
+				out[c] = fma(a, out[c], sum)
+			}
+		}
+	}
+}

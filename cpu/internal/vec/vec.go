@@ -1,0 +1,248 @@
+// Package vec is the arithmetic of attention on one core: the inner loops
+// between which package cpu moves blocks of Q, K and V.
+//
+// The register tile has query rows as lanes. With W lanes, a block of keys and a
+// block of values go by as
+//
+//	S[key][lane] = Σ_d K[key][d]·Qᵀ[d][lane]          Scores
+//	P = 2^(S - m),  l = a·l + Σ P,  a = 2^(m_old - m)   Weights
+//	Oᵀ[d][lane] = a·Oᵀ[d][lane] + Σ_key V[key][d]·P     Values
+//
+// so that K and V are read where they lie, at any distance between rows, no sum
+// goes across lanes, and only Q and O are transposed. Scores are in units of
+// log2 e: who packs Q multiplies it by scale·log2(e). With few query rows lanes
+// would stay empty; then keys are lanes instead (Dots, Mix), with every sum in
+// the same order, so that a row's bits are the same either way:
+//
+//	a score is summed over d upwards from 0, in one chain of FMAs
+//	a block's weights are summed by fours, ((p0+p1)+(p2+p3)), upwards from 0
+//	a block's values are summed over keys upwards from 0, in one chain of FMAs,
+//	then o = a·o + sum in one more
+//
+// [Tiers] lists the kernels that the machine runs: generated assembly (see
+// _generate) for AVX-512F/DQ/VL and for AVX2 with FMA and F16C. [Portable] is their
+// twin in plain Go, from which each is tested to differ by no more than it says.
+//
+// Methods check that their slices are long enough and read or write nothing
+// outside of what they say. One call of assembly is kept to some 10 microseconds
+// (see budget), as it cannot be preempted.
+package vec
+
+//go:generate sh -c "cd _generate && go run . -out ../vec_amd64.s -stubs ../vec_amd64.go -pkg vec"
+
+// Kernels are the kernels of one tier of instructions. The fields that hold
+// functions take pointers, and distances between rows in bytes, as the assembly
+// does; the methods are what callers use.
+type Kernels struct {
+	// Tier is the name: "avx512", "avx2", "go".
+	Tier string
+	// Lanes is how many float32 a vector holds, Width how many query rows a
+	// register tile does: a multiple of Lanes.
+	Lanes, Width int
+
+	scores4, scores1 func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32)
+	values4, values1 func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32)
+	weights          func(s *float32, fours int, m, mx, l, alpha *float32)
+	exp2, softcap    func(x *float32, vectors int, c float32)
+	bias             func(x, b *float32, vectors int)
+	edge             func(s *float32, rows, key int, lo, hi *int32)
+	columnMax        func(s *float32, rows int, mx *float32)
+	fold             func(o, x *float32, rows int, a, b *float32)
+	nonFinite        func(x *float32, ld, rows, vectors int, found *int32)
+	transpose        func(dst *float32, ldd int, src *float32, lds int, mul *float32)
+	loadF16          func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
+	loadBF16         func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
+	storeF16         func(dst *uint16, src *float32, vectors int)
+	dots             func(s *float32, lds int, k *float32, ldk int, q *float32, ldq, heads, chunks, groups int)
+	// mix[0] takes one row, mix[1] four; each [0] one vector of elements a
+	// strip, [1] four.
+	mix [2][2]func(o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int)
+}
+
+// budget is how many multiply-adds of whole vectors one call of assembly does at
+// most: at one a cycle and 3 GHz 11 microseconds.
+const budget = 1 << 15
+
+// Scores computes a score tile and the running maximum of each lane:
+//
+//	S[key][lane] = Σ_d K[key][d]·Qᵀ[d][lane]    mx[lane] = max(mx[lane], max_key S)
+//
+//	s [n, Width]    k [n, d], rows ldk apart    qt [d, Width]    mx [Width]
+//
+// A NaN among the scores of a lane leaves mx unspecified in that lane.
+func (x *Kernels) Scores(s, k []float32, ldk, n int, qt []float32, d int, mx []float32) {
+	w := x.Width
+	_, _, _, _ = s[n*w-1], k[(n-1)*ldk+d-1], qt[d*w-1], mx[w-1]
+	most := max(1, budget/(4*(w/x.Lanes)*d))
+	r := 0
+	for r+4 <= n {
+		groups := min(most, (n-r)/4)
+		x.scores4(&s[r*w], &k[r*ldk], 4*ldk, &qt[0], d, groups, &mx[0])
+		r += 4 * groups
+	}
+	if r < n {
+		x.scores1(&s[r*w], &k[r*ldk], 4*ldk, &qt[0], d, n-r, &mx[0])
+	}
+}
+
+// Weights turns a score tile into weights, with the maximum mx that Scores left
+// (which must take in m's):
+//
+//	alpha = 2^(m - mx)    m = mx    S = 2^(S - m)    l = alpha·l + Σ_key S
+//
+//	s [4·fours, Width]    m, mx, l, alpha [Width]
+//
+// A score of -Inf gives exactly 0 as long as m is finite, and so does what would
+// be subnormal. The power is within 2 ulp.
+func (x *Kernels) Weights(s []float32, fours int, m, mx, l, alpha []float32) {
+	w := x.Width
+	_, _, _, _, _ = s[4*fours*w-1], m[w-1], mx[w-1], l[w-1], alpha[w-1]
+	x.weights(&s[0], fours, &m[0], &mx[0], &l[0], &alpha[0])
+}
+
+// Values adds a block of values to the outputs:
+//
+//	Oᵀ[d][lane] = alpha[lane]·Oᵀ[d][lane] + Σ_key V[key][d]·P[key][lane]
+//
+//	o [d, Width]    v [keys, d], rows ldv apart    p [keys, Width]    alpha [Width]
+func (x *Kernels) Values(o, v []float32, ldv int, p []float32, keys, d int, alpha []float32) {
+	w := x.Width
+	_, _, _, _ = o[d*w-1], v[(keys-1)*ldv+d-1], p[keys*w-1], alpha[w-1]
+	most := max(1, budget/(4*(w/x.Lanes)*keys))
+	c := 0
+	for c+4 <= d {
+		groups := min(most, (d-c)/4)
+		x.values4(&o[c*w], &v[c], 4*ldv, &p[0], keys, groups, &alpha[0])
+		c += 4 * groups
+	}
+	if c < d {
+		x.values1(&o[c*w], &v[c], 4*ldv, &p[0], keys, d-c, &alpha[0])
+	}
+}
+
+// Exp2 replaces x by 2^(x-m), as Weights does; the length is a multiple of Lanes.
+func (x *Kernels) Exp2(s []float32, m float32) { x.exp2(&s[0], len(s)/x.Lanes, m) }
+
+// Softcap replaces s by c·tanh(s), to within 4 ulp and the product's half; the
+// length is a multiple of Lanes. It keeps NaN.
+func (x *Kernels) Softcap(s []float32, c float32) { x.softcap(&s[0], len(s)/x.Lanes, c) }
+
+// Bias adds log2(e)·b to s; where b is -Inf the result is -Inf whatever s is. The
+// length of s is a multiple of Lanes.
+func (x *Kernels) Bias(s, b []float32) { x.bias(&s[0], &b[:len(s)][0], len(s)/x.Lanes) }
+
+// Edge hides keys: where key+r is not in [lo, hi) of a lane, S[r][lane] = -Inf.
+//
+//	s [rows, Width]    lo, hi [Width]
+func (x *Kernels) Edge(s []float32, rows, key int, lo, hi []int32) {
+	_, _, _ = s[rows*x.Width-1], lo[x.Width-1], hi[x.Width-1]
+	x.edge(&s[0], rows, key, &lo[0], &hi[0])
+}
+
+// ColumnMax computes mx = max(mx, S) as Scores does.
+//
+//	s [rows, Width]    mx [Width]
+func (x *Kernels) ColumnMax(s []float32, rows int, mx []float32) {
+	_, _ = s[rows*x.Width-1], mx[x.Width-1]
+	x.columnMax(&s[0], rows, &mx[0])
+}
+
+// Fold computes o = o·a + t·b, each operation rounded.
+//
+//	o, t [rows, Width]    a, b [Width]
+func (x *Kernels) Fold(o, t []float32, rows int, a, b []float32) {
+	_, _, _, _ = o[rows*x.Width-1], t[rows*x.Width-1], a[x.Width-1], b[x.Width-1]
+	x.fold(&o[0], &t[0], rows, &a[0], &b[0])
+}
+
+// NonFinite reports whether any of the elements is NaN or infinite.
+//
+//	v [rows, d], rows ld apart
+func (x *Kernels) NonFinite(v []float32, ld, rows, d int) bool {
+	_ = v[(rows-1)*ld+d-1]
+	if vectors := d / x.Lanes; vectors > 0 {
+		var found [1]int32
+		x.nonFinite(&v[0], 4*ld, rows, vectors, &found[0])
+		if found[0] != 0 {
+			return true
+		}
+	}
+	for r := range rows {
+		for _, y := range v[r*ld+d/x.Lanes*x.Lanes : r*ld+d] {
+			if y-y != 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Transpose writes a square of Lanes x Lanes elements transposed, element c of
+// source row r times mul[r]... to dst[c][r]: each source row is multiplied by
+// mul lane by lane, so that mul belongs to the columns of src and the rows of
+// dst. No zero comes out negative.
+//
+//	src [Lanes, Lanes], rows lds apart    dst [Lanes, Lanes], rows ldd apart    mul [Lanes]
+func (x *Kernels) Transpose(dst []float32, ldd int, src []float32, lds int, mul []float32) {
+	n := x.Lanes
+	_, _, _ = dst[(n-1)*ldd+n-1], src[(n-1)*lds+n-1], mul[n-1]
+	x.transpose(&dst[0], 4*ldd, &src[0], 4*lds, &mul[0])
+}
+
+// LoadF16 writes binary16 numbers as float32, exactly. cols is a multiple of
+// Lanes.
+//
+//	dst [rows, cols], rows ldd apart    src [rows, cols], rows lds apart
+func (x *Kernels) LoadF16(dst []float32, ldd int, src []uint16, lds, rows, cols int) {
+	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+cols-1]
+	x.loadF16(&dst[0], 4*ldd, &src[0], 2*lds, rows, cols/x.Lanes)
+}
+
+// LoadBF16 is LoadF16 for bfloat16.
+func (x *Kernels) LoadBF16(dst []float32, ldd int, src []uint16, lds, rows, cols int) {
+	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+cols-1]
+	x.loadBF16(&dst[0], 4*ldd, &src[0], 2*lds, rows, cols/x.Lanes)
+}
+
+// StoreF16 rounds src to binary16, to nearest even. The length of src is a
+// multiple of Lanes.
+func (x *Kernels) StoreF16(dst []uint16, src []float32) {
+	x.storeF16(&dst[:len(src)][0], &src[0], len(src)/x.Lanes)
+}
+
+// Dots computes scores with keys as lanes, in the sums of Scores:
+//
+//	S[h][key] = Σ_d K[key][d]·Q[h][d]
+//
+//	s [heads, n], rows lds apart    k [n, d], rows ldk apart    q [heads, d], rows ldq apart
+//
+// n and d are multiples of Lanes.
+func (x *Kernels) Dots(s []float32, lds int, k []float32, ldk, n int, q []float32, ldq, heads, d int) {
+	_, _, _ = s[(heads-1)*lds+n-1], k[(n-1)*ldk+d-1], q[(heads-1)*ldq+d-1]
+	x.dots(&s[0], 4*lds, &k[0], 4*ldk, &q[0], 4*ldq, heads, d/x.Lanes, n/x.Lanes)
+}
+
+// Mix adds a block of values to a few outputs, in the sums of Values:
+//
+//	O[h][d] = alpha[h]·O[h][d] + Σ_key V[key][d]·P[h][key]
+//
+//	o [heads, d], rows ldo apart    v [keys, d], rows ldv apart    p [heads, keys], rows ldp apart    alpha [heads]
+//
+// d is a multiple of Lanes.
+func (x *Kernels) Mix(o []float32, ldo int, v []float32, ldv int, p []float32, ldp, keys int, alpha []float32, heads, d int) {
+	_, _, _, _ = o[(heads-1)*ldo+d-1], v[(keys-1)*ldv+d-1], p[(heads-1)*ldp+keys-1], alpha[heads-1]
+	vectors := d / x.Lanes
+	for h := 0; h < heads; {
+		n, kind := 1, 0
+		if h+4 <= heads {
+			n, kind = 4, 1
+		}
+		if strips := vectors / 4; strips > 0 {
+			x.mix[kind][1](&o[h*ldo], 4*ldo, &v[0], 4*ldv, &p[h*ldp], 4*ldp, keys, &alpha[h], strips)
+		}
+		if c := vectors / 4 * 4; c < vectors {
+			x.mix[kind][0](&o[h*ldo+c*x.Lanes], 4*ldo, &v[c*x.Lanes], 4*ldv, &p[h*ldp], 4*ldp, keys, &alpha[h], vectors-c)
+		}
+		h += n
+	}
+}

@@ -1,0 +1,356 @@
+package vec
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+// eachTier runs f for each tier that the machine has, with its twin.
+func eachTier(t *testing.T, f func(t *testing.T, x, twin *Kernels, rng *rand.Rand)) {
+	if len(Tiers()) == 0 {
+		t.Skip("no assembly for this machine")
+	}
+	for _, x := range Tiers() {
+		t.Run(x.Tier, func(t *testing.T) {
+			f(t, x, Portable(x.Lanes, x.Width), rand.New(rand.NewPCG(1, 2)))
+		})
+	}
+}
+
+func random(rng *rand.Rand, n int) []float32 {
+	s := make([]float32, n)
+	for i := range s {
+		s[i] = float32(rng.NormFloat64())
+	}
+	return s
+}
+
+func filled(n int, x float32) []float32 {
+	s := make([]float32, n)
+	for i := range s {
+		s[i] = x
+	}
+	return s
+}
+
+func clone[T any](s []T) []T { return append([]T(nil), s...) }
+
+// ulps returns how many float32 lie between a and b; NaN equals NaN.
+func ulps(a, b float32) int64 {
+	if a != a && b != b || a == b {
+		return 0
+	}
+	if a != a || b != b {
+		return math.MaxInt64
+	}
+	order := func(x float32) int64 {
+		u := int64(math.Float32bits(x))
+		if u >= 1<<31 {
+			return 1<<31 - u
+		}
+		return u
+	}
+	d := order(a) - order(b)
+	return max(d, -d)
+}
+
+// within fails when got is more than limit ulp from want somewhere.
+func within(t *testing.T, what string, got, want []float32, limit int64) {
+	t.Helper()
+	for i := range want {
+		if d := ulps(got[i], want[i]); d > limit {
+			t.Fatalf("%s: element %d is %v, its twin has %v: %d ulp apart, %d allowed", what, i, got[i], want[i], d, limit)
+		}
+	}
+}
+
+// A chain of FMAs gives the twin's bits, but where rounding to float64 first
+// decides a tie (one case in 2^29): 1 ulp of a partial sum.
+const chain = 1
+
+func TestScoresAndValues(t *testing.T) {
+	eachTier(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
+		w := x.Width
+		for _, d := range []int{1, 2, 3, 4, 5, 7, 8, 15, 17, 64, 130} {
+			for _, n := range []int{1, 2, 3, 4, 6, 9, 31, 128} {
+				ld := d + n%3
+				k, qt := random(rng, n*ld), random(rng, d*w)
+				mx := random(rng, w)
+				s, s2, mx2 := filled(n*w, 9), filled(n*w, 9), clone(mx)
+				x.Scores(s, k, ld, n, qt, d, mx)
+				twin.Scores(s2, k, ld, n, qt, d, mx2)
+				what := fmt.Sprintf("%d keys of %d", n, d)
+				within(t, "scores, "+what, s, s2, chain)
+				within(t, "maximum, "+what, mx, mx2, chain)
+
+				o, alpha := random(rng, d*w), random(rng, w)
+				o2 := clone(o)
+				x.Values(o, k, ld, s, n, d, alpha)
+				twin.Values(o2, k, ld, s, n, d, alpha)
+				within(t, "values, "+what, o, o2, chain)
+			}
+		}
+	})
+}
+
+// TestDecodeIsPrefill shows that keys as lanes and queries as lanes give the
+// same bits, scores and values.
+func TestDecodeIsPrefill(t *testing.T) {
+	eachTier(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
+		w, n := x.Width, 5*x.Lanes
+		for _, d := range []int{x.Lanes, 3 * x.Lanes, 4 * x.Lanes, 9 * x.Lanes} {
+			for _, heads := range []int{1, 2, 4, 5, 8} {
+				k, q := random(rng, n*(d+1)), random(rng, heads*d)
+				qt := make([]float32, d*w)
+				for h := range heads {
+					for i := range d {
+						qt[i*w+h] = q[h*d+i]
+					}
+				}
+				s, st := make([]float32, heads*n), make([]float32, n*w)
+				x.Dots(s, n, k, d+1, n, q, d, heads, d)
+				x.Scores(st, k, d+1, n, qt, d, filled(w, 0))
+				for h := range heads {
+					for j := range n {
+						if s[h*n+j] != st[j*w+h] {
+							t.Fatalf("score %d of row %d of %d: %v, with queries as lanes %v", j, h, heads, s[h*n+j], st[j*w+h])
+						}
+					}
+				}
+				two := make([]float32, heads*n)
+				twin.Dots(two, n, k, d+1, n, q, d, heads, d)
+				within(t, "dots", s, two, chain)
+
+				o, alpha := random(rng, heads*d), random(rng, w)
+				ot := make([]float32, d*w)
+				for h := range heads {
+					for i := range d {
+						ot[i*w+h] = o[h*d+i]
+					}
+				}
+				o2 := clone(o)
+				x.Mix(o, d, k, d+1, s, n, n, alpha, heads, d)
+				x.Values(ot, k, d+1, st, n, d, alpha)
+				twin.Mix(o2, d, k, d+1, s, n, n, alpha, heads, d)
+				within(t, "mix", o, o2, chain)
+				for h := range heads {
+					for i := range d {
+						if o[h*d+i] != ot[i*w+h] {
+							t.Fatalf("element %d of row %d of %d: %v, with queries as lanes %v", i, h, heads, o[h*d+i], ot[i*w+h])
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// TestExp2 holds the power to 2 ulp of the true value, and to what must be exact.
+func TestExp2(t *testing.T) {
+	kernels := append([]*Kernels{Portable(4, 8)}, Tiers()...)
+	for _, x := range kernels {
+		t.Run(x.Tier, func(t *testing.T) {
+			worst := 0.0
+			const n = 1 << 16
+			s := make([]float32, n)
+			for block := range 64 {
+				in := make([]float32, n)
+				for i := range in {
+					in[i] = -126 * float32(block*n+i) / (64 * n)
+				}
+				copy(s, in)
+				x.Exp2(s, 0)
+				for i, y := range in {
+					ref := math.Exp2(float64(y))
+					ulp := math.Ldexp(1, max(math.Ilogb(ref), -126)-23)
+					worst = max(worst, math.Abs(float64(s[i])-ref)/ulp)
+				}
+			}
+			t.Logf("%.2f ulp", worst)
+			if worst > 2 {
+				t.Errorf("2^y is off by %.2f ulp, 2 are allowed", worst)
+			}
+			inf := float32(math.Inf(1))
+			nan := float32(math.NaN())
+			in := []float32{0, -1, -126, -126.01, -127, -1000, -math.MaxFloat32, -inf, nan, -149, -1e-30, -13, -100, -125, -3, -2}
+			want := []float32{1, 0.5, 0x1p-126, 0, 0, 0, 0, 0, nan, 0, 1, 0x1p-13, 0x1p-100, 0x1p-125, 0.125, 0.25}
+			x.Exp2(in, 0)
+			within(t, "exp2", in, want, 0)
+		})
+	}
+}
+
+func TestWeights(t *testing.T) {
+	eachTier(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
+		w := x.Width
+		inf := float32(math.Inf(-1))
+		for _, fours := range []int{1, 2, 32} {
+			s := random(rng, 4*fours*w)
+			for i := range s {
+				s[i] *= 20
+				if rng.IntN(5) == 0 {
+					s[i] = inf
+				}
+			}
+			s[3] = float32(math.NaN())
+			for r := range 4 * fours { // a lane that sees nothing
+				s[r*w+5] = inf
+			}
+			m := filled(w, -math.MaxFloat32)
+			m[0] = 100
+			mx, l := clone(m), random(rng, w)
+			x.ColumnMax(s, 4*fours, mx)
+			mx[3] = 1
+			s2, m2, l2, alpha, alpha2 := clone(s), clone(m), clone(l), make([]float32, w), make([]float32, w)
+			x.Weights(s, fours, m, mx, l, alpha)
+			twin.Weights(s2, fours, m2, mx, l2, alpha2)
+			// 1 ulp for a tie in each power; the sum's error is that of its parts.
+			within(t, "weights", s, s2, 2)
+			within(t, "alpha", alpha, alpha2, 2)
+			within(t, "maximum", m, m2, 0)
+			for lane := range l {
+				if diff := math.Abs(float64(l[lane] - l2[lane])); diff > 1e-6*float64(4*fours) || (l[lane] != l[lane]) != (l2[lane] != l2[lane]) {
+					t.Errorf("lane %d: sum %v, twin %v", lane, l[lane], l2[lane])
+				}
+			}
+			if alpha[5] != 1 || s[5] != 0 {
+				t.Errorf("a lane that sees nothing has alpha %v and weight %v", alpha[5], s[5])
+			}
+		}
+	})
+}
+
+// TestSoftcap holds c·tanh to 4 ulp and half for the product.
+func TestSoftcap(t *testing.T) {
+	eachTier(t, func(t *testing.T, x, _ *Kernels, rng *rand.Rand) {
+		const n = 1 << 16
+		s := make([]float32, n)
+		for i := range s {
+			s[i] = float32(math.Ldexp(rng.Float64()*2-1, rng.IntN(40)-30))
+		}
+		s[0], s[1], s[2], s[3] = 0, float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN())
+		in, worst := clone(s), 0.0
+		x.Softcap(s, 3)
+		for i, y := range in {
+			ref := 3 * math.Tanh(float64(y))
+			if y != y {
+				if s[i] == s[i] {
+					t.Errorf("NaN gives %v", s[i])
+				}
+				continue
+			}
+			if ref == 0 {
+				if s[i] != 0 {
+					t.Errorf("0 gives %v", s[i])
+				}
+				continue
+			}
+			worst = max(worst, math.Abs(float64(s[i])-ref)/math.Ldexp(1, math.Ilogb(ref)-23))
+		}
+		t.Logf("%.2f ulp", worst)
+		if worst > 4.5 {
+			t.Errorf("c·tanh is off by %.2f ulp", worst)
+		}
+	})
+}
+
+// TestTileSteps compares what is applied to a tile between the two products.
+func TestTileSteps(t *testing.T) {
+	eachTier(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
+		w := x.Width
+		inf, nan := float32(math.Inf(1)), float32(math.NaN())
+		const rows = 7
+		s, b := random(rng, rows*w), random(rng, rows*w)
+		for i := range b {
+			switch rng.IntN(6) {
+			case 0:
+				b[i] = -inf
+			case 1:
+				s[i] = []float32{nan, inf, -inf}[rng.IntN(3)]
+			}
+		}
+		s2 := clone(s)
+		x.Bias(s, b)
+		twin.Bias(s2, b)
+		within(t, "bias", s, s2, chain)
+
+		lo, hi := make([]int32, w), make([]int32, w)
+		for i := range lo {
+			lo[i], hi[i] = int32(rng.IntN(rows+6)-3+100), int32(rng.IntN(rows+6)-3+100)
+		}
+		x.Edge(s, rows, 100, lo, hi)
+		twin.Edge(s2, rows, 100, lo, hi)
+		within(t, "edge", s, s2, chain)
+
+		o, u, a := random(rng, rows*w), random(rng, rows*w), random(rng, w)
+		o2 := clone(o)
+		x.Fold(o, u, rows, a, b[:w])
+		twin.Fold(o2, u, rows, a, b[:w])
+		within(t, "fold", o, o2, 0)
+	})
+}
+
+func TestMoves(t *testing.T) {
+	eachTier(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
+		n := x.Lanes
+		src, mul := random(rng, n*(n+3)), random(rng, n)
+		src[0], mul[0] = 0, -1
+		dst, dst2 := make([]float32, n*(n+1)), make([]float32, n*(n+1))
+		x.Transpose(dst, n+1, src, n+3, mul)
+		twin.Transpose(dst2, n+1, src, n+3, mul)
+		within(t, "transpose", dst, dst2, 0)
+		if math.Signbit(float64(dst[0])) {
+			t.Error("a zero came out negative")
+		}
+
+		all := make([]uint16, 1<<16)
+		for i := range all {
+			all[i] = uint16(i)
+		}
+		got, want := make([]float32, 1<<16), make([]float32, 1<<16)
+		x.LoadF16(got, 1<<12, all, 1<<12, 16, 1<<12)
+		twin.LoadF16(want, 1<<12, all, 1<<12, 16, 1<<12)
+		within(t, "f16", got, want, 0)
+		back := make([]uint16, 1<<16)
+		x.StoreF16(back, got)
+		for i, b := range back {
+			if b != all[i] && got[i] == got[i] {
+				t.Fatalf("f16 %#04x came back as %#04x", i, b)
+			}
+		}
+		x.LoadBF16(got, 1<<12, all, 1<<12, 16, 1<<12)
+		twin.LoadBF16(want, 1<<12, all, 1<<12, 16, 1<<12)
+		within(t, "bf16", got, want, 0)
+		in := random(rng, 1<<12)
+		for i := range in {
+			in[i] = float32(math.Ldexp(float64(in[i]), rng.IntN(50)-30))
+		}
+		r, r2 := make([]uint16, len(in)), make([]uint16, len(in))
+		x.StoreF16(r, in)
+		twin.StoreF16(r2, in)
+		for i := range r {
+			if r[i] != r2[i] {
+				t.Fatalf("%v became f16 %#04x, its twin has %#04x", in[i], r[i], r2[i])
+			}
+		}
+
+		for _, d := range []int{1, n, 2*n + 3} {
+			for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1))} {
+				v := random(rng, 5*(d+2))
+				v[d] = bad // between rows
+				if x.NonFinite(v, d+2, 5, d) {
+					t.Errorf("%v between rows of %d is found", bad, d)
+				}
+				for at := range d {
+					v[3*(d+2)+at] = bad
+					if !x.NonFinite(v, d+2, 5, d) {
+						t.Errorf("%v at element %d of %d is not found", bad, at, d)
+					}
+					v[3*(d+2)+at] = math.MaxFloat32
+				}
+			}
+		}
+	})
+}
