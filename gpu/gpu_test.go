@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/cpu"
 )
 
 // open opens the default adapter. Without one the test is skipped, or fails where
@@ -25,6 +26,7 @@ func open(t testing.TB, opt Options) *Backend {
 
 func TestConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
-		Open: func(t testing.TB) backend.Backend { return open(t, Options{}) },
+		Open:    func(t testing.TB) backend.Backend { return open(t, Options{}) },
+		Against: func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) },
 	})
 }
