@@ -70,7 +70,10 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 	// A workgroup takes all keys of a piece one after the other, so a piece
 	// bounds the shortest submission.
 	chunks := (d.Dim + tile - 1) / tile
-	loops := chunks*(1+4+4+8) + 8 + 4*(4+4) + a.blk*(1+4+8) + 1 // see attention.wgsl
+	// Each loop of attention.wgsl for one tile, as if none were unrolled: staging
+	// and products of a chunk, scores, maxima, exponentials, the blocks of columns.
+	const product = 8 * (1 + 4)
+	loops := 1 + chunks*(1+4+4+product) + 4 + 4*(1+4+4) + 8 + 4 + a.blk*(1+4+4+product)
 	a.cut.most[axN] = longest(tile, loops, a.each*tile*tile, b.maxWork)
 	a.cut.state = func(x box) uint64 {
 		return uint64(x.len(axB)*x.len(axH)*x.len(axM)) * uint64(a.stateWidth()) * 4

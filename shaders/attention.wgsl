@@ -211,43 +211,19 @@ fn put(i: u32, x: f32) {
 }
 
 fn load_q(i: u32) -> f32 {
-    var x = 0.0;
-    if (IN == 0u) {
-        x = bitcast<f32>(q[i]);
-    } else {
-        x = decode(q[i >> 1u], i, IN);
-    }
-    return x;
+    return decode(q[select(i >> 1u, i, IN == 0u)], i, IN);
 }
 
 fn load_k(i: u32) -> f32 {
-    var x = 0.0;
-    if (IN == 0u) {
-        x = bitcast<f32>(k[i]);
-    } else {
-        x = decode(k[i >> 1u], i, IN);
-    }
-    return x;
+    return decode(k[select(i >> 1u, i, IN == 0u)], i, IN);
 }
 
 fn load_v(i: u32) -> f32 {
-    var x = 0.0;
-    if (IN == 0u) {
-        x = bitcast<f32>(v[i]);
-    } else {
-        x = decode(v[i >> 1u], i, IN);
-    }
-    return x;
+    return decode(v[select(i >> 1u, i, IN == 0u)], i, IN);
 }
 
 fn load_bias(i: u32) -> f32 {
-    var x = 0.0;
-    if (p.bias_type == 1u) {
-        x = bitcast<f32>(bias[i]);
-    } else {
-        x = decode(bias[i >> 1u], i, p.bias_type - 1u);
-    }
-    return x;
+    return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
 }
 
 // stage_q puts depths from d0 of the block's rows into qs, zeros beyond the end.
@@ -355,6 +331,10 @@ fn largest(s: vec4<f32>) -> f32 {
     return max(max(s.x, s.y), max(s.z, s.w));
 }
 
+fn add(w: f32, v: vec4<f32>, acc: vec4<f32>) -> vec4<f32> {
+    return fma(vec4<f32>(w), v, acc);
+}
+
 // add_seen is acc + w·v, but acc where w is the marker of a hidden key.
 fn add_seen(w: f32, v: vec4<f32>, acc: vec4<f32>) -> vec4<f32> {
     return select(fma(vec4<f32>(w), v, acc), acc, bitcast<u32>(w) == HIDDEN_BITS);
@@ -421,39 +401,32 @@ fn main(
         let j0 = u32(tile) - p.key0;
         let check = paired || tile < all_from || tile + 32 > all_to;
 
-        var s0 = vec4<f32>(0.0);
-        var s1 = vec4<f32>(0.0);
-        var s2 = vec4<f32>(0.0);
-        var s3 = vec4<f32>(0.0);
+        var s: array<vec4<f32>, 4>; // of the thread's rows
+        for (var r = 0u; r < 4u; r++) {
+            s[r] = vec4<f32>(0.0);
+        }
         for (var d0 = 0u; d0 < p.dim; d0 += 32u) {
             workgroupBarrier();
             stage_q(t, q_at, r0, d0);
             stage_k(t, k_at, j0, d0);
             workgroupBarrier();
             for (var x = 0u; x < 8u; x++) {
-                let a0 = qs[(4u * ty) * 9u + x];
-                let a1 = qs[(4u * ty + 1u) * 9u + x];
-                let a2 = qs[(4u * ty + 2u) * 9u + x];
-                let a3 = qs[(4u * ty + 3u) * 9u + x];
                 let b0 = kv[(4u * x) * 9u + tx];
                 let b1 = kv[(4u * x + 1u) * 9u + tx];
                 let b2 = kv[(4u * x + 2u) * 9u + tx];
                 let b3 = kv[(4u * x + 3u) * 9u + tx];
-                s0 = fma(vec4<f32>(a0.w), b3, fma(vec4<f32>(a0.z), b2, fma(vec4<f32>(a0.y), b1, fma(vec4<f32>(a0.x), b0, s0))));
-                s1 = fma(vec4<f32>(a1.w), b3, fma(vec4<f32>(a1.z), b2, fma(vec4<f32>(a1.y), b1, fma(vec4<f32>(a1.x), b0, s1))));
-                s2 = fma(vec4<f32>(a2.w), b3, fma(vec4<f32>(a2.z), b2, fma(vec4<f32>(a2.y), b1, fma(vec4<f32>(a2.x), b0, s2))));
-                s3 = fma(vec4<f32>(a3.w), b3, fma(vec4<f32>(a3.z), b2, fma(vec4<f32>(a3.y), b1, fma(vec4<f32>(a3.x), b0, s3))));
+                for (var r = 0u; r < 4u; r++) {
+                    let a = qs[(4u * ty + r) * 9u + x];
+                    s[r] = add(a.w, b3, add(a.z, b2, add(a.y, b1, add(a.x, b0, s[r]))));
+                }
             }
         }
 
-        let w0 = score(s0, b, h, r0 + 4u * ty, j0 + 4u * tx, cap, check);
-        let w1 = score(s1, b, h, r0 + 4u * ty + 1u, j0 + 4u * tx, cap, check);
-        let w2 = score(s2, b, h, r0 + 4u * ty + 2u, j0 + 4u * tx, cap, check);
-        let w3 = score(s3, b, h, r0 + 4u * ty + 3u, j0 + 4u * tx, cap, check);
-        part[tx * 32u + 4u * ty] = largest(w0.s);
-        part[tx * 32u + 4u * ty + 1u] = largest(w1.s);
-        part[tx * 32u + 4u * ty + 2u] = largest(w2.s);
-        part[tx * 32u + 4u * ty + 3u] = largest(w3.s);
+        var w: array<Scores, 4>;
+        for (var r = 0u; r < 4u; r++) {
+            w[r] = score(s[r], b, h, r0 + 4u * ty + r, j0 + 4u * tx, cap, check);
+            part[tx * 32u + 4u * ty + r] = largest(w[r].s);
+        }
         workgroupBarrier();
         var top = m;
         for (var x = 0u; x < 8u; x++) {
@@ -463,57 +436,36 @@ fn main(
         let rescale = exp2_acc((m - top) * LOG2E);
         m = top;
 
-        let p0 = exp2_acc((w0.s - vec4<f32>(m.x)) * LOG2E);
-        let p1 = exp2_acc((w1.s - vec4<f32>(m.y)) * LOG2E);
-        let p2 = exp2_acc((w2.s - vec4<f32>(m.z)) * LOG2E);
-        let p3 = exp2_acc((w3.s - vec4<f32>(m.w)) * LOG2E);
-        let zero = vec4<f32>(0.0);
-        let ones = vec4<f32>(1.0);
-        l = fma(l, rescale, vec4<f32>(
-            dot(select(zero, p0, w0.seen), ones),
-            dot(select(zero, p1, w1.seen), ones),
-            dot(select(zero, p2, w2.seen), ones),
-            dot(select(zero, p3, w3.seen), ones),
-        ));
-        let marker = vec4<f32>(HIDDEN);
-        ps[(4u * ty) * 9u + tx] = select(marker, p0, w0.seen);
-        ps[(4u * ty + 1u) * 9u + tx] = select(marker, p1, w1.seen);
-        ps[(4u * ty + 2u) * 9u + tx] = select(marker, p2, w2.seen);
-        ps[(4u * ty + 3u) * 9u + tx] = select(marker, p3, w3.seen);
+        var sums = vec4<f32>(0.0);
+        for (var r = 0u; r < 4u; r++) {
+            let e = exp2_acc((w[r].s - vec4<f32>(m[r])) * LOG2E);
+            sums[r] = dot(select(vec4<f32>(0.0), e, w[r].seen), vec4<f32>(1.0));
+            ps[(4u * ty + r) * 9u + tx] = select(vec4<f32>(HIDDEN), e, w[r].seen);
+        }
+        l = fma(l, rescale, sums);
 
         for (var i = 0u; i < DVB; i++) {
             workgroupBarrier();
             stage_v(t, v_at, j0, 32u * i);
             workgroupBarrier();
-            var o0 = acc[4u * i] * rescale.x;
-            var o1 = acc[4u * i + 1u] * rescale.y;
-            var o2 = acc[4u * i + 2u] * rescale.z;
-            var o3 = acc[4u * i + 3u] * rescale.w;
+            for (var r = 0u; r < 4u; r++) {
+                acc[4u * i + r] = acc[4u * i + r] * rescale[r];
+            }
             for (var x = 0u; x < 8u; x++) {
-                let a0 = ps[(4u * ty) * 9u + x];
-                let a1 = ps[(4u * ty + 1u) * 9u + x];
-                let a2 = ps[(4u * ty + 2u) * 9u + x];
-                let a3 = ps[(4u * ty + 3u) * 9u + x];
                 let b0 = kv[(4u * x) * 9u + tx];
                 let b1 = kv[(4u * x + 1u) * 9u + tx];
                 let b2 = kv[(4u * x + 2u) * 9u + tx];
                 let b3 = kv[(4u * x + 3u) * 9u + tx];
-                if (check) {
-                    o0 = add_seen(a0.w, b3, add_seen(a0.z, b2, add_seen(a0.y, b1, add_seen(a0.x, b0, o0))));
-                    o1 = add_seen(a1.w, b3, add_seen(a1.z, b2, add_seen(a1.y, b1, add_seen(a1.x, b0, o1))));
-                    o2 = add_seen(a2.w, b3, add_seen(a2.z, b2, add_seen(a2.y, b1, add_seen(a2.x, b0, o2))));
-                    o3 = add_seen(a3.w, b3, add_seen(a3.z, b2, add_seen(a3.y, b1, add_seen(a3.x, b0, o3))));
-                } else {
-                    o0 = fma(vec4<f32>(a0.w), b3, fma(vec4<f32>(a0.z), b2, fma(vec4<f32>(a0.y), b1, fma(vec4<f32>(a0.x), b0, o0))));
-                    o1 = fma(vec4<f32>(a1.w), b3, fma(vec4<f32>(a1.z), b2, fma(vec4<f32>(a1.y), b1, fma(vec4<f32>(a1.x), b0, o1))));
-                    o2 = fma(vec4<f32>(a2.w), b3, fma(vec4<f32>(a2.z), b2, fma(vec4<f32>(a2.y), b1, fma(vec4<f32>(a2.x), b0, o2))));
-                    o3 = fma(vec4<f32>(a3.w), b3, fma(vec4<f32>(a3.z), b2, fma(vec4<f32>(a3.y), b1, fma(vec4<f32>(a3.x), b0, o3))));
+                for (var r = 0u; r < 4u; r++) {
+                    let a = ps[(4u * ty + r) * 9u + x];
+                    let sum = acc[4u * i + r];
+                    if (check) {
+                        acc[4u * i + r] = add_seen(a.w, b3, add_seen(a.z, b2, add_seen(a.y, b1, add_seen(a.x, b0, sum))));
+                    } else {
+                        acc[4u * i + r] = add(a.w, b3, add(a.z, b2, add(a.y, b1, add(a.x, b0, sum))));
+                    }
                 }
             }
-            acc[4u * i] = o0;
-            acc[4u * i + 1u] = o1;
-            acc[4u * i + 2u] = o2;
-            acc[4u * i + 3u] = o3;
         }
     }
 

@@ -108,33 +108,15 @@ fn put(i: u32, x: f32) {
 }
 
 fn load_a(i: u32) -> f32 {
-    var x = 0.0;
-    if (A == 0u) {
-        x = bitcast<f32>(a[i]);
-    } else {
-        x = decode(a[i >> 1u], i, A);
-    }
-    return x;
+    return decode(a[select(i >> 1u, i, A == 0u)], i, A);
 }
 
 fn load_w(i: u32) -> f32 {
-    var x = 0.0;
-    if (W == 0u) {
-        x = bitcast<f32>(w[i]);
-    } else {
-        x = decode(w[i >> 1u], i, W);
-    }
-    return x;
+    return decode(w[select(i >> 1u, i, W == 0u)], i, W);
 }
 
 fn load_bias(i: u32) -> f32 {
-    var x = 0.0;
-    if (p.bias_type == 1u) {
-        x = bitcast<f32>(bias[i]);
-    } else {
-        x = decode(bias[i >> 1u], i, p.bias_type - 1u);
-    }
-    return x;
+    return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
 }
 
 fn stage_a(t: u32, at: u32, r0: u32, x0: u32) {

@@ -154,13 +154,7 @@ fn decode(word: u32, i: u32, dtype: u32) -> f32 {
 }
 
 fn load_bias(i: u32) -> f32 {
-    var x = 0.0;
-    if (p.bias_type == 1u) {
-        x = bitcast<f32>(bias[i]);
-    } else {
-        x = decode(bias[i >> 1u], i, p.bias_type - 1u);
-    }
-    return x;
+    return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
 }
 
 @compute @workgroup_size(64)
