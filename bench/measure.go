@@ -53,76 +53,111 @@ type bencher struct {
 	// left is the time left; negative when there is no budget.
 	left func() time.Duration
 
+	// alone says that the three stages are not measured beside the call.
+	alone bool
+
 	op     operands
 	staged kernels.Result // of the three stages; zero when they are skipped
+	t      timing
+	note   string          // what is missing, in words
+	last   context.Context // of the check at the end
 }
 
 // run measures the case. When it is stopped early it returns what it has, and
 // why in words. An error that comes from stopping is such a word, not an error.
-func (b *bencher) run() (t timing, note string, err error) {
-	stopped := func(err error) (timing, string, error) {
-		if why := b.stop(); why != "" && b.work.Err() != nil {
-			return t, why, nil
-		}
-		return t, note, err
+func (b *bencher) run() (timing, string, error) {
+	defer b.release()
+	if more, err := b.begin(); !more {
+		return b.t, b.note, err
 	}
+	rounds, each := repetitions(b.t.warm)
+	for r := range rounds {
+		if why := b.stop(); why != "" {
+			defer b.cut(why)()
+			break
+		}
+		b.step(fmt.Sprintf("repetition %d/%d", r*each+1, rounds*each))
+		if err := b.round(&b.t, each); err != nil {
+			return b.t, b.note, b.stopped(err) // what an ended call leaves is nothing to check
+		}
+	}
+	return b.t, b.note, b.end()
+}
+
+// stopped returns err, or nil when it comes from stopping, which it notes.
+func (b *bencher) stopped(err error) error {
+	if why := b.stop(); why != "" && b.work.Err() != nil {
+		b.note = why
+		return nil
+	}
+	return err
+}
+
+// cut notes why the repetitions end early and leaves little time for the check:
+// some rows take milliseconds, and it gets no more than a running call. The
+// caller calls free after that.
+func (b *bencher) cut(why string) (free func()) {
+	b.note = strings.TrimPrefix(b.note+", "+why, ", ")
+	last, cancel := context.WithTimeout(context.WithoutCancel(b.work), grace)
+	b.last = last
+	return cancel
+}
+
+// begin draws the inputs, warms the call up and checks what it wrote, and reports
+// whether there is more to measure. The caller releases b, also beside an error.
+func (b *bencher) begin() (more bool, err error) {
+	b.t.allocs, b.last = math.MaxInt64, b.work
 	b.step("inputs")
 	if b.op, err = b.c.load(b.work, b.be, b.seed); err != nil {
-		return stopped(err)
+		return false, b.stopped(err)
 	}
-	defer b.op.release()
-	defer func() { b.staged.Release() }()
 	// Garbage of the case before must not be collected on this one's time.
 	runtime.GC()
 
 	b.step("warm-up")
-	if t.warm, err = b.warm(); err != nil {
-		return stopped(err)
+	if b.t.warm, err = b.warm(); err != nil {
+		return false, b.stopped(err)
 	}
 	b.step("check")
-	if t.check, err = b.verify(b.work, b.seed); err != nil || !t.check.OK() {
-		return stopped(err)
+	if b.t.check, err = b.verify(b.work, b.seed); err != nil || !b.t.check.OK() {
+		return false, b.stopped(err)
 	}
-	if why := b.stop(); why != "" {
-		return t, why, nil
+	if b.note = b.stop(); b.note != "" {
+		return false, nil
 	}
 	// Another output than the warm-up's: a repetition that leaves it as it is
 	// must not pass for a fast one.
 	if err = b.renew(); err != nil {
-		return stopped(err)
+		return false, b.stopped(err)
 	}
-	if note, err = b.prepareStages(t.warm); err != nil {
-		return stopped(err)
-	}
-	rounds, each := repetitions(t.warm)
-	t.allocs = math.MaxInt64
-	last := b.work // of the check at the end
-	for r := range rounds {
-		if why := b.stop(); why != "" {
-			note = strings.TrimPrefix(note+", "+why, ", ")
-			// Some rows take milliseconds; no more than a running call gets.
-			var cancel context.CancelFunc
-			last, cancel = context.WithTimeout(context.WithoutCancel(b.work), grace)
-			defer cancel()
-			break
-		}
-		b.step(fmt.Sprintf("repetition %d/%d", r*each+1, rounds*each))
-		if err := b.round(&t, each); err != nil {
-			return stopped(err) // what an ended call leaves is nothing to check
+	if !b.alone {
+		if b.note, err = b.prepareStages(b.t.warm); err != nil {
+			return false, b.stopped(err)
 		}
 	}
-	if len(t.calls) == 0 {
-		return t, note, nil
+	return true, nil
+}
+
+// end checks what the repetitions wrote.
+func (b *bencher) end() error {
+	if len(b.t.calls) == 0 {
+		return nil
 	}
 	b.step("check")
-	check, err := b.verify(last, b.seed+1) // other rows than before
-	if err != nil && last.Err() != nil {
-		return t, note, nil // the time is over; the warm-up was checked
+	check, err := b.verify(b.last, b.seed+1) // other rows than before
+	if err != nil && b.last.Err() != nil {
+		return nil // the time is over; the warm-up was checked
 	}
-	if check.Off > t.check.Off || math.IsNaN(check.Off) {
-		t.check = check
+	if check.Off > b.t.check.Off || math.IsNaN(check.Off) {
+		b.t.check = check
 	}
-	return t, note, err
+	return err
+}
+
+// release gives the tensors back.
+func (b *bencher) release() {
+	b.op.release()
+	b.staged.Release()
 }
 
 // renew puts a new output in the place of the one that was written.

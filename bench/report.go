@@ -54,6 +54,8 @@ const (
 type Measurement struct {
 	// Backend is the name that opens the device: "cpu", "gpu:0".
 	Backend string `json:"backend"`
+	// Contender names what was compared, see [Compare]; "" in other runs.
+	Contender string `json:"contender"`
 	// Provider is the library that reaches the device, with its version.
 	Provider string `json:"provider"`
 	// Variant names what ran: "fused".
@@ -153,7 +155,7 @@ func (r *Report) Err() error {
 		}
 	}
 	all := len(r.Cases)
-	name := func() string { return fmt.Sprintf("%s at S = %d", first.Backend, first.SeqK) }
+	name := func() string { return fmt.Sprintf("%s at S = %d", first.who(), first.SeqK) }
 	switch {
 	case r.Interrupted && n[Wrong] > 0:
 		return fmt.Errorf("%w with %d of %d cases measured and %d wrong", ErrInterrupted, n[OK], all, n[Wrong])
@@ -164,11 +166,19 @@ func (r *Report) Err() error {
 	case n[Failed] > 0:
 		return fmt.Errorf("%d of %d cases failed, the first is %s: %s", n[Failed], all, name(), first.Note)
 	case n[OK] == 0 && all > 0:
-		return fmt.Errorf("no case was measured, %s at S = %d: %s", r.Cases[0].Backend, r.Cases[0].SeqK, r.Cases[0].Note)
+		return fmt.Errorf("no case was measured, %s at S = %d: %s", r.Cases[0].who(), r.Cases[0].SeqK, r.Cases[0].Note)
 	case n[OK] == 0:
 		return errors.New("no case was measured: there is no backend")
 	}
 	return nil
+}
+
+// who names what ran: the contender of a comparison, else the backend.
+func (m *Measurement) who() string {
+	if m.Contender != "" {
+		return m.Contender
+	}
+	return m.Backend
 }
 
 // WriteFile writes the report as JSON. The file appears complete or not at all:

@@ -31,27 +31,32 @@ func Run(ctx context.Context, backends []backend.Backend, cfg Config) (*Report, 
 	if err != nil {
 		return nil, err
 	}
-	r := &runner{ctx: ctx, cfg: cfg, begin: time.Now(), backends: len(backends)}
-	env := environment(r.begin)
-	env.Seed, env.CheckedRows, env.BudgetS = cfg.Seed, cfg.Rows, cfg.Budget.Seconds()
-	env.Missing = append(env.Missing, cfg.Missing...)
-	r.report = &Report{Schema: Schema, Environment: env, Cases: []Measurement{}}
-
-	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	if cfg.Budget > 0 {
-		var free context.CancelFunc
-		work, free = context.WithDeadline(work, r.begin.Add(cfg.Budget))
-		defer free()
-	}
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })()
-	r.work = work
+	r, free := newRunner(ctx, cfg, len(backends))
+	defer free()
 	for i, be := range backends {
 		r.report.Environment.Backends = append(r.report.Environment.Backends, be.Info())
 		r.backend(be, i)
 	}
 	r.report.Interrupted = ctx.Err() != nil
 	return r.report, nil
+}
+
+// newRunner begins a run. The caller calls free at its end.
+func newRunner(ctx context.Context, cfg Config, backends int) (r *runner, free func()) {
+	r = &runner{ctx: ctx, cfg: cfg, begin: time.Now(), backends: backends}
+	env := environment(r.begin)
+	env.Seed, env.CheckedRows, env.BudgetS = cfg.Seed, cfg.Rows, cfg.Budget.Seconds()
+	env.Missing = append(env.Missing, cfg.Missing...)
+	r.report = &Report{Schema: Schema, Environment: env, Cases: []Measurement{}}
+
+	budget, spent := context.WithoutCancel(ctx), func() {}
+	if cfg.Budget > 0 {
+		budget, spent = context.WithDeadline(budget, r.begin.Add(cfg.Budget))
+	}
+	work, cancel := context.WithCancel(budget)
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
+	r.work = work
+	return r, func() { stop(); cancel(); spent() }
 }
 
 // runner is a run under way.
@@ -125,7 +130,63 @@ func (r *runner) backend(be backend.Backend, index int) {
 
 // measure runs one case and puts its figures in a row.
 func (r *runner) measure(be backend.Backend, c Case) Measurement {
-	info, d := be.Info(), c.Dims
+	m, b := r.prepare(be, c)
+	if b == nil {
+		return m
+	}
+	b.step = r.follow(m.Backend, c)
+	t, note, err := b.run()
+	return r.finish(m, c, t, note, err)
+}
+
+// finish puts the figures of a case in its row.
+func (r *runner) finish(m Measurement, c Case, t timing, note string, err error) Measurement {
+	if err != nil {
+		return failed(m, err)
+	}
+	r.learn(c, m.FLOPs, t)
+	m.Note = note
+	m.figures(t)
+	return m
+}
+
+// prepare returns the row of a case that has not run yet, and what measures it;
+// nil when it does not run, for the reason that the row notes.
+func (r *runner) prepare(be backend.Backend, c Case) (Measurement, *bencher) {
+	m := row(be.Info(), c)
+	if m.Note = r.stop(); m.Note != "" {
+		m.Note = "not run: " + m.Note
+		return m, nil
+	}
+	plan, err := c.plan(be)
+	if err != nil {
+		return failed(m, err), nil
+	}
+	m.FLOPs, m.Bytes, m.Path = plan.FLOPs, c.moved(plan), plan.Path
+	need := c.bytes()
+	if free := freeMemory(); need < 0 || free > 0 && need > free {
+		m.Note = fmt.Sprintf("not run: needs %s, %s are free", size(float64(uint64(need))), size(float64(free)))
+		return m, nil
+	}
+	if len(r.cfg.Seqs) == 0 && need > sweepBytes {
+		m.Note = fmt.Sprintf("not run: takes %s, a sweep ends at %s (give --seq for more)", size(float64(need)), size(sweepBytes))
+		return m, nil
+	}
+	r.approach(be, c)
+	predicted := r.call.predict(plan.FLOPs)
+	if r.call.known() {
+		m.PredictedS = &predicted
+	}
+	if m.Note = admit(predicted, r.limit(), r.left()); m.Note != "" {
+		return m, nil
+	}
+	return m, &bencher{be: be, c: c, work: r.work, stop: r.stop, seed: r.cfg.Seed, rows: r.cfg.Rows, left: r.left,
+		stageTime: r.stage.predict(int64(product(c.weightsShape())))}
+}
+
+// row returns what is known of a case before it runs.
+func row(info backend.Info, c Case) Measurement {
+	d := c.Dims
 	m := Measurement{
 		Backend: info.Name, Provider: info.Provider, Variant: c.Variant, DType: c.DType.String(),
 		Batch: d.Batch, Heads: d.Heads, KVHeads: d.KVHeads, SeqQ: d.SeqQ, SeqK: d.SeqK, Dim: d.Dim,
@@ -137,41 +198,6 @@ func (r *runner) measure(be backend.Backend, c Case) Measurement {
 	if w := c.Window; w != nil {
 		m.WindowLeft, m.WindowRight = bounded(w.Left), bounded(w.Right)
 	}
-	if m.Note = r.stop(); m.Note != "" {
-		m.Note = "not run: " + m.Note
-		return m
-	}
-	plan, err := c.plan(be)
-	if err != nil {
-		return failed(m, err)
-	}
-	m.FLOPs, m.Bytes, m.Path = plan.FLOPs, c.moved(plan), plan.Path
-	if free, need := freeMemory(), c.bytes(); need < 0 || free > 0 && need > free {
-		m.Note = fmt.Sprintf("not run: needs %s, %s are free", size(float64(uint64(need))), size(float64(free)))
-		return m
-	}
-	if need := c.bytes(); len(r.cfg.Seqs) == 0 && need > sweepBytes {
-		m.Note = fmt.Sprintf("not run: takes %s, a sweep ends at %s (give --seq for more)", size(float64(need)), size(sweepBytes))
-		return m
-	}
-	r.approach(be, c)
-	predicted := r.call.predict(plan.FLOPs)
-	if r.call.known() {
-		m.PredictedS = &predicted
-	}
-	if m.Note = admit(predicted, r.limit(), r.left()); m.Note != "" {
-		return m
-	}
-	b := bencher{be: be, c: c, work: r.work, stop: r.stop, seed: r.cfg.Seed, rows: r.cfg.Rows, left: r.left,
-		stageTime: r.stage.predict(int64(product(c.weightsShape())))}
-	b.step = r.follow(info.Name, c)
-	t, note, err := b.run()
-	if err != nil {
-		return failed(m, err)
-	}
-	r.learn(c, plan.FLOPs, t)
-	m.Note = note
-	m.figures(t)
 	return m
 }
 

@@ -14,24 +14,28 @@ import (
 // barWidth is how many characters stand for 100% of the ceiling.
 const barWidth = 16
 
-// columns are the table's, with the width of each in characters; figures are
-// set right. A column as wide as its widest usual figure keeps the tables of all
-// backends, and of two runs, aligned with each other.
-var columns = [...]struct {
+// column is a column of a table: figures are set right. One as wide as its widest
+// usual figure keeps the tables of all backends, and of two runs, aligned.
+type column struct {
 	head  string
-	width int
-}{
+	width int // in characters
+}
+
+// The columns of a backend's table.
+var columns = []column{
 	{"S", 9}, {"time", 9}, {"GFLOP/s", 9}, {"GB/s", 7}, {"ceiling", 10}, {"%", 6}, {"", barWidth}, {"vs stages", 9}, {"allocs", 7}, {"error / bound", 19},
 }
 
-// rule sets the heads apart from the figures.
-var rule = func() string {
-	width := len("   status")
-	for _, c := range columns {
+// heads writes the heads of columns and the rule that sets them apart.
+func heads(b *strings.Builder, columns []column) {
+	cells, width := make([]string, len(columns)), len("   status")
+	for i, c := range columns {
+		cells[i] = c.head
 		width += c.width + 1
 	}
-	return strings.Repeat("─", width) + "\n"
-}()
+	line(b, columns, cells, "status")
+	b.WriteString(strings.Repeat("─", width) + "\n")
+}
 
 // WriteTable writes the report for people: a head that says what ran on what, a
 // block for each backend with a row for each case, and how the figures were
@@ -39,14 +43,19 @@ var rule = func() string {
 func (r *Report) WriteTable(w io.Writer) error {
 	var b strings.Builder
 	r.head(&b)
-	for _, info := range r.Environment.Backends {
-		b.WriteByte('\n')
-		r.block(&b, info)
+	compared := r.compared()
+	if compared {
+		r.comparison(&b)
+	} else {
+		for _, info := range r.Environment.Backends {
+			b.WriteByte('\n')
+			r.block(&b, info)
+		}
 	}
 	for _, m := range r.Environment.Missing {
 		fmt.Fprintf(&b, "\n%s\n", m)
 	}
-	r.foot(&b)
+	r.foot(&b, compared)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -107,12 +116,7 @@ func (r *Report) block(b *strings.Builder, info backend.Info) {
 	} else {
 		b.WriteString(" · ceiling not measured\n")
 	}
-	var head [len(columns)]string
-	for i, c := range columns {
-		head[i] = c.head
-	}
-	line(b, head, "status")
-	b.WriteString(rule)
+	heads(b, columns)
 	for _, c := range r.Cases {
 		if c.Backend == info.Name {
 			c.row(b)
@@ -120,7 +124,7 @@ func (r *Report) block(b *strings.Builder, info backend.Info) {
 	}
 }
 
-// row writes a case as a row of the table.
+// row writes a case as a row of its backend's table.
 func (m *Measurement) row(b *strings.Builder) {
 	seq := strconv.Itoa(m.SeqK)
 	if m.Status == NotRun || m.Status == Failed {
@@ -128,43 +132,61 @@ func (m *Measurement) row(b *strings.Builder) {
 		fmt.Fprintf(b, "%*s   %s\n", columns[0].width, seq, m.Note)
 		return
 	}
-	cells := [len(columns)]string{seq}
-	show := func(i int, x *float64, format func(float64) string) {
-		cells[i] = "-"
-		if x != nil {
-			cells[i] = format(*x)
-		}
+	cells := append([]string{seq}, m.speed()...)
+	cells = append(cells, shown(m.SpeedupVsStages, func(x float64) string { return number3(x) + "x" }))
+	line(b, columns, append(cells, m.cost()...), m.status())
+}
+
+// shown writes a figure; "-" when it was not measured.
+func shown(x *float64, format func(float64) string) string {
+	if x == nil {
+		return "-"
 	}
-	show(1, m.MedianS, duration)
-	show(2, m.GFLOPS, number3)
-	show(3, m.GBS, number3)
+	return format(*x)
+}
+
+// speed returns the cells from the time to the bar.
+func (m *Measurement) speed() []string {
 	ceiling := m.CeilingGFLOPS
 	if m.Bound == BoundRead {
 		ceiling = m.CeilingGBS
 	}
-	show(4, ceiling, func(x float64) string { return number3(x) + " " + string(m.Bound) })
-	show(5, m.PercentOfBound, func(x float64) string { return fmt.Sprintf("%.1f", x) })
+	cells := []string{
+		shown(m.MedianS, duration),
+		shown(m.GFLOPS, number3),
+		shown(m.GBS, number3),
+		shown(ceiling, func(x float64) string { return number3(x) + " " + string(m.Bound) }),
+		shown(m.PercentOfBound, func(x float64) string { return fmt.Sprintf("%.1f", x) }),
+		"",
+	}
 	if m.PercentOfBound != nil {
-		cells[6] = bar(*m.PercentOfBound)
+		cells[len(cells)-1] = bar(*m.PercentOfBound)
 	}
-	show(7, m.SpeedupVsStages, func(x float64) string { return number3(x) + "x" })
-	cells[8] = "-"
-	if m.Allocs != nil {
-		cells[8] = strconv.FormatInt(*m.Allocs, 10)
-	}
-	cells[9] = scientific(m.MaxError) + " / " + scientific(m.ErrorBound)
-	status := m.Note
-	if m.Status == OK {
-		status = "ok"
-		if m.Note != "" {
-			status += ", " + m.Note
-		}
-	}
-	line(b, cells, status)
+	return cells
 }
 
-// line writes cells into the columns, and the status after them.
-func line(b *strings.Builder, cells [len(columns)]string, status string) {
+// cost returns the cells of allocations and error.
+func (m *Measurement) cost() []string {
+	allocs := "-"
+	if m.Allocs != nil {
+		allocs = strconv.FormatInt(*m.Allocs, 10)
+	}
+	return []string{allocs, scientific(m.MaxError) + " / " + scientific(m.ErrorBound)}
+}
+
+// status returns what stands behind the figures.
+func (m *Measurement) status() string {
+	switch {
+	case m.Status != OK:
+		return m.Note
+	case m.Note != "":
+		return "ok, " + m.Note
+	}
+	return "ok"
+}
+
+// line writes cells into columns, and the status after them.
+func line(b *strings.Builder, columns []column, cells []string, status string) {
 	var l strings.Builder
 	for i, c := range columns {
 		pad := strings.Repeat(" ", max(c.width-utf8.RuneCountInString(cells[i]), 0))
@@ -180,15 +202,19 @@ func line(b *strings.Builder, cells [len(columns)]string, status string) {
 	fmt.Fprintf(b, "%s   %s\n", strings.TrimRight(l.String(), " "), status)
 }
 
-func (r *Report) foot(b *strings.Builder) {
+func (r *Report) foot(b *strings.Builder, compared bool) {
 	b.WriteString(`
 time       median of the repetitions of one call, inputs and outputs in the backend's memory
 GFLOP/s    2·(D+Dv) operations for each visible pair of query and key; softmax is not counted
 GB/s       each operand and output once, less the keys and values that no row sees
 ceiling    that which binds, measured between the repetitions on all the backend's threads: fma, GFLOP/s of float32 fused
            multiply-adds (2 operations) in registers; or read, GB/s of these operands, from the cache that they fit or from memory
-vs stages  how many times as long the same call takes as QKᵀ, softmax and PV with all weights in memory
 `)
+	if compared {
+		b.WriteString("vs         how many times as long as the first contender takes; all have their turn in every round\n")
+	} else {
+		b.WriteString("vs stages  how many times as long the same call takes as QKᵀ, softmax and PV with all weights in memory\n")
+	}
 	fmt.Fprintf(b, "error      of %s against float64, at the element nearest to its bound; what is over it is WRONG and gets no figure\n",
 		count(r.Environment.CheckedRows, "sampled row"))
 	if r.Interrupted {

@@ -36,6 +36,7 @@ type benchCmd struct {
 	Mask    bool          `name:"mask" help:"Add a random f32 mask [Sq, Sk] to the scores, the same for all heads."`
 	DType   string        `name:"dtype" default:"f32" help:"Element type: f32, f16 or bf16."`
 	Backend []string      `name:"backend" help:"Backends: cpu, gpu, gpu:1, ...; repeat or list with commas. Default: each that there is." placeholder:"NAME"`
+	Compare bool          `name:"compare" help:"With --backend cpu: measure its vector tiers, the gonum path, and another BLAS where built with one, in turns."`
 	Threads int           `name:"threads" help:"Threads of the CPU backend and of its ceiling. Default: GOMAXPROCS." placeholder:"N"`
 	Budget  time.Duration `name:"budget" help:"Time for the whole run, shared among the backends. Default: 48s without --seq, no limit with it." placeholder:"DURATION"`
 	Seed    uint64        `name:"seed" default:"1" help:"Seed of the inputs and of the rows that are checked."`
@@ -54,19 +55,13 @@ func (c *benchCmd) Run(ctx context.Context, out *streams) error {
 			return err
 		}
 	}
-	backends, missing, err := c.open()
-	defer func() {
-		for _, be := range backends {
-			be.Close()
-		}
-	}()
-	if err != nil {
-		return err
-	}
-	cfg.Missing = missing
 	bar := newBenchBar(out.err)
 	cfg.Progress = bar.show
-	report, err := bench.Run(ctx, backends, cfg)
+	measure := c.run
+	if c.Compare {
+		measure = c.compare
+	}
+	report, err := measure(ctx, cfg)
 	bar.clear()
 	if err != nil {
 		return err
@@ -81,6 +76,32 @@ func (c *benchCmd) Run(ctx context.Context, out *streams) error {
 		return err
 	}
 	return report.Err()
+}
+
+// run measures each backend.
+func (c *benchCmd) run(ctx context.Context, cfg bench.Config) (*bench.Report, error) {
+	backends, missing, err := c.open()
+	defer func() {
+		for _, be := range backends {
+			be.Close()
+		}
+	}()
+	if err != nil {
+		return nil, err
+	}
+	cfg.Missing = missing
+	return bench.Run(ctx, backends, cfg)
+}
+
+// compare measures the ways in which the CPU backend computes, in turns.
+func (c *benchCmd) compare(ctx context.Context, cfg bench.Config) (*bench.Report, error) {
+	list := contenders(c.Threads)
+	defer func() {
+		for _, one := range list {
+			one.Backend.Close()
+		}
+	}()
+	return bench.Compare(ctx, list, cfg)
 }
 
 // config translates the flags.
@@ -108,6 +129,9 @@ func (c *benchCmd) config() (bench.Config, error) {
 			return cfg, fmt.Errorf("--%s is %d, it must be at least 1: %w", f.name, f.value, backend.ErrOption)
 		}
 	}
+	if c.Compare && !slices.Equal(c.Backend, []string{"cpu"}) {
+		return cfg, fmt.Errorf("--compare compares what the CPU backend computes with, give --backend cpu with it: %w", backend.ErrOption)
+	}
 	if c.Threads < 0 {
 		return cfg, fmt.Errorf("--threads is %d, it must be at least 1, or 0 for GOMAXPROCS: %w", c.Threads, backend.ErrOption)
 	}
@@ -122,7 +146,7 @@ func (c *benchCmd) config() (bench.Config, error) {
 		if cfg.Seqs, err = bench.ParseSeqs(c.Seq); err != nil {
 			return cfg, fmt.Errorf("--seq: %w", err)
 		}
-	} else if cfg.Budget == 0 {
+	} else if cfg.Budget == 0 && !c.Compare {
 		cfg.Budget = sweepBudget
 	}
 	return cfg, cfg.Check()

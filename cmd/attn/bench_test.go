@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -97,6 +98,8 @@ func TestBenchRefuses(t *testing.T) {
 		{"a mask type", "--dtype is \"bool\"", []string{"--dtype", "bool"}},
 		{"an unknown backend", "--backend: backend \"tpu\" is unknown", []string{"--backend", "tpu"}},
 		{"an unknown backend beside a known one", "backend \"tpu\" is unknown", []string{"--backend", "cpu,tpu"}},
+		{"a comparison of backends", "give --backend cpu", []string{"--compare"}},
+		{"a comparison of two backends", "give --backend cpu", []string{"--compare", "--backend", "cpu,gpu"}},
 		{"negative threads", "--threads is -1", []string{"--threads=-1"}},
 		{"a negative budget", "budget is -1s", []string{"--budget=-1s"}},
 		{"a budget without a unit", "--budget", []string{"--budget", "10"}},
@@ -126,6 +129,30 @@ func TestBenchOfDecodingMasksAndWindows(t *testing.T) {
 	if c.SeqQ != 3 || c.SeqK != 100 || *c.WindowLeft != 20 || c.WindowRight != nil || c.Softcap != 2.5 || c.Mask != "f32" ||
 		c.Bound == "" || c.CeilingGBS == nil || c.PercentOfBound == nil {
 		t.Errorf("%+v", c)
+	}
+}
+
+func TestBenchCompares(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--compare", "--backend", "cpu", "--seq", "64", "--heads", "1", "--threads", "1", "--json", path)
+	if code != 0 || stderr != "" || !strings.Contains(out, "contender") || !strings.Contains(out, "vs first") {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	r := readReport(t, path)
+	var got []string
+	for _, c := range r.Cases {
+		got = append(got, c.Contender)
+		if c.Status != bench.OK || c.SeqK != 64 || c.Threads != 1 || c.PercentOfBound == nil {
+			t.Errorf("%+v", c)
+		}
+	}
+	var want []string
+	for _, c := range contenders(1) {
+		want = append(want, c.Name)
+		c.Backend.Close()
+	}
+	if !slices.Equal(got, want) || !slices.Contains(want, "gonum") {
+		t.Errorf("%q were compared, want %q", got, want)
 	}
 }
 

@@ -1,0 +1,145 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// switched is a global that contenders set before their turn, as a BLAS is.
+type switched struct {
+	now   string
+	turns []string
+}
+
+// contender returns a backend that does as f does and fails unless the switch
+// stands on its name.
+func (s *switched) contender(name string, f *fake) Contender {
+	m := &metered{peak: 1e9}
+	m.name, m.wrongFrom = "cpu", f.wrongFrom
+	m.before = func(call int64) error {
+		switch {
+		case s.now != name:
+			return fmt.Errorf("%s runs while %s is in place", name, s.now)
+		case f.before != nil:
+			return f.before(call)
+		}
+		return nil
+	}
+	return Contender{Name: name, Backend: m, Use: func() {
+		s.now = name
+		s.turns = append(s.turns, name)
+	}}
+}
+
+func TestContendersTakeTurns(t *testing.T) {
+	var s switched
+	last, calls := 0.0, 0
+	cfg := small(16, 32)
+	cfg.Progress = func(p Progress) {
+		if calls++; p.Done < last || p.Done > 1 {
+			t.Errorf("done is %v after %v", p.Done, last)
+		}
+		last = p.Done
+	}
+	r, err := Compare(t.Context(), []Contender{s.contender("a", &fake{}), s.contender("b", &fake{})}, cfg)
+	if err != nil || r.Err() != nil {
+		t.Fatal(err, r.Err())
+	}
+	var got []string
+	for _, c := range r.Cases {
+		got = append(got, fmt.Sprint(c.Contender, c.SeqK, c.Status))
+		if c.Backend != "cpu" || c.MedianS == nil || c.Percent == nil || c.StagesS != nil || c.Note != "" || c.Repetitions < minCompare {
+			t.Errorf("%+v", c)
+		}
+	}
+	if want := "a16ok b16ok a32ok b32ok"; strings.Join(got, " ") != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	// Once at the start, once for each case, then round after round beginning
+	// with the other, then the checks.
+	turns := strings.Join(s.turns, "")
+	if want := "abab" + "abbaabbaab"; !strings.HasPrefix(turns, want) {
+		t.Errorf("turns %s, want %s...", turns, want)
+	}
+	if calls == 0 {
+		t.Error("no progress")
+	}
+}
+
+func TestComparisonOfUnequals(t *testing.T) {
+	var s switched
+	broken := fmt.Errorf("the device is on fire")
+	r, err := Compare(t.Context(), []Contender{
+		s.contender("good", &fake{}),
+		s.contender("wrong", &fake{wrongFrom: 1}),
+		s.contender("late", &fake{wrongFrom: warmCalls + 2}),
+		s.contender("failing", &fake{before: func(n int64) error {
+			if n > warmCalls+2 {
+				return broken
+			}
+			return nil
+		}}),
+		s.contender("unable", &fake{before: func(int64) error { return fmt.Errorf("heads: %w", backend.ErrUnsupported) }}),
+	}, small(16))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]Status{"good": OK, "wrong": Wrong, "late": Wrong, "failing": Failed, "unable": NotRun}
+	for _, c := range r.Cases {
+		if c.Status != want[c.Contender] || (c.MedianS != nil) != (c.Status == OK) {
+			t.Errorf("%s: status %q, median %v, %s", c.Contender, c.Status, c.MedianS, c.Note)
+		}
+	}
+	if err := r.Err(); err == nil || !strings.Contains(err.Error(), "wrong at S = 16") {
+		t.Errorf("the report's error is %v", err)
+	}
+	var out strings.Builder
+	if err := r.WriteTable(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"contender", "vs first", "       16      good ", "              wrong ", "1.00x", "WRONG: o[", "failing   failed: ", broken.Error(), "unable   not run: "} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the table lacks %q:\n%s", want, &out)
+		}
+	}
+}
+
+func TestCancelledComparison(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var s switched
+	r, err := Compare(ctx, []Contender{
+		s.contender("a", &fake{}),
+		s.contender("b", &fake{before: func(n int64) error {
+			if n == warmCalls+3 {
+				cancel()
+			}
+			return nil
+		}}),
+	}, small(16, 32))
+	if err != nil || !r.Interrupted || len(r.Cases) != 4 {
+		t.Fatalf("%v, interrupted %v, %d rows", err, r.Interrupted, len(r.Cases))
+	}
+	for i, c := range r.Cases {
+		if c.SeqK == 32 && (c.Status != NotRun || c.Note != "not run: interrupted") || c.SeqK == 16 && !strings.Contains(c.Note, "interrupted") {
+			t.Errorf("row %d: %q %q", i, c.Status, c.Note)
+		}
+	}
+}
+
+func TestComparisonWithoutLengths(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var s switched
+	r, err := Compare(ctx, []Contender{s.contender("a", &fake{})}, Config{})
+	if err != nil || len(r.Cases) != len(compareSeqs) {
+		t.Errorf("%v, %d cases", err, len(r.Cases))
+	}
+	if _, err := Compare(ctx, nil, Config{Dim: -1}); err == nil {
+		t.Error("a negative head size passes")
+	}
+}
