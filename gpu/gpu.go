@@ -193,11 +193,23 @@ func describe(i int, a gputypes.AdapterInfo, l gputypes.Limits) backend.Info {
 	if !ok {
 		t = backend.Other
 	}
-	driver := strings.TrimSpace(strings.Join([]string{a.Backend.String(), a.Driver, a.DriverInfo}, " "))
 	return backend.Info{
-		Name: fmt.Sprintf("gpu:%d", i), Device: a.Name, Type: t, Provider: Provider, Driver: driver,
+		Name: fmt.Sprintf("gpu:%d", i), Device: a.Name, Type: t, Provider: Provider, Driver: driverName(a),
 		Limits: limitList(l),
 	}
+}
+
+// driverName joins the API and what the driver says of itself, which in gogpu
+// starts with the API's name again.
+func driverName(a gputypes.AdapterInfo) string {
+	api := a.Backend.String()
+	name := api
+	for _, s := range []string{a.Driver, a.DriverInfo} {
+		if s = strings.TrimSpace(strings.TrimPrefix(s, api)); s != "" {
+			name += " " + s
+		}
+	}
+	return name
 }
 
 func limitList(l gputypes.Limits) []backend.Limit {

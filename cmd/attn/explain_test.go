@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // the CPU the text is that of the golden file, too; another backend may differ
 // in a last digit printed.
 func TestExplainWorkedExamples(t *testing.T) {
-	examples, err := filepath.Glob("testdata/worked-examples/*.json")
+	examples, err := filepath.Glob("../../backend/backendtest/testdata/worked-examples/*.json")
 	if err != nil || len(examples) < 3 {
 		t.Fatal(examples, err)
 	}
@@ -86,7 +86,7 @@ func TestExplainProjectionBias(t *testing.T) {
 // one unit of its last digit printed: the first one that differs is named.
 func TestExplainDifferences(t *testing.T) {
 	read := func(name string) string {
-		b, err := os.ReadFile("testdata/worked-examples/" + name)
+		b, err := os.ReadFile("../../backend/backendtest/testdata/worked-examples/" + name)
 		if err != nil {
 			t.Fatal(err)
 		}
