@@ -125,7 +125,7 @@ func Auto() (name, why string) {
 	var failed []string
 	for _, l := range Devices() {
 		if l.Err != nil {
-			failed = append(failed, fmt.Sprintf("%s: %v", l.Family, l.Err))
+			failed = append(failed, l.Err.Error())
 		}
 		for _, info := range l.Infos {
 			r := map[DeviceType]int{Discrete: 3, Integrated: 2, Virtual: 1}[info.Type]
