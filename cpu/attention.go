@@ -48,6 +48,9 @@ func (be *Backend) attention(ctx context.Context, c *backend.Call) error {
 		return err
 	}
 	defer pinned.Unpin()
+	if ok, _ := fusedTakes(be.kernels, c); ok {
+		return be.attend(ctx, c)
+	}
 	a := attention{cut: cutAttention(c, be.threads()), kInPlace: rowsInPlace(c.K)}
 	if a.scoring, err = scoringOf(&c.Problem); err != nil {
 		return err

@@ -32,6 +32,7 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // name opens the backend, where names its memory in errors.
@@ -46,13 +47,19 @@ type Options struct {
 	// Threads is how many goroutines compute a call, at most; 0 (and less)
 	// follows GOMAXPROCS as it is when the call starts.
 	Threads int
+	// Tier chooses the instructions: one of [Tiers], or "" for what the
+	// environment variable ATTN_CPU_TIER says, and the fastest where that is
+	// not set. With a tier that the machine does not have every call returns
+	// [ErrTier]; [Open] returns it at once.
+	Tier string
 }
 
 // Backend computes in host memory. It implements backend.Backend,
 // backend.Projector, backend.Merger and backend.PeakMeter.
 type Backend struct {
-	opt  Options
-	gate gate
+	opt     Options
+	gate    gate
+	kernels *vec.Kernels // nil: the gonum path
 }
 
 var (
@@ -65,7 +72,16 @@ var (
 // New returns a backend with the given options, for the caller to Close.
 func New(opt Options) *Backend {
 	opt.Threads = max(0, opt.Threads)
-	return &Backend{opt: opt}
+	be := &Backend{opt: opt}
+	be.kernels, be.gate.err = kernelsOf(opt.Tier)
+	return be
+}
+
+// Open is New that returns ErrTier where the machine does not have opt.Tier, or
+// what ATTN_CPU_TIER says.
+func Open(opt Options) (*Backend, error) {
+	be := New(opt)
+	return be, be.gate.err
 }
 
 // Alloc implements backend.Backend. It returns ErrShape for a shape that is
@@ -185,7 +201,11 @@ func init() { backend.Register(name, driver{}) }
 
 // Devices implements backend.Driver.
 func (driver) Devices() ([]backend.Info, error) {
-	return []backend.Info{New(Options{}).Info()}, nil
+	be, err := Open(Options{})
+	if err != nil {
+		return nil, err
+	}
+	return []backend.Info{be.Info()}, nil
 }
 
 // Open implements backend.Driver. There is one CPU: a selector is ErrNoDevice.
@@ -193,5 +213,9 @@ func (driver) Open(selector string) (backend.Backend, error) {
 	if selector != "" {
 		return nil, fmt.Errorf("cpu: there is one device, open it as \"cpu\", not \"cpu:%s\": %w", selector, backend.ErrNoDevice)
 	}
-	return New(Options{}), nil
+	be, err := Open(Options{})
+	if err != nil {
+		return nil, err
+	}
+	return be, nil
 }

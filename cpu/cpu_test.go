@@ -20,11 +20,15 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestConformance(t *testing.T) {
-	h := backendtest.Harness{Open: func(testing.TB) backend.Backend { return New(Options{}) }, Draws: 500}
-	if raceEnabled {
-		h.Draws = 50 // each takes ten times as long
+	for _, tier := range Tiers() {
+		t.Run(tier, func(t *testing.T) {
+			h := backendtest.Harness{Open: func(testing.TB) backend.Backend { return New(Options{Tier: tier}) }, Draws: 500}
+			if raceEnabled {
+				h.Draws = 50 // each takes ten times as long
+			}
+			backendtest.Run(t, h)
+		})
 	}
-	backendtest.Run(t, h)
 }
 
 // TestOpen shows the names that open the backend, and those that do not.
@@ -99,7 +103,7 @@ func TestPlanIsTheCut(t *testing.T) {
 		}
 		call := &backend.Call{Q: q, K: k, V: k, O: q, Problem: backend.Problem{Visible: backend.Everything()}}
 		cut := cutAttention(call, c.threads)
-		p, err := New(Options{Threads: c.threads}).Plan(call)
+		p, err := New(Options{Threads: c.threads, Tier: tierGonum}).Plan(call)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -97,17 +97,30 @@ func (k *cut) String() string {
 
 // Plan implements backend.Backend.
 func (be *Backend) Plan(c *backend.Call) (backend.Plan, error) {
-	k := cutAttention(c, be.threads())
+	if be.gate.err != nil {
+		return backend.Plan{}, be.gate.err
+	}
 	p := backend.NewPlan(c)
 	p.Backend = name
+	p.Limits = []backend.Limit{{Name: "threads", Value: int64(be.threads())}}
+	ok, why := fusedTakes(be.kernels, c)
+	if ok {
+		x := cutFused(be.kernels, c, be.threads())
+		p.Path, p.Why, p.Cut = x.path(), x.why(), x.String()
+		p.Scratch, p.Chunks = x.scratchBytes(), x.tasks
+		return p, nil
+	}
+	k := cutAttention(c, be.threads())
 	p.Path = "fused gonum blocks"
 	p.Why = "blocked online softmax over blas32.Gemm tiles, one goroutine a tile; key blocks that no row of a tile sees are skipped"
 	if k.packQ {
 		p.Why += "; query rows are packed because they are not contiguous float32"
 	}
+	if why != "" {
+		p.Why += "; " + why
+	}
 	p.Scratch = k.scratchBytes()
 	p.Chunks = k.tasks
 	p.Cut = k.String()
-	p.Limits = []backend.Limit{{Name: "threads", Value: int64(be.threads())}}
 	return p, nil
 }

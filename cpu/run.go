@@ -16,12 +16,16 @@ type gate struct {
 	running int
 	closed  bool
 	idle    chan struct{} // made by the first close, closed when nobody is inside
+	err     error         // why the backend is good for nothing
 }
 
 // enter begins a call, or returns ErrClosed or the context's error.
 func (g *gate) enter(ctx context.Context, what string) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("cpu: %s: %w", what, err)
+	}
+	if g.err != nil {
+		return g.err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -78,43 +82,63 @@ type job interface {
 // descending order: under a causal mask the last blocks are the longest, and the
 // short ones are what evens the ends out. Which goroutine computes a task, and
 // how many there are, changes nothing in the result.
+//
+// The caller is one of the goroutines and begins at once, so that a short call
+// does not wait for the others to wake up; run itself allocates nothing.
 func run(ctx context.Context, j job, tasks, threads int) error {
-	threads = min(threads, tasks)
-	if threads <= 1 {
-		return runTasks(ctx, j, func() int { tasks--; return tasks })
+	c := crewPool.Get().(*crew)
+	c.ctx, c.job, c.err = ctx, j, nil
+	c.next.Store(int64(tasks))
+	for range min(threads, tasks) - 1 {
+		c.wg.Add(1)
+		go c.helper()
 	}
-	var (
-		next   atomic.Int64
-		wg     sync.WaitGroup
-		first  error
-		failed sync.Once
-	)
-	next.Store(int64(tasks))
-	take := func() int { return int(next.Add(-1)) }
-	for range threads {
-		wg.Go(func() {
-			if err := runTasks(ctx, j, take); err != nil {
-				failed.Do(func() { first = err })
-			}
-		})
-	}
-	wg.Wait()
-	return first
+	c.work()
+	c.wg.Wait()
+	err := c.err
+	c.ctx, c.job = nil, nil
+	crewPool.Put(c)
+	return err
 }
 
-// runTasks computes the tasks that take hands out until it returns a negative
-// number.
-func runTasks(ctx context.Context, j job, take func() int) error {
-	w := getScratch(j.size())
+// crew is the goroutines that compute one job.
+type crew struct {
+	ctx    context.Context
+	job    job
+	next   atomic.Int64 // tasks not taken yet
+	wg     sync.WaitGroup
+	helper func() // work, then done; made once, as starting a method would allocate
+
+	mu  sync.Mutex
+	err error // the first one
+}
+
+var crewPool = sync.Pool{New: func() any {
+	c := new(crew)
+	c.helper = func() {
+		defer c.wg.Done()
+		c.work()
+	}
+	return c
+}}
+
+// work computes tasks until none is left or one returns an error.
+func (c *crew) work() {
+	w := getScratch(c.job.size())
 	defer putScratch(w)
-	for t := take(); t >= 0; t = take() {
-		if err := ctx.Err(); err != nil {
-			return err
+	for t := int(c.next.Add(-1)); t >= 0; t = int(c.next.Add(-1)) {
+		err := c.ctx.Err()
+		if err == nil {
+			w.used = 0
+			err = c.job.task(c.ctx, w, t)
 		}
-		w.used = 0
-		if err := j.task(ctx, w, t); err != nil {
-			return err
+		if err != nil {
+			c.mu.Lock()
+			if c.err == nil {
+				c.err = err
+			}
+			c.mu.Unlock()
+			return
 		}
 	}
-	return nil
 }

@@ -12,6 +12,11 @@ type scratch struct {
 	used  int
 	spans []span
 	sums  []float64
+
+	// What fused calls keep here, so that it does not have to be allocated.
+	workspace workspace
+	tiles     [maxTiles]wideTile
+	few       fewLoad
 }
 
 // span is the keys [lo, hi) that a query row sees.
@@ -20,7 +25,7 @@ type span struct{ lo, hi int }
 var scratchPool = sync.Pool{New: func() any { return new(scratch) }}
 
 // getScratch returns a scratch whose floats method will be good for n floats in
-// at most 16 pieces, with a span and a sum for each of rows query rows. putScratch takes it back.
+// at most 48 pieces, with a span and a sum for each of rows query rows. putScratch takes it back.
 func getScratch(n, rows int) *scratch {
 	w := scratchPool.Get().(*scratch)
 	n += alignSlack
@@ -36,8 +41,8 @@ func getScratch(n, rows int) *scratch {
 	return w
 }
 
-// alignSlack is how many floats aligning 16 pieces may take.
-const alignSlack = 16 * 4
+// alignSlack is how many floats aligning 48 pieces may take.
+const alignSlack = 48 * 16
 
 // scratchKeep is how many floats a pooled scratch may hold: 4 MiB, several times
 // what head sizes up to 256 take. A larger one is left to the collector.
@@ -49,11 +54,11 @@ func putScratch(w *scratch) {
 	}
 }
 
-// floats cuts n floats with unspecified contents off the arena, on a 16 byte
+// floats cuts n floats with unspecified contents off the arena, on a 64 byte
 // boundary. n = 0 gives an empty slice.
 func (w *scratch) floats(n int) []float32 {
-	off := int(uintptr(unsafe.Pointer(unsafe.SliceData(w.arena)))/4) % 4
-	at := roundUp(w.used+off) - off
+	off := int(uintptr(unsafe.Pointer(unsafe.SliceData(w.arena)))/4) % 16
+	at := (w.used+off+15)&^15 - off
 	w.used = at + n
 	return w.arena[at : at+n : at+n]
 }

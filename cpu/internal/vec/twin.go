@@ -171,15 +171,15 @@ func (t twin) fold(o, x *float32, rows int, a, b *float32) {
 	}
 }
 
-func (t twin) nonFinite(x *float32, ld, rows, vectors int, found *int32) {
-	*found = 0
+func (t twin) nonFinite(x *float32, ld, rows, vectors int) (found int32) {
 	for r := range rows {
 		for _, y := range floats(x, ld, r, vectors*t.lanes) {
 			if y-y != 0 {
-				*found = 1
+				found = 1
 			}
 		}
 	}
+	return found
 }
 
 func (t twin) transpose(dst *float32, ldd int, src *float32, lds int, mul *float32) {

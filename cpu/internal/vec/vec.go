@@ -48,7 +48,7 @@ type Kernels struct {
 	edge             func(s *float32, rows, key int, lo, hi *int32)
 	columnMax        func(s *float32, rows int, mx *float32)
 	fold             func(o, x *float32, rows int, a, b *float32)
-	nonFinite        func(x *float32, ld, rows, vectors int, found *int32)
+	nonFinite        func(x *float32, ld, rows, vectors int) int32
 	transpose        func(dst *float32, ldd int, src *float32, lds int, mul *float32)
 	loadF16          func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
 	loadBF16         func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
@@ -160,12 +160,8 @@ func (x *Kernels) Fold(o, t []float32, rows int, a, b []float32) {
 //	v [rows, d], rows ld apart
 func (x *Kernels) NonFinite(v []float32, ld, rows, d int) bool {
 	_ = v[(rows-1)*ld+d-1]
-	if vectors := d / x.Lanes; vectors > 0 {
-		var found [1]int32
-		x.nonFinite(&v[0], 4*ld, rows, vectors, &found[0])
-		if found[0] != 0 {
-			return true
-		}
+	if vectors := d / x.Lanes; vectors > 0 && x.nonFinite(&v[0], 4*ld, rows, vectors) != 0 {
+		return true
 	}
 	for r := range rows {
 		for _, y := range v[r*ld+d/x.Lanes*x.Lanes : r*ld+d] {
@@ -219,7 +215,10 @@ func (x *Kernels) StoreF16(dst []uint16, src []float32) {
 // n and d are multiples of Lanes.
 func (x *Kernels) Dots(s []float32, lds int, k []float32, ldk, n int, q []float32, ldq, heads, d int) {
 	_, _, _ = s[(heads-1)*lds+n-1], k[(n-1)*ldk+d-1], q[(heads-1)*ldq+d-1]
-	x.dots(&s[0], 4*lds, &k[0], 4*ldk, &q[0], 4*ldq, heads, d/x.Lanes, n/x.Lanes)
+	most := max(1, budget/(d*heads)) * x.Lanes
+	for j := 0; j < n; j += most {
+		x.dots(&s[j], 4*lds, &k[j*ldk], 4*ldk, &q[0], 4*ldq, heads, d/x.Lanes, min(most, n-j)/x.Lanes)
+	}
 }
 
 // Mix adds a block of values to a few outputs, in the sums of Values:

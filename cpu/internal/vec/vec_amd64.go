@@ -38,7 +38,7 @@ func columnMaxAVX512(s *float32, rows int, mx *float32)
 func foldAVX512(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // nonFiniteAVX512 is Kernels.nonFinite.
-func nonFiniteAVX512(x *float32, ld int, rows int, vectors int, found *int32)
+func nonFiniteAVX512(x *float32, ld int, rows int, vectors int) (found int32)
 
 // transposeAVX512 is Kernels.transpose.
 func transposeAVX512(dst *float32, ldd int, src *float32, lds int, mul *float32)
@@ -101,7 +101,7 @@ func columnMaxAVX2(s *float32, rows int, mx *float32)
 func foldAVX2(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // nonFiniteAVX2 is Kernels.nonFinite.
-func nonFiniteAVX2(x *float32, ld int, rows int, vectors int, found *int32)
+func nonFiniteAVX2(x *float32, ld int, rows int, vectors int) (found int32)
 
 // transposeAVX2 is Kernels.transpose.
 func transposeAVX2(dst *float32, ldd int, src *float32, lds int, mul *float32)

@@ -1563,32 +1563,31 @@ row:
 	VZEROUPPER
 	RET
 
-// func nonFiniteAVX512(x *float32, ld int, rows int, vectors int, found *int32)
+// func nonFiniteAVX512(x *float32, ld int, rows int, vectors int) (found int32)
 // Requires: AVX, AVX512F
-TEXT ·nonFiniteAVX512(SB), NOSPLIT, $0-40
+TEXT ·nonFiniteAVX512(SB), NOSPLIT, $0-36
 	MOVQ   x+0(FP), AX
 	MOVQ   ld+8(FP), CX
 	MOVQ   rows+16(FP), DX
 	MOVQ   vectors+24(FP), BX
-	MOVQ   found+32(FP), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 
 row:
-	MOVQ AX, DI
-	MOVQ BX, R8
+	MOVQ AX, SI
+	MOVQ BX, DI
 
 vector:
-	VFMADD231PS (DI), Z0, Z1
-	ADDQ        $0x00000040, DI
-	SUBQ        $0x00000001, R8
+	VFMADD231PS (SI), Z0, Z1
+	ADDQ        $0x00000040, SI
+	SUBQ        $0x00000001, DI
 	JNZ         vector
 	ADDQ        CX, AX
 	SUBQ        $0x00000001, DX
 	JNZ         row
 	VCMPPS      $0x03, Z1, Z1, K1
 	KMOVW       K1, AX
-	MOVL        AX, (SI)
+	MOVL        AX, found+32(FP)
 	VZEROUPPER
 	RET
 
@@ -3295,32 +3294,31 @@ row:
 	VZEROUPPER
 	RET
 
-// func nonFiniteAVX2(x *float32, ld int, rows int, vectors int, found *int32)
+// func nonFiniteAVX2(x *float32, ld int, rows int, vectors int) (found int32)
 // Requires: AVX, FMA3
-TEXT ·nonFiniteAVX2(SB), NOSPLIT, $0-40
+TEXT ·nonFiniteAVX2(SB), NOSPLIT, $0-36
 	MOVQ   x+0(FP), AX
 	MOVQ   ld+8(FP), CX
 	MOVQ   rows+16(FP), DX
 	MOVQ   vectors+24(FP), BX
-	MOVQ   found+32(FP), SI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 
 row:
-	MOVQ AX, DI
-	MOVQ BX, R8
+	MOVQ AX, SI
+	MOVQ BX, DI
 
 vector:
-	VFMADD231PS (DI), Y0, Y1
-	ADDQ        $0x00000020, DI
-	SUBQ        $0x00000001, R8
+	VFMADD231PS (SI), Y0, Y1
+	ADDQ        $0x00000020, SI
+	SUBQ        $0x00000001, DI
 	JNZ         vector
 	ADDQ        CX, AX
 	SUBQ        $0x00000001, DX
 	JNZ         row
 	VCMPPS      $0x03, Y1, Y1, Y1
 	VMOVMSKPS   Y1, AX
-	MOVL        AX, (SI)
+	MOVL        AX, found+32(FP)
 	VZEROUPPER
 	RET
 

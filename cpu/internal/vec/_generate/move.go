@@ -73,10 +73,10 @@ func (a *isa) transpose() {
 	end()
 }
 
-// nonFinite writes 1 when any of rows x vectors holds NaN or Inf.
+// nonFinite returns other than 0 when any of rows x vectors holds NaN or Inf.
 func (a *isa) nonFinite() {
-	a.text("nonFinite", "x *float32, ld, rows, vectors int, found *int32", "is Kernels.nonFinite.")
-	x, ld, rows, vectors, found := param("x"), param("ld"), param("rows"), param("vectors"), param("found")
+	a.text("nonFinite", "x *float32, ld, rows, vectors int) (found int32", "is Kernels.nonFinite.")
+	x, ld, rows, vectors := param("x"), param("ld"), param("rows"), param("vectors")
 	zero, acc := a.vec(), a.vec()
 	a.zero(zero)
 	a.zero(acc)
@@ -99,7 +99,7 @@ func (a *isa) nonFinite() {
 		VCMPPS(Imm(3), acc, acc, acc)
 		VMOVMSKPS(acc, r)
 	}
-	MOVL(r, Mem{Base: found})
+	Store(r, Return("found"))
 	end()
 }
 

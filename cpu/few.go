@@ -1,0 +1,187 @@
+package cpu
+
+import "context"
+
+// fewLoad is a workspace for few rows.
+type fewLoad struct {
+	progress
+	q, s, bias  []float32 // [rows, dimK], [rows, keyBlock], [rows, keyBlock]
+	alpha, beta []float32
+	v           []float32 // packed or converted values
+	k           []float32
+	spans       []span
+	rows        int
+}
+
+// fewRows computes a task with keys as lanes: all rows of a group at once, each
+// key and value read once for all of them. It does the sums of wide in the same
+// order, so that decoding a row gives the bits of a prefill.
+func (f *fused) fewRows(ctx context.Context, w *scratch, p *part) error {
+	x := f.kernels
+	e := &w.few
+	b := &w.workspace
+	b.k, b.v = w.floats(keyBlock*f.dimK), w.floats(keyBlock*f.dimV)
+	*e = fewLoad{rows: f.rows, q: w.floats(f.rows * f.dimK), s: w.floats(f.rows * keyBlock), bias: w.floats(f.rows * keyBlock),
+		alpha: w.floats(f.laneRows()), beta: w.floats(f.laneRows()), spans: w.spans}
+	e.cur = stateIn(w.floats(f.slot), f.rows*f.dimV, f.laneRows())
+	if f.chunks > 1 {
+		e.all = stateIn(w.floats(f.slot), f.rows*f.dimV, f.laneRows())
+	}
+	h0 := p.hk * f.share
+	keys := span{f.d.SeqK, 0}
+	for r := range e.rows {
+		h, i := f.row(h0, 0, r)
+		lo, hi := f.p.Visible.Range(p.b, i, f.d.SeqK)
+		e.spans[r] = span{lo, hi}
+		if lo < hi {
+			keys = span{min(keys.lo, lo), max(keys.hi, hi)}
+		}
+		q := e.q[r*f.dimK : (r+1)*f.dimK]
+		loadRows(x, &f.q, q, f.dimK, p.b, h, i, 1)
+		for c := range q {
+			q[c] = q[c]*f.scale + 0
+		}
+	}
+	fold := folder{x, f.dimV, e.alpha, e.beta}
+	for j0 := max(keys.lo, p.keys.lo) / keyBlock * keyBlock; j0 < min(keys.hi, p.keys.hi); j0 += keyBlock {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if f.parts > 1 && e.some && e.chunk != j0/chunkKeys {
+			f.keep(p.tile, &e.progress)
+		}
+		e.enter(j0/chunkKeys, &fold)
+		f.fewBlock(b, e, p, keyRange{lo: max(keys.lo, j0) &^ 3, hi: min(keys.hi, j0+keyBlock)})
+	}
+	if f.parts > 1 {
+		if e.some {
+			f.keep(p.tile, &e.progress)
+		}
+		if f.pending[p.last].Add(-1) > 0 {
+			return nil
+		}
+		f.foldParts(p.tile, &e.progress, &fold)
+	}
+	s := e.sum(&fold)
+	for r := range e.rows {
+		h, i := f.row(h0, 0, r)
+		lse, inv := rowLSE(s.m[r], s.l[r])
+		o := s.o[r*f.dimV : (r+1)*f.dimV]
+		for c := range o {
+			o[c] = o[c]*inv + 0
+		}
+		storeRow(x, &f.o, o, p.b, h, i)
+		if !f.lse.isZero() {
+			f.lse.f32[f.lse.index(p.b, h, i)] = lse
+		}
+	}
+	return nil
+}
+
+// fewBlock takes all rows over the keys of r, which lie in one key block.
+func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
+	x, n := f.kernels, r.hi-r.lo
+	lanes := ceilDiv(n, x.Lanes) * x.Lanes
+	f.fewScores(b, e, p, &r, n, lanes)
+	hidden := f.biased
+	for row := range e.rows {
+		lo, hi := max(0, min(n, e.spans[row].lo-r.lo)), max(0, min(n, e.spans[row].hi-r.lo))
+		hidden = hidden || lo > 0 || hi < n
+		s := e.s[row*keyBlock : row*keyBlock+lanes]
+		if f.cap > 0 {
+			x.Softcap(s, f.cap)
+		}
+		if f.biased {
+			bias := e.bias[row*keyBlock : row*keyBlock+lanes]
+			h, i := f.row(p.hk*f.share, 0, row)
+			f.biasRow(bias, p.b, h, i, r.lo, n)
+			clear(bias[n:])
+			x.Bias(s, bias)
+		}
+		fill(s[:lo], negInf)
+		fill(s[hi:], negInf)
+		m := max(e.cur.m[row], largest(s))
+		e.alpha[row] = e.cur.m[row] - m
+		e.cur.m[row] = m
+		x.Exp2(s, m)
+	}
+	x.Exp2(e.alpha, 0)
+	for row := range e.rows {
+		e.cur.l[row] = float32(e.alpha[row]*e.cur.l[row]) + sumByFours(e.s[row*keyBlock:row*keyBlock+lanes])
+	}
+	if f.loadV {
+		r.v, r.ldv = b.v, f.dimV
+		loadRows(x, &f.v, b.v, f.dimV, p.b, p.hk, r.lo, n)
+	} else {
+		r.v, r.ldv = f.v.rowsAt(p.b, p.hk, r.lo)
+	}
+	v, ldv, careful := r.v, r.ldv, false
+	if hidden {
+		v, ldv, careful = f.cleaned(&r, b)
+	}
+	x.Mix(e.cur.o, f.dimV, v, ldv, e.s, keyBlock, n, e.alpha, e.rows, f.dimV)
+	if careful {
+		f.addFew(e, p, &r)
+	}
+}
+
+// fewScores computes the scores of r's n keys, and of nothing up to lanes.
+func (f *fused) fewScores(b *workspace, e *fewLoad, p *part, r *keyRange, n, lanes int) {
+	x, whole := f.kernels, 0
+	if !f.loadK {
+		whole = n / x.Lanes * x.Lanes
+		if k, ldk := f.k.rowsAt(p.b, p.hk, r.lo); whole > 0 {
+			x.Dots(e.s, keyBlock, k, ldk, whole, e.q, f.dimK, e.rows, f.dimK)
+		}
+	}
+	if whole == n {
+		return
+	}
+	loadRows(x, &f.k, b.k, f.dimK, p.b, p.hk, r.lo+whole, n-whole)
+	clear(b.k[(n-whole)*f.dimK : (lanes-whole)*f.dimK])
+	x.Dots(e.s[whole:], keyBlock, b.k, f.dimK, lanes-whole, e.q, f.dimK, e.rows, f.dimK)
+}
+
+// addFew is addHidden for few rows.
+func (f *fused) addFew(e *fewLoad, p *part, r *keyRange) {
+	for j := r.lo; j < r.hi; j++ {
+		for c := range f.d.ValueDim {
+			y := f.v.at(p.b, p.hk, j, c)
+			if finite(y) {
+				continue
+			}
+			for row := range e.rows {
+				h, i := f.row(p.hk*f.share, 0, row)
+				if j >= e.spans[row].lo && j < e.spans[row].hi && !f.hides(p.b, h, i, j) {
+					e.cur.o[row*f.dimV+c] += e.s[row*keyBlock+j-r.lo] * y
+				}
+			}
+		}
+	}
+}
+
+func fill(s []float32, x float32) {
+	for i := range s {
+		s[i] = x
+	}
+}
+
+// largest returns the largest element of s, whose length is a multiple of 4; NaN
+// when there is one.
+func largest(s []float32) float32 {
+	m0, m1, m2, m3 := negInf, negInf, negInf, negInf
+	for ; len(s) >= 4; s = s[4:] {
+		m0, m1, m2, m3 = max(m0, s[0]), max(m1, s[1]), max(m2, s[2]), max(m3, s[3])
+	}
+	return max(m0, m1, m2, m3)
+}
+
+// sumByFours adds the elements of s in the order of vec.Kernels.Weights; the
+// length is a multiple of 4.
+func sumByFours(s []float32) float32 {
+	var sum float32
+	for ; len(s) >= 4; s = s[4:] {
+		sum += (s[0] + s[1]) + (s[2] + s[3])
+	}
+	return sum
+}
