@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed90331342/attn/cpu"
+)
+
+// ask sends lines to a server and returns its answers.
+func ask(t *testing.T, lines ...string) []answer {
+	t.Helper()
+	be := cpu.New(cpu.Options{Threads: 1})
+	defer be.Close()
+	var out strings.Builder
+	if err := serve(t.Context(), be, strings.NewReader(strings.Join(lines, "\n")+"\n"), &out); err != nil {
+		t.Fatal(err)
+	}
+	var all []answer
+	for line := range strings.Lines(out.String()) {
+		var a answer
+		if err := json.Unmarshal([]byte(line), &a); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		all = append(all, a)
+	}
+	if len(all) != len(lines) {
+		t.Fatalf("%d answers to %d requests", len(all), len(lines))
+	}
+	return all
+}
+
+func TestServe(t *testing.T) {
+	a := ask(t,
+		`{"do":"load","case":{"heads":2,"seq":33,"dim":8,"causal":true}}`,
+		`{"do":"run","calls":3}`,
+		`{"do":"peak"}`,
+		`{"do":"load","case":{"heads":1,"seq":1,"dim":4,"causal":false}}`)
+	if len(a[0].Sample) != samples || a[0].Path == "" || a[0].Error != "" {
+		t.Errorf("load: %+v", a[0])
+	}
+	if len(a[1].Seconds) != 3 || a[1].Seconds[0] <= 0 {
+		t.Errorf("run: %+v", a[1])
+	}
+	if a[2].FLOPS < 1e8 {
+		t.Errorf("peak: %+v", a[2])
+	}
+	// One key: the output is the value.
+	for j, got := range a[3].Sample {
+		if _, _, d := place(problem{Heads: 1, Seq: 1, Dim: 4}, j); got != element(uint32(d), 2) {
+			t.Errorf("sample %d is %v, want %v", j, got, element(uint32(d), 2))
+		}
+	}
+}
+
+func TestServeGoesOnAfterErrors(t *testing.T) {
+	a := ask(t, `{"do":"sing"}`, `nonsense`, `{"do":"run","calls":1}`, `{"do":"load","case":{"heads":0,"seq":1,"dim":1}}`, `{"do":"peak"}`)
+	for i, got := range a[:4] {
+		if got.Error == "" {
+			t.Errorf("request %d: no error", i)
+		}
+	}
+	if a[4].Error != "" {
+		t.Errorf("peak: %s", a[4].Error)
+	}
+}
+
+// The same numbers stand in peers.test.mjs.
+func TestInputsAreThoseOfEveryOtherProgram(t *testing.T) {
+	for _, c := range []struct {
+		i, stream uint32
+		want      float32
+	}{
+		{0, 0, -1.3081400394439697}, {1, 0, 1.36948823928833}, {12345, 1, 0.15833115577697754}, {4194303, 2, -1.38590669631958},
+	} {
+		if got := element(c.i, c.stream); got != c.want {
+			t.Errorf("element %d of stream %d is %v, want %v", c.i, c.stream, got, c.want)
+		}
+	}
+}
+
+// TestScripts runs the tests of the scripts where node is installed.
+func TestScripts(t *testing.T) {
+	node, err := exec.LookPath("node")
+	if err != nil {
+		t.Skip("node is not installed, which only bench/peers needs")
+	}
+	if err := exec.CommandContext(t.Context(), node, "-e", "if (parseInt(process.versions.node) < 18) process.exit(1)").Run(); err != nil {
+		t.Skip("node is older than 18, which bench/peers needs")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, node, "--test")
+	cmd.Dir = ".."
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("node --test: %v\n%s", err, out)
+	}
+}

@@ -1,0 +1,86 @@
+// The models that ONNX Runtime runs: one attention operator each, written as the
+// bytes of ONNX's protobuf messages (onnx.proto), of which that takes a handful.
+
+const text = new TextEncoder();
+
+function varint(n) {
+  const out = [];
+  for (; n > 127; n = Math.floor(n / 128)) out.push((n % 128) | 128);
+  out.push(n);
+  return out;
+}
+
+// The wire types: a number, 32 bits, a length with as many bytes.
+const int = (field, n) => [...varint(field * 8), ...varint(n)];
+const bytes = (field, b) => [...varint(field * 8 + 2), ...varint(b.length), ...b];
+const string = (field, s) => bytes(field, text.encode(s));
+const message = (field, ...parts) => bytes(field, parts.flat());
+
+const FLOAT = 1, INT32 = 6; // TensorProto.DataType
+
+// value is a ValueInfoProto: a name, an element type and a shape.
+const value = (field, [name, type, shape]) =>
+  message(field, string(1, name),
+    message(2, message(1, int(1, type), message(2, ...shape.map((n) => message(1, int(1, n)))))));
+
+// attribute is an AttributeProto that holds an integer.
+const attribute = (field, [name, n]) => message(field, string(1, name), int(3, n), int(20, 2));
+
+const microsoft = "com.microsoft";
+
+/** model returns the bytes of a ModelProto with one node. */
+export function model({ op, domain, inputs, outputs, attributes }) {
+  const named = (list) => list.map((v) => (v ? v[0] : "")); // "" is an optional input left out
+  const node = message(1,
+    ...named(inputs).map((name) => string(1, name)),
+    ...named(outputs).map((name) => string(2, name)),
+    string(4, op),
+    ...Object.entries(attributes).map((a) => attribute(5, a)),
+    string(7, domain));
+  const graph = message(7, node, string(2, "attention"),
+    ...inputs.filter(Boolean).map((v) => value(11, v)),
+    ...outputs.map((v) => value(12, v)));
+  return Uint8Array.from([
+    int(1, 10), // ir_version
+    graph,
+    message(8, string(1, ""), int(2, 23)), // opset_import
+    message(8, string(1, microsoft), int(2, 1)),
+  ].flat());
+}
+
+/**
+ * operators are ONNX Runtime's three attention operators: what they are given for a
+ * case, and how rows lie in it.
+ */
+export const operators = {
+  MultiHeadAttention: (c) => {
+    const x = [1, c.seq, c.heads * c.dim];
+    return {
+      layout: "bshd", op: "MultiHeadAttention", domain: microsoft,
+      inputs: [["q", FLOAT, x], ["k", FLOAT, x], ["v", FLOAT, x]],
+      outputs: [["o", FLOAT, x]],
+      attributes: { num_heads: c.heads, unidirectional: c.causal ? 1 : 0 },
+    };
+  },
+  Attention: (c) => {
+    const x = [1, c.heads, c.seq, c.dim];
+    return {
+      layout: "bhsd", op: "Attention", domain: "",
+      inputs: [["q", FLOAT, x], ["k", FLOAT, x], ["v", FLOAT, x]],
+      outputs: [["o", FLOAT, x]],
+      attributes: { is_causal: c.causal ? 1 : 0 },
+    };
+  },
+  // Causal always, and the only one of them that skips what is hidden. It also
+  // writes the cache that it is made for.
+  GroupQueryAttention: (c) => {
+    const x = [1, c.seq, c.heads * c.dim], cache = [1, c.heads, c.seq, c.dim];
+    return {
+      layout: "bshd", op: "GroupQueryAttention", domain: microsoft,
+      inputs: [["q", FLOAT, x], ["k", FLOAT, x], ["v", FLOAT, x], null, null,
+        ["last", INT32, [1]], ["total", INT32, [1]]],
+      outputs: [["o", FLOAT, x], ["present_k", FLOAT, cache], ["present_v", FLOAT, cache]],
+      attributes: { num_heads: c.heads, kv_num_heads: c.heads },
+    };
+  },
+};

@@ -1,0 +1,122 @@
+// node --test: what run.mjs relies on, without any peer. go test runs it where node is.
+
+import assert from "node:assert/strict";
+import test from "node:test";
+import { element, flops, operand, place, sampled, samples, visible } from "./inputs.mjs";
+import { model, operators } from "./onnx.mjs";
+import { cases, differs, measure, median, memoryTable, speedTable } from "./turns.mjs";
+
+test("inputs are those of every other program", () => {
+  // The same numbers stand in attn/main_test.go.
+  assert.deepEqual([element(0, 0), element(1, 0), element(12345, 1), element(4194303, 2)],
+    [-1.3081400394439697, 1.36948823928833, 0.15833115577697754, -1.38590669631958]);
+});
+
+test("both layouts hold the same elements", () => {
+  const c = { heads: 3, seq: 5, dim: 4, causal: true };
+  const a = operand(c, 1, "bhsd"), b = operand(c, 1, "bshd");
+  assert.notDeepEqual(a, b);
+  assert.deepEqual(sampled(c, a, "bhsd"), sampled(c, b, "bshd"));
+  assert.equal(sampled(c, a, "bhsd").length, samples);
+  assert.deepEqual(place(c, 0), [0, 4, 0]);
+});
+
+test("FLOPs are those of visible pairs", () => {
+  assert.equal(flops({ heads: 8, seq: 4096, dim: 64, causal: false }), 8 * 4 * 4096 * 4096 * 64);
+  assert.equal(visible({ heads: 2, seq: 3, dim: 1, causal: true }), 2 * 6);
+});
+
+// fields reads a protobuf message: [number, value] pairs, messages as bytes.
+function fields(bytes) {
+  const out = [];
+  let at = 0;
+  const number = () => {
+    let n = 0, scale = 1;
+    for (;;) {
+      const b = bytes[at++];
+      n += (b & 127) * scale;
+      if (b < 128) return n;
+      scale *= 128;
+    }
+  };
+  while (at < bytes.length) {
+    const key = number();
+    if (key % 8 === 0) out.push([key >> 3, number()]);
+    else {
+      assert.equal(key % 8, 2);
+      const length = number();
+      out.push([key >> 3, bytes.subarray(at, (at += length))]);
+    }
+  }
+  assert.equal(at, bytes.length);
+  return out;
+}
+const all = (bytes, n) => fields(bytes).filter(([f]) => f === n).map(([, v]) => v);
+const words = (bytes, n) => all(bytes, n).map((b) => Buffer.from(b).toString());
+
+test("models are ONNX messages", () => {
+  for (const [op, spec] of Object.entries(operators)) {
+    const s = spec({ heads: 8, seq: 300, dim: 64, causal: true });
+    const m = model(s);
+    const [graph] = all(m, 7), [node] = all(graph, 1);
+    assert.deepEqual(words(node, 4), [op]);
+    assert.deepEqual(words(node, 7), [s.domain]);
+    assert.deepEqual(words(node, 1), s.inputs.map((v) => (v ? v[0] : "")));
+    assert.equal(all(graph, 11).length, s.inputs.filter(Boolean).length);
+    assert.equal(all(graph, 12).length, s.outputs.length);
+    const attributes = Object.fromEntries(all(node, 5).map((a) => [words(a, 1)[0], all(a, 3)[0]]));
+    assert.deepEqual(attributes, s.attributes);
+    const opsets = all(m, 8).map((o) => [words(o, 1)[0], all(o, 2)[0]]);
+    assert.deepEqual(opsets, [["", 23], ["com.microsoft", 1]]);
+    // The shape of q: ValueInfo, type, tensor, shape, dimensions.
+    const [type] = all(all(graph, 11)[0], 2), [tensor] = all(type, 1), [shape] = all(tensor, 2);
+    assert.deepEqual(all(shape, 1).map((d) => all(d, 1)[0]), s.inputs[0][2]);
+  }
+});
+
+test("median and samples", () => {
+  assert.equal(median([3, 1, 2]), 2);
+  assert.equal(median([4, 1]), 2.5);
+  assert.equal(differs([1, 2], [1.00001, 2]), "");
+  assert.match(differs([1, 3], [1, 2]), /element 1 is 3/);
+  assert.match(differs([NaN], [0]), /element 0/);
+  assert.equal(differs(undefined, [0]), "no sample");
+});
+
+// pretended is a peer that takes so many seconds a call.
+function pretended(name, seconds, turns, { sample = [1], error } = {}) {
+  return {
+    name,
+    child: {
+      async ask(request) {
+        turns.push(`${name}:${request.do}`);
+        if (request.do === "load") return { extra: 2 ** 20, sample };
+        if (request.do === "peak") return { flops: 1e9 };
+        if (error) return { error };
+        return { seconds: Array(request.calls).fill(seconds) };
+      },
+    },
+  };
+}
+
+test("peers take turns, each with the peak beside it", async () => {
+  const turns = [];
+  const c = { heads: 1, seq: 10, dim: 25, causal: false }; // 10,000 operations
+  const results = await measure(c, [
+    pretended("attn", 2e-5, turns), pretended("slow", 4e-5, turns),
+    pretended("wrong", 1e-9, turns, { sample: [2] }), pretended("failing", 1, turns, { error: "no memory" }),
+  ], 2, () => {});
+  assert.deepEqual(results.slice(0, 2).map((r) => ({ ...r, gflops: r.gflops.toFixed(3), percent: r.percent.toFixed(1) })),
+    [{ gflops: "0.500", percent: "50.0", extra: 2 ** 20 }, { gflops: "0.250", percent: "25.0", extra: 2 ** 20 }]);
+  assert.match(results[2].error, /element 0 is 2, attn has 1/);
+  assert.equal(results[3].error, "no memory");
+  const begins = turns.slice(turns.lastIndexOf("failing:run") + 1);
+  assert.deepEqual(begins, ["attn:peak", "attn:run", "attn:peak", "slow:run", "attn:peak", "slow:run", "attn:peak", "attn:run"]);
+});
+
+test("tables", () => {
+  const rows = [{ name: "plain S=1 D=1", results: [{ gflops: 100, percent: 85.6, extra: 1.5 * 2 ** 20 }, { gflops: 80, percent: 68, extra: null }, undefined, { error: "x" }] }];
+  assert.equal(speedTable(["attn", "a", "b", "c"], rows).split("\n")[2], "| plain S=1 D=1 | 100 (86) | 80 (68) | - | error | 1.25x |");
+  assert.equal(memoryTable(["attn", "a", "b", "c"], rows).split("\n")[2], "| plain S=1 D=1 | 1.5 | - | - | - |");
+  assert.equal(new Set(cases.map((c) => c.name)).size, cases.length);
+});

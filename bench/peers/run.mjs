@@ -1,0 +1,103 @@
+#!/usr/bin/env node
+// Measures attn's CPU backend and its peers on the same shapes, in turns, and prints
+// the table of the README: see README.md beside this file.
+//
+//	cd bench/peers && npm install
+//	node bench/peers/run.mjs [--threads 1,2] [--repetitions 7] [--only REGEXP] [--json FILE]
+
+import { execFileSync, spawnSync } from "node:child_process";
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { cpus, tmpdir } from "node:os";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { parseArgs } from "node:util";
+import { operators } from "./onnx.mjs";
+import { Child } from "./serve.mjs";
+import { cases, measure, memoryTable, speedTable } from "./turns.mjs";
+
+const here = dirname(fileURLToPath(import.meta.url));
+
+const { values: flags } = parseArgs({
+  options: {
+    threads: { type: "string", default: "1,2" },
+    repetitions: { type: "string", default: "7" },
+    only: { type: "string", default: "" },
+    json: { type: "string" },
+  },
+});
+
+// Debian's package belongs to the system's interpreter, which need not be first.
+const python = ["python3", "/usr/bin/python3"].find((p) => spawnSync(p, ["-c", "import torch, numpy"]).status === 0);
+
+// allowed returns the processors that this process may run on.
+function allowed() {
+  try {
+    const list = readFileSync("/proc/self/status", "utf8").match(/Cpus_allowed_list:\s*(\S+)/)[1];
+    return list.split(",").flatMap((part) => {
+      const [lo, hi = lo] = part.split("-").map(Number);
+      return Array.from({ length: hi - lo + 1 }, (_, i) => lo + i);
+    });
+  } catch {
+    return [];
+  }
+}
+
+// pinned returns a command that keeps to as many processors as it has threads:
+// threads that the system moves about, or two that share one, measure the system.
+function pinned(threads, command, args) {
+  const list = allowed().slice(0, threads);
+  if (list.length < threads || spawnSync("taskset", ["--version"]).status !== 0) return [command, args];
+  return ["taskset", ["-c", list.join(","), command, ...args]];
+}
+
+function start(threads, command, args, env = {}) {
+  const [program, all] = pinned(threads, command, args);
+  return new Child(program, all, env);
+}
+
+// peers starts what there is, attn first; only says which cases one takes.
+function peers(attn, threads) {
+  const n = String(threads);
+  const list = [{ name: "attn", child: start(threads, attn, ["-threads", n]), takes: () => true }];
+  if (existsSync(join(here, "node_modules", "onnxruntime-node"))) {
+    for (const op of Object.keys(operators)) {
+      list.push({
+        name: `ONNX Runtime ${op}`, child: start(threads, process.execPath, [join(here, "ort.mjs"), op, n]),
+        takes: (c) => c.causal || op !== "GroupQueryAttention",
+      });
+    }
+  }
+  if (python) {
+    const openmp = { OMP_NUM_THREADS: n, OMP_PROC_BIND: "true", MKL_NUM_THREADS: n, OPENBLAS_NUM_THREADS: n };
+    list.push({ name: "PyTorch", child: start(threads, python, [join(here, "torch_peer.py"), n], openmp), takes: () => true });
+  }
+  return list;
+}
+
+const temporary = mkdtempSync(join(tmpdir(), "attn-peers-"));
+process.on("exit", () => rmSync(temporary, { recursive: true, force: true }));
+const attn = join(temporary, "attn-peer");
+execFileSync("go", ["build", "-o", attn, "./bench/peers/attn"], { cwd: join(here, "..", ".."), stdio: "inherit" });
+
+console.log(`${cpus()[0].model.trim()} · ${cpus().length} CPUs · ${new Date().toISOString().slice(0, 10)} · float32, B=1 H=8\n`);
+if (!existsSync(join(here, "node_modules", "onnxruntime-node"))) console.log("ONNX Runtime is absent: npm install in bench/peers\n");
+if (!python) console.log("PyTorch is absent: apt-get install python3-torch, or any python3 with torch and numpy\n");
+
+const chosen = cases.filter((c) => new RegExp(flags.only).test(c.name));
+const report = [];
+for (const threads of flags.threads.split(",").map(Number)) {
+  const list = peers(attn, threads);
+  const rows = [];
+  for (const c of chosen) {
+    const taking = list.filter((p) => p.takes(c));
+    const results = await measure(c, taking, Number(flags.repetitions));
+    results.forEach((r, i) => r.error && console.error(`${taking[i].name}, ${c.name}: ${r.error}`));
+    rows.push({ name: c.name, threads, results: list.map((p) => results[taking.indexOf(p)]) });
+    process.stderr.write(`${threads} threads, ${c.name} done\n`);
+  }
+  list.forEach((p) => p.child.close());
+  const names = list.map((p) => p.name);
+  console.log(`${threads === 1 ? "One thread" : `${threads} threads`}\n\n${speedTable(names, rows)}\n${memoryTable(names, rows)}`);
+  report.push(...rows.map((r) => ({ ...r, results: Object.fromEntries(names.map((n, i) => [n, r.results[i] ?? null])) })));
+}
+if (flags.json) writeFileSync(flags.json, JSON.stringify(report, null, 2) + "\n");

@@ -1,0 +1,75 @@
+// The protocol between run.mjs and the programs that it measures: a line of JSON in,
+// a line of JSON out.
+//
+//	{"do": "load", "case": {"heads": 8, "seq": 256, "dim": 64, "causal": false}}
+//	  {"extra": 1048576, "sample": [...]}   bytes that the first call took, or null
+//	{"do": "run", "calls": 3}
+//	  {"seconds": [0.1, 0.1, 0.1]}
+//	{"do": "peak"}                          attn only
+//	  {"flops": 1.17e11}
+//
+// What fails answers {"error": "why"} and goes on.
+
+import { createInterface } from "node:readline";
+import { spawn } from "node:child_process";
+import { readFileSync, writeFileSync } from "node:fs";
+
+/** serve answers requests on stdin with what handlers return, one after the other. */
+export async function serve(handlers) {
+  for await (const line of createInterface({ input: process.stdin })) {
+    let answer;
+    try {
+      const request = JSON.parse(line);
+      answer = await handlers[request.do](request);
+    } catch (err) {
+      answer = { error: String(err.message ?? err).split("\n")[0] };
+    }
+    process.stdout.write(JSON.stringify(answer) + "\n");
+  }
+}
+
+/** Child is a program that serves. */
+export class Child {
+  #process;
+  #waiting = [];
+  #errors = "";
+
+  constructor(command, args, env) {
+    this.#process = spawn(command, args, { env: { ...process.env, ...env }, stdio: ["pipe", "pipe", "pipe"] });
+    createInterface({ input: this.#process.stdout }).on("line", (line) => this.#waiting.shift()?.(JSON.parse(line)));
+    this.#process.stderr.on("data", (data) => (this.#errors = (this.#errors + data).slice(-2000)));
+    const gone = (why) => this.#waiting.splice(0).forEach((answer) => answer({ error: why }));
+    this.#process.on("error", (err) => gone(err.message));
+    this.#process.stdin.on("error", () => {}); // 'exit' says it
+    this.#process.on("exit", (code) => gone(`ended with ${code}: ${this.#errors.trim().split("\n").pop()}`));
+  }
+
+  /** ask sends a request and returns its answer. */
+  ask(request) {
+    if (this.#process.exitCode !== null) return Promise.resolve({ error: `ended with ${this.#process.exitCode}` });
+    return new Promise((answer) => {
+      this.#waiting.push(answer);
+      this.#process.stdin.write(JSON.stringify(request) + "\n");
+    });
+  }
+
+  /** close lets the program end. */
+  close() {
+    this.#process.stdin.end();
+  }
+}
+
+/** extraMemory runs call and returns by how many bytes resident memory rose above what it was; null when the system does not tell. */
+export async function extraMemory(call) {
+  const status = (key) => Number(readFileSync("/proc/self/status", "utf8").match(new RegExp(`${key}:\\s*(\\d+) kB`))[1]) * 1024;
+  let before;
+  try {
+    writeFileSync("/proc/self/clear_refs", "5"); // the peak begins anew
+    before = status("VmRSS");
+  } catch {
+    await call();
+    return null;
+  }
+  await call();
+  return Math.max(0, status("VmHWM") - before);
+}

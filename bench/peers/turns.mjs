@@ -1,0 +1,105 @@
+// What run.mjs measures and how: the cases, the turns, the figures.
+
+import { flops } from "./inputs.mjs";
+
+/** cases of the table, float32, one batch of 8 heads. */
+export const cases = [
+  ...[256, 512, 1024, 2048, 4096, 8192].map((seq) => ({ seq, dim: 64, causal: false })),
+  ...[1024, 4096].map((seq) => ({ seq, dim: 128, causal: false })),
+  ...[1024, 4096].map((seq) => ({ seq, dim: 64, causal: true })),
+  { seq: 4096, dim: 128, causal: true },
+].map((c) => ({ heads: 8, ...c, name: `${c.causal ? "causal" : "plain"} S=${c.seq} D=${c.dim}` }));
+
+// A turn is calls that add up to turnSeconds, at most maxCalls; a case is at most
+// the repetitions asked for, fewer when it took caseSeconds, never less than three.
+const turnSeconds = 0.05, maxCalls = 50, caseSeconds = 40, leastTurns = 3;
+
+// Between turns the threads that spin for more work have gone to sleep.
+const pause = () => new Promise((done) => setTimeout(done, 40));
+
+/** median returns the middle of xs, or the mean of the two middle ones. */
+export function median(xs) {
+  const s = [...xs].sort((a, b) => a - b);
+  const m = s.length >> 1;
+  return s.length % 2 ? s[m] : (s[m - 1] + s[m]) / 2;
+}
+
+/** differs says in words how far a sample is off another; "" when it is not. */
+export function differs(got, want) {
+  // The outputs are means of numbers in [-2, 2): float32 sums of thousands of them
+  // in another order differ by some 1e-6, a wrong mask or scale by 1e-2.
+  const tolerance = 5e-5;
+  if (got?.length !== want.length) return "no sample";
+  for (let i = 0; i < want.length; i++) {
+    if (!(Math.abs(got[i] - want[i]) <= tolerance)) return `element ${i} is ${got[i]}, attn has ${want[i]}`;
+  }
+  return "";
+}
+
+/**
+ * measure runs a case on all peers in turns and returns a result for each, in their
+ * order: {gflops, percent, extra} as medians, of the FMA peak beside each turn, or
+ * {error}. The first peer is attn, which measures the peak.
+ */
+export async function measure(c, peers, repetitions, wait = pause) {
+  const [attn] = peers;
+  const results = [];
+  for (const p of peers) {
+    const r = { gflops: [], percent: [] };
+    results.push(r);
+    const loaded = await p.child.ask({ do: "load", case: c });
+    r.error = loaded.error || (p === attn ? "" : differs(loaded.sample, results[0].sample ?? []));
+    if (r.error) continue;
+    Object.assign(r, { extra: loaded.extra ?? null, sample: loaded.sample });
+    const warm = await p.child.ask({ do: "run", calls: 2 });
+    r.error = warm.error;
+    if (!r.error) r.calls = Math.min(Math.max(Math.ceil(turnSeconds / Math.min(...warm.seconds)), 1), maxCalls);
+  }
+  const begin = Date.now();
+  for (let n = 0; n < repetitions && (n < leastTurns || Date.now() - begin < caseSeconds * 1e3); n++) {
+    for (let i = 0; i < peers.length; i++) {
+      // Another one begins each time.
+      const at = (n + i) % peers.length, p = peers[at], r = results[at];
+      if (r.error) continue;
+      await wait();
+      const peak = await attn.child.ask({ do: "peak" });
+      const run = await p.child.ask({ do: "run", calls: r.calls });
+      if ((r.error = peak.error || run.error)) continue;
+      const rate = flops(c) / median(run.seconds);
+      r.gflops.push(rate / 1e9);
+      r.percent.push((100 * rate) / peak.flops);
+    }
+  }
+  return results.map((r) => (r.error ? { error: r.error } : { gflops: median(r.gflops), percent: median(r.percent), extra: r.extra }));
+}
+
+const mib = (bytes) => (bytes === null ? "-" : `${(bytes / 2 ** 20).toFixed(bytes < 10 * 2 ** 20 ? 1 : 0)}`);
+
+/** speedTable writes GFLOP/s and percent of the peak, a row for each case. */
+export function speedTable(peers, rows) {
+  const lines = [
+    ["GFLOP/s (% of the FMA peak)", ...peers, "attn / best"],
+    ["---", ...peers.map(() => "---"), "---"],
+    ...rows.map(({ name, results }) => {
+      const [attn, ...others] = results.map((r) => r?.gflops ?? 0);
+      const best = Math.max(...others);
+      return [name, ...results.map(cell), attn && best ? `${(attn / best).toFixed(2)}x` : "-"];
+    }),
+  ];
+  return lines.map((l) => `| ${l.join(" | ")} |\n`).join("");
+}
+
+function cell(r) {
+  if (!r) return "-";
+  return r.error ? "error" : `${r.gflops.toFixed(0)} (${r.percent.toFixed(0)})`;
+}
+
+/** memoryTable writes the memory of a first call beside inputs and outputs. */
+export function memoryTable(peers, rows) {
+  const lines = [
+    ["extra memory of a call, MiB", ...peers],
+    ["---", ...peers.map(() => "---")],
+    ...rows.map(({ name, results }) => [name, ...results.map((r) => (!r || r.error ? "-" : mib(r.extra)))]),
+  ];
+  return lines.map((l) => `| ${l.join(" | ")} |\n`).join("");
+}
