@@ -37,6 +37,27 @@ func TestReadBandwidthReadsWhatItIsGiven(t *testing.T) {
 	}
 }
 
+// Each tier's ceilings are measured in its own instructions, and are there.
+func TestCeilingsOfEachTier(t *testing.T) {
+	for _, tier := range Tiers() {
+		be := New(Options{Threads: 1, Tier: tier})
+		if got := be.peakTier(); tier != tierGonum && got != tier {
+			t.Errorf("tier %s: the ceiling is measured in %q", tier, got)
+		}
+		x, err := be.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 1024, 64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rate, err := be.PeakFLOPS(t.Context()); err != nil || rate < 1e8 {
+			t.Errorf("tier %s: %g operations a second, %v", tier, rate, err)
+		}
+		if rate, err := be.ReadBandwidth(t.Context(), x); err != nil || rate < 1e8 {
+			t.Errorf("tier %s: %g bytes a second, %v", tier, rate, err)
+		}
+		be.Close()
+	}
+}
+
 // A view's memory ends with its last element, whatever its strides.
 func TestMemoryOfViews(t *testing.T) {
 	x, err := backend.AllocHost(backend.F32, backend.Shape{1, 2, 3, 4})

@@ -12,15 +12,16 @@ import (
 var _ backend.BandwidthMeter = (*Backend)(nil)
 
 // PeakFLOPS implements backend.PeakMeter: the best of five measurements of 8
-// milliseconds each, with AVX-512F or AVX2 where the machine has them and a
-// plain Go loop, a lower bound, elsewhere. It counts one call as running, so
-// Close waits for it.
+// milliseconds each, in the instructions of the backend's tier; those of the
+// gonum path are the widest that the machine has, as another BLAS may use them.
+// Where there are no vectors a plain Go loop gives a lower bound. It counts one
+// call as running, so Close waits for it.
 func (be *Backend) PeakFLOPS(ctx context.Context) (float64, error) {
 	if err := be.gate.enter(ctx, "peak"); err != nil {
 		return 0, err
 	}
 	defer be.gate.leave()
-	flops, err := peak.FLOPS(ctx, "", be.threads())
+	flops, err := peak.FLOPS(ctx, be.peakTier(), be.threads())
 	if err != nil {
 		return 0, fmt.Errorf("cpu: peak: %w", err)
 	}
@@ -29,7 +30,7 @@ func (be *Backend) PeakFLOPS(ctx context.Context) (float64, error) {
 
 // ReadBandwidth implements backend.BandwidthMeter: the best of three measurements
 // of 8 milliseconds each, in which every thread reads its own part of the
-// operands with the widest loads that the machine has.
+// operands, with the loads of the backend's tier as for PeakFLOPS.
 func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor) (float64, error) {
 	if err := be.gate.enter(ctx, "bandwidth"); err != nil {
 		return 0, err
@@ -52,11 +53,19 @@ func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor
 		}
 		spans = append(spans, v.memory())
 	}
-	rate, err := peak.Bandwidth(ctx, spans, be.threads())
+	rate, err := peak.Bandwidth(ctx, be.peakTier(), spans, be.threads())
 	if err != nil {
 		return 0, fmt.Errorf("cpu: bandwidth: %w", err)
 	}
 	return rate, nil
+}
+
+// peakTier names the loops that measure the backend's ceilings; "" is the widest.
+func (be *Backend) peakTier() string {
+	if be.kernels == nil {
+		return ""
+	}
+	return be.kernels.Tier
 }
 
 // memory returns the bytes of v from its first element to its last; nil for no

@@ -192,7 +192,7 @@ func (c *benchCmd) openOne(name string) (backend.Backend, error) {
 		picked, _ = backend.Auto()
 	}
 	if picked == "cpu" && c.Threads > 0 {
-		return cpu.New(cpu.Options{Threads: c.Threads}), nil
+		return cpu.Open(cpu.Options{Threads: c.Threads})
 	}
 	return backend.Open(name)
 }

@@ -20,10 +20,20 @@ var plugged *blasLibrary
 // contenders returns the ways in which the CPU backend computes here, the widest
 // vectors first. The caller closes their backends.
 func contenders(threads int) []bench.Contender {
-	var list []bench.Contender
-	list = append(list, bench.Contender{Name: "gonum", Backend: cpu.New(cpu.Options{Threads: threads}), Use: useGonum})
+	list := tiers(threads)
 	if plugged != nil {
-		list = append(list, bench.Contender{Name: "gonum + " + plugged.name, Backend: cpu.New(cpu.Options{Threads: threads}), Use: usePlugged})
+		gonum := cpu.New(cpu.Options{Threads: threads, Tier: "gonum"})
+		list = append(list, bench.Contender{Name: "gonum + " + plugged.name, Backend: gonum, Use: usePlugged})
+	}
+	return list
+}
+
+// tiers returns the tiers of instructions that the CPU backend has here, the last
+// of which is gonum with its own BLAS.
+func tiers(threads int) []bench.Contender {
+	var list []bench.Contender
+	for _, tier := range cpu.Tiers() {
+		list = append(list, bench.Contender{Name: tier, Backend: cpu.New(cpu.Options{Threads: threads, Tier: tier}), Use: useGonum})
 	}
 	return list
 }

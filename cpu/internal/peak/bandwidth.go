@@ -29,14 +29,16 @@ type read struct {
 // bytes returns how many bytes r reads.
 func (r read) bytes() int { return streams * turnBytes * r.turns }
 
-// Bandwidth measures how many bytes a second threads goroutines read from spans,
-// each its own part over and over: 24 milliseconds in all, the best of three
-// measurements. What fits a cache is read from there after the first time, as
+// Bandwidth measures how many bytes a second threads goroutines read from spans
+// with the loads of tier ("" for the widest), each its own part over and over: 24
+// milliseconds in all, the best of three measurements. What fits a cache is read from there after the first time, as
 // by a call that is repeated. It is 0 when the spans are shorter than one turn
-// for each goroutine, 1 KiB. It returns the context's error when that is
-// cancelled.
-func Bandwidth(ctx context.Context, spans [][]byte, threads int) (float64, error) {
-	k := kernels()[0]
+// for each goroutine, 1 KiB. Errors are those of FLOPS.
+func Bandwidth(ctx context.Context, tier string, spans [][]byte, threads int) (float64, error) {
+	k, err := find(tier)
+	if err != nil {
+		return 0, err
+	}
 	parts := split(spans, threads)
 	var rate float64
 	for range readWindows {

@@ -86,19 +86,22 @@ func TestBandwidth(t *testing.T) {
 			data[i] = 1 // else all pages are the same one
 		}
 		for threads := 1; threads <= 3; threads++ {
-			rate, err := Bandwidth(t.Context(), [][]byte{data[:bytes/2], data[bytes/2:]}, threads)
+			rate, err := Bandwidth(t.Context(), "", [][]byte{data[:bytes/2], data[bytes/2:]}, threads)
 			if err != nil || rate < 1e8 {
 				t.Errorf("%d bytes, %d threads: %g, %v", bytes, threads, rate, err)
 			}
 			t.Logf("%d KiB, %d threads: %.1f GB/s", bytes>>10, threads, rate/1e9)
 		}
 	}
-	if rate, err := Bandwidth(t.Context(), [][]byte{make([]byte, 100)}, 2); rate != 0 || err != nil {
+	if rate, err := Bandwidth(t.Context(), "", [][]byte{make([]byte, 100)}, 2); rate != 0 || err != nil {
 		t.Errorf("100 bytes: %g, %v, too few to tell", rate, err)
+	}
+	if _, err := Bandwidth(t.Context(), "avx1024", nil, 1); !errors.Is(err, ErrTier) {
+		t.Errorf("a tier that is not there: error %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Bandwidth(ctx, nil, 1); !errors.Is(err, context.Canceled) {
+	if _, err := Bandwidth(ctx, "", nil, 1); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: error %v", err)
 	}
 }
