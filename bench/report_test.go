@@ -57,7 +57,8 @@ func sample() *Report {
 				{Name: "gpu:0", Device: "Some GPU", Type: backend.Discrete, Provider: "wgpu v1", Driver: "driver 2", Limits: []backend.Limit{{Name: "binding", Value: 1 << 27}}},
 			},
 			Missing: []string{"npu · none: no usable device"}},
-		Cases: []Measurement{ok, large, read, skipped, wrong},
+		Cases:    []Measurement{ok, large, read, skipped, wrong},
+		Ceilings: []Ceiling{{Contender: "avx2", Backend: "cpu", Threads: 2, GFLOPS: f(234.5), MemoryGBS: f(45.5)}},
 	}
 }
 

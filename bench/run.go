@@ -47,7 +47,7 @@ func newRunner(ctx context.Context, cfg Config, backends int) (r *runner, free f
 	env := environment(r.begin)
 	env.Seed, env.CheckedRows, env.BudgetS = cfg.Seed, cfg.Rows, cfg.Budget.Seconds()
 	env.Missing = append(env.Missing, cfg.Missing...)
-	r.report = &Report{Schema: Schema, Environment: env, Cases: []Measurement{}}
+	r.report = &Report{Schema: Schema, Environment: env, Cases: []Measurement{}, Ceilings: []Ceiling{}}
 
 	budget, spent := context.WithoutCancel(ctx), func() {}
 	if cfg.Budget > 0 {

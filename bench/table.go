@@ -39,8 +39,11 @@ func heads(b *strings.Builder, columns []column) {
 
 // WriteTable writes the report for people: a head that says what ran on what, a
 // block for each backend with a row for each case, and how the figures were
-// taken.
+// taken. That of [Ceilings] has a row for each contender instead.
 func (r *Report) WriteTable(w io.Writer) error {
+	if len(r.Cases) == 0 && len(r.Ceilings) > 0 {
+		return r.writeCeilings(w)
+	}
 	var b strings.Builder
 	r.head(&b)
 	compared := r.compared()

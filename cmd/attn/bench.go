@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -37,6 +38,7 @@ type benchCmd struct {
 	DType   string        `name:"dtype" default:"f32" help:"Element type: f32, f16 or bf16."`
 	Backend []string      `name:"backend" help:"Backends: cpu, gpu, gpu:1, ...; repeat or list with commas. Default: each that there is." placeholder:"NAME"`
 	Compare bool          `name:"compare" help:"With --backend cpu: measure its vector tiers, the gonum path, and another BLAS where built with one, in turns."`
+	Ceiling bool          `name:"ceilings" help:"With --backend cpu: measure only what its tiers reach at most, on 1, 2, 4, ... threads up to --threads."`
 	Threads int           `name:"threads" help:"Threads of the CPU backend and of its ceiling. Default: GOMAXPROCS." placeholder:"N"`
 	Budget  time.Duration `name:"budget" help:"Time for the whole run, shared among the backends. Default: 48s without --seq, no limit with it." placeholder:"DURATION"`
 	Seed    uint64        `name:"seed" default:"1" help:"Seed of the inputs and of the rows that are checked."`
@@ -58,7 +60,10 @@ func (c *benchCmd) Run(ctx context.Context, out *streams) error {
 	bar := newBenchBar(out.err)
 	cfg.Progress = bar.show
 	measure := c.run
-	if c.Compare {
+	switch {
+	case c.Ceiling:
+		measure = c.ceilings
+	case c.Compare:
 		measure = c.compare
 	}
 	report, err := measure(ctx, cfg)
@@ -96,12 +101,24 @@ func (c *benchCmd) run(ctx context.Context, cfg bench.Config) (*bench.Report, er
 // compare measures the ways in which the CPU backend computes, in turns.
 func (c *benchCmd) compare(ctx context.Context, cfg bench.Config) (*bench.Report, error) {
 	list := contenders(c.Threads)
-	defer func() {
-		for _, one := range list {
-			one.Backend.Close()
-		}
-	}()
+	defer closeAll(list)
 	return bench.Compare(ctx, list, cfg)
+}
+
+// ceilings measures what the tiers of the CPU backend reach at most.
+func (c *benchCmd) ceilings(ctx context.Context, _ bench.Config) (*bench.Report, error) {
+	last := c.Threads
+	if last == 0 {
+		last = runtime.GOMAXPROCS(0)
+	}
+	var list []bench.Contender
+	defer func() { closeAll(list) }()
+	for n := 1; ; n = min(2*n, last) {
+		list = append(list, tiers(n)...)
+		if n == last {
+			return bench.Ceilings(ctx, list)
+		}
+	}
 }
 
 // config translates the flags.
@@ -129,8 +146,8 @@ func (c *benchCmd) config() (bench.Config, error) {
 			return cfg, fmt.Errorf("--%s is %d, it must be at least 1: %w", f.name, f.value, backend.ErrOption)
 		}
 	}
-	if c.Compare && !slices.Equal(c.Backend, []string{"cpu"}) {
-		return cfg, fmt.Errorf("--compare compares what the CPU backend computes with, give --backend cpu with it: %w", backend.ErrOption)
+	if (c.Compare || c.Ceiling) && !slices.Equal(c.Backend, []string{"cpu"}) {
+		return cfg, fmt.Errorf("--compare and --ceilings are of what the CPU backend computes with, give --backend cpu with them: %w", backend.ErrOption)
 	}
 	if c.Threads < 0 {
 		return cfg, fmt.Errorf("--threads is %d, it must be at least 1, or 0 for GOMAXPROCS: %w", c.Threads, backend.ErrOption)

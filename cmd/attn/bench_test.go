@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/cpu"
 )
 
 // benchmark runs attn bench with args and returns what a shell would see.
@@ -99,6 +100,7 @@ func TestBenchRefuses(t *testing.T) {
 		{"an unknown backend", "--backend: backend \"tpu\" is unknown", []string{"--backend", "tpu"}},
 		{"an unknown backend beside a known one", "backend \"tpu\" is unknown", []string{"--backend", "cpu,tpu"}},
 		{"a comparison of backends", "give --backend cpu", []string{"--compare"}},
+		{"ceilings of backends", "give --backend cpu", []string{"--ceilings"}},
 		{"a comparison of two backends", "give --backend cpu", []string{"--compare", "--backend", "cpu,gpu"}},
 		{"negative threads", "--threads is -1", []string{"--threads=-1"}},
 		{"a negative budget", "budget is -1s", []string{"--budget=-1s"}},
@@ -153,6 +155,23 @@ func TestBenchCompares(t *testing.T) {
 	}
 	if !slices.Equal(got, want) || !slices.Contains(want, "gonum") {
 		t.Errorf("%q were compared, want %q", got, want)
+	}
+}
+
+func TestBenchCeilings(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--ceilings", "--backend", "cpu", "--threads", "1", "--json", path)
+	if code != 0 || stderr != "" || !strings.Contains(out, "read memory, GB/s") {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	r := readReport(t, path)
+	if len(r.Ceilings) != len(cpu.Tiers()) {
+		t.Errorf("%d ceilings, there are the tiers %v", len(r.Ceilings), cpu.Tiers())
+	}
+	for _, c := range r.Ceilings {
+		if c.Threads != 1 || c.GFLOPS == nil || c.MemoryGBS == nil || c.CacheGBS == nil {
+			t.Errorf("%+v", c)
+		}
 	}
 }
 

@@ -38,6 +38,13 @@ func tiers(threads int) []bench.Contender {
 	return list
 }
 
+// closeAll closes the backends of contenders.
+func closeAll(list []bench.Contender) {
+	for _, c := range list {
+		c.Backend.Close()
+	}
+}
+
 // useGonum puts gonum's own BLAS in place.
 func useGonum() {
 	if plugged != nil {

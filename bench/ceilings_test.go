@@ -1,0 +1,51 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+func TestCeilings(t *testing.T) {
+	var turns []string
+	named := func(name string, be backend.Backend) Contender {
+		return Contender{Name: name, Backend: be, Use: func() { turns = append(turns, name) }}
+	}
+	all := &roofed{metered: metered{fake: fake{name: "cpu"}, peak: 4e9}, read: 2e9}
+	r, err := Ceilings(t.Context(), []Contender{
+		named("all", all), named("peak", &metered{fake: fake{name: "cpu"}, peak: 3e9}), named("none", &fake{name: "cpu"})})
+	if err != nil || r.Err() != nil {
+		t.Fatal(err, r.Err())
+	}
+	if len(r.Ceilings) != 3 || strings.Join(turns[:6], " ") != "all peak none all peak none" {
+		t.Fatalf("%+v after %v", r.Ceilings, turns)
+	}
+	c := r.Ceilings[0]
+	if *c.GFLOPS != 4 || *c.MemoryGBS != 2 || *c.CacheGBS != 2 || c.Threads != 2 || all.asked != 2*CacheBytes {
+		t.Errorf("%+v, and %d bytes were read last", c, all.asked)
+	}
+	if c := r.Ceilings[1]; *c.GFLOPS != 3 || c.MemoryGBS != nil || c.CacheGBS != nil {
+		t.Errorf("%+v: what no one measured must be null", c)
+	}
+	var out strings.Builder
+	if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "     all        2             4.00               2.00              2.00\n") ||
+		!strings.Contains(out.String(), "    none        2                -                  -                 -\n") {
+		t.Errorf("%v, the table is:\n%s", err, &out)
+	}
+}
+
+// broken is a fake whose ceiling cannot be measured.
+type broken struct{ metered }
+
+var errBroken = errors.New("no clock")
+
+func (b *broken) PeakFLOPS(context.Context) (float64, error) { return 0, errBroken }
+
+func TestCeilingsThatFail(t *testing.T) {
+	if _, err := Ceilings(t.Context(), []Contender{{Name: "x", Backend: &broken{}}}); !errors.Is(err, errBroken) || !strings.Contains(err.Error(), "ceilings of x") {
+		t.Errorf("the error is %v", err)
+	}
+}
