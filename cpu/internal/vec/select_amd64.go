@@ -37,7 +37,7 @@ var kernelsAVX512 = Kernels{
 	storeF16:  storeF16AVX512,
 	dots:      dotsAVX512,
 	mix: [2][2]func(o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int){
-		{mix1x1AVX512, mix1x4AVX512}, {mix4x1AVX512, mix4x4AVX512},
+		{mix1x1AVX512, mix1x8AVX512}, {mix4x1AVX512, mix4x4AVX512},
 	},
 }
 
@@ -61,6 +61,6 @@ var kernelsAVX2 = Kernels{
 	storeF16:  storeF16AVX2,
 	dots:      dotsAVX2,
 	mix: [2][2]func(o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int){
-		{mix1x1AVX2, mix1x4AVX2}, {mix4x1AVX2, mix4x4AVX2},
+		{mix1x1AVX2, mix1x8AVX2}, {mix4x1AVX2, mix4x4AVX2},
 	},
 }

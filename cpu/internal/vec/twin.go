@@ -18,7 +18,7 @@ func Portable(lanes, width int) *Kernels {
 		columnMax: t.columnMax, fold: t.fold, nonFinite: t.nonFinite, transpose: t.transpose,
 		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16, dots: t.dots}
 	for i, heads := range []int{1, 4} {
-		for j, vectors := range []int{1, 4} {
+		for j, vectors := range []int{1, mixStrip[i]} {
 			x.mix[i][j] = t.mix(heads, vectors)
 		}
 	}

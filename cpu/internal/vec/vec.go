@@ -55,9 +55,13 @@ type Kernels struct {
 	storeF16         func(dst *uint16, src *float32, vectors int)
 	dots             func(s *float32, lds int, k *float32, ldk int, q *float32, ldq, heads, chunks, groups int)
 	// mix[0] takes one row, mix[1] four; each [0] one vector of elements a
-	// strip, [1] four.
+	// strip, [1] eight or four (mixStrip).
 	mix [2][2]func(o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int)
 }
+
+// mixStrip is the vectors of elements that the wider kernels of Kernels.mix do
+// side by side: as many as there are accumulators for.
+var mixStrip = [2]int{8, 4}
 
 // budget is how many multiply-adds of whole vectors one call of assembly does at
 // most: at one a cycle and 3 GHz 11 microseconds.
@@ -236,10 +240,11 @@ func (x *Kernels) Mix(o []float32, ldo int, v []float32, ldv int, p []float32, l
 		if h+4 <= heads {
 			n, kind = 4, 1
 		}
-		if strips := vectors / 4; strips > 0 {
+		strip := mixStrip[kind]
+		if strips := vectors / strip; strips > 0 {
 			x.mix[kind][1](&o[h*ldo], 4*ldo, &v[0], 4*ldv, &p[h*ldp], 4*ldp, keys, &alpha[h], strips)
 		}
-		if c := vectors / 4 * 4; c < vectors {
+		if c := vectors / strip * strip; c < vectors {
 			x.mix[kind][0](&o[h*ldo+c*x.Lanes], 4*ldo, &v[c*x.Lanes], 4*ldv, &p[h*ldp], 4*ldp, keys, &alpha[h], vectors-c)
 		}
 		h += n

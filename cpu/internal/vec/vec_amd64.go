@@ -61,8 +61,8 @@ func mix4x4AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int,
 // mix4x1AVX512 is Kernels.mix4x1.
 func mix4x1AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
 
-// mix1x4AVX512 is Kernels.mix1x4.
-func mix1x4AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// mix1x8AVX512 is Kernels.mix1x8.
+func mix1x8AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
 
 // mix1x1AVX512 is Kernels.mix1x1.
 func mix1x1AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
@@ -124,8 +124,8 @@ func mix4x4AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, k
 // mix4x1AVX2 is Kernels.mix4x1.
 func mix4x1AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
 
-// mix1x4AVX2 is Kernels.mix1x4.
-func mix1x4AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// mix1x8AVX2 is Kernels.mix1x8.
+func mix1x8AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
 
 // mix1x1AVX2 is Kernels.mix1x1.
 func mix1x1AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)

@@ -13,9 +13,27 @@ import (
 // registers, so that each score is summed in the same order as in scores.
 func (a *isa) dots() {
 	a.text("dots", "s *float32, lds int, k *float32, ldk int, q *float32, ldq, heads, chunks, groups int", "is Kernels.dots.")
-	s, lds, k, ldk, q, ldq, heads, chunks, groups := param("s"), param("lds"), param("k"), param("ldk"), param("q"), param("ldq"), param("heads"), param("chunks"), param("groups")
-	kp, qp, sp, row, c, h := GP64(), GP64(), GP64(), GP64(), GP64(), GP64()
-	qc := GP64()
+	s, lds, k, ldk, q, ldq := param("s"), param("lds"), param("k"), param("ldk"), param("q"), param("ldq")
+	heads, chunks, groups := argument("heads"), argument("chunks"), argument("groups")
+	c := AllocLocal(8) // there are not enough registers for all counters
+	kp, qp, sp, row, h := GP64(), GP64(), GP64(), GP64(), GP64()
+	qc, ahead := GP64(), GP64()
+	lds3, ldq3 := tripled(lds), tripled(ldq)
+	lines, jump, left := AllocLocal(8), AllocLocal(8), GP64()
+	MOVQ(chunks, left)
+	if !a.wide() {
+		INCQ(left)
+		SHRQ(Imm(1), left)
+	}
+	MOVQ(left, lines)
+	SHLQ(Imm(6), left)
+	MOVQ(ldk, ahead)
+	SUBQ(left, ahead)
+	MOVQ(ahead, jump)
+	MOVQ(lines, left)
+	MOVQ(ldk, ahead)
+	SHLQ(Imm(5), ahead)
+	ADDQ(k, ahead)
 	loop("group", groups, 1, func() {
 		MOVQ(k, kp)
 		MOVQ(q, qc)
@@ -28,7 +46,8 @@ func (a *isa) dots() {
 			VMOVUPS(zero, a.at(sp, 0))
 			ADDQ(lds, sp)
 		})
-		MOVQ(chunks, c)
+		MOVQ(chunks, h)
+		MOVQ(h, c)
 		loop("chunk", c, 1, func() {
 			rows := a.vecs(a.lanes)
 			MOVQ(kp, row)
@@ -38,26 +57,49 @@ func (a *isa) dots() {
 					ADDQ(ldk, row)
 				}
 			}
+			// The processor does not guess so many streams: as many lines are
+			// asked for as were read, row by row, some rows ahead.
+			for i := range a.lanes * a.bytes() / 64 {
+				PREFETCHT1(Mem{Base: ahead})
+				ADDQ(Imm(64), ahead)
+				DECQ(left)
+				JNZ(LabelRef(fmt.Sprintf("same%d", i)))
+				ADDQ(jump, ahead)
+				MOVQ(lines, left)
+				Label(fmt.Sprintf("same%d", i))
+			}
 			t := a.transposed(rows)
 			MOVQ(qc, qp)
 			MOVQ(s, sp)
-			MOVQ(heads, h)
-			loop("head", h, 1, func() {
-				acc := a.vec()
-				VMOVUPS(a.at(sp, 0), acc)
-				for i := range t {
-					m := Mem{Base: qp, Disp: 4 * i}
-					if a.wide() {
-						VFMADD231PS_BCST(m, t[i], acc)
-						continue
-					}
-					x := a.vec()
-					VBROADCASTSS(m, x)
-					VFMADD231PS(x, t[i], acc)
+			// Four rows at a time, so that four chains of FMAs are under way.
+			byFour("head", heads, func(n int) {
+				acc := make([]reg.VecVirtual, n)
+				for r := range acc {
+					acc[r] = a.vec()
+					VMOVUPS(rowAt(sp, lds, lds3, r, 0), acc[r])
 				}
-				VMOVUPS(acc, a.at(sp, 0))
-				ADDQ(lds, sp)
-				ADDQ(ldq, qp)
+				for i := range t {
+					for r := range acc {
+						m := rowAt(qp, ldq, ldq3, r, 4*i)
+						if a.wide() {
+							VFMADD231PS_BCST(m, t[i], acc[r])
+							continue
+						}
+						x := a.vec()
+						VBROADCASTSS(m, x)
+						VFMADD231PS(x, t[i], acc[r])
+					}
+				}
+				for r := range acc {
+					VMOVUPS(acc[r], rowAt(sp, lds, lds3, r, 0))
+				}
+				if n == 4 {
+					LEAQ(Mem{Base: sp, Index: lds, Scale: 4}, sp)
+					LEAQ(Mem{Base: qp, Index: ldq, Scale: 4}, qp)
+				} else {
+					ADDQ(lds, sp)
+					ADDQ(ldq, qp)
+				}
 			})
 			ADDQ(U32(uint32(a.bytes())), kp)
 			ADDQ(U32(uint32(a.bytes())), qc)
@@ -91,6 +133,7 @@ func (a *isa) mixStrips(heads, vectors, halves int, o, ldo, v, ldv, p0, ldp, ldp
 	if halves == 2 {
 		ADDQ(strips, strips)
 	}
+	ahead := GP64()
 	loop("strip", strips, 1, func() {
 		acc := make([][]reg.VecVirtual, heads)
 		for h := range acc {
@@ -102,8 +145,14 @@ func (a *isa) mixStrips(heads, vectors, halves int, o, ldo, v, ldv, p0, ldp, ldp
 		MOVQ(v, vp)
 		MOVQ(p0, p)
 		MOVQ(keys, n)
+		MOVQ(ldv, ahead)
+		SHLQ(Imm(4), ahead)
+		ADDQ(v, ahead)
 		loop("key", n, 1, func() {
 			x := a.vecs(vectors)
+			for j := 0; j < vectors*a.bytes(); j += 64 {
+				PREFETCHT1(Mem{Base: ahead, Disp: j})
+			}
 			if heads > 1 {
 				for j := range x {
 					VMOVUPS(a.at(vp, j), x[j])
@@ -121,6 +170,7 @@ func (a *isa) mixStrips(heads, vectors, halves int, o, ldo, v, ldv, p0, ldp, ldp
 				}
 			}
 			ADDQ(ldv, vp)
+			ADDQ(ldv, ahead)
 			ADDQ(Imm(4), p)
 		})
 		op := GP64()

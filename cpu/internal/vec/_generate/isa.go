@@ -55,14 +55,19 @@ func (a *isa) at(base reg.Register, i int) Mem { return Mem{Base: base, Disp: i 
 
 func param(name string) reg.GPVirtual { return Load(Param(name), GP64()).(reg.GPVirtual) }
 
-// broadcastParam loads a float32 argument into all lanes.
-func (a *isa) broadcastParam(name string) reg.VecVirtual {
+// argument addresses an argument where it lies.
+func argument(name string) Mem {
 	arg, err := Param(name).Resolve()
 	if err != nil {
 		panic(fmt.Sprintf("parameter %s: %v", name, err))
 	}
+	return arg.Addr
+}
+
+// broadcastParam loads a float32 argument into all lanes.
+func (a *isa) broadcastParam(name string) reg.VecVirtual {
 	v := a.vec()
-	VBROADCASTSS(arg.Addr, v)
+	VBROADCASTSS(argument(name), v)
 	return v
 }
 
@@ -72,7 +77,7 @@ func end() {
 }
 
 // loop repeats body while counter, at least 1 at the start, counts down by step.
-func loop(label string, counter reg.Register, step int, body func()) {
+func loop(label string, counter Op, step int, body func()) {
 	Label(label)
 	body()
 	SUBQ(U32(uint32(step)), counter)
@@ -80,7 +85,7 @@ func loop(label string, counter reg.Register, step int, body func()) {
 }
 
 // byFour does body(4) counter/4 times and body(1) counter%4 times.
-func byFour(label string, total reg.Register, body func(n int)) {
+func byFour(label string, total Op, body func(n int)) {
 	n := GP64()
 	MOVQ(total, n)
 	SHRQ(Imm(2), n)

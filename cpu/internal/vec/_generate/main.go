@@ -30,11 +30,10 @@ func main() {
 		a.loadBF16()
 		a.storeF16()
 		a.dots()
-		for _, heads := range []int{4, 1} {
-			for _, vectors := range []int{4, 1} {
-				a.mix(heads, vectors)
-			}
-		}
+		a.mix(4, 4)
+		a.mix(4, 1)
+		a.mix(1, 8)
+		a.mix(1, 1)
 	}
 	Generate()
 }
