@@ -38,6 +38,17 @@ func alloc(t testing.TB, shape backend.Shape) backend.Tensor {
 // TestThreads shows that every operation gives the same bits on any number of
 // threads, and so for any cut into tasks.
 func TestThreads(t *testing.T) {
+	eachTier(t, testThreads)
+}
+
+// eachTier runs f on each tier that the machine has.
+func eachTier(t *testing.T, f func(t *testing.T, tier string)) {
+	for _, tier := range Tiers() {
+		t.Run(tier, func(t *testing.T) { f(t, tier) })
+	}
+}
+
+func testThreads(t *testing.T, tier string) {
 	const b, h, hkv, sq, sk, d, dv = 2, 4, 2, 333, 300, 24, 21
 	q, k, v := random(t, 1, backend.Shape{b, h, sq, d}), random(t, 2, backend.Shape{b, hkv, sk, d}), random(t, 3, backend.Shape{b, hkv, sk, dv})
 	p := backend.Problem{Scale: 0.3, Softcap: 5, Bias: random(t, 4, backend.Shape{b, h, sq, sk}),
@@ -45,7 +56,7 @@ func TestThreads(t *testing.T) {
 	w, bias := random(t, 5, backend.Shape{b, h, dv, 50}), random(t, 6, backend.Shape{1, 1, 1, 50})
 	names := []string{"o", "lse", "s", "weights", "staged lse", "staged o", "projection", "merged o", "merged lse"}
 	all := func(threads int) []backend.Tensor {
-		be, ctx := New(Options{Threads: threads}), t.Context()
+		be, ctx := New(Options{Threads: threads, Tier: tier}), t.Context()
 		must := func(err error) {
 			t.Helper()
 			if err != nil {
@@ -77,11 +88,13 @@ func TestThreads(t *testing.T) {
 
 // TestPlacement shows that bits depend neither on where in memory an operand
 // lies nor on its strides: gonum's dot product alone would sum in another order.
-func TestPlacement(t *testing.T) {
+func TestPlacement(t *testing.T) { eachTier(t, testPlacement) }
+
+func testPlacement(t *testing.T, tier string) {
 	for _, d := range []int{1, 5, 16, 64} {
 		const h, s = 2, 200
 		shape := backend.Shape{1, h, s, d}
-		be := New(Options{})
+		be := New(Options{Tier: tier})
 		want := alloc(t, shape)
 		c := backend.Call{Q: random(t, 1, shape), K: random(t, 2, shape), V: random(t, 3, shape), O: want,
 			Problem: backend.Problem{Scale: 0.5, Visible: backend.Everything()}}
@@ -116,10 +129,12 @@ func TestPlacement(t *testing.T) {
 // TestDecode shows that the rows of a causal prefill are, bit by bit, what
 // decoding one row at a time gives, with the keys after it absent, hidden by
 // length, or hidden by the window, and NaN where nothing may look.
-func TestDecode(t *testing.T) {
+func TestDecode(t *testing.T) { eachTier(t, testDecode) }
+
+func testDecode(t *testing.T, tier string) {
 	const s, d = 300, 20
 	shape := backend.Shape{1, 1, s, d}
-	be := New(Options{})
+	be := New(Options{Tier: tier})
 	want := alloc(t, shape)
 	q, k, v := random(t, 1, shape), random(t, 2, shape), random(t, 3, shape)
 	causal := backend.Visibility{Left: backend.Unbounded}
@@ -167,4 +182,69 @@ func TestDecode(t *testing.T) {
 			sameBits(t, fmt.Sprintf("row %d, %s", i, how.say), got, slice(want, i, i+1))
 		}
 	}
+}
+
+// TestAnyCompany shows that a row's bits depend on nothing but the row: not on
+// how many rows, heads and threads there are, so not on which lane of a tile it
+// falls in, on whether keys or queries are lanes, nor on which goroutines share
+// its keys.
+func TestAnyCompany(t *testing.T) { eachTier(t, testAnyCompany) }
+
+func testAnyCompany(t *testing.T, tier string) {
+	const sk, dim, dv, share = 2500, 40, 37, 3
+	for _, dtype := range []backend.DType{backend.F32, backend.BF16} {
+		q := typed(t, random(t, 1, backend.Shape{1, share, 150, dim}), dtype)
+		k, v := typed(t, random(t, 2, backend.Shape{1, 1, sk, dim}), dtype), typed(t, random(t, 3, backend.Shape{1, 1, sk, dv}), dtype)
+		for _, p := range []backend.Problem{
+			{Scale: 1, Visible: backend.Everything()},
+			{Scale: 1, Softcap: 3, Visible: backend.Visibility{Offset: 2300, Left: 1500}},
+			{Scale: 1, Visible: backend.Visibility{Offset: 900, Left: backend.Unbounded}, Bias: random(t, 4, backend.Shape{1, 1, 1, sk})},
+		} {
+			attend := func(threads, from, to int) (o, lse backend.Tensor) {
+				rows, err := q.Slice(backend.Seq, from, to)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c := backend.Call{Q: rows, K: k, V: v, O: alloc(t, backend.Shape{1, share, to - from, dv}), LSE: alloc(t, backend.Shape{1, share, to - from, 1}), Problem: p}
+				c.Visible.Offset += from
+				if !c.Bias.IsZero() {
+					if c.Bias, err = c.Bias.Broadcast(backend.Shape{1, share, to - from, sk}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				be := New(Options{Tier: tier, Threads: threads})
+				if err := be.Attention(t.Context(), &c); err != nil {
+					t.Fatal(err)
+				}
+				return c.O, c.LSE
+			}
+			wantO, wantLSE := attend(1, 0, 150)
+			for _, part := range []struct{ threads, from, to int }{
+				{2, 0, 150}, {7, 0, 150}, {1, 0, 1}, {7, 17, 18}, {2, 3, 9}, {3, 20, 41}, {1, 20, 41}, {7, 40, 104}, {1, 63, 130}, {3, 149, 150},
+			} {
+				o, lse := attend(part.threads, part.from, part.to)
+				for _, x := range [][2]backend.Tensor{{o, wantO}, {lse, wantLSE}} {
+					for h := range share {
+						got, want := rowsOfHead(t, x[0], h, 0, part.to-part.from), rowsOfHead(t, x[1], h, part.from, part.to)
+						for i := range want {
+							if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
+								t.Fatalf("%v, %+v, rows %d to %d on %d threads: element %d of head %d is %v, among all rows it is %v",
+									dtype, p.Visible, part.from, part.to, part.threads, i, h, got[i], want[i])
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// rowsOfHead returns rows [from, to) of head h of a contiguous F32 tensor.
+func rowsOfHead(t *testing.T, x backend.Tensor, h, from, to int) []float32 {
+	data, err := x.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := x.Strides()
+	return data[h*s[1]+from*s[2] : h*s[1]+to*s[2]]
 }

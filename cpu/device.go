@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"sync"
 
 	"gonum.org/v1/gonum/blas/blas32"
@@ -20,7 +21,7 @@ func (be *Backend) Info() backend.Info {
 		Name:     name,
 		Device:   modelName(),
 		Type:     backend.CPU,
-		Provider: provider(),
+		Provider: fmt.Sprintf("%s, using %s of %s", provider(), be.tierName(), strings.Join(Tiers(), ", ")),
 		Threads:  be.threads(),
 		Limits:   []backend.Limit{{Name: "memory", Value: int64(machineMemory())}},
 	}

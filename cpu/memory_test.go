@@ -133,6 +133,36 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
+// TestNoAllocations shows that a fused call on the vector kernels into outputs that
+// are there allocates nothing: pooled state, no closure, no goroutine but those
+// that the runtime keeps.
+func TestNoAllocations(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector empties pools at random")
+	}
+	for _, tier := range Tiers() {
+		if tier == tierGonum {
+			continue
+		}
+		for _, threads := range []int{1, 2} {
+			be := New(Options{Threads: threads, Tier: tier})
+			for _, shape := range [][2]int{{200, 200}, {1, 5000}, {100, 3000}} {
+				q, k := random(t, 1, backend.Shape{1, 2, shape[0], 24}), random(t, 2, backend.Shape{1, 1, shape[1], 24})
+				c := &backend.Call{Q: q, K: k, V: k, O: alloc(t, q.Shape()), LSE: alloc(t, backend.Shape{1, 2, shape[0], 1}),
+					Problem: backend.Problem{Scale: 1, Softcap: 2, Visible: backend.Visibility{Offset: 3, Left: 2000}}}
+				n := testing.AllocsPerRun(20, func() {
+					if err := be.Attention(t.Context(), c); err != nil {
+						t.Error(err)
+					}
+				})
+				if n >= 1 {
+					t.Errorf("%s, %d threads, %d queries and %d keys: %g allocations a call", tier, threads, shape[0], shape[1], n)
+				}
+			}
+		}
+	}
+}
+
 // TestAllocTooLarge shows that memory that the machine does not have is an
 // error: Go itself would end the program.
 func TestAllocTooLarge(t *testing.T) {

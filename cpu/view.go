@@ -37,6 +37,10 @@ func f32View(name string, t backend.Tensor) (v view, err error) {
 		return view{}, nil
 	}
 	v = newView(t)
+	if data, ok := hostData[float32](t); ok {
+		v.f32 = data
+		return v, nil
+	}
 	v.f32, err = t.Float32s()
 	return v, named(name, err)
 }
@@ -47,6 +51,10 @@ func floatView(name string, t backend.Tensor) (v view, err error) {
 		return f32View(name, t)
 	}
 	v = newView(t)
+	if data, ok := hostData[uint16](t); ok {
+		v.bits = data
+		return v, nil
+	}
 	v.bits, err = t.Bits()
 	return v, named(name, err)
 }
@@ -57,8 +65,23 @@ func boolView(name string, t backend.Tensor) (v view, err error) {
 		return view{}, nil
 	}
 	v = newView(t)
+	if data, ok := hostData[bool](t); ok {
+		v.bools = data
+		return v, nil
+	}
 	v.bools, err = t.Bools()
 	return v, named(name, err)
+}
+
+// hostData returns the memory behind t from its first element on, when its
+// elements are of type T in host memory: what Tensor.Float32s does, but that
+// allocates. A call's operands are pinned, so they are not released.
+func hostData[T any](t backend.Tensor) ([]T, bool) {
+	if !t.OnHost() {
+		return nil, false
+	}
+	data, ok := t.Memory().Handle().([]T)
+	return data[min(t.Offset(), len(data)):], ok
 }
 
 func newView(t backend.Tensor) view {

@@ -1,0 +1,116 @@
+package cpu
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// guarded returns memory for n elements with a page before and one behind it
+// that may not be touched: against the one behind, or else against the one
+// before.
+func guarded[T any](t *testing.T, n int, atEnd bool) []T {
+	t.Helper()
+	page := os.Getpagesize()
+	bytes := n * int(unsafe.Sizeof(*new(T)))
+	inner := (bytes + page - 1) / page * page
+	mem, err := unix.Mmap(-1, 0, inner+2*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		t.Skipf("mmap: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Munmap(mem); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, guard := range [][]byte{mem[:page], mem[page+inner:]} {
+		if err := unix.Mprotect(guard, unix.PROT_NONE); err != nil {
+			t.Skipf("mprotect: %v", err)
+		}
+	}
+	at := page
+	if atEnd {
+		at += inner - bytes
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(&mem[at])), n)
+}
+
+// TestGuardPages runs calls whose every operand lies against memory that may not
+// be touched: one element read or written outside ends the test's process. The
+// shapes are one off the edges of tiles, vectors and key blocks.
+func TestGuardPages(t *testing.T) { eachTier(t, testGuardPages) }
+
+func testGuardPages(t *testing.T, tier string) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	tensor := func(dtype backend.DType, atEnd bool, shape backend.Shape) backend.Tensor {
+		n := shape.Elements()
+		var x backend.Tensor
+		var err error
+		switch dtype {
+		case backend.F32:
+			data := guarded[float32](t, n, atEnd)
+			for i := range data {
+				data[i] = rng.Float32() - 0.5
+			}
+			x, err = backend.HostF32(data, shape)
+		case backend.Bool:
+			data := guarded[bool](t, n, atEnd)
+			for i := range data {
+				data[i] = rng.IntN(3) > 0
+			}
+			x, err = backend.HostBool(data, shape)
+		default:
+			data := guarded[uint16](t, n, atEnd)
+			for i := range data {
+				data[i] = uint16(rng.IntN(0x3800))
+			}
+			x, err = backend.HostBits(data, dtype, shape)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	be := New(Options{Tier: tier})
+	for _, n := range []struct{ sq, sk, dim, dv int }{
+		{1, 1, 1, 1}, {1, 131, 17, 33}, {1, 127, 16, 16}, {1, 129, 64, 128}, {7, 45, 31, 1}, {65, 66, 20, 19},
+		{63, 130, 16, 40}, {66, 127, 3, 5}, {130, 259, 64, 64}, {24, 25, 24, 8}, {2, 1030, 48, 15},
+	} {
+		for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
+			for _, atEnd := range []bool{false, true} {
+				for _, what := range []string{"plain", "causal", "bias", "mask"} {
+					shape := func(heads, seq, dim int) backend.Shape { return backend.Shape{1, heads, seq, dim} }
+					c := backend.Call{Q: tensor(dtype, atEnd, shape(2, n.sq, n.dim)), K: tensor(dtype, atEnd, shape(1, n.sk, n.dim)), V: tensor(dtype, atEnd, shape(1, n.sk, n.dv)),
+						O: tensor(dtype, atEnd, shape(2, n.sq, n.dv)), LSE: tensor(backend.F32, atEnd, shape(2, n.sq, 1)),
+						Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+					switch what {
+					case "causal":
+						c.Visible = backend.Visibility{Left: 40, Offset: n.sk - n.sq}
+					case "bias":
+						c.Bias = tensor(dtype, atEnd, shape(2, n.sq, n.sk))
+					case "mask":
+						c.Mask = tensor(backend.Bool, atEnd, shape(2, n.sq, n.sk))
+					}
+					if err := be.Attention(t.Context(), &c); err != nil {
+						t.Fatal(fmt.Errorf("%+v %v %s: %w", n, dtype, what, err))
+					}
+				}
+				s := tensor(backend.F32, atEnd, backend.Shape{1, 2, n.sq, n.sk})
+				q, k, v := tensor(dtype, atEnd, backend.Shape{1, 2, n.sq, n.dim}), tensor(dtype, atEnd, backend.Shape{1, 1, n.sk, n.dim}), tensor(dtype, atEnd, backend.Shape{1, 1, n.sk, n.dv})
+				o := tensor(dtype, atEnd, backend.Shape{1, 2, n.sq, n.dv})
+				p := backend.Problem{Scale: 1, Visible: backend.Visibility{Left: 30, Right: 10}}
+				for _, err := range []error{be.QK(t.Context(), s, q, k), be.Softmax(t.Context(), s, backend.Tensor{}, &p), be.PV(t.Context(), o, s, v)} {
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,80 @@
+package cpu
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// TestTiers shows how a tier is chosen, and what a wrong one answers.
+func TestTiers(t *testing.T) {
+	t.Setenv(tierEnv, "")
+	all := Tiers()
+	if all[len(all)-1] != tierGonum {
+		t.Fatalf("tiers are %v, the last must be %s", all, tierGonum)
+	}
+	for _, c := range []struct{ say, option, env, want string }{
+		{"nothing said", "", "", all[0]},
+		{"the variable", "", tierGonum, tierGonum},
+		{"the option before the variable", all[0], tierGonum, all[0]},
+		{"gonum", tierGonum, "", tierGonum},
+	} {
+		t.Setenv(tierEnv, c.env)
+		be, err := Open(Options{Tier: c.option})
+		if err != nil {
+			t.Errorf("%s: %v", c.say, err)
+			continue
+		}
+		if got := be.tierName(); got != c.want {
+			t.Errorf("%s: tier is %s, want %s", c.say, got, c.want)
+		}
+		info := be.Info()
+		if !strings.Contains(info.Provider, c.want) || !strings.Contains(info.Provider, strings.Join(all, ", ")) {
+			t.Errorf("%s: provider is %q", c.say, info.Provider)
+		}
+		p, err := be.Plan(plain(t, 1, 8, 8))
+		if err != nil || !strings.Contains(p.Path, c.want) {
+			t.Errorf("%s: path is %q, error %v", c.say, p.Path, err)
+		}
+	}
+
+	t.Setenv(tierEnv, "mmx")
+	if _, err := backend.Open("cpu"); !errors.Is(err, ErrTier) || !strings.Contains(err.Error(), tierEnv) || !strings.Contains(err.Error(), "mmx") {
+		t.Errorf("a tier that there is not: error %v", err)
+	}
+	be := New(Options{Tier: "neon"})
+	c := plain(t, 1, 8, 8)
+	if err := be.Attention(t.Context(), c); !errors.Is(err, ErrTier) || !strings.Contains(err.Error(), "neon") {
+		t.Errorf("a call on a tier that there is not: error %v", err)
+	}
+	if _, err := be.Plan(c); !errors.Is(err, ErrTier) {
+		t.Errorf("a plan on a tier that there is not: error %v", err)
+	}
+	if err := be.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWideHeads shows that head sizes beyond the kernels take the gonum path, and
+// that the plan says so.
+func TestWideHeads(t *testing.T) {
+	for dim, vector := range map[int]bool{maxDim: true, maxDim + 1: false} {
+		be := New(Options{})
+		p, err := be.Plan(plain(t, 1, 4, dim))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.Equal(Tiers(), []string{tierGonum}) {
+			vector = false
+		}
+		if got := strings.Contains(p.Path, "kernels"); got != vector {
+			t.Errorf("head size %d: path %q", dim, p.Path)
+		}
+		if !vector && be.kernels != nil && !strings.Contains(p.Why, "up to 512") {
+			t.Errorf("head size %d: why is %q", dim, p.Why)
+		}
+	}
+}
