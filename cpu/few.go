@@ -7,8 +7,6 @@ type fewLoad struct {
 	progress
 	q, s, bias  []float32 // [rows, dimK], [rows, keyBlock], [rows, keyBlock]
 	alpha, beta []float32
-	v           []float32 // packed or converted values
-	k           []float32
 	spans       []span
 	rows        int
 }
@@ -28,20 +26,7 @@ func (f *fused) fewRows(ctx context.Context, w *scratch, p *part) error {
 		e.all = stateIn(w.floats(f.slot), f.rows*f.dimV, f.laneRows())
 	}
 	h0 := p.hk * f.share
-	keys := span{f.d.SeqK, 0}
-	for r := range e.rows {
-		h, i := f.row(h0, 0, r)
-		lo, hi := f.p.Visible.Range(p.b, i, f.d.SeqK)
-		e.spans[r] = span{lo, hi}
-		if lo < hi {
-			keys = span{min(keys.lo, lo), max(keys.hi, hi)}
-		}
-		q := e.q[r*f.dimK : (r+1)*f.dimK]
-		loadRows(x, &f.q, q, f.dimK, p.b, h, i, 1)
-		for c := range q {
-			q[c] = q[c]*f.scale + 0
-		}
-	}
+	keys := f.seeFew(e, p)
 	fold := folder{x, f.dimV, e.alpha, e.beta}
 	for j0 := max(keys.lo, p.keys.lo) / keyBlock * keyBlock; j0 < min(keys.hi, p.keys.hi); j0 += keyBlock {
 		if err := ctx.Err(); err != nil {
@@ -78,6 +63,32 @@ func (f *fused) fewRows(ctx context.Context, w *scratch, p *part) error {
 	return nil
 }
 
+// seeFew loads the query rows, times scale, fills in what each sees, and returns
+// what any of them does.
+func (f *fused) seeFew(e *fewLoad, p *part) span {
+	keys := span{f.d.SeqK, 0}
+	for r := range e.rows {
+		_, i := f.row(p.hk*f.share, 0, r)
+		lo, hi := f.p.Visible.Range(p.b, i, f.d.SeqK)
+		e.spans[r] = span{lo, hi}
+		if lo < hi {
+			keys = span{min(keys.lo, lo), max(keys.hi, hi)}
+		}
+		f.loadQuery(e, p, r)
+	}
+	return keys
+}
+
+// loadQuery loads row r of the queries, times scale.
+func (f *fused) loadQuery(e *fewLoad, p *part, r int) {
+	h, i := f.row(p.hk*f.share, 0, r)
+	q := e.q[r*f.dimK : (r+1)*f.dimK]
+	loadRows(f.kernels, &f.q, q, f.dimK, p.b, h, i, 1)
+	for c := range q {
+		q[c] = q[c]*f.scale + 0 // no zero is negative, as in Kernels.Transpose
+	}
+}
+
 // fewBlock takes all rows over the keys of r, which lie in one key block.
 func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
 	x, n := f.kernels, r.hi-r.lo
@@ -100,7 +111,7 @@ func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
 		}
 		fill(s[:lo], negInf)
 		fill(s[hi:], negInf)
-		m := max(e.cur.m[row], largest(s))
+		m := max(e.cur.m[row], x.ScaleMax(s, 1, b.lanes[:]))
 		e.alpha[row] = e.cur.m[row] - m
 		e.cur.m[row] = m
 		x.Exp2(s, m)
@@ -164,16 +175,6 @@ func fill(s []float32, x float32) {
 	for i := range s {
 		s[i] = x
 	}
-}
-
-// largest returns the largest element of s, whose length is a multiple of 4; NaN
-// when there is one.
-func largest(s []float32) float32 {
-	m0, m1, m2, m3 := negInf, negInf, negInf, negInf
-	for ; len(s) >= 4; s = s[4:] {
-		m0, m1, m2, m3 = max(m0, s[0]), max(m1, s[1]), max(m2, s[2]), max(m3, s[3])
-	}
-	return max(m0, m1, m2, m3)
 }
 
 // sumByFours adds the elements of s in the order of vec.Kernels.Weights; the

@@ -26,6 +26,7 @@ type workspace struct {
 	k, v               []float32 // packed or converted
 	scale, one         []float32 // factors of transpositions
 	lo, hi             [maxLanes]int32
+	lanes              [maxLanes]float32 // of a sum or a maximum over a row
 }
 
 // maxLanes is the largest Width of any kernels.
@@ -56,19 +57,10 @@ func (f *fused) wide(ctx context.Context, w *scratch, p *part) error {
 	if f.biased {
 		b.bias = w.floats(keyBlock * width)
 	}
-	tiles := w.tiles[:p.to-p.from]
+	tiles := f.layTiles(w, p)
 	keys := span{f.d.SeqK, 0}
 	for n := range tiles {
 		t := &tiles[n]
-		at := p.from + n
-		*t = wideTile{index: p.tile + at, h: p.hk * f.share, qt: w.floats(f.dimK * width), spans: w.spans[n*width:]}
-		if f.d.SeqQ < width {
-			t.h, t.i = f.row(t.h, 0, at*width)
-			t.n = min(width, f.share*f.d.SeqQ-at*width)
-		} else {
-			t.h, t.i = t.h+at/f.blocks, at%f.blocks*width
-			t.n = min(width, f.d.SeqQ-t.i)
-		}
 		t.cur = stateIn(w.floats(f.slot), f.dimV*width, width)
 		if f.chunks > 1 {
 			t.all = stateIn(w.floats(f.slot), f.dimV*width, width)
@@ -76,6 +68,7 @@ func (f *fused) wide(ctx context.Context, w *scratch, p *part) error {
 		f.see(p, t)
 		keys = span{min(keys.lo, t.keys.lo), max(keys.hi, t.keys.hi)}
 		if t.keys.lo < t.keys.hi {
+			t.qt = w.floats(f.dimK * width)
 			f.packQ(b, p.b, t)
 		}
 	}
@@ -99,6 +92,28 @@ func (f *fused) wide(ctx context.Context, w *scratch, p *part) error {
 		f.writeWide(b, p, t, t.sum(&fold))
 	}
 	return nil
+}
+
+// layTiles lays the rows of a task out over tiles.
+func (f *fused) layTiles(w *scratch, p *part) []wideTile {
+	width := f.kernels.Width
+	tiles := w.tiles[:p.to-p.from]
+	for n := range tiles {
+		at := p.from + n
+		t := wideTile{index: p.tile + at, h: p.hk * f.share}
+		if len(w.spans) > 0 {
+			t.spans = w.spans[n*width:]
+		}
+		if f.d.SeqQ < width {
+			t.h, t.i = f.row(t.h, 0, at*width)
+			t.n = min(width, f.share*f.d.SeqQ-at*width)
+		} else {
+			t.h, t.i = t.h+at/f.blocks, at%f.blocks*width
+			t.n = min(width, f.d.SeqQ-t.i)
+		}
+		tiles[n] = t
+	}
+	return tiles
 }
 
 // wideBlock takes all tiles over the key block from j0 on.
@@ -262,16 +277,27 @@ func (f *fused) adjust(b *workspace, p *part, t *wideTile, lo, hi int, edge bool
 
 // packBias writes bias and mask (as 0 and -Inf) of n keys from lo on, transposed.
 func (f *fused) packBias(b *workspace, p *part, t *wideTile, lo, n int) {
+	src := &f.bias
+	if !f.mask.isZero() {
+		src = nil
+	}
+	f.packT(b, b.bias, src, p.b, t, lo, n)
+}
+
+// packT writes elements [lo, lo+n) of the rows of t, transposed, to dst: of src,
+// or of bias and mask when that is nil.
+func (f *fused) packT(b *workspace, dst []float32, src *view, batch int, t *wideTile, lo, n int) {
 	x := f.kernels
+	inPlace := src != nil && src.dtype == backend.F32 && src.stride[backend.Dim] == 1
 	for lane := 0; lane < x.Width; lane += x.Lanes {
 		rows := max(0, min(x.Lanes, t.n-lane))
-		from, ld, staged := []float32(nil), 0, 0
-		if h, i := f.row(t.h, t.i, lane); rows == x.Lanes && f.mask.isZero() && f.biasInPlace() && i+rows <= f.d.SeqQ {
+		staged := 0
+		if h, i := f.row(t.h, t.i, lane); inPlace && rows == x.Lanes && i+rows <= f.d.SeqQ {
 			// Whole squares are read where they lie; the rest is staged.
-			from, ld = f.bias.f32[f.bias.index(p.b, h, i)+lo:], f.bias.stride[backend.Seq]
+			from, ld := src.f32[src.index(batch, h, i)+lo:], src.stride[backend.Seq]
 			staged = n / x.Lanes * x.Lanes
 			for c := 0; c < staged; c += x.Lanes {
-				x.Transpose(b.bias[c*x.Width+lane:], x.Width, from[c:], ld, b.one)
+				x.Transpose(dst[c*x.Width+lane:], x.Width, from[c:], ld, b.one)
 			}
 		}
 		if staged == n {
@@ -279,18 +305,17 @@ func (f *fused) packBias(b *workspace, p *part, t *wideTile, lo, n int) {
 		}
 		for r := range rows {
 			h, i := f.row(t.h, t.i, lane+r)
-			f.biasRow(b.stage[r*keyBlock:], p.b, h, i, lo+staged, n-staged)
+			row := b.stage[r*keyBlock : r*keyBlock+n-staged]
+			if src != nil {
+				src.pack(row, len(row), batch, h, i, 1, lo+staged, len(row))
+			} else {
+				f.biasRow(row, batch, h, i, lo+staged, len(row))
+			}
 		}
 		for c := staged; c < n; c += x.Lanes {
-			x.Transpose(b.bias[c*x.Width+lane:], x.Width, b.stage[c-staged:], keyBlock, b.one)
+			x.Transpose(dst[c*x.Width+lane:], x.Width, b.stage[c-staged:], keyBlock, b.one)
 		}
 	}
-}
-
-// biasInPlace reports whether rows of the bias lie as float32, neighbours along
-// the keys.
-func (f *fused) biasInPlace() bool {
-	return f.bias.dtype == backend.F32 && f.bias.stride[backend.Dim] == 1
 }
 
 // biasRow writes what is added to the scores of a row from key j on: its bias, or

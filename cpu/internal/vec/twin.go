@@ -14,7 +14,7 @@ func Portable(lanes, width int) *Kernels {
 	t := twin{lanes, width}
 	x := &Kernels{Tier: "go", Lanes: lanes, Width: width,
 		scores4: t.scores(4), scores1: t.scores(1), values4: t.values(4), values1: t.values(1),
-		weights: t.weights, exp2: t.exp2, softcap: t.softcap, bias: t.bias, edge: t.edge,
+		weights: t.weights, exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias, edge: t.edge,
 		columnMax: t.columnMax, fold: t.fold, nonFinite: t.nonFinite, transpose: t.transpose,
 		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16, dots: t.dots}
 	for i, heads := range []int{1, 4} {
@@ -120,6 +120,26 @@ func (t twin) exp2(x *float32, vectors int, m float32) {
 	s := floats(x, 0, 0, vectors*t.lanes)
 	for i, y := range s {
 		s[i] = power(y - m)
+	}
+}
+
+func (t twin) exp2Sum(x *float32, vectors int, m float32, sum *float32) {
+	t.exp2(x, vectors, m)
+	sums := floats(sum, 0, 0, t.lanes)
+	for i, p := range floats(x, 0, 0, vectors*t.lanes) {
+		sums[i%t.lanes] += p
+	}
+}
+
+func (t twin) scaleMax(x *float32, vectors int, c float32, mx *float32) {
+	m := floats(mx, 0, 0, t.lanes)
+	for i := range m {
+		m[i] = float32(math.Inf(-1))
+	}
+	s := floats(x, 0, 0, vectors*t.lanes)
+	for i := range s {
+		s[i] *= c
+		m[i%t.lanes] = larger(s[i], m[i%t.lanes])
 	}
 }
 

@@ -44,6 +44,8 @@ type Kernels struct {
 	values4, values1 func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32)
 	weights          func(s *float32, fours int, m, mx, l, alpha *float32)
 	exp2, softcap    func(x *float32, vectors int, c float32)
+	exp2Sum          func(x *float32, vectors int, m float32, sum *float32)
+	scaleMax         func(x *float32, vectors int, c float32, mx *float32)
 	bias             func(x, b *float32, vectors int)
 	edge             func(s *float32, rows, key int, lo, hi *int32)
 	columnMax        func(s *float32, rows int, mx *float32)
@@ -126,6 +128,30 @@ func (x *Kernels) Values(o, v []float32, ldv int, p []float32, keys, d int, alph
 
 // Exp2 replaces x by 2^(x-m), as Weights does; the length is a multiple of Lanes.
 func (x *Kernels) Exp2(s []float32, m float32) { x.exp2(&s[0], len(s)/x.Lanes, m) }
+
+// Exp2Sum is Exp2 that adds the powers to sum, the one at index i to lane i modulo
+// Lanes. The length of s is a multiple of Lanes.
+//
+//	sum [Lanes]
+func (x *Kernels) Exp2Sum(s []float32, m float32, sum []float32) {
+	_ = sum[x.Lanes-1]
+	x.exp2Sum(&s[0], len(s)/x.Lanes, m, &sum[0])
+}
+
+// ScaleMax multiplies s by c and returns the largest product, NaN being none, and
+// -Inf when there is nothing else. The length of s is a multiple of Lanes; room
+// holds Lanes elements.
+func (x *Kernels) ScaleMax(s []float32, c float32, room []float32) float32 {
+	room = room[:x.Lanes]
+	x.scaleMax(&s[0], len(s)/x.Lanes, c, &room[0])
+	m := room[0]
+	for _, y := range room[1:] {
+		if y > m {
+			m = y
+		}
+	}
+	return m
+}
 
 // Softcap replaces s by c·tanh(s), to within 4 ulp and the product's half; the
 // length is a multiple of Lanes. It keeps NaN.

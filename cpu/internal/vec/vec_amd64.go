@@ -22,6 +22,12 @@ func weightsAVX512(s *float32, fours int, m *float32, mx *float32, l *float32, a
 // exp2AVX512 is Kernels.exp2.
 func exp2AVX512(x *float32, vectors int, m float32)
 
+// exp2SumAVX512 is Kernels.exp2Sum.
+func exp2SumAVX512(x *float32, vectors int, m float32, sum *float32)
+
+// scaleMaxAVX512 is Kernels.scaleMax.
+func scaleMaxAVX512(x *float32, vectors int, c float32, mx *float32)
+
 // softcapAVX512 is Kernels.softcap.
 func softcapAVX512(x *float32, vectors int, c float32)
 
@@ -84,6 +90,12 @@ func weightsAVX2(s *float32, fours int, m *float32, mx *float32, l *float32, alp
 
 // exp2AVX2 is Kernels.exp2.
 func exp2AVX2(x *float32, vectors int, m float32)
+
+// exp2SumAVX2 is Kernels.exp2Sum.
+func exp2SumAVX2(x *float32, vectors int, m float32, sum *float32)
+
+// scaleMaxAVX2 is Kernels.scaleMax.
+func scaleMaxAVX2(x *float32, vectors int, c float32, mx *float32)
 
 // softcapAVX2 is Kernels.softcap.
 func softcapAVX2(x *float32, vectors int, c float32)

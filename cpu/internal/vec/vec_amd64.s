@@ -1369,6 +1369,69 @@ next:
 	VZEROUPPER
 	RET
 
+// func exp2SumAVX512(x *float32, vectors int, m float32, sum *float32)
+// Requires: AVX, AVX512DQ, AVX512F, SSE
+TEXT ·exp2SumAVX512(SB), NOSPLIT, $8-32
+	MOVQ         x+0(FP), AX
+	MOVQ         vectors+8(FP), CX
+	MOVQ         sum+24(FP), DX
+	STMXCSR      (SP)
+	MOVL         (SP), BX
+	ORL          $0x00008000, BX
+	MOVL         BX, 4(SP)
+	LDMXCSR      4(SP)
+	VBROADCASTSS m+16(FP), Z0
+	VMOVUPS      constants<>+0(SB), Z1
+	VMOVUPS      constants<>+64(SB), Z2
+	VMOVUPS      constants<>+128(SB), Z3
+	VMOVUPS      constants<>+192(SB), Z4
+	VMOVUPS      constants<>+256(SB), Z5
+	VMOVUPS      constants<>+320(SB), Z6
+	VMOVUPS      constants<>+384(SB), Z7
+	VMOVUPS      (DX), Z8
+
+next:
+	VMOVUPS     (AX), Z9
+	VSUBPS      Z0, Z9, Z9
+	VREDUCEPS   $0x01, Z9, Z11
+	VMOVUPS     Z7, Z10
+	VFMADD213PS Z6, Z11, Z10
+	VFMADD213PS Z5, Z11, Z10
+	VFMADD213PS Z4, Z11, Z10
+	VFMADD213PS Z3, Z11, Z10
+	VFMADD213PS Z2, Z11, Z10
+	VFMADD213PS Z1, Z11, Z10
+	VSCALEFPS   Z9, Z10, Z10
+	VADDPS      Z10, Z8, Z8
+	VMOVUPS     Z10, (AX)
+	ADDQ        $0x00000040, AX
+	SUBQ        $0x00000001, CX
+	JNZ         next
+	VMOVUPS     Z8, (DX)
+	LDMXCSR     (SP)
+	VZEROUPPER
+	RET
+
+// func scaleMaxAVX512(x *float32, vectors int, c float32, mx *float32)
+// Requires: AVX, AVX512F
+TEXT ·scaleMaxAVX512(SB), NOSPLIT, $0-32
+	MOVQ         x+0(FP), AX
+	MOVQ         vectors+8(FP), CX
+	MOVQ         mx+24(FP), DX
+	VBROADCASTSS c+16(FP), Z0
+	VMOVUPS      constants<>+1344(SB), Z1
+
+next:
+	VMULPS  (AX), Z0, Z2
+	VMOVUPS Z2, (AX)
+	VMAXPS  Z1, Z2, Z1
+	ADDQ    $0x00000040, AX
+	SUBQ    $0x00000001, CX
+	JNZ     next
+	VMOVUPS Z1, (DX)
+	VZEROUPPER
+	RET
+
 // func softcapAVX512(x *float32, vectors int, c float32)
 // Requires: AVX, AVX512DQ, AVX512F
 TEXT ·softcapAVX512(SB), NOSPLIT, $0-20
@@ -3386,6 +3449,61 @@ next:
 	ADDQ        $0x00000020, AX
 	SUBQ        $0x00000001, CX
 	JNZ         next
+	VZEROUPPER
+	RET
+
+// func exp2SumAVX2(x *float32, vectors int, m float32, sum *float32)
+// Requires: AVX, AVX2, FMA3
+TEXT ·exp2SumAVX2(SB), NOSPLIT, $0-32
+	MOVQ         x+0(FP), AX
+	MOVQ         vectors+8(FP), CX
+	MOVQ         sum+24(FP), DX
+	VBROADCASTSS m+16(FP), Y0
+	VMOVUPS      (DX), Y1
+
+next:
+	VMOVUPS     (AX), Y2
+	VSUBPS      Y0, Y2, Y2
+	VCMPPS      $0x05, constants<>+1408(SB), Y2, Y5
+	VROUNDPS    $0x09, Y2, Y4
+	VSUBPS      Y4, Y2, Y2
+	VMOVUPS     constants<>+384(SB), Y3
+	VFMADD213PS constants<>+320(SB), Y2, Y3
+	VFMADD213PS constants<>+256(SB), Y2, Y3
+	VFMADD213PS constants<>+192(SB), Y2, Y3
+	VFMADD213PS constants<>+128(SB), Y2, Y3
+	VFMADD213PS constants<>+64(SB), Y2, Y3
+	VFMADD213PS constants<>+0(SB), Y2, Y3
+	VCVTTPS2DQ  Y4, Y4
+	VPSLLD      $0x17, Y4, Y4
+	VPADDD      Y4, Y3, Y3
+	VANDPS      Y5, Y3, Y3
+	VADDPS      Y3, Y1, Y1
+	VMOVUPS     Y3, (AX)
+	ADDQ        $0x00000020, AX
+	SUBQ        $0x00000001, CX
+	JNZ         next
+	VMOVUPS     Y1, (DX)
+	VZEROUPPER
+	RET
+
+// func scaleMaxAVX2(x *float32, vectors int, c float32, mx *float32)
+// Requires: AVX
+TEXT ·scaleMaxAVX2(SB), NOSPLIT, $0-32
+	MOVQ         x+0(FP), AX
+	MOVQ         vectors+8(FP), CX
+	MOVQ         mx+24(FP), DX
+	VBROADCASTSS c+16(FP), Y0
+	VMOVUPS      constants<>+1344(SB), Y1
+
+next:
+	VMULPS  (AX), Y0, Y2
+	VMOVUPS Y2, (AX)
+	VMAXPS  Y1, Y2, Y1
+	ADDQ    $0x00000020, AX
+	SUBQ    $0x00000001, CX
+	JNZ     next
+	VMOVUPS Y1, (DX)
 	VZEROUPPER
 	RET
 

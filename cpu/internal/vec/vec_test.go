@@ -292,6 +292,36 @@ func TestTileSteps(t *testing.T) {
 	})
 }
 
+// TestRowSteps compares what is applied to rows with keys as lanes.
+func TestRowSteps(t *testing.T) {
+	eachTier(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
+		nan, inf := float32(math.NaN()), float32(math.Inf(-1))
+		for _, vectors := range []int{1, 2, 9} {
+			s := random(rng, vectors*x.Lanes)
+			s[0], s[1] = nan, inf
+			s2, room, room2 := clone(s), make([]float32, x.Lanes), make([]float32, x.Lanes)
+			if m, m2 := x.ScaleMax(s, 3, room), twin.ScaleMax(s2, 3, room2); m != m2 {
+				t.Errorf("%d vectors: the largest is %v, its twin has %v", vectors, m, m2)
+			}
+			within(t, "scaled", s, s2, 0)
+			sum := random(rng, x.Lanes)
+			sum2 := clone(sum)
+			x.Exp2Sum(s, 9, sum)
+			twin.Exp2Sum(s2, 9, sum2)
+			within(t, "powers", s, s2, 2)
+			for i := range sum {
+				if d := sum[i] - sum2[i]; d > 1e-6 || d < -1e-6 || (sum[i] != sum[i]) != (sum2[i] != sum2[i]) {
+					t.Errorf("%d vectors: sum %d is %v, its twin has %v", vectors, i, sum[i], sum2[i])
+				}
+			}
+		}
+		all := filled(3*x.Lanes, inf)
+		if m := x.ScaleMax(all, 1, make([]float32, x.Lanes)); m != inf {
+			t.Errorf("the largest of -Inf is %v", m)
+		}
+	})
+}
+
 func TestMoves(t *testing.T) {
 	eachTier(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
 		n := x.Lanes

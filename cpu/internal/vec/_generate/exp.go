@@ -221,3 +221,41 @@ func (a *isa) bias() {
 	})
 	end()
 }
+
+// scaleMax multiplies vectors of x by c and takes their maximum, lane by lane.
+func (a *isa) scaleMax() {
+	a.text("scaleMax", "x *float32, vectors int, c float32, mx *float32", "is Kernels.scaleMax.")
+	x, vectors, mx := param("x"), param("vectors"), param("mx")
+	c, m := a.broadcastParam("c"), a.vec()
+	VMOVUPS(cNegInf.mem(), m)
+	loop("next", vectors, 1, func() {
+		y := a.vec()
+		VMULPS(a.at(x, 0), c, y)
+		VMOVUPS(y, a.at(x, 0))
+		VMAXPS(m, y, m) // m where y is NaN
+		ADDQ(U32(uint32(a.bytes())), x)
+	})
+	VMOVUPS(m, a.at(mx, 0))
+	end()
+}
+
+// exp2Sum replaces vectors of x by 2^(x-m) and adds them up, lane by lane.
+func (a *isa) exp2Sum() {
+	a.text("exp2Sum", "x *float32, vectors int, m float32, sum *float32", "is Kernels.exp2Sum.")
+	x, vectors, sum := param("x"), param("vectors"), param("sum")
+	restore := a.flush()
+	m, e, s := a.broadcastParam("m"), a.exponential(a.wide()), a.vec()
+	VMOVUPS(a.at(sum, 0), s)
+	loop("next", vectors, 1, func() {
+		y := a.vec()
+		VMOVUPS(a.at(x, 0), y)
+		VSUBPS(m, y, y)
+		p := e.of(y)
+		VADDPS(p, s, s)
+		VMOVUPS(p, a.at(x, 0))
+		ADDQ(U32(uint32(a.bytes())), x)
+	})
+	VMOVUPS(s, a.at(sum, 0))
+	restore()
+	end()
+}

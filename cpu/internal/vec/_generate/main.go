@@ -19,6 +19,8 @@ func main() {
 		}
 		a.weights()
 		a.exp2()
+		a.exp2Sum()
+		a.scaleMax()
 		a.softcap()
 		a.bias()
 		a.edge()
