@@ -8,10 +8,16 @@
 //
 // For each case ([Case]) it draws inputs by seed, uploads them once, warms up,
 // and repeats the call into ready outputs. Between the repetitions it measures
-// the device's own ceiling (backend.PeakMeter) and the plain three-stage path,
-// so that the drift of a busy machine meets all of them alike. Rows of the
-// result are recomputed in float64: a case that is off by more than its bound is
-// marked wrong and gets no figure.
+// the device's own ceilings and the plain three-stage path, so that the drift of
+// a busy machine meets all of them alike. Rows of the result are recomputed in
+// float64: a case that is off by more than its bound is marked wrong and gets no
+// figure.
+//
+// There are two ceilings: how fast the device computes (backend.PeakMeter) and how
+// fast it reads this case's operands (backend.BandwidthMeter). A figure stands
+// beside the one that binds ([Bound]): prefill is bound by the first, decoding by
+// the second. [Ceilings] measures them alone, and [Compare] several ways to
+// compute the same call, in turns.
 //
 // Without lengths of its own it doubles the sequence length for as long as the
 // cost of the last case predicts that the next one is affordable. What does not

@@ -87,17 +87,17 @@ const chosen = cases.filter((c) => new RegExp(flags.only).test(c.name));
 const report = [];
 for (const threads of flags.threads.split(",").map(Number)) {
   const list = peers(attn, threads);
-  const rows = [];
+  const rows = [], count = threads === 1 ? "one thread" : `${threads} threads`;
   for (const c of chosen) {
     const taking = list.filter((p) => p.takes(c));
     const results = await measure(c, taking, Number(flags.repetitions));
     results.forEach((r, i) => r.error && console.error(`${taking[i].name}, ${c.name}: ${r.error}`));
     rows.push({ name: c.name, threads, results: list.map((p) => results[taking.indexOf(p)]) });
-    process.stderr.write(`${threads} threads, ${c.name} done\n`);
+    process.stderr.write(`${count}, ${c.name}: done\n`);
   }
   list.forEach((p) => p.child.close());
   const names = list.map((p) => p.name);
-  console.log(`${threads === 1 ? "One thread" : `${threads} threads`}\n\n${speedTable(names, rows)}\n${memoryTable(names, rows)}`);
+  console.log(`${count}\n\n${speedTable(names, rows)}\n${memoryTable(names, rows)}`);
   report.push(...rows.map((r) => ({ ...r, results: Object.fromEntries(names.map((n, i) => [n, r.results[i] ?? null])) })));
 }
 if (flags.json) writeFileSync(flags.json, JSON.stringify(report, null, 2) + "\n");
