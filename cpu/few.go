@@ -120,12 +120,7 @@ func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
 	for row := range e.rows {
 		e.cur.l[row] = float32(e.alpha[row]*e.cur.l[row]) + sumByFours(e.s[row*keyBlock:row*keyBlock+lanes])
 	}
-	if f.loadV {
-		r.v, r.ldv = b.v, f.dimV
-		loadRows(x, &f.v, b.v, f.dimV, p.b, p.hk, r.lo, n)
-	} else {
-		r.v, r.ldv = f.v.rowsAt(p.b, p.hk, r.lo)
-	}
+	f.loadValues(&r, b, p)
 	v, ldv, careful := r.v, r.ldv, false
 	if hidden {
 		v, ldv, careful = f.cleaned(&r, b)

@@ -15,6 +15,12 @@ func (be *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 		return err
 	}
 	defer be.gate.leave()
+	if be.stageTakes(v.Shape()[backend.Dim]) {
+		if err := be.vectorPV(ctx, o, w, v); err != nil {
+			return fmt.Errorf("cpu: pv: %w", err)
+		}
+		return nil
+	}
 	j := linearJob{zeroHides: true, share: w.Shape()[backend.Heads] / v.Shape()[backend.Heads]}
 	if err := be.linear(ctx, &j, [4]string{"o", "w", "v", ""}, o, w, v, backend.Tensor{}); err != nil {
 		return fmt.Errorf("cpu: pv: %w", err)

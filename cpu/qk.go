@@ -28,6 +28,9 @@ func (be *Backend) qk(ctx context.Context, s, q, k backend.Tensor) error {
 		return err
 	}
 	defer pinned.Unpin()
+	if be.stageTakes(q.Shape()[backend.Dim]) {
+		return be.vectorQK(ctx, s, q, k)
+	}
 	j := qkJob{d: q.Shape()[backend.Dim], share: q.Shape()[backend.Heads] / k.Shape()[backend.Heads],
 		qInPlace: rowsInPlace(q), kInPlace: rowsInPlace(k), sInPlace: rowsInPlace(s)}
 	if j.s, err = f32View("s", s); err != nil {

@@ -128,6 +128,28 @@ func (sc *scoring) adjust(s []float32, b, h, i, j int, tmp []float32) {
 	}
 }
 
+// biasRow writes what is added to the scores of a row from key j on: its bias, or
+// zeros, and -Inf where the mask hides.
+func (sc *scoring) biasRow(dst []float32, b, h, i, j, n int) {
+	dst = dst[:n]
+	if sc.bias.isZero() {
+		clear(dst)
+	} else {
+		sc.bias.pack(dst, n, b, h, i, 1, j, n)
+	}
+	if sc.mask.isZero() {
+		return
+	}
+	step := sc.mask.stride[backend.Dim]
+	at := sc.mask.index(b, h, i) + j*step
+	for c := range dst {
+		if !sc.mask.bools[at] {
+			dst[c] = negInf
+		}
+		at += step
+	}
+}
+
 // hides reports whether mask or bias hides key j from row i; the visibility rule
 // is not asked.
 func (sc *scoring) hides(b, h, i, j int) bool {

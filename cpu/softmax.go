@@ -46,6 +46,9 @@ func (be *Backend) softmax(ctx context.Context, s, lse backend.Tensor, p *backen
 		return err
 	}
 	j.rowCut = cutRows(s.Shape(), 1, keyBlock, be.threads())
+	if be.kernels != nil {
+		return run(ctx, newVectorSoftmax(&j, be.kernels), j.tasks, be.threads())
+	}
 	return run(ctx, &j, j.tasks, be.threads())
 }
 

@@ -170,3 +170,37 @@ func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor 
 	}
 	return y
 }
+
+// BenchmarkStages measures what inspecting the weights costs on each tier: the
+// three stages one after the other, in GFLOP/s of the two products, and the
+// fused call beside them.
+func BenchmarkStages(b *testing.B) {
+	c := vectorCase{heads: 8, sq: 1024, dim: 64}
+	call := c.call(b)
+	s := alloc(b, backend.Shape{1, 8, 1024, 1024})
+	flops := 4.0 * 8 * 1024 * 1024 * 64
+	for _, tier := range Tiers() {
+		be, ctx := New(Options{Tier: tier}), b.Context()
+		for _, stage := range []struct {
+			name  string
+			flops float64
+			do    func() error
+		}{
+			{"qk", flops / 2, func() error { return be.QK(ctx, s, call.Q, call.K) }},
+			{"softmax", 0, func() error { return be.Softmax(ctx, s, backend.Tensor{}, &call.Problem) }},
+			{"pv", flops / 2, func() error { return be.PV(ctx, call.O, s, call.V) }},
+			{"fused", flops, func() error { return be.Attention(ctx, call) }},
+		} {
+			b.Run(tier+"/"+stage.name, func(b *testing.B) {
+				for b.Loop() {
+					if err := stage.do(); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if stage.flops > 0 {
+					b.ReportMetric(stage.flops*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+				}
+			})
+		}
+	}
+}

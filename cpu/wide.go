@@ -129,7 +129,8 @@ func (f *fused) wideBlock(b *workspace, p *part, tiles []wideTile, j0 int, fold 
 		return
 	}
 	r.lo &^= 3
-	f.load(&r, b, p)
+	f.loadKeys(&r, b, p)
+	f.loadValues(&r, b, p)
 	for n := range tiles {
 		t := &tiles[n]
 		lo, hi := max(t.keys.lo, j0)&^3, min(t.keys.hi, j0+keyBlock)
@@ -144,21 +145,24 @@ func (f *fused) wideBlock(b *workspace, p *part, tiles []wideTile, j0 int, fold 
 	}
 }
 
-// load fills in r's keys and values, as they lie or converted.
-func (f *fused) load(r *keyRange, b *workspace, p *part) {
-	n := r.hi - r.lo
+// loadKeys fills in r's keys, as they lie or converted.
+func (f *fused) loadKeys(r *keyRange, b *workspace, p *part) {
 	if f.loadK {
 		r.k, r.ldk = b.k, f.dimK
-		loadRows(f.kernels, &f.k, b.k, f.dimK, p.b, p.hk, r.lo, n)
-	} else {
-		r.k, r.ldk = f.k.rowsAt(p.b, p.hk, r.lo)
+		loadRows(f.kernels, &f.k, b.k, f.dimK, p.b, p.hk, r.lo, r.hi-r.lo)
+		return
 	}
+	r.k, r.ldk = f.k.rowsAt(p.b, p.hk, r.lo)
+}
+
+// loadValues fills in r's values, as they lie or converted.
+func (f *fused) loadValues(r *keyRange, b *workspace, p *part) {
 	if f.loadV {
 		r.v, r.ldv = b.v, f.dimV
-		loadRows(f.kernels, &f.v, b.v, f.dimV, p.b, p.hk, r.lo, n)
-	} else {
-		r.v, r.ldv = f.v.rowsAt(p.b, p.hk, r.lo)
+		loadRows(f.kernels, &f.v, b.v, f.dimV, p.b, p.hk, r.lo, r.hi-r.lo)
+		return
 	}
+	r.v, r.ldv = f.v.rowsAt(p.b, p.hk, r.lo)
 }
 
 // cleaned looks for NaN and Inf among r's values, which a weight of 0 must not
@@ -318,28 +322,6 @@ func (f *fused) packT(b *workspace, dst []float32, src *view, batch int, t *wide
 	}
 }
 
-// biasRow writes what is added to the scores of a row from key j on: its bias, or
-// zeros, and -Inf where the mask hides.
-func (f *fused) biasRow(dst []float32, b, h, i, j, n int) {
-	dst = dst[:n]
-	if f.bias.isZero() {
-		clear(dst)
-	} else {
-		f.bias.pack(dst, n, b, h, i, 1, j, n)
-	}
-	if f.mask.isZero() {
-		return
-	}
-	step := f.mask.stride[backend.Dim]
-	at := f.mask.index(b, h, i) + j*step
-	for c := range dst {
-		if !f.mask.bools[at] {
-			dst[c] = negInf
-		}
-		at += step
-	}
-}
-
 // addHidden adds the terms of NaN and Inf among the values, which cleaned took
 // out, for the rows that see their keys.
 func (f *fused) addHidden(b *workspace, p *part, t *wideTile, lo, hi int) {
@@ -382,9 +364,15 @@ func (f *fused) writeWide(b *workspace, p *part, t *wideTile, s *state) {
 			f.lse.f32[f.lse.index(p.b, h, i)] = lse
 		}
 	}
+	f.writeRows(b, p, t, s.o, b.alpha)
+}
+
+// writeRows writes the outputs o [dimV, Width] of t, times mul [Width].
+func (f *fused) writeRows(b *workspace, p *part, t *wideTile, o, mul []float32) {
+	x := f.kernels
 	for lane := 0; lane < t.n; lane += x.Lanes {
 		for c := 0; c < f.dimV; c += x.Lanes {
-			x.Transpose(b.stage[c:], f.dimV, s.o[c*x.Width+lane:], x.Width, b.alpha[lane:])
+			x.Transpose(b.stage[c:], f.dimV, o[c*x.Width+lane:], x.Width, mul[lane:])
 		}
 		for r := range min(x.Lanes, t.n-lane) {
 			h, i := f.row(t.h, t.i, lane+r)
