@@ -76,7 +76,7 @@ type Backend interface {
 
 	// Attention computes c.O, and c.LSE when wanted, and returns when they are
 	// there. It goes over the keys once, with memory O(Sq + Sk) beside the
-	// operands. ErrUnsupported names what it cannot do.
+	// operands, and does not keep c. ErrUnsupported names what it cannot do.
 	Attention(ctx context.Context, c *Call) error
 
 	// Plan says how Attention would run c, without running it: the operands'

@@ -3,6 +3,8 @@ package kernels
 import (
 	"context"
 	"fmt"
+	"slices"
+	"sync"
 
 	"github.com/seed90331342/attn/backend"
 )
@@ -70,8 +72,13 @@ func Attention(ctx context.Context, be backend.Backend, q, k, v backend.Tensor, 
 // (Options.LSE and Options.Weights are not looked at). No output may share
 // memory with an input or another output: ErrOverlap.
 func AttentionInto(ctx context.Context, be backend.Backend, out Result, q, k, v backend.Tensor, opt Options) error {
-	c, err := call(out, q, k, v, &opt)
-	if err != nil {
+	c := calls.Get().(*backend.Call)
+	defer func() {
+		*c = backend.Call{} // keeps nobody's memory alive
+		calls.Put(c)
+	}()
+	var err error
+	if *c, err = call(out, q, k, v, &opt); err != nil {
 		return fmt.Errorf("attention: %w", err)
 	}
 	if out.Weights.IsZero() {
@@ -85,6 +92,10 @@ func AttentionInto(ctx context.Context, be backend.Backend, out Result, q, k, v 
 	}
 	return nil
 }
+
+// calls are pooled, as a call that is handed to an interface would otherwise be
+// allocated each time.
+var calls = sync.Pool{New: func() any { return new(backend.Call) }}
 
 // staged runs a call as its three stages, leaving the weights in w.
 func staged(ctx context.Context, be backend.Backend, w backend.Tensor, c *backend.Call) error {
@@ -100,32 +111,32 @@ func staged(ctx context.Context, be backend.Backend, w backend.Tensor, c *backen
 // call validates everything that follows from shapes, types and options, and
 // returns the canonical call. Ownership, release and overlap can change at any
 // time, so that backends check them when they start.
-func call(out Result, q, k, v backend.Tensor, opt *Options) (*backend.Call, error) {
+func call(out Result, q, k, v backend.Tensor, opt *Options) (backend.Call, error) {
 	d, err := dims(q, k, v)
 	if err != nil {
-		return nil, err
+		return backend.Call{}, err
 	}
 	p, err := opt.problem(d)
 	if err != nil {
-		return nil, err
+		return backend.Call{}, err
 	}
 	rows := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim}
 	if err := expect("o", out.O, rows, "[B, H, Sq, Dv] of q and v", q.DType(), backend.F32); err != nil {
-		return nil, err
+		return backend.Call{}, err
 	}
 	if !out.LSE.IsZero() {
 		rows[backend.Dim] = 1
 		if err := expect("lse", out.LSE, rows, "[B, H, Sq, 1] of q", backend.F32); err != nil {
-			return nil, err
+			return backend.Call{}, err
 		}
 	}
 	if !out.Weights.IsZero() {
 		rows[backend.Dim] = d.SeqK
 		if err := expect("weights", out.Weights, rows, "[B, H, Sq, Sk] of q and k", backend.F32); err != nil {
-			return nil, err
+			return backend.Call{}, err
 		}
 	}
-	return &backend.Call{Q: q, K: k, V: v, O: out.O, LSE: out.LSE, Problem: p}, nil
+	return backend.Call{Q: q, K: k, V: v, O: out.O, LSE: out.LSE, Problem: p}, nil
 }
 
 // dims reads and checks the lengths of q, k and v.
@@ -189,5 +200,5 @@ func expect(name string, t backend.Tensor, shape backend.Shape, rule string, dty
 			return nil
 		}
 	}
-	return fmt.Errorf("%s is %v, it must be one of %v: %w", name, t.DType(), dtypes, backend.ErrDType)
+	return fmt.Errorf("%s is %v, it must be one of %v: %w", name, t.DType(), slices.Clone(dtypes), backend.ErrDType) // a copy: the argument stays on the stack
 }

@@ -53,7 +53,7 @@ func Check(ctx context.Context, be backend.Backend, q, k, v backend.Tensor, r Re
 		if err := ctx.Err(); err != nil {
 			return CheckReport{}, fmt.Errorf("check: %w", context.Cause(ctx))
 		}
-		if err := checkRow(ctx, be, c, r, at, heads, &worst); err != nil {
+		if err := checkRow(ctx, be, &c, r, at, heads, &worst); err != nil {
 			return CheckReport{}, fmt.Errorf("check: %w", err)
 		}
 	}

@@ -32,13 +32,13 @@ func Plan(be backend.Backend, q, k, v backend.Tensor, opt Options) (backend.Plan
 		return backend.Plan{}, fmt.Errorf("plan: %w", err)
 	}
 	if !opt.Weights {
-		p, err := be.Plan(c)
+		p, err := be.Plan(&c)
 		if err != nil {
 			return p, fmt.Errorf("plan: %w", err)
 		}
 		return p, nil
 	}
-	p := backend.NewPlan(c)
+	p := backend.NewPlan(&c)
 	p.Backend = be.Info().Name
 	p.Path = "three stages: QK, Softmax, PV"
 	p.Why = fmt.Sprintf("the weights are wanted, so all of [%d, %d, %d, %d] is kept: O(S²) memory, and every pair is computed, visible or not",

@@ -168,3 +168,26 @@ func TestOptionsBecomeTheRule(t *testing.T) {
 		t.Errorf("scale 1 gives %v, %v", p.Scale, err)
 	}
 }
+
+// idleBackend computes nothing.
+type idleBackend struct{ backend.Backend }
+
+func (idleBackend) Attention(context.Context, *backend.Call) error { return nil }
+
+// TestIntoDoesNotAllocate: a call into ready outputs costs no allocation of the
+// front's own.
+func TestIntoDoesNotAllocate(t *testing.T) {
+	q := meta(t, backend.F16, 1, 4, 8, 16)
+	k := meta(t, backend.F16, 1, 2, 9, 16)
+	out := Result{O: meta(t, backend.F32, 1, 4, 8, 16), LSE: meta(t, backend.F32, 1, 4, 8, 1)}
+	opt := Options{Causal: true, Window: &Window{3, 3}, Mask: meta(t, backend.Bool, 1, 1, 8, 9), Bias: meta(t, backend.F32, 1, 4, 8, 9), KLen: []int{7}}
+	var be backend.Backend = idleBackend{}
+	ctx := t.Context()
+	if n := testing.AllocsPerRun(200, func() {
+		if err := AttentionInto(ctx, be, out, q, k, k, opt); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations a call", n)
+	}
+}
