@@ -105,7 +105,7 @@ test("peers take turns, each with the peak beside it", async () => {
   const results = await measure(c, [
     pretended("attn", 2e-5, turns), pretended("slow", 4e-5, turns),
     pretended("wrong", 1e-9, turns, { sample: [2] }), pretended("failing", 1, turns, { error: "no memory" }),
-  ], 2, () => {});
+  ], 2);
   assert.deepEqual(results.slice(0, 2).map((r) => ({ ...r, gflops: r.gflops.toFixed(3), percent: r.percent.toFixed(1) })),
     [{ gflops: "0.500", percent: "50.0", extra: 2 ** 20 }, { gflops: "0.250", percent: "25.0", extra: 2 ** 20 }]);
   assert.match(results[2].error, /element 0 is 2, attn has 1/);

@@ -50,32 +50,29 @@ function pinned(threads, command, args) {
   return ["taskset", ["-c", list.join(","), command, ...args]];
 }
 
-function start(threads, command, args, env = {}) {
-  const [program, all] = pinned(threads, command, args);
-  return new Child(program, all, env);
-}
-
-// peers starts what there is, attn first; only says which cases one takes.
+// peers returns what there is, attn first: what starts it, and which cases it takes.
 function peers(attn, threads) {
   const n = String(threads);
-  const list = [{ name: "attn", child: start(threads, attn, ["-threads", n]), takes: () => true }];
+  const start = (command, args, env = {}) => () => new Child(...pinned(threads, command, args), env);
+  const list = [{ name: "attn", start: start(attn, ["-threads", n]), takes: () => true }];
   if (existsSync(join(here, "node_modules", "onnxruntime-node"))) {
     for (const op of Object.keys(operators)) {
       list.push({
-        name: `ONNX Runtime ${op}`, child: start(threads, process.execPath, [join(here, "ort.mjs"), op, n]),
+        name: `ONNX Runtime ${op}`, start: start(process.execPath, [join(here, "ort.mjs"), op, n]),
         takes: (c) => c.causal || op !== "GroupQueryAttention",
       });
     }
   }
   if (python) {
     const openmp = { OMP_NUM_THREADS: n, OMP_PROC_BIND: "true", MKL_NUM_THREADS: n, OPENBLAS_NUM_THREADS: n };
-    list.push({ name: "PyTorch", child: start(threads, python, [join(here, "torch_peer.py"), n], openmp), takes: () => true });
+    list.push({ name: "PyTorch", start: start(python, [join(here, "torch_peer.py"), n], openmp), takes: () => true });
   }
   return list;
 }
 
 const temporary = mkdtempSync(join(tmpdir(), "attn-peers-"));
 process.on("exit", () => rmSync(temporary, { recursive: true, force: true }));
+["SIGINT", "SIGTERM"].forEach((signal) => process.on(signal, () => process.exit(1)));
 const attn = join(temporary, "attn-peer");
 execFileSync("go", ["build", "-o", attn, "./bench/peers/attn"], { cwd: join(here, "..", ".."), stdio: "inherit" });
 
@@ -89,13 +86,15 @@ for (const threads of flags.threads.split(",").map(Number)) {
   const list = peers(attn, threads);
   const rows = [], count = threads === 1 ? "one thread" : `${threads} threads`;
   for (const c of chosen) {
-    const taking = list.filter((p) => p.takes(c));
+    // Processes of its own for each case: in one that ran another before, memory
+    // that the call takes is there already.
+    const taking = list.filter((p) => p.takes(c)).map((p) => ({ ...p, child: p.start() }));
     const results = await measure(c, taking, Number(flags.repetitions));
     results.forEach((r, i) => r.error && console.error(`${taking[i].name}, ${c.name}: ${r.error}`));
-    rows.push({ name: c.name, threads, results: list.map((p) => results[taking.indexOf(p)]) });
+    taking.forEach((p) => p.child.kill());
+    rows.push({ name: c.name, threads, results: list.map((p) => results[taking.findIndex((t) => t.name === p.name)]) });
     process.stderr.write(`${count}, ${c.name}: done\n`);
   }
-  list.forEach((p) => p.child.close());
   const names = list.map((p) => p.name);
   console.log(`${count}\n\n${speedTable(names, rows)}\n${memoryTable(names, rows)}`);
   report.push(...rows.map((r) => ({ ...r, results: Object.fromEntries(names.map((n, i) => [n, r.results[i] ?? null])) })));

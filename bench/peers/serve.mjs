@@ -28,7 +28,13 @@ export async function serve(handlers) {
   }
 }
 
-/** Child is a program that serves. */
+const children = new Set();
+process.on("exit", () => children.forEach((c) => c.kill()));
+
+/**
+ * Child is a program that serves. It is stopped while it has nothing to answer:
+ * threads that spin for more work would take a processor from whoever's turn it is.
+ */
 export class Child {
   #process;
   #waiting = [];
@@ -38,24 +44,28 @@ export class Child {
     this.#process = spawn(command, args, { env: { ...process.env, ...env }, stdio: ["pipe", "pipe", "pipe"] });
     createInterface({ input: this.#process.stdout }).on("line", (line) => this.#waiting.shift()?.(JSON.parse(line)));
     this.#process.stderr.on("data", (data) => (this.#errors = (this.#errors + data).slice(-2000)));
+    children.add(this);
     const gone = (why) => this.#waiting.splice(0).forEach((answer) => answer({ error: why }));
     this.#process.on("error", (err) => gone(err.message));
     this.#process.stdin.on("error", () => {}); // 'exit' says it
-    this.#process.on("exit", (code) => gone(`ended with ${code}: ${this.#errors.trim().split("\n").pop()}`));
+    this.#process.on("exit", (code) => children.delete(this) && gone(`ended with ${code}: ${this.#errors.trim().split("\n").pop()}`));
   }
 
   /** ask sends a request and returns its answer. */
-  ask(request) {
-    if (this.#process.exitCode !== null) return Promise.resolve({ error: `ended with ${this.#process.exitCode}` });
-    return new Promise((answer) => {
+  async ask(request) {
+    if (!children.has(this)) return { error: `ended with ${this.#process.exitCode}` };
+    this.#process.kill("SIGCONT");
+    const answer = await new Promise((answer) => {
       this.#waiting.push(answer);
       this.#process.stdin.write(JSON.stringify(request) + "\n");
     });
+    this.#process.kill("SIGSTOP");
+    return answer;
   }
 
-  /** close lets the program end. */
-  close() {
-    this.#process.stdin.end();
+  /** kill ends the program. */
+  kill() {
+    this.#process.kill("SIGKILL");
   }
 }
 

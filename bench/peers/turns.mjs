@@ -14,9 +14,6 @@ export const cases = [
 // the repetitions asked for, fewer when it took caseSeconds, never less than three.
 const turnSeconds = 0.05, maxCalls = 50, caseSeconds = 40, leastTurns = 3;
 
-// Between turns the threads that spin for more work have gone to sleep.
-const pause = () => new Promise((done) => setTimeout(done, 40));
-
 /** median returns the middle of xs, or the mean of the two middle ones. */
 export function median(xs) {
   const s = [...xs].sort((a, b) => a - b);
@@ -41,7 +38,7 @@ export function differs(got, want) {
  * order: {gflops, percent, extra} as medians, of the FMA peak beside each turn, or
  * {error}. The first peer is attn, which measures the peak.
  */
-export async function measure(c, peers, repetitions, wait = pause) {
+export async function measure(c, peers, repetitions) {
   const [attn] = peers;
   const results = [];
   for (const p of peers) {
@@ -61,7 +58,6 @@ export async function measure(c, peers, repetitions, wait = pause) {
       // Another one begins each time.
       const at = (n + i) % peers.length, p = peers[at], r = results[at];
       if (r.error) continue;
-      await wait();
       const peak = await attn.child.ask({ do: "peak" });
       const run = await p.child.ask({ do: "run", calls: r.calls });
       if ((r.error = peak.error || run.error)) continue;
