@@ -25,7 +25,9 @@ import (
 //
 // Key blocks start at multiples of 128 whatever the call is, and rows of a tile
 // do not influence each other, so a row's bits do not depend on how many rows,
-// heads, batches and threads there are, and prefill equals decode. Errors: those
+// heads, batches and threads there are, and prefill equals decode. The vector
+// kernels do the same with l in float32, and begin a new sum at every 1,024 keys.
+// Errors: those
 // of backend.Pinned.Pin, ErrClosed, and the context's.
 func (be *Backend) Attention(ctx context.Context, c *backend.Call) error {
 	if err := be.gate.enter(ctx, "attention"); err != nil {
@@ -70,7 +72,7 @@ func (be *Backend) attention(ctx context.Context, c *backend.Call) error {
 	return run(ctx, &a, a.tasks, a.threads)
 }
 
-// attention is one fused call.
+// attention is one fused call on the gonum path.
 type attention struct {
 	cut
 	scoring

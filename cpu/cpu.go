@@ -3,11 +3,13 @@
 //
 //	O = softmax(scale·Q·Kᵀ + bias) · V
 //
-// Both products go through gonum's blas32.Gemm in tiles of 64 queries x 128
-// keys, with an online softmax in between, so that memory beside the operands
-// is some hundred KiB a thread whatever the lengths are. A program that plugs
-// another BLAS into gonum (blas32.Use) speeds it up; one that starts no threads
-// of its own for such tiles fits best.
+// Where the machine has AVX-512 or AVX2 it is done by vector kernels (generated
+// assembly, package vec): register tiles with query rows as lanes, or with keys
+// as lanes where there are few queries, an online softmax in between, K and V read
+// where they lie. Elsewhere, and for head sizes over 512, both products go
+// through gonum's blas32.Gemm in tiles of 64 queries x 128 keys; a program that
+// plugs another BLAS into gonum (blas32.Use) speeds that path up. Memory beside
+// the operands is some hundred KiB a thread whatever the lengths are.
 //
 // Importing the package registers it:
 //
@@ -15,16 +17,18 @@
 //
 //	be, err := backend.Open("cpu") // all of GOMAXPROCS
 //
-// and [New] makes one with another number of threads.
+// and [New] makes one with another number of threads. [Options.Tier] and the
+// environment variable ATTN_CPU_TIER choose among the [Tiers] of the machine:
+// avx512, avx2, gonum. Backend.Plan says which path a call takes, and why.
 //
-// Results are the same bits whatever the number of threads is, and a row's
-// result depends neither on the rows, heads and batches around it nor on how
+// On one tier results are the same bits whatever the number of threads is, and a
+// row's result depends neither on the rows, heads and batches around it nor on how
 // many rows there are. Where in memory an operand lies, and its strides, do not
-// matter either. (That is so with gonum's own BLAS; another one may sum a row
-// differently when it comes with fewer others.)
+// matter either. (For the gonum path that is so with gonum's own BLAS; another one
+// may sum a row differently when it comes with fewer others.)
 //
-// Not here yet: a call with few query rows, such as decoding with one head, is
-// not cut along its keys, and so runs on few threads.
+// Not here: linear layers ([Backend.Project]) on the vector kernels, and, on the
+// gonum path, calls with few query rows are not cut along their keys.
 package cpu
 
 import (

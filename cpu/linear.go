@@ -7,8 +7,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// PV implements backend.Backend: o = w·v, in float32, summed from zero over each
-// 128 keys. A weight of exactly 0 hides NaN and Inf in its value. Errors as for
+// PV implements backend.Backend: o = w·v, in float32, on the vector kernels or by
+// blas32.Gemm, summed from zero over each 128 keys. A weight of exactly 0 hides NaN and Inf in its value. Errors as for
 // Attention.
 func (be *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 	if err := be.gate.enter(ctx, "pv"); err != nil {

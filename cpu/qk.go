@@ -7,8 +7,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// QK implements backend.Backend: s = q·kᵀ, tile by tile, with the same bits as
-// inside Attention. Errors as for Attention.
+// QK implements backend.Backend: s = q·kᵀ, tile by tile, on the vector kernels or
+// by blas32.Gemm. Errors as for Attention.
 func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 	if err := be.gate.enter(ctx, "qk"); err != nil {
 		return err

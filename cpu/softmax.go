@@ -14,8 +14,8 @@ import (
 //
 // and writes m + log l to lse unless that is the zero Tensor. Hidden keys give
 // exactly 0 and what s held there is not looked at; a row without a score above
-// -Inf becomes zeros with LSE -Inf. l is kept in float64. Errors as for
-// Attention.
+// -Inf becomes zeros with LSE -Inf. On the gonum path l is kept in float64.
+// Errors as for Attention.
 func (be *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
 	if err := be.gate.enter(ctx, "softmax"); err != nil {
 		return err
