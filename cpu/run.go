@@ -89,9 +89,15 @@ func run(ctx context.Context, j job, tasks, threads int) error {
 	c := crewPool.Get().(*crew)
 	c.ctx, c.job, c.err = ctx, j, nil
 	c.next.Store(int64(tasks))
-	for range min(threads, tasks) - 1 {
-		c.wg.Add(1)
-		go c.helper()
+	if helpers := min(threads, tasks) - 1; helpers > 0 {
+		c.wg.Add(helpers)
+		for range helpers {
+			go c.helper()
+		}
+		// The goroutine started last is the one that this thread would run next,
+		// and others steal that one only after a sleep (10 microseconds and more,
+		// as measured): let it be one that does nothing.
+		go nothing()
 	}
 	c.work()
 	c.wg.Wait()
@@ -100,6 +106,8 @@ func run(ctx context.Context, j job, tasks, threads int) error {
 	crewPool.Put(c)
 	return err
 }
+
+func nothing() {}
 
 // crew is the goroutines that compute one job.
 type crew struct {
