@@ -93,7 +93,7 @@ func (f *fused) loadQuery(e *fewLoad, p *part, r int) {
 func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
 	x, n := f.kernels, r.hi-r.lo
 	lanes := ceilDiv(n, x.Lanes) * x.Lanes
-	f.fewScores(b, e, p, &r, n, lanes)
+	f.fewScores(b, e, p, &r, n)
 	hidden := f.biased
 	for row := range e.rows {
 		lo, hi := max(0, min(n, e.spans[row].lo-r.lo)), max(0, min(n, e.spans[row].hi-r.lo))
@@ -131,8 +131,9 @@ func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
 	}
 }
 
-// fewScores computes the scores of r's n keys, and of nothing up to lanes.
-func (f *fused) fewScores(b *workspace, e *fewLoad, p *part, r *keyRange, n, lanes int) {
+// fewScores computes the scores of r's n keys, and of zeros up to the next multiple
+// of Lanes.
+func (f *fused) fewScores(b *workspace, e *fewLoad, p *part, r *keyRange, n int) {
 	x, whole := f.kernels, 0
 	if !f.loadK {
 		whole = n / x.Lanes * x.Lanes
@@ -140,12 +141,14 @@ func (f *fused) fewScores(b *workspace, e *fewLoad, p *part, r *keyRange, n, lan
 			x.Dots(e.s, keyBlock, k, ldk, whole, e.q, f.dimK, e.rows, f.dimK)
 		}
 	}
-	if whole == n {
-		return
+	// Some keys at a time, so that what is converted is still in the first cache.
+	for c := whole; c < n; c += 2 * x.Lanes {
+		some := min(2*x.Lanes, n-c)
+		padded := ceilDiv(some, x.Lanes) * x.Lanes
+		loadRows(x, &f.k, b.k, f.dimK, p.b, p.hk, r.lo+c, some)
+		clear(b.k[some*f.dimK : padded*f.dimK])
+		x.Dots(e.s[c:], keyBlock, b.k, f.dimK, padded, e.q, f.dimK, e.rows, f.dimK)
 	}
-	loadRows(x, &f.k, b.k, f.dimK, p.b, p.hk, r.lo+whole, n-whole)
-	clear(b.k[(n-whole)*f.dimK : (lanes-whole)*f.dimK])
-	x.Dots(e.s[whole:], keyBlock, b.k, f.dimK, lanes-whole, e.q, f.dimK, e.rows, f.dimK)
 }
 
 // addFew is addHidden for few rows.

@@ -103,7 +103,7 @@ func (j *qkVector) write(b *workspace, p *part, t *wideTile, lo, n int) {
 
 // fewScores is task for few query rows, with keys as lanes.
 func (j *qkVector) fewScores(ctx context.Context, w *scratch, p *part) error {
-	e, b, x := &w.few, &w.workspace, j.kernels
+	e, b := &w.few, &w.workspace
 	*e = fewLoad{rows: j.rows, q: w.floats(j.rows * j.dimK), s: w.floats(j.rows * keyBlock)}
 	for r := range e.rows {
 		j.loadQuery(e, p, r)
@@ -114,7 +114,7 @@ func (j *qkVector) fewScores(ctx context.Context, w *scratch, p *part) error {
 		}
 		r := keyRange{lo: j0, hi: min(j0+keyBlock, p.keys.hi)}
 		n := r.hi - r.lo
-		j.fused.fewScores(b, e, p, &r, n, ceilDiv(n, x.Lanes)*x.Lanes)
+		j.fused.fewScores(b, e, p, &r, n)
 		for row := range e.rows {
 			h, i := j.row(p.hk*j.share, 0, row)
 			j.s.store(e.s[row*keyBlock:row*keyBlock+n], p.b, h, i, r.lo)

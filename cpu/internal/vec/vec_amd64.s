@@ -1809,7 +1809,7 @@ TEXT ·transposeAVX512(SB), NOSPLIT, $0-40
 	RET
 
 // func loadF16AVX512(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·loadF16AVX512(SB), NOSPLIT, $0-48
 	MOVQ dst+0(FP), AX
 	MOVQ ldd+8(FP), CX
@@ -1822,23 +1822,28 @@ row:
 	MOVQ AX, R8
 	MOVQ DX, R9
 	MOVQ DI, R10
+	MOVQ BX, R11
+	SHLQ $0x05, R11
+	ADDQ DX, R11
 
 vector:
-	VCVTPH2PS (R9), Z0
-	VMOVUPS   Z0, (R8)
-	ADDQ      $0x00000040, R8
-	ADDQ      $0x00000020, R9
-	SUBQ      $0x00000001, R10
-	JNZ       vector
-	ADDQ      CX, AX
-	ADDQ      BX, DX
-	SUBQ      $0x00000001, SI
-	JNZ       row
+	PREFETCHT1 (R11)
+	ADDQ       $0x00000020, R11
+	VCVTPH2PS  (R9), Z0
+	VMOVUPS    Z0, (R8)
+	ADDQ       $0x00000040, R8
+	ADDQ       $0x00000020, R9
+	SUBQ       $0x00000001, R10
+	JNZ        vector
+	ADDQ       CX, AX
+	ADDQ       BX, DX
+	SUBQ       $0x00000001, SI
+	JNZ        row
 	VZEROUPPER
 	RET
 
 // func loadBF16AVX512(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·loadBF16AVX512(SB), NOSPLIT, $0-48
 	MOVQ dst+0(FP), AX
 	MOVQ ldd+8(FP), CX
@@ -1851,19 +1856,24 @@ row:
 	MOVQ AX, R8
 	MOVQ DX, R9
 	MOVQ DI, R10
+	MOVQ BX, R11
+	SHLQ $0x05, R11
+	ADDQ DX, R11
 
 vector:
-	VPMOVZXWD (R9), Z0
-	VPSLLD    $0x10, Z0, Z0
-	VMOVUPS   Z0, (R8)
-	ADDQ      $0x00000040, R8
-	ADDQ      $0x00000020, R9
-	SUBQ      $0x00000001, R10
-	JNZ       vector
-	ADDQ      CX, AX
-	ADDQ      BX, DX
-	SUBQ      $0x00000001, SI
-	JNZ       row
+	PREFETCHT1 (R11)
+	ADDQ       $0x00000020, R11
+	VPMOVZXWD  (R9), Z0
+	VPSLLD     $0x10, Z0, Z0
+	VMOVUPS    Z0, (R8)
+	ADDQ       $0x00000040, R8
+	ADDQ       $0x00000020, R9
+	SUBQ       $0x00000001, R10
+	JNZ        vector
+	ADDQ       CX, AX
+	ADDQ       BX, DX
+	SUBQ       $0x00000001, SI
+	JNZ        row
 	VZEROUPPER
 	RET
 
@@ -3786,7 +3796,7 @@ TEXT ·transposeAVX2(SB), NOSPLIT, $0-40
 	RET
 
 // func loadF16AVX2(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
-// Requires: AVX, F16C
+// Requires: AVX, F16C, MMX+
 TEXT ·loadF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ dst+0(FP), AX
 	MOVQ ldd+8(FP), CX
@@ -3799,23 +3809,28 @@ row:
 	MOVQ AX, R8
 	MOVQ DX, R9
 	MOVQ DI, R10
+	MOVQ BX, R11
+	SHLQ $0x05, R11
+	ADDQ DX, R11
 
 vector:
-	VCVTPH2PS (R9), Y0
-	VMOVUPS   Y0, (R8)
-	ADDQ      $0x00000020, R8
-	ADDQ      $0x00000010, R9
-	SUBQ      $0x00000001, R10
-	JNZ       vector
-	ADDQ      CX, AX
-	ADDQ      BX, DX
-	SUBQ      $0x00000001, SI
-	JNZ       row
+	PREFETCHT1 (R11)
+	ADDQ       $0x00000010, R11
+	VCVTPH2PS  (R9), Y0
+	VMOVUPS    Y0, (R8)
+	ADDQ       $0x00000020, R8
+	ADDQ       $0x00000010, R9
+	SUBQ       $0x00000001, R10
+	JNZ        vector
+	ADDQ       CX, AX
+	ADDQ       BX, DX
+	SUBQ       $0x00000001, SI
+	JNZ        row
 	VZEROUPPER
 	RET
 
 // func loadBF16AVX2(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, MMX+
 TEXT ·loadBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ dst+0(FP), AX
 	MOVQ ldd+8(FP), CX
@@ -3828,19 +3843,24 @@ row:
 	MOVQ AX, R8
 	MOVQ DX, R9
 	MOVQ DI, R10
+	MOVQ BX, R11
+	SHLQ $0x05, R11
+	ADDQ DX, R11
 
 vector:
-	VPMOVZXWD (R9), Y0
-	VPSLLD    $0x10, Y0, Y0
-	VMOVUPS   Y0, (R8)
-	ADDQ      $0x00000020, R8
-	ADDQ      $0x00000010, R9
-	SUBQ      $0x00000001, R10
-	JNZ       vector
-	ADDQ      CX, AX
-	ADDQ      BX, DX
-	SUBQ      $0x00000001, SI
-	JNZ       row
+	PREFETCHT1 (R11)
+	ADDQ       $0x00000010, R11
+	VPMOVZXWD  (R9), Y0
+	VPSLLD     $0x10, Y0, Y0
+	VMOVUPS    Y0, (R8)
+	ADDQ       $0x00000020, R8
+	ADDQ       $0x00000010, R9
+	SUBQ       $0x00000001, R10
+	JNZ        vector
+	ADDQ       CX, AX
+	ADDQ       BX, DX
+	SUBQ       $0x00000001, SI
+	JNZ        row
 	VZEROUPPER
 	RET
 

@@ -107,13 +107,19 @@ func (a *isa) nonFinite() {
 func (a *isa) load16(name string, convert func(src Mem, dst reg.VecVirtual)) {
 	a.text(name, "dst *float32, ldd int, src *uint16, lds, rows, vectors int", "is Kernels."+name+".")
 	dst, ldd, src, lds, rows, vectors := param("dst"), param("ldd"), param("src"), param("lds"), param("rows"), param("vectors")
-	to, from, n := GP64(), GP64(), GP64()
+	to, from, n, ahead := GP64(), GP64(), GP64(), GP64()
 	loop("row", rows, 1, func() {
 		MOVQ(dst, to)
 		MOVQ(src, from)
 		MOVQ(vectors, n)
+		// What comes 32 rows later is asked for now: as in mix.
+		MOVQ(lds, ahead)
+		SHLQ(Imm(5), ahead)
+		ADDQ(src, ahead)
 		loop("vector", n, 1, func() {
 			x := a.vec()
+			PREFETCHT1(Mem{Base: ahead})
+			ADDQ(U32(uint32(a.bytes()/2)), ahead)
 			convert(Mem{Base: from}, x)
 			VMOVUPS(x, a.at(to, 0))
 			ADDQ(U32(uint32(a.bytes())), to)
