@@ -1,6 +1,10 @@
 package cpu
 
-import "context"
+import (
+	"context"
+
+	"github.com/seed90331342/attn/backend"
+)
 
 // fewLoad is a workspace for few rows.
 type fewLoad struct {
@@ -120,6 +124,14 @@ func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
 	for row := range e.rows {
 		e.cur.l[row] = float32(e.alpha[row]*e.cur.l[row]) + sumByFours(e.s[row*keyBlock:row*keyBlock+lanes])
 	}
+	if v, ldv := f.v.bitRows(p.b, p.hk, r.lo); f.bitsV && !hidden { // as they lie
+		if f.v.dtype == backend.F16 {
+			x.MixF16(e.cur.o, f.dimV, v, ldv, e.s, keyBlock, n, e.alpha, e.rows, f.dimV)
+		} else {
+			x.MixBF16(e.cur.o, f.dimV, v, ldv, e.s, keyBlock, n, e.alpha, e.rows, f.dimV)
+		}
+		return
+	}
 	f.loadValues(&r, b, p)
 	v, ldv, careful := r.v, r.ldv, false
 	if hidden {
@@ -135,6 +147,16 @@ func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
 // of Lanes.
 func (f *fused) fewScores(b *workspace, e *fewLoad, p *part, r *keyRange, n int) {
 	x, whole := f.kernels, 0
+	if f.bitsK {
+		if whole = n / x.Lanes * x.Lanes; whole > 0 {
+			k, ldk := f.k.bitRows(p.b, p.hk, r.lo)
+			if f.k.dtype == backend.F16 {
+				x.DotsF16(e.s, keyBlock, k, ldk, whole, e.q, f.dimK, e.rows, f.dimK)
+			} else {
+				x.DotsBF16(e.s, keyBlock, k, ldk, whole, e.q, f.dimK, e.rows, f.dimK)
+			}
+		}
+	}
 	if !f.loadK {
 		whole = n / x.Lanes * x.Lanes
 		if k, ldk := f.k.rowsAt(p.b, p.hk, r.lo); whole > 0 {

@@ -37,6 +37,8 @@ type fusedCut struct {
 	biased     bool // bias or mask do
 	loadK      bool // keys are converted or packed
 	loadV      bool
+	bitsK      bool // with keys as lanes: whole vectors of 16 bit numbers, converted in registers
+	bitsV      bool
 }
 
 const (
@@ -85,6 +87,8 @@ func cutFused(k *vec.Kernels, c *backend.Call, threads int) fusedCut {
 		x.few = true
 		x.rows, x.blocks, x.tiles = group, 1, 1
 		x.loadK, x.loadV = x.loadK || d.Dim != x.dimK, x.loadV || d.ValueDim != x.dimV
+		x.bitsK = c.K.DType() != backend.F32 && c.K.Strides()[backend.Dim] == 1 && d.Dim == x.dimK
+		x.bitsV = c.V.DType() != backend.F32 && c.V.Strides()[backend.Dim] == 1 && d.ValueDim == x.dimV
 		want = fewTasks * threads
 		x.slot = x.rows*x.dimV + 2*x.laneRows()
 	case d.SeqQ < k.Width:

@@ -45,3 +45,12 @@ func storeRow(k *vec.Kernels, v *view, row []float32, b, h, s int) {
 		v.store(row[whole:cols], b, h, s, whole)
 	}
 }
+
+// bitRows returns the rows from s on of a tensor of 16 bit numbers as they lie,
+// with the distance between rows; nothing for another tensor.
+func (v *view) bitRows(b, h, s int) (rows []uint16, ld int) {
+	if v.bits == nil {
+		return nil, 0
+	}
+	return v.bits[v.index(b, h, s):], v.stride[backend.Seq]
+}

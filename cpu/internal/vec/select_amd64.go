@@ -37,8 +37,15 @@ var kernelsAVX512 = Kernels{
 	loadBF16:  loadBF16AVX512,
 	storeF16:  storeF16AVX512,
 	dots:      dotsAVX512,
-	mix: [2][2]func(o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int){
+	dotsF16:   dotsF16AVX512, dotsBF16: dotsBF16AVX512,
+	mix: mixes[float32]{
 		{mix1x1AVX512, mix1x8AVX512}, {mix4x1AVX512, mix4x4AVX512},
+	},
+	mixF16: mixes[uint16]{
+		{mixF161x1AVX512, mixF161x8AVX512}, {mixF164x1AVX512, mixF164x4AVX512},
+	},
+	mixBF16: mixes[uint16]{
+		{mixBF161x1AVX512, mixBF161x8AVX512}, {mixBF164x1AVX512, mixBF164x4AVX512},
 	},
 }
 
@@ -62,7 +69,14 @@ var kernelsAVX2 = Kernels{
 	loadBF16:  loadBF16AVX2,
 	storeF16:  storeF16AVX2,
 	dots:      dotsAVX2,
-	mix: [2][2]func(o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int){
+	dotsF16:   dotsF16AVX2, dotsBF16: dotsBF16AVX2,
+	mix: mixes[float32]{
 		{mix1x1AVX2, mix1x8AVX2}, {mix4x1AVX2, mix4x4AVX2},
+	},
+	mixF16: mixes[uint16]{
+		{mixF161x1AVX2, mixF161x8AVX2}, {mixF164x1AVX2, mixF164x4AVX2},
+	},
+	mixBF16: mixes[uint16]{
+		{mixBF161x1AVX2, mixBF161x8AVX2}, {mixBF164x1AVX2, mixBF164x4AVX2},
 	},
 }

@@ -16,12 +16,9 @@ func Portable(lanes, width int) *Kernels {
 		scores4: t.scores(4), scores1: t.scores(1), values4: t.values(4), values1: t.values(1),
 		weights: t.weights, exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias, edge: t.edge,
 		columnMax: t.columnMax, fold: t.fold, nonFinite: t.nonFinite, transpose: t.transpose,
-		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16, dots: t.dots}
-	for i, heads := range []int{1, 4} {
-		for j, vectors := range []int{1, mixStrip[i]} {
-			x.mix[i][j] = t.mix(heads, vectors)
-		}
-	}
+		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16,
+		dots: dotsTwin(t, same), dotsF16: dotsTwin(t, f16), dotsBF16: dotsTwin(t, bf16),
+		mix: mixesTwin(t, same), mixF16: mixesTwin(t, f16), mixBF16: mixesTwin(t, bf16)}
 	return x
 }
 
@@ -232,31 +229,40 @@ func (t twin) storeF16(dst *uint16, src *float32, vectors int) {
 	}
 }
 
-func (t twin) dots(s *float32, lds int, k *float32, ldk int, q *float32, ldq, heads, chunks, groups int) {
-	for h := range heads {
-		out, query := floats(s, lds, h, groups*t.lanes), floats(q, ldq, h, chunks*t.lanes)
-		for j := range out {
-			sum := float32(0)
-			for i, x := range floats(k, ldk, j, len(query)) {
-				sum = fma(x, query[i], sum)
+func same(x float32) float32 { return x }
+
+func dotsTwin[T any](t twin, decode func(T) float32) func(s *float32, lds int, k *T, ldk int, q *float32, ldq, heads, chunks, groups int) {
+	return func(s *float32, lds int, k *T, ldk int, q *float32, ldq, heads, chunks, groups int) {
+		for h := range heads {
+			out, query := floats(s, lds, h, groups*t.lanes), floats(q, ldq, h, chunks*t.lanes)
+			for j := range out {
+				sum := float32(0)
+				for i, x := range floats(k, ldk, j, len(query)) {
+					sum = fma(decode(x), query[i], sum)
+				}
+				out[j] = sum
 			}
-			out[j] = sum
 		}
 	}
 }
 
-func (t twin) mix(heads, vectors int) func(o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int) {
-	return func(o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int) {
-		n := strips * vectors * t.lanes
-		for h := range heads {
-			out, a := floats(o, ldo, h, n), floats(alpha, 4, h, 1)[0]
-			for c := range out {
-				sum := float32(0)
-				for j, w := range floats(p, ldp, h, keys) {
-					sum = fma(floats(v, ldv, j, n)[c], w, sum)
+func mixesTwin[T float32 | uint16](t twin, decode func(T) float32) (all mixes[T]) {
+	for i, heads := range []int{1, 4} {
+		for j, vectors := range []int{1, mixStrip[i]} {
+			all[i][j] = func(o *float32, ldo int, v *T, ldv int, p *float32, ldp, keys int, alpha *float32, strips int) {
+				n := strips * vectors * t.lanes
+				for h := range heads {
+					out, a := floats(o, ldo, h, n), floats(alpha, 4, h, 1)[0]
+					for c := range out {
+						sum := float32(0)
+						for j, w := range floats(p, ldp, h, keys) {
+							sum = fma(decode(floats(v, ldv, j, n)[c]), w, sum)
+						}
+						out[c] = fma(a, out[c], sum)
+					}
 				}
-				out[c] = fma(a, out[c], sum)
 			}
 		}
 	}
+	return all
 }

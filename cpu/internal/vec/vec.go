@@ -28,6 +28,8 @@
 // (see budget), as it cannot be preempted.
 package vec
 
+import "unsafe"
+
 //go:generate sh -c "cd _generate && go run . -out ../vec_amd64.s -stubs ../vec_amd64.go -pkg vec"
 
 // Kernels are the kernels of one tier of instructions. The fields that hold
@@ -40,28 +42,33 @@ type Kernels struct {
 	// register tile does: a multiple of Lanes.
 	Lanes, Width int
 
-	scores4, scores1 func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32)
-	values4, values1 func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32)
-	weights          func(s *float32, fours int, m, mx, l, alpha *float32)
-	exp2, softcap    func(x *float32, vectors int, c float32)
-	exp2Sum          func(x *float32, vectors int, m float32, sum *float32)
-	scaleMax         func(x *float32, vectors int, c float32, mx *float32)
-	bias             func(x, b *float32, vectors int)
-	edge             func(s *float32, rows, key int, lo, hi *int32)
-	columnMax        func(s *float32, rows int, mx *float32)
-	fold             func(o, x *float32, rows int, a, b *float32)
-	nonFinite        func(x *float32, ld, rows, vectors int) int32
-	transpose        func(dst *float32, ldd int, src *float32, lds int, mul *float32)
-	loadF16          func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
-	loadBF16         func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
-	storeF16         func(dst *uint16, src *float32, vectors int)
-	dots             func(s *float32, lds int, k *float32, ldk int, q *float32, ldq, heads, chunks, groups int)
-	// mix[0] takes one row, mix[1] four; each [0] one vector of elements a
-	// strip, [1] eight or four (mixStrip).
-	mix [2][2]func(o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int)
+	scores4, scores1  func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32)
+	values4, values1  func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32)
+	weights           func(s *float32, fours int, m, mx, l, alpha *float32)
+	exp2, softcap     func(x *float32, vectors int, c float32)
+	exp2Sum           func(x *float32, vectors int, m float32, sum *float32)
+	scaleMax          func(x *float32, vectors int, c float32, mx *float32)
+	bias              func(x, b *float32, vectors int)
+	edge              func(s *float32, rows, key int, lo, hi *int32)
+	columnMax         func(s *float32, rows int, mx *float32)
+	fold              func(o, x *float32, rows int, a, b *float32)
+	nonFinite         func(x *float32, ld, rows, vectors int) int32
+	transpose         func(dst *float32, ldd int, src *float32, lds int, mul *float32)
+	loadF16           func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
+	loadBF16          func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
+	storeF16          func(dst *uint16, src *float32, vectors int)
+	dots              func(s *float32, lds int, k *float32, ldk int, q *float32, ldq, heads, chunks, groups int)
+	dotsF16, dotsBF16 func(s *float32, lds int, k *uint16, ldk int, q *float32, ldq, heads, chunks, groups int)
+
+	mix             mixes[float32]
+	mixF16, mixBF16 mixes[uint16]
 }
 
-// mixStrip is the vectors of elements that the wider kernels of Kernels.mix do
+// mixes are kernels for values of type T: [0] takes one row of weights, [1] four;
+// of each [0] does one vector of elements at a time, [1] mixStrip of them.
+type mixes[T float32 | uint16] [2][2]func(o *float32, ldo int, v *T, ldv int, p *float32, ldp, keys int, alpha *float32, strips int)
+
+// mixStrip is the vectors of elements that the wider kernels of mixes do
 // side by side: as many as there are accumulators for.
 var mixStrip = [2]int{8, 4}
 
@@ -244,10 +251,25 @@ func (x *Kernels) StoreF16(dst []uint16, src []float32) {
 //
 // n and d are multiples of Lanes.
 func (x *Kernels) Dots(s []float32, lds int, k []float32, ldk, n int, q []float32, ldq, heads, d int) {
+	dots(x, x.dots, s, lds, k, ldk, n, q, ldq, heads, d)
+}
+
+// DotsF16 is Dots with keys in binary16.
+func (x *Kernels) DotsF16(s []float32, lds int, k []uint16, ldk, n int, q []float32, ldq, heads, d int) {
+	dots(x, x.dotsF16, s, lds, k, ldk, n, q, ldq, heads, d)
+}
+
+// DotsBF16 is Dots with keys in bfloat16.
+func (x *Kernels) DotsBF16(s []float32, lds int, k []uint16, ldk, n int, q []float32, ldq, heads, d int) {
+	dots(x, x.dotsBF16, s, lds, k, ldk, n, q, ldq, heads, d)
+}
+
+func dots[T float32 | uint16](x *Kernels, f func(s *float32, lds int, k *T, ldk int, q *float32, ldq, heads, chunks, groups int),
+	s []float32, lds int, k []T, ldk, n int, q []float32, ldq, heads, d int) {
 	_, _, _ = s[(heads-1)*lds+n-1], k[(n-1)*ldk+d-1], q[(heads-1)*ldq+d-1]
 	most := max(1, budget/(d*heads)) * x.Lanes
 	for j := 0; j < n; j += most {
-		x.dots(&s[j], 4*lds, &k[j*ldk], 4*ldk, &q[0], 4*ldq, heads, d/x.Lanes, min(most, n-j)/x.Lanes)
+		f(&s[j], 4*lds, &k[j*ldk], int(unsafe.Sizeof(k[0]))*ldk, &q[0], 4*ldq, heads, d/x.Lanes, min(most, n-j)/x.Lanes)
 	}
 }
 
@@ -259,8 +281,22 @@ func (x *Kernels) Dots(s []float32, lds int, k []float32, ldk, n int, q []float3
 //
 // d is a multiple of Lanes.
 func (x *Kernels) Mix(o []float32, ldo int, v []float32, ldv int, p []float32, ldp, keys int, alpha []float32, heads, d int) {
+	mix(x, &x.mix, o, ldo, v, ldv, p, ldp, keys, alpha, heads, d)
+}
+
+// MixF16 is Mix with values in binary16.
+func (x *Kernels) MixF16(o []float32, ldo int, v []uint16, ldv int, p []float32, ldp, keys int, alpha []float32, heads, d int) {
+	mix(x, &x.mixF16, o, ldo, v, ldv, p, ldp, keys, alpha, heads, d)
+}
+
+// MixBF16 is Mix with values in bfloat16.
+func (x *Kernels) MixBF16(o []float32, ldo int, v []uint16, ldv int, p []float32, ldp, keys int, alpha []float32, heads, d int) {
+	mix(x, &x.mixBF16, o, ldo, v, ldv, p, ldp, keys, alpha, heads, d)
+}
+
+func mix[T float32 | uint16](x *Kernels, kinds *mixes[T], o []float32, ldo int, v []T, ldv int, p []float32, ldp, keys int, alpha []float32, heads, d int) {
 	_, _, _, _ = o[(heads-1)*ldo+d-1], v[(keys-1)*ldv+d-1], p[(heads-1)*ldp+keys-1], alpha[heads-1]
-	vectors := d / x.Lanes
+	vectors, apart := d/x.Lanes, int(unsafe.Sizeof(v[0]))*ldv
 	for h := 0; h < heads; {
 		n, kind := 1, 0
 		if h+4 <= heads {
@@ -268,10 +304,10 @@ func (x *Kernels) Mix(o []float32, ldo int, v []float32, ldv int, p []float32, l
 		}
 		strip := mixStrip[kind]
 		if strips := vectors / strip; strips > 0 {
-			x.mix[kind][1](&o[h*ldo], 4*ldo, &v[0], 4*ldv, &p[h*ldp], 4*ldp, keys, &alpha[h], strips)
+			kinds[kind][1](&o[h*ldo], 4*ldo, &v[0], apart, &p[h*ldp], 4*ldp, keys, &alpha[h], strips)
 		}
 		if c := vectors / strip * strip; c < vectors {
-			x.mix[kind][0](&o[h*ldo+c*x.Lanes], 4*ldo, &v[c*x.Lanes], 4*ldv, &p[h*ldp], 4*ldp, keys, &alpha[h], vectors-c)
+			kinds[kind][0](&o[h*ldo+c*x.Lanes], 4*ldo, &v[c*x.Lanes], apart, &p[h*ldp], 4*ldp, keys, &alpha[h], vectors-c)
 		}
 		h += n
 	}

@@ -73,6 +73,36 @@ func mix1x8AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int,
 // mix1x1AVX512 is Kernels.mix1x1.
 func mix1x1AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
 
+// dotsF16AVX512 is Kernels.dotsF16.
+func dotsF16AVX512(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixF164x4AVX512 is Kernels.mixF164x4.
+func mixF164x4AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixF164x1AVX512 is Kernels.mixF164x1.
+func mixF164x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixF161x8AVX512 is Kernels.mixF161x8.
+func mixF161x8AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixF161x1AVX512 is Kernels.mixF161x1.
+func mixF161x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// dotsBF16AVX512 is Kernels.dotsBF16.
+func dotsBF16AVX512(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixBF164x4AVX512 is Kernels.mixBF164x4.
+func mixBF164x4AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixBF164x1AVX512 is Kernels.mixBF164x1.
+func mixBF164x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixBF161x8AVX512 is Kernels.mixBF161x8.
+func mixBF161x8AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixBF161x1AVX512 is Kernels.mixBF161x1.
+func mixBF161x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
 // scores4AVX2 is Kernels.scores4.
 func scores4AVX2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32)
 
@@ -141,3 +171,33 @@ func mix1x8AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, k
 
 // mix1x1AVX2 is Kernels.mix1x1.
 func mix1x1AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// dotsF16AVX2 is Kernels.dotsF16.
+func dotsF16AVX2(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixF164x4AVX2 is Kernels.mixF164x4.
+func mixF164x4AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixF164x1AVX2 is Kernels.mixF164x1.
+func mixF164x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixF161x8AVX2 is Kernels.mixF161x8.
+func mixF161x8AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixF161x1AVX2 is Kernels.mixF161x1.
+func mixF161x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// dotsBF16AVX2 is Kernels.dotsBF16.
+func dotsBF16AVX2(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixBF164x4AVX2 is Kernels.mixBF164x4.
+func mixBF164x4AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixBF164x1AVX2 is Kernels.mixBF164x1.
+func mixBF164x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixBF161x8AVX2 is Kernels.mixBF161x8.
+func mixBF161x8AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixBF161x1AVX2 is Kernels.mixBF161x1.
+func mixBF161x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)

@@ -147,6 +147,41 @@ func TestDecodeIsPrefill(t *testing.T) {
 	})
 }
 
+// TestDecode16 shows that converting keys and values on the way gives the bits of
+// converting them before.
+func TestDecode16(t *testing.T) {
+	eachTier(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
+		n := 3 * x.Lanes
+		for _, d := range []int{x.Lanes, 5 * x.Lanes, 8 * x.Lanes} {
+			for _, heads := range []int{1, 6} {
+				bits := make([]uint16, n*(d+3))
+				for i := range bits {
+					bits[i] = uint16(rng.IntN(0x4400)) | uint16(rng.IntN(2))<<15
+				}
+				q, alpha, o := random(rng, heads*d), random(rng, heads), random(rng, heads*d)
+				for _, kind := range []struct {
+					name string
+					load func(dst []float32, ldd int, src []uint16, lds, rows, cols int)
+					dots func(s []float32, lds int, k []uint16, ldk, n int, q []float32, ldq, heads, d int)
+					mix  func(o []float32, ldo int, v []uint16, ldv int, p []float32, ldp, keys int, alpha []float32, heads, d int)
+				}{{"f16", x.LoadF16, x.DotsF16, x.MixF16}, {"bf16", x.LoadBF16, x.DotsBF16, x.MixBF16},
+					{"f16 twin", twin.LoadF16, twin.DotsF16, twin.MixF16}, {"bf16 twin", twin.LoadBF16, twin.DotsBF16, twin.MixBF16}} {
+					wide := make([]float32, n*d)
+					kind.load(wide, d, bits, d+3, n, d)
+					s, s2 := make([]float32, heads*n), make([]float32, heads*n)
+					kind.dots(s, n, bits, d+3, n, q, d, heads, d)
+					x.Dots(s2, n, wide, d, n, q, d, heads, d)
+					within(t, kind.name+" scores", s, s2, chain)
+					o1, o2 := clone(o), clone(o)
+					kind.mix(o1, d, bits, d+3, s, n, n, alpha, heads, d)
+					x.Mix(o2, d, wide, d, s, n, n, alpha, heads, d)
+					within(t, kind.name+" values", o1, o2, chain)
+				}
+			}
+		}
+	})
+}
+
 // TestExp2 holds the power to 2 ulp of the true value, and to what must be exact.
 func TestExp2(t *testing.T) {
 	kernels := append([]*Kernels{Portable(4, 8)}, Tiers()...)

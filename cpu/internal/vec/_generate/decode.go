@@ -9,10 +9,27 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
+// element is a type that keys and values have in memory.
+type element struct {
+	suffix, ctype string
+	bytes         int
+	load          func(m Mem, to reg.VecVirtual)
+}
+
+var elements = []element{
+	{"", "float32", 4, func(m Mem, to reg.VecVirtual) { VMOVUPS(m, to) }},
+	{"F16", "uint16", 2, func(m Mem, to reg.VecVirtual) { VCVTPH2PS(m, to) }},
+	{"BF16", "uint16", 2, func(m Mem, to reg.VecVirtual) {
+		VPMOVZXWD(m, to)
+		VPSLLD(Imm(16), to, to)
+	}},
+}
+
 // dots writes scores with keys as lanes: squares of K are transposed in
 // registers, so that each score is summed in the same order as in scores.
-func (a *isa) dots() {
-	a.text("dots", "s *float32, lds int, k *float32, ldk int, q *float32, ldq, heads, chunks, groups int", "is Kernels.dots.")
+func (a *isa) dots(e element) {
+	name := "dots" + e.suffix
+	a.text(name, "s *float32, lds int, k *"+e.ctype+", ldk int, q *float32, ldq, heads, chunks, groups int", "is Kernels."+name+".")
 	s, lds, k, ldk, q, ldq := param("s"), param("lds"), param("k"), param("ldk"), param("q"), param("ldq")
 	heads, chunks, groups := argument("heads"), argument("chunks"), argument("groups")
 	c := AllocLocal(8) // there are not enough registers for all counters
@@ -20,11 +37,10 @@ func (a *isa) dots() {
 	qc, ahead := GP64(), GP64()
 	lds3, ldq3 := tripled(lds), tripled(ldq)
 	lines, jump, left := AllocLocal(8), AllocLocal(8), GP64()
-	MOVQ(chunks, left)
-	if !a.wide() {
-		INCQ(left)
-		SHRQ(Imm(1), left)
-	}
+	MOVQ(chunks, left) // of a row: vectors, bytes, lines
+	SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes*e.bytes)))), left)
+	ADDQ(Imm(63), left)
+	SHRQ(Imm(6), left)
 	MOVQ(left, lines)
 	SHLQ(Imm(6), left)
 	MOVQ(ldk, ahead)
@@ -52,14 +68,14 @@ func (a *isa) dots() {
 			rows := a.vecs(a.lanes)
 			MOVQ(kp, row)
 			for i := range rows {
-				VMOVUPS(a.at(row, 0), rows[i])
+				e.load(Mem{Base: row}, rows[i])
 				if i < len(rows)-1 {
 					ADDQ(ldk, row)
 				}
 			}
 			// The processor does not guess so many streams: as many lines are
 			// asked for as were read, row by row, some rows ahead.
-			for i := range a.lanes * a.bytes() / 64 {
+			for i := range a.lanes * a.lanes * e.bytes / 64 {
 				PREFETCHT1(Mem{Base: ahead})
 				ADDQ(Imm(64), ahead)
 				DECQ(left)
@@ -101,7 +117,7 @@ func (a *isa) dots() {
 					ADDQ(ldq, qp)
 				}
 			})
-			ADDQ(U32(uint32(a.bytes())), kp)
+			ADDQ(U32(uint32(a.lanes*e.bytes)), kp)
 			ADDQ(U32(uint32(a.bytes())), qc)
 		})
 		ADDQ(U32(uint32(a.bytes())), s)
@@ -115,21 +131,21 @@ func (a *isa) dots() {
 
 // mix writes the value product of heads rows with elements as lanes: strips of
 // vectors vectors, o = alpha*o + Σ p·v with the sum from zero.
-func (a *isa) mix(heads, vectors int) {
-	name := fmt.Sprintf("mix%dx%d", heads, vectors)
-	a.text(name, "o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int", "is Kernels."+name+".")
+func (a *isa) mix(e element, heads, vectors int) {
+	name := fmt.Sprintf("mix%s%dx%d", e.suffix, heads, vectors)
+	a.text(name, "o *float32, ldo int, v *"+e.ctype+", ldv int, p *float32, ldp, keys int, alpha *float32, strips int", "is Kernels."+name+".")
 	o, ldo, v, ldv, p0, ldp, keys, alpha, strips := param("o"), param("ldo"), param("v"), param("ldv"), param("p"), param("ldp"), param("keys"), param("alpha"), param("strips")
 	vp, p, n := GP64(), GP64(), GP64()
 	ldp3 := tripled(ldp)
-	if !a.wide() && heads*vectors > 12 {
-		vectors /= 2 // 8 accumulators, done in two halves
-		a.mixStrips(heads, vectors, 2, o, ldo, v, ldv, p0, ldp, ldp3, keys, alpha, strips, vp, p, n)
+	if !a.wide() && (heads*vectors > 12 || heads == 1 && vectors == 8 && e.bytes == 2) {
+		vectors /= 2 // there are too few registers: done in two halves
+		a.mixStrips(e, heads, vectors, 2, o, ldo, v, ldv, p0, ldp, ldp3, keys, alpha, strips, vp, p, n)
 		return
 	}
-	a.mixStrips(heads, vectors, 1, o, ldo, v, ldv, p0, ldp, ldp3, keys, alpha, strips, vp, p, n)
+	a.mixStrips(e, heads, vectors, 1, o, ldo, v, ldv, p0, ldp, ldp3, keys, alpha, strips, vp, p, n)
 }
 
-func (a *isa) mixStrips(heads, vectors, halves int, o, ldo, v, ldv, p0, ldp, ldp3, keys, alpha, strips, vp, p, n reg.GPVirtual) {
+func (a *isa) mixStrips(e element, heads, vectors, halves int, o, ldo, v, ldv, p0, ldp, ldp3, keys, alpha, strips, vp, p, n reg.GPVirtual) {
 	if halves == 2 {
 		ADDQ(strips, strips)
 	}
@@ -150,22 +166,23 @@ func (a *isa) mixStrips(heads, vectors, halves int, o, ldo, v, ldv, p0, ldp, ldp
 		ADDQ(v, ahead)
 		loop("key", n, 1, func() {
 			x := a.vecs(vectors)
-			for j := 0; j < vectors*a.bytes(); j += 64 {
+			for j := 0; j < vectors*a.lanes*e.bytes; j += 64 {
 				PREFETCHT1(Mem{Base: ahead, Disp: j})
 			}
-			if heads > 1 {
+			inMemory := heads == 1 && e.bytes == 4 // each is used once
+			if !inMemory {
 				for j := range x {
-					VMOVUPS(a.at(vp, j), x[j])
+					e.load(Mem{Base: vp, Disp: j * a.lanes * e.bytes}, x[j])
 				}
 			}
 			for h := range acc {
 				w := a.vec()
 				VBROADCASTSS(rowAt(p, ldp, ldp3, h, 0), w)
 				for j := range x {
-					if heads > 1 {
-						VFMADD231PS(x[j], w, acc[h][j])
-					} else {
+					if inMemory {
 						VFMADD231PS(a.at(vp, j), w, acc[h][j])
+					} else {
+						VFMADD231PS(x[j], w, acc[h][j])
 					}
 				}
 			}
@@ -187,7 +204,7 @@ func (a *isa) mixStrips(heads, vectors, halves int, o, ldo, v, ldv, p0, ldp, ldp
 			}
 		}
 		ADDQ(U32(uint32(vectors*a.bytes())), o)
-		ADDQ(U32(uint32(vectors*a.bytes())), v)
+		ADDQ(U32(uint32(vectors*a.lanes*e.bytes)), v)
 	})
 	end()
 }

@@ -31,11 +31,13 @@ func main() {
 		a.loadF16()
 		a.loadBF16()
 		a.storeF16()
-		a.dots()
-		a.mix(4, 4)
-		a.mix(4, 1)
-		a.mix(1, 8)
-		a.mix(1, 1)
+		for _, e := range elements {
+			a.dots(e)
+			a.mix(e, 4, 4)
+			a.mix(e, 4, 1)
+			a.mix(e, 1, 8)
+			a.mix(e, 1, 1)
+		}
 	}
 	Generate()
 }
