@@ -55,8 +55,8 @@ const (
 	// lanes: such a call ends when memory has been read, and the cores' shares
 	// of that are uneven.
 	fewTasks = 16
-	// slotFloats bounds the memory for states of a call whose keys are cut: 4
-	// MiB. Where more would be needed they are not cut.
+	// slotFloats bounds the memory for states of a call whose keys are cut, where
+	// query rows are lanes: 4 MiB. Where more would be needed they are not cut.
 	slotFloats = 1 << 20
 )
 
@@ -105,7 +105,8 @@ func cutFused(k *vec.Kernels, c *backend.Call, threads int) fusedCut {
 	}
 	x.subs = max(1, min(groups*x.tiles/want, most))
 	x.each = ceilDiv(x.tiles, x.subs)
-	if tasks := groups * x.each; tasks < want && groups*x.tiles*x.chunks*x.slot <= slotFloats {
+	// With few rows a state is a small part of the keys that it sums up.
+	if tasks := groups * x.each; tasks < want && (x.few || groups*x.tiles*x.chunks*x.slot <= slotFloats) {
 		x.parts = min(x.chunks, ceilDiv(want, tasks))
 	}
 	x.span = ceilDiv(x.chunks, x.parts)

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cpu/internal/peak"
 )
 
 // vectorCase is a row of the table that BenchmarkVector prints. want is the
@@ -73,10 +72,7 @@ func benchVector(b *testing.B, c vectorCase, threads int) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	ceiling := func() (float64, error) { return peak.FLOPS(b.Context(), be.tierName(), threads) }
-	if be.kernels == nil {
-		ceiling = func() (float64, error) { return peak.FLOPS(b.Context(), "", threads) }
-	}
+	ceiling := func() (float64, error) { return be.PeakFLOPS(b.Context()) }
 	work := float64(p.FLOPs)
 	if c.reads {
 		ceiling = func() (float64, error) { return be.ReadBandwidth(b.Context(), call.K, call.V) }

@@ -1,0 +1,125 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
+)
+
+// TestTileEdges compares the vector tiers with the gonum path, element by
+// element, for lengths on and beside the edges of vectors, tiles, key blocks and
+// chunks, and head sizes on and beside those of vectors.
+func TestTileEdges(t *testing.T) {
+	dims := []int{1, 7, 8, 9, 16, 31, 40, 80, 130}
+	n := 0
+	for _, sq := range []int{1, 2, 12, 13, 24, 25, 32, 33, 47, 48, 49, 64, 65, 129} {
+		for _, sk := range []int{1, 3, 4, 5, 15, 17, 127, 128, 129, 131, 1023, 1024, 1025, 1157, 2049} {
+			dim, dv := dims[n%len(dims)], dims[(n/2+3)%len(dims)]
+			n++
+			shape := func(heads, seq, dim int) backend.Shape { return backend.Shape{1, heads, seq, dim} }
+			c := backend.Call{Q: random(t, uint64(n), shape(2, sq, dim)), K: random(t, 2, shape(1, sk, dim)), V: random(t, 3, shape(1, sk, dv)),
+				Problem: backend.Problem{Scale: 0.7, Visible: backend.Everything()}}
+			if n%3 == 0 {
+				c.Visible = backend.Visibility{Offset: sk - sq, Left: 100 + n%40, Right: n % 7}
+			}
+			var o, lse [][]float32
+			for _, tier := range Tiers() {
+				c.O, c.LSE = alloc(t, shape(2, sq, dv)), alloc(t, shape(2, sq, 1))
+				if err := New(Options{Tier: tier, Threads: 1 + n%3}).Attention(t.Context(), &c); err != nil {
+					t.Fatal(err)
+				}
+				for _, x := range []struct {
+					to *[][]float32
+					t  backend.Tensor
+				}{{&o, c.O}, {&lse, c.LSE}} {
+					data, err := x.t.Float32s()
+					if err != nil {
+						t.Fatal(err)
+					}
+					*x.to = append(*x.to, data)
+				}
+			}
+			for i, tier := range Tiers() {
+				what := fmt.Sprintf("%s, %d queries, %d keys, head sizes %d and %d, %+v", tier, sq, sk, dim, dv, c.Visible)
+				near(t, what, o[i], o[len(o)-1])
+				near(t, what+", lse", lse[i], lse[len(lse)-1])
+			}
+		}
+	}
+}
+
+// near fails when an element of got is 1e-5 or more from that of want, relative to
+// 1 and to it: float32 with sums of a few thousand numbers is 50 times closer,
+// and a wrong index is never.
+func near(t *testing.T, what string, got, want []float32) {
+	t.Helper()
+	for i, x := range want {
+		if y := got[i]; x != y && !(math.Abs(float64(x-y)) < 1e-5*max(1, math.Abs(float64(x)))) {
+			t.Fatalf("%s: element %d is %v, the gonum path has %v", what, i, y, x)
+		}
+	}
+}
+
+// TestFusedPlan shows that a plan names the cut that then runs, and which cuts the
+// shapes lead to.
+func TestFusedPlan(t *testing.T) {
+	if len(vec.Tiers()) == 0 {
+		t.Skip("no vector kernels for this machine")
+	}
+	k := vec.Portable(16, 64)
+	for _, c := range []struct {
+		say                string
+		h, hkv, sq, sk, d  int
+		threads            int
+		tasks, subs, parts int
+		few                bool
+	}{
+		{"a long head", 1, 1, 65536, 65536, 64, 2, 128, 8, 1, false},
+		{"a short head still fills the threads", 1, 1, 256, 256, 64, 2, 4, 1, 1, false},
+		{"wide heads leave room for K and V", 1, 1, 4096, 4096, 512, 1, 64, 1, 1, false},
+		{"few rows and many keys", 1, 1, 64, 65536, 64, 2, 8, 1, 8, false},
+		{"decoding", 8, 8, 1, 32768, 128, 2, 32, 1, 4, true},
+		{"decoding with one kv head", 8, 1, 1, 32768, 128, 2, 32, 1, 32, true},
+		{"rows of several heads in a tile", 8, 1, 20, 100, 64, 1, 3, 1, 1, false},
+	} {
+		meta := func(heads, seq int) backend.Tensor {
+			x, err := backend.Meta(backend.F32, backend.Shape{1, heads, seq, c.d})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return x
+		}
+		call := &backend.Call{Q: meta(c.h, c.sq), K: meta(c.hkv, c.sk), V: meta(c.hkv, c.sk), O: meta(c.h, c.sq), Problem: backend.Problem{Visible: backend.Everything()}}
+		cut := cutFused(k, call, c.threads)
+		if cut.tasks != c.tasks || cut.subs != c.subs || cut.parts != c.parts || cut.few != c.few {
+			t.Errorf("%s: %d tasks of %d tiles, %d ranges of keys, few %v; want %d, %d, %d, %v",
+				c.say, cut.tasks, cut.subs, cut.parts, cut.few, c.tasks, c.subs, c.parts, c.few)
+		}
+		// The call's first task is its last tiles; together they cover everything once.
+		covered := 0
+		f := fused{fusedCut: cut}
+		for i := range cut.tasks {
+			p := f.at(i)
+			covered += (p.to - p.from) * (p.keys.hi - p.keys.lo)
+		}
+		if covered != c.hkv*cut.tiles*c.sk {
+			t.Errorf("%s: tasks cover %d of %d tiles times keys", c.say, covered, c.hkv*cut.tiles*c.sk)
+		}
+		be := New(Options{Threads: c.threads})
+		p, err := be.Plan(call)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mine := cutFused(be.kernels, call, c.threads)
+		if be.kernels != nil && (p.Chunks != mine.tasks || p.Cut != mine.String() || p.Scratch != mine.scratchBytes() || !strings.Contains(p.Path, be.tierName())) {
+			t.Errorf("%s: plan %+v is not of %v", c.say, p, &mine)
+		}
+		if p.Scratch > 8*mib*int64(c.threads) {
+			t.Errorf("%s: %d bytes of scratch", c.say, p.Scratch)
+		}
+	}
+}
