@@ -20,8 +20,11 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestConformance(t *testing.T) {
-	for _, tier := range Tiers() {
+	for i, tier := range Tiers() {
 		t.Run(tier, func(t *testing.T) {
+			if raceEnabled && testing.Short() && i > 0 && tier != tierGonum {
+				t.Skip("-short: the race detector sees the same Go code on each vector tier, one is enough")
+			}
 			h := backendtest.Harness{Open: func(testing.TB) backend.Backend { return New(Options{Tier: tier}) }, Draws: 500}
 			if raceEnabled {
 				h.Draws = 50 // each takes ten times as long
