@@ -210,12 +210,13 @@ func (x *Kernels) NonFinite(v []float32, ld, rows, d int) bool {
 	return false
 }
 
-// Transpose writes a square of Lanes x Lanes elements transposed, element c of
-// source row r times mul[r]... to dst[c][r]: each source row is multiplied by
-// mul lane by lane, so that mul belongs to the columns of src and the rows of
-// dst. No zero comes out negative.
+// Transpose transposes a square, the columns of the source times mul:
 //
-//	src [Lanes, Lanes], rows lds apart    dst [Lanes, Lanes], rows ldd apart    mul [Lanes]
+//	dst[c][r] = src[r][c]·mul[c] + 0
+//
+//	src, dst [Lanes, Lanes], rows lds and ldd apart    mul [Lanes]
+//
+// Adding 0 leaves no zero negative.
 func (x *Kernels) Transpose(dst []float32, ldd int, src []float32, lds int, mul []float32) {
 	n := x.Lanes
 	_, _, _ = dst[(n-1)*ldd+n-1], src[(n-1)*lds+n-1], mul[n-1]

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"fmt"
+	"log"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
@@ -59,7 +59,7 @@ func param(name string) reg.GPVirtual { return Load(Param(name), GP64()).(reg.GP
 func argument(name string) Mem {
 	arg, err := Param(name).Resolve()
 	if err != nil {
-		panic(fmt.Sprintf("parameter %s: %v", name, err))
+		log.Fatalf("parameter %s: %v", name, err)
 	}
 	return arg.Addr
 }
