@@ -39,7 +39,9 @@ func plain(t testing.TB, heads, seq, dim int) *backend.Call {
 	}
 }
 
-// benchCases are the shapes of BenchmarkAttention and BenchmarkGemm.
+// benchCases are the shapes of BenchmarkAttention, BenchmarkGemm and
+// BenchmarkRatio, which are about the gonum path; BenchmarkVector is about the
+// others.
 var benchCases = []struct{ heads, seq, dim int }{{1, 2048, 64}, {8, 2048, 64}, {8, 2048, 128}}
 
 func eachBenchCase(b *testing.B, f func(b *testing.B, heads, seq, dim, threads int)) {
@@ -54,7 +56,7 @@ func eachBenchCase(b *testing.B, f func(b *testing.B, heads, seq, dim, threads i
 
 func BenchmarkAttention(b *testing.B) {
 	eachBenchCase(b, func(b *testing.B, heads, seq, dim, threads int) {
-		be, c := New(Options{Threads: threads}), plain(b, heads, seq, dim)
+		be, c := New(Options{Threads: threads, Tier: tierGonum}), plain(b, heads, seq, dim)
 		b.ReportAllocs()
 		for b.Loop() {
 			if err := be.Attention(b.Context(), c); err != nil {
@@ -84,7 +86,7 @@ func BenchmarkGemm(b *testing.B) {
 // slows both, and the median of the turns counts.
 func BenchmarkRatio(b *testing.B) {
 	eachBenchCase(b, func(b *testing.B, heads, seq, dim, threads int) {
-		be, c, j := New(Options{Threads: threads}), plain(b, heads, seq, dim), newGemmJob(b, heads, seq, dim)
+		be, c, j := New(Options{Threads: threads, Tier: tierGonum}), plain(b, heads, seq, dim), newGemmJob(b, heads, seq, dim)
 		var ratios []float64
 		for b.Loop() {
 			start := time.Now()

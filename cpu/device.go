@@ -21,7 +21,7 @@ func (be *Backend) Info() backend.Info {
 		Name:     name,
 		Device:   modelName(),
 		Type:     backend.CPU,
-		Provider: fmt.Sprintf("%s, using %s of %s", provider(), be.tierName(), strings.Join(Tiers(), ", ")),
+		Provider: fmt.Sprintf("%s (of %s), %s", be.tierName(), strings.Join(Tiers(), ", "), provider()),
 		Threads:  be.threads(),
 		Limits:   []backend.Limit{{Name: "memory", Value: int64(machineMemory())}},
 	}
