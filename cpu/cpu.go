@@ -27,8 +27,9 @@
 // matter either. (For the gonum path that is so with gonum's own BLAS; another one
 // may sum a row differently when it comes with fewer others.)
 //
-// Not here: linear layers ([Backend.Project]) on the vector kernels, and, on the
-// gonum path, calls with few query rows are not cut along their keys.
+// Not here: linear layers ([Backend.Project]) on the vector kernels, workers that
+// outlive a call (each call starts its goroutines), and, on the gonum path, calls
+// with few query rows are not cut along their keys.
 package cpu
 
 import (
@@ -59,7 +60,8 @@ type Options struct {
 }
 
 // Backend computes in host memory. It implements backend.Backend,
-// backend.Projector, backend.Merger and backend.PeakMeter.
+// backend.Projector, backend.Merger, backend.PeakMeter and
+// backend.BandwidthMeter.
 type Backend struct {
 	opt     Options
 	gate    gate
@@ -67,10 +69,11 @@ type Backend struct {
 }
 
 var (
-	_ backend.Backend   = (*Backend)(nil)
-	_ backend.Projector = (*Backend)(nil)
-	_ backend.Merger    = (*Backend)(nil)
-	_ backend.PeakMeter = (*Backend)(nil)
+	_ backend.Backend        = (*Backend)(nil)
+	_ backend.Projector      = (*Backend)(nil)
+	_ backend.Merger         = (*Backend)(nil)
+	_ backend.PeakMeter      = (*Backend)(nil)
+	_ backend.BandwidthMeter = (*Backend)(nil)
 )
 
 // New returns a backend with the given options, for the caller to Close.

@@ -1,10 +1,9 @@
 package cpu
 
-import (
-	"math"
+import "math"
 
-	"github.com/x448/float16"
-)
+// Loading is a call a number on the gonum path, so these are small enough to be
+// compiled into their callers; what is stored is rounded by backend.DType.Encode.
 
 // f16ToF32 returns the number whose binary16 bits are h, exactly. The exponent
 // and fraction move to their binary32 places, and a multiplication by 2^112
@@ -21,15 +20,3 @@ func f16ToF32(h uint16) float32 {
 
 // bf16ToF32 returns the number whose bfloat16 bits are h, exactly.
 func bf16ToF32(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }
-
-// f32ToF16 rounds x to binary16, to nearest even; NaN stays NaN.
-func f32ToF16(x float32) uint16 { return float16.Fromfloat32(x).Bits() }
-
-// f32ToBF16 rounds x to bfloat16, to nearest even; NaN stays NaN.
-func f32ToBF16(x float32) uint16 {
-	u := math.Float32bits(x)
-	if u&0x7fffffff > 0x7f800000 {
-		return uint16(u>>16) | 0x40 // quiet, so that the payload cannot round away to Inf
-	}
-	return uint16((u + 0x7fff + u>>16&1) >> 16)
-}

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/x448/float16"
+
+	"github.com/seed90331342/attn/backend"
 )
 
 // TestHalfLoads compares every 16-bit pattern with an independent conversion.
@@ -15,14 +17,14 @@ func TestHalfLoads(t *testing.T) {
 		if got != want && (got == got || want == want) || math.Signbit(float64(got)) != math.Signbit(float64(want)) {
 			t.Fatalf("f16 %#04x is %g, want %g", h, got, want)
 		}
-		if back := f32ToF16(got); got == got && back != h {
+		if back := backend.F16.Encode(got); got == got && back != h {
 			t.Fatalf("f16 %#04x came back as %#04x", h, back)
 		}
 		x := bf16ToF32(h)
 		if math.Float32bits(x) != uint32(h)<<16 {
 			t.Fatalf("bf16 %#04x is %g", h, x)
 		}
-		if back := f32ToBF16(x); x == x && back != h {
+		if back := backend.BF16.Encode(x); x == x && back != h {
 			t.Fatalf("bf16 %#04x came back as %#04x", h, back)
 		}
 	}
@@ -46,19 +48,19 @@ func TestHalfStores(t *testing.T) {
 		{"smallest f16", 0x1p-24, 1, 0x3380},
 		{"negative zero", float32(math.Copysign(0, -1)), 0x8000, 0x8000},
 	} {
-		if got := f32ToF16(c.x); got != c.f16 {
+		if got := backend.F16.Encode(c.x); got != c.f16 {
 			t.Errorf("%s: f16 of %g is %#04x, want %#04x", c.say, c.x, got, c.f16)
 		}
-		if got := f32ToBF16(c.x); got != c.bf16 {
+		if got := backend.BF16.Encode(c.x); got != c.bf16 {
 			t.Errorf("%s: bf16 of %g is %#04x, want %#04x", c.say, c.x, got, c.bf16)
 		}
 	}
 	for _, u := range []uint32{0x7f800001, 0x7fc00000, 0xffffffff, 0x7fffffff} {
 		x := math.Float32frombits(u)
-		if f := f16ToF32(f32ToF16(x)); f == f {
+		if f := f16ToF32(backend.F16.Encode(x)); f == f {
 			t.Errorf("NaN %#x became f16 %g", u, f)
 		}
-		if f := bf16ToF32(f32ToBF16(x)); f == f {
+		if f := bf16ToF32(backend.BF16.Encode(x)); f == f {
 			t.Errorf("NaN %#x became bf16 %g", u, f)
 		}
 	}

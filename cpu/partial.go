@@ -34,7 +34,7 @@ func (s *state) reset() {
 	}
 }
 
-// in lays a state out over memory: o, then m, then l.
+// stateIn lays a state out over memory: o, then m, then l.
 func stateIn(mem []float32, o, rows int) state {
 	return state{mem[:o], mem[o : o+rows], mem[o+rows : o+2*rows]}
 }

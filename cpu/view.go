@@ -228,12 +228,12 @@ func (v *view) store(row []float32, b, h, s, c0 int) {
 		}
 	case backend.F16:
 		for _, x := range row {
-			v.bits[i] = f32ToF16(x)
+			v.bits[i] = backend.F16.Encode(x)
 			i += step
 		}
 	default:
 		for _, x := range row {
-			v.bits[i] = f32ToBF16(x)
+			v.bits[i] = backend.BF16.Encode(x)
 			i += step
 		}
 	}

@@ -74,9 +74,9 @@ func filled(t *testing.T, dtype backend.DType, shape backend.Shape) backend.Tens
 		case backend.F32:
 			v.f32[i] = y
 		case backend.F16:
-			v.bits[i] = f32ToF16(y)
+			v.bits[i] = backend.F16.Encode(y)
 		default:
-			v.bits[i] = f32ToBF16(y)
+			v.bits[i] = backend.BF16.Encode(y)
 		}
 	}
 	return x
