@@ -39,23 +39,26 @@ func TestPeakMemory(t *testing.T) {
 	// depends on neither, as its plan shows), and a million keys are left out.
 	vector := New(Options{}).kernels != nil
 	for _, c := range []struct {
-		name      string
-		seq, left int
-		run       bool
+		name, tier string
+		seq, left  int
+		run        bool
 	}{
-		{"65,536 full", 65536, backend.Unbounded, vector},
-		{"65,536 window 1,024", 65536, 1023, !vector},
-		{"1,048,576 window 4,096", 1 << 20, 4095, vector && !testing.Short()},
+		{"65,536 full", "", 65536, backend.Unbounded, vector},
+		{"65,536 window 1,024, gonum", tierGonum, 65536, 1023, true},
+		{"1,048,576 window 4,096", "", 1 << 20, 4095, vector && !testing.Short()},
 	} {
 		if c.run {
-			t.Run(c.name, func(t *testing.T) { testPeakMemory(t, c.seq, c.left) })
+			t.Run(c.name, func(t *testing.T) { testPeakMemory(t, c.tier, c.seq, c.left) })
 		}
 	}
 }
 
-func testPeakMemory(t *testing.T, seq, left int) {
+func testPeakMemory(t *testing.T, tier string, seq, left int) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestPeakMemory$", "-test.count=1")
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d", peakChild, seq, left))
+	if tier != "" {
+		cmd.Env = append(cmd.Env, tierEnv+"="+tier)
+	}
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, syscall.ENOEXEC) {
 		t.Skip("the system cannot start this binary by itself: it runs under an emulator")
