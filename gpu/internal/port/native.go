@@ -82,9 +82,10 @@ static void port_on_device(int status, void *device, char const *message, void *
 }
 
 static port_state *port_new_state(void) { return calloc(1, sizeof(port_state)); }
-static void *port_open(void *adapter, port_limits const *limits, port_state *state, int *status, char *message, size_t n) {
+static void *port_open(void *adapter, port_limits const *limits, int timestamps, port_state *state, int *status, char *message, size_t n) {
 	port_required_limits required = { NULL, *limits };
-	port_device_desc desc = { .label = "attn", .required_limits = &required, .lost = port_on_lost, .lost_userdata = state };
+	int const timestamp_query = 3; // WGPUFeatureName
+	port_device_desc desc = { .label = "attn", .features_count = timestamps, .features = &timestamp_query, .required_limits = &required, .lost = port_on_lost, .lost_userdata = state };
 	port_opened *o = calloc(1, sizeof *o);
 	wgpuAdapterRequestDevice(adapter, &desc, port_on_device, o);
 	void *device = o->status == 1 ? o->device : NULL;
@@ -265,12 +266,17 @@ func (a *nativeAdapter) Open(l gputypes.Limits) (Device, error) {
 	state := C.port_new_state()
 	var status C.int
 	message := make([]byte, 1024)
-	ref := C.port_open(handleOf(a.a), &limits, state, &status, (*C.char)(unsafe.Pointer(&message[0])), 1024)
+	timestamps := C.int(0)
+	if a.a.HasFeature(wgpu.FeatureName_TimestampQuery) {
+		timestamps = 1
+	}
+	ref := C.port_open(handleOf(a.a), &limits, timestamps, state, &status, (*C.char)(unsafe.Pointer(&message[0])), 1024)
 	if ref == nil {
 		return nil, fmt.Errorf("open device on %q: %s: %w", a.Info().Name, C.GoString((*C.char)(unsafe.Pointer(&message[0]))), ErrInvalid)
 	}
 	d := &nativeDevice{dev: deviceOf(ref), limits: l, state: state, buffers: map[*nativeBuffer]bool{}, pipelines: map[*nativePipeline]bool{}}
 	d.queue = d.dev.GetQueue()
+	d.clock.there = timestamps == 1
 	return d, nil
 }
 
@@ -288,6 +294,7 @@ type nativeDevice struct {
 	live      Live
 	buffers   map[*nativeBuffer]bool
 	pipelines map[*nativePipeline]bool
+	clock     nativeClock
 }
 
 func (d *nativeDevice) Limits() gputypes.Limits { return d.limits }
@@ -411,7 +418,12 @@ func (d *nativeDevice) Read(b Buffer, offset uint64, dst []byte) error {
 	if len(dst) == 0 {
 		return nil
 	}
-	C.port_map(handleOf(nb.b), C.size_t(offset), C.size_t(len(dst)), d.state)
+	return d.read(nb.b, offset, dst)
+}
+
+// read is Read under the lock.
+func (d *nativeDevice) read(b *wgpu.Buffer, offset uint64, dst []byte) error {
+	C.port_map(handleOf(b), C.size_t(offset), C.size_t(len(dst)), d.state)
 	for n, start := 0, time.Now(); d.mapStatus() == 0; n++ {
 		if err := d.outcome(nil, ErrInvalid); err != nil {
 			return err
@@ -430,8 +442,8 @@ func (d *nativeDevice) Read(b Buffer, offset uint64, dst []byte) error {
 	if s := d.mapStatus() - 1; s != 0 {
 		return fmt.Errorf("map ended with status %d: %w", s, ErrInvalid)
 	}
-	copy(dst, nb.b.GetMappedRange(uint(offset), uint(len(dst))))
-	return d.outcome(nb.b.Unmap(), ErrInvalid)
+	copy(dst, b.GetMappedRange(uint(offset), uint(len(dst))))
+	return d.outcome(b.Unmap(), ErrInvalid)
 }
 
 func (d *nativeDevice) Close() {
@@ -447,6 +459,7 @@ func (d *nativeDevice) Close() {
 	for b := range d.buffers {
 		d.drop(b)
 	}
+	d.clock.release()
 	d.closed = true
 	d.queue.Release()
 	d.dev.Release()

@@ -101,7 +101,13 @@ func (d *nativeDevice) Submit(commands []Command) (Ticket, error) {
 	if err := d.usable(); err != nil {
 		return 0, err
 	}
-	buf, groups, err := d.encode(commands)
+	return d.submit(commands, nil)
+}
+
+// submit is Submit under the lock; the device's clock is read into slot before and
+// after the commands unless it is nil.
+func (d *nativeDevice) submit(commands []Command, slot *timedSlot) (Ticket, error) {
+	buf, groups, err := d.encode(commands, slot)
 	defer func() {
 		for _, g := range groups {
 			g.Release()
@@ -123,12 +129,17 @@ func (d *nativeDevice) Submit(commands []Command) (Ticket, error) {
 	return Ticket(d.submitted), nil
 }
 
-func (d *nativeDevice) encode(commands []Command) (_ *wgpu.CommandBuffer, groups []*wgpu.BindGroup, err error) {
+func (d *nativeDevice) encode(commands []Command, slot *timedSlot) (_ *wgpu.CommandBuffer, groups []*wgpu.BindGroup, err error) {
 	enc, err := d.dev.CreateCommandEncoder(nil)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer enc.Release()
+	if slot != nil {
+		if err := d.clock.begin(enc, slot); err != nil {
+			return nil, nil, err
+		}
+	}
 	var pass *wgpu.ComputePassEncoder
 	endPass := func() error {
 		if pass == nil {
@@ -170,6 +181,11 @@ func (d *nativeDevice) encode(commands []Command) (_ *wgpu.CommandBuffer, groups
 	}
 	if err := endPass(); err != nil {
 		return nil, groups, err
+	}
+	if slot != nil {
+		if err := d.clock.end(enc, slot); err != nil {
+			return nil, groups, err
+		}
 	}
 	buf, err := enc.Finish(nil)
 	return buf, groups, err

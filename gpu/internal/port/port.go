@@ -76,6 +76,13 @@ type Device interface {
 	Write(b Buffer, offset uint64, data []byte) error
 	// Submit starts commands, which run in order, and returns at once.
 	Submit(commands []Command) (Ticket, error)
+	// SubmitTimed is Submit with the device's clock read before and after the
+	// commands, where it has one.
+	SubmitTimed(commands []Command) (Ticket, error)
+	// Took returns how long the commands of SubmitTimed took by the device's
+	// clock. The submission has ended (Wait). ok is false where the device, or
+	// the library, has no timestamps, and for all but the last few submissions.
+	Took(t Ticket) (took time.Duration, ok bool, err error)
 	// Wait returns when everything up to the submission has ended. ErrLost when
 	// the device goes away or makes no progress.
 	Wait(t Ticket) error

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/gpu/internal/port"
@@ -245,5 +246,69 @@ func TestOutOfMemory(t *testing.T) {
 	}
 	if err := roundTrip(d); err != nil {
 		t.Errorf("next use: %v", err)
+	}
+}
+
+// The device's clock says less than the clock on the wall, and of twice the work
+// about twice as much.
+func TestTimedSubmissions(t *testing.T) {
+	d := open(t, nil)
+	p, err := d.CreatePipeline(port.PipelineDesc{Label: "slow", Entry: "main", Bindings: []port.BindingKind{port.ReadWrite}, WGSL: `
+@group(0) @binding(0) var<storage, read_write> x: array<u32>;
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+	var h = id.x;
+	for (var i = 0u; i < 1000u; i++) { h = h * 1664525u + 1013904223u; }
+	x[id.x] = h;
+}`})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const groups = 4096
+	buf, err := d.CreateBuffer(4*64*groups, storage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	timed := func(dispatches int) (wall, device time.Duration, ok bool) {
+		t.Helper()
+		var commands []port.Command
+		for range dispatches {
+			commands = append(commands, port.Command{Pipeline: p, Bindings: []port.Binding{{Buffer: buf, Size: buf.Size()}}, Groups: [3]uint32{groups, 1, 1}})
+		}
+		begin := time.Now()
+		ticket, err := d.SubmitTimed(commands)
+		if err == nil {
+			err = d.Wait(ticket)
+		}
+		wall = time.Since(begin)
+		if err == nil {
+			device, ok, err = d.Took(ticket)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return wall, device, ok
+	}
+	timed(1) // compiles, and starts the clock
+	var least [2]time.Duration
+	for n, dispatches := range []int{1, 8} {
+		for range 3 {
+			wall, device, ok := timed(dispatches)
+			if !ok {
+				t.Skip("this device or library has no timestamps")
+			}
+			if device <= 0 || device > wall+wall/50 {
+				t.Errorf("%d dispatches took %v by the device's clock, %v by the wall's", dispatches, device, wall)
+			}
+			if least[n] == 0 || device < least[n] {
+				least[n] = device
+			}
+		}
+	}
+	if least[1] < 4*least[0] {
+		t.Errorf("8 dispatches took %v, one %v", least[1], least[0])
+	}
+	if _, ok, err := d.Took(1 << 40); ok || err != nil {
+		t.Errorf("a submission that is not there: %v %v", ok, err)
 	}
 }

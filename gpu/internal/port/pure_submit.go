@@ -127,6 +127,12 @@ func (d *pureDevice) Submit(commands []Command) (Ticket, error) {
 	return Ticket(index), nil
 }
 
+// SubmitTimed is Submit: the library has no query sets above its drivers.
+func (d *pureDevice) SubmitTimed(commands []Command) (Ticket, error) { return d.Submit(commands) }
+
+// Took never knows, see SubmitTimed.
+func (d *pureDevice) Took(Ticket) (time.Duration, bool, error) { return 0, false, nil }
+
 func (d *pureDevice) encode(commands []Command) (_ *wgpu.CommandBuffer, groups []*wgpu.BindGroup, err error) {
 	enc, err := d.dev.CreateCommandEncoder(nil)
 	if err != nil {

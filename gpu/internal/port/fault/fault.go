@@ -4,6 +4,7 @@ package fault
 
 import (
 	"sync"
+	"time"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/gpu/internal/port"
@@ -81,6 +82,22 @@ func (d *Device) Submit(commands []port.Command) (port.Ticket, error) {
 		return 0, err
 	}
 	return d.Device.Submit(commands)
+}
+
+// SubmitTimed is port.Device's, unless it is its turn to fail.
+func (d *Device) SubmitTimed(commands []port.Command) (port.Ticket, error) {
+	if err := d.check("SubmitTimed"); err != nil {
+		return 0, err
+	}
+	return d.Device.SubmitTimed(commands)
+}
+
+// Took is port.Device's, unless it is its turn to fail.
+func (d *Device) Took(t port.Ticket) (time.Duration, bool, error) {
+	if err := d.check("Took"); err != nil {
+		return 0, false, err
+	}
+	return d.Device.Took(t)
 }
 
 // Wait is port.Device's, unless it is its turn to fail: then the submission goes
