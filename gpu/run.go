@@ -227,7 +227,34 @@ func (r *runner) flush() (err error) {
 		bindings = append(bindings, port.Binding{Buffer: uniform, Offset: offsets[i], Size: uint64(4*len(s.params)+15) &^ 15})
 		commands = append(commands, port.Command{Pipeline: p, Bindings: bindings, Groups: s.groups})
 	}
-	return r.b.submit(commands)
+	t, err := r.start(commands)
+	if err != nil {
+		return err
+	}
+	return r.finish(t)
+}
+
+// start submits commands, between two looks at the device's clock when somebody
+// wants to know.
+func (r *runner) start(commands []port.Command) (port.Ticket, error) {
+	submit := r.b.dev.Submit
+	if backend.TraceOf(r.ctx).Kernel != nil {
+		submit = r.b.dev.SubmitTimed
+	}
+	t, err := submit(commands)
+	return t, translate(r.b.info.Name, err)
+}
+
+// finish waits for what start submitted.
+func (r *runner) finish(t port.Ticket) error {
+	err := r.b.dev.Wait(t)
+	if kernel := backend.TraceOf(r.ctx).Kernel; err == nil && kernel != nil {
+		took, ok, readErr := r.b.dev.Took(t)
+		if err = readErr; ok && err == nil {
+			kernel(took)
+		}
+	}
+	return translate(r.b.info.Name, err)
 }
 
 // give puts a buffer into the pool, or lets it go after an error, when a
