@@ -51,13 +51,13 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 	group := d.Heads / d.KVHeads
 	a := &attention{
 		b: b, c: c, d: d, blk: blocks(d.ValueDim),
-		q:    &operand{"q", c.Q, rowAxes, 1},
-		k:    &operand{"k", c.K, keyAxes, group},
-		val:  &operand{"v", c.V, keyAxes, group},
-		mask: &operand{"mask", mask, pairAxes, 1},
-		bias: &operand{"bias", bias, pairAxes, 1},
-		o:    &operand{"o", c.O, rowAxes, 1},
-		lse:  &operand{"lse", c.LSE, rowAxes, 1},
+		q:    reads("q", c.Q, rowAxes, 1),
+		k:    reads("k", c.K, keyAxes, group),
+		val:  reads("v", c.V, keyAxes, group),
+		mask: reads("mask", mask, pairAxes, 1),
+		bias: reads("bias", bias, pairAxes, 1),
+		o:    writes("o", c.O, rowAxes, 1),
+		lse:  writes("lse", c.LSE, rowAxes, 1),
 		each: 2 * float64(d.Dim+d.ValueDim),
 	}
 	a.v = variant{shaders.Attention, map[string]uint32{

@@ -31,6 +31,29 @@ type operand struct {
 	axes [4]int // for each of the tensor's axes, the box's or whole
 	// group is how many of the box's heads share one of the tensor's; 0 is 1.
 	group int
+	use   use
+}
+
+// use is what a kernel does with an operand.
+type use uint8
+
+const (
+	isRead    use = iota
+	isWritten     // every element of a box, without a look at what is there
+	isUpdated     // both
+)
+
+// reads, writes and updates return an operand by its use.
+func reads(name string, t backend.Tensor, axes [4]int, group int) *operand {
+	return &operand{name, t, axes, group, isRead}
+}
+
+func writes(name string, t backend.Tensor, axes [4]int, group int) *operand {
+	return &operand{name, t, axes, group, isWritten}
+}
+
+func updates(name string, t backend.Tensor, axes [4]int, group int) *operand {
+	return &operand{name, t, axes, group, isUpdated}
 }
 
 // span returns the part of the tensor that a box meets.

@@ -67,10 +67,10 @@ func (b *Backend) matmul(r *runner, m product) error {
 		return fmt.Errorf("bias has shape %v, it must be [1, 1, 1, %d]: %w", m.bias.Shape(), ys[3], backend.ErrShape)
 	}
 	group := d.Heads / d.KVHeads
-	y := &operand{m.names[0], m.y, [4]int{axB, axH, axM, axN}, 1}
-	a := &operand{m.names[1], m.a, [4]int{axB, axH, axM, axX}, 1}
-	w := &operand{m.names[2], m.w, [4]int{axB, axH, axX, axN}, group}
-	bias := &operand{"bias", m.bias, [4]int{whole, whole, whole, axN}, 1}
+	y := writes(m.names[0], m.y, [4]int{axB, axH, axM, axN}, 1)
+	a := reads(m.names[1], m.a, [4]int{axB, axH, axM, axX}, 1)
+	w := reads(m.names[2], m.w, [4]int{axB, axH, axX, axN}, group)
+	bias := reads("bias", m.bias, [4]int{whole, whole, whole, axN}, 1)
 
 	v := variant{shaders.Matmul, map[string]uint32{
 		"A": uint32(m.a.DType()), "W": uint32(m.w.DType()), "SKIP": m.skip,
@@ -136,10 +136,10 @@ func (b *Backend) softmax(r *runner, st, lt backend.Tensor, p *backend.Problem) 
 	if err != nil {
 		return err
 	}
-	s := &operand{"s", st, pairAxes, 1}
-	lse := &operand{"lse", lt, rowAxes, 1}
-	mask := &operand{"mask", mt, pairAxes, 1}
-	bias := &operand{"bias", bt, pairAxes, 1}
+	s := updates("s", st, pairAxes, 1)
+	lse := writes("lse", lt, rowAxes, 1)
+	mask := reads("mask", mt, pairAxes, 1)
+	bias := reads("bias", bt, pairAxes, 1)
 	v := variant{shaders.Softmax, nil}
 
 	cut := b.newCutter(axN, s, lse, mask, bias)
@@ -209,7 +209,7 @@ func (b *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) er
 		if po.Shape() != sh || lse.Shape() != one || plse.Shape() != one {
 			return fmt.Errorf("o %v, lse %v and the part's %v, %v do not fit: %w", sh, lse.Shape(), po.Shape(), plse.Shape(), backend.ErrShape)
 		}
-		ops := []*operand{{"the part's o", po, rowAxes, 1}, {"the part's lse", plse, rowAxes, 1}, {"o", o, rowAxes, 1}, {"lse", lse, rowAxes, 1}}
+		ops := []*operand{reads("the part's o", po, rowAxes, 1), reads("the part's lse", plse, rowAxes, 1), updates("o", o, rowAxes, 1), updates("lse", lse, rowAxes, 1)}
 		cut := b.newCutter(axX, ops...)
 		all := box{hi: [nAxes]int{axB: sh[0], axH: sh[1], axM: sh[2], axN: 1, axX: 1}}
 		return cut.boxes(all, func(x box, _ int) error {
