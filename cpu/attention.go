@@ -69,7 +69,7 @@ func (be *Backend) attention(ctx context.Context, c *backend.Call) error {
 	if a.lse, err = f32View("lse", c.LSE); err != nil {
 		return err
 	}
-	return run(ctx, &a, a.tasks, a.threads)
+	return be.workers.run(ctx, &a, a.tasks, a.threads)
 }
 
 // attention is one fused call on the gonum path.

@@ -56,7 +56,7 @@ func eachBenchCase(b *testing.B, f func(b *testing.B, heads, seq, dim, threads i
 
 func BenchmarkAttention(b *testing.B) {
 	eachBenchCase(b, func(b *testing.B, heads, seq, dim, threads int) {
-		be, c := New(Options{Threads: threads, Tier: tierGonum}), plain(b, heads, seq, dim)
+		be, c := open(b, Options{Threads: threads, Tier: tierGonum}), plain(b, heads, seq, dim)
 		b.ReportAllocs()
 		for b.Loop() {
 			if err := be.Attention(b.Context(), c); err != nil {
@@ -71,9 +71,9 @@ func BenchmarkAttention(b *testing.B) {
 // the same tiles in the same memory, V transposed already.
 func BenchmarkGemm(b *testing.B) {
 	eachBenchCase(b, func(b *testing.B, heads, seq, dim, threads int) {
-		j := newGemmJob(b, heads, seq, dim)
+		be, j := open(b, Options{Tier: tierGonum}), newGemmJob(b, heads, seq, dim)
 		for b.Loop() {
-			if err := run(b.Context(), j, j.tasks, threads); err != nil {
+			if err := be.workers.run(b.Context(), j, j.tasks, threads); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -86,11 +86,11 @@ func BenchmarkGemm(b *testing.B) {
 // slows both, and the median of the turns counts.
 func BenchmarkRatio(b *testing.B) {
 	eachBenchCase(b, func(b *testing.B, heads, seq, dim, threads int) {
-		be, c, j := New(Options{Threads: threads, Tier: tierGonum}), plain(b, heads, seq, dim), newGemmJob(b, heads, seq, dim)
+		be, c, j := open(b, Options{Threads: threads, Tier: tierGonum}), plain(b, heads, seq, dim), newGemmJob(b, heads, seq, dim)
 		var ratios []float64
 		for b.Loop() {
 			start := time.Now()
-			if err := run(b.Context(), j, j.tasks, threads); err != nil {
+			if err := be.workers.run(b.Context(), j, j.tasks, threads); err != nil {
 				b.Fatal(err)
 			}
 			middle := time.Now()

@@ -56,7 +56,7 @@ func testThreads(t *testing.T, tier string) {
 	w, bias := random(t, 5, backend.Shape{b, h, dv, 50}), random(t, 6, backend.Shape{1, 1, 1, 50})
 	names := []string{"o", "lse", "s", "weights", "staged lse", "staged o", "projection", "merged o", "merged lse"}
 	all := func(threads int) []backend.Tensor {
-		be, ctx := New(Options{Threads: threads, Tier: tier}), t.Context()
+		be, ctx := open(t, Options{Threads: threads, Tier: tier}), t.Context()
 		must := func(err error) {
 			t.Helper()
 			if err != nil {
@@ -94,7 +94,7 @@ func testPlacement(t *testing.T, tier string) {
 	for _, d := range []int{1, 5, 16, 64} {
 		const h, s = 2, 200
 		shape := backend.Shape{1, h, s, d}
-		be := New(Options{Tier: tier})
+		be := open(t, Options{Tier: tier})
 		want := alloc(t, shape)
 		c := backend.Call{Q: random(t, 1, shape), K: random(t, 2, shape), V: random(t, 3, shape), O: want,
 			Problem: backend.Problem{Scale: 0.5, Visible: backend.Everything()}}
@@ -134,7 +134,7 @@ func TestDecode(t *testing.T) { eachTier(t, testDecode) }
 func testDecode(t *testing.T, tier string) {
 	const s, d = 300, 20
 	shape := backend.Shape{1, 1, s, d}
-	be := New(Options{Tier: tier})
+	be := open(t, Options{Tier: tier})
 	want := alloc(t, shape)
 	q, k, v := random(t, 1, shape), random(t, 2, shape), random(t, 3, shape)
 	causal := backend.Visibility{Left: backend.Unbounded}
@@ -212,7 +212,7 @@ func testAnyCompany(t *testing.T, tier string) {
 						t.Fatal(err)
 					}
 				}
-				be := New(Options{Tier: tier, Threads: threads})
+				be := open(t, Options{Tier: tier, Threads: threads})
 				if err := be.Attention(t.Context(), &c); err != nil {
 					t.Fatal(err)
 				}

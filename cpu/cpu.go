@@ -27,14 +27,17 @@
 // matter either. (For the gonum path that is so with gonum's own BLAS; another one
 // may sum a row differently when it comes with fewer others.)
 //
-// Not here: linear layers ([Backend.Project]) on the vector kernels, workers that
-// outlive a call (each call starts its goroutines), and, on the gonum path, calls
-// with few query rows are not cut along their keys.
+// A backend keeps the goroutines that help its calls until it is closed, one fewer
+// than its threads; they sleep while there is nothing to do.
+//
+// Not here: linear layers ([Backend.Project]) on the vector kernels, and, on the
+// gonum path, calls with few query rows are not cut along their keys.
 package cpu
 
 import (
 	"context"
 	"fmt"
+	"runtime"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/vec"
@@ -65,6 +68,7 @@ type Options struct {
 type Backend struct {
 	opt     Options
 	gate    gate
+	workers *workers
 	kernels *vec.Kernels // nil: the gonum path
 }
 
@@ -79,8 +83,10 @@ var (
 // New returns a backend with the given options, for the caller to Close.
 func New(opt Options) *Backend {
 	opt.Threads = max(0, opt.Threads)
-	be := &Backend{opt: opt}
+	be := &Backend{opt: opt, workers: newWorkers()}
 	be.kernels, be.gate.err = kernelsOf(opt.Tier)
+	// For who forgets to close it.
+	runtime.AddCleanup(be, (*workers).close, be.workers)
 	return be
 }
 
@@ -195,9 +201,12 @@ func copyRow[T any](dst []T, di int, src []T, dj, n int) {
 	}
 }
 
-// Close implements backend.Backend: it waits for running calls.
+// Close implements backend.Backend: it waits for running calls, and for the
+// backend's goroutines to end.
 func (be *Backend) Close() error {
 	be.gate.close()
+	be.workers.close()
+	be.workers.ended.Wait()
 	return nil
 }
 

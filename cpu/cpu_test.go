@@ -19,13 +19,21 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// open returns a backend that is closed at the end of the test.
+func open(tb testing.TB, opt Options) *Backend {
+	tb.Helper()
+	be := New(opt)
+	tb.Cleanup(func() { be.Close() })
+	return be
+}
+
 func TestConformance(t *testing.T) {
 	for i, tier := range Tiers() {
 		t.Run(tier, func(t *testing.T) {
 			if raceEnabled && testing.Short() && i > 0 && tier != tierGonum {
 				t.Skip("-short: the race detector sees the same Go code on each vector tier, one is enough")
 			}
-			h := backendtest.Harness{Open: func(testing.TB) backend.Backend { return New(Options{Tier: tier}) }, Draws: 500}
+			h := backendtest.Harness{Open: func(tb testing.TB) backend.Backend { return open(tb, Options{Tier: tier}) }, Draws: 500}
 			if raceEnabled {
 				h.Draws = 50 // each takes ten times as long
 			}
@@ -53,16 +61,16 @@ func TestOpen(t *testing.T) {
 }
 
 func TestInfo(t *testing.T) {
-	info := New(Options{Threads: 3}).Info()
+	info := open(t, Options{Threads: 3}).Info()
 	if info.Name != "cpu" || info.Type != backend.CPU || info.Device == "" || info.Threads != 3 || !strings.Contains(info.Provider, "gonum), gonum blas32") {
 		t.Errorf("%+v", info)
 	}
-	if got := New(Options{Threads: -1}).Info().Threads; got != runtime.GOMAXPROCS(0) {
+	if got := open(t, Options{Threads: -1}).Info().Threads; got != runtime.GOMAXPROCS(0) {
 		t.Errorf("%d threads, GOMAXPROCS is %d", got, runtime.GOMAXPROCS(0))
 	}
 	blas32.Use(otherBLAS{})
 	defer blas32.Use(gonum.Implementation{})
-	if got := New(Options{}).Info().Provider; !strings.HasSuffix(got, ", blas32 of cpu.otherBLAS") {
+	if got := open(t, Options{}).Info().Provider; !strings.HasSuffix(got, ", blas32 of cpu.otherBLAS") {
 		t.Errorf("a plugged-in BLAS is called %q", got)
 	}
 }
@@ -106,7 +114,7 @@ func TestPlanIsTheCut(t *testing.T) {
 		}
 		call := &backend.Call{Q: q, K: k, V: k, O: q, Problem: backend.Problem{Visible: backend.Everything()}}
 		cut := cutAttention(call, c.threads)
-		p, err := New(Options{Threads: c.threads, Tier: tierGonum}).Plan(call)
+		p, err := open(t, Options{Threads: c.threads, Tier: tierGonum}).Plan(call)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +157,7 @@ func TestCancelMidway(t *testing.T) {
 		c := plain(t, 1, 65536, 64)
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		start := time.Now()
-		err := New(Options{Threads: threads}).Attention(ctx, c)
+		err := open(t, Options{Threads: threads}).Attention(ctx, c)
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("error %v, want that of the context", err)
@@ -162,7 +170,7 @@ func TestCancelMidway(t *testing.T) {
 
 // TestPeakFLOPS shows that attention's ceiling can be asked for.
 func TestPeakFLOPS(t *testing.T) {
-	be := New(Options{Threads: 1})
+	be := open(t, Options{Threads: 1})
 	got, err := be.PeakFLOPS(t.Context())
 	if err != nil || got < 1e8 {
 		t.Errorf("%g FLOPS, error %v", got, err)

@@ -21,7 +21,7 @@ func TestErrorIsFlat(t *testing.T) {
 		q, k, v := random(t, 1, backend.Shape{1, 1, rows, d}), random(t, 2, backend.Shape{1, 1, keys, d}), random(t, 3, backend.Shape{1, 1, keys, d})
 		o := alloc(t, backend.Shape{1, 1, rows, d})
 		c := backend.Call{Q: q, K: k, V: v, O: o, Problem: backend.Problem{Scale: 0.5, Visible: backend.Everything()}}
-		if err := New(Options{}).Attention(t.Context(), &c); err != nil {
+		if err := open(t, Options{}).Attention(t.Context(), &c); err != nil {
 			t.Fatal(err)
 		}
 		e := relativeL2(t, &c)

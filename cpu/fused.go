@@ -46,7 +46,7 @@ func (be *Backend) attend(ctx context.Context, c *backend.Call) error {
 		f.cap = float32(float64(c.Softcap) * math.Log2E)
 	}
 	f.prepare()
-	return run(ctx, f, f.tasks, f.threads)
+	return be.workers.run(ctx, f, f.tasks, f.threads)
 }
 
 // open opens the operands of c.

@@ -29,7 +29,10 @@ func TestTileEdges(t *testing.T) {
 			var o, lse [][]float32
 			for _, tier := range Tiers() {
 				c.O, c.LSE = alloc(t, shape(2, sq, dv)), alloc(t, shape(2, sq, 1))
-				if err := New(Options{Tier: tier, Threads: 1 + n%3}).Attention(t.Context(), &c); err != nil {
+				be := New(Options{Tier: tier, Threads: 1 + n%3})
+				err := be.Attention(t.Context(), &c)
+				be.Close()
+				if err != nil {
 					t.Fatal(err)
 				}
 				for _, x := range []struct {
@@ -109,7 +112,7 @@ func TestFusedPlan(t *testing.T) {
 		if covered != c.hkv*cut.tiles*c.sk {
 			t.Errorf("%s: tasks cover %d of %d tiles times keys", c.say, covered, c.hkv*cut.tiles*c.sk)
 		}
-		be := New(Options{Threads: c.threads})
+		be := open(t, Options{Threads: c.threads})
 		p, err := be.Plan(call)
 		if err != nil {
 			t.Fatal(err)

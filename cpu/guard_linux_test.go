@@ -77,7 +77,7 @@ func testGuardPages(t *testing.T, tier string) {
 		}
 		return x
 	}
-	be := New(Options{Tier: tier})
+	be := open(t, Options{Tier: tier})
 	for _, n := range []struct{ sq, sk, dim, dv int }{
 		{1, 1, 1, 1}, {1, 131, 17, 33}, {1, 127, 16, 16}, {1, 129, 64, 128}, {7, 45, 31, 1}, {65, 66, 20, 19},
 		{63, 130, 16, 40}, {66, 127, 3, 5}, {130, 259, 64, 64}, {24, 25, 24, 8}, {2, 1030, 48, 15},

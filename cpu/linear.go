@@ -61,7 +61,7 @@ func (be *Backend) linear(ctx context.Context, j *linearJob, names [4]string, y,
 	j.inner, j.cols, j.xInPlace = x.Shape()[backend.Dim], y.Shape()[backend.Dim], rowsInPlace(x)
 	j.wide = min(j.cols, colBlock)
 	j.rowCut = cutRows(y.Shape(), ceilDiv(j.cols, colBlock), j.wide, be.threads())
-	return run(ctx, j, j.tasks, be.threads())
+	return be.workers.run(ctx, j, j.tasks, be.threads())
 }
 
 // linearJob is one product with a right operand that is transposed block by

@@ -37,7 +37,7 @@ func TestPeakMemory(t *testing.T) {
 	// On the gonum path a full call over 65,536 keys takes a minute: there the
 	// queries see a window, and the last 64 of them all keys (what a call takes
 	// depends on neither, as its plan shows), and a million keys are left out.
-	vector := New(Options{}).kernels != nil
+	vector := open(t, Options{}).kernels != nil
 	for _, c := range []struct {
 		name, tier string
 		seq, left  int
@@ -80,7 +80,7 @@ func testPeakMemory(t *testing.T, tier string, seq, left int) {
 // peakOfThisProcess makes the calls and returns the process's largest resident
 // size in bytes; where the system does not say, what the runtime had mapped.
 func peakOfThisProcess(t *testing.T, seq, left int) int64 {
-	be, c := New(Options{}), plain(t, 1, seq, peakDim)
+	be, c := open(t, Options{}), plain(t, 1, seq, peakDim)
 	c.LSE = alloc(t, backend.Shape{1, 1, seq, 1})
 	everything := *c
 	c.Visible.Left = left
@@ -140,7 +140,7 @@ func TestAllocations(t *testing.T) {
 		{"pv", func(be *Backend, c *backend.Call, s backend.Tensor) error { return be.PV(ctx, c.O, s, c.V) }},
 	} {
 		for _, threads := range []int{1, 2} {
-			be := New(Options{Threads: threads})
+			be := open(t, Options{Threads: threads})
 			var count [2]float64
 			for i, seq := range []int{512, 1536} {
 				c, s := plain(t, 1, seq, 16), alloc(t, backend.Shape{1, 1, seq, seq})
@@ -173,7 +173,7 @@ func TestNoAllocations(t *testing.T) {
 			continue
 		}
 		for _, threads := range []int{1, 2} {
-			be := New(Options{Threads: threads, Tier: tier})
+			be := open(t, Options{Threads: threads, Tier: tier})
 			for _, shape := range [][2]int{{200, 200}, {1, 5000}, {100, 3000}} {
 				q, k := random(t, 1, backend.Shape{1, 2, shape[0], 24}), random(t, 2, backend.Shape{1, 1, shape[1], 24})
 				c := &backend.Call{Q: q, K: k, V: k, O: alloc(t, q.Shape()), LSE: alloc(t, backend.Shape{1, 2, shape[0], 1}),
@@ -194,7 +194,7 @@ func TestNoAllocations(t *testing.T) {
 // TestAllocTooLarge shows that memory that the machine does not have is an
 // error: Go itself would end the program.
 func TestAllocTooLarge(t *testing.T) {
-	be := New(Options{})
+	be := open(t, Options{})
 	for _, shape := range []backend.Shape{{1 << 20, 1 << 10, 1 << 10, 1 << 10}, {1, 1, 1 << 24, 1 << 24}} {
 		if _, err := be.Alloc(t.Context(), backend.F32, shape); !errors.Is(err, backend.ErrMemory) {
 			t.Errorf("shape %v: error %v, want ErrMemory", shape, err)

@@ -44,7 +44,7 @@ func (be *Backend) merge(ctx context.Context, o, lse, po, plse backend.Tensor) e
 			return err
 		}
 	}
-	return run(ctx, &j, j.tasks, be.threads())
+	return be.workers.run(ctx, &j, j.tasks, be.threads())
 }
 
 // mergeJob is one Merge call.

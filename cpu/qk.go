@@ -43,7 +43,7 @@ func (be *Backend) qk(ctx context.Context, s, q, k backend.Tensor) error {
 		return err
 	}
 	j.rowCut = cutRows(s.Shape(), 1, j.d, be.threads())
-	return run(ctx, &j, j.tasks, be.threads())
+	return be.workers.run(ctx, &j, j.tasks, be.threads())
 }
 
 // qkJob is one QK call.

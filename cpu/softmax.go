@@ -47,9 +47,9 @@ func (be *Backend) softmax(ctx context.Context, s, lse backend.Tensor, p *backen
 	}
 	j.rowCut = cutRows(s.Shape(), 1, keyBlock, be.threads())
 	if be.kernels != nil {
-		return run(ctx, newVectorSoftmax(&j, be.kernels), j.tasks, be.threads())
+		return be.workers.run(ctx, newVectorSoftmax(&j, be.kernels), j.tasks, be.threads())
 	}
-	return run(ctx, &j, j.tasks, be.threads())
+	return be.workers.run(ctx, &j, j.tasks, be.threads())
 }
 
 // softmaxJob is one Softmax call.

@@ -62,7 +62,7 @@ func TestTiers(t *testing.T) {
 // that the plan says so.
 func TestWideHeads(t *testing.T) {
 	for dim, vector := range map[int]bool{maxDim: true, maxDim + 1: false} {
-		be := New(Options{Tier: Tiers()[0]})
+		be := open(t, Options{Tier: Tiers()[0]})
 		p, err := be.Plan(plain(t, 1, 4, dim))
 		if err != nil {
 			t.Fatal(err)

@@ -27,6 +27,7 @@ type vectorCase struct {
 var vectorCases = []vectorCase{
 	{name: "s1024d64", heads: 8, sq: 1024, dim: 64, want: [2]float64{86, 85}},
 	{name: "s4096d64", heads: 8, sq: 4096, dim: 64, want: [2]float64{86, 85}},
+	{name: "s1024d128", heads: 8, sq: 1024, dim: 128, want: [2]float64{89, 88}},
 	{name: "s4096d128", heads: 8, sq: 4096, dim: 128, want: [2]float64{89, 88}},
 	{name: "s2048d80", heads: 8, sq: 2048, dim: 80, want: [2]float64{80, 80}},
 	{name: "s2048d96", heads: 8, sq: 2048, dim: 96, want: [2]float64{80, 80}},
@@ -67,6 +68,7 @@ func benchVector(b *testing.B, c vectorCase, threads int) {
 	if err != nil {
 		b.Skip(err)
 	}
+	defer be.Close()
 	call := c.call(b)
 	p, err := be.Plan(call)
 	if err != nil {
@@ -176,7 +178,7 @@ func BenchmarkStages(b *testing.B) {
 	s := alloc(b, backend.Shape{1, 8, 1024, 1024})
 	flops := 4.0 * 8 * 1024 * 1024 * 64
 	for _, tier := range Tiers() {
-		be, ctx := New(Options{Tier: tier}), b.Context()
+		be, ctx := open(b, Options{Tier: tier}), b.Context()
 		for _, stage := range []struct {
 			name  string
 			flops float64

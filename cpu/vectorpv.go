@@ -29,7 +29,7 @@ func (be *Backend) vectorPV(ctx context.Context, o, w, v backend.Tensor) error {
 	}
 	j.fusedCut = cutFused(be.kernels, &backend.Call{Q: o, K: v, V: v}, be.threads())
 	j.parts, j.span = 1, j.chunks // keys are not cut: their sums would have to be added
-	return run(ctx, &j, j.d.Batch*j.d.KVHeads*j.each, be.threads())
+	return be.workers.run(ctx, &j, j.d.Batch*j.d.KVHeads*j.each, be.threads())
 }
 
 // pvVector is one PV call.

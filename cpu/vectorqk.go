@@ -27,7 +27,7 @@ func (be *Backend) vectorQK(ctx context.Context, s, q, k backend.Tensor) (err er
 	j.scale = 1
 	// A task is some tiles over one chunk of keys: nothing is summed over keys.
 	j.parts, j.span = j.chunks, 1
-	return run(ctx, &j, j.d.Batch*j.d.KVHeads*j.each*j.parts, be.threads())
+	return be.workers.run(ctx, &j, j.d.Batch*j.d.KVHeads*j.each*j.parts, be.threads())
 }
 
 // qkVector is one QK call.

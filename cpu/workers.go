@@ -1,0 +1,194 @@
+package cpu
+
+import (
+	"context"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// workers are the goroutines of a backend that help its calls to compute. They are
+// started when a call first has work for them, outlive it, and end with close.
+//
+// A core that sleeps takes some 60 microseconds to come back to work, as long as a
+// short call takes in all. So who has nothing left to do looks on for about as long
+// before it sleeps: that costs at most twice what the better choice would have
+// (Karlin et al. 1990, Competitive Randomized Algorithms for Non-Uniform Problems).
+type workers struct {
+	// places counts those in all of crews, for who looks without the lock; closing
+	// adds one that nobody takes.
+	places atomic.Int32
+
+	mu      sync.Mutex
+	work    sync.Cond // places or closed changed
+	crews   []*crew   // with places left, oldest first
+	spare   []*crew   // for calls to come
+	started int
+	asleep  int
+	closed  bool
+	ended   sync.WaitGroup
+}
+
+// lookouts is how often one looks for work before it sleeps: 30 to 60 microseconds.
+const lookouts = 1 << 16
+
+func newWorkers() *workers {
+	ws := new(workers)
+	ws.work.L = &ws.mu
+	return ws
+}
+
+// crew is a job and those who compute it.
+type crew struct {
+	ctx    context.Context
+	job    job
+	places int          // helpers that may still join, guarded by workers.mu
+	looks  int          // how often its people look on for something before they sleep
+	next   atomic.Int64 // tasks not taken yet
+
+	// Helpers that joined and have not left: busy for looking, inside for sleeping.
+	busy   atomic.Int32
+	inside sync.WaitGroup
+
+	mu  sync.Mutex
+	err error // the first one
+}
+
+// run computes tasks tasks of j on the caller's goroutine and up to threads-1
+// workers, which take them in descending order: under a causal mask the last blocks
+// are the longest, and the short ones are what evens the ends out. Which goroutine
+// computes a task, and how many there are, changes nothing in the result.
+//
+// The caller begins at once, so that a short call does not wait for others to wake
+// up; who comes late joins what is left. run allocates nothing once warm.
+func (ws *workers) run(ctx context.Context, j job, tasks, threads int) error {
+	c := ws.offer(ctx, j, tasks, max(min(threads, tasks)-1, 0))
+	c.compute()
+	return ws.finish(c)
+}
+
+// offer makes a crew with places for helpers and sees that they come.
+func (ws *workers) offer(ctx context.Context, j job, tasks, helpers int) *crew {
+	ws.mu.Lock()
+	var c *crew
+	if n := len(ws.spare); n > 0 {
+		c, ws.spare = ws.spare[n-1], ws.spare[:n-1]
+	} else {
+		c = new(crew)
+	}
+	c.ctx, c.job, c.err, c.places, c.looks = ctx, j, nil, helpers, 0
+	c.next.Store(int64(tasks))
+	if helpers > 0 {
+		if helpers < runtime.GOMAXPROCS(0) { // else who looks on keeps others from working
+			c.looks = lookouts
+		}
+		ws.crews = append(ws.crews, c)
+		ws.places.Add(int32(helpers))
+		for ; ws.started < helpers; ws.started++ {
+			ws.ended.Add(1)
+			go ws.help()
+		}
+		for range min(helpers, ws.asleep) {
+			ws.work.Signal()
+		}
+	}
+	ws.mu.Unlock()
+	return c
+}
+
+// finish takes c's places back, waits for who is inside, and returns the first
+// error.
+func (ws *workers) finish(c *crew) error {
+	ws.mu.Lock()
+	if c.places > 0 {
+		ws.places.Add(-int32(c.places))
+		ws.drop(c)
+	}
+	ws.mu.Unlock()
+	for n := 0; n < c.looks && c.busy.Load() > 0; n++ {
+	}
+	c.inside.Wait()
+	err := c.err
+	c.ctx, c.job = nil, nil
+	ws.mu.Lock()
+	ws.spare = append(ws.spare, c)
+	ws.mu.Unlock()
+	return err
+}
+
+// help computes what calls offer until the workers are closed.
+func (ws *workers) help() {
+	defer ws.ended.Done()
+	looks := 0
+	for c := ws.join(looks); c != nil; c = ws.join(looks) {
+		c.compute()
+		looks = c.looks
+		c.busy.Add(-1)
+		c.inside.Done()
+	}
+}
+
+// join takes a place in the oldest crew, or returns nil when there will be none.
+// It looks so often before it sleeps.
+func (ws *workers) join(looks int) *crew {
+	for n := 0; n < looks && ws.places.Load() == 0; n++ {
+	}
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	for len(ws.crews) == 0 {
+		if ws.closed {
+			return nil
+		}
+		ws.asleep++
+		ws.work.Wait()
+		ws.asleep--
+	}
+	c := ws.crews[0]
+	c.busy.Add(1)
+	c.inside.Add(1)
+	c.places--
+	ws.places.Add(-1)
+	if c.places == 0 {
+		ws.drop(c)
+	}
+	return c
+}
+
+// drop takes c off the list; the caller holds the lock.
+func (ws *workers) drop(c *crew) {
+	i := slices.Index(ws.crews, c)
+	ws.crews = slices.Delete(ws.crews, i, i+1)
+}
+
+// close lets the workers end, once there is no call. A second close does nothing.
+func (ws *workers) close() {
+	ws.mu.Lock()
+	if !ws.closed {
+		ws.closed = true
+		ws.places.Add(1)
+		ws.work.Broadcast()
+	}
+	ws.mu.Unlock()
+}
+
+// compute computes tasks until none is left or one returns an error.
+func (c *crew) compute() {
+	w := getScratch(c.job.size())
+	defer putScratch(w)
+	for t := int(c.next.Add(-1)); t >= 0; t = int(c.next.Add(-1)) {
+		err := c.ctx.Err()
+		if err == nil {
+			w.used = 0
+			err = c.job.task(c.ctx, w, t)
+		}
+		if err != nil {
+			c.mu.Lock()
+			if c.err == nil {
+				c.err = err
+			}
+			c.mu.Unlock()
+			return
+		}
+	}
+}
