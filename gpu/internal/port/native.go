@@ -276,6 +276,8 @@ func (a *nativeAdapter) Open(l gputypes.Limits) (Device, error) {
 	}
 	d := &nativeDevice{dev: deviceOf(ref), limits: l, state: state, buffers: map[*nativeBuffer]bool{}, pipelines: map[*nativePipeline]bool{}}
 	d.queue = d.dev.GetQueue()
+	d.ref, d.queueRef = ref, handleOf(d.queue)
+	d.groups = newGroups(freeGroup)
 	d.clock.there = timestamps == 1
 	return d, nil
 }
@@ -294,7 +296,12 @@ type nativeDevice struct {
 	live      Live
 	buffers   map[*nativeBuffer]bool
 	pipelines map[*nativePipeline]bool
+	lastID    uint64 // of a buffer or pipeline
+	groups    *groups[unsafe.Pointer]
+	encoder   nativeEncoder
 	clock     nativeClock
+
+	ref, queueRef unsafe.Pointer // dev and queue as C knows them
 }
 
 func (d *nativeDevice) Limits() gputypes.Limits { return d.limits }
@@ -302,7 +309,18 @@ func (d *nativeDevice) Limits() gputypes.Limits { return d.limits }
 func (d *nativeDevice) Live() Live {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.live
+	live := d.live
+	live.Groups = len(d.groups.byKey)
+	return live
+}
+
+func (d *nativeDevice) Lost() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state.lost == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", d.note(), ErrLost)
 }
 
 // usable is the first thing that a call asks, under the lock.
@@ -346,6 +364,8 @@ func (d *nativeDevice) outcome(err, kind error) error {
 type nativeBuffer struct {
 	d    *nativeDevice
 	b    *wgpu.Buffer
+	ref  unsafe.Pointer // b as C knows it
+	id   uint64         // in groupKey
 	size uint64
 }
 
@@ -363,6 +383,7 @@ func (d *nativeDevice) drop(b *nativeBuffer) {
 	delete(d.buffers, b)
 	d.live.Buffers--
 	d.live.Bytes -= b.size
+	d.groups.dropBuffer(b.id)
 	b.b.Release()
 }
 
@@ -382,7 +403,8 @@ func (d *nativeDevice) CreateBuffer(size uint64, usage gputypes.BufferUsage) (Bu
 		}
 		return nil, fmt.Errorf("buffer of %d bytes: %w", size, err)
 	}
-	nb := &nativeBuffer{d: d, b: b, size: size}
+	d.lastID++
+	nb := &nativeBuffer{d: d, b: b, ref: handleOf(b), id: d.lastID, size: size}
 	d.buffers[nb] = true
 	d.live.Buffers++
 	d.live.Bytes += size
@@ -402,7 +424,8 @@ func (d *nativeDevice) Write(b Buffer, offset uint64, data []byte) error {
 	if len(data) == 0 {
 		return nil
 	}
-	return d.outcome(d.queue.WriteBuffer(nb.b, offset, data), ErrInvalid)
+	d.write(nb, offset, data)
+	return d.outcome(nil, ErrInvalid)
 }
 
 func (d *nativeDevice) Read(b Buffer, offset uint64, dst []byte) error {

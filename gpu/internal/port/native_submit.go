@@ -5,6 +5,7 @@ package port
 import (
 	"fmt"
 	"time"
+	"unsafe"
 
 	"github.com/rajveermalviya/go-webgpu/wgpu"
 )
@@ -13,6 +14,10 @@ type nativePipeline struct {
 	d      *nativeDevice
 	p      *wgpu.ComputePipeline
 	layout *wgpu.BindGroupLayout
+
+	id             uint64 // in groupKey
+	ref, layoutRef unsafe.Pointer
+	dynamic        int // the binding whose offset is given by the dispatch, or -1
 }
 
 func (p *nativePipeline) Release() {
@@ -26,6 +31,7 @@ func (p *nativePipeline) Release() {
 func (d *nativeDevice) dropPipeline(p *nativePipeline) {
 	delete(d.pipelines, p)
 	d.live.Pipelines--
+	d.groups.dropPipeline(p.id)
 	p.p.Release()
 	p.layout.Release()
 }
@@ -57,12 +63,17 @@ func (d *nativeDevice) createPipeline(desc PipelineDesc) (_ *nativePipeline, err
 		return nil, err
 	}
 	defer module.Release()
+	dynamic := -1
 	entries := make([]wgpu.BindGroupLayoutEntry, len(desc.Bindings))
 	for i, k := range desc.Bindings {
 		entries[i] = wgpu.BindGroupLayoutEntry{Binding: uint32(i), Visibility: wgpu.ShaderStage_Compute}
 		switch k {
 		case Uniform:
 			entries[i].Buffer.Type = wgpu.BufferBindingType_Uniform
+			if dynamic < 0 {
+				dynamic = i
+				entries[i].Buffer.HasDynamicOffset = true
+			}
 		case ReadOnly:
 			entries[i].Buffer.Type = wgpu.BufferBindingType_ReadOnlyStorage
 		case ReadWrite:
@@ -92,7 +103,8 @@ func (d *nativeDevice) createPipeline(desc PipelineDesc) (_ *nativePipeline, err
 	if err != nil {
 		return nil, err
 	}
-	return &nativePipeline{d: d, p: p, layout: layout}, nil
+	d.lastID++
+	return &nativePipeline{d: d, p: p, layout: layout, id: d.lastID, ref: handleOf(p), layoutRef: handleOf(layout), dynamic: dynamic}, nil
 }
 
 func (d *nativeDevice) Submit(commands []Command) (Ticket, error) {
@@ -107,105 +119,14 @@ func (d *nativeDevice) Submit(commands []Command) (Ticket, error) {
 // submit is Submit under the lock; the device's clock is read into slot before and
 // after the commands unless it is nil.
 func (d *nativeDevice) submit(commands []Command, slot *timedSlot) (Ticket, error) {
-	buf, groups, err := d.encode(commands, slot)
-	defer func() {
-		for _, g := range groups {
-			g.Release()
-		}
-	}()
-	if err = d.outcome(err, ErrInvalid); err != nil {
-		if buf != nil {
-			buf.Release()
-		}
-		return 0, err
-	}
-	d.queue.Submit(buf)
-	buf.Release()
-	if err := d.outcome(nil, ErrInvalid); err != nil {
+	err := d.run(commands, slot)
+	d.groups.trim()
+	if err := d.outcome(err, ErrInvalid); err != nil {
 		return 0, err
 	}
 	d.submitted++
 	d.notify()
 	return Ticket(d.submitted), nil
-}
-
-func (d *nativeDevice) encode(commands []Command, slot *timedSlot) (_ *wgpu.CommandBuffer, groups []*wgpu.BindGroup, err error) {
-	enc, err := d.dev.CreateCommandEncoder(nil)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer enc.Release()
-	if slot != nil {
-		if err := d.clock.begin(enc, slot); err != nil {
-			return nil, nil, err
-		}
-	}
-	var pass *wgpu.ComputePassEncoder
-	endPass := func() error {
-		if pass == nil {
-			return nil
-		}
-		err := pass.End()
-		pass.Release()
-		pass = nil
-		return err
-	}
-	for i := range commands {
-		c := &commands[i]
-		if c.Pipeline == nil {
-			if err := endPass(); err != nil {
-				return nil, groups, err
-			}
-			src, _ := c.Src.(*nativeBuffer)
-			dst, _ := c.Dst.(*nativeBuffer)
-			if !d.buffers[src] || !d.buffers[dst] {
-				return nil, groups, fmt.Errorf("copy with a buffer that is not there")
-			}
-			if err := enc.CopyBufferToBuffer(src.b, c.SrcOffset, dst.b, c.DstOffset, c.Size); err != nil {
-				return nil, groups, err
-			}
-			continue
-		}
-		group, p, err := d.bind(c)
-		if err != nil {
-			_ = endPass()
-			return nil, groups, err
-		}
-		groups = append(groups, group)
-		if pass == nil {
-			pass = enc.BeginComputePass(nil)
-		}
-		pass.SetPipeline(p.p)
-		pass.SetBindGroup(0, group, nil)
-		pass.DispatchWorkgroups(c.Groups[0], c.Groups[1], c.Groups[2])
-	}
-	if err := endPass(); err != nil {
-		return nil, groups, err
-	}
-	if slot != nil {
-		if err := d.clock.end(enc, slot); err != nil {
-			return nil, groups, err
-		}
-	}
-	buf, err := enc.Finish(nil)
-	return buf, groups, err
-}
-
-func (d *nativeDevice) bind(c *Command) (*wgpu.BindGroup, *nativePipeline, error) {
-	p, _ := c.Pipeline.(*nativePipeline)
-	if !d.pipelines[p] {
-		return nil, nil, fmt.Errorf("dispatch of a pipeline that is not there")
-	}
-	entries := make([]wgpu.BindGroupEntry, len(c.Bindings))
-	for i, b := range c.Bindings {
-		nb, _ := b.Buffer.(*nativeBuffer)
-		if !d.buffers[nb] {
-			return nil, nil, fmt.Errorf("binding %d is a buffer that is not there", i)
-		}
-		entries[i] = wgpu.BindGroupEntry{Binding: uint32(i), Buffer: nb.b, Offset: b.Offset, Size: b.Size}
-	}
-	group, err := d.dev.CreateBindGroup(&wgpu.BindGroupDescriptor{Layout: p.layout, Entries: entries})
-	return group, p, err
 }
 
 // Wait looks at the queue again and again instead of blocking in the library:

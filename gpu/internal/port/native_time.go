@@ -4,7 +4,6 @@ package port
 
 import (
 	"encoding/binary"
-	"errors"
 	"math"
 	"time"
 
@@ -95,18 +94,6 @@ func (d *nativeDevice) stamps(s *timedSlot) (begin, end uint64, err error) {
 	var raw [stampBytes]byte
 	err = d.read(s.staging, 0, raw[:])
 	return binary.LittleEndian.Uint64(raw[:]), binary.LittleEndian.Uint64(raw[8:]), err
-}
-
-func (c *nativeClock) begin(enc *wgpu.CommandEncoder, s *timedSlot) error {
-	return enc.WriteTimestamp(c.queries, s.first)
-}
-
-func (c *nativeClock) end(enc *wgpu.CommandEncoder, s *timedSlot) error {
-	return errors.Join(
-		enc.WriteTimestamp(c.queries, s.first+1),
-		enc.ResolveQuerySet(c.queries, s.first, 2, s.resolved, 0),
-		enc.CopyBufferToBuffer(s.resolved, 0, s.staging, 0, stampBytes),
-	)
 }
 
 // startClock makes the queries and measures the unit of their ticks against the

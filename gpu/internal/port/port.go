@@ -89,6 +89,9 @@ type Device interface {
 	// Read copies from a buffer with usage MapRead that no running submission
 	// uses. offset is a multiple of 8, len(dst) of 4.
 	Read(b Buffer, offset uint64, dst []byte) error
+	// Lost returns nil while the device is there, as far as calls have seen, then
+	// an error that wraps ErrLost.
+	Lost() error
 	// Live counts what was created and not yet released.
 	Live() Live
 	// Close waits for the queue and releases everything that is left.
@@ -158,6 +161,9 @@ type Ticket uint64
 // Live counts objects that exist.
 type Live struct {
 	Buffers, Pipelines int
+	// Groups are bind groups that are kept for the next dispatch with the same
+	// pipeline and bindings.
+	Groups int
 	// Bytes is the sum of the buffers' sizes.
 	Bytes uint64
 }

@@ -312,3 +312,82 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 		t.Errorf("a submission that is not there: %v %v", ok, err)
 	}
 }
+
+// Bind groups are kept for the next dispatch with the same bindings, up to a bound,
+// and go with the buffer that they bind.
+func TestGroupsAreKept(t *testing.T) {
+	d := open(t, nil)
+	p, err := d.CreatePipeline(doublerDesc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const windows = 600
+	bufs := make([]port.Buffer, 4)
+	for i, usage := range []gputypes.BufferUsage{storage, storage, uniform, staging} {
+		if bufs[i], err = d.CreateBuffer(256*windows, usage); err != nil {
+			t.Fatal(err)
+		}
+	}
+	in, out, add := bufs[0], bufs[1], bufs[2]
+	for i := range windows {
+		if err := d.Write(in, uint64(256*i), words(uint32(i))); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Write(add, uint64(256*i), words(uint32(1000*i), 0, 0, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(commands ...port.Command) int {
+		t.Helper()
+		ticket, err := d.Submit(commands)
+		if err == nil {
+			err = d.Wait(ticket)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.Live().Groups
+	}
+	window := func(i int) port.Command {
+		at := uint64(256 * i)
+		return port.Command{Pipeline: p, Groups: [3]uint32{1, 1, 1}, Bindings: []port.Binding{
+			{Buffer: in, Offset: at, Size: 4}, {Buffer: out, Offset: at, Size: 4}, {Buffer: add, Offset: at, Size: 16}}}
+	}
+	if n := run(window(0)); n != 1 {
+		t.Errorf("%d groups after one dispatch", n)
+	}
+	if n := run(window(0), window(0)); n != 1 {
+		t.Errorf("%d groups after the same dispatch again", n)
+	}
+	if n := run(window(1)); n != 2 {
+		t.Errorf("%d groups after another window", n)
+	}
+	var all []port.Command
+	for i := range windows {
+		all = append(all, window(i))
+	}
+	most := run(all...)
+	if most < 100 || most >= windows {
+		t.Errorf("%d groups kept of %d", most, windows)
+	}
+	if n := run(append(all, port.Command{Src: out, Dst: bufs[3], Size: out.Size()})...); n != most {
+		t.Errorf("%d groups, before %d", n, most)
+	}
+	got := make([]byte, 256*windows)
+	if err := d.Read(bufs[3], 0, got); err != nil {
+		t.Fatal(err)
+	}
+	for i := range windows {
+		if x := binary.LittleEndian.Uint32(got[256*i:]); x != uint32(1002*i) {
+			t.Fatalf("window %d gave %d", i, x)
+		}
+	}
+	run(window(0))
+	in.Release()
+	if n := d.Live().Groups; n != 0 {
+		t.Errorf("%d groups after the release of a buffer that all of them bind", n)
+	}
+	if _, err := d.Submit([]port.Command{window(0)}); !errors.Is(err, port.ErrInvalid) {
+		t.Errorf("a dispatch on a buffer that was released: %v", err)
+	}
+}

@@ -88,7 +88,8 @@ func (a *pureAdapter) Open(l gputypes.Limits) (Device, error) {
 		return nil, fmt.Errorf("open device on %q: %w", a.a.Info().Name, translate(err, ErrInvalid))
 	}
 	vulkan := a.a.Info().Backend == gputypes.BackendVulkan
-	return &pureDevice{dev: dev, queue: dev.Queue(), limits: l, spirv: vulkan, buffers: map[*pureBuffer]bool{}, written: map[*pureBuffer]bool{}, pipelines: map[*purePipeline]bool{}}, nil
+	return &pureDevice{dev: dev, queue: dev.Queue(), limits: l, spirv: vulkan, buffers: map[*pureBuffer]bool{}, written: map[*pureBuffer]bool{}, pipelines: map[*purePipeline]bool{},
+		groups: newGroups((*wgpu.BindGroup).Release)}, nil
 }
 
 // translate wraps the library's error in the port's sentinel, kind when the
@@ -125,6 +126,9 @@ type pureDevice struct {
 	doomed    []doomed
 	last      uint64 // submission
 	pipelines map[*purePipeline]bool
+	lastID    uint64 // of a buffer or pipeline
+	groups    *groups[*wgpu.BindGroup]
+	key       groupKey // of the dispatch that is being recorded
 }
 
 func (d *pureDevice) Limits() gputypes.Limits { return d.limits }
@@ -132,7 +136,15 @@ func (d *pureDevice) Limits() gputypes.Limits { return d.limits }
 func (d *pureDevice) Live() Live {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.live
+	live := d.live
+	live.Groups = len(d.groups.byKey)
+	return live
+}
+
+func (d *pureDevice) Lost() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.lost
 }
 
 func (d *pureDevice) usable() error {
@@ -154,6 +166,7 @@ func (d *pureDevice) outcome(err, kind error) error {
 type pureBuffer struct {
 	d    *pureDevice
 	b    *wgpu.Buffer
+	id   uint64 // in groupKey
 	size uint64
 }
 
@@ -171,6 +184,7 @@ func (d *pureDevice) drop(b *pureBuffer) {
 	delete(d.buffers, b)
 	d.live.Buffers--
 	d.live.Bytes -= b.size
+	d.groups.dropBuffer(b.id)
 	if d.written[b] {
 		d.settle()
 	}
@@ -222,7 +236,8 @@ func (d *pureDevice) CreateBuffer(size uint64, usage gputypes.BufferUsage) (Buff
 	if err != nil {
 		return nil, fmt.Errorf("buffer of %d bytes: %w", size, d.outcome(err, ErrMemory))
 	}
-	pb := &pureBuffer{d: d, b: b, size: size}
+	d.lastID++
+	pb := &pureBuffer{d: d, b: b, id: d.lastID, size: size}
 	d.buffers[pb] = true
 	d.live.Buffers++
 	d.live.Bytes += size

@@ -12,6 +12,7 @@ import (
 
 type purePipeline struct {
 	d              *pureDevice
+	id             uint64 // in groupKey
 	p              *wgpu.ComputePipeline
 	module         *wgpu.ShaderModule
 	layout         *wgpu.BindGroupLayout
@@ -29,6 +30,7 @@ func (p *purePipeline) Release() {
 func (d *pureDevice) dropPipeline(p *purePipeline) {
 	delete(d.pipelines, p)
 	d.live.Pipelines--
+	d.groups.dropPipeline(p.id)
 	p.free()
 }
 
@@ -53,7 +55,8 @@ func (d *pureDevice) CreatePipeline(desc PipelineDesc) (Pipeline, error) {
 	if err := d.usable(); err != nil {
 		return nil, err
 	}
-	p := &purePipeline{d: d}
+	d.lastID++
+	p := &purePipeline{d: d, id: d.lastID}
 	if err := d.createPipeline(p, desc); err != nil {
 		p.free()
 		return nil, fmt.Errorf("pipeline %s: %w", desc.Label, d.outcome(err, ErrShader))
@@ -108,12 +111,8 @@ func (d *pureDevice) Submit(commands []Command) (Ticket, error) {
 	if err := d.usable(); err != nil {
 		return 0, err
 	}
-	buf, groups, err := d.encode(commands)
-	defer func() {
-		for _, g := range groups {
-			g.Release()
-		}
-	}()
+	buf, err := d.encode(commands)
+	defer d.groups.trim()
 	if err != nil {
 		return 0, d.outcome(err, ErrInvalid)
 	}
@@ -133,10 +132,10 @@ func (d *pureDevice) SubmitTimed(commands []Command) (Ticket, error) { return d.
 // Took never knows, see SubmitTimed.
 func (d *pureDevice) Took(Ticket) (time.Duration, bool, error) { return 0, false, nil }
 
-func (d *pureDevice) encode(commands []Command) (_ *wgpu.CommandBuffer, groups []*wgpu.BindGroup, err error) {
+func (d *pureDevice) encode(commands []Command) (_ *wgpu.CommandBuffer, err error) {
 	enc, err := d.dev.CreateCommandEncoder(nil)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	finished := false
 	var pass *wgpu.ComputePassEncoder
@@ -158,24 +157,23 @@ func (d *pureDevice) encode(commands []Command) (_ *wgpu.CommandBuffer, groups [
 		c := &commands[i]
 		if c.Pipeline == nil {
 			if err := endPass(); err != nil {
-				return nil, groups, err
+				return nil, err
 			}
 			src, _ := c.Src.(*pureBuffer)
 			dst, _ := c.Dst.(*pureBuffer)
 			if !d.buffers[src] || !d.buffers[dst] || c.SrcOffset+c.Size > src.size || c.DstOffset+c.Size > dst.size {
-				return nil, groups, fmt.Errorf("copy of %d bytes from %d to %d outside its buffers", c.Size, c.SrcOffset, c.DstOffset)
+				return nil, fmt.Errorf("copy of %d bytes from %d to %d outside its buffers", c.Size, c.SrcOffset, c.DstOffset)
 			}
 			enc.CopyBufferToBuffer(src.b, c.SrcOffset, dst.b, c.DstOffset, c.Size)
 			continue
 		}
 		group, p, err := d.bind(c)
 		if err != nil {
-			return nil, groups, err
+			return nil, err
 		}
-		groups = append(groups, group)
 		if pass == nil {
 			if pass, err = enc.BeginComputePass(nil); err != nil {
-				return nil, groups, err
+				return nil, err
 			}
 		}
 		pass.SetPipeline(p.p)
@@ -183,15 +181,16 @@ func (d *pureDevice) encode(commands []Command) (_ *wgpu.CommandBuffer, groups [
 		pass.Dispatch(c.Groups[0], c.Groups[1], c.Groups[2])
 	}
 	if err := endPass(); err != nil {
-		return nil, groups, err
+		return nil, err
 	}
 	finished = true // Finish gives the encoder back even when it fails
-	buf, err := enc.Finish()
-	return buf, groups, err
+	return enc.Finish()
 }
 
 // bind checks what the library does not: spans against buffers and limits.
-// Shaders run without index clamps here, so a wrong span would reach beyond.
+// Shaders run without index clamps here, so a wrong span would reach beyond. The
+// library's Vulkan side knows no dynamic offsets: where the uniform starts is part
+// of the group.
 func (d *pureDevice) bind(c *Command) (*wgpu.BindGroup, *purePipeline, error) {
 	p, _ := c.Pipeline.(*purePipeline)
 	if !d.pipelines[p] {
@@ -202,7 +201,10 @@ func (d *pureDevice) bind(c *Command) (*wgpu.BindGroup, *purePipeline, error) {
 			return nil, nil, fmt.Errorf("dispatch of %v workgroups, the limit is %d a dimension", c.Groups, d.limits.MaxComputeWorkgroupsPerDimension)
 		}
 	}
-	entries := make([]wgpu.BindGroupEntry, len(c.Bindings))
+	if len(c.Bindings) > maxKeyBindings {
+		return nil, nil, fmt.Errorf("dispatch with %d bindings, at most %d are taken", len(c.Bindings), maxKeyBindings)
+	}
+	d.key = groupKey{pipeline: p.id}
 	for i, b := range c.Bindings {
 		pb, _ := b.Buffer.(*pureBuffer)
 		if !d.buffers[pb] {
@@ -212,10 +214,20 @@ func (d *pureDevice) bind(c *Command) (*wgpu.BindGroup, *purePipeline, error) {
 			return nil, nil, fmt.Errorf("binding %d has %d bytes at %d of a buffer of %d, at most %d can be bound",
 				i, b.Size, b.Offset, pb.size, d.limits.MaxStorageBufferBindingSize)
 		}
-		entries[i] = wgpu.BindGroupEntry{Binding: uint32(i), Buffer: pb.b, Offset: b.Offset, Size: b.Size}
+		d.key.add(pb.id, b.Offset, b.Size)
 	}
-	group, err := d.dev.CreateBindGroup(&wgpu.BindGroupDescriptor{Layout: p.layout, Entries: entries})
-	return group, p, err
+	if g, ok := d.groups.get(&d.key); ok {
+		return g, p, nil
+	}
+	entries := make([]wgpu.BindGroupEntry, len(c.Bindings))
+	for i, b := range c.Bindings {
+		entries[i] = wgpu.BindGroupEntry{Binding: uint32(i), Buffer: b.Buffer.(*pureBuffer).b, Offset: b.Offset, Size: b.Size}
+	}
+	g, err := d.dev.CreateBindGroup(&wgpu.BindGroupDescriptor{Layout: p.layout, Entries: entries})
+	if err == nil {
+		d.groups.put(&d.key, g)
+	}
+	return g, p, err
 }
 
 // Wait looks at the queue's count of ended submissions until it has come to t.

@@ -1,8 +1,9 @@
-// Package fault makes calls of the port fail on purpose, so that tests can see
-// what each failure leaves behind.
+// Package fault makes calls of the port fail on purpose, once or for good, so that
+// tests can see what each failure leaves behind.
 package fault
 
 import (
+	"fmt"
 	"sync"
 	"time"
 
@@ -18,6 +19,9 @@ type Device struct {
 	left   int // calls until the one that fails; below 0: none does
 	err    error
 	failed string
+	lose   bool // the failure is the device's loss
+	lost   error
+	watch  func(call string)
 }
 
 // Wrap returns a device on which nothing fails yet.
@@ -28,7 +32,23 @@ func Wrap(d port.Device) *Device { return &Device{Device: d, left: -1} }
 func (d *Device) Fail(n int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.left, d.err, d.failed = n, err, ""
+	d.left, d.err, d.failed, d.lose = n, err, "", false
+}
+
+// Lose makes the device go away at the n-th call from now on, counting from 0: it
+// and all later calls return port.ErrLost.
+func (d *Device) Lose(n int) {
+	d.Fail(n, fmt.Errorf("made to go away: %w", port.ErrLost))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lose = true
+}
+
+// Watch has f called with the name of each call before it is made; nil ends that.
+func (d *Device) Watch(f func(call string)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.watch = f
 }
 
 // Failed returns the name of the call that failed since Fail, "" if none has.
@@ -40,16 +60,35 @@ func (d *Device) Failed() string {
 
 func (d *Device) check(call string) error {
 	d.mu.Lock()
+	watch := d.watch
+	d.mu.Unlock()
+	if watch != nil {
+		watch(call)
+	}
+	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.left < 0 {
-		return nil
+	if d.lost != nil || d.left < 0 {
+		return d.lost
 	}
 	d.left--
 	if d.left >= 0 {
 		return nil
 	}
 	d.failed = call
+	if d.lose {
+		d.lost = d.err
+	}
 	return d.err
+}
+
+// Lost is port.Device's, and the loss that was made.
+func (d *Device) Lost() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.lost != nil {
+		return d.lost
+	}
+	return d.Device.Lost()
 }
 
 // CreateBuffer is port.Device's, unless it is its turn to fail.
