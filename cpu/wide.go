@@ -261,7 +261,15 @@ func (f *fused) adjust(b *workspace, p *part, t *wideTile, lo, hi int, edge bool
 	if f.cap > 0 {
 		x.Softcap(s, f.cap)
 	}
-	if f.biased {
+	copy(b.mx, t.cur.m)
+	switch {
+	case f.biased && f.biasInPlace(t, n):
+		f.biasSquares(b, p, t, s, lo, n)
+		if !edge {
+			return
+		}
+		copy(b.mx, t.cur.m)
+	case f.biased:
 		f.packBias(b, p, t, lo, n)
 		x.Bias(s, b.bias)
 	}
@@ -275,8 +283,25 @@ func (f *fused) adjust(b *workspace, p *part, t *wideTile, lo, hi int, edge bool
 		}
 		x.Edge(s, n, 0, b.lo[:], b.hi[:])
 	}
-	copy(b.mx, t.cur.m)
 	x.ColumnMax(s, n, b.mx)
+}
+
+// biasInPlace reports whether the biases of t and n keys are whole squares that can
+// be added from where they lie.
+func (f *fused) biasInPlace(t *wideTile, n int) bool {
+	return f.mask.isZero() && f.bias.dtype == backend.F32 && f.bias.stride[backend.Dim] == 1 &&
+		t.n == f.kernels.Width && t.i+t.n <= f.d.SeqQ && n%f.kernels.Lanes == 0
+}
+
+// biasSquares adds them to s, n keys from lo on, and takes the maxima.
+func (f *fused) biasSquares(b *workspace, p *part, t *wideTile, s []float32, lo, n int) {
+	x, ld := f.kernels, f.bias.stride[backend.Seq]
+	for lane := 0; lane < x.Width; lane += x.Lanes {
+		rows := f.bias.f32[f.bias.index(p.b, t.h, t.i+lane)+lo:]
+		for j := 0; j < n; j += x.Lanes {
+			x.BiasSquare(s[j*x.Width+lane:], rows[j:], ld, b.mx[lane:])
+		}
+	}
 }
 
 // packBias writes bias and mask (as 0 and -Inf) of n keys from lo on, transposed.

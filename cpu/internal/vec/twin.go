@@ -15,7 +15,7 @@ func Portable(lanes, width int) *Kernels {
 	x := &Kernels{Tier: "go", Lanes: lanes, Width: width,
 		scores4: t.scores(4), scores1: t.scores(1), values4: t.values(4), values1: t.values(1),
 		weights: t.weights, exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias, edge: t.edge,
-		columnMax: t.columnMax, fold: t.fold, nonFinite: t.nonFinite, transpose: t.transpose,
+		columnMax: t.columnMax, fold: t.fold, nonFinite: t.nonFinite, transpose: t.transpose, biasSquare: t.biasSquare,
 		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16,
 		dots: dotsTwin(t, same), dotsF16: dotsTwin(t, f16), dotsBF16: dotsTwin(t, bf16),
 		mix: mixesTwin(t, same), mixF16: mixesTwin(t, f16), mixBF16: mixesTwin(t, bf16)}
@@ -153,6 +153,20 @@ func (t twin) bias(x, b *float32, vectors int) {
 		s[i] = fma(math.Log2E, y, s[i])
 		if math.IsInf(float64(y), -1) {
 			s[i] = y
+		}
+	}
+}
+
+func (t twin) biasSquare(s, b *float32, ldb int, mx *float32) {
+	m := floats(mx, 0, 0, t.lanes)
+	for lane := range t.lanes {
+		for r, y := range floats(b, ldb, lane, t.lanes) {
+			x := &floats(s, 4*t.width, r, t.lanes)[lane]
+			*x = fma(math.Log2E, y, *x)
+			if math.IsInf(float64(y), -1) {
+				*x = y
+			}
+			m[lane] = larger(*x, m[lane])
 		}
 	}
 }

@@ -53,6 +53,7 @@ type Kernels struct {
 	columnMax         func(s *float32, rows int, mx *float32)
 	fold              func(o, x *float32, rows int, a, b *float32)
 	nonFinite         func(x *float32, ld, rows, vectors int) int32
+	biasSquare        func(s, b *float32, ldb int, mx *float32)
 	transpose         func(dst *float32, ldd int, src *float32, lds int, mul *float32)
 	loadF16           func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
 	loadBF16          func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
@@ -167,6 +168,18 @@ func (x *Kernels) Softcap(s []float32, c float32) { x.softcap(&s[0], len(s)/x.La
 // Bias adds log2(e)·b to s; where b is -Inf the result is -Inf whatever s is. The
 // length of s is a multiple of Lanes.
 func (x *Kernels) Bias(s, b []float32) { x.bias(&s[0], &b[:len(s)][0], len(s)/x.Lanes) }
+
+// BiasSquare is Bias for a square of a score tile, with the biases of a lane in a
+// row, and computes mx = max(mx, S) over the square as Scores does:
+//
+//	S[r][lane] += log2(e)·b[lane][r]
+//
+//	s [Lanes, Lanes], rows Width apart    b [Lanes, Lanes], rows ldb apart    mx [Lanes]
+func (x *Kernels) BiasSquare(s, b []float32, ldb int, mx []float32) {
+	n := x.Lanes
+	_, _, _ = s[(n-1)*x.Width+n-1], b[(n-1)*ldb+n-1], mx[n-1]
+	x.biasSquare(&s[0], &b[0], 4*ldb, &mx[0])
+}
 
 // Edge hides keys: where key+r is not in [lo, hi) of a lane, S[r][lane] = -Inf.
 //

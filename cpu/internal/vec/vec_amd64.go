@@ -49,6 +49,9 @@ func nonFiniteAVX512(x *float32, ld int, rows int, vectors int) (found int32)
 // transposeAVX512 is Kernels.transpose.
 func transposeAVX512(dst *float32, ldd int, src *float32, lds int, mul *float32)
 
+// biasSquareAVX512 is Kernels.biasSquare.
+func biasSquareAVX512(s *float32, b *float32, ldb int, mx *float32)
+
 // loadF16AVX512 is Kernels.loadF16.
 func loadF16AVX512(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
 
@@ -147,6 +150,9 @@ func nonFiniteAVX2(x *float32, ld int, rows int, vectors int) (found int32)
 
 // transposeAVX2 is Kernels.transpose.
 func transposeAVX2(dst *float32, ldd int, src *float32, lds int, mul *float32)
+
+// biasSquareAVX2 is Kernels.biasSquare.
+func biasSquareAVX2(s *float32, b *float32, ldb int, mx *float32)
 
 // loadF16AVX2 is Kernels.loadF16.
 func loadF16AVX2(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)

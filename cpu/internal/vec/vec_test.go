@@ -311,6 +311,16 @@ func TestTileSteps(t *testing.T) {
 		twin.Bias(s2, b)
 		within(t, "bias", s, s2, chain)
 
+		n := x.Lanes
+		square, mx := random(rng, n*w), random(rng, n)
+		square[0], square[w] = nan, -inf
+		square2, mx2 := clone(square), clone(mx)
+		ld := rows*w/n - 1 // rows of b that lap over
+		x.BiasSquare(square, b, ld, mx)
+		twin.BiasSquare(square2, b, ld, mx2)
+		within(t, "bias square", square, square2, chain)
+		within(t, "its maxima", mx, mx2, chain)
+
 		lo, hi := make([]int32, w), make([]int32, w)
 		for i := range lo {
 			lo[i], hi[i] = int32(rng.IntN(rows+6)-3+100), int32(rng.IntN(rows+6)-3+100)

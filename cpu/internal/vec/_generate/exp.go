@@ -205,21 +205,26 @@ func (a *isa) bias() {
 		y, s := a.vec(), a.vec()
 		VMOVUPS(a.at(b, 0), y)
 		VMOVUPS(a.at(x, 0), s)
-		VFMADD231PS(scale, y, s)
-		if a.wide() {
-			k := K()
-			VCMPPS(Imm(0), hidden, y, k)
-			VMOVAPS(hidden, k, s)
-		} else {
-			k := a.vec()
-			VCMPPS(Imm(0), hidden, y, k)
-			VBLENDVPS(k, hidden, s, s)
-		}
+		a.addBias(s, y, scale, hidden)
 		VMOVUPS(s, a.at(x, 0))
 		ADDQ(U32(uint32(a.bytes())), x)
 		ADDQ(U32(uint32(a.bytes())), b)
 	})
 	end()
+}
+
+// addBias computes s += scale·y, and s = hidden where y equals that.
+func (a *isa) addBias(s, y, scale, hidden reg.VecVirtual) {
+	VFMADD231PS(scale, y, s)
+	if a.wide() {
+		k := K()
+		VCMPPS(Imm(0), hidden, y, k)
+		VMOVAPS(hidden, k, s)
+		return
+	}
+	k := a.vec()
+	VCMPPS(Imm(0), hidden, y, k)
+	VBLENDVPS(k, hidden, s, s)
 }
 
 // scaleMax multiplies vectors of x by c and takes their maximum, lane by lane.

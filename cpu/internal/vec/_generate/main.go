@@ -28,6 +28,7 @@ func main() {
 		a.fold()
 		a.nonFinite()
 		a.transpose()
+		a.biasSquare()
 		a.loadF16()
 		a.loadBF16()
 		a.storeF16()

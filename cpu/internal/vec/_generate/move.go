@@ -73,6 +73,39 @@ func (a *isa) transpose() {
 	end()
 }
 
+// biasAhead is how many bytes ahead of a row of biases the next ones are asked for:
+// as many rows go by as there are lanes, too many for the processor to guess. It is
+// what the tile of the next 128 keys reads.
+const biasAhead = 4 * 128
+
+// biasSquare adds a square of biases, transposed, to one of scores.
+func (a *isa) biasSquare() {
+	a.text("biasSquare", "s *float32, b *float32, ldb int, mx *float32", "is Kernels.biasSquare.")
+	s, b, ldb, mx := param("s"), param("b"), param("ldb"), param("mx")
+	rows := a.vecs(a.lanes)
+	for i := range rows {
+		VMOVUPS(a.at(b, 0), rows[i])
+		PREFETCHT1(Mem{Base: b, Disp: biasAhead})
+		if i < len(rows)-1 {
+			ADDQ(ldb, b)
+		}
+	}
+	out := a.transposed(rows)
+	scale, hidden, m := a.vec(), a.vec(), a.vec()
+	VMOVUPS(cLog2E.mem(), scale)
+	VMOVUPS(cNegInf.mem(), hidden)
+	VMOVUPS(a.at(mx, 0), m)
+	for i, y := range out {
+		x := a.vec()
+		VMOVUPS(Mem{Base: s, Disp: i * a.rowBytes()}, x)
+		a.addBias(x, y, scale, hidden)
+		VMOVUPS(x, Mem{Base: s, Disp: i * a.rowBytes()})
+		VMAXPS(m, x, m) // m where x is NaN
+	}
+	VMOVUPS(m, a.at(mx, 0))
+	end()
+}
+
 // nonFinite returns other than 0 when any of rows x vectors holds NaN or Inf.
 func (a *isa) nonFinite() {
 	a.text("nonFinite", "x *float32, ld, rows, vectors int) (found int32", "is Kernels.nonFinite.")
