@@ -7,7 +7,7 @@
 // a device's memory ([Tensor]), the canonical problem with its one visibility
 // rule ([Problem], [Visibility], [Call]), the interface that a device implements
 // ([Backend]) with small optional ones beside it ([Projector], [Merger],
-// [PeakMeter], [BandwidthMeter]), the plan of a call ([Plan]), the registry ([Register], [Open],
+// [PeakMeter], [BandwidthMeter], [LaunchMeter], [CeilingMeter]), the plan of a call ([Plan]), the registry ([Register], [Open],
 // [Devices]) and the errors.
 //
 // A program picks its backends by importing them and opens one by name:
@@ -25,7 +25,10 @@
 // overlap themselves ([Pinned.Pin]), as these can change at any time.
 package backend
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // Backend computes attention on one device. Its methods are safe for concurrent
 // use. Every method that takes a context returns the context's error soon after
@@ -134,4 +137,29 @@ type BandwidthMeter interface {
 	// few bytes to tell. It takes at most 8 operands; errors are those of a call
 	// that reads them.
 	ReadBandwidth(ctx context.Context, operands ...Tensor) (float64, error)
+}
+
+// LaunchMeter is implemented by backends that hand work to a device with a queue:
+// the ceiling of calls that compute and read little.
+type LaunchMeter interface {
+	// LaunchTime measures how long it takes to hand the device a kernel of one
+	// workgroup that does next to nothing and to learn of its end: the median of
+	// some tens of times.
+	LaunchTime(ctx context.Context) (time.Duration, error)
+}
+
+// Ceiling is a rate that a device reaches at most.
+type Ceiling struct {
+	// Name says what moves: "copy", "upload".
+	Name string `json:"name"`
+	// BytesPerSecond is the best of a few measurements.
+	BytesPerSecond float64 `json:"bytes_per_second"`
+}
+
+// CeilingMeter is implemented by backends with ceilings beside those of
+// [PeakMeter] and [BandwidthMeter], which explain a figure but bind no call alone.
+type CeilingMeter interface {
+	// Ceilings measures each of them once, always the same ones in the same
+	// order. It takes some hundreds of milliseconds.
+	Ceilings(ctx context.Context) ([]Ceiling, error)
 }

@@ -52,6 +52,15 @@ var merge string
 //go:embed peak.wgsl
 var peak string
 
+//go:embed copy.wgsl
+var copying string
+
+//go:embed read.wgsl
+var reading string
+
+//go:embed banks.wgsl
+var banks string
+
 // The kernels.
 var (
 	Attention = Kernel{"attention", attention, "rrrrrwwwu", 14848, 64}
@@ -59,10 +68,13 @@ var (
 	Softmax   = Kernel{"softmax", softmax, "rrwwwu", 256, 64}
 	Merge     = Kernel{"merge", merge, "rrwwu", 0, 64}
 	Peak      = Kernel{"peak", peak, "wu", 0, 64}
+	Copy      = Kernel{"copy", copying, "rwu", 0, 64}
+	Read      = Kernel{"read", reading, "rrrrwu", 0, 64}
+	Banks     = Kernel{"banks", banks, "wu", 4096, 64}
 )
 
 // All lists the kernels.
-func All() []Kernel { return []Kernel{Attention, Matmul, Softmax, Merge, Peak} }
+func All() []Kernel { return []Kernel{Attention, Matmul, Softmax, Merge, Peak, Copy, Read, Banks} }
 
 var constant = regexp.MustCompile(`(?m)^const ([A-Z0-9_]+): u32 = ([0-9]+)u;`)
 

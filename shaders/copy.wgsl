@@ -1,0 +1,37 @@
+// The copy ceiling: each vec4 of a buffer to another.
+//
+//     dst[i] = src[i]
+//
+// A thread moves 4 vec4 at a time, neighbours by neighbouring threads. Both buffers
+// hold laps · 4 vec4 for each thread of the grid; after the last it begins again.
+//
+// Workgroup memory: none.
+
+struct Params {
+    rounds: u32,
+    laps: u32,
+    threads: u32, // of the grid
+    pad: u32,
+}
+
+@group(0) @binding(0) var<storage, read> src: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read_write> dst: array<vec4<f32>>;
+@group(0) @binding(2) var<uniform> p: Params;
+
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    for (var r = 0u; r < p.rounds; r++) {
+        let i0 = 4u * (r % p.laps) * p.threads + id.x;
+        let i1 = i0 + p.threads;
+        let i2 = i1 + p.threads;
+        let i3 = i2 + p.threads;
+        let x0 = src[i0];
+        let x1 = src[i1];
+        let x2 = src[i2];
+        let x3 = src[i3];
+        dst[i0] = x0;
+        dst[i1] = x1;
+        dst[i2] = x2;
+        dst[i3] = x3;
+    }
+}
