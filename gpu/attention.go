@@ -74,7 +74,7 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 	// and products of a chunk, scores, maxima, exponentials, the blocks of columns.
 	const product = 8 * (1 + 4)
 	loops := 1 + chunks*(1+4+4+product) + 4 + 4*(1+4+4) + 8 + 4 + a.blk*(1+4+4+product)
-	a.cut.most[axN] = longest(tile, loops, a.each*tile*tile, b.maxWork)
+	a.cut.most[axN] = longest(tile, loops, a.each*tile*tile, b.pieceWork(a.v))
 	a.cut.state = func(x box) uint64 {
 		return uint64(x.len(axB)*x.len(axH)*x.len(axM)) * uint64(a.stateWidth()) * 4
 	}
@@ -108,6 +108,9 @@ func (b *Backend) Attention(ctx context.Context, c *backend.Call) error {
 		a, err := b.newAttention(c)
 		if err != nil {
 			return err
+		}
+		if r.rehearse {
+			r.flops = float64(backend.NewPlan(c).FLOPs)
 		}
 		return a.walk(func(s step, stateBytes uint64, total int, each float64) error {
 			if stateBytes > 0 {
@@ -288,7 +291,8 @@ func (b *Backend) Plan(c *backend.Call) (backend.Plan, error) {
 		pieces++
 		keys = max(keys, int(s.params[8]))
 		scratch = max(scratch, stateBytes)
-		return split(total, each, b.maxWork, int(b.limits.MaxComputeWorkgroupsPerDimension), func(_, _, _, _ int) error {
+		atOnce := func() int { return b.atOnce(s.variant, each) }
+		return split(total, atOnce, int(b.limits.MaxComputeWorkgroupsPerDimension), func(_, _, _, _ int) error {
 			p.Chunks++
 			return nil
 		})
@@ -297,8 +301,8 @@ func (b *Backend) Plan(c *backend.Call) (backend.Plan, error) {
 		return backend.Plan{}, fmt.Errorf("plan: %w", err)
 	}
 	p.Scratch = int64(scratch)
-	p.Why = fmt.Sprintf("one pass over the keys for %d rows a workgroup, %s storage, float32 arithmetic; a submission does up to %.3g operations",
-		tile, c.Q.DType(), b.maxWork)
+	p.Why = fmt.Sprintf("one pass over the keys for %d rows a workgroup, %s storage, float32 arithmetic; %s",
+		tile, c.Q.DType(), b.pacing(a.v))
 	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d pieces of up to %d keys, key tiles of %d",
 		a.d.Batch, a.d.Heads, (a.d.SeqQ+tile-1)/tile, tile, pieces, keys, tile)
 	return p, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
@@ -12,22 +13,28 @@ import (
 
 // Backend is an open WebGPU device; it implements backend.Backend,
 // backend.Projector, backend.Merger and backend.PeakMeter. Its methods are safe
-// for concurrent use: calls take turns on the device, one submission at a time.
+// for concurrent use: their submissions take turns on the device.
 type Backend struct {
-	dev     port.Device
-	info    backend.Info
-	limits  gputypes.Limits
-	maxWork float64
-	pool    *pool
+	dev    port.Device
+	info   backend.Info
+	limits gputypes.Limits
+	pool   *pool
+
+	// What submissions are sized by, see pace.go.
+	budget     time.Duration
+	maxWork    float64 // operations; 0 is no bound
+	firstSpeed float64
+	lanes      int
+
+	slots        slots
+	uniformAlign int
+	runners      sync.Pool
+	pipes        pipes
 
 	// life is held for reading by every call, so that Close waits for them.
 	life   sync.RWMutex
 	closed bool
 
-	pipes struct {
-		sync.Mutex
-		byKey map[string]port.Pipeline
-	}
 	// blank stands in for operands that a call does not have, one for each
 	// binding, as no buffer may be bound twice when one of the two is written.
 	blank [maxBindings]port.Buffer
@@ -49,21 +56,25 @@ const blankBytes = 256
 const defaultPoolBytes = 64 << 20
 
 func newBackend(dev port.Device, info backend.Info, opt Options) (*Backend, error) {
-	b := &Backend{dev: dev, info: info, limits: dev.Limits(), maxWork: opt.MaxWork}
-	if b.maxWork <= 0 {
-		b.maxWork = map[backend.DeviceType]float64{
-			backend.Discrete: workDiscrete, backend.Integrated: workIntegrated, backend.Virtual: workIntegrated,
-		}[info.Type]
+	b := &Backend{
+		dev: dev, info: info, limits: dev.Limits(),
+		budget: opt.Budget, maxWork: max(opt.MaxWork, 0),
+		pipes: pipes{byHash: map[uint64][]*pipe{}},
 	}
-	if b.maxWork <= 0 {
-		b.maxWork = workCPU
+	if b.budget <= 0 {
+		b.budget = defaultBudget
 	}
+	b.firstSpeed, b.lanes = firstSpeed(info.Type)
+	b.uniformAlign = max(int(b.limits.MinUniformBufferOffsetAlignment), 16)
+	b.runners.New = func() any { return new(runner) }
 	keep := opt.PoolBytes
 	if keep == 0 {
 		keep = defaultPoolBytes
 	}
 	b.pool = newPool(dev, keep)
-	b.pipes.byKey = map[string]port.Pipeline{}
+	if err := b.newSlots(); err != nil {
+		return nil, err
+	}
 	for i := range b.blank {
 		var err error
 		if b.blank[i], err = dev.CreateBuffer(blankBytes, storageUsage); err != nil {
@@ -97,12 +108,18 @@ func (b *Backend) enter(ctx context.Context) error {
 		b.life.RUnlock()
 		return fmt.Errorf("%s: %w", b.info.Name, backend.ErrClosed)
 	}
+	if err := b.dev.Lost(); err != nil {
+		b.life.RUnlock()
+		return translate(b.info.Name, err)
+	}
 	return nil
 }
 
 func (b *Backend) leave() { b.life.RUnlock() }
 
-// call runs f between enter and leave with the operands pinned.
+// call runs f between enter and leave with the operands pinned. When the caller
+// traces progress, f runs in a rehearsal first: then it must not reach the device
+// but through the runner.
 func (b *Backend) call(ctx context.Context, name string, outputs, inputs []backend.Operand, f func(r *runner) error) (err error) {
 	if err := b.enter(ctx); err != nil {
 		return err
@@ -113,12 +130,20 @@ func (b *Backend) call(ctx context.Context, name string, outputs, inputs []backe
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	defer pins.Unpin()
-	r := &runner{b: b, ctx: ctx}
-	defer func() { r.done(err) }()
-	if err := f(r); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+	r := b.newRunner(ctx)
+	defer func() { r.finish(err) }()
+	if r.trace.Progress != nil { // which wants to know how much there is in all
+		r.rehearse = true
+		if err := f(r); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		r.rehearse = false
 	}
-	if err := r.flush(); err != nil {
+	err = f(r)
+	if err == nil {
+		err = r.flush()
+	}
+	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil

@@ -95,7 +95,8 @@ func (b *Backend) grid(most, size int) (groups int, bytes uint64) {
 func (b *Backend) fastest(ctx context.Context, most int, make func(rounds int) []step) (rounds int, best time.Duration, err error) {
 	var kernel time.Duration
 	ctx = backend.WithTrace(ctx, &backend.Trace{Kernel: func(took time.Duration) { kernel += took }})
-	r := &runner{b: b, ctx: ctx}
+	r := b.newRunner(ctx)
+	defer func() { r.finish(err) }()
 	run := func(rounds int) (time.Duration, error) {
 		kernel = 0
 		begin := time.Now()
@@ -260,7 +261,7 @@ func (b *Backend) LaunchTime(ctx context.Context) (time.Duration, error) {
 }
 
 func (b *Backend) launchTime(ctx context.Context) (time.Duration, error) {
-	p, err := b.pipeline(variant{kernel: shaders.Peak})
+	p, err := b.pipeline(ctx, b.pipe(variant{kernel: shaders.Peak}))
 	if err != nil {
 		return 0, err
 	}

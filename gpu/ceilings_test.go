@@ -83,7 +83,8 @@ func TestProbesDoWhatTheyCount(t *testing.T) {
 	defer b.Close()
 	run := func(steps ...step) {
 		t.Helper()
-		r := &runner{b: b, ctx: t.Context()}
+		r := b.newRunner(t.Context())
+		defer r.finish(nil)
 		for _, s := range steps {
 			if err := r.add(s); err != nil {
 				t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
@@ -22,6 +23,7 @@ var lowered = []struct {
 	{"three workgroups a dimension cut grids", Options{Limits: gputypes.Limits{MaxComputeWorkgroupsPerDimension: 3}}},
 	{"submissions of 100,000 operations cut keys and ranges", Options{MaxWork: 1e5}},
 	{"an alignment of 1 KiB moves windows", Options{Limits: gputypes.Limits{MinStorageBufferOffsetAlignment: 1 << 10, MaxStorageBufferBindingSize: 36 << 10}}},
+	{"a budget of 20 microseconds cuts by the speed that is measured", Options{Budget: 20 * time.Microsecond}},
 	all,
 }
 
@@ -197,7 +199,7 @@ func TestSplitCoversAllWorkgroups(t *testing.T) {
 	}{{1, 65535, 1, 1e9}, {7, 3, 1, 1e9}, {10, 3, 1, 1e9}, {100, 3, 1, 1e9}, {100, 65535, 10, 25}, {5, 1, 1, 1}, {70000, 65535, 1, 1e9}, {3, 65535, 1e12, 1}} {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
 			next := 0
-			err := split(c.total, c.each, c.max, c.maxDim, func(first, n, x, y int) error {
+			err := split(c.total, func() int { return int(min(max(c.max/c.each, 1), math.MaxInt32)) }, c.maxDim, func(first, n, x, y int) error {
 				if first != next || n < 1 || x*y < n || x > c.maxDim || y > c.maxDim {
 					t.Errorf("range %d+%d in a grid of %d x %d, expected it at %d", first, n, x, y, next)
 				}

@@ -14,9 +14,10 @@
 //
 // Work is cut so that no limit of the adapter is the caller's concern: bindings
 // are windows of tensors, dispatches stay within the workgroup counts, keys come
-// in pieces that go on from one another's state, and a submission does a bounded
-// amount of work, after which the context is looked at. Results do not depend on
-// any of these cuts, to the bit.
+// in pieces that go on from one another's state, and a submission takes a bounded
+// time (Options.Budget), after which the context is looked at and a trace that came
+// with it is told of progress. Results do not depend on any of these cuts, to the
+// bit.
 //
 // What it does not do: tensors larger than the adapter's largest buffer
 // (backend.ErrMemory says so), and value heads of more than 256 columns in the
@@ -29,6 +30,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
@@ -49,22 +51,18 @@ type Options struct {
 	// MaxComputeInvocationsPerWorkgroup, MaxComputeWorkgroupsPerDimension,
 	// MinStorageBufferOffsetAlignment and MinUniformBufferOffsetAlignment.
 	Limits gputypes.Limits
-	// MaxWork is how many floating point operations one submission may hold; 0
-	// chooses by the adapter's type so that it takes well under a second.
+	// Budget is how long a cancelled call may keep the device busy; 0 means 200 ms.
+	// Submissions are sized to half of it, as two are on the device at a time, by
+	// the speed of each kernel as measured while it runs. What cannot be cut, a
+	// tile of one workgroup, may take longer.
+	Budget time.Duration
+	// MaxWork bounds the floating point operations of one submission on top of
+	// that; 0 is no bound. Tests set it to cut work the same way on any machine.
 	MaxWork float64
 	// PoolBytes bounds the device memory that is kept for reuse after its
 	// release; 0 means 64 MiB, a negative value keeps none.
 	PoolBytes int64
 }
-
-// Work of a submission unless Options say otherwise: some 0.3 s on a software
-// driver at a few GFLOP/s, 0.1 s on an integrated GPU at 200 GFLOP/s, 0.1 s on a
-// discrete one at a few TFLOP/s. Watchdogs of drivers act after 2 s or more.
-const (
-	workCPU        = 1e9
-	workIntegrated = 2e10
-	workDiscrete   = 3e11
-)
 
 func init() { backend.Register("gpu", Driver{}) }
 

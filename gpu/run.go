@@ -4,69 +4,13 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
-	"strings"
+	"time"
 
-	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
-	"github.com/seed90331342/attn/shaders"
 )
-
-// variant is a kernel with values for its constants.
-type variant struct {
-	kernel shaders.Kernel
-	consts map[string]uint32
-}
-
-// key names a variant: attention ACC=8 DVB=2 ...
-func (v variant) key() string {
-	var s strings.Builder
-	s.WriteString(v.kernel.Name)
-	for _, name := range slices.Sorted(maps.Keys(v.consts)) {
-		fmt.Fprintf(&s, " %s=%d", name, v.consts[name])
-	}
-	return s.String()
-}
-
-// pipeline compiles a variant, once.
-func (b *Backend) pipeline(v variant) (port.Pipeline, error) {
-	key := v.key()
-	b.pipes.Lock()
-	defer b.pipes.Unlock()
-	if p := b.pipes.byKey[key]; p != nil {
-		return p, nil
-	}
-	k := v.kernel
-	if k.WorkgroupMemory > int(b.limits.MaxComputeWorkgroupStorageSize) || k.Threads > int(b.limits.MaxComputeInvocationsPerWorkgroup) {
-		return nil, fmt.Errorf("kernel %s takes %d bytes of workgroup memory and %d threads, %s has %d and %d: %w",
-			k.Name, k.WorkgroupMemory, k.Threads, b.info.Name, b.limits.MaxComputeWorkgroupStorageSize,
-			b.limits.MaxComputeInvocationsPerWorkgroup, backend.ErrUnsupported)
-	}
-	src, err := k.Specialise(v.consts)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", err, backend.ErrUnsupported)
-	}
-	kinds := make([]port.BindingKind, len(k.Bindings))
-	for i, c := range k.Bindings {
-		switch c {
-		case 'r':
-			kinds[i] = port.ReadOnly
-		case 'w':
-			kinds[i] = port.ReadWrite
-		case 'u':
-			kinds[i] = port.Uniform
-		}
-	}
-	p, err := b.dev.CreatePipeline(port.PipelineDesc{Label: key, WGSL: src, Entry: "main", Bindings: kinds})
-	if err != nil {
-		return nil, translate(b.info.Name, err)
-	}
-	b.pipes.byKey[key] = p
-	return p, nil
-}
 
 // step is one dispatch: windows for all bindings but the last, which is the
 // uniform made of params.
@@ -75,7 +19,8 @@ type step struct {
 	windows []window
 	params  params
 	groups  [3]uint32
-	work    float64 // floating point operations, for the size of submissions
+	work    float64 // floating point operations, for progress
+	seconds float64 // that it is expected to take, for the size of submissions
 }
 
 // window is a span of a buffer that is bound. A nil buffer is an operand that
@@ -110,208 +55,397 @@ func (p *params) strides(base int, s backend.Strides) {
 	p.pad()
 }
 
-// maxSteps bounds the dispatches of one submission, and so its uniforms.
-const maxSteps = 128
-
-// runner collects steps into submissions of bounded work and runs them. Commands
-// of a call run in order.
-type runner struct {
-	b     *Backend
-	ctx   context.Context
-	steps []step
-	work  float64
-
-	state   port.Buffer
-	scratch []port.Buffer // to give back at the end
-}
-
-// add queues a step and runs what is queued when that is enough.
-func (r *runner) add(s step) error {
-	if len(r.steps) > 0 && (r.work+s.work > r.b.maxWork || len(r.steps) == maxSteps) {
-		if err := r.flush(); err != nil {
-			return err
-		}
-	}
-	r.steps = append(r.steps, s)
-	r.work += s.work
-	return nil
-}
-
-// stateFor returns a buffer of at least size bytes for what pieces of a call
-// leave to one another. Boxes of a call follow one another in the queue, so they
-// can share it.
-func (r *runner) stateFor(size uint64) (port.Buffer, error) {
-	if r.state != nil && r.state.Size() >= size {
-		return r.state, nil
-	}
-	buf, err := r.b.pool.get(size, storageUsage)
-	if err != nil {
-		return nil, translate(fmt.Sprintf("%s: scratch of %d bytes", r.b.info.Name, size), err)
-	}
-	r.state = buf
-	r.scratch = append(r.scratch, buf)
-	return buf, nil
-}
-
-// done gives scratch back, after the call that ended with err.
-func (r *runner) done(err error) {
-	for _, buf := range r.scratch {
-		r.give(buf, storageUsage, err)
-	}
-	r.scratch, r.state = nil, nil
-}
-
-// flush runs what is queued and waits for it.
-func (r *runner) flush() (err error) {
-	if err := r.ctx.Err(); err != nil {
-		return err
-	}
-	if len(r.steps) == 0 {
-		return nil
-	}
-	steps := r.steps
-	r.steps, r.work = r.steps[:0], 0
-
-	align := max(int(r.b.limits.MinUniformBufferOffsetAlignment), 16)
-	var data []byte
-	offsets := make([]uint64, len(steps))
-	for i, s := range steps {
-		for len(data)%align != 0 {
-			data = append(data, 0)
-		}
-		offsets[i] = uint64(len(data))
-		for _, w := range s.params {
-			data = binary.LittleEndian.AppendUint32(data, w)
-		}
-		for len(data)%16 != 0 {
-			data = append(data, 0)
-		}
-	}
-	uniform, err := r.b.pool.get(uint64(len(data)), uniformUsage)
-	if err != nil {
-		return translate(r.b.info.Name, err)
-	}
-	var copies []port.Buffer
-	defer func() {
-		for _, c := range copies {
-			r.give(c, storageUsage, err)
-		}
-		r.give(uniform, uniformUsage, err)
-	}()
-	if err := r.b.dev.Write(uniform, 0, data); err != nil {
-		return translate(r.b.info.Name, err)
-	}
-	commands := make([]port.Command, 0, len(steps))
-	for i, s := range steps {
-		p, err := r.b.pipeline(s.variant)
-		if err != nil {
-			return err
-		}
-		bindings := make([]port.Binding, 0, maxBindings)
-		for j, w := range s.windows {
-			if w.buf == nil {
-				w = window{r.b.blank[j], 0, blankBytes}
-			} else if s.variant.kernel.Bindings[j] == 'r' && s.writes(w.buf) {
-				// WebGPU does not let a dispatch read and write one buffer, even
-				// in different parts of it: read from a copy of the part.
-				c, err := r.b.pool.get(w.size, storageUsage)
-				if err != nil {
-					return translate(r.b.info.Name, err)
-				}
-				copies = append(copies, c)
-				commands = append(commands, port.Command{Src: w.buf, SrcOffset: w.offset, Dst: c, Size: w.size})
-				w = window{c, 0, w.size}
-			}
-			bindings = append(bindings, port.Binding{Buffer: w.buf, Offset: w.offset, Size: w.size})
-		}
-		bindings = append(bindings, port.Binding{Buffer: uniform, Offset: offsets[i], Size: uint64(4*len(s.params)+15) &^ 15})
-		commands = append(commands, port.Command{Pipeline: p, Bindings: bindings, Groups: s.groups})
-	}
-	t, err := r.start(commands)
-	if err != nil {
-		return err
-	}
-	return r.finish(t)
-}
-
-// start submits commands, between two looks at the device's clock when somebody
-// wants to know.
-func (r *runner) start(commands []port.Command) (port.Ticket, error) {
-	submit := r.b.dev.Submit
-	if backend.TraceOf(r.ctx).Kernel != nil {
-		submit = r.b.dev.SubmitTimed
-	}
-	t, err := submit(commands)
-	return t, translate(r.b.info.Name, err)
-}
-
-// finish waits for what start submitted.
-func (r *runner) finish(t port.Ticket) error {
-	err := r.b.dev.Wait(t)
-	if kernel := backend.TraceOf(r.ctx).Kernel; err == nil && kernel != nil {
-		took, ok, readErr := r.b.dev.Took(t)
-		if err = readErr; ok && err == nil {
-			kernel(took)
-		}
-	}
-	return translate(r.b.info.Name, err)
-}
-
-// give puts a buffer into the pool, or lets it go after an error, when a
-// submission may still use it.
-func (r *runner) give(buf port.Buffer, usage gputypes.BufferUsage, err error) {
-	if err == nil {
-		r.b.pool.put(buf, usage)
-	} else {
-		buf.Release()
-	}
-}
-
-// writes reports whether the step writes to buf.
-func (s *step) writes(buf port.Buffer) bool {
-	for j, w := range s.windows {
-		if w.buf == buf && s.variant.kernel.Bindings[j] == 'w' {
-			return true
-		}
-	}
-	return false
-}
-
-// dispatch queues total workgroups of a step, in as many dispatches as the work
-// of one submission and the limit of workgroups a dimension ask for. first and
-// last are the places in params of the range's bounds.
-func (r *runner) dispatch(s step, total int, each float64) error {
-	return split(total, each, r.b.maxWork, int(r.b.limits.MaxComputeWorkgroupsPerDimension), func(first, n, x, y int) error {
-		part := s
-		part.params = slices.Clone(s.params)
-		part.params[paramFirst], part.params[paramTotal] = uint32(first), uint32(first+n)
-		part.groups = [3]uint32{uint32(x), uint32(y), 1}
-		part.work = float64(n) * each
-		return r.add(part)
-	})
-}
-
 // The first two words of every kernel's parameters.
 const (
 	paramFirst = 0
 	paramTotal = 1
 )
 
-// split cuts total workgroups of each operations into ranges and grids: f gets
-// the first, how many, and the grid that holds them.
-func split(total int, each, maxWork float64, maxDim int, f func(first, n, x, y int) error) error {
-	most := total
-	if each > 0 {
-		most = int(min(float64(total), max(1, maxWork/each)))
+// maxSteps bounds the dispatches of one submission.
+const maxSteps = 128
+
+// runner collects steps into submissions, each of a time that is bounded by the
+// budget, and runs them, up to maxFlight at a time. Commands of a call run in
+// order. What it collects in is used again by later calls.
+//
+// With rehearse set it does nothing on the device: it adds up the work and gathers
+// the pipelines that the call needs.
+type runner struct {
+	b     *Backend
+	ctx   context.Context
+	trace *backend.Trace
+
+	rehearse bool
+	pipes    []*pipe // that a rehearsal met
+	total    float64 // operations of the call, where a rehearsal came before
+	done     float64 // operations that have ended
+	flops    float64 // of the call as Plan.FLOPs has them, where that is another total
+
+	// What is queued: steps, their windows one after the other, and their
+	// parameters as they will lie in the uniform buffer.
+	steps   []queued
+	windows []window
+	data    []byte
+	work    float64
+	seconds float64
+
+	// What push puts together.
+	commands []port.Command
+	bindings []port.Binding
+
+	flights [maxFlight]flight
+	flying  int
+	ended   time.Time // when the last one that was waited for had ended
+
+	state   port.Buffer
+	scratch []port.Buffer // to give back at the end
+}
+
+// queued is a step in the runner's memory.
+type queued struct {
+	pipe         *pipe
+	first, count int // of windows
+	offset, size int // of data
+	groups       [3]uint32
+}
+
+// flight is a submission that is on the device.
+type flight struct {
+	ticket  port.Ticket
+	slot    port.Buffer   // the uniform buffer that it reads
+	copies  []port.Buffer // that it reads in place of operands
+	began   time.Time
+	work    float64
+	seconds float64 // expected
+	pipe    *pipe   // that all of it runs, nil when there are several
+}
+
+// newRunner returns a runner for a call, which ends with finish.
+func (b *Backend) newRunner(ctx context.Context) *runner {
+	r := b.runners.Get().(*runner)
+	r.b, r.ctx, r.trace = b, ctx, backend.TraceOf(ctx)
+	return r
+}
+
+// add queues a step, and starts what is queued before it when the two are more
+// than a submission.
+func (r *runner) add(s step) error {
+	p := r.b.pipe(s.variant)
+	if r.rehearse {
+		r.total += s.work
+		if !slices.Contains(r.pipes, p) {
+			r.pipes = append(r.pipes, p)
+		}
+		return nil
 	}
+	size := (4*len(s.params) + 15) &^ 15
+	if n := len(r.steps); n > 0 {
+		at := alignUp(len(r.data), r.b.uniformAlign)
+		tooLong := r.seconds+s.seconds > r.b.share() || r.b.maxWork > 0 && r.work+s.work > r.b.maxWork
+		if tooLong || n == maxSteps || at+size > int(r.b.slots.size) {
+			if err := r.push(); err != nil {
+				return err
+			}
+		}
+	}
+	if size > int(r.b.slots.size) {
+		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer here has %d: %w",
+			s.variant.kernel.Name, size, r.b.slots.size, backend.ErrUnsupported)
+	}
+	at := alignUp(len(r.data), r.b.uniformAlign)
+	r.fill(at)
+	for _, w := range s.params {
+		r.data = binary.LittleEndian.AppendUint32(r.data, w)
+	}
+	r.fill(at + size)
+	r.steps = append(r.steps, queued{p, len(r.windows), len(s.windows), at, size, s.groups})
+	r.windows = append(r.windows, s.windows...)
+	r.work += s.work
+	r.seconds += s.seconds
+	return nil
+}
+
+// fill appends zeros up to a length of the parameters.
+func (r *runner) fill(length int) {
+	for len(r.data) < length {
+		r.data = append(r.data, 0)
+	}
+}
+
+func alignUp(n, align int) int { return (n + align - 1) / align * align }
+
+// dispatch queues total workgroups of a step, each operations each, in as many
+// dispatches as the time of one submission and the limit of workgroups a dimension
+// ask for. The first two parameters become the range of each.
+func (r *runner) dispatch(s step, total int, each float64) error {
+	p := r.b.pipe(s.variant)
+	atOnce := func() int { return r.b.atOnce(s.variant, each) }
+	return split(total, atOnce, int(r.b.limits.MaxComputeWorkgroupsPerDimension), func(first, n, x, y int) error {
+		s.params[paramFirst], s.params[paramTotal] = uint32(first), uint32(first+n)
+		s.groups = [3]uint32{uint32(x), uint32(y), 1}
+		s.work = float64(n) * each
+		s.seconds = r.b.seconds(p, n, each)
+		return r.add(s)
+	})
+}
+
+// split cuts total workgroups into ranges of at most atOnce, which is asked before
+// each, and grids: f gets the first, how many, and the grid that holds them.
+func split(total int, atOnce func() int, maxDim int, f func(first, n, x, y int) error) error {
 	maxDim = min(maxDim, math.MaxInt32)
-	most = min(most, maxDim*maxDim)
-	for first := 0; first < total; first += most {
-		n := min(most, total-first)
+	for first := 0; first < total; {
+		n := min(total-first, atOnce(), maxDim*maxDim)
 		x := min(n, maxDim)
 		if err := f(first, n, x, (n+x-1)/x); err != nil {
 			return err
 		}
+		first += n
 	}
 	return nil
+}
+
+// stateFor returns a buffer of at least size bytes for what pieces of a call
+// leave to one another, nil in a rehearsal. Boxes of a call follow one another in
+// the queue, so they can share it.
+func (r *runner) stateFor(size uint64) (port.Buffer, error) {
+	if r.rehearse || r.state != nil && r.state.Size() >= size {
+		return r.state, nil
+	}
+	buf, err := r.temp(size)
+	r.state = buf
+	return buf, err
+}
+
+// temp returns a buffer of at least size bytes with unspecified contents that goes
+// back to the pool when the call ends; nil in a rehearsal.
+func (r *runner) temp(size uint64) (port.Buffer, error) {
+	if r.rehearse {
+		return nil, nil
+	}
+	buf, err := r.b.pool.get(size, storageUsage)
+	if err != nil {
+		return nil, translate(fmt.Sprintf("%s: scratch of %d bytes", r.b.info.Name, size), err)
+	}
+	r.scratch = append(r.scratch, buf)
+	return buf, nil
+}
+
+// flush runs what is queued and waits for all that runs.
+func (r *runner) flush() error {
+	if err := r.push(); err != nil {
+		return err
+	}
+	for r.flying > 0 {
+		if err := r.land(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish ends a call that ended with err: it waits for what still runs, which is
+// the budget of a cancelled call, and gives back what the call had. The runner must
+// not be used any more.
+func (r *runner) finish(err error) {
+	for r.flying > 0 {
+		_ = r.land() // the call has its error
+	}
+	for _, buf := range r.scratch {
+		r.give(buf, err)
+	}
+	r.forget()
+	clear(r.pipes)
+	clear(r.scratch)
+	b := r.b
+	*r = runner{
+		pipes: r.pipes[:0], steps: r.steps, windows: r.windows, data: r.data,
+		commands: r.commands, bindings: r.bindings, scratch: r.scratch[:0],
+	}
+	b.runners.Put(r)
+}
+
+// push starts what is queued.
+func (r *runner) push() error {
+	defer r.forget()
+	if err := r.ctx.Err(); err != nil {
+		return err
+	}
+	if len(r.steps) == 0 {
+		return nil
+	}
+	for r.flying == maxFlight {
+		if err := r.land(); err != nil {
+			return err
+		}
+	}
+	slot, err := r.slot()
+	if err != nil {
+		return err
+	}
+	f := flight{slot: slot, work: r.work, seconds: r.seconds, pipe: r.steps[0].pipe}
+	for _, q := range r.steps {
+		if q.pipe != f.pipe {
+			f.pipe = nil
+		}
+	}
+	err = r.record(&f)
+	if err == nil {
+		f.began = time.Now()
+		f.ticket, err = r.submit()
+	}
+	if err != nil {
+		r.giveFlight(&f, err)
+		return err
+	}
+	r.flights[r.flying] = f
+	r.flying++
+	return nil
+}
+
+// forget empties the queue.
+func (r *runner) forget() {
+	clear(r.steps)
+	clear(r.windows)
+	clear(r.commands)
+	clear(r.bindings)
+	r.steps, r.windows, r.data = r.steps[:0], r.windows[:0], r.data[:0]
+	r.commands, r.bindings = r.commands[:0], r.bindings[:0]
+	r.work, r.seconds = 0, 0
+}
+
+// slot takes a uniform buffer. Only a call that has nothing on the device waits for
+// others to give theirs back, so that calls never wait for one another in a ring.
+func (r *runner) slot() (port.Buffer, error) {
+	for {
+		if slot := r.b.slots.try(); slot != nil {
+			return slot, nil
+		}
+		if r.flying == 0 {
+			return r.b.slots.wait(r.ctx)
+		}
+		if err := r.land(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// record writes the parameters and turns what is queued into commands.
+func (r *runner) record(f *flight) error {
+	if err := r.b.dev.Write(f.slot, 0, r.data); err != nil {
+		return translate(r.b.info.Name, err)
+	}
+	for i := range r.steps {
+		q := &r.steps[i]
+		p, err := r.b.pipeline(r.ctx, q.pipe)
+		if err != nil {
+			return err
+		}
+		windows := r.windows[q.first : q.first+q.count]
+		kinds := q.pipe.variant.kernel.Bindings
+		from := len(r.bindings)
+		for j, w := range windows {
+			if w.buf == nil {
+				w = window{r.b.blank[j], 0, blankBytes}
+			} else if kinds[j] == 'r' && written(windows, kinds, w.buf) {
+				// WebGPU does not let a dispatch read and write one buffer, even
+				// in different parts of it: read from a copy of the part.
+				c, err := r.b.pool.get(w.size, storageUsage)
+				if err != nil {
+					return translate(r.b.info.Name, err)
+				}
+				f.copies = append(f.copies, c)
+				r.commands = append(r.commands, port.Command{Src: w.buf, SrcOffset: w.offset, Dst: c, Size: w.size})
+				w = window{c, 0, w.size}
+			}
+			r.bindings = append(r.bindings, port.Binding{Buffer: w.buf, Offset: w.offset, Size: w.size})
+		}
+		r.bindings = append(r.bindings, port.Binding{Buffer: f.slot, Offset: uint64(q.offset), Size: uint64(q.size)})
+		r.commands = append(r.commands, port.Command{Pipeline: p, Bindings: r.bindings[from:len(r.bindings):len(r.bindings)], Groups: q.groups})
+	}
+	return nil
+}
+
+// written reports whether a dispatch with these windows writes to buf.
+func written(windows []window, kinds string, buf port.Buffer) bool {
+	for j, w := range windows {
+		if w.buf == buf && kinds[j] == 'w' {
+			return true
+		}
+	}
+	return false
+}
+
+// submit starts the commands, between two looks at the device's clock when somebody
+// wants to know.
+func (r *runner) submit() (port.Ticket, error) {
+	submit := r.b.dev.Submit
+	if r.trace.Kernel != nil {
+		submit = r.b.dev.SubmitTimed
+	}
+	t, err := submit(r.commands)
+	return t, translate(r.b.info.Name, err)
+}
+
+// land waits for the submission that was started first, learns from what it took
+// and gives back what it had.
+func (r *runner) land() error {
+	f := r.flights[0]
+	copy(r.flights[:], r.flights[1:])
+	r.flights[maxFlight-1] = flight{}
+	r.flying--
+	err := r.b.dev.Wait(f.ticket)
+	if err == nil && r.trace.Kernel != nil {
+		var took time.Duration
+		var ok bool
+		if took, ok, err = r.b.dev.Took(f.ticket); ok && err == nil {
+			r.trace.Kernel(took)
+		}
+	}
+	err = translate(r.b.info.Name, err)
+	r.giveFlight(&f, err)
+	if err != nil {
+		return err
+	}
+	r.learn(&f)
+	r.done += f.work
+	if r.trace.Progress != nil {
+		scale := 1.0
+		if r.flops > 0 && r.total > 0 {
+			scale = r.flops / r.total
+		}
+		r.trace.Progress(r.done*scale, max(r.total, r.done)*scale)
+	}
+	return nil
+}
+
+// learn compares what a submission took with what was expected. Short ones say more
+// of what a submission costs than of the kernel, and endanger nobody.
+func (r *runner) learn(f *flight) {
+	now := time.Now()
+	from := f.began
+	if r.ended.After(from) {
+		from = r.ended // it waited for the one before
+	}
+	r.ended = now
+	took := now.Sub(from).Seconds()
+	if f.pipe != nil && f.seconds > 0 && max(took, f.seconds) > r.b.share()/8 {
+		f.pipe.pace.measured(took / f.seconds)
+	}
+}
+
+func (r *runner) giveFlight(f *flight, err error) {
+	for _, c := range f.copies {
+		r.give(c, err)
+	}
+	r.b.slots.give(f.slot)
+}
+
+// give puts a buffer into the pool, or lets it go after an error, when a
+// submission may still use it.
+func (r *runner) give(buf port.Buffer, err error) {
+	if err == nil {
+		r.b.pool.put(buf, storageUsage)
+	} else {
+		buf.Release()
+	}
 }

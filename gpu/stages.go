@@ -80,7 +80,7 @@ func (b *Backend) matmul(r *runner, m product) error {
 	groups := func(x box) int { return x.len(axB) * x.len(axH) * tiles(x, axM) * tiles(x, axN) }
 	cut.state = func(x box) uint64 { return uint64(groups(x)) * tile * tile * 4 }
 	const loops = 1 + 4 + 4 + 8*(1+4) // for a chunk of 32, see matmul.wgsl
-	cut.most[axX] = longest(tile, loops, 2*tile*tile*tile, b.maxWork)
+	cut.most[axX] = longest(tile, loops, 2*tile*tile*tile, b.pieceWork(v))
 
 	all := box{hi: [nAxes]int{axB: ys[0], axH: ys[1], axM: ys[2], axN: ys[3], axX: as[3]}}
 	return cut.boxes(all, func(x box, piece int) error {
@@ -147,7 +147,7 @@ func (b *Backend) softmax(r *runner, st, lt backend.Tensor, p *backend.Problem) 
 	if p.Visible.KLen != nil {
 		cut.most[axB] = klenBatches
 	}
-	cut.most[axN] = longest(softmaxGrain, 3, softmaxOps*softmaxGrain, b.maxWork) // 3 phases
+	cut.most[axN] = longest(softmaxGrain, 3, softmaxOps*softmaxGrain, b.pieceWork(v)) // 3 phases
 	rows := func(x box) int { return x.len(axB) * x.len(axH) * x.len(axM) }
 	cut.state = func(x box) uint64 { return uint64(rows(x)) * 2 * softmaxGrain * 4 }
 	lo, hi := bounds(p.Visible)
