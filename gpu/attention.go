@@ -112,6 +112,9 @@ func (b *Backend) Attention(ctx context.Context, c *backend.Call) error {
 		if r.rehearse {
 			r.flops = float64(backend.NewPlan(c).FLOPs)
 		}
+		if x := a.decodes(); x != nil {
+			return x.run(r)
+		}
 		return a.walk(func(s step, stateBytes uint64, total int, each float64) error {
 			if stateBytes > 0 {
 				buf, err := r.stateFor(stateBytes)
@@ -148,16 +151,7 @@ func (a *attention) walk(f func(s step, stateBytes uint64, total int, each float
 // seen narrows a box to the keys that any of its rows sees, by whole tiles; at
 // least one tile stays, as the outputs must be written.
 func (a *attention) seen(x box) box {
-	lo, hi := bounds(a.c.Visible)
-	first := max(x.lo[axN], x.lo[axM]+lo)
-	last := min(x.hi[axN], x.hi[axM]-1+hi)
-	if a.c.Visible.KLen != nil {
-		longest := 0
-		for b := x.lo[axB]; b < x.hi[axB]; b++ {
-			longest = max(longest, a.c.Visible.KLen[b])
-		}
-		last = min(last, longest)
-	}
+	first, last := a.visible(x)
 	if first >= last {
 		x.hi[axN] = min(x.lo[axN]+tile, x.hi[axN])
 		return x
@@ -165,6 +159,22 @@ func (a *attention) seen(x box) box {
 	x.lo[axN] = first / tile * tile
 	x.hi[axN] = min((last+tile-1)/tile*tile, x.hi[axN])
 	return x
+}
+
+// visible returns the first of a box's keys that any of its rows sees, and the end of
+// them, by position; first >= last when there is none.
+func (a *attention) visible(x box) (first, last int) {
+	lo, hi := bounds(a.c.Visible)
+	first = max(x.lo[axN], x.lo[axM]+lo)
+	last = min(x.hi[axN], x.hi[axM]-1+hi)
+	if a.c.Visible.KLen != nil {
+		longest := 0
+		for b := x.lo[axB]; b < x.hi[axB]; b++ {
+			longest = max(longest, a.c.Visible.KLen[b])
+		}
+		last = min(last, longest)
+	}
+	return first, last
 }
 
 func (a *attention) step(x box, first, last bool) step {
@@ -283,8 +293,14 @@ func (b *Backend) Plan(c *backend.Call) (backend.Plan, error) {
 	}
 	p := backend.NewPlan(c)
 	p.Backend = b.info.Name
-	p.Path = "fused WGSL"
 	p.Limits = b.info.Limits
+	if x := a.decodes(); x != nil {
+		if err := x.plan(&p); err != nil {
+			return backend.Plan{}, fmt.Errorf("plan: %w", err)
+		}
+		return p, nil
+	}
+	p.Path = "fused WGSL"
 	pieces, keys := 0, 0
 	scratch := uint64(0)
 	err = a.walk(func(s step, stateBytes uint64, total int, each float64) error {

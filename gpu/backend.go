@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -30,6 +31,9 @@ type Backend struct {
 	uniformAlign int
 	runners      sync.Pool
 	pipes        pipes
+
+	// decodeRows is up to how many query rows a key head the decode path takes.
+	decodeRows int
 
 	// life is held for reading by every call, so that Close waits for them.
 	life   sync.RWMutex
@@ -67,6 +71,7 @@ func newBackend(dev port.Device, info backend.Info, opt Options) (*Backend, erro
 	b.firstSpeed, b.lanes = firstSpeed(info.Type)
 	b.uniformAlign = max(int(b.limits.MinUniformBufferOffsetAlignment), 16)
 	b.runners.New = func() any { return new(runner) }
+	b.decodeRows = cmp.Or(opt.decodeRows, decodeRows)
 	keep := opt.PoolBytes
 	if keep == 0 {
 		keep = defaultPoolBytes

@@ -49,6 +49,12 @@ var softmax string
 //go:embed merge.wgsl
 var merge string
 
+//go:embed decode.wgsl
+var decode string
+
+//go:embed splitmerge.wgsl
+var splitMerge string
+
 //go:embed peak.wgsl
 var peak string
 
@@ -63,18 +69,22 @@ var banks string
 
 // The kernels.
 var (
-	Attention = Kernel{"attention", attention, "rrrrrwwwu", 14848, 64}
-	Matmul    = Kernel{"matmul", matmul, "rrrwwu", 9216, 64}
-	Softmax   = Kernel{"softmax", softmax, "rrwwwu", 256, 64}
-	Merge     = Kernel{"merge", merge, "rrwwu", 0, 64}
-	Peak      = Kernel{"peak", peak, "wu", 0, 64}
-	Copy      = Kernel{"copy", copying, "rwu", 0, 64}
-	Read      = Kernel{"read", reading, "rrrrwu", 0, 64}
-	Banks     = Kernel{"banks", banks, "wu", 4096, 64}
+	Attention  = Kernel{"attention", attention, "rrrrrwwwu", 14848, 64}
+	Matmul     = Kernel{"matmul", matmul, "rrrwwu", 9216, 64}
+	Softmax    = Kernel{"softmax", softmax, "rrwwwu", 256, 64}
+	Decode     = Kernel{"decode", decode, "rrrrrwu", 14880, 128}
+	SplitMerge = Kernel{"splitmerge", splitMerge, "rwwu", 64, 128}
+	Merge      = Kernel{"merge", merge, "rrwwu", 0, 64}
+	Peak       = Kernel{"peak", peak, "wu", 0, 64}
+	Copy       = Kernel{"copy", copying, "rwu", 0, 64}
+	Read       = Kernel{"read", reading, "rrrrwu", 0, 64}
+	Banks      = Kernel{"banks", banks, "wu", 4096, 64}
 )
 
 // All lists the kernels.
-func All() []Kernel { return []Kernel{Attention, Matmul, Softmax, Merge, Peak, Copy, Read, Banks} }
+func All() []Kernel {
+	return []Kernel{Attention, Decode, SplitMerge, Matmul, Softmax, Merge, Peak, Copy, Read, Banks}
+}
 
 var constant = regexp.MustCompile(`(?m)^const ([A-Z0-9_]+): u32 = ([0-9]+)u;`)
 

@@ -1,0 +1,283 @@
+package gpu
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// decodeClass is what a class of head sizes fixes of the order of operations: the
+// prefill kernel and the decode kernel share it, so that they give the same bits.
+type decodeClass struct {
+	width int // the largest head size, of keys and of values
+	keys  int // of a tile
+	lanes int // parts of a row's sum: key j is in part j mod lanes
+	split int // keys of a split: the multiple of keys that is nearest to 1024
+}
+
+var decodeClasses = []decodeClass{
+	{32, 32, 4, 1024}, {64, 64, 8, 1024}, {80, 80, 10, 1040}, {96, 96, 12, 1056}, {128, 128, 16, 1024}, {256, 64, 16, 1024},
+}
+
+const (
+	// decodeRows is up to how many query rows a key head are decoded: none, until the
+	// prefill kernel does the same operations in the same order.
+	decodeRows    = 0
+	decodeThreads = 128
+	decodeParts   = 4 // vec4 of a row's sums, see splitmerge.wgsl
+	granuleBytes  = 16
+	chunkGranules = 512 // granules of kv in decode.wgsl
+)
+
+// decode is a fused call that runs as splits of the keys and a merge. It embeds the
+// call as the prefill path sees it.
+type decode struct {
+	*attention
+	class  decodeClass
+	splits variant
+	merge  variant
+	cut    *cutter
+	all    box // the keys that any row sees, by whole splits
+	rows   int // query rows of a workgroup
+	width  int // float32 of a row's state for a split
+}
+
+// newDecode returns a as a decode call; backend.ErrUnsupported says why it is none.
+// The bits of the result are the same on either path.
+func newDecode(a *attention) (*decode, error) {
+	d := a.d
+	group := d.Heads / d.KVHeads
+	if most := a.b.decodeRows; group*d.SeqQ > most {
+		return nil, fmt.Errorf("%d query rows a key head, decoding takes up to %d: %w", group*d.SeqQ, most, backend.ErrUnsupported)
+	}
+	x := &decode{attention: a}
+	for _, c := range decodeClasses {
+		if max(d.Dim, d.ValueDim) <= c.width {
+			x.class = c
+			break
+		}
+	}
+	if x.class.width == 0 {
+		return nil, fmt.Errorf("head size %d, decoding takes up to %d: %w", max(d.Dim, d.ValueDim), maxValueDim, backend.ErrUnsupported)
+	}
+	x.rows = rowsOf(group * d.SeqQ)
+	x.width = x.class.width + 4*decodeParts + 4
+	x.variants()
+
+	cut := a.b.newCutter(axN, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
+	cut.granule = x.class.split
+	cut.align = max(cut.align, granuleBytes)
+	cut.maxBind = cut.maxBind &^ (granuleBytes - 1)
+	x.all = x.seen(box{hi: [nAxes]int{axB: d.Batch, axH: d.Heads, axM: d.SeqQ, axN: d.SeqK, axX: 1}})
+	// All splits of a row lie side by side until they are merged.
+	splits := (x.all.len(axN) + x.class.split - 1) / x.class.split
+	if splits > maxLoops/17*8 { // splitmerge.wgsl makes 17 rounds for 8 splits
+		return nil, fmt.Errorf("%d splits of %d keys are too many for one merge: %w", splits, x.class.split, backend.ErrUnsupported)
+	}
+	rows := int(cut.maxState / uint64(4*x.width*max(splits, 1)))
+	if rows == 0 {
+		return nil, fmt.Errorf("the %d splits of a row take %d bytes of scratch, %d can be bound: %w",
+			splits, 4*x.width*splits, cut.maxState, backend.ErrUnsupported)
+	}
+	cut.most[axM] = min(rows, d.SeqQ)
+	cut.most[axH] = min(rows/cut.most[axM], d.Heads)
+	cut.most[axB] = min(rows/cut.most[axM]/cut.most[axH], d.Batch)
+	if a.c.Visible.KLen != nil {
+		cut.most[axB] = min(cut.most[axB], klenBatches)
+	}
+	x.cut = cut
+	return x, cut.boxes(x.all, func(box, int) error { return nil })
+}
+
+// seen narrows a box to the keys that any of its rows sees, by whole splits; it may
+// end empty.
+func (x *decode) seen(all box) box {
+	n := x.class.split
+	first, last := x.visible(all)
+	if first >= last {
+		all.hi[axN] = all.lo[axN]
+		return all
+	}
+	all.lo[axN] = first / n * n
+	all.hi[axN] = min((last+n-1)/n*n, all.hi[axN])
+	return all
+}
+
+// rowsOf is how many rows a workgroup takes: three variants, and not eight.
+func rowsOf(rows int) int {
+	switch {
+	case rows == 1:
+		return 1
+	case rows <= 4:
+		return 4
+	}
+	return 8
+}
+
+// variants chooses the kernels.
+func (x *decode) variants() {
+	c, dtype := x.class, x.c.Q.DType()
+	el := granuleBytes / dtype.Size()
+	quads := c.width / 4
+	// As many granules of a key at a time as the chunk holds, in a power of two.
+	gran := min(1<<(bits.Len(uint(chunkGranules/c.keys))-1), 8)
+	shift := flagBits(gran == 4)
+	vg := c.width / el
+	// As many keys as fit, a multiple of 4 that divides the tile.
+	jc := 4
+	for n := 4; n <= c.keys && n*vg <= chunkGranules; n += 4 {
+		if c.keys%n == 0 {
+			jc = n
+		}
+	}
+	below := func(n int) int { return min(1<<(bits.Len(uint(n))-1), x.rows) } // a power of two
+	loads := func(granules int) int { return (granules + decodeThreads - 1) / decodeThreads }
+	qslots, pslots := below(decodeThreads/(c.keys/2)), below(decodeThreads/quads)
+	consts := map[string]int{
+		"IN": int(dtype), "WIDE": flagBits(wide(x.c.K) && wide(x.c.V)), "EL": el, "ROWS": x.rows, "SPLIT": c.split,
+		"BC": c.keys, "TX": c.lanes, "TQ": c.keys / c.lanes / 4, "QUADS": quads,
+		"GRAN": gran, "QG": gran * el / 4, "SHIFT": shift, "KLOADS": loads(c.keys * gran),
+		"KT": c.keys / 2, "QSLOTS": qslots, "QROWS": x.rows / qslots,
+		"VLOADS": loads(jc * vg), "VG": vg, "JC": jc, "VCHUNKS": c.keys / jc,
+		"PSLOTS": pslots, "PROWS": x.rows / pslots, "WIDTH": x.width / 4,
+	}
+	x.splits = variant{shaders.Decode, map[string]uint32{}}
+	for name, v := range consts {
+		x.splits.consts[name] = uint32(v)
+	}
+	x.merge = variant{shaders.SplitMerge, map[string]uint32{
+		"SPLIT": uint32(c.split), "TX": uint32(c.lanes), "QUADS": uint32(quads), "WIDTH": uint32(x.width / 4),
+	}}
+}
+
+// wide reports whether each row of t can be read 16 bytes at a time: neighbours side
+// by side, every row on a boundary and of whole granules.
+func wide(t backend.Tensor) bool {
+	n := granuleBytes / t.DType().Size()
+	st := t.Strides()
+	return st[3] == 1 && st[0]%n == 0 && st[1]%n == 0 && st[2]%n == 0 && t.Offset()%n == 0 && t.Shape()[3]%n == 0
+}
+
+// walk calls f for each dispatch, before it is split over the workgroup counts: the
+// step with a window for the state at place state, the bytes of that, how many
+// workgroups and what each of them computes at most.
+func (x *decode) walk(f func(s step, state int, stateBytes uint64, total int, each float64) error) error {
+	return x.cut.boxes(x.all, func(all box, piece int) error {
+		n := x.class.split
+		all = x.seen(all)
+		splits := (all.len(axN) + n - 1) / n
+		rows := all.len(axB) * all.len(axH) * all.len(axM)
+		bytes := uint64(max(rows*splits, 1)) * uint64(4*x.width)
+		group := x.k.group
+		kvHeads := (all.hi[axH]-1)/group + 1 - all.lo[axH]/group
+		blocks := (min(group, all.len(axH))*all.len(axM) + x.rows - 1) / x.rows
+		err := x.cut.pieces(all, max(piece/n*n, n), func(p box, _, _ bool) error {
+			q, k, v := x.q.view(p, x.cut.align), granules(x.k.view(p, x.cut.align)), granules(x.val.view(p, x.cut.align))
+			mask, bias := x.mask.view(p, x.cut.align), x.bias.view(p, x.cut.align)
+			parts := (p.len(axN) + n - 1) / n
+			s := step{
+				variant: x.splits,
+				params:  x.params(p, blocks, kvHeads, parts, (p.lo[axN]-all.lo[axN])/n, splits, q, k, v, view{}, view{}, mask, bias),
+				windows: []window{q.window, k.window, v.window, mask.window, bias.window, {}},
+			}
+			total := p.len(axB) * kvHeads * parts * blocks
+			return f(s, 5, bytes, total, x.each*float64(x.rows*n))
+		})
+		if err != nil {
+			return err
+		}
+		o, lse := x.o.view(all, x.cut.align), x.lse.view(all, x.cut.align)
+		s := step{
+			variant: x.merge,
+			params:  x.params(all, blocks, kvHeads, splits, 0, splits, view{}, view{}, view{}, o, lse, view{}, view{}),
+			windows: []window{{}, o.window, lse.window},
+		}
+		return f(s, 0, bytes, rows, mergeOps*float64(x.width*max(splits, 1)))
+	})
+}
+
+// granules widens a window to whole granules. Buffers are made in multiples of these.
+func granules(v view) view {
+	if v.buf != nil {
+		v.size = min((v.size+granuleBytes-1)&^(granuleBytes-1), v.buf.Size()-v.offset)
+	}
+	return v
+}
+
+// params are those of decode.wgsl and of splitmerge.wgsl.
+func (x *decode) params(p box, blocks, kvHeads, parts, part0, splits int, q, k, v, o, lse, mask, bias view) params {
+	lo, hi := bounds(x.c.Visible)
+	// As in decode.wgsl, which numbers them as attention.wgsl does.
+	flags := flagBits(false, false, !x.c.LSE.IsZero(), x.c.Visible.KLen != nil, !x.mask.t.IsZero(), x.c.Softcap > 0)
+	var w params
+	w.u32(0, 0, blocks, p.len(axH), p.lo[axH], x.k.group, kvHeads, p.len(axM), p.lo[axM], p.len(axN), p.lo[axN],
+		parts, part0, splits, x.d.Dim, x.d.ValueDim)
+	w.f32(x.c.Scale)
+	w.f32(x.c.Softcap)
+	w.u32(lo, hi, flags, biasType(x.bias.t), int(x.c.O.DType()))
+	factor := x.c.Scale
+	if x.c.Softcap > 0 {
+		factor = x.c.Softcap
+	}
+	w.f32(float32(math.Log2E * float64(factor)))
+	for _, t := range []view{q, k, v, o, lse, mask, bias} {
+		w.strides(t.base, t.strides)
+	}
+	w.klen(x.c.Visible, p)
+	return w
+}
+
+// run queues the call.
+func (x *decode) run(r *runner) error {
+	return x.walk(func(s step, state int, bytes uint64, total int, each float64) error {
+		buf, err := r.stateFor(bytes)
+		if err != nil {
+			return err
+		}
+		s.windows[state] = window{buf, 0, bytes}
+		return r.dispatch(s, total, each)
+	})
+}
+
+// plan says in p how the call would run.
+func (x *decode) plan(p *backend.Plan) error {
+	splits, boxes := 0, 0
+	err := x.walk(func(s step, state int, bytes uint64, total int, each float64) error {
+		p.Scratch = max(p.Scratch, int64(bytes))
+		if state == 0 {
+			boxes++
+			splits = max(splits, int(s.params[paramSplits]))
+		}
+		atOnce := func() int { return x.b.atOnce(s.variant, each) }
+		return split(total, atOnce, int(x.b.limits.MaxComputeWorkgroupsPerDimension), func(_, _, _, _ int) error {
+			p.Chunks++
+			return nil
+		})
+	})
+	load := "16 bytes a load"
+	if x.splits.consts["WIDE"] == 0 {
+		load = "element by element, as rows do not lie on 16 bytes"
+	}
+	rows := x.k.group * x.d.SeqQ
+	p.Path = "split keys WGSL (decode)"
+	p.Why = fmt.Sprintf("%d query rows a key head, up to %d are decoded: K and V are read once for %d rows, %s, and splits of the keys fill the device; %s storage, float32 arithmetic; %s",
+		rows, x.b.decodeRows, x.rows, load, x.c.Q.DType(), x.b.pacing(x.splits))
+	p.Cut = fmt.Sprintf("%d batches x %d kv heads x up to %d splits of %d keys x %d blocks of %d rows, key tiles of %d; %d merges",
+		x.d.Batch, x.d.KVHeads, splits, x.class.split, (rows+x.rows-1)/x.rows, x.rows, x.class.keys, boxes)
+	return err
+}
+
+// paramSplits is the place of the box's splits in the parameters.
+const paramSplits = 13
+
+// decodes returns a as a decode call, or nil when it takes the other path.
+func (a *attention) decodes() *decode {
+	x, err := newDecode(a)
+	if err != nil {
+		return nil // backend.ErrUnsupported, always
+	}
+	return x
+}
