@@ -39,13 +39,13 @@ var kernelsAVX512 = Kernels{
 	dots:     dotsAVX512,
 	dotsF16:  dotsF16AVX512, dotsBF16: dotsBF16AVX512,
 	mix: mixes[float32]{
-		{mix1x1AVX512, mix1x8AVX512}, {mix4x1AVX512, mix4x4AVX512},
+		{mix1x1AVX512, mix1x8AVX512}, {mix4x1AVX512, mix4x4AVX512}, {mix8x1AVX512, mix8x2AVX512},
 	},
 	mixF16: mixes[uint16]{
-		{mixF161x1AVX512, mixF161x8AVX512}, {mixF164x1AVX512, mixF164x4AVX512},
+		{mixF161x1AVX512, mixF161x8AVX512}, {mixF164x1AVX512, mixF164x4AVX512}, {mixF168x1AVX512, mixF168x2AVX512},
 	},
 	mixBF16: mixes[uint16]{
-		{mixBF161x1AVX512, mixBF161x8AVX512}, {mixBF164x1AVX512, mixBF164x4AVX512},
+		{mixBF161x1AVX512, mixBF161x8AVX512}, {mixBF164x1AVX512, mixBF164x4AVX512}, {mixBF168x1AVX512, mixBF168x2AVX512},
 	},
 }
 
@@ -71,12 +71,12 @@ var kernelsAVX2 = Kernels{
 	dots:     dotsAVX2,
 	dotsF16:  dotsF16AVX2, dotsBF16: dotsBF16AVX2,
 	mix: mixes[float32]{
-		{mix1x1AVX2, mix1x8AVX2}, {mix4x1AVX2, mix4x4AVX2},
+		{mix1x1AVX2, mix1x8AVX2}, {mix4x1AVX2, mix4x4AVX2}, {mix8x1AVX2, mix8x2AVX2},
 	},
 	mixF16: mixes[uint16]{
-		{mixF161x1AVX2, mixF161x8AVX2}, {mixF164x1AVX2, mixF164x4AVX2},
+		{mixF161x1AVX2, mixF161x8AVX2}, {mixF164x1AVX2, mixF164x4AVX2}, {mixF168x1AVX2, mixF168x2AVX2},
 	},
 	mixBF16: mixes[uint16]{
-		{mixBF161x1AVX2, mixBF161x8AVX2}, {mixBF164x1AVX2, mixBF164x4AVX2},
+		{mixBF161x1AVX2, mixBF161x8AVX2}, {mixBF164x1AVX2, mixBF164x4AVX2}, {mixBF168x1AVX2, mixBF168x2AVX2},
 	},
 }

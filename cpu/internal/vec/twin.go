@@ -261,7 +261,7 @@ func dotsTwin[T any](t twin, decode func(T) float32) func(s *float32, lds int, k
 }
 
 func mixesTwin[T float32 | uint16](t twin, decode func(T) float32) (all mixes[T]) {
-	for i, heads := range []int{1, 4} {
+	for i, heads := range mixRows {
 		for j, vectors := range []int{1, mixStrip[i]} {
 			all[i][j] = func(o *float32, ldo int, v *T, ldv int, p *float32, ldp, keys int, alpha *float32, strips int) {
 				n := strips * vectors * t.lanes

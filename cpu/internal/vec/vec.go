@@ -65,13 +65,17 @@ type Kernels struct {
 	mixF16, mixBF16 mixes[uint16]
 }
 
-// mixes are kernels for values of type T: [0] takes one row of weights, [1] four;
-// of each [0] does one vector of elements at a time, [1] mixStrip of them.
-type mixes[T float32 | uint16] [2][2]func(o *float32, ldo int, v *T, ldv int, p *float32, ldp, keys int, alpha *float32, strips int)
+// mixes are kernels for values of type T, one for each of mixRows; of each [0] does
+// one vector of elements at a time, [1] mixStrip of them.
+type mixes[T float32 | uint16] [3][2]func(o *float32, ldo int, v *T, ldv int, p *float32, ldp, keys int, alpha *float32, strips int)
 
-// mixStrip is the vectors of elements that the wider kernels of mixes do
-// side by side: as many as there are accumulators for.
-var mixStrip = [2]int{8, 4}
+// mixRows is how many rows of weights the kernels of mixes take, and mixStrip the
+// vectors of elements that the wider ones do side by side: as many as there are
+// accumulators for.
+var (
+	mixRows  = [3]int{1, 4, 8}
+	mixStrip = [3]int{8, 4, 2}
+)
 
 // budget is how many multiply-adds of whole vectors one call of assembly does at
 // most: at one a cycle and 3 GHz 11 microseconds.
@@ -312,9 +316,9 @@ func mix[T float32 | uint16](x *Kernels, kinds *mixes[T], o []float32, ldo int, 
 	_, _, _, _ = o[(heads-1)*ldo+d-1], v[(keys-1)*ldv+d-1], p[(heads-1)*ldp+keys-1], alpha[heads-1]
 	vectors, apart := d/x.Lanes, int(unsafe.Sizeof(v[0]))*ldv
 	for h := 0; h < heads; {
-		n, kind := 1, 0
-		if h+4 <= heads {
-			n, kind = 4, 1
+		kind := len(mixRows) - 1
+		for h+mixRows[kind] > heads {
+			kind--
 		}
 		strip := mixStrip[kind]
 		if strips := vectors / strip; strips > 0 {
@@ -323,6 +327,6 @@ func mix[T float32 | uint16](x *Kernels, kinds *mixes[T], o []float32, ldo int, 
 		if c := vectors / strip * strip; c < vectors {
 			kinds[kind][0](&o[h*ldo+c*x.Lanes], 4*ldo, &v[c*x.Lanes], apart, &p[h*ldp], 4*ldp, keys, &alpha[h], vectors-c)
 		}
-		h += n
+		h += mixRows[kind]
 	}
 }

@@ -64,6 +64,12 @@ func storeF16AVX512(dst *uint16, src *float32, vectors int)
 // dotsAVX512 is Kernels.dots.
 func dotsAVX512(s *float32, lds int, k *float32, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
 
+// mix8x2AVX512 is Kernels.mix8x2.
+func mix8x2AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mix8x1AVX512 is Kernels.mix8x1.
+func mix8x1AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
 // mix4x4AVX512 is Kernels.mix4x4.
 func mix4x4AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
 
@@ -79,6 +85,12 @@ func mix1x1AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int,
 // dotsF16AVX512 is Kernels.dotsF16.
 func dotsF16AVX512(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
 
+// mixF168x2AVX512 is Kernels.mixF168x2.
+func mixF168x2AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixF168x1AVX512 is Kernels.mixF168x1.
+func mixF168x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
 // mixF164x4AVX512 is Kernels.mixF164x4.
 func mixF164x4AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
 
@@ -93,6 +105,12 @@ func mixF161x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp in
 
 // dotsBF16AVX512 is Kernels.dotsBF16.
 func dotsBF16AVX512(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixBF168x2AVX512 is Kernels.mixBF168x2.
+func mixBF168x2AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixBF168x1AVX512 is Kernels.mixBF168x1.
+func mixBF168x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
 
 // mixBF164x4AVX512 is Kernels.mixBF164x4.
 func mixBF164x4AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
@@ -166,6 +184,12 @@ func storeF16AVX2(dst *uint16, src *float32, vectors int)
 // dotsAVX2 is Kernels.dots.
 func dotsAVX2(s *float32, lds int, k *float32, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
 
+// mix8x2AVX2 is Kernels.mix8x2.
+func mix8x2AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mix8x1AVX2 is Kernels.mix8x1.
+func mix8x1AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
 // mix4x4AVX2 is Kernels.mix4x4.
 func mix4x4AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
 
@@ -181,6 +205,12 @@ func mix1x1AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, k
 // dotsF16AVX2 is Kernels.dotsF16.
 func dotsF16AVX2(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
 
+// mixF168x2AVX2 is Kernels.mixF168x2.
+func mixF168x2AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixF168x1AVX2 is Kernels.mixF168x1.
+func mixF168x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
 // mixF164x4AVX2 is Kernels.mixF164x4.
 func mixF164x4AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
 
@@ -195,6 +225,12 @@ func mixF161x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int,
 
 // dotsBF16AVX2 is Kernels.dotsBF16.
 func dotsBF16AVX2(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixBF168x2AVX2 is Kernels.mixBF168x2.
+func mixBF168x2AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+
+// mixBF168x1AVX2 is Kernels.mixBF168x1.
+func mixBF168x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
 
 // mixBF164x4AVX2 is Kernels.mixBF164x4.
 func mixBF164x4AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)

@@ -30,8 +30,8 @@ var elements = []element{
 func (a *isa) dots(e element) {
 	name := "dots" + e.suffix
 	a.text(name, "s *float32, lds int, k *"+e.ctype+", ldk int, q *float32, ldq, heads, chunks, groups int", "is Kernels."+name+".")
-	s, lds, k, ldk, q, ldq := param("s"), param("lds"), param("k"), param("ldk"), param("q"), param("ldq")
-	heads, chunks, groups := argument("heads"), argument("chunks"), argument("groups")
+	lds, ldk, ldq := param("lds"), param("ldk"), param("ldq")
+	s, k, q, heads, chunks, groups := argument("s"), argument("k"), argument("q"), argument("heads"), argument("chunks"), argument("groups")
 	c := AllocLocal(8) // there are not enough registers for all counters
 	kp, qp, sp, row, h := GP64(), GP64(), GP64(), GP64(), GP64()
 	qc, ahead := GP64(), GP64()
@@ -87,16 +87,23 @@ func (a *isa) dots(e element) {
 			t := a.transposed(rows)
 			MOVQ(qc, qp)
 			MOVQ(s, sp)
-			// Four rows at a time, so that four chains of FMAs are under way.
-			byFour("head", heads, func(n int) {
+			// Several rows at a time, so that as many chains of FMAs are under way.
+			body := func(n int) {
+				sums, queries := []reg.Register{sp}, []reg.Register{qp}
+				if n > 4 {
+					s4, q4 := GP64(), GP64()
+					LEAQ(Mem{Base: sp, Index: lds, Scale: 4}, s4)
+					LEAQ(Mem{Base: qp, Index: ldq, Scale: 4}, q4)
+					sums, queries = append(sums, s4), append(queries, q4)
+				}
 				acc := make([]reg.VecVirtual, n)
 				for r := range acc {
 					acc[r] = a.vec()
-					VMOVUPS(rowAt(sp, lds, lds3, r, 0), acc[r])
+					VMOVUPS(rowAt(sums[r/4], lds, lds3, r%4, 0), acc[r])
 				}
 				for i := range t {
 					for r := range acc {
-						m := rowAt(qp, ldq, ldq3, r, 4*i)
+						m := rowAt(queries[r/4], ldq, ldq3, r%4, 4*i)
 						if a.wide() {
 							VFMADD231PS_BCST(m, t[i], acc[r])
 							continue
@@ -107,16 +114,33 @@ func (a *isa) dots(e element) {
 					}
 				}
 				for r := range acc {
-					VMOVUPS(acc[r], rowAt(sp, lds, lds3, r, 0))
+					VMOVUPS(acc[r], rowAt(sums[r/4], lds, lds3, r%4, 0))
 				}
-				if n == 4 {
+				switch n {
+				case 8:
+					LEAQ(Mem{Base: sums[1], Index: lds, Scale: 4}, sp)
+					LEAQ(Mem{Base: queries[1], Index: ldq, Scale: 4}, qp)
+				case 4:
 					LEAQ(Mem{Base: sp, Index: lds, Scale: 4}, sp)
 					LEAQ(Mem{Base: qp, Index: ldq, Scale: 4}, qp)
-				} else {
+				default:
 					ADDQ(lds, sp)
 					ADDQ(ldq, qp)
 				}
-			})
+			}
+			if a.wide() {
+				MOVQ(heads, h)
+				CMPQ(h, Imm(8))
+				JL(LabelRef("under8"))
+				SHRQ(Imm(3), h)
+				loop("eight", h, 1, func() { body(8) })
+				Label("under8")
+				MOVQ(heads, h)
+				ANDQ(Imm(7), h)
+				byFour("head", h, body)
+			} else {
+				byFour("head", heads, body)
+			}
 			ADDQ(U32(uint32(a.lanes*e.bytes)), kp)
 			ADDQ(U32(uint32(a.bytes())), qc)
 		})
@@ -134,22 +158,19 @@ func (a *isa) dots(e element) {
 func (a *isa) mix(e element, heads, vectors int) {
 	name := fmt.Sprintf("mix%s%dx%d", e.suffix, heads, vectors)
 	a.text(name, "o *float32, ldo int, v *"+e.ctype+", ldv int, p *float32, ldp, keys int, alpha *float32, strips int", "is Kernels."+name+".")
-	o, ldo, v, ldv, p0, ldp, keys, alpha, strips := param("o"), param("ldo"), param("v"), param("ldv"), param("p"), param("ldp"), param("keys"), param("alpha"), param("strips")
-	vp, p, n := GP64(), GP64(), GP64()
-	ldp3 := tripled(ldp)
+	strips := argument("strips")
 	if !a.wide() && (heads*vectors > 12 || heads == 1 && vectors == 8 && e.bytes == 2) {
 		vectors /= 2 // there are too few registers: done in two halves
-		a.mixStrips(e, heads, vectors, 2, o, ldo, v, ldv, p0, ldp, ldp3, keys, alpha, strips, vp, p, n)
-		return
+		n := GP64()
+		MOVQ(strips, n)
+		ADDQ(n, strips)
 	}
-	a.mixStrips(e, heads, vectors, 1, o, ldo, v, ldv, p0, ldp, ldp3, keys, alpha, strips, vp, p, n)
-}
-
-func (a *isa) mixStrips(e element, heads, vectors, halves int, o, ldo, v, ldv, p0, ldp, ldp3, keys, alpha, strips, vp, p, n reg.GPVirtual) {
-	if halves == 2 {
-		ADDQ(strips, strips)
+	o, v, ldv, p0, ldp := param("o"), param("v"), param("ldv"), param("p"), param("ldp")
+	vp, n, ahead, ldp3 := GP64(), GP64(), GP64(), tripled(ldp)
+	p := []reg.GPVirtual{GP64()} // of each four rows
+	if heads > 4 {
+		p = append(p, GP64())
 	}
-	ahead := GP64()
 	loop("strip", strips, 1, func() {
 		acc := make([][]reg.VecVirtual, heads)
 		for h := range acc {
@@ -159,10 +180,13 @@ func (a *isa) mixStrips(e element, heads, vectors, halves int, o, ldo, v, ldv, p
 			}
 		}
 		MOVQ(v, vp)
-		MOVQ(p0, p)
-		MOVQ(keys, n)
+		MOVQ(p0, p[0])
+		if heads > 4 {
+			LEAQ(Mem{Base: p0, Index: ldp, Scale: 4}, p[1])
+		}
+		MOVQ(argument("keys"), n)
 		MOVQ(ldv, ahead)
-		SHLQ(Imm(4), ahead)
+		SHLQ(Imm(7), ahead)
 		ADDQ(v, ahead)
 		loop("key", n, 1, func() {
 			x := a.vecs(vectors)
@@ -176,8 +200,15 @@ func (a *isa) mixStrips(e element, heads, vectors, halves int, o, ldo, v, ldv, p
 				}
 			}
 			for h := range acc {
+				m := rowAt(p[h/4], ldp, ldp3, h%4, 0)
+				if a.wide() && heads > 4 {
+					for j := range x {
+						VFMADD231PS_BCST(m, x[j], acc[h][j])
+					}
+					continue
+				}
 				w := a.vec()
-				VBROADCASTSS(rowAt(p, ldp, ldp3, h, 0), w)
+				VBROADCASTSS(m, w)
 				for j := range x {
 					if inMemory {
 						VFMADD231PS(a.at(vp, j), w, acc[h][j])
@@ -188,10 +219,14 @@ func (a *isa) mixStrips(e element, heads, vectors, halves int, o, ldo, v, ldv, p
 			}
 			ADDQ(ldv, vp)
 			ADDQ(ldv, ahead)
-			ADDQ(Imm(4), p)
+			for i := range p {
+				ADDQ(Imm(4), p[i])
+			}
 		})
-		op := GP64()
+		op, ldo, alpha := GP64(), GP64(), GP64()
 		MOVQ(o, op)
+		MOVQ(argument("ldo"), ldo)
+		MOVQ(argument("alpha"), alpha)
 		for h := range acc {
 			w := a.vec()
 			VBROADCASTSS(Mem{Base: alpha, Disp: 4 * h}, w)

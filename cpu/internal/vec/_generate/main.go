@@ -34,6 +34,8 @@ func main() {
 		a.storeF16()
 		for _, e := range elements {
 			a.dots(e)
+			a.mix(e, 8, 2)
+			a.mix(e, 8, 1)
 			a.mix(e, 4, 4)
 			a.mix(e, 4, 1)
 			a.mix(e, 1, 8)
