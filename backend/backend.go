@@ -7,8 +7,9 @@
 // a device's memory ([Tensor]), the canonical problem with its one visibility
 // rule ([Problem], [Visibility], [Call]), the interface that a device implements
 // ([Backend]) with small optional ones beside it ([Projector], [Merger],
-// [PeakMeter], [BandwidthMeter], [LaunchMeter], [CeilingMeter]), the plan of a call ([Plan]), the registry ([Register], [Open],
-// [Devices]) and the errors.
+// [Warmer], [PeakMeter], [BandwidthMeter], [LaunchMeter], [CeilingMeter]), the plan
+// of a call ([Plan]), what calls tell while they run ([Trace]), the registry
+// ([Register], [Open], [Devices]) and the errors.
 //
 // A program picks its backends by importing them and opens one by name:
 //
@@ -162,4 +163,14 @@ type CeilingMeter interface {
 	// Ceilings measures each of them once, always the same ones in the same
 	// order. It takes some hundreds of milliseconds.
 	Ceilings(ctx context.Context) ([]Ceiling, error)
+}
+
+// Warmer is implemented by backends that compile code when a call first needs it,
+// which takes longer than most calls.
+type Warmer interface {
+	// Warmup compiles what Attention needs for c, or with staged what QK, Softmax
+	// and PV need for the same operands, and runs none of it. Operands need no
+	// memory (see [Meta]). Other sequence lengths usually need the same code. The
+	// errors are those of the calls.
+	Warmup(ctx context.Context, c *Call, staged bool) error
 }

@@ -104,27 +104,29 @@ func (b *Backend) Attention(ctx context.Context, c *backend.Call) error {
 		{Name: "q", Tensor: c.Q}, {Name: "k", Tensor: c.K}, {Name: "v", Tensor: c.V},
 		{Name: "mask", Tensor: c.Mask}, {Name: "bias", Tensor: c.Bias},
 	}
-	return b.call(ctx, "attention", out, in, func(r *runner) error {
-		a, err := b.newAttention(c)
-		if err != nil {
-			return err
-		}
-		if r.rehearse {
-			r.flops = float64(backend.NewPlan(c).FLOPs)
-		}
-		if x := a.decodes(); x != nil {
-			return x.run(r)
-		}
-		return a.walk(func(s step, stateBytes uint64, total int, each float64) error {
-			if stateBytes > 0 {
-				buf, err := r.stateFor(stateBytes)
-				if err != nil {
-					return err
-				}
-				s.windows[7] = window{buf, 0, stateBytes}
+	return b.call(ctx, "attention", out, in, func(r *runner) error { return b.attention(r, c) })
+}
+
+func (b *Backend) attention(r *runner, c *backend.Call) error {
+	a, err := b.newAttention(c)
+	if err != nil {
+		return err
+	}
+	if r.rehearse {
+		r.flops = float64(backend.NewPlan(c).FLOPs)
+	}
+	if x := a.decodes(); x != nil {
+		return x.run(r)
+	}
+	return a.walk(func(s step, stateBytes uint64, total int, each float64) error {
+		if stateBytes > 0 {
+			buf, err := r.stateFor(stateBytes)
+			if err != nil {
+				return err
 			}
-			return r.dispatch(s, total, each)
-		})
+			s.windows[7] = window{buf, 0, stateBytes}
+		}
+		return r.dispatch(s, total, each)
 	})
 }
 

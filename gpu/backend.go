@@ -13,8 +13,9 @@ import (
 )
 
 // Backend is an open WebGPU device; it implements backend.Backend,
-// backend.Projector, backend.Merger and backend.PeakMeter. Its methods are safe
-// for concurrent use: their submissions take turns on the device.
+// backend.Projector, backend.Merger, backend.Warmer and the meters of package
+// backend. Its methods are safe for concurrent use: their submissions take turns on
+// the device.
 type Backend struct {
 	dev    port.Device
 	info   backend.Info
@@ -49,6 +50,7 @@ var (
 	_ backend.Projector = (*Backend)(nil)
 	_ backend.Merger    = (*Backend)(nil)
 	_ backend.PeakMeter = (*Backend)(nil)
+	_ backend.Warmer    = (*Backend)(nil)
 )
 
 // maxBindings is the most that a kernel has (attention).

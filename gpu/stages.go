@@ -14,13 +14,15 @@ import (
 func (b *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 	out := []backend.Operand{{Name: "s", Tensor: s}}
 	in := []backend.Operand{{Name: "q", Tensor: q}, {Name: "k", Tensor: k}}
-	return b.call(ctx, "qk", out, in, func(r *runner) error {
-		kt, err := k.Swap(backend.Seq, backend.Dim)
-		if err != nil {
-			return err
-		}
-		return b.matmul(r, product{y: s, a: q, w: kt, names: [3]string{"s", "q", "k"}})
-	})
+	return b.call(ctx, "qk", out, in, func(r *runner) error { return b.scores(r, s, q, k) })
+}
+
+func (b *Backend) scores(r *runner, s, q, k backend.Tensor) error {
+	kt, err := k.Swap(backend.Seq, backend.Dim)
+	if err != nil {
+		return err
+	}
+	return b.matmul(r, product{y: s, a: q, w: kt, names: [3]string{"s", "q", "k"}})
 }
 
 // PV computes o = w·v for each batch and head; a weight of exactly 0 hides its
@@ -30,9 +32,11 @@ func (b *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 func (b *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 	out := []backend.Operand{{Name: "o", Tensor: o}}
 	in := []backend.Operand{{Name: "w", Tensor: w}, {Name: "v", Tensor: v}}
-	return b.call(ctx, "pv", out, in, func(r *runner) error {
-		return b.matmul(r, product{y: o, a: w, w: v, skip: 1, names: [3]string{"o", "w", "v"}})
-	})
+	return b.call(ctx, "pv", out, in, func(r *runner) error { return b.weighted(r, o, w, v) })
+}
+
+func (b *Backend) weighted(r *runner, o, w, v backend.Tensor) error {
+	return b.matmul(r, product{y: o, a: w, w: v, skip: 1, names: [3]string{"o", "w", "v"}})
 }
 
 // Project computes y = x·w + bias for each batch and head:

@@ -12,8 +12,8 @@
 //
 // For data that stays on the device between calls use tensors: [Attention],
 // [AttentionInto], the stages [QK], [Softmax] and [PV], [SelfAttention] with its
-// projections, [Merge] for results over parts of the keys, and [Plan] to see
-// what a call will cost before it runs.
+// projections, [Merge] for results over parts of the keys, [Plan] to see what a
+// call will cost before it runs, and [Warmup] to compile what it needs.
 //
 // Tensors are [batch, heads, seq, dim] with any strides; data that lies as
 // [batch, seq, heads, dim] is a view (Tensor.Swap), never a copy. Query heads

@@ -1,0 +1,310 @@
+package gpu
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/port/fault"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// plain is a call of one head without anything else, o and lse on the device.
+func plain(t testing.TB, b *Backend, sq, sk, d int) *backend.Call {
+	t.Helper()
+	return &backend.Call{
+		Q: upload(t, b, host(t, backend.Shape{1, 1, sq, d}, wave)),
+		K: upload(t, b, host(t, backend.Shape{1, 1, sk, d}, wave)),
+		V: upload(t, b, host(t, backend.Shape{1, 1, sk, d}, wave)),
+		O: alloc(t, b, backend.F32, backend.Shape{1, 1, sq, d}), LSE: alloc(t, b, backend.F32, backend.Shape{1, 1, sq, 1}),
+		Problem: backend.Problem{Scale: 0.3, Visible: backend.Everything()},
+	}
+}
+
+// submissions counts them on a faulty device.
+func submissions(dev *fault.Device, f func()) (n int) {
+	dev.Watch(func(call string) {
+		if call == "Submit" || call == "SubmitTimed" {
+			n++
+		}
+	})
+	f()
+	dev.Watch(nil)
+	return n
+}
+
+// A call that is cancelled at any of its submissions starts none after it, has at
+// most two on the device, and leaves everything in order.
+func TestCancelledWithinTheBudget(t *testing.T) {
+	b, dev := faulty(t, Options{MaxWork: 2e5})
+	c := plain(t, b, 100, 300, 16)
+	var want []float32
+	total := submissions(dev, func() {
+		if err := b.Attention(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		want = floats(t, b, c.O)
+	}) - 1 // the download's
+	if total < 5 {
+		t.Fatalf("%d submissions, nothing to cancel between", total)
+	}
+	b.pool.drain()
+	before := dev.Live()
+	for at := range total {
+		ctx, cancel := context.WithCancel(t.Context())
+		started, ended := 0, 0
+		dev.Watch(func(call string) {
+			switch call {
+			case "Submit":
+				if started == at {
+					cancel()
+				}
+				started++
+			case "Wait":
+				ended++
+			}
+		})
+		err := b.Attention(ctx, c)
+		dev.Watch(nil)
+		cancel()
+		// The last one may be under way when the call is told.
+		if !errors.Is(err, context.Canceled) && (at < total-1 || err != nil) {
+			t.Errorf("cancelled at submission %d: %v", at, err)
+		}
+		if started != at+1 || ended != started {
+			t.Errorf("cancelled at submission %d: %d were started, %d waited for", at, started, ended)
+		}
+		b.pool.drain()
+		if l := dev.Live(); l.Buffers != before.Buffers || l.Bytes != before.Bytes {
+			t.Errorf("cancelled at submission %d: %+v, before %+v", at, l, before)
+		}
+	}
+	if err := b.Attention(t.Context(), c); err != nil || !slices.Equal(floats(t, b, c.O), want) {
+		t.Errorf("after all of that: another result, %v", err)
+	}
+}
+
+// Two submissions of a call are on the device at a time, no more.
+func TestTwoInFlight(t *testing.T) {
+	b, dev := faulty(t, Options{MaxWork: 2e5})
+	c := plain(t, b, 100, 300, 16)
+	flying, most := 0, 0
+	dev.Watch(func(call string) {
+		switch call {
+		case "Submit":
+			flying++
+			most = max(most, flying)
+		case "Wait":
+			flying--
+		}
+	})
+	defer dev.Watch(nil)
+	if err := b.Attention(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if most != maxFlight || flying != 0 {
+		t.Errorf("at most %d in flight, %d at the end", most, flying)
+	}
+}
+
+// Progress is told in the plan's FLOPs, goes up with each submission and ends at
+// the plan's total, for calls of one piece and of many, and for the stages.
+func TestProgress(t *testing.T) {
+	b := open(t, Options{MaxWork: 4e5})
+	defer b.Close()
+	c := plain(t, b, 100, 300, 16)
+	s := alloc(t, b, backend.F32, backend.Shape{1, 1, 100, 300})
+	small := plain(t, b, 5, 7, 8)
+	plan := func(c *backend.Call) float64 { return float64(backend.NewPlan(c).FLOPs) }
+	for _, x := range []struct {
+		name  string
+		call  func(ctx context.Context) error
+		least int
+		total float64 // 0: not stated by a plan
+	}{
+		{"attention", func(ctx context.Context) error { return b.Attention(ctx, c) }, 3, plan(c)},
+		{"attention of one piece", func(ctx context.Context) error { return b.Attention(ctx, small) }, 1, plan(small)},
+		{"qk", func(ctx context.Context) error { return b.QK(ctx, s, c.Q, c.K) }, 2, 0},
+		{"softmax", func(ctx context.Context) error { return b.Softmax(ctx, s, c.LSE, &c.Problem) }, 2, 0},
+		{"pv", func(ctx context.Context) error { return b.PV(ctx, c.O, s, c.V) }, 2, 0},
+	} {
+		var done []float64
+		var total float64
+		ctx := backend.WithTrace(t.Context(), &backend.Trace{Progress: func(d, of float64) {
+			done = append(done, d)
+			if total = of; d > of {
+				t.Errorf("%s: %g of %g are done", x.name, d, of)
+			}
+		}})
+		if err := x.call(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if len(done) < x.least || x.least == 1 && len(done) != 1 {
+			t.Fatalf("%s: told %d times", x.name, len(done))
+		}
+		if !slices.IsSorted(done) || slices.Index(done, done[len(done)-1]) != len(done)-1 {
+			t.Errorf("%s: does not go up: %g", x.name, done)
+		}
+		last := done[len(done)-1]
+		if last != total || x.total > 0 && math.Abs(total-x.total) > 1e-9*x.total {
+			t.Errorf("%s: ends at %g of %g, the plan has %g", x.name, last, total, x.total)
+		}
+	}
+}
+
+// After Warmup the first call compiles nothing, fused or in stages, at any length;
+// nothing runs meanwhile, and operands need no memory.
+func TestWarmup(t *testing.T) {
+	b, dev := faulty(t, Options{})
+	var compiled []string
+	ctx := backend.WithTrace(t.Context(), &backend.Trace{Compile: func(kernel string, took time.Duration) {
+		if took <= 0 {
+			t.Errorf("%s compiled in %v", kernel, took)
+		}
+		compiled = append(compiled, kernel)
+	}})
+	for _, opt := range []kernels.Options{{Causal: true}, {Weights: true}} {
+		meta := func(s int) backend.Tensor {
+			x, err := backend.Meta(backend.F32, backend.Shape{1, 2, s, 24})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return x
+		}
+		compiled = nil
+		before := dev.Live()
+		if n := submissions(dev, func() {
+			if err := kernels.Warmup(ctx, b, meta(50), meta(70), meta(70), opt); err != nil {
+				t.Fatal(err)
+			}
+		}); n != 0 {
+			t.Errorf("%+v: %d submissions", opt, n)
+		}
+		if len(compiled) == 0 || dev.Live().Bytes != before.Bytes {
+			t.Errorf("%+v: compiled %q, %d bytes more on the device", opt, compiled, dev.Live().Bytes-before.Bytes)
+		}
+		compiled = nil
+		for _, s := range []int{70, 200} {
+			x := upload(t, b, host(t, backend.Shape{1, 2, s, 24}, wave))
+			r, err := kernels.Attention(ctx, b, x, x, x, opt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Release()
+		}
+		if len(compiled) > 0 {
+			t.Errorf("%+v: calls after Warmup compiled %q", opt, compiled)
+		}
+	}
+	// Cancelled or refused, it says so.
+	done, cancel := context.WithCancel(ctx)
+	cancel()
+	x, err := backend.Meta(backend.F16, backend.Shape{1, 1, 40, 24})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kernels.Warmup(done, b, x, x, x, kernels.Options{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	dev.Fail(0, port.ErrShader)
+	if err := kernels.Warmup(ctx, b, x, x, x, kernels.Options{}); !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("a shader that does not compile: %v", err)
+	}
+	if err := kernels.Warmup(ctx, b, x, x, x, kernels.Options{}); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+// The speed follows what submissions take, up and down, within its bounds.
+func TestPace(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		guess, real float64
+		within      int // submissions until it is within a fifth
+	}{
+		{"as guessed", 1e12, 1e12, 1},
+		{"16 times as fast", 1e12, 1.6e13, 4},
+		{"1000 times as fast", 1e9, 1e12, 8},
+		{"16 times as slow", 1e12, 6.25e10, 4},
+		{"1000 times as slow", 1e12, 1e9, 8},
+	} {
+		var p pace
+		p.start(c.guess)
+		for range c.within {
+			p.measured(p.speed() / c.real) // took so many times the expected
+		}
+		if off := p.speed() / c.real; off < 0.8 || off > 1.25 {
+			t.Errorf("%s: %.3g after %d submissions, it is %.3g", c.name, p.speed(), c.within, c.real)
+		}
+	}
+	var p pace
+	p.start(1e9)
+	p.measured(math.NaN())
+	p.measured(-1)
+	if p.speed() != 1e9 {
+		t.Errorf("clocks that jump changed the speed to %g", p.speed())
+	}
+	for range 200 {
+		p.measured(math.Inf(1))
+	}
+	if p.speed() != minSpeed {
+		t.Errorf("stuck at %g", p.speed())
+	}
+	for range 200 {
+		p.measured(1e-300)
+	}
+	if p.speed() != maxSpeed {
+		t.Errorf("stuck at %g", p.speed())
+	}
+}
+
+// Submissions get longer on a device that is faster than it was taken for, and
+// shorter with a smaller budget; results stay.
+func TestSubmissionsFollowTheBudget(t *testing.T) {
+	b, dev := faulty(t, Options{Budget: 40 * time.Millisecond})
+	c := plain(t, b, 512, 512, 64)
+	v := variant{}
+	count := func() int {
+		return submissions(dev, func() {
+			if err := b.Attention(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	count()
+	want := floats(t, b, c.O)
+	setSpeed := func(speed float64) {
+		for _, l := range b.pipes.byHash {
+			for _, p := range l {
+				p.pace.start(speed)
+				v = p.variant
+			}
+		}
+	}
+	setSpeed(1e15)
+	if n := count(); n != 1 {
+		t.Errorf("%d submissions at a speed that needs one", n)
+	}
+	setSpeed(minSpeed)
+	slow := count()
+	if slow < 4 {
+		t.Errorf("%d submissions at the lowest speed", slow)
+	}
+	if !slices.Equal(floats(t, b, c.O), want) {
+		t.Error("another result")
+	}
+	if s := b.pipe(v).pace.speed(); s <= minSpeed {
+		t.Errorf("%d submissions taught nothing, the speed is %g", slow, s)
+	}
+	for range 6 {
+		count()
+	}
+	if n := count(); n >= slow {
+		t.Errorf("%d submissions once the speed was known, %d at the lowest", n, slow)
+	}
+}

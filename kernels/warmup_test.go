@@ -1,0 +1,66 @@
+package kernels_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// warmer notes what it is asked to warm up.
+type warmer struct {
+	backend.Backend
+	calls  []backend.Call
+	staged []bool
+	err    error
+}
+
+func (w *warmer) Warmup(_ context.Context, c *backend.Call, staged bool) error {
+	w.calls, w.staged = append(w.calls, *c), append(w.staged, staged)
+	return w.err
+}
+
+func TestWarmup(t *testing.T) {
+	be := cpu.New(cpu.Options{})
+	defer be.Close()
+	meta := func(heads, seq, dim int) backend.Tensor {
+		x, err := backend.Meta(backend.F16, backend.Shape{2, heads, seq, dim})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	q, k, v := meta(4, 3, 8), meta(2, 9, 8), meta(2, 9, 5)
+	if err := kernels.Warmup(t.Context(), be, q, k, v, kernels.Options{}); err != nil {
+		t.Errorf("a backend that has nothing to compile: %v", err)
+	}
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := kernels.Warmup(done, be, q, k, v, kernels.Options{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	w := &warmer{Backend: be}
+	if err := kernels.Warmup(t.Context(), w, q, v, k, kernels.Options{}); !errors.Is(err, backend.ErrShape) || len(w.calls) > 0 {
+		t.Errorf("shapes that do not fit: %v after %d calls", err, len(w.calls))
+	}
+	for _, opt := range []kernels.Options{{Causal: true, LSE: true}, {Weights: true}} {
+		if err := kernels.Warmup(t.Context(), w, q, k, v, opt); err != nil {
+			t.Fatal(err)
+		}
+		n := len(w.calls) - 1
+		c := w.calls[n]
+		if c.O.Shape() != (backend.Shape{2, 4, 3, 5}) || c.O.DType() != backend.F16 || c.LSE.IsZero() == opt.LSE || w.staged[n] != opt.Weights {
+			t.Errorf("%+v: warmed o %v %v, lse %v, staged %v", opt, c.O.DType(), c.O.Shape(), c.LSE.Shape(), w.staged[n])
+		}
+	}
+	if w.calls[0].Visible.Right != 0 {
+		t.Errorf("the call that was warmed up is not causal: %+v", w.calls[0].Visible)
+	}
+	w.err = backend.ErrUnsupported
+	if err := kernels.Warmup(t.Context(), w, q, k, v, kernels.Options{}); !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("the backend's error: %v", err)
+	}
+}
