@@ -447,7 +447,7 @@ func (d *nativeDevice) Read(b Buffer, offset uint64, dst []byte) error {
 // read is Read under the lock.
 func (d *nativeDevice) read(b *wgpu.Buffer, offset uint64, dst []byte) error {
 	C.port_map(handleOf(b), C.size_t(offset), C.size_t(len(dst)), d.state)
-	for n, start := 0, time.Now(); d.mapStatus() == 0; n++ {
+	for start := time.Now(); d.mapStatus() == 0; {
 		if err := d.outcome(nil, ErrInvalid); err != nil {
 			return err
 		}
@@ -456,7 +456,7 @@ func (d *nativeDevice) read(b *wgpu.Buffer, offset uint64, dst []byte) error {
 			return fmt.Errorf("map did not end within %v: %w", stallLimit, ErrLost)
 		}
 		if d.dev.Poll(false, nil); d.mapStatus() == 0 {
-			time.Sleep(backoff(n))
+			pause(start)
 		}
 	}
 	if err := d.outcome(nil, ErrInvalid); err != nil {
@@ -498,11 +498,11 @@ func (d *nativeDevice) notify() { C.port_notify(handleOf(d.queue), d.state) }
 
 // drain waits for the queue under the lock, for as long as the device lives.
 func (d *nativeDevice) drain() {
-	for n, start := 0, time.Now(); d.ended() < d.submitted; n++ {
+	for start := time.Now(); d.ended() < d.submitted; {
 		if d.state.lost != 0 || time.Since(start) > stallLimit {
 			return
 		}
 		d.dev.Poll(false, nil)
-		time.Sleep(backoff(n))
+		pause(start)
 	}
 }

@@ -132,7 +132,7 @@ func (d *nativeDevice) submit(commands []Command, slot *timedSlot) (Ticket, erro
 // Wait looks at the queue again and again instead of blocking in the library:
 // its own wait gives up after 5 s and then reports work as done that is not.
 func (d *nativeDevice) Wait(t Ticket) error {
-	for n, start := 0, time.Now(); ; n++ {
+	for start := time.Now(); ; {
 		done, err := d.look(t)
 		if done || err != nil {
 			return err
@@ -143,7 +143,7 @@ func (d *nativeDevice) Wait(t Ticket) error {
 			d.mu.Unlock()
 			return fmt.Errorf("submission %d did not end within %v: %w", t, stallLimit, ErrLost)
 		}
-		time.Sleep(backoff(n))
+		pause(start)
 	}
 }
 

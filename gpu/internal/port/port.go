@@ -19,6 +19,7 @@ package port
 
 import (
 	"errors"
+	"runtime"
 	"time"
 
 	"github.com/gogpu/gputypes"
@@ -168,9 +169,19 @@ type Live struct {
 	Bytes uint64
 }
 
-// backoff returns how long to sleep before the n-th look at the queue: short
-// kernels should not wait long, long ones should leave the processor alone,
-// which a software driver needs itself.
-func backoff(n int) time.Duration {
-	return min(20*time.Microsecond<<min(n, 6), time.Millisecond)
+// spinTime is how long a wait only yields between its looks at the queue: about
+// what a short kernel takes. A sleep takes a millisecond where timers are coarse,
+// however little it is asked for.
+const spinTime = 200 * time.Microsecond
+
+// pause passes some time between two looks at the queue in a wait that began at
+// start: short kernels should not wait long, long ones should leave the processor
+// alone, which a software driver needs itself.
+func pause(start time.Time) {
+	waited := time.Since(start)
+	if waited < spinTime {
+		runtime.Gosched()
+		return
+	}
+	time.Sleep(min(waited/8, time.Millisecond))
 }

@@ -280,7 +280,7 @@ func (d *pureDevice) Read(b Buffer, offset uint64, dst []byte) error {
 		return d.outcome(err, ErrInvalid)
 	}
 	defer pending.Release()
-	for n, start := 0, time.Now(); ; n++ {
+	for start := time.Now(); ; {
 		d.dev.Poll(wgpu.PollPoll)
 		ready, err := pending.Status()
 		if err != nil {
@@ -293,7 +293,7 @@ func (d *pureDevice) Read(b Buffer, offset uint64, dst []byte) error {
 			d.lost = fmt.Errorf("map did not end within %v: %w", stallLimit, ErrLost)
 			return d.lost
 		}
-		time.Sleep(backoff(n))
+		pause(start)
 	}
 	rng, err := pb.b.MappedRange(offset, size)
 	if err != nil {

@@ -232,7 +232,7 @@ func (d *pureDevice) bind(c *Command) (*wgpu.BindGroup, *purePipeline, error) {
 
 // Wait looks at the queue's count of ended submissions until it has come to t.
 func (d *pureDevice) Wait(t Ticket) error {
-	for n, start := 0, time.Now(); ; n++ {
+	for start := time.Now(); ; {
 		d.mu.Lock()
 		err := d.usable()
 		done := err == nil && d.queue.Poll() >= uint64(t)
@@ -247,6 +247,6 @@ func (d *pureDevice) Wait(t Ticket) error {
 			d.lost = fmt.Errorf("submission %d did not end within %v: %w", t, stallLimit, ErrLost)
 			return d.lost
 		}
-		time.Sleep(backoff(n))
+		pause(start)
 	}
 }
