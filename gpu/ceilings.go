@@ -32,7 +32,7 @@ const (
 	copyBytesCPU = 64 << 20
 	moveBytes    = 64 // of a thread in a round, see copy.wgsl and banks.wgsl
 
-	readChunk   = 4096 // bytes, see read.wgsl
+	readChunk   = 8192 // bytes, see read.wgsl
 	readWindows = 4    // see read.wgsl
 	// readGroups is a prime, so that a workgroup hardly ever meets the same chunk
 	// again, which it would find in the cache of its own processor.
@@ -115,7 +115,7 @@ func (b *Backend) fastest(ctx context.Context, most int, make func(rounds int) [
 		return 0, 0, err
 	}
 	best = math.MaxInt64
-	for n, rounds := 0, min(8, most); ; {
+	for n, rounds := 0, 1; ; {
 		took, err := run(rounds)
 		if err != nil {
 			return 0, 0, err

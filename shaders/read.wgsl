@@ -1,4 +1,4 @@
-// The read ceiling: up to four buffers, over and over, by chunks of 4 KiB, one
+// The read ceiling: up to four buffers, over and over, by chunks of 8 KiB, one
 // after the other as if they were one. A workgroup takes every so-many-th chunk,
 // the grid's number of workgroups on each time:
 //
@@ -35,19 +35,31 @@ struct Params {
 @group(0) @binding(5) var<uniform> p: Params;
 
 fn read0(i: u32) -> vec4<f32> {
-    return (src0[min(i, p.last0)] + src0[min(i + 64u, p.last0)]) + (src0[min(i + 128u, p.last0)] + src0[min(i + 192u, p.last0)]);
+    let last = p.last0;
+    let a = (src0[min(i, last)] + src0[min(i + 64u, last)]) + (src0[min(i + 128u, last)] + src0[min(i + 192u, last)]);
+    let b = (src0[min(i + 256u, last)] + src0[min(i + 320u, last)]) + (src0[min(i + 384u, last)] + src0[min(i + 448u, last)]);
+    return a + b;
 }
 
 fn read1(i: u32) -> vec4<f32> {
-    return (src1[min(i, p.last1)] + src1[min(i + 64u, p.last1)]) + (src1[min(i + 128u, p.last1)] + src1[min(i + 192u, p.last1)]);
+    let last = p.last1;
+    let a = (src1[min(i, last)] + src1[min(i + 64u, last)]) + (src1[min(i + 128u, last)] + src1[min(i + 192u, last)]);
+    let b = (src1[min(i + 256u, last)] + src1[min(i + 320u, last)]) + (src1[min(i + 384u, last)] + src1[min(i + 448u, last)]);
+    return a + b;
 }
 
 fn read2(i: u32) -> vec4<f32> {
-    return (src2[min(i, p.last2)] + src2[min(i + 64u, p.last2)]) + (src2[min(i + 128u, p.last2)] + src2[min(i + 192u, p.last2)]);
+    let last = p.last2;
+    let a = (src2[min(i, last)] + src2[min(i + 64u, last)]) + (src2[min(i + 128u, last)] + src2[min(i + 192u, last)]);
+    let b = (src2[min(i + 256u, last)] + src2[min(i + 320u, last)]) + (src2[min(i + 384u, last)] + src2[min(i + 448u, last)]);
+    return a + b;
 }
 
 fn read3(i: u32) -> vec4<f32> {
-    return (src3[min(i, p.last3)] + src3[min(i + 64u, p.last3)]) + (src3[min(i + 128u, p.last3)] + src3[min(i + 192u, p.last3)]);
+    let last = p.last3;
+    let a = (src3[min(i, last)] + src3[min(i + 64u, last)]) + (src3[min(i + 128u, last)] + src3[min(i + 192u, last)]);
+    let b = (src3[min(i + 256u, last)] + src3[min(i + 320u, last)]) + (src3[min(i + 384u, last)] + src3[min(i + 448u, last)]);
+    return a + b;
 }
 
 @compute @workgroup_size(64)
@@ -60,13 +72,13 @@ fn main(
     for (var k = group.x; k < p.total; k += groups.x) {
         let c = k % p.chunks;
         if (c < p.end0) {
-            sum += read0(256u * c + t);
+            sum += read0(512u * c + t);
         } else if (c < p.end1) {
-            sum += read1(256u * (c - p.end0) + t);
+            sum += read1(512u * (c - p.end0) + t);
         } else if (c < p.end2) {
-            sum += read2(256u * (c - p.end1) + t);
+            sum += read2(512u * (c - p.end1) + t);
         } else {
-            sum += read3(256u * (c - p.end2) + t);
+            sum += read3(512u * (c - p.end2) + t);
         }
     }
     out[64u * group.x + t] = sum;
