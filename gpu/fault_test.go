@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
@@ -40,9 +41,11 @@ func faulty(t *testing.T, opt Options) (*Backend, *fault.Device) {
 }
 
 // session goes once through every kind of call: upload, alloc, attention in
-// pieces, the stages, a layer, a merge, download; and releases what it has.
+// pieces with a trace, the stages, a layer, a merge, download; and releases what it
+// has.
 func session(b *Backend) (out []float32, err error) {
 	ctx := context.Background()
+	traced := backend.WithTrace(ctx, &backend.Trace{Kernel: func(time.Duration) {}, Progress: func(_, _ float64) {}})
 	var have []backend.Tensor
 	defer func() {
 		for _, t := range have {
@@ -81,7 +84,7 @@ func session(b *Backend) (out []float32, err error) {
 		return nil, err
 	}
 	for _, f := range []func() error{
-		func() error { return b.Attention(ctx, c) },
+		func() error { return b.Attention(traced, c) },
 		func() error { return b.QK(ctx, s, q, k) },
 		func() error { return b.Softmax(ctx, s, plse, &c.Problem) },
 		func() error { return b.PV(ctx, po, s, k) },
@@ -160,12 +163,109 @@ func TestEveryCallMayFail(t *testing.T) {
 				}
 				b.pool.drain()
 			}
-			for _, call := range []string{"CreateBuffer", "Write", "Submit", "Wait", "Read"} {
+			for _, call := range []string{"CreateBuffer", "Write", "Submit", "SubmitTimed", "Wait", "Took", "Read"} {
 				if seen[call] == 0 {
 					t.Errorf("%s was never made to fail", call)
 				}
 			}
 		})
+	}
+}
+
+// TestLostDevice lets the device go away at each call of the port: that call and
+// every later one is backend.ErrDeviceLost, nothing is left behind but what the
+// backend itself holds, Close gives that back, and another Open works.
+func TestLostDevice(t *testing.T) {
+	b, dev := faulty(t, Options{MaxWork: 2e5})
+	want, err := session(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.pool.drain()
+	blank := dev.Live().Buffers
+	tried := map[string]bool{}
+	for i := 0; ; i++ {
+		dev.Lose(i)
+		_, err := session(b)
+		call := dev.Failed()
+		if call == "" {
+			if err != nil {
+				t.Fatalf("nothing was lost: %v", err)
+			}
+			break
+		}
+		if !errors.Is(err, backend.ErrDeviceLost) {
+			t.Errorf("lost at call %d, %s: %v", i, call, err)
+		}
+		b.pool.drain()
+		if l := dev.Live(); l.Buffers != blank || l.Groups != 0 {
+			t.Fatalf("lost at call %d, %s: left %+v, %d buffers belong there", i, call, l, blank)
+		}
+		if !tried[call] { // the rest asks for a device each
+			tried[call] = true
+			loseFor(t, call, want)
+		}
+		dev.Fail(-1, nil) // back again
+	}
+	for _, call := range []string{"CreateBuffer", "Write", "Submit", "SubmitTimed", "Wait", "Took", "Read"} {
+		if !tried[call] {
+			t.Errorf("the device was never lost at %s", call)
+		}
+	}
+	loseFor(t, "CreatePipeline", want)
+}
+
+// loseFor loses a device at the first call of a name for good, with tensors held.
+func loseFor(t *testing.T, call string, want []float32) {
+	t.Helper()
+	b, dev := faulty(t, Options{MaxWork: 2e5})
+	c := plain(t, b, 3, 40, 8)
+	s := alloc(t, b, backend.F32, backend.Shape{1, 1, 3, 40})
+	n := 0
+	dev.Watch(func(name string) {
+		if n++; name == call {
+			dev.Watch(nil)
+			dev.Lose(0)
+		}
+	})
+	_, err := session(b)
+	if !errors.Is(err, backend.ErrDeviceLost) || dev.Failed() != call {
+		t.Fatalf("%s: lost at %q after %d calls, %v", call, dev.Failed(), n, err)
+	}
+	ctx := t.Context()
+	h := host(t, backend.Shape{1, 1, 3, 8}, wave)
+	for name, f := range map[string]func() error{
+		"Alloc":     func() error { _, err := b.Alloc(ctx, backend.F32, backend.Shape{1, 1, 3, 8}); return err },
+		"Upload":    func() error { _, err := b.Upload(ctx, h); return err },
+		"Download":  func() error { return b.Download(ctx, h, c.O) },
+		"Attention": func() error { return b.Attention(ctx, c) },
+		"QK":        func() error { return b.QK(ctx, s, c.Q, c.K) },
+		"Softmax":   func() error { return b.Softmax(ctx, s, c.LSE, &c.Problem) },
+		"PV":        func() error { return b.PV(ctx, c.O, s, c.V) },
+		"Project":   func() error { return b.Project(ctx, c.O, s, c.V, backend.Tensor{}) },
+		"Merge":     func() error { return b.Merge(ctx, c.O, c.LSE, c.Q, s) },
+		"Warmup":    func() error { return b.Warmup(ctx, c, false) },
+		"Plan":      func() error { _, err := b.Plan(c); return err },
+		"PeakFLOPS": func() error { _, err := b.PeakFLOPS(ctx); return err },
+	} {
+		if err := f(); !errors.Is(err, backend.ErrDeviceLost) {
+			t.Errorf("lost at %s: afterwards %s gives %v", call, name, err)
+		}
+	}
+	c.O.Release()
+	if err := b.Close(); err != nil {
+		t.Errorf("lost at %s: close: %v", call, err)
+	}
+	if l := dev.Live(); l != (port.Live{}) {
+		t.Errorf("lost at %s: Close left %+v", call, l)
+	}
+	c.Q.Release() // later than Close
+	if err := b.Attention(ctx, c); !errors.Is(err, backend.ErrClosed) {
+		t.Errorf("lost at %s: after Close %v", call, err)
+	}
+	next, _ := faulty(t, Options{MaxWork: 2e5})
+	if got, err := session(next); err != nil || !slices.Equal(got, want) {
+		t.Errorf("lost at %s: the next device gives another result, %v", call, err)
 	}
 }
 

@@ -28,11 +28,11 @@ type Device struct {
 func Wrap(d port.Device) *Device { return &Device{Device: d, left: -1} }
 
 // Fail makes the n-th call from now on return err, counting from 0; the calls
-// after it go through again.
+// after it go through again. Below 0 none fails, and a device that was lost is back.
 func (d *Device) Fail(n int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.left, d.err, d.failed, d.lose = n, err, "", false
+	d.left, d.err, d.failed, d.lose, d.lost = n, err, "", false, nil
 }
 
 // Lose makes the device go away at the n-th call from now on, counting from 0: it
