@@ -1,0 +1,59 @@
+package port_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/gpu/internal/port"
+)
+
+// Once the library has reported a loss every call says so, release and Close still
+// work, in any order, and another device opens.
+func TestLost(t *testing.T) {
+	d := open(t, nil)
+	if err := d.Lost(); err != nil {
+		t.Fatalf("before: %v", err)
+	}
+	p, err := d.CreatePipeline(doublerDesc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var bufs []port.Buffer
+	for _, usage := range []gputypes.BufferUsage{storage, storage, uniform, staging} {
+		b, err := d.CreateBuffer(256, usage)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bufs = append(bufs, b)
+	}
+	dispatch := []port.Command{{Pipeline: p, Groups: [3]uint32{1, 1, 1}, Bindings: []port.Binding{
+		{Buffer: bufs[0], Size: 256}, {Buffer: bufs[1], Size: 256}, {Buffer: bufs[2], Size: 16}}}}
+	ticket, err := d.Submit(dispatch) // under way, or not, when it happens
+	if err != nil {
+		t.Fatal(err)
+	}
+	port.Lose(d)
+	for name, call := range map[string]func() error{
+		"CreateBuffer":   func() error { _, err := d.CreateBuffer(16, storage); return err },
+		"CreatePipeline": func() error { _, err := d.CreatePipeline(doublerDesc); return err },
+		"Write":          func() error { return d.Write(bufs[0], 0, words(1)) },
+		"Submit":         func() error { _, err := d.Submit(dispatch); return err },
+		"Wait":           func() error { return d.Wait(ticket + 1) },
+		"Read":           func() error { return d.Read(bufs[3], 0, make([]byte, 8)) },
+		"Lost":           d.Lost,
+	} {
+		if err := call(); !errors.Is(err, port.ErrLost) {
+			t.Errorf("%s of a lost device: %v", name, err)
+		}
+	}
+	bufs[0].Release()
+	d.Close()
+	bufs[1].Release()
+	if l := d.Live(); l != (port.Live{}) {
+		t.Errorf("Close of a lost device left %+v", l)
+	}
+	if err := roundTrip(open(t, nil)); err != nil {
+		t.Errorf("the next device: %v", err)
+	}
+}
