@@ -155,6 +155,9 @@ func (c Case) bytes() int64 {
 // none without a mask.
 type operands struct{ q, k, v, o, bias backend.Tensor }
 
+// result is where the fused call writes.
+func (op *operands) result() kernels.Result { return kernels.Result{O: op.o} }
+
 func (op *operands) release() {
 	op.q.Release()
 	op.k.Release()

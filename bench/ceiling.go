@@ -13,20 +13,26 @@ const (
 	BoundFMA Bound = "fma"
 	// BoundRead is the rate at which the operands can be read.
 	BoundRead Bound = "read"
+	// BoundLaunch is the time that the device takes for a call that does nothing.
+	BoundLaunch Bound = "launch"
 )
 
 // bind returns the ceiling that a call of so many operations and bytes meets
-// first, from what was measured: operations and bytes a second, 0 for what was
-// not. It is "" when neither was, and BoundFMA when it alone was: that a call is
-// bound by reading is never guessed.
-func bind(flops, bytes int64, peak, read float64) Bound {
-	switch {
-	case peak <= 0:
+// first, from what was measured: operations and bytes a second and the seconds of a
+// launch, 0 for what was not. It is "" without the first, and BoundFMA when it alone
+// was measured: that a call is bound by something else is never guessed.
+func bind(flops, bytes int64, peak, read, launch float64) Bound {
+	if peak <= 0 {
 		return ""
-	case read > 0 && float64(bytes)/read > float64(flops)/peak:
-		return BoundRead
 	}
-	return BoundFMA
+	bound, seconds := BoundFMA, float64(flops)/peak
+	if read > 0 && float64(bytes)/read > seconds {
+		bound, seconds = BoundRead, float64(bytes)/read
+	}
+	if launch > seconds {
+		bound = BoundLaunch
+	}
+	return bound
 }
 
 // ceilings measures the ceilings that the backend can measure, once.
@@ -44,6 +50,13 @@ func (b *bencher) ceilings(t *timing) error {
 			return err
 		}
 		t.reads = append(t.reads, read)
+	}
+	if meter, ok := b.be.(backend.LaunchMeter); ok {
+		launch, err := meter.LaunchTime(b.work)
+		if err != nil {
+			return err
+		}
+		t.launches = append(t.launches, launch.Seconds())
 	}
 	return nil
 }

@@ -12,16 +12,19 @@ func TestTheCeilingThatIsMetFirst(t *testing.T) {
 		why          string
 		flops, bytes int64
 		peak, read   float64
+		launch       float64
 		want         Bound
 	}{
-		{"prefill", 1e9, 1e6, 100e9, 10e9, BoundFMA},
-		{"decoding", 1e6, 1e6, 100e9, 10e9, BoundRead},
-		{"both at once", 10e6, 1e6, 100e9, 10e9, BoundFMA},
-		{"no bandwidth", 1e6, 1e6, 100e9, 0, BoundFMA},
-		{"no peak", 1e6, 1e6, 0, 10e9, ""},
-		{"nothing", 1e6, 1e6, 0, 0, ""},
+		{"prefill", 1e9, 1e6, 100e9, 10e9, 1e-5, BoundFMA},
+		{"decoding", 1e6, 1e6, 100e9, 10e9, 1e-5, BoundRead},
+		{"both at once", 10e6, 1e6, 100e9, 10e9, 0, BoundFMA},
+		{"a short call", 1e6, 1e6, 100e9, 10e9, 1e-3, BoundLaunch},
+		{"a short call, no bandwidth", 1e6, 1e6, 100e9, 0, 1e-3, BoundLaunch},
+		{"no bandwidth", 1e6, 1e6, 100e9, 0, 0, BoundFMA},
+		{"no peak", 1e6, 1e6, 0, 10e9, 1e-3, ""},
+		{"nothing", 1e6, 1e6, 0, 0, 0, ""},
 	} {
-		if got := bind(tc.flops, tc.bytes, tc.peak, tc.read); got != tc.want {
+		if got := bind(tc.flops, tc.bytes, tc.peak, tc.read, tc.launch); got != tc.want {
 			t.Errorf("%s: %q, want %q", tc.why, got, tc.want)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/seed90331342/attn/backend"
 )
@@ -15,12 +16,14 @@ func TestCeilings(t *testing.T) {
 		return Contender{Name: name, Backend: be, Use: func() { turns = append(turns, name) }}
 	}
 	all := &roofed{metered: metered{fake: fake{name: "cpu"}, peak: 4e9}, read: 2e9}
+	queued := &device{roofed: roofed{metered: metered{fake: fake{name: "gpu:0"}, peak: 5e9}, read: 1e9}, launch: 20 * time.Microsecond}
 	r, err := Ceilings(t.Context(), []Contender{
-		named("all", all), named("peak", &metered{fake: fake{name: "cpu"}, peak: 3e9}), named("none", &fake{name: "cpu"})})
+		named("all", all), named("peak", &metered{fake: fake{name: "cpu"}, peak: 3e9}), named("none", &fake{name: "cpu"}),
+		named("gpu:0", queued)}, "npu · none")
 	if err != nil || r.Err() != nil {
 		t.Fatal(err, r.Err())
 	}
-	if len(r.Ceilings) != 3 || strings.Join(turns[:6], " ") != "all peak none all peak none" {
+	if len(r.Ceilings) != 4 || strings.Join(turns[:8], " ") != "all peak none gpu:0 all peak none gpu:0" {
 		t.Fatalf("%+v after %v", r.Ceilings, turns)
 	}
 	c := r.Ceilings[0]
@@ -30,9 +33,15 @@ func TestCeilings(t *testing.T) {
 	if c := r.Ceilings[1]; *c.GFLOPS != 3 || c.MemoryGBS != nil || c.CacheGBS != nil {
 		t.Errorf("%+v: what no one measured must be null", c)
 	}
+	if c := r.Ceilings[3]; *c.GFLOPS != 5 || *c.LaunchS != 20e-6 || len(c.Others) != 2 || c.Others[0] != (Rate{"copy", ceilingRounds}) ||
+		c.Others[1] != (Rate{"upload", 7}) || queued.asked != DeviceCacheBytes {
+		t.Errorf("the best of what a device measures is %+v; %d bytes were read last", c, queued.asked)
+	}
 	var out strings.Builder
 	if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "     all        2             4.00               2.00              2.00\n") ||
-		!strings.Contains(out.String(), "    none        2                -                  -                 -\n") {
+		!strings.Contains(out.String(), "    none        2                -                  -                 -\n") ||
+		!strings.Contains(out.String(), "   gpu:0        -             5.00               1.00              1.00\n") ||
+		!strings.Contains(out.String(), "\ngpu:0 · pretended · fake v1 · \n  empty launch         20.0 µs\n  copy                    5.00 GB/s\n  upload                  7.00 GB/s\n\nnpu · none\n") {
 		t.Errorf("%v, the table is:\n%s", err, &out)
 	}
 }

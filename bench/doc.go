@@ -13,11 +13,17 @@
 // float64: a case that is off by more than its bound is marked wrong and gets no
 // figure.
 //
-// There are two ceilings: how fast the device computes (backend.PeakMeter) and how
-// fast it reads this case's operands (backend.BandwidthMeter). A figure stands
+// There are three ceilings: how fast the device computes (backend.PeakMeter), how
+// fast it reads this case's operands (backend.BandwidthMeter) and, behind a queue,
+// how long a call takes that does nothing (backend.LaunchMeter). A figure stands
 // beside the one that binds ([Bound]): prefill is bound by the first, decoding by
-// the second. [Ceilings] measures them alone, and [Compare] several ways to
-// compute the same call, in turns.
+// the second, short calls by the third. [Ceilings] measures them alone, with what
+// else a device tells of itself (backend.CeilingMeter), [Compare] several ways to
+// compute the same call, in turns, and [Plans] says how cases would run.
+//
+// A device that has a clock of its own, and a backend that reads it, also say how
+// much of a call is computing (backend.Trace). Compiling and moving inputs come
+// once, before the repetitions, and are told apart.
 //
 // Without lengths of its own it doubles the sequence length for as long as the
 // cost of the last case predicts that the next one is affordable. What does not

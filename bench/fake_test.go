@@ -200,6 +200,54 @@ func (m *roofed) ReadBandwidth(_ context.Context, operands ...backend.Tensor) (f
 	return m.read, nil
 }
 
+// device is a fake with a queue and a clock.
+type device struct {
+	roofed
+	launch time.Duration
+	rounds float64
+	// part is how much of a call its clock says that it computes; 0: no clock.
+	part float64
+	// compiled says whether the first call has compiled.
+	compiled bool
+}
+
+func (m *device) Info() backend.Info {
+	info := m.roofed.Info()
+	info.Threads = 0
+	return info
+}
+
+func (m *device) LaunchTime(context.Context) (time.Duration, error) { return m.launch, nil }
+
+func (m *device) Ceilings(context.Context) ([]backend.Ceiling, error) {
+	m.rounds++
+	return []backend.Ceiling{{Name: "copy", BytesPerSecond: m.rounds * 1e9}, {Name: "upload", BytesPerSecond: 7e9}}, nil
+}
+
+func (m *device) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
+	if move := backend.TraceOf(ctx).Move; move != nil {
+		move(host.Bytes(), time.Duration(host.Bytes())) // 1 GB/s
+	}
+	return m.roofed.Upload(ctx, host)
+}
+
+func (m *device) Attention(ctx context.Context, c *backend.Call) error {
+	trace := backend.TraceOf(ctx)
+	if trace.Compile != nil && !m.compiled {
+		trace.Compile("attention", 2*time.Second)
+		trace.Compile("merge", time.Second)
+	}
+	m.compiled = true
+	begin := time.Now()
+	err := m.roofed.Attention(ctx, c)
+	if trace.Kernel != nil && m.part > 0 {
+		took := time.Duration(m.part * float64(time.Since(begin)) / 2)
+		trace.Kernel(took)
+		trace.Kernel(took)
+	}
+	return err
+}
+
 // products writes the sum over n of the products of the elements of a and b that
 // at says.
 func products(out, a, b backend.Tensor, at func(out [4]int, n int) (a, b [4]int), n int) error {

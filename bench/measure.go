@@ -31,8 +31,19 @@ type timing struct {
 	calls, stages []float64
 	peaks         []float64 // fused multiply-adds, operations a second
 	reads         []float64 // of the operands, bytes a second
-	allocs        int64
-	check         kernels.CheckReport
+	launches      []float64 // of an empty kernel, seconds
+	// kernels are calls by the device's own clock, listened the same calls by
+	// the wall's, which are no repetitions; clock says that there is one.
+	clock             bool
+	kernels, listened []float64
+	// compile, compiled, move and moved are those of told, until the first
+	// repetition.
+	compile  time.Duration
+	compiled int
+	move     time.Duration
+	moved    int64
+	allocs   int64
+	check    kernels.CheckReport
 }
 
 // bencher measures one case on one backend.
@@ -108,9 +119,12 @@ func (b *bencher) cut(why string) (free func()) {
 func (b *bencher) begin() (more bool, err error) {
 	b.t.allocs, b.last = math.MaxInt64, b.work
 	b.step("inputs")
-	if b.op, err = b.c.load(b.work, b.be, b.seed); err != nil {
+	var h heard
+	if b.op, err = b.c.load(h.listen(b.work), b.be, b.seed); err != nil {
 		return false, b.stopped(err)
 	}
+	loaded := h.take()
+	b.t.move, b.t.moved = loaded.move, loaded.moved
 	// Garbage of the case before must not be collected on this one's time.
 	runtime.GC()
 
@@ -183,6 +197,7 @@ func (b *bencher) probe() (t timing, err error) {
 	if t.warm, err = b.warm(); err != nil {
 		return t, err
 	}
+	t.compile, t.compiled = b.t.compile, b.t.compiled
 	if _, err = b.prepareStages(t.warm); err != nil || b.staged.Weights.IsZero() {
 		return t, err
 	}
@@ -195,31 +210,40 @@ func (b *bencher) probe() (t timing, err error) {
 // the last one.
 func (b *bencher) warm() (float64, error) {
 	total, last := 0.0, 0.0
+	var h heard
 	for n := 0; n == 0 || n < warmCalls && total < warmSeconds; n++ {
+		ctx := b.work
+		if n == 0 { // the one that compiles
+			ctx = h.listen(ctx)
+		}
 		var err error
-		if last, err = b.time(kernels.Result{O: b.op.o}); err != nil {
+		if last, err = b.timeIn(ctx, b.op.result()); err != nil {
 			return 0, err
 		}
 		total += last
 	}
+	b.t.prepared(h.take())
 	return last, nil
 }
 
 // time runs one call into out and returns its seconds, its completion included.
-func (b *bencher) time(out kernels.Result) (float64, error) {
+func (b *bencher) time(out kernels.Result) (float64, error) { return b.timeIn(b.work, out) }
+
+// timeIn is time in a context of its own.
+func (b *bencher) timeIn(ctx context.Context, out kernels.Result) (float64, error) {
 	begin := time.Now()
-	err := kernels.AttentionInto(b.work, b.be, out, b.op.q, b.op.k, b.op.v, b.c.options(b.op.bias))
+	err := kernels.AttentionInto(ctx, b.be, out, b.op.q, b.op.k, b.op.v, b.c.options(b.op.bias))
 	return time.Since(begin).Seconds(), err
 }
 
 // verify recomputes rows of the output in float64.
 func (b *bencher) verify(ctx context.Context, seed uint64) (kernels.CheckReport, error) {
-	return kernels.Check(ctx, b.be, b.op.q, b.op.k, b.op.v, kernels.Result{O: b.op.o}, b.c.options(b.op.bias),
+	return kernels.Check(ctx, b.be, b.op.q, b.op.k, b.op.v, b.op.result(), b.c.options(b.op.bias),
 		kernels.CheckOptions{Rows: b.rows, Seed: seed})
 }
 
-// round measures once around: the ceilings, the calls with their allocations, the
-// three stages. What is compared lies close together in time.
+// round measures once around: the ceilings, the calls with their allocations, a call
+// by the device's clock, the three stages. What is compared lies close together in time.
 func (b *bencher) round(t *timing, each int) error {
 	if err := b.ceilings(t); err != nil {
 		return fmt.Errorf("ceiling: %w", err)
@@ -229,7 +253,7 @@ func (b *bencher) round(t *timing, each int) error {
 	t.calls = append(t.calls, make([]float64, each)...)[:first] // not grown while counting
 	runtime.ReadMemStats(&before)
 	for range each {
-		seconds, err := b.time(kernels.Result{O: b.op.o})
+		seconds, err := b.time(b.op.result())
 		if err != nil {
 			return err
 		}
@@ -241,6 +265,12 @@ func (b *bencher) round(t *timing, each int) error {
 	runtime.ReadMemStats(&after)
 	// Another goroutine's allocations can only add: the least is the call's.
 	t.allocs = min(t.allocs, int64(after.Mallocs-before.Mallocs)/int64(len(t.calls)-first))
+	if b.stop() != "" {
+		return nil
+	}
+	if err := b.kernel(t); err != nil {
+		return err
+	}
 	if b.staged.Weights.IsZero() || b.stop() != "" || sum(t.stages) > targetSeconds {
 		return nil // a comparison needs fewer digits than the figure
 	}

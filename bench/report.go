@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/seed90331342/attn/backend"
 )
 
 // Schema is the version of the JSON form of a [Report]. Later versions only add
@@ -92,8 +94,10 @@ type Measurement struct {
 	// missing.
 	Status Status `json:"status"`
 	Note   string `json:"note"`
-	// Path is the code that ran, as the backend's plan names it.
-	Path string `json:"path"`
+	// Path is the code that ran, as the backend's plan names it, and Plan all of
+	// that plan; null when there was none.
+	Path string        `json:"path"`
+	Plan *backend.Plan `json:"plan"`
 	// Repetitions is how many calls the times are taken from.
 	Repetitions int `json:"repetitions"`
 	// PredictedS is the time in seconds that the cases before predicted for a
@@ -104,6 +108,17 @@ type Measurement struct {
 	// seconds, inputs and outputs in place.
 	MedianS *float64 `json:"median_s"`
 	MinS    *float64 `json:"min_s"`
+	// KernelS is the median time in seconds that the device computes in a call, by
+	// its own clock, in calls beside the repetitions; null where the device or its
+	// library has none.
+	KernelS *float64 `json:"kernel_s"`
+	// CompileS is how long, in seconds, the Compiled kernels took to compile that
+	// the case needed first. MoveS is how long MovedBytes of inputs took to the
+	// device. Both are outside the times of calls.
+	CompileS   *float64 `json:"compile_s"`
+	Compiled   int      `json:"compiled"`
+	MoveS      *float64 `json:"move_s"`
+	MovedBytes int64    `json:"moved_bytes"`
 	// FLOPs counts 2·(D+Dv) operations for each visible pair of a query and a
 	// key; softmax is not counted.
 	FLOPs int64 `json:"flops"`
@@ -123,9 +138,13 @@ type Measurement struct {
 	// operands of this case over and over, from the cache that they fit or from
 	// memory, in 10^9 bytes a second, measured between the repetitions.
 	CeilingGBS *float64 `json:"ceiling_gbs"`
-	// Bound is the ceiling that the call meets first: "fma" when FLOPs take
-	// longer at CeilingGFLOPS than Bytes at CeilingGBS, else "read"; "" when it
-	// is not known. PercentOfBound is GFLOPS or GBS in percent of that ceiling.
+	// LaunchS is the median time in seconds of a call that does nothing, as the
+	// backend measures it between the repetitions.
+	LaunchS *float64 `json:"launch_s"`
+	// Bound is the ceiling that the call meets first, which is what takes longest:
+	// "fma" (FLOPs at CeilingGFLOPS), "read" (Bytes at CeilingGBS) or "launch"
+	// (LaunchS); "" when it is not known. PercentOfBound is GFLOPS or GBS in
+	// percent of that ceiling, or LaunchS in percent of MedianS.
 	Bound          Bound    `json:"bound"`
 	PercentOfBound *float64 `json:"percent_of_bound"`
 	// StagesS is the median time in seconds of the same call as three stages

@@ -48,6 +48,14 @@ func sample() *Report {
 	wrong := row("gpu:0", 256)
 	wrong.Status, wrong.Note, wrong.Threads = Wrong, "WRONG: o[0,3,17,5] is 1.5, should be 0.25", 0
 	wrong.MaxError, wrong.ErrorBound = f(1.25), f(7.25e-5)
+	short := row("gpu:0", 64)
+	short.Threads, short.Status, short.Repetitions, short.Path = 0, OK, 100, "fused WGSL"
+	short.MedianS, short.MinS, short.KernelS, short.GFLOPS, short.CeilingGFLOPS, short.Percent = f(0.00006), f(0.00005), f(0.000015), f(69.9), f(60000), f(0.12)
+	short.Bytes, short.GBS, short.CeilingGBS, short.LaunchS, short.Bound, short.PercentOfBound = 393216, f(6.55), f(3000), f(0.00003), BoundLaunch, f(50)
+	short.CompileS, short.Compiled, short.MoveS, short.MovedBytes = f(0.25), 2, f(0.001), 294912
+	short.Allocs, short.MaxError, short.ErrorBound = n(9), f(1e-7), f(1e-4)
+	short.Plan = &backend.Plan{Backend: "gpu:0", Path: "fused WGSL", Why: "it fits", Pairs: 4096, FLOPs: 4194304, Bytes: 393216, Chunks: 1, Cut: "8 heads",
+		Limits: []backend.Limit{{Name: "binding", Value: 1 << 27}}}
 	return &Report{
 		Schema: Schema,
 		Environment: Environment{Date: "2026-01-02T03:04:05Z", GoVersion: "go1.26.0", OS: "linux", Arch: "amd64", CPU: "Some CPU", CPUs: 4, Threads: 2,
@@ -57,8 +65,9 @@ func sample() *Report {
 				{Name: "gpu:0", Device: "Some GPU", Type: backend.Discrete, Provider: "wgpu v1", Driver: "driver 2", Limits: []backend.Limit{{Name: "binding", Value: 1 << 27}}},
 			},
 			Missing: []string{"npu · none: no usable device"}},
-		Cases:    []Measurement{ok, large, read, skipped, wrong},
-		Ceilings: []Ceiling{{Contender: "avx2", Backend: "cpu", Threads: 2, GFLOPS: f(234.5), MemoryGBS: f(45.5)}},
+		Cases: []Measurement{ok, large, read, skipped, short, wrong},
+		Ceilings: []Ceiling{{Contender: "avx2", Backend: "cpu", Threads: 2, GFLOPS: f(234.5), MemoryGBS: f(45.5), Others: []Rate{}},
+			{Contender: "gpu:0", Backend: "gpu:0", GFLOPS: f(60000), LaunchS: f(0.00003), Others: []Rate{{"copy", 3900}}}},
 	}
 }
 
@@ -146,7 +155,7 @@ func TestJSONHoldsEveryField(t *testing.T) {
 	for i, c := range loose.Cases {
 		for _, name := range strings.Fields(`backend provider variant dtype batch heads kv_heads seq_q seq_k dim causal threads
 			median_s gflops ceiling_gflops percent max_error error_bound allocs speedup_vs_stages flops
-			bytes gbs ceiling_gbs bound percent_of_bound window_left window_right softcap mask`) {
+			bytes gbs ceiling_gbs bound percent_of_bound kernel_s launch_s compile_s move_s plan window_left window_right softcap mask`) {
 			if _, ok := c[name]; !ok {
 				t.Errorf("case %d has no %s, only %v", i, name, slices.Sorted(maps.Keys(c)))
 			}

@@ -44,10 +44,7 @@ func Run(ctx context.Context, backends []backend.Backend, cfg Config) (*Report, 
 // newRunner begins a run. The caller calls free at its end.
 func newRunner(ctx context.Context, cfg Config, backends int) (r *runner, free func()) {
 	r = &runner{ctx: ctx, cfg: cfg, begin: time.Now(), backends: backends}
-	env := environment(r.begin)
-	env.Seed, env.CheckedRows, env.BudgetS = cfg.Seed, cfg.Rows, cfg.Budget.Seconds()
-	env.Missing = append(env.Missing, cfg.Missing...)
-	r.report = &Report{Schema: Schema, Environment: env, Cases: []Measurement{}, Ceilings: []Ceiling{}}
+	r.report = newReport(cfg)
 
 	budget, spent := context.WithoutCancel(ctx), func() {}
 	if cfg.Budget > 0 {
@@ -57,6 +54,14 @@ func newRunner(ctx context.Context, cfg Config, backends int) (r *runner, free f
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
 	r.work = work
 	return r, func() { stop(); cancel(); spent() }
+}
+
+// newReport begins a report.
+func newReport(cfg Config) *Report {
+	env := environment(time.Now())
+	env.Seed, env.CheckedRows, env.BudgetS = cfg.Seed, cfg.Rows, cfg.Budget.Seconds()
+	env.Missing = append(env.Missing, cfg.Missing...)
+	return &Report{Schema: Schema, Environment: env, Cases: []Measurement{}, Ceilings: []Ceiling{}}
 }
 
 // runner is a run under way.
@@ -162,7 +167,7 @@ func (r *runner) prepare(be backend.Backend, c Case) (Measurement, *bencher) {
 	if err != nil {
 		return failed(m, err), nil
 	}
-	m.FLOPs, m.Bytes, m.Path = plan.FLOPs, c.moved(plan), plan.Path
+	m.FLOPs, m.Bytes, m.Path, m.Plan = plan.FLOPs, c.moved(plan), plan.Path, &plan
 	need := c.bytes()
 	if free := freeMemory(); need < 0 || free > 0 && need > free {
 		m.Note = fmt.Sprintf("not run: needs %s, %s are free", size(float64(uint64(need))), size(float64(free)))
@@ -172,7 +177,7 @@ func (r *runner) prepare(be backend.Backend, c Case) (Measurement, *bencher) {
 		m.Note = fmt.Sprintf("not run: takes %s, a sweep ends at %s (give --seq for more)", size(float64(need)), size(sweepBytes))
 		return m, nil
 	}
-	r.approach(be, c)
+	approached := r.approach(be, c)
 	predicted := r.call.predict(plan.FLOPs)
 	if r.call.known() {
 		m.PredictedS = &predicted
@@ -181,7 +186,7 @@ func (r *runner) prepare(be backend.Backend, c Case) (Measurement, *bencher) {
 		return m, nil
 	}
 	return m, &bencher{be: be, c: c, work: r.work, stop: r.stop, seed: r.cfg.Seed, rows: r.cfg.Rows, left: r.left,
-		stageTime: r.stage.predict(int64(product(c.weightsShape())))}
+		stageTime: r.stage.predict(int64(product(c.weightsShape()))), t: approached}
 }
 
 // row returns what is known of a case before it runs.
@@ -225,26 +230,30 @@ func (r *runner) learn(c Case, flops int64, t timing) {
 }
 
 // approach times shorter calls, doubling, until one takes long enough to predict
-// c, which may be thousands of times the case before it.
-func (r *runner) approach(be backend.Backend, c Case) {
+// c, which may be thousands of times the case before it. It returns what they
+// compiled, which c need not.
+func (r *runner) approach(be backend.Backend, c Case) (first timing) {
 	for r.stop() == "" && r.call.seconds < probeSeconds {
 		short := r.cfg.at(max(sweepStart, 2*r.seq))
 		if short.Dims.SeqK >= c.Dims.SeqK {
-			return
+			break
 		}
 		plan, err := short.plan(be)
 		if err != nil {
-			return // the case itself says so
+			break // the case itself says so
 		}
 		if admit(r.call.predict(plan.FLOPs), 0, r.left()) != "" {
-			return // the case is even longer
+			break // the case is even longer
 		}
 		b := bencher{be: be, c: short, work: r.work, stop: r.stop, seed: r.cfg.Seed, left: r.left}
 		b.step = r.follow(be.Info().Name, short)
 		t, err := b.probe()
 		if err != nil {
-			return
+			break
 		}
+		first.compile += t.compile
+		first.compiled += t.compiled
 		r.learn(short, plan.FLOPs, t)
 	}
+	return first
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -23,7 +24,7 @@ type column struct {
 
 // The columns of a backend's table.
 var columns = []column{
-	{"S", 9}, {"time", 9}, {"GFLOP/s", 9}, {"GB/s", 7}, {"ceiling", 10}, {"%", 6}, {"", barWidth}, {"vs stages", 9}, {"allocs", 7}, {"error / bound", 19},
+	{"S", 9}, {"time", 9}, {"GFLOP/s", 9}, {"GB/s", 7}, {"ceiling", 11}, {"%", 6}, {"", barWidth}, {"vs stages", 9}, {"allocs", 7}, {"error / bound", 19},
 }
 
 // heads writes the heads of columns and the rule that sets them apart.
@@ -119,16 +120,55 @@ func (r *Report) block(b *strings.Builder, info backend.Info) {
 	} else {
 		b.WriteString(" · ceiling not measured\n")
 	}
-	heads(b, columns)
+	timed := slices.ContainsFunc(r.Cases, func(m Measurement) bool { return m.Backend == info.Name && m.KernelS != nil })
+	table := columns
+	if timed {
+		table = slices.Insert(slices.Clone(columns), kernelAt, column{"kernel", columns[kernelAt-1].width})
+	}
+	heads(b, table)
 	for _, c := range r.Cases {
 		if c.Backend == info.Name {
-			c.row(b)
+			c.row(b, table, timed)
 		}
+	}
+	r.beside(b, info)
+}
+
+// kernelAt is where the column of the device's own time stands: after the time.
+const kernelAt = 2
+
+// beside writes what a backend's cases cost once: compiling, and moving inputs.
+func (r *Report) beside(b *strings.Builder, info backend.Info) {
+	var compile, move float64
+	var compiled int
+	var moved int64
+	for _, c := range r.Cases {
+		if c.Backend != info.Name {
+			continue
+		}
+		compiled += c.Compiled
+		moved += c.MovedBytes
+		if c.CompileS != nil {
+			compile += *c.CompileS
+		}
+		if c.MoveS != nil {
+			move += *c.MoveS
+		}
+	}
+	var parts []string
+	if compiled > 0 {
+		parts = append(parts, fmt.Sprintf("%s compiled in %s", count(compiled, "kernel"), duration(compile)))
+	}
+	if moved > 0 && move > 0 {
+		parts = append(parts, fmt.Sprintf("%s of inputs moved in %s, %s GB/s", size(float64(moved)), duration(move), number3(float64(moved)/move/1e9)))
+	}
+	if len(parts) > 0 {
+		fmt.Fprintf(b, "once, beside these times: %s\n", strings.Join(parts, "; "))
 	}
 }
 
 // row writes a case as a row of its backend's table.
-func (m *Measurement) row(b *strings.Builder) {
+func (m *Measurement) row(b *strings.Builder, table []column, timed bool) {
 	seq := strconv.Itoa(m.SeqK)
 	if m.Status == NotRun || m.Status == Failed {
 		// Nothing to put in the columns: the words take their place.
@@ -136,8 +176,11 @@ func (m *Measurement) row(b *strings.Builder) {
 		return
 	}
 	cells := append([]string{seq}, m.speed()...)
+	if timed {
+		cells = slices.Insert(cells, kernelAt, shown(m.KernelS, duration))
+	}
 	cells = append(cells, shown(m.SpeedupVsStages, func(x float64) string { return number3(x) + "x" }))
-	line(b, columns, append(cells, m.cost()...), m.status())
+	line(b, table, append(cells, m.cost()...), m.status())
 }
 
 // shown writes a figure; "-" when it was not measured.
@@ -151,8 +194,11 @@ func shown(x *float64, format func(float64) string) string {
 // speed returns the cells from the time to the bar.
 func (m *Measurement) speed() []string {
 	ceiling := m.CeilingGFLOPS
-	if m.Bound == BoundRead {
+	switch m.Bound {
+	case BoundRead:
 		ceiling = m.CeilingGBS
+	case BoundLaunch:
+		ceiling = figure(*m.LaunchS * 1e6)
 	}
 	cells := []string{
 		shown(m.MedianS, duration),
@@ -208,11 +254,18 @@ func line(b *strings.Builder, columns []column, cells []string, status string) {
 func (r *Report) foot(b *strings.Builder, compared bool) {
 	b.WriteString(`
 time       median of the repetitions of one call, inputs and outputs in the backend's memory
-GFLOP/s    2·(D+Dv) operations for each visible pair of query and key; softmax is not counted
+`)
+	if slices.ContainsFunc(r.Cases, func(m Measurement) bool { return m.KernelS != nil }) {
+		b.WriteString("kernel     what the device computes of it, by its own clock, in calls beside the repetitions\n")
+	}
+	b.WriteString(`GFLOP/s    2·(D+Dv) operations for each visible pair of query and key; softmax is not counted
 GB/s       each operand and output once, less the keys and values that no row sees
 ceiling    that which binds, measured between the repetitions on all the backend's threads: fma, GFLOP/s of float32 fused
            multiply-adds (2 operations) in registers; or read, GB/s of these operands, from the cache that they fit or from memory
 `)
+	if slices.ContainsFunc(r.Cases, func(m Measurement) bool { return m.LaunchS != nil }) {
+		b.WriteString("           or launch, µs that the device takes for a call that does nothing\n")
+	}
 	if compared {
 		b.WriteString("vs         how many times as long as the first contender takes; all have their turn in every round\n")
 	} else {

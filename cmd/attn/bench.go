@@ -38,7 +38,8 @@ type benchCmd struct {
 	DType   string        `name:"dtype" default:"f32" help:"Element type: f32, f16 or bf16."`
 	Backend []string      `name:"backend" help:"Backends: cpu, gpu, gpu:1, ...; repeat or list with commas. Default: each that there is." placeholder:"NAME"`
 	Compare bool          `name:"compare" help:"With --backend cpu: measure its vector tiers, the gonum path, and another BLAS where built with one, in turns."`
-	Ceiling bool          `name:"ceilings" help:"With --backend cpu: measure only what its tiers reach at most, on 1, 2, 4, ... threads up to --threads."`
+	Ceiling bool          `name:"ceilings" help:"Measure only what the backends reach at most; the CPU's tiers on 1, 2, 4, ... threads up to --threads."`
+	Plan    bool          `name:"plan" help:"Print how each case would run (path, chunks, limits in play), and run none."`
 	Threads int           `name:"threads" help:"Threads of the CPU backend and of its ceiling. Default: GOMAXPROCS." placeholder:"N"`
 	Budget  time.Duration `name:"budget" help:"Time for the whole run, shared among the backends. Default: 48s without --seq, no limit with it." placeholder:"DURATION"`
 	Seed    uint64        `name:"seed" default:"1" help:"Seed of the inputs and of the rows that are checked."`
@@ -65,6 +66,9 @@ func (c *benchCmd) Run(ctx context.Context, out *streams) error {
 		measure = c.ceilings
 	case c.Compare:
 		measure = c.compare
+	}
+	if c.Plan {
+		return c.plans(cfg, out.out)
 	}
 	report, err := measure(ctx, cfg)
 	bar.clear()
@@ -105,20 +109,63 @@ func (c *benchCmd) compare(ctx context.Context, cfg bench.Config) (*bench.Report
 	return bench.Compare(ctx, list, cfg)
 }
 
-// ceilings measures what the tiers of the CPU backend reach at most.
+// ceilings measures what the backends reach at most: the CPU by tier and number of
+// threads.
 func (c *benchCmd) ceilings(ctx context.Context, _ bench.Config) (*bench.Report, error) {
-	last := c.Threads
+	backends, missing, err := c.open()
+	var list []bench.Contender
+	defer func() { closeAll(list) }()
+	for _, be := range backends {
+		name := be.Info().Name
+		if name != "cpu" {
+			list = append(list, bench.Contender{Name: name, Backend: be})
+			continue
+		}
+		be.Close()
+		list = append(list, tiersAndThreads(c.Threads)...)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return bench.Ceilings(ctx, list, missing...)
+}
+
+// tiersAndThreads returns the tiers of the CPU backend on 1, 2, 4, ... and last
+// threads; 0 is GOMAXPROCS.
+func tiersAndThreads(last int) []bench.Contender {
 	if last == 0 {
 		last = runtime.GOMAXPROCS(0)
 	}
 	var list []bench.Contender
-	defer func() { closeAll(list) }()
 	for n := 1; ; n = min(2*n, last) {
 		list = append(list, tiers(n)...)
 		if n == last {
-			return bench.Ceilings(ctx, list)
+			return list
 		}
 	}
+}
+
+// plans prints how each case would run.
+func (c *benchCmd) plans(cfg bench.Config, out io.Writer) error {
+	backends, missing, err := c.open()
+	defer func() {
+		for _, be := range backends {
+			be.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	cfg.Missing = missing
+	report, err := bench.Plans(backends, cfg)
+	if err != nil {
+		return err
+	}
+	err = report.WritePlans(out)
+	if c.JSON != "" {
+		err = errors.Join(err, report.WriteFile(c.JSON))
+	}
+	return err
 }
 
 // config translates the flags.
@@ -146,8 +193,11 @@ func (c *benchCmd) config() (bench.Config, error) {
 			return cfg, fmt.Errorf("--%s is %d, it must be at least 1: %w", f.name, f.value, backend.ErrOption)
 		}
 	}
-	if (c.Compare || c.Ceiling) && !slices.Equal(c.Backend, []string{"cpu"}) {
-		return cfg, fmt.Errorf("--compare and --ceilings are of what the CPU backend computes with, give --backend cpu with them: %w", backend.ErrOption)
+	if c.Compare && !slices.Equal(c.Backend, []string{"cpu"}) {
+		return cfg, fmt.Errorf("--compare is of what the CPU backend computes with, give --backend cpu with it: %w", backend.ErrOption)
+	}
+	if c.Compare && c.Ceiling || c.Compare && c.Plan || c.Ceiling && c.Plan {
+		return cfg, fmt.Errorf("--compare, --ceilings and --plan each print a table of their own, give one of them: %w", backend.ErrOption)
 	}
 	if c.Threads < 0 {
 		return cfg, fmt.Errorf("--threads is %d, it must be at least 1, or 0 for GOMAXPROCS: %w", c.Threads, backend.ErrOption)

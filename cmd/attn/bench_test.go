@@ -100,7 +100,9 @@ func TestBenchRefuses(t *testing.T) {
 		{"an unknown backend", "--backend: backend \"tpu\" is unknown", []string{"--backend", "tpu"}},
 		{"an unknown backend beside a known one", "backend \"tpu\" is unknown", []string{"--backend", "cpu,tpu"}},
 		{"a comparison of backends", "give --backend cpu", []string{"--compare"}},
-		{"ceilings of backends", "give --backend cpu", []string{"--ceilings"}},
+		{"a plan of a comparison", "give one of them", []string{"--compare", "--plan", "--backend", "cpu"}},
+		{"ceilings of an unknown backend", "backend \"tpu\" is unknown", []string{"--ceilings", "--backend", "tpu"}},
+		{"a plan of an unknown backend", "backend \"tpu\" is unknown", []string{"--plan", "--backend", "cpu,tpu"}},
 		{"a comparison of two backends", "give --backend cpu", []string{"--compare", "--backend", "cpu,gpu"}},
 		{"negative threads", "--threads is -1", []string{"--threads=-1"}},
 		{"a negative budget", "budget is -1s", []string{"--budget=-1s"}},
@@ -172,6 +174,39 @@ func TestBenchCeilings(t *testing.T) {
 		if c.Threads != 1 || c.GFLOPS == nil || c.MemoryGBS == nil || c.CacheGBS == nil {
 			t.Errorf("%+v", c)
 		}
+	}
+}
+
+func TestBenchPlans(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--plan", "--backend", "cpu", "--seq", "256,1M", "--heads", "1", "--window", "100,0", "--json", path)
+	if code != 0 || stderr != "" || !strings.Contains(out, "  S=1048576   ") || !strings.Contains(out, "    chunks   ") || strings.Contains(out, "GFLOP/s") {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	r := readReport(t, path)
+	if len(r.Cases) != 2 || r.Cases[1].Status != bench.NotRun || r.Cases[1].Plan == nil || r.Cases[1].Plan.Chunks < 1 || r.Cases[1].Plan.Cut == "" {
+		t.Errorf("%+v", r.Cases)
+	}
+}
+
+func TestBenchCeilingsOfAGPU(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes several seconds on a software driver")
+	}
+	be, err := backend.Open("gpu")
+	if err != nil {
+		t.Skipf("needs a WebGPU adapter: %v", err)
+	}
+	name := be.Info().Name
+	be.Close()
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--ceilings", "--backend", name, "--json", path)
+	if code != 0 || stderr != "" || !strings.Contains(out, "  empty launch ") || !strings.Contains(out, "  workgroup memory ") {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	r := readReport(t, path)
+	if len(r.Ceilings) != 1 || r.Ceilings[0].GFLOPS == nil || r.Ceilings[0].MemoryGBS == nil || r.Ceilings[0].LaunchS == nil || len(r.Ceilings[0].Others) != 4 {
+		t.Errorf("%+v", r.Ceilings)
 	}
 }
 

@@ -1,0 +1,80 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// Plans reports how every case would run on every backend, without memory or work:
+// rows of status [NotRun] with a Plan, or with the reason why there is none. Without
+// lengths they are those of [Compare]. The error is that of [Config.Check].
+func Plans(backends []backend.Backend, cfg Config) (*Report, error) {
+	if len(cfg.Seqs) == 0 {
+		cfg.Seqs = compareSeqs
+	}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	r := newReport(cfg)
+	for _, be := range backends {
+		info := be.Info()
+		r.Environment.Backends = append(r.Environment.Backends, info)
+		for _, seq := range cfg.Seqs {
+			c := cfg.at(seq)
+			m := row(info, c)
+			if plan, err := c.plan(be); err != nil {
+				m = failed(m, err)
+			} else {
+				m.FLOPs, m.Bytes, m.Path, m.Plan = plan.FLOPs, c.moved(plan), plan.Path, &plan
+			}
+			r.Cases = append(r.Cases, m)
+		}
+	}
+	return r, nil
+}
+
+// WritePlans writes the plans of a report's cases for people.
+func (r *Report) WritePlans(w io.Writer) error {
+	var b strings.Builder
+	r.head(&b)
+	for _, info := range r.Environment.Backends {
+		fmt.Fprintf(&b, "\n%s · %s · %s\n", info.Name, info.Device, info.Provider)
+		for _, c := range r.Cases {
+			if c.Backend == info.Name {
+				c.writePlan(&b)
+			}
+		}
+	}
+	for _, m := range r.Environment.Missing {
+		fmt.Fprintf(&b, "\n%s\n", m)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (m *Measurement) writePlan(b *strings.Builder) {
+	p := m.Plan
+	if p == nil {
+		fmt.Fprintf(b, "  S=%d   %s\n", m.SeqK, m.Note)
+		return
+	}
+	fmt.Fprintf(b, "  S=%d   %s\n", m.SeqK, p.Path)
+	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "    %s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+	line("why", "%s", p.Why)
+	line("work", "%.4g GFLOP of %d visible pairs", float64(p.FLOPs)/1e9, p.Pairs)
+	line("moves", "%s at least", size(float64(m.Bytes)))
+	line("scratch", "%s beside the operands", size(float64(p.Scratch)))
+	line("chunks", "%d (%s)", p.Chunks, p.Cut)
+	for _, l := range p.Limits {
+		line("limit", "%s %d", l.Name, l.Value)
+	}
+	w.Flush() // into a strings.Builder, which takes everything
+}
