@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gogpu/gputypes"
@@ -35,6 +36,10 @@ type Backend struct {
 
 	// decodeRows is up to how many query rows a key head the decode path takes.
 	decodeRows int
+
+	memory    int64         // Options.MemoryBytes
+	tensors   atomic.Int64  // bytes of tensors in device memory
+	streaming chan struct{} // held by the call that streams
 
 	// life is held for reading by every call, so that Close waits for them.
 	life   sync.RWMutex
@@ -77,6 +82,10 @@ func newBackend(dev port.Device, info backend.Info, opt Options) (*Backend, erro
 	keep := opt.PoolBytes
 	if keep == 0 {
 		keep = defaultPoolBytes
+	}
+	b.memory, b.streaming = opt.MemoryBytes, make(chan struct{}, 1)
+	if b.memory > 0 {
+		keep = min(keep, b.memory/8*poolEighths)
 	}
 	b.pool = newPool(dev, keep)
 	if err := b.newSlots(); err != nil {
@@ -149,6 +158,9 @@ func (b *Backend) call(ctx context.Context, name string, outputs, inputs []backe
 	err = f(r)
 	if err == nil {
 		err = r.flush()
+	}
+	if err == nil {
+		err = r.takeAllBack()
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)

@@ -188,25 +188,25 @@ func (b *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor)
 }
 
 // spans returns the windows that reach from t's first element to its last, as far
-// as they are whole vec4.
+// as they are whole vec4; none of a tensor in host memory.
 func (b *Backend) spans(t backend.Tensor) []window {
-	if t.IsZero() || t.Shape().Elements() == 0 {
+	if t.IsZero() || t.Shape().Elements() == 0 || storeOf(t).host != nil {
 		return nil
 	}
 	size := uint64(t.DType().Size())
 	first := uint64(t.Offset()) * size
-	end := first + size
-	for i, l := range t.Shape() {
-		end += uint64(l-1) * uint64(t.Strides()[i]) * size
-	}
+	end := first + uint64(spanOf(t.Shape(), t.Strides()))*size
 	align := max(uint64(b.limits.MinStorageBufferOffsetAlignment), 16)
 	most := maxWindow(b.limits) / align * align
 	var all []window
-	for at := first / align * align; at < end; at += most {
-		if n := min(end-at, most) &^ 15; n > 0 {
-			all = append(all, window{bufferOf(t), at, n})
+	_ = storeOf(t).each(first/align*align, end, func(buf port.Buffer, at, n uint64) error { // f never fails
+		for stop := at + n; at < stop; at += most {
+			if n := min(stop-at, most) &^ 15; n > 0 {
+				all = append(all, window{buf, at, n})
+			}
 		}
-	}
+		return nil
+	})
 	return all
 }
 

@@ -126,7 +126,7 @@ func TestProbesDoWhatTheyCount(t *testing.T) {
 	total := 0.0
 	for _, in := range [][]window{spans[:4], spans[4:]} {
 		out := ones(t, b, groups*probeThreads*4)
-		part := newReadPart(in, window{bufferOf(out), 0, uint64(out.Bytes())})
+		part := newReadPart(in, window{storeOf(out).parts[0], 0, uint64(out.Bytes())})
 		run(part.step(rounds, groups))
 		total += sum(out)
 	}
@@ -141,7 +141,7 @@ func TestProbesDoWhatTheyCount(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(zero.Release)
-	whole := func(x backend.Tensor) window { return window{bufferOf(x), 0, uint64(x.Bytes())} }
+	whole := func(x backend.Tensor) window { return window{storeOf(x).parts[0], 0, uint64(x.Bytes())} }
 	grid := [3]uint32{some, 1, 1}
 	copying := func(from, to backend.Tensor, rounds uint32) step {
 		return step{variant: variant{kernel: shaders.Copy}, windows: []window{whole(from), whole(to)},

@@ -32,6 +32,11 @@ type operand struct {
 	// group is how many of the box's heads share one of the tensor's; 0 is 1.
 	group int
 	use   use
+
+	// What newCutter finds out of where the elements lie.
+	host bool   // in host memory: windows are brought when a step needs them
+	far  bool   // so far apart on the device that windows are gathered
+	part uint64 // bytes of each of the tensor's buffers
 }
 
 // use is what a kernel does with an operand.
@@ -45,15 +50,15 @@ const (
 
 // reads, writes and updates return an operand by its use.
 func reads(name string, t backend.Tensor, axes [4]int, group int) *operand {
-	return &operand{name, t, axes, group, isRead}
+	return &operand{name: name, t: t, axes: axes, group: group, use: isRead}
 }
 
 func writes(name string, t backend.Tensor, axes [4]int, group int) *operand {
-	return &operand{name, t, axes, group, isWritten}
+	return &operand{name: name, t: t, axes: axes, group: group, use: isWritten}
 }
 
 func updates(name string, t backend.Tensor, axes [4]int, group int) *operand {
-	return &operand{name, t, axes, group, isUpdated}
+	return &operand{name: name, t: t, axes: axes, group: group, use: isUpdated}
 }
 
 // span returns the part of the tensor that a box meets.
@@ -94,6 +99,9 @@ func (o *operand) view(x box, align uint64) view {
 		return view{}
 	}
 	lo, hi := o.span(x)
+	if o.host {
+		return o.brought(lo, hi)
+	}
 	size := uint64(o.t.DType().Size())
 	first, reach := uint64(o.t.Offset()), uint64(0)
 	v := view{}
@@ -104,12 +112,29 @@ func (o *operand) view(x box, align uint64) view {
 			v.strides[i] = s
 		}
 	}
+	if o.far {
+		return o.gathered(lo, hi, first*size)
+	}
 	align = max(align, 4)
 	start := first * size / align * align
 	end := ((first+reach+1)*size + 3) &^ 3
-	v.window = window{bufferOf(o.t), start, end - start}
+	v.window = o.window(start, end)
 	v.base = int(first - start/size)
 	return v
+}
+
+// window returns bytes [start, end) of o's memory: a span of the buffer that has
+// them all, or a gathered one where they lie in several.
+func (o *operand) window(start, end uint64) window {
+	s := storeOf(o.t)
+	if i := start / o.part; (end-1)/o.part == i {
+		if s == nil {
+			return window{nil, start - i*o.part, end - start}
+		}
+		return window{s.parts[i], start - i*o.part, end - start}
+	}
+	size := uint64(alignUp(int(end-start), widthOf))
+	return window{&absent{o: o, size: size, runs: []run{{start, end, 0}}}, 0, size}
 }
 
 // cutter cuts a call's index space into boxes whose operands all fit into
@@ -126,9 +151,18 @@ type cutter struct {
 	// state is how many bytes a box takes to go on from piece to piece.
 	state func(box) uint64
 
-	maxBind  uint64
-	maxState uint64
-	align    uint64
+	maxBind   uint64
+	maxState  uint64
+	maxGather uint64 // bytes of a window that is not a span of one buffer
+	align     uint64
+	// room is the device memory in bytes for what is streamed; 0 when all
+	// operands are on the device.
+	room uint64
+
+	// Hooks of a call that can be resumed; nil when it cannot.
+	skip func(x box) bool            // whether a box is done already
+	from func(x box) int             // where the pieces of a box go on, or its lower end
+	left func(x box, end bool) error // a piece, or with end a whole box, was queued
 }
 
 // maxLoops bounds the rounds of loops, all added up, that one thread of a dispatch
@@ -151,12 +185,59 @@ func longest(granule, loopsEach int, opsEach, maxOps float64) int {
 const maxStateBytes = 64 << 20
 
 func (b *Backend) newCutter(inner int, operands ...*operand) *cutter {
-	return &cutter{
+	c := &cutter{
 		operands: operands, inner: inner, granule: tile,
-		maxBind:  maxWindow(b.limits),
-		maxState: min(maxWindow(b.limits), b.limits.MaxBufferSize, maxStateBytes) &^ 3,
-		align:    uint64(b.limits.MinStorageBufferOffsetAlignment),
+		maxBind:   maxWindow(b.limits),
+		maxState:  min(maxWindow(b.limits), b.limits.MaxBufferSize, maxStateBytes) &^ 3,
+		maxGather: min(maxWindow(b.limits), b.limits.MaxBufferSize, maxStateBytes) &^ 3,
+		align:     uint64(b.limits.MinStorageBufferOffsetAlignment),
 	}
+	b.place(c)
+	return c
+}
+
+// place finds out where the operands lie; those of a plan lie where Alloc and
+// Upload would put them, in the order of the operands.
+func (b *Backend) place(c *cutter) {
+	planned, streamed := b.tensors.Load(), false
+	for _, o := range c.operands {
+		if o.t.IsZero() {
+			continue
+		}
+		o.part = b.partBytes()
+		if s := storeOf(o.t); s != nil {
+			o.host = s.host != nil
+		} else {
+			bytes := int64(once(o.t.Shape(), o.t.Strides()).Elements()) * int64(o.t.DType().Size())
+			if o.host = b.memory > 0 && planned+bytes > b.memory/8*tensorEighths; !o.host {
+				planned += bytes
+			}
+		}
+		streamed = streamed || o.host
+		o.far = !o.host && c.smallest(o) > c.maxBind
+	}
+	if streamed {
+		c.room = b.room(planned)
+		c.maxState = min(c.maxState, c.room/roomShares) &^ 3
+	}
+}
+
+// smallest is how many bytes the smallest part of o that a workgroup needs spans,
+// with the alignment of a window.
+func (c *cutter) smallest(o *operand) uint64 {
+	n := uint64(1)
+	for i, a := range o.axes {
+		l := o.t.Shape()[i]
+		switch a {
+		case whole:
+		case c.inner:
+			l = min(l, c.granule)
+		default:
+			l = 1
+		}
+		n += uint64(l-1) * uint64(o.t.Strides()[i])
+	}
+	return n*uint64(o.t.DType().Size()) + max(c.align, 4)
 }
 
 // boxes calls f for each box of x with the length of its pieces along the inner
@@ -182,8 +263,7 @@ func (c *cutter) boxes(x box, f func(x box, piece int) error) error {
 		axis := c.widest(bad, probe)
 		switch {
 		case axis < 0:
-			return fmt.Errorf("%s: strides %v of shape %v spread the smallest part that a workgroup needs over %d bytes, %d can be bound: %w",
-				bad.name, bad.t.Strides(), bad.t.Shape(), size, c.maxBind, backend.ErrUnsupported)
+			return c.noRoom(bad, size)
 		case axis != c.inner:
 			return c.halve(x, axis, f)
 		}
@@ -196,7 +276,23 @@ func (c *cutter) boxes(x box, f func(x box, piece int) error) error {
 			}
 		}
 	}
-	return f(x, piece)
+	if c.skip != nil && c.skip(x) {
+		return nil
+	}
+	if err := f(x, piece); err != nil || c.left == nil {
+		return err
+	}
+	return c.left(x, true)
+}
+
+// noRoom is the error for an operand of which the smallest part does not fit.
+func (c *cutter) noRoom(o *operand, size uint64) error {
+	if o.host {
+		return fmt.Errorf("%s: the smallest part of shape %v that a workgroup needs takes %d bytes, of which the device memory that is left for what is streamed, %d bytes, holds a fifth: raise Options.MemoryBytes or release tensors: %w",
+			o.name, o.t.Shape(), size, c.room, backend.ErrMemory)
+	}
+	return fmt.Errorf("%s: strides %v of shape %v spread the smallest part that a workgroup needs over %d bytes, %d can be bound: %w",
+		o.name, o.t.Strides(), o.t.Shape(), size, c.maxBind, backend.ErrUnsupported)
 }
 
 // grain is the length along an axis that cannot be cut.
@@ -222,14 +318,48 @@ func (c *cutter) halve(x box, axis int, f func(x box, piece int) error) error {
 	return c.boxes(right, f)
 }
 
-// tooLarge returns the first operand whose window does not fit, and its size.
+// tooLarge returns an operand whose window is the largest of those that do not
+// fit, and its size. What is streamed has one share of the room for the windows
+// that stay while a box goes from piece to piece, and one for those of a piece.
 func (c *cutter) tooLarge(x box) (*operand, uint64) {
+	var sum [2]uint64
+	var widest [2]*operand
+	var most [2]uint64
 	for _, o := range c.operands {
-		if v := o.view(x, c.align); v.size > c.maxBind {
+		v := o.view(x, c.align)
+		limit := c.maxBind
+		if _, ok := v.buf.(*absent); ok {
+			limit = min(limit, c.maxGather)
+		}
+		if v.size > limit {
 			return o, v.size
+		}
+		if o.host {
+			class := 0
+			if o.follows(c.inner) {
+				class = 1
+			}
+			if sum[class] += v.size; v.size > most[class] {
+				widest[class], most[class] = o, v.size
+			}
+		}
+	}
+	for class, n := range sum {
+		if n > c.room/roomShares {
+			return widest[class], n
 		}
 	}
 	return nil, 0
+}
+
+// follows reports whether one of o's axes is the box's.
+func (o *operand) follows(axis int) bool {
+	for _, a := range o.axes {
+		if a == axis {
+			return true
+		}
+	}
+	return false
 }
 
 // widest returns the axis of x that adds most to o's window and can be cut, or
@@ -237,11 +367,15 @@ func (c *cutter) tooLarge(x box) (*operand, uint64) {
 func (c *cutter) widest(o *operand, x box) int {
 	best, most := -1, uint64(0)
 	lo, hi := o.span(x)
+	strides := o.t.Strides()
+	if o.host || o.far {
+		strides = o.view(x, c.align).strides
+	}
 	for i, a := range o.axes {
 		if a == whole || x.len(a) <= c.grain(a) {
 			continue
 		}
-		if reach := uint64(hi[i]-lo[i]-1) * uint64(o.t.Strides()[i]); reach > most {
+		if reach := uint64(hi[i]-lo[i]-1) * uint64(strides[i]); reach > most {
 			best, most = a, reach
 		}
 	}
@@ -250,11 +384,21 @@ func (c *cutter) widest(o *operand, x box) int {
 
 // pieces calls f for each piece of x along the inner axis.
 func (c *cutter) pieces(x box, piece int, f func(x box, first, last bool) error) error {
-	for lo := x.lo[c.inner]; lo < x.hi[c.inner]; lo += piece {
+	lo := x.lo[c.inner]
+	if c.from != nil {
+		lo = c.from(x)
+	}
+	for ; lo < x.hi[c.inner]; lo += piece {
 		p := x
 		p.lo[c.inner], p.hi[c.inner] = lo, min(lo+piece, x.hi[c.inner])
-		if err := f(p, lo == x.lo[c.inner], p.hi[c.inner] == x.hi[c.inner]); err != nil {
+		last := p.hi[c.inner] == x.hi[c.inner]
+		if err := f(p, lo == x.lo[c.inner], last); err != nil {
 			return err
+		}
+		if c.left != nil && !last {
+			if err := c.left(p, false); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

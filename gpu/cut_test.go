@@ -22,6 +22,8 @@ var lowered = []struct {
 	{"bindings of 36 KiB cut batches, heads, queries and keys", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 36 << 10}}},
 	{"three workgroups a dimension cut grids", Options{Limits: gputypes.Limits{MaxComputeWorkgroupsPerDimension: 3}}},
 	{"submissions of 100,000 operations cut keys and ranges", Options{MaxWork: 1e5}},
+	{"buffers of 64 KiB cut tensors", Options{Limits: gputypes.Limits{MaxBufferSize: 64 << 10}}},
+	{"a device without room for a tensor streams", Options{MemoryBytes: 200 << 10}},
 	{"an alignment of 1 KiB moves windows", Options{Limits: gputypes.Limits{MinStorageBufferOffsetAlignment: 1 << 10, MaxStorageBufferBindingSize: 36 << 10}}},
 	{"a budget of 20 microseconds cuts by the speed that is measured", Options{Budget: 20 * time.Microsecond}},
 	all,

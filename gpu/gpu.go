@@ -19,9 +19,12 @@
 // with it is told of progress. Results do not depend on any of these cuts, to the
 // bit.
 //
-// What it does not do: tensors larger than the adapter's largest buffer
-// (backend.ErrMemory says so), and value heads of more than 256 columns in the
-// fused path (backend.ErrUnsupported).
+// Tensors larger than the adapter's largest buffer take several. Those for which
+// the device has no room stay in host memory, and calls bring what they need of
+// them piece by piece; the results are the same, to the bit.
+//
+// What it does not do: value heads of more than 256 columns in the fused path
+// (backend.ErrUnsupported).
 package gpu
 
 import (
@@ -65,6 +68,11 @@ type Options struct {
 	// decodeRows, unless 0, replaces the most query rows a key head that the decode
 	// path takes: tests send everything or nothing there.
 	decodeRows int
+
+	// MemoryBytes bounds the device memory that tensors, the pool and what calls
+	// stream take; 0 is no bound. Tensors for which it leaves no room, or the
+	// device has none, are kept in host memory, and calls stream from and to it.
+	MemoryBytes int64
 }
 
 func init() { backend.Register("gpu", Driver{}) }

@@ -1,62 +1,58 @@
 package gpu
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"unsafe"
+	"slices"
+	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
 // transferBytes is how much goes up or comes down at a time: large enough to
 // make the cost of a submission small, small enough for the memory in between.
 const transferBytes = 16 << 20
 
-// Alloc returns a contiguous tensor with unspecified contents.
-// backend.ErrMemory when the device has no room or the tensor is larger than the
-// adapter's largest buffer; backend.ErrShape for a negative or overlarge shape.
+// unknownMemory stands for the machine's memory where the system does not say:
+// half of what Go's allocator can address on 64 bit machines (2^48), or on 32
+// bit ones.
+const unknownMemory = 1 << (31 + 16*(^uint(0)>>63))
+
+// Alloc returns a contiguous tensor with unspecified contents: in one buffer of
+// the device, in several where it is larger than the adapter's largest, and in
+// host memory where the device has no room or Options.MemoryBytes leave none;
+// calls stream from and to that. backend.ErrMemory when the host has no room
+// either; backend.ErrShape for a negative or overlarge shape.
 func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 	if err := b.enter(ctx); err != nil {
 		return backend.Tensor{}, err
 	}
 	defer b.leave()
-	return b.alloc(dtype, shape)
-}
-
-func (b *Backend) alloc(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
-	n := shape.Elements()
-	if n < 0 {
-		return backend.Tensor{}, fmt.Errorf("alloc: shape %v is negative or too large: %w", shape, backend.ErrShape)
+	t, err := b.alloc(dtype, shape)
+	if !errors.Is(err, errBeyond) {
+		return t, err
 	}
-	bytes := uint64(n) * uint64(dtype.Size())
-	if bytes > b.limits.MaxBufferSize {
-		return backend.Tensor{}, fmt.Errorf("alloc: %v of %v takes %d bytes, the largest buffer of %s (%s) has %d: %w",
-			shape, dtype, bytes, b.info.Name, b.info.Device, b.limits.MaxBufferSize, backend.ErrMemory)
+	if bytes := uint64(shape.Elements()) * uint64(dtype.Size()); bytes > hostMemory() {
+		return t, fmt.Errorf("alloc: %v of %v takes %d bytes, %s (%s) has no room and the host has %d: %w",
+			shape, dtype, bytes, b.info.Name, b.info.Device, hostMemory(), backend.ErrMemory)
 	}
-	buf, err := b.pool.get(bytes, storageUsage)
+	host, err := backend.AllocHost(dtype, shape)
 	if err != nil {
-		return backend.Tensor{}, translate(fmt.Sprintf("alloc: %v of %v, %d bytes", shape, dtype, bytes), err)
+		return t, fmt.Errorf("alloc: %w", err)
 	}
-	mem := backend.NewMemory(b, b.info.Name, int64(bytes), buf, func() { b.pool.put(buf, storageUsage) })
-	t, err := backend.NewTensor(mem, dtype, shape)
+	data, err := hostBytes(host)
 	if err != nil {
-		b.pool.put(buf, storageUsage)
+		return t, fmt.Errorf("alloc: %w", err)
 	}
-	return t, err
-}
-
-func bufferOf(t backend.Tensor) port.Buffer {
-	if t.Memory() == nil {
-		return nil // a tensor of a plan
-	}
-	buf, _ := t.Memory().Handle().(port.Buffer)
-	return buf
+	return b.aside(data, dtype, shape, shape.Contiguous())
 }
 
 // Upload copies a host tensor to the device, contiguous but for axes of stride
-// zero, which stay so. backend.ErrDevice when it is not in host memory,
-// backend.ErrMemory as for Alloc.
+// zero, which stay so. Where the device has no room, or Options.MemoryBytes leave
+// none, it copies nothing: the result is an alias of the host tensor, from which
+// calls stream. backend.ErrDevice when the argument is not in host memory.
 func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
 	if err := b.enter(ctx); err != nil {
 		return backend.Tensor{}, err
@@ -72,21 +68,27 @@ func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tens
 		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
 	}
 	shape, strides := host.Shape(), host.Strides()
-	stored := shape
-	for i := range stored {
-		if strides[i] == 0 && stored[i] > 1 {
-			stored[i] = 1
-		}
-	}
+	stored := once(shape, strides)
 	t, err := b.alloc(host.DType(), stored)
+	if errors.Is(err, errBeyond) {
+		if t, err = b.aside(src, host.DType(), shape, strides); err != nil {
+			return t, fmt.Errorf("upload: %w", err)
+		}
+		return t, nil
+	}
 	if err != nil {
 		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
 	}
-	if err := b.upload(ctx, t, src, strides); err != nil {
+	began := time.Now()
+	to := stored.Contiguous()
+	err = put(ctx, to, src, strides, stored, host.DType().Size(), func(at uint64, data []byte) error {
+		return b.write(storeOf(t), at, data)
+	})
+	if err != nil {
 		t.Release()
 		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
 	}
-	to := stored.Contiguous()
+	moved(ctx, t.Bytes(), began)
 	for i := range stored {
 		if stored[i] != shape[i] {
 			to[i] = 0
@@ -99,40 +101,105 @@ func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tens
 	return v, err
 }
 
-// upload fills t, fresh from alloc, with the elements that lie in src by strides.
-func (b *Backend) upload(ctx context.Context, t backend.Tensor, src []byte, strides backend.Strides) error {
-	size := t.DType().Size()
-	total := t.Shape().Elements() * size
-	dense := denseFrom(t.Shape(), strides)
-	buf := bufferOf(t)
-	next := rowReader(t.Shape(), strides, size, src)
-	for at := 0; at < total; {
-		n := min(transferBytes, total-at)
-		var piece []byte
-		if dense && n%4 == 0 {
-			piece = src[at : at+n]
-		} else {
-			piece = make([]byte, (n+3)&^3)
-			if dense {
-				copy(piece, src[at:at+n])
-			} else {
-				next(piece[:n])
-			}
+// moved tells the context's trace of a transfer that began at a time.
+func moved(ctx context.Context, bytes int64, began time.Time) {
+	if f := backend.TraceOf(ctx).Move; f != nil {
+		f(bytes, time.Since(began))
+	}
+}
+
+// once returns shape with every axis of stride zero cut to one element.
+func once(shape backend.Shape, strides backend.Strides) backend.Shape {
+	for i := range shape {
+		if strides[i] == 0 && shape[i] > 1 {
+			shape[i] = 1
 		}
-		if err := b.dev.Write(buf, uint64(at), piece); err != nil {
-			return translate(b.info.Name, err)
-		}
-		at += n
-		if at < total { // let go of what the library has copied
+	}
+	return shape
+}
+
+// put hands the elements of shape that lie in src by strides ss to write, so that
+// they lie by ds in what it fills: row by row in some order of the axes. Gaps, if
+// ds has any, get unspecified bytes. Offsets and lengths are multiples of 4, so
+// that up to 3 bytes follow the last element; no piece is longer than transferBytes
+// unless a row is.
+func put(ctx context.Context, ds backend.Strides, src []byte, ss backend.Strides, shape backend.Shape, size int, write func(at uint64, data []byte) error) error {
+	total := spanOf(shape, ds) * size
+	if sameOrder(shape, ds, ss) {
+		whole := total &^ 3
+		for at := 0; at < whole; at += transferBytes {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if err := b.submit(nil); err != nil {
+			if err := write(uint64(at), src[at:min(at+transferBytes, whole)]); err != nil {
 				return err
 			}
 		}
+		if whole == total {
+			return nil
+		}
+		var last [4]byte
+		copy(last[:], src[whole:total])
+		return write(uint64(whole), last[:])
+	}
+	// In slices along the outermost axis, so that the copy on the host is small.
+	outer := outermost(shape, ds)
+	step := ds[outer] * size
+	rows := shape[outer]
+	if n := transferBytes / max(step, 1); n < rows && step%4 == 0 {
+		rows = max(n, 1)
+	}
+	var packed []byte
+	for lo := 0; lo < shape[outer]; lo += rows {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		part := shape
+		part[outer] = min(rows, shape[outer]-lo)
+		n := (spanOf(part, ds)*size + 3) &^ 3
+		if cap(packed) < n {
+			packed = make([]byte, n)
+		}
+		scatter(packed[:n], ds, src[lo*ss[outer]*size:], ss, part, size)
+		if err := write(uint64(lo*step), packed[:n]); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// spanOf is how many elements lie from the first to the last, both included.
+func spanOf(shape backend.Shape, strides backend.Strides) int {
+	n := 1
+	for i, l := range shape {
+		if l == 0 {
+			return 0
+		}
+		n += (l - 1) * strides[i]
+	}
+	return n
+}
+
+// outermost is the axis with the largest stride of those that are longer than 1.
+func outermost(shape backend.Shape, strides backend.Strides) int {
+	best := 0
+	for i := range shape {
+		if shape[i] > 1 && (shape[best] == 1 || strides[i] > strides[best]) {
+			best = i
+		}
+	}
+	return best
+}
+
+// sameOrder reports whether elements lie by both strides in the same places and
+// without gaps, so that they can be copied as one.
+func sameOrder(shape backend.Shape, a, b backend.Strides) bool {
+	for i, l := range shape {
+		if l > 1 && a[i] != b[i] {
+			return false
+		}
+	}
+	return spanOf(shape, a) == shape.Elements()
 }
 
 // Download copies src to host: same shape (backend.ErrShape), same dtype
@@ -164,123 +231,63 @@ func (b *Backend) Download(ctx context.Context, host, src backend.Tensor) error 
 	if src.Shape().Elements() == 0 {
 		return nil
 	}
-	if err := b.download(ctx, dst, host, src); err != nil {
+	if err := b.download(ctx, dst, host.Strides(), src); err != nil {
 		return fmt.Errorf("download: %w", err)
 	}
 	return nil
 }
 
-func (b *Backend) download(ctx context.Context, dst []byte, host, src backend.Tensor) error {
+// download copies a tensor's elements to dst, by strides.
+func (b *Backend) download(ctx context.Context, dst []byte, strides backend.Strides, src backend.Tensor) error {
 	size := src.DType().Size()
-	first := uint64(src.Offset() * size)
-	last := first
-	for i, l := range src.Shape() {
-		last += uint64((l - 1) * src.Strides()[i] * size)
-	}
-	lo, hi := first&^3, (last+uint64(size)+3)&^3
-	skip := int(first - lo)
-	span := make([]byte, hi-lo)
-	chunk := min(transferBytes, b.limits.MaxBufferSize&^3)
-	staging, err := b.pool.get(min(chunk, hi-lo), stagingUsage)
-	if err != nil {
-		return translate(b.info.Name, err)
-	}
-	defer b.pool.put(staging, stagingUsage)
-	for at := lo; at < hi; at += chunk {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		n := min(chunk, hi-at)
-		if err := b.submit([]port.Command{{Src: bufferOf(src), SrcOffset: at, Dst: staging, Size: n}}); err != nil {
-			return err
-		}
-		if err := b.dev.Read(staging, 0, span[at-lo:at-lo+n]); err != nil {
-			return translate(b.info.Name, err)
-		}
-	}
-	scatter(dst, host.Strides(), span[skip:], src.Strides(), src.Shape(), size)
-	return nil
-}
-
-// submit runs commands and waits for them.
-func (b *Backend) submit(commands []port.Command) error {
-	t, err := b.dev.Submit(commands)
-	if err == nil {
-		err = b.dev.Wait(t)
-	}
-	return translate(b.info.Name, err)
-}
-
-// hostBytes returns the bytes of a host tensor's memory from its first element.
-func hostBytes(t backend.Tensor) ([]byte, error) {
-	switch t.DType() {
-	case backend.F32:
-		s, err := t.Float32s()
-		return bytesOf(s), err
-	case backend.Bool:
-		s, err := t.Bools()
-		return bytesOf(s), err
-	default:
-		s, err := t.Bits()
-		return bytesOf(s), err
-	}
-}
-
-func bytesOf[T any](s []T) []byte {
-	if len(s) == 0 {
+	s := storeOf(src)
+	first := src.Offset() * size
+	if s.host != nil {
+		scatter(dst, strides, s.host[first:], src.Strides(), src.Shape(), size)
 		return nil
 	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), len(s)*int(unsafe.Sizeof(s[0])))
-}
-
-// denseFrom reports whether elements lie row by row without gaps.
-func denseFrom(shape backend.Shape, strides backend.Strides) bool {
-	want := shape.Contiguous()
-	for i, l := range shape {
-		if l > 1 && strides[i] != want[i] {
-			return false
-		}
+	began := time.Now()
+	defer func() { moved(ctx, src.Bytes(), began) }()
+	lo := first &^ 3
+	hi := (first + spanOf(src.Shape(), src.Strides())*size + 3) &^ 3
+	if first == lo && sameOrder(src.Shape(), strides, src.Strides()) && (hi-lo) == src.Shape().Elements()*size {
+		return b.read(ctx, s, uint64(lo), dst[:hi-lo])
 	}
-	return true
-}
-
-// rowReader returns a function that fills its argument with the next elements
-// of src, by strides, in the order of a contiguous tensor.
-func rowReader(shape backend.Shape, strides backend.Strides, size int, src []byte) func([]byte) {
-	var at [4]int
-	return func(dst []byte) {
-		for len(dst) > 0 {
-			from := 0
-			for i, x := range at {
-				from += x * strides[i]
-			}
-			copy(dst[:size], src[from*size:])
-			dst = dst[size:]
-			for i := 3; i >= 0; i-- {
-				if at[i]++; at[i] < shape[i] {
-					break
-				}
-				at[i] = 0
-			}
-		}
+	span := make([]byte, hi-lo)
+	if err := b.read(ctx, s, uint64(lo), span); err != nil {
+		return err
 	}
+	scatter(dst, strides, span[first-lo:], src.Strides(), src.Shape(), size)
+	return nil
 }
 
 // scatter copies every element from src to dst, each by its strides in elements.
 func scatter(dst []byte, ds backend.Strides, src []byte, ss backend.Strides, shape backend.Shape, size int) {
-	rows := shape[3]
-	run := ds[3] == 1 && ss[3] == 1 || rows == 1
-	for b := range shape[0] {
-		for h := range shape[1] {
-			for s := range shape[2] {
-				to := (b*ds[0] + h*ds[1] + s*ds[2]) * size
-				from := (b*ss[0] + h*ss[1] + s*ss[2]) * size
-				if run {
-					copy(dst[to:to+rows*size], src[from:])
-					continue
-				}
-				for d := range rows {
-					copy(dst[to+d*ds[3]*size:][:size], src[from+d*ss[3]*size:])
+	if shape.Elements() == 0 {
+		return
+	}
+	// The outermost axis of src first, so that runs are as long as they can be.
+	order := []int{0, 1, 2, 3}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(ss[b], ss[a]) })
+	var n backend.Shape
+	var d, s backend.Strides
+	for to, from := range order {
+		n[to], d[to], s[to] = shape[from], ds[from]*size, ss[from]*size
+	}
+	// Merge what lies without gaps on both sides into one run of bytes.
+	run := size
+	for i := 3; i >= 0 && (n[i] == 1 || d[i] == run && s[i] == run); i-- {
+		run *= n[i]
+		n[i], d[i], s[i] = 1, 0, 0
+	}
+	for w := range n[0] {
+		for x := range n[1] {
+			for y := range n[2] {
+				to, from := w*d[0]+x*d[1]+y*d[2], w*s[0]+x*s[1]+y*s[2]
+				for range n[3] {
+					copy(dst[to:to+run], src[from:])
+					to += d[3]
+					from += s[3]
 				}
 			}
 		}

@@ -21,6 +21,8 @@ type step struct {
 	groups  [3]uint32
 	work    float64 // floating point operations, for progress
 	seconds float64 // that it is expected to take, for the size of submissions
+	// Copies that gather windows before the dispatch and return them after it.
+	before, after []port.Command
 }
 
 // window is a span of a buffer that is bound. A nil buffer is an operand that
@@ -96,9 +98,16 @@ type runner struct {
 	flights [maxFlight]flight
 	flying  int
 	ended   time.Time // when the last one that was waited for had ended
+	landed  int       // how many were waited for
 
 	state   port.Buffer
 	scratch []port.Buffer // to give back at the end
+
+	// As in stream.go: what was brought from host memory, how many steps needed
+	// something brought, and buffers for what is gathered, one for each binding.
+	shelf   *shelf
+	brought int
+	gathers [maxBindings]port.Buffer
 }
 
 // queued is a step in the runner's memory.
@@ -107,6 +116,8 @@ type queued struct {
 	first, count int // of windows
 	offset, size int // of data
 	groups       [3]uint32
+
+	before, after []port.Command
 }
 
 // flight is a submission that is on the device.
@@ -158,7 +169,7 @@ func (r *runner) add(s step) error {
 		r.data = binary.LittleEndian.AppendUint32(r.data, w)
 	}
 	r.fill(at + size)
-	r.steps = append(r.steps, queued{p, len(r.windows), len(s.windows), at, size, s.groups})
+	r.steps = append(r.steps, queued{p, len(r.windows), len(s.windows), at, size, s.groups, s.before, s.after})
 	r.windows = append(r.windows, s.windows...)
 	r.work += s.work
 	r.seconds += s.seconds
@@ -179,6 +190,12 @@ func alignUp(n, align int) int { return (n + align - 1) / align * align }
 // ask for. The first two parameters become the range of each.
 func (r *runner) dispatch(s step, total int, each float64) error {
 	p := r.b.pipe(s.variant)
+	if !r.rehearse {
+		var err error
+		if s, err = r.bring(s); err != nil {
+			return err
+		}
+	}
 	atOnce := func() int { return r.b.atOnce(s.variant, each) }
 	return split(total, atOnce, int(r.b.limits.MaxComputeWorkgroupsPerDimension), func(first, n, x, y int) error {
 		s.params[paramFirst], s.params[paramTotal] = uint32(first), uint32(first+n)
@@ -250,6 +267,7 @@ func (r *runner) finish(err error) {
 	for r.flying > 0 {
 		_ = r.land() // the call has its error
 	}
+	r.endStream(err)
 	for _, buf := range r.scratch {
 		r.give(buf, err)
 	}
@@ -340,6 +358,7 @@ func (r *runner) record(f *flight) error {
 		if err != nil {
 			return err
 		}
+		r.commands = append(r.commands, q.before...)
 		windows := r.windows[q.first : q.first+q.count]
 		kinds := q.pipe.variant.kernel.Bindings
 		from := len(r.bindings)
@@ -361,6 +380,7 @@ func (r *runner) record(f *flight) error {
 		}
 		r.bindings = append(r.bindings, port.Binding{Buffer: f.slot, Offset: uint64(q.offset), Size: uint64(q.size)})
 		r.commands = append(r.commands, port.Command{Pipeline: p, Bindings: r.bindings[from:len(r.bindings):len(r.bindings)], Groups: q.groups})
+		r.commands = append(r.commands, q.after...)
 	}
 	return nil
 }
@@ -393,6 +413,7 @@ func (r *runner) land() error {
 	copy(r.flights[:], r.flights[1:])
 	r.flights[maxFlight-1] = flight{}
 	r.flying--
+	r.landed++
 	err := r.b.dev.Wait(f.ticket)
 	if err == nil && r.trace.Kernel != nil {
 		var took time.Duration

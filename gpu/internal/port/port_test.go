@@ -176,6 +176,36 @@ func TestReleaseAfterWrite(t *testing.T) {
 	}
 }
 
+// TestCopiesBothWays copies from a buffer to another and back in one submission.
+func TestCopiesBothWays(t *testing.T) {
+	d := open(t, nil)
+	var bufs [3]port.Buffer
+	for i, usage := range []gputypes.BufferUsage{storage, storage, staging} {
+		var err error
+		if bufs[i], err = d.CreateBuffer(16, usage); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Write(bufs[0], 0, words(1, 2, 3, 4)); err != nil {
+		t.Fatal(err)
+	}
+	ticket, err := d.Submit([]port.Command{
+		{Src: bufs[0], Dst: bufs[1], DstOffset: 8, Size: 8},
+		{Src: bufs[1], SrcOffset: 8, Dst: bufs[0], DstOffset: 8, Size: 8},
+		{Src: bufs[0], Dst: bufs[2], Size: 16},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Wait(ticket); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 16)
+	if err := d.Read(bufs[2], 0, got); err != nil || string(got) != string(words(1, 2, 1, 2)) {
+		t.Errorf("read %v, %v", got, err)
+	}
+}
+
 func TestErrorsAreTyped(t *testing.T) {
 	d := open(t, func(l *gputypes.Limits) {
 		l.MaxBufferSize = 1 << 20

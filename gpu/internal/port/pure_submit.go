@@ -111,19 +111,48 @@ func (d *pureDevice) Submit(commands []Command) (Ticket, error) {
 	if err := d.usable(); err != nil {
 		return 0, err
 	}
-	buf, err := d.encode(commands)
 	defer d.groups.trim()
-	if err != nil {
-		return 0, d.outcome(err, ErrInvalid)
+	var list []*wgpu.CommandBuffer
+	index, err := uint64(0), error(nil)
+	for rest := commands; err == nil && (len(rest) > 0 || len(list) == 0); {
+		n := d.oneWay(rest)
+		var buf *wgpu.CommandBuffer
+		if buf, err = d.encode(rest[:n]); err == nil {
+			list = append(list, buf)
+		}
+		rest = rest[n:]
 	}
-	index, err := d.queue.Submit(buf)
+	if err == nil {
+		index, err = d.queue.Submit(list...)
+	}
 	if err != nil {
-		buf.Release()
+		for _, buf := range list {
+			buf.Release()
+		}
 		return 0, d.outcome(err, ErrInvalid)
 	}
 	clear(d.written)
 	d.last = index
 	return Ticket(index), nil
+}
+
+// oneWay returns how many of commands one command buffer takes: the library counts
+// what a buffer is copied from and to for the whole of it, and refuses both.
+func (d *pureDevice) oneWay(commands []Command) int {
+	var from, to map[Buffer]bool
+	for i, c := range commands {
+		if c.Pipeline != nil {
+			continue
+		}
+		if to[c.Src] || from[c.Dst] {
+			return i
+		}
+		if from == nil {
+			from, to = map[Buffer]bool{}, map[Buffer]bool{}
+		}
+		from[c.Src], to[c.Dst] = true, true
+	}
+	return len(commands)
 }
 
 // SubmitTimed is Submit: the library has no query sets above its drivers.
