@@ -1,0 +1,270 @@
+package tuned
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// entry is one as the tuner makes them; n tells classes apart.
+func entry(n int) Entry {
+	return Entry{
+		Device: Device{"llvmpipe (LLVM 19)", "Vulkan llvmpipe", "go-webgpu 0.17.1", "workgroup memory bytes 32768"},
+		Class:  Class{DType: "f32", Dim: 64, ValueDim: 64, Features: "paired scalar", Rows: 256 + n, Source: "5f1c"},
+		When:   time.Date(2026, 5, 1, 12, 0, n, 0, time.UTC),
+		Best:   "M", FLOPs: 1e9, Peak: 1e11,
+		Trials: []Trial{{Variant: "L", Seconds: 2e-3}, {Variant: "M", Seconds: 1e-3}, {Variant: "L48", Failed: "lost the device"}},
+	}
+}
+
+func temp(t testing.TB) string { return filepath.Join(t.TempDir(), "attn", "tuning.json") }
+
+func TestPutAndRead(t *testing.T) {
+	path := temp(t)
+	if got, err := Read(path); got != nil || err != nil {
+		t.Errorf("without a file: %v, %v", got, err)
+	}
+	want := []Entry{entry(2), entry(1)} // the newest first
+	again := entry(2)
+	again.Best = "L"
+	for _, e := range []Entry{entry(1), again, entry(2)} {
+		if err := Put(path, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := Read(path)
+	if err != nil || !cmp.Equal(got, want) {
+		t.Errorf("%v\n%s", err, cmp.Diff(want, got))
+	}
+	if e := Find(got, want[1].Device, want[1].Class); e == nil || e.Best != "M" || e.Trial("L").Seconds != 2e-3 || e.Trial("S") != nil {
+		t.Errorf("found %+v", e)
+	}
+	for _, change := range []func(e *Entry){
+		func(e *Entry) { e.Device.Adapter = "another" },
+		func(e *Entry) { e.Device.Driver = "another" },
+		func(e *Entry) { e.Device.Provider = "another" },
+		func(e *Entry) { e.Device.Limits = "others" },
+		func(e *Entry) { e.Class.DType = "f16" },
+		func(e *Entry) { e.Class.Dim = 80 },
+		func(e *Entry) { e.Class.ValueDim = 32 },
+		func(e *Entry) { e.Class.Features = "" },
+		func(e *Entry) { e.Class.Rows = 0 },
+		func(e *Entry) { e.Class.Source = "another" },
+	} {
+		other := entry(1)
+		change(&other)
+		if e := Find(got, other.Device, other.Class); e != nil {
+			t.Errorf("%+v of %+v is taken for %+v", e.Class, e.Device, other)
+		}
+	}
+	names, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(names) != 1 {
+		t.Errorf("the folder holds %v, %v", names, err)
+	}
+	if n, err := Clear(path); n != 2 || err != nil {
+		t.Errorf("cleared %d, %v", n, err)
+	}
+	if n, err := Clear(path); n != 0 || err != nil {
+		t.Errorf("cleared %d of nothing, %v", n, err)
+	}
+}
+
+// What drivers say can hold anything; it is found again all the same.
+func TestOddNames(t *testing.T) {
+	path := temp(t)
+	e := entry(1)
+	e.Device.Driver = "line\nbreak \x1b[31m \xff " + strings.Repeat("ä", 1000)
+	e.Trials[2].Failed = "shader:\n\t1 | fn main()"
+	if err := Put(path, e); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Read(path)
+	if err != nil || len(got) != 1 || Find(got, e.Device, e.Class) == nil {
+		t.Errorf("%+v, %v", got, err)
+	}
+	bad := entry(1)
+	bad.Best = "L48"
+	if err := Put(path, bad); err == nil {
+		t.Error("an entry whose best variant failed was written")
+	}
+}
+
+// Files that cannot be used say why, give what is whole, and stand in nobody's way.
+func TestFilesThatAreNotOurs(t *testing.T) {
+	good := temp(t)
+	for i := range 2 {
+		if err := Put(good, entry(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	whole, err := os.ReadFile(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := func(old, new string) []byte { return bytes.Replace(whole, []byte(old), []byte(new), 1) }
+	for _, c := range []struct {
+		name    string
+		data    []byte
+		is      error
+		entries int
+	}{
+		{"empty", nil, ErrForeign, 0},
+		{"cut short", whole[:len(whole)/2], ErrForeign, 0},
+		{"something behind it", append(slices.Clone(whole), '{'), ErrForeign, 0},
+		{"no JSON", []byte("\x7fELF"), ErrForeign, 0},
+		{"JSON of somebody else", []byte(`{"name": "left-pad", "version": 1}`), ErrForeign, 0},
+		{"a list", []byte(`[]`), ErrForeign, 0},
+		{"no version", with(`"version": 1`, `"version": 0`), ErrForeign, 0},
+		{"a newer version", with(`"version": 1`, `"version": 2, "more": {}`), ErrNewer, 0},
+		{"entries that are none", []byte(`{"format": "attn tuning", "version": 1, "entries": 3}`), ErrForeign, 0},
+		{"an entry of another kind", with(`"dim": 64`, `"dim": "64"`), ErrForeign, 1},
+		{"an infinite time", with(`0.002`, `1e999`), ErrForeign, 1},
+		{"a negative time", with(`0.002`, `-0.002`), ErrForeign, 1},
+		{"a best that was not tried", with(`"best": "M"`, `"best": "X"`), ErrForeign, 1},
+		{"a best that failed", with(`"best": "M"`, `"best": "L48"`), ErrForeign, 1},
+		{"a variant twice", with(`"variant": "L"`, `"variant": "M"`), ErrForeign, 1},
+		{"text for the terminal", with(`lost the device`, `\u001b[2J`), ErrForeign, 1},
+		{"too large", append(slices.Clone(whole), make([]byte, maxBytes)...), ErrForeign, 0},
+	} {
+		path := temp(t)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, c.data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := Read(path)
+		if !errors.Is(err, c.is) || len(got) != c.entries || !strings.Contains(fmt.Sprint(err), path) {
+			t.Errorf("%s: %d entries, %v", c.name, len(got), err)
+		}
+		err = Put(path, entry(7))
+		if c.is == ErrNewer {
+			if now, _ := os.ReadFile(path); !errors.Is(err, ErrNewer) || !bytes.Equal(now, c.data) {
+				t.Errorf("%s: put: %v, the file is %q now", c.name, err, now)
+			}
+			if _, err := Clear(path); !errors.Is(err, ErrNewer) {
+				t.Errorf("%s: clear: %v", c.name, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: put: %v", c.name, err)
+		}
+		if got, err := Read(path); err != nil || len(got) != c.entries+1 {
+			t.Errorf("%s: %d entries after put, %v", c.name, len(got), err)
+		}
+	}
+}
+
+func TestPlacesThatTakeNoFile(t *testing.T) {
+	folder := t.TempDir()
+	if _, err := Read(folder); !errors.Is(err, ErrForeign) {
+		t.Errorf("a folder: %v", err)
+	}
+	if err := Put(folder, entry(1)); err == nil {
+		t.Error("put in place of a folder")
+	}
+	file := filepath.Join(folder, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Put(filepath.Join(file, "tuning.json"), entry(1)); err == nil {
+		t.Error("put below a file")
+	}
+	if names, err := os.ReadDir(folder); err != nil || len(names) != 1 {
+		t.Errorf("left behind: %v, %v", names, err)
+	}
+}
+
+// Writers at the same time may lose one another's entries, never the file, and a
+// reader at any time sees a whole one.
+func TestManyWriters(t *testing.T) {
+	path := temp(t)
+	const writers, each = 4, 6
+	var wg sync.WaitGroup
+	for w := range writers {
+		wg.Go(func() {
+			for i := range each {
+				if err := Put(path, entry(w*each+i)); err != nil && runtime.GOOS != "windows" {
+					t.Error(err) // Windows renames over no file that is open
+				}
+				if got, err := Read(path); err != nil || len(got) == 0 {
+					t.Errorf("%d entries, %v", len(got), err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if names, err := os.ReadDir(filepath.Dir(path)); err != nil || len(names) != 1 {
+		t.Errorf("left behind: %v, %v", names, err)
+	}
+}
+
+// The file stays within its bound, and it is the oldest entries that go.
+func TestBound(t *testing.T) {
+	path := temp(t)
+	e := entry(0)
+	for i := range 90 {
+		e.Trials = append(e.Trials, Trial{Variant: fmt.Sprintf("V%02d", i), Failed: strings.Repeat("x", maxText)})
+	}
+	for i := range 60 {
+		e.Class.Rows, e.When = i, entry(i).When
+		if err := Put(path, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := Read(path)
+	if err != nil || len(got) < 20 || len(got) == 60 {
+		t.Fatalf("%d entries, %v", len(got), err)
+	}
+	if first, last := got[0].Class.Rows, got[len(got)-1].Class.Rows; first != 59 || last != 60-len(got) {
+		t.Errorf("%d entries from %d to %d are left", len(got), first, last)
+	}
+}
+
+// Whatever a file holds, reading it ends with entries that can be written and read
+// again as they are.
+func FuzzParse(f *testing.F) {
+	path := temp(f)
+	if err := Put(path, entry(1)); err != nil {
+		f.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data)
+	f.Add(data[:len(data)-9])
+	f.Add(bytes.Replace(data, []byte("64"), []byte("1e400"), 1))
+	f.Add([]byte(`{"format": "attn tuning", "version": 1, "entries": [null, {}, 1, {"class": {"source": "x"}}]}`))
+	f.Add([]byte(`{"format": "attn tuning", "version": 9}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		entries, err := parse(data)
+		if err != nil && !errors.Is(err, ErrForeign) && !errors.Is(err, ErrNewer) {
+			t.Fatalf("an error of another kind: %v", err)
+		}
+		for _, e := range entries {
+			if !e.whole() {
+				t.Fatalf("not whole: %+v", e)
+			}
+			path := filepath.Join(t.TempDir(), "tuning.json")
+			if err := Put(path, e); err != nil {
+				t.Fatal(err)
+			}
+			got, err := Read(path)
+			if err != nil || len(got) != 1 || !got[0].When.Equal(e.When) || Find(got, e.Device, e.Class) == nil {
+				t.Fatalf("%+v came back as %+v, %v", e, got, err)
+			}
+		}
+	})
+}
