@@ -187,7 +187,7 @@ func (a *attention) step(x box, first, last bool) step {
 	lo, hi := bounds(a.c.Visible)
 	// As in attention.wgsl.
 	flags := flagBits(!first, !last, !a.c.LSE.IsZero(), a.c.Visible.KLen != nil, !a.mask.t.IsZero(), a.c.Softcap > 0)
-	var p params
+	p := newParams()
 	p.u32(0, 0, (x.len(axM)+tile-1)/tile, x.len(axH), x.lo[axH], max(a.k.group, 1),
 		x.len(axM), x.lo[axM], x.len(axN), x.lo[axN], a.d.Dim, a.d.ValueDim)
 	p.f32(a.c.Scale)

@@ -212,7 +212,7 @@ func (x *decode) params(p box, blocks, kvHeads, parts, part0, splits int, q, k, 
 	lo, hi := bounds(x.c.Visible)
 	// As in decode.wgsl, which numbers them as attention.wgsl does.
 	flags := flagBits(false, false, !x.c.LSE.IsZero(), x.c.Visible.KLen != nil, !x.mask.t.IsZero(), x.c.Softcap > 0)
-	var w params
+	w := newParams()
 	w.u32(0, 0, blocks, p.len(axH), p.lo[axH], x.k.group, kvHeads, p.len(axM), p.lo[axM], p.len(axN), p.lo[axN],
 		parts, part0, splits, x.d.Dim, x.d.ValueDim)
 	w.f32(x.c.Scale)

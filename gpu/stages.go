@@ -101,7 +101,7 @@ func (b *Backend) matmul(r *runner, m product) error {
 		return cut.pieces(x, piece, func(x box, first, last bool) error {
 			av, wv, bv, yv := a.view(x, cut.align), w.view(x, cut.align), bias.view(x, cut.align), y.view(x, cut.align)
 			along := flagBits(m.w.Strides()[2] < m.w.Strides()[3])
-			var p params
+			p := newParams()
 			p.u32(0, 0, tiles(x, axM), tiles(x, axN), x.len(axH), x.lo[axH], group,
 				x.len(axM), x.len(axN), x.len(axX), along, flagBits(!first, !last), biasType(m.bias), int(m.y.DType()))
 			p.strides(av.base, av.strides)
@@ -161,7 +161,7 @@ func (b *Backend) softmax(r *runner, st, lt backend.Tensor, p *backend.Problem) 
 		mv, bv := mask.view(x, cut.align), bias.view(x, cut.align)
 		// As in softmax.wgsl.
 		flags := phases | flagBits(state.buf != nil, !lt.IsZero(), p.Visible.KLen != nil, !mt.IsZero(), p.Softcap > 0)<<3
-		var w params
+		w := newParams()
 		w.u32(0, 0, x.len(axH), x.len(axM), x.lo[axM], x.len(axN), x.lo[axN])
 		w.f32(p.Scale)
 		w.f32(p.Softcap)

@@ -1,0 +1,158 @@
+package gpu
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// small is a call over 64 queries and keys of one head into outputs that are there.
+func small(t testing.TB, b *Backend) func() error {
+	t.Helper()
+	c := plain(t, b, 64, 64, 64)
+	out := kernels.Result{O: c.O, LSE: c.LSE}
+	return func() error {
+		return kernels.AttentionInto(t.Context(), b, out, c.Q, c.K, c.V, kernels.Options{})
+	}
+}
+
+// BenchmarkCallOverhead is what a call of 64 queries and keys takes above an empty
+// dispatch of one workgroup, both from submission to end and in turns, as medians:
+// us-over-empty. What the kernel computes is in that.
+func BenchmarkCallOverhead(b *testing.B) {
+	be := open(b, Options{})
+	defer be.Close()
+	call := small(b, be)
+	if err := call(); err != nil { // compiles
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	var calls, launches []time.Duration
+	for b.Loop() {
+		start := time.Now()
+		if err := call(); err != nil {
+			b.Fatal(err)
+		}
+		calls = append(calls, time.Since(start))
+		if len(calls)%100 == 1 {
+			b.StopTimer()
+			empty, err := be.LaunchTime(b.Context())
+			if err != nil {
+				b.Fatal(err)
+			}
+			launches = append(launches, empty)
+			b.StartTimer()
+		}
+	}
+	median := func(d []time.Duration) float64 {
+		slices.Sort(d)
+		return float64(d[len(d)/2].Nanoseconds()) / 1e3
+	}
+	b.ReportMetric(median(launches), "us-empty")
+	b.ReportMetric(median(calls)-median(launches), "us-over-empty")
+}
+
+// A warm call allocates no more than its plan: a few dozen small objects, whatever
+// its length, and none for its submissions. The pure Go provider allocates more.
+func TestAllocationsOfACall(t *testing.T) {
+	if !strings.HasPrefix(Provider, "go-webgpu") {
+		t.Skip("the pure Go library allocates for each submission")
+	}
+	b := open(t, Options{})
+	defer b.Close()
+	call := small(t, b)
+	many := testing.AllocsPerRun(50, func() {
+		if err := call(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Logf("%g allocations a call", many)
+	if many > 40 {
+		t.Errorf("%g allocations a call", many)
+	}
+}
+
+// resident returns the bytes of memory that the process has, 0 where the system
+// does not say.
+func resident() (bytes int64) {
+	f, err := os.Open("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	var all, pages int64
+	if _, err := fmt.Fscan(bufio.NewReader(f), &all, &pages); err != nil {
+		return 0
+	}
+	return pages * int64(os.Getpagesize())
+}
+
+// TestManyCalls makes 10,000 small calls, with transfers now and then, in two
+// halves: after the second the device holds what it held after the first, and the
+// process no more than noise.
+func TestManyCalls(t *testing.T) {
+	calls := 10_000
+	if testing.Short() {
+		calls = 500
+	}
+	b, dev := faulty(t, Options{})
+	x := upload(t, b, host(t, backend.Shape{1, 1, 4, 8}, wave))
+	var want []float32
+	one := func(i int) {
+		r, err := kernels.Attention(t.Context(), b, x, x, x, kernels.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Release()
+		if i%50 != 0 {
+			return
+		}
+		u, err := b.Upload(t.Context(), host(t, backend.Shape{1, 1, 4, 8}, wave))
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.Release()
+		if got := floats(t, b, r.O); want == nil {
+			want = got
+		} else if !slices.Equal(got, want) {
+			t.Fatalf("call %d gives another result", i)
+		}
+	}
+	type held struct {
+		live      port.Live
+		heap, rss int64
+	}
+	measure := func() held {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return held{dev.Live(), int64(m.HeapAlloc), resident()}
+	}
+	for i := range calls / 2 {
+		one(i)
+	}
+	first := measure()
+	for i := range calls / 2 {
+		one(i)
+	}
+	last := measure()
+	t.Logf("%d calls: %+v, then %+v", calls, first, last)
+	if last.live != first.live {
+		t.Errorf("the device holds %+v, before %+v", last.live, first.live)
+	}
+	if grown := last.heap - first.heap; grown > 1<<20 {
+		t.Errorf("the heap grew by %d bytes", grown)
+	}
+	if grown := last.rss - first.rss; grown > 8<<20 {
+		t.Errorf("the process grew by %d bytes", grown)
+	}
+}
