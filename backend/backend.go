@@ -6,7 +6,7 @@
 // It holds what both sides must agree on and nothing that computes: tensors in
 // a device's memory ([Tensor]), the canonical problem with its one visibility
 // rule ([Problem], [Visibility], [Call]), the interface that a device implements
-// ([Backend]) with small optional ones beside it ([Projector], [Merger],
+// ([Backend]) with small optional ones beside it ([Projector], [Rotator], [Merger],
 // [Warmer], [PeakMeter], [BandwidthMeter], [LaunchMeter], [CeilingMeter]), the plan
 // of a call ([Plan]), what calls tell while they run ([Trace]), the registry
 // ([Register], [Open], [Devices]) and the errors.

@@ -54,7 +54,8 @@ func testThreads(t *testing.T, tier string) {
 	p := backend.Problem{Scale: 0.3, Softcap: 5, Bias: random(t, 4, backend.Shape{b, h, sq, sk}),
 		Visible: backend.Visibility{Offset: -20, Left: 200, Right: 7, KLen: []int{sk, 150}}}
 	w, bias := random(t, 5, backend.Shape{b, h, dv, 50}), random(t, 6, backend.Shape{1, 1, 1, 50})
-	names := []string{"o", "lse", "s", "weights", "staged lse", "staged o", "projection", "merged o", "merged lse"}
+	cos, sin := random(t, 7, backend.Shape{b, h, sq, 9}), random(t, 8, backend.Shape{b, h, sq, 9})
+	names := []string{"o", "lse", "s", "weights", "staged lse", "staged o", "projection", "merged o", "merged lse", "rotated"}
 	all := func(threads int) []backend.Tensor {
 		be, ctx := open(t, Options{Threads: threads, Tier: tier}), t.Context()
 		must := func(err error) {
@@ -76,7 +77,9 @@ func testThreads(t *testing.T, tier string) {
 		must(be.Download(ctx, merged, o))
 		must(be.Download(ctx, mergedLSE, lse))
 		must(be.Merge(ctx, merged, mergedLSE, staged, stagedLSE))
-		return []backend.Tensor{o, lse, s, weights, stagedLSE, staged, y, merged, mergedLSE}
+		rotated := alloc(t, backend.Shape{b, h, sq, dv})
+		must(be.Rotate(ctx, rotated, o, cos, sin, true))
+		return []backend.Tensor{o, lse, s, weights, stagedLSE, staged, y, merged, mergedLSE, rotated}
 	}
 	want := all(1)
 	for _, threads := range []int{2, 3, 7} {

@@ -63,7 +63,7 @@ type Options struct {
 }
 
 // Backend computes in host memory. It implements backend.Backend,
-// backend.Projector, backend.Merger, backend.PeakMeter and
+// backend.Projector, backend.Rotator, backend.Merger, backend.PeakMeter and
 // backend.BandwidthMeter.
 type Backend struct {
 	opt     Options

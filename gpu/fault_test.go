@@ -41,7 +41,7 @@ func faulty(t *testing.T, opt Options) (*Backend, *fault.Device) {
 }
 
 // session goes once through every kind of call: upload, alloc, attention in
-// pieces with a trace, the stages, a layer, a merge, download; and releases what it
+// pieces with a trace, the stages, a merge, a rotation, a layer, download; and releases what it
 // has.
 func session(b *Backend) (out []float32, err error) {
 	ctx := context.Background()
@@ -89,6 +89,7 @@ func session(b *Backend) (out []float32, err error) {
 		func() error { return b.Softmax(ctx, s, plse, &c.Problem) },
 		func() error { return b.PV(ctx, po, s, k) },
 		func() error { return b.Merge(ctx, o, lse, po, plse) },
+		func() error { return b.Rotate(ctx, o, o, lse, plse, false) },
 		func() error { return b.Project(ctx, po, o, w, backend.Tensor{}) },
 		func() error { return b.Download(ctx, h, po) },
 	} {

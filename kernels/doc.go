@@ -12,7 +12,7 @@
 //
 // For data that stays on the device between calls use tensors: [Attention],
 // [AttentionInto], the stages [QK], [Softmax] and [PV], [SelfAttention] with its
-// projections, [Merge] for results over parts of the keys, [Plan] to see what a
+// projections, [Rotate] for rotary positions, [Merge] for results over parts of the keys, [Plan] to see what a
 // call will cost before it runs, and [Warmup] to compile what it needs.
 //
 // Tensors are [batch, heads, seq, dim] with any strides; data that lies as

@@ -55,6 +55,9 @@ var decode string
 //go:embed splitmerge.wgsl
 var splitMerge string
 
+//go:embed rope.wgsl
+var rope string
+
 //go:embed peak.wgsl
 var peak string
 
@@ -75,6 +78,7 @@ var (
 	Decode     = Kernel{"decode", decode, "rrrrrwu", 14880, 128}
 	SplitMerge = Kernel{"splitmerge", splitMerge, "rwwu", 64, 128}
 	Merge      = Kernel{"merge", merge, "rrwwu", 0, 64}
+	RoPE       = Kernel{"rope", rope, "rrrwu", 0, 64}
 	Peak       = Kernel{"peak", peak, "wu", 0, 64}
 	Copy       = Kernel{"copy", copying, "rwu", 0, 64}
 	Read       = Kernel{"read", reading, "rrrrwu", 0, 64}
@@ -83,7 +87,7 @@ var (
 
 // All lists the kernels.
 func All() []Kernel {
-	return []Kernel{Attention, Decode, SplitMerge, Matmul, Softmax, Merge, Peak, Copy, Read, Banks}
+	return []Kernel{Attention, Decode, SplitMerge, Matmul, Softmax, Merge, RoPE, Peak, Copy, Read, Banks}
 }
 
 var constant = regexp.MustCompile(`(?m)^const ([A-Z0-9_]+): u32 = ([0-9]+)u;`)

@@ -1,0 +1,145 @@
+package backendtest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// testRotate turns rows in both conventions, every type and layout, whole and
+// partial, in place and not, and compares with float64.
+func testRotate(t *testing.T, be backend.Backend) {
+	if _, ok := be.(backend.Rotator); !ok {
+		t.Logf("%s rotates nothing", be.Info().Name)
+		return
+	}
+	f32, f16, bf16 := backend.F32, backend.F16, backend.BF16
+	far := [][]int{{1_000_000, -3, 0, 77, 1 << 29}, {5, 6, 7, 999_999, 12}}
+	for i, c := range []rotation{
+		{"halves", kernels.RoPE{}, f32, f32, Contiguous, 8, kernels.Positions(0, 5)},
+		{"interleaved", kernels.RoPE{Interleaved: true}, f32, f32, Contiguous, 8, kernels.Positions(0, 5)},
+		{"smallest", kernels.RoPE{}, f32, f32, Padded, 2, kernels.Positions(3, 5)},
+		{"partial, odd head size", kernels.RoPE{Dim: 6, Base: 500}, f32, f32, BSHD, 11, kernels.Positions(40, 5)},
+		{"partial interleaved", kernels.RoPE{Dim: 10, Interleaved: true}, f32, f32, Transposed, 16, far},
+		{"positions of their own, f16", kernels.RoPE{}, f16, f16, Padded, 18, far},
+		{"bf16", kernels.RoPE{Dim: 4, Interleaved: true}, bf16, bf16, Padded, 7, far},
+		{"bf16 transposed", kernels.RoPE{}, bf16, bf16, Transposed, 6, far},
+		{"f16 to f32", kernels.RoPE{Dim: 12}, f16, f32, BSHD, 20, far},
+		{"f32 to bf16", kernels.RoPE{Base: 1e6}, f32, bf16, Padded, 80, far},
+		{"several workgroups", kernels.RoPE{Dim: 64}, f32, f32, Contiguous, 128, kernels.Positions(1<<20, 97)},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, be, uint64(i)) })
+	}
+}
+
+// rotation is one call of Rotate.
+type rotation struct {
+	name      string
+	rope      kernels.RoPE
+	in, out   backend.DType
+	layout    Layout
+	dim       int
+	positions [][]int
+}
+
+func (c rotation) test(t *testing.T, be backend.Backend, seed uint64) {
+	const batch, heads = 2, 3
+	seq := len(c.positions[0])
+	rng := rand.New(rand.NewPCG(seed, 0x726f7065))
+	x := operand{backend.Shape{batch, heads, seq, c.dim}, c.in, nil}
+	x.data = make([]float32, x.shape.Elements())
+	for i := range x.data {
+		x.data[i] = c.in.Round(float32(rng.NormFloat64()))
+	}
+	empty := operand{x.shape, c.out, slices.Clone(x.data)}
+	for i := range empty.data {
+		empty.data[i] = float32(math.NaN())
+	}
+	angles, err := c.rope.Angles(t.Context(), be, c.dim, c.positions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer angles.Release()
+	from, to := put(t, be, x, c.layout), put(t, be, empty, c.layout)
+	defer from.release()
+	defer to.release()
+	if err := kernels.Rotate(t.Context(), be, to.view, from.view, angles); err != nil {
+		t.Fatal(err)
+	}
+	got := to.get(t, be, "y")
+	if err := c.compare(x, got); err != nil {
+		t.Error(err)
+	}
+	if c.in != c.out {
+		return
+	}
+	if err := kernels.Rotate(t.Context(), be, from.view, from.view, angles); err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range from.get(t, be, "x in place") {
+		if p != got[i] {
+			t.Fatalf("in place element %d is %v, from x to y %v", i, p, got[i])
+		}
+	}
+}
+
+// compare holds y against x turned in float64. A cosine or sine has the error of its
+// rounding and of the angle, which is within 4·2^-53 of itself (a power, a product,
+// and the reduction), a product one rounding, their sum one:
+//
+//	|y - ref| <= (3u + |t·θ|·2^-51)·(|x_a| + |x_b|) + u_y·|ref| + tiny
+//
+// Elements that do not turn come as they are, rounded to y's type.
+func (c rotation) compare(x operand, y []float32) error {
+	pairs := c.rope.Dim / 2
+	if pairs == 0 {
+		pairs = c.dim / 2
+	}
+	base := c.rope.Base
+	if base == 0 {
+		base = 10000
+	}
+	tiny := 0x1p-125
+	if c.out != backend.F32 {
+		tiny += 0x1p-25 // half a subnormal step of f16
+	}
+	var worst oracle.Worst
+	for row := range len(y) / c.dim {
+		in := x.data[row*c.dim : (row+1)*c.dim]
+		batch, s := row/(x.shape[1]*x.shape[2]), row%x.shape[2]
+		at := c.positions[batch%len(c.positions)][s]
+		for d := range c.dim {
+			got := float64(y[row*c.dim+d])
+			name := func() string { return fmt.Sprintf("y[row %d, %d] at position %d", row, d, at) }
+			if d >= 2*pairs {
+				worst.See(got, float64(c.out.Round(in[d])), 0, name)
+				continue
+			}
+			pair, second := d%pairs, d >= pairs
+			a, b := in[pair], in[pair+pairs]
+			if c.rope.Interleaved {
+				pair, second = d/2, d%2 == 1
+				a, b = in[2*pair], in[2*pair+1]
+			}
+			angle := float64(at) * math.Exp(-float64(pair)/float64(pairs)*math.Log(base))
+			ref := float64(a)*math.Cos(angle) - float64(b)*math.Sin(angle)
+			if second {
+				ref = float64(a)*math.Sin(angle) + float64(b)*math.Cos(angle)
+			}
+			// The reference's own angle: its logarithm errs by an ulp, times at most 15.
+			slack := math.Abs(angle) * (0x1p-51 + 16*0x1p-52)
+			bound := (3*u + slack) * (math.Abs(float64(a)) + math.Abs(float64(b)))
+			if c.out != backend.F32 {
+				bound += c.out.UnitRoundoff() * math.Abs(ref)
+			}
+			worst.See(got, ref, bound+tiny, name)
+		}
+	}
+	return worst.Err()
+}

@@ -1,0 +1,72 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/shaders"
+)
+
+var _ backend.Rotator = (*Backend)(nil)
+
+const (
+	// rotateUnits is how many units, pairs or elements that do not turn, a workgroup
+	// takes (rope.wgsl).
+	rotateUnits = 256
+	// rotateOps is about what one unit costs: six operations, divisions for where it
+	// lies, four trips to memory.
+	rotateOps = 50
+)
+
+// Rotate turns pairs of elements of each row by angles:
+//
+//	y, x [B, H, S, D]    cos, sin [B, H, S, R/2] F32
+func (b *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, interleaved bool) error {
+	out := []backend.Operand{{Name: "y", Tensor: y}}
+	in := []backend.Operand{{Name: "cos", Tensor: cos}, {Name: "sin", Tensor: sin}, {Name: "x", Tensor: x}}
+	if y == x {
+		in = in[:2]
+	}
+	return b.call(ctx, "rotate", out, in, func(r *runner) error { return b.rotate(r, y, x, cos, sin, interleaved) })
+}
+
+func (b *Backend) rotate(r *runner, yt, xt, cosT, sinT backend.Tensor, interleaved bool) error {
+	sh := yt.Shape()
+	if err := checkDims(backend.Dims{Batch: sh[0], Heads: sh[1], KVHeads: 1, SeqQ: sh[2], SeqK: 1, Dim: sh[3], ValueDim: 1}); err != nil {
+		return err
+	}
+	pairs := cosT.Shape()[backend.Dim]
+	angles := backend.Shape{sh[0], sh[1], sh[2], pairs}
+	if xt.Shape() != sh || cosT.Shape() != angles || sinT.Shape() != angles || pairs < 1 || 2*pairs > sh[3] {
+		return fmt.Errorf("y %v, x %v, cos %v and sin %v do not fit: %w", sh, xt.Shape(), cosT.Shape(), sinT.Shape(), backend.ErrShape)
+	}
+	inPlace, units := yt == xt, pairs+sh[3]-2*pairs
+	y, x := writes("y", yt, rowAxes, 1), reads("x", xt, rowAxes, 1)
+	if inPlace {
+		units = pairs
+		y, x = updates("y", yt, rowAxes, 1), reads("x", backend.Tensor{}, rowAxes, 1)
+	}
+	cos, sin := reads("cos", cosT, rowAxes, 1), reads("sin", sinT, rowAxes, 1)
+	v := variant{shaders.RoPE, map[string]uint32{"INPLACE": uint32(flagBits(inPlace))}}
+	cut := b.newCutter(axX, x, cos, sin, y)
+	all := box{hi: [nAxes]int{axB: sh[0], axH: sh[1], axM: sh[2], axN: 1, axX: 1}}
+	return cut.boxes(all, func(part box, _ int) error {
+		n := part.len(axB) * part.len(axH) * part.len(axM) * units
+		groups := (n + rotateUnits - 1) / rotateUnits
+		var p params
+		p.u32(0, 0, part.len(axH), part.len(axM), pairs, units, n, flagBits(interleaved), int(xt.DType()), int(yt.DType()))
+		s := step{variant: v}
+		yv, cv, sv := y.view(part, cut.align), cos.view(part, cut.align), sin.view(part, cut.align)
+		xv := x.view(part, cut.align)
+		s.windows = []window{xv.window, cv.window, sv.window, yv.window}
+		if inPlace {
+			xv = yv
+		}
+		for _, at := range []view{xv, cv, sv, yv} {
+			p.strides(at.base, at.strides)
+		}
+		s.params = p
+		return r.dispatch(s, groups, rotateUnits*rotateOps)
+	})
+}
