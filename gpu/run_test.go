@@ -263,48 +263,64 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// Submissions get longer on a device that is faster than it was taken for, and
-// shorter with a smaller budget; results stay.
+// Calls take the submissions that the speeds ask for, with the same results.
 func TestSubmissionsFollowTheBudget(t *testing.T) {
 	b, dev := faulty(t, Options{Budget: 40 * time.Millisecond})
 	c := plain(t, b, 512, 512, 64)
-	v := variant{}
-	count := func() int {
-		return submissions(dev, func() {
+	run := func(speed float64) (submitted int, o []float32) {
+		for _, l := range b.pipes.byHash {
+			for _, p := range l {
+				p.pace.start(speed)
+			}
+		}
+		submitted = submissions(dev, func() {
 			if err := b.Attention(t.Context(), c); err != nil {
 				t.Fatal(err)
 			}
 		})
+		return submitted, floats(t, b, c.O)
 	}
-	count()
-	want := floats(t, b, c.O)
-	setSpeed := func(speed float64) {
-		for _, l := range b.pipes.byHash {
-			for _, p := range l {
-				p.pace.start(speed)
-				v = p.variant
-			}
-		}
-	}
-	setSpeed(1e15)
-	if n := count(); n != 1 {
+	run(speedCPU)
+	n, want := run(maxSpeed)
+	if n != 1 {
 		t.Errorf("%d submissions at a speed that needs one", n)
 	}
-	setSpeed(minSpeed)
-	slow := count()
-	if slow < 4 {
-		t.Errorf("%d submissions at the lowest speed", slow)
+	n, got := run(minSpeed)
+	if n < 4 {
+		t.Errorf("%d submissions at the lowest speed", n)
 	}
-	if !slices.Equal(floats(t, b, c.O), want) {
+	if !slices.Equal(got, want) {
 		t.Error("another result")
 	}
-	if s := b.pipe(v).pace.speed(); s <= minSpeed {
-		t.Errorf("%d submissions taught nothing, the speed is %g", slow, s)
-	}
-	for range 6 {
-		count()
-	}
-	if n := count(); n >= slow {
-		t.Errorf("%d submissions once the speed was known, %d at the lowest", n, slow)
+}
+
+// What a submission took changes its pipeline's speed, unless it was short or ran
+// several; what it waited for the one before does not count.
+func TestLearn(t *testing.T) {
+	b, _ := faulty(t, Options{Budget: time.Hour}) // so that no pause of this test matters
+	share := b.share()
+	now := time.Now()
+	ago := func(seconds float64) time.Time { return now.Add(-time.Duration(seconds * 1e9)) }
+	for _, c := range []struct {
+		name            string
+		began, ended    time.Time // of this one, of the one before
+		seconds, factor float64
+	}{
+		{"as expected", ago(share), time.Time{}, share, 1},
+		{"four times as long", ago(4 * share), time.Time{}, share, 0.5},
+		{"four times as long, three of them behind another", ago(4 * share), ago(share), share, 1},
+		{"in no time", now, time.Time{}, share, 4}, // by maxStep
+		{"a short one that took long for that", ago(share / 100), time.Time{}, share / 1000, 1},
+	} {
+		var p pipe
+		p.pace.start(1e9)
+		r := b.newRunner(t.Context())
+		r.ended = c.ended
+		r.learn(&flight{began: c.began, seconds: c.seconds, pipe: &p})
+		if got := p.pace.speed() / 1e9; math.Abs(got/c.factor-1) > 0.05 {
+			t.Errorf("%s: the speed changed by %.3g, not %.3g", c.name, got, c.factor)
+		}
+		r.learn(&flight{began: c.began, seconds: c.seconds}) // of several pipelines
+		r.finish(nil)
 	}
 }
