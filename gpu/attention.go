@@ -21,10 +21,18 @@ type attention struct {
 	b    *Backend
 	c    *backend.Call
 	d    backend.Dims
-	blk  int // blocks of 32 output columns
 	v    variant
 	cut  *cutter
 	each float64 // operations for one row and one key
+
+	path, why string // as in a plan
+	rows      int    // query rows of a workgroup
+	keys      int    // of a tile
+	tiled     bool   // the register-tiled kernel of flash.go, not the plain one
+	// kept returns how many bytes of state a box takes, narrowed to the keys that it
+	// sees, that comes in pieces of so many keys; and how many of them, at the
+	// beginning, are totals of splits.
+	kept func(seen box, piece int) (totals, bytes uint64)
 
 	q, k, val, o, lse, mask, bias *operand
 }
@@ -50,7 +58,7 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 	}
 	group := d.Heads / d.KVHeads
 	a := &attention{
-		b: b, c: c, d: d, blk: blocks(d.ValueDim),
+		b: b, c: c, d: d,
 		q:    reads("q", c.Q, rowAxes, 1),
 		k:    reads("k", c.K, keyAxes, group),
 		val:  reads("v", c.V, keyAxes, group),
@@ -60,25 +68,48 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 		lse:  writes("lse", c.LSE, rowAxes, 1),
 		each: 2 * float64(d.Dim+d.ValueDim),
 	}
-	a.v = variant{shaders.Attention, map[string]uint32{
-		"IN": uint32(c.Q.DType()), "DVB": uint32(a.blk), "ACC": uint32(4 * a.blk),
-	}}
-	a.cut = b.newCutter(axN, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
-	if c.Visible.KLen != nil {
-		a.cut.most[axB] = klenBatches
+	if whyNot := a.flash(); whyNot != "" {
+		a.plain(whyNot)
 	}
+	return a, nil
+}
+
+// plain makes the call one of the plain kernel, because of what keeps it from the
+// register-tiled one. That kernel is the oracle of the other, and the last resort.
+func (a *attention) plain(because string) {
+	a.path, a.why, a.rows, a.keys = "plain WGSL", because, tile, tile
+	blk := blocks(a.d.ValueDim)
+	a.v = variant{shaders.Attention, map[string]uint32{
+		"IN": uint32(a.c.Q.DType()), "DVB": uint32(blk), "ACC": uint32(4 * blk),
+	}}
+	a.cut = a.newCutter()
 	// A workgroup takes all keys of a piece one after the other, so a piece
 	// bounds the shortest submission.
-	chunks := (d.Dim + tile - 1) / tile
+	chunks := (a.d.Dim + tile - 1) / tile
 	// Each loop of attention.wgsl for one tile, as if none were unrolled: staging
 	// and products of a chunk, scores, maxima, exponentials, the blocks of columns.
 	const product = 8 * (1 + 4)
-	loops := 1 + chunks*(1+4+4+product) + 4 + 4*(1+4+4) + 8 + 4 + a.blk*(1+4+4+product)
-	a.cut.most[axN] = longest(tile, loops, a.each*tile*tile, b.pieceWork(a.v))
+	loops := 1 + chunks*(1+4+4+product) + 4 + 4*(1+4+4) + 8 + 4 + blk*(1+4+4+product)
+	a.cut.most[axN] = longest(tile, loops, a.each*tile*tile, a.b.pieceWork(a.v))
+	// A row keeps the output, eight parts of the sum, the maximum, and padding.
+	width := uint64(blk*tile + 16)
 	a.cut.state = func(x box) uint64 {
-		return uint64(x.len(axB)*x.len(axH)*x.len(axM)) * uint64(a.stateWidth()) * 4
+		return uint64(x.len(axB)*x.len(axH)*x.len(axM)) * width * 4
 	}
-	return a, nil
+	a.kept = func(seen box, piece int) (_, bytes uint64) {
+		if piece < seen.len(axN) {
+			bytes = a.cut.state(seen)
+		}
+		return 0, bytes
+	}
+}
+
+func (a *attention) newCutter() *cutter {
+	cut := a.b.newCutter(axN, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
+	if a.c.Visible.KLen != nil {
+		cut.most[axB] = klenBatches
+	}
+	return cut
 }
 
 // blocks is how many blocks of 32 columns the kernel's variant for dv has: a power
@@ -90,10 +121,6 @@ func blocks(dv int) int {
 	}
 	return n
 }
-
-// stateWidth is how many floats a row keeps between pieces: the output, eight
-// parts of the sum, the maximum, and padding.
-func (a *attention) stateWidth() int { return a.blk*tile + 16 }
 
 // Attention computes c in one pass over the keys; memory beside the operands is
 // O(Sq), and none when the keys come in one piece. backend.ErrUnsupported for
@@ -134,20 +161,20 @@ func (b *Backend) attention(r *runner, c *backend.Call) error {
 // workgroups, the bytes of state that it goes through, how many workgroups, and
 // what each of them computes at most.
 func (a *attention) walk(f func(s step, stateBytes uint64, total int, each float64) error) error {
-	d := a.d
-	all := box{hi: [nAxes]int{axB: d.Batch, axH: d.Heads, axM: d.SeqQ, axN: d.SeqK, axX: 1}}
-	return a.cut.boxes(all, func(x box, piece int) error {
+	return a.cut.boxes(a.all(), func(x box, piece int) error {
 		seen := a.seen(x)
-		stateBytes := uint64(0)
-		if piece < seen.len(axN) {
-			stateBytes = a.cut.state(x)
-		}
+		totals, stateBytes := a.kept(seen, piece)
 		return a.cut.pieces(seen, piece, func(p box, first, last bool) error {
-			s := a.step(p, first, last)
-			total := p.len(axB) * p.len(axH) * ((p.len(axM) + tile - 1) / tile)
-			return f(s, stateBytes, total, a.each*float64(tile*p.len(axN)))
+			s := a.step(p, first, last, totals)
+			total := p.len(axB) * p.len(axH) * ((p.len(axM) + a.rows - 1) / a.rows)
+			return f(s, stateBytes, total, a.each*float64(a.rows*p.len(axN)))
 		})
 	})
+}
+
+// all is the whole index space.
+func (a *attention) all() box {
+	return box{hi: [nAxes]int{axB: a.d.Batch, axH: a.d.Heads, axM: a.d.SeqQ, axN: a.d.SeqK, axX: 1}}
 }
 
 // seen narrows a box to the keys that any of its rows sees, by whole tiles; at
@@ -155,11 +182,11 @@ func (a *attention) walk(f func(s step, stateBytes uint64, total int, each float
 func (a *attention) seen(x box) box {
 	first, last := a.visible(x)
 	if first >= last {
-		x.hi[axN] = min(x.lo[axN]+tile, x.hi[axN])
+		x.hi[axN] = min(x.lo[axN]+a.keys, x.hi[axN])
 		return x
 	}
-	x.lo[axN] = first / tile * tile
-	x.hi[axN] = min((last+tile-1)/tile*tile, x.hi[axN])
+	x.lo[axN] = first / a.keys * a.keys
+	x.hi[axN] = min((last+a.keys-1)/a.keys*a.keys, x.hi[axN])
 	return x
 }
 
@@ -179,20 +206,28 @@ func (a *attention) visible(x box) (first, last int) {
 	return first, last
 }
 
-func (a *attention) step(x box, first, last bool) step {
+// step is the dispatch for a piece, of whose state so many bytes are totals.
+func (a *attention) step(x box, first, last bool, totals uint64) step {
 	align := a.cut.align
 	q, k, v := a.q.view(x, align), a.k.view(x, align), a.val.view(x, align)
 	mask, bias := a.mask.view(x, align), a.bias.view(x, align)
 	o, lse := a.o.view(x, align), a.lse.view(x, align)
+	if a.tiled {
+		q, k, v = granules(q), granules(k), granules(v)
+	}
 	lo, hi := bounds(a.c.Visible)
-	// As in attention.wgsl.
+	// As in attention.wgsl and flash.wgsl.
 	flags := flagBits(!first, !last, !a.c.LSE.IsZero(), a.c.Visible.KLen != nil, !a.mask.t.IsZero(), a.c.Softcap > 0)
 	p := newParams()
-	p.u32(0, 0, (x.len(axM)+tile-1)/tile, x.len(axH), x.lo[axH], max(a.k.group, 1),
+	p.u32(0, 0, (x.len(axM)+a.rows-1)/a.rows, x.len(axH), x.lo[axH], max(a.k.group, 1),
 		x.len(axM), x.lo[axM], x.len(axN), x.lo[axN], a.d.Dim, a.d.ValueDim)
 	p.f32(a.c.Scale)
 	p.f32(a.c.Softcap)
 	p.u32(lo, hi, flags, biasType(a.bias.t), int(a.c.O.DType()))
+	if a.tiled {
+		p.u32(a.d.SeqK, int(totals/16)) // in vec4
+		p.f32(unit(&a.c.Problem))
+	}
 	for _, w := range []view{q, k, v, o, lse, mask, bias} {
 		p.strides(w.base, w.strides)
 	}
@@ -302,7 +337,7 @@ func (b *Backend) Plan(c *backend.Call) (backend.Plan, error) {
 		}
 		return p, nil
 	}
-	p.Path = "fused WGSL"
+	p.Path = a.path
 	pieces, keys := 0, 0
 	scratch := uint64(0)
 	err = a.walk(func(s step, stateBytes uint64, total int, each float64) error {
@@ -319,9 +354,9 @@ func (b *Backend) Plan(c *backend.Call) (backend.Plan, error) {
 		return backend.Plan{}, fmt.Errorf("plan: %w", err)
 	}
 	p.Scratch = int64(scratch)
-	p.Why = fmt.Sprintf("one pass over the keys for %d rows a workgroup, %s storage, float32 arithmetic; %s",
-		tile, c.Q.DType(), b.pacing(a.v))
+	p.Why = fmt.Sprintf("%s; one pass over the keys for %d rows a workgroup, %s storage, float32 arithmetic; %s",
+		a.why, a.rows, c.Q.DType(), b.pacing(a.v))
 	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d pieces of up to %d keys, key tiles of %d",
-		a.d.Batch, a.d.Heads, (a.d.SeqQ+tile-1)/tile, tile, pieces, keys, tile)
+		a.d.Batch, a.d.Heads, (a.d.SeqQ+a.rows-1)/a.rows, a.rows, pieces, keys, a.keys)
 	return p, nil
 }

@@ -34,6 +34,8 @@ type Backend struct {
 	runners      sync.Pool
 	pipes        pipes
 
+	// choose picks the variant of the register-tiled kernel; nil is chooseVariant.
+	choose func(flashShape) (v flashVariant, why string)
 	// decodeRows is up to how many query rows a key head the decode path takes.
 	decodeRows int
 

@@ -150,6 +150,9 @@ type cutter struct {
 	most [nAxes]int
 	// state is how many bytes a box takes to go on from piece to piece.
 	state func(box) uint64
+	// keeps is from what length along the inner axis on a box takes state even when
+	// it is one piece; 0 is never.
+	keeps int
 
 	maxBind   uint64
 	maxState  uint64
@@ -269,7 +272,8 @@ func (c *cutter) boxes(x box, f func(x box, piece int) error) error {
 		}
 		piece = max(piece/2/c.granule*c.granule, c.granule)
 	}
-	if piece < x.len(c.inner) && c.state != nil && c.state(x) > c.maxState {
+	goesOn := piece < x.len(c.inner) || c.keeps > 0 && x.len(c.inner) > c.keeps
+	if goesOn && c.state != nil && c.state(x) > c.maxState {
 		for _, a := range []int{axB, axH, axM, axN} {
 			if a != c.inner && x.len(a) > c.grain(a) {
 				return c.halve(x, a, f)

@@ -2,24 +2,34 @@ package gpu
 
 import (
 	"fmt"
-	"math"
 	"math/bits"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/shaders"
 )
 
-// decodeClass is what a class of head sizes fixes of the order of operations: the
+// headClass is what a class of head sizes fixes of the order of operations: the
 // prefill kernel and the decode kernel share it, so that they give the same bits.
-type decodeClass struct {
+type headClass struct {
 	width int // the largest head size, of keys and of values
 	keys  int // of a tile
 	lanes int // parts of a row's sum: key j is in part j mod lanes
 	split int // keys of a split: the multiple of keys that is nearest to 1024
 }
 
-var decodeClasses = []decodeClass{
+var headClasses = []headClass{
 	{32, 32, 4, 1024}, {64, 64, 8, 1024}, {80, 80, 10, 1040}, {96, 96, 12, 1056}, {128, 128, 16, 1024}, {256, 64, 16, 1024},
+}
+
+// classOf returns the smallest class that holds heads of both sizes, else the
+// largest.
+func classOf(dim, valueDim int) headClass {
+	for _, c := range headClasses {
+		if max(dim, valueDim) <= c.width {
+			return c
+		}
+	}
+	return headClasses[len(headClasses)-1]
 }
 
 const (
@@ -36,7 +46,7 @@ const (
 // call as the prefill path sees it.
 type decode struct {
 	*attention
-	class  decodeClass
+	class  headClass
 	splits variant
 	merge  variant
 	cut    *cutter
@@ -54,13 +64,8 @@ func newDecode(a *attention) (*decode, error) {
 		return nil, fmt.Errorf("%d query rows a key head, decoding takes up to %d: %w", group*d.SeqQ, most, backend.ErrUnsupported)
 	}
 	x := &decode{attention: a}
-	for _, c := range decodeClasses {
-		if max(d.Dim, d.ValueDim) <= c.width {
-			x.class = c
-			break
-		}
-	}
-	if x.class.width == 0 {
+	x.class = classOf(d.Dim, d.ValueDim)
+	if max(d.Dim, d.ValueDim) > x.class.width {
 		return nil, fmt.Errorf("head size %d, decoding takes up to %d: %w", max(d.Dim, d.ValueDim), maxValueDim, backend.ErrUnsupported)
 	}
 	x.rows = rowsOf(group * d.SeqQ)
@@ -218,11 +223,7 @@ func (x *decode) params(p box, blocks, kvHeads, parts, part0, splits int, q, k, 
 	w.f32(x.c.Scale)
 	w.f32(x.c.Softcap)
 	w.u32(lo, hi, flags, biasType(x.bias.t), int(x.c.O.DType()))
-	factor := x.c.Scale
-	if x.c.Softcap > 0 {
-		factor = x.c.Softcap
-	}
-	w.f32(float32(math.Log2E * float64(factor)))
+	w.f32(unit(&x.c.Problem))
 	for _, t := range []view{q, k, v, o, lse, mask, bias} {
 		w.strides(t.base, t.strides)
 	}

@@ -38,7 +38,7 @@ type params []uint32
 
 // newParams has room for those of the largest kernel: 20 numbers, the bases and
 // strides of 7 operands, 64 lengths of klen.
-func newParams() params { return make(params, 0, 20+7*8+64) }
+func newParams() params { return make(params, 0, 24+7*8+64) }
 
 func (p *params) u32(v ...int) {
 	for _, x := range v {

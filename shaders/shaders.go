@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -39,6 +40,9 @@ type Kernel struct {
 
 //go:embed attention.wgsl
 var attention string
+
+//go:embed flash.wgsl
+var flash string
 
 //go:embed matmul.wgsl
 var matmul string
@@ -73,6 +77,7 @@ var banks string
 // The kernels.
 var (
 	Attention  = Kernel{"attention", attention, "rrrrrwwwu", 14848, 64}
+	Flash      = Kernel{"flash", flash, "rrrrrwwwu", 12672, 128}
 	Matmul     = Kernel{"matmul", matmul, "rrrwwu", 9216, 64}
 	Softmax    = Kernel{"softmax", softmax, "rrwwwu", 256, 64}
 	Decode     = Kernel{"decode", decode, "rrrrrwu", 14880, 128}
@@ -87,7 +92,7 @@ var (
 
 // All lists the kernels.
 func All() []Kernel {
-	return []Kernel{Attention, Decode, SplitMerge, Matmul, Softmax, Merge, RoPE, Peak, Copy, Read, Banks}
+	return []Kernel{Attention, Flash, Decode, SplitMerge, Matmul, Softmax, Merge, RoPE, Peak, Copy, Read, Banks}
 }
 
 var constant = regexp.MustCompile(`(?m)^const ([A-Z0-9_]+): u32 = ([0-9]+)u;`)
@@ -102,8 +107,11 @@ func (k Kernel) Constants() map[string]string {
 	return m
 }
 
-// Specialise returns the source with new values for some of its constants. It
-// returns an error that names a constant which the file does not have.
+// Specialise returns the source with new values for some of its constants. Two of
+// them mean more where a file has them: EXPAND unrolls marked loops ([Looped],
+// [Registers], [Full]), and OUT16 = 1 takes o and the function that stores to it from
+// the attention kernel, which stores every type. It returns an error that names a
+// constant which the file does not have.
 func (k Kernel) Specialise(values map[string]uint32) (string, error) {
 	have := k.Constants()
 	for name := range values {
@@ -116,12 +124,38 @@ func (k Kernel) Specialise(values map[string]uint32) (string, error) {
 			return "", fmt.Errorf("shader %s has no constant %s, it has %s", k.Name, name, strings.Join(names, ", "))
 		}
 	}
-	return constant.ReplaceAllStringFunc(k.Source, func(line string) string {
-		name := constant.FindStringSubmatch(line)[1]
-		value, ok := values[name]
+	consts := map[string]uint32{}
+	src := constant.ReplaceAllStringFunc(k.Source, func(line string) string {
+		m := constant.FindStringSubmatch(line)
+		value, ok := values[m[1]]
 		if !ok {
+			n, _ := strconv.ParseUint(m[2], 10, 32) // the compiler says if it is too large
+			consts[m[1]] = uint32(n)
 			return line
 		}
-		return fmt.Sprintf("const %s: u32 = %du;", name, value)
-	}), nil
+		consts[m[1]] = value
+		return fmt.Sprintf("const %s: u32 = %du;", m[1], value)
+	})
+	if n, ok := consts["THREADS"]; ok { // naga 0.13 takes no constant there
+		src = groupSize.ReplaceAllString(src, fmt.Sprintf("@workgroup_size(%d)", n))
+	}
+	if consts["OUT16"] == 1 {
+		src = anyOutput.ReplaceAllString(src, "${1}atomic<u32>${2}")
+		src = putFunc.ReplaceAllLiteralString(src, encodeFunc.FindString(attention)+"\n\n"+putFunc.FindString(attention))
+	}
+	if consts["EXPAND"] == Looped {
+		return src, nil
+	}
+	src, err := unroll(src, consts["EXPAND"], consts)
+	if err != nil {
+		return "", fmt.Errorf("shader %s: %w", k.Name, err)
+	}
+	return src, nil
 }
+
+var (
+	groupSize  = regexp.MustCompile(`@workgroup_size\([0-9]+\)`)
+	anyOutput  = regexp.MustCompile(`(var<storage, read_write> o: array<)u32(>;)`)
+	putFunc    = regexp.MustCompile(`(?ms)^fn put\(.*?^}`)
+	encodeFunc = regexp.MustCompile(`(?ms)^fn encode16\(.*?^}`)
+)

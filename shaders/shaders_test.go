@@ -3,6 +3,7 @@ package shaders
 import (
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -58,14 +59,23 @@ func TestBindingsMatchTheFile(t *testing.T) {
 // Workgroup memory is what the declarations add up to and what the head comment
 // says.
 func TestWorkgroupMemory(t *testing.T) {
-	decl := regexp.MustCompile(`var<workgroup> \w+: array<(vec4<f32>|vec4<u32>|f32), (\d+)>`)
+	decl := regexp.MustCompile(`var<workgroup> \w+: ((?:array<)+)(vec4<f32>|vec4<u32>|f32), (.+)>;`)
 	size := map[string]int{"vec4<f32>": 16, "vec4<u32>": 16, "f32": 4}
 	for _, k := range All() {
 		sum := 0
 		for _, m := range decl.FindAllStringSubmatch(k.Source, -1) {
-			var n int
-			_, _ = fmt.Sscan(m[2], &n)
-			sum += n * size[m[1]]
+			bytes := size[m[2]]
+			for _, length := range strings.Split(m[3], ">, ") {
+				if c, ok := k.Constants()[length]; ok {
+					length = c
+				}
+				n, err := strconv.Atoi(length)
+				if err != nil {
+					t.Errorf("%s: length %s of %q: %v", k.Name, length, m[0], err)
+				}
+				bytes *= n
+			}
+			sum += bytes
 		}
 		if sum != k.WorkgroupMemory {
 			t.Errorf("%s: declares %d bytes, WorkgroupMemory says %d", k.Name, sum, k.WorkgroupMemory)

@@ -1,0 +1,256 @@
+package shaders
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// How far Specialise unrolls loops, the values of a kernel's constant EXPAND.
+const (
+	// Looped leaves the file as it is.
+	Looped = 0
+	// Registers unrolls the loops marked 'unroll', which index private arrays.
+	// A compiler that does not unroll them itself keeps such arrays in memory.
+	Registers = 1
+	// Full also unrolls those marked 'unroll deep', whose counters are used in
+	// the indices of workgroup memory.
+	Full = 2
+)
+
+// An unroller writes out marked loops and drops what is statically false. It works
+// on lines: a mark ends the line that opens a block,
+//
+//	for (var i = 0u; i < N; i++) { // unroll
+//	for (var i = 0u; i < N; i++) { // unroll deep
+//	if (IN == 0u) { // static
+//
+// and the first line with as many closing braces as were opened ends it. In the
+// copies of a loop's body its counter is a literal, and an index that has become
+// an expression of literals and constants is one literal: naga 0.13 takes only that
+// for a constant index, which needs no clamp.
+type unroller struct {
+	level  uint32
+	consts map[string]uint32
+	out    strings.Builder
+}
+
+var (
+	loopMark   = regexp.MustCompile(`^\s*for \(var (\w+) = (\d+)u; (\w+) < (.+); (\w+)\+\+\) \{ // unroll( deep)?$`)
+	staticMark = regexp.MustCompile(`^\s*if \((\w+) (==|!=) (\d+)u\) \{ // static$`)
+	anyMark    = regexp.MustCompile(`// (unroll|static)`)
+	index      = regexp.MustCompile(`\[([^\[\]]+)\]`)
+	comment    = regexp.MustCompile(`\s*//.*$`)
+	token      = regexp.MustCompile(`\s*(\d+u?|\w+|\S)`)
+	word       = regexp.MustCompile(`\.?\b[A-Za-z_]\w*`)
+)
+
+// unroll returns src with its marked blocks written out as level says. Errors name
+// the line of a mark that it cannot follow.
+func unroll(src string, level uint32, consts map[string]uint32) (string, error) {
+	u := &unroller{level: level, consts: consts}
+	if err := u.block(strings.Split(src, "\n"), nil); err != nil {
+		return "", err
+	}
+	return strings.TrimSuffix(u.out.String(), "\n"), nil
+}
+
+// block writes lines, in which counters stand for literals.
+func (u *unroller) block(lines []string, counters map[string]uint32) error {
+	for i := 0; i < len(lines); i++ {
+		line := lines[i]
+		loop, static := loopMark.FindStringSubmatch(line), staticMark.FindStringSubmatch(line)
+		if loop == nil && static == nil {
+			if anyMark.MatchString(line) {
+				return fmt.Errorf("cannot unroll %q", strings.TrimSpace(line))
+			}
+			u.line(line, counters)
+			continue
+		}
+		n := closing(lines[i:])
+		if n < 0 {
+			return fmt.Errorf("no end of %q", strings.TrimSpace(line))
+		}
+		body := lines[i+1 : i+n]
+		i += n
+		if static != nil {
+			keep, err := u.holds(static, counters)
+			if err != nil {
+				return err
+			}
+			if keep {
+				if err := u.braced(body, counters); err != nil {
+					return err
+				}
+			}
+			continue
+		}
+		if loop[6] != "" && u.level < Full {
+			u.line(line, counters)
+			if err := u.block(body, counters); err != nil {
+				return err
+			}
+			u.line("}", nil)
+			continue
+		}
+		name := loop[1]
+		from, _ := strconv.ParseUint(loop[2], 10, 32)
+		to, err := u.eval(substitute(loop[4], counters))
+		if err != nil || loop[3] != name || loop[5] != name {
+			return fmt.Errorf("cannot unroll %q: %v", strings.TrimSpace(line), err)
+		}
+		inner := map[string]uint32{}
+		for k, v := range counters {
+			inner[k] = v
+		}
+		for v := uint32(from); v < to; v++ {
+			inner[name] = v
+			if err := u.braced(body, inner); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (u *unroller) braced(lines []string, counters map[string]uint32) error {
+	u.out.WriteString("{\n")
+	err := u.block(lines, counters)
+	u.out.WriteString("}\n")
+	return err
+}
+
+// line writes one line, without its comment where it may come many times.
+func (u *unroller) line(line string, counters map[string]uint32) {
+	if len(counters) > 0 {
+		line = substitute(comment.ReplaceAllString(line, ""), counters)
+	}
+	line = index.ReplaceAllStringFunc(line, func(s string) string {
+		if n, err := u.eval(s[1 : len(s)-1]); err == nil {
+			return fmt.Sprintf("[%du]", n)
+		}
+		return s
+	})
+	u.out.WriteString(line)
+	u.out.WriteByte('\n')
+}
+
+// holds evaluates the condition of a static block.
+func (u *unroller) holds(m []string, counters map[string]uint32) (bool, error) {
+	have, err := u.eval(substitute(m[1], counters))
+	if err != nil {
+		return false, fmt.Errorf("static condition: %w", err)
+	}
+	want, err := strconv.ParseUint(m[3], 10, 32)
+	return (have == uint32(want)) == (m[2] == "=="), err
+}
+
+// closing returns the index of the line that ends the block that lines[0] opens,
+// or -1.
+func closing(lines []string) int {
+	depth := 0
+	for i, l := range lines {
+		l = comment.ReplaceAllString(l, "")
+		depth += strings.Count(l, "{") - strings.Count(l, "}")
+		if depth == 0 {
+			return i
+		}
+	}
+	return -1
+}
+
+// substitute puts literals for names, but not for members such as p.h.
+func substitute(s string, counters map[string]uint32) string {
+	if len(counters) == 0 {
+		return s
+	}
+	return word.ReplaceAllStringFunc(s, func(w string) string {
+		if v, ok := counters[w]; ok {
+			return fmt.Sprintf("%du", v)
+		}
+		return w
+	})
+}
+
+// eval evaluates an expression of literals and constants with + - * / % and
+// parentheses.
+func (u *unroller) eval(s string) (uint32, error) {
+	e := evaluator{u: u}
+	for _, m := range token.FindAllStringSubmatch(s, -1) {
+		e.tokens = append(e.tokens, m[1])
+	}
+	n, err := e.sum()
+	if err == nil && len(e.tokens) > 0 {
+		err = fmt.Errorf("%q: %q left over", s, e.tokens[0])
+	}
+	return n, err
+}
+
+type evaluator struct {
+	u      *unroller
+	tokens []string
+}
+
+func (e *evaluator) next() string {
+	if len(e.tokens) == 0 {
+		return ""
+	}
+	t := e.tokens[0]
+	e.tokens = e.tokens[1:]
+	return t
+}
+
+func (e *evaluator) peek(any string) bool {
+	return len(e.tokens) > 0 && strings.Contains(any, e.tokens[0])
+}
+
+func (e *evaluator) sum() (uint32, error) {
+	n, err := e.product()
+	for err == nil && e.peek("+-") {
+		op, m := e.next(), uint32(0)
+		if m, err = e.product(); op == "+" {
+			n += m
+		} else {
+			n -= m
+		}
+	}
+	return n, err
+}
+
+func (e *evaluator) product() (uint32, error) {
+	n, err := e.atom()
+	for err == nil && e.peek("*/%") {
+		op, m := e.next(), uint32(0)
+		if m, err = e.atom(); err != nil {
+			break
+		}
+		switch {
+		case op == "*":
+			n *= m
+		case m == 0:
+			err = fmt.Errorf("division by 0")
+		case op == "/":
+			n /= m
+		default:
+			n %= m
+		}
+	}
+	return n, err
+}
+
+func (e *evaluator) atom() (uint32, error) {
+	t := e.next()
+	if t == "(" {
+		n, err := e.sum()
+		if err == nil && e.next() != ")" {
+			err = fmt.Errorf("no closing parenthesis")
+		}
+		return n, err
+	}
+	if v, ok := e.u.consts[t]; ok {
+		return v, nil
+	}
+	n, err := strconv.ParseUint(strings.TrimSuffix(t, "u"), 10, 32)
+	return uint32(n), err
+}

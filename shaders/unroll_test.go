@@ -1,0 +1,100 @@
+package shaders
+
+import (
+	"strings"
+	"testing"
+)
+
+// lines drops indentation and empty lines.
+func lines(s string) string {
+	var out []string
+	for _, l := range strings.Split(s, "\n") {
+		if l = strings.TrimSpace(l); l != "" {
+			out = append(out, l)
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+func TestUnroll(t *testing.T) {
+	consts := map[string]uint32{"N": 2, "M": 3, "IN": 1}
+	for _, c := range []struct {
+		name      string
+		level     uint32
+		src, want string
+	}{
+		{"what is not marked stays, with its comments", Full,
+			"for (var i = 0u; i < N; i++) {\nx = y[i]; // why\n}", "for (var i = 0u; i < N; i++) {\nx = y[i]; // why\n}"},
+		{"a counter becomes a literal, an index of literals and constants one number", Full,
+			"for (var i = 0u; i < N; i++) { // unroll\ns[i * M + 1u] = i; // why\n}", "{\ns[1u] = 0u;\n}\n{\ns[4u] = 1u;\n}"},
+		{"loops nest, and a bound may be an expression", Registers,
+			"for (var i = 0u; i < N / 2u; i++) { // unroll\nfor (var j = 1u; j < i + M; j++) { // unroll\na[tx + j][(i + j) % 2u] = 0.0;\n}\n}",
+			"{\n{\na[tx + 1u][1u] = 0.0;\n}\n{\na[tx + 2u][0u] = 0.0;\n}\n}"},
+		{"members and longer names are no counters", Registers,
+			"for (var h = 0u; h < 1u; h++) { // unroll\nx = p.h + hh + h_1 + h;\n}", "{\nx = p.h + hh + h_1 + 0u;\n}"},
+		{"a deep loop stays a loop at the lower level, what is in it does not", Registers,
+			"for (var k = 0u; k < N; k++) { // unroll deep\nfor (var i = 0u; i < 1u; i++) { // unroll\nx = b[k][i];\n}\n}",
+			"for (var k = 0u; k < N; k++) { // unroll deep\n{\nx = b[k][0u];\n}\n}"},
+		{"and goes at the higher one", Full,
+			"for (var k = 0u; k < N; k++) { // unroll deep\nx = b[k][0];\n}", "{\nx = b[0u][0u];\n}\n{\nx = b[1u][0u];\n}"},
+		{"static blocks stay or go", Registers,
+			"if (IN == 0u) { // static\na();\n}\nif (IN != 0u) { // static\nb();\n}", "{\nb();\n}"},
+	} {
+		got, err := unroll(c.src, c.level, consts)
+		if err != nil || lines(got) != c.want {
+			t.Errorf("%s: %v\n%s\nshould be\n%s", c.name, err, lines(got), c.want)
+		}
+	}
+}
+
+func TestUnrollRefuses(t *testing.T) {
+	for _, src := range []string{
+		"for (var i = 0u; i < n; i++) { // unroll\n}",         // no constant
+		"for (var i = 0u; i < 2u / 0u; i++) { // unroll\n}",   // no number
+		"for (var i = 0u; i < (2u; i++) { // unroll\n}",       // no expression
+		"for (var i = 0u; j < 2u; i++) { // unroll\n}",        // another counter
+		"for (var i = 0u; i < 2u; i += 2u) { // unroll\n}",    // another step
+		"for (var i = 0u; i < 2u; i++) { // unroll\nif (x) {", // no end
+		"if (x == 0u) { // static\n}",                         // no constant
+		"while (x) { // unroll\n}",
+	} {
+		if got, err := unroll(src, Full, nil); err == nil {
+			t.Errorf("%q became %q", src, got)
+		}
+	}
+}
+
+// Unrolled, no private array of the flash kernel has an index that is computed, and
+// workgroup memory none in its inner dimension where the products read it.
+func TestFlashHasConstantIndices(t *testing.T) {
+	src, err := Flash.Specialise(map[string]uint32{"EXPAND": Full, "OUT16": 1, "VEC": 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, l := range strings.Split(src, "\n") {
+		for _, array := range []string{"acc[", "s[", "m[", "l[", "w[", "most[", "hid[", "rescale[", "qr[", "kr[", "vr[", "b[tx]["} {
+			for at := 0; ; {
+				i := strings.Index(l[at:], array)
+				if i < 0 {
+					break
+				}
+				at += i + len(array)
+				if i := at - len(array); i > 0 && strings.ContainsAny(l[i-1:i], "abcdefghijklmnopqrstuvwxyz_.") {
+					continue // the end of another name
+				}
+				end := strings.IndexByte(l[at:], ']')
+				if strings.Trim(l[at:at+end], "0123456789u") != "" {
+					t.Errorf("%s%s in %q", array, l[at:at+end], strings.TrimSpace(l))
+				}
+				n++
+			}
+		}
+	}
+	if n < 2000 {
+		t.Errorf("looked at %d indices only", n)
+	}
+	if !strings.Contains(src, "atomicXor") || !strings.Contains(src, "o: array<atomic<u32>>") {
+		t.Error("o does not take 16-bit elements")
+	}
+}
