@@ -156,6 +156,25 @@ fn exp2_acc(x: vec4<f32>) -> vec4<f32> {
     return select(r, x, is_nan(x));
 }
 
+// exp2_down is 2^x to 4 ulp for differences x from a maximum: exp2_acc with one term
+// less (1 + f·g(f), g the minimax polynomial for which 2^f is off by 1.6·2^-24 at
+// most), 0 below -126, and exactly 1 for 0. They may round to above 0, for scores of
+// 2^30 and more far above: up to 64 this is 2^x, then at most 2^65, which is finite.
+// The bits of x are compared, as a compiler may assume that comparisons meet no NaN;
+// a NaN comes through f.
+fn exp2_down(x: vec4<f32>) -> vec4<f32> {
+    let n = floor(max(x, vec4<f32>(-126.0)) + vec4<f32>(0.5));
+    let f = x - n;
+    var r = fma(vec4<f32>(1.3264727e-3), f, vec4<f32>(9.6715126e-3));
+    r = fma(r, f, vec4<f32>(5.5507337e-2));
+    r = fma(r, f, vec4<f32>(2.4022242e-1));
+    r = fma(r, f, vec4<f32>(6.9314698e-1));
+    r = fma(r, f, vec4<f32>(1.0));
+    r = r * bitcast<vec4<f32>>((vec4<i32>(min(n, vec4<f32>(64.0))) + vec4<i32>(127)) << vec4<u32>(23u));
+    let below = bitcast<vec4<u32>>(x) - vec4<u32>(0xc2fc0001u); // 0: next below -126
+    return select(r, vec4<f32>(0.0), below <= vec4<u32>(0x3c83ffffu)); // -Inf
+}
+
 // tanh_acc is tanh(x) to 3 ulp (Cephes tanhf): an odd polynomial below 0.625, and
 // 1 - 2/(e^2x + 1) above. A driver's tanh may overflow to NaN for large x.
 fn tanh_acc(x: vec4<f32>) -> vec4<f32> {
@@ -542,11 +561,11 @@ fn main(
             for (var c = 0u; c < TX; c++) {
                 top = max(top, part[c_row * TX + c]);
             }
-            let rescale = exp2_acc(vec4<f32>(m - top)).x;
+            let rescale = exp2_down(vec4<f32>(m - top)).x;
             m = top;
             var sum = 0.0;
             for (var i = 0u; i < TQ; i++) {
-                let e = exp2_acc(fma(s[i].x, vec4<f32>(unit()), vec4<f32>(-m)));
+                let e = exp2_down(fma(s[i].x, vec4<f32>(unit()), vec4<f32>(-m)));
                 let w = select(vec4<f32>(HIDDEN), e, s[i].seen);
                 let add = select(vec4<f32>(0.0), e, s[i].seen);
                 sum = (((sum + add.x) + add.y) + add.z) + add.w;

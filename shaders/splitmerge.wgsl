@@ -82,27 +82,23 @@ struct Params {
 
 var<workgroup> parts: array<vec4<f32>, 4>; // of l
 
-// is_nan looks at the bits: a compiler may assume that comparisons meet no NaN.
-fn is_nan(x: vec4<f32>) -> vec4<bool> {
-    return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
-}
-
-// exp2_acc is 2^x to 2 ulp for x <= 127, 0 below -126 (Cephes exp2f: 2^n times a
-// degree 6 polynomial on [-1/2, 1/2]; Moshier 1989). exp2_acc(0) is exactly 1.
-// Drivers may give exp2 with 3 + 2|x| ulp, too little for weights.
-fn exp2_acc(x: vec4<f32>) -> vec4<f32> {
-    let y = clamp(x, vec4<f32>(-126.0), vec4<f32>(127.0));
-    let n = floor(y + vec4<f32>(0.5));
-    let f = y - n;
-    var r = fma(vec4<f32>(1.535336188319500e-4), f, vec4<f32>(1.339887440266574e-3));
-    r = fma(r, f, vec4<f32>(9.618437357674640e-3));
-    r = fma(r, f, vec4<f32>(5.550332471162809e-2));
-    r = fma(r, f, vec4<f32>(2.402264791363012e-1));
-    r = fma(r, f, vec4<f32>(6.931472028550421e-1));
+// exp2_down is 2^x to 4 ulp for differences x from a maximum: exp2_acc with one term
+// less (1 + f·g(f), g the minimax polynomial for which 2^f is off by 1.6·2^-24 at
+// most), 0 below -126, and exactly 1 for 0. They may round to above 0, for scores of
+// 2^30 and more far above: up to 64 this is 2^x, then at most 2^65, which is finite.
+// The bits of x are compared, as a compiler may assume that comparisons meet no NaN;
+// a NaN comes through f.
+fn exp2_down(x: vec4<f32>) -> vec4<f32> {
+    let n = floor(max(x, vec4<f32>(-126.0)) + vec4<f32>(0.5));
+    let f = x - n;
+    var r = fma(vec4<f32>(1.3264727e-3), f, vec4<f32>(9.6715126e-3));
+    r = fma(r, f, vec4<f32>(5.5507337e-2));
+    r = fma(r, f, vec4<f32>(2.4022242e-1));
+    r = fma(r, f, vec4<f32>(6.9314698e-1));
     r = fma(r, f, vec4<f32>(1.0));
-    r = r * bitcast<vec4<f32>>((vec4<i32>(n) + vec4<i32>(127)) << vec4<u32>(23u));
-    r = select(r, vec4<f32>(0.0), x < vec4<f32>(-126.0));
-    return select(r, x, is_nan(x));
+    r = r * bitcast<vec4<f32>>((vec4<i32>(min(n, vec4<f32>(64.0))) + vec4<i32>(127)) << vec4<u32>(23u));
+    let below = bitcast<vec4<u32>>(x) - vec4<u32>(0xc2fc0001u); // 0: next below -126
+    return select(r, vec4<f32>(0.0), below <= vec4<u32>(0x3c83ffffu)); // -Inf
 }
 
 // log_acc is the natural logarithm of a normal x > 0 to 2 ulp (Cephes logf).
@@ -208,7 +204,7 @@ fn main(
                 m = ms[n];
             } else if (s + n < s1) {
                 let top = max(m, ms[n]);
-                let e = exp2_acc(vec4<f32>(m - top, ms[n] - top, 0.0, 0.0));
+                let e = exp2_down(vec4<f32>(m - top, ms[n] - top, 0.0, 0.0));
                 sum = fma(vec4<f32>(e.y), xs[n], sum * e.x);
                 m = top;
             }
