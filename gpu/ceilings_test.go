@@ -27,6 +27,41 @@ func ones(t *testing.T, be backend.Backend, n int) backend.Tensor {
 	return x
 }
 
+// downloaded returns the elements of x.
+func downloaded(t *testing.T, be backend.Backend, x backend.Tensor) []float32 {
+	t.Helper()
+	host, err := backend.AllocHost(backend.F32, x.Shape())
+	if err == nil {
+		err = be.Download(t.Context(), host, x)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := host.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// runSteps runs steps and waits for them.
+func runSteps(t *testing.T, b *Backend, steps ...step) {
+	t.Helper()
+	r := b.newRunner(t.Context())
+	var err error
+	for _, s := range steps {
+		if err == nil {
+			err = r.add(s)
+		}
+	}
+	if err == nil {
+		err = r.flush()
+	}
+	if r.finish(err); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // plausible is from less than a slow disk's rate to more than all the registers of
 // the largest GPU have, a second.
 func plausible(rate float64) bool { return rate > 1e6 && rate < 1e16 }
@@ -81,34 +116,8 @@ func TestCeilings(t *testing.T) {
 func TestProbesDoWhatTheyCount(t *testing.T) {
 	b := open(t, Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 128 << 10, MaxComputeWorkgroupsPerDimension: 31}})
 	defer b.Close()
-	run := func(steps ...step) {
-		t.Helper()
-		r := b.newRunner(t.Context())
-		defer r.finish(nil)
-		for _, s := range steps {
-			if err := r.add(s); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := r.flush(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	read := func(x backend.Tensor) []float32 {
-		t.Helper()
-		host, err := backend.AllocHost(backend.F32, x.Shape())
-		if err == nil {
-			err = b.Download(t.Context(), host, x)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		all, err := host.Float32s()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return all
-	}
+	run := func(steps ...step) { runSteps(t, b, steps...) }
+	read := func(x backend.Tensor) []float32 { return downloaded(t, b, x) }
 	sum := func(x backend.Tensor) (total float64) {
 		for _, v := range read(x) {
 			total += float64(v)
