@@ -33,9 +33,10 @@ func classOf(dim, valueDim int) headClass {
 }
 
 const (
-	// decodeRows is up to how many query rows a key head are decoded: none, until the
-	// prefill kernel does the same operations in the same order.
-	decodeRows    = 0
+	// decodeRows is up to how many query rows a key head are decoded: two workgroups'
+	// for each split. The smallest tiles of the prefill kernel have 16 to 64 rows, of one
+	// head, which so few would leave mostly empty, and its grid would be small.
+	decodeRows    = 16
 	decodeThreads = 128
 	decodeParts   = 4 // vec4 of a row's sums, see splitmerge.wgsl
 	granuleBytes  = 16
@@ -55,8 +56,8 @@ type decode struct {
 	width  int // float32 of a row's state for a split
 }
 
-// newDecode returns a as a decode call; backend.ErrUnsupported says why it is none.
-// The bits of the result are the same on either path.
+// newDecode returns a as a decode call, or an error that says why it is none. The bits
+// of the result are the same on either path.
 func newDecode(a *attention) (*decode, error) {
 	d := a.d
 	group := d.Heads / d.KVHeads
@@ -141,20 +142,21 @@ func (x *decode) variants() {
 	below := func(n int) int { return min(1<<(bits.Len(uint(n))-1), x.rows) } // a power of two
 	loads := func(granules int) int { return (granules + decodeThreads - 1) / decodeThreads }
 	qslots, pslots := below(decodeThreads/(c.keys/2)), below(decodeThreads/quads)
-	consts := map[string]int{
-		"IN": int(dtype), "WIDE": flagBits(wide(x.c.K) && wide(x.c.V)), "EL": el, "ROWS": x.rows, "SPLIT": c.split,
-		"BC": c.keys, "TX": c.lanes, "TQ": c.keys / c.lanes / 4, "QUADS": quads,
-		"GRAN": gran, "QG": gran * el / 4, "SHIFT": shift, "KLOADS": loads(c.keys * gran),
-		"KT": c.keys / 2, "QSLOTS": qslots, "QROWS": x.rows / qslots,
-		"VLOADS": loads(jc * vg), "VG": vg, "JC": jc, "VCHUNKS": c.keys / jc,
-		"PSLOTS": pslots, "PROWS": x.rows / pslots, "WIDTH": x.width / 4,
+	expand := uint32(shaders.Full)
+	if x.b.info.Type == backend.CPU {
+		expand = shaders.Registers // compiles in less time
 	}
-	x.splits = variant{shaders.Decode, map[string]uint32{}}
-	for name, v := range consts {
-		x.splits.consts[name] = uint32(v)
-	}
+	u := func(n int) uint32 { return uint32(n) }
+	x.splits = variant{shaders.Decode, map[string]uint32{
+		"EXPAND": expand, "IN": u(int(dtype)), "WIDE": u(flagBits(wide(x.c.K) && wide(x.c.V))), "EL": u(el), "ROWS": u(x.rows),
+		"SPLIT": u(c.split), "BC": u(c.keys), "TX": u(c.lanes), "TQ": u(c.keys / c.lanes / 4), "QUADS": u(quads),
+		"GRAN": u(gran), "QG": u(gran * el / 4), "SHIFT": u(shift), "KLOADS": u(loads(c.keys * gran)),
+		"KT": u(c.keys / 2), "QSLOTS": u(qslots), "QROWS": u(x.rows / qslots),
+		"VLOADS": u(loads(jc * vg)), "VG": u(vg), "JC": u(jc), "VCHUNKS": u(c.keys / jc),
+		"PSLOTS": u(pslots), "PROWS": u(x.rows / pslots), "WIDTH": u(x.width / 4),
+	}}
 	x.merge = variant{shaders.SplitMerge, map[string]uint32{
-		"SPLIT": uint32(c.split), "TX": uint32(c.lanes), "QUADS": uint32(quads), "WIDTH": uint32(x.width / 4),
+		"EXPAND": expand, "SPLIT": u(c.split), "TX": u(c.lanes), "QUADS": u(quads), "WIDTH": u(x.width / 4),
 	}}
 }
 
@@ -162,8 +164,16 @@ func (x *decode) variants() {
 // by side, every row on a boundary and of whole granules.
 func wide(t backend.Tensor) bool {
 	n := granuleBytes / t.DType().Size()
-	st := t.Strides()
-	return st[3] == 1 && st[0]%n == 0 && st[1]%n == 0 && st[2]%n == 0 && t.Offset()%n == 0 && t.Shape()[3]%n == 0
+	shape, strides := t.Shape(), t.Strides()
+	if strides[backend.Dim] != 1 || shape[backend.Dim]%n != 0 || t.Offset()%n != 0 {
+		return false
+	}
+	for i, s := range strides[:backend.Dim] {
+		if shape[i] > 1 && s%n != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // walk calls f for each dispatch, before it is split over the workgroup counts: the
@@ -278,7 +288,7 @@ const paramSplits = 13
 func (a *attention) decodes() *decode {
 	x, err := newDecode(a)
 	if err != nil {
-		return nil // backend.ErrUnsupported, always
+		return nil // what keeps both from it, the other one says
 	}
 	return x
 }

@@ -1,16 +1,237 @@
 package gpu
 
 import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
 	"testing"
 
+	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/shaders"
 )
+
+// everyRow sends calls of any number of rows to the decode path.
+const everyRow = 1 << 20
 
 // TestConformanceOfDecode runs the suite with every call on the decode path.
 func TestConformanceOfDecode(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
-		Open:  func(t testing.TB) backend.Backend { return open(t, Options{decodeRows: 1 << 20}) },
+		Open:  func(t testing.TB) backend.Backend { return open(t, Options{decodeRows: everyRow}) },
 		Draws: 10,
 	})
+}
+
+// half uploads f(0), f(1), ... rounded to dtype.
+func half(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape, f func(i int) float32) backend.Tensor {
+	t.Helper()
+	if dtype == backend.F32 {
+		return upload(t, b, host(t, shape, f))
+	}
+	bits := make([]uint16, shape.Elements())
+	for i := range bits {
+		bits[i] = dtype.Encode(f(i))
+	}
+	h, err := backend.HostBits(bits, dtype, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return upload(t, b, h)
+}
+
+// pairs returns a mask that hides one pair in five and a bias, for all heads.
+func pairs(t testing.TB, b *Backend, heads, sq, sk int) (mask, bias backend.Tensor) {
+	t.Helper()
+	seen := make([]bool, sq*sk)
+	for i := range seen {
+		seen[i] = i%5 != 0 && i/sk%7 != 3
+	}
+	h, err := backend.HostBool(seen, backend.Shape{1, 1, sq, sk})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return upload(t, b, h), upload(t, b, host(t, backend.Shape{1, heads, sq, sk}, wave))
+}
+
+// sameRow compares rows of two results bit for bit.
+func sameRow(t testing.TB, what string, got, want []float32) {
+	t.Helper()
+	for i := range want {
+		if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
+			t.Errorf("%s: element %d is %v, should be %v", what, i, got[i], want[i])
+			return
+		}
+	}
+}
+
+// TestDecodeGivesTheBitsOfPrefill computes rows alone, two heads that share keys, and
+// compares them with the same rows of a call that is long enough for the other path:
+// each class of head sizes, each storage type, and what hides keys, over three splits.
+func TestDecodeGivesTheBitsOfPrefill(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	const heads, sq, sk = 2, 21, 2300
+	one := backend.Problem{Scale: 0.3, Visible: backend.Everything()}
+	for _, class := range []struct {
+		d, dv int
+		dtype backend.DType
+	}{{24, 32, backend.F16}, {64, 64, backend.F32}, {80, 72, backend.BF16}, {90, 96, backend.F32}, {128, 128, backend.BF16}, {256, 200, backend.F16}} {
+		if testing.Short() && class.d != 64 {
+			continue
+		}
+		q := half(t, b, class.dtype, backend.Shape{2, heads, sq, class.d}, wave)
+		k := half(t, b, class.dtype, backend.Shape{2, 1, sk, class.d}, func(i int) float32 { return wave(i + 5) })
+		v := half(t, b, class.dtype, backend.Shape{2, 1, sk, class.dv}, func(i int) float32 { return wave(i + 9) })
+		mask, bias := pairs(t, b, heads, sq, sk)
+		causal, window, paired := one, one, one
+		causal.Visible = backend.Visibility{Offset: 1020, Left: backend.Unbounded}
+		window.Visible = backend.Visibility{Offset: 1200, Left: 180, Right: 900, KLen: []int{2300, 2051}}
+		paired.Softcap, paired.Mask, paired.Bias = 3, mask, bias
+		for _, x := range []struct {
+			name string
+			p    backend.Problem
+		}{{"full", one}, {"causal", causal}, {"window and klen", window}, {"mask, bias and softcap", paired}} {
+			if x.name == "mask, bias and softcap" && class.d != 64 && class.d != 128 {
+				continue // two kernels more for each, which compile long on a software driver
+			}
+			call := func(q backend.Tensor, p backend.Problem) (o, lse []float32) {
+				n := q.Shape()[backend.Seq]
+				c := &backend.Call{Q: q, K: k, V: v, Problem: p,
+					O:   alloc(t, b, backend.F32, backend.Shape{2, heads, n, class.dv}),
+					LSE: alloc(t, b, backend.F32, backend.Shape{2, heads, n, 1})}
+				plan, err := b.Plan(c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if decoded := strings.Contains(plan.Path, "decode"); decoded != (n == 1) {
+					t.Fatalf("%d rows: the path is %s", n, plan.Path)
+				}
+				if err := b.Attention(context.Background(), c); err != nil {
+					t.Fatal(err)
+				}
+				return floats(t, b, c.O), floats(t, b, c.LSE)
+			}
+			o, lse := call(q, x.p)
+			for _, i := range []int{0, 7, 20} {
+				row, err := q.Slice(backend.Seq, i, i+1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p := x.p
+				if p.Visible.Left != backend.Unbounded || p.Visible.Right != backend.Unbounded {
+					p.Visible.Offset += i
+				}
+				if !p.Mask.IsZero() {
+					p.Mask, _ = p.Mask.Slice(backend.Seq, i, i+1)
+					p.Bias, _ = p.Bias.Slice(backend.Seq, i, i+1)
+				}
+				ro, rlse := call(row, p)
+				for n := range 2 * heads {
+					what := fmt.Sprintf("d=%d/%d %v, %s, row %d, head %d", class.d, class.dv, class.dtype, x.name, i, n)
+					sameRow(t, what, ro[n*class.dv:(n+1)*class.dv], o[(n*sq+i)*class.dv:(n*sq+i+1)*class.dv])
+					sameRow(t, what+" lse", rlse[n:n+1], lse[n*sq+i:n*sq+i+1])
+				}
+			}
+		}
+	}
+}
+
+// TestDecodeCutsChangeNoBit compares whole and cut results of the decode path bit for
+// bit: pieces of the keys, of heads and rows, of grids and of submissions, and keys
+// that are read element by element.
+func TestDecodeCutsChangeNoBit(t *testing.T) {
+	const heads, kvHeads, sq, sk, d, dv = 6, 2, 9, 2300, 40, 36
+	results := func(opt Options, pad int) (o, lse []float32, plan backend.Plan) {
+		opt.decodeRows = everyRow
+		b := open(t, opt)
+		defer b.Close()
+		mask, bias := pairs(t, b, heads, sq, sk)
+		// Rows with pad elements after them, where the data of a key is the same.
+		keys := func(width, from int) backend.Tensor {
+			x := upload(t, b, host(t, backend.Shape{2, kvHeads, sk, width + pad}, func(i int) float32 {
+				if i%(width+pad) >= width {
+					return float32(math.NaN())
+				}
+				return wave(from + i/(width+pad)*width + i%(width+pad))
+			}))
+			x, err := x.Slice(backend.Dim, 0, width)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return x
+		}
+		c := &backend.Call{
+			Q: upload(t, b, host(t, backend.Shape{2, heads, sq, d}, wave)), K: keys(d, 3), V: keys(dv, 4),
+			O: alloc(t, b, backend.F32, backend.Shape{2, heads, sq, dv}), LSE: alloc(t, b, backend.F32, backend.Shape{2, heads, sq, 1}),
+			Problem: backend.Problem{Scale: 0.2, Softcap: 5, Mask: mask, Bias: bias,
+				Visible: backend.Visibility{Offset: 2000, Left: 1990, Right: 250, KLen: []int{2300, 1500}}},
+		}
+		if err := b.Attention(context.Background(), c); err != nil {
+			t.Fatal(err)
+		}
+		plan, err := b.Plan(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return floats(t, b, c.O), floats(t, b, c.LSE), plan
+	}
+	o, lse, whole := results(Options{}, 0)
+	const split = 1024 * d * 4 // bytes of a split's keys
+	for _, x := range []struct {
+		name string
+		opt  Options
+		pad  int
+	}{
+		{"a binding of one split and a bit", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: split + 4096}}, 0},
+		{"a binding of two splits", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 2*split + 4096}}, 0},
+		{"three workgroups a dimension", Options{Limits: gputypes.Limits{MaxComputeWorkgroupsPerDimension: 3}}, 0},
+		{"submissions of a few workgroups, nothing pooled", Options{MaxWork: 4e6, PoolBytes: -1}, 0},
+		{"an alignment of 1 KiB", Options{Limits: gputypes.Limits{MinStorageBufferOffsetAlignment: 1 << 10, MaxStorageBufferBindingSize: split + 4096}}, 0},
+		{"rows that are not on 16 bytes", Options{}, 1},
+		{"rows that are not on 16 bytes, in pieces", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: split*(d+1)/d + 4096}}, 1},
+	} {
+		co, clse, plan := results(x.opt, x.pad)
+		if !strings.Contains(plan.Path, "decode") || plan.Chunks <= whole.Chunks && x.pad == 0 {
+			t.Errorf("%s: the plan is %+v", x.name, plan)
+		}
+		sameRow(t, x.name, co, o)
+		sameRow(t, x.name+": lse", clse, lse)
+	}
+}
+
+// TestDecodeUnrolledChangesNoBit runs the kernels with their loops as they stand,
+// which is the oracle of the other two, and unrolled.
+func TestDecodeUnrolledChangesNoBit(t *testing.T) {
+	b := open(t, Options{decodeRows: everyRow})
+	defer b.Close()
+	const sq, sk, d = 5, 1100, 64
+	c := &backend.Call{
+		Q: half(t, b, backend.BF16, backend.Shape{1, 1, sq, d}, wave), K: half(t, b, backend.BF16, backend.Shape{1, 1, sk, d}, wave),
+		V: half(t, b, backend.BF16, backend.Shape{1, 1, sk, d}, wave), O: alloc(t, b, backend.F32, backend.Shape{1, 1, sq, d}),
+		LSE:     alloc(t, b, backend.F32, backend.Shape{1, 1, sq, 1}),
+		Problem: backend.Problem{Scale: 0.2, Visible: backend.Visibility{Offset: 1050, Left: backend.Unbounded}},
+	}
+	var o, lse [3][]float32
+	for _, level := range []uint32{shaders.Looped, shaders.Registers, shaders.Full} {
+		err := b.call(context.Background(), "attention", nil, nil, func(r *runner) error {
+			a, err := b.newAttention(c)
+			if err != nil {
+				return err
+			}
+			x, err := newDecode(a)
+			if err != nil {
+				return err
+			}
+			x.splits.consts["EXPAND"], x.merge.consts["EXPAND"] = level, level
+			return x.run(r)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o[level], lse[level] = floats(t, b, c.O), floats(t, b, c.LSE)
+		sameRow(t, fmt.Sprintf("unrolled to level %d", level), o[level], o[shaders.Looped])
+		sameRow(t, fmt.Sprintf("lse unrolled to level %d", level), lse[level], lse[shaders.Looped])
+	}
 }

@@ -42,7 +42,10 @@ func sizeClass(size, most uint64) uint64 {
 	step := uint64(1) << max(bits.Len64(size-1)-3, 8) >> 1
 	class := (size + step - 1) / step * step
 	if class > most {
-		return (size + 3) &^ 3
+		// Still in multiples of what a kernel loads at once, if possible.
+		if class = (size + 15) &^ 15; class > most {
+			class = (size + 3) &^ 3
+		}
 	}
 	return class
 }

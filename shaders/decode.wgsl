@@ -33,9 +33,13 @@
 // but by fma, as a compiler may join the two or not: a score is x·unit() in the maximum
 // and fma(x, unit(), -m) in the exponential.
 //
+// A loop marked 'unroll' may only be unrolled by hand, see Specialise: it indexes
+// registers, or reads workgroup memory in an order that then needs no arithmetic.
+//
 // Workgroup memory: kv 8,192 + qs 2,048 + ps 4,096 + part 512 + rescales 32 = 14,880 bytes.
 
 // Rewritten for each variant:
+const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers, 2: all that are marked
 const IN: u32 = 0u; // type of q, k and v: 0 f32, 1 f16, 2 bf16
 const WIDE: u32 = 1u; // 1 when k and v can be read 16 bytes at a time
 const EL: u32 = 4u; // elements in 16 bytes
@@ -386,7 +390,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
         r.seen = (key >= vec4<i32>(i + p.lo)) & (key < vec4<i32>(min(i + p.hi, cap)));
         if ((p.flags & HAS_MASK) != 0u) {
             let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
-            for (var c = 0u; c < 4u; c++) {
+            for (var c = 0u; c < 4u; c++) { // unroll
                 if (r.seen[c]) {
                     let x = at + (j + c * TX) * p.mask.d;
                     r.seen[c] = ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
@@ -395,7 +399,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
         }
         if (p.bias_type != 0u) {
             let at = p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s;
-            for (var c = 0u; c < 4u; c++) {
+            for (var c = 0u; c < 4u; c++) { // unroll
                 if (r.seen[c]) {
                     let x = load_bias(at + (j + c * TX) * p.bias.d);
                     r.x[c] = fma(r.x[c], p.unit, x * LOG2E);
@@ -483,7 +487,7 @@ fn main(
     var m = LOWEST; // of row c_row
     var l = 0.0; // of row c_row and part c_part
     var acc: array<vec4<f32>, PROWS>; // of rows vy + PSLOTS·i
-    for (var i = 0u; i < PROWS; i++) {
+    for (var i = 0u; i < PROWS; i++) { // unroll
         acc[i] = vec4<f32>(0.0);
     }
 
@@ -494,7 +498,7 @@ fn main(
         let check = paired || tile < all_from || tile + i32(BC) > all_to;
 
         var dots: array<vec2<f32>, QROWS>; // of keys kx and kx + KT with rows ky + QSLOTS·i
-        for (var i = 0u; i < QROWS; i++) {
+        for (var i = 0u; i < QROWS; i++) { // unroll
             dots[i] = vec2<f32>(0.0);
         }
         for (var d0 = 0u; d0 < p.dim; d0 += GRAN * EL) {
@@ -513,24 +517,23 @@ fn main(
                 ahead = fetch_v(t, v_at, j0);
             }
             if (ky < QSLOTS) {
-                for (var g = 0u; g < GRAN; g++) {
-                    if (d0 + g * EL >= p.dim) {
-                        break;
-                    }
-                    let x0 = kv[place(kx, g)];
-                    let x1 = kv[place(kx + KT, g)];
-                    for (var i = 0u; i < QROWS; i++) {
-                        let at = (ky + QSLOTS * i) * QG + g * (EL / 4u);
-                        dots[i] = dot4(qs[at], low(x0), low(x1), dots[i]);
-                        if (EL == 8u) {
-                            dots[i] = dot4(qs[at + 1u], high(x0), high(x1), dots[i]);
+                for (var g = 0u; g < GRAN; g++) { // unroll deep
+                    if (d0 + g * EL < p.dim) {
+                        let x0 = kv[place(kx, g)];
+                        let x1 = kv[place(kx + KT, g)];
+                        for (var i = 0u; i < QROWS; i++) { // unroll
+                            let at = (ky + QSLOTS * i) * QG + g * (EL / 4u);
+                            dots[i] = dot4(qs[at], low(x0), low(x1), dots[i]);
+                            if (EL == 8u) { // static
+                                dots[i] = dot4(qs[at + 1u], high(x0), high(x1), dots[i]);
+                            }
                         }
                     }
                 }
             }
         }
         if (ky < QSLOTS) {
-            for (var i = 0u; i < QROWS; i++) {
+            for (var i = 0u; i < QROWS; i++) { // unroll
                 let at = (ky + QSLOTS * i) * BC + kx;
                 ps[at / 4u][at % 4u] = dots[i].x;
                 ps[(at + KT) / 4u][(at + KT) % 4u] = dots[i].y;
@@ -541,7 +544,7 @@ fn main(
         var s: array<Scores, TQ>;
         if (in_softmax) {
             var top = m;
-            for (var i = 0u; i < TQ; i++) {
+            for (var i = 0u; i < TQ; i++) { // unroll
                 let key = c_part + 4u * TX * i;
                 let at = c_row * BC + key;
                 let x = vec4<f32>(
@@ -558,13 +561,13 @@ fn main(
         workgroupBarrier();
         if (in_softmax) {
             var top = m;
-            for (var c = 0u; c < TX; c++) {
+            for (var c = 0u; c < TX; c++) { // unroll deep
                 top = max(top, part[c_row * TX + c]);
             }
             let rescale = exp2_down(vec4<f32>(m - top)).x;
             m = top;
             var sum = 0.0;
-            for (var i = 0u; i < TQ; i++) {
+            for (var i = 0u; i < TQ; i++) { // unroll
                 let e = exp2_down(fma(s[i].x, vec4<f32>(unit()), vec4<f32>(-m)));
                 let w = select(vec4<f32>(HIDDEN), e, s[i].seen);
                 let add = select(vec4<f32>(0.0), e, s[i].seen);
@@ -595,17 +598,17 @@ fn main(
             }
             if (vy < PSLOTS) {
                 if (c == 0u) {
-                    for (var i = 0u; i < PROWS; i++) {
+                    for (var i = 0u; i < PROWS; i++) { // unroll
                         acc[i] = acc[i] * rescales[vy + PSLOTS * i];
                     }
                 }
-                for (var j = 0u; j < JC; j += 4u) {
-                    let v0 = value(j, vx);
-                    let v1 = value(j + 1u, vx);
-                    let v2 = value(j + 2u, vx);
-                    let v3 = value(j + 3u, vx);
-                    for (var i = 0u; i < PROWS; i++) {
-                        let w = ps[((vy + PSLOTS * i) * BC + c * JC + j) / 4u];
+                for (var y = 0u; y < JC / 4u; y++) { // unroll deep
+                    let v0 = value(4u * y, vx);
+                    let v1 = value(4u * y + 1u, vx);
+                    let v2 = value(4u * y + 2u, vx);
+                    let v3 = value(4u * y + 3u, vx);
+                    for (var i = 0u; i < PROWS; i++) { // unroll
+                        let w = ps[((vy + PSLOTS * i) * BC + c * JC) / 4u + y];
                         if (check) {
                             acc[i] = add_seen(w.w, v3, add_seen(w.z, v2, add_seen(w.y, v1, add_seen(w.x, v0, acc[i]))));
                         } else {
@@ -621,7 +624,7 @@ fn main(
     let head_rows = (b * p.heads + h0) * p.rows + first;
     let at = p.part0 + split;
     if (vy < PSLOTS) {
-        for (var i = 0u; i < PROWS; i++) {
+        for (var i = 0u; i < PROWS; i++) { // unroll
             let row = vy + PSLOTS * i;
             if (first + row <= last) {
                 state[((head_rows + row) * p.splits + at) * WIDTH + vx] = acc[i];

@@ -15,6 +15,7 @@
 // Workgroup memory: parts 64 bytes.
 
 // Rewritten for each variant:
+const EXPAND: u32 = 0u; // 0: no loop is unrolled, else those that are marked
 const SPLIT: u32 = 1024u; // keys of a split
 const TX: u32 = 8u; // classes of keys, the parts of l
 const QUADS: u32 = 16u; // vec4 columns of the output
@@ -193,12 +194,12 @@ fn main(
     for (var s = s0; s < s1; s += 8u) {
         var xs: array<vec4<f32>, 8>;
         var ms: array<f32, 8>;
-        for (var n = 0u; n < 8u; n++) {
+        for (var n = 0u; n < 8u; n++) { // unroll
             let at = (id * p.splits + min(s + n, s1 - 1u)) * WIDTH;
             xs[n] = state[at + quad];
             ms[n] = state[at + WIDTH - 1u].x;
         }
-        for (var n = 0u; n < 8u; n++) {
+        for (var n = 0u; n < 8u; n++) { // unroll
             if (s + n == s0) {
                 sum = xs[n];
                 m = ms[n];
@@ -229,7 +230,7 @@ fn main(
     if (t < QUADS) {
         let x = select(sum * inverse, vec4<f32>(0.0), empty);
         let at = p.o.base + b * p.o.b + h * p.o.h + row * p.o.s;
-        for (var c = 0u; c < 4u; c++) {
+        for (var c = 0u; c < 4u; c++) { // unroll
             if (4u * t + c < p.vdim) {
                 put(at + (4u * t + c) * p.o.d, x[c]);
             }
