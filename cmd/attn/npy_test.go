@@ -23,8 +23,8 @@ func FuzzHeader(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if elements(n.shape) != n.count || int(n.start)+n.count*n.size != len(content) {
-			t.Errorf("shape %v, %d elements from byte %d of %d", n.shape, n.count, n.start, len(content))
+		if elements(n.Shape) != n.Count || int(n.Start)+n.Count*n.Size != len(content) {
+			t.Errorf("shape %v, %d elements from byte %d of %d", n.Shape, n.Count, n.Start, len(content))
 		}
 	})
 }
@@ -41,8 +41,8 @@ func TestHeaderForms(t *testing.T) {
 		n, err := openNPY("x", path, false)
 		if err != nil {
 			t.Errorf("%s: %v", text, err)
-		} else if !slices.Equal(n.shape, []int{2, 3}) || n.size != 4 {
-			t.Errorf("%s: shape %v of %s", text, n.shape, n.typeName())
+		} else if !slices.Equal(n.Shape, []int{2, 3}) || n.Size != 4 {
+			t.Errorf("%s: shape %v of %s", text, n.Shape, n.TypeName())
 		}
 	}
 }

@@ -8,11 +8,9 @@ import (
 	"io"
 	"math"
 	"os"
-	"strings"
-
-	"github.com/x448/float16"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/npy"
 )
 
 // chunk is how many elements are converted between two looks at the context:
@@ -23,37 +21,19 @@ const chunk = 64 << 10
 // float32s reads the data of a file of numbers as float32. It also says how
 // many finite f8 numbers were beyond float32 and became infinite.
 func (n *npyFile) float32s(ctx context.Context) (data []float32, overflows int, err error) {
-	data = make([]float32, n.count)
+	data = make([]float32, n.Count)
 	err = n.each(ctx, func(at int, raw []byte) {
-		out := data[at:min(at+chunk, len(data))]
-		switch n.size {
-		case 2:
-			for i := range out {
-				out[i] = float16.Frombits(n.order.Uint16(raw[2*i:])).Float32()
-			}
-		case 4:
-			for i := range out {
-				out[i] = math.Float32frombits(n.order.Uint32(raw[4*i:]))
-			}
-		default:
-			for i := range out {
-				x := math.Float64frombits(n.order.Uint64(raw[8*i:]))
-				out[i] = float32(x)
-				if math.IsInf(float64(out[i]), 0) && !math.IsInf(x, 0) {
-					overflows++
-				}
-			}
-		}
+		overflows += n.Float32s(data[at:min(at+chunk, len(data))], raw)
 	})
 	return data, overflows, err
 }
 
 // bits reads the data of an f2 file as it is.
 func (n *npyFile) bits(ctx context.Context) ([]uint16, error) {
-	data := make([]uint16, n.count)
+	data := make([]uint16, n.Count)
 	err := n.each(ctx, func(at int, raw []byte) {
 		for i := range len(raw) / 2 {
-			data[at+i] = n.order.Uint16(raw[2*i:])
+			data[at+i] = n.Order.Uint16(raw[2*i:])
 		}
 	})
 	return data, err
@@ -61,7 +41,7 @@ func (n *npyFile) bits(ctx context.Context) ([]uint16, error) {
 
 // bools reads the data of a bool file; as in numpy, any byte but 0 is true.
 func (n *npyFile) bools(ctx context.Context) ([]bool, error) {
-	data := make([]bool, n.count)
+	data := make([]bool, n.Count)
 	err := n.each(ctx, func(at int, raw []byte) {
 		for i, b := range raw {
 			data[at+i] = b != 0
@@ -78,15 +58,15 @@ func (n *npyFile) each(ctx context.Context, f func(at int, raw []byte)) error {
 		return fmt.Errorf("--%s: %w", n.name, err)
 	}
 	defer file.Close()
-	if _, err := file.Seek(n.start, io.SeekStart); err != nil {
+	if _, err := file.Seek(n.Start, io.SeekStart); err != nil {
 		return fmt.Errorf("--%s: %w", n.name, err)
 	}
-	buf := make([]byte, min(chunk, n.count)*n.size)
-	for at := 0; at < n.count; at += chunk {
+	buf := make([]byte, min(chunk, n.Count)*n.Size)
+	for at := 0; at < n.Count; at += chunk {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		raw := buf[:min(chunk, n.count-at)*n.size]
+		raw := buf[:min(chunk, n.Count-at)*n.Size]
 		if _, err := io.ReadFull(file, raw); err != nil {
 			return fmt.Errorf("--%s %s: it became shorter while it was read: %w", n.name, n.path, err)
 		}
@@ -103,7 +83,7 @@ func writeNPY(ctx context.Context, w io.Writer, t backend.Tensor, shape []int) e
 		descr = "<f2"
 	}
 	buf := bufio.NewWriterSize(w, 1<<20)
-	if _, err := buf.WriteString(npyHeader(descr, shape)); err != nil {
+	if _, err := buf.WriteString(npy.Head(descr, shape)); err != nil {
 		return err
 	}
 	n := t.Shape().Elements()
@@ -143,18 +123,4 @@ func elementWriter(t backend.Tensor) (func(b []byte, i int) []byte, error) {
 	return func(b []byte, i int) []byte {
 		return binary.LittleEndian.AppendUint32(b, uint32(data[i])<<16)
 	}, err
-}
-
-// npyHeader returns the bytes of a version 1.0 header, padded so that the data
-// starts at a multiple of 64 as numpy writes it.
-func npyHeader(descr string, shape []int) string {
-	tuple := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(shape)), ", "), "[]")
-	if len(shape) == 1 {
-		tuple += ","
-	}
-	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", descr, tuple)
-	const lead = 10 // magic, version, length
-	pad := (64 - (lead+len(dict)+1)%64) % 64
-	dict += strings.Repeat(" ", pad) + "\n"
-	return "\x93NUMPY\x01\x00" + string(binary.LittleEndian.AppendUint16(nil, uint16(len(dict)))) + dict
 }

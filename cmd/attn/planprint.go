@@ -16,10 +16,10 @@ func printPlan(out io.Writer, be backend.Backend, in *runInputs, p backend.Plan)
 	}
 	line("backend", "%s (%s)", p.Backend, be.Info().Device)
 	for _, f := range in.qkv {
-		line(f.name, "%v %s, computed as %v", f.shape, f.typeName(), in.dtype)
+		line(f.name, "%v %s, computed as %v", f.Shape, f.TypeName(), in.dtype)
 	}
 	if in.mask != nil {
-		line("mask", "%v %s, as [B,H,Sq,Sk] %v", in.mask.shape, in.mask.typeName(), in.maskShape)
+		line("mask", "%v %s, as [B,H,Sq,Sk] %v", in.mask.Shape, in.mask.TypeName(), in.maskShape)
 	}
 	line("path", "%s", p.Path)
 	line("why", "%s", p.Why)

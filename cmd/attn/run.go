@@ -201,7 +201,7 @@ func (c *calculation) upload(ctx context.Context, f *npyFile, dtype backend.DTyp
 		if err == nil {
 			t, err = c.be.Upload(ctx, t)
 		}
-	case dtype == backend.F16 && f.size == 2:
+	case dtype == backend.F16 && f.Size == 2:
 		var data []uint16
 		if data, err = f.bits(ctx); err == nil {
 			t, err = backend.HostBits(data, dtype, shape)
@@ -215,7 +215,7 @@ func (c *calculation) upload(ctx context.Context, f *npyFile, dtype backend.DTyp
 		if data, overflows, err = f.float32s(ctx); err == nil {
 			t, err = kernels.FromFloat32(ctx, c.be, dtype, data, shape)
 		}
-		if err == nil && f.size == 8 {
+		if err == nil && f.Size == 8 {
 			beyond := ""
 			if overflows > 0 {
 				beyond = fmt.Sprintf("; %d numbers beyond its range became infinite", overflows)

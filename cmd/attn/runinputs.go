@@ -26,22 +26,22 @@ func (c *runCmd) inputs() (*runInputs, error) {
 		if err != nil {
 			return nil, err
 		}
-		if rank := len(n.shape); rank < 2 || rank > 4 {
+		if rank := len(n.Shape); rank < 2 || rank > 4 {
 			return nil, fmt.Errorf("--%s %s: shape %v has %d axes, it must have 2, 3 or 4: [S,D], [B,S,D] or [B,H,S,D]",
-				n.name, n.path, n.shape, rank)
+				n.name, n.path, n.Shape, rank)
 		}
 		in.qkv[i] = n
 	}
 	q := in.qkv[0]
 	for _, n := range in.qkv[1:] {
-		if len(n.shape) != len(q.shape) {
-			return nil, fmt.Errorf("--%s %s has shape %v, --q %s has %v: they must have as many axes", n.name, n.path, n.shape, q.path, q.shape)
+		if len(n.Shape) != len(q.Shape) {
+			return nil, fmt.Errorf("--%s %s has shape %v, --q %s has %v: they must have as many axes", n.name, n.path, n.Shape, q.path, q.Shape)
 		}
-		if c.DType == "" && n.size != q.size {
-			return nil, fmt.Errorf("--%s %s is %s, --q %s is %s: say which type to compute on with --dtype", n.name, n.path, n.typeName(), q.path, q.typeName())
+		if c.DType == "" && n.Size != q.Size {
+			return nil, fmt.Errorf("--%s %s is %s, --q %s is %s: say which type to compute on with --dtype", n.name, n.path, n.TypeName(), q.path, q.TypeName())
 		}
 	}
-	in.swapped = c.Layout == "bshd" && len(q.shape) == 4
+	in.swapped = c.Layout == "bshd" && len(q.Shape) == 4
 	in.dtype = q.dtype()
 	for _, d := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 		if d.String() == c.DType {
@@ -56,7 +56,7 @@ func (c *runCmd) inputs() (*runInputs, error) {
 		return nil, err
 	}
 	in.mask = m
-	in.maskShape, err = maskShape(m, len(q.shape))
+	in.maskShape, err = maskShape(m, len(q.Shape))
 	return in, err
 }
 
@@ -64,15 +64,15 @@ func (c *runCmd) inputs() (*runInputs, error) {
 // scores of q's rank, [Sq,Sk], [B,Sq,Sk] or [B,H,Sq,Sk]: from the right. A 4-D
 // mask has all four axes whatever q's rank is.
 func maskShape(m *npyFile, rank int) (backend.Shape, error) {
-	n := len(m.shape)
+	n := len(m.Shape)
 	if n < 1 || n > 4 || n == 3 && rank == 2 {
 		scores := [...]string{2: "[Sq,Sk]", 3: "[B,Sq,Sk]", 4: "[B,H,Sq,Sk]"}[rank]
-		return backend.Shape{}, fmt.Errorf("--mask %s: shape %v has %d axes, it must broadcast to %s", m.path, m.shape, n, scores)
+		return backend.Shape{}, fmt.Errorf("--mask %s: shape %v has %d axes, it must broadcast to %s", m.path, m.Shape, n, scores)
 	}
 	shape := backend.Shape{1, 1, 1, 1}
-	copy(shape[4-n:], m.shape)
+	copy(shape[4-n:], m.Shape)
 	if n == 3 && rank == 3 { // [B,Sq,Sk]: there is no axis of heads
-		shape[backend.Batch], shape[backend.Heads] = m.shape[0], 1
+		shape[backend.Batch], shape[backend.Heads] = m.Shape[0], 1
 	}
 	return shape, nil
 }
@@ -80,7 +80,7 @@ func maskShape(m *npyFile, rank int) (backend.Shape, error) {
 // stored is the shape of an input as four axes in the file's order: [B,H,S,D],
 // or [B,S,H,D].
 func (n *npyFile) stored() backend.Shape {
-	s := n.shape
+	s := n.Shape
 	switch len(s) {
 	case 2:
 		return backend.Shape{1, 1, s[0], s[1]}
@@ -101,7 +101,7 @@ func (in *runInputs) bhsd(t backend.Tensor) (backend.Tensor, error) {
 
 // outShape drops the axes that q's file does not have from the output's.
 func (in *runInputs) outShape(s backend.Shape) []int {
-	switch len(in.qkv[0].shape) {
+	switch len(in.qkv[0].Shape) {
 	case 2:
 		return s[2:]
 	case 3:
@@ -115,10 +115,10 @@ func (in *runInputs) outShape(s backend.Shape) []int {
 func (in *runInputs) fitMemory() error {
 	var need int64
 	for _, f := range in.qkv {
-		need += int64(f.count) * int64(max(in.dtype.Size(), min(f.size, 4)))
+		need += int64(f.Count) * int64(max(in.dtype.Size(), min(f.Size, 4)))
 	}
 	if m := in.mask; m != nil {
-		need += int64(m.count) * int64(m.dtype().Size())
+		need += int64(m.Count) * int64(m.dtype().Size())
 	}
 	cpu, err := backend.Open("cpu")
 	if err != nil {

@@ -1,0 +1,181 @@
+// Package npy reads and writes the headers of .npy files, of numbers and bools in C
+// order, after numpy/lib/format.py: magic, version, header length, a Python dict as
+// text, then the data. What a header says is checked against the size of the file,
+// so that the data can be read without another surprise.
+package npy
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/x448/float16"
+)
+
+// Header is what a .npy file says of its data.
+type Header struct {
+	Kind  byte // 'f' or 'b', numpy's letter
+	Size  int  // bytes an element: 2, 4 or 8, of a bool 1
+	Order binary.ByteOrder
+	Shape []int // every length at least 1; empty for a single number
+	Count int   // elements
+	Start int64 // where the data begins
+}
+
+// TypeName is numpy's short name without the byte order: f2, f4, f8, bool.
+func (h *Header) TypeName() string {
+	if h.Kind == 'b' {
+		return "bool"
+	}
+	return "f" + strconv.Itoa(h.Size)
+}
+
+// Float32s decodes len(dst) numbers, which are not bools, from raw. It returns how
+// many finite ones were beyond float32 and became infinite.
+func (h *Header) Float32s(dst []float32, raw []byte) (overflows int) {
+	switch h.Size {
+	case 2:
+		for i := range dst {
+			dst[i] = float16.Frombits(h.Order.Uint16(raw[2*i:])).Float32()
+		}
+	case 4:
+		for i := range dst {
+			dst[i] = math.Float32frombits(h.Order.Uint32(raw[4*i:]))
+		}
+	default:
+		for i := range dst {
+			x := math.Float64frombits(h.Order.Uint64(raw[8*i:]))
+			dst[i] = float32(x)
+			if math.IsInf(float64(dst[i]), 0) && !math.IsInf(x, 0) {
+				overflows++
+			}
+		}
+	}
+	return overflows
+}
+
+// maxHeader is far above what a plain array's header takes (numpy refuses to
+// read more than 10,000 bytes itself), and keeps a header length that lies from
+// costing memory.
+const maxHeader = 64 << 10
+
+// ReadHeader reads the header of a file of the given size. Its errors say in a
+// sentence what is wrong with the file; they wrap those of r and nothing else.
+func ReadHeader(r io.ReaderAt, size int64) (Header, error) {
+	var h Header
+	// "\x93NUMPY", major, minor, then the header's length: 2 bytes in version
+	// 1, 4 in versions 2 and 3.
+	var lead [12]byte
+	got, err := r.ReadAt(lead[:min(size, int64(len(lead)))], 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return h, err
+	}
+	if magic := "\x93NUMPY"; !bytes.HasPrefix(lead[:got], []byte(magic)) {
+		if got > 0 && strings.HasPrefix(magic, string(lead[:got])) {
+			return h, fmt.Errorf("truncated: it ends after %d bytes, inside the .npy header", got)
+		}
+		return h, errors.New("not a .npy file: it does not start with \\x93NUMPY")
+	}
+	if got < len(lead) {
+		return h, fmt.Errorf("truncated: it ends after %d bytes, inside the .npy header", got)
+	}
+	var length, at int64
+	switch lead[6] {
+	case 1:
+		length, at = int64(binary.LittleEndian.Uint16(lead[8:])), 10
+	case 2, 3:
+		length, at = int64(binary.LittleEndian.Uint32(lead[8:])), 12
+	default:
+		return h, fmt.Errorf(".npy version %d.%d, versions 1 to 3 are read", lead[6], lead[7])
+	}
+	if length > maxHeader {
+		return h, fmt.Errorf("the .npy header says that it is %d bytes long, at most %d are read", length, maxHeader)
+	}
+	if at+length > size {
+		return h, fmt.Errorf("truncated: the .npy header ends at byte %d, the file at %d", at+length, size)
+	}
+	text := make([]byte, length)
+	if n, err := r.ReadAt(text, at); n < len(text) {
+		return h, err
+	}
+	if err := h.parse(string(text)); err != nil {
+		return h, err
+	}
+	h.Start = at + length
+	want, have := int64(h.Count)*int64(h.Size), size-h.Start
+	switch {
+	case have < want:
+		return h, fmt.Errorf("truncated: shape %v of %s needs %d bytes of data, the file has %d", h.Shape, h.TypeName(), want, have)
+	case have > want:
+		return h, fmt.Errorf("shape %v of %s needs %d bytes of data, the file has %d: they must agree", h.Shape, h.TypeName(), want, have)
+	}
+	return h, nil
+}
+
+// parse reads the dict: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }.
+func (h *Header) parse(text string) error {
+	d, err := parsePyDict(text)
+	if err != nil {
+		return fmt.Errorf("malformed .npy header: %w", err)
+	}
+	for _, key := range []string{"descr", "fortran_order", "shape"} {
+		if _, ok := d[key]; !ok {
+			return fmt.Errorf("malformed .npy header: it has no %q", key)
+		}
+	}
+	descr, ok := d["descr"].(string)
+	if !ok {
+		return errors.New("elements are records, they must be f2, f4 or f8 numbers (bool for a mask)")
+	}
+	switch descr {
+	case "<f2", "<f4", "<f8", ">f2", ">f4", ">f8", "|b1":
+	default:
+		return fmt.Errorf("elements are %q, they must be f2, f4 or f8 numbers (bool for a mask)", descr)
+	}
+	h.Order = binary.ByteOrder(binary.LittleEndian)
+	if descr[0] == '>' {
+		h.Order = binary.BigEndian
+	}
+	h.Kind, h.Size = descr[1], int(descr[2]-'0')
+	fortran, ok := d["fortran_order"].(bool)
+	if !ok {
+		return errors.New("malformed .npy header: fortran_order is neither True nor False")
+	}
+	if h.Shape, ok = d["shape"].([]int); !ok {
+		return errors.New("malformed .npy header: the shape is not a tuple of whole numbers")
+	}
+	if fortran {
+		return errors.New("stored in Fortran order, it must be in C order (numpy.ascontiguousarray before saving)")
+	}
+	h.Count = 1
+	for _, l := range h.Shape {
+		switch {
+		case l < 1:
+			return fmt.Errorf("shape %v: every length must be at least 1", h.Shape)
+		case h.Count > math.MaxInt/16/l:
+			return fmt.Errorf("shape %v is larger than any file", h.Shape)
+		}
+		h.Count *= l
+	}
+	return nil
+}
+
+// Head returns the bytes of a version 1.0 header of an array in C order, padded so
+// that the data starts at a multiple of 64 as numpy writes it. descr is numpy's name of
+// the type with its byte order, such as "<f4".
+func Head(descr string, shape []int) string {
+	tuple := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(shape)), ", "), "[]")
+	if len(shape) == 1 {
+		tuple += ","
+	}
+	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", descr, tuple)
+	const lead = 10 // magic, version, length
+	pad := (64 - (lead+len(dict)+1)%64) % 64
+	dict += strings.Repeat(" ", pad) + "\n"
+	return "\x93NUMPY\x01\x00" + string(binary.LittleEndian.AppendUint16(nil, uint16(len(dict)))) + dict
+}
