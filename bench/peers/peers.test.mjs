@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { element, flops, operand, place, sampled, samples, visible } from "./inputs.mjs";
+import { gpuCases, gpuPeers, notMeasured } from "./gpu.mjs";
 import { model, operators } from "./onnx.mjs";
 import { cases, differs, measure, median, memoryTable, speedTable } from "./turns.mjs";
 
@@ -114,9 +115,42 @@ test("peers take turns, each with the peak beside it", async () => {
   assert.deepEqual(begins, ["attn:peak", "attn:run", "attn:peak", "slow:run", "attn:peak", "slow:run", "attn:peak", "attn:run"]);
 });
 
+test("clocks settle before the first turn", async () => {
+  const turns = [];
+  await measure({ heads: 1, seq: 10, dim: 25, causal: false }, [pretended("attn", 1e-3, turns)], 1, 0.5);
+  assert.deepEqual(turns.slice(0, 4), ["attn:load", "attn:run", "attn:run", "attn:peak"]);
+});
+
+test("what 16 bits round is no difference, a wrong mask is", () => {
+  assert.equal(differs([0.0625, 0.5], [0.0627, 0.503], "bf16"), "");
+  assert.match(differs([0.0625], [0.0625 + 1e-2], "bf16"), /element 0/);
+  assert.match(differs([0.0625], [0.0627]), /element 0/);
+});
+
+test("without a GPU a line says so", () => {
+  assert.match(notMeasured({ error: "no usable device" }, "gpu"), /^GPU: none, so no table \(no usable device\)$/);
+  const software = { device: { name: "gpu:0", device: "llvmpipe", type: "cpu" } };
+  assert.match(notMeasured(software, "gpu"), /software driver; --gpu gpu:0/);
+  assert.equal(notMeasured(software, "gpu:0"), "");
+  assert.equal(notMeasured({ device: { ...software.device, type: "discrete-gpu" } }, "gpu"), "");
+});
+
+test("peers on a GPU", () => {
+  const start = (command, args) => () => [command, ...args].join(" ");
+  assert.deepEqual(gpuPeers("attn", "gpu", undefined, "t.py", start).map((p) => p.start()), ["attn -backend gpu"]);
+  const list = gpuPeers("attn", "gpu:1", "python3", "t.py", start);
+  assert.deepEqual(list.map((p) => p.start()),
+    ["attn -backend gpu:1", "python3 t.py 1 cuda math", "python3 t.py 1 cuda efficient", "python3 t.py 1 cuda flash"]);
+  const takers = (dtype) => list.filter((p) => p.takes({ dtype })).map((p) => p.name);
+  assert.deepEqual(takers("f32"), ["attn", "PyTorch math", "PyTorch efficient"]);
+  assert.deepEqual(takers("bf16"), list.map((p) => p.name));
+  assert.equal(new Set(gpuCases.map((c) => c.name)).size, gpuCases.length);
+});
+
 test("tables", () => {
   const rows = [{ name: "plain S=1 D=1", results: [{ gflops: 100, percent: 85.6, extra: 1.5 * 2 ** 20 }, { gflops: 80, percent: 68, extra: null }, undefined, { error: "x" }] }];
   assert.equal(speedTable(["attn", "a", "b", "c"], rows).split("\n")[2], "| plain S=1 D=1 | 100 (86) | 80 (68) | - | error | 1.25x |");
+  assert.equal(speedTable(["attn"], [{ name: "x", results: [{ gflops: 1, percent: 1 }] }]).split("\n")[2], "| x | 1 (1) | - |");
   assert.equal(memoryTable(["attn", "a", "b", "c"], rows).split("\n")[2], "| plain S=1 D=1 | 1.5 | - | - | - |");
   assert.equal(new Set(cases.map((c) => c.name)).size, cases.length);
 });

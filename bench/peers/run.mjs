@@ -1,9 +1,9 @@
 #!/usr/bin/env node
-// Measures attn's CPU backend and its peers on the same shapes, in turns, and prints
-// the table of the README: see README.md beside this file.
+// Measures attn's backends and their peers on the same shapes, in turns, and prints
+// the tables of the README: see README.md beside this file.
 //
 //	cd bench/peers && npm install
-//	node bench/peers/run.mjs [--threads 1,2] [--repetitions 7] [--only REGEXP] [--json FILE]
+//	node bench/peers/run.mjs [--on cpu,gpu] [--gpu gpu:1] [--threads 1,2] [--repetitions 7] [--only REGEXP] [--json FILE]
 
 import { execFileSync, spawnSync } from "node:child_process";
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -11,6 +11,7 @@ import { cpus, tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
+import { gpuCases, gpuPeers, notMeasured, settleSeconds } from "./gpu.mjs";
 import { operators } from "./onnx.mjs";
 import { Child } from "./serve.mjs";
 import { cases, measure, memoryTable, speedTable } from "./turns.mjs";
@@ -19,6 +20,8 @@ const here = dirname(fileURLToPath(import.meta.url));
 
 const { values: flags } = parseArgs({
   options: {
+    on: { type: "string", default: "cpu,gpu" },
+    gpu: { type: "string", default: "gpu" },
     threads: { type: "string", default: "1,2" },
     repetitions: { type: "string", default: "7" },
     only: { type: "string", default: "" },
@@ -76,27 +79,55 @@ process.on("exit", () => rmSync(temporary, { recursive: true, force: true }));
 const attn = join(temporary, "attn-peer");
 execFileSync("go", ["build", "-o", attn, "./bench/peers/attn"], { cwd: join(here, "..", ".."), stdio: "inherit" });
 
-console.log(`${cpus()[0].model.trim()} · ${cpus().length} CPUs · ${new Date().toISOString().slice(0, 10)} · float32, B=1 H=8\n`);
-if (!existsSync(join(here, "node_modules", "onnxruntime-node"))) console.log("ONNX Runtime is absent: npm install in bench/peers\n");
-if (!python) console.log("PyTorch is absent: apt-get install python3-torch, or any python3 with torch and numpy\n");
-
-const chosen = cases.filter((c) => new RegExp(flags.only).test(c.name));
 const report = [];
-for (const threads of flags.threads.split(",").map(Number)) {
-  const list = peers(attn, threads);
-  const rows = [], count = threads === 1 ? "one thread" : `${threads} threads`;
-  for (const c of chosen) {
+const chosen = (all) => all.filter((c) => new RegExp(flags.only).test(c.name));
+
+// table measures cases on what is in list and returns a row for each.
+async function table(list, cases, title, extra = {}, settle = 0) {
+  const rows = [], names = list.map((p) => p.name);
+  for (const c of cases) {
     // Processes of its own for each case: in one that ran another before, memory
     // that the call takes is there already.
     const taking = list.filter((p) => p.takes(c)).map((p) => ({ ...p, child: p.start() }));
-    const results = await measure(c, taking, Number(flags.repetitions));
+    const results = await measure(c, taking, Number(flags.repetitions), settle);
     results.forEach((r, i) => r.error && console.error(`${taking[i].name}, ${c.name}: ${r.error}`));
     taking.forEach((p) => p.child.kill());
-    rows.push({ name: c.name, threads, results: list.map((p) => results[taking.findIndex((t) => t.name === p.name)]) });
-    process.stderr.write(`${count}, ${c.name}: done\n`);
+    rows.push({ name: c.name, results: list.map((p) => results[taking.findIndex((t) => t.name === p.name)]) });
+    process.stderr.write(`${title}, ${c.name}: done\n`);
   }
-  const names = list.map((p) => p.name);
-  console.log(`${count}\n\n${speedTable(names, rows)}\n${memoryTable(names, rows)}`);
-  report.push(...rows.map((r) => ({ ...r, results: Object.fromEntries(names.map((n, i) => [n, r.results[i] ?? null])) })));
+  report.push(...rows.map((r) => ({ name: r.name, ...extra, results: Object.fromEntries(names.map((n, i) => [n, r.results[i] ?? null])) })));
+  return rows;
 }
+
+async function onCPU() {
+  console.log(`${cpus()[0].model.trim()} · ${cpus().length} CPUs · ${new Date().toISOString().slice(0, 10)} · float32, B=1 H=8\n`);
+  if (!existsSync(join(here, "node_modules", "onnxruntime-node"))) console.log("ONNX Runtime is absent: npm install in bench/peers\n");
+  if (!python) console.log("PyTorch is absent: apt-get install python3-torch, or any python3 with torch and numpy\n");
+  for (const threads of flags.threads.split(",").map(Number)) {
+    const list = peers(attn, threads);
+    const count = threads === 1 ? "one thread" : `${threads} threads`;
+    const rows = await table(list, chosen(cases), count, { threads });
+    const names = list.map((p) => p.name);
+    console.log(`${count}\n\n${speedTable(names, rows)}\n${memoryTable(names, rows)}`);
+  }
+}
+
+async function onGPU() {
+  const start = (command, args) => () => new Child(command, args);
+  const probe = start(attn, ["-backend", flags.gpu])();
+  const answer = await probe.ask({ do: "device" });
+  probe.kill();
+  const why = notMeasured(answer, flags.gpu);
+  if (why) return console.log(why);
+  const { device, provider, driver } = answer.device;
+  console.log(`${device} · ${driver} · attn by ${provider} · ${new Date().toISOString().slice(0, 10)} · B=1 H=16\n`);
+  const cuda = ["python3", "/usr/bin/python3"].find((p) => spawnSync(p, ["-c", "import torch, numpy; exit(not torch.cuda.is_available())"]).status === 0);
+  if (!cuda) console.log("PyTorch with a CUDA device is absent\n");
+  const list = gpuPeers(attn, flags.gpu, cuda, join(here, "torch_peer.py"), start);
+  const rows = await table(list, chosen(gpuCases), device, { device }, settleSeconds);
+  console.log(`${speedTable(list.map((p) => p.name), rows)}
+% is of attn's float32 FMA peak throughout: what multiplies 16 bit numbers on tensor cores can be above 100.`);
+}
+
+for (const place of flags.on.split(",")) await (place === "gpu" ? onGPU() : onCPU());
 if (flags.json) writeFileSync(flags.json, JSON.stringify(report, null, 2) + "\n");

@@ -1,12 +1,14 @@
 // The protocol between run.mjs and the programs that it measures: a line of JSON in,
 // a line of JSON out.
 //
-//	{"do": "load", "case": {"heads": 8, "seq": 256, "dim": 64, "causal": false}}
+//	{"do": "load", "case": {"heads": 8, "seq": 256, "dim": 64, "causal": false, "dtype": "f32"}}
 //	  {"extra": 1048576, "sample": [...]}   bytes that the first call took, or null
 //	{"do": "run", "calls": 3}
 //	  {"seconds": [0.1, 0.1, 0.1]}
 //	{"do": "peak"}                          attn only
 //	  {"flops": 1.17e11}
+//	{"do": "device"}                        attn only
+//	  {"device": {"name": "gpu:0", ...}}    as attn devices --json describes it
 //
 // What fails answers {"error": "why"} and goes on.
 

@@ -1,7 +1,9 @@
-"""Serves PyTorch's attention: python3 torch_peer.py THREADS
+"""Serves PyTorch's attention: python3 torch_peer.py THREADS [cuda ROUTE]
 
-scaled_dot_product_attention where PyTorch has it (2.0), else matmul, softmax,
-matmul. The protocol is in serve.mjs, the inputs are those of inputs.mjs.
+On the CPU scaled_dot_product_attention where PyTorch has it (2.0), else matmul,
+softmax, matmul. On a CUDA device scaled_dot_product_attention by one ROUTE alone:
+math, efficient or flash; products of float32 never by TF32; a call ends when the
+device is done. The protocol is in serve.mjs, the inputs are those of inputs.mjs.
 """
 import json
 import math
@@ -13,6 +15,19 @@ import numpy as np
 import torch
 
 SAMPLES = 64
+
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def only(route):
+    """Returns a context in which no other way to compute is taken."""
+    if hasattr(torch.nn, "attention"):
+        backends = torch.nn.attention.SDPBackend
+        one = {"math": backends.MATH, "efficient": backends.EFFICIENT_ATTENTION, "flash": backends.FLASH_ATTENTION}[route]
+        return torch.nn.attention.sdpa_kernel([one])
+    return torch.backends.cuda.sdp_kernel(
+        enable_math=route == "math", enable_mem_efficient=route == "efficient", enable_flash=route == "flash")
 
 
 def operand(c, stream):
@@ -42,7 +57,31 @@ def extra_memory(call):
 
 
 class Peer:
+    def __init__(self, route=None):
+        self.route = route
+
+    def on_device(self, request):
+        c = request["case"]
+        self.call = None
+        q, k, v = (operand(c, i).to("cuda", DTYPES[c.get("dtype", "f32")]) for i in range(3))
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+
+        def call():
+            with only(self.route):
+                o = sdpa(q, k, v, is_causal=c["causal"])
+            torch.cuda.synchronize()
+            return o
+
+        self.call = call
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        o = call()
+        extra = torch.cuda.max_memory_allocated() - before - o.numel() * o.element_size()
+        return self.answer(c, o, max(0, extra), "scaled_dot_product_attention, " + self.route)
+
     def load(self, request):
+        if self.route:
+            return self.on_device(request)
         c = request["case"]
         self.call = None
         q, k, v = (operand(c, i) for i in range(3))
@@ -64,11 +103,14 @@ class Peer:
 
             self.call = three
         o, extra = extra_memory(self.call)
+        return self.answer(c, o, extra, name)
+
+    def answer(self, c, o, extra, route):
         sample = []
         for j in range(SAMPLES):
             h, s, d = j % c["heads"], (c["seq"] - 1 + j * 7919) % c["seq"], (j * 31) % c["dim"]
             sample.append(float(o[0, h, s, d]))
-        return {"extra": extra, "sample": sample, "version": torch.__version__, "route": name}
+        return {"extra": extra, "sample": sample, "version": torch.__version__, "route": route}
 
     def run(self, request):
         seconds = []
@@ -80,7 +122,11 @@ class Peer:
 
 
 torch.set_num_threads(int(sys.argv[1]))
-peer = Peer()
+if sys.argv[2:3] == ["cuda"]:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+peer = Peer(*sys.argv[3:4])
 with torch.no_grad():
     for line in sys.stdin:
         try:

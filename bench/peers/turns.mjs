@@ -21,14 +21,18 @@ export function median(xs) {
   return s.length % 2 ? s[m] : (s[m - 1] + s[m]) / 2;
 }
 
+// The outputs are means of numbers in [-2, 2): float32 sums of thousands of them in
+// another order differ by some 1e-6, a wrong mask or scale by 1e-2. Of 16 bits the
+// output is rounded, and where a peer rounds weights p as well, each by up to 2^-9
+// (bf16) or 2^-12 (f16), that adds 2^-9·sqrt(Σp²)·1.2, 4e-4 at S=256.
+const tolerances = { f32: [5e-5, 0], f16: [1e-4, 2 ** -10], bf16: [8e-4, 2 ** -7] };
+
 /** differs says in words how far a sample is off another; "" when it is not. */
-export function differs(got, want) {
-  // The outputs are means of numbers in [-2, 2): float32 sums of thousands of them
-  // in another order differ by some 1e-6, a wrong mask or scale by 1e-2.
-  const tolerance = 5e-5;
+export function differs(got, want, dtype = "f32") {
+  const [absolute, relative] = tolerances[dtype];
   if (got?.length !== want.length) return "no sample";
   for (let i = 0; i < want.length; i++) {
-    if (!(Math.abs(got[i] - want[i]) <= tolerance)) return `element ${i} is ${got[i]}, attn has ${want[i]}`;
+    if (!(Math.abs(got[i] - want[i]) <= absolute + relative * Math.abs(want[i]))) return `element ${i} is ${got[i]}, attn has ${want[i]}`;
   }
   return "";
 }
@@ -36,21 +40,25 @@ export function differs(got, want) {
 /**
  * measure runs a case on all peers in turns and returns a result for each, in their
  * order: {gflops, percent, extra} as medians, of the FMA peak beside each turn, or
- * {error}. The first peer is attn, which measures the peak.
+ * {error}. The first peer is attn, which measures the peak. Each is run for settle
+ * seconds before, until clocks have settled.
  */
-export async function measure(c, peers, repetitions) {
+export async function measure(c, peers, repetitions, settle = 0) {
   const [attn] = peers;
   const results = [];
   for (const p of peers) {
     const r = { gflops: [], percent: [] };
     results.push(r);
     const loaded = await p.child.ask({ do: "load", case: c });
-    r.error = loaded.error || (p === attn ? "" : differs(loaded.sample, results[0].sample ?? []));
+    r.error = loaded.error || (p === attn ? "" : differs(loaded.sample, results[0].sample ?? [], c.dtype));
     if (r.error) continue;
     Object.assign(r, { extra: loaded.extra ?? null, sample: loaded.sample });
     const warm = await p.child.ask({ do: "run", calls: 2 });
     r.error = warm.error;
-    if (!r.error) r.calls = Math.min(Math.max(Math.ceil(turnSeconds / Math.min(...warm.seconds)), 1), maxCalls);
+    if (r.error) continue;
+    const each = Math.max(Math.min(...warm.seconds), 1e-6);
+    if (settle > 2 * each) r.error = (await p.child.ask({ do: "run", calls: Math.ceil(settle / each) })).error;
+    r.calls = Math.min(Math.max(Math.ceil(turnSeconds / each), 1), maxCalls);
   }
   const begin = Date.now();
   for (let n = 0; n < repetitions && (n < leastTurns || Date.now() - begin < caseSeconds * 1e3); n++) {
@@ -79,7 +87,7 @@ export function speedTable(peers, rows) {
     ...rows.map(({ name, results }) => {
       const [attn, ...others] = results.map((r) => r?.gflops ?? 0);
       const best = Math.max(...others);
-      return [name, ...results.map(cell), attn && best ? `${(attn / best).toFixed(2)}x` : "-"];
+      return [name, ...results.map(cell), attn && best > 0 ? `${(attn / best).toFixed(2)}x` : "-"];
     }),
   ];
   return lines.map((l) => `| ${l.join(" | ")} |\n`).join("");

@@ -1,7 +1,8 @@
-// Command attn serves attn's CPU backend to bench/peers/run.mjs, which measures it
+// Command attn serves a backend of attn to bench/peers/run.mjs, which measures it
 // and its peers in turns:
 //
 //	go run ./bench/peers/attn -threads 2
+//	go run ./bench/peers/attn -backend gpu
 //
 // It reads a request a line and answers each with a line, in the protocol that
 // bench/peers/serve.mjs describes. ATTN_CPU_TIER chooses the instructions, as
@@ -20,26 +21,63 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
+	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
 )
 
 func main() {
-	threads := flag.Int("threads", 0, "threads of a call; 0 for GOMAXPROCS")
+	threads := flag.Int("threads", 0, "threads of a call on the CPU; 0 for GOMAXPROCS")
+	name := flag.String("backend", "cpu", "cpu, gpu, gpu:N or gpu:NAME")
 	flag.Parse()
-	be := cpu.New(cpu.Options{Threads: *threads})
-	defer be.Close()
-	if err := serve(context.Background(), be, os.Stdin, os.Stdout); err != nil {
+	if err := run(*name, *threads); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-// problem is the case that is measured: one batch, float32.
+func run(name string, threads int) error {
+	be, err := open(name, threads)
+	if err != nil {
+		return err
+	}
+	defer be.Close()
+	return serve(context.Background(), be, os.Stdin, os.Stdout)
+}
+
+func open(name string, threads int) (measured, error) {
+	if name == "cpu" {
+		return cpu.New(cpu.Options{Threads: threads}), nil
+	}
+	be, err := backend.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	m, ok := be.(measured)
+	if !ok {
+		be.Close()
+		return nil, fmt.Errorf("backend %s does not measure its own peak: %w", name, backend.ErrUnsupported)
+	}
+	return m, nil
+}
+
+// problem is the case that is measured: one batch.
 type problem struct {
 	Heads  int  `json:"heads"`
 	Seq    int  `json:"seq"`
 	Dim    int  `json:"dim"`
 	Causal bool `json:"causal"`
+	// DType is the type of all tensors in memory; "" is f32.
+	DType string `json:"dtype"`
+}
+
+// dtype reads a type's name.
+func (c problem) dtype() (backend.DType, error) {
+	for _, d := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
+		if c.DType == d.String() || c.DType == "" {
+			return d, nil
+		}
+	}
+	return 0, fmt.Errorf("dtype is %q, it must be f32, f16 or bf16", c.DType)
 }
 
 // request is a line of input.
@@ -59,7 +97,9 @@ type answer struct {
 	Seconds []float64 `json:"seconds,omitempty"`
 	// FLOPS is the peak, in operations a second.
 	FLOPS float64 `json:"flops,omitempty"`
-	Error string  `json:"error,omitempty"`
+	// Device describes what computes.
+	Device *backend.Info `json:"device,omitempty"`
+	Error  string        `json:"error,omitempty"`
 }
 
 // measured is what a peer must be able to do.
@@ -107,8 +147,11 @@ func (s *server) do(ctx context.Context, r request) (answer, error) {
 	case "peak":
 		flops, err := s.be.PeakFLOPS(ctx)
 		return answer{FLOPS: flops}, err
+	case "device":
+		info := s.be.Info()
+		return answer{Device: &info}, nil
 	}
-	return answer{}, fmt.Errorf("request is %q, it must be load, run or peak", r.Do)
+	return answer{}, fmt.Errorf("request is %q, it must be load, run, peak or device", r.Do)
 }
 
 // load makes the operands of c and runs the first call.
@@ -116,25 +159,21 @@ func (s *server) load(ctx context.Context, c problem) (answer, error) {
 	if min(c.Heads, c.Seq, c.Dim) < 1 {
 		return answer{}, fmt.Errorf("case is %+v, its lengths must be at least 1", c)
 	}
+	dtype, err := c.dtype()
+	if err != nil {
+		return answer{}, err
+	}
 	shape := backend.Shape{1, c.Heads, c.Seq, c.Dim}
-	n := c.Heads * c.Seq * c.Dim
-	for stream, t := range []*backend.Tensor{&s.q, &s.k, &s.v} {
-		data := make([]float32, n)
+	// The output is written before, so that a call does not pay for its pages.
+	for stream, t := range []*backend.Tensor{&s.q, &s.k, &s.v, &s.out.O} {
+		data := make([]float32, shape.Elements())
 		for i := range data {
 			data[i] = element(uint32(i), uint32(stream))
 		}
-		var err error
-		if *t, err = backend.HostF32(data, shape); err != nil {
+		t.Release()
+		if *t, err = kernels.FromFloat32(ctx, s.be, dtype, data, shape); err != nil {
 			return answer{}, err
 		}
-	}
-	o := make([]float32, n)
-	for i := range o {
-		o[i] = 1 // touched, so that a call does not pay for its pages
-	}
-	var err error
-	if s.out.O, err = backend.HostF32(o, shape); err != nil {
-		return answer{}, err
 	}
 	s.opt = kernels.Options{Causal: c.Causal}
 	plan, err := kernels.Plan(s.be, s.q, s.k, s.v, s.opt)
@@ -143,6 +182,10 @@ func (s *server) load(ctx context.Context, c problem) (answer, error) {
 	}
 	a := answer{Path: plan.Path}
 	if a.Extra, err = extraMemory(func() error { return s.call(ctx) }); err != nil {
+		return answer{}, err
+	}
+	o, err := kernels.Float32s(ctx, s.be, s.out.O)
+	if err != nil {
 		return answer{}, err
 	}
 	for j := range samples {

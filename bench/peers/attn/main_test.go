@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 )
 
@@ -55,6 +57,33 @@ func TestServe(t *testing.T) {
 			t.Errorf("sample %d is %v, want %v", j, got, element(uint32(d), 2))
 		}
 	}
+}
+
+func TestServeSixteenBits(t *testing.T) {
+	a := ask(t, `{"do":"load","case":{"heads":1,"seq":1,"dim":4,"dtype":"bf16"}}`, `{"do":"device"}`, `{"do":"load","case":{"heads":1,"seq":1,"dim":4,"dtype":"f64"}}`)
+	for j, got := range a[0].Sample { // one key: the output is the value
+		_, _, d := place(problem{Heads: 1, Seq: 1, Dim: 4}, j)
+		if want := backend.BF16.Round(element(uint32(d), 2)); got != want {
+			t.Errorf("sample %d is %v, want %v", j, got, want)
+		}
+	}
+	if len(a[0].Sample) != samples || a[1].Device == nil || a[1].Device.Type != backend.CPU || a[1].Device.Name != "cpu" {
+		t.Errorf("%+v", a[:2])
+	}
+	if !strings.Contains(a[2].Error, "f64") {
+		t.Errorf("an unknown type: %+v", a[2])
+	}
+}
+
+func TestOpen(t *testing.T) {
+	if _, err := open("tpu", 0); !errors.Is(err, backend.ErrNoBackend) {
+		t.Errorf("tpu: %v", err)
+	}
+	be, err := open("cpu", 3)
+	if err != nil || be.Info().Threads != 3 {
+		t.Fatalf("cpu: %v", err)
+	}
+	be.Close()
 }
 
 func TestServeGoesOnAfterErrors(t *testing.T) {
