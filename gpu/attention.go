@@ -44,7 +44,13 @@ var (
 	pairAxes = [4]int{axB, axH, axM, axN}
 )
 
+// newAttention returns c with the kernel that is known to be the fastest for it.
 func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
+	return b.newAttentionBy(c, b.choose)
+}
+
+// newAttentionBy returns c with the kernel that choose says.
+func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, error) {
 	d := c.Dims()
 	if err := checkDims(d); err != nil {
 		return nil, err
@@ -68,7 +74,7 @@ func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
 		lse:  writes("lse", c.LSE, rowAxes, 1),
 		each: 2 * float64(d.Dim+d.ValueDim),
 	}
-	if whyNot := a.flash(); whyNot != "" {
+	if whyNot := a.flash(choose); whyNot != "" {
 		a.plain(whyNot)
 	}
 	return a, nil
@@ -145,6 +151,19 @@ func (b *Backend) attention(r *runner, c *backend.Call) error {
 	if x := a.decodes(); x != nil {
 		return x.run(r)
 	}
+	if s := a.shape(); a.tiled && b.tuner.claim(s) {
+		if err := b.tuneFirst(r.ctx, s); err != nil {
+			return err
+		}
+		if a, err = b.newAttention(c); err != nil {
+			return err
+		}
+	}
+	return a.queue(r)
+}
+
+// queue hands the call to r.
+func (a *attention) queue(r *runner) error {
 	return a.walk(func(s step, stateBytes uint64, total int, each float64) error {
 		if stateBytes > 0 {
 			buf, err := r.stateFor(stateBytes)

@@ -34,8 +34,10 @@ type Backend struct {
 	runners      sync.Pool
 	pipes        pipes
 
-	// choose picks the variant of the register-tiled kernel; nil is chooseVariant.
-	choose func(flashShape) (v flashVariant, why string)
+	// choose picks the variant of the register-tiled kernel: tuner's, unless a test
+	// says otherwise.
+	choose chooser
+	tuner  *tuner
 	// decodeRows is up to how many query rows a key head the decode path takes.
 	decodeRows int
 
@@ -79,6 +81,8 @@ func newBackend(dev port.Device, info backend.Info, opt Options) (*Backend, erro
 	}
 	b.firstSpeed, b.lanes = firstSpeed(info.Type)
 	b.uniformAlign = max(int(b.limits.MinUniformBufferOffsetAlignment), 16)
+	b.tuner = newTuner(opt, info)
+	b.choose = b.tuner.choose
 	b.runners.New = func() any { return new(runner) }
 	b.decodeRows = cmp.Or(opt.decodeRows, decodeRows)
 	keep := opt.PoolBytes

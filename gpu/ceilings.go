@@ -53,6 +53,11 @@ func (b *Backend) PeakFLOPS(ctx context.Context) (float64, error) {
 		return 0, err
 	}
 	defer b.leave()
+	return b.peak(ctx)
+}
+
+// peak is PeakFLOPS in a call.
+func (b *Backend) peak(ctx context.Context) (float64, error) {
 	return b.onGrid(ctx, shaders.Peak, 4, peakOps, func(p *params, rounds int) {
 		p.u32(rounds)
 		p.f32(0.999)

@@ -12,22 +12,14 @@ const maxFlashState = 128 << 20
 
 // flash makes the call one of the register-tiled kernel. It returns why not, when it
 // cannot be.
-func (a *attention) flash() (whyNot string) {
-	d, c := a.d, a.c
-	choose := a.b.choose
-	if choose == nil {
-		choose = chooseVariant
-	}
-	v, why := choose(flashShape{
-		class: classOf(d.Dim, d.ValueDim), valueDim: d.ValueDim, heads: d.Batch * d.Heads, seqQ: d.SeqQ,
-		software: a.b.info.Type == backend.CPU, limits: a.b.limits,
-	})
+func (a *attention) flash(choose chooser) (whyNot string) {
+	d := a.d
+	s := a.shape()
+	v, why := choose(s)
 	if v.name == "" {
 		return why
 	}
-	paired := !a.mask.t.IsZero() || !a.bias.t.IsZero() || c.Softcap > 0
-	wide := sideBySide(c.Q) && sideBySide(c.K) && sideBySide(c.V)
-	kernel := v.kernel(d.ValueDim, c.Q.DType(), paired, wide, c.O.DType() != backend.F32)
+	kernel := s.kernel(v, d.ValueDim)
 
 	cut := a.newCutter()
 	cut.granule = v.keys
@@ -69,6 +61,19 @@ func unit(p *backend.Problem) float32 {
 		factor = p.Softcap
 	}
 	return float32(math.Log2E * float64(factor))
+}
+
+// shape is what the kernel of the call is chosen by.
+func (a *attention) shape() flashShape {
+	d, c := a.d, a.c
+	return flashShape{
+		class: classOf(d.Dim, d.ValueDim), valueDim: d.ValueDim, heads: d.Batch * d.Heads, seqQ: d.SeqQ,
+		in:       c.Q.DType(),
+		paired:   !a.mask.t.IsZero() || !a.bias.t.IsZero() || c.Softcap > 0,
+		wide:     sideBySide(c.Q) && sideBySide(c.K) && sideBySide(c.V),
+		half:     c.O.DType() != backend.F32,
+		software: a.b.info.Type == backend.CPU, limits: a.b.limits,
+	}
 }
 
 // sideBySide reports whether rows of t begin at multiples of 4 elements and have

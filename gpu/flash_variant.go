@@ -159,9 +159,16 @@ type flashShape struct {
 	valueDim int
 	heads    int // of all batches
 	seqQ     int
-	software bool
-	limits   gputypes.Limits
+	// What the kernel is specialised on, as flashVariant.kernel has it.
+	in                 backend.DType
+	paired, wide, half bool
+	software           bool
+	limits             gputypes.Limits
 }
+
+// chooser picks a variant for a shape and says why; a variant without a name stands
+// for the plain kernel.
+type chooser func(flashShape) (v flashVariant, why string)
 
 // fits says why a variant cannot run, or "".
 func (s flashShape) fits(v flashVariant) string {
@@ -180,8 +187,8 @@ func (s flashShape) fits(v flashVariant) string {
 const busy = 264
 
 // chooseVariant picks a variant by rule: the largest tiles of which there are enough
-// to keep a large GPU busy, else the smallest. name is "" when none can run. It is
-// where measured choices would come in.
+// to keep a large GPU busy, else the smallest. name is "" when none can run. Measured
+// choices come before it, see tuner.choose.
 func chooseVariant(s flashShape) (v flashVariant, why string) {
 	for _, c := range flashVariants(s.class) {
 		if len(c.name) > 1 {

@@ -23,6 +23,10 @@
 // the device has no room stay in host memory, and calls bring what they need of
 // them piece by piece; the results are the same, to the bit.
 //
+// The prefill kernel has variants, which differ in speed only. The first call of a
+// class of shapes on a GPU measures them and keeps the choice in a file for the
+// programs to come; Options.Tune turns that off, and Plan says what is in use.
+//
 // What it does not do: value heads of more than 256 columns in the fused path
 // (backend.ErrUnsupported).
 package gpu
@@ -65,6 +69,14 @@ type Options struct {
 	// PoolBytes bounds the device memory that is kept for reuse after its
 	// release; 0 means 64 MiB, a negative value keeps none.
 	PoolBytes int64
+	// Tune says where the choice among the variants of the prefill kernel comes from;
+	// the zero value measures on first use on a GPU, once for a machine.
+	Tune Tuning
+	// TuneBudget is about how long that may take for a class of shapes; 0 means 3 s.
+	TuneBudget time.Duration
+	// TuneFile keeps what is measured; "" means attn/tuning.json in the user's cache
+	// folder. Plan says in Why when a file could not be used.
+	TuneFile string
 	// decodeRows, unless 0, replaces the most query rows a key head that the decode
 	// path takes: tests send everything or nothing there.
 	decodeRows int

@@ -32,13 +32,18 @@ var (
 	ErrNewer = errors.New("a newer version of attn wrote this tuning file")
 )
 
-// Device is what times depend on beside the kernel.
+// Device is what times depend on beside the kernel, as [NewDevice] makes it.
 type Device struct {
 	Adapter  string `json:"adapter"`
 	Driver   string `json:"driver"`
 	Provider string `json:"provider"`
 	// Limits are those that the device was opened with, by name and value.
 	Limits string `json:"limits"`
+}
+
+// NewDevice returns a Device with what drivers say made fit for the file.
+func NewDevice(adapter, driver, provider, limits string) Device {
+	return Device{clean(adapter), clean(driver), clean(provider), clean(limits)}
 }
 
 // Class is the calls that share a choice.
@@ -50,7 +55,7 @@ type Class struct {
 	Features string `json:"features,omitempty"`
 	// Rows is the most query rows of all heads together; 0 is no bound.
 	Rows int `json:"rows"`
-	// Source is a hash of the sources of all variants.
+	// Source is a hash of the kernel as it stands and of all variants' constants.
 	Source string `json:"source"`
 }
 
@@ -71,6 +76,8 @@ type Entry struct {
 	// Best is the variant to take, one of Trials; "" while they are under way, or
 	// after a process that did not live to their end.
 	Best string `json:"best,omitempty"`
+	// Code is a hash of the source that is Best's, with its constants and unrolled.
+	Code string `json:"code,omitempty"`
 	// FLOPs are the operations of the call that was timed, Peak those that the
 	// device does in a second in multiply-adds alone, 0 when it was not measured.
 	FLOPs  float64 `json:"flops,omitempty"`
@@ -186,7 +193,7 @@ func parse(data []byte) ([]Entry, error) {
 func (e *Entry) whole() bool {
 	texts := []string{
 		e.Device.Adapter, e.Device.Driver, e.Device.Provider, e.Device.Limits,
-		e.Class.DType, e.Class.Features, e.Class.Source, e.Best,
+		e.Class.DType, e.Class.Features, e.Class.Source, e.Best, e.Code,
 	}
 	numbers := []float64{float64(e.Class.Dim), float64(e.Class.ValueDim), float64(e.Class.Rows), e.FLOPs, e.Peak}
 	seen := map[string]bool{}
@@ -219,7 +226,6 @@ func unprintable(r rune) bool { return !unicode.IsPrint(r) || r == unicode.Repla
 
 // Find returns the entry of a class on a device, or nil.
 func Find(entries []Entry, d Device, c Class) *Entry {
-	d = d.clean()
 	i := slices.IndexFunc(entries, func(e Entry) bool { return e.Device == d && e.Class == c })
 	if i < 0 {
 		return nil
@@ -233,7 +239,11 @@ func Find(entries []Entry, d Device, c Class) *Entry {
 // is always whole: it is written beside itself and renamed. Of two processes that
 // put at the same time one entry may be lost.
 func Put(path string, e Entry) error {
-	if e = e.clean(); !e.whole() {
+	e.Trials = slices.Clone(e.Trials)
+	for i := range e.Trials {
+		e.Trials[i].Failed = clean(e.Trials[i].Failed)
+	}
+	if !e.whole() {
 		return fmt.Errorf("a tuning entry that could not be read again: %+v", e)
 	}
 	return rewrite(path, func(old []Entry) []Entry {
@@ -253,20 +263,6 @@ func Clear(path string) (n int, err error) {
 		err = nil
 	}
 	return len(entries), err
-}
-
-// clean makes what comes from drivers fit for the file.
-func (e Entry) clean() Entry {
-	e.Device = e.Device.clean()
-	e.Trials = slices.Clone(e.Trials)
-	for i := range e.Trials {
-		e.Trials[i].Failed = clean(e.Trials[i].Failed)
-	}
-	return e
-}
-
-func (d Device) clean() Device {
-	return Device{clean(d.Adapter), clean(d.Driver), clean(d.Provider), clean(d.Limits)}
 }
 
 func clean(s string) string {

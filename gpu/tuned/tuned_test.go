@@ -22,7 +22,7 @@ func entry(n int) Entry {
 		Device: Device{"llvmpipe (LLVM 19)", "Vulkan llvmpipe", "go-webgpu 0.17.1", "workgroup memory bytes 32768"},
 		Class:  Class{DType: "f32", Dim: 64, ValueDim: 64, Features: "paired scalar", Rows: 256 + n, Source: "5f1c"},
 		When:   time.Date(2026, 5, 1, 12, 0, n, 0, time.UTC),
-		Best:   "M", FLOPs: 1e9, Peak: 1e11,
+		Best:   "M", Code: "77aa", FLOPs: 1e9, Peak: 1e11,
 		Trials: []Trial{{Variant: "L", Seconds: 2e-3}, {Variant: "M", Seconds: 1e-3}, {Variant: "L48", Failed: "lost the device"}},
 	}
 }
@@ -83,7 +83,7 @@ func TestPutAndRead(t *testing.T) {
 func TestOddNames(t *testing.T) {
 	path := temp(t)
 	e := entry(1)
-	e.Device.Driver = "line\nbreak \x1b[31m \xff " + strings.Repeat("ä", 1000)
+	e.Device = NewDevice("GPU", "line\nbreak \x1b[31m \xff "+strings.Repeat("ä", 1000), "provider", "")
 	e.Trials[2].Failed = "shader:\n\t1 | fn main()"
 	if err := Put(path, e); err != nil {
 		t.Fatal(err)
@@ -92,10 +92,16 @@ func TestOddNames(t *testing.T) {
 	if err != nil || len(got) != 1 || Find(got, e.Device, e.Class) == nil {
 		t.Errorf("%+v, %v", got, err)
 	}
-	bad := entry(1)
-	bad.Best = "L48"
-	if err := Put(path, bad); err == nil {
-		t.Error("an entry whose best variant failed was written")
+	for _, spoil := range []func(e *Entry){
+		func(e *Entry) { e.Best = "L48" }, // which failed
+		func(e *Entry) { e.Device.Driver = "line\nbreak" },
+		func(e *Entry) { e.Class.Source = "" },
+	} {
+		bad := entry(2)
+		spoil(&bad)
+		if err := Put(path, bad); err == nil {
+			t.Errorf("%+v was written", bad)
+		}
 	}
 }
 
