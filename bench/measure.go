@@ -36,6 +36,7 @@ type timing struct {
 	// the wall's, which are no repetitions; clock says that there is one.
 	clock             bool
 	kernels, listened []float64
+	plan              *backend.Plan // of the call, its operands in place
 	// compile, compiled, move and moved are those of told, until the first
 	// repetition.
 	compile  time.Duration
@@ -125,6 +126,12 @@ func (b *bencher) begin() (more bool, err error) {
 	}
 	loaded := h.take()
 	b.t.move, b.t.moved = loaded.move, loaded.moved
+	// What has no room on the device makes another plan than the one without memory.
+	plan, err := kernels.Plan(b.be, b.op.q, b.op.k, b.op.v, b.c.options(b.op.bias))
+	if err != nil {
+		return false, b.stopped(err)
+	}
+	b.t.plan = &plan
 	// Garbage of the case before must not be collected on this one's time.
 	runtime.GC()
 

@@ -150,6 +150,9 @@ func (r *runner) finish(m Measurement, c Case, t timing, note string, err error)
 		return failed(m, err)
 	}
 	r.learn(c, m.FLOPs, t)
+	if t.plan != nil {
+		m.Path, m.Plan = t.plan.Path, t.plan
+	}
 	m.Note = note
 	m.figures(t)
 	return m

@@ -17,6 +17,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/gpu"
 )
 
 // sweepBudget bounds a sweep, in which nothing says how long to measure: it ends
@@ -41,6 +42,7 @@ type benchCmd struct {
 	Ceiling bool          `name:"ceilings" help:"Measure only what the backends reach at most; the CPU's tiers on 1, 2, 4, ... threads up to --threads."`
 	Plan    bool          `name:"plan" help:"Print how each case would run (path, chunks, limits in play), and run none."`
 	Threads int           `name:"threads" help:"Threads of the CPU backend and of its ceiling. Default: GOMAXPROCS." placeholder:"N"`
+	Memory  byteCount     `name:"device-memory" placeholder:"SIZE" help:"Device memory that a GPU may take: 256M, 2G. Tensors that do not fit stay in host memory and are streamed. Default: all that there is."`
 	Budget  time.Duration `name:"budget" help:"Time for the whole run, shared among the backends. Default: 48s without --seq, no limit with it." placeholder:"DURATION"`
 	Seed    uint64        `name:"seed" default:"1" help:"Seed of the inputs and of the rows that are checked."`
 	JSON    string        `name:"json" help:"Write the report to this file." placeholder:"FILE"`
@@ -260,6 +262,9 @@ func (c *benchCmd) openOne(name string) (backend.Backend, error) {
 	}
 	if picked == "cpu" && c.Threads > 0 {
 		return cpu.Open(cpu.Options{Threads: c.Threads})
+	}
+	if family, selector, _ := strings.Cut(picked, ":"); family == "gpu" && c.Memory > 0 {
+		return gpu.Open(selector, gpu.Options{MemoryBytes: int64(c.Memory)})
 	}
 	return backend.Open(name)
 }

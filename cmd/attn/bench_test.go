@@ -13,6 +13,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // benchmark runs attn bench with args and returns what a shell would see.
@@ -104,6 +105,9 @@ func TestBenchRefuses(t *testing.T) {
 		{"ceilings of an unknown backend", "backend \"tpu\" is unknown", []string{"--ceilings", "--backend", "tpu"}},
 		{"a plan of an unknown backend", "backend \"tpu\" is unknown", []string{"--plan", "--backend", "cpu,tpu"}},
 		{"a comparison of two backends", "give --backend cpu", []string{"--compare", "--backend", "cpu,gpu"}},
+		{"no device memory", "--device-memory", []string{"--device-memory", "0"}},
+		{"device memory of another unit", "is no size", []string{"--device-memory", "2T"}},
+		{"too much device memory", "is no size", []string{"--device-memory", "9000000000G"}},
 		{"negative threads", "--threads is -1", []string{"--threads=-1"}},
 		{"a negative budget", "budget is -1s", []string{"--budget=-1s"}},
 		{"a budget without a unit", "--budget", []string{"--budget", "10"}},
@@ -186,6 +190,28 @@ func TestBenchPlans(t *testing.T) {
 	r := readReport(t, path)
 	if len(r.Cases) != 2 || r.Cases[1].Status != bench.NotRun || r.Cases[1].Plan == nil || r.Cases[1].Plan.Chunks < 1 || r.Cases[1].Plan.Cut == "" {
 		t.Errorf("%+v", r.Cases)
+	}
+}
+
+func TestDeviceMemoryIsBounded(t *testing.T) {
+	for _, tc := range []struct {
+		memory byteCount
+		onHost bool // what stays there has no rate at which the device reads it
+	}{{0, false}, {1 << 20, true}} {
+		be, err := (&benchCmd{Memory: tc.memory}).openOne("gpu")
+		if err != nil {
+			t.Skipf("needs a WebGPU adapter: %v", err)
+		}
+		defer be.Close()
+		x, err := kernels.FromFloat32(t.Context(), be, backend.F32, make([]float32, 1<<19), backend.Shape{1, 1, 1, 1 << 19})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Release()
+		rate, err := be.(backend.BandwidthMeter).ReadBandwidth(t.Context(), x)
+		if err != nil || (rate == 0) != tc.onHost {
+			t.Errorf("of %d bytes: 2 MiB are read at %v B/s, %v", tc.memory, rate, err)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 
@@ -89,6 +90,29 @@ func (l *lengths) Decode(ctx *kong.DecodeContext) error {
 		}
 		*l = append(*l, n)
 	}
+	return nil
+}
+
+// byteCount is a flag of a number of bytes: 1000000, 512k, 256M, 2G.
+type byteCount int64
+
+// Decode implements kong.MapperValue.
+func (n *byteCount) Decode(ctx *kong.DecodeContext) error {
+	s, err := popText(ctx, "SIZE")
+	if err != nil {
+		return err
+	}
+	digits, shift := s, 0
+	for i, unit := range []string{"k", "M", "G"} {
+		if d, ok := strings.CutSuffix(s, unit); ok {
+			digits, shift = d, 10*(i+1)
+		}
+	}
+	x, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil || x < 1 || x > math.MaxInt64>>shift {
+		return fmt.Errorf("%q is no size, write a number of bytes of at least 1, or 512k, 256M, 2G", s)
+	}
+	*n = byteCount(x << shift)
 	return nil
 }
 
