@@ -18,6 +18,9 @@ const everyRow = 1 << 20
 
 // TestConformanceOfDecode runs the suite with every call on the decode path.
 func TestConformanceOfDecode(t *testing.T) {
+	if testing.Short() {
+		t.Skip("TestConformance decodes what has few rows")
+	}
 	backendtest.Run(t, backendtest.Harness{
 		Open:  func(t testing.TB) backend.Backend { return open(t, Options{decodeRows: everyRow}) },
 		Draws: 10,
@@ -189,6 +192,8 @@ func TestDecodeCutsChangeNoBit(t *testing.T) {
 		{"three workgroups a dimension", Options{Limits: gputypes.Limits{MaxComputeWorkgroupsPerDimension: 3}}, 0},
 		{"submissions of a few workgroups, nothing pooled", Options{MaxWork: 4e6, PoolBytes: -1}, 0},
 		{"an alignment of 1 KiB", Options{Limits: gputypes.Limits{MinStorageBufferOffsetAlignment: 1 << 10, MaxStorageBufferBindingSize: split + 4096}}, 0},
+		{"tensors of several buffers", Options{Limits: gputypes.Limits{MaxBufferSize: 700 << 10}}, 0},
+		{"a device without room for all tensors", Options{MemoryBytes: 4 << 20}, 0},
 		{"rows that are not on 16 bytes", Options{}, 1},
 		{"rows that are not on 16 bytes, in pieces", Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: split*(d+1)/d + 4096}}, 1},
 	} {
