@@ -64,6 +64,10 @@ func newDecode(a *attention) (*decode, error) {
 	if most := a.b.decodeRows; group*d.SeqQ > most {
 		return nil, fmt.Errorf("%d query rows a key head, decoding takes up to %d: %w", group*d.SeqQ, most, backend.ErrUnsupported)
 	}
+	if k, l := shaders.Decode, a.b.limits; k.Threads > int(l.MaxComputeInvocationsPerWorkgroup) || k.WorkgroupMemory > int(l.MaxComputeWorkgroupStorageSize) {
+		return nil, fmt.Errorf("decoding takes %d threads and %d bytes of workgroup memory, %s has %d and %d: %w",
+			k.Threads, k.WorkgroupMemory, a.b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)
+	}
 	x := &decode{attention: a}
 	x.class = classOf(d.Dim, d.ValueDim)
 	if max(d.Dim, d.ValueDim) > x.class.width {

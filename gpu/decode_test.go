@@ -240,3 +240,44 @@ func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 		sameRow(t, fmt.Sprintf("lse unrolled to level %d", level), lse[level], lse[shaders.Looped])
 	}
 }
+
+// TestDecodeWhereItCan lowers each limit that decoding needs, to just enough and to
+// less: then the other path takes the call, with the same bits.
+func TestDecodeWhereItCan(t *testing.T) {
+	const sk, d = 2100, 16
+	var want []float32
+	for _, x := range []struct {
+		name    string
+		limits  gputypes.Limits
+		decodes bool
+	}{
+		{"all limits", gputypes.Limits{}, true},
+		{"128 threads", gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 128}, true},
+		{"64 threads", gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 64}, false},
+		{"workgroup memory for it", gputypes.Limits{MaxComputeWorkgroupStorageSize: uint32(shaders.Decode.WorkgroupMemory)}, true},
+		{"a word less", gputypes.Limits{MaxComputeWorkgroupStorageSize: uint32(shaders.Decode.WorkgroupMemory - 4)}, false},
+		{"a binding of a split", gputypes.Limits{MaxStorageBufferBindingSize: 1024 * d * 4}, true},
+		{"a binding of half a split", gputypes.Limits{MaxStorageBufferBindingSize: 512 * d * 4}, false},
+	} {
+		b := open(t, Options{Limits: x.limits})
+		k := upload(t, b, host(t, backend.Shape{1, 1, sk, d}, wave))
+		c := &backend.Call{Q: upload(t, b, host(t, backend.Shape{1, 1, 1, d}, wave)), K: k, V: k,
+			O: alloc(t, b, backend.F32, backend.Shape{1, 1, 1, d}), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+		plan, err := b.Plan(c)
+		if err != nil {
+			t.Fatalf("%s: %v", x.name, err)
+		}
+		if got := strings.Contains(plan.Path, "decode"); got != x.decodes {
+			t.Errorf("%s: the path is %s", x.name, plan.Path)
+		}
+		if err := b.Attention(context.Background(), c); err != nil {
+			t.Fatalf("%s: %v", x.name, err)
+		}
+		o := floats(t, b, c.O)
+		if want == nil {
+			want = o
+		}
+		sameRow(t, x.name, o, want)
+		b.Close()
+	}
+}
