@@ -269,9 +269,6 @@ func (c *benchCmd) openOne(name string) (backend.Backend, error) {
 	return backend.Open(name)
 }
 
-// oneLine writes an error that joins several in one line.
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
-
 // benchBar shows how far a run is, on a terminal; its zero value shows nothing.
 type benchBar struct{ bar *progressbar.ProgressBar }
 

@@ -3,8 +3,8 @@
 //	O = softmax(scale·Q·Kᵀ + bias) · V
 //
 // on any backend that is built in: on .npy files (attn run), step by step on a
-// worked example (attn explain), and it says what it could run on (attn
-// devices). Try:
+// worked example (attn explain), on conformance cases of the ONNX operator (attn
+// onnx), and it says what it could run on (attn devices). Try:
 //
 //	attn run --q Q.npy --k K.npy --v V.npy --out O.npy --causal
 //
@@ -36,6 +36,7 @@ type commands struct {
 	Run     runCmd     `cmd:"" help:"Compute attention over .npy files."`
 	Explain explainCmd `cmd:"" help:"Show every step of attention on a small example."`
 	Bench   benchCmd   `cmd:"" help:"Measure speed, distance from the machine's limit, and error."`
+	ONNX    onnxCmd    `cmd:"" name:"onnx" help:"Run conformance cases of the ONNX operator Attention."`
 }
 
 // streams are where a command writes: results to out, everything that is said
@@ -113,6 +114,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 			fail(stderr, err)
 			return exitInterrupted
 		}
+		if errors.Is(err, errSaid) {
+			return exitFailed
+		}
 		return fail(stderr, err)
 	}
 	return 0
@@ -121,7 +125,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 // fail is the one place where errors are printed: a single line, whatever the
 // error's own text is.
 func fail(stderr io.Writer, err error) int {
-	line := strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
-	fmt.Fprintf(stderr, "attn: %s\n", line)
+	fmt.Fprintf(stderr, "attn: %s\n", oneLine(err))
 	return exitFailed
+}
+
+// oneLine returns an error's text without line breaks.
+func oneLine(err error) string {
+	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
 }

@@ -1,0 +1,224 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn/internal/onnx"
+	"github.com/seed90331342/attn/cpu"
+)
+
+const publishedONNX = "testdata/onnx"
+
+// publishedCases lists the cases that ONNX publishes, all 38.
+func publishedCases(t *testing.T) []string {
+	t.Helper()
+	dirs, err := filepath.Glob(filepath.Join(publishedONNX, "test_*"))
+	if err != nil || len(dirs) != 38 {
+		t.Fatalf("%d cases in %s, %v", len(dirs), publishedONNX, err)
+	}
+	return dirs
+}
+
+// onGPU skips the test without a GPU adapter, or fails it where CI promises one.
+func onGPU(t *testing.T) {
+	t.Helper()
+	be, err := backend.Open("gpu")
+	if err != nil {
+		if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
+			t.Skipf("needs a WebGPU adapter (CI=true makes that a failure): %v", err)
+		}
+		t.Fatal(err)
+	}
+	if err := be.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantPassed runs cases, all of which must pass.
+func wantPassed(t *testing.T, device string, dirs []string) {
+	t.Helper()
+	code, stdout, stderr := attn(t, append([]string{"onnx", "--backend", device}, dirs...)...)
+	lines := strings.Split(strings.TrimSuffix(stdout, "\n"), "\n")
+	if last := fmt.Sprintf("%d passed, 0 failed", len(dirs)); code != 0 || stderr != "" || len(lines) != len(dirs)+1 || lines[len(lines)-1] != last {
+		t.Errorf("exit code %d, stderr %q, should end with %q:\n%s", code, stderr, last, stdout)
+	}
+}
+
+// TestONNXPublished runs the published cases on every tier of the CPU and on the
+// GPU.
+func TestONNXPublished(t *testing.T) {
+	dirs := publishedCases(t)
+	for _, tier := range cpu.Tiers() {
+		t.Run("cpu/"+tier, func(t *testing.T) {
+			t.Setenv("ATTN_CPU_TIER", tier)
+			wantPassed(t, "cpu", dirs)
+		})
+	}
+	t.Run("gpu", func(t *testing.T) {
+		onGPU(t)
+		some := dirs
+		if testing.Short() {
+			some = nil
+			for i := 0; i < len(dirs); i += 6 {
+				some = append(some, dirs[i])
+			}
+		}
+		wantPassed(t, "gpu", some)
+	})
+}
+
+// copyCase copies a published case so that a test can damage it.
+func copyCase(t *testing.T, name string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), name)
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join(publishedONNX, name))); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestONNXFailures: what is wrong with a case is said in its line, and the case
+// counts as failed beside others that pass.
+func TestONNXFailures(t *testing.T) {
+	const set = "test_data_set_0"
+	edit := func(file string, change func([]byte) []byte) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			path := filepath.Join(dir, file)
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, change(data), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	replace := func(old, new string) func([]byte) []byte {
+		return func(b []byte) []byte {
+			s := string(b)
+			if strings.Count(s, old) == 0 || len(old) != len(new) {
+				panic("nothing to replace, or other lengths")
+			}
+			return []byte(strings.Replace(s, old, new, 1))
+		}
+	}
+	remove := func(file string) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			if err := os.RemoveAll(filepath.Join(dir, file)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		damage func(t *testing.T, dir string)
+		says   string
+	}{
+		{"another node", edit("model.onnx", replace("\tAttention", "\tAttentive")), `the node is "Attentive"`},
+		{"an older opset", edit("model.onnx", func(b []byte) []byte { return append(b[:len(b)-1:len(b)-1], 22) }), "opset 22"},
+		{"a model cut short", edit("model.onnx", func(b []byte) []byte { return b[:len(b)/2] }), "model.onnx: model: byte"},
+		{"a tensor cut short", edit(set+"/input_1.pb", func(b []byte) []byte { return b[:len(b)-5] }), set + ": input_1.pb: tensor: byte"},
+		{"an empty tensor file", edit(set+"/output_0.pb", func([]byte) []byte { return nil }), "output_0.pb: tensor"},
+		{"no model", remove("model.onnx"), "model.onnx"},
+		{"no data", remove(set), "no test_data_set_0"},
+		{"no input", remove(set + "/input_2.pb"), `the graph's input "V"`},
+		{"no output", remove(set + "/output_0.pb"), `the graph's output "Y"`},
+		{"no folder", remove(""), "model.onnx"},
+		{"an input too many", func(t *testing.T, dir string) {
+			writeFile(t, filepath.Join(dir, set), "input_3.pb", nil)
+		}, "input_3.pb is one too many"},
+		{"another type expected", edit(set+"/output_0.pb", func(b []byte) []byte {
+			x := &onnx.Tensor{Type: onnx.Double, Shape: []int{2, 3, 4, 8}, Data: make([]byte, 8*192)}
+			return tensorFile(x)
+		}), "Y is f32, should be f64"},
+		{"another shape expected", edit(set+"/output_0.pb", func(b []byte) []byte {
+			x, err := onnx.DecodeTensor(b)
+			if err != nil {
+				panic(err)
+			}
+			x.Shape = []int{2, 4, 3, 8}
+			return tensorFile(x)
+		}), "Y has shape [2 3 4 8], should have [2 4 3 8]"},
+		{"another number expected", edit(set+"/output_0.pb", func(b []byte) []byte { b[len(b)-2]++; return b }), "Y[1][2][3][7] is "},
+		{"NaN expected", edit(set+"/output_0.pb", func(b []byte) []byte { b[len(b)-1], b[len(b)-2] = 0x7f, 0xc0; return b }), "should be NaN"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := copyCase(t, "test_attention_4d_scaled")
+			c.damage(t, dir)
+			good := filepath.Join(publishedONNX, "test_attention_3d")
+			code, stdout, stderr := attn(t, "onnx", "--backend", "cpu", dir, good)
+			pattern := `^FAIL  ` + regexp.QuoteMeta(dir) + `: .*` + regexp.QuoteMeta(c.says) + `.*\nok    ` + regexp.QuoteMeta(good) + `: .*\n1 passed, 1 failed\n$`
+			if code != 1 || stderr != "" || !regexp.MustCompile(pattern).MatchString(stdout) {
+				t.Errorf("exit code %d, stderr %q, stdout should say %q:\n%s", code, stderr, c.says, stdout)
+			}
+		})
+	}
+}
+
+// TestONNXUsage: without a case, or without the backend, nothing runs.
+func TestONNXUsage(t *testing.T) {
+	code, stdout, stderr := attn(t, "onnx")
+	wantFailure(t, code, stdout, stderr, "case-dir")
+	code, stdout, stderr = attn(t, "onnx", "--backend", "npu", filepath.Join(publishedONNX, "test_attention_3d"))
+	wantFailure(t, code, stdout, stderr, `"npu"`)
+}
+
+// TestONNXDataSets: a case passes when all of its data sets do.
+func TestONNXDataSets(t *testing.T) {
+	dir := copyCase(t, "test_attention_4d_scaled")
+	if err := os.CopyFS(filepath.Join(dir, "test_data_set_1"), os.DirFS(filepath.Join(dir, "test_data_set_0"))); err != nil {
+		t.Fatal(err)
+	}
+	wantPassed(t, "cpu", []string{dir})
+	if err := os.Remove(filepath.Join(dir, "test_data_set_1", "output_0.pb")); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, _ := attn(t, "onnx", "--backend", "cpu", dir)
+	if code != 1 || !strings.Contains(stdout, "test_data_set_1: ") || !strings.HasSuffix(stdout, "\n0 passed, 1 failed\n") {
+		t.Errorf("exit code %d:\n%s", code, stdout)
+	}
+}
+
+// TestONNXCompare: what is within the tolerance and what is not.
+func TestONNXCompare(t *testing.T) {
+	tensor := func(d onnx.DataType, data ...byte) *onnx.Tensor {
+		return &onnx.Tensor{Type: d, Shape: []int{len(data) / d.Size()}, Data: data}
+	}
+	number := func(d onnx.DataType, x float64) *onnx.Tensor { return tensor(d, appendNumber(nil, d, x)...) }
+	half := func(d onnx.DataType, bits uint16) *onnx.Tensor { return tensor(d, byte(bits), byte(bits>>8)) }
+	for _, c := range []struct {
+		name      string
+		got, want *onnx.Tensor
+		ok        bool
+	}{
+		{"f32 within 1e-6 + 1e-5·2", number(onnx.Float, 2+2.0e-5), number(onnx.Float, 2), true},
+		{"f32 beyond it", number(onnx.Float, 2+2.2e-5), number(onnx.Float, 2), false},
+		{"f64 as f32", number(onnx.Double, 2-2.0e-5), number(onnx.Double, 2), true},
+		{"f64 beyond it", number(onnx.Double, 2-2.2e-5), number(onnx.Double, 2), false},
+		{"f16 next to it", half(onnx.Float16, 0x3c00), half(onnx.Float16, 0x3bff), true},
+		{"f16 two places off", half(onnx.Float16, 0x3c01), half(onnx.Float16, 0x3bff), false},
+		{"f16 around zero", half(onnx.Float16, 0x8000), half(onnx.Float16, 0x0001), true},
+		{"f16 across zero", half(onnx.Float16, 0x8001), half(onnx.Float16, 0x0001), false},
+		{"bf16 next to it", half(onnx.BFloat16, 0xbf81), half(onnx.BFloat16, 0xbf80), true},
+		{"bf16 two places off", half(onnx.BFloat16, 0xbf82), half(onnx.BFloat16, 0xbf80), false},
+		{"the largest f16 and Inf", half(onnx.Float16, 0x7bff), half(onnx.Float16, 0x7c00), false},
+		{"-Inf twice", half(onnx.Float16, 0xfc00), half(onnx.Float16, 0xfc00), true},
+		{"NaN twice", half(onnx.Float16, 0x7e00), half(onnx.Float16, 0xfe01), true},
+		{"NaN for a number", half(onnx.BFloat16, 0x7fc0), half(onnx.BFloat16, 0x3f80), false},
+		{"a number for Inf", number(onnx.Float, 3e38), tensor(onnx.Float, 0, 0, 0x80, 0x7f), false},
+		{"integers", tensor(onnx.Int64, 1, 2, 3, 4, 5, 6, 7, 8), tensor(onnx.Int64, 1, 2, 3, 4, 5, 6, 7, 8), true},
+		{"integers that float64 cannot tell apart", tensor(onnx.Int64, 1, 2, 3, 4, 5, 6, 7, 8), tensor(onnx.Int64, 2, 2, 3, 4, 5, 6, 7, 8), false},
+		{"bools", tensor(onnx.Bool, 1, 0), tensor(onnx.Bool, 1, 1), false},
+	} {
+		if off, err := compareTensors("x", c.got, c.want); (err == nil) != c.ok || (off <= 1) != c.ok {
+			t.Errorf("%s: %v, %v times the tolerance", c.name, err, off)
+		}
+	}
+}
