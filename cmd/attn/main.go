@@ -37,6 +37,7 @@ type commands struct {
 	Explain explainCmd `cmd:"" help:"Show every step of attention on a small example."`
 	Bench   benchCmd   `cmd:"" help:"Measure speed, distance from the machine's limit, and error."`
 	ONNX    onnxCmd    `cmd:"" name:"onnx" help:"Run conformance cases of the ONNX operator Attention."`
+	Tune    tuneCmd    `cmd:"" help:"Measure which variants of the GPU kernels are the fastest here, and keep that for later calls."`
 }
 
 // streams are where a command writes: results to out, everything that is said
