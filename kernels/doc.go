@@ -12,8 +12,9 @@
 //
 // For data that stays on the device between calls use tensors: [Attention],
 // [AttentionInto], the stages [QK], [Softmax] and [PV], [SelfAttention] with its
-// projections, [Rotate] for rotary positions, [Merge] for results over parts of the keys, [Plan] to see what a
-// call will cost before it runs, and [Warmup] to compile what it needs.
+// projections, [MultiHeadAttention] as a whole layer, [Rotate] for rotary positions,
+// [Merge] for results over parts of the keys, [Plan] to see what a call will cost
+// before it runs, and [Warmup] to compile what it needs.
 //
 // Tensors are [batch, heads, seq, dim] with any strides; data that lies as
 // [batch, seq, heads, dim] is a view (Tensor.Swap), never a copy. Query heads

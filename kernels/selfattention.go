@@ -31,12 +31,20 @@ type Projections struct {
 // Errors: ErrShape and ErrDType name the operand; ErrUnsupported when the
 // backend is no [backend.Projector].
 func (p Projections) Apply(ctx context.Context, be backend.Backend, x backend.Tensor) (q, k, v backend.Tensor, err error) {
+	if q, k, v, err = p.apply(ctx, be, x, x); err != nil {
+		return q, k, v, fmt.Errorf("projections: %w", err)
+	}
+	return q, k, v, nil
+}
+
+// apply computes q from x and k and v from z.
+func (p Projections) apply(ctx context.Context, be backend.Backend, x, z backend.Tensor) (q, k, v backend.Tensor, err error) {
 	fail := func(err error) (backend.Tensor, backend.Tensor, backend.Tensor, error) {
 		q.Release()
 		k.Release()
 		v.Release()
 		none := backend.Tensor{}
-		return none, none, none, fmt.Errorf("projections: %w", err)
+		return none, none, none, err
 	}
 	heads := max(p.Heads, 1)
 	kvHeads := p.KVHeads
@@ -49,10 +57,10 @@ func (p Projections) Apply(ctx context.Context, be backend.Backend, x backend.Te
 	if q, err = project(ctx, be, "q", x, p.Wq, p.Bq, heads); err != nil {
 		return fail(err)
 	}
-	if k, err = project(ctx, be, "k", x, p.Wk, p.Bk, kvHeads); err != nil {
+	if k, err = project(ctx, be, "k", z, p.Wk, p.Bk, kvHeads); err != nil {
 		return fail(err)
 	}
-	if v, err = project(ctx, be, "v", x, p.Wv, p.Bv, kvHeads); err != nil {
+	if v, err = project(ctx, be, "v", z, p.Wv, p.Bv, kvHeads); err != nil {
 		return fail(err)
 	}
 	return q, k, v, nil
@@ -96,14 +104,19 @@ func project(ctx context.Context, be backend.Backend, name string, x, w, b backe
 		y.Release()
 		return none, err
 	}
-	st := y.Strides()
-	d := n / heads
-	split, err := y.View(backend.Shape{xs[0], heads, xs[2], d}, backend.Strides{st[0], d * st[3], st[2], st[3]}, 0)
+	split, err := splitHeads(y, heads)
 	if err != nil {
 		y.Release()
 		return none, err
 	}
 	return split, nil
+}
+
+// splitHeads returns [B, 1, S, heads·D] memory as [B, heads, S, D].
+func splitHeads(y backend.Tensor, heads int) (backend.Tensor, error) {
+	shape, st := y.Shape(), y.Strides()
+	d := shape[backend.Dim] / heads
+	return y.View(backend.Shape{shape[0], heads, shape[2], d}, backend.Strides{st[0], d * st[3], st[2], st[3]}, 0)
 }
 
 // SelfAttention computes attention of x [B, 1, S, M] with itself through p, for

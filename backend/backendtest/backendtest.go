@@ -46,6 +46,7 @@ func Run(t *testing.T, h Harness) {
 	t.Run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, be) })
 	t.Run("Projections", func(t *testing.T) { testProjections(t, be) })
 	t.Run("Rotate", func(t *testing.T) { testRotate(t, be) })
+	t.Run("MultiHead", func(t *testing.T) { testMultiHead(t, be) })
 	t.Run("Stages", func(t *testing.T) { testStages(t, be) })
 	t.Run("Drawn", func(t *testing.T) { testDrawn(t, be, draws(h.Draws, 100)) })
 	t.Run("Properties", func(t *testing.T) { testProperties(t, be) })

@@ -1,0 +1,281 @@
+package backendtest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// testMultiHead computes whole layers, and compares with float64.
+func testMultiHead(t *testing.T, be backend.Backend) {
+	_, projects := be.(backend.Projector)
+	_, rotates := be.(backend.Rotator)
+	if !projects || !rotates {
+		t.Logf("%s has no layers", be.Info().Name)
+		return
+	}
+	rope := &kernels.RoPE{}
+	for i, c := range []layer{
+		{name: "plain", config: kernels.MultiHeadConfig{Model: 12, Heads: 3}},
+		{name: "causal, grouped, bias, rope", config: kernels.MultiHeadConfig{Model: 30, Heads: 6, KVHeads: 2, HeadDim: 8, ValueDim: 5, Bias: true, RoPE: rope}, causal: true},
+		{name: "cross", config: kernels.MultiHeadConfig{Model: 16, Memory: 21, Heads: 4, KVHeads: 1, Bias: true}, seqK: 41},
+		{name: "cross with rope, interleaved and partial", config: kernels.MultiHeadConfig{Model: 14, Heads: 2, HeadDim: 9, RoPE: &kernels.RoPE{Dim: 4, Interleaved: true}}, seqK: 19},
+		{name: "positions of their own", config: kernels.MultiHeadConfig{Model: 8, Heads: 2}, positions: [][]int{kernels.Positions(70, seqOfLayers)[0], kernels.Positions(1000, seqOfLayers)[0]}},
+		{name: "f16", config: kernels.MultiHeadConfig{Model: 20, Heads: 2, KVHeads: 1, Bias: true, RoPE: rope, DType: backend.F16}, dtype: backend.F16, causal: true},
+		{name: "bf16 with f32 weights", config: kernels.MultiHeadConfig{Model: 20, Heads: 5, RoPE: rope}, dtype: backend.BF16},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, be, uint64(i)) })
+	}
+}
+
+// layer is one call of a layer.
+type layer struct {
+	name      string
+	config    kernels.MultiHeadConfig
+	dtype     backend.DType
+	causal    bool
+	seqK      int     // of a memory; 0 is self-attention
+	positions [][]int // angles that are given; nil is none
+}
+
+const batchOfLayers, seqOfLayers = 2, 23
+
+func (c layer) test(t *testing.T, be backend.Backend, seed uint64) {
+	ctx := t.Context()
+	w, err := c.config.Initialise(kernels.Initialiser{Seed: seed, Gain: 1.5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(seed, 0x6c617965))
+	for _, b := range []backend.Tensor{w.Bq, w.Bk, w.Bv, w.Bo} {
+		if c.config.Bias {
+			data, err := b.Float32s()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range data {
+				data[i] = float32(rng.NormFloat64())
+			}
+		}
+	}
+	l, err := kernels.NewMultiHeadAttention(ctx, be, c.config, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release()
+	tokens := func(seq, size int) (backend.Tensor, operand) {
+		o := operand{backend.Shape{batchOfLayers, 1, seq, size}, c.dtype, nil}
+		o.data = make([]float32, o.shape.Elements())
+		for i := range o.data {
+			o.data[i] = c.dtype.Round(float32(rng.NormFloat64()))
+		}
+		f := put(t, be, o, Padded)
+		t.Cleanup(f.release)
+		return f.view, o
+	}
+	x, hx := tokens(seqOfLayers, c.config.Model)
+	hz := hx
+	opt := kernels.MultiHeadOptions{Options: kernels.Options{Causal: c.causal, LSE: true}}
+	if c.seqK > 0 {
+		size := c.config.Memory
+		if size == 0 {
+			size = c.config.Model
+		}
+		opt.Memory, hz = tokens(c.seqK, size)
+	}
+	if c.positions != nil {
+		if opt.Angles, err = (kernels.RoPE{}).Angles(ctx, be, c.config.Model/c.config.Heads, c.positions); err != nil {
+			t.Fatal(err)
+		}
+		defer opt.Angles.Release()
+	}
+	r, err := l.Apply(ctx, x, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Release()
+	c.compare(t, w, hx, hz, read(t, be, r.O), read(t, be, r.LSE))
+}
+
+// num is a number in float64 and a bound of how far one that was computed in
+// float32, from the same inputs, may be from it.
+type num struct{ x, err float64 }
+
+// stored adds the rounding of a store.
+func (n num) stored(dtype backend.DType) num {
+	if dtype != backend.F32 {
+		n.err += dtype.UnitRoundoff()*(math.Abs(n.x)+n.err) + 0x1p-25
+	}
+	return n
+}
+
+// affine is x·w + b for one column of w: the errors of x go through w, and the sum has
+// its own (sumBound).
+func affine(x []num, w func(i int) float64, b float64, dtype backend.DType) num {
+	y, abs := num{x: b}, math.Abs(b)
+	for i, n := range x {
+		y.x += n.x * w(i)
+		y.err += n.err * math.Abs(w(i))
+		abs += (math.Abs(n.x) + n.err) * math.Abs(w(i))
+	}
+	y.err += sumBound(len(x)+1, abs, backend.F32, y.x)
+	return y.stored(dtype)
+}
+
+// turned is a row after a rotation; see rotation.compare for its own error.
+func turned(row []num, r kernels.RoPE, at int, dtype backend.DType) []num {
+	dim := r.Dim
+	if dim == 0 {
+		dim = len(row)
+	}
+	out := append([]num(nil), row...)
+	for i := range dim / 2 {
+		a, b := i, i+dim/2
+		if r.Interleaved {
+			a, b = 2*i, 2*i+1
+		}
+		sin, cos := math.Sincos(float64(at) * math.Pow(10000, -2*float64(i)/float64(dim)))
+		x, y := row[a], row[b]
+		turn := func(x, y num, c, s float64) num {
+			err := x.err*math.Abs(c) + y.err*math.Abs(s)
+			err += 3 * u * (math.Abs(x.x) + x.err + math.Abs(y.x) + y.err)
+			return num{x.x*c + y.x*s, err}.stored(dtype)
+		}
+		out[a], out[b] = turn(x, y, cos, -sin), turn(y, x, cos, sin)
+	}
+	return out
+}
+
+// attend is one row of attention. Scores that are off by δ make each weight, after
+// normalising, off by expm1(2δ) of itself; to that comes what package oracle says of
+// the arithmetic, with magnitudes as large as errors may make them.
+func attend(q []num, k, v [][]num, dtype backend.DType) (o []num, lse num) {
+	scale := 1 / math.Sqrt(float64(len(q)))
+	s, top, delta, reach := make([]float64, len(k)), math.Inf(-1), 0.0, 0.0
+	for j := range k {
+		off, abs := 0.0, 0.0
+		for d, a := range q {
+			b := k[j][d]
+			s[j] += scale * a.x * b.x
+			off += scale * (a.err*math.Abs(b.x) + math.Abs(a.x)*b.err + a.err*b.err)
+			abs += scale * (math.Abs(a.x) + a.err) * (math.Abs(b.x) + b.err)
+		}
+		top, delta, reach = max(top, s[j]), max(delta, off), max(reach, abs)
+	}
+	sum := 0.0
+	for j := range s {
+		s[j] = math.Exp(s[j] - top)
+		sum += s[j]
+	}
+	eps := math.Expm1(u*reach*(oracle.Lambda*math.Sqrt(float64(len(q)))+20)) + 8*u
+	drift := u * oracle.Lambda * math.Sqrt(float64(len(k))) * 17 / 8
+	lse = num{top + math.Log(sum), 0}
+	lse.err = delta + eps + drift + u*(4+2*(math.Abs(lse.x)+reach))
+	o = make([]num, len(v[0]))
+	for d := range o {
+		abs := 0.0
+		for j := range s {
+			p := s[j] / sum
+			o[d].x += p * v[j][d].x
+			abs += p * (math.Abs(v[j][d].x) + v[j][d].err)
+			o[d].err += p * v[j][d].err
+		}
+		o[d].err += (math.Expm1(2*delta) + math.Exp(2*delta)*(2*eps+2*drift+4*u)) * abs
+		o[d] = o[d].stored(dtype)
+	}
+	return o, lse
+}
+
+// compare holds a layer's output against float64.
+func (c layer) compare(t *testing.T, w kernels.MultiHeadWeights, hx, hz operand, got, gotLSE []float32) {
+	t.Helper()
+	weight := func(x backend.Tensor) []float32 {
+		if x.IsZero() {
+			return make([]float32, 1<<10) // no bias
+		}
+		data, err := x.Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range data {
+			data[i] = c.config.DType.Round(data[i])
+		}
+		return data
+	}
+	wq, wk, wv, wo := weight(w.Wq), weight(w.Wk), weight(w.Wv), weight(w.Wo)
+	bq, bk, bv, bo := weight(w.Bq), weight(w.Bk), weight(w.Bv), weight(w.Bo)
+	heads := max(c.config.Heads, 1)
+	dim := w.Wq.Shape()[backend.Dim] / heads
+	kvHeads := w.Wk.Shape()[backend.Dim] / dim
+	vdim := w.Wv.Shape()[backend.Dim] / kvHeads
+	// heads of rows: [head][row][element]
+	project := func(o operand, batch, heads, dim int, w, b []float32) [][][]num {
+		out := make([][][]num, heads)
+		seq, size := o.shape[backend.Seq], o.shape[backend.Dim]
+		for h := range out {
+			out[h] = make([][]num, seq)
+			for i := range seq {
+				in := make([]num, size)
+				for m := range in {
+					in[m].x = float64(o.data[(batch*seq+i)*size+m])
+				}
+				for d := range dim {
+					col := h*dim + d
+					out[h][i] = append(out[h][i], affine(in, func(m int) float64 { return float64(w[m*heads*dim+col]) }, float64(b[col]), c.dtype))
+				}
+			}
+		}
+		return out
+	}
+	turn := func(heads [][][]num, batch int) {
+		rope := c.config.RoPE
+		if c.positions != nil {
+			rope = &kernels.RoPE{}
+		}
+		if rope == nil {
+			return
+		}
+		for _, rows := range heads {
+			for i := range rows {
+				at := i
+				if c.positions != nil {
+					at = c.positions[batch][i]
+				}
+				rows[i] = turned(rows[i], *rope, at, c.dtype)
+			}
+		}
+	}
+	var worst, worstLSE oracle.Worst
+	for batch := range batchOfLayers {
+		q, k, v := project(hx, batch, heads, dim, wq, bq), project(hz, batch, kvHeads, dim, wk, bk), project(hz, batch, kvHeads, vdim, wv, bv)
+		turn(q, batch)
+		turn(k, batch)
+		for i := range seqOfLayers {
+			var joined []num
+			for h := range heads {
+				kv, n := h/(heads/kvHeads), len(k[0])
+				if c.causal {
+					n = min(n, i+1)
+				}
+				o, lse := attend(q[h][i], k[kv][:n], v[kv][:n], c.dtype)
+				joined = append(joined, o...)
+				worstLSE.See(float64(gotLSE[(batch*heads+h)*seqOfLayers+i]), lse.x, lse.err, func() string { return fmt.Sprintf("lse[%d,%d,%d]", batch, h, i) })
+			}
+			for m := range c.config.Model {
+				y := affine(joined, func(x int) float64 { return float64(wo[x*c.config.Model+m]) }, float64(bo[m]), c.dtype)
+				worst.See(float64(got[(batch*seqOfLayers+i)*c.config.Model+m]), y.x, y.err, func() string { return fmt.Sprintf("y[%d,%d,%d]", batch, i, m) })
+			}
+		}
+	}
+	for _, err := range []error{worst.Err(), worstLSE.Err()} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	t.Logf("worst: %.2g of the bound, lse %.2g", worst.Off, worstLSE.Off)
+}

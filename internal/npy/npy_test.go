@@ -1,0 +1,92 @@
+package npy
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sbinet/npyio/npy"
+)
+
+// TestOpenReadsOtherWriters reads what npyio writes.
+func TestOpenReadsOtherWriters(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		data any
+		size int
+		want []float32
+		over int
+	}{
+		{"f4", []float32{1, -2.5, 3}, 4, []float32{1, -2.5, 3}, 0},
+		{"f8", []float64{1, -2.5, 1e300, math.Inf(-1)}, 8, []float32{1, -2.5, float32(math.Inf(1)), float32(math.Inf(-1))}, 1},
+	} {
+		var file bytes.Buffer
+		if err := npy.Write(&file, c.data); err != nil {
+			t.Fatal(err)
+		}
+		h, r, err := Open(&file, int64(file.Len()))
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		raw, err := io.ReadAll(r)
+		if err != nil || len(raw) != h.Count*h.Size || h.Size != c.size || !slices.Equal(h.Shape, []int{len(c.want)}) {
+			t.Errorf("%s: %+v and %d bytes, %v", c.name, h, len(raw), err)
+			continue
+		}
+		got := make([]float32, h.Count)
+		if over := h.Float32s(got, raw); over != c.over || !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v and %d beyond float32, should be %v and %d", c.name, got, over, c.want, c.over)
+		}
+	}
+}
+
+// TestHeadIsReadByOthers lets npyio read a header of ours.
+func TestHeadIsReadByOthers(t *testing.T) {
+	for _, shape := range [][]int{{6}, {2, 3}, {1, 3, 2}} {
+		head := Head("<f4", shape)
+		if len(head)%64 != 0 {
+			t.Errorf("%v: the data starts at byte %d", shape, len(head))
+		}
+		file := []byte(head)
+		want := []float32{1, 2, 3, 4, 5, 6}
+		for _, x := range want {
+			file = binary.LittleEndian.AppendUint32(file, math.Float32bits(x))
+		}
+		r, err := npy.NewReader(bytes.NewReader(file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []float32
+		if err := r.Read(&got); err != nil || !slices.Equal(got, want) || !slices.Equal(r.Header.Descr.Shape, shape) {
+			t.Errorf("%v: read as %v %v, %v", shape, r.Header.Descr.Shape, got, err)
+		}
+	}
+}
+
+// TestOpenRefuses gives streams that are shorter than they say.
+func TestOpenRefuses(t *testing.T) {
+	whole := Head("<f4", []int{1}) + "\x00\x00\x80\x3f"
+	for _, c := range []struct {
+		name string
+		text string
+		size int64
+		says string
+	}{
+		{"empty", "", 0, "not a .npy file"},
+		{"another format", "PK\x03\x04 and so on", 16, "not a .npy file"},
+		{"magic cut", whole[:4], 4, "truncated: it ends after 4 bytes"},
+		{"header cut", whole[:40], 40, "truncated: the .npy header ends at byte 128"},
+		{"data cut", whole[:len(whole)-1], int64(len(whole) - 1), "truncated: shape [1] of f4 needs 4 bytes of data"},
+		{"too much", whole + "x", int64(len(whole) + 1), "they must agree"},
+		{"shorter than its size", whole[:40], int64(len(whole)), "EOF"},
+	} {
+		if _, _, err := Open(strings.NewReader(c.text), c.size); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: error is %v, should say %q", c.name, err, c.says)
+		}
+	}
+}

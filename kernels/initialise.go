@@ -1,0 +1,110 @@
+package kernels
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// Distribution is what fresh weights are drawn from. With fanIn the rows of a weight
+// (what one output sums over) and fanOut its columns:
+//
+//	XavierUniform   U(-a, a), a = Gain·√(6/(fanIn+fanOut))     Glorot & Bengio 2010
+//	XavierNormal    N(0, s²), s = Gain·√(2/(fanIn+fanOut))
+//	KaimingUniform  U(-a, a), a = Gain·√(3/fanIn)              He et al. 2015
+//	KaimingNormal   N(0, s²), s = Gain/√fanIn
+//	Gaussian        N(0, s²), s = Gain
+type Distribution int
+
+// The distributions.
+const (
+	XavierUniform Distribution = iota
+	XavierNormal
+	KaimingUniform
+	KaimingNormal
+	Gaussian
+)
+
+// Initialiser says how fresh weights are drawn. The zero value is what Vaswani et
+// al. 2017 trained from, Xavier's uniform, with seed 0.
+type Initialiser struct {
+	Distribution Distribution
+	// Gain is as in [Distribution]; 0 means 1 for Xavier, √2 for Kaiming (which is
+	// for rectified units) and 0.02 for Gaussian (Radford et al. 2019, GPT-2).
+	Gain float64
+	// Seed chooses the numbers: the same ones on every machine.
+	Seed uint64
+}
+
+// Initialise draws fresh weights for a layer, biases 0, in host memory. Each weight
+// has a stream of random numbers (PCG) of its own, so that it does not depend on the
+// others' shapes. ErrOption for a config or a Gain out of range.
+func (c MultiHeadConfig) Initialise(in Initialiser) (MultiHeadWeights, error) {
+	w, err := c.initialise(in)
+	if err != nil {
+		return MultiHeadWeights{}, fmt.Errorf("initialise: %w", err)
+	}
+	return w, nil
+}
+
+func (c MultiHeadConfig) initialise(in Initialiser) (w MultiHeadWeights, err error) {
+	if c, err = c.filled(); err != nil {
+		return w, err
+	}
+	for i, p := range w.named() {
+		shape := c.shapeOf(p.name)
+		if shape.Elements() < 0 {
+			return w, fmt.Errorf("%s would have shape %v, which is too large: %w", p.name, shape, backend.ErrOption)
+		}
+		if p.bias && !c.Bias {
+			continue
+		}
+		data := make([]float32, shape.Elements())
+		if !p.bias {
+			if err := in.fill(data, shape[backend.Seq], shape[backend.Dim], uint64(i)); err != nil {
+				return w, err
+			}
+		}
+		if *p.t, err = backend.HostF32(data, shape); err != nil {
+			return w, err
+		}
+	}
+	return w, nil
+}
+
+// fill draws a weight of fanIn rows and fanOut columns from one of the seed's streams.
+func (in Initialiser) fill(w []float32, fanIn, fanOut int, stream uint64) error {
+	gain, spread, uniform := in.Gain, 1.0, false
+	or := func(def float64) {
+		if gain == 0 {
+			gain = def
+		}
+	}
+	switch in.Distribution {
+	case XavierUniform, XavierNormal:
+		or(1)
+		spread, uniform = math.Sqrt(2/(float64(fanIn)+float64(fanOut))), in.Distribution == XavierUniform
+	case KaimingUniform, KaimingNormal:
+		or(math.Sqrt2)
+		spread, uniform = math.Sqrt(1/float64(fanIn)), in.Distribution == KaimingUniform
+	case Gaussian:
+		or(0.02)
+	default:
+		return fmt.Errorf("distribution is %d, it must be one of XavierUniform to Gaussian: %w", in.Distribution, backend.ErrOption)
+	}
+	if !(gain > 0) || !finite(float64(float32(gain))) {
+		return fmt.Errorf("gain is %v, it must be a positive float32 (0 means the distribution's own): %w", in.Gain, backend.ErrOption)
+	}
+	rng := rand.New(rand.NewPCG(in.Seed, stream))
+	for i := range w {
+		x := rng.NormFloat64
+		if uniform {
+			// U(-1, 1) has the variance 1/3.
+			x = func() float64 { return math.Sqrt(3) * (2*rng.Float64() - 1) }
+		}
+		w[i] = float32(gain * spread * x())
+	}
+	return nil
+}

@@ -1,0 +1,138 @@
+package kernels_test
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// drawn returns the four weights of a layer, all of other shapes.
+func drawn(t *testing.T, in kernels.Initialiser) [][]float32 {
+	t.Helper()
+	w, err := kernels.MultiHeadConfig{Model: 96, Memory: 150, Heads: 8, KVHeads: 4, HeadDim: 20, ValueDim: 30, Bias: true}.Initialise(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all [][]float32
+	for _, x := range []backend.Tensor{w.Wq, w.Wk, w.Wv, w.Wo} {
+		data, err := x.Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, data)
+	}
+	for _, x := range []backend.Tensor{w.Bq, w.Bk, w.Bv, w.Bo} {
+		data, err := x.Float32s()
+		if err != nil || slices.ContainsFunc(data, func(b float32) bool { return b != 0 }) {
+			t.Errorf("a bias is not 0, %v", err)
+		}
+	}
+	return all
+}
+
+// fans are those of the weights of drawn.
+var fans = [][2]float64{{96, 160}, {150, 80}, {150, 120}, {240, 96}}
+
+// TestInitialisers holds the moments and the range of what is drawn against those of
+// the papers' distributions, within five standard deviations of each estimate.
+func TestInitialisers(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		in      kernels.Initialiser
+		std     func(in, out float64) float64
+		uniform bool
+	}{
+		{"xavier uniform, the zero value", kernels.Initialiser{}, func(in, out float64) float64 { return math.Sqrt(2 / (in + out)) }, true},
+		{"xavier normal", kernels.Initialiser{Distribution: kernels.XavierNormal, Seed: 1}, func(in, out float64) float64 { return math.Sqrt(2 / (in + out)) }, false},
+		{"xavier normal, gain 5/3", kernels.Initialiser{Distribution: kernels.XavierNormal, Seed: 1, Gain: 5. / 3}, func(in, out float64) float64 { return 5. / 3 * math.Sqrt(2/(in+out)) }, false},
+		{"kaiming uniform", kernels.Initialiser{Distribution: kernels.KaimingUniform, Seed: 2}, func(in, _ float64) float64 { return math.Sqrt(2 / in) }, true},
+		{"kaiming normal", kernels.Initialiser{Distribution: kernels.KaimingNormal, Seed: 3}, func(in, _ float64) float64 { return math.Sqrt(2 / in) }, false},
+		{"kaiming normal, gain 1", kernels.Initialiser{Distribution: kernels.KaimingNormal, Seed: 3, Gain: 1}, func(in, _ float64) float64 { return math.Sqrt(1 / in) }, false},
+		{"gaussian", kernels.Initialiser{Distribution: kernels.Gaussian, Seed: 4}, func(_, _ float64) float64 { return 0.02 }, false},
+		{"gaussian, 0.5", kernels.Initialiser{Distribution: kernels.Gaussian, Seed: 4, Gain: 0.5}, func(_, _ float64) float64 { return 0.5 }, false},
+	} {
+		for i, w := range drawn(t, c.in) {
+			std, n := c.std(fans[i][0], fans[i][1]), float64(len(w))
+			var mean, variance, largest float64
+			inside := 0.0
+			for _, x := range w {
+				mean += float64(x) / n
+				variance += float64(x) * float64(x) / n
+				largest = max(largest, math.Abs(float64(x)))
+				if math.Abs(float64(x)) < std {
+					inside++
+				}
+			}
+			// The variance of x² is (kurtosis - 1)·std⁴: 2 for a normal distribution,
+			// 4/5 for a uniform one; the share within one std is 0.6827 and 1/√3.
+			spread, share := 2.0, 0.682689
+			if c.uniform {
+				spread, share = 0.8, 1/math.Sqrt(3)
+			}
+			if math.Abs(mean) > 5*std/math.Sqrt(n) {
+				t.Errorf("%s, weight %d: mean is %v, std %v of %v numbers", c.name, i, mean, std, n)
+			}
+			if math.Abs(variance/(std*std)-1) > 5*math.Sqrt(spread/n) {
+				t.Errorf("%s, weight %d: variance is %v, should be %v", c.name, i, variance, std*std)
+			}
+			if math.Abs(inside/n-share) > 5*math.Sqrt(share*(1-share)/n) {
+				t.Errorf("%s, weight %d: %v of the numbers lie within one standard deviation, should be %v", c.name, i, inside/n, share)
+			}
+			edge := math.Sqrt(3) * std
+			if c.uniform && (largest > edge*(1+0x1p-24) || largest < edge*0.99) || !c.uniform && largest < 3*std {
+				t.Errorf("%s, weight %d: the largest number is %v, std %v", c.name, i, largest, std)
+			}
+		}
+	}
+}
+
+// TestInitialisersAreSeeded: the same seed gives the same weights, whatever the shapes
+// of the others, another seed others; weights do not resemble one another.
+func TestInitialisersAreSeeded(t *testing.T) {
+	one, again, other := drawn(t, kernels.Initialiser{Seed: 7}), drawn(t, kernels.Initialiser{Seed: 7}), drawn(t, kernels.Initialiser{Seed: 8})
+	for i := range one {
+		if !slices.Equal(one[i], again[i]) {
+			t.Errorf("weight %d: the same seed gives other numbers", i)
+		}
+		for what, with := range map[string][]float32{"with another seed": other[i], "the next weight": one[(i+1)%4]} {
+			n := min(len(one[i]), len(with))
+			var xy, xx, yy float64
+			for k := range n {
+				x, y := float64(one[i][k]), float64(with[k])
+				xy, xx, yy = xy+x*y, xx+x*x, yy+y*y
+			}
+			if r := xy / math.Sqrt(xx*yy); math.Abs(r) > 5/math.Sqrt(float64(n)) {
+				t.Errorf("weight %d: correlation with %s is %v", i, what, r)
+			}
+		}
+	}
+	w, err := kernels.MultiHeadConfig{Model: 96, Heads: 8, HeadDim: 20}.Initialise(kernels.Initialiser{Seed: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if wq, err := w.Wq.Float32s(); err != nil || !slices.Equal(wq, one[0]) {
+		t.Errorf("wq depends on the shape of other weights, %v", err)
+	}
+}
+
+func TestInitialiseRefuses(t *testing.T) {
+	for _, c := range []struct {
+		in   kernels.Initialiser
+		says string
+	}{
+		{kernels.Initialiser{Distribution: 5}, "distribution is 5"},
+		{kernels.Initialiser{Distribution: -1}, "distribution is -1"},
+		{kernels.Initialiser{Gain: -1}, "gain is -1"},
+		{kernels.Initialiser{Gain: math.NaN()}, "gain is NaN"},
+		{kernels.Initialiser{Gain: 1e300}, "gain is 1e+300"},
+	} {
+		if _, err := (kernels.MultiHeadConfig{Model: 4}).Initialise(c.in); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%+v: error is %v, should say %q", c.in, err, c.says)
+		}
+	}
+}
