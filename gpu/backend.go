@@ -81,6 +81,10 @@ func newBackend(dev port.Device, info backend.Info, opt Options) (*Backend, erro
 	}
 	b.firstSpeed, b.lanes = firstSpeed(info.Type)
 	b.uniformAlign = max(int(b.limits.MinUniformBufferOffsetAlignment), 16)
+	var err error
+	if opt.Tune, err = opt.Tune.or(info.Type); err != nil {
+		return nil, err
+	}
 	b.tuner = newTuner(opt, info)
 	b.choose = b.tuner.choose
 	b.runners.New = func() any { return new(runner) }

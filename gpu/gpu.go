@@ -25,7 +25,8 @@
 //
 // The prefill kernel has variants, which differ in speed only. The first call of a
 // class of shapes on a GPU measures them and keeps the choice in a file for the
-// programs to come; Options.Tune turns that off, and Plan says what is in use.
+// programs to come; Options.Tune or ATTN_GPU_TUNE=off turn that off, and Plan says
+// what is in use.
 //
 // What it does not do: value heads of more than 256 columns in the fused path
 // (backend.ErrUnsupported).

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -19,8 +20,9 @@ import (
 type Tuning uint8
 
 const (
-	// TuneDefault is TuneFirst on a GPU and TuneStored on a software driver, where
-	// to compile a variant takes seconds.
+	// TuneDefault is what the environment variable ATTN_GPU_TUNE says (off, stored,
+	// first), else TuneFirst on a GPU and TuneStored on a software driver, where to
+	// compile a variant takes seconds.
 	TuneDefault Tuning = iota
 	// TuneOff takes what a rule says, from the shape and the device's limits, and
 	// looks at no file.
@@ -77,12 +79,6 @@ func newTuner(opt Options, info backend.Info) *tuner {
 		device: tuned.NewDevice(info.Device, info.Driver, info.Provider, limitsText(info.Limits)),
 		known:  map[tuneClass]*decision{},
 	}
-	if t.mode == TuneDefault {
-		t.mode = TuneFirst
-		if info.Type == backend.CPU {
-			t.mode = TuneStored
-		}
-	}
 	if t.budget <= 0 {
 		t.budget = defaultTuneBudget
 	}
@@ -93,6 +89,31 @@ func newTuner(opt Options, info backend.Info) *tuner {
 		}
 	}
 	return t
+}
+
+const tuneEnv = "ATTN_GPU_TUNE"
+
+// or returns t, what the environment says where t is the default, and where that
+// says nothing what suits a type of adapter. backend.ErrOption when the environment
+// says something else.
+func (t Tuning) or(adapter backend.DeviceType) (Tuning, error) {
+	said := os.Getenv(tuneEnv)
+	switch {
+	case t > TuneFirst:
+		return t, fmt.Errorf("gpu: Options.Tune is %d, it goes up to %d: %w", t, TuneFirst, backend.ErrOption)
+	case t != TuneDefault:
+		return t, nil
+	case said == "" && adapter == backend.CPU:
+		return TuneStored, nil
+	case said == "":
+		return TuneFirst, nil
+	}
+	for _, t := range []Tuning{TuneOff, TuneStored, TuneFirst} {
+		if t.String() == said {
+			return t, nil
+		}
+	}
+	return t, fmt.Errorf("gpu: %s is %q, it must be off, stored or first: %w", tuneEnv, said, backend.ErrOption)
 }
 
 func limitsText(limits []backend.Limit) string {

@@ -12,7 +12,8 @@ import (
 )
 
 // tuneClass is what calls have in common that share a choice: what their kernel is
-// specialised on, and how large their grid is.
+// specialised on, and how large their grid is. The number of keys is not in it: a
+// workgroup takes them one tile after the other, whatever the variant.
 type tuneClass struct {
 	dim, valueDim      int
 	in                 backend.DType

@@ -9,10 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/tuned"
 )
 
@@ -48,6 +50,9 @@ func entries(t *testing.T, path string) []tuned.Entry {
 // The first call of a class measures its variants and keeps what it finds; no bit
 // changes; the next call, another length and another process measure nothing.
 func TestTuneOnFirstUse(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles all variants; TestTuneConcurrently measures too")
+	}
 	path := filepath.Join(t.TempDir(), "tuning.json")
 	off, _ := faulty(t, Options{Tune: TuneOff, TuneFile: path})
 	c := plain(t, off, 100, 70, 24)
@@ -321,6 +326,9 @@ func TestTuneRefusesWrongResults(t *testing.T) {
 
 // A variant that loses the device is in the file, and is not tried again.
 func TestTuneAfterALoss(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures three times")
+	}
 	path := filepath.Join(t.TempDir(), "tuning.json")
 	opt := Options{Tune: TuneFirst, TuneFile: path}
 	b, dev := faulty(t, opt)
@@ -366,9 +374,6 @@ func TestTuneAfterALoss(t *testing.T) {
 	}
 	// Tune tries it where it can do no harm first, and what a probe refuses is out.
 	var asked []string
-	if testing.Short() {
-		return
-	}
 	e, err = b.Tune(t.Context(), c, TuneOptions{Probe: func(_ context.Context, variant string) error {
 		if asked = append(asked, variant); variant == failed[0] {
 			return nil
@@ -421,5 +426,101 @@ func TestTuneCancelled(t *testing.T) {
 	}
 	if p, err := b.Plan(c); err != nil || !strings.Contains(p.Why, "cancelled") {
 		t.Errorf("%s, %v", p.Why, err)
+	}
+}
+
+// Calls that come while another one measures take what the rule says, and all give
+// the same bits.
+func TestTuneConcurrently(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tuning.json")
+	b := open(t, Options{Tune: TuneFirst, TuneFile: path})
+	defer b.Close()
+	var wg sync.WaitGroup
+	results := make([][]float32, 4)
+	for i := range results {
+		c := plain(t, b, 40, 70, 24)
+		wg.Go(func() {
+			for range 3 {
+				if err := b.Attention(t.Context(), c); err != nil {
+					t.Error(err)
+				}
+			}
+			results[i] = floats(t, b, c.O)
+		})
+	}
+	wg.Wait()
+	for i, r := range results {
+		if !slices.Equal(r, results[0]) {
+			t.Errorf("call %d has another result", i)
+		}
+	}
+	if list := entries(t, path); len(list) != 1 || list[0].Best == "" {
+		t.Errorf("the file holds %+v", list)
+	}
+}
+
+// Whatever fails while variants are measured, the call has a result, or an error
+// that says what failed, and nothing is left on the device.
+func TestTuneFailures(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures some times")
+	}
+	b, dev := faulty(t, Options{Tune: TuneFirst})
+	c := plain(t, b, 40, 70, 24)
+	b.pool.drain()
+	before := dev.Live()
+	tune := func(file string) error {
+		b.tuner = newTuner(Options{Tune: TuneFirst, TuneFile: filepath.Join(t.TempDir(), file), TuneBudget: time.Millisecond}, b.info)
+		b.choose = b.tuner.choose
+		return b.Attention(t.Context(), c)
+	}
+	failed := map[string]bool{}
+	for n := 0; n < 60; n += 1 + n/8 {
+		dev.Fail(n, port.ErrMemory)
+		err := tune(fmt.Sprintf("tuning%d.json", n))
+		if failed[dev.Failed()] = true; err != nil && !errors.Is(err, backend.ErrMemory) {
+			t.Errorf("%s failed: %v", dev.Failed(), err)
+		}
+		b.pool.drain()
+		if l := dev.Live(); l.Buffers != before.Buffers || l.Bytes != before.Bytes {
+			t.Errorf("after a failure of %s %+v are left, %+v before", dev.Failed(), l, before)
+		}
+	}
+	dev.Fail(-1, nil)
+	for _, call := range []string{"CreateBuffer", "Write", "Submit", "Wait"} {
+		if !failed[call] {
+			t.Errorf("%s has not failed, %v", call, failed)
+		}
+	}
+	if err := tune("tuning.json"); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+// Options and the environment say where choices come from; on a software driver
+// nothing is measured unasked.
+func TestTuneModes(t *testing.T) {
+	for _, c := range []struct {
+		asked   Tuning
+		env     string
+		adapter backend.DeviceType
+		want    Tuning
+		err     error
+	}{
+		{TuneDefault, "", backend.Discrete, TuneFirst, nil},
+		{TuneDefault, "", backend.CPU, TuneStored, nil},
+		{TuneDefault, "off", backend.Discrete, TuneOff, nil},
+		{TuneDefault, "stored", backend.Discrete, TuneStored, nil},
+		{TuneDefault, "first", backend.CPU, TuneFirst, nil},
+		{TuneStored, "first", backend.Discrete, TuneStored, nil},
+		{TuneOff, "always", backend.Discrete, TuneOff, nil},
+		{TuneDefault, "always", backend.Discrete, 0, backend.ErrOption},
+		{TuneFirst + 1, "", backend.Discrete, 0, backend.ErrOption},
+	} {
+		t.Setenv(tuneEnv, c.env)
+		got, err := c.asked.or(c.adapter)
+		if !errors.Is(err, c.err) || err == nil && got != c.want {
+			t.Errorf("%v with %q on %s: %v, %v", c.asked, c.env, c.adapter, got, err)
+		}
 	}
 }

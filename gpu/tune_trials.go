@@ -72,8 +72,11 @@ func trials(ctx context.Context, list []candidate, e *tuned.Entry, budget time.D
 		}
 		if err != nil {
 			e.Trials[last].Failed = err.Error()
-			if errors.Is(err, backend.ErrDeviceLost) {
+			switch {
+			case errors.Is(err, backend.ErrDeviceLost):
 				return err
+			case errors.Is(err, backend.ErrMemory): // nor for what others hold
+				e.Trials = e.Trials[:last]
 			}
 			continue
 		}

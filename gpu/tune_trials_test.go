@@ -64,6 +64,7 @@ func TestTrials(t *testing.T) {
 		{name: "one failed before", before: []tuned.Trial{{Variant: "M", Failed: "lost the device"}},
 			list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", took: ms}}, best: "L",
 			failed: map[string]string{"M": "lost the device"}, untried: []string{"M"}},
+		{name: "there is no room", list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", wrong: fmt.Errorf("2 GiB: %w", backend.ErrMemory)}}, best: "L"},
 		{name: "the device is lost", list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", wrong: lost}, {name: "S", took: ms}},
 			err: backend.ErrDeviceLost, failed: map[string]string{"M": lost.Error()}, untried: []string{"S"}},
 		{name: "the device is lost while one is timed", list: []made{plain, {name: "L", slow: lost}, {name: "S", took: ms}},
