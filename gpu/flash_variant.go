@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"fmt"
+	"sync"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
@@ -25,12 +26,20 @@ type flashVariant struct {
 	scalar bool
 }
 
-// flashVariants returns the variants of a class. L has tiles of 8 rows by 8 keys and
+// flashVariants holds the variants of each class. L has tiles of 8 rows by 8 keys and
 // 8 columns a thread (class 256: 4 keys and 16 columns), M has 4 rows, which takes
 // half the registers, S does with half the threads, for grids that would be small.
 // They fit in 16 KiB of workgroup memory; L32 and L48 stage twice as much at once,
 // or have more rows, in as many KiB.
-func flashVariants(c headClass) []flashVariant {
+var flashVariants = map[headClass][]flashVariant{}
+
+func init() {
+	for _, c := range headClasses {
+		flashVariants[c] = variantsOf(c)
+	}
+}
+
+func variantsOf(c headClass) []flashVariant {
 	ty := 16
 	if c.lanes == 16 {
 		ty = 8 // 128 threads, as 256 with 8x8 tiles leave no choice to the scheduler
@@ -55,12 +64,10 @@ func (v flashVariant) rows() int    { return 4 * v.rv * v.ty }
 func (v flashVariant) kt() int      { return v.keys / v.lanes } // keys of a tile a thread
 func (v flashVariant) threads() int { return v.lanes * v.ty }
 
-// columns returns the vec4 of columns a thread has at once, and in how many turns,
-// for values of dv columns.
-func (v flashVariant) columns(dv int) (cv, turns int) {
-	n := (dv + 4*v.lanes - 1) / (4 * v.lanes)
-	cv = min(n, v.cv)
-	return cv, (n + cv - 1) / cv
+// turns is how many times cv columns it takes for values of dv columns.
+func (v flashVariant) turns(dv int) int {
+	once := 4 * v.lanes * v.cv
+	return (dv + once - 1) / once
 }
 
 // together is how many rows of a thread are written to o at once: a power of two
@@ -88,8 +95,7 @@ func (v flashVariant) memory() int {
 
 // keep is how many vec4 of state a thread has: output, maxima and sums.
 func (v flashVariant) keep(dv int) int {
-	cv, turns := v.columns(dv)
-	return 4*v.rv*cv*turns + 2*v.rv
+	return 4*v.rv*v.cv*v.turns(dv) + 2*v.rv
 }
 
 // area is how many vec4 of state a workgroup leaves.
@@ -99,8 +105,7 @@ func (v flashVariant) area(dv int) int { return v.keep(dv) * v.threads() }
 // from workgroup memory, for heads as large as the class holds. 4 is what an SM of 128
 // multiply-adds and 32 words a clock needs to be bound by the former.
 func (v flashVariant) perWord() float64 {
-	cv, turns := v.columns(v.width)
-	rows, columns := 4*v.rv, 4*cv
+	rows, columns, turns := 4*v.rv, 4*v.cv, v.turns(v.width)
 	scores, values := rows*v.kt()*v.width, rows*columns*turns*v.keys
 	read := (rows+v.kt())*v.width + (rows+columns)*turns*v.keys
 	return float64(scores+values) / float64(read)
@@ -108,7 +113,7 @@ func (v flashVariant) perWord() float64 {
 
 // loops bounds the rounds of loops that a thread makes for one tile.
 func (v flashVariant) loops(dim, dv int) int {
-	cv, turns := v.columns(dv)
+	turns := v.turns(dv)
 	chunks := (dim + 4*v.qd - 1) / (4 * v.qd)
 	steps := v.kt() / v.jj
 	perChunk, perStep, rest := 1, 1, 1
@@ -119,12 +124,19 @@ func (v flashVariant) loops(dim, dv int) int {
 	}
 	if v.expand < shaders.Registers { // and with the others
 		rows, n := 4*v.rv, v.rv*v.kt()
-		staged := (v.rows()*v.qd+v.keys*v.qd+v.jj*v.lanes*v.lanes*cv)/v.threads() + 3
+		staged := (v.rows()*v.qd+v.keys*v.qd+v.jj*v.lanes*v.lanes*v.cv)/v.threads() + 3
 		perChunk += 2*staged + v.qd*(v.rv+v.kt()+n)
-		perStep += turns * (2*staged + steps + v.jj + v.jj*v.rv + v.jj*v.lanes*(v.rv+cv+cv*rows))
-		rest += 2*n + 4*(v.rv+n) + 8*n + 3*(rows+rows*cv*turns)
+		perStep += turns * (2*staged + steps + v.jj + v.jj*v.rv + v.jj*v.lanes*(v.rv+v.cv+v.cv*rows))
+		rest += 2*n + 4*(v.rv+n) + 8*n + 3*(rows+rows*v.cv*turns)
 	}
 	return rest + chunks*perChunk + steps*perStep
+}
+
+// quick is the variant for software drivers: it compiles in a third of the time, and
+// half as often.
+func (v flashVariant) quick() flashVariant {
+	v.expand, v.scalar = shaders.Registers, true
+	return v
 }
 
 // kernel returns the kernel of the variant for values of dv columns and operands of
@@ -132,7 +144,11 @@ func (v flashVariant) loops(dim, dv int) int {
 // along D lie side by side and rows begin at multiples of 4, half that o takes 16-bit
 // elements.
 func (v flashVariant) kernel(dv int, in backend.DType, paired, wide, half bool) variant {
-	cv, turns := v.columns(dv)
+	key := kernelKey{v, v.turns(dv), in, paired, wide && !v.scalar, half}
+	if k, ok := flashKernels.Load(key); ok {
+		return k.(variant)
+	}
+	turns := v.turns(dv)
 	sa, sb := v.lengths()
 	up := func(n int) int { return (n + v.threads() - 1) / v.threads() }
 	rows := 4 * v.rv
@@ -140,17 +156,29 @@ func (v flashVariant) kernel(dv int, in backend.DType, paired, wide, half bool) 
 	k.WorkgroupMemory, k.Threads = v.memory(), v.threads()
 	c := map[string]uint32{
 		"EXPAND": v.expand, "IN": uint32(in),
-		"OUT16": uint32(flagBits(half)), "VEC": uint32(flagBits(wide && !v.scalar)), "PAIRED": uint32(flagBits(paired)),
+		"OUT16": uint32(flagBits(half)), "VEC": uint32(flagBits(key.wide)), "PAIRED": uint32(flagBits(paired)),
 	}
 	for name, n := range map[string]int{
-		"TX": v.lanes, "TY": v.ty, "THREADS": v.threads(), "RV": v.rv, "KT": v.kt(), "CV": cv, "VP": turns,
+		"TX": v.lanes, "TY": v.ty, "THREADS": v.threads(), "RV": v.rv, "KT": v.kt(), "CV": v.cv, "VP": turns,
 		"QD": v.qd, "JJ": v.jj, "ER": v.together(), "SA": sa, "SB": sb, "S4": v.rv * v.kt(), "ROWS": rows,
-		"COLS": cv * turns, "O4": rows * cv * turns, "KEEP": v.keep(dv), "STEPS": v.kt() / v.jj, "SPLIT": v.split,
-		"QN": up(v.rows() * v.qd), "KN": up(v.keys * v.qd), "VN": up(v.jj * v.lanes * v.lanes * cv),
+		"COLS": v.cv * turns, "O4": rows * v.cv * turns, "KEEP": v.keep(dv), "STEPS": v.kt() / v.jj, "SPLIT": v.split,
+		"QN": up(v.rows() * v.qd), "KN": up(v.keys * v.qd), "VN": up(v.jj * v.lanes * v.lanes * v.cv),
 	} {
 		c[name] = uint32(n)
 	}
+	flashKernels.Store(key, variant{k, c})
 	return variant{k, c}
+}
+
+// flashKernels are the kernels that calls asked for, by kernelKey: a call that is
+// repeated makes none of its constants again.
+var flashKernels sync.Map
+
+type kernelKey struct {
+	flashVariant
+	turns              int
+	in                 backend.DType
+	paired, wide, half bool
 }
 
 // flashShape is what the choice of a variant depends on.
@@ -190,7 +218,7 @@ const busy = 264
 // to keep a large GPU busy, else the smallest. name is "" when none can run. Measured
 // choices come before it, see tuner.choose.
 func chooseVariant(s flashShape) (v flashVariant, why string) {
-	for _, c := range flashVariants(s.class) {
+	for _, c := range flashVariants[s.class] {
 		if len(c.name) > 1 {
 			continue // L32 and L48 are for devices on which they were measured
 		}
@@ -207,7 +235,7 @@ func chooseVariant(s flashShape) (v flashVariant, why string) {
 		}
 	}
 	if v.name != "" && s.software {
-		v.expand = shaders.Registers // compiles in a third of the time
+		v = v.quick()
 	}
 	return v, why
 }

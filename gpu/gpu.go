@@ -23,10 +23,13 @@
 // the device has no room stay in host memory, and calls bring what they need of
 // them piece by piece; the results are the same, to the bit.
 //
-// The prefill kernel has variants, which differ in speed only. The first call of a
-// class of shapes on a GPU measures them and keeps the choice in a file for the
-// programs to come; Options.Tune or ATTN_GPU_TUNE=off turn that off, and Plan says
-// what is in use.
+// Fused attention runs on a register-tiled kernel in one of several variants, which
+// give the same bits and differ in speed only. The first call of a class of shapes on
+// a GPU measures them and keeps the choice in a file for the programs to come;
+// Options.Tune or ATTN_GPU_TUNE=off turn that off, and Plan says what is in use. Where
+// limits are so low that no tile of 32 to 128 keys can be bound, a plainer kernel takes
+// its place, with tiles of 32 keys and so with other roundings; the plan says so, and
+// why.
 //
 // What it does not do: value heads of more than 256 columns in the fused path
 // (backend.ErrUnsupported).

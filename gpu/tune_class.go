@@ -109,9 +109,9 @@ func (s flashShape) candidates() []flashVariant {
 			list = append(list, v)
 		}
 	}
-	for _, v := range flashVariants(s.class) {
+	for _, v := range flashVariants[s.class] {
 		if s.software {
-			v.expand = shaders.Registers // as chooseVariant does
+			v = v.quick()
 		}
 		add(v)
 		if v.name == "L" && !s.software {

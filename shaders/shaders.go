@@ -10,6 +10,9 @@
 //
 //	src, err := shaders.Attention.Specialise(map[string]uint32{"DVB": 4, "ACC": 16})
 //
+// Loops that a file marks may be unrolled on the way, for compilers that do not do it
+// themselves, see [Kernel.Specialise].
+//
 // Lengths, strides and visibility are uniforms, not constants: a new sequence
 // length compiles nothing.
 package shaders

@@ -1,0 +1,246 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/shaders"
+)
+
+func plainOnly(flashShape) (flashVariant, string) { return flashVariant{}, "asked for" }
+
+// TestConformanceOfPlain runs the suite on the plain kernel, and compares the
+// register-tiled one with it on drawn problems, within both bounds.
+func TestConformanceOfPlain(t *testing.T) {
+	backendtest.Run(t, backendtest.Harness{
+		Open: func(t testing.TB) backend.Backend {
+			b := open(t, Options{decodeRows: -1})
+			b.choose = plainOnly
+			return b
+		},
+		Draws:     10,
+		Against:   func(t testing.TB) backend.Backend { return open(t, Options{}) },
+		PairDraws: 50,
+	})
+}
+
+// named returns a variant of a class.
+func named(t testing.TB, width int, name string) flashVariant {
+	t.Helper()
+	for c, vs := range flashVariants {
+		for _, v := range vs {
+			if c.width == width && v.name == name {
+				return v
+			}
+		}
+	}
+	t.Fatalf("class %d has no variant %s", width, name)
+	return flashVariant{}
+}
+
+// TestVariantsGiveTheSameBits runs calls over three splits on variants of each class,
+// with loops as they stand, unrolled over registers and unrolled fully, loading one
+// element or four: what they give is what the smallest one gives, which passes the
+// suite.
+func TestVariantsGiveTheSameBits(t *testing.T) {
+	as := func(v flashVariant, expand uint32, scalar bool) flashVariant {
+		v.expand, v.scalar = expand, scalar
+		return v
+	}
+	for _, c := range []struct {
+		d, dv    int
+		dtype    backend.DType
+		features bool // mask, bias, softcap
+		short    bool // with -short too
+		variants []flashVariant
+	}{
+		{64, 64, backend.F32, false, true, []flashVariant{
+			as(named(t, 64, "S"), shaders.Looped, true), as(named(t, 64, "L"), shaders.Full, false)}},
+		{60, 44, backend.F32, true, false, []flashVariant{as(named(t, 64, "M"), shaders.Registers, false)}},
+		{32, 32, backend.F16, true, true, []flashVariant{as(named(t, 32, "L"), shaders.Registers, false)}},
+		{80, 80, backend.BF16, false, false, []flashVariant{as(named(t, 80, "L"), shaders.Registers, false)}},
+		{96, 96, backend.F16, false, false, []flashVariant{as(named(t, 96, "L32"), shaders.Registers, false)}},
+		{128, 128, backend.F32, false, false, []flashVariant{
+			as(named(t, 128, "L"), shaders.Registers, false), as(named(t, 128, "L48"), shaders.Registers, false)}},
+		{256, 256, backend.F32, false, false, []flashVariant{
+			as(named(t, 256, "L"), shaders.Registers, false), as(named(t, 256, "L32"), shaders.Registers, false)}},
+	} {
+		if testing.Short() && !c.short {
+			continue
+		}
+		b := open(t, Options{})
+		defer b.Close()
+		call := spread(t, b, c.d, c.dv, c.dtype, c.features)
+		run := func(t *testing.T, v flashVariant) [2][]float32 {
+			t.Helper()
+			b.choose = func(s flashShape) (flashVariant, string) {
+				if bad := s.fits(v); bad != "" {
+					t.Skip(bad)
+				}
+				return v, "the test asks for it"
+			}
+			plan, err := b.Plan(call)
+			if err != nil || !strings.HasSuffix(plan.Path, "variant "+v.name) {
+				t.Fatalf("planned %q, %v", plan.Path, err)
+			}
+			if err := b.Attention(context.Background(), call); err != nil {
+				t.Fatal(err)
+			}
+			return [2][]float32{floats(t, b, call.O), floats(t, b, call.LSE)}
+		}
+		want := run(t, as(named(t, classOf(c.d, c.dv).width, "S"), shaders.Registers, true))
+		for _, v := range c.variants {
+			t.Run(fmt.Sprintf("d%d,%d %v %s unrolled to %d", c.d, c.dv, c.dtype, v.name, v.expand), func(t *testing.T) {
+				got := run(t, v)
+				for i, name := range []string{"o", "lse"} {
+					for j := range want[i] {
+						if math.Float32bits(got[i][j]) != math.Float32bits(want[i][j]) {
+							t.Fatalf("%s[%d] is %v, the smallest variant says %v", name, j, got[i][j], want[i][j])
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// spread is a call of 2 heads on one, with rows that see keys of one, two or three
+// splits and one that sees none.
+func spread(t testing.TB, b *Backend, d, dv int, dtype backend.DType, features bool) *backend.Call {
+	const rows, keys = 150, 2300
+	in := func(shape backend.Shape, from int) backend.Tensor {
+		h := host(t, shape, func(i int) float32 { return wave(3*i + from) })
+		if dtype == backend.F32 {
+			return upload(t, b, h)
+		}
+		bits := make([]uint16, shape.Elements())
+		for i := range bits {
+			bits[i] = dtype.Encode(wave(3*i + from))
+		}
+		half, err := backend.HostBits(bits, dtype, shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return upload(t, b, half)
+	}
+	c := &backend.Call{
+		Q: in(backend.Shape{1, 2, rows, d}, 0), K: in(backend.Shape{1, 1, keys, d}, 1), V: in(backend.Shape{1, 1, keys, dv}, 2),
+		O: alloc(t, b, backend.F32, backend.Shape{1, 2, rows, dv}), LSE: alloc(t, b, backend.F32, backend.Shape{1, 2, rows, 1}),
+		Problem: backend.Problem{Scale: 0.1, Visible: backend.Visibility{Offset: 1060, Left: 1100, Right: 1090, KLen: []int{2280}}},
+	}
+	if features {
+		c.Softcap = 3
+		mask := make([]bool, keys)
+		for i := range mask {
+			mask[i] = i%7 != 0
+		}
+		h, err := backend.HostBool(mask, backend.Shape{1, 1, 1, keys})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Mask = upload(t, b, h)
+		c.Bias = upload(t, b, host(t, backend.Shape{1, 1, rows, 1}, func(i int) float32 {
+			if i == 70 {
+				return float32(math.Inf(-1))
+			}
+			return wave(i)
+		}))
+	}
+	return c
+}
+
+// L must do 4 multiply-adds for each word that it reads from workgroup memory, or what
+// an SM reads bounds it; heads of 256 leave no registers for tiles of 8x8 in both
+// products.
+func TestMultiplyAddsPerWord(t *testing.T) {
+	for c, vs := range flashVariants {
+		for _, v := range vs {
+			least := map[string]float64{"L": 4, "L32": 4, "L48": 4, "M": 8. / 3, "S": 8. / 3}[v.name]
+			if c.width == 256 {
+				least = map[string]float64{"L": 3.2, "L32": 3.55, "M": 2.2, "S": 2.2}[v.name]
+			}
+			if r := v.perWord(); r < least-1e-9 {
+				t.Errorf("%s of class %d: %.3g multiply-adds a word, should be %.3g", v.name, c.width, r, least)
+			}
+		}
+	}
+}
+
+// Every variant is whole: what a stage takes fits where it goes, and the workgroup
+// within its memory and 256 threads.
+func TestVariantsAreWhole(t *testing.T) {
+	memory := map[string]int{"L": 16 << 10, "M": 16 << 10, "S": 16 << 10, "L32": 32 << 10, "L48": 48 << 10}
+	for c, vs := range flashVariants {
+		if c.keys%c.lanes != 0 || c.split%c.keys != 0 || c.split-1024 > c.keys/2 || 1024-c.split > c.keys/2 {
+			t.Errorf("class %d: tiles of %d keys, %d lanes, splits of %d", c.width, c.keys, c.lanes, c.split)
+		}
+		for _, v := range vs {
+			if v.kt()%v.jj != 0 || (4*v.rv)%v.together() != 0 || v.threads() > 256 || v.memory() > memory[v.name] {
+				t.Errorf("class %d: %+v: %d bytes, %d threads", c.width, v, v.memory(), v.threads())
+			}
+			if v.turns(c.width)*v.cv*4*v.lanes != max(c.width, 4*v.lanes*v.cv) {
+				t.Errorf("class %d: %s: %d turns of %d columns", c.width, v.name, v.turns(c.width), v.cv*4*v.lanes)
+			}
+		}
+	}
+	// The file as it stands is L of class 64.
+	k := named(t, 64, "L").kernel(64, backend.F32, true, false, false)
+	have := shaders.Flash.Constants()
+	for name, value := range k.consts {
+		if name != "EXPAND" && have[name] != fmt.Sprint(value) {
+			t.Errorf("flash.wgsl has %s = %s, L has %d", name, have[name], value)
+		}
+	}
+	if k.kernel.WorkgroupMemory != shaders.Flash.WorkgroupMemory || k.kernel.Threads != shaders.Flash.Threads {
+		t.Errorf("L takes %d bytes and %d threads, the file %d and %d", k.kernel.WorkgroupMemory, k.kernel.Threads, shaders.Flash.WorkgroupMemory, shaders.Flash.Threads)
+	}
+}
+
+// The choice follows the grid and the limits; what keeps all variants from a device
+// is said.
+func TestChooseVariant(t *testing.T) {
+	all := gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 256, MaxComputeWorkgroupStorageSize: 16 << 10, MaxStorageBufferBindingSize: 128 << 20}
+	few, small := all, all
+	few.MaxComputeInvocationsPerWorkgroup = 64
+	small.MaxStorageBufferBindingSize = 36 << 10
+	for _, c := range []struct {
+		what        string
+		d, heads, s int
+		limits      gputypes.Limits
+		want        string
+	}{
+		{"many rows", 64, 16, 8192, all, "L"},
+		{"some rows", 64, 16, 2048, all, "M"},
+		{"few rows", 64, 4, 100, all, "S"},
+		{"few threads", 64, 16, 8192, few, "S"},
+		{"too few threads", 80, 16, 8192, few, ""},
+		{"small bindings", 64, 16, 8192, small, "S"},
+	} {
+		v, why := chooseVariant(flashShape{class: classOf(c.d, c.d), valueDim: c.d, heads: c.heads, seqQ: c.s, limits: c.limits})
+		if v.name != c.want || why == "" {
+			t.Errorf("%s: %q because %q, should be %q", c.what, v.name, why, c.want)
+		}
+	}
+}
+
+// TestPlainIsTheLastResort: a device that cannot hold the state of any variant runs
+// the plain kernel, and the plan says why.
+func TestPlainIsTheLastResort(t *testing.T) {
+	b := open(t, Options{Limits: gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 64}})
+	defer b.Close()
+	c := problem(t, b)
+	c.Q, c.K = upload(t, b, host(t, backend.Shape{2, 4, 70, 80}, wave)), upload(t, b, host(t, backend.Shape{2, 2, 90, 80}, wave))
+	p, err := b.Plan(c)
+	if err != nil || p.Path != "plain WGSL" || !strings.Contains(p.Why, "80 threads") {
+		t.Errorf("%s: %s, %v", p.Path, p.Why, err)
+	}
+	if err := b.Attention(context.Background(), c); err != nil {
+		t.Error(err)
+	}
+}
