@@ -50,8 +50,10 @@ type Backend interface {
 	// Upload returns host's elements as a tensor in this backend's memory, for
 	// the caller to Release. The result has host's shape and may have other
 	// strides; an axis of stride zero stays one. A backend that computes in
-	// host memory returns an alias, not a copy. ErrDevice when the argument is
-	// not in host memory, ErrMemory when there is no room.
+	// host memory returns an alias, not a copy, and so may one whose device
+	// memory the tensor does not fit: leave host as it is until the result is
+	// released. ErrDevice when the argument is not in host memory, ErrMemory
+	// when there is no room.
 	Upload(ctx context.Context, host Tensor) (Tensor, error)
 
 	// Download copies src, in this backend's memory, to host, in host memory:
@@ -80,7 +82,8 @@ type Backend interface {
 
 	// Attention computes c.O, and c.LSE when wanted, and returns when they are
 	// there. It goes over the keys once, with memory O(Sq + Sk) beside the
-	// operands, and does not keep c. ErrUnsupported names what it cannot do.
+	// operands, and does not keep c. ErrUnsupported names what it cannot do;
+	// an Interrupted holds what a call that streams had finished.
 	Attention(ctx context.Context, c *Call) error
 
 	// Plan says how Attention would run c, without running it: the operands'

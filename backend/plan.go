@@ -20,6 +20,9 @@ type Plan struct {
 	// Scratch is the memory in bytes that the call takes beside its operands,
 	// on the device.
 	Scratch int64 `json:"scratch"`
+	// Streamed is how many bytes the call moves between host and device memory,
+	// both ways: 0 when all operands are in the backend's own.
+	Streamed int64 `json:"streamed,omitempty"`
 	// Chunks is how many pieces the work is cut into (blocks that goroutines
 	// take, or dispatches).
 	Chunks int `json:"chunks"`

@@ -114,6 +114,10 @@ type Problem struct {
 type Call struct {
 	Q, K, V, O, LSE Tensor
 	Problem
+	// Resume, unless nil, is what an earlier call of the same operands and
+	// options left (see [Interrupted]). A backend that cannot go on from it
+	// computes the call from the start.
+	Resume *Partial
 }
 
 // Dims are the lengths of an attention call.

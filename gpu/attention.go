@@ -74,7 +74,11 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 		lse:  writes("lse", c.LSE, rowAxes, 1),
 		each: 2 * float64(d.Dim+d.ValueDim),
 	}
-	if whyNot := a.flash(choose); whyNot != "" {
+	whyNot, err := a.flash(choose)
+	if err != nil {
+		return nil, err
+	}
+	if whyNot != "" {
 		a.plain(whyNot)
 	}
 	return a, nil
@@ -149,7 +153,7 @@ func (b *Backend) attention(r *runner, c *backend.Call) error {
 		r.flops = float64(backend.NewPlan(c).FLOPs)
 	}
 	if x := a.decodes(); x != nil {
-		return x.run(r)
+		return x.queue(r)
 	}
 	if s := a.shape(); a.tiled && b.tuner.claim(s) {
 		if err := b.tuneFirst(r.ctx, s); err != nil {
@@ -164,6 +168,9 @@ func (b *Backend) attention(r *runner, c *backend.Call) error {
 
 // queue hands the call to r.
 func (a *attention) queue(r *runner) error {
+	if err := r.keep(a.c, a.cut, a.v); err != nil {
+		return err
+	}
 	return a.walk(func(s step, stateBytes uint64, total int, each float64) error {
 		if stateBytes > 0 {
 			buf, err := r.stateFor(stateBytes)
@@ -351,15 +358,25 @@ func (b *Backend) Plan(c *backend.Call) (backend.Plan, error) {
 	p.Backend = b.info.Name
 	p.Limits = b.info.Limits
 	if x := a.decodes(); x != nil {
-		if err := x.plan(&p); err != nil {
-			return backend.Plan{}, fmt.Errorf("plan: %w", err)
-		}
-		return p, nil
+		err = x.plan(&p)
+	} else {
+		err = b.planPrefill(a, &p)
 	}
+	if err == nil {
+		err = b.planStream(c, &p)
+	}
+	if err != nil {
+		return backend.Plan{}, fmt.Errorf("plan: %w", err)
+	}
+	return p, nil
+}
+
+// planPrefill says in p how the call would run.
+func (b *Backend) planPrefill(a *attention, p *backend.Plan) error {
 	p.Path = a.path
 	pieces, keys := 0, 0
 	scratch := uint64(0)
-	err = a.walk(func(s step, stateBytes uint64, total int, each float64) error {
+	err := a.walk(func(s step, stateBytes uint64, total int, each float64) error {
 		pieces++
 		keys = max(keys, int(s.params[8]))
 		scratch = max(scratch, stateBytes)
@@ -369,13 +386,10 @@ func (b *Backend) Plan(c *backend.Call) (backend.Plan, error) {
 			return nil
 		})
 	})
-	if err != nil {
-		return backend.Plan{}, fmt.Errorf("plan: %w", err)
-	}
 	p.Scratch = int64(scratch)
 	p.Why = fmt.Sprintf("%s; one pass over the keys for %d rows a workgroup, %s storage, float32 arithmetic; %s",
-		a.why, a.rows, c.Q.DType(), b.pacing(a.v))
+		a.why, a.rows, a.c.Q.DType(), b.pacing(a.v))
 	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d pieces of up to %d keys, key tiles of %d",
 		a.d.Batch, a.d.Heads, (a.d.SeqQ+a.rows-1)/a.rows, a.rows, pieces, keys, a.keys)
-	return p, nil
+	return err
 }

@@ -170,10 +170,10 @@ func (b *Backend) call(ctx context.Context, name string, outputs, inputs []backe
 		err = r.flush()
 	}
 	if err == nil {
-		err = r.takeAllBack()
+		err = r.takeAllBack(r.brought)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return fmt.Errorf("%s: %w", name, r.interrupted(err))
 	}
 	return nil
 }

@@ -164,7 +164,7 @@ type cutter struct {
 
 	// Hooks of a call that can be resumed; nil when it cannot.
 	skip func(x box) bool            // whether a box is done already
-	from func(x box) int             // where the pieces of a box go on, or its lower end
+	from func(x box) (int, error)    // where the pieces of a box begin or go on
 	left func(x box, end bool) error // a piece, or with end a whole box, was queued
 }
 
@@ -289,11 +289,21 @@ func (c *cutter) boxes(x box, f func(x box, piece int) error) error {
 	return c.left(x, true)
 }
 
+// aside reports whether the operand with tensor t is in host memory.
+func (c *cutter) aside(t backend.Tensor) bool {
+	for _, o := range c.operands {
+		if o.t == t {
+			return o.host
+		}
+	}
+	return false
+}
+
 // noRoom is the error for an operand of which the smallest part does not fit.
 func (c *cutter) noRoom(o *operand, size uint64) error {
 	if o.host {
-		return fmt.Errorf("%s: the smallest part of shape %v that a workgroup needs takes %d bytes, of which the device memory that is left for what is streamed, %d bytes, holds a fifth: raise Options.MemoryBytes or release tensors: %w",
-			o.name, o.t.Shape(), size, c.room, backend.ErrMemory)
+		return fmt.Errorf("%s: the smallest part of shape %v that a workgroup needs takes %d bytes; %d bytes of device memory are left for what is streamed, it takes %d times as much as a part: raise Options.MemoryBytes or release tensors: %w",
+			o.name, o.t.Shape(), size, c.room, roomShares, backend.ErrMemory)
 	}
 	return fmt.Errorf("%s: strides %v of shape %v spread the smallest part that a workgroup needs over %d bytes, %d can be bound: %w",
 		o.name, o.t.Strides(), o.t.Shape(), size, c.maxBind, backend.ErrUnsupported)
@@ -389,8 +399,11 @@ func (c *cutter) widest(o *operand, x box) int {
 // pieces calls f for each piece of x along the inner axis.
 func (c *cutter) pieces(x box, piece int, f func(x box, first, last bool) error) error {
 	lo := x.lo[c.inner]
-	if c.from != nil {
-		lo = c.from(x)
+	if c.from != nil && piece < x.len(c.inner) {
+		var err error
+		if lo, err = c.from(x); err != nil {
+			return err
+		}
 	}
 	for ; lo < x.hi[c.inner]; lo += piece {
 		p := x

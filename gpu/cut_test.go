@@ -23,7 +23,7 @@ var lowered = []struct {
 	{"three workgroups a dimension cut grids", Options{Limits: gputypes.Limits{MaxComputeWorkgroupsPerDimension: 3}}},
 	{"submissions of 100,000 operations cut keys and ranges", Options{MaxWork: 1e5}},
 	{"buffers of 64 KiB cut tensors", Options{Limits: gputypes.Limits{MaxBufferSize: 64 << 10}}},
-	{"a device without room for a tensor streams", Options{MemoryBytes: 240 << 10}},
+	{"a device without room for a tensor streams", Options{MemoryBytes: 540 << 10}},
 	{"an alignment of 1 KiB moves windows", Options{Limits: gputypes.Limits{MinStorageBufferOffsetAlignment: 1 << 10, MaxStorageBufferBindingSize: 36 << 10}}},
 	{"a budget that no piece keeps cuts keys by tiles", Options{Budget: time.Nanosecond}},
 	all,

@@ -245,8 +245,11 @@ func (x *decode) params(p box, blocks, kvHeads, parts, part0, splits int, q, k, 
 	return w
 }
 
-// run queues the call.
-func (x *decode) run(r *runner) error {
+// queue hands the call to r.
+func (x *decode) queue(r *runner) error {
+	if err := r.keep(x.c, x.cut, x.splits); err != nil {
+		return err
+	}
 	return x.walk(func(s step, state int, bytes uint64, total int, each float64) error {
 		buf, err := r.stateFor(bytes)
 		if err != nil {

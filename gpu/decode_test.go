@@ -230,7 +230,7 @@ func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 				return err
 			}
 			x.splits.consts["EXPAND"], x.merge.consts["EXPAND"] = level, level
-			return x.run(r)
+			return x.queue(r)
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"errors"
 	"math"
 
 	"github.com/seed90331342/attn/backend"
@@ -11,13 +12,14 @@ import (
 const maxFlashState = 128 << 20
 
 // flash makes the call one of the register-tiled kernel. It returns why not, when it
-// cannot be.
-func (a *attention) flash(choose chooser) (whyNot string) {
+// cannot be. That there is too little room for what is streamed is an error: room
+// changes no result, and another kernel would.
+func (a *attention) flash(choose chooser) (whyNot string, err error) {
 	d := a.d
 	s := a.shape()
 	v, why := choose(s)
 	if v.name == "" {
-		return why
+		return why, nil
 	}
 	kernel := s.kernel(v, d.ValueDim)
 
@@ -34,8 +36,12 @@ func (a *attention) flash(choose chooser) (whyNot string) {
 	if cut.maxState /= 2; cut.room == 0 {
 		cut.maxState = min(maxWindow(a.b.limits)/2, a.b.limits.MaxBufferSize/2, maxFlashState)
 	}
-	if err := cut.boxes(a.all(), func(box, int) error { return nil }); err != nil {
-		return err.Error()
+	err = cut.boxes(a.all(), func(box, int) error { return nil })
+	if errors.Is(err, backend.ErrMemory) {
+		return "", err
+	}
+	if err != nil {
+		return err.Error(), nil
 	}
 
 	a.path, a.why = "register-tiled WGSL, variant "+v.name, why
@@ -50,7 +56,7 @@ func (a *attention) flash(choose chooser) (whyNot string) {
 		}
 		return totals, bytes
 	}
-	return ""
+	return "", nil
 }
 
 // unit is what turns dot products, or with softcap what tanh makes of them, into

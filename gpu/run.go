@@ -112,6 +112,9 @@ type runner struct {
 	shelf   *shelf
 	brought int
 	gathers [maxBindings]port.Buffer
+
+	stateSize uint64  // that was asked for last
+	keeper    *keeper // of a call that can be resumed
 }
 
 // queued is a step in the runner's memory.
@@ -194,11 +197,14 @@ func alignUp(n, align int) int { return (n + align - 1) / align * align }
 // ask for. The first two parameters become the range of each.
 func (r *runner) dispatch(s step, total int, each float64) error {
 	p := r.b.pipe(s.variant)
-	if !r.rehearse {
-		var err error
-		if s, err = r.bring(s); err != nil {
-			return err
-		}
+	var err error
+	if r.rehearse {
+		err = r.foresee(s)
+	} else {
+		s, err = r.bring(s)
+	}
+	if err != nil {
+		return err
 	}
 	atOnce := func() int { return r.b.atOnce(s.variant, each) }
 	return split(total, atOnce, int(r.b.limits.MaxComputeWorkgroupsPerDimension), func(first, n, x, y int) error {
@@ -229,6 +235,7 @@ func split(total int, atOnce func() int, maxDim int, f func(first, n, x, y int) 
 // leave to one another, nil in a rehearsal. Boxes of a call follow one another in
 // the queue, so they can share it.
 func (r *runner) stateFor(size uint64) (port.Buffer, error) {
+	r.stateSize = size
 	if r.rehearse || r.state != nil && r.state.Size() >= size {
 		return r.state, nil
 	}

@@ -1,8 +1,10 @@
 package gpu
 
 import (
+	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
@@ -13,10 +15,14 @@ import (
 // window, as its steps need them, keeps while there is room, and takes back when
 // a step has written it. A window is a part of a tensor that one step meets, so
 // that keys and values go up piece by piece while queries, outputs and state
-// stay. The room is cut by shares: a share each for what stays while a box goes
+// stay. The room is cut by shares: one each for what stays while a box goes
 // through its pieces, for the windows of one piece, for those of the next one,
-// which go up while the device computes, for the state, and one for rounding.
-const roomShares = 5
+// which go up while the device computes, for the state, for what comes down, and
+// for rounding up the sizes of buffers.
+const (
+	roomShares = 6
+	heldShares = 4 // of windows, rounded up
+)
 
 // unknownRoom is the room where Options do not bound the device's memory, and it
 // was full when a tensor came.
@@ -34,54 +40,56 @@ func (b *Backend) room(tensors int64) uint64 {
 // shelf holds the windows of host memory that are on the device, the one that was
 // used last at the end.
 type shelf struct {
-	room uint64
-	held []*leaf
+	room    uint64
+	largest uint64 // buffer that the device makes
+	held    []*leaf
+	loaded  uint64 // bytes that went up
+	taken   uint64 // bytes that came down
+	most    uint64 // bytes that were held at a time
 }
 
 // leaf is a window of host memory on the device.
 type leaf struct {
 	of    *absent
+	size  uint64      // of the buffer
 	buf   port.Buffer // nil in a plan
 	dirty bool
 	step  int // the last one that used it
 	push  int // no submission after this one uses it, unless it is queued yet
 }
 
-func (l *leaf) size() uint64 {
-	if l.buf == nil {
-		return l.of.size
-	}
-	return l.buf.Size()
-}
-
-// find returns the leaf of a window, moved to the end, or nil.
-func (s *shelf) find(a *absent) *leaf {
+// leaf returns the leaf of a window for a step, and whether it was there; a new one
+// has no buffer.
+func (s *shelf) leaf(a *absent, step int, drop func(*leaf) error) (_ *leaf, found bool, err error) {
 	for i, l := range s.held {
 		if l.of.o == a.o && l.of.lo == a.lo && l.of.hi == a.hi {
 			s.held = append(slices.Delete(s.held, i, i+1), l)
-			return l
+			l.step, l.dirty = step, l.dirty || a.o.use != isRead
+			return l, true, nil
 		}
 	}
-	return nil
+	l := &leaf{of: a, size: sizeClass(a.size, s.largest), step: step, dirty: a.o.use != isRead}
+	return l, false, s.add(l, drop)
 }
 
 // add puts a leaf at the end, after drop has taken away those that were not used
 // for the longest time, until there is room. Leaves of the current step stay.
 func (s *shelf) add(l *leaf, drop func(*leaf) error) error {
-	total := l.of.size
+	total := l.size
 	for _, h := range s.held {
-		total += h.size()
+		total += h.size
 	}
-	most := s.room / roomShares * (roomShares - 1)
-	for len(s.held) > 0 && total > most && s.held[0].step != l.step {
+	room := s.room / roomShares * heldShares
+	for len(s.held) > 0 && total > room && s.held[0].step != l.step {
 		old := s.held[0]
-		total -= old.size()
+		total -= old.size
 		s.held = slices.Delete(s.held, 0, 1)
 		if err := drop(old); err != nil {
 			return err
 		}
 	}
 	s.held = append(s.held, l)
+	s.most = max(s.most, total)
 	return nil
 }
 
@@ -143,17 +151,12 @@ func (r *runner) load(a *absent) (port.Buffer, error) {
 		case <-r.ctx.Done():
 			return nil, r.ctx.Err()
 		}
-		r.shelf = &shelf{room: r.b.room(r.b.tensors.Load())}
+		r.shelf = &shelf{room: r.b.room(r.b.tensors.Load()), largest: r.b.limits.MaxBufferSize}
 	}
-	if l := r.shelf.find(a); l != nil {
-		l.step, l.dirty = r.brought, l.dirty || a.o.use != isRead
-		return l.buf, nil
+	l, found, err := r.shelf.leaf(a, r.brought, r.unload)
+	if err != nil || found {
+		return l.buf, err
 	}
-	l := &leaf{of: a, step: r.brought, dirty: a.o.use != isRead}
-	if err := r.shelf.add(l, r.unload); err != nil {
-		return nil, err
-	}
-	var err error
 	if l.buf, err = r.b.pool.get(a.size, storageUsage); err != nil {
 		r.shelf.held = slices.DeleteFunc(r.shelf.held, func(x *leaf) bool { return x == l })
 		return nil, translate(fmt.Sprintf("%s: %d bytes to stream %s through (Options.MemoryBytes bounds them)", r.b.info.Name, a.size, a.o.name), err)
@@ -162,6 +165,7 @@ func (r *runner) load(a *absent) (port.Buffer, error) {
 		return l.buf, nil
 	}
 	began := time.Now()
+	r.shelf.loaded += a.size
 	t := a.o.t
 	err = put(r.ctx, a.strides, a.host(), t.Strides(), a.shape(), t.DType().Size(), func(at uint64, data []byte) error {
 		return translate(r.b.info.Name, r.b.dev.Write(l.buf, at, data))
@@ -226,35 +230,96 @@ func (r *runner) settle(l *leaf) error {
 	return nil
 }
 
-// takeBack copies what steps wrote into a leaf to the host; they must have ended.
+// takeBack copies what steps wrote into a leaf to the host, or counts it in a
+// rehearsal; they must have ended.
 func (r *runner) takeBack(l *leaf) error {
 	if !l.dirty {
 		return nil
 	}
-	began := time.Now()
 	a := l.of
+	l.dirty = false
+	r.shelf.taken += a.size
+	if r.rehearse {
+		return nil
+	}
+	began := time.Now()
 	packed := make([]byte, a.size)
 	if err := r.b.read(r.ctx, &store{parts: []port.Buffer{l.buf}, part: l.buf.Size()}, 0, packed); err != nil {
 		return err
 	}
 	scatter(a.host(), a.o.t.Strides(), packed, a.strides, a.shape(), a.o.t.DType().Size())
-	l.dirty = false
 	moved(r.ctx, int64(a.size), began)
 	return nil
 }
 
-// takeAllBack copies everything that steps wrote into windows of host memory
-// there; all steps must have ended.
-func (r *runner) takeAllBack() error {
+// takeAllBack copies everything that steps up to one wrote into windows of host
+// memory there; they must have ended.
+func (r *runner) takeAllBack(step int) error {
 	if r.shelf == nil {
 		return nil
 	}
 	for _, l := range r.shelf.held {
+		if l.step > step {
+			continue
+		}
 		if err := r.takeBack(l); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// foresee does in a rehearsal what bring would do to the shelf, where there is one.
+func (r *runner) foresee(s step) error {
+	r.brought++
+	for _, w := range s.windows {
+		a, ok := w.buf.(*absent)
+		if !ok || !a.o.host || r.shelf == nil {
+			continue
+		}
+		_, found, err := r.shelf.leaf(a, r.brought, r.takeBack)
+		if err != nil {
+			return err
+		}
+		if !found && a.o.use != isWritten {
+			r.shelf.loaded += a.size
+		}
+	}
+	return nil
+}
+
+// planStream adds to the plan of a call what it streams.
+func (b *Backend) planStream(c *backend.Call, p *backend.Plan) error {
+	a, err := b.newAttention(c)
+	if err != nil || a.cut.room == 0 {
+		return err
+	}
+	r := b.newRunner(context.Background())
+	defer func() { r.finish(err) }()
+	r.rehearse = true
+	s := &shelf{room: a.cut.room, largest: b.limits.MaxBufferSize}
+	r.shelf = s
+	if x := a.decodes(); x != nil {
+		err = x.queue(r)
+	} else {
+		err = a.queue(r)
+	}
+	if err == nil {
+		err = r.takeAllBack(r.brought)
+	}
+	r.shelf = nil
+	var names []string
+	for _, o := range a.cut.operands {
+		if o.host {
+			names = append(names, o.name)
+		}
+	}
+	p.Path = "streamed " + p.Path
+	p.Streamed = int64(s.loaded + s.taken)
+	p.Scratch += int64(s.most)
+	p.Why += fmt.Sprintf("; the device's memory has no room for %s, which stay in host memory: windows of them go up while the device computes, within %d KiB of it",
+		strings.Join(names, ", "), a.cut.room>>10)
+	return err
 }
 
 // endStream gives back what load took, after the call that ended with err.

@@ -1,8 +1,15 @@
 package gpu
 
 import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
 )
@@ -18,8 +25,231 @@ func openFull(t testing.TB, opt Options) *Backend {
 
 // TestConformanceStreamed runs the suite with every tensor in host memory.
 func TestConformanceStreamed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the suite runs resident and cut")
+	}
 	backendtest.Run(t, backendtest.Harness{
 		Open:  func(t testing.TB) backend.Backend { return openFull(t, Options{MemoryBytes: 2 << 20}) },
 		Draws: 10,
 	})
+}
+
+// streamedCall is a call whose tensors lie where Alloc and Upload put them: q with
+// 3 heads on keys of one, causal, with log-sum-exp.
+func streamedCall(t testing.TB, b *Backend, sq, sk, d int) *backend.Call {
+	t.Helper()
+	return &backend.Call{
+		Q: upload(t, b, host(t, backend.Shape{1, 3, sq, d}, wave)),
+		K: upload(t, b, host(t, backend.Shape{1, 1, sk, d}, func(i int) float32 { return wave(i + 1) })),
+		V: upload(t, b, host(t, backend.Shape{1, 1, sk, d}, func(i int) float32 { return wave(i + 2) })),
+		O: alloc(t, b, backend.F32, backend.Shape{1, 3, sq, d}), LSE: alloc(t, b, backend.F32, backend.Shape{1, 3, sq, 1}),
+		Problem: backend.Problem{Scale: 0.3, Visible: backend.Visibility{Left: backend.Unbounded, Offset: sk - sq}},
+	}
+}
+
+// result runs a call and returns its outputs as bits.
+func result(t testing.TB, ctx context.Context, b *Backend, c *backend.Call) []uint32 {
+	t.Helper()
+	if err := b.Attention(ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	return outputs(t, b, c)
+}
+
+func outputs(t testing.TB, b *Backend, c *backend.Call) []uint32 {
+	var bits []uint32
+	for _, x := range []backend.Tensor{c.O, c.LSE} {
+		for _, f := range floats(t, b, x) {
+			bits = append(bits, math.Float32bits(f))
+		}
+	}
+	return bits
+}
+
+// TestStreamedIsResident compares, bit for bit, calls that stream with windows of
+// many sizes and one that does not, and the bytes that move with the plan's.
+func TestStreamedIsResident(t *testing.T) {
+	const sq, sk, d = 200, 700, 24
+	b := open(t, Options{})
+	defer b.Close()
+	want := result(t, t.Context(), b, streamedCall(t, b, sq, sk, d))
+	for _, memory := range []int64{160 << 10, 250 << 10, 1 << 20} {
+		for _, full := range []bool{true, false} {
+			// No clock decides where work is cut.
+			b := open(t, Options{MemoryBytes: memory, Budget: time.Hour, MaxWork: 1e8})
+			if full {
+				b.tensors.Add(b.memory / 8 * tensorEighths)
+			}
+			c := streamedCall(t, b, sq, sk, d)
+			var moved int64
+			ctx := backend.WithTrace(t.Context(), &backend.Trace{Move: func(n int64, _ time.Duration) { moved += n }})
+			if !slices.Equal(result(t, ctx, b, c), want) {
+				t.Errorf("%d bytes, full %t: other bits than the resident call's", memory, full)
+			}
+			p, err := b.Plan(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p.Streamed != moved || strings.HasPrefix(p.Path, "streamed") != (moved > 0) {
+				t.Errorf("%d bytes, full %t: %q plans to move %d bytes, %d moved", memory, full, p.Path, p.Streamed, moved)
+			}
+			b.Close()
+		}
+	}
+}
+
+// TestStreamedStaysInMemory looks at what is on the device whenever a buffer is made.
+func TestStreamedStaysInMemory(t *testing.T) {
+	const memory = 1 << 20
+	b, dev := faulty(t, Options{MemoryBytes: memory})
+	fixed, most := dev.Live().Bytes, uint64(0)
+	dev.Watch(func(string) { most = max(most, dev.Live().Bytes) })
+	c := streamedCall(t, b, 512, 6000, 64) // 1.5 MiB of keys, as much of values
+	if err := b.Attention(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	outputs(t, b, c)
+	t.Logf("%d bytes at most beside %d", most-fixed, fixed)
+	if most-fixed > memory {
+		t.Errorf("%d bytes on the device, Options allow %d", most-fixed, memory)
+	}
+}
+
+// TestPlanOfAMillion plans calls that are too long to run here.
+func TestPlanOfAMillion(t *testing.T) {
+	const million, d = 1 << 20, 64
+	meta := func(shape backend.Shape) backend.Tensor {
+		x, err := backend.Meta(backend.F32, shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	x := meta(backend.Shape{1, 1, million, d})
+	c := &backend.Call{Q: x, K: x, V: x, O: x, LSE: meta(backend.Shape{1, 1, million, 1}), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+	for _, l := range []struct {
+		name     string
+		opt      Options
+		streamed bool
+	}{
+		{"resident", Options{Budget: time.Minute}, false},
+		{"a tensor is two buffers", Options{Budget: time.Minute, Limits: gputypes.Limits{MaxBufferSize: 128 << 20}}, false},
+		{"256 MiB for 1 GiB of operands", Options{Budget: time.Minute, MemoryBytes: 256 << 20}, true},
+	} {
+		b := open(t, l.opt)
+		p, err := b.Plan(c)
+		b.Close()
+		if err != nil {
+			t.Errorf("%s: %v", l.name, err)
+			continue
+		}
+		t.Logf("%s: %s, %d chunks, %d MiB streamed, %d MiB scratch: %s; %s", l.name, p.Path, p.Chunks, p.Streamed>>20, p.Scratch>>20, p.Cut, p.Why)
+		if p.Scratch > 256<<20 || p.Chunks < 2 || (p.Streamed > 0) != l.streamed {
+			t.Errorf("%s: %d bytes of scratch, %d chunks, %d bytes streamed", l.name, p.Scratch, p.Chunks, p.Streamed)
+		}
+		// What is in host memory moves once at least, and not often.
+		if l.streamed && (p.Streamed < p.Bytes*4/5 || p.Streamed > 20*p.Bytes) {
+			t.Errorf("%s: %d bytes move, the operands have %d", l.name, p.Streamed, p.Bytes)
+		}
+	}
+}
+
+// TestResume loses the device at each submission of a call in turn and goes on, on
+// another one, from what was left.
+func TestResume(t *testing.T) {
+	const sq, sk, d = 64, 1000, 16
+	for _, c := range []struct {
+		name   string
+		memory int64
+		full   bool // then the outputs are in host memory too
+	}{{"outputs on the device", 110 << 10, false}, {"outputs in host memory", 220 << 10, true}} {
+		t.Run(c.name, func(t *testing.T) {
+			// No clock decides where work is cut.
+			opt := Options{MemoryBytes: c.memory, Budget: time.Hour, MaxWork: 1e6}
+			b, dev := faulty(t, opt)
+			other, _ := faulty(t, opt)
+			if c.full {
+				b.tensors.Add(b.memory / 8 * tensorEighths)
+				other.tensors.Add(b.memory / 8 * tensorEighths)
+			}
+			first, second := streamedCall(t, b, sq, sk, d), streamedCall(t, other, sq, sk, d)
+			if inHost := storeOf(first.O).host != nil; inHost != c.full {
+				t.Fatalf("outputs in host memory: %t", inHost)
+			}
+			result(t, t.Context(), b, first) // compiles
+			var calls []string
+			dev.Watch(func(call string) { calls = append(calls, call) })
+			want := result(t, t.Context(), b, first)
+			dev.Watch(nil)
+			lost, rows, work := 0, 0, 0
+			for n, call := range calls {
+				if call != "Submit" {
+					continue
+				}
+				dev.Lose(n)
+				err := b.Attention(t.Context(), first)
+				failed := dev.Failed()
+				dev.Fail(-1, nil)
+				if failed == "" {
+					break // of the download
+				}
+				var left *backend.Interrupted
+				if !errors.Is(err, backend.ErrDeviceLost) || !errors.As(err, &left) {
+					t.Fatalf("lost at call %d: %v", n, err)
+				}
+				if lost++; testing.Short() && lost%4 != 0 {
+					continue
+				}
+				second.Resume = left.Partial
+				// What is not computed again must come from what was left.
+				wipe(t, other, second.O)
+				wipe(t, other, second.LSE)
+				if !slices.Equal(result(t, t.Context(), other, second), want) {
+					t.Fatalf("lost at call %d: the resumed result has other bits", n)
+				}
+				rows += len(left.Partial.Done)
+				if left.Partial.Work != nil {
+					work++
+				}
+			}
+			t.Logf("lost at each of %d submissions; %d blocks of rows were taken over in all, and %d times keys of one", lost, rows, work)
+			if rows == 0 || work == 0 {
+				t.Error("nothing was taken over")
+			}
+		})
+	}
+}
+
+// wipe fills a tensor with a number that no result has.
+func wipe(t testing.TB, b *Backend, x backend.Tensor) {
+	t.Helper()
+	s := storeOf(x)
+	junk := slices.Repeat([]byte{0x12, 0x34, 0x56, 0x78}, x.Shape().Elements())
+	if s.host != nil {
+		copy(s.host, junk)
+	} else if err := b.write(s, 0, junk); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestResumeOfAnotherCall(t *testing.T) {
+	b := openFull(t, Options{MemoryBytes: 220 << 10})
+	defer b.Close()
+	c := streamedCall(t, b, 100, 1000, 16)
+	ctx, cancel := context.WithCancel(t.Context())
+	calls := 0
+	err := b.Attention(backend.WithTrace(ctx, &backend.Trace{Progress: func(_, _ float64) {
+		if calls++; calls == 5 {
+			cancel()
+		}
+	}}), c)
+	var left *backend.Interrupted
+	if !errors.Is(err, context.Canceled) || !errors.As(err, &left) {
+		t.Fatalf("cancelled: %v", err)
+	}
+	c.Resume = left.Partial
+	c.Scale++
+	if err := b.Attention(t.Context(), c); !errors.Is(err, backend.ErrOption) {
+		t.Errorf("resumed with another scale: %v", err)
+	}
 }

@@ -131,12 +131,15 @@ func call(out Result, q, k, v backend.Tensor, opt *Options) (backend.Call, error
 		}
 	}
 	if !out.Weights.IsZero() {
+		if opt.Resume != nil {
+			return backend.Call{}, fmt.Errorf("resume is set and weights are wanted: the stages leave nothing to go on from: %w", backend.ErrOption)
+		}
 		rows[backend.Dim] = d.SeqK
 		if err := expect("weights", out.Weights, rows, "[B, H, Sq, Sk] of q and k", backend.F32); err != nil {
 			return backend.Call{}, err
 		}
 	}
-	return backend.Call{Q: q, K: k, V: v, O: out.O, LSE: out.LSE, Problem: p}, nil
+	return backend.Call{Q: q, K: k, V: v, O: out.O, LSE: out.LSE, Problem: p, Resume: opt.Resume}, nil
 }
 
 // dims reads and checks the lengths of q, k and v.

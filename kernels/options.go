@@ -81,6 +81,11 @@ type Options struct {
 	// Weights asks for the softmax weights. They are computed by the three
 	// stages instead of the fused kernel and take B·H·Sq·Sk·4 bytes: O(S²).
 	Weights bool
+	// Resume goes on from what an earlier call of the same operands and options
+	// left when its device was lost or its context was cancelled: the Partial of
+	// a *backend.Interrupted that errors.As finds in its error. nil starts anew.
+	// Weights cannot be resumed.
+	Resume *backend.Partial
 }
 
 // problem checks o against the lengths d and returns the canonical problem. d.Dim
