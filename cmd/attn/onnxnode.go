@@ -123,7 +123,7 @@ type attentionCall struct {
 	dims backend.Dims // SeqK counts past and new keys
 	past int          // keys that come before k's own
 	flat bool         // 3-D: [batch, sequence, heads·size]
-	len  []int        // keys that are there in each batch; nil is all
+	lens []int        // keys that are there in each batch; nil is all
 }
 
 // inputNames are what the operator's inputs are called.
@@ -263,7 +263,7 @@ func (c *attentionCall) checkLengths() error {
 		if n < 0 || n > int64(c.dims.SeqK) {
 			return fmt.Errorf("nonpad_kv_seqlen[%d] is %d, there are %d keys: %w", b, n, c.dims.SeqK, backend.ErrOption)
 		}
-		c.len = append(c.len, int(n))
+		c.lens = append(c.lens, int(n))
 	}
 	return nil
 }

@@ -200,13 +200,13 @@ func (r *onnxRun) upload(ctx context.Context, name string, t *onnx.Tensor, dtype
 // one key for all batches of a call (backend.Visibility), while the operator's ends
 // at each batch's own last key when nonpad_kv_seqlen says where that is.
 func (c *attentionCall) spans() [][2]int {
-	if !c.causal || c.len == nil {
+	if !c.causal || c.lens == nil {
 		return [][2]int{{0, c.dims.Batch}}
 	}
 	var spans [][2]int
 	for lo := 0; lo < c.dims.Batch; {
 		hi := lo + 1
-		for hi < c.dims.Batch && c.len[hi] == c.len[lo] {
+		for hi < c.dims.Batch && c.lens[hi] == c.lens[lo] {
 			hi++
 		}
 		spans = append(spans, [2]int{lo, hi})
@@ -217,8 +217,8 @@ func (c *attentionCall) spans() [][2]int {
 
 // offset is the key that query 0 of batch b stands at.
 func (c *attentionCall) offset(b int) int {
-	if c.len != nil {
-		return c.len[b] - c.dims.SeqQ
+	if c.lens != nil {
+		return c.lens[b] - c.dims.SeqQ
 	}
 	return c.past
 }
@@ -233,8 +233,8 @@ func (c *attentionCall) scaleOrDefault() float64 {
 // options are those of the batches in a span.
 func (r *onnxRun) options(span [2]int) (kernels.Options, error) {
 	opt := kernels.Options{Scale: new(r.scaleOrDefault()), Softcap: r.softcap, Causal: r.causal, Offset: r.offset(span[0])}
-	if r.len != nil {
-		opt.KLen = r.len[span[0]:span[1]]
+	if r.lens != nil {
+		opt.KLen = r.lens[span[0]:span[1]]
 	}
 	if r.mask == nil {
 		return opt, nil
@@ -320,7 +320,7 @@ func (r *onnxRun) staged(ctx context.Context) (o backend.Tensor, scores *onnx.Te
 
 // between returns scores as they are before softmax, from raw, the products q·k: the
 // device's own steps from here to the weights, taken in float64 up to the one asked
-// for. Hidden ones are -Inf.
+// for. Hidden ones are -Inf, added as the operator does it: NaN stays NaN.
 func (r *onnxRun) between(raw []float32) []float32 {
 	d, scale := r.dims, r.scaleOrDefault()
 	out := make([]float32, len(raw))
@@ -332,14 +332,11 @@ func (r *onnxRun) between(raw []float32) []float32 {
 			x = r.softcap * math.Tanh(x/r.softcap)
 		}
 		if r.scores == scoresBiased {
-			hidden := r.causal && j > i+r.offset(b) || r.len != nil && j >= r.len[b]
-			if r.mask != nil {
-				bias := r.mask.at(b, h, i, j)
-				x += bias
-				hidden = hidden || math.IsInf(bias, -1)
+			if r.causal && j > i+r.offset(b) || r.lens != nil && j >= r.lens[b] {
+				x += math.Inf(-1)
 			}
-			if hidden {
-				x = math.Inf(-1)
+			if r.mask != nil {
+				x += r.mask.at(b, h, i, j)
 			}
 		}
 		out[n] = float32(x)
