@@ -66,7 +66,7 @@ type decision struct {
 	v    flashVariant
 	rule bool
 	why  string
-	// open: nothing was measured and nobody is at it.
+	// open: something was not measured and nobody is at it.
 	open bool
 }
 
@@ -201,6 +201,7 @@ func (t *tuner) settle(d *decision, s flashShape, e *tuned.Entry, list []flashVa
 		}
 		*d = decision{v: v, why: fmt.Sprintf("measured on %s as the fastest of %d variants, %v a call of the class",
 			e.When.Format(time.DateOnly), others+1, seconds(best.Seconds))}
+		d.open = slices.ContainsFunc(list, func(v flashVariant) bool { return !v.risky() && e.Trial(v.label()) == nil })
 		if plain := e.Trial(plainName); plain != nil && plain.Failed == "" {
 			d.why += fmt.Sprintf(" against %v of the plain kernel", seconds(plain.Seconds))
 		}
@@ -215,8 +216,8 @@ func seconds(s float64) time.Duration {
 	return d.Round(time.Duration(math.Pow(10, digits)))
 }
 
-// claim reports whether the caller is the one to measure s's class now. The caller
-// then calls close or forget.
+// claim reports whether the caller is the one to measure s's class now: once in a
+// process, for a class that was not measured or for which the time was too short.
 func (t *tuner) claim(s flashShape) bool {
 	if t.mode != TuneFirst {
 		return false
@@ -227,7 +228,9 @@ func (t *tuner) claim(s flashShape) bool {
 	if !d.open {
 		return false
 	}
-	d.open, d.why = false, "this shape is being measured"
+	if d.open = false; d.rule {
+		d.why = "this shape is being measured"
+	}
 	return true
 }
 
@@ -247,6 +250,7 @@ func (t *tuner) learn(s flashShape, e tuned.Entry, list []flashVariant) (err err
 	}
 	if e.Best != "" {
 		t.settle(d, s, &e, list, e.When)
+		d.open = false // what this process had no time for, the next one has
 		if err != nil {
 			d.why += "; " + t.word
 		}
@@ -258,22 +262,19 @@ func (t *tuner) learn(s flashShape, e tuned.Entry, list []flashVariant) (err err
 func (t *tuner) leave(s flashShape, why string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	*t.decide(s) = decision{rule: true, why: why}
+	if d := t.decide(s); d.rule {
+		d.why = why
+	}
 }
 
-// failures returns what the file has of a class that should not be tried again.
-func (t *tuner) failures(class tuned.Class) []tuned.Trial {
+// before returns what was measured of a class, a blank entry where nothing was.
+func (t *tuner) before(class tuned.Class) tuned.Entry {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var failed []tuned.Trial
 	if e := tuned.Find(t.entries, t.device, class); e != nil {
-		for _, x := range e.Trials {
-			if x.Failed != "" {
-				failed = append(failed, x)
-			}
-		}
+		return *e
 	}
-	return failed
+	return tuned.Entry{}
 }
 
 // tuneFirst measures the variants for calls of shape s, whose class nobody has

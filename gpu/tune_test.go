@@ -128,6 +128,72 @@ func TestTuneOnFirstUse(t *testing.T) {
 	}
 }
 
+// What there was no time for in one process is measured in the next, and what was
+// measured before stays in the choice, also what only a probe let in.
+func TestTuneGoesOn(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures three times")
+	}
+	path := filepath.Join(t.TempDir(), "tuning.json")
+	opt := Options{Tune: TuneFirst, TuneFile: path, TuneBudget: 1}
+	var probed string
+	for process, want := range []int{alwaysTried, alwaysTried + 1, alwaysTried + 2, alwaysTried + 2} {
+		b, dev := faulty(t, opt)
+		if b.info.Type != backend.CPU {
+			t.Skip("a GPU has another number of variants")
+		}
+		c := plain(t, b, 40, 70, 24)
+		n := submissions(dev, func() {
+			if err := b.Attention(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+		})
+		e := entries(t, path)[0]
+		if len(e.Trials) != want || e.Best == "" || (n > 1) != (process < 2) {
+			t.Errorf("process %d: %d submissions, best %s of %+v", process, n, e.Best, e.Trials)
+		}
+		if process != 1 {
+			continue
+		}
+		// As attn tune would have it: a variant that is not tried unasked is the best.
+		a, err := b.newAttention(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := a.shape()
+		for _, v := range s.candidates() {
+			if v.risky() {
+				probed = v.label()
+				e.Trials = append(e.Trials, tuned.Trial{Variant: probed, Seconds: 1e-9})
+				e.Best = probed
+				if e.Code, err = s.code(v, e.Class.ValueDim); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := tuned.Put(path, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if probed == "" {
+		t.Skip("this device has no variant that is not tried unasked")
+	}
+	// When one of the others is new again, the process that measures it has the
+	// probed one in its trials.
+	e := entries(t, path)[0]
+	e.Trials = slices.DeleteFunc(e.Trials, func(x tuned.Trial) bool { return strings.HasPrefix(x.Variant, "M") })
+	if err := tuned.Put(path, e); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := faulty(t, opt)
+	if err := b.Attention(t.Context(), plain(t, b, 40, 70, 24)); err != nil {
+		t.Fatal(err)
+	}
+	if e := entries(t, path)[0]; e.Trial(probed) == nil || e.Trial(probed).Seconds <= 1e-9 || e.Trial("M/registers") == nil {
+		t.Errorf("%+v", e)
+	}
+}
+
 // What the file holds is taken only where it is about this kernel on this device,
 // and a file that is of no use is said in the plan and changes nothing.
 func TestTuneFiles(t *testing.T) {

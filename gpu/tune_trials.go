@@ -35,11 +35,15 @@ const (
 	minTrialRepeats = 3
 )
 
+// alwaysTried is how many candidates are tried whatever the budget: the reference,
+// the best that is known, and one that is new, so that each process gets further.
+const alwaysTried = 3
+
 // notBack is the failure of a trial that has begun: what stays in the file when
 // the process does not live to its end.
 const notBack = "it was tried and the program did not come back"
 
-// trials tries the candidates, the first one always and the others until the budget
+// trials tries the candidates, the first three always and the others until the budget
 // is spent (0 is no bound), and times those that are right. It adds to e.Trials,
 // where earlier failures may stand, which are not tried again, and sets e.Best to
 // the fastest that is no reference, to the reference when there is no other, and
@@ -59,7 +63,7 @@ func trials(ctx context.Context, list []candidate, e *tuned.Entry, budget time.D
 	var right []candidate
 	tried := 0
 	for _, c := range list {
-		if e.Trial(c.name) != nil || tried > 1 && spent() { // the reference and the first
+		if e.Trial(c.name) != nil || tried >= alwaysTried && spent() {
 			continue
 		}
 		tried++
@@ -230,16 +234,24 @@ func (b *Backend) tune(ctx context.Context, s flashShape, opt TuneOptions, peak 
 			return e, fmt.Errorf("tune: %w", err)
 		}
 	}
-	failed := b.tuner.failures(class)
-	var list []flashVariant
+	before := b.tuner.before(class)
+	var list, again []flashVariant
 	for _, v := range all {
-		before := slices.IndexFunc(failed, func(t tuned.Trial) bool { return t.Variant == v.label() })
+		known := before.Trial(v.label())
+		failed := known != nil && known.Failed != ""
 		switch {
-		case opt.Probe == nil && before >= 0:
-			e.Trials = append(e.Trials, failed[before])
-		case opt.Probe == nil && v.risky():
-			// Nothing is known of it, so that nothing is said.
-		case before >= 0 || v.risky():
+		case failed && opt.Probe == nil:
+			e.Trials = append(e.Trials, *known)
+		case !failed && (known != nil || !v.risky()):
+			switch {
+			case v.label() == before.Best:
+				list = slices.Insert(list, 0, v)
+			case known == nil:
+				list = append(list, v)
+			default:
+				again = append(again, v)
+			}
+		case opt.Probe != nil:
 			if opt.Progress != nil {
 				opt.Progress(v.label())
 			}
@@ -251,10 +263,9 @@ func (b *Backend) tune(ctx context.Context, s flashShape, opt TuneOptions, peak 
 				continue
 			}
 			list = append(list, v)
-		default:
-			list = append(list, v)
 		}
 	}
+	list = append(list, again...)
 	x, err := b.newExercise(ctx, s)
 	if err != nil {
 		return e, fmt.Errorf("tune: %w", err)
@@ -271,6 +282,11 @@ func (b *Backend) tune(ctx context.Context, s flashShape, opt TuneOptions, peak 
 	}
 	if err := trials(ctx, x.all(list), &e, opt.Budget, keep); err != nil {
 		return e, fmt.Errorf("tune: %w", err)
+	}
+	for _, t := range before.Trials { // what there was no time to repeat
+		if e.Trial(t.Variant) == nil && t.Failed != notBack {
+			e.Trials = append(e.Trials, t)
+		}
 	}
 	for _, v := range all {
 		if v.label() == e.Best {

@@ -107,8 +107,8 @@ func TestTrials(t *testing.T) {
 	}
 }
 
-// A budget that is spent ends the trials after the first candidate at the earliest,
-// and never so that one was timed less than three times.
+// A budget that is spent ends the trials after three candidates at the earliest, and
+// never so that one was timed less than three times.
 func TestTrialsWithinABudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		timed := map[string]int{}
@@ -123,15 +123,15 @@ func TestTrialsWithinABudget(t *testing.T) {
 				},
 			}
 		}
-		list := []candidate{slow(plainName), slow("S"), slow("L"), slow("M")}
+		list := []candidate{slow(plainName), slow("S"), slow("L"), slow("M"), slow("L32")}
 		for _, c := range []struct {
 			budget       time.Duration
 			tried, times int
 		}{
-			{0, 4, 1 + trialRepeats},
-			{time.Minute, 4, 1 + trialRepeats},
-			{2500 * time.Millisecond, 3, 1 + minTrialRepeats},
-			{time.Millisecond, 2, 1 + minTrialRepeats},
+			{0, 5, 1 + trialRepeats},
+			{time.Minute, 5, 1 + trialRepeats},
+			{3500 * time.Millisecond, 4, 1 + minTrialRepeats},
+			{time.Millisecond, alwaysTried, 1 + minTrialRepeats},
 		} {
 			clear(timed)
 			var e tuned.Entry
