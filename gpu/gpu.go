@@ -88,6 +88,8 @@ type Options struct {
 	// MemoryBytes bounds the device memory that tensors, the pool and what calls
 	// stream take; 0 is no bound. Tensors for which it leaves no room, or the
 	// device has none, are kept in host memory, and calls stream from and to it.
+	// When it is 0 the environment variable ATTN_GPU_MEMORY is looked at, such as
+	// 256MiB or 4GiB.
 	MemoryBytes int64
 }
 
@@ -127,6 +129,12 @@ func (d Driver) Open(selector string) (backend.Backend, error) {
 
 // Open opens an adapter as [Driver.Open] does, with options.
 func Open(selector string, opt Options) (*Backend, error) {
+	if opt.MemoryBytes == 0 {
+		var err error
+		if opt.MemoryBytes, err = memoryFromEnv(); err != nil {
+			return nil, err
+		}
+	}
 	adapters, err := port.Adapters()
 	if err != nil {
 		return nil, translate("gpu", err)

@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
@@ -62,6 +66,28 @@ const (
 // errBeyond says that a tensor does not fit into the device's memory, and so
 // goes to host memory.
 var errBeyond = errors.New("beyond the device's memory")
+
+// memoryEnv bounds the device's memory where Options do not.
+const memoryEnv = "ATTN_GPU_MEMORY"
+
+// memoryFromEnv reads memoryEnv: bytes, or KiB, MiB or GiB; 0 when it is not set.
+func memoryFromEnv() (int64, error) {
+	text := os.Getenv(memoryEnv)
+	if text == "" {
+		return 0, nil
+	}
+	number, shift := text, 0
+	for unit, bits := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
+		if n, ok := strings.CutSuffix(text, unit); ok {
+			number, shift = n, bits
+		}
+	}
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || n <= 0 || n > math.MaxInt64>>shift {
+		return 0, fmt.Errorf("%s is %q, it must be a whole number of bytes, KiB, MiB or GiB, such as 256MiB: %w", memoryEnv, text, backend.ErrOption)
+	}
+	return n << shift, nil
+}
 
 // reserve counts bytes as taken by a tensor, unless that is more than may be.
 func (b *Backend) reserve(bytes int64) error {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/internal/npy"
@@ -26,6 +27,33 @@ func (n *npyFile) float32s(ctx context.Context) (data []float32, overflows int, 
 		overflows += n.Float32s(data[at:min(at+chunk, len(data))], raw)
 	})
 	return data, overflows, err
+}
+
+// mappable reports whether the file's bytes are elements of dtype in memory as
+// they are, and lie at multiples of their size.
+func (n *npyFile) mappable(dtype backend.DType) bool {
+	one := []byte{1, 0}
+	return n.dtype() == dtype && dtype != backend.Bool && n.Size == dtype.Size() && int(n.Start)%n.Size == 0 &&
+		n.Order.Uint16(one) == binary.NativeEndian.Uint16(one)
+}
+
+// mapped returns the data of a file that is mappable as a host tensor over the file
+// itself, which unmap ends.
+func (n *npyFile) mapped(dtype backend.DType, shape backend.Shape) (t backend.Tensor, unmap func(), err error) {
+	data, unmap, err := mapFile(n.path, int(n.Start)+n.Count*n.Size)
+	if err != nil {
+		return t, nil, err
+	}
+	at := unsafe.Pointer(unsafe.SliceData(data[n.Start:]))
+	if dtype == backend.F32 {
+		t, err = backend.HostF32(unsafe.Slice((*float32)(at), n.Count), shape)
+	} else {
+		t, err = backend.HostBits(unsafe.Slice((*uint16)(at), n.Count), dtype, shape)
+	}
+	if err != nil {
+		unmap()
+	}
+	return t, unmap, err
 }
 
 // bits reads the data of an f2 file as it is.

@@ -26,6 +26,9 @@ func printPlan(out io.Writer, be backend.Backend, in *runInputs, p backend.Plan)
 	line("pairs", "%d visible (query, key) pairs", p.Pairs)
 	line("work", "%s", si(float64(p.FLOPs), "FLOP"))
 	line("moves", "%s at least", bytesText(p.Bytes))
+	if p.Streamed > 0 {
+		line("streams", "%s between host and device", bytesText(p.Streamed))
+	}
 	line("scratch", "%s beside the operands", bytesText(p.Scratch))
 	line("chunks", "%d (%s)", p.Chunks, p.Cut)
 	for _, l := range p.Limits {

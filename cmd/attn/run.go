@@ -157,11 +157,15 @@ type calculation struct {
 	result  kernels.Result
 	stored  backend.Tensor // result.O in the file's order of axes
 	held    []backend.Tensor
+	unmaps  []func() // of files that tensors may lie in
 }
 
 func (c *calculation) release() {
 	for _, t := range c.held {
 		t.Release()
+	}
+	for _, unmap := range c.unmaps {
+		unmap()
 	}
 }
 
@@ -192,6 +196,17 @@ func (c *calculation) load(ctx context.Context, opt kernels.Options) error {
 func (c *calculation) upload(ctx context.Context, f *npyFile, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 	var t backend.Tensor
 	var err error
+	if f.mappable(dtype) {
+		// Where that is not to be had the file is read.
+		if host, unmap, err := f.mapped(dtype, shape); err == nil {
+			c.unmaps = append(c.unmaps, unmap)
+			if t, err = c.be.Upload(ctx, host); err != nil {
+				return t, err
+			}
+			c.held = append(c.held, t)
+			return t, nil
+		}
+	}
 	switch {
 	case dtype == backend.Bool:
 		var data []bool
@@ -263,6 +278,12 @@ func (c *calculation) attend(ctx context.Context, lse, weights bool) error {
 		if err := alloc(&c.result.Weights, backend.F32, rows); err != nil {
 			return fmt.Errorf("weights: %w", err)
 		}
+	}
+	if progress := newNote(c.note); progress.w != io.Discard {
+		defer progress.clear()
+		ctx = backend.WithTrace(ctx, &backend.Trace{Progress: func(done, total float64) {
+			progress.show(fmt.Sprintf("%s: %3.0f%% of %s", c.be.Info().Name, 100*done/total, si(total, "FLOP")))
+		}})
 	}
 	return kernels.AttentionInto(ctx, c.be, c.result, c.q, c.k, c.v, c.opt)
 }

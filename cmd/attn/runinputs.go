@@ -111,13 +111,16 @@ func (in *runInputs) outShape(s backend.Shape) []int {
 }
 
 // fitMemory refuses files whose data the machine's memory cannot hold, which Go
-// would end the program for. The CPU backend knows how much there is.
+// would end the program for: those that are read, as they must be converted, and
+// not mapped. The CPU backend knows how much there is.
 func (in *runInputs) fitMemory() error {
 	var need int64
 	for _, f := range in.qkv {
-		need += int64(f.Count) * int64(max(in.dtype.Size(), min(f.Size, 4)))
+		if !f.mappable(in.dtype) {
+			need += int64(f.Count) * int64(max(in.dtype.Size(), min(f.Size, 4)))
+		}
 	}
-	if m := in.mask; m != nil {
+	if m := in.mask; m != nil && !m.mappable(m.dtype()) {
 		need += int64(m.Count) * int64(m.dtype().Size())
 	}
 	cpu, err := backend.Open("cpu")
