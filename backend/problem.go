@@ -96,9 +96,15 @@ type Problem struct {
 	// The zero Tensor means none.
 	Mask Tensor
 	// Bias is an F32, F16 or BF16 tensor broadcast to [B, H, Sq, Sk]. The zero
-	// Tensor means none. Mask and Bias may both be there.
+	// Tensor means none. Mask and Bias may both be there. A finite bias beyond
+	// ±MaxBias counts as that; it hides nothing, as only -Inf does.
 	Bias Tensor
 }
+
+// MaxBias is the largest bias that is told from larger ones, 2^127: half of the
+// largest float32, so that log2(e) times it, which kernels add to scores of the same
+// unit, is still finite.
+const MaxBias = 0x1p127
 
 // Call is one fused attention call in canonical form. Package kernels makes it
 // from a program's options and has validated it:

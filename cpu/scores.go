@@ -112,7 +112,7 @@ func (sc *scoring) adjust(s []float32, b, h, i, j int, tmp []float32) {
 			if x == negInf {
 				s[n] = negInf // not s+x: s may be NaN or +Inf
 			} else {
-				s[n] += x
+				s[n] += bounded(x)
 			}
 		}
 	}
@@ -126,6 +126,17 @@ func (sc *scoring) adjust(s []float32, b, h, i, j int, tmp []float32) {
 			at += step
 		}
 	}
+}
+
+// bounded is a bias as it is added.
+func bounded(x float32) float32 {
+	if x > backend.MaxBias && x <= math.MaxFloat32 {
+		return backend.MaxBias
+	}
+	if x < -backend.MaxBias && x >= -math.MaxFloat32 {
+		return -backend.MaxBias
+	}
+	return x
 }
 
 // biasRow writes what is added to the scores of a row from key j on: its bias, or

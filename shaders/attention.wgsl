@@ -226,6 +226,14 @@ fn load_bias(i: u32) -> f32 {
     return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
 }
 
+// bounded is a bias as it is added: finite ones are bounded to 2^127, so that log2(e)
+// times it is finite. Looks at the bits, as comparisons may be assumed to meet no NaN.
+fn bounded(x: f32) -> f32 {
+    let bits = bitcast<u32>(x);
+    let size = bits & 0x7fffffffu;
+    return select(x, bitcast<f32>((bits & 0x80000000u) | 0x7f000000u), size > 0x7f000000u && size < 0x7f800000u);
+}
+
 // stage_q puts depths from d0 of the block's rows into qs, zeros beyond the end.
 fn stage_q(t: u32, at: u32, r0: u32, d0: u32) {
     let quad = t % 8u;
@@ -317,7 +325,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
             for (var c = 0u; c < 4u; c++) {
                 if (r.seen[c]) {
                     let x = load_bias(at + (j + c) * p.bias.d);
-                    r.s[c] = r.s[c] + x;
+                    r.s[c] = r.s[c] + bounded(x);
                     r.seen[c] = bitcast<u32>(x) != 0xff800000u; // -Inf hides
                 }
             }

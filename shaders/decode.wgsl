@@ -212,6 +212,14 @@ fn load_bias(i: u32) -> f32 {
     return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
 }
 
+// bounded is a bias as it is added: finite ones are bounded to 2^127, so that log2(e)
+// times it is finite. Looks at the bits, as comparisons may be assumed to meet no NaN.
+fn bounded(x: f32) -> f32 {
+    let bits = bitcast<u32>(x);
+    let size = bits & 0x7fffffffu;
+    return select(x, bitcast<f32>((bits & 0x80000000u) | 0x7f000000u), size > 0x7f000000u && size < 0x7f800000u);
+}
+
 // low and high are the first and the last four elements of a granule; of four float32
 // there is no high.
 fn low(x: vec4<u32>) -> vec4<f32> {
@@ -402,7 +410,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
             for (var c = 0u; c < 4u; c++) { // unroll
                 if (r.seen[c]) {
                     let x = load_bias(at + (j + c * TX) * p.bias.d);
-                    r.x[c] = fma(r.x[c], p.unit, x * LOG2E);
+                    r.x[c] = fma(r.x[c], p.unit, bounded(x) * LOG2E);
                     r.seen[c] = bitcast<u32>(x) != 0xff800000u; // -Inf hides
                 }
             }

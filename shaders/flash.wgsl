@@ -265,6 +265,14 @@ fn load_bias(i: u32) -> f32 {
     return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
 }
 
+// bounded is a bias as it is added: finite ones are bounded to 2^127, so that log2(e)
+// times it is finite. Looks at the bits, as comparisons may be assumed to meet no NaN.
+fn bounded(x: f32) -> f32 {
+    let bits = bitcast<u32>(x);
+    let size = bits & 0x7fffffffu;
+    return select(x, bitcast<f32>((bits & 0x80000000u) | 0x7f000000u), size > 0x7f000000u && size < 0x7f800000u);
+}
+
 // load_q returns elements d to d+3 of the row that begins at element at, 0 beyond its
 // end.
 fn load_q(at: u32, d: u32) -> vec4<f32> {
@@ -384,7 +392,7 @@ fn paired(given: Scores, batch: u32, head: u32, row: u32, j: u32) -> Scores {
         for (var r = 0u; r < 4u; r++) { // unroll deep
             if (!w.hidden[r]) {
                 let x = load_bias(at + r * p.bias.s);
-                w.x[r] = fma(w.x[r], p.unit, x * LOG2E);
+                w.x[r] = fma(w.x[r], p.unit, bounded(x) * LOG2E);
                 w.hidden[r] = bitcast<u32>(x) == 0xff800000u; // -Inf hides
             }
         }

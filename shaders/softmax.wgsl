@@ -157,6 +157,14 @@ fn load_bias(i: u32) -> f32 {
     return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
 }
 
+// bounded is a bias as it is added: finite ones are bounded to 2^127, so that log2(e)
+// times it is finite. Looks at the bits, as comparisons may be assumed to meet no NaN.
+fn bounded(x: f32) -> f32 {
+    let bits = bitcast<u32>(x);
+    let size = bits & 0x7fffffffu;
+    return select(x, bitcast<f32>((bits & 0x80000000u) | 0x7f000000u), size > 0x7f000000u && size < 0x7f800000u);
+}
+
 @compute @workgroup_size(64)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -201,7 +209,7 @@ fn main(
             }
             if (p.bias_type != 0u) {
                 let y = load_bias(bias_at + j * p.bias.d);
-                x = x + y;
+                x = x + bounded(y);
                 seen = seen && bitcast<u32>(y) != MINUS_INF;
             }
             if (seen) {

@@ -127,6 +127,32 @@ func testProperties(t *testing.T, be backend.Backend) {
 		near(t, &c, first, dev.mustRun(t, false), constant)
 	})
 
+	t.Run("the largest biases hide nothing", func(t *testing.T) {
+		// They take up any score, so that all are equal, as with a scale of 0.
+		equal := base
+		equal.Options.Scale, equal.Options.Softcap = new(float64), 0
+		on := equal.build().on(t, be)
+		defer on.release()
+		want := on.mustRun(t, false)
+		for _, shape := range []backend.Shape{{1, 1, 1, 1}, {1, dims.Heads, dims.SeqQ, dims.SeqK}} {
+			for _, bias := range []float32{-math.MaxFloat32, -backend.MaxBias, math.MaxFloat32} {
+				c := *base.build()
+				c.Options.Softcap = 0
+				c.BiasShape = shape
+				c.bias = operand{shape, backend.F32, slices.Repeat([]float32{bias}, shape.Elements())}
+				dev := c.on(t, be)
+				got := dev.mustRun(t, false)
+				dev.release()
+				sameBits(t, answer{o: want.o}, answer{o: got.o})
+				for i, lse := range got.lse {
+					if exact := max(-backend.MaxBias, min(float64(bias), backend.MaxBias)); math.Abs(float64(lse)-exact) > 4*0x1p-23*math.Abs(exact) {
+						t.Fatalf("LSE of row %d is %v with biases of %v", i, lse, bias)
+					}
+				}
+			}
+		}
+	})
+
 	t.Run("values of 1 give 1", func(t *testing.T) {
 		b := base.build()
 		for i := range b.v.data {

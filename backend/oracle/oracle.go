@@ -124,8 +124,12 @@ func Solve(r Row) Answer {
 			s = float64(r.Softcap) * math.Tanh(s/float64(r.Softcap))
 		}
 		if r.Bias != nil {
-			s += r.Bias(j)
-			abs += math.Abs(r.Bias(j))
+			bias := r.Bias(j)
+			if !math.IsInf(bias, 0) {
+				bias = math.Max(-backend.MaxBias, math.Min(bias, backend.MaxBias))
+			}
+			s += bias
+			abs += math.Abs(bias)
 		}
 		a.Scores[j] = s
 		m = math.Max(m, s) // NaN when any is NaN

@@ -63,22 +63,18 @@ func longer(t *onnx.Tensor, n int) *onnx.Tensor {
 	return out
 }
 
-// farthest is as far from 0 as a mask's numbers go on a device: times log2(e), which
-// kernels take into them, the ends of float32 and bfloat16 would be infinite.
-const farthest = 0x1p126
-
-// clamped moves a mask's numbers that are beyond farthest to it, but not infinite
-// ones, which hide. No score comes near either, so that what they do to a row stays
-// the same: a row in which every key has the lowest number sees all of them.
+// clamped moves a float64 mask's finite numbers beyond float32's range into it, where
+// they would become infinite, which hides. What they do to a row stays the same, as
+// backends bound them anyway (backend.MaxBias).
 func clamped(t *onnx.Tensor) *onnx.Tensor {
-	if t.Type == onnx.Bool || t.Type == onnx.Float16 {
+	if t.Type != onnx.Double {
 		return t
 	}
 	out := &onnx.Tensor{Type: t.Type, Shape: t.Shape}
 	for i := range t.Elements() {
 		x := t.At(i)
 		if !math.IsInf(x, 0) {
-			x = min(max(x, -farthest), farthest)
+			x = min(max(x, -backend.MaxBias), backend.MaxBias)
 		}
 		out.Data = appendNumber(out.Data, t.Type, x)
 	}

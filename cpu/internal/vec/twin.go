@@ -150,11 +150,15 @@ func (t twin) softcap(x *float32, vectors int, c float32) {
 func (t twin) bias(x, b *float32, vectors int) {
 	s, bias := floats(x, 0, 0, vectors*t.lanes), floats(b, 0, 0, vectors*t.lanes)
 	for i, y := range bias {
-		s[i] = fma(math.Log2E, y, s[i])
-		if math.IsInf(float64(y), -1) {
-			s[i] = y
-		}
+		s[i] = biased(s[i], y)
 	}
+}
+
+func biased(s, y float32) float32 {
+	if math.IsInf(float64(y), 0) {
+		return y
+	}
+	return fma(math.Log2E, max(-0x1p127, min(y, 0x1p127)), s)
 }
 
 func (t twin) biasSquare(s, b *float32, ldb int, mx *float32) {
@@ -162,10 +166,7 @@ func (t twin) biasSquare(s, b *float32, ldb int, mx *float32) {
 	for lane := range t.lanes {
 		for r, y := range floats(b, ldb, lane, t.lanes) {
 			x := &floats(s, 4*t.width, r, t.lanes)[lane]
-			*x = fma(math.Log2E, y, *x)
-			if math.IsInf(float64(y), -1) {
-				*x = y
-			}
+			*x = biased(*x, y)
 			m[lane] = larger(*x, m[lane])
 		}
 	}

@@ -169,8 +169,8 @@ func (x *Kernels) ScaleMax(s []float32, c float32, room []float32) float32 {
 // length is a multiple of Lanes. It keeps NaN.
 func (x *Kernels) Softcap(s []float32, c float32) { x.softcap(&s[0], len(s)/x.Lanes, c) }
 
-// Bias adds log2(e)·b to s; where b is -Inf the result is -Inf whatever s is. The
-// length of s is a multiple of Lanes.
+// Bias adds log2(e)·b to s, finite b bounded to ±2^127; where b is infinite the result
+// is b whatever s is. The length of s is a multiple of Lanes.
 func (x *Kernels) Bias(s, b []float32) { x.bias(&s[0], &b[:len(s)][0], len(s)/x.Lanes) }
 
 // BiasSquare is Bias for a square of a score tile, with the biases of a lane in a

@@ -340,39 +340,87 @@ DATA constants<>+1328(SB)/4, $0x3fb8aa3b
 DATA constants<>+1332(SB)/4, $0x3fb8aa3b
 DATA constants<>+1336(SB)/4, $0x3fb8aa3b
 DATA constants<>+1340(SB)/4, $0x3fb8aa3b
-DATA constants<>+1344(SB)/4, $0xff800000
-DATA constants<>+1348(SB)/4, $0xff800000
-DATA constants<>+1352(SB)/4, $0xff800000
-DATA constants<>+1356(SB)/4, $0xff800000
-DATA constants<>+1360(SB)/4, $0xff800000
-DATA constants<>+1364(SB)/4, $0xff800000
-DATA constants<>+1368(SB)/4, $0xff800000
-DATA constants<>+1372(SB)/4, $0xff800000
-DATA constants<>+1376(SB)/4, $0xff800000
-DATA constants<>+1380(SB)/4, $0xff800000
-DATA constants<>+1384(SB)/4, $0xff800000
-DATA constants<>+1388(SB)/4, $0xff800000
-DATA constants<>+1392(SB)/4, $0xff800000
-DATA constants<>+1396(SB)/4, $0xff800000
-DATA constants<>+1400(SB)/4, $0xff800000
-DATA constants<>+1404(SB)/4, $0xff800000
-DATA constants<>+1408(SB)/4, $0xc2fc0000
-DATA constants<>+1412(SB)/4, $0xc2fc0000
-DATA constants<>+1416(SB)/4, $0xc2fc0000
-DATA constants<>+1420(SB)/4, $0xc2fc0000
-DATA constants<>+1424(SB)/4, $0xc2fc0000
-DATA constants<>+1428(SB)/4, $0xc2fc0000
-DATA constants<>+1432(SB)/4, $0xc2fc0000
-DATA constants<>+1436(SB)/4, $0xc2fc0000
-DATA constants<>+1440(SB)/4, $0xc2fc0000
-DATA constants<>+1444(SB)/4, $0xc2fc0000
-DATA constants<>+1448(SB)/4, $0xc2fc0000
-DATA constants<>+1452(SB)/4, $0xc2fc0000
-DATA constants<>+1456(SB)/4, $0xc2fc0000
-DATA constants<>+1460(SB)/4, $0xc2fc0000
-DATA constants<>+1464(SB)/4, $0xc2fc0000
-DATA constants<>+1468(SB)/4, $0xc2fc0000
-GLOBL constants<>(SB), RODATA|NOPTR, $1472
+DATA constants<>+1344(SB)/4, $0x7f800000
+DATA constants<>+1348(SB)/4, $0x7f800000
+DATA constants<>+1352(SB)/4, $0x7f800000
+DATA constants<>+1356(SB)/4, $0x7f800000
+DATA constants<>+1360(SB)/4, $0x7f800000
+DATA constants<>+1364(SB)/4, $0x7f800000
+DATA constants<>+1368(SB)/4, $0x7f800000
+DATA constants<>+1372(SB)/4, $0x7f800000
+DATA constants<>+1376(SB)/4, $0x7f800000
+DATA constants<>+1380(SB)/4, $0x7f800000
+DATA constants<>+1384(SB)/4, $0x7f800000
+DATA constants<>+1388(SB)/4, $0x7f800000
+DATA constants<>+1392(SB)/4, $0x7f800000
+DATA constants<>+1396(SB)/4, $0x7f800000
+DATA constants<>+1400(SB)/4, $0x7f800000
+DATA constants<>+1404(SB)/4, $0x7f800000
+DATA constants<>+1408(SB)/4, $0xff800000
+DATA constants<>+1412(SB)/4, $0xff800000
+DATA constants<>+1416(SB)/4, $0xff800000
+DATA constants<>+1420(SB)/4, $0xff800000
+DATA constants<>+1424(SB)/4, $0xff800000
+DATA constants<>+1428(SB)/4, $0xff800000
+DATA constants<>+1432(SB)/4, $0xff800000
+DATA constants<>+1436(SB)/4, $0xff800000
+DATA constants<>+1440(SB)/4, $0xff800000
+DATA constants<>+1444(SB)/4, $0xff800000
+DATA constants<>+1448(SB)/4, $0xff800000
+DATA constants<>+1452(SB)/4, $0xff800000
+DATA constants<>+1456(SB)/4, $0xff800000
+DATA constants<>+1460(SB)/4, $0xff800000
+DATA constants<>+1464(SB)/4, $0xff800000
+DATA constants<>+1468(SB)/4, $0xff800000
+DATA constants<>+1472(SB)/4, $0xc2fc0000
+DATA constants<>+1476(SB)/4, $0xc2fc0000
+DATA constants<>+1480(SB)/4, $0xc2fc0000
+DATA constants<>+1484(SB)/4, $0xc2fc0000
+DATA constants<>+1488(SB)/4, $0xc2fc0000
+DATA constants<>+1492(SB)/4, $0xc2fc0000
+DATA constants<>+1496(SB)/4, $0xc2fc0000
+DATA constants<>+1500(SB)/4, $0xc2fc0000
+DATA constants<>+1504(SB)/4, $0xc2fc0000
+DATA constants<>+1508(SB)/4, $0xc2fc0000
+DATA constants<>+1512(SB)/4, $0xc2fc0000
+DATA constants<>+1516(SB)/4, $0xc2fc0000
+DATA constants<>+1520(SB)/4, $0xc2fc0000
+DATA constants<>+1524(SB)/4, $0xc2fc0000
+DATA constants<>+1528(SB)/4, $0xc2fc0000
+DATA constants<>+1532(SB)/4, $0xc2fc0000
+DATA constants<>+1536(SB)/4, $0x7f000000
+DATA constants<>+1540(SB)/4, $0x7f000000
+DATA constants<>+1544(SB)/4, $0x7f000000
+DATA constants<>+1548(SB)/4, $0x7f000000
+DATA constants<>+1552(SB)/4, $0x7f000000
+DATA constants<>+1556(SB)/4, $0x7f000000
+DATA constants<>+1560(SB)/4, $0x7f000000
+DATA constants<>+1564(SB)/4, $0x7f000000
+DATA constants<>+1568(SB)/4, $0x7f000000
+DATA constants<>+1572(SB)/4, $0x7f000000
+DATA constants<>+1576(SB)/4, $0x7f000000
+DATA constants<>+1580(SB)/4, $0x7f000000
+DATA constants<>+1584(SB)/4, $0x7f000000
+DATA constants<>+1588(SB)/4, $0x7f000000
+DATA constants<>+1592(SB)/4, $0x7f000000
+DATA constants<>+1596(SB)/4, $0x7f000000
+DATA constants<>+1600(SB)/4, $0xff000000
+DATA constants<>+1604(SB)/4, $0xff000000
+DATA constants<>+1608(SB)/4, $0xff000000
+DATA constants<>+1612(SB)/4, $0xff000000
+DATA constants<>+1616(SB)/4, $0xff000000
+DATA constants<>+1620(SB)/4, $0xff000000
+DATA constants<>+1624(SB)/4, $0xff000000
+DATA constants<>+1628(SB)/4, $0xff000000
+DATA constants<>+1632(SB)/4, $0xff000000
+DATA constants<>+1636(SB)/4, $0xff000000
+DATA constants<>+1640(SB)/4, $0xff000000
+DATA constants<>+1644(SB)/4, $0xff000000
+DATA constants<>+1648(SB)/4, $0xff000000
+DATA constants<>+1652(SB)/4, $0xff000000
+DATA constants<>+1656(SB)/4, $0xff000000
+DATA constants<>+1660(SB)/4, $0xff000000
+GLOBL constants<>(SB), RODATA|NOPTR, $1664
 
 // func scores4AVX512(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F
@@ -1419,7 +1467,7 @@ TEXT ·scaleMaxAVX512(SB), NOSPLIT, $0-32
 	MOVQ         vectors+8(FP), CX
 	MOVQ         mx+24(FP), DX
 	VBROADCASTSS c+16(FP), Z0
-	VMOVUPS      constants<>+1344(SB), Z1
+	VMOVUPS      constants<>+1408(SB), Z1
 
 next:
 	VMULPS  (AX), Z0, Z2
@@ -1488,21 +1536,25 @@ next:
 	RET
 
 // func biasAVX512(x *float32, b *float32, vectors int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512DQ, AVX512F
 TEXT ·biasAVX512(SB), NOSPLIT, $0-24
 	MOVQ    x+0(FP), AX
 	MOVQ    b+8(FP), CX
 	MOVQ    vectors+16(FP), DX
 	VMOVUPS constants<>+1280(SB), Z0
-	VMOVUPS constants<>+1344(SB), Z1
 
 next:
-	VMOVUPS     (CX), Z2
-	VMOVUPS     (AX), Z3
-	VFMADD231PS Z0, Z2, Z3
-	VCMPPS      $0x00, Z1, Z2, K1
-	VMOVAPS     Z1, K1, Z3
-	VMOVUPS     Z3, (AX)
+	VMOVUPS     (CX), Z1
+	VMOVUPS     (AX), Z2
+	VMOVUPS     constants<>+1600(SB), Z3
+	VMAXPS      Z1, Z3, Z3
+	VMOVUPS     constants<>+1536(SB), Z4
+	VMINPS      Z3, Z4, Z4
+	VFMADD231PS Z0, Z4, Z2
+	VANDPS      constants<>+1152(SB), Z1, Z3
+	VCMPPS      $0x00, constants<>+1344(SB), Z3, K1
+	VMOVAPS     Z1, K1, Z2
+	VMOVUPS     Z2, (AX)
 	ADDQ        $0x00000040, AX
 	ADDQ        $0x00000040, CX
 	SUBQ        $0x00000001, DX
@@ -1518,7 +1570,7 @@ TEXT ·edgeAVX512(SB), NOSPLIT, $0-40
 	MOVQ         key+16(FP), DX
 	MOVQ         lo+24(FP), BX
 	MOVQ         hi+32(FP), SI
-	VMOVUPS      constants<>+1344(SB), Z2
+	VMOVUPS      constants<>+1408(SB), Z2
 	MOVQ         DX, X0
 	VPBROADCASTD X0, Z0
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
@@ -1809,7 +1861,7 @@ TEXT ·transposeAVX512(SB), NOSPLIT, $0-40
 	RET
 
 // func biasSquareAVX512(s *float32, b *float32, ldb int, mx *float32)
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512DQ, AVX512F, MMX+
 TEXT ·biasSquareAVX512(SB), NOSPLIT, $0-32
 	MOVQ        s+0(FP), AX
 	MOVQ        b+8(FP), CX
@@ -1927,105 +1979,184 @@ TEXT ·biasSquareAVX512(SB), NOSPLIT, $0-32
 	VSHUFF32X4  $0xdd, Z4, Z7, Z4
 	VSHUFF32X4  $0xdd, Z8, Z0, Z0
 	VMOVUPS     constants<>+1280(SB), Z7
-	VMOVUPS     constants<>+1344(SB), Z8
-	VMOVUPS     (BX), Z18
-	VMOVUPS     (AX), Z19
-	VFMADD231PS Z7, Z10, Z19
-	VCMPPS      $0x00, Z8, Z10, K1
-	VMOVAPS     Z8, K1, Z19
-	VMOVUPS     Z19, (AX)
-	VMAXPS      Z18, Z19, Z18
+	VMOVUPS     (BX), Z8
+	VMOVUPS     (AX), Z18
+	VMOVUPS     constants<>+1600(SB), Z19
+	VMAXPS      Z10, Z19, Z19
+	VMOVUPS     constants<>+1536(SB), Z20
+	VMINPS      Z19, Z20, Z20
+	VFMADD231PS Z7, Z20, Z18
+	VANDPS      constants<>+1152(SB), Z10, Z19
+	VCMPPS      $0x00, constants<>+1344(SB), Z19, K1
+	VMOVAPS     Z10, K1, Z18
+	VMOVUPS     Z18, (AX)
+	VMAXPS      Z8, Z18, Z8
 	VMOVUPS     256(AX), Z10
-	VFMADD231PS Z7, Z11, Z10
-	VCMPPS      $0x00, Z8, Z11, K1
-	VMOVAPS     Z8, K1, Z10
+	VMOVUPS     constants<>+1600(SB), Z18
+	VMAXPS      Z11, Z18, Z18
+	VMOVUPS     constants<>+1536(SB), Z19
+	VMINPS      Z18, Z19, Z19
+	VFMADD231PS Z7, Z19, Z10
+	VANDPS      constants<>+1152(SB), Z11, Z18
+	VCMPPS      $0x00, constants<>+1344(SB), Z18, K1
+	VMOVAPS     Z11, K1, Z10
 	VMOVUPS     Z10, 256(AX)
-	VMAXPS      Z18, Z10, Z18
+	VMAXPS      Z8, Z10, Z8
 	VMOVUPS     512(AX), Z10
-	VFMADD231PS Z7, Z13, Z10
-	VCMPPS      $0x00, Z8, Z13, K1
-	VMOVAPS     Z8, K1, Z10
+	VMOVUPS     constants<>+1600(SB), Z11
+	VMAXPS      Z13, Z11, Z11
+	VMOVUPS     constants<>+1536(SB), Z18
+	VMINPS      Z11, Z18, Z18
+	VFMADD231PS Z7, Z18, Z10
+	VANDPS      constants<>+1152(SB), Z13, Z11
+	VCMPPS      $0x00, constants<>+1344(SB), Z11, K1
+	VMOVAPS     Z13, K1, Z10
 	VMOVUPS     Z10, 512(AX)
-	VMAXPS      Z18, Z10, Z18
+	VMAXPS      Z8, Z10, Z8
 	VMOVUPS     768(AX), Z10
-	VFMADD231PS Z7, Z9, Z10
-	VCMPPS      $0x00, Z8, Z9, K1
-	VMOVAPS     Z8, K1, Z10
+	VMOVUPS     constants<>+1600(SB), Z11
+	VMAXPS      Z9, Z11, Z11
+	VMOVUPS     constants<>+1536(SB), Z13
+	VMINPS      Z11, Z13, Z13
+	VFMADD231PS Z7, Z13, Z10
+	VANDPS      constants<>+1152(SB), Z9, Z11
+	VCMPPS      $0x00, constants<>+1344(SB), Z11, K1
+	VMOVAPS     Z9, K1, Z10
 	VMOVUPS     Z10, 768(AX)
-	VMAXPS      Z18, Z10, Z18
+	VMAXPS      Z8, Z10, Z8
 	VMOVUPS     1024(AX), Z9
-	VFMADD231PS Z7, Z17, Z9
-	VCMPPS      $0x00, Z8, Z17, K1
-	VMOVAPS     Z8, K1, Z9
+	VMOVUPS     constants<>+1600(SB), Z10
+	VMAXPS      Z17, Z10, Z10
+	VMOVUPS     constants<>+1536(SB), Z11
+	VMINPS      Z10, Z11, Z11
+	VFMADD231PS Z7, Z11, Z9
+	VANDPS      constants<>+1152(SB), Z17, Z10
+	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS     Z17, K1, Z9
 	VMOVUPS     Z9, 1024(AX)
-	VMAXPS      Z18, Z9, Z18
+	VMAXPS      Z8, Z9, Z8
 	VMOVUPS     1280(AX), Z9
-	VFMADD231PS Z7, Z15, Z9
-	VCMPPS      $0x00, Z8, Z15, K1
-	VMOVAPS     Z8, K1, Z9
+	VMOVUPS     constants<>+1600(SB), Z10
+	VMAXPS      Z15, Z10, Z10
+	VMOVUPS     constants<>+1536(SB), Z11
+	VMINPS      Z10, Z11, Z11
+	VFMADD231PS Z7, Z11, Z9
+	VANDPS      constants<>+1152(SB), Z15, Z10
+	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS     Z15, K1, Z9
 	VMOVUPS     Z9, 1280(AX)
-	VMAXPS      Z18, Z9, Z18
+	VMAXPS      Z8, Z9, Z8
 	VMOVUPS     1536(AX), Z9
-	VFMADD231PS Z7, Z16, Z9
-	VCMPPS      $0x00, Z8, Z16, K1
-	VMOVAPS     Z8, K1, Z9
+	VMOVUPS     constants<>+1600(SB), Z10
+	VMAXPS      Z16, Z10, Z10
+	VMOVUPS     constants<>+1536(SB), Z11
+	VMINPS      Z10, Z11, Z11
+	VFMADD231PS Z7, Z11, Z9
+	VANDPS      constants<>+1152(SB), Z16, Z10
+	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS     Z16, K1, Z9
 	VMOVUPS     Z9, 1536(AX)
-	VMAXPS      Z18, Z9, Z18
+	VMAXPS      Z8, Z9, Z8
 	VMOVUPS     1792(AX), Z9
-	VFMADD231PS Z7, Z12, Z9
-	VCMPPS      $0x00, Z8, Z12, K1
-	VMOVAPS     Z8, K1, Z9
+	VMOVUPS     constants<>+1600(SB), Z10
+	VMAXPS      Z12, Z10, Z10
+	VMOVUPS     constants<>+1536(SB), Z11
+	VMINPS      Z10, Z11, Z11
+	VFMADD231PS Z7, Z11, Z9
+	VANDPS      constants<>+1152(SB), Z12, Z10
+	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS     Z12, K1, Z9
 	VMOVUPS     Z9, 1792(AX)
-	VMAXPS      Z18, Z9, Z18
+	VMAXPS      Z8, Z9, Z8
 	VMOVUPS     2048(AX), Z9
-	VFMADD231PS Z7, Z14, Z9
-	VCMPPS      $0x00, Z8, Z14, K1
-	VMOVAPS     Z8, K1, Z9
+	VMOVUPS     constants<>+1600(SB), Z10
+	VMAXPS      Z14, Z10, Z10
+	VMOVUPS     constants<>+1536(SB), Z11
+	VMINPS      Z10, Z11, Z11
+	VFMADD231PS Z7, Z11, Z9
+	VANDPS      constants<>+1152(SB), Z14, Z10
+	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS     Z14, K1, Z9
 	VMOVUPS     Z9, 2048(AX)
-	VMAXPS      Z18, Z9, Z18
+	VMAXPS      Z8, Z9, Z8
 	VMOVUPS     2304(AX), Z9
-	VFMADD231PS Z7, Z3, Z9
-	VCMPPS      $0x00, Z8, Z3, K1
-	VMOVAPS     Z8, K1, Z9
+	VMOVUPS     constants<>+1600(SB), Z10
+	VMAXPS      Z3, Z10, Z10
+	VMOVUPS     constants<>+1536(SB), Z11
+	VMINPS      Z10, Z11, Z11
+	VFMADD231PS Z7, Z11, Z9
+	VANDPS      constants<>+1152(SB), Z3, Z10
+	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS     Z3, K1, Z9
 	VMOVUPS     Z9, 2304(AX)
-	VMAXPS      Z18, Z9, Z18
+	VMAXPS      Z8, Z9, Z8
 	VMOVUPS     2560(AX), Z3
-	VFMADD231PS Z7, Z6, Z3
-	VCMPPS      $0x00, Z8, Z6, K1
-	VMOVAPS     Z8, K1, Z3
+	VMOVUPS     constants<>+1600(SB), Z9
+	VMAXPS      Z6, Z9, Z9
+	VMOVUPS     constants<>+1536(SB), Z10
+	VMINPS      Z9, Z10, Z10
+	VFMADD231PS Z7, Z10, Z3
+	VANDPS      constants<>+1152(SB), Z6, Z9
+	VCMPPS      $0x00, constants<>+1344(SB), Z9, K1
+	VMOVAPS     Z6, K1, Z3
 	VMOVUPS     Z3, 2560(AX)
-	VMAXPS      Z18, Z3, Z18
+	VMAXPS      Z8, Z3, Z8
 	VMOVUPS     2816(AX), Z3
-	VFMADD231PS Z7, Z4, Z3
-	VCMPPS      $0x00, Z8, Z4, K1
-	VMOVAPS     Z8, K1, Z3
+	VMOVUPS     constants<>+1600(SB), Z6
+	VMAXPS      Z4, Z6, Z6
+	VMOVUPS     constants<>+1536(SB), Z9
+	VMINPS      Z6, Z9, Z9
+	VFMADD231PS Z7, Z9, Z3
+	VANDPS      constants<>+1152(SB), Z4, Z6
+	VCMPPS      $0x00, constants<>+1344(SB), Z6, K1
+	VMOVAPS     Z4, K1, Z3
 	VMOVUPS     Z3, 2816(AX)
-	VMAXPS      Z18, Z3, Z18
+	VMAXPS      Z8, Z3, Z8
 	VMOVUPS     3072(AX), Z3
-	VFMADD231PS Z7, Z2, Z3
-	VCMPPS      $0x00, Z8, Z2, K1
-	VMOVAPS     Z8, K1, Z3
+	VMOVUPS     constants<>+1600(SB), Z4
+	VMAXPS      Z2, Z4, Z4
+	VMOVUPS     constants<>+1536(SB), Z6
+	VMINPS      Z4, Z6, Z6
+	VFMADD231PS Z7, Z6, Z3
+	VANDPS      constants<>+1152(SB), Z2, Z4
+	VCMPPS      $0x00, constants<>+1344(SB), Z4, K1
+	VMOVAPS     Z2, K1, Z3
 	VMOVUPS     Z3, 3072(AX)
-	VMAXPS      Z18, Z3, Z18
+	VMAXPS      Z8, Z3, Z8
 	VMOVUPS     3328(AX), Z2
-	VFMADD231PS Z7, Z1, Z2
-	VCMPPS      $0x00, Z8, Z1, K1
-	VMOVAPS     Z8, K1, Z2
+	VMOVUPS     constants<>+1600(SB), Z3
+	VMAXPS      Z1, Z3, Z3
+	VMOVUPS     constants<>+1536(SB), Z4
+	VMINPS      Z3, Z4, Z4
+	VFMADD231PS Z7, Z4, Z2
+	VANDPS      constants<>+1152(SB), Z1, Z3
+	VCMPPS      $0x00, constants<>+1344(SB), Z3, K1
+	VMOVAPS     Z1, K1, Z2
 	VMOVUPS     Z2, 3328(AX)
-	VMAXPS      Z18, Z2, Z18
+	VMAXPS      Z8, Z2, Z8
 	VMOVUPS     3584(AX), Z1
-	VFMADD231PS Z7, Z5, Z1
-	VCMPPS      $0x00, Z8, Z5, K1
-	VMOVAPS     Z8, K1, Z1
+	VMOVUPS     constants<>+1600(SB), Z2
+	VMAXPS      Z5, Z2, Z2
+	VMOVUPS     constants<>+1536(SB), Z3
+	VMINPS      Z2, Z3, Z3
+	VFMADD231PS Z7, Z3, Z1
+	VANDPS      constants<>+1152(SB), Z5, Z2
+	VCMPPS      $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS     Z5, K1, Z1
 	VMOVUPS     Z1, 3584(AX)
-	VMAXPS      Z18, Z1, Z18
+	VMAXPS      Z8, Z1, Z8
 	VMOVUPS     3840(AX), Z1
-	VFMADD231PS Z7, Z0, Z1
-	VCMPPS      $0x00, Z8, Z0, K1
-	VMOVAPS     Z8, K1, Z1
+	VMOVUPS     constants<>+1600(SB), Z2
+	VMAXPS      Z0, Z2, Z2
+	VMOVUPS     constants<>+1536(SB), Z3
+	VMINPS      Z2, Z3, Z3
+	VFMADD231PS Z7, Z3, Z1
+	VANDPS      constants<>+1152(SB), Z0, Z2
+	VCMPPS      $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS     Z0, K1, Z1
 	VMOVUPS     Z1, 3840(AX)
-	VMAXPS      Z18, Z1, Z18
-	VMOVUPS     Z18, (BX)
+	VMAXPS      Z8, Z1, Z8
+	VMOVUPS     Z8, (BX)
 	VZEROUPPER
 	RET
 
@@ -5725,7 +5856,7 @@ TEXT ·weightsAVX2(SB), NOSPLIT, $0-48
 	VMOVUPS     (BX), Y1
 	VSUBPS      Y1, Y0, Y0
 	VMOVUPS     Y1, (DX)
-	VCMPPS      $0x05, constants<>+1408(SB), Y0, Y3
+	VCMPPS      $0x05, constants<>+1472(SB), Y0, Y3
 	VROUNDPS    $0x09, Y0, Y2
 	VSUBPS      Y2, Y0, Y0
 	VMOVUPS     constants<>+384(SB), Y1
@@ -5745,7 +5876,7 @@ TEXT ·weightsAVX2(SB), NOSPLIT, $0-48
 	VMOVUPS     32(BX), Y2
 	VSUBPS      Y2, Y1, Y1
 	VMOVUPS     Y2, 32(DX)
-	VCMPPS      $0x05, constants<>+1408(SB), Y1, Y4
+	VCMPPS      $0x05, constants<>+1472(SB), Y1, Y4
 	VROUNDPS    $0x09, Y1, Y3
 	VSUBPS      Y3, Y1, Y1
 	VMOVUPS     constants<>+384(SB), Y2
@@ -5765,7 +5896,7 @@ TEXT ·weightsAVX2(SB), NOSPLIT, $0-48
 	VMOVUPS     64(BX), Y3
 	VSUBPS      Y3, Y2, Y2
 	VMOVUPS     Y3, 64(DX)
-	VCMPPS      $0x05, constants<>+1408(SB), Y2, Y5
+	VCMPPS      $0x05, constants<>+1472(SB), Y2, Y5
 	VROUNDPS    $0x09, Y2, Y4
 	VSUBPS      Y4, Y2, Y2
 	VMOVUPS     constants<>+384(SB), Y3
@@ -5785,7 +5916,7 @@ TEXT ·weightsAVX2(SB), NOSPLIT, $0-48
 row:
 	VMOVUPS     (AX), Y3
 	VSUBPS      (BX), Y3, Y3
-	VCMPPS      $0x05, constants<>+1408(SB), Y3, Y6
+	VCMPPS      $0x05, constants<>+1472(SB), Y3, Y6
 	VROUNDPS    $0x09, Y3, Y5
 	VSUBPS      Y5, Y3, Y3
 	VMOVUPS     constants<>+384(SB), Y4
@@ -5802,7 +5933,7 @@ row:
 	VMOVUPS     Y4, (AX)
 	VMOVUPS     96(AX), Y3
 	VSUBPS      (BX), Y3, Y3
-	VCMPPS      $0x05, constants<>+1408(SB), Y3, Y7
+	VCMPPS      $0x05, constants<>+1472(SB), Y3, Y7
 	VROUNDPS    $0x09, Y3, Y6
 	VSUBPS      Y6, Y3, Y3
 	VMOVUPS     constants<>+384(SB), Y5
@@ -5820,7 +5951,7 @@ row:
 	VADDPS      Y5, Y4, Y4
 	VMOVUPS     192(AX), Y3
 	VSUBPS      (BX), Y3, Y3
-	VCMPPS      $0x05, constants<>+1408(SB), Y3, Y7
+	VCMPPS      $0x05, constants<>+1472(SB), Y3, Y7
 	VROUNDPS    $0x09, Y3, Y6
 	VSUBPS      Y6, Y3, Y3
 	VMOVUPS     constants<>+384(SB), Y5
@@ -5837,7 +5968,7 @@ row:
 	VMOVUPS     Y5, 192(AX)
 	VMOVUPS     288(AX), Y3
 	VSUBPS      (BX), Y3, Y3
-	VCMPPS      $0x05, constants<>+1408(SB), Y3, Y8
+	VCMPPS      $0x05, constants<>+1472(SB), Y3, Y8
 	VROUNDPS    $0x09, Y3, Y7
 	VSUBPS      Y7, Y3, Y3
 	VMOVUPS     constants<>+384(SB), Y6
@@ -5857,7 +5988,7 @@ row:
 	VADDPS      Y4, Y0, Y0
 	VMOVUPS     32(AX), Y3
 	VSUBPS      32(BX), Y3, Y3
-	VCMPPS      $0x05, constants<>+1408(SB), Y3, Y6
+	VCMPPS      $0x05, constants<>+1472(SB), Y3, Y6
 	VROUNDPS    $0x09, Y3, Y5
 	VSUBPS      Y5, Y3, Y3
 	VMOVUPS     constants<>+384(SB), Y4
@@ -5874,7 +6005,7 @@ row:
 	VMOVUPS     Y4, 32(AX)
 	VMOVUPS     128(AX), Y3
 	VSUBPS      32(BX), Y3, Y3
-	VCMPPS      $0x05, constants<>+1408(SB), Y3, Y7
+	VCMPPS      $0x05, constants<>+1472(SB), Y3, Y7
 	VROUNDPS    $0x09, Y3, Y6
 	VSUBPS      Y6, Y3, Y3
 	VMOVUPS     constants<>+384(SB), Y5
@@ -5892,7 +6023,7 @@ row:
 	VADDPS      Y5, Y4, Y4
 	VMOVUPS     224(AX), Y3
 	VSUBPS      32(BX), Y3, Y3
-	VCMPPS      $0x05, constants<>+1408(SB), Y3, Y7
+	VCMPPS      $0x05, constants<>+1472(SB), Y3, Y7
 	VROUNDPS    $0x09, Y3, Y6
 	VSUBPS      Y6, Y3, Y3
 	VMOVUPS     constants<>+384(SB), Y5
@@ -5909,7 +6040,7 @@ row:
 	VMOVUPS     Y5, 224(AX)
 	VMOVUPS     320(AX), Y3
 	VSUBPS      32(BX), Y3, Y3
-	VCMPPS      $0x05, constants<>+1408(SB), Y3, Y8
+	VCMPPS      $0x05, constants<>+1472(SB), Y3, Y8
 	VROUNDPS    $0x09, Y3, Y7
 	VSUBPS      Y7, Y3, Y3
 	VMOVUPS     constants<>+384(SB), Y6
@@ -5929,7 +6060,7 @@ row:
 	VADDPS      Y4, Y1, Y1
 	VMOVUPS     64(AX), Y3
 	VSUBPS      64(BX), Y3, Y3
-	VCMPPS      $0x05, constants<>+1408(SB), Y3, Y6
+	VCMPPS      $0x05, constants<>+1472(SB), Y3, Y6
 	VROUNDPS    $0x09, Y3, Y5
 	VSUBPS      Y5, Y3, Y3
 	VMOVUPS     constants<>+384(SB), Y4
@@ -5946,7 +6077,7 @@ row:
 	VMOVUPS     Y4, 64(AX)
 	VMOVUPS     160(AX), Y3
 	VSUBPS      64(BX), Y3, Y3
-	VCMPPS      $0x05, constants<>+1408(SB), Y3, Y7
+	VCMPPS      $0x05, constants<>+1472(SB), Y3, Y7
 	VROUNDPS    $0x09, Y3, Y6
 	VSUBPS      Y6, Y3, Y3
 	VMOVUPS     constants<>+384(SB), Y5
@@ -5964,7 +6095,7 @@ row:
 	VADDPS      Y5, Y4, Y4
 	VMOVUPS     256(AX), Y3
 	VSUBPS      64(BX), Y3, Y3
-	VCMPPS      $0x05, constants<>+1408(SB), Y3, Y7
+	VCMPPS      $0x05, constants<>+1472(SB), Y3, Y7
 	VROUNDPS    $0x09, Y3, Y6
 	VSUBPS      Y6, Y3, Y3
 	VMOVUPS     constants<>+384(SB), Y5
@@ -5981,7 +6112,7 @@ row:
 	VMOVUPS     Y5, 256(AX)
 	VMOVUPS     352(AX), Y3
 	VSUBPS      64(BX), Y3, Y3
-	VCMPPS      $0x05, constants<>+1408(SB), Y3, Y8
+	VCMPPS      $0x05, constants<>+1472(SB), Y3, Y8
 	VROUNDPS    $0x09, Y3, Y7
 	VSUBPS      Y7, Y3, Y3
 	VMOVUPS     constants<>+384(SB), Y6
@@ -6027,7 +6158,7 @@ TEXT ·exp2AVX2(SB), NOSPLIT, $0-20
 next:
 	VMOVUPS     (AX), Y1
 	VSUBPS      Y0, Y1, Y1
-	VCMPPS      $0x05, constants<>+1408(SB), Y1, Y4
+	VCMPPS      $0x05, constants<>+1472(SB), Y1, Y4
 	VROUNDPS    $0x09, Y1, Y3
 	VSUBPS      Y3, Y1, Y1
 	VMOVUPS     constants<>+384(SB), Y2
@@ -6060,7 +6191,7 @@ TEXT ·exp2SumAVX2(SB), NOSPLIT, $0-32
 next:
 	VMOVUPS     (AX), Y2
 	VSUBPS      Y0, Y2, Y2
-	VCMPPS      $0x05, constants<>+1408(SB), Y2, Y5
+	VCMPPS      $0x05, constants<>+1472(SB), Y2, Y5
 	VROUNDPS    $0x09, Y2, Y4
 	VSUBPS      Y4, Y2, Y2
 	VMOVUPS     constants<>+384(SB), Y3
@@ -6090,7 +6221,7 @@ TEXT ·scaleMaxAVX2(SB), NOSPLIT, $0-32
 	MOVQ         vectors+8(FP), CX
 	MOVQ         mx+24(FP), DX
 	VBROADCASTSS c+16(FP), Y0
-	VMOVUPS      constants<>+1344(SB), Y1
+	VMOVUPS      constants<>+1408(SB), Y1
 
 next:
 	VMULPS  (AX), Y0, Y2
@@ -6116,7 +6247,7 @@ next:
 	VMOVUPS     constants<>+960(SB), Y3
 	VMINPS      Y2, Y3, Y3
 	VMULPS      constants<>+1024(SB), Y3, Y3
-	VCMPPS      $0x05, constants<>+1408(SB), Y3, Y6
+	VCMPPS      $0x05, constants<>+1472(SB), Y3, Y6
 	VROUNDPS    $0x09, Y3, Y5
 	VSUBPS      Y5, Y3, Y3
 	VMOVUPS     constants<>+384(SB), Y4
@@ -6163,15 +6294,19 @@ TEXT ·biasAVX2(SB), NOSPLIT, $0-24
 	MOVQ    b+8(FP), CX
 	MOVQ    vectors+16(FP), DX
 	VMOVUPS constants<>+1280(SB), Y0
-	VMOVUPS constants<>+1344(SB), Y1
 
 next:
-	VMOVUPS     (CX), Y2
-	VMOVUPS     (AX), Y3
-	VFMADD231PS Y0, Y2, Y3
-	VCMPPS      $0x00, Y1, Y2, Y2
-	VBLENDVPS   Y2, Y1, Y3, Y3
-	VMOVUPS     Y3, (AX)
+	VMOVUPS     (CX), Y1
+	VMOVUPS     (AX), Y2
+	VMOVUPS     constants<>+1600(SB), Y3
+	VMAXPS      Y1, Y3, Y3
+	VMOVUPS     constants<>+1536(SB), Y4
+	VMINPS      Y3, Y4, Y4
+	VFMADD231PS Y0, Y4, Y2
+	VANDPS      constants<>+1152(SB), Y1, Y3
+	VCMPPS      $0x00, constants<>+1344(SB), Y3, Y3
+	VBLENDVPS   Y3, Y1, Y2, Y2
+	VMOVUPS     Y2, (AX)
 	ADDQ        $0x00000020, AX
 	ADDQ        $0x00000020, CX
 	SUBQ        $0x00000001, DX
@@ -6187,7 +6322,7 @@ TEXT ·edgeAVX2(SB), NOSPLIT, $0-40
 	MOVQ         key+16(FP), DX
 	MOVQ         lo+24(FP), BX
 	MOVQ         hi+32(FP), SI
-	VMOVUPS      constants<>+1344(SB), Y2
+	VMOVUPS      constants<>+1408(SB), Y2
 	MOVQ         DX, X0
 	VPBROADCASTD X0, Y0
 	VPCMPEQD     Y1, Y1, Y1
@@ -6436,57 +6571,96 @@ TEXT ·biasSquareAVX2(SB), NOSPLIT, $0-32
 	VPERM2F128  $0x20, Y4, Y0, Y8
 	VPERM2F128  $0x31, Y4, Y0, Y0
 	VMOVUPS     constants<>+1280(SB), Y4
-	VMOVUPS     constants<>+1344(SB), Y9
-	VMOVUPS     (BX), Y10
-	VMOVUPS     (AX), Y11
-	VFMADD231PS Y4, Y6, Y11
-	VCMPPS      $0x00, Y9, Y6, Y6
-	VBLENDVPS   Y6, Y9, Y11, Y11
-	VMOVUPS     Y11, (AX)
-	VMAXPS      Y10, Y11, Y10
+	VMOVUPS     (BX), Y9
+	VMOVUPS     (AX), Y10
+	VMOVUPS     constants<>+1600(SB), Y11
+	VMAXPS      Y6, Y11, Y11
+	VMOVUPS     constants<>+1536(SB), Y12
+	VMINPS      Y11, Y12, Y12
+	VFMADD231PS Y4, Y12, Y10
+	VANDPS      constants<>+1152(SB), Y6, Y11
+	VCMPPS      $0x00, constants<>+1344(SB), Y11, Y11
+	VBLENDVPS   Y11, Y6, Y10, Y10
+	VMOVUPS     Y10, (AX)
+	VMAXPS      Y9, Y10, Y9
 	VMOVUPS     96(AX), Y6
-	VFMADD231PS Y4, Y7, Y6
-	VCMPPS      $0x00, Y9, Y7, Y7
-	VBLENDVPS   Y7, Y9, Y6, Y6
+	VMOVUPS     constants<>+1600(SB), Y10
+	VMAXPS      Y7, Y10, Y10
+	VMOVUPS     constants<>+1536(SB), Y11
+	VMINPS      Y10, Y11, Y11
+	VFMADD231PS Y4, Y11, Y6
+	VANDPS      constants<>+1152(SB), Y7, Y10
+	VCMPPS      $0x00, constants<>+1344(SB), Y10, Y10
+	VBLENDVPS   Y10, Y7, Y6, Y6
 	VMOVUPS     Y6, 96(AX)
-	VMAXPS      Y10, Y6, Y10
+	VMAXPS      Y9, Y6, Y9
 	VMOVUPS     192(AX), Y6
-	VFMADD231PS Y4, Y3, Y6
-	VCMPPS      $0x00, Y9, Y3, Y3
-	VBLENDVPS   Y3, Y9, Y6, Y6
+	VMOVUPS     constants<>+1600(SB), Y7
+	VMAXPS      Y3, Y7, Y7
+	VMOVUPS     constants<>+1536(SB), Y10
+	VMINPS      Y7, Y10, Y10
+	VFMADD231PS Y4, Y10, Y6
+	VANDPS      constants<>+1152(SB), Y3, Y7
+	VCMPPS      $0x00, constants<>+1344(SB), Y7, Y7
+	VBLENDVPS   Y7, Y3, Y6, Y6
 	VMOVUPS     Y6, 192(AX)
-	VMAXPS      Y10, Y6, Y10
+	VMAXPS      Y9, Y6, Y9
 	VMOVUPS     288(AX), Y3
-	VFMADD231PS Y4, Y8, Y3
-	VCMPPS      $0x00, Y9, Y8, Y6
-	VBLENDVPS   Y6, Y9, Y3, Y3
+	VMOVUPS     constants<>+1600(SB), Y6
+	VMAXPS      Y8, Y6, Y6
+	VMOVUPS     constants<>+1536(SB), Y7
+	VMINPS      Y6, Y7, Y7
+	VFMADD231PS Y4, Y7, Y3
+	VANDPS      constants<>+1152(SB), Y8, Y6
+	VCMPPS      $0x00, constants<>+1344(SB), Y6, Y6
+	VBLENDVPS   Y6, Y8, Y3, Y3
 	VMOVUPS     Y3, 288(AX)
-	VMAXPS      Y10, Y3, Y10
+	VMAXPS      Y9, Y3, Y9
 	VMOVUPS     384(AX), Y3
-	VFMADD231PS Y4, Y2, Y3
-	VCMPPS      $0x00, Y9, Y2, Y2
-	VBLENDVPS   Y2, Y9, Y3, Y3
+	VMOVUPS     constants<>+1600(SB), Y6
+	VMAXPS      Y2, Y6, Y6
+	VMOVUPS     constants<>+1536(SB), Y7
+	VMINPS      Y6, Y7, Y7
+	VFMADD231PS Y4, Y7, Y3
+	VANDPS      constants<>+1152(SB), Y2, Y6
+	VCMPPS      $0x00, constants<>+1344(SB), Y6, Y6
+	VBLENDVPS   Y6, Y2, Y3, Y3
 	VMOVUPS     Y3, 384(AX)
-	VMAXPS      Y10, Y3, Y10
+	VMAXPS      Y9, Y3, Y9
 	VMOVUPS     480(AX), Y2
-	VFMADD231PS Y4, Y1, Y2
-	VCMPPS      $0x00, Y9, Y1, Y1
-	VBLENDVPS   Y1, Y9, Y2, Y2
+	VMOVUPS     constants<>+1600(SB), Y3
+	VMAXPS      Y1, Y3, Y3
+	VMOVUPS     constants<>+1536(SB), Y6
+	VMINPS      Y3, Y6, Y6
+	VFMADD231PS Y4, Y6, Y2
+	VANDPS      constants<>+1152(SB), Y1, Y3
+	VCMPPS      $0x00, constants<>+1344(SB), Y3, Y3
+	VBLENDVPS   Y3, Y1, Y2, Y2
 	VMOVUPS     Y2, 480(AX)
-	VMAXPS      Y10, Y2, Y10
+	VMAXPS      Y9, Y2, Y9
 	VMOVUPS     576(AX), Y1
-	VFMADD231PS Y4, Y5, Y1
-	VCMPPS      $0x00, Y9, Y5, Y2
-	VBLENDVPS   Y2, Y9, Y1, Y1
+	VMOVUPS     constants<>+1600(SB), Y2
+	VMAXPS      Y5, Y2, Y2
+	VMOVUPS     constants<>+1536(SB), Y3
+	VMINPS      Y2, Y3, Y3
+	VFMADD231PS Y4, Y3, Y1
+	VANDPS      constants<>+1152(SB), Y5, Y2
+	VCMPPS      $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS   Y2, Y5, Y1, Y1
 	VMOVUPS     Y1, 576(AX)
-	VMAXPS      Y10, Y1, Y10
+	VMAXPS      Y9, Y1, Y9
 	VMOVUPS     672(AX), Y1
-	VFMADD231PS Y4, Y0, Y1
-	VCMPPS      $0x00, Y9, Y0, Y0
-	VBLENDVPS   Y0, Y9, Y1, Y1
+	VMOVUPS     constants<>+1600(SB), Y2
+	VMAXPS      Y0, Y2, Y2
+	VMOVUPS     constants<>+1536(SB), Y3
+	VMINPS      Y2, Y3, Y3
+	VFMADD231PS Y4, Y3, Y1
+	VANDPS      constants<>+1152(SB), Y0, Y2
+	VCMPPS      $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS   Y2, Y0, Y1, Y1
 	VMOVUPS     Y1, 672(AX)
-	VMAXPS      Y10, Y1, Y10
-	VMOVUPS     Y10, (BX)
+	VMAXPS      Y9, Y1, Y9
+	VMOVUPS     Y9, (BX)
 	VZEROUPPER
 	RET
 

@@ -301,7 +301,7 @@ func TestTileSteps(t *testing.T) {
 		for i := range b {
 			switch rng.IntN(6) {
 			case 0:
-				b[i] = -inf
+				b[i] = []float32{-inf, inf, nan, math.MaxFloat32, -math.MaxFloat32, 0x1p127}[rng.IntN(6)]
 			case 1:
 				s[i] = []float32{nan, inf, -inf}[rng.IntN(3)]
 			}

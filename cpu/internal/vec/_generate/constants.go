@@ -22,8 +22,11 @@ const (
 	cAbs    constant = iota + 11
 	cSign   constant = iota + 11
 	cLog2E  constant = iota + 11
+	cInf    constant = iota + 11
 	cNegInf constant = iota + 11
 	cFlush  constant = iota + 11
+	cHigh   constant = iota + 11
+	cLow    constant = iota + 11
 )
 
 var table Mem
@@ -42,7 +45,8 @@ func layConstants() {
 		1, 2, 10, 2 * math.Log2E, 0.625} {
 		bits = append(bits, math.Float32bits(x))
 	}
-	bits = append(bits, 0x7fffffff, 0x80000000, math.Float32bits(math.Log2E), 0xff800000, math.Float32bits(-126))
+	bits = append(bits, 0x7fffffff, 0x80000000, math.Float32bits(math.Log2E), 0x7f800000, 0xff800000, math.Float32bits(-126),
+		math.Float32bits(0x1p127), math.Float32bits(-0x1p127))
 	table = GLOBL("constants", RODATA|NOPTR)
 	for i, b := range bits {
 		for j := range 16 {

@@ -198,14 +198,13 @@ func (a *isa) softcap() {
 func (a *isa) bias() {
 	a.text("bias", "x, b *float32, vectors int", "is Kernels.bias.")
 	x, b, vectors := param("x"), param("b"), param("vectors")
-	scale, hidden := a.vec(), a.vec()
+	scale := a.vec()
 	VMOVUPS(cLog2E.mem(), scale)
-	VMOVUPS(cNegInf.mem(), hidden)
 	loop("next", vectors, 1, func() {
 		y, s := a.vec(), a.vec()
 		VMOVUPS(a.at(b, 0), y)
 		VMOVUPS(a.at(x, 0), s)
-		a.addBias(s, y, scale, hidden)
+		a.addBias(s, y, scale)
 		VMOVUPS(s, a.at(x, 0))
 		ADDQ(U32(uint32(a.bytes())), x)
 		ADDQ(U32(uint32(a.bytes())), b)
@@ -213,18 +212,25 @@ func (a *isa) bias() {
 	end()
 }
 
-// addBias computes s += scale·y, and s = hidden where y equals that.
-func (a *isa) addBias(s, y, scale, hidden reg.VecVirtual) {
-	VFMADD231PS(scale, y, s)
+// addBias computes s += scale·y with finite y bounded to ±2^127, and s = y where y is
+// infinite.
+func (a *isa) addBias(s, y, scale reg.VecVirtual) {
+	low, b := a.vec(), a.vec()
+	VMOVUPS(cLow.mem(), low)
+	VMAXPS(y, low, low) // y where it is NaN, as the second operand
+	VMOVUPS(cHigh.mem(), b)
+	VMINPS(low, b, b)
+	VFMADD231PS(scale, b, s)
+	size := a.vec()
+	VANDPS(cAbs.mem(), y, size)
 	if a.wide() {
 		k := K()
-		VCMPPS(Imm(0), hidden, y, k)
-		VMOVAPS(hidden, k, s)
+		VCMPPS(Imm(0), cInf.mem(), size, k)
+		VMOVAPS(y, k, s)
 		return
 	}
-	k := a.vec()
-	VCMPPS(Imm(0), hidden, y, k)
-	VBLENDVPS(k, hidden, s, s)
+	VCMPPS(Imm(0), cInf.mem(), size, size)
+	VBLENDVPS(size, y, s, s)
 }
 
 // scaleMax multiplies vectors of x by c and takes their maximum, lane by lane.

@@ -91,14 +91,13 @@ func (a *isa) biasSquare() {
 		}
 	}
 	out := a.transposed(rows)
-	scale, hidden, m := a.vec(), a.vec(), a.vec()
+	scale, m := a.vec(), a.vec()
 	VMOVUPS(cLog2E.mem(), scale)
-	VMOVUPS(cNegInf.mem(), hidden)
 	VMOVUPS(a.at(mx, 0), m)
 	for i, y := range out {
 		x := a.vec()
 		VMOVUPS(Mem{Base: s, Disp: i * a.rowBytes()}, x)
-		a.addBias(x, y, scale, hidden)
+		a.addBias(x, y, scale)
 		VMOVUPS(x, Mem{Base: s, Disp: i * a.rowBytes()})
 		VMAXPS(m, x, m) // m where x is NaN
 	}
