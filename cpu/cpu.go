@@ -30,8 +30,8 @@
 // A backend keeps the goroutines that help its calls until it is closed, one fewer
 // than its threads; they sleep while there is nothing to do.
 //
-// Not here: linear layers ([Backend.Project]) on the vector kernels, and, on the
-// gonum path, calls with few query rows are not cut along their keys.
+// Not here: on the gonum path, calls with few query rows are not cut along their
+// keys.
 package cpu
 
 import (

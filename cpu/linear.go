@@ -29,12 +29,19 @@ func (be *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 }
 
 // Project implements backend.Projector: y = x·w + bias, in float32 whatever the
-// operands' types are. Errors as for Attention.
+// operands' types are, on the vector kernels or by blas32.Gemm, summed from zero over
+// each 128 elements. Errors as for Attention.
 func (be *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) error {
 	if err := be.gate.enter(ctx, "project"); err != nil {
 		return err
 	}
 	defer be.gate.leave()
+	if be.kernels != nil {
+		if err := be.vectorProject(ctx, y, x, w, bias); err != nil {
+			return fmt.Errorf("cpu: project: %w", err)
+		}
+		return nil
+	}
 	j := linearJob{share: 1}
 	if err := be.linear(ctx, &j, [4]string{"y", "x", "w", "bias"}, y, x, w, bias); err != nil {
 		return fmt.Errorf("cpu: project: %w", err)

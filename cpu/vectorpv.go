@@ -27,15 +27,50 @@ func (be *Backend) vectorPV(ctx context.Context, o, w, v backend.Tensor) error {
 	if j.v, err = floatView("v", v); err != nil {
 		return err
 	}
-	j.fusedCut = cutFused(be.kernels, &backend.Call{Q: o, K: v, V: v}, be.threads())
-	j.parts, j.span = 1, j.chunks // keys are not cut: their sums would have to be added
-	return be.workers.run(ctx, &j, j.d.Batch*j.d.KVHeads*j.each, be.threads())
+	return j.run(ctx, be, o, v)
 }
 
-// pvVector is one PV call.
+// pvVector is one PV call, or a piece of a Project call.
 type pvVector struct {
 	fused
 	w view
+
+	project bool // nothing is hidden, and sums begin at the bias
+	bias    view // [1, 1, 1, N], of which a head has columns from c0 + its number·Dv on
+	c0      int
+}
+
+// run computes the call; o and v tell its shape.
+func (j *pvVector) run(ctx context.Context, be *Backend, o, v backend.Tensor) error {
+	j.fusedCut = cutFused(be.kernels, &backend.Call{Q: o, K: v, V: v}, be.threads())
+	j.parts, j.span = 1, j.chunks // keys are not cut: their sums would have to be added
+	// Rows of a weight lie so far apart that those of a block share few sets of the
+	// caches: several tiles read a copy.
+	j.loadV = j.loadV || j.project && !j.few
+	return be.workers.run(ctx, j, j.d.Batch*j.d.KVHeads*j.each, be.threads())
+}
+
+// begin writes what the sums of n rows begin at, element c of a row going to
+// o[c·apart], and rows being next apart.
+func (j *pvVector) begin(o []float32, hk, n, apart, next int) {
+	clear(o)
+	if j.bias.isZero() {
+		return
+	}
+	for c := range j.d.ValueDim {
+		x := j.bias.at(0, 0, 0, j.c0+hk*j.d.ValueDim+c)
+		for r := range n {
+			o[c*apart+r*next] = x
+		}
+	}
+}
+
+// values returns r's values, and whether NaN and Inf were left out of them.
+func (j *pvVector) values(r *keyRange, b *workspace) (v []float32, ld int, careful bool) {
+	if j.project {
+		return r.v, r.ldv, false
+	}
+	return j.cleaned(r, b)
 }
 
 // size implements job.
@@ -61,7 +96,7 @@ func (j *pvVector) task(ctx context.Context, w *scratch, t int) error {
 	tiles := j.layTiles(w, &p)
 	for n := range tiles {
 		tiles[n].cur.o = w.floats(j.dimV * x.Width)
-		clear(tiles[n].cur.o)
+		j.begin(tiles[n].cur.o, p.hk, x.Width, x.Width, 1)
 	}
 	for j0 := 0; j0 < j.d.SeqK; j0 += keyBlock {
 		if err := ctx.Err(); err != nil {
@@ -69,7 +104,7 @@ func (j *pvVector) task(ctx context.Context, w *scratch, t int) error {
 		}
 		r := keyRange{lo: j0, hi: min(j0+keyBlock, j.d.SeqK)}
 		j.loadValues(&r, b, &p)
-		v, ldv, careful := j.cleaned(&r, b)
+		v, ldv, careful := j.values(&r, b)
 		for n := range tiles {
 			t := &tiles[n]
 			j.packT(b, b.s, &j.w, p.b, t, r.lo, r.hi-r.lo)
@@ -112,7 +147,7 @@ func (j *pvVector) addNonFinite(p *part, r *keyRange, rows int, at func(row int)
 func (j *pvVector) fewValues(ctx context.Context, w *scratch, p *part) error {
 	b, x := &w.workspace, j.kernels
 	o, s, alpha := w.floats(j.rows*j.dimV), w.floats(j.rows*keyBlock), w.floats(j.laneRows())
-	clear(o)
+	j.begin(o, p.hk, j.rows, 1, j.dimV)
 	fill(alpha, 1)
 	for j0 := 0; j0 < j.d.SeqK; j0 += keyBlock {
 		if err := ctx.Err(); err != nil {
@@ -125,7 +160,7 @@ func (j *pvVector) fewValues(ctx context.Context, w *scratch, p *part) error {
 			j.w.pack(s[row*keyBlock:], n, p.b, h, i, 1, r.lo, n)
 		}
 		j.loadValues(&r, b, p)
-		v, ldv, careful := j.cleaned(&r, b)
+		v, ldv, careful := j.values(&r, b)
 		x.Mix(o, j.dimV, v, ldv, s, keyBlock, n, alpha, j.rows, j.dimV)
 		if careful {
 			j.addNonFinite(p, &r, j.rows, func(row int) (h, i int, out []float32, apart int) {
