@@ -15,7 +15,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/npy"
+	"github.com/seed90331342/attn/kernels/npy"
 )
 
 // archiveSuffix tells an archive of arrays, as numpy.savez writes it, from a folder

@@ -15,7 +15,7 @@ import (
 	"gonum.org/v1/gonum/mat"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/npy"
+	"github.com/seed90331342/attn/kernels/npy"
 	"github.com/seed90331342/attn/kernels"
 )
 

@@ -6,7 +6,7 @@ import (
 	"os"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/npy"
+	"github.com/seed90331342/attn/kernels/npy"
 )
 
 // npyFile is a .npy file whose header was read and whose size was checked

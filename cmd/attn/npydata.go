@@ -11,7 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/npy"
+	"github.com/seed90331342/attn/kernels/npy"
 )
 
 // chunk is how many elements are converted between two looks at the context:
