@@ -15,8 +15,8 @@ import (
 	"gonum.org/v1/gonum/mat"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/kernels/npy"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/npy"
 )
 
 // small is a layer whose weights all have other shapes.
