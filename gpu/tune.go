@@ -66,6 +66,8 @@ type decision struct {
 	v    flashVariant
 	rule bool
 	why  string
+	// bad are the variants that failed where there is no choice yet.
+	bad []string
 	// open: something was not measured and nobody is at it.
 	open bool
 }
@@ -138,7 +140,15 @@ func (t *tuner) choose(s flashShape) (v flashVariant, why string) {
 		return d.v, d.why
 	}
 	v, why = chooseVariant(s)
-	return v, why + ", by rule: " + d.why
+	if why += ", by rule: " + d.why; !slices.Contains(d.bad, v.label()) {
+		return v, why
+	}
+	for _, v := range s.candidates() {
+		if !v.risky() && !slices.Contains(d.bad, v.label()) {
+			return v, "what the rule says has failed before; " + d.why
+		}
+	}
+	return flashVariant{}, "every variant of the register-tiled kernel has failed before; " + d.why
 }
 
 // decide returns what is known of s's class. t.mu is held.
@@ -176,6 +186,7 @@ const underWay = time.Minute
 // settle turns what the file says of a class into a decision.
 func (t *tuner) settle(d *decision, s flashShape, e *tuned.Entry, list []flashVariant, now time.Time) {
 	if e.Best == "" {
+		d.bad = failed(e)
 		if age := now.Sub(e.When); age >= 0 && age < underWay {
 			d.open, d.why = false, "another process is measuring this shape"
 		}
@@ -207,6 +218,16 @@ func (t *tuner) settle(d *decision, s flashShape, e *tuned.Entry, list []flashVa
 		}
 		return
 	}
+}
+
+// failed returns the variants whose trials failed.
+func failed(e *tuned.Entry) (names []string) {
+	for _, t := range e.Trials {
+		if t.Failed != "" {
+			names = append(names, t.Variant)
+		}
+	}
+	return names
 }
 
 // seconds rounds a time for reading.
@@ -243,10 +264,14 @@ func (t *tuner) learn(s flashShape, e tuned.Entry, list []flashVariant) (err err
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	d := t.decide(s)
+	e.Trials = slices.Clone(e.Trials) // the caller goes on with its own
 	t.entries = slices.DeleteFunc(t.entries, func(old tuned.Entry) bool { return old.Device == e.Device && old.Class == e.Class })
 	t.entries = append(t.entries, e)
 	if err != nil {
 		t.word = fmt.Sprintf("the tuning file was not written (%v)", err)
+	}
+	if d.rule {
+		d.bad = failed(&e)
 	}
 	if e.Best != "" {
 		t.settle(d, s, &e, list, e.When)

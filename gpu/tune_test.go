@@ -240,6 +240,20 @@ func TestTuneFiles(t *testing.T) {
 		{name: "a variant that there is not", entry: change(func(e *tuned.Entry) { e.Best, e.Trials[1].Variant = "XXL", "XXL" }), taken: rule.label(), why: "not measured"},
 		{name: "another process is at it", entry: unfinished, taken: rule.label(), why: "another process"},
 		{name: "another process was at it", entry: func() tuned.Entry { e := unfinished; e.When = e.When.Add(-time.Hour); return e }(), taken: rule.label(), why: "not measured"},
+		{name: "the rule's was tried and nobody came back", entry: func() tuned.Entry {
+			e := unfinished
+			e.When = e.When.Add(-time.Hour)
+			e.Trials = []tuned.Trial{{Variant: rule.label(), Failed: notBack}}
+			return e
+		}(), taken: list[1].label(), why: "has failed before"},
+		{name: "all were wrong, with no room for the plain kernel", entry: func() tuned.Entry {
+			e := unfinished
+			e.Trials = nil
+			for _, v := range list {
+				e.Trials = append(e.Trials, tuned.Trial{Variant: v.label(), Failed: "wrong"})
+			}
+			return e
+		}(), why: "every variant"},
 		{name: "damaged", file: "{", taken: rule.label(), why: "left aside"},
 		{name: "foreign", file: `{"name": "left-pad"}`, taken: rule.label(), why: "left aside"},
 		{name: "newer", file: `{"format": "attn tuning", "version": 99}`, taken: rule.label(), why: "newer version"},

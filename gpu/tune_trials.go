@@ -43,11 +43,11 @@ const alwaysTried = 3
 // the process does not live to its end.
 const notBack = "it was tried and the program did not come back"
 
-// trials tries the candidates, the first three always and the others until the budget
-// is spent (0 is no bound), and times those that are right. It adds to e.Trials,
-// where earlier failures may stand, which are not tried again, and sets e.Best to
-// the fastest that is no reference, to the reference when there is no other, and
-// leaves it empty without either. keep is called with e as it stands before each try.
+// trials tries the candidates, the first three and until one is right always, the
+// others until the budget is spent (0 is no bound), and times those that are right.
+// It adds to e.Trials, where earlier failures may stand, which are not tried again,
+// and sets e.Best to the fastest that is no reference, to the reference when all
+// others failed, and leaves it empty without either. keep is called with e as it stands before each try.
 //
 // An error ends the trials: the context's, or a lost device, whose candidate has
 // failed then. Who was not timed by then has no trial.
@@ -61,9 +61,9 @@ func trials(ctx context.Context, list []candidate, e *tuned.Entry, budget time.D
 	began := time.Now()
 	spent := func() bool { return budget > 0 && time.Since(began) > budget }
 	var right []candidate
-	tried := 0
+	tried, variants := 0, 0 // of which so many are right and no reference
 	for _, c := range list {
-		if e.Trial(c.name) != nil || tried >= alwaysTried && spent() {
+		if e.Trial(c.name) != nil || tried >= alwaysTried && variants > 0 && spent() {
 			continue
 		}
 		tried++
@@ -85,6 +85,9 @@ func trials(ctx context.Context, list []candidate, e *tuned.Entry, budget time.D
 			continue
 		}
 		right = append(right, c)
+		if !c.reference {
+			variants++
+		}
 	}
 	if err := measure(ctx, right, e, spent); err != nil {
 		return err
@@ -96,8 +99,9 @@ func trials(ctx context.Context, list []candidate, e *tuned.Entry, budget time.D
 			best = t
 		}
 	}
+	untried := slices.ContainsFunc(list, func(c candidate) bool { return e.Trial(c.name) == nil })
 	for _, c := range right {
-		if best == nil && c.reference && e.Trial(c.name).Failed == "" {
+		if best == nil && !untried && c.reference && e.Trial(c.name).Failed == "" {
 			best = e.Trial(c.name)
 		}
 	}
@@ -235,6 +239,9 @@ func (b *Backend) tune(ctx context.Context, s flashShape, opt TuneOptions, peak 
 		}
 	}
 	before := b.tuner.before(class)
+	if peak == nil {
+		e.Peak = before.Peak
+	}
 	var list, again []flashVariant
 	for _, v := range all {
 		known := before.Trial(v.label())
@@ -297,7 +304,7 @@ func (b *Backend) tune(ctx context.Context, s flashShape, opt TuneOptions, peak 
 	}
 	keep()
 	if e.Best == "" {
-		return e, fmt.Errorf("tune: neither the plain kernel nor a variant runs: %w", backend.ErrUnsupported)
+		return e, fmt.Errorf("tune: there was no room to try the variants, or neither they nor the plain kernel run: %w", backend.ErrUnsupported)
 	}
 	if lost != nil {
 		return e, fmt.Errorf("tune: %w", lost)

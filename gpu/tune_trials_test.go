@@ -65,6 +65,8 @@ func TestTrials(t *testing.T) {
 			list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", took: ms}}, best: "L",
 			failed: map[string]string{"M": "lost the device"}, untried: []string{"M"}},
 		{name: "there is no room", list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", wrong: fmt.Errorf("2 GiB: %w", backend.ErrMemory)}}, best: "L"},
+		{name: "there is no room for any", list: []made{plain, {name: "L", wrong: wrong}, {name: "M", wrong: backend.ErrMemory}},
+			failed: map[string]string{"L": wrong.Error()}},
 		{name: "the device is lost", list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", wrong: lost}, {name: "S", took: ms}},
 			err: backend.ErrDeviceLost, failed: map[string]string{"M": lost.Error()}, untried: []string{"S"}},
 		{name: "the device is lost while one is timed", list: []made{plain, {name: "L", slow: lost}, {name: "S", took: ms}},
@@ -124,6 +126,14 @@ func TestTrialsWithinABudget(t *testing.T) {
 			}
 		}
 		list := []candidate{slow(plainName), slow("S"), slow("L"), slow("M"), slow("L32")}
+		wrong := slices.Clone(list)
+		for i := 1; i < 4; i++ {
+			wrong[i].try = func(context.Context) error { time.Sleep(time.Second); return errWrong }
+		}
+		var last tuned.Entry
+		if err := trials(t.Context(), wrong, &last, time.Millisecond, func() {}); err != nil || last.Best != "L32" {
+			t.Errorf("the last one alone is right: best %q, %v", last.Best, err)
+		}
 		for _, c := range []struct {
 			budget       time.Duration
 			tried, times int
