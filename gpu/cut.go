@@ -275,7 +275,8 @@ func (c *cutter) boxes(x box, f func(x box, piece int) error) error {
 	goesOn := piece < x.len(c.inner) || c.keeps > 0 && x.len(c.inner) > c.keeps
 	if goesOn && c.state != nil && c.state(x) > c.maxState {
 		for _, a := range []int{axB, axH, axM, axN} {
-			if a != c.inner && x.len(a) > c.grain(a) {
+			// Rows of one workgroup take as much as one of them.
+			if a != c.inner && x.len(a) > c.grain(a) && c.state(firstHalf(x, a)) < c.state(x) {
 				return c.halve(x, a, f)
 			}
 		}
@@ -319,17 +320,22 @@ func (c *cutter) grain(axis int) int {
 
 // halve cuts x in two along an axis, between tiles while it is longer than two.
 func (c *cutter) halve(x box, axis int, f func(x box, piece int) error) error {
-	n := x.len(axis) / 2
-	if n > tile {
-		n = n / tile * tile
-	}
-	left, right := x, x
-	left.hi[axis] = x.lo[axis] + n
+	left, right := firstHalf(x, axis), x
 	right.lo[axis] = left.hi[axis]
 	if err := c.boxes(left, f); err != nil {
 		return err
 	}
 	return c.boxes(right, f)
+}
+
+// firstHalf returns the first of the two.
+func firstHalf(x box, axis int) box {
+	n := x.len(axis) / 2
+	if n > tile {
+		n = n / tile * tile
+	}
+	x.hi[axis] = x.lo[axis] + n
+	return x
 }
 
 // tooLarge returns an operand whose window is the largest of those that do not
