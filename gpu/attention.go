@@ -12,7 +12,7 @@ const (
 	tile         = 32  // rows and columns of a workgroup's tile
 	maxValueDim  = 256 // what a workgroup's registers hold of an output row
 	klenBatches  = 64  // batches that a kernel's klen table holds
-	softmaxGrain = 64  // threads of the softmax kernel; its pieces are multiples
+	softmaxGrain = 256 // what pieces of the softmax kernel are multiples of
 	maxSeq       = 1 << 30
 )
 

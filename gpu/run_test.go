@@ -179,7 +179,7 @@ func TestWarmup(t *testing.T) {
 		compiled = nil
 		before := dev.Live()
 		if n := submissions(dev, func() {
-			if err := kernels.Warmup(ctx, b, meta(50), meta(70), meta(70), opt); err != nil {
+			if err := kernels.Warmup(ctx, b, meta(50), meta(72), meta(72), opt); err != nil {
 				t.Fatal(err)
 			}
 		}); n != 0 {
@@ -189,7 +189,7 @@ func TestWarmup(t *testing.T) {
 			t.Errorf("%+v: compiled %q, %d bytes more on the device", opt, compiled, dev.Live().Bytes-before.Bytes)
 		}
 		compiled = nil
-		for _, s := range []int{70, 200} {
+		for _, s := range []int{72, 200} { // multiples of 4 both, see Warmup
 			x := upload(t, b, host(t, backend.Shape{1, 2, s, 24}, wave))
 			r, err := kernels.Attention(ctx, b, x, x, x, opt)
 			if err != nil {

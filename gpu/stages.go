@@ -36,7 +36,7 @@ func (b *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 }
 
 func (b *Backend) weighted(r *runner, o, w, v backend.Tensor) error {
-	return b.matmul(r, product{y: o, a: w, w: v, skip: 1, names: [3]string{"o", "w", "v"}})
+	return b.matmul(r, product{y: o, a: w, w: v, skip: true, names: [3]string{"o", "w", "v"}})
 }
 
 // Project computes y = x·w + bias for each batch and head:
@@ -53,8 +53,9 @@ func (b *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) err
 // product is y = a·w + bias: a [B, H, M, X], w [B, Hw, X, N], y [B, H, M, N].
 type product struct {
 	y, a, w, bias backend.Tensor
-	skip          uint32
-	names         [3]string // of y, a and w in errors
+	skip          bool
+	names         [3]string    // of y, a and w in errors
+	tile          *productTile // instead of what is chosen
 }
 
 func (b *Backend) matmul(r *runner, m product) error {
@@ -76,17 +77,32 @@ func (b *Backend) matmul(r *runner, m product) error {
 	w := reads(m.names[2], m.w, [4]int{axB, axH, axX, axN}, group)
 	bias := reads("bias", m.bias, [4]int{whole, whole, whole, axN}, 1)
 
-	v := variant{shaders.Matmul, map[string]uint32{
-		"A": uint32(m.a.DType()), "W": uint32(m.w.DType()), "SKIP": m.skip,
-	}}
-	cut := b.newCutter(axX, a, w, bias, y)
-	tiles := func(x box, axis int) int { return (x.len(axis) + tile - 1) / tile }
-	groups := func(x box) int { return x.len(axB) * x.len(axH) * tiles(x, axM) * tiles(x, axN) }
-	cut.state = func(x box) uint64 { return uint64(groups(x)) * tile * tile * 4 }
-	const loops = 1 + 4 + 4 + 8*(1+4) // for a chunk of 32, see matmul.wgsl
-	cut.most[axX] = longest(tile, loops, 2*tile*tile*tile, b.pieceWork(v))
-
+	v := b.chooseProduct(ys[0]*ys[1], ys[2], ys[3])
+	if m.tile != nil {
+		v = *m.tile
+	}
 	all := box{hi: [nAxes]int{axB: ys[0], axH: ys[1], axM: ys[2], axN: ys[3], axX: as[3]}}
+	// What a cut leaves may be aligned or not; which loads it takes changes no bit.
+	kernel := func(a, w view, x box) variant {
+		k := productShape{a: m.a.DType(), w: m.w.DType(), skip: m.skip}
+		k.aWide = a.wideAlong(backend.Dim, x.len(axX))
+		if k.along = m.w.Strides()[backend.Seq] < m.w.Strides()[backend.Dim]; k.along {
+			k.wWide = w.wideAlong(backend.Seq, x.len(axX))
+		} else {
+			k.wWide = w.wideAlong(backend.Dim, x.len(axN))
+		}
+		return v.kernel(k)
+	}
+	main := kernel(view{base: m.a.Offset(), strides: m.a.Strides()}, view{base: m.w.Offset(), strides: m.w.Strides()}, all)
+	const chunks = tile / (4 * productQD)
+	cut := b.newCutter(axX, a, w, bias, y)
+	cut.align = max(cut.align, granuleBytes)
+	cut.maxBind &^= granuleBytes - 1
+	groups := func(x box) int { return x.len(axB) * x.len(axH) * v.tiles(x.len(axM), x.len(axN)) }
+	cut.state = func(x box) uint64 { return uint64(groups(x)) * uint64(4*v.height()*v.width()) }
+	ops := 2 * float64(v.height()*v.width()) // for each x
+	cut.most[axX] = longest(tile, chunks*v.loops(), ops*tile, b.pieceWork(main))
+
 	return cut.boxes(all, func(x box, piece int) error {
 		stateBytes := uint64(0)
 		var state window
@@ -99,25 +115,51 @@ func (b *Backend) matmul(r *runner, m product) error {
 			state = window{buf, 0, stateBytes}
 		}
 		return cut.pieces(x, piece, func(x box, first, last bool) error {
-			av, wv, bv, yv := a.view(x, cut.align), w.view(x, cut.align), bias.view(x, cut.align), y.view(x, cut.align)
-			along := flagBits(m.w.Strides()[2] < m.w.Strides()[3])
+			av, wv, bv, yv := granules(a.view(x, cut.align)), granules(w.view(x, cut.align)), bias.view(x, cut.align), y.view(x, cut.align)
 			p := newParams()
-			p.u32(0, 0, tiles(x, axM), tiles(x, axN), x.len(axH), x.lo[axH], group,
-				x.len(axM), x.len(axN), x.len(axX), along, flagBits(!first, !last), biasType(m.bias), int(m.y.DType()))
+			p.u32(0, 0, v.tiles(x.len(axM), 1), v.tiles(1, x.len(axN)), x.len(axH), x.lo[axH], group,
+				x.len(axM), x.len(axN), x.len(axX), flagBits(!first, !last), biasType(m.bias), int(m.y.DType()))
 			p.strides(av.base, av.strides)
 			p.strides(wv.base, wv.strides)
 			p.strides(yv.base, yv.strides)
 			p.u32(bv.base, bv.strides[3])
 			p.pad()
-			s := step{variant: v, params: p, windows: []window{av.window, wv.window, bv.window, yv.window, state}}
-			return r.dispatch(s, groups(x), 2*tile*tile*float64(x.len(axX)))
+			s := step{variant: kernel(av, wv, x), params: p, windows: []window{av.window, wv.window, bv.window, yv.window, state}}
+			return r.dispatch(s, groups(x), ops*float64(x.len(axX)))
 		})
 	})
 }
 
 // softmaxOps is about what one score costs: an exponential, a few products,
-// three trips to memory counted as operations.
+// two or three trips to memory counted as operations.
 const softmaxOps = 50
+
+// softmaxThreads are those of a workgroup of the softmax kernel, which has a row.
+const softmaxThreads = 64
+
+// softmaxHeld are the kernels for rows of up to so many keys, which are held in
+// workgroup memory: few, so that many workgroups run side by side, or what fits into
+// 16 KiB. softmaxAny, for any row, reads it twice.
+var (
+	softmaxHeld = []variant{softmaxKernel(1, 1024), softmaxKernel(1, 3840)}
+	softmaxAny  = softmaxKernel(0, softmaxGrain)
+)
+
+func softmaxKernel(held, row uint32) variant {
+	k := shaders.Softmax
+	k.WorkgroupMemory = 4 * (int(row) + softmaxThreads)
+	return variant{k, map[string]uint32{"EXPAND": shaders.Registers, "HELD": held, "ROW": row}}
+}
+
+// chooseSoftmax returns the kernel for rows of n keys in one piece.
+func (b *Backend) chooseSoftmax(n int) variant {
+	for _, v := range softmaxHeld {
+		if n <= int(v.consts["ROW"]) && v.kernel.WorkgroupMemory <= int(b.limits.MaxComputeWorkgroupStorageSize) {
+			return v
+		}
+	}
+	return softmaxAny
+}
 
 // Softmax replaces each row of s by its softmax, as backend.Problem says:
 //
@@ -144,23 +186,21 @@ func (b *Backend) softmax(r *runner, st, lt backend.Tensor, p *backend.Problem) 
 	lse := writes("lse", lt, rowAxes, 1)
 	mask := reads("mask", mt, pairAxes, 1)
 	bias := reads("bias", bt, pairAxes, 1)
-	v := variant{shaders.Softmax, nil}
-
 	cut := b.newCutter(axN, s, lse, mask, bias)
 	cut.granule = softmaxGrain
 	if p.Visible.KLen != nil {
 		cut.most[axB] = klenBatches
 	}
-	cut.most[axN] = longest(softmaxGrain, 3, softmaxOps*softmaxGrain, b.pieceWork(v)) // 3 phases
+	cut.most[axN] = longest(softmaxGrain, 2, softmaxOps*softmaxGrain, b.pieceWork(softmaxAny)) // 2 phases
 	rows := func(x box) int { return x.len(axB) * x.len(axH) * x.len(axM) }
-	cut.state = func(x box) uint64 { return uint64(rows(x)) * 2 * softmaxGrain * 4 }
+	cut.state = func(x box) uint64 { return uint64(rows(x)) * 2 * softmaxThreads * 4 }
 	lo, hi := bounds(p.Visible)
 
-	queue := func(x box, state window, phases int) error {
+	queue := func(v variant, x box, state window, phases int) error {
 		sv, lv := s.view(x, cut.align), lse.view(x, cut.align)
 		mv, bv := mask.view(x, cut.align), bias.view(x, cut.align)
 		// As in softmax.wgsl.
-		flags := phases | flagBits(state.buf != nil, !lt.IsZero(), p.Visible.KLen != nil, !mt.IsZero(), p.Softcap > 0)<<3
+		flags := phases | flagBits(state.buf != nil, !lt.IsZero(), p.Visible.KLen != nil, !mt.IsZero(), p.Softcap > 0)<<2
 		w := newParams()
 		w.u32(0, 0, x.len(axH), x.len(axM), x.lo[axM], x.len(axN), x.lo[axN])
 		w.f32(p.Scale)
@@ -176,15 +216,15 @@ func (b *Backend) softmax(r *runner, st, lt backend.Tensor, p *backend.Problem) 
 	all := box{hi: [nAxes]int{axB: sh[0], axH: sh[1], axM: sh[2], axN: sh[3], axX: 1}}
 	return cut.boxes(all, func(x box, piece int) error {
 		if piece == x.len(axN) {
-			return queue(x, window{}, 1|2|4)
+			return queue(b.chooseSoftmax(piece), x, window{}, 1|2)
 		}
 		buf, err := r.stateFor(cut.state(x))
 		if err != nil {
 			return err
 		}
-		for _, phase := range []int{1, 2, 4} {
+		for _, phase := range []int{1, 2} {
 			err := cut.pieces(x, piece, func(x box, _, _ bool) error {
-				return queue(x, window{buf, 0, cut.state(x)}, phase)
+				return queue(softmaxAny, x, window{buf, 0, cut.state(x)}, phase)
 			})
 			if err != nil {
 				return err

@@ -7,8 +7,9 @@ import (
 )
 
 // Warmup compiles the pipelines that Attention needs for c, or with staged those of
-// QK, Softmax and PV, by a rehearsal of the calls. backend.ErrUnsupported when the
-// device does not accept one.
+// QK, Softmax and PV, by a rehearsal of the calls. Stages may need others for keys that
+// are a multiple of 4 than for those that are not, and for much longer rows or more of
+// them. backend.ErrUnsupported when the device does not accept one.
 func (b *Backend) Warmup(ctx context.Context, c *backend.Call, staged bool) (err error) {
 	if err := b.enter(ctx); err != nil {
 		return err

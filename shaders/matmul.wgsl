@@ -1,27 +1,55 @@
-// Batched matrix product, one tile of 32 x 32 of one head a workgroup:
+// Batched matrix product, one tile of one head a workgroup:
 //
 //     y[b, h, i, n] = Σ_x a[b, h, i, x] · w[b, h/group, x, n] + bias[n]
 //
 // It is QKᵀ (x the depth, n the key), PV (x the key, n the column) and the linear
-// layers (x the input feature), which differ by strides alone. A thread (tx, ty)
-// of 8 x 8 keeps 4 x 4 results in registers, rows 4·ty+r and columns 4·tx+c, from
-// chunks of 32 along x:
+// layers (x the input feature), which differ by strides alone. A thread (tx, ty) of
+// TX x TY keeps ROWS x 4·CV results in registers, rows ROWS·ty + r and columns
+// 4·(TX·i + tx) + c, from chunks of 4·QD along x:
 //
-//         x ──►  32                 n ──► 32
+//         x ──► 4·QD                n ──► 4·TX·CV
 //     i ┌────────────┐         x ┌────────────┐
-//       │ as [row]   │           │ ws [x]     │
+//       │ as_ [ty]   │           │ ws [tx]    │
 //       └────────────┘           └────────────┘
 //
-// A call may come in pieces along x: unless it is the last, a piece leaves its
-// sums in state, the next one goes on from there, and the result is the same to
-// the bit.
+// As in flash.wgsl, what a thread reads lies in one row of as_ (its rows, four along x
+// a vec4) and one of ws (its columns), at places that are constants once loops are
+// expanded, and rows have an odd length. Tiles of 8x8 (variant L) read 16 vec4 of them
+// for 256 multiply-adds, 4 for each word; 4x4 (S) takes twice as many reads, for grids
+// that would be small. Where w has its neighbours along x (keys of QKᵀ), ws has them as
+// they come, and the four columns of a vec4 are put together in registers.
 //
-// Workgroup memory: as_ 4,608 + ws 4,608 = 9,216 bytes.
+// PV must pass over weights of exactly 0. Who stages weights notes whether one of them
+// is; only rows of threads that have one in a chunk pay for looking at each.
+//
+// Each sum goes along x by fma in ascending order, whatever the variant, so all of them
+// give the same bits. A call may come in pieces along x: unless it is the last, a piece
+// leaves its sums in state, the next one goes on from there, and the result is the same
+// to the bit.
+//
+// Workgroup memory as it stands: 16·(TY·SA + TX·SB) + 4·TX·TY = 13,184 bytes.
 
 // Rewritten for each variant:
+const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers, 2: all that are marked
 const A: u32 = 0u; // type of a: 0 f32, 1 f16, 2 bf16
 const W: u32 = 0u; // type of w
+const AVEC: u32 = 0u; // 1: a has neighbours along x side by side, in aligned fours
+const WVEC: u32 = 0u; // 1: w has them so, along x or along n
+const ALONG: u32 = 0u; // 1: w's neighbours lie along x, else along n
 const SKIP: u32 = 1u; // 1: an a of exactly 0 hides its w, as PV wants (0·NaN is NaN)
+const TX: u32 = 8u;
+const TY: u32 = 16u;
+const THREADS: u32 = 128u; // TX · TY
+const ROWS: u32 = 8u; // rows a thread
+const CV: u32 = 2u; // vec4 of columns a thread
+const QD: u32 = 4u; // vec4 along x staged at once
+const ER: u32 = 4u; // rows a thread written at once
+const SA: u32 = 33u; // length of a row of as_: 1 + max(ROWS·QD, ER·TX)
+const SB: u32 = 33u; // of ws: 1 + 4·QD·CV
+const O4: u32 = 16u; // ROWS · CV
+const W4: u32 = 8u; // 4 · CV
+const AN: u32 = 4u; // vec4 of a that a thread stages: ROWS·QD/TX, all of its own row of as_
+const WN: u32 = 2u; // of w: 4·QD·CV/TY
 
 struct Strides {
     base: u32,
@@ -45,12 +73,12 @@ struct Params {
     rows: u32,
     cols: u32,
     depth: u32, // along x, in the piece
-    along_x: u32, // 1: w's neighbours lie along x, else along n; for the order of loads
     flags: u32, // 1: go on from state, 2: leave state
     bias_type: u32, // 0: no bias, else 1 + its type
     out_type: u32, // type of y
     pad0: u32,
     pad1: u32,
+    pad2: u32,
     a: Strides,
     w: Strides, // s along x, d along n
     y: Strides,
@@ -58,15 +86,16 @@ struct Params {
     bias_stride: u32,
 }
 
-@group(0) @binding(0) var<storage, read> a: array<u32>;
-@group(0) @binding(1) var<storage, read> w: array<u32>;
+@group(0) @binding(0) var<storage, read> a: array<vec4<u32>>;
+@group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> bias: array<u32>;
 @group(0) @binding(3) var<storage, read_write> y: array<atomic<u32>>;
-@group(0) @binding(4) var<storage, read_write> state: array<f32>;
+@group(0) @binding(4) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(5) var<uniform> p: Params;
 
-var<workgroup> as_: array<vec4<f32>, 288>; // [row][x/4], rows padded to 9
-var<workgroup> ws: array<vec4<f32>, 288>; // [x][n/4]
+var<workgroup> as_: array<array<vec4<f32>, SA>, TY>; // [row][x/4]
+var<workgroup> ws: array<array<vec4<f32>, SB>, TX>; // [x][n/4], or with ALONG [n][x/4]
+var<workgroup> zeros: array<array<u32, TX>, TY>; // 1: there is a 0 in what a thread staged for row ty of as_
 
 // decode returns element i of a tensor from the word that holds it: type 0 is
 // f32, 1 f16, 2 bf16.
@@ -107,68 +136,84 @@ fn put(i: u32, x: f32) {
     }
 }
 
-fn load_a(i: u32) -> f32 {
-    return decode(a[select(i >> 1u, i, A == 0u)], i, A);
+// load_a returns elements x to x+3 of the row of a that begins at element at, 0 beyond
+// its end.
+fn load_a(at: u32, x: u32) -> vec4<f32> {
+    var v = vec4<f32>(0.0);
+    if (AVEC == 1u) { // static
+        if (x < p.depth) {
+            let i = at + x;
+            if (A == 0u) { // static
+                v = bitcast<vec4<f32>>(a[i >> 2u]);
+            }
+            if (A != 0u) { // static
+                let lower = a[i >> 3u][(i >> 1u) & 3u];
+                let upper = a[i >> 3u][((i >> 1u) & 3u) + 1u];
+                v = vec4<f32>(decode(lower, 0u, A), decode(lower, 1u, A), decode(upper, 0u, A), decode(upper, 1u, A));
+            }
+        }
+    }
+    if (AVEC == 0u) { // static
+        let i = at + x * p.a.d;
+        if (x < p.depth) { v.x = scalar_a(i); }
+        if (x + 1u < p.depth) { v.y = scalar_a(i + p.a.d); }
+        if (x + 2u < p.depth) { v.z = scalar_a(i + 2u * p.a.d); }
+        if (x + 3u < p.depth) { v.w = scalar_a(i + 3u * p.a.d); }
+    }
+    return v;
 }
 
-fn load_w(i: u32) -> f32 {
-    return decode(w[select(i >> 1u, i, W == 0u)], i, W);
+fn scalar_a(i: u32) -> f32 {
+    let word = select(i >> 1u, i, A == 0u);
+    return decode(a[word >> 2u][word & 3u], i, A);
+}
+
+// load_w returns elements e to e+3 of the line of w that begins at element at, along
+// x or n as ALONG says: end of them, step apart. It is 0 beyond the end.
+fn load_w(at: u32, e: u32, end: u32, step: u32) -> vec4<f32> {
+    var v = vec4<f32>(0.0);
+    if (WVEC == 1u) { // static
+        if (e < end) {
+            let i = at + e;
+            if (W == 0u) { // static
+                v = bitcast<vec4<f32>>(w[i >> 2u]);
+            }
+            if (W != 0u) { // static
+                let lower = w[i >> 3u][(i >> 1u) & 3u];
+                let upper = w[i >> 3u][((i >> 1u) & 3u) + 1u];
+                v = vec4<f32>(decode(lower, 0u, W), decode(lower, 1u, W), decode(upper, 0u, W), decode(upper, 1u, W));
+            }
+        }
+    }
+    if (WVEC == 0u) { // static
+        let i = at + e * step;
+        if (e < end) { v.x = scalar_w(i); }
+        if (e + 1u < end) { v.y = scalar_w(i + step); }
+        if (e + 2u < end) { v.z = scalar_w(i + 2u * step); }
+        if (e + 3u < end) { v.w = scalar_w(i + 3u * step); }
+    }
+    return v;
+}
+
+fn scalar_w(i: u32) -> f32 {
+    let word = select(i >> 1u, i, W == 0u);
+    return decode(w[word >> 2u][word & 3u], i, W);
 }
 
 fn load_bias(i: u32) -> f32 {
     return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
 }
 
-fn stage_a(t: u32, at: u32, r0: u32, x0: u32) {
-    let quad = t % 8u;
-    for (var i = 0u; i < 4u; i++) {
-        let row = t / 8u + 8u * i;
-        var v = vec4<f32>(0.0);
-        if (r0 + row < p.rows) {
-            let start = at + (r0 + row) * p.a.s;
-            let x = x0 + 4u * quad;
-            if (x < p.depth) { v.x = load_a(start + x * p.a.d); }
-            if (x + 1u < p.depth) { v.y = load_a(start + (x + 1u) * p.a.d); }
-            if (x + 2u < p.depth) { v.z = load_a(start + (x + 2u) * p.a.d); }
-            if (x + 3u < p.depth) { v.w = load_a(start + (x + 3u) * p.a.d); }
-        }
-        as_[row * 9u + quad] = v;
-    }
+fn add(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
+    return fma(vec4<f32>(x), v, sum);
 }
 
-// stage_w reads neighbours in memory with neighbouring threads, whichever of the
-// two axes that is.
-fn stage_w(t: u32, at: u32, c0: u32, x0: u32) {
-    for (var i = 0u; i < 4u; i++) {
-        var row = t / 8u + 8u * i;
-        var quad = t % 8u;
-        if (p.along_x == 1u) {
-            row = t % 32u;
-            quad = t / 32u + 2u * i;
-        }
-        var v = vec4<f32>(0.0);
-        if (x0 + row < p.depth) {
-            let start = at + (x0 + row) * p.w.s;
-            let c = c0 + 4u * quad;
-            if (c < p.cols) { v.x = load_w(start + c * p.w.d); }
-            if (c + 1u < p.cols) { v.y = load_w(start + (c + 1u) * p.w.d); }
-            if (c + 2u < p.cols) { v.z = load_w(start + (c + 2u) * p.w.d); }
-            if (c + 3u < p.cols) { v.w = load_w(start + (c + 3u) * p.w.d); }
-        }
-        ws[row * 9u + quad] = v;
-    }
+// add_seen is sum + x·v, but sum where x is 0.
+fn add_seen(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
+    return select(fma(vec4<f32>(x), v, sum), sum, (bitcast<u32>(x) & 0x7fffffffu) == 0u);
 }
 
-// add is acc + x·v; with SKIP it is acc where x is 0.
-fn add(x: f32, v: vec4<f32>, acc: vec4<f32>) -> vec4<f32> {
-    let sum = fma(vec4<f32>(x), v, acc);
-    if (SKIP == 1u) {
-        return select(sum, acc, (bitcast<u32>(x) & 0x7fffffffu) == 0u);
-    }
-    return sum;
-}
-
-@compute @workgroup_size(8, 8)
+@compute @workgroup_size(128)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
@@ -178,10 +223,10 @@ fn main(
     if (id >= p.total) {
         return;
     }
-    let tx = t % 8u;
-    let ty = t / 8u;
-    let c0 = (id % p.col_tiles) * 32u;
-    let r0 = ((id / p.col_tiles) % p.row_tiles) * 32u;
+    let tx = t % TX;
+    let ty = t / TX;
+    let c0 = (id % p.col_tiles) * (4u * TX * CV);
+    let r0 = ((id / p.col_tiles) % p.row_tiles) * (TY * ROWS);
     let bh = id / p.col_tiles / p.row_tiles;
     let h = bh % p.heads;
     let b = bh / p.heads;
@@ -189,59 +234,163 @@ fn main(
     let a_at = p.a.base + b * p.a.b + h * p.a.h;
     let w_at = p.w.base + b * p.w.b + wh * p.w.h;
 
-    var s: array<vec4<f32>, 4>;
-    for (var r = 0u; r < 4u; r++) {
-        s[r] = vec4<f32>(0.0);
+    // Of a this thread stages quad aq of rows part·AN + n of row ay of as_.
+    let aq = t % QD;
+    let ay = (t / QD) % TY;
+    let part = t / (QD * TY);
+
+    var s: array<vec4<f32>, O4>; // [row][column/4]
+    for (var i = 0u; i < O4; i++) { // unroll
+        s[i] = vec4<f32>(0.0);
     }
-    let state_at = (id * 64u + t) * 16u;
+    let state_at = id * (O4 * THREADS) + t;
     if ((p.flags & 1u) != 0u) {
-        for (var r = 0u; r < 4u; r++) {
-            let at = state_at + 4u * r;
-            s[r] = vec4<f32>(state[at], state[at + 1u], state[at + 2u], state[at + 3u]);
+        for (var i = 0u; i < O4; i++) { // unroll
+            s[i] = state[state_at + i * THREADS];
         }
     }
-    for (var x0 = 0u; x0 < p.depth; x0 += 32u) {
+    for (var x0 = 0u; x0 < p.depth; x0 += 4u * QD) {
+        var ar: array<vec4<f32>, AN>;
+        var wr: array<vec4<f32>, WN>;
+        for (var n = 0u; n < AN; n++) { // unroll
+            let row = r0 + ay * ROWS + part * AN + n;
+            ar[n] = load_a(a_at + min(row, p.rows - 1u) * p.a.s, x0 + 4u * aq);
+        }
+        for (var n = 0u; n < WN; n++) { // unroll
+            let e = t + THREADS * n;
+            wr[n] = vec4<f32>(0.0);
+            if (ALONG == 0u) { // static
+                let x = x0 + e / (TX * CV);
+                if (x < p.depth) {
+                    wr[n] = load_w(w_at + x * p.w.s, c0 + 4u * (e % (TX * CV)), p.cols, p.w.d);
+                }
+            }
+            if (ALONG == 1u) { // static
+                let column = min(c0 + e / QD, p.cols - 1u);
+                wr[n] = load_w(w_at + column * p.w.d, x0 + 4u * (e % QD), p.depth, p.w.s);
+            }
+        }
         workgroupBarrier();
-        stage_a(t, a_at, r0, x0);
-        stage_w(t, w_at, c0, x0);
+        for (var n = 0u; n < AN; n++) { // unroll
+            as_[ay][(part * AN + n) * QD + aq] = ar[n];
+        }
+        for (var n = 0u; n < WN; n++) { // unroll
+            let e = t + THREADS * n;
+            if (ALONG == 0u) { // static
+                let quad = e % (TX * CV);
+                ws[quad % TX][(e / (TX * CV)) * CV + quad / TX] = wr[n];
+            }
+            if (ALONG == 1u) { // static
+                let c = e / QD;
+                ws[(c / 4u) % TX][(4u * (c / (4u * TX)) + c % 4u) * QD + e % QD] = wr[n];
+            }
+        }
+        if (SKIP == 1u) { // static
+            var zero = vec4<bool>(false);
+            for (var n = 0u; n < AN; n++) { // unroll
+                zero = zero | ((bitcast<vec4<u32>>(ar[n]) & vec4<u32>(0x7fffffffu)) == vec4<u32>(0u));
+            }
+            zeros[ay][part * QD + aq] = select(0u, 1u, zero.x || zero.y || zero.z || zero.w);
+        }
         workgroupBarrier();
-        for (var x = 0u; x < 8u; x++) {
-            let b0 = ws[(4u * x) * 9u + tx];
-            let b1 = ws[(4u * x + 1u) * 9u + tx];
-            let b2 = ws[(4u * x + 2u) * 9u + tx];
-            let b3 = ws[(4u * x + 3u) * 9u + tx];
-            for (var r = 0u; r < 4u; r++) {
-                let v = as_[(4u * ty + r) * 9u + x];
-                s[r] = add(v.w, b3, add(v.z, b2, add(v.y, b1, add(v.x, b0, s[r]))));
+        var hidden = 0u;
+        if (SKIP == 1u) { // static
+            for (var i = 0u; i < TX; i++) { // unroll deep
+                hidden = hidden | zeros[ty][i];
+            }
+        }
+        if (hidden == 0u) {
+            for (var d = 0u; d < QD; d++) { // unroll deep
+                var v: array<vec4<f32>, W4>; // [column/4][x]
+                for (var i = 0u; i < CV; i++) { // unroll
+                    if (ALONG == 0u) { // static
+                        for (var e = 0u; e < 4u; e++) { // unroll
+                            v[4u * i + e] = ws[tx][(4u * d + e) * CV + i];
+                        }
+                    }
+                    if (ALONG == 1u) { // static
+                        // Four columns of four along x, turned.
+                        let v0 = ws[tx][(4u * i) * QD + d];
+                        let v1 = ws[tx][(4u * i + 1u) * QD + d];
+                        let v2 = ws[tx][(4u * i + 2u) * QD + d];
+                        let v3 = ws[tx][(4u * i + 3u) * QD + d];
+                        v[4u * i] = vec4<f32>(v0.x, v1.x, v2.x, v3.x);
+                        v[4u * i + 1u] = vec4<f32>(v0.y, v1.y, v2.y, v3.y);
+                        v[4u * i + 2u] = vec4<f32>(v0.z, v1.z, v2.z, v3.z);
+                        v[4u * i + 3u] = vec4<f32>(v0.w, v1.w, v2.w, v3.w);
+                    }
+                }
+                for (var r = 0u; r < ROWS; r++) { // unroll
+                    let x = as_[ty][r * QD + d];
+                    for (var i = 0u; i < CV; i++) { // unroll
+                        s[r * CV + i] = add(x.w, v[4u * i + 3u], add(x.z, v[4u * i + 2u],
+                            add(x.y, v[4u * i + 1u], add(x.x, v[4u * i], s[r * CV + i]))));
+                    }
+                }
+            }
+        }
+        if (SKIP == 1u) { // static
+            if (hidden != 0u) {
+                for (var d = 0u; d < QD; d++) { // unroll deep
+                    var v: array<vec4<f32>, W4>; // [column/4][x]
+                    for (var i = 0u; i < CV; i++) { // unroll
+                        if (ALONG == 0u) { // static
+                            for (var e = 0u; e < 4u; e++) { // unroll
+                                v[4u * i + e] = ws[tx][(4u * d + e) * CV + i];
+                            }
+                        }
+                        if (ALONG == 1u) { // static
+                            // Four columns of four along x, turned.
+                            let v0 = ws[tx][(4u * i) * QD + d];
+                            let v1 = ws[tx][(4u * i + 1u) * QD + d];
+                            let v2 = ws[tx][(4u * i + 2u) * QD + d];
+                            let v3 = ws[tx][(4u * i + 3u) * QD + d];
+                            v[4u * i] = vec4<f32>(v0.x, v1.x, v2.x, v3.x);
+                            v[4u * i + 1u] = vec4<f32>(v0.y, v1.y, v2.y, v3.y);
+                            v[4u * i + 2u] = vec4<f32>(v0.z, v1.z, v2.z, v3.z);
+                            v[4u * i + 3u] = vec4<f32>(v0.w, v1.w, v2.w, v3.w);
+                        }
+                    }
+                    for (var r = 0u; r < ROWS; r++) { // unroll
+                        let x = as_[ty][r * QD + d];
+                        for (var i = 0u; i < CV; i++) { // unroll
+                            s[r * CV + i] = add_seen(x.w, v[4u * i + 3u], add_seen(x.z, v[4u * i + 2u],
+                                add_seen(x.y, v[4u * i + 1u], add_seen(x.x, v[4u * i], s[r * CV + i]))));
+                        }
+                    }
+                }
             }
         }
     }
     if ((p.flags & 2u) != 0u) {
-        for (var r = 0u; r < 4u; r++) {
-            let at = state_at + 4u * r;
-            state[at] = s[r].x;
-            state[at + 1u] = s[r].y;
-            state[at + 2u] = s[r].z;
-            state[at + 3u] = s[r].w;
+        for (var i = 0u; i < O4; i++) { // unroll
+            state[state_at + i * THREADS] = s[i];
         }
         return;
     }
-    // The results go through workgroup memory, so that neighbouring threads write
-    // neighbouring columns.
-    workgroupBarrier();
-    for (var r = 0u; r < 4u; r++) {
-        as_[(4u * ty + r) * 9u + tx] = s[r];
-    }
-    workgroupBarrier();
-    for (var x = t; x < 1024u; x += 64u) {
-        let row = r0 + x / 32u;
-        let c = c0 + x % 32u;
-        if (row < p.rows && c < p.cols) {
-            var v = as_[x / 32u * 9u + (x % 32u) / 4u][x % 4u];
-            if (p.bias_type != 0u) {
-                v = v + load_bias(p.bias_base + c * p.bias_stride);
+
+    // The results go through workgroup memory, ER rows of a thread at once, so that
+    // neighbouring threads write neighbouring columns.
+    let y_at = p.y.base + b * p.y.b + h * p.y.h;
+    for (var i = 0u; i < CV; i++) { // unroll
+        for (var z = 0u; z < ROWS / ER; z++) { // unroll
+            workgroupBarrier();
+            for (var e = 0u; e < ER; e++) { // unroll
+                as_[ty][e * TX + tx] = s[(z * ER + e) * CV + i];
             }
-            put(p.y.base + b * p.y.b + h * p.y.h + row * p.y.s + c * p.y.d, v);
+            workgroupBarrier();
+            for (var x = t; x < 4u * ER * THREADS; x += THREADS) {
+                let e = (x / (4u * TX)) % ER;
+                let row = r0 + (x / (4u * TX * ER)) * ROWS + z * ER + e;
+                let c = c0 + 4u * TX * i + x % (4u * TX);
+                if (row < p.rows && c < p.cols) {
+                    var v = as_[x / (4u * TX * ER)][e * TX + (x / 4u) % TX][x % 4u];
+                    if (p.bias_type != 0u) {
+                        v = v + load_bias(p.bias_base + c * p.bias_stride);
+                    }
+                    put(y_at + row * p.y.s + c * p.y.d, v);
+                }
+            }
         }
     }
 }

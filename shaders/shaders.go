@@ -81,8 +81,8 @@ var banks string
 var (
 	Attention  = Kernel{"attention", attention, "rrrrrwwwu", 14848, 64}
 	Flash      = Kernel{"flash", flash, "rrrrrwwwu", 12672, 128}
-	Matmul     = Kernel{"matmul", matmul, "rrrwwu", 9216, 64}
-	Softmax    = Kernel{"softmax", softmax, "rrwwwu", 256, 64}
+	Matmul     = Kernel{"matmul", matmul, "rrrwwu", 13184, 128}
+	Softmax    = Kernel{"softmax", softmax, "rrwwwu", 4352, 64}
 	Decode     = Kernel{"decode", decode, "rrrrrwu", 14880, 128}
 	SplitMerge = Kernel{"splitmerge", splitMerge, "rwwu", 64, 128}
 	Merge      = Kernel{"merge", merge, "rrwwu", 0, 64}

@@ -59,8 +59,8 @@ func TestBindingsMatchTheFile(t *testing.T) {
 // Workgroup memory is what the declarations add up to and what the head comment
 // says.
 func TestWorkgroupMemory(t *testing.T) {
-	decl := regexp.MustCompile(`var<workgroup> \w+: ((?:array<)+)(vec4<f32>|vec4<u32>|f32), (.+)>;`)
-	size := map[string]int{"vec4<f32>": 16, "vec4<u32>": 16, "f32": 4}
+	decl := regexp.MustCompile(`var<workgroup> \w+: ((?:array<)+)(vec4<f32>|vec4<u32>|f32|u32), (.+)>;`)
+	size := map[string]int{"vec4<f32>": 16, "vec4<u32>": 16, "f32": 4, "u32": 4}
 	for _, k := range All() {
 		sum := 0
 		for _, m := range decl.FindAllStringSubmatch(k.Source, -1) {

@@ -3,36 +3,42 @@
 //     s_j = scale · s_j        s_j = cap · tanh(s_j / cap)        s_j = s_j + bias_j
 //     w_j = exp(s_j - max s) / Σ exp(s - max s)     over the keys that the row sees
 //
-// in three phases over the row, thread t taking every 64th key:
+// in two phases over the row, thread t taking every 64th key, four at once:
 //
-//     1  write the score, UNSEEN where hidden        maximum of a thread's scores
-//     2  write exp(s - m), HIDDEN where hidden       sum of a thread's weights
-//     3  write w, 0 where hidden                     and the row's log-sum-exp
+//     1  read the scores       maximum of a thread's scores so far, and sum of its
+//                              weights by it (Milakov & Gimelshein 2018)
+//     2  write w, 0 where hidden                     and the row's log-sum-exp
+//
+// A row of up to ROW keys stays in workgroup memory between the two (HELD = 1), so that
+// each score is read once and written once. A longer one is read again, and its scores
+// are computed again, by the same operations: the results are the same, to the bit.
 //
 // A row that is longer than a binding comes in pieces along the keys, all of them
 // once for each phase, with the threads' maxima and sums kept in state; pieces
-// start at multiples of 64, so that the result does not depend on the cut.
+// start at multiples of 256, so that the result does not depend on the cut.
 //
-// Workgroup memory: 256 bytes.
+// Workgroup memory as it stands: 4·ROW + 256 = 4,352 bytes.
+
+// Rewritten for each variant:
+const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers
+const HELD: u32 = 1u; // 1: a row is at most ROW keys, in one piece
+const ROW: u32 = 1024u; // a multiple of 256
 
 const LOWEST: f32 = -3.4028234e38;
 const LOG2E: f32 = 1.4426950408889634;
-const HIDDEN: f32 = -1.0; // a weight is never negative
-const HIDDEN_BITS: u32 = 0xbf800000u;
 const MINUS_INF: u32 = 0xff800000u;
 // The bits of a hidden score: a NaN that no arithmetic makes. -Inf would not do, as
 // it can be a visible score, and so can every other number.
 const UNSEEN: u32 = 0xffc5a3d1u;
 
-// Bits of Params.flags; the first three are the phases to run.
-const SCORES: u32 = 1u;
+// Bits of Params.flags; the first two are the phases to run.
+const SUMS: u32 = 1u;
 const WEIGHTS: u32 = 2u;
-const DIVIDE: u32 = 4u;
-const KEEP: u32 = 8u; // the row comes in pieces: go on from state, leave state
-const WANT_LSE: u32 = 16u;
-const HAS_KLEN: u32 = 32u;
-const HAS_MASK: u32 = 64u;
-const HAS_SOFTCAP: u32 = 128u;
+const KEEP: u32 = 4u; // the row comes in pieces: go on from state, leave state
+const WANT_LSE: u32 = 8u;
+const HAS_KLEN: u32 = 16u;
+const HAS_MASK: u32 = 32u;
+const HAS_SOFTCAP: u32 = 64u;
 
 struct Strides {
     base: u32,
@@ -52,12 +58,12 @@ struct Params {
     rows: u32,
     row0: u32, // number of the first row
     keys: u32, // in the piece
-    key0: u32, // number of the first, a multiple of 64
+    key0: u32, // number of the first, a multiple of 256
     scale: f32,
     softcap: f32,
     lo: i32, // row i sees key j when i + lo <= j < min(i + hi, klen)
     hi: i32,
-    flags: u32, // see below
+    flags: u32, // see above
     bias_type: u32, // 0: no bias, else 1 + its type: 0 f32, 1 f16, 2 bf16
     pad0: u32,
     pad1: u32,
@@ -76,7 +82,8 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> state: array<f32>;
 @group(0) @binding(5) var<uniform> p: Params;
 
-var<workgroup> part: array<f32, 64>;
+var<workgroup> part: array<f32, 64>; // maxima, then sums
+var<workgroup> row: array<u32, ROW>; // scores
 
 // is_nan looks at the bits: a compiler may assume that comparisons meet no NaN.
 fn is_nan(x: vec4<f32>) -> vec4<bool> {
@@ -165,6 +172,51 @@ fn bounded(x: f32) -> f32 {
     return select(x, bitcast<f32>((bits & 0x80000000u) | 0x7f000000u), size > 0x7f000000u && size < 0x7f800000u);
 }
 
+// Row is where a row's operands begin, and the keys that it sees by position.
+struct Row {
+    s: u32,
+    mask: u32,
+    bias: u32,
+    start: i32,
+    to: i32,
+}
+
+struct Scores {
+    x: vec4<f32>,
+    seen: vec4<bool>,
+}
+
+// scores returns those of keys j, j + 64, j + 128 and j + 192 of the piece. No product
+// is added to anything but by fma, as a compiler may join the two or not.
+fn scores(r: Row, j: u32) -> Scores {
+    var w: Scores;
+    var bias4 = vec4<f32>(0.0);
+    for (var c = 0u; c < 4u; c++) { // unroll
+        let n = j + 64u * c;
+        let key = i32(p.key0 + n);
+        w.seen[c] = n < p.keys && key >= r.start && key < r.to;
+        w.x[c] = 0.0;
+        if (n < p.keys) {
+            w.x[c] = bitcast<f32>(s[r.s + n * p.s.d]);
+            if ((p.flags & HAS_MASK) != 0u) {
+                let x = r.mask + n * p.mask.d;
+                w.seen[c] = w.seen[c] && ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
+            }
+            if (p.bias_type != 0u) {
+                bias4[c] = load_bias(r.bias + n * p.bias.d);
+                w.seen[c] = w.seen[c] && bitcast<u32>(bias4[c]) != MINUS_INF;
+            }
+        }
+    }
+    var factor = p.scale;
+    if ((p.flags & HAS_SOFTCAP) != 0u) {
+        w.x = tanh_acc(w.x * p.scale / p.softcap);
+        factor = p.softcap;
+    }
+    w.x = fma(w.x, vec4<f32>(factor), bias4);
+    return w;
+}
+
 @compute @workgroup_size(64)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -175,92 +227,60 @@ fn main(
     if (id >= p.total) {
         return;
     }
-    let row = id % p.rows;
+    let i = id % p.rows;
     let h = (id / p.rows) % p.heads;
     let b = id / p.rows / p.heads;
-    let i = i32(p.row0 + row);
-    let start = i + p.lo;
-    var to = i + p.hi;
+    var r: Row;
+    r.s = p.s.base + b * p.s.b + h * p.s.h + i * p.s.s;
+    r.mask = p.mask.base + b * p.mask.b + h * p.mask.h + i * p.mask.s;
+    r.bias = p.bias.base + b * p.bias.b + h * p.bias.h + i * p.bias.s;
+    r.start = i32(p.row0 + i) + p.lo;
+    r.to = i32(p.row0 + i) + p.hi;
     if ((p.flags & HAS_KLEN) != 0u) {
-        to = min(to, p.klen[b / 4u][b % 4u]);
+        r.to = min(r.to, p.klen[b / 4u][b % 4u]);
     }
-    let s_at = p.s.base + b * p.s.b + h * p.s.h + row * p.s.s;
-    let mask_at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
-    let bias_at = p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s;
     let state_at = id * 128u;
     let keep = (p.flags & KEEP) != 0u;
 
     var m = LOWEST;
-    if ((p.flags & SCORES) != 0u) {
-        if (keep && p.key0 != 0u) {
-            m = state[state_at + t];
-        }
-        for (var j = t; j < p.keys; j += 64u) {
-            let key = i32(p.key0 + j);
-            var seen = key >= start && key < to;
-            if ((p.flags & HAS_MASK) != 0u) {
-                let x = mask_at + j * p.mask.d;
-                seen = seen && ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
+    var l = 0.0;
+    if (keep && ((p.flags & SUMS) == 0u || p.key0 != 0u)) {
+        m = state[state_at + t];
+        l = state[state_at + 64u + t];
+    }
+    if ((p.flags & SUMS) != 0u) {
+        for (var j = t; j < p.keys; j += 256u) {
+            let w = scores(r, j);
+            if (HELD == 1u) { // static
+                let held = select(vec4<u32>(UNSEEN), bitcast<vec4<u32>>(w.x), w.seen);
+                for (var c = 0u; c < 4u; c++) { // unroll
+                    row[j + 64u * c] = held[c];
+                }
             }
-            let at = s_at + j * p.s.d;
-            var x = bitcast<f32>(s[at]) * p.scale;
-            if ((p.flags & HAS_SOFTCAP) != 0u) {
-                x = p.softcap * tanh_acc(vec4<f32>(x / p.softcap)).x;
-            }
-            if (p.bias_type != 0u) {
-                let y = load_bias(bias_at + j * p.bias.d);
-                x = x + bounded(y);
-                seen = seen && bitcast<u32>(y) != MINUS_INF;
-            }
-            if (seen) {
-                m = max(m, x);
-            }
-            s[at] = select(UNSEEN, bitcast<u32>(x), seen);
+            let most = select(vec4<f32>(LOWEST), w.x, w.seen);
+            let top = max(max(m, max(most.x, most.y)), max(most.z, most.w));
+            let e = select(vec4<f32>(0.0), exp2_acc((w.x - vec4<f32>(top)) * LOG2E), w.seen);
+            l = fma(l, exp2_acc(vec4<f32>((m - top) * LOG2E)).x, ((e.x + e.y) + e.z) + e.w);
+            m = top;
         }
         if (keep) {
             state[state_at + t] = m;
-        }
-    } else {
-        m = state[state_at + t];
-    }
-    if ((p.flags & (WEIGHTS | DIVIDE)) == 0u) {
-        return;
-    }
-
-    // The row's maximum; the order does not matter.
-    part[t] = m;
-    workgroupBarrier();
-    for (var x = 0u; x < 64u; x++) {
-        m = max(m, part[x]);
-    }
-    var l = 0.0;
-    if ((p.flags & WEIGHTS) != 0u) {
-        if (keep && p.key0 != 0u) {
-            l = state[state_at + 64u + t];
-        }
-        for (var j = t; j < p.keys; j += 64u) {
-            let at = s_at + j * p.s.d;
-            let x = s[at];
-            var e = HIDDEN;
-            if (x != UNSEEN) {
-                e = exp2_acc(vec4<f32>((bitcast<f32>(x) - m) * LOG2E)).x;
-                l = l + e;
-            }
-            s[at] = bitcast<u32>(e);
-        }
-        if (keep) {
             state[state_at + 64u + t] = l;
         }
-    } else {
-        l = state[state_at + 64u + t];
     }
-    if ((p.flags & DIVIDE) == 0u) {
+    if ((p.flags & WEIGHTS) == 0u) {
         return;
     }
 
-    // The row's sum, in a fixed order.
+    // The row's maximum, in any order, and its sum, in a fixed one.
+    part[t] = m;
     workgroupBarrier();
-    part[t] = l;
+    var top = LOWEST;
+    for (var x = 0u; x < 64u; x++) {
+        top = max(top, part[x]);
+    }
+    workgroupBarrier();
+    part[t] = l * exp2_acc(vec4<f32>((m - top) * LOG2E)).x;
     workgroupBarrier();
     var sum = 0.0;
     for (var x = 0u; x < 64u; x++) {
@@ -268,14 +288,29 @@ fn main(
     }
     let empty = bitcast<u32>(sum) == 0u;
     let inverse = 1.0 / select(sum, 1.0, empty);
-    for (var j = t; j < p.keys; j += 64u) {
-        let at = s_at + j * p.s.d;
-        let x = s[at];
-        s[at] = bitcast<u32>(select(bitcast<f32>(x) * inverse, 0.0, empty || x == HIDDEN_BITS));
+    for (var j = t; j < p.keys; j += 256u) {
+        var w: Scores;
+        if (HELD == 1u) { // static
+            for (var c = 0u; c < 4u; c++) { // unroll
+                let held = row[j + 64u * c];
+                w.x[c] = bitcast<f32>(held);
+                w.seen[c] = held != UNSEEN;
+            }
+        }
+        if (HELD == 0u) { // static
+            w = scores(r, j);
+        }
+        let e = exp2_acc((w.x - vec4<f32>(top)) * LOG2E) * inverse;
+        let weight = select(vec4<f32>(0.0), e, w.seen & vec4<bool>(!empty));
+        for (var c = 0u; c < 4u; c++) { // unroll
+            if (j + 64u * c < p.keys) {
+                s[r.s + (j + 64u * c) * p.s.d] = bitcast<u32>(weight[c]);
+            }
+        }
     }
     if (t == 0u && (p.flags & WANT_LSE) != 0u) {
-        let value = m + log_acc(select(sum, 1.0, empty));
-        lse[p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s] =
+        let value = top + log_acc(select(sum, 1.0, empty));
+        lse[p.lse.base + b * p.lse.b + h * p.lse.h + i * p.lse.s] =
             select(value, bitcast<f32>(MINUS_INF), empty);
     }
 }

@@ -1,0 +1,212 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// TestProductTilesGiveTheSameBits runs products on both tiles, with loops as they
+// stand, unrolled over registers and unrolled fully, loading one element or four, and
+// in pieces: what they give is what S gives, which passes the suite. It is a sum by
+// fma in ascending order, without what weights of exactly 0 hide: NaN and Inf.
+func TestProductTilesGiveTheSameBits(t *testing.T) {
+	as := func(v productTile, expand uint32, scalar bool) productTile {
+		v.expand, v.scalar = expand, scalar
+		return v
+	}
+	for _, c := range []struct {
+		what    string
+		m, x, n int
+		dtype   backend.DType // of w
+		keys    bool          // w lies in memory as the keys of QKᵀ do
+		skip    bool
+		short   bool // with -short too
+		wide    bool // there are fours to load
+		tiles   []productTile
+	}{
+		{"scores", 150, 72, 140, backend.F32, true, false, true, true, []productTile{as(productL, shaders.Full, false)}},
+		{"values", 150, 140, 72, backend.F32, false, true, true, true, []productTile{
+			as(productL, shaders.Registers, false), as(productS, shaders.Looped, true)}},
+		{"values of 16 bits", 140, 76, 68, backend.BF16, false, true, false, true, []productTile{as(productL, shaders.Full, false)}},
+		{"16 bits and nothing even", 131, 45, 67, backend.F16, true, true, false, false, []productTile{
+			as(productL, shaders.Looped, false), as(productS, shaders.Full, false)}},
+	} {
+		if testing.Short() && !c.short {
+			continue
+		}
+		b, small := open(t, Options{}), open(t, Options{MaxWork: 1e5}) // which leaves pieces of 32
+		defer b.Close()
+		defer small.Close()
+		left := func(i int) float32 {
+			// Rows 8 to 15 of each 16 have no 0: both ways to add meet in a tile.
+			if c.skip && i/c.x%16 < 8 && i%3 == 0 {
+				return 0
+			}
+			return wave(i)
+		}
+		right := func(i int) float32 { // element (x, n) is i = x·c.n + n
+			x, n := i/c.n, i%c.n
+			switch {
+			case c.skip && x == 5 && n%9 == 0:
+				return float32(math.NaN())
+			case c.skip && x == 40 && n%9 == 1:
+				return float32(math.Inf(-1))
+			}
+			return c.dtype.Round(wave(3*i + 1))
+		}
+		run := func(t *testing.T, b *Backend, v productTile) []float32 {
+			t.Helper()
+			a := upload(t, b, host(t, backend.Shape{1, 2, c.m, c.x}, left))
+			shape, at := backend.Shape{1, 1, c.x, c.n}, func(i int) int { return i }
+			if c.keys {
+				shape, at = backend.Shape{1, 1, c.n, c.x}, func(i int) int { return i%c.x*c.n + i/c.x }
+			}
+			h := host(t, shape, func(i int) float32 { return right(at(i)) })
+			if c.dtype != backend.F32 {
+				bits := make([]uint16, shape.Elements())
+				for i := range bits {
+					bits[i] = c.dtype.Encode(right(at(i)))
+				}
+				var err error
+				if h, err = backend.HostBits(bits, c.dtype, shape); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w := upload(t, b, h)
+			if c.keys {
+				var err error
+				if w, err = w.Swap(backend.Seq, backend.Dim); err != nil {
+					t.Fatal(err)
+				}
+			}
+			y := alloc(t, b, backend.F32, backend.Shape{1, 2, c.m, c.n})
+			err := b.call(context.Background(), "product", []backend.Operand{{Name: "y", Tensor: y}},
+				[]backend.Operand{{Name: "a", Tensor: a}, {Name: "w", Tensor: w}}, func(r *runner) error {
+					return b.matmul(r, product{y: y, a: a, w: w, skip: c.skip, names: [3]string{"y", "a", "w"}, tile: &v})
+				})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return floats(t, b, y)
+		}
+		want := run(t, b, as(productS, shaders.Registers, true))
+		for i, got := range want {
+			row, n, sum := i/c.n, i%c.n, 0.0
+			for x := range c.x {
+				if l := left(row*c.x + x); !c.skip || l != 0 {
+					sum += float64(l) * float64(right(x*c.n+n))
+				}
+			}
+			if diff := math.Abs(float64(got) - sum); !(diff < 1e-4) && !(math.IsNaN(sum) && math.IsNaN(float64(got))) && sum != float64(got) {
+				t.Fatalf("%s: y[%d, %d] is %v, should be %v", c.what, row, n, got, sum)
+			}
+		}
+		for _, v := range c.tiles {
+			for name, b := range map[string]*Backend{"whole": b, "pieces": small} {
+				t.Run(fmt.Sprintf("%s %s unrolled to %d %s", c.what, v.name, v.expand, name), func(t *testing.T) {
+					for i, got := range run(t, b, v) {
+						if math.Float32bits(got) != math.Float32bits(want[i]) && (got == got || want[i] == want[i]) { // NaN are equal
+							t.Fatalf("y[%d] is %v, S says %v", i, got, want[i])
+						}
+					}
+				})
+			}
+			k := v.kernel(productShape{w: c.dtype, aWide: c.wide, wWide: c.wide, along: c.keys, skip: c.skip})
+			if p := b.pipe(k); p.compiled == nil {
+				t.Errorf("%s: %s was not run", c.what, k.key())
+			}
+		}
+	}
+}
+
+// What may be loaded in fours begins at multiples of 4 and has no odd rest.
+func TestWideAlong(t *testing.T) {
+	for _, c := range []struct {
+		what    string
+		base    int
+		strides backend.Strides
+		axis, n int
+		want    bool
+	}{
+		{"rows of 8", 4, backend.Strides{64, 32, 8, 1}, 3, 8, true},
+		{"one of two axes broadcast", 0, backend.Strides{0, 0, 8, 1}, 3, 8, true},
+		{"columns", 0, backend.Strides{64, 32, 1, 8}, 2, 4, true},
+		{"another axis", 0, backend.Strides{64, 32, 8, 1}, 2, 4, false},
+		{"from an odd element", 2, backend.Strides{64, 32, 8, 1}, 3, 8, false},
+		{"odd rows", 0, backend.Strides{64, 32, 9, 1}, 3, 8, false},
+		{"an odd rest", 0, backend.Strides{64, 32, 8, 1}, 3, 6, false},
+		{"every second element", 0, backend.Strides{64, 32, 16, 2}, 3, 8, false},
+	} {
+		if got := (view{base: c.base, strides: c.strides}).wideAlong(c.axis, c.n); got != c.want {
+			t.Errorf("%s: %v", c.what, got)
+		}
+	}
+}
+
+// L must do 4 multiply-adds for each word that it reads from workgroup memory, or next
+// to that with what it looks at to hide; S half of it.
+func TestProductMultiplyAddsPerWord(t *testing.T) {
+	for _, c := range []struct {
+		v     productTile
+		skip  bool
+		least float64
+	}{{productL, false, 4}, {productL, true, 3.87}, {productS, false, 2}, {productS, true, 1.88}} {
+		if r := c.v.perWord(c.skip); r < c.least || r > c.least+0.02 {
+			t.Errorf("%s, skip %v: %.3g multiply-adds a word, should be %.3g", c.v.name, c.skip, r, c.least)
+		}
+	}
+}
+
+// Every tile is whole: threads share what is staged evenly, rows fit where they go,
+// and the file as it stands is L.
+func TestProductTilesAreWhole(t *testing.T) {
+	for _, v := range []productTile{productL, productS} {
+		sa, sb := v.lengths()
+		k := v.kernel(productShape{skip: true})
+		staged := int(k.consts["AN"]) * productLanes
+		if staged != v.rows*productQD || int(k.consts["WN"])*v.ty != 4*productQD*v.cv || v.rows%v.together() != 0 ||
+			v.together()*productLanes > sa || sb < 4*productQD*v.cv || v.memory() > 16<<10 || v.threads() > 256 {
+			t.Errorf("%+v: %v", v, k.consts)
+		}
+	}
+	have, k := shaders.Matmul.Constants(), productL.kernel(productShape{skip: true})
+	for name, value := range k.consts {
+		if name != "EXPAND" && have[name] != fmt.Sprint(value) {
+			t.Errorf("matmul.wgsl has %s = %s, L has %d", name, have[name], value)
+		}
+	}
+	if k.kernel.WorkgroupMemory != shaders.Matmul.WorkgroupMemory || k.kernel.Threads != shaders.Matmul.Threads {
+		t.Errorf("L takes %d bytes and %d threads, the file %d and %d", k.kernel.WorkgroupMemory, k.kernel.Threads, shaders.Matmul.WorkgroupMemory, shaders.Matmul.Threads)
+	}
+}
+
+func TestChooseProduct(t *testing.T) {
+	all := gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 256, MaxComputeWorkgroupStorageSize: 16 << 10, MaxStorageBufferBindingSize: 128 << 20}
+	few, small := all, all
+	few.MaxComputeInvocationsPerWorkgroup = 64
+	small.MaxStorageBufferBindingSize = 24 << 10
+	for _, c := range []struct {
+		what           string
+		products, m, n int
+		limits         gputypes.Limits
+		want           string
+	}{
+		{"many tiles", 16, 4096, 4096, all, "L"},
+		{"few tiles", 1, 512, 512, all, "S"},
+		{"many single rows", 10000, 1, 4096, all, "S"},
+		{"values of one column", 16, 8192, 64, all, "L"},
+		{"few threads", 16, 4096, 4096, few, "S"},
+		{"small bindings", 16, 4096, 4096, small, "S"},
+	} {
+		b := &Backend{limits: c.limits, info: backend.Info{Type: backend.Discrete}}
+		if v := b.chooseProduct(c.products, c.m, c.n); v.name != c.want || v.scalar {
+			t.Errorf("%s: %+v, should be %s", c.what, v, c.want)
+		}
+	}
+}
