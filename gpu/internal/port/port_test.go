@@ -421,3 +421,60 @@ func TestGroupsAreKept(t *testing.T) {
 		t.Errorf("a dispatch on a buffer that was released: %v", err)
 	}
 }
+
+// A name keeps what was in memory when it was given, components and all, whatever is
+// written there later.
+func TestNamesKeepTheirValues(t *testing.T) {
+	d := open(t, nil)
+	for what, body := range map[string]string{
+		"workgroup memory": "let v = tile[t]; tile[t] = vec4<u32>(7u); x[t] = vec4<u32>(v.x, v.y, v.z, v.w);",
+		"a buffer":         "let v = x[t]; x[t] = vec4<u32>(7u); x[t] = vec4<u32>(v.x, v.y, v.z, v.w);",
+		"a barrier":        "let v : vec4<u32> = tile[t]; workgroupBarrier(); tile[63u - t] = vec4<u32>(7u); workgroupBarrier(); x[t] = vec4<u32>(v.x, v.y, v.z, v.w);",
+	} {
+		p, err := d.CreatePipeline(port.PipelineDesc{Label: what, Entry: "main", Bindings: []port.BindingKind{port.ReadWrite}, WGSL: `
+@group(0) @binding(0) var<storage, read_write> x: array<vec4<u32>>;
+var<workgroup> tile: array<vec4<u32>, 64>;
+@compute @workgroup_size(64)
+fn main(@builtin(local_invocation_index) t: u32) {
+	tile[t] = x[t];
+	workgroupBarrier();
+	` + body + `
+}`})
+		if err != nil {
+			t.Fatal(err)
+		}
+		buf, err := d.CreateBuffer(1024, storage)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := d.CreateBuffer(1024, staging)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want []byte
+		for i := range uint32(256) {
+			want = append(want, words(100+i)...)
+		}
+		err = d.Write(buf, 0, want)
+		var ticket port.Ticket
+		if err == nil {
+			ticket, err = d.Submit([]port.Command{
+				{Pipeline: p, Bindings: []port.Binding{{Buffer: buf, Size: 1024}}, Groups: [3]uint32{1, 1, 1}},
+				{Src: buf, Dst: out, Size: 1024},
+			})
+		}
+		if err == nil {
+			err = d.Wait(ticket)
+		}
+		got := make([]byte, 1024)
+		if err == nil {
+			err = d.Read(out, 0, got)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != string(want) {
+			t.Errorf("%s: the first is %v, want %v", what, got[:4], want[:4])
+		}
+	}
+}

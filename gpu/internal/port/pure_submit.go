@@ -67,7 +67,7 @@ func (d *pureDevice) CreatePipeline(desc PipelineDesc) (Pipeline, error) {
 }
 
 func (d *pureDevice) createPipeline(p *purePipeline, desc PipelineDesc) (err error) {
-	source := &wgpu.ShaderModuleDescriptor{Label: desc.Label, WGSL: desc.WGSL}
+	source := &wgpu.ShaderModuleDescriptor{Label: desc.Label, WGSL: letsToVars(desc.WGSL)}
 	if d.spirv {
 		if source.SPIRV, err = compile(desc.WGSL); err != nil {
 			return err
