@@ -22,6 +22,7 @@ type workers struct {
 
 	mu      sync.Mutex
 	work    sync.Cond // places or closed changed
+	decoy   sync.Cond // see stand
 	crews   []*crew   // with places left, oldest first
 	spare   []*crew   // for calls to come
 	started int
@@ -35,7 +36,7 @@ const lookouts = 1 << 16
 
 func newWorkers() *workers {
 	ws := new(workers)
-	ws.work.L = &ws.mu
+	ws.work.L, ws.decoy.L = &ws.mu, &ws.mu
 	return ws
 }
 
@@ -85,12 +86,17 @@ func (ws *workers) offer(ctx context.Context, j job, tasks, helpers int) *crew {
 		}
 		ws.crews = append(ws.crews, c)
 		ws.places.Add(int32(helpers))
-		for ; ws.started < helpers; ws.started++ {
-			ws.ended.Add(1)
-			go ws.help()
+		if ws.started == 0 {
+			ws.ended.Go(ws.stand)
 		}
-		for range min(helpers, ws.asleep) {
-			ws.work.Signal()
+		for ; ws.started < helpers; ws.started++ {
+			ws.ended.Go(ws.help)
+		}
+		if wake := min(helpers, ws.asleep); wake > 0 {
+			for range wake {
+				ws.work.Signal()
+			}
+			ws.decoy.Signal()
 		}
 	}
 	ws.mu.Unlock()
@@ -119,7 +125,6 @@ func (ws *workers) finish(c *crew) error {
 
 // help computes what calls offer until the workers are closed.
 func (ws *workers) help() {
-	defer ws.ended.Done()
 	looks := 0
 	for c := ws.join(looks); c != nil; c = ws.join(looks) {
 		c.compute()
@@ -127,6 +132,17 @@ func (ws *workers) help() {
 		c.busy.Add(-1)
 		c.inside.Done()
 	}
+}
+
+// stand does nothing, again and again. The goroutine that is woken last is the one
+// that the caller's thread would run next, and others steal that one only after a
+// sleep, of a seventh of a call of S=256: let it be one that has nothing to do.
+func (ws *workers) stand() {
+	ws.mu.Lock()
+	for !ws.closed {
+		ws.decoy.Wait()
+	}
+	ws.mu.Unlock()
 }
 
 // join takes a place in the oldest crew, or returns nil when there will be none.
@@ -168,6 +184,7 @@ func (ws *workers) close() {
 		ws.closed = true
 		ws.places.Add(1)
 		ws.work.Broadcast()
+		ws.decoy.Broadcast()
 	}
 	ws.mu.Unlock()
 }
