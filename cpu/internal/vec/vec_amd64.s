@@ -3030,7 +3030,7 @@ strip:
 	MOVQ   BX, R11
 	MOVQ   keys+48(FP), R8
 	MOVQ   DX, R9
-	SHLQ   $0x07, R9
+	SHLQ   $0x04, R9
 	ADDQ   CX, R9
 
 key:
@@ -3135,7 +3135,7 @@ strip:
 	MOVQ   BX, R11
 	MOVQ   keys+48(FP), R8
 	MOVQ   DX, R9
-	SHLQ   $0x07, R9
+	SHLQ   $0x04, R9
 	ADDQ   CX, R9
 
 key:
@@ -3202,7 +3202,7 @@ strip:
 	MOVQ   BX, R9
 	MOVQ   keys+48(FP), DI
 	MOVQ   DX, R8
-	SHLQ   $0x07, R8
+	SHLQ   $0x04, R8
 	ADDQ   CX, R8
 
 key:
@@ -3271,7 +3271,7 @@ strip:
 	MOVQ   BX, R9
 	MOVQ   keys+48(FP), DI
 	MOVQ   DX, R8
-	SHLQ   $0x07, R8
+	SHLQ   $0x04, R8
 	ADDQ   CX, R8
 
 key:
@@ -4015,7 +4015,7 @@ strip:
 	MOVQ   BX, R11
 	MOVQ   keys+48(FP), R8
 	MOVQ   DX, R9
-	SHLQ   $0x07, R9
+	SHLQ   $0x04, R9
 	ADDQ   CX, R9
 
 key:
@@ -4118,7 +4118,7 @@ strip:
 	MOVQ   BX, R11
 	MOVQ   keys+48(FP), R8
 	MOVQ   DX, R9
-	SHLQ   $0x07, R9
+	SHLQ   $0x04, R9
 	ADDQ   CX, R9
 
 key:
@@ -4185,7 +4185,7 @@ strip:
 	MOVQ   BX, R9
 	MOVQ   keys+48(FP), DI
 	MOVQ   DX, R8
-	SHLQ   $0x07, R8
+	SHLQ   $0x04, R8
 	ADDQ   CX, R8
 
 key:
@@ -4258,7 +4258,7 @@ strip:
 	MOVQ   BX, R9
 	MOVQ   keys+48(FP), DI
 	MOVQ   DX, R8
-	SHLQ   $0x07, R8
+	SHLQ   $0x04, R8
 	ADDQ   CX, R8
 
 key:
@@ -5022,7 +5022,7 @@ strip:
 	MOVQ   BX, R11
 	MOVQ   keys+48(FP), R8
 	MOVQ   DX, R9
-	SHLQ   $0x07, R9
+	SHLQ   $0x04, R9
 	ADDQ   CX, R9
 
 key:
@@ -5129,7 +5129,7 @@ strip:
 	MOVQ   BX, R11
 	MOVQ   keys+48(FP), R8
 	MOVQ   DX, R9
-	SHLQ   $0x07, R9
+	SHLQ   $0x04, R9
 	ADDQ   CX, R9
 
 key:
@@ -5197,7 +5197,7 @@ strip:
 	MOVQ   BX, R9
 	MOVQ   keys+48(FP), DI
 	MOVQ   DX, R8
-	SHLQ   $0x07, R8
+	SHLQ   $0x04, R8
 	ADDQ   CX, R8
 
 key:
@@ -5278,7 +5278,7 @@ strip:
 	MOVQ   BX, R9
 	MOVQ   keys+48(FP), DI
 	MOVQ   DX, R8
-	SHLQ   $0x07, R8
+	SHLQ   $0x04, R8
 	ADDQ   CX, R8
 
 key:
@@ -7200,7 +7200,7 @@ strip:
 	MOVQ   BX, R11
 	MOVQ   keys+48(FP), R8
 	MOVQ   DX, R9
-	SHLQ   $0x07, R9
+	SHLQ   $0x04, R9
 	ADDQ   CX, R9
 
 key:
@@ -7276,7 +7276,7 @@ strip:
 	MOVQ   BX, R11
 	MOVQ   keys+48(FP), R8
 	MOVQ   DX, R9
-	SHLQ   $0x07, R9
+	SHLQ   $0x04, R9
 	ADDQ   CX, R9
 
 key:
@@ -7343,7 +7343,7 @@ strip:
 	MOVQ   BX, R9
 	MOVQ   keys+48(FP), DI
 	MOVQ   DX, R8
-	SHLQ   $0x07, R8
+	SHLQ   $0x04, R8
 	ADDQ   CX, R8
 
 key:
@@ -7408,7 +7408,7 @@ strip:
 	MOVQ   BX, R9
 	MOVQ   keys+48(FP), DI
 	MOVQ   DX, R8
-	SHLQ   $0x07, R8
+	SHLQ   $0x04, R8
 	ADDQ   CX, R8
 
 key:
@@ -7867,7 +7867,7 @@ strip:
 	MOVQ   BX, R11
 	MOVQ   keys+48(FP), R8
 	MOVQ   DX, R9
-	SHLQ   $0x07, R9
+	SHLQ   $0x04, R9
 	ADDQ   CX, R9
 
 key:
@@ -7943,7 +7943,7 @@ strip:
 	MOVQ   BX, R11
 	MOVQ   keys+48(FP), R8
 	MOVQ   DX, R9
-	SHLQ   $0x07, R9
+	SHLQ   $0x04, R9
 	ADDQ   CX, R9
 
 key:
@@ -8008,7 +8008,7 @@ strip:
 	MOVQ   BX, R9
 	MOVQ   keys+48(FP), DI
 	MOVQ   DX, R8
-	SHLQ   $0x07, R8
+	SHLQ   $0x04, R8
 	ADDQ   CX, R8
 
 key:
@@ -8062,7 +8062,7 @@ strip:
 	MOVQ   BX, R9
 	MOVQ   keys+48(FP), DI
 	MOVQ   DX, R8
-	SHLQ   $0x07, R8
+	SHLQ   $0x04, R8
 	ADDQ   CX, R8
 
 key:
@@ -8532,7 +8532,7 @@ strip:
 	MOVQ   BX, R11
 	MOVQ   keys+48(FP), R8
 	MOVQ   DX, R9
-	SHLQ   $0x07, R9
+	SHLQ   $0x04, R9
 	ADDQ   CX, R9
 
 key:
@@ -8610,7 +8610,7 @@ strip:
 	MOVQ   BX, R11
 	MOVQ   keys+48(FP), R8
 	MOVQ   DX, R9
-	SHLQ   $0x07, R9
+	SHLQ   $0x04, R9
 	ADDQ   CX, R9
 
 key:
@@ -8676,7 +8676,7 @@ strip:
 	MOVQ   BX, R9
 	MOVQ   keys+48(FP), DI
 	MOVQ   DX, R8
-	SHLQ   $0x07, R8
+	SHLQ   $0x04, R8
 	ADDQ   CX, R8
 
 key:
@@ -8734,7 +8734,7 @@ strip:
 	MOVQ   BX, R9
 	MOVQ   keys+48(FP), DI
 	MOVQ   DX, R8
-	SHLQ   $0x07, R8
+	SHLQ   $0x04, R8
 	ADDQ   CX, R8
 
 key:
