@@ -83,7 +83,7 @@ type MultiHeadAttention struct {
 
 // NewMultiHeadAttention puts weights into the backend's memory, rounded to c.DType,
 // for the caller to Release. The weights come from [MultiHeadConfig.Initialise] or
-// [LoadMultiHeadWeights]; a backend that computes in host memory uses F32 ones where
+// [MultiHeadConfig.LoadWeights]; a backend that computes in host memory uses F32 ones where
 // they are.
 //
 // Errors: ErrOption for a config out of range, ErrShape and ErrDType for weights that
