@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/gogpu/gputypes"
@@ -28,6 +29,39 @@ func TestConformanceOfPlain(t *testing.T) {
 		Against:   func(t testing.TB) backend.Backend { return open(t, Options{}) },
 		PairDraws: 50,
 	})
+}
+
+// TestConformanceOfVariants runs the suite on each variant, wherever a head's class has
+// it and the device has room; decoding is left to it too.
+func TestConformanceOfVariants(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: TestVariantsGiveTheSameBits compares them with the one that the suite runs on")
+	}
+	for _, name := range []string{"S", "M", "L", "L32"} {
+		t.Run(name, func(t *testing.T) {
+			var taken atomic.Int64
+			only := func(s flashShape) (flashVariant, string) {
+				for _, v := range flashVariants[s.class] {
+					if v.name == name && s.fits(v) == "" {
+						taken.Add(1)
+						return v.quick(), "the test asks for it"
+					}
+				}
+				return chooseVariant(s)
+			}
+			backendtest.Run(t, backendtest.Harness{
+				Open: func(t testing.TB) backend.Backend {
+					b := open(t, Options{decodeRows: -1})
+					b.choose = only
+					return b
+				},
+				Draws: 10,
+			})
+			if taken.Load() < 100 {
+				t.Errorf("%s was taken %d times", name, taken.Load())
+			}
+		})
+	}
 }
 
 // named returns a variant of a class.
