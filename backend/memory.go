@@ -84,10 +84,13 @@ type Operand struct {
 	Tensor Tensor
 }
 
+// maxOperands is how many operands a call has at most.
+const maxOperands = 12
+
 // Pinned holds the operands of a running call; see [Pin]. Its zero value holds
 // nothing.
 type Pinned struct {
-	mem [8]*Memory
+	mem [maxOperands]*Memory
 	n   int
 }
 
@@ -101,7 +104,7 @@ type Pinned struct {
 // read and written in place stands among the outputs only.
 //
 // Errors: ErrDevice, ErrReleased, ErrOverlap, each with the operand's name.
-// It takes at most 8 operands in all and does not allocate when it succeeds.
+// It takes at most 12 operands in all and does not allocate when it succeeds.
 func (p *Pinned) Pin(owner any, where string, outputs, inputs []Operand) error {
 	for i, out := range outputs {
 		if out.Tensor.IsZero() {

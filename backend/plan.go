@@ -44,7 +44,7 @@ func NewPlan(c *Call) Plan {
 	d := c.Dims()
 	pairs := c.Visible.Pairs(d.Batch, d.SeqQ, d.SeqK) * int64(d.Heads)
 	p := Plan{Pairs: pairs, FLOPs: pairs * 2 * int64(d.Dim+d.ValueDim)}
-	for _, t := range []Tensor{c.Q, c.K, c.V, c.O, c.LSE, c.Mask, c.Bias} {
+	for _, t := range []Tensor{c.Q, c.K, c.V, c.O, c.LSE, c.Mask, c.Bias, c.Relative, c.Blocks} {
 		if !t.IsZero() {
 			p.Bytes += t.Bytes()
 		}

@@ -78,14 +78,17 @@ func (v Visibility) Pairs(batch, seqQ, seqK int) int64 {
 //
 //	s   = Scale · q_i·k_j
 //	s   = Softcap · tanh(s / Softcap)    when Softcap > 0
-//	s   = s + Bias[i,j]                  when there is a Bias
-//	p_j = exp(s_j - max s) / Σ exp(s - max s)   over the keys that i sees
+//	s   = s + (Bias[i,j] + Relative[j-i+Sq-1] - Slope·|i + Visible.Offset - j|)    those that there are
+//	p_j = exp(s_j - m) / (Σ exp(s - m) + exp(Sink - m))    over the keys that i sees, m = max(s, Sink)
+//	w_j = p_j · keep_ij / (1 - Dropout.P)
+//	o_i = Σ w_j·v_j       lse_i = m + log(Σ exp(s - m) + exp(Sink - m))
 //
-// A key is hidden from a row by the visibility rule, by a false in Mask, or by
-// a Bias of exactly -Inf; what a hidden key or value holds, NaN and Inf
-// included, changes nothing. A row that sees no key, or whose scores are all
-// -Inf, has weights 0, output 0 and LSE -Inf. A NaN in what is visible comes
-// out as NaN.
+// A key is hidden from a row by the visibility rule, by a false in Mask or in
+// Blocks, or by a Bias or a Relative of exactly -Inf; what a hidden key or value
+// holds, NaN and Inf included, changes nothing. A row that sees no key, or whose
+// scores are all -Inf, has weights 0, output 0 and LSE -Inf, or the sink where there
+// is one. A NaN in what is visible comes out as NaN; a weight that dropout makes 0
+// hides its value, but not a NaN among the scores, which makes all weights NaN.
 type Problem struct {
 	// Scale multiplies q·k. It is finite; 0 is allowed.
 	Scale float32
@@ -97,14 +100,67 @@ type Problem struct {
 	Mask Tensor
 	// Bias is an F32, F16 or BF16 tensor broadcast to [B, H, Sq, Sk]. The zero
 	// Tensor means none. Mask and Bias may both be there. A finite bias beyond
-	// ±MaxBias counts as that; it hides nothing, as only -Inf does.
+	// ±MaxBias counts as that, and so does a sum with the two that follow; it hides
+	// nothing, as only -Inf does.
 	Bias Tensor
+	// Slopes are those of attention with linear biases (Press et al. 2022, ALiBi):
+	// within ±MaxSlope, [H] or batch by batch [B·H]. nil means none.
+	Slopes []float32
+	// Relative is a bias by distance, an F32, F16 or BF16 tensor broadcast to
+	// [B, H, 1, Sq+Sk-1]: its element j-i+Sq-1 is added to the score of row i and
+	// key j. Finite ones are bounded to ±MaxRelative. The zero Tensor means none.
+	Relative Tensor
+	// Blocks is a mask of blocks, a Bool tensor broadcast to [B, H, ⌈Sq/BlockQ⌉,
+	// ⌈Sk/BlockK⌉]: its element (i/BlockQ, j/BlockK), both rounded down, says
+	// whether row i may see key j. Blocks that nobody sees are not computed. The
+	// zero Tensor means none.
+	Blocks         Tensor
+	BlockQ, BlockK int
+	// Sinks are scores without a value, [H], one for all rows of a head, that take part
+	// in the denominator alone (Xiao et al. 2024, attention sinks; learnt as in
+	// gpt-oss). -Inf is none; finite ones are bounded as Bias. nil means none.
+	Sinks []float32
+	// Dropout drops weights; its zero value drops none.
+	Dropout Dropout
+}
+
+// Slope returns the slope of head h of batch b out of heads, 0 when there are none.
+func (p *Problem) Slope(b, h, heads int) float32 {
+	switch {
+	case p.Slopes == nil:
+		return 0
+	case len(p.Slopes) > heads:
+		return p.Slopes[b*heads+h]
+	}
+	return p.Slopes[h]
+}
+
+// Sink returns the sink of head h, -Inf when there is none, bounded by MaxBias.
+func (p *Problem) Sink(h int) float32 {
+	if p.Sinks == nil {
+		return float32(math.Inf(-1))
+	}
+	return Bound(p.Sinks[h], MaxBias)
 }
 
 // MaxBias is the largest bias that is told from larger ones, 2^127: half of the
 // largest float32, so that log2(e) times it, which kernels add to scores of the same
 // unit, is still finite.
 const MaxBias = 0x1p127
+
+// MaxRelative bounds a finite Relative, so that what is added together is finite too.
+const MaxRelative = 0x1p126
+
+// MaxSlope is the largest slope, so that its product with any distance is below 2^125.
+const MaxSlope = 0x1p94
+
+// Bound returns a bias as it is added: a finite x within ±limit.
+func Bound(x, limit float32) float32 {
+	if math.IsInf(float64(x), 0) {
+		return x
+	}
+	return max(-limit, min(x, limit)) // NaN stays
+}
 
 // Call is one fused attention call in canonical form. Package kernels makes it
 // from a program's options and has validated it:

@@ -45,7 +45,7 @@ func (be *Backend) attention(ctx context.Context, c *backend.Call) error {
 	err := pinned.Pin(nil, where,
 		[]backend.Operand{{Name: "o", Tensor: c.O}, {Name: "lse", Tensor: c.LSE}},
 		[]backend.Operand{{Name: "q", Tensor: c.Q}, {Name: "k", Tensor: c.K}, {Name: "v", Tensor: c.V},
-			{Name: "mask", Tensor: c.Mask}, {Name: "bias", Tensor: c.Bias}})
+			{Name: "mask", Tensor: c.Mask}, {Name: "bias", Tensor: c.Bias}, {Name: "relative", Tensor: c.Relative}, {Name: "blocks", Tensor: c.Blocks}})
 	if err != nil {
 		return err
 	}
@@ -54,7 +54,7 @@ func (be *Backend) attention(ctx context.Context, c *backend.Call) error {
 		return be.attend(ctx, c)
 	}
 	a := attention{cut: cutAttention(c, be.threads()), kInPlace: rowsInPlace(c.K)}
-	if a.scoring, err = scoringOf(&c.Problem); err != nil {
+	if a.scoring, err = scoringOf(&c.Problem, a.d.Heads, a.d.SeqQ); err != nil {
 		return err
 	}
 	for _, o := range [...]struct {
@@ -247,6 +247,7 @@ func (a *attention) step(tl *tile, s *block, k []float32, ldk int) {
 			continue
 		}
 		s.sums[r] += expRow(row[lo:hi], s.m[r])
+		a.drop(row[lo:hi], tl.b, s.h, s.i+r, tl.j0+lo)
 	}
 	mulNT(s.n, d.ValueDim, to-from, tl.scores[from:], keyBlock, tl.vt[from:], keyBlock, tl.acc, d.ValueDim)
 	if tl.careful {
@@ -286,7 +287,7 @@ func (a *attention) addNonFinite(tl *tile, s *block) {
 				continue
 			}
 			for r := range s.n {
-				if j >= s.spans[r].lo && j < s.spans[r].hi && !a.hides(tl.b, s.h, s.i+r, j) {
+				if j >= s.spans[r].lo && j < s.spans[r].hi && !a.hides(tl.b, s.h, s.i+r, j) && a.keeps(tl.b, s.h, s.i+r, j) {
 					tl.acc[r*dv+c] += tl.scores[r*keyBlock+j-tl.j0] * x
 				}
 			}
@@ -295,17 +296,23 @@ func (a *attention) addNonFinite(tl *tile, s *block) {
 }
 
 // finish divides the rows of s by their sums and writes O and LSE. A row that
-// has seen no score above -Inf is zeros with LSE -Inf.
+// has seen no score above -Inf is zeros with LSE -Inf, or its sink.
 func (a *attention) finish(b int, s *block) {
 	dv := a.d.ValueDim
 	for r := range s.n {
 		o := s.o[r*dv : (r+1)*dv]
 		lse := negInf
-		if s.m[r] == negInf {
+		m, sum, alpha := a.withSink(s.h, s.m[r], s.sums[r])
+		switch {
+		case s.m[r] == negInf:
 			clear(o)
-		} else {
-			divide(o, float32(s.sums[r]))
-			lse = float32(float64(s.m[r]) + math.Log(s.sums[r]))
+		case alpha != 1:
+			divide(o, float32(sum/float64(alpha)))
+		default:
+			divide(o, float32(sum))
+		}
+		if m != negInf {
+			lse = float32(float64(m) + math.Log(sum))
 		}
 		a.o.store(o, b, s.h, s.i+r, 0)
 		if !a.lse.isZero() {

@@ -51,7 +51,7 @@ func (be *Backend) attend(ctx context.Context, c *backend.Call) error {
 
 // open opens the operands of c.
 func (f *fused) open(c *backend.Call) (err error) {
-	if f.scoring, err = scoringOf(&c.Problem); err != nil {
+	if f.scoring, err = scoringOf(&c.Problem, c.Q.Shape()[backend.Heads], c.Q.Shape()[backend.Seq]); err != nil {
 		return err
 	}
 	if f.q, err = floatView("q", c.Q); err != nil {

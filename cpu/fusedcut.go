@@ -66,6 +66,8 @@ func fusedTakes(k *vec.Kernels, c *backend.Call) (ok bool, why string) {
 	switch {
 	case k == nil:
 		return false, ""
+	case c.Sinks != nil || c.Dropout.P > 0:
+		return false, "sinks and dropout are computed on the gonum path"
 	case d.Dim > maxDim || d.ValueDim > maxDim:
 		return false, fmt.Sprintf("the vector kernels take head sizes up to %d, these are %d and %d", maxDim, d.Dim, d.ValueDim)
 	}
@@ -78,7 +80,7 @@ func cutFused(k *vec.Kernels, c *backend.Call, threads int) fusedCut {
 	x := fusedCut{kernels: k, d: d, share: d.Heads / d.KVHeads,
 		dimK: ceilDiv(d.Dim, k.Lanes) * k.Lanes, dimV: ceilDiv(d.ValueDim, k.Lanes) * k.Lanes,
 		chunks: ceilDiv(d.SeqK, chunkKeys), parts: 1,
-		biased: !c.Mask.IsZero() || !c.Bias.IsZero(), loadK: !rowsInPlace(c.K), loadV: !rowsInPlace(c.V)}
+		biased: !c.Mask.IsZero() || !c.Blocks.IsZero() || !c.Bias.IsZero() || !c.Relative.IsZero() || c.Slopes != nil, loadK: !rowsInPlace(c.K), loadV: !rowsInPlace(c.V)}
 	x.scores = x.biased || c.Softcap > 0
 	groups, group := d.Batch*d.KVHeads, x.share*d.SeqQ
 	most, want := 1, tasksPerThread*threads

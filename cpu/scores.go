@@ -8,21 +8,30 @@ import (
 
 // scoring turns dot products into scores: what comes between QKᵀ and softmax.
 type scoring struct {
-	p          *backend.Problem
-	mask, bias view
+	p                               *backend.Problem
+	mask, blockMask, bias, relative view
+	heads, seqQ                     int
+	masked, added                   bool // whether there is one of the first two, of the others or slopes
 }
 
-// scoringOf opens the tensors of p.
-func scoringOf(p *backend.Problem) (scoring, error) {
-	mask, err := boolView("mask", p.Mask)
-	if err != nil {
-		return scoring{}, err
+// scoringOf opens the tensors of p, for so many query heads and rows.
+func scoringOf(p *backend.Problem, heads, seqQ int) (sc scoring, err error) {
+	sc = scoring{p: p, heads: heads, seqQ: seqQ}
+	if sc.mask, err = boolView("mask", p.Mask); err != nil {
+		return sc, err
 	}
-	bias, err := floatView("bias", p.Bias)
-	if err != nil {
-		return scoring{}, err
+	if sc.blockMask, err = boolView("blocks", p.Blocks); err != nil {
+		return sc, err
 	}
-	return scoring{p: p, mask: mask, bias: bias}, nil
+	if sc.bias, err = floatView("bias", p.Bias); err != nil {
+		return sc, err
+	}
+	if sc.relative, err = floatView("relative", p.Relative); err != nil {
+		return sc, err
+	}
+	sc.masked = !sc.mask.isZero() || !sc.blockMask.isZero()
+	sc.added = !sc.bias.isZero() || !sc.relative.isZero() || p.Slopes != nil
+	return sc, nil
 }
 
 // score turns dot products of query row i with the keys of one key block into
@@ -42,7 +51,7 @@ func (sc *scoring) score(row []float32, lo, hi, b, h, i, j0 int, tmp []float32) 
 	fillEnds(row, lo, hi)
 	s := row[lo:hi]
 	scale := sc.p.Scale
-	if sc.p.Softcap > 0 || !sc.mask.isZero() || !sc.bias.isZero() {
+	if sc.p.Softcap > 0 || sc.masked || sc.added {
 		sc.adjust(s, b, h, i, j0+lo, tmp)
 		scale = 1
 	}
@@ -105,17 +114,56 @@ func (sc *scoring) adjust(s []float32, b, h, i, j int, tmp []float32) {
 			s[n] = c * tanh32(x/c)
 		}
 	}
-	if !sc.bias.isZero() {
-		tmp = tmp[:len(s)]
-		sc.bias.pack(tmp, len(s), b, h, i, 1, j, len(s))
+	tmp = tmp[:len(s)]
+	if sc.added {
+		sc.addedRow(tmp, b, h, i, j)
 		for n, x := range tmp {
 			if x == negInf {
 				s[n] = negInf // not s+x: s may be NaN or +Inf
 			} else {
-				s[n] += bounded(x)
+				s[n] += x
 			}
 		}
 	}
+	if sc.masked {
+		sc.maskRow(s, b, h, i, j)
+	}
+}
+
+// addedRow writes what is added to the scores of a row from key j on: bias, bias by
+// distance and slope, as backend.Problem bounds them.
+func (sc *scoring) addedRow(dst []float32, b, h, i, j int) {
+	if sc.bias.isZero() {
+		clear(dst)
+	} else {
+		sc.bias.pack(dst, len(dst), b, h, i, 1, j, len(dst))
+		for n, x := range dst {
+			dst[n] = backend.Bound(x, backend.MaxBias)
+		}
+	}
+	if !sc.relative.isZero() {
+		for n, x := range dst {
+			y := backend.Bound(sc.relative.at(b, h, 0, j+n-i+sc.seqQ-1), backend.MaxRelative)
+			switch {
+			case x == negInf:
+			case y == negInf:
+				dst[n] = y // not x+y, which may be NaN
+			default:
+				dst[n] = backend.Bound(x+y, backend.MaxBias)
+			}
+		}
+	}
+	if slope := sc.p.Slope(b, h, sc.heads); slope != 0 {
+		at := i + sc.p.Visible.Offset
+		for n := range dst {
+			d := at - (j + n)
+			dst[n] = backend.Bound(dst[n]-slope*float32(max(d, -d)), backend.MaxBias)
+		}
+	}
+}
+
+// maskRow writes -Inf to what mask and blocks hide of a row from key j on.
+func (sc *scoring) maskRow(s []float32, b, h, i, j int) {
 	if !sc.mask.isZero() {
 		step := sc.mask.stride[backend.Dim]
 		at := sc.mask.index(b, h, i) + j*step
@@ -126,46 +174,74 @@ func (sc *scoring) adjust(s []float32, b, h, i, j int, tmp []float32) {
 			at += step
 		}
 	}
-}
-
-// bounded is a bias as it is added.
-func bounded(x float32) float32 {
-	if x > backend.MaxBias && x <= math.MaxFloat32 {
-		return backend.MaxBias
-	}
-	if x < -backend.MaxBias && x >= -math.MaxFloat32 {
-		return -backend.MaxBias
-	}
-	return x
-}
-
-// biasRow writes what is added to the scores of a row from key j on: its bias, or
-// zeros, and -Inf where the mask hides.
-func (sc *scoring) biasRow(dst []float32, b, h, i, j, n int) {
-	dst = dst[:n]
-	if sc.bias.isZero() {
-		clear(dst)
-	} else {
-		sc.bias.pack(dst, n, b, h, i, 1, j, n)
-	}
-	if sc.mask.isZero() {
+	if sc.blockMask.isZero() {
 		return
 	}
-	step := sc.mask.stride[backend.Dim]
-	at := sc.mask.index(b, h, i) + j*step
-	for c := range dst {
-		if !sc.mask.bools[at] {
-			dst[c] = negInf
+	at, step := sc.blockMask.index(b, h, i/sc.p.BlockQ), sc.blockMask.stride[backend.Dim]
+	for n := 0; n < len(s); {
+		block := (j + n) / sc.p.BlockK
+		end := min(len(s), (block+1)*sc.p.BlockK-j)
+		if !sc.blockMask.bools[at+block*step] {
+			fill(s[n:end], negInf)
 		}
-		at += step
+		n = end
 	}
 }
 
-// hides reports whether mask or bias hides key j from row i; the visibility rule
-// is not asked.
+// biasRow writes what is added to the scores of a row from key j on, and -Inf for
+// what is hidden.
+func (sc *scoring) biasRow(dst []float32, b, h, i, j, n int) {
+	dst = dst[:n]
+	sc.addedRow(dst, b, h, i, j)
+	if sc.masked {
+		sc.maskRow(dst, b, h, i, j)
+	}
+}
+
+// hides reports whether anything but the visibility rule hides key j from row i.
 func (sc *scoring) hides(b, h, i, j int) bool {
-	if !sc.mask.isZero() && !sc.mask.bools[sc.mask.index(b, h, i)+j*sc.mask.stride[backend.Dim]] {
+	switch {
+	case !sc.mask.isZero() && !sc.mask.bools[sc.mask.index(b, h, i)+j*sc.mask.stride[backend.Dim]],
+		!sc.blockMask.isZero() && !sc.blockMask.bools[sc.blockMask.index(b, h, i/sc.p.BlockQ)+j/sc.p.BlockK*sc.blockMask.stride[backend.Dim]],
+		!sc.bias.isZero() && sc.bias.at(b, h, i, j) == negInf,
+		!sc.relative.isZero() && sc.relative.at(b, h, 0, j-i+sc.seqQ-1) == negInf:
 		return true
 	}
-	return !sc.bias.isZero() && sc.bias.at(b, h, i, j) == negInf
+	return false
+}
+
+// drop makes the weights s of a row from key j on those that dropout leaves.
+func (sc *scoring) drop(s []float32, b, h, i, j int) {
+	d := &sc.p.Dropout
+	if d.P == 0 {
+		return
+	}
+	factor := d.Factor()
+	for n := range s {
+		if d.Keeps(b, h, i, j+n) {
+			s[n] *= factor
+		} else {
+			s[n] *= 0 // NaN stays
+		}
+	}
+}
+
+// withSink returns the maximum and the sum of a row's exponentials, both with the
+// head's sink, and what its sum and output so far are to be multiplied by for that.
+func (sc *scoring) withSink(h int, m float32, sum float64) (float32, float64, float32) {
+	sink := sc.p.Sink(h)
+	if sink == negInf {
+		return m, sum, 1
+	}
+	alpha := float32(1)
+	if sink > m {
+		alpha = exp32(m - sink)
+		m = sink
+	}
+	return m, sum*float64(alpha) + float64(exp32(sink-m)), alpha
+}
+
+// keeps reports whether dropout leaves the weight of key j.
+func (sc *scoring) keeps(b, h, i, j int) bool {
+	return sc.p.Dropout.P == 0 || sc.p.Dropout.Keeps(b, h, i, j)
 }

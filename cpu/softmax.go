@@ -14,7 +14,7 @@ import (
 //
 // and writes m + log l to lse unless that is the zero Tensor. Hidden keys give
 // exactly 0 and what s held there is not looked at; a row without a score above
-// -Inf becomes zeros with LSE -Inf. On the gonum path l is kept in float64.
+// -Inf becomes zeros with LSE -Inf, or its sink. On the gonum path l is kept in float64.
 // Errors as for Attention.
 func (be *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
 	if err := be.gate.enter(ctx, "softmax"); err != nil {
@@ -30,13 +30,13 @@ func (be *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backen
 func (be *Backend) softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
 	var pinned backend.Pinned
 	err := pinned.Pin(nil, where, []backend.Operand{{Name: "s", Tensor: s}, {Name: "lse", Tensor: lse}},
-		[]backend.Operand{{Name: "mask", Tensor: p.Mask}, {Name: "bias", Tensor: p.Bias}})
+		[]backend.Operand{{Name: "mask", Tensor: p.Mask}, {Name: "bias", Tensor: p.Bias}, {Name: "relative", Tensor: p.Relative}, {Name: "blocks", Tensor: p.Blocks}})
 	if err != nil {
 		return err
 	}
 	defer pinned.Unpin()
 	var j softmaxJob
-	if j.scoring, err = scoringOf(p); err != nil {
+	if j.scoring, err = scoringOf(p, s.Shape()[backend.Heads], s.Shape()[backend.Seq]); err != nil {
 		return err
 	}
 	if j.s, err = f32View("s", s); err != nil {
@@ -46,7 +46,7 @@ func (be *Backend) softmax(ctx context.Context, s, lse backend.Tensor, p *backen
 		return err
 	}
 	j.rowCut = cutRows(s.Shape(), 1, keyBlock, be.threads())
-	if be.kernels != nil {
+	if be.kernels != nil && p.Sinks == nil && p.Dropout.P == 0 {
 		return be.workers.run(ctx, newVectorSoftmax(&j, be.kernels), j.tasks, be.threads())
 	}
 	return be.workers.run(ctx, &j, j.tasks, be.threads())
@@ -105,9 +105,10 @@ func (j *softmaxJob) row(buf, tmp []float32, b, h, i int) float32 {
 		sum += expRow(buf[lo&^3:roundUp(hi)], m)
 		j.s.store(buf[lo:hi], b, h, i, j0+lo)
 	})
+	top, sum, alpha := j.withSink(h, m, sum)
 	blocks(func(j0, lo, hi int) {
 		j.s.pack(buf[lo:], keyBlock, b, h, i, 1, j0+lo, hi-lo)
-		divide(buf[lo:hi], float32(sum))
+		divide(buf[lo:hi], float32(sum/float64(alpha)))
 		if sum != sum { // NaN, but not for what is hidden
 			for n := lo; n < hi; n++ {
 				if j.hides(b, h, i, j0+n) {
@@ -115,14 +116,15 @@ func (j *softmaxJob) row(buf, tmp []float32, b, h, i int) float32 {
 				}
 			}
 		}
+		j.drop(buf[lo:hi], b, h, i, j0+lo)
 		j.s.store(buf[lo:hi], b, h, i, j0+lo)
 	})
 	j.zero(b, h, i, 0, lo)
 	j.zero(b, h, i, hi, seqK)
-	if m == negInf {
-		return m
+	if top == negInf {
+		return top
 	}
-	return float32(float64(m) + math.Log(sum))
+	return float32(float64(top) + math.Log(sum))
 }
 
 // zero writes zeros to elements [lo, hi) of a row of s.

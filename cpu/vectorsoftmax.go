@@ -102,7 +102,7 @@ func (j *vectorSoftmax) score(w *softmaxRoom, x []float32, b, h, i, key, n int) 
 		plain = false
 		j.k.Softcap(x, j.cap)
 	}
-	if !j.mask.isZero() || !j.bias.isZero() {
+	if j.masked || j.added {
 		plain = false
 		for c := 0; c < n; c += keyBlock {
 			some := min(keyBlock, n-c)

@@ -289,8 +289,13 @@ func (f *fused) adjust(b *workspace, p *part, t *wideTile, lo, hi int, edge bool
 // biasInPlace reports whether the biases of t and n keys are whole squares that can
 // be added from where they lie.
 func (f *fused) biasInPlace(t *wideTile, n int) bool {
-	return f.mask.isZero() && f.bias.dtype == backend.F32 && f.bias.stride[backend.Dim] == 1 &&
+	return f.biasAlone() && f.bias.dtype == backend.F32 && f.bias.stride[backend.Dim] == 1 &&
 		t.n == f.kernels.Width && t.i+t.n <= f.d.SeqQ && n%f.kernels.Lanes == 0
+}
+
+// biasAlone reports whether a bias is all that there is to add.
+func (f *fused) biasAlone() bool {
+	return !f.masked && !f.bias.isZero() && f.relative.isZero() && f.p.Slopes == nil
 }
 
 // biasSquares adds them to s, n keys from lo on, and takes the maxima.
@@ -307,7 +312,7 @@ func (f *fused) biasSquares(b *workspace, p *part, t *wideTile, s []float32, lo,
 // packBias writes bias and mask (as 0 and -Inf) of n keys from lo on, transposed.
 func (f *fused) packBias(b *workspace, p *part, t *wideTile, lo, n int) {
 	src := &f.bias
-	if !f.mask.isZero() {
+	if !f.biasAlone() {
 		src = nil
 	}
 	f.packT(b, b.bias, src, p.b, t, lo, n)

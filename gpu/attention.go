@@ -58,6 +58,9 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 	if d.ValueDim > maxValueDim {
 		return nil, fmt.Errorf("v has head size %d, the fused kernel takes up to %d: %w", d.ValueDim, maxValueDim, backend.ErrUnsupported)
 	}
+	if err := refused(&c.Problem); err != nil {
+		return nil, err
+	}
 	mask, bias, err := pairTensors(&c.Problem, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
 	if err != nil {
 		return nil, err
@@ -140,6 +143,7 @@ func (b *Backend) Attention(ctx context.Context, c *backend.Call) error {
 	in := []backend.Operand{
 		{Name: "q", Tensor: c.Q}, {Name: "k", Tensor: c.K}, {Name: "v", Tensor: c.V},
 		{Name: "mask", Tensor: c.Mask}, {Name: "bias", Tensor: c.Bias},
+		{Name: "relative", Tensor: c.Relative}, {Name: "blocks", Tensor: c.Blocks},
 	}
 	return b.call(ctx, "attention", out, in, func(r *runner) error { return b.attention(r, c) })
 }
@@ -296,6 +300,25 @@ func checkDims(d backend.Dims) error {
 	}
 	if d.Heads%d.KVHeads != 0 {
 		return fmt.Errorf("k has %d heads, q has %d: the kv heads must divide the query heads: %w", d.KVHeads, d.Heads, backend.ErrShape)
+	}
+	return nil
+}
+
+// refused names the options that the kernels do not have.
+func refused(p *backend.Problem) error {
+	for _, o := range []struct {
+		name string
+		is   bool
+	}{
+		{"a relative bias", !p.Relative.IsZero()},
+		{"a block mask", !p.Blocks.IsZero()},
+		{"ALiBi slopes", p.Slopes != nil},
+		{"sinks", p.Sinks != nil},
+		{"dropout", p.Dropout.P > 0},
+	} {
+		if o.is {
+			return fmt.Errorf("%s is not computed on this backend, use cpu: %w", o.name, backend.ErrUnsupported)
+		}
 	}
 	return nil
 }

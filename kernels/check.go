@@ -3,6 +3,7 @@ package kernels
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 
 	"github.com/seed90331342/attn/backend"
@@ -122,14 +123,40 @@ func checkRow(ctx context.Context, be backend.Backend, c *backend.Call, r Result
 			return err
 		}
 	}
+	var blocks []bool
+	if !c.Blocks.IsZero() {
+		if blocks, err = maskPart(ctx, be, c.Blocks, rowAt{at.b, at.h, at.i / c.BlockQ}); err != nil {
+			return err
+		}
+	}
 	lo, hi := c.Visible.Range(at.b, at.i, d.SeqK)
-	row.Hidden = func(j int) bool { return j < lo || j >= hi || mask != nil && !mask[j] }
+	row.Hidden = func(j int) bool {
+		return j < lo || j >= hi || mask != nil && !mask[j] || blocks != nil && !blocks[j/c.BlockK]
+	}
 	if !c.Bias.IsZero() {
 		bias, err := part(ctx, be, c.Bias, at.b, at.h, at.i, 1)
 		if err != nil {
 			return err
 		}
 		row.Bias = func(j int) float64 { return float64(bias[j]) }
+	}
+	if !c.Relative.IsZero() {
+		bias, err := part(ctx, be, c.Relative, at.b, at.h, 0, 1)
+		if err != nil {
+			return err
+		}
+		row.Relative = func(j int) float64 { return float64(bias[j-at.i+d.SeqQ-1]) }
+	}
+	if c.Slopes != nil {
+		row.Slope = float64(c.Slope(at.b, at.h, d.Heads))
+		row.Distance = func(j int) float64 { return math.Abs(float64(at.i + c.Visible.Offset - j)) }
+	}
+	if c.Sinks != nil {
+		row.Sink = &c.Sinks[at.h]
+	}
+	if c.Dropout.P > 0 {
+		row.Keeps = func(j int) bool { return c.Dropout.Keeps(at.b, at.h, at.i, j) }
+		row.KeepFactor = 1 / (1 - float64(c.Dropout.P))
 	}
 	ref := oracle.Solve(row)
 

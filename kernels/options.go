@@ -50,10 +50,10 @@ type Window struct{ Left, Right int }
 // Options say what is attended to and what comes out. The zero value is plain
 // attention: scale 1/sqrt(D), every row sees every key, only the output.
 //
-// Scores are made in this order, as in [backend.Problem]: scale, softcap, bias,
-// hiding. A key that is hidden by any of Causal, Window, KLen, Mask and a Bias
-// of -Inf never touches the result. A row that sees nothing gives zeros and an
-// LSE of -Inf.
+// Scores are made in this order, as in [backend.Problem]: scale, softcap, biases,
+// hiding. A key that is hidden by any of Causal, Window, KLen, Mask, BlockMask and a
+// Bias or a RelativeBias of -Inf never touches the result. A row that sees nothing
+// gives zeros and an LSE of -Inf (the sink, where there is one).
 type Options struct {
 	// Scale multiplies Q·Kᵀ; nil is 1/sqrt(D). Write new(1.0) for unscaled.
 	Scale *float64
@@ -76,6 +76,27 @@ type Options struct {
 	// Bias is added to the scaled (and capped) scores: F32, F16 or BF16, shaped
 	// and placed as Mask.
 	Bias backend.Tensor
+	// ALiBi holds slopes, [H] or batch by batch [B·H] (Press et al. 2022): slope times
+	// the distance between a key and the row's own position (see Align and Offset) is
+	// taken from the score. FlashAttention's alibi_slopes. nil means none.
+	ALiBi []float32
+	// RelativeBias holds a bias for each distance, F32, F16 or BF16, [1 or B, 1 or H, 1,
+	// Sq+Sk-1], in the backend's memory: element j-i+Sq-1 is added to the score of row
+	// i and key j. For Sq = Sk = S that is the [H, 2S-1] table of Shaw et al. 2018 and
+	// of T5, whose middle element is for j = i.
+	RelativeBias backend.Tensor
+	// BlockMask is a mask of blocks, Bool, [1 or B, 1 or H, ⌈Sq/BlockSize⌉,
+	// ⌈Sk/BlockSize⌉], in the backend's memory: true where rows of the block may see
+	// its keys. Hidden blocks are not computed.
+	BlockMask backend.Tensor
+	BlockSize int
+	// Sinks is a logit for each query head, [H], that takes part in the denominator of
+	// the softmax and in LSE, and has no value (attention sinks, as in gpt-oss); -Inf
+	// is none. nil means none.
+	Sinks []float32
+	// Dropout drops weights at random, see [backend.Dropout]; the rest are divided by
+	// 1-P. LSE is that of all weights, Weights are those that are left.
+	Dropout backend.Dropout
 	// LSE asks for the log-sum-exp of each row's scores (natural log).
 	LSE bool
 	// Weights asks for the softmax weights. They are computed by the three
@@ -113,24 +134,74 @@ func (o *Options) problem(d Dims) (backend.Problem, error) {
 	}
 	p.Visible = vis
 	scores := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
-	if !o.Mask.IsZero() {
-		if o.Mask.DType() != backend.Bool {
-			return p, fmt.Errorf("mask is %v, it must be bool (give a float mask as Bias): %w", o.Mask.DType(), backend.ErrDType)
-		}
-		if p.Mask, err = o.Mask.Broadcast(scores); err != nil {
-			return p, fmt.Errorf("mask: %w", err)
+	if p.Mask, err = broadcast("mask", o.Mask, scores, true); err != nil {
+		return p, err
+	}
+	if p.Bias, err = broadcast("bias", o.Bias, scores, false); err != nil {
+		return p, err
+	}
+	distances := backend.Shape{d.Batch, d.Heads, 1, d.SeqQ + d.SeqK - 1}
+	if p.Relative, err = broadcast("relative bias", o.RelativeBias, distances, false); err != nil {
+		return p, err
+	}
+	if err := o.blocks(&p, d); err != nil {
+		return p, err
+	}
+	p.Slopes, p.Sinks, p.Dropout = o.ALiBi, o.Sinks, o.Dropout
+	if n := len(p.Slopes); p.Slopes != nil && n != d.Heads && n != d.Batch*d.Heads {
+		return p, fmt.Errorf("alibi has %d slopes, there are %d heads in %d batches: give %d or %d: %w", n, d.Heads, d.Batch, d.Heads, d.Batch*d.Heads, backend.ErrShape)
+	}
+	for i, x := range p.Slopes {
+		if !(x >= -backend.MaxSlope && x <= backend.MaxSlope) {
+			return p, fmt.Errorf("alibi[%d] is %v, slopes must lie within ±2^94: %w", i, x, backend.ErrOption)
 		}
 	}
-	if !o.Bias.IsZero() {
-		if !o.Bias.DType().Float() {
-			return p, fmt.Errorf("bias is %v, it must be f32, f16 or bf16 (give a bool mask as Mask): %w", o.Bias.DType(), backend.ErrDType)
-		}
-		if p.Bias, err = o.Bias.Broadcast(scores); err != nil {
-			return p, fmt.Errorf("bias: %w", err)
+	if p.Sinks != nil && len(p.Sinks) != d.Heads {
+		return p, fmt.Errorf("sinks has %d logits, there are %d heads: one each: %w", len(p.Sinks), d.Heads, backend.ErrShape)
+	}
+	for i, x := range p.Sinks {
+		if x != x || math.IsInf(float64(x), 1) {
+			return p, fmt.Errorf("sinks[%d] is %v, it must be finite, or -Inf for none: %w", i, x, backend.ErrOption)
 		}
 	}
-	return p, nil
+	return p, p.Dropout.Check()
 }
+
+// broadcast repeats a mask (Bool) or a bias to shape.
+func broadcast(name string, t backend.Tensor, shape backend.Shape, mask bool) (backend.Tensor, error) {
+	switch {
+	case t.IsZero():
+		return t, nil
+	case mask && t.DType() != backend.Bool:
+		return t, fmt.Errorf("%s is %v, it must be bool (give a float mask as Bias): %w", name, t.DType(), backend.ErrDType)
+	case !mask && !t.DType().Float():
+		return t, fmt.Errorf("%s is %v, it must be f32, f16 or bf16 (give a bool mask as Mask): %w", name, t.DType(), backend.ErrDType)
+	}
+	t, err := t.Broadcast(shape)
+	if err != nil {
+		return t, fmt.Errorf("%s: %w", name, err)
+	}
+	return t, nil
+}
+
+// blocks fills in p's mask of blocks.
+func (o *Options) blocks(p *backend.Problem, d Dims) (err error) {
+	if o.BlockMask.IsZero() {
+		return nil
+	}
+	n := o.BlockSize
+	if n < 1 {
+		return fmt.Errorf("block size is %d, with a block mask it must be at least 1: %w", n, backend.ErrOption)
+	}
+	p.BlockQ, p.BlockK = n, n
+	p.Blocks, err = broadcast("block mask", o.BlockMask, backend.Shape{d.Batch, d.Heads, ceilDiv(d.SeqQ, n), ceilDiv(d.SeqK, n)}, true)
+	if err != nil {
+		return fmt.Errorf("%w (a block of %d rows and keys each)", err, n)
+	}
+	return nil
+}
+
+func ceilDiv(a, b int) int { return (a + b - 1) / b }
 
 // minNormal is the smallest normal float32: a smaller softcap would divide
 // scores to infinity.

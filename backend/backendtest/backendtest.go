@@ -13,6 +13,7 @@
 package backendtest
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -29,6 +30,21 @@ type Harness struct {
 	// Draws is how many problems are drawn and compared with the oracle; 0
 	// means 100. With -short all draws are cut to a tenth.
 	Draws int
+	// Refuses lists sets of options that the backend refuses together, with
+	// ErrUnsupported: "mask", "bias", "relative", "blocks", "alibi", "sinks",
+	// "dropout". Cases that have all of a set must be refused, all others computed.
+	Refuses [][]string
+}
+
+// refuses reports whether the backend refuses c.
+func (h *Harness) refuses(c Case) bool {
+	has := c.features()
+	for _, set := range h.Refuses {
+		if !slices.ContainsFunc(set, func(name string) bool { return !has[name] }) {
+			return true
+		}
+	}
+	return false
 }
 
 // Run runs the whole suite as subtests of t.
@@ -40,7 +56,8 @@ func Run(t *testing.T, h Harness) {
 		}
 	})
 	t.Run("Transfer", func(t *testing.T) { testTransfer(t, be) })
-	t.Run("Cases", func(t *testing.T) { testCases(t, be) })
+	t.Run("Cases", func(t *testing.T) { testCases(t, be, h) })
+	t.Run("Pairs", func(t *testing.T) { testPairs(t, be, h) })
 	t.Run("Edges", func(t *testing.T) { testEdges(t, be) })
 	t.Run("HeadSizes", func(t *testing.T) { testHeadSizes(t, be) })
 	t.Run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, be) })

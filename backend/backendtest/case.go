@@ -66,8 +66,14 @@ type Case struct {
 	// Shape is none.
 	MaskShape, BiasShape backend.Shape
 	BiasDType            backend.DType
-	// BiasHides makes one bias in eight -Inf.
+	// BiasHides makes one bias in eight -Inf, by distance too.
 	BiasHides bool
+	// RelativeShape is that of a drawn bias by distance, of BiasDType.
+	RelativeShape backend.Shape
+	// BlockSize asks for a drawn mask of blocks, of BlockShape with both lengths
+	// of 1 allowed for batches and heads.
+	BlockSize  int
+	BlockShape backend.Shape
 	// HideRows makes the mask hide every third row entirely.
 	HideRows bool
 	// Gain multiplies q, for large logits; 0 is 1.
@@ -91,6 +97,9 @@ type built struct {
 	q, k, v operand
 	mask    []bool // of MaskShape
 	bias    operand
+	// relative is of RelativeShape, blocks of BlockShape.
+	relative operand
+	blocks   []bool
 }
 
 func (c Case) build() *built {
@@ -125,6 +134,20 @@ func (c Case) build() *built {
 			if c.BiasHides && rng.IntN(8) == 0 {
 				b.bias.data[i] = float32(math.Inf(-1))
 			}
+		}
+	}
+	if c.RelativeShape != (backend.Shape{}) {
+		b.relative = draw(c.RelativeShape, c.BiasDType, 2)
+		for i := range b.relative.data {
+			if c.BiasHides && rng.IntN(8) == 0 {
+				b.relative.data[i] = float32(math.Inf(-1))
+			}
+		}
+	}
+	if c.BlockSize > 0 {
+		b.blocks = make([]bool, c.BlockShape.Elements())
+		for i := range b.blocks {
+			b.blocks[i] = rng.IntN(3) > 0
 		}
 	}
 	return b
@@ -169,7 +192,31 @@ func (c Case) String() string {
 	if c.BiasShape != (backend.Shape{}) {
 		s += fmt.Sprintf(" bias %v %v", c.BiasDType, c.BiasShape)
 	}
+	if c.RelativeShape != (backend.Shape{}) {
+		s += fmt.Sprintf(" relative %v %v", c.BiasDType, c.RelativeShape)
+	}
+	if c.BlockSize > 0 {
+		s += fmt.Sprintf(" blocks of %d %v", c.BlockSize, c.BlockShape)
+	}
+	if o.ALiBi != nil {
+		s += fmt.Sprintf(" alibi %v", o.ALiBi)
+	}
+	if o.Sinks != nil {
+		s += fmt.Sprintf(" sinks %v", o.Sinks)
+	}
+	if o.Dropout.P > 0 {
+		s += fmt.Sprintf(" dropout %v seed %d first %v", o.Dropout.P, o.Dropout.Seed, o.Dropout.First)
+	}
 	return s
+}
+
+// features names the options of c that a backend may refuse in combination.
+func (c Case) features() map[string]bool {
+	return map[string]bool{
+		"mask": c.MaskShape != (backend.Shape{}), "bias": c.BiasShape != (backend.Shape{}),
+		"relative": c.RelativeShape != (backend.Shape{}), "blocks": c.BlockSize > 0,
+		"alibi": c.Options.ALiBi != nil, "sinks": c.Options.Sinks != nil, "dropout": c.Options.Dropout.P > 0,
+	}
 }
 
 // broadcastIndex returns the index of [b,h,i,j] in row-major data of shape s,

@@ -13,9 +13,22 @@ import (
 )
 
 // testCases runs every named case, fused and by stages.
-func testCases(t *testing.T, be backend.Backend) {
+func testCases(t *testing.T, be backend.Backend, h Harness) {
 	for _, c := range Cases() {
-		t.Run(c.Name, func(t *testing.T) { testCase(t, be, c) })
+		t.Run(c.Name, func(t *testing.T) { testTaken(t, be, h, c) })
+	}
+}
+
+// testTaken is testCase for cases that the backend may refuse, and says so.
+func testTaken(t *testing.T, be backend.Backend, h Harness, c Case) {
+	if !h.refuses(c) {
+		testCase(t, be, c)
+		return
+	}
+	on := c.build().on(t, be)
+	defer on.release()
+	if _, err := on.run(t, false); !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("%v: the error is %v, it should be ErrUnsupported", c, err)
 	}
 }
 

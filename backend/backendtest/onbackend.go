@@ -109,11 +109,27 @@ func (b *built) on(tb testing.TB, be backend.Backend) *onDevice {
 		}
 		o.held = append(o.held, o.opt.Mask)
 	}
-	if b.bias.data != nil {
-		// A padded bias: its rows start at odd elements.
-		f := put(tb, be, b.bias, b.Layout)
-		o.opt.Bias = f.view
-		o.held = append(o.held, f.all)
+	if b.blocks != nil {
+		host, err := backend.HostBool(b.blocks, b.BlockShape)
+		if err == nil {
+			o.opt.BlockMask, err = be.Upload(tb.Context(), host)
+		}
+		if err != nil {
+			tb.Fatalf("block mask: %v", err)
+		}
+		o.opt.BlockSize = b.BlockSize
+		o.held = append(o.held, o.opt.BlockMask)
+	}
+	for _, x := range []struct {
+		from operand
+		to   *backend.Tensor
+	}{{b.bias, &o.opt.Bias}, {b.relative, &o.opt.RelativeBias}} {
+		if x.from.data != nil {
+			// A padded bias: its rows start at odd elements.
+			f := put(tb, be, x.from, b.Layout)
+			*x.to = f.view
+			o.held = append(o.held, f.all)
+		}
 	}
 	return o
 }
@@ -187,8 +203,25 @@ func (b *built) row(batch, h, i int) oracle.Row {
 		Q: cut(b.q, h, i, 1), K: cut(b.k, kvh, 0, d.SeqK), V: cut(b.v, kvh, 0, d.SeqK), Dv: d.ValueDim,
 		Scale: float32(scale), Softcap: float32(b.Options.Softcap), Out: b.DType,
 		Hidden: func(j int) bool {
-			return !vis(batch, i, j) || b.mask != nil && !b.mask[broadcastIndex(b.MaskShape, batch, h, i, j)]
+			return !vis(batch, i, j) || b.mask != nil && !b.mask[broadcastIndex(b.MaskShape, batch, h, i, j)] ||
+				b.blocks != nil && !b.blocks[broadcastIndex(b.BlockShape, batch, h, i/b.BlockSize, j/b.BlockSize)]
 		},
+	}
+	if b.relative.data != nil {
+		r.Relative = func(j int) float64 {
+			return float64(b.relative.data[broadcastIndex(b.RelativeShape, batch, h, 0, j-i+d.SeqQ-1)])
+		}
+	}
+	if slopes := b.Options.ALiBi; slopes != nil {
+		r.Slope = float64(slopes[(batch*d.Heads+h)%len(slopes)])
+		r.Distance = func(j int) float64 { return math.Abs(float64(b.position(i) - j)) }
+	}
+	if b.Options.Sinks != nil {
+		r.Sink = &b.Options.Sinks[h]
+	}
+	if drop := b.Options.Dropout; drop.P > 0 {
+		r.Keeps = func(j int) bool { return drop.Keeps(batch, h, i, j) }
+		r.KeepFactor = 1 / (1 - float64(drop.P))
 	}
 	if b.bias.data != nil {
 		r.Bias = func(j int) float64 { return float64(b.bias.data[broadcastIndex(b.BiasShape, batch, h, i, j)]) }
@@ -200,10 +233,7 @@ func (b *built) row(batch, h, i int) oracle.Row {
 func (b *built) visibility() func(batch, i, j int) bool {
 	o := b.Options
 	return func(batch, i, j int) bool {
-		position := i + o.Offset
-		if o.Align == kernels.LowerRight {
-			position += b.SeqK - b.SeqQ
-		}
+		position := b.position(i)
 		switch {
 		case o.KLen != nil && j >= o.KLen[batch]:
 			return false
@@ -214,6 +244,15 @@ func (b *built) visibility() func(batch, i, j int) bool {
 		}
 		return true
 	}
+}
+
+// position is the key that row i stands at.
+func (b *built) position(i int) int {
+	i += b.Options.Offset
+	if b.Options.Align == kernels.LowerRight {
+		i += b.SeqK - b.SeqQ
+	}
+	return i
 }
 
 // eachRow calls f with the oracle's answer to every row; n counts rows.

@@ -7,12 +7,13 @@
 //
 //	s_j = scale · Σ_d q_d·k_jd
 //	s_j = softcap · tanh(s_j/softcap)                    when softcap > 0
-//	s_j = s_j + bias_j
-//	p_j = exp(s_j - m) / Σ exp(s - m),  m = max s        over the visible j
-//	o   = Σ_j p_j·v_j          lse = m + log Σ exp(s - m)
+//	s_j = s_j + bias_j + relative_j - slope·distance_j
+//	p_j = exp(s_j - m) / (Σ exp(s - m) + exp(sink - m)),  m = max(s, sink)    over the visible j
+//	w_j = p_j · keep_j / (1 - P)                         with dropout
+//	o   = Σ_j w_j·v_j          lse = m + log(Σ exp(s - m) + exp(sink - m))
 //
 // Hidden keys take no part at all. A row without a key above -Inf gives zeros
-// and lse = -Inf.
+// and lse = -Inf, or the sink.
 //
 // # The bound
 //
@@ -23,28 +24,30 @@
 // whose every rounding is as bad as it can be; real ones are far inside.
 //
 // A score's error has these parts, in units of u·A, with A = max_j (scale·Σ_d
-// |q_d·k_jd| + |bias_j|) over the visible keys:
+// |q_d·k_jd| + |bias_j| + |relative_j| + |slope·distance_j|) over the visible keys
+// and the sink:
 //
 //	λ√D    the dot product
 //	3      scale, and log2(e) folded into it or into q: three roundings
 //	8      tanh and its division, whose slope is at most 1
-//	1      adding the bias
+//	5      adding up to three biases, one of which is a product of two numbers, the
+//	       slope times log2(e) rounded before: each rounds what is at most A
 //	8      s - m and its factor log2(e): two roundings of up to 2A, once for
 //	       the weight itself and once, summed over all changes of the running
 //	       maximum (which add up to at most 2A), for the rescaling
 //
 // so each weight, before it is normalised, has the relative error
 //
-//	ε = expm1(u·A·(λ√D + 20)) + 8u
+//	ε = expm1(u·A·(λ√D + 24)) + 8u
 //
 // where 8u is the exponential's own. Its sum and its sum with v each add, for
 // the accumulation over Sk keys, λ·√Sk·u, and for rescaling once a key block
 // of at least 64 keys, each time with an exponential and a product (9u),
 // λ·√(Sk/64)·9u: together λ·√Sk·(17/8)·u. As o = Σ p·v / Σ p carries an error
 // of the weights at most twice, and the division and the product round once
-// more each,
+// more each (6 with the factor of dropout and its product),
 //
-//	|o - ref| <= (2ε + u·(λ·√Sk·17/4 + 4))·Σ_j p_j·|v_j|
+//	|o - ref| <= (2ε + u·(λ·√Sk·17/4 + 6))·Σ_j w_j·|v_j|
 //	           + u_o·|ref| + tiny
 //	|lse - ref| <= ε + u·(λ·√Sk·17/8 + 4 + 2·(|ref| + A))
 //
@@ -77,6 +80,16 @@ type Row struct {
 	// may be nil. A Bias of -Inf hides.
 	Hidden func(j int) bool
 	Bias   func(j int) float64
+	// Relative and Slope with Distance are added, where they are: element j of what is
+	// added by distance, and -Slope·Distance(j). A Relative of -Inf hides.
+	Relative func(j int) float64
+	Slope    float64
+	Distance func(j int) float64
+	// Sink, unless nil, takes part in the denominator.
+	Sink *float32
+	// Keeps, unless nil, says which weights are kept and multiplied by KeepFactor.
+	Keeps      func(j int) bool
+	KeepFactor float64
 	// Out is the type in which the output was stored.
 	Out backend.DType
 }
@@ -102,7 +115,8 @@ func Solve(r Row) Answer {
 		O: make([]float64, r.Dv), OBound: make([]float64, r.Dv),
 	}
 	hidden := func(j int) bool {
-		return r.Hidden != nil && r.Hidden(j) || r.Bias != nil && math.IsInf(r.Bias(j), -1)
+		return r.Hidden != nil && r.Hidden(j) || r.Bias != nil && math.IsInf(r.Bias(j), -1) ||
+			r.Relative != nil && math.IsInf(r.Relative(j), -1)
 	}
 
 	m := math.Inf(-1)
@@ -123,28 +137,46 @@ func Solve(r Row) Answer {
 		if r.Softcap > 0 {
 			s = float64(r.Softcap) * math.Tanh(s/float64(r.Softcap))
 		}
-		if r.Bias != nil {
-			bias := r.Bias(j)
-			if !math.IsInf(bias, 0) {
-				bias = math.Max(-backend.MaxBias, math.Min(bias, backend.MaxBias))
-			}
-			s += bias
-			abs += math.Abs(bias)
+		added := 0.0
+		add := func(x float64) {
+			added += x
+			abs += math.Abs(x)
 		}
+		if r.Bias != nil {
+			add(float64(backend.Bound(float32(r.Bias(j)), backend.MaxBias)))
+		}
+		if r.Relative != nil {
+			add(float64(backend.Bound(float32(r.Relative(j)), backend.MaxRelative)))
+		}
+		if r.Distance != nil {
+			add(-r.Slope * r.Distance(j))
+		}
+		if !math.IsInf(added, 0) {
+			added = math.Max(-backend.MaxBias, math.Min(added, backend.MaxBias))
+		}
+		s += added
 		a.Scores[j] = s
 		m = math.Max(m, s) // NaN when any is NaN
 		reach = math.Max(reach, abs)
 	}
 
-	eps := math.Expm1(u*reach*(Lambda*math.Sqrt(float64(d))+20)) + 8*u
+	sink := math.Inf(-1)
+	if r.Sink != nil {
+		sink = float64(backend.Bound(*r.Sink, backend.MaxBias))
+		m = math.Max(m, sink)
+		if !math.IsInf(sink, 0) {
+			reach = math.Max(reach, math.Abs(sink))
+		}
+	}
+	eps := math.Expm1(u*reach*(Lambda*math.Sqrt(float64(d))+24)) + 8*u
 	drift := u * Lambda * math.Sqrt(float64(n)) * 17 / 8
-	a.WeightBound = 2*eps + drift + 4*u
+	a.WeightBound = 2*eps + drift + 6*u
 	if math.IsInf(m, -1) {
 		a.LSE = m
 		return a
 	}
 
-	sum := 0.0
+	sum := math.Exp(sink - m)
 	for j := range n {
 		if !hidden(j) {
 			a.Weights[j] = math.Exp(a.Scores[j] - m)
@@ -158,13 +190,23 @@ func Solve(r Row) Answer {
 			a.Weights[j] /= sum
 		}
 	}
+	if r.Keeps != nil {
+		for j := range n {
+			if !r.Keeps(j) {
+				a.Weights[j] *= 0 // NaN stays
+			} else {
+				a.Weights[j] *= r.KeepFactor
+			}
+		}
+	}
 	if r.V == nil {
 		return a
 	}
 	for i := range r.Dv {
-		o, abs, all := 0.0, 0.0, 0.0
+		// A denominator of NaN comes out, even where dropout leaves nothing.
+		o, abs, all := 0*a.LSE, 0.0, 0.0
 		for j := range n {
-			if hidden(j) {
+			if hidden(j) || r.Keeps != nil && !r.Keeps(j) {
 				continue
 			}
 			v := float64(r.V[j*r.Dv+i])
@@ -173,7 +215,7 @@ func Solve(r Row) Answer {
 			all += math.Abs(v)
 		}
 		a.O[i] = o
-		a.OBound[i] = (2*eps+2*drift+4*u)*abs + tiny(r.Out, n, all)
+		a.OBound[i] = (2*eps+2*drift+6*u)*abs + tiny(r.Out, n, all)
 		if r.Out != backend.F32 {
 			a.OBound[i] += r.Out.UnitRoundoff() * math.Abs(o)
 		}

@@ -1,0 +1,176 @@
+package backendtest
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// option is one thing that a case may have, in one of a few ways. The first way is
+// to leave it as it is.
+type option struct {
+	name string
+	ways []func(c *Case)
+}
+
+// options are everything that attention takes. Lengths come first, as what follows
+// is shaped by them.
+func options() []option {
+	leave := func(*Case) {}
+	dims := func(b, h, kvh, sq, sk, d, dv int) func(*Case) {
+		return func(c *Case) {
+			c.Dims = kernels.Dims{Batch: b, Heads: h, KVHeads: kvh, SeqQ: sq, SeqK: sk, Dim: d, ValueDim: dv}
+		}
+	}
+	mask := func(b, h int) func(*Case) {
+		return func(c *Case) {
+			c.MaskShape = backend.Shape{min(b, c.Batch), min(h, c.Heads), c.SeqQ, c.SeqK}
+			c.HideRows = b > 1
+		}
+	}
+	bias := func(b, h int, dtype backend.DType, hides bool) func(*Case) {
+		return func(c *Case) {
+			c.BiasShape = backend.Shape{min(b, c.Batch), min(h, c.Heads), c.SeqQ, c.SeqK}
+			c.BiasDType, c.BiasHides = dtype, hides
+		}
+	}
+	blocks := func(n, b, h int) func(*Case) {
+		return func(c *Case) {
+			c.BlockSize = n
+			c.BlockShape = backend.Shape{min(b, c.Batch), min(h, c.Heads), (c.SeqQ + n - 1) / n, (c.SeqK + n - 1) / n}
+		}
+	}
+	const all = 1 << 20
+	return []option{
+		{"lengths", []func(*Case){
+			dims(2, 4, 2, 37, 75, 16, 16), dims(2, 4, 1, 3, 300, 32, 24), dims(1, 2, 2, 130, 140, 17, 33), dims(2, 4, 4, 1, 70, 64, 64),
+		}},
+		{"type", []func(*Case){leave, func(c *Case) { c.DType = backend.F16 }, func(c *Case) { c.DType = backend.BF16 }}},
+		{"layout", []func(*Case){leave, func(c *Case) { c.Layout = BSHD }, func(c *Case) { c.Layout = Padded }, func(c *Case) { c.Layout = Transposed }}},
+		{"visible", []func(*Case){
+			leave,
+			func(c *Case) { c.Options.Causal = true },
+			func(c *Case) { c.Options.Causal, c.Options.Align = true, kernels.LowerRight },
+			func(c *Case) {
+				c.Options.Window, c.Options.Align = &kernels.Window{Left: 20, Right: 5}, kernels.LowerRight
+			},
+		}},
+		{"offset", []func(*Case){leave, func(c *Case) { c.Options.Offset = 9 }, func(c *Case) { c.Options.Offset = -4 }}},
+		{"klen", []func(*Case){leave, func(c *Case) {
+			for b := range c.Batch {
+				c.Options.KLen = append(c.Options.KLen, c.SeqK/(b+2))
+			}
+		}}},
+		{"scale", []func(*Case){leave, func(c *Case) { c.Options.Scale = new(0.0) }, func(c *Case) { c.Options.Scale = new(-0.3) }}},
+		{"softcap", []func(*Case){leave, func(c *Case) { c.Options.Softcap = 2 }}},
+		{"mask", []func(*Case){leave, mask(1, 1), mask(all, 1), mask(1, all), mask(all, all)}},
+		{"bias", []func(*Case){leave, bias(1, 1, backend.F32, false), bias(all, all, backend.F16, true), bias(1, all, backend.BF16, false)}},
+		{"relative", []func(*Case){leave, func(c *Case) { c.RelativeShape = backend.Shape{1, c.Heads, 1, c.SeqQ + c.SeqK - 1} },
+			func(c *Case) {
+				c.RelativeShape = backend.Shape{c.Batch, 1, 1, c.SeqQ + c.SeqK - 1}
+				c.BiasHides = true
+			}}},
+		{"blocks", []func(*Case){leave, blocks(16, 1, 1), blocks(7, all, all), blocks(64, 1, all)}},
+		{"alibi", []func(*Case){leave, func(c *Case) { c.Options.ALiBi = slopes(c.Heads) }, func(c *Case) { c.Options.ALiBi = slopes(c.Batch * c.Heads) }}},
+		{"sinks", []func(*Case){leave, func(c *Case) {
+			for h := range c.Heads {
+				c.Options.Sinks = append(c.Options.Sinks, []float32{1.5, -2, 40, float32(math.Inf(-1))}[h%4])
+			}
+		}}},
+		{"dropout", []func(*Case){leave, func(c *Case) { c.Options.Dropout = backend.Dropout{P: 0.3, Seed: 1<<40 + 5} },
+			func(c *Case) { c.Options.Dropout = backend.Dropout{P: 0.9, Seed: 3, First: [4]int{1, 2, 3, 70}} }}},
+		{"poison", []func(*Case){leave, func(c *Case) {
+			c.PoisonK = map[int]float32{c.SeqK - 1: float32(math.NaN())}
+			c.PoisonV = map[int]float32{c.SeqK / 2: float32(math.NaN()), 3: float32(math.Inf(1))}
+		}}},
+	}
+}
+
+// slopes are a geometric sequence, as in the paper on linear biases.
+func slopes(n int) []float32 {
+	s := make([]float32, n)
+	for i := range s {
+		s[i] = float32(math.Exp2(-8 * float64(i+1) / float64(n)))
+	}
+	return s
+}
+
+// Pairs returns cases in which every way of every option meets every way of every
+// other one, in as few cases as a greedy search finds.
+func Pairs() []Case {
+	opts := options()
+	type pair [4]int // option, way, option, way
+	open := map[pair]bool{}
+	for i, a := range opts {
+		for j := range i {
+			for x := range a.ways {
+				for y := range opts[j].ways {
+					open[pair{i, x, j, y}] = true
+				}
+			}
+		}
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	var cases []Case
+	for len(open) > 0 {
+		// Of some random fillings, each in an order of its own, the one that meets most.
+		var best []int
+		most := -1
+		for range 30 {
+			ways := make([]int, len(opts))
+			done := make([]bool, len(opts))
+			met := 0
+			for _, i := range rng.Perm(len(opts)) {
+				gain := -1
+				first := rng.IntN(len(opts[i].ways))
+				for n := range opts[i].ways {
+					x, g := (first+n)%len(opts[i].ways), 0
+					for j := range opts {
+						if done[j] && (open[pair{i, x, j, ways[j]}] || open[pair{j, ways[j], i, x}]) {
+							g++
+						}
+					}
+					if g > gain {
+						gain, ways[i] = g, x
+					}
+				}
+				done[i] = true
+				met += gain
+			}
+			if met > most {
+				most, best = met, ways
+			}
+		}
+		if most == 0 { // what is left lies where random orders do not look
+			left := slices.SortedFunc(maps.Keys(open), func(a, b pair) int { return slices.Compare(a[:], b[:]) })
+			p := left[0]
+			best[p[0]], best[p[2]] = p[1], p[3]
+		}
+		c := Case{Name: fmt.Sprintf("pairs %d", len(cases)), Seed: uint64(1000 + len(cases))}
+		for i, o := range opts {
+			o.ways[best[i]](&c)
+			for j := range i {
+				delete(open, pair{i, best[i], j, best[j]})
+			}
+		}
+		cases = append(cases, c)
+	}
+	return cases
+}
+
+// testPairs runs the cases of Pairs, fused and by stages.
+func testPairs(t *testing.T, be backend.Backend, h Harness) {
+	cases := Pairs()
+	if testing.Short() {
+		cases = cases[:len(cases)/4]
+	}
+	for _, c := range cases {
+		t.Run(c.Name, func(t *testing.T) { testTaken(t, be, h, c) })
+	}
+}

@@ -1,0 +1,68 @@
+package backend
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+)
+
+// Dropout drops softmax weights at random: w_ij = p_ij / (1 - P) where Keeps(b, h, i,
+// j), else 0 (Srivastava et al. 2014; on attention weights as in Vaswani et al. 2017).
+// What is kept follows from the seed and the position alone, so that every backend,
+// tiling and cut of a call drops the same weights.
+type Dropout struct {
+	// P is the share of the weights that is dropped, 0 <= P < 1.
+	P    float32
+	Seed uint64
+	// First is what batch, query head, row and key 0 of the call count as: not zero in
+	// a call that computes a part of another.
+	First [4]int
+}
+
+// Check returns ErrOption unless 0 <= P < 1 and First is within 32 bits.
+func (d Dropout) Check() error {
+	if !(d.P >= 0 && d.P < 1) {
+		return fmt.Errorf("dropout is %v, it must be at least 0 and less than 1: %w", d.P, ErrOption)
+	}
+	for _, n := range d.First {
+		if n < 0 || n > math.MaxInt32 {
+			return fmt.Errorf("dropout counts from %v, each must be 0 to %d: %w", d.First, math.MaxInt32, ErrOption)
+		}
+	}
+	return nil
+}
+
+// Factor is what kept weights are multiplied by: 1/(1-P).
+func (d Dropout) Factor() float32 { return 1 / (1 - d.P) }
+
+// Threshold is the random word from which on a weight is kept: P·2^32.
+func (d Dropout) Threshold() uint32 { return uint32(float64(d.P) * (1 << 32)) }
+
+// Keeps reports whether the weight of row i and key j of head h of batch b stays:
+// whether word row mod 4 of
+//
+//	Philox4x32-10 of counter (row/4, key, head, batch) and key (Seed mod 2^32, Seed / 2^32)
+//
+// is at least Threshold, with First added to the position.
+func (d Dropout) Keeps(b, h, i, j int) bool {
+	row := uint32(d.First[Seq] + i)
+	x := Philox([4]uint32{row / 4, uint32(d.First[Dim] + j), uint32(d.First[Heads] + h), uint32(d.First[Batch] + b)},
+		[2]uint32{uint32(d.Seed), uint32(d.Seed >> 32)})
+	return x[row%4] >= d.Threshold()
+}
+
+// Philox is the counter-based generator Philox4x32-10 (Salmon et al. 2011, Parallel
+// Random Numbers: As Easy as 1, 2, 3).
+func Philox(counter [4]uint32, key [2]uint32) [4]uint32 {
+	const m0, m1 = 0xd2511f53, 0xcd9e8d57
+	const w0, w1 = 0x9e3779b9, 0xbb67ae85
+	c, k := counter, key
+	for range 10 {
+		h0, l0 := bits.Mul32(m0, c[0])
+		h1, l1 := bits.Mul32(m1, c[2])
+		c = [4]uint32{h1 ^ c[1] ^ k[0], l1, h0 ^ c[3] ^ k[1], l0}
+		k[0] += w0
+		k[1] += w1
+	}
+	return c
+}
