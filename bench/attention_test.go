@@ -15,8 +15,8 @@ func TestOnTheCPU(t *testing.T) {
 	be := cpu.New(cpu.Options{Threads: 1})
 	defer be.Close()
 	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
-		r, err := bench.Run(t.Context(), []backend.Backend{be}, bench.Config{
-			Seqs: []int{64, 100}, Batch: 2, Heads: 2, KVHeads: 1, Dim: 16, Causal: true, DType: dtype})
+		r, err := bench.Run(t.Context(), []backend.Backend{be}, bench.Config{Series: []bench.Series{{
+			Seqs: []int{64, 100}, Batch: 2, Heads: 2, KVHeads: 1, Dim: 16, Causal: true, DType: dtype}}})
 		if err != nil {
 			t.Fatal(err)
 		}

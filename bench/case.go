@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strconv"
 
@@ -10,13 +11,26 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Fused is the variant of a [Case] that runs the fused attention call.
-const Fused = "fused"
+// Variants of a [Case]: what of attention runs. The stages keep scores and weights of
+// [B, H, Sq, Sk] in memory and compute every pair, visible or not.
+const (
+	// Fused is the fused attention call.
+	Fused = "fused"
+	// Stages is the same call as three stages.
+	Stages = "stages"
+	// QK, Softmax and PV are each of them alone.
+	QK      = "qk"
+	Softmax = "softmax"
+	PV      = "pv"
+)
+
+// Variants are all of them.
+var Variants = []string{Fused, Stages, QK, Softmax, PV}
 
 // Case is one thing that is run and timed: an attention call over inputs drawn
 // by seed.
 type Case struct {
-	// Variant names what runs; [Fused] is the only one so far.
+	// Variant names what runs, one of [Variants].
 	Variant string
 	// DType is the type of Q, K, V and O in memory.
 	DType backend.DType
@@ -85,13 +99,71 @@ func (c Case) keys() int {
 	return d.SeqK - max(0, first-c.Window.Left)
 }
 
-// moved returns the bytes that a call must move at least: each operand and output
-// once, less the keys and values that no row sees.
-func (c Case) moved(plan backend.Plan) int64 {
-	d := c.Dims
-	hidden := int64(d.SeqK-c.keys()) * int64(d.Batch*d.KVHeads*(d.Dim+d.ValueDim))
-	return plan.Bytes - hidden*int64(c.DType.Size())
+// work is what a call must do, whatever does it.
+type work struct {
+	pairs       int64 // visible
+	flops, full int64 // of the visible pairs, and of all
+	bytes       int64 // moved at least
 }
+
+// work counts. visible is how many pairs are.
+func (c Case) work(visible int64) work {
+	d := c.Dims
+	all := int64(d.Batch) * int64(d.Heads) * int64(d.SeqQ) * int64(d.SeqK)
+	size := int64(c.DType.Size())
+	q := int64(d.Batch) * int64(d.Heads) * int64(d.SeqQ) * int64(d.Dim) * size
+	o := int64(d.Batch) * int64(d.Heads) * int64(d.SeqQ) * int64(d.ValueDim) * size
+	kv := int64(d.Batch) * int64(d.KVHeads) * size
+	k, v := kv*int64(d.SeqK)*int64(d.Dim), kv*int64(d.SeqK)*int64(d.ValueDim)
+	mask, scores := c.maskBytes(), 4*all
+	dot, mix := 2*int64(d.Dim), 2*int64(d.ValueDim)
+	w := work{pairs: visible}
+	switch c.Variant {
+	case QK:
+		w.flops, w.full, w.bytes = all*dot, all*dot, q+k+scores
+	case Softmax:
+		w.bytes = 2*scores + mask
+	case PV:
+		w.flops, w.full, w.bytes = all*mix, all*mix, scores+v+o
+	case Stages: // written, read and written, read
+		w.flops, w.full, w.bytes = visible*(dot+mix), all*(dot+mix), q+k+v+o+mask+4*scores
+	default:
+		hidden := kv * int64(d.SeqK-c.keys()) * int64(d.Dim+d.ValueDim)
+		w.flops, w.full, w.bytes = visible*(dot+mix), all*(dot+mix), q+k+v+o+mask-hidden
+	}
+	return w
+}
+
+// maskBytes is the memory of what Mask adds.
+func (c Case) maskBytes() int64 {
+	if !c.Mask {
+		return 0
+	}
+	return 4 * int64(c.Dims.SeqQ) * int64(c.Dims.SeqK)
+}
+
+// keeps reports whether the variant keeps scores or weights in memory.
+func (c Case) keeps() bool { return c.Variant != Fused }
+
+// memory counts what the case takes, with the scratch memory that a plan says. own says
+// that the device has memory of its own.
+func (c Case) memory(scratch int64, own bool) Memory {
+	m := Memory{Scratch: scratch, Square: c.maskBytes()}
+	q, k, v, o := c.shapes()
+	for _, s := range [...]backend.Shape{q, k, v, o} {
+		m.Operands += int64(s.Elements()) * int64(c.DType.Size())
+	}
+	if c.keeps() {
+		m.Square += 4 * int64(c.weightsShape().Elements())
+	}
+	if own {
+		m.Device = m.Counted()
+	}
+	return m
+}
+
+// scale is what scores are multiplied by.
+func (c Case) scale() float64 { return 1 / math.Sqrt(float64(c.Dims.Dim)) }
 
 // maskShape is the shape of what Mask adds.
 func (c Case) maskShape() backend.Shape { return backend.Shape{1, 1, c.Dims.SeqQ, c.Dims.SeqK} }
@@ -122,7 +194,14 @@ func (c Case) plan(be backend.Backend) (backend.Plan, error) {
 			return backend.Plan{}, err
 		}
 	}
-	return kernels.Plan(be, t[0], t[1], t[2], c.options(bias))
+	return kernels.Plan(be, t[0], t[1], t[2], c.plannedOptions(bias))
+}
+
+// plannedOptions returns the options by which the plan is that of the variant.
+func (c Case) plannedOptions(bias backend.Tensor) kernels.Options {
+	opt := c.options(bias)
+	opt.Weights = c.keeps()
+	return opt
 }
 
 // weightsShape is the shape of the weights that the three stages keep.
@@ -141,6 +220,9 @@ func (c Case) bytes() int64 {
 	if c.Mask {
 		all = append(all, c.maskShape())
 	}
+	if c.keeps() {
+		all = append(all, c.weightsShape())
+	}
 	for _, s := range all {
 		n := s.Elements()
 		if n < 0 || n > 1<<56 {
@@ -152,11 +234,11 @@ func (c Case) bytes() int64 {
 }
 
 // operands are a case's tensors in the memory of the backend under test; bias is
-// none without a mask.
-type operands struct{ q, k, v, o, bias backend.Tensor }
+// none without a mask, and w (scores, then weights) where the variant keeps none.
+type operands struct{ q, k, v, o, bias, w backend.Tensor }
 
-// result is where the fused call writes.
-func (op *operands) result() kernels.Result { return kernels.Result{O: op.o} }
+// result is where a call writes.
+func (op *operands) result() kernels.Result { return kernels.Result{O: op.o, Weights: op.w} }
 
 func (op *operands) release() {
 	op.q.Release()
@@ -164,10 +246,11 @@ func (op *operands) release() {
 	op.v.Release()
 	op.o.Release()
 	op.bias.Release()
+	op.w.Release()
 }
 
 // load draws Q, K, V and the mask from the standard normal distribution by seed, puts them
-// into be's memory and allocates O. The caller releases the operands.
+// into be's memory and allocates the outputs. The caller releases the operands.
 func (c Case) load(ctx context.Context, be backend.Backend, seed uint64) (op operands, err error) {
 	defer func() {
 		if err != nil {
@@ -192,6 +275,11 @@ func (c Case) load(ctx context.Context, be backend.Backend, seed uint64) (op ope
 			return op, err
 		}
 		if *in.t, err = kernels.FromFloat32(ctx, be, in.dtype, data, in.shape); err != nil {
+			return op, err
+		}
+	}
+	if c.keeps() {
+		if op.w, err = be.Alloc(ctx, backend.F32, c.weightsShape()); err != nil {
 			return op, err
 		}
 	}

@@ -36,29 +36,25 @@ func bind(flops, bytes int64, peak, read, launch float64) Bound {
 }
 
 // ceilings measures the ceilings that the backend can measure, once.
-func (b *bencher) ceilings(t *timing) error {
+func (b *bencher) ceilings() (r round, err error) {
 	if meter, ok := b.be.(backend.PeakMeter); ok {
-		peak, err := meter.PeakFLOPS(b.work)
-		if err != nil {
-			return err
+		if r.peak, err = meter.PeakFLOPS(b.work); err != nil {
+			return r, err
 		}
-		t.peaks = append(t.peaks, peak)
 	}
 	if meter, ok := b.be.(backend.BandwidthMeter); ok {
-		read, err := meter.ReadBandwidth(b.work, b.read()...)
-		if err != nil {
-			return err
+		if r.read, err = meter.ReadBandwidth(b.work, b.read()...); err != nil {
+			return r, err
 		}
-		t.reads = append(t.reads, read)
 	}
 	if meter, ok := b.be.(backend.LaunchMeter); ok {
 		launch, err := meter.LaunchTime(b.work)
 		if err != nil {
-			return err
+			return r, err
 		}
-		t.launches = append(t.launches, launch.Seconds())
+		r.launch = launch.Seconds()
 	}
-	return nil
+	return r, nil
 }
 
 // read returns the operands that a call reads. Where a window hides keys from all
@@ -67,6 +63,16 @@ func (b *bencher) ceilings(t *timing) error {
 func (b *bencher) read() []backend.Tensor {
 	k, v := b.op.k, b.op.v
 	d := b.c.Dims
+	switch b.c.Variant {
+	case QK:
+		return []backend.Tensor{b.op.q, k}
+	case Softmax:
+		return []backend.Tensor{b.op.w, b.op.bias}
+	case PV:
+		return []backend.Tensor{b.op.w, v}
+	case Stages:
+		return []backend.Tensor{b.op.q, k, v, b.op.bias, b.op.w}
+	}
 	if seen := b.c.keys(); seen < d.SeqK {
 		rows := d.Batch * d.KVHeads * seen
 		part := func(t backend.Tensor, dim int) backend.Tensor {

@@ -40,7 +40,7 @@ func TestFiguresStandBesideTheCeilingThatBinds(t *testing.T) {
 	} {
 		be := &roofed{metered: metered{fake: fake{name: "cpu"}, peak: 4e9}, read: 2e9}
 		cfg := small(32)
-		cfg.SeqQ = tc.seqQ
+		cfg.Series[0].SeqQ = tc.seqQ
 		r := runOn(t, cfg, be)
 		c := r.Cases[0]
 		if c.Status != OK || c.Bound != tc.want || c.PercentOfBound == nil || c.CeilingGBS == nil || *c.CeilingGBS != 2 || *c.CeilingGFLOPS != 4 {
@@ -72,7 +72,7 @@ func TestFiguresStandBesideTheCeilingThatBinds(t *testing.T) {
 func TestOptionsOfACase(t *testing.T) {
 	be := &roofed{metered: metered{fake: fake{name: "cpu"}, peak: 1e9}, read: 1e9}
 	cfg := small(48)
-	cfg.SeqQ, cfg.Window, cfg.Softcap, cfg.Mask, cfg.KVHeads = 4, &kernels.Window{Left: 8, Right: kernels.Unbounded}, 1.5, true, 1
+	cfg.Series[0].SeqQ, cfg.Series[0].Window, cfg.Series[0].Softcap, cfg.Series[0].Mask, cfg.Series[0].KVHeads = 4, &kernels.Window{Left: 8, Right: kernels.Unbounded}, 1.5, true, 1
 	r := runOn(t, cfg, be)
 	c := r.Cases[0]
 	if c.Status != OK || c.SeqQ != 4 || c.SeqK != 48 || c.WindowLeft == nil || *c.WindowLeft != 8 || c.WindowRight != nil || c.Softcap != 1.5 || c.Mask != "f32" {

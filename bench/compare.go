@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
@@ -22,19 +21,12 @@ type Contender struct {
 }
 
 const (
-	// roundSeconds is what the calls of a contender add up to before it is the
-	// next one's turn: long enough for caches to be its own.
-	roundSeconds = 0.03
-	// maxEach is how many calls that are at most.
-	maxEach = 20
 	// compareSeconds is what the rounds of a case add up to, minCompare to
 	// maxCompare of them: a machine that others share moves by several percent, and only
 	// the median of many close pairs shows less than that.
 	compareSeconds = 4.0
 	minCompare     = 3
 	maxCompare     = 15
-	// ceilingSeconds is what the ceilings of one round take.
-	ceilingSeconds = 0.07
 )
 
 // compareSeqs are the lengths of a comparison that names none.
@@ -46,10 +38,7 @@ var compareSeqs = []int{256, 1024, 4096}
 // three stages; the first contender is what the table compares the others with.
 // Without lengths it measures 256, 1024 and 4096.
 func Compare(ctx context.Context, contenders []Contender, cfg Config) (*Report, error) {
-	if len(cfg.Seqs) == 0 {
-		cfg.Seqs = compareSeqs
-	}
-	cfg, err := cfg.withDefaults()
+	cfg, err := cfg.withLengths()
 	if err != nil {
 		return nil, err
 	}
@@ -65,14 +54,28 @@ func Compare(ctx context.Context, contenders []Contender, cfg Config) (*Report, 
 		c.use()
 		r.report.Environment.Backends = append(r.report.Environment.Backends, c.Backend.Info())
 	}
-	for n, seq := range cfg.Seqs {
-		g := group{runner: r, c: cfg.at(seq), index: n}
-		g.enter(contenders, runners)
-		g.rounds()
-		g.leave()
-		g.release()
+	total, n := 0, 0
+	for _, s := range cfg.Series {
+		total += len(s.Seqs)
 	}
-	r.report.Interrupted = ctx.Err() != nil
+	for i := range cfg.Series {
+		end := r.end
+		r.enter(i)
+		r.end = end
+		for k := range runners {
+			runners[k].enter(i)
+			runners[k].end = end
+		}
+		for _, seq := range r.series.Seqs {
+			g := group{runner: r, c: r.series.at(seq), index: n, of: total}
+			g.enter(contenders, runners)
+			g.rounds()
+			g.leave()
+			g.release()
+			n++
+		}
+	}
+	r.finished()
 	return r.report, nil
 }
 
@@ -87,6 +90,7 @@ type group struct {
 	*runner
 	c        Case
 	index    int // among the cases
+	of       int // that many
 	entrants []entrant
 }
 
@@ -114,7 +118,7 @@ func (g *group) enter(contenders []Contender, runners []runner) {
 			e.b.step = g.follow(c.Name, 0)
 			var more bool
 			if more, e.err = e.b.begin(); more {
-				e.each = int(min(max(math.Ceil(roundSeconds/e.b.t.warm), 1), maxEach))
+				e.each = perRound(e.b.t.warm)
 			}
 		}
 		g.entrants = append(g.entrants, e)
@@ -157,6 +161,7 @@ func (g *group) leave() {
 		e := &g.entrants[i]
 		if e.b != nil {
 			e.use()
+			e.b.t.others = -1 // the others' turns are in between
 			free := func() {}
 			if why != "" && e.b.note == "" {
 				free = e.b.cut(why)
@@ -167,7 +172,7 @@ func (g *group) leave() {
 			free()
 			e.row = e.runner.finish(e.row, g.c, e.b.t, e.b.note, e.err)
 		}
-		g.report.Cases = append(g.report.Cases, e.row)
+		g.add(e.row)
 	}
 }
 
@@ -187,7 +192,7 @@ func (g *group) follow(name string, part float64) func(step string) {
 		if g.cfg.Progress == nil {
 			return
 		}
-		g.done = max(g.done, (float64(g.index)+part)/float64(len(g.cfg.Seqs)))
+		g.done = max(g.done, (float64(g.index)+part)/float64(g.of))
 		rest := time.Duration(0)
 		if g.done > 0 {
 			rest = time.Duration(float64(time.Since(g.begin)) * (1/g.done - 1))

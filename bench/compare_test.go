@@ -139,7 +139,7 @@ func TestComparisonWithoutLengths(t *testing.T) {
 	if err != nil || len(r.Cases) != len(compareSeqs) {
 		t.Errorf("%v, %d cases", err, len(r.Cases))
 	}
-	if _, err := Compare(ctx, nil, Config{Dim: -1}); err == nil {
+	if _, err := Compare(ctx, nil, of(Series{Dim: -1})); err == nil {
 		t.Error("a negative head size passes")
 	}
 }

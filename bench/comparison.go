@@ -39,7 +39,7 @@ func (r *Report) comparison(b *strings.Builder) {
 				b.WriteByte('\n')
 			}
 		}
-		if m.Status == NotRun || m.Status == Failed {
+		if m.unmeasured() {
 			fmt.Fprintf(b, "%*s %*s   %s\n", table[0].width, seq, name, m.Contender, m.Note)
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,6 +34,13 @@ type Environment struct {
 	Version  string `json:"version"`
 	Commit   string `json:"commit"`
 	Modified bool   `json:"modified"`
+	// Args say how to repeat the run: the words after "attn".
+	Args []string `json:"args"`
+	// MemoryBytes is what the machine has; 0 where the system does not tell.
+	MemoryBytes int64 `json:"memory_bytes"`
+	// Variables are those of the process's environment that change what is
+	// measured, as NAME=VALUE.
+	Variables []string `json:"variables"`
 	// CGO says whether the program was built with cgo.
 	CGO bool `json:"cgo"`
 	// Seed drew the inputs and the rows that were checked.
@@ -62,7 +70,16 @@ func environment(now time.Time) Environment {
 		Threads:   runtime.GOMAXPROCS(0),
 		Backends:  []backend.Info{},
 		Missing:   []string{},
+		Args:      []string{},
+		Variables: []string{},
 	}
+	for _, v := range os.Environ() {
+		if slices.ContainsFunc([]string{"ATTN_", "GOMAXPROCS=", "GOGC=", "GOMEMLIMIT=", "GODEBUG=", "VK_", "WGPU_"}, func(p string) bool { return strings.HasPrefix(v, p) }) {
+			e.Variables = append(e.Variables, v)
+		}
+	}
+	slices.Sort(e.Variables)
+	e.MemoryBytes = meminfo("MemTotal")
 	if e.CPU == "" {
 		e.CPU = runtime.GOARCH
 	}
@@ -110,15 +127,10 @@ func field(text []byte, key string) string {
 // system tells: the smaller of what the machine and what the control group has
 // left. 0 when unknown.
 func freeMemory() int64 {
-	text, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
+	free := meminfo("MemAvailable")
+	if free == 0 {
 		return 0
 	}
-	kib, err := strconv.ParseInt(strings.TrimSuffix(field(text, "MemAvailable"), " kB"), 10, 64)
-	if err != nil {
-		return 0
-	}
-	free := kib << 10
 	limit, ok := number("/sys/fs/cgroup/memory.max")
 	if !ok {
 		return free // no group, or one without a limit ("max")
@@ -128,6 +140,22 @@ func freeMemory() int64 {
 	// Cached files count as used but give way.
 	cached, _ := strconv.ParseInt(field(bytes.ReplaceAll(stat, []byte(" "), []byte(":")), "inactive_file"), 10, 64)
 	return min(free, max(limit-used+cached, 1))
+}
+
+// meminfo reads a size off Linux's account of the machine; 0 when there is none.
+func meminfo(name string) int64 { return kibibytes("/proc/meminfo", name) }
+
+// kibibytes reads a line "name: 12 kB" of a file, in bytes; 0 when there is none.
+func kibibytes(path, name string) int64 {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0
+	}
+	kib, err := strconv.ParseInt(strings.TrimSuffix(field(text, name), " kB"), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return kib << 10
 }
 
 // number reads a file that holds one number.

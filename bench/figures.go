@@ -2,6 +2,7 @@ package bench
 
 import (
 	"math"
+	"slices"
 
 	"github.com/seed90331342/attn/kernels"
 )
@@ -15,19 +16,33 @@ func (m *Measurement) figures(t timing) {
 	case t.check.Rows > 0 && !t.check.OK():
 		m.Status, m.Note = Wrong, "WRONG: "+t.check.Worst
 		return
-	case len(t.calls) == 0:
+	case len(t.rounds) == 0:
 		m.Status, m.Note = NotRun, "not run: "+m.Note
 		return
 	}
-	m.Status, m.Repetitions = OK, len(t.calls)
-	least := math.Inf(1)
-	for _, s := range t.calls {
-		least = min(least, s)
+	calls, medians := t.calls(), t.medians()
+	mid := median(medians)
+	low, high, sure := medianInterval(medians)
+	m.Status, m.Repetitions = OK, len(calls)
+	m.MedianS, m.MinS, m.Allocs = figure(mid), figure(slices.Min(calls)), &t.allocs
+	m.LowS, m.HighS, m.Confidence = figure(low), figure(high), figure(100*sure)
+	m.Q1S, m.Q3S = figure(quantile(calls, 0.25)), figure(quantile(calls, 0.75))
+	if t.others >= 0 {
+		m.OthersPercent = figure(100 * t.others)
 	}
-	mid := median(t.calls)
-	m.MedianS, m.MinS, m.Allocs = figure(mid), figure(least), &t.allocs
-	m.GFLOPS, m.GBS = figure(float64(m.FLOPs)/mid/1e9), figure(float64(m.Bytes)/mid/1e9)
-	m.ceilings(median(t.peaks), median(t.reads), median(t.launches))
+	if t.peak >= 0 {
+		m.Memory.HostPeak = &t.peak
+	}
+	if m.FLOPs > 0 {
+		m.GFLOPS, m.GFLOPSFull = figure(float64(m.FLOPs)/mid/1e9), figure(float64(m.FLOPsFull)/mid/1e9)
+	}
+	m.GBS = figure(float64(m.Bytes) / mid / 1e9)
+	peak := median(t.measured(func(r *round) float64 { return r.peak }))
+	read := median(t.measured(func(r *round) float64 { return r.read }))
+	m.ceilings(peak, read, median(t.measured(func(r *round) float64 { return r.launch })))
+	for _, r := range t.rounds {
+		m.Rounds = append(m.Rounds, Round{TimesS: r.calls, CeilingGFLOPS: rate(r.peak), CeilingGBS: rate(r.read), LaunchS: positive(r.launch)})
+	}
 	if len(t.kernels) > 0 {
 		m.KernelS = figure(median(t.kernels))
 	}
@@ -48,10 +63,15 @@ func (m *Measurement) figures(t timing) {
 func (m *Measurement) ceilings(peak, read, launch float64) {
 	if peak > 0 {
 		m.CeilingGFLOPS = figure(peak / 1e9)
-		m.Percent = figure(100 * *m.GFLOPS / *m.CeilingGFLOPS)
+		if m.GFLOPS != nil {
+			m.Percent = figure(100 * *m.GFLOPS / *m.CeilingGFLOPS)
+		}
 	}
 	if read > 0 {
 		m.CeilingGBS = figure(read / 1e9)
+	}
+	if peak > 0 && read > 0 {
+		m.RoofGFLOPS = figure(min(peak, m.Intensity*read) / 1e9)
 	}
 	if launch > 0 {
 		m.LaunchS = figure(launch)
@@ -64,6 +84,17 @@ func (m *Measurement) ceilings(peak, read, launch float64) {
 	case BoundLaunch:
 		m.PercentOfBound = figure(100 * *m.LaunchS / *m.MedianS)
 	}
+}
+
+// rate returns operations or bytes a second in 10^9, null for 0.
+func rate(x float64) *float64 { return positive(x / 1e9) }
+
+// positive returns x, or null for 0.
+func positive(x float64) *float64 {
+	if x <= 0 {
+		return nil
+	}
+	return figure(x)
 }
 
 // figure returns x, or null for what JSON cannot hold.

@@ -4,7 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"runtime"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,19 +20,25 @@ const (
 	// maxStages is the longest call, in seconds, of the three stages that is
 	// worth the comparison: twice a sweep's longest fused call.
 	maxStages = 2 * sweepCall
-	// warmSeconds and warmCalls bound the warm-up of short calls: until caches
-	// and clocks have settled.
+	// stagesSeconds is what the calls of the three stages add up to, and those by
+	// the device's clock: enough for their medians to settle.
+	stagesSeconds = 0.4
+	// warmSeconds is how long short calls are warmed up at least and warmLimit
+	// at most: until caches and clocks have settled, which they have when
+	// warmAlike calls one after the other lie within a settled part of their
+	// median. warmCalls are enough in any case.
 	warmSeconds = 0.03
-	warmCalls   = 10
+	warmLimit   = 0.3
+	warmCalls   = 50
+	warmAlike   = 5
+	settled     = 0.05
 )
 
 // timing is what the repetitions of one case gave; times in seconds.
 type timing struct {
-	warm          float64 // the last call of the warm-up
-	calls, stages []float64
-	peaks         []float64 // fused multiply-adds, operations a second
-	reads         []float64 // of the operands, bytes a second
-	launches      []float64 // of an empty kernel, seconds
+	warm   float64 // a call at the end of the warm-up
+	rounds []round
+	stages []float64
 	// kernels are calls by the device's own clock, listened the same calls by
 	// the wall's, which are no repetitions; clock says that there is one.
 	clock             bool
@@ -45,6 +52,12 @@ type timing struct {
 	moved    int64
 	allocs   int64
 	check    kernels.CheckReport
+	// peak is the growth of the host's memory until the first calls were done;
+	// negative when the system does not tell.
+	peak int64
+	// others is the part of the backend's threads that others took; negative when
+	// the system does not tell.
+	others float64
 }
 
 // bencher measures one case on one backend.
@@ -65,6 +78,9 @@ type bencher struct {
 	// left is the time left; negative when there is no budget.
 	left func() time.Duration
 
+	// limit is how long, in seconds, the rounds may take that only make the median
+	// more precise.
+	limit float64
 	// alone says that the three stages are not measured beside the call.
 	alone bool
 
@@ -82,17 +98,18 @@ func (b *bencher) run() (timing, string, error) {
 	if more, err := b.begin(); !more {
 		return b.t, b.note, err
 	}
-	rounds, each := repetitions(b.t.warm)
-	for r := range rounds {
+	each, began, load := perRound(b.t.warm), time.Now(), loadNow()
+	for !b.t.enough(time.Since(began).Seconds(), b.limit) {
 		if why := b.stop(); why != "" {
 			defer b.cut(why)()
 			break
 		}
-		b.step(fmt.Sprintf("repetition %d/%d", r*each+1, rounds*each))
+		b.step(fmt.Sprintf("round %d", len(b.t.rounds)+1))
 		if err := b.round(&b.t, each); err != nil {
 			return b.t, b.note, b.stopped(err) // what an ended call leaves is nothing to check
 		}
 	}
+	b.t.others = load.others(b.be.Info().Threads)
 	return b.t, b.note, b.end()
 }
 
@@ -118,8 +135,9 @@ func (b *bencher) cut(why string) (free func()) {
 // begin draws the inputs, warms the call up and checks what it wrote, and reports
 // whether there is more to measure. The caller releases b, also beside an error.
 func (b *bencher) begin() (more bool, err error) {
-	b.t.allocs, b.last = math.MaxInt64, b.work
+	b.t.allocs, b.last, b.t.peak, b.t.others = math.MaxInt64, b.work, -1, -1
 	b.step("inputs")
+	before := resident()
 	var h heard
 	if b.op, err = b.c.load(h.listen(b.work), b.be, b.seed); err != nil {
 		return false, b.stopped(err)
@@ -127,17 +145,25 @@ func (b *bencher) begin() (more bool, err error) {
 	loaded := h.take()
 	b.t.move, b.t.moved = loaded.move, loaded.moved
 	// What has no room on the device makes another plan than the one without memory.
-	plan, err := kernels.Plan(b.be, b.op.q, b.op.k, b.op.v, b.c.options(b.op.bias))
+	plan, err := kernels.Plan(b.be, b.op.q, b.op.k, b.op.v, b.c.plannedOptions(b.op.bias))
 	if err != nil {
 		return false, b.stopped(err)
 	}
 	b.t.plan = &plan
-	// Garbage of the case before must not be collected on this one's time.
-	runtime.GC()
+	if err := b.before(b.work); err != nil {
+		return false, b.stopped(err)
+	}
+	// What is garbage by now must not be collected on the time of calls, nor count
+	// as their memory.
+	debug.FreeOSMemory()
+	reset := resetPeak()
 
 	b.step("warm-up")
 	if b.t.warm, err = b.warm(); err != nil {
 		return false, b.stopped(err)
+	}
+	if peak := peakResident(); reset && before > 0 && peak > 0 {
+		b.t.peak = max(peak-before, 0)
 	}
 	b.step("check")
 	if b.t.check, err = b.verify(b.work, b.seed); err != nil || !b.t.check.OK() {
@@ -151,7 +177,7 @@ func (b *bencher) begin() (more bool, err error) {
 	if err = b.renew(); err != nil {
 		return false, b.stopped(err)
 	}
-	if !b.alone {
+	if !b.alone && b.c.Variant == Fused {
 		if b.note, err = b.prepareStages(b.t.warm); err != nil {
 			return false, b.stopped(err)
 		}
@@ -161,7 +187,7 @@ func (b *bencher) begin() (more bool, err error) {
 
 // end checks what the repetitions wrote.
 func (b *bencher) end() error {
-	if len(b.t.calls) == 0 {
+	if len(b.t.rounds) == 0 {
 		return nil
 	}
 	b.step("check")
@@ -181,7 +207,7 @@ func (b *bencher) release() {
 	b.staged.Release()
 }
 
-// renew puts a new output in the place of the one that was written.
+// renew puts new outputs in the place of those that were written.
 func (b *bencher) renew() error {
 	_, _, _, shape := b.c.shapes()
 	o, err := b.be.Alloc(b.work, b.c.DType, shape)
@@ -190,103 +216,95 @@ func (b *bencher) renew() error {
 	}
 	b.op.o.Release()
 	b.op.o = o
-	return nil
+	if b.c.Variant != QK && b.c.Variant != Stages {
+		return nil
+	}
+	b.op.w.Release()
+	b.op.w, err = b.be.Alloc(b.work, backend.F32, b.c.weightsShape())
+	return err
 }
 
-// probe times the fused call and the three stages, only to predict longer ones.
+// probe times the call and, beside the fused one, the three stages, only to predict
+// longer ones.
 func (b *bencher) probe() (t timing, err error) {
 	b.step("probe")
 	if b.op, err = b.c.load(b.work, b.be, b.seed); err != nil {
 		return t, err
 	}
-	defer b.op.release()
-	defer func() { b.staged.Release() }()
+	defer b.release()
+	if err = b.before(b.work); err != nil {
+		return t, err
+	}
 	if t.warm, err = b.warm(); err != nil {
 		return t, err
 	}
 	t.compile, t.compiled = b.t.compile, b.t.compiled
+	if b.c.Variant != Fused {
+		return t, nil
+	}
 	if _, err = b.prepareStages(t.warm); err != nil || b.staged.Weights.IsZero() {
 		return t, err
 	}
-	seconds, err := b.time(b.staged)
+	seconds, err := b.timeStages()
 	t.stages = append(t.stages, seconds)
 	return t, err
 }
 
-// warm runs the call until short ones have settled and returns the seconds of
-// the last one.
+// warm runs the call until short ones have settled and returns the median seconds of
+// the last ones.
 func (b *bencher) warm() (float64, error) {
-	total, last := 0.0, 0.0
+	var last []float64
 	var h heard
-	for n := 0; n == 0 || n < warmCalls && total < warmSeconds; n++ {
+	for n, total := 0, 0.0; n == 0 || n < warmCalls && total < warmSeconds || n < warmCalls && total < warmLimit && !alike(last); n++ {
 		ctx := b.work
 		if n == 0 { // the one that compiles
 			ctx = h.listen(ctx)
 		}
-		var err error
-		if last, err = b.timeIn(ctx, b.op.result()); err != nil {
+		seconds, err := b.timeIn(ctx)
+		if err != nil {
 			return 0, err
 		}
-		total += last
+		total += seconds
+		if last = append(last, seconds); len(last) > warmAlike || n == 1 { // the first one is no guide to others
+			last = last[1:]
+		}
 	}
 	b.t.prepared(h.take())
-	return last, nil
+	return median(last), nil
 }
 
-// time runs one call into out and returns its seconds, its completion included.
-func (b *bencher) time(out kernels.Result) (float64, error) { return b.timeIn(b.work, out) }
+// alike reports whether the last calls of a warm-up have settled.
+func alike(last []float64) bool {
+	if len(last) < warmAlike {
+		return false
+	}
+	return slices.Max(last)-slices.Min(last) <= 2*settled*median(last)
+}
+
+// time runs one call and returns its seconds, its completion included.
+func (b *bencher) time() (float64, error) { return b.timeIn(b.work) }
 
 // timeIn is time in a context of its own.
-func (b *bencher) timeIn(ctx context.Context, out kernels.Result) (float64, error) {
+func (b *bencher) timeIn(ctx context.Context) (float64, error) {
 	begin := time.Now()
-	err := kernels.AttentionInto(ctx, b.be, out, b.op.q, b.op.k, b.op.v, b.c.options(b.op.bias))
+	err := b.call(ctx)
+	return time.Since(begin).Seconds(), err
+}
+
+// timeStages runs the three stages once, beside the fused call.
+func (b *bencher) timeStages() (float64, error) {
+	begin := time.Now()
+	err := kernels.AttentionInto(b.work, b.be, b.staged, b.op.q, b.op.k, b.op.v, b.c.options(b.op.bias))
 	return time.Since(begin).Seconds(), err
 }
 
 // verify recomputes rows of the output in float64.
 func (b *bencher) verify(ctx context.Context, seed uint64) (kernels.CheckReport, error) {
+	if err := b.complete(ctx); err != nil {
+		return kernels.CheckReport{}, err
+	}
 	return kernels.Check(ctx, b.be, b.op.q, b.op.k, b.op.v, b.op.result(), b.c.options(b.op.bias),
 		kernels.CheckOptions{Rows: b.rows, Seed: seed})
-}
-
-// round measures once around: the ceilings, the calls with their allocations, a call
-// by the device's clock, the three stages. What is compared lies close together in time.
-func (b *bencher) round(t *timing, each int) error {
-	if err := b.ceilings(t); err != nil {
-		return fmt.Errorf("ceiling: %w", err)
-	}
-	var before, after runtime.MemStats
-	first := len(t.calls)
-	t.calls = append(t.calls, make([]float64, each)...)[:first] // not grown while counting
-	runtime.ReadMemStats(&before)
-	for range each {
-		seconds, err := b.time(b.op.result())
-		if err != nil {
-			return err
-		}
-		t.calls = append(t.calls, seconds)
-		if b.stop() != "" {
-			break
-		}
-	}
-	runtime.ReadMemStats(&after)
-	// Another goroutine's allocations can only add: the least is the call's.
-	t.allocs = min(t.allocs, int64(after.Mallocs-before.Mallocs)/int64(len(t.calls)-first))
-	if b.stop() != "" {
-		return nil
-	}
-	if err := b.kernel(t); err != nil {
-		return err
-	}
-	if b.staged.Weights.IsZero() || b.stop() != "" || sum(t.stages) > targetSeconds {
-		return nil // a comparison needs fewer digits than the figure
-	}
-	seconds, err := b.time(b.staged)
-	if err != nil {
-		return fmt.Errorf("three stages: %w", err)
-	}
-	t.stages = append(t.stages, seconds)
-	return nil
 }
 
 // prepareStages allocates outputs for the three stages and warms them up, or
@@ -297,19 +315,19 @@ func (b *bencher) prepareStages(fused float64) (note string, err error) {
 		limit = min(limit, float64(free)/2)
 	}
 	bytes := 4 * product(b.c.weightsShape())
-	rounds, _ := repetitions(fused)
+	rounds := leastRounds(fused)
 	left := b.left()
 	switch {
 	case bytes > limit:
 		return fmt.Sprintf("stages skipped: %s of weights", size(bytes)), nil
 	case b.stageTime > maxStages:
 		return fmt.Sprintf("stages skipped: predicted %s each", duration(b.stageTime)), nil
-	case left >= 0 && caseSeconds(fused)+b.stageTime*float64(1+rounds) > left.Seconds():
+	case left >= 0 && leastSeconds(fused)+b.stageTime*float64(1+rounds) > left.Seconds():
 		return fmt.Sprintf("stages skipped: %s of the budget is left", duration(left.Seconds())), nil
 	}
 	b.step("three stages")
 	if err = b.allocStages(); err == nil {
-		if _, err = b.time(b.staged); err == nil {
+		if _, err = b.timeStages(); err == nil {
 			return "", nil
 		}
 	}

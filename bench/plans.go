@@ -13,29 +13,30 @@ import (
 // rows of status [NotRun] with a Plan, or with the reason why there is none. Without
 // lengths they are those of [Compare]. The error is that of [Config.Check].
 func Plans(backends []backend.Backend, cfg Config) (*Report, error) {
-	if len(cfg.Seqs) == 0 {
-		cfg.Seqs = compareSeqs
-	}
-	cfg, err := cfg.withDefaults()
+	cfg, err := cfg.withLengths()
 	if err != nil {
 		return nil, err
 	}
-	r := newReport(cfg)
+	report := newReport(cfg)
+	r := runner{report: report, cfg: cfg}
 	for _, be := range backends {
 		info := be.Info()
-		r.Environment.Backends = append(r.Environment.Backends, info)
-		for _, seq := range cfg.Seqs {
-			c := cfg.at(seq)
-			m := row(info, c)
-			if plan, err := c.plan(be); err != nil {
-				m = failed(m, err)
-			} else {
-				m.FLOPs, m.Bytes, m.Path, m.Plan = plan.FLOPs, c.moved(plan), plan.Path, &plan
+		report.Environment.Backends = append(report.Environment.Backends, info)
+		for i := range cfg.Series {
+			r.enter(i)
+			for _, seq := range r.series.Seqs {
+				c := r.series.at(seq)
+				m := r.row(info, c)
+				if plan, err := c.plan(be); err != nil {
+					m = failed(m, err)
+				} else {
+					m.planned(c, info, plan)
+				}
+				report.Cases = append(report.Cases, m)
 			}
-			r.Cases = append(r.Cases, m)
 		}
 	}
-	return r, nil
+	return report, nil
 }
 
 // WritePlans writes the plans of a report's cases for people.

@@ -58,12 +58,12 @@ func (r *runner) rest(seq int, running, elapsed float64) float64 {
 
 // whole predicts the seconds of a whole case of length seq.
 func (r *runner) whole(seq int) float64 {
-	s := caseSeconds(r.predict(seq))
-	if n := product(r.cfg.at(seq).weightsShape()); 4*n <= maxWeights {
-		// A warm-up, and repetitions until targetSeconds have passed.
+	s := leastSeconds(r.predict(seq))
+	if n := product(r.series.at(seq).weightsShape()); 4*n <= maxWeights {
+		// A warm-up, and repetitions until stagesSeconds have passed.
 		if stage := r.stage.predict(int64(n)); stage <= maxStages {
-			rounds, _ := repetitions(r.predict(seq))
-			s += stage + min(float64(rounds)*stage, targetSeconds+stage)
+			rounds := leastRounds(r.predict(seq))
+			s += stage + min(float64(rounds)*stage, stagesSeconds+stage)
 		}
 	}
 	return s
@@ -76,7 +76,7 @@ func (r *runner) predict(seq int) float64 {
 		return 0
 	}
 	growth := float64(seq) / float64(r.seq)
-	if r.cfg.SeqQ == 0 && r.cfg.Window == nil {
+	if r.series.SeqQ == 0 && r.series.Window == nil {
 		growth *= growth
 	}
 	return r.call.seconds * growth
@@ -85,8 +85,8 @@ func (r *runner) predict(seq int) float64 {
 // later returns the lengths that come after seq on one backend, as far as known.
 func (r *runner) later(seq int) []int {
 	var seqs []int
-	if len(r.cfg.Seqs) > 0 {
-		for _, s := range r.cfg.Seqs {
+	if len(r.series.Seqs) > 0 {
+		for _, s := range r.series.Seqs {
 			if s > seq {
 				seqs = append(seqs, s)
 			}

@@ -3,6 +3,7 @@ package bench
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"math"
 	"os"
@@ -23,13 +24,17 @@ func sample() *Report {
 	f := func(x float64) *float64 { return &x }
 	n := func(x int64) *int64 { return &x }
 	row := func(name string, seq int) Measurement {
-		return Measurement{Backend: name, Provider: "gonum v0.17.0", Variant: Fused, DType: "f32", Batch: 1, Heads: 8, KVHeads: 2,
-			SeqQ: seq, SeqK: seq, Dim: 64, Causal: true, Threads: 2, Path: "fused blocks", FLOPs: int64(seq) * int64(seq) * 1024}
+		return Measurement{Backend: name, Provider: "gonum v0.17.0", Series: "plain", Name: fmt.Sprintf("f32/b1h8s%dd64/kv2/causal", seq), Variant: Fused, DType: "f32", Batch: 1, Heads: 8, KVHeads: 2,
+			SeqQ: seq, SeqK: seq, Dim: 64, Causal: true, Threads: 2, Path: "fused blocks", Pairs: int64(seq) * int64(seq) * 4,
+			FLOPs: int64(seq) * int64(seq) * 1024, FLOPsFull: int64(seq) * int64(seq) * 2048, Memory: Memory{Operands: int64(seq) * 5120, Scratch: 65536}, Rounds: []Round{}}
 	}
 	ok := row("cpu", 256)
 	ok.Status, ok.Repetitions = OK, 80
 	ok.MedianS, ok.MinS, ok.GFLOPS, ok.CeilingGFLOPS, ok.Percent = f(0.00123), f(0.0012), f(54.56), f(100.25), f(54.42)
 	ok.Bytes, ok.GBS, ok.CeilingGBS, ok.Bound, ok.PercentOfBound = 393216, f(0.3197), f(200.5), BoundFMA, f(54.42)
+	ok.LowS, ok.HighS, ok.Confidence, ok.Q1S, ok.Q3S, ok.OthersPercent = f(0.00122), f(0.00125), f(96.9), f(0.00121), f(0.00127), f(12.5)
+	ok.GFLOPSFull, ok.Intensity, ok.RoofGFLOPS, ok.Memory.HostPeak = f(109.1), 170.7, f(100.25), n(2<<20)
+	ok.Rounds = []Round{{TimesS: []float64{0.00122, 0.00124}, CeilingGFLOPS: f(100.25), CeilingGBS: f(200.5)}}
 	ok.StagesS, ok.SpeedupVsStages, ok.Allocs, ok.MaxError, ok.ErrorBound = f(0.00258), f(2.1), n(3), f(6.4e-8), f(7.25e-5)
 	large := row("cpu", 65536)
 	large.Status, large.Note, large.Repetitions, large.PredictedS = OK, "stages skipped: 128.0 GiB of weights", 3, f(12)
@@ -44,7 +49,7 @@ func sample() *Report {
 	left := 4095
 	read.WindowLeft, read.Softcap, read.Mask = &left, 50, "f32"
 	skipped := row("cpu", 131072)
-	skipped.Status, skipped.Note, skipped.PredictedS = NotRun, "not run: predicted 42.0 s each, 3.20 s of the budget is left", f(42)
+	skipped.Status, skipped.Note, skipped.PredictedS = Predicted, "predicted 42.0 s each, 3.20 s of the budget is left", f(42)
 	wrong := row("gpu:0", 256)
 	wrong.Status, wrong.Note, wrong.Threads = Wrong, "WRONG: o[0,3,17,5] is 1.5, should be 0.25", 0
 	wrong.MaxError, wrong.ErrorBound = f(1.25), f(7.25e-5)
@@ -59,7 +64,7 @@ func sample() *Report {
 	return &Report{
 		Schema: Schema,
 		Environment: Environment{Date: "2026-01-02T03:04:05Z", GoVersion: "go1.26.0", OS: "linux", Arch: "amd64", CPU: "Some CPU", CPUs: 4, Threads: 2,
-			Version: "v0.1.0", Commit: "0123456789abcdef", Modified: true, CGO: true, Seed: 1, CheckedRows: 16, BudgetS: 48,
+			Version: "v0.1.0", Commit: "0123456789abcdef", Modified: true, CGO: true, Seed: 1, Args: []string{"bench", "--causal"}, MemoryBytes: 8 << 30, Variables: []string{"GOMAXPROCS=2"}, CheckedRows: 16, BudgetS: 48,
 			Backends: []backend.Info{
 				{Name: "cpu", Device: "Some CPU", Type: backend.CPU, Provider: "gonum v0.17.0", Threads: 2},
 				{Name: "gpu:0", Device: "Some GPU", Type: backend.Discrete, Provider: "wgpu v1", Driver: "driver 2", Limits: []backend.Limit{{Name: "binding", Value: 1 << 27}}},
@@ -68,6 +73,7 @@ func sample() *Report {
 		Cases: []Measurement{ok, large, read, skipped, short, wrong},
 		Ceilings: []Ceiling{{Contender: "avx2", Backend: "cpu", Threads: 2, GFLOPS: f(234.5), MemoryGBS: f(45.5), Others: []Rate{}},
 			{Contender: "gpu:0", Backend: "gpu:0", GFLOPS: f(60000), LaunchS: f(0.00003), Others: []Rate{{"copy", 3900}}}},
+		Growth: []Growth{{Backend: "cpu", Series: "plain", Variant: Fused, Lengths: 3, From: 4096, To: 16384, Time: 1.98, Memory: 1}},
 	}
 }
 
@@ -155,7 +161,8 @@ func TestJSONHoldsEveryField(t *testing.T) {
 	for i, c := range loose.Cases {
 		for _, name := range strings.Fields(`backend provider variant dtype batch heads kv_heads seq_q seq_k dim causal threads
 			median_s gflops ceiling_gflops percent max_error error_bound allocs speedup_vs_stages flops
-			bytes gbs ceiling_gbs bound percent_of_bound kernel_s launch_s compile_s move_s plan window_left window_right softcap mask`) {
+			bytes gbs ceiling_gbs bound rounds low_s high_s confidence q1_s q3_s others_percent pairs flops_full gflops_full
+			intensity roof_gflops memory series name resumed percent_of_bound kernel_s launch_s compile_s move_s plan window_left window_right softcap mask`) {
 			if _, ok := c[name]; !ok {
 				t.Errorf("case %d has no %s, only %v", i, name, slices.Sorted(maps.Keys(c)))
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
@@ -18,11 +19,11 @@ const (
 	probeSeconds = 0.05
 )
 
-// Run measures every case on every backend, in that order, and reports. Results
+// Run measures every series on every backend, one after the other, and reports. Results
 // that are wrong, calls that fail and a budget that ends are in the report, not
 // errors; see [Report.Err]. When ctx is cancelled the repetition that runs may
 // end, and the report holds what was measured until then. The error is that of
-// [Config.Check].
+// [Config.Check], or says that Config.Resume is of something else (ErrOption).
 //
 // A backend that computes in parallel on the machine that is timed should not
 // be in use elsewhere meanwhile.
@@ -33,12 +34,21 @@ func Run(ctx context.Context, backends []backend.Backend, cfg Config) (*Report, 
 	}
 	r, free := newRunner(ctx, cfg, len(backends))
 	defer free()
+	if err := r.resumable(backends); err != nil {
+		return nil, err
+	}
 	for i, be := range backends {
 		r.report.Environment.Backends = append(r.report.Environment.Backends, be.Info())
 		r.backend(be, i)
 	}
-	r.report.Interrupted = ctx.Err() != nil
+	r.finished()
 	return r.report, nil
+}
+
+// finished ends the report.
+func (r *runner) finished() {
+	r.report.Interrupted = r.ctx.Err() != nil
+	r.report.Growth = growth(r.report.Cases)
 }
 
 // newRunner begins a run. The caller calls free at its end.
@@ -61,7 +71,8 @@ func newReport(cfg Config) *Report {
 	env := environment(time.Now())
 	env.Seed, env.CheckedRows, env.BudgetS = cfg.Seed, cfg.Rows, cfg.Budget.Seconds()
 	env.Missing = append(env.Missing, cfg.Missing...)
-	return &Report{Schema: Schema, Environment: env, Cases: []Measurement{}, Ceilings: []Ceiling{}}
+	env.Args = append(env.Args, cfg.Args...)
+	return &Report{Schema: Schema, Environment: env, Cases: []Measurement{}, Ceilings: []Ceiling{}, Growth: []Growth{}}
 }
 
 // runner is a run under way.
@@ -74,16 +85,18 @@ type runner struct {
 	backends int     // in all
 	done     float64 // of Progress
 
-	// Of the backend that is measured:
-	index int
-	began time.Time
-	end   time.Time // of its share of the budget; zero without one
-	call  cost
-	stage cost // in weights, as the stages compute every pair
-	seq   int  // length of the last call timed
+	// Of the backend that is measured, and of its series:
+	index  int
+	began  time.Time
+	series *Series
+	nth    int       // of the series
+	end    time.Time // of its share of the budget; zero without one
+	call   cost
+	stage  cost // in weights, as the stages compute every pair
+	seq    int  // length of the last call timed
 }
 
-// left returns what is left of the backend's share; negative without a budget.
+// left returns what is left of the series' share; negative without a budget.
 func (r *runner) left() time.Duration {
 	if r.end.IsZero() {
 		return -1
@@ -91,11 +104,14 @@ func (r *runner) left() time.Duration {
 	return max(time.Until(r.end), 0)
 }
 
+// interrupted is why a run stops on Ctrl-C.
+const interrupted = "interrupted"
+
 // stop says why to end between repetitions; "" to go on.
 func (r *runner) stop() string {
 	switch {
 	case r.ctx.Err() != nil:
-		return "interrupted"
+		return interrupted
 	case r.left() == 0:
 		return "the budget is spent"
 	}
@@ -104,37 +120,65 @@ func (r *runner) stop() string {
 
 // limit returns the longest call in seconds; 0 for none.
 func (r *runner) limit() float64 {
-	if len(r.cfg.Seqs) > 0 {
+	if len(r.series.Seqs) > 0 {
 		return 0
 	}
 	return sweepCall
 }
 
-// backend measures all cases on be, the index-th.
+// backend measures all series on be, the index-th.
 func (r *runner) backend(be backend.Backend, index int) {
-	r.index, r.began, r.end = index, time.Now(), time.Time{}
-	r.call, r.stage, r.seq = cost{}, cost{}, 0
+	r.index, r.began = index, time.Now()
+	end := r.began
 	if r.cfg.Budget > 0 {
-		left := max(time.Until(r.begin.Add(r.cfg.Budget)), 0)
-		r.end = r.began.Add(share(left, r.backends-index))
+		end = r.began.Add(share(max(time.Until(r.begin.Add(r.cfg.Budget)), 0), r.backends-index))
 	}
-	if len(r.cfg.Seqs) > 0 {
-		for _, seq := range r.cfg.Seqs {
-			r.report.Cases = append(r.report.Cases, r.measure(be, r.cfg.at(seq)))
+	for i := range r.cfg.Series {
+		r.enter(i)
+		if r.cfg.Budget > 0 {
+			r.end = time.Now().Add(share(max(time.Until(end), 0), len(r.cfg.Series)-i))
+		}
+		r.measureSeries(be)
+	}
+}
+
+// enter begins the i-th series, of whose costs nothing is known.
+func (r *runner) enter(i int) {
+	r.series, r.nth, r.end = &r.cfg.Series[i], i, time.Time{}
+	r.call, r.stage, r.seq = cost{}, cost{}, 0
+}
+
+// measureSeries measures the series on be.
+func (r *runner) measureSeries(be backend.Backend) {
+	if len(r.series.Seqs) > 0 {
+		for _, seq := range r.series.Seqs {
+			r.add(r.measure(be, r.series.at(seq)))
 		}
 		return
 	}
 	for seq := sweepStart; seq <= maxSeq; seq *= 2 {
-		m := r.measure(be, r.cfg.at(seq))
-		r.report.Cases = append(r.report.Cases, m)
-		if m.Status == NotRun || m.Status == Failed {
+		m := r.measure(be, r.series.at(seq))
+		r.add(m)
+		if m.Status != OK && m.Status != Wrong {
 			return // a longer one would not do better
 		}
 	}
 }
 
+// add puts a row into the report.
+func (r *runner) add(m Measurement) {
+	r.report.Cases = append(r.report.Cases, m)
+	if r.cfg.Measured != nil {
+		r.report.Growth = growth(r.report.Cases)
+		r.cfg.Measured(r.report)
+	}
+}
+
 // measure runs one case and puts its figures in a row.
 func (r *runner) measure(be backend.Backend, c Case) Measurement {
+	if m, ok := r.resumed(be.Info(), c); ok {
+		return m
+	}
 	m, b := r.prepare(be, c)
 	if b == nil {
 		return m
@@ -149,56 +193,72 @@ func (r *runner) finish(m Measurement, c Case, t timing, note string, err error)
 	if err != nil {
 		return failed(m, err)
 	}
-	r.learn(c, m.FLOPs, t)
+	r.learn(c, m.weight(), t)
 	if t.plan != nil {
 		m.Path, m.Plan = t.plan.Path, t.plan
+		m.Memory.Scratch = t.plan.Scratch
 	}
 	m.Note = note
 	m.figures(t)
+	if m.Status == NotRun && m.PredictedS != nil && r.ctx.Err() == nil {
+		m.Status, m.Note = Predicted, strings.TrimPrefix(m.Note, "not run: ") // the budget ended before its first round
+	}
 	return m
 }
 
 // prepare returns the row of a case that has not run yet, and what measures it;
 // nil when it does not run, for the reason that the row notes.
 func (r *runner) prepare(be backend.Backend, c Case) (Measurement, *bencher) {
-	m := row(be.Info(), c)
-	if m.Note = r.stop(); m.Note != "" {
-		m.Note = "not run: " + m.Note
-		return m, nil
-	}
+	m := r.row(be.Info(), c)
 	plan, err := c.plan(be)
 	if err != nil {
 		return failed(m, err), nil
 	}
-	m.FLOPs, m.Bytes, m.Path, m.Plan = plan.FLOPs, c.moved(plan), plan.Path, &plan
+	m.planned(c, be.Info(), plan)
+	if r.call.known() {
+		m.PredictedS = figure(r.call.predict(m.weight()))
+	}
+	if why := r.stop(); why != "" {
+		return m.skipped(why), nil
+	}
 	need := c.bytes()
 	if free := freeMemory(); need < 0 || free > 0 && need > free {
-		m.Note = fmt.Sprintf("not run: needs %s, %s are free", size(float64(uint64(need))), size(float64(free)))
-		return m, nil
+		return m.skipped(fmt.Sprintf("needs %s, %s are free", size(float64(uint64(need))), size(float64(free)))), nil
 	}
-	if len(r.cfg.Seqs) == 0 && need > sweepBytes {
-		m.Note = fmt.Sprintf("not run: takes %s, a sweep ends at %s (give --seq for more)", size(float64(need)), size(sweepBytes))
-		return m, nil
+	if len(r.series.Seqs) == 0 && need > sweepBytes {
+		return m.skipped(fmt.Sprintf("takes %s, a sweep ends at %s (give --seq for more)", size(float64(need)), size(sweepBytes))), nil
 	}
 	approached := r.approach(be, c)
-	predicted := r.call.predict(plan.FLOPs)
+	predicted := r.call.predict(m.weight())
 	if r.call.known() {
-		m.PredictedS = &predicted
+		m.PredictedS = figure(predicted)
 	}
-	if m.Note = admit(predicted, r.limit(), r.left()); m.Note != "" {
+	if why := admit(predicted, r.limit(), r.left()); why != "" {
+		m.Status, m.Note = Predicted, why
 		return m, nil
 	}
-	return m, &bencher{be: be, c: c, work: r.work, stop: r.stop, seed: r.cfg.Seed, rows: r.cfg.Rows, left: r.left,
+	return m, &bencher{be: be, c: c, work: r.work, stop: r.stop, seed: r.cfg.Seed, rows: r.cfg.Rows, left: r.left, limit: r.patience(c.Dims.SeqK),
 		stageTime: r.stage.predict(int64(product(c.weightsShape()))), t: approached}
 }
 
+// patience returns how long, in seconds, the rounds of a case may take that only make
+// its median more precise: an even part of the budget that is left for a series
+// whose lengths are known, else caseSeconds.
+func (r *runner) patience(seq int) float64 {
+	left := r.left()
+	if left < 0 || len(r.series.Seqs) == 0 {
+		return caseSeconds
+	}
+	return left.Seconds() / float64(len(r.later(seq))+2)
+}
+
 // row returns what is known of a case before it runs.
-func row(info backend.Info, c Case) Measurement {
+func (r *runner) row(info backend.Info, c Case) Measurement {
 	d := c.Dims
 	m := Measurement{
-		Backend: info.Name, Provider: info.Provider, Variant: c.Variant, DType: c.DType.String(),
+		Backend: info.Name, Provider: info.Provider, Series: r.series.Name, Name: c.String(), Variant: c.Variant, DType: c.DType.String(),
 		Batch: d.Batch, Heads: d.Heads, KVHeads: d.KVHeads, SeqQ: d.SeqQ, SeqK: d.SeqK, Dim: d.Dim,
-		Causal: c.Causal, Softcap: c.Softcap, Threads: info.Threads, Status: NotRun,
+		Causal: c.Causal, Softcap: c.Softcap, Threads: info.Threads, Status: NotRun, Rounds: []Round{},
 	}
 	if c.Mask {
 		m.Mask = backend.F32.String()
@@ -206,6 +266,30 @@ func row(info backend.Info, c Case) Measurement {
 	if w := c.Window; w != nil {
 		m.WindowLeft, m.WindowRight = bounded(w.Left), bounded(w.Right)
 	}
+	return m
+}
+
+// planned fills in what follows from a case and its plan.
+func (m *Measurement) planned(c Case, info backend.Info, plan backend.Plan) {
+	w := c.work(plan.Pairs)
+	m.Pairs, m.FLOPs, m.FLOPsFull, m.Bytes = w.pairs, w.flops, w.full, w.bytes
+	m.Intensity = float64(w.flops) / float64(w.bytes)
+	m.Memory = c.memory(plan.Scratch, info.Type != backend.CPU)
+	m.Path, m.Plan = plan.Path, &plan
+}
+
+// weight is what a call's time is taken to grow with: operations, or bytes where there
+// are none.
+func (m *Measurement) weight() int64 { return max(m.FLOPs, m.Bytes/8) }
+
+// skipped says why a case does not run, and that there is a prediction where there
+// is one.
+func (m Measurement) skipped(why string) Measurement {
+	if m.PredictedS != nil && why != interrupted {
+		m.Status, m.Note = Predicted, "predicted "+duration(*m.PredictedS)+" each, "+why
+		return m
+	}
+	m.Status, m.Note = NotRun, "not run: "+why
 	return m
 }
 
@@ -218,14 +302,14 @@ func failed(m Measurement, err error) Measurement {
 	return m
 }
 
-// learn remembers what t cost.
-func (r *runner) learn(c Case, flops int64, t timing) {
+// learn remembers what t cost, of so much weight.
+func (r *runner) learn(c Case, weight int64, t timing) {
 	seconds := t.warm
-	if len(t.calls) > 0 {
-		seconds = median(t.calls)
+	if len(t.rounds) > 0 {
+		seconds = median(t.medians())
 	}
 	if seconds > 0 {
-		r.call, r.seq = cost{seconds, flops}, c.Dims.SeqK
+		r.call, r.seq = cost{seconds, weight}, c.Dims.SeqK
 	}
 	if len(t.stages) > 0 {
 		r.stage = cost{median(t.stages), int64(product(c.weightsShape()))}
@@ -237,7 +321,7 @@ func (r *runner) learn(c Case, flops int64, t timing) {
 // compiled, which c need not.
 func (r *runner) approach(be backend.Backend, c Case) (first timing) {
 	for r.stop() == "" && r.call.seconds < probeSeconds {
-		short := r.cfg.at(max(sweepStart, 2*r.seq))
+		short := r.series.at(max(sweepStart, 2*r.seq))
 		if short.Dims.SeqK >= c.Dims.SeqK {
 			break
 		}
@@ -245,7 +329,9 @@ func (r *runner) approach(be backend.Backend, c Case) (first timing) {
 		if err != nil {
 			break // the case itself says so
 		}
-		if admit(r.call.predict(plan.FLOPs), 0, r.left()) != "" {
+		var m Measurement
+		m.planned(short, be.Info(), plan)
+		if admit(r.call.predict(m.weight()), 0, r.left()) != "" {
 			break // the case is even longer
 		}
 		b := bencher{be: be, c: short, work: r.work, stop: r.stop, seed: r.cfg.Seed, left: r.left}
@@ -256,7 +342,7 @@ func (r *runner) approach(be backend.Backend, c Case) (first timing) {
 		}
 		first.compile += t.compile
 		first.compiled += t.compiled
-		r.learn(short, plan.FLOPs, t)
+		r.learn(short, m.weight(), t)
 	}
 	return first
 }

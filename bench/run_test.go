@@ -14,7 +14,13 @@ import (
 )
 
 // small is a configuration that a fake computes in microseconds.
-func small(seqs ...int) Config { return Config{Seqs: seqs, Heads: 2, Dim: 4, Seed: 7} }
+func small(seqs ...int) Config {
+	cfg := of(Series{Seqs: seqs, Heads: 2, Dim: 4})
+	cfg.Seed = 7
+	return cfg
+}
+
+func of(s Series) Config { return Config{Series: []Series{s}} }
 
 func runOn(t *testing.T, cfg Config, backends ...backend.Backend) *Report {
 	t.Helper()
@@ -28,7 +34,7 @@ func runOn(t *testing.T, cfg Config, backends ...backend.Backend) *Report {
 func TestFiguresFollowFromTimesAndCeiling(t *testing.T) {
 	be := &metered{fake: fake{name: "cpu"}, peak: 2e9}
 	cfg := small(16, 32)
-	cfg.KVHeads, cfg.Causal, cfg.Batch = 1, true, 3
+	cfg.Series[0].KVHeads, cfg.Series[0].Causal, cfg.Series[0].Batch = 1, true, 3
 	r := runOn(t, cfg, be)
 	if err := r.Err(); err != nil {
 		t.Fatal(err)
@@ -56,7 +62,7 @@ func TestFiguresFollowFromTimesAndCeiling(t *testing.T) {
 		close("ceiling", *c.CeilingGFLOPS, 2)
 		close("percent", *c.Percent, *c.GFLOPS/2*100)
 		close("speed-up", *c.SpeedupVsStages, *c.StagesS / *c.MedianS)
-		if *c.MinS > *c.MedianS || c.Repetitions < minRepetitions {
+		if *c.MinS > *c.MedianS || c.Repetitions < minRounds {
 			t.Errorf("S=%d: min %v s, median %v s of %d", seq, *c.MinS, *c.MedianS, c.Repetitions)
 		}
 		if *c.MaxError > *c.ErrorBound {
@@ -136,17 +142,17 @@ func TestSweepEndsWhenACallTakesTooLong(t *testing.T) {
 	// second, 1024² two.
 	be := &fake{name: "cpu", delay: time.Second}
 	cfg := small()
-	cfg.Dim = 1
+	cfg.Series[0].Dim = 1
 	r := runOn(t, cfg, be)
 	var got []string
 	for _, c := range r.Cases {
 		got = append(got, fmt.Sprint(c.SeqQ, " ", c.Status))
 	}
-	if want := "256 ok, 512 ok, 1024 not run"; strings.Join(got, ", ") != want {
+	if want := "256 ok, 512 ok, 1024 predicted"; strings.Join(got, ", ") != want {
 		t.Errorf("the sweep is %q, want %q", got, want)
 	}
 	last := r.Cases[len(r.Cases)-1]
-	if last.PredictedS == nil || !strings.HasPrefix(last.Note, "not run: predicted ") || !strings.Contains(last.Note, "each, a sweep ends at") {
+	if last.PredictedS == nil || !strings.HasPrefix(last.Note, "predicted ") || !strings.Contains(last.Note, "each, a sweep ends at") {
 		t.Errorf("why it ended: %q", last.Note)
 	}
 	if r.Err() != nil {
@@ -169,7 +175,7 @@ func TestBudgetIsKeptAndSaid(t *testing.T) {
 		t.Fatalf("%d rows, every case needs one", len(r.Cases))
 	}
 	for _, c := range r.Cases {
-		if c.SeqQ == 2048 && (c.Status != NotRun || !strings.Contains(c.Note, "budget")) {
+		if c.SeqQ == 2048 && (c.Status != Predicted || c.PredictedS == nil || !strings.Contains(c.Note, "budget")) {
 			t.Errorf("%s S=%d: %q %q", c.Backend, c.SeqQ, c.Status, c.Note)
 		}
 		if c.Status == NotRun && !strings.HasPrefix(c.Note, "not run: ") {
@@ -241,22 +247,22 @@ func TestConfigRefuses(t *testing.T) {
 		cfg  Config
 		want error
 	}{
-		{Config{Dim: -1}, backend.ErrShape},
-		{Config{Heads: -8}, backend.ErrShape},
-		{Config{Batch: -1}, backend.ErrShape},
-		{Config{Heads: 8, KVHeads: 3}, backend.ErrShape},
-		{Config{Seqs: []int{256, 0}}, backend.ErrShape},
-		{Config{Seqs: []int{maxSeq}, Heads: 1 << 30, Dim: 1 << 30}, backend.ErrShape},
-		{Config{DType: backend.Bool}, backend.ErrDType},
+		{of(Series{Dim: -1}), backend.ErrShape},
+		{of(Series{Heads: -8}), backend.ErrShape},
+		{of(Series{Batch: -1}), backend.ErrShape},
+		{of(Series{Heads: 8, KVHeads: 3}), backend.ErrShape},
+		{of(Series{Seqs: []int{256, 0}}), backend.ErrShape},
+		{of(Series{Seqs: []int{maxSeq}, Heads: 1 << 30, Dim: 1 << 30}), backend.ErrShape},
+		{of(Series{DType: backend.Bool}), backend.ErrDType},
 		{Config{Budget: -1}, backend.ErrOption},
 		{Config{Rows: -1}, backend.ErrShape},
-		{Config{SeqQ: -1}, backend.ErrShape},
-		{Config{SeqQ: maxSeq + 1}, backend.ErrShape},
-		{Config{Window: &kernels.Window{Left: -1}}, backend.ErrOption},
-		{Config{Window: &kernels.Window{Right: -1}}, backend.ErrOption},
-		{Config{Softcap: -1}, backend.ErrOption},
-		{Config{Softcap: math.NaN()}, backend.ErrOption},
-		{Config{Softcap: math.Inf(1)}, backend.ErrOption},
+		{of(Series{SeqQ: -1}), backend.ErrShape},
+		{of(Series{SeqQ: maxSeq + 1}), backend.ErrShape},
+		{of(Series{Window: &kernels.Window{Left: -1}}), backend.ErrOption},
+		{of(Series{Window: &kernels.Window{Right: -1}}), backend.ErrOption},
+		{of(Series{Softcap: -1}), backend.ErrOption},
+		{of(Series{Softcap: math.NaN()}), backend.ErrOption},
+		{of(Series{Softcap: math.Inf(1)}), backend.ErrOption},
 	} {
 		r, err := Run(t.Context(), nil, tc.cfg)
 		if !errors.Is(err, tc.want) || r != nil {
@@ -269,7 +275,7 @@ func TestMoreThanTheMachineHolds(t *testing.T) {
 	if freeMemory() == 0 {
 		t.Skip("this system does not tell its free memory")
 	}
-	cfg := Config{Seqs: []int{maxSeq}, Heads: 64, Dim: 128}
+	cfg := of(Series{Seqs: []int{maxSeq}, Heads: 64, Dim: 128})
 	c := runOn(t, cfg, &fake{name: "cpu"}).Cases[0]
 	if c.Status != NotRun || !strings.Contains(c.Note, "TiB") {
 		t.Errorf("%q %q", c.Status, c.Note)
@@ -299,7 +305,7 @@ func TestProgressRisesAndNamesWhatRuns(t *testing.T) {
 }
 
 func TestCaseNames(t *testing.T) {
-	cfg, err := Config{KVHeads: 2, Causal: true, DType: backend.BF16}.withDefaults()
+	cfg, err := Series{KVHeads: 2, Causal: true, DType: backend.BF16}.withDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}

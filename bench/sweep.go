@@ -2,7 +2,6 @@ package bench
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -73,51 +72,24 @@ func parseSeq(text string) (int, error) {
 	return n * unit, nil
 }
 
-// cost predicts what a call takes from the last one that was timed on the same
-// backend: time grows with the FLOPs. Larger calls waste less on overhead, so
+// cost predicts what a call takes from the last one of its series that was timed on
+// the same backend: time grows with the weight, which is the FLOPs where a call has
+// any. Larger calls waste less on overhead, so
 // that a prediction for a longer sequence errs on the side of too long.
 type cost struct {
 	seconds float64 // of the last call
-	flops   int64   // of the last call
+	weight  int64   // of the last call
 }
 
 // known reports whether anything was timed yet.
-func (c cost) known() bool { return c.flops > 0 }
+func (c cost) known() bool { return c.weight > 0 }
 
-// predict returns the seconds of a call of that many FLOPs; 0 when unknown.
-func (c cost) predict(flops int64) float64 {
+// predict returns the seconds of a call of that weight; 0 when unknown.
+func (c cost) predict(weight int64) float64 {
 	if !c.known() {
 		return 0
 	}
-	return c.seconds * float64(flops) / float64(c.flops)
-}
-
-const (
-	minRepetitions = 3
-	maxRepetitions = 100
-	// maxRounds is how often a case's ceiling is measured.
-	maxRounds = 5
-	// targetSeconds is what the repetitions of a short case add up to: enough
-	// for the median to settle, little enough that short cases cost nothing.
-	targetSeconds = 0.4
-)
-
-// repetitions returns how often a call of that many seconds is repeated: in
-// rounds, with several calls each.
-func repetitions(seconds float64) (rounds, each int) {
-	n := maxRepetitions
-	if seconds > 0 {
-		n = int(min(max(math.Ceil(targetSeconds/seconds), minRepetitions), maxRepetitions))
-	}
-	rounds = min(n, maxRounds)
-	return rounds, (n + rounds - 1) / rounds
-}
-
-// caseSeconds returns the time that a case takes at least whose call takes that
-// many seconds: a warm-up and the repetitions.
-func caseSeconds(seconds float64) float64 {
-	rounds, each := repetitions(seconds)
-	return seconds * float64(1+rounds*each)
+	return c.seconds * float64(weight) / float64(c.weight)
 }
 
 // admit says why a case whose call is predicted to take that many seconds does
@@ -126,19 +98,15 @@ func caseSeconds(seconds float64) float64 {
 func admit(seconds, limit float64, left time.Duration) string {
 	switch {
 	case limit > 0 && seconds > limit:
-		return fmt.Sprintf("not run: predicted %s each, a sweep ends at %s (give --seq for more)", duration(seconds), duration(limit))
-	case left >= 0 && minCaseSeconds(seconds) > left.Seconds():
-		return fmt.Sprintf("not run: predicted %s each, %s of the budget is left", duration(seconds), duration(left.Seconds()))
+		return fmt.Sprintf("predicted %s each, a sweep ends at %s (give --seq for more)", duration(seconds), duration(limit))
+	case left >= 0 && seconds*(1+minRounds) > left.Seconds():
+		return fmt.Sprintf("predicted %s each, %s of the budget is left", duration(seconds), duration(left.Seconds()))
 	}
 	return ""
 }
 
-// minCaseSeconds is the least that a case is worth starting for: a warm-up and
-// minRepetitions.
-func minCaseSeconds(seconds float64) float64 { return seconds * (1 + minRepetitions) }
-
-// share is the part of the time left that a backend gets when that many,
+// share is the part of the time left that a backend or a series gets when that many,
 // itself included, have not run yet.
-func share(left time.Duration, backends int) time.Duration {
-	return left / time.Duration(max(backends, 1))
+func share(left time.Duration, of int) time.Duration {
+	return left / time.Duration(max(of, 1))
 }

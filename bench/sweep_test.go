@@ -51,27 +51,28 @@ func TestPredictionGrowsWithFLOPs(t *testing.T) {
 	if c.known() || c.predict(1e9) != 0 {
 		t.Errorf("without a call there is nothing to predict from, got %v", c.predict(1e9))
 	}
-	c = cost{seconds: 0.25, flops: 1e9}
+	c = cost{seconds: 0.25, weight: 1e9}
 	if got := c.predict(4e9); got != 1 {
 		t.Errorf("four times the work of 0.25 s is predicted as %v s", got)
 	}
 }
 
-func TestRepetitions(t *testing.T) {
+func TestRounds(t *testing.T) {
 	for _, tc := range []struct {
-		why          string
-		seconds      float64
-		rounds, each int
+		why         string
+		seconds     float64
+		rounds, per int
 	}{
-		{"too short to tell", 0, 5, 20},
-		{"as many as are useful", 1e-6, 5, 20},
-		{"fill the target", 0.01, 5, 8},
-		{"few but several", 0.1, 4, 1},
+		{"too short to tell", 0, settleRounds, maxEach},
+		{"as many as are useful", 1e-6, settleRounds, maxEach},
+		{"fill a round", 0.01, settleRounds, 5},
+		{"one is a round", 0.1, settleRounds, 1},
+		{"fewer of long ones", 0.6, 4, 1},
 		{"never fewer than three", 2, 3, 1},
 		{"even when it takes forever", 1e6, 3, 1},
 	} {
-		if r, e := repetitions(tc.seconds); r != tc.rounds || e != tc.each {
-			t.Errorf("%s: a call of %v s is repeated in %d rounds of %d, should be %d of %d", tc.why, tc.seconds, r, e, tc.rounds, tc.each)
+		if r, e := leastRounds(tc.seconds), perRound(tc.seconds); r != tc.rounds || e != tc.per {
+			t.Errorf("%s: a call of %v s is repeated in %d rounds of %d, should be %d of %d", tc.why, tc.seconds, r, e, tc.rounds, tc.per)
 		}
 	}
 }
@@ -86,8 +87,8 @@ func TestAdmit(t *testing.T) {
 		{"fits", 0.1, 1, time.Second, ""},
 		{"nothing bounds it", 3600, 0, -1, ""},
 		{"unknown cost runs", 0, 1, 0, ""},
-		{"over the limit of a sweep", 3.21, 1, -1, "not run: predicted 3.21 s each, a sweep ends at 1.00 s (give --seq for more)"},
-		{"warm-up and repetitions exceed what is left", 0.3, 1, time.Second, "not run: predicted 300 ms each, 1.00 s of the budget is left"},
+		{"over the limit of a sweep", 3.21, 1, -1, "predicted 3.21 s each, a sweep ends at 1.00 s (give --seq for more)"},
+		{"warm-up and repetitions exceed what is left", 0.3, 1, time.Second, "predicted 300 ms each, 1.00 s of the budget is left"},
 	} {
 		if got := admit(tc.seconds, tc.limit, tc.left); got != tc.want {
 			t.Errorf("%s: %q, want %q", tc.why, got, tc.want)

@@ -170,7 +170,7 @@ func (r *Report) beside(b *strings.Builder, info backend.Info) {
 // row writes a case as a row of its backend's table.
 func (m *Measurement) row(b *strings.Builder, table []column, timed bool) {
 	seq := strconv.Itoa(m.SeqK)
-	if m.Status == NotRun || m.Status == Failed {
+	if m.unmeasured() {
 		// Nothing to put in the columns: the words take their place.
 		fmt.Fprintf(b, "%*s   %s\n", columns[0].width, seq, m.Note)
 		return

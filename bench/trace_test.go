@@ -40,7 +40,7 @@ func TestWhatDevicesTell(t *testing.T) {
 
 func TestPlans(t *testing.T) {
 	cfg := small()
-	cfg.Causal, cfg.Missing = true, []string{"npu · none"}
+	cfg.Series[0].Causal, cfg.Missing = true, []string{"npu · none"}
 	r, err := Plans([]backend.Backend{&fake{name: "cpu"}, &fake{name: "gpu:0"}}, cfg)
 	if err != nil || len(r.Cases) != 2*len(compareSeqs) {
 		t.Fatalf("%v, %d plans", err, len(r.Cases))
@@ -62,7 +62,7 @@ func TestPlans(t *testing.T) {
 			t.Errorf("the plans lack %q:\n%s", want, &out)
 		}
 	}
-	if _, err := Plans(nil, Config{Dim: -1}); err == nil {
+	if _, err := Plans(nil, of(Series{Dim: -1})); err == nil {
 		t.Error("a negative head size has plans")
 	}
 }

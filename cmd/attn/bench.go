@@ -172,21 +172,22 @@ func (c *benchCmd) plans(cfg bench.Config, out io.Writer) error {
 
 // config translates the flags.
 func (c *benchCmd) config() (bench.Config, error) {
-	cfg := bench.Config{Batch: c.Batch, Heads: c.Heads, Dim: c.Dim, Causal: c.Causal, Softcap: c.Softcap.value, Mask: c.Mask,
-		Budget: c.Budget, Seed: c.Seed}
+	cfg := bench.Config{Series: make([]bench.Series, 1), Budget: c.Budget, Seed: c.Seed}
+	s := &cfg.Series[0]
+	*s = bench.Series{Batch: c.Batch, Heads: c.Heads, Dim: c.Dim, Causal: c.Causal, Softcap: c.Softcap.value, Mask: c.Mask}
 	if c.Window.set {
-		cfg.Window = &c.Window.Window
+		s.Window = &c.Window.Window
 	}
 	if c.SeqQ != nil {
-		if cfg.SeqQ = *c.SeqQ; cfg.SeqQ < 1 { // 0 means 'as many as keys' to package bench
-			return cfg, fmt.Errorf("--seq-q is %d, it must be at least 1: %w", cfg.SeqQ, backend.ErrOption)
+		if s.SeqQ = *c.SeqQ; s.SeqQ < 1 { // 0 means 'as many as keys' to package bench
+			return cfg, fmt.Errorf("--seq-q is %d, it must be at least 1: %w", s.SeqQ, backend.ErrOption)
 		}
 	}
 	kvHeads := c.Heads
 	if c.KVHeads != nil {
 		kvHeads = *c.KVHeads
 	}
-	cfg.KVHeads = kvHeads
+	s.KVHeads = kvHeads
 	for _, f := range []struct {
 		name  string
 		value int
@@ -209,10 +210,10 @@ func (c *benchCmd) config() (bench.Config, error) {
 	if i < 0 {
 		return cfg, fmt.Errorf("--dtype is %q, it must be f32, f16 or bf16: %w", c.DType, backend.ErrOption)
 	}
-	cfg.DType = dtypes[i]
+	s.DType = dtypes[i]
 	if c.Seq != "" {
 		var err error
-		if cfg.Seqs, err = bench.ParseSeqs(c.Seq); err != nil {
+		if s.Seqs, err = bench.ParseSeqs(c.Seq); err != nil {
 			return cfg, fmt.Errorf("--seq: %w", err)
 		}
 	} else if cfg.Budget == 0 && !c.Compare {

@@ -1,0 +1,83 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// ReadFile reads a report that [Report.WriteFile] wrote, of this or an earlier schema.
+// A file that is no report is backend.ErrOption.
+func ReadFile(path string) (*Report, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("report: %w", err)
+	}
+	var r Report
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, fmt.Errorf("report: %s is not a report of attn bench: %v: %w", path, err, backend.ErrOption)
+	}
+	if r.Schema < 1 || r.Schema > Schema {
+		return nil, fmt.Errorf("report: %s has schema %d, this program reads 1 to %d: %w", path, r.Schema, Schema, backend.ErrOption)
+	}
+	return &r, nil
+}
+
+// resumable reports what keeps a run from going on from r.cfg.Resume: figures of two
+// machines, or of two versions, do not belong into one report. Backends are the
+// run's own.
+func (r *runner) resumable(backends []backend.Backend) error {
+	if r.cfg.Resume == nil {
+		return nil
+	}
+	was, now := &r.cfg.Resume.Environment, &r.report.Environment
+	for _, f := range []struct{ what, was, now string }{
+		{"CPU", was.CPU, now.CPU},
+		{"Go version", was.GoVersion, now.GoVersion},
+		{"commit", was.Commit, now.Commit},
+		{"seed", fmt.Sprint(was.Seed), fmt.Sprint(now.Seed)},
+	} {
+		if f.was != f.now {
+			return fmt.Errorf("bench: the report to go on from has %s %q, this run has %q: start a new one: %w", f.what, f.was, f.now, backend.ErrOption)
+		}
+	}
+	for _, be := range backends {
+		info := be.Info()
+		i := slices.IndexFunc(was.Backends, func(b backend.Info) bool { return b.Name == info.Name })
+		if i < 0 {
+			continue
+		}
+		if b := was.Backends[i]; b.Device != info.Device || b.Provider != info.Provider || b.Driver != info.Driver || b.Threads != info.Threads {
+			return fmt.Errorf("bench: %s was %s · %s · %s on %d threads in the report to go on from, it is %s · %s · %s on %d now: start a new one: %w",
+				info.Name, b.Device, b.Provider, b.Driver, b.Threads, info.Device, info.Provider, info.Driver, info.Threads, backend.ErrOption)
+		}
+	}
+	return nil
+}
+
+// resumed returns the row of a case that the report to go on from has measured to its
+// end.
+func (r *runner) resumed(info backend.Info, c Case) (Measurement, bool) {
+	if r.cfg.Resume == nil {
+		return Measurement{}, false
+	}
+	for _, m := range r.cfg.Resume.Cases {
+		if m.Backend != info.Name || m.Contender != "" || m.Series != r.series.Name || m.Variant != c.Variant || m.Name != c.String() || m.Status != OK && m.Status != Wrong ||
+			strings.Contains(m.Note, interrupted) {
+			continue
+		}
+		m.Resumed = true
+		if m.MedianS != nil { // what it cost tells what the next ones will
+			r.call, r.seq = cost{*m.MedianS, m.weight()}, c.Dims.SeqK
+		}
+		if m.StagesS != nil {
+			r.stage = cost{*m.StagesS, int64(product(c.weightsShape()))}
+		}
+		return m, true
+	}
+	return Measurement{}, false
+}
