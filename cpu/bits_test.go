@@ -200,7 +200,7 @@ func testAnyCompany(t *testing.T, tier string) {
 		k, v := typed(t, random(t, 2, backend.Shape{1, 1, sk, dim}), dtype), typed(t, random(t, 3, backend.Shape{1, 1, sk, dv}), dtype)
 		for _, p := range []backend.Problem{
 			{Scale: 1, Visible: backend.Everything()},
-			{Scale: 1, Softcap: 3, Visible: backend.Visibility{Offset: 2300, Left: 1500}},
+			{Scale: 1, Softcap: 3, Visible: backend.Visibility{Offset: 2300, Left: 1500}, Sinks: []float32{3, -5, negInf}},
 			{Scale: 1, Visible: backend.Visibility{Offset: 900, Left: backend.Unbounded}, Bias: random(t, 4, backend.Shape{1, 1, 1, sk})},
 		} {
 			attend := func(threads, from, to int) (o, lse backend.Tensor) {

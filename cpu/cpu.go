@@ -6,7 +6,7 @@
 // Where the machine has AVX-512 or AVX2 it is done by vector kernels (generated
 // assembly, package vec): register tiles with query rows as lanes, or with keys
 // as lanes where there are few queries, an online softmax in between, K and V read
-// where they lie. Elsewhere, and for head sizes over 512, both products go
+// where they lie. Elsewhere, and for head sizes over 576, both products go
 // through gonum's blas32.Gemm in tiles of 64 queries x 128 keys; a program that
 // plugs another BLAS into gonum (blas32.Use) speeds that path up. Memory beside
 // the operands is some hundred KiB a thread whatever the lengths are.

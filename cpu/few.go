@@ -54,7 +54,7 @@ func (f *fused) fewRows(ctx context.Context, w *scratch, p *part) error {
 	s := e.sum(&fold)
 	for r := range e.rows {
 		h, i := f.row(h0, 0, r)
-		lse, inv := rowLSE(s.m[r], s.l[r])
+		lse, inv := rowLSE(s.m[r], float64(s.l[r]), f.p.Sink(h))
 		o := s.o[r*f.dimV : (r+1)*f.dimV]
 		for c := range o {
 			o[c] = o[c]*inv + 0

@@ -126,3 +126,64 @@ func TestFusedPlan(t *testing.T) {
 		}
 	}
 }
+
+// TestAbsorbed shows that the vector tiers take multi-head latent attention in its
+// absorbed form: heads of 576 over one key head, of which the values are the first 512
+// elements.
+func TestAbsorbed(t *testing.T) {
+	for _, sq := range []int{1, 5} {
+		const heads, sk = 16, 260
+		kv := random(t, 2, backend.Shape{1, 1, sk, 576})
+		v, err := kv.Slice(backend.Dim, 0, 512)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := backend.Call{Q: random(t, 1, backend.Shape{1, heads, sq, 576}), K: kv, V: v, Problem: backend.Problem{Scale: 0.07, Visible: backend.Visibility{Offset: sk - sq, Left: backend.Unbounded}}}
+		var want []float32
+		for i := range Tiers() {
+			tier := Tiers()[len(Tiers())-1-i]
+			c.O = alloc(t, backend.Shape{1, heads, sq, 512})
+			be := open(t, Options{Tier: tier})
+			if p, err := be.Plan(&c); err != nil || tier != tierGonum && !strings.Contains(p.Path, "kernels") {
+				t.Fatalf("%s: path %q, error %v", tier, p.Path, err)
+			}
+			if err := be.Attention(t.Context(), &c); err != nil {
+				t.Fatal(err)
+			}
+			got, err := c.O.Float32s()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want == nil {
+				want = got
+			}
+			near(t, fmt.Sprintf("%s, %d queries", tier, sq), got, want)
+		}
+	}
+}
+
+// TestRowLSE shows how a row ends beside a sink, however far apart the two are.
+func TestRowLSE(t *testing.T) {
+	const big = backend.MaxBias
+	for _, c := range []struct {
+		say          string
+		m            float32
+		l            float64
+		sink         float32
+		lse, inverse float64
+	}{
+		{"no sink", 2, 4, negInf, 4 * math.Ln2, 0.25},
+		{"nothing seen, no sink", noScore, 0, negInf, math.Inf(-1), 0},
+		{"nothing seen", noScore, 0, -7, -7, 0},
+		{"a sink as large as the scores", 0, 3, 0, 2 * math.Ln2, 0.25},
+		{"a sink above the scores", 0, 1, 10, 10 + math.Log1p(math.Exp(-10)), math.Exp(-10) / (1 + math.Exp(-10))},
+		{"a sink below the scores", 10 * math.Log2E, 1, 0, 10 + math.Log1p(math.Exp(-10)), 1 / (1 + math.Exp(-10))},
+		{"a sink far above", 0, 1, big, big, 0},
+		{"a sink far below", 0, 2, -big, math.Ln2, 0.5},
+		{"a score far above", big, 1, -big, big * math.Ln2, 1},
+	} {
+		lse, inv := rowLSE(c.m, c.l, c.sink)
+		near(t, c.say+", lse", []float32{lse}, []float32{float32(c.lse)})
+		near(t, c.say+", inverse", []float32{inv}, []float32{float32(c.inverse)})
+	}
+}

@@ -42,9 +42,11 @@ type fusedCut struct {
 }
 
 const (
-	// maxDim is the largest head size that the kernels take: a block of keys
-	// and one of values then fill a cache of 512 KiB.
-	maxDim = 512
+	// maxDim is the largest head size that the kernels take: that of keys in the
+	// absorbed form of multi-head latent attention, whose block and that of 512
+	// wide values come to 544 KiB, within the second cache of processors that have
+	// 1 MiB of it.
+	maxDim = 576
 	// cacheFloats is the share of a core's second cache that a task works in:
 	// 512 KiB, half of what processors with AVX-512 have at least.
 	cacheFloats = 512 << 10 / 4
@@ -66,8 +68,8 @@ func fusedTakes(k *vec.Kernels, c *backend.Call) (ok bool, why string) {
 	switch {
 	case k == nil:
 		return false, ""
-	case c.Sinks != nil || c.Dropout.P > 0:
-		return false, "sinks and dropout are computed on the gonum path"
+	case c.Dropout.P > 0:
+		return false, "dropout is computed on the gonum path"
 	case d.Dim > maxDim || d.ValueDim > maxDim:
 		return false, fmt.Sprintf("the vector kernels take head sizes up to %d, these are %d and %d", maxDim, d.Dim, d.ValueDim)
 	}

@@ -77,13 +77,26 @@ func (f *folder) fold(s, t *state) {
 	}
 }
 
-// rowLSE returns the natural log-sum-exp of a row, and what its output is to be
-// multiplied by: 1/l, or 0 for a row that has seen nothing.
-func rowLSE(m, l float32) (lse, inv float32) {
-	if l == 0 {
-		return negInf, 0
+// rowLSE ends a row whose scores, in units of log2 e, have the maximum m and the sum
+// l of the powers 2^(s - m), beside a sink, which is none where it is -Inf:
+//
+//	top = max(m, sink·log2 e)    sum = 2^(m - top)·l + 2^(sink·log2 e - top)
+//
+// It returns the natural log-sum-exp, and what the row's output is to be multiplied
+// by: 2^(m - top)/sum, 1/l without a sink. A row that has seen nothing gives the sink
+// and 0.
+func rowLSE(m float32, l float64, sink float32) (lse, inv float32) {
+	switch {
+	case l == 0:
+		return sink, 0
+	case sink == negInf:
+		return float32((float64(m) + math.Log2(l)) * math.Ln2), float32(1 / l)
 	}
-	return float32((float64(m) + math.Log2(float64(l))) * math.Ln2), 1 / l
+	score, other := float64(m), float64(sink)*math.Log2E
+	top := max(score, other)
+	mine := math.Exp2(score - top)
+	sum := mine*l + math.Exp2(other-top)
+	return float32((top + math.Log2(sum)) * math.Ln2), float32(mine / sum)
 }
 
 // progress is the state of rows on their way over the keys: cur sums up the

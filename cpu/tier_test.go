@@ -73,7 +73,7 @@ func TestWideHeads(t *testing.T) {
 		if got := strings.Contains(p.Path, "kernels"); got != vector {
 			t.Errorf("head size %d: path %q", dim, p.Path)
 		}
-		if !vector && be.kernels != nil && !strings.Contains(p.Why, "up to 512") {
+		if !vector && be.kernels != nil && !strings.Contains(p.Why, "up to 576") {
 			t.Errorf("head size %d: why is %q", dim, p.Why)
 		}
 	}

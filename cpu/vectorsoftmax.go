@@ -74,10 +74,7 @@ func (j *vectorSoftmax) row(w *softmaxRoom, b, h, i int) float32 {
 	for _, y := range w.sums {
 		sum += float64(y)
 	}
-	lse, inv := negInf, float32(0)
-	if sum != 0 {
-		lse, inv = float32((float64(m)+math.Log2(sum))*math.Ln2), float32(1/sum)
-	}
+	lse, inv := rowLSE(m, sum, j.p.Sink(h))
 	j.pieces(w, b, h, i, lo, hi, func(x []float32, key, n int) {
 		j.k.ScaleMax(x, inv, w.lanes)
 		if sum != sum { // NaN, but not for what is hidden

@@ -388,9 +388,13 @@ func (f *fused) wideDone(b *workspace, p *part, t *wideTile, fold *folder) {
 func (f *fused) writeWide(b *workspace, p *part, t *wideTile, s *state) {
 	x := f.kernels
 	for r := range x.Width {
-		lse, inv := rowLSE(s.m[r], s.l[r])
+		if b.alpha[r] = 0; r >= t.n {
+			continue
+		}
+		h, i := f.row(t.h, t.i, r)
+		lse, inv := rowLSE(s.m[r], float64(s.l[r]), f.p.Sink(h))
 		b.alpha[r] = inv
-		if h, i := f.row(t.h, t.i, r); r < t.n && !f.lse.isZero() {
+		if !f.lse.isZero() {
 			f.lse.f32[f.lse.index(p.b, h, i)] = lse
 		}
 	}
