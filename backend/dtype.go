@@ -20,9 +20,14 @@ const (
 	// Bool is one byte an element, 0 or 1. Only masks have it; true means
 	// that the key may be seen.
 	Bool
+	// Q8 is one byte an element, an integer, with a float32 scale for each row of
+	// [Dim] elements, a multiple of 4, in the 4 bytes before it: x = scale·integer.
+	// Only keys and values have it. Strides and offsets are in bytes, and lie on
+	// multiples of 4; the offset is that of the first integer, not of its scale.
+	Q8
 )
 
-// Size returns the bytes that one element takes.
+// Size returns the bytes that one element takes, of Q8 without its row's scale.
 func (d DType) Size() int {
 	switch d {
 	case F32:
@@ -34,10 +39,30 @@ func (d DType) Size() int {
 	}
 }
 
+// Contiguous returns the strides of a tensor of shape s stored row by row, and where
+// its first element is.
+func (d DType) Contiguous(s Shape) (st Strides, offset int) {
+	if d != Q8 {
+		return s.Contiguous(), 0
+	}
+	row := s[Dim] + q8Lead
+	return Strides{s[Heads] * s[Seq] * row, s[Seq] * row, row, 1}, q8Lead
+}
+
+// Bytes returns the bytes of a tensor of shape s stored row by row, or -1 where
+// [Shape.Elements] does.
+func (d DType) Bytes(s Shape) int64 {
+	n := int64(s.Elements())
+	if n > 0 && d == Q8 {
+		return n + n/int64(s[Dim])*q8Lead
+	}
+	return n * int64(d.Size())
+}
+
 // Float reports whether d is one of the three floating point types.
 func (d DType) Float() bool { return d <= BF16 }
 
-// String returns the name that the command line uses: f32, f16, bf16, bool.
+// String returns the name that the command line uses: f32, f16, bf16, bool, q8.
 func (d DType) String() string {
 	switch d {
 	case F32:
@@ -48,12 +73,15 @@ func (d DType) String() string {
 		return "bf16"
 	case Bool:
 		return "bool"
+	case Q8:
+		return "q8"
 	}
 	return "dtype?"
 }
 
 // UnitRoundoff returns u, half the distance between 1 and the next larger
-// number of type d: 2^-24, 2^-11, 2^-8. It is 0 for Bool, which is exact.
+// number of type d: 2^-24, 2^-11, 2^-8. It is 0 for Bool, which is exact, and for Q8,
+// whose steps are those of a row.
 func (d DType) UnitRoundoff() float64 {
 	switch d {
 	case F32:

@@ -33,7 +33,7 @@ func NewMemory(owner any, where string, bytes int64, handle any, free func()) *M
 }
 
 // hostMemory wraps a slice without a copy.
-func hostMemory[T float32 | uint16 | bool](data []T) *Memory {
+func hostMemory[T float32 | uint16 | bool | byte](data []T) *Memory {
 	m := &Memory{where: "host memory", handle: data, bytes: int64(len(data)) * int64(unsafe.Sizeof(*new(T)))}
 	if len(data) > 0 {
 		m.base = uintptr(unsafe.Pointer(unsafe.SliceData(data)))

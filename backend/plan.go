@@ -44,7 +44,13 @@ func NewPlan(c *Call) Plan {
 	d := c.Dims()
 	pairs := c.Visible.Pairs(d.Batch, d.SeqQ, d.SeqK) * int64(d.Heads)
 	p := Plan{Pairs: pairs, FLOPs: pairs * 2 * int64(d.Dim+d.ValueDim)}
-	for _, t := range []Tensor{c.Q, c.K, c.V, c.O, c.LSE, c.Mask, c.Bias, c.Relative, c.Blocks} {
+	operands := []Tensor{c.Q, c.O, c.LSE, c.Mask, c.Bias, c.Relative, c.Blocks}
+	if c.Pages == nil {
+		operands = append(operands, c.K, c.V)
+	} else {
+		p.Bytes = c.Pages.bytes(c)
+	}
+	for _, t := range operands {
 		if !t.IsZero() {
 			p.Bytes += t.Bytes()
 		}

@@ -171,11 +171,13 @@ func Bound(x, limit float32) float32 {
 //	O   [B, H, Sq, Dv]     of Q's type or F32
 //	LSE [B, H, Sq, 1]      F32, natural log; the zero Tensor when not wanted
 //
-// Q, K and V have the same dtype, F32, F16 or BF16; every length is at least 1;
+// Q is F32, F16 or BF16, K and V one of these or Q8; every length is at least 1;
 // strides are arbitrary, K and V may repeat over batches by a stride of zero.
 type Call struct {
 	Q, K, V, O, LSE Tensor
 	Problem
+	// Pages, unless nil, says that K and V are pools of pages.
+	Pages *Pages
 	// Resume, unless nil, is what an earlier call of the same operands and
 	// options left (see [Interrupted]). A backend that cannot go on from it
 	// computes the call from the start.
@@ -196,5 +198,9 @@ type Dims struct {
 // Dims reads the lengths off the operands' shapes.
 func (c *Call) Dims() Dims {
 	q, k, v := c.Q.Shape(), c.K.Shape(), c.V.Shape()
-	return Dims{q[Batch], q[Heads], k[Heads], q[Seq], k[Seq], q[Dim], v[Dim]}
+	d := Dims{q[Batch], q[Heads], k[Heads], q[Seq], k[Seq], q[Dim], v[Dim]}
+	if c.Pages != nil {
+		d.SeqK = c.Pages.Keys
+	}
+	return d
 }

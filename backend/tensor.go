@@ -70,10 +70,12 @@ func NewTensor(m *Memory, dtype DType, shape Shape) (Tensor, error) {
 	if n < 0 {
 		return Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, ErrShape)
 	}
-	if need := int64(n) * int64(dtype.Size()); m != nil && need > m.bytes {
+	if need := dtype.Bytes(shape); m != nil && need > m.bytes {
 		return Tensor{}, fmt.Errorf("shape %v of %v needs %d bytes, the memory has %d: %w", shape, dtype, need, m.bytes, ErrShape)
 	}
-	return Tensor{mem: m, dtype: dtype, shape: shape, strides: shape.Contiguous()}, nil
+	t := Tensor{mem: m, dtype: dtype, shape: shape}
+	t.strides, t.offset = dtype.Contiguous(shape)
+	return t, t.checkQ8()
 }
 
 // Meta returns a tensor that has a type and a shape but no memory: what
@@ -111,6 +113,16 @@ func HostBool(data []bool, shape Shape) (Tensor, error) {
 	return NewTensor(hostMemory(data), Bool, shape)
 }
 
+// HostQ8 makes data, rows as [QuantiseQ8] writes them, a tensor in host memory,
+// without a copy. It returns ErrShape when data does not hold exactly the rows of
+// shape.
+func HostQ8(data []byte, shape Shape) (Tensor, error) {
+	if want := Q8.Bytes(shape); int64(len(data)) != want {
+		return Tensor{}, fmt.Errorf("data has %d bytes, shape %v of q8 needs %d: %w", len(data), shape, want, ErrShape)
+	}
+	return NewTensor(hostMemory(data), Q8, shape)
+}
+
 // AllocHost returns a zeroed contiguous tensor in host memory. It returns
 // ErrShape for a shape that is negative or too large.
 func AllocHost(dtype DType, shape Shape) (Tensor, error) {
@@ -123,6 +135,8 @@ func AllocHost(dtype DType, shape Shape) (Tensor, error) {
 		return NewTensor(hostMemory(make([]float32, n)), dtype, shape)
 	case Bool:
 		return NewTensor(hostMemory(make([]bool, n)), dtype, shape)
+	case Q8:
+		return NewTensor(hostMemory(make([]byte, dtype.Bytes(shape))), dtype, shape)
 	default:
 		return NewTensor(hostMemory(make([]uint16, n)), dtype, shape)
 	}
@@ -158,18 +172,18 @@ func (t Tensor) OnHost() bool { return t.mem != nil && t.mem.owner == nil }
 
 // Bytes returns the bytes of t's elements, broadcast ones counted once.
 func (t Tensor) Bytes() int64 {
-	n := int64(t.dtype.Size())
+	once := t.shape
 	for i, l := range t.shape {
-		if t.strides[i] != 0 || l == 0 {
-			n *= int64(l)
+		if t.strides[i] == 0 && l > 0 {
+			once[i] = 1
 		}
 	}
-	return n
+	return t.dtype.Bytes(once)
 }
 
 // IsContiguous reports whether the elements of t lie row by row without gaps.
 func (t Tensor) IsContiguous() bool {
-	want := t.shape.Contiguous()
+	want, _ := t.dtype.Contiguous(t.shape)
 	for i, l := range t.shape {
 		if l > 1 && t.strides[i] != want[i] {
 			return false
@@ -180,7 +194,7 @@ func (t Tensor) IsContiguous() bool {
 
 // View returns another view of the same memory: shape and strides, offset
 // elements after t's own first element. It returns ErrShape when a stride or
-// the offset is negative, or when the view would leave the memory.
+// the offset is negative, when the view would leave the memory, or would cut a Q8 row.
 func (t Tensor) View(shape Shape, strides Strides, offset int) (Tensor, error) {
 	if shape.Elements() < 0 {
 		return Tensor{}, fmt.Errorf("view: shape %v is negative or too large: %w", shape, ErrShape)
@@ -204,14 +218,20 @@ func (t Tensor) View(shape Shape, strides Strides, offset int) (Tensor, error) {
 				shape, strides, v.offset, last, have, ErrShape)
 		}
 	}
+	if err := v.checkQ8(); err != nil {
+		return Tensor{}, fmt.Errorf("view: %w", err)
+	}
 	return v, nil
 }
 
 // Slice returns the part of t from lo up to hi along axis, without a copy. It
-// returns ErrShape when the range is not within the axis.
+// returns ErrShape when the range is not within the axis, or cuts a Q8 row.
 func (t Tensor) Slice(axis, lo, hi int) (Tensor, error) {
 	if axis < 0 || axis > Dim || lo < 0 || hi < lo || hi > t.shape[axis] {
 		return Tensor{}, fmt.Errorf("slice [%d:%d] of axis %d of shape %v: %w", lo, hi, axis, t.shape, ErrShape)
+	}
+	if t.dtype == Q8 && axis == Dim && hi-lo != t.shape[Dim] {
+		return Tensor{}, fmt.Errorf("slice [%d:%d] of axis %d of shape %v of q8, whose rows have one scale: %w", lo, hi, axis, t.shape, ErrShape)
 	}
 	v := t
 	v.shape[axis] = hi - lo
@@ -223,10 +243,13 @@ func (t Tensor) Slice(axis, lo, hi int) (Tensor, error) {
 
 // Swap returns t with two axes exchanged, without a copy: Swap(Heads, Seq)
 // turns [B,S,H,D] data into [B,H,S,D]. It returns ErrShape for an axis outside
-// 0..3.
+// 0..3, and for Dim of a Q8 tensor.
 func (t Tensor) Swap(a, b int) (Tensor, error) {
 	if min(a, b) < 0 || max(a, b) > Dim {
 		return Tensor{}, fmt.Errorf("swap of axes %d and %d, a tensor has axes 0 to 3: %w", a, b, ErrShape)
+	}
+	if t.dtype == Q8 && a != b && max(a, b) == Dim {
+		return Tensor{}, fmt.Errorf("swap of axes %d and %d of q8, whose rows lie side by side: %w", a, b, ErrShape)
 	}
 	t.shape[a], t.shape[b] = t.shape[b], t.shape[a]
 	t.strides[a], t.strides[b] = t.strides[b], t.strides[a]
@@ -261,6 +284,13 @@ func (t Tensor) Bits() ([]uint16, error) { return hostSlice[uint16](t, F16, BF16
 // Bools returns the memory behind a host tensor of type Bool, as Float32s does
 // for F32.
 func (t Tensor) Bools() ([]bool, error) { return hostSlice[bool](t, Bool) }
+
+// Q8Rows returns the memory behind a host tensor of type Q8, from the scale of its
+// first row on, as Float32s does for F32. [DequantiseQ8] reads a row.
+func (t Tensor) Q8Rows() ([]byte, error) {
+	t.offset -= t.lead()
+	return hostSlice[byte](t, Q8)
+}
 
 func hostSlice[T any](t Tensor, want ...DType) ([]T, error) {
 	ok := false
@@ -340,11 +370,19 @@ func (t Tensor) overlaps(o Tensor) bool {
 	return a0 < b1 && b0 < a1
 }
 
+// lead returns the bytes before a row of t that belong to it.
+func (t Tensor) lead() int {
+	if t.dtype == Q8 {
+		return q8Lead
+	}
+	return 0
+}
+
 // span returns the addresses of t's first byte and of the byte after its last.
 func (t Tensor) span() (lo, hi uintptr) {
 	size := uintptr(t.dtype.Size())
 	last, _ := t.last()
-	return t.mem.base + uintptr(t.offset)*size, t.mem.base + uintptr(last+1)*size
+	return t.mem.base + uintptr(t.offset)*size - uintptr(t.lead()), t.mem.base + uintptr(last+1)*size
 }
 
 // selfOverlaps reports whether two indices of t may reach the same element: no
@@ -370,6 +408,9 @@ func (t Tensor) selfOverlaps() bool {
 	for _, a := range axes[:n] {
 		if t.strides[a] <= reach {
 			return true
+		}
+		if a == Dim {
+			reach += t.lead()
 		}
 		reach += (t.shape[a] - 1) * t.strides[a]
 	}

@@ -50,6 +50,12 @@ func (be *Backend) attention(ctx context.Context, c *backend.Call) error {
 		return err
 	}
 	defer pinned.Unpin()
+	if c.Pages != nil {
+		return fmt.Errorf("paged keys are not read yet: %w", backend.ErrUnsupported)
+	}
+	if c.K.DType() == backend.Q8 {
+		return fmt.Errorf("q8 keys are not read yet: %w", backend.ErrUnsupported)
+	}
 	if ok, _ := fusedTakes(be.kernels, c); ok {
 		return be.attend(ctx, c)
 	}

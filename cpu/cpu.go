@@ -105,7 +105,7 @@ func (be *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend
 		return backend.Tensor{}, err
 	}
 	defer be.gate.leave()
-	if n, have := shape.Elements(), machineMemory(); n > 0 && uint64(n) > have/uint64(dtype.Size()) {
+	if n, have := shape.Elements(), machineMemory(); n > 0 && uint64(n) > have/uint64(dtype.Size()) || uint64(max(dtype.Bytes(shape), 0)) > have {
 		return backend.Tensor{}, fmt.Errorf("cpu: alloc: shape %v of %v takes %d elements of %d bytes, the machine has %d bytes: %w",
 			shape, dtype, n, dtype.Size(), have, backend.ErrMemory)
 	}

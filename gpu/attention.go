@@ -61,6 +61,12 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 	if err := refused(&c.Problem); err != nil {
 		return nil, err
 	}
+	if c.Pages != nil {
+		return nil, fmt.Errorf("paged keys are not read on this backend, use cpu: %w", backend.ErrUnsupported)
+	}
+	if c.K.DType() != c.Q.DType() {
+		return nil, fmt.Errorf("k and v are %v, q is %v: other types than q's are not read on this backend, use cpu: %w", c.K.DType(), c.Q.DType(), backend.ErrUnsupported)
+	}
 	mask, bias, err := pairTensors(&c.Problem, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
 	if err != nil {
 		return nil, err

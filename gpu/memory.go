@@ -63,6 +63,9 @@ func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tens
 		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
 	}
 	defer pins.Unpin()
+	if host.DType() == backend.Q8 {
+		return backend.Tensor{}, fmt.Errorf("upload: q8 is not kept on this backend, use f16: %w", backend.ErrUnsupported)
+	}
 	src, err := hostBytes(host)
 	if err != nil {
 		return backend.Tensor{}, fmt.Errorf("upload: %w", err)

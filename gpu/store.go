@@ -109,6 +109,9 @@ func (b *Backend) alloc(dtype backend.DType, shape backend.Shape) (backend.Tenso
 	if n < 0 {
 		return backend.Tensor{}, fmt.Errorf("alloc: shape %v is negative or too large: %w", shape, backend.ErrShape)
 	}
+	if dtype == backend.Q8 {
+		return backend.Tensor{}, fmt.Errorf("alloc: q8 is not kept on this backend, use f16: %w", backend.ErrUnsupported)
+	}
 	bytes := uint64(n) * uint64(dtype.Size())
 	if err := b.reserve(int64(bytes)); err != nil {
 		return backend.Tensor{}, err

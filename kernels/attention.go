@@ -31,15 +31,16 @@ func (r Result) Release() {
 //
 //	q [B, H, Sq, D]    k [B, Hkv, Sk, D]    v [B, Hkv, Sk, Dv]
 //
-// Hkv divides H: query head h attends with key and value head h/(H/Hkv). q, k
-// and v have one dtype, which O gets too. Any strides.
+// Hkv divides H: query head h attends with key and value head h/(H/Hkv). q is F32,
+// F16 or BF16, which O gets too, k and v are one of these or Q8, the same one. Any
+// strides. With Options.Pages k and v are pools of pages.
 //
 // Errors: ErrShape, ErrDType and ErrOption name the argument and the rule;
 // ErrDevice, ErrReleased, ErrMemory, ErrUnsupported, ErrDeviceLost and context
 // errors come from the backend. Dao et al. 2022 (FlashAttention) is the method
 // that the fused kernels follow.
 func Attention(ctx context.Context, be backend.Backend, q, k, v backend.Tensor, opt Options) (Result, error) {
-	d, err := dims(q, k, v)
+	d, err := pagedDims(q, k, v, opt.Pages)
 	if err != nil {
 		return Result{}, fmt.Errorf("attention: %w", err)
 	}
@@ -112,7 +113,7 @@ func staged(ctx context.Context, be backend.Backend, w backend.Tensor, c *backen
 // returns the canonical call. Ownership, release and overlap can change at any
 // time, so that backends check them when they start.
 func call(out Result, q, k, v backend.Tensor, opt *Options) (backend.Call, error) {
-	d, err := dims(q, k, v)
+	d, err := pagedDims(q, k, v, opt.Pages)
 	if err != nil {
 		return backend.Call{}, err
 	}
@@ -134,31 +135,43 @@ func call(out Result, q, k, v backend.Tensor, opt *Options) (backend.Call, error
 		if opt.Resume != nil {
 			return backend.Call{}, fmt.Errorf("resume is set and weights are wanted: the stages leave nothing to go on from: %w", backend.ErrOption)
 		}
+		if opt.Pages != nil || k.DType() == backend.Q8 {
+			return backend.Call{}, fmt.Errorf("weights are wanted of keys that are paged or q8, which the stages do not take: %w", backend.ErrUnsupported)
+		}
 		rows[backend.Dim] = d.SeqK
 		if err := expect("weights", out.Weights, rows, "[B, H, Sq, Sk] of q and k", backend.F32); err != nil {
 			return backend.Call{}, err
 		}
 	}
-	return backend.Call{Q: q, K: k, V: v, O: out.O, LSE: out.LSE, Problem: p, Resume: opt.Resume}, nil
+	c := backend.Call{Q: q, K: k, V: v, O: out.O, LSE: out.LSE, Problem: p, Pages: opt.Pages, Resume: opt.Resume}
+	return c, c.CheckPages()
 }
 
 // dims reads and checks the lengths of q, k and v.
-func dims(q, k, v backend.Tensor) (Dims, error) {
-	if err := floats(backend.Operand{Name: "q", Tensor: q}, backend.Operand{Name: "k", Tensor: k}, backend.Operand{Name: "v", Tensor: v}); err != nil {
+func dims(q, k, v backend.Tensor) (Dims, error) { return pagedDims(q, k, v, nil) }
+
+// pagedDims is dims where k and v are pools of pages, unless pages is nil.
+func pagedDims(q, k, v backend.Tensor, pages *backend.Pages) (Dims, error) {
+	if err := floats(backend.Operand{Name: "q", Tensor: q}); err != nil {
 		return Dims{}, err
 	}
-	if q.DType() != k.DType() || q.DType() != v.DType() {
-		return Dims{}, fmt.Errorf("q is %v, k is %v, v is %v: they must have one dtype: %w", q.DType(), k.DType(), v.DType(), backend.ErrDType)
+	if err := stored(backend.Operand{Name: "k", Tensor: k}, backend.Operand{Name: "v", Tensor: v}); err != nil {
+		return Dims{}, err
 	}
-	c := backend.Call{Q: q, K: k, V: v}
+	if k.DType() != v.DType() {
+		return Dims{}, fmt.Errorf("k is %v, v is %v: they must have one dtype: %w", k.DType(), v.DType(), backend.ErrDType)
+	}
+	c := backend.Call{Q: q, K: k, V: v, Pages: pages}
 	d := c.Dims()
 	qs, ks, vs := q.Shape(), k.Shape(), v.Shape()
 	switch {
-	case ks[backend.Batch] != d.Batch || vs[backend.Batch] != d.Batch:
+	case pages != nil && ks[backend.Batch] != vs[backend.Batch]:
+		return d, fmt.Errorf("k %v has %d pages, v %v has %d: they must be as many: %w", ks, ks[backend.Batch], vs, vs[backend.Batch], backend.ErrShape)
+	case pages == nil && (ks[backend.Batch] != d.Batch || vs[backend.Batch] != d.Batch):
 		return d, fmt.Errorf("batches differ: q %v, k %v, v %v must start with the same length: %w", qs, ks, vs, backend.ErrShape)
 	case ks[backend.Dim] != d.Dim:
 		return d, fmt.Errorf("k %v has head size %d, q %v has %d: they must be equal: %w", ks, ks[backend.Dim], qs, d.Dim, backend.ErrShape)
-	case vs[backend.Heads] != d.KVHeads || vs[backend.Seq] != d.SeqK:
+	case vs[backend.Heads] != d.KVHeads || vs[backend.Seq] != ks[backend.Seq]:
 		return d, fmt.Errorf("v %v and k %v must have the same heads and keys: %w", vs, ks, backend.ErrShape)
 	}
 	return d, divides(d.Heads, d.KVHeads, "k", "q")
@@ -175,16 +188,37 @@ func divides(heads, kvHeads int, kv, q string) error {
 // empty axis.
 func floats(ops ...backend.Operand) error {
 	for _, o := range ops {
-		if o.Tensor.IsZero() {
-			return fmt.Errorf("%s is missing (the zero Tensor): %w", o.Name, backend.ErrShape)
+		if err := present(o); err != nil {
+			return err
 		}
 		if !o.Tensor.DType().Float() {
 			return fmt.Errorf("%s is %v, it must be f32, f16 or bf16: %w", o.Name, o.Tensor.DType(), backend.ErrDType)
 		}
-		for _, l := range o.Tensor.Shape() {
-			if l < 1 {
-				return fmt.Errorf("%s has shape %v: every length must be at least 1: %w", o.Name, o.Tensor.Shape(), backend.ErrShape)
-			}
+	}
+	return nil
+}
+
+// stored is floats for keys and values, which may be Q8 too.
+func stored(ops ...backend.Operand) error {
+	for _, o := range ops {
+		if err := present(o); err != nil {
+			return err
+		}
+		if d := o.Tensor.DType(); !d.Float() && d != backend.Q8 {
+			return fmt.Errorf("%s is %v, it must be f32, f16, bf16 or q8: %w", o.Name, d, backend.ErrDType)
+		}
+	}
+	return nil
+}
+
+// present checks that an operand is there and has no empty axis.
+func present(o backend.Operand) error {
+	if o.Tensor.IsZero() {
+		return fmt.Errorf("%s is missing (the zero Tensor): %w", o.Name, backend.ErrShape)
+	}
+	for _, l := range o.Tensor.Shape() {
+		if l < 1 {
+			return fmt.Errorf("%s has shape %v: every length must be at least 1: %w", o.Name, o.Tensor.Shape(), backend.ErrShape)
 		}
 	}
 	return nil

@@ -104,10 +104,10 @@ func checkRow(ctx context.Context, be backend.Backend, c *backend.Call, r Result
 		}
 		head = &headData{}
 		var err error
-		if head.k, err = part(ctx, be, c.K, at.b, kvh, 0, d.SeqK); err != nil {
+		if head.k, err = keysOf(ctx, be, c, c.K, at.b, kvh); err != nil {
 			return err
 		}
-		if head.v, err = part(ctx, be, c.V, at.b, kvh, 0, d.SeqK); err != nil {
+		if head.v, err = keysOf(ctx, be, c, c.V, at.b, kvh); err != nil {
 			return err
 		}
 		heads[[2]int{at.b, kvh}] = head
@@ -201,6 +201,28 @@ func part(ctx context.Context, be backend.Backend, t backend.Tensor, b, h, i, n 
 		return nil, err
 	}
 	return Float32s(ctx, be, t)
+}
+
+// keysOf downloads the rows of c's keys or values t of one batch and head. Those that
+// no page holds are zeros, which nothing sees.
+func keysOf(ctx context.Context, be backend.Backend, c *backend.Call, t backend.Tensor, b, h int) ([]float32, error) {
+	if c.Pages == nil {
+		return part(ctx, be, t, b, h, 0, t.Shape()[backend.Seq])
+	}
+	size, cols := t.Shape()[backend.Seq], t.Shape()[backend.Dim]
+	all := make([]float32, c.Pages.Keys*cols)
+	n := c.Pages.Keys
+	if c.Visible.KLen != nil {
+		n = min(n, c.Visible.KLen[b])
+	}
+	for j := 0; j < n; j += size {
+		page, err := part(ctx, be, t, int(c.Pages.Table[b][j/size]), h, 0, min(size, n-j))
+		if err != nil {
+			return nil, err
+		}
+		copy(all[j*cols:], page)
+	}
+	return all, nil
 }
 
 func maskPart(ctx context.Context, be backend.Backend, t backend.Tensor, at rowAt) ([]bool, error) {

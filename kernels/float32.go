@@ -84,7 +84,7 @@ func fillDims(d Dims) Dims {
 }
 
 // FromFloat32 puts data into the backend's memory as a contiguous tensor of
-// dtype F32, F16 or BF16, rounded to nearest even, for the caller to Release.
+// dtype F32, F16, BF16 or Q8, rounded to nearest even, for the caller to Release.
 // On a backend that computes in host memory an F32 tensor is data itself, not
 // a copy. It returns ErrShape when data does not have the elements of shape and
 // ErrDType for another dtype.
@@ -100,8 +100,10 @@ func FromFloat32(ctx context.Context, be backend.Backend, dtype backend.DType, d
 			bits[i] = dtype.Encode(x)
 		}
 		host, err = backend.HostBits(bits, dtype, shape)
+	case backend.Q8:
+		host, err = quantised(data, shape)
 	default:
-		err = fmt.Errorf("numbers cannot be %v, only f32, f16 or bf16: %w", dtype, backend.ErrDType)
+		err = fmt.Errorf("numbers cannot be %v, only f32, f16, bf16 or q8: %w", dtype, backend.ErrDType)
 	}
 	if err != nil {
 		return host, err
@@ -109,12 +111,32 @@ func FromFloat32(ctx context.Context, be backend.Backend, dtype backend.DType, d
 	return be.Upload(ctx, host)
 }
 
-// Float32s copies t, of any floating point type and any strides, out of the
+// quantised returns data as a Q8 tensor on the host.
+func quantised(data []float32, shape backend.Shape) (backend.Tensor, error) {
+	host, err := backend.AllocHost(backend.Q8, shape)
+	if err != nil {
+		return host, err
+	}
+	if n := shape.Elements(); len(data) != n {
+		return host, fmt.Errorf("data has %d elements, shape %v needs %d: %w", len(data), shape, n, backend.ErrShape)
+	}
+	rows, err := host.Q8Rows()
+	if err != nil {
+		return host, err
+	}
+	cols, apart := shape[backend.Dim], host.Strides()[backend.Seq]
+	for ; len(data) > 0; data, rows = data[cols:], rows[apart:] {
+		backend.QuantiseQ8(rows, data[:cols])
+	}
+	return host, nil
+}
+
+// Float32s copies t, of any type of numbers and any strides, out of the
 // backend's memory: its elements in row-major order. Errors: ErrDType for a
 // Bool tensor, and the backend's.
 func Float32s(ctx context.Context, be backend.Backend, t backend.Tensor) ([]float32, error) {
-	if !t.DType().Float() {
-		return nil, fmt.Errorf("tensor is %v, it must be f32, f16 or bf16: %w", t.DType(), backend.ErrDType)
+	if !t.DType().Float() && t.DType() != backend.Q8 {
+		return nil, fmt.Errorf("tensor is %v, it must be f32, f16, bf16 or q8: %w", t.DType(), backend.ErrDType)
 	}
 	host, err := backend.AllocHost(t.DType(), t.Shape())
 	if err != nil {
@@ -125,6 +147,18 @@ func Float32s(ctx context.Context, be backend.Backend, t backend.Tensor) ([]floa
 	}
 	if t.DType() == backend.F32 {
 		return host.Float32s()
+	}
+	if t.DType() == backend.Q8 {
+		rows, err := host.Q8Rows()
+		if err != nil {
+			return nil, err
+		}
+		cols, apart := t.Shape()[backend.Dim], host.Strides()[backend.Seq]
+		out := make([]float32, t.Shape().Elements())
+		for rest := out; len(rest) > 0; rest, rows = rest[cols:], rows[apart:] {
+			backend.DequantiseQ8(rest[:cols], rows)
+		}
+		return out, nil
 	}
 	bits, err := host.Bits()
 	if err != nil {

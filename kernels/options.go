@@ -97,6 +97,9 @@ type Options struct {
 	// Dropout drops weights at random, see [backend.Dropout]; the rest are divided by
 	// 1-P. LSE is that of all weights, Weights are those that are left.
 	Dropout backend.Dropout
+	// Pages, when not nil, says that k and v are pools of pages, [P, Hkv, Size, D] and
+	// [P, Hkv, Size, Dv], and which of them the sequences have. Sk is Pages.Keys.
+	Pages *backend.Pages
 	// LSE asks for the log-sum-exp of each row's scores (natural log).
 	LSE bool
 	// Weights asks for the softmax weights. They are computed by the three

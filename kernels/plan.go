@@ -39,7 +39,7 @@ func Plan(be backend.Backend, q, k, v backend.Tensor, opt Options) (backend.Plan
 // planned returns the call that Attention would make, and its weights where they
 // are wanted, with outputs that have no memory.
 func planned(q, k, v backend.Tensor, opt *Options) (c backend.Call, weights backend.Tensor, err error) {
-	d, err := dims(q, k, v)
+	d, err := pagedDims(q, k, v, opt.Pages)
 	if err != nil {
 		return c, weights, err
 	}

@@ -11,9 +11,12 @@ import (
 //
 //	s [B, H, Sq, Sk] F32    q [B, H, Sq, D]    k [B, Hkv, Sk, D]
 //
-// Hkv divides H; q and k have one dtype. It takes B·H·Sq·Sk·4 bytes: O(S²).
+// Hkv divides H; q and k are F32, F16 or BF16 each on its own. It takes B·H·Sq·Sk·4 bytes: O(S²).
 // Errors as for [Attention].
 func QK(ctx context.Context, be backend.Backend, q, k backend.Tensor) (backend.Tensor, error) {
+	if err := floats(backend.Operand{Name: "k", Tensor: k}); err != nil {
+		return backend.Tensor{}, fmt.Errorf("qk: %w", err)
+	}
 	d, err := dims(q, k, k)
 	if err != nil {
 		return backend.Tensor{}, fmt.Errorf("qk: %w", err)

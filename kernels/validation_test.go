@@ -46,7 +46,7 @@ func TestAttentionRefuses(t *testing.T) {
 	}{
 		{"q missing", backend.Tensor{}, k, v, Options{}, backend.ErrShape, "q is missing"},
 		{"bool k", q, meta(t, backend.Bool, 2, 2, 9, 16), v, Options{}, backend.ErrDType, "k is bool"},
-		{"mixed types", q, meta(t, f16, 2, 2, 9, 16), v, Options{}, backend.ErrDType, "q is f32, k is f16, v is f32"},
+		{"mixed types", q, meta(t, f16, 2, 2, 9, 16), v, Options{}, backend.ErrDType, "k is f16, v is f32"},
 		{"no queries", meta(t, f32, 2, 4, 0, 16), k, v, Options{}, backend.ErrShape, "q has shape [2 4 0 16]: every length must be at least 1"},
 		{"batches", q, meta(t, f32, 3, 2, 9, 16), v, Options{}, backend.ErrShape, "batches differ: q [2 4 8 16], k [3 2 9 16]"},
 		{"head size", q, meta(t, f32, 2, 2, 9, 15), v, Options{}, backend.ErrShape, "k [2 2 9 15] has head size 15, q [2 4 8 16] has 16"},

@@ -1,0 +1,77 @@
+package backend
+
+import "fmt"
+
+// Pages says where the keys and values of each batch are when K and V are pools of
+// pages that sequences take one by one, and may share (Kwon et al. 2023,
+// PagedAttention):
+//
+//	K [P, Hkv, Size, D]    V [P, Hkv, Size, Dv]
+//
+// Key j of batch b is row j%Size of page Table[b][j/Size]. The result has the bits of
+// the call with the same keys and values in one tensor.
+type Pages struct {
+	// Table lists the pages of each batch, as many at least as its keys take: KLen[b]
+	// of them, or Keys where KLen is nil. More are not looked at.
+	Table [][]int32
+	// Keys is Sk: how many keys the longest batch has, or any number above.
+	Keys int
+}
+
+// check compares p with the lengths of a call and its pools.
+func (p *Pages) check(klen []int, batch, pages, size int) error {
+	if p.Keys < 1 {
+		return fmt.Errorf("pages: there are %d keys, there must be at least 1: %w", p.Keys, ErrShape)
+	}
+	if len(p.Table) != batch {
+		return fmt.Errorf("pages: the table has %d rows, q has %d batches: one each: %w", len(p.Table), batch, ErrShape)
+	}
+	for b, row := range p.Table {
+		n := p.count(klen, b)
+		if size*len(row) < n {
+			return fmt.Errorf("pages: batch %d has %d keys, its %d pages of %d hold %d: %w", b, n, len(row), size, size*len(row), ErrShape)
+		}
+		for i, page := range row[:(n+size-1)/size] {
+			if page < 0 || int(page) >= pages {
+				return fmt.Errorf("pages: table[%d][%d] is %d, the pool has pages 0 to %d: %w", b, i, page, pages-1, ErrOption)
+			}
+		}
+	}
+	return nil
+}
+
+// count returns how many keys batch b has.
+func (p *Pages) count(klen []int, b int) int {
+	if klen != nil {
+		return min(klen[b], p.Keys)
+	}
+	return p.Keys
+}
+
+// CheckPages returns what is wrong with c's pages, nil where nothing is or c has
+// none. Its KLen must have a length for each batch.
+func (c *Call) CheckPages() error {
+	if c.Pages == nil {
+		return nil
+	}
+	k := c.K.Shape()
+	return c.Pages.check(c.Visible.KLen, c.Q.Shape()[Batch], k[Batch], k[Seq])
+}
+
+// bytes returns the bytes of the keys and values of all batches, shared ones counted
+// once.
+func (p *Pages) bytes(c *Call) int64 {
+	k, v := c.K.Shape(), c.V.Shape()
+	seen := map[int32]int{} // rows of a page
+	for b, row := range p.Table {
+		n := p.count(c.Visible.KLen, b)
+		for i := 0; i*k[Seq] < n && i < len(row); i++ {
+			seen[row[i]] = max(seen[row[i]], min(k[Seq], n-i*k[Seq]))
+		}
+	}
+	rows := 0
+	for _, n := range seen {
+		rows += n
+	}
+	return c.K.dtype.Bytes(Shape{1, k[Heads], rows, k[Dim]}) + c.V.dtype.Bytes(Shape{1, v[Heads], rows, v[Dim]})
+}
