@@ -75,10 +75,12 @@ func (c *explainCmd) Run(ctx context.Context, out *streams) error {
 	if shown.rounded {
 		title = strings.TrimSpace(title + fmt.Sprintf(" (weights rounded to %s)", decimalsText(shown.decimals)))
 	}
-	err = files.write("png", func(w io.Writer) error {
-		return drawHeatMaps(w, title, wt.labels(), shown.weights)
-	})
-	if err != nil {
+	tokens := axis{labels: wt.labels()}
+	picture := heatMaps{title: title, query: tokens, key: tokens, weights: shown.weights}
+	for b := range wt.batch {
+		picture.names = append(picture.names, fmt.Sprintf("batch %d", b+1))
+	}
+	if err := files.write("png", picture.writePNG); err != nil {
 		return err
 	}
 	return files.commit(ctx)

@@ -285,7 +285,9 @@ func TestHeatMapSizes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := drawHeatMaps(f, "", names(tt.n, tt.label), w); err != nil {
+		tokens := axis{labels: names(tt.n, tt.label)}
+		picture := heatMaps{names: names(tt.batch, "batch "), query: tokens, key: tokens, weights: w}
+		if err := picture.writePNG(f); err != nil {
 			t.Fatal(err)
 		}
 		if err := f.Close(); err != nil {
@@ -299,7 +301,8 @@ func TestHeatMapSizes(t *testing.T) {
 			}
 		}
 	}
-	if err := drawHeatMaps(nil, "", names(30000, "x"), stack{1, 30000, 30000, nil}); err == nil || !strings.Contains(err.Error(), "million pixels") {
+	huge := heatMaps{weights: stack{1, 30000, 30000, nil}}
+	if err := huge.writePNG(nil); err == nil || !strings.Contains(err.Error(), "million pixels") {
 		t.Errorf("a map of 30000 tokens: %v", err)
 	}
 }

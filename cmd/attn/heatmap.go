@@ -2,9 +2,11 @@ package main
 
 import (
 	"fmt"
+	"image"
 	"image/color"
 	"io"
 	"math"
+	"strconv"
 	"strings"
 
 	"gonum.org/v1/plot"
@@ -14,6 +16,7 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgimg"
+	"gonum.org/v1/plot/vg/vgsvg"
 )
 
 // Measures of the picture. A cell of 44 points holds "0.98" with air around it;
@@ -21,75 +24,215 @@ import (
 // numbers from maxNumbered tokens on.
 const (
 	cellSize    = vg.Length(44)
-	minCell     = vg.Length(1)
+	pixel       = vg.Length(72) / pictureDPI
 	mapWidth    = vg.Length(560)
+	minSide     = vg.Length(120) // of the shorter side, where there are few rows and many keys, and of the colour bar
 	maxNumbered = 12
-	maxNames    = 40 // more tokens than this are named in steps
+	maxNames    = 40   // more tokens than this are named in steps
+	maxDrawn    = 4096 // more cells than this are pixels of an image
 	gap         = vg.Length(16)
 	barWidth    = vg.Length(72)
 	pictureDPI  = 144
-	maxPixels   = 16_000_000 // 4000 x 4000: 2000 tokens
+	maxPixels   = 16_000_000 // 4000 x 4000
 )
 
-// drawHeatMaps writes a PNG of the attention weights: a panel for each batch,
+// heatMaps are matrices of attention weights as a picture: a panel for each,
 // query down, key across, darker the larger, and one colour bar for all.
-func drawHeatMaps(w io.Writer, title string, labels []string, weights stack) error {
-	largest := 0.0
-	for _, x := range weights.data {
-		largest = math.Max(largest, float64(x))
+type heatMaps struct {
+	title   string
+	names   []string // of the panels, when there are several
+	query   axis
+	key     axis
+	weights stack
+	log     bool // shades follow the logarithm
+}
+
+// axis names the rows or columns of the matrices.
+type axis struct {
+	labels []string // one each; nil numbers them
+	first  int      // the number of the first token
+	end    int      // and of the one after the last
+	step   int      // how many tokens a row or column joins
+}
+
+// label names row or column i.
+func (a axis) label(i int) string {
+	if a.labels == nil {
+		return strconv.Itoa(a.first + i*a.step)
 	}
-	if !(largest > 0) { // all 0, or NaN
-		largest = 1
+	return a.labels[i]
+}
+
+// drawing is a picture laid out: where its panels' data lie, from the lower left
+// corner.
+type drawing struct {
+	width, height vg.Length
+	heading       string
+	panels        []*plot.Plot
+	data          []vg.Rectangle // of each panel
+	bar           *plot.Plot
+	barData       vg.Rectangle
+}
+
+// writePNG and writeSVG write the picture.
+func (h *heatMaps) writePNG(w io.Writer) error {
+	d, err := h.layout(true)
+	if err != nil {
+		return err
 	}
-	shades := &blues{max: largest, alpha: 1}
-	cell := max(minCell, min(cellSize, mapWidth/vg.Length(weights.cols)))
-	data := vg.Point{X: cell * vg.Length(weights.cols), Y: cell * vg.Length(weights.rows)}
-	if pixels := data.X.Dots(pictureDPI) * data.Y.Dots(pictureDPI) * float64(weights.batch); pixels > maxPixels {
-		return fmt.Errorf("the heat map would have %.0f million pixels, at most %d million are drawn", pixels/1e6, maxPixels/1_000_000)
+	canvas := vgimg.NewWith(vgimg.UseWH(d.width, d.height), vgimg.UseDPI(pictureDPI), vgimg.UseBackgroundColor(color.White))
+	d.draw(draw.New(canvas))
+	_, err = vgimg.PngCanvas{Canvas: canvas}.WriteTo(w)
+	return err
+}
+
+func (h *heatMaps) writeSVG(w io.Writer) error {
+	d, err := h.layout(true)
+	if err != nil {
+		return err
 	}
-	panels := make([]*plot.Plot, weights.batch)
+	return d.writeSVG(w, true)
+}
+
+// writeSVG writes the drawing; ground fills its background with white.
+func (d *drawing) writeSVG(w io.Writer, ground bool) error {
+	canvas := vgsvg.New(d.width, d.height)
+	dc := draw.New(canvas)
+	if ground {
+		dc.SetColor(color.White)
+		dc.Fill(dc.Rectangle.Path())
+	}
+	d.draw(dc)
+	var b strings.Builder
+	if _, err := canvas.WriteTo(&b); err != nil {
+		return err
+	}
+	// At another size than it was drawn at, cells must not get soft edges, nor
+	// seams where the ground shines through between them.
+	_, err := strings.NewReplacer(
+		"<image ", `<image preserveAspectRatio="none" style="image-rendering:pixelated" `,
+		"<path ", `<path shape-rendering="crispEdges" `,
+	).WriteString(w, b.String())
+	return err
+}
+
+// cell returns the size of a cell of a matrix: square, unless that would leave a
+// thin strip.
+func cell(rows, cols int) vg.Point {
+	fit := func(n int) vg.Length {
+		size := min(cellSize, mapWidth/vg.Length(n))
+		if size < cellSize { // whole pixels have no seams between them
+			size = max(1, vg.Length(math.Floor(float64(size/pixel)))) * pixel
+		}
+		return size
+	}
+	square := fit(max(rows, cols))
+	size := vg.Point{X: square, Y: square}
+	widen := func(side *vg.Length, n int) {
+		if *side*vg.Length(n) < minSide {
+			*side = max(*side, min(fit(n), minSide/vg.Length(n)))
+		}
+	}
+	widen(&size.X, cols)
+	widen(&size.Y, rows)
+	return size
+}
+
+// layout places the panels on the picture, with or without the heading.
+func (h *heatMaps) layout(heading bool) (*drawing, error) {
+	w := h.weights
+	shades := h.shades()
+	size := cell(w.rows, w.cols)
+	data := vg.Point{X: size.X * vg.Length(w.cols), Y: size.Y * vg.Length(w.rows)}
+	if pixels := data.X.Dots(pictureDPI) * data.Y.Dots(pictureDPI) * float64(w.batch); pixels > maxPixels {
+		return nil, fmt.Errorf("the heat map would have %.0f million pixels, at most %d million are drawn", pixels/1e6, maxPixels/1_000_000)
+	}
+	d := &drawing{}
 	var around margins // what stands around the data of a panel
-	for b := range panels {
+	for b := range w.batch {
 		name := ""
-		if weights.batch > 1 {
-			name = fmt.Sprintf("batch %d", b+1)
+		if w.batch > 1 {
+			name = h.names[b]
 		}
-		p, err := heatMap(name, labels, weights.at(b), shades, cell)
+		p, err := h.panel(name, w.at(b), shades, size)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		panels[b] = p
+		d.panels = append(d.panels, p)
 		m := marginsOf(p, data)
 		around = margins{max(around.left, m.left), max(around.right, m.right), max(around.bottom, m.bottom), max(around.top, m.top)}
 	}
 	width, height := around.left+data.X+around.right, around.bottom+data.Y+around.top
-	columns := int(math.Ceil(math.Sqrt(float64(len(panels)))))
-	rows := (len(panels) + columns - 1) / columns
-	inner := vg.Point{X: vg.Length(columns) * (width + gap), Y: vg.Length(rows) * (height + gap)}
-	total := inner.X + barWidth + 2*gap
-	style := titleStyle()
-	heading := wrapTitle(title, style, total-2*gap)
-	headHeight := gap + style.Height(heading)
-
-	canvas := vgimg.NewWith(vgimg.UseWH(total, inner.Y+headHeight+gap), vgimg.UseDPI(pictureDPI), vgimg.UseBackgroundColor(color.White))
-	dc := draw.New(canvas)
-	dc.FillText(style, vg.Point{X: total / 2, Y: dc.Max.Y - gap}, heading)
-	// Panels stand one below the other from here down, each as large as its
-	// own margins make it, so that cells are square and data lie in line.
-	top := dc.Max.Y - headHeight - gap/2
-	for b, p := range panels {
-		m := marginsOf(p, data)
-		left := gap + vg.Length(b%columns)*(width+gap) + around.left - m.left
-		bottom := top - vg.Length(b/columns)*(height+gap) - height + around.bottom - m.bottom
-		p.Draw(draw.Canvas{Canvas: dc.Canvas, Rectangle: rectangle(left, bottom, m.left+data.X+m.right, m.bottom+data.Y+m.top)})
+	columns := int(math.Ceil(math.Sqrt(float64(len(d.panels)))))
+	rows := (len(d.panels) + columns - 1) / columns
+	inner := vg.Point{X: vg.Length(columns) * (width + gap), Y: max(vg.Length(rows)*(height+gap), around.top+minSide+gap)}
+	d.width = inner.X + barWidth + 2*gap
+	headHeight := gap / 2
+	if heading {
+		style := titleStyle()
+		d.heading = wrapTitle(h.title, style, d.width-2*gap)
+		headHeight = gap + style.Height(d.heading)
 	}
-	bar := colourBar(shades)
-	lowest := top - vg.Length(rows)*(height+gap) + gap + around.bottom
+	d.height = inner.Y + headHeight + gap
+
+	// Panels stand one below the other from here down; their cells are whole
+	// pixels and start at one.
+	top := d.height - headHeight - gap/2
+	snap := func(x vg.Length) vg.Length { return vg.Length(math.Floor(float64(x/pixel))) * pixel }
+	for b := range d.panels {
+		left := snap(gap + vg.Length(b%columns)*(width+gap) + around.left)
+		bottom := snap(top - vg.Length(b/columns)*(height+gap) - height + around.bottom)
+		d.data = append(d.data, rectangle(left, bottom, data.X, data.Y))
+	}
+	d.bar = h.colourBar(shades)
 	highest := top - around.top
-	m := marginsOf(bar, vg.Point{X: barWidth, Y: highest - lowest})
-	bar.Draw(draw.Canvas{Canvas: dc.Canvas, Rectangle: rectangle(gap+inner.X, lowest-m.bottom, barWidth, highest-lowest+m.bottom+m.top)})
-	_, err := vgimg.PngCanvas{Canvas: canvas}.WriteTo(w)
-	return err
+	lowest := min(top-vg.Length(rows)*(height+gap)+gap+around.bottom, highest-minSide)
+	d.barData = rectangle(gap+inner.X, lowest, barWidth, highest-lowest)
+	return d, nil
+}
+
+// logDecades is how far below the largest weight shades go that follow the
+// logarithm: further down than a millionth nothing is told apart by eye.
+const logDecades = 6
+
+// shades returns the colours: from 0, or from logDecades below the largest, to
+// the largest weight, as level has them.
+func (h *heatMaps) shades() *blues {
+	largest := 0.0
+	for _, x := range h.weights.data {
+		largest = max(largest, float64(x)) // NaN stays
+	}
+	if !(largest > 0) || math.IsInf(largest, 0) { // all 0, or NaN
+		largest = 1
+	}
+	if h.log {
+		return &blues{min: math.Log10(largest) - logDecades, max: math.Log10(largest), alpha: 1}
+	}
+	return &blues{max: largest, alpha: 1}
+}
+
+// level returns where a weight stands between the shades' ends.
+func (h *heatMaps) level(weight float32, shades *blues) float64 {
+	if !h.log {
+		return float64(weight)
+	}
+	return max(math.Log10(float64(weight)), shades.min)
+}
+
+// draw draws everything but the ground.
+func (d *drawing) draw(dc draw.Canvas) {
+	dc.FillText(titleStyle(), vg.Point{X: d.width / 2, Y: d.height - gap}, d.heading)
+	// Each panel is as large as its own margins make it, so that cells are
+	// square and data lie in line.
+	for b, p := range d.panels {
+		at := d.data[b]
+		m := marginsOf(p, at.Size())
+		p.Draw(draw.Canvas{Canvas: dc.Canvas, Rectangle: rectangle(at.Min.X-m.left, at.Min.Y-m.bottom,
+			m.left+at.Size().X+m.right, m.bottom+at.Size().Y+m.top)})
+	}
+	m := marginsOf(d.bar, d.barData.Size())
+	d.bar.Draw(draw.Canvas{Canvas: dc.Canvas, Rectangle: rectangle(d.barData.Min.X, d.barData.Min.Y-m.bottom,
+		d.barData.Size().X, d.barData.Size().Y+m.bottom+m.top)})
 }
 
 // margins are what a plot's axes and titles take around its data.
@@ -115,33 +258,39 @@ func rectangle(x, y, w, h vg.Length) vg.Rectangle {
 	return vg.Rectangle{Min: vg.Point{X: x, Y: y}, Max: vg.Point{X: x + w, Y: y + h}}
 }
 
-// heatMap returns the panel of one matrix.
-func heatMap(name string, labels []string, m matrix, shades *blues, cell vg.Length) (*plot.Plot, error) {
-	p := plot.New()
+// panel returns the plot of one matrix.
+func (h *heatMaps) panel(name string, m matrix, shades *blues, size vg.Point) (*plot.Plot, error) {
+	p := sansPlot()
 	p.Title.Text = name
-	h := plotter.NewHeatMap(grid(m), shades.Palette(256))
-	h.Min, h.Max = 0, shades.max
-	h.NaN = color.Gray{Y: 128}
-	h.Rasterized = cell == minCell // blurs, and is much faster than a polygon a cell
-	p.Add(h)
+	levels := grid{m, func(w float32) float64 { return h.level(w, shades) }}
+	if m.rows*m.cols > maxDrawn {
+		p.Add(pixels{levels, shades, size})
+	} else {
+		cells := plotter.NewHeatMap(levels, shades.Palette(256))
+		cells.Min, cells.Max = shades.min, shades.max
+		cells.NaN = notANumber
+		p.Add(cells)
+	}
 	p.X.Label.Text, p.Y.Label.Text = "key", "query"
-	p.X.Tick.Marker, p.Y.Tick.Marker = tokenTicks(labels, m.cols, false), tokenTicks(labels, m.rows, true)
+	p.X.Tick.Marker, p.Y.Tick.Marker = h.key.ticks(m.cols, false), h.query.ticks(m.rows, true)
 	// plot sets the names a descent too high: the padding makes room for it.
 	p.X.Padding, p.Y.Padding = p.X.Tick.Label.FontExtents().Descent+1, 2
 	p.X.LineStyle.Width, p.Y.LineStyle.Width = 0, 0
 	p.X.Tick.LineStyle.Width, p.Y.Tick.LineStyle.Width = 0, 0
-	// Names wider than their cells stand on end.
-	for _, l := range labels {
-		if p.X.Tick.Label.Width(l) > cell*0.95 {
-			p.X.Tick.Label.Rotation = math.Pi / 2
-			p.X.Tick.Label.XAlign, p.X.Tick.Label.YAlign = draw.XRight, draw.YCenter
-			break
+	if h.key.labels != nil {
+		// Names wider than their cells stand on end.
+		for j := range m.cols {
+			if p.X.Tick.Label.Width(h.key.label(j)) > size.X*0.95 {
+				p.X.Tick.Label.Rotation = math.Pi / 2
+				p.X.Tick.Label.XAlign, p.X.Tick.Label.YAlign = draw.XRight, draw.YCenter
+				break
+			}
 		}
 	}
 	if max(m.rows, m.cols) > maxNumbered {
 		return p, nil
 	}
-	numbers, err := cellNumbers(m, shades.max)
+	numbers, err := cellNumbers(levels, shades)
 	if err != nil {
 		return nil, err
 	}
@@ -149,9 +298,48 @@ func heatMap(name string, labels []string, m matrix, shades *blues, cell vg.Leng
 	return p, nil
 }
 
+// notANumber is the colour of cells that hold no number, onLight that of text on
+// light cells: not black, which on a page is the colour of the theme's text.
+var (
+	notANumber = color.Gray{Y: 128}
+	onLight    = color.Gray{Y: 0x11}
+)
+
+// pixels plots a matrix as an image, for more cells than shapes can be drawn. As
+// an image is smoothed where it is enlarged, a cell is all the pixels that it has
+// in the picture.
+type pixels struct {
+	grid
+	shades *blues
+	cell   vg.Point
+}
+
+// Plot implements plot.Plotter.
+func (p pixels) Plot(c draw.Canvas, _ *plot.Plot) {
+	wide, high := int(math.Round(float64(p.cell.X/pixel))), int(math.Round(float64(p.cell.Y/pixel)))
+	img := image.NewNRGBA(image.Rect(0, 0, p.cols*wide, p.rows*high))
+	palette := p.shades.Palette(256).Colors()
+	for y := range p.rows * high {
+		for x := range p.cols * wide {
+			level := (p.at(p.row(y / high)[x/wide]) - p.shades.min) / (p.shades.max - p.shades.min)
+			if level >= 0 && level <= 1 {
+				img.Set(x, y, palette[int(level*255+0.5)])
+			} else {
+				img.Set(x, y, notANumber)
+			}
+		}
+	}
+	c.DrawImage(c.Rectangle, img)
+}
+
+// DataRange implements plot.DataRanger.
+func (p pixels) DataRange() (xmin, xmax, ymin, ymax float64) {
+	return -0.5, float64(p.cols) - 0.5, -0.5, float64(p.rows) - 0.5
+}
+
 // cellNumbers are the weights as text in the middle of their cells, white on
 // the dark ones.
-func cellNumbers(m matrix, largest float64) (*plotter.Labels, error) {
+func cellNumbers(m grid, shades *blues) (*plotter.Labels, error) {
 	var at plotter.XYLabels
 	for i := range m.rows {
 		for j, w := range m.row(i) {
@@ -165,46 +353,78 @@ func cellNumbers(m matrix, largest float64) (*plotter.Labels, error) {
 	}
 	for n := range l.TextStyle {
 		s := &l.TextStyle[n]
+		sans(s)
 		s.XAlign, s.YAlign = draw.XCenter, draw.YCenter
-		s.Color = color.Black
+		s.Color = onLight
 		// From here on white has the larger contrast (the luminance of the
 		// blues falls below 0.18, where both have 4.6:1).
-		if float64(m.data[n]) > 0.7*largest {
+		if m.at(m.data[n])-shades.min > 0.7*(shades.max-shades.min) {
 			s.Color = color.White
 		}
 	}
 	return l, nil
 }
 
-// tokenTicks names the rows or columns, in steps when there are many.
-func tokenTicks(labels []string, n int, down bool) plot.ConstantTicks {
-	step := (n + maxNames - 1) / maxNames
+// ticks names rows or columns: each, or in steps when there are many; and of
+// many that are only numbered about eight round numbers.
+func (a axis) ticks(n int, down bool) plot.ConstantTicks {
 	var ticks plot.ConstantTicks
-	for i := 0; i < n; i += step {
-		at := i
+	add := func(at float64, label string) {
 		if down {
-			at = n - 1 - i
+			at = float64(n-1) - at
 		}
-		ticks = append(ticks, plot.Tick{Value: float64(at), Label: labels[i]})
+		ticks = append(ticks, plot.Tick{Value: at, Label: label})
+	}
+	if a.labels != nil || n <= maxNumbered {
+		for i, step := 0, (n+maxNames-1)/maxNames; i < n; i += step {
+			add(float64(i), a.label(i))
+		}
+		return ticks
+	}
+	tokens := a.end - a.first
+	round := 1
+	for power := 1; power*8 <= tokens; power *= 10 {
+		for _, digit := range []int{1, 2, 5} {
+			if digit*power*8 <= tokens {
+				round = digit * power
+			}
+		}
+	}
+	for token := (a.first + round - 1) / round * round; token < a.end; token += round {
+		add((float64(token-a.first)+0.5)/float64(a.step)-0.5, strconv.Itoa(token))
 	}
 	return ticks
 }
 
-// grid shows a matrix to the plotter, whose rows count upwards.
-type grid matrix
+// grid shows the levels of a matrix to the plotter, whose rows count upwards.
+type grid struct {
+	matrix
+	at func(weight float32) float64
+}
 
 func (g grid) Dims() (c, r int)   { return g.cols, g.rows }
-func (g grid) Z(c, r int) float64 { return float64(matrix(g).row(g.rows - 1 - r)[c]) }
+func (g grid) Z(c, r int) float64 { return g.at(g.row(g.rows - 1 - r)[c]) }
 func (g grid) X(c int) float64    { return float64(c) }
 func (g grid) Y(r int) float64    { return float64(r) }
 
 // colourBar returns the legend of the shades.
-func colourBar(shades *blues) *plot.Plot {
-	p := plot.New()
+func (h *heatMaps) colourBar(shades *blues) *plot.Plot {
+	p := sansPlot()
 	p.Add(&plotter.ColorBar{ColorMap: shades, Vertical: true, Colors: 256})
 	p.HideX()
 	p.Y.Label.Text = "attention weight"
 	p.Y.Padding = 0
+	if h.log {
+		var ticks plot.ConstantTicks
+		for exponent := math.Ceil(shades.min); exponent <= shades.max; exponent++ {
+			label := fmt.Sprintf("1e%.0f", exponent)
+			if exponent > -3 {
+				label = strconv.FormatFloat(math.Pow(10, exponent), 'g', 3, 64)
+			}
+			ticks = append(ticks, plot.Tick{Value: exponent, Label: label})
+		}
+		p.Y.Tick.Marker = ticks
+	}
 	return p
 }
 
@@ -224,9 +444,23 @@ func wrapTitle(title string, style text.Style, width vg.Length) string {
 	return strings.Join(out, "\n")
 }
 
+// sansPlot returns an empty plot whose text has no serifs, which is the easier
+// to read the smaller it is.
+func sansPlot() *plot.Plot {
+	p := plot.New()
+	p.BackgroundColor = nil // that of the picture, or of the page around it
+	for _, s := range []*text.Style{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label} {
+		sans(s)
+	}
+	return p
+}
+
+func sans(s *text.Style) { s.Font.Variant = "Sans" }
+
 // titleStyle is what plots have as their titles' style, at the top and centred.
 func titleStyle() text.Style {
 	s := plot.New().Title.TextStyle
+	sans(&s)
 	s.Font.Size = font.Length(11)
 	s.XAlign, s.YAlign = draw.XCenter, draw.YTop
 	return s

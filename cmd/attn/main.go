@@ -4,7 +4,8 @@
 //
 // on any backend that is built in: on .npy files (attn run), step by step on a
 // worked example (attn explain), on conformance cases of the ONNX operator (attn
-// onnx), and it says what it could run on (attn devices). Try:
+// onnx), it draws the weights (attn heatmap), and it says what it could run on
+// (attn devices). Try:
 //
 //	attn run --q Q.npy --k K.npy --v V.npy --out O.npy --causal
 //
@@ -35,6 +36,7 @@ type commands struct {
 	Devices devicesCmd `cmd:"" help:"List the backends and adapters, their limits, and what auto picks."`
 	Run     runCmd     `cmd:"" help:"Compute attention over .npy files."`
 	Explain explainCmd `cmd:"" help:"Show every step of attention on a small example."`
+	HeatMap heatmapCmd `cmd:"" name:"heatmap" help:"Draw the weights of chosen heads and of a range of queries and keys."`
 	Bench   benchCmd   `cmd:"" help:"Measure speed, distance from the machine's limit, and error."`
 	ONNX    onnxCmd    `cmd:"" name:"onnx" help:"Run conformance cases of the ONNX operator Attention."`
 	Tune    tuneCmd    `cmd:"" help:"Measure which variants of the GPU kernels are the fastest here, and keep that for later calls."`

@@ -20,16 +20,7 @@ type runCmd struct {
 	LSE     string `name:"lse" placeholder:"L.npy" help:"Also write the rows' log-sum-exp, [B,H,Sq] of f4."`
 	Weights string `name:"weights" placeholder:"W.npy" help:"Also write the softmax weights, [B,H,Sq,Sk] of f4; takes that much memory."`
 
-	Layout      string  `name:"layout" enum:"bhsd,bshd" default:"bhsd" help:"Order of the axes of 4-D files: bhsd is [B,H,S,D], bshd is [B,S,H,D]."`
-	Backend     string  `name:"backend" default:"auto" help:"auto, cpu, gpu, gpu:N or gpu:NAME."`
-	DType       string  `name:"dtype" enum:",f32,f16,bf16" default:"" placeholder:"TYPE" help:"Compute on f32, f16 or bf16 elements instead of the files' type (f2 is f16, f4 and f8 are f32)."`
-	Scale       number  `name:"scale" placeholder:"X" help:"Factor on QKᵀ; 1/sqrt(D) when left out."`
-	Softcap     number  `name:"softcap" placeholder:"C" help:"Replace scores s by C·tanh(s/C)."`
-	Causal      bool    `name:"causal" help:"Hide the keys after a row's own position."`
-	CausalAlign string  `name:"causal-align" enum:"top-left,bottom-right" default:"top-left" help:"Where positions are counted from, for --causal and --window: the first key is the first query's (top-left, as PyTorch's is_causal), or the last key the last query's (bottom-right)."`
-	Window      window  `name:"window" placeholder:"L,R" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
-	KLen        lengths `name:"klen" placeholder:"N,N" help:"How many keys exist, one number for each batch, 0 to Sk."`
-	Mask        string  `name:"mask" placeholder:"M.npy" help:"Bool (true may be seen) or float (added to the scores) array that broadcasts, as in numpy, to the scores of q's rank: [Sq,Sk], [B,Sq,Sk] or [B,H,Sq,Sk]. A 4-D one is always [B,H,Sq,Sk]."`
+	callFlags `embed:""`
 
 	Check bool `name:"check" help:"Recompute sampled rows in float64, print the largest error and its bound, and fail when it is over."`
 	Plan  bool `name:"plan" help:"Print how the call would run, and stop: only the files' headers are read."`
@@ -40,7 +31,7 @@ func (c *runCmd) Run(ctx context.Context, out *streams) error {
 	if c.Out == "" && !c.Plan {
 		return errors.New("--out is missing: where to write the output")
 	}
-	in, err := c.inputs()
+	in, err := c.inputs([]namedPath{{"q", c.Q}, {"k", c.K}, {"v", c.V}})
 	if err != nil {
 		return err
 	}
@@ -63,7 +54,7 @@ func (c *runCmd) Run(ctx context.Context, out *streams) error {
 	defer be.Close()
 	// Planned with the headers alone, a call that cannot run fails before its
 	// data is read.
-	plan, err := c.plan(be, in)
+	plan, err := in.plan(be, c.runOptions())
 	if err != nil {
 		return err
 	}
@@ -75,7 +66,7 @@ func (c *runCmd) Run(ctx context.Context, out *streams) error {
 	}
 	calc := calculation{be: be, in: in, note: out.err}
 	defer calc.release()
-	if err := calc.load(ctx, c.options()); err != nil {
+	if err := calc.load(ctx, c.runOptions()); err != nil {
 		return err
 	}
 	if err := calc.attend(ctx, c.LSE != "", c.Weights != ""); err != nil {
@@ -92,49 +83,11 @@ func (c *runCmd) Run(ctx context.Context, out *streams) error {
 	return files.commit(ctx)
 }
 
-// options are the call's options but for the mask, which needs its data.
-func (c *runCmd) options() kernels.Options {
-	opt := kernels.Options{
-		Softcap: c.Softcap.value,
-		Causal:  c.Causal,
-		KLen:    c.KLen,
-		LSE:     c.LSE != "",
-		Weights: c.Weights != "",
-	}
-	if c.Scale.set {
-		opt.Scale = new(c.Scale.value)
-	}
-	if c.Window.set {
-		opt.Window = &c.Window.Window
-	}
-	if c.CausalAlign == "bottom-right" {
-		opt.Align = kernels.LowerRight
-	}
-	return opt
-}
-
-// plan plans the call on tensors without memory. It validates everything that
-// does not need the data.
-func (c *runCmd) plan(be backend.Backend, in *runInputs) (backend.Plan, error) {
+// runOptions are those of the call with what is to come out.
+func (c *runCmd) runOptions() kernels.Options {
 	opt := c.options()
-	var t [3]backend.Tensor
-	for i, f := range in.qkv {
-		var err error
-		if t[i], err = backend.Meta(in.dtype, f.stored()); err == nil {
-			t[i], err = in.bhsd(t[i])
-		}
-		if err != nil {
-			return backend.Plan{}, fmt.Errorf("--%s %s: %w", f.name, f.path, err)
-		}
-	}
-	if in.mask != nil {
-		m, err := backend.Meta(in.mask.dtype(), in.maskShape)
-		if err != nil {
-			return backend.Plan{}, fmt.Errorf("--mask %s: %w", in.mask.path, err)
-		}
-		setMask(&opt, m)
-	}
-	return kernels.Plan(be, t[0], t[1], t[2], opt)
+	opt.LSE, opt.Weights = c.LSE != "", c.Weights != ""
+	return opt
 }
 
 // setMask puts a mask where its type belongs.
@@ -172,11 +125,11 @@ func (c *calculation) release() {
 // load reads the files and uploads what they hold.
 func (c *calculation) load(ctx context.Context, opt kernels.Options) error {
 	c.opt = opt
-	for i, t := range []*backend.Tensor{&c.q, &c.k, &c.v} {
-		f := c.in.qkv[i]
+	to := []*backend.Tensor{&c.q, &c.k, &c.v}
+	for i, f := range c.in.qkv {
 		up, err := c.upload(ctx, f, c.in.dtype, f.stored())
 		if err == nil {
-			*t, err = c.in.bhsd(up)
+			*to[i], err = c.in.bhsd(up)
 		}
 		if err != nil {
 			return err

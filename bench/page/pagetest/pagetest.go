@@ -1,0 +1,211 @@
+// Package pagetest opens pages in a headless Chromium, for the tests of those who
+// write them. Where there is no Chromium a test skips and says so.
+package pagetest
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+)
+
+// names are what Chromium is called in distributions.
+var names = []string{"chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"}
+
+// timeout bounds a page: start of the browser, which can take 10 s on a busy
+// machine, and all that is asked of it.
+const timeout = 90 * time.Second
+
+// Browser is a running Chromium.
+type Browser struct {
+	t   testing.TB
+	ctx context.Context
+}
+
+// Start starts Chromium until the end of the test, or skips the test where there
+// is none.
+func Start(t testing.TB) *Browser {
+	t.Helper()
+	var path string
+	for _, name := range names {
+		if found, err := exec.LookPath(name); err == nil {
+			path = found
+			break
+		}
+	}
+	if path == "" {
+		t.Skip("no Chromium here: pages are not looked at in a browser (as root on Debian: apt-get install chromium)")
+	}
+	options := append(chromedp.DefaultExecAllocatorOptions[:],
+		chromedp.ExecPath(path),
+		chromedp.NoSandbox, // there is none for root, as in containers
+		chromedp.WSURLReadTimeout(timeout),
+	)
+	ctx, cancelTimeout := context.WithTimeout(t.Context(), timeout)
+	t.Cleanup(cancelTimeout)
+	ctx, cancelProcess := chromedp.NewExecAllocator(ctx, options...)
+	t.Cleanup(cancelProcess)
+	ctx, cancelBrowser := chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {}))
+	t.Cleanup(cancelBrowser)
+	if err := chromedp.Do(ctx); err != nil {
+		t.Fatalf("Chromium %s does not start: %v", path, err)
+	}
+	return &Browser{t, ctx}
+}
+
+// Look is how a page is looked at. Its zero value is 800 x 800, light, with
+// scripts.
+type Look struct {
+	Width, Height int
+	Dark          bool
+	NoScript      bool
+}
+
+// Page is a file opened in a tab.
+type Page struct {
+	t   testing.TB
+	ctx context.Context
+
+	mu       sync.Mutex
+	problems []string
+}
+
+// Open opens a file in a tab of its own until the end of the test.
+func (b *Browser) Open(file string, look Look) *Page {
+	b.t.Helper()
+	if look.Width == 0 {
+		look.Width, look.Height = 800, 800
+	}
+	path, err := filepath.Abs(file)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	url := "file://" + filepath.ToSlash(path)
+	ctx, cancel := chromedp.NewContext(b.ctx)
+	b.t.Cleanup(cancel)
+	p := &Page{t: b.t, ctx: ctx}
+	if err := chromedp.Listen(ctx, func(event any) { p.listen(event, url) }); err != nil {
+		b.t.Fatalf("in the browser: %v", err)
+	}
+	scheme := "light"
+	if look.Dark {
+		scheme = "dark"
+	}
+	call(p, log.Enable, cdp.Empty{})
+	call(p, network.Enable, network.EnableParams{})
+	call(p, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{
+		Width: int64(look.Width), Height: int64(look.Height), DeviceScaleFactor: 1, Mobile: look.Width < 500})
+	call(p, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
+	call(p, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: look.NoScript})
+	run(p, chromedp.Navigate(url))
+	return p
+}
+
+// listen keeps what a page must not do.
+func (p *Page) listen(event any, url string) {
+	problem := ""
+	switch e := event.(type) {
+	case *runtime.EventConsoleAPICalled:
+		if e.Type == runtime.ConsoleAPICalledTypeError || e.Type == runtime.ConsoleAPICalledTypeWarning {
+			problem = "console: " + string(e.Type)
+			for _, arg := range e.Args {
+				problem += fmt.Sprintf(" %s%s", arg.Value, arg.Description)
+			}
+		}
+	case *runtime.EventExceptionThrown:
+		problem = "exception: " + e.ExceptionDetails.Text
+		if e.ExceptionDetails.Exception != nil {
+			problem += " " + e.ExceptionDetails.Exception.Description
+		}
+	case *log.EventEntryAdded:
+		if e.Entry.Level == log.EntryLevelError || e.Entry.Level == log.EntryLevelWarning {
+			problem = "log: " + e.Entry.Text
+		}
+	case *network.EventRequestWillBeSent:
+		if e.Request.URL != url && !strings.HasPrefix(e.Request.URL, "data:") {
+			problem = "request: " + e.Request.URL
+		}
+	}
+	if problem != "" {
+		p.mu.Lock()
+		p.problems = append(p.problems, problem)
+		p.mu.Unlock()
+	}
+}
+
+// run runs an action in the page's tab.
+func run[T any](p *Page, action chromedp.Action[T]) T {
+	p.t.Helper()
+	result, err := chromedp.Run(p.ctx, action)
+	if err != nil {
+		p.t.Fatalf("in the browser: %v", err)
+	}
+	return result
+}
+
+// call sends a command of the protocol.
+func call[P, R any](p *Page, command cdp.Command[P, R], params P) {
+	p.t.Helper()
+	if _, err := chromedp.Call(p.ctx, command, params); err != nil {
+		p.t.Fatalf("in the browser: %v", err)
+	}
+}
+
+// Eval evaluates a JavaScript expression, in a page without scripts too.
+func Eval[T any](p *Page, expression string) T {
+	p.t.Helper()
+	return run(p, chromedp.Evaluate[T](expression))
+}
+
+// Hover moves the pointer to the middle of what the selector finds first, or to
+// a part of it: 0, 0 is its upper left corner and 1, 1 its lower right one.
+func (p *Page) Hover(selector string, x, y float64) {
+	p.t.Helper()
+	at := Eval[[]float64](p, fmt.Sprintf(`(() => {
+		const e = document.querySelector(%q);
+		e.scrollIntoView({block: "center", inline: "center"});
+		const r = e.getBoundingClientRect();
+		return [r.left + %v * r.width, r.top + %v * r.height];
+	})()`, selector, x, y))
+	run(p, chromedp.MouseEvent(input.DispatchMouseEventTypeMouseMoved, at[0], at[1]))
+}
+
+// Click clicks on what the selector finds first.
+func (p *Page) Click(selector string) {
+	p.t.Helper()
+	run(p, chromedp.Click(chromedp.CSS(selector)))
+}
+
+// Quiet fails the test when the page wrote an error or a warning to the console,
+// threw an exception or asked for anything but itself, or is wider than the
+// window.
+func (p *Page) Quiet() {
+	p.t.Helper()
+	if wide := Eval[[]int](p, "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"); wide[0] > wide[1] {
+		p.t.Errorf("the page is %d wide in a window of %d", wide[0], wide[1])
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, problem := range p.problems {
+		p.t.Error(problem)
+	}
+}
+
+// Screenshot returns the window as PNG.
+func (p *Page) Screenshot() []byte {
+	p.t.Helper()
+	return run(p, chromedp.CaptureScreenshot())
+}
