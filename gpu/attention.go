@@ -99,7 +99,7 @@ func (a *attention) plain(because string) {
 	a.path, a.why, a.rows, a.keys = "plain WGSL", because, tile, tile
 	blk := blocks(a.d.ValueDim)
 	a.v = variant{shaders.Attention, map[string]uint32{
-		"IN": uint32(a.c.Q.DType()), "DVB": uint32(blk), "ACC": uint32(4 * blk),
+		"IN": uint32(a.c.Q.DType()), "KV": uint32(a.c.K.DType()), "DVB": uint32(blk), "ACC": uint32(4 * blk),
 	}}
 	a.cut = a.newCutter()
 	// A workgroup takes all keys of a piece one after the other, so a piece
@@ -400,6 +400,14 @@ func (b *Backend) Plan(c *backend.Call) (backend.Plan, error) {
 	return p, nil
 }
 
+// storage names the types of a call's operands.
+func storage(c *backend.Call) string {
+	if c.K.DType() == c.Q.DType() {
+		return c.Q.DType().String()
+	}
+	return fmt.Sprintf("%s, keys and values %s", c.Q.DType(), c.K.DType())
+}
+
 // planPrefill says in p how the call would run.
 func (b *Backend) planPrefill(a *attention, p *backend.Plan) error {
 	p.Path = a.path
@@ -417,7 +425,7 @@ func (b *Backend) planPrefill(a *attention, p *backend.Plan) error {
 	})
 	p.Scratch = int64(scratch)
 	p.Why = fmt.Sprintf("%s; one pass over the keys for %d rows a workgroup, %s storage, float32 arithmetic; %s",
-		a.why, a.rows, a.c.Q.DType(), b.pacing(a.v))
+		a.why, a.rows, storage(a.c), b.pacing(a.v))
 	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d pieces of up to %d keys, key tiles of %d",
 		a.d.Batch, a.d.Heads, (a.d.SeqQ+a.rows-1)/a.rows, a.rows, pieces, keys, a.keys)
 	return err

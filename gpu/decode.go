@@ -129,8 +129,8 @@ func rowsOf(rows int) int {
 
 // variants chooses the kernels.
 func (x *decode) variants() {
-	c, dtype := x.class, x.c.Q.DType()
-	el := granuleBytes / dtype.Size()
+	c, kv := x.class, x.c.K.DType()
+	el := granuleBytes / kv.Size()
 	quads := c.width / 4
 	// As many granules of a key at a time as the chunk holds, in a power of two.
 	gran := min(1<<(bits.Len(uint(chunkGranules/c.keys))-1), 8)
@@ -152,7 +152,7 @@ func (x *decode) variants() {
 	}
 	u := func(n int) uint32 { return uint32(n) }
 	x.splits = variant{shaders.Decode, map[string]uint32{
-		"EXPAND": expand, "IN": u(int(dtype)), "WIDE": u(flagBits(wide(x.c.K) && wide(x.c.V))), "EL": u(el), "ROWS": u(x.rows),
+		"EXPAND": expand, "IN": u(int(x.c.Q.DType())), "KV": u(int(kv)), "WIDE": u(flagBits(wide(x.c.K) && wide(x.c.V))), "EL": u(el), "ROWS": u(x.rows),
 		"SPLIT": u(c.split), "BC": u(c.keys), "TX": u(c.lanes), "TQ": u(c.keys / c.lanes / 4), "QUADS": u(quads),
 		"GRAN": u(gran), "QG": u(gran * el / 4), "SHIFT": u(shift), "KLOADS": u(loads(c.keys * gran)),
 		"KT": u(c.keys / 2), "QSLOTS": u(qslots), "QROWS": u(x.rows / qslots),
@@ -282,7 +282,7 @@ func (x *decode) plan(p *backend.Plan) error {
 	rows := x.k.group * x.d.SeqQ
 	p.Path = "split keys WGSL (decode)"
 	p.Why = fmt.Sprintf("%d query rows a key head, up to %d are decoded: K and V are read once for %d rows, %s, and splits of the keys fill the device; %s storage, float32 arithmetic; %s",
-		rows, x.b.decodeRows, x.rows, load, x.c.Q.DType(), x.b.pacing(x.splits))
+		rows, x.b.decodeRows, x.rows, load, storage(x.c), x.b.pacing(x.splits))
 	p.Cut = fmt.Sprintf("%d batches x %d kv heads x up to %d splits of %d keys x %d blocks of %d rows, key tiles of %d; %d merges",
 		x.d.Batch, x.d.KVHeads, splits, x.class.split, (rows+x.rows-1)/x.rows, x.rows, x.class.keys, boxes)
 	return err

@@ -74,7 +74,7 @@ func (a *attention) shape() flashShape {
 	d, c := a.d, a.c
 	return flashShape{
 		class: classOf(d.Dim, d.ValueDim), valueDim: d.ValueDim, heads: d.Batch * d.Heads, seqQ: d.SeqQ,
-		in:       c.Q.DType(),
+		in: c.Q.DType(), kv: c.K.DType(),
 		paired:   !a.mask.t.IsZero() || !a.bias.t.IsZero() || c.Softcap > 0,
 		wide:     sideBySide(c.Q) && sideBySide(c.K) && sideBySide(c.V),
 		half:     c.O.DType() != backend.F32,

@@ -226,7 +226,7 @@ func TestVariantsAreWhole(t *testing.T) {
 		}
 	}
 	// The file as it stands is L of class 64.
-	k := named(t, 64, "L").kernel(64, backend.F32, true, false, false)
+	k := named(t, 64, "L").kernel(64, backend.F32, backend.F32, true, false, false)
 	have := shaders.Flash.Constants()
 	for name, value := range k.consts {
 		if name != "EXPAND" && have[name] != fmt.Sprint(value) {

@@ -139,12 +139,12 @@ func (v flashVariant) quick() flashVariant {
 	return v
 }
 
-// kernel returns the kernel of the variant for values of dv columns and operands of
-// a type. paired says that there is a mask, a bias or softcap, wide that neighbours
+// kernel returns the kernel of the variant for values of dv columns, queries of type in
+// and keys and values of type kv. paired says that there is a mask, a bias or softcap, wide that neighbours
 // along D lie side by side and rows begin at multiples of 4, half that o takes 16-bit
 // elements.
-func (v flashVariant) kernel(dv int, in backend.DType, paired, wide, half bool) variant {
-	key := kernelKey{v, v.turns(dv), in, paired, wide && !v.scalar, half}
+func (v flashVariant) kernel(dv int, in, kv backend.DType, paired, wide, half bool) variant {
+	key := kernelKey{v, v.turns(dv), in, kv, paired, wide && !v.scalar, half}
 	if k, ok := flashKernels.Load(key); ok {
 		return k.(variant)
 	}
@@ -155,7 +155,7 @@ func (v flashVariant) kernel(dv int, in backend.DType, paired, wide, half bool) 
 	k := shaders.Flash
 	k.WorkgroupMemory, k.Threads = v.memory(), v.threads()
 	c := map[string]uint32{
-		"EXPAND": v.expand, "IN": uint32(in),
+		"EXPAND": v.expand, "IN": uint32(in), "KV": uint32(kv),
 		"OUT16": uint32(flagBits(half)), "VEC": uint32(flagBits(key.wide)), "PAIRED": uint32(flagBits(paired)),
 	}
 	for name, n := range map[string]int{
@@ -177,7 +177,7 @@ var flashKernels sync.Map
 type kernelKey struct {
 	flashVariant
 	turns              int
-	in                 backend.DType
+	in, kv             backend.DType
 	paired, wide, half bool
 }
 
@@ -188,7 +188,7 @@ type flashShape struct {
 	heads    int // of all batches
 	seqQ     int
 	// What the kernel is specialised on, as flashVariant.kernel has it.
-	in                 backend.DType
+	in, kv             backend.DType
 	paired, wide, half bool
 	software           bool
 	limits             gputypes.Limits

@@ -76,7 +76,7 @@ func resumed(c *backend.Call) *backend.Partial {
 
 // signature says in words what a call computes, but for its operands' contents.
 func signature(c *backend.Call) string {
-	return fmt.Sprintf("%+v of %v to %v, lse %t, mask %t, bias %t, scale %v, softcap %v, visible %+v", c.Dims(), c.Q.DType(), c.O.DType(),
+	return fmt.Sprintf("%+v of %v to %v, lse %t, mask %t, bias %t, scale %v, softcap %v, visible %+v", c.Dims(), storage(c), c.O.DType(),
 		!c.LSE.IsZero(), !c.Mask.IsZero(), !c.Bias.IsZero(), c.Scale, c.Softcap, c.Visible)
 }
 

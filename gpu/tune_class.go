@@ -16,7 +16,7 @@ import (
 // workgroup takes them one tile after the other, whatever the variant.
 type tuneClass struct {
 	dim, valueDim      int
-	in                 backend.DType
+	in, kv             backend.DType
 	paired, wide, half bool
 	rows               int  // at most, of all heads; 0 is no bound
 	short              bool // at most shortRows a head, so that large tiles are partly empty
@@ -32,7 +32,7 @@ func (s flashShape) tuneClass() tuneClass {
 	columns := 4 * s.class.lanes
 	k := tuneClass{
 		dim: s.class.width, valueDim: (s.valueDim + columns - 1) / columns * columns,
-		in: s.in, paired: s.paired, wide: s.wide, half: s.half, short: s.seqQ <= shortRows,
+		in: s.in, kv: s.kv, paired: s.paired, wide: s.wide, half: s.half, short: s.seqQ <= shortRows,
 	}
 	for _, n := range rowClasses {
 		if s.heads*s.seqQ <= n {
@@ -79,6 +79,9 @@ func (k tuneClass) like(c tuned.Class) bool {
 
 func (k tuneClass) features() string {
 	text := ""
+	if k.kv != k.in {
+		text = "kv-" + k.kv.String()
+	}
 	for _, f := range []struct {
 		on   bool
 		name string
@@ -95,7 +98,7 @@ func (k tuneClass) features() string {
 
 // kernel is the one of v for calls of shape s with values of dv columns.
 func (s flashShape) kernel(v flashVariant, dv int) variant {
-	return v.kernel(dv, s.in, s.paired, s.wide, s.half)
+	return v.kernel(dv, s.in, s.kv, s.paired, s.wide, s.half)
 }
 
 // candidates returns the variants that could run calls of shape s, what the rule

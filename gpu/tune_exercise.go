@@ -86,8 +86,8 @@ func (b *Backend) newExercise(ctx context.Context, s flashShape) (x *exercise, e
 		heads int
 	}{
 		{&x.long.Q, k.in, backend.Shape{1, 1, perHead, k.dim}, heads},
-		{&x.long.K, k.in, backend.Shape{1, 1, most, k.dim}, heads},
-		{&x.long.V, k.in, backend.Shape{1, 1, most, k.valueDim}, heads},
+		{&x.long.K, k.kv, backend.Shape{1, 1, most, k.dim}, heads},
+		{&x.long.V, k.kv, backend.Shape{1, 1, most, k.valueDim}, heads},
 		{&x.long.O, out, backend.Shape{1, heads, perHead, k.valueDim}, 0},
 		{&x.long.LSE, backend.F32, backend.Shape{1, heads, perHead, 1}, 0},
 	} {

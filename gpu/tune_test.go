@@ -306,6 +306,7 @@ func TestTuneClasses(t *testing.T) {
 		{"as many rows in many heads", func(s *flashShape) { s.heads, s.seqQ = 512, 16 }, false},
 		{"half the columns", func(s *flashShape) { s.valueDim = 32 }, false},
 		{"another type", func(s *flashShape) { s.in = backend.BF16 }, false},
+		{"another type of keys", func(s *flashShape) { s.kv = backend.F16 }, false},
 		{"a mask", func(s *flashShape) { s.paired = true }, false},
 		{"odd strides", func(s *flashShape) { s.wide = false }, false},
 		{"a 16 bit output", func(s *flashShape) { s.half = true }, false},

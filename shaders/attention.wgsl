@@ -28,7 +28,8 @@
 // Workgroup memory: qs 4,608 + kv 4,608 + ps 4,608 + part 1,024 = 14,848 bytes.
 
 // Rewritten for each variant:
-const IN: u32 = 0u; // type of q, k and v: 0 f32, 1 f16, 2 bf16
+const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
+const KV: u32 = 0u; // of k and v
 const DVB: u32 = 2u; // blocks of 32 output columns
 const ACC: u32 = 8u; // 4 · DVB
 
@@ -215,11 +216,11 @@ fn load_q(i: u32) -> f32 {
 }
 
 fn load_k(i: u32) -> f32 {
-    return decode(k[select(i >> 1u, i, IN == 0u)], i, IN);
+    return decode(k[select(i >> 1u, i, KV == 0u)], i, KV);
 }
 
 fn load_v(i: u32) -> f32 {
-    return decode(v[select(i >> 1u, i, IN == 0u)], i, IN);
+    return decode(v[select(i >> 1u, i, KV == 0u)], i, KV);
 }
 
 fn load_bias(i: u32) -> f32 {

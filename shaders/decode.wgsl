@@ -40,7 +40,8 @@
 
 // Rewritten for each variant:
 const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers, 2: all that are marked
-const IN: u32 = 0u; // type of q, k and v: 0 f32, 1 f16, 2 bf16
+const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
+const KV: u32 = 0u; // of k and v
 const WIDE: u32 = 1u; // 1 when k and v can be read 16 bytes at a time
 const EL: u32 = 4u; // elements in 16 bytes
 const ROWS: u32 = 4u; // query rows of a workgroup
@@ -223,7 +224,7 @@ fn bounded(x: f32) -> f32 {
 // low and high are the first and the last four elements of a granule; of four float32
 // there is no high.
 fn low(x: vec4<u32>) -> vec4<f32> {
-    if (IN == 0u) {
+    if (KV == 0u) {
         return bitcast<vec4<f32>>(x);
     }
     return pairs(x.x, x.y);
@@ -235,7 +236,7 @@ fn high(x: vec4<u32>) -> vec4<f32> {
 
 // pairs converts four 16-bit elements.
 fn pairs(a: u32, b: u32) -> vec4<f32> {
-    if (IN == 1u) {
+    if (KV == 1u) {
         return vec4<f32>(unpack2x16float(a), unpack2x16float(b));
     }
     return bitcast<vec4<f32>>(vec4<u32>(a << 16u, a & 0xffff0000u, b << 16u, b & 0xffff0000u));
@@ -243,14 +244,14 @@ fn pairs(a: u32, b: u32) -> vec4<f32> {
 
 // k_bits and v_bits are the bits of one element.
 fn k_bits(i: u32) -> u32 {
-    if (IN == 0u) {
+    if (KV == 0u) {
         return k[i >> 2u][i & 3u];
     }
     return (k[i >> 3u][(i >> 1u) & 3u] >> ((i & 1u) * 16u)) & 0xffffu;
 }
 
 fn v_bits(i: u32) -> u32 {
-    if (IN == 0u) {
+    if (KV == 0u) {
         return v[i >> 2u][i & 3u];
     }
     return (v[i >> 3u][(i >> 1u) & 3u] >> ((i & 1u) * 16u)) & 0xffffu;
@@ -258,8 +259,8 @@ fn v_bits(i: u32) -> u32 {
 
 // within puts bits at element e of a granule.
 fn within(bits: u32, e: u32) -> vec4<u32> {
-    let word = select(e >> 1u, e, IN == 0u);
-    let shift = select((e & 1u) * 16u, 0u, IN == 0u);
+    let word = select(e >> 1u, e, KV == 0u);
+    let shift = select((e & 1u) * 16u, 0u, KV == 0u);
     return select(vec4<u32>(0u), vec4<u32>(bits << shift), vec4<u32>(word) == vec4<u32>(0u, 1u, 2u, 3u));
 }
 
@@ -355,7 +356,7 @@ fn store_v(x: u32, r: vec4<u32>) {
 
 // value returns four columns of a value in the chunk.
 fn value(j: u32, quad: u32) -> vec4<f32> {
-    if (IN == 0u) {
+    if (KV == 0u) {
         return low(kv[j * VG + quad]);
     }
     let x = kv[j * VG + quad / 2u];

@@ -59,7 +59,8 @@
 
 // Rewritten for each variant:
 const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers, 2: all that are marked
-const IN: u32 = 0u; // type of q, k and v: 0 f32, 1 f16, 2 bf16
+const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
+const KV: u32 = 0u; // of k and v
 const OUT16: u32 = 0u; // 1: o takes 16-bit elements, put is then attention.wgsl's
 const VEC: u32 = 0u; // 1: q, k and v have neighbours along D side by side, rows in multiples of 4
 const PAIRED: u32 = 1u; // 1: there may be softcap, mask or bias
@@ -311,14 +312,14 @@ fn load_k(at: u32, d: u32) -> vec4<f32> {
     if (VEC == 1u) { // static
         if (d < p.dim) {
             let i = at + d;
-            if (IN == 0u) { // static
+            if (KV == 0u) { // static
                 x = bitcast<vec4<f32>>(k[i >> 2u]);
             }
-            if (IN != 0u) { // static
+            if (KV != 0u) { // static
                 let lower = k[i >> 3u][(i >> 1u) & 3u];
                 let upper = k[i >> 3u][((i >> 1u) & 3u) + 1u];
-                x = vec4<f32>(decode(lower, 0u, IN), decode(lower, 1u, IN),
-                    decode(upper, 0u, IN), decode(upper, 1u, IN));
+                x = vec4<f32>(decode(lower, 0u, KV), decode(lower, 1u, KV),
+                    decode(upper, 0u, KV), decode(upper, 1u, KV));
             }
         }
     }
@@ -333,8 +334,8 @@ fn load_k(at: u32, d: u32) -> vec4<f32> {
 }
 
 fn scalar_k(i: u32) -> f32 {
-    let word = select(i >> 1u, i, IN == 0u);
-    return decode(k[word >> 2u][word & 3u], i, IN);
+    let word = select(i >> 1u, i, KV == 0u);
+    return decode(k[word >> 2u][word & 3u], i, KV);
 }
 
 fn load_v(at: u32, d: u32) -> vec4<f32> {
@@ -342,14 +343,14 @@ fn load_v(at: u32, d: u32) -> vec4<f32> {
     if (VEC == 1u) { // static
         if (d < p.vdim) {
             let i = at + d;
-            if (IN == 0u) { // static
+            if (KV == 0u) { // static
                 x = bitcast<vec4<f32>>(v[i >> 2u]);
             }
-            if (IN != 0u) { // static
+            if (KV != 0u) { // static
                 let lower = v[i >> 3u][(i >> 1u) & 3u];
                 let upper = v[i >> 3u][((i >> 1u) & 3u) + 1u];
-                x = vec4<f32>(decode(lower, 0u, IN), decode(lower, 1u, IN),
-                    decode(upper, 0u, IN), decode(upper, 1u, IN));
+                x = vec4<f32>(decode(lower, 0u, KV), decode(lower, 1u, KV),
+                    decode(upper, 0u, KV), decode(upper, 1u, KV));
             }
         }
     }
@@ -364,8 +365,8 @@ fn load_v(at: u32, d: u32) -> vec4<f32> {
 }
 
 fn scalar_v(i: u32) -> f32 {
-    let word = select(i >> 1u, i, IN == 0u);
-    return decode(v[word >> 2u][word & 3u], i, IN);
+    let word = select(i >> 1u, i, KV == 0u);
+    return decode(v[word >> 2u][word & 3u], i, KV);
 }
 
 // Scores are those of four rows with one key, before their unit.

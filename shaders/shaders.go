@@ -65,6 +65,9 @@ var splitMerge string
 //go:embed rope.wgsl
 var rope string
 
+//go:embed convert.wgsl
+var convert string
+
 //go:embed peak.wgsl
 var peak string
 
@@ -87,6 +90,7 @@ var (
 	SplitMerge = Kernel{"splitmerge", splitMerge, "rwwu", 64, 128}
 	Merge      = Kernel{"merge", merge, "rrwwu", 0, 64}
 	RoPE       = Kernel{"rope", rope, "rrrwu", 0, 64}
+	Convert    = Kernel{"convert", convert, "rwu", 256, 64}
 	Peak       = Kernel{"peak", peak, "wu", 0, 64}
 	Copy       = Kernel{"copy", copying, "rwu", 0, 64}
 	Read       = Kernel{"read", reading, "rrrrwu", 0, 64}
@@ -95,7 +99,7 @@ var (
 
 // All lists the kernels.
 func All() []Kernel {
-	return []Kernel{Attention, Flash, Decode, SplitMerge, Matmul, Softmax, Merge, RoPE, Peak, Copy, Read, Banks}
+	return []Kernel{Attention, Flash, Decode, SplitMerge, Matmul, Softmax, Merge, RoPE, Convert, Peak, Copy, Read, Banks}
 }
 
 var constant = regexp.MustCompile(`(?m)^const ([A-Z0-9_]+): u32 = ([0-9]+)u;`)

@@ -1,0 +1,196 @@
+// Copies between tensors, element by element, rounded to the type of the one that is
+// written:
+//
+//     dst[b, h, s, d] = src[b, h, s, d]
+//
+// and to q8, a row of D integers led by its scale (Q8 = 1):
+//
+//     scale = max|x|/127    n_i = x_i/scale, rounded to nearest even
+//
+// Tensors of q8 are seen as words: the scale of a row, then four integers in each.
+// A copy between equal types moves bits. Otherwise a unit is an element, or, where
+// pairs of them begin at words of dst, two; a thread takes 4 units, and threads that
+// are neighbours take neighbours. A row that becomes q8 has 16 threads.
+//
+// Workgroup memory: tops 256 bytes.
+
+// Rewritten for each variant:
+const Q8: u32 = 0u; // 1: dst is q8 and src is not
+
+// Types of elements: 0 f32, 1 f16, 2 bf16, and q8.
+const INTEGERS: u32 = 4u;
+
+struct Strides {
+    base: u32,
+    b: u32,
+    h: u32,
+    s: u32,
+    d: u32,
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+struct Params {
+    first: u32, // workgroups that earlier dispatches of this box took
+    total: u32, // workgroups of the box
+    heads: u32,
+    rows: u32,
+    units: u32, // of a row: elements, or pairs; words of integers of a row that becomes q8
+    all: u32, // units of the box, or rows that become q8
+    in_type: u32, // type of src
+    out_type: u32, // type of dst
+    pairs: u32, // 1: units are pairs
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+    src: Strides,
+    dst: Strides,
+}
+
+@group(0) @binding(0) var<storage, read> src: array<u32>;
+@group(0) @binding(1) var<storage, read_write> dst: array<atomic<u32>>;
+@group(0) @binding(2) var<uniform> p: Params;
+
+var<workgroup> tops: array<u32, 64>; // bits of the largest |x| that a thread saw
+
+// encode16 rounds x to f16 (type 1) or bf16 (type 2), to nearest, ties to even.
+// pack2x16float may round either way, so it is not used.
+fn encode16(x: f32, dtype: u32) -> u32 {
+    let bits = bitcast<u32>(x);
+    let sign = (bits >> 16u) & 0x8000u;
+    let a = bits & 0x7fffffffu;
+    let nan = a > 0x7f800000u;
+    let brain = select((bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u, (bits >> 16u) | 0x40u, nan);
+    var half = (a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u;
+    // Below 2^-14 f16 is subnormal, in steps of 2^-24. Adding 1/2 puts the step of
+    // the sum at 2^-24, so that the addition rounds; the low bits count the steps.
+    half = select(half, bitcast<u32>(bitcast<f32>(a) + 0.5) - 0x3f000000u, a < 0x38800000u);
+    half = select(half, 0x7c00u, a >= 0x477ff000u); // 65520 and over round to infinity
+    half = select(half, 0x7e00u, nan);
+    return select(sign | half, brain, dtype == 2u);
+}
+
+// load returns the bits of the element that is d elements into the row at at.
+fn load(at: u32, d: u32) -> u32 {
+    if (p.in_type == INTEGERS) {
+        let n = bitcast<i32>(src[at + 1u + d / 4u] << (24u - 8u * (d % 4u))) >> 24u;
+        return bitcast<u32>(bitcast<f32>(src[at]) * f32(n));
+    }
+    let i = at + d * p.src.d;
+    if (p.in_type == 0u) {
+        return src[i];
+    }
+    return (src[i >> 1u] >> ((i & 1u) * 16u)) & 0xffffu;
+}
+
+// value is the number of which load returned the bits.
+fn value(bits: u32) -> f32 {
+    if (p.in_type == 1u) {
+        return unpack2x16float(bits).x;
+    }
+    return bitcast<f32>(select(bits, bits << 16u, p.in_type == 2u));
+}
+
+// converted turns bits that load returned into those of dst's type.
+fn converted(bits: u32) -> u32 {
+    if (p.in_type == p.out_type) {
+        return bits;
+    }
+    if (p.out_type == 0u) {
+        return bitcast<u32>(value(bits));
+    }
+    return encode16(value(bits), p.out_type);
+}
+
+fn src_row(row: u32) -> u32 {
+    let h = (row / p.rows) % p.heads;
+    return p.src.base + (row / p.rows / p.heads) * p.src.b + h * p.src.h + (row % p.rows) * p.src.s;
+}
+
+fn dst_row(row: u32) -> u32 {
+    let h = (row / p.rows) % p.heads;
+    return p.dst.base + (row / p.rows / p.heads) * p.dst.b + h * p.dst.h + (row % p.rows) * p.dst.s;
+}
+
+// quantise writes row, four integers a word.
+fn quantise(row: u32, t: u32) {
+    let lane = t % 16u;
+    let at = src_row(row);
+    var top = 0u;
+    if (row < p.all) {
+        for (var i = lane; i < p.units; i += 16u) {
+            for (var e = 0u; e < 4u; e++) {
+                // As bits, of which those of NaN are the largest.
+                top = max(top, bitcast<u32>(value(load(at, 4u * i + e))) & 0x7fffffffu);
+            }
+        }
+    }
+    tops[t] = top;
+    workgroupBarrier();
+    for (var i = 0u; i < 16u; i++) {
+        top = max(top, tops[t - lane + i]);
+    }
+    if (row >= p.all) {
+        return;
+    }
+    let to = dst_row(row);
+    let bad = top >= 0x7f800000u;
+    let zero = bad || top < 0x04800000u; // 2^-118
+    let scale = select(bitcast<f32>(top), 1.0, zero) * 0.007874015748031496;
+    let by = 1.0 / scale;
+    for (var i = lane; i < p.units; i += 16u) {
+        var w = 0u;
+        for (var e = 0u; e < 4u; e++) {
+            let n = i32(round(value(load(at, 4u * i + e)) * by));
+            w = w | (bitcast<u32>(n) & 0xffu) << (8u * e);
+        }
+        atomicStore(&dst[to + 1u + i], select(w, 0u, zero));
+    }
+    if (lane == 0u) {
+        atomicStore(&dst[to], select(select(bitcast<u32>(scale), 0u, zero), 0x7fc00000u, bad));
+    }
+}
+
+@compute @workgroup_size(64)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32,
+) {
+    let id = p.first + group.y * groups.x + group.x;
+    if (id >= p.total) {
+        return;
+    }
+    if (Q8 == 1u) {
+        quantise(id * 4u + t / 16u, t);
+        return;
+    }
+    for (var k = 0u; k < 4u; k++) {
+        let n = id * 256u + k * 64u + t;
+        if (n >= p.all) {
+            return;
+        }
+        let from_row = src_row(n / p.units);
+        let to = dst_row(n / p.units);
+        let unit = n % p.units;
+        if (p.pairs == 1u) {
+            let lower = converted(load(from_row, 2u * unit));
+            let upper = converted(load(from_row, 2u * unit + 1u));
+            atomicStore(&dst[(to >> 1u) + unit], lower | upper << 16u);
+            continue;
+        }
+        let i = to + unit * p.dst.d;
+        let bits = converted(load(from_row, unit));
+        if (p.out_type == 0u) {
+            atomicStore(&dst[i], bits);
+        } else {
+            // Rows may share a word. The bits that change are flipped atomically:
+            // nobody else writes this half of it, and the other half is left alone
+            // whatever it is by then.
+            let shift = (i & 1u) * 16u;
+            let old = atomicLoad(&dst[i >> 1u]) >> shift;
+            atomicXor(&dst[i >> 1u], ((old ^ bits) & 0xffffu) << shift);
+        }
+    }
+}
