@@ -64,8 +64,8 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 	if c.Pages != nil {
 		return nil, fmt.Errorf("paged keys are not read on this backend, use cpu: %w", backend.ErrUnsupported)
 	}
-	if c.K.DType() != c.Q.DType() {
-		return nil, fmt.Errorf("k and v are %v, q is %v: other types than q's are not read on this backend, use cpu: %w", c.K.DType(), c.Q.DType(), backend.ErrUnsupported)
+	if c.K.DType() == backend.Q8 {
+		return nil, fmt.Errorf("keys and values of q8 are not read on this backend, use cpu: %w", backend.ErrUnsupported)
 	}
 	mask, bias, err := pairTensors(&c.Problem, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
-// Backend is an open WebGPU device; it implements backend.Backend,
-// backend.Projector, backend.Rotator, backend.Merger, backend.Warmer and the meters
-// of package backend. Its methods are safe for concurrent use: their submissions take
+// Backend is an open WebGPU device; it implements backend.Backend, backend.Projector,
+// backend.Rotator, backend.Merger, backend.Copier, backend.Warmer and the meters of
+// package backend. Its methods are safe for concurrent use: their submissions take
 // turns on the device.
 type Backend struct {
 	dev    port.Device

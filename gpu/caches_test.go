@@ -2,9 +2,14 @@ package gpu
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // paths opens a backend for each kernel of fused attention.
@@ -74,4 +79,143 @@ func TestKeysOfAnotherType(t *testing.T) {
 			sameRow(t, name+": lse", lse, wantLSE)
 		}
 	})
+}
+
+// TestCopy copies between every two types, from what is laid out or broadcast in
+// different ways to parts of a larger tensor, whose other elements stay. What comes is
+// what the host rounds the same numbers to.
+func TestCopy(t *testing.T) {
+	types := []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8}
+	for _, opt := range []Options{{}, all.opt, {MemoryBytes: 64 << 10}} {
+		b := open(t, opt)
+		defer b.Close()
+		for _, from := range types {
+			for _, to := range types {
+				for _, x := range []struct {
+					name         string
+					lo, n, dim   int // rows of 7 that are written, and their length
+					swap, spread bool
+				}{
+					{"rows of odd length", 1, 3, 5, false, false},
+					{"of one number, BSHD to BHSD", 3, 4, 1, true, false},
+					{"of whole words, BSHD to BHSD", 1, 5, 24, true, false},
+					{"a broadcast head", 2, 2, 68, false, true},
+				} {
+					if x.dim%4 != 0 && (from == backend.Q8 || to == backend.Q8) {
+						continue
+					}
+					name := fmt.Sprintf("%v to %v, %s", from, to, x.name)
+					const batch, heads, rows = 2, 3, 7
+					shape := backend.Shape{batch, heads, x.n, x.dim}
+					stored := shape
+					if x.swap {
+						stored = backend.Shape{batch, x.n, heads, x.dim}
+					}
+					if x.spread {
+						stored[backend.Heads] = 1
+					}
+					data := make([]float32, stored.Elements())
+					for i := range data {
+						data[i] = wave(i) * float32(1+i%5)
+					}
+					src := filled(t, b, from, data, stored)
+					var err error
+					if x.swap {
+						src, err = src.Swap(backend.Heads, backend.Seq)
+					} else if x.spread {
+						src, err = src.Broadcast(shape)
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					before := make([]float32, batch*heads*rows*x.dim)
+					for i := range before {
+						before[i] = float32(i%7) - 3
+					}
+					whole := filled(t, b, to, before, backend.Shape{batch, heads, rows, x.dim})
+					want := numbers(t, b, whole)
+					dst, err := whole.Slice(backend.Seq, x.lo, x.lo+x.n)
+					if err != nil {
+						t.Fatal(err)
+					}
+					// What the host makes of the numbers that there are.
+					in := numbers(t, b, src)
+					host := numbers(t, b, filled(t, b, to, in, shape))
+					if from == to {
+						host = in
+					}
+					for r := range batch * heads {
+						copy(want[(r*rows+x.lo)*x.dim:], host[r*x.n*x.dim:(r+1)*x.n*x.dim])
+					}
+					if err := b.Copy(context.Background(), dst, src); err != nil {
+						t.Fatalf("%s: %v", name, err)
+					}
+					sameRow(t, name, numbers(t, b, whole), want)
+				}
+			}
+		}
+	}
+}
+
+// TestCopyOfOddNumbers takes rows with NaN, Inf, zeros and the smallest numbers to q8.
+func TestCopyOfOddNumbers(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	nan, inf := float32(math.NaN()), float32(math.Inf(1))
+	rows := []float32{
+		1, nan, 2, 3,
+		1, 2, -inf, 3,
+		0, 0, 0, 0,
+		0x1p-119, -0x1p-120, 0, 0,
+		math.MaxFloat32, -math.MaxFloat32, 1, 0,
+		-254, 1, 3, 5, // halves go to the even side
+	}
+	shape := backend.Shape{1, 1, len(rows) / 4, 4}
+	got := numbers(t, b, copied(t, b, backend.Q8, filled(t, b, backend.F32, rows, shape)))
+	for i, want := range numbers(t, b, filled(t, b, backend.Q8, rows, shape)) {
+		if g := got[i]; g != want && (g == g || want == want) {
+			t.Errorf("row %v: element %d is %v, the host has %v", rows[i/4*4:i/4*4+4], i%4, g, want)
+		}
+	}
+}
+
+// TestCopyRefuses says what is wrong.
+func TestCopyRefuses(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	x := alloc(t, b, backend.F32, backend.Shape{1, 1, 3, 4})
+	for _, c := range []struct {
+		name string
+		dst  backend.Tensor
+		want error
+	}{
+		{"src has shape [1 1 3 4], dst [1 1 3 8]", alloc(t, b, backend.F16, backend.Shape{1, 1, 3, 8}), backend.ErrShape},
+		{"dst is bool", alloc(t, b, backend.Bool, backend.Shape{1, 1, 3, 4}), backend.ErrDType},
+		{"dst is written while src is read", x, backend.ErrOverlap},
+	} {
+		if err := b.Copy(context.Background(), c.dst, x); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.name) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+// numbers returns a tensor of any type as float32, row by row.
+func numbers(t testing.TB, b *Backend, x backend.Tensor) []float32 {
+	t.Helper()
+	data, err := kernels.Float32s(context.Background(), b, x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// filled uploads data in a type.
+func filled(t testing.TB, b *Backend, dtype backend.DType, data []float32, shape backend.Shape) backend.Tensor {
+	t.Helper()
+	x, err := kernels.FromFloat32(context.Background(), b, dtype, data, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.Release)
+	return x
 }

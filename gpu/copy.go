@@ -89,25 +89,3 @@ func inPairs(v view, dim int) bool {
 	odd := dim | v.base | v.strides[0] | v.strides[1] | v.strides[2]
 	return odd&1 == 0 && v.strides[backend.Dim] == 1
 }
-
-// words returns t as kernels see it, which is t but for Q8: that is rows of words, the
-// scale and four integers in each of the others.
-func words(t backend.Tensor) (backend.Tensor, error) {
-	if t.DType() != backend.Q8 {
-		return t, nil
-	}
-	n := 1
-	if m := t.Memory(); m != nil {
-		n = int(m.Bytes() / 4)
-	}
-	all, err := backend.NewTensor(t.Memory(), backend.F32, backend.Shape{1, 1, 1, n})
-	if err != nil {
-		return t, err
-	}
-	shape, strides := t.Shape(), t.Strides()
-	for i := range strides[:backend.Dim] {
-		strides[i] /= 4
-	}
-	shape[backend.Dim] = shape[backend.Dim]/4 + 1
-	return all.View(shape, strides, t.Offset()/4-1)
-}

@@ -34,7 +34,7 @@ func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.
 	if !errors.Is(err, errBeyond) {
 		return t, err
 	}
-	if bytes := uint64(shape.Elements()) * uint64(dtype.Size()); bytes > hostMemory() {
+	if bytes := uint64(dtype.Bytes(shape)); bytes > hostMemory() {
 		return t, fmt.Errorf("alloc: %v of %v takes %d bytes, %s (%s) has no room and the host has %d: %w",
 			shape, dtype, bytes, b.info.Name, b.info.Device, hostMemory(), backend.ErrMemory)
 	}
@@ -46,7 +46,8 @@ func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.
 	if err != nil {
 		return t, fmt.Errorf("alloc: %w", err)
 	}
-	return b.aside(data, dtype, shape, shape.Contiguous())
+	strides, _ := dtype.Contiguous(shape)
+	return b.aside(data, dtype, shape, strides)
 }
 
 // Upload copies a host tensor to the device, contiguous but for axes of stride
@@ -63,9 +64,6 @@ func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tens
 		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
 	}
 	defer pins.Unpin()
-	if host.DType() == backend.Q8 {
-		return backend.Tensor{}, fmt.Errorf("upload: q8 is not kept on this backend, use f16: %w", backend.ErrUnsupported)
-	}
 	src, err := hostBytes(host)
 	if err != nil {
 		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
@@ -83,10 +81,14 @@ func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tens
 		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
 	}
 	began := time.Now()
-	to := stored.Contiguous()
-	err = put(ctx, to, src, strides, stored, host.DType().Size(), func(at uint64, data []byte) error {
-		return b.write(storeOf(t), at, data)
-	})
+	to := t.Strides()
+	from, err := words(host)
+	if err == nil {
+		moving := once(from.Shape(), from.Strides())
+		err = put(ctx, moving.Contiguous(), src, from.Strides(), moving, from.DType().Size(), func(at uint64, data []byte) error {
+			return b.write(storeOf(t), at, data)
+		})
+	}
 	if err != nil {
 		t.Release()
 		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
@@ -234,7 +236,14 @@ func (b *Backend) Download(ctx context.Context, host, src backend.Tensor) error 
 	if src.Shape().Elements() == 0 {
 		return nil
 	}
-	if err := b.download(ctx, dst, host.Strides(), src); err != nil {
+	to, err := words(host)
+	if err == nil {
+		src, err = words(src)
+	}
+	if err == nil {
+		err = b.download(ctx, dst, to.Strides(), src)
+	}
+	if err != nil {
 		return fmt.Errorf("download: %w", err)
 	}
 	return nil

@@ -109,10 +109,7 @@ func (b *Backend) alloc(dtype backend.DType, shape backend.Shape) (backend.Tenso
 	if n < 0 {
 		return backend.Tensor{}, fmt.Errorf("alloc: shape %v is negative or too large: %w", shape, backend.ErrShape)
 	}
-	if dtype == backend.Q8 {
-		return backend.Tensor{}, fmt.Errorf("alloc: q8 is not kept on this backend, use f16: %w", backend.ErrUnsupported)
-	}
-	bytes := uint64(n) * uint64(dtype.Size())
+	bytes := uint64(dtype.Bytes(shape))
 	if err := b.reserve(int64(bytes)); err != nil {
 		return backend.Tensor{}, err
 	}
@@ -141,11 +138,37 @@ func (b *Backend) alloc(dtype backend.DType, shape backend.Shape) (backend.Tenso
 	return t, err
 }
 
+// words returns t as it is moved and as kernels see it, which is t but for Q8: that is
+// rows of words, the scale in the first and four integers in each of the others.
+func words(t backend.Tensor) (backend.Tensor, error) {
+	if t.DType() != backend.Q8 || t.Shape().Elements() == 0 {
+		return t, nil
+	}
+	n := 1
+	if m := t.Memory(); m != nil {
+		n = int(m.Bytes() / 4)
+	}
+	all, err := backend.NewTensor(t.Memory(), backend.F32, backend.Shape{1, 1, 1, n})
+	if err != nil {
+		return t, err
+	}
+	shape, strides := t.Shape(), t.Strides()
+	for i := range strides[:backend.Dim] {
+		strides[i] /= 4
+	}
+	shape[backend.Dim] = shape[backend.Dim]/4 + 1
+	return all.View(shape, strides, t.Offset()/4-1)
+}
+
 // aside returns a tensor of this backend over host memory: elements of dtype that
 // lie in data by strides.
 func (b *Backend) aside(data []byte, dtype backend.DType, shape backend.Shape, strides backend.Strides) (backend.Tensor, error) {
 	mem := backend.NewMemory(b, b.info.Name, int64(len(data)), &store{host: data}, nil)
-	t, err := backend.NewTensor(mem, dtype, backend.Shape{1, 1, 1, len(data) / dtype.Size()})
+	n := len(data) / dtype.Size()
+	if dtype == backend.Q8 {
+		n = max(n/4-1, 0) * 4 // a row as long as the memory, after its scale
+	}
+	t, err := backend.NewTensor(mem, dtype, backend.Shape{1, 1, 1, n})
 	if err != nil {
 		return t, err
 	}
@@ -210,7 +233,8 @@ func (b *Backend) submit(commands []port.Command) error {
 	return translate(b.info.Name, err)
 }
 
-// hostBytes returns the bytes of a host tensor's memory from its first element.
+// hostBytes returns the bytes of a host tensor's memory from its first element, or
+// from the scale of its first row.
 func hostBytes(t backend.Tensor) ([]byte, error) {
 	switch t.DType() {
 	case backend.F32:
@@ -219,6 +243,8 @@ func hostBytes(t backend.Tensor) ([]byte, error) {
 	case backend.Bool:
 		s, err := t.Bools()
 		return bytesOf(s), err
+	case backend.Q8:
+		return t.Q8Rows()
 	default:
 		s, err := t.Bits()
 		return bytesOf(s), err
