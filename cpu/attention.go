@@ -50,16 +50,10 @@ func (be *Backend) attention(ctx context.Context, c *backend.Call) error {
 		return err
 	}
 	defer pinned.Unpin()
-	if c.Pages != nil {
-		return fmt.Errorf("paged keys are not read yet: %w", backend.ErrUnsupported)
-	}
-	if c.K.DType() == backend.Q8 {
-		return fmt.Errorf("q8 keys are not read yet: %w", backend.ErrUnsupported)
-	}
 	if ok, _ := fusedTakes(be.kernels, c); ok {
 		return be.attend(ctx, c)
 	}
-	a := attention{cut: cutAttention(c, be.threads()), kInPlace: rowsInPlace(c.K)}
+	a := attention{cut: cutAttention(c, be.threads()), kInPlace: c.Pages == nil && rowsInPlace(c.K)}
 	if a.scoring, err = scoringOf(&c.Problem, a.d.Heads, a.d.SeqQ); err != nil {
 		return err
 	}
@@ -67,10 +61,16 @@ func (be *Backend) attention(ctx context.Context, c *backend.Call) error {
 		to   *view
 		name string
 		t    backend.Tensor
-	}{{&a.q, "q", c.Q}, {&a.k, "k", c.K}, {&a.v, "v", c.V}, {&a.o, "o", c.O}} {
+	}{{&a.q, "q", c.Q}, {&a.o, "o", c.O}} {
 		if *o.to, err = floatView(o.name, o.t); err != nil {
 			return err
 		}
+	}
+	if a.k, err = cacheView("k", c.K, c.Pages); err != nil {
+		return err
+	}
+	if a.v, err = cacheView("v", c.V, c.Pages); err != nil {
+		return err
 	}
 	if a.lse, err = f32View("lse", c.LSE); err != nil {
 		return err

@@ -63,7 +63,7 @@ type Options struct {
 }
 
 // Backend computes in host memory. It implements backend.Backend,
-// backend.Projector, backend.Rotator, backend.Merger, backend.PeakMeter and
+// backend.Projector, backend.Rotator, backend.Merger, backend.Copier, backend.PeakMeter and
 // backend.BandwidthMeter.
 type Backend struct {
 	opt     Options
@@ -177,6 +177,8 @@ func download(ctx context.Context, host, src backend.Tensor) error {
 				i, j := to.index(b, h, s), from.index(b, h, s)
 				n, di, dj := shape[backend.Dim], to.stride[backend.Dim], from.stride[backend.Dim]
 				switch host.DType() {
+				case backend.Q8:
+					copy(to.q8[i:i+q8Lead+n], from.q8[j:])
 				case backend.F32:
 					copyRow(to.f32[i:], di, from.f32[j:], dj, n)
 				case backend.Bool:

@@ -57,10 +57,10 @@ func (f *fused) open(c *backend.Call) (err error) {
 	if f.q, err = floatView("q", c.Q); err != nil {
 		return err
 	}
-	if f.k, err = floatView("k", c.K); err != nil {
+	if f.k, err = cacheView("k", c.K, c.Pages); err != nil {
 		return err
 	}
-	if f.v, err = floatView("v", c.V); err != nil {
+	if f.v, err = cacheView("v", c.V, c.Pages); err != nil {
 		return err
 	}
 	if f.o, err = floatView("o", c.O); err != nil {

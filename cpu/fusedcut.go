@@ -82,7 +82,7 @@ func cutFused(k *vec.Kernels, c *backend.Call, threads int) fusedCut {
 	x := fusedCut{kernels: k, d: d, share: d.Heads / d.KVHeads,
 		dimK: ceilDiv(d.Dim, k.Lanes) * k.Lanes, dimV: ceilDiv(d.ValueDim, k.Lanes) * k.Lanes,
 		chunks: ceilDiv(d.SeqK, chunkKeys), parts: 1,
-		biased: !c.Mask.IsZero() || !c.Blocks.IsZero() || !c.Bias.IsZero() || !c.Relative.IsZero() || c.Slopes != nil, loadK: !rowsInPlace(c.K), loadV: !rowsInPlace(c.V)}
+		biased: !c.Mask.IsZero() || !c.Blocks.IsZero() || !c.Bias.IsZero() || !c.Relative.IsZero() || c.Slopes != nil, loadK: c.Pages != nil || !rowsInPlace(c.K), loadV: c.Pages != nil || !rowsInPlace(c.V)}
 	x.scores = x.biased || c.Softcap > 0
 	groups, group := d.Batch*d.KVHeads, x.share*d.SeqQ
 	most, want := 1, tasksPerThread*threads
@@ -91,8 +91,10 @@ func cutFused(k *vec.Kernels, c *backend.Call, threads int) fusedCut {
 		x.few = true
 		x.rows, x.blocks, x.tiles = group, 1, 1
 		x.loadK, x.loadV = x.loadK || d.Dim != x.dimK, x.loadV || d.ValueDim != x.dimV
-		x.bitsK = c.K.DType() != backend.F32 && c.K.Strides()[backend.Dim] == 1 && d.Dim == x.dimK
-		x.bitsV = c.V.DType() != backend.F32 && c.V.Strides()[backend.Dim] == 1 && d.ValueDim == x.dimV
+		bits := func(t backend.Tensor) bool {
+			return c.Pages == nil && t.DType().Float() && t.DType() != backend.F32 && t.Strides()[backend.Dim] == 1
+		}
+		x.bitsK, x.bitsV = bits(c.K) && d.Dim == x.dimK, bits(c.V) && d.ValueDim == x.dimV
 		want = fewTasks * threads
 		x.slot = x.rows*x.dimV + 2*x.laneRows()
 	case d.SeqQ < k.Width:

@@ -8,13 +8,24 @@ import (
 // loadRows copies rows [s, s+n) of v as float32 to dst, whose rows are ld apart,
 // and zeros the elements between the row's own and ld.
 func loadRows(k *vec.Kernels, v *view, dst []float32, ld, b, h, s, n int) {
+	for n > 0 {
+		m := v.together(s, n)
+		loadTogether(k, v, dst, ld, b, h, s, m)
+		if n -= m; n > 0 {
+			dst, s = dst[m*ld:], s+m
+		}
+	}
+}
+
+// loadTogether is loadRows for rows that are together.
+func loadTogether(k *vec.Kernels, v *view, dst []float32, ld, b, h, s, n int) {
 	cols := v.shape[backend.Dim]
 	whole := 0 // columns that the kernels convert
-	if v.dtype != backend.F32 && v.stride[backend.Dim] == 1 && n > 0 {
+	if v.bits != nil && v.stride[backend.Dim] == 1 {
 		whole = cols / k.Lanes * k.Lanes
 	}
 	if whole > 0 {
-		from, apart := v.bits[v.index(b, h, s):], v.stride[backend.Seq]
+		from, apart := v.bits[v.rowIndex(b, h, s):], v.stride[backend.Seq]
 		if v.dtype == backend.F16 {
 			k.LoadF16(dst, ld, from, apart, n, whole)
 		} else {

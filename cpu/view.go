@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"unsafe"
@@ -15,9 +16,14 @@ type view struct {
 	f32    []float32 // F32
 	bits   []uint16  // F16, BF16
 	bools  []bool    // Bool
+	q8     []byte    // Q8, from the scale of the first row on
 	shape  backend.Shape
 	stride backend.Strides
+	pages  [][]int32 // of a pool of pages: row s of batch b is in page pages[b][s/shape[Seq]]
 }
+
+// q8Lead is the bytes of a Q8 row's scale, which lies before it.
+const q8Lead = 4
 
 // viewOf opens t, which errors call name; the zero Tensor gives the zero view. It
 // passes the errors of Tensor.Float32s on: ErrDType, ErrDevice, ErrReleased.
@@ -28,7 +34,7 @@ func viewOf(name string, t backend.Tensor) (view, error) {
 	case t.DType() == backend.F32:
 		return f32View(name, t)
 	}
-	return floatView(name, t)
+	return numberView(name, t)
 }
 
 // f32View is viewOf for what must be F32, else ErrDType.
@@ -57,6 +63,25 @@ func floatView(name string, t backend.Tensor) (v view, err error) {
 	}
 	v.bits, err = t.Bits()
 	return v, named(name, err)
+}
+
+// numberView is viewOf for what may be of any type but Bool, else ErrDType.
+func numberView(name string, t backend.Tensor) (v view, err error) {
+	if t.DType() != backend.Q8 {
+		return floatView(name, t)
+	}
+	v = newView(t)
+	v.q8, err = t.Q8Rows()
+	return v, named(name, err)
+}
+
+// cacheView is numberView for keys or values, which pages may hold.
+func cacheView(name string, t backend.Tensor, p *backend.Pages) (view, error) {
+	v, err := numberView(name, t)
+	if p != nil {
+		v.pages = p.Table
+	}
+	return v, err
 }
 
 // boolView is viewOf for what must be Bool, else ErrDType.
@@ -103,6 +128,25 @@ func (v *view) index(b, h, s int) int {
 	return b*v.stride[backend.Batch] + h*v.stride[backend.Heads] + s*v.stride[backend.Seq]
 }
 
+// rowIndex is index for row s of batch b in whatever page it is.
+func (v *view) rowIndex(b, h, s int) int {
+	if v.pages == nil {
+		return v.index(b, h, s)
+	}
+	size := v.shape[backend.Seq]
+	return v.index(int(v.pages[b][s/size]), h, s%size)
+}
+
+// together returns how many of the n rows from s on follow one another in memory, by
+// the stride: n, or those of a page.
+func (v *view) together(s, n int) int {
+	if v.pages == nil {
+		return n
+	}
+	size := v.shape[backend.Seq]
+	return min(n, size-s%size)
+}
+
 // rowsInPlace reports whether rows of t can be handed to a matrix product as
 // they lie: float32, neighbours along dim, rows that do not overlap. Only type,
 // shape and strides count, so a plan knows it too.
@@ -132,9 +176,14 @@ func aligned(rows []float32, ld int) bool {
 func (v *view) pack(dst []float32, ld, b, h, s, n, c0, cols int) {
 	step := v.stride[backend.Dim]
 	for r := range n {
-		at := v.index(b, h, s+r) + c0*step
+		at := v.rowIndex(b, h, s+r) + c0*step
 		row := dst[r*ld : r*ld+cols]
 		switch {
+		case v.dtype == backend.Q8:
+			scale := q8Scale(v.q8[at-c0:])
+			for c, x := range v.q8[at+q8Lead : at+q8Lead+cols] {
+				row[c] = scale * float32(int8(x))
+			}
 		case v.dtype == backend.F32 && step == 1:
 			copy(row, v.f32[at:at+cols])
 		case v.dtype == backend.F32:
@@ -171,8 +220,8 @@ func (v *view) packT(dst []float32, ld, b, h, s, n, c0, cols int, tmp []float32)
 	for ; r+4 <= n; r += 4 {
 		var x0, x1, x2, x3 []float32
 		if direct {
-			x0, x1 = v.f32[v.index(b, h, s+r)+c0:][:cols], v.f32[v.index(b, h, s+r+1)+c0:][:cols]
-			x2, x3 = v.f32[v.index(b, h, s+r+2)+c0:][:cols], v.f32[v.index(b, h, s+r+3)+c0:][:cols]
+			x0, x1 = v.f32[v.rowIndex(b, h, s+r)+c0:][:cols], v.f32[v.rowIndex(b, h, s+r+1)+c0:][:cols]
+			x2, x3 = v.f32[v.rowIndex(b, h, s+r+2)+c0:][:cols], v.f32[v.rowIndex(b, h, s+r+3)+c0:][:cols]
 		} else {
 			v.pack(tmp, cols, b, h, s+r, 4, c0, cols)
 			x0, x1, x2, x3 = tmp[:cols], tmp[cols:][:cols], tmp[2*cols:][:cols], tmp[3*cols:][:cols]
@@ -201,10 +250,12 @@ func finite(x float32) bool { return expBits(x)>>31 == 0 }
 
 // at returns element (b, h, s, c) as float32.
 func (v *view) at(b, h, s, c int) float32 {
-	i := v.index(b, h, s) + c*v.stride[backend.Dim]
+	i := v.rowIndex(b, h, s) + c*v.stride[backend.Dim]
 	switch v.dtype {
 	case backend.F32:
 		return v.f32[i]
+	case backend.Q8:
+		return q8Scale(v.q8[i-c:]) * float32(int8(v.q8[i+q8Lead]))
 	case backend.F16:
 		return f16ToF32(v.bits[i])
 	default:
@@ -212,7 +263,13 @@ func (v *view) at(b, h, s, c int) float32 {
 	}
 }
 
-// store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type.
+// q8Scale returns the scale of the row that begins with row.
+func q8Scale(row []byte) float32 {
+	return math.Float32frombits(binary.NativeEndian.Uint32(row))
+}
+
+// store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type. Of a
+// Q8 row these must be all.
 func (v *view) store(row []float32, b, h, s, c0 int) {
 	step := v.stride[backend.Dim]
 	i := v.index(b, h, s) + c0*step
@@ -231,6 +288,8 @@ func (v *view) store(row []float32, b, h, s, c0 int) {
 			v.bits[i] = backend.F16.Encode(x)
 			i += step
 		}
+	case backend.Q8:
+		backend.QuantiseQ8(v.q8[i:i+q8Lead+len(row)], row)
 	default:
 		for _, x := range row {
 			v.bits[i] = backend.BF16.Encode(x)

@@ -25,7 +25,7 @@ func open(t testing.TB, opt Options) *Backend {
 }
 
 // refusals are the options that the backend refuses.
-var refusals = [][]string{{"relative"}, {"blocks"}, {"alibi"}, {"sinks"}, {"dropout"}}
+var refusals = [][]string{{"relative"}, {"blocks"}, {"alibi"}, {"sinks"}, {"dropout"}, {"q8"}, {"paged"}}
 
 func TestConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{

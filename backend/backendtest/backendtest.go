@@ -32,7 +32,7 @@ type Harness struct {
 	Draws int
 	// Refuses lists sets of options that the backend refuses together, with
 	// ErrUnsupported: "mask", "bias", "relative", "blocks", "alibi", "sinks",
-	// "dropout". Cases that have all of a set must be refused, all others computed.
+	// "dropout", "mixed" (keys of another type than the queries), "q8", "paged". Cases that have all of a set must be refused, all others computed.
 	Refuses [][]string
 }
 
@@ -58,6 +58,8 @@ func Run(t *testing.T, h Harness) {
 	t.Run("Transfer", func(t *testing.T) { testTransfer(t, be) })
 	t.Run("Cases", func(t *testing.T) { testCases(t, be, h) })
 	t.Run("Pairs", func(t *testing.T) { testPairs(t, be, h) })
+	t.Run("Caches", func(t *testing.T) { testCaches(t, be, h) })
+	t.Run("Copy", func(t *testing.T) { testCopy(t, be) })
 	t.Run("Edges", func(t *testing.T) { testEdges(t, be) })
 	t.Run("HeadSizes", func(t *testing.T) { testHeadSizes(t, be) })
 	t.Run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, be) })

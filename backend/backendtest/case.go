@@ -59,9 +59,13 @@ func (l Layout) place(s backend.Shape) (st backend.Strides, offset, size int) {
 type Case struct {
 	Name string
 	kernels.Dims
-	DType   backend.DType
-	Layout  Layout
-	Options kernels.Options // without Mask and Bias, which are drawn
+	DType backend.DType
+	// Keys is the type of k and v where it is not DType; nil where it is.
+	Keys *backend.DType
+	// PageSize puts k and v into pools of pages of so many rows; 0 does not.
+	PageSize int
+	Layout   Layout
+	Options  kernels.Options // without Mask and Bias, which are drawn
 	// MaskShape and BiasShape are those of a drawn mask and bias; the zero
 	// Shape is none.
 	MaskShape, BiasShape backend.Shape
@@ -113,12 +117,15 @@ func (c Case) build() *built {
 		for i := range o.data {
 			o.data[i] = dtype.Round(float32(rng.NormFloat64() * gain))
 		}
+		if dtype == backend.Q8 {
+			o.quantise()
+		}
 		return o
 	}
 	b := &built{Case: c}
 	b.q = draw(backend.Shape{c.Batch, c.Heads, c.SeqQ, c.Dim}, c.DType, gain)
-	b.k = draw(backend.Shape{c.Batch, c.KVHeads, c.SeqK, c.Dim}, c.DType, 1)
-	b.v = draw(backend.Shape{c.Batch, c.KVHeads, c.SeqK, c.ValueDim}, c.DType, 1)
+	b.k = draw(backend.Shape{c.Batch, c.KVHeads, c.SeqK, c.Dim}, c.keyType(), 1)
+	b.v = draw(backend.Shape{c.Batch, c.KVHeads, c.SeqK, c.ValueDim}, c.keyType(), 1)
 	poison(b.k, c.PoisonK)
 	poison(b.v, c.PoisonV)
 	if c.MaskShape != (backend.Shape{}) {
@@ -153,6 +160,14 @@ func (c Case) build() *built {
 	return b
 }
 
+// keyType is the type of keys and values.
+func (c Case) keyType() backend.DType {
+	if c.Keys != nil {
+		return *c.Keys
+	}
+	return c.DType
+}
+
 // poison overwrites every third element of the given rows, in every head.
 func poison(o operand, rows map[int]float32) {
 	for row, x := range rows {
@@ -168,6 +183,12 @@ func poison(o operand, rows map[int]float32) {
 func (c Case) String() string {
 	s := fmt.Sprintf("%s %v b%dh%d/%dq%dk%dd%d/%d %v seed %d", c.Name, c.DType, c.Batch, c.Heads, c.KVHeads, c.SeqQ, c.SeqK, c.Dim, c.ValueDim, c.Layout, c.Seed)
 	o := c.Options
+	if c.Keys != nil {
+		s += fmt.Sprintf(" keys %v", *c.Keys)
+	}
+	if c.PageSize > 0 {
+		s += fmt.Sprintf(" pages of %d", c.PageSize)
+	}
 	if o.Scale != nil {
 		s += fmt.Sprintf(" scale %g", *o.Scale)
 	}
@@ -215,6 +236,7 @@ func (c Case) features() map[string]bool {
 	return map[string]bool{
 		"mask": c.MaskShape != (backend.Shape{}), "bias": c.BiasShape != (backend.Shape{}),
 		"relative": c.RelativeShape != (backend.Shape{}), "blocks": c.BlockSize > 0,
+		"mixed": c.keyType() != c.DType && c.keyType() != backend.Q8, "q8": c.keyType() == backend.Q8, "paged": c.PageSize > 0,
 		"alibi": c.Options.ALiBi != nil, "sinks": c.Options.Sinks != nil, "dropout": c.Options.Dropout.P > 0,
 	}
 }

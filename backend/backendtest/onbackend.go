@@ -20,6 +20,9 @@ type flat struct {
 // put lays an operand out and uploads the whole memory, NaN in its gaps.
 func put(tb testing.TB, be backend.Backend, o operand, l Layout) flat {
 	tb.Helper()
+	if o.dtype == backend.Q8 {
+		return putQ8(tb, be, o, l)
+	}
 	st, offset, size := l.place(o.shape)
 	mem := make([]float32, size)
 	for i := range mem {
@@ -97,7 +100,12 @@ type onDevice struct {
 func (b *built) on(tb testing.TB, be backend.Backend) *onDevice {
 	tb.Helper()
 	o := &onDevice{built: b, be: be, opt: b.Options}
-	o.q, o.k, o.v = put(tb, be, b.q, b.Layout), put(tb, be, b.k, b.Layout), put(tb, be, b.v, b.Layout)
+	o.q = put(tb, be, b.q, b.Layout)
+	if b.PageSize > 0 {
+		o.paged(tb)
+	} else {
+		o.k, o.v = put(tb, be, b.k, b.Layout), put(tb, be, b.v, b.Layout)
+	}
 	o.held = append(o.held, o.q.all, o.k.all, o.v.all)
 	if b.mask != nil {
 		host, err := backend.HostBool(b.mask, b.MaskShape)

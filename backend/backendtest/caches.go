@@ -1,0 +1,346 @@
+package backendtest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// cacheCases are problems whose keys and values lie as a cache keeps them: in another
+// type than the queries, as int8 with a scale a row, in pages.
+func cacheCases() []Case {
+	f32, f16, bf16, q8 := backend.F32, backend.F16, backend.BF16, backend.Q8
+	decode := kernels.Dims{Batch: 2, Heads: 8, KVHeads: 2, SeqQ: 1, SeqK: 421, Dim: 64, ValueDim: 64}
+	alone := kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 1, SeqK: 3000, Dim: 32, ValueDim: 64}
+	few := kernels.Dims{Batch: 2, Heads: 2, KVHeads: 1, SeqQ: 5, SeqK: 150, Dim: 32, ValueDim: 48}
+	prefill := kernels.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 70, SeqK: 200, Dim: 64, ValueDim: 64}
+	odd := kernels.Dims{Batch: 2, Heads: 2, KVHeads: 2, SeqQ: 33, SeqK: 77, Dim: 20, ValueDim: 12}
+	lower := kernels.Options{Causal: true, Align: kernels.LowerRight}
+	with := func(o kernels.Options, f func(o *kernels.Options)) kernels.Options {
+		f(&o)
+		return o
+	}
+	short := with(lower, func(o *kernels.Options) { o.KLen = []int{200, 101} })
+	empty := kernels.Options{KLen: []int{0, 97}}
+	window := with(lower, func(o *kernels.Options) { o.Window = &kernels.Window{Left: 37} })
+	cases := []Case{
+		{Name: "f16 keys, decode", Dims: decode, DType: f32, Keys: &f16},
+		{Name: "bf16 keys, decode", Dims: decode, DType: f32, Keys: &bf16, Layout: BSHD},
+		{Name: "f32 keys, decode", Dims: decode, DType: f16, Keys: &f32},
+		{Name: "f16 keys, prefill", Dims: prefill, DType: f32, Keys: &f16, Options: lower},
+		{Name: "bf16 keys of f16 queries", Dims: prefill, DType: f16, Keys: &bf16, Layout: Padded, Options: short},
+		{Name: "f32 keys of bf16 queries", Dims: odd, DType: bf16, Keys: &f32, Layout: Transposed},
+		{Name: "q8, decode", Dims: decode, DType: f32, Keys: &q8},
+		{Name: "q8, one head", Dims: alone, DType: f32, Keys: &q8},
+		{Name: "q8, f16 queries", Dims: decode, DType: f16, Keys: &q8, Layout: Padded, Options: with(window, func(o *kernels.Options) { o.KLen = []int{421, 400} })},
+		{Name: "q8, prefill", Dims: prefill, DType: bf16, Keys: &q8, Layout: BSHD, Options: short},
+		{Name: "q8, odd sizes", Dims: odd, DType: f32, Keys: &q8, Options: lower},
+		{Name: "q8, a masked NaN row", Dims: few, DType: f32, Keys: &q8, Options: kernels.Options{KLen: []int{120, 149}},
+			PoisonK: map[int]float32{149: float32(math.NaN())}, PoisonV: map[int]float32{149: float32(math.Inf(1))}},
+	}
+	for _, size := range []int{16, 64, 5} {
+		name := func(s string) string { return fmt.Sprintf("pages of %d, %s", size, s) }
+		cases = append(cases,
+			Case{Name: name("decode"), Dims: decode, DType: f32, PageSize: size, Options: with(lower, func(o *kernels.Options) { o.KLen = []int{421, 130} })},
+			Case{Name: name("one head"), Dims: alone, DType: f32, PageSize: size},
+			Case{Name: name("window"), Dims: few, DType: f32, PageSize: size, Layout: Padded, Options: window},
+			Case{Name: name("prefill"), Dims: prefill, DType: f32, PageSize: size, Options: short},
+			Case{Name: name("f16, an empty sequence"), Dims: few, DType: f16, PageSize: size, Layout: BSHD, Options: empty},
+			Case{Name: name("q8, decode"), Dims: decode, DType: f32, Keys: &q8, PageSize: size, Options: lower},
+			Case{Name: name("bf16 keys, odd sizes"), Dims: odd, DType: f32, Keys: &bf16, PageSize: size, Options: lower},
+		)
+	}
+	for i := range cases {
+		cases[i].Seed = uint64(1000 + i)
+	}
+	return cases
+}
+
+// testCaches holds them against the oracle, and those in pages against the same keys
+// in one tensor, bit by bit.
+func testCaches(t *testing.T, be backend.Backend, h Harness) {
+	for _, c := range cacheCases() {
+		t.Run(c.Name, func(t *testing.T) {
+			if h.refuses(c) {
+				c.mustRefuse(t, be)
+				return
+			}
+			b := c.build()
+			x := b.on(t, be)
+			defer x.release()
+			got := x.mustRun(t, false)
+			if err := b.compare(got); err != nil {
+				t.Fatalf("%v: %v", c, err)
+			}
+			if c.PageSize == 0 {
+				return
+			}
+			c.PageSize = 0
+			if h.refuses(c) {
+				return
+			}
+			whole := c.build().on(t, be)
+			defer whole.release()
+			want := whole.mustRun(t, false)
+			for i, o := range got.o {
+				if !sameNumber(o, want.o[i]) {
+					t.Fatalf("%v: o[%d] is %v in pages, %v without", c, i, o, want.o[i])
+				}
+			}
+			for i, l := range got.lse {
+				if !sameNumber(l, want.lse[i]) {
+					t.Fatalf("%v: lse[%d] is %v in pages, %v without", c, i, l, want.lse[i])
+				}
+			}
+		})
+	}
+}
+
+// mustRefuse checks that a case that the harness lists comes back as ErrUnsupported,
+// from the call or from the upload.
+func (c Case) mustRefuse(t *testing.T, be backend.Backend) {
+	if c.keyType() == backend.Q8 {
+		_, err := be.Alloc(t.Context(), backend.Q8, backend.Shape{1, 1, 1, 4})
+		if errors.Is(err, backend.ErrUnsupported) {
+			return
+		}
+	}
+	x := c.build().on(t, be)
+	defer x.release()
+	if _, err := x.run(t, false); !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("%v: error is %v, it should be refused", c, err)
+	}
+}
+
+// quantise rounds rows to what a Q8 tensor holds, again and again until they are
+// what they are rounded to: 127 times a scale, over 127, may be its neighbour.
+func (o *operand) quantise() {
+	row, before := make([]byte, 4+o.shape[3]), make([]float32, o.shape[3])
+	for i := 0; i < len(o.data); i += o.shape[3] {
+		for x := o.data[i : i+o.shape[3]]; !slices.Equal(before, x) && x[0] == x[0]; {
+			copy(before, x)
+			backend.QuantiseQ8(row, x)
+			backend.DequantiseQ8(x, row)
+		}
+	}
+}
+
+// putQ8 is put for Q8 operands. Gaps are bytes of ones, which are NaN as scales.
+func putQ8(tb testing.TB, be backend.Backend, o operand, l Layout) flat {
+	tb.Helper()
+	wide := o.shape
+	wide[3] += 4
+	st, offset, _ := Contiguous.place(wide)
+	switch l {
+	case BSHD:
+		st, _, _ = BSHD.place(wide)
+	case Padded:
+		row := wide[3] + 8
+		st, offset = backend.Strides{wide[1]*wide[2]*row + 4, wide[2] * row, row, 1}, 12
+	}
+	size := offset
+	for i, n := range wide {
+		size += (n - 1) * st[i]
+	}
+	mem := make([]byte, size+1+8) // some slack after the last row
+	mem = mem[:len(mem)&^3]
+	for i := range mem {
+		mem[i] = 0xff
+	}
+	n := o.shape[3]
+	for i := 0; i < len(o.data); i += n {
+		backend.QuantiseQ8(mem[offset+index(i/n*wide[3], wide, st):], o.data[i:i+n])
+	}
+	host, err := backend.HostQ8(mem, backend.Shape{1, 1, 1, len(mem) - 4})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	all, err := be.Upload(tb.Context(), host)
+	if err != nil {
+		tb.Fatalf("upload: %v", err)
+	}
+	view, err := all.View(o.shape, st, offset)
+	if err != nil {
+		tb.Fatalf("view: %v", err)
+	}
+	return flat{all: all, view: view}
+}
+
+// paged puts k and v into pools: pages in a drawn order, NaN in what no key is in and
+// in pages that nobody has, numbers out of range in the table beyond the keys.
+func (o *onDevice) paged(tb testing.TB) {
+	tb.Helper()
+	size, each := o.PageSize, (o.SeqK+o.PageSize-1)/o.PageSize
+	rng := rand.New(rand.NewPCG(o.Seed, 0x70616765))
+	const spare = 2
+	order := rng.Perm(o.Batch*each + spare)
+	p := &backend.Pages{Keys: o.SeqK}
+	for b := range o.Batch {
+		n, row := o.SeqK, []int32{}
+		if o.Options.KLen != nil {
+			n = o.Options.KLen[b]
+		}
+		for i := range each {
+			if i*size < n {
+				row = append(row, int32(order[b*each+i]))
+			}
+		}
+		p.Table = append(p.Table, append(row, 1<<30, -1))
+	}
+	pool := func(from operand) operand {
+		s := from.shape
+		to := operand{backend.Shape{len(order), s[1], size, s[3]}, from.dtype, nil}
+		to.data = make([]float32, to.shape.Elements())
+		for i := range to.data {
+			to.data[i] = float32(math.NaN())
+		}
+		for i, x := range from.data {
+			d, j := i%s[3], i/s[3]%s[2]
+			h, b := i/s[3]/s[2]%s[1], i/s[3]/s[2]/s[1]
+			if o.Options.KLen == nil || j < o.Options.KLen[b] {
+				to.data[((order[b*each+j/size]*s[1]+h)*size+j%size)*s[3]+d] = x
+			}
+		}
+		return to
+	}
+	o.k, o.v = put(tb, o.be, pool(o.built.k), o.Layout), put(tb, o.be, pool(o.built.v), o.Layout)
+	o.opt.Pages = p
+}
+
+// testCopy copies between every two types and layouts.
+func testCopy(t *testing.T, be backend.Backend) {
+	c, ok := be.(backend.Copier)
+	if !ok {
+		t.Errorf("%s is no backend.Copier, which caches need", be.Info().Name)
+		return
+	}
+	rng := rand.New(rand.NewPCG(9, 9))
+	shape := backend.Shape{2, 3, 5, 12}
+	types := []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8}
+	n := 0
+	for _, from := range types {
+		for _, to := range types {
+			n++
+			layouts := []Layout{Contiguous, BSHD, Padded, Transposed}
+			src := operand{shape, from, make([]float32, shape.Elements())}
+			for i := range src.data {
+				src.data[i] = from.Round(float32(rng.NormFloat64() * math.Exp2(float64(rng.IntN(12)-6))))
+			}
+			if from == backend.Q8 {
+				src.quantise()
+			}
+			t.Run(fmt.Sprintf("%v to %v", from, to), func(t *testing.T) {
+				x := put(t, be, src, layouts[n%4])
+				defer x.release()
+				empty := operand{shape, to, make([]float32, shape.Elements())}
+				y := put(t, be, empty, layouts[n/4%4])
+				defer y.release()
+				if err := c.Copy(t.Context(), y.view, x.view); err != nil {
+					t.Fatal(err)
+				}
+				if to == backend.Q8 {
+					compareQ8(t, src, read(t, be, y.view), from)
+					y.gapsOfQ8(t, be)
+					return
+				}
+				for i, got := range y.get(t, be, "dst") {
+					if want := to.Round(src.data[i]); got != want {
+						t.Fatalf("element %d is %v, should be %v", i, got, want)
+					}
+				}
+			})
+		}
+	}
+	t.Run("broadcast", func(t *testing.T) {
+		row := operand{backend.Shape{1, 1, 5, 12}, backend.F32, make([]float32, 60)}
+		for i := range row.data {
+			row.data[i] = float32(i)
+		}
+		x := put(t, be, row, Contiguous)
+		defer x.release()
+		wide, err := x.view.Broadcast(shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		y := put(t, be, operand{shape, backend.F16, make([]float32, shape.Elements())}, Padded)
+		defer y.release()
+		if err := c.Copy(t.Context(), y.view, wide); err != nil {
+			t.Fatal(err)
+		}
+		for i, got := range y.get(t, be, "dst") {
+			if got != float32(i%60) {
+				t.Fatalf("element %d is %v, should be %v", i, got, i%60)
+			}
+		}
+	})
+	t.Run("refused", func(t *testing.T) {
+		x := put(t, be, operand{shape, backend.F32, make([]float32, shape.Elements())}, Contiguous)
+		y := put(t, be, operand{backend.Shape{2, 3, 5, 8}, backend.F32, make([]float32, 240)}, Contiguous)
+		if err := c.Copy(t.Context(), x.view, y.view); !errors.Is(err, backend.ErrShape) {
+			t.Errorf("another shape: %v", err)
+		}
+		if err := c.Copy(t.Context(), x.view, x.view); !errors.Is(err, backend.ErrOverlap) {
+			t.Errorf("onto itself: %v", err)
+		}
+		y.release()
+		x.release()
+		if err := c.Copy(t.Context(), x.view, x.view); !errors.Is(err, backend.ErrOverlap) && !errors.Is(err, backend.ErrReleased) {
+			t.Errorf("released: %v", err)
+		}
+	})
+}
+
+// compareQ8 holds rows against what they were quantised from: within half a step, and
+// exactly where that was q8 already.
+func compareQ8(t *testing.T, src operand, got []float32, from backend.DType) {
+	n := src.shape[3]
+	for r := 0; r < len(got); r += n {
+		var most float64
+		for _, x := range src.data[r : r+n] {
+			most = max(most, math.Abs(float64(x)))
+		}
+		for i, x := range got[r : r+n] {
+			off, bound := math.Abs(float64(x)-float64(src.data[r+i])), most/254*(1+1e-5)
+			if from == backend.Q8 {
+				bound = 0
+			}
+			if !(off <= bound) {
+				t.Fatalf("element %d is %v, it was %v: off by %v, bound %v", r+i, x, src.data[r+i], off, bound)
+			}
+		}
+	}
+}
+
+// gapsOfQ8 fails when bytes that no row has were written to.
+func (f flat) gapsOfQ8(t *testing.T, be backend.Backend) {
+	t.Helper()
+	host, err := backend.AllocHost(backend.Q8, f.all.Shape())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := be.Download(t.Context(), host, f.all); err != nil {
+		t.Fatal(err)
+	}
+	mem, err := host.Q8Rows()
+	if err != nil {
+		t.Fatal(err)
+	}
+	wide := f.view.Shape()
+	wide[3] += 4
+	mine := make([]bool, len(mem))
+	for i := range wide.Elements() {
+		mine[f.view.Offset()-4+index(i, wide, f.view.Strides())] = true
+	}
+	for at := 0; at+4 <= len(mem); at += 4 {
+		if word := binary.NativeEndian.Uint32(mem[at:]); !mine[at] && word != math.MaxUint32 {
+			t.Fatalf("byte %d of the memory is slack, and its word is now %#x", at, word)
+		}
+	}
+}
