@@ -106,6 +106,27 @@ type Pinned struct {
 // Errors: ErrDevice, ErrReleased, ErrOverlap, each with the operand's name.
 // It takes at most 12 operands in all and does not allocate when it succeeds.
 func (p *Pinned) Pin(owner any, where string, outputs, inputs []Operand) error {
+	if err := Distinct(outputs, inputs); err != nil {
+		return err
+	}
+	for _, list := range [2][]Operand{outputs, inputs} {
+		for _, o := range list {
+			if o.Tensor.IsZero() {
+				continue
+			}
+			if err := p.add(owner, where, o); err != nil {
+				p.Unpin()
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Distinct returns ErrOverlap when an output overlaps an input, another output or
+// itself, as [Pinned.Pin] judges it. A caller that hands a call over in parts checks
+// the whole by it: a part's output may meet what another part reads.
+func Distinct(outputs, inputs []Operand) error {
 	for i, out := range outputs {
 		if out.Tensor.IsZero() {
 			continue
@@ -122,17 +143,6 @@ func (p *Pinned) Pin(owner any, where string, outputs, inputs []Operand) error {
 		for _, in := range inputs {
 			if out.Tensor.overlaps(in.Tensor) {
 				return fmt.Errorf("%s is written while %s is read from the same memory: %w", out.Name, in.Name, ErrOverlap)
-			}
-		}
-	}
-	for _, list := range [2][]Operand{outputs, inputs} {
-		for _, o := range list {
-			if o.Tensor.IsZero() {
-				continue
-			}
-			if err := p.add(owner, where, o); err != nil {
-				p.Unpin()
-				return err
 			}
 		}
 	}

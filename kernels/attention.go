@@ -78,20 +78,36 @@ func AttentionInto(ctx context.Context, be backend.Backend, out Result, q, k, v 
 		*c = backend.Call{} // keeps nobody's memory alive
 		calls.Put(c)
 	}()
-	var err error
-	if *c, err = call(out, q, k, v, &opt); err != nil {
+	parts, err := call(c, out, q, k, v, &opt)
+	if err != nil {
 		return fmt.Errorf("attention: %w", err)
 	}
-	if out.Weights.IsZero() {
-		if err := be.Attention(ctx, c); err != nil {
-			return fmt.Errorf("attention: %w", err)
+	switch {
+	case out.Weights.IsZero() && parts == nil:
+		err = be.Attention(ctx, c)
+	case out.Weights.IsZero():
+		err = attendParts(ctx, be, out.Weights, c, parts)
+	default:
+		if err := weighted(ctx, be, out.Weights, c, parts); err != nil {
+			return fmt.Errorf("attention with weights: %w", err)
 		}
-		return nil
 	}
-	if err := staged(ctx, be, out.Weights, c); err != nil {
-		return fmt.Errorf("attention with weights: %w", err)
+	if err != nil {
+		return fmt.Errorf("attention: %w", err)
 	}
 	return nil
+}
+
+// weighted runs a call whose weights are wanted.
+func weighted(ctx context.Context, be backend.Backend, w backend.Tensor, c *backend.Call, parts []part) error {
+	d := c.Dims()
+	if parts == nil && d.SeqK == w.Shape()[backend.Dim] {
+		return staged(ctx, be, w, c)
+	}
+	if parts == nil {
+		parts = []part{whole(d)}
+	}
+	return attendParts(ctx, be, w, c, parts)
 }
 
 // calls are pooled, as a call that is handed to an interface would otherwise be
@@ -110,41 +126,55 @@ func staged(ctx context.Context, be backend.Backend, w backend.Tensor, c *backen
 }
 
 // call validates everything that follows from shapes, types and options, and
-// returns the canonical call. Ownership, release and overlap can change at any
-// time, so that backends check them when they start.
-func call(out Result, q, k, v backend.Tensor, opt *Options) (backend.Call, error) {
+// writes the canonical call to c, over the keys that take part, with the parts that
+// make it up where it takes several. Ownership, release and overlap can change at
+// any time, so that backends check them when they start.
+func call(c *backend.Call, out Result, q, k, v backend.Tensor, opt *Options) ([]part, error) {
 	d, err := pagedDims(q, k, v, opt.Pages)
 	if err != nil {
-		return backend.Call{}, err
+		return nil, err
 	}
 	p, err := opt.problem(d)
 	if err != nil {
-		return backend.Call{}, err
+		return nil, err
 	}
 	rows := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim}
 	if err := expect("o", out.O, rows, "[B, H, Sq, Dv] of q and v", q.DType(), backend.F32); err != nil {
-		return backend.Call{}, err
+		return nil, err
 	}
 	if !out.LSE.IsZero() {
 		rows[backend.Dim] = 1
 		if err := expect("lse", out.LSE, rows, "[B, H, Sq, 1] of q", backend.F32); err != nil {
-			return backend.Call{}, err
+			return nil, err
 		}
 	}
 	if !out.Weights.IsZero() {
 		if opt.Resume != nil {
-			return backend.Call{}, fmt.Errorf("resume is set and weights are wanted: the stages leave nothing to go on from: %w", backend.ErrOption)
+			return nil, fmt.Errorf("resume is set and weights are wanted: the stages leave nothing to go on from: %w", backend.ErrOption)
 		}
 		if opt.Pages != nil || k.DType() == backend.Q8 {
-			return backend.Call{}, fmt.Errorf("weights are wanted of keys that are paged or q8, which the stages do not take: %w", backend.ErrUnsupported)
+			return nil, fmt.Errorf("weights are wanted of keys that are paged or q8, which the stages do not take: %w", backend.ErrUnsupported)
 		}
 		rows[backend.Dim] = d.SeqK
 		if err := expect("weights", out.Weights, rows, "[B, H, Sq, Sk] of q and k", backend.F32); err != nil {
-			return backend.Call{}, err
+			return nil, err
 		}
 	}
-	c := backend.Call{Q: q, K: k, V: v, O: out.O, LSE: out.LSE, Problem: p, Pages: opt.Pages, Resume: opt.Resume}
-	return c, c.CheckPages()
+	if opt.Resume != nil && p.parts != nil {
+		return nil, fmt.Errorf("resume is set with a prefix or segments: what runs as several calls leaves nothing to go on from: %w", backend.ErrOption)
+	}
+	*c = backend.Call{Q: q, K: k, V: v, O: out.O, LSE: out.LSE, Problem: p.Problem, Pages: opt.Pages, Resume: opt.Resume}
+	if err := c.CheckPages(); err != nil {
+		return nil, err
+	}
+	if p.keys < d.SeqK {
+		var s slicer
+		d.SeqK = p.keys
+		if c.K, c.V, c.Pages = s.keys(c, d, whole(d)); s.err != nil {
+			return nil, s.err
+		}
+	}
+	return p.parts, nil
 }
 
 // dims reads and checks the lengths of q, k and v.

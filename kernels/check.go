@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
@@ -43,18 +44,28 @@ func (r CheckReport) OK() bool { return r.Off <= 1 }
 //
 // A wrong result is not an error: see [CheckReport.OK].
 func Check(ctx context.Context, be backend.Backend, q, k, v backend.Tensor, r Result, opt Options, co CheckOptions) (CheckReport, error) {
-	c, err := call(r, q, k, v, &opt)
+	var c backend.Call
+	parts, err := call(&c, r, q, k, v, &opt)
+	if err != nil {
+		return CheckReport{}, fmt.Errorf("check: %w", err)
+	}
+	if parts == nil {
+		parts = []part{whole(c.Dims())}
+	}
+	calls, err := inParts(&c, parts)
 	if err != nil {
 		return CheckReport{}, fmt.Errorf("check: %w", err)
 	}
 	var worst oracle.Worst
 	rows := sample(c.Dims(), co)
-	heads := map[[2]int]*headData{}
+	heads := map[headAt]*headData{}
 	for _, at := range rows {
 		if err := ctx.Err(); err != nil {
 			return CheckReport{}, fmt.Errorf("check: %w", context.Cause(ctx))
 		}
-		if err := checkRow(ctx, be, &c, r, at, heads, &worst); err != nil {
+		n := slices.IndexFunc(parts, func(x part) bool { return x.has(at) })
+		row := checkedRow{call: calls[n], part: parts[n], number: n, weights: r.Weights, of: at}
+		if err := row.check(ctx, be, heads, &worst); err != nil {
 			return CheckReport{}, fmt.Errorf("check: %w", err)
 		}
 	}
@@ -94,10 +105,35 @@ func sample(d Dims, co CheckOptions) []rowAt {
 // headData are the keys and values of one (batch, kv head).
 type headData struct{ k, v []float32 }
 
-func checkRow(ctx context.Context, be backend.Backend, c *backend.Call, r Result, at rowAt, heads map[[2]int]*headData, worst *oracle.Worst) error {
-	d := c.Dims()
+// headAt names a (batch, kv head) of a part.
+type headAt struct{ part, b, h int }
+
+// has reports whether a row is one of x.
+func (x part) has(at rowAt) bool {
+	for axis, i := range [3]int{at.b, at.h, at.i} {
+		if i < x.lo[axis] || i >= x.hi[axis] {
+			return false
+		}
+	}
+	return true
+}
+
+// checkedRow is a row with the call that computes it.
+type checkedRow struct {
+	call    *backend.Call
+	part    part // that the call is of the whole
+	number  int
+	weights backend.Tensor // of the whole
+	of      rowAt          // in the whole
+}
+
+func (r *checkedRow) check(ctx context.Context, be backend.Backend, heads map[headAt]*headData, worst *oracle.Worst) error {
+	c, d := r.call, r.call.Dims()
+	x := r.part.lo
+	at := rowAt{r.of.b - x[backend.Batch], r.of.h - x[backend.Heads], r.of.i - x[backend.Seq]}
 	kvh := at.h / (d.Heads / d.KVHeads)
-	head := heads[[2]int{at.b, kvh}]
+	key := headAt{r.number, at.b, kvh}
+	head := heads[key]
 	if head == nil {
 		if len(heads) >= 4 { // bound the memory of many heads
 			clear(heads)
@@ -110,22 +146,22 @@ func checkRow(ctx context.Context, be backend.Backend, c *backend.Call, r Result
 		if head.v, err = keysOf(ctx, be, c, c.V, at.b, kvh); err != nil {
 			return err
 		}
-		heads[[2]int{at.b, kvh}] = head
+		heads[key] = head
 	}
-	q, err := part(ctx, be, c.Q, at.b, at.h, at.i, 1)
+	q, err := download(ctx, be, c.Q, at.b, at.h, at.i, 1)
 	if err != nil {
 		return err
 	}
 	row := oracle.Row{Q: q, K: head.k, V: head.v, Dv: d.ValueDim, Scale: c.Scale, Softcap: c.Softcap, Out: c.O.DType()}
 	var mask []bool
 	if !c.Mask.IsZero() {
-		if mask, err = maskPart(ctx, be, c.Mask, at); err != nil {
+		if mask, err = maskRow(ctx, be, c.Mask, at); err != nil {
 			return err
 		}
 	}
 	var blocks []bool
 	if !c.Blocks.IsZero() {
-		if blocks, err = maskPart(ctx, be, c.Blocks, rowAt{at.b, at.h, at.i / c.BlockQ}); err != nil {
+		if blocks, err = maskRow(ctx, be, c.Blocks, rowAt{at.b, at.h, at.i / c.BlockQ}); err != nil {
 			return err
 		}
 	}
@@ -134,14 +170,14 @@ func checkRow(ctx context.Context, be backend.Backend, c *backend.Call, r Result
 		return j < lo || j >= hi || mask != nil && !mask[j] || blocks != nil && !blocks[j/c.BlockK]
 	}
 	if !c.Bias.IsZero() {
-		bias, err := part(ctx, be, c.Bias, at.b, at.h, at.i, 1)
+		bias, err := download(ctx, be, c.Bias, at.b, at.h, at.i, 1)
 		if err != nil {
 			return err
 		}
 		row.Bias = func(j int) float64 { return float64(bias[j]) }
 	}
 	if !c.Relative.IsZero() {
-		bias, err := part(ctx, be, c.Relative, at.b, at.h, 0, 1)
+		bias, err := download(ctx, be, c.Relative, at.b, at.h, 0, 1)
 		if err != nil {
 			return err
 		}
@@ -160,26 +196,29 @@ func checkRow(ctx context.Context, be backend.Backend, c *backend.Call, r Result
 	}
 	ref := oracle.Solve(row)
 
-	see := func(name string, t backend.Tensor, refs []float64, bound func(i int) float64) error {
+	see := func(name string, t backend.Tensor, at rowAt, refs []float64, bound func(i int) float64) error {
 		if t.IsZero() {
 			return nil
 		}
-		got, err := part(ctx, be, t, at.b, at.h, at.i, 1)
+		got, err := download(ctx, be, t, at.b, at.h, at.i, 1)
 		if err != nil {
 			return err
 		}
 		for i, g := range got {
-			worst.See(float64(g), refs[i], bound(i), func() string { return fmt.Sprintf("%s[%d,%d,%d,%d]", name, at.b, at.h, at.i, i) })
+			worst.See(float64(g), refs[i], bound(i), func() string { return fmt.Sprintf("%s[%d,%d,%d,%d]", name, r.of.b, r.of.h, r.of.i, i) })
 		}
 		return nil
 	}
-	if err := see("o", r.O, ref.O, func(i int) float64 { return ref.OBound[i] }); err != nil {
+	if err := see("o", c.O, at, ref.O, func(i int) float64 { return ref.OBound[i] }); err != nil {
 		return err
 	}
-	if err := see("lse", r.LSE, []float64{ref.LSE}, func(int) float64 { return ref.LSEBound }); err != nil {
+	if err := see("lse", c.LSE, at, []float64{ref.LSE}, func(int) float64 { return ref.LSEBound }); err != nil {
 		return err
 	}
-	return see("weights", r.Weights, ref.Weights, func(i int) float64 { return ref.WeightBound*ref.Weights[i] + 0x1p-125 })
+	// What the call has no keys for is 0.
+	weights := make([]float64, r.weights.Shape()[backend.Dim])
+	copy(weights[min(x[backend.Dim], len(weights)):], ref.Weights)
+	return see("weights", r.weights, r.of, weights, func(i int) float64 { return ref.WeightBound*weights[i] + 0x1p-125 })
 }
 
 // view cuts rows [i, i+n) of one batch and head out of t.
@@ -194,8 +233,8 @@ func view(t backend.Tensor, b, h, i, n int) (backend.Tensor, error) {
 	return t, err
 }
 
-// part downloads rows [i, i+n) of one batch and head.
-func part(ctx context.Context, be backend.Backend, t backend.Tensor, b, h, i, n int) ([]float32, error) {
+// download downloads rows [i, i+n) of one batch and head.
+func download(ctx context.Context, be backend.Backend, t backend.Tensor, b, h, i, n int) ([]float32, error) {
 	t, err := view(t, b, h, i, n)
 	if err != nil {
 		return nil, err
@@ -207,7 +246,7 @@ func part(ctx context.Context, be backend.Backend, t backend.Tensor, b, h, i, n 
 // no page holds are zeros, which nothing sees.
 func keysOf(ctx context.Context, be backend.Backend, c *backend.Call, t backend.Tensor, b, h int) ([]float32, error) {
 	if c.Pages == nil {
-		return part(ctx, be, t, b, h, 0, t.Shape()[backend.Seq])
+		return download(ctx, be, t, b, h, 0, t.Shape()[backend.Seq])
 	}
 	size, cols := t.Shape()[backend.Seq], t.Shape()[backend.Dim]
 	all := make([]float32, c.Pages.Keys*cols)
@@ -216,7 +255,7 @@ func keysOf(ctx context.Context, be backend.Backend, c *backend.Call, t backend.
 		n = min(n, c.Visible.KLen[b])
 	}
 	for j := 0; j < n; j += size {
-		page, err := part(ctx, be, t, int(c.Pages.Table[b][j/size]), h, 0, min(size, n-j))
+		page, err := download(ctx, be, t, int(c.Pages.Table[b][j/size]), h, 0, min(size, n-j))
 		if err != nil {
 			return nil, err
 		}
@@ -225,7 +264,7 @@ func keysOf(ctx context.Context, be backend.Backend, c *backend.Call, t backend.
 	return all, nil
 }
 
-func maskPart(ctx context.Context, be backend.Backend, t backend.Tensor, at rowAt) ([]bool, error) {
+func maskRow(ctx context.Context, be backend.Backend, t backend.Tensor, at rowAt) ([]bool, error) {
 	t, err := view(t, at.b, at.h, at.i, 1)
 	if err != nil {
 		return nil, err

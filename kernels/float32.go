@@ -12,8 +12,8 @@ import (
 //
 //	q [B, H, Sq, D]    k [B, Hkv, Sk, D]    v [B, Hkv, Sk, Dv]
 //
-// Lengths left 0 in d follow from the others, see [Dims]. Options.Mask and
-// Options.Bias are host tensors here; LSE and Weights are not returned, use
+// Lengths left 0 in d follow from the others, see [Dims]. The options'
+// tensors (Mask, Bias, RelativeBias, BlockMask) are host tensors here; LSE and Weights are not returned, use
 // [Attention] for them. Errors as for Attention, and ErrShape when a slice does
 // not have the elements of its shape.
 func AttentionFloat32(ctx context.Context, be backend.Backend, d Dims, q, k, v []float32, opt Options) ([]float32, error) {
@@ -51,13 +51,14 @@ func AttentionFloat32(ctx context.Context, be backend.Backend, d Dims, q, k, v [
 	if err != nil {
 		return nil, err
 	}
-	if !opt.Mask.IsZero() {
-		if opt.Mask, err = up("mask", opt.Mask, nil); err != nil {
-			return nil, err
+	for _, o := range []struct {
+		name string
+		t    *backend.Tensor
+	}{{"mask", &opt.Mask}, {"bias", &opt.Bias}, {"relative bias", &opt.RelativeBias}, {"block mask", &opt.BlockMask}} {
+		if o.t.IsZero() {
+			continue
 		}
-	}
-	if !opt.Bias.IsZero() {
-		if opt.Bias, err = up("bias", opt.Bias, nil); err != nil {
+		if *o.t, err = up(o.name, *o.t, nil); err != nil {
 			return nil, err
 		}
 	}

@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -51,9 +52,10 @@ type Window struct{ Left, Right int }
 // attention: scale 1/sqrt(D), every row sees every key, only the output.
 //
 // Scores are made in this order, as in [backend.Problem]: scale, softcap, biases,
-// hiding. A key that is hidden by any of Causal, Window, KLen, Mask, BlockMask and a
-// Bias or a RelativeBias of -Inf never touches the result. A row that sees nothing
-// gives zeros and an LSE of -Inf (the sink, where there is one).
+// hiding. A key that is hidden by any of Causal, Window, KLen, the segments, Mask,
+// BlockMask and a Bias or a RelativeBias of -Inf never touches the result, whatever it
+// holds. A row that sees nothing gives zeros and an LSE of -Inf (the sink, where there
+// is one). A NaN in what a row sees comes out of that row as NaN, and of no other.
 type Options struct {
 	// Scale multiplies Q·Kᵀ; nil is 1/sqrt(D). Write new(1.0) for unscaled.
 	Scale *float64
@@ -70,8 +72,29 @@ type Options struct {
 	Offset int
 	// KLen is how many keys exist in each batch, 0 to Sk; nil means all.
 	KLen []int
+	// Prefix is how many keys, counted from the first, neither Causal nor the right
+	// side of a Window hides, batch by batch or one for all: a prefix language model
+	// (Raffel et al. 2020). A window's left side stays. For Sq = Sk = 4, Causal:
+	//
+	//	Prefix 0    Prefix 3
+	//	1 0 0 0     1 1 1 0
+	//	1 1 0 0     1 1 1 0
+	//	1 1 1 0     1 1 1 0
+	//	1 1 1 1     1 1 1 1
+	//
+	// nil means none.
+	Prefix []int
+	// QSegments and KSegments hold an id for each row [Sq] and each key [Sk], batch by
+	// batch or one list for all: a row sees keys of its own id only, as documents that
+	// are packed into one sequence do. Keys of an id follow one another (for others
+	// give a Mask); positions, and so Causal, Window and biases, are those in the
+	// whole. KSegments nil means QSegments. What is outside is not computed. nil
+	// means none. With a BlockMask the keys of a segment begin at multiples of
+	// BlockSize.
+	QSegments, KSegments [][]int32
 	// Mask is a Bool tensor, true may be seen, whose every length is that of
-	// [B, H, Sq, Sk] or 1. It is in the backend's memory.
+	// [B, H, Sq, Sk] or 1. It is in the backend's memory. A Mask or a Bias that has
+	// fewer keys, but more than 1, hides those that it lacks.
 	Mask backend.Tensor
 	// Bias is added to the scaled (and capped) scores: F32, F16 or BF16, shaped
 	// and placed as Mask.
@@ -112,10 +135,27 @@ type Options struct {
 	Resume *backend.Partial
 }
 
+// problem is a canonical problem with what is left to do for it.
+type problem struct {
+	backend.Problem
+	// keys is how many of the keys take part, those that Mask and Bias have: the
+	// problem is one over the first keys of them.
+	keys int
+	// parts, unless nil, are the calls that make it up.
+	parts []part
+}
+
+// partsOf returns the parts of p, whose keys d counts.
+func (p *problem) partsOf(d Dims) []part {
+	if p.parts != nil {
+		return p.parts
+	}
+	return []part{whole(d)}
+}
+
 // problem checks o against the lengths d and returns the canonical problem. d.Dim
 // 0 means that the head size is unknown, so that Scale must be given.
-func (o *Options) problem(d Dims) (backend.Problem, error) {
-	var p backend.Problem
+func (o *Options) problem(d Dims) (p problem, err error) {
 	switch {
 	case o.Scale != nil:
 		p.Scale = float32(*o.Scale)
@@ -136,18 +176,15 @@ func (o *Options) problem(d Dims) (backend.Problem, error) {
 		return p, err
 	}
 	p.Visible = vis
-	scores := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
-	if p.Mask, err = broadcast("mask", o.Mask, scores, true); err != nil {
-		return p, err
-	}
-	if p.Bias, err = broadcast("bias", o.Bias, scores, false); err != nil {
-		return p, err
-	}
 	distances := backend.Shape{d.Batch, d.Heads, 1, d.SeqQ + d.SeqK - 1}
 	if p.Relative, err = broadcast("relative bias", o.RelativeBias, distances, false); err != nil {
 		return p, err
 	}
-	if err := o.blocks(&p, d); err != nil {
+	if err := o.blocks(&p.Problem, d); err != nil {
+		return p, err
+	}
+	all := d.SeqK
+	if err := o.pairs(&p, &d); err != nil {
 		return p, err
 	}
 	p.Slopes, p.Sinks, p.Dropout = o.ALiBi, o.Sinks, o.Dropout
@@ -167,7 +204,53 @@ func (o *Options) problem(d Dims) (backend.Problem, error) {
 			return p, fmt.Errorf("sinks[%d] is %v, it must be finite, or -Inf for none: %w", i, x, backend.ErrOption)
 		}
 	}
-	return p, p.Dropout.Check()
+	if err := p.Dropout.Check(); err != nil {
+		return p, err
+	}
+	p.parts, err = o.partition(&p.Problem, d, all)
+	return p, err
+}
+
+// pairs fills in p's mask and bias, and makes p a problem over the first of its keys
+// that both have, which d then counts.
+func (o *Options) pairs(p *problem, d *Dims) (err error) {
+	scores := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
+	if p.Mask, err = broadcastSome("mask", o.Mask, scores, true); err != nil {
+		return err
+	}
+	if p.Bias, err = broadcastSome("bias", o.Bias, scores, false); err != nil {
+		return err
+	}
+	for _, t := range [...]backend.Tensor{p.Mask, p.Bias} {
+		if !t.IsZero() {
+			d.SeqK = min(d.SeqK, t.Shape()[backend.Dim])
+		}
+	}
+	p.keys = d.SeqK
+	if p.keys == scores[backend.Dim] {
+		return nil
+	}
+	var s slicer
+	p.Mask, p.Bias = s.cut(p.Mask, backend.Dim, 0, p.keys), s.cut(p.Bias, backend.Dim, 0, p.keys)
+	p.Relative = s.cut(p.Relative, backend.Dim, 0, d.SeqQ+p.keys-1)
+	if !p.Blocks.IsZero() {
+		p.Blocks = s.cut(p.Blocks, backend.Dim, 0, ceilDiv(p.keys, p.BlockK))
+	}
+	p.Visible = whole(*d).visible(p.Visible)
+	return s.err
+}
+
+// broadcastSome is broadcast for a tensor that may have fewer keys than shape.
+func broadcastSome(name string, t backend.Tensor, shape backend.Shape, mask bool) (backend.Tensor, error) {
+	some := shape
+	if n := t.Shape()[backend.Dim]; n > 1 && n < some[backend.Dim] {
+		some[backend.Dim] = n
+	}
+	b, err := broadcast(name, t, some, mask)
+	if errors.Is(err, backend.ErrShape) {
+		return b, fmt.Errorf("%s: shape %v does not broadcast to %v (each length must be equal or 1, of the keys there may be fewer): %w", name, t.Shape(), shape, backend.ErrShape)
+	}
+	return b, err
 }
 
 // broadcast repeats a mask (Bool) or a bias to shape.

@@ -48,7 +48,8 @@ func Softmax(ctx context.Context, be backend.Backend, s, lse backend.Tensor, opt
 		return fmt.Errorf("softmax: s is %v, scores are f32: %w", s.DType(), backend.ErrDType)
 	}
 	sh := s.Shape()
-	p, err := opt.problem(Dims{Batch: sh[0], Heads: sh[1], SeqQ: sh[2], SeqK: sh[3]})
+	d := Dims{Batch: sh[0], Heads: sh[1], SeqQ: sh[2], SeqK: sh[3]}
+	p, err := opt.problem(d)
 	if err != nil {
 		return fmt.Errorf("softmax: %w", err)
 	}
@@ -58,8 +59,30 @@ func Softmax(ctx context.Context, be backend.Backend, s, lse backend.Tensor, opt
 			return fmt.Errorf("softmax: %w", err)
 		}
 	}
-	if err := be.Softmax(ctx, s, lse, &p); err != nil {
+	if err := softmax(ctx, be, s, lse, &p, d); err != nil {
 		return fmt.Errorf("softmax: %w", err)
+	}
+	return nil
+}
+
+// softmax runs the stage, in the parts of p where it has some.
+func softmax(ctx context.Context, be backend.Backend, s, lse backend.Tensor, p *problem, d Dims) error {
+	if p.parts == nil && p.keys == d.SeqK {
+		return be.Softmax(ctx, s, lse, &p.Problem)
+	}
+	d.SeqK = p.keys
+	for _, x := range p.partsOf(d) {
+		var cut slicer
+		scores, sums, q := cut.pairs(s, x), cut.rows(lse, x), cut.problem(&p.Problem, d, x)
+		if cut.err != nil {
+			return cut.err
+		}
+		if err := be.Softmax(ctx, scores, sums, &q); err != nil {
+			return err
+		}
+		if err := hideOutside(ctx, be, s, x); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -67,9 +67,25 @@ func TestAttentionRefuses(t *testing.T) {
 		{"bool bias", q, k, v, Options{Bias: meta(t, backend.Bool, 1, 1, 8, 9)}, backend.ErrDType, "give a bool mask as Mask"},
 		{"mask shape", q, k, v, Options{Mask: meta(t, backend.Bool, 1, 2, 8, 9)}, backend.ErrShape, "mask: shape [1 2 8 9] does not broadcast to [2 4 8 9]"},
 		{"bias shape", q, k, v, Options{Bias: meta(t, f16, 1, 1, 9, 8)}, backend.ErrShape, "bias: shape [1 1 9 8] does not broadcast to [2 4 8 9]"},
+		{"mask with more keys", q, k, v, Options{Mask: meta(t, backend.Bool, 1, 1, 8, 10)}, backend.ErrShape, "mask: shape [1 1 8 10] does not broadcast to [2 4 8 9]"},
+		{"mask without keys", q, k, v, Options{Mask: meta(t, backend.Bool, 1, 1, 8, 0)}, backend.ErrShape, "mask: shape [1 1 8 0]"},
+		{"prefix count", q, k, v, Options{Prefix: []int{1, 2, 3}}, backend.ErrShape, "prefix has 3 lengths, there are 2 batches: give 1 or 2"},
+		{"prefix range", q, k, v, Options{Prefix: []int{0, 10}}, backend.ErrOption, "prefix[1] is 10, there are 9 keys"},
+		{"segments of keys missing", q, k, v, Options{QSegments: [][]int32{make([]int32, 8)}}, backend.ErrShape, "qsegments have ids for 8 rows, there are 9 keys: give ksegments too"},
+		{"segments of rows missing", q, k, v, Options{KSegments: [][]int32{make([]int32, 9)}}, backend.ErrShape, "ksegments are given without qsegments"},
+		{"segments of too few batches", meta(t, f32, 3, 4, 9, 16), meta(t, f32, 3, 2, 9, 16), meta(t, f32, 3, 2, 9, 5), Options{QSegments: make([][]int32, 2)}, backend.ErrShape, "qsegments has 2 lists, there are 3 batches"},
+		{"segments of too few keys", q, k, v, Options{QSegments: [][]int32{make([]int32, 8)}, KSegments: [][]int32{make([]int32, 9), make([]int32, 8)}}, backend.ErrShape, "ksegments[1] has 8 ids, there are 9 keys"},
+		{"a segment in two places", q, k, v, Options{QSegments: [][]int32{make([]int32, 8)}, KSegments: [][]int32{{0, 0, 7, 7, 7, 2, 7, 7, 2}}}, backend.ErrOption, "segment 7 of batch 0 has keys 2 to 4 and again 6 to 7"},
+		{"a segment inside a block", q, k, v, Options{QSegments: [][]int32{{1, 1, 1, 1, 2, 2, 2, 2}}, KSegments: [][]int32{{1, 1, 1, 2, 2, 2, 2, 2, 2}}, BlockMask: meta(t, backend.Bool, 1, 1, 4, 5), BlockSize: 2}, backend.ErrOption, "begins at key 3, inside a block"},
+		{"resume of parts", q, k, v, Options{Causal: true, Prefix: []int{3}, Resume: new(backend.Partial)}, backend.ErrOption, "resume is set with a prefix or segments"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := Attention(t.Context(), noBackend{t: t}, c.q, c.k, c.v, c.opt)
+			var err error
+			if c.opt.Resume == nil {
+				_, err = Attention(t.Context(), noBackend{t: t}, c.q, c.k, c.v, c.opt)
+			} else { // which Attention allocates for
+				_, err = Plan(noBackend{t: t}, c.q, c.k, c.v, c.opt)
+			}
 			if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("error is %q, should be %q and say %q", err, c.want, c.says)
 			}

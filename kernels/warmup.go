@@ -14,16 +14,23 @@ import (
 // nothing ([backend.Warmer] says which do) it only validates. It returns the
 // validation errors of Attention, ErrUnsupported, ErrDeviceLost and context errors.
 func Warmup(ctx context.Context, be backend.Backend, q, k, v backend.Tensor, opt Options) error {
-	c, _, err := planned(q, k, v, &opt)
+	_, calls, _, err := planned(q, k, v, &opt)
 	if err != nil {
 		return fmt.Errorf("warmup: %w", err)
 	}
+	return warmUp(ctx, be, calls, opt.Weights)
+}
+
+// warmUp compiles what calls need.
+func warmUp(ctx context.Context, be backend.Backend, calls []*backend.Call, staged bool) error {
 	w, ok := be.(backend.Warmer)
 	if !ok {
 		return ctx.Err()
 	}
-	if err := w.Warmup(ctx, &c, opt.Weights); err != nil {
-		return fmt.Errorf("warmup: %w", err)
+	for _, c := range calls {
+		if err := w.Warmup(ctx, c, staged); err != nil {
+			return fmt.Errorf("warmup: %w", err)
+		}
 	}
 	return nil
 }

@@ -67,7 +67,7 @@ type Case struct {
 	Layout   Layout
 	Options  kernels.Options // without Mask and Bias, which are drawn
 	// MaskShape and BiasShape are those of a drawn mask and bias; the zero
-	// Shape is none.
+	// Shape is none. They may have fewer keys than there are.
 	MaskShape, BiasShape backend.Shape
 	BiasDType            backend.DType
 	// BiasHides makes one bias in eight -Inf, by distance too.
@@ -206,6 +206,12 @@ func (c Case) String() string {
 	}
 	if o.KLen != nil {
 		s += fmt.Sprintf(" klen %v", o.KLen)
+	}
+	if o.Prefix != nil {
+		s += fmt.Sprintf(" prefix %v", o.Prefix)
+	}
+	if o.QSegments != nil {
+		s += fmt.Sprintf(" segments %v of %v", o.QSegments, o.KSegments)
 	}
 	if c.MaskShape != (backend.Shape{}) {
 		s += fmt.Sprintf(" mask %v", c.MaskShape)

@@ -7,6 +7,17 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
+// ids returns one list of n segment ids: pairs of where a segment ends and its id.
+func ids(n int, ends ...int) [][]int32 {
+	list := make([]int32, 0, n)
+	for i := 0; i < len(ends); i += 2 {
+		for len(list) < ends[i] {
+			list = append(list, int32(ends[i+1]))
+		}
+	}
+	return [][]int32{list}
+}
+
 // Cases returns the named cases: each option alone, and the combinations in
 // which options meet. Every backend gives each of them within its bound, fused
 // and by stages.
@@ -66,6 +77,25 @@ func Cases() []Case {
 		{Name: "klen 0 (a batch that sees nothing)", Dims: plain, Options: kernels.Options{KLen: []int{0, 1}}},
 		{Name: "klen, causal", Dims: plain, Options: kernels.Options{Causal: true, KLen: []int{7, 30}}},
 		{Name: "klen, causal, lower right, window", Dims: plain, Options: kernels.Options{Causal: true, Align: kernels.LowerRight, Window: &kernels.Window{Left: 11}, KLen: []int{40, 12}}},
+
+		{Name: "prefix, causal", Dims: plain, Options: kernels.Options{Causal: true, Prefix: []int{9, 30}}},
+		{Name: "prefix of nothing and of all keys", Dims: plain, Options: kernels.Options{Causal: true, Prefix: []int{0, 41}}},
+		{Name: "prefix, causal, lower right, klen inside it", Dims: plain, Options: kernels.Options{Causal: true, Align: kernels.LowerRight, Prefix: []int{20}, KLen: []int{11, 33}}},
+		{Name: "prefix, window, offset", Dims: plain, Options: kernels.Options{Window: &kernels.Window{Left: 8, Right: 2}, Offset: -6, Prefix: []int{15}}},
+		{Name: "prefix, window without right limit", Dims: plain, Options: kernels.Options{Window: &kernels.Window{Left: 3, Right: kernels.Unbounded}, Prefix: []int{15}}},
+		{Name: "prefix over several key blocks", Dims: dims(1, 2, 1, 300, 600, 16, 16), Options: kernels.Options{Causal: true, Prefix: []int{270}, Offset: 130}},
+		{Name: "segments", Dims: plain, Options: kernels.Options{QSegments: ids(37, 10, 1, 20, 2, 37, 3), KSegments: ids(41, 5, 3, 6, 1, 41, 2)}},
+		{Name: "segments of a query and a key each", Dims: dims(1, 1, 1, 9, 9, 8, 8), Options: kernels.Options{QSegments: [][]int32{{0, 1, 2, 3, 4, 5, 6, 7, 8}}}},
+		{Name: "segments without keys (rows that see nothing)", Dims: plain, Options: kernels.Options{QSegments: ids(37, 10, 1, 20, 2, 37, 1), KSegments: ids(41, 41, 2)}},
+		{Name: "segments, causal", Dims: dims(2, 2, 2, 40, 40, 16, 16), Options: kernels.Options{Causal: true, QSegments: [][]int32{ids(40, 3, 0, 28, 1, 40, 2)[0], ids(40, 40, 0)[0]}}},
+		{Name: "segments, window, lower right, klen", Dims: plain, Options: kernels.Options{Window: &kernels.Window{Left: 9, Right: 4}, Align: kernels.LowerRight, KLen: []int{30, 2}, QSegments: ids(37, 12, 1, 37, 2), KSegments: ids(41, 17, 1, 41, 2)}},
+		{Name: "segments, prefix, causal", Dims: plain, Options: kernels.Options{Causal: true, Prefix: []int{25, 8}, QSegments: ids(37, 12, 1, 37, 2), KSegments: ids(41, 17, 1, 41, 2)}},
+		{Name: "segments, mask, bias", Dims: plain, MaskShape: full, BiasShape: backend.Shape{1, 3, 37, 41}, BiasHides: true, Options: kernels.Options{QSegments: ids(37, 12, 1, 37, 2), KSegments: ids(41, 17, 1, 41, 2)}},
+		{Name: "mask shorter than the keys", Dims: plain, MaskShape: backend.Shape{2, 1, 37, 29}},
+		{Name: "bias shorter than the keys", Dims: plain, BiasShape: backend.Shape{1, 3, 1, 29}},
+		{Name: "mask and bias of other lengths, causal, lower right, klen", Dims: plain, MaskShape: backend.Shape{1, 1, 37, 35}, BiasShape: backend.Shape{2, 3, 37, 30}, Options: kernels.Options{Causal: true, Align: kernels.LowerRight, KLen: []int{33, 20}}},
+		{Name: "NaN in keys that a short mask lacks", Dims: plain, MaskShape: backend.Shape{1, 1, 1, 29}, PoisonK: map[int]float32{29: nan}, PoisonV: map[int]float32{40: nan, 30: inf}},
+		{Name: "NaN in another segment", Dims: plain, PoisonK: map[int]float32{20: nan}, PoisonV: map[int]float32{21: nan}, Options: kernels.Options{QSegments: ids(37, 12, 1, 37, 2), KSegments: ids(41, 17, 1, 41, 2)}},
 
 		{Name: "mask full", Dims: plain, MaskShape: full},
 		{Name: "mask shared by heads", Dims: plain, MaskShape: backend.Shape{2, 1, 37, 41}},

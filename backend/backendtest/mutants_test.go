@@ -66,6 +66,31 @@ var mistakes = map[string]mistake{
 		c.mask = nil
 		r.Hidden = c.row(batch, h, i).Hidden
 	},
+	"prefix one too long": func(b *built, batch, h, i int, r *oracle.Row) {
+		c := *b
+		c.Options.Prefix = nil
+		for _, n := range b.Options.Prefix {
+			c.Options.Prefix = append(c.Options.Prefix, n+1)
+		}
+		r.Hidden = c.row(batch, h, i).Hidden
+	},
+	"prefix of batch 0 for all": func(b *built, batch, h, i int, r *oracle.Row) {
+		c := *b
+		if c.Options.Prefix != nil {
+			c.Options.Prefix = c.Options.Prefix[:1]
+		}
+		r.Hidden = c.row(batch, h, i).Hidden
+	},
+	"segments forgotten": func(b *built, batch, h, i int, r *oracle.Row) {
+		c := *b
+		c.Options.QSegments, c.Options.KSegments = nil, nil
+		r.Hidden = c.row(batch, h, i).Hidden
+	},
+	"keys that a short mask lacks are seen": func(b *built, batch, h, i int, r *oracle.Row) {
+		if hidden := r.Hidden; lacks(b.MaskShape, b.SeqK-1) {
+			r.Hidden = func(j int) bool { return !lacks(b.MaskShape, j) && hidden(j) }
+		}
+	},
 	"query heads interleaved over kv heads": func(b *built, batch, h, i int, r *oracle.Row) {
 		kvh := h % b.KVHeads
 		d, dv := b.Dim, b.ValueDim

@@ -211,7 +211,8 @@ func (b *built) row(batch, h, i int) oracle.Row {
 		Q: cut(b.q, h, i, 1), K: cut(b.k, kvh, 0, d.SeqK), V: cut(b.v, kvh, 0, d.SeqK), Dv: d.ValueDim,
 		Scale: float32(scale), Softcap: float32(b.Options.Softcap), Out: b.DType,
 		Hidden: func(j int) bool {
-			return !vis(batch, i, j) || b.mask != nil && !b.mask[broadcastIndex(b.MaskShape, batch, h, i, j)] ||
+			return !vis(batch, i, j) || lacks(b.MaskShape, j) || lacks(b.BiasShape, j) ||
+				b.mask != nil && !b.mask[broadcastIndex(b.MaskShape, batch, h, i, j)] ||
 				b.blocks != nil && !b.blocks[broadcastIndex(b.BlockShape, batch, h, i/b.BlockSize, j/b.BlockSize)]
 		},
 	}
@@ -232,25 +233,41 @@ func (b *built) row(batch, h, i int) oracle.Row {
 		r.KeepFactor = 1 / (1 - float64(drop.P))
 	}
 	if b.bias.data != nil {
-		r.Bias = func(j int) float64 { return float64(b.bias.data[broadcastIndex(b.BiasShape, batch, h, i, j)]) }
+		r.Bias = func(j int) float64 {
+			if lacks(b.BiasShape, j) {
+				return 0 // hidden above
+			}
+			return float64(b.bias.data[broadcastIndex(b.BiasShape, batch, h, i, j)])
+		}
 	}
 	return r
 }
+
+// lacks reports whether a mask or bias of shape s, the zero Shape being none, has no
+// element for key j.
+func lacks(s backend.Shape, j int) bool { return s[backend.Dim] > 1 && j >= s[backend.Dim] }
+
+// forBatch returns what a list has for a batch: its own, or the only one.
+func forBatch[T any](list []T, batch int) T { return list[batch%len(list)] }
 
 // visibility is the rule in its own words, apart from the code under test.
 func (b *built) visibility() func(batch, i, j int) bool {
 	o := b.Options
 	return func(batch, i, j int) bool {
 		position := b.position(i)
-		switch {
-		case o.KLen != nil && j >= o.KLen[batch]:
-			return false
-		case o.Causal && j > position:
-			return false
-		case o.Window != nil && (position-j > o.Window.Left || j-position > o.Window.Right):
-			return false
+		if o.QSegments != nil {
+			keys := o.KSegments
+			if keys == nil {
+				keys = o.QSegments
+			}
+			if forBatch(o.QSegments, batch)[i] != forBatch(keys, batch)[j] {
+				return false
+			}
 		}
-		return true
+		ahead := o.Causal && j > position || o.Window != nil && j-position > o.Window.Right
+		behind := o.Window != nil && position-j > o.Window.Left
+		inPrefix := o.Prefix != nil && j < forBatch(o.Prefix, batch)
+		return !(o.KLen != nil && j >= o.KLen[batch]) && !behind && (inPrefix || !ahead)
 	}
 }
 

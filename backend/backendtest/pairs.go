@@ -40,6 +40,17 @@ func options() []option {
 			c.BiasDType, c.BiasHides = dtype, hides
 		}
 	}
+	// short leaves keys out of what way draws.
+	short := func(way func(*Case)) func(*Case) {
+		return func(c *Case) {
+			way(c)
+			for _, s := range []*backend.Shape{&c.MaskShape, &c.BiasShape} {
+				if s[backend.Dim] == c.SeqK {
+					s[backend.Dim] -= 9
+				}
+			}
+		}
+	}
 	blocks := func(n, b, h int) func(*Case) {
 		return func(c *Case) {
 			c.BlockSize = n
@@ -69,14 +80,20 @@ func options() []option {
 		}}},
 		{"scale", []func(*Case){leave, func(c *Case) { c.Options.Scale = new(0.0) }, func(c *Case) { c.Options.Scale = new(-0.3) }}},
 		{"softcap", []func(*Case){leave, func(c *Case) { c.Options.Softcap = 2 }}},
-		{"mask", []func(*Case){leave, mask(1, 1), mask(all, 1), mask(1, all), mask(all, all)}},
-		{"bias", []func(*Case){leave, bias(1, 1, backend.F32, false), bias(all, all, backend.F16, true), bias(1, all, backend.BF16, false)}},
+		{"mask", []func(*Case){leave, mask(1, 1), mask(all, 1), mask(1, all), mask(all, all), short(mask(1, 1))}},
+		{"bias", []func(*Case){leave, bias(1, 1, backend.F32, false), bias(all, all, backend.F16, true), bias(1, all, backend.BF16, false), short(bias(all, 1, backend.F32, true))}},
 		{"relative", []func(*Case){leave, func(c *Case) { c.RelativeShape = backend.Shape{1, c.Heads, 1, c.SeqQ + c.SeqK - 1} },
 			func(c *Case) {
 				c.RelativeShape = backend.Shape{c.Batch, 1, 1, c.SeqQ + c.SeqK - 1}
 				c.BiasHides = true
 			}}},
 		{"blocks", []func(*Case){leave, blocks(16, 1, 1), blocks(7, all, all), blocks(64, 1, all)}},
+		{"prefix", []func(*Case){leave, func(c *Case) { c.Options.Prefix = []int{c.SeqK / 3} }, func(c *Case) {
+			for b := range c.Batch {
+				c.Options.Prefix = append(c.Options.Prefix, []int{c.SeqK - 2, 0}[b%2])
+			}
+		}}},
+		{"segments", []func(*Case){leave, func(c *Case) { c.segment(1) }, func(c *Case) { c.segment(c.Batch) }}},
 		{"alibi", []func(*Case){leave, func(c *Case) { c.Options.ALiBi = slopes(c.Heads) }, func(c *Case) { c.Options.ALiBi = slopes(c.Batch * c.Heads) }}},
 		{"sinks", []func(*Case){leave, func(c *Case) {
 			for h := range c.Heads {
@@ -89,6 +106,33 @@ func options() []option {
 			c.PoisonK = map[int]float32{c.SeqK - 1: float32(math.NaN())}
 			c.PoisonV = map[int]float32{c.SeqK / 2: float32(math.NaN()), 3: float32(math.Inf(1))}
 		}}},
+	}
+}
+
+// segment packs documents into the case, n lists of them: the first has some in
+// another order among the keys, and one without keys, the second has one only.
+func (c *Case) segment(n int) {
+	at := max(c.BlockSize, 1) // where the keys of one may begin
+	for b := range n {
+		q, k := make([]int32, c.SeqQ), make([]int32, c.SeqK)
+		for i := range q {
+			q[i] = []int32{5, 9, 7, 5}[4*i/c.SeqQ] * int32(1-b%2)
+		}
+		for j := range k {
+			switch j /= at; {
+			case b%2 == 1:
+			case j < c.SeqK/3/at:
+				k[j*at] = 9
+			case j < 3*c.SeqK/4/at:
+				k[j*at] = 5
+			default:
+				k[j*at] = -1
+			}
+		}
+		for j := range k {
+			k[j] = k[j/at*at]
+		}
+		c.Options.QSegments, c.Options.KSegments = append(c.Options.QSegments, q), append(c.Options.KSegments, k)
 	}
 }
 

@@ -1,0 +1,210 @@
+package kernels_test
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// cut slices t along an axis.
+func cut(t *testing.T, x backend.Tensor, axis, lo, hi int) backend.Tensor {
+	t.Helper()
+	y, err := x.Slice(axis, lo, hi)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return y
+}
+
+// floats downloads x.
+func floats(t *testing.T, be backend.Backend, x backend.Tensor) []float32 {
+	t.Helper()
+	y, err := kernels.Float32s(t.Context(), be, x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return y
+}
+
+// sameBits fails unless x and y hold the same bits.
+func sameBits(t *testing.T, what string, be backend.Backend, x, y backend.Tensor) {
+	t.Helper()
+	a, b := floats(t, be, x), floats(t, be, y)
+	if len(a) != len(b) {
+		t.Fatalf("%s: %d and %d numbers", what, len(a), len(b))
+	}
+	for i := range a {
+		if math.Float32bits(a[i]) != math.Float32bits(b[i]) {
+			t.Fatalf("%s: element %d is %v, alone it is %v", what, i, a[i], b[i])
+		}
+	}
+}
+
+// documents are three of them in one sequence.
+var documents = [][2]int{{0, 70}, {70, 75}, {75, 150}}
+
+func segmentIDs() [][]int32 {
+	ids := make([]int32, 150)
+	for n, d := range documents {
+		for i := d[0]; i < d[1]; i++ {
+			ids[i] = int32(10 * n)
+		}
+	}
+	return [][]int32{ids}
+}
+
+// TestSegmentsAreDocumentsAlone: packed documents have the bits of each alone, fused
+// and by stages, whatever another one holds.
+func TestSegmentsAreDocumentsAlone(t *testing.T) {
+	each(t, func(t *testing.T, be backend.Backend) {
+		s, kv := backend.Shape{2, 4, 150, 16}, backend.Shape{2, 2, 150, 16}
+		q, k := upload(t, be, normal(s.Elements(), 1), s), upload(t, be, normal(kv.Elements(), 2), kv)
+		values := normal(kv.Elements(), 3)
+		values[72*16] = float32(math.NaN()) // of the second document
+		v := upload(t, be, values, kv)
+		opt := kernels.Options{Causal: true, Softcap: 20, KLen: []int{150, 110}, LSE: true, QSegments: segmentIDs()}
+		for _, weights := range []bool{false, true} {
+			opt.Weights = weights
+			all, err := kernels.Attention(t.Context(), be, q, k, v, opt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer all.Release()
+			for _, d := range documents {
+				alone := opt
+				alone.QSegments = nil
+				alone.KLen = []int{d[1] - d[0], max(0, min(110, d[1])-d[0])}
+				part := func(x backend.Tensor) backend.Tensor { return cut(t, x, backend.Seq, d[0], d[1]) }
+				one, err := kernels.Attention(t.Context(), be, part(q), part(k), part(v), alone)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer one.Release()
+				sameBits(t, "o", be, part(all.O), one.O)
+				sameBits(t, "lse", be, part(all.LSE), one.LSE)
+				if weights {
+					rows := part(all.Weights)
+					sameBits(t, "weights", be, cut(t, rows, backend.Dim, d[0], d[1]), one.Weights)
+					for _, w := range append(floats(t, be, cut(t, rows, backend.Dim, 0, d[0])), floats(t, be, cut(t, rows, backend.Dim, d[1], 150))...) {
+						if w != 0 {
+							t.Fatalf("document %v gives another one the weight %v", d, w)
+						}
+					}
+				}
+			}
+			report, err := kernels.Check(t.Context(), be, q, k, v, all, opt, kernels.CheckOptions{Rows: 100, Seed: 5})
+			if err != nil || !report.OK() || report.Rows != 100 {
+				t.Errorf("check: %+v, %v", report, err)
+			}
+		}
+	})
+}
+
+// TestCheckSeesSegments: a result without the segments is found wrong, and so is a
+// weight that a row gives outside of its own.
+func TestCheckSeesSegments(t *testing.T) {
+	be := cpu.New(cpu.Options{})
+	defer be.Close()
+	s := backend.Shape{1, 2, 150, 8}
+	q, k, v := upload(t, be, normal(s.Elements(), 1), s), upload(t, be, normal(s.Elements(), 2), s), upload(t, be, normal(s.Elements(), 3), s)
+	opt := kernels.Options{QSegments: segmentIDs(), Weights: true}
+	plain, err := kernels.Attention(t.Context(), be, q, k, v, kernels.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := kernels.Check(t.Context(), be, q, k, v, plain, opt, kernels.CheckOptions{})
+	if err != nil || report.OK() {
+		t.Errorf("a result without segments: %+v, %v", report, err)
+	}
+	r, err := kernels.Attention(t.Context(), be, q, k, v, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := r.Weights.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w[(150+80)*150+3] = 1e-3 // head 1, row 80 is of the third document, key 3 of the first
+	report, err = kernels.Check(t.Context(), be, q, k, v, r, opt, kernels.CheckOptions{Rows: 300})
+	if err != nil || report.OK() || !strings.Contains(report.Worst, "weights[0,1,80,3]") {
+		t.Errorf("a weight outside: %+v, %v", report, err)
+	}
+}
+
+// TestPartsTogether: what is made of several calls is planned as their sum, warmed up
+// one by one, and its outputs are held against all that it reads.
+func TestPartsTogether(t *testing.T) {
+	be := cpu.New(cpu.Options{})
+	defer be.Close()
+	s := backend.Shape{1, 2, 150, 8}
+	q, k, v := upload(t, be, normal(s.Elements(), 1), s), upload(t, be, normal(s.Elements(), 2), s), upload(t, be, normal(s.Elements(), 3), s)
+	opt := kernels.Options{QSegments: segmentIDs()}
+	for _, weights := range []bool{false, true} {
+		opt.Weights = weights
+		p, err := kernels.Plan(be, q, k, v, opt)
+		pairs := int64(2 * (70*70 + 5*5 + 75*75))
+		if err != nil || p.Pairs != pairs || p.FLOPs != pairs*4*8 || !strings.Contains(p.Why+p.Cut, "3 ") || p.Backend != "cpu" || p.Chunks < 3 {
+			t.Errorf("plan: %+v, %v", p, err)
+		}
+	}
+	opt.Weights = false
+	w := &warmer{Backend: be}
+	if err := kernels.Warmup(t.Context(), w, q, k, v, opt); err != nil || len(w.calls) != 3 || w.calls[1].Q.Shape() != (backend.Shape{1, 2, 5, 8}) {
+		t.Errorf("warmed %d calls, %v", len(w.calls), err)
+	}
+	// The first document's outputs lie over the second one's queries.
+	all := upload(t, be, make([]float32, 2*s.Elements()), backend.Shape{1, 1, 1, 2 * s.Elements()})
+	view := func(at int) backend.Tensor {
+		x, err := all.View(backend.Shape{1, 1, 150, 8}, backend.Shape{1, 1, 150, 8}.Contiguous(), at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	one := view(0)
+	if err := kernels.AttentionInto(t.Context(), be, kernels.Result{O: view(75 * 8)}, one, one, one, opt); !errors.Is(err, backend.ErrOverlap) {
+		t.Errorf("outputs over inputs: error is %v, should be %v", err, backend.ErrOverlap)
+	}
+}
+
+// TestSoftmaxInParts: the second stage alone takes prefix, segments and short masks.
+func TestSoftmaxInParts(t *testing.T) {
+	each(t, func(t *testing.T, be backend.Backend) {
+		s := backend.Shape{1, 2, 150, 16}
+		q, k := upload(t, be, normal(s.Elements(), 1), s), upload(t, be, normal(s.Elements(), 2), s)
+		bits := make([]bool, 100)
+		for i := range bits {
+			bits[i] = i%3 > 0
+		}
+		mask, err := backend.HostBool(bits, backend.Shape{1, 1, 1, 100})
+		if err == nil {
+			mask, err = be.Upload(t.Context(), mask)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer mask.Release()
+		opt := kernels.Options{Scale: new(0.25), Causal: true, Prefix: []int{90}, QSegments: segmentIDs(), Mask: mask, LSE: true, Weights: true}
+		want, err := kernels.Attention(t.Context(), be, q, k, k, opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer want.Release()
+		w, err := kernels.QK(t.Context(), be, q, k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Release()
+		lse := upload(t, be, make([]float32, 300), backend.Shape{1, 2, 150, 1})
+		if err := kernels.Softmax(t.Context(), be, w, lse, opt); err != nil {
+			t.Fatal(err)
+		}
+		sameBits(t, "weights", be, w, want.Weights)
+		sameBits(t, "lse", be, lse, want.LSE)
+	})
+}
