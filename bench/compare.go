@@ -197,6 +197,7 @@ func (g *group) follow(name string, part float64) func(step string) {
 		if g.done > 0 {
 			rest = time.Duration(float64(time.Since(g.begin)) * (1/g.done - 1))
 		}
-		g.cfg.Progress(Progress{Backend: name, Case: g.c, Step: step, Done: g.done, Remaining: rest})
+		g.cfg.Progress(Progress{Backend: name, Case: g.c, Step: step, Done: g.done,
+			Cases: g.index, Of: g.of, Elapsed: time.Since(g.begin), Remaining: rest})
 	}
 }

@@ -53,11 +53,19 @@ func (c Config) withDefaults() (Config, error) {
 		c.Series = []Series{{}}
 	}
 	c.Series = slices.Clone(c.Series)
+	seen := map[string]bool{}
 	for i, s := range c.Series {
-		var err error
-		if c.Series[i], err = s.withDefaults(); err != nil {
+		s, err := s.withDefaults()
+		if err != nil {
 			return c, err
 		}
+		if s.Name == "" && len(c.Series) > 1 {
+			s.Name = s.String()
+		}
+		if seen[s.Name] {
+			return c, fmt.Errorf("bench: there are two series %q: %w", s.Name, backend.ErrOption)
+		}
+		seen[s.Name], c.Series[i] = true, s
 	}
 	return c, nil
 }

@@ -41,7 +41,7 @@ func (m *Measurement) figures(t timing) {
 	read := median(t.measured(func(r *round) float64 { return r.read }))
 	m.ceilings(peak, read, median(t.measured(func(r *round) float64 { return r.launch })))
 	for _, r := range t.rounds {
-		m.Rounds = append(m.Rounds, Round{TimesS: r.calls, CeilingGFLOPS: rate(r.peak), CeilingGBS: rate(r.read), LaunchS: positive(r.launch)})
+		m.Rounds = append(m.Rounds, Round{TimesS: r.calls, PaceS: r.paces, CeilingGFLOPS: rate(r.peak), CeilingGBS: rate(r.read), LaunchS: positive(r.launch)})
 	}
 	if len(t.kernels) > 0 {
 		m.KernelS = figure(median(t.kernels))

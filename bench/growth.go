@@ -10,10 +10,13 @@ const minGrowth = 3
 
 // growth fits how time and memory grow in each series of cases.
 func growth(cases []Measurement) []Growth {
-	type key struct{ backend, contender, series, variant string }
+	type key struct {
+		backend, contender, series, variant string
+		threads                             int
+	}
 	fits := []Growth{}
 	done := map[key]bool{}
-	of := func(m *Measurement) key { return key{m.Backend, m.Contender, m.Series, m.Variant} }
+	of := func(m *Measurement) key { return key{m.Backend, m.Contender, m.Series, m.Variant, m.Threads} }
 	for i := range cases {
 		k := of(&cases[i])
 		if done[k] {
@@ -28,7 +31,7 @@ func growth(cases []Measurement) []Growth {
 		}
 		slices.SortStableFunc(rows, func(a, b *Measurement) int { return a.SeqK - b.SeqK })
 		if fit, ok := fitGrowth(rows); ok {
-			fit.Backend, fit.Contender, fit.Series, fit.Variant = k.backend, k.contender, k.series, k.variant
+			fit.Backend, fit.Contender, fit.Series, fit.Variant, fit.Threads = k.backend, k.contender, k.series, k.variant, k.threads
 			fits = append(fits, fit)
 		}
 	}

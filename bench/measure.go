@@ -84,6 +84,7 @@ type bencher struct {
 	// alone says that the three stages are not measured beside the call.
 	alone bool
 
+	pace   *pacer // nil where the backend has no threads on the host
 	op     operands
 	staged kernels.Result // of the three stages; zero when they are skipped
 	t      timing
@@ -177,6 +178,9 @@ func (b *bencher) begin() (more bool, err error) {
 	if err = b.renew(); err != nil {
 		return false, b.stopped(err)
 	}
+	if threads := b.be.Info().Threads; threads > 0 {
+		b.pace = newPacer(threads, b.t.warm)
+	}
 	if !b.alone && b.c.Variant == Fused {
 		if b.note, err = b.prepareStages(b.t.warm); err != nil {
 			return false, b.stopped(err)
@@ -201,8 +205,12 @@ func (b *bencher) end() error {
 	return err
 }
 
-// release gives the tensors back.
+// release gives the tensors back and ends the pacer.
 func (b *bencher) release() {
+	if b.pace != nil {
+		b.pace.close()
+		b.pace = nil
+	}
 	b.op.release()
 	b.staged.Release()
 }

@@ -148,6 +148,10 @@ type Measurement struct {
 type Round struct {
 	// TimesS are the times of the calls, in seconds.
 	TimesS []float64 `json:"times_s"`
+	// PaceS are the times, before each call, of a piece of plain arithmetic that as
+	// many threads took turns in: how fast the machine let the program compute
+	// just then. Empty where the backend has no threads on the host.
+	PaceS []float64 `json:"pace_s"`
 	// CeilingGFLOPS, CeilingGBS and LaunchS are as in [Measurement].
 	CeilingGFLOPS *float64 `json:"ceiling_gflops"`
 	CeilingGBS    *float64 `json:"ceiling_gbs"`
@@ -179,11 +183,12 @@ func (m Memory) Counted() int64 { return m.Operands + m.Scratch + m.Square }
 // Growth says how a series grows with its length S: time and memory as S to the power
 // of the exponents, fitted by least squares in logarithms.
 type Growth struct {
-	// Backend, Contender, Series and Variant are those of the cases.
+	// Backend, Contender, Series, Variant and Threads are those of the cases.
 	Backend   string `json:"backend"`
 	Contender string `json:"contender"`
 	Series    string `json:"series"`
 	Variant   string `json:"variant"`
+	Threads   int    `json:"threads"`
 	// Lengths is how many lengths the fit is over, From the shortest and To the
 	// longest of them: the longer half of those that were measured, three at
 	// least, as a call's overhead bends the short ones.

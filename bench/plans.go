@@ -46,7 +46,7 @@ func (r *Report) WritePlans(w io.Writer) error {
 	for _, info := range r.Environment.Backends {
 		fmt.Fprintf(&b, "\n%s · %s · %s\n", info.Name, info.Device, info.Provider)
 		for _, c := range r.Cases {
-			if c.Backend == info.Name {
+			if c.on(info) {
 				c.writePlan(&b)
 			}
 		}
@@ -60,19 +60,24 @@ func (r *Report) WritePlans(w io.Writer) error {
 
 func (m *Measurement) writePlan(b *strings.Builder) {
 	p := m.Plan
+	name := ""
+	if m.Series != "" {
+		name = m.Series + ", "
+	}
 	if p == nil {
-		fmt.Fprintf(b, "  S=%d   %s\n", m.SeqK, m.Note)
+		fmt.Fprintf(b, "  %sS=%d   %s\n", name, m.SeqK, m.Note)
 		return
 	}
-	fmt.Fprintf(b, "  S=%d   %s\n", m.SeqK, p.Path)
+	fmt.Fprintf(b, "  %sS=%d   %s\n", name, m.SeqK, p.Path)
 	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "    %s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
 	line("why", "%s", p.Why)
-	line("work", "%.4g GFLOP of %d visible pairs", float64(p.FLOPs)/1e9, p.Pairs)
+	line("work", "%.4g GFLOP of %d visible pairs, %.4g a byte", float64(m.FLOPs)/1e9, m.Pairs, m.Intensity)
 	line("moves", "%s at least", size(float64(m.Bytes)))
-	line("scratch", "%s beside the operands", size(float64(p.Scratch)))
+	line("memory", "%s of operands, %s beside them, %s that grow with S²",
+		size(float64(m.Memory.Operands)), size(float64(m.Memory.Scratch)), size(float64(m.Memory.Square)))
 	line("chunks", "%d (%s)", p.Chunks, p.Cut)
 	for _, l := range p.Limits {
 		line("limit", "%s %d", l.Name, l.Value)

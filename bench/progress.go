@@ -8,6 +8,11 @@ type Progress struct {
 	Backend string
 	Case    Case
 	Step    string
+	// Cases is how many cases are done, of Of, which is 0 where a sweep finds that out
+	// itself.
+	Cases, Of int
+	// Elapsed is the time since the beginning.
+	Elapsed time.Duration
 	// Done is the part of the run's time that has passed, 0 to 1, as far as
 	// the costs until now predict the rest. It never falls.
 	Done float64
@@ -27,15 +32,27 @@ func (r *runner) follow(name string, c Case) func(step string) {
 		if rest > 0 {
 			r.done = max(r.done, elapsed/(elapsed+rest))
 		}
-		r.cfg.Progress(Progress{Backend: name, Case: c, Step: step, Done: r.done,
-			Remaining: time.Duration(rest * float64(time.Second))})
+		r.cfg.Progress(Progress{Backend: name, Case: c, Step: step, Done: r.done, Cases: len(r.report.Cases), Of: r.cases(),
+			Elapsed: time.Since(r.begin), Remaining: time.Duration(rest * float64(time.Second))})
 	}
+}
+
+// cases returns how many cases there are in all; 0 where that is not known.
+func (r *runner) cases() int {
+	n := 0
+	for _, s := range r.cfg.Series {
+		if len(s.Seqs) == 0 {
+			return 0
+		}
+		n += len(s.Seqs)
+	}
+	return n * r.backends
 }
 
 // rest predicts the seconds until the end of the run, during the case of length
 // seq that has run for so many seconds; 0 when there is nothing to go by.
 func (r *runner) rest(seq int, running, elapsed float64) float64 {
-	if r.seq == 0 { // the first case of a backend: the share done stays as it was
+	if r.seq == 0 { // the first case of a series: the share done stays as it was
 		if r.done == 0 {
 			return 0
 		}
@@ -48,7 +65,9 @@ func (r *runner) rest(seq int, running, elapsed float64) float64 {
 	if left := r.left(); left >= 0 {
 		rest = min(rest, left.Seconds())
 	}
-	// The backends to come are taken to be like this one.
+	// The series and the backends to come are taken to be like what was until now.
+	series := time.Since(r.entered).Seconds() + rest
+	rest += series * float64(len(r.cfg.Series)-r.nth-1)
 	rest += (time.Since(r.began).Seconds() + rest) * float64(r.backends-r.index-1)
 	if r.cfg.Budget > 0 {
 		rest = max(min(rest, r.cfg.Budget.Seconds()-elapsed), 0)

@@ -8,14 +8,14 @@ import (
 	"path/filepath"
 )
 
-// Schema is the version of the JSON form of a [Report]. Later versions only add
-// fields.
+// Schema is the version of the JSON form of a [Report]. Fields are added without a new
+// one.
 const Schema = 2
 
 // Report is what a run measured. As JSON it is
 //
 //	{
-//	  "schema": 1,
+//	  "schema": 2,
 //	  "interrupted": false,
 //	  "environment": { ... },
 //	  "cases": [ { ... }, ... ],
@@ -110,11 +110,16 @@ func (r *Report) WriteFile(path string) error {
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
+	return writeFile(path, append(text, '\n'))
+}
+
+// writeFile writes a file that appears complete or not at all.
+func writeFile(path string, text []byte) error {
 	f, err := beside(path)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(append(text, '\n'))
+	_, err = f.Write(text)
 	if err == nil {
 		err = f.Chmod(0o644) // CreateTemp makes it for its owner alone
 	}

@@ -34,7 +34,7 @@ func sample() *Report {
 	ok.Bytes, ok.GBS, ok.CeilingGBS, ok.Bound, ok.PercentOfBound = 393216, f(0.3197), f(200.5), BoundFMA, f(54.42)
 	ok.LowS, ok.HighS, ok.Confidence, ok.Q1S, ok.Q3S, ok.OthersPercent = f(0.00122), f(0.00125), f(96.9), f(0.00121), f(0.00127), f(12.5)
 	ok.GFLOPSFull, ok.Intensity, ok.RoofGFLOPS, ok.Memory.HostPeak = f(109.1), 170.7, f(100.25), n(2<<20)
-	ok.Rounds = []Round{{TimesS: []float64{0.00122, 0.00124}, CeilingGFLOPS: f(100.25), CeilingGBS: f(200.5)}}
+	ok.Rounds = []Round{{TimesS: []float64{0.00122, 0.00124}, PaceS: []float64{3.5e-6, 3.4e-6}, CeilingGFLOPS: f(100.25), CeilingGBS: f(200.5)}}
 	ok.StagesS, ok.SpeedupVsStages, ok.Allocs, ok.MaxError, ok.ErrorBound = f(0.00258), f(2.1), n(3), f(6.4e-8), f(7.25e-5)
 	large := row("cpu", 65536)
 	large.Status, large.Note, large.Repetitions, large.PredictedS = OK, "stages skipped: 128.0 GiB of weights", 3, f(12)
@@ -73,7 +73,7 @@ func sample() *Report {
 		Cases: []Measurement{ok, large, read, skipped, short, wrong},
 		Ceilings: []Ceiling{{Contender: "avx2", Backend: "cpu", Threads: 2, GFLOPS: f(234.5), MemoryGBS: f(45.5), Others: []Rate{}},
 			{Contender: "gpu:0", Backend: "gpu:0", GFLOPS: f(60000), LaunchS: f(0.00003), Others: []Rate{{"copy", 3900}}}},
-		Growth: []Growth{{Backend: "cpu", Series: "plain", Variant: Fused, Lengths: 3, From: 4096, To: 16384, Time: 1.98, Memory: 1}},
+		Growth: []Growth{{Backend: "cpu", Series: "plain", Variant: Fused, Threads: 2, Lengths: 3, From: 4096, To: 16384, Time: 1.98, Memory: 1}},
 	}
 }
 

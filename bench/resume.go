@@ -10,8 +10,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// ReadFile reads a report that [Report.WriteFile] wrote, of this or an earlier schema.
-// A file that is no report is backend.ErrOption.
+// ReadFile reads a report that [Report.WriteFile] wrote. A file that is none, or of another
+// schema, is backend.ErrOption.
 func ReadFile(path string) (*Report, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -21,8 +21,8 @@ func ReadFile(path string) (*Report, error) {
 	if err := json.Unmarshal(text, &r); err != nil {
 		return nil, fmt.Errorf("report: %s is not a report of attn bench: %v: %w", path, err, backend.ErrOption)
 	}
-	if r.Schema < 1 || r.Schema > Schema {
-		return nil, fmt.Errorf("report: %s has schema %d, this program reads 1 to %d: %w", path, r.Schema, Schema, backend.ErrOption)
+	if r.Schema != Schema {
+		return nil, fmt.Errorf("report: %s has schema %d, this program reads %d, measure again: %w", path, r.Schema, Schema, backend.ErrOption)
 	}
 	return &r, nil
 }
@@ -47,13 +47,13 @@ func (r *runner) resumable(backends []backend.Backend) error {
 	}
 	for _, be := range backends {
 		info := be.Info()
-		i := slices.IndexFunc(was.Backends, func(b backend.Info) bool { return b.Name == info.Name })
+		i := slices.IndexFunc(was.Backends, func(b backend.Info) bool { return b.Name == info.Name && b.Threads == info.Threads })
 		if i < 0 {
 			continue
 		}
-		if b := was.Backends[i]; b.Device != info.Device || b.Provider != info.Provider || b.Driver != info.Driver || b.Threads != info.Threads {
-			return fmt.Errorf("bench: %s was %s · %s · %s on %d threads in the report to go on from, it is %s · %s · %s on %d now: start a new one: %w",
-				info.Name, b.Device, b.Provider, b.Driver, b.Threads, info.Device, info.Provider, info.Driver, info.Threads, backend.ErrOption)
+		if b := was.Backends[i]; b.Device != info.Device || b.Provider != info.Provider || b.Driver != info.Driver {
+			return fmt.Errorf("bench: %s was %s · %s · %s in the report to go on from, it is %s · %s · %s now: start a new one: %w",
+				info.Name, b.Device, b.Provider, b.Driver, info.Device, info.Provider, info.Driver, backend.ErrOption)
 		}
 	}
 	return nil
@@ -66,7 +66,7 @@ func (r *runner) resumed(info backend.Info, c Case) (Measurement, bool) {
 		return Measurement{}, false
 	}
 	for _, m := range r.cfg.Resume.Cases {
-		if m.Backend != info.Name || m.Contender != "" || m.Series != r.series.Name || m.Variant != c.Variant || m.Name != c.String() || m.Status != OK && m.Status != Wrong ||
+		if m.Backend != info.Name || m.Threads != info.Threads || m.Contender != "" || m.Series != r.series.Name || m.Variant != c.Variant || m.Name != c.String() || m.Status != OK && m.Status != Wrong ||
 			strings.Contains(m.Note, interrupted) {
 			continue
 		}

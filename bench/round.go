@@ -33,6 +33,9 @@ const (
 type round struct {
 	peak, read, launch float64
 	calls              []float64
+	// paces are the seconds of a piece of the pacer's run before each call; none
+	// where the backend has no threads on the host.
+	paces []float64
 }
 
 // perRound returns how many calls of so many seconds a round has.
@@ -46,14 +49,19 @@ func perRound(seconds float64) int {
 // leastRounds returns how many rounds a case has at least whose calls take that many
 // seconds.
 func leastRounds(seconds float64) int {
-	one := ceilingSeconds + seconds*float64(perRound(seconds))
+	one := roundTakes(seconds)
 	return int(min(max(caseSeconds/one, minRounds), settleRounds))
 }
 
 // leastSeconds returns the time that a case takes at least whose calls take that many
 // seconds: a warm-up and the rounds.
 func leastSeconds(seconds float64) float64 {
-	return seconds + float64(leastRounds(seconds))*(ceilingSeconds+seconds*float64(perRound(seconds)))
+	return seconds + float64(leastRounds(seconds))*roundTakes(seconds)
+}
+
+// roundTakes returns the seconds of a round whose calls take that many.
+func roundTakes(seconds float64) float64 {
+	return ceilingSeconds + float64(perRound(seconds))*(seconds+min(max(seconds, paceShortest), paceLongest))
 }
 
 // enough reports whether the rounds of a case may end that have taken so many seconds:
@@ -108,8 +116,12 @@ func (b *bencher) round(t *timing, each int) error {
 	}
 	var before, after runtime.MemStats
 	r.calls = make([]float64, 0, each) // not grown while counting
+	r.paces = make([]float64, 0, each)
 	runtime.ReadMemStats(&before)
 	for range each {
+		if b.pace != nil {
+			r.paces = append(r.paces, b.pace.piece())
+		}
 		seconds, err := b.time()
 		if err != nil {
 			return err

@@ -86,14 +86,15 @@ type runner struct {
 	done     float64 // of Progress
 
 	// Of the backend that is measured, and of its series:
-	index  int
-	began  time.Time
-	series *Series
-	nth    int       // of the series
-	end    time.Time // of its share of the budget; zero without one
-	call   cost
-	stage  cost // in weights, as the stages compute every pair
-	seq    int  // length of the last call timed
+	index   int
+	began   time.Time
+	series  *Series
+	nth     int // of the series
+	entered time.Time
+	end     time.Time // of its share of the budget; zero without one
+	call    cost
+	stage   cost // in weights, as the stages compute every pair
+	seq     int  // length of the last call timed
 }
 
 // left returns what is left of the series' share; negative without a budget.
@@ -144,7 +145,7 @@ func (r *runner) backend(be backend.Backend, index int) {
 
 // enter begins the i-th series, of whose costs nothing is known.
 func (r *runner) enter(i int) {
-	r.series, r.nth, r.end = &r.cfg.Series[i], i, time.Time{}
+	r.series, r.nth, r.entered, r.end = &r.cfg.Series[i], i, time.Now(), time.Time{}
 	r.call, r.stage, r.seq = cost{}, cost{}, 0
 }
 

@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
@@ -11,7 +12,8 @@ import (
 // Series is a case at several lengths. Its zero value is a sweep of plain attention
 // with 8 heads of 64 in f32.
 type Series struct {
-	// Name tells it from other series in a report; it may be "".
+	// Name tells it from other series in a report; "" is a name made of the rest
+	// where there are several.
 	Name string
 	// Seqs are the sequence lengths, of keys and, unless SeqQ says otherwise, of
 	// queries. None means a sweep: 256, 512, ... for as long as a call is
@@ -88,4 +90,33 @@ func (s *Series) at(seq int) Case {
 	return Case{Variant: s.Variant, DType: s.DType, Causal: s.Causal, Window: s.Window, Softcap: s.Softcap, Mask: s.Mask, Dims: backend.Dims{
 		Batch: s.Batch, Heads: s.Heads, KVHeads: s.KVHeads, SeqQ: seqQ, SeqK: seq, Dim: s.Dim, ValueDim: s.Dim,
 	}}
+}
+
+// String says what the series is but for its lengths of keys: "B=1 H=8 D=64 f32".
+func (s *Series) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "B=%d H=%d", s.Batch, s.Heads)
+	if s.KVHeads != s.Heads {
+		fmt.Fprintf(&b, " Hkv=%d", s.KVHeads)
+	}
+	fmt.Fprintf(&b, " D=%d %v", s.Dim, s.DType)
+	if s.SeqQ > 0 {
+		fmt.Fprintf(&b, " Sq=%d", s.SeqQ)
+	}
+	if s.Causal {
+		b.WriteString(" causal")
+	}
+	if w := s.Window; w != nil {
+		fmt.Fprintf(&b, " window %s,%s", side(w.Left), side(w.Right))
+	}
+	if s.Softcap > 0 {
+		fmt.Fprintf(&b, " softcap %v", s.Softcap)
+	}
+	if s.Mask {
+		b.WriteString(" + mask f32")
+	}
+	if s.Variant != Fused {
+		b.WriteString(" " + s.Variant)
+	}
+	return b.String()
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // barWidth is how many characters stand for 100% of the ceiling.
-const barWidth = 16
+const barWidth = 10
 
 // column is a column of a table: figures are set right. One as wide as its widest
 // usual figure keeps the tables of all backends, and of two runs, aligned.
@@ -24,7 +24,7 @@ type column struct {
 
 // The columns of a backend's table.
 var columns = []column{
-	{"S", 9}, {"time", 9}, {"GFLOP/s", 9}, {"GB/s", 7}, {"ceiling", 11}, {"%", 6}, {"", barWidth}, {"vs stages", 9}, {"allocs", 7}, {"error / bound", 19},
+	{"S", 9}, {"time", 9}, {"±", 6}, {"GFLOP/s", 9}, {"GB/s", 7}, {"ceiling", 11}, {"%", 6}, {"", barWidth}, {"vs stages", 9}, {"memory", 9}, {"error / bound", 19},
 }
 
 // heads writes the heads of columns and the rule that sets them apart.
@@ -74,29 +74,51 @@ func (r *Report) head(b *strings.Builder) {
 		}
 	}
 	b.WriteByte('\n')
-	if len(r.Cases) > 0 {
-		c := r.Cases[0]
-		fmt.Fprintf(b, "softmax(QKᵀ/√D)·V · B=%d H=%d", c.Batch, c.Heads)
-		if c.KVHeads != c.Heads {
-			fmt.Fprintf(b, " Hkv=%d", c.KVHeads)
+	b.WriteString("softmax(QKᵀ/√D)·V")
+	if names := r.seriesNames(); len(names) == 1 {
+		b.WriteString(" · ")
+		r.Cases[0].shape(b)
+	} else {
+		fmt.Fprintf(b, " · %d series", len(names))
+	}
+	b.WriteByte('\n')
+}
+
+// seriesNames returns the names of the series in the order of their first cases.
+func (r *Report) seriesNames() []string {
+	var names []string
+	for _, c := range r.Cases {
+		if !slices.Contains(names, c.Series) {
+			names = append(names, c.Series)
 		}
-		fmt.Fprintf(b, " D=%d %s", c.Dim, c.DType)
-		if c.SeqQ != c.SeqK {
-			fmt.Fprintf(b, " Sq=%d", c.SeqQ)
-		}
-		if c.Causal {
-			b.WriteString(" causal")
-		}
-		if c.WindowLeft != nil || c.WindowRight != nil {
-			fmt.Fprintf(b, " window %s,%s", pointed(c.WindowLeft), pointed(c.WindowRight))
-		}
-		if c.Softcap > 0 {
-			fmt.Fprintf(b, " softcap %v", c.Softcap)
-		}
-		if c.Mask != "" {
-			fmt.Fprintf(b, " + mask %s", c.Mask)
-		}
-		b.WriteByte('\n')
+	}
+	return names
+}
+
+// shape writes what the cases of a series have in common.
+func (m *Measurement) shape(b *strings.Builder) {
+	fmt.Fprintf(b, "B=%d H=%d", m.Batch, m.Heads)
+	if m.KVHeads != m.Heads {
+		fmt.Fprintf(b, " Hkv=%d", m.KVHeads)
+	}
+	fmt.Fprintf(b, " D=%d %s", m.Dim, m.DType)
+	if m.SeqQ != m.SeqK {
+		fmt.Fprintf(b, " Sq=%d", m.SeqQ)
+	}
+	if m.Causal {
+		b.WriteString(" causal")
+	}
+	if m.WindowLeft != nil || m.WindowRight != nil {
+		fmt.Fprintf(b, " window %s,%s", pointed(m.WindowLeft), pointed(m.WindowRight))
+	}
+	if m.Softcap > 0 {
+		fmt.Fprintf(b, " softcap %v", m.Softcap)
+	}
+	if m.Mask != "" {
+		fmt.Fprintf(b, " + mask %s", m.Mask)
+	}
+	if m.Variant != Fused {
+		b.WriteString(" " + m.Variant)
 	}
 }
 
@@ -111,7 +133,7 @@ func (r *Report) block(b *strings.Builder, info backend.Info) {
 	}
 	var peaks []float64
 	for _, c := range r.Cases {
-		if c.Backend == info.Name && c.CeilingGFLOPS != nil {
+		if c.on(info) && c.CeilingGFLOPS != nil {
 			peaks = append(peaks, *c.CeilingGFLOPS)
 		}
 	}
@@ -120,22 +142,52 @@ func (r *Report) block(b *strings.Builder, info backend.Info) {
 	} else {
 		b.WriteString(" · ceiling not measured\n")
 	}
-	timed := slices.ContainsFunc(r.Cases, func(m Measurement) bool { return m.Backend == info.Name && m.KernelS != nil })
+	timed := slices.ContainsFunc(r.Cases, func(m Measurement) bool { return m.on(info) && m.KernelS != nil })
 	table := columns
 	if timed {
-		table = slices.Insert(slices.Clone(columns), kernelAt, column{"kernel", columns[kernelAt-1].width})
+		table = slices.Insert(slices.Clone(columns), kernelAt, column{"kernel", columns[kernelAt-2].width})
 	}
 	heads(b, table)
-	for _, c := range r.Cases {
-		if c.Backend == info.Name {
+	names := r.seriesNames()
+	for _, name := range names {
+		first := true
+		for _, c := range r.Cases {
+			if !c.on(info) || c.Series != name {
+				continue
+			}
+			if first && len(names) > 1 {
+				b.WriteString(name)
+				var shape strings.Builder
+				if c.shape(&shape); shape.String() != name {
+					b.WriteString(" · " + shape.String())
+				}
+				b.WriteByte('\n')
+			}
+			first = false
 			c.row(b, table, timed)
 		}
+		r.grows(b, info, name)
 	}
 	r.beside(b, info)
 }
 
-// kernelAt is where the column of the device's own time stands: after the time.
-const kernelAt = 2
+// on reports whether the case ran on a backend.
+func (m *Measurement) on(info backend.Info) bool {
+	return m.Backend == info.Name && m.Threads == info.Threads
+}
+
+// grows writes how a series grows with its length.
+func (r *Report) grows(b *strings.Builder, info backend.Info, series string) {
+	for _, g := range r.Growth {
+		if g.Backend == info.Name && g.Threads == info.Threads && g.Series == series {
+			fmt.Fprintf(b, "          time grows as S^%.2f, memory as S^%.2f (S = %d to %d)\n", g.Time, g.Memory, g.From, g.To)
+		}
+	}
+}
+
+// kernelAt is where the column of the device's own time stands: after the time and how
+// sure that is.
+const kernelAt = 3
 
 // beside writes what a backend's cases cost once: compiling, and moving inputs.
 func (r *Report) beside(b *strings.Builder, info backend.Info) {
@@ -143,7 +195,7 @@ func (r *Report) beside(b *strings.Builder, info backend.Info) {
 	var compiled int
 	var moved int64
 	for _, c := range r.Cases {
-		if c.Backend != info.Name {
+		if !c.on(info) {
 			continue
 		}
 		compiled += c.Compiled
@@ -202,6 +254,7 @@ func (m *Measurement) speed() []string {
 	}
 	cells := []string{
 		shown(m.MedianS, duration),
+		m.plusMinus(),
 		shown(m.GFLOPS, number3),
 		shown(m.GBS, number3),
 		shown(ceiling, func(x float64) string { return number3(x) + " " + string(m.Bound) }),
@@ -214,13 +267,38 @@ func (m *Measurement) speed() []string {
 	return cells
 }
 
-// cost returns the cells of allocations and error.
-func (m *Measurement) cost() []string {
-	allocs := "-"
-	if m.Allocs != nil {
-		allocs = strconv.FormatInt(*m.Allocs, 10)
+// plusMinus returns half of the median's interval in percent, with a question mark
+// where it is less sure than it should be.
+func (m *Measurement) plusMinus() string {
+	half := m.halfInterval()
+	switch {
+	case half == nil:
+		return "-"
+	case *m.Confidence < 100*sureness:
+		return fmt.Sprintf("%.1f%%?", *half)
 	}
-	return []string{allocs, scientific(m.MaxError) + " / " + scientific(m.ErrorBound)}
+	return fmt.Sprintf("%.1f%%", *half)
+}
+
+// halfInterval returns half of the median's interval in percent of the median.
+func (m *Measurement) halfInterval() *float64 {
+	if m.MedianS == nil || m.LowS == nil || m.HighS == nil || m.Confidence == nil {
+		return nil
+	}
+	return figure(50 * (*m.HighS - *m.LowS) / *m.MedianS)
+}
+
+// cost returns the cells of memory and error.
+func (m *Measurement) cost() []string {
+	if m.Status != OK {
+		return []string{"-", scientific(m.MaxError) + " / " + scientific(m.ErrorBound)}
+	}
+	memory := float64(m.Memory.Counted())
+	if m.Memory.HostPeak != nil && m.Memory.Device == 0 {
+		// Of small cases the process may find the memory in what it has.
+		memory = max(memory, float64(*m.Memory.HostPeak))
+	}
+	return []string{size(memory), scientific(m.MaxError) + " / " + scientific(m.ErrorBound)}
 }
 
 // status returns what stands behind the figures.
@@ -228,11 +306,19 @@ func (m *Measurement) status() string {
 	switch {
 	case m.Status != OK:
 		return m.Note
+	case m.busy():
+		return strings.TrimSuffix(fmt.Sprintf("ok, busy: others took %.0f%%, %s", *m.OthersPercent, m.Note), ", ")
 	case m.Note != "":
 		return "ok, " + m.Note
 	}
 	return "ok"
 }
+
+// busyPercent is how much of the threads others may take before figures are doubtful.
+const busyPercent = 5
+
+// busy reports whether others disturbed the case.
+func (m *Measurement) busy() bool { return m.OthersPercent != nil && *m.OthersPercent >= busyPercent }
 
 // line writes cells into columns, and the status after them.
 func line(b *strings.Builder, columns []column, cells []string, status string) {
@@ -253,8 +339,11 @@ func line(b *strings.Builder, columns []column, cells []string, status string) {
 
 func (r *Report) foot(b *strings.Builder, compared bool) {
 	b.WriteString(`
-time       median of the repetitions of one call, inputs and outputs in the backend's memory
+time       median of one call, inputs and outputs in the backend's memory, and ±: half of the interval that holds it with 95%
 `)
+	if slices.ContainsFunc(r.Cases, func(m Measurement) bool { return m.Confidence != nil && *m.Confidence < 100*sureness }) {
+		b.WriteString("           (?: with less, of fewer than 6 rounds)\n")
+	}
 	if slices.ContainsFunc(r.Cases, func(m Measurement) bool { return m.KernelS != nil }) {
 		b.WriteString("kernel     what the device computes of it, by its own clock, in calls beside the repetitions\n")
 	}
@@ -271,8 +360,12 @@ ceiling    that which binds, measured between the repetitions on all the backend
 	} else {
 		b.WriteString("vs stages  how many times as long the same call takes as QKᵀ, softmax and PV with all weights in memory\n")
 	}
+	b.WriteString("memory     what the process grew by with the case's operands and first calls, at least what is counted; that on a device with its own\n")
 	fmt.Fprintf(b, "error      of %s against float64, at the element nearest to its bound; what is over it is WRONG and gets no figure\n",
 		count(r.Environment.CheckedRows, "sampled row"))
+	if slices.ContainsFunc(r.Cases, func(m Measurement) bool { return m.Status == OK && m.busy() }) {
+		b.WriteString("busy       other programs, or the machine's host, took that much of the backend's threads: measure again when it is quiet\n")
+	}
 	if r.Interrupted {
 		b.WriteString("\ninterrupted: this is what was measured until then\n")
 	}

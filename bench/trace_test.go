@@ -30,7 +30,7 @@ func TestWhatDevicesTell(t *testing.T) {
 	if err := r.WriteTable(&out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"     time    kernel   GFLOP/s", "\nkernel     what the device computes", "or launch, µs",
+	for _, want := range []string{"     time      ±    kernel   GFLOP/s", "\nkernel     what the device computes", "or launch, µs",
 		"\nonce, beside these times: 2 kernels compiled in 3.00 s; 7.5 KiB of inputs moved in 7.68 µs, 1.00 GB/s\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the table lacks %q:\n%s", want, &out)
@@ -57,7 +57,7 @@ func TestPlans(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"D=4 f32 causal\n\ncpu · pretended · fake v1\n  S=256   not run: not supported", "\ngpu:0 · pretended",
-		"  S=4096   pretended\n", "    work     0.2685 GFLOP of 16781312 visible pairs\n", "\nnpu · none\n"} {
+		"  S=4096   pretended\n", "    work    0.2685 GFLOP of 16781312 visible pairs, ", "\nnpu · none\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the plans lack %q:\n%s", want, &out)
 		}

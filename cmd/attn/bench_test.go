@@ -44,7 +44,7 @@ func TestBenchOnTheCPU(t *testing.T) {
 	if code != 0 || stderr != "" {
 		t.Fatalf("exit code %d, and in a pipe nothing but errors goes to stderr: %q", code, stderr)
 	}
-	for _, want := range []string{"attn bench · ", "B=1 H=1 D=64 f32", "cpu · ", "1 thread", "      256  ", "   ok\n"} {
+	for _, want := range []string{"attn bench · ", "B=1 H=1 D=64 f32", "cpu · ", "1 thread", "      256  ", "   ok"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the table lacks %q:\n%s", want, out)
 		}
@@ -184,7 +184,7 @@ func TestBenchCeilings(t *testing.T) {
 func TestBenchPlans(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.json")
 	code, out, stderr := benchmark(t.Context(), "--plan", "--backend", "cpu", "--seq", "256,1M", "--heads", "1", "--window", "100,0", "--json", path)
-	if code != 0 || stderr != "" || !strings.Contains(out, "  S=1048576   ") || !strings.Contains(out, "    chunks   ") || strings.Contains(out, "GFLOP/s") {
+	if code != 0 || stderr != "" || !strings.Contains(out, "  S=1048576   ") || !strings.Contains(out, "    chunks  ") || strings.Contains(out, "GFLOP/s") {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
 	r := readReport(t, path)
@@ -198,7 +198,7 @@ func TestDeviceMemoryIsBounded(t *testing.T) {
 		memory byteCount
 		onHost bool // what stays there has no rate at which the device reads it
 	}{{0, false}, {1 << 20, true}} {
-		be, err := (&benchCmd{Memory: tc.memory}).openOne("gpu")
+		be, err := (&benchCmd{Memory: tc.memory}).openOne("gpu", 0)
 		if err != nil {
 			t.Skipf("needs a WebGPU adapter: %v", err)
 		}
@@ -236,7 +236,7 @@ func TestBenchCeilingsOfAGPU(t *testing.T) {
 	}
 }
 
-// interrupting is a device on which Ctrl-C is pressed in the 20th call, when the
+// interrupting is a device on which Ctrl-C is pressed in the 60th call, when the
 // warm-up is over.
 type interrupting struct {
 	backend.Backend
@@ -251,7 +251,7 @@ func (b *interrupting) Info() backend.Info {
 }
 
 func (b *interrupting) Attention(ctx context.Context, c *backend.Call) error {
-	if b.calls++; b.calls == 20 {
+	if b.calls++; b.calls == 60 {
 		b.cancel()
 	}
 	return b.Backend.Attention(ctx, c)

@@ -38,6 +38,7 @@ type commands struct {
 	Explain explainCmd `cmd:"" help:"Show every step of attention on a small example."`
 	HeatMap heatmapCmd `cmd:"" name:"heatmap" help:"Draw the weights of chosen heads and of a range of queries and keys."`
 	Bench   benchCmd   `cmd:"" help:"Measure speed, distance from the machine's limit, and error."`
+	Compare compareCmd `cmd:"" help:"Say what changed between two reports of attn bench, beyond noise."`
 	ONNX    onnxCmd    `cmd:"" name:"onnx" help:"Run conformance cases of the ONNX operator Attention."`
 	Tune    tuneCmd    `cmd:"" help:"Measure which variants of the GPU kernels are the fastest here, and keep that for later calls."`
 }
@@ -46,6 +47,8 @@ type commands struct {
 // beside them (notes, progress) to err.
 type streams struct {
 	out, err io.Writer
+	// args are the words of the command line, the command's name first.
+	args []string
 }
 
 // Exit codes: 130 is what shells give a program that Ctrl-C ended (128 + SIGINT).
@@ -87,14 +90,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 	// kong asks to exit after it printed the help, and then goes on parsing.
 	exited := false
 	var cli commands
-	parser, err := kong.New(&cli,
-		kong.Name("attn"),
-		kong.Description("Attention, softmax(scale·QKᵀ + bias)·V, on a GPU through WebGPU or on the CPU."),
+	parser, err := newParser(&cli,
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(c int) { exited, code = true, c }),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.BindTo(ctx, (*context.Context)(nil)),
-		kong.Bind(&streams{out: stdout, err: stderr}),
+		kong.Bind(&streams{out: stdout, err: stderr, args: args}),
 	)
 	if err != nil {
 		return fail(stderr, err)
@@ -123,6 +123,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 		return fail(stderr, err)
 	}
 	return 0
+}
+
+// newParser returns a parser of the command line into cli.
+func newParser(cli *commands, options ...kong.Option) (*kong.Kong, error) {
+	return kong.New(cli, append(options,
+		kong.Name("attn"),
+		kong.Description("Attention, softmax(scale·QKᵀ + bias)·V, on a GPU through WebGPU or on the CPU."),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.Vars{"presets": presetHelp()},
+	)...)
 }
 
 // fail is the one place where errors are printed: a single line, whatever the

@@ -19,7 +19,7 @@ func TestUsage(t *testing.T) {
 	wantFailure(t, code, stdout, stderr, "expected one of")
 	code, stdout, stderr = attn(t, "sun")
 	wantFailure(t, code, stdout, stderr, "sun")
-	for _, command := range []string{"", "run", "explain", "devices", "onnx"} {
+	for _, command := range []string{"", "run", "explain", "devices", "onnx", "bench", "compare"} {
 		if out := mustRun(t, strings.Fields(command+" --help")...); !strings.HasPrefix(out, "Usage: attn") {
 			t.Errorf("attn %s --help printed %q", command, out)
 		}

@@ -1,0 +1,76 @@
+package bench
+
+import (
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Preset is a set of series with a name.
+type Preset struct {
+	// Name is a word, About a line that says what is in it.
+	Name, About string
+	// Series are what is measured, within Budget.
+	Series []Series
+	Budget time.Duration
+	// Backends are the names of those that it is for; none means each that there is.
+	Backends []string
+	// Threads is how many threads the CPU computes with; 0 is its own choice.
+	Threads int
+}
+
+// doubling returns lo, 2·lo, ... up to hi.
+func doubling(lo, hi int) []int {
+	var seqs []int
+	for s := lo; s <= hi; s *= 2 {
+		seqs = append(seqs, s)
+	}
+	return seqs
+}
+
+// Presets returns those that there are.
+func Presets() []Preset {
+	const k, M = 1 << 10, 1 << 20
+	// last lets a row see its own position and those before it, n in all.
+	last := func(n int) *kernels.Window { return &kernels.Window{Left: n - 1} }
+	return []Preset{
+		{Name: "quick", About: "plain, causal and decoding at a few lengths, half a minute", Budget: 40 * time.Second, Series: []Series{
+			{Name: "plain", Seqs: []int{256, 1 * k, 4 * k}},
+			{Name: "causal", Seqs: []int{1 * k, 4 * k}, Causal: true},
+			{Name: "decode", Seqs: []int{4 * k, 32 * k}, SeqQ: 1},
+		}},
+		{Name: "long", About: "full attention from 4k and a window of 4096 from 64k, both to 1M; what would take too long is predicted", Budget: 10 * time.Minute, Series: []Series{
+			{Name: "full", Seqs: doubling(4*k, 1*M), Heads: 2},
+			{Name: "window of 4096", Seqs: doubling(64*k, 1*M), Heads: 2, Causal: true, Window: last(4096)},
+		}},
+		{Name: "decode", About: "one query on 1k to 128k cached keys, 32 heads on 8, f32 and bf16", Budget: 3 * time.Minute, Series: []Series{
+			{Name: "decode f32", Seqs: doubling(1*k, 128*k), SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128},
+			{Name: "decode bf16", Seqs: doubling(1*k, 128*k), SeqQ: 1, Heads: 32, KVHeads: 8, Dim: 128, DType: backend.BF16},
+		}},
+		{Name: "shapes", About: "the head shapes of well-known models at 1k and 4k", Budget: 5 * time.Minute, Series: []Series{
+			model("BERT large", 16, 16, 64, false),
+			model("GPT-2", 12, 12, 64, true),
+			model("Whisper large, encoder", 20, 20, 64, false),
+			model("Phi-2", 32, 32, 80, true),
+			model("Phi-3 mini", 32, 32, 96, true),
+			model("Llama 2 7B", 32, 32, 128, true),
+			model("Llama 3 8B", 32, 8, 128, true),
+			model("Qwen 2.5 7B", 28, 4, 128, true),
+			model("Falcon 7B", 71, 1, 64, true),
+			model("Gemma 7B", 16, 16, 256, true),
+		}},
+		// One thread finds a processor for itself now and then however busy the machine is,
+		// and calls of a millisecond end before it is taken away.
+		{Name: "ci", About: "short cases on one thread of the CPU, for attn compare", Budget: time.Minute, Backends: []string{"cpu"}, Threads: 1, Series: []Series{
+			{Name: "plain", Seqs: []int{64, 256}, Heads: 4},
+			{Name: "causal bf16", Seqs: []int{512}, Heads: 1, Causal: true, DType: backend.BF16},
+			{Name: "decode", Seqs: []int{1 * k}, Heads: 4, SeqQ: 1},
+		}},
+	}
+}
+
+// model returns the head shape of a model, from its published configuration.
+func model(name string, heads, kvHeads, dim int, causal bool) Series {
+	return Series{Name: name, Seqs: []int{1 << 10, 4 << 10}, Heads: heads, KVHeads: kvHeads, Dim: dim, Causal: causal}
+}
