@@ -70,6 +70,9 @@ type Options struct {
 	// Offset moves every row's position by that many keys: for keys that
 	// continue or follow others, as in a cache or a part of the keys.
 	Offset int
+	// Offsets moves the rows of each batch beside that, where sequences of different
+	// lengths go on; nil means none.
+	Offsets []int
 	// KLen is how many keys exist in each batch, 0 to Sk; nil means all.
 	KLen []int
 	// Prefix is how many keys, counted from the first, neither Causal nor the right
@@ -318,9 +321,13 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 	default:
 		return vis, fmt.Errorf("align is %d, it must be UpperLeft or LowerRight: %w", o.Align, backend.ErrOption)
 	}
+	further, err := o.checkOffsets(d)
+	if err != nil {
+		return vis, err
+	}
 	// A window wider than the distance of any row to any key is no window:
 	// say so, which lets backends skip the test.
-	reach := d.SeqQ + d.SeqK + max(vis.Offset, -vis.Offset)
+	reach := d.SeqQ + d.SeqK + max(vis.Offset, -vis.Offset) + further
 	if vis.Left >= reach {
 		vis.Left = backend.Unbounded
 	}
@@ -338,7 +345,63 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 		}
 		vis.KLen = o.KLen
 	}
+	o.foldOffsets(&vis, d)
 	return vis, nil
 }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
+// checkOffsets checks them and returns how far the furthest moves its rows.
+func (o *Options) checkOffsets(d Dims) (further int, err error) {
+	if o.Offsets != nil && len(o.Offsets) != d.Batch {
+		return 0, fmt.Errorf("offsets has %d, there are %d batches: one each: %w", len(o.Offsets), d.Batch, backend.ErrShape)
+	}
+	for b, n := range o.Offsets {
+		if n < -maxOffset || n > maxOffset {
+			return 0, fmt.Errorf("offsets[%d] is %d, it must lie within ±%d: %w", b, n, maxOffset, backend.ErrOption)
+		}
+		further = max(further, n, -n)
+	}
+	return further, nil
+}
+
+// foldOffsets puts what Offsets say into the one rule, where that can say it.
+func (o *Options) foldOffsets(vis *backend.Visibility, d Dims) {
+	switch {
+	case o.Offsets == nil || o.offsetsApart(d):
+	case o.Prefix == nil && o.lastKeyOnly(d):
+		if !o.Causal {
+			return
+		}
+		n := make([]int, d.Batch)
+		for b := range n {
+			n[b] = max(0, min(vis.Offset+o.Offsets[b]+1, d.SeqK))
+			if vis.KLen != nil {
+				n[b] = min(n[b], vis.KLen[b])
+			}
+		}
+		vis.Right, vis.KLen = backend.Unbounded, n
+	default:
+		vis.Offset += o.Offsets[0]
+	}
+}
+
+// lastKeyOnly reports whether the position of a batch's rows only says which key is
+// their last one, the same for all of them.
+func (o *Options) lastKeyOnly(d Dims) bool {
+	return (d.SeqQ == 1 || !o.Causal) && o.Window == nil && o.ALiBi == nil
+}
+
+// offsetsApart reports whether the batches need a call each, or those next to each
+// other that have the same offset.
+func (o *Options) offsetsApart(d Dims) bool {
+	if o.Offsets == nil || o.Prefix == nil && o.lastKeyOnly(d) {
+		return false
+	}
+	for _, n := range o.Offsets {
+		if n != o.Offsets[0] {
+			return true
+		}
+	}
+	return false
+}

@@ -24,6 +24,8 @@ type part struct {
 	ahead bool
 	// limit is the key from which on nothing is seen, whatever KLen says.
 	limit int
+	// offset moves its rows beside the whole's.
+	offset int
 }
 
 // whole is the part that is all of a call.
@@ -39,11 +41,12 @@ func (x part) split(i int) (before, after part) {
 	return before, after
 }
 
-// partition returns the parts that Prefix, QSegments and KSegments make of the
+// partition returns the parts that Prefix, QSegments, KSegments and Offsets make of the
 // canonical problem p of lengths d, nil when they make none of it. keys is how many
 // keys the options count.
 func (o *Options) partition(p *backend.Problem, d Dims, keys int) ([]part, error) {
-	if o.Prefix == nil && o.QSegments == nil && o.KSegments == nil {
+	apart := o.offsetsApart(d)
+	if o.Prefix == nil && o.QSegments == nil && o.KSegments == nil && !apart {
 		return nil, nil
 	}
 	if err := o.checkPrefix(d.Batch, keys); err != nil {
@@ -57,7 +60,10 @@ func (o *Options) partition(p *backend.Problem, d Dims, keys int) ([]part, error
 	for b := 0; b < d.Batch; {
 		x := whole(d)
 		x.lo[backend.Batch] = b
-		for b++; b < d.Batch && o.sameDivision(qs, ks, b); b++ {
+		if apart {
+			x.offset = o.Offsets[b]
+		}
+		for b++; b < d.Batch && o.sameDivision(qs, ks, b) && (!apart || o.Offsets[b] == x.offset); b++ {
 		}
 		x.hi[backend.Batch] = b
 		documents := []part{x}
@@ -71,7 +77,7 @@ func (o *Options) partition(p *backend.Problem, d Dims, keys int) ([]part, error
 				n := min(of(o.Prefix, x.lo[backend.Batch]), d.SeqK)
 				// Row i sees keys up to i + Offset + Right by the rule; where that is before
 				// the prefix ends, it sees as far as that.
-				early, late := x.split(n - p.Visible.Offset - p.Visible.Right)
+				early, late := x.split(n - p.Visible.Offset - x.offset - p.Visible.Right)
 				early.ahead, early.limit = true, min(n, early.limit)
 				parts, x = early.blocked(p, parts), late
 			}
@@ -292,7 +298,7 @@ func (s *slicer) problem(p *backend.Problem, d Dims, x part) backend.Problem {
 // visible returns the rule v as the rows and keys of x count.
 func (x part) visible(v backend.Visibility) backend.Visibility {
 	first, keys := x.lo[backend.Dim], x.hi[backend.Dim]-x.lo[backend.Dim]
-	v.Offset += x.lo[backend.Seq] - first
+	v.Offset += x.lo[backend.Seq] - first + x.offset
 	if x.ahead {
 		v.Right = backend.Unbounded
 	}

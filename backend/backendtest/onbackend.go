@@ -223,7 +223,7 @@ func (b *built) row(batch, h, i int) oracle.Row {
 	}
 	if slopes := b.Options.ALiBi; slopes != nil {
 		r.Slope = float64(slopes[(batch*d.Heads+h)%len(slopes)])
-		r.Distance = func(j int) float64 { return math.Abs(float64(b.position(i) - j)) }
+		r.Distance = func(j int) float64 { return math.Abs(float64(b.position(batch, i) - j)) }
 	}
 	if b.Options.Sinks != nil {
 		r.Sink = &b.Options.Sinks[h]
@@ -254,7 +254,7 @@ func forBatch[T any](list []T, batch int) T { return list[batch%len(list)] }
 func (b *built) visibility() func(batch, i, j int) bool {
 	o := b.Options
 	return func(batch, i, j int) bool {
-		position := b.position(i)
+		position := b.position(batch, i)
 		if o.QSegments != nil {
 			keys := o.KSegments
 			if keys == nil {
@@ -271,9 +271,12 @@ func (b *built) visibility() func(batch, i, j int) bool {
 	}
 }
 
-// position is the key that row i stands at.
-func (b *built) position(i int) int {
+// position is the key that row i of a batch stands at.
+func (b *built) position(batch, i int) int {
 	i += b.Options.Offset
+	if b.Options.Offsets != nil {
+		i += b.Options.Offsets[batch]
+	}
 	if b.Options.Align == kernels.LowerRight {
 		i += b.SeqK - b.SeqQ
 	}
