@@ -42,20 +42,34 @@ func (be *Backend) Attention(ctx context.Context, c *backend.Call) error {
 
 func (be *Backend) attention(ctx context.Context, c *backend.Call) error {
 	var pinned backend.Pinned
-	err := pinned.Pin(nil, where,
-		[]backend.Operand{{Name: "o", Tensor: c.O}, {Name: "lse", Tensor: c.LSE}},
-		[]backend.Operand{{Name: "q", Tensor: c.Q}, {Name: "k", Tensor: c.K}, {Name: "v", Tensor: c.V},
-			{Name: "mask", Tensor: c.Mask}, {Name: "bias", Tensor: c.Bias}, {Name: "relative", Tensor: c.Relative}, {Name: "blocks", Tensor: c.Blocks}})
-	if err != nil {
+	if err := pinCall(&pinned, c); err != nil {
 		return err
 	}
 	defer pinned.Unpin()
 	if ok, _ := fusedTakes(be.kernels, c); ok {
 		return be.attend(ctx, c)
 	}
-	a := attention{cut: cutAttention(c, be.threads()), kInPlace: c.Pages == nil && rowsInPlace(c.K)}
-	if a.scoring, err = scoringOf(&c.Problem, a.d.Heads, a.d.SeqQ); err != nil {
+	a, err := openAttention(c, be.threads())
+	if err != nil {
 		return err
+	}
+	return be.workers.run(ctx, a, a.tasks, a.threads)
+}
+
+// pinCall pins the operands of c.
+func pinCall(pinned *backend.Pinned, c *backend.Call) error {
+	return pinned.Pin(nil, where,
+		[]backend.Operand{{Name: "o", Tensor: c.O}, {Name: "lse", Tensor: c.LSE}},
+		[]backend.Operand{{Name: "q", Tensor: c.Q}, {Name: "k", Tensor: c.K}, {Name: "v", Tensor: c.V},
+			{Name: "mask", Tensor: c.Mask}, {Name: "bias", Tensor: c.Bias}, {Name: "relative", Tensor: c.Relative}, {Name: "blocks", Tensor: c.Blocks}})
+}
+
+// openAttention opens c for the gonum path, cut among threads goroutines.
+func openAttention(c *backend.Call, threads int) (*attention, error) {
+	a := &attention{cut: cutAttention(c, threads), kInPlace: c.Pages == nil && rowsInPlace(c.K)}
+	var err error
+	if a.scoring, err = scoringOf(&c.Problem, a.d.Heads, a.d.SeqQ); err != nil {
+		return nil, err
 	}
 	for _, o := range [...]struct {
 		to   *view
@@ -63,19 +77,17 @@ func (be *Backend) attention(ctx context.Context, c *backend.Call) error {
 		t    backend.Tensor
 	}{{&a.q, "q", c.Q}, {&a.o, "o", c.O}} {
 		if *o.to, err = floatView(o.name, o.t); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if a.k, err = cacheView("k", c.K, c.Pages); err != nil {
-		return err
+		return nil, err
 	}
 	if a.v, err = cacheView("v", c.V, c.Pages); err != nil {
-		return err
+		return nil, err
 	}
-	if a.lse, err = f32View("lse", c.LSE); err != nil {
-		return err
-	}
-	return be.workers.run(ctx, &a, a.tasks, a.threads)
+	a.lse, err = f32View("lse", c.LSE)
+	return a, err
 }
 
 // attention is one fused call on the gonum path.

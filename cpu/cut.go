@@ -41,7 +41,7 @@ const (
 	tasksPerThread = 4
 )
 
-// cutAttention divides c among at most threads goroutines.
+// cutAttention divides c among at most threads goroutines, as cutFused does.
 func cutAttention(c *backend.Call, threads int) cut {
 	d := c.Dims()
 	k := cut{d: d, share: d.Heads / d.KVHeads, packQ: !rowsInPlace(c.Q)}
@@ -59,7 +59,7 @@ func cutAttention(c *backend.Call, threads int) cut {
 // many elements of scratch.
 func subBlocks(all, threads, elements int) int {
 	most := min(taskBlocks, taskElements/elements)
-	return max(1, min(all/(tasksPerThread*threads), most))
+	return max(1, min(all/max(1, tasksPerThread*threads), most))
 }
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }

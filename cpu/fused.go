@@ -33,12 +33,22 @@ var fusedPool = sync.Pool{New: func() any { return new(fused) }}
 
 // attend computes c on the vector kernels.
 func (be *Backend) attend(ctx context.Context, c *backend.Call) error {
-	f := fusedPool.Get().(*fused)
-	defer f.release()
-	if err := f.open(c); err != nil {
+	f, err := be.openFused(c, be.threads())
+	if err != nil {
 		return err
 	}
-	f.fusedCut = cutFused(be.kernels, c, be.threads())
+	defer f.release()
+	return be.workers.run(ctx, f, f.tasks, f.threads)
+}
+
+// openFused opens c, cut among threads goroutines, until it is released.
+func (be *Backend) openFused(c *backend.Call, threads int) (*fused, error) {
+	f := fusedPool.Get().(*fused)
+	if err := f.open(c); err != nil {
+		f.release()
+		return nil, err
+	}
+	f.fusedCut = cutFused(be.kernels, c, threads)
 	f.scale = float32(float64(c.Scale) * math.Log2E)
 	f.cap = 0
 	if c.Softcap > 0 {
@@ -46,7 +56,7 @@ func (be *Backend) attend(ctx context.Context, c *backend.Call) error {
 		f.cap = float32(float64(c.Softcap) * math.Log2E)
 	}
 	f.prepare()
-	return be.workers.run(ctx, f, f.tasks, f.threads)
+	return f, nil
 }
 
 // open opens the operands of c.

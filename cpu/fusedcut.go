@@ -76,7 +76,8 @@ func fusedTakes(k *vec.Kernels, c *backend.Call) (ok bool, why string) {
 	return true, ""
 }
 
-// cutFused divides c among at most threads goroutines.
+// cutFused divides c among at most threads goroutines; 0 is for a call that is a small
+// part of a batch, and has as few tasks as can be.
 func cutFused(k *vec.Kernels, c *backend.Call, threads int) fusedCut {
 	d := c.Dims()
 	x := fusedCut{kernels: k, d: d, share: d.Heads / d.KVHeads,
@@ -85,7 +86,7 @@ func cutFused(k *vec.Kernels, c *backend.Call, threads int) fusedCut {
 		biased: !c.Mask.IsZero() || !c.Blocks.IsZero() || !c.Bias.IsZero() || !c.Relative.IsZero() || c.Slopes != nil, loadK: c.Pages != nil || !rowsInPlace(c.K), loadV: c.Pages != nil || !rowsInPlace(c.V)}
 	x.scores = x.biased || c.Softcap > 0
 	groups, group := d.Batch*d.KVHeads, x.share*d.SeqQ
-	most, want := 1, tasksPerThread*threads
+	most, want := 1, max(1, tasksPerThread*threads)
 	switch {
 	case group <= k.Width/2:
 		x.few = true
@@ -95,7 +96,7 @@ func cutFused(k *vec.Kernels, c *backend.Call, threads int) fusedCut {
 			return c.Pages == nil && t.DType().Float() && t.DType() != backend.F32 && t.Strides()[backend.Dim] == 1
 		}
 		x.bitsK, x.bitsV = bits(c.K) && d.Dim == x.dimK, bits(c.V) && d.ValueDim == x.dimV
-		want = fewTasks * threads
+		want = max(1, fewTasks*threads)
 		x.slot = x.rows*x.dimV + 2*x.laneRows()
 	case d.SeqQ < k.Width:
 		x.rows, x.blocks = min(k.Width, group), ceilDiv(group, k.Width)

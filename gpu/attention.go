@@ -145,13 +145,27 @@ func blocks(dv int) int {
 // O(Sq), and none when the keys come in one piece. backend.ErrUnsupported for
 // value heads of more than 256 columns; otherwise as backend.Backend says.
 func (b *Backend) Attention(ctx context.Context, c *backend.Call) error {
+	if err := b.enter(ctx); err != nil {
+		return err
+	}
+	defer b.leave()
+	var pins backend.Pinned
+	if err := b.pin(&pins, c); err != nil {
+		return fmt.Errorf("attention: %w", err)
+	}
+	defer pins.Unpin()
+	return b.pinned(ctx, "attention", func(r *runner) error { return b.attention(r, c) })
+}
+
+// pin pins the operands of c.
+func (b *Backend) pin(pins *backend.Pinned, c *backend.Call) error {
 	out := []backend.Operand{{Name: "o", Tensor: c.O}, {Name: "lse", Tensor: c.LSE}}
 	in := []backend.Operand{
 		{Name: "q", Tensor: c.Q}, {Name: "k", Tensor: c.K}, {Name: "v", Tensor: c.V},
 		{Name: "mask", Tensor: c.Mask}, {Name: "bias", Tensor: c.Bias},
 		{Name: "relative", Tensor: c.Relative}, {Name: "blocks", Tensor: c.Blocks},
 	}
-	return b.call(ctx, "attention", out, in, func(r *runner) error { return b.attention(r, c) })
+	return pins.Pin(b, b.info.Name, out, in)
 }
 
 func (b *Backend) attention(r *runner, c *backend.Call) error {
@@ -166,6 +180,9 @@ func (b *Backend) attention(r *runner, c *backend.Call) error {
 		return x.queue(r)
 	}
 	if s := a.shape(); a.tiled && b.tuner.claim(s) {
+		if err := r.flush(); err != nil { // measuring takes turns with what it has on the device
+			return err
+		}
 		if err := b.tuneFirst(r.ctx, s); err != nil {
 			return err
 		}

@@ -146,7 +146,7 @@ func (b *Backend) leave() { b.life.RUnlock() }
 // call runs f between enter and leave with the operands pinned. When the caller
 // traces progress, f runs in a rehearsal first: then it must not reach the device
 // but through the runner.
-func (b *Backend) call(ctx context.Context, name string, outputs, inputs []backend.Operand, f func(r *runner) error) (err error) {
+func (b *Backend) call(ctx context.Context, name string, outputs, inputs []backend.Operand, f func(r *runner) error) error {
 	if err := b.enter(ctx); err != nil {
 		return err
 	}
@@ -156,6 +156,11 @@ func (b *Backend) call(ctx context.Context, name string, outputs, inputs []backe
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	defer pins.Unpin()
+	return b.pinned(ctx, name, f)
+}
+
+// pinned is call after the operands are pinned.
+func (b *Backend) pinned(ctx context.Context, name string, f func(r *runner) error) (err error) {
 	r := b.newRunner(ctx)
 	defer func() { r.finish(err) }()
 	if r.trace.Progress != nil { // which wants to know how much there is in all

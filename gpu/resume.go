@@ -29,7 +29,7 @@ type keeper struct {
 // keep makes a call go on from c.Resume, if that is set, and keep what it finishes
 // if it streams. kernel is the one that makes its state.
 func (r *runner) keep(c *backend.Call, cut *cutter, kernel variant) error {
-	if cut.room == 0 && c.Resume == nil {
+	if cut.room == 0 && c.Resume == nil || r.several {
 		return nil
 	}
 	k := &keeper{r: r, c: c, cut: cut, kernel: kernel.key()}

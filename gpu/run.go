@@ -115,6 +115,7 @@ type runner struct {
 
 	stateSize uint64  // that was asked for last
 	keeper    *keeper // of a call that can be resumed
+	several   bool    // it runs several calls, which leave nothing to go on from
 }
 
 // queued is a step in the runner's memory.

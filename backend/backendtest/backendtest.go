@@ -60,6 +60,7 @@ func Run(t *testing.T, h Harness) {
 	t.Run("Pairs", func(t *testing.T) { testPairs(t, be, h) })
 	t.Run("Caches", func(t *testing.T) { testCaches(t, be, h) })
 	t.Run("Copy", func(t *testing.T) { testCopy(t, be) })
+	t.Run("Batch", func(t *testing.T) { testBatch(t, be) })
 	t.Run("Edges", func(t *testing.T) { testEdges(t, be) })
 	t.Run("HeadSizes", func(t *testing.T) { testHeadSizes(t, be) })
 	t.Run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, be) })

@@ -7,6 +7,11 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
+// dims are the lengths of a case.
+func dims(b, h, kvh, sq, sk, d, dv int) kernels.Dims {
+	return kernels.Dims{Batch: b, Heads: h, KVHeads: kvh, SeqQ: sq, SeqK: sk, Dim: d, ValueDim: dv}
+}
+
 // ids returns one list of n segment ids: pairs of where a segment ends and its id.
 func ids(n int, ends ...int) [][]int32 {
 	list := make([]int32, 0, n)
@@ -22,9 +27,6 @@ func ids(n int, ends ...int) [][]int32 {
 // which options meet. Every backend gives each of them within its bound, fused
 // and by stages.
 func Cases() []Case {
-	dims := func(b, h, kvh, sq, sk, d, dv int) kernels.Dims {
-		return kernels.Dims{Batch: b, Heads: h, KVHeads: kvh, SeqQ: sq, SeqK: sk, Dim: d, ValueDim: dv}
-	}
 	plain := dims(2, 3, 3, 37, 41, 16, 16)
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
 	causal := kernels.Options{Causal: true}

@@ -1,0 +1,60 @@
+package cpu
+
+import (
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// TestBatchCuts: a long call among short ones is cut for all threads, short ones are
+// a task each, and calls that are alike share the threads.
+func TestBatchCuts(t *testing.T) {
+	eachTier(t, func(t *testing.T, tier string) {
+		be := open(t, Options{Threads: 4, Tier: tier})
+		for _, c := range []struct {
+			name         string
+			seqs         []int
+			first, least int // most tasks of the first call, and least of the last
+		}{
+			{"one long among short ones", []int{16, 16, 16, 16, 16, 16, 16, 16, 16, 2048}, 1, 16},
+			{"many short ones", []int{64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64}, 1, 1},
+			{"two long ones", []int{2048, 2048}, 16, 8},
+		} {
+			var calls []*backend.Call
+			for _, n := range c.seqs {
+				calls = append(calls, plain(t, 1, n, 16))
+			}
+			var b batch
+			if err := b.open(be, calls); err != nil {
+				t.Fatal(err)
+			}
+			last := b.tasks - b.first[len(b.first)-1]
+			if first := append(b.first, b.tasks)[1]; first > c.first || last < c.least {
+				t.Errorf("%s: the shortest call has %d tasks, the longest %d", c.name, first, last)
+			}
+			b.close()
+		}
+	})
+}
+
+// TestBatchAllocates: what a batch allocates goes with its calls, not with their tasks.
+func TestBatchAllocates(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	be := open(t, Options{Threads: 2})
+	per := func(seq int) float64 {
+		var calls []*backend.Call
+		for range 8 {
+			calls = append(calls, plain(t, 1, seq, 16))
+		}
+		return testing.AllocsPerRun(5, func() {
+			if err := be.AttentionBatch(t.Context(), calls); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	if short, long := per(16), per(2000); long > short+4 || long > 8*4 {
+		t.Errorf("8 short calls allocate %v times, 8 long ones %v times", short, long)
+	}
+}
