@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 )
 
 // outputs is a set of files that appear together once all of them are complete,
@@ -86,6 +87,11 @@ func reason(err error) error {
 		return pe.Err
 	}
 	return err
+}
+
+// has reports whether a file was added for flag.
+func (o *outputs) has(flag string) bool {
+	return slices.ContainsFunc(o.files, func(f *output) bool { return f.flag == flag })
 }
 
 // write fills the file that was added for flag.

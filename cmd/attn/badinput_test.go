@@ -126,7 +126,7 @@ func TestRunBadCalls(t *testing.T) {
 		{"another layout", with("--layout", "sbhd"), "--layout must be one of"},
 		{"an unknown backend", with("--backend", "tpu"), `backend "tpu" is unknown`},
 		{"a GPU that is not there", with("--backend", "gpu:99"), "gpu"},
-		{"a mask that does not broadcast", with("--mask", array("m.npy", "|b1", 6, 4)), "does not broadcast"},
+		{"a mask that does not broadcast", with("--mask", array("m.npy", "|b1", 6, 6)), "does not broadcast"},
 		{"a mask of integers", with("--mask", array("mi.npy", "|i1", 6, 5)), `elements are "|i1"`},
 		{"a mask of 5 axes", with("--mask", array("m5.npy", "|b1", 1, 1, 1, 6, 5)), "has 5 axes"},
 		{"a folder that does not exist", with("--out", dir+"/none/o.npy"), dir + "/none does not exist"},

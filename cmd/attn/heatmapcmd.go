@@ -51,18 +51,17 @@ func (c *heatmapCmd) Run(ctx context.Context, out *streams) error {
 	if c.Size < 1 || c.Size > maxSize {
 		return fmt.Errorf("--size is %d, it must be 1 to %d cells", c.Size, maxSize)
 	}
-	in, err := c.inputs([]namedPath{{"q", c.Q}, {"k", c.K}})
+	p := c.problem()
+	p.Q, p.K = c.Q, c.K
+	in, err := p.inputs()
 	if err != nil {
 		return err
 	}
-	q, err := in.shape(0)
+	meta, err := in.meta()
 	if err != nil {
 		return err
 	}
-	k, err := in.shape(1)
-	if err != nil {
-		return err
-	}
+	q, k := meta[0].Shape(), meta[1].Shape()
 	rows, keys, err := c.ranges(q, k)
 	if err != nil {
 		return err
@@ -91,7 +90,7 @@ func (c *heatmapCmd) Run(ctx context.Context, out *streams) error {
 		return err
 	}
 	defer be.Close()
-	if _, err := in.plan(be, c.options()); err != nil {
+	if _, err := in.plan(be, p.options()); err != nil {
 		return err
 	}
 	if err := in.fitMemory(); err != nil {
@@ -99,7 +98,7 @@ func (c *heatmapCmd) Run(ctx context.Context, out *streams) error {
 	}
 	calc := calculation{be: be, in: in, note: out.err}
 	defer calc.release()
-	if err := calc.load(ctx, c.options()); err != nil {
+	if err := calc.load(ctx, p.options()); err != nil {
 		return err
 	}
 	some := someWeights{be: be, q: calc.q, k: calc.k, opt: calc.opt, batch: c.Batch, rows: rows, keys: keys}
@@ -121,18 +120,6 @@ func (c *heatmapCmd) Run(ctx context.Context, out *streams) error {
 		}
 	}
 	return files.commit(ctx)
-}
-
-// shape is that of an input as [B, H, S, D].
-func (in *runInputs) shape(i int) (backend.Shape, error) {
-	t, err := backend.Meta(in.dtype, in.qkv[i].stored())
-	if err == nil {
-		t, err = in.bhsd(t)
-	}
-	if err != nil {
-		return backend.Shape{}, fmt.Errorf("--%s %s: %w", in.qkv[i].name, in.qkv[i].path, err)
-	}
-	return t.Shape(), nil
 }
 
 // ranges checks what is chosen of the inputs.

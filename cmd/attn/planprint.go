@@ -18,8 +18,13 @@ func printPlan(out io.Writer, be backend.Backend, in *runInputs, p backend.Plan)
 	for _, f := range in.qkv {
 		line(f.name, "%v %s, computed as %v", f.Shape, f.TypeName(), in.dtype)
 	}
-	if in.mask != nil {
-		line("mask", "%v %s, as [B,H,Sq,Sk] %v", in.mask.Shape, in.mask.TypeName(), in.maskShape)
+	for _, f := range in.past {
+		if f != nil {
+			line(f.name, "%v %s", f.Shape, f.TypeName())
+		}
+	}
+	for _, f := range in.pairs {
+		line(f.name, "%v %s, as %v", f.Shape, f.TypeName(), f.shape)
 	}
 	line("path", "%s", p.Path)
 	line("why", "%s", p.Why)

@@ -23,6 +23,9 @@ type plainAttention struct {
 	scale, softcap           float64
 	hidden                   func(b, h, i, j int) bool
 	bias                     func(b, h, i, j int) float64
+	sinks                    []float64 // of heads
+	keeps                    func(b, h, i, j int) bool
+	kept                     float64 // factor of the weights that stay
 }
 
 func (p plainAttention) solve() (o, lse, weights []float64) {
@@ -32,6 +35,9 @@ func (p plainAttention) solve() (o, lse, weights []float64) {
 			for i := range p.sq {
 				s := make([]float64, p.sk)
 				sum := 0.0
+				if p.sinks != nil {
+					sum = math.Exp(p.sinks[h])
+				}
 				for j := range s {
 					for c := range p.d {
 						s[j] += p.q[((b*p.h+h)*p.sq+i)*p.d+c] * p.k[(kv*p.sk+j)*p.d+c]
@@ -50,6 +56,15 @@ func (p plainAttention) solve() (o, lse, weights []float64) {
 					sum += s[j]
 				}
 				lse = append(lse, math.Log(sum))
+				for j := range s {
+					switch {
+					case p.keeps == nil:
+					case p.keeps(b, h, i, j):
+						s[j] *= p.kept
+					default:
+						s[j] = 0
+					}
+				}
 				for c := range p.dv {
 					x := 0.0
 					for j := range s {

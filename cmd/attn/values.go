@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"strconv"
@@ -91,6 +92,67 @@ func (l *lengths) Decode(ctx *kong.DecodeContext) error {
 		*l = append(*l, n)
 	}
 	return nil
+}
+
+// idsFlag is the flag N,N,... or FILE.npy of whole numbers.
+type idsFlag struct{ text string }
+
+// Decode implements kong.MapperValue.
+func (f *idsFlag) Decode(ctx *kong.DecodeContext) (err error) {
+	f.text, err = popText(ctx, "N,N or FILE.npy")
+	return err
+}
+
+// ids returns a list as one row, or the rows of a file with one or two axes.
+func (f *idsFlag) ids(name string) ([][]int32, error) {
+	switch {
+	case f.text == "":
+		return nil, nil
+	case strings.HasSuffix(f.text, ".npy"):
+		return readInts(name, f.text)
+	}
+	var row []int32
+	for word := range strings.SplitSeq(f.text, ",") {
+		n, err := strconv.ParseInt(strings.TrimSpace(word), 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("--%s: %q is not a whole number of 32 bits", name, word)
+		}
+		row = append(row, int32(n))
+	}
+	return [][]int32{row}, nil
+}
+
+// logitsFlag is the flag X,X,... or FILE.npy.
+type logitsFlag struct{ text string }
+
+// Decode implements kong.MapperValue.
+func (f *logitsFlag) Decode(ctx *kong.DecodeContext) (err error) {
+	f.text, err = popText(ctx, "X,X or FILE.npy")
+	return err
+}
+
+// values returns the numbers, of a file of any shape row by row.
+func (f *logitsFlag) values(name string) (logits, error) {
+	switch {
+	case f.text == "":
+		return nil, nil
+	case strings.HasSuffix(f.text, ".npy"):
+		n, err := openNPY(name, f.text, false)
+		if err != nil {
+			return nil, err
+		}
+		data, _, err := n.float32s(context.Background()) // a few numbers
+		return data, err
+	}
+	var l logits
+	for word := range strings.SplitSeq(f.text, ",") {
+		x, err := strconv.ParseFloat(strings.TrimSpace(word), 32)
+		if err != nil {
+			return nil, fmt.Errorf("--%s: %q is not a number", name, word)
+		}
+		l = append(l, float32(x))
+	}
+	return l, nil
 }
 
 // byteCount is a flag of a number of bytes: 1000000, 512k, 256M, 2G.

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,20 +20,41 @@ import (
 
 // Header is what a .npy file says of its data.
 type Header struct {
-	Kind  byte // 'f' or 'b', numpy's letter
-	Size  int  // bytes an element: 2, 4 or 8, of a bool 1
+	Kind  byte // 'f', 'b', 'i' or 'u', numpy's letter
+	Size  int  // bytes an element: 2, 4 or 8, of a bool 1, of whole numbers also 1
 	Order binary.ByteOrder
 	Shape []int // every length at least 1; empty for a single number
 	Count int   // elements
 	Start int64 // where the data begins
 }
 
-// TypeName is numpy's short name without the byte order: f2, f4, f8, bool.
+// TypeName is numpy's short name without the byte order: f2, f4, f8, i4, bool.
 func (h *Header) TypeName() string {
 	if h.Kind == 'b' {
 		return "bool"
 	}
-	return "f" + strconv.Itoa(h.Size)
+	return string(h.Kind) + strconv.Itoa(h.Size)
+}
+
+// Int64s decodes len(dst) whole numbers from raw.
+func (h *Header) Int64s(dst []int64, raw []byte) {
+	for i := range dst {
+		var x uint64
+		switch h.Size {
+		case 1:
+			x = uint64(raw[i])
+		case 2:
+			x = uint64(h.Order.Uint16(raw[2*i:]))
+		case 4:
+			x = uint64(h.Order.Uint32(raw[4*i:]))
+		default:
+			x = h.Order.Uint64(raw[8*i:])
+		}
+		dst[i] = int64(x)
+		if shift := 64 - 8*h.Size; h.Kind == 'i' {
+			dst[i] = int64(x<<shift) >> shift // the sign
+		}
+	}
 }
 
 // Float32s decodes len(dst) numbers, which are not bools, from raw. It returns how
@@ -64,9 +86,15 @@ func (h *Header) Float32s(dst []float32, raw []byte) (overflows int) {
 // costing memory.
 const maxHeader = 64 << 10
 
-// ReadHeader reads the header of a file of the given size. Its errors say in a
-// sentence what is wrong with the file; they wrap those of r and nothing else.
-func ReadHeader(r io.ReaderAt, size int64) (Header, error) {
+// ReadHeader reads the header of a file of the given size that holds floating point
+// numbers or bools. Its errors say in a sentence what is wrong with the file; they wrap
+// those of r and nothing else.
+func ReadHeader(r io.ReaderAt, size int64) (Header, error) { return readHeader(r, size, false) }
+
+// ReadIntHeader is ReadHeader for files of whole numbers.
+func ReadIntHeader(r io.ReaderAt, size int64) (Header, error) { return readHeader(r, size, true) }
+
+func readHeader(r io.ReaderAt, size int64, ints bool) (Header, error) {
 	var h Header
 	// "\x93NUMPY", major, minor, then the header's length: 2 bytes in version
 	// 1, 4 in versions 2 and 3.
@@ -103,7 +131,7 @@ func ReadHeader(r io.ReaderAt, size int64) (Header, error) {
 	if n, err := r.ReadAt(text, at); n < len(text) {
 		return h, err
 	}
-	if err := h.parse(string(text)); err != nil {
+	if err := h.parse(string(text), ints); err != nil {
 		return h, err
 	}
 	h.Start = at + length
@@ -118,7 +146,11 @@ func ReadHeader(r io.ReaderAt, size int64) (Header, error) {
 }
 
 // parse reads the dict: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }.
-func (h *Header) parse(text string) error {
+func (h *Header) parse(text string, ints bool) error {
+	must := "f2, f4 or f8 numbers (bool for a mask)"
+	if ints {
+		must = "whole numbers, i1 to i8 or u1 to u8"
+	}
 	d, err := parsePyDict(text)
 	if err != nil {
 		return fmt.Errorf("malformed .npy header: %w", err)
@@ -130,12 +162,14 @@ func (h *Header) parse(text string) error {
 	}
 	descr, ok := d["descr"].(string)
 	if !ok {
-		return errors.New("elements are records, they must be f2, f4 or f8 numbers (bool for a mask)")
+		return fmt.Errorf("elements are records, they must be %s", must)
 	}
-	switch descr {
-	case "<f2", "<f4", "<f8", ">f2", ">f4", ">f8", "|b1":
-	default:
-		return fmt.Errorf("elements are %q, they must be f2, f4 or f8 numbers (bool for a mask)", descr)
+	types := []string{"<f2", "<f4", "<f8", ">f2", ">f4", ">f8", "|b1"}
+	if ints {
+		types = []string{"|i1", "|u1", "<i2", "<u2", ">i2", ">u2", "<i4", "<u4", ">i4", ">u4", "<i8", "<u8", ">i8", ">u8"}
+	}
+	if !slices.Contains(types, descr) {
+		return fmt.Errorf("elements are %q, they must be %s", descr, must)
 	}
 	h.Order = binary.ByteOrder(binary.LittleEndian)
 	if descr[0] == '>' {
