@@ -14,7 +14,8 @@
 // [AttentionInto], the stages [QK], [Softmax] and [PV], [SelfAttention] with its
 // projections, [MultiHeadAttention] as a whole layer, [Rotate] for rotary positions,
 // [Merge] for results over parts of the keys, [Plan] to see what a call will cost
-// before it runs, and [Warmup] to compile what it needs.
+// before it runs, and [Warmup] to compile what it needs. [AttentionVarlen] takes
+// sequences of different lengths, packed one after the other.
 //
 // Tensors are [batch, heads, seq, dim] with any strides; data that lies as
 // [batch, seq, heads, dim] is a view (Tensor.Swap), never a copy. Query heads

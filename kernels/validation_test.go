@@ -207,3 +207,45 @@ func TestIntoDoesNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations a call", n)
 	}
 }
+
+func TestVarlenRefuses(t *testing.T) {
+	f32 := backend.F32
+	q, k, v := meta(t, f32, 1, 4, 8, 16), meta(t, f32, 1, 2, 9, 16), meta(t, f32, 1, 2, 9, 5)
+	cuQ, cuK := []int{0, 3, 8}, []int{0, 9, 9}
+	for _, c := range []struct {
+		name     string
+		q        backend.Tensor
+		cuQ, cuK []int
+		opt      Options
+		want     error
+		says     string
+	}{
+		{"two batches", meta(t, f32, 2, 4, 8, 16), cuQ, cuK, Options{}, backend.ErrShape, "batches differ"},
+		{"no sequences", q, []int{0}, []int{0}, Options{}, backend.ErrShape, "cuQ has 1 entries"},
+		{"begins late", q, []int{1, 8}, []int{0, 9}, Options{}, backend.ErrOption, "cuQ[0] is 1"},
+		{"falls", q, []int{0, 5, 4, 8}, cuK, Options{}, backend.ErrOption, "cuQ[2] is 4, less than cuQ[1], which is 5"},
+		{"ends early", q, cuQ, []int{0, 4, 8}, Options{}, backend.ErrOption, "cuK[2] is 8, there are 9 keys"},
+		{"ends late", q, []int{0, 3, 9}, cuK, Options{}, backend.ErrOption, "cuQ[2] is 9, there are 8 rows"},
+		{"lists of two lengths", q, cuQ, []int{0, 9}, Options{}, backend.ErrShape, "cuK has 2 entries, cuQ has 3"},
+		{"keys as rows", q, cuQ, nil, Options{}, backend.ErrOption, "cuK[2] is 8, there are 9 keys"},
+		{"a mask", q, cuQ, cuK, Options{Mask: meta(t, backend.Bool, 1, 1, 8, 9)}, backend.ErrUnsupported, "a mask cannot be given for packed sequences"},
+		{"weights", q, cuQ, cuK, Options{Weights: true}, backend.ErrUnsupported, "weights cannot be given"},
+		{"klen count", q, cuQ, cuK, Options{KLen: []int{1}}, backend.ErrShape, "klen has 1 lengths, there are 2 sequences"},
+		{"klen without keys", q, cuQ, cuK, Options{KLen: []int{1, 1}}, backend.ErrOption, "klen[1] is 1, sequence 1 has no keys"},
+		{"klen range", q, cuQ, cuK, Options{KLen: []int{10, 0}}, backend.ErrOption, "sequence 0: klen[0] is 10"},
+		{"prefix count", q, cuQ, cuK, Options{Prefix: []int{1, 1, 1}}, backend.ErrShape, "prefix has 3 lengths, there are 2 sequences"},
+		{"slopes", q, cuQ, cuK, Options{ALiBi: make([]float32, 5)}, backend.ErrShape, "alibi has 5 slopes, there are 4 heads in 2 sequences: give 4 or 8"},
+		{"softcap", q, cuQ, cuK, Options{Softcap: -1}, backend.ErrOption, "softcap is -1"},
+	} {
+		_, err := PlanVarlen(noBackend{t: t}, c.q, k, v, c.cuQ, c.cuK, c.opt)
+		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: error is %q, should be %q and say %q", c.name, err, c.want, c.says)
+		}
+	}
+	if _, err := AttentionVarlen(t.Context(), noBackend{t: t}, q, k, v, []int{0, 9, 8}, cuK, Options{}); !errors.Is(err, backend.ErrOption) {
+		t.Errorf("error is %v, should be %v", err, backend.ErrOption)
+	}
+	if _, err := Packed(meta(t, f32, 2, 4, 8, 16)); !errors.Is(err, backend.ErrShape) {
+		t.Errorf("packed: error is %v, should be %v", err, backend.ErrShape)
+	}
+}

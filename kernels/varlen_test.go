@@ -1,0 +1,55 @@
+package kernels_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Three sequences of 2, 1 and 3 tokens, packed one after the other without padding, one
+// head of size 2: each attends to itself alone, as if it had come by itself.
+func ExampleAttentionVarlen() {
+	be, err := backend.Open("cpu")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer be.Close()
+	ctx := context.Background()
+
+	shape := backend.Shape{1, 6, 1, 2} // [total, H, D]
+	x, err := kernels.FromFloat32(ctx, be, backend.F32, []float32{
+		1, 0, 0, 1, // the first
+		7, 8, // the second
+		1, 1, 0, 2, 2, 0, // the third
+	}, shape)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer x.Release()
+	packed, err := kernels.Packed(x)
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := kernels.AttentionVarlen(ctx, be, packed, packed, packed, []int{0, 2, 3, 6}, nil, kernels.Options{Causal: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer r.Release()
+	o, err := kernels.Float32s(ctx, be, r.O)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i := range 6 {
+		fmt.Printf("%.2f\n", o[2*i:2*i+2])
+	}
+	// Output:
+	// [1.00 0.00]
+	// [0.33 0.67]
+	// [7.00 8.00]
+	// [1.00 1.00]
+	// [0.20 1.80]
+	// [1.72 0.28]
+}
