@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/shaders"
@@ -34,7 +35,8 @@ type attention struct {
 	// beginning, are totals of splits.
 	kept func(seen box, piece int) (totals, bytes uint64)
 
-	q, k, val, o, lse, mask, bias *operand
+	q, k, val, o, lse *operand
+	*options          // with mask and bias
 }
 
 // sharing maps a [B, H, Sq, x] tensor, and keys a [B, Hkv, Sk, x] one.
@@ -58,16 +60,13 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 	if d.ValueDim > maxValueDim {
 		return nil, fmt.Errorf("v has head size %d, the fused kernel takes up to %d: %w", d.ValueDim, maxValueDim, backend.ErrUnsupported)
 	}
-	if err := refused(&c.Problem); err != nil {
-		return nil, err
-	}
 	if c.Pages != nil {
 		return nil, fmt.Errorf("paged keys are not read on this backend, use cpu: %w", backend.ErrUnsupported)
 	}
 	if c.K.DType() == backend.Q8 {
 		return nil, fmt.Errorf("keys and values of q8 are not read on this backend, use cpu: %w", backend.ErrUnsupported)
 	}
-	mask, bias, err := pairTensors(&c.Problem, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
+	opts, err := newOptions(&c.Problem, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
 	if err != nil {
 		return nil, err
 	}
@@ -77,11 +76,11 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 		q:    reads("q", c.Q, rowAxes, 1),
 		k:    reads("k", c.K, keyAxes, group),
 		val:  reads("v", c.V, keyAxes, group),
-		mask: reads("mask", mask, pairAxes, 1),
-		bias: reads("bias", bias, pairAxes, 1),
 		o:    writes("o", c.O, rowAxes, 1),
 		lse:  writes("lse", c.LSE, rowAxes, 1),
 		each: 2 * float64(d.Dim+d.ValueDim),
+
+		options: opts,
 	}
 	whyNot, err := a.flash(choose)
 	if err != nil {
@@ -108,7 +107,7 @@ func (a *attention) plain(because string) {
 	// Each loop of attention.wgsl for one tile, as if none were unrolled: staging
 	// and products of a chunk, scores, maxima, exponentials, the blocks of columns.
 	const product = 8 * (1 + 4)
-	loops := 1 + chunks*(1+4+4+product) + 4 + 4*(1+4+4) + 8 + 4 + blk*(1+4+4+product)
+	loops := 1 + chunks*(1+4+4+product) + 4 + 4*(1+4+4) + 8 + 4 + blk*(1+4+4+product) + a.rounds(16)
 	a.cut.most[axN] = longest(tile, loops, a.each*tile*tile, a.b.pieceWork(a.v))
 	// A row keeps the output, eight parts of the sum, the maximum, and padding.
 	width := uint64(blk*tile + 16)
@@ -124,10 +123,8 @@ func (a *attention) plain(because string) {
 }
 
 func (a *attention) newCutter() *cutter {
-	cut := a.b.newCutter(axN, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
-	if a.c.Visible.KLen != nil {
-		cut.most[axB] = klenBatches
-	}
+	cut := a.b.newCutter(axN, tile, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
+	a.limit(cut)
 	return cut
 }
 
@@ -270,7 +267,8 @@ func (a *attention) step(x box, first, last bool, totals uint64) step {
 	}
 	lo, hi := bounds(a.c.Visible)
 	// As in attention.wgsl and flash.wgsl.
-	flags := flagBits(!first, !last, !a.c.LSE.IsZero(), a.c.Visible.KLen != nil, !a.mask.t.IsZero(), a.c.Softcap > 0)
+	flags := flagBits(!first, !last, !a.c.LSE.IsZero(), a.c.Visible.KLen != nil) | a.flags()
+	sinks := 1.0 // unit
 	p := newParams()
 	p.u32(0, 0, (x.len(axM)+a.rows-1)/a.rows, x.len(axH), x.lo[axH], max(a.k.group, 1),
 		x.len(axM), x.lo[axM], x.len(axN), x.lo[axN], a.d.Dim, a.d.ValueDim)
@@ -280,11 +278,13 @@ func (a *attention) step(x box, first, last bool, totals uint64) step {
 	if a.tiled {
 		p.u32(a.d.SeqK, int(totals/16)) // in vec4
 		p.f32(unit(&a.c.Problem))
+		sinks = math.Log2E
 	}
+	a.params(&p, x)
 	for _, w := range []view{q, k, v, o, lse, mask, bias} {
 		p.strides(w.base, w.strides)
 	}
-	p.klen(a.c.Visible, x)
+	a.tables(&p, x, sinks)
 	return step{
 		variant: a.v, params: p,
 		windows: []window{q.window, k.window, v.window, mask.window, bias.window, o.window, lse.window, {}},
@@ -325,50 +325,6 @@ func checkDims(d backend.Dims) error {
 		return fmt.Errorf("k has %d heads, q has %d: the kv heads must divide the query heads: %w", d.KVHeads, d.Heads, backend.ErrShape)
 	}
 	return nil
-}
-
-// refused names the options that the kernels do not have.
-func refused(p *backend.Problem) error {
-	for _, o := range []struct {
-		name string
-		is   bool
-	}{
-		{"a relative bias", !p.Relative.IsZero()},
-		{"a block mask", !p.Blocks.IsZero()},
-		{"ALiBi slopes", p.Slopes != nil},
-		{"sinks", p.Sinks != nil},
-		{"dropout", p.Dropout.P > 0},
-	} {
-		if o.is {
-			return fmt.Errorf("%s is not computed on this backend, use cpu: %w", o.name, backend.ErrUnsupported)
-		}
-	}
-	return nil
-}
-
-// pairTensors broadcasts mask and bias to the shape of the scores and checks
-// the lengths of klen.
-func pairTensors(p *backend.Problem, shape backend.Shape) (mask, bias backend.Tensor, err error) {
-	if p.Visible.KLen != nil && len(p.Visible.KLen) != shape[backend.Batch] {
-		return mask, bias, fmt.Errorf("klen has %d lengths for %d batches: %w", len(p.Visible.KLen), shape[backend.Batch], backend.ErrShape)
-	}
-	if !p.Mask.IsZero() {
-		if p.Mask.DType() != backend.Bool {
-			return mask, bias, fmt.Errorf("mask is %v, it must be bool: %w", p.Mask.DType(), backend.ErrDType)
-		}
-		if mask, err = p.Mask.Broadcast(shape); err != nil {
-			return mask, bias, fmt.Errorf("mask: %w", err)
-		}
-	}
-	if !p.Bias.IsZero() {
-		if !p.Bias.DType().Float() {
-			return mask, bias, fmt.Errorf("bias is %v, it must be f32, f16 or bf16: %w", p.Bias.DType(), backend.ErrDType)
-		}
-		if bias, err = p.Bias.Broadcast(shape); err != nil {
-			return mask, bias, fmt.Errorf("bias: %w", err)
-		}
-	}
-	return mask, bias, nil
 }
 
 // flagBits packs flags, the first one lowest.

@@ -60,7 +60,7 @@ func (b *Backend) convert(r *runner, dst, src backend.Tensor) error {
 	x, y := reads("src", from, rowAxes, 1), writes("dst", to, rowAxes, 1)
 	quantised := out == backend.Q8
 	v := variant{shaders.Convert, map[string]uint32{"Q8": uint32(flagBits(quantised))}}
-	cut := b.newCutter(axX, x, y)
+	cut := b.newCutter(axX, tile, x, y)
 	all := box{hi: [nAxes]int{axB: sh[0], axH: sh[1], axM: sh[2], axN: 1, axX: 1}}
 	return cut.boxes(all, func(part box, _ int) error {
 		xv, yv := x.view(part, cut.align), y.view(part, cut.align)

@@ -31,7 +31,12 @@ type operand struct {
 	axes [4]int // for each of the tensor's axes, the box's or whole
 	// group is how many of the box's heads share one of the tensor's; 0 is 1.
 	group int
-	use   use
+	// block is how many of the box's rows and keys share one of the tensor's; 0 is 1.
+	block [2]int
+	// diagonal, if it is not 0, is the number of query rows of a call whose row i and key
+	// j meet element j-i+diagonal-1 of the last axis.
+	diagonal int
+	use      use
 
 	// What newCutter finds out of where the elements lie.
 	host bool   // in host memory: windows are brought when a step needs them
@@ -69,10 +74,23 @@ func (o *operand) span(x box) (lo, hi [4]int) {
 			continue
 		}
 		lo[i], hi[i] = x.lo[a], x.hi[a]
-		if a == axH && o.group > 1 {
-			lo[i] /= o.group
-			hi[i] = (hi[i]-1)/o.group + 1
+		n := 1
+		switch a {
+		case axH:
+			n = o.group
+		case axM:
+			n = o.block[0]
+		case axN:
+			n = o.block[1]
 		}
+		if n > 1 {
+			lo[i] /= n
+			hi[i] = (hi[i]-1)/n + 1
+		}
+	}
+	if o.diagonal > 0 {
+		lo[backend.Dim] += o.diagonal - x.hi[axM]
+		hi[backend.Dim] += o.diagonal - x.lo[axM] - 1
 	}
 	return lo, hi
 }
@@ -93,12 +111,27 @@ func maxWindow(l gputypes.Limits) uint64 {
 }
 
 // view returns the window of o that holds what box x meets, from an aligned
-// offset on. A missing operand gives the zero view.
+// offset on. A missing operand gives the zero view. Of an operand with blocks, base is
+// where block 0 would lie; of one along diagonals, a step to the next row is one back
+// along the keys. Shaders compute indices modulo 2^32.
 func (o *operand) view(x box, align uint64) view {
 	if o.t.IsZero() {
 		return view{}
 	}
 	lo, hi := o.span(x)
+	v := o.spanned(lo, hi, align)
+	if o.block[0] > 0 {
+		v.base -= lo[backend.Seq]*v.strides[backend.Seq] + lo[backend.Dim]*v.strides[backend.Dim]
+	}
+	if o.diagonal > 0 {
+		v.base += (x.len(axM) - 1) * v.strides[backend.Dim]
+		v.strides[backend.Seq] = -v.strides[backend.Dim]
+	}
+	return v
+}
+
+// spanned returns the window that holds a part of the tensor.
+func (o *operand) spanned(lo, hi [4]int, align uint64) view {
 	if o.host {
 		return o.brought(lo, hi)
 	}
@@ -187,9 +220,10 @@ func longest(granule, loopsEach int, opsEach, maxOps float64) int {
 // maxStateBytes bounds the scratch that pieces go on from.
 const maxStateBytes = 64 << 20
 
-func (b *Backend) newCutter(inner int, operands ...*operand) *cutter {
+// newCutter returns one that cuts along inner by multiples of granule.
+func (b *Backend) newCutter(inner, granule int, operands ...*operand) *cutter {
 	c := &cutter{
-		operands: operands, inner: inner, granule: tile,
+		operands: operands, inner: inner, granule: granule,
 		maxBind:   maxWindow(b.limits),
 		maxState:  min(maxWindow(b.limits), b.limits.MaxBufferSize, maxStateBytes) &^ 3,
 		maxGather: min(maxWindow(b.limits), b.limits.MaxBufferSize, maxStateBytes) &^ 3,
@@ -392,6 +426,9 @@ func (c *cutter) widest(o *operand, x box) int {
 		strides = o.view(x, c.align).strides
 	}
 	for i, a := range o.axes {
+		if o.diagonal > 0 && a == axN && x.len(axN) <= c.grain(axN) {
+			a = axM
+		}
 		if a == whole || x.len(a) <= c.grain(a) {
 			continue
 		}

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 
 	"github.com/seed90331342/attn/backend"
@@ -77,7 +78,7 @@ func newDecode(a *attention) (*decode, error) {
 	x.width = x.class.width + 4*decodeParts + 4
 	x.variants()
 
-	cut := a.b.newCutter(axN, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
+	cut := a.b.newCutter(axN, tile, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
 	cut.granule = x.class.split
 	cut.align = max(cut.align, granuleBytes)
 	cut.maxBind = cut.maxBind &^ (granuleBytes - 1)
@@ -95,9 +96,7 @@ func newDecode(a *attention) (*decode, error) {
 	cut.most[axM] = min(rows, d.SeqQ)
 	cut.most[axH] = min(rows/cut.most[axM], d.Heads)
 	cut.most[axB] = min(rows/cut.most[axM]/cut.most[axH], d.Batch)
-	if a.c.Visible.KLen != nil {
-		cut.most[axB] = min(cut.most[axB], klenBatches)
-	}
+	a.limit(cut)
 	x.cut = cut
 	return x, cut.boxes(x.all, func(box, int) error { return nil })
 }
@@ -230,7 +229,7 @@ func granules(v view) view {
 func (x *decode) params(p box, blocks, kvHeads, parts, part0, splits int, q, k, v, o, lse, mask, bias view) params {
 	lo, hi := bounds(x.c.Visible)
 	// As in decode.wgsl, which numbers them as attention.wgsl does.
-	flags := flagBits(false, false, !x.c.LSE.IsZero(), x.c.Visible.KLen != nil, !x.mask.t.IsZero(), x.c.Softcap > 0)
+	flags := flagBits(false, false, !x.c.LSE.IsZero(), x.c.Visible.KLen != nil) | x.flags()
 	w := newParams()
 	w.u32(0, 0, blocks, p.len(axH), p.lo[axH], x.k.group, kvHeads, p.len(axM), p.lo[axM], p.len(axN), p.lo[axN],
 		parts, part0, splits, x.d.Dim, x.d.ValueDim)
@@ -238,10 +237,11 @@ func (x *decode) params(p box, blocks, kvHeads, parts, part0, splits int, q, k, 
 	w.f32(x.c.Softcap)
 	w.u32(lo, hi, flags, biasType(x.bias.t), int(x.c.O.DType()))
 	w.f32(unit(&x.c.Problem))
+	x.options.params(&w, p)
 	for _, t := range []view{q, k, v, o, lse, mask, bias} {
 		w.strides(t.base, t.strides)
 	}
-	w.klen(x.c.Visible, p)
+	x.tables(&w, p, math.Log2E)
 	return w
 }
 

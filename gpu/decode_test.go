@@ -59,6 +59,20 @@ func pairs(t testing.TB, b *Backend, heads, sq, sk int) (mask, bias backend.Tens
 	return upload(t, b, h), upload(t, b, host(t, backend.Shape{1, heads, sq, sk}, wave))
 }
 
+// blocksOf returns a mask of blocks for all heads that hides two in five.
+func blocksOf(t testing.TB, b *Backend, rows, keys int) backend.Tensor {
+	t.Helper()
+	seen := make([]bool, rows*keys)
+	for i := range seen {
+		seen[i] = i*i%5 < 2
+	}
+	h, err := backend.HostBool(seen, backend.Shape{1, 1, rows, keys})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return upload(t, b, h)
+}
+
 // sameRow compares rows of two results bit for bit.
 func sameRow(t testing.TB, what string, got, want []float32) {
 	t.Helper()
@@ -93,11 +107,23 @@ func TestDecodeGivesTheBitsOfPrefill(t *testing.T) {
 		causal.Visible = backend.Visibility{Offset: 1020, Left: backend.Unbounded}
 		window.Visible = backend.Visibility{Offset: 1200, Left: 180, Right: 900, KLen: []int{2300, 2048}}
 		paired.Softcap, paired.Mask, paired.Bias = 3, mask, bias
-		for _, x := range []struct {
+		options, distant := causal, one
+		options.Slopes, options.Sinks = make([]float32, 2*heads), make([]float32, heads)
+		for i := range options.Slopes {
+			options.Slopes[i] = float32(i-3) / 64
+			options.Sinks[i%heads] = float32(i%4) * 2
+		}
+		options.Dropout = backend.Dropout{P: 0.4, Seed: 7, First: [4]int{1, 2, 3, 4}}
+		options.Blocks, options.BlockQ, options.BlockK = blocksOf(t, b, 3, 36), 8, 64
+		distant.Slopes, distant.Bias = options.Slopes[:heads], bias
+		relative := options
+		relative.Relative = upload(t, b, host(t, backend.Shape{1, heads, 1, sq + sk - 1}, wave))
+		for number, x := range []struct {
 			name string
 			p    backend.Problem
-		}{{"full", one}, {"causal", causal}, {"window and klen", window}, {"mask, bias and softcap", paired}} {
-			if x.name == "mask, bias and softcap" && class.d != 64 && class.d != 128 {
+		}{{"full", one}, {"causal", causal}, {"window and klen", window}, {"mask, bias and softcap", paired},
+			{"slopes, sinks, dropout and blocks", options}, {"slopes and bias", distant}, {"relative bias and all of these", relative}} {
+			if number > 2 && class.d != 64 && class.d != 128 {
 				continue // two kernels more for each, which compile long on a software driver
 			}
 			call := func(q backend.Tensor, p backend.Problem) (o, lse []float32) {
@@ -124,12 +150,21 @@ func TestDecodeGivesTheBitsOfPrefill(t *testing.T) {
 					t.Fatal(err)
 				}
 				p := x.p
-				if p.Visible.Left != backend.Unbounded || p.Visible.Right != backend.Unbounded {
-					p.Visible.Offset += i
-				}
-				if !p.Mask.IsZero() {
-					p.Mask, _ = p.Mask.Slice(backend.Seq, i, i+1)
-					p.Bias, _ = p.Bias.Slice(backend.Seq, i, i+1)
+				p.Visible.Offset += i
+				p.Dropout.First[backend.Seq] += i
+				for _, s := range []struct {
+					t            *backend.Tensor
+					axis, lo, hi int
+				}{
+					{&p.Mask, backend.Seq, i, i + 1}, {&p.Bias, backend.Seq, i, i + 1}, {&p.Blocks, backend.Seq, i / 8, i/8 + 1},
+					{&p.Relative, backend.Dim, sq - 1 - i, sq - 1 - i + sk},
+				} {
+					if s.t.IsZero() {
+						continue
+					}
+					if *s.t, err = s.t.Slice(s.axis, s.lo, s.hi); err != nil {
+						t.Fatal(err)
+					}
 				}
 				ro, rlse := call(row, p)
 				for n := range 2 * heads {

@@ -28,7 +28,7 @@ func (a *attention) flash(choose chooser) (whyNot string, err error) {
 	cut.keeps = v.split
 	cut.align = max(cut.align, granuleBytes)
 	cut.maxBind = cut.maxBind &^ (granuleBytes - 1)
-	cut.most[axN] = longest(v.keys, v.loops(d.Dim, d.ValueDim), a.each*float64(v.rows()*v.keys), a.b.pieceWork(kernel))
+	cut.most[axN] = longest(v.keys, v.loops(d.Dim, d.ValueDim)+a.rounds(v.kt()*v.rv), a.each*float64(v.rows()*v.keys), a.b.pieceWork(kernel))
 	// One area; a second one, for what pieces leave, doubles it at most.
 	area := 16 * uint64(v.area(d.ValueDim))
 	blocks := func(x box) int { return x.len(axB) * x.len(axH) * ((x.len(axM) + v.rows() - 1) / v.rows()) }
@@ -75,7 +75,7 @@ func (a *attention) shape() flashShape {
 	return flashShape{
 		class: classOf(d.Dim, d.ValueDim), valueDim: d.ValueDim, heads: d.Batch * d.Heads, seqQ: d.SeqQ,
 		in: c.Q.DType(), kv: c.K.DType(),
-		paired:   !a.mask.t.IsZero() || !a.bias.t.IsZero() || c.Softcap > 0,
+		paired:   a.paired(),
 		wide:     sideBySide(c.Q) && sideBySide(c.K) && sideBySide(c.V),
 		half:     c.O.DType() != backend.F32,
 		software: a.b.info.Type == backend.CPU, limits: a.b.limits,

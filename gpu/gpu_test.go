@@ -24,8 +24,8 @@ func open(t testing.TB, opt Options) *Backend {
 	return b
 }
 
-// refusals are the options that the backend refuses.
-var refusals = [][]string{{"relative"}, {"blocks"}, {"alibi"}, {"sinks"}, {"dropout"}, {"q8"}, {"paged"}}
+// refusals are the options that the backend refuses, those of a set together.
+var refusals = [][]string{{"bias", "relative"}, {"mask", "blocks"}, {"q8"}, {"paged"}}
 
 func TestConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{

@@ -76,8 +76,23 @@ func resumed(c *backend.Call) *backend.Partial {
 
 // signature says in words what a call computes, but for its operands' contents.
 func signature(c *backend.Call) string {
-	return fmt.Sprintf("%+v of %v to %v, lse %t, mask %t, bias %t, scale %v, softcap %v, visible %+v", c.Dims(), storage(c), c.O.DType(),
+	s := fmt.Sprintf("%+v of %v to %v, lse %t, mask %t, bias %t, scale %v, softcap %v, visible %+v", c.Dims(), storage(c), c.O.DType(),
 		!c.LSE.IsZero(), !c.Mask.IsZero(), !c.Bias.IsZero(), c.Scale, c.Softcap, c.Visible)
+	for _, o := range []struct {
+		is   bool
+		text string
+	}{
+		{c.Slopes != nil, fmt.Sprintf("slopes %v", c.Slopes)},
+		{!c.Relative.IsZero(), "relative"},
+		{!c.Blocks.IsZero(), fmt.Sprintf("blocks of %d by %d", c.BlockQ, c.BlockK)},
+		{c.Sinks != nil, fmt.Sprintf("sinks %v", c.Sinks)},
+		{c.Dropout.P > 0, fmt.Sprintf("dropout %+v", c.Dropout)},
+	} {
+		if o.is {
+			s += ", " + o.text
+		}
+	}
+	return s
 }
 
 // outputs gives an output the rows that are done, which lie in from, and returns

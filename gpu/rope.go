@@ -49,7 +49,7 @@ func (b *Backend) rotate(r *runner, yt, xt, cosT, sinT backend.Tensor, interleav
 	}
 	cos, sin := reads("cos", cosT, rowAxes, 1), reads("sin", sinT, rowAxes, 1)
 	v := variant{shaders.RoPE, map[string]uint32{"INPLACE": uint32(flagBits(inPlace))}}
-	cut := b.newCutter(axX, x, cos, sin, y)
+	cut := b.newCutter(axX, tile, x, cos, sin, y)
 	all := box{hi: [nAxes]int{axB: sh[0], axH: sh[1], axM: sh[2], axN: 1, axX: 1}}
 	return cut.boxes(all, func(part box, _ int) error {
 		n := part.len(axB) * part.len(axH) * part.len(axM) * units

@@ -36,9 +36,9 @@ type window struct {
 // params collects a uniform in the order of the shader's struct.
 type params []uint32
 
-// newParams has room for those of the largest kernel: 20 numbers, the bases and
-// strides of 7 operands, 64 lengths of klen.
-func newParams() params { return make(params, 0, 24+7*8+64) }
+// newParams has room for those of the largest kernel: 24 numbers, 16 of options, the
+// bases and strides of 7 operands, and the tables.
+func newParams() params { return make(params, 0, 24+16+7*8+klenBatches+2*tableHeads) }
 
 func (p *params) u32(v ...int) {
 	for _, x := range v {

@@ -95,7 +95,7 @@ func (b *Backend) matmul(r *runner, m product) error {
 	}
 	main := kernel(view{base: m.a.Offset(), strides: m.a.Strides()}, view{base: m.w.Offset(), strides: m.w.Strides()}, all)
 	const chunks = tile / (4 * productQD)
-	cut := b.newCutter(axX, a, w, bias, y)
+	cut := b.newCutter(axX, tile, a, w, bias, y)
 	cut.align = max(cut.align, granuleBytes)
 	cut.maxBind &^= granuleBytes - 1
 	groups := func(x box) int { return x.len(axB) * x.len(axH) * v.tiles(x.len(axM), x.len(axN)) }
@@ -178,41 +178,34 @@ func (b *Backend) softmax(r *runner, st, lt backend.Tensor, p *backend.Problem) 
 	if st.DType() != backend.F32 {
 		return fmt.Errorf("s is %v, scores are f32: %w", st.DType(), backend.ErrDType)
 	}
-	if err := refused(p); err != nil {
-		return err
-	}
-	mt, bt, err := pairTensors(p, sh)
+	opts, err := newOptions(p, sh)
 	if err != nil {
 		return err
 	}
 	s := updates("s", st, pairAxes, 1)
 	lse := writes("lse", lt, rowAxes, 1)
-	mask := reads("mask", mt, pairAxes, 1)
-	bias := reads("bias", bt, pairAxes, 1)
-	cut := b.newCutter(axN, s, lse, mask, bias)
-	cut.granule = softmaxGrain
-	if p.Visible.KLen != nil {
-		cut.most[axB] = klenBatches
-	}
-	cut.most[axN] = longest(softmaxGrain, 2, softmaxOps*softmaxGrain, b.pieceWork(softmaxAny)) // 2 phases
+	cut := b.newCutter(axN, softmaxGrain, s, lse, opts.mask, opts.bias)
+	opts.limit(cut)
+	cut.most[axN] = longest(softmaxGrain, 2+opts.rounds(4), softmaxOps*softmaxGrain, b.pieceWork(softmaxAny)) // 2 phases
 	rows := func(x box) int { return x.len(axB) * x.len(axH) * x.len(axM) }
 	cut.state = func(x box) uint64 { return uint64(rows(x)) * 2 * softmaxThreads * 4 }
 	lo, hi := bounds(p.Visible)
 
 	queue := func(v variant, x box, state window, phases int) error {
 		sv, lv := s.view(x, cut.align), lse.view(x, cut.align)
-		mv, bv := mask.view(x, cut.align), bias.view(x, cut.align)
+		mv, bv := opts.mask.view(x, cut.align), opts.bias.view(x, cut.align)
 		// As in softmax.wgsl.
-		flags := phases | flagBits(state.buf != nil, !lt.IsZero(), p.Visible.KLen != nil, !mt.IsZero(), p.Softcap > 0)<<2
+		flags := phases | flagBits(state.buf != nil, !lt.IsZero(), p.Visible.KLen != nil)<<2 | opts.flags()<<1
 		w := newParams()
 		w.u32(0, 0, x.len(axH), x.len(axM), x.lo[axM], x.len(axN), x.lo[axN])
 		w.f32(p.Scale)
 		w.f32(p.Softcap)
-		w.u32(lo, hi, flags, biasType(bt))
+		w.u32(lo, hi, flags, biasType(opts.bias.t))
+		opts.params(&w, x)
 		for _, o := range []view{sv, lv, mv, bv} {
 			w.strides(o.base, o.strides)
 		}
-		w.klen(p.Visible, x)
+		opts.tables(&w, x, 1)
 		st := step{variant: v, params: w, windows: []window{mv.window, bv.window, sv.window, lv.window, state}}
 		return r.dispatch(st, rows(x), softmaxOps*float64(x.len(axN)))
 	}
@@ -257,7 +250,7 @@ func (b *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) er
 			return fmt.Errorf("o %v, lse %v and the part's %v, %v do not fit: %w", sh, lse.Shape(), po.Shape(), plse.Shape(), backend.ErrShape)
 		}
 		ops := []*operand{reads("the part's o", po, rowAxes, 1), reads("the part's lse", plse, rowAxes, 1), updates("o", o, rowAxes, 1), updates("lse", lse, rowAxes, 1)}
-		cut := b.newCutter(axX, ops...)
+		cut := b.newCutter(axX, tile, ops...)
 		all := box{hi: [nAxes]int{axB: sh[0], axH: sh[1], axM: sh[2], axN: 1, axX: 1}}
 		return cut.boxes(all, func(x box, _ int) error {
 			var v [4]view

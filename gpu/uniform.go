@@ -11,8 +11,8 @@ const (
 	// slotCount is how many submissions a device has at a time, of all calls
 	// together: two calls that go on side by side, or four short ones.
 	slotCount = 2 * maxFlight
-	// slotBytes holds the parameters of some 85 dispatches of the largest kernel,
-	// 0.6 KiB each at an alignment of 256 bytes.
+	// slotBytes holds the parameters of some 50 dispatches of the largest kernel,
+	// 1.2 KiB each at an alignment of 256 bytes.
 	slotBytes = 64 << 10
 )
 

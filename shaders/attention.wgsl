@@ -1,9 +1,10 @@
 // Fused attention with the online softmax (Milakov & Gimelshein 2018, Dao et al.
 // 2022), for one block of 32 query rows of one head a workgroup:
 //
-//     s_j = scale · q·k_j      s_j = cap · tanh(s_j / cap)      s_j = s_j + bias_j
+//     s_j = scale · q·k_j      s_j = cap · tanh(s_j / cap)      s_j = s_j + bias_j - slope·|i - j|
 //     p_j = exp(s_j - m)       o = Σ p_j·v_j / Σ p_j            lse = m + log Σ p_j
 //
+// in which a sink takes part in the sums Σ p_j alone, and dropout in Σ p_j·v_j alone.
 // Key tiles of 32 lie at multiples of 32; tiles that no row of the block sees are
 // passed over. A thread (tx, ty) of 8 x 8 has the rows 4·ty+r and
 //
@@ -37,6 +38,8 @@ const LOWEST: f32 = -3.4028234e38; // the running maximum before any key
 const LOG2E: f32 = 1.4426950408889634;
 const HIDDEN: f32 = -1.0; // a weight is never negative
 const HIDDEN_BITS: u32 = 0xbf800000u;
+const MOST_BLOCKS: u32 = 64u; // that are looked at before a tile is computed
+const MAX_BIAS: u32 = 0x7f000000u; // the bits of 2^127, see bounded
 
 // Bits of Params.flags.
 const GO_ON: u32 = 1u; // from state
@@ -45,6 +48,10 @@ const WANT_LSE: u32 = 4u;
 const HAS_KLEN: u32 = 8u;
 const HAS_MASK: u32 = 16u;
 const HAS_SOFTCAP: u32 = 32u;
+const HAS_SLOPES: u32 = 64u;
+const HAS_SINKS: u32 = 128u;
+const HAS_BLOCKS: u32 = 256u; // the mask is one of blocks
+const HAS_DROPOUT: u32 = 512u;
 
 // Strides are in elements, base is the first element's index in its binding. The
 // padding is what uniforms ask of structures inside structures.
@@ -54,6 +61,26 @@ struct Strides {
     h: u32,
     s: u32,
     d: u32,
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+// Options are those that few calls have.
+struct Options {
+    offset: i32, // row i stands at key i + offset
+    slope_b: u32, // slopes of a batch in the table, 0 when all share theirs
+    bias_limit: u32, // bits of the largest bias that is told from larger ones
+    block_q: u32, // rows and keys of a block of the mask
+    block_k: u32,
+    threshold: u32, // the random word from which on dropout keeps a weight
+    seed0: u32,
+    seed1: u32,
+    batch0: u32, // what batch, head, row and key 0 of the piece count as in dropout
+    head0: u32,
+    row0: u32,
+    key0: u32,
+    keep: f32, // what dropout multiplies weights by, else 1
     pad0: u32,
     pad1: u32,
     pad2: u32,
@@ -80,6 +107,7 @@ struct Params {
     bias_type: u32, // 0: no bias, else 1 + its type
     out_type: u32, // type of o
     pad0: u32,
+    more: Options,
     q: Strides,
     k: Strides,
     v: Strides,
@@ -88,6 +116,8 @@ struct Params {
     mask: Strides,
     bias: Strides,
     klen: array<vec4<i32>, 16>, // of up to 64 batches
+    slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
+    sinks: array<vec4<f32>, 16>, // of up to 64 heads, -Inf where there is none
 }
 
 @group(0) @binding(0) var<storage, read> q: array<u32>;
@@ -227,12 +257,52 @@ fn load_bias(i: u32) -> f32 {
     return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
 }
 
-// bounded is a bias as it is added: finite ones are bounded to 2^127, so that log2(e)
-// times it is finite. Looks at the bits, as comparisons may be assumed to meet no NaN.
-fn bounded(x: f32) -> f32 {
+// bounded is a bias as it is added: finite ones are bounded to the number with the bits
+// limit, so that log2(e) times what is added together is finite. Looks at the bits, as
+// comparisons may be assumed to meet no NaN.
+fn bounded(x: f32, limit: u32) -> f32 {
     let bits = bitcast<u32>(x);
     let size = bits & 0x7fffffffu;
-    return select(x, bitcast<f32>((bits & 0x80000000u) | 0x7f000000u), size > 0x7f000000u && size < 0x7f800000u);
+    return select(x, bitcast<f32>((bits & 0x80000000u) | limit), size > limit && size < 0x7f800000u);
+}
+
+// slope_of returns the slope of a head, both counted in the box.
+fn slope_of(batch: u32, head: u32) -> f32 {
+    let n = batch * p.more.slope_b + head;
+    return p.slopes[n / 4u][n % 4u];
+}
+
+// mul_hi is the upper half of each product's 64 bits.
+fn mul_hi(x: vec2<u32>, y: vec2<u32>) -> vec2<u32> {
+    let x0 = x & vec2<u32>(0xffffu);
+    let x1 = x >> vec2<u32>(16u);
+    let y0 = y & vec2<u32>(0xffffu);
+    let y1 = y >> vec2<u32>(16u);
+    let mid = x1 * y0 + ((x0 * y0) >> vec2<u32>(16u));
+    let low = x0 * y1 + (mid & vec2<u32>(0xffffu));
+    return x1 * y1 + (mid >> vec2<u32>(16u)) + (low >> vec2<u32>(16u));
+}
+
+// philox is Philox4x32-10 (Salmon et al. 2011), as in package backend.
+fn philox(counter: vec4<u32>, key: vec2<u32>) -> vec4<u32> {
+    let m = vec2<u32>(0xd2511f53u, 0xcd9e8d57u);
+    var c = counter;
+    var k = key;
+    for (var n = 0u; n < 10u; n++) {
+        let high = mul_hi(c.xz, m);
+        let low = c.xz * m;
+        c = vec4<u32>(high.y ^ c.y ^ k.x, low.y, high.x ^ c.w ^ k.y, low.x);
+        k = k + vec2<u32>(0x9e3779b9u, 0xbb67ae85u);
+    }
+    return c;
+}
+
+// dropped reports whether dropout takes the weight of a row and a key, counted as those
+// of the box and the piece are.
+fn dropped(batch: u32, head: u32, row: u32, j: u32) -> bool {
+    let n = p.more.row0 + row;
+    let x = philox(vec4<u32>(n / 4u, p.more.key0 + j, p.more.head0 + head, p.more.batch0 + batch), vec2<u32>(p.more.seed0, p.more.seed1));
+    return x[n % 4u] < p.more.threshold;
 }
 
 // stage_q puts depths from d0 of the block's rows into qs, zeros beyond the end.
@@ -312,28 +382,58 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
         if (row >= p.rows) {
             r.seen = vec4<bool>(false);
         }
-        if ((p.flags & HAS_MASK) != 0u) {
-            let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
+        if ((p.flags & (HAS_MASK | HAS_BLOCKS)) != 0u) {
+            let at = p.mask.base + b * p.mask.b + h * p.mask.h;
             for (var c = 0u; c < 4u; c++) {
                 if (r.seen[c]) {
-                    let x = at + (j + c) * p.mask.d;
+                    var x = at + row * p.mask.s + (j + c) * p.mask.d;
+                    if ((p.flags & HAS_BLOCKS) != 0u) {
+                        x = at + (p.row0 + row) / p.more.block_q * p.mask.s + (p.key0 + j + c) / p.more.block_k * p.mask.d;
+                    }
                     r.seen[c] = ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
                 }
             }
         }
-        if (p.bias_type != 0u) {
+        if (p.bias_type != 0u || (p.flags & HAS_SLOPES) != 0u) {
             let at = p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s;
             for (var c = 0u; c < 4u; c++) {
                 if (r.seen[c]) {
-                    let x = load_bias(at + (j + c) * p.bias.d);
-                    r.s[c] = r.s[c] + bounded(x);
-                    r.seen[c] = bitcast<u32>(x) != 0xff800000u; // -Inf hides
+                    var x = 0.0;
+                    if (p.bias_type != 0u) {
+                        x = load_bias(at + (j + c) * p.bias.d);
+                        r.seen[c] = bitcast<u32>(x) != 0xff800000u; // -Inf hides
+                        x = bounded(x, p.more.bias_limit);
+                    }
+                    if ((p.flags & HAS_SLOPES) != 0u) {
+                        let away = abs(i + p.more.offset - i32(p.key0 + j + c));
+                        x = bounded(fma(-slope_of(b, h), f32(away), x), MAX_BIAS);
+                    }
+                    r.s[c] = r.s[c] + x;
                 }
             }
         }
         r.s = select(vec4<f32>(LOWEST), r.s, r.seen);
     }
     return r;
+}
+
+// tile_seen reports whether any row of the block from row r0 on (in the box) sees any
+// block of keys that tile meets; true too when they are too many to be looked at.
+fn tile_seen(b: u32, h: u32, r0: u32, tile: u32, end: u32) -> bool {
+    let q0 = (p.row0 + r0) / p.more.block_q;
+    let nq = (p.row0 + min(r0 + 32u, p.rows) - 1u) / p.more.block_q - q0 + 1u;
+    let k0 = tile / p.more.block_k;
+    let nk = (min(tile + 32u, end) - 1u) / p.more.block_k - k0 + 1u;
+    if (nq * nk > MOST_BLOCKS) {
+        return true;
+    }
+    let at = p.mask.base + b * p.mask.b + h * p.mask.h;
+    var any = 0u;
+    for (var n = 0u; n < nq * nk; n++) {
+        let x = at + (q0 + n / nk) * p.mask.s + (k0 + n % nk) * p.mask.d;
+        any = any | ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu);
+    }
+    return any != 0u;
 }
 
 fn largest(s: vec4<f32>) -> f32 {
@@ -404,9 +504,14 @@ fn main(
     let all_from = i_last + p.lo;
     let all_to = min(i_first + p.hi, cap);
 
-    let paired = (p.flags & HAS_MASK) != 0u || p.bias_type != 0u;
+    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_SLOPES | HAS_DROPOUT)) != 0u || p.bias_type != 0u;
 
     for (var tile = (begin / 32) * 32; tile < end; tile += 32) {
+        if ((p.flags & HAS_BLOCKS) != 0u) {
+            if (!tile_seen(b, h, r0, u32(tile), u32(end))) {
+                continue;
+            }
+        }
         let j0 = u32(tile) - p.key0;
         let check = paired || tile < all_from || tile + 32 > all_to;
 
@@ -450,6 +555,13 @@ fn main(
             let e = exp2_acc((w[r].s - vec4<f32>(m[r])) * LOG2E);
             sums[r] = dot(select(vec4<f32>(0.0), e, w[r].seen), vec4<f32>(1.0));
             ps[(4u * ty + r) * 9u + tx] = select(vec4<f32>(HIDDEN), e, w[r].seen);
+            if ((p.flags & HAS_DROPOUT) != 0u) {
+                for (var c = 0u; c < 4u; c++) {
+                    if (dropped(b, h, r0 + 4u * ty + r, j0 + 4u * tx + c)) {
+                        ps[(4u * ty + r) * 9u + tx][c] = HIDDEN;
+                    }
+                }
+            }
         }
         l = fma(l, rescale, sums);
 
@@ -511,9 +623,21 @@ fn main(
         let at = x * 32u + 4u * ty;
         sum = sum + vec4<f32>(part[at], part[at + 1u], part[at + 2u], part[at + 3u]);
     }
+    // The sink joins the sum, which then is by the larger one of it and the maximum.
+    var scale = vec4<f32>(p.more.keep);
+    if ((p.flags & HAS_SINKS) != 0u) {
+        let sink = p.sinks[h / 4u][h % 4u];
+        if (bitcast<u32>(sink) != 0xff800000u) {
+            let top = max(m, vec4<f32>(sink));
+            let before = exp2_acc((m - top) * LOG2E);
+            sum = fma(sum, before, exp2_acc((vec4<f32>(sink) - top) * LOG2E));
+            scale = scale * before;
+            m = top;
+        }
+    }
     let empty = bitcast<vec4<u32>>(sum) == vec4<u32>(0u);
     let safe = select(sum, vec4<f32>(1.0), empty);
-    let inverse = select(vec4<f32>(1.0) / safe, vec4<f32>(0.0), empty);
+    let inverse = select(vec4<f32>(1.0) / safe * scale, vec4<f32>(0.0), empty);
     if (tx == 0u && (p.flags & WANT_LSE) != 0u) {
         for (var r = 0u; r < 4u; r++) {
             let row = r0 + 4u * ty + r;

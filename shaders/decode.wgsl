@@ -2,7 +2,7 @@
 // SPLIT of them from a multiple of SPLIT on, for up to ROWS query rows that read the
 // same key head, and leaves in state what splitmerge.wgsl makes the result of:
 //
-//     s_j = scale · q·k_j      s_j = cap · tanh(s_j / cap)      s_j = s_j + bias_j
+//     s_j = scale · q·k_j      s_j = cap · tanh(s_j / cap)      s_j = s_j + bias_j - slope·|i - j|
 //     p_j = exp(s_j - m)       O = Σ p_j·v_j       l_c = Σ p_j over j ≡ c mod TX
 //
 // with scores, m and the exponential in units of log 2. Over the plain kernel
@@ -69,12 +69,18 @@ const LOWEST: f32 = -3.4028234e38; // the running maximum before any key
 const LOG2E: f32 = 1.4426950408889634;
 const HIDDEN: f32 = -1.0; // a weight is never negative
 const HIDDEN_BITS: u32 = 0xbf800000u;
+const MAX_BIAS: u32 = 0x7f000000u; // the bits of 2^127, see bounded
+const MOST_BLOCKS: u32 = 64u; // that are looked at before a tile is computed
 
 // Bits of Params.flags.
 const WANT_LSE: u32 = 4u;
 const HAS_KLEN: u32 = 8u;
 const HAS_MASK: u32 = 16u;
 const HAS_SOFTCAP: u32 = 32u;
+const HAS_SLOPES: u32 = 64u;
+const HAS_SINKS: u32 = 128u;
+const HAS_BLOCKS: u32 = 256u; // the mask is one of blocks
+const HAS_DROPOUT: u32 = 512u;
 
 // Strides are in elements, base is the first element's index in its binding. The
 // padding is what uniforms ask of structures inside structures.
@@ -84,6 +90,26 @@ struct Strides {
     h: u32,
     s: u32,
     d: u32,
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+// Options are those that few calls have.
+struct Options {
+    offset: i32, // row i stands at key i + offset
+    slope_b: u32, // slopes of a batch in the table, 0 when all share theirs
+    bias_limit: u32, // bits of the largest bias that is told from larger ones
+    block_q: u32, // rows and keys of a block of the mask
+    block_k: u32,
+    threshold: u32, // the random word from which on dropout keeps a weight
+    seed0: u32,
+    seed1: u32,
+    batch0: u32, // what batch, head, row and key 0 of the piece count as in dropout
+    head0: u32,
+    row0: u32,
+    key0: u32,
+    keep: f32, // what dropout multiplies weights by, else 1
     pad0: u32,
     pad1: u32,
     pad2: u32,
@@ -114,6 +140,7 @@ struct Params {
     bias_type: u32, // 0: no bias, else 1 + its type
     out_type: u32, // type of o
     unit: f32, // log2(e) times softcap if there is one, else times scale
+    more: Options,
     q: Strides,
     k: Strides,
     v: Strides,
@@ -122,6 +149,8 @@ struct Params {
     mask: Strides,
     bias: Strides,
     klen: array<vec4<i32>, 16>, // of up to 64 batches
+    slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
+    sinks: array<vec4<f32>, 16>, // of up to 64 heads, in units of log2, -Inf where there is none
 }
 
 @group(0) @binding(0) var<storage, read> q: array<u32>;
@@ -213,12 +242,52 @@ fn load_bias(i: u32) -> f32 {
     return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
 }
 
-// bounded is a bias as it is added: finite ones are bounded to 2^127, so that log2(e)
-// times it is finite. Looks at the bits, as comparisons may be assumed to meet no NaN.
-fn bounded(x: f32) -> f32 {
+// bounded is a bias as it is added: finite ones are bounded to the number with the bits
+// limit, so that log2(e) times what is added together is finite. Looks at the bits, as
+// comparisons may be assumed to meet no NaN.
+fn bounded(x: f32, limit: u32) -> f32 {
     let bits = bitcast<u32>(x);
     let size = bits & 0x7fffffffu;
-    return select(x, bitcast<f32>((bits & 0x80000000u) | 0x7f000000u), size > 0x7f000000u && size < 0x7f800000u);
+    return select(x, bitcast<f32>((bits & 0x80000000u) | limit), size > limit && size < 0x7f800000u);
+}
+
+// slope_of returns the slope of a head, both counted in the box.
+fn slope_of(batch: u32, head: u32) -> f32 {
+    let n = batch * p.more.slope_b + head;
+    return p.slopes[n / 4u][n % 4u];
+}
+
+// mul_hi is the upper half of each product's 64 bits.
+fn mul_hi(x: vec2<u32>, y: vec2<u32>) -> vec2<u32> {
+    let x0 = x & vec2<u32>(0xffffu);
+    let x1 = x >> vec2<u32>(16u);
+    let y0 = y & vec2<u32>(0xffffu);
+    let y1 = y >> vec2<u32>(16u);
+    let mid = x1 * y0 + ((x0 * y0) >> vec2<u32>(16u));
+    let low = x0 * y1 + (mid & vec2<u32>(0xffffu));
+    return x1 * y1 + (mid >> vec2<u32>(16u)) + (low >> vec2<u32>(16u));
+}
+
+// philox is Philox4x32-10 (Salmon et al. 2011), as in package backend.
+fn philox(counter: vec4<u32>, key: vec2<u32>) -> vec4<u32> {
+    let m = vec2<u32>(0xd2511f53u, 0xcd9e8d57u);
+    var c = counter;
+    var k = key;
+    for (var n = 0u; n < 10u; n++) {
+        let high = mul_hi(c.xz, m);
+        let low = c.xz * m;
+        c = vec4<u32>(high.y ^ c.y ^ k.x, low.y, high.x ^ c.w ^ k.y, low.x);
+        k = k + vec2<u32>(0x9e3779b9u, 0xbb67ae85u);
+    }
+    return c;
+}
+
+// dropped reports whether dropout takes the weight of a row and a key, counted as those
+// of the box and the piece are.
+fn dropped(batch: u32, head: u32, row: u32, j: u32) -> bool {
+    let n = p.more.row0 + row;
+    let x = philox(vec4<u32>(n / 4u, p.more.key0 + j, p.more.head0 + head, p.more.batch0 + batch), vec2<u32>(p.more.seed0, p.more.seed1));
+    return x[n % 4u] < p.more.threshold;
 }
 
 // low and high are the first and the last four elements of a granule; of four float32
@@ -382,7 +451,7 @@ struct Scores {
 // unit is what turns Scores.x into a score. It stays apart so that score minus maximum
 // is one fma everywhere.
 fn unit() -> f32 {
-    return select(p.unit, 1.0, p.bias_type != 0u);
+    return select(p.unit, 1.0, p.bias_type != 0u || (p.flags & HAS_SLOPES) != 0u);
 }
 
 // score takes dot products; j counts in the piece.
@@ -393,15 +462,29 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
         r.x = tanh_acc(dots * p.scale / p.softcap);
     }
     r.seen = vec4<bool>(true);
+    let i = i32(p.row0 + row);
+    let key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(0, i32(TX), i32(2u * TX), i32(3u * TX));
+    var slope = 0.0;
+    var away = vec4<f32>(0.0);
+    if ((p.flags & HAS_SLOPES) != 0u) {
+        slope = slope_of(b, h);
+        away = vec4<f32>(abs(vec4<i32>(i + p.more.offset) - key));
+        if (p.bias_type == 0u) {
+            r.x = fma(r.x, vec4<f32>(p.unit), fma(vec4<f32>(-slope), away, vec4<f32>(0.0)) * LOG2E);
+        }
+    }
     if (check) {
-        let i = i32(p.row0 + row);
-        let key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(0, i32(TX), i32(2u * TX), i32(3u * TX));
         r.seen = (key >= vec4<i32>(i + p.lo)) & (key < vec4<i32>(min(i + p.hi, cap)));
-        if ((p.flags & HAS_MASK) != 0u) {
-            let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
+        if ((p.flags & (HAS_MASK | HAS_BLOCKS)) != 0u) {
+            var at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
+            var keys = vec4<u32>(j, j + TX, j + 2u * TX, j + 3u * TX);
+            if ((p.flags & HAS_BLOCKS) != 0u) {
+                at = p.mask.base + b * p.mask.b + h * p.mask.h + (p.row0 + row) / p.more.block_q * p.mask.s;
+                keys = (keys + vec4<u32>(p.key0)) / vec4<u32>(p.more.block_k);
+            }
             for (var c = 0u; c < 4u; c++) { // unroll
                 if (r.seen[c]) {
-                    let x = at + (j + c * TX) * p.mask.d;
+                    let x = at + keys[c] * p.mask.d;
                     r.seen[c] = ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
                 }
             }
@@ -411,7 +494,11 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
             for (var c = 0u; c < 4u; c++) { // unroll
                 if (r.seen[c]) {
                     let x = load_bias(at + (j + c * TX) * p.bias.d);
-                    r.x[c] = fma(r.x[c], p.unit, bounded(x) * LOG2E);
+                    var y = bounded(x, p.more.bias_limit);
+                    if ((p.flags & HAS_SLOPES) != 0u) {
+                        y = bounded(fma(-slope, away[c], y), MAX_BIAS);
+                    }
+                    r.x[c] = fma(r.x[c], p.unit, y * LOG2E);
                     r.seen[c] = bitcast<u32>(x) != 0xff800000u; // -Inf hides
                 }
             }
@@ -419,6 +506,28 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     }
     r.s = select(vec4<f32>(LOWEST), r.x * unit(), r.seen);
     return r;
+}
+
+// tile_seen reports whether the rows first to last of those that read a key head see any
+// block of keys that a tile up to end meets; true too when they are too many to be looked
+// at. h0 is the first of the query heads.
+fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> bool {
+    if ((p.flags & HAS_BLOCKS) == 0u) {
+        return true;
+    }
+    let k0 = tile / p.more.block_k;
+    let nk = (min(tile + BC, end) - 1u) / p.more.block_k - k0 + 1u;
+    if ((last - first + 1u) * nk > MOST_BLOCKS) {
+        return true;
+    }
+    var any = 0u;
+    for (var n = 0u; n < (last - first + 1u) * nk; n++) {
+        let row = first + n / nk;
+        let x = p.mask.base + b * p.mask.b + (h0 + row / p.rows) * p.mask.h
+            + (p.row0 + row % p.rows) / p.more.block_q * p.mask.s + (k0 + n % nk) * p.mask.d;
+        any = any | ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu);
+    }
+    return any != 0u;
 }
 
 fn largest(s: vec4<f32>) -> f32 {
@@ -477,7 +586,7 @@ fn main(
     if (begin >= end) {
         return; // splitmerge.wgsl does not look here
     }
-    let paired = (p.flags & HAS_MASK) != 0u || p.bias_type != 0u;
+    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_DROPOUT)) != 0u || p.bias_type != 0u;
 
     // What this thread does of each step.
     let q_row = first + t / QG; // for loading q
@@ -500,9 +609,19 @@ fn main(
         acc[i] = vec4<f32>(0.0);
     }
 
-    let start = (begin / i32(BC)) * i32(BC);
-    var ahead = fetch_k(t, k_at, u32(start) - p.key0, 0u, q_at, has_q);
-    for (var tile = start; tile < end; tile += i32(BC)) {
+    var next = (begin / i32(BC)) * i32(BC); // tile that any row sees, or none
+    while (next < end && !tile_seen(b, h0, first, last, u32(next), u32(end))) {
+        next += i32(BC);
+    }
+    var ahead: Ahead;
+    if (next < end) {
+        ahead = fetch_k(t, k_at, u32(next) - p.key0, 0u, q_at, has_q);
+    }
+    for (var tile = next; tile < end; tile = next) {
+        next = tile + i32(BC);
+        while (next < end && !tile_seen(b, h0, first, last, u32(next), u32(end))) {
+            next += i32(BC);
+        }
         let j0 = u32(tile) - p.key0;
         let check = paired || tile < all_from || tile + i32(BC) > all_to;
 
@@ -587,6 +706,14 @@ fn main(
                 ps[(at + 2u * TX) / 4u][(at + 2u * TX) % 4u] = w.z;
                 ps[(at + 3u * TX) / 4u][(at + 3u * TX) % 4u] = w.w;
             }
+            if ((p.flags & HAS_DROPOUT) != 0u) {
+                for (var n = 0u; n < BC / TX; n++) {
+                    let key = c_part + TX * n;
+                    if (dropped(b, c_head, c_query, j0 + key)) {
+                        ps[(c_row * BC + key) / 4u][(c_row * BC + key) % 4u] = HIDDEN;
+                    }
+                }
+            }
             l = fma(l, rescale, sum);
             if (c_part == 0u) {
                 rescales[c_row] = rescale;
@@ -602,8 +729,8 @@ fn main(
             workgroupBarrier();
             if (c + 1u < VCHUNKS) {
                 ahead = fetch_v(t, v_at, j0 + (c + 1u) * JC);
-            } else if (tile + i32(BC) < end) {
-                ahead = fetch_k(t, k_at, j0 + BC, 0u, q_at, has_q);
+            } else if (next < end) {
+                ahead = fetch_k(t, k_at, u32(next) - p.key0, 0u, q_at, has_q);
             }
             if (vy < PSLOTS) {
                 if (c == 0u) {

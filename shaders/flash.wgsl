@@ -2,8 +2,10 @@
 // in both products where that has 4x4, so that the fused multiply-adds bound it and
 // not the reads of workgroup memory. One block of query rows of one head a workgroup:
 //
-//     s_j = scale · q·k_j      s_j = cap · tanh(s_j / cap)      s_j = s_j + bias_j
+//     s_j = scale · q·k_j      s_j = cap · tanh(s_j / cap)      s_j = s_j + bias_j - slope·|i - j|
 //     p_j = exp(s_j - m)       o = Σ p_j·v_j / Σ p_j            lse = m + log Σ p_j
+//
+// in which a sink takes part in the sums Σ p_j alone, and dropout in Σ p_j·v_j alone.
 //
 // A thread (tx, ty) of TX x TY has RV vec4 of rows, KT keys of a tile and CV vec4 of
 // columns (a turn):
@@ -36,7 +38,8 @@
 //     that: the multiple of BC next to 1024.
 //   - x = Σ q_d·k_d by fma from d = 0 on. With softcap x = tanh(x·scale/cap). The unit
 //     is log2 e times scale, or cap: a score is x·unit in units of log2, with a bias
-//     fma(x, unit, bias·log2 e), of which the unit is 1. No rounded product is added to
+//     fma(x, unit, y·log2 e) with y = bias, fma(-slope, distance, bias or 0), of which the
+//     unit is 1. No rounded product is added to
 //     anything but by fma, as a compiler may join the two or not.
 //   - A tile: m = max(m, x·unit), from LOWEST; p = exp2_down(fma(x, unit, -m));
 //     r = exp2_down(m before - m); l_c = fma(l_c, r, Σ p of the keys j ≡ c mod TX in
@@ -46,7 +49,11 @@
 //     visibility rule alone) is copied, one that it does not see is left out, else
 //     with m = max(m_t, m_s), a = exp2_down(m_t - m), b = exp2_down(m_s - m):
 //     o = fma(o_s, b, o_t·a), l_c = fma(l_cs, b, l_ct·a).
-//   - At the end l = Σ l_c in ascending order, o = o·(1/l), lse = fma(m, ln 2, log l).
+//   - Dropout takes weights after they were summed.
+//   - At the end l = Σ l_c in ascending order; a sink, in units of log2, comes to it with
+//     m = max(m, sink), a = exp2_down(m before - m): l = fma(l, a, exp2_down(sink - m)),
+//     else a = 1; o = o·(1/l·(keep·a)), lse = fma(m, ln 2, log l). keep is 1/(1-P) of
+//     dropout, else 1.
 //
 // State holds, for each thread of each workgroup, its registers (o, l, m): first the
 // totals of the splits before, then, when keys come in pieces, what the last split had
@@ -63,7 +70,7 @@ const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
 const KV: u32 = 0u; // of k and v
 const OUT16: u32 = 0u; // 1: o takes 16-bit elements, put is then attention.wgsl's
 const VEC: u32 = 0u; // 1: q, k and v have neighbours along D side by side, rows in multiples of 4
-const PAIRED: u32 = 1u; // 1: there may be softcap, mask or bias
+const PAIRED: u32 = 1u; // 1: there may be softcap, mask, bias, slopes or dropout
 const TX: u32 = 8u;
 const TY: u32 = 16u;
 const THREADS: u32 = 128u; // TX · TY
@@ -92,6 +99,8 @@ const LOG2E: f32 = 1.4426950408889634;
 const LN2: f32 = 0.6931471805599453;
 const HIDDEN: f32 = -1.0; // a weight is never negative
 const HIDDEN_BITS: u32 = 0xbf800000u;
+const MAX_BIAS: u32 = 0x7f000000u; // the bits of 2^127, see bounded
+const MOST_BLOCKS: u32 = 64u; // that are looked at before a tile is computed
 
 // Bits of Params.flags.
 const GO_ON: u32 = 1u; // from state
@@ -100,6 +109,10 @@ const WANT_LSE: u32 = 4u;
 const HAS_KLEN: u32 = 8u;
 const HAS_MASK: u32 = 16u;
 const HAS_SOFTCAP: u32 = 32u;
+const HAS_SLOPES: u32 = 64u;
+const HAS_SINKS: u32 = 128u;
+const HAS_BLOCKS: u32 = 256u; // the mask is one of blocks
+const HAS_DROPOUT: u32 = 512u;
 
 // Strides are in elements, base is the first element's index in its binding. The
 // padding is what uniforms ask of structures inside structures.
@@ -109,6 +122,26 @@ struct Strides {
     h: u32,
     s: u32,
     d: u32,
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+// Options are those that few calls have.
+struct Options {
+    offset: i32, // row i stands at key i + offset
+    slope_b: u32, // slopes of a batch in the table, 0 when all share theirs
+    bias_limit: u32, // bits of the largest bias that is told from larger ones
+    block_q: u32, // rows and keys of a block of the mask
+    block_k: u32,
+    threshold: u32, // the random word from which on dropout keeps a weight
+    seed0: u32,
+    seed1: u32,
+    batch0: u32, // what batch, head, row and key 0 of the piece count as in dropout
+    head0: u32,
+    row0: u32,
+    key0: u32,
+    keep: f32, // what dropout multiplies weights by, else 1
     pad0: u32,
     pad1: u32,
     pad2: u32,
@@ -139,6 +172,7 @@ struct Params {
     unit: f32, // log2 e times softcap if there is one, else times scale
     pad0: u32,
     pad1: u32,
+    more: Options,
     q: Strides,
     k: Strides,
     v: Strides,
@@ -147,6 +181,8 @@ struct Params {
     mask: Strides,
     bias: Strides,
     klen: array<vec4<i32>, 16>, // of up to 64 batches
+    slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
+    sinks: array<vec4<f32>, 16>, // of up to 64 heads in units of log2, -Inf where there is none
 }
 
 @group(0) @binding(0) var<storage, read> q: array<vec4<u32>>;
@@ -266,12 +302,44 @@ fn load_bias(i: u32) -> f32 {
     return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
 }
 
-// bounded is a bias as it is added: finite ones are bounded to 2^127, so that log2(e)
-// times it is finite. Looks at the bits, as comparisons may be assumed to meet no NaN.
-fn bounded(x: f32) -> f32 {
+// bounded is a bias as it is added: finite ones are bounded to the number with the bits
+// limit, so that log2(e) times what is added together is finite. Looks at the bits, as
+// comparisons may be assumed to meet no NaN.
+fn bounded(x: f32, limit: u32) -> f32 {
     let bits = bitcast<u32>(x);
     let size = bits & 0x7fffffffu;
-    return select(x, bitcast<f32>((bits & 0x80000000u) | 0x7f000000u), size > 0x7f000000u && size < 0x7f800000u);
+    return select(x, bitcast<f32>((bits & 0x80000000u) | limit), size > limit && size < 0x7f800000u);
+}
+
+// slope_of returns the slope of a head, both counted in the box.
+fn slope_of(batch: u32, head: u32) -> f32 {
+    let n = batch * p.more.slope_b + head;
+    return p.slopes[n / 4u][n % 4u];
+}
+
+// mul_hi is the upper half of each product's 64 bits.
+fn mul_hi(x: vec2<u32>, y: vec2<u32>) -> vec2<u32> {
+    let x0 = x & vec2<u32>(0xffffu);
+    let x1 = x >> vec2<u32>(16u);
+    let y0 = y & vec2<u32>(0xffffu);
+    let y1 = y >> vec2<u32>(16u);
+    let mid = x1 * y0 + ((x0 * y0) >> vec2<u32>(16u));
+    let low = x0 * y1 + (mid & vec2<u32>(0xffffu));
+    return x1 * y1 + (mid >> vec2<u32>(16u)) + (low >> vec2<u32>(16u));
+}
+
+// philox is Philox4x32-10 (Salmon et al. 2011), as in package backend.
+fn philox(counter: vec4<u32>, key: vec2<u32>) -> vec4<u32> {
+    let m = vec2<u32>(0xd2511f53u, 0xcd9e8d57u);
+    var c = counter;
+    var k = key;
+    for (var n = 0u; n < 10u; n++) {
+        let high = mul_hi(c.xz, m);
+        let low = c.xz * m;
+        c = vec4<u32>(high.y ^ c.y ^ k.x, low.y, high.x ^ c.w ^ k.y, low.x);
+        k = k + vec2<u32>(0x9e3779b9u, 0xbb67ae85u);
+    }
+    return c;
 }
 
 // load_q returns elements d to d+3 of the row that begins at element at, 0 beyond its
@@ -375,30 +443,101 @@ struct Scores {
     hidden: vec4<bool>,
 }
 
-// paired applies mask and bias to the scores of four rows from row on (in the box)
-// with key j (in the piece).
-fn paired(given: Scores, batch: u32, head: u32, row: u32, j: u32) -> Scores {
+// distances are how far four rows from row on (in the box) stand from key j (in the
+// piece).
+fn distances(row: u32, j: u32) -> vec4<f32> {
+    let at = i32(p.row0 + row) + p.more.offset - i32(p.key0 + j);
+    return vec4<f32>(abs(vec4<i32>(at) + vec4<i32>(0, 1, 2, 3)));
+}
+
+// mask_rows are where four rows of the mask begin.
+fn mask_rows(batch: u32, head: u32, row: u32) -> vec4<u32> {
+    let at = vec4<u32>(p.mask.base + batch * p.mask.b + head * p.mask.h);
+    var rows = vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u);
+    if ((p.flags & HAS_BLOCKS) != 0u) {
+        rows = (rows + vec4<u32>(p.row0)) / vec4<u32>(p.more.block_q);
+    }
+    return at + rows * vec4<u32>(p.mask.s);
+}
+
+// paired applies mask, bias and slopes to the scores of four rows from row on (in the
+// box), whose masks begin at masks, with key j (in the piece). Slopes without a bias hide
+// nothing, and are in the scores.
+fn paired(given: Scores, masks: vec4<u32>, batch: u32, head: u32, row: u32, j: u32) -> Scores {
     var w = given;
-    if ((p.flags & HAS_MASK) != 0u) {
-        let at = p.mask.base + batch * p.mask.b + head * p.mask.h + row * p.mask.s + j * p.mask.d;
+    if ((p.flags & (HAS_MASK | HAS_BLOCKS)) != 0u) {
+        var key = j;
+        if ((p.flags & HAS_BLOCKS) != 0u) {
+            key = (p.key0 + j) / p.more.block_k;
+        }
         for (var r = 0u; r < 4u; r++) { // unroll deep
             if (!w.hidden[r]) {
-                let i = at + r * p.mask.s;
+                let i = masks[r] + key * p.mask.d;
                 w.hidden[r] = ((mask[i >> 2u] >> ((i & 3u) * 8u)) & 0xffu) == 0u;
             }
         }
     }
     if (p.bias_type != 0u) {
         let at = p.bias.base + batch * p.bias.b + head * p.bias.h + row * p.bias.s + j * p.bias.d;
+        let away = distances(row, j);
         for (var r = 0u; r < 4u; r++) { // unroll deep
             if (!w.hidden[r]) {
                 let x = load_bias(at + r * p.bias.s);
-                w.x[r] = fma(w.x[r], p.unit, bounded(x) * LOG2E);
+                var y = bounded(x, p.more.bias_limit);
+                if ((p.flags & HAS_SLOPES) != 0u) {
+                    y = bounded(fma(-slope_of(batch, head), away[r], y), MAX_BIAS);
+                }
+                w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
                 w.hidden[r] = bitcast<u32>(x) == 0xff800000u; // -Inf hides
             }
         }
     }
     return w;
+}
+
+// blocks_seen looks at the blocks of the mask that rows from r0 on (in the box) and the
+// keys of a tile up to end meet: 0 when nobody sees any of them, 2 when all are seen,
+// else 1, also when they are too many to be looked at.
+fn blocks_seen(batch: u32, head: u32, r0: u32, tile: u32, end: u32) -> u32 {
+    let q0 = (p.row0 + r0) / p.more.block_q;
+    let nq = (p.row0 + min(r0 + TY * ROWS, p.rows) - 1u) / p.more.block_q - q0 + 1u;
+    let k0 = tile / p.more.block_k;
+    let nk = (min(tile + TX * KT, end) - 1u) / p.more.block_k - k0 + 1u;
+    if (nq * nk > MOST_BLOCKS) {
+        return 1u;
+    }
+    let at = p.mask.base + batch * p.mask.b + head * p.mask.h;
+    var some = 0u;
+    var all = 1u;
+    for (var n = 0u; n < nq * nk; n++) {
+        let i = at + (q0 + n / nk) * p.mask.s + (k0 + n % nk) * p.mask.d;
+        let one = min((mask[i >> 2u] >> ((i & 3u) * 8u)) & 0xffu, 1u);
+        some = some | one;
+        all = all & one;
+    }
+    return some + all;
+}
+
+// without_dropped are the weights of four rows from row on (in the box) with key j (in
+// the piece), hidden where dropout takes them.
+fn without_dropped(weights: vec4<f32>, batch: u32, head: u32, row: u32, j: u32) -> vec4<f32> {
+    let n = p.more.row0 + row;
+    let seed = vec2<u32>(p.more.seed0, p.more.seed1);
+    let counter = vec4<u32>(n / 4u, p.more.key0 + j, p.more.head0 + head, p.more.batch0 + batch);
+    // A counter has the words of four rows, which may be the last of these and the first
+    // of the next ones.
+    var x = philox(counter, seed);
+    if ((n & 3u) != 0u) {
+        let y = philox(counter + vec4<u32>(1u, 0u, 0u, 0u), seed);
+        if ((n & 3u) == 1u) {
+            x = vec4<u32>(x.y, x.z, x.w, y.x);
+        } else if ((n & 3u) == 2u) {
+            x = vec4<u32>(x.z, x.w, y.x, y.y);
+        } else {
+            x = vec4<u32>(x.w, y.x, y.y, y.z);
+        }
+    }
+    return select(weights, vec4<f32>(HIDDEN), x < vec4<u32>(p.more.threshold));
 }
 
 fn add(w: f32, x: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
@@ -477,15 +616,24 @@ fn main(
     if (end > begin) {
         to_split = (end - 1) / split_keys;
     }
-    let unit = select(p.unit, 1.0, p.bias_type != 0u);
-    let paired_tiles = (p.flags & HAS_MASK) != 0u || p.bias_type != 0u;
+    let unit = select(p.unit, 1.0, p.bias_type != 0u || (p.flags & HAS_SLOPES) != 0u);
+    let paired_tiles = (p.flags & (HAS_MASK | HAS_DROPOUT)) != 0u || p.bias_type != 0u;
 
     for (var part = from_split; part <= to_split; part++) {
         let part_from = max(begin, part * split_keys);
         let part_to = min(end, (part + 1) * split_keys);
         for (var tile = (part_from / tile_keys) * tile_keys; tile < part_to; tile += tile_keys) {
             let j0 = u32(tile) - p.key0;
-            let check = paired_tiles || tile < all_from || tile + tile_keys > all_to;
+            var check = paired_tiles || tile < all_from || tile + tile_keys > all_to;
+            if (PAIRED == 1u) { // static
+                if ((p.flags & HAS_BLOCKS) != 0u) {
+                    let blocks = blocks_seen(batch, head, r0, u32(tile), u32(part_to));
+                    if (blocks == 0u) {
+                        continue;
+                    }
+                    check = check || blocks == 1u;
+                }
+            }
 
             var s: array<vec4<f32>, S4>; // [key][row/4]
             for (var i = 0u; i < S4; i++) { // unroll
@@ -546,6 +694,15 @@ fn main(
                         s[i] = tanh_acc(s[i] * p.scale / p.softcap);
                     }
                 }
+                if ((p.flags & HAS_SLOPES) != 0u && p.bias_type == 0u) {
+                    let slope = vec4<f32>(slope_of(batch, head));
+                    for (var h = 0u; h < RV; h++) { // unroll
+                        for (var j = 0u; j < KT; j++) { // unroll
+                            let away = distances(r0 + ty * ROWS + 4u * h, j0 + tx + TX * j);
+                            s[j * RV + h] = fma(s[j * RV + h], vec4<f32>(p.unit), fma(-slope, away, vec4<f32>(0.0)) * LOG2E);
+                        }
+                    }
+                }
             }
 
             // The largest score of each row; what is hidden is one bit each.
@@ -562,12 +719,13 @@ fn main(
                     let i = vec4<i32>(i32(p.row0 + row)) + vec4<i32>(0, 1, 2, 3);
                     let from_key = i + p.lo;
                     let to_key = min(i + p.hi, vec4<i32>(cap));
+                    let masks = mask_rows(batch, head, row);
                     for (var j = 0u; j < KT; j++) { // unroll
                         let key = vec4<i32>(tile + i32(tx + TX * j));
                         var w = Scores(s[j * RV + h], (key < from_key) | (key >= to_key));
                         if (PAIRED == 1u) { // static
                             w.hidden = w.hidden | (vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u) >= vec4<u32>(p.rows));
-                            w = paired(w, batch, head, row, j0 + tx + TX * j);
+                            w = paired(w, masks, batch, head, row, j0 + tx + TX * j);
                         }
                         s[j * RV + h] = w.x;
                         most[h] = max(most[h], select(w.x * unit, vec4<f32>(LOWEST), w.hidden));
@@ -639,6 +797,15 @@ fn main(
                                     for (var h = 0u; h < RV; h++) { // unroll
                                         a[ty][(j * TX + tx) * RV + h] = s[(y * JJ + j) * RV + h];
                                     }
+                                }
+                            }
+                        }
+                        if (PAIRED == 1u) { // static
+                            if ((p.flags & HAS_DROPOUT) != 0u) {
+                                for (var x = 0u; x < JJ * RV; x++) {
+                                    let at = (x / RV * TX + tx) * RV + x % RV;
+                                    a[ty][at] = without_dropped(a[ty][at], batch, head,
+                                        r0 + ty * ROWS + 4u * (x % RV), j1 + x / RV * TX + tx);
                                 }
                             }
                         }
@@ -753,9 +920,20 @@ fn main(
         for (var x = 0u; x < TX; x++) { // unroll deep
             sum = sum + a[ty][x * RV + h];
         }
+        var scale = vec4<f32>(p.more.keep);
+        if ((p.flags & HAS_SINKS) != 0u) {
+            let sink = p.sinks[head / 4u][head % 4u];
+            if (bitcast<u32>(sink) != 0xff800000u) { // -Inf
+                let top = max(m[h], vec4<f32>(sink));
+                let before = exp2_down(m[h] - top);
+                sum = fma(sum, before, exp2_down(vec4<f32>(sink) - top));
+                scale = scale * before;
+                m[h] = top;
+            }
+        }
         empty[h] = bitcast<vec4<u32>>(sum) == vec4<u32>(0u);
         let safe = select(sum, vec4<f32>(1.0), empty[h]);
-        inverse[h] = vec4<f32>(1.0) / safe;
+        inverse[h] = vec4<f32>(1.0) / safe * scale;
         if (tx == 0u && (p.flags & WANT_LSE) != 0u) {
             for (var r = 0u; r < 4u; r++) { // unroll
                 let row = r0 + ty * ROWS + 4u * h + r;

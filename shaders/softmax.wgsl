@@ -1,8 +1,9 @@
 // The softmax stage, in place, one row of scores a workgroup:
 //
-//     s_j = scale · s_j        s_j = cap · tanh(s_j / cap)        s_j = s_j + bias_j
+//     s_j = scale · s_j        s_j = cap · tanh(s_j / cap)        s_j = s_j + bias_j - slope·|i - j|
 //     w_j = exp(s_j - max s) / Σ exp(s - max s)     over the keys that the row sees
 //
+// in which a sink takes part in the sum alone, and dropout in what is written alone,
 // in two phases over the row, thread t taking every 64th key, four at once:
 //
 //     1  read the scores       maximum of a thread's scores so far, and sum of its
@@ -27,6 +28,7 @@ const ROW: u32 = 1024u; // a multiple of 256
 const LOWEST: f32 = -3.4028234e38;
 const LOG2E: f32 = 1.4426950408889634;
 const MINUS_INF: u32 = 0xff800000u;
+const MAX_BIAS: u32 = 0x7f000000u; // the bits of 2^127, see bounded
 // The bits of a hidden score: a NaN that no arithmetic makes. -Inf would not do, as
 // it can be a visible score, and so can every other number.
 const UNSEEN: u32 = 0xffc5a3d1u;
@@ -39,6 +41,10 @@ const WANT_LSE: u32 = 8u;
 const HAS_KLEN: u32 = 16u;
 const HAS_MASK: u32 = 32u;
 const HAS_SOFTCAP: u32 = 64u;
+const HAS_SLOPES: u32 = 128u;
+const HAS_SINKS: u32 = 256u;
+const HAS_BLOCKS: u32 = 512u; // the mask is one of blocks
+const HAS_DROPOUT: u32 = 1024u;
 
 struct Strides {
     base: u32,
@@ -46,6 +52,26 @@ struct Strides {
     h: u32,
     s: u32,
     d: u32,
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+// Options are those that few calls have.
+struct Options {
+    offset: i32, // row i stands at key i + offset
+    slope_b: u32, // slopes of a batch in the table, 0 when all share theirs
+    bias_limit: u32, // bits of the largest bias that is told from larger ones
+    block_q: u32, // rows and keys of a block of the mask
+    block_k: u32,
+    threshold: u32, // the random word from which on dropout keeps a weight
+    seed0: u32,
+    seed1: u32,
+    batch0: u32, // what batch, head, row and key 0 of the piece count as in dropout
+    head0: u32,
+    row0: u32,
+    key0: u32,
+    keep: f32, // what dropout multiplies weights by, else 1
     pad0: u32,
     pad1: u32,
     pad2: u32,
@@ -68,11 +94,14 @@ struct Params {
     pad0: u32,
     pad1: u32,
     pad2: u32,
+    more: Options,
     s: Strides,
     lse: Strides,
     mask: Strides,
     bias: Strides,
     klen: array<vec4<i32>, 16>, // of up to 64 batches
+    slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
+    sinks: array<vec4<f32>, 16>, // of up to 64 heads, -Inf where there is none
 }
 
 @group(0) @binding(0) var<storage, read> mask: array<u32>;
@@ -164,21 +193,64 @@ fn load_bias(i: u32) -> f32 {
     return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
 }
 
-// bounded is a bias as it is added: finite ones are bounded to 2^127, so that log2(e)
-// times it is finite. Looks at the bits, as comparisons may be assumed to meet no NaN.
-fn bounded(x: f32) -> f32 {
+// bounded is a bias as it is added: finite ones are bounded to the number with the bits
+// limit, so that log2(e) times what is added together is finite. Looks at the bits, as
+// comparisons may be assumed to meet no NaN.
+fn bounded(x: f32, limit: u32) -> f32 {
     let bits = bitcast<u32>(x);
     let size = bits & 0x7fffffffu;
-    return select(x, bitcast<f32>((bits & 0x80000000u) | 0x7f000000u), size > 0x7f000000u && size < 0x7f800000u);
+    return select(x, bitcast<f32>((bits & 0x80000000u) | limit), size > limit && size < 0x7f800000u);
 }
 
-// Row is where a row's operands begin, and the keys that it sees by position.
+// slope_of returns the slope of a head, both counted in the box.
+fn slope_of(batch: u32, head: u32) -> f32 {
+    let n = batch * p.more.slope_b + head;
+    return p.slopes[n / 4u][n % 4u];
+}
+
+// mul_hi is the upper half of each product's 64 bits.
+fn mul_hi(x: vec2<u32>, y: vec2<u32>) -> vec2<u32> {
+    let x0 = x & vec2<u32>(0xffffu);
+    let x1 = x >> vec2<u32>(16u);
+    let y0 = y & vec2<u32>(0xffffu);
+    let y1 = y >> vec2<u32>(16u);
+    let mid = x1 * y0 + ((x0 * y0) >> vec2<u32>(16u));
+    let low = x0 * y1 + (mid & vec2<u32>(0xffffu));
+    return x1 * y1 + (mid >> vec2<u32>(16u)) + (low >> vec2<u32>(16u));
+}
+
+// philox is Philox4x32-10 (Salmon et al. 2011), as in package backend.
+fn philox(counter: vec4<u32>, key: vec2<u32>) -> vec4<u32> {
+    let m = vec2<u32>(0xd2511f53u, 0xcd9e8d57u);
+    var c = counter;
+    var k = key;
+    for (var n = 0u; n < 10u; n++) {
+        let high = mul_hi(c.xz, m);
+        let low = c.xz * m;
+        c = vec4<u32>(high.y ^ c.y ^ k.x, low.y, high.x ^ c.w ^ k.y, low.x);
+        k = k + vec2<u32>(0x9e3779b9u, 0xbb67ae85u);
+    }
+    return c;
+}
+
+// dropped reports whether dropout takes the weight of a row and a key, counted as those
+// of the box and the piece are.
+fn dropped(batch: u32, head: u32, row: u32, j: u32) -> bool {
+    let n = p.more.row0 + row;
+    let x = philox(vec4<u32>(n / 4u, p.more.key0 + j, p.more.head0 + head, p.more.batch0 + batch), vec2<u32>(p.more.seed0, p.more.seed1));
+    return x[n % 4u] < p.more.threshold;
+}
+
+// Row is where a row's operands begin, the keys that it sees by position, where it
+// stands itself, and its slope.
 struct Row {
     s: u32,
     mask: u32,
     bias: u32,
     start: i32,
     to: i32,
+    at: i32,
+    slope: f32,
 }
 
 struct Scores {
@@ -198,13 +270,21 @@ fn scores(r: Row, j: u32) -> Scores {
         w.x[c] = 0.0;
         if (n < p.keys) {
             w.x[c] = bitcast<f32>(s[r.s + n * p.s.d]);
-            if ((p.flags & HAS_MASK) != 0u) {
-                let x = r.mask + n * p.mask.d;
+            if ((p.flags & (HAS_MASK | HAS_BLOCKS)) != 0u) {
+                var at = n;
+                if ((p.flags & HAS_BLOCKS) != 0u) {
+                    at = (p.key0 + n) / p.more.block_k;
+                }
+                let x = r.mask + at * p.mask.d;
                 w.seen[c] = w.seen[c] && ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
             }
             if (p.bias_type != 0u) {
-                bias4[c] = load_bias(r.bias + n * p.bias.d);
-                w.seen[c] = w.seen[c] && bitcast<u32>(bias4[c]) != MINUS_INF;
+                let x = load_bias(r.bias + n * p.bias.d);
+                w.seen[c] = w.seen[c] && bitcast<u32>(x) != MINUS_INF;
+                bias4[c] = bounded(x, p.more.bias_limit);
+            }
+            if ((p.flags & HAS_SLOPES) != 0u) {
+                bias4[c] = bounded(fma(-r.slope, f32(abs(r.at - key)), bias4[c]), MAX_BIAS);
             }
         }
     }
@@ -234,6 +314,14 @@ fn main(
     r.s = p.s.base + b * p.s.b + h * p.s.h + i * p.s.s;
     r.mask = p.mask.base + b * p.mask.b + h * p.mask.h + i * p.mask.s;
     r.bias = p.bias.base + b * p.bias.b + h * p.bias.h + i * p.bias.s;
+    r.at = i32(p.row0 + i) + p.more.offset;
+    r.slope = 0.0;
+    if ((p.flags & HAS_SLOPES) != 0u) {
+        r.slope = slope_of(b, h);
+    }
+    if ((p.flags & HAS_BLOCKS) != 0u) {
+        r.mask = p.mask.base + b * p.mask.b + h * p.mask.h + (p.row0 + i) / p.more.block_q * p.mask.s;
+    }
     r.start = i32(p.row0 + i) + p.lo;
     r.to = i32(p.row0 + i) + p.hi;
     if ((p.flags & HAS_KLEN) != 0u) {
@@ -279,12 +367,20 @@ fn main(
     for (var x = 0u; x < 64u; x++) {
         top = max(top, part[x]);
     }
+    let sink = p.sinks[h / 4u][h % 4u];
+    let sinks = (p.flags & HAS_SINKS) != 0u && bitcast<u32>(sink) != MINUS_INF;
+    if (sinks) {
+        top = max(top, sink);
+    }
     workgroupBarrier();
     part[t] = l * exp2_acc(vec4<f32>((m - top) * LOG2E)).x;
     workgroupBarrier();
     var sum = 0.0;
     for (var x = 0u; x < 64u; x++) {
         sum = sum + part[x];
+    }
+    if (sinks) {
+        sum = sum + exp2_acc(vec4<f32>((sink - top) * LOG2E)).x;
     }
     let empty = bitcast<u32>(sum) == 0u;
     let inverse = 1.0 / select(sum, 1.0, empty);
@@ -301,7 +397,17 @@ fn main(
             w = scores(r, j);
         }
         let e = exp2_acc((w.x - vec4<f32>(top)) * LOG2E) * inverse;
-        let weight = select(vec4<f32>(0.0), e, w.seen & vec4<bool>(!empty));
+        var weight = select(vec4<f32>(0.0), e, w.seen & vec4<bool>(!empty));
+        if ((p.flags & HAS_DROPOUT) != 0u) {
+            // What is dropped is 0, or NaN where it was that.
+            let none = select(vec4<f32>(0.0), weight, is_nan(weight));
+            for (var c = 0u; c < 4u; c++) { // unroll
+                if (dropped(b, h, i, j + 64u * c)) {
+                    weight[c] = none[c];
+                }
+            }
+            weight = weight * p.more.keep;
+        }
         for (var c = 0u; c < 4u; c++) { // unroll
             if (j + 64u * c < p.keys) {
                 s[r.s + (j + 64u * c) * p.s.d] = bitcast<u32>(weight[c]);

@@ -4,7 +4,8 @@
 //     m' = max(m, m_s)    a = 2^(m-m')    b = 2^(m_s-m')
 //     O = b·O_s + a·O     l_c = b·l_s,c + a·l_c
 //
-// and finishes: o = O / Σ l_c, lse = m·log 2 + log Σ l_c, the sum over c ascending too. The
+// and finishes: o = O / Σ l_c, lse = m·log 2 + log Σ l_c, the sum over c ascending too, to
+// which a sink comes last; dropout's factor is in o. The
 // first split is taken as it is. Splits of which the row sees no key, judged by
 // position alone, were not written and are not looked at; a row that sees no key at
 // all gives zeros and -Inf.
@@ -27,6 +28,7 @@ const LN2: f32 = 0.6931471805599453;
 // Bits of Params.flags.
 const WANT_LSE: u32 = 4u;
 const HAS_KLEN: u32 = 8u;
+const HAS_SINKS: u32 = 128u;
 
 // Strides are in elements, base is the first element's index in its binding. The
 // padding is what uniforms ask of structures inside structures.
@@ -36,6 +38,26 @@ struct Strides {
     h: u32,
     s: u32,
     d: u32,
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+// Options are those that few calls have.
+struct Options {
+    offset: i32, // row i stands at key i + offset
+    slope_b: u32, // slopes of a batch in the table, 0 when all share theirs
+    bias_limit: u32, // bits of the largest bias that is told from larger ones
+    block_q: u32, // rows and keys of a block of the mask
+    block_k: u32,
+    threshold: u32, // the random word from which on dropout keeps a weight
+    seed0: u32,
+    seed1: u32,
+    batch0: u32, // what batch, head, row and key 0 of the piece count as in dropout
+    head0: u32,
+    row0: u32,
+    key0: u32,
+    keep: f32, // what dropout multiplies weights by, else 1
     pad0: u32,
     pad1: u32,
     pad2: u32,
@@ -66,6 +88,7 @@ struct Params {
     bias_type: u32, // 0: no bias, else 1 + its type
     out_type: u32, // type of o
     unit: f32, // log2(e) times softcap if there is one, else times scale
+    more: Options,
     q: Strides,
     k: Strides,
     v: Strides,
@@ -74,6 +97,8 @@ struct Params {
     mask: Strides,
     bias: Strides,
     klen: array<vec4<i32>, 16>, // of up to 64 batches
+    slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
+    sinks: array<vec4<f32>, 16>, // of up to 64 heads, in units of log2, -Inf where there is none
 }
 
 @group(0) @binding(0) var<storage, read> state: array<vec4<f32>>;
@@ -220,9 +245,20 @@ fn main(
     for (var c = 0u; c < TX; c++) {
         l = l + parts[c / 4u][c % 4u];
     }
+    var scale = p.more.keep;
+    if ((p.flags & HAS_SINKS) != 0u) {
+        let sink = p.sinks[h / 4u][h % 4u];
+        if (bitcast<u32>(sink) != 0xff800000u) { // -Inf
+            let top = max(m, sink);
+            let e = exp2_down(vec4<f32>(m - top, sink - top, 0.0, 0.0));
+            l = fma(l, e.x, e.y);
+            scale = scale * e.x;
+            m = top;
+        }
+    }
     let empty = bitcast<u32>(l) == 0u;
     let safe = select(l, 1.0, empty);
-    let inverse = 1.0 / safe;
+    let inverse = 1.0 / safe * scale;
     if (t == 0u && (p.flags & WANT_LSE) != 0u) {
         lse[p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s] =
             select(fma(m, LN2, log_acc(safe)), bitcast<f32>(0xff800000u), empty);
