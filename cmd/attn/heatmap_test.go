@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"image"
 	"io"
@@ -61,6 +62,9 @@ func TestSomeWeights(t *testing.T) {
 		{"window", kernels.Options{Window: &kernels.Window{Left: 20, Right: 3}}},
 		{"lengths, and rows whose window is past them", kernels.Options{KLen: []int{190, 70}, Window: &kernels.Window{Left: 30, Right: 0}}},
 		{"boolean mask of each head", kernels.Options{Mask: mask}},
+		{"slopes and sinks of each head, bias by distance", kernels.Options{ALiBi: []float32{.5, .25, .125, .0625}, Sinks: []float32{0, 1, 2, 3},
+			RelativeBias: tensor(4, backend.Shape{1, heads, 1, seqQ + seqK - 1}), Align: kernels.LowerRight}},
+		{"slopes of each batch", kernels.Options{ALiBi: []float32{.5, .25, .125, .0625, 1, 2, 3, 4}}},
 		{"bias of each batch, softcap, scale", kernels.Options{Bias: bias, Softcap: 3, Scale: new(0.7), Causal: true}},
 	} {
 		opt := tt.opt
@@ -103,6 +107,18 @@ func TestSomeWeights(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestSomeWeightsUnsupported: what would be wrong is refused.
+func TestSomeWeightsUnsupported(t *testing.T) {
+	q, err := backend.Meta(backend.F32, backend.Shape{1, 1, 4, 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := someWeights{q: q, k: q, opt: kernels.Options{Dropout: backend.Dropout{P: 0.5}}, rows: span{0, 4}, keys: span{0, 2}}
+	if err := w.each(t.Context(), 0, nil); !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("dropout: %v", err)
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"math"
 
 	"github.com/seed90331342/attn/backend"
@@ -55,17 +56,37 @@ func (w *someWeights) options(head int, rows, keys span) (kernels.Options, error
 	if opt.KLen != nil {
 		opt.KLen = []int{span{0, opt.KLen[w.batch] - keys.lo}.within(span{0, keys.len()}).len()}
 	}
-	for _, t := range []*backend.Tensor{&opt.Mask, &opt.Bias} {
+	if opt.Dropout.P > 0 || !opt.BlockMask.IsZero() || opt.Pages != nil {
+		return opt, fmt.Errorf("weights of a range under dropout, a mask of blocks or pages are not computed: %w", backend.ErrUnsupported)
+	}
+	heads := w.q.Shape()[backend.Heads]
+	if len(opt.ALiBi) > heads { // of each batch
+		opt.ALiBi = opt.ALiBi[w.batch*heads:]
+	}
+	if opt.ALiBi != nil {
+		opt.ALiBi = opt.ALiBi[head : head+1]
+	}
+	if opt.Sinks != nil {
+		opt.Sinks = opt.Sinks[head : head+1]
+	}
+	part := [4]span{{w.batch, w.batch + 1}, {head, head + 1}, rows, keys}
+	// Element j-i+Sq-1 of the table is for row i and key j.
+	lowest := keys.lo - rows.hi + seqQ
+	distances := [4]span{part[0], part[1], {0, 1}, {lowest, lowest + rows.len() + keys.len() - 1}}
+	for _, f := range []struct {
+		t    *backend.Tensor
+		part [4]span
+	}{{&opt.Mask, part}, {&opt.Bias, part}, {&opt.RelativeBias, distances}} {
+		t := f.t
 		if t.IsZero() {
 			continue
 		}
-		part := [4]span{{w.batch, w.batch + 1}, {head, head + 1}, rows, keys}
 		for axis, l := range t.Shape() {
 			if l == 1 { // broadcast
 				continue
 			}
 			var err error
-			if *t, err = t.Slice(axis, part[axis].lo, part[axis].hi); err != nil {
+			if *t, err = t.Slice(axis, f.part[axis].lo, f.part[axis].hi); err != nil {
 				return opt, err
 			}
 		}
