@@ -48,6 +48,8 @@ type benchCmd struct {
 	JSON    string        `name:"json" help:"Write the report to this file, after each case." placeholder:"FILE"`
 	CSV     string        `name:"csv" help:"Write the figures to this file, a line a case." placeholder:"FILE"`
 	GoBench string        `name:"gobench" help:"Write the rounds as Go benchmark lines to this file, for benchstat." placeholder:"FILE"`
+	HTML    string        `name:"html" help:"Write the report as a page with pictures and tables that sort; it needs no network." placeholder:"FILE"`
+	Plot    string        `name:"plot" help:"Draw the report into this folder as PNG and SVG: throughput, time, memory, percent of the ceiling, roofline." placeholder:"DIR"`
 }
 
 // Run measures and prints the table. Everything that can be wrong with the flags
@@ -65,7 +67,7 @@ func (c *benchCmd) Run(ctx context.Context, out *streams) error {
 		return err
 	}
 	cfg.Resume, cfg.Args = before, measuring(out.args)
-	for _, path := range []string{c.JSON, c.CSV, c.GoBench} {
+	for _, path := range []string{c.JSON, c.CSV, c.GoBench, c.HTML} {
 		if path == "" {
 			continue
 		}
@@ -106,7 +108,8 @@ func (c *benchCmd) Run(ctx context.Context, out *streams) error {
 // write writes the report's files.
 func (c *benchCmd) write(r *bench.Report) error {
 	var errs []error
-	for path, write := range map[string]func(string) error{c.JSON: r.WriteFile, c.CSV: r.WriteCSVFile, c.GoBench: r.WriteGoBenchFile} {
+	for path, write := range map[string]func(string) error{c.JSON: r.WriteFile, c.CSV: r.WriteCSVFile, c.GoBench: r.WriteGoBenchFile,
+		c.HTML: r.WritePageFile, c.Plot: func(folder string) error { _, err := r.WritePictures(folder); return err }} {
 		if path != "" {
 			errs = append(errs, write(path))
 		}

@@ -38,6 +38,30 @@ func readReport(t *testing.T, path string) bench.Report {
 	return r
 }
 
+// TestBenchPictures: a run leaves the pictures and the page.
+func TestBenchPictures(t *testing.T) {
+	dir := t.TempDir()
+	code, _, stderr := benchmark(t.Context(), "--seq", "64,128", "--heads", "1", "--backend", "cpu", "--threads", "1",
+		"--plot", dir+"/plots", "--html", dir+"/r.html")
+	if code != 0 || stderr != "" {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	if got := files(t, dir+"/plots"); len(got) != 10 {
+		t.Errorf("the folder holds %v, should hold five pictures in two forms", got)
+	}
+	text, err := os.ReadFile(dir + "/r.html")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"2 of 2 cases measured", "attn bench --seq 64,128 --heads 1 --backend cpu --threads 1</pre>", "<svg "} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	code, stdout, stderr := benchmark(t.Context(), "--seq", "64", "--html", dir)
+	wantFailure(t, code, stdout, stderr, "is a folder")
+}
+
 func TestBenchOnTheCPU(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.json")
 	code, out, stderr := benchmark(t.Context(), "--seq", "256", "--heads", "1", "--backend", "cpu", "--threads", "1", "--json", path)

@@ -10,7 +10,7 @@ import (
 )
 
 // benchOutputs are the flags that say where a report goes, not what is in it.
-var benchOutputs = []string{"--json", "--csv", "--gobench", "--resume"}
+var benchOutputs = []string{"--json", "--csv", "--gobench", "--html", "--plot", "--resume"}
 
 // measuring returns the words of a command line that say what is measured: all but
 // benchOutputs and their values.
@@ -54,7 +54,7 @@ func (c *benchCmd) resume(out *streams) (*bench.Report, error) {
 	}
 	now := *c
 	*c = was.Bench
-	c.Resume, c.JSON, c.CSV, c.GoBench = now.Resume, now.JSON, now.CSV, now.GoBench
+	c.Resume, c.JSON, c.CSV, c.GoBench, c.HTML, c.Plot = now.Resume, now.JSON, now.CSV, now.GoBench, now.HTML, now.Plot
 	if now.Budget != 0 {
 		c.Budget = now.Budget
 	}

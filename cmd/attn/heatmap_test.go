@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -64,6 +65,8 @@ func TestSomeWeights(t *testing.T) {
 		{"boolean mask of each head", kernels.Options{Mask: mask}},
 		{"slopes and sinks of each head, bias by distance", kernels.Options{ALiBi: []float32{.5, .25, .125, .0625}, Sinks: []float32{0, 1, 2, 3},
 			RelativeBias: tensor(4, backend.Shape{1, heads, 1, seqQ + seqK - 1}), Align: kernels.LowerRight}},
+		{"a bias of fewer keys", kernels.Options{Bias: tensor(5, backend.Shape{1, 1, seqQ, 70})}},
+		{"rows of each batch at a place of their own", kernels.Options{Causal: true, Offsets: []int{-30, 20}}},
 		{"slopes of each batch", kernels.Options{ALiBi: []float32{.5, .25, .125, .0625, 1, 2, 3, 4}}},
 		{"bias of each batch, softcap, scale", kernels.Options{Bias: bias, Softcap: 3, Scale: new(0.7), Causal: true}},
 	} {
@@ -119,6 +122,19 @@ func TestSomeWeightsUnsupported(t *testing.T) {
 	w := someWeights{q: q, k: q, opt: kernels.Options{Dropout: backend.Dropout{P: 0.5}}, rows: span{0, 4}, keys: span{0, 2}}
 	if err := w.each(t.Context(), 0, nil); !errors.Is(err, backend.ErrUnsupported) {
 		t.Errorf("dropout: %v", err)
+	}
+}
+
+// TestSomeWeightsKnowsTheOptions: an option that someWeights does not know would
+// give wrong weights without a word. Add a new one to its options and visible, or
+// to what it refuses, and here.
+func TestSomeWeightsKnowsTheOptions(t *testing.T) {
+	known := []string{"Scale", "Softcap", "Causal", "Window", "Align", "Offset", "Offsets", "KLen", "Prefix", "QSegments", "KSegments", "Mask",
+		"Bias", "ALiBi", "RelativeBias", "BlockMask", "BlockSize", "Sinks", "Dropout", "Pages", "LSE", "Weights", "Resume"}
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[kernels.Options]()) {
+		if !slices.Contains(known, f.Name) {
+			t.Errorf("kernels.Options.%s is new", f.Name)
+		}
 	}
 }
 

@@ -56,8 +56,11 @@ func (w *someWeights) options(head int, rows, keys span) (kernels.Options, error
 	if opt.KLen != nil {
 		opt.KLen = []int{span{0, opt.KLen[w.batch] - keys.lo}.within(span{0, keys.len()}).len()}
 	}
-	if opt.Dropout.P > 0 || !opt.BlockMask.IsZero() || opt.Pages != nil {
-		return opt, fmt.Errorf("weights of a range under dropout, a mask of blocks or pages are not computed: %w", backend.ErrUnsupported)
+	if opt.Dropout.P > 0 || !opt.BlockMask.IsZero() || opt.Pages != nil || opt.Prefix != nil || opt.QSegments != nil {
+		return opt, fmt.Errorf("weights of a range under dropout, a mask of blocks, pages, a prefix or segments are not computed: %w", backend.ErrUnsupported)
+	}
+	if opt.Offsets != nil {
+		opt.Offset, opt.Offsets = opt.Offset+opt.Offsets[w.batch], nil
 	}
 	heads := w.q.Shape()[backend.Heads]
 	if len(opt.ALiBi) > heads { // of each batch
@@ -86,7 +89,8 @@ func (w *someWeights) options(head int, rows, keys span) (kernels.Options, error
 				continue
 			}
 			var err error
-			if *t, err = t.Slice(axis, f.part[axis].lo, f.part[axis].hi); err != nil {
+			// A mask of fewer keys hides the others.
+			if *t, err = t.Slice(axis, f.part[axis].lo, min(f.part[axis].hi, l)); err != nil {
 				return opt, err
 			}
 		}
@@ -109,11 +113,19 @@ func (w *someWeights) visible(rows span) span {
 	if w.opt.Causal {
 		vis.Right = 0
 	}
+	if w.opt.Offsets != nil {
+		vis.Offset += w.opt.Offsets[w.batch]
+	}
 	vis.KLen = w.opt.KLen
 	all := span{seqK, 0}
 	for i := rows.lo; i < rows.hi; i++ {
 		if lo, hi := vis.Range(w.batch, i, seqK); lo < hi {
 			all = span{min(all.lo, lo), max(all.hi, hi)}
+		}
+	}
+	for _, t := range []backend.Tensor{w.opt.Mask, w.opt.Bias} {
+		if n := t.Shape()[backend.Dim]; !t.IsZero() && n > 1 { // there may be fewer than keys
+			all.hi = min(all.hi, n)
 		}
 	}
 	return all.within(w.keys)
