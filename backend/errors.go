@@ -33,6 +33,8 @@ var (
 	ErrDeviceLost = errors.New("device lost")
 	// ErrMemory reports memory that the device or the host could not give.
 	ErrMemory = errors.New("out of memory")
+	// ErrCapacity reports a cache that has no room for what is appended.
+	ErrCapacity = errors.New("no room in the cache")
 	// ErrFile reports a file that is damaged, or does not hold what is read from it.
 	ErrFile = errors.New("file cannot be used")
 	// ErrClosed reports a backend used after Close.

@@ -155,9 +155,16 @@ type MultiHeadOptions struct {
 	// Tensor means x itself.
 	Memory backend.Tensor
 	// Angles turn the queries, and the keys too unless there is a Memory, whose keys
-	// MemoryAngles turn. Zero ones are made for the positions 0, 1, 2, .. where the
-	// layer has a RoPE. Layers that see the same positions should share them.
+	// MemoryAngles turn. Zero ones are made for the positions 0, 1, 2, .., or those that
+	// follow the Cache's, where the layer has a RoPE. Layers that see the same positions should share them.
 	Angles, MemoryAngles Angles
+	// Cache, unless nil, gets the keys and values of x appended, and attention is from x's
+	// rows to all that it has: a step of generation. Positions go on from the tokens that
+	// it has, and the options are those that [CacheOptions] may have. Count is how many
+	// rows of x each sequence has, nil meaning all. When the call fails, x may be appended
+	// already: Lens tell.
+	Cache KVCache
+	Count []int
 }
 
 // Apply computes the layer's output for x and allocates it, for the caller to
@@ -185,7 +192,11 @@ func (l *MultiHeadAttention) apply(ctx context.Context, x backend.Tensor, opt Mu
 	if err != nil {
 		return r, err
 	}
-	if _, err := opt.problem(d); err != nil {
+	if opt.Cache != nil {
+		if err := l.cached(&d, opt); err != nil {
+			return r, err
+		}
+	} else if _, err := opt.problem(d); err != nil {
 		return r, err
 	}
 	q, k, v, err := l.in.apply(ctx, l.be, x, z)
@@ -220,7 +231,12 @@ func (l *MultiHeadAttention) apply(ctx context.Context, x backend.Tensor, opt Mu
 		}
 	}
 	out.LSE, out.Weights = r.LSE, r.Weights
-	if err := AttentionInto(ctx, l.be, out, q, k, v, opt.Options); err != nil {
+	if opt.Cache == nil {
+		err = AttentionInto(ctx, l.be, out, q, k, v, opt.Options)
+	} else if err = opt.Cache.Append(ctx, k, v, opt.Count); err == nil {
+		err = opt.Cache.AttentionInto(ctx, out, q, CacheOptions{Options: opt.Options, Count: opt.Count})
+	}
+	if err != nil {
 		return r, err
 	}
 	r.O, err = project(ctx, l.be, "o", joined, l.wo, l.bo, 1)
@@ -246,6 +262,42 @@ func (l *MultiHeadAttention) dims(x, z backend.Tensor) (Dims, error) {
 	return Dims{Batch: xs[0], Heads: c.Heads, KVHeads: c.KVHeads, SeqQ: xs[2], SeqK: zs[2], Dim: c.HeadDim, ValueDim: c.ValueDim}, nil
 }
 
+// cached checks that a cache may be what the layer attends to, and counts its tokens
+// and the new ones as d's keys.
+func (l *MultiHeadAttention) cached(d *Dims, opt MultiHeadOptions) error {
+	if !opt.Memory.IsZero() {
+		return fmt.Errorf("a Cache is given with a Memory: attend to one of them: %w", backend.ErrOption)
+	}
+	if opt.Cache.turns() && (l.config.RoPE != nil || opt.Angles != (Angles{})) {
+		return fmt.Errorf("the layer and its Cache both have a RoPE, keys would turn twice: leave one of them out: %w", backend.ErrOption)
+	}
+	lens := opt.Cache.Lens()
+	if len(lens) != d.Batch {
+		return fmt.Errorf("x has %d batches, the Cache %d sequences: one each: %w", d.Batch, len(lens), backend.ErrShape)
+	}
+	count, err := counts(opt.Count, d.Batch, d.SeqQ, "x")
+	if err != nil {
+		return err
+	}
+	d.SeqK = 0
+	for b, n := range count {
+		d.SeqK = max(d.SeqK, lens[b]+n)
+	}
+	return nil
+}
+
+// positions returns those of n rows of each batch: from those that a cache has on.
+func (opt *MultiHeadOptions) positions(n int) [][]int {
+	if opt.Cache == nil {
+		return Positions(0, n)
+	}
+	var all [][]int
+	for _, from := range opt.Cache.Lens() {
+		all = append(all, Positions(from, n)...)
+	}
+	return all
+}
+
 // turn rotates q and k in place, by the angles of opt or those that the layer's
 // RoPE has from position 0 on.
 func (l *MultiHeadAttention) turn(ctx context.Context, q, k backend.Tensor, opt MultiHeadOptions) error {
@@ -253,7 +305,7 @@ func (l *MultiHeadAttention) turn(ctx context.Context, q, k backend.Tensor, opt 
 		if given != (Angles{}) || l.config.RoPE == nil {
 			return given, Angles{}, nil
 		}
-		a, err = l.config.RoPE.Angles(ctx, l.be, l.config.HeadDim, Positions(0, t.Shape()[backend.Seq]))
+		a, err = l.config.RoPE.Angles(ctx, l.be, l.config.HeadDim, opt.positions(t.Shape()[backend.Seq]))
 		return a, a, err
 	}
 	forQ, made, err := angles(opt.Angles, q)

@@ -59,6 +59,8 @@ func Run(t *testing.T, h Harness) {
 	t.Run("Cases", func(t *testing.T) { testCases(t, be, h) })
 	t.Run("Pairs", func(t *testing.T) { testPairs(t, be, h) })
 	t.Run("Caches", func(t *testing.T) { testCaches(t, be, h) })
+	t.Run("KVCache", func(t *testing.T) { testKVCache(t, be, h) })
+	t.Run("PagedCache", func(t *testing.T) { testPagedCache(t, be, h) })
 	t.Run("Copy", func(t *testing.T) { testCopy(t, be) })
 	t.Run("Batch", func(t *testing.T) { testBatch(t, be) })
 	t.Run("Varlen", func(t *testing.T) { testVarlen(t, be, h) })

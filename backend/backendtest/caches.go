@@ -280,6 +280,41 @@ func testCopy(t *testing.T, be backend.Backend) {
 			}
 		}
 	})
+	t.Run("within a memory", func(t *testing.T) {
+		for _, dtype := range types {
+			src := operand{backend.Shape{4, 3, 5, 12}, dtype, make([]float32, 4*180)}
+			for i := range src.data {
+				src.data[i] = float32(i%13 - 6)
+			}
+			if dtype == backend.Q8 {
+				src.quantise()
+			}
+			x := put(t, be, src, Contiguous)
+			part := func(lo int) backend.Tensor {
+				y, err := x.view.Slice(backend.Batch, lo, lo+1)
+				if err == nil {
+					y, err = y.Slice(backend.Seq, 1, 4)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				return y
+			}
+			if err := c.Copy(t.Context(), part(3), part(1)); err != nil {
+				t.Fatalf("%v: %v", dtype, err)
+			}
+			got := read(t, be, x.view)
+			for i, want := range src.data {
+				if b, s := i/180, i/12%5; b == 3 && s >= 1 && s < 4 {
+					want = src.data[i-2*180]
+				}
+				if got[i] != want {
+					t.Fatalf("%v: element %d is %v, should be %v", dtype, i, got[i], want)
+				}
+			}
+			x.release()
+		}
+	})
 	t.Run("refused", func(t *testing.T) {
 		x := put(t, be, operand{shape, backend.F32, make([]float32, shape.Elements())}, Contiguous)
 		y := put(t, be, operand{backend.Shape{2, 3, 5, 8}, backend.F32, make([]float32, 240)}, Contiguous)

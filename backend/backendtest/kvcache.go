@@ -1,0 +1,546 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// story is a few sequences whose tokens a test draws and appends, remembered as a
+// cache should keep them: turned and rounded.
+type story struct {
+	be    backend.Backend
+	dims  kernels.Dims // of heads and head sizes
+	q, kv backend.DType
+	rope  *kernels.RoPE
+	rng   *rand.Rand
+	k, v  [][]float32 // of each sequence, [tokens, Hkv, D]
+}
+
+func newStory(be backend.Backend, sequences int, q, kv backend.DType, rope *kernels.RoPE) *story {
+	return &story{be: be, dims: kernels.Dims{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 8}, q: q, kv: kv, rope: rope,
+		rng: rand.New(rand.NewPCG(77, 0x6b76)), k: make([][]float32, sequences), v: make([][]float32, sequences)}
+}
+
+func (s *story) len(b int) int { return len(s.k[b]) / (s.dims.KVHeads * s.dims.Dim) }
+
+// draw returns n rows of heads for some sequences.
+func (s *story) draw(sequences, heads, n, dim int, dtype backend.DType) operand {
+	o := operand{backend.Shape{sequences, heads, n, dim}, dtype, nil}
+	o.data = make([]float32, o.shape.Elements())
+	for i := range o.data {
+		o.data[i] = dtype.Round(float32(s.rng.NormFloat64()))
+	}
+	if dtype == backend.Q8 {
+		o.quantise()
+		o.dtype = backend.F32
+	}
+	return o
+}
+
+// put uploads an operand, and get downloads a tensor of a shape as one.
+func (s *story) put(t *testing.T, o operand) backend.Tensor {
+	t.Helper()
+	x, err := kernels.FromFloat32(t.Context(), s.be, o.dtype, o.data, o.shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.Release)
+	return x
+}
+
+// turned returns x, a tensor of o, turned by positions, rounded to dtype.
+func (s *story) turned(t *testing.T, o operand, x backend.Tensor, from []int, dtype backend.DType) operand {
+	t.Helper()
+	if s.rope == nil {
+		return o
+	}
+	var positions [][]int
+	for _, p := range from {
+		positions = append(positions, kernels.Positions(p, o.shape[2])...)
+	}
+	angles, err := s.rope.Angles(t.Context(), s.be, o.shape[3], positions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer angles.Release()
+	y, err := s.be.Alloc(t.Context(), dtype, o.shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer y.Release()
+	if err := kernels.Rotate(t.Context(), s.be, y, x, angles); err != nil {
+		t.Fatal(err)
+	}
+	o.data, o.dtype = read(t, s.be, y), dtype
+	return o
+}
+
+// next draws n tokens for the sequences of some numbers, as tensors to append.
+func (s *story) next(t *testing.T, of []int, n int) (k, v backend.Tensor, remember func(count []int)) {
+	t.Helper()
+	ko := s.draw(len(of), s.dims.KVHeads, n, s.dims.Dim, s.kv)
+	vo := s.draw(len(of), s.dims.KVHeads, n, s.dims.ValueDim, s.kv)
+	k, v = s.put(t, ko), s.put(t, vo)
+	from := make([]int, len(of))
+	for i, b := range of {
+		from[i] = s.len(b)
+	}
+	if s.rope != nil {
+		ko = s.turned(t, ko, k, from, s.kv)
+	}
+	return k, v, func(count []int) {
+		for i, b := range of {
+			m := n
+			if count != nil {
+				m = count[i]
+			}
+			for j := range m {
+				for h := range s.dims.KVHeads {
+					s.k[b] = append(s.k[b], ko.rowOf(i, h, j)...)
+					s.v[b] = append(s.v[b], vo.rowOf(i, h, j)...)
+				}
+			}
+		}
+	}
+}
+
+// rowOf returns row j of a head of a batch.
+func (o operand) rowOf(b, h, j int) []float32 {
+	at := ((b*o.shape[1]+h)*o.shape[2] + j) * o.shape[3]
+	return o.data[at : at+o.shape[3]]
+}
+
+// whole returns a sequence's rows [tokens, Hkv, D] as [1, Hkv, tokens, D].
+func (s *story) whole(rows []float32, dim int) operand {
+	n := len(rows) / (s.dims.KVHeads * dim)
+	o := operand{backend.Shape{1, s.dims.KVHeads, n, dim}, s.kv, make([]float32, len(rows))}
+	for j := range n {
+		for h := range s.dims.KVHeads {
+			copy(o.rowOf(0, h, j), rows[(j*s.dims.KVHeads+h)*dim:][:dim])
+		}
+	}
+	return o
+}
+
+// attend attends with n drawn rows from sequences of some numbers, and holds the
+// result against the oracle: merges is how many partial results make it up, less one.
+func (s *story) attend(t *testing.T, of []int, n int, cache kernels.KVCache, opt kernels.CacheOptions, merges float64) kernels.Result {
+	t.Helper()
+	qo := s.draw(len(of), s.dims.Heads, n, s.dims.Dim, s.q)
+	q := s.put(t, qo)
+	rows := backend.Shape{len(of), s.dims.Heads, n, s.dims.ValueDim}
+	r := kernels.Result{O: s.alloc(t, s.q, rows)}
+	rows[3] = 1
+	r.LSE = s.alloc(t, backend.F32, rows)
+	if err := cache.AttentionInto(t.Context(), r, q, opt); err != nil {
+		t.Fatal(err)
+	}
+	from := make([]int, len(of))
+	for i, b := range of {
+		from[i] = s.len(b) - n
+		if opt.Count != nil {
+			from[i] = s.len(b) - opt.Count[i]
+		}
+	}
+	qo = s.turned(t, qo, q, from, s.q)
+	o, lse := read(t, s.be, r.O), read(t, s.be, r.LSE)
+	all := operand{r.O.Shape(), s.q, o}
+	sums := operand{r.LSE.Shape(), backend.F32, lse}
+	for i, b := range of {
+		m := s.len(b) - from[i]
+		if m == 0 {
+			continue
+		}
+		d := s.dims
+		d.Batch, d.SeqQ, d.SeqK = 1, m, s.len(b)
+		one := &built{Case: Case{Name: fmt.Sprintf("sequence %d", b), Dims: d, DType: s.q, Options: opt.Options}, k: s.whole(s.k[b], d.Dim), v: s.whole(s.v[b], d.ValueDim)}
+		one.Options.Causal, one.Options.Align = !opt.Bidirectional, kernels.LowerRight
+		one.q = operand{backend.Shape{1, d.Heads, m, d.Dim}, s.q, nil}
+		var got answer
+		for h := range d.Heads {
+			for j := range m {
+				one.q.data = append(one.q.data, qo.rowOf(i, h, j)...)
+				got.o = append(got.o, all.rowOf(i, h, j)...)
+				got.lse = append(got.lse, sums.rowOf(i, h, j)...)
+			}
+		}
+		if err := one.compareMerged(got, merges); err != nil {
+			t.Fatalf("%v, %d tokens, %d rows: %v", one.Name, d.SeqK, m, err)
+		}
+	}
+	return r
+}
+
+func (s *story) alloc(t *testing.T, dtype backend.DType, shape backend.Shape) backend.Tensor {
+	t.Helper()
+	x, err := s.be.Alloc(t.Context(), dtype, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.Release)
+	return x
+}
+
+// compareMerged is compare with the bound of mergeParts for so many merges.
+func (b *built) compareMerged(a answer, merges float64) error {
+	var worst oracle.Worst
+	b.eachRow(func(n, batch, h, i int, ref oracle.Answer) {
+		where := func() string { return fmt.Sprintf("row [%d,%d,%d]", batch, h, i) }
+		weight := merges * (ref.LSEBound + u*(16+4*math.Abs(ref.LSE)))
+		most := 0.0
+		for _, x := range b.row(batch, h, i).V {
+			most = max(most, math.Abs(float64(x)))
+		}
+		for d := range ref.O {
+			worst.See(float64(a.o[n*b.ValueDim+d]), ref.O[d], ref.OBound[d]+2*weight*most, where)
+		}
+		worst.See(float64(a.lse[n]), ref.LSE, ref.LSEBound+weight, where)
+	})
+	return worst.Err()
+}
+
+// lacks reports whether the backend has not what a cache of a kind needs.
+func (h *Harness) lacks(q, kv backend.DType, paged bool) bool {
+	c := Case{DType: q, Keys: &kv}
+	if paged {
+		c.PageSize = 1
+	}
+	return h.refuses(c)
+}
+
+// testKVCache drives caches whose sequences have one tensor each.
+func testKVCache(t *testing.T, be backend.Backend, h Harness) {
+	f32, f16, bf16, q8 := backend.F32, backend.F16, backend.BF16, backend.Q8
+	both := []int{0, 1}
+	open := func(t *testing.T, s *story, capacity, window int) *kernels.Cache {
+		t.Helper()
+		c, err := kernels.NewCache(t.Context(), be, kernels.CacheConfig{Batch: len(s.k), KVHeads: s.dims.KVHeads, Dim: s.dims.Dim, ValueDim: s.dims.ValueDim,
+			DType: s.kv, Capacity: capacity, Window: window, RoPE: s.rope})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Release)
+		return c
+	}
+	add := func(t *testing.T, s *story, c kernels.KVCache, n int, count []int) {
+		t.Helper()
+		k, v, remember := s.next(t, both, n)
+		if err := c.Append(t.Context(), k, v, count); err != nil {
+			t.Fatal(err)
+		}
+		remember(count)
+	}
+	for _, kind := range []struct{ q, kv backend.DType }{{f32, f32}, {f32, f16}, {bf16, bf16}, {f32, q8}} {
+		t.Run(fmt.Sprintf("generation, %v keys", kind.kv), func(t *testing.T) {
+			if h.lacks(kind.q, kind.kv, false) {
+				t.Skip("refused, see Caches")
+			}
+			s := newStory(be, 2, kind.q, kind.kv, nil)
+			c := open(t, s, 48, 0)
+			add(t, s, c, 37, nil)
+			s.attend(t, both, 37, c, kernels.CacheOptions{}, 0)
+			for range 3 {
+				add(t, s, c, 1, nil)
+				s.attend(t, both, 1, c, kernels.CacheOptions{}, 0)
+			}
+		})
+	}
+	t.Run("ragged", func(t *testing.T) {
+		s := newStory(be, 2, f32, f32, &kernels.RoPE{Dim: 8})
+		c := open(t, s, 60, 0)
+		for _, count := range [][]int{{19, 7}, {0, 11}, {1, 1}, {4, 2}} {
+			n := max(count[0], count[1])
+			add(t, s, c, n, count)
+			s.attend(t, both, n, c, kernels.CacheOptions{Count: count}, 0)
+		}
+		s.attend(t, both, 1, c, kernels.CacheOptions{}, 0)
+		s.attend(t, both, 3, c, kernels.CacheOptions{Options: kernels.Options{Window: &kernels.Window{Left: 8}, ALiBi: alibiIf(h)}}, 0)
+		if got := c.Lens(); got[0] != 24 || got[1] != 21 {
+			t.Errorf("lengths are %v, should be 24 and 21", got)
+		}
+	})
+	t.Run("cross attention", func(t *testing.T) {
+		s := newStory(be, 2, f32, f32, nil)
+		c := open(t, s, 9, 0)
+		add(t, s, c, 9, []int{9, 4})
+		s.attendAcross(t, both, 12, c)
+	})
+	t.Run("rewind and reset", func(t *testing.T) {
+		s := newStory(be, 2, f32, f32, &kernels.RoPE{})
+		c := open(t, s, 20, 0)
+		add(t, s, c, 12, nil)
+		if err := c.Rewind(1, 5); err != nil {
+			t.Fatal(err)
+		}
+		s.k[1], s.v[1] = s.k[1][:5*2*16], s.v[1][:5*2*8]
+		add(t, s, c, 3, nil)
+		s.attend(t, both, 3, c, kernels.CacheOptions{}, 0)
+		if err := c.Reset(); err != nil {
+			t.Fatal(err)
+		}
+		s.k, s.v = [][]float32{nil, nil}, [][]float32{nil, nil}
+		add(t, s, c, 20, nil)
+		s.attend(t, both, 2, c, kernels.CacheOptions{}, 0)
+	})
+	t.Run("rolling window", func(t *testing.T) {
+		s := newStory(be, 2, f32, f32, &kernels.RoPE{})
+		const w = 7
+		c := open(t, s, 2*w+4, w)
+		opt := kernels.CacheOptions{}
+		for i, n := range []int{3, 1, 6, 1, 1, 5, 6, 2, 1, 6, 1, 4} {
+			count := []int{n, max(1, n-i%3)}
+			add(t, s, c, n, count)
+			s.attendWindow(t, both, n, c, opt, count, w)
+		}
+		k, v, _ := s.next(t, both, 7)
+		if err := c.Append(t.Context(), k, v, nil); !errors.Is(err, backend.ErrCapacity) {
+			t.Errorf("more at once than fits beside the window: %v", err)
+		}
+		s.attendWindow(t, both, 1, c, opt, nil, w)
+	})
+	t.Run("a failed append changes nothing", func(t *testing.T) {
+		s := newStory(be, 2, f32, f32, nil)
+		c := open(t, s, 10, 0)
+		add(t, s, c, 8, []int{8, 6})
+		q := s.put(t, s.draw(2, 4, 2, 16, f32))
+		before := s.result(t, c, q)
+		k, v, _ := s.next(t, both, 3)
+		_, short, _ := s.next(t, both, 2)
+		gone, stop := context.WithCancel(t.Context())
+		stop()
+		for _, bad := range []struct {
+			name  string
+			ctx   context.Context
+			k, v  backend.Tensor
+			count []int
+			want  error
+			says  string
+		}{
+			{"no room", t.Context(), k, v, nil, backend.ErrCapacity, "sequence 0 has 8 of 10 tokens, 3 more do not fit"},
+			{"no room for one", t.Context(), k, v, []int{3, 1}, backend.ErrCapacity, "larger Capacity"},
+			{"shapes", t.Context(), k, short, nil, backend.ErrShape, "v has shape [2 2 2 8], it must be [2 2 3 8]"},
+			{"heads", t.Context(), q, v, nil, backend.ErrShape, "k has shape [2 4 2 16], it must be [2 2 2 16]"},
+			{"missing", t.Context(), k, backend.Tensor{}, nil, backend.ErrShape, "v is missing"},
+			{"counts", t.Context(), k, v, []int{1}, backend.ErrShape, "count has 1 numbers"},
+			{"count", t.Context(), k, v, []int{1, 4}, backend.ErrOption, "count[1] is 4"},
+			{"cancelled", gone, k, v, []int{1, 1}, context.Canceled, ""},
+		} {
+			err := c.Append(bad.ctx, bad.k, bad.v, bad.count)
+			if !errors.Is(err, bad.want) || !strings.Contains(err.Error(), bad.says) {
+				t.Errorf("%s: error is %v, should be %v and say %q", bad.name, err, bad.want, bad.says)
+			}
+			if after := s.result(t, c, q); !slices.Equal(before, after) {
+				t.Errorf("%s: attention gives something else than before", bad.name)
+			}
+		}
+		if _, err := c.Attention(t.Context(), s.put(t, s.draw(2, 4, 7, 16, f32)), kernels.CacheOptions{}); !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), "append their keys first") {
+			t.Errorf("more rows than tokens: %v", err)
+		}
+		c.Release()
+		if err := c.Append(t.Context(), k, v, nil); !errors.Is(err, backend.ErrReleased) {
+			t.Errorf("append after release: %v", err)
+		}
+		if _, err := c.Attention(t.Context(), q, kernels.CacheOptions{}); !errors.Is(err, backend.ErrReleased) {
+			t.Errorf("attention after release: %v", err)
+		}
+	})
+}
+
+// alibiIf returns slopes for the heads of a story, none where they are refused.
+func alibiIf(h Harness) []float32 {
+	if h.refuses(Case{Options: kernels.Options{ALiBi: []float32{1}}}) {
+		return nil
+	}
+	return []float32{0.5, 0.25, 0.125, 0.0625}
+}
+
+// attendAcross is attend for rows that see every token.
+func (s *story) attendAcross(t *testing.T, of []int, n int, c kernels.KVCache) {
+	t.Helper()
+	qo := s.draw(len(of), s.dims.Heads, n, s.dims.Dim, s.q)
+	r := kernels.Result{O: s.alloc(t, s.q, backend.Shape{len(of), s.dims.Heads, n, s.dims.ValueDim})}
+	if err := c.AttentionInto(t.Context(), r, s.put(t, qo), kernels.CacheOptions{Bidirectional: true}); err != nil {
+		t.Fatal(err)
+	}
+	got := operand{r.O.Shape(), s.q, read(t, s.be, r.O)}
+	for i, b := range of {
+		k, v := s.whole(s.k[b], s.dims.Dim), s.whole(s.v[b], s.dims.ValueDim)
+		one := qo
+		one.shape[0] = 1
+		one.data = qo.data[i*len(qo.data)/len(of):][:len(qo.data)/len(of)]
+		want, err := kernels.Attention(t.Context(), s.be, s.put(t, one), s.put(t, k), s.put(t, v), kernels.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for j, x := range read(t, s.be, want.O) {
+			if y := got.data[i*len(got.data)/len(of)+j]; !sameNumber(x, y) {
+				t.Fatalf("sequence %d: element %d is %v, of the same keys without a cache %v", b, j, y, x)
+			}
+		}
+		want.Release()
+	}
+}
+
+// attendWindow is attend for a cache with a window, which gives no option for it.
+func (s *story) attendWindow(t *testing.T, of []int, n int, c kernels.KVCache, opt kernels.CacheOptions, count []int, w int) {
+	t.Helper()
+	opt.Count = count
+	s.attend(t, of, n, windowed{c}, kernels.CacheOptions{Options: kernels.Options{Window: &kernels.Window{Left: w - 1}}, Count: count}, 0)
+}
+
+// windowed takes the window out of options for the oracle, as the cache has it.
+type windowed struct{ kernels.KVCache }
+
+func (c windowed) AttentionInto(ctx context.Context, out kernels.Result, q backend.Tensor, opt kernels.CacheOptions) error {
+	opt.Window = nil
+	return c.KVCache.AttentionInto(ctx, out, q, opt)
+}
+
+// result returns what attention from q gives.
+func (s *story) result(t *testing.T, c kernels.KVCache, q backend.Tensor) []float32 {
+	t.Helper()
+	shape := q.Shape()
+	shape[3] = s.dims.ValueDim
+	r := kernels.Result{O: s.alloc(t, s.q, shape)}
+	if err := c.AttentionInto(t.Context(), r, q, kernels.CacheOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return read(t, s.be, r.O)
+}
+
+// testPagedCache drives sequences that share pages.
+func testPagedCache(t *testing.T, be backend.Backend, h Harness) {
+	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.Q8} {
+		t.Run(fmt.Sprintf("%v", kv), func(t *testing.T) {
+			if h.lacks(backend.F32, kv, true) {
+				t.Skip("refused, see Caches")
+			}
+			s := newStory(be, 4, backend.F32, kv, nil)
+			if kv == backend.F32 {
+				s.rope = &kernels.RoPE{}
+			}
+			pagedStory(t, s)
+		})
+	}
+	t.Run("window", func(t *testing.T) {
+		if h.lacks(backend.F32, backend.F32, true) {
+			t.Skip("refused, see Caches")
+		}
+		s := newStory(be, 2, backend.F32, backend.F32, nil)
+		const w = 9
+		c, err := kernels.NewPagedCache(t.Context(), be, kernels.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, PageSize: 4, Pages: 14, Window: w})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Release()
+		a, b := sequence(t, c), sequence(t, c)
+		for i := range 12 {
+			n := 1 + i*5%7
+			k, v, remember := s.next(t, []int{0, 1}, n)
+			count := []int{n, n - n/3}
+			if err := c.Batch(a, b).Append(t.Context(), k, v, count); err != nil {
+				t.Fatal(err)
+			}
+			remember(count)
+			s.attendWindow(t, []int{0, 1}, n, c.Batch(a, b), kernels.CacheOptions{}, count, w)
+		}
+		a.Free()
+		b.Free()
+		if n := c.FreePages(); n != 14 {
+			t.Errorf("%d pages are free in the end, should be 14", n)
+		}
+	})
+}
+
+func sequence(t *testing.T, c *kernels.PagedCache) *kernels.Sequence {
+	t.Helper()
+	s, err := c.NewSequence()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// pagedStory forks a sequence in the middle of a page, lets all go their own ways, and
+// reads what they begin with once.
+func pagedStory(t *testing.T, s *story) {
+	c, err := kernels.NewPagedCache(t.Context(), s.be, kernels.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, DType: s.kv, PageSize: 16, Pages: 9, RoPE: s.rope})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Release()
+	add := func(of []int, n int, count []int, b *kernels.PagedBatch) {
+		t.Helper()
+		k, v, remember := s.next(t, of, n)
+		if err := b.Append(t.Context(), k, v, count); err != nil {
+			t.Fatal(err)
+		}
+		remember(count)
+	}
+	free := func(want int) {
+		t.Helper()
+		if n := c.FreePages(); n != want {
+			t.Errorf("%d pages are free, should be %d", n, want)
+		}
+	}
+	seqs := []*kernels.Sequence{sequence(t, c)}
+	add([]int{0}, 37, nil, c.Batch(seqs[0]))
+	s.attend(t, []int{0}, 37, c.Batch(seqs[0]), kernels.CacheOptions{}, 0)
+	free(6)
+	for i := 1; i < 3; i++ {
+		fork, err := seqs[0].Fork()
+		if err != nil {
+			t.Fatal(err)
+		}
+		seqs = append(seqs, fork)
+		s.k[i], s.v[i] = slices.Clone(s.k[0]), slices.Clone(s.v[0])
+	}
+	free(6)
+	all := []int{0, 1, 2}
+	batch := c.Batch(seqs...)
+	add(all, 1, nil, batch) // two copies of the last page
+	free(4)
+	s.attend(t, all, 1, batch, kernels.CacheOptions{}, 0)
+	s.attend(t, all, 1, batch, kernels.CacheOptions{SharePrefix: true}, 1)
+	add(all, 12, []int{12, 0, 5}, batch) // one more page for the first
+	free(3)
+	s.attend(t, all, 12, batch, kernels.CacheOptions{Count: []int{12, 0, 5}}, 0)
+	s.attend(t, all, 3, batch, kernels.CacheOptions{SharePrefix: true}, 1)
+	seqs[0].Free()
+	seqs[0].Free()
+	free(5) // the last two of its pages
+	s.attend(t, []int{2, 1}, 1, c.Batch(seqs[2], seqs[1]), kernels.CacheOptions{}, 0)
+	k, v, _ := s.next(t, []int{1, 2}, 60)
+	for _, bad := range []struct {
+		name  string
+		batch *kernels.PagedBatch
+		want  error
+		says  string
+	}{
+		{"too few pages", c.Batch(seqs[1:]...), backend.ErrCapacity, "5 of 9 pages of 16 tokens are free"},
+		{"freed", c.Batch(seqs[0], seqs[1]), backend.ErrReleased, "sequence 0: the sequence was freed"},
+		{"twice", c.Batch(seqs[1], seqs[1]), backend.ErrOption, "Fork it"},
+		{"none", c.Batch(), backend.ErrShape, "no sequences"},
+		{"nil", c.Batch(seqs[1], nil), backend.ErrOption, "sequence 1 is nil"},
+	} {
+		if err := bad.batch.Append(t.Context(), k, v, nil); !errors.Is(err, bad.want) || !strings.Contains(err.Error(), bad.says) {
+			t.Errorf("%s: error is %v, should be %v and say %q", bad.name, err, bad.want, bad.says)
+		}
+		free(5)
+	}
+	s.attend(t, []int{1, 2}, 2, c.Batch(seqs[1:]...), kernels.CacheOptions{}, 0)
+	for _, x := range seqs {
+		x.Free()
+	}
+	free(9)
+}
