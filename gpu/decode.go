@@ -151,7 +151,8 @@ func (x *decode) variants() {
 	}
 	u := func(n int) uint32 { return uint32(n) }
 	x.splits = variant{shaders.Decode, map[string]uint32{
-		"EXPAND": expand, "IN": u(int(x.c.Q.DType())), "KV": u(int(kv)), "WIDE": u(flagBits(wide(x.c.K) && wide(x.c.V))), "EL": u(el), "ROWS": u(x.rows),
+		"EXPAND": expand, "IN": u(int(x.c.Q.DType())), "KV": u(int(kv)), "WIDE": u(flagBits(wide(x.c.K) && wide(x.c.V))),
+		"EXTRA": u(flagBits(x.flags()&(flagSlopes|flagBlocks|flagDropout) != 0)), "EL": u(el), "ROWS": u(x.rows),
 		"SPLIT": u(c.split), "BC": u(c.keys), "TX": u(c.lanes), "TQ": u(c.keys / c.lanes / 4), "QUADS": u(quads),
 		"GRAN": u(gran), "QG": u(gran * el / 4), "SHIFT": u(shift), "KLOADS": u(loads(c.keys * gran)),
 		"KT": u(c.keys / 2), "QSLOTS": u(qslots), "QROWS": u(x.rows / qslots),

@@ -43,6 +43,7 @@ const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers, 2: a
 const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
 const KV: u32 = 0u; // of k and v
 const WIDE: u32 = 1u; // 1 when k and v can be read 16 bytes at a time
+const EXTRA: u32 = 1u; // 1: there may be slopes, a mask of blocks or dropout
 const EL: u32 = 4u; // elements in 16 bytes
 const ROWS: u32 = 4u; // query rows of a workgroup
 const SPLIT: u32 = 1024u; // keys of a workgroup
@@ -466,11 +467,13 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     let key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(0, i32(TX), i32(2u * TX), i32(3u * TX));
     var slope = 0.0;
     var away = vec4<f32>(0.0);
-    if ((p.flags & HAS_SLOPES) != 0u) {
-        slope = slope_of(b, h);
-        away = vec4<f32>(abs(vec4<i32>(i + p.more.offset) - key));
-        if (p.bias_type == 0u) {
-            r.x = fma(r.x, vec4<f32>(p.unit), fma(vec4<f32>(-slope), away, vec4<f32>(0.0)) * LOG2E);
+    if (EXTRA == 1u) { // static
+        if ((p.flags & HAS_SLOPES) != 0u) {
+            slope = slope_of(b, h);
+            away = vec4<f32>(abs(vec4<i32>(i + p.more.offset) - key));
+            if (p.bias_type == 0u) {
+                r.x = fma(r.x, vec4<f32>(p.unit), fma(vec4<f32>(-slope), away, vec4<f32>(0.0)) * LOG2E);
+            }
         }
     }
     if (check) {
@@ -478,9 +481,11 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
         if ((p.flags & (HAS_MASK | HAS_BLOCKS)) != 0u) {
             var at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
             var keys = vec4<u32>(j, j + TX, j + 2u * TX, j + 3u * TX);
-            if ((p.flags & HAS_BLOCKS) != 0u) {
-                at = p.mask.base + b * p.mask.b + h * p.mask.h + (p.row0 + row) / p.more.block_q * p.mask.s;
-                keys = (keys + vec4<u32>(p.key0)) / vec4<u32>(p.more.block_k);
+            if (EXTRA == 1u) { // static
+                if ((p.flags & HAS_BLOCKS) != 0u) {
+                    at = p.mask.base + b * p.mask.b + h * p.mask.h + (p.row0 + row) / p.more.block_q * p.mask.s;
+                    keys = (keys + vec4<u32>(p.key0)) / vec4<u32>(p.more.block_k);
+                }
             }
             for (var c = 0u; c < 4u; c++) { // unroll
                 if (r.seen[c]) {
@@ -495,8 +500,10 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
                 if (r.seen[c]) {
                     let x = load_bias(at + (j + c * TX) * p.bias.d);
                     var y = bounded(x, p.more.bias_limit);
-                    if ((p.flags & HAS_SLOPES) != 0u) {
-                        y = bounded(fma(-slope, away[c], y), MAX_BIAS);
+                    if (EXTRA == 1u) { // static
+                        if ((p.flags & HAS_SLOPES) != 0u) {
+                            y = bounded(fma(-slope, away[c], y), MAX_BIAS);
+                        }
                     }
                     r.x[c] = fma(r.x[c], p.unit, y * LOG2E);
                     r.seen[c] = bitcast<u32>(x) != 0xff800000u; // -Inf hides
@@ -610,8 +617,10 @@ fn main(
     }
 
     var next = (begin / i32(BC)) * i32(BC); // tile that any row sees, or none
-    while (next < end && !tile_seen(b, h0, first, last, u32(next), u32(end))) {
-        next += i32(BC);
+    if (EXTRA == 1u) { // static
+        while (next < end && !tile_seen(b, h0, first, last, u32(next), u32(end))) {
+            next += i32(BC);
+        }
     }
     var ahead: Ahead;
     if (next < end) {
@@ -619,8 +628,10 @@ fn main(
     }
     for (var tile = next; tile < end; tile = next) {
         next = tile + i32(BC);
-        while (next < end && !tile_seen(b, h0, first, last, u32(next), u32(end))) {
-            next += i32(BC);
+        if (EXTRA == 1u) { // static
+            while (next < end && !tile_seen(b, h0, first, last, u32(next), u32(end))) {
+                next += i32(BC);
+            }
         }
         let j0 = u32(tile) - p.key0;
         let check = paired || tile < all_from || tile + i32(BC) > all_to;
@@ -706,11 +717,13 @@ fn main(
                 ps[(at + 2u * TX) / 4u][(at + 2u * TX) % 4u] = w.z;
                 ps[(at + 3u * TX) / 4u][(at + 3u * TX) % 4u] = w.w;
             }
-            if ((p.flags & HAS_DROPOUT) != 0u) {
-                for (var n = 0u; n < BC / TX; n++) {
-                    let key = c_part + TX * n;
-                    if (dropped(b, c_head, c_query, j0 + key)) {
-                        ps[(c_row * BC + key) / 4u][(c_row * BC + key) % 4u] = HIDDEN;
+            if (EXTRA == 1u) { // static
+                if ((p.flags & HAS_DROPOUT) != 0u) {
+                    for (var n = 0u; n < BC / TX; n++) {
+                        let key = c_part + TX * n;
+                        if (dropped(b, c_head, c_query, j0 + key)) {
+                            ps[(c_row * BC + key) / 4u][(c_row * BC + key) % 4u] = HIDDEN;
+                        }
                     }
                 }
             }
