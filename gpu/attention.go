@@ -138,9 +138,10 @@ func blocks(dv int) int {
 	return n
 }
 
-// Attention computes c in one pass over the keys; memory beside the operands is
-// O(Sq), and none when the keys come in one piece. backend.ErrUnsupported for
-// value heads of more than 256 columns; otherwise as backend.Backend says.
+// Attention computes c in one pass over the keys, or one for each 256 columns of V;
+// memory beside the operands is O(Sq), and none when the keys come in one piece. Errors
+// are as backend.Backend says; backend.ErrUnsupported names options that the kernels do
+// not take together.
 func (b *Backend) Attention(ctx context.Context, c *backend.Call) error {
 	if err := b.enter(ctx); err != nil {
 		return err
@@ -165,13 +166,11 @@ func (b *Backend) pin(pins *backend.Pinned, c *backend.Call) error {
 	return pins.Pin(b, b.info.Name, out, in)
 }
 
-func (b *Backend) attention(r *runner, c *backend.Call) error {
+// whole hands a call that is not sliced to r.
+func (b *Backend) whole(r *runner, c *backend.Call) error {
 	a, err := b.newAttention(c)
 	if err != nil {
 		return err
-	}
-	if r.rehearse {
-		r.flops = float64(backend.NewPlan(c).FLOPs)
 	}
 	if x := a.decodes(); x != nil {
 		return x.queue(r)
@@ -346,31 +345,21 @@ func biasType(t backend.Tensor) int {
 	return 1 + int(t.DType())
 }
 
-// Plan says how Attention would run c.
-func (b *Backend) Plan(c *backend.Call) (backend.Plan, error) {
-	if err := b.enter(context.Background()); err != nil {
-		return backend.Plan{}, err
-	}
-	defer b.leave()
+// planWhole adds to p how a call that is not sliced would run.
+func (b *Backend) planWhole(c *backend.Call, p *backend.Plan) error {
 	a, err := b.newAttention(c)
 	if err != nil {
-		return backend.Plan{}, fmt.Errorf("plan: %w", err)
+		return err
 	}
-	p := backend.NewPlan(c)
-	p.Backend = b.info.Name
-	p.Limits = b.info.Limits
 	if x := a.decodes(); x != nil {
-		err = x.plan(&p)
+		err = x.plan(p)
 	} else {
-		err = b.planPrefill(a, &p)
-	}
-	if err == nil {
-		err = b.planStream(c, &p)
+		err = b.planPrefill(a, p)
 	}
 	if err != nil {
-		return backend.Plan{}, fmt.Errorf("plan: %w", err)
+		return err
 	}
-	return p, nil
+	return b.planStream(c, p)
 }
 
 // storage names the types of a call's operands.

@@ -71,9 +71,6 @@ func newDecode(a *attention) (*decode, error) {
 	}
 	x := &decode{attention: a}
 	x.class = classOf(d.Dim, d.ValueDim)
-	if max(d.Dim, d.ValueDim) > x.class.width {
-		return nil, fmt.Errorf("head size %d, decoding takes up to %d: %w", max(d.Dim, d.ValueDim), maxValueDim, backend.ErrUnsupported)
-	}
 	x.rows = rowsOf(group * d.SeqQ)
 	x.width = x.class.width + 4*decodeParts + 4
 	x.variants()

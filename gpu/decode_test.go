@@ -95,7 +95,7 @@ func TestDecodeGivesTheBitsOfPrefill(t *testing.T) {
 	for _, class := range []struct {
 		d, dv int
 		dtype backend.DType
-	}{{24, 32, backend.F16}, {64, 64, backend.F32}, {80, 72, backend.BF16}, {90, 96, backend.F32}, {128, 128, backend.BF16}, {256, 200, backend.F16}} {
+	}{{24, 32, backend.F16}, {64, 64, backend.F32}, {80, 72, backend.BF16}, {90, 96, backend.F32}, {128, 128, backend.BF16}, {256, 200, backend.F16}, {576, 512, backend.F16}} {
 		if testing.Short() && class.d != 64 {
 			continue
 		}

@@ -31,8 +31,9 @@
 // its place, with tiles of 32 keys and so with other roundings; the plan says so, and
 // why.
 //
-// What it does not do: value heads of more than 256 columns in the fused path
-// (backend.ErrUnsupported).
+// Values of more than 256 columns take a pass over the keys for each 256 of them; the
+// plan says so. What it does not do (backend.ErrUnsupported): a bias beside a bias by
+// distance, and a mask beside a mask of blocks.
 package gpu
 
 import (

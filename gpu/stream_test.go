@@ -30,7 +30,7 @@ func TestConformanceStreamed(t *testing.T) {
 	}
 	backendtest.Run(t, backendtest.Harness{
 		Refuses: refusals,
-		Open:    func(t testing.TB) backend.Backend { return openFull(t, Options{MemoryBytes: 2 << 20}) },
+		Open:    func(t testing.TB) backend.Backend { return openFull(t, Options{MemoryBytes: 3 << 20}) },
 		Draws:   5,
 	})
 }
