@@ -180,10 +180,16 @@ func (e *Environment) table() [][2]string {
 		if b.Threads > 0 {
 			parts = append(parts, count(b.Threads, "thread"))
 		}
-		for _, l := range b.Limits {
-			parts = append(parts, fmt.Sprintf("%s %d", l.Name, l.Value))
-		}
 		add("backend "+b.Name, strings.Join(parts, " · "))
+		var limits []string
+		for _, l := range b.Limits {
+			value := strconv.FormatInt(l.Value, 10)
+			if l.Value >= 1<<20 { // so much is bytes: there are no more workgroups or bindings than 65535
+				value = size(float64(l.Value))
+			}
+			limits = append(limits, l.Name+" "+value)
+		}
+		add("limits of "+b.Name, strings.Join(limits, " · "))
 	}
 	for _, m := range e.Missing {
 		add("missing", m)
@@ -194,7 +200,10 @@ func (e *Environment) table() [][2]string {
 		cgo = "with cgo"
 	}
 	add("Go", e.GoVersion+", "+cgo)
-	add("version", strings.Join(notEmpty(e.Version, e.revision()), ", "))
+	add("version", e.Version)
+	if e.Commit != "" {
+		add("commit", e.revision())
+	}
 	add("variables", strings.Join(e.Variables, " "))
 	add("seed", strconv.FormatUint(e.Seed, 10))
 	if e.BudgetS > 0 {

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -249,10 +250,7 @@ func overLengths(lines []curve, ceilingName string, of, predicted, ceiling func(
 			ceilings = append(ceilings, top)
 			continue
 		}
-		// The longer one stands for both.
-		if len(top.points) > len(ceilings[same].points) {
-			ceilings[same].points = top.points
-		}
+		ceilings[same].join(top)
 	}
 	// A ceiling is named after what ran, or after its line where that has several.
 	for i := range ceilings {
@@ -278,17 +276,32 @@ func overLengths(lines []curve, ceilingName string, of, predicted, ceiling func(
 func asTime(y, low, high float64) (float64, float64) { return y * low, y * high }
 func asRate(y, low, high float64) (float64, float64) { return y / high, y / low }
 
-// together reports whether two lines are within a tenth of each other wherever
-// both have points.
+// together reports whether two lines have lengths in common and are within a tenth
+// of each other at all of these.
 func together(a, b chartLine) bool {
+	common := false
 	for _, p := range a.points {
 		for _, q := range b.points {
-			if p.x == q.x && math.Abs(math.Log(p.y/q.y)) > 0.1 {
+			if p.x != q.x {
+				continue
+			}
+			if math.Abs(math.Log(p.y/q.y)) > 0.1 {
 				return false
 			}
+			common = true
 		}
 	}
-	return true
+	return common
+}
+
+// join adds the points of another line at lengths that l does not have.
+func (l *chartLine) join(other chartLine) {
+	for _, p := range other.points {
+		if !slices.ContainsFunc(l.points, func(q chartPoint) bool { return q.x == p.x }) {
+			l.points = append(l.points, p)
+		}
+	}
+	slices.SortFunc(l.points, func(p, q chartPoint) int { return cmp.Compare(p.x, q.x) })
 }
 
 // memoryLines are the counted bytes, and those of the weights that are not kept.
@@ -302,12 +315,14 @@ func memoryLines(lines []curve) []chartLine {
 
 // percentLines are the percentages, under a line at 100.
 func percentLines(lines []curve) []chartLine {
-	return overLengths(lines, "ceiling", func(m *Measurement) *float64 { return m.PercentOfBound }, nil, func(m *Measurement) *float64 {
-		if m.PercentOfBound == nil {
-			return nil
+	drawn := overLengths(lines, "", func(m *Measurement) *float64 { return m.PercentOfBound }, nil, func(*Measurement) *float64 { return nil }, asRate)
+	all := chartLine{name: "ceiling", ceiling: true}
+	for _, l := range drawn {
+		for _, p := range l.points {
+			all.join(chartLine{points: []chartPoint{{x: p.x, y: 100}}})
 		}
-		return new(100.0)
-	}, asRate)
+	}
+	return append(drawn, all)
 }
 
 // roofline is the classic picture (Williams et al. 2009): speed against operations a

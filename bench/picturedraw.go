@@ -164,6 +164,11 @@ func (l *chartLine) Plot(c draw.Canvas, p *plot.Plot) {
 	for _, point := range l.points {
 		at = append(at, vg.Point{X: x(point.x), Y: y(point.y)})
 	}
+	if l.ceiling && len(at) == 1 { // a line of one point would not be seen
+		at = []vg.Point{{X: at[0].X - swatch, Y: at[0].Y}, {X: at[0].X + swatch, Y: at[0].Y}}
+		c.StrokeLines(l.style(), c.ClipLinesX(at)...)
+		return
+	}
 	// What was predicted hangs on the rest by dashes.
 	measured := slices.IndexFunc(l.points, func(p chartPoint) bool { return p.predicted })
 	if measured < 0 {
