@@ -3,6 +3,7 @@ package cpu
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -194,15 +195,25 @@ func testDecode(t *testing.T, tier string) {
 func TestAnyCompany(t *testing.T) { eachTier(t, testAnyCompany) }
 
 func testAnyCompany(t *testing.T, tier string) {
-	const sk, dim, dv, share = 2500, 40, 37, 3
+	const sq, sk, dim, dv, share = 150, 2500, 40, 37, 3
+	causal := backend.Visibility{Offset: 900, Left: backend.Unbounded}
+	options := []backend.Problem{
+		{Scale: 1, Visible: backend.Everything()},
+		{Scale: 1, Softcap: 3, Visible: backend.Visibility{Offset: 2300, Left: 1500}, Sinks: []float32{3, -5, negInf}},
+		{Scale: 1, Visible: causal, Bias: random(t, 4, backend.Shape{1, 1, 1, sk})},
+		{Scale: 1, Visible: causal, Slopes: []float32{0.1, 0.01, 0.5}},
+		{Scale: 1, Visible: causal, Slopes: []float32{0.1, 0.01, 0.5}, Relative: random(t, 5, backend.Shape{1, share, 1, sq + sk - 1})},
+		{Scale: 1, Visible: causal, Bias: random(t, 4, backend.Shape{1, 1, sq, sk}), Relative: random(t, 5, backend.Shape{1, share, 1, sq + sk - 1})},
+		{Scale: 1, Visible: backend.Everything(), Mask: flags(t, 6, backend.Shape{1, share, sq, sk}), Dropout: backend.Dropout{P: 0.4, Seed: 7}},
+		{Scale: 1, Visible: causal, Blocks: flags(t, 6, backend.Shape{1, share, sq, sk / 50}), BlockQ: 1, BlockK: 50, Dropout: backend.Dropout{P: 0.4, Seed: 7, First: [4]int{0, 0, 4}}},
+	}
 	for _, dtype := range []backend.DType{backend.F32, backend.BF16} {
-		q := typed(t, random(t, 1, backend.Shape{1, share, 150, dim}), dtype)
+		q := typed(t, random(t, 1, backend.Shape{1, share, sq, dim}), dtype)
 		k, v := typed(t, random(t, 2, backend.Shape{1, 1, sk, dim}), dtype), typed(t, random(t, 3, backend.Shape{1, 1, sk, dv}), dtype)
-		for _, p := range []backend.Problem{
-			{Scale: 1, Visible: backend.Everything()},
-			{Scale: 1, Softcap: 3, Visible: backend.Visibility{Offset: 2300, Left: 1500}, Sinks: []float32{3, -5, negInf}},
-			{Scale: 1, Visible: backend.Visibility{Offset: 900, Left: backend.Unbounded}, Bias: random(t, 4, backend.Shape{1, 1, 1, sk})},
-		} {
+		for n, p := range options {
+			if n > 2 && dtype != backend.F32 {
+				continue // what loads the keys does not meet these
+			}
 			attend := func(threads, from, to int) (o, lse backend.Tensor) {
 				rows, err := q.Slice(backend.Seq, from, to)
 				if err != nil {
@@ -210,11 +221,29 @@ func testAnyCompany(t *testing.T, tier string) {
 				}
 				c := backend.Call{Q: rows, K: k, V: v, O: alloc(t, backend.Shape{1, share, to - from, dv}), LSE: alloc(t, backend.Shape{1, share, to - from, 1}), Problem: p}
 				c.Visible.Offset += from
-				if !c.Bias.IsZero() {
-					if c.Bias, err = c.Bias.Broadcast(backend.Shape{1, share, to - from, sk}); err != nil {
+				c.Dropout.First[backend.Seq] += from
+				// part cuts a tensor that is there along an axis and broadcasts it.
+				part := func(x *backend.Tensor, axis, from, to int) {
+					if x.IsZero() {
+						return
+					}
+					if x.Shape()[axis] > 1 {
+						if *x, err = x.Slice(axis, from, to); err != nil {
+							t.Fatal(err)
+						}
+					}
+					shape := backend.Shape{1, share, c.Q.Shape()[backend.Seq], x.Shape()[backend.Dim]}
+					if axis == backend.Dim {
+						shape[backend.Seq] = 1
+					}
+					if *x, err = x.Broadcast(shape); err != nil {
 						t.Fatal(err)
 					}
 				}
+				part(&c.Bias, backend.Seq, from, to)
+				part(&c.Mask, backend.Seq, from, to)
+				part(&c.Blocks, backend.Seq, from, to)
+				part(&c.Relative, backend.Dim, sq-to, sq-from+sk-1)
 				be := open(t, Options{Tier: tier, Threads: threads})
 				if err := be.Attention(t.Context(), &c); err != nil {
 					t.Fatal(err)
@@ -240,6 +269,21 @@ func testAnyCompany(t *testing.T, tier string) {
 			}
 		}
 	}
+}
+
+// flags returns a contiguous tensor of which three in four are true.
+func flags(t testing.TB, seed uint64, shape backend.Shape) backend.Tensor {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(seed, 4))
+	data := make([]bool, shape.Elements())
+	for i := range data {
+		data[i] = rng.IntN(4) > 0
+	}
+	x, err := backend.HostBool(data, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
 }
 
 // rowsOfHead returns rows [from, to) of head h of a contiguous F32 tensor.

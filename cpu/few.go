@@ -32,15 +32,20 @@ func (f *fused) fewRows(ctx context.Context, w *scratch, p *part) error {
 	h0 := p.hk * f.share
 	keys := f.seeFew(e, p)
 	fold := folder{x, f.dimV, e.alpha, e.beta}
+	f.seedDropout(&b.draw)
 	for j0 := max(keys.lo, p.keys.lo) / keyBlock * keyBlock; j0 < min(keys.hi, p.keys.hi); j0 += keyBlock {
 		if err := ctx.Err(); err != nil {
 			return err
+		}
+		here, _ := f.trim(p.b, h0, 0, e.rows, span{max(keys.lo, j0), min(keys.hi, j0+keyBlock)})
+		if here.lo >= here.hi {
+			continue
 		}
 		if f.parts > 1 && e.some && e.chunk != j0/chunkKeys {
 			f.keep(p.tile, &e.progress)
 		}
 		e.enter(j0/chunkKeys, &fold)
-		f.fewBlock(b, e, p, keyRange{lo: max(keys.lo, j0) &^ 3, hi: min(keys.hi, j0+keyBlock)})
+		f.fewBlock(b, e, p, keyRange{lo: here.lo &^ 3, hi: here.hi})
 	}
 	if f.parts > 1 {
 		if e.some {
@@ -98,7 +103,7 @@ func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
 	x, n := f.kernels, r.hi-r.lo
 	lanes := ceilDiv(n, x.Lanes) * x.Lanes
 	f.fewScores(b, e, p, &r, n)
-	hidden := f.biased
+	hidden := f.hiding || f.masked
 	for row := range e.rows {
 		lo, hi := max(0, min(n, e.spans[row].lo-r.lo)), max(0, min(n, e.spans[row].hi-r.lo))
 		hidden = hidden || lo > 0 || hi < n
@@ -123,6 +128,10 @@ func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
 	x.Exp2(e.alpha, 0)
 	for row := range e.rows {
 		e.cur.l[row] = float32(e.alpha[row]*e.cur.l[row]) + sumByFours(e.s[row*keyBlock:row*keyBlock+lanes])
+		if f.p.Dropout.P > 0 {
+			h, i := f.row(p.hk*f.share, 0, row)
+			f.dropRow(x, &b.draw, e.s[row*keyBlock:row*keyBlock+lanes], p.b, h, i, r.lo)
+		}
 	}
 	if v, ldv := f.v.bitRows(p.b, p.hk, r.lo); f.bitsV && !hidden { // as they lie
 		if f.v.dtype == backend.F16 {
@@ -183,7 +192,7 @@ func (f *fused) addFew(e *fewLoad, p *part, r *keyRange) {
 			}
 			for row := range e.rows {
 				h, i := f.row(p.hk*f.share, 0, row)
-				if j >= e.spans[row].lo && j < e.spans[row].hi && !f.hides(p.b, h, i, j) {
+				if j >= e.spans[row].lo && j < e.spans[row].hi && !f.hides(p.b, h, i, j) && f.keeps(p.b, h, i, j) {
 					e.cur.o[row*f.dimV+c] += e.s[row*keyBlock+j-r.lo] * y
 				}
 			}

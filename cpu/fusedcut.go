@@ -34,7 +34,7 @@ type fusedCut struct {
 	dimK, dimV int  // head sizes rounded up to Lanes
 	slot       int  // floats of the state of a tile
 	scores     bool // bias, mask or softcap come between the products
-	biased     bool // bias or mask do
+	biased     bool // what is added or hidden does
 	loadK      bool // keys are converted or packed
 	loadV      bool
 	bitsK      bool // with keys as lanes: whole vectors of 16 bit numbers, converted in registers
@@ -68,8 +68,6 @@ func fusedTakes(k *vec.Kernels, c *backend.Call) (ok bool, why string) {
 	switch {
 	case k == nil:
 		return false, ""
-	case c.Dropout.P > 0:
-		return false, "dropout is computed on the gonum path"
 	case d.Dim > maxDim || d.ValueDim > maxDim:
 		return false, fmt.Sprintf("the vector kernels take head sizes up to %d, these are %d and %d", maxDim, d.Dim, d.ValueDim)
 	}
@@ -143,7 +141,7 @@ func (x *fusedCut) size() (floats, rows int) {
 	floats += x.subs*(x.dimK*w+states*x.slot) + keyBlock*w + 3*w +
 		x.kernels.Lanes*max(x.dimK, x.dimV, keyBlock)
 	if x.biased {
-		floats += keyBlock * w
+		floats += keyBlock + w
 	}
 	return floats, x.subs * w
 }

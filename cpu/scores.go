@@ -12,6 +12,7 @@ type scoring struct {
 	mask, blockMask, bias, relative view
 	heads, seqQ                     int
 	masked, added                   bool // whether there is one of the first two, of the others or slopes
+	hiding                          bool // whether anything but the visibility rule and blocks may keep a weight from its value
 }
 
 // scoringOf opens the tensors of p, for so many query heads and rows.
@@ -30,6 +31,7 @@ func scoringOf(p *backend.Problem, heads, seqQ int) (sc scoring, err error) {
 		return sc, err
 	}
 	sc.masked = !sc.mask.isZero() || !sc.blockMask.isZero()
+	sc.hiding = !sc.mask.isZero() || !sc.bias.isZero() || !sc.relative.isZero() || p.Dropout.P > 0
 	sc.added = !sc.bias.isZero() || !sc.relative.isZero() || p.Slopes != nil
 	return sc, nil
 }
@@ -130,34 +132,64 @@ func (sc *scoring) adjust(s []float32, b, h, i, j int, tmp []float32) {
 	}
 }
 
-// addedRow writes what is added to the scores of a row from key j on: bias, bias by
-// distance and slope, as backend.Problem bounds them.
+// addedRow writes what is added to the scores of a row from key j on: bias, and what
+// is added by distance, as backend.Problem bounds them.
 func (sc *scoring) addedRow(dst []float32, b, h, i, j int) {
 	if sc.bias.isZero() {
-		clear(dst)
-	} else {
-		sc.bias.pack(dst, len(dst), b, h, i, 1, j, len(dst))
-		for n, x := range dst {
-			dst[n] = backend.Bound(x, backend.MaxBias)
-		}
+		sc.distances(dst, b, h, j-i)
+		return
 	}
-	if !sc.relative.isZero() {
-		for n, x := range dst {
-			y := backend.Bound(sc.relative.at(b, h, 0, j+n-i+sc.seqQ-1), backend.MaxRelative)
-			switch {
+	sc.bias.pack(dst, len(dst), b, h, i, 1, j, len(dst))
+	for n, x := range dst {
+		dst[n] = backend.Bound(x, backend.MaxBias)
+	}
+	if sc.biasAlone() {
+		return
+	}
+	var table [keyBlock]float32
+	for ; len(dst) > 0; j += len(table) {
+		some := dst[:min(len(dst), len(table))]
+		sc.distances(table[:len(some)], b, h, j-i)
+		for n, x := range some {
+			switch y := table[n]; {
 			case x == negInf:
 			case y == negInf:
-				dst[n] = y // not x+y, which may be NaN
+				some[n] = y // not x+y, which may be NaN
 			default:
-				dst[n] = backend.Bound(x+y, backend.MaxBias)
+				some[n] = backend.Bound(x+y, backend.MaxBias)
+			}
+		}
+		dst = dst[len(some):]
+	}
+}
+
+// biasAlone reports whether a bias is all that there is to add.
+func (sc *scoring) biasAlone() bool {
+	return !sc.bias.isZero() && sc.relative.isZero() && sc.p.Slopes == nil
+}
+
+// distances writes what is added to scores by distance, from that of keys d after
+// their rows on; 0 for distances that no pair has.
+func (sc *scoring) distances(dst []float32, b, h, d int) {
+	if sc.relative.isZero() {
+		clear(dst)
+	} else {
+		at := d + sc.seqQ - 1
+		lo := min(len(dst), max(0, -at))
+		hi := max(lo, min(len(dst), sc.relative.shape[backend.Dim]-at))
+		clear(dst[:lo])
+		clear(dst[hi:])
+		if s := dst[lo:hi]; len(s) > 0 {
+			sc.relative.pack(s, len(s), b, h, 0, 1, at+lo, len(s))
+			for n, x := range s {
+				s[n] = backend.Bound(x, backend.MaxRelative)
 			}
 		}
 	}
 	if slope := sc.p.Slope(b, h, sc.heads); slope != 0 {
-		at := i + sc.p.Visible.Offset
+		far := sc.p.Visible.Offset - d
 		for n := range dst {
-			d := at - (j + n)
-			dst[n] = backend.Bound(dst[n]-slope*float32(max(d, -d)), backend.MaxBias)
+			dst[n] -= slope * float32(max(far-n, n-far))
 		}
 	}
 }

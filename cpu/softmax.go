@@ -46,7 +46,7 @@ func (be *Backend) softmax(ctx context.Context, s, lse backend.Tensor, p *backen
 		return err
 	}
 	j.rowCut = cutRows(s.Shape(), 1, keyBlock, be.threads())
-	if be.kernels != nil && p.Dropout.P == 0 {
+	if be.kernels != nil {
 		return be.workers.run(ctx, newVectorSoftmax(&j, be.kernels), j.tasks, be.threads())
 	}
 	return be.workers.run(ctx, &j, j.tasks, be.threads())

@@ -36,7 +36,8 @@ func (j *vectorSoftmax) size() (floats, rows int) { return 2*keyBlock + 2*j.k.La
 // task implements job: a stretch of rows of one head.
 func (j *vectorSoftmax) task(ctx context.Context, w *scratch, t int) error {
 	b, h, from, to, _ := j.at(t)
-	buf := softmaxRoom{w.floats(keyBlock), w.floats(keyBlock), w.floats(j.k.Lanes), w.floats(j.k.Lanes)}
+	j.seedDropout(&w.workspace.draw)
+	buf := softmaxRoom{w.floats(keyBlock), w.floats(keyBlock), w.floats(j.k.Lanes), w.floats(j.k.Lanes), &w.workspace.draw}
 	for i := from; i < to; i++ {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -50,7 +51,10 @@ func (j *vectorSoftmax) task(ctx context.Context, w *scratch, t int) error {
 }
 
 // softmaxRoom is what a row is worked on in.
-type softmaxRoom struct{ row, bias, lanes, sums []float32 }
+type softmaxRoom struct {
+	row, bias, lanes, sums []float32
+	draw                   *vec.Draw
+}
 
 // row does row i of head (b, h) and returns its LSE.
 func (j *vectorSoftmax) row(w *softmaxRoom, b, h, i int) float32 {
@@ -83,6 +87,9 @@ func (j *vectorSoftmax) row(w *softmaxRoom, b, h, i int) float32 {
 					x[c] = 0
 				}
 			}
+		}
+		if j.p.Dropout.P > 0 {
+			j.dropRow(j.k, w.draw, x, b, h, i, key)
 		}
 	})
 	j.zero(b, h, i, 0, lo)

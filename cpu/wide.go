@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // wideTile is up to Width query rows that go by as the lanes of a register tile.
@@ -15,6 +16,8 @@ type wideTile struct {
 	spans []span // what each of them sees
 	keys  span   // what any of them sees
 	every span   // what every one of them sees
+	here  span   // what any of them sees of the key block at hand
+	mixed bool   // the mask of blocks hides some of here from some of them
 	qt    []float32
 }
 
@@ -22,11 +25,14 @@ type wideTile struct {
 type workspace struct {
 	s, mx, alpha, beta []float32
 	stage              []float32 // some rows on their way in or out
-	bias               []float32 // of a tile, keys by lanes
+	table              []float32 // what is added to a tile by distance
 	k, v               []float32 // packed or converted
 	scale, one         []float32 // factors of transpositions
 	lo, hi             [maxLanes]int32
-	lanes              [maxLanes]float32 // of a sum or a maximum over a row
+	lanes              [maxLanes]float32   // of a sum or a maximum over a row
+	seen               [16 * keyBlock]bool // some rows of a mask, of at most 16 lanes
+	draw               vec.Draw
+	square             [16 * 16]float32 // of what weights are multiplied by
 }
 
 // maxLanes is the largest Width of any kernels.
@@ -54,9 +60,10 @@ func (f *fused) wide(ctx context.Context, w *scratch, p *part) error {
 	b.s = w.floats(keyBlock * width)
 	b.mx, b.alpha, b.beta = w.floats(width), w.floats(width), w.floats(width)
 	b.stage = w.floats(x.Lanes * max(f.dimK, f.dimV, keyBlock))
-	if f.biased {
-		b.bias = w.floats(keyBlock * width)
+	if f.added {
+		b.table = w.floats(keyBlock + width)
 	}
+	f.seedDropout(&b.draw)
 	tiles := f.layTiles(w, p)
 	keys := span{f.d.SeqK, 0}
 	for n := range tiles {
@@ -121,8 +128,9 @@ func (f *fused) wideBlock(b *workspace, p *part, tiles []wideTile, j0 int, fold 
 	r := keyRange{lo: j0 + keyBlock, hi: j0}
 	for n := range tiles {
 		t := &tiles[n]
-		if lo, hi := max(t.keys.lo, j0), min(t.keys.hi, j0+keyBlock); lo < hi {
-			r.lo, r.hi = min(r.lo, lo), max(r.hi, hi)
+		t.here, t.mixed = f.trim(p.b, t.h, t.i, t.n, span{max(t.keys.lo, j0), min(t.keys.hi, j0+keyBlock)})
+		if t.here.lo < t.here.hi {
+			r.lo, r.hi = min(r.lo, t.here.lo), max(r.hi, t.here.hi)
 		}
 	}
 	if r.lo >= r.hi {
@@ -133,15 +141,14 @@ func (f *fused) wideBlock(b *workspace, p *part, tiles []wideTile, j0 int, fold 
 	f.loadValues(&r, b, p)
 	for n := range tiles {
 		t := &tiles[n]
-		lo, hi := max(t.keys.lo, j0)&^3, min(t.keys.hi, j0+keyBlock)
-		if lo >= hi {
+		if t.here.lo >= t.here.hi {
 			continue
 		}
 		if f.parts > 1 && t.some && t.chunk != j0/chunkKeys {
 			f.keep(t.index, &t.progress)
 		}
 		t.enter(j0/chunkKeys, fold)
-		f.step(b, p, t, &r, lo, hi)
+		f.step(b, p, t, &r, t.here.lo&^3, t.here.hi)
 	}
 }
 
@@ -235,7 +242,7 @@ func (f *fused) step(b *workspace, p *part, t *wideTile, r *keyRange, lo, hi int
 	copy(b.mx, t.cur.m)
 	x.Scores(b.s, r.k[(lo-r.lo)*r.ldk:], r.ldk, n, t.qt, f.d.Dim, b.mx)
 	edge := lo < t.every.lo || hi > t.every.hi
-	if f.scores || edge {
+	if f.scores || edge || t.mixed {
 		f.adjust(b, p, t, lo, hi, edge)
 	}
 	fours := ceilDiv(n, 4)
@@ -243,8 +250,11 @@ func (f *fused) step(b *workspace, p *part, t *wideTile, r *keyRange, lo, hi int
 		b.s[i] = negInf
 	}
 	x.Weights(b.s, fours, t.cur.m, b.mx, t.cur.l, b.alpha)
+	if f.p.Dropout.P > 0 {
+		f.dropTile(b, p, t, lo, n)
+	}
 	v, ldv, careful := r.v, r.ldv, false
-	if f.biased || edge || r.clean != nil {
+	if f.hiding || edge || t.mixed || r.clean != nil {
 		v, ldv, careful = f.cleaned(r, b)
 	}
 	x.Values(t.cur.o, v[(lo-r.lo)*ldv:], ldv, b.s, n, f.d.ValueDim, b.alpha)
@@ -253,76 +263,10 @@ func (f *fused) step(b *workspace, p *part, t *wideTile, r *keyRange, lo, hi int
 	}
 }
 
-// adjust is what comes between the products beside the scale: softcap, bias and
-// mask, and the keys that rows do not see. The maxima are taken again.
-func (f *fused) adjust(b *workspace, p *part, t *wideTile, lo, hi int, edge bool) {
-	x, n := f.kernels, hi-lo
-	s := b.s[:n*x.Width]
-	if f.cap > 0 {
-		x.Softcap(s, f.cap)
-	}
-	copy(b.mx, t.cur.m)
-	switch {
-	case f.biased && f.biasInPlace(t, n):
-		f.biasSquares(b, p, t, s, lo, n)
-		if !edge {
-			return
-		}
-		copy(b.mx, t.cur.m)
-	case f.biased:
-		f.packBias(b, p, t, lo, n)
-		x.Bias(s, b.bias)
-	}
-	if edge {
-		for r := range x.Width {
-			b.lo[r], b.hi[r] = 0, 0
-			if r < t.n {
-				b.lo[r] = int32(max(0, min(n, t.spans[r].lo-lo)))
-				b.hi[r] = int32(max(0, min(n, t.spans[r].hi-lo)))
-			}
-		}
-		x.Edge(s, n, 0, b.lo[:], b.hi[:])
-	}
-	x.ColumnMax(s, n, b.mx)
-}
-
-// biasInPlace reports whether the biases of t and n keys are whole squares that can
-// be added from where they lie.
-func (f *fused) biasInPlace(t *wideTile, n int) bool {
-	return f.biasAlone() && f.bias.dtype == backend.F32 && f.bias.stride[backend.Dim] == 1 &&
-		t.n == f.kernels.Width && t.i+t.n <= f.d.SeqQ && n%f.kernels.Lanes == 0
-}
-
-// biasAlone reports whether a bias is all that there is to add.
-func (f *fused) biasAlone() bool {
-	return !f.masked && !f.bias.isZero() && f.relative.isZero() && f.p.Slopes == nil
-}
-
-// biasSquares adds them to s, n keys from lo on, and takes the maxima.
-func (f *fused) biasSquares(b *workspace, p *part, t *wideTile, s []float32, lo, n int) {
-	x, ld := f.kernels, f.bias.stride[backend.Seq]
-	for lane := 0; lane < x.Width; lane += x.Lanes {
-		rows := f.bias.f32[f.bias.index(p.b, t.h, t.i+lane)+lo:]
-		for j := 0; j < n; j += x.Lanes {
-			x.BiasSquare(s[j*x.Width+lane:], rows[j:], ld, b.mx[lane:])
-		}
-	}
-}
-
-// packBias writes bias and mask (as 0 and -Inf) of n keys from lo on, transposed.
-func (f *fused) packBias(b *workspace, p *part, t *wideTile, lo, n int) {
-	src := &f.bias
-	if !f.biasAlone() {
-		src = nil
-	}
-	f.packT(b, b.bias, src, p.b, t, lo, n)
-}
-
-// packT writes elements [lo, lo+n) of the rows of t, transposed, to dst: of src,
-// or of bias and mask when that is nil.
+// packT writes elements [lo, lo+n) of the rows of t in src, transposed, to dst.
 func (f *fused) packT(b *workspace, dst []float32, src *view, batch int, t *wideTile, lo, n int) {
 	x := f.kernels
-	inPlace := src != nil && src.dtype == backend.F32 && src.stride[backend.Dim] == 1
+	inPlace := src.dtype == backend.F32 && src.stride[backend.Dim] == 1
 	for lane := 0; lane < x.Width; lane += x.Lanes {
 		rows := max(0, min(x.Lanes, t.n-lane))
 		staged := 0
@@ -340,11 +284,7 @@ func (f *fused) packT(b *workspace, dst []float32, src *view, batch int, t *wide
 		for r := range rows {
 			h, i := f.row(t.h, t.i, lane+r)
 			row := b.stage[r*keyBlock : r*keyBlock+n-staged]
-			if src != nil {
-				src.pack(row, len(row), batch, h, i, 1, lo+staged, len(row))
-			} else {
-				f.biasRow(row, batch, h, i, lo+staged, len(row))
-			}
+			src.pack(row, len(row), batch, h, i, 1, lo+staged, len(row))
 		}
 		for c := staged; c < n; c += x.Lanes {
 			x.Transpose(dst[c*x.Width+lane:], x.Width, b.stage[c-staged:], keyBlock, b.one)
@@ -364,7 +304,7 @@ func (f *fused) addHidden(b *workspace, p *part, t *wideTile, lo, hi int) {
 			}
 			for r := range t.n {
 				h, i := f.row(t.h, t.i, r)
-				if j >= t.spans[r].lo && j < t.spans[r].hi && !f.hides(p.b, h, i, j) {
+				if j >= t.spans[r].lo && j < t.spans[r].hi && !f.hides(p.b, h, i, j) && f.keeps(p.b, h, i, j) {
 					t.cur.o[c*w+r] += b.s[(j-lo)*w+r] * y
 				}
 			}

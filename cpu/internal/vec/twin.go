@@ -5,6 +5,8 @@ import (
 	"unsafe"
 
 	"github.com/x448/float16"
+
+	"github.com/seed90331342/attn/backend"
 )
 
 // Portable returns the twin in plain Go of kernels with that many lanes and that
@@ -16,6 +18,7 @@ func Portable(lanes, width int) *Kernels {
 		scores4: t.scores(4), scores1: t.scores(1), values4: t.values(4), values1: t.values(1),
 		weights: t.weights, exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias, edge: t.edge,
 		columnMax: t.columnMax, fold: t.fold, nonFinite: t.nonFinite, transpose: t.transpose, biasSquare: t.biasSquare,
+		diagonal: t.diagonal, hide: t.hide, drop: t.drop, dropRow: t.dropRow,
 		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16,
 		dots: dotsTwin(t, same), dotsF16: dotsTwin(t, f16), dotsBF16: dotsTwin(t, bf16),
 		mix: mixesTwin(t, same), mixF16: mixesTwin(t, f16), mixBF16: mixesTwin(t, bf16)}
@@ -170,6 +173,54 @@ func (t twin) biasSquare(s, b *float32, ldb int, mx *float32) {
 			m[lane] = larger(*x, m[lane])
 		}
 	}
+}
+
+func (t twin) diagonal(s, b *float32, rows int, mx *float32) {
+	m := floats(mx, 0, 0, t.width)
+	for r := range rows {
+		row := floats(s, 4*t.width, r, t.width)
+		for lane, y := range floats(b, -4, r, t.width) {
+			row[lane] = biased(row[lane], y)
+			m[lane] = larger(row[lane], m[lane])
+		}
+	}
+}
+
+func (t twin) hide(s *float32, mask *bool, ld, squares int) {
+	for lane := range t.lanes {
+		for r, sees := range floats(mask, ld, lane, squares*t.lanes) {
+			if !sees {
+				floats(s, 4*t.width, r, t.lanes)[lane] = float32(math.Inf(-1))
+			}
+		}
+	}
+}
+
+func (t twin) drop(s *float32, times int, d *uint64) {
+	of := (*Draw)(unsafe.Pointer(d))
+	for r := range times * of.columns {
+		row := floats(s, 4*t.width, r, t.width)
+		for lane := range row {
+			row[lane] *= of.kept(uint32(lane), uint32(r))
+		}
+	}
+}
+
+func (t twin) dropRow(x *float32, vectors int, d *uint64, _ int) {
+	of := (*Draw)(unsafe.Pointer(d))
+	for j, row := 0, floats(x, 0, 0, vectors*t.lanes); j < len(row); j++ {
+		row[j] *= of.kept(0, uint32(j))
+	}
+}
+
+// kept is what the weight so many rows and columns from the first is multiplied by.
+func (d *Draw) kept(row, column uint32) float32 {
+	row += d.row
+	words := backend.Philox([4]uint32{row / 4, d.column + column, d.head, d.batch}, d.key)
+	if words[row%4] < d.threshold {
+		return 0
+	}
+	return d.factor
 }
 
 func (t twin) edge(s *float32, rows, key int, lo, hi *int32) {

@@ -54,6 +54,10 @@ type Kernels struct {
 	fold              func(o, x *float32, rows int, a, b *float32)
 	nonFinite         func(x *float32, ld, rows, vectors int) int32
 	biasSquare        func(s, b *float32, ldb int, mx *float32)
+	diagonal          func(s, b *float32, rows int, mx *float32)
+	hide              func(s *float32, mask *bool, ld, squares int)
+	drop              func(s *float32, times int, d *uint64)
+	dropRow           func(x *float32, vectors int, d *uint64, word int)
 	transpose         func(dst *float32, ldd int, src *float32, lds int, mul *float32)
 	loadF16           func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
 	loadBF16          func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
@@ -183,6 +187,27 @@ func (x *Kernels) BiasSquare(s, b []float32, ldb int, mx []float32) {
 	n := x.Lanes
 	_, _, _ = s[(n-1)*x.Width+n-1], b[(n-1)*ldb+n-1], mx[n-1]
 	x.biasSquare(&s[0], &b[0], 4*ldb, &mx[0])
+}
+
+// Diagonal is Bias for a score tile with a bias by distance, and computes mx =
+// max(mx, S) as Scores does:
+//
+//	S[r][lane] += log2(e)·b[rows-1-r+lane]
+//
+//	s [rows, Width]    b [rows-1 + Width]    mx [Width]
+func (x *Kernels) Diagonal(s, b []float32, rows int, mx []float32) {
+	_, _, _ = s[rows*x.Width-1], b[rows+x.Width-2], mx[x.Width-1]
+	x.diagonal(&s[0], &b[rows-1], rows, &mx[0])
+}
+
+// Hide hides squares of a score tile by a mask in which a lane is a row: where
+// mask[lane][r] is false, S[r][lane] = -Inf.
+//
+//	s [squares·Lanes, Lanes], rows Width apart    mask [Lanes, squares·Lanes], rows ld apart
+func (x *Kernels) Hide(s []float32, mask []bool, ld, squares int) {
+	n := x.Lanes
+	_, _ = s[(squares*n-1)*x.Width+n-1], mask[(n-1)*ld+squares*n-1]
+	x.hide(&s[0], &mask[0], ld, squares)
 }
 
 // Edge hides keys: where key+r is not in [lo, hi) of a lane, S[r][lane] = -Inf.

@@ -52,6 +52,18 @@ func transposeAVX512(dst *float32, ldd int, src *float32, lds int, mul *float32)
 // biasSquareAVX512 is Kernels.biasSquare.
 func biasSquareAVX512(s *float32, b *float32, ldb int, mx *float32)
 
+// diagonalAVX512 is Kernels.diagonal.
+func diagonalAVX512(s *float32, b *float32, rows int, mx *float32)
+
+// hideAVX512 is Kernels.hide.
+func hideAVX512(s *float32, mask *bool, ld int, squares int)
+
+// dropAVX512 is Kernels.drop.
+func dropAVX512(s *float32, times int, d *uint64)
+
+// dropRowAVX512 is Kernels.dropRow.
+func dropRowAVX512(x *float32, vectors int, d *uint64, word int)
+
 // loadF16AVX512 is Kernels.loadF16.
 func loadF16AVX512(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
 
@@ -171,6 +183,18 @@ func transposeAVX2(dst *float32, ldd int, src *float32, lds int, mul *float32)
 
 // biasSquareAVX2 is Kernels.biasSquare.
 func biasSquareAVX2(s *float32, b *float32, ldb int, mx *float32)
+
+// diagonalAVX2 is Kernels.diagonal.
+func diagonalAVX2(s *float32, b *float32, rows int, mx *float32)
+
+// hideAVX2 is Kernels.hide.
+func hideAVX2(s *float32, mask *bool, ld int, squares int)
+
+// dropAVX2 is Kernels.drop.
+func dropAVX2(s *float32, times int, d *uint64)
+
+// dropRowAVX2 is Kernels.dropRow.
+func dropRowAVX2(x *float32, vectors int, d *uint64, word int)
 
 // loadF16AVX2 is Kernels.loadF16.
 func loadF16AVX2(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)

@@ -321,6 +321,26 @@ func TestTileSteps(t *testing.T) {
 		within(t, "bias square", square, square2, chain)
 		within(t, "its maxima", mx, mx2, chain)
 
+		table, mx := b[:rows+w-1], random(rng, w)
+		mx2 = clone(mx)
+		x.Diagonal(s, table, rows, mx)
+		twin.Diagonal(s2, table, rows, mx2)
+		within(t, "diagonal", s, s2, chain)
+		within(t, "its maxima", mx, mx2, chain)
+
+		const squares = 3
+		ld = squares*n + 5
+		mask := make([]bool, n*ld)
+		for i := range mask {
+			mask[i] = rng.IntN(3) > 0
+		}
+		veiled := random(rng, squares*n*w)
+		veiled[1] = nan
+		veiled2 := clone(veiled)
+		x.Hide(veiled, mask, ld, squares)
+		twin.Hide(veiled2, mask, ld, squares)
+		within(t, "hide", veiled, veiled2, 0)
+
 		lo, hi := make([]int32, w), make([]int32, w)
 		for i := range lo {
 			lo[i], hi[i] = int32(rng.IntN(rows+6)-3+100), int32(rng.IntN(rows+6)-3+100)

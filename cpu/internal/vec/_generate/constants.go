@@ -27,6 +27,7 @@ const (
 	cFlush  constant = iota + 11
 	cHigh   constant = iota + 11
 	cLow    constant = iota + 11
+	cBits   constant = iota + 11 // 1, 2, 4 and so on, one to a lane
 )
 
 var table Mem
@@ -52,6 +53,9 @@ func layConstants() {
 		for j := range 16 {
 			DATA(64*i+4*j, U32(b))
 		}
+	}
+	for j := range 16 {
+		DATA(64*len(bits)+4*j, U32(1<<j))
 	}
 }
 

@@ -1,0 +1,237 @@
+package cpu
+
+import (
+	"slices"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
+)
+
+// adjust is what comes between the products beside the scale: softcap, what is
+// added, and what is hidden. The maxima are taken again.
+func (f *fused) adjust(b *workspace, p *part, t *wideTile, lo, hi int, edge bool) {
+	x, n := f.kernels, hi-lo
+	s := b.s[:n*x.Width]
+	if f.cap > 0 {
+		x.Softcap(s, f.cap)
+	}
+	copy(b.mx, t.cur.m)
+	if f.added {
+		f.add(b, p, t, lo, n)
+		if !edge && !t.mixed && f.mask.isZero() {
+			return
+		}
+		copy(b.mx, t.cur.m)
+	}
+	if !f.mask.isZero() {
+		f.hideMask(b, p, t, lo, n)
+	}
+	if t.mixed {
+		f.hideBlocks(b, p, t, lo, hi)
+	}
+	if edge {
+		f.hideEdge(b, t, lo, n)
+	}
+	x.ColumnMax(s, n, b.mx)
+}
+
+// hideEdge hides what the visibility rule does.
+func (f *fused) hideEdge(b *workspace, t *wideTile, lo, n int) {
+	for r := range f.kernels.Width {
+		b.lo[r], b.hi[r] = 0, 0
+		if r < t.n {
+			b.lo[r] = int32(max(0, min(n, t.spans[r].lo-lo)))
+			b.hi[r] = int32(max(0, min(n, t.spans[r].hi-lo)))
+		}
+	}
+	f.kernels.Edge(b.s, n, 0, b.lo[:], b.hi[:])
+}
+
+// add adds to the scores of t for n keys from lo on what is to be added, and takes
+// the maxima. Where that follows from the distance between row and key alone, a row
+// of scores takes in a stretch of one short table, a step further down for each key.
+func (f *fused) add(b *workspace, p *part, t *wideTile, lo, n int) {
+	x := f.kernels
+	if f.bias.isZero() && t.i+t.n <= f.d.SeqQ {
+		table := b.table[:n-1+x.Width]
+		f.distances(table, p.b, t.h, lo-t.i-(x.Width-1))
+		slices.Reverse(table)
+		x.Diagonal(b.s, table, n, b.mx)
+		return
+	}
+	// Squares that reach beyond the keys.
+	fill(b.s[n*x.Width:ceilDiv(n, x.Lanes)*x.Lanes*x.Width], negInf)
+	inPlace := f.biasAlone() && f.bias.dtype == backend.F32 && f.bias.stride[backend.Dim] == 1
+	for lane := 0; lane < x.Width; lane += x.Lanes {
+		rows, whole := max(0, min(x.Lanes, t.n-lane)), 0
+		if h, i := f.row(t.h, t.i, lane); inPlace && rows == x.Lanes && i+rows <= f.d.SeqQ {
+			whole = n / x.Lanes * x.Lanes
+			from, ld := f.bias.f32[f.bias.index(p.b, h, i)+lo:], f.bias.stride[backend.Seq]
+			for j := 0; j < whole; j += x.Lanes {
+				x.BiasSquare(b.s[j*x.Width+lane:], from[j:], ld, b.mx[lane:])
+			}
+		}
+		if whole == n {
+			continue
+		}
+		f.stageAdded(b, p, t, lane, rows, lo+whole, n-whole)
+		for j := whole; j < n; j += x.Lanes {
+			x.BiasSquare(b.s[j*x.Width+lane:], b.stage[j-whole:], keyBlock, b.mx[lane:])
+		}
+	}
+}
+
+// stageAdded writes what is added to the scores of some rows of t, from lane on, for n
+// keys from lo on, to b.stage: rows keyBlock apart, and 0 up to the next multiple of
+// Lanes.
+func (f *fused) stageAdded(b *workspace, p *part, t *wideTile, lane, rows, lo, n int) {
+	x, whole := f.kernels, 0
+	if f.biasAlone() && f.bias.dtype != backend.F32 && f.bias.stride[backend.Dim] == 1 {
+		whole = n / x.Lanes * x.Lanes
+	}
+	f.rowsOf(t, lane, rows, func(r, h, i, m int) {
+		dst := b.stage[r*keyBlock:]
+		if whole > 0 {
+			from, apart := f.bias.bits[f.bias.index(p.b, h, i)+lo:], f.bias.stride[backend.Seq]
+			if f.bias.dtype == backend.F16 {
+				x.LoadF16(dst, keyBlock, from, apart, m, whole)
+			} else {
+				x.LoadBF16(dst, keyBlock, from, apart, m, whole)
+			}
+		}
+		if whole == n {
+			return
+		}
+		for q := range m {
+			row := dst[q*keyBlock:]
+			f.addedRow(row[whole:n], p.b, h, i+q, lo+whole)
+			clear(row[n : ceilDiv(n, x.Lanes)*x.Lanes])
+		}
+	})
+}
+
+// hideMask hides what the mask does of n keys from lo on.
+func (f *fused) hideMask(b *workspace, p *part, t *wideTile, lo, n int) {
+	x, step := f.kernels, f.mask.stride[backend.Dim]
+	for lane := 0; lane < t.n; lane += x.Lanes {
+		rows, whole := min(x.Lanes, t.n-lane), 0
+		if h, i := f.row(t.h, t.i, lane); step == 1 && rows == x.Lanes && i+rows <= f.d.SeqQ {
+			// Whole squares are read where they lie; the rest is staged.
+			if whole = n / x.Lanes * x.Lanes; whole > 0 {
+				x.Hide(b.s[lane:], f.mask.bools[f.mask.index(p.b, h, i)+lo:], f.mask.stride[backend.Seq], whole/x.Lanes)
+			}
+		}
+		if whole == n {
+			continue
+		}
+		f.rowsOf(t, lane, rows, func(r, h, i, m int) {
+			for q := range m {
+				from := f.mask.bools[f.mask.index(p.b, h, i+q)+(lo+whole)*step:]
+				copyRow(b.seen[(r+q)*keyBlock:], 1, from, step, n-whole)
+			}
+		})
+		x.Hide(b.s[whole*x.Width+lane:], b.seen[:], keyBlock, ceilDiv(n-whole, x.Lanes))
+	}
+}
+
+// hideBlocks hides what the mask of blocks does of keys [lo, hi).
+func (f *fused) hideBlocks(b *workspace, p *part, t *wideTile, lo, hi int) {
+	w := f.kernels.Width
+	f.blockRows(t.h, t.i, t.n, func(r, h, i, m int) {
+		at, step := f.blockMask.index(p.b, h, i), f.blockMask.stride[backend.Dim]
+		for key := lo; key < hi; {
+			block := key / f.p.BlockK
+			end := min(hi, (block+1)*f.p.BlockK)
+			if !f.blockMask.bools[at+block*step] {
+				for ; key < end; key++ {
+					fill(b.s[(key-lo)*w+r:(key-lo)*w+r+m], negInf)
+				}
+			}
+			key = end
+		}
+	})
+}
+
+// blockRows calls do for stretches of n rows from row (h, i) on that lie in one block
+// of rows: rows r to r+m are of block i of head h.
+func (f *fused) blockRows(h, i, n int, do func(r, h, i, m int)) {
+	for r := 0; r < n; {
+		head, row := f.row(h, i, r)
+		block := row / f.p.BlockQ
+		m := min(n-r, f.d.SeqQ-row, (block+1)*f.p.BlockQ-row)
+		do(r, head, block, m)
+		r += m
+	}
+}
+
+// trim narrows keys to what the mask of blocks leaves any of n rows from row (h, i)
+// on, an empty span where that is nothing. mixed says that it hides some of these from
+// some of the rows.
+func (f *fused) trim(batch, h, i, n int, keys span) (left span, mixed bool) {
+	left = span{keys.hi, keys.lo}
+	if f.blockMask.isZero() || keys.lo >= keys.hi {
+		return keys, false
+	}
+	step, gap := f.blockMask.stride[backend.Dim], false
+	for block := keys.lo / f.p.BlockK; block*f.p.BlockK < keys.hi; block++ {
+		some, all := false, true
+		f.blockRows(h, i, n, func(_, h, i, _ int) {
+			sees := f.blockMask.bools[f.blockMask.index(batch, h, i)+block*step]
+			some, all = some || sees, all && sees
+		})
+		if !some {
+			gap = left.lo < left.hi
+			continue
+		}
+		mixed = mixed || !all || gap
+		left = span{min(left.lo, max(keys.lo, block*f.p.BlockK)), min(keys.hi, (block+1)*f.p.BlockK)}
+	}
+	return left, mixed || left.lo&3 != 0
+}
+
+// dropTile drops weights of t for n keys from lo on.
+func (f *fused) dropTile(b *workspace, p *part, t *wideTile, lo, n int) {
+	d, x := &f.p.Dropout, f.kernels
+	first := func(axis, n int) uint32 { return uint32(d.First[axis] + n) }
+	if t.i+t.n <= f.d.SeqQ && first(backend.Seq, t.i)%4 == 0 {
+		b.draw.Tile(x, first(backend.Batch, p.b), first(backend.Heads, t.h), first(backend.Seq, t.i))
+		x.Drop(b.s, n, &b.draw, first(backend.Dim, lo))
+		return
+	}
+	// Rows that do not come by fours are drawn one at a time: what they would be
+	// multiplied by, in squares.
+	for lane := 0; lane < t.n; lane += x.Lanes {
+		f.rowsOf(t, lane, min(x.Lanes, t.n-lane), func(r, h, i, m int) {
+			for q := range m {
+				row := b.stage[(r+q)*keyBlock:]
+				row = row[:ceilDiv(n, x.Lanes)*x.Lanes]
+				fill(row, 1)
+				f.dropRow(x, &b.draw, row, p.b, h, i+q, lo)
+			}
+		})
+		for j := 0; j < n; j += x.Lanes {
+			x.Transpose(b.square[:], x.Lanes, b.stage[j:], keyBlock, b.one)
+			for c := range min(x.Lanes, n-j) {
+				s := b.s[(j+c)*x.Width+lane:]
+				for l, y := range b.square[c*x.Lanes : (c+1)*x.Lanes] {
+					s[l] *= y
+				}
+			}
+		}
+	}
+}
+
+// dropRow drops weights s of row i for keys from j on; the length of s is a multiple
+// of Lanes, and d has been seeded.
+func (sc *scoring) dropRow(x *vec.Kernels, d *vec.Draw, s []float32, b, h, i, j int) {
+	first := &sc.p.Dropout.First
+	d.Row(x, uint32(first[backend.Batch]+b), uint32(first[backend.Heads]+h), uint32(first[backend.Seq]+i))
+	x.DropRow(s, d, uint32(first[backend.Dim]+j))
+}
+
+// seedDropout readies d, where weights are dropped.
+func (sc *scoring) seedDropout(d *vec.Draw) {
+	if p := &sc.p.Dropout; p.P > 0 {
+		d.Seed(p.Seed, p.Threshold(), p.Factor())
+	}
+}

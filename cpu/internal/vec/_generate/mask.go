@@ -1,0 +1,93 @@
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+)
+
+// hide writes -Inf to squares of scores where a mask, its rows being lanes, is false.
+func (a *isa) hide() {
+	a.text("hide", "s *float32, mask *bool, ld, squares int", "is Kernels.hide.")
+	s, mask, ld, squares := param("s"), param("mask"), param("ld"), param("squares")
+	hidden, bits := a.vec(), AllocLocal(64)
+	VMOVUPS(cNegInf.mem(), hidden)
+	p := GP64()
+	loop("square", squares, 1, func() {
+		// Bit i of element j is row i's byte j: 1 may be seen.
+		seen := a.vec()
+		MOVQ(mask, p)
+		for i := range a.lanes {
+			if i == 0 {
+				VPMOVZXBD(Mem{Base: p}, seen)
+			} else {
+				x := a.vec()
+				VPMOVZXBD(Mem{Base: p}, x)
+				VPSLLD(Imm(uint64(i)), x, x)
+				if a.wide() {
+					VPORD(x, seen, seen)
+				} else {
+					VPOR(x, seen, seen)
+				}
+			}
+			PREFETCHT1(Mem{Base: p, Disp: maskAhead})
+			if i < a.lanes-1 {
+				ADDQ(ld, p)
+			}
+		}
+		if a.wide() {
+			VPTERNLOGD(U8(0x55), seen, seen, seen) // not
+			VMOVDQU32(seen, bits)
+			for j := range a.lanes {
+				k := K()
+				KMOVW(bits.Offset(4*j), k)
+				VMOVUPS(hidden, k, Mem{Base: s, Disp: j * a.rowBytes()})
+			}
+		} else {
+			VMOVDQU(seen, bits)
+			for j := range a.lanes {
+				x, y := a.vec(), a.vec()
+				VPBROADCASTD(bits.Offset(4*j), x)
+				VPAND(cBits.mem(), x, x)
+				VPCMPEQD(cBits.mem(), x, x) // seen
+				VMOVUPS(Mem{Base: s, Disp: j * a.rowBytes()}, y)
+				VBLENDVPS(x, y, hidden, y)
+				VMOVUPS(y, Mem{Base: s, Disp: j * a.rowBytes()})
+			}
+		}
+		ADDQ(U32(uint32(a.lanes*a.rowBytes())), s)
+		ADDQ(U32(uint32(a.lanes)), mask)
+	})
+	end()
+}
+
+// maskAhead is biasAhead in bytes of a mask: the tile of the next 128 keys.
+const maskAhead = 128
+
+// diagonal adds biases by distance: to each row of scores those of the row before,
+// one element further down.
+func (a *isa) diagonal() {
+	a.text("diagonal", "s *float32, b *float32, rows int, mx *float32", "is Kernels.diagonal.")
+	s, b, rows, mx := param("s"), param("b"), param("rows"), param("mx")
+	scale := a.vec()
+	VMOVUPS(cLog2E.mem(), scale)
+	m := a.vecs(a.cols)
+	for c := range m {
+		VMOVUPS(a.at(mx, c), m[c])
+	}
+	loop("row", rows, 1, func() {
+		for c := range m {
+			x, y := a.vec(), a.vec()
+			VMOVUPS(a.at(b, c), y)
+			VMOVUPS(a.at(s, c), x)
+			a.addBias(x, y, scale)
+			VMOVUPS(x, a.at(s, c))
+			VMAXPS(m[c], x, m[c]) // m where x is NaN
+		}
+		SUBQ(Imm(4), b)
+		ADDQ(U32(uint32(a.rowBytes())), s)
+	})
+	for c := range m {
+		VMOVUPS(m[c], a.at(mx, c))
+	}
+	end()
+}

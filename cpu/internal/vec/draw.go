@@ -1,0 +1,114 @@
+package vec
+
+// Draw is what weights are dropped by: a key of Philox4x32-10 (Salmon et al. 2011),
+// the place of the first weight, and both again as the assembly wants them.
+type Draw struct {
+	wide drawWide // first, see _generate/philox.go
+
+	key         [2]uint32
+	batch, head uint32
+	row, column uint32 // of the first weight
+	threshold   uint32
+	factor      float32
+	columns     int // keys that one round of the assembly takes
+}
+
+// drawWide holds vectors: 64 bit lanes, the upper halves of which count nothing.
+type drawWide struct {
+	rounds         [20][8]uint64 // of each round, two keys
+	counters, keys [3][8]uint64  // first words, and what second ones are above base
+	base, step     [8]uint64
+	head, batch    [8]uint64 // third and fourth words
+	threshold      [16]uint32
+	factor         [16]float32
+	multipliers    [2][8]uint64
+}
+
+// Seed sets the generator's key, the word from which on a weight is kept, and what
+// it is then multiplied by.
+func (d *Draw) Seed(seed uint64, threshold uint32, factor float32) {
+	d.key, d.threshold, d.factor = [2]uint32{uint32(seed), uint32(seed >> 32)}, threshold, factor
+	key := d.key
+	for r := range 10 {
+		repeat(&d.wide.rounds[2*r], key[0])
+		repeat(&d.wide.rounds[2*r+1], key[1])
+		key[0] += 0x9e3779b9
+		key[1] += 0xbb67ae85
+	}
+	repeat(&d.wide.multipliers[0], 0xd2511f53)
+	repeat(&d.wide.multipliers[1], 0xcd9e8d57)
+	for i := range d.wide.threshold {
+		d.wide.threshold[i], d.wide.factor[i] = threshold, factor
+	}
+}
+
+func repeat(to *[8]uint64, x uint32) {
+	for i := range to {
+		to[i] = uint64(x)
+	}
+}
+
+// at sets the place of the first weight.
+func (d *Draw) at(batch, head, row, column uint32) {
+	d.batch, d.head, d.row, d.column = batch, head, row, column
+	repeat(&d.wide.batch, batch)
+	repeat(&d.wide.head, head)
+	repeat(&d.wide.base, column)
+	repeat(&d.wide.step, uint32(d.columns))
+}
+
+// Tile readies d for Drop: for tiles of x whose first row is row, a multiple of 4.
+func (d *Draw) Tile(x *Kernels, batch, head, row uint32) {
+	// Groups of lanes/2 counters, each of 4 rows of a key, go by until they fill
+	// whole keys.
+	n, each := x.Lanes/2, x.Width/4
+	groups := 1
+	for groups*n%each != 0 {
+		groups++
+	}
+	d.columns = groups * n / each
+	for g := range groups {
+		for i := range n {
+			// Lane 2i is the i-th counter, lane 2i+1 the i-th of the second half.
+			at := g*n + i/2 + i%2*n/2
+			d.wide.counters[g][i] = uint64(row/4 + uint32(at%each))
+			d.wide.keys[g][i] = uint64(at / each)
+		}
+	}
+	d.at(batch, head, row, 0)
+}
+
+// Row readies d for DropRow.
+func (d *Draw) Row(x *Kernels, batch, head, row uint32) {
+	d.columns = x.Lanes
+	for g := range 2 {
+		repeat(&d.wide.counters[g], row/4)
+		for i := range x.Lanes / 2 {
+			// Of four keys in a row two are in either group.
+			d.wide.keys[g][i] = uint64(i/2*4 + 2*g + i%2)
+		}
+	}
+	d.at(batch, head, row, 0)
+}
+
+// Drop drops weights of a tile, of key column on:
+//
+//	P[key][lane] = P[key][lane]·(factor where word (row+lane) mod 4 of
+//	    Philox(((row+lane)/4, column+key, head, batch)) is at least threshold, else 0)
+//
+//	p [keys, Width], and up to 3 rows more, which are overwritten
+func (x *Kernels) Drop(p []float32, keys int, d *Draw, column uint32) {
+	d.column = column
+	repeat(&d.wide.base, column)
+	times := (keys + d.columns - 1) / d.columns
+	_ = p[times*d.columns*x.Width-1]
+	x.drop(&p[0], times, &d.wide.rounds[0][0])
+}
+
+// DropRow is Drop for one row, with keys as lanes; the length of p is a multiple of
+// Lanes.
+func (x *Kernels) DropRow(p []float32, d *Draw, column uint32) {
+	d.column = column
+	repeat(&d.wide.base, column)
+	x.dropRow(&p[0], len(p)/x.Lanes, &d.wide.rounds[0][0], int(d.row%4))
+}

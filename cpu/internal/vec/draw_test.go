@@ -1,0 +1,74 @@
+package vec
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// TestDrop holds what is dropped, tile by tile and row by row, to the contract's
+// generator.
+func TestDrop(t *testing.T) {
+	eachTier(t, func(t *testing.T, asm, twin *Kernels, _ *rand.Rand) {
+		for _, x := range []*Kernels{asm, twin} {
+			for _, p := range []float32{0, 0.3, 0.75, 0.999} {
+				want := backend.Dropout{P: p, Seed: 0xfedcba9876543210, First: [4]int{3, 1 << 20, 1 << 30, math.MaxInt32 - 50}}
+				first := func(axis int) uint32 { return uint32(want.First[axis]) }
+				of := func(row, key int) float32 {
+					if want.Keeps(2, 5, row, key) {
+						return want.Factor()
+					}
+					return 0
+				}
+				var d Draw
+				d.Seed(want.Seed, want.Threshold(), want.Factor())
+				const row0, key0, keys = 4 * 77, 9, 101 // beyond 2^31 and more
+				ones := filled((keys+3)*x.Width, 1)
+				ones[0] = float32(math.NaN())
+				d.Tile(x, first(backend.Batch)+2, first(backend.Heads)+5, first(backend.Seq)+row0)
+				x.Drop(ones, keys, &d, first(backend.Dim)+key0)
+				if ones[0] == ones[0] {
+					t.Fatalf("%s: dropout of NaN is %v", x.Tier, ones[0])
+				}
+				for i, got := range ones[:keys*x.Width] {
+					if y := of(row0+i%x.Width, key0+i/x.Width); got != y && i > 0 {
+						t.Fatalf("%s, P = %v: row %d of key %d is multiplied by %v, should be by %v", x.Tier, p, i%x.Width, i/x.Width, got, y)
+					}
+				}
+				for row := range 6 {
+					line := filled(5*x.Lanes, 1)
+					d.Row(x, first(backend.Batch)+2, first(backend.Heads)+5, first(backend.Seq)+uint32(row))
+					x.DropRow(line, &d, first(backend.Dim)+key0)
+					for j, got := range line {
+						if y := of(row, key0+j); got != y {
+							t.Fatalf("%s, P = %v: key %d of row %d is multiplied by %v, should be by %v", x.Tier, p, j, row, got, y)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// BenchmarkDrop measures dropout on a tile and on a row, per weight.
+func BenchmarkDrop(b *testing.B) {
+	for _, x := range Tiers() {
+		var d Draw
+		d.Seed(1, 1<<30, 1.5)
+		s := filled(128*x.Width, 1)
+		each := func(name string, do func()) {
+			b.Run(x.Tier+"/"+name, func(b *testing.B) {
+				for b.Loop() {
+					do()
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(s)), "ns/weight")
+			})
+		}
+		d.Tile(x, 1, 2, 4)
+		each("tile", func() { x.Drop(s, 128, &d, 0) })
+		d.Row(x, 1, 2, 4)
+		each("row", func() { x.DropRow(s, &d, 0) })
+	}
+}

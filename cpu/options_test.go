@@ -1,0 +1,251 @@
+package cpu
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// TestOptionEdges compares the vector tiers with the gonum path for options alone and
+// together, at lengths on and beside the edges of vectors, tiles and key blocks.
+func TestOptionEdges(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 9))
+	one := func(n ...int) int { return n[rng.IntN(len(n))] }
+	rounds := 300
+	if testing.Short() {
+		rounds = 100
+	}
+	for n := range rounds {
+		const heads = 2
+		sq, sk := one(1, 5, 23, 24, 25, 40, 63, 64, 65, 130), one(1, 15, 64, 127, 128, 129, 203, 1030)
+		c := backend.Call{Q: random(t, uint64(n), backend.Shape{1, heads, sq, 9}), K: random(t, 2, backend.Shape{1, 1, sk, 9}), V: random(t, 3, backend.Shape{1, 1, sk, 7}),
+			Problem: backend.Problem{Scale: 0.7, Visible: backend.Everything()}}
+		broadcast := func(x backend.Tensor, shape backend.Shape) backend.Tensor {
+			y, err := x.Broadcast(shape)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return y
+		}
+		say := fmt.Sprintf("%d x %d", sq, sk)
+		for _, o := range []struct {
+			say string
+			do  func()
+		}{
+			{"window", func() { c.Visible = backend.Visibility{Offset: sk - sq, Left: 100, Right: n % 7} }},
+			{"softcap", func() { c.Softcap = 2 }},
+			{"mask", func() {
+				c.Mask = broadcast(flags(t, uint64(n), backend.Shape{1, 1, sq, sk}), backend.Shape{1, heads, sq, sk})
+			}},
+			{"mask of rows", func() {
+				c.Mask = broadcast(flags(t, uint64(n), backend.Shape{1, heads, sq, 1}), backend.Shape{1, heads, sq, sk})
+			}},
+			{"bias", func() {
+				x := random(t, uint64(n), backend.Shape{1, heads, sq, sk})
+				c.Bias = typed(t, x, []backend.DType{backend.F32, backend.F16, backend.BF16}[n%3])
+			}},
+			{"slopes", func() { c.Slopes = []float32{0.3, 0.01} }},
+			{"relative", func() {
+				x := random(t, uint64(n), backend.Shape{1, heads, 1, sq + sk - 1})
+				data, err := x.Float32s()
+				if err != nil {
+					t.Fatal(err)
+				}
+				data[rng.IntN(len(data))] = negInf
+				c.Relative = typed(t, x, []backend.DType{backend.F32, backend.F16, backend.BF16}[n%3])
+			}},
+			{"blocks", func() {
+				c.BlockQ, c.BlockK = one(1, 7, 16, 64, 100), one(1, 7, 16, 64, 100)
+				c.Blocks = flags(t, uint64(n), backend.Shape{1, heads, ceilDiv(sq, c.BlockQ), ceilDiv(sk, c.BlockK)})
+			}},
+			{"sinks", func() { c.Sinks = []float32{1, -2} }},
+			{"dropout", func() { c.Dropout = backend.Dropout{P: 0.4, Seed: 5, First: [4]int{1, 2, one(0, 3, 4), 7}} }},
+		} {
+			if rng.IntN(4) == 0 {
+				say += ", " + o.say
+				o.do()
+			}
+		}
+		var wantO, wantLSE []float32
+		for i := range Tiers() {
+			tier := Tiers()[len(Tiers())-1-i]
+			c.O, c.LSE = alloc(t, backend.Shape{1, heads, sq, 7}), alloc(t, backend.Shape{1, heads, sq, 1})
+			if err := open(t, Options{Tier: tier, Threads: 1 + n%3}).Attention(t.Context(), &c); err != nil {
+				t.Fatal(err)
+			}
+			o, err := c.O.Float32s()
+			if err != nil {
+				t.Fatal(err)
+			}
+			lse, err := c.LSE.Float32s()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if wantO == nil {
+				wantO, wantLSE = o, lse
+			}
+			near(t, tier+", "+say, o, wantO)
+			near(t, tier+", lse, "+say, lse, wantLSE)
+		}
+	}
+}
+
+// optionCase is one option of BenchmarkOptions.
+type optionCase struct {
+	say   string
+	least float64 // percent of plain that it is to reach
+	do    func(b *testing.B, c *backend.Call)
+}
+
+// optionCases are what a call of 8 heads, 2,048 rows and keys of 64 can have.
+func optionCases() []optionCase {
+	const heads, s = 8, 2048
+	all := backend.Shape{1, heads, s, s}
+	bias := func(heads int, dtype backend.DType) func(b *testing.B, c *backend.Call) {
+		return func(b *testing.B, c *backend.Call) {
+			x := typed(b, random(b, 7, backend.Shape{1, heads, s, s}), dtype)
+			var err error
+			if c.Bias, err = x.Broadcast(all); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	mask := func(heads int) func(b *testing.B, c *backend.Call) {
+		return func(b *testing.B, c *backend.Call) {
+			var err error
+			if c.Mask, err = flags(b, 8, backend.Shape{1, heads, s, s}).Broadcast(all); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	slopes := func(b *testing.B, c *backend.Call) {
+		for h := range heads {
+			c.Slopes = append(c.Slopes, 1/float32(int(2)<<h))
+		}
+	}
+	of := func(dtype backend.DType) func(b *testing.B, c *backend.Call) {
+		return func(b *testing.B, c *backend.Call) {
+			c.Q, c.K, c.V, c.O = typed(b, c.Q, dtype), typed(b, c.K, dtype), typed(b, c.V, dtype), typed(b, c.O, dtype)
+		}
+	}
+	visible := func(v backend.Visibility) func(b *testing.B, c *backend.Call) {
+		return func(_ *testing.B, c *backend.Call) { c.Visible = v }
+	}
+	return []optionCase{
+		{"causal", 60, visible(backend.Visibility{Left: backend.Unbounded})},
+		{"window256", 60, visible(backend.Visibility{Left: 256})},
+		{"klen1500", 60, visible(backend.Visibility{Left: backend.Unbounded, Right: backend.Unbounded, KLen: []int{1500}})},
+		{"softcap", 60, func(_ *testing.B, c *backend.Call) { c.Softcap = 20 }},
+		{"mask/SqSk", 60, mask(1)},
+		{"mask/BHSqSk", 60, mask(heads)},
+		{"bias/f32/SqSk", 60, bias(1, backend.F32)},
+		{"bias/f32/BHSqSk", 60, bias(heads, backend.F32)},
+		{"bias/f16/SqSk", 60, bias(1, backend.F16)},
+		{"bias/f16/BHSqSk", 60, bias(heads, backend.F16)},
+		{"alibi", 60, slopes},
+		{"alibi+mask", 60, func(b *testing.B, c *backend.Call) { slopes(b, c); mask(1)(b, c) }},
+		{"relative", 60, func(b *testing.B, c *backend.Call) { c.Relative = random(b, 9, backend.Shape{1, heads, 1, 2*s - 1}) }},
+		{"relative+bias", 60, func(b *testing.B, c *backend.Call) {
+			c.Relative = random(b, 9, backend.Shape{1, heads, 1, 2*s - 1})
+			bias(1, backend.F32)(b, c)
+		}},
+		{"sinks", 60, func(_ *testing.B, c *backend.Call) { c.Sinks = make([]float32, heads) }},
+		{"blocks64", 60, func(b *testing.B, c *backend.Call) {
+			c.BlockQ, c.BlockK, c.Blocks = 64, 64, flags(b, 8, backend.Shape{1, heads, s / 64, s / 64})
+		}},
+		{"dropout", 40, func(_ *testing.B, c *backend.Call) { c.Dropout = backend.Dropout{P: 0.1, Seed: 1} }},
+		{"dropout/row1", 0, func(_ *testing.B, c *backend.Call) {
+			c.Dropout = backend.Dropout{P: 0.1, Seed: 1, First: [4]int{0, 0, 1}}
+		}},
+		{"f16", 60, of(backend.F16)},
+		{"bf16", 60, of(backend.BF16)},
+	}
+}
+
+// BenchmarkOptions measures what each option costs, in percent of the speed of the
+// plain call per pair of row and key that is computed: the two take turns, and the
+// median of their ratios counts, beside what it is to reach.
+//
+//	go test -run '^$' -bench Options -benchtime 15x ./cpu
+func BenchmarkOptions(b *testing.B) {
+	for _, tier := range Tiers() {
+		for _, o := range optionCases() {
+			b.Run(tier+"/"+o.say, func(b *testing.B) {
+				be := open(b, Options{Tier: tier, Threads: 1})
+				base, c := plain(b, 8, 2048, 64), plain(b, 8, 2048, 64)
+				o.do(b, c)
+				benchAgainst(b, be, base, c, seenPairs(b, base), seenPairs(b, c))
+				b.ReportMetric(o.least, "%wanted")
+			})
+		}
+	}
+}
+
+// seenPairs counts the pairs of row and key that the visibility rule and blocks leave.
+func seenPairs(tb testing.TB, c *backend.Call) float64 {
+	d := c.Dims()
+	if c.Blocks.IsZero() {
+		return float64(c.Visible.Pairs(d.Batch, d.SeqQ, d.SeqK) * int64(d.Heads))
+	}
+	data, err := c.Blocks.Bools()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	n := 0
+	for _, sees := range data[:c.Blocks.Shape().Elements()] {
+		if sees {
+			n += c.BlockQ * c.BlockK
+		}
+	}
+	return float64(n)
+}
+
+// benchAgainst reports how fast c is for each of its pairs, in percent of base, and how
+// many times as fast the whole call is. A turn is one call of each.
+func benchAgainst(b *testing.B, be *Backend, base, c *backend.Call, basePairs, pairs float64) {
+	attend := func(c *backend.Call) float64 {
+		start := time.Now()
+		if err := be.Attention(b.Context(), c); err != nil {
+			b.Fatal(err)
+		}
+		return time.Since(start).Seconds()
+	}
+	attend(c)
+	var times []float64
+	for b.Loop() {
+		times = append(times, attend(base)/attend(c))
+	}
+	slices.Sort(times)
+	ratio := times[len(times)/2]
+	b.ReportMetric(100*ratio*pairs/basePairs, "%ofPlain")
+	b.ReportMetric(ratio, "xPlain")
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkBlocks measures masks of blocks by their density, 8,192 rows and keys:
+// xPlain is how many times as fast the call is as the one without a mask.
+func BenchmarkBlocks(b *testing.B) {
+	const s = 8192
+	for _, size := range []int{64, 128} {
+		for _, percent := range []int{5, 10, 25, 50, 100} {
+			b.Run(fmt.Sprintf("block%d/density%d%%", size, percent), func(b *testing.B) {
+				base, c := plain(b, 1, s, 64), plain(b, 1, s, 64)
+				rng := rand.New(rand.NewPCG(1, 2))
+				seen := make([]bool, s/size*s/size)
+				for i := range seen {
+					seen[i] = rng.IntN(100) < percent
+				}
+				var err error
+				if c.Blocks, err = backend.HostBool(seen, backend.Shape{1, 1, s / size, s / size}); err != nil {
+					b.Fatal(err)
+				}
+				c.BlockQ, c.BlockK = size, size
+				benchAgainst(b, open(b, Options{Threads: 1}), base, c, seenPairs(b, base), seenPairs(b, c))
+			})
+		}
+	}
+}
