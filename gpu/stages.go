@@ -171,6 +171,11 @@ func (b *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend
 }
 
 func (b *Backend) softmax(r *runner, st, lt backend.Tensor, p *backend.Problem) error {
+	return b.rows(r, st, lt, p, false)
+}
+
+// rows runs the softmax kernel, or as much of it as makes scores.
+func (b *Backend) rows(r *runner, st, lt backend.Tensor, p *backend.Problem, scores bool) error {
 	sh := st.Shape()
 	if err := checkDims(backend.Dims{Batch: sh[0], Heads: sh[1], KVHeads: 1, SeqQ: sh[2], SeqK: sh[3], Dim: 1, ValueDim: 1}); err != nil {
 		return err
@@ -211,6 +216,9 @@ func (b *Backend) softmax(r *runner, st, lt backend.Tensor, p *backend.Problem) 
 	}
 	all := box{hi: [nAxes]int{axB: sh[0], axH: sh[1], axM: sh[2], axN: sh[3], axX: 1}}
 	return cut.boxes(all, func(x box, piece int) error {
+		if scores {
+			return cut.pieces(x, piece, func(x box, _, _ bool) error { return queue(softmaxAny, x, window{}, 0) })
+		}
 		if piece == x.len(axN) {
 			return queue(b.chooseSoftmax(piece), x, window{}, 1|2)
 		}

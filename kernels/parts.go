@@ -409,18 +409,26 @@ func attendAll(ctx context.Context, be backend.Backend, calls []*backend.Call) e
 
 // hideOutside writes zeros to the weights of the rows of x beside its keys.
 func hideOutside(ctx context.Context, be backend.Backend, w backend.Tensor, x part) error {
-	for _, keys := range [2][2]int{{0, x.lo[backend.Dim]}, {x.hi[backend.Dim], w.Shape()[backend.Dim]}} {
+	return outside(w, x, func(rest backend.Tensor, nothing *backend.Problem) error {
+		return be.Softmax(ctx, rest, backend.Tensor{}, nothing)
+	})
+}
+
+// outside calls f with the rows of x of t, [B, H, Sq, Sk], beside its keys, and a problem
+// in which they see nothing.
+func outside(t backend.Tensor, x part, f func(rest backend.Tensor, nothing *backend.Problem) error) error {
+	for _, keys := range [2][2]int{{0, x.lo[backend.Dim]}, {x.hi[backend.Dim], t.Shape()[backend.Dim]}} {
 		if keys[0] == keys[1] {
 			continue
 		}
 		var s slicer
-		rest := s.cut(s.rows(w, x), backend.Dim, keys[0], keys[1])
+		rest := s.cut(s.rows(t, x), backend.Dim, keys[0], keys[1])
 		if s.err != nil {
 			return s.err
 		}
 		nothing := backend.Problem{Scale: 1, Visible: backend.Everything()}
-		nothing.Visible.KLen = make([]int, rest.Shape()[backend.Batch]) // zeros: rows that see nothing
-		if err := be.Softmax(ctx, rest, backend.Tensor{}, &nothing); err != nil {
+		nothing.Visible.KLen = make([]int, rest.Shape()[backend.Batch]) // zeros
+		if err := f(rest, &nothing); err != nil {
 			return err
 		}
 	}

@@ -31,8 +31,8 @@ func Packed(x backend.Tensor) (backend.Tensor, error) {
 // A sequence without keys gives what rows that see nothing give.
 //
 // Options hold for every sequence as if it came alone: positions, so Causal, Window,
-// Align and Offset, count from its own first row and key. KLen and Prefix have a
-// length for each sequence (Prefix, or one for all), ALiBi is [H] or sequence by
+// Align and Offset, count from its own first row and key. Offsets, KLen and Prefix have
+// a number for each sequence (Prefix, or one for all), ALiBi is [H] or sequence by
 // sequence [N·H], and Dropout counts the sequence as its batch. The bits are those of
 // each sequence alone.
 //
@@ -148,6 +148,8 @@ func varlenDims(q, k, v backend.Tensor, cuQ []int, cuK *[]int, opt *Options) (Di
 		return d, fmt.Errorf("cuK has %d entries, cuQ has %d: both have one more than there are sequences: %w", len(*cuK), len(cuQ), backend.ErrShape)
 	case opt.KLen != nil && len(opt.KLen) != n:
 		return d, fmt.Errorf("klen has %d lengths, there are %d sequences: one each: %w", len(opt.KLen), n, backend.ErrShape)
+	case opt.Offsets != nil && len(opt.Offsets) != n:
+		return d, fmt.Errorf("offsets has %d, there are %d sequences: one each: %w", len(opt.Offsets), n, backend.ErrShape)
 	case opt.Prefix != nil && len(opt.Prefix) != 1 && len(opt.Prefix) != n:
 		return d, fmt.Errorf("prefix has %d lengths, there are %d sequences: give 1 or %d: %w", len(opt.Prefix), n, n, backend.ErrShape)
 	case opt.ALiBi != nil && len(opt.ALiBi) != d.Heads && len(opt.ALiBi) != n*d.Heads:
@@ -190,6 +192,9 @@ func varlen(out Result, q, k, v backend.Tensor, cuQ, cuK []int, opt *Options) (a
 		}
 		if opt.Prefix != nil {
 			own.Prefix = []int{of(opt.Prefix, n)}
+		}
+		if opt.Offsets != nil {
+			own.Offsets = opt.Offsets[n : n+1]
 		}
 		if len(opt.ALiBi) > heads {
 			own.ALiBi = opt.ALiBi[n*heads : (n+1)*heads]

@@ -33,7 +33,8 @@ const MAX_BIAS: u32 = 0x7f000000u; // the bits of 2^127, see bounded
 // it can be a visible score, and so can every other number.
 const UNSEEN: u32 = 0xffc5a3d1u;
 
-// Bits of Params.flags; the first two are the phases to run.
+// Bits of Params.flags; the first two are the phases to run, none of them to write the
+// scores themselves, -Inf where hidden.
 const SUMS: u32 = 1u;
 const WEIGHTS: u32 = 2u;
 const KEEP: u32 = 4u; // the row comes in pieces: go on from state, leave state
@@ -326,6 +327,18 @@ fn main(
     r.to = i32(p.row0 + i) + p.hi;
     if ((p.flags & HAS_KLEN) != 0u) {
         r.to = min(r.to, p.klen[b / 4u][b % 4u]);
+    }
+    if ((p.flags & (SUMS | WEIGHTS)) == 0u) {
+        for (var j = t; j < p.keys; j += 256u) {
+            let w = scores(r, j);
+            let x = select(vec4<u32>(MINUS_INF), bitcast<vec4<u32>>(w.x), w.seen);
+            for (var c = 0u; c < 4u; c++) { // unroll
+                if (j + 64u * c < p.keys) {
+                    s[r.s + (j + 64u * c) * p.s.d] = x[c];
+                }
+            }
+        }
+        return;
     }
     let state_at = id * 128u;
     let keep = (p.flags & KEEP) != 0u;

@@ -10,38 +10,27 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/onnx"
 )
 
-// onnxMask is attn_mask with the keys that it lacks.
-type onnxMask struct {
-	host   *onnx.Tensor
-	shape  backend.Shape // each length 1 or that of the scores
-	device backend.Tensor
-}
-
-// loadMask completes a mask to the scores' four axes, at the front with axes of
-// length 1, and along the keys with such that are hidden. A last axis of length 1 is
-// short like any other since opset 24; before, it broadcasts.
-func (r *onnxRun) loadMask(ctx context.Context, t *onnx.Tensor) (*onnxMask, error) {
+// loadMask uploads a mask with the scores' four axes, completed at the front with axes
+// of length 1. Since opset 24 a last axis of length 1 is shorter than the keys like any
+// other, and hides those that it lacks; before, it broadcasts, as it does in kernels.
+func (r *onnxRun) loadMask(ctx context.Context, t *onnx.Tensor) (backend.Tensor, error) {
 	n := len(t.Shape)
 	if n < 1 || n > 4 {
-		return nil, fmt.Errorf("attn_mask has shape %v, it must have 1 to 4 axes: %w", t.Shape, backend.ErrShape)
+		return backend.Tensor{}, fmt.Errorf("attn_mask has shape %v, it must have 1 to 4 axes: %w", t.Shape, backend.ErrShape)
 	}
-	m := &onnxMask{host: t, shape: backend.Shape{1, 1, 1, 1}}
-	copy(m.shape[4-n:], t.Shape)
-	if keys := r.dims.SeqK; m.shape[backend.Dim] < keys && !(r.opset == 23 && m.shape[backend.Dim] == 1) {
-		m.host = longer(t, keys)
-		m.shape[backend.Dim] = keys
+	shape := backend.Shape{1, 1, 1, 1}
+	copy(shape[4-n:], t.Shape)
+	if keys := r.dims.SeqK; shape[backend.Dim] == 1 && r.opset > 23 {
+		t = longer(t, keys)
+		shape[backend.Dim] = keys
+	}
+	for axis, want := range [4]int{r.dims.Batch, r.dims.Heads, r.dims.SeqQ, r.dims.SeqK} {
+		if l := shape[axis]; l != 1 && l != want && (axis != backend.Dim || l < 1 || l > want) {
+			return backend.Tensor{}, fmt.Errorf("attn_mask: shape %v does not broadcast to [%d %d %d %d] (of the keys there may be fewer): %w", shape, r.dims.Batch, r.dims.Heads, r.dims.SeqQ, r.dims.SeqK, backend.ErrShape)
+		}
 	}
 	dtype := map[onnx.DataType]backend.DType{onnx.Bool: backend.Bool, onnx.Float16: backend.F16, onnx.BFloat16: backend.BF16}[t.Type]
-	scores := backend.Shape{r.dims.Batch, r.dims.Heads, r.dims.SeqQ, r.dims.SeqK}
-	x, err := backend.Meta(dtype, m.shape)
-	if err == nil {
-		_, err = x.Broadcast(scores)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("attn_mask: %w", err)
-	}
-	m.device, err = r.upload(ctx, "attn_mask", clamped(m.host), dtype, m.shape)
-	return m, err
+	return r.upload(ctx, "attn_mask", clamped(t), dtype, shape)
 }
 
 // longer returns t with every row, along the last axis, continued to n elements
@@ -79,22 +68,6 @@ func clamped(t *onnx.Tensor) *onnx.Tensor {
 		out.Data = appendNumber(out.Data, t.Type, x)
 	}
 	return out
-}
-
-// at returns what the mask adds to a score: -Inf, or 0, for a boolean one.
-func (m *onnxMask) at(b, h, i, j int) float64 {
-	n := 0
-	for axis, at := range [4]int{b, h, i, j} {
-		n = n*m.shape[axis] + min(at, m.shape[axis]-1) // the only one of an axis of length 1
-	}
-	x := m.host.At(n)
-	switch {
-	case m.host.Type != onnx.Bool:
-		return x
-	case x == 0:
-		return math.Inf(-1)
-	}
-	return 0
 }
 
 // appendNumber appends x, rounded to the type d, little endian; for a bool whether x

@@ -15,7 +15,7 @@ type onnxRun struct {
 	*attentionCall
 	be      backend.Backend
 	q, k, v backend.Tensor
-	mask    *onnxMask // nil without attn_mask
+	mask    backend.Tensor // the zero Tensor without attn_mask
 	held    []backend.Tensor
 }
 
@@ -236,10 +236,10 @@ func (r *onnxRun) options(span [2]int) (kernels.Options, error) {
 	if r.lens != nil {
 		opt.KLen = r.lens[span[0]:span[1]]
 	}
-	if r.mask == nil {
+	m := r.mask
+	if m.IsZero() {
 		return opt, nil
 	}
-	m := r.mask.device
 	if m.Shape()[backend.Batch] > 1 {
 		var err error
 		if m, err = m.Slice(backend.Batch, span[0], span[1]); err != nil {
@@ -277,21 +277,14 @@ func (r *onnxRun) fused(ctx context.Context) (backend.Tensor, error) {
 }
 
 // staged computes the output by the three stages, and what the operator calls
-// qk_matmul_output from what lies between them.
+// qk_matmul_output: the weights, or the scores at a point before them.
 func (r *onnxRun) staged(ctx context.Context) (o backend.Tensor, scores *onnx.Tensor, err error) {
 	s, err := kernels.QK(ctx, r.be, r.q, r.k)
 	if err != nil {
 		return o, nil, err
 	}
 	r.held = append(r.held, s)
-	sh := s.Shape()
-	if r.scores != scoresSoftmax {
-		raw, err := kernels.Float32s(ctx, r.be, s)
-		if err != nil {
-			return o, nil, err
-		}
-		scores = r.output(sh[:], r.between(raw))
-	}
+	var data []float32
 	for _, span := range r.spans() {
 		opt, err := r.options(span)
 		if err != nil {
@@ -301,47 +294,41 @@ func (r *onnxRun) staged(ctx context.Context) (o backend.Tensor, scores *onnx.Te
 		if err == nil {
 			err = kernels.Softmax(ctx, r.be, part, backend.Tensor{}, opt)
 		}
+		if err == nil && r.scores != scoresSoftmax {
+			part, err = r.between(ctx, span, opt)
+		}
 		if err != nil {
 			return o, nil, err
 		}
-	}
-	if r.scores == scoresSoftmax {
-		w, err := kernels.Float32s(ctx, r.be, s)
+		some, err := kernels.Float32s(ctx, r.be, part)
 		if err != nil {
 			return o, nil, err
 		}
-		scores = r.output(sh[:], w)
+		data = append(data, some...)
 	}
 	if o, err = kernels.PV(ctx, r.be, s, r.v); err == nil {
 		r.held = append(r.held, o)
 	}
-	return o, scores, err
+	sh := s.Shape()
+	return o, r.output(sh[:], data), err
 }
 
-// between returns scores as they are before softmax, from raw, the products q·k: the
-// device's own steps from here to the weights, taken in float64 up to the one asked
-// for. Hidden ones are -Inf, added as the operator does it: NaN stays NaN.
-func (r *onnxRun) between(raw []float32) []float32 {
-	d, scale := r.dims, r.scaleOrDefault()
-	out := make([]float32, len(raw))
-	for n := range raw {
-		j, i := n%d.SeqK, n/d.SeqK%d.SeqQ
-		h, b := n/d.SeqK/d.SeqQ%d.Heads, n/d.SeqK/d.SeqQ/d.Heads
-		x := scale * float64(raw[n])
-		if r.scores != scoresRaw && r.softcap > 0 {
-			x = r.softcap * math.Tanh(x/r.softcap)
-		}
-		if r.scores == scoresBiased {
-			if r.causal && j > i+r.offset(b) || r.lens != nil && j >= r.lens[b] {
-				x += math.Inf(-1)
-			}
-			if r.mask != nil {
-				x += r.mask.at(b, h, i, j)
-			}
-		}
-		out[n] = float32(x)
+// between returns the scores of the batches in a span before softmax.
+func (r *onnxRun) between(ctx context.Context, span [2]int, opt kernels.Options) (backend.Tensor, error) {
+	q, err := r.q.Slice(backend.Batch, span[0], span[1])
+	if err != nil {
+		return q, err
 	}
-	return out
+	k, err := r.k.Slice(backend.Batch, span[0], span[1])
+	if err != nil {
+		return k, err
+	}
+	at := map[int]backend.ScorePoint{scoresRaw: backend.Scaled, scoresCapped: backend.Capped, scoresBiased: backend.Biased}[r.scores]
+	s, err := kernels.Scores(ctx, r.be, q, k, at, opt)
+	if err == nil {
+		r.held = append(r.held, s)
+	}
+	return s, err
 }
 
 // output makes a tensor of Q's type.

@@ -1,0 +1,94 @@
+package backendtest
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// testScores compares scores at every point with the oracle, for named cases and for
+// some that meet many options.
+func testScores(t *testing.T, be backend.Backend, h Harness) {
+	if _, ok := be.(backend.Scorer); !ok {
+		t.Skip("the backend gives no scores out")
+	}
+	var cases []Case
+	for n, c := range append(Cases(), Pairs()...) {
+		if n%3 == 0 && !(testing.Short() && n%9 > 0) {
+			cases = append(cases, c)
+		}
+	}
+	for _, c := range cases {
+		t.Run(c.Name, func(t *testing.T) {
+			b := c.build()
+			on := b.on(t, be)
+			defer on.release()
+			for _, at := range []backend.ScorePoint{backend.Scaled, backend.Capped, backend.Biased} {
+				s, err := kernels.Scores(t.Context(), be, on.q.view, on.k.view, at, on.opt)
+				if h.refuses(c) && errors.Is(err, backend.ErrUnsupported) {
+					continue
+				}
+				if err != nil {
+					t.Fatalf("%v: point %d: %v", c, at, err)
+				}
+				if err := b.compareScores(read(t, be, s), at); err != nil {
+					t.Errorf("%v: point %d: %v", c, at, err)
+				}
+				s.Release()
+			}
+		})
+	}
+}
+
+// compareScores holds scores at a point against the oracle. A score is as far off as
+// the oracle's parts say: λ√D for the dot product, 3 for the scale, 8 for the softcap,
+// 5 for what is added, each times u and the magnitudes that meet in it.
+func (b *built) compareScores(got []float32, at backend.ScorePoint) error {
+	var worst oracle.Worst
+	n := 0
+	for batch := range b.Batch {
+		for h := range b.Heads {
+			for i := range b.SeqQ {
+				r := b.row(batch, h, i)
+				r.V, r.Dv, r.Sink, r.Keeps = nil, 0, nil, nil
+				if at < backend.Biased {
+					r.Hidden, r.Bias, r.Relative, r.Slope = nil, nil, nil, 0
+				}
+				if at < backend.Capped {
+					r.Softcap = 0
+				}
+				ref := oracle.Solve(r)
+				for j, want := range ref.Scores {
+					x := float64(got[n])
+					n++
+					hidden := r.Hidden != nil && r.Hidden(j) || r.Bias != nil && math.IsInf(r.Bias(j), -1) || r.Relative != nil && math.IsInf(r.Relative(j), -1)
+					if hidden {
+						if !math.IsInf(x, -1) {
+							return fmt.Errorf("s[%d,%d,%d,%d] is %v, the key is hidden: it must be -Inf", batch, h, i, j, x)
+						}
+						continue
+					}
+					_, size := dot(r.Q, r.K[j*b.Dim:(j+1)*b.Dim])
+					size *= math.Abs(float64(r.Scale))
+					if r.Bias != nil {
+						size += math.Abs(r.Bias(j))
+					}
+					if r.Relative != nil {
+						size += math.Abs(r.Relative(j))
+					}
+					if r.Slope != 0 {
+						size += math.Abs(r.Slope * r.Distance(j))
+					}
+					bound := u*(oracle.Lambda*math.Sqrt(float64(b.Dim))+16)*size + 0x1p-125
+					worst.See(x, want, bound, func() string { return fmt.Sprintf("s[%d,%d,%d,%d]", batch, h, i, j) })
+				}
+			}
+		}
+	}
+	return worst.Err()
+}
