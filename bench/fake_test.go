@@ -295,3 +295,45 @@ func each(s backend.Shape, visit func(at [4]int)) {
 		}
 	}
 }
+
+// wrongStage is a fake of which one stage writes what it should not, or with Stages
+// the last.
+type wrongStage struct {
+	fake
+	stage string
+}
+
+func (f *wrongStage) spoil(stage string, t backend.Tensor) error {
+	if f.stage != stage && (f.stage != Stages || stage != PV) {
+		return nil
+	}
+	x, err := t.Float32s()
+	if err != nil {
+		return err
+	}
+	for i := range x {
+		x[i] += float32(i%3) / 2
+	}
+	return nil
+}
+
+func (f *wrongStage) QK(ctx context.Context, s, q, k backend.Tensor) error {
+	if err := f.fake.QK(ctx, s, q, k); err != nil {
+		return err
+	}
+	return f.spoil(QK, s)
+}
+
+func (f *wrongStage) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
+	if err := f.fake.Softmax(ctx, s, lse, p); err != nil {
+		return err
+	}
+	return f.spoil(Softmax, s)
+}
+
+func (f *wrongStage) PV(ctx context.Context, o, w, v backend.Tensor) error {
+	if err := f.fake.PV(ctx, o, w, v); err != nil {
+		return err
+	}
+	return f.spoil(PV, o)
+}

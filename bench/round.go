@@ -15,10 +15,11 @@ const (
 	roundSeconds = 0.05
 	// maxEach is how many calls that are at most.
 	maxEach = 50
-	// minRounds are the rounds of a call of some seconds, settleRounds those of short
-	// calls: the fewest whose extremes hold the median with a chance of 95%.
+	// minRounds are the rounds of a call of some seconds at least, settleRounds those
+	// of short calls: six would hold the median between them with a chance of 95%, and
+	// a rank test of six and six can just tell two reports apart.
 	minRounds    = 3
-	settleRounds = 6
+	settleRounds = 10
 	// maxRounds ends the repetitions of a case that will not be precise.
 	maxRounds = 40
 	// caseSeconds is what the rounds of a case take at most where no budget says

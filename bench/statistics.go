@@ -107,7 +107,7 @@ func rankTest(xs, ys []float64) float64 {
 }
 
 // exactRanks bounds the work of the exact test: with more values of each the normal
-// distribution is within a few percent of it.
+// distribution is within a tenth of it.
 const exactRanks = 40
 
 // rankChance returns the chance that the x of n and m values of one distribution are
@@ -139,19 +139,4 @@ func rankChance(u, n, m int) float64 {
 		chances = next
 	}
 	return sum(chances[m])
-}
-
-// shift returns the median of the quotients of all pairs y/x: by what factor ys lie
-// above xs (Hodges and Lehmann 1963, in logarithms). 1 where one is empty.
-func shift(xs, ys []float64) float64 {
-	if len(xs) == 0 || len(ys) == 0 {
-		return 1
-	}
-	quotients := make([]float64, 0, len(xs)*len(ys))
-	for _, x := range xs {
-		for _, y := range ys {
-			quotients = append(quotients, y/x)
-		}
-	}
-	return median(quotients)
 }

@@ -1,0 +1,130 @@
+package bench
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// counted are the counts of a case by going over every pair and asking, in the words of
+// the documentation, whether the row sees the key.
+type counted struct{ pairs, flops, full, bytes, operands, square int64 }
+
+func countByLoop(c Case) counted {
+	d := c.Dims
+	size := int64(c.DType.Size())
+	var n counted
+	for range d.Batch {
+		seen := map[[2]int]bool{} // kv head and key
+		for h := range d.Heads {
+			kv := h / (d.Heads / d.KVHeads)
+			for i := range d.SeqQ {
+				n.operands += int64(d.Dim+d.ValueDim) * size // a row of Q and of O
+				at := i + d.SeqK - d.SeqQ                    // the row's own position: the last stands on the last key
+				for j := range d.SeqK {
+					visible := true
+					if c.Causal && j > at {
+						visible = false
+					}
+					if w := c.Window; w != nil {
+						if w.Left != kernels.Unbounded && j < at-w.Left || w.Right != kernels.Unbounded && j > at+w.Right {
+							visible = false
+						}
+					}
+					pair := int64(2*d.Dim + 2*d.ValueDim) // a multiplication and an addition for each element of K, and of V
+					n.full += pair
+					if visible {
+						n.pairs++
+						n.flops += pair
+						seen[[2]int{kv, j}] = true
+					}
+				}
+			}
+		}
+		n.bytes += int64(len(seen)) * int64(d.Dim+d.ValueDim) * size
+		n.operands += int64(d.KVHeads*d.SeqK*(d.Dim+d.ValueDim)) * size
+		n.bytes += int64(d.Heads*d.SeqQ*(d.Dim+d.ValueDim)) * size
+	}
+	if c.Mask {
+		n.bytes += int64(d.SeqQ*d.SeqK) * 4
+		n.square += int64(d.SeqQ*d.SeqK) * 4
+	}
+	return n
+}
+
+// Operations, bytes and memory are those of a loop over the visibility rule, also as
+// the CPU backend plans them.
+func TestCountsAreThoseOfALoop(t *testing.T) {
+	be := cpu.New(cpu.Options{Threads: 1})
+	defer be.Close()
+	window := func(l, r int) *kernels.Window { return &kernels.Window{Left: l, Right: r} }
+	n := 0
+	for _, dims := range []backend.Dims{
+		{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 1, SeqK: 1, Dim: 1, ValueDim: 1},
+		{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 17, SeqK: 17, Dim: 3, ValueDim: 3},
+		{Batch: 1, Heads: 3, KVHeads: 1, SeqQ: 5, SeqK: 23, Dim: 8, ValueDim: 8},
+		{Batch: 3, Heads: 2, KVHeads: 2, SeqQ: 1, SeqK: 40, Dim: 4, ValueDim: 4},
+		{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 9, SeqK: 4, Dim: 2, ValueDim: 2},
+	} {
+		for _, w := range []*kernels.Window{nil, window(0, 0), window(3, 0), window(0, 2), window(6, 5), window(kernels.Unbounded, 1), window(2, kernels.Unbounded), window(100, 100)} {
+			for _, causal := range []bool{false, true} {
+				for _, dtype := range []backend.DType{backend.F32, backend.BF16} {
+					c := Case{Variant: Fused, DType: dtype, Dims: dims, Causal: causal, Window: w, Mask: n%3 == 0}
+					n++
+					plan, err := c.plan(be)
+					if err != nil {
+						t.Fatal(err)
+					}
+					var m Measurement
+					m.planned(c, be.Info(), plan)
+					want := countByLoop(c)
+					got := counted{m.Pairs, m.FLOPs, m.FLOPsFull, m.Bytes, m.Memory.Operands, m.Memory.Square}
+					if got != want {
+						t.Errorf("%v: %+v, the loop counts %+v", c, got, want)
+					}
+					if m.Memory.Scratch != plan.Scratch || m.Memory.Device != 0 || m.Memory.Counted() != got.operands+got.square+plan.Scratch {
+						t.Errorf("%v: memory %+v, the plan's scratch is %d", c, m.Memory, plan.Scratch)
+					}
+					if want := float64(want.flops) / float64(want.bytes); m.Intensity != want {
+						t.Errorf("%v: %v operations a byte, want %v", c, m.Intensity, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+// The stages compute every pair and keep the scores in memory.
+func TestCountsOfStages(t *testing.T) {
+	c := Case{DType: backend.BF16, Causal: true, Mask: true,
+		Dims: backend.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 3, SeqK: 5, Dim: 7, ValueDim: 7}}
+	const (
+		all  = 2 * 4 * 3 * 5
+		seen = 2 * 4 * (3 + 4 + 5)
+		q    = 2 * 4 * 3 * 7 * 2
+		k    = 2 * 2 * 5 * 7 * 2
+		mask = 3 * 5 * 4
+	)
+	for _, tc := range []struct {
+		variant                    string
+		flops, full, bytes, square int64
+	}{
+		{QK, all * 14, all * 14, q + k + 4*all, mask + 4*all},
+		{Softmax, 0, 0, 2*4*all + mask, mask + 4*all},
+		{PV, all * 14, all * 14, q + k + 4*all, mask + 4*all},
+		{Stages, seen * 28, all * 28, 2*q + 2*k + mask + 4*4*all, mask + 4*all},
+		{Fused, seen * 28, all * 28, 2*q + 2*k + mask, mask},
+	} {
+		c.Variant = tc.variant
+		w := c.work(seen)
+		if got, want := fmt.Sprint(w.flops, w.full, w.bytes, c.memory(0, false).Square), fmt.Sprint(tc.flops, tc.full, tc.bytes, tc.square); got != want {
+			t.Errorf("%s: operations, as if full, bytes, memory %s, want %s", tc.variant, got, want)
+		}
+		if m := c.memory(5, true); m.Device != m.Counted() || m.Operands != 2*q+2*k {
+			t.Errorf("%s: %+v", tc.variant, m)
+		}
+	}
+}

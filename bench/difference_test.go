@@ -1,0 +1,108 @@
+package bench
+
+import (
+	"strings"
+	"testing"
+)
+
+// reportOf is a report of one case of rounds whose calls take seconds times what noise
+// says, beside arithmetic that is disturbed alike.
+func reportOf(seconds float64, rounds int, noise func(round, call int) float64) *Report {
+	m := Measurement{Backend: "cpu", Variant: Fused, Name: "f32/b1h8s256d64", Threads: 1, Status: OK, MedianS: &seconds}
+	for r := range rounds {
+		var one Round
+		for c := range 10 {
+			n := noise(r, c)
+			one.TimesS, one.PaceS = append(one.TimesS, seconds*n), append(one.PaceS, 1e-6*n)
+		}
+		m.Rounds = append(m.Rounds, one)
+	}
+	return &Report{Schema: Schema, Cases: []Measurement{m}}
+}
+
+func TestDifference(t *testing.T) {
+	calm := func(r, c int) float64 { return 1 + 0.01*float64((7*r+3*c)%10)/10 }
+	// Half of the rounds take twice as long, and nothing is undisturbed.
+	torn := func(r, c int) float64 { return calm(r, c) * (1.5 + float64((r+c)%2)) }
+	for _, tc := range []struct {
+		why      string
+		was, now *Report
+		want     Verdict
+	}{
+		{"nothing", reportOf(1, 8, calm), reportOf(1, 8, calm), Same},
+		{"2% is less than what is looked for", reportOf(1, 8, calm), reportOf(1.02, 8, calm), Same},
+		{"10% slower", reportOf(1, 8, calm), reportOf(1.1, 8, calm), Slower},
+		{"10% faster", reportOf(1.1, 8, calm), reportOf(1, 8, calm), Faster},
+		{"the same, the machine became busy", reportOf(1, 8, calm), reportOf(1, 8, torn), Same},
+		{"10% slower, on a busy machine", reportOf(1, 8, torn), reportOf(1.1, 8, torn), Slower},
+		{"10% slower, in too few rounds to be sure", reportOf(1, 3, calm), reportOf(1.1, 3, calm), Unclear},
+	} {
+		c := Difference(tc.was, tc.now, 4)
+		if len(c) != 1 || c[0].Verdict != tc.want {
+			t.Errorf("%s: %+v, want %s", tc.why, c, tc.want)
+		}
+	}
+	// Without arithmetic beside it a busy machine hides everything, and that is said.
+	unpaced := func(r *Report) *Report {
+		for i := range r.Cases[0].Rounds {
+			r.Cases[0].Rounds[i].PaceS = nil
+		}
+		return r
+	}
+	wild := func(r, c int) float64 { return calm(r, c) * (1 + float64((r*5)%7)) }
+	if c := Difference(unpaced(reportOf(1, 8, wild)), unpaced(reportOf(1, 8, func(r, c int) float64 { return wild(r+3, c) * 1.3 })), 4); c[0].Verdict != Unclear {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestDifferenceOfWhatIsNotMeasured(t *testing.T) {
+	one := func(name string, s Status) *Report {
+		x := 1.0
+		return &Report{Cases: []Measurement{{Backend: "cpu", Name: name, Status: s, Note: "why", MedianS: &x, Rounds: []Round{{TimesS: []float64{1}}}}}}
+	}
+	for _, tc := range []struct {
+		was, now *Report
+		want     []Verdict
+		fails    bool
+	}{
+		{one("a", OK), one("a", Wrong), []Verdict{Broken}, true},
+		{one("a", OK), one("a", Failed), []Verdict{Broken}, true},
+		{one("a", Wrong), one("a", OK), []Verdict{Fixed}, false},
+		{one("a", OK), one("a", Predicted), []Verdict{Missing}, false},
+		{one("a", OK), one("b", OK), []Verdict{Missing, Missing}, false},
+	} {
+		changes := Difference(tc.was, tc.now, 4)
+		var got []Verdict
+		for _, c := range changes {
+			got = append(got, c.Verdict)
+		}
+		if len(got) != len(tc.want) || got[0] != tc.want[0] {
+			t.Errorf("%q, want %q", got, tc.want)
+		}
+		if (Worst(changes, 5) != nil) != tc.fails {
+			t.Errorf("%q: a gate fails for %+v", got, Worst(changes, 5))
+		}
+	}
+}
+
+func TestChangesForPeople(t *testing.T) {
+	calm := func(r, c int) float64 { return 1 + 0.01*float64((7*r+3*c)%10)/10 }
+	was, now := reportOf(0.001, 8, calm), reportOf(0.0011, 8, calm)
+	was.Environment.CPU, now.Environment.CPU = "old one", "new one"
+	changes := Difference(was, now, 4)
+	if w := Worst(changes, 5); w == nil || w.Percent < 9.9 || w.Percent > 10.1 {
+		t.Errorf("%+v", w)
+	}
+	if w := Worst(changes, 15); w != nil {
+		t.Errorf("10%% is over 15%%: %+v", w)
+	}
+	var out strings.Builder
+	if err := WriteChanges(&out, was, now, changes, 4); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"they differ in CPU: \"old one\" and \"new one\"\n", "cpu f32/b1h8s256d64  1.00 ms  1.10 ms  +10.0% ", "  slower\n", "\n1 case: 1 slower\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("it lacks %q:\n%s", want, &out)
+		}
+	}
+}
