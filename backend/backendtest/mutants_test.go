@@ -4,6 +4,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -97,6 +98,69 @@ var mistakes = map[string]mistake{
 		at := (batch*b.KVHeads + kvh) * b.SeqK
 		r.K, r.V = b.k.data[at*d:(at+b.SeqK)*d], b.v.data[at*dv:(at+b.SeqK)*dv]
 	},
+	"sink forgotten": func(_ *built, _, _, _ int, r *oracle.Row) { r.Sink = nil },
+	"sink of the next head": func(b *built, _, h, _ int, r *oracle.Row) {
+		if s := b.Options.Sinks; s != nil {
+			r.Sink = &s[(h+1)%len(s)]
+		}
+	},
+	"slope of the wrong sign": func(_ *built, _, _, _ int, r *oracle.Row) { r.Slope = -r.Slope },
+	"slopes of batch 0 for all": func(b *built, _, h, _ int, r *oracle.Row) {
+		if s := b.Options.ALiBi; s != nil {
+			r.Slope = float64(s[h])
+		}
+	},
+	"distance without the row's position": func(_ *built, _, _, i int, r *oracle.Row) {
+		if r.Distance != nil {
+			r.Distance = func(j int) float64 { return math.Abs(float64(i - j)) }
+		}
+	},
+	"relative bias off by one": func(_ *built, _, _, _ int, r *oracle.Row) {
+		if relative := r.Relative; relative != nil {
+			r.Relative = func(j int) float64 { return relative(max(j-1, 0)) }
+		}
+	},
+	"relative bias the wrong way round": func(b *built, batch, h, i int, r *oracle.Row) {
+		if r.Relative != nil {
+			r.Relative = func(j int) float64 {
+				return float64(b.relative.data[broadcastIndex(b.RelativeShape, batch, h, 0, b.RelativeShape[backend.Dim]-1-(j-i+b.SeqQ-1))])
+			}
+		}
+	},
+	"rows and columns of blocks swapped": func(b *built, batch, h, i int, r *oracle.Row) {
+		if b.blocks != nil {
+			r.Hidden = hiddenByBlock(b, batch, h, i, func(row, column int) (int, int) { return column, row })
+		}
+	},
+	"blocks of the head before": func(b *built, batch, h, i int, r *oracle.Row) {
+		if b.blocks != nil {
+			r.Hidden = hiddenByBlock(b, batch, max(h-1, 0), i, func(row, column int) (int, int) { return row, column })
+		}
+	},
+	"blocks one key off": func(b *built, batch, h, i int, r *oracle.Row) {
+		if hidden := r.Hidden; b.blocks != nil {
+			byBlock := hiddenByBlock(b, batch, h, i, func(row, column int) (int, int) { return row, column })
+			r.Hidden = func(j int) bool { return hidden(j) || byBlock(max(j-1, 0)) }
+		}
+	},
+	"factor of dropout forgotten": func(_ *built, _, _, _ int, r *oracle.Row) { r.KeepFactor = 1 },
+	"dropout forgotten":           func(_ *built, _, _, _ int, r *oracle.Row) { r.Keeps = nil },
+	"dropout drops what it is to keep": func(_ *built, _, _, _ int, r *oracle.Row) {
+		if keeps := r.Keeps; keeps != nil {
+			r.Keeps = func(j int) bool { return !keeps(j) }
+		}
+	},
+	"dropout counts from 0 in any part": func(b *built, batch, h, i int, r *oracle.Row) {
+		if drop := b.Options.Dropout; drop.P > 0 {
+			drop.First = [4]int{}
+			r.Keeps = func(j int) bool { return drop.Keeps(batch, h, i, j) }
+		}
+	},
+	"dropout of rows and keys swapped": func(b *built, batch, h, i int, r *oracle.Row) {
+		if drop := b.Options.Dropout; drop.P > 0 {
+			r.Keeps = func(j int) bool { return drop.Keeps(batch, h, j, i) }
+		}
+	},
 	"last key dropped": func(b *built, _, _, _ int, r *oracle.Row) {
 		if hidden := r.Hidden; b.SeqK > 128 {
 			r.Hidden = func(j int) bool { return hidden(j) || j == b.SeqK-1 }
@@ -108,6 +172,19 @@ var mistakes = map[string]mistake{
 			r.Q[b.Dim-1] = 0
 		}
 	},
+}
+
+// hiddenByBlock is what hides keys from a row where its block of rows and that of keys
+// are looked up at another place.
+func hiddenByBlock(b *built, batch, h, i int, place func(row, column int) (int, int)) func(j int) bool {
+	c := *b
+	c.blocks = nil
+	rest := c.row(batch, h, i).Hidden
+	return func(j int) bool {
+		row, column := place(i/b.BlockSize, j/b.BlockSize)
+		row, column = min(row, b.BlockShape[backend.Seq]-1), min(column, b.BlockShape[backend.Dim]-1)
+		return rest(j) || !b.blocks[broadcastIndex(b.BlockShape, batch, h, row, column)]
+	}
 }
 
 func orDefault(scale float32, d int) float32 {
@@ -160,7 +237,7 @@ func solve(b *built, wrong mistake) answer {
 // fails at least one.
 func TestCasesFindMistakes(t *testing.T) {
 	found := map[string]string{}
-	for _, c := range Cases() {
+	for _, c := range append(Pairs(), Cases()...) {
 		b := c.build()
 		if err := b.compare(solve(b, nil)); err != nil {
 			t.Errorf("the right answer is refused: %v: %v", c, err)
