@@ -117,12 +117,29 @@ func problem(t testing.TB, b *Backend) *backend.Call {
 		V: upload(t, b, host(t, backend.Shape{2, 2, 90, 33}, wave)),
 		O: alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 33}), LSE: alloc(t, b, backend.F32, backend.Shape{2, 4, 70, 1}),
 		Problem: backend.Problem{Scale: 0.2, Softcap: 5, Mask: m, Bias: bias,
-			Visible: backend.Visibility{Offset: 20, Left: 60, Right: 7, KLen: []int{90, 77}}},
+			Visible: backend.Visibility{Offset: 20, Left: 60, Right: 7, KLen: []int{90, 77}},
+			Slopes:  []float32{0.1, 0.2, 0, -0.3, 0.4, 0.5, 0.6, 0.7}, Sinks: []float32{1, -2, 3, 0},
+			Dropout: backend.Dropout{P: 0.3, Seed: 9, First: [4]int{1, 2, 3, 4}}},
 	}
+}
+
+// distant is problem with a mask of blocks and a bias by distance in place of those by
+// pairs.
+func distant(t testing.TB, b *Backend) *backend.Call {
+	c := problem(t, b)
+	c.Mask, c.Bias = backend.Tensor{}, backend.Tensor{}
+	c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 10, 8), 7, 12
+	c.Relative = upload(t, b, host(t, backend.Shape{1, 4, 1, 70 + 90 - 1}, wave))
+	return c
 }
 
 // TestCutsChangeNoBit compares whole and cut results bit for bit.
 func TestCutsChangeNoBit(t *testing.T) {
+	t.Run("mask and bias", func(t *testing.T) { testCutsChangeNoBit(t, problem) })
+	t.Run("blocks and bias by distance", func(t *testing.T) { testCutsChangeNoBit(t, distant) })
+}
+
+func testCutsChangeNoBit(t *testing.T, problem func(testing.TB, *Backend) *backend.Call) {
 	results := func(opt Options) (all [][]float32, chunks int) {
 		b := open(t, opt)
 		defer b.Close()

@@ -508,8 +508,13 @@ fn main(
 
     for (var tile = (begin / 32) * 32; tile < end; tile += 32) {
         if ((p.flags & HAS_BLOCKS) != 0u) {
-            if (!tile_seen(b, h, r0, u32(tile), u32(end))) {
-                continue;
+            // In a loop of its own: a software driver goes through the rest of one that
+            // it continues.
+            while (tile < end && !tile_seen(b, h, r0, u32(tile), u32(end))) {
+                tile += 32;
+            }
+            if (tile >= end) {
+                break;
             }
         }
         let j0 = u32(tile) - p.key0;

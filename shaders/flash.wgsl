@@ -623,17 +623,24 @@ fn main(
         let part_from = max(begin, part * split_keys);
         let part_to = min(end, (part + 1) * split_keys);
         for (var tile = (part_from / tile_keys) * tile_keys; tile < part_to; tile += tile_keys) {
-            let j0 = u32(tile) - p.key0;
-            var check = paired_tiles || tile < all_from || tile + tile_keys > all_to;
+            var mixed = false; // whether blocks of the mask hide a part of the tile
             if (PAIRED == 1u) { // static
                 if ((p.flags & HAS_BLOCKS) != 0u) {
-                    let blocks = blocks_seen(batch, head, r0, u32(tile), u32(part_to));
-                    if (blocks == 0u) {
-                        continue;
+                    // On to the next tile of which anything is seen, in a loop of its own:
+                    // a software driver goes through the rest of a loop that it continues.
+                    var blocks = blocks_seen(batch, head, r0, u32(tile), u32(part_to));
+                    while (blocks == 0u && tile + tile_keys < part_to) {
+                        tile += tile_keys;
+                        blocks = blocks_seen(batch, head, r0, u32(tile), u32(part_to));
                     }
-                    check = check || blocks == 1u;
+                    if (blocks == 0u) {
+                        break;
+                    }
+                    mixed = blocks == 1u;
                 }
             }
+            let j0 = u32(tile) - p.key0;
+            let check = paired_tiles || mixed || tile < all_from || tile + tile_keys > all_to;
 
             var s: array<vec4<f32>, S4>; // [key][row/4]
             for (var i = 0u; i < S4; i++) { // unroll

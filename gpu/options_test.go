@@ -1,0 +1,111 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// TestOptionsOfManyHeads compares, bit for bit, heads of a call with more of them than
+// the kernels' tables hold with the same heads alone: slopes batch by batch, sinks, and
+// dropout that counts on.
+func TestOptionsOfManyHeads(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	const batch, heads, sk, d = 2, 70, 40, 8
+	slopes, sinks := make([]float32, batch*heads), make([]float32, heads)
+	for i := range slopes {
+		slopes[i], sinks[i%heads] = wave(i)/8, wave(i)
+	}
+	for _, sq := range []int{3, 20} { // decoded and not
+		q := upload(t, b, host(t, backend.Shape{batch, heads, sq, d}, wave))
+		k := upload(t, b, host(t, backend.Shape{batch, heads, sk, d}, func(i int) float32 { return wave(i + 5) }))
+		v := upload(t, b, host(t, backend.Shape{batch, heads, sk, d}, func(i int) float32 { return wave(i + 9) }))
+		run := func(q, k, v backend.Tensor, p backend.Problem) (o, lse []float32) {
+			s := q.Shape()
+			c := &backend.Call{Q: q, K: k, V: v, Problem: p,
+				O: alloc(t, b, backend.F32, s), LSE: alloc(t, b, backend.F32, backend.Shape{s[0], s[1], s[2], 1})}
+			if err := b.Attention(context.Background(), c); err != nil {
+				t.Fatal(err)
+			}
+			return floats(t, b, c.O), floats(t, b, c.LSE)
+		}
+		p := backend.Problem{Scale: 0.3, Visible: backend.Everything(), Slopes: slopes, Sinks: sinks, Dropout: backend.Dropout{P: 0.3, Seed: 5}}
+		o, lse := run(q, k, v, p)
+		for _, at := range [][2]int{{0, 0}, {0, 63}, {1, 34}, {1, 35}, {1, 69}} {
+			n, h := at[0], at[1]
+			one := func(x backend.Tensor) backend.Tensor {
+				for axis, i := range at {
+					var err error
+					if x, err = x.Slice(axis, i, i+1); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return x
+			}
+			alone := p
+			alone.Slopes, alone.Sinks = slopes[n*heads+h:][:1], sinks[h:h+1]
+			alone.Dropout.First = [4]int{n, h, 0, 0}
+			ao, alse := run(one(q), one(k), one(v), alone)
+			first := (n*heads + h) * sq
+			what := fmt.Sprintf("%d rows, batch %d, head %d", sq, n, h)
+			sameRow(t, what, ao, o[first*d:(first+sq)*d])
+			sameRow(t, what+", lse", alse, lse[first:first+sq])
+		}
+	}
+}
+
+// TestOptionsTogetherAreRefusedByName says what to do instead, in the plan too.
+func TestOptionsTogetherAreRefusedByName(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	c := problem(t, b)
+	c.Relative = upload(t, b, host(t, backend.Shape{1, 4, 1, 70 + 90 - 1}, wave))
+	if _, err := b.Plan(c); err == nil || !strings.Contains(err.Error(), "a bias and a relative bias") {
+		t.Errorf("bias beside relative: %v", err)
+	}
+	c.Relative = backend.Tensor{}
+	c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 9, 12), 8, 8
+	if err := b.Attention(context.Background(), c); err == nil || !strings.Contains(err.Error(), "a mask and a block mask") {
+		t.Errorf("mask beside blocks: %v", err)
+	}
+}
+
+// BenchmarkBlocks compares calls in which one block in ten is seen with the same call
+// without blocks.
+func BenchmarkBlocks(b *testing.B) {
+	const s, d, block = 2048, 64, 64
+	be := open(b, Options{})
+	defer be.Close()
+	rng := rand.New(rand.NewPCG(1, 2))
+	seen := make([]bool, (s/block)*(s/block))
+	for i := range seen {
+		seen[i] = rng.IntN(10) == 0
+	}
+	h, err := backend.HostBool(seen, backend.Shape{1, 1, s / block, s / block})
+	if err != nil {
+		b.Fatal(err)
+	}
+	c := &backend.Call{Problem: backend.Problem{Scale: 0.125, Visible: backend.Everything()}, O: alloc(b, be, backend.F32, backend.Shape{1, 1, s, d})}
+	for i, x := range []*backend.Tensor{&c.Q, &c.K, &c.V} {
+		*x = upload(b, be, host(b, backend.Shape{1, 1, s, d}, func(n int) float32 { return wave(n + i) }))
+	}
+	for _, blocks := range []backend.Tensor{{}, upload(b, be, h)} {
+		c.Blocks, c.BlockQ, c.BlockK = blocks, block, block
+		name := "all"
+		if !blocks.IsZero() {
+			name = "a tenth"
+		}
+		b.Run(fmt.Sprintf("gpu/f32/b1h1s%dd%d/%s", s, d, name), func(b *testing.B) {
+			for b.Loop() {
+				if err := be.Attention(context.Background(), c); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
