@@ -65,6 +65,7 @@ func Run(t *testing.T, h Harness) {
 	t.Run("Batch", func(t *testing.T) { testBatch(t, be) })
 	t.Run("Varlen", func(t *testing.T) { testVarlen(t, be, h) })
 	t.Run("Scores", func(t *testing.T) { testScores(t, be, h) })
+	t.Run("TopWeights", func(t *testing.T) { testTopWeights(t, be, h) })
 	t.Run("Edges", func(t *testing.T) { testEdges(t, be) })
 	t.Run("HeadSizes", func(t *testing.T) { testHeadSizes(t, be) })
 	t.Run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, be) })

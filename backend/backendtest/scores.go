@@ -1,9 +1,11 @@
 package backendtest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -91,4 +93,53 @@ func (b *built) compareScores(got []float32, at backend.ScorePoint) error {
 		}
 	}
 	return worst.Err()
+}
+
+// testTopWeights picks the largest weights of every query and finds them, to the bit,
+// among all weights.
+func testTopWeights(t *testing.T, be backend.Backend, h Harness) {
+	for n, c := range Pairs() {
+		if n%8 > 0 || testing.Short() && n%32 > 0 {
+			continue
+		}
+		t.Run(c.Name, func(t *testing.T) {
+			on := c.build().on(t, be)
+			defer on.release()
+			all, err := on.run(t, true)
+			if h.refuses(c) && errors.Is(err, backend.ErrUnsupported) {
+				t.Skip(err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			const most = 5
+			top, err := kernels.TopWeights(t.Context(), be, on.q.view, on.k.view, most, on.opt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rank := func(w float32) float64 { // NaN first
+				if w != w {
+					return math.Inf(1)
+				}
+				return float64(w)
+			}
+			for r := range len(all.weights) / c.SeqK {
+				row := all.weights[r*c.SeqK : (r+1)*c.SeqK]
+				order := make([]int, c.SeqK)
+				for j := range order {
+					order[j] = j
+				}
+				slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(rank(row[y]), rank(row[x])) })
+				for i, j := range order[:most] {
+					key, w := int(top.Keys[r*most+i]), top.Weights[r*most+i]
+					if row[j] == 0 {
+						j = -1
+					}
+					if key != j || !sameNumber(w, row[max(j, 0)]) && j >= 0 || j < 0 && w != 0 {
+						t.Fatalf("%v: row %d: number %d is key %d with %v, should be %d of %v", c, r, i, key, w, j, row)
+					}
+				}
+			}
+		})
+	}
 }

@@ -1,0 +1,171 @@
+package kernels
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+)
+
+// TestTopWeightsInChunks: whatever is computed at a time, and whatever the options cut,
+// the largest weights are those of all weights, sorted.
+func TestTopWeightsInChunks(t *testing.T) {
+	be := cpu.New(cpu.Options{})
+	defer be.Close()
+	const b, h, sq, sk, n = 2, 4, 41, 53, 7
+	rng := rand.New(rand.NewPCG(1, 2))
+	tensor := func(s backend.Shape) backend.Tensor {
+		data := make([]float32, s.Elements())
+		for i := range data {
+			data[i] = float32(rng.NormFloat64())
+		}
+		x, err := backend.HostF32(data, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	bools := func(s backend.Shape) backend.Tensor {
+		data := make([]bool, s.Elements())
+		for i := range data {
+			data[i] = rng.IntN(3) > 0
+		}
+		x, err := backend.HostBool(data, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	segments := func(n, at int) [][]int32 {
+		ids := make([]int32, n)
+		for i := at; i < n; i++ {
+			ids[i] = 1
+		}
+		return [][]int32{ids}
+	}
+	q, k := tensor(backend.Shape{b, h, sq, 8}), tensor(backend.Shape{b, 2, sk, 8})
+	for name, opt := range map[string]Options{
+		"plain":     {},
+		"causal":    {Causal: true, Prefix: []int{20}, KLen: []int{5, 50}},
+		"segments":  {QSegments: segments(sq, 13), KSegments: segments(sk, 24), BlockMask: bools(backend.Shape{1, h, 6, 7}), BlockSize: 8},
+		"short":     {Mask: bools(backend.Shape{1, 1, sq, 40}), Bias: tensor(backend.Shape{b, h, 1, sk})},
+		"dropout":   {Dropout: backend.Dropout{P: 0.5, Seed: 4}, ALiBi: []float32{1, 2, 3, 4, 5, 6, 7, 8}},
+		"no weight": {KLen: []int{0, 0}},
+	} {
+		opt.Weights = true
+		all, err := Attention(t.Context(), be, q, k, k, opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		weights, err := all.Weights.Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want Top
+		for r := 0; r < len(weights); r += sk {
+			row := weights[r : r+sk]
+			order := make([]int, sk)
+			for j := range order {
+				order[j] = j
+			}
+			slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(row[y], row[x]) })
+			for _, j := range order[:n] {
+				key := int32(j)
+				if row[j] == 0 {
+					key = -1
+				}
+				want.Keys, want.Weights = append(want.Keys, key), append(want.Weights, row[j])
+			}
+		}
+		for _, chunk := range []int{1, 4 * sk * 3, 4 * sk * h * 9, topChunk} {
+			got, err := topWeights(t.Context(), be, q, k, n, &opt, chunk)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(got.Keys, want.Keys) || !slices.Equal(got.Weights, want.Weights) {
+				t.Errorf("%s, %d bytes at a time: keys %v..., should be %v...", name, chunk, got.Keys[:4*n], want.Keys[:4*n])
+			}
+		}
+	}
+}
+
+// TestPick: equal weights in the order of their keys, NaN first, zeros not at all.
+func TestPick(t *testing.T) {
+	nan := float32(math.NaN())
+	for _, c := range []struct {
+		row  []float32
+		n    int
+		keys []int32
+	}{
+		{[]float32{0.1, 0.3, 0.3, 0.2, 0.3}, 3, []int32{11, 12, 14}},
+		{[]float32{0.1, 0.3, 0.3, 0.2, 0.3}, 4, []int32{11, 12, 14, 13}},
+		{[]float32{0.5, 0, 0.5, 0}, 3, []int32{10, 12, -1}},
+		{[]float32{0.5, nan, 0.5, nan}, 3, []int32{11, 13, 10}},
+		{[]float32{0, 0}, 1, []int32{-1}},
+		{[]float32{1, 2, 3, 4, 5, 6, 7, 8, 9}, 9, []int32{18, 17, 16, 15, 14, 13, 12, 11, 10}},
+	} {
+		keys, weights := slices.Repeat([]int32{-1}, c.n), make([]float32, c.n)
+		pick(c.row, 10, keys, weights)
+		if !slices.Equal(keys, c.keys) {
+			t.Errorf("%v: keys %v, should be %v", c.row, keys, c.keys)
+		}
+		for i, j := range keys {
+			if j >= 0 && math.Float32bits(weights[i]) != math.Float32bits(c.row[j-10]) {
+				t.Errorf("%v: weight %d is %v", c.row, i, weights[i])
+			}
+		}
+	}
+}
+
+func TestTopWeightsRefuses(t *testing.T) {
+	q, k := meta(t, backend.F32, 2, 4, 8, 16), meta(t, backend.F32, 2, 2, 9, 16)
+	if _, err := TopWeights(t.Context(), noBackend{t: t}, q, k, 0, Options{}); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), "n is 0") {
+		t.Errorf("error is %v, should be %v", err, backend.ErrOption)
+	}
+	if _, err := TopWeights(t.Context(), noBackend{t: t}, k, q, 3, Options{}); !errors.Is(err, backend.ErrShape) {
+		t.Errorf("error is %v, should be %v", err, backend.ErrShape)
+	}
+	if _, err := TopWeights(t.Context(), noBackend{t: t}, q, k, 3, Options{Pages: &backend.Pages{}}); !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("error is %v, should be %v", err, backend.ErrUnsupported)
+	}
+	be := cpu.New(cpu.Options{})
+	defer be.Close()
+	dead, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := TopWeights(dead, be, q, k, 3, Options{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error is %v, should be %v", err, context.Canceled)
+	}
+}
+
+// TestKeepMask: the mask is what Keeps says, for rows that begin anywhere.
+func TestKeepMask(t *testing.T) {
+	d := Dims{Batch: 2, Heads: 3, SeqQ: 11, SeqK: 5}
+	for _, drop := range []backend.Dropout{{}, {P: 0.3, Seed: 1 << 50}, {P: 0.8, Seed: 7, First: [4]int{3, 1, 6, 1000}}} {
+		m, err := KeepMask(drop, d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keep, err := m.Bools()
+		if err != nil || m.Shape() != (backend.Shape{2, 3, 11, 5}) {
+			t.Fatal(m.Shape(), err)
+		}
+		for n, got := range keep {
+			if want := drop.Keeps(n/165, n/55%3, n/5%11, n%5); got != want {
+				t.Fatalf("%+v: element %d is %t, should be %t", drop, n, got, want)
+			}
+		}
+	}
+	if _, err := KeepMask(backend.Dropout{P: 1}, d); !errors.Is(err, backend.ErrOption) {
+		t.Errorf("P 1: error is %v, should be %v", err, backend.ErrOption)
+	}
+	if _, err := KeepMask(backend.Dropout{}, Dims{SeqQ: 3, SeqK: -1}); !errors.Is(err, backend.ErrShape) {
+		t.Errorf("-1 keys: error is %v, should be %v", err, backend.ErrShape)
+	}
+}
