@@ -276,6 +276,31 @@ func TestHeatmapCommand(t *testing.T) {
 	}
 }
 
+// TestHeatmapLayout draws the second of two heads, whose rows lie between those of
+// the first, under a mask that hides what a query would find in key 0.
+func TestHeatmapLayout(t *testing.T) {
+	dir := t.TempDir()
+	const n = 5
+	q, k := make([]float64, n*2*n), make([]float64, n*2*n)
+	for i := range n {
+		q[(i*2+1)*n+i] = 200
+		k[(i*2+1)*n+(i+1)%n] = 1 // query i finds key i-1, and query 0 the last
+	}
+	mask := slices.Repeat([]float64{0, 1, 1, 1, 1}, n)
+	out := dir + "/h.png"
+	mustRun(t, "heatmap", "--backend=cpu", "--layout=bshd", "--head=1", "--png", out, "--mask", save(t, dir, "m.npy", "|b1", mask, n, n),
+		"--q", save(t, dir, "q.npy", "<f4", q, 1, n, 2, n), "--k", save(t, dir, "k.npy", "<f4", k, 1, n, 2, n))
+	at := darkCells(readPNG(t, out), n, n)
+	for i := range n {
+		for j := range n {
+			want := i != 1 && j == (i+n-1)%n // query 1 sees the others alike
+			if at(i, j) != want {
+				t.Errorf("row %d, key %d: dark is %v", i, j, at(i, j))
+			}
+		}
+	}
+}
+
 // darkCells finds the cells of a picture: those between its first and its last
 // column and row of shades, the colour bar left out.
 func darkCells(img image.Image, rows, cols int) func(i, j int) bool {
