@@ -5,6 +5,8 @@
 //	...
 //	report.WriteTable(os.Stdout)
 //	err = report.WriteFile("report.json")
+//	paths, err := report.WritePictures("pictures")
+//	err = report.WritePageFile("report.html")
 //
 // For each case ([Case]) it draws inputs by seed, uploads them once, warms up,
 // and repeats the call into ready outputs. Between the repetitions it measures

@@ -71,6 +71,9 @@ func (r *Report) lines() []curve {
 	for i := range r.Cases {
 		m := &r.Cases[i]
 		key := seriesKey{m.who(), "", m.Series, m.shapeText(), m.Variant}
+		if m.Series == key.shape || m.Series == key.shape+" "+m.Variant {
+			key.series = "" // named after what it is of: the other parts say that
+		}
 		if m.Threads > 0 {
 			key.threads = count(m.Threads, "thread")
 		}

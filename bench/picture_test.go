@@ -240,6 +240,9 @@ func TestLineNames(t *testing.T) {
 		{[]Measurement{row("cpu", "", Fused, 8), row("cpu", "", QK, 8)}, []string{"cpu · fused", "cpu · qk"}},
 		{[]Measurement{row("cpu", "A", Fused, 8), row("cpu", "B", Fused, 16)}, []string{"cpu · A", "cpu · B"}},
 		{[]Measurement{row("cpu", "", Fused, 8), row("cpu", "", Fused, 16)}, []string{"cpu · B=1 H=8 D=64 f32", "cpu · B=1 H=16 D=64 f32"}},
+		{[]Measurement{row("cpu", "B=1 H=8 D=64 f32", Fused, 8), row("cpu", "B=1 H=8 D=64 f32 qk", QK, 8)}, []string{"cpu · fused", "cpu · qk"}},
+		{[]Measurement{row("cpu", "A", Fused, 8), row("cpu", "A", Fused, 16), row("cpu", "B", Fused, 8)},
+			[]string{"cpu · A · B=1 H=8 D=64 f32", "cpu · A · B=1 H=16 D=64 f32", "cpu · B · B=1 H=8 D=64 f32"}},
 		{nil, nil},
 	} {
 		var got []string
