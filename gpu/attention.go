@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/shaders"
@@ -36,6 +37,7 @@ type attention struct {
 	kept func(seen box, piece int) (totals, bytes uint64)
 
 	q, k, val, o, lse *operand
+	pages             *pages
 	*options          // with mask and bias
 }
 
@@ -45,6 +47,22 @@ var (
 	keyAxes  = [4]int{axB, axH, axN, whole}
 	pairAxes = [4]int{axB, axH, axM, axN}
 )
+
+// keyOperands returns k and v.
+func keyOperands(c *backend.Call) (ops [2]*operand, err error) {
+	d := c.Dims()
+	for i, t := range []backend.Operand{{Name: "k", Tensor: c.K}, {Name: "v", Tensor: c.V}} {
+		x, err := words(t.Tensor)
+		if err != nil {
+			return ops, fmt.Errorf("%s: %w", t.Name, err)
+		}
+		ops[i] = reads(t.Name, x, keyAxes, d.Heads/d.KVHeads)
+		if c.Pages != nil {
+			ops[i].name, ops[i].axes = t.Name+"'s pool of pages", poolAxes
+		}
+	}
+	return ops, nil
+}
 
 // newAttention returns c with the kernel that is known to be the fastest for it.
 func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
@@ -60,22 +78,19 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 	if d.ValueDim > maxValueDim {
 		return nil, fmt.Errorf("v has head size %d, the fused kernel takes up to %d: %w", d.ValueDim, maxValueDim, backend.ErrUnsupported)
 	}
-	if c.Pages != nil {
-		return nil, fmt.Errorf("paged keys are not read on this backend, use cpu: %w", backend.ErrUnsupported)
-	}
-	if c.K.DType() == backend.Q8 {
-		return nil, fmt.Errorf("keys and values of q8 are not read on this backend, use cpu: %w", backend.ErrUnsupported)
-	}
 	opts, err := newOptions(&c.Problem, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
 	if err != nil {
 		return nil, err
 	}
-	group := d.Heads / d.KVHeads
+	keys, err := keyOperands(c)
+	if err != nil {
+		return nil, err
+	}
 	a := &attention{
-		b: b, c: c, d: d,
+		b: b, c: c, d: d, pages: pagesOf(c),
 		q:    reads("q", c.Q, rowAxes, 1),
-		k:    reads("k", c.K, keyAxes, group),
-		val:  reads("v", c.V, keyAxes, group),
+		k:    keys[0],
+		val:  keys[1],
 		o:    writes("o", c.O, rowAxes, 1),
 		lse:  writes("lse", c.LSE, rowAxes, 1),
 		each: 2 * float64(d.Dim+d.ValueDim),
@@ -97,9 +112,9 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 func (a *attention) plain(because string) {
 	a.path, a.why, a.rows, a.keys = "plain WGSL", because, tile, tile
 	blk := blocks(a.d.ValueDim)
-	a.v = variant{shaders.Attention, map[string]uint32{
+	a.v = a.pages.kernel(variant{shaders.Attention, map[string]uint32{
 		"IN": uint32(a.c.Q.DType()), "KV": uint32(a.c.K.DType()), "DVB": uint32(blk), "ACC": uint32(4 * blk),
-	}}
+	}})
 	a.cut = a.newCutter()
 	// A workgroup takes all keys of a piece one after the other, so a piece
 	// bounds the shortest submission.
@@ -194,6 +209,10 @@ func (a *attention) queue(r *runner) error {
 	if err := r.keep(a.c, a.cut, a.v); err != nil {
 		return err
 	}
+	table, err := a.tableFor(r)
+	if err != nil {
+		return err
+	}
 	return a.walk(func(s step, stateBytes uint64, total int, each float64) error {
 		if stateBytes > 0 {
 			buf, err := r.stateFor(stateBytes)
@@ -202,6 +221,7 @@ func (a *attention) queue(r *runner) error {
 			}
 			s.windows[7] = window{buf, 0, stateBytes}
 		}
+		s.windows = append(s.windows, table...)
 		return r.dispatch(s, total, each)
 	})
 }
@@ -210,6 +230,10 @@ func (a *attention) queue(r *runner) error {
 // workgroups, the bytes of state that it goes through, how many workgroups, and
 // what each of them computes at most.
 func (a *attention) walk(f func(s step, stateBytes uint64, total int, each float64) error) error {
+	if have, take := int(a.b.limits.MaxStorageBuffersPerShaderStage), strings.Count(a.v.kernel.Bindings, "r")+strings.Count(a.v.kernel.Bindings, "w"); take > have {
+		return fmt.Errorf("more than %d query rows a key head over paged keys take %d storage buffers, %s has %d: %w",
+			a.b.decodeRows, take, a.b.info.Name, have, backend.ErrUnsupported)
+	}
 	return a.cut.boxes(a.all(), func(x box, piece int) error {
 		seen := a.seen(x)
 		totals, stateBytes := a.kept(seen, piece)
@@ -284,6 +308,7 @@ func (a *attention) step(x box, first, last bool, totals uint64) step {
 		p.strides(w.base, w.strides)
 	}
 	a.tables(&p, x, sinks)
+	a.pages.params(&p, x)
 	return step{
 		variant: a.v, params: p,
 		windows: []window{q.window, k.window, v.window, mask.window, bias.window, o.window, lse.window, {}},

@@ -219,3 +219,105 @@ func filled(t testing.TB, b *Backend, dtype backend.DType, data []float32, shape
 	t.Cleanup(x.Release)
 	return x
 }
+
+// TestKeysInIntegers attends to keys and values in q8, and to the same numbers in
+// float32: the same bits, over several splits.
+func TestKeysInIntegers(t *testing.T) {
+	paths(t, func(t *testing.T, b *Backend) {
+		for _, x := range []struct{ heads, sq, sk, d, dv int }{
+			{4, 5, 1100, 64, 64},
+			{2, 1, 90, 20, 96},
+			{4, 2, 70, 128, 116},
+		} {
+			q := half(t, b, backend.F32, backend.Shape{2, x.heads, x.sq, x.d}, wave)
+			k := copied(t, b, backend.Q8, half(t, b, backend.F32, backend.Shape{2, 2, x.sk, x.d}, func(i int) float32 { return wave(i + 5) }))
+			v := copied(t, b, backend.Q8, half(t, b, backend.BF16, backend.Shape{2, 2, x.sk, x.dv}, func(i int) float32 { return wave(i + 9) }))
+			p := backend.Problem{Scale: 0.3, Visible: backend.Visibility{Offset: x.sk - x.sq, Left: backend.Unbounded, KLen: []int{x.sk, 33}}}
+			o, lse := attend(t, b, backend.Call{Q: q, K: k, V: v, Problem: p})
+			wantO, wantLSE := attend(t, b, backend.Call{Q: q, K: copied(t, b, backend.F32, k), V: copied(t, b, backend.F32, v), Problem: p})
+			name := fmt.Sprintf("%+v", x)
+			sameRow(t, name+": o", o, wantO)
+			sameRow(t, name+": lse", lse, wantLSE)
+		}
+	})
+}
+
+// TestPages attends to keys and values that lie in pages, out of order and shared, and
+// to the same in one tensor each: the same bits.
+func TestPages(t *testing.T) {
+	paths(t, func(t *testing.T, b *Backend) {
+		for _, x := range []struct {
+			name             string
+			dtype            backend.DType
+			size, heads, sq  int
+			d, dv, longest   int
+			klen             []int
+			offset, left, up int
+		}{
+			{"pages of 16", backend.F32, 16, 4, 5, 64, 64, 1100, []int{1100, 0, 37}, 1095, backend.Unbounded, 0},
+			{"pages of 7, f16, a window", backend.F16, 7, 2, 3, 40, 31, 90, []int{90, 20, 88}, 80, 30, 4},
+			{"pages of 64, q8, all keys", backend.Q8, 64, 4, 2, 128, 96, 130, nil, 0, backend.Unbounded, backend.Unbounded},
+		} {
+			const kvHeads = 2
+			batch := 3
+			each := (x.longest + x.size - 1) / x.size
+			pool := batch*each + 2
+			table := make([][]int32, batch)
+			for n := range table {
+				for i := range each {
+					page := 1 + (i*batch+n)*5%(pool-1) // 5 does not divide any of these
+					if i == 0 {
+						page = 1 // all share their first
+					}
+					table[n] = append(table[n], int32(page))
+				}
+			}
+			q := half(t, b, backend.F32, backend.Shape{batch, x.heads, x.sq, x.d}, wave)
+			c := backend.Call{Q: q, Problem: backend.Problem{Scale: 0.3, Visible: backend.Visibility{Offset: x.offset, Left: x.left, Right: x.up, KLen: x.klen}}}
+			paged := c
+			paged.Pages = &backend.Pages{Table: table, Keys: x.longest}
+			for _, to := range []struct {
+				cols          int
+				pool, through *backend.Tensor
+			}{{x.d, &paged.K, &c.K}, {x.dv, &paged.V, &c.V}} {
+				data := make([]float32, pool*kvHeads*x.size*to.cols)
+				for i := range data {
+					data[i] = wave(i + to.cols)
+				}
+				*to.pool = filled(t, b, x.dtype, data, backend.Shape{pool, kvHeads, x.size, to.cols})
+				whole := alloc(t, b, x.dtype, backend.Shape{batch, kvHeads, each * x.size, to.cols})
+				for n, row := range table {
+					for i, page := range row {
+						part(t, b, whole, *to.pool, n, i*x.size, int(page))
+					}
+				}
+				var err error
+				if *to.through, err = whole.Slice(backend.Seq, 0, x.longest); err != nil {
+					t.Fatal(err)
+				}
+			}
+			o, lse := attend(t, b, paged)
+			wantO, wantLSE := attend(t, b, c)
+			sameRow(t, x.name+": o", o, wantO)
+			sameRow(t, x.name+": lse", lse, wantLSE)
+		}
+	})
+}
+
+// part copies a page of a pool to batch n of a tensor, from a row on.
+func part(t testing.TB, b *Backend, to, pool backend.Tensor, n, row, page int) {
+	t.Helper()
+	dst, err := to.Slice(backend.Batch, n, n+1)
+	if err == nil {
+		dst, err = dst.Slice(backend.Seq, row, row+pool.Shape()[backend.Seq])
+	}
+	if err == nil {
+		pool, err = pool.Slice(backend.Batch, page, page+1)
+	}
+	if err == nil {
+		err = b.Copy(context.Background(), dst, pool)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}

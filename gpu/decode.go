@@ -128,8 +128,9 @@ func (x *decode) variants() {
 	c, kv := x.class, x.c.K.DType()
 	el := granuleBytes / kv.Size()
 	quads := c.width / 4
-	// As many granules of a key at a time as the chunk holds, in a power of two.
-	gran := min(1<<(bits.Len(uint(chunkGranules/c.keys))-1), 8)
+	// As many granules of a key at a time as the chunk holds, in a power of two, and of
+	// which qs holds what belongs to them.
+	gran := min(1<<(bits.Len(uint(chunkGranules/c.keys))-1), 8, 64/el)
 	shift := flagBits(gran == 4)
 	vg := c.width / el
 	// As many keys as fit, a multiple of 4 that divides the tile.
@@ -148,7 +149,7 @@ func (x *decode) variants() {
 	}
 	u := func(n int) uint32 { return uint32(n) }
 	x.splits = variant{shaders.Decode, map[string]uint32{
-		"EXPAND": expand, "IN": u(int(x.c.Q.DType())), "KV": u(int(kv)), "WIDE": u(flagBits(wide(x.c.K) && wide(x.c.V))),
+		"EXPAND": expand, "IN": u(int(x.c.Q.DType())), "KV": u(int(kv)), "WIDE": u(flagBits(kv != backend.Q8 && wide(x.c.K) && wide(x.c.V))),
 		"EXTRA": u(flagBits(x.flags()&(flagSlopes|flagBlocks|flagDropout) != 0)), "EL": u(el), "ROWS": u(x.rows),
 		"SPLIT": u(c.split), "BC": u(c.keys), "TX": u(c.lanes), "TQ": u(c.keys / c.lanes / 4), "QUADS": u(quads),
 		"GRAN": u(gran), "QG": u(gran * el / 4), "SHIFT": u(shift), "KLOADS": u(loads(c.keys * gran)),
@@ -156,6 +157,7 @@ func (x *decode) variants() {
 		"VLOADS": u(loads(jc * vg)), "VG": u(vg), "JC": u(jc), "VCHUNKS": u(c.keys / jc),
 		"PSLOTS": u(pslots), "PROWS": u(x.rows / pslots), "WIDTH": u(x.width / 4),
 	}}
+	x.splits = x.pages.kernel(x.splits)
 	x.merge = variant{shaders.SplitMerge, map[string]uint32{
 		"EXPAND": expand, "SPLIT": u(c.split), "TX": u(c.lanes), "QUADS": u(quads), "WIDTH": u(x.width / 4),
 	}}
@@ -240,6 +242,7 @@ func (x *decode) params(p box, blocks, kvHeads, parts, part0, splits int, q, k, 
 		w.strides(t.base, t.strides)
 	}
 	x.tables(&w, p, math.Log2E)
+	x.pages.params(&w, p)
 	return w
 }
 
@@ -248,12 +251,19 @@ func (x *decode) queue(r *runner) error {
 	if err := r.keep(x.c, x.cut, x.splits); err != nil {
 		return err
 	}
+	table, err := x.tableFor(r)
+	if err != nil {
+		return err
+	}
 	return x.walk(func(s step, state int, bytes uint64, total int, each float64) error {
 		buf, err := r.stateFor(bytes)
 		if err != nil {
 			return err
 		}
 		s.windows[state] = window{buf, 0, bytes}
+		if state != 0 { // of splits, which read keys
+			s.windows = append(s.windows, table...)
+		}
 		return r.dispatch(s, total, each)
 	})
 }
@@ -274,7 +284,9 @@ func (x *decode) plan(p *backend.Plan) error {
 		})
 	})
 	load := "16 bytes a load"
-	if x.splits.consts["WIDE"] == 0 {
+	if x.c.K.DType() == backend.Q8 {
+		load = "4 integers a load"
+	} else if x.splits.consts["WIDE"] == 0 {
 		load = "element by element, as rows do not lie on 16 bytes"
 	}
 	rows := x.k.group * x.d.SeqQ

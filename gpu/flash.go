@@ -21,7 +21,7 @@ func (a *attention) flash(choose chooser) (whyNot string, err error) {
 	if v.name == "" {
 		return why, nil
 	}
-	kernel := s.kernel(v, d.ValueDim)
+	kernel := a.pages.kernel(s.kernel(v, d.ValueDim))
 
 	cut := a.newCutter()
 	cut.granule = v.keys
@@ -69,14 +69,15 @@ func unit(p *backend.Problem) float32 {
 	return float32(math.Log2E * float64(factor))
 }
 
-// shape is what the kernel of the call is chosen by.
+// shape is what the kernel of the call is chosen by. Pages are not in it: they change
+// where rows are loaded from and nothing else.
 func (a *attention) shape() flashShape {
 	d, c := a.d, a.c
 	return flashShape{
 		class: classOf(d.Dim, d.ValueDim), valueDim: d.ValueDim, heads: d.Batch * d.Heads, seqQ: d.SeqQ,
 		in: c.Q.DType(), kv: c.K.DType(),
 		paired:   a.paired(),
-		wide:     sideBySide(c.Q) && sideBySide(c.K) && sideBySide(c.V),
+		wide:     sideBySide(c.Q) && (c.K.DType() == backend.Q8 || sideBySide(c.K) && sideBySide(c.V)),
 		half:     c.O.DType() != backend.F32,
 		software: a.b.info.Type == backend.CPU, limits: a.b.limits,
 	}

@@ -51,6 +51,8 @@ func (v variant) equal(w variant) bool {
 // it has been.
 type pipe struct {
 	variant variant
+	kinds   string // of its bindings but the uniform
+	uniform int    // the place of that
 	pace    pace
 
 	mu       sync.Mutex // held while it compiles
@@ -73,7 +75,8 @@ func (b *Backend) pipe(v variant) *pipe {
 			return p
 		}
 	}
-	p := &pipe{variant: v}
+	before, after, _ := strings.Cut(v.kernel.Bindings, "u")
+	p := &pipe{variant: v, kinds: before + after, uniform: len(before)}
 	p.pace.start(b.firstSpeed)
 	b.pipes.byHash[h] = append(b.pipes.byHash[h], p)
 	return p

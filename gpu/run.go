@@ -12,8 +12,8 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
-// step is one dispatch: windows for all bindings but the last, which is the
-// uniform made of params.
+// step is one dispatch: windows for all bindings but the uniform, which is made of
+// params.
 type step struct {
 	variant variant
 	windows []window
@@ -37,8 +37,8 @@ type window struct {
 type params []uint32
 
 // newParams has room for those of the largest kernel: 24 numbers, 16 of options, the
-// bases and strides of 7 operands, and the tables.
-func newParams() params { return make(params, 0, 24+16+7*8+klenBatches+2*tableHeads) }
+// bases and strides of 7 operands, 4 of pages, and the tables.
+func newParams() params { return make(params, 0, 24+16+7*8+4+klenBatches+2*tableHeads) }
 
 func (p *params) u32(v ...int) {
 	for _, x := range v {
@@ -372,9 +372,12 @@ func (r *runner) record(f *flight) error {
 		}
 		r.commands = append(r.commands, q.before...)
 		windows := r.windows[q.first : q.first+q.count]
-		kinds := q.pipe.variant.kernel.Bindings
+		kinds, uniform := q.pipe.kinds, port.Binding{Buffer: f.slot, Offset: uint64(q.offset), Size: uint64(q.size)}
 		from := len(r.bindings)
 		for j, w := range windows {
+			if j == q.pipe.uniform {
+				r.bindings = append(r.bindings, uniform)
+			}
 			if w.buf == nil {
 				w = window{r.b.blank[j], 0, blankBytes}
 			} else if kinds[j] == 'r' && written(windows, kinds, w.buf) {
@@ -390,7 +393,9 @@ func (r *runner) record(f *flight) error {
 			}
 			r.bindings = append(r.bindings, port.Binding{Buffer: w.buf, Offset: w.offset, Size: w.size})
 		}
-		r.bindings = append(r.bindings, port.Binding{Buffer: f.slot, Offset: uint64(q.offset), Size: uint64(q.size)})
+		if len(windows) == q.pipe.uniform {
+			r.bindings = append(r.bindings, uniform)
+		}
 		r.commands = append(r.commands, port.Command{Pipeline: p, Bindings: r.bindings[from:len(r.bindings):len(r.bindings)], Groups: q.groups})
 		r.commands = append(r.commands, q.after...)
 	}

@@ -30,7 +30,8 @@
 
 // Rewritten for each variant:
 const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
-const KV: u32 = 0u; // of k and v
+const KV: u32 = 0u; // of k and v: as q's, or 4 q8
+const PAGED: u32 = 0u; // 1: k and v are pools of pages, see table
 const DVB: u32 = 2u; // blocks of 32 output columns
 const ACC: u32 = 8u; // 4 · DVB
 
@@ -118,6 +119,10 @@ struct Params {
     klen: array<vec4<i32>, 16>, // of up to 64 batches
     slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
     sinks: array<vec4<f32>, 16>, // of up to 64 heads, -Inf where there is none
+    page: u32, // keys of a page
+    pages: u32, // of a batch in the table
+    table_at: u32, // where the first batch's begin
+    page_bits: u32, // page is 2 to the power of that; 32 when it is none
 }
 
 @group(0) @binding(0) var<storage, read> q: array<u32>;
@@ -129,6 +134,7 @@ struct Params {
 @group(0) @binding(6) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(7) var<storage, read_write> state: array<f32>;
 @group(0) @binding(8) var<uniform> p: Params;
+@group(0) @binding(9) var<storage, read> table: array<u32>; // pages, batch by batch
 
 // Rows of 8 vec4 are padded to 9, which keeps lanes on different banks.
 var<workgroup> qs: array<vec4<f32>, 288>; // [row][depth/4]
@@ -245,12 +251,62 @@ fn load_q(i: u32) -> f32 {
     return decode(q[select(i >> 1u, i, IN == 0u)], i, IN);
 }
 
-fn load_k(i: u32) -> f32 {
+// page_of is which of a batch's pages has a key of the call.
+fn page_of(key: u32) -> u32 {
+    if (p.page_bits == 32u) {
+        return key / p.page;
+    }
+    return key >> (p.page_bits & 31u);
+}
+
+// k_row is where the row of key j of the piece begins, in a head that begins at at; of a
+// pool at is the head's place in its first page.
+fn k_row(at: u32, batch: u32, j: u32) -> u32 {
+    var row = at;
+    if (PAGED == 0u) { // static
+        row = row + j * p.k.s;
+    }
+    if (PAGED == 1u) { // static
+        let key = p.key0 + j;
+        let n = page_of(key);
+        row = row + table[p.table_at + batch * p.pages + n] * p.k.b + (key - n * p.page) * p.k.s;
+    }
+    return row;
+}
+
+fn v_row(at: u32, batch: u32, j: u32) -> u32 {
+    var row = at;
+    if (PAGED == 0u) { // static
+        row = row + j * p.v.s;
+    }
+    if (PAGED == 1u) { // static
+        let key = p.key0 + j;
+        let n = page_of(key);
+        row = row + table[p.table_at + batch * p.pages + n] * p.v.b + (key - n * p.page) * p.v.s;
+    }
+    return row;
+}
+
+// load_k returns element d of the row that begins at at.
+fn load_k(at: u32, d: u32) -> f32 {
+    if (KV == 4u) {
+        return bitcast<f32>(k[at]) * integer(k[at + 1u + d / 4u], d);
+    }
+    let i = at + d * p.k.d;
     return decode(k[select(i >> 1u, i, KV == 0u)], i, KV);
 }
 
-fn load_v(i: u32) -> f32 {
+fn load_v(at: u32, d: u32) -> f32 {
+    if (KV == 4u) {
+        return bitcast<f32>(v[at]) * integer(v[at + 1u + d / 4u], d);
+    }
+    let i = at + d * p.v.d;
     return decode(v[select(i >> 1u, i, KV == 0u)], i, KV);
+}
+
+// integer is number d of a row of q8, in the word that holds it.
+fn integer(w: u32, d: u32) -> f32 {
+    return f32(bitcast<i32>(w << (24u - 8u * (d & 3u))) >> 24u);
 }
 
 fn load_bias(i: u32) -> f32 {
@@ -325,7 +381,7 @@ fn stage_q(t: u32, at: u32, r0: u32, d0: u32) {
 
 // stage_k puts depths from d0 of the tile's keys into kv, transposed; j0 counts
 // from the piece's first key.
-fn stage_k(t: u32, at: u32, j0: u32, d0: u32) {
+fn stage_k(t: u32, at: u32, b: u32, j0: u32, d0: u32) {
     let depth = t % 32u;
     let d = d0 + depth;
     for (var i = 0u; i < 4u; i++) {
@@ -333,29 +389,28 @@ fn stage_k(t: u32, at: u32, j0: u32, d0: u32) {
         let j = j0 + 4u * quad;
         var x = vec4<f32>(0.0);
         if (d < p.dim) {
-            let start = at + d * p.k.d;
-            if (j < p.keys) { x.x = load_k(start + j * p.k.s); }
-            if (j + 1u < p.keys) { x.y = load_k(start + (j + 1u) * p.k.s); }
-            if (j + 2u < p.keys) { x.z = load_k(start + (j + 2u) * p.k.s); }
-            if (j + 3u < p.keys) { x.w = load_k(start + (j + 3u) * p.k.s); }
+            if (j < p.keys) { x.x = load_k(k_row(at, b, j), d); }
+            if (j + 1u < p.keys) { x.y = load_k(k_row(at, b, j + 1u), d); }
+            if (j + 2u < p.keys) { x.z = load_k(k_row(at, b, j + 2u), d); }
+            if (j + 3u < p.keys) { x.w = load_k(k_row(at, b, j + 3u), d); }
         }
         kv[depth * 9u + quad] = x;
     }
 }
 
 // stage_v puts columns from c0 of the tile's values into kv.
-fn stage_v(t: u32, at: u32, j0: u32, c0: u32) {
+fn stage_v(t: u32, at: u32, b: u32, j0: u32, c0: u32) {
     let quad = t % 8u;
     for (var i = 0u; i < 4u; i++) {
         let key = t / 8u + 8u * i;
         var x = vec4<f32>(0.0);
         if (j0 + key < p.keys) {
-            let start = at + (j0 + key) * p.v.s;
+            let start = v_row(at, b, j0 + key);
             let c = c0 + 4u * quad;
-            if (c < p.vdim) { x.x = load_v(start + c * p.v.d); }
-            if (c + 1u < p.vdim) { x.y = load_v(start + (c + 1u) * p.v.d); }
-            if (c + 2u < p.vdim) { x.z = load_v(start + (c + 2u) * p.v.d); }
-            if (c + 3u < p.vdim) { x.w = load_v(start + (c + 3u) * p.v.d); }
+            if (c < p.vdim) { x.x = load_v(start, c); }
+            if (c + 1u < p.vdim) { x.y = load_v(start, c + 1u); }
+            if (c + 2u < p.vdim) { x.z = load_v(start, c + 2u); }
+            if (c + 3u < p.vdim) { x.w = load_v(start, c + 3u); }
         }
         kv[key * 9u + quad] = x;
     }
@@ -466,8 +521,8 @@ fn main(
     let b = id / p.blocks / p.heads;
     let kh = (p.head0 + h) / p.group - p.head0 / p.group;
     let q_at = p.q.base + b * p.q.b + h * p.q.h;
-    let k_at = p.k.base + b * p.k.b + kh * p.k.h;
-    let v_at = p.v.base + b * p.v.b + kh * p.v.h;
+    let k_at = p.k.base + select(b * p.k.b, 0u, PAGED == 1u) + kh * p.k.h;
+    let v_at = p.v.base + select(b * p.v.b, 0u, PAGED == 1u) + kh * p.v.h;
 
     // The running maximum, this thread's part of the sum, and the output.
     var m = vec4<f32>(LOWEST);
@@ -527,7 +582,7 @@ fn main(
         for (var d0 = 0u; d0 < p.dim; d0 += 32u) {
             workgroupBarrier();
             stage_q(t, q_at, r0, d0);
-            stage_k(t, k_at, j0, d0);
+            stage_k(t, k_at, b, j0, d0);
             workgroupBarrier();
             for (var x = 0u; x < 8u; x++) {
                 let b0 = kv[(4u * x) * 9u + tx];
@@ -572,7 +627,7 @@ fn main(
 
         for (var i = 0u; i < DVB; i++) {
             workgroupBarrier();
-            stage_v(t, v_at, j0, 32u * i);
+            stage_v(t, v_at, b, j0, 32u * i);
             workgroupBarrier();
             for (var r = 0u; r < 4u; r++) {
                 acc[4u * i + r] = acc[4u * i + r] * rescale[r];

@@ -36,12 +36,14 @@
 // A loop marked 'unroll' may only be unrolled by hand, see Specialise: it indexes
 // registers, or reads workgroup memory in an order that then needs no arithmetic.
 //
-// Workgroup memory: kv 8,192 + qs 2,048 + ps 4,096 + part 512 + rescales 32 = 14,880 bytes.
+// Workgroup memory: kv 8,192 + qs 2,048 + ps 4,096 + part 512 + rescales 32 + scales 512
+// = 15,392 bytes.
 
 // Rewritten for each variant:
 const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers, 2: all that are marked
 const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
-const KV: u32 = 0u; // of k and v
+const KV: u32 = 0u; // of k and v: as q's, or 4 q8
+const PAGED: u32 = 0u; // 1: k and v are pools of pages, see table
 const WIDE: u32 = 1u; // 1 when k and v can be read 16 bytes at a time
 const EXTRA: u32 = 1u; // 1: there may be slopes, a mask of blocks or dropout
 const EL: u32 = 4u; // elements in 16 bytes
@@ -152,6 +154,10 @@ struct Params {
     klen: array<vec4<i32>, 16>, // of up to 64 batches
     slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
     sinks: array<vec4<f32>, 16>, // of up to 64 heads, in units of log2, -Inf where there is none
+    page: u32, // keys of a page
+    pages: u32, // of a batch in the table
+    table_at: u32, // where the first batch's begin
+    page_bits: u32, // page is 2 to the power of that; 32 when it is none
 }
 
 @group(0) @binding(0) var<storage, read> q: array<u32>;
@@ -161,12 +167,14 @@ struct Params {
 @group(0) @binding(4) var<storage, read> bias: array<u32>;
 @group(0) @binding(5) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(6) var<uniform> p: Params;
+@group(0) @binding(7) var<storage, read> table: array<u32>; // pages, batch by batch
 
 var<workgroup> kv: array<vec4<u32>, 512>; // a chunk of K or V
 var<workgroup> qs: array<vec4<f32>, 128>; // [row][depth/4] of the chunk
 var<workgroup> ps: array<vec4<f32>, 256>; // [row][key/4]: dots, then weights
 var<workgroup> part: array<f32, 128>; // [row][class]: maxima
 var<workgroup> rescales: array<f32, 8>; // [row]
+var<workgroup> scales: array<f32, 128>; // of q8: [key], of K and then of V
 
 // is_nan looks at the bits: a compiler may assume that comparisons meet no NaN.
 fn is_nan(x: vec4<f32>) -> vec4<bool> {
@@ -291,6 +299,11 @@ fn dropped(batch: u32, head: u32, row: u32, j: u32) -> bool {
     return x[n % 4u] < p.more.threshold;
 }
 
+// integers are the four in a word of q8.
+fn integers(w: u32) -> vec4<f32> {
+    return vec4<f32>(vec4<i32>(bitcast<i32>(w << 24u), bitcast<i32>(w << 16u), bitcast<i32>(w << 8u), bitcast<i32>(w)) >> vec4<u32>(24u));
+}
+
 // low and high are the first and the last four elements of a granule; of four float32
 // there is no high.
 fn low(x: vec4<u32>) -> vec4<f32> {
@@ -334,15 +347,58 @@ fn within(bits: u32, e: u32) -> vec4<u32> {
     return select(vec4<u32>(0u), vec4<u32>(bits << shift), vec4<u32>(word) == vec4<u32>(0u, 1u, 2u, 3u));
 }
 
+// page_of is which of a batch's pages has a key of the call.
+fn page_of(key: u32) -> u32 {
+    if (p.page_bits == 32u) {
+        return key / p.page;
+    }
+    return key >> (p.page_bits & 31u);
+}
+
+// k_row is where the row of key j of the piece begins, in a head that begins at at; of a
+// pool at is the head's place in its first page.
+fn k_row(at: u32, batch: u32, j: u32) -> u32 {
+    var row = at;
+    if (PAGED == 0u) { // static
+        row = row + j * p.k.s;
+    }
+    if (PAGED == 1u) { // static
+        let key = p.key0 + j;
+        let n = page_of(key);
+        row = row + table[p.table_at + batch * p.pages + n] * p.k.b + (key - n * p.page) * p.k.s;
+    }
+    return row;
+}
+
+fn v_row(at: u32, batch: u32, j: u32) -> u32 {
+    var row = at;
+    if (PAGED == 0u) { // static
+        row = row + j * p.v.s;
+    }
+    if (PAGED == 1u) { // static
+        let key = p.key0 + j;
+        let n = page_of(key);
+        row = row + table[p.table_at + batch * p.pages + n] * p.v.b + (key - n * p.page) * p.v.s;
+    }
+    return row;
+}
+
 // load_k returns load x of a chunk: a granule of key x / GRAN of the tile, from depth
 // d0 on, zeros beyond the end. j0 counts from the piece's first key.
-fn load_k(x: u32, at: u32, j0: u32, d0: u32) -> vec4<u32> {
+fn load_k(x: u32, at: u32, b: u32, j0: u32, d0: u32) -> vec4<u32> {
     let j = j0 + x / GRAN;
     let d = d0 + (x % GRAN) * EL;
     var r = vec4<u32>(0u);
     if (x < BC * GRAN && j < p.keys && d < p.dim) {
-        let start = at + j * p.k.s;
-        if (WIDE == 1u) {
+        let start = k_row(at, b, j);
+        if (KV == 4u) {
+            for (var e = 0u; e < 4u; e++) { // unroll
+                let i = start + 1u + d / 4u + e;
+                if (d + 4u * e < p.dim) {
+                    r[e] = k[i >> 2u][i & 3u];
+                }
+            }
+        } else if (WIDE == 1u) {
             r = k[(start + d) / EL];
         } else {
             for (var e = 0u; e < min(EL, p.dim - d); e++) {
@@ -354,13 +410,20 @@ fn load_k(x: u32, at: u32, j0: u32, d0: u32) -> vec4<u32> {
 }
 
 // load_v returns load x of the chunk that begins with key j0.
-fn load_v(x: u32, at: u32, j0: u32) -> vec4<u32> {
+fn load_v(x: u32, at: u32, b: u32, j0: u32) -> vec4<u32> {
     let j = j0 + x / VG;
     let c = (x % VG) * EL;
     var r = vec4<u32>(0u);
     if (x < JC * VG && j < p.keys && c < p.vdim) {
-        let start = at + j * p.v.s;
-        if (WIDE == 1u) {
+        let start = v_row(at, b, j);
+        if (KV == 4u) {
+            for (var e = 0u; e < 4u; e++) { // unroll
+                let i = start + 1u + c / 4u + e;
+                if (c + 4u * e < p.vdim) {
+                    r[e] = v[i >> 2u][i & 3u];
+                }
+            }
+        } else if (WIDE == 1u) {
             r = v[(start + c) / EL];
         } else {
             for (var e = 0u; e < min(EL, p.vdim - c); e++) {
@@ -378,15 +441,22 @@ struct Ahead {
     c: vec4<u32>,
     d: vec4<u32>,
     q: vec4<f32>,
+    scale: f32, // of key t of the tile
 }
 
 // fetch_k loads depths from d0 of a tile's keys, and of the row of q that is at q_at.
-fn fetch_k(t: u32, at: u32, j0: u32, d0: u32, q_at: u32, has_q: bool) -> Ahead {
+fn fetch_k(t: u32, at: u32, b: u32, j0: u32, d0: u32, q_at: u32, has_q: bool) -> Ahead {
     var r: Ahead;
-    r.a = load_k(t, at, j0, d0);
-    if (KLOADS > 1u) { r.b = load_k(t + 128u, at, j0, d0); }
-    if (KLOADS > 2u) { r.c = load_k(t + 256u, at, j0, d0); }
-    if (KLOADS > 3u) { r.d = load_k(t + 384u, at, j0, d0); }
+    r.a = load_k(t, at, b, j0, d0);
+    if (KLOADS > 1u) { r.b = load_k(t + 128u, at, b, j0, d0); }
+    if (KLOADS > 2u) { r.c = load_k(t + 256u, at, b, j0, d0); }
+    if (KLOADS > 3u) { r.d = load_k(t + 384u, at, b, j0, d0); }
+    if (KV == 4u) { // static
+        if (d0 == 0u && t < BC && j0 + t < p.keys) {
+            let i = k_row(at, b, j0 + t);
+            r.scale = bitcast<f32>(k[i >> 2u][i & 3u]);
+        }
+    }
     let d = d0 + 4u * (t % QG);
     if (has_q) {
         if (d < p.dim) { r.q.x = load_q(q_at + d * p.q.d); }
@@ -397,12 +467,19 @@ fn fetch_k(t: u32, at: u32, j0: u32, d0: u32, q_at: u32, has_q: bool) -> Ahead {
     return r;
 }
 
-fn fetch_v(t: u32, at: u32, j0: u32) -> Ahead {
+// fetch_v loads values from j0 on; they are the tile's first where begins says so.
+fn fetch_v(t: u32, at: u32, b: u32, j0: u32, begins: bool) -> Ahead {
     var r: Ahead;
-    r.a = load_v(t, at, j0);
-    if (VLOADS > 1u) { r.b = load_v(t + 128u, at, j0); }
-    if (VLOADS > 2u) { r.c = load_v(t + 256u, at, j0); }
-    if (VLOADS > 3u) { r.d = load_v(t + 384u, at, j0); }
+    if (KV == 4u) { // static
+        if (begins && t < BC && j0 + t < p.keys) {
+            let i = v_row(at, b, j0 + t);
+            r.scale = bitcast<f32>(v[i >> 2u][i & 3u]);
+        }
+    }
+    r.a = load_v(t, at, b, j0);
+    if (VLOADS > 1u) { r.b = load_v(t + 128u, at, b, j0); }
+    if (VLOADS > 2u) { r.c = load_v(t + 256u, at, b, j0); }
+    if (VLOADS > 3u) { r.d = load_v(t + 384u, at, b, j0); }
     return r;
 }
 
@@ -424,13 +501,20 @@ fn store_v(x: u32, r: vec4<u32>) {
     }
 }
 
-// value returns four columns of a value in the chunk.
-fn value(j: u32, quad: u32) -> vec4<f32> {
-    if (KV == 0u) {
-        return low(kv[j * VG + quad]);
+// value returns four columns of value j of the chunk, which is number key of the tile.
+fn value(j: u32, key: u32, quad: u32) -> vec4<f32> {
+    var r: vec4<f32>;
+    if (KV == 0u) { // static
+        r = low(kv[j * VG + quad]);
     }
-    let x = kv[j * VG + quad / 2u];
-    return pairs(select(x.x, x.z, (quad & 1u) == 1u), select(x.y, x.w, (quad & 1u) == 1u));
+    if (EL == 8u) { // static
+        let x = kv[j * VG + quad / 2u];
+        r = pairs(select(x.x, x.z, (quad & 1u) == 1u), select(x.y, x.w, (quad & 1u) == 1u));
+    }
+    if (KV == 4u) { // static
+        r = integers(kv[j * VG + quad / 4u][quad % 4u]) * scales[key];
+    }
+    return r;
 }
 
 // dot4 goes on with the dots of two keys over four depths, in order.
@@ -574,8 +658,8 @@ fn main(
         return;
     }
     let last = min(first + ROWS, rows) - 1u;
-    let k_at = p.k.base + b * p.k.b + kh * p.k.h;
-    let v_at = p.v.base + b * p.v.b + kh * p.v.h;
+    let k_at = p.k.base + select(b * p.k.b, 0u, PAGED == 1u) + kh * p.k.h;
+    let v_at = p.v.base + select(b * p.v.b, 0u, PAGED == 1u) + kh * p.v.h;
 
     // The keys of the split that any of the rows sees, and those that all of them see.
     let several = first / p.rows != last / p.rows;
@@ -624,7 +708,7 @@ fn main(
     }
     var ahead: Ahead;
     if (next < end) {
-        ahead = fetch_k(t, k_at, u32(next) - p.key0, 0u, q_at, has_q);
+        ahead = fetch_k(t, k_at, b, u32(next) - p.key0, 0u, q_at, has_q);
     }
     for (var tile = next; tile < end; tile = next) {
         next = tile + i32(BC);
@@ -649,11 +733,16 @@ fn main(
             if (t < ROWS * QG) {
                 qs[t] = ahead.q;
             }
+            if (KV == 4u) { // static
+                if (d0 == 0u && t < BC) {
+                    scales[t] = ahead.scale;
+                }
+            }
             workgroupBarrier();
             if (d0 + GRAN * EL < p.dim) {
-                ahead = fetch_k(t, k_at, j0, d0 + GRAN * EL, q_at, has_q);
+                ahead = fetch_k(t, k_at, b, j0, d0 + GRAN * EL, q_at, has_q);
             } else {
-                ahead = fetch_v(t, v_at, j0);
+                ahead = fetch_v(t, v_at, b, j0, true);
             }
             if (ky < QSLOTS) {
                 for (var g = 0u; g < GRAN; g++) { // unroll deep
@@ -662,9 +751,16 @@ fn main(
                         let x1 = kv[place(kx + KT, g)];
                         for (var i = 0u; i < QROWS; i++) { // unroll
                             let at = (ky + QSLOTS * i) * QG + g * (EL / 4u);
-                            dots[i] = dot4(qs[at], low(x0), low(x1), dots[i]);
+                            if (KV != 4u) { // static
+                                dots[i] = dot4(qs[at], low(x0), low(x1), dots[i]);
+                            }
                             if (EL == 8u) { // static
                                 dots[i] = dot4(qs[at + 1u], high(x0), high(x1), dots[i]);
+                            }
+                            if (KV == 4u) { // static
+                                for (var e = 0u; e < 4u; e++) { // unroll
+                                    dots[i] = dot4(qs[at + e], integers(x0[e]) * scales[kx], integers(x1[e]) * scales[kx + KT], dots[i]);
+                                }
                             }
                         }
                     }
@@ -735,15 +831,20 @@ fn main(
 
         for (var c = 0u; c < VCHUNKS; c++) {
             workgroupBarrier();
+            if (KV == 4u) { // static
+                if (c == 0u && t < BC) {
+                    scales[t] = ahead.scale;
+                }
+            }
             store_v(t, ahead.a);
             if (VLOADS > 1u) { store_v(t + 128u, ahead.b); }
             if (VLOADS > 2u) { store_v(t + 256u, ahead.c); }
             if (VLOADS > 3u) { store_v(t + 384u, ahead.d); }
             workgroupBarrier();
             if (c + 1u < VCHUNKS) {
-                ahead = fetch_v(t, v_at, j0 + (c + 1u) * JC);
+                ahead = fetch_v(t, v_at, b, j0 + (c + 1u) * JC, false);
             } else if (next < end) {
-                ahead = fetch_k(t, k_at, u32(next) - p.key0, 0u, q_at, has_q);
+                ahead = fetch_k(t, k_at, b, u32(next) - p.key0, 0u, q_at, has_q);
             }
             if (vy < PSLOTS) {
                 if (c == 0u) {
@@ -752,10 +853,10 @@ fn main(
                     }
                 }
                 for (var y = 0u; y < JC / 4u; y++) { // unroll deep
-                    let v0 = value(4u * y, vx);
-                    let v1 = value(4u * y + 1u, vx);
-                    let v2 = value(4u * y + 2u, vx);
-                    let v3 = value(4u * y + 3u, vx);
+                    let v0 = value(4u * y, c * JC + 4u * y, vx);
+                    let v1 = value(4u * y + 1u, c * JC + 4u * y + 1u, vx);
+                    let v2 = value(4u * y + 2u, c * JC + 4u * y + 2u, vx);
+                    let v3 = value(4u * y + 3u, c * JC + 4u * y + 3u, vx);
                     for (var i = 0u; i < PROWS; i++) { // unroll
                         let w = ps[((vy + PSLOTS * i) * BC + c * JC) / 4u + y];
                         if (check) {

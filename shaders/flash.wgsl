@@ -67,7 +67,8 @@
 // Rewritten for each variant:
 const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers, 2: all that are marked
 const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
-const KV: u32 = 0u; // of k and v
+const KV: u32 = 0u; // of k and v: as q's, or 4 q8
+const PAGED: u32 = 0u; // 1: k and v are pools of pages, see table
 const OUT16: u32 = 0u; // 1: o takes 16-bit elements, put is then attention.wgsl's
 const VEC: u32 = 0u; // 1: q, k and v have neighbours along D side by side, rows in multiples of 4
 const PAIRED: u32 = 1u; // 1: there may be softcap, mask, bias, slopes or dropout
@@ -183,6 +184,10 @@ struct Params {
     klen: array<vec4<i32>, 16>, // of up to 64 batches
     slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
     sinks: array<vec4<f32>, 16>, // of up to 64 heads in units of log2, -Inf where there is none
+    page: u32, // keys of a page
+    pages: u32, // of a batch in the table
+    table_at: u32, // where the first batch's begin
+    page_bits: u32, // page is 2 to the power of that; 32 when it is none
 }
 
 @group(0) @binding(0) var<storage, read> q: array<vec4<u32>>;
@@ -194,6 +199,7 @@ struct Params {
 @group(0) @binding(6) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(7) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(8) var<uniform> p: Params;
+@group(0) @binding(9) var<storage, read> table: array<u32>; // pages, batch by batch
 
 // For the products with K and with V in turn, with maxima, sums and outputs between:
 var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // q [row][depth/4], p [key][row/4]
@@ -375,28 +381,77 @@ fn scalar_q(i: u32) -> f32 {
     return decode(q[word >> 2u][word & 3u], i, IN);
 }
 
+// integers are the four in a word of q8.
+fn integers(w: u32) -> vec4<f32> {
+    return vec4<f32>(vec4<i32>(bitcast<i32>(w << 24u), bitcast<i32>(w << 16u), bitcast<i32>(w << 8u), bitcast<i32>(w)) >> vec4<u32>(24u));
+}
+
+// page_of is which of a batch's pages has a key of the call.
+fn page_of(key: u32) -> u32 {
+    if (p.page_bits == 32u) {
+        return key / p.page;
+    }
+    return key >> (p.page_bits & 31u);
+}
+
+// k_row is where the row of key j of the piece begins, in a head that begins at at; of a
+// pool at is the head's place in its first page.
+fn k_row(at: u32, batch: u32, j: u32) -> u32 {
+    var row = at;
+    if (PAGED == 0u) { // static
+        row = row + j * p.k.s;
+    }
+    if (PAGED == 1u) { // static
+        let key = p.key0 + j;
+        let n = page_of(key);
+        row = row + table[p.table_at + batch * p.pages + n] * p.k.b + (key - n * p.page) * p.k.s;
+    }
+    return row;
+}
+
+fn v_row(at: u32, batch: u32, j: u32) -> u32 {
+    var row = at;
+    if (PAGED == 0u) { // static
+        row = row + j * p.v.s;
+    }
+    if (PAGED == 1u) { // static
+        let key = p.key0 + j;
+        let n = page_of(key);
+        row = row + table[p.table_at + batch * p.pages + n] * p.v.b + (key - n * p.page) * p.v.s;
+    }
+    return row;
+}
+
 fn load_k(at: u32, d: u32) -> vec4<f32> {
     var x = vec4<f32>(0.0);
-    if (VEC == 1u) { // static
+    if (KV == 4u) { // static
         if (d < p.dim) {
-            let i = at + d;
-            if (KV == 0u) { // static
-                x = bitcast<vec4<f32>>(k[i >> 2u]);
-            }
-            if (KV != 0u) { // static
-                let lower = k[i >> 3u][(i >> 1u) & 3u];
-                let upper = k[i >> 3u][((i >> 1u) & 3u) + 1u];
-                x = vec4<f32>(decode(lower, 0u, KV), decode(lower, 1u, KV),
-                    decode(upper, 0u, KV), decode(upper, 1u, KV));
-            }
+            let i = at + 1u + d / 4u;
+            x = integers(k[i >> 2u][i & 3u]) * bitcast<f32>(k[at >> 2u][at & 3u]);
         }
     }
-    if (VEC == 0u) { // static
-        let i = at + d * p.k.d;
-        if (d < p.dim) { x.x = scalar_k(i); }
-        if (d + 1u < p.dim) { x.y = scalar_k(i + p.k.d); }
-        if (d + 2u < p.dim) { x.z = scalar_k(i + 2u * p.k.d); }
-        if (d + 3u < p.dim) { x.w = scalar_k(i + 3u * p.k.d); }
+    if (KV != 4u) { // static
+        if (VEC == 1u) { // static
+            if (d < p.dim) {
+                let i = at + d;
+                if (KV == 0u) { // static
+                    x = bitcast<vec4<f32>>(k[i >> 2u]);
+                }
+                if (KV != 0u) { // static
+                    let lower = k[i >> 3u][(i >> 1u) & 3u];
+                    let upper = k[i >> 3u][((i >> 1u) & 3u) + 1u];
+                    x = vec4<f32>(decode(lower, 0u, KV), decode(lower, 1u, KV),
+                        decode(upper, 0u, KV), decode(upper, 1u, KV));
+                }
+            }
+        }
+        if (VEC == 0u) { // static
+            let i = at + d * p.k.d;
+            if (d < p.dim) { x.x = scalar_k(i); }
+            if (d + 1u < p.dim) { x.y = scalar_k(i + p.k.d); }
+            if (d + 2u < p.dim) { x.z = scalar_k(i + 2u * p.k.d); }
+            if (d + 3u < p.dim) { x.w = scalar_k(i + 3u * p.k.d); }
+        }
     }
     return x;
 }
@@ -408,26 +463,34 @@ fn scalar_k(i: u32) -> f32 {
 
 fn load_v(at: u32, d: u32) -> vec4<f32> {
     var x = vec4<f32>(0.0);
-    if (VEC == 1u) { // static
+    if (KV == 4u) { // static
         if (d < p.vdim) {
-            let i = at + d;
-            if (KV == 0u) { // static
-                x = bitcast<vec4<f32>>(v[i >> 2u]);
-            }
-            if (KV != 0u) { // static
-                let lower = v[i >> 3u][(i >> 1u) & 3u];
-                let upper = v[i >> 3u][((i >> 1u) & 3u) + 1u];
-                x = vec4<f32>(decode(lower, 0u, KV), decode(lower, 1u, KV),
-                    decode(upper, 0u, KV), decode(upper, 1u, KV));
-            }
+            let i = at + 1u + d / 4u;
+            x = integers(v[i >> 2u][i & 3u]) * bitcast<f32>(v[at >> 2u][at & 3u]);
         }
     }
-    if (VEC == 0u) { // static
-        let i = at + d * p.v.d;
-        if (d < p.vdim) { x.x = scalar_v(i); }
-        if (d + 1u < p.vdim) { x.y = scalar_v(i + p.v.d); }
-        if (d + 2u < p.vdim) { x.z = scalar_v(i + 2u * p.v.d); }
-        if (d + 3u < p.vdim) { x.w = scalar_v(i + 3u * p.v.d); }
+    if (KV != 4u) { // static
+        if (VEC == 1u) { // static
+            if (d < p.vdim) {
+                let i = at + d;
+                if (KV == 0u) { // static
+                    x = bitcast<vec4<f32>>(v[i >> 2u]);
+                }
+                if (KV != 0u) { // static
+                    let lower = v[i >> 3u][(i >> 1u) & 3u];
+                    let upper = v[i >> 3u][((i >> 1u) & 3u) + 1u];
+                    x = vec4<f32>(decode(lower, 0u, KV), decode(lower, 1u, KV),
+                        decode(upper, 0u, KV), decode(upper, 1u, KV));
+                }
+            }
+        }
+        if (VEC == 0u) { // static
+            let i = at + d * p.v.d;
+            if (d < p.vdim) { x.x = scalar_v(i); }
+            if (d + 1u < p.vdim) { x.y = scalar_v(i + p.v.d); }
+            if (d + 2u < p.vdim) { x.z = scalar_v(i + 2u * p.v.d); }
+            if (d + 3u < p.vdim) { x.w = scalar_v(i + 3u * p.v.d); }
+        }
     }
     return x;
 }
@@ -566,8 +629,8 @@ fn main(
     let batch = id / p.blocks / p.heads;
     let kv_head = (p.head0 + head) / p.group - p.head0 / p.group;
     let q_at = p.q.base + batch * p.q.b + head * p.q.h;
-    let k_at = p.k.base + batch * p.k.b + kv_head * p.k.h;
-    let v_at = p.v.base + batch * p.v.b + kv_head * p.v.h;
+    let k_at = p.k.base + select(batch * p.k.b, 0u, PAGED == 1u) + kv_head * p.k.h;
+    let v_at = p.v.base + select(batch * p.v.b, 0u, PAGED == 1u) + kv_head * p.v.h;
     let state_at = id * (KEEP * THREADS) + t;
 
     // The split's running maximum, this thread's part of its sum, and its output.
@@ -655,7 +718,7 @@ fn main(
                 }
                 for (var n = 0u; n < KN; n++) { // unroll
                     let x = t + THREADS * n;
-                    kr[n] = load_k(k_at + min(j0 + x / QD, p.keys - 1u) * p.k.s, d0 + 4u * (x % QD));
+                    kr[n] = load_k(k_row(k_at, batch, min(j0 + x / QD, p.keys - 1u)), d0 + 4u * (x % QD));
                 }
                 workgroupBarrier();
                 for (var n = 0u; n < QN; n++) { // unroll
@@ -794,7 +857,7 @@ fn main(
                     for (var n = 0u; n < VN; n++) { // unroll
                         let x = t + THREADS * n;
                         let column = 4u * (turn * (TX * CV) + x % (TX * CV));
-                        vr[n] = load_v(v_at + min(j1 + x / (TX * CV), p.keys - 1u) * p.v.s, column);
+                        vr[n] = load_v(v_row(v_at, batch, min(j1 + x / (TX * CV), p.keys - 1u)), column);
                     }
                     workgroupBarrier();
                     if (turn == 0u) {

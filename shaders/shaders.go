@@ -34,6 +34,7 @@ type Kernel struct {
 	Source string
 	// Bindings are the kinds of group 0's bindings in order, one letter each: r
 	// for read-only storage, w for storage that is written, u for the uniform.
+	// After it variants with PAGED = 1 have the table of pages, r.
 	Bindings string
 	// WorkgroupMemory is what a workgroup takes, in bytes.
 	WorkgroupMemory int
@@ -86,7 +87,7 @@ var (
 	Flash      = Kernel{"flash", flash, "rrrrrwwwu", 12672, 128}
 	Matmul     = Kernel{"matmul", matmul, "rrrwwu", 13184, 128}
 	Softmax    = Kernel{"softmax", softmax, "rrwwwu", 4352, 64}
-	Decode     = Kernel{"decode", decode, "rrrrrwu", 14880, 128}
+	Decode     = Kernel{"decode", decode, "rrrrrwu", 15392, 128}
 	SplitMerge = Kernel{"splitmerge", splitMerge, "rwwu", 64, 128}
 	Merge      = Kernel{"merge", merge, "rrwwu", 0, 64}
 	RoPE       = Kernel{"rope", rope, "rrrwu", 0, 64}
@@ -114,12 +115,16 @@ func (k Kernel) Constants() map[string]string {
 	return m
 }
 
-// Specialise returns the source with new values for some of its constants. Two of
-// them mean more where a file has them: EXPAND unrolls marked loops ([Looped],
-// [Registers], [Full]), and OUT16 = 1 takes o and the function that stores to it from
-// the attention kernel, which stores every type. It returns an error that names a
+// Specialise returns the source with new values for some of its constants, and without
+// the blocks marked static that they make false. Three of them mean more where a file
+// has them: EXPAND unrolls marked loops ([Looped], [Registers], [Full]), OUT16 = 1 takes
+// o and the function that stores to it from the attention kernel, which stores every
+// type, and PAGED = 0 takes the table of pages away. It returns an error that names a
 // constant which the file does not have.
 func (k Kernel) Specialise(values map[string]uint32) (string, error) {
+	if len(values) == 0 {
+		return k.Source, nil
+	}
 	have := k.Constants()
 	for name := range values {
 		if _, ok := have[name]; !ok {
@@ -150,8 +155,8 @@ func (k Kernel) Specialise(values map[string]uint32) (string, error) {
 		src = anyOutput.ReplaceAllString(src, "${1}atomic<u32>${2}")
 		src = putFunc.ReplaceAllLiteralString(src, encodeFunc.FindString(attention)+"\n\n"+putFunc.FindString(attention))
 	}
-	if consts["EXPAND"] == Looped {
-		return src, nil
+	if paged, ok := consts["PAGED"]; ok && paged == 0 {
+		src = pageTable.ReplaceAllLiteralString(src, "")
 	}
 	src, err := unroll(src, consts["EXPAND"], consts)
 	if err != nil {
@@ -163,6 +168,7 @@ func (k Kernel) Specialise(values map[string]uint32) (string, error) {
 var (
 	groupSize  = regexp.MustCompile(`@workgroup_size\([0-9]+\)`)
 	anyOutput  = regexp.MustCompile(`(var<storage, read_write> o: array<)u32(>;)`)
+	pageTable  = regexp.MustCompile(`(?m)^@group.* var<storage, read> table: .*\n`)
 	putFunc    = regexp.MustCompile(`(?ms)^fn put\(.*?^}`)
 	encodeFunc = regexp.MustCompile(`(?ms)^fn encode16\(.*?^}`)
 )

@@ -9,7 +9,7 @@ import (
 
 // How far Specialise unrolls loops, the values of a kernel's constant EXPAND.
 const (
-	// Looped leaves the file as it is.
+	// Looped leaves the loops as they are.
 	Looped = 0
 	// Registers unrolls the loops marked 'unroll', which index private arrays.
 	// A compiler that does not unroll them itself keeps such arrays in memory.
@@ -86,7 +86,7 @@ func (u *unroller) block(lines []string, counters map[string]uint32) error {
 			}
 			continue
 		}
-		if loop[6] != "" && u.level < Full {
+		if u.level == Looped || loop[6] != "" && u.level < Full {
 			u.line(line, counters)
 			if err := u.block(body, counters); err != nil {
 				return err
@@ -126,12 +126,14 @@ func (u *unroller) line(line string, counters map[string]uint32) {
 	if len(counters) > 0 {
 		line = substitute(comment.ReplaceAllString(line, ""), counters)
 	}
-	line = index.ReplaceAllStringFunc(line, func(s string) string {
-		if n, err := u.eval(s[1 : len(s)-1]); err == nil {
-			return fmt.Sprintf("[%du]", n)
-		}
-		return s
-	})
+	if u.level > Looped {
+		line = index.ReplaceAllStringFunc(line, func(s string) string {
+			if n, err := u.eval(s[1 : len(s)-1]); err == nil {
+				return fmt.Sprintf("[%du]", n)
+			}
+			return s
+		})
+	}
 	u.out.WriteString(line)
 	u.out.WriteByte('\n')
 }

@@ -37,6 +37,9 @@ func TestUnroll(t *testing.T) {
 			"for (var k = 0u; k < N; k++) { // unroll deep\n{\nx = b[k][0u];\n}\n}"},
 		{"and goes at the higher one", Full,
 			"for (var k = 0u; k < N; k++) { // unroll deep\nx = b[k][0];\n}", "{\nx = b[0u][0u];\n}\n{\nx = b[1u][0u];\n}"},
+		{"of loops that stay nothing is changed", Looped,
+			"for (var i = 0u; i < N; i++) { // unroll\nif (IN == 1u) { // static\na[N] = i; // why\n}\n}",
+			"for (var i = 0u; i < N; i++) { // unroll\n{\na[N] = i; // why\n}\n}"},
 		{"static blocks stay or go", Registers,
 			"if (IN == 0u) { // static\na();\n}\nif (IN != 0u) { // static\nb();\n}", "{\nb();\n}"},
 	} {
