@@ -49,7 +49,7 @@ var (
 )
 
 // keyOperands returns k and v.
-func keyOperands(c *backend.Call) (ops [2]*operand, err error) {
+func keyOperands(c *backend.Call, p *pages) (ops [2]*operand, err error) {
 	d := c.Dims()
 	for i, t := range []backend.Operand{{Name: "k", Tensor: c.K}, {Name: "v", Tensor: c.V}} {
 		x, err := words(t.Tensor)
@@ -57,8 +57,8 @@ func keyOperands(c *backend.Call) (ops [2]*operand, err error) {
 			return ops, fmt.Errorf("%s: %w", t.Name, err)
 		}
 		ops[i] = reads(t.Name, x, keyAxes, d.Heads/d.KVHeads)
-		if c.Pages != nil {
-			ops[i].name, ops[i].axes = t.Name+"'s pool of pages", poolAxes
+		if p != nil {
+			ops[i].name, ops[i].pages = t.Name+"'s pool of pages", p
 		}
 	}
 	return ops, nil
@@ -82,12 +82,13 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 	if err != nil {
 		return nil, err
 	}
-	keys, err := keyOperands(c)
+	p := pagesOf(c)
+	keys, err := keyOperands(c, p)
 	if err != nil {
 		return nil, err
 	}
 	a := &attention{
-		b: b, c: c, d: d, pages: pagesOf(c),
+		b: b, c: c, d: d, pages: p,
 		q:    reads("q", c.Q, rowAxes, 1),
 		k:    keys[0],
 		val:  keys[1],
@@ -112,10 +113,10 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 func (a *attention) plain(because string) {
 	a.path, a.why, a.rows, a.keys = "plain WGSL", because, tile, tile
 	blk := blocks(a.d.ValueDim)
-	a.v = a.pages.kernel(variant{shaders.Attention, map[string]uint32{
+	a.cut = a.newCutter()
+	a.v = a.kernel(variant{shaders.Attention, map[string]uint32{
 		"IN": uint32(a.c.Q.DType()), "KV": uint32(a.c.K.DType()), "DVB": uint32(blk), "ACC": uint32(4 * blk),
 	}})
-	a.cut = a.newCutter()
 	// A workgroup takes all keys of a piece one after the other, so a piece
 	// bounds the shortest submission.
 	chunks := (a.d.Dim + tile - 1) / tile
@@ -140,6 +141,10 @@ func (a *attention) plain(because string) {
 func (a *attention) newCutter() *cutter {
 	cut := a.b.newCutter(axN, tile, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
 	a.limit(cut)
+	if a.pages != nil { // a kernel looks up the pages of both or of none
+		far := a.k.far || a.val.far
+		a.k.far, a.val.far = far, far
+	}
 	return cut
 }
 
@@ -308,7 +313,7 @@ func (a *attention) step(x box, first, last bool, totals uint64) step {
 		p.strides(w.base, w.strides)
 	}
 	a.tables(&p, x, sinks)
-	a.pages.params(&p, x)
+	a.pageParams(&p, x)
 	return step{
 		variant: a.v, params: p,
 		windows: []window{q.window, k.window, v.window, mask.window, bias.window, o.window, lse.window, {}},

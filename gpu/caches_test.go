@@ -12,7 +12,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// paths opens a backend for each kernel of fused attention.
+// paths opens a backend for each kernel of fused attention, with -short for decoding.
 func paths(t *testing.T, f func(t *testing.T, b *Backend)) {
 	for _, p := range []struct {
 		name   string
@@ -23,6 +23,9 @@ func paths(t *testing.T, f func(t *testing.T, b *Backend)) {
 		{"flash", Options{decodeRows: -1}, nil},
 		{"decode", Options{decodeRows: everyRow}, nil},
 	} {
+		if testing.Short() && p.name != "decode" {
+			continue // the suite runs on the others too
+		}
 		t.Run(p.name, func(t *testing.T) {
 			b := open(t, p.opt)
 			defer b.Close()

@@ -37,6 +37,9 @@ type operand struct {
 	// j meet element j-i+diagonal-1 of the last axis.
 	diagonal int
 	use      use
+	// pages, unless nil, says that the tensor is a pool of pages, and axes are those of
+	// the keys that are in them.
+	pages *pages
 
 	// What newCutter finds out of where the elements lie.
 	host bool   // in host memory: windows are brought when a step needs them
@@ -92,6 +95,11 @@ func (o *operand) span(x box) (lo, hi [4]int) {
 		lo[backend.Dim] += o.diagonal - x.hi[axM]
 		hi[backend.Dim] += o.diagonal - x.lo[axM] - 1
 	}
+	if o.pages != nil && !o.far {
+		for _, i := range []int{backend.Batch, backend.Seq} {
+			lo[i], hi[i] = 0, o.t.Shape()[i]
+		}
+	}
 	return lo, hi
 }
 
@@ -134,6 +142,9 @@ func (o *operand) view(x box, align uint64) view {
 func (o *operand) spanned(lo, hi [4]int, align uint64) view {
 	if o.host {
 		return o.brought(lo, hi)
+	}
+	if o.far && o.pages != nil {
+		return o.collected(lo, hi)
 	}
 	size := uint64(o.t.DType().Size())
 	first, reach := uint64(o.t.Offset()), uint64(0)
@@ -224,7 +235,7 @@ const maxStateBytes = 64 << 20
 func (b *Backend) newCutter(inner, granule int, operands ...*operand) *cutter {
 	c := &cutter{
 		operands: operands, inner: inner, granule: granule,
-		maxBind:   maxWindow(b.limits),
+		maxBind:   maxWindow(b.limits) &^ (granuleBytes - 1),
 		maxState:  min(maxWindow(b.limits), b.limits.MaxBufferSize, maxStateBytes) &^ 3,
 		maxGather: min(maxWindow(b.limits), b.limits.MaxBufferSize, maxStateBytes) &^ 3,
 		align:     uint64(b.limits.MinStorageBufferOffsetAlignment),
@@ -251,7 +262,7 @@ func (b *Backend) place(c *cutter) {
 			}
 		}
 		streamed = streamed || o.host
-		o.far = !o.host && c.smallest(o) > c.maxBind
+		o.far = !o.host && c.smallest(o) > c.maxBind && o.inWords()
 	}
 	if streamed {
 		c.room = b.room(planned)
@@ -265,9 +276,9 @@ func (c *cutter) smallest(o *operand) uint64 {
 	n := uint64(1)
 	for i, a := range o.axes {
 		l := o.t.Shape()[i]
-		switch a {
-		case whole:
-		case c.inner:
+		switch {
+		case a == whole, o.pages != nil && a != axH:
+		case a == c.inner:
 			l = min(l, c.granule)
 		default:
 			l = 1

@@ -73,9 +73,8 @@ func newDecode(a *attention) (*decode, error) {
 	x.class = classOf(d.Dim, d.ValueDim)
 	x.rows = rowsOf(group * d.SeqQ)
 	x.width = x.class.width + 4*decodeParts + 4
+	cut := a.newCutter()
 	x.variants()
-
-	cut := a.b.newCutter(axN, tile, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
 	cut.granule = x.class.split
 	cut.align = max(cut.align, granuleBytes)
 	cut.maxBind = cut.maxBind &^ (granuleBytes - 1)
@@ -157,7 +156,7 @@ func (x *decode) variants() {
 		"VLOADS": u(loads(jc * vg)), "VG": u(vg), "JC": u(jc), "VCHUNKS": u(c.keys / jc),
 		"PSLOTS": u(pslots), "PROWS": u(x.rows / pslots), "WIDTH": u(x.width / 4),
 	}}
-	x.splits = x.pages.kernel(x.splits)
+	x.splits = x.kernel(x.splits)
 	x.merge = variant{shaders.SplitMerge, map[string]uint32{
 		"EXPAND": expand, "SPLIT": u(c.split), "TX": u(c.lanes), "QUADS": u(quads), "WIDTH": u(x.width / 4),
 	}}
@@ -242,7 +241,7 @@ func (x *decode) params(p box, blocks, kvHeads, parts, part0, splits int, q, k, 
 		w.strides(t.base, t.strides)
 	}
 	x.tables(&w, p, math.Log2E)
-	x.pages.params(&w, p)
+	x.pageParams(&w, p)
 	return w
 }
 

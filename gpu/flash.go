@@ -21,9 +21,8 @@ func (a *attention) flash(choose chooser) (whyNot string, err error) {
 	if v.name == "" {
 		return why, nil
 	}
-	kernel := a.pages.kernel(s.kernel(v, d.ValueDim))
-
 	cut := a.newCutter()
+	kernel := a.kernel(s.kernel(v, d.ValueDim))
 	cut.granule = v.keys
 	cut.keeps = v.split
 	cut.align = max(cut.align, granuleBytes)

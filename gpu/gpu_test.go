@@ -25,7 +25,7 @@ func open(t testing.TB, opt Options) *Backend {
 }
 
 // refusals are the options that the backend refuses, those of a set together.
-var refusals = [][]string{{"bias", "relative"}, {"mask", "blocks"}, {"q8"}, {"paged"}}
+var refusals = [][]string{{"bias", "relative"}, {"mask", "blocks"}}
 
 func TestConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{

@@ -9,9 +9,6 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// poolAxes map a pool [P, Hkv, Size, x] of pages: any box may meet any page.
-var poolAxes = [4]int{whole, axH, whole, whole}
-
 // pageSlack is how many keys beyond a batch's last a kernel may look up: its tile's.
 const pageSlack = 128
 
@@ -69,20 +66,21 @@ func (p *pages) table(r *runner) (window, error) {
 
 // tableFor returns the window of the table of the call's pages; none when it has none.
 func (a *attention) tableFor(r *runner) ([]window, error) {
-	if a.pages == nil {
+	if !a.paged() {
 		return nil, nil
 	}
 	w, err := a.pages.table(r)
 	return []window{w}, err
 }
 
-// params appends what kernels are told of the pages of a box's batches; zeros when
-// there are none.
-func (p *pages) params(w *params, x box) {
-	if p == nil {
+// pageParams appends what kernels are told of the pages of a box's batches; zeros when
+// they look none up.
+func (a *attention) pageParams(w *params, x box) {
+	if !a.paged() {
 		w.u32(0, 0, 0, 0)
 		return
 	}
+	p := a.pages
 	shift := 32
 	if p.size&(p.size-1) == 0 {
 		shift = bits.TrailingZeros(uint(p.size))
@@ -90,13 +88,86 @@ func (p *pages) params(w *params, x box) {
 	w.u32(p.size, p.width, x.lo[axB]*p.width, shift)
 }
 
-// kernel returns v as it reads what a call has, pools of pages or not.
-func (p *pages) kernel(v variant) variant {
-	if p == nil {
+// paged reports whether kernels look pages up. They need not where pools are larger than
+// what can be bound: then a step's pages are collected before it.
+func (a *attention) paged() bool { return a.pages != nil && !a.k.far }
+
+// kernel returns v as it reads what the call has, pools of pages or not. The call's
+// cutter must have been made.
+func (a *attention) kernel(v variant) variant {
+	if !a.paged() {
 		return v
 	}
 	v.kernel.Bindings += "r"
 	v.consts = maps.Clone(v.consts)
 	v.consts["PAGED"] = 1
 	return v
+}
+
+// inWords reports whether pages of a pool can be copied one by one: each begins at a
+// word, there and side by side.
+func (o *operand) inWords() bool {
+	if o.pages == nil || o.t.DType().Size() == 4 {
+		return true
+	}
+	s := o.t.Strides()
+	return (o.t.Offset()|s[backend.Batch]|s[backend.Heads]|s[backend.Seq]*o.pages.size)&1 == 0
+}
+
+// collected is the view of the keys of some batches and heads that lie in pages of a
+// pool: pages side by side, with the other axes in the order in which they lie in one,
+// batch after batch. Where a batch has no page anything may lie.
+func (o *operand) collected(lo, hi [4]int) view {
+	size, keys := uint64(o.t.DType().Size()), o.pages.size
+	step := func(axis int) uint64 { return uint64(o.t.Strides()[axis]) * size }
+	first, last := lo[backend.Seq]/keys, (hi[backend.Seq]-1)/keys+1
+	a := &absent{o: o}
+	axes := o.byStride([4]int{0, lo[backend.Heads], 0, 0}, [4]int{1, hi[backend.Heads], 1, hi[backend.Dim]})
+	// A run is what a page has of one index of the axes outside of its rows.
+	row, span, inside := step(backend.Seq), size, len(axes)
+	if keys > 1 {
+		inside = 0
+	}
+	for inside < len(axes) && step(axes[inside]) < row {
+		inside++
+	}
+	for _, i := range axes[:inside] {
+		span += uint64(hi[i]-lo[i]-1) * step(i)
+		a.strides[i] = o.t.Strides()[i]
+	}
+	if keys == 1 {
+		row = (span + widthOf - 1) &^ (widthOf - 1)
+	}
+	a.strides[backend.Seq] = int(row / size)
+	page := uint64(keys) * row
+	span += uint64(keys-1) * row
+	end := uint64(last-first-1)*page + span
+	outer := []run{{lo: uint64(lo[backend.Heads]) * step(backend.Heads)}}
+	for _, i := range axes[inside:] {
+		pitch := (end+widthOf-1)&^(widthOf-1) + step(i)%widthOf
+		n := uint64(hi[i] - lo[i])
+		all := make([]run, 0, n*uint64(len(outer)))
+		for x := range n {
+			for _, r := range outer {
+				all = append(all, run{lo: r.lo + x*step(i), to: r.to + x*pitch})
+			}
+		}
+		outer = all
+		a.strides[i] = int(pitch / size)
+		end += (n - 1) * pitch
+	}
+	batch := (end + widthOf - 1) &^ (widthOf - 1)
+	a.strides[backend.Batch] = int(batch / size)
+	for b := lo[backend.Batch]; b < hi[backend.Batch]; b++ {
+		have := min((o.pages.count(b)+keys-1)/keys, last)
+		for n := first; n < have; n++ {
+			from := uint64(o.t.Offset())*size + uint64(o.pages.Table[b][n])*step(backend.Batch)
+			to := uint64(b-lo[backend.Batch])*batch + uint64(n-first)*page
+			for _, r := range outer {
+				a.runs = append(a.runs, run{from + r.lo, (from + r.lo + span + 3) &^ 3, to + r.to})
+			}
+		}
+	}
+	a.size = uint64(hi[backend.Batch]-lo[backend.Batch]) * batch
+	return view{window{a, 0, a.size}, (lo[backend.Seq] - first*keys) * a.strides[backend.Seq], a.strides}
 }
