@@ -82,6 +82,7 @@ func signature(c *backend.Call) string {
 		is   bool
 		text string
 	}{
+		{c.Pages != nil, fmt.Sprintf("pages of %d", c.K.Shape()[backend.Seq])},
 		{c.Slopes != nil, fmt.Sprintf("slopes %v", c.Slopes)},
 		{!c.Relative.IsZero(), "relative"},
 		{!c.Blocks.IsZero(), fmt.Sprintf("blocks of %d by %d", c.BlockQ, c.BlockK)},
