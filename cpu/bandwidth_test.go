@@ -12,7 +12,7 @@ func TestReadBandwidthReadsWhatItIsGiven(t *testing.T) {
 	be := New(Options{Threads: 2})
 	defer be.Close()
 	var all []backend.Tensor
-	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Bool} {
+	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Bool, backend.Q8} {
 		x, err := be.Alloc(t.Context(), dtype, backend.Shape{1, 4, 1024, 16})
 		if err != nil {
 			t.Fatal(err)

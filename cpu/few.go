@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // fewLoad is a workspace for few rows.
@@ -12,6 +13,7 @@ type fewLoad struct {
 	q, s, bias  []float32 // [rows, dimK], [rows, keyBlock], [rows, keyBlock]
 	alpha, beta []float32
 	spans       []span
+	keys        span // what any of them sees
 	rows        int
 }
 
@@ -31,6 +33,11 @@ func (f *fused) fewRows(ctx context.Context, w *scratch, p *part) error {
 	}
 	h0 := p.hk * f.share
 	keys := f.seeFew(e, p)
+	e.keys = keys
+	first := 4 // keys that a block begins at a multiple of
+	if f.k.pages != nil {
+		first = x.Lanes // groups lie in one page
+	}
 	fold := folder{x, f.dimV, e.alpha, e.beta}
 	f.seedDropout(&b.draw)
 	for j0 := max(keys.lo, p.keys.lo) / keyBlock * keyBlock; j0 < min(keys.hi, p.keys.hi); j0 += keyBlock {
@@ -45,7 +52,7 @@ func (f *fused) fewRows(ctx context.Context, w *scratch, p *part) error {
 			f.keep(p.tile, &e.progress)
 		}
 		e.enter(j0/chunkKeys, &fold)
-		f.fewBlock(b, e, p, keyRange{lo: here.lo &^ 3, hi: here.hi})
+		f.fewBlock(b, e, p, keyRange{lo: here.lo / first * first, hi: here.hi})
 	}
 	if f.parts > 1 {
 		if e.some {
@@ -133,12 +140,9 @@ func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
 			f.dropRow(x, &b.draw, e.s[row*keyBlock:row*keyBlock+lanes], p.b, h, i, r.lo)
 		}
 	}
-	if v, ldv := f.v.bitRows(p.b, p.hk, r.lo); f.bitsV && !hidden { // as they lie
-		if f.v.dtype == backend.F16 {
-			x.MixF16(e.cur.o, f.dimV, v, ldv, e.s, keyBlock, n, e.alpha, e.rows, f.dimV)
-		} else {
-			x.MixBF16(e.cur.o, f.dimV, v, ldv, e.s, keyBlock, n, e.alpha, e.rows, f.dimV)
-		}
+	if f.asLieV && !hidden {
+		runs := f.inRuns(b, &f.v, p, r.lo, n, vec.MixAhead(e.rows), e.keys.hi)
+		x.Mix(f.v.element(), e.cur.o, f.dimV, runs, f.v.stride[backend.Seq], e.s, keyBlock, e.alpha, e.rows, f.dimV)
 		return
 	}
 	f.loadValues(&r, b, p)
@@ -146,7 +150,7 @@ func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
 	if hidden {
 		v, ldv, careful = f.cleaned(&r, b)
 	}
-	x.Mix(e.cur.o, f.dimV, v, ldv, e.s, keyBlock, n, e.alpha, e.rows, f.dimV)
+	x.Mix(vec.F32, e.cur.o, f.dimV, b.run(v, ldv, n, f.dimV), ldv, e.s, keyBlock, e.alpha, e.rows, f.dimV)
 	if careful {
 		f.addFew(e, p, &r)
 	}
@@ -156,20 +160,10 @@ func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
 // of Lanes.
 func (f *fused) fewScores(b *workspace, e *fewLoad, p *part, r *keyRange, n int) {
 	x, whole := f.kernels, 0
-	if f.bitsK {
+	if f.asLieK {
 		if whole = n / x.Lanes * x.Lanes; whole > 0 {
-			k, ldk := f.k.bitRows(p.b, p.hk, r.lo)
-			if f.k.dtype == backend.F16 {
-				x.DotsF16(e.s, keyBlock, k, ldk, whole, e.q, f.dimK, e.rows, f.dimK)
-			} else {
-				x.DotsBF16(e.s, keyBlock, k, ldk, whole, e.q, f.dimK, e.rows, f.dimK)
-			}
-		}
-	}
-	if !f.loadK {
-		whole = n / x.Lanes * x.Lanes
-		if k, ldk := f.k.rowsAt(p.b, p.hk, r.lo); whole > 0 {
-			x.Dots(e.s, keyBlock, k, ldk, whole, e.q, f.dimK, e.rows, f.dimK)
+			runs := f.inRuns(b, &f.k, p, r.lo, whole, vec.DotsAhead, e.keys.hi)
+			x.Dots(f.k.element(), e.s, keyBlock, runs, f.k.stride[backend.Seq], e.q, f.dimK, e.rows, f.dimK)
 		}
 	}
 	// Some keys at a time, so that what is converted is still in the first cache.
@@ -178,8 +172,44 @@ func (f *fused) fewScores(b *workspace, e *fewLoad, p *part, r *keyRange, n int)
 		padded := ceilDiv(some, x.Lanes) * x.Lanes
 		loadRows(x, &f.k, b.k, f.dimK, p.b, p.hk, r.lo+c, some)
 		clear(b.k[some*f.dimK : padded*f.dimK])
-		x.Dots(e.s[c:], keyBlock, b.k, f.dimK, padded, e.q, f.dimK, e.rows, f.dimK)
+		x.Dots(vec.F32, e.s[c:], keyBlock, b.run(b.k, f.dimK, padded, f.dimK), f.dimK, e.q, f.dimK, e.rows, f.dimK)
 	}
+}
+
+// inRuns returns rows [lo, lo+n) of keys or values as the kernels read them, asking for
+// those that come ahead rows later, as far as end.
+func (f *fused) inRuns(b *workspace, v *view, p *part, lo, n, ahead, end int) []vec.Run {
+	b.runs = b.runs[:0]
+	piece := n
+	if v.pages != nil { // so short that what comes later is in one page too
+		piece = commonDivisor(v.shape[backend.Seq], ahead)
+	}
+	for n > 0 {
+		m := v.together(lo, n)
+		if v.pages != nil {
+			m = min(m, piece-lo%piece)
+		}
+		later := lo
+		if lo+ahead < end {
+			later += ahead
+		}
+		b.runs = append(b.runs, v.run(p.b, p.hk, lo, later, m))
+		lo, n = lo+m, n-m
+	}
+	return b.runs
+}
+
+// run returns n rows of float32 as one run.
+func (b *workspace) run(rows []float32, ld, n, d int) []vec.Run {
+	b.runs = append(b.runs[:0], vec.RunOf(rows, ld, n, d, rows))
+	return b.runs
+}
+
+func commonDivisor(a, b int) int {
+	for b > 0 {
+		a, b = b, a%b
+	}
+	return a
 }
 
 // addFew is addHidden for few rows.

@@ -37,8 +37,8 @@ type fusedCut struct {
 	biased     bool // what is added or hidden does
 	loadK      bool // keys are converted or packed
 	loadV      bool
-	bitsK      bool // with keys as lanes: whole vectors of 16 bit numbers, converted in registers
-	bitsV      bool
+	asLieK     bool // with keys as lanes: read as they lie, converted in registers
+	asLieV     bool
 }
 
 const (
@@ -90,10 +90,7 @@ func cutFused(k *vec.Kernels, c *backend.Call, threads int) fusedCut {
 		x.few = true
 		x.rows, x.blocks, x.tiles = group, 1, 1
 		x.loadK, x.loadV = x.loadK || d.Dim != x.dimK, x.loadV || d.ValueDim != x.dimV
-		bits := func(t backend.Tensor) bool {
-			return c.Pages == nil && t.DType().Float() && t.DType() != backend.F32 && t.Strides()[backend.Dim] == 1
-		}
-		x.bitsK, x.bitsV = bits(c.K) && d.Dim == x.dimK, bits(c.V) && d.ValueDim == x.dimV
+		x.asLieK, x.asLieV = kernelsRead(k, c.K, c.Pages), kernelsRead(k, c.V, c.Pages)
 		want = max(1, fewTasks*threads)
 		x.slot = x.rows*x.dimV + 2*x.laneRows()
 	case d.SeqQ < k.Width:
@@ -119,6 +116,14 @@ func cutFused(k *vec.Kernels, c *backend.Call, threads int) fusedCut {
 	x.tasks = groups * x.each * x.parts
 	x.threads = max(1, min(threads, x.tasks))
 	return x
+}
+
+// kernelsRead reports whether kernels with keys as lanes read the rows of t as they lie:
+// whole vectors of neighbours, of whole groups of keys in each page.
+func kernelsRead(k *vec.Kernels, t backend.Tensor, pages *backend.Pages) bool {
+	shape := t.Shape()
+	return shape[backend.Dim]%k.Lanes == 0 && t.Strides()[backend.Dim] == 1 &&
+		(t.DType() != backend.F32 || rowsInPlace(t)) && (pages == nil || shape[backend.Seq]%k.Lanes == 0)
 }
 
 // laneRows is the rows of a tile rounded up to whole vectors.

@@ -21,15 +21,18 @@ func loadRows(k *vec.Kernels, v *view, dst []float32, ld, b, h, s, n int) {
 func loadTogether(k *vec.Kernels, v *view, dst []float32, ld, b, h, s, n int) {
 	cols := v.shape[backend.Dim]
 	whole := 0 // columns that the kernels convert
-	if v.bits != nil && v.stride[backend.Dim] == 1 {
+	if v.f32 == nil && v.stride[backend.Dim] == 1 {
 		whole = cols / k.Lanes * k.Lanes
 	}
 	if whole > 0 {
-		from, apart := v.bits[v.rowIndex(b, h, s):], v.stride[backend.Seq]
-		if v.dtype == backend.F16 {
-			k.LoadF16(dst, ld, from, apart, n, whole)
-		} else {
-			k.LoadBF16(dst, ld, from, apart, n, whole)
+		i, apart := v.rowIndex(b, h, s), v.stride[backend.Seq]
+		switch v.dtype {
+		case backend.F16:
+			k.LoadF16(dst, ld, v.bits[i:], apart, n, whole)
+		case backend.BF16:
+			k.LoadBF16(dst, ld, v.bits[i:], apart, n, whole)
+		default:
+			k.LoadQ8(dst, ld, v.q8[i:], apart, n, whole)
 		}
 	}
 	if whole < cols {
@@ -57,11 +60,28 @@ func storeRow(k *vec.Kernels, v *view, row []float32, b, h, s int) {
 	}
 }
 
-// bitRows returns the rows from s on of a tensor of 16 bit numbers as they lie,
-// with the distance between rows; nothing for another tensor.
-func (v *view) bitRows(b, h, s int) (rows []uint16, ld int) {
-	if v.bits == nil {
-		return nil, 0
+// element returns v's type as the kernels call it.
+func (v *view) element() vec.Element {
+	switch v.dtype {
+	case backend.F16:
+		return vec.F16
+	case backend.BF16:
+		return vec.BF16
+	case backend.Q8:
+		return vec.Q8
 	}
-	return v.bits[v.index(b, h, s):], v.stride[backend.Seq]
+	return vec.F32
+}
+
+// run returns the n rows from s on, which are together, with those from next on to be
+// asked for meanwhile.
+func (v *view) run(b, h, s, next, n int) vec.Run {
+	i, j, ld, d := v.rowIndex(b, h, s), v.rowIndex(b, h, next), v.stride[backend.Seq], v.shape[backend.Dim]
+	switch {
+	case v.f32 != nil:
+		return vec.RunOf(v.f32[i:], ld, n, d, v.f32[j:])
+	case v.bits != nil:
+		return vec.RunOf(v.bits[i:], ld, n, d, v.bits[j:])
+	}
+	return vec.RunOf(v.q8[i:], ld, n, d, v.q8[j:])
 }

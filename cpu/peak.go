@@ -86,6 +86,8 @@ func (v *view) memory() []byte {
 		return bytesOf(v.f32[:n])
 	case backend.Bool:
 		return bytesOf(v.bools[:n])
+	case backend.Q8:
+		return v.q8[:q8Lead+n]
 	default:
 		return bytesOf(v.bits[:n])
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // vectorPV is PV on the vector kernels: o = w·v with the value tiles of Attention,
@@ -161,7 +162,7 @@ func (j *pvVector) fewValues(ctx context.Context, w *scratch, p *part) error {
 		}
 		j.loadValues(&r, b, p)
 		v, ldv, careful := j.values(&r, b)
-		x.Mix(o, j.dimV, v, ldv, s, keyBlock, n, alpha, j.rows, j.dimV)
+		x.Mix(vec.F32, o, j.dimV, b.run(v, ldv, n, j.dimV), ldv, s, keyBlock, alpha, j.rows, j.dimV)
 		if careful {
 			j.addNonFinite(p, &r, j.rows, func(row int) (h, i int, out []float32, apart int) {
 				h, i = j.row(p.hk*j.share, 0, row)

@@ -104,7 +104,7 @@ func (j *qkVector) write(b *workspace, p *part, t *wideTile, lo, n int) {
 // fewScores is task for few query rows, with keys as lanes.
 func (j *qkVector) fewScores(ctx context.Context, w *scratch, p *part) error {
 	e, b := &w.few, &w.workspace
-	*e = fewLoad{rows: j.rows, q: w.floats(j.rows * j.dimK), s: w.floats(j.rows * keyBlock)}
+	*e = fewLoad{rows: j.rows, q: w.floats(j.rows * j.dimK), s: w.floats(j.rows * keyBlock), keys: span{0, j.d.SeqK}}
 	for r := range e.rows {
 		j.loadQuery(e, p, r)
 	}

@@ -33,6 +33,7 @@ type workspace struct {
 	seen               [16 * keyBlock]bool // some rows of a mask, of at most 16 lanes
 	draw               vec.Draw
 	square             [16 * 16]float32 // of what weights are multiplied by
+	runs               []vec.Run        // of the keys or values at hand
 }
 
 // maxLanes is the largest Width of any kernels.

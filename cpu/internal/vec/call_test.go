@@ -39,12 +39,13 @@ func BenchmarkCall(b *testing.B) {
 			clock(func() { x.weights(s, fours, m, mx, l, alpha) })
 		}
 		timed.softcap = func(s *float32, vectors int, c float32) { clock(func() { x.softcap(s, vectors, c) }) }
-		timed.dots = func(s *float32, lds int, k *float32, ldk int, q *float32, ldq, heads, chunks, groups int) {
-			clock(func() { x.dots(s, lds, k, ldk, q, ldq, heads, chunks, groups) })
+		timed.dots[F32] = func(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int) {
+			clock(func() { x.dots[F32](s, lds, k, ldk, next, q, ldq, heads, chunks, groups) })
 		}
-		timed.mix[1][1] = func(o *float32, ldo int, v *float32, ldv int, p *float32, ldp, keys int, alpha *float32, strips int) {
-			clock(func() { x.mix[1][1](o, ldo, v, ldv, p, ldp, keys, alpha, strips) })
+		timed.mix[F32][1][1] = func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int) {
+			clock(func() { x.mix[F32][1][1](o, ldo, runs, n, ldv, p, ldp, alpha, first, strips) })
 		}
+		run := []Run{RunOf(k, d, keys, d, nil)}
 		for _, c := range []struct {
 			name string
 			do   func()
@@ -53,8 +54,8 @@ func BenchmarkCall(b *testing.B) {
 			{"weights", func() { timed.Weights(s, keys/4, m[0], m[1], m[2], m[3]) }},
 			{"values", func() { timed.Values(o, k, d, s, keys, d, m[3]) }},
 			{"softcap", func() { timed.Softcap(s[:keys*w], 2) }},
-			{"dots", func() { timed.Dots(s, keys, k, d, keys, q, d, heads, d) }},
-			{"mix", func() { timed.Mix(o, d, k, d, s, keys, keys, m[3], 4, d) }},
+			{"dots", func() { timed.Dots(F32, s, keys, run, d, q, d, heads, d) }},
+			{"mix", func() { timed.Mix(F32, o, d, run, d, s, keys, m[3], 4, d) }},
 		} {
 			b.Run(fmt.Sprintf("%s/%s", x.Tier, c.name), func(b *testing.B) {
 				calls = calls[:0]

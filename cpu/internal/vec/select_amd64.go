@@ -37,16 +37,15 @@ var kernelsAVX512 = Kernels{
 	loadF16:  loadF16AVX512,
 	loadBF16: loadBF16AVX512,
 	storeF16: storeF16AVX512,
-	dots:     dotsAVX512,
-	dotsF16:  dotsF16AVX512, dotsBF16: dotsBF16AVX512,
-	mix: mixes[float32]{
-		{mix1x1AVX512, mix1x8AVX512}, {mix4x1AVX512, mix4x4AVX512}, {mix8x1AVX512, mix8x2AVX512},
+	loadQ8:   loadQ8AVX512,
+	dots: [elements]func(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int){
+		F32: dotsAVX512, F16: dotsF16AVX512, BF16: dotsBF16AVX512, Q8: dotsQ8AVX512,
 	},
-	mixF16: mixes[uint16]{
-		{mixF161x1AVX512, mixF161x8AVX512}, {mixF164x1AVX512, mixF164x4AVX512}, {mixF168x1AVX512, mixF168x2AVX512},
-	},
-	mixBF16: mixes[uint16]{
-		{mixBF161x1AVX512, mixBF161x8AVX512}, {mixBF164x1AVX512, mixBF164x4AVX512}, {mixBF168x1AVX512, mixBF168x2AVX512},
+	mix: [elements]mixes{
+		F32:  {{mix1x1AVX512, mix1x8AVX512}, {mix4x1AVX512, mix4x4AVX512}, {mix8x1AVX512, mix8x2AVX512}},
+		F16:  {{mixF161x1AVX512, mixF161x8AVX512}, {mixF164x1AVX512, mixF164x4AVX512}, {mixF168x1AVX512, mixF168x2AVX512}},
+		BF16: {{mixBF161x1AVX512, mixBF161x8AVX512}, {mixBF164x1AVX512, mixBF164x4AVX512}, {mixBF168x1AVX512, mixBF168x2AVX512}},
+		Q8:   {{mixQ81x1AVX512, mixQ81x8AVX512}, {mixQ84x1AVX512, mixQ84x4AVX512}, {mixQ88x1AVX512, mixQ88x2AVX512}},
 	},
 }
 
@@ -70,15 +69,14 @@ var kernelsAVX2 = Kernels{
 	loadF16:  loadF16AVX2,
 	loadBF16: loadBF16AVX2,
 	storeF16: storeF16AVX2,
-	dots:     dotsAVX2,
-	dotsF16:  dotsF16AVX2, dotsBF16: dotsBF16AVX2,
-	mix: mixes[float32]{
-		{mix1x1AVX2, mix1x8AVX2}, {mix4x1AVX2, mix4x4AVX2}, {mix8x1AVX2, mix8x2AVX2},
+	loadQ8:   loadQ8AVX2,
+	dots: [elements]func(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int){
+		F32: dotsAVX2, F16: dotsF16AVX2, BF16: dotsBF16AVX2, Q8: dotsQ8AVX2,
 	},
-	mixF16: mixes[uint16]{
-		{mixF161x1AVX2, mixF161x8AVX2}, {mixF164x1AVX2, mixF164x4AVX2}, {mixF168x1AVX2, mixF168x2AVX2},
-	},
-	mixBF16: mixes[uint16]{
-		{mixBF161x1AVX2, mixBF161x8AVX2}, {mixBF164x1AVX2, mixBF164x4AVX2}, {mixBF168x1AVX2, mixBF168x2AVX2},
+	mix: [elements]mixes{
+		F32:  {{mix1x1AVX2, mix1x8AVX2}, {mix4x1AVX2, mix4x4AVX2}, {mix8x1AVX2, mix8x2AVX2}},
+		F16:  {{mixF161x1AVX2, mixF161x8AVX2}, {mixF164x1AVX2, mixF164x4AVX2}, {mixF168x1AVX2, mixF168x2AVX2}},
+		BF16: {{mixBF161x1AVX2, mixBF161x8AVX2}, {mixBF164x1AVX2, mixBF164x4AVX2}, {mixBF168x1AVX2, mixBF168x2AVX2}},
+		Q8:   {{mixQ81x1AVX2, mixQ81x8AVX2}, {mixQ84x1AVX2, mixQ84x4AVX2}, {mixQ88x1AVX2, mixQ88x2AVX2}},
 	},
 }

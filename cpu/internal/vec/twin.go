@@ -20,8 +20,10 @@ func Portable(lanes, width int) *Kernels {
 		columnMax: t.columnMax, fold: t.fold, nonFinite: t.nonFinite, transpose: t.transpose, biasSquare: t.biasSquare,
 		diagonal: t.diagonal, hide: t.hide, drop: t.drop, dropRow: t.dropRow,
 		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16,
-		dots: dotsTwin(t, same), dotsF16: dotsTwin(t, f16), dotsBF16: dotsTwin(t, bf16),
-		mix: mixesTwin(t, same), mixF16: mixesTwin(t, f16), mixBF16: mixesTwin(t, bf16)}
+		loadQ8: t.loadQ8}
+	for e := range elements {
+		x.dots[e], x.mix[e] = t.dots(e), t.mixes(e)
+	}
 	return x
 }
 
@@ -295,34 +297,67 @@ func (t twin) storeF16(dst *uint16, src *float32, vectors int) {
 	}
 }
 
-func same(x float32) float32 { return x }
+// row decodes n elements of a row of type e from byte first on.
+func (e Element) row(p *byte, first, n int) []float32 {
+	out := make([]float32, n)
+	switch at := unsafe.Pointer(p); e {
+	case F32:
+		copy(out, unsafe.Slice((*float32)(unsafe.Add(at, first)), n))
+	case Q8:
+		scale := *(*float32)(at)
+		for i, x := range unsafe.Slice((*int8)(unsafe.Add(at, q8Lead+first)), n) {
+			out[i] = scale * float32(x)
+		}
+	default:
+		decode := f16
+		if e == BF16 {
+			decode = bf16
+		}
+		for i, x := range unsafe.Slice((*uint16)(unsafe.Add(at, first)), n) {
+			out[i] = decode(x)
+		}
+	}
+	return out
+}
 
-func dotsTwin[T any](t twin, decode func(T) float32) func(s *float32, lds int, k *T, ldk int, q *float32, ldq, heads, chunks, groups int) {
-	return func(s *float32, lds int, k *T, ldk int, q *float32, ldq, heads, chunks, groups int) {
-		for h := range heads {
-			out, query := floats(s, lds, h, groups*t.lanes), floats(q, ldq, h, chunks*t.lanes)
-			for j := range out {
-				sum := float32(0)
-				for i, x := range floats(k, ldk, j, len(query)) {
-					sum = fma(decode(x), query[i], sum)
+func (t twin) loadQ8(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
+	for r := range rows {
+		copy(floats(dst, ldd, r, vectors*t.lanes), Q8.row(&floats(src, lds, r, 1)[0], 0, vectors*t.lanes))
+	}
+}
+
+func (t twin) dots(e Element) func(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int) {
+	return func(s *float32, lds int, k *byte, ldk int, _ uintptr, q *float32, ldq, heads, chunks, groups int) {
+		for j := range groups * t.lanes {
+			key := e.row(&floats(k, ldk, j, 1)[0], 0, chunks*t.lanes)
+			for h := range heads {
+				query, sum := floats(q, ldq, h, len(key)), float32(0)
+				for i, x := range key {
+					sum = fma(x, query[i], sum)
 				}
-				out[j] = sum
+				floats(s, lds, h, j+1)[j] = sum
 			}
 		}
 	}
 }
 
-func mixesTwin[T float32 | uint16](t twin, decode func(T) float32) (all mixes[T]) {
+func (t twin) mixes(e Element) (all mixes) {
 	for i, heads := range mixRows {
 		for j, vectors := range []int{1, mixStrip[i]} {
-			all[i][j] = func(o *float32, ldo int, v *T, ldv int, p *float32, ldp, keys int, alpha *float32, strips int) {
-				n := strips * vectors * t.lanes
+			all[i][j] = func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int) {
+				var values [][]float32
+				for _, r := range unsafe.Slice((*Run)(unsafe.Pointer(runs)), n) {
+					for j := range r.n {
+						values = append(values, e.row(&floats(r.rows, ldv, j, 1)[0], first, strips*vectors*t.lanes))
+					}
+				}
 				for h := range heads {
-					out, a := floats(o, ldo, h, n), floats(alpha, 4, h, 1)[0]
+					a := floats(alpha, 4, h, 1)[0]
+					out := floats(o, ldo, h, strips*vectors*t.lanes)
 					for c := range out {
 						sum := float32(0)
-						for j, w := range floats(p, ldp, h, keys) {
-							sum = fma(decode(floats(v, ldv, j, n)[c]), w, sum)
+						for j, w := range floats(p, ldp, h, len(values)) {
+							sum = fma(values[j][c], w, sum)
 						}
 						out[c] = fma(a, out[c], sum)
 					}

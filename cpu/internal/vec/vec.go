@@ -42,36 +42,35 @@ type Kernels struct {
 	// register tile does: a multiple of Lanes.
 	Lanes, Width int
 
-	scores4, scores1  func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32)
-	values4, values1  func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32)
-	weights           func(s *float32, fours int, m, mx, l, alpha *float32)
-	exp2, softcap     func(x *float32, vectors int, c float32)
-	exp2Sum           func(x *float32, vectors int, m float32, sum *float32)
-	scaleMax          func(x *float32, vectors int, c float32, mx *float32)
-	bias              func(x, b *float32, vectors int)
-	edge              func(s *float32, rows, key int, lo, hi *int32)
-	columnMax         func(s *float32, rows int, mx *float32)
-	fold              func(o, x *float32, rows int, a, b *float32)
-	nonFinite         func(x *float32, ld, rows, vectors int) int32
-	biasSquare        func(s, b *float32, ldb int, mx *float32)
-	diagonal          func(s, b *float32, rows int, mx *float32)
-	hide              func(s *float32, mask *bool, ld, squares int)
-	drop              func(s *float32, times int, d *uint64)
-	dropRow           func(x *float32, vectors int, d *uint64, word int)
-	transpose         func(dst *float32, ldd int, src *float32, lds int, mul *float32)
-	loadF16           func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
-	loadBF16          func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
-	storeF16          func(dst *uint16, src *float32, vectors int)
-	dots              func(s *float32, lds int, k *float32, ldk int, q *float32, ldq, heads, chunks, groups int)
-	dotsF16, dotsBF16 func(s *float32, lds int, k *uint16, ldk int, q *float32, ldq, heads, chunks, groups int)
+	scores4, scores1 func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32)
+	values4, values1 func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32)
+	weights          func(s *float32, fours int, m, mx, l, alpha *float32)
+	exp2, softcap    func(x *float32, vectors int, c float32)
+	exp2Sum          func(x *float32, vectors int, m float32, sum *float32)
+	scaleMax         func(x *float32, vectors int, c float32, mx *float32)
+	bias             func(x, b *float32, vectors int)
+	edge             func(s *float32, rows, key int, lo, hi *int32)
+	columnMax        func(s *float32, rows int, mx *float32)
+	fold             func(o, x *float32, rows int, a, b *float32)
+	nonFinite        func(x *float32, ld, rows, vectors int) int32
+	biasSquare       func(s, b *float32, ldb int, mx *float32)
+	diagonal         func(s, b *float32, rows int, mx *float32)
+	hide             func(s *float32, mask *bool, ld, squares int)
+	drop             func(s *float32, times int, d *uint64)
+	dropRow          func(x *float32, vectors int, d *uint64, word int)
+	transpose        func(dst *float32, ldd int, src *float32, lds int, mul *float32)
+	loadF16          func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
+	loadBF16         func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
+	storeF16         func(dst *uint16, src *float32, vectors int)
+	loadQ8           func(dst *float32, ldd int, src *byte, lds, rows, vectors int)
 
-	mix             mixes[float32]
-	mixF16, mixBF16 mixes[uint16]
+	dots [elements]func(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int)
+	mix  [elements]mixes
 }
 
-// mixes are kernels for values of type T, one for each of mixRows; of each [0] does
+// mixes are kernels for values of a type, one for each of mixRows; of each [0] does
 // one vector of elements at a time, [1] mixStrip of them.
-type mixes[T float32 | uint16] [3][2]func(o *float32, ldo int, v *T, ldv int, p *float32, ldp, keys int, alpha *float32, strips int)
+type mixes [3][2]func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
 
 // mixRows is how many rows of weights the kernels of mixes take, and mixStrip the
 // vectors of elements that the wider ones do side by side: as many as there are
@@ -80,6 +79,55 @@ var (
 	mixRows  = [3]int{1, 4, 8}
 	mixStrip = [3]int{8, 4, 2}
 )
+
+// Element is a type that keys and values have in memory.
+type Element int
+
+const (
+	F32 Element = iota
+	F16
+	BF16
+	// Q8 is integers of one byte; the row's scale, a float32, lies before them, and
+	// rows begin with it.
+	Q8
+	elements
+)
+
+// q8Lead is the bytes of a Q8 row's scale.
+const q8Lead = 4
+
+// size returns the bytes of an element.
+func (e Element) size() int { return [...]int{4, 2, 2, 1}[e] }
+
+// Run is rows of keys or of values that follow one another in memory. The assembly
+// knows where its fields are.
+type Run struct {
+	rows *byte
+	next uintptr // what to ask memory for meanwhile
+	n    int
+}
+
+// RunOf returns n rows of d elements that begin with rows, ld apart. next begins with
+// the row to ask memory for when the first of them is read, and so on; it is not read.
+func RunOf[T float32 | uint16 | byte](rows []T, ld, n, d int, next []T) Run {
+	if unsafe.Sizeof(rows[0]) == 1 {
+		d += q8Lead
+	}
+	_ = rows[(n-1)*ld+d-1]
+	return Run{(*byte)(unsafe.Pointer(&rows[0])), uintptr(unsafe.Pointer(unsafe.SliceData(next))), n}
+}
+
+// DotsAhead is how many rows ahead of those that it reads Dots asks memory for.
+const DotsAhead = 32
+
+// MixAhead is the same for Mix with so many heads. From 8 on strips are narrow, so that
+// a row is soon done.
+func MixAhead(heads int) int {
+	if heads >= 8 {
+		return 128
+	}
+	return 16
+}
 
 // budget is how many multiply-adds of whole vectors one call of assembly does at
 // most: at one a cycle and 3 GHz 11 microseconds.
@@ -286,33 +334,36 @@ func (x *Kernels) StoreF16(dst []uint16, src []float32) {
 	x.storeF16(&dst[:len(src)][0], &src[0], len(src)/x.Lanes)
 }
 
+// LoadQ8 is LoadF16 for rows of integers, each led by its scale, of 4 bytes, from which
+// src begins; lds is in bytes.
+func (x *Kernels) LoadQ8(dst []float32, ldd int, src []byte, lds, rows, cols int) {
+	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+q8Lead+cols-1]
+	x.loadQ8(&dst[0], 4*ldd, &src[0], lds, rows, cols/x.Lanes)
+}
+
 // Dots computes scores with keys as lanes, in the sums of Scores:
 //
 //	S[h][key] = Σ_d K[key][d]·Q[h][d]
 //
-//	s [heads, n], rows lds apart    k [n, d], rows ldk apart    q [heads, d], rows ldq apart
+//	s [heads, n], rows lds apart    k n rows [d] of type e, ldk apart    q [heads, d], rows ldq apart
 //
-// n and d are multiples of Lanes.
-func (x *Kernels) Dots(s []float32, lds int, k []float32, ldk, n int, q []float32, ldq, heads, d int) {
-	dots(x, x.dots, s, lds, k, ldk, n, q, ldq, heads, d)
-}
-
-// DotsF16 is Dots with keys in binary16.
-func (x *Kernels) DotsF16(s []float32, lds int, k []uint16, ldk, n int, q []float32, ldq, heads, d int) {
-	dots(x, x.dotsF16, s, lds, k, ldk, n, q, ldq, heads, d)
-}
-
-// DotsBF16 is Dots with keys in bfloat16.
-func (x *Kernels) DotsBF16(s []float32, lds int, k []uint16, ldk, n int, q []float32, ldq, heads, d int) {
-	dots(x, x.dotsBF16, s, lds, k, ldk, n, q, ldq, heads, d)
-}
-
-func dots[T float32 | uint16](x *Kernels, f func(s *float32, lds int, k *T, ldk int, q *float32, ldq, heads, chunks, groups int),
-	s []float32, lds int, k []T, ldk, n int, q []float32, ldq, heads, d int) {
-	_, _, _ = s[(heads-1)*lds+n-1], k[(n-1)*ldk+d-1], q[(heads-1)*ldq+d-1]
+// The n keys are those of all runs. The length of each run and d are multiples of Lanes.
+func (x *Kernels) Dots(e Element, s []float32, lds int, runs []Run, ldk int, q []float32, ldq, heads, d int) {
+	n := 0
+	for i := range runs {
+		n += runs[i].n
+	}
+	_, _ = s[(heads-1)*lds+n-1], q[(heads-1)*ldq+d-1]
 	most := max(1, budget/(d*heads)) * x.Lanes
-	for j := 0; j < n; j += most {
-		f(&s[j], 4*lds, &k[j*ldk], int(unsafe.Sizeof(k[0]))*ldk, &q[0], 4*ldq, heads, d/x.Lanes, min(most, n-j)/x.Lanes)
+	apart := e.size() * ldk
+	at := 0
+	for i := range runs {
+		for j := 0; j < runs[i].n; j += most {
+			some := min(most, runs[i].n-j)
+			x.dots[e](&s[at+j], 4*lds, (*byte)(unsafe.Add(unsafe.Pointer(runs[i].rows), j*apart)), apart, runs[i].next+uintptr(j*apart),
+				&q[0], 4*ldq, heads, d/x.Lanes, some/x.Lanes)
+		}
+		at += runs[i].n
 	}
 }
 
@@ -320,37 +371,29 @@ func dots[T float32 | uint16](x *Kernels, f func(s *float32, lds int, k *T, ldk 
 //
 //	O[h][d] = alpha[h]·O[h][d] + Σ_key V[key][d]·P[h][key]
 //
-//	o [heads, d], rows ldo apart    v [keys, d], rows ldv apart    p [heads, keys], rows ldp apart    alpha [heads]
+//	o [heads, d], rows ldo apart    v n rows [d] of type e, ldv apart    p [heads, n], rows ldp apart    alpha [heads]
 //
-// d is a multiple of Lanes.
-func (x *Kernels) Mix(o []float32, ldo int, v []float32, ldv int, p []float32, ldp, keys int, alpha []float32, heads, d int) {
-	mix(x, &x.mix, o, ldo, v, ldv, p, ldp, keys, alpha, heads, d)
-}
-
-// MixF16 is Mix with values in binary16.
-func (x *Kernels) MixF16(o []float32, ldo int, v []uint16, ldv int, p []float32, ldp, keys int, alpha []float32, heads, d int) {
-	mix(x, &x.mixF16, o, ldo, v, ldv, p, ldp, keys, alpha, heads, d)
-}
-
-// MixBF16 is Mix with values in bfloat16.
-func (x *Kernels) MixBF16(o []float32, ldo int, v []uint16, ldv int, p []float32, ldp, keys int, alpha []float32, heads, d int) {
-	mix(x, &x.mixBF16, o, ldo, v, ldv, p, ldp, keys, alpha, heads, d)
-}
-
-func mix[T float32 | uint16](x *Kernels, kinds *mixes[T], o []float32, ldo int, v []T, ldv int, p []float32, ldp, keys int, alpha []float32, heads, d int) {
-	_, _, _, _ = o[(heads-1)*ldo+d-1], v[(keys-1)*ldv+d-1], p[(heads-1)*ldp+keys-1], alpha[heads-1]
-	vectors, apart := d/x.Lanes, int(unsafe.Sizeof(v[0]))*ldv
+// The n values are those of all runs. d is a multiple of Lanes.
+func (x *Kernels) Mix(e Element, o []float32, ldo int, runs []Run, ldv int, p []float32, ldp int, alpha []float32, heads, d int) {
+	n := 0
+	for i := range runs {
+		n += runs[i].n
+	}
+	_, _, _ = o[(heads-1)*ldo+d-1], p[(heads-1)*ldp+n-1], alpha[heads-1]
+	vectors, apart := d/x.Lanes, e.size()*ldv
+	words := (*uintptr)(unsafe.Pointer(&runs[0]))
 	for h := 0; h < heads; {
 		kind := len(mixRows) - 1
 		for h+mixRows[kind] > heads {
 			kind--
 		}
 		strip := mixStrip[kind]
-		if strips := vectors / strip; strips > 0 {
-			kinds[kind][1](&o[h*ldo], 4*ldo, &v[0], apart, &p[h*ldp], 4*ldp, keys, &alpha[h], strips)
+		done := vectors / strip * strip
+		if done > 0 {
+			x.mix[e][kind][1](&o[h*ldo], 4*ldo, words, len(runs), apart, &p[h*ldp], 4*ldp, &alpha[h], 0, done/strip)
 		}
-		if c := vectors / strip * strip; c < vectors {
-			kinds[kind][0](&o[h*ldo+c*x.Lanes], 4*ldo, &v[c*x.Lanes], apart, &p[h*ldp], 4*ldp, keys, &alpha[h], vectors-c)
+		if c := done * x.Lanes; done < vectors {
+			x.mix[e][kind][0](&o[h*ldo+c], 4*ldo, words, len(runs), apart, &p[h*ldp], 4*ldp, &alpha[h], c*e.size(), vectors-done)
 		}
 		h += mixRows[kind]
 	}

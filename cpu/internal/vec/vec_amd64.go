@@ -70,71 +70,95 @@ func loadF16AVX512(dst *float32, ldd int, src *uint16, lds int, rows int, vector
 // loadBF16AVX512 is Kernels.loadBF16.
 func loadBF16AVX512(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
 
+// loadQ8AVX512 is Kernels.loadQ8.
+func loadQ8AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
+
 // storeF16AVX512 is Kernels.storeF16.
 func storeF16AVX512(dst *uint16, src *float32, vectors int)
 
 // dotsAVX512 is Kernels.dots.
-func dotsAVX512(s *float32, lds int, k *float32, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsAVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mix8x2AVX512 is Kernels.mix8x2.
-func mix8x2AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mix8x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mix8x1AVX512 is Kernels.mix8x1.
-func mix8x1AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mix8x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mix4x4AVX512 is Kernels.mix4x4.
-func mix4x4AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mix4x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mix4x1AVX512 is Kernels.mix4x1.
-func mix4x1AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mix4x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mix1x8AVX512 is Kernels.mix1x8.
-func mix1x8AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mix1x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mix1x1AVX512 is Kernels.mix1x1.
-func mix1x1AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mix1x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsF16AVX512 is Kernels.dotsF16.
-func dotsF16AVX512(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsF16AVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mixF168x2AVX512 is Kernels.mixF168x2.
-func mixF168x2AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixF168x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixF168x1AVX512 is Kernels.mixF168x1.
-func mixF168x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixF168x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixF164x4AVX512 is Kernels.mixF164x4.
-func mixF164x4AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixF164x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixF164x1AVX512 is Kernels.mixF164x1.
-func mixF164x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixF164x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixF161x8AVX512 is Kernels.mixF161x8.
-func mixF161x8AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixF161x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixF161x1AVX512 is Kernels.mixF161x1.
-func mixF161x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsBF16AVX512 is Kernels.dotsBF16.
-func dotsBF16AVX512(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsBF16AVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mixBF168x2AVX512 is Kernels.mixBF168x2.
-func mixBF168x2AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixBF168x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixBF168x1AVX512 is Kernels.mixBF168x1.
-func mixBF168x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixBF168x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixBF164x4AVX512 is Kernels.mixBF164x4.
-func mixBF164x4AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixBF164x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixBF164x1AVX512 is Kernels.mixBF164x1.
-func mixBF164x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixBF164x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixBF161x8AVX512 is Kernels.mixBF161x8.
-func mixBF161x8AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixBF161x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixBF161x1AVX512 is Kernels.mixBF161x1.
-func mixBF161x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixBF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// dotsQ8AVX512 is Kernels.dotsQ8.
+func dotsQ8AVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixQ88x2AVX512 is Kernels.mixQ88x2.
+func mixQ88x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ88x1AVX512 is Kernels.mixQ88x1.
+func mixQ88x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ84x4AVX512 is Kernels.mixQ84x4.
+func mixQ84x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ84x1AVX512 is Kernels.mixQ84x1.
+func mixQ84x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ81x8AVX512 is Kernels.mixQ81x8.
+func mixQ81x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ81x1AVX512 is Kernels.mixQ81x1.
+func mixQ81x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // scores4AVX2 is Kernels.scores4.
 func scores4AVX2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32)
@@ -202,68 +226,92 @@ func loadF16AVX2(dst *float32, ldd int, src *uint16, lds int, rows int, vectors 
 // loadBF16AVX2 is Kernels.loadBF16.
 func loadBF16AVX2(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
 
+// loadQ8AVX2 is Kernels.loadQ8.
+func loadQ8AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
+
 // storeF16AVX2 is Kernels.storeF16.
 func storeF16AVX2(dst *uint16, src *float32, vectors int)
 
 // dotsAVX2 is Kernels.dots.
-func dotsAVX2(s *float32, lds int, k *float32, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsAVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mix8x2AVX2 is Kernels.mix8x2.
-func mix8x2AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mix8x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mix8x1AVX2 is Kernels.mix8x1.
-func mix8x1AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mix8x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mix4x4AVX2 is Kernels.mix4x4.
-func mix4x4AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mix4x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mix4x1AVX2 is Kernels.mix4x1.
-func mix4x1AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mix4x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mix1x8AVX2 is Kernels.mix1x8.
-func mix1x8AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mix1x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mix1x1AVX2 is Kernels.mix1x1.
-func mix1x1AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mix1x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsF16AVX2 is Kernels.dotsF16.
-func dotsF16AVX2(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsF16AVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mixF168x2AVX2 is Kernels.mixF168x2.
-func mixF168x2AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixF168x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixF168x1AVX2 is Kernels.mixF168x1.
-func mixF168x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixF168x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixF164x4AVX2 is Kernels.mixF164x4.
-func mixF164x4AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixF164x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixF164x1AVX2 is Kernels.mixF164x1.
-func mixF164x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixF164x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixF161x8AVX2 is Kernels.mixF161x8.
-func mixF161x8AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixF161x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixF161x1AVX2 is Kernels.mixF161x1.
-func mixF161x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsBF16AVX2 is Kernels.dotsBF16.
-func dotsBF16AVX2(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsBF16AVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mixBF168x2AVX2 is Kernels.mixBF168x2.
-func mixBF168x2AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixBF168x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixBF168x1AVX2 is Kernels.mixBF168x1.
-func mixBF168x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixBF168x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixBF164x4AVX2 is Kernels.mixBF164x4.
-func mixBF164x4AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixBF164x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixBF164x1AVX2 is Kernels.mixBF164x1.
-func mixBF164x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixBF164x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixBF161x8AVX2 is Kernels.mixBF161x8.
-func mixBF161x8AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixBF161x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixBF161x1AVX2 is Kernels.mixBF161x1.
-func mixBF161x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+func mixBF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// dotsQ8AVX2 is Kernels.dotsQ8.
+func dotsQ8AVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+
+// mixQ88x2AVX2 is Kernels.mixQ88x2.
+func mixQ88x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ88x1AVX2 is Kernels.mixQ88x1.
+func mixQ88x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ84x4AVX2 is Kernels.mixQ84x4.
+func mixQ84x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ84x1AVX2 is Kernels.mixQ84x1.
+func mixQ84x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ81x8AVX2 is Kernels.mixQ81x8.
+func mixQ81x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ81x1AVX2 is Kernels.mixQ81x1.
+func mixQ81x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)

@@ -2782,6 +2782,43 @@ vector:
 	VZEROUPPER
 	RET
 
+// func loadQ8AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·loadQ8AVX512(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ ldd+8(FP), CX
+	MOVQ src+16(FP), DX
+	MOVQ lds+24(FP), BX
+	MOVQ rows+32(FP), SI
+	MOVQ vectors+40(FP), DI
+
+row:
+	MOVQ         AX, R8
+	MOVQ         DX, R9
+	MOVQ         DI, R10
+	MOVQ         BX, R11
+	SHLQ         $0x05, R11
+	ADDQ         DX, R11
+	VBROADCASTSS (DX), Z0
+
+vector:
+	PREFETCHT1 (R11)
+	ADDQ       $0x00000010, R11
+	VPMOVSXBD  4(R9), Z1
+	VCVTDQ2PS  Z1, Z1
+	VMULPS     Z0, Z1, Z1
+	VMOVUPS    Z1, (R8)
+	ADDQ       $0x00000040, R8
+	ADDQ       $0x00000010, R9
+	SUBQ       $0x00000001, R10
+	JNZ        vector
+	ADDQ       CX, AX
+	ADDQ       BX, DX
+	SUBQ       $0x00000001, SI
+	JNZ        row
+	VZEROUPPER
+	RET
+
 // func storeF16AVX512(dst *uint16, src *float32, vectors int)
 // Requires: AVX, AVX512F
 TEXT ·storeF16AVX512(SB), NOSPLIT, $0-24
@@ -2799,15 +2836,15 @@ next:
 	VZEROUPPER
 	RET
 
-// func dotsAVX512(s *float32, lds int, k *float32, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+// func dotsAVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·dotsAVX512(SB), NOSPLIT, $24-72
+TEXT ·dotsAVX512(SB), NOSPLIT, $24-80
 	MOVQ lds+8(FP), AX
 	MOVQ ldk+24(FP), CX
-	MOVQ ldq+40(FP), DX
+	MOVQ ldq+48(FP), DX
 	LEAQ (AX)(AX*2), R11
 	LEAQ (DX)(DX*2), R12
-	MOVQ chunks+56(FP), R13
+	MOVQ chunks+64(FP), R13
 	SHLQ $0x06, R13
 	ADDQ $0x3f, R13
 	SHRQ $0x06, R13
@@ -2817,23 +2854,21 @@ TEXT ·dotsAVX512(SB), NOSPLIT, $24-72
 	SUBQ R13, R10
 	MOVQ R10, 16(SP)
 	MOVQ 8(SP), R13
-	MOVQ CX, R10
-	SHLQ $0x05, R10
-	ADDQ k+16(FP), R10
+	MOVQ next+32(FP), R10
 
 group:
 	MOVQ   k+16(FP), BX
-	MOVQ   q+32(FP), R9
+	MOVQ   q+40(FP), R9
 	VPXORD Z0, Z0, Z0
 	MOVQ   s+0(FP), DI
-	MOVQ   heads+48(FP), R8
+	MOVQ   heads+56(FP), R8
 
 clear:
 	VMOVUPS Z0, (DI)
 	ADDQ    AX, DI
 	SUBQ    $0x00000001, R8
 	JNZ     clear
-	MOVQ    chunks+56(FP), R8
+	MOVQ    chunks+64(FP), R8
 	MOVQ    R8, (SP)
 
 chunk:
@@ -3063,7 +3098,7 @@ same15:
 	VSHUFF32X4 $0xdd, Z9, Z1, Z1
 	MOVQ       R9, SI
 	MOVQ       s+0(FP), DI
-	MOVQ       heads+48(FP), R8
+	MOVQ       heads+56(FP), R8
 	CMPQ       R8, $0x08
 	JL         under8
 	SHRQ       $0x03, R8
@@ -3221,7 +3256,7 @@ eight:
 	JNZ              eight
 
 under8:
-	MOVQ heads+48(FP), R8
+	MOVQ heads+56(FP), R8
 	ANDQ $0x07, R8
 	MOVQ R8, R14
 	SHRQ $0x02, R14
@@ -3343,20 +3378,20 @@ head_done:
 	MOVQ CX, BX
 	SHLQ $0x04, BX
 	ADDQ BX, k+16(FP)
-	SUBQ $0x00000001, groups+64(FP)
+	SUBQ $0x00000001, groups+72(FP)
 	JNZ  group
 	VZEROUPPER
 	RET
 
-// func mix8x2AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mix8x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mix8x2AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mix8x2AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VPXORD Z0, Z0, Z0
@@ -3375,107 +3410,114 @@ strip:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	LEAQ   (BX)(SI*4), R12
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x07, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1       (R9)
-	PREFETCHT1       64(R9)
-	VMOVUPS          (DI), Z16
-	VMOVUPS          64(DI), Z17
+	PREFETCHT1       (DI)
+	PREFETCHT1       64(DI)
+	VMOVUPS          (BX), Z16
+	VMOVUPS          64(BX), Z17
 	VFMADD231PS.BCST (R11), Z16, Z0
 	VFMADD231PS.BCST (R11), Z17, Z1
-	VFMADD231PS.BCST (R11)(SI*1), Z16, Z2
-	VFMADD231PS.BCST (R11)(SI*1), Z17, Z3
-	VFMADD231PS.BCST (R11)(SI*2), Z16, Z4
-	VFMADD231PS.BCST (R11)(SI*2), Z17, Z5
-	VFMADD231PS.BCST (R11)(R10*1), Z16, Z6
-	VFMADD231PS.BCST (R11)(R10*1), Z17, Z7
+	VFMADD231PS.BCST (R11)(CX*1), Z16, Z2
+	VFMADD231PS.BCST (R11)(CX*1), Z17, Z3
+	VFMADD231PS.BCST (R11)(CX*2), Z16, Z4
+	VFMADD231PS.BCST (R11)(CX*2), Z17, Z5
+	VFMADD231PS.BCST (R11)(R8*1), Z16, Z6
+	VFMADD231PS.BCST (R11)(R8*1), Z17, Z7
 	VFMADD231PS.BCST (R12), Z16, Z8
 	VFMADD231PS.BCST (R12), Z17, Z9
-	VFMADD231PS.BCST (R12)(SI*1), Z16, Z10
-	VFMADD231PS.BCST (R12)(SI*1), Z17, Z11
-	VFMADD231PS.BCST (R12)(SI*2), Z16, Z12
-	VFMADD231PS.BCST (R12)(SI*2), Z17, Z13
-	VFMADD231PS.BCST (R12)(R10*1), Z16, Z14
-	VFMADD231PS.BCST (R12)(R10*1), Z17, Z15
-	ADDQ             DX, DI
-	ADDQ             DX, R9
+	VFMADD231PS.BCST (R12)(CX*1), Z16, Z10
+	VFMADD231PS.BCST (R12)(CX*1), Z17, Z11
+	VFMADD231PS.BCST (R12)(CX*2), Z16, Z12
+	VFMADD231PS.BCST (R12)(CX*2), Z17, Z13
+	VFMADD231PS.BCST (R12)(R8*1), Z16, Z14
+	VFMADD231PS.BCST (R12)(R8*1), Z17, Z15
+	ADDQ             AX, BX
+	ADDQ             AX, DI
 	ADDQ             $0x04, R11
 	ADDQ             $0x04, R12
-	SUBQ             $0x00000001, R8
+	SUBQ             $0x00000001, SI
 	JNZ              key
-	MOVQ             AX, DI
-	MOVQ             ldo+8(FP), R8
-	MOVQ             alpha+56(FP), R9
-	VBROADCASTSS     (R9), Z16
-	VFMADD231PS      (DI), Z16, Z0
-	VMOVUPS          Z0, (DI)
-	VFMADD231PS      64(DI), Z16, Z1
-	VMOVUPS          Z1, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     4(R9), Z16
-	VFMADD231PS      (DI), Z16, Z2
-	VMOVUPS          Z2, (DI)
-	VFMADD231PS      64(DI), Z16, Z3
-	VMOVUPS          Z3, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     8(R9), Z16
-	VFMADD231PS      (DI), Z16, Z4
-	VMOVUPS          Z4, (DI)
-	VFMADD231PS      64(DI), Z16, Z5
-	VMOVUPS          Z5, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     12(R9), Z16
-	VFMADD231PS      (DI), Z16, Z6
-	VMOVUPS          Z6, (DI)
-	VFMADD231PS      64(DI), Z16, Z7
-	VMOVUPS          Z7, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     16(R9), Z16
-	VFMADD231PS      (DI), Z16, Z8
-	VMOVUPS          Z8, (DI)
-	VFMADD231PS      64(DI), Z16, Z9
-	VMOVUPS          Z9, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     20(R9), Z16
-	VFMADD231PS      (DI), Z16, Z10
-	VMOVUPS          Z10, (DI)
-	VFMADD231PS      64(DI), Z16, Z11
-	VMOVUPS          Z11, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     24(R9), Z16
-	VFMADD231PS      (DI), Z16, Z12
-	VMOVUPS          Z12, (DI)
-	VFMADD231PS      64(DI), Z16, Z13
-	VMOVUPS          Z13, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     28(R9), Z16
-	VFMADD231PS      (DI), Z16, Z14
-	VMOVUPS          Z14, (DI)
-	VFMADD231PS      64(DI), Z16, Z15
-	VMOVUPS          Z15, 64(DI)
-	ADDQ             $0x00000080, AX
-	ADDQ             $0x00000080, CX
-	SUBQ             $0x00000001, strips+64(FP)
+	SUBQ             $0x00000001, R10
+	JNZ              run
+	MOVQ             o+0(FP), BX
+	MOVQ             ldo+8(FP), SI
+	MOVQ             alpha+56(FP), DI
+	VBROADCASTSS     (DI), Z16
+	VFMADD231PS      (BX), Z16, Z0
+	VMOVUPS          Z0, (BX)
+	VFMADD231PS      64(BX), Z16, Z1
+	VMOVUPS          Z1, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     4(DI), Z16
+	VFMADD231PS      (BX), Z16, Z2
+	VMOVUPS          Z2, (BX)
+	VFMADD231PS      64(BX), Z16, Z3
+	VMOVUPS          Z3, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     8(DI), Z16
+	VFMADD231PS      (BX), Z16, Z4
+	VMOVUPS          Z4, (BX)
+	VFMADD231PS      64(BX), Z16, Z5
+	VMOVUPS          Z5, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     12(DI), Z16
+	VFMADD231PS      (BX), Z16, Z6
+	VMOVUPS          Z6, (BX)
+	VFMADD231PS      64(BX), Z16, Z7
+	VMOVUPS          Z7, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     16(DI), Z16
+	VFMADD231PS      (BX), Z16, Z8
+	VMOVUPS          Z8, (BX)
+	VFMADD231PS      64(BX), Z16, Z9
+	VMOVUPS          Z9, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     20(DI), Z16
+	VFMADD231PS      (BX), Z16, Z10
+	VMOVUPS          Z10, (BX)
+	VFMADD231PS      64(BX), Z16, Z11
+	VMOVUPS          Z11, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     24(DI), Z16
+	VFMADD231PS      (BX), Z16, Z12
+	VMOVUPS          Z12, (BX)
+	VFMADD231PS      64(BX), Z16, Z13
+	VMOVUPS          Z13, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     28(DI), Z16
+	VFMADD231PS      (BX), Z16, Z14
+	VMOVUPS          Z14, (BX)
+	VFMADD231PS      64(BX), Z16, Z15
+	VMOVUPS          Z15, 64(BX)
+	ADDQ             $0x00000080, o+0(FP)
+	ADDQ             $0x00000080, DX
+	SUBQ             $0x00000001, (SP)
 	JNZ              strip
 	VZEROUPPER
 	RET
 
-// func mix8x1AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mix8x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mix8x1AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mix8x1AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VPXORD Z0, Z0, Z0
@@ -3486,81 +3528,88 @@ strip:
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	LEAQ   (BX)(SI*4), R12
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x07, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1       (R9)
-	VMOVUPS          (DI), Z8
+	PREFETCHT1       (DI)
+	VMOVUPS          (BX), Z8
 	VFMADD231PS.BCST (R11), Z8, Z0
-	VFMADD231PS.BCST (R11)(SI*1), Z8, Z1
-	VFMADD231PS.BCST (R11)(SI*2), Z8, Z2
-	VFMADD231PS.BCST (R11)(R10*1), Z8, Z3
+	VFMADD231PS.BCST (R11)(CX*1), Z8, Z1
+	VFMADD231PS.BCST (R11)(CX*2), Z8, Z2
+	VFMADD231PS.BCST (R11)(R8*1), Z8, Z3
 	VFMADD231PS.BCST (R12), Z8, Z4
-	VFMADD231PS.BCST (R12)(SI*1), Z8, Z5
-	VFMADD231PS.BCST (R12)(SI*2), Z8, Z6
-	VFMADD231PS.BCST (R12)(R10*1), Z8, Z7
-	ADDQ             DX, DI
-	ADDQ             DX, R9
+	VFMADD231PS.BCST (R12)(CX*1), Z8, Z5
+	VFMADD231PS.BCST (R12)(CX*2), Z8, Z6
+	VFMADD231PS.BCST (R12)(R8*1), Z8, Z7
+	ADDQ             AX, BX
+	ADDQ             AX, DI
 	ADDQ             $0x04, R11
 	ADDQ             $0x04, R12
-	SUBQ             $0x00000001, R8
+	SUBQ             $0x00000001, SI
 	JNZ              key
-	MOVQ             AX, DI
-	MOVQ             ldo+8(FP), R8
-	MOVQ             alpha+56(FP), R9
-	VBROADCASTSS     (R9), Z8
-	VFMADD231PS      (DI), Z8, Z0
-	VMOVUPS          Z0, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     4(R9), Z8
-	VFMADD231PS      (DI), Z8, Z1
-	VMOVUPS          Z1, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     8(R9), Z8
-	VFMADD231PS      (DI), Z8, Z2
-	VMOVUPS          Z2, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     12(R9), Z8
-	VFMADD231PS      (DI), Z8, Z3
-	VMOVUPS          Z3, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     16(R9), Z8
-	VFMADD231PS      (DI), Z8, Z4
-	VMOVUPS          Z4, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     20(R9), Z8
-	VFMADD231PS      (DI), Z8, Z5
-	VMOVUPS          Z5, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     24(R9), Z8
-	VFMADD231PS      (DI), Z8, Z6
-	VMOVUPS          Z6, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     28(R9), Z8
-	VFMADD231PS      (DI), Z8, Z7
-	VMOVUPS          Z7, (DI)
-	ADDQ             $0x00000040, AX
-	ADDQ             $0x00000040, CX
-	SUBQ             $0x00000001, strips+64(FP)
+	SUBQ             $0x00000001, R10
+	JNZ              run
+	MOVQ             o+0(FP), BX
+	MOVQ             ldo+8(FP), SI
+	MOVQ             alpha+56(FP), DI
+	VBROADCASTSS     (DI), Z8
+	VFMADD231PS      (BX), Z8, Z0
+	VMOVUPS          Z0, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     4(DI), Z8
+	VFMADD231PS      (BX), Z8, Z1
+	VMOVUPS          Z1, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     8(DI), Z8
+	VFMADD231PS      (BX), Z8, Z2
+	VMOVUPS          Z2, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     12(DI), Z8
+	VFMADD231PS      (BX), Z8, Z3
+	VMOVUPS          Z3, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     16(DI), Z8
+	VFMADD231PS      (BX), Z8, Z4
+	VMOVUPS          Z4, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     20(DI), Z8
+	VFMADD231PS      (BX), Z8, Z5
+	VMOVUPS          Z5, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     24(DI), Z8
+	VFMADD231PS      (BX), Z8, Z6
+	VMOVUPS          Z6, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     28(DI), Z8
+	VFMADD231PS      (BX), Z8, Z7
+	VMOVUPS          Z7, (BX)
+	ADDQ             $0x00000040, o+0(FP)
+	ADDQ             $0x00000040, DX
+	SUBQ             $0x00000001, (SP)
 	JNZ              strip
 	VZEROUPPER
 	RET
 
-// func mix4x4AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mix4x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mix4x4AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mix4x4AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VPXORD Z0, Z0, Z0
@@ -3579,168 +3628,182 @@ strip:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x04, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	PREFETCHT1   64(R9)
-	PREFETCHT1   128(R9)
-	PREFETCHT1   192(R9)
-	VMOVUPS      (DI), Z16
-	VMOVUPS      64(DI), Z17
-	VMOVUPS      128(DI), Z18
-	VMOVUPS      192(DI), Z19
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
+	PREFETCHT1   128(DI)
+	PREFETCHT1   192(DI)
+	VMOVUPS      (BX), Z16
+	VMOVUPS      64(BX), Z17
+	VMOVUPS      128(BX), Z18
+	VMOVUPS      192(BX), Z19
 	VBROADCASTSS (R11), Z20
 	VFMADD231PS  Z16, Z20, Z0
 	VFMADD231PS  Z17, Z20, Z1
 	VFMADD231PS  Z18, Z20, Z2
 	VFMADD231PS  Z19, Z20, Z3
-	VBROADCASTSS (R11)(SI*1), Z20
+	VBROADCASTSS (R11)(CX*1), Z20
 	VFMADD231PS  Z16, Z20, Z4
 	VFMADD231PS  Z17, Z20, Z5
 	VFMADD231PS  Z18, Z20, Z6
 	VFMADD231PS  Z19, Z20, Z7
-	VBROADCASTSS (R11)(SI*2), Z20
+	VBROADCASTSS (R11)(CX*2), Z20
 	VFMADD231PS  Z16, Z20, Z8
 	VFMADD231PS  Z17, Z20, Z9
 	VFMADD231PS  Z18, Z20, Z10
 	VFMADD231PS  Z19, Z20, Z11
-	VBROADCASTSS (R11)(R10*1), Z20
+	VBROADCASTSS (R11)(R8*1), Z20
 	VFMADD231PS  Z16, Z20, Z12
 	VFMADD231PS  Z17, Z20, Z13
 	VFMADD231PS  Z18, Z20, Z14
 	VFMADD231PS  Z19, Z20, Z15
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Z16
-	VFMADD231PS  (DI), Z16, Z0
-	VMOVUPS      Z0, (DI)
-	VFMADD231PS  64(DI), Z16, Z1
-	VMOVUPS      Z1, 64(DI)
-	VFMADD231PS  128(DI), Z16, Z2
-	VMOVUPS      Z2, 128(DI)
-	VFMADD231PS  192(DI), Z16, Z3
-	VMOVUPS      Z3, 192(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Z16
-	VFMADD231PS  (DI), Z16, Z4
-	VMOVUPS      Z4, (DI)
-	VFMADD231PS  64(DI), Z16, Z5
-	VMOVUPS      Z5, 64(DI)
-	VFMADD231PS  128(DI), Z16, Z6
-	VMOVUPS      Z6, 128(DI)
-	VFMADD231PS  192(DI), Z16, Z7
-	VMOVUPS      Z7, 192(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Z16
-	VFMADD231PS  (DI), Z16, Z8
-	VMOVUPS      Z8, (DI)
-	VFMADD231PS  64(DI), Z16, Z9
-	VMOVUPS      Z9, 64(DI)
-	VFMADD231PS  128(DI), Z16, Z10
-	VMOVUPS      Z10, 128(DI)
-	VFMADD231PS  192(DI), Z16, Z11
-	VMOVUPS      Z11, 192(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Z16
-	VFMADD231PS  (DI), Z16, Z12
-	VMOVUPS      Z12, (DI)
-	VFMADD231PS  64(DI), Z16, Z13
-	VMOVUPS      Z13, 64(DI)
-	VFMADD231PS  128(DI), Z16, Z14
-	VMOVUPS      Z14, 128(DI)
-	VFMADD231PS  192(DI), Z16, Z15
-	VMOVUPS      Z15, 192(DI)
-	ADDQ         $0x00000100, AX
-	ADDQ         $0x00000100, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Z16
+	VFMADD231PS  (BX), Z16, Z0
+	VMOVUPS      Z0, (BX)
+	VFMADD231PS  64(BX), Z16, Z1
+	VMOVUPS      Z1, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z2
+	VMOVUPS      Z2, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z3
+	VMOVUPS      Z3, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Z16
+	VFMADD231PS  (BX), Z16, Z4
+	VMOVUPS      Z4, (BX)
+	VFMADD231PS  64(BX), Z16, Z5
+	VMOVUPS      Z5, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z6
+	VMOVUPS      Z6, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z7
+	VMOVUPS      Z7, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Z16
+	VFMADD231PS  (BX), Z16, Z8
+	VMOVUPS      Z8, (BX)
+	VFMADD231PS  64(BX), Z16, Z9
+	VMOVUPS      Z9, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z10
+	VMOVUPS      Z10, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z11
+	VMOVUPS      Z11, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Z16
+	VFMADD231PS  (BX), Z16, Z12
+	VMOVUPS      Z12, (BX)
+	VFMADD231PS  64(BX), Z16, Z13
+	VMOVUPS      Z13, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z14
+	VMOVUPS      Z14, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z15
+	VMOVUPS      Z15, 192(BX)
+	ADDQ         $0x00000100, o+0(FP)
+	ADDQ         $0x00000100, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mix4x1AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mix4x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mix4x1AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mix4x1AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x04, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VMOVUPS      (DI), Z4
+	PREFETCHT1   (DI)
+	VMOVUPS      (BX), Z4
 	VBROADCASTSS (R11), Z5
 	VFMADD231PS  Z4, Z5, Z0
-	VBROADCASTSS (R11)(SI*1), Z5
+	VBROADCASTSS (R11)(CX*1), Z5
 	VFMADD231PS  Z4, Z5, Z1
-	VBROADCASTSS (R11)(SI*2), Z5
+	VBROADCASTSS (R11)(CX*2), Z5
 	VFMADD231PS  Z4, Z5, Z2
-	VBROADCASTSS (R11)(R10*1), Z5
+	VBROADCASTSS (R11)(R8*1), Z5
 	VFMADD231PS  Z4, Z5, Z3
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Z4
-	VFMADD231PS  (DI), Z4, Z0
-	VMOVUPS      Z0, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Z4
-	VFMADD231PS  (DI), Z4, Z1
-	VMOVUPS      Z1, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Z4
-	VFMADD231PS  (DI), Z4, Z2
-	VMOVUPS      Z2, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Z4
-	VFMADD231PS  (DI), Z4, Z3
-	VMOVUPS      Z3, (DI)
-	ADDQ         $0x00000040, AX
-	ADDQ         $0x00000040, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Z4
+	VFMADD231PS  (BX), Z4, Z0
+	VMOVUPS      Z0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Z4
+	VFMADD231PS  (BX), Z4, Z1
+	VMOVUPS      Z1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Z4
+	VFMADD231PS  (BX), Z4, Z2
+	VMOVUPS      Z2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Z4
+	VFMADD231PS  (BX), Z4, Z3
+	VMOVUPS      Z3, (BX)
+	ADDQ         $0x00000040, o+0(FP)
+	ADDQ         $0x00000040, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mix1x8AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mix1x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mix1x8AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), SI
+TEXT ·mix1x8AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
 
 strip:
 	VPXORD Z0, Z0, Z0
@@ -3751,113 +3814,127 @@ strip:
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   CX, SI
-	MOVQ   BX, R9
-	MOVQ   keys+48(FP), DI
-	MOVQ   DX, R8
-	SHLQ   $0x04, R8
-	ADDQ   CX, R8
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
 
 key:
-	PREFETCHT1   (R8)
-	PREFETCHT1   64(R8)
-	PREFETCHT1   128(R8)
-	PREFETCHT1   192(R8)
-	PREFETCHT1   256(R8)
-	PREFETCHT1   320(R8)
-	PREFETCHT1   384(R8)
-	PREFETCHT1   448(R8)
+	PREFETCHT1   (SI)
+	PREFETCHT1   64(SI)
+	PREFETCHT1   128(SI)
+	PREFETCHT1   192(SI)
+	PREFETCHT1   256(SI)
+	PREFETCHT1   320(SI)
+	PREFETCHT1   384(SI)
+	PREFETCHT1   448(SI)
 	VBROADCASTSS (R9), Z8
-	VFMADD231PS  (SI), Z8, Z0
-	VFMADD231PS  64(SI), Z8, Z1
-	VFMADD231PS  128(SI), Z8, Z2
-	VFMADD231PS  192(SI), Z8, Z3
-	VFMADD231PS  256(SI), Z8, Z4
-	VFMADD231PS  320(SI), Z8, Z5
-	VFMADD231PS  384(SI), Z8, Z6
-	VFMADD231PS  448(SI), Z8, Z7
-	ADDQ         DX, SI
-	ADDQ         DX, R8
+	VFMADD231PS  (DX), Z8, Z0
+	VFMADD231PS  64(DX), Z8, Z1
+	VFMADD231PS  128(DX), Z8, Z2
+	VFMADD231PS  192(DX), Z8, Z3
+	VFMADD231PS  256(DX), Z8, Z4
+	VFMADD231PS  320(DX), Z8, Z5
+	VFMADD231PS  384(DX), Z8, Z6
+	VFMADD231PS  448(DX), Z8, Z7
+	ADDQ         AX, DX
+	ADDQ         AX, SI
 	ADDQ         $0x04, R9
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, BX
 	JNZ          key
-	MOVQ         AX, SI
-	MOVQ         ldo+8(FP), DI
-	MOVQ         alpha+56(FP), DI
-	VBROADCASTSS (DI), Z8
-	VFMADD231PS  (SI), Z8, Z0
-	VMOVUPS      Z0, (SI)
-	VFMADD231PS  64(SI), Z8, Z1
-	VMOVUPS      Z1, 64(SI)
-	VFMADD231PS  128(SI), Z8, Z2
-	VMOVUPS      Z2, 128(SI)
-	VFMADD231PS  192(SI), Z8, Z3
-	VMOVUPS      Z3, 192(SI)
-	VFMADD231PS  256(SI), Z8, Z4
-	VMOVUPS      Z4, 256(SI)
-	VFMADD231PS  320(SI), Z8, Z5
-	VMOVUPS      Z5, 320(SI)
-	VFMADD231PS  384(SI), Z8, Z6
-	VMOVUPS      Z6, 384(SI)
-	VFMADD231PS  448(SI), Z8, Z7
-	VMOVUPS      Z7, 448(SI)
-	ADDQ         $0x00000200, AX
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z8
+	VFMADD231PS  (DX), Z8, Z0
+	VMOVUPS      Z0, (DX)
+	VFMADD231PS  64(DX), Z8, Z1
+	VMOVUPS      Z1, 64(DX)
+	VFMADD231PS  128(DX), Z8, Z2
+	VMOVUPS      Z2, 128(DX)
+	VFMADD231PS  192(DX), Z8, Z3
+	VMOVUPS      Z3, 192(DX)
+	VFMADD231PS  256(DX), Z8, Z4
+	VMOVUPS      Z4, 256(DX)
+	VFMADD231PS  320(DX), Z8, Z5
+	VMOVUPS      Z5, 320(DX)
+	VFMADD231PS  384(DX), Z8, Z6
+	VMOVUPS      Z6, 384(DX)
+	VFMADD231PS  448(DX), Z8, Z7
+	VMOVUPS      Z7, 448(DX)
+	ADDQ         $0x00000200, o+0(FP)
 	ADDQ         $0x00000200, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mix1x1AVX512(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mix1x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mix1x1AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), SI
+TEXT ·mix1x1AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
 
 strip:
 	VPXORD Z0, Z0, Z0
-	MOVQ   CX, SI
-	MOVQ   BX, R9
-	MOVQ   keys+48(FP), DI
-	MOVQ   DX, R8
-	SHLQ   $0x04, R8
-	ADDQ   CX, R8
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
 
 key:
-	PREFETCHT1   (R8)
+	PREFETCHT1   (SI)
 	VBROADCASTSS (R9), Z1
-	VFMADD231PS  (SI), Z1, Z0
-	ADDQ         DX, SI
-	ADDQ         DX, R8
+	VFMADD231PS  (DX), Z1, Z0
+	ADDQ         AX, DX
+	ADDQ         AX, SI
 	ADDQ         $0x04, R9
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, BX
 	JNZ          key
-	MOVQ         AX, SI
-	MOVQ         ldo+8(FP), DI
-	MOVQ         alpha+56(FP), DI
-	VBROADCASTSS (DI), Z1
-	VFMADD231PS  (SI), Z1, Z0
-	VMOVUPS      Z0, (SI)
-	ADDQ         $0x00000040, AX
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z1
+	VFMADD231PS  (DX), Z1, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         $0x00000040, o+0(FP)
 	ADDQ         $0x00000040, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func dotsF16AVX512(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+// func dotsF16AVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·dotsF16AVX512(SB), NOSPLIT, $24-72
+TEXT ·dotsF16AVX512(SB), NOSPLIT, $24-80
 	MOVQ lds+8(FP), AX
 	MOVQ ldk+24(FP), CX
-	MOVQ ldq+40(FP), DX
+	MOVQ ldq+48(FP), DX
 	LEAQ (AX)(AX*2), R11
 	LEAQ (DX)(DX*2), R12
-	MOVQ chunks+56(FP), R13
+	MOVQ chunks+64(FP), R13
 	SHLQ $0x05, R13
 	ADDQ $0x3f, R13
 	SHRQ $0x06, R13
@@ -3867,23 +3944,21 @@ TEXT ·dotsF16AVX512(SB), NOSPLIT, $24-72
 	SUBQ R13, R10
 	MOVQ R10, 16(SP)
 	MOVQ 8(SP), R13
-	MOVQ CX, R10
-	SHLQ $0x05, R10
-	ADDQ k+16(FP), R10
+	MOVQ next+32(FP), R10
 
 group:
 	MOVQ   k+16(FP), BX
-	MOVQ   q+32(FP), R9
+	MOVQ   q+40(FP), R9
 	VPXORD Z0, Z0, Z0
 	MOVQ   s+0(FP), DI
-	MOVQ   heads+48(FP), R8
+	MOVQ   heads+56(FP), R8
 
 clear:
 	VMOVUPS Z0, (DI)
 	ADDQ    AX, DI
 	SUBQ    $0x00000001, R8
 	JNZ     clear
-	MOVQ    chunks+56(FP), R8
+	MOVQ    chunks+64(FP), R8
 	MOVQ    R8, (SP)
 
 chunk:
@@ -4049,7 +4124,7 @@ same7:
 	VSHUFF32X4 $0xdd, Z9, Z1, Z1
 	MOVQ       R9, SI
 	MOVQ       s+0(FP), DI
-	MOVQ       heads+48(FP), R8
+	MOVQ       heads+56(FP), R8
 	CMPQ       R8, $0x08
 	JL         under8
 	SHRQ       $0x03, R8
@@ -4207,7 +4282,7 @@ eight:
 	JNZ              eight
 
 under8:
-	MOVQ heads+48(FP), R8
+	MOVQ heads+56(FP), R8
 	ANDQ $0x07, R8
 	MOVQ R8, R14
 	SHRQ $0x02, R14
@@ -4329,20 +4404,20 @@ head_done:
 	MOVQ CX, BX
 	SHLQ $0x04, BX
 	ADDQ BX, k+16(FP)
-	SUBQ $0x00000001, groups+64(FP)
+	SUBQ $0x00000001, groups+72(FP)
 	JNZ  group
 	VZEROUPPER
 	RET
 
-// func mixF168x2AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixF168x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mixF168x2AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixF168x2AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VPXORD Z0, Z0, Z0
@@ -4361,106 +4436,113 @@ strip:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	LEAQ   (BX)(SI*4), R12
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x07, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1       (R9)
-	VCVTPH2PS        (DI), Z16
-	VCVTPH2PS        32(DI), Z17
+	PREFETCHT1       (DI)
+	VCVTPH2PS        (BX), Z16
+	VCVTPH2PS        32(BX), Z17
 	VFMADD231PS.BCST (R11), Z16, Z0
 	VFMADD231PS.BCST (R11), Z17, Z1
-	VFMADD231PS.BCST (R11)(SI*1), Z16, Z2
-	VFMADD231PS.BCST (R11)(SI*1), Z17, Z3
-	VFMADD231PS.BCST (R11)(SI*2), Z16, Z4
-	VFMADD231PS.BCST (R11)(SI*2), Z17, Z5
-	VFMADD231PS.BCST (R11)(R10*1), Z16, Z6
-	VFMADD231PS.BCST (R11)(R10*1), Z17, Z7
+	VFMADD231PS.BCST (R11)(CX*1), Z16, Z2
+	VFMADD231PS.BCST (R11)(CX*1), Z17, Z3
+	VFMADD231PS.BCST (R11)(CX*2), Z16, Z4
+	VFMADD231PS.BCST (R11)(CX*2), Z17, Z5
+	VFMADD231PS.BCST (R11)(R8*1), Z16, Z6
+	VFMADD231PS.BCST (R11)(R8*1), Z17, Z7
 	VFMADD231PS.BCST (R12), Z16, Z8
 	VFMADD231PS.BCST (R12), Z17, Z9
-	VFMADD231PS.BCST (R12)(SI*1), Z16, Z10
-	VFMADD231PS.BCST (R12)(SI*1), Z17, Z11
-	VFMADD231PS.BCST (R12)(SI*2), Z16, Z12
-	VFMADD231PS.BCST (R12)(SI*2), Z17, Z13
-	VFMADD231PS.BCST (R12)(R10*1), Z16, Z14
-	VFMADD231PS.BCST (R12)(R10*1), Z17, Z15
-	ADDQ             DX, DI
-	ADDQ             DX, R9
+	VFMADD231PS.BCST (R12)(CX*1), Z16, Z10
+	VFMADD231PS.BCST (R12)(CX*1), Z17, Z11
+	VFMADD231PS.BCST (R12)(CX*2), Z16, Z12
+	VFMADD231PS.BCST (R12)(CX*2), Z17, Z13
+	VFMADD231PS.BCST (R12)(R8*1), Z16, Z14
+	VFMADD231PS.BCST (R12)(R8*1), Z17, Z15
+	ADDQ             AX, BX
+	ADDQ             AX, DI
 	ADDQ             $0x04, R11
 	ADDQ             $0x04, R12
-	SUBQ             $0x00000001, R8
+	SUBQ             $0x00000001, SI
 	JNZ              key
-	MOVQ             AX, DI
-	MOVQ             ldo+8(FP), R8
-	MOVQ             alpha+56(FP), R9
-	VBROADCASTSS     (R9), Z16
-	VFMADD231PS      (DI), Z16, Z0
-	VMOVUPS          Z0, (DI)
-	VFMADD231PS      64(DI), Z16, Z1
-	VMOVUPS          Z1, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     4(R9), Z16
-	VFMADD231PS      (DI), Z16, Z2
-	VMOVUPS          Z2, (DI)
-	VFMADD231PS      64(DI), Z16, Z3
-	VMOVUPS          Z3, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     8(R9), Z16
-	VFMADD231PS      (DI), Z16, Z4
-	VMOVUPS          Z4, (DI)
-	VFMADD231PS      64(DI), Z16, Z5
-	VMOVUPS          Z5, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     12(R9), Z16
-	VFMADD231PS      (DI), Z16, Z6
-	VMOVUPS          Z6, (DI)
-	VFMADD231PS      64(DI), Z16, Z7
-	VMOVUPS          Z7, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     16(R9), Z16
-	VFMADD231PS      (DI), Z16, Z8
-	VMOVUPS          Z8, (DI)
-	VFMADD231PS      64(DI), Z16, Z9
-	VMOVUPS          Z9, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     20(R9), Z16
-	VFMADD231PS      (DI), Z16, Z10
-	VMOVUPS          Z10, (DI)
-	VFMADD231PS      64(DI), Z16, Z11
-	VMOVUPS          Z11, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     24(R9), Z16
-	VFMADD231PS      (DI), Z16, Z12
-	VMOVUPS          Z12, (DI)
-	VFMADD231PS      64(DI), Z16, Z13
-	VMOVUPS          Z13, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     28(R9), Z16
-	VFMADD231PS      (DI), Z16, Z14
-	VMOVUPS          Z14, (DI)
-	VFMADD231PS      64(DI), Z16, Z15
-	VMOVUPS          Z15, 64(DI)
-	ADDQ             $0x00000080, AX
-	ADDQ             $0x00000040, CX
-	SUBQ             $0x00000001, strips+64(FP)
+	SUBQ             $0x00000001, R10
+	JNZ              run
+	MOVQ             o+0(FP), BX
+	MOVQ             ldo+8(FP), SI
+	MOVQ             alpha+56(FP), DI
+	VBROADCASTSS     (DI), Z16
+	VFMADD231PS      (BX), Z16, Z0
+	VMOVUPS          Z0, (BX)
+	VFMADD231PS      64(BX), Z16, Z1
+	VMOVUPS          Z1, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     4(DI), Z16
+	VFMADD231PS      (BX), Z16, Z2
+	VMOVUPS          Z2, (BX)
+	VFMADD231PS      64(BX), Z16, Z3
+	VMOVUPS          Z3, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     8(DI), Z16
+	VFMADD231PS      (BX), Z16, Z4
+	VMOVUPS          Z4, (BX)
+	VFMADD231PS      64(BX), Z16, Z5
+	VMOVUPS          Z5, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     12(DI), Z16
+	VFMADD231PS      (BX), Z16, Z6
+	VMOVUPS          Z6, (BX)
+	VFMADD231PS      64(BX), Z16, Z7
+	VMOVUPS          Z7, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     16(DI), Z16
+	VFMADD231PS      (BX), Z16, Z8
+	VMOVUPS          Z8, (BX)
+	VFMADD231PS      64(BX), Z16, Z9
+	VMOVUPS          Z9, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     20(DI), Z16
+	VFMADD231PS      (BX), Z16, Z10
+	VMOVUPS          Z10, (BX)
+	VFMADD231PS      64(BX), Z16, Z11
+	VMOVUPS          Z11, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     24(DI), Z16
+	VFMADD231PS      (BX), Z16, Z12
+	VMOVUPS          Z12, (BX)
+	VFMADD231PS      64(BX), Z16, Z13
+	VMOVUPS          Z13, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     28(DI), Z16
+	VFMADD231PS      (BX), Z16, Z14
+	VMOVUPS          Z14, (BX)
+	VFMADD231PS      64(BX), Z16, Z15
+	VMOVUPS          Z15, 64(BX)
+	ADDQ             $0x00000080, o+0(FP)
+	ADDQ             $0x00000040, DX
+	SUBQ             $0x00000001, (SP)
 	JNZ              strip
 	VZEROUPPER
 	RET
 
-// func mixF168x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixF168x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mixF168x1AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixF168x1AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VPXORD Z0, Z0, Z0
@@ -4471,81 +4553,88 @@ strip:
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	LEAQ   (BX)(SI*4), R12
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x07, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1       (R9)
-	VCVTPH2PS        (DI), Z8
+	PREFETCHT1       (DI)
+	VCVTPH2PS        (BX), Z8
 	VFMADD231PS.BCST (R11), Z8, Z0
-	VFMADD231PS.BCST (R11)(SI*1), Z8, Z1
-	VFMADD231PS.BCST (R11)(SI*2), Z8, Z2
-	VFMADD231PS.BCST (R11)(R10*1), Z8, Z3
+	VFMADD231PS.BCST (R11)(CX*1), Z8, Z1
+	VFMADD231PS.BCST (R11)(CX*2), Z8, Z2
+	VFMADD231PS.BCST (R11)(R8*1), Z8, Z3
 	VFMADD231PS.BCST (R12), Z8, Z4
-	VFMADD231PS.BCST (R12)(SI*1), Z8, Z5
-	VFMADD231PS.BCST (R12)(SI*2), Z8, Z6
-	VFMADD231PS.BCST (R12)(R10*1), Z8, Z7
-	ADDQ             DX, DI
-	ADDQ             DX, R9
+	VFMADD231PS.BCST (R12)(CX*1), Z8, Z5
+	VFMADD231PS.BCST (R12)(CX*2), Z8, Z6
+	VFMADD231PS.BCST (R12)(R8*1), Z8, Z7
+	ADDQ             AX, BX
+	ADDQ             AX, DI
 	ADDQ             $0x04, R11
 	ADDQ             $0x04, R12
-	SUBQ             $0x00000001, R8
+	SUBQ             $0x00000001, SI
 	JNZ              key
-	MOVQ             AX, DI
-	MOVQ             ldo+8(FP), R8
-	MOVQ             alpha+56(FP), R9
-	VBROADCASTSS     (R9), Z8
-	VFMADD231PS      (DI), Z8, Z0
-	VMOVUPS          Z0, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     4(R9), Z8
-	VFMADD231PS      (DI), Z8, Z1
-	VMOVUPS          Z1, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     8(R9), Z8
-	VFMADD231PS      (DI), Z8, Z2
-	VMOVUPS          Z2, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     12(R9), Z8
-	VFMADD231PS      (DI), Z8, Z3
-	VMOVUPS          Z3, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     16(R9), Z8
-	VFMADD231PS      (DI), Z8, Z4
-	VMOVUPS          Z4, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     20(R9), Z8
-	VFMADD231PS      (DI), Z8, Z5
-	VMOVUPS          Z5, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     24(R9), Z8
-	VFMADD231PS      (DI), Z8, Z6
-	VMOVUPS          Z6, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     28(R9), Z8
-	VFMADD231PS      (DI), Z8, Z7
-	VMOVUPS          Z7, (DI)
-	ADDQ             $0x00000040, AX
-	ADDQ             $0x00000020, CX
-	SUBQ             $0x00000001, strips+64(FP)
+	SUBQ             $0x00000001, R10
+	JNZ              run
+	MOVQ             o+0(FP), BX
+	MOVQ             ldo+8(FP), SI
+	MOVQ             alpha+56(FP), DI
+	VBROADCASTSS     (DI), Z8
+	VFMADD231PS      (BX), Z8, Z0
+	VMOVUPS          Z0, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     4(DI), Z8
+	VFMADD231PS      (BX), Z8, Z1
+	VMOVUPS          Z1, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     8(DI), Z8
+	VFMADD231PS      (BX), Z8, Z2
+	VMOVUPS          Z2, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     12(DI), Z8
+	VFMADD231PS      (BX), Z8, Z3
+	VMOVUPS          Z3, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     16(DI), Z8
+	VFMADD231PS      (BX), Z8, Z4
+	VMOVUPS          Z4, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     20(DI), Z8
+	VFMADD231PS      (BX), Z8, Z5
+	VMOVUPS          Z5, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     24(DI), Z8
+	VFMADD231PS      (BX), Z8, Z6
+	VMOVUPS          Z6, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     28(DI), Z8
+	VFMADD231PS      (BX), Z8, Z7
+	VMOVUPS          Z7, (BX)
+	ADDQ             $0x00000040, o+0(FP)
+	ADDQ             $0x00000020, DX
+	SUBQ             $0x00000001, (SP)
 	JNZ              strip
 	VZEROUPPER
 	RET
 
-// func mixF164x4AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixF164x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mixF164x4AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixF164x4AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VPXORD Z0, Z0, Z0
@@ -4564,166 +4653,180 @@ strip:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x04, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	PREFETCHT1   64(R9)
-	VCVTPH2PS    (DI), Z16
-	VCVTPH2PS    32(DI), Z17
-	VCVTPH2PS    64(DI), Z18
-	VCVTPH2PS    96(DI), Z19
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
+	VCVTPH2PS    (BX), Z16
+	VCVTPH2PS    32(BX), Z17
+	VCVTPH2PS    64(BX), Z18
+	VCVTPH2PS    96(BX), Z19
 	VBROADCASTSS (R11), Z20
 	VFMADD231PS  Z16, Z20, Z0
 	VFMADD231PS  Z17, Z20, Z1
 	VFMADD231PS  Z18, Z20, Z2
 	VFMADD231PS  Z19, Z20, Z3
-	VBROADCASTSS (R11)(SI*1), Z20
+	VBROADCASTSS (R11)(CX*1), Z20
 	VFMADD231PS  Z16, Z20, Z4
 	VFMADD231PS  Z17, Z20, Z5
 	VFMADD231PS  Z18, Z20, Z6
 	VFMADD231PS  Z19, Z20, Z7
-	VBROADCASTSS (R11)(SI*2), Z20
+	VBROADCASTSS (R11)(CX*2), Z20
 	VFMADD231PS  Z16, Z20, Z8
 	VFMADD231PS  Z17, Z20, Z9
 	VFMADD231PS  Z18, Z20, Z10
 	VFMADD231PS  Z19, Z20, Z11
-	VBROADCASTSS (R11)(R10*1), Z20
+	VBROADCASTSS (R11)(R8*1), Z20
 	VFMADD231PS  Z16, Z20, Z12
 	VFMADD231PS  Z17, Z20, Z13
 	VFMADD231PS  Z18, Z20, Z14
 	VFMADD231PS  Z19, Z20, Z15
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Z16
-	VFMADD231PS  (DI), Z16, Z0
-	VMOVUPS      Z0, (DI)
-	VFMADD231PS  64(DI), Z16, Z1
-	VMOVUPS      Z1, 64(DI)
-	VFMADD231PS  128(DI), Z16, Z2
-	VMOVUPS      Z2, 128(DI)
-	VFMADD231PS  192(DI), Z16, Z3
-	VMOVUPS      Z3, 192(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Z16
-	VFMADD231PS  (DI), Z16, Z4
-	VMOVUPS      Z4, (DI)
-	VFMADD231PS  64(DI), Z16, Z5
-	VMOVUPS      Z5, 64(DI)
-	VFMADD231PS  128(DI), Z16, Z6
-	VMOVUPS      Z6, 128(DI)
-	VFMADD231PS  192(DI), Z16, Z7
-	VMOVUPS      Z7, 192(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Z16
-	VFMADD231PS  (DI), Z16, Z8
-	VMOVUPS      Z8, (DI)
-	VFMADD231PS  64(DI), Z16, Z9
-	VMOVUPS      Z9, 64(DI)
-	VFMADD231PS  128(DI), Z16, Z10
-	VMOVUPS      Z10, 128(DI)
-	VFMADD231PS  192(DI), Z16, Z11
-	VMOVUPS      Z11, 192(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Z16
-	VFMADD231PS  (DI), Z16, Z12
-	VMOVUPS      Z12, (DI)
-	VFMADD231PS  64(DI), Z16, Z13
-	VMOVUPS      Z13, 64(DI)
-	VFMADD231PS  128(DI), Z16, Z14
-	VMOVUPS      Z14, 128(DI)
-	VFMADD231PS  192(DI), Z16, Z15
-	VMOVUPS      Z15, 192(DI)
-	ADDQ         $0x00000100, AX
-	ADDQ         $0x00000080, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Z16
+	VFMADD231PS  (BX), Z16, Z0
+	VMOVUPS      Z0, (BX)
+	VFMADD231PS  64(BX), Z16, Z1
+	VMOVUPS      Z1, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z2
+	VMOVUPS      Z2, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z3
+	VMOVUPS      Z3, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Z16
+	VFMADD231PS  (BX), Z16, Z4
+	VMOVUPS      Z4, (BX)
+	VFMADD231PS  64(BX), Z16, Z5
+	VMOVUPS      Z5, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z6
+	VMOVUPS      Z6, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z7
+	VMOVUPS      Z7, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Z16
+	VFMADD231PS  (BX), Z16, Z8
+	VMOVUPS      Z8, (BX)
+	VFMADD231PS  64(BX), Z16, Z9
+	VMOVUPS      Z9, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z10
+	VMOVUPS      Z10, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z11
+	VMOVUPS      Z11, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Z16
+	VFMADD231PS  (BX), Z16, Z12
+	VMOVUPS      Z12, (BX)
+	VFMADD231PS  64(BX), Z16, Z13
+	VMOVUPS      Z13, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z14
+	VMOVUPS      Z14, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z15
+	VMOVUPS      Z15, 192(BX)
+	ADDQ         $0x00000100, o+0(FP)
+	ADDQ         $0x00000080, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixF164x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixF164x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mixF164x1AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixF164x1AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x04, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VCVTPH2PS    (DI), Z4
+	PREFETCHT1   (DI)
+	VCVTPH2PS    (BX), Z4
 	VBROADCASTSS (R11), Z5
 	VFMADD231PS  Z4, Z5, Z0
-	VBROADCASTSS (R11)(SI*1), Z5
+	VBROADCASTSS (R11)(CX*1), Z5
 	VFMADD231PS  Z4, Z5, Z1
-	VBROADCASTSS (R11)(SI*2), Z5
+	VBROADCASTSS (R11)(CX*2), Z5
 	VFMADD231PS  Z4, Z5, Z2
-	VBROADCASTSS (R11)(R10*1), Z5
+	VBROADCASTSS (R11)(R8*1), Z5
 	VFMADD231PS  Z4, Z5, Z3
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Z4
-	VFMADD231PS  (DI), Z4, Z0
-	VMOVUPS      Z0, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Z4
-	VFMADD231PS  (DI), Z4, Z1
-	VMOVUPS      Z1, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Z4
-	VFMADD231PS  (DI), Z4, Z2
-	VMOVUPS      Z2, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Z4
-	VFMADD231PS  (DI), Z4, Z3
-	VMOVUPS      Z3, (DI)
-	ADDQ         $0x00000040, AX
-	ADDQ         $0x00000020, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Z4
+	VFMADD231PS  (BX), Z4, Z0
+	VMOVUPS      Z0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Z4
+	VFMADD231PS  (BX), Z4, Z1
+	VMOVUPS      Z1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Z4
+	VFMADD231PS  (BX), Z4, Z2
+	VMOVUPS      Z2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Z4
+	VFMADD231PS  (BX), Z4, Z3
+	VMOVUPS      Z3, (BX)
+	ADDQ         $0x00000040, o+0(FP)
+	ADDQ         $0x00000020, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixF161x8AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixF161x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mixF161x8AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), SI
+TEXT ·mixF161x8AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
 
 strip:
 	VPXORD Z0, Z0, Z0
@@ -4734,26 +4837,31 @@ strip:
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   CX, SI
-	MOVQ   BX, R9
-	MOVQ   keys+48(FP), DI
-	MOVQ   DX, R8
-	SHLQ   $0x04, R8
-	ADDQ   CX, R8
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
 
 key:
-	PREFETCHT1   (R8)
-	PREFETCHT1   64(R8)
-	PREFETCHT1   128(R8)
-	PREFETCHT1   192(R8)
-	VCVTPH2PS    (SI), Z8
-	VCVTPH2PS    32(SI), Z9
-	VCVTPH2PS    64(SI), Z10
-	VCVTPH2PS    96(SI), Z11
-	VCVTPH2PS    128(SI), Z12
-	VCVTPH2PS    160(SI), Z13
-	VCVTPH2PS    192(SI), Z14
-	VCVTPH2PS    224(SI), Z15
+	PREFETCHT1   (SI)
+	PREFETCHT1   64(SI)
+	PREFETCHT1   128(SI)
+	PREFETCHT1   192(SI)
+	VCVTPH2PS    (DX), Z8
+	VCVTPH2PS    32(DX), Z9
+	VCVTPH2PS    64(DX), Z10
+	VCVTPH2PS    96(DX), Z11
+	VCVTPH2PS    128(DX), Z12
+	VCVTPH2PS    160(DX), Z13
+	VCVTPH2PS    192(DX), Z14
+	VCVTPH2PS    224(DX), Z15
 	VBROADCASTSS (R9), Z16
 	VFMADD231PS  Z8, Z16, Z0
 	VFMADD231PS  Z9, Z16, Z1
@@ -4763,89 +4871,98 @@ key:
 	VFMADD231PS  Z13, Z16, Z5
 	VFMADD231PS  Z14, Z16, Z6
 	VFMADD231PS  Z15, Z16, Z7
-	ADDQ         DX, SI
-	ADDQ         DX, R8
+	ADDQ         AX, DX
+	ADDQ         AX, SI
 	ADDQ         $0x04, R9
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, BX
 	JNZ          key
-	MOVQ         AX, SI
-	MOVQ         ldo+8(FP), DI
-	MOVQ         alpha+56(FP), DI
-	VBROADCASTSS (DI), Z8
-	VFMADD231PS  (SI), Z8, Z0
-	VMOVUPS      Z0, (SI)
-	VFMADD231PS  64(SI), Z8, Z1
-	VMOVUPS      Z1, 64(SI)
-	VFMADD231PS  128(SI), Z8, Z2
-	VMOVUPS      Z2, 128(SI)
-	VFMADD231PS  192(SI), Z8, Z3
-	VMOVUPS      Z3, 192(SI)
-	VFMADD231PS  256(SI), Z8, Z4
-	VMOVUPS      Z4, 256(SI)
-	VFMADD231PS  320(SI), Z8, Z5
-	VMOVUPS      Z5, 320(SI)
-	VFMADD231PS  384(SI), Z8, Z6
-	VMOVUPS      Z6, 384(SI)
-	VFMADD231PS  448(SI), Z8, Z7
-	VMOVUPS      Z7, 448(SI)
-	ADDQ         $0x00000200, AX
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z8
+	VFMADD231PS  (DX), Z8, Z0
+	VMOVUPS      Z0, (DX)
+	VFMADD231PS  64(DX), Z8, Z1
+	VMOVUPS      Z1, 64(DX)
+	VFMADD231PS  128(DX), Z8, Z2
+	VMOVUPS      Z2, 128(DX)
+	VFMADD231PS  192(DX), Z8, Z3
+	VMOVUPS      Z3, 192(DX)
+	VFMADD231PS  256(DX), Z8, Z4
+	VMOVUPS      Z4, 256(DX)
+	VFMADD231PS  320(DX), Z8, Z5
+	VMOVUPS      Z5, 320(DX)
+	VFMADD231PS  384(DX), Z8, Z6
+	VMOVUPS      Z6, 384(DX)
+	VFMADD231PS  448(DX), Z8, Z7
+	VMOVUPS      Z7, 448(DX)
+	ADDQ         $0x00000200, o+0(FP)
 	ADDQ         $0x00000100, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixF161x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mixF161x1AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), SI
+TEXT ·mixF161x1AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
 
 strip:
 	VPXORD Z0, Z0, Z0
-	MOVQ   CX, SI
-	MOVQ   BX, R9
-	MOVQ   keys+48(FP), DI
-	MOVQ   DX, R8
-	SHLQ   $0x04, R8
-	ADDQ   CX, R8
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
 
 key:
-	PREFETCHT1   (R8)
-	VCVTPH2PS    (SI), Z1
+	PREFETCHT1   (SI)
+	VCVTPH2PS    (DX), Z1
 	VBROADCASTSS (R9), Z2
 	VFMADD231PS  Z1, Z2, Z0
-	ADDQ         DX, SI
-	ADDQ         DX, R8
+	ADDQ         AX, DX
+	ADDQ         AX, SI
 	ADDQ         $0x04, R9
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, BX
 	JNZ          key
-	MOVQ         AX, SI
-	MOVQ         ldo+8(FP), DI
-	MOVQ         alpha+56(FP), DI
-	VBROADCASTSS (DI), Z1
-	VFMADD231PS  (SI), Z1, Z0
-	VMOVUPS      Z0, (SI)
-	ADDQ         $0x00000040, AX
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z1
+	VFMADD231PS  (DX), Z1, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         $0x00000040, o+0(FP)
 	ADDQ         $0x00000020, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func dotsBF16AVX512(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+// func dotsBF16AVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·dotsBF16AVX512(SB), NOSPLIT, $24-72
+TEXT ·dotsBF16AVX512(SB), NOSPLIT, $24-80
 	MOVQ lds+8(FP), AX
 	MOVQ ldk+24(FP), CX
-	MOVQ ldq+40(FP), DX
+	MOVQ ldq+48(FP), DX
 	LEAQ (AX)(AX*2), R11
 	LEAQ (DX)(DX*2), R12
-	MOVQ chunks+56(FP), R13
+	MOVQ chunks+64(FP), R13
 	SHLQ $0x05, R13
 	ADDQ $0x3f, R13
 	SHRQ $0x06, R13
@@ -4855,23 +4972,21 @@ TEXT ·dotsBF16AVX512(SB), NOSPLIT, $24-72
 	SUBQ R13, R10
 	MOVQ R10, 16(SP)
 	MOVQ 8(SP), R13
-	MOVQ CX, R10
-	SHLQ $0x05, R10
-	ADDQ k+16(FP), R10
+	MOVQ next+32(FP), R10
 
 group:
 	MOVQ   k+16(FP), BX
-	MOVQ   q+32(FP), R9
+	MOVQ   q+40(FP), R9
 	VPXORD Z0, Z0, Z0
 	MOVQ   s+0(FP), DI
-	MOVQ   heads+48(FP), R8
+	MOVQ   heads+56(FP), R8
 
 clear:
 	VMOVUPS Z0, (DI)
 	ADDQ    AX, DI
 	SUBQ    $0x00000001, R8
 	JNZ     clear
-	MOVQ    chunks+56(FP), R8
+	MOVQ    chunks+64(FP), R8
 	MOVQ    R8, (SP)
 
 chunk:
@@ -5053,7 +5168,7 @@ same7:
 	VSHUFF32X4 $0xdd, Z9, Z1, Z1
 	MOVQ       R9, SI
 	MOVQ       s+0(FP), DI
-	MOVQ       heads+48(FP), R8
+	MOVQ       heads+56(FP), R8
 	CMPQ       R8, $0x08
 	JL         under8
 	SHRQ       $0x03, R8
@@ -5211,7 +5326,7 @@ eight:
 	JNZ              eight
 
 under8:
-	MOVQ heads+48(FP), R8
+	MOVQ heads+56(FP), R8
 	ANDQ $0x07, R8
 	MOVQ R8, R14
 	SHRQ $0x02, R14
@@ -5333,20 +5448,20 @@ head_done:
 	MOVQ CX, BX
 	SHLQ $0x04, BX
 	ADDQ BX, k+16(FP)
-	SUBQ $0x00000001, groups+64(FP)
+	SUBQ $0x00000001, groups+72(FP)
 	JNZ  group
 	VZEROUPPER
 	RET
 
-// func mixBF168x2AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixBF168x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mixBF168x2AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixBF168x2AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VPXORD Z0, Z0, Z0
@@ -5365,108 +5480,115 @@ strip:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	LEAQ   (BX)(SI*4), R12
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x07, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1       (R9)
-	VPMOVZXWD        (DI), Z16
+	PREFETCHT1       (DI)
+	VPMOVZXWD        (BX), Z16
 	VPSLLD           $0x10, Z16, Z16
-	VPMOVZXWD        32(DI), Z17
+	VPMOVZXWD        32(BX), Z17
 	VPSLLD           $0x10, Z17, Z17
 	VFMADD231PS.BCST (R11), Z16, Z0
 	VFMADD231PS.BCST (R11), Z17, Z1
-	VFMADD231PS.BCST (R11)(SI*1), Z16, Z2
-	VFMADD231PS.BCST (R11)(SI*1), Z17, Z3
-	VFMADD231PS.BCST (R11)(SI*2), Z16, Z4
-	VFMADD231PS.BCST (R11)(SI*2), Z17, Z5
-	VFMADD231PS.BCST (R11)(R10*1), Z16, Z6
-	VFMADD231PS.BCST (R11)(R10*1), Z17, Z7
+	VFMADD231PS.BCST (R11)(CX*1), Z16, Z2
+	VFMADD231PS.BCST (R11)(CX*1), Z17, Z3
+	VFMADD231PS.BCST (R11)(CX*2), Z16, Z4
+	VFMADD231PS.BCST (R11)(CX*2), Z17, Z5
+	VFMADD231PS.BCST (R11)(R8*1), Z16, Z6
+	VFMADD231PS.BCST (R11)(R8*1), Z17, Z7
 	VFMADD231PS.BCST (R12), Z16, Z8
 	VFMADD231PS.BCST (R12), Z17, Z9
-	VFMADD231PS.BCST (R12)(SI*1), Z16, Z10
-	VFMADD231PS.BCST (R12)(SI*1), Z17, Z11
-	VFMADD231PS.BCST (R12)(SI*2), Z16, Z12
-	VFMADD231PS.BCST (R12)(SI*2), Z17, Z13
-	VFMADD231PS.BCST (R12)(R10*1), Z16, Z14
-	VFMADD231PS.BCST (R12)(R10*1), Z17, Z15
-	ADDQ             DX, DI
-	ADDQ             DX, R9
+	VFMADD231PS.BCST (R12)(CX*1), Z16, Z10
+	VFMADD231PS.BCST (R12)(CX*1), Z17, Z11
+	VFMADD231PS.BCST (R12)(CX*2), Z16, Z12
+	VFMADD231PS.BCST (R12)(CX*2), Z17, Z13
+	VFMADD231PS.BCST (R12)(R8*1), Z16, Z14
+	VFMADD231PS.BCST (R12)(R8*1), Z17, Z15
+	ADDQ             AX, BX
+	ADDQ             AX, DI
 	ADDQ             $0x04, R11
 	ADDQ             $0x04, R12
-	SUBQ             $0x00000001, R8
+	SUBQ             $0x00000001, SI
 	JNZ              key
-	MOVQ             AX, DI
-	MOVQ             ldo+8(FP), R8
-	MOVQ             alpha+56(FP), R9
-	VBROADCASTSS     (R9), Z16
-	VFMADD231PS      (DI), Z16, Z0
-	VMOVUPS          Z0, (DI)
-	VFMADD231PS      64(DI), Z16, Z1
-	VMOVUPS          Z1, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     4(R9), Z16
-	VFMADD231PS      (DI), Z16, Z2
-	VMOVUPS          Z2, (DI)
-	VFMADD231PS      64(DI), Z16, Z3
-	VMOVUPS          Z3, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     8(R9), Z16
-	VFMADD231PS      (DI), Z16, Z4
-	VMOVUPS          Z4, (DI)
-	VFMADD231PS      64(DI), Z16, Z5
-	VMOVUPS          Z5, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     12(R9), Z16
-	VFMADD231PS      (DI), Z16, Z6
-	VMOVUPS          Z6, (DI)
-	VFMADD231PS      64(DI), Z16, Z7
-	VMOVUPS          Z7, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     16(R9), Z16
-	VFMADD231PS      (DI), Z16, Z8
-	VMOVUPS          Z8, (DI)
-	VFMADD231PS      64(DI), Z16, Z9
-	VMOVUPS          Z9, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     20(R9), Z16
-	VFMADD231PS      (DI), Z16, Z10
-	VMOVUPS          Z10, (DI)
-	VFMADD231PS      64(DI), Z16, Z11
-	VMOVUPS          Z11, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     24(R9), Z16
-	VFMADD231PS      (DI), Z16, Z12
-	VMOVUPS          Z12, (DI)
-	VFMADD231PS      64(DI), Z16, Z13
-	VMOVUPS          Z13, 64(DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     28(R9), Z16
-	VFMADD231PS      (DI), Z16, Z14
-	VMOVUPS          Z14, (DI)
-	VFMADD231PS      64(DI), Z16, Z15
-	VMOVUPS          Z15, 64(DI)
-	ADDQ             $0x00000080, AX
-	ADDQ             $0x00000040, CX
-	SUBQ             $0x00000001, strips+64(FP)
+	SUBQ             $0x00000001, R10
+	JNZ              run
+	MOVQ             o+0(FP), BX
+	MOVQ             ldo+8(FP), SI
+	MOVQ             alpha+56(FP), DI
+	VBROADCASTSS     (DI), Z16
+	VFMADD231PS      (BX), Z16, Z0
+	VMOVUPS          Z0, (BX)
+	VFMADD231PS      64(BX), Z16, Z1
+	VMOVUPS          Z1, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     4(DI), Z16
+	VFMADD231PS      (BX), Z16, Z2
+	VMOVUPS          Z2, (BX)
+	VFMADD231PS      64(BX), Z16, Z3
+	VMOVUPS          Z3, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     8(DI), Z16
+	VFMADD231PS      (BX), Z16, Z4
+	VMOVUPS          Z4, (BX)
+	VFMADD231PS      64(BX), Z16, Z5
+	VMOVUPS          Z5, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     12(DI), Z16
+	VFMADD231PS      (BX), Z16, Z6
+	VMOVUPS          Z6, (BX)
+	VFMADD231PS      64(BX), Z16, Z7
+	VMOVUPS          Z7, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     16(DI), Z16
+	VFMADD231PS      (BX), Z16, Z8
+	VMOVUPS          Z8, (BX)
+	VFMADD231PS      64(BX), Z16, Z9
+	VMOVUPS          Z9, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     20(DI), Z16
+	VFMADD231PS      (BX), Z16, Z10
+	VMOVUPS          Z10, (BX)
+	VFMADD231PS      64(BX), Z16, Z11
+	VMOVUPS          Z11, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     24(DI), Z16
+	VFMADD231PS      (BX), Z16, Z12
+	VMOVUPS          Z12, (BX)
+	VFMADD231PS      64(BX), Z16, Z13
+	VMOVUPS          Z13, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     28(DI), Z16
+	VFMADD231PS      (BX), Z16, Z14
+	VMOVUPS          Z14, (BX)
+	VFMADD231PS      64(BX), Z16, Z15
+	VMOVUPS          Z15, 64(BX)
+	ADDQ             $0x00000080, o+0(FP)
+	ADDQ             $0x00000040, DX
+	SUBQ             $0x00000001, (SP)
 	JNZ              strip
 	VZEROUPPER
 	RET
 
-// func mixBF168x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixBF168x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mixBF168x1AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixBF168x1AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VPXORD Z0, Z0, Z0
@@ -5477,82 +5599,89 @@ strip:
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	LEAQ   (BX)(SI*4), R12
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x07, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1       (R9)
-	VPMOVZXWD        (DI), Z8
+	PREFETCHT1       (DI)
+	VPMOVZXWD        (BX), Z8
 	VPSLLD           $0x10, Z8, Z8
 	VFMADD231PS.BCST (R11), Z8, Z0
-	VFMADD231PS.BCST (R11)(SI*1), Z8, Z1
-	VFMADD231PS.BCST (R11)(SI*2), Z8, Z2
-	VFMADD231PS.BCST (R11)(R10*1), Z8, Z3
+	VFMADD231PS.BCST (R11)(CX*1), Z8, Z1
+	VFMADD231PS.BCST (R11)(CX*2), Z8, Z2
+	VFMADD231PS.BCST (R11)(R8*1), Z8, Z3
 	VFMADD231PS.BCST (R12), Z8, Z4
-	VFMADD231PS.BCST (R12)(SI*1), Z8, Z5
-	VFMADD231PS.BCST (R12)(SI*2), Z8, Z6
-	VFMADD231PS.BCST (R12)(R10*1), Z8, Z7
-	ADDQ             DX, DI
-	ADDQ             DX, R9
+	VFMADD231PS.BCST (R12)(CX*1), Z8, Z5
+	VFMADD231PS.BCST (R12)(CX*2), Z8, Z6
+	VFMADD231PS.BCST (R12)(R8*1), Z8, Z7
+	ADDQ             AX, BX
+	ADDQ             AX, DI
 	ADDQ             $0x04, R11
 	ADDQ             $0x04, R12
-	SUBQ             $0x00000001, R8
+	SUBQ             $0x00000001, SI
 	JNZ              key
-	MOVQ             AX, DI
-	MOVQ             ldo+8(FP), R8
-	MOVQ             alpha+56(FP), R9
-	VBROADCASTSS     (R9), Z8
-	VFMADD231PS      (DI), Z8, Z0
-	VMOVUPS          Z0, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     4(R9), Z8
-	VFMADD231PS      (DI), Z8, Z1
-	VMOVUPS          Z1, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     8(R9), Z8
-	VFMADD231PS      (DI), Z8, Z2
-	VMOVUPS          Z2, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     12(R9), Z8
-	VFMADD231PS      (DI), Z8, Z3
-	VMOVUPS          Z3, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     16(R9), Z8
-	VFMADD231PS      (DI), Z8, Z4
-	VMOVUPS          Z4, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     20(R9), Z8
-	VFMADD231PS      (DI), Z8, Z5
-	VMOVUPS          Z5, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     24(R9), Z8
-	VFMADD231PS      (DI), Z8, Z6
-	VMOVUPS          Z6, (DI)
-	ADDQ             R8, DI
-	VBROADCASTSS     28(R9), Z8
-	VFMADD231PS      (DI), Z8, Z7
-	VMOVUPS          Z7, (DI)
-	ADDQ             $0x00000040, AX
-	ADDQ             $0x00000020, CX
-	SUBQ             $0x00000001, strips+64(FP)
+	SUBQ             $0x00000001, R10
+	JNZ              run
+	MOVQ             o+0(FP), BX
+	MOVQ             ldo+8(FP), SI
+	MOVQ             alpha+56(FP), DI
+	VBROADCASTSS     (DI), Z8
+	VFMADD231PS      (BX), Z8, Z0
+	VMOVUPS          Z0, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     4(DI), Z8
+	VFMADD231PS      (BX), Z8, Z1
+	VMOVUPS          Z1, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     8(DI), Z8
+	VFMADD231PS      (BX), Z8, Z2
+	VMOVUPS          Z2, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     12(DI), Z8
+	VFMADD231PS      (BX), Z8, Z3
+	VMOVUPS          Z3, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     16(DI), Z8
+	VFMADD231PS      (BX), Z8, Z4
+	VMOVUPS          Z4, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     20(DI), Z8
+	VFMADD231PS      (BX), Z8, Z5
+	VMOVUPS          Z5, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     24(DI), Z8
+	VFMADD231PS      (BX), Z8, Z6
+	VMOVUPS          Z6, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     28(DI), Z8
+	VFMADD231PS      (BX), Z8, Z7
+	VMOVUPS          Z7, (BX)
+	ADDQ             $0x00000040, o+0(FP)
+	ADDQ             $0x00000020, DX
+	SUBQ             $0x00000001, (SP)
 	JNZ              strip
 	VZEROUPPER
 	RET
 
-// func mixBF164x4AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixBF164x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mixBF164x4AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixBF164x4AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VPXORD Z0, Z0, Z0
@@ -5571,171 +5700,185 @@ strip:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x04, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	PREFETCHT1   64(R9)
-	VPMOVZXWD    (DI), Z16
+	PREFETCHT1   (DI)
+	PREFETCHT1   64(DI)
+	VPMOVZXWD    (BX), Z16
 	VPSLLD       $0x10, Z16, Z16
-	VPMOVZXWD    32(DI), Z17
+	VPMOVZXWD    32(BX), Z17
 	VPSLLD       $0x10, Z17, Z17
-	VPMOVZXWD    64(DI), Z18
+	VPMOVZXWD    64(BX), Z18
 	VPSLLD       $0x10, Z18, Z18
-	VPMOVZXWD    96(DI), Z19
+	VPMOVZXWD    96(BX), Z19
 	VPSLLD       $0x10, Z19, Z19
 	VBROADCASTSS (R11), Z20
 	VFMADD231PS  Z16, Z20, Z0
 	VFMADD231PS  Z17, Z20, Z1
 	VFMADD231PS  Z18, Z20, Z2
 	VFMADD231PS  Z19, Z20, Z3
-	VBROADCASTSS (R11)(SI*1), Z20
+	VBROADCASTSS (R11)(CX*1), Z20
 	VFMADD231PS  Z16, Z20, Z4
 	VFMADD231PS  Z17, Z20, Z5
 	VFMADD231PS  Z18, Z20, Z6
 	VFMADD231PS  Z19, Z20, Z7
-	VBROADCASTSS (R11)(SI*2), Z20
+	VBROADCASTSS (R11)(CX*2), Z20
 	VFMADD231PS  Z16, Z20, Z8
 	VFMADD231PS  Z17, Z20, Z9
 	VFMADD231PS  Z18, Z20, Z10
 	VFMADD231PS  Z19, Z20, Z11
-	VBROADCASTSS (R11)(R10*1), Z20
+	VBROADCASTSS (R11)(R8*1), Z20
 	VFMADD231PS  Z16, Z20, Z12
 	VFMADD231PS  Z17, Z20, Z13
 	VFMADD231PS  Z18, Z20, Z14
 	VFMADD231PS  Z19, Z20, Z15
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Z16
-	VFMADD231PS  (DI), Z16, Z0
-	VMOVUPS      Z0, (DI)
-	VFMADD231PS  64(DI), Z16, Z1
-	VMOVUPS      Z1, 64(DI)
-	VFMADD231PS  128(DI), Z16, Z2
-	VMOVUPS      Z2, 128(DI)
-	VFMADD231PS  192(DI), Z16, Z3
-	VMOVUPS      Z3, 192(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Z16
-	VFMADD231PS  (DI), Z16, Z4
-	VMOVUPS      Z4, (DI)
-	VFMADD231PS  64(DI), Z16, Z5
-	VMOVUPS      Z5, 64(DI)
-	VFMADD231PS  128(DI), Z16, Z6
-	VMOVUPS      Z6, 128(DI)
-	VFMADD231PS  192(DI), Z16, Z7
-	VMOVUPS      Z7, 192(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Z16
-	VFMADD231PS  (DI), Z16, Z8
-	VMOVUPS      Z8, (DI)
-	VFMADD231PS  64(DI), Z16, Z9
-	VMOVUPS      Z9, 64(DI)
-	VFMADD231PS  128(DI), Z16, Z10
-	VMOVUPS      Z10, 128(DI)
-	VFMADD231PS  192(DI), Z16, Z11
-	VMOVUPS      Z11, 192(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Z16
-	VFMADD231PS  (DI), Z16, Z12
-	VMOVUPS      Z12, (DI)
-	VFMADD231PS  64(DI), Z16, Z13
-	VMOVUPS      Z13, 64(DI)
-	VFMADD231PS  128(DI), Z16, Z14
-	VMOVUPS      Z14, 128(DI)
-	VFMADD231PS  192(DI), Z16, Z15
-	VMOVUPS      Z15, 192(DI)
-	ADDQ         $0x00000100, AX
-	ADDQ         $0x00000080, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Z16
+	VFMADD231PS  (BX), Z16, Z0
+	VMOVUPS      Z0, (BX)
+	VFMADD231PS  64(BX), Z16, Z1
+	VMOVUPS      Z1, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z2
+	VMOVUPS      Z2, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z3
+	VMOVUPS      Z3, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Z16
+	VFMADD231PS  (BX), Z16, Z4
+	VMOVUPS      Z4, (BX)
+	VFMADD231PS  64(BX), Z16, Z5
+	VMOVUPS      Z5, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z6
+	VMOVUPS      Z6, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z7
+	VMOVUPS      Z7, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Z16
+	VFMADD231PS  (BX), Z16, Z8
+	VMOVUPS      Z8, (BX)
+	VFMADD231PS  64(BX), Z16, Z9
+	VMOVUPS      Z9, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z10
+	VMOVUPS      Z10, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z11
+	VMOVUPS      Z11, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Z16
+	VFMADD231PS  (BX), Z16, Z12
+	VMOVUPS      Z12, (BX)
+	VFMADD231PS  64(BX), Z16, Z13
+	VMOVUPS      Z13, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z14
+	VMOVUPS      Z14, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z15
+	VMOVUPS      Z15, 192(BX)
+	ADDQ         $0x00000100, o+0(FP)
+	ADDQ         $0x00000080, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixBF164x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixBF164x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mixBF164x1AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixBF164x1AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x04, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VPMOVZXWD    (DI), Z4
+	PREFETCHT1   (DI)
+	VPMOVZXWD    (BX), Z4
 	VPSLLD       $0x10, Z4, Z4
 	VBROADCASTSS (R11), Z5
 	VFMADD231PS  Z4, Z5, Z0
-	VBROADCASTSS (R11)(SI*1), Z5
+	VBROADCASTSS (R11)(CX*1), Z5
 	VFMADD231PS  Z4, Z5, Z1
-	VBROADCASTSS (R11)(SI*2), Z5
+	VBROADCASTSS (R11)(CX*2), Z5
 	VFMADD231PS  Z4, Z5, Z2
-	VBROADCASTSS (R11)(R10*1), Z5
+	VBROADCASTSS (R11)(R8*1), Z5
 	VFMADD231PS  Z4, Z5, Z3
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Z4
-	VFMADD231PS  (DI), Z4, Z0
-	VMOVUPS      Z0, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Z4
-	VFMADD231PS  (DI), Z4, Z1
-	VMOVUPS      Z1, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Z4
-	VFMADD231PS  (DI), Z4, Z2
-	VMOVUPS      Z2, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Z4
-	VFMADD231PS  (DI), Z4, Z3
-	VMOVUPS      Z3, (DI)
-	ADDQ         $0x00000040, AX
-	ADDQ         $0x00000020, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Z4
+	VFMADD231PS  (BX), Z4, Z0
+	VMOVUPS      Z0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Z4
+	VFMADD231PS  (BX), Z4, Z1
+	VMOVUPS      Z1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Z4
+	VFMADD231PS  (BX), Z4, Z2
+	VMOVUPS      Z2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Z4
+	VFMADD231PS  (BX), Z4, Z3
+	VMOVUPS      Z3, (BX)
+	ADDQ         $0x00000040, o+0(FP)
+	ADDQ         $0x00000020, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixBF161x8AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixBF161x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mixBF161x8AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), SI
+TEXT ·mixBF161x8AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
 
 strip:
 	VPXORD Z0, Z0, Z0
@@ -5746,33 +5889,38 @@ strip:
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   CX, SI
-	MOVQ   BX, R9
-	MOVQ   keys+48(FP), DI
-	MOVQ   DX, R8
-	SHLQ   $0x04, R8
-	ADDQ   CX, R8
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
 
 key:
-	PREFETCHT1   (R8)
-	PREFETCHT1   64(R8)
-	PREFETCHT1   128(R8)
-	PREFETCHT1   192(R8)
-	VPMOVZXWD    (SI), Z8
+	PREFETCHT1   (SI)
+	PREFETCHT1   64(SI)
+	PREFETCHT1   128(SI)
+	PREFETCHT1   192(SI)
+	VPMOVZXWD    (DX), Z8
 	VPSLLD       $0x10, Z8, Z8
-	VPMOVZXWD    32(SI), Z9
+	VPMOVZXWD    32(DX), Z9
 	VPSLLD       $0x10, Z9, Z9
-	VPMOVZXWD    64(SI), Z10
+	VPMOVZXWD    64(DX), Z10
 	VPSLLD       $0x10, Z10, Z10
-	VPMOVZXWD    96(SI), Z11
+	VPMOVZXWD    96(DX), Z11
 	VPSLLD       $0x10, Z11, Z11
-	VPMOVZXWD    128(SI), Z12
+	VPMOVZXWD    128(DX), Z12
 	VPSLLD       $0x10, Z12, Z12
-	VPMOVZXWD    160(SI), Z13
+	VPMOVZXWD    160(DX), Z13
 	VPSLLD       $0x10, Z13, Z13
-	VPMOVZXWD    192(SI), Z14
+	VPMOVZXWD    192(DX), Z14
 	VPSLLD       $0x10, Z14, Z14
-	VPMOVZXWD    224(SI), Z15
+	VPMOVZXWD    224(DX), Z15
 	VPSLLD       $0x10, Z15, Z15
 	VBROADCASTSS (R9), Z16
 	VFMADD231PS  Z8, Z16, Z0
@@ -5783,77 +5931,1156 @@ key:
 	VFMADD231PS  Z13, Z16, Z5
 	VFMADD231PS  Z14, Z16, Z6
 	VFMADD231PS  Z15, Z16, Z7
-	ADDQ         DX, SI
-	ADDQ         DX, R8
+	ADDQ         AX, DX
+	ADDQ         AX, SI
 	ADDQ         $0x04, R9
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, BX
 	JNZ          key
-	MOVQ         AX, SI
-	MOVQ         ldo+8(FP), DI
-	MOVQ         alpha+56(FP), DI
-	VBROADCASTSS (DI), Z8
-	VFMADD231PS  (SI), Z8, Z0
-	VMOVUPS      Z0, (SI)
-	VFMADD231PS  64(SI), Z8, Z1
-	VMOVUPS      Z1, 64(SI)
-	VFMADD231PS  128(SI), Z8, Z2
-	VMOVUPS      Z2, 128(SI)
-	VFMADD231PS  192(SI), Z8, Z3
-	VMOVUPS      Z3, 192(SI)
-	VFMADD231PS  256(SI), Z8, Z4
-	VMOVUPS      Z4, 256(SI)
-	VFMADD231PS  320(SI), Z8, Z5
-	VMOVUPS      Z5, 320(SI)
-	VFMADD231PS  384(SI), Z8, Z6
-	VMOVUPS      Z6, 384(SI)
-	VFMADD231PS  448(SI), Z8, Z7
-	VMOVUPS      Z7, 448(SI)
-	ADDQ         $0x00000200, AX
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z8
+	VFMADD231PS  (DX), Z8, Z0
+	VMOVUPS      Z0, (DX)
+	VFMADD231PS  64(DX), Z8, Z1
+	VMOVUPS      Z1, 64(DX)
+	VFMADD231PS  128(DX), Z8, Z2
+	VMOVUPS      Z2, 128(DX)
+	VFMADD231PS  192(DX), Z8, Z3
+	VMOVUPS      Z3, 192(DX)
+	VFMADD231PS  256(DX), Z8, Z4
+	VMOVUPS      Z4, 256(DX)
+	VFMADD231PS  320(DX), Z8, Z5
+	VMOVUPS      Z5, 320(DX)
+	VFMADD231PS  384(DX), Z8, Z6
+	VMOVUPS      Z6, 384(DX)
+	VFMADD231PS  448(DX), Z8, Z7
+	VMOVUPS      Z7, 448(DX)
+	ADDQ         $0x00000200, o+0(FP)
 	ADDQ         $0x00000100, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixBF161x1AVX512(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixBF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mixBF161x1AVX512(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), SI
+TEXT ·mixBF161x1AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
 
 strip:
 	VPXORD Z0, Z0, Z0
-	MOVQ   CX, SI
-	MOVQ   BX, R9
-	MOVQ   keys+48(FP), DI
-	MOVQ   DX, R8
-	SHLQ   $0x04, R8
-	ADDQ   CX, R8
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
 
 key:
-	PREFETCHT1   (R8)
-	VPMOVZXWD    (SI), Z1
+	PREFETCHT1   (SI)
+	VPMOVZXWD    (DX), Z1
 	VPSLLD       $0x10, Z1, Z1
 	VBROADCASTSS (R9), Z2
 	VFMADD231PS  Z1, Z2, Z0
-	ADDQ         DX, SI
-	ADDQ         DX, R8
+	ADDQ         AX, DX
+	ADDQ         AX, SI
 	ADDQ         $0x04, R9
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, BX
 	JNZ          key
-	MOVQ         AX, SI
-	MOVQ         ldo+8(FP), DI
-	MOVQ         alpha+56(FP), DI
-	VBROADCASTSS (DI), Z1
-	VFMADD231PS  (SI), Z1, Z0
-	VMOVUPS      Z0, (SI)
-	ADDQ         $0x00000040, AX
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z1
+	VFMADD231PS  (DX), Z1, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         $0x00000040, o+0(FP)
 	ADDQ         $0x00000020, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func dotsQ8AVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·dotsQ8AVX512(SB), NOSPLIT, $24-80
+	MOVQ lds+8(FP), AX
+	MOVQ ldk+24(FP), CX
+	MOVQ ldq+48(FP), DX
+	LEAQ (AX)(AX*2), R11
+	LEAQ (DX)(DX*2), R12
+	MOVQ next+32(FP), R10
+
+group:
+	MOVQ   k+16(FP), BX
+	MOVQ   q+40(FP), R9
+	VPXORD Z0, Z0, Z0
+	MOVQ   s+0(FP), DI
+	MOVQ   heads+56(FP), R8
+
+clear:
+	VMOVUPS Z0, (DI)
+	ADDQ    AX, DI
+	SUBQ    $0x00000001, R8
+	JNZ     clear
+	MOVQ    chunks+64(FP), R8
+	MOVQ    R8, (SP)
+
+chunk:
+	MOVQ        BX, SI
+	MOVQ        (SP), DI
+	SUBQ        chunks+64(FP), DI
+	SHLQ        $0x04, DI
+	VPMOVSXBD   4(SI), Z1
+	VCVTDQ2PS   Z1, Z1
+	VMULPS.BCST (SI)(DI*1), Z1, Z1
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z2
+	VCVTDQ2PS   Z2, Z2
+	VMULPS.BCST (SI)(DI*1), Z2, Z2
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z3
+	VCVTDQ2PS   Z3, Z3
+	VMULPS.BCST (SI)(DI*1), Z3, Z3
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z4
+	VCVTDQ2PS   Z4, Z4
+	VMULPS.BCST (SI)(DI*1), Z4, Z4
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z5
+	VCVTDQ2PS   Z5, Z5
+	VMULPS.BCST (SI)(DI*1), Z5, Z5
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z6
+	VCVTDQ2PS   Z6, Z6
+	VMULPS.BCST (SI)(DI*1), Z6, Z6
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z7
+	VCVTDQ2PS   Z7, Z7
+	VMULPS.BCST (SI)(DI*1), Z7, Z7
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z8
+	VCVTDQ2PS   Z8, Z8
+	VMULPS.BCST (SI)(DI*1), Z8, Z8
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z9
+	VCVTDQ2PS   Z9, Z9
+	VMULPS.BCST (SI)(DI*1), Z9, Z9
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z10
+	VCVTDQ2PS   Z10, Z10
+	VMULPS.BCST (SI)(DI*1), Z10, Z10
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z11
+	VCVTDQ2PS   Z11, Z11
+	VMULPS.BCST (SI)(DI*1), Z11, Z11
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z12
+	VCVTDQ2PS   Z12, Z12
+	VMULPS.BCST (SI)(DI*1), Z12, Z12
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z13
+	VCVTDQ2PS   Z13, Z13
+	VMULPS.BCST (SI)(DI*1), Z13, Z13
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z14
+	VCVTDQ2PS   Z14, Z14
+	VMULPS.BCST (SI)(DI*1), Z14, Z14
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z15
+	VCVTDQ2PS   Z15, Z15
+	VMULPS.BCST (SI)(DI*1), Z15, Z15
+	ADDQ        CX, SI
+	VPMOVSXBD   4(SI), Z16
+	VCVTDQ2PS   Z16, Z16
+	VMULPS.BCST (SI)(DI*1), Z16, Z16
+	TESTQ       $0x0000003f, DI
+	JNZ         read
+	MOVQ        R10, SI
+	SUBQ        DI, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+	ADDQ        CX, SI
+	PREFETCHT1  (SI)
+
+read:
+	VUNPCKLPS  Z2, Z1, Z17
+	VUNPCKHPS  Z2, Z1, Z1
+	VUNPCKLPS  Z4, Z3, Z2
+	VUNPCKHPS  Z4, Z3, Z3
+	VUNPCKLPS  Z6, Z5, Z4
+	VUNPCKHPS  Z6, Z5, Z5
+	VUNPCKLPS  Z8, Z7, Z6
+	VUNPCKHPS  Z8, Z7, Z7
+	VUNPCKLPS  Z10, Z9, Z8
+	VUNPCKHPS  Z10, Z9, Z9
+	VUNPCKLPS  Z12, Z11, Z10
+	VUNPCKHPS  Z12, Z11, Z11
+	VUNPCKLPS  Z14, Z13, Z12
+	VUNPCKHPS  Z14, Z13, Z13
+	VUNPCKLPS  Z16, Z15, Z14
+	VUNPCKHPS  Z16, Z15, Z15
+	VUNPCKLPD  Z2, Z17, Z16
+	VUNPCKHPD  Z2, Z17, Z2
+	VUNPCKLPD  Z3, Z1, Z17
+	VUNPCKHPD  Z3, Z1, Z1
+	VUNPCKLPD  Z6, Z4, Z3
+	VUNPCKHPD  Z6, Z4, Z4
+	VUNPCKLPD  Z7, Z5, Z6
+	VUNPCKHPD  Z7, Z5, Z5
+	VUNPCKLPD  Z10, Z8, Z7
+	VUNPCKHPD  Z10, Z8, Z8
+	VUNPCKLPD  Z11, Z9, Z10
+	VUNPCKHPD  Z11, Z9, Z9
+	VUNPCKLPD  Z14, Z12, Z11
+	VUNPCKHPD  Z14, Z12, Z12
+	VUNPCKLPD  Z15, Z13, Z14
+	VUNPCKHPD  Z15, Z13, Z13
+	VSHUFF32X4 $0x88, Z3, Z16, Z15
+	VSHUFF32X4 $0xdd, Z3, Z16, Z3
+	VSHUFF32X4 $0x88, Z11, Z7, Z16
+	VSHUFF32X4 $0xdd, Z11, Z7, Z7
+	VSHUFF32X4 $0x88, Z16, Z15, Z11
+	VSHUFF32X4 $0x88, Z7, Z3, Z18
+	VSHUFF32X4 $0xdd, Z16, Z15, Z15
+	VSHUFF32X4 $0xdd, Z7, Z3, Z3
+	VSHUFF32X4 $0x88, Z4, Z2, Z7
+	VSHUFF32X4 $0xdd, Z4, Z2, Z2
+	VSHUFF32X4 $0x88, Z12, Z8, Z4
+	VSHUFF32X4 $0xdd, Z12, Z8, Z8
+	VSHUFF32X4 $0x88, Z4, Z7, Z12
+	VSHUFF32X4 $0x88, Z8, Z2, Z16
+	VSHUFF32X4 $0xdd, Z4, Z7, Z4
+	VSHUFF32X4 $0xdd, Z8, Z2, Z2
+	VSHUFF32X4 $0x88, Z6, Z17, Z7
+	VSHUFF32X4 $0xdd, Z6, Z17, Z6
+	VSHUFF32X4 $0x88, Z14, Z10, Z8
+	VSHUFF32X4 $0xdd, Z14, Z10, Z10
+	VSHUFF32X4 $0x88, Z8, Z7, Z14
+	VSHUFF32X4 $0x88, Z10, Z6, Z17
+	VSHUFF32X4 $0xdd, Z8, Z7, Z7
+	VSHUFF32X4 $0xdd, Z10, Z6, Z6
+	VSHUFF32X4 $0x88, Z5, Z1, Z8
+	VSHUFF32X4 $0xdd, Z5, Z1, Z1
+	VSHUFF32X4 $0x88, Z13, Z9, Z5
+	VSHUFF32X4 $0xdd, Z13, Z9, Z9
+	VSHUFF32X4 $0x88, Z5, Z8, Z10
+	VSHUFF32X4 $0x88, Z9, Z1, Z13
+	VSHUFF32X4 $0xdd, Z5, Z8, Z5
+	VSHUFF32X4 $0xdd, Z9, Z1, Z1
+	MOVQ       R9, SI
+	MOVQ       s+0(FP), DI
+	MOVQ       heads+56(FP), R8
+	CMPQ       R8, $0x08
+	JL         under8
+	SHRQ       $0x03, R8
+
+eight:
+	LEAQ             (DI)(AX*4), R13
+	LEAQ             (SI)(DX*4), R14
+	VMOVUPS          (DI), Z8
+	VMOVUPS          (DI)(AX*1), Z9
+	VMOVUPS          (DI)(AX*2), Z19
+	VMOVUPS          (DI)(R11*1), Z20
+	VMOVUPS          (R13), Z21
+	VMOVUPS          (R13)(AX*1), Z22
+	VMOVUPS          (R13)(AX*2), Z23
+	VMOVUPS          (R13)(R11*1), Z24
+	VFMADD231PS.BCST (SI), Z11, Z8
+	VFMADD231PS.BCST (SI)(DX*1), Z11, Z9
+	VFMADD231PS.BCST (SI)(DX*2), Z11, Z19
+	VFMADD231PS.BCST (SI)(R12*1), Z11, Z20
+	VFMADD231PS.BCST (R14), Z11, Z21
+	VFMADD231PS.BCST (R14)(DX*1), Z11, Z22
+	VFMADD231PS.BCST (R14)(DX*2), Z11, Z23
+	VFMADD231PS.BCST (R14)(R12*1), Z11, Z24
+	VFMADD231PS.BCST 4(SI), Z12, Z8
+	VFMADD231PS.BCST 4(SI)(DX*1), Z12, Z9
+	VFMADD231PS.BCST 4(SI)(DX*2), Z12, Z19
+	VFMADD231PS.BCST 4(SI)(R12*1), Z12, Z20
+	VFMADD231PS.BCST 4(R14), Z12, Z21
+	VFMADD231PS.BCST 4(R14)(DX*1), Z12, Z22
+	VFMADD231PS.BCST 4(R14)(DX*2), Z12, Z23
+	VFMADD231PS.BCST 4(R14)(R12*1), Z12, Z24
+	VFMADD231PS.BCST 8(SI), Z14, Z8
+	VFMADD231PS.BCST 8(SI)(DX*1), Z14, Z9
+	VFMADD231PS.BCST 8(SI)(DX*2), Z14, Z19
+	VFMADD231PS.BCST 8(SI)(R12*1), Z14, Z20
+	VFMADD231PS.BCST 8(R14), Z14, Z21
+	VFMADD231PS.BCST 8(R14)(DX*1), Z14, Z22
+	VFMADD231PS.BCST 8(R14)(DX*2), Z14, Z23
+	VFMADD231PS.BCST 8(R14)(R12*1), Z14, Z24
+	VFMADD231PS.BCST 12(SI), Z10, Z8
+	VFMADD231PS.BCST 12(SI)(DX*1), Z10, Z9
+	VFMADD231PS.BCST 12(SI)(DX*2), Z10, Z19
+	VFMADD231PS.BCST 12(SI)(R12*1), Z10, Z20
+	VFMADD231PS.BCST 12(R14), Z10, Z21
+	VFMADD231PS.BCST 12(R14)(DX*1), Z10, Z22
+	VFMADD231PS.BCST 12(R14)(DX*2), Z10, Z23
+	VFMADD231PS.BCST 12(R14)(R12*1), Z10, Z24
+	VFMADD231PS.BCST 16(SI), Z18, Z8
+	VFMADD231PS.BCST 16(SI)(DX*1), Z18, Z9
+	VFMADD231PS.BCST 16(SI)(DX*2), Z18, Z19
+	VFMADD231PS.BCST 16(SI)(R12*1), Z18, Z20
+	VFMADD231PS.BCST 16(R14), Z18, Z21
+	VFMADD231PS.BCST 16(R14)(DX*1), Z18, Z22
+	VFMADD231PS.BCST 16(R14)(DX*2), Z18, Z23
+	VFMADD231PS.BCST 16(R14)(R12*1), Z18, Z24
+	VFMADD231PS.BCST 20(SI), Z16, Z8
+	VFMADD231PS.BCST 20(SI)(DX*1), Z16, Z9
+	VFMADD231PS.BCST 20(SI)(DX*2), Z16, Z19
+	VFMADD231PS.BCST 20(SI)(R12*1), Z16, Z20
+	VFMADD231PS.BCST 20(R14), Z16, Z21
+	VFMADD231PS.BCST 20(R14)(DX*1), Z16, Z22
+	VFMADD231PS.BCST 20(R14)(DX*2), Z16, Z23
+	VFMADD231PS.BCST 20(R14)(R12*1), Z16, Z24
+	VFMADD231PS.BCST 24(SI), Z17, Z8
+	VFMADD231PS.BCST 24(SI)(DX*1), Z17, Z9
+	VFMADD231PS.BCST 24(SI)(DX*2), Z17, Z19
+	VFMADD231PS.BCST 24(SI)(R12*1), Z17, Z20
+	VFMADD231PS.BCST 24(R14), Z17, Z21
+	VFMADD231PS.BCST 24(R14)(DX*1), Z17, Z22
+	VFMADD231PS.BCST 24(R14)(DX*2), Z17, Z23
+	VFMADD231PS.BCST 24(R14)(R12*1), Z17, Z24
+	VFMADD231PS.BCST 28(SI), Z13, Z8
+	VFMADD231PS.BCST 28(SI)(DX*1), Z13, Z9
+	VFMADD231PS.BCST 28(SI)(DX*2), Z13, Z19
+	VFMADD231PS.BCST 28(SI)(R12*1), Z13, Z20
+	VFMADD231PS.BCST 28(R14), Z13, Z21
+	VFMADD231PS.BCST 28(R14)(DX*1), Z13, Z22
+	VFMADD231PS.BCST 28(R14)(DX*2), Z13, Z23
+	VFMADD231PS.BCST 28(R14)(R12*1), Z13, Z24
+	VFMADD231PS.BCST 32(SI), Z15, Z8
+	VFMADD231PS.BCST 32(SI)(DX*1), Z15, Z9
+	VFMADD231PS.BCST 32(SI)(DX*2), Z15, Z19
+	VFMADD231PS.BCST 32(SI)(R12*1), Z15, Z20
+	VFMADD231PS.BCST 32(R14), Z15, Z21
+	VFMADD231PS.BCST 32(R14)(DX*1), Z15, Z22
+	VFMADD231PS.BCST 32(R14)(DX*2), Z15, Z23
+	VFMADD231PS.BCST 32(R14)(R12*1), Z15, Z24
+	VFMADD231PS.BCST 36(SI), Z4, Z8
+	VFMADD231PS.BCST 36(SI)(DX*1), Z4, Z9
+	VFMADD231PS.BCST 36(SI)(DX*2), Z4, Z19
+	VFMADD231PS.BCST 36(SI)(R12*1), Z4, Z20
+	VFMADD231PS.BCST 36(R14), Z4, Z21
+	VFMADD231PS.BCST 36(R14)(DX*1), Z4, Z22
+	VFMADD231PS.BCST 36(R14)(DX*2), Z4, Z23
+	VFMADD231PS.BCST 36(R14)(R12*1), Z4, Z24
+	VFMADD231PS.BCST 40(SI), Z7, Z8
+	VFMADD231PS.BCST 40(SI)(DX*1), Z7, Z9
+	VFMADD231PS.BCST 40(SI)(DX*2), Z7, Z19
+	VFMADD231PS.BCST 40(SI)(R12*1), Z7, Z20
+	VFMADD231PS.BCST 40(R14), Z7, Z21
+	VFMADD231PS.BCST 40(R14)(DX*1), Z7, Z22
+	VFMADD231PS.BCST 40(R14)(DX*2), Z7, Z23
+	VFMADD231PS.BCST 40(R14)(R12*1), Z7, Z24
+	VFMADD231PS.BCST 44(SI), Z5, Z8
+	VFMADD231PS.BCST 44(SI)(DX*1), Z5, Z9
+	VFMADD231PS.BCST 44(SI)(DX*2), Z5, Z19
+	VFMADD231PS.BCST 44(SI)(R12*1), Z5, Z20
+	VFMADD231PS.BCST 44(R14), Z5, Z21
+	VFMADD231PS.BCST 44(R14)(DX*1), Z5, Z22
+	VFMADD231PS.BCST 44(R14)(DX*2), Z5, Z23
+	VFMADD231PS.BCST 44(R14)(R12*1), Z5, Z24
+	VFMADD231PS.BCST 48(SI), Z3, Z8
+	VFMADD231PS.BCST 48(SI)(DX*1), Z3, Z9
+	VFMADD231PS.BCST 48(SI)(DX*2), Z3, Z19
+	VFMADD231PS.BCST 48(SI)(R12*1), Z3, Z20
+	VFMADD231PS.BCST 48(R14), Z3, Z21
+	VFMADD231PS.BCST 48(R14)(DX*1), Z3, Z22
+	VFMADD231PS.BCST 48(R14)(DX*2), Z3, Z23
+	VFMADD231PS.BCST 48(R14)(R12*1), Z3, Z24
+	VFMADD231PS.BCST 52(SI), Z2, Z8
+	VFMADD231PS.BCST 52(SI)(DX*1), Z2, Z9
+	VFMADD231PS.BCST 52(SI)(DX*2), Z2, Z19
+	VFMADD231PS.BCST 52(SI)(R12*1), Z2, Z20
+	VFMADD231PS.BCST 52(R14), Z2, Z21
+	VFMADD231PS.BCST 52(R14)(DX*1), Z2, Z22
+	VFMADD231PS.BCST 52(R14)(DX*2), Z2, Z23
+	VFMADD231PS.BCST 52(R14)(R12*1), Z2, Z24
+	VFMADD231PS.BCST 56(SI), Z6, Z8
+	VFMADD231PS.BCST 56(SI)(DX*1), Z6, Z9
+	VFMADD231PS.BCST 56(SI)(DX*2), Z6, Z19
+	VFMADD231PS.BCST 56(SI)(R12*1), Z6, Z20
+	VFMADD231PS.BCST 56(R14), Z6, Z21
+	VFMADD231PS.BCST 56(R14)(DX*1), Z6, Z22
+	VFMADD231PS.BCST 56(R14)(DX*2), Z6, Z23
+	VFMADD231PS.BCST 56(R14)(R12*1), Z6, Z24
+	VFMADD231PS.BCST 60(SI), Z1, Z8
+	VFMADD231PS.BCST 60(SI)(DX*1), Z1, Z9
+	VFMADD231PS.BCST 60(SI)(DX*2), Z1, Z19
+	VFMADD231PS.BCST 60(SI)(R12*1), Z1, Z20
+	VFMADD231PS.BCST 60(R14), Z1, Z21
+	VFMADD231PS.BCST 60(R14)(DX*1), Z1, Z22
+	VFMADD231PS.BCST 60(R14)(DX*2), Z1, Z23
+	VFMADD231PS.BCST 60(R14)(R12*1), Z1, Z24
+	VMOVUPS          Z8, (DI)
+	VMOVUPS          Z9, (DI)(AX*1)
+	VMOVUPS          Z19, (DI)(AX*2)
+	VMOVUPS          Z20, (DI)(R11*1)
+	VMOVUPS          Z21, (R13)
+	VMOVUPS          Z22, (R13)(AX*1)
+	VMOVUPS          Z23, (R13)(AX*2)
+	VMOVUPS          Z24, (R13)(R11*1)
+	LEAQ             (R13)(AX*4), DI
+	LEAQ             (R14)(DX*4), SI
+	SUBQ             $0x00000001, R8
+	JNZ              eight
+
+under8:
+	MOVQ heads+56(FP), R8
+	ANDQ $0x07, R8
+	MOVQ R8, R13
+	SHRQ $0x02, R13
+	JZ   head_rest
+
+head:
+	VMOVUPS          (DI), Z8
+	VMOVUPS          (DI)(AX*1), Z9
+	VMOVUPS          (DI)(AX*2), Z19
+	VMOVUPS          (DI)(R11*1), Z20
+	VFMADD231PS.BCST (SI), Z11, Z8
+	VFMADD231PS.BCST (SI)(DX*1), Z11, Z9
+	VFMADD231PS.BCST (SI)(DX*2), Z11, Z19
+	VFMADD231PS.BCST (SI)(R12*1), Z11, Z20
+	VFMADD231PS.BCST 4(SI), Z12, Z8
+	VFMADD231PS.BCST 4(SI)(DX*1), Z12, Z9
+	VFMADD231PS.BCST 4(SI)(DX*2), Z12, Z19
+	VFMADD231PS.BCST 4(SI)(R12*1), Z12, Z20
+	VFMADD231PS.BCST 8(SI), Z14, Z8
+	VFMADD231PS.BCST 8(SI)(DX*1), Z14, Z9
+	VFMADD231PS.BCST 8(SI)(DX*2), Z14, Z19
+	VFMADD231PS.BCST 8(SI)(R12*1), Z14, Z20
+	VFMADD231PS.BCST 12(SI), Z10, Z8
+	VFMADD231PS.BCST 12(SI)(DX*1), Z10, Z9
+	VFMADD231PS.BCST 12(SI)(DX*2), Z10, Z19
+	VFMADD231PS.BCST 12(SI)(R12*1), Z10, Z20
+	VFMADD231PS.BCST 16(SI), Z18, Z8
+	VFMADD231PS.BCST 16(SI)(DX*1), Z18, Z9
+	VFMADD231PS.BCST 16(SI)(DX*2), Z18, Z19
+	VFMADD231PS.BCST 16(SI)(R12*1), Z18, Z20
+	VFMADD231PS.BCST 20(SI), Z16, Z8
+	VFMADD231PS.BCST 20(SI)(DX*1), Z16, Z9
+	VFMADD231PS.BCST 20(SI)(DX*2), Z16, Z19
+	VFMADD231PS.BCST 20(SI)(R12*1), Z16, Z20
+	VFMADD231PS.BCST 24(SI), Z17, Z8
+	VFMADD231PS.BCST 24(SI)(DX*1), Z17, Z9
+	VFMADD231PS.BCST 24(SI)(DX*2), Z17, Z19
+	VFMADD231PS.BCST 24(SI)(R12*1), Z17, Z20
+	VFMADD231PS.BCST 28(SI), Z13, Z8
+	VFMADD231PS.BCST 28(SI)(DX*1), Z13, Z9
+	VFMADD231PS.BCST 28(SI)(DX*2), Z13, Z19
+	VFMADD231PS.BCST 28(SI)(R12*1), Z13, Z20
+	VFMADD231PS.BCST 32(SI), Z15, Z8
+	VFMADD231PS.BCST 32(SI)(DX*1), Z15, Z9
+	VFMADD231PS.BCST 32(SI)(DX*2), Z15, Z19
+	VFMADD231PS.BCST 32(SI)(R12*1), Z15, Z20
+	VFMADD231PS.BCST 36(SI), Z4, Z8
+	VFMADD231PS.BCST 36(SI)(DX*1), Z4, Z9
+	VFMADD231PS.BCST 36(SI)(DX*2), Z4, Z19
+	VFMADD231PS.BCST 36(SI)(R12*1), Z4, Z20
+	VFMADD231PS.BCST 40(SI), Z7, Z8
+	VFMADD231PS.BCST 40(SI)(DX*1), Z7, Z9
+	VFMADD231PS.BCST 40(SI)(DX*2), Z7, Z19
+	VFMADD231PS.BCST 40(SI)(R12*1), Z7, Z20
+	VFMADD231PS.BCST 44(SI), Z5, Z8
+	VFMADD231PS.BCST 44(SI)(DX*1), Z5, Z9
+	VFMADD231PS.BCST 44(SI)(DX*2), Z5, Z19
+	VFMADD231PS.BCST 44(SI)(R12*1), Z5, Z20
+	VFMADD231PS.BCST 48(SI), Z3, Z8
+	VFMADD231PS.BCST 48(SI)(DX*1), Z3, Z9
+	VFMADD231PS.BCST 48(SI)(DX*2), Z3, Z19
+	VFMADD231PS.BCST 48(SI)(R12*1), Z3, Z20
+	VFMADD231PS.BCST 52(SI), Z2, Z8
+	VFMADD231PS.BCST 52(SI)(DX*1), Z2, Z9
+	VFMADD231PS.BCST 52(SI)(DX*2), Z2, Z19
+	VFMADD231PS.BCST 52(SI)(R12*1), Z2, Z20
+	VFMADD231PS.BCST 56(SI), Z6, Z8
+	VFMADD231PS.BCST 56(SI)(DX*1), Z6, Z9
+	VFMADD231PS.BCST 56(SI)(DX*2), Z6, Z19
+	VFMADD231PS.BCST 56(SI)(R12*1), Z6, Z20
+	VFMADD231PS.BCST 60(SI), Z1, Z8
+	VFMADD231PS.BCST 60(SI)(DX*1), Z1, Z9
+	VFMADD231PS.BCST 60(SI)(DX*2), Z1, Z19
+	VFMADD231PS.BCST 60(SI)(R12*1), Z1, Z20
+	VMOVUPS          Z8, (DI)
+	VMOVUPS          Z9, (DI)(AX*1)
+	VMOVUPS          Z19, (DI)(AX*2)
+	VMOVUPS          Z20, (DI)(R11*1)
+	LEAQ             (DI)(AX*4), DI
+	LEAQ             (SI)(DX*4), SI
+	SUBQ             $0x00000001, R13
+	JNZ              head
+
+head_rest:
+	MOVQ R8, R13
+	ANDQ $0x03, R13
+	JZ   head_done
+
+head_one:
+	VMOVUPS          (DI), Z8
+	VFMADD231PS.BCST (SI), Z11, Z8
+	VFMADD231PS.BCST 4(SI), Z12, Z8
+	VFMADD231PS.BCST 8(SI), Z14, Z8
+	VFMADD231PS.BCST 12(SI), Z10, Z8
+	VFMADD231PS.BCST 16(SI), Z18, Z8
+	VFMADD231PS.BCST 20(SI), Z16, Z8
+	VFMADD231PS.BCST 24(SI), Z17, Z8
+	VFMADD231PS.BCST 28(SI), Z13, Z8
+	VFMADD231PS.BCST 32(SI), Z15, Z8
+	VFMADD231PS.BCST 36(SI), Z4, Z8
+	VFMADD231PS.BCST 40(SI), Z7, Z8
+	VFMADD231PS.BCST 44(SI), Z5, Z8
+	VFMADD231PS.BCST 48(SI), Z3, Z8
+	VFMADD231PS.BCST 52(SI), Z2, Z8
+	VFMADD231PS.BCST 56(SI), Z6, Z8
+	VFMADD231PS.BCST 60(SI), Z1, Z8
+	VMOVUPS          Z8, (DI)
+	ADDQ             AX, DI
+	ADDQ             DX, SI
+	SUBQ             $0x00000001, R13
+	JNZ              head_one
+
+head_done:
+	ADDQ $0x00000010, BX
+	ADDQ $0x00000040, R9
+	SUBQ $0x00000001, (SP)
+	JNZ  chunk
+	ADDQ $0x00000040, s+0(FP)
+	MOVQ CX, BX
+	SHLQ $0x04, BX
+	ADDQ BX, k+16(FP)
+	ADDQ BX, R10
+	SUBQ $0x00000001, groups+72(FP)
+	JNZ  group
+	VZEROUPPER
+	RET
+
+// func mixQ88x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixQ88x2AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   DX, R13
+	NEGQ   R13
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
+
+key:
+	PREFETCHT1       (DI)
+	VPMOVSXBD        4(BX), Z16
+	VCVTDQ2PS        Z16, Z16
+	VMULPS.BCST      (BX)(R13*1), Z16, Z16
+	VPMOVSXBD        20(BX), Z17
+	VCVTDQ2PS        Z17, Z17
+	VMULPS.BCST      (BX)(R13*1), Z17, Z17
+	VFMADD231PS.BCST (R11), Z16, Z0
+	VFMADD231PS.BCST (R11), Z17, Z1
+	VFMADD231PS.BCST (R11)(CX*1), Z16, Z2
+	VFMADD231PS.BCST (R11)(CX*1), Z17, Z3
+	VFMADD231PS.BCST (R11)(CX*2), Z16, Z4
+	VFMADD231PS.BCST (R11)(CX*2), Z17, Z5
+	VFMADD231PS.BCST (R11)(R8*1), Z16, Z6
+	VFMADD231PS.BCST (R11)(R8*1), Z17, Z7
+	VFMADD231PS.BCST (R12), Z16, Z8
+	VFMADD231PS.BCST (R12), Z17, Z9
+	VFMADD231PS.BCST (R12)(CX*1), Z16, Z10
+	VFMADD231PS.BCST (R12)(CX*1), Z17, Z11
+	VFMADD231PS.BCST (R12)(CX*2), Z16, Z12
+	VFMADD231PS.BCST (R12)(CX*2), Z17, Z13
+	VFMADD231PS.BCST (R12)(R8*1), Z16, Z14
+	VFMADD231PS.BCST (R12)(R8*1), Z17, Z15
+	ADDQ             AX, BX
+	ADDQ             AX, DI
+	ADDQ             $0x04, R11
+	ADDQ             $0x04, R12
+	SUBQ             $0x00000001, SI
+	JNZ              key
+	SUBQ             $0x00000001, R10
+	JNZ              run
+	MOVQ             o+0(FP), BX
+	MOVQ             ldo+8(FP), SI
+	MOVQ             alpha+56(FP), DI
+	VBROADCASTSS     (DI), Z16
+	VFMADD231PS      (BX), Z16, Z0
+	VMOVUPS          Z0, (BX)
+	VFMADD231PS      64(BX), Z16, Z1
+	VMOVUPS          Z1, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     4(DI), Z16
+	VFMADD231PS      (BX), Z16, Z2
+	VMOVUPS          Z2, (BX)
+	VFMADD231PS      64(BX), Z16, Z3
+	VMOVUPS          Z3, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     8(DI), Z16
+	VFMADD231PS      (BX), Z16, Z4
+	VMOVUPS          Z4, (BX)
+	VFMADD231PS      64(BX), Z16, Z5
+	VMOVUPS          Z5, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     12(DI), Z16
+	VFMADD231PS      (BX), Z16, Z6
+	VMOVUPS          Z6, (BX)
+	VFMADD231PS      64(BX), Z16, Z7
+	VMOVUPS          Z7, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     16(DI), Z16
+	VFMADD231PS      (BX), Z16, Z8
+	VMOVUPS          Z8, (BX)
+	VFMADD231PS      64(BX), Z16, Z9
+	VMOVUPS          Z9, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     20(DI), Z16
+	VFMADD231PS      (BX), Z16, Z10
+	VMOVUPS          Z10, (BX)
+	VFMADD231PS      64(BX), Z16, Z11
+	VMOVUPS          Z11, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     24(DI), Z16
+	VFMADD231PS      (BX), Z16, Z12
+	VMOVUPS          Z12, (BX)
+	VFMADD231PS      64(BX), Z16, Z13
+	VMOVUPS          Z13, 64(BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     28(DI), Z16
+	VFMADD231PS      (BX), Z16, Z14
+	VMOVUPS          Z14, (BX)
+	VFMADD231PS      64(BX), Z16, Z15
+	VMOVUPS          Z15, 64(BX)
+	ADDQ             $0x00000080, o+0(FP)
+	ADDQ             $0x00000020, DX
+	SUBQ             $0x00000001, (SP)
+	JNZ              strip
+	VZEROUPPER
+	RET
+
+// func mixQ88x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixQ88x1AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   DX, R13
+	NEGQ   R13
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
+
+key:
+	PREFETCHT1       (DI)
+	VPMOVSXBD        4(BX), Z8
+	VCVTDQ2PS        Z8, Z8
+	VMULPS.BCST      (BX)(R13*1), Z8, Z8
+	VFMADD231PS.BCST (R11), Z8, Z0
+	VFMADD231PS.BCST (R11)(CX*1), Z8, Z1
+	VFMADD231PS.BCST (R11)(CX*2), Z8, Z2
+	VFMADD231PS.BCST (R11)(R8*1), Z8, Z3
+	VFMADD231PS.BCST (R12), Z8, Z4
+	VFMADD231PS.BCST (R12)(CX*1), Z8, Z5
+	VFMADD231PS.BCST (R12)(CX*2), Z8, Z6
+	VFMADD231PS.BCST (R12)(R8*1), Z8, Z7
+	ADDQ             AX, BX
+	ADDQ             AX, DI
+	ADDQ             $0x04, R11
+	ADDQ             $0x04, R12
+	SUBQ             $0x00000001, SI
+	JNZ              key
+	SUBQ             $0x00000001, R10
+	JNZ              run
+	MOVQ             o+0(FP), BX
+	MOVQ             ldo+8(FP), SI
+	MOVQ             alpha+56(FP), DI
+	VBROADCASTSS     (DI), Z8
+	VFMADD231PS      (BX), Z8, Z0
+	VMOVUPS          Z0, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     4(DI), Z8
+	VFMADD231PS      (BX), Z8, Z1
+	VMOVUPS          Z1, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     8(DI), Z8
+	VFMADD231PS      (BX), Z8, Z2
+	VMOVUPS          Z2, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     12(DI), Z8
+	VFMADD231PS      (BX), Z8, Z3
+	VMOVUPS          Z3, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     16(DI), Z8
+	VFMADD231PS      (BX), Z8, Z4
+	VMOVUPS          Z4, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     20(DI), Z8
+	VFMADD231PS      (BX), Z8, Z5
+	VMOVUPS          Z5, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     24(DI), Z8
+	VFMADD231PS      (BX), Z8, Z6
+	VMOVUPS          Z6, (BX)
+	ADDQ             SI, BX
+	VBROADCASTSS     28(DI), Z8
+	VFMADD231PS      (BX), Z8, Z7
+	VMOVUPS          Z7, (BX)
+	ADDQ             $0x00000040, o+0(FP)
+	ADDQ             $0x00000010, DX
+	SUBQ             $0x00000001, (SP)
+	JNZ              strip
+	VZEROUPPER
+	RET
+
+// func mixQ84x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixQ84x4AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	MOVQ   p+40(FP), R11
+	MOVQ   DX, R12
+	NEGQ   R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
+
+key:
+	PREFETCHT1   (DI)
+	VPMOVSXBD    4(BX), Z16
+	VCVTDQ2PS    Z16, Z16
+	VMULPS.BCST  (BX)(R12*1), Z16, Z16
+	VPMOVSXBD    20(BX), Z17
+	VCVTDQ2PS    Z17, Z17
+	VMULPS.BCST  (BX)(R12*1), Z17, Z17
+	VPMOVSXBD    36(BX), Z18
+	VCVTDQ2PS    Z18, Z18
+	VMULPS.BCST  (BX)(R12*1), Z18, Z18
+	VPMOVSXBD    52(BX), Z19
+	VCVTDQ2PS    Z19, Z19
+	VMULPS.BCST  (BX)(R12*1), Z19, Z19
+	VBROADCASTSS (R11), Z20
+	VFMADD231PS  Z16, Z20, Z0
+	VFMADD231PS  Z17, Z20, Z1
+	VFMADD231PS  Z18, Z20, Z2
+	VFMADD231PS  Z19, Z20, Z3
+	VBROADCASTSS (R11)(CX*1), Z20
+	VFMADD231PS  Z16, Z20, Z4
+	VFMADD231PS  Z17, Z20, Z5
+	VFMADD231PS  Z18, Z20, Z6
+	VFMADD231PS  Z19, Z20, Z7
+	VBROADCASTSS (R11)(CX*2), Z20
+	VFMADD231PS  Z16, Z20, Z8
+	VFMADD231PS  Z17, Z20, Z9
+	VFMADD231PS  Z18, Z20, Z10
+	VFMADD231PS  Z19, Z20, Z11
+	VBROADCASTSS (R11)(R8*1), Z20
+	VFMADD231PS  Z16, Z20, Z12
+	VFMADD231PS  Z17, Z20, Z13
+	VFMADD231PS  Z18, Z20, Z14
+	VFMADD231PS  Z19, Z20, Z15
+	ADDQ         AX, BX
+	ADDQ         AX, DI
+	ADDQ         $0x04, R11
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Z16
+	VFMADD231PS  (BX), Z16, Z0
+	VMOVUPS      Z0, (BX)
+	VFMADD231PS  64(BX), Z16, Z1
+	VMOVUPS      Z1, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z2
+	VMOVUPS      Z2, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z3
+	VMOVUPS      Z3, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Z16
+	VFMADD231PS  (BX), Z16, Z4
+	VMOVUPS      Z4, (BX)
+	VFMADD231PS  64(BX), Z16, Z5
+	VMOVUPS      Z5, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z6
+	VMOVUPS      Z6, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z7
+	VMOVUPS      Z7, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Z16
+	VFMADD231PS  (BX), Z16, Z8
+	VMOVUPS      Z8, (BX)
+	VFMADD231PS  64(BX), Z16, Z9
+	VMOVUPS      Z9, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z10
+	VMOVUPS      Z10, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z11
+	VMOVUPS      Z11, 192(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Z16
+	VFMADD231PS  (BX), Z16, Z12
+	VMOVUPS      Z12, (BX)
+	VFMADD231PS  64(BX), Z16, Z13
+	VMOVUPS      Z13, 64(BX)
+	VFMADD231PS  128(BX), Z16, Z14
+	VMOVUPS      Z14, 128(BX)
+	VFMADD231PS  192(BX), Z16, Z15
+	VMOVUPS      Z15, 192(BX)
+	ADDQ         $0x00000100, o+0(FP)
+	ADDQ         $0x00000040, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixQ84x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixQ84x1AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   p+40(FP), R11
+	MOVQ   DX, R12
+	NEGQ   R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
+
+key:
+	PREFETCHT1   (DI)
+	VPMOVSXBD    4(BX), Z4
+	VCVTDQ2PS    Z4, Z4
+	VMULPS.BCST  (BX)(R12*1), Z4, Z4
+	VBROADCASTSS (R11), Z5
+	VFMADD231PS  Z4, Z5, Z0
+	VBROADCASTSS (R11)(CX*1), Z5
+	VFMADD231PS  Z4, Z5, Z1
+	VBROADCASTSS (R11)(CX*2), Z5
+	VFMADD231PS  Z4, Z5, Z2
+	VBROADCASTSS (R11)(R8*1), Z5
+	VFMADD231PS  Z4, Z5, Z3
+	ADDQ         AX, BX
+	ADDQ         AX, DI
+	ADDQ         $0x04, R11
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Z4
+	VFMADD231PS  (BX), Z4, Z0
+	VMOVUPS      Z0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Z4
+	VFMADD231PS  (BX), Z4, Z1
+	VMOVUPS      Z1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Z4
+	VFMADD231PS  (BX), Z4, Z2
+	VMOVUPS      Z2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Z4
+	VFMADD231PS  (BX), Z4, Z3
+	VMOVUPS      Z3, (BX)
+	ADDQ         $0x00000040, o+0(FP)
+	ADDQ         $0x00000010, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixQ81x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixQ81x8AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	MOVQ   p+40(FP), R9
+	MOVQ   CX, R10
+	NEGQ   R10
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
+
+key:
+	PREFETCHT1   (SI)
+	PREFETCHT1   64(SI)
+	VPMOVSXBD    4(DX), Z8
+	VCVTDQ2PS    Z8, Z8
+	VMULPS.BCST  (DX)(R10*1), Z8, Z8
+	VPMOVSXBD    20(DX), Z9
+	VCVTDQ2PS    Z9, Z9
+	VMULPS.BCST  (DX)(R10*1), Z9, Z9
+	VPMOVSXBD    36(DX), Z10
+	VCVTDQ2PS    Z10, Z10
+	VMULPS.BCST  (DX)(R10*1), Z10, Z10
+	VPMOVSXBD    52(DX), Z11
+	VCVTDQ2PS    Z11, Z11
+	VMULPS.BCST  (DX)(R10*1), Z11, Z11
+	VPMOVSXBD    68(DX), Z12
+	VCVTDQ2PS    Z12, Z12
+	VMULPS.BCST  (DX)(R10*1), Z12, Z12
+	VPMOVSXBD    84(DX), Z13
+	VCVTDQ2PS    Z13, Z13
+	VMULPS.BCST  (DX)(R10*1), Z13, Z13
+	VPMOVSXBD    100(DX), Z14
+	VCVTDQ2PS    Z14, Z14
+	VMULPS.BCST  (DX)(R10*1), Z14, Z14
+	VPMOVSXBD    116(DX), Z15
+	VCVTDQ2PS    Z15, Z15
+	VMULPS.BCST  (DX)(R10*1), Z15, Z15
+	VBROADCASTSS (R9), Z16
+	VFMADD231PS  Z8, Z16, Z0
+	VFMADD231PS  Z9, Z16, Z1
+	VFMADD231PS  Z10, Z16, Z2
+	VFMADD231PS  Z11, Z16, Z3
+	VFMADD231PS  Z12, Z16, Z4
+	VFMADD231PS  Z13, Z16, Z5
+	VFMADD231PS  Z14, Z16, Z6
+	VFMADD231PS  Z15, Z16, Z7
+	ADDQ         AX, DX
+	ADDQ         AX, SI
+	ADDQ         $0x04, R9
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z8
+	VFMADD231PS  (DX), Z8, Z0
+	VMOVUPS      Z0, (DX)
+	VFMADD231PS  64(DX), Z8, Z1
+	VMOVUPS      Z1, 64(DX)
+	VFMADD231PS  128(DX), Z8, Z2
+	VMOVUPS      Z2, 128(DX)
+	VFMADD231PS  192(DX), Z8, Z3
+	VMOVUPS      Z3, 192(DX)
+	VFMADD231PS  256(DX), Z8, Z4
+	VMOVUPS      Z4, 256(DX)
+	VFMADD231PS  320(DX), Z8, Z5
+	VMOVUPS      Z5, 320(DX)
+	VFMADD231PS  384(DX), Z8, Z6
+	VMOVUPS      Z6, 384(DX)
+	VFMADD231PS  448(DX), Z8, Z7
+	VMOVUPS      Z7, 448(DX)
+	ADDQ         $0x00000200, o+0(FP)
+	ADDQ         $0x00000080, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixQ81x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixQ81x1AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	MOVQ   p+40(FP), R9
+	MOVQ   CX, R10
+	NEGQ   R10
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
+
+key:
+	PREFETCHT1   (SI)
+	VPMOVSXBD    4(DX), Z1
+	VCVTDQ2PS    Z1, Z1
+	VMULPS.BCST  (DX)(R10*1), Z1, Z1
+	VBROADCASTSS (R9), Z2
+	VFMADD231PS  Z1, Z2, Z0
+	ADDQ         AX, DX
+	ADDQ         AX, SI
+	ADDQ         $0x04, R9
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z1
+	VFMADD231PS  (DX), Z1, Z0
+	VMOVUPS      Z0, (DX)
+	ADDQ         $0x00000040, o+0(FP)
+	ADDQ         $0x00000010, CX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
@@ -7967,6 +9194,43 @@ vector:
 	VZEROUPPER
 	RET
 
+// func loadQ8AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int)
+// Requires: AVX, AVX2, MMX+
+TEXT ·loadQ8AVX2(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ ldd+8(FP), CX
+	MOVQ src+16(FP), DX
+	MOVQ lds+24(FP), BX
+	MOVQ rows+32(FP), SI
+	MOVQ vectors+40(FP), DI
+
+row:
+	MOVQ         AX, R8
+	MOVQ         DX, R9
+	MOVQ         DI, R10
+	MOVQ         BX, R11
+	SHLQ         $0x05, R11
+	ADDQ         DX, R11
+	VBROADCASTSS (DX), Y0
+
+vector:
+	PREFETCHT1 (R11)
+	ADDQ       $0x00000008, R11
+	VPMOVSXBD  4(R9), Y1
+	VCVTDQ2PS  Y1, Y1
+	VMULPS     Y0, Y1, Y1
+	VMOVUPS    Y1, (R8)
+	ADDQ       $0x00000020, R8
+	ADDQ       $0x00000008, R9
+	SUBQ       $0x00000001, R10
+	JNZ        vector
+	ADDQ       CX, AX
+	ADDQ       BX, DX
+	SUBQ       $0x00000001, SI
+	JNZ        row
+	VZEROUPPER
+	RET
+
 // func storeF16AVX2(dst *uint16, src *float32, vectors int)
 // Requires: AVX, F16C
 TEXT ·storeF16AVX2(SB), NOSPLIT, $0-24
@@ -7984,15 +9248,15 @@ next:
 	VZEROUPPER
 	RET
 
-// func dotsAVX2(s *float32, lds int, k *float32, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+// func dotsAVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·dotsAVX2(SB), NOSPLIT, $24-72
+TEXT ·dotsAVX2(SB), NOSPLIT, $24-80
 	MOVQ lds+8(FP), AX
 	MOVQ ldk+24(FP), CX
-	MOVQ ldq+40(FP), DX
+	MOVQ ldq+48(FP), DX
 	LEAQ (AX)(AX*2), R10
 	LEAQ (DX)(DX*2), R11
-	MOVQ chunks+56(FP), R12
+	MOVQ chunks+64(FP), R12
 	SHLQ $0x05, R12
 	ADDQ $0x3f, R12
 	SHRQ $0x06, R12
@@ -8002,23 +9266,21 @@ TEXT ·dotsAVX2(SB), NOSPLIT, $24-72
 	SUBQ R12, R9
 	MOVQ R9, 16(SP)
 	MOVQ 8(SP), R12
-	MOVQ CX, R9
-	SHLQ $0x05, R9
-	ADDQ k+16(FP), R9
+	MOVQ next+32(FP), R9
 
 group:
 	MOVQ   k+16(FP), BX
-	MOVQ   q+32(FP), R8
+	MOVQ   q+40(FP), R8
 	VXORPS Y0, Y0, Y0
 	MOVQ   s+0(FP), DI
-	MOVQ   heads+48(FP), SI
+	MOVQ   heads+56(FP), SI
 
 clear:
 	VMOVUPS Y0, (DI)
 	ADDQ    AX, DI
 	SUBQ    $0x00000001, SI
 	JNZ     clear
-	MOVQ    chunks+56(FP), SI
+	MOVQ    chunks+64(FP), SI
 	MOVQ    SI, (SP)
 
 chunk:
@@ -8096,7 +9358,7 @@ same3:
 	VPERM2F128 $0x31, Y4, Y0, Y0
 	MOVQ       R8, SI
 	MOVQ       s+0(FP), DI
-	MOVQ       heads+48(FP), R13
+	MOVQ       heads+56(FP), R13
 	SHRQ       $0x02, R13
 	JZ         head_rest
 
@@ -8179,7 +9441,7 @@ head:
 	JNZ          head
 
 head_rest:
-	MOVQ heads+48(FP), R13
+	MOVQ heads+56(FP), R13
 	ANDQ $0x03, R13
 	JZ   head_done
 
@@ -8216,22 +9478,21 @@ head_done:
 	MOVQ CX, BX
 	SHLQ $0x03, BX
 	ADDQ BX, k+16(FP)
-	SUBQ $0x00000001, groups+64(FP)
+	SUBQ $0x00000001, groups+72(FP)
 	JNZ  group
 	VZEROUPPER
 	RET
 
-// func mix8x2AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mix8x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·mix8x2AVX2(SB), NOSPLIT, $0-72
-	MOVQ strips+64(FP), AX
-	ADDQ AX, strips+64(FP)
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mix8x2AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VXORPS Y0, Y0, Y0
@@ -8242,89 +9503,96 @@ strip:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	LEAQ   (BX)(SI*4), R12
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x07, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VMOVUPS      (DI), Y8
+	PREFETCHT1   (DI)
+	VMOVUPS      (BX), Y8
 	VBROADCASTSS (R11), Y9
 	VFMADD231PS  Y8, Y9, Y0
-	VBROADCASTSS (R11)(SI*1), Y9
+	VBROADCASTSS (R11)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y1
-	VBROADCASTSS (R11)(SI*2), Y9
+	VBROADCASTSS (R11)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y2
-	VBROADCASTSS (R11)(R10*1), Y9
+	VBROADCASTSS (R11)(R8*1), Y9
 	VFMADD231PS  Y8, Y9, Y3
 	VBROADCASTSS (R12), Y9
 	VFMADD231PS  Y8, Y9, Y4
-	VBROADCASTSS (R12)(SI*1), Y9
+	VBROADCASTSS (R12)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y5
-	VBROADCASTSS (R12)(SI*2), Y9
+	VBROADCASTSS (R12)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y6
-	VBROADCASTSS (R12)(R10*1), Y9
+	VBROADCASTSS (R12)(R8*1), Y9
 	VFMADD231PS  Y8, Y9, Y7
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
 	ADDQ         $0x04, R12
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Y8
-	VFMADD231PS  (DI), Y8, Y0
-	VMOVUPS      Y0, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Y0
-	VFMADD231PS  (DI), Y0, Y1
-	VMOVUPS      Y1, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Y0
-	VFMADD231PS  (DI), Y0, Y2
-	VMOVUPS      Y2, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Y0
-	VFMADD231PS  (DI), Y0, Y3
-	VMOVUPS      Y3, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 16(R9), Y0
-	VFMADD231PS  (DI), Y0, Y4
-	VMOVUPS      Y4, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 20(R9), Y0
-	VFMADD231PS  (DI), Y0, Y5
-	VMOVUPS      Y5, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 24(R9), Y0
-	VFMADD231PS  (DI), Y0, Y6
-	VMOVUPS      Y6, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 28(R9), Y0
-	VFMADD231PS  (DI), Y0, Y7
-	VMOVUPS      Y7, (DI)
-	ADDQ         $0x00000020, AX
-	ADDQ         $0x00000020, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 16(DI), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 20(DI), Y0
+	VFMADD231PS  (BX), Y0, Y5
+	VMOVUPS      Y5, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 24(DI), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 28(DI), Y0
+	VFMADD231PS  (BX), Y0, Y7
+	VMOVUPS      Y7, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000020, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mix8x1AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mix8x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·mix8x1AVX2(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mix8x1AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VXORPS Y0, Y0, Y0
@@ -8335,91 +9603,97 @@ strip:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	LEAQ   (BX)(SI*4), R12
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x07, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VMOVUPS      (DI), Y8
+	PREFETCHT1   (DI)
+	VMOVUPS      (BX), Y8
 	VBROADCASTSS (R11), Y9
 	VFMADD231PS  Y8, Y9, Y0
-	VBROADCASTSS (R11)(SI*1), Y9
+	VBROADCASTSS (R11)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y1
-	VBROADCASTSS (R11)(SI*2), Y9
+	VBROADCASTSS (R11)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y2
-	VBROADCASTSS (R11)(R10*1), Y9
+	VBROADCASTSS (R11)(R8*1), Y9
 	VFMADD231PS  Y8, Y9, Y3
 	VBROADCASTSS (R12), Y9
 	VFMADD231PS  Y8, Y9, Y4
-	VBROADCASTSS (R12)(SI*1), Y9
+	VBROADCASTSS (R12)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y5
-	VBROADCASTSS (R12)(SI*2), Y9
+	VBROADCASTSS (R12)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y6
-	VBROADCASTSS (R12)(R10*1), Y9
+	VBROADCASTSS (R12)(R8*1), Y9
 	VFMADD231PS  Y8, Y9, Y7
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
 	ADDQ         $0x04, R12
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Y8
-	VFMADD231PS  (DI), Y8, Y0
-	VMOVUPS      Y0, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Y0
-	VFMADD231PS  (DI), Y0, Y1
-	VMOVUPS      Y1, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Y0
-	VFMADD231PS  (DI), Y0, Y2
-	VMOVUPS      Y2, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Y0
-	VFMADD231PS  (DI), Y0, Y3
-	VMOVUPS      Y3, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 16(R9), Y0
-	VFMADD231PS  (DI), Y0, Y4
-	VMOVUPS      Y4, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 20(R9), Y0
-	VFMADD231PS  (DI), Y0, Y5
-	VMOVUPS      Y5, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 24(R9), Y0
-	VFMADD231PS  (DI), Y0, Y6
-	VMOVUPS      Y6, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 28(R9), Y0
-	VFMADD231PS  (DI), Y0, Y7
-	VMOVUPS      Y7, (DI)
-	ADDQ         $0x00000020, AX
-	ADDQ         $0x00000020, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 16(DI), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 20(DI), Y0
+	VFMADD231PS  (BX), Y0, Y5
+	VMOVUPS      Y5, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 24(DI), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 28(DI), Y0
+	VFMADD231PS  (BX), Y0, Y7
+	VMOVUPS      Y7, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000020, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mix4x4AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mix4x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·mix4x4AVX2(SB), NOSPLIT, $0-72
-	MOVQ strips+64(FP), AX
-	ADDQ AX, strips+64(FP)
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mix4x4AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VXORPS Y0, Y0, Y0
@@ -8430,139 +9704,153 @@ strip:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x04, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VMOVUPS      (DI), Y8
-	VMOVUPS      32(DI), Y9
+	PREFETCHT1   (DI)
+	VMOVUPS      (BX), Y8
+	VMOVUPS      32(BX), Y9
 	VBROADCASTSS (R11), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS (R11)(SI*1), Y10
+	VBROADCASTSS (R11)(CX*1), Y10
 	VFMADD231PS  Y8, Y10, Y2
 	VFMADD231PS  Y9, Y10, Y3
-	VBROADCASTSS (R11)(SI*2), Y10
+	VBROADCASTSS (R11)(CX*2), Y10
 	VFMADD231PS  Y8, Y10, Y4
 	VFMADD231PS  Y9, Y10, Y5
-	VBROADCASTSS (R11)(R10*1), Y10
+	VBROADCASTSS (R11)(R8*1), Y10
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Y8
-	VFMADD231PS  (DI), Y8, Y0
-	VMOVUPS      Y0, (DI)
-	VFMADD231PS  32(DI), Y8, Y1
-	VMOVUPS      Y1, 32(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Y0
-	VFMADD231PS  (DI), Y0, Y2
-	VMOVUPS      Y2, (DI)
-	VFMADD231PS  32(DI), Y0, Y3
-	VMOVUPS      Y3, 32(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Y0
-	VFMADD231PS  (DI), Y0, Y4
-	VMOVUPS      Y4, (DI)
-	VFMADD231PS  32(DI), Y0, Y5
-	VMOVUPS      Y5, 32(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Y0
-	VFMADD231PS  (DI), Y0, Y6
-	VMOVUPS      Y6, (DI)
-	VFMADD231PS  32(DI), Y0, Y7
-	VMOVUPS      Y7, 32(DI)
-	ADDQ         $0x00000040, AX
-	ADDQ         $0x00000040, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	VFMADD231PS  32(BX), Y8, Y1
+	VMOVUPS      Y1, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	VFMADD231PS  32(BX), Y0, Y3
+	VMOVUPS      Y3, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	VFMADD231PS  32(BX), Y0, Y5
+	VMOVUPS      Y5, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	VFMADD231PS  32(BX), Y0, Y7
+	VMOVUPS      Y7, 32(BX)
+	ADDQ         $0x00000040, o+0(FP)
+	ADDQ         $0x00000040, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mix4x1AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mix4x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·mix4x1AVX2(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mix4x1AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x04, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VMOVUPS      (DI), Y4
+	PREFETCHT1   (DI)
+	VMOVUPS      (BX), Y4
 	VBROADCASTSS (R11), Y5
 	VFMADD231PS  Y4, Y5, Y0
-	VBROADCASTSS (R11)(SI*1), Y5
+	VBROADCASTSS (R11)(CX*1), Y5
 	VFMADD231PS  Y4, Y5, Y1
-	VBROADCASTSS (R11)(SI*2), Y5
+	VBROADCASTSS (R11)(CX*2), Y5
 	VFMADD231PS  Y4, Y5, Y2
-	VBROADCASTSS (R11)(R10*1), Y5
+	VBROADCASTSS (R11)(R8*1), Y5
 	VFMADD231PS  Y4, Y5, Y3
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Y4
-	VFMADD231PS  (DI), Y4, Y0
-	VMOVUPS      Y0, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Y0
-	VFMADD231PS  (DI), Y0, Y1
-	VMOVUPS      Y1, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Y0
-	VFMADD231PS  (DI), Y0, Y2
-	VMOVUPS      Y2, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Y0
-	VFMADD231PS  (DI), Y0, Y3
-	VMOVUPS      Y3, (DI)
-	ADDQ         $0x00000020, AX
-	ADDQ         $0x00000020, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y4
+	VFMADD231PS  (BX), Y4, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000020, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mix1x8AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mix1x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·mix1x8AVX2(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), SI
+TEXT ·mix1x8AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
 
 strip:
 	VXORPS Y0, Y0, Y0
@@ -8573,109 +9861,123 @@ strip:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   CX, SI
-	MOVQ   BX, R9
-	MOVQ   keys+48(FP), DI
-	MOVQ   DX, R8
-	SHLQ   $0x04, R8
-	ADDQ   CX, R8
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
 
 key:
-	PREFETCHT1   (R8)
-	PREFETCHT1   64(R8)
-	PREFETCHT1   128(R8)
-	PREFETCHT1   192(R8)
+	PREFETCHT1   (SI)
+	PREFETCHT1   64(SI)
+	PREFETCHT1   128(SI)
+	PREFETCHT1   192(SI)
 	VBROADCASTSS (R9), Y8
-	VFMADD231PS  (SI), Y8, Y0
-	VFMADD231PS  32(SI), Y8, Y1
-	VFMADD231PS  64(SI), Y8, Y2
-	VFMADD231PS  96(SI), Y8, Y3
-	VFMADD231PS  128(SI), Y8, Y4
-	VFMADD231PS  160(SI), Y8, Y5
-	VFMADD231PS  192(SI), Y8, Y6
-	VFMADD231PS  224(SI), Y8, Y7
-	ADDQ         DX, SI
-	ADDQ         DX, R8
+	VFMADD231PS  (DX), Y8, Y0
+	VFMADD231PS  32(DX), Y8, Y1
+	VFMADD231PS  64(DX), Y8, Y2
+	VFMADD231PS  96(DX), Y8, Y3
+	VFMADD231PS  128(DX), Y8, Y4
+	VFMADD231PS  160(DX), Y8, Y5
+	VFMADD231PS  192(DX), Y8, Y6
+	VFMADD231PS  224(DX), Y8, Y7
+	ADDQ         AX, DX
+	ADDQ         AX, SI
 	ADDQ         $0x04, R9
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, BX
 	JNZ          key
-	MOVQ         AX, SI
-	MOVQ         ldo+8(FP), DI
-	MOVQ         alpha+56(FP), DI
-	VBROADCASTSS (DI), Y8
-	VFMADD231PS  (SI), Y8, Y0
-	VMOVUPS      Y0, (SI)
-	VFMADD231PS  32(SI), Y8, Y1
-	VMOVUPS      Y1, 32(SI)
-	VFMADD231PS  64(SI), Y8, Y2
-	VMOVUPS      Y2, 64(SI)
-	VFMADD231PS  96(SI), Y8, Y3
-	VMOVUPS      Y3, 96(SI)
-	VFMADD231PS  128(SI), Y8, Y4
-	VMOVUPS      Y4, 128(SI)
-	VFMADD231PS  160(SI), Y8, Y5
-	VMOVUPS      Y5, 160(SI)
-	VFMADD231PS  192(SI), Y8, Y6
-	VMOVUPS      Y6, 192(SI)
-	VFMADD231PS  224(SI), Y8, Y7
-	VMOVUPS      Y7, 224(SI)
-	ADDQ         $0x00000100, AX
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y8
+	VFMADD231PS  (DX), Y8, Y0
+	VMOVUPS      Y0, (DX)
+	VFMADD231PS  32(DX), Y8, Y1
+	VMOVUPS      Y1, 32(DX)
+	VFMADD231PS  64(DX), Y8, Y2
+	VMOVUPS      Y2, 64(DX)
+	VFMADD231PS  96(DX), Y8, Y3
+	VMOVUPS      Y3, 96(DX)
+	VFMADD231PS  128(DX), Y8, Y4
+	VMOVUPS      Y4, 128(DX)
+	VFMADD231PS  160(DX), Y8, Y5
+	VMOVUPS      Y5, 160(DX)
+	VFMADD231PS  192(DX), Y8, Y6
+	VMOVUPS      Y6, 192(DX)
+	VFMADD231PS  224(DX), Y8, Y7
+	VMOVUPS      Y7, 224(DX)
+	ADDQ         $0x00000100, o+0(FP)
 	ADDQ         $0x00000100, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mix1x1AVX2(o *float32, ldo int, v *float32, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mix1x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·mix1x1AVX2(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), SI
+TEXT ·mix1x1AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
 
 strip:
 	VXORPS Y0, Y0, Y0
-	MOVQ   CX, SI
-	MOVQ   BX, R9
-	MOVQ   keys+48(FP), DI
-	MOVQ   DX, R8
-	SHLQ   $0x04, R8
-	ADDQ   CX, R8
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
 
 key:
-	PREFETCHT1   (R8)
+	PREFETCHT1   (SI)
 	VBROADCASTSS (R9), Y1
-	VFMADD231PS  (SI), Y1, Y0
-	ADDQ         DX, SI
-	ADDQ         DX, R8
+	VFMADD231PS  (DX), Y1, Y0
+	ADDQ         AX, DX
+	ADDQ         AX, SI
 	ADDQ         $0x04, R9
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, BX
 	JNZ          key
-	MOVQ         AX, SI
-	MOVQ         ldo+8(FP), DI
-	MOVQ         alpha+56(FP), DI
-	VBROADCASTSS (DI), Y1
-	VFMADD231PS  (SI), Y1, Y0
-	VMOVUPS      Y0, (SI)
-	ADDQ         $0x00000020, AX
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y1
+	VFMADD231PS  (DX), Y1, Y0
+	VMOVUPS      Y0, (DX)
+	ADDQ         $0x00000020, o+0(FP)
 	ADDQ         $0x00000020, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func dotsF16AVX2(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+// func dotsF16AVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, F16C, FMA3, MMX+
-TEXT ·dotsF16AVX2(SB), NOSPLIT, $24-72
+TEXT ·dotsF16AVX2(SB), NOSPLIT, $24-80
 	MOVQ lds+8(FP), AX
 	MOVQ ldk+24(FP), CX
-	MOVQ ldq+40(FP), DX
+	MOVQ ldq+48(FP), DX
 	LEAQ (AX)(AX*2), R10
 	LEAQ (DX)(DX*2), R11
-	MOVQ chunks+56(FP), R12
+	MOVQ chunks+64(FP), R12
 	SHLQ $0x04, R12
 	ADDQ $0x3f, R12
 	SHRQ $0x06, R12
@@ -8685,23 +9987,21 @@ TEXT ·dotsF16AVX2(SB), NOSPLIT, $24-72
 	SUBQ R12, R9
 	MOVQ R9, 16(SP)
 	MOVQ 8(SP), R12
-	MOVQ CX, R9
-	SHLQ $0x05, R9
-	ADDQ k+16(FP), R9
+	MOVQ next+32(FP), R9
 
 group:
 	MOVQ   k+16(FP), BX
-	MOVQ   q+32(FP), R8
+	MOVQ   q+40(FP), R8
 	VXORPS Y0, Y0, Y0
 	MOVQ   s+0(FP), DI
-	MOVQ   heads+48(FP), SI
+	MOVQ   heads+56(FP), SI
 
 clear:
 	VMOVUPS Y0, (DI)
 	ADDQ    AX, DI
 	SUBQ    $0x00000001, SI
 	JNZ     clear
-	MOVQ    chunks+56(FP), SI
+	MOVQ    chunks+64(FP), SI
 	MOVQ    SI, (SP)
 
 chunk:
@@ -8763,7 +10063,7 @@ same1:
 	VPERM2F128 $0x31, Y4, Y0, Y0
 	MOVQ       R8, SI
 	MOVQ       s+0(FP), DI
-	MOVQ       heads+48(FP), R13
+	MOVQ       heads+56(FP), R13
 	SHRQ       $0x02, R13
 	JZ         head_rest
 
@@ -8846,7 +10146,7 @@ head:
 	JNZ          head
 
 head_rest:
-	MOVQ heads+48(FP), R13
+	MOVQ heads+56(FP), R13
 	ANDQ $0x03, R13
 	JZ   head_done
 
@@ -8883,22 +10183,21 @@ head_done:
 	MOVQ CX, BX
 	SHLQ $0x03, BX
 	ADDQ BX, k+16(FP)
-	SUBQ $0x00000001, groups+64(FP)
+	SUBQ $0x00000001, groups+72(FP)
 	JNZ  group
 	VZEROUPPER
 	RET
 
-// func mixF168x2AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixF168x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, F16C, FMA3, MMX+
-TEXT ·mixF168x2AVX2(SB), NOSPLIT, $0-72
-	MOVQ strips+64(FP), AX
-	ADDQ AX, strips+64(FP)
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixF168x2AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VXORPS Y0, Y0, Y0
@@ -8909,89 +10208,96 @@ strip:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	LEAQ   (BX)(SI*4), R12
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x07, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VCVTPH2PS    (DI), Y8
+	PREFETCHT1   (DI)
+	VCVTPH2PS    (BX), Y8
 	VBROADCASTSS (R11), Y9
 	VFMADD231PS  Y8, Y9, Y0
-	VBROADCASTSS (R11)(SI*1), Y9
+	VBROADCASTSS (R11)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y1
-	VBROADCASTSS (R11)(SI*2), Y9
+	VBROADCASTSS (R11)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y2
-	VBROADCASTSS (R11)(R10*1), Y9
+	VBROADCASTSS (R11)(R8*1), Y9
 	VFMADD231PS  Y8, Y9, Y3
 	VBROADCASTSS (R12), Y9
 	VFMADD231PS  Y8, Y9, Y4
-	VBROADCASTSS (R12)(SI*1), Y9
+	VBROADCASTSS (R12)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y5
-	VBROADCASTSS (R12)(SI*2), Y9
+	VBROADCASTSS (R12)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y6
-	VBROADCASTSS (R12)(R10*1), Y9
+	VBROADCASTSS (R12)(R8*1), Y9
 	VFMADD231PS  Y8, Y9, Y7
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
 	ADDQ         $0x04, R12
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Y8
-	VFMADD231PS  (DI), Y8, Y0
-	VMOVUPS      Y0, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Y0
-	VFMADD231PS  (DI), Y0, Y1
-	VMOVUPS      Y1, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Y0
-	VFMADD231PS  (DI), Y0, Y2
-	VMOVUPS      Y2, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Y0
-	VFMADD231PS  (DI), Y0, Y3
-	VMOVUPS      Y3, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 16(R9), Y0
-	VFMADD231PS  (DI), Y0, Y4
-	VMOVUPS      Y4, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 20(R9), Y0
-	VFMADD231PS  (DI), Y0, Y5
-	VMOVUPS      Y5, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 24(R9), Y0
-	VFMADD231PS  (DI), Y0, Y6
-	VMOVUPS      Y6, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 28(R9), Y0
-	VFMADD231PS  (DI), Y0, Y7
-	VMOVUPS      Y7, (DI)
-	ADDQ         $0x00000020, AX
-	ADDQ         $0x00000010, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 16(DI), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 20(DI), Y0
+	VFMADD231PS  (BX), Y0, Y5
+	VMOVUPS      Y5, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 24(DI), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 28(DI), Y0
+	VFMADD231PS  (BX), Y0, Y7
+	VMOVUPS      Y7, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000010, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixF168x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixF168x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, F16C, FMA3, MMX+
-TEXT ·mixF168x1AVX2(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixF168x1AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VXORPS Y0, Y0, Y0
@@ -9002,91 +10308,97 @@ strip:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	LEAQ   (BX)(SI*4), R12
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x07, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VCVTPH2PS    (DI), Y8
+	PREFETCHT1   (DI)
+	VCVTPH2PS    (BX), Y8
 	VBROADCASTSS (R11), Y9
 	VFMADD231PS  Y8, Y9, Y0
-	VBROADCASTSS (R11)(SI*1), Y9
+	VBROADCASTSS (R11)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y1
-	VBROADCASTSS (R11)(SI*2), Y9
+	VBROADCASTSS (R11)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y2
-	VBROADCASTSS (R11)(R10*1), Y9
+	VBROADCASTSS (R11)(R8*1), Y9
 	VFMADD231PS  Y8, Y9, Y3
 	VBROADCASTSS (R12), Y9
 	VFMADD231PS  Y8, Y9, Y4
-	VBROADCASTSS (R12)(SI*1), Y9
+	VBROADCASTSS (R12)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y5
-	VBROADCASTSS (R12)(SI*2), Y9
+	VBROADCASTSS (R12)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y6
-	VBROADCASTSS (R12)(R10*1), Y9
+	VBROADCASTSS (R12)(R8*1), Y9
 	VFMADD231PS  Y8, Y9, Y7
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
 	ADDQ         $0x04, R12
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Y8
-	VFMADD231PS  (DI), Y8, Y0
-	VMOVUPS      Y0, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Y0
-	VFMADD231PS  (DI), Y0, Y1
-	VMOVUPS      Y1, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Y0
-	VFMADD231PS  (DI), Y0, Y2
-	VMOVUPS      Y2, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Y0
-	VFMADD231PS  (DI), Y0, Y3
-	VMOVUPS      Y3, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 16(R9), Y0
-	VFMADD231PS  (DI), Y0, Y4
-	VMOVUPS      Y4, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 20(R9), Y0
-	VFMADD231PS  (DI), Y0, Y5
-	VMOVUPS      Y5, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 24(R9), Y0
-	VFMADD231PS  (DI), Y0, Y6
-	VMOVUPS      Y6, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 28(R9), Y0
-	VFMADD231PS  (DI), Y0, Y7
-	VMOVUPS      Y7, (DI)
-	ADDQ         $0x00000020, AX
-	ADDQ         $0x00000010, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 16(DI), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 20(DI), Y0
+	VFMADD231PS  (BX), Y0, Y5
+	VMOVUPS      Y5, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 24(DI), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 28(DI), Y0
+	VFMADD231PS  (BX), Y0, Y7
+	VMOVUPS      Y7, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000010, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixF164x4AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixF164x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, F16C, FMA3, MMX+
-TEXT ·mixF164x4AVX2(SB), NOSPLIT, $0-72
-	MOVQ strips+64(FP), AX
-	ADDQ AX, strips+64(FP)
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixF164x4AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VXORPS Y0, Y0, Y0
@@ -9097,240 +10409,267 @@ strip:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x04, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VCVTPH2PS    (DI), Y8
-	VCVTPH2PS    16(DI), Y9
+	PREFETCHT1   (DI)
+	VCVTPH2PS    (BX), Y8
+	VCVTPH2PS    16(BX), Y9
 	VBROADCASTSS (R11), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS (R11)(SI*1), Y10
+	VBROADCASTSS (R11)(CX*1), Y10
 	VFMADD231PS  Y8, Y10, Y2
 	VFMADD231PS  Y9, Y10, Y3
-	VBROADCASTSS (R11)(SI*2), Y10
+	VBROADCASTSS (R11)(CX*2), Y10
 	VFMADD231PS  Y8, Y10, Y4
 	VFMADD231PS  Y9, Y10, Y5
-	VBROADCASTSS (R11)(R10*1), Y10
+	VBROADCASTSS (R11)(R8*1), Y10
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Y8
-	VFMADD231PS  (DI), Y8, Y0
-	VMOVUPS      Y0, (DI)
-	VFMADD231PS  32(DI), Y8, Y1
-	VMOVUPS      Y1, 32(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Y0
-	VFMADD231PS  (DI), Y0, Y2
-	VMOVUPS      Y2, (DI)
-	VFMADD231PS  32(DI), Y0, Y3
-	VMOVUPS      Y3, 32(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Y0
-	VFMADD231PS  (DI), Y0, Y4
-	VMOVUPS      Y4, (DI)
-	VFMADD231PS  32(DI), Y0, Y5
-	VMOVUPS      Y5, 32(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Y0
-	VFMADD231PS  (DI), Y0, Y6
-	VMOVUPS      Y6, (DI)
-	VFMADD231PS  32(DI), Y0, Y7
-	VMOVUPS      Y7, 32(DI)
-	ADDQ         $0x00000040, AX
-	ADDQ         $0x00000020, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	VFMADD231PS  32(BX), Y8, Y1
+	VMOVUPS      Y1, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	VFMADD231PS  32(BX), Y0, Y3
+	VMOVUPS      Y3, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	VFMADD231PS  32(BX), Y0, Y5
+	VMOVUPS      Y5, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	VFMADD231PS  32(BX), Y0, Y7
+	VMOVUPS      Y7, 32(BX)
+	ADDQ         $0x00000040, o+0(FP)
+	ADDQ         $0x00000020, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixF164x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixF164x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, F16C, FMA3, MMX+
-TEXT ·mixF164x1AVX2(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixF164x1AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x04, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VCVTPH2PS    (DI), Y4
+	PREFETCHT1   (DI)
+	VCVTPH2PS    (BX), Y4
 	VBROADCASTSS (R11), Y5
 	VFMADD231PS  Y4, Y5, Y0
-	VBROADCASTSS (R11)(SI*1), Y5
+	VBROADCASTSS (R11)(CX*1), Y5
 	VFMADD231PS  Y4, Y5, Y1
-	VBROADCASTSS (R11)(SI*2), Y5
+	VBROADCASTSS (R11)(CX*2), Y5
 	VFMADD231PS  Y4, Y5, Y2
-	VBROADCASTSS (R11)(R10*1), Y5
+	VBROADCASTSS (R11)(R8*1), Y5
 	VFMADD231PS  Y4, Y5, Y3
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Y4
-	VFMADD231PS  (DI), Y4, Y0
-	VMOVUPS      Y0, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Y0
-	VFMADD231PS  (DI), Y0, Y1
-	VMOVUPS      Y1, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Y0
-	VFMADD231PS  (DI), Y0, Y2
-	VMOVUPS      Y2, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Y0
-	VFMADD231PS  (DI), Y0, Y3
-	VMOVUPS      Y3, (DI)
-	ADDQ         $0x00000020, AX
-	ADDQ         $0x00000010, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y4
+	VFMADD231PS  (BX), Y4, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000010, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixF161x8AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixF161x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, F16C, FMA3, MMX+
-TEXT ·mixF161x8AVX2(SB), NOSPLIT, $0-72
-	MOVQ strips+64(FP), AX
-	ADDQ AX, strips+64(FP)
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), SI
+TEXT ·mixF161x8AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
 
 strip:
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
-	MOVQ   CX, SI
-	MOVQ   BX, R9
-	MOVQ   keys+48(FP), DI
-	MOVQ   DX, R8
-	SHLQ   $0x04, R8
-	ADDQ   CX, R8
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
 
 key:
-	PREFETCHT1   (R8)
-	VCVTPH2PS    (SI), Y4
-	VCVTPH2PS    16(SI), Y5
-	VCVTPH2PS    32(SI), Y6
-	VCVTPH2PS    48(SI), Y7
+	PREFETCHT1   (SI)
+	VCVTPH2PS    (DX), Y4
+	VCVTPH2PS    16(DX), Y5
+	VCVTPH2PS    32(DX), Y6
+	VCVTPH2PS    48(DX), Y7
 	VBROADCASTSS (R9), Y8
 	VFMADD231PS  Y4, Y8, Y0
 	VFMADD231PS  Y5, Y8, Y1
 	VFMADD231PS  Y6, Y8, Y2
 	VFMADD231PS  Y7, Y8, Y3
-	ADDQ         DX, SI
-	ADDQ         DX, R8
+	ADDQ         AX, DX
+	ADDQ         AX, SI
 	ADDQ         $0x04, R9
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, BX
 	JNZ          key
-	MOVQ         AX, SI
-	MOVQ         ldo+8(FP), DI
-	MOVQ         alpha+56(FP), DI
-	VBROADCASTSS (DI), Y4
-	VFMADD231PS  (SI), Y4, Y0
-	VMOVUPS      Y0, (SI)
-	VFMADD231PS  32(SI), Y4, Y1
-	VMOVUPS      Y1, 32(SI)
-	VFMADD231PS  64(SI), Y4, Y2
-	VMOVUPS      Y2, 64(SI)
-	VFMADD231PS  96(SI), Y4, Y3
-	VMOVUPS      Y3, 96(SI)
-	ADDQ         $0x00000080, AX
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y4
+	VFMADD231PS  (DX), Y4, Y0
+	VMOVUPS      Y0, (DX)
+	VFMADD231PS  32(DX), Y4, Y1
+	VMOVUPS      Y1, 32(DX)
+	VFMADD231PS  64(DX), Y4, Y2
+	VMOVUPS      Y2, 64(DX)
+	VFMADD231PS  96(DX), Y4, Y3
+	VMOVUPS      Y3, 96(DX)
+	ADDQ         $0x00000080, o+0(FP)
 	ADDQ         $0x00000040, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixF161x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, F16C, FMA3, MMX+
-TEXT ·mixF161x1AVX2(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), SI
+TEXT ·mixF161x1AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
 
 strip:
 	VXORPS Y0, Y0, Y0
-	MOVQ   CX, SI
-	MOVQ   BX, R9
-	MOVQ   keys+48(FP), DI
-	MOVQ   DX, R8
-	SHLQ   $0x04, R8
-	ADDQ   CX, R8
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
 
 key:
-	PREFETCHT1   (R8)
-	VCVTPH2PS    (SI), Y1
+	PREFETCHT1   (SI)
+	VCVTPH2PS    (DX), Y1
 	VBROADCASTSS (R9), Y2
 	VFMADD231PS  Y1, Y2, Y0
-	ADDQ         DX, SI
-	ADDQ         DX, R8
+	ADDQ         AX, DX
+	ADDQ         AX, SI
 	ADDQ         $0x04, R9
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, BX
 	JNZ          key
-	MOVQ         AX, SI
-	MOVQ         ldo+8(FP), DI
-	MOVQ         alpha+56(FP), DI
-	VBROADCASTSS (DI), Y1
-	VFMADD231PS  (SI), Y1, Y0
-	VMOVUPS      Y0, (SI)
-	ADDQ         $0x00000020, AX
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y1
+	VFMADD231PS  (DX), Y1, Y0
+	VMOVUPS      Y0, (DX)
+	ADDQ         $0x00000020, o+0(FP)
 	ADDQ         $0x00000010, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func dotsBF16AVX2(s *float32, lds int, k *uint16, ldk int, q *float32, ldq int, heads int, chunks int, groups int)
+// func dotsBF16AVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·dotsBF16AVX2(SB), NOSPLIT, $24-72
+TEXT ·dotsBF16AVX2(SB), NOSPLIT, $24-80
 	MOVQ lds+8(FP), AX
 	MOVQ ldk+24(FP), CX
-	MOVQ ldq+40(FP), DX
+	MOVQ ldq+48(FP), DX
 	LEAQ (AX)(AX*2), R10
 	LEAQ (DX)(DX*2), R11
-	MOVQ chunks+56(FP), R12
+	MOVQ chunks+64(FP), R12
 	SHLQ $0x04, R12
 	ADDQ $0x3f, R12
 	SHRQ $0x06, R12
@@ -9340,23 +10679,21 @@ TEXT ·dotsBF16AVX2(SB), NOSPLIT, $24-72
 	SUBQ R12, R9
 	MOVQ R9, 16(SP)
 	MOVQ 8(SP), R12
-	MOVQ CX, R9
-	SHLQ $0x05, R9
-	ADDQ k+16(FP), R9
+	MOVQ next+32(FP), R9
 
 group:
 	MOVQ   k+16(FP), BX
-	MOVQ   q+32(FP), R8
+	MOVQ   q+40(FP), R8
 	VXORPS Y0, Y0, Y0
 	MOVQ   s+0(FP), DI
-	MOVQ   heads+48(FP), SI
+	MOVQ   heads+56(FP), SI
 
 clear:
 	VMOVUPS Y0, (DI)
 	ADDQ    AX, DI
 	SUBQ    $0x00000001, SI
 	JNZ     clear
-	MOVQ    chunks+56(FP), SI
+	MOVQ    chunks+64(FP), SI
 	MOVQ    SI, (SP)
 
 chunk:
@@ -9426,7 +10763,7 @@ same1:
 	VPERM2F128 $0x31, Y4, Y0, Y0
 	MOVQ       R8, SI
 	MOVQ       s+0(FP), DI
-	MOVQ       heads+48(FP), R13
+	MOVQ       heads+56(FP), R13
 	SHRQ       $0x02, R13
 	JZ         head_rest
 
@@ -9509,7 +10846,7 @@ head:
 	JNZ          head
 
 head_rest:
-	MOVQ heads+48(FP), R13
+	MOVQ heads+56(FP), R13
 	ANDQ $0x03, R13
 	JZ   head_done
 
@@ -9546,22 +10883,21 @@ head_done:
 	MOVQ CX, BX
 	SHLQ $0x03, BX
 	ADDQ BX, k+16(FP)
-	SUBQ $0x00000001, groups+64(FP)
+	SUBQ $0x00000001, groups+72(FP)
 	JNZ  group
 	VZEROUPPER
 	RET
 
-// func mixBF168x2AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixBF168x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·mixBF168x2AVX2(SB), NOSPLIT, $0-72
-	MOVQ strips+64(FP), AX
-	ADDQ AX, strips+64(FP)
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixBF168x2AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VXORPS Y0, Y0, Y0
@@ -9572,90 +10908,97 @@ strip:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	LEAQ   (BX)(SI*4), R12
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x07, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VPMOVZXWD    (DI), Y8
+	PREFETCHT1   (DI)
+	VPMOVZXWD    (BX), Y8
 	VPSLLD       $0x10, Y8, Y8
 	VBROADCASTSS (R11), Y9
 	VFMADD231PS  Y8, Y9, Y0
-	VBROADCASTSS (R11)(SI*1), Y9
+	VBROADCASTSS (R11)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y1
-	VBROADCASTSS (R11)(SI*2), Y9
+	VBROADCASTSS (R11)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y2
-	VBROADCASTSS (R11)(R10*1), Y9
+	VBROADCASTSS (R11)(R8*1), Y9
 	VFMADD231PS  Y8, Y9, Y3
 	VBROADCASTSS (R12), Y9
 	VFMADD231PS  Y8, Y9, Y4
-	VBROADCASTSS (R12)(SI*1), Y9
+	VBROADCASTSS (R12)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y5
-	VBROADCASTSS (R12)(SI*2), Y9
+	VBROADCASTSS (R12)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y6
-	VBROADCASTSS (R12)(R10*1), Y9
+	VBROADCASTSS (R12)(R8*1), Y9
 	VFMADD231PS  Y8, Y9, Y7
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
 	ADDQ         $0x04, R12
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Y8
-	VFMADD231PS  (DI), Y8, Y0
-	VMOVUPS      Y0, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Y0
-	VFMADD231PS  (DI), Y0, Y1
-	VMOVUPS      Y1, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Y0
-	VFMADD231PS  (DI), Y0, Y2
-	VMOVUPS      Y2, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Y0
-	VFMADD231PS  (DI), Y0, Y3
-	VMOVUPS      Y3, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 16(R9), Y0
-	VFMADD231PS  (DI), Y0, Y4
-	VMOVUPS      Y4, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 20(R9), Y0
-	VFMADD231PS  (DI), Y0, Y5
-	VMOVUPS      Y5, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 24(R9), Y0
-	VFMADD231PS  (DI), Y0, Y6
-	VMOVUPS      Y6, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 28(R9), Y0
-	VFMADD231PS  (DI), Y0, Y7
-	VMOVUPS      Y7, (DI)
-	ADDQ         $0x00000020, AX
-	ADDQ         $0x00000010, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 16(DI), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 20(DI), Y0
+	VFMADD231PS  (BX), Y0, Y5
+	VMOVUPS      Y5, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 24(DI), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 28(DI), Y0
+	VFMADD231PS  (BX), Y0, Y7
+	VMOVUPS      Y7, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000010, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixBF168x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixBF168x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·mixBF168x1AVX2(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixBF168x1AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VXORPS Y0, Y0, Y0
@@ -9666,92 +11009,98 @@ strip:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	LEAQ   (BX)(SI*4), R12
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x07, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VPMOVZXWD    (DI), Y8
+	PREFETCHT1   (DI)
+	VPMOVZXWD    (BX), Y8
 	VPSLLD       $0x10, Y8, Y8
 	VBROADCASTSS (R11), Y9
 	VFMADD231PS  Y8, Y9, Y0
-	VBROADCASTSS (R11)(SI*1), Y9
+	VBROADCASTSS (R11)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y1
-	VBROADCASTSS (R11)(SI*2), Y9
+	VBROADCASTSS (R11)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y2
-	VBROADCASTSS (R11)(R10*1), Y9
+	VBROADCASTSS (R11)(R8*1), Y9
 	VFMADD231PS  Y8, Y9, Y3
 	VBROADCASTSS (R12), Y9
 	VFMADD231PS  Y8, Y9, Y4
-	VBROADCASTSS (R12)(SI*1), Y9
+	VBROADCASTSS (R12)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y5
-	VBROADCASTSS (R12)(SI*2), Y9
+	VBROADCASTSS (R12)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y6
-	VBROADCASTSS (R12)(R10*1), Y9
+	VBROADCASTSS (R12)(R8*1), Y9
 	VFMADD231PS  Y8, Y9, Y7
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
 	ADDQ         $0x04, R12
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Y8
-	VFMADD231PS  (DI), Y8, Y0
-	VMOVUPS      Y0, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Y0
-	VFMADD231PS  (DI), Y0, Y1
-	VMOVUPS      Y1, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Y0
-	VFMADD231PS  (DI), Y0, Y2
-	VMOVUPS      Y2, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Y0
-	VFMADD231PS  (DI), Y0, Y3
-	VMOVUPS      Y3, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 16(R9), Y0
-	VFMADD231PS  (DI), Y0, Y4
-	VMOVUPS      Y4, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 20(R9), Y0
-	VFMADD231PS  (DI), Y0, Y5
-	VMOVUPS      Y5, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 24(R9), Y0
-	VFMADD231PS  (DI), Y0, Y6
-	VMOVUPS      Y6, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 28(R9), Y0
-	VFMADD231PS  (DI), Y0, Y7
-	VMOVUPS      Y7, (DI)
-	ADDQ         $0x00000020, AX
-	ADDQ         $0x00000010, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 16(DI), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 20(DI), Y0
+	VFMADD231PS  (BX), Y0, Y5
+	VMOVUPS      Y5, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 24(DI), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 28(DI), Y0
+	VFMADD231PS  (BX), Y0, Y7
+	VMOVUPS      Y7, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000010, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixBF164x4AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixBF164x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·mixBF164x4AVX2(SB), NOSPLIT, $0-72
-	MOVQ strips+64(FP), AX
-	ADDQ AX, strips+64(FP)
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixBF164x4AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VXORPS Y0, Y0, Y0
@@ -9762,235 +11111,1019 @@ strip:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x04, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VPMOVZXWD    (DI), Y8
+	PREFETCHT1   (DI)
+	VPMOVZXWD    (BX), Y8
 	VPSLLD       $0x10, Y8, Y8
-	VPMOVZXWD    16(DI), Y9
+	VPMOVZXWD    16(BX), Y9
 	VPSLLD       $0x10, Y9, Y9
 	VBROADCASTSS (R11), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS (R11)(SI*1), Y10
+	VBROADCASTSS (R11)(CX*1), Y10
 	VFMADD231PS  Y8, Y10, Y2
 	VFMADD231PS  Y9, Y10, Y3
-	VBROADCASTSS (R11)(SI*2), Y10
+	VBROADCASTSS (R11)(CX*2), Y10
 	VFMADD231PS  Y8, Y10, Y4
 	VFMADD231PS  Y9, Y10, Y5
-	VBROADCASTSS (R11)(R10*1), Y10
+	VBROADCASTSS (R11)(R8*1), Y10
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Y8
-	VFMADD231PS  (DI), Y8, Y0
-	VMOVUPS      Y0, (DI)
-	VFMADD231PS  32(DI), Y8, Y1
-	VMOVUPS      Y1, 32(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Y0
-	VFMADD231PS  (DI), Y0, Y2
-	VMOVUPS      Y2, (DI)
-	VFMADD231PS  32(DI), Y0, Y3
-	VMOVUPS      Y3, 32(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Y0
-	VFMADD231PS  (DI), Y0, Y4
-	VMOVUPS      Y4, (DI)
-	VFMADD231PS  32(DI), Y0, Y5
-	VMOVUPS      Y5, 32(DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Y0
-	VFMADD231PS  (DI), Y0, Y6
-	VMOVUPS      Y6, (DI)
-	VFMADD231PS  32(DI), Y0, Y7
-	VMOVUPS      Y7, 32(DI)
-	ADDQ         $0x00000040, AX
-	ADDQ         $0x00000020, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	VFMADD231PS  32(BX), Y8, Y1
+	VMOVUPS      Y1, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	VFMADD231PS  32(BX), Y0, Y3
+	VMOVUPS      Y3, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	VFMADD231PS  32(BX), Y0, Y5
+	VMOVUPS      Y5, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	VFMADD231PS  32(BX), Y0, Y7
+	VMOVUPS      Y7, 32(BX)
+	ADDQ         $0x00000040, o+0(FP)
+	ADDQ         $0x00000020, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixBF164x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixBF164x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·mixBF164x1AVX2(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), R10
+TEXT ·mixBF164x1AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
 
 strip:
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
-	MOVQ   CX, DI
-	MOVQ   BX, R11
-	MOVQ   keys+48(FP), R8
-	MOVQ   DX, R9
-	SHLQ   $0x04, R9
-	ADDQ   CX, R9
+	MOVQ   p+40(FP), R11
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
 
 key:
-	PREFETCHT1   (R9)
-	VPMOVZXWD    (DI), Y4
+	PREFETCHT1   (DI)
+	VPMOVZXWD    (BX), Y4
 	VPSLLD       $0x10, Y4, Y4
 	VBROADCASTSS (R11), Y5
 	VFMADD231PS  Y4, Y5, Y0
-	VBROADCASTSS (R11)(SI*1), Y5
+	VBROADCASTSS (R11)(CX*1), Y5
 	VFMADD231PS  Y4, Y5, Y1
-	VBROADCASTSS (R11)(SI*2), Y5
+	VBROADCASTSS (R11)(CX*2), Y5
 	VFMADD231PS  Y4, Y5, Y2
-	VBROADCASTSS (R11)(R10*1), Y5
+	VBROADCASTSS (R11)(R8*1), Y5
 	VFMADD231PS  Y4, Y5, Y3
-	ADDQ         DX, DI
-	ADDQ         DX, R9
+	ADDQ         AX, BX
+	ADDQ         AX, DI
 	ADDQ         $0x04, R11
-	SUBQ         $0x00000001, R8
+	SUBQ         $0x00000001, SI
 	JNZ          key
-	MOVQ         AX, DI
-	MOVQ         ldo+8(FP), R8
-	MOVQ         alpha+56(FP), R9
-	VBROADCASTSS (R9), Y4
-	VFMADD231PS  (DI), Y4, Y0
-	VMOVUPS      Y0, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 4(R9), Y0
-	VFMADD231PS  (DI), Y0, Y1
-	VMOVUPS      Y1, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 8(R9), Y0
-	VFMADD231PS  (DI), Y0, Y2
-	VMOVUPS      Y2, (DI)
-	ADDQ         R8, DI
-	VBROADCASTSS 12(R9), Y0
-	VFMADD231PS  (DI), Y0, Y3
-	VMOVUPS      Y3, (DI)
-	ADDQ         $0x00000020, AX
-	ADDQ         $0x00000010, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y4
+	VFMADD231PS  (BX), Y4, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000010, DX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixBF161x8AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixBF161x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·mixBF161x8AVX2(SB), NOSPLIT, $0-72
-	MOVQ strips+64(FP), AX
-	ADDQ AX, strips+64(FP)
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), SI
+TEXT ·mixBF161x8AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
 
 strip:
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
-	MOVQ   CX, SI
-	MOVQ   BX, R9
-	MOVQ   keys+48(FP), DI
-	MOVQ   DX, R8
-	SHLQ   $0x04, R8
-	ADDQ   CX, R8
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
 
 key:
-	PREFETCHT1   (R8)
-	VPMOVZXWD    (SI), Y4
+	PREFETCHT1   (SI)
+	VPMOVZXWD    (DX), Y4
 	VPSLLD       $0x10, Y4, Y4
-	VPMOVZXWD    16(SI), Y5
+	VPMOVZXWD    16(DX), Y5
 	VPSLLD       $0x10, Y5, Y5
-	VPMOVZXWD    32(SI), Y6
+	VPMOVZXWD    32(DX), Y6
 	VPSLLD       $0x10, Y6, Y6
-	VPMOVZXWD    48(SI), Y7
+	VPMOVZXWD    48(DX), Y7
 	VPSLLD       $0x10, Y7, Y7
 	VBROADCASTSS (R9), Y8
 	VFMADD231PS  Y4, Y8, Y0
 	VFMADD231PS  Y5, Y8, Y1
 	VFMADD231PS  Y6, Y8, Y2
 	VFMADD231PS  Y7, Y8, Y3
-	ADDQ         DX, SI
-	ADDQ         DX, R8
+	ADDQ         AX, DX
+	ADDQ         AX, SI
 	ADDQ         $0x04, R9
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, BX
 	JNZ          key
-	MOVQ         AX, SI
-	MOVQ         ldo+8(FP), DI
-	MOVQ         alpha+56(FP), DI
-	VBROADCASTSS (DI), Y4
-	VFMADD231PS  (SI), Y4, Y0
-	VMOVUPS      Y0, (SI)
-	VFMADD231PS  32(SI), Y4, Y1
-	VMOVUPS      Y1, 32(SI)
-	VFMADD231PS  64(SI), Y4, Y2
-	VMOVUPS      Y2, 64(SI)
-	VFMADD231PS  96(SI), Y4, Y3
-	VMOVUPS      Y3, 96(SI)
-	ADDQ         $0x00000080, AX
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y4
+	VFMADD231PS  (DX), Y4, Y0
+	VMOVUPS      Y0, (DX)
+	VFMADD231PS  32(DX), Y4, Y1
+	VMOVUPS      Y1, 32(DX)
+	VFMADD231PS  64(DX), Y4, Y2
+	VMOVUPS      Y2, 64(DX)
+	VFMADD231PS  96(DX), Y4, Y3
+	VMOVUPS      Y3, 96(DX)
+	ADDQ         $0x00000080, o+0(FP)
 	ADDQ         $0x00000040, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET
 
-// func mixBF161x1AVX2(o *float32, ldo int, v *uint16, ldv int, p *float32, ldp int, keys int, alpha *float32, strips int)
+// func mixBF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·mixBF161x1AVX2(SB), NOSPLIT, $0-72
-	MOVQ o+0(FP), AX
-	MOVQ v+16(FP), CX
-	MOVQ ldv+24(FP), DX
-	MOVQ p+32(FP), BX
-	MOVQ ldp+40(FP), SI
-	LEAQ (SI)(SI*2), SI
+TEXT ·mixBF161x1AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
 
 strip:
 	VXORPS Y0, Y0, Y0
-	MOVQ   CX, SI
-	MOVQ   BX, R9
-	MOVQ   keys+48(FP), DI
-	MOVQ   DX, R8
-	SHLQ   $0x04, R8
-	ADDQ   CX, R8
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
 
 key:
-	PREFETCHT1   (R8)
-	VPMOVZXWD    (SI), Y1
+	PREFETCHT1   (SI)
+	VPMOVZXWD    (DX), Y1
 	VPSLLD       $0x10, Y1, Y1
 	VBROADCASTSS (R9), Y2
 	VFMADD231PS  Y1, Y2, Y0
-	ADDQ         DX, SI
-	ADDQ         DX, R8
+	ADDQ         AX, DX
+	ADDQ         AX, SI
 	ADDQ         $0x04, R9
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, BX
 	JNZ          key
-	MOVQ         AX, SI
-	MOVQ         ldo+8(FP), DI
-	MOVQ         alpha+56(FP), DI
-	VBROADCASTSS (DI), Y1
-	VFMADD231PS  (SI), Y1, Y0
-	VMOVUPS      Y0, (SI)
-	ADDQ         $0x00000020, AX
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y1
+	VFMADD231PS  (DX), Y1, Y0
+	VMOVUPS      Y0, (DX)
+	ADDQ         $0x00000020, o+0(FP)
 	ADDQ         $0x00000010, CX
-	SUBQ         $0x00000001, strips+64(FP)
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func dotsQ8AVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·dotsQ8AVX2(SB), NOSPLIT, $24-80
+	MOVQ lds+8(FP), AX
+	MOVQ ldk+24(FP), CX
+	MOVQ ldq+48(FP), DX
+	LEAQ (AX)(AX*2), R10
+	LEAQ (DX)(DX*2), R11
+	MOVQ next+32(FP), R9
+
+group:
+	MOVQ   k+16(FP), BX
+	MOVQ   q+40(FP), R8
+	VXORPS Y0, Y0, Y0
+	MOVQ   s+0(FP), DI
+	MOVQ   heads+56(FP), SI
+
+clear:
+	VMOVUPS Y0, (DI)
+	ADDQ    AX, DI
+	SUBQ    $0x00000001, SI
+	JNZ     clear
+	MOVQ    chunks+64(FP), SI
+	MOVQ    SI, (SP)
+
+chunk:
+	MOVQ         BX, SI
+	MOVQ         (SP), DI
+	SUBQ         chunks+64(FP), DI
+	SHLQ         $0x03, DI
+	VPMOVSXBD    4(SI), Y0
+	VCVTDQ2PS    Y0, Y0
+	VBROADCASTSS (SI)(DI*1), Y1
+	VMULPS       Y1, Y0, Y0
+	ADDQ         CX, SI
+	VPMOVSXBD    4(SI), Y1
+	VCVTDQ2PS    Y1, Y1
+	VBROADCASTSS (SI)(DI*1), Y2
+	VMULPS       Y2, Y1, Y1
+	ADDQ         CX, SI
+	VPMOVSXBD    4(SI), Y2
+	VCVTDQ2PS    Y2, Y2
+	VBROADCASTSS (SI)(DI*1), Y3
+	VMULPS       Y3, Y2, Y2
+	ADDQ         CX, SI
+	VPMOVSXBD    4(SI), Y3
+	VCVTDQ2PS    Y3, Y3
+	VBROADCASTSS (SI)(DI*1), Y4
+	VMULPS       Y4, Y3, Y3
+	ADDQ         CX, SI
+	VPMOVSXBD    4(SI), Y4
+	VCVTDQ2PS    Y4, Y4
+	VBROADCASTSS (SI)(DI*1), Y5
+	VMULPS       Y5, Y4, Y4
+	ADDQ         CX, SI
+	VPMOVSXBD    4(SI), Y5
+	VCVTDQ2PS    Y5, Y5
+	VBROADCASTSS (SI)(DI*1), Y6
+	VMULPS       Y6, Y5, Y5
+	ADDQ         CX, SI
+	VPMOVSXBD    4(SI), Y6
+	VCVTDQ2PS    Y6, Y6
+	VBROADCASTSS (SI)(DI*1), Y7
+	VMULPS       Y7, Y6, Y6
+	ADDQ         CX, SI
+	VPMOVSXBD    4(SI), Y7
+	VCVTDQ2PS    Y7, Y7
+	VBROADCASTSS (SI)(DI*1), Y8
+	VMULPS       Y8, Y7, Y7
+	TESTQ        $0x0000003f, DI
+	JNZ          read
+	MOVQ         R9, SI
+	SUBQ         DI, SI
+	PREFETCHT1   (SI)
+	ADDQ         CX, SI
+	PREFETCHT1   (SI)
+	ADDQ         CX, SI
+	PREFETCHT1   (SI)
+	ADDQ         CX, SI
+	PREFETCHT1   (SI)
+	ADDQ         CX, SI
+	PREFETCHT1   (SI)
+	ADDQ         CX, SI
+	PREFETCHT1   (SI)
+	ADDQ         CX, SI
+	PREFETCHT1   (SI)
+	ADDQ         CX, SI
+	PREFETCHT1   (SI)
+
+read:
+	VUNPCKLPS  Y1, Y0, Y8
+	VUNPCKHPS  Y1, Y0, Y0
+	VUNPCKLPS  Y3, Y2, Y1
+	VUNPCKHPS  Y3, Y2, Y2
+	VUNPCKLPS  Y5, Y4, Y3
+	VUNPCKHPS  Y5, Y4, Y4
+	VUNPCKLPS  Y7, Y6, Y5
+	VUNPCKHPS  Y7, Y6, Y6
+	VUNPCKLPD  Y1, Y8, Y7
+	VUNPCKHPD  Y1, Y8, Y1
+	VUNPCKLPD  Y2, Y0, Y8
+	VUNPCKHPD  Y2, Y0, Y0
+	VUNPCKLPD  Y5, Y3, Y2
+	VUNPCKHPD  Y5, Y3, Y3
+	VUNPCKLPD  Y6, Y4, Y5
+	VUNPCKHPD  Y6, Y4, Y4
+	VPERM2F128 $0x20, Y2, Y7, Y6
+	VPERM2F128 $0x31, Y2, Y7, Y2
+	VPERM2F128 $0x20, Y3, Y1, Y7
+	VPERM2F128 $0x31, Y3, Y1, Y1
+	VPERM2F128 $0x20, Y5, Y8, Y3
+	VPERM2F128 $0x31, Y5, Y8, Y5
+	VPERM2F128 $0x20, Y4, Y0, Y8
+	VPERM2F128 $0x31, Y4, Y0, Y0
+	MOVQ       R8, SI
+	MOVQ       s+0(FP), DI
+	MOVQ       heads+56(FP), R12
+	SHRQ       $0x02, R12
+	JZ         head_rest
+
+head:
+	VMOVUPS      (DI), Y4
+	VMOVUPS      (DI)(AX*1), Y9
+	VMOVUPS      (DI)(AX*2), Y10
+	VMOVUPS      (DI)(R10*1), Y11
+	VBROADCASTSS (SI), Y12
+	VFMADD231PS  Y12, Y6, Y4
+	VBROADCASTSS (SI)(DX*1), Y12
+	VFMADD231PS  Y12, Y6, Y9
+	VBROADCASTSS (SI)(DX*2), Y12
+	VFMADD231PS  Y12, Y6, Y10
+	VBROADCASTSS (SI)(R11*1), Y12
+	VFMADD231PS  Y12, Y6, Y11
+	VBROADCASTSS 4(SI), Y12
+	VFMADD231PS  Y12, Y7, Y4
+	VBROADCASTSS 4(SI)(DX*1), Y12
+	VFMADD231PS  Y12, Y7, Y9
+	VBROADCASTSS 4(SI)(DX*2), Y12
+	VFMADD231PS  Y12, Y7, Y10
+	VBROADCASTSS 4(SI)(R11*1), Y12
+	VFMADD231PS  Y12, Y7, Y11
+	VBROADCASTSS 8(SI), Y12
+	VFMADD231PS  Y12, Y3, Y4
+	VBROADCASTSS 8(SI)(DX*1), Y12
+	VFMADD231PS  Y12, Y3, Y9
+	VBROADCASTSS 8(SI)(DX*2), Y12
+	VFMADD231PS  Y12, Y3, Y10
+	VBROADCASTSS 8(SI)(R11*1), Y12
+	VFMADD231PS  Y12, Y3, Y11
+	VBROADCASTSS 12(SI), Y12
+	VFMADD231PS  Y12, Y8, Y4
+	VBROADCASTSS 12(SI)(DX*1), Y12
+	VFMADD231PS  Y12, Y8, Y9
+	VBROADCASTSS 12(SI)(DX*2), Y12
+	VFMADD231PS  Y12, Y8, Y10
+	VBROADCASTSS 12(SI)(R11*1), Y12
+	VFMADD231PS  Y12, Y8, Y11
+	VBROADCASTSS 16(SI), Y12
+	VFMADD231PS  Y12, Y2, Y4
+	VBROADCASTSS 16(SI)(DX*1), Y12
+	VFMADD231PS  Y12, Y2, Y9
+	VBROADCASTSS 16(SI)(DX*2), Y12
+	VFMADD231PS  Y12, Y2, Y10
+	VBROADCASTSS 16(SI)(R11*1), Y12
+	VFMADD231PS  Y12, Y2, Y11
+	VBROADCASTSS 20(SI), Y12
+	VFMADD231PS  Y12, Y1, Y4
+	VBROADCASTSS 20(SI)(DX*1), Y12
+	VFMADD231PS  Y12, Y1, Y9
+	VBROADCASTSS 20(SI)(DX*2), Y12
+	VFMADD231PS  Y12, Y1, Y10
+	VBROADCASTSS 20(SI)(R11*1), Y12
+	VFMADD231PS  Y12, Y1, Y11
+	VBROADCASTSS 24(SI), Y12
+	VFMADD231PS  Y12, Y5, Y4
+	VBROADCASTSS 24(SI)(DX*1), Y12
+	VFMADD231PS  Y12, Y5, Y9
+	VBROADCASTSS 24(SI)(DX*2), Y12
+	VFMADD231PS  Y12, Y5, Y10
+	VBROADCASTSS 24(SI)(R11*1), Y12
+	VFMADD231PS  Y12, Y5, Y11
+	VBROADCASTSS 28(SI), Y12
+	VFMADD231PS  Y12, Y0, Y4
+	VBROADCASTSS 28(SI)(DX*1), Y12
+	VFMADD231PS  Y12, Y0, Y9
+	VBROADCASTSS 28(SI)(DX*2), Y12
+	VFMADD231PS  Y12, Y0, Y10
+	VBROADCASTSS 28(SI)(R11*1), Y12
+	VFMADD231PS  Y12, Y0, Y11
+	VMOVUPS      Y4, (DI)
+	VMOVUPS      Y9, (DI)(AX*1)
+	VMOVUPS      Y10, (DI)(AX*2)
+	VMOVUPS      Y11, (DI)(R10*1)
+	LEAQ         (DI)(AX*4), DI
+	LEAQ         (SI)(DX*4), SI
+	SUBQ         $0x00000001, R12
+	JNZ          head
+
+head_rest:
+	MOVQ heads+56(FP), R12
+	ANDQ $0x03, R12
+	JZ   head_done
+
+head_one:
+	VMOVUPS      (DI), Y4
+	VBROADCASTSS (SI), Y9
+	VFMADD231PS  Y9, Y6, Y4
+	VBROADCASTSS 4(SI), Y9
+	VFMADD231PS  Y9, Y7, Y4
+	VBROADCASTSS 8(SI), Y9
+	VFMADD231PS  Y9, Y3, Y4
+	VBROADCASTSS 12(SI), Y9
+	VFMADD231PS  Y9, Y8, Y4
+	VBROADCASTSS 16(SI), Y9
+	VFMADD231PS  Y9, Y2, Y4
+	VBROADCASTSS 20(SI), Y9
+	VFMADD231PS  Y9, Y1, Y4
+	VBROADCASTSS 24(SI), Y9
+	VFMADD231PS  Y9, Y5, Y4
+	VBROADCASTSS 28(SI), Y9
+	VFMADD231PS  Y9, Y0, Y4
+	VMOVUPS      Y4, (DI)
+	ADDQ         AX, DI
+	ADDQ         DX, SI
+	SUBQ         $0x00000001, R12
+	JNZ          head_one
+
+head_done:
+	ADDQ $0x00000008, BX
+	ADDQ $0x00000020, R8
+	SUBQ $0x00000001, (SP)
+	JNZ  chunk
+	ADDQ $0x00000020, s+0(FP)
+	MOVQ CX, BX
+	SHLQ $0x03, BX
+	ADDQ BX, k+16(FP)
+	ADDQ BX, R9
+	SUBQ $0x00000001, groups+72(FP)
+	JNZ  group
+	VZEROUPPER
+	RET
+
+// func mixQ88x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·mixQ88x2AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   DX, R13
+	NEGQ   R13
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
+
+key:
+	PREFETCHT1   (DI)
+	VPMOVSXBD    4(BX), Y8
+	VCVTDQ2PS    Y8, Y8
+	VBROADCASTSS (BX)(R13*1), Y9
+	VMULPS       Y9, Y8, Y8
+	VBROADCASTSS (R11), Y9
+	VFMADD231PS  Y8, Y9, Y0
+	VBROADCASTSS (R11)(CX*1), Y9
+	VFMADD231PS  Y8, Y9, Y1
+	VBROADCASTSS (R11)(CX*2), Y9
+	VFMADD231PS  Y8, Y9, Y2
+	VBROADCASTSS (R11)(R8*1), Y9
+	VFMADD231PS  Y8, Y9, Y3
+	VBROADCASTSS (R12), Y9
+	VFMADD231PS  Y8, Y9, Y4
+	VBROADCASTSS (R12)(CX*1), Y9
+	VFMADD231PS  Y8, Y9, Y5
+	VBROADCASTSS (R12)(CX*2), Y9
+	VFMADD231PS  Y8, Y9, Y6
+	VBROADCASTSS (R12)(R8*1), Y9
+	VFMADD231PS  Y8, Y9, Y7
+	ADDQ         AX, BX
+	ADDQ         AX, DI
+	ADDQ         $0x04, R11
+	ADDQ         $0x04, R12
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 16(DI), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 20(DI), Y0
+	VFMADD231PS  (BX), Y0, Y5
+	VMOVUPS      Y5, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 24(DI), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 28(DI), Y0
+	VFMADD231PS  (BX), Y0, Y7
+	VMOVUPS      Y7, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000008, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixQ88x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·mixQ88x1AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   p+40(FP), R11
+	LEAQ   (R11)(CX*4), R12
+	MOVQ   DX, R13
+	NEGQ   R13
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
+
+key:
+	PREFETCHT1   (DI)
+	VPMOVSXBD    4(BX), Y8
+	VCVTDQ2PS    Y8, Y8
+	VBROADCASTSS (BX)(R13*1), Y9
+	VMULPS       Y9, Y8, Y8
+	VBROADCASTSS (R11), Y9
+	VFMADD231PS  Y8, Y9, Y0
+	VBROADCASTSS (R11)(CX*1), Y9
+	VFMADD231PS  Y8, Y9, Y1
+	VBROADCASTSS (R11)(CX*2), Y9
+	VFMADD231PS  Y8, Y9, Y2
+	VBROADCASTSS (R11)(R8*1), Y9
+	VFMADD231PS  Y8, Y9, Y3
+	VBROADCASTSS (R12), Y9
+	VFMADD231PS  Y8, Y9, Y4
+	VBROADCASTSS (R12)(CX*1), Y9
+	VFMADD231PS  Y8, Y9, Y5
+	VBROADCASTSS (R12)(CX*2), Y9
+	VFMADD231PS  Y8, Y9, Y6
+	VBROADCASTSS (R12)(R8*1), Y9
+	VFMADD231PS  Y8, Y9, Y7
+	ADDQ         AX, BX
+	ADDQ         AX, DI
+	ADDQ         $0x04, R11
+	ADDQ         $0x04, R12
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 16(DI), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 20(DI), Y0
+	VFMADD231PS  (BX), Y0, Y5
+	VMOVUPS      Y5, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 24(DI), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 28(DI), Y0
+	VFMADD231PS  (BX), Y0, Y7
+	VMOVUPS      Y7, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000008, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixQ84x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·mixQ84x4AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   p+40(FP), R11
+	MOVQ   DX, R12
+	NEGQ   R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
+
+key:
+	PREFETCHT1   (DI)
+	VPMOVSXBD    4(BX), Y8
+	VCVTDQ2PS    Y8, Y8
+	VBROADCASTSS (BX)(R12*1), Y9
+	VMULPS       Y9, Y8, Y8
+	VPMOVSXBD    12(BX), Y9
+	VCVTDQ2PS    Y9, Y9
+	VBROADCASTSS (BX)(R12*1), Y10
+	VMULPS       Y10, Y9, Y9
+	VBROADCASTSS (R11), Y10
+	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y9, Y10, Y1
+	VBROADCASTSS (R11)(CX*1), Y10
+	VFMADD231PS  Y8, Y10, Y2
+	VFMADD231PS  Y9, Y10, Y3
+	VBROADCASTSS (R11)(CX*2), Y10
+	VFMADD231PS  Y8, Y10, Y4
+	VFMADD231PS  Y9, Y10, Y5
+	VBROADCASTSS (R11)(R8*1), Y10
+	VFMADD231PS  Y8, Y10, Y6
+	VFMADD231PS  Y9, Y10, Y7
+	ADDQ         AX, BX
+	ADDQ         AX, DI
+	ADDQ         $0x04, R11
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  (BX), Y8, Y0
+	VMOVUPS      Y0, (BX)
+	VFMADD231PS  32(BX), Y8, Y1
+	VMOVUPS      Y1, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	VFMADD231PS  32(BX), Y0, Y3
+	VMOVUPS      Y3, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y4
+	VMOVUPS      Y4, (BX)
+	VFMADD231PS  32(BX), Y0, Y5
+	VMOVUPS      Y5, 32(BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y6
+	VMOVUPS      Y6, (BX)
+	VFMADD231PS  32(BX), Y0, Y7
+	VMOVUPS      Y7, 32(BX)
+	ADDQ         $0x00000040, o+0(FP)
+	ADDQ         $0x00000010, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixQ84x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·mixQ84x1AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), R8
+	MOVQ first+64(FP), DX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   p+40(FP), R11
+	MOVQ   DX, R12
+	NEGQ   R12
+	MOVQ   runs+16(FP), R9
+	MOVQ   n+24(FP), R10
+
+run:
+	MOVQ (R9), BX
+	MOVQ 8(R9), DI
+	MOVQ 16(R9), SI
+	ADDQ $0x00000018, R9
+	ADDQ DX, BX
+	ADDQ DX, DI
+
+key:
+	PREFETCHT1   (DI)
+	VPMOVSXBD    4(BX), Y4
+	VCVTDQ2PS    Y4, Y4
+	VBROADCASTSS (BX)(R12*1), Y5
+	VMULPS       Y5, Y4, Y4
+	VBROADCASTSS (R11), Y5
+	VFMADD231PS  Y4, Y5, Y0
+	VBROADCASTSS (R11)(CX*1), Y5
+	VFMADD231PS  Y4, Y5, Y1
+	VBROADCASTSS (R11)(CX*2), Y5
+	VFMADD231PS  Y4, Y5, Y2
+	VBROADCASTSS (R11)(R8*1), Y5
+	VFMADD231PS  Y4, Y5, Y3
+	ADDQ         AX, BX
+	ADDQ         AX, DI
+	ADDQ         $0x04, R11
+	SUBQ         $0x00000001, SI
+	JNZ          key
+	SUBQ         $0x00000001, R10
+	JNZ          run
+	MOVQ         o+0(FP), BX
+	MOVQ         ldo+8(FP), SI
+	MOVQ         alpha+56(FP), DI
+	VBROADCASTSS (DI), Y4
+	VFMADD231PS  (BX), Y4, Y0
+	VMOVUPS      Y0, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 4(DI), Y0
+	VFMADD231PS  (BX), Y0, Y1
+	VMOVUPS      Y1, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 8(DI), Y0
+	VFMADD231PS  (BX), Y0, Y2
+	VMOVUPS      Y2, (BX)
+	ADDQ         SI, BX
+	VBROADCASTSS 12(DI), Y0
+	VFMADD231PS  (BX), Y0, Y3
+	VMOVUPS      Y3, (BX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000008, DX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixQ81x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·mixQ81x8AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   p+40(FP), R9
+	MOVQ   CX, R10
+	NEGQ   R10
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
+
+key:
+	PREFETCHT1   (SI)
+	VPMOVSXBD    4(DX), Y4
+	VCVTDQ2PS    Y4, Y4
+	VBROADCASTSS (DX)(R10*1), Y5
+	VMULPS       Y5, Y4, Y4
+	VPMOVSXBD    12(DX), Y5
+	VCVTDQ2PS    Y5, Y5
+	VBROADCASTSS (DX)(R10*1), Y6
+	VMULPS       Y6, Y5, Y5
+	VPMOVSXBD    20(DX), Y6
+	VCVTDQ2PS    Y6, Y6
+	VBROADCASTSS (DX)(R10*1), Y7
+	VMULPS       Y7, Y6, Y6
+	VPMOVSXBD    28(DX), Y7
+	VCVTDQ2PS    Y7, Y7
+	VBROADCASTSS (DX)(R10*1), Y8
+	VMULPS       Y8, Y7, Y7
+	VBROADCASTSS (R9), Y8
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y6, Y8, Y2
+	VFMADD231PS  Y7, Y8, Y3
+	ADDQ         AX, DX
+	ADDQ         AX, SI
+	ADDQ         $0x04, R9
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y4
+	VFMADD231PS  (DX), Y4, Y0
+	VMOVUPS      Y0, (DX)
+	VFMADD231PS  32(DX), Y4, Y1
+	VMOVUPS      Y1, 32(DX)
+	VFMADD231PS  64(DX), Y4, Y2
+	VMOVUPS      Y2, 64(DX)
+	VFMADD231PS  96(DX), Y4, Y3
+	VMOVUPS      Y3, 96(DX)
+	ADDQ         $0x00000080, o+0(FP)
+	ADDQ         $0x00000020, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixQ81x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·mixQ81x1AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	MOVQ   p+40(FP), R9
+	MOVQ   CX, R10
+	NEGQ   R10
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
+
+key:
+	PREFETCHT1   (SI)
+	VPMOVSXBD    4(DX), Y1
+	VCVTDQ2PS    Y1, Y1
+	VBROADCASTSS (DX)(R10*1), Y2
+	VMULPS       Y2, Y1, Y1
+	VBROADCASTSS (R9), Y2
+	VFMADD231PS  Y1, Y2, Y0
+	ADDQ         AX, DX
+	ADDQ         AX, SI
+	ADDQ         $0x04, R9
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y1
+	VFMADD231PS  (DX), Y1, Y0
+	VMOVUPS      Y0, (DX)
+	ADDQ         $0x00000020, o+0(FP)
+	ADDQ         $0x00000008, CX
+	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
 	RET

@@ -1,6 +1,7 @@
 package vec
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -110,7 +111,8 @@ func TestDecodeIsPrefill(t *testing.T) {
 					}
 				}
 				s, st := make([]float32, heads*n), make([]float32, n*w)
-				x.Dots(s, n, k, d+1, n, q, d, heads, d)
+				runs := inRuns(rng, x.Lanes, k, d+1, n, d)
+				x.Dots(F32, s, n, runs, d+1, q, d, heads, d)
 				x.Scores(st, k, d+1, n, qt, d, filled(w, 0))
 				for h := range heads {
 					for j := range n {
@@ -120,7 +122,7 @@ func TestDecodeIsPrefill(t *testing.T) {
 					}
 				}
 				two := make([]float32, heads*n)
-				twin.Dots(two, n, k, d+1, n, q, d, heads, d)
+				twin.Dots(F32, two, n, runs, d+1, q, d, heads, d)
 				within(t, "dots", s, two, chain)
 
 				o, alpha := random(rng, heads*d), random(rng, w)
@@ -131,9 +133,10 @@ func TestDecodeIsPrefill(t *testing.T) {
 					}
 				}
 				o2 := clone(o)
-				x.Mix(o, d, k, d+1, s, n, n, alpha, heads, d)
+				runs = inRuns(rng, 1, k, d+1, n, d)
+				x.Mix(F32, o, d, runs, d+1, s, n, alpha, heads, d)
 				x.Values(ot, k, d+1, st, n, d, alpha)
-				twin.Mix(o2, d, k, d+1, s, n, n, alpha, heads, d)
+				twin.Mix(F32, o2, d, runs, d+1, s, n, alpha, heads, d)
 				within(t, "mix", o, o2, chain)
 				for h := range heads {
 					for i := range d {
@@ -147,39 +150,72 @@ func TestDecodeIsPrefill(t *testing.T) {
 	})
 }
 
-// TestDecode16 shows that converting keys and values on the way gives the bits of
+// inRuns returns n rows of k, copied to runs of their own whose lengths are multiples
+// of by.
+func inRuns[T float32 | uint16 | byte](rng *rand.Rand, by int, k []T, ld, n, d int) (runs []Run) {
+	for at := 0; at < n; {
+		m := by * (1 + rng.IntN((n-at)/by))
+		own := clone(k[at*ld : (at+m)*ld])
+		runs = append(runs, RunOf(own, ld, m, d, own))
+		at += m
+	}
+	return runs
+}
+
+// TestDecodeNarrow shows that converting keys and values on the way gives the bits of
 // converting them before.
-func TestDecode16(t *testing.T) {
+func TestDecodeNarrow(t *testing.T) {
 	eachTier(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
 		n := 3 * x.Lanes
 		for _, d := range []int{x.Lanes, 5 * x.Lanes, 8 * x.Lanes} {
-			for _, heads := range []int{1, 6} {
+			for _, heads := range []int{1, 6, 9} {
 				bits := make([]uint16, n*(d+3))
 				for i := range bits {
 					bits[i] = uint16(rng.IntN(0x4400)) | uint16(rng.IntN(2))<<15
 				}
-				q, alpha, o := random(rng, heads*d), random(rng, heads), random(rng, heads*d)
-				for _, kind := range []struct {
-					name string
-					load func(dst []float32, ldd int, src []uint16, lds, rows, cols int)
-					dots func(s []float32, lds int, k []uint16, ldk, n int, q []float32, ldq, heads, d int)
-					mix  func(o []float32, ldo int, v []uint16, ldv int, p []float32, ldp, keys int, alpha []float32, heads, d int)
-				}{{"f16", x.LoadF16, x.DotsF16, x.MixF16}, {"bf16", x.LoadBF16, x.DotsBF16, x.MixBF16},
-					{"f16 twin", twin.LoadF16, twin.DotsF16, twin.MixF16}, {"bf16 twin", twin.LoadBF16, twin.DotsBF16, twin.MixBF16}} {
+				rows := make([]byte, n*(d+12))
+				for i := range rows {
+					rows[i] = byte(rng.IntN(256))
+				}
+				for r := range n {
+					binary.NativeEndian.PutUint32(rows[r*(d+12):], math.Float32bits(rng.Float32()))
+				}
+				for _, kernels := range []*Kernels{x, twin} {
 					wide := make([]float32, n*d)
-					kind.load(wide, d, bits, d+3, n, d)
-					s, s2 := make([]float32, heads*n), make([]float32, heads*n)
-					kind.dots(s, n, bits, d+3, n, q, d, heads, d)
-					x.Dots(s2, n, wide, d, n, q, d, heads, d)
-					within(t, kind.name+" scores", s, s2, chain)
-					o1, o2 := clone(o), clone(o)
-					kind.mix(o1, d, bits, d+3, s, n, n, alpha, heads, d)
-					x.Mix(o2, d, wide, d, s, n, n, alpha, heads, d)
-					within(t, kind.name+" values", o1, o2, chain)
+					kernels.LoadF16(wide, d, bits, d+3, n, d)
+					narrow(t, kernels, x, F16, inRuns(rng, x.Lanes, bits, d+3, n, d), d+3, wide, heads, d)
+					kernels.LoadBF16(wide, d, bits, d+3, n, d)
+					narrow(t, kernels, x, BF16, inRuns(rng, x.Lanes, bits, d+3, n, d), d+3, wide, heads, d)
+					kernels.LoadQ8(wide, d, rows, d+12, n, d)
+					for i, y := range wide {
+						row := rows[i/d*(d+12):]
+						if want := math.Float32frombits(binary.NativeEndian.Uint32(row)) * float32(int8(row[4+i%d])); y != want {
+							t.Fatalf("%s: integer %d of row %d is %v, should be %v", kernels.Tier, i%d, i/d, y, want)
+						}
+					}
+					narrow(t, kernels, x, Q8, inRuns(rng, x.Lanes, rows, d+12, n, d), d+12, wide, heads, d)
 				}
 			}
 		}
 	})
+}
+
+// narrow compares rows of a type with the same rows in float32.
+func narrow(t *testing.T, x, plain *Kernels, e Element, runs []Run, ld int, wide []float32, heads, d int) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(uint64(d), uint64(e)))
+	n := len(wide) / d
+	q, alpha, o := random(rng, heads*d), random(rng, heads), random(rng, heads*d)
+	s, s2 := make([]float32, heads*n), make([]float32, heads*n)
+	all := []Run{RunOf(wide, d, n, d, wide)}
+	x.Dots(e, s, n, runs, ld, q, d, heads, d)
+	plain.Dots(F32, s2, n, all, d, q, d, heads, d)
+	what := fmt.Sprintf("%s, type %d, %d heads of %d", x.Tier, e, heads, d)
+	within(t, what+", scores", s, s2, chain)
+	o2 := clone(o)
+	x.Mix(e, o, d, runs, ld, s, n, alpha, heads, d)
+	plain.Mix(F32, o2, d, all, d, s, n, alpha, heads, d)
+	within(t, what+", values", o, o2, chain)
 }
 
 // TestExp2 holds the power to 2 ulp of the true value, and to what must be exact.

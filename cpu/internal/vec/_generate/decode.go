@@ -11,17 +11,30 @@ import (
 
 // element is a type that keys and values have in memory.
 type element struct {
-	suffix, ctype string
-	bytes         int
-	load          func(m Mem, to reg.VecVirtual)
+	suffix string
+	bytes  int
+	lead   int // bytes of a row's scale, which lies before its elements
+	// load reads a vector at m, of a row whose scale is there.
+	load func(a *isa, m, scale Mem, to reg.VecVirtual)
 }
 
 var elements = []element{
-	{"", "float32", 4, func(m Mem, to reg.VecVirtual) { VMOVUPS(m, to) }},
-	{"F16", "uint16", 2, func(m Mem, to reg.VecVirtual) { VCVTPH2PS(m, to) }},
-	{"BF16", "uint16", 2, func(m Mem, to reg.VecVirtual) {
+	{"", 4, 0, func(_ *isa, m, _ Mem, to reg.VecVirtual) { VMOVUPS(m, to) }},
+	{"F16", 2, 0, func(_ *isa, m, _ Mem, to reg.VecVirtual) { VCVTPH2PS(m, to) }},
+	{"BF16", 2, 0, func(_ *isa, m, _ Mem, to reg.VecVirtual) {
 		VPMOVZXWD(m, to)
 		VPSLLD(Imm(16), to, to)
+	}},
+	{"Q8", 1, 4, func(a *isa, m, scale Mem, to reg.VecVirtual) {
+		VPMOVSXBD(m, to)
+		VCVTDQ2PS(to, to)
+		if a.wide() {
+			VMULPS_BCST(scale, to, to)
+			return
+		}
+		x := a.vec()
+		VBROADCASTSS(scale, x)
+		VMULPS(x, to, to)
 	}},
 }
 
@@ -29,7 +42,7 @@ var elements = []element{
 // registers, so that each score is summed in the same order as in scores.
 func (a *isa) dots(e element) {
 	name := "dots" + e.suffix
-	a.text(name, "s *float32, lds int, k *"+e.ctype+", ldk int, q *float32, ldq, heads, chunks, groups int", "is Kernels."+name+".")
+	a.text(name, "s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int", "is Kernels."+name+".")
 	lds, ldk, ldq := param("lds"), param("ldk"), param("ldq")
 	s, k, q, heads, chunks, groups := argument("s"), argument("k"), argument("q"), argument("heads"), argument("chunks"), argument("groups")
 	c := AllocLocal(8) // there are not enough registers for all counters
@@ -37,19 +50,19 @@ func (a *isa) dots(e element) {
 	qc, ahead := GP64(), GP64()
 	lds3, ldq3 := tripled(lds), tripled(ldq)
 	lines, jump, left := AllocLocal(8), AllocLocal(8), GP64()
-	MOVQ(chunks, left) // of a row: vectors, bytes, lines
-	SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes*e.bytes)))), left)
-	ADDQ(Imm(63), left)
-	SHRQ(Imm(6), left)
-	MOVQ(left, lines)
-	SHLQ(Imm(6), left)
-	MOVQ(ldk, ahead)
-	SUBQ(left, ahead)
-	MOVQ(ahead, jump)
-	MOVQ(lines, left)
-	MOVQ(ldk, ahead)
-	SHLQ(Imm(5), ahead)
-	ADDQ(k, ahead)
+	if e.lead == 0 {
+		MOVQ(chunks, left) // of a row: vectors, bytes, lines
+		SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes*e.bytes)))), left)
+		ADDQ(Imm(63), left)
+		SHRQ(Imm(6), left)
+		MOVQ(left, lines)
+		SHLQ(Imm(6), left)
+		MOVQ(ldk, ahead)
+		SUBQ(left, ahead)
+		MOVQ(ahead, jump)
+		MOVQ(lines, left)
+	}
+	MOVQ(argument("next"), ahead)
 	loop("group", groups, 1, func() {
 		MOVQ(k, kp)
 		MOVQ(q, qc)
@@ -67,15 +80,42 @@ func (a *isa) dots(e element) {
 		loop("chunk", c, 1, func() {
 			rows := a.vecs(a.lanes)
 			MOVQ(kp, row)
+			back := GP64() // from the elements of a chunk to those of the first
+			if e.lead > 0 {
+				MOVQ(c, back)
+				SUBQ(chunks, back)
+				SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes*e.bytes)))), back)
+			}
 			for i := range rows {
-				e.load(Mem{Base: row}, rows[i])
+				scale := Mem{}
+				if e.lead > 0 {
+					scale = Mem{Base: row, Index: back, Scale: 1}
+				}
+				e.load(a, Mem{Base: row, Disp: e.lead}, scale, rows[i])
 				if i < len(rows)-1 {
 					ADDQ(ldk, row)
 				}
 			}
+			if e.lead > 0 {
+				// A line of each row, each time that a line of them has been read.
+				TESTQ(U32(63), back)
+				JNZ(LabelRef("read"))
+				MOVQ(ahead, row)
+				SUBQ(back, row)
+				for i := range rows {
+					PREFETCHT1(Mem{Base: row})
+					if i < len(rows)-1 {
+						ADDQ(ldk, row)
+					}
+				}
+				Label("read")
+			}
 			// The processor does not guess so many streams: as many lines are
 			// asked for as were read, row by row, some rows ahead.
 			for i := range a.lanes * a.lanes * e.bytes / 64 {
+				if e.lead > 0 {
+					break
+				}
 				PREFETCHT1(Mem{Base: ahead})
 				ADDQ(Imm(64), ahead)
 				DECQ(left)
@@ -149,28 +189,35 @@ func (a *isa) dots(e element) {
 		MOVQ(ldk, p)
 		SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), p)
 		ADDQ(p, k)
+		if e.lead > 0 {
+			ADDQ(p, ahead)
+		}
 	})
 	end()
 }
 
 // mix writes the value product of heads rows with elements as lanes: strips of
-// vectors vectors, o = alpha*o + Σ p·v with the sum from zero.
+// vectors vectors, o = alpha*o + Σ p·v with the sum from zero. The values are those of
+// n runs, each three words: where they begin, what to ask for meanwhile, and how many.
 func (a *isa) mix(e element, heads, vectors int) {
 	name := fmt.Sprintf("mix%s%dx%d", e.suffix, heads, vectors)
-	a.text(name, "o *float32, ldo int, v *"+e.ctype+", ldv int, p *float32, ldp, keys int, alpha *float32, strips int", "is Kernels."+name+".")
-	strips := argument("strips")
-	if !a.wide() && (heads*vectors > 12 || heads == 1 && vectors == 8 && e.bytes == 2) {
+	a.text(name, "o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int", "is Kernels."+name+".")
+	strips := AllocLocal(8)
+	count := GP64()
+	MOVQ(argument("strips"), count)
+	if !a.wide() && (heads*vectors > 12 || heads == 1 && vectors == 8 && e.bytes <= 2) {
 		vectors /= 2 // there are too few registers: done in two halves
-		n := GP64()
-		MOVQ(strips, n)
-		ADDQ(n, strips)
+		ADDQ(count, count)
 	}
-	o, v, ldv, p0, ldp := param("o"), param("v"), param("ldv"), param("p"), param("ldp")
-	vp, n, ahead, ldp3 := GP64(), GP64(), GP64(), tripled(ldp)
+	MOVQ(count, strips)
+	o, ldv, ldp := argument("o"), param("ldv"), param("ldp")
+	off, vp, n, ahead, ldp3 := GP64(), GP64(), GP64(), GP64(), tripled(ldp)
+	run, left := GP64(), GP64()
 	p := []reg.GPVirtual{GP64()} // of each four rows
 	if heads > 4 {
 		p = append(p, GP64())
 	}
+	MOVQ(argument("first"), off) // bytes before the strip in a row
 	loop("strip", strips, 1, func() {
 		acc := make([][]reg.VecVirtual, heads)
 		for h := range acc {
@@ -179,53 +226,63 @@ func (a *isa) mix(e element, heads, vectors int) {
 				a.zero(acc[h][j])
 			}
 		}
-		MOVQ(v, vp)
-		MOVQ(p0, p[0])
+		MOVQ(argument("p"), p[0])
 		if heads > 4 {
-			LEAQ(Mem{Base: p0, Index: ldp, Scale: 4}, p[1])
+			LEAQ(Mem{Base: p[0], Index: ldp, Scale: 4}, p[1])
 		}
-		MOVQ(argument("keys"), n)
-		MOVQ(ldv, ahead)
-		distance := uint64(4) // rows, as a power of two
-		if heads == 8 {
-			distance = 7 // a block of keys: strips are narrow, so a row is soon done
+		back := GP64() // to the row's beginning
+		if e.lead > 0 {
+			MOVQ(off, back)
+			NEGQ(back)
 		}
-		SHLQ(Imm(distance), ahead)
-		ADDQ(v, ahead)
-		loop("key", n, 1, func() {
-			x := a.vecs(vectors)
-			for j := 0; j < vectors*a.lanes*e.bytes; j += 64 {
-				PREFETCHT1(Mem{Base: ahead, Disp: j})
-			}
-			inMemory := heads == 1 && e.bytes == 4 // each is used once
-			if !inMemory {
-				for j := range x {
-					e.load(Mem{Base: vp, Disp: j * a.lanes * e.bytes}, x[j])
+		MOVQ(argument("runs"), run)
+		MOVQ(argument("n"), left)
+		loop("run", left, 1, func() {
+			MOVQ(Mem{Base: run}, vp)
+			MOVQ(Mem{Base: run, Disp: 8}, ahead)
+			MOVQ(Mem{Base: run, Disp: 16}, n)
+			ADDQ(U32(24), run)
+			ADDQ(off, vp)
+			ADDQ(off, ahead)
+			loop("key", n, 1, func() {
+				x := a.vecs(vectors)
+				for j := 0; j < vectors*a.lanes*e.bytes; j += 64 {
+					PREFETCHT1(Mem{Base: ahead, Disp: j})
 				}
-			}
-			for h := range acc {
-				m := rowAt(p[h/4], ldp, ldp3, h%4, 0)
-				if a.wide() && heads > 4 {
+				inMemory := heads == 1 && e.bytes == 4 // each is used once
+				if !inMemory {
+					scale := Mem{}
+					if e.lead > 0 {
+						scale = Mem{Base: vp, Index: back, Scale: 1}
+					}
 					for j := range x {
-						VFMADD231PS_BCST(m, x[j], acc[h][j])
-					}
-					continue
-				}
-				w := a.vec()
-				VBROADCASTSS(m, w)
-				for j := range x {
-					if inMemory {
-						VFMADD231PS(a.at(vp, j), w, acc[h][j])
-					} else {
-						VFMADD231PS(x[j], w, acc[h][j])
+						e.load(a, Mem{Base: vp, Disp: e.lead + j*a.lanes*e.bytes}, scale, x[j])
 					}
 				}
-			}
-			ADDQ(ldv, vp)
-			ADDQ(ldv, ahead)
-			for i := range p {
-				ADDQ(Imm(4), p[i])
-			}
+				for h := range acc {
+					m := rowAt(p[h/4], ldp, ldp3, h%4, 0)
+					if a.wide() && heads > 4 {
+						for j := range x {
+							VFMADD231PS_BCST(m, x[j], acc[h][j])
+						}
+						continue
+					}
+					w := a.vec()
+					VBROADCASTSS(m, w)
+					for j := range x {
+						if inMemory {
+							VFMADD231PS(a.at(vp, j), w, acc[h][j])
+						} else {
+							VFMADD231PS(x[j], w, acc[h][j])
+						}
+					}
+				}
+				ADDQ(ldv, vp)
+				ADDQ(ldv, ahead)
+				for i := range p {
+					ADDQ(Imm(4), p[i])
+				}
+			})
 		})
 		op, ldo, alpha := GP64(), GP64(), GP64()
 		MOVQ(o, op)
@@ -243,7 +300,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 			}
 		}
 		ADDQ(U32(uint32(vectors*a.bytes())), o)
-		ADDQ(U32(uint32(vectors*a.lanes*e.bytes)), v)
+		ADDQ(U32(uint32(vectors*a.lanes*e.bytes)), off)
 	})
 	end()
 }

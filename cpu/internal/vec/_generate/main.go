@@ -35,6 +35,7 @@ func main() {
 		a.dropRow()
 		a.loadF16()
 		a.loadBF16()
+		a.loadQ8()
 		a.storeF16()
 		for _, e := range elements {
 			a.dots(e)

@@ -163,6 +163,38 @@ func (a *isa) load16(name string, convert func(src Mem, dst reg.VecVirtual)) {
 	end()
 }
 
+// loadQ8 writes rows x vectors of integers as float32, times their row's scale, which
+// lies before them.
+func (a *isa) loadQ8() {
+	a.text("loadQ8", "dst *float32, ldd int, src *byte, lds, rows, vectors int", "is Kernels.loadQ8.")
+	dst, ldd, src, lds, rows, vectors := param("dst"), param("ldd"), param("src"), param("lds"), param("rows"), param("vectors")
+	to, from, n, ahead := GP64(), GP64(), GP64(), GP64()
+	loop("row", rows, 1, func() {
+		MOVQ(dst, to)
+		MOVQ(src, from)
+		MOVQ(vectors, n)
+		MOVQ(lds, ahead)
+		SHLQ(Imm(5), ahead)
+		ADDQ(src, ahead)
+		scale := a.vec()
+		VBROADCASTSS(Mem{Base: src}, scale)
+		loop("vector", n, 1, func() {
+			x := a.vec()
+			PREFETCHT1(Mem{Base: ahead})
+			ADDQ(U32(uint32(a.lanes)), ahead)
+			VPMOVSXBD(Mem{Base: from, Disp: 4}, x)
+			VCVTDQ2PS(x, x)
+			VMULPS(scale, x, x)
+			VMOVUPS(x, a.at(to, 0))
+			ADDQ(U32(uint32(a.bytes())), to)
+			ADDQ(U32(uint32(a.lanes)), from)
+		})
+		ADDQ(ldd, dst)
+		ADDQ(lds, src)
+	})
+	end()
+}
+
 func (a *isa) loadF16() {
 	a.load16("loadF16", func(src Mem, dst reg.VecVirtual) { VCVTPH2PS(src, dst) })
 }
