@@ -126,6 +126,16 @@ func (c *Change) judge(percent float64, paced bool) {
 		}
 	}
 	half := (c.High - c.Low) / 2
+	if c.Old.Bound == BoundRead && c.New.Bound == BoundRead && math.Abs(c.Percent) >= percent {
+		// Where the operands lie in memory differs from run to run, and with it how fast
+		// they are read. A change that the reading of the same operands explains is none
+		// of the call.
+		beside := 100 * (readView(now)/readView(was) - 1)
+		if explained := !(beside*c.Percent > 0 && math.Abs(beside) >= percent/2); explained { // or not known
+			c.Verdict = Unclear
+			return
+		}
+	}
 	switch {
 	case c.Chance < chanceLimit && math.Abs(c.Percent) >= percent && math.Abs(c.Percent) > half:
 		c.Verdict = Slower
@@ -140,8 +150,11 @@ func (c *Change) judge(percent float64, paced bool) {
 }
 
 // samples are the rounds of a case: times and, as long, the pieces of arithmetic beside
-// them, or none.
-type samples []struct{ times, paces []float64 }
+// them, or none, and the rate at which the operands were read, 0 where it is not known.
+type samples []struct {
+	times, paces []float64
+	read         float64
+}
 
 // samplesOf returns the rounds of m.
 func samplesOf(m *Measurement, paced bool) samples {
@@ -150,6 +163,9 @@ func samplesOf(m *Measurement, paced bool) samples {
 		s[i].times = r.TimesS
 		if paced && len(r.PaceS) == len(r.TimesS) {
 			s[i].paces = r.PaceS
+		}
+		if r.CeilingGBS != nil {
+			s[i].read = *r.CeilingGBS
 		}
 	}
 	return s
@@ -209,6 +225,16 @@ func quotients(times, paces []float64) []float64 {
 		q[i] = times[i] / paces[i]
 	}
 	return q
+}
+
+// readView says how long calls take in units of how long reading their operands does,
+// both undisturbed: the median over rounds.
+func readView(s samples) float64 {
+	var all []float64
+	for _, r := range s {
+		all = append(all, floor(r.times, nil)*r.read)
+	}
+	return median(all)
 }
 
 // rounds returns the view of each round.

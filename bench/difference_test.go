@@ -55,6 +55,33 @@ func TestDifference(t *testing.T) {
 	}
 }
 
+// Where the operands are read more slowly the call is not to blame.
+func TestDifferenceOfReading(t *testing.T) {
+	calm := func(r, c int) float64 { return 1 + 0.01*float64((7*r+3*c)%10)/10 }
+	read := func(seconds, rate float64) *Report {
+		r := reportOf(seconds, 8, calm)
+		r.Cases[0].Bound = BoundRead
+		for i := range r.Cases[0].Rounds {
+			r.Cases[0].Rounds[i].CeilingGBS = &rate
+		}
+		return r
+	}
+	for _, tc := range []struct {
+		why      string
+		was, now *Report
+		want     Verdict
+	}{
+		{"slower, read as fast", read(1, 50), read(1.2, 50), Slower},
+		{"slower, and the operands too", read(1, 50), read(1.2, 41), Unclear},
+		{"as fast, read faster", read(1, 50), read(1, 60), Same},
+		{"the ceiling is not known", read(1, 0), read(1.2, 0), Unclear},
+	} {
+		if c := Difference(tc.was, tc.now, 4); c[0].Verdict != tc.want {
+			t.Errorf("%s: %+v, want %s", tc.why, c, tc.want)
+		}
+	}
+}
+
 func TestDifferenceOfWhatIsNotMeasured(t *testing.T) {
 	one := func(name string, s Status) *Report {
 		x := 1.0

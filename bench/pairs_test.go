@@ -67,7 +67,7 @@ func TestPairsOfRuns(t *testing.T) {
 	}
 	cfg := bench.Config{Series: []bench.Series{
 		{Name: "plain", Seqs: []int{64}, Heads: 4},
-		{Name: "decode", Seqs: []int{1024}, Heads: 4, SeqQ: 1},
+		{Name: "decode", Seqs: []int{512}, Heads: 4, KVHeads: 1, SeqQ: 1},
 	}}
 	if *pairPreset != "" {
 		i := slices.IndexFunc(bench.Presets(), func(p bench.Preset) bool { return p.Name == *pairPreset })
