@@ -7,7 +7,7 @@
 // a device's memory ([Tensor]), the canonical problem with its one visibility
 // rule ([Problem], [Visibility], [Call]), the interface that a device implements
 // ([Backend]) with small optional ones beside it ([Projector], [Rotator], [Merger],
-// [Copier], [Warmer], [PeakMeter], [BandwidthMeter], [LaunchMeter], [CeilingMeter]), the plan
+// [Copier], [Warmer], [PeakMeter], [BandwidthMeter], [LaunchMeter], [CeilingMeter], [MemoryMeter]), the plan
 // of a call ([Plan]), what calls tell while they run ([Trace]), the registry
 // ([Register], [Open], [Devices]) and the errors.
 //
@@ -150,6 +150,13 @@ type LaunchMeter interface {
 	// workgroup that does next to nothing and to learn of its end: the median of
 	// some tens of times.
 	LaunchTime(ctx context.Context) (time.Duration, error)
+}
+
+// MemoryMeter is implemented by backends whose device has memory of its own.
+type MemoryMeter interface {
+	// PeakMemory returns the most bytes of device memory that tensors and calls held
+	// at once since it was called last.
+	PeakMemory() int64
 }
 
 // Ceiling is a rate that a device reaches at most.

@@ -78,6 +78,7 @@ func csvCase(m *Measurement) []csvField {
 		{"memory_square", m.Memory.Square},
 		{"memory_host_peak", m.Memory.HostPeak},
 		{"memory_device", m.Memory.Device},
+		{"memory_device_peak", m.Memory.DevicePeak},
 	}
 }
 

@@ -33,6 +33,9 @@ func (m *Measurement) figures(t timing) {
 	if t.peak >= 0 {
 		m.Memory.HostPeak = &t.peak
 	}
+	if t.devicePeak >= 0 {
+		m.Memory.DevicePeak = &t.devicePeak
+	}
 	if m.FLOPs > 0 {
 		m.GFLOPS, m.GFLOPSFull = figure(float64(m.FLOPs)/mid/1e9), figure(float64(m.FLOPsFull)/mid/1e9)
 	}

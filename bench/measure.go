@@ -55,6 +55,9 @@ type timing struct {
 	// peak is the growth of the host's memory until the first calls were done;
 	// negative when the system does not tell.
 	peak int64
+	// devicePeak is the most memory of the device that was held until then; negative
+	// when it has none of its own or does not tell.
+	devicePeak int64
 	// others is the part of the backend's threads that others took; negative when
 	// the system does not tell.
 	others float64
@@ -136,9 +139,13 @@ func (b *bencher) cut(why string) (free func()) {
 // begin draws the inputs, warms the call up and checks what it wrote, and reports
 // whether there is more to measure. The caller releases b, also beside an error.
 func (b *bencher) begin() (more bool, err error) {
-	b.t.allocs, b.last, b.t.peak, b.t.others = math.MaxInt64, b.work, -1, -1
+	b.t.allocs, b.last, b.t.peak, b.t.devicePeak, b.t.others = math.MaxInt64, b.work, -1, -1, -1
 	b.step("inputs")
 	before := resident()
+	meter, meters := b.be.(backend.MemoryMeter)
+	if meters {
+		meter.PeakMemory() // from here on
+	}
 	var h heard
 	if b.op, err = b.c.load(h.listen(b.work), b.be, b.seed); err != nil {
 		return false, b.stopped(err)
@@ -165,6 +172,9 @@ func (b *bencher) begin() (more bool, err error) {
 	}
 	if peak := peakResident(); reset && before > 0 && peak > 0 {
 		b.t.peak = max(peak-before, 0)
+	}
+	if meters {
+		b.t.devicePeak = meter.PeakMemory()
 	}
 	b.step("check")
 	if b.t.check, err = b.verify(b.work, b.seed); err != nil || !b.t.check.OK() {

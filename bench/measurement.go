@@ -175,6 +175,9 @@ type Memory struct {
 	// Device is what of Operands, Scratch and Square lies in the memory of a device
 	// of its own; 0 for a backend that computes in host memory.
 	Device int64 `json:"device"`
+	// DevicePeak is the most memory of such a device that tensors and the first calls
+	// held at once; null where the backend does not tell.
+	DevicePeak *int64 `json:"device_peak"`
 }
 
 // Counted returns all that is counted.

@@ -293,12 +293,15 @@ func (m *Measurement) cost() []string {
 	if m.Status != OK {
 		return []string{"-", scientific(m.MaxError) + " / " + scientific(m.ErrorBound)}
 	}
-	memory := float64(m.Memory.Counted())
-	if m.Memory.HostPeak != nil && m.Memory.Device == 0 {
-		// Of small cases the process may find the memory in what it has.
-		memory = max(memory, float64(*m.Memory.HostPeak))
+	// Of small cases the process may find the memory in what it has.
+	memory := m.Memory.Counted()
+	switch {
+	case m.Memory.Device > 0 && m.Memory.DevicePeak != nil:
+		memory = *m.Memory.DevicePeak
+	case m.Memory.Device == 0 && m.Memory.HostPeak != nil:
+		memory = max(memory, *m.Memory.HostPeak)
 	}
-	return []string{size(memory), scientific(m.MaxError) + " / " + scientific(m.ErrorBound)}
+	return []string{size(float64(memory)), scientific(m.MaxError) + " / " + scientific(m.ErrorBound)}
 }
 
 // status returns what stands behind the figures.
@@ -360,7 +363,7 @@ ceiling    that which binds, measured between the repetitions on all the backend
 	} else {
 		b.WriteString("vs stages  how many times as long the same call takes as QKᵀ, softmax and PV with all weights in memory\n")
 	}
-	b.WriteString("memory     what the process grew by with the case's operands and first calls, at least what is counted; that on a device with its own\n")
+	b.WriteString("memory     of the case at most: what the process grew by with operands and first calls; of a device with its own, what they held there\n")
 	fmt.Fprintf(b, "error      of %s against float64, at the element nearest to its bound; what is over it is WRONG and gets no figure\n",
 		count(r.Environment.CheckedRows, "sampled row"))
 	if slices.ContainsFunc(r.Cases, func(m Measurement) bool { return m.Status == OK && m.busy() }) {

@@ -20,6 +20,12 @@ const transferBytes = 16 << 20
 // bit ones.
 const unknownMemory = 1 << (31 + 16*(^uint(0)>>63))
 
+var _ backend.MemoryMeter = (*Backend)(nil)
+
+// PeakMemory implements backend.MemoryMeter. What the pool keeps for later calls is not
+// counted, nor what the driver takes for itself.
+func (b *Backend) PeakMemory() int64 { return b.pool.takePeak() }
+
 // Alloc returns a contiguous tensor with unspecified contents: in one buffer of
 // the device, in several where it is larger than the adapter's largest, and in
 // host memory where the device has no room or Options.MemoryBytes leave none;

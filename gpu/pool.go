@@ -24,6 +24,8 @@ type pool struct {
 	mu   sync.Mutex
 	free map[poolKey][]port.Buffer
 	idle int64 // bytes
+	// used is how many bytes are handed out, peak the most since peak was asked for.
+	used, peak int64
 }
 
 type poolKey struct {
@@ -59,6 +61,7 @@ func (p *pool) get(size uint64, usage gputypes.BufferUsage) (port.Buffer, error)
 		b := l[len(l)-1]
 		p.free[key] = l[:len(l)-1]
 		p.idle -= int64(b.Size())
+		p.count(int64(b.Size()))
 		p.mu.Unlock()
 		return b, nil
 	}
@@ -67,13 +70,42 @@ func (p *pool) get(size uint64, usage gputypes.BufferUsage) (port.Buffer, error)
 	if errors.Is(err, port.ErrMemory) && p.drain() {
 		b, err = p.dev.CreateBuffer(key.size, usage)
 	}
+	if err == nil {
+		p.mu.Lock()
+		p.count(int64(b.Size()))
+		p.mu.Unlock()
+	}
 	return b, err
+}
+
+// count adds bytes to what is handed out. The caller holds the lock.
+func (p *pool) count(bytes int64) {
+	p.used += bytes
+	p.peak = max(p.peak, p.used)
+}
+
+// takePeak returns the most bytes that were handed out at once since the last time.
+func (p *pool) takePeak() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	peak := p.peak
+	p.peak = p.used
+	return peak
+}
+
+// drop releases a buffer that must not be used again.
+func (p *pool) drop(b port.Buffer) {
+	p.mu.Lock()
+	p.count(-int64(b.Size()))
+	p.mu.Unlock()
+	b.Release()
 }
 
 // put takes a buffer back.
 func (p *pool) put(b port.Buffer, usage gputypes.BufferUsage) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.count(-int64(b.Size()))
 	if p.idle+int64(b.Size()) > p.keep {
 		b.Release()
 		return

@@ -484,6 +484,6 @@ func (r *runner) give(buf port.Buffer, err error) {
 	if err == nil {
 		r.b.pool.put(buf, storageUsage)
 	} else {
-		buf.Release()
+		r.b.pool.drop(buf)
 	}
 }

@@ -203,7 +203,7 @@ func (b *Backend) read(ctx context.Context, s *store, at uint64, dst []byte) (er
 		if err == nil {
 			b.pool.put(staging, stagingUsage)
 		} else {
-			staging.Release() // a copy into it may still run
+			b.pool.drop(staging) // a copy into it may still run
 		}
 	}()
 	return s.each(at, at+uint64(len(dst)), func(buf port.Buffer, from, n uint64) error {

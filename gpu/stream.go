@@ -195,7 +195,7 @@ func (a *absent) shape() backend.Shape {
 // unload gives a leaf's buffer back, after taking what was written to the host.
 func (r *runner) unload(l *leaf) error {
 	if err := r.settle(l); err != nil {
-		l.buf.Release() // a submission may still use it
+		r.b.pool.drop(l.buf) // a submission may still use it
 		return err
 	}
 	err := r.takeBack(l)

@@ -1,0 +1,37 @@
+package gpu
+
+import (
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// What tensors and calls hold on the device is counted at its highest, and goes back.
+func TestPeakMemory(t *testing.T) {
+	be := open(t, Options{})
+	before := be.PeakMemory()
+	if be.PeakMemory() > before {
+		t.Error("the peak rises by itself")
+	}
+	before = be.PeakMemory()
+	shape := backend.Shape{1, 2, 64, 32}
+	bytes := int64(4 * shape.Elements())
+	q, err := kernels.FromFloat32(t.Context(), be, backend.F32, make([]float32, shape.Elements()), shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Release()
+	r, err := kernels.Attention(t.Context(), be, q, q, q, kernels.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Release()
+	// Q and O at once, and no more than a few times that with what moves them.
+	if peak := be.PeakMemory() - before; peak < 2*bytes || peak > 64*bytes {
+		t.Errorf("two tensors of %d bytes held %d", bytes, peak)
+	}
+	if now := be.PeakMemory() - before; now < bytes || now >= 2*bytes {
+		t.Errorf("one tensor of %d bytes is left, %d are held", bytes, now)
+	}
+}
