@@ -1,0 +1,245 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// supportRow is a row of the README's table: an option, what it is called, and a call
+// that has it.
+type supportRow struct {
+	option, kernels, run string
+	call                 supportCall
+}
+
+// supportCall is a small call on one backend: its operands are drawn, its result is
+// recomputed in float64.
+type supportCall struct {
+	dims  kernels.Dims  // zero: B=2 H=4 Hkv=2 Sq=9 Sk=13 D=16
+	dtype backend.DType // of q, k and v
+	kv    backend.DType // of k and v where they have another
+	bshd  bool
+	opt   func(s *support) kernels.Options
+	other func(s *support) error // instead of attention
+}
+
+// support runs calls on one backend.
+type support struct {
+	t   *testing.T
+	be  backend.Backend
+	d   kernels.Dims
+	rng *rand.Rand
+}
+
+// draw returns a tensor of drawn numbers, or bools.
+func (s *support) draw(dtype backend.DType, shape backend.Shape) backend.Tensor {
+	var t backend.Tensor
+	var err error
+	if dtype == backend.Bool {
+		data := make([]bool, shape.Elements())
+		for i := range data {
+			data[i] = s.rng.IntN(3) > 0
+		}
+		if t, err = backend.HostBool(data, shape); err == nil {
+			t, err = s.be.Upload(s.t.Context(), t)
+		}
+	} else {
+		data := make([]float32, shape.Elements())
+		for i := range data {
+			data[i] = float32(s.rng.NormFloat64())
+		}
+		t, err = kernels.FromFloat32(s.t.Context(), s.be, dtype, data, shape)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(t.Release)
+	return t
+}
+
+// run makes the call: ErrUnsupported, or any other error, or a result that Check finds
+// wrong.
+func (s *support) run(c supportCall) error {
+	s.d = c.dims
+	if s.d == (kernels.Dims{}) {
+		s.d = kernels.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 9, SeqK: 13, Dim: 16, ValueDim: 16}
+	}
+	if c.other != nil {
+		return c.other(s)
+	}
+	d, kv := s.d, c.kv
+	if kv == 0 {
+		kv = c.dtype
+	}
+	tensor := func(dtype backend.DType, heads, seq, dim int) backend.Tensor {
+		if !c.bshd {
+			return s.draw(dtype, backend.Shape{d.Batch, heads, seq, dim})
+		}
+		t, err := s.draw(dtype, backend.Shape{d.Batch, seq, heads, dim}).Swap(backend.Heads, backend.Seq)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		return t
+	}
+	q, k, v := tensor(c.dtype, d.Heads, d.SeqQ, d.Dim), tensor(kv, d.KVHeads, d.SeqK, d.Dim), tensor(kv, d.KVHeads, d.SeqK, d.ValueDim)
+	var opt kernels.Options
+	if c.opt != nil {
+		opt = c.opt(s)
+	}
+	r, err := kernels.Attention(s.t.Context(), s.be, q, k, v, opt)
+	if err != nil {
+		return err
+	}
+	defer r.Release()
+	report, err := kernels.Check(s.t.Context(), s.be, q, k, v, r, opt, kernels.CheckOptions{Rows: 1 << 20})
+	if err == nil && !report.OK() {
+		err = fmt.Errorf("wrong: %s", report.Worst)
+	}
+	return err
+}
+
+// with returns a call with options that need no tensors.
+func with(opt kernels.Options) supportCall {
+	return supportCall{opt: func(*support) kernels.Options { return opt }}
+}
+
+// tensorsIn returns a call with options that do: set draws them.
+func tensorsIn(set func(s *support, o *kernels.Options)) supportCall {
+	return supportCall{opt: func(s *support) kernels.Options {
+		var o kernels.Options
+		set(s, &o)
+		return o
+	}}
+}
+
+func (s *support) scores(b, h int) backend.Shape { return backend.Shape{b, h, s.d.SeqQ, s.d.SeqK} }
+
+func supportRows() []supportRow {
+	head := func(d, dv int) supportCall {
+		return supportCall{dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 20, SeqK: 40, Dim: d, ValueDim: dv}}
+	}
+	mask := func(s *support, o *kernels.Options) { o.Mask = s.draw(backend.Bool, s.scores(1, 4)) }
+	bias := func(s *support, o *kernels.Options) { o.Bias = s.draw(backend.F32, s.scores(2, 1)) }
+	relative := func(s *support, o *kernels.Options) {
+		o.RelativeBias = s.draw(backend.F32, backend.Shape{1, 4, 1, s.d.SeqQ + s.d.SeqK - 1})
+	}
+	blocks := func(s *support, o *kernels.Options) {
+		o.BlockMask, o.BlockSize = s.draw(backend.Bool, backend.Shape{1, 4, 3, 4}), 4
+	}
+	both := func(a, b func(*support, *kernels.Options)) supportCall {
+		return tensorsIn(func(s *support, o *kernels.Options) { a(s, o); b(s, o) })
+	}
+	return []supportRow{
+		{"f32", "tensor dtype", "`--dtype`", supportCall{}},
+		{"f16, bf16 (arithmetic in f32)", "tensor dtype", "`--dtype`", supportCall{dtype: backend.F16}},
+		{"k and v of another type than q", "tensor dtype", "", supportCall{kv: backend.BF16}},
+		{"any strides, `[B,H,S,D]` and `[B,S,H,D]`", "tensor views", "`--layout bshd`", supportCall{bshd: true}},
+		{"head sizes 1 to 256, another for v", "shapes", "shapes", head(192, 128)},
+		{"head sizes 576 and 512 (absorbed latent attention)", "shapes", "shapes", head(576, 512)},
+		{"grouped heads (`kvHeads` divides `heads`)", "shapes", "shapes", supportCall{}},
+		{"scale (default 1/sqrt(D))", "`Scale`", "`--scale`", with(kernels.Options{Scale: new(0.0)})},
+		{"softcap", "`Softcap`", "`--softcap`", with(kernels.Options{Softcap: 2})},
+		{"causal, aligned upper left or lower right", "`Causal`, `Align`", "`--causal`, `--causal-align`", with(kernels.Options{Causal: true, Align: kernels.LowerRight})},
+		{"sliding window", "`Window`", "`--window L,R`", with(kernels.Options{Window: &kernels.Window{Left: 3, Right: 2}})},
+		{"position offset", "`Offset`", "`--offset`", with(kernels.Options{Causal: true, Offset: 3})},
+		{"keys per batch (right padding)", "`KLen`", "`--klen`", with(kernels.Options{KLen: []int{13, 5}})},
+		{"prefix that all see", "`Prefix`", "`--prefix`", with(kernels.Options{Causal: true, Prefix: []int{4, 2}})},
+		{"packed documents", "`QSegments`, `KSegments`", "`--segments`", with(kernels.Options{
+			QSegments: [][]int32{{1, 1, 1, 2, 2, 2, 3, 3, 3}}, KSegments: [][]int32{{1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 3, 3}}})},
+		{"boolean mask, broadcast, or with fewer keys", "`Mask`", "`--mask`", tensorsIn(mask)},
+		{"additive bias f32, f16, bf16, likewise", "`Bias`", "`--bias`, `--mask`", tensorsIn(bias)},
+		{"mask and bias", "both", "both", both(mask, bias)},
+		{"linear biases (ALiBi)", "`ALiBi`", "`--alibi`", with(kernels.Options{ALiBi: []float32{1, .5, .25, .125}})},
+		{"bias by distance", "`RelativeBias`", "`--relative-bias`", tensorsIn(relative)},
+		{"bias by distance and bias", "both", "both", both(relative, bias)},
+		{"mask of blocks, hidden ones not computed", "`BlockMask`", "`--block-mask`", tensorsIn(blocks)},
+		{"mask of blocks and mask", "both", "both", both(blocks, mask)},
+		{"attention sinks", "`Sinks`", "`--sinks`", with(kernels.Options{Sinks: []float32{1, -1, 0, 2}})},
+		{"dropout (Philox 4x32-10)", "`Dropout`", "`--dropout`, `--seed`", with(kernels.Options{Dropout: backend.Dropout{P: .3, Seed: 7}})},
+		{"log-sum-exp out", "`LSE`", "`--lse`", with(kernels.Options{LSE: true})},
+		{"weights out, by three stages, O(S²) memory", "`Weights`", "`--weights`", with(kernels.Options{Weights: true})},
+	}
+}
+
+// TestReadmeSupportTable asks every backend for each option of the README's table and
+// holds the table to what they answer: yes is a result that float64 confirms, refused an
+// error that names what is not taken. -update writes it. Without an adapter the gpu's
+// column stays as it is.
+func TestReadmeSupportTable(t *testing.T) {
+	const path = "../../README.md"
+	const begin, end = "<!-- what backends answer: go test ./cmd/attn -run Support -update -->\n", "<!-- end -->\n"
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(raw), begin)
+	old, after, ok2 := strings.Cut(rest, end)
+	if !ok || !ok2 {
+		t.Fatalf("README.md has no part between %q and %q", begin, end)
+	}
+	names := []string{"cpu", "gpu"}
+	answers := map[string][]string{}
+	for _, name := range names {
+		be, err := backend.Open(name)
+		if name == "gpu" && errors.Is(err, backend.ErrNoDevice) {
+			for _, line := range strings.Split(strings.TrimSpace(old), "\n")[min(2, strings.Count(old, "\n")):] {
+				cells := strings.Split(line, " | ")
+				answers[name] = append(answers[name], strings.TrimSuffix(cells[len(cells)-1], " |"))
+			}
+			t.Log("no adapter: the gpu's column is not asked for")
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = be.Close() }() // after the tensors of the subtests
+		for _, row := range supportRows() {
+			t.Run(name+" "+row.option, func(t *testing.T) {
+				s := &support{t: t, be: be, rng: rand.New(rand.NewPCG(1, 2))}
+				answer := "yes"
+				switch err := s.run(row.call); {
+				case errors.Is(err, backend.ErrUnsupported):
+					answer = "refused"
+				case err != nil:
+					t.Errorf("%v", err)
+				}
+				answers[name] = append(answers[name], answer)
+			})
+		}
+	}
+	table := []string{"| option | in `kernels` | `attn run` | cpu | gpu |", "| --- | --- | --- | --- | --- |"}
+	for i, row := range supportRows() {
+		cells := []string{row.option, row.kernels, row.run}
+		for _, name := range names {
+			if len(answers[name]) != len(supportRows()) {
+				t.Fatalf("%s has %d answers for %d options", name, len(answers[name]), len(supportRows()))
+			}
+			cells = append(cells, answers[name][i])
+		}
+		table = append(table, "| "+strings.Join(cells, " | ")+" |")
+	}
+	text := strings.Join(table, "\n") + "\n"
+	if text == old {
+		return
+	}
+	if !*update {
+		for i, line := range strings.Split(text, "\n") {
+			if was := strings.Split(old, "\n"); !slices.Contains(was, line) {
+				t.Errorf("README.md, row %d, should be\n%s\n(-update writes it)", i, line)
+			}
+		}
+		return
+	}
+	if err := os.WriteFile(path, []byte(before+begin+text+end+after), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
