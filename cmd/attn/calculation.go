@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
@@ -155,6 +154,15 @@ func (c *calculation) upload(ctx context.Context, f *npyFile, dtype backend.DTyp
 
 // attend computes the call into outputs that lie as the files will.
 func (c *calculation) attend(ctx context.Context, lse, weights bool) error {
+	if progress := newNote(c.note); progress.w != io.Discard {
+		defer progress.clear()
+		ctx = backend.WithTrace(ctx, &backend.Trace{Progress: func(done, total float64) {
+			progress.show(fmt.Sprintf("%s: %3.0f%% of %s", c.be.Info().Name, 100*done/total, si(total, "FLOP")))
+		}})
+	}
+	if c.in.packed {
+		return c.attendPacked(ctx)
+	}
 	q, k, v := c.q.Shape(), c.k.Shape(), c.v.Shape()
 	alloc := func(t *backend.Tensor, dtype backend.DType, shape backend.Shape) error {
 		var err error
@@ -187,27 +195,89 @@ func (c *calculation) attend(ctx context.Context, lse, weights bool) error {
 			return fmt.Errorf("weights: %w", err)
 		}
 	}
-	if progress := newNote(c.note); progress.w != io.Discard {
-		defer progress.clear()
-		ctx = backend.WithTrace(ctx, &backend.Trace{Progress: func(done, total float64) {
-			progress.show(fmt.Sprintf("%s: %3.0f%% of %s", c.be.Info().Name, 100*done/total, si(total, "FLOP")))
-		}})
-	}
 	return kernels.AttentionInto(ctx, c.be, c.result, c.q, c.k, c.v, c.opt)
 }
 
-// check recomputes sampled rows in float64.
-func (c *calculation) check(ctx context.Context, w io.Writer) error {
-	r, err := kernels.Check(ctx, c.be, c.q, c.k, c.v, c.result, c.opt, kernels.CheckOptions{})
+// attendPacked computes packed sequences.
+func (c *calculation) attendPacked(ctx context.Context) (err error) {
+	c.result, err = kernels.AttentionVarlen(ctx, c.be, c.q, c.k, c.v, c.in.cuQ, c.in.cuK, c.opt)
 	if err != nil {
 		return err
 	}
-	if !r.OK() {
-		return fmt.Errorf("check failed, nothing was written: %s, an error of %.3g where the bound is %.3g (%d rows against float64)",
-			r.Worst, r.MaxError, r.Bound, r.Rows)
-	}
-	_, err = fmt.Fprintf(w, "check: %d rows against float64: max error %.3g where the bound is %.3g, the nearest to a bound (%s)\n", r.Rows, r.MaxError, r.Bound, r.Worst)
+	c.held = append(c.held, c.result.O, c.result.LSE)
+	c.stored, err = kernels.Packed(c.result.O)
 	return err
+}
+
+// check recomputes sampled rows in float64, of each packed sequence some.
+func (c *calculation) check(ctx context.Context, w io.Writer) error {
+	var worst kernels.CheckReport
+	rows := 0
+	see := func(q, k, v backend.Tensor, out kernels.Result, opt kernels.Options) error {
+		r, err := kernels.Check(ctx, c.be, q, k, v, out, opt, kernels.CheckOptions{})
+		if err != nil {
+			return err
+		}
+		rows += r.Rows
+		if worst.Rows == 0 || r.Off > worst.Off {
+			worst = r
+		}
+		return nil
+	}
+	var err error
+	if c.in.packed {
+		err = c.eachPacked(see)
+	} else {
+		err = see(c.q, c.k, c.v, c.result, c.opt)
+	}
+	if err != nil {
+		return err
+	}
+	if !worst.OK() {
+		return fmt.Errorf("check failed, nothing was written: %s, an error of %.3g where the bound is %.3g (%d rows against float64)",
+			worst.Worst, worst.MaxError, worst.Bound, rows)
+	}
+	_, err = fmt.Fprintf(w, "check: %d rows against float64: max error %.3g where the bound is %.3g, the nearest to a bound (%s)\n", rows, worst.MaxError, worst.Bound, worst.Worst)
+	return err
+}
+
+// eachPacked calls see with each packed sequence that has rows and keys, as a call of
+// its own.
+func (c *calculation) eachPacked(see func(q, k, v backend.Tensor, out kernels.Result, opt kernels.Options) error) error {
+	heads := c.q.Shape()[backend.Heads]
+	for n := range len(c.in.cuQ) - 1 {
+		rows, keys := c.in.cuQ[n:n+2], c.in.cuK[n:n+2]
+		if rows[0] == rows[1] || keys[0] == keys[1] {
+			continue
+		}
+		var err error
+		cut := func(t backend.Tensor, at []int) backend.Tensor {
+			if err == nil && !t.IsZero() {
+				t, err = t.Slice(backend.Seq, at[0], at[1])
+			}
+			return t
+		}
+		out := kernels.Result{O: cut(c.result.O, rows), LSE: cut(c.result.LSE, rows)}
+		q, k, v := cut(c.q, rows), cut(c.k, keys), cut(c.v, keys)
+		if err != nil {
+			return err
+		}
+		opt := c.opt
+		if opt.KLen != nil {
+			opt.KLen = opt.KLen[n : n+1]
+		}
+		if len(opt.Prefix) > 1 {
+			opt.Prefix = opt.Prefix[n : n+1]
+		}
+		if len(opt.ALiBi) > heads {
+			opt.ALiBi = opt.ALiBi[n*heads : (n+1)*heads]
+		}
+		opt.Dropout.First[backend.Batch] += n
+		if err := see(q, k, v, out, opt); err != nil {
+			return fmt.Errorf("sequence %d: %w", n, err)
+		}
+	}
+	return nil
 }
 
 // write fills the output files.
@@ -219,7 +289,7 @@ func (c *calculation) write(ctx context.Context, files *outputs) error {
 		shape func(backend.Shape) []int
 	}{
 		{"out", c.stored, c.in.outShape},
-		{"lse", c.result.LSE, func(s backend.Shape) []int { return slices.Clone(s[:backend.Dim]) }},
+		{"lse", c.result.LSE, c.in.lseShape},
 		{"weights", c.result.Weights, full},
 		{"present-k", c.present[1], c.in.outShape},
 		{"present-v", c.present[2], c.in.outShape},

@@ -165,7 +165,7 @@ func (p *problem) dtype() (backend.DType, error) {
 }
 
 // packed reports whether sequences lie one after the other.
-func (p *problem) packed() bool { return p.CuQ != nil || p.CuK != nil }
+func (p *problem) packed() bool { return p.CuQ != nil }
 
 // resolve makes p canonical for the lengths d, past of whose keys are from before: it
 // puts in what they decide.

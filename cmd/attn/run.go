@@ -17,7 +17,7 @@ type runCmd struct {
 	PrintProblem bool   `name:"print-problem" help:"Print what would be computed as JSON, in canonical form, and stop: only the files' headers are read."`
 
 	Out      string `name:"out" placeholder:"O.npy" group:"Outputs" help:"Output, in q's rank and layout: f4, or f2 for f16. bf16 is written as f4, as numpy has no such type. Needed unless --plan or --print-problem."`
-	LSE      string `name:"lse" placeholder:"L.npy" group:"Outputs" help:"Also write the rows' log-sum-exp, [B,H,Sq] of f4."`
+	LSE      string `name:"lse" placeholder:"L.npy" group:"Outputs" help:"Also write the rows' log-sum-exp, [B,H,Sq] of f4, [H,total] of packed sequences."`
 	Weights  string `name:"weights" placeholder:"W.npy" group:"Outputs" help:"Also write the softmax weights, [B,H,Sq,Sk] of f4; takes that much memory."`
 	PresentK string `name:"present-k" placeholder:"K.npy" group:"Outputs" help:"Also write the keys with those from before, as --k."`
 	PresentV string `name:"present-v" placeholder:"V.npy" group:"Outputs" help:"Also write the values with those from before, as --v."`
@@ -148,6 +148,9 @@ func (in *runInputs) plan(be backend.Backend, opt kernels.Options) (backend.Plan
 			return backend.Plan{}, fmt.Errorf("--%s %s: %w", f.name, f.path, err)
 		}
 		f.put(&opt, m)
+	}
+	if in.packed {
+		return kernels.PlanVarlen(be, t[0], t[1], t[2], in.cuQ, in.cuK, opt)
 	}
 	return kernels.Plan(be, t[0], t[1], t[2], opt)
 }

@@ -58,6 +58,9 @@ type problemFlags struct {
 	PastK string `name:"past-k" placeholder:"K.npy" group:"Inputs" help:"Keys from before, which those of --k follow; the queries' positions follow them too."`
 	PastV string `name:"past-v" placeholder:"V.npy" group:"Inputs" help:"Values from before."`
 
+	CuQ idsFlag `name:"cu-q" placeholder:"0,N,..|FILE" group:"Inputs" help:"Packed sequences: where each begins and the last one ends among the rows of q, k and v, [total,H,D], as a list or a .npy file. Each is computed by itself, without padding."`
+	CuK idsFlag `name:"cu-k" placeholder:"0,N,..|FILE" group:"Inputs" help:"The same for the keys, where they are not those of the rows."`
+
 	callFlags `embed:""`
 
 	Bias         string `name:"bias" placeholder:"M.npy" group:"Scores" help:"A float array beside a bool --mask, added to the scores."`
@@ -105,6 +108,10 @@ func (f *problemFlags) problem() (*problem, error) {
 		return nil, errors.New("--past-k and --past-v go together: give both or none")
 	case f.BlockMask == "" && f.BlockSize != 0:
 		return nil, errors.New("--block-size is given without a --block-mask")
+	case f.CuK.text != "" && f.CuQ.text == "":
+		return nil, errors.New("--cu-k is given without a --cu-q")
+	case f.CuQ.text != "" && f.PastK != "":
+		return nil, errors.New("--past-k cannot be given for packed sequences: put each one's keys together in --k")
 	case f.Seed != 0 && !f.Dropout.set:
 		return nil, errors.New("--seed is given without a --dropout")
 	}
@@ -116,6 +123,12 @@ func (f *problemFlags) problem() (*problem, error) {
 		p.Dropout = &dropoutJSON{f.Dropout.value, f.Seed}
 	}
 	var err error
+	if p.CuQ, err = f.CuQ.list("cu-q"); err != nil {
+		return nil, err
+	}
+	if p.CuK, err = f.CuK.list("cu-k"); err != nil {
+		return nil, err
+	}
 	if p.Segments, err = f.Segments.ids("segments"); err != nil {
 		return nil, err
 	}

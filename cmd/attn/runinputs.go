@@ -17,7 +17,9 @@ type runInputs struct {
 	past    [3]*npyFile // of k and v, nil without
 	dtype   backend.DType
 	swapped bool // the files are [B,S,H,D], or packed
-	packed  bool // [total,H,D]
+	packed  bool // [total,H,D], with
+	cuQ     []int
+	cuK     []int // as cuQ when there are none of their own
 	pairs   []pairFile
 }
 
@@ -32,7 +34,10 @@ type pairFile struct {
 // lengths must fit each other is for package kernels to say. It moves a float mask to
 // where biases are.
 func (p *problem) inputs() (*runInputs, error) {
-	in := &runInputs{packed: p.packed()}
+	in := &runInputs{packed: p.packed(), cuQ: p.CuQ, cuK: p.CuK}
+	if in.cuK == nil {
+		in.cuK = in.cuQ
+	}
 	for i, f := range []struct{ name, path, past string }{{"q", p.Q, ""}, {"k", p.K, p.PastK}, {"v", p.V, p.PastV}} {
 		if f.path == "" && f.name == "v" {
 			continue
@@ -269,6 +274,14 @@ func (in *runInputs) outShape(s backend.Shape) []int {
 		return slices.Concat(s[:1], s[2:])
 	}
 	return s[:]
+}
+
+// lseShape is [B,H,Sq], or [H,total] of packed sequences.
+func (in *runInputs) lseShape(s backend.Shape) []int {
+	if in.packed {
+		return s[1:backend.Dim]
+	}
+	return s[:backend.Dim]
 }
 
 // fitMemory refuses files whose data the machine's memory cannot hold, which Go

@@ -180,6 +180,64 @@ func TestRunPast(t *testing.T) {
 	}
 }
 
+// TestRunPacked packs two sequences, and one without keys between them, and compares
+// each with plain attention of it alone.
+func TestRunPacked(t *testing.T) {
+	const heads, kvHeads, d, dv = 4, 2, 8, 6
+	lengths := [][2]int{{3, 5}, {2, 0}, {4, 4}} // rows and keys
+	dir := t.TempDir()
+	var q, k, v, wantO []float64
+	wantLSE := make([][]float64, heads)
+	for n, l := range lengths {
+		p := plainAttention{b: 1, h: heads, hkv: kvHeads, sq: l[0], sk: l[1], d: d, dv: dv, scale: 1 / math.Sqrt(d)}
+		p.q, p.k, p.v = normal(uint64(n), heads*l[0]*d), normal(uint64(n+9), kvHeads*l[1]*d), normal(uint64(n+19), kvHeads*l[1]*dv)
+		p.hidden = func(_, _, i, j int) bool { return j > i+l[1]-l[0] }
+		o, lse, _ := p.solve()
+		q, k, v = append(q, swapHeads(p.q, 1, heads, l[0], d)...), append(k, swapHeads(p.k, 1, kvHeads, l[1], d)...), append(v, swapHeads(p.v, 1, kvHeads, l[1], dv)...)
+		wantO = append(wantO, swapHeads(o, 1, heads, l[0], dv)...)
+		for h := range heads {
+			wantLSE[h] = append(wantLSE[h], lse[h*l[0]:(h+1)*l[0]]...)
+		}
+	}
+	cu := writeFile(t, dir, "cu.npy", rawNPY(dict("<i4", false, 4), []byte{0, 0, 0, 0, 3, 0, 0, 0, 5, 0, 0, 0, 9, 0, 0, 0}))
+	flags := []string{"run", "--backend=cpu", "--check", "--causal", "--causal-align=bottom-right", "--out", dir + "/o.npy", "--lse", dir + "/l.npy",
+		"--q", save(t, dir, "q.npy", "<f4", q, 9, heads, d), "--k", save(t, dir, "k.npy", "<f4", k, 9, kvHeads, d),
+		"--v", save(t, dir, "v.npy", "<f4", v, 9, kvHeads, dv), "--cu-q", cu, "--cu-k=0,5,5,9"}
+	mustRun(t, flags...)
+	o, shape, _ := load(t, dir+"/o.npy")
+	if !slices.Equal(shape, []int{9, heads, dv}) {
+		t.Errorf("the output has shape %v", shape)
+	}
+	near(t, "output", o, wantO, 1e-5)
+	lse, shape, _ := load(t, dir+"/l.npy")
+	if !slices.Equal(shape, []int{heads, 9}) {
+		t.Errorf("lse has shape %v", shape)
+	}
+	near(t, "lse", lse, slices.Concat(wantLSE...), 1e-5)
+	first, err := os.ReadFile(dir + "/o.npy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := mustRun(t, append(slices.Clone(flags), "--print-problem")...)
+	mustRun(t, "run", "--backend=cpu", "--out", dir+"/o.npy", "--problem", writeFile(t, dir, "p.json", []byte(text)))
+	again, err := os.ReadFile(dir + "/o.npy")
+	if err != nil || !bytes.Equal(first, again) {
+		t.Errorf("the printed problem gives another output, %v:\n%s", err, text)
+	}
+	if plan := mustRun(t, append(slices.Clone(flags), "--plan")...); !strings.Contains(plan, "path") {
+		t.Errorf("the plan is %s", plan)
+	}
+	for _, bad := range []struct{ flags, want string }{
+		{"--cu-k=0,5,9", "cuK has 3 entries, cuQ has 4"},
+		{"--cu-k=0,6,5,9", "cuK[2] is 5, less than cuK[1]"},
+		{"--cu-k=0,5,5,8", "cuK[3] is 8, there are 9 keys"},
+		{"--weights=" + dir + "/w.npy", "weights cannot be given for packed sequences"},
+	} {
+		code, stdout, stderr := attn(t, append(slices.Clone(flags), bad.flags)...)
+		wantFailure(t, code, stdout, stderr, bad.want)
+	}
+}
+
 // TestRunBadOptions gives good files and options that cannot be right: one line says
 // which and why.
 func TestRunBadOptions(t *testing.T) {

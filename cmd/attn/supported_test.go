@@ -166,12 +166,153 @@ func supportRows() []supportRow {
 		{"dropout (Philox 4x32-10)", "`Dropout`", "`--dropout`, `--seed`", with(kernels.Options{Dropout: backend.Dropout{P: .3, Seed: 7}})},
 		{"log-sum-exp out", "`LSE`", "`--lse`", with(kernels.Options{LSE: true})},
 		{"weights out, by three stages, O(S²) memory", "`Weights`", "`--weights`", with(kernels.Options{Weights: true})},
+		{"packed sequences of different lengths", "`AttentionVarlen`", "`--cu-q`, `--cu-k`", supportCall{other: packedSupport}},
+		{"cache: f32, f16, bf16", "`Cache`", "`--past-k`, `--present-k`, ..", cacheSupport(kernels.CacheConfig{DType: backend.F16, Capacity: 16})},
+		{"cache: int8 with a scale for each head and token", "`Cache`", "", cacheSupport(kernels.CacheConfig{DType: backend.Q8, Capacity: 16})},
+		{"cache: rolling window", "`Cache`", "", cacheSupport(kernels.CacheConfig{Capacity: 20, Window: 6})},
+		{"cache: pages, shared and copied on write", "`PagedCache`", "", pagedSupport(backend.F32, 16, false)},
+		{"cache: pages of int8", "`PagedCache`", "", pagedSupport(backend.Q8, 16, false)},
+		{"cache: a shared prefix computed once", "`SharePrefix`", "", pagedSupport(backend.F32, 4, true)},
+		{"merge of partial results", "`Merge`", "", supportCall{other: mergeSupport}},
+		{"rotary embedding, half-split or interleaved, partial", "`Rotate`, `RoPE`", "", supportCall{other: rotateSupport}},
+		{"whole layers (`MultiHeadAttention`), weights from `.npz`", "`MultiHeadAttention`", "", supportCall{other: layerSupport}},
 	}
 }
 
+// drawn returns q, k and v in f32.
+func (s *support) drawn() (q, k, v backend.Tensor) {
+	d := s.d
+	return s.draw(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim}),
+		s.draw(backend.F32, backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim}),
+		s.draw(backend.F32, backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.ValueDim})
+}
+
+func packedSupport(s *support) error {
+	s.d.Batch = 1
+	q, k, v := s.drawn()
+	r, err := kernels.AttentionVarlen(s.t.Context(), s.be, q, k, v, []int{0, 4, 9}, []int{0, 5, 13}, kernels.Options{Causal: true})
+	r.Release()
+	return err
+}
+
+// last returns the last n rows of x.
+func (s *support) last(x backend.Tensor, n int) backend.Tensor {
+	rows := x.Shape()[backend.Seq]
+	x, err := x.Slice(backend.Seq, rows-n, rows)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return x
+}
+
+// cacheSupport appends all keys and attends with the last row.
+func cacheSupport(c kernels.CacheConfig) supportCall {
+	return supportCall{other: func(s *support) error {
+		q, k, v := s.drawn()
+		c.Batch, c.KVHeads, c.Dim = s.d.Batch, s.d.KVHeads, s.d.Dim
+		cache, err := kernels.NewCache(s.t.Context(), s.be, c)
+		if err != nil {
+			return err
+		}
+		defer cache.Release()
+		for j := range s.d.SeqK {
+			row := func(x backend.Tensor) backend.Tensor {
+				part, err := x.Slice(backend.Seq, j, j+1)
+				if err != nil {
+					s.t.Fatal(err)
+				}
+				return part
+			}
+			if err := cache.Append(s.t.Context(), row(k), row(v), nil); err != nil {
+				return err
+			}
+		}
+		r, err := cache.Attention(s.t.Context(), s.last(q, 1), kernels.CacheOptions{})
+		r.Release()
+		return err
+	}}
+}
+
+// pagedSupport appends the keys to a sequence, forks it, and attends with both.
+func pagedSupport(dtype backend.DType, size int, share bool) supportCall {
+	return supportCall{other: func(s *support) error {
+		q, k, v := s.drawn()
+		cache, err := kernels.NewPagedCache(s.t.Context(), s.be, kernels.PagedConfig{KVHeads: s.d.KVHeads, Dim: s.d.Dim, DType: dtype, PageSize: size, Pages: 8})
+		if err != nil {
+			return err
+		}
+		defer cache.Release()
+		one, err := cache.NewSequence()
+		if err != nil {
+			return err
+		}
+		first := func(x backend.Tensor) backend.Tensor {
+			x, err := x.Slice(backend.Batch, 0, 1)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			return x
+		}
+		if err := cache.Batch(one).Append(s.t.Context(), first(k), first(v), nil); err != nil {
+			return err
+		}
+		two, err := one.Fork()
+		if err != nil {
+			return err
+		}
+		both := cache.Batch(one, two)
+		if err := both.Append(s.t.Context(), s.last(k, 1), s.last(v, 1), nil); err != nil {
+			return err
+		}
+		r, err := both.Attention(s.t.Context(), s.last(q, 1), kernels.CacheOptions{SharePrefix: share})
+		r.Release()
+		return err
+	}}
+}
+
+func mergeSupport(s *support) error {
+	q, k, v := s.drawn()
+	var parts [2]kernels.Result
+	for i := range parts {
+		r, err := kernels.Attention(s.t.Context(), s.be, q, k, v, kernels.Options{LSE: true})
+		if err != nil {
+			return err
+		}
+		defer r.Release()
+		parts[i] = r
+	}
+	return kernels.Merge(s.t.Context(), s.be, parts[0], parts[1])
+}
+
+func rotateSupport(s *support) error {
+	q, _, _ := s.drawn()
+	angles, err := kernels.RoPE{Dim: 8, Interleaved: true}.Angles(s.t.Context(), s.be, s.d.Dim, kernels.Positions(3, s.d.SeqQ))
+	if err != nil {
+		return err
+	}
+	defer angles.Release()
+	return kernels.Rotate(s.t.Context(), s.be, q, q, angles)
+}
+
+func layerSupport(s *support) error {
+	config := kernels.MultiHeadConfig{Model: 32, Heads: 4, KVHeads: 2}
+	weights, err := config.Initialise(kernels.Initialiser{Seed: 1})
+	if err != nil {
+		return err
+	}
+	layer, err := kernels.NewMultiHeadAttention(s.t.Context(), s.be, config, weights)
+	if err != nil {
+		return err
+	}
+	defer layer.Release()
+	r, err := layer.Apply(s.t.Context(), s.draw(backend.F32, backend.Shape{2, 1, 9, 32}), kernels.MultiHeadOptions{})
+	r.Release()
+	return err
+}
+
 // TestReadmeSupportTable asks every backend for each option of the README's table and
-// holds the table to what they answer: yes is a result that float64 confirms, refused an
-// error that names what is not taken. -update writes it. Without an adapter the gpu's
+// holds the table to what they answer: yes is a result, which float64 confirms where it
+// is attention over tensors, refused an error that names what is not taken. -update writes it. Without an adapter the gpu's
 // column stays as it is.
 func TestReadmeSupportTable(t *testing.T) {
 	const path = "../../README.md"
@@ -242,4 +383,3 @@ func TestReadmeSupportTable(t *testing.T) {
 		t.Fatal(err)
 	}
 }
-

@@ -122,6 +122,22 @@ func (f *idsFlag) ids(name string) ([][]int32, error) {
 	return [][]int32{row}, nil
 }
 
+// list returns the numbers of a list, or of a file with one axis.
+func (f *idsFlag) list(name string) ([]int, error) {
+	rows, err := f.ids(name)
+	if err != nil || rows == nil {
+		return nil, err
+	}
+	if len(rows) != 1 {
+		return nil, fmt.Errorf("--%s %s has %d rows, it must have one axis", name, f.text, len(rows))
+	}
+	out := make([]int, len(rows[0]))
+	for i, x := range rows[0] {
+		out[i] = int(x)
+	}
+	return out, nil
+}
+
 // logitsFlag is the flag X,X,... or FILE.npy.
 type logitsFlag struct{ text string }
 
