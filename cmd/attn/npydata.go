@@ -104,20 +104,31 @@ func (n *npyFile) each(ctx context.Context, f func(at int, raw []byte)) error {
 }
 
 // writeNPY writes a contiguous host tensor as an array of the given shape: f32
-// as f4, f16 as f2, and bf16, which numpy has no type for, as f4.
+// as f4, f16 as f2, bf16, which numpy has no type for, as f4, and bool as bool.
 func writeNPY(ctx context.Context, w io.Writer, t backend.Tensor, shape []int) error {
 	descr := "<f4"
-	if t.DType() == backend.F16 {
+	switch t.DType() {
+	case backend.F16:
 		descr = "<f2"
+	case backend.Bool:
+		descr = "|b1"
 	}
+	put, err := elementWriter(t)
+	if err != nil {
+		return err
+	}
+	return writeArray(ctx, w, descr, shape, put)
+}
+
+// writeArray writes an array whose element i put appends.
+func writeArray(ctx context.Context, w io.Writer, descr string, shape []int, put func(b []byte, i int) []byte) error {
 	buf := bufio.NewWriterSize(w, 1<<20)
 	if _, err := buf.WriteString(npy.Head(descr, shape)); err != nil {
 		return err
 	}
-	n := t.Shape().Elements()
-	put, err := elementWriter(t)
-	if err != nil {
-		return err
+	n := 1
+	for _, l := range shape {
+		n *= l
 	}
 	var scratch []byte
 	for at := 0; at < n; at += chunk {
@@ -142,6 +153,15 @@ func elementWriter(t backend.Tensor) (func(b []byte, i int) []byte, error) {
 		data, err := t.Float32s()
 		return func(b []byte, i int) []byte {
 			return binary.LittleEndian.AppendUint32(b, math.Float32bits(data[i]))
+		}, err
+	}
+	if t.DType() == backend.Bool {
+		data, err := t.Bools()
+		return func(b []byte, i int) []byte {
+			if data[i] {
+				return append(b, 1)
+			}
+			return append(b, 0)
 		}, err
 	}
 	data, err := t.Bits()

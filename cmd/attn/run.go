@@ -16,11 +16,17 @@ type runCmd struct {
 	Problem      string `name:"problem" placeholder:"FILE.json" group:"Inputs" help:"Take what to compute from a file that --print-problem printed, instead of from flags."`
 	PrintProblem bool   `name:"print-problem" help:"Print what would be computed as JSON, in canonical form, and stop: only the files' headers are read."`
 
-	Out      string `name:"out" placeholder:"O.npy" group:"Outputs" help:"Output, in q's rank and layout: f4, or f2 for f16. bf16 is written as f4, as numpy has no such type. Needed unless --plan or --print-problem."`
-	LSE      string `name:"lse" placeholder:"L.npy" group:"Outputs" help:"Also write the rows' log-sum-exp, [B,H,Sq] of f4, [H,total] of packed sequences."`
-	Weights  string `name:"weights" placeholder:"W.npy" group:"Outputs" help:"Also write the softmax weights, [B,H,Sq,Sk] of f4; takes that much memory."`
-	PresentK string `name:"present-k" placeholder:"K.npy" group:"Outputs" help:"Also write the keys with those from before, as --k."`
-	PresentV string `name:"present-v" placeholder:"V.npy" group:"Outputs" help:"Also write the values with those from before, as --v."`
+	Out         string `name:"out" placeholder:"O.npy" group:"Outputs" help:"Output, in q's rank and layout: f4, or f2 for f16. bf16 is written as f4, as numpy has no such type. Needed unless --plan or --print-problem."`
+	LSE         string `name:"lse" placeholder:"L.npy" group:"Outputs" help:"Also write the rows' log-sum-exp, [B,H,Sq] of f4, [H,total] of packed sequences."`
+	Weights     string `name:"weights" placeholder:"W.npy" group:"Outputs" help:"Also write the softmax weights, [B,H,Sq,Sk] of f4; takes that much memory."`
+	Scores      string `name:"scores" placeholder:"S.npy" group:"Outputs" help:"Also write the scores, [B,H,Sq,Sk] of f4; takes that much memory."`
+	ScoresAt    string `name:"scores-at" enum:"scaled,capped,biased" default:"biased" group:"Outputs" help:"Where: scaled, with the softcap too (capped), or with all that is added and -Inf for what is hidden (biased)."`
+	TopK        int    `name:"topk" placeholder:"N" group:"Outputs" help:"Find the N largest weights of each query, without keeping all."`
+	TopKKeys    string `name:"topk-keys" placeholder:"I.npy" group:"Outputs" help:"Write which keys have them, [B,H,Sq,N] of i4, largest first; -1 where there are fewer."`
+	TopKWeights string `name:"topk-weights" placeholder:"W.npy" group:"Outputs" help:"Write these weights, [B,H,Sq,N] of f4."`
+	KeepMask    string `name:"keep-mask" placeholder:"M.npy" group:"Outputs" help:"Also write which weights --dropout keeps, [B,H,Sq,Sk] of bool."`
+	PresentK    string `name:"present-k" placeholder:"K.npy" group:"Outputs" help:"Also write the keys with those from before, as --k."`
+	PresentV    string `name:"present-v" placeholder:"V.npy" group:"Outputs" help:"Also write the values with those from before, as --v."`
 
 	Check bool `name:"check" help:"Recompute sampled rows in float64, print the largest error and its bound, and fail when it is over."`
 	Plan  bool `name:"plan" help:"Print how the call would run, and stop: only the files' headers are read."`
@@ -33,6 +39,9 @@ func (c *runCmd) Run(ctx context.Context, out *streams) error {
 	}
 	p, in, err := c.open()
 	if err != nil {
+		return err
+	}
+	if err := c.pairsWanted(p); err != nil {
 		return err
 	}
 	if c.PrintProblem {
@@ -77,6 +86,9 @@ func (c *runCmd) Run(ctx context.Context, out *streams) error {
 		}
 	}
 	if err := calc.write(ctx, &files); err != nil {
+		return err
+	}
+	if err := c.writePairs(ctx, &calc, &files); err != nil {
 		return err
 	}
 	return files.commit(ctx)
@@ -124,6 +136,7 @@ func (c *runCmd) options(p *problem) kernels.Options {
 func (c *runCmd) addOutputs(files *outputs) error {
 	for _, f := range []struct{ flag, path string }{
 		{"out", c.Out}, {"lse", c.LSE}, {"weights", c.Weights}, {"present-k", c.PresentK}, {"present-v", c.PresentV},
+		{"scores", c.Scores}, {"topk-keys", c.TopKKeys}, {"topk-weights", c.TopKWeights}, {"keep-mask", c.KeepMask},
 	} {
 		if f.path == "" {
 			continue

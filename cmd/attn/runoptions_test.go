@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -177,6 +178,94 @@ func TestRunPast(t *testing.T) {
 		}
 		v, _, _ := load(t, c.dir+"/v3.npy")
 		near(t, layout+" present values", v, wantV, 0)
+	}
+}
+
+// TestRunPairs looks at what comes out of pairs of queries and keys: scores at each
+// point, the largest weights, and what dropout keeps.
+func TestRunPairs(t *testing.T) {
+	c := newRunCase(t)
+	c.softcap = 2
+	c.hidden = func(_, _, i, j int) bool { return j > i }
+	bias := normal(8, 5*7)
+	c.bias = func(_, _, i, j int) float64 { return bias[i*7+j] }
+	flags := slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy", "--causal", "--softcap=2", "--mask", save(t, c.dir, "m.npy", "<f4", bias, 5, 7)}, c.files)
+	for at, point := range []string{"scaled", "capped", "biased"} {
+		mustRun(t, append(slices.Clone(flags), "--scores", c.dir+"/s.npy", "--scores-at", point)...)
+		var want []float64
+		for n := range c.b * c.h * c.sq * c.sk {
+			j, i, h, b := n%c.sk, n/c.sk%c.sq, n/c.sk/c.sq%c.h, n/c.sk/c.sq/c.h
+			s := 0.0
+			for x := range c.d {
+				s += c.q[((b*c.h+h)*c.sq+i)*c.d+x] * c.k[((b*c.hkv+h/2)*c.sk+j)*c.d+x]
+			}
+			s *= c.scale
+			if at >= 1 {
+				s = 2 * math.Tanh(s/2)
+			}
+			switch {
+			case at == 2 && j > i:
+				s = math.Inf(-1)
+			case at == 2:
+				s += bias[i*7+j]
+			}
+			want = append(want, s)
+		}
+		got, shape, _ := load(t, c.dir+"/s.npy")
+		if !slices.Equal(shape, []int{c.b, c.h, c.sq, c.sk}) {
+			t.Errorf("scores have shape %v", shape)
+		}
+		near(t, "scores "+point, got, want, 1e-5)
+	}
+
+	mustRun(t, append(slices.Clone(flags), "--topk=3", "--topk-keys", c.dir+"/i.npy", "--topk-weights", c.dir+"/w.npy")...)
+	_, _, weights := c.solve()
+	top, shape, _ := load(t, c.dir+"/w.npy")
+	if !slices.Equal(shape, []int{c.b, c.h, c.sq, 3}) {
+		t.Errorf("top weights have shape %v", shape)
+	}
+	rows, err := os.ReadFile(c.dir + "/i.npy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := rows[len(rows)-4*len(top):]
+	var want []float64
+	for n := range c.b * c.h * c.sq {
+		row := weights[n*c.sk : (n+1)*c.sk]
+		sorted := slices.Sorted(slices.Values(row))
+		for x := range 3 {
+			want = append(want, sorted[c.sk-1-x])
+			key := int32(binary.LittleEndian.Uint32(keys[4*(3*n+x):]))
+			if w := sorted[c.sk-1-x]; w == 0 && key != -1 || w > 0 && math.Abs(row[max(key, 0)]-w) > 1e-5 {
+				t.Errorf("row %d: largest weight %d is %v, listed is key %d", n, x, w, key)
+			}
+		}
+	}
+	near(t, "top weights", top, want, 1e-5)
+
+	mustRun(t, append(slices.Clone(flags), "--dropout=.5", "--seed=3", "--keep-mask", c.dir+"/keep.npy")...)
+	raw, err := os.ReadFile(c.dir + "/keep.npy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	drop := backend.Dropout{P: .5, Seed: 3}
+	for n, kept := range raw[len(raw)-c.b*c.h*c.sq*c.sk:] {
+		if (kept == 1) != drop.Keeps(n/c.sk/c.sq/c.h, n/c.sk/c.sq%c.h, n/c.sk%c.sq, n%c.sk) {
+			t.Fatalf("element %d of the keep mask is %d", n, kept)
+		}
+	}
+	for _, bad := range []struct {
+		flags []string
+		want  string
+	}{
+		{[]string{"--topk=3"}, "written nowhere"},
+		{[]string{"--topk-keys", c.dir + "/i.npy"}, "--topk is missing"},
+		{[]string{"--topk=-1"}, "--topk is negative"},
+		{[]string{"--keep-mask", c.dir + "/k.npy"}, "without a --dropout"},
+		{[]string{"--scores", c.dir + "/s.npy", "--scores-at=softmax"}, "--scores-at must be one of"},
+	} {
+		code, stdout, stderr := attn(t, append(slices.Clone(flags), bad.flags...)...)
+		wantFailure(t, code, stdout, stderr, bad.want)
 	}
 }
 

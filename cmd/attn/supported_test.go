@@ -166,6 +166,8 @@ func supportRows() []supportRow {
 		{"dropout (Philox 4x32-10)", "`Dropout`", "`--dropout`, `--seed`", with(kernels.Options{Dropout: backend.Dropout{P: .3, Seed: 7}})},
 		{"log-sum-exp out", "`LSE`", "`--lse`", with(kernels.Options{LSE: true})},
 		{"weights out, by three stages, O(S²) memory", "`Weights`", "`--weights`", with(kernels.Options{Weights: true})},
+		{"scores out, at three points before the softmax", "`Scores`", "`--scores`, `--scores-at`", supportCall{other: scoresSupport}},
+		{"largest weights of each query, O(S·n) memory", "`TopWeights`", "`--topk`", supportCall{other: topSupport}},
 		{"packed sequences of different lengths", "`AttentionVarlen`", "`--cu-q`, `--cu-k`", supportCall{other: packedSupport}},
 		{"cache: f32, f16, bf16", "`Cache`", "`--past-k`, `--present-k`, ..", cacheSupport(kernels.CacheConfig{DType: backend.F16, Capacity: 16})},
 		{"cache: int8 with a scale for each head and token", "`Cache`", "", cacheSupport(kernels.CacheConfig{DType: backend.Q8, Capacity: 16})},
@@ -185,6 +187,19 @@ func (s *support) drawn() (q, k, v backend.Tensor) {
 	return s.draw(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim}),
 		s.draw(backend.F32, backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim}),
 		s.draw(backend.F32, backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.ValueDim})
+}
+
+func scoresSupport(s *support) error {
+	q, k, _ := s.drawn()
+	x, err := kernels.Scores(s.t.Context(), s.be, q, k, backend.Biased, kernels.Options{Causal: true})
+	x.Release()
+	return err
+}
+
+func topSupport(s *support) error {
+	q, k, _ := s.drawn()
+	_, err := kernels.TopWeights(s.t.Context(), s.be, q, k, 3, kernels.Options{Causal: true})
+	return err
 }
 
 func packedSupport(s *support) error {
