@@ -105,7 +105,7 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 	if whyNot != "" {
 		a.plain(whyNot)
 	}
-	return a, nil
+	return a, a.checkPages()
 }
 
 // plain makes the call one of the plain kernel, because of what keeps it from the
@@ -141,10 +141,7 @@ func (a *attention) plain(because string) {
 func (a *attention) newCutter() *cutter {
 	cut := a.b.newCutter(axN, tile, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
 	a.limit(cut)
-	if a.pages != nil { // a kernel looks up the pages of both or of none
-		far := a.k.far || a.val.far
-		a.k.far, a.val.far = far, far
-	}
+	a.placePages()
 	return cut
 }
 

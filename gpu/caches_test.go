@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -322,5 +323,97 @@ func part(t testing.TB, b *Backend, to, pool backend.Tensor, n, row, page int) {
 	}
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The tuner's own calls have the types of the calls that it tunes for.
+func TestTuneTypesOfKeys(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	for _, kv := range []backend.DType{backend.F16, backend.Q8} {
+		s := flashShape{class: classOf(32, 32), valueDim: 32, heads: 2, seqQ: 40, in: backend.F32, kv: kv, software: true, limits: b.limits}
+		x, err := b.newExercise(t.Context(), s)
+		if err != nil {
+			t.Fatalf("%v: %v", kv, err)
+		}
+		defer x.release()
+		if got := x.long.K.DType(); got != kv || x.long.V.DType() != kv {
+			t.Errorf("keys are %v, should be %v", got, kv)
+		}
+		for _, c := range x.all(s.candidates()[:1]) {
+			if err := c.try(t.Context()); err != nil {
+				t.Errorf("%v: %s: %v", kv, c.name, err)
+			}
+		}
+	}
+}
+
+// A device with no more than the 8 storage buffers that every one has decodes over
+// pages, and says what keeps it from more rows.
+func TestPagesWithinEightBuffers(t *testing.T) {
+	b := open(t, Options{Limits: gputypes.Limits{MaxStorageBuffersPerShaderStage: 8}})
+	defer b.Close()
+	pool := filled(t, b, backend.F32, make([]float32, 3*16*32), backend.Shape{3, 1, 16, 32})
+	call := func(rows int) *backend.Call {
+		q := filled(t, b, backend.F32, make([]float32, rows*32), backend.Shape{1, 1, rows, 32})
+		return &backend.Call{Q: q, K: pool, V: pool, O: alloc(t, b, backend.F32, q.Shape()), Problem: backend.Problem{Visible: backend.Everything()},
+			Pages: &backend.Pages{Table: [][]int32{{2, 0}}, Keys: 30}}
+	}
+	if err := b.Attention(t.Context(), call(decodeRows)); err != nil {
+		t.Error(err)
+	}
+	err := b.Attention(t.Context(), call(decodeRows+1))
+	if _, planned := b.Plan(call(decodeRows + 1)); !errors.Is(err, backend.ErrUnsupported) || !errors.Is(planned, backend.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "take 9 storage buffers") {
+		t.Errorf("got %v, and of the plan %v", err, planned)
+	}
+}
+
+// Keys in host memory go up as the device needs them, in q8 and in pages too.
+func TestCachesInHostMemory(t *testing.T) {
+	b := open(t, Options{MemoryBytes: 600 << 10})
+	defer b.Close()
+	all := open(t, Options{})
+	defer all.Close()
+	const sq, sk, d, size = 3, 4000, 32, 16
+	row := func(i int) []float32 {
+		data := make([]float32, sk*d)
+		for j := range data {
+			data[j] = wave(i + j)
+		}
+		return data
+	}
+	table := make([]int32, sk/size)
+	for i := range table {
+		table[i] = int32((i*7 + 3) % len(table))
+	}
+	for _, x := range []struct {
+		name  string
+		dtype backend.DType
+		pages *backend.Pages
+	}{
+		{"q8", backend.Q8, nil},
+		{"f16 in pages", backend.F16, &backend.Pages{Table: [][]int32{table[:3]}, Keys: 3*size - 5}},
+	} {
+		shape := backend.Shape{1, 1, sk, d}
+		if x.pages != nil {
+			shape = backend.Shape{sk / size, 1, size, d}
+		}
+		call := func(b *Backend) backend.Call {
+			if b.memory > 0 { // leaves no room for what comes
+				alloc(t, b, backend.F32, backend.Shape{1, 1, 360, 256})
+			}
+			return backend.Call{Q: filled(t, b, backend.F32, row(1)[:sq*d], backend.Shape{1, 1, sq, d}),
+				K: filled(t, b, x.dtype, row(2), shape), V: filled(t, b, x.dtype, row(3), shape), Pages: x.pages,
+				Problem: backend.Problem{Scale: 0.3, Visible: backend.Everything()}}
+		}
+		c := call(b)
+		if storeOf(c.K).host == nil {
+			t.Errorf("%s: keys are on the device", x.name)
+		}
+		o, lse := attend(t, b, c)
+		wantO, wantLSE := attend(t, all, call(all))
+		sameRow(t, x.name+": o", o, wantO)
+		sameRow(t, x.name+": lse", lse, wantLSE)
 	}
 }

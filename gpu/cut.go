@@ -95,7 +95,7 @@ func (o *operand) span(x box) (lo, hi [4]int) {
 		lo[backend.Dim] += o.diagonal - x.hi[axM]
 		hi[backend.Dim] += o.diagonal - x.lo[axM] - 1
 	}
-	if o.pages != nil && !o.far {
+	if o.pages != nil && !o.far && !o.host {
 		for _, i := range []int{backend.Batch, backend.Seq} {
 			lo[i], hi[i] = 0, o.t.Shape()[i]
 		}
@@ -140,11 +140,11 @@ func (o *operand) view(x box, align uint64) view {
 
 // spanned returns the window that holds a part of the tensor.
 func (o *operand) spanned(lo, hi [4]int, align uint64) view {
+	if o.pages != nil && (o.far || o.host) {
+		return o.collected(lo, hi)
+	}
 	if o.host {
 		return o.brought(lo, hi)
-	}
-	if o.far && o.pages != nil {
-		return o.collected(lo, hi)
 	}
 	size := uint64(o.t.DType().Size())
 	first, reach := uint64(o.t.Offset()), uint64(0)
@@ -262,7 +262,7 @@ func (b *Backend) place(c *cutter) {
 			}
 		}
 		streamed = streamed || o.host
-		o.far = !o.host && c.smallest(o) > c.maxBind && o.inWords()
+		o.far = !o.host && c.smallest(o) > c.maxBind
 	}
 	if streamed {
 		c.room = b.room(planned)

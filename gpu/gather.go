@@ -14,10 +14,11 @@ import (
 type absent struct {
 	o    *operand
 	size uint64
-	// The part of a tensor in host memory, and how it lies in the window.
+	// The part of a tensor in host memory, or of the keys in pages, and how it lies in
+	// the window.
 	lo, hi  [4]int
 	strides backend.Strides
-	// The spans of device memory that the window is made of.
+	// The spans of device memory, or of a pool of pages, that the window is made of.
 	runs []run
 }
 

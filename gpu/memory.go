@@ -70,14 +70,14 @@ func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tens
 		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
 	}
 	defer pins.Unpin()
-	src, err := hostBytes(host)
-	if err != nil {
-		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
-	}
 	shape, strides := host.Shape(), host.Strides()
 	stored := once(shape, strides)
 	t, err := b.alloc(host.DType(), stored)
 	if errors.Is(err, errBeyond) {
+		src, err := hostBytes(host)
+		if err != nil {
+			return t, fmt.Errorf("upload: %w", err)
+		}
 		if t, err = b.aside(src, host.DType(), shape, strides); err != nil {
 			return t, fmt.Errorf("upload: %w", err)
 		}
@@ -87,19 +87,12 @@ func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tens
 		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
 	}
 	began := time.Now()
-	to := t.Strides()
-	from, err := words(host)
-	if err == nil {
-		moving := once(from.Shape(), from.Strides())
-		err = put(ctx, moving.Contiguous(), src, from.Strides(), moving, from.DType().Size(), func(at uint64, data []byte) error {
-			return b.write(storeOf(t), at, data)
-		})
-	}
-	if err != nil {
+	if err := b.upload(ctx, t, host); err != nil {
 		t.Release()
 		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
 	}
 	moved(ctx, t.Bytes(), began)
+	to := t.Strides()
 	for i := range stored {
 		if stored[i] != shape[i] {
 			to[i] = 0
@@ -110,6 +103,23 @@ func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tens
 		t.Release()
 	}
 	return v, err
+}
+
+// upload copies host's elements, what repeats once, to a contiguous tensor of this
+// backend's that has room for them.
+func (b *Backend) upload(ctx context.Context, t, host backend.Tensor) error {
+	src, err := hostBytes(host)
+	if err != nil {
+		return err
+	}
+	from, err := words(host)
+	if err != nil {
+		return err
+	}
+	shape := once(from.Shape(), from.Strides())
+	return put(ctx, shape.Contiguous(), src, from.Strides(), shape, from.DType().Size(), func(at uint64, data []byte) error {
+		return b.write(storeOf(t), at, data)
+	})
 }
 
 // moved tells the context's trace of a transfer that began at a time.

@@ -88,9 +88,30 @@ func (a *attention) pageParams(w *params, x box) {
 	w.u32(p.size, p.width, x.lo[axB]*p.width, shift)
 }
 
-// paged reports whether kernels look pages up. They need not where pools are larger than
-// what can be bound: then a step's pages are collected before it.
-func (a *attention) paged() bool { return a.pages != nil && !a.k.far }
+// paged reports whether kernels look pages up. They do not where a pool is in host
+// memory, or is larger than what can be bound: then the pages of a step, of both pools,
+// are collected before it.
+func (a *attention) paged() bool { return a.pages != nil && !a.k.far && !a.k.host }
+
+// placePages sees to that after the cutter has found out where the pools are.
+func (a *attention) placePages() {
+	if a.pages == nil {
+		return
+	}
+	aside := a.k.far || a.k.host || a.val.far || a.val.host
+	a.k.far, a.val.far = aside && !a.k.host, aside && !a.val.host
+}
+
+// checkPages says when pages are to be collected that cannot be.
+func (a *attention) checkPages() error {
+	for _, o := range []*operand{a.k, a.val} {
+		if a.pages != nil && o.far && !o.inWords() {
+			return fmt.Errorf("%s has strides %v at offset %d, pages that do not begin at words, and is to be read in parts, as one pool is larger than what is bound or in host memory: make pages of an even number of elements: %w",
+				o.name, o.t.Strides(), o.t.Offset(), backend.ErrUnsupported)
+		}
+	}
+	return nil
+}
 
 // kernel returns v as it reads what the call has, pools of pages or not. The call's
 // cutter must have been made.
@@ -121,7 +142,7 @@ func (o *operand) collected(lo, hi [4]int) view {
 	size, keys := uint64(o.t.DType().Size()), o.pages.size
 	step := func(axis int) uint64 { return uint64(o.t.Strides()[axis]) * size }
 	first, last := lo[backend.Seq]/keys, (hi[backend.Seq]-1)/keys+1
-	a := &absent{o: o}
+	a := &absent{o: o, lo: lo, hi: hi}
 	axes := o.byStride([4]int{0, lo[backend.Heads], 0, 0}, [4]int{1, hi[backend.Heads], 1, hi[backend.Dim]})
 	// A run is what a page has of one index of the axes outside of its rows.
 	row, span, inside := step(backend.Seq), size, len(axes)

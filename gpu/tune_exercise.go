@@ -146,7 +146,7 @@ func (b *Backend) newExercise(ctx context.Context, s flashShape) (x *exercise, e
 // multiple of 4.
 func (x *exercise) draw(ctx context.Context, rng *rand.Rand, dtype backend.DType, shape backend.Shape, wide bool) (backend.Tensor, error) {
 	stored := shape
-	if !wide {
+	if !wide && dtype != backend.Q8 {
 		stored[backend.Dim]++
 	}
 	host, err := backend.AllocHost(dtype, stored)
@@ -177,6 +177,18 @@ func (x *exercise) draw(ctx context.Context, rng *rand.Rand, dtype backend.DType
 		for i := range data {
 			data[i] = rng.IntN(4) > 0
 		}
+	case backend.Q8:
+		rows, err := host.Q8Rows()
+		if err != nil {
+			return host, err
+		}
+		row := make([]float32, shape[backend.Dim])
+		for apart := host.Strides()[backend.Seq]; len(rows) > 0; rows = rows[apart:] {
+			for i := range row {
+				row[i] = number()
+			}
+			backend.QuantiseQ8(rows, row)
+		}
 	default:
 		data, err := host.Bits()
 		if err != nil {
@@ -186,21 +198,15 @@ func (x *exercise) draw(ctx context.Context, rng *rand.Rand, dtype backend.DType
 			data[i] = dtype.Encode(number())
 		}
 	}
-	src, err := hostBytes(host)
-	if err != nil {
-		return host, err
-	}
 	t, err := x.b.alloc(dtype, stored)
 	if err != nil {
 		return t, err
 	}
 	x.held = append(x.held, t)
-	if err := put(ctx, stored.Contiguous(), src, stored.Contiguous(), stored, dtype.Size(), func(at uint64, data []byte) error {
-		return x.b.write(storeOf(t), at, data)
-	}); err != nil {
+	if err := x.b.upload(ctx, t, host); err != nil {
 		return t, err
 	}
-	return t.View(shape, stored.Contiguous(), 0)
+	return t.View(shape, t.Strides(), 0)
 }
 
 // bounds sets how far two right results may be apart: twice package oracle's bound
