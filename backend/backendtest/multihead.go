@@ -100,6 +100,49 @@ func (c layer) test(t *testing.T, be backend.Backend, seed uint64) {
 	}
 	defer r.Release()
 	c.compare(t, w, hx, hz, read(t, be, r.O), read(t, be, r.LSE))
+	if c.causal {
+		o, lse := c.generate(t, be, l, x)
+		c.compare(t, w, hx, hz, o, lse)
+	}
+}
+
+// generate gives the tokens of x to a layer with a cache, a few at a time.
+func (c layer) generate(t *testing.T, be backend.Backend, l *kernels.MultiHeadAttention, x backend.Tensor) (o, lse []float32) {
+	cfg := c.config
+	cache, err := kernels.NewCache(t.Context(), be, kernels.CacheConfig{Batch: batchOfLayers, KVHeads: cfg.KVHeads, Dim: headOf(cfg), ValueDim: cfg.ValueDim, DType: c.dtype, Capacity: seqOfLayers})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Release()
+	o, lse = make([]float32, batchOfLayers*seqOfLayers*cfg.Model), make([]float32, batchOfLayers*cfg.Heads*seqOfLayers)
+	for at, step := 0, 6; at < seqOfLayers; step = 1 + at%3 {
+		n := min(step, seqOfLayers-at)
+		some, err := x.Slice(backend.Seq, at, at+n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := l.Apply(t.Context(), some, kernels.MultiHeadOptions{Cache: cache, Options: kernels.Options{LSE: true}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, y := range read(t, be, r.O) {
+			b, s, m := i/cfg.Model/n, i/cfg.Model%n, i%cfg.Model
+			o[(b*seqOfLayers+at+s)*cfg.Model+m] = y
+		}
+		for i, y := range read(t, be, r.LSE) {
+			lse[i/n*seqOfLayers+at+i%n] = y
+		}
+		r.Release()
+		at += n
+	}
+	return o, lse
+}
+
+func headOf(c kernels.MultiHeadConfig) int {
+	if c.HeadDim > 0 {
+		return c.HeadDim
+	}
+	return c.Model / c.Heads
 }
 
 // num is a number in float64 and a bound of how far one that was computed in

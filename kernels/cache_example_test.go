@@ -1,0 +1,137 @@
+package kernels_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// A generation loop: the prompt's tokens first, then one token at a time, each of
+// which attends to all before it through the layer's cache.
+func ExampleCache() {
+	ctx := context.Background()
+	be, err := backend.Open("cpu")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer be.Close()
+
+	config := kernels.MultiHeadConfig{Model: 8, Heads: 4, KVHeads: 2, RoPE: &kernels.RoPE{}}
+	weights, err := config.Initialise(kernels.Initialiser{Seed: 1})
+	if err != nil {
+		log.Fatal(err)
+	}
+	layer, err := kernels.NewMultiHeadAttention(ctx, be, config, weights)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer layer.Release()
+	cache, err := kernels.NewCache(ctx, be, kernels.CacheConfig{KVHeads: 2, Dim: 2, DType: backend.F16, Capacity: 64})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cache.Release()
+
+	// step gives tokens to the layer and returns what the last of them becomes.
+	step := func(tokens []float32) []float32 {
+		x, err := kernels.FromFloat32(ctx, be, backend.F32, tokens, backend.Shape{1, 1, len(tokens) / 8, 8})
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer x.Release()
+		y, err := layer.Apply(ctx, x, kernels.MultiHeadOptions{Cache: cache})
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer y.Release()
+		all, err := kernels.Float32s(ctx, be, y.O)
+		if err != nil {
+			log.Fatal(err)
+		}
+		return all[len(all)-8:]
+	}
+	prompt := make([]float32, 5*8)
+	for i := range prompt {
+		prompt[i] = float32(i%7) - 3
+	}
+	token := step(prompt)
+	for range 3 {
+		fmt.Printf("%d tokens: %.2f\n", cache.Lens()[0], token[:3])
+		token = step(token) // a model would choose its next token here
+	}
+	// Output:
+	// 5 tokens: [2.25 -0.32 1.08]
+	// 6 tokens: [1.42 -0.59 -0.18]
+	// 7 tokens: [0.29 -1.22 -0.54]
+}
+
+// A prompt that many sequences begin with is kept once: they fork from it, and what
+// they append goes to pages of their own.
+func ExamplePagedCache() {
+	ctx := context.Background()
+	be, err := backend.Open("cpu")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer be.Close()
+	cache, err := kernels.NewPagedCache(ctx, be, kernels.PagedConfig{KVHeads: 1, Dim: 4, PageSize: 16, Pages: 12})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cache.Release()
+
+	// rows returns n tokens for each of some sequences.
+	rows := func(sequences, heads, n int) backend.Tensor {
+		data := make([]float32, sequences*heads*n*4)
+		for i := range data {
+			data[i] = float32(i*i%11) / 4
+		}
+		t, err := kernels.FromFloat32(ctx, be, backend.F32, data, backend.Shape{sequences, heads, n, 4})
+		if err != nil {
+			log.Fatal(err)
+		}
+		return t
+	}
+	prompt, err := cache.NewSequence()
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := cache.Batch(prompt).Append(ctx, rows(1, 1, 70), rows(1, 1, 70), nil); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("pages free after the prompt:", cache.FreePages())
+
+	answers := []*kernels.Sequence{prompt}
+	for range 3 {
+		s, err := prompt.Fork()
+		if err != nil {
+			log.Fatal(err)
+		}
+		answers = append(answers, s)
+	}
+	batch := cache.Batch(answers...)
+	if err := batch.Append(ctx, rows(4, 1, 1), rows(4, 1, 1), nil); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("after a token of each of 4 answers:", cache.FreePages())
+
+	// SharePrefix reads the prompt's whole pages once for all four.
+	r, err := batch.Attention(ctx, rows(4, 2, 1), kernels.CacheOptions{SharePrefix: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer r.Release()
+	fmt.Println("attention:", r.O.Shape())
+	for _, s := range answers {
+		s.Free()
+	}
+	fmt.Println("when all are freed:", cache.FreePages())
+	// Output:
+	// pages free after the prompt: 7
+	// after a token of each of 4 answers: 4
+	// attention: [4 2 1 4]
+	// when all are freed: 12
+}

@@ -1,0 +1,318 @@
+package kernels_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// TestPagedCacheModel drives a paged cache with random appends, forks, frees and
+// attention, against a model that has each sequence's tokens in slices of its own, on
+// each tier of the CPU.
+func TestPagedCacheModel(t *testing.T) {
+	for _, tier := range cpu.Tiers() {
+		t.Run(tier, func(t *testing.T) {
+			be := cpu.New(cpu.Options{Tier: tier})
+			defer be.Close()
+			rapid.Check(t, func(t *rapid.T) {
+				m := newModel(t, be)
+				defer m.cache.Release()
+				t.Repeat(map[string]func(*rapid.T){
+					"new": m.add, "fork": m.fork, "free": m.free, "append": m.append, "fail": m.fail, "attend": m.attend,
+					"": m.check,
+				})
+				for len(m.seqs) > 0 {
+					m.drop(0)
+				}
+				if n := m.cache.FreePages(); n != m.config.Pages {
+					t.Fatalf("all sequences are free, and %d of %d pages", n, m.config.Pages)
+				}
+			})
+		})
+	}
+}
+
+// model is a cache beside what should be in it.
+type model struct {
+	be     *failing
+	cache  *kernels.PagedCache
+	config kernels.PagedConfig
+	seqs   []*modelled
+}
+
+// modelled is a sequence and its tokens, [tokens, Hkv, D].
+type modelled struct {
+	seq  *kernels.Sequence
+	k, v []float32
+}
+
+// failing is a backend whose copies fail after some.
+type failing struct {
+	*cpu.Backend
+	after int // copies; negative: never
+}
+
+var errCopy = errors.New("this copy fails")
+
+func (f *failing) Copy(ctx context.Context, dst, src backend.Tensor) error {
+	if f.after == 0 {
+		return errCopy
+	}
+	f.after--
+	return f.Backend.Copy(ctx, dst, src)
+}
+
+const modelHeads, modelDim = 2, 16
+
+func newModel(t *rapid.T, be *cpu.Backend) *model {
+	m := &model{be: &failing{be, -1}, config: kernels.PagedConfig{KVHeads: modelHeads, Dim: modelDim,
+		DType:    rapid.SampledFrom([]backend.DType{backend.F32, backend.F16, backend.Q8}).Draw(t, "type"),
+		PageSize: rapid.SampledFrom([]int{1, 3, 16}).Draw(t, "page"), Pages: rapid.IntRange(1, 24).Draw(t, "pages")}}
+	var err error
+	if m.cache, err = kernels.NewPagedCache(context.Background(), m.be, m.config); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func (m *model) add(t *rapid.T) {
+	if len(m.seqs) == 6 {
+		t.Skip("enough sequences")
+	}
+	s, err := m.cache.NewSequence()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.seqs = append(m.seqs, &modelled{seq: s})
+}
+
+// one draws a sequence.
+func (m *model) one(t *rapid.T) int {
+	if len(m.seqs) == 0 {
+		t.Skip("no sequences")
+	}
+	return rapid.IntRange(0, len(m.seqs)-1).Draw(t, "sequence")
+}
+
+func (m *model) fork(t *rapid.T) {
+	if len(m.seqs) == 6 {
+		t.Skip("enough sequences")
+	}
+	from := m.seqs[m.one(t)]
+	free := m.cache.FreePages()
+	s, err := from.seq.Fork()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := m.cache.FreePages(); n != free {
+		t.Fatalf("a fork took %d pages", free-n)
+	}
+	m.seqs = append(m.seqs, &modelled{s, slices.Clone(from.k), slices.Clone(from.v)})
+}
+
+func (m *model) drop(i int) {
+	m.seqs[i].seq.Free()
+	m.seqs = slices.Delete(m.seqs, i, i+1)
+}
+
+func (m *model) free(t *rapid.T) { m.drop(m.one(t)) }
+
+// some draws different sequences.
+func (m *model) some(t *rapid.T) []*modelled {
+	if len(m.seqs) == 0 {
+		t.Skip("no sequences")
+	}
+	all := rapid.Permutation(m.seqs).Draw(t, "order")
+	return all[:rapid.IntRange(1, len(all)).Draw(t, "sequences")]
+}
+
+func (m *model) batch(of []*modelled) *kernels.PagedBatch {
+	var seqs []*kernels.Sequence
+	for _, s := range of {
+		seqs = append(seqs, s.seq)
+	}
+	return m.cache.Batch(seqs...)
+}
+
+// tokens draws rows that the cache's type holds exactly: halves of small integers, with
+// one of 63.5 in each, so that the scale of int8 is a half.
+func tokens(t *rapid.T, sequences, heads, n int) (backend.Tensor, []float32) {
+	data := make([]float32, sequences*heads*n*modelDim)
+	seed := rapid.Uint32().Draw(t, "numbers")
+	for i := range data {
+		seed = seed*1664525 + 1013904223
+		data[i] = float32(int(seed>>24)%9-4) / 2
+		if i%modelDim == 0 {
+			data[i] = 63.5
+		}
+	}
+	x, err := backend.HostF32(data, backend.Shape{sequences, heads, n, modelDim})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x, data
+}
+
+func (m *model) append(t *rapid.T) {
+	of := m.some(t)
+	n := rapid.IntRange(1, 20).Draw(t, "tokens")
+	k, kd := tokens(t, len(of), modelHeads, n)
+	v, vd := tokens(t, len(of), modelHeads, n)
+	count := rapid.SliceOfN(rapid.IntRange(0, n), len(of), len(of)).Draw(t, "count")
+	err := m.batch(of).Append(context.Background(), k, v, count)
+	if errors.Is(err, backend.ErrCapacity) {
+		return // check sees that nothing has changed
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for b, s := range of {
+		for j := range count[b] {
+			for h := range modelHeads {
+				at := ((b*modelHeads+h)*n + j) * modelDim
+				s.k = append(s.k, kd[at:at+modelDim]...)
+				s.v = append(s.v, vd[at:at+modelDim]...)
+			}
+		}
+	}
+}
+
+// fail appends with copies that stop in the middle: each sequence takes two at least.
+func (m *model) fail(t *rapid.T) {
+	of := m.some(t)
+	n := rapid.IntRange(1, 20).Draw(t, "tokens")
+	k, _ := tokens(t, len(of), modelHeads, n)
+	free := m.cache.FreePages()
+	m.be.after = rapid.IntRange(0, 2*len(of)-1).Draw(t, "copies")
+	err := m.batch(of).Append(context.Background(), k, k, nil)
+	m.be.after = -1
+	if err == nil || m.cache.FreePages() != free {
+		t.Fatalf("a failed append left %d pages free of %d: %v", m.cache.FreePages(), free, err)
+	}
+}
+
+// attend compares the last rows with those of plain attention, bit by bit.
+func (m *model) attend(t *rapid.T) {
+	of := m.some(t)
+	least := len(of[0].k)
+	for _, s := range of {
+		least = min(least, len(s.k))
+	}
+	n := rapid.IntRange(1, 3).Draw(t, "rows")
+	if n > least/(modelHeads*modelDim) {
+		t.Skip("too few tokens")
+	}
+	q, qd := tokens(t, len(of), 2*modelHeads, n)
+	for i := range qd {
+		qd[i] /= 64
+	}
+	ctx := context.Background()
+	r, err := m.batch(of).Attention(ctx, q, kernels.CacheOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Release()
+	got, err := kernels.Float32s(ctx, m.be, r.O)
+	if err != nil {
+		t.Fatal(err)
+	}
+	each := len(got) / len(of)
+	for b, s := range of {
+		want, err := m.plain(s, qd[b*each:(b+1)*each], n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(want, got[b*each:(b+1)*each]) {
+			t.Fatalf("sequence %d of %d, %d tokens, %d rows: attention differs from that over the same tokens in one tensor", b, len(of), len(s.k)/(modelHeads*modelDim), n)
+		}
+	}
+}
+
+// plain attends to a sequence's tokens in one tensor of the cache's type.
+func (m *model) plain(s *modelled, q []float32, n int) ([]float32, error) {
+	ctx := context.Background()
+	of := func(rows []float32) (backend.Tensor, error) {
+		seq := len(rows) / (modelHeads * modelDim)
+		data := make([]float32, len(rows))
+		for i, x := range rows {
+			j, h, c := i/modelDim/modelHeads, i/modelDim%modelHeads, i%modelDim
+			data[(h*seq+j)*modelDim+c] = x
+		}
+		return kernels.FromFloat32(ctx, m.be, m.config.DType, data, backend.Shape{1, modelHeads, seq, modelDim})
+	}
+	k, err := of(s.k)
+	if err != nil {
+		return nil, err
+	}
+	v, err := of(s.v)
+	if err != nil {
+		return nil, err
+	}
+	qt, err := backend.HostF32(q, backend.Shape{1, 2 * modelHeads, n, modelDim})
+	if err != nil {
+		return nil, err
+	}
+	r, err := kernels.Attention(ctx, m.be, qt, k, v, kernels.Options{Causal: true, Align: kernels.LowerRight})
+	if err != nil {
+		return nil, err
+	}
+	return kernels.Float32s(ctx, m.be, r.O)
+}
+
+// check holds lengths and pages against the model. Sequences that share nothing take
+// the pages of their tokens, and those that do no more.
+func (m *model) check(t *rapid.T) {
+	most, least := 0, 0
+	for i, s := range m.seqs {
+		n := len(s.k) / (modelHeads * modelDim)
+		if got := s.seq.Len(); got != n {
+			t.Fatalf("sequence %d has %d tokens, should have %d", i, got, n)
+		}
+		pages := (n + m.config.PageSize - 1) / m.config.PageSize
+		most, least = most+pages, max(least, pages)
+	}
+	if taken := m.config.Pages - m.cache.FreePages(); taken > most || taken < least {
+		t.Fatalf("%d pages are taken, should be %d to %d", taken, least, most)
+	}
+}
+
+// TestLastPageOfForks: of two forks that go on in one call the first gets a copy of the
+// page that they share, and the second has that page for itself then.
+func TestLastPageOfForks(t *testing.T) {
+	be := cpu.New(cpu.Options{})
+	defer be.Close()
+	c, err := kernels.NewPagedCache(t.Context(), be, kernels.PagedConfig{KVHeads: 1, Dim: 4, PageSize: 16, Pages: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Release()
+	a, err := c.NewSequence()
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := backend.AllocHost(backend.F32, backend.Shape{2, 1, 3, 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, err := x.Slice(backend.Batch, 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Batch(a).Append(t.Context(), one, one, nil); err != nil {
+		t.Fatal(err)
+	}
+	b, err := a.Fork()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Batch(a, b).Append(t.Context(), x, x, nil); err != nil || c.FreePages() != 0 {
+		t.Errorf("%d pages are free, %v: two sequences of 6 tokens take the two that there are", c.FreePages(), err)
+	}
+}
