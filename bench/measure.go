@@ -71,8 +71,10 @@ type bencher struct {
 	work context.Context
 	// stop says, between repetitions, why to end; "" to go on.
 	stop func() string
-	// step is told what runs, for people who wait.
-	step func(what string)
+	// step is told what runs, for people who wait, and warmed, unless nil, how many
+	// seconds a call takes as soon as that is known.
+	step   func(what string)
+	warmed func(seconds float64)
 	// seed draws inputs and checked rows, of which there are rows.
 	seed uint64
 	rows int
@@ -169,6 +171,9 @@ func (b *bencher) begin() (more bool, err error) {
 	b.step("warm-up")
 	if b.t.warm, err = b.warm(); err != nil {
 		return false, b.stopped(err)
+	}
+	if b.warmed != nil {
+		b.warmed(b.t.warm)
 	}
 	if peak := peakResident(); reset && before > 0 && peak > 0 {
 		b.t.peak = max(peak-before, 0)

@@ -185,6 +185,7 @@ func (r *runner) measure(be backend.Backend, c Case) Measurement {
 		return m
 	}
 	b.step = r.follow(m.Backend, c)
+	b.warmed = func(seconds float64) { r.call, r.seq = cost{seconds, m.weight()}, c.Dims.SeqK }
 	t, note, err := b.run()
 	return r.finish(m, c, t, note, err)
 }
