@@ -56,17 +56,42 @@ func Check(ctx context.Context, be backend.Backend, q, k, v backend.Tensor, r Re
 	if err != nil {
 		return CheckReport{}, fmt.Errorf("check: %w", err)
 	}
+	report, err := checkParts(ctx, be, sample(c.Dims(), co), calls, parts, r.Weights)
+	if err != nil {
+		return CheckReport{}, fmt.Errorf("check: %w", err)
+	}
+	return report, nil
+}
+
+// CheckVarlen is [Check] for a result of [AttentionVarlen].
+func CheckVarlen(ctx context.Context, be backend.Backend, q, k, v backend.Tensor, cuQ, cuK []int, r Result, opt Options, co CheckOptions) (CheckReport, error) {
+	d, err := varlenDims(q, k, v, cuQ, &cuK, &opt)
+	if err != nil {
+		return CheckReport{}, fmt.Errorf("check: %w", err)
+	}
+	_, calls, parts, err := varlen(r, q, k, v, cuQ, cuK, &opt)
+	if err != nil {
+		return CheckReport{}, fmt.Errorf("check: %w", err)
+	}
+	report, err := checkParts(ctx, be, sample(d, co), calls, parts, backend.Tensor{})
+	if err != nil {
+		return CheckReport{}, fmt.Errorf("check: %w", err)
+	}
+	return report, nil
+}
+
+// checkParts checks rows, each of which belongs to one of parts, computed by calls.
+func checkParts(ctx context.Context, be backend.Backend, rows []rowAt, calls []*backend.Call, parts []part, weights backend.Tensor) (CheckReport, error) {
 	var worst oracle.Worst
-	rows := sample(c.Dims(), co)
 	heads := map[headAt]*headData{}
 	for _, at := range rows {
 		if err := ctx.Err(); err != nil {
-			return CheckReport{}, fmt.Errorf("check: %w", context.Cause(ctx))
+			return CheckReport{}, context.Cause(ctx)
 		}
 		n := slices.IndexFunc(parts, func(x part) bool { return x.has(at) })
-		row := checkedRow{call: calls[n], part: parts[n], number: n, weights: r.Weights, of: at}
+		row := checkedRow{call: calls[n], part: parts[n], number: n, weights: weights, of: at}
 		if err := row.check(ctx, be, heads, &worst); err != nil {
-			return CheckReport{}, fmt.Errorf("check: %w", err)
+			return CheckReport{}, err
 		}
 	}
 	what := fmt.Sprintf("%s is %v, should be %v", worst.Where, worst.Got, worst.Ref)

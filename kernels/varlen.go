@@ -74,7 +74,7 @@ func attentionVarlen(ctx context.Context, be backend.Backend, q, k, v backend.Te
 	if err != nil {
 		return r, err
 	}
-	_, calls, err := varlen(r, q, k, v, cuQ, cuK, &opt)
+	_, calls, _, err := varlen(r, q, k, v, cuQ, cuK, &opt)
 	if err != nil {
 		return r, err
 	}
@@ -92,24 +92,41 @@ func PlanVarlen(be backend.Backend, q, k, v backend.Tensor, cuQ, cuK []int, opt 
 }
 
 func planVarlen(be backend.Backend, q, k, v backend.Tensor, cuQ, cuK []int, opt Options) (backend.Plan, error) {
-	d, err := varlenDims(q, k, v, cuQ, &cuK, &opt)
-	if err != nil {
-		return backend.Plan{}, err
-	}
-	var out Result
-	if out.O, err = backend.Meta(q.DType(), backend.Shape{1, d.Heads, d.SeqQ, d.ValueDim}); err != nil {
-		return backend.Plan{}, err
-	}
-	if opt.LSE {
-		if out.LSE, err = backend.Meta(backend.F32, backend.Shape{1, d.Heads, d.SeqQ, 1}); err != nil {
-			return backend.Plan{}, err
-		}
-	}
-	all, calls, err := varlen(out, q, k, v, cuQ, cuK, &opt)
+	all, calls, err := plannedVarlen(q, k, v, cuQ, cuK, &opt)
 	if err != nil {
 		return backend.Plan{}, err
 	}
 	return planCalls(be, all, calls)
+}
+
+// WarmupVarlen compiles what [AttentionVarlen] with the same arguments needs on be, as
+// [Warmup] does.
+func WarmupVarlen(ctx context.Context, be backend.Backend, q, k, v backend.Tensor, cuQ, cuK []int, opt Options) error {
+	_, calls, err := plannedVarlen(q, k, v, cuQ, cuK, &opt)
+	if err != nil {
+		return fmt.Errorf("warmup: %w", err)
+	}
+	return warmUp(ctx, be, calls, false)
+}
+
+// plannedVarlen returns the calls that AttentionVarlen would make, and one over all
+// their operands, with outputs that have no memory.
+func plannedVarlen(q, k, v backend.Tensor, cuQ, cuK []int, opt *Options) (all *backend.Call, calls []*backend.Call, err error) {
+	d, err := varlenDims(q, k, v, cuQ, &cuK, opt)
+	if err != nil {
+		return nil, nil, err
+	}
+	var out Result
+	if out.O, err = backend.Meta(q.DType(), backend.Shape{1, d.Heads, d.SeqQ, d.ValueDim}); err != nil {
+		return nil, nil, err
+	}
+	if opt.LSE {
+		if out.LSE, err = backend.Meta(backend.F32, backend.Shape{1, d.Heads, d.SeqQ, 1}); err != nil {
+			return nil, nil, err
+		}
+	}
+	all, calls, _, err = varlen(out, q, k, v, cuQ, cuK, opt)
+	return all, calls, err
 }
 
 // varlenDims checks what does not depend on a sequence, and fills in cuK.
@@ -177,8 +194,9 @@ func cumulative(name string, cu []int, total int, of string) error {
 	return nil
 }
 
-// varlen returns the calls of all sequences, and one over all their operands.
-func varlen(out Result, q, k, v backend.Tensor, cuQ, cuK []int, opt *Options) (all *backend.Call, calls []*backend.Call, err error) {
+// varlen returns the calls of all sequences, the rows that each has, and a call over all
+// their operands.
+func varlen(out Result, q, k, v backend.Tensor, cuQ, cuK []int, opt *Options) (all *backend.Call, calls []*backend.Call, rowsOf []part, err error) {
 	heads := q.Shape()[backend.Heads]
 	for n := range len(cuQ) - 1 {
 		q0, q1, k0, k1 := cuQ[n], cuQ[n+1], cuK[n], cuK[n+1]
@@ -201,7 +219,7 @@ func varlen(out Result, q, k, v backend.Tensor, cuQ, cuK []int, opt *Options) (a
 		}
 		if k0 == k1 { // a call has a key, even where none is seen
 			if opt.KLen != nil && opt.KLen[n] != 0 {
-				return nil, nil, fmt.Errorf("klen[%d] is %d, sequence %d has no keys: %w", n, opt.KLen[n], n, backend.ErrOption)
+				return nil, nil, nil, fmt.Errorf("klen[%d] is %d, sequence %d has no keys: %w", n, opt.KLen[n], n, backend.ErrOption)
 			}
 			own.KLen, own.Prefix = []int{0}, nil
 			k0 = min(k0, k.Shape()[backend.Seq]-1)
@@ -218,17 +236,21 @@ func varlen(out Result, q, k, v backend.Tensor, cuQ, cuK []int, opt *Options) (a
 			err = s.err
 		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("sequence %d: %w", n, err)
+			return nil, nil, nil, fmt.Errorf("sequence %d: %w", n, err)
 		}
 		if parts == nil {
-			calls = append(calls, c)
-			continue
+			parts = []part{whole(c.Dims())}
 		}
 		some, err := inParts(c, parts)
 		if err != nil {
-			return nil, nil, fmt.Errorf("sequence %d: %w", n, err)
+			return nil, nil, nil, fmt.Errorf("sequence %d: %w", n, err)
 		}
 		calls = append(calls, some...)
+		for _, x := range parts {
+			x.lo[backend.Seq] += q0
+			x.hi[backend.Seq] += q0
+			rowsOf = append(rowsOf, x)
+		}
 	}
-	return &backend.Call{Q: q, K: k, V: v, O: out.O, LSE: out.LSE}, calls, nil
+	return &backend.Call{Q: q, K: k, V: v, O: out.O, LSE: out.LSE}, calls, rowsOf, nil
 }

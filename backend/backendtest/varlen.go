@@ -66,6 +66,18 @@ func testVarlen(t *testing.T, be backend.Backend, h Harness) {
 				for s := range n {
 					pairs += alone(t, be, r, q, k, v, s, cuQ, cuK, c.opt)
 				}
+				report, err := kernels.CheckVarlen(t.Context(), be, q, k, v, cuQ, cuK, r, c.opt, kernels.CheckOptions{Rows: 60})
+				if err != nil || !report.OK() || report.Rows != 60 {
+					t.Errorf("check: %+v, %v", report, err)
+				}
+				wrong := c.opt
+				wrong.Scale = new(0.9)
+				if report, err := kernels.CheckVarlen(t.Context(), be, q, k, v, cuQ, cuK, r, wrong, kernels.CheckOptions{Rows: 60}); err != nil || report.OK() {
+					t.Errorf("check of another scale: %+v, %v", report, err)
+				}
+				if err := kernels.WarmupVarlen(t.Context(), be, q, k, v, cuQ, cuK, c.opt); err != nil {
+					t.Errorf("warmup: %v", err)
+				}
 				p, err := kernels.PlanVarlen(be, q, k, v, cuQ, cuK, c.opt)
 				if err != nil || p.Pairs != pairs || p.FLOPs != pairs*2*(dim+valueDim) || p.Why == "" {
 					t.Errorf("plan has %d pairs, %d are visible: %+v, %v", p.Pairs, pairs, p, err)
