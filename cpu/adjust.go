@@ -52,12 +52,15 @@ func (f *fused) hideEdge(b *workspace, t *wideTile, lo, n int) {
 // of scores takes in a stretch of one short table, a step further down for each key.
 func (f *fused) add(b *workspace, p *part, t *wideTile, lo, n int) {
 	x := f.kernels
-	if f.bias.isZero() && t.i+t.n <= f.d.SeqQ {
-		table := b.table[:n-1+x.Width]
+	var table []float32 // by distance, from that of the tile's last row to key lo on
+	if t.i+t.n <= f.d.SeqQ && !f.biasAlone() {
+		table = b.table[:n-1+x.Width]
 		f.distances(table, p.b, t.h, lo-t.i-(x.Width-1))
-		slices.Reverse(table)
-		x.Diagonal(b.s, table, n, b.mx)
-		return
+		if f.bias.isZero() {
+			slices.Reverse(table)
+			x.Diagonal(b.s, table, n, b.mx)
+			return
+		}
 	}
 	// Squares that reach beyond the keys.
 	fill(b.s[n*x.Width:ceilDiv(n, x.Lanes)*x.Lanes*x.Width], negInf)
@@ -74,7 +77,7 @@ func (f *fused) add(b *workspace, p *part, t *wideTile, lo, n int) {
 		if whole == n {
 			continue
 		}
-		f.stageAdded(b, p, t, lane, rows, lo+whole, n-whole)
+		f.stageAdded(b, p, t, table, lane, rows, lo+whole, n-whole)
 		for j := whole; j < n; j += x.Lanes {
 			x.BiasSquare(b.s[j*x.Width+lane:], b.stage[j-whole:], keyBlock, b.mx[lane:])
 		}
@@ -83,29 +86,23 @@ func (f *fused) add(b *workspace, p *part, t *wideTile, lo, n int) {
 
 // stageAdded writes what is added to the scores of some rows of t, from lane on, for n
 // keys from lo on, to b.stage: rows keyBlock apart, and 0 up to the next multiple of
-// Lanes.
-func (f *fused) stageAdded(b *workspace, p *part, t *wideTile, lane, rows, lo, n int) {
-	x, whole := f.kernels, 0
-	if f.biasAlone() && f.bias.dtype != backend.F32 && f.bias.stride[backend.Dim] == 1 {
-		whole = n / x.Lanes * x.Lanes
-	}
+// Lanes. table, where there is one, holds what is added by distance beside a bias.
+func (f *fused) stageAdded(b *workspace, p *part, t *wideTile, table []float32, lane, rows, lo, n int) {
+	x := f.kernels
 	f.rowsOf(t, lane, rows, func(r, h, i, m int) {
-		dst := b.stage[r*keyBlock:]
-		if whole > 0 {
-			from, apart := f.bias.bits[f.bias.index(p.b, h, i)+lo:], f.bias.stride[backend.Seq]
-			if f.bias.dtype == backend.F16 {
-				x.LoadF16(dst, keyBlock, from, apart, m, whole)
-			} else {
-				x.LoadBF16(dst, keyBlock, from, apart, m, whole)
+		together := table != nil || f.biasAlone()
+		if together {
+			f.loadBias(x, b.stage[r*keyBlock:], keyBlock, p.b, h, i, m, lo, n)
+		}
+		for q := r; q < r+m; q++ {
+			row := b.stage[q*keyBlock:][:ceilDiv(n, x.Lanes)*x.Lanes]
+			switch {
+			case !together:
+				f.addedRow(x, row[:n], p.b, h, i+q-r, lo)
+			case table != nil:
+				join(x, row[:n], table[x.Width-1-lane-q:])
 			}
-		}
-		if whole == n {
-			return
-		}
-		for q := range m {
-			row := dst[q*keyBlock:]
-			f.addedRow(row[whole:n], p.b, h, i+q, lo+whole)
-			clear(row[n : ceilDiv(n, x.Lanes)*x.Lanes])
+			clear(row[n:])
 		}
 	})
 }

@@ -121,7 +121,7 @@ func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
 		if f.biased {
 			bias := e.bias[row*keyBlock : row*keyBlock+lanes]
 			h, i := f.row(p.hk*f.share, 0, row)
-			f.biasRow(bias, p.b, h, i, r.lo, n)
+			f.biasRow(x, bias, p.b, h, i, r.lo, n)
 			clear(bias[n:])
 			x.Bias(s, bias)
 		}

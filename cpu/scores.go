@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // scoring turns dot products into scores: what comes between QKᵀ and softmax.
@@ -118,7 +119,7 @@ func (sc *scoring) adjust(s []float32, b, h, i, j int, tmp []float32) {
 	}
 	tmp = tmp[:len(s)]
 	if sc.added {
-		sc.addedRow(tmp, b, h, i, j)
+		sc.addedRow(nil, tmp, b, h, i, j)
 		for n, x := range tmp {
 			if x == negInf {
 				s[n] = negInf // not s+x: s may be NaN or +Inf
@@ -134,32 +135,66 @@ func (sc *scoring) adjust(s []float32, b, h, i, j int, tmp []float32) {
 
 // addedRow writes what is added to the scores of a row from key j on: bias, and what
 // is added by distance, as backend.Problem bounds them.
-func (sc *scoring) addedRow(dst []float32, b, h, i, j int) {
+// Kernels, where there are some, are who bounds a bias that is alone.
+func (sc *scoring) addedRow(k *vec.Kernels, dst []float32, b, h, i, j int) {
 	if sc.bias.isZero() {
 		sc.distances(dst, b, h, j-i)
 		return
 	}
-	sc.bias.pack(dst, len(dst), b, h, i, 1, j, len(dst))
-	for n, x := range dst {
-		dst[n] = backend.Bound(x, backend.MaxBias)
-	}
+	sc.loadBias(k, dst, len(dst), b, h, i, 1, j, len(dst))
 	if sc.biasAlone() {
+		if k == nil {
+			for n, x := range dst {
+				dst[n] = backend.Bound(x, backend.MaxBias)
+			}
+		}
 		return
 	}
 	var table [keyBlock]float32
 	for ; len(dst) > 0; j += len(table) {
 		some := dst[:min(len(dst), len(table))]
 		sc.distances(table[:len(some)], b, h, j-i)
-		for n, x := range some {
-			switch y := table[n]; {
-			case x == negInf:
-			case y == negInf:
-				some[n] = y // not x+y, which may be NaN
-			default:
-				some[n] = backend.Bound(x+y, backend.MaxBias)
-			}
-		}
+		join(k, some, table[:])
 		dst = dst[len(some):]
+	}
+}
+
+// loadBias writes the biases of rows [i, i+m) of a head for n keys from j on, as they
+// are, to rows of dst that are ld apart.
+func (sc *scoring) loadBias(k *vec.Kernels, dst []float32, ld, b, h, i, m, j, n int) {
+	whole := 0
+	if k != nil && sc.bias.bits != nil && sc.bias.stride[backend.Dim] == 1 {
+		whole = n / k.Lanes * k.Lanes
+	}
+	if whole > 0 {
+		from, apart := sc.bias.bits[sc.bias.index(b, h, i)+j:], sc.bias.stride[backend.Seq]
+		if sc.bias.dtype == backend.F16 {
+			k.LoadF16(dst, ld, from, apart, m, whole)
+		} else {
+			k.LoadBF16(dst, ld, from, apart, m, whole)
+		}
+	}
+	if whole < n {
+		sc.bias.pack(dst[whole:], ld, b, h, i, m, j+whole, n-whole)
+	}
+}
+
+// join adds to biases what is added by distance, as vec.Kernels.Join does.
+func join(k *vec.Kernels, dst, by []float32) {
+	whole := 0
+	if k != nil {
+		if whole = len(dst) / k.Lanes * k.Lanes; whole > 0 {
+			k.Join(dst[:whole], by)
+		}
+	}
+	for n := whole; n < len(dst); n++ {
+		switch x, y := dst[n], by[n]; {
+		case x == negInf:
+		case y == negInf:
+			dst[n] = y // not x+y, which may be NaN
+		default:
+			dst[n] = backend.Bound(backend.Bound(x, backend.MaxBias)+y, backend.MaxBias)
+		}
 	}
 }
 
@@ -222,9 +257,9 @@ func (sc *scoring) maskRow(s []float32, b, h, i, j int) {
 
 // biasRow writes what is added to the scores of a row from key j on, and -Inf for
 // what is hidden.
-func (sc *scoring) biasRow(dst []float32, b, h, i, j, n int) {
+func (sc *scoring) biasRow(k *vec.Kernels, dst []float32, b, h, i, j, n int) {
 	dst = dst[:n]
-	sc.addedRow(dst, b, h, i, j)
+	sc.addedRow(k, dst, b, h, i, j)
 	if sc.masked {
 		sc.maskRow(dst, b, h, i, j)
 	}

@@ -111,7 +111,7 @@ func (j *vectorSoftmax) score(w *softmaxRoom, x []float32, b, h, i, key, n int) 
 		for c := 0; c < n; c += keyBlock {
 			some := min(keyBlock, n-c)
 			lanes := ceilDiv(some, j.k.Lanes) * j.k.Lanes
-			j.biasRow(w.bias, b, h, i, key+c, some)
+			j.biasRow(j.k, w.bias, b, h, i, key+c, some)
 			clear(w.bias[some:lanes])
 			j.k.Bias(x[c:c+lanes], w.bias)
 		}

@@ -18,7 +18,7 @@ func Portable(lanes, width int) *Kernels {
 		scores4: t.scores(4), scores1: t.scores(1), values4: t.values(4), values1: t.values(1),
 		weights: t.weights, exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias, edge: t.edge,
 		columnMax: t.columnMax, fold: t.fold, nonFinite: t.nonFinite, transpose: t.transpose, biasSquare: t.biasSquare,
-		diagonal: t.diagonal, hide: t.hide, drop: t.drop, dropRow: t.dropRow,
+		join: t.join, diagonal: t.diagonal, hide: t.hide, drop: t.drop, dropRow: t.dropRow,
 		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16,
 		loadQ8: t.loadQ8}
 	for e := range elements {
@@ -173,6 +173,21 @@ func (t twin) biasSquare(s, b *float32, ldb int, mx *float32) {
 			x := &floats(s, 4*t.width, r, t.lanes)[lane]
 			*x = biased(*x, y)
 			m[lane] = larger(*x, m[lane])
+		}
+	}
+}
+
+func (t twin) join(x, b *float32, vectors int) {
+	s := floats(x, 0, 0, vectors*t.lanes)
+	for i, y := range floats(b, 0, 0, len(s)) {
+		inf := math.Inf(1)
+		switch a, b := float64(s[i]), float64(y); {
+		case a == -inf || b == -inf:
+			s[i] = float32(-inf)
+		case a == inf || b == inf:
+			s[i] = float32(inf)
+		default:
+			s[i] = max(-0x1p127, min(max(-0x1p127, min(s[i], 0x1p127))+y, 0x1p127))
 		}
 	}
 }

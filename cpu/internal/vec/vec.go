@@ -54,6 +54,7 @@ type Kernels struct {
 	fold             func(o, x *float32, rows int, a, b *float32)
 	nonFinite        func(x *float32, ld, rows, vectors int) int32
 	biasSquare       func(s, b *float32, ldb int, mx *float32)
+	join             func(x, b *float32, vectors int)
 	diagonal         func(s, b *float32, rows int, mx *float32)
 	hide             func(s *float32, mask *bool, ld, squares int)
 	drop             func(s *float32, times int, d *uint64)
@@ -224,6 +225,11 @@ func (x *Kernels) Softcap(s []float32, c float32) { x.softcap(&s[0], len(s)/x.La
 // Bias adds log2(e)·b to s, finite b bounded to ±2^127; where b is infinite the result
 // is b whatever s is. The length of s is a multiple of Lanes.
 func (x *Kernels) Bias(s, b []float32) { x.bias(&s[0], &b[:len(s)][0], len(s)/x.Lanes) }
+
+// Join adds biases b, within ±2^127 where they are finite, to biases s, both s and the
+// sum bounded to that; where either is infinite so is the sum, and -Inf where either is.
+// The length of s is a multiple of Lanes.
+func (x *Kernels) Join(s, b []float32) { x.join(&s[0], &b[:len(s)][0], len(s)/x.Lanes) }
 
 // BiasSquare is Bias for a square of a score tile, with the biases of a lane in a
 // row, and computes mx = max(mx, S) over the square as Scores does:

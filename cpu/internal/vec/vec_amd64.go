@@ -55,6 +55,9 @@ func biasSquareAVX512(s *float32, b *float32, ldb int, mx *float32)
 // diagonalAVX512 is Kernels.diagonal.
 func diagonalAVX512(s *float32, b *float32, rows int, mx *float32)
 
+// joinAVX512 is Kernels.join.
+func joinAVX512(x *float32, b *float32, vectors int)
+
 // hideAVX512 is Kernels.hide.
 func hideAVX512(s *float32, mask *bool, ld int, squares int)
 
@@ -210,6 +213,9 @@ func biasSquareAVX2(s *float32, b *float32, ldb int, mx *float32)
 
 // diagonalAVX2 is Kernels.diagonal.
 func diagonalAVX2(s *float32, b *float32, rows int, mx *float32)
+
+// joinAVX2 is Kernels.join.
+func joinAVX2(x *float32, b *float32, vectors int)
 
 // hideAVX2 is Kernels.hide.
 func hideAVX2(s *float32, mask *bool, ld int, squares int)

@@ -2249,6 +2249,41 @@ row:
 	VZEROUPPER
 	RET
 
+// func joinAVX512(x *float32, b *float32, vectors int)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·joinAVX512(SB), NOSPLIT, $0-24
+	MOVQ x+0(FP), AX
+	MOVQ b+8(FP), CX
+	MOVQ vectors+16(FP), DX
+
+next:
+	VMOVUPS (AX), Z0
+	VMOVUPS (CX), Z1
+	VMOVUPS constants<>+1600(SB), Z2
+	VMAXPS  Z0, Z2, Z2
+	VMOVUPS constants<>+1536(SB), Z3
+	VMINPS  Z2, Z3, Z3
+	VADDPS  Z1, Z3, Z3
+	VMOVUPS constants<>+1600(SB), Z2
+	VMAXPS  Z3, Z2, Z2
+	VMOVUPS constants<>+1536(SB), Z3
+	VMINPS  Z2, Z3, Z3
+	VANDPS  constants<>+1152(SB), Z1, Z2
+	VCMPPS  $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS Z1, K1, Z3
+	VANDPS  constants<>+1152(SB), Z0, Z2
+	VCMPPS  $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS Z0, K1, Z3
+	VCMPPS  $0x00, constants<>+1408(SB), Z1, K1
+	VMOVAPS Z1, K1, Z3
+	VMOVUPS Z3, (AX)
+	ADDQ    $0x00000040, AX
+	ADDQ    $0x00000040, CX
+	SUBQ    $0x00000001, DX
+	JNZ     next
+	VZEROUPPER
+	RET
+
 // func hideAVX512(s *float32, mask *bool, ld int, squares int)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·hideAVX512(SB), NOSPLIT, $64-32
@@ -8500,6 +8535,41 @@ row:
 	VMOVUPS     Y1, (BX)
 	VMOVUPS     Y2, 32(BX)
 	VMOVUPS     Y3, 64(BX)
+	VZEROUPPER
+	RET
+
+// func joinAVX2(x *float32, b *float32, vectors int)
+// Requires: AVX
+TEXT ·joinAVX2(SB), NOSPLIT, $0-24
+	MOVQ x+0(FP), AX
+	MOVQ b+8(FP), CX
+	MOVQ vectors+16(FP), DX
+
+next:
+	VMOVUPS   (AX), Y0
+	VMOVUPS   (CX), Y1
+	VMOVUPS   constants<>+1600(SB), Y2
+	VMAXPS    Y0, Y2, Y2
+	VMOVUPS   constants<>+1536(SB), Y3
+	VMINPS    Y2, Y3, Y3
+	VADDPS    Y1, Y3, Y3
+	VMOVUPS   constants<>+1600(SB), Y2
+	VMAXPS    Y3, Y2, Y2
+	VMOVUPS   constants<>+1536(SB), Y3
+	VMINPS    Y2, Y3, Y3
+	VANDPS    constants<>+1152(SB), Y1, Y2
+	VCMPPS    $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS Y2, Y1, Y3, Y3
+	VANDPS    constants<>+1152(SB), Y0, Y2
+	VCMPPS    $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS Y2, Y0, Y3, Y3
+	VCMPPS    $0x00, constants<>+1408(SB), Y1, Y0
+	VBLENDVPS Y0, Y1, Y3, Y3
+	VMOVUPS   Y3, (AX)
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	SUBQ      $0x00000001, DX
+	JNZ       next
 	VZEROUPPER
 	RET
 

@@ -357,6 +357,17 @@ func TestTileSteps(t *testing.T) {
 		within(t, "bias square", square, square2, chain)
 		within(t, "its maxima", mx, mx2, chain)
 
+		joined, by := clone(b), random(rng, rows*w)
+		for i := range by {
+			if rng.IntN(4) == 0 {
+				by[i] = []float32{-inf, inf, nan, 0x1p126, -0x1p127}[rng.IntN(5)]
+			}
+		}
+		joined2 := clone(joined)
+		x.Join(joined, by)
+		twin.Join(joined2, by)
+		within(t, "join", joined, joined2, 0)
+
 		table, mx := b[:rows+w-1], random(rng, w)
 		mx2 = clone(mx)
 		x.Diagonal(s, table, rows, mx)

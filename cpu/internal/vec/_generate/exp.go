@@ -215,22 +215,58 @@ func (a *isa) bias() {
 // addBias computes s += scale·y with finite y bounded to ±2^127, and s = y where y is
 // infinite.
 func (a *isa) addBias(s, y, scale reg.VecVirtual) {
+	VFMADD231PS(scale, a.bounded(y), s)
+	size := a.vec()
+	VANDPS(cAbs.mem(), y, size)
+	a.where(size, cInf.mem(), y, s)
+}
+
+// bounded returns y within ±2^127, and NaN where it is.
+func (a *isa) bounded(y reg.VecVirtual) reg.VecVirtual {
 	low, b := a.vec(), a.vec()
 	VMOVUPS(cLow.mem(), low)
 	VMAXPS(y, low, low) // y where it is NaN, as the second operand
 	VMOVUPS(cHigh.mem(), b)
 	VMINPS(low, b, b)
-	VFMADD231PS(scale, b, s)
-	size := a.vec()
-	VANDPS(cAbs.mem(), y, size)
+	return b
+}
+
+// where replaces s by y where x equals what is at m.
+func (a *isa) where(x reg.VecVirtual, m Mem, y, s reg.VecVirtual) {
 	if a.wide() {
 		k := K()
-		VCMPPS(Imm(0), cInf.mem(), size, k)
+		VCMPPS(Imm(0), m, x, k)
 		VMOVAPS(y, k, s)
 		return
 	}
-	VCMPPS(Imm(0), cInf.mem(), size, size)
-	VBLENDVPS(size, y, s, s)
+	is := a.vec()
+	VCMPPS(Imm(0), m, x, is)
+	VBLENDVPS(is, y, s, s)
+}
+
+// join adds vectors of b, which are bounded, to those of x, which are bounded before
+// and after. What is infinite stays, and -Inf before +Inf.
+func (a *isa) join() {
+	a.text("join", "x, b *float32, vectors int", "is Kernels.join.")
+	x, b, vectors := param("x"), param("b"), param("vectors")
+	loop("next", vectors, 1, func() {
+		y, z := a.vec(), a.vec()
+		VMOVUPS(a.at(x, 0), y)
+		VMOVUPS(a.at(b, 0), z)
+		sum := a.bounded(y)
+		VADDPS(z, sum, sum)
+		sum = a.bounded(sum)
+		for _, v := range []reg.VecVirtual{z, y} {
+			size := a.vec()
+			VANDPS(cAbs.mem(), v, size)
+			a.where(size, cInf.mem(), v, sum)
+		}
+		a.where(z, cNegInf.mem(), z, sum)
+		VMOVUPS(sum, a.at(x, 0))
+		ADDQ(U32(uint32(a.bytes())), x)
+		ADDQ(U32(uint32(a.bytes())), b)
+	})
+	end()
 }
 
 // scaleMax multiplies vectors of x by c and takes their maximum, lane by lane.

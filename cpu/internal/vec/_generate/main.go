@@ -30,6 +30,7 @@ func main() {
 		a.transpose()
 		a.biasSquare()
 		a.diagonal()
+		a.join()
 		a.hide()
 		a.drop()
 		a.dropRow()
