@@ -56,6 +56,7 @@ var pageColumns = []pageColumn{
 	figureColumn("memory", func(m *Measurement) *float64 { return positive(float64(m.Memory.Counted())) }, size),
 	figureColumn("of it S²", func(m *Measurement) *float64 { return positive(float64(m.Memory.Square)) }, size),
 	figureColumn("host peak", func(m *Measurement) *float64 { return whole(m.Memory.HostPeak) }, size),
+	figureColumn("device peak", func(m *Measurement) *float64 { return whole(m.Memory.DevicePeak) }, size),
 	figureColumn("compile", func(m *Measurement) *float64 { return m.CompileS }, duration),
 	figureColumn("move in", func(m *Measurement) *float64 { return m.MoveS }, duration),
 	figureColumn("calls", func(m *Measurement) *float64 { return positive(float64(m.Repetitions)) }, func(x float64) string { return strconv.Itoa(int(x)) }),
@@ -107,12 +108,7 @@ func (r *Report) pageTables() []pageTable {
 		t := pageTable{Title: "Growth", About: "Time and memory as S to these powers, fitted in logarithms over the longer half of the lengths.",
 			Heads: []pageHead{{"what", true}, {"from S", false}, {"to S", false}, {"lengths", false}, {"time ~ S^", false}, {"memory ~ S^", false}}}
 		for _, g := range r.Growth {
-			who := g.Backend
-			if g.Contender != "" {
-				who = g.Contender
-			}
-			name := strings.Join(notEmpty(who, g.Series, g.Variant), " · ")
-			t.Rows = append(t.Rows, []pageCell{{Text: name, Class: "text"},
+			t.Rows = append(t.Rows, []pageCell{{Text: r.growthName(g), Class: "text"},
 				{Text: lengthText(float64(g.From)), Key: strconv.Itoa(g.From)}, {Text: lengthText(float64(g.To)), Key: strconv.Itoa(g.To)},
 				{Text: strconv.Itoa(g.Lengths)}, {Text: fmt.Sprintf("%.2f", g.Time)}, {Text: fmt.Sprintf("%.2f", g.Memory)}})
 		}
@@ -134,6 +130,17 @@ func (r *Report) pageTables() []pageTable {
 		all = append(all, t)
 	}
 	return all
+}
+
+// growthName is the name of the line that the growth is of.
+func (r *Report) growthName(g Growth) string {
+	for _, l := range r.lines() {
+		m := l.cases[0]
+		if m.Backend == g.Backend && m.Contender == g.Contender && m.Series == g.Series && m.Variant == g.Variant && m.Threads == g.Threads {
+			return l.name
+		}
+	}
+	return strings.Join(notEmpty(g.Backend, g.Contender, g.Series, g.Variant), " · ")
 }
 
 // casesTable is the table of the cases, in the order of the report.
@@ -175,6 +182,6 @@ var figureLegend = [][2]string{
 	{"GB/s", "each operand and output once, less the keys and values that no row sees"},
 	{"ceiling", "that which binds, measured between the repetitions on all the backend's threads: fma, float32 fused multiply-adds in registers; read, these operands from the cache that they fit or from memory; launch, a call that does nothing"},
 	{"vs stages", "how many times as long the same call takes as QKᵀ, softmax and PV with all weights in memory"},
-	{"memory", "operands and scratch as counted, with the part that grows as S²; host peak is by how much the process grew"},
+	{"memory", "operands and scratch as counted, with the part that grows as S²; host peak is by how much the process grew, device peak the most that a device of its own held"},
 	{"error", "of the checked rows against float64, at the element nearest to its bound; what is over it is WRONG and gets no figure"},
 }

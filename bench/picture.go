@@ -152,6 +152,9 @@ func (m *Measurement) inWords(name string) string {
 	if m.Memory.HostPeak != nil {
 		memory += ", " + size(float64(*m.Memory.HostPeak)) + " measured on the host"
 	}
+	if m.Memory.DevicePeak != nil {
+		memory += ", " + size(float64(*m.Memory.DevicePeak)) + " on the device"
+	}
 	add("%s", memory)
 	return strings.Join(lines, "\n")
 }

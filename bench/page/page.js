@@ -1,5 +1,6 @@
 "use strict";
-// The tip is one box that shows text beside the pointer or the focused element.
+// The tip is one box that shows text beside the pointer. (Who uses no pointer has
+// the same in the tables.)
 const tipBox = document.createElement("div");
 tipBox.className = "tip";
 tipBox.hidden = true;
@@ -21,15 +22,9 @@ function untip() { tipBox.hidden = true; }
 for (const e of document.querySelectorAll("[data-tip]")) {
   // The browser's own tip, for a page without scripts, would show beside ours.
   e.querySelector("title")?.remove();
-  e.setAttribute("tabindex", "0");
   e.addEventListener("pointerenter", at => tip(at, e.dataset.tip));
   e.addEventListener("pointerdown", at => tip(at, e.dataset.tip));
   e.addEventListener("pointerleave", untip);
-  e.addEventListener("focus", () => {
-    const box = e.getBoundingClientRect();
-    tip({clientX: box.right, clientY: box.bottom}, e.dataset.tip);
-  });
-  e.addEventListener("blur", untip);
 }
 addEventListener("scroll", untip, {passive: true});
 
@@ -56,11 +51,11 @@ for (const figure of document.querySelectorAll("figure.zoom")) {
   };
   const tools = document.createElement("div");
   tools.className = "tools";
-  for (const [text, name, act] of [["+", "zoom in", () => zoom(1.5)], ["\u2212", "zoom out", () => zoom(1 / 1.5)], ["1:1", "whole drawing", () => show(all)]]) {
+  for (const [text, name, how, act] of [["+", "zoom in", "or Ctrl and the wheel, or a double click; then drag", () => zoom(1.5)], ["\u2212", "zoom out", "or Ctrl and the wheel", () => zoom(1 / 1.5)], ["1:1", "whole drawing", "", () => show(all)]]) {
     const b = document.createElement("button");
     b.type = "button";
     b.textContent = text;
-    b.title = name;
+    b.title = how === "" ? name : `${name} (${how})`;
     b.setAttribute("aria-label", name);
     b.addEventListener("click", act);
     tools.append(b);

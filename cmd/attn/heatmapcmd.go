@@ -29,7 +29,7 @@ type heatmapCmd struct {
 	HTML string `name:"html" placeholder:"H.html" help:"The same as a page that needs no network and shows the number under the pointer."`
 
 	Batch       int       `name:"batch" default:"0" help:"Which batch, from 0."`
-	Head        lengths   `name:"head" default:"0" placeholder:"N,N" help:"Which query heads, from 0; a panel each."`
+	Head        lengths   `name:"head" default:"0" placeholder:"N,N" help:"Which query heads, from 0, a panel each. Default: 0."`
 	Queries     tokenSpan `name:"queries" placeholder:"LO:HI" help:"Rows LO to HI-1, as in Python. Default: all."`
 	Keys        tokenSpan `name:"keys" placeholder:"LO:HI" help:"Keys LO to HI-1. Default: all. Weights are of the softmax over all keys, whatever is drawn."`
 	Labels      string    `name:"labels" placeholder:"FILE" help:"The keys' tokens, and the queries' where there are as many: one a line, or a JSON array of strings."`
