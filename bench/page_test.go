@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -129,6 +130,25 @@ func TestPageScript(t *testing.T) {
 	p.Click(`[aria-label="whole drawing"]`)
 	if diff := cmp.Diff(whole, box()); diff != "" {
 		t.Errorf("the whole drawing (-want +got):\n%s", diff)
+	}
+
+	wheel := func(control bool) {
+		pagetest.Eval[bool](p, fmt.Sprintf(`(() => {
+			const s = document.querySelector("figure svg"), r = s.getBoundingClientRect();
+			return s.dispatchEvent(new WheelEvent("wheel", {ctrlKey: %v, deltaY: -100, clientX: r.left, clientY: r.top, cancelable: true}));
+		})()`, control))
+	}
+	wheel(false)
+	if diff := cmp.Diff(whole, box()); diff != "" {
+		t.Errorf("the wheel alone, which scrolls the page (-want +got):\n%s", diff)
+	}
+	wheel(true)
+	if z := box(); z[2] >= whole[2] || z[0] != 0 || z[1] != 0 {
+		t.Errorf("the wheel at the upper left corner shows %v of %v", z, whole)
+	}
+	p.Drag("figure svg", -20, -10)
+	if z := box(); z[0] <= 0 || z[1] <= 0 {
+		t.Errorf("dragged to the left and up the drawing shows %v of %v", z, whole)
 	}
 
 	column := func(head string) []string {

@@ -51,7 +51,12 @@ for (const figure of document.querySelectorAll("figure.zoom")) {
   };
   const tools = document.createElement("div");
   tools.className = "tools";
-  for (const [text, name, how, act] of [["+", "zoom in", "or Ctrl and the wheel, or a double click; then drag", () => zoom(1.5)], ["\u2212", "zoom out", "or Ctrl and the wheel", () => zoom(1 / 1.5)], ["1:1", "whole drawing", "", () => show(all)]]) {
+  const buttons = [
+    ["+", "zoom in", "or Ctrl and the wheel, or a double click; then drag", () => zoom(1.5)],
+    ["\u2212", "zoom out", "or Ctrl and the wheel", () => zoom(1 / 1.5)],
+    ["1:1", "whole drawing", "", () => show(all)],
+  ];
+  for (const [text, name, how, act] of buttons) {
     const b = document.createElement("button");
     b.type = "button";
     b.textContent = text;

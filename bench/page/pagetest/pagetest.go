@@ -170,9 +170,10 @@ func Eval[T any](p *Page, expression string) T {
 	return run(p, chromedp.Evaluate[T](expression))
 }
 
-// Hover moves the pointer to the middle of what the selector finds first, or to
-// a part of it: 0, 0 is its upper left corner and 1, 1 its lower right one.
-func (p *Page) Hover(selector string, x, y float64) {
+// place returns where in the window the part (x, y) of what the selector finds first
+// is: 0, 0 is its upper left corner and 1, 1 its lower right one. It is scrolled into
+// view.
+func (p *Page) place(selector string, x, y float64) (left, top float64) {
 	p.t.Helper()
 	at := Eval[[]float64](p, fmt.Sprintf(`(() => {
 		const e = document.querySelector(%q);
@@ -180,7 +181,22 @@ func (p *Page) Hover(selector string, x, y float64) {
 		const r = e.getBoundingClientRect();
 		return [r.left + %v * r.width, r.top + %v * r.height];
 	})()`, selector, x, y))
-	run(p, chromedp.MouseEvent(input.DispatchMouseEventTypeMouseMoved, at[0], at[1]))
+	return at[0], at[1]
+}
+
+// Hover moves the pointer to a part of what the selector finds first: 0.5, 0.5 is its
+// middle.
+func (p *Page) Hover(selector string, x, y float64) {
+	p.t.Helper()
+	left, top := p.place(selector, x, y)
+	run(p, chromedp.MouseEvent(input.DispatchMouseEventTypeMouseMoved, left, top))
+}
+
+// Drag drags the middle of what the selector finds first by so many pixels.
+func (p *Page) Drag(selector string, dx, dy float64) {
+	p.t.Helper()
+	x, y := p.place(selector, 0.5, 0.5)
+	run(p, chromedp.DragAndDropXY(x, y, x+dx, y+dy))
 }
 
 // Click clicks on what the selector finds first.
