@@ -131,7 +131,7 @@ func (h *heatMaps) largest(data pageData) []listedWeight {
 		listed = append(listed, listedWeight{
 			Panel: data.Names[i/(data.Rows*data.Cols)],
 			Query: data.Query[cell/data.Cols], Key: data.Key[cell%data.Cols],
-			Weight: fmt.Sprintf("%.4g", values[i]), Value: values[i],
+			Weight: fmt.Sprintf("%#.4g", values[i]), Value: values[i],
 		})
 	}
 	return listed
