@@ -13,3 +13,26 @@ type Copier interface {
 	// often broadcast by strides of zero. dst and src must not overlap.
 	Copy(ctx context.Context, dst, src Tensor) error
 }
+
+// BatchCopier is implemented by backends that make several copies for little more than
+// what one takes. Ask [CopyBatch], which falls back on one after the other.
+type BatchCopier interface {
+	// CopyBatch writes dst[i] = src[i] for each i in order, as Copy does: a copy sees
+	// what those before it wrote. After an error any of them may have been made.
+	CopyBatch(ctx context.Context, dst, src []Tensor) error
+}
+
+// CopyBatch makes copies in order, as many as dst and src both have, at once where c
+// can.
+func CopyBatch(ctx context.Context, c Copier, dst, src []Tensor) error {
+	n := min(len(dst), len(src))
+	if b, ok := c.(BatchCopier); ok && n > 1 {
+		return b.CopyBatch(ctx, dst[:n], src[:n])
+	}
+	for i := range n {
+		if err := c.Copy(ctx, dst[i], src[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

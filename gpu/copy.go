@@ -8,7 +8,7 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-var _ backend.Copier = (*Backend)(nil)
+var _ backend.BatchCopier = (*Backend)(nil)
 
 const (
 	// convertUnits is how many units, elements or pairs of them, a workgroup of
@@ -27,9 +27,40 @@ const (
 // Between equal types it moves bits. A pair of tensors that are both Q8 keeps each
 // row's scale and integers.
 func (b *Backend) Copy(ctx context.Context, dst, src backend.Tensor) error {
-	out := []backend.Operand{{Name: "dst", Tensor: dst}}
-	in := []backend.Operand{{Name: "src", Tensor: src}}
-	return b.call(ctx, "copy", out, in, func(r *runner) error { return b.convert(r, dst, src) })
+	return b.CopyBatch(ctx, []backend.Tensor{dst}, []backend.Tensor{src})
+}
+
+// CopyBatch implements backend.BatchCopier: copies that follow one another in shared
+// submissions.
+func (b *Backend) CopyBatch(ctx context.Context, dst, src []backend.Tensor) error {
+	if err := b.enter(ctx); err != nil {
+		return err
+	}
+	defer b.leave()
+	pins := make([]backend.Pinned, len(dst))
+	defer func() {
+		for i := range pins {
+			pins[i].Unpin()
+		}
+	}()
+	for i := range dst {
+		out := []backend.Operand{{Name: "dst", Tensor: dst[i]}}
+		in := []backend.Operand{{Name: "src", Tensor: src[i]}}
+		if err := pins[i].Pin(b, b.info.Name, out, in); err != nil {
+			return fmt.Errorf("copy: %w", err)
+		}
+	}
+	return b.pinned(ctx, "copy", func(r *runner) error {
+		for i := range dst {
+			if err := b.convert(r, dst[i], src[i]); err != nil {
+				return err
+			}
+			if err := r.handBack(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 func (b *Backend) convert(r *runner, dst, src backend.Tensor) error {

@@ -162,17 +162,19 @@ func (c *Cache) append(ctx context.Context, k, v backend.Tensor, count []int) er
 		}
 	}
 	// Sequences next to each other that write to the same slots are written together.
+	var writes copies
 	for b := 0; b < len(count); {
 		to := b + 1
 		for to < len(count) && count[to] == count[b] && c.used[to] == c.used[b] {
 			to++
 		}
 		if n, at := count[b], c.used[b]; n > 0 {
-			if err := c.rows.write(ctx, block{c.k, b, to, at, at + n}, block{k, b, to, 0, n}, block{c.v, b, to, at, at + n}, block{v, b, to, 0, n}); err != nil {
-				return err
-			}
+			writes.add(block{c.k, b, to, at, at + n}, block{k, b, to, 0, n}, block{c.v, b, to, at, at + n}, block{v, b, to, 0, n})
 		}
 		b = to
+	}
+	if err := c.rows.write(ctx, &writes); err != nil {
+		return err
 	}
 	for b, n := range count {
 		c.used[b] += n
@@ -203,16 +205,13 @@ func (c *Cache) moveUp(ctx context.Context, b int) error {
 	from := c.used[b] - keep
 	if keep > 0 {
 		c.stale[b] = max(c.stale[b], keep)
+		var moves copies
 		for h := range c.rows.heads { // those of another head lie in between
-			var s slicer
-			k, v := s.cut(c.k, backend.Heads, h, h+1), s.cut(c.v, backend.Heads, h, h+1)
-			if s.err != nil {
-				return s.err
-			}
-			if err := c.rows.write(ctx, block{k, b, b + 1, 0, keep}, block{k, b, b + 1, from, c.used[b]},
-				block{v, b, b + 1, 0, keep}, block{v, b, b + 1, from, c.used[b]}); err != nil {
-				return err
-			}
+			k, v := moves.cut(c.k, backend.Heads, h, h+1), moves.cut(c.v, backend.Heads, h, h+1)
+			moves.add(block{k, b, b + 1, 0, keep}, block{k, b, b + 1, from, c.used[b]}, block{v, b, b + 1, 0, keep}, block{v, b, b + 1, from, c.used[b]})
+		}
+		if err := c.rows.write(ctx, &moves); err != nil {
+			return err
 		}
 	}
 	c.start[b] += from

@@ -171,22 +171,26 @@ type block struct {
 	b, to, lo, hi int
 }
 
-// write copies blocks of keys and of values.
-func (r *cacheRows) write(ctx context.Context, kTo, kFrom, vTo, vFrom block) error {
-	var s slicer
+// copies are those of an append, made at once.
+type copies struct {
+	slicer
+	to, from []backend.Tensor
+}
+
+// add adds the copy of a block of keys and of one of values.
+func (c *copies) add(kTo, kFrom, vTo, vFrom block) {
 	cut := func(x block) backend.Tensor {
-		return s.cut(s.cut(x.t, backend.Batch, x.b, x.to), backend.Seq, x.lo, x.hi)
+		return c.cut(c.cut(x.t, backend.Batch, x.b, x.to), backend.Seq, x.lo, x.hi)
 	}
-	to, from := [2]backend.Tensor{cut(kTo), cut(vTo)}, [2]backend.Tensor{cut(kFrom), cut(vFrom)}
-	if s.err != nil {
-		return s.err
+	c.to, c.from = append(c.to, cut(kTo), cut(vTo)), append(c.from, cut(kFrom), cut(vFrom))
+}
+
+// write makes copies.
+func (r *cacheRows) write(ctx context.Context, c *copies) error {
+	if c.err != nil {
+		return c.err
 	}
-	for i, name := range []string{"k", "v"} {
-		if err := r.copier.Copy(ctx, to[i], from[i]); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-	}
-	return nil
+	return backend.CopyBatch(ctx, r.copier, c.to, c.from)
 }
 
 // cacheCall attends to what a cache has.

@@ -340,17 +340,17 @@ func (b *PagedBatch) append(ctx context.Context, k, v backend.Tensor, count []in
 		return err
 	}
 	defer turned.Release()
+	var writes copies
 	for i, p := range a.copies {
 		to, from, n := int(p[0]), int(p[1]), a.rows[i]
-		if err := c.rows.write(ctx, block{c.k, to, to + 1, 0, n}, block{c.k, from, from + 1, 0, n}, block{c.v, to, to + 1, 0, n}, block{c.v, from, from + 1, 0, n}); err != nil {
-			return err
-		}
+		writes.add(block{c.k, to, to + 1, 0, n}, block{c.k, from, from + 1, 0, n}, block{c.v, to, to + 1, 0, n}, block{c.v, from, from + 1, 0, n})
 	}
 	for _, w := range a.writes {
 		to, hi, end := int(w.page), w.lo+w.n, w.from+w.n
-		if err := c.rows.write(ctx, block{c.k, to, to + 1, w.lo, hi}, block{k, w.b, w.b + 1, w.from, end}, block{c.v, to, to + 1, w.lo, hi}, block{v, w.b, w.b + 1, w.from, end}); err != nil {
-			return err
-		}
+		writes.add(block{c.k, to, to + 1, w.lo, hi}, block{k, w.b, w.b + 1, w.from, end}, block{c.v, to, to + 1, w.lo, hi}, block{v, w.b, w.b + 1, w.from, end})
+	}
+	if err := c.rows.write(ctx, &writes); err != nil {
+		return err
 	}
 	b.commit(&a, all, count)
 	return nil

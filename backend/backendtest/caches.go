@@ -315,6 +315,7 @@ func testCopy(t *testing.T, be backend.Backend) {
 			x.release()
 		}
 	})
+	t.Run("in order", func(t *testing.T) { testCopyBatch(t, be, c) })
 	t.Run("refused", func(t *testing.T) {
 		x := put(t, be, operand{shape, backend.F32, make([]float32, shape.Elements())}, Contiguous)
 		y := put(t, be, operand{backend.Shape{2, 3, 5, 8}, backend.F32, make([]float32, 240)}, Contiguous)
@@ -330,6 +331,47 @@ func testCopy(t *testing.T, be backend.Backend) {
 			t.Errorf("released: %v", err)
 		}
 	})
+}
+
+// testCopyBatch shifts rows of a tensor one by one, from one to the next, and ends with a
+// copy that is refused.
+func testCopyBatch(t *testing.T, be backend.Backend, c backend.Copier) {
+	shape := backend.Shape{1, 2, 9, 7}
+	x := operand{shape, backend.F16, make([]float32, shape.Elements())}
+	for i := range x.data {
+		x.data[i] = float32(i)
+	}
+	y := put(t, be, x, Contiguous)
+	defer y.release()
+	row := func(i int) backend.Tensor {
+		v, err := y.view.Slice(backend.Heads, 0, 1)
+		if err == nil {
+			v, err = v.Slice(backend.Seq, i, i+1)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	var dst, src []backend.Tensor
+	for i := range 8 {
+		dst, src = append(dst, row(i+1)), append(src, row(i)) // so that all become the first
+	}
+	if err := backend.CopyBatch(t.Context(), c, dst, src); err != nil {
+		t.Fatal(err)
+	}
+	for i, got := range y.get(t, be, "dst") {
+		want := x.data[i]
+		if i < 9*7 {
+			want = x.data[i%7]
+		}
+		if got != want {
+			t.Fatalf("element %d is %v, should be %v", i, got, want)
+		}
+	}
+	if err := backend.CopyBatch(t.Context(), c, append(dst, y.view), append(src, row(0))); !errors.Is(err, backend.ErrShape) && !errors.Is(err, backend.ErrOverlap) {
+		t.Errorf("a copy of another shape: %v", err)
+	}
 }
 
 // compareQ8 holds rows against what they were quantised from: within half a step, and
