@@ -94,7 +94,7 @@ func TestPairsOfRuns(t *testing.T) {
 		for _, c := range bench.Difference(was, now, 4) {
 			verdicts[kind][c.Verdict]++
 			slower, faster = slower || c.Verdict == bench.Slower, faster || c.Verdict == bench.Faster
-			if (c.Verdict == bench.Same) != (kind == "unchanged") && c.New != nil {
+			if want := map[string]bench.Verdict{"unchanged": bench.Same, "slowed": bench.Slower}[kind]; c.Verdict != want && c.New != nil {
 				t.Logf("%s %s: %s, %+.1f%% (%+.1f to %+.1f%%, by %s, chance %.4f, %d and %d rounds)", kind, c.New.Name, c.Verdict, c.Percent, c.Low, c.High, c.By, c.Chance, len(c.Old.Rounds), len(c.New.Rounds))
 			}
 		}
