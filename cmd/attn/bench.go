@@ -108,10 +108,13 @@ func (c *benchCmd) Run(ctx context.Context, out *streams) error {
 // write writes the report's files.
 func (c *benchCmd) write(r *bench.Report) error {
 	var errs []error
-	for path, write := range map[string]func(string) error{c.JSON: r.WriteFile, c.CSV: r.WriteCSVFile, c.GoBench: r.WriteGoBenchFile,
-		c.HTML: r.WritePageFile, c.Plot: func(folder string) error { _, err := r.WritePictures(folder); return err }} {
-		if path != "" {
-			errs = append(errs, write(path))
+	for _, f := range []struct {
+		path  string
+		write func(path string) error
+	}{{c.JSON, r.WriteFile}, {c.CSV, r.WriteCSVFile}, {c.GoBench, r.WriteGoBenchFile}, {c.HTML, r.WritePageFile},
+		{c.Plot, func(folder string) error { _, err := r.WritePictures(folder); return err }}} {
+		if f.path != "" {
+			errs = append(errs, f.write(f.path))
 		}
 	}
 	return errors.Join(errs...)
@@ -222,6 +225,9 @@ func (c *benchCmd) config() (bench.Config, error) {
 	}
 	if len(c.Threads) > 1 && (c.Compare || c.Ceiling) {
 		return cfg, fmt.Errorf("--threads is a list, --compare and --ceilings take one number: %w", backend.ErrOption)
+	}
+	if c.Plan && c.CSV+c.GoBench+c.HTML+c.Plot != "" || c.Ceiling && c.Plot != "" {
+		return cfg, fmt.Errorf("--plan is written as --json only, and of --ceilings there are no pictures: %w", backend.ErrOption)
 	}
 	if c.Resume != "" && (c.Compare || c.Ceiling || c.Plan) {
 		return cfg, fmt.Errorf("--resume goes on with a sweep, not with --compare, --ceilings or --plan: %w", backend.ErrOption)

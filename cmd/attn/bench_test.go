@@ -60,6 +60,10 @@ func TestBenchPictures(t *testing.T) {
 	}
 	code, stdout, stderr := benchmark(t.Context(), "--seq", "64", "--html", dir)
 	wantFailure(t, code, stdout, stderr, "is a folder")
+	code, stdout, stderr = benchmark(t.Context(), "--ceilings", "--plot", dir)
+	wantFailure(t, code, stdout, stderr, "of --ceilings there are no pictures")
+	code, stdout, stderr = benchmark(t.Context(), "--plan", "--seq", "64", "--html", dir+"/x.html")
+	wantFailure(t, code, stdout, stderr, "--plan is written as --json only")
 }
 
 func TestBenchOnTheCPU(t *testing.T) {
