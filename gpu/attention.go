@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strings"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/shaders"
@@ -16,6 +15,9 @@ const (
 	klenBatches  = 64  // batches that a kernel's klen table holds
 	softmaxGrain = 256 // what pieces of the softmax kernel are multiples of
 	maxSeq       = 1 << 30
+	// Storage buffers that kernels have beside a table of pages.
+	prefillBuffers = 8
+	decodeBuffers  = 6
 )
 
 // attention is a fused call in the terms of cutting: plan and run share it.
@@ -105,7 +107,7 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 	if whyNot != "" {
 		a.plain(whyNot)
 	}
-	return a, a.checkPages()
+	return a, nil
 }
 
 // plain makes the call one of the plain kernel, because of what keeps it from the
@@ -113,7 +115,7 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 func (a *attention) plain(because string) {
 	a.path, a.why, a.rows, a.keys = "plain WGSL", because, tile, tile
 	blk := blocks(a.d.ValueDim)
-	a.cut = a.newCutter()
+	a.cut = a.newCutter(prefillBuffers)
 	a.v = a.kernel(variant{shaders.Attention, map[string]uint32{
 		"IN": uint32(a.c.Q.DType()), "KV": uint32(a.c.K.DType()), "DVB": uint32(blk), "ACC": uint32(4 * blk),
 	}})
@@ -138,10 +140,11 @@ func (a *attention) plain(because string) {
 	}
 }
 
-func (a *attention) newCutter() *cutter {
+// newCutter returns one for a kernel with so many storage buffers beside a table of pages.
+func (a *attention) newCutter(buffers int) *cutter {
 	cut := a.b.newCutter(axN, tile, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
 	a.limit(cut)
-	a.placePages()
+	a.placePages(buffers < int(a.b.limits.MaxStorageBuffersPerShaderStage))
 	return cut
 }
 
@@ -232,9 +235,8 @@ func (a *attention) queue(r *runner) error {
 // workgroups, the bytes of state that it goes through, how many workgroups, and
 // what each of them computes at most.
 func (a *attention) walk(f func(s step, stateBytes uint64, total int, each float64) error) error {
-	if have, take := int(a.b.limits.MaxStorageBuffersPerShaderStage), strings.Count(a.v.kernel.Bindings, "r")+strings.Count(a.v.kernel.Bindings, "w"); take > have {
-		return fmt.Errorf("more than %d query rows a key head over paged keys take %d storage buffers, %s has %d: %w",
-			a.b.decodeRows, take, a.b.info.Name, have, backend.ErrUnsupported)
+	if err := a.checkPages(); err != nil {
+		return err
 	}
 	return a.cut.boxes(a.all(), func(x box, piece int) error {
 		seen := a.seen(x)
@@ -414,7 +416,7 @@ func (b *Backend) planPrefill(a *attention, p *backend.Plan) error {
 	})
 	p.Scratch = int64(scratch)
 	p.Why = fmt.Sprintf("%s; one pass over the keys for %d rows a workgroup, %s storage, float32 arithmetic; %s",
-		a.why, a.rows, storage(a.c), b.pacing(a.v))
+		a.why, a.rows, a.storage(), b.pacing(a.v))
 	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d pieces of up to %d keys, key tiles of %d",
 		a.d.Batch, a.d.Heads, (a.d.SeqQ+a.rows-1)/a.rows, a.rows, pieces, keys, a.keys)
 	return err

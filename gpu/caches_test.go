@@ -348,23 +348,43 @@ func TestTuneTypesOfKeys(t *testing.T) {
 	}
 }
 
-// A device with no more than the 8 storage buffers that every one has decodes over
-// pages, and says what keeps it from more rows.
+// On a device with no more than the 8 storage buffers that every one has, decoding looks
+// pages up and prefill has them collected: the same bits as with more.
 func TestPagesWithinEightBuffers(t *testing.T) {
-	b := open(t, Options{Limits: gputypes.Limits{MaxStorageBuffersPerShaderStage: 8}})
+	few := open(t, Options{Limits: gputypes.Limits{MaxStorageBuffersPerShaderStage: 8}})
+	defer few.Close()
+	b := open(t, Options{})
 	defer b.Close()
-	pool := filled(t, b, backend.F32, make([]float32, 3*16*32), backend.Shape{3, 1, 16, 32})
-	call := func(rows int) *backend.Call {
-		q := filled(t, b, backend.F32, make([]float32, rows*32), backend.Shape{1, 1, rows, 32})
-		return &backend.Call{Q: q, K: pool, V: pool, O: alloc(t, b, backend.F32, q.Shape()), Problem: backend.Problem{Visible: backend.Everything()},
-			Pages: &backend.Pages{Table: [][]int32{{2, 0}}, Keys: 30}}
+	table := [][]int32{{4, 0, 2}, {1, 4}}
+	for _, rows := range []int{1, decodeRows + 1} {
+		call := func(b *Backend) backend.Call {
+			pool := half(t, b, backend.F16, backend.Shape{5, 1, 16, 32}, wave)
+			return backend.Call{Q: half(t, b, backend.F32, backend.Shape{2, 1, rows, 32}, wave), K: pool, V: pool,
+				Pages:   &backend.Pages{Table: table, Keys: 40},
+				Problem: backend.Problem{Scale: 0.3, Visible: backend.Visibility{Left: backend.Unbounded, Right: backend.Unbounded, KLen: []int{40, 30}}}}
+		}
+		o, lse := attend(t, few, call(few))
+		wantO, wantLSE := attend(t, b, call(b))
+		sameRow(t, fmt.Sprintf("%d rows: o", rows), o, wantO)
+		sameRow(t, fmt.Sprintf("%d rows: lse", rows), lse, wantLSE)
+		for want, b := range map[string]*Backend{"looked up": b, "collected": few} {
+			if rows == 1 {
+				want = "looked up"
+			}
+			c := call(b)
+			c.O = alloc(t, b, backend.F32, c.Q.Shape())
+			if p, err := b.Plan(&c); err != nil || !strings.Contains(p.Why, want) {
+				t.Errorf("%d rows: %s, %v, should say %q", rows, p.Why, err, want)
+			}
+		}
 	}
-	if err := b.Attention(t.Context(), call(decodeRows)); err != nil {
-		t.Error(err)
-	}
-	err := b.Attention(t.Context(), call(decodeRows+1))
-	if _, planned := b.Plan(call(decodeRows + 1)); !errors.Is(err, backend.ErrUnsupported) || !errors.Is(planned, backend.ErrUnsupported) ||
-		!strings.Contains(err.Error(), "take 9 storage buffers") {
+	// Pages of an odd number of 16-bit elements can only be looked up.
+	pool := half(t, few, backend.F16, backend.Shape{5, 1, 3, 5}, wave)
+	c := backend.Call{Q: half(t, few, backend.F32, backend.Shape{1, 1, decodeRows + 1, 5}, wave), K: pool, V: pool,
+		Pages: &backend.Pages{Table: table[:1], Keys: 9}, Problem: backend.Problem{Visible: backend.Everything()}}
+	c.O = alloc(t, few, backend.F32, c.Q.Shape())
+	err := few.Attention(t.Context(), &c)
+	if _, planned := few.Plan(&c); !errors.Is(err, backend.ErrUnsupported) || !errors.Is(planned, backend.ErrUnsupported) || !strings.Contains(err.Error(), "even number") {
 		t.Errorf("got %v, and of the plan %v", err, planned)
 	}
 }

@@ -59,7 +59,7 @@ type decode struct {
 
 // newDecode returns a as a decode call, or an error that says why it is none. The bits
 // of the result are the same on either path.
-func newDecode(a *attention) (*decode, error) {
+func newDecode(a *attention) (_ *decode, err error) {
 	d := a.d
 	group := d.Heads / d.KVHeads
 	if most := a.b.decodeRows; group*d.SeqQ > most {
@@ -73,7 +73,13 @@ func newDecode(a *attention) (*decode, error) {
 	x.class = classOf(d.Dim, d.ValueDim)
 	x.rows = rowsOf(group * d.SeqQ)
 	x.width = x.class.width + 4*decodeParts + 4
-	cut := a.newCutter()
+	kFar, vFar := a.k.far, a.val.far
+	defer func() {
+		if err != nil {
+			a.k.far, a.val.far = kFar, vFar // as the other path has them
+		}
+	}()
+	cut := a.newCutter(decodeBuffers)
 	x.variants()
 	cut.granule = x.class.split
 	cut.align = max(cut.align, granuleBytes)
@@ -182,6 +188,9 @@ func wide(t backend.Tensor) bool {
 // step with a window for the state at place state, the bytes of that, how many
 // workgroups and what each of them computes at most.
 func (x *decode) walk(f func(s step, state int, stateBytes uint64, total int, each float64) error) error {
+	if err := x.checkPages(); err != nil {
+		return err
+	}
 	return x.cut.boxes(x.all, func(all box, piece int) error {
 		n := x.class.split
 		all = x.seen(all)
@@ -291,7 +300,7 @@ func (x *decode) plan(p *backend.Plan) error {
 	rows := x.k.group * x.d.SeqQ
 	p.Path = "split keys WGSL (decode)"
 	p.Why = fmt.Sprintf("%d query rows a key head, up to %d are decoded: K and V are read once for %d rows, %s, and splits of the keys fill the device; %s storage, float32 arithmetic; %s",
-		rows, x.b.decodeRows, x.rows, load, storage(x.c), x.b.pacing(x.splits))
+		rows, x.b.decodeRows, x.rows, load, x.storage(), x.b.pacing(x.splits))
 	p.Cut = fmt.Sprintf("%d batches x %d kv heads x up to %d splits of %d keys x %d blocks of %d rows, key tiles of %d; %d merges",
 		x.d.Batch, x.d.KVHeads, splits, x.class.split, (rows+x.rows-1)/x.rows, x.rows, x.class.keys, boxes)
 	return err

@@ -21,7 +21,7 @@ func (a *attention) flash(choose chooser) (whyNot string, err error) {
 	if v.name == "" {
 		return why, nil
 	}
-	cut := a.newCutter()
+	cut := a.newCutter(prefillBuffers)
 	kernel := a.kernel(s.kernel(v, d.ValueDim))
 	cut.granule = v.keys
 	cut.keeps = v.split

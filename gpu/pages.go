@@ -89,16 +89,29 @@ func (a *attention) pageParams(w *params, x box) {
 }
 
 // paged reports whether kernels look pages up. They do not where a pool is in host
-// memory, or is larger than what can be bound: then the pages of a step, of both pools,
-// are collected before it.
+// memory or larger than what can be bound, or where the device has no storage buffer
+// left for the table: then the pages of a step, of both pools, are collected before it.
 func (a *attention) paged() bool { return a.pages != nil && !a.k.far && !a.k.host }
 
-// placePages sees to that after the cutter has found out where the pools are.
-func (a *attention) placePages() {
+// storage says of the plan how operands are stored and pages found.
+func (a *attention) storage() string {
+	text := storage(a.c)
+	switch {
+	case a.paged():
+		text += fmt.Sprintf(" in pages of %d, looked up", a.pages.size)
+	case a.pages != nil:
+		text += fmt.Sprintf(" in pages of %d, which are collected before each step", a.pages.size)
+	}
+	return text
+}
+
+// placePages sees to that after the cutter has found out where the pools are, room
+// saying whether the table can be bound.
+func (a *attention) placePages(room bool) {
 	if a.pages == nil {
 		return
 	}
-	aside := a.k.far || a.k.host || a.val.far || a.val.host
+	aside := !room || a.k.far || a.k.host || a.val.far || a.val.host
 	a.k.far, a.val.far = aside && !a.k.host, aside && !a.val.host
 }
 
@@ -106,7 +119,7 @@ func (a *attention) placePages() {
 func (a *attention) checkPages() error {
 	for _, o := range []*operand{a.k, a.val} {
 		if a.pages != nil && o.far && !o.inWords() {
-			return fmt.Errorf("%s has strides %v at offset %d, pages that do not begin at words, and is to be read in parts, as one pool is larger than what is bound or in host memory: make pages of an even number of elements: %w",
+			return fmt.Errorf("%s has strides %v at offset %d, so that pages do not begin at words, which those must that are collected before a step, as they are here for want of room for a pool or of a storage buffer: make pages of an even number of elements: %w",
 				o.name, o.t.Strides(), o.t.Offset(), backend.ErrUnsupported)
 		}
 	}
