@@ -5,6 +5,7 @@ package pagetest
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -34,8 +35,8 @@ type Browser struct {
 	ctx context.Context
 }
 
-// Start starts Chromium until the end of the test, or skips the test where there
-// is none.
+// Start starts Chromium until the end of the test. Where there is none, or, but for
+// CI=true, where it does not start, it skips the test.
 func Start(t testing.TB) *Browser {
 	t.Helper()
 	var path string
@@ -60,7 +61,11 @@ func Start(t testing.TB) *Browser {
 	ctx, cancelBrowser := chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {}))
 	t.Cleanup(cancelBrowser)
 	if err := chromedp.Do(ctx); err != nil {
-		t.Fatalf("Chromium %s does not start: %v", path, err)
+		// A distribution's stand-in for a package that is not there looks the same.
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("%s does not start: %v", path, err)
+		}
+		t.Skipf("%s does not start, pages are not looked at in a browser: %s", path, strings.Join(strings.Fields(err.Error()), " "))
 	}
 	return &Browser{t, ctx}
 }
