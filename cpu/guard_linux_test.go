@@ -84,7 +84,7 @@ func testGuardPages(t *testing.T, tier string) {
 	} {
 		for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 			for _, atEnd := range []bool{false, true} {
-				for _, what := range []string{"plain", "causal", "bias", "mask"} {
+				for _, what := range []string{"plain", "causal", "bias", "mask", "blocks", "relative", "relative and bias"} {
 					shape := func(heads, seq, dim int) backend.Shape { return backend.Shape{1, heads, seq, dim} }
 					c := backend.Call{Q: tensor(dtype, atEnd, shape(2, n.sq, n.dim)), K: tensor(dtype, atEnd, shape(1, n.sk, n.dim)), V: tensor(dtype, atEnd, shape(1, n.sk, n.dv)),
 						O: tensor(dtype, atEnd, shape(2, n.sq, n.dv)), LSE: tensor(backend.F32, atEnd, shape(2, n.sq, 1)),
@@ -94,6 +94,14 @@ func testGuardPages(t *testing.T, tier string) {
 						c.Visible = backend.Visibility{Left: 40, Offset: n.sk - n.sq}
 					case "bias":
 						c.Bias = tensor(dtype, atEnd, shape(2, n.sq, n.sk))
+					case "relative", "relative and bias":
+						c.Relative = tensor(dtype, atEnd, shape(2, 1, n.sq+n.sk-1))
+						if what != "relative" {
+							c.Bias = tensor(dtype, atEnd, shape(2, n.sq, n.sk))
+						}
+					case "blocks":
+						c.BlockQ, c.BlockK = 16, 8
+						c.Blocks = tensor(backend.Bool, atEnd, shape(2, ceilDiv(n.sq, 16), ceilDiv(n.sk, 8)))
 					case "mask":
 						c.Mask = tensor(backend.Bool, atEnd, shape(2, n.sq, n.sk))
 					}
