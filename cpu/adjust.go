@@ -15,13 +15,13 @@ func (f *fused) adjust(b *workspace, p *part, t *wideTile, lo, hi int, edge bool
 	if f.cap > 0 {
 		x.Softcap(s, f.cap)
 	}
-	copy(b.mx, t.cur.m)
+	copy(b.mx, b.before)
 	if f.added {
 		f.add(b, p, t, lo, n)
 		if !edge && !t.mixed && f.mask.isZero() {
 			return
 		}
-		copy(b.mx, t.cur.m)
+		copy(b.mx, b.before)
 	}
 	if !f.mask.isZero() {
 		f.hideMask(b, p, t, lo, n)
@@ -169,13 +169,9 @@ func (f *fused) trim(batch, h, i, n int, keys span) (left span, mixed bool) {
 	if f.blockMask.isZero() || keys.lo >= keys.hi {
 		return keys, false
 	}
-	step, gap := f.blockMask.stride[backend.Dim], false
+	gap := false
 	for block := keys.lo / f.p.BlockK; block*f.p.BlockK < keys.hi; block++ {
-		some, all := false, true
-		f.blockRows(h, i, n, func(_, h, i, _ int) {
-			sees := f.blockMask.bools[f.blockMask.index(batch, h, i)+block*step]
-			some, all = some || sees, all && sees
-		})
+		some, all := f.blockSeen(batch, h, i, n, block)
 		if !some {
 			gap = left.lo < left.hi
 			continue
@@ -184,6 +180,57 @@ func (f *fused) trim(batch, h, i, n int, keys span) (left span, mixed bool) {
 		left = span{min(left.lo, max(keys.lo, block*f.p.BlockK)), min(keys.hi, (block+1)*f.p.BlockK)}
 	}
 	return left, mixed || left.lo&3 != 0
+}
+
+// blockSeen reports whether some of n rows from row (h, i) on see a block of keys, and
+// whether all do.
+func (f *fused) blockSeen(batch, h, i, n, block int) (some, all bool) {
+	all = true
+	f.blockRows(h, i, n, func(_, h, i, _ int) {
+		sees := f.blockMask.bools[f.blockMask.index(batch, h, i)+block*f.blockMask.stride[backend.Dim]]
+		some, all = some || sees, all && sees
+	})
+	return some, all
+}
+
+// pieces returns the stretches of keys, in fours, that the mask of blocks leaves some row
+// of t, or keys as they are where that saves little.
+func (f *fused) pieces(b *workspace, p *part, t *wideTile, keys span) []span {
+	b.pieces[0] = keys
+	if !t.mixed {
+		return b.pieces[:1]
+	}
+	n, left := 0, 0
+	for block := keys.lo / f.p.BlockK; block*f.p.BlockK < keys.hi; block++ {
+		if some, _ := f.blockSeen(p.b, t.h, t.i, t.n, block); !some {
+			continue
+		}
+		piece := span{max(keys.lo, block*f.p.BlockK&^3), min(keys.hi, roundUp((block+1)*f.p.BlockK))}
+		if n > 0 && piece.lo <= b.pieces[n-1].hi {
+			left += piece.hi - b.pieces[n-1].hi
+			b.pieces[n-1].hi = piece.hi
+			continue
+		}
+		left += piece.hi - piece.lo
+		b.pieces[n] = piece
+		n++
+	}
+	if 8*left > 7*(keys.hi-keys.lo) {
+		b.pieces[0], n = keys, 1
+	}
+	return b.pieces[:n]
+}
+
+// gather copies the values of pieces, which v has from key lo on, together.
+func (f *fused) gather(b *workspace, pieces []span, v []float32, ldv, lo int) ([]float32, int) {
+	to := b.gathered
+	for _, piece := range pieces {
+		for j := piece.lo; j < piece.hi; j++ {
+			copy(to[:f.d.ValueDim], v[(j-lo)*ldv:])
+			to = to[f.dimV:]
+		}
+	}
+	return b.gathered, f.dimV
 }
 
 // dropTile drops weights of t for n keys from lo on.

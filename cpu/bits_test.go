@@ -209,6 +209,9 @@ func testAnyCompany(t *testing.T, tier string) {
 		{Scale: 1, Visible: causal, Bias: random(t, 4, backend.Shape{1, 1, sq, sk}), Relative: random(t, 5, backend.Shape{1, share, 1, sq + sk - 1})},
 		{Scale: 1, Visible: backend.Everything(), Mask: flags(t, 6, backend.Shape{1, share, sq, sk}), Dropout: backend.Dropout{P: 0.4, Seed: 7}},
 		{Scale: 1, Visible: causal, Blocks: flags(t, 6, backend.Shape{1, share, sq, sk / 50}), BlockQ: 1, BlockK: 50, Dropout: backend.Dropout{P: 0.4, Seed: 7, First: [4]int{0, 0, 4}}},
+		// Gaps in key blocks, which tiles of one head pass over.
+		{Scale: 1, Visible: causal, Blocks: flags(t, 6, backend.Shape{1, share, 1, sk / 20}), BlockQ: 1, BlockK: 20, Slopes: []float32{0.1, 0.01, 0.5}, Dropout: backend.Dropout{P: 0.4, Seed: 7}},
+		{Scale: 1, Visible: causal, Blocks: flags(t, 7, backend.Shape{1, share, 1, sk / 10}), BlockQ: 1, BlockK: 10, Bias: random(t, 4, backend.Shape{1, 1, sq, sk}), Mask: flags(t, 6, backend.Shape{1, share, sq, sk})},
 	}
 	for _, dtype := range []backend.DType{backend.F32, backend.BF16} {
 		q := typed(t, random(t, 1, backend.Shape{1, share, sq, dim}), dtype)

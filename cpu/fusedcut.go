@@ -34,6 +34,7 @@ type fusedCut struct {
 	dimK, dimV int  // head sizes rounded up to Lanes
 	slot       int  // floats of the state of a tile
 	scores     bool // bias, mask or softcap come between the products
+	blocked    bool // a mask of blocks may leave gaps
 	biased     bool // what is added or hidden does
 	loadK      bool // keys are converted or packed
 	loadV      bool
@@ -82,6 +83,7 @@ func cutFused(k *vec.Kernels, c *backend.Call, threads int) fusedCut {
 		dimK: ceilDiv(d.Dim, k.Lanes) * k.Lanes, dimV: ceilDiv(d.ValueDim, k.Lanes) * k.Lanes,
 		chunks: ceilDiv(d.SeqK, chunkKeys), parts: 1,
 		biased: !c.Mask.IsZero() || !c.Blocks.IsZero() || !c.Bias.IsZero() || !c.Relative.IsZero() || c.Slopes != nil, loadK: c.Pages != nil || !rowsInPlace(c.K), loadV: c.Pages != nil || !rowsInPlace(c.V)}
+	x.blocked = !c.Blocks.IsZero()
 	x.scores = x.biased || c.Softcap > 0
 	groups, group := d.Batch*d.KVHeads, x.share*d.SeqQ
 	most, want := 1, max(1, tasksPerThread*threads)
@@ -143,12 +145,24 @@ func (x *fusedCut) size() (floats, rows int) {
 		return floats + x.rows*(x.dimK+2*keyBlock) + 2*lanes + states*x.slot, x.rows
 	}
 	w := x.kernels.Width
-	floats += x.subs*(x.dimK*w+states*x.slot) + keyBlock*w + 3*w +
+	floats += x.subs*(x.dimK*w+states*x.slot) + x.scoreRows()*w + 3*w +
 		x.kernels.Lanes*max(x.dimK, x.dimV, keyBlock)
+	if x.blocked {
+		floats += keyBlock * x.dimV
+	}
 	if x.biased {
 		floats += keyBlock + w
 	}
 	return floats, x.subs * w
+}
+
+// scoreRows is the keys of a score tile: those of a block, and where that is put
+// together from pieces what the last one's squares may reach beyond it.
+func (x *fusedCut) scoreRows() int {
+	if x.blocked {
+		return keyBlock + x.kernels.Lanes
+	}
+	return keyBlock
 }
 
 // slots returns the floats for the states of a call whose keys are cut.

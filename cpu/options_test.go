@@ -61,6 +61,13 @@ func TestOptionEdges(t *testing.T) {
 			{"blocks", func() {
 				c.BlockQ, c.BlockK = one(1, 7, 16, 64, 100), one(1, 7, 16, 64, 100)
 				c.Blocks = flags(t, uint64(n), backend.Shape{1, heads, ceilDiv(sq, c.BlockQ), ceilDiv(sk, c.BlockK)})
+				seen, err := c.Blocks.Bools()
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := range seen { // three in four, or one
+					seen[i] = seen[i] == (n%2 == 0)
+				}
 			}},
 			{"sinks", func() { c.Sinks = []float32{1, -2} }},
 			{"dropout", func() { c.Dropout = backend.Dropout{P: 0.4, Seed: 5, First: [4]int{1, 2, one(0, 3, 4), 7}} }},
@@ -230,7 +237,7 @@ func benchAgainst(b *testing.B, be *Backend, base, c *backend.Call, basePairs, p
 // xPlain is how many times as fast the call is as the one without a mask.
 func BenchmarkBlocks(b *testing.B) {
 	const s = 8192
-	for _, size := range []int{64, 128} {
+	for _, size := range []int{16, 32, 64, 128} {
 		for _, percent := range []int{5, 10, 25, 50, 100} {
 			b.Run(fmt.Sprintf("block%d/density%d%%", size, percent), func(b *testing.B) {
 				base, c := plain(b, 1, s, 64), plain(b, 1, s, 64)

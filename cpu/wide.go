@@ -24,7 +24,10 @@ type wideTile struct {
 // workspace is what the tiles of a task share.
 type workspace struct {
 	s, mx, alpha, beta []float32
+	before             []float32 // maxima before the keys at hand
 	stage              []float32 // some rows on their way in or out
+	pieces             [keyBlock/8 + 1]span
+	gathered           []float32 // the values of pieces
 	table              []float32 // what is added to a tile by distance
 	k, v               []float32 // packed or converted
 	scale, one         []float32 // factors of transpositions
@@ -58,9 +61,12 @@ func (f *fused) wide(ctx context.Context, w *scratch, p *part) error {
 	for i := range b.one {
 		b.scale[i], b.one[i] = f.scale, 1
 	}
-	b.s = w.floats(keyBlock * width)
+	b.s = w.floats(f.scoreRows() * width)
 	b.mx, b.alpha, b.beta = w.floats(width), w.floats(width), w.floats(width)
 	b.stage = w.floats(x.Lanes * max(f.dimK, f.dimV, keyBlock))
+	if f.blocked {
+		b.gathered = w.floats(keyBlock * f.dimV)
+	}
 	if f.added {
 		b.table = w.floats(keyBlock + width)
 	}
@@ -237,31 +243,55 @@ func (f *fused) rowsOf(t *wideTile, lane, n int, do func(r, h, i, n int)) {
 	}
 }
 
-// step takes tile t over keys [lo, hi) of r; lo is a multiple of 4.
+// step takes tile t over keys [lo, hi) of r; lo is a multiple of 4. What the mask of
+// blocks leaves of them goes by without gaps.
 func (f *fused) step(b *workspace, p *part, t *wideTile, r *keyRange, lo, hi int) {
-	x, w, n := f.kernels, f.kernels.Width, hi-lo
+	x, w, s := f.kernels, f.kernels.Width, b.s
+	pieces, n, edges := f.pieces(b, p, t, span{lo, hi}), 0, false
+	b.before = t.cur.m
 	copy(b.mx, t.cur.m)
-	x.Scores(b.s, r.k[(lo-r.lo)*r.ldk:], r.ldk, n, t.qt, f.d.Dim, b.mx)
-	edge := lo < t.every.lo || hi > t.every.hi
-	if f.scores || edge || t.mixed {
-		f.adjust(b, p, t, lo, hi, edge)
+	for _, piece := range pieces {
+		if n > 0 {
+			b.before = b.beta
+			copy(b.before, b.mx)
+		}
+		b.s = s[n*w:]
+		x.Scores(b.s, r.k[(piece.lo-r.lo)*r.ldk:], r.ldk, piece.hi-piece.lo, t.qt, f.d.Dim, b.mx)
+		edge := piece.lo < t.every.lo || piece.hi > t.every.hi
+		if f.scores || edge || t.mixed {
+			f.adjust(b, p, t, piece.lo, piece.hi, edge)
+		}
+		n += piece.hi - piece.lo
+		edges = edges || edge
 	}
 	fours := ceilDiv(n, 4)
-	for i := n * w; i < fours*4*w; i++ {
-		b.s[i] = negInf
+	fill(s[n*w:fours*4*w], negInf)
+	x.Weights(s, fours, t.cur.m, b.mx, t.cur.l, b.alpha)
+	at := func(do func(piece span)) {
+		n := 0
+		for _, piece := range pieces {
+			b.s = s[n*w:]
+			do(piece)
+			n += piece.hi - piece.lo
+		}
+		b.s = s
 	}
-	x.Weights(b.s, fours, t.cur.m, b.mx, t.cur.l, b.alpha)
 	if f.p.Dropout.P > 0 {
-		f.dropTile(b, p, t, lo, n)
+		at(func(piece span) { f.dropTile(b, p, t, piece.lo, piece.hi-piece.lo) })
 	}
 	v, ldv, careful := r.v, r.ldv, false
-	if f.hiding || edge || t.mixed || r.clean != nil {
+	if f.hiding || edges || t.mixed || r.clean != nil {
 		v, ldv, careful = f.cleaned(r, b)
 	}
-	x.Values(t.cur.o, v[(lo-r.lo)*ldv:], ldv, b.s, n, f.d.ValueDim, b.alpha)
-	if careful {
-		f.addHidden(b, p, t, lo, hi)
+	v = v[(lo-r.lo)*ldv:]
+	if len(pieces) > 1 {
+		v, ldv = f.gather(b, pieces, v, ldv, lo)
 	}
+	x.Values(t.cur.o, v, ldv, s, n, f.d.ValueDim, b.alpha)
+	if careful {
+		at(func(piece span) { f.addHidden(b, p, t, piece.lo, piece.hi) })
+	}
+	b.s = s
 }
 
 // packT writes elements [lo, lo+n) of the rows of t in src, transposed, to dst.
