@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/shaders"
@@ -140,9 +141,13 @@ func (a *attention) plain(because string) {
 	}
 }
 
-// newCutter returns one for a kernel with so many storage buffers beside a table of pages.
+// newCutter returns one for a kernel with so many storage buffers beside a table of pages
+// and those of the options.
 func (a *attention) newCutter(buffers int) *cutter {
-	cut := a.b.newCutter(axN, tile, a.q, a.k, a.val, a.mask, a.bias, a.o, a.lse)
+	if a.both() {
+		buffers += 2
+	}
+	cut := a.b.newCutter(axN, tile, append(a.operands(), a.q, a.k, a.val, a.o, a.lse)...)
 	a.limit(cut)
 	a.placePages(buffers < int(a.b.limits.MaxStorageBuffersPerShaderStage))
 	return cut
@@ -238,6 +243,9 @@ func (a *attention) walk(f func(s step, stateBytes uint64, total int, each float
 	if err := a.checkPages(); err != nil {
 		return err
 	}
+	if err := a.bindable(a.v); err != nil {
+		return err
+	}
 	return a.cut.boxes(a.all(), func(x box, piece int) error {
 		seen := a.seen(x)
 		totals, stateBytes := a.kept(seen, piece)
@@ -247,6 +255,18 @@ func (a *attention) walk(f func(s step, stateBytes uint64, total int, each float
 			return f(s, stateBytes, total, a.each*float64(a.rows*p.len(axN)))
 		})
 	})
+}
+
+// bindable returns an error that names what takes more storage buffers than the device
+// binds to a kernel: both of the operands that else share a binding.
+func (a *attention) bindable(v variant) error {
+	take := strings.Count(v.kernel.Bindings, "r") + strings.Count(v.kernel.Bindings, "w")
+	have := int(a.b.limits.MaxStorageBuffersPerShaderStage)
+	if take <= have {
+		return nil
+	}
+	return fmt.Errorf("a mask beside a mask of blocks, or a bias beside one by distance, with more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d: %w",
+		a.b.decodeRows, take, a.b.info.Name, have, backend.ErrUnsupported)
 }
 
 // all is the whole index space.
@@ -287,7 +307,8 @@ func (a *attention) visible(x box) (first, last int) {
 func (a *attention) step(x box, first, last bool, totals uint64) step {
 	align := a.cut.align
 	q, k, v := a.q.view(x, align), a.k.view(x, align), a.val.view(x, align)
-	mask, bias := a.mask.view(x, align), a.bias.view(x, align)
+	pairs := a.views(x, align)
+	mask, bias, more := a.windows(pairs)
 	o, lse := a.o.view(x, align), a.lse.view(x, align)
 	if a.tiled {
 		q, k, v = granules(q), granules(k), granules(v)
@@ -308,14 +329,14 @@ func (a *attention) step(x box, first, last bool, totals uint64) step {
 		sinks = math.Log2E
 	}
 	a.params(&p, x)
-	for _, w := range []view{q, k, v, o, lse, mask, bias} {
+	for _, w := range []view{q, k, v, o, lse, pairs.mask, pairs.bias, pairs.blocks, pairs.relative} {
 		p.strides(w.base, w.strides)
 	}
 	a.tables(&p, x, sinks)
 	a.pageParams(&p, x)
 	return step{
 		variant: a.v, params: p,
-		windows: []window{q.window, k.window, v.window, mask.window, bias.window, o.window, lse.window, {}},
+		windows: append([]window{q.window, k.window, v.window, mask, bias, o.window, lse.window, {}}, more...),
 	}
 }
 

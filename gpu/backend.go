@@ -62,8 +62,9 @@ var (
 	_ backend.Warmer    = (*Backend)(nil)
 )
 
-// maxBindings is the most that a kernel has (attention with pages).
-const maxBindings = 10
+// maxBindings is the most that a kernel has (attention with pages, both masks and both
+// biases).
+const maxBindings = 12
 
 // blankBytes is enough for what a kernel may look at where an operand is missing.
 const blankBytes = 256

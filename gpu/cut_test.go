@@ -38,9 +38,8 @@ var all = struct {
 // TestConformanceOfCuts runs the suite with limits that cut everything.
 func TestConformanceOfCuts(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
-		Refuses: refusals,
-		Open:    func(t testing.TB) backend.Backend { return open(t, all.opt) },
-		Draws:   10,
+		Open:  func(t testing.TB) backend.Backend { return open(t, all.opt) },
+		Draws: 10,
 	})
 }
 

@@ -81,6 +81,9 @@ func newDecode(a *attention) (_ *decode, err error) {
 	}()
 	cut := a.newCutter(decodeBuffers)
 	x.variants()
+	if err := a.bindable(x.splits); err != nil {
+		return nil, err
+	}
 	cut.granule = x.class.split
 	cut.align = max(cut.align, granuleBytes)
 	cut.maxBind = cut.maxBind &^ (granuleBytes - 1)
@@ -155,7 +158,7 @@ func (x *decode) variants() {
 	u := func(n int) uint32 { return uint32(n) }
 	x.splits = variant{shaders.Decode, map[string]uint32{
 		"EXPAND": expand, "IN": u(int(x.c.Q.DType())), "KV": u(int(kv)), "WIDE": u(flagBits(kv != backend.Q8 && wide(x.c.K) && wide(x.c.V))),
-		"EXTRA": u(flagBits(x.flags()&(flagSlopes|flagBlocks|flagDropout) != 0)), "EL": u(el), "ROWS": u(x.rows),
+		"EXTRA": u(flagBits(x.flags()&(flagSlopes|flagBlocks|flagDropout) != 0 || !x.c.Relative.IsZero())), "EL": u(el), "ROWS": u(x.rows),
 		"SPLIT": u(c.split), "BC": u(c.keys), "TX": u(c.lanes), "TQ": u(c.keys / c.lanes / 4), "QUADS": u(quads),
 		"GRAN": u(gran), "QG": u(gran * el / 4), "SHIFT": u(shift), "KLOADS": u(loads(c.keys * gran)),
 		"KT": u(c.keys / 2), "QSLOTS": u(qslots), "QROWS": u(x.rows / qslots),
@@ -202,12 +205,13 @@ func (x *decode) walk(f func(s step, state int, stateBytes uint64, total int, ea
 		blocks := (min(group, all.len(axH))*all.len(axM) + x.rows - 1) / x.rows
 		err := x.cut.pieces(all, max(piece/n*n, n), func(p box, _, _ bool) error {
 			q, k, v := x.q.view(p, x.cut.align), granules(x.k.view(p, x.cut.align)), granules(x.val.view(p, x.cut.align))
-			mask, bias := x.mask.view(p, x.cut.align), x.bias.view(p, x.cut.align)
+			pairs := x.views(p, x.cut.align)
+			mask, bias, more := x.options.windows(pairs)
 			parts := (p.len(axN) + n - 1) / n
 			s := step{
 				variant: x.splits,
-				params:  x.params(p, blocks, kvHeads, parts, (p.lo[axN]-all.lo[axN])/n, splits, q, k, v, view{}, view{}, mask, bias),
-				windows: []window{q.window, k.window, v.window, mask.window, bias.window, {}},
+				params:  x.params(p, blocks, kvHeads, parts, (p.lo[axN]-all.lo[axN])/n, splits, q, k, v, view{}, view{}, pairs),
+				windows: append([]window{q.window, k.window, v.window, mask, bias, {}}, more...),
 			}
 			total := p.len(axB) * kvHeads * parts * blocks
 			return f(s, 5, bytes, total, x.each*float64(x.rows*n))
@@ -218,7 +222,7 @@ func (x *decode) walk(f func(s step, state int, stateBytes uint64, total int, ea
 		o, lse := x.o.view(all, x.cut.align), x.lse.view(all, x.cut.align)
 		s := step{
 			variant: x.merge,
-			params:  x.params(all, blocks, kvHeads, splits, 0, splits, view{}, view{}, view{}, o, lse, view{}, view{}),
+			params:  x.params(all, blocks, kvHeads, splits, 0, splits, view{}, view{}, view{}, o, lse, pairViews{}),
 			windows: []window{{}, o.window, lse.window},
 		}
 		return f(s, 0, bytes, rows, mergeOps*float64(x.width*max(splits, 1)))
@@ -234,7 +238,7 @@ func granules(v view) view {
 }
 
 // params are those of decode.wgsl and of splitmerge.wgsl.
-func (x *decode) params(p box, blocks, kvHeads, parts, part0, splits int, q, k, v, o, lse, mask, bias view) params {
+func (x *decode) params(p box, blocks, kvHeads, parts, part0, splits int, q, k, v, o, lse view, pairs pairViews) params {
 	lo, hi := bounds(x.c.Visible)
 	// As in decode.wgsl, which numbers them as attention.wgsl does.
 	flags := flagBits(false, false, !x.c.LSE.IsZero(), x.c.Visible.KLen != nil) | x.flags()
@@ -246,7 +250,7 @@ func (x *decode) params(p box, blocks, kvHeads, parts, part0, splits int, q, k, 
 	w.u32(lo, hi, flags, biasType(x.bias.t), int(x.c.O.DType()))
 	w.f32(unit(&x.c.Problem))
 	x.options.params(&w, p)
-	for _, t := range []view{q, k, v, o, lse, mask, bias} {
+	for _, t := range []view{q, k, v, o, lse, pairs.mask, pairs.bias, pairs.blocks, pairs.relative} {
 		w.strides(t.base, t.strides)
 	}
 	x.tables(&w, p, math.Log2E)

@@ -22,9 +22,8 @@ func TestConformanceOfDecode(t *testing.T) {
 		t.Skip("TestConformance decodes what has few rows")
 	}
 	backendtest.Run(t, backendtest.Harness{
-		Refuses: refusals,
-		Open:    func(t testing.TB) backend.Backend { return open(t, Options{decodeRows: everyRow}) },
-		Draws:   10,
+		Open:  func(t testing.TB) backend.Backend { return open(t, Options{decodeRows: everyRow}) },
+		Draws: 10,
 	})
 }
 
@@ -117,12 +116,13 @@ func TestDecodeGivesTheBitsOfPrefill(t *testing.T) {
 		options.Blocks, options.BlockQ, options.BlockK = blocksOf(t, b, 3, 36), 8, 64
 		distant.Slopes, distant.Bias = options.Slopes[:heads], bias
 		relative := options
+		relative.Mask, relative.Bias = mask, bias
 		relative.Relative = upload(t, b, host(t, backend.Shape{1, heads, 1, sq + sk - 1}, wave))
 		for number, x := range []struct {
 			name string
 			p    backend.Problem
 		}{{"full", one}, {"causal", causal}, {"window and klen", window}, {"mask, bias and softcap", paired},
-			{"slopes, sinks, dropout and blocks", options}, {"slopes and bias", distant}, {"relative bias and all of these", relative}} {
+			{"slopes, sinks, dropout and blocks", options}, {"slopes and bias", distant}, {"relative bias and all of these, in bindings of their own", relative}} {
 			if number > 2 && class.d != 64 && class.d != 128 {
 				continue // two kernels more for each, which compile long on a software driver
 			}

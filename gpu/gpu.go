@@ -32,8 +32,9 @@
 // why.
 //
 // Values of more than 256 columns take a pass over the keys for each 256 of them; the
-// plan says so. What it does not do (backend.ErrUnsupported): a bias beside a bias by
-// distance, and a mask beside a mask of blocks.
+// plan says so. A bias beside a bias by distance, and a mask beside a mask of blocks, take
+// a kernel with ten storage buffers, or eight for few query rows; pages take one more. A
+// device that binds fewer refuses them together (backend.ErrUnsupported).
 package gpu
 
 import (

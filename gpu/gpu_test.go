@@ -24,12 +24,8 @@ func open(t testing.TB, opt Options) *Backend {
 	return b
 }
 
-// refusals are the options that the backend refuses, those of a set together.
-var refusals = [][]string{{"bias", "relative"}, {"mask", "blocks"}}
-
 func TestConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
-		Refuses: refusals,
 		Open:    func(t testing.TB) backend.Backend { return open(t, Options{}) },
 		Against: func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) },
 	})

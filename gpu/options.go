@@ -2,18 +2,21 @@ package gpu
 
 import (
 	"fmt"
+	"maps"
 	"math"
 
 	"github.com/seed90331342/attn/backend"
 )
 
 // options are what a call may ask beside scale, softcap and visibility, in the terms of
-// the kernels: the mask binding holds the mask or the blocks, the bias binding the bias
-// or the bias by distance, and slopes and sinks lie in the uniform.
+// the kernels. The mask's binding holds the mask or the blocks, the bias's binding the
+// bias or the bias by distance, unless there are both of two: then the blocks and the
+// bias by distance have bindings of their own. Slopes and sinks lie in the uniform.
 type options struct {
-	p          *backend.Problem
-	heads      int // of the call
-	mask, bias *operand
+	p     *backend.Problem
+	heads int // of the call
+
+	mask, blocks, bias, relative *operand
 }
 
 // tableHeads is how many slopes and sinks a kernel's tables hold.
@@ -28,13 +31,11 @@ const (
 	flagSinks
 	flagBlocks
 	flagDropout
+	flagBias
 )
 
 // newOptions checks what p asks of scores of a shape.
 func newOptions(p *backend.Problem, shape backend.Shape) (*options, error) {
-	if err := refused(p); err != nil {
-		return nil, err
-	}
 	if p.Visible.KLen != nil && len(p.Visible.KLen) != shape[backend.Batch] {
 		return nil, fmt.Errorf("klen has %d lengths for %d batches: %w", len(p.Visible.KLen), shape[backend.Batch], backend.ErrShape)
 	}
@@ -45,7 +46,7 @@ func newOptions(p *backend.Problem, shape backend.Shape) (*options, error) {
 	if p.Sinks != nil && len(p.Sinks) != h {
 		return nil, fmt.Errorf("%d sinks for %d heads: %w", len(p.Sinks), h, backend.ErrShape)
 	}
-	o := &options{p: p, heads: h, mask: &operand{name: "mask"}, bias: &operand{name: "bias"}}
+	o := &options{p: p, heads: h, mask: new(operand), blocks: new(operand), bias: new(operand), relative: new(operand)}
 	pair := func(name string, t backend.Tensor, shape backend.Shape, boolean bool) (*operand, error) {
 		switch {
 		case boolean && t.DType() != backend.Bool:
@@ -61,7 +62,9 @@ func newOptions(p *backend.Problem, shape backend.Shape) (*options, error) {
 	}
 	var err error
 	if !p.Mask.IsZero() {
-		o.mask, err = pair("mask", p.Mask, shape, true)
+		if o.mask, err = pair("mask", p.Mask, shape, true); err != nil {
+			return nil, err
+		}
 	}
 	if !p.Blocks.IsZero() {
 		if p.BlockQ < 1 || p.BlockK < 1 {
@@ -69,45 +72,73 @@ func newOptions(p *backend.Problem, shape backend.Shape) (*options, error) {
 		}
 		// A block longer than the call is one of all rows, or keys.
 		q, k := min(p.BlockQ, sq), min(p.BlockK, sk)
-		o.mask, err = pair("blocks", p.Blocks, backend.Shape{b, h, (sq-1)/q + 1, (sk-1)/k + 1}, true)
+		o.blocks, err = pair("blocks", p.Blocks, backend.Shape{b, h, (sq-1)/q + 1, (sk-1)/k + 1}, true)
 		if err == nil {
-			o.mask.block = [2]int{q, k}
+			o.blocks.block = [2]int{q, k}
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
 	if !p.Bias.IsZero() {
-		o.bias, err = pair("bias", p.Bias, shape, false)
+		if o.bias, err = pair("bias", p.Bias, shape, false); err != nil {
+			return nil, err
+		}
 	}
 	if !p.Relative.IsZero() {
-		o.bias, err = pair("relative", p.Relative, backend.Shape{b, h, 1, sq + sk - 1}, false)
+		o.relative, err = pair("relative", p.Relative, backend.Shape{b, h, 1, sq + sk - 1}, false)
 		if err == nil {
-			o.bias.axes[backend.Seq], o.bias.diagonal = whole, sq
+			o.relative.axes[backend.Seq], o.relative.diagonal = whole, sq
 		}
 	}
 	return o, err
 }
 
-// refused names the options that the kernels do not have, together.
-func refused(p *backend.Problem) error {
-	for _, o := range []struct {
-		names string
-		is    bool
-	}{
-		{"a bias and a relative bias", !p.Bias.IsZero() && !p.Relative.IsZero()},
-		{"a mask and a block mask", !p.Mask.IsZero() && !p.Blocks.IsZero()},
-	} {
-		if o.is {
-			return fmt.Errorf("%s in one call are not computed on this backend, give one of the two, or use cpu: %w", o.names, backend.ErrUnsupported)
-		}
+// both reports whether two of the operands that share bindings are there.
+func (o *options) both() bool {
+	return !o.p.Mask.IsZero() && !o.p.Blocks.IsZero() || !o.p.Bias.IsZero() && !o.p.Relative.IsZero()
+}
+
+// operands are those of the options.
+func (o *options) operands() []*operand { return []*operand{o.mask, o.blocks, o.bias, o.relative} }
+
+// pairViews are the views of what the options have for a piece.
+type pairViews struct{ mask, blocks, bias, relative view }
+
+func (o *options) views(x box, align uint64) pairViews {
+	return pairViews{o.mask.view(x, align), o.blocks.view(x, align), o.bias.view(x, align), o.relative.view(x, align)}
+}
+
+// windows returns those of the mask's and of the bias's binding, and those of the
+// bindings that kernels have for both.
+func (o *options) windows(v pairViews) (mask, bias window, more []window) {
+	if o.both() {
+		return v.mask.window, v.bias.window, []window{v.blocks.window, v.relative.window}
 	}
-	return nil
+	mask, bias = v.mask.window, v.bias.window
+	if !o.p.Blocks.IsZero() {
+		mask = v.blocks.window
+	}
+	if !o.p.Relative.IsZero() {
+		bias = v.relative.window
+	}
+	return mask, bias, nil
+}
+
+// kernel returns v with the bindings that the options take.
+func (o *options) kernel(v variant) variant {
+	if !o.both() {
+		return v
+	}
+	v.kernel.Bindings += "rr"
+	v.consts = maps.Clone(v.consts)
+	v.consts["BOTH"] = 1
+	return v
 }
 
 // paired reports whether there is something for which a kernel looks at each pair.
 func (o *options) paired() bool {
-	return o.flags()&^flagSinks != 0 || !o.bias.t.IsZero()
+	return o.flags()&^flagSinks != 0
 }
 
 // flags are those of the options.
@@ -120,6 +151,7 @@ func (o *options) flags() int {
 	}{
 		{!p.Mask.IsZero(), flagMask}, {p.Softcap > 0, flagSoftcap}, {p.Slopes != nil, flagSlopes},
 		{p.Sinks != nil, flagSinks}, {!p.Blocks.IsZero(), flagBlocks}, {p.Dropout.P > 0, flagDropout},
+		{!p.Bias.IsZero() || !p.Relative.IsZero(), flagBias},
 	} {
 		if f.is {
 			n |= f.bit
@@ -163,10 +195,6 @@ func (o *options) rounds(groups int) int {
 func (o *options) params(w *params, x box) {
 	w.pad()
 	p := o.p
-	limit := float32(backend.MaxBias)
-	if !p.Relative.IsZero() {
-		limit = backend.MaxRelative
-	}
 	slopes := 0
 	if len(p.Slopes) > o.heads {
 		slopes = x.len(axH)
@@ -176,7 +204,7 @@ func (o *options) params(w *params, x box) {
 	if d.P > 0 {
 		keep = d.Factor()
 	}
-	w.u32(p.Visible.Offset, slopes, int(math.Float32bits(limit)), o.mask.block[0], o.mask.block[1],
+	w.u32(p.Visible.Offset, slopes, biasType(o.relative.t), o.blocks.block[0], o.blocks.block[1],
 		int(d.Threshold()), int(uint32(d.Seed)), int(uint32(d.Seed>>32)),
 		d.First[backend.Batch]+x.lo[axB], d.First[backend.Heads]+x.lo[axH], d.First[backend.Seq]+x.lo[axM], d.First[backend.Dim]+x.lo[axN])
 	w.f32(keep)

@@ -2,11 +2,13 @@ package gpu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
 
+	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 )
 
@@ -59,19 +61,32 @@ func TestOptionsOfManyHeads(t *testing.T) {
 	}
 }
 
-// TestOptionsTogetherAreRefusedByName says what to do instead, in the plan too.
-func TestOptionsTogetherAreRefusedByName(t *testing.T) {
-	b := open(t, Options{})
+// TestFewBindings asks for a mask beside one of blocks, and a bias beside one by distance,
+// on a device with eight storage buffers a kernel: enough to decode, else refused by name.
+func TestFewBindings(t *testing.T) {
+	b := open(t, Options{Limits: gputypes.Limits{MaxStorageBuffersPerShaderStage: 8}})
 	defer b.Close()
 	c := problem(t, b)
 	c.Relative = upload(t, b, host(t, backend.Shape{1, 4, 1, 70 + 90 - 1}, wave))
-	if _, err := b.Plan(c); err == nil || !strings.Contains(err.Error(), "a bias and a relative bias") {
-		t.Errorf("bias beside relative: %v", err)
-	}
-	c.Relative = backend.Tensor{}
 	c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 9, 12), 8, 8
-	if err := b.Attention(context.Background(), c); err == nil || !strings.Contains(err.Error(), "a mask and a block mask") {
-		t.Errorf("mask beside blocks: %v", err)
+	_, err := b.Plan(c)
+	for _, err := range []error{err, b.Attention(context.Background(), c)} {
+		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "a mask beside a mask of blocks") || !strings.Contains(err.Error(), "10 storage buffers") {
+			t.Errorf("many rows: %v", err)
+		}
+	}
+	for _, x := range []struct {
+		t    *backend.Tensor
+		axis int
+		n    int
+	}{{&c.Q, backend.Seq, 3}, {&c.O, backend.Seq, 3}, {&c.LSE, backend.Seq, 3}, {&c.Mask, backend.Seq, 3}, {&c.Bias, backend.Seq, 3},
+		{&c.Blocks, backend.Seq, 1}, {&c.Relative, backend.Dim, 3 + 90 - 1}} {
+		if *x.t, err = x.t.Slice(x.axis, 0, x.n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.Attention(context.Background(), c); err != nil {
+		t.Errorf("few rows: %v", err)
 	}
 }
 

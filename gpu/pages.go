@@ -126,9 +126,10 @@ func (a *attention) checkPages() error {
 	return nil
 }
 
-// kernel returns v as it reads what the call has, pools of pages or not. The call's
+// kernel returns v as it reads what the call has: options, pools of pages or not. The call's
 // cutter must have been made.
 func (a *attention) kernel(v variant) variant {
+	v = a.options.kernel(v)
 	if !a.paged() {
 		return v
 	}

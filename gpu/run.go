@@ -37,8 +37,8 @@ type window struct {
 type params []uint32
 
 // newParams has room for those of the largest kernel: 24 numbers, 16 of options, the
-// bases and strides of 7 operands, 4 of pages, and the tables.
-func newParams() params { return make(params, 0, 24+16+7*8+4+klenBatches+2*tableHeads) }
+// bases and strides of 9 operands, 4 of pages, and the tables.
+func newParams() params { return make(params, 0, 24+16+9*8+4+klenBatches+2*tableHeads) }
 
 func (p *params) u32(v ...int) {
 	for _, x := range v {

@@ -189,7 +189,7 @@ func (b *Backend) rows(r *runner, st, lt backend.Tensor, p *backend.Problem, sco
 	}
 	s := updates("s", st, pairAxes, 1)
 	lse := writes("lse", lt, rowAxes, 1)
-	cut := b.newCutter(axN, softmaxGrain, s, lse, opts.mask, opts.bias)
+	cut := b.newCutter(axN, softmaxGrain, append(opts.operands(), s, lse)...)
 	opts.limit(cut)
 	cut.most[axN] = longest(softmaxGrain, 2+opts.rounds(4), softmaxOps*softmaxGrain, b.pieceWork(softmaxAny)) // 2 phases
 	rows := func(x box) int { return x.len(axB) * x.len(axH) * x.len(axM) }
@@ -198,7 +198,8 @@ func (b *Backend) rows(r *runner, st, lt backend.Tensor, p *backend.Problem, sco
 
 	queue := func(v variant, x box, state window, phases int) error {
 		sv, lv := s.view(x, cut.align), lse.view(x, cut.align)
-		mv, bv := opts.mask.view(x, cut.align), opts.bias.view(x, cut.align)
+		pairs := opts.views(x, cut.align)
+		mask, bias, more := opts.windows(pairs)
 		// As in softmax.wgsl.
 		flags := phases | flagBits(state.buf != nil, !lt.IsZero(), p.Visible.KLen != nil)<<2 | opts.flags()<<1
 		w := newParams()
@@ -207,11 +208,11 @@ func (b *Backend) rows(r *runner, st, lt backend.Tensor, p *backend.Problem, sco
 		w.f32(p.Softcap)
 		w.u32(lo, hi, flags, biasType(opts.bias.t))
 		opts.params(&w, x)
-		for _, o := range []view{sv, lv, mv, bv} {
+		for _, o := range []view{sv, lv, pairs.mask, pairs.bias, pairs.blocks, pairs.relative} {
 			w.strides(o.base, o.strides)
 		}
 		opts.tables(&w, x, 1)
-		st := step{variant: v, params: w, windows: []window{mv.window, bv.window, sv.window, lv.window, state}}
+		st := step{variant: opts.kernel(v), params: w, windows: append([]window{mask, bias, sv.window, lv.window, state}, more...)}
 		return r.dispatch(st, rows(x), softmaxOps*float64(x.len(axN)))
 	}
 	all := box{hi: [nAxes]int{axB: sh[0], axH: sh[1], axM: sh[2], axN: sh[3], axX: 1}}

@@ -29,9 +29,8 @@ func TestConformanceStreamed(t *testing.T) {
 		t.Skip("the suite runs resident and cut")
 	}
 	backendtest.Run(t, backendtest.Harness{
-		Refuses: refusals,
-		Open:    func(t testing.TB) backend.Backend { return openFull(t, Options{MemoryBytes: 3 << 20}) },
-		Draws:   5,
+		Open:  func(t testing.TB) backend.Backend { return openFull(t, Options{MemoryBytes: 3 << 20}) },
+		Draws: 5,
 	})
 }
 

@@ -31,7 +31,8 @@
 // Rewritten for each variant:
 const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
 const KV: u32 = 0u; // of k and v: as q's, or 4 q8
-const PAGED: u32 = 0u; // 1: k and v are pools of pages, see table
+const PAGED: u32 = 0u; // 1: k and v are pools of pages, which table has batch by batch
+const BOTH: u32 = 0u; // 1: a mask and one of blocks, or a bias and one by distance, which else share a binding
 const DVB: u32 = 2u; // blocks of 32 output columns
 const ACC: u32 = 8u; // 4 · DVB
 
@@ -41,6 +42,7 @@ const HIDDEN: f32 = -1.0; // a weight is never negative
 const HIDDEN_BITS: u32 = 0xbf800000u;
 const MOST_BLOCKS: u32 = 64u; // that are looked at before a tile is computed
 const MAX_BIAS: u32 = 0x7f000000u; // the bits of 2^127, see bounded
+const MAX_RELATIVE: u32 = 0x7e800000u; // of 2^126
 
 // Bits of Params.flags.
 const GO_ON: u32 = 1u; // from state
@@ -51,8 +53,9 @@ const HAS_MASK: u32 = 16u;
 const HAS_SOFTCAP: u32 = 32u;
 const HAS_SLOPES: u32 = 64u;
 const HAS_SINKS: u32 = 128u;
-const HAS_BLOCKS: u32 = 256u; // the mask is one of blocks
+const HAS_BLOCKS: u32 = 256u;
 const HAS_DROPOUT: u32 = 512u;
+const HAS_BIAS: u32 = 1024u; // of either kind
 
 // Strides are in elements, base is the first element's index in its binding. The
 // padding is what uniforms ask of structures inside structures.
@@ -71,7 +74,7 @@ struct Strides {
 struct Options {
     offset: i32, // row i stands at key i + offset
     slope_b: u32, // slopes of a batch in the table, 0 when all share theirs
-    bias_limit: u32, // bits of the largest bias that is told from larger ones
+    relative_type: u32, // as bias_type, of the bias by distance
     block_q: u32, // rows and keys of a block of the mask
     block_k: u32,
     threshold: u32, // the random word from which on dropout keeps a weight
@@ -116,6 +119,8 @@ struct Params {
     lse: Strides,
     mask: Strides,
     bias: Strides,
+    blocked: Strides, // of a mask of blocks, by their numbers
+    relative: Strides, // of a bias by distance: s is minus d
     klen: array<vec4<i32>, 16>, // of up to 64 batches
     slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
     sinks: array<vec4<f32>, 16>, // of up to 64 heads, -Inf where there is none
@@ -134,7 +139,9 @@ struct Params {
 @group(0) @binding(6) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(7) var<storage, read_write> state: array<f32>;
 @group(0) @binding(8) var<uniform> p: Params;
-@group(0) @binding(9) var<storage, read> table: array<u32>; // pages, batch by batch
+@group(0) @binding(9) var<storage, read> blocks: array<u32>; // BOTH
+@group(0) @binding(10) var<storage, read> relative: array<u32>; // BOTH
+@group(0) @binding(11) var<storage, read> table: array<u32>; // PAGED
 
 // Rows of 8 vec4 are padded to 9, which keeps lanes on different banks.
 var<workgroup> qs: array<vec4<f32>, 288>; // [row][depth/4]
@@ -313,6 +320,30 @@ fn load_bias(i: u32) -> f32 {
     return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
 }
 
+fn load_relative(i: u32) -> f32 {
+    let at = select(i >> 1u, i, p.more.relative_type == 1u);
+    var word = 0u;
+    if (BOTH == 0u) { // static
+        word = bias[at];
+    }
+    if (BOTH == 1u) { // static
+        word = relative[at];
+    }
+    return decode(word, i, p.more.relative_type - 1u);
+}
+
+// block is 0 when the mask of blocks hides its element i.
+fn block(i: u32) -> u32 {
+    var word = 0u;
+    if (BOTH == 0u) { // static
+        word = mask[i >> 2u];
+    }
+    if (BOTH == 1u) { // static
+        word = blocks[i >> 2u];
+    }
+    return (word >> ((i & 3u) * 8u)) & 0xffu;
+}
+
 // bounded is a bias as it is added: finite ones are bounded to the number with the bits
 // limit, so that log2(e) times what is added together is finite. Looks at the bits, as
 // comparisons may be assumed to meet no NaN.
@@ -437,33 +468,42 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
         if (row >= p.rows) {
             r.seen = vec4<bool>(false);
         }
-        if ((p.flags & (HAS_MASK | HAS_BLOCKS)) != 0u) {
-            let at = p.mask.base + b * p.mask.b + h * p.mask.h;
+        if ((p.flags & HAS_MASK) != 0u) {
+            let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
             for (var c = 0u; c < 4u; c++) {
                 if (r.seen[c]) {
-                    var x = at + row * p.mask.s + (j + c) * p.mask.d;
-                    if ((p.flags & HAS_BLOCKS) != 0u) {
-                        x = at + (p.row0 + row) / p.more.block_q * p.mask.s + (p.key0 + j + c) / p.more.block_k * p.mask.d;
-                    }
+                    let x = at + (j + c) * p.mask.d;
                     r.seen[c] = ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
                 }
             }
         }
-        if (p.bias_type != 0u || (p.flags & HAS_SLOPES) != 0u) {
-            let at = p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s;
+        if ((p.flags & HAS_BLOCKS) != 0u) {
+            let at = p.blocked.base + b * p.blocked.b + h * p.blocked.h + (p.row0 + row) / p.more.block_q * p.blocked.s;
             for (var c = 0u; c < 4u; c++) {
                 if (r.seen[c]) {
-                    var x = 0.0;
+                    r.seen[c] = block(at + (p.key0 + j + c) / p.more.block_k * p.blocked.d) != 0u;
+                }
+            }
+        }
+        if ((p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u) {
+            for (var c = 0u; c < 4u; c++) {
+                if (r.seen[c]) {
+                    var y = 0.0;
                     if (p.bias_type != 0u) {
-                        x = load_bias(at + (j + c) * p.bias.d);
+                        let x = load_bias(p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s + (j + c) * p.bias.d);
                         r.seen[c] = bitcast<u32>(x) != 0xff800000u; // -Inf hides
-                        x = bounded(x, p.more.bias_limit);
+                        y = bounded(x, MAX_BIAS);
+                    }
+                    if (p.more.relative_type != 0u) {
+                        let x = load_relative(p.relative.base + b * p.relative.b + h * p.relative.h + row * p.relative.s + (j + c) * p.relative.d);
+                        r.seen[c] = r.seen[c] && bitcast<u32>(x) != 0xff800000u;
+                        y = bounded(y + bounded(x, MAX_RELATIVE), MAX_BIAS);
                     }
                     if ((p.flags & HAS_SLOPES) != 0u) {
                         let away = abs(i + p.more.offset - i32(p.key0 + j + c));
-                        x = bounded(fma(-slope_of(b, h), f32(away), x), MAX_BIAS);
+                        y = bounded(fma(-slope_of(b, h), f32(away), y), MAX_BIAS);
                     }
-                    r.s[c] = r.s[c] + x;
+                    r.s[c] = r.s[c] + y;
                 }
             }
         }
@@ -482,11 +522,10 @@ fn tile_seen(b: u32, h: u32, r0: u32, tile: u32, end: u32) -> bool {
     if (nq * nk > MOST_BLOCKS) {
         return true;
     }
-    let at = p.mask.base + b * p.mask.b + h * p.mask.h;
+    let at = p.blocked.base + b * p.blocked.b + h * p.blocked.h;
     var any = 0u;
     for (var n = 0u; n < nq * nk; n++) {
-        let x = at + (q0 + n / nk) * p.mask.s + (k0 + n % nk) * p.mask.d;
-        any = any | ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu);
+        any = any | block(at + (q0 + n / nk) * p.blocked.s + (k0 + n % nk) * p.blocked.d);
     }
     return any != 0u;
 }
@@ -559,7 +598,7 @@ fn main(
     let all_from = i_last + p.lo;
     let all_to = min(i_first + p.hi, cap);
 
-    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_SLOPES | HAS_DROPOUT)) != 0u || p.bias_type != 0u;
+    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_SLOPES | HAS_DROPOUT)) != 0u;
 
     for (var tile = (begin / 32) * 32; tile < end; tile += 32) {
         if ((p.flags & HAS_BLOCKS) != 0u) {

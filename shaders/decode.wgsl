@@ -43,9 +43,10 @@
 const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers, 2: all that are marked
 const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
 const KV: u32 = 0u; // of k and v: as q's, or 4 q8
-const PAGED: u32 = 0u; // 1: k and v are pools of pages, see table
+const PAGED: u32 = 0u; // 1: k and v are pools of pages, which table has batch by batch
 const WIDE: u32 = 1u; // 1 when k and v can be read 16 bytes at a time
-const EXTRA: u32 = 1u; // 1: there may be slopes, a mask of blocks or dropout
+const BOTH: u32 = 0u; // 1: a mask and one of blocks, or a bias and one by distance, which else share a binding
+const EXTRA: u32 = 1u; // 1: there may be slopes, a mask of blocks, a bias by distance or dropout
 const EL: u32 = 4u; // elements in 16 bytes
 const ROWS: u32 = 4u; // query rows of a workgroup
 const SPLIT: u32 = 1024u; // keys of a workgroup
@@ -73,6 +74,7 @@ const LOG2E: f32 = 1.4426950408889634;
 const HIDDEN: f32 = -1.0; // a weight is never negative
 const HIDDEN_BITS: u32 = 0xbf800000u;
 const MAX_BIAS: u32 = 0x7f000000u; // the bits of 2^127, see bounded
+const MAX_RELATIVE: u32 = 0x7e800000u; // of 2^126
 const MOST_BLOCKS: u32 = 64u; // that are looked at before a tile is computed
 
 // Bits of Params.flags.
@@ -82,8 +84,9 @@ const HAS_MASK: u32 = 16u;
 const HAS_SOFTCAP: u32 = 32u;
 const HAS_SLOPES: u32 = 64u;
 const HAS_SINKS: u32 = 128u;
-const HAS_BLOCKS: u32 = 256u; // the mask is one of blocks
+const HAS_BLOCKS: u32 = 256u;
 const HAS_DROPOUT: u32 = 512u;
+const HAS_BIAS: u32 = 1024u; // of either kind
 
 // Strides are in elements, base is the first element's index in its binding. The
 // padding is what uniforms ask of structures inside structures.
@@ -102,7 +105,7 @@ struct Strides {
 struct Options {
     offset: i32, // row i stands at key i + offset
     slope_b: u32, // slopes of a batch in the table, 0 when all share theirs
-    bias_limit: u32, // bits of the largest bias that is told from larger ones
+    relative_type: u32, // as bias_type, of the bias by distance
     block_q: u32, // rows and keys of a block of the mask
     block_k: u32,
     threshold: u32, // the random word from which on dropout keeps a weight
@@ -151,6 +154,8 @@ struct Params {
     lse: Strides,
     mask: Strides,
     bias: Strides,
+    blocked: Strides, // of a mask of blocks, by their numbers
+    relative: Strides, // of a bias by distance: s is minus d
     klen: array<vec4<i32>, 16>, // of up to 64 batches
     slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
     sinks: array<vec4<f32>, 16>, // of up to 64 heads, in units of log2, -Inf where there is none
@@ -167,7 +172,9 @@ struct Params {
 @group(0) @binding(4) var<storage, read> bias: array<u32>;
 @group(0) @binding(5) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(6) var<uniform> p: Params;
-@group(0) @binding(7) var<storage, read> table: array<u32>; // pages, batch by batch
+@group(0) @binding(7) var<storage, read> blocks: array<u32>; // BOTH
+@group(0) @binding(8) var<storage, read> relative: array<u32>; // BOTH
+@group(0) @binding(9) var<storage, read> table: array<u32>; // PAGED
 
 var<workgroup> kv: array<vec4<u32>, 512>; // a chunk of K or V
 var<workgroup> qs: array<vec4<f32>, 128>; // [row][depth/4] of the chunk
@@ -249,6 +256,30 @@ fn load_q(i: u32) -> f32 {
 
 fn load_bias(i: u32) -> f32 {
     return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
+}
+
+fn load_relative(i: u32) -> f32 {
+    let at = select(i >> 1u, i, p.more.relative_type == 1u);
+    var word = 0u;
+    if (BOTH == 0u) { // static
+        word = bias[at];
+    }
+    if (BOTH == 1u) { // static
+        word = relative[at];
+    }
+    return decode(word, i, p.more.relative_type - 1u);
+}
+
+// block is 0 when the mask of blocks hides its element i.
+fn block(i: u32) -> u32 {
+    var word = 0u;
+    if (BOTH == 0u) { // static
+        word = mask[i >> 2u];
+    }
+    if (BOTH == 1u) { // static
+        word = blocks[i >> 2u];
+    }
+    return (word >> ((i & 3u) * 8u)) & 0xffu;
 }
 
 // bounded is a bias as it is added: finite ones are bounded to the number with the bits
@@ -536,7 +567,7 @@ struct Scores {
 // unit is what turns Scores.x into a score. It stays apart so that score minus maximum
 // is one fma everywhere.
 fn unit() -> f32 {
-    return select(p.unit, 1.0, p.bias_type != 0u || (p.flags & HAS_SLOPES) != 0u);
+    return select(p.unit, 1.0, (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u);
 }
 
 // score takes dot products; j counts in the piece.
@@ -555,42 +586,52 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
         if ((p.flags & HAS_SLOPES) != 0u) {
             slope = slope_of(b, h);
             away = vec4<f32>(abs(vec4<i32>(i + p.more.offset) - key));
-            if (p.bias_type == 0u) {
+            if ((p.flags & HAS_BIAS) == 0u) {
                 r.x = fma(r.x, vec4<f32>(p.unit), fma(vec4<f32>(-slope), away, vec4<f32>(0.0)) * LOG2E);
             }
         }
     }
     if (check) {
         r.seen = (key >= vec4<i32>(i + p.lo)) & (key < vec4<i32>(min(i + p.hi, cap)));
-        if ((p.flags & (HAS_MASK | HAS_BLOCKS)) != 0u) {
-            var at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
-            var keys = vec4<u32>(j, j + TX, j + 2u * TX, j + 3u * TX);
-            if (EXTRA == 1u) { // static
-                if ((p.flags & HAS_BLOCKS) != 0u) {
-                    at = p.mask.base + b * p.mask.b + h * p.mask.h + (p.row0 + row) / p.more.block_q * p.mask.s;
-                    keys = (keys + vec4<u32>(p.key0)) / vec4<u32>(p.more.block_k);
-                }
-            }
+        if ((p.flags & HAS_MASK) != 0u) {
+            let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
             for (var c = 0u; c < 4u; c++) { // unroll
                 if (r.seen[c]) {
-                    let x = at + keys[c] * p.mask.d;
+                    let x = at + (j + c * TX) * p.mask.d;
                     r.seen[c] = ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
                 }
             }
         }
-        if (p.bias_type != 0u) {
-            let at = p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s;
+        if (EXTRA == 1u) { // static
+            if ((p.flags & HAS_BLOCKS) != 0u) {
+                let at = p.blocked.base + b * p.blocked.b + h * p.blocked.h + (p.row0 + row) / p.more.block_q * p.blocked.s;
+                for (var c = 0u; c < 4u; c++) { // unroll
+                    if (r.seen[c]) {
+                        r.seen[c] = block(at + (p.key0 + j + c * TX) / p.more.block_k * p.blocked.d) != 0u;
+                    }
+                }
+            }
+        }
+        if ((p.flags & HAS_BIAS) != 0u) {
             for (var c = 0u; c < 4u; c++) { // unroll
                 if (r.seen[c]) {
-                    let x = load_bias(at + (j + c * TX) * p.bias.d);
-                    var y = bounded(x, p.more.bias_limit);
+                    var y = 0.0;
+                    if (p.bias_type != 0u) {
+                        let x = load_bias(p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s + (j + c * TX) * p.bias.d);
+                        r.seen[c] = bitcast<u32>(x) != 0xff800000u; // -Inf hides
+                        y = bounded(x, MAX_BIAS);
+                    }
                     if (EXTRA == 1u) { // static
+                        if (p.more.relative_type != 0u) {
+                            let x = load_relative(p.relative.base + b * p.relative.b + h * p.relative.h + row * p.relative.s + (j + c * TX) * p.relative.d);
+                            r.seen[c] = r.seen[c] && bitcast<u32>(x) != 0xff800000u;
+                            y = bounded(y + bounded(x, MAX_RELATIVE), MAX_BIAS);
+                        }
                         if ((p.flags & HAS_SLOPES) != 0u) {
                             y = bounded(fma(-slope, away[c], y), MAX_BIAS);
                         }
                     }
                     r.x[c] = fma(r.x[c], p.unit, y * LOG2E);
-                    r.seen[c] = bitcast<u32>(x) != 0xff800000u; // -Inf hides
                 }
             }
         }
@@ -614,9 +655,8 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     var any = 0u;
     for (var n = 0u; n < (last - first + 1u) * nk; n++) {
         let row = first + n / nk;
-        let x = p.mask.base + b * p.mask.b + (h0 + row / p.rows) * p.mask.h
-            + (p.row0 + row % p.rows) / p.more.block_q * p.mask.s + (k0 + n % nk) * p.mask.d;
-        any = any | ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu);
+        any = any | block(p.blocked.base + b * p.blocked.b + (h0 + row / p.rows) * p.blocked.h
+            + (p.row0 + row % p.rows) / p.more.block_q * p.blocked.s + (k0 + n % nk) * p.blocked.d);
     }
     return any != 0u;
 }
@@ -677,7 +717,7 @@ fn main(
     if (begin >= end) {
         return; // splitmerge.wgsl does not look here
     }
-    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_DROPOUT)) != 0u || p.bias_type != 0u;
+    let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_DROPOUT)) != 0u;
 
     // What this thread does of each step.
     let q_row = first + t / QG; // for loading q

@@ -38,9 +38,9 @@
 //     that: the multiple of BC next to 1024.
 //   - x = Σ q_d·k_d by fma from d = 0 on. With softcap x = tanh(x·scale/cap). The unit
 //     is log2 e times scale, or cap: a score is x·unit in units of log2, with a bias
-//     fma(x, unit, y·log2 e) with y = bias, fma(-slope, distance, bias or 0), of which the
-//     unit is 1. No rounded product is added to
-//     anything but by fma, as a compiler may join the two or not.
+//     fma(x, unit, y·log2 e), of which the unit is 1: y is the bias and the bias by
+//     distance, then fma(-slope, distance, y). No rounded product is added to anything but
+//     by fma, as a compiler may join the two or not.
 //   - A tile: m = max(m, x·unit), from LOWEST; p = exp2_down(fma(x, unit, -m));
 //     r = exp2_down(m before - m); l_c = fma(l_c, r, Σ p of the keys j ≡ c mod TX in
 //     ascending order); o = o·r, then o = fma(p_j, v_j, o) in ascending order. Hidden
@@ -68,9 +68,10 @@
 const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers, 2: all that are marked
 const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
 const KV: u32 = 0u; // of k and v: as q's, or 4 q8
-const PAGED: u32 = 0u; // 1: k and v are pools of pages, see table
+const PAGED: u32 = 0u; // 1: k and v are pools of pages, which table has batch by batch
 const OUT16: u32 = 0u; // 1: o takes 16-bit elements, put is then attention.wgsl's
 const VEC: u32 = 0u; // 1: q, k and v have neighbours along D side by side, rows in multiples of 4
+const BOTH: u32 = 0u; // 1: a mask and one of blocks, or a bias and one by distance, which else share a binding
 const PAIRED: u32 = 1u; // 1: there may be softcap, mask, bias, slopes or dropout
 const TX: u32 = 8u;
 const TY: u32 = 16u;
@@ -101,6 +102,7 @@ const LN2: f32 = 0.6931471805599453;
 const HIDDEN: f32 = -1.0; // a weight is never negative
 const HIDDEN_BITS: u32 = 0xbf800000u;
 const MAX_BIAS: u32 = 0x7f000000u; // the bits of 2^127, see bounded
+const MAX_RELATIVE: u32 = 0x7e800000u; // of 2^126
 const MOST_BLOCKS: u32 = 64u; // that are looked at before a tile is computed
 
 // Bits of Params.flags.
@@ -112,8 +114,9 @@ const HAS_MASK: u32 = 16u;
 const HAS_SOFTCAP: u32 = 32u;
 const HAS_SLOPES: u32 = 64u;
 const HAS_SINKS: u32 = 128u;
-const HAS_BLOCKS: u32 = 256u; // the mask is one of blocks
+const HAS_BLOCKS: u32 = 256u;
 const HAS_DROPOUT: u32 = 512u;
+const HAS_BIAS: u32 = 1024u; // of either kind
 
 // Strides are in elements, base is the first element's index in its binding. The
 // padding is what uniforms ask of structures inside structures.
@@ -132,7 +135,7 @@ struct Strides {
 struct Options {
     offset: i32, // row i stands at key i + offset
     slope_b: u32, // slopes of a batch in the table, 0 when all share theirs
-    bias_limit: u32, // bits of the largest bias that is told from larger ones
+    relative_type: u32, // as bias_type, of the bias by distance
     block_q: u32, // rows and keys of a block of the mask
     block_k: u32,
     threshold: u32, // the random word from which on dropout keeps a weight
@@ -181,6 +184,8 @@ struct Params {
     lse: Strides,
     mask: Strides,
     bias: Strides,
+    blocked: Strides, // of a mask of blocks, by their numbers
+    relative: Strides, // of a bias by distance: s is minus d
     klen: array<vec4<i32>, 16>, // of up to 64 batches
     slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
     sinks: array<vec4<f32>, 16>, // of up to 64 heads in units of log2, -Inf where there is none
@@ -199,7 +204,9 @@ struct Params {
 @group(0) @binding(6) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(7) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(8) var<uniform> p: Params;
-@group(0) @binding(9) var<storage, read> table: array<u32>; // pages, batch by batch
+@group(0) @binding(9) var<storage, read> blocks: array<u32>; // BOTH
+@group(0) @binding(10) var<storage, read> relative: array<u32>; // BOTH
+@group(0) @binding(11) var<storage, read> table: array<u32>; // PAGED
 
 // For the products with K and with V in turn, with maxima, sums and outputs between:
 var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // q [row][depth/4], p [key][row/4]
@@ -306,6 +313,30 @@ fn put(i: u32, x: f32) {
 
 fn load_bias(i: u32) -> f32 {
     return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
+}
+
+fn load_relative(i: u32) -> f32 {
+    let at = select(i >> 1u, i, p.more.relative_type == 1u);
+    var word = 0u;
+    if (BOTH == 0u) { // static
+        word = bias[at];
+    }
+    if (BOTH == 1u) { // static
+        word = relative[at];
+    }
+    return decode(word, i, p.more.relative_type - 1u);
+}
+
+// block is 0 when the mask of blocks hides its element i.
+fn block(i: u32) -> u32 {
+    var word = 0u;
+    if (BOTH == 0u) { // static
+        word = mask[i >> 2u];
+    }
+    if (BOTH == 1u) { // static
+        word = blocks[i >> 2u];
+    }
+    return (word >> ((i & 3u) * 8u)) & 0xffu;
 }
 
 // bounded is a bias as it is added: finite ones are bounded to the number with the bits
@@ -513,45 +544,68 @@ fn distances(row: u32, j: u32) -> vec4<f32> {
     return vec4<f32>(abs(vec4<i32>(at) + vec4<i32>(0, 1, 2, 3)));
 }
 
-// mask_rows are where four rows of the mask begin.
-fn mask_rows(batch: u32, head: u32, row: u32) -> vec4<u32> {
-    let at = vec4<u32>(p.mask.base + batch * p.mask.b + head * p.mask.h);
-    var rows = vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u);
-    if ((p.flags & HAS_BLOCKS) != 0u) {
-        rows = (rows + vec4<u32>(p.row0)) / vec4<u32>(p.more.block_q);
-    }
-    return at + rows * vec4<u32>(p.mask.s);
+// Pairs are where four rows of masks and biases begin.
+struct Pairs {
+    mask: vec4<u32>,
+    blocks: vec4<u32>,
+    bias: vec4<u32>,
+    relative: vec4<u32>,
 }
 
-// paired applies mask, bias and slopes to the scores of four rows from row on (in the
-// box), whose masks begin at masks, with key j (in the piece). Slopes without a bias hide
+fn pairs_of(batch: u32, head: u32, row: u32) -> Pairs {
+    let rows = vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u);
+    var r: Pairs;
+    r.mask = vec4<u32>(p.mask.base + batch * p.mask.b + head * p.mask.h) + rows * vec4<u32>(p.mask.s);
+    r.bias = vec4<u32>(p.bias.base + batch * p.bias.b + head * p.bias.h) + rows * vec4<u32>(p.bias.s);
+    r.relative = vec4<u32>(p.relative.base + batch * p.relative.b + head * p.relative.h) + rows * vec4<u32>(p.relative.s);
+    r.blocks = vec4<u32>(0u);
+    if ((p.flags & HAS_BLOCKS) != 0u) {
+        r.blocks = vec4<u32>(p.blocked.base + batch * p.blocked.b + head * p.blocked.h)
+            + (rows + vec4<u32>(p.row0)) / vec4<u32>(p.more.block_q) * vec4<u32>(p.blocked.s);
+    }
+    return r;
+}
+
+// paired applies masks, biases and slopes to the scores of four rows from row on (in the
+// box), which begin at pairs, with key j (in the piece). Slopes without a bias hide
 // nothing, and are in the scores.
-fn paired(given: Scores, masks: vec4<u32>, batch: u32, head: u32, row: u32, j: u32) -> Scores {
+fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) -> Scores {
     var w = given;
-    if ((p.flags & (HAS_MASK | HAS_BLOCKS)) != 0u) {
-        var key = j;
-        if ((p.flags & HAS_BLOCKS) != 0u) {
-            key = (p.key0 + j) / p.more.block_k;
-        }
+    if ((p.flags & HAS_MASK) != 0u) {
         for (var r = 0u; r < 4u; r++) { // unroll deep
             if (!w.hidden[r]) {
-                let i = masks[r] + key * p.mask.d;
+                let i = pairs.mask[r] + j * p.mask.d;
                 w.hidden[r] = ((mask[i >> 2u] >> ((i & 3u) * 8u)) & 0xffu) == 0u;
             }
         }
     }
-    if (p.bias_type != 0u) {
-        let at = p.bias.base + batch * p.bias.b + head * p.bias.h + row * p.bias.s + j * p.bias.d;
+    if ((p.flags & HAS_BLOCKS) != 0u) {
+        let column = (p.key0 + j) / p.more.block_k * p.blocked.d;
+        for (var r = 0u; r < 4u; r++) { // unroll deep
+            if (!w.hidden[r]) {
+                w.hidden[r] = block(pairs.blocks[r] + column) == 0u;
+            }
+        }
+    }
+    if ((p.flags & HAS_BIAS) != 0u) {
         let away = distances(row, j);
         for (var r = 0u; r < 4u; r++) { // unroll deep
             if (!w.hidden[r]) {
-                let x = load_bias(at + r * p.bias.s);
-                var y = bounded(x, p.more.bias_limit);
+                var y = 0.0;
+                if (p.bias_type != 0u) {
+                    let x = load_bias(pairs.bias[r] + j * p.bias.d);
+                    w.hidden[r] = bitcast<u32>(x) == 0xff800000u; // -Inf hides
+                    y = bounded(x, MAX_BIAS);
+                }
+                if (p.more.relative_type != 0u) {
+                    let x = load_relative(pairs.relative[r] + j * p.relative.d);
+                    w.hidden[r] = w.hidden[r] || bitcast<u32>(x) == 0xff800000u;
+                    y = bounded(y + bounded(x, MAX_RELATIVE), MAX_BIAS);
+                }
                 if ((p.flags & HAS_SLOPES) != 0u) {
                     y = bounded(fma(-slope_of(batch, head), away[r], y), MAX_BIAS);
                 }
                 w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
-                w.hidden[r] = bitcast<u32>(x) == 0xff800000u; // -Inf hides
             }
         }
     }
@@ -569,12 +623,11 @@ fn blocks_seen(batch: u32, head: u32, r0: u32, tile: u32, end: u32) -> u32 {
     if (nq * nk > MOST_BLOCKS) {
         return 1u;
     }
-    let at = p.mask.base + batch * p.mask.b + head * p.mask.h;
+    let at = p.blocked.base + batch * p.blocked.b + head * p.blocked.h;
     var some = 0u;
     var all = 1u;
     for (var n = 0u; n < nq * nk; n++) {
-        let i = at + (q0 + n / nk) * p.mask.s + (k0 + n % nk) * p.mask.d;
-        let one = min((mask[i >> 2u] >> ((i & 3u) * 8u)) & 0xffu, 1u);
+        let one = min(block(at + (q0 + n / nk) * p.blocked.s + (k0 + n % nk) * p.blocked.d), 1u);
         some = some | one;
         all = all & one;
     }
@@ -679,8 +732,8 @@ fn main(
     if (end > begin) {
         to_split = (end - 1) / split_keys;
     }
-    let unit = select(p.unit, 1.0, p.bias_type != 0u || (p.flags & HAS_SLOPES) != 0u);
-    let paired_tiles = (p.flags & (HAS_MASK | HAS_DROPOUT)) != 0u || p.bias_type != 0u;
+    let unit = select(p.unit, 1.0, (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u);
+    let paired_tiles = (p.flags & (HAS_MASK | HAS_BIAS | HAS_DROPOUT)) != 0u;
 
     for (var part = from_split; part <= to_split; part++) {
         let part_from = max(begin, part * split_keys);
@@ -691,15 +744,15 @@ fn main(
                 if ((p.flags & HAS_BLOCKS) != 0u) {
                     // On to the next tile of which anything is seen, in a loop of its own:
                     // a software driver goes through the rest of a loop that it continues.
-                    var blocks = blocks_seen(batch, head, r0, u32(tile), u32(part_to));
-                    while (blocks == 0u && tile + tile_keys < part_to) {
+                    var look = blocks_seen(batch, head, r0, u32(tile), u32(part_to));
+                    while (look == 0u && tile + tile_keys < part_to) {
                         tile += tile_keys;
-                        blocks = blocks_seen(batch, head, r0, u32(tile), u32(part_to));
+                        look = blocks_seen(batch, head, r0, u32(tile), u32(part_to));
                     }
-                    if (blocks == 0u) {
+                    if (look == 0u) {
                         break;
                     }
-                    mixed = blocks == 1u;
+                    mixed = look == 1u;
                 }
             }
             let j0 = u32(tile) - p.key0;
@@ -764,7 +817,7 @@ fn main(
                         s[i] = tanh_acc(s[i] * p.scale / p.softcap);
                     }
                 }
-                if ((p.flags & HAS_SLOPES) != 0u && p.bias_type == 0u) {
+                if ((p.flags & (HAS_BIAS | HAS_SLOPES)) == HAS_SLOPES) {
                     let slope = vec4<f32>(slope_of(batch, head));
                     for (var h = 0u; h < RV; h++) { // unroll
                         for (var j = 0u; j < KT; j++) { // unroll
@@ -789,13 +842,13 @@ fn main(
                     let i = vec4<i32>(i32(p.row0 + row)) + vec4<i32>(0, 1, 2, 3);
                     let from_key = i + p.lo;
                     let to_key = min(i + p.hi, vec4<i32>(cap));
-                    let masks = mask_rows(batch, head, row);
+                    let pairs = pairs_of(batch, head, row);
                     for (var j = 0u; j < KT; j++) { // unroll
                         let key = vec4<i32>(tile + i32(tx + TX * j));
                         var w = Scores(s[j * RV + h], (key < from_key) | (key >= to_key));
                         if (PAIRED == 1u) { // static
                             w.hidden = w.hidden | (vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u) >= vec4<u32>(p.rows));
-                            w = paired(w, masks, batch, head, row, j0 + tx + TX * j);
+                            w = paired(w, pairs, batch, head, row, j0 + tx + TX * j);
                         }
                         s[j * RV + h] = w.x;
                         most[h] = max(most[h], select(w.x * unit, vec4<f32>(LOWEST), w.hidden));

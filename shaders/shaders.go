@@ -34,7 +34,8 @@ type Kernel struct {
 	Source string
 	// Bindings are the kinds of group 0's bindings in order, one letter each: r
 	// for read-only storage, w for storage that is written, u for the uniform.
-	// After it variants with PAGED = 1 have the table of pages, r.
+	// After it variants with BOTH = 1 have a mask of blocks and a bias by distance, rr,
+	// and those with PAGED = 1 the table of pages, r.
 	Bindings string
 	// WorkgroupMemory is what a workgroup takes, in bytes.
 	WorkgroupMemory int
@@ -119,8 +120,8 @@ func (k Kernel) Constants() map[string]string {
 // the blocks marked static that they make false. Three of them mean more where a file
 // has them: EXPAND unrolls marked loops ([Looped], [Registers], [Full]), OUT16 = 1 takes
 // o and the function that stores to it from the attention kernel, which stores every
-// type, and PAGED = 0 takes the table of pages away. It returns an error that names a
-// constant which the file does not have.
+// type, and BOTH = 0 and PAGED = 0 take the bindings away that only 1 has. It returns an
+// error that names a constant which the file does not have.
 func (k Kernel) Specialise(values map[string]uint32) (string, error) {
 	if len(values) == 0 {
 		return k.Source, nil
@@ -155,9 +156,7 @@ func (k Kernel) Specialise(values map[string]uint32) (string, error) {
 		src = anyOutput.ReplaceAllString(src, "${1}atomic<u32>${2}")
 		src = putFunc.ReplaceAllLiteralString(src, encodeFunc.FindString(attention)+"\n\n"+putFunc.FindString(attention))
 	}
-	if paged, ok := consts["PAGED"]; ok && paged == 0 {
-		src = pageTable.ReplaceAllLiteralString(src, "")
-	}
+	src = bindings(src, consts)
 	src, err := unroll(src, consts["EXPAND"], consts)
 	if err != nil {
 		return "", fmt.Errorf("shader %s: %w", k.Name, err)
@@ -165,10 +164,24 @@ func (k Kernel) Specialise(values map[string]uint32) (string, error) {
 	return src, nil
 }
 
+// bindings takes the bindings away that a constant of 0 at the end of their line does not
+// ask for, and numbers the others.
+func bindings(src string, consts map[string]uint32) string {
+	n := 0
+	return binding.ReplaceAllStringFunc(src, func(line string) string {
+		m := binding.FindStringSubmatch(line)
+		if _, ok := consts[m[4]]; ok && consts[m[4]] == 0 {
+			return ""
+		}
+		n++
+		return fmt.Sprintf("%s%d%s\n", m[1], n-1, m[2])
+	})
+}
+
 var (
 	groupSize  = regexp.MustCompile(`@workgroup_size\([0-9]+\)`)
 	anyOutput  = regexp.MustCompile(`(var<storage, read_write> o: array<)u32(>;)`)
-	pageTable  = regexp.MustCompile(`(?m)^@group.* var<storage, read> table: .*\n`)
+	binding    = regexp.MustCompile(`(?m)^(@group\(0\) @binding\()\d+(\) var<.*?)( // ([A-Z]+))?\n`)
 	putFunc    = regexp.MustCompile(`(?ms)^fn put\(.*?^}`)
 	encodeFunc = regexp.MustCompile(`(?ms)^fn encode16\(.*?^}`)
 )

@@ -34,6 +34,10 @@ func TestPagesComeWithTheirTable(t *testing.T) {
 			if n := len(named.FindAllString(code, -1)); n != 3*int(paged) {
 				t.Errorf("%s with PAGED = %d names the table %d times", k.Name, paged, n)
 			}
+			want := strings.Count(k.Bindings, "r") + strings.Count(k.Bindings, "w") + int(paged)
+			if last := fmt.Sprintf("@binding(%d)", want); !strings.Contains(code, last) || strings.Count(code, "@binding") != want+1 {
+				t.Errorf("%s with PAGED = %d: the last binding is not %s", k.Name, paged, last)
+			}
 		}
 	}
 }
@@ -65,8 +69,10 @@ func TestBindingsMatchTheFile(t *testing.T) {
 			}
 			got += letter[m[2]]
 		}
-		if _, paged := k.Constants()["PAGED"]; paged {
-			got = strings.TrimSuffix(got, "r")
+		for constant, more := range map[string]string{"PAGED": "r", "BOTH": "rr"} {
+			if _, ok := k.Constants()[constant]; ok {
+				got = strings.TrimSuffix(got, more)
+			}
 		}
 		if got != k.Bindings {
 			t.Errorf("%s: bindings are %s, Bindings says %s", k.Name, got, k.Bindings)

@@ -22,6 +22,7 @@
 
 // Rewritten for each variant:
 const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers
+const BOTH: u32 = 0u; // 1: a mask and one of blocks, or a bias and one by distance, which else share a binding
 const HELD: u32 = 1u; // 1: a row is at most ROW keys, in one piece
 const ROW: u32 = 1024u; // a multiple of 256
 
@@ -29,6 +30,7 @@ const LOWEST: f32 = -3.4028234e38;
 const LOG2E: f32 = 1.4426950408889634;
 const MINUS_INF: u32 = 0xff800000u;
 const MAX_BIAS: u32 = 0x7f000000u; // the bits of 2^127, see bounded
+const MAX_RELATIVE: u32 = 0x7e800000u; // of 2^126
 // The bits of a hidden score: a NaN that no arithmetic makes. -Inf would not do, as
 // it can be a visible score, and so can every other number.
 const UNSEEN: u32 = 0xffc5a3d1u;
@@ -44,7 +46,7 @@ const HAS_MASK: u32 = 32u;
 const HAS_SOFTCAP: u32 = 64u;
 const HAS_SLOPES: u32 = 128u;
 const HAS_SINKS: u32 = 256u;
-const HAS_BLOCKS: u32 = 512u; // the mask is one of blocks
+const HAS_BLOCKS: u32 = 512u;
 const HAS_DROPOUT: u32 = 1024u;
 
 struct Strides {
@@ -62,7 +64,7 @@ struct Strides {
 struct Options {
     offset: i32, // row i stands at key i + offset
     slope_b: u32, // slopes of a batch in the table, 0 when all share theirs
-    bias_limit: u32, // bits of the largest bias that is told from larger ones
+    relative_type: u32, // as bias_type, of the bias by distance
     block_q: u32, // rows and keys of a block of the mask
     block_k: u32,
     threshold: u32, // the random word from which on dropout keeps a weight
@@ -100,6 +102,8 @@ struct Params {
     lse: Strides,
     mask: Strides,
     bias: Strides,
+    blocked: Strides, // of a mask of blocks, by their numbers
+    relative: Strides, // of a bias by distance: s is minus d
     klen: array<vec4<i32>, 16>, // of up to 64 batches
     slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
     sinks: array<vec4<f32>, 16>, // of up to 64 heads, -Inf where there is none
@@ -111,6 +115,8 @@ struct Params {
 @group(0) @binding(3) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(4) var<storage, read_write> state: array<f32>;
 @group(0) @binding(5) var<uniform> p: Params;
+@group(0) @binding(6) var<storage, read> blocks: array<u32>; // BOTH
+@group(0) @binding(7) var<storage, read> relative: array<u32>; // BOTH
 
 var<workgroup> part: array<f32, 64>; // maxima, then sums
 var<workgroup> row: array<u32, ROW>; // scores
@@ -194,6 +200,30 @@ fn load_bias(i: u32) -> f32 {
     return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
 }
 
+fn load_relative(i: u32) -> f32 {
+    let at = select(i >> 1u, i, p.more.relative_type == 1u);
+    var word = 0u;
+    if (BOTH == 0u) { // static
+        word = bias[at];
+    }
+    if (BOTH == 1u) { // static
+        word = relative[at];
+    }
+    return decode(word, i, p.more.relative_type - 1u);
+}
+
+// block is 0 when the mask of blocks hides its element i.
+fn block(i: u32) -> u32 {
+    var word = 0u;
+    if (BOTH == 0u) { // static
+        word = mask[i >> 2u];
+    }
+    if (BOTH == 1u) { // static
+        word = blocks[i >> 2u];
+    }
+    return (word >> ((i & 3u) * 8u)) & 0xffu;
+}
+
 // bounded is a bias as it is added: finite ones are bounded to the number with the bits
 // limit, so that log2(e) times what is added together is finite. Looks at the bits, as
 // comparisons may be assumed to meet no NaN.
@@ -248,6 +278,8 @@ struct Row {
     s: u32,
     mask: u32,
     bias: u32,
+    blocks: u32,
+    relative: u32,
     start: i32,
     to: i32,
     at: i32,
@@ -271,18 +303,22 @@ fn scores(r: Row, j: u32) -> Scores {
         w.x[c] = 0.0;
         if (n < p.keys) {
             w.x[c] = bitcast<f32>(s[r.s + n * p.s.d]);
-            if ((p.flags & (HAS_MASK | HAS_BLOCKS)) != 0u) {
-                var at = n;
-                if ((p.flags & HAS_BLOCKS) != 0u) {
-                    at = (p.key0 + n) / p.more.block_k;
-                }
-                let x = r.mask + at * p.mask.d;
+            if ((p.flags & HAS_MASK) != 0u) {
+                let x = r.mask + n * p.mask.d;
                 w.seen[c] = w.seen[c] && ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
+            }
+            if ((p.flags & HAS_BLOCKS) != 0u) {
+                w.seen[c] = w.seen[c] && block(r.blocks + (p.key0 + n) / p.more.block_k * p.blocked.d) != 0u;
             }
             if (p.bias_type != 0u) {
                 let x = load_bias(r.bias + n * p.bias.d);
                 w.seen[c] = w.seen[c] && bitcast<u32>(x) != MINUS_INF;
-                bias4[c] = bounded(x, p.more.bias_limit);
+                bias4[c] = bounded(x, MAX_BIAS);
+            }
+            if (p.more.relative_type != 0u) {
+                let x = load_relative(r.relative + n * p.relative.d);
+                w.seen[c] = w.seen[c] && bitcast<u32>(x) != MINUS_INF;
+                bias4[c] = bounded(bias4[c] + bounded(x, MAX_RELATIVE), MAX_BIAS);
             }
             if ((p.flags & HAS_SLOPES) != 0u) {
                 bias4[c] = bounded(fma(-r.slope, f32(abs(r.at - key)), bias4[c]), MAX_BIAS);
@@ -320,9 +356,11 @@ fn main(
     if ((p.flags & HAS_SLOPES) != 0u) {
         r.slope = slope_of(b, h);
     }
+    r.blocks = 0u;
     if ((p.flags & HAS_BLOCKS) != 0u) {
-        r.mask = p.mask.base + b * p.mask.b + h * p.mask.h + (p.row0 + i) / p.more.block_q * p.mask.s;
+        r.blocks = p.blocked.base + b * p.blocked.b + h * p.blocked.h + (p.row0 + i) / p.more.block_q * p.blocked.s;
     }
+    r.relative = p.relative.base + b * p.relative.b + h * p.relative.h + i * p.relative.s;
     r.start = i32(p.row0 + i) + p.lo;
     r.to = i32(p.row0 + i) + p.hi;
     if ((p.flags & HAS_KLEN) != 0u) {

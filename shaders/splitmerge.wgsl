@@ -47,7 +47,7 @@ struct Strides {
 struct Options {
     offset: i32, // row i stands at key i + offset
     slope_b: u32, // slopes of a batch in the table, 0 when all share theirs
-    bias_limit: u32, // bits of the largest bias that is told from larger ones
+    relative_type: u32, // as bias_type, of the bias by distance
     block_q: u32, // rows and keys of a block of the mask
     block_k: u32,
     threshold: u32, // the random word from which on dropout keeps a weight
@@ -96,6 +96,8 @@ struct Params {
     lse: Strides,
     mask: Strides,
     bias: Strides,
+    blocked: Strides, // of a mask of blocks, by their numbers
+    relative: Strides, // of a bias by distance: s is minus d
     klen: array<vec4<i32>, 16>, // of up to 64 batches
     slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
     sinks: array<vec4<f32>, 16>, // of up to 64 heads, in units of log2, -Inf where there is none
