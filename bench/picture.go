@@ -379,17 +379,18 @@ func (c chart) underRoofs(lines []curve) chart {
 		peak := median(peaks)
 		// The slower slope ends at the roof that the faster one carries on to.
 		least, most := slices.Min(reads), slices.Max(reads)
-		for _, read := range []float64{most, least} {
+		for i, read := range []float64{most, least} {
 			ridge := peak / read
 			from := min(lo, ridge/2)
 			roof := chartLine{name: fmt.Sprintf("%s roof, reading %s GB/s", l.who, number3(read)), colour: l.colour, ceiling: true}
 			roof.points = []chartPoint{{x: from, y: from * read}, {x: ridge, y: peak}}
-			if read == most {
+			switch {
+			case i == 0:
 				roof.points = append(roof.points, chartPoint{x: max(hi, ridge*2), y: peak})
+			case most < 1.25*least: // as good as the same
+				continue
 			}
-			if read == most || most > 1.25*least {
-				c.lines = append(c.lines, roof)
-			}
+			c.lines = append(c.lines, roof)
 		}
 	}
 	return c
@@ -482,4 +483,4 @@ func durationTick(seconds float64) string {
 
 func sizeTick(bytes float64) string { return strings.Replace(size(bytes), ".0 ", " ", 1) }
 
-func plainText(x float64) string { return strconv.FormatFloat(x, 'g', 4, 64) }
+func plainText(x float64) string { return strconv.FormatFloat(x, 'g', 7, 64) }
