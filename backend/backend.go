@@ -7,8 +7,8 @@
 // a device's memory ([Tensor]), the canonical problem with its one visibility
 // rule ([Problem], [Visibility], [Call]), the interface that a device implements
 // ([Backend]) with small optional ones beside it ([Projector], [Rotator], [Merger],
-// [Copier], [BatchCopier], [Warmer], [PeakMeter], [BandwidthMeter], [LaunchMeter], [CeilingMeter], [MemoryMeter]), the plan
-// of a call ([Plan]), what calls tell while they run ([Trace]), the registry
+// [Batcher], [Scorer], [Copier], [BatchCopier], [Warmer], [PeakMeter], [BandwidthMeter],
+// [LaunchMeter], [CeilingMeter], [MemoryMeter]), the plan of a call ([Plan]), what calls tell while they run ([Trace]), the registry
 // ([Register], [Open], [Devices]) and the errors.
 //
 // A program picks its backends by importing them and opens one by name:

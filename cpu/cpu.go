@@ -63,8 +63,8 @@ type Options struct {
 }
 
 // Backend computes in host memory. It implements backend.Backend,
-// backend.Projector, backend.Rotator, backend.Merger, backend.Copier, backend.PeakMeter and
-// backend.BandwidthMeter.
+// backend.Projector, backend.Rotator, backend.Merger, backend.Batcher, backend.Scorer,
+// backend.Copier, backend.PeakMeter and backend.BandwidthMeter.
 type Backend struct {
 	opt     Options
 	gate    gate

@@ -14,9 +14,9 @@ import (
 )
 
 // Backend is an open WebGPU device; it implements backend.Backend, backend.Projector,
-// backend.Rotator, backend.Merger, backend.Copier, backend.BatchCopier, backend.Warmer
-// and the meters of package backend. Its methods are safe for concurrent use: their submissions take
-// turns on the device.
+// backend.Rotator, backend.Merger, backend.Batcher, backend.Scorer, backend.Copier,
+// backend.BatchCopier, backend.Warmer and the meters of package backend. Its methods are
+// safe for concurrent use: their submissions take turns on the device.
 type Backend struct {
 	dev    port.Device
 	info   backend.Info

@@ -15,7 +15,8 @@
 // projections, [MultiHeadAttention] as a whole layer, [Rotate] for rotary positions,
 // [Merge] for results over parts of the keys, [Plan] to see what a call will cost
 // before it runs, and [Warmup] to compile what it needs. [AttentionVarlen] takes
-// sequences of different lengths, packed one after the other.
+// sequences of different lengths, packed one after the other. [Scores] and
+// [TopWeights] show what attention looks at.
 //
 // Tensors are [batch, heads, seq, dim] with any strides; data that lies as
 // [batch, seq, heads, dim] is a view (Tensor.Swap), never a copy. Query heads

@@ -134,7 +134,7 @@ type Options struct {
 	// Resume goes on from what an earlier call of the same operands and options
 	// left when its device was lost or its context was cancelled: the Partial of
 	// a *backend.Interrupted that errors.As finds in its error. nil starts anew.
-	// Weights cannot be resumed.
+	// Weights cannot be resumed, nor what a prefix or segments make several calls of.
 	Resume *backend.Partial
 }
 

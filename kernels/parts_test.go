@@ -208,3 +208,75 @@ func TestSoftmaxInParts(t *testing.T) {
 		sameBits(t, "lse", be, lse, want.LSE)
 	})
 }
+
+// TestPartsOfPages: prefix, segments and short masks over pools of pages have the bits
+// that they have over the same keys in one tensor.
+func TestPartsOfPages(t *testing.T) {
+	each(t, func(t *testing.T, be backend.Backend) {
+		const pages, size, keys = 9, 16, 70
+		s, pool, own := backend.Shape{2, 4, 70, 16}, backend.Shape{pages, 2, size, 16}, backend.Shape{2, 2, keys, 16}
+		table := [][]int32{{8, 0, 3, 1, 7}, {2, 0, 5, 6, 4}}
+		klen := []int{70, 50}
+		q := upload(t, be, normal(s.Elements(), 1), s)
+		var pooled, whole [2]backend.Tensor
+		for n := range pooled {
+			data := normal(pool.Elements(), uint64(2+n))
+			rows := make([]float32, 0, own.Elements())
+			for b := range table {
+				for h := range 2 {
+					for j := range keys {
+						at := ((int(table[b][j/size])*2+h)*size + j%size) * 16
+						rows = append(rows, data[at:at+16]...)
+					}
+				}
+			}
+			pooled[n], whole[n] = upload(t, be, data, pool), upload(t, be, rows, own)
+		}
+		mask, err := backend.HostBool(make([]bool, 70*40), backend.Shape{1, 1, 70, 40})
+		if err != nil {
+			t.Fatal(err)
+		}
+		bits, err := mask.Bools()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range bits {
+			bits[i] = i%5 > 0
+		}
+		if mask, err = be.Upload(t.Context(), mask); err != nil {
+			t.Fatal(err)
+		}
+		defer mask.Release()
+		segments := func(at int) [][]int32 {
+			ids := make([]int32, 70)
+			for i := at; i < 70; i++ {
+				ids[i] = 1
+			}
+			return [][]int32{ids}
+		}
+		for name, opt := range map[string]kernels.Options{
+			"prefix":   {Causal: true, Prefix: []int{33, 20}},
+			"segments": {QSegments: segments(11), KSegments: segments(2 * size)},
+			"short":    {Mask: mask, Causal: true},
+		} {
+			opt.KLen, opt.LSE = klen, true
+			want, err := kernels.Attention(t.Context(), be, q, whole[0], whole[1], opt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer want.Release()
+			opt.Pages = &backend.Pages{Table: table, Keys: keys}
+			got, err := kernels.Attention(t.Context(), be, q, pooled[0], pooled[1], opt)
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			defer got.Release()
+			sameBits(t, name+": o", be, got.O, want.O)
+			sameBits(t, name+": lse", be, got.LSE, want.LSE)
+		}
+		inside := kernels.Options{KLen: klen, Pages: &backend.Pages{Table: table, Keys: keys}, QSegments: segments(size + 1)}
+		if _, err := kernels.Attention(t.Context(), be, q, pooled[0], pooled[1], inside); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "begins at key 17, inside a page") {
+			t.Errorf("a segment that begins inside a page: error is %v, should be %v", err, backend.ErrUnsupported)
+		}
+	})
+}

@@ -73,7 +73,7 @@ func Run(t *testing.T, h Harness) {
 	t.Run("Rotate", func(t *testing.T) { testRotate(t, be) })
 	t.Run("MultiHead", func(t *testing.T) { testMultiHead(t, be) })
 	t.Run("Stages", func(t *testing.T) { testStages(t, be) })
-	t.Run("Drawn", func(t *testing.T) { testDrawn(t, be, draws(h.Draws, 100)) })
+	t.Run("Drawn", func(t *testing.T) { testDrawn(t, be, h, draws(h.Draws, 100)) })
 	t.Run("Properties", func(t *testing.T) { testProperties(t, be) })
 	t.Run("Merge", func(t *testing.T) { testMerge(t, be) })
 	t.Run("Refused", func(t *testing.T) { testRefused(t, be) })
@@ -86,7 +86,7 @@ func Run(t *testing.T, h Harness) {
 		t.Run("Pair", func(t *testing.T) {
 			other := h.Against(t)
 			defer other.Close()
-			testPair(t, be, other, draws(h.PairDraws, 1000))
+			testPair(t, be, other, h, draws(h.PairDraws, 1000))
 		})
 	}
 }
