@@ -308,6 +308,51 @@ func TestPages(t *testing.T) {
 	})
 }
 
+// TestCachesWithOptions has every option of the scores over keys in pages of q8, and over
+// the same numbers in one tensor of float32: the same bits.
+func TestCachesWithOptions(t *testing.T) {
+	paths(t, func(t *testing.T, b *Backend) {
+		const batch, heads, sq, sk, d, size = 2, 4, 4, 96, 32, 16
+		q := half(t, b, backend.F32, backend.Shape{batch, heads, sq, d}, wave)
+		mask, bias := pairs(t, b, heads, sq, sk)
+		seen := make([]bool, 2*6)
+		for i := range seen {
+			seen[i] = i%3 != 1
+		}
+		h, err := backend.HostBool(seen, backend.Shape{1, 1, 2, 6})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sinks, slopes := []float32{0.5, -1, 2, 0}, []float32{0.5, 0.25, 0, 0.125}
+		table := [][]int32{{3, 1, 4, 0, 5, 2}, {3, 6, 2, 1, 0, 4}}
+		var pool, whole [2]backend.Tensor
+		for i := range pool {
+			pool[i] = copied(t, b, backend.Q8, half(t, b, backend.F32, backend.Shape{7, 2, size, d}, func(n int) float32 { return wave(n + 7*i) }))
+			whole[i] = alloc(t, b, backend.F32, backend.Shape{batch, 2, sk, d})
+			for n, row := range table {
+				for at, page := range row {
+					part(t, b, whole[i], pool[i], n, at*size, int(page))
+				}
+			}
+		}
+		for _, x := range []struct {
+			name string
+			p    backend.Problem
+		}{
+			{"mask, bias, softcap, slopes, sinks, dropout", backend.Problem{Scale: 0.3, Softcap: 5, Mask: mask, Bias: bias, Slopes: slopes, Sinks: sinks,
+				Dropout: backend.Dropout{P: 0.25, Seed: 7}, Visible: backend.Everything()}},
+			{"both masks, both biases, a window and lengths", backend.Problem{Scale: 0.3, Mask: mask, Bias: bias, Blocks: upload(t, b, h), BlockQ: 2, BlockK: 16,
+				Relative: upload(t, b, host(t, backend.Shape{1, heads, 1, sq + sk - 1}, wave)),
+				Visible:  backend.Visibility{Offset: 70, Left: 60, Right: 9, KLen: []int{96, 75}}}},
+		} {
+			o, lse := attend(t, b, backend.Call{Q: q, K: pool[0], V: pool[1], Problem: x.p, Pages: &backend.Pages{Table: table, Keys: sk}})
+			wantO, wantLSE := attend(t, b, backend.Call{Q: q, K: whole[0], V: whole[1], Problem: x.p})
+			sameRow(t, x.name+": o", o, wantO)
+			sameRow(t, x.name+": lse", lse, wantLSE)
+		}
+	})
+}
+
 // part copies a page of a pool to batch n of a tensor, from a row on.
 func part(t testing.TB, b *Backend, to, pool backend.Tensor, n, row, page int) {
 	t.Helper()

@@ -31,10 +31,16 @@
 // its place, with tiles of 32 keys and so with other roundings; the plan says so, and
 // why.
 //
+// Keys and values may be q8 or lie in pages, with the bits of the same numbers in one
+// float32 tensor. Kernels look pages up in a table. Where a pool is larger than what can
+// be bound or in host memory, or a device has no ninth storage buffer for the table of
+// the prefill kernel, the pages of a step are collected before it; the plan says so.
+//
 // Values of more than 256 columns take a pass over the keys for each 256 of them; the
 // plan says so. A bias beside a bias by distance, and a mask beside a mask of blocks, take
-// a kernel with ten storage buffers, or eight for few query rows; pages take one more. A
-// device that binds fewer refuses them together (backend.ErrUnsupported).
+// a kernel with ten storage buffers, or eight for few query rows. A device that binds
+// fewer refuses them together (backend.ErrUnsupported). Values of more than 256 columns
+// in q8 are refused on any.
 package gpu
 
 import (
