@@ -17,6 +17,8 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgimg"
 	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/seed90331342/attn/bench/page"
 )
 
 // chart is a picture of a report: lines over an axis of lengths or of arithmetic
@@ -452,7 +454,11 @@ func (p *picture) writeSVG(w io.Writer) error {
 	dc.SetColor(white)
 	dc.Fill(vg.Rectangle{Max: vg.Point{X: p.width, Y: p.height}}.Path())
 	p.draw(dc)
-	_, err := canvas.WriteTo(w)
+	var b strings.Builder
+	if _, err := canvas.WriteTo(&b); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, page.Fonts(b.String()))
 	return err
 }
 

@@ -163,6 +163,9 @@ func lookAtSVG(t *testing.T, path string) {
 			}
 		}
 	}
+	if !strings.Contains(string(text), "font-family:'Liberation Sans',Arimo,Arial,Helvetica,sans-serif;") {
+		t.Errorf("%s names one font only", path)
+	}
 	cpu, gpu := "stroke:"+hex(palette[0]), "stroke:"+hex(palette[1])
 	if through[cpu] != 4 || through[gpu] != 2 {
 		t.Errorf("%s: the lines have %v pieces, should have 4 and 2", path, through)

@@ -73,5 +73,11 @@ func Drawing(svg, label string, colours map[string]string, over template.HTML) (
 		`" style="--drawn:` + width + `" xmlns:xlink="http://www.w3.org/1999/xlink">` + body + string(over) + "</svg>"), nil
 }
 
+// Fonts makes an SVG file that gonum's plot drew in Liberation Sans name the fonts of
+// the same widths, and a general one, for systems that do not have it.
+func Fonts(svg string) string {
+	return strings.ReplaceAll(svg, "font-family:Liberation Sans", "font-family:'Liberation Sans',Arimo,Arial,Helvetica,sans-serif")
+}
+
 // svgHead is the opening tag with its width and viewBox.
 var svgHead = regexp.MustCompile(`<svg\s[^>]*?width="([0-9.]+pt)"[^>]*?viewBox="([-0-9. ]+)"[^>]*>`)

@@ -17,6 +17,8 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgimg"
 	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/seed90331342/attn/bench/page"
 )
 
 // Measures of the picture. A cell of 44 points holds "0.98" with air around it;
@@ -112,7 +114,7 @@ func (d *drawing) writeSVG(w io.Writer, ground bool) error {
 	_, err := strings.NewReplacer(
 		"<image ", `<image preserveAspectRatio="none" style="image-rendering:pixelated" `,
 		"<path ", `<path shape-rendering="crispEdges" `,
-	).WriteString(w, b.String())
+	).WriteString(w, page.Fonts(b.String()))
 	return err
 }
 
