@@ -168,7 +168,7 @@ func TestWarmup(t *testing.T) {
 		}
 		compiled = append(compiled, kernel)
 	}})
-	for _, opt := range []kernels.Options{{Causal: true}, {Weights: true}} {
+	for _, opt := range []kernels.Options{{Causal: true}, {Weights: true}, {Dropout: backend.Dropout{P: 0.5}}} {
 		meta := func(s int) backend.Tensor {
 			x, err := backend.Meta(backend.F32, backend.Shape{1, 2, s, 24})
 			if err != nil {

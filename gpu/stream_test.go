@@ -247,9 +247,21 @@ func TestResumeOfAnotherCall(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || !errors.As(err, &left) {
 		t.Fatalf("cancelled: %v", err)
 	}
-	c.Resume = left.Partial
-	c.Scale++
-	if err := b.Attention(t.Context(), c); !errors.Is(err, backend.ErrOption) {
-		t.Errorf("resumed with another scale: %v", err)
+	for name, change := range map[string]func(c *backend.Call){
+		"another scale": func(c *backend.Call) { c.Scale++ },
+		"slopes":        func(c *backend.Call) { c.Slopes = []float32{1, 2, 3} },
+		"sinks":         func(c *backend.Call) { c.Sinks = []float32{1, 2, 3} },
+		"dropout":       func(c *backend.Call) { c.Dropout = backend.Dropout{P: 0.5, Seed: 1} },
+		"blocks":        func(c *backend.Call) { c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 1, 1), 100, 1000 },
+		"a bias by distance": func(c *backend.Call) {
+			c.Relative = upload(t, b, host(t, backend.Shape{1, 1, 1, 1099}, wave))
+		},
+	} {
+		other := *c
+		other.Resume = left.Partial
+		change(&other)
+		if err := b.Attention(t.Context(), &other); !errors.Is(err, backend.ErrOption) {
+			t.Errorf("resumed with %s: %v", name, err)
+		}
 	}
 }
