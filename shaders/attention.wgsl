@@ -23,6 +23,8 @@
 // result does not depend on how the keys were cut, to the bit. Nor does it depend
 // on where in its block a row lies: prefill and decode give the same bits.
 //
+// A row of q8 is words, its scale and then four integers in each.
+//
 // What is hidden never takes part: its score is not looked at, and its weight is
 // the marker HIDDEN, for which the product with V is passed over (0·NaN is NaN).
 //

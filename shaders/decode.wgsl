@@ -8,8 +8,11 @@
 // with scores, m and the exponential in units of log 2. Over the plain kernel
 // (attention.wgsl) it adds: all query heads of a group in one workgroup, so that K and V
 // are read once; 16 bytes a load, of neighbours by neighbours; the loads of the next
-// chunk on their way while this one is computed; and 16-bit elements that stay so in
-// workgroup memory and are converted in registers.
+// chunk on their way while this one is computed; and 16-bit elements and integers that
+// stay so in workgroup memory and are converted in registers.
+//
+// A row of q8 is words, its scale and then four integers in each. What takes part is
+// scale·integer, rounded, so that the bits are those of such numbers in float32.
 //
 // Key tiles of BC lie at multiples of BC. A tile is passed over when no row of the
 // workgroup sees any of it, and checked key by key unless all rows see all of it.

@@ -59,6 +59,9 @@
 // totals of the splits before, then, when keys come in pieces, what the last split had
 // come to when the piece ended. So the result does not depend on how keys were cut.
 //
+// A row of q8 is words, its scale and then four integers in each. What takes part is
+// scale·integer, rounded, so that the bits are those of such numbers in float32.
+//
 // What is hidden never takes part: its score is not looked at, and its weight is the
 // marker HIDDEN, for which the product with V is passed over (0·NaN is NaN).
 //
@@ -70,7 +73,7 @@ const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
 const KV: u32 = 0u; // of k and v: as q's, or 4 q8
 const PAGED: u32 = 0u; // 1: k and v are pools of pages, which table has batch by batch
 const OUT16: u32 = 0u; // 1: o takes 16-bit elements, put is then attention.wgsl's
-const VEC: u32 = 0u; // 1: q, k and v have neighbours along D side by side, rows in multiples of 4
+const VEC: u32 = 0u; // 1: q, k and v (but of q8) have neighbours along D side by side, rows in multiples of 4
 const BOTH: u32 = 0u; // 1: a mask and one of blocks, or a bias and one by distance, which else share a binding
 const PAIRED: u32 = 1u; // 1: there may be softcap, mask, bias, slopes or dropout
 const TX: u32 = 8u;
