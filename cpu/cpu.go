@@ -30,6 +30,11 @@
 // A backend keeps the goroutines that help its calls until it is closed, one fewer
 // than its threads; they sleep while there is nothing to do.
 //
+// Keys and values may be of another type than the queries, int8 with a scale a row
+// among them, and lie in pages. With few query rows they are read where they lie, where
+// head sizes and pages are multiples of the lanes of a vector (16 or 8); otherwise a
+// block of them is converted for up to some hundred query rows at a time.
+//
 // Not here: on the gonum path, calls with few query rows are not cut along their
 // keys.
 package cpu

@@ -180,21 +180,35 @@ func (f *fused) fewScores(b *workspace, e *fewLoad, p *part, r *keyRange, n int)
 // those that come ahead rows later, as far as end.
 func (f *fused) inRuns(b *workspace, v *view, p *part, lo, n, ahead, end int) []vec.Run {
 	b.runs = b.runs[:0]
-	piece := n
-	if v.pages != nil { // so short that what comes later is in one page too
-		piece = commonDivisor(v.shape[backend.Seq], ahead)
-	}
-	for n > 0 {
-		m := v.together(lo, n)
-		if v.pages != nil {
-			m = min(m, piece-lo%piece)
-		}
+	if v.pages == nil {
 		later := lo
 		if lo+ahead < end {
 			later += ahead
 		}
-		b.runs = append(b.runs, v.run(p.b, p.hk, lo, later, m))
+		b.runs = append(b.runs, v.run(v.index(p.b, p.hk, lo), v.index(p.b, p.hk, later), n))
+		return b.runs
+	}
+	// Runs are so short that what comes later is in one page too.
+	size, ld := v.shape[backend.Seq], v.stride[backend.Seq]
+	piece := commonDivisor(size, ahead)
+	table, head := v.pages[p.b], p.hk*v.stride[backend.Heads]
+	page, row := lo/size, lo%size
+	nextPage, nextRow := (lo+ahead)/size, (lo+ahead)%size
+	for m := piece - row%piece; n > 0; m = piece {
+		m = min(m, n)
+		at := int(table[page])*v.stride[backend.Batch] + head + row*ld
+		later := at
+		if lo+ahead < end {
+			later = int(table[nextPage])*v.stride[backend.Batch] + head + nextRow*ld
+		}
+		b.runs = append(b.runs, v.run(at, later, m))
 		lo, n = lo+m, n-m
+		if row += m; row == size {
+			page, row = page+1, 0
+		}
+		if nextRow += m; nextRow == size {
+			nextPage, nextRow = nextPage+1, 0
+		}
 	}
 	return b.runs
 }

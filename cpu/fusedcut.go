@@ -199,7 +199,9 @@ func (x *fusedCut) why() string {
 	if x.few {
 		s = fmt.Sprintf("blocked online softmax in %s kernels; few query rows, so keys are lanes", x.kernels.Tier)
 	}
-	if x.loadK || x.loadV {
+	if x.few && x.asLieK && x.asLieV {
+		s += "; keys and values are read where they lie"
+	} else if x.loadK || x.loadV {
 		s += "; keys or values are not rows of float32 of whole vectors and are converted block by block"
 	}
 	if x.parts > 1 {

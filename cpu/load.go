@@ -73,15 +73,15 @@ func (v *view) element() vec.Element {
 	return vec.F32
 }
 
-// run returns the n rows from s on, which are together, with those from next on to be
-// asked for meanwhile.
-func (v *view) run(b, h, s, next, n int) vec.Run {
-	i, j, ld, d := v.rowIndex(b, h, s), v.rowIndex(b, h, next), v.stride[backend.Seq], v.shape[backend.Dim]
+// run returns the n rows from index i on, with those from index next on to be asked
+// for meanwhile.
+func (v *view) run(i, next, n int) vec.Run {
+	ld, d := v.stride[backend.Seq], v.shape[backend.Dim]
 	switch {
 	case v.f32 != nil:
-		return vec.RunOf(v.f32[i:], ld, n, d, v.f32[j:])
+		return vec.RunOf(v.f32[i:], ld, n, d, v.f32[next:])
 	case v.bits != nil:
-		return vec.RunOf(v.bits[i:], ld, n, d, v.bits[j:])
+		return vec.RunOf(v.bits[i:], ld, n, d, v.bits[next:])
 	}
-	return vec.RunOf(v.q8[i:], ld, n, d, v.q8[j:])
+	return vec.RunOf(v.q8[i:], ld, n, d, v.q8[next:])
 }
