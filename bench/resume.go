@@ -10,8 +10,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// ReadFile reads a report that [Report.WriteFile] wrote. A file that is none, or of another
-// schema, is backend.ErrOption.
+// ReadFile reads a report that [Report.WriteFile] wrote. A file that is none, damaged or of
+// another schema is backend.ErrOption.
 func ReadFile(path string) (*Report, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -24,7 +24,24 @@ func ReadFile(path string) (*Report, error) {
 	if r.Schema != Schema {
 		return nil, fmt.Errorf("report: %s has schema %d, this program reads %d, measure again: %w", path, r.Schema, Schema, backend.ErrOption)
 	}
+	for i := range r.Cases {
+		if !r.Cases[i].whole() {
+			return nil, fmt.Errorf("report: %s is damaged: case %d (%s) is %q and lacks figures: %w", path, i, r.Cases[i].Name, r.Cases[i].Status, backend.ErrOption)
+		}
+	}
 	return &r, nil
+}
+
+// whole reports whether a row has the figures that others follow from.
+func (m *Measurement) whole() bool {
+	if m.Status != OK {
+		return true
+	}
+	ok := m.MedianS != nil && *m.MedianS > 0 && len(m.Rounds) > 0
+	for _, r := range m.Rounds {
+		ok = ok && len(r.TimesS) > 0 && slices.Min(r.TimesS) > 0 && (len(r.PaceS) == 0 || slices.Min(r.PaceS) > 0)
+	}
+	return ok
 }
 
 // resumable reports what keeps a run from going on from r.cfg.Resume: figures of two

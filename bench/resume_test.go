@@ -96,7 +96,9 @@ func TestResumeRefusesAnotherMachine(t *testing.T) {
 
 func TestReadFileRefuses(t *testing.T) {
 	dir := t.TempDir()
-	for name, text := range map[string]string{"no JSON": "abc", "another thing": "{}", "an older form": `{"schema": 1}`, "a newer form": `{"schema": 99}`, "half a file": `{"schema": 2, "cases": [`} {
+	for name, text := range map[string]string{"no JSON": "abc", "another thing": "{}", "an older form": `{"schema": 1}`, "a newer form": `{"schema": 99}`, "half a file": `{"schema": 2, "cases": [`,
+		"no median": `{"schema": 2, "cases": [{"status": "ok", "rounds": [{"times_s": [1]}]}]}`, "no rounds": `{"schema": 2, "cases": [{"status": "ok", "median_s": 1}]}`,
+		"no time": `{"schema": 2, "cases": [{"status": "ok", "median_s": 1, "rounds": [{"times_s": [0]}]}]}`} {
 		path := filepath.Join(dir, "f")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
