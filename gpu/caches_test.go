@@ -201,6 +201,9 @@ func TestCopyRefuses(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
+	if err := b.CopyBatch(t.Context(), []backend.Tensor{x}, nil); !errors.Is(err, backend.ErrShape) {
+		t.Errorf("a copy without a source: %v", err)
+	}
 }
 
 // numbers returns a tensor of any type as float32, row by row.
@@ -401,9 +404,15 @@ func TestPagesWithinEightBuffers(t *testing.T) {
 	b := open(t, Options{})
 	defer b.Close()
 	table := [][]int32{{4, 0, 2}, {1, 4}}
-	for _, rows := range []int{1, decodeRows + 1} {
+	for rows, turned := range map[int]bool{1: false, decodeRows + 1: false, decodeRows + 2: true} {
 		call := func(b *Backend) backend.Call {
 			pool := half(t, b, backend.F16, backend.Shape{5, 1, 16, 32}, wave)
+			if turned { // depths lie further apart than keys
+				var err error
+				if pool, err = half(t, b, backend.F16, backend.Shape{5, 1, 32, 16}, wave).Swap(backend.Seq, backend.Dim); err != nil {
+					t.Fatal(err)
+				}
+			}
 			return backend.Call{Q: half(t, b, backend.F32, backend.Shape{2, 1, rows, 32}, wave), K: pool, V: pool,
 				Pages:   &backend.Pages{Table: table, Keys: 40},
 				Problem: backend.Problem{Scale: 0.3, Visible: backend.Visibility{Left: backend.Unbounded, Right: backend.Unbounded, KLen: []int{40, 30}}}}

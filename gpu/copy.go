@@ -37,6 +37,9 @@ func (b *Backend) CopyBatch(ctx context.Context, dst, src []backend.Tensor) erro
 		return err
 	}
 	defer b.leave()
+	if len(dst) != len(src) {
+		return fmt.Errorf("copy: %d tensors to %d, one to each: %w", len(src), len(dst), backend.ErrShape)
+	}
 	pins := make([]backend.Pinned, len(dst))
 	defer func() {
 		for i := range pins {

@@ -146,7 +146,11 @@ func (o *operand) inWords() bool {
 		return true
 	}
 	s := o.t.Strides()
-	return (o.t.Offset()|s[backend.Batch]|s[backend.Heads]|s[backend.Seq]*o.pages.size)&1 == 0
+	odd := o.t.Offset() | s[backend.Batch] | s[backend.Heads] | s[backend.Seq]*o.pages.size
+	if s[backend.Dim] > s[backend.Seq] {
+		odd |= s[backend.Dim]
+	}
+	return odd&1 == 0
 }
 
 // collected is the view of the keys of some batches and heads that lie in pages of a
