@@ -251,8 +251,11 @@ func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 	c := &backend.Call{
 		Q: half(t, b, backend.BF16, backend.Shape{1, 1, sq, d}, wave), K: half(t, b, backend.BF16, backend.Shape{1, 1, sk, d}, wave),
 		V: half(t, b, backend.BF16, backend.Shape{1, 1, sk, d}, wave), O: alloc(t, b, backend.F32, backend.Shape{1, 1, sq, d}),
-		LSE:     alloc(t, b, backend.F32, backend.Shape{1, 1, sq, 1}),
-		Problem: backend.Problem{Scale: 0.2, Visible: backend.Visibility{Offset: 1050, Left: backend.Unbounded}},
+		LSE: alloc(t, b, backend.F32, backend.Shape{1, 1, sq, 1}),
+		Problem: backend.Problem{Scale: 0.2, Visible: backend.Visibility{Offset: 1050, Left: backend.Unbounded},
+			Slopes: []float32{0.02}, Sinks: []float32{1}, Dropout: backend.Dropout{P: 0.2, Seed: 1},
+			Blocks: blocksOf(t, b, 2, 9), BlockQ: 3, BlockK: 128,
+			Relative: upload(t, b, host(t, backend.Shape{1, 1, 1, sq + sk - 1}, wave))},
 	}
 	var o, lse [3][]float32
 	for _, level := range []uint32{shaders.Looped, shaders.Registers, shaders.Full} {

@@ -90,7 +90,7 @@ func TestVariantsGiveTheSameBits(t *testing.T) {
 	for _, c := range []struct {
 		d, dv    int
 		dtype    backend.DType
-		features bool // mask, bias, softcap
+		features bool // everything that a kernel is told of pairs
 		short    bool // with -short too
 		variants []flashVariant
 	}{
@@ -185,6 +185,11 @@ func spread(t testing.TB, b *Backend, d, dv int, dtype backend.DType, features b
 			}
 			return wave(i)
 		}))
+		if dtype == backend.F32 { // the kernel with bindings for both compiles longer
+			c.Relative = upload(t, b, host(t, backend.Shape{1, 2, 1, rows + keys - 1}, wave))
+			c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 10, 12), 16, 200
+		}
+		c.Slopes, c.Sinks, c.Dropout = []float32{0.01, -0.02}, []float32{2, -3}, backend.Dropout{P: 0.3, Seed: 1, First: [4]int{0, 0, 3, 0}}
 	}
 	return c
 }
