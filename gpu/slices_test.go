@@ -1,0 +1,74 @@
+package gpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// TestValuesInSlices computes heads of 576 with values of 512 columns, as absorbed latent
+// attention has them, over keys side by side and in pages, decoded and not: the plan says
+// how often the scores are computed, pages change no bit, and slices give the bits of
+// calls for some of the columns. Rows of q8 have no slices.
+func TestValuesInSlices(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	const heads, sk, d, dv, page = 3, 100, 576, 512, 16
+	const pages = (sk + page - 1) / page
+	at := func(key, i, width int) float32 { return wave(key*width+i) / 8 }
+	side := func(width int) (all, pool backend.Tensor) {
+		all = host(t, backend.Shape{1, 1, sk, width}, func(i int) float32 { return at(i/width, i%width, width) })
+		pool = host(t, backend.Shape{pages, 1, page, width}, func(i int) float32 {
+			return at((pages-1-i/width/page)*page+i/width%page, i%width, width) // the last page first
+		})
+		return upload(t, b, all), upload(t, b, pool)
+	}
+	k, kPool := side(d)
+	v, vPool := side(dv)
+	table := make([]int32, pages)
+	for i := range table {
+		table[i] = int32(pages - 1 - i)
+	}
+	for _, sq := range []int{2, 20} {
+		q := upload(t, b, host(t, backend.Shape{1, heads, sq, d}, wave))
+		run := func(k, v backend.Tensor, p *backend.Pages) (o, lse []float32) {
+			n := v.Shape()[backend.Dim]
+			c := &backend.Call{Q: q, K: k, V: v, Pages: p, Problem: backend.Problem{Scale: 0.05, Visible: backend.Everything()},
+				O: alloc(t, b, backend.F32, backend.Shape{1, heads, sq, n}), LSE: alloc(t, b, backend.F32, backend.Shape{1, heads, sq, 1})}
+			plan, err := b.Plan(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(plan.Why, "512 columns of v in 2 slices") != (n == dv) {
+				t.Errorf("%d columns: the plan says %s", n, plan.Why)
+			}
+			if err := b.Attention(context.Background(), c); err != nil {
+				t.Fatal(err)
+			}
+			return floats(t, b, c.O), floats(t, b, c.LSE)
+		}
+		o, lse := run(k, v, nil)
+		po, plse := run(kPool, vPool, &backend.Pages{Table: [][]int32{table}, Keys: sk})
+		sameRow(t, fmt.Sprintf("%d rows in pages", sq), po, o)
+		sameRow(t, fmt.Sprintf("%d rows in pages, lse", sq), plse, lse)
+		some, err := v.Slice(backend.Dim, 256, dv)
+		if err != nil {
+			t.Fatal(err)
+		}
+		so, slse := run(k, some, nil)
+		sameRow(t, "lse of a slice", slse, lse)
+		for row := range heads * sq {
+			sameRow(t, fmt.Sprintf("%d rows, row %d of a slice", sq, row), so[row*(dv-256):][:dv-256], o[row*dv+256:][:dv-256])
+		}
+	}
+	c := &backend.Call{Q: upload(t, b, host(t, backend.Shape{1, heads, 1, d}, wave)), Problem: backend.Problem{Visible: backend.Everything()},
+		K: alloc(t, b, backend.Q8, backend.Shape{1, 1, sk, d}), V: alloc(t, b, backend.Q8, backend.Shape{1, 1, sk, dv}),
+		O: alloc(t, b, backend.F32, backend.Shape{1, heads, 1, dv})}
+	if err := b.Attention(context.Background(), c); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "v of q8 has head size 512") {
+		t.Errorf("q8: %v", err)
+	}
+}
