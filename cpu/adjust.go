@@ -242,24 +242,25 @@ func (f *fused) dropTile(b *workspace, p *part, t *wideTile, lo, n int) {
 		x.Drop(b.s, n, &b.draw, first(backend.Dim, lo))
 		return
 	}
-	// Rows that do not come by fours are drawn one at a time: what they would be
-	// multiplied by, in squares.
+	// Rows that do not come by fours are drawn for one at a time.
 	for lane := 0; lane < t.n; lane += x.Lanes {
+		for j := 0; j < n; j += x.Lanes {
+			x.Transpose(b.stage[j:], keyBlock, b.s[j*x.Width+lane:], x.Width, b.one)
+		}
 		f.rowsOf(t, lane, min(x.Lanes, t.n-lane), func(r, h, i, m int) {
 			for q := range m {
 				row := b.stage[(r+q)*keyBlock:]
-				row = row[:ceilDiv(n, x.Lanes)*x.Lanes]
-				fill(row, 1)
-				f.dropRow(x, &b.draw, row, p.b, h, i+q, lo)
+				f.dropRow(x, &b.draw, row[:ceilDiv(n, x.Lanes)*x.Lanes], p.b, h, i+q, lo)
 			}
 		})
 		for j := 0; j < n; j += x.Lanes {
+			if n-j >= x.Lanes {
+				x.Transpose(b.s[j*x.Width+lane:], x.Width, b.stage[j:], keyBlock, b.one)
+				continue
+			}
 			x.Transpose(b.square[:], x.Lanes, b.stage[j:], keyBlock, b.one)
-			for c := range min(x.Lanes, n-j) {
-				s := b.s[(j+c)*x.Width+lane:]
-				for l, y := range b.square[c*x.Lanes : (c+1)*x.Lanes] {
-					s[l] *= y
-				}
+			for c := range n - j { // what comes after the keys stays
+				copy(b.s[(j+c)*x.Width+lane:], b.square[c*x.Lanes:(c+1)*x.Lanes])
 			}
 		}
 	}

@@ -199,6 +199,9 @@ func (x *fusedCut) why() string {
 	if x.few {
 		s = fmt.Sprintf("blocked online softmax in %s kernels; few query rows, so keys are lanes", x.kernels.Tier)
 	}
+	if x.blocked {
+		s += "; blocks that the mask hides from all of them are not computed"
+	}
 	if x.few && x.asLieK && x.asLieV {
 		s += "; keys and values are read where they lie"
 	} else if x.loadK || x.loadV {

@@ -35,7 +35,7 @@ type workspace struct {
 	lanes              [maxLanes]float32   // of a sum or a maximum over a row
 	seen               [16 * keyBlock]bool // some rows of a mask, of at most 16 lanes
 	draw               vec.Draw
-	square             [16 * 16]float32 // of what weights are multiplied by
+	square             [16 * 16]float32 // of weights on their way back
 	runs               []vec.Run        // of the keys or values at hand
 }
 
