@@ -148,9 +148,9 @@ type Measurement struct {
 type Round struct {
 	// TimesS are the times of the calls, in seconds.
 	TimesS []float64 `json:"times_s"`
-	// PaceS are the times, before each call, of a piece of plain arithmetic that as
-	// many threads took turns in: how fast the machine let the program compute
-	// just then. Empty where the backend has no threads on the host.
+	// PaceS are the times, before each call or less than a millisecond earlier, of a piece
+	// of plain arithmetic that as many threads took turns in: how fast the machine let
+	// the program compute just then. Empty where the backend has no threads on the host.
 	PaceS []float64 `json:"pace_s"`
 	// CeilingGFLOPS, CeilingGBS and LaunchS are as in [Measurement].
 	CeilingGFLOPS *float64 `json:"ceiling_gflops"`

@@ -21,12 +21,15 @@ type pacer struct {
 }
 
 const (
-	// paceLongest is how long a run takes at most: a tenth of a second's calls are
-	// long enough to meet what is typical themselves.
+	// paceLongest is how long a run takes at most: longer calls meet what is typical of a
+	// busy machine themselves.
 	paceLongest = 0.01
 	// paceShortest is how long a run takes at least, some ten times what it takes to
 	// wake goroutines.
 	paceShortest = 50e-6
+	// paceApart is how much time, in seconds, calls take at most between two runs, but
+	// for one that is longer: less than a system lets a program compute at a stretch.
+	paceApart = 200e-6
 	// paceTrial is how many pieces the length of a run is found with.
 	paceTrial = 50
 )

@@ -34,7 +34,7 @@ const (
 type round struct {
 	peak, read, launch float64
 	calls              []float64
-	// paces are the seconds of a piece of the pacer's run before each call; none
+	// paces are the seconds of a piece of the pacer's last run before each call; none
 	// where the backend has no threads on the host.
 	paces []float64
 }
@@ -119,9 +119,14 @@ func (b *bencher) round(t *timing, each int) error {
 	r.calls = make([]float64, 0, each) // not grown while counting
 	r.paces = make([]float64, 0, each)
 	runtime.ReadMemStats(&before)
-	for range each {
-		if b.pace != nil {
+	every := max(int(paceApart/t.warm), 1)
+	for i := range each {
+		switch {
+		case b.pace == nil:
+		case i%every == 0:
 			r.paces = append(r.paces, b.pace.piece())
+		default: // hardly any time has passed
+			r.paces = append(r.paces, r.paces[i-1])
 		}
 		seconds, err := b.time()
 		if err != nil {
