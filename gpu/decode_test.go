@@ -126,6 +126,9 @@ func TestDecodeGivesTheBitsOfPrefill(t *testing.T) {
 			if number > 2 && class.d != 64 && class.d != 128 {
 				continue // two kernels more for each, which compile long on a software driver
 			}
+			if number > 1 && class.d > 256 {
+				continue // two slices of what class 256 does
+			}
 			call := func(q backend.Tensor, p backend.Problem) (o, lse []float32) {
 				n := q.Shape()[backend.Seq]
 				c := &backend.Call{Q: q, K: k, V: v, Problem: p,
