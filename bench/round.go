@@ -20,8 +20,15 @@ const (
 	// a rank test of six and six can just tell two reports apart.
 	minRounds    = 3
 	settleRounds = 10
+	// longCall is how many seconds a call takes of which longRounds are enough: a warm-up
+	// and three of them would take as long as the next length.
+	longCall   = 5.0
+	longRounds = 2
 	// maxRounds ends the repetitions of a case that will not be precise.
 	maxRounds = 40
+	// morePatience is how many times as long as it takes at least a case may take to
+	// become precise.
+	morePatience = 5
 	// caseSeconds is what the rounds of a case take at most where no budget says
 	// otherwise, but for minRounds.
 	caseSeconds = 3.0
@@ -50,6 +57,9 @@ func perRound(seconds float64) int {
 // leastRounds returns how many rounds a case has at least whose calls take that many
 // seconds.
 func leastRounds(seconds float64) int {
+	if seconds >= longCall {
+		return longRounds
+	}
 	one := roundTakes(seconds)
 	return int(min(max(caseSeconds/one, minRounds), settleRounds))
 }
@@ -69,6 +79,7 @@ func roundTakes(seconds float64) float64 {
 // when the median is known precisely enough, or when that would take too long.
 func (t *timing) enough(took, limit float64) bool {
 	n := len(t.rounds)
+	limit = min(limit, max(morePatience*leastSeconds(t.warm), caseSeconds))
 	switch {
 	case n < leastRounds(t.warm):
 		return false

@@ -99,7 +99,7 @@ func admit(seconds, limit float64, left time.Duration) string {
 	switch {
 	case limit > 0 && seconds > limit:
 		return fmt.Sprintf("predicted %s each, a sweep ends at %s (give --seq for more)", duration(seconds), duration(limit))
-	case left >= 0 && seconds*(1+minRounds) > left.Seconds():
+	case left >= 0 && seconds*float64(1+min(leastRounds(seconds), minRounds)) > left.Seconds():
 		return fmt.Sprintf("predicted %s each, %s of the budget is left", duration(seconds), duration(left.Seconds()))
 	}
 	return ""
