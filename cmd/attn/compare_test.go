@@ -176,3 +176,25 @@ func TestBenchPredicts(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 }
+
+// A preset brings its cases, and the backends and threads that it is for.
+func TestBenchPresets(t *testing.T) {
+	code, out, stderr := benchmark(t.Context(), "--preset", "long", "--plan", "--backend", "cpu")
+	if code != 0 || !strings.Contains(out, "\n  full, S=65536   ") || !strings.Contains(out, "\n  window of 4096, S=1048576   ") {
+		t.Errorf("exit code %d: %s%s", code, out, stderr)
+	}
+	path := filepath.Join(t.TempDir(), "r.json")
+	code, out, stderr = benchmark(t.Context(), "--preset", "ci", "--plan", "--json", path)
+	if code != 0 {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	r := readReport(t, path)
+	if len(r.Cases) != 4 {
+		t.Errorf("%d cases", len(r.Cases))
+	}
+	for _, c := range r.Cases {
+		if c.Backend != "cpu" || c.Threads != 1 {
+			t.Errorf("%s is on %s, %d threads", c.Name, c.Backend, c.Threads)
+		}
+	}
+}
