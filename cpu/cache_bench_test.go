@@ -102,7 +102,11 @@ func paged(tb testing.TB, c *backend.Call, size int) {
 	be := open(tb, Options{})
 	pool := func(from backend.Tensor) backend.Tensor {
 		s := from.Shape()
-		to, err := backend.AllocHost(from.DType(), backend.Shape{len(order), s[backend.Heads], size, s[backend.Dim]})
+		// A head's pages lie side by side, as kernels.PagedCache has them.
+		to, err := backend.AllocHost(from.DType(), backend.Shape{s[backend.Heads], len(order), size, s[backend.Dim]})
+		if err == nil {
+			to, err = to.Swap(backend.Batch, backend.Heads)
+		}
 		if err != nil {
 			tb.Fatal(err)
 		}

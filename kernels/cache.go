@@ -206,10 +206,7 @@ func (c *Cache) moveUp(ctx context.Context, b int) error {
 	if keep > 0 {
 		c.stale[b] = max(c.stale[b], keep)
 		var moves copies
-		for h := range c.rows.heads { // those of another head lie in between
-			k, v := moves.cut(c.k, backend.Heads, h, h+1), moves.cut(c.v, backend.Heads, h, h+1)
-			moves.add(block{k, b, b + 1, 0, keep}, block{k, b, b + 1, from, c.used[b]}, block{v, b, b + 1, 0, keep}, block{v, b, b + 1, from, c.used[b]})
-		}
+		moves.move(c.k, c.v, block{b: b, to: b + 1, hi: keep}, block{b: b, to: b + 1, lo: from, hi: c.used[b]})
 		if err := c.rows.write(ctx, &moves); err != nil {
 			return err
 		}

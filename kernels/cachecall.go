@@ -98,6 +98,22 @@ func (r *cacheRows) alloc(ctx context.Context, batch, n int) (k, v backend.Tenso
 	return k, v, nil
 }
 
+// pools is alloc for pages, those of a head side by side: with all heads of a page side
+// by side, the pages of a head would be as many bytes apart as a cache has lines for one
+// place, and processors read what follows a page before they are asked.
+func (r *cacheRows) pools(ctx context.Context, pages, size int) (k, v backend.Tensor, err error) {
+	one := *r
+	one.heads = pages
+	if k, v, err = one.alloc(ctx, r.heads, size); err != nil {
+		return k, v, err
+	}
+	k, err = k.Swap(backend.Batch, backend.Heads)
+	if err == nil {
+		v, err = v.Swap(backend.Batch, backend.Heads)
+	}
+	return k, v, err
+}
+
 // appended checks what is appended and returns how many rows each sequence gets.
 func (r *cacheRows) appended(k, v backend.Tensor, batch int, count []int) ([]int, error) {
 	if err := floats(backend.Operand{Name: "k", Tensor: k}, backend.Operand{Name: "v", Tensor: v}); err != nil {
@@ -183,6 +199,19 @@ func (c *copies) add(kTo, kFrom, vTo, vFrom block) {
 		return c.cut(c.cut(x.t, backend.Batch, x.b, x.to), backend.Seq, x.lo, x.hi)
 	}
 	c.to, c.from = append(c.to, cut(kTo), cut(vTo)), append(c.from, cut(kFrom), cut(vFrom))
+}
+
+// move adds the copies of a block of k and v to another of the same. Heads go one by
+// one, as rows of one lie between those of another.
+func (c *copies) move(k, v backend.Tensor, to, from block) {
+	in := func(t backend.Tensor, x block) block {
+		x.t = t
+		return x
+	}
+	for h := range k.Shape()[backend.Heads] {
+		hk, hv := c.cut(k, backend.Heads, h, h+1), c.cut(v, backend.Heads, h, h+1)
+		c.add(in(hk, to), in(hk, from), in(hv, to), in(hv, from))
+	}
 }
 
 // write makes copies.

@@ -85,7 +85,7 @@ func newPagedCache(ctx context.Context, be backend.Backend, c PagedConfig) (*Pag
 	for p := range c.Pages {
 		x.free = append(x.free, int32(c.Pages-1-p))
 	}
-	x.k, x.v, err = rows.alloc(ctx, c.Pages, c.PageSize)
+	x.k, x.v, err = rows.pools(ctx, c.Pages, c.PageSize)
 	return x, err
 }
 
@@ -343,7 +343,7 @@ func (b *PagedBatch) append(ctx context.Context, k, v backend.Tensor, count []in
 	var writes copies
 	for i, p := range a.copies {
 		to, from, n := int(p[0]), int(p[1]), a.rows[i]
-		writes.add(block{c.k, to, to + 1, 0, n}, block{c.k, from, from + 1, 0, n}, block{c.v, to, to + 1, 0, n}, block{c.v, from, from + 1, 0, n})
+		writes.move(c.k, c.v, block{b: to, to: to + 1, hi: n}, block{b: from, to: from + 1, hi: n})
 	}
 	for _, w := range a.writes {
 		to, hi, end := int(w.page), w.lo+w.n, w.from+w.n
