@@ -38,8 +38,9 @@ var all = struct {
 // TestConformanceOfCuts runs the suite with limits that cut everything.
 func TestConformanceOfCuts(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
-		Open:  func(t testing.TB) backend.Backend { return open(t, all.opt) },
-		Draws: 10,
+		PairsEvery: 4,
+		Open:       func(t testing.TB) backend.Backend { return open(t, all.opt) },
+		Draws:      10,
 	})
 }
 

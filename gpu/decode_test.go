@@ -22,8 +22,9 @@ func TestConformanceOfDecode(t *testing.T) {
 		t.Skip("TestConformance decodes what has few rows")
 	}
 	backendtest.Run(t, backendtest.Harness{
-		Open:  func(t testing.TB) backend.Backend { return open(t, Options{decodeRows: everyRow}) },
-		Draws: 10,
+		PairsEvery: 4,
+		Open:       func(t testing.TB) backend.Backend { return open(t, Options{decodeRows: everyRow}) },
+		Draws:      10,
 	})
 }
 

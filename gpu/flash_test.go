@@ -20,6 +20,7 @@ func plainOnly(flashShape) (flashVariant, string) { return flashVariant{}, "aske
 // register-tiled one with it on drawn problems, within both bounds.
 func TestConformanceOfPlain(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
+		PairsEvery: 4,
 		Open: func(t testing.TB) backend.Backend {
 			b := open(t, Options{decodeRows: -1})
 			b.choose = plainOnly
@@ -50,6 +51,7 @@ func TestConformanceOfVariants(t *testing.T) {
 				return chooseVariant(s)
 			}
 			backendtest.Run(t, backendtest.Harness{
+				PairsEvery: 4,
 				Open: func(t testing.TB) backend.Backend {
 					b := open(t, Options{decodeRows: -1})
 					b.choose = only

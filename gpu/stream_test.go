@@ -29,8 +29,9 @@ func TestConformanceStreamed(t *testing.T) {
 		t.Skip("the suite runs resident and cut")
 	}
 	backendtest.Run(t, backendtest.Harness{
-		Open:  func(t testing.TB) backend.Backend { return openFull(t, Options{MemoryBytes: 3 << 20}) },
-		Draws: 5,
+		PairsEvery: 4,
+		Open:       func(t testing.TB) backend.Backend { return openFull(t, Options{MemoryBytes: 3 << 20}) },
+		Draws:      5,
 	})
 }
 

@@ -30,6 +30,9 @@ type Harness struct {
 	// Draws is how many problems are drawn and compared with the oracle; 0
 	// means 100. With -short all draws are cut to a tenth.
 	Draws int
+	// PairsEvery is for paths that take the place of a backend's usual one and differ from
+	// it in little: they run one in so many of the cases of [Pairs]; 0 means all.
+	PairsEvery int
 	// Refuses lists sets of options that the backend refuses together, with
 	// ErrUnsupported: "mask", "bias", "relative", "blocks", "alibi", "sinks",
 	// "dropout", "mixed" (keys of another type than the queries), "q8", "paged". Cases that have all of a set must be refused, all others computed.

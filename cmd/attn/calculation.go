@@ -209,75 +209,24 @@ func (c *calculation) attendPacked(ctx context.Context) (err error) {
 	return err
 }
 
-// check recomputes sampled rows in float64, of each packed sequence some.
+// check recomputes sampled rows in float64.
 func (c *calculation) check(ctx context.Context, w io.Writer) error {
-	var worst kernels.CheckReport
-	rows := 0
-	see := func(q, k, v backend.Tensor, out kernels.Result, opt kernels.Options) error {
-		r, err := kernels.Check(ctx, c.be, q, k, v, out, opt, kernels.CheckOptions{})
-		if err != nil {
-			return err
-		}
-		rows += r.Rows
-		if worst.Rows == 0 || r.Off > worst.Off {
-			worst = r
-		}
-		return nil
-	}
+	var r kernels.CheckReport
 	var err error
 	if c.in.packed {
-		err = c.eachPacked(see)
+		r, err = kernels.CheckVarlen(ctx, c.be, c.q, c.k, c.v, c.in.cuQ, c.in.cuK, c.result, c.opt, kernels.CheckOptions{})
 	} else {
-		err = see(c.q, c.k, c.v, c.result, c.opt)
+		r, err = kernels.Check(ctx, c.be, c.q, c.k, c.v, c.result, c.opt, kernels.CheckOptions{})
 	}
 	if err != nil {
 		return err
 	}
-	if !worst.OK() {
+	if !r.OK() {
 		return fmt.Errorf("check failed, nothing was written: %s, an error of %.3g where the bound is %.3g (%d rows against float64)",
-			worst.Worst, worst.MaxError, worst.Bound, rows)
+			r.Worst, r.MaxError, r.Bound, r.Rows)
 	}
-	_, err = fmt.Fprintf(w, "check: %d rows against float64: max error %.3g where the bound is %.3g, the nearest to a bound (%s)\n", rows, worst.MaxError, worst.Bound, worst.Worst)
+	_, err = fmt.Fprintf(w, "check: %d rows against float64: max error %.3g where the bound is %.3g, the nearest to a bound (%s)\n", r.Rows, r.MaxError, r.Bound, r.Worst)
 	return err
-}
-
-// eachPacked calls see with each packed sequence that has rows and keys, as a call of
-// its own.
-func (c *calculation) eachPacked(see func(q, k, v backend.Tensor, out kernels.Result, opt kernels.Options) error) error {
-	heads := c.q.Shape()[backend.Heads]
-	for n := range len(c.in.cuQ) - 1 {
-		rows, keys := c.in.cuQ[n:n+2], c.in.cuK[n:n+2]
-		if rows[0] == rows[1] || keys[0] == keys[1] {
-			continue
-		}
-		var err error
-		cut := func(t backend.Tensor, at []int) backend.Tensor {
-			if err == nil && !t.IsZero() {
-				t, err = t.Slice(backend.Seq, at[0], at[1])
-			}
-			return t
-		}
-		out := kernels.Result{O: cut(c.result.O, rows), LSE: cut(c.result.LSE, rows)}
-		q, k, v := cut(c.q, rows), cut(c.k, keys), cut(c.v, keys)
-		if err != nil {
-			return err
-		}
-		opt := c.opt
-		if opt.KLen != nil {
-			opt.KLen = opt.KLen[n : n+1]
-		}
-		if len(opt.Prefix) > 1 {
-			opt.Prefix = opt.Prefix[n : n+1]
-		}
-		if len(opt.ALiBi) > heads {
-			opt.ALiBi = opt.ALiBi[n*heads : (n+1)*heads]
-		}
-		opt.Dropout.First[backend.Batch] += n
-		if err := see(q, k, v, out, opt); err != nil {
-			return fmt.Errorf("sequence %d: %w", n, err)
-		}
-	}
-	return nil
 }
 
 // write fills the output files.
