@@ -244,14 +244,25 @@ func (r *runner) prepare(be backend.Backend, c Case) (Measurement, *bencher) {
 }
 
 // patience returns how long, in seconds, the rounds of a case may take that only make
-// its median more precise: an even part of the budget that is left for a series
-// whose lengths are known, else caseSeconds.
+// its median more precise: where the lengths of a series and its budget are known an
+// even part of what the lengths that still fit leave of it, else caseSeconds.
 func (r *runner) patience(seq int) float64 {
 	left := r.left()
 	if left < 0 || len(r.series.Seqs) == 0 {
 		return caseSeconds
 	}
-	return left.Seconds() / float64(len(r.later(seq))+2)
+	later, spare := r.later(seq), left.Seconds()
+	for _, s := range later {
+		need := 0.0
+		if r.seq > 0 {
+			need = leastSeconds(r.predict(s))
+		}
+		if need > spare {
+			break
+		}
+		spare -= need
+	}
+	return spare / float64(len(later)+2)
 }
 
 // row returns what is known of a case before it runs.

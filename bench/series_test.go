@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
@@ -158,5 +159,28 @@ func TestOthersAreSeen(t *testing.T) {
 	full.busy += 500 // half of it, so that one thread has its own where there are two
 	if got := full.others(1); l.cpus >= 2 && got > 0.2 {
 		t.Errorf("half a machine of %d: others took %v of one thread", l.cpus, got)
+	}
+}
+
+// What a case may take to become precise leaves the later lengths theirs.
+func TestPatience(t *testing.T) {
+	cfg, err := of(Series{Seqs: []int{1024, 2048, 4096, 1 << 20}}).withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &runner{cfg: cfg}
+	r.enter(0)
+	if got := r.patience(1024); got != caseSeconds {
+		t.Errorf("without a budget: %v s", got)
+	}
+	r.end = time.Now().Add(100 * time.Second)
+	if got := r.patience(1024); got < 19 || got > 20 {
+		t.Errorf("100 s for four lengths of unknown cost: %v s, want a fifth", got)
+	}
+	// 2048 takes 2 s a call, 8 s in all, 4096 takes 8 s a call, 24 s; a million does not fit.
+	r.call, r.seq = cost{0.5, 1}, 1024
+	want := (100 - leastSeconds(2) - leastSeconds(8)) / 5
+	if got := r.patience(1024); got < want-1 || got > want {
+		t.Errorf("%v s, want %v", got, want)
 	}
 }
