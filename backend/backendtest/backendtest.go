@@ -13,7 +13,6 @@
 package backendtest
 
 import (
-	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -33,21 +32,6 @@ type Harness struct {
 	// PairsEvery is for paths that take the place of a backend's usual one and differ from
 	// it in little: they run one in so many of the cases of [Pairs]; 0 means all.
 	PairsEvery int
-	// Refuses lists sets of options that the backend refuses together, with
-	// ErrUnsupported: "mask", "bias", "relative", "blocks", "alibi", "sinks",
-	// "dropout", "mixed" (keys of another type than the queries), "q8", "paged". Cases that have all of a set must be refused, all others computed.
-	Refuses [][]string
-}
-
-// refuses reports whether the backend refuses c.
-func (h *Harness) refuses(c Case) bool {
-	has := c.features()
-	for _, set := range h.Refuses {
-		if !slices.ContainsFunc(set, func(name string) bool { return !has[name] }) {
-			return true
-		}
-	}
-	return false
 }
 
 // Run runs the whole suite as subtests of t.
@@ -59,16 +43,16 @@ func Run(t *testing.T, h Harness) {
 		}
 	})
 	t.Run("Transfer", func(t *testing.T) { testTransfer(t, be) })
-	t.Run("Cases", func(t *testing.T) { testCases(t, be, h) })
+	t.Run("Cases", func(t *testing.T) { testCases(t, be) })
 	t.Run("Pairs", func(t *testing.T) { testPairs(t, be, h) })
-	t.Run("Caches", func(t *testing.T) { testCaches(t, be, h) })
-	t.Run("KVCache", func(t *testing.T) { testKVCache(t, be, h) })
-	t.Run("PagedCache", func(t *testing.T) { testPagedCache(t, be, h) })
+	t.Run("Caches", func(t *testing.T) { testCaches(t, be) })
+	t.Run("KVCache", func(t *testing.T) { testKVCache(t, be) })
+	t.Run("PagedCache", func(t *testing.T) { testPagedCache(t, be) })
 	t.Run("Copy", func(t *testing.T) { testCopy(t, be) })
 	t.Run("Batch", func(t *testing.T) { testBatch(t, be) })
-	t.Run("Varlen", func(t *testing.T) { testVarlen(t, be, h) })
-	t.Run("Scores", func(t *testing.T) { testScores(t, be, h) })
-	t.Run("TopWeights", func(t *testing.T) { testTopWeights(t, be, h) })
+	t.Run("Varlen", func(t *testing.T) { testVarlen(t, be) })
+	t.Run("Scores", func(t *testing.T) { testScores(t, be) })
+	t.Run("TopWeights", func(t *testing.T) { testTopWeights(t, be) })
 	t.Run("Edges", func(t *testing.T) { testEdges(t, be) })
 	t.Run("HeadSizes", func(t *testing.T) { testHeadSizes(t, be) })
 	t.Run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, be) })
@@ -76,7 +60,7 @@ func Run(t *testing.T, h Harness) {
 	t.Run("Rotate", func(t *testing.T) { testRotate(t, be) })
 	t.Run("MultiHead", func(t *testing.T) { testMultiHead(t, be) })
 	t.Run("Stages", func(t *testing.T) { testStages(t, be) })
-	t.Run("Drawn", func(t *testing.T) { testDrawn(t, be, h, draws(h.Draws, 100)) })
+	t.Run("Drawn", func(t *testing.T) { testDrawn(t, be, draws(h.Draws, 100)) })
 	t.Run("Properties", func(t *testing.T) { testProperties(t, be) })
 	t.Run("Merge", func(t *testing.T) { testMerge(t, be) })
 	t.Run("Refused", func(t *testing.T) { testRefused(t, be) })
@@ -89,7 +73,7 @@ func Run(t *testing.T, h Harness) {
 		t.Run("Pair", func(t *testing.T) {
 			other := h.Against(t)
 			defer other.Close()
-			testPair(t, be, other, h, draws(h.PairDraws, 1000))
+			testPair(t, be, other, draws(h.PairDraws, 1000))
 		})
 	}
 }

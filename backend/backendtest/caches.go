@@ -65,13 +65,9 @@ func cacheCases() []Case {
 
 // testCaches holds them against the oracle, and those in pages against the same keys
 // in one tensor, bit by bit.
-func testCaches(t *testing.T, be backend.Backend, h Harness) {
+func testCaches(t *testing.T, be backend.Backend) {
 	for _, c := range cacheCases() {
 		t.Run(c.Name, func(t *testing.T) {
-			if h.refuses(c) {
-				c.mustRefuse(t, be)
-				return
-			}
 			b := c.build()
 			x := b.on(t, be)
 			defer x.release()
@@ -83,9 +79,6 @@ func testCaches(t *testing.T, be backend.Backend, h Harness) {
 				return
 			}
 			c.PageSize = 0
-			if h.refuses(c) {
-				return
-			}
 			whole := c.build().on(t, be)
 			defer whole.release()
 			want := whole.mustRun(t, false)
@@ -100,22 +93,6 @@ func testCaches(t *testing.T, be backend.Backend, h Harness) {
 				}
 			}
 		})
-	}
-}
-
-// mustRefuse checks that a case that the harness lists comes back as ErrUnsupported,
-// from the call or from the upload.
-func (c Case) mustRefuse(t *testing.T, be backend.Backend) {
-	if c.keyType() == backend.Q8 {
-		_, err := be.Alloc(t.Context(), backend.Q8, backend.Shape{1, 1, 1, 4})
-		if errors.Is(err, backend.ErrUnsupported) {
-			return
-		}
-	}
-	x := c.build().on(t, be)
-	defer x.release()
-	if _, err := x.run(t, false); !errors.Is(err, backend.ErrUnsupported) {
-		t.Errorf("%v: error is %v, it should be refused", c, err)
 	}
 }
 

@@ -237,16 +237,6 @@ func (c Case) String() string {
 	return s
 }
 
-// features names the options of c that a backend may refuse in combination.
-func (c Case) features() map[string]bool {
-	return map[string]bool{
-		"mask": c.MaskShape != (backend.Shape{}), "bias": c.BiasShape != (backend.Shape{}),
-		"relative": c.RelativeShape != (backend.Shape{}), "blocks": c.BlockSize > 0,
-		"mixed": c.keyType() != c.DType && c.keyType() != backend.Q8, "q8": c.keyType() == backend.Q8, "paged": c.PageSize > 0,
-		"alibi": c.Options.ALiBi != nil, "sinks": c.Options.Sinks != nil, "dropout": c.Options.Dropout.P > 0,
-	}
-}
-
 // broadcastIndex returns the index of [b,h,i,j] in row-major data of shape s,
 // whose lengths of 1 are broadcast.
 func broadcastIndex(s backend.Shape, at ...int) int {

@@ -1,7 +1,6 @@
 package backendtest
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"testing"
@@ -13,22 +12,9 @@ import (
 )
 
 // testCases runs every named case, fused and by stages.
-func testCases(t *testing.T, be backend.Backend, h Harness) {
+func testCases(t *testing.T, be backend.Backend) {
 	for _, c := range Cases() {
-		t.Run(c.Name, func(t *testing.T) { testTaken(t, be, h, c) })
-	}
-}
-
-// testTaken is testCase for cases that the backend may refuse, and says so.
-func testTaken(t *testing.T, be backend.Backend, h Harness, c Case) {
-	if !h.refuses(c) {
-		testCase(t, be, c)
-		return
-	}
-	on := c.build().on(t, be)
-	defer on.release()
-	if _, err := on.run(t, false); !errors.Is(err, backend.ErrUnsupported) {
-		t.Errorf("%v: the error is %v, it should be ErrUnsupported", c, err)
+		t.Run(c.Name, func(t *testing.T) { testCase(t, be, c) })
 	}
 }
 
@@ -64,8 +50,8 @@ func testEdges(t *testing.T, be backend.Backend) {
 	}
 }
 
-// testHeadSizes runs D and Dv around every tile edge. 1 to 256 must be right;
-// larger ones must be right or refused.
+// testHeadSizes runs D and Dv around every tile edge, and at the sizes of absorbed
+// latent attention.
 func testHeadSizes(t *testing.T, be backend.Backend) {
 	for i, d := range append(edges, 80, 112, 576) {
 		for _, c := range []Case{
@@ -73,26 +59,7 @@ func testHeadSizes(t *testing.T, be backend.Backend) {
 			{Name: "Dv", Dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 21, SeqK: 40, Dim: 5, ValueDim: d}},
 		} {
 			c.Name, c.Seed = fmt.Sprintf("%s %d", c.Name, d), uint64(i)
-			t.Run(c.Name, func(t *testing.T) {
-				if d <= 256 {
-					testCase(t, be, c)
-					return
-				}
-				b := c.build()
-				on := b.on(t, be)
-				defer on.release()
-				a, err := on.run(t, false)
-				switch {
-				case errors.Is(err, backend.ErrUnsupported):
-					t.Logf("refused: %v", err)
-				case err != nil:
-					t.Errorf("%v: %v", c, err)
-				default:
-					if err := b.compare(a); err != nil {
-						t.Errorf("%v: %v", c, err)
-					}
-				}
-			})
+			t.Run(c.Name, func(t *testing.T) { testCase(t, be, c) })
 		}
 	}
 }
@@ -232,16 +199,13 @@ func check(t *testing.T, n int, property func(rt *rapid.T)) {
 }
 
 // testDrawn holds drawn problems against the oracle, fused and by stages.
-func testDrawn(t *testing.T, be backend.Backend, h Harness, n int) {
+func testDrawn(t *testing.T, be backend.Backend, n int) {
 	check(t, n, func(rt *rapid.T) {
 		b := drawCase(rt).build()
 		on := b.on(t, be)
 		defer on.release()
 		for _, weights := range []bool{false, true} {
 			a, err := on.run(t, weights)
-			if h.refuses(b.Case) && errors.Is(err, backend.ErrUnsupported) {
-				continue
-			}
 			if err == nil {
 				err = b.compare(a)
 			}
@@ -255,12 +219,9 @@ func testDrawn(t *testing.T, be backend.Backend, h Harness, n int) {
 // testPair compares two backends directly on drawn problems: both are within
 // the bound of the exact result, so they are within twice the bound of each
 // other; and what they say about NaN and about rows that see nothing is equal.
-func testPair(t *testing.T, one, two backend.Backend, h Harness, n int) {
+func testPair(t *testing.T, one, two backend.Backend, n int) {
 	check(t, n, func(rt *rapid.T) {
 		b := drawCase(rt).build()
-		if h.refuses(b.Case) {
-			return // its parts may be refused or not
-		}
 		var answers [2]answer
 		for i, be := range []backend.Backend{one, two} {
 			on := b.on(t, be)

@@ -209,17 +209,8 @@ func (b *built) compareMerged(a answer, merges float64) error {
 	return worst.Err()
 }
 
-// lacks reports whether the backend has not what a cache of a kind needs.
-func (h *Harness) lacks(q, kv backend.DType, paged bool) bool {
-	c := Case{DType: q, Keys: &kv}
-	if paged {
-		c.PageSize = 1
-	}
-	return h.refuses(c)
-}
-
 // testKVCache drives caches whose sequences have one tensor each.
-func testKVCache(t *testing.T, be backend.Backend, h Harness) {
+func testKVCache(t *testing.T, be backend.Backend) {
 	f32, f16, bf16, q8 := backend.F32, backend.F16, backend.BF16, backend.Q8
 	both := []int{0, 1}
 	open := func(t *testing.T, s *story, capacity, window int) *kernels.Cache {
@@ -242,9 +233,6 @@ func testKVCache(t *testing.T, be backend.Backend, h Harness) {
 	}
 	for _, kind := range []struct{ q, kv backend.DType }{{f32, f32}, {f32, f16}, {bf16, bf16}, {f32, q8}} {
 		t.Run(fmt.Sprintf("generation, %v keys", kind.kv), func(t *testing.T) {
-			if h.lacks(kind.q, kind.kv, false) {
-				t.Skip("refused, see Caches")
-			}
 			s := newStory(be, 2, kind.q, kind.kv, nil)
 			c := open(t, s, 48, 0)
 			add(t, s, c, 37, nil)
@@ -264,7 +252,7 @@ func testKVCache(t *testing.T, be backend.Backend, h Harness) {
 			s.attend(t, both, n, c, kernels.CacheOptions{Count: count}, 0)
 		}
 		s.attend(t, both, 1, c, kernels.CacheOptions{}, 0)
-		s.attend(t, both, 3, c, kernels.CacheOptions{Options: kernels.Options{Window: &kernels.Window{Left: 8}, ALiBi: alibiIf(h)}}, 0)
+		s.attend(t, both, 3, c, kernels.CacheOptions{Options: kernels.Options{Window: &kernels.Window{Left: 8}, ALiBi: []float32{0.5, 0.25, 0.125, 0.0625}}}, 0)
 		if got := c.Lens(); got[0] != 24 || got[1] != 21 {
 			t.Errorf("lengths are %v, should be 24 and 21", got)
 		}
@@ -356,14 +344,6 @@ func testKVCache(t *testing.T, be backend.Backend, h Harness) {
 	})
 }
 
-// alibiIf returns slopes for the heads of a story, none where they are refused.
-func alibiIf(h Harness) []float32 {
-	if h.refuses(Case{Options: kernels.Options{ALiBi: []float32{1}}}) {
-		return nil
-	}
-	return []float32{0.5, 0.25, 0.125, 0.0625}
-}
-
 // attendAcross is attend for rows that see every token.
 func (s *story) attendAcross(t *testing.T, of []int, n int, c kernels.KVCache) {
 	t.Helper()
@@ -416,131 +396,4 @@ func (s *story) result(t *testing.T, c kernels.KVCache, q backend.Tensor) []floa
 		t.Fatal(err)
 	}
 	return read(t, s.be, r.O)
-}
-
-// testPagedCache drives sequences that share pages.
-func testPagedCache(t *testing.T, be backend.Backend, h Harness) {
-	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.Q8} {
-		t.Run(fmt.Sprintf("%v", kv), func(t *testing.T) {
-			if h.lacks(backend.F32, kv, true) {
-				t.Skip("refused, see Caches")
-			}
-			s := newStory(be, 4, backend.F32, kv, nil)
-			if kv == backend.F32 {
-				s.rope = &kernels.RoPE{}
-			}
-			pagedStory(t, s)
-		})
-	}
-	t.Run("window", func(t *testing.T) {
-		if h.lacks(backend.F32, backend.F32, true) {
-			t.Skip("refused, see Caches")
-		}
-		s := newStory(be, 2, backend.F32, backend.F32, nil)
-		const w = 9
-		c, err := kernels.NewPagedCache(t.Context(), be, kernels.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, PageSize: 4, Pages: 14, Window: w})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Release()
-		a, b := sequence(t, c), sequence(t, c)
-		for i := range 12 {
-			n := 1 + i*5%7
-			k, v, remember := s.next(t, []int{0, 1}, n)
-			count := []int{n, n - n/3}
-			if err := c.Batch(a, b).Append(t.Context(), k, v, count); err != nil {
-				t.Fatal(err)
-			}
-			remember(count)
-			s.attendWindow(t, []int{0, 1}, n, c.Batch(a, b), kernels.CacheOptions{}, count, w)
-		}
-		a.Free()
-		b.Free()
-		if n := c.FreePages(); n != 14 {
-			t.Errorf("%d pages are free in the end, should be 14", n)
-		}
-	})
-}
-
-func sequence(t *testing.T, c *kernels.PagedCache) *kernels.Sequence {
-	t.Helper()
-	s, err := c.NewSequence()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-// pagedStory forks a sequence in the middle of a page, lets all go their own ways, and
-// reads what they begin with once.
-func pagedStory(t *testing.T, s *story) {
-	c, err := kernels.NewPagedCache(t.Context(), s.be, kernels.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, DType: s.kv, PageSize: 16, Pages: 9, RoPE: s.rope})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Release()
-	add := func(of []int, n int, count []int, b *kernels.PagedBatch) {
-		t.Helper()
-		k, v, remember := s.next(t, of, n)
-		if err := b.Append(t.Context(), k, v, count); err != nil {
-			t.Fatal(err)
-		}
-		remember(count)
-	}
-	free := func(want int) {
-		t.Helper()
-		if n := c.FreePages(); n != want {
-			t.Errorf("%d pages are free, should be %d", n, want)
-		}
-	}
-	seqs := []*kernels.Sequence{sequence(t, c)}
-	add([]int{0}, 37, nil, c.Batch(seqs[0]))
-	s.attend(t, []int{0}, 37, c.Batch(seqs[0]), kernels.CacheOptions{}, 0)
-	free(6)
-	for i := 1; i < 3; i++ {
-		fork, err := seqs[0].Fork()
-		if err != nil {
-			t.Fatal(err)
-		}
-		seqs = append(seqs, fork)
-		s.k[i], s.v[i] = slices.Clone(s.k[0]), slices.Clone(s.v[0])
-	}
-	free(6)
-	all := []int{0, 1, 2}
-	batch := c.Batch(seqs...)
-	add(all, 1, nil, batch) // two copies of the last page
-	free(4)
-	s.attend(t, all, 1, batch, kernels.CacheOptions{}, 0)
-	s.attend(t, all, 1, batch, kernels.CacheOptions{SharePrefix: true}, 1)
-	add(all, 12, []int{12, 0, 5}, batch) // one more page for the first
-	free(3)
-	s.attend(t, all, 12, batch, kernels.CacheOptions{Count: []int{12, 0, 5}}, 0)
-	s.attend(t, all, 3, batch, kernels.CacheOptions{SharePrefix: true}, 1)
-	seqs[0].Free()
-	seqs[0].Free()
-	free(5) // the last two of its pages
-	s.attend(t, []int{2, 1}, 1, c.Batch(seqs[2], seqs[1]), kernels.CacheOptions{}, 0)
-	k, v, _ := s.next(t, []int{1, 2}, 60)
-	for _, bad := range []struct {
-		name  string
-		batch *kernels.PagedBatch
-		want  error
-		says  string
-	}{
-		{"too few pages", c.Batch(seqs[1:]...), backend.ErrCapacity, "5 of 9 pages of 16 tokens are free"},
-		{"freed", c.Batch(seqs[0], seqs[1]), backend.ErrReleased, "sequence 0: the sequence was freed"},
-		{"twice", c.Batch(seqs[1], seqs[1]), backend.ErrOption, "Fork it"},
-		{"none", c.Batch(), backend.ErrShape, "no sequences"},
-		{"nil", c.Batch(seqs[1], nil), backend.ErrOption, "sequence 1 is nil"},
-	} {
-		if err := bad.batch.Append(t.Context(), k, v, nil); !errors.Is(err, bad.want) || !strings.Contains(err.Error(), bad.says) {
-			t.Errorf("%s: error is %v, should be %v and say %q", bad.name, err, bad.want, bad.says)
-		}
-		free(5)
-	}
-	s.attend(t, []int{1, 2}, 2, c.Batch(seqs[1:]...), kernels.CacheOptions{}, 0)
-	for _, x := range seqs {
-		x.Free()
-	}
-	free(9)
 }

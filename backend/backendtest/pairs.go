@@ -223,6 +223,6 @@ func testPairs(t *testing.T, be backend.Backend, h Harness) {
 		if n%every > 0 {
 			continue
 		}
-		t.Run(c.Name, func(t *testing.T) { testTaken(t, be, h, c) })
+		t.Run(c.Name, func(t *testing.T) { testCase(t, be, c) })
 	}
 }

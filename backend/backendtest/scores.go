@@ -2,7 +2,6 @@ package backendtest
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -15,7 +14,7 @@ import (
 
 // testScores compares scores at every point with the oracle, for named cases and for
 // some that meet many options.
-func testScores(t *testing.T, be backend.Backend, h Harness) {
+func testScores(t *testing.T, be backend.Backend) {
 	if _, ok := be.(backend.Scorer); !ok {
 		t.Skip("the backend gives no scores out")
 	}
@@ -32,9 +31,6 @@ func testScores(t *testing.T, be backend.Backend, h Harness) {
 			defer on.release()
 			for _, at := range []backend.ScorePoint{backend.Scaled, backend.Capped, backend.Biased} {
 				s, err := kernels.Scores(t.Context(), be, on.q.view, on.k.view, at, on.opt)
-				if h.refuses(c) && errors.Is(err, backend.ErrUnsupported) {
-					continue
-				}
 				if err != nil {
 					t.Fatalf("%v: point %d: %v", c, at, err)
 				}
@@ -97,7 +93,7 @@ func (b *built) compareScores(got []float32, at backend.ScorePoint) error {
 
 // testTopWeights picks the largest weights of every query and finds them, to the bit,
 // among all weights.
-func testTopWeights(t *testing.T, be backend.Backend, h Harness) {
+func testTopWeights(t *testing.T, be backend.Backend) {
 	for n, c := range Pairs() {
 		if n%8 > 0 || testing.Short() && n%32 > 0 {
 			continue
@@ -106,9 +102,6 @@ func testTopWeights(t *testing.T, be backend.Backend, h Harness) {
 			on := c.build().on(t, be)
 			defer on.release()
 			all, err := on.run(t, true)
-			if h.refuses(c) && errors.Is(err, backend.ErrUnsupported) {
-				t.Skip(err)
-			}
 			if err != nil {
 				t.Fatal(err)
 			}

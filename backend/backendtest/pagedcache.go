@@ -1,0 +1,133 @@
+package backendtest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// testPagedCache drives sequences that share pages.
+func testPagedCache(t *testing.T, be backend.Backend) {
+	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.Q8} {
+		t.Run(fmt.Sprintf("%v", kv), func(t *testing.T) {
+			s := newStory(be, 4, backend.F32, kv, nil)
+			if kv == backend.F32 {
+				s.rope = &kernels.RoPE{}
+			}
+			pagedStory(t, s)
+		})
+	}
+	t.Run("window", func(t *testing.T) {
+		s := newStory(be, 2, backend.F32, backend.F32, nil)
+		const w = 9
+		c, err := kernels.NewPagedCache(t.Context(), be, kernels.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, PageSize: 4, Pages: 14, Window: w})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Release()
+		a, b := sequence(t, c), sequence(t, c)
+		for i := range 12 {
+			n := 1 + i*5%7
+			k, v, remember := s.next(t, []int{0, 1}, n)
+			count := []int{n, n - n/3}
+			if err := c.Batch(a, b).Append(t.Context(), k, v, count); err != nil {
+				t.Fatal(err)
+			}
+			remember(count)
+			s.attendWindow(t, []int{0, 1}, n, c.Batch(a, b), kernels.CacheOptions{}, count, w)
+		}
+		a.Free()
+		b.Free()
+		if n := c.FreePages(); n != 14 {
+			t.Errorf("%d pages are free in the end, should be 14", n)
+		}
+	})
+}
+
+func sequence(t *testing.T, c *kernels.PagedCache) *kernels.Sequence {
+	t.Helper()
+	s, err := c.NewSequence()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// pagedStory forks a sequence in the middle of a page, lets all go their own ways, and
+// reads what they begin with once.
+func pagedStory(t *testing.T, s *story) {
+	c, err := kernels.NewPagedCache(t.Context(), s.be, kernels.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, DType: s.kv, PageSize: 16, Pages: 9, RoPE: s.rope})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Release()
+	add := func(of []int, n int, count []int, b *kernels.PagedBatch) {
+		t.Helper()
+		k, v, remember := s.next(t, of, n)
+		if err := b.Append(t.Context(), k, v, count); err != nil {
+			t.Fatal(err)
+		}
+		remember(count)
+	}
+	free := func(want int) {
+		t.Helper()
+		if n := c.FreePages(); n != want {
+			t.Errorf("%d pages are free, should be %d", n, want)
+		}
+	}
+	seqs := []*kernels.Sequence{sequence(t, c)}
+	add([]int{0}, 37, nil, c.Batch(seqs[0]))
+	s.attend(t, []int{0}, 37, c.Batch(seqs[0]), kernels.CacheOptions{}, 0)
+	free(6)
+	for i := 1; i < 3; i++ {
+		fork, err := seqs[0].Fork()
+		if err != nil {
+			t.Fatal(err)
+		}
+		seqs = append(seqs, fork)
+		s.k[i], s.v[i] = slices.Clone(s.k[0]), slices.Clone(s.v[0])
+	}
+	free(6)
+	all := []int{0, 1, 2}
+	batch := c.Batch(seqs...)
+	add(all, 1, nil, batch) // two copies of the last page
+	free(4)
+	s.attend(t, all, 1, batch, kernels.CacheOptions{}, 0)
+	s.attend(t, all, 1, batch, kernels.CacheOptions{SharePrefix: true}, 1)
+	add(all, 12, []int{12, 0, 5}, batch) // one more page for the first
+	free(3)
+	s.attend(t, all, 12, batch, kernels.CacheOptions{Count: []int{12, 0, 5}}, 0)
+	s.attend(t, all, 3, batch, kernels.CacheOptions{SharePrefix: true}, 1)
+	seqs[0].Free()
+	seqs[0].Free()
+	free(5) // the last two of its pages
+	s.attend(t, []int{2, 1}, 1, c.Batch(seqs[2], seqs[1]), kernels.CacheOptions{}, 0)
+	k, v, _ := s.next(t, []int{1, 2}, 60)
+	for _, bad := range []struct {
+		name  string
+		batch *kernels.PagedBatch
+		want  error
+		says  string
+	}{
+		{"too few pages", c.Batch(seqs[1:]...), backend.ErrCapacity, "5 of 9 pages of 16 tokens are free"},
+		{"freed", c.Batch(seqs[0], seqs[1]), backend.ErrReleased, "sequence 0: the sequence was freed"},
+		{"twice", c.Batch(seqs[1], seqs[1]), backend.ErrOption, "Fork it"},
+		{"none", c.Batch(), backend.ErrShape, "no sequences"},
+		{"nil", c.Batch(seqs[1], nil), backend.ErrOption, "sequence 1 is nil"},
+	} {
+		if err := bad.batch.Append(t.Context(), k, v, nil); !errors.Is(err, bad.want) || !strings.Contains(err.Error(), bad.says) {
+			t.Errorf("%s: error is %v, should be %v and say %q", bad.name, err, bad.want, bad.says)
+		}
+		free(5)
+	}
+	s.attend(t, []int{1, 2}, 2, c.Batch(seqs[1:]...), kernels.CacheOptions{}, 0)
+	for _, x := range seqs {
+		x.Free()
+	}
+	free(9)
+}
