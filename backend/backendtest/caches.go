@@ -109,6 +109,17 @@ func (o *operand) quantise() {
 	}
 }
 
+// spoil makes Q8 rows that hold a NaN or an Inf NaN throughout, as their scale is.
+func (o *operand) spoil() {
+	for row := range slices.Chunk(o.data, o.shape[3]) {
+		if slices.ContainsFunc(row, func(x float32) bool { return x-x != 0 }) {
+			for i := range row {
+				row[i] = float32(math.NaN())
+			}
+		}
+	}
+}
+
 // putQ8 is put for Q8 operands. Gaps are bytes of ones, which are NaN as scales.
 func putQ8(tb testing.TB, be backend.Backend, o operand, l Layout) flat {
 	tb.Helper()

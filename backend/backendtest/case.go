@@ -128,6 +128,10 @@ func (c Case) build() *built {
 	b.v = draw(backend.Shape{c.Batch, c.KVHeads, c.SeqK, c.ValueDim}, c.keyType(), 1)
 	poison(b.k, c.PoisonK)
 	poison(b.v, c.PoisonV)
+	if c.keyType() == backend.Q8 {
+		b.k.spoil()
+		b.v.spoil()
+	}
 	if c.MaskShape != (backend.Shape{}) {
 		b.mask = make([]bool, c.MaskShape.Elements())
 		for i := range b.mask {

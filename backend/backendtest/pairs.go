@@ -114,10 +114,29 @@ func options() []option {
 	}
 }
 
+// cacheOptions are those, and how a cache may keep keys and values.
+func cacheOptions() []option {
+	leave := func(*Case) {}
+	keys := func(dtype backend.DType) func(*Case) {
+		return func(c *Case) {
+			// Rows of int8 are whole words, one after the other.
+			whole := c.Dim%4 == 0 && c.ValueDim%4 == 0 && c.Layout != Transposed
+			if dtype != c.DType && (dtype != backend.Q8 || whole) {
+				c.Keys = &dtype
+			}
+		}
+	}
+	pages := func(size int) func(*Case) { return func(c *Case) { c.PageSize = size } }
+	// After lengths, type and layout, and before what begins where a page does.
+	return slices.Insert(options(), 3,
+		option{"keys", []func(*Case){leave, keys(backend.F32), keys(backend.F16), keys(backend.Q8)}},
+		option{"pages", []func(*Case){leave, pages(16), pages(5)}})
+}
+
 // segment packs documents into the case, n lists of them: the first has some in
 // another order among the keys, and one without keys, the second has one only.
 func (c *Case) segment(n int) {
-	at := max(c.BlockSize, 1) // where the keys of one may begin
+	at := max(c.BlockSize, 1) * max(c.PageSize, 1) // where the keys of one may begin
 	for b := range n {
 		q, k := make([]int32, c.SeqQ), make([]int32, c.SeqK)
 		for i := range q {
@@ -152,8 +171,12 @@ func slopes(n int) []float32 {
 
 // Pairs returns cases in which every way of every option meets every way of every
 // other one, in as few cases as a greedy search finds.
-func Pairs() []Case {
-	opts := options()
+func Pairs() []Case { return pairsOf("pairs", 1000, options()) }
+
+// cachePairs are likewise those in which options meet what a cache does.
+func cachePairs() []Case { return pairsOf("cache pairs", 2000, cacheOptions()) }
+
+func pairsOf(name string, seed int, opts []option) []Case {
 	type pair [4]int // option, way, option, way
 	open := map[pair]bool{}
 	for i, a := range opts {
@@ -201,7 +224,7 @@ func Pairs() []Case {
 			p := left[0]
 			best[p[0]], best[p[2]] = p[1], p[3]
 		}
-		c := Case{Name: fmt.Sprintf("pairs %d", len(cases)), Seed: uint64(1000 + len(cases))}
+		c := Case{Name: fmt.Sprintf("%s %d", name, len(cases)), Seed: uint64(seed + len(cases))}
 		for i, o := range opts {
 			o.ways[best[i]](&c)
 			for j := range i {
@@ -213,13 +236,13 @@ func Pairs() []Case {
 	return cases
 }
 
-// testPairs runs the cases of Pairs, fused and by stages.
+// testPairs runs the cases of Pairs, fused and by stages, and of cachePairs.
 func testPairs(t *testing.T, be backend.Backend, h Harness) {
 	every := max(1, h.PairsEvery)
 	if testing.Short() {
 		every = max(every, 4)
 	}
-	for n, c := range Pairs() {
+	for n, c := range slices.Concat(Pairs(), cachePairs()) {
 		if n%every > 0 {
 			continue
 		}
