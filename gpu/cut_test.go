@@ -39,6 +39,7 @@ var all = struct {
 func TestConformanceOfCuts(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
 		PairsEvery: 4,
+		Lowered:    true,
 		Open:       func(t testing.TB) backend.Backend { return open(t, all.opt) },
 		Draws:      10,
 	})

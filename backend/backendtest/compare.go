@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"testing"
@@ -55,14 +56,33 @@ func testEdges(t *testing.T, be backend.Backend) {
 
 // testHeadSizes runs D and Dv around every tile edge, and at the sizes of absorbed
 // latent attention.
-func testHeadSizes(t *testing.T, be backend.Backend) {
+func testHeadSizes(t *testing.T, be backend.Backend, h Harness) {
 	for i, d := range append(edges, 80, 112, 576) {
 		for _, c := range []Case{
 			{Name: "D", Dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 21, SeqK: 40, Dim: d, ValueDim: d}},
 			{Name: "Dv", Dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 21, SeqK: 40, Dim: 5, ValueDim: d}},
 		} {
 			c.Name, c.Seed = fmt.Sprintf("%s %d", c.Name, d), uint64(i)
-			t.Run(c.Name, func(t *testing.T) { testCase(t, be, c) })
+			t.Run(c.Name, func(t *testing.T) {
+				if !h.Lowered || d <= 256 {
+					testCase(t, be, c)
+					return
+				}
+				b := c.build()
+				on := b.on(t, be)
+				defer on.release()
+				a, err := on.run(t, false)
+				switch {
+				case errors.Is(err, backend.ErrUnsupported):
+					t.Logf("refused: %v", err)
+				case err != nil:
+					t.Errorf("%v: %v", c, err)
+				default:
+					if err := b.compare(a); err != nil {
+						t.Errorf("%v: %v", c, err)
+					}
+				}
+			})
 		}
 	}
 }

@@ -152,6 +152,57 @@ func (c *calculation) upload(ctx context.Context, f *npyFile, dtype backend.DTyp
 	return t, nil
 }
 
+// turn turns queries and keys by their positions, which count on from the keys that
+// are from before, and in each packed sequence from 0. Those keys are turned already.
+func (c *calculation) turn(ctx context.Context, r kernels.RoPE) error {
+	past := c.in.pastKeys()
+	for i, t := range []*backend.Tensor{&c.q, &c.k} {
+		seq := t.Shape()[backend.Seq]
+		first := 0 // row that turns
+		if i == 1 {
+			first = past
+		}
+		positions := kernels.Positions(past, seq-first)
+		if c.in.packed {
+			cu := [][]int{c.in.cuQ, c.in.cuK}[i]
+			for n := range len(cu) - 1 {
+				for row := cu[n]; row < cu[n+1]; row++ {
+					positions[0][row] = row - cu[n]
+				}
+			}
+		}
+		angles, err := r.Angles(ctx, c.be, t.Shape()[backend.Dim], positions)
+		if err != nil {
+			return err
+		}
+		defer angles.Release()
+		from := *t
+		var to backend.Tensor
+		if first > 0 { // they are read into one tensor, which is ours
+			if to, err = t.Slice(backend.Seq, first, seq); err != nil {
+				return err
+			}
+			from = to
+		} else {
+			// The file's own memory may be what is read.
+			stored, err := c.be.Alloc(ctx, t.DType(), c.present[i].Shape())
+			if err != nil {
+				return err
+			}
+			c.held = append(c.held, stored)
+			c.present[i] = stored
+			if to, err = c.in.bhsd(stored); err != nil {
+				return err
+			}
+			*t = to
+		}
+		if err := kernels.Rotate(ctx, c.be, to, from, angles); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // attend computes the call into outputs that lie as the files will.
 func (c *calculation) attend(ctx context.Context, lse, weights bool) error {
 	if progress := newNote(c.note); progress.w != io.Discard {

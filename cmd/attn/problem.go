@@ -46,6 +46,7 @@ type problem struct {
 	ALiBi        logits `json:"alibi,omitempty"`
 	Sinks        logits `json:"sinks,omitempty"`
 
+	RoPE    *ropeJSON    `json:"rope,omitempty"`
 	Dropout *dropoutJSON `json:"dropout,omitempty"`
 
 	CuQ []int `json:"cu_q,omitempty"`
@@ -77,6 +78,13 @@ type visible struct {
 type dropoutJSON struct {
 	P    float64 `json:"p"`
 	Seed uint64  `json:"seed"`
+}
+
+// ropeJSON is kernels.RoPE.
+type ropeJSON struct {
+	Base        float64 `json:"base"`
+	Dim         int     `json:"dim,omitempty"`
+	Interleaved bool    `json:"interleaved,omitempty"`
 }
 
 // logits are numbers of which some may be -Inf, which JSON has no number for: they are

@@ -77,6 +77,11 @@ func (c *runCmd) Run(ctx context.Context, out *streams) error {
 	if err := calc.load(ctx, opt); err != nil {
 		return err
 	}
+	if r := p.RoPE; r != nil {
+		if err := calc.turn(ctx, kernels.RoPE{Base: r.Base, Dim: r.Dim, Interleaved: r.Interleaved}); err != nil {
+			return err
+		}
+	}
 	if err := calc.attend(ctx, c.LSE != "", c.Weights != ""); err != nil {
 		return err
 	}

@@ -76,6 +76,10 @@ type problemFlags struct {
 	BlockMask  string  `name:"block-mask" placeholder:"M.npy" group:"Visibility" help:"Bool array of [Sq/block,Sk/block], with axes for batches and heads as in --mask: which blocks may be seen. Hidden ones are not computed."`
 	BlockSize  int     `name:"block-size" placeholder:"N" group:"Visibility" help:"Rows and keys of a block of --block-mask."`
 
+	RoPE            number `name:"rope" placeholder:"BASE" group:"Positions" help:"Rotary embedding: turn queries and keys by their positions, with angles of this base (10000 in the paper). Keys from before are turned already, as a cache keeps them; rows and keys count on from them."`
+	RoPEDim         int    `name:"rope-dim" placeholder:"R" group:"Positions" help:"How many elements of a row turn, an even number; all when left out."`
+	RoPEInterleaved bool   `name:"rope-interleaved" group:"Positions" help:"Pairs are neighbours, (2i, 2i+1), as in RoFormer and GPT-J, and not (i, i+R/2)."`
+
 	Dropout number `name:"dropout" placeholder:"P" group:"Dropout" help:"Drop this share of the weights."`
 	Seed    uint64 `name:"seed" placeholder:"N" group:"Dropout" help:"What is dropped; the same on every backend."`
 }
@@ -112,6 +116,10 @@ func (f *problemFlags) problem() (*problem, error) {
 		return nil, errors.New("--cu-k is given without a --cu-q")
 	case f.CuQ.text != "" && f.PastK != "":
 		return nil, errors.New("--past-k cannot be given for packed sequences: put each one's keys together in --k")
+	case !f.RoPE.set && (f.RoPEDim != 0 || f.RoPEInterleaved):
+		return nil, errors.New("--rope-dim or --rope-interleaved is given without a --rope")
+	case f.RoPE.set && f.RoPE.value == 0:
+		return nil, errors.New("--rope is 0, the base must be above 0: 10000 in the paper")
 	case f.Seed != 0 && !f.Dropout.set:
 		return nil, errors.New("--seed is given without a --dropout")
 	}
@@ -119,6 +127,9 @@ func (f *problemFlags) problem() (*problem, error) {
 	p.Q, p.K, p.V, p.PastK, p.PastV = f.Q, f.K, f.V, f.PastK, f.PastV
 	p.Bias, p.RelativeBias, p.BlockMask, p.BlockSize, p.Visible.Offset = f.Bias, f.RelativeBias, f.BlockMask, f.BlockSize, f.Offset
 	p.Prefix = f.Prefix
+	if f.RoPE.set {
+		p.RoPE = &ropeJSON{f.RoPE.value, f.RoPEDim, f.RoPEInterleaved}
+	}
 	if f.Dropout.set {
 		p.Dropout = &dropoutJSON{f.Dropout.value, f.Seed}
 	}

@@ -327,6 +327,59 @@ func TestRunPacked(t *testing.T) {
 	}
 }
 
+// turnPairs is rotary embedding of half-split pairs by the definition, over [.., S, D]
+// data whose row i stands at position from+i.
+func turnPairs(x []float64, seq, d, from int, base float64) []float64 {
+	y := slices.Clone(x)
+	for row := range len(x) / d {
+		for i := range d / 2 {
+			angle := float64(from+row%seq) * math.Pow(base, -2*float64(i)/float64(d))
+			sin, cos := math.Sincos(angle)
+			a, b := x[row*d+i], x[row*d+i+d/2]
+			y[row*d+i], y[row*d+i+d/2] = a*cos-b*sin, a*sin+b*cos
+		}
+	}
+	return y
+}
+
+// TestRunRoPE turns queries and keys, all of them, and those that follow others which
+// are turned already.
+func TestRunRoPE(t *testing.T) {
+	c := newRunCase(t)
+	q, k := c.q, c.k
+	const base = 100
+	c.q, c.k = turnPairs(q, c.sq, c.d, 0, base), turnPairs(k, c.sk, c.d, 0, base)
+	c.run(t, "--rope=100")
+	c.run(t, "--rope=100", "--problem=") // an empty name is none
+	text := mustRun(t, slices.Concat([]string{"run", "--print-problem", "--rope=100"}, c.files)...)
+	c.compare(t, "--problem", writeFile(t, c.dir, "rope.json", []byte(text)))
+
+	const past = 3
+	part := func(name string, data []float64, from, to, d int) string {
+		var rows []float64
+		for g := range c.b * c.hkv {
+			rows = append(rows, data[(g*c.sk+from)*d:(g*c.sk+to)*d]...)
+		}
+		return save(t, c.dir, name, "<f4", rows, c.b, c.hkv, to-from, d)
+	}
+	c.q = turnPairs(q, c.sq, c.d, past, base)
+	c.compare(t, "--rope=100", "--q", c.files[1], "--past-k", part("pk.npy", c.k, 0, past, c.d), "--k", part("nk.npy", k, past, c.sk, c.d),
+		"--past-v", part("pv.npy", c.v, 0, past, c.dv), "--v", part("nv.npy", c.v, past, c.sk, c.dv), "--present-k", c.dir+"/present.npy")
+	present, _, _ := load(t, c.dir+"/present.npy")
+	near(t, "present keys", present, c.k, 1e-5)
+
+	for _, bad := range []struct{ flag, want string }{
+		{"--rope=0", "--rope is 0"},
+		{"--rope-dim=4", "without a --rope"},
+		{"--rope=-1", "base"},
+	} {
+		code, stdout, stderr := attn(t, slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy", bad.flag}, c.files)...)
+		wantFailure(t, code, stdout, stderr, bad.want)
+	}
+	code, stdout, stderr := attn(t, slices.Concat([]string{"run", "--backend=cpu", "--out", c.dir + "/o.npy", "--rope=100", "--rope-dim=3"}, c.files)...)
+	wantFailure(t, code, stdout, stderr, "3")
+}
+
 // TestRunBadOptions gives good files and options that cannot be right: one line says
 // which and why.
 func TestRunBadOptions(t *testing.T) {

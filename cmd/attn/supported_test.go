@@ -176,7 +176,7 @@ func supportRows() []supportRow {
 		{"cache: pages of int8", "`PagedCache`", "", pagedSupport(backend.Q8, 16, false)},
 		{"cache: a shared prefix computed once", "`SharePrefix`", "", pagedSupport(backend.F32, 4, true)},
 		{"merge of partial results", "`Merge`", "", supportCall{other: mergeSupport}},
-		{"rotary embedding, half-split or interleaved, partial", "`Rotate`, `RoPE`", "", supportCall{other: rotateSupport}},
+		{"rotary embedding, half-split or interleaved, partial", "`Rotate`, `RoPE`", "`--rope`", supportCall{other: rotateSupport}},
 		{"whole layers (`MultiHeadAttention`), weights from `.npz`", "`MultiHeadAttention`", "", supportCall{other: layerSupport}},
 	}
 }
