@@ -40,7 +40,7 @@ func WriteChanges(w io.Writer, was, now *Report, changes []Change, percent float
 %s
 
 change   of the time of a call, by what is more certain of two: the fastest calls (f), or the quotients of calls and of the
-         arithmetic that ran beside each of them (a), which a busy machine slows down alike; old and new are plain medians
+         arithmetic that ran between them (a), which a busy machine slows down alike; old and new are plain medians
 verdict  slower or faster: at least %g%%, more than half of the interval, and not by chance (Mann and Whitney's test, %g%%)
          unclear: a change of %g%% could hide in the noise, or reading the operands explains it; measure longer, or when it is quiet
 `, summary(changes), percent, 100*chanceLimit, percent)

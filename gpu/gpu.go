@@ -37,10 +37,11 @@
 // the prefill kernel, the pages of a step are collected before it; the plan says so.
 //
 // Values of more than 256 columns take a pass over the keys for each 256 of them; the
-// plan says so. Those of q8 are refused, as their rows have one scale and no slices. A bias beside a bias by distance, and a mask beside a mask of blocks, take
-// a kernel with ten storage buffers, or eight for few query rows. A device that binds
-// fewer refuses them together (backend.ErrUnsupported). Values of more than 256 columns
-// in q8 are refused on any.
+// plan says so. Those of q8 are refused, as their rows have one scale and no slices.
+//
+// A bias beside a bias by distance, and a mask beside a mask of blocks, take a kernel
+// with ten storage buffers, or eight for few query rows. A device that binds fewer
+// refuses them together (backend.ErrUnsupported).
 package gpu
 
 import (
