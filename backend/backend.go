@@ -88,7 +88,7 @@ type Backend interface {
 
 	// Plan says how Attention would run c, without running it: the operands'
 	// shapes, strides and types count, they need no memory (see [Meta]).
-	Plan(c *Call) (Plan, error)
+	Plan(ctx context.Context, c *Call) (Plan, error)
 
 	// Close waits for running calls, then frees the device. Tensors still held
 	// become unusable; later calls return ErrClosed. A second Close does nothing.

@@ -166,7 +166,7 @@ func (f *fake) Attention(ctx context.Context, c *backend.Call) error {
 // kept keeps the allocations of a fake call on the heap.
 var kept *[64]byte
 
-func (f *fake) Plan(c *backend.Call) (backend.Plan, error) {
+func (f *fake) Plan(_ context.Context, c *backend.Call) (backend.Plan, error) {
 	p := backend.NewPlan(c)
 	p.Backend, p.Path = f.name, "pretended"
 	return p, nil

@@ -114,7 +114,7 @@ func TestPlanIsTheCut(t *testing.T) {
 		}
 		call := &backend.Call{Q: q, K: k, V: k, O: q, Problem: backend.Problem{Visible: backend.Everything()}}
 		cut := cutAttention(call, c.threads)
-		p, err := open(t, Options{Threads: c.threads, Tier: tierGonum}).Plan(call)
+		p, err := open(t, Options{Threads: c.threads, Tier: tierGonum}).Plan(t.Context(), call)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
@@ -96,9 +97,12 @@ func (k *cut) String() string {
 }
 
 // Plan implements backend.Backend.
-func (be *Backend) Plan(c *backend.Call) (backend.Plan, error) {
+func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
 	if be.gate.err != nil {
 		return backend.Plan{}, be.gate.err
+	}
+	if ctx.Err() != nil {
+		return backend.Plan{}, context.Cause(ctx)
 	}
 	p := backend.NewPlan(c)
 	p.Backend = name

@@ -113,7 +113,7 @@ func TestFusedPlan(t *testing.T) {
 			t.Errorf("%s: tasks cover %d of %d tiles times keys", c.say, covered, c.hkv*cut.tiles*c.sk)
 		}
 		be := open(t, Options{Threads: c.threads})
-		p, err := be.Plan(call)
+		p, err := be.Plan(t.Context(), call)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -144,7 +144,7 @@ func TestAbsorbed(t *testing.T) {
 			tier := Tiers()[len(Tiers())-1-i]
 			c.O = alloc(t, backend.Shape{1, heads, sq, 512})
 			be := open(t, Options{Tier: tier})
-			if p, err := be.Plan(&c); err != nil || tier != tierGonum && !strings.Contains(p.Path, "kernels") {
+			if p, err := be.Plan(t.Context(), &c); err != nil || tier != tierGonum && !strings.Contains(p.Path, "kernels") {
 				t.Fatalf("%s: path %q, error %v", tier, p.Path, err)
 			}
 			if err := be.Attention(t.Context(), &c); err != nil {

@@ -87,11 +87,11 @@ func peakOfThisProcess(t *testing.T, seq, left int) int64 {
 	if left != backend.Unbounded {
 		c.Visible.Right = 0
 	}
-	a, err := be.Plan(c)
+	a, err := be.Plan(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := be.Plan(&everything)
+	b, err := be.Plan(t.Context(), &everything)
 	if err != nil {
 		t.Fatal(err)
 	}

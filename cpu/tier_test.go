@@ -35,7 +35,7 @@ func TestTiers(t *testing.T) {
 		if !strings.Contains(info.Provider, c.want) || !strings.Contains(info.Provider, strings.Join(all, ", ")) {
 			t.Errorf("%s: provider is %q", c.say, info.Provider)
 		}
-		p, err := be.Plan(plain(t, 1, 8, 8))
+		p, err := be.Plan(t.Context(), plain(t, 1, 8, 8))
 		if err != nil || !strings.Contains(p.Path, c.want) {
 			t.Errorf("%s: path is %q, error %v", c.say, p.Path, err)
 		}
@@ -50,7 +50,7 @@ func TestTiers(t *testing.T) {
 	if err := be.Attention(t.Context(), c); !errors.Is(err, ErrTier) || !strings.Contains(err.Error(), "neon") {
 		t.Errorf("a call on a tier that there is not: error %v", err)
 	}
-	if _, err := be.Plan(c); !errors.Is(err, ErrTier) {
+	if _, err := be.Plan(t.Context(), c); !errors.Is(err, ErrTier) {
 		t.Errorf("a plan on a tier that there is not: error %v", err)
 	}
 	if err := be.Close(); err != nil {
@@ -63,7 +63,7 @@ func TestTiers(t *testing.T) {
 func TestWideHeads(t *testing.T) {
 	for dim, vector := range map[int]bool{maxDim: true, maxDim + 1: false} {
 		be := open(t, Options{Tier: Tiers()[0]})
-		p, err := be.Plan(plain(t, 1, 4, dim))
+		p, err := be.Plan(t.Context(), plain(t, 1, 4, dim))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -47,7 +47,7 @@ func BenchmarkVariants(b *testing.B) {
 			call := &backend.Call{Q: of(1, c.sq), K: of(2, c.sk), V: of(3, c.sk), O: of(4, c.sq), Problem: c.p}
 			call.Scale = 0.125
 			be := open(b, Options{})
-			p, err := be.Plan(call)
+			p, err := be.Plan(b.Context(), call)
 			if err != nil {
 				b.Fatal(err)
 			}

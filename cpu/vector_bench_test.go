@@ -70,7 +70,7 @@ func benchVector(b *testing.B, c vectorCase, threads int) {
 	}
 	defer be.Close()
 	call := c.call(b)
-	p, err := be.Plan(call)
+	p, err := be.Plan(b.Context(), call)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -427,7 +427,7 @@ func TestPagesWithinEightBuffers(t *testing.T) {
 			}
 			c := call(b)
 			c.O = alloc(t, b, backend.F32, c.Q.Shape())
-			if p, err := b.Plan(&c); err != nil || !strings.Contains(p.Why, want) {
+			if p, err := b.Plan(t.Context(), &c); err != nil || !strings.Contains(p.Why, want) {
 				t.Errorf("%d rows: %s, %v, should say %q", rows, p.Why, err, want)
 			}
 		}
@@ -438,7 +438,7 @@ func TestPagesWithinEightBuffers(t *testing.T) {
 		Pages: &backend.Pages{Table: table[:1], Keys: 9}, Problem: backend.Problem{Visible: backend.Everything()}}
 	c.O = alloc(t, few, backend.F32, c.Q.Shape())
 	err := few.Attention(t.Context(), &c)
-	if _, planned := few.Plan(&c); !errors.Is(err, backend.ErrUnsupported) || !errors.Is(planned, backend.ErrUnsupported) || !strings.Contains(err.Error(), "even number") {
+	if _, planned := few.Plan(t.Context(), &c); !errors.Is(err, backend.ErrUnsupported) || !errors.Is(planned, backend.ErrUnsupported) || !strings.Contains(err.Error(), "even number") {
 		t.Errorf("got %v, and of the plan %v", err, planned)
 	}
 }

@@ -148,7 +148,7 @@ func testCutsChangeNoBit(t *testing.T, problem func(testing.TB, *Backend) *backe
 		if err := b.Attention(context.Background(), c); err != nil {
 			t.Fatal(err)
 		}
-		plan, err := b.Plan(c)
+		plan, err := b.Plan(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -135,7 +135,7 @@ func TestDecodeGivesTheBitsOfPrefill(t *testing.T) {
 				c := &backend.Call{Q: q, K: k, V: v, Problem: p,
 					O:   alloc(t, b, backend.F32, backend.Shape{2, heads, n, class.dv}),
 					LSE: alloc(t, b, backend.F32, backend.Shape{2, heads, n, 1})}
-				plan, err := b.Plan(c)
+				plan, err := b.Plan(t.Context(), c)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -214,7 +214,7 @@ func TestDecodeCutsChangeNoBit(t *testing.T) {
 		if err := b.Attention(context.Background(), c); err != nil {
 			t.Fatal(err)
 		}
-		plan, err := b.Plan(c)
+		plan, err := b.Plan(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -306,7 +306,7 @@ func TestDecodeWhereItCan(t *testing.T) {
 		k := upload(t, b, host(t, backend.Shape{1, 1, sk, d}, wave))
 		c := &backend.Call{Q: upload(t, b, host(t, backend.Shape{1, 1, 1, d}, wave)), K: k, V: k,
 			O: alloc(t, b, backend.F32, backend.Shape{1, 1, 1, d}), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
-		plan, err := b.Plan(c)
+		plan, err := b.Plan(t.Context(), c)
 		if err != nil {
 			t.Fatalf("%s: %v", x.name, err)
 		}

@@ -246,7 +246,7 @@ func loseFor(t *testing.T, call string, want []float32) {
 		"Project":   func() error { return b.Project(ctx, c.O, s, c.V, backend.Tensor{}) },
 		"Merge":     func() error { return b.Merge(ctx, c.O, c.LSE, c.Q, s) },
 		"Warmup":    func() error { return b.Warmup(ctx, c, false) },
-		"Plan":      func() error { _, err := b.Plan(c); return err },
+		"Plan":      func() error { _, err := b.Plan(t.Context(), c); return err },
 		"PeakFLOPS": func() error { _, err := b.PeakFLOPS(ctx); return err },
 	} {
 		if err := f(); !errors.Is(err, backend.ErrDeviceLost) {

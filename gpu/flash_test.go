@@ -121,7 +121,7 @@ func TestVariantsGiveTheSameBits(t *testing.T) {
 				}
 				return v, "the test asks for it"
 			}
-			plan, err := b.Plan(call)
+			plan, err := b.Plan(t.Context(), call)
 			if err != nil || !strings.HasSuffix(plan.Path, "variant "+v.name) {
 				t.Fatalf("planned %q, %v", plan.Path, err)
 			}
@@ -277,7 +277,7 @@ func TestPlainIsTheLastResort(t *testing.T) {
 	defer b.Close()
 	c := problem(t, b)
 	c.Q, c.K = upload(t, b, host(t, backend.Shape{2, 4, 70, 80}, wave)), upload(t, b, host(t, backend.Shape{2, 2, 90, 80}, wave))
-	p, err := b.Plan(c)
+	p, err := b.Plan(t.Context(), c)
 	if err != nil || p.Path != "plain WGSL" || !strings.Contains(p.Why, "80 threads") {
 		t.Errorf("%s: %s, %v", p.Path, p.Why, err)
 	}

@@ -69,7 +69,7 @@ func TestFewBindings(t *testing.T) {
 	c := problem(t, b)
 	c.Relative = upload(t, b, host(t, backend.Shape{1, 4, 1, 70 + 90 - 1}, wave))
 	c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 9, 12), 8, 8
-	_, err := b.Plan(c)
+	_, err := b.Plan(t.Context(), c)
 	for _, err := range []error{err, b.Attention(context.Background(), c)} {
 		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "a mask beside a mask of blocks") || !strings.Contains(err.Error(), "10 storage buffers") {
 			t.Errorf("many rows: %v", err)

@@ -64,8 +64,8 @@ func (b *Backend) attention(r *runner, c *backend.Call) error {
 }
 
 // Plan says how Attention would run c.
-func (b *Backend) Plan(c *backend.Call) (backend.Plan, error) {
-	if err := b.enter(context.Background()); err != nil {
+func (b *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
+	if err := b.enter(ctx); err != nil {
 		return backend.Plan{}, err
 	}
 	defer b.leave()

@@ -39,7 +39,7 @@ func TestValuesInSlices(t *testing.T) {
 			n := v.Shape()[backend.Dim]
 			c := &backend.Call{Q: q, K: k, V: v, Pages: p, Problem: backend.Problem{Scale: 0.05, Visible: backend.Everything()},
 				O: alloc(t, b, backend.F32, backend.Shape{1, heads, sq, n}), LSE: alloc(t, b, backend.F32, backend.Shape{1, heads, sq, 1})}
-			plan, err := b.Plan(c)
+			plan, err := b.Plan(t.Context(), c)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -33,7 +33,7 @@ func BenchmarkStreamed(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	plan, err := streamed.Plan(calls[1])
+	plan, err := streamed.Plan(b.Context(), calls[1])
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -87,7 +87,7 @@ func TestStreamedIsResident(t *testing.T) {
 			if !slices.Equal(result(t, ctx, b, c), want) {
 				t.Errorf("%d bytes, full %t: other bits than the resident call's", memory, full)
 			}
-			p, err := b.Plan(c)
+			p, err := b.Plan(t.Context(), c)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -138,7 +138,7 @@ func TestPlanOfAMillion(t *testing.T) {
 		{"256 MiB for 1 GiB of operands", Options{Budget: time.Minute, MemoryBytes: 256 << 20}, true},
 	} {
 		b := open(t, l.opt)
-		p, err := b.Plan(c)
+		p, err := b.Plan(t.Context(), c)
 		b.Close()
 		if err != nil {
 			t.Errorf("%s: %v", l.name, err)

@@ -60,7 +60,7 @@ func TestTuneOnFirstUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	want, wantLSE := floats(t, off, c.O), floats(t, off, c.LSE)
-	if p, err := off.Plan(c); err != nil || !strings.Contains(p.Why, "tuning is off") {
+	if p, err := off.Plan(t.Context(), c); err != nil || !strings.Contains(p.Why, "tuning is off") {
 		t.Errorf("%s, %v", p.Why, err)
 	}
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
@@ -69,7 +69,7 @@ func TestTuneOnFirstUse(t *testing.T) {
 
 	on, dev := faulty(t, Options{Tune: TuneFirst, TuneFile: path, TuneBudget: time.Hour})
 	c = plain(t, on, 100, 70, 24)
-	if p, err := on.Plan(c); err != nil || !strings.Contains(p.Why, "was not measured") {
+	if p, err := on.Plan(t.Context(), c); err != nil || !strings.Contains(p.Why, "was not measured") {
 		t.Errorf("before: %s, %v", p.Why, err)
 	}
 	var compiled []string
@@ -98,7 +98,7 @@ func TestTuneOnFirstUse(t *testing.T) {
 	if best.Seconds > reference.Seconds {
 		t.Errorf("the best takes %v s, the plain kernel %v", best.Seconds, reference.Seconds)
 	}
-	if p, err := on.Plan(c); err != nil || !strings.Contains(p.Why, "measured on") || !strings.Contains(p.Path, "variant "+strings.Split(e.Best, "/")[0]) {
+	if p, err := on.Plan(t.Context(), c); err != nil || !strings.Contains(p.Why, "measured on") || !strings.Contains(p.Path, "variant "+strings.Split(e.Best, "/")[0]) {
 		t.Errorf("after: %s: %s, %v", p.Path, p.Why, err)
 	}
 	compiled = nil
@@ -400,7 +400,7 @@ func TestTuneRefusesWrongResults(t *testing.T) {
 	if err := b.tuner.learn(s, e, s.candidates()); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := b.Plan(c); err != nil || p.Path != "plain WGSL" || !strings.Contains(p.Why, "no variant") {
+	if p, err := b.Plan(t.Context(), c); err != nil || p.Path != "plain WGSL" || !strings.Contains(p.Why, "no variant") {
 		t.Errorf("%s: %s, %v", p.Path, p.Why, err)
 	}
 }
@@ -505,7 +505,7 @@ func TestTuneCancelled(t *testing.T) {
 	if err := b.Attention(t.Context(), c); err != nil {
 		t.Error(err)
 	}
-	if p, err := b.Plan(c); err != nil || !strings.Contains(p.Why, "cancelled") {
+	if p, err := b.Plan(t.Context(), c); err != nil || !strings.Contains(p.Why, "cancelled") {
 		t.Errorf("%s, %v", p.Why, err)
 	}
 }

@@ -126,6 +126,11 @@ type Options struct {
 	// Pages, when not nil, says that k and v are pools of pages, [P, Hkv, Size, D] and
 	// [P, Hkv, Size, Dv], and which of them the sequences have. Sk is Pages.Keys.
 	Pages *backend.Pages
+	// CuQ and CuK, when not nil, say that sequences of different lengths are packed one
+	// after the other in q, k and v, which have one batch: sequence n has the rows from
+	// CuQ[n] to CuQ[n+1] of q and the keys from CuK[n] to CuK[n+1]. Both begin with 0 and
+	// end with the total. CuK nil means CuQ. See [Packed].
+	CuQ, CuK []int
 	// LSE asks for the log-sum-exp of each row's scores (natural log).
 	LSE bool
 	// Weights asks for the softmax weights. They are computed by the three

@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
@@ -45,13 +46,13 @@ func Plan(be backend.Backend, q, k, v backend.Tensor, opt Options) (backend.Plan
 // up, and they run side by side in the scratch memory of the one that takes most.
 func planCalls(be backend.Backend, c *backend.Call, calls []*backend.Call) (backend.Plan, error) {
 	if len(calls) == 1 {
-		return be.Plan(calls[0])
+		return be.Plan(context.TODO(), calls[0])
 	}
 	all := backend.NewPlan(c)
 	countParts(&all, calls)
 	var most int64
 	for _, c := range calls {
-		p, err := be.Plan(c)
+		p, err := be.Plan(context.TODO(), c)
 		if err != nil {
 			return p, err
 		}
