@@ -44,15 +44,16 @@ func NewPlan(c *Call) Plan {
 	d := c.Dims()
 	pairs := c.Visible.Pairs(d.Batch, d.SeqQ, d.SeqK) * int64(d.Heads)
 	p := Plan{Pairs: pairs, FLOPs: pairs * 2 * int64(d.Dim+d.ValueDim)}
-	operands := []Tensor{c.Q, c.O, c.LSE, c.Mask, c.Bias, c.Relative, c.Blocks}
-	if c.Pages == nil {
-		operands = append(operands, c.K, c.V)
-	} else {
+	if c.Pages != nil {
 		p.Bytes = c.Pages.bytes(c)
 	}
-	for _, t := range operands {
-		if !t.IsZero() {
-			p.Bytes += t.Bytes()
+	outputs, inputs := c.Operands()
+	for _, operands := range [2][]Operand{outputs[:], inputs[:]} {
+		for _, o := range operands {
+			paged := c.Pages != nil && (o.Name == "k" || o.Name == "v") // counted above
+			if !paged && !o.Tensor.IsZero() {
+				p.Bytes += o.Tensor.Bytes()
+			}
 		}
 	}
 	return p

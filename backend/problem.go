@@ -124,6 +124,12 @@ type Problem struct {
 	Dropout Dropout
 }
 
+// Operands returns the problem's tensors under the names that errors use. Those that the
+// problem lacks are the zero Tensor.
+func (p *Problem) Operands() [4]Operand {
+	return [4]Operand{{"mask", p.Mask}, {"bias", p.Bias}, {"relative", p.Relative}, {"blocks", p.Blocks}}
+}
+
 // Slope returns the slope of head h of batch b out of heads, 0 when there are none.
 func (p *Problem) Slope(b, h, heads int) float32 {
 	switch {
@@ -182,6 +188,16 @@ type Call struct {
 	// options left (see [Interrupted]). A backend that cannot go on from it
 	// computes the call from the start.
 	Resume *Partial
+}
+
+// Operands returns the call's outputs and inputs under the names that errors use. Those
+// that the call lacks are the zero Tensor.
+func (c *Call) Operands() (outputs [2]Operand, inputs [7]Operand) {
+	outputs = [2]Operand{{"o", c.O}, {"lse", c.LSE}}
+	inputs = [7]Operand{{"q", c.Q}, {"k", c.K}, {"v", c.V}}
+	p := c.Problem.Operands()
+	copy(inputs[3:], p[:])
+	return outputs, inputs
 }
 
 // Dims are the lengths of an attention call.

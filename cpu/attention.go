@@ -58,10 +58,8 @@ func (be *Backend) attention(ctx context.Context, c *backend.Call) error {
 
 // pinCall pins the operands of c.
 func pinCall(pinned *backend.Pinned, c *backend.Call) error {
-	return pinned.Pin(nil, where,
-		[]backend.Operand{{Name: "o", Tensor: c.O}, {Name: "lse", Tensor: c.LSE}},
-		[]backend.Operand{{Name: "q", Tensor: c.Q}, {Name: "k", Tensor: c.K}, {Name: "v", Tensor: c.V},
-			{Name: "mask", Tensor: c.Mask}, {Name: "bias", Tensor: c.Bias}, {Name: "relative", Tensor: c.Relative}, {Name: "blocks", Tensor: c.Blocks}})
+	out, in := c.Operands()
+	return pinned.Pin(nil, where, out[:], in[:])
 }
 
 // openAttention opens c for the gonum path, cut among threads goroutines.

@@ -24,8 +24,8 @@ func (be *Backend) Scores(ctx context.Context, s backend.Tensor, p *backend.Prob
 
 func (be *Backend) score(ctx context.Context, s backend.Tensor, p backend.Problem) error {
 	var pinned backend.Pinned
-	err := pinned.Pin(nil, where, []backend.Operand{{Name: "s", Tensor: s}},
-		[]backend.Operand{{Name: "mask", Tensor: p.Mask}, {Name: "bias", Tensor: p.Bias}, {Name: "relative", Tensor: p.Relative}, {Name: "blocks", Tensor: p.Blocks}})
+	in := p.Operands()
+	err := pinned.Pin(nil, where, []backend.Operand{{Name: "s", Tensor: s}}, in[:])
 	if err != nil {
 		return err
 	}

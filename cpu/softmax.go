@@ -29,8 +29,8 @@ func (be *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backen
 
 func (be *Backend) softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
 	var pinned backend.Pinned
-	err := pinned.Pin(nil, where, []backend.Operand{{Name: "s", Tensor: s}, {Name: "lse", Tensor: lse}},
-		[]backend.Operand{{Name: "mask", Tensor: p.Mask}, {Name: "bias", Tensor: p.Bias}, {Name: "relative", Tensor: p.Relative}, {Name: "blocks", Tensor: p.Blocks}})
+	in := p.Operands()
+	err := pinned.Pin(nil, where, []backend.Operand{{Name: "s", Tensor: s}, {Name: "lse", Tensor: lse}}, in[:])
 	if err != nil {
 		return err
 	}

@@ -182,13 +182,8 @@ func (b *Backend) Attention(ctx context.Context, c *backend.Call) error {
 
 // pin pins the operands of c.
 func (b *Backend) pin(pins *backend.Pinned, c *backend.Call) error {
-	out := []backend.Operand{{Name: "o", Tensor: c.O}, {Name: "lse", Tensor: c.LSE}}
-	in := []backend.Operand{
-		{Name: "q", Tensor: c.Q}, {Name: "k", Tensor: c.K}, {Name: "v", Tensor: c.V},
-		{Name: "mask", Tensor: c.Mask}, {Name: "bias", Tensor: c.Bias},
-		{Name: "relative", Tensor: c.Relative}, {Name: "blocks", Tensor: c.Blocks},
-	}
-	return pins.Pin(b, b.info.Name, out, in)
+	out, in := c.Operands()
+	return pins.Pin(b, b.info.Name, out[:], in[:])
 }
 
 // whole hands a call that is not sliced to r.

@@ -13,6 +13,6 @@ var _ backend.Scorer = (*Backend)(nil)
 func (b *Backend) Scores(ctx context.Context, s backend.Tensor, p *backend.Problem, at backend.ScorePoint) error {
 	q := p.Until(at)
 	out := []backend.Operand{{Name: "s", Tensor: s}}
-	in := []backend.Operand{{Name: "mask", Tensor: q.Mask}, {Name: "bias", Tensor: q.Bias}, {Name: "relative", Tensor: q.Relative}, {Name: "blocks", Tensor: q.Blocks}}
-	return b.call(ctx, "scores", out, in, func(r *runner) error { return b.rows(r, s, backend.Tensor{}, &q, true) })
+	in := q.Operands()
+	return b.call(ctx, "scores", out, in[:], func(r *runner) error { return b.rows(r, s, backend.Tensor{}, &q, true) })
 }

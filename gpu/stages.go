@@ -166,8 +166,8 @@ func (b *Backend) chooseSoftmax(n int) variant {
 //	s [B, H, Sq, Sk] F32    lse [B, H, Sq, 1] F32 or none
 func (b *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
 	out := []backend.Operand{{Name: "s", Tensor: s}, {Name: "lse", Tensor: lse}}
-	in := []backend.Operand{{Name: "mask", Tensor: p.Mask}, {Name: "bias", Tensor: p.Bias}, {Name: "relative", Tensor: p.Relative}, {Name: "blocks", Tensor: p.Blocks}}
-	return b.call(ctx, "softmax", out, in, func(r *runner) error { return b.softmax(r, s, lse, p) })
+	in := p.Operands()
+	return b.call(ctx, "softmax", out, in[:], func(r *runner) error { return b.softmax(r, s, lse, p) })
 }
 
 func (b *Backend) softmax(r *runner, st, lt backend.Tensor, p *backend.Problem) error {
