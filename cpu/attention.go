@@ -1,9 +1,14 @@
 package cpu
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
+	"slices"
+
+	"gonum.org/v1/gonum/blas"
+	"gonum.org/v1/gonum/blas/blas32"
 
 	"github.com/seed90331342/attn/backend"
 )
@@ -341,5 +346,160 @@ func (a *attention) finish(b int, s *block) {
 func divide(o []float32, x float32) {
 	for i := range o {
 		o[i] /= x
+	}
+}
+
+var _ backend.Batcher = (*Backend)(nil)
+
+// AttentionBatch implements backend.Batcher: the tasks of all calls are one job, which
+// the threads take from, those of the longest calls first. Each call is cut for as
+// many threads as its share of the work is worth, so that one long sequence among
+// many short ones keeps all of them busy, and short ones are not cut at all.
+// Errors as for Attention.
+func (be *Backend) AttentionBatch(ctx context.Context, calls []*backend.Call) error {
+	if err := be.gate.enter(ctx, "attention"); err != nil {
+		return err
+	}
+	defer be.gate.leave()
+	var b batch
+	defer b.close()
+	err := b.open(be, calls)
+	if err == nil {
+		err = be.workers.run(ctx, &b, b.tasks, be.threads())
+	}
+	if err != nil {
+		return fmt.Errorf("cpu: attention: %w", err)
+	}
+	return nil
+}
+
+// batch is calls that are computed together.
+type batch struct {
+	pinned       []backend.Pinned
+	fused        []*fused
+	jobs         []job
+	first        []int // task of each job
+	spans        []int // rows of scratch of each job
+	tasks        int
+	floats, rows int
+}
+
+// open opens calls; close gives back what it took, also after an error.
+func (b *batch) open(be *Backend, calls []*backend.Call) error {
+	type load struct {
+		c    *backend.Call
+		work int64
+	}
+	loads := make([]load, len(calls))
+	total := int64(0)
+	b.pinned = make([]backend.Pinned, len(calls))
+	for n, c := range calls {
+		if err := pinCall(&b.pinned[n], c); err != nil {
+			return err
+		}
+		loads[n] = load{c, backend.NewPlan(c).FLOPs}
+		total += loads[n].work
+	}
+	// Tasks are taken from the last one on.
+	slices.SortStableFunc(loads, func(x, y load) int { return cmp.Compare(x.work, y.work) })
+	b.jobs, b.first = make([]job, 0, len(calls)), make([]int, 0, len(calls))
+	for _, l := range loads {
+		threads := shareOf(l.work, total, be.threads())
+		if ok, _ := fusedTakes(be.kernels, l.c); ok {
+			f, err := be.openFused(l.c, threads)
+			if err != nil {
+				return err
+			}
+			b.fused = append(b.fused, f)
+			b.add(f, f.tasks)
+			continue
+		}
+		a, err := openAttention(l.c, threads)
+		if err != nil {
+			return err
+		}
+		b.add(a, a.tasks)
+	}
+	return nil
+}
+
+// shareOf returns for how many of threads a call of so much work among others is cut:
+// 0 where it is no more than one task of the whole.
+func shareOf(work, total int64, threads int) int {
+	if float64(work)*float64(tasksPerThread*threads) <= float64(total) {
+		return 0
+	}
+	return min(threads, int(float64(work)/float64(total)*float64(threads))+1)
+}
+
+func (b *batch) add(j job, tasks int) {
+	b.jobs, b.first = append(b.jobs, j), append(b.first, b.tasks)
+	b.tasks += tasks
+	floats, rows := j.size()
+	b.floats, b.rows, b.spans = max(b.floats, floats), max(b.rows, rows), append(b.spans, rows)
+}
+
+func (b *batch) close() {
+	for _, f := range b.fused {
+		f.release()
+	}
+	for n := range b.pinned {
+		b.pinned[n].Unpin()
+	}
+}
+
+// size implements job.
+func (b *batch) size() (floats, rows int) { return b.floats, b.rows }
+
+// task implements job.
+func (b *batch) task(ctx context.Context, w *scratch, t int) error {
+	n, found := slices.BinarySearch(b.first, t)
+	if !found {
+		n--
+	}
+	w.spans, w.sums = w.spans[:b.spans[n]], w.sums[:b.spans[n]] // which its tasks may go by
+	return b.jobs[n].task(ctx, w, t-b.first[n])
+}
+
+// The tile: queryBlock rows against keyBlock keys, and products into at most
+// colBlock columns. gonum's Gemm starts goroutines of its own, and cuts its sums
+// in another way, from four blocks of 64 x 64 results on; one row of blocks and
+// at most three columns of them stay below, so that one tile is one goroutine.
+//
+// keyBlock also fixes the arithmetic: key blocks start at multiples of it,
+// whatever the queries, the batch and the number of threads are, and every sum
+// over keys is a sum over whole blocks, padded with zeros.
+//
+// Of that sum, stretches of sumBlock zeros at either end are left out. gonum's
+// dot product adds the elements of each 16 to the same 8 partial sums, which a
+// zero product does not change (they start at +0, so they are never -0), and so
+// its bits stay those of the whole block; tests hold it to that.
+const (
+	queryBlock = 64
+	keyBlock   = 128
+	colBlock   = 192
+	sumBlock   = 16
+)
+
+// sumSpan returns the part of a key block that a sum over its elements [lo, hi)
+// must take in: the stretches of sumBlock that they lie in.
+func sumSpan(lo, hi int) (int, int) {
+	return lo / sumBlock * sumBlock, ceilDiv(hi, sumBlock) * sumBlock
+}
+
+// mulNT computes c = a·bᵀ in one goroutine. A row of c depends on the same row
+// of a and on b alone, bit by bit, however many rows there are.
+//
+//	a [m, k] rows lda apart    b [n, k] rows ldb apart    c [m, n] rows ldc apart
+//
+// m is at most queryBlock; n is any, and cut into pieces of colBlock. b's rows
+// must be aligned, see [aligned].
+func mulNT(m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int) {
+	for j := 0; j < n; j += colBlock {
+		w := min(colBlock, n-j)
+		blas32.Gemm(blas.NoTrans, blas.Trans, 1,
+			blas32.General{Rows: m, Cols: k, Stride: lda, Data: a},
+			blas32.General{Rows: w, Cols: k, Stride: ldb, Data: b[j*ldb:]},
+			0, blas32.General{Rows: m, Cols: w, Stride: ldc, Data: c[j:]})
 	}
 }

@@ -2,11 +2,83 @@ package cpu
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"unsafe"
+
+	"github.com/seed90331342/attn/backend"
 )
+
+// gate lets calls in until it is closed, and lets Close wait for those inside.
+type gate struct {
+	mu      sync.Mutex
+	running int
+	closed  bool
+	idle    chan struct{} // made by the first close, closed when nobody is inside
+	err     error         // why the backend is good for nothing
+}
+
+// enter begins a call, or returns ErrClosed or the context's error.
+func (g *gate) enter(ctx context.Context, what string) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("cpu: %s: %w", what, err)
+	}
+	if g.err != nil {
+		return g.err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return fmt.Errorf("cpu: %s: %w", what, backend.ErrClosed)
+	}
+	g.running++
+	return nil
+}
+
+// leave ends what enter began.
+func (g *gate) leave() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.running--
+	if g.closed && g.running == 0 {
+		close(g.idle)
+	}
+}
+
+// close refuses further calls and waits for those inside. It may be called more
+// than once, and every call waits.
+func (g *gate) close() {
+	g.mu.Lock()
+	if !g.closed {
+		g.closed = true
+		g.idle = make(chan struct{})
+		if g.running == 0 {
+			close(g.idle)
+		}
+	}
+	g.mu.Unlock()
+	<-g.idle
+}
+
+// threads returns how many goroutines compute a call that starts now.
+func (be *Backend) threads() int {
+	if be.opt.Threads > 0 {
+		return be.opt.Threads
+	}
+	return runtime.GOMAXPROCS(0)
+}
+
+// job is work cut into tasks that do not touch each other's outputs.
+type job interface {
+	// size returns how many floats and rows of scratch one goroutine needs.
+	size() (floats, rows int)
+	// task computes task t in w. It returns the context's error when it stops
+	// early, and no other.
+	task(ctx context.Context, w *scratch, t int) error
+}
 
 // workers are the goroutines of a backend that help its calls to compute. They are
 // started when a call first has work for them, outlive it, and end with close.
@@ -209,3 +281,65 @@ func (c *crew) compute() {
 		}
 	}
 }
+
+// scratch is the memory that one goroutine works in; it is taken from a pool
+// once a goroutine and call, never once a tile.
+type scratch struct {
+	arena []float32
+	used  int
+	spans []span
+	sums  []float64
+
+	// What fused calls keep here, so that it does not have to be allocated.
+	workspace workspace
+	tiles     [maxTiles]wideTile
+	few       fewLoad
+}
+
+// span is the keys [lo, hi) that a query row sees.
+type span struct{ lo, hi int }
+
+var scratchPool = sync.Pool{New: func() any { return new(scratch) }}
+
+// getScratch returns a scratch whose floats method will be good for n floats in
+// at most 48 pieces, with a span and a sum for each of rows query rows. putScratch takes it back.
+func getScratch(n, rows int) *scratch {
+	w := scratchPool.Get().(*scratch)
+	n += alignSlack
+	if cap(w.arena) < n {
+		w.arena = make([]float32, n)
+	}
+	w.arena = w.arena[:n]
+	if cap(w.spans) < rows {
+		w.spans, w.sums = make([]span, rows), make([]float64, rows)
+	}
+	w.spans, w.sums = w.spans[:rows], w.sums[:rows]
+	w.used = 0
+	return w
+}
+
+// alignSlack is how many floats aligning 48 pieces may take.
+const alignSlack = 48 * 16
+
+// scratchKeep is how many floats a pooled scratch may hold: 4 MiB, several times
+// what head sizes up to 256 take. A larger one is left to the collector.
+const scratchKeep = 1 << 20
+
+func putScratch(w *scratch) {
+	if cap(w.arena) <= scratchKeep {
+		scratchPool.Put(w)
+	}
+}
+
+// floats cuts n floats with unspecified contents off the arena, on a 64 byte
+// boundary. n = 0 gives an empty slice.
+func (w *scratch) floats(n int) []float32 {
+	off := int(uintptr(unsafe.Pointer(unsafe.SliceData(w.arena)))/4) % 16
+	at := (w.used+off+15)&^15 - off
+	w.used = at + n
+	return w.arena[at : at+n : at+n]
+}
+
+// roundUp returns the smallest multiple of 4 that is at least n: the leading
+// dimension that keeps rows aligned.
+func roundUp(n int) int { return (n + 3) &^ 3 }

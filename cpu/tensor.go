@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // view is a tensor opened for one call: its memory as a slice, with the shape
@@ -297,3 +298,103 @@ func (v *view) store(row []float32, b, h, s, c0 int) {
 		}
 	}
 }
+
+// loadRows copies rows [s, s+n) of v as float32 to dst, whose rows are ld apart,
+// and zeros the elements between the row's own and ld.
+func loadRows(k *vec.Kernels, v *view, dst []float32, ld, b, h, s, n int) {
+	for n > 0 {
+		m := v.together(s, n)
+		loadTogether(k, v, dst, ld, b, h, s, m)
+		if n -= m; n > 0 {
+			dst, s = dst[m*ld:], s+m
+		}
+	}
+}
+
+// loadTogether is loadRows for rows that are together.
+func loadTogether(k *vec.Kernels, v *view, dst []float32, ld, b, h, s, n int) {
+	cols := v.shape[backend.Dim]
+	whole := 0 // columns that the kernels convert
+	if v.f32 == nil && v.stride[backend.Dim] == 1 {
+		whole = cols / k.Lanes * k.Lanes
+	}
+	if whole > 0 {
+		i, apart := v.rowIndex(b, h, s), v.stride[backend.Seq]
+		switch v.dtype {
+		case backend.F16:
+			k.LoadF16(dst, ld, v.bits[i:], apart, n, whole)
+		case backend.BF16:
+			k.LoadBF16(dst, ld, v.bits[i:], apart, n, whole)
+		default:
+			k.LoadQ8(dst, ld, v.q8[i:], apart, n, whole)
+		}
+	}
+	if whole < cols {
+		v.pack(dst[whole:], ld, b, h, s, n, whole, cols-whole)
+	}
+	if cols < ld {
+		for r := range n {
+			clear(dst[r*ld+cols : (r+1)*ld])
+		}
+	}
+}
+
+// storeRow writes row, whose length beyond v's row is padding, to row s of v,
+// rounded to v's type. len(row) is a multiple of k.Lanes; it is overwritten.
+func storeRow(k *vec.Kernels, v *view, row []float32, b, h, s int) {
+	cols := v.shape[backend.Dim]
+	whole := 0
+	if v.dtype == backend.F16 && v.stride[backend.Dim] == 1 {
+		if whole = cols / k.Lanes * k.Lanes; whole > 0 {
+			k.StoreF16(v.bits[v.index(b, h, s):], row[:whole])
+		}
+	}
+	if whole < cols {
+		v.store(row[whole:cols], b, h, s, whole)
+	}
+}
+
+// element returns v's type as the kernels call it.
+func (v *view) element() vec.Element {
+	switch v.dtype {
+	case backend.F16:
+		return vec.F16
+	case backend.BF16:
+		return vec.BF16
+	case backend.Q8:
+		return vec.Q8
+	}
+	return vec.F32
+}
+
+// run returns the n rows from index i on, with those from index next on to be asked
+// for meanwhile.
+func (v *view) run(i, next, n int) vec.Run {
+	ld, d := v.stride[backend.Seq], v.shape[backend.Dim]
+	switch {
+	case v.f32 != nil:
+		return vec.RunOf(v.f32[i:], ld, n, d, v.f32[next:])
+	case v.bits != nil:
+		return vec.RunOf(v.bits[i:], ld, n, d, v.bits[next:])
+	}
+	return vec.RunOf(v.q8[i:], ld, n, d, v.q8[next:])
+}
+
+// Loading is a call a number on the gonum path, so these are small enough to be
+// compiled into their callers; what is stored is rounded by backend.DType.Encode.
+
+// f16ToF32 returns the number whose binary16 bits are h, exactly. The exponent
+// and fraction move to their binary32 places, and a multiplication by 2^112
+// corrects the exponent's bias, subnormals included; Inf and NaN keep an
+// exponent of ones.
+func f16ToF32(h uint16) float32 {
+	sign := uint32(h&0x8000) << 16
+	rest := uint32(h&0x7fff) << 13
+	if rest >= 0x7c00<<13 {
+		return math.Float32frombits(sign | rest | 0x7f800000)
+	}
+	return math.Float32frombits(math.Float32bits(math.Float32frombits(rest)*0x1p112) | sign)
+}
+
+// bf16ToF32 returns the number whose bfloat16 bits are h, exactly.
+func bf16ToF32(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }
