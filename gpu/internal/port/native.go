@@ -120,11 +120,6 @@ const Provider = "go-webgpu v0.17.1 (wgpu-native)"
 // mapOffsetAlignment is what WebGPU asks of the offset of a map.
 const mapOffsetAlignment = 8
 
-var instance = sync.OnceValue(func() *wgpu.Instance {
-	wgpu.SetLogLevel(wgpu.LogLevel_Off) // every error comes back as a value
-	return wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: nativeBackends})
-})
-
 // nativeBackends leaves out OpenGL, whose loader prints to standard error on
 // machines without a display.
 const nativeBackends = wgpu.InstanceBackend_Vulkan | wgpu.InstanceBackend_Metal | wgpu.InstanceBackend_DX12
@@ -142,11 +137,19 @@ func deviceOf(ref unsafe.Pointer) *wgpu.Device {
 	return d
 }
 
-// Adapters lists the adapters, best first as the library orders them, for the
-// caller to release. ErrNoAdapter when there are none.
+// Adapters lists the adapters in the library's order, best first. The caller
+// releases them. It returns ErrNoAdapter when there are none.
+//
+// Each call makes an instance, and its adapters and devices keep it alive. The
+// library destroys a device, with its compiled pipelines and its driver thread, only
+// together with the instance. One instance for the whole process would therefore
+// leak every device that a program closes.
 func Adapters() ([]Adapter, error) {
+	wgpu.SetLogLevel(wgpu.LogLevel_Off) // every error comes back as a value
+	instance := wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: nativeBackends})
+	defer instance.Release()
 	var all []Adapter
-	for _, a := range instance().EnumerateAdapters(&wgpu.InstanceEnumerateAdapterOptons{Backends: nativeBackends}) {
+	for _, a := range instance.EnumerateAdapters(&wgpu.InstanceEnumerateAdapterOptons{Backends: nativeBackends}) {
 		all = append(all, &nativeAdapter{a: a})
 	}
 	if len(all) == 0 {

@@ -15,11 +15,14 @@ const (
 	// and a few for callers that look late.
 	timedSlots = 8
 	stampBytes = 16 // a slot's two timestamps
-	// calibrateTime is the time over which the clock's unit is measured, from the
-	// narrowest of calibrateTries looks at either end. A look takes some 50 µs,
-	// so that the unit is good to 0.5%.
+	// The clock's unit is measured between two readings, each the narrowest of
+	// calibrateTries. They are calibrateTime apart, or longer on a busy machine: until
+	// the width of the readings, 50 µs on an idle machine, is below calibrateError of
+	// the time between them.
 	calibrateTime  = 20 * time.Millisecond
+	calibrateMost  = time.Second
 	calibrateTries = 5
+	calibrateError = 0.005
 	// nanosecond is how far the unit may be off 1 ns, as measured, to count as
 	// exactly that, which most drivers tick in.
 	nanosecond = 0.01
@@ -124,14 +127,22 @@ func (d *nativeDevice) startClock() (err error) {
 			}
 		}
 	}
-	t0, ticks0, err := d.tick()
+	t0, width0, ticks0, err := d.tick()
 	if err != nil {
 		return err
 	}
-	time.Sleep(calibrateTime)
-	t1, ticks1, err := d.tick()
-	if err != nil {
-		return err
+	var t1 time.Time
+	var ticks1 uint64
+	for wait := calibrateTime; ; wait *= 2 {
+		time.Sleep(wait)
+		var width1 time.Duration
+		if t1, width1, ticks1, err = d.tick(); err != nil {
+			return err
+		}
+		gap := t1.Sub(t0)
+		if gap >= calibrateMost || float64(width0+width1)/2 <= calibrateError*float64(gap) {
+			break
+		}
 	}
 	if ticks1 <= ticks0 {
 		c.there = false // a clock that stands still
@@ -145,36 +156,36 @@ func (d *nativeDevice) startClock() (err error) {
 	return nil
 }
 
-// tick returns a time on the wall and the device's ticks at that time: the
-// middle of the narrowest of some empty submissions.
-func (d *nativeDevice) tick() (at time.Time, ticks uint64, err error) {
-	least := time.Duration(math.MaxInt64)
+// tick returns a time on the wall and the device's ticks at that time: the middle of
+// the narrowest of some empty submissions, and how wide that one was.
+func (d *nativeDevice) tick() (at time.Time, least time.Duration, ticks uint64, err error) {
+	least = math.MaxInt64
 	s := &d.clock.slots[0]
 	for range calibrateTries {
 		before := time.Now()
 		if s.ticket, err = d.submit(nil, s); err != nil {
-			return at, 0, err
+			return at, 0, 0, err
 		}
 		for start := time.Now(); d.ended() < uint64(s.ticket); {
 			if err := d.usable(); err != nil {
-				return at, 0, err
+				return at, 0, 0, err
 			}
 			if time.Since(start) > stallLimit {
 				d.state.lost = 1
-				return at, 0, ErrLost
+				return at, 0, 0, ErrLost
 			}
 			d.dev.Poll(false, nil) // without sleeping, which would widen the look
 		}
 		width := time.Since(before)
 		_, end, err := d.stamps(s)
 		if err != nil {
-			return at, 0, err
+			return at, 0, 0, err
 		}
 		if width < least {
 			least, at, ticks = width, before.Add(width/2), end
 		}
 	}
-	return at, ticks, nil
+	return at, least, ticks, nil
 }
 
 // release gives back what startClock made.
