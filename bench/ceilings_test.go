@@ -15,10 +15,10 @@ func TestCeilings(t *testing.T) {
 	named := func(name string, be backend.Backend) Contender {
 		return Contender{Name: name, Backend: be, Use: func() { turns = append(turns, name) }}
 	}
-	all := &roofed{metered: metered{fake: fake{name: "cpu"}, peak: 4e9}, read: 2e9}
+	all := &roofed{metered: metered{fake: fake{name: "cpu", threads: 2}, peak: 4e9}, read: 2e9}
 	queued := &device{roofed: roofed{metered: metered{fake: fake{name: "gpu:0"}, peak: 5e9}, read: 1e9}, launch: 20 * time.Microsecond}
 	r, err := Ceilings(t.Context(), []Contender{
-		named("all", all), named("peak", &metered{fake: fake{name: "cpu"}, peak: 3e9}), named("none", &fake{name: "cpu"}),
+		named("all", all), named("peak", &metered{fake: fake{name: "cpu", threads: 2}, peak: 3e9}), named("none", &fake{name: "cpu", threads: 2}),
 		named("gpu:0", queued)}, "npu · none")
 	if err != nil || r.Err() != nil {
 		t.Fatal(err, r.Err())

@@ -45,7 +45,9 @@ func TestContendersTakeTurns(t *testing.T) {
 		}
 		last = p.Done
 	}
-	r, err := Compare(t.Context(), []Contender{s.contender("a", &fake{}), s.contender("b", &fake{})}, cfg)
+	r, err := inBubble(t, func() (*Report, error) {
+		return Compare(context.Background(), []Contender{s.contender("a", &fake{}), s.contender("b", &fake{})}, cfg)
+	})
 	if err != nil || r.Err() != nil {
 		t.Fatal(err, r.Err())
 	}
@@ -73,18 +75,20 @@ func TestContendersTakeTurns(t *testing.T) {
 func TestComparisonOfUnequals(t *testing.T) {
 	var s switched
 	broken := fmt.Errorf("the device is on fire")
-	r, err := Compare(t.Context(), []Contender{
-		s.contender("good", &fake{}),
-		s.contender("wrong", &fake{wrongFrom: 1}),
-		s.contender("late", &fake{wrongFrom: warmCalls + 2}),
-		s.contender("failing", &fake{before: func(n int64) error {
-			if n > warmCalls+2 {
-				return broken
-			}
-			return nil
-		}}),
-		s.contender("unable", &fake{before: func(int64) error { return fmt.Errorf("heads: %w", backend.ErrUnsupported) }}),
-	}, small(16))
+	r, err := inBubble(t, func() (*Report, error) {
+		return Compare(context.Background(), []Contender{
+			s.contender("good", &fake{}),
+			s.contender("wrong", &fake{wrongFrom: 1}),
+			s.contender("late", &fake{wrongFrom: warmCalls + 2}),
+			s.contender("failing", &fake{before: func(n int64) error {
+				if n > warmCalls+2 {
+					return broken
+				}
+				return nil
+			}}),
+			s.contender("unable", &fake{before: func(int64) error { return fmt.Errorf("heads: %w", backend.ErrUnsupported) }}),
+		}, small(16))
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,18 +113,20 @@ func TestComparisonOfUnequals(t *testing.T) {
 }
 
 func TestCancelledComparison(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(context.Background()) // its channel belongs to the bubble that asks for it first
 	defer cancel()
 	var s switched
-	r, err := Compare(ctx, []Contender{
-		s.contender("a", &fake{}),
-		s.contender("b", &fake{before: func(n int64) error {
-			if n == warmCalls+3 {
-				cancel()
-			}
-			return nil
-		}}),
-	}, small(16, 32))
+	r, err := inBubble(t, func() (*Report, error) {
+		return Compare(ctx, []Contender{
+			s.contender("a", &fake{}),
+			s.contender("b", &fake{before: func(n int64) error {
+				if n == warmCalls+3 {
+					cancel()
+				}
+				return nil
+			}}),
+		}, small(16, 32))
+	})
 	if err != nil || !r.Interrupted || len(r.Cases) != 4 {
 		t.Fatalf("%v, interrupted %v, %d rows", err, r.Interrupted, len(r.Cases))
 	}
@@ -132,10 +138,10 @@ func TestCancelledComparison(t *testing.T) {
 }
 
 func TestComparisonWithoutLengths(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(context.Background()) // its channel belongs to the bubble that asks for it first
 	cancel()
 	var s switched
-	r, err := Compare(ctx, []Contender{s.contender("a", &fake{})}, Config{})
+	r, err := inBubble(t, func() (*Report, error) { return Compare(ctx, []Contender{s.contender("a", &fake{})}, Config{}) })
 	if err != nil || len(r.Cases) != len(compareSeqs) {
 		t.Errorf("%v, %d cases", err, len(r.Cases))
 	}

@@ -13,8 +13,8 @@ import (
 // does on demand what a backend should not do.
 type fake struct {
 	name string
-	// delay is how long a call takes for each million visible pairs; it ends
-	// early with its context.
+	// delay is how long a call takes for each million visible pairs in addition to
+	// callTime; it ends early with its context.
 	delay time.Duration
 	// wrongFrom adds 1 to the first element of every row from that call on,
 	// counted from 1; 0 never.
@@ -27,12 +27,30 @@ type fake struct {
 	before func(call int64) error
 	// allocs is how many heap allocations a fused call makes.
 	allocs int
+	// threads is what Info reports. With 0, Run does not measure arithmetic between the
+	// calls, which takes no time in a bubble.
+	threads int
 
 	calls atomic.Int64
 }
 
+// callTime is how long every call of a fake takes at least: short enough that a warm-up
+// always has warmCalls of them. Tests run in a bubble of package synctest, where sleeping
+// takes exactly that long and computing takes no time.
+const callTime = 100 * time.Microsecond
+
 func (f *fake) Info() backend.Info {
-	return backend.Info{Name: f.name, Device: "pretended", Type: backend.CPU, Provider: "fake v1", Threads: 2}
+	return backend.Info{Name: f.name, Device: "pretended", Type: backend.CPU, Provider: "fake v1", Threads: f.threads}
+}
+
+// take lets the time of a call pass.
+func (f *fake) take(ctx context.Context, pairs int64) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(callTime + f.delay*time.Duration(pairs)/1e6):
+		return nil
+	}
 }
 
 func (f *fake) Alloc(_ context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
@@ -58,19 +76,40 @@ func (f *fake) Download(_ context.Context, host, src backend.Tensor) error {
 	return nil
 }
 
-func (f *fake) QK(_ context.Context, s, q, k backend.Tensor) error {
+func (f *fake) QK(ctx context.Context, s, q, k backend.Tensor) error {
+	if err := f.take(ctx, 0); err != nil {
+		return err
+	}
+	return f.qk(s, q, k)
+}
+
+func (f *fake) qk(s, q, k backend.Tensor) error {
 	return products(s, q, k, func(at [4]int, d int) ([4]int, [4]int) {
 		return [4]int{at[0], at[1], at[2], d}, [4]int{at[0], at[1], at[3], d}
 	}, q.Shape()[backend.Dim])
 }
 
-func (f *fake) PV(_ context.Context, o, w, v backend.Tensor) error {
+func (f *fake) PV(ctx context.Context, o, w, v backend.Tensor) error {
+	if err := f.take(ctx, 0); err != nil {
+		return err
+	}
+	return f.pv(o, w, v)
+}
+
+func (f *fake) pv(o, w, v backend.Tensor) error {
 	return products(o, w, v, func(at [4]int, j int) ([4]int, [4]int) {
 		return [4]int{at[0], at[1], at[2], j}, [4]int{at[0], at[1], j, at[3]}
 	}, v.Shape()[backend.Seq])
 }
 
-func (f *fake) Softmax(_ context.Context, s, _ backend.Tensor, p *backend.Problem) error {
+func (f *fake) Softmax(ctx context.Context, s, _ backend.Tensor, p *backend.Problem) error {
+	if err := f.take(ctx, 0); err != nil {
+		return err
+	}
+	return f.softmax(s, p)
+}
+
+func (f *fake) softmax(s backend.Tensor, p *backend.Problem) error {
 	x, err := s.Float32s()
 	if err != nil {
 		return err
@@ -127,25 +166,20 @@ func (f *fake) Attention(ctx context.Context, c *backend.Call) error {
 		kept = new([64]byte)
 	}
 	d := c.Dims()
-	if f.delay > 0 {
-		pairs := c.Visible.Pairs(d.Batch, d.SeqQ, d.SeqK) * int64(d.Heads)
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(f.delay * time.Duration(pairs) / 1e6):
-		}
+	if err := f.take(ctx, c.Visible.Pairs(d.Batch, d.SeqQ, d.SeqK)*int64(d.Heads)); err != nil {
+		return err
 	}
 	w, err := backend.AllocHost(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
 	if err != nil {
 		return err
 	}
-	if err := f.QK(ctx, w, c.Q, c.K); err != nil {
+	if err := f.qk(w, c.Q, c.K); err != nil {
 		return err
 	}
-	if err := f.Softmax(ctx, w, backend.Tensor{}, &c.Problem); err != nil {
+	if err := f.softmax(w, &c.Problem); err != nil {
 		return err
 	}
-	if err := f.PV(ctx, c.O, w, c.V); err != nil {
+	if err := f.pv(c.O, w, c.V); err != nil {
 		return err
 	}
 	if f.wrongFrom > 0 && call >= f.wrongFrom {

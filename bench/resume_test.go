@@ -14,7 +14,7 @@ import (
 // A run that was stopped goes on with the cases that it had not measured, also when the
 // report comes back from its file.
 func TestResume(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(context.Background()) // its channel belongs to the bubble that asks for it first
 	defer cancel()
 	be := &fake{name: "cpu"}
 	cfg := small(16, 32, 48)
@@ -31,7 +31,7 @@ func TestResume(t *testing.T) {
 			be.calls.Store(0)
 		}
 	}
-	first, err := Run(ctx, []backend.Backend{be}, cfg)
+	first, err := inBubble(t, func() (*Report, error) { return Run(ctx, []backend.Backend{be}, cfg) })
 	if err != nil || !first.Interrupted || first.Cases[0].Status != OK || !strings.Contains(first.Cases[1].Note, "interrupted") || first.Cases[2].Status != NotRun {
 		t.Fatalf("%v %+v", err, first)
 	}

@@ -7,6 +7,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
@@ -20,11 +21,18 @@ func small(seqs ...int) Config {
 	return cfg
 }
 
+// inBubble calls f in a bubble of package synctest: time passes only in calls of a fake.
+func inBubble(t *testing.T, f func() (*Report, error)) (r *Report, err error) {
+	t.Helper()
+	synctest.Test(t, func(*testing.T) { r, err = f() })
+	return r, err
+}
+
 func of(s Series) Config { return Config{Series: []Series{s}} }
 
 func runOn(t *testing.T, cfg Config, backends ...backend.Backend) *Report {
 	t.Helper()
-	r, err := Run(t.Context(), backends, cfg)
+	r, err := inBubble(t, func() (*Report, error) { return Run(context.Background(), backends, cfg) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +50,7 @@ func TestFiguresFollowFromTimesAndCeiling(t *testing.T) {
 	for i, c := range r.Cases {
 		seq := []int{16, 32}[i]
 		if c.SeqQ != seq || c.SeqK != seq || c.Batch != 3 || c.Heads != 2 || c.KVHeads != 1 || c.Dim != 4 || !c.Causal || c.DType != "f32" ||
-			c.Backend != "cpu" || c.Provider != "fake v1" || c.Threads != 2 || c.Variant != Fused || c.Path != "pretended" {
+			c.Backend != "cpu" || c.Provider != "fake v1" || c.Threads != 0 || c.Variant != Fused || c.Path != "pretended" {
 			t.Errorf("the case is not the one asked for: %+v", c)
 		}
 		// 1+2+...+S pairs a head.
@@ -162,7 +170,7 @@ func TestSweepEndsWhenACallTakesTooLong(t *testing.T) {
 
 func TestBudgetIsKeptAndSaid(t *testing.T) {
 	slow := &fake{name: "slow", delay: 5 * time.Second} // 0.16 s at S=128, two heads
-	quick := &fake{name: "quick"}
+	quick := &fake{name: "quick", delay: time.Second}
 	cfg := small(16, 128, 2048)
 	cfg.Budget = 1500 * time.Millisecond
 	began := time.Now()
@@ -192,7 +200,7 @@ func TestBudgetIsKeptAndSaid(t *testing.T) {
 }
 
 func TestCancelKeepsWhatWasMeasured(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(context.Background()) // its channel belongs to the bubble that asks for it first
 	defer cancel()
 	be := &fake{name: "cpu"}
 	be.before = func(call int64) error {
@@ -201,7 +209,7 @@ func TestCancelKeepsWhatWasMeasured(t *testing.T) {
 		}
 		return nil
 	}
-	r, err := Run(ctx, []backend.Backend{be, &fake{name: "other"}}, small(16, 32))
+	r, err := inBubble(t, func() (*Report, error) { return Run(ctx, []backend.Backend{be, &fake{name: "other"}}, small(16, 32)) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,13 +232,13 @@ func TestCancelKeepsWhatWasMeasured(t *testing.T) {
 }
 
 func TestCancelEndsALongCall(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(context.Background()) // its channel belongs to the bubble that asks for it first
 	defer cancel()
 	be := &fake{name: "cpu", delay: time.Hour}
 	be.before = func(int64) error { cancel(); return nil }
 	began := time.Now()
 	cfg := small(256)
-	r, err := Run(ctx, []backend.Backend{be}, cfg)
+	r, err := inBubble(t, func() (*Report, error) { return Run(ctx, []backend.Backend{be}, cfg) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +272,7 @@ func TestConfigRefuses(t *testing.T) {
 		{of(Series{Softcap: math.NaN()}), backend.ErrOption},
 		{of(Series{Softcap: math.Inf(1)}), backend.ErrOption},
 	} {
-		r, err := Run(t.Context(), nil, tc.cfg)
+		r, err := inBubble(t, func() (*Report, error) { return Run(context.Background(), nil, tc.cfg) })
 		if !errors.Is(err, tc.want) || r != nil {
 			t.Errorf("%+v: error %v, want %v", tc.cfg, err, tc.want)
 		}
