@@ -7,12 +7,11 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/shaders"
 )
 
 const (
-	tile         = 32  // rows and columns of a workgroup's tile
-	maxValueDim  = 256 // what a workgroup's registers hold of an output row
 	klenBatches  = 64  // batches that a kernel's klen table holds
 	softmaxGrain = 256 // what pieces of the softmax kernel are multiples of
 	maxSeq       = 1 << 30
@@ -27,7 +26,7 @@ type attention struct {
 	c    *backend.Call
 	d    backend.Dims
 	v    variant
-	cut  *cutter
+	cut  *cut.Cutter
 	each float64 // operations for one row and one key
 
 	path, why string // as in a plan
@@ -37,34 +36,10 @@ type attention struct {
 	// kept returns how many bytes of state a box takes, narrowed to the keys that it
 	// sees, that comes in pieces of so many keys; and how many of them, at the
 	// beginning, are totals of splits.
-	kept func(seen box, piece int) (totals, bytes uint64)
+	kept func(seen cut.Box, piece int) (totals, bytes uint64)
 
-	q, k, val, o, lse *operand
-	pages             *pages
-	*options          // with mask and bias
-}
-
-// sharing maps a [B, H, Sq, x] tensor, and keys a [B, Hkv, Sk, x] one.
-var (
-	rowAxes  = [4]int{axB, axH, axM, whole}
-	keyAxes  = [4]int{axB, axH, axN, whole}
-	pairAxes = [4]int{axB, axH, axM, axN}
-)
-
-// keyOperands returns k and v.
-func keyOperands(c *backend.Call, p *pages) (ops [2]*operand, err error) {
-	d := c.Dims()
-	for i, t := range []backend.Operand{{Name: "k", Tensor: c.K}, {Name: "v", Tensor: c.V}} {
-		x, err := words(t.Tensor)
-		if err != nil {
-			return ops, fmt.Errorf("%s: %w", t.Name, err)
-		}
-		ops[i] = reads(t.Name, x, keyAxes, d.Heads/d.KVHeads)
-		if p != nil {
-			ops[i].name, ops[i].pages = t.Name+"'s pool of pages", p
-		}
-	}
-	return ops, nil
+	*cut.Call
+	*options
 }
 
 // newAttention returns c with the kernel that is known to be the fastest for it.
@@ -78,28 +53,16 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 	if err := checkDims(d); err != nil {
 		return nil, err
 	}
-	if d.ValueDim > maxValueDim {
-		return nil, fmt.Errorf("v has head size %d, the fused kernel takes up to %d: %w", d.ValueDim, maxValueDim, backend.ErrUnsupported)
+	if d.ValueDim > cut.MaxValueDim {
+		return nil, fmt.Errorf("v has head size %d, the fused kernel takes up to %d: %w", d.ValueDim, cut.MaxValueDim, backend.ErrUnsupported)
 	}
-	opts, err := newOptions(&c.Problem, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
-	if err != nil {
-		return nil, err
-	}
-	p := pagesOf(c)
-	keys, err := keyOperands(c, p)
+	ops, err := cut.CallOf(c)
 	if err != nil {
 		return nil, err
 	}
 	a := &attention{
-		b: b, c: c, d: d, pages: p,
-		q:    reads("q", c.Q, rowAxes, 1),
-		k:    keys[0],
-		val:  keys[1],
-		o:    writes("o", c.O, rowAxes, 1),
-		lse:  writes("lse", c.LSE, rowAxes, 1),
+		b: b, c: c, d: d, Call: ops, options: &options{p: &c.Problem, heads: d.Heads, pairs: &ops.Pairs},
 		each: 2 * float64(d.Dim+d.ValueDim),
-
-		options: opts,
 	}
 	whyNot, err := a.flash(choose)
 	if err != nil {
@@ -114,7 +77,7 @@ func (b *Backend) newAttentionBy(c *backend.Call, choose chooser) (*attention, e
 // plain makes the call one of the plain kernel, because of what keeps it from the
 // register-tiled one. That kernel is the oracle of the other, and the last resort.
 func (a *attention) plain(because string) {
-	a.path, a.why, a.rows, a.keys = "plain WGSL", because, tile, tile
+	a.path, a.why, a.rows, a.keys = "plain WGSL", because, cut.Tile, cut.Tile
 	blk := blocks(a.d.ValueDim)
 	a.cut = a.newCutter(prefillBuffers)
 	a.v = a.kernel(variant{shaders.Attention, map[string]uint32{
@@ -122,20 +85,20 @@ func (a *attention) plain(because string) {
 	}})
 	// A workgroup takes all keys of a piece one after the other, so a piece
 	// bounds the shortest submission.
-	chunks := (a.d.Dim + tile - 1) / tile
+	chunks := (a.d.Dim + cut.Tile - 1) / cut.Tile
 	// Each loop of attention.wgsl for one tile, as if none were unrolled: staging
 	// and products of a chunk, scores, maxima, exponentials, the blocks of columns.
 	const product = 8 * (1 + 4)
 	loops := 1 + chunks*(1+4+4+product) + 4 + 4*(1+4+4) + 8 + 4 + blk*(1+4+4+product) + a.rounds(16)
-	a.cut.most[axN] = longest(tile, loops, a.each*tile*tile, a.b.pieceWork(a.v))
+	a.cut.Most[cut.Col] = cut.Longest(cut.Tile, loops, a.each*cut.Tile*cut.Tile, a.b.pieceWork(a.v))
 	// A row keeps the output, eight parts of the sum, the maximum, and padding.
-	width := uint64(blk*tile + 16)
-	a.cut.state = func(x box) uint64 {
-		return uint64(x.len(axB)*x.len(axH)*x.len(axM)) * width * 4
+	width := uint64(blk*cut.Tile + 16)
+	a.cut.State = func(x cut.Box) uint64 {
+		return uint64(x.Len(cut.Batch)*x.Len(cut.Head)*x.Len(cut.Row)) * width * 4
 	}
-	a.kept = func(seen box, piece int) (_, bytes uint64) {
-		if piece < seen.len(axN) {
-			bytes = a.cut.state(seen)
+	a.kept = func(seen cut.Box, piece int) (_, bytes uint64) {
+		if piece < seen.Len(cut.Col) {
+			bytes = a.cut.State(seen)
 		}
 		return 0, bytes
 	}
@@ -143,21 +106,21 @@ func (a *attention) plain(because string) {
 
 // newCutter returns one for a kernel with so many storage buffers beside a table of pages
 // and those of the options.
-func (a *attention) newCutter(buffers int) *cutter {
+func (a *attention) newCutter(buffers int) *cut.Cutter {
 	if a.both() {
 		buffers += 2
 	}
-	cut := a.b.newCutter(axN, tile, append(a.operands(), a.q, a.k, a.val, a.o, a.lse)...)
-	a.limit(cut)
-	a.placePages(buffers < int(a.b.limits.MaxStorageBuffersPerShaderStage))
-	return cut
+	cutter := a.b.newCutter(cut.Col, cut.Tile, a.List()...)
+	a.limit(cutter)
+	a.Collect(buffers < int(a.b.limits.MaxStorageBuffersPerShaderStage))
+	return cutter
 }
 
 // blocks is how many blocks of 32 columns the kernel's variant for dv has: a power
 // of two, so that there are four variants and not eight.
 func blocks(dv int) int {
 	n := 1
-	for n*tile < dv {
+	for n*cut.Tile < dv {
 		n *= 2
 	}
 	return n
@@ -224,7 +187,7 @@ func (a *attention) queue(r *runner) error {
 			if err != nil {
 				return err
 			}
-			s.windows[7] = window{buf, 0, stateBytes}
+			s.windows[7] = cut.Window{Buf: buf, Size: stateBytes}
 		}
 		s.windows = append(s.windows, table...)
 		return r.dispatch(s, total, each)
@@ -241,13 +204,13 @@ func (a *attention) walk(f func(s step, stateBytes uint64, total int, each float
 	if err := a.bindable(a.v); err != nil {
 		return err
 	}
-	return a.cut.boxes(a.all(), func(x box, piece int) error {
+	return a.cut.Boxes(a.all(), func(x cut.Box, piece int) error {
 		seen := a.seen(x)
 		totals, stateBytes := a.kept(seen, piece)
-		return a.cut.pieces(seen, piece, func(p box, first, last bool) error {
+		return a.cut.Pieces(seen, piece, func(p cut.Box, first, last bool) error {
 			s := a.step(p, first, last, totals)
-			total := p.len(axB) * p.len(axH) * ((p.len(axM) + a.rows - 1) / a.rows)
-			return f(s, stateBytes, total, a.each*float64(a.rows*p.len(axN)))
+			total := p.Len(cut.Batch) * p.Len(cut.Head) * ((p.Len(cut.Row) + a.rows - 1) / a.rows)
+			return f(s, stateBytes, total, a.each*float64(a.rows*p.Len(cut.Col)))
 		})
 	})
 }
@@ -265,96 +228,64 @@ func (a *attention) bindable(v variant) error {
 }
 
 // all is the whole index space.
-func (a *attention) all() box {
-	return box{hi: [nAxes]int{axB: a.d.Batch, axH: a.d.Heads, axM: a.d.SeqQ, axN: a.d.SeqK, axX: 1}}
+func (a *attention) all() cut.Box {
+	return cut.Space(a.d.Batch, a.d.Heads, a.d.SeqQ, a.d.SeqK, 1)
 }
 
 // seen narrows a box to the keys that any of its rows sees, by whole tiles; at
 // least one tile stays, as the outputs must be written.
-func (a *attention) seen(x box) box {
-	first, last := a.visible(x)
-	if first >= last {
-		x.hi[axN] = min(x.lo[axN]+a.keys, x.hi[axN])
-		return x
+func (a *attention) seen(x cut.Box) cut.Box {
+	y := x.Visible(a.c.Visible, a.keys)
+	if y.Len(cut.Col) == 0 {
+		y.Hi[cut.Col] = min(y.Lo[cut.Col]+a.keys, x.Hi[cut.Col])
 	}
-	x.lo[axN] = first / a.keys * a.keys
-	x.hi[axN] = min((last+a.keys-1)/a.keys*a.keys, x.hi[axN])
-	return x
-}
-
-// visible returns the first of a box's keys that any of its rows sees, and the end of
-// them, by position; first >= last when there is none.
-func (a *attention) visible(x box) (first, last int) {
-	lo, hi := bounds(a.c.Visible)
-	first = max(x.lo[axN], x.lo[axM]+lo)
-	last = min(x.hi[axN], x.hi[axM]-1+hi)
-	if a.c.Visible.KLen != nil {
-		longest := 0
-		for b := x.lo[axB]; b < x.hi[axB]; b++ {
-			longest = max(longest, a.c.Visible.KLen[b])
-		}
-		last = min(last, longest)
-	}
-	return first, last
+	return y
 }
 
 // step is the dispatch for a piece, of whose state so many bytes are totals.
-func (a *attention) step(x box, first, last bool, totals uint64) step {
-	align := a.cut.align
-	q, k, v := a.q.view(x, align), a.k.view(x, align), a.val.view(x, align)
+func (a *attention) step(x cut.Box, first, last bool, totals uint64) step {
+	align := a.cut.Align
+	q, k, v := a.Q.View(x, align), a.K.View(x, align), a.V.View(x, align)
 	pairs := a.views(x, align)
 	mask, bias, more := a.windows(pairs)
-	o, lse := a.o.view(x, align), a.lse.view(x, align)
+	o, lse := a.O.View(x, align), a.LSE.View(x, align)
 	if a.tiled {
-		q, k, v = granules(q), granules(k), granules(v)
+		q, k, v = q.Granules(), k.Granules(), v.Granules()
 	}
-	lo, hi := bounds(a.c.Visible)
+	lo, hi := cut.Bounds(a.c.Visible)
 	// As in attention.wgsl and flash.wgsl.
 	flags := flagBits(!first, !last, !a.c.LSE.IsZero(), a.c.Visible.KLen != nil) | a.flags()
 	sinks := 1.0 // unit
 	p := newParams()
-	p.u32(0, 0, (x.len(axM)+a.rows-1)/a.rows, x.len(axH), x.lo[axH], max(a.k.group, 1),
-		x.len(axM), x.lo[axM], x.len(axN), x.lo[axN], a.d.Dim, a.d.ValueDim)
+	p.u32(0, 0, (x.Len(cut.Row)+a.rows-1)/a.rows, x.Len(cut.Head), x.Lo[cut.Head], max(a.K.Group, 1),
+		x.Len(cut.Row), x.Lo[cut.Row], x.Len(cut.Col), x.Lo[cut.Col], a.d.Dim, a.d.ValueDim)
 	p.f32(a.c.Scale)
 	p.f32(a.c.Softcap)
-	p.u32(lo, hi, flags, biasType(a.bias.t), int(a.c.O.DType()))
+	p.u32(lo, hi, flags, biasType(a.Bias.T), int(a.c.O.DType()))
 	if a.tiled {
 		p.u32(a.d.SeqK, int(totals/16)) // in vec4
 		p.f32(unit(&a.c.Problem))
 		sinks = math.Log2E
 	}
 	a.params(&p, x)
-	for _, w := range []view{q, k, v, o, lse, pairs.mask, pairs.bias, pairs.blocks, pairs.relative} {
-		p.strides(w.base, w.strides)
+	for _, w := range []cut.View{q, k, v, o, lse, pairs.mask, pairs.bias, pairs.blocks, pairs.relative} {
+		p.strides(w.Base, w.Strides)
 	}
 	a.tables(&p, x, sinks)
 	a.pageParams(&p, x)
 	return step{
 		variant: a.v, params: p,
-		windows: append([]window{q.window, k.window, v.window, mask, bias, o.window, lse.window, {}}, more...),
+		windows: append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, o.Window, lse.Window, {}}, more...),
 	}
 }
 
 // klen appends the table of key lengths of a box's batches.
-func (p *params) klen(v backend.Visibility, x box) {
+func (p *params) klen(v backend.Visibility, x cut.Box) {
 	var table [klenBatches]int
 	if v.KLen != nil {
-		copy(table[:], v.KLen[x.lo[axB]:x.hi[axB]])
+		copy(table[:], v.KLen[x.Lo[cut.Batch]:x.Hi[cut.Batch]])
 	}
 	p.u32(table[:]...)
-}
-
-// bounds returns the visibility rule as row i sees key j when i+lo <= j < i+hi,
-// kept within what 32 bits hold; lengths are below 2^30, so nothing changes.
-func bounds(v backend.Visibility) (lo, hi int) {
-	lo, hi = -(maxSeq - 1), maxSeq-1
-	if v.Left != backend.Unbounded {
-		lo = max(min(v.Offset-v.Left, hi), lo)
-	}
-	if v.Right != backend.Unbounded {
-		hi = max(min(v.Offset+v.Right+1, maxSeq-1), -(maxSeq - 1))
-	}
-	return lo, hi
 }
 
 // checkDims rejects what package kernels would have: lengths of zero, heads that

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
@@ -96,7 +97,7 @@ func newBackend(dev port.Device, info backend.Info, opt Options) (*Backend, erro
 	}
 	b.memory, b.streaming = opt.MemoryBytes, make(chan struct{}, 1)
 	if b.memory > 0 {
-		keep = min(keep, b.memory/8*poolEighths)
+		keep = min(keep, (cut.Memory{Bound: b.memory}).Pool())
 	}
 	b.pool = newPool(dev, keep)
 	if err := b.newSlots(); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -482,7 +483,7 @@ func TestCachesInHostMemory(t *testing.T) {
 				Problem: backend.Problem{Scale: 0.3, Visible: backend.Everything()}}
 		}
 		c := call(b)
-		if storeOf(c.K).host == nil {
+		if cut.StoreOf(c.K).Host == nil {
 			t.Errorf("%s: keys are on the device", x.name)
 		}
 		o, lse := attend(t, b, c)

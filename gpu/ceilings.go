@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -43,7 +44,7 @@ const (
 	launches = 32 // of which LaunchTime takes the median
 	// transferProbe is what upload and download move: two pieces, so that one
 	// is prepared while the other moves, and no more than the pool keeps.
-	transferProbe = 2 * transferBytes
+	transferProbe = 2 * cut.TransferBytes
 )
 
 // PeakFLOPS measures float32 operations a second of an FMA-only kernel: the
@@ -74,11 +75,11 @@ func (b *Backend) onGrid(ctx context.Context, k shaders.Kernel, size, each int, 
 		return 0, translate(k.Name, err)
 	}
 	defer b.pool.put(out, storageUsage)
-	rounds, took, err := b.fastest(ctx, maxLoops, func(rounds int) []step {
+	rounds, took, err := b.fastest(ctx, cut.MaxLoops, func(rounds int) []step {
 		var p params
 		set(&p, rounds)
 		p.pad()
-		return []step{{variant: variant{kernel: k}, windows: []window{{out, 0, bytes}}, params: p, groups: [3]uint32{uint32(groups), 1, 1}}}
+		return []step{{variant: variant{kernel: k}, windows: []cut.Window{{Buf: out, Size: bytes}}, params: p, groups: [3]uint32{uint32(groups), 1, 1}}}
 	})
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", k.Name, err)
@@ -153,12 +154,12 @@ func (b *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor)
 		return 0, fmt.Errorf("bandwidth: %w", err)
 	}
 	defer pins.Unpin()
-	var spans []window
+	var spans []cut.Window
 	bytes := uint64(0)
 	for _, t := range operands {
 		for _, w := range b.spans(t) {
 			spans = append(spans, w)
-			bytes += w.size
+			bytes += w.Size
 		}
 	}
 	if bytes < readLeast {
@@ -172,12 +173,12 @@ func (b *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor)
 	defer b.pool.put(out, storageUsage)
 
 	var parts []readPart
-	most := maxLoops
+	most := cut.MaxLoops
 	for some := range slices.Chunk(spans, readWindows) {
-		p := newReadPart(some, window{out, 0, size})
+		p := newReadPart(some, cut.Window{Buf: out, Size: size})
 		parts = append(parts, p)
 		// A thread takes part in every so-many-th chunk, whose number has 32 bits.
-		most = min(most, min(maxLoops, math.MaxUint32/groups-1)*groups/p.chunks)
+		most = min(most, min(cut.MaxLoops, math.MaxUint32/groups-1)*groups/p.chunks)
 	}
 	rounds, took, err := b.fastest(ctx, max(most, 1), func(rounds int) []step {
 		steps := make([]step, len(parts))
@@ -194,20 +195,20 @@ func (b *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor)
 
 // spans returns the windows that reach from t's first element to its last, as far
 // as they are whole vec4; none of a tensor in host memory.
-func (b *Backend) spans(t backend.Tensor) []window {
-	if t.IsZero() || t.Shape().Elements() == 0 || storeOf(t).host != nil {
+func (b *Backend) spans(t backend.Tensor) []cut.Window {
+	if t.IsZero() || t.Shape().Elements() == 0 || cut.StoreOf(t).Host != nil {
 		return nil
 	}
 	size := uint64(t.DType().Size())
 	first := uint64(t.Offset()) * size
-	end := first + uint64(spanOf(t.Shape(), t.Strides()))*size
+	end := first + uint64(cut.Extent(t.Shape(), t.Strides()))*size
 	align := max(uint64(b.limits.MinStorageBufferOffsetAlignment), 16)
 	most := maxWindow(b.limits) / align * align
-	var all []window
-	_ = storeOf(t).each(first/align*align, end, func(buf port.Buffer, at, n uint64) error { // f never fails
+	var all []cut.Window
+	_ = cut.StoreOf(t).Each(first/align*align, end, func(buf cut.Buffer, at, n uint64) error { // f never fails
 		for stop := at + n; at < stop; at += most {
 			if n := min(stop-at, most) &^ 15; n > 0 {
-				all = append(all, window{buf, at, n})
+				all = append(all, cut.Window{Buf: buf, Offset: at, Size: n})
 			}
 		}
 		return nil
@@ -217,19 +218,19 @@ func (b *Backend) spans(t backend.Tensor) []window {
 
 // readPart is one dispatch of read.wgsl.
 type readPart struct {
-	windows []window // four, and the output
-	chunks  int      // of all of them
+	windows []cut.Window // four, and the output
+	chunks  int          // of all of them
 	ends    [readWindows]int
 	last    [readWindows]int // vec4
 }
 
-func newReadPart(some []window, out window) readPart {
-	p := readPart{windows: make([]window, readWindows, readWindows+1)}
+func newReadPart(some []cut.Window, out cut.Window) readPart {
+	p := readPart{windows: make([]cut.Window, readWindows, readWindows+1)}
 	copy(p.windows, some)
 	for i, w := range p.windows {
-		if w.size > 0 {
-			p.chunks += int((w.size + readChunk - 1) / readChunk)
-			p.last[i] = int(w.size/16) - 1
+		if w.Size > 0 {
+			p.chunks += int((w.Size + readChunk - 1) / readChunk)
+			p.last[i] = int(w.Size/16) - 1
 		}
 		p.ends[i] = p.chunks
 	}
@@ -340,10 +341,10 @@ func (b *Backend) copyRate(ctx context.Context) (rate float64, err error) {
 	groups, lap := b.grid(probeGroups, probeThreads*moveBytes)
 	laps := max(most/lap, 1)
 	bytes := laps * lap
-	var windows []window
+	var windows []cut.Window
 	defer func() {
 		for _, w := range windows {
-			b.pool.put(w.buf, storageUsage)
+			b.pool.put(w.Buf, storageUsage)
 		}
 	}()
 	for range 2 {
@@ -351,9 +352,9 @@ func (b *Backend) copyRate(ctx context.Context) (rate float64, err error) {
 		if err != nil {
 			return 0, translate("copy", err)
 		}
-		windows = append(windows, window{buf, 0, bytes})
+		windows = append(windows, cut.Window{Buf: buf, Size: bytes})
 	}
-	rounds, took, err := b.fastest(ctx, maxLoops, func(rounds int) []step {
+	rounds, took, err := b.fastest(ctx, cut.MaxLoops, func(rounds int) []step {
 		var p params
 		p.u32(rounds)
 		p.u32(int(laps))

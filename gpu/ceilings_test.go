@@ -8,6 +8,7 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -133,9 +134,9 @@ func TestProbesDoWhatTheyCount(t *testing.T) {
 		t.Fatalf("%d windows", len(spans))
 	}
 	total := 0.0
-	for _, in := range [][]window{spans[:4], spans[4:]} {
+	for _, in := range [][]cut.Window{spans[:4], spans[4:]} {
 		out := ones(t, b, groups*probeThreads*4)
-		part := newReadPart(in, window{storeOf(out).parts[0], 0, uint64(out.Bytes())})
+		part := newReadPart(in, cut.Window{Buf: cut.StoreOf(out).Parts[0], Size: uint64(out.Bytes())})
 		run(part.step(rounds, groups))
 		total += sum(out)
 	}
@@ -150,13 +151,15 @@ func TestProbesDoWhatTheyCount(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(zero.Release)
-	whole := func(x backend.Tensor) window { return window{storeOf(x).parts[0], 0, uint64(x.Bytes())} }
+	whole := func(x backend.Tensor) cut.Window {
+		return cut.Window{Buf: cut.StoreOf(x).Parts[0], Size: uint64(x.Bytes())}
+	}
 	grid := [3]uint32{some, 1, 1}
 	copying := func(from, to backend.Tensor, rounds uint32) step {
-		return step{variant: variant{kernel: shaders.Copy}, windows: []window{whole(from), whole(to)},
+		return step{variant: variant{kernel: shaders.Copy}, windows: []cut.Window{whole(from), whole(to)},
 			params: params{rounds, laps, some * probeThreads, 0}, groups: grid}
 	}
-	run(step{variant: variant{kernel: shaders.Banks}, windows: []window{whole(from)}, params: params{5, 0, 0, 0}, groups: grid})
+	run(step{variant: variant{kernel: shaders.Banks}, windows: []cut.Window{whole(from)}, params: params{5, 0, 0, 0}, groups: grid})
 	for i, got := range read(from)[:4*probeThreads] {
 		want := 0
 		for r := range 5 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -79,11 +80,11 @@ func (b *Backend) convert(r *runner, dst, src backend.Tensor) error {
 			return fmt.Errorf("%s is %v, f32, f16, bf16 and q8 are copied: %w", t.Name, d, backend.ErrDType)
 		}
 	}
-	from, err := words(src)
+	from, err := cut.Words(src)
 	if err != nil {
 		return fmt.Errorf("src: %w", err)
 	}
-	to, err := words(dst)
+	to, err := cut.Words(dst)
 	if err != nil {
 		return fmt.Errorf("dst: %w", err)
 	}
@@ -91,14 +92,14 @@ func (b *Backend) convert(r *runner, dst, src backend.Tensor) error {
 	if in == out && in == backend.Q8 {
 		in, out, dim = backend.F32, backend.F32, to.Shape()[backend.Dim]
 	}
-	x, y := reads("src", from, rowAxes, 1), writes("dst", to, rowAxes, 1)
+	x, y := cut.Reads("src", from, cut.RowAxes, 1), cut.Writes("dst", to, cut.RowAxes)
 	quantised := out == backend.Q8
 	v := variant{shaders.Convert, map[string]uint32{"Q8": uint32(flagBits(quantised))}}
-	cut := b.newCutter(axX, tile, x, y)
-	all := box{hi: [nAxes]int{axB: sh[0], axH: sh[1], axM: sh[2], axN: 1, axX: 1}}
-	return cut.boxes(all, func(part box, _ int) error {
-		xv, yv := x.view(part, cut.align), y.view(part, cut.align)
-		rows := part.len(axB) * part.len(axH) * part.len(axM)
+	cutter := b.newCutter(cut.Sum, cut.Tile, x, y)
+	all := cut.Space(sh[0], sh[1], sh[2], 1, 1)
+	return cutter.Boxes(all, func(part cut.Box, _ int) error {
+		xv, yv := x.View(part, cutter.Align), y.View(part, cutter.Align)
+		rows := part.Len(cut.Batch) * part.Len(cut.Head) * part.Len(cut.Row)
 		pairs := !quantised && out.Size() == 2 && inPairs(yv, dim)
 		units, n, each := dim, rows*dim, convertUnits
 		switch {
@@ -108,10 +109,10 @@ func (b *Backend) convert(r *runner, dst, src backend.Tensor) error {
 			units, n = dim/2, rows*dim/2
 		}
 		var p params
-		p.u32(0, 0, part.len(axH), part.len(axM), units, n, int(in), int(out), flagBits(pairs))
-		p.strides(xv.base, xv.strides)
-		p.strides(yv.base, yv.strides)
-		s := step{variant: v, params: p, windows: []window{xv.window, yv.window}}
+		p.u32(0, 0, part.Len(cut.Head), part.Len(cut.Row), units, n, int(in), int(out), flagBits(pairs))
+		p.strides(xv.Base, xv.Strides)
+		p.strides(yv.Base, yv.Strides)
+		s := step{variant: v, params: p, windows: []cut.Window{xv.Window, yv.Window}}
 		groups := (n + each - 1) / each
 		return r.dispatch(s, groups, convertOps*float64(rows*dim)/float64(groups))
 	})
@@ -119,7 +120,7 @@ func (b *Backend) convert(r *runner, dst, src backend.Tensor) error {
 
 // inPairs reports whether the rows of a view of 16-bit elements, dim of them side by
 // side, are whole words.
-func inPairs(v view, dim int) bool {
-	odd := dim | v.base | v.strides[0] | v.strides[1] | v.strides[2]
-	return odd&1 == 0 && v.strides[backend.Dim] == 1
+func inPairs(v cut.View, dim int) bool {
+	odd := dim | v.Base | v.Strides[0] | v.Strides[1] | v.Strides[2]
+	return odd&1 == 0 && v.Strides[backend.Dim] == 1
 }

@@ -6,6 +6,7 @@ import (
 	"math/bits"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -39,8 +40,7 @@ const (
 	// head, which so few would leave mostly empty, and its grid would be small.
 	decodeRows    = 16
 	decodeThreads = 128
-	decodeParts   = 4 // vec4 of a row's sums, see splitmerge.wgsl
-	granuleBytes  = 16
+	decodeParts   = 4   // vec4 of a row's sums, see splitmerge.wgsl
 	chunkGranules = 512 // granules of kv in decode.wgsl
 )
 
@@ -51,10 +51,10 @@ type decode struct {
 	class  headClass
 	splits variant
 	merge  variant
-	cut    *cutter
-	all    box // the keys that any row sees, by whole splits
-	rows   int // query rows of a workgroup
-	width  int // float32 of a row's state for a split
+	cut    *cut.Cutter
+	all    cut.Box // the keys that any row sees, by whole splits
+	rows   int     // query rows of a workgroup
+	width  int     // float32 of a row's state for a split
 }
 
 // newDecode returns a as a decode call, or an error that says why it is none. The bits
@@ -73,52 +73,41 @@ func newDecode(a *attention) (_ *decode, err error) {
 	x.class = classOf(d.Dim, d.ValueDim)
 	x.rows = rowsOf(group * d.SeqQ)
 	x.width = x.class.width + 4*decodeParts + 4
-	kFar, vFar := a.k.far, a.val.far
+	kFar, vFar := a.K.Gathered, a.V.Gathered
 	defer func() {
 		if err != nil {
-			a.k.far, a.val.far = kFar, vFar // as the other path has them
+			a.K.Gathered, a.V.Gathered = kFar, vFar // as the other path has them
 		}
 	}()
-	cut := a.newCutter(decodeBuffers)
+	cutter := a.newCutter(decodeBuffers)
 	x.variants()
 	if err := a.bindable(x.splits); err != nil {
 		return nil, err
 	}
-	cut.granule = x.class.split
-	cut.align = max(cut.align, granuleBytes)
-	cut.maxBind = cut.maxBind &^ (granuleBytes - 1)
-	x.all = x.seen(box{hi: [nAxes]int{axB: d.Batch, axH: d.Heads, axM: d.SeqQ, axN: d.SeqK, axX: 1}})
+	cutter.Granule = x.class.split
+	cutter.AlignGranules()
+	x.all = x.seen(cut.Space(d.Batch, d.Heads, d.SeqQ, d.SeqK, 1))
 	// All splits of a row lie side by side until they are merged.
-	splits := (x.all.len(axN) + x.class.split - 1) / x.class.split
-	if splits > maxLoops/17*8 { // splitmerge.wgsl makes 17 rounds for 8 splits
+	splits := (x.all.Len(cut.Col) + x.class.split - 1) / x.class.split
+	if splits > cut.MaxLoops/17*8 { // splitmerge.wgsl makes 17 rounds for 8 splits
 		return nil, fmt.Errorf("%d splits of %d keys are too many for one merge: %w", splits, x.class.split, backend.ErrUnsupported)
 	}
-	rows := int(cut.maxState / uint64(4*x.width*max(splits, 1)))
+	rows := int(cutter.MaxState / uint64(4*x.width*max(splits, 1)))
 	if rows == 0 {
 		return nil, fmt.Errorf("the %d splits of a row take %d bytes of scratch, %d can be bound: %w",
-			splits, 4*x.width*splits, cut.maxState, backend.ErrUnsupported)
+			splits, 4*x.width*splits, cutter.MaxState, backend.ErrUnsupported)
 	}
-	cut.most[axM] = min(rows, d.SeqQ)
-	cut.most[axH] = min(rows/cut.most[axM], d.Heads)
-	cut.most[axB] = min(rows/cut.most[axM]/cut.most[axH], d.Batch)
-	a.limit(cut)
-	x.cut = cut
-	return x, cut.boxes(x.all, func(box, int) error { return nil })
+	cutter.Most[cut.Row] = min(rows, d.SeqQ)
+	cutter.Most[cut.Head] = min(rows/cutter.Most[cut.Row], d.Heads)
+	cutter.Most[cut.Batch] = min(rows/cutter.Most[cut.Row]/cutter.Most[cut.Head], d.Batch)
+	a.limit(cutter)
+	x.cut = cutter
+	return x, cutter.Boxes(x.all, func(cut.Box, int) error { return nil })
 }
 
 // seen narrows a box to the keys that any of its rows sees, by whole splits; it may
 // end empty.
-func (x *decode) seen(all box) box {
-	n := x.class.split
-	first, last := x.visible(all)
-	if first >= last {
-		all.hi[axN] = all.lo[axN]
-		return all
-	}
-	all.lo[axN] = first / n * n
-	all.hi[axN] = min((last+n-1)/n*n, all.hi[axN])
-	return all
-}
+func (x *decode) seen(all cut.Box) cut.Box { return all.Visible(x.c.Visible, x.class.split) }
 
 // rowsOf is how many rows a workgroup takes: three variants, and not eight.
 func rowsOf(rows int) int {
@@ -134,7 +123,7 @@ func rowsOf(rows int) int {
 // variants chooses the kernels.
 func (x *decode) variants() {
 	c, kv := x.class, x.c.K.DType()
-	el := granuleBytes / kv.Size()
+	el := cut.GranuleBytes / kv.Size()
 	quads := c.width / 4
 	// As many granules of a key at a time as the chunk holds, in a power of two, and of
 	// which qs holds what belongs to them.
@@ -157,7 +146,7 @@ func (x *decode) variants() {
 	}
 	u := func(n int) uint32 { return uint32(n) }
 	x.splits = variant{shaders.Decode, map[string]uint32{
-		"EXPAND": expand, "IN": u(int(x.c.Q.DType())), "KV": u(int(kv)), "WIDE": u(flagBits(kv != backend.Q8 && wide(x.c.K) && wide(x.c.V))),
+		"EXPAND": expand, "IN": u(int(x.c.Q.DType())), "KV": u(int(kv)), "WIDE": u(flagBits(kv != backend.Q8 && cut.AlignedRows(x.c.K, cut.GranuleBytes/x.c.K.DType().Size()) && cut.AlignedRows(x.c.V, cut.GranuleBytes/x.c.V.DType().Size()))),
 		"EXTRA": u(flagBits(x.flags()&(flagSlopes|flagBlocks|flagDropout) != 0 || !x.c.Relative.IsZero())), "EL": u(el), "ROWS": u(x.rows),
 		"SPLIT": u(c.split), "BC": u(c.keys), "TX": u(c.lanes), "TQ": u(c.keys / c.lanes / 4), "QUADS": u(quads),
 		"GRAN": u(gran), "QG": u(gran * el / 4), "SHIFT": u(shift), "KLOADS": u(loads(c.keys * gran)),
@@ -171,22 +160,6 @@ func (x *decode) variants() {
 	}}
 }
 
-// wide reports whether each row of t can be read 16 bytes at a time: neighbours side
-// by side, every row on a boundary and of whole granules.
-func wide(t backend.Tensor) bool {
-	n := granuleBytes / t.DType().Size()
-	shape, strides := t.Shape(), t.Strides()
-	if strides[backend.Dim] != 1 || shape[backend.Dim]%n != 0 || t.Offset()%n != 0 {
-		return false
-	}
-	for i, s := range strides[:backend.Dim] {
-		if shape[i] > 1 && s%n != 0 {
-			return false
-		}
-	}
-	return true
-}
-
 // walk calls f for each dispatch, before it is split over the workgroup counts: the
 // step with a window for the state at place state, the bytes of that, how many
 // workgroups and what each of them computes at most.
@@ -194,64 +167,56 @@ func (x *decode) walk(f func(s step, state int, stateBytes uint64, total int, ea
 	if err := x.checkPages(); err != nil {
 		return err
 	}
-	return x.cut.boxes(x.all, func(all box, piece int) error {
+	return x.cut.Boxes(x.all, func(all cut.Box, piece int) error {
 		n := x.class.split
 		all = x.seen(all)
-		splits := (all.len(axN) + n - 1) / n
-		rows := all.len(axB) * all.len(axH) * all.len(axM)
+		splits := (all.Len(cut.Col) + n - 1) / n
+		rows := all.Len(cut.Batch) * all.Len(cut.Head) * all.Len(cut.Row)
 		bytes := uint64(max(rows*splits, 1)) * uint64(4*x.width)
-		group := x.k.group
-		kvHeads := (all.hi[axH]-1)/group + 1 - all.lo[axH]/group
-		blocks := (min(group, all.len(axH))*all.len(axM) + x.rows - 1) / x.rows
-		err := x.cut.pieces(all, max(piece/n*n, n), func(p box, _, _ bool) error {
-			q, k, v := x.q.view(p, x.cut.align), granules(x.k.view(p, x.cut.align)), granules(x.val.view(p, x.cut.align))
-			pairs := x.views(p, x.cut.align)
+		group := x.K.Group
+		kvHeads := (all.Hi[cut.Head]-1)/group + 1 - all.Lo[cut.Head]/group
+		blocks := (min(group, all.Len(cut.Head))*all.Len(cut.Row) + x.rows - 1) / x.rows
+		err := x.cut.Pieces(all, max(piece/n*n, n), func(p cut.Box, _, _ bool) error {
+			q, k, v := x.Q.View(p, x.cut.Align), x.K.View(p, x.cut.Align).Granules(), x.V.View(p, x.cut.Align).Granules()
+			pairs := x.views(p, x.cut.Align)
 			mask, bias, more := x.options.windows(pairs)
-			parts := (p.len(axN) + n - 1) / n
+			parts := (p.Len(cut.Col) + n - 1) / n
 			s := step{
 				variant: x.splits,
-				params:  x.params(p, blocks, kvHeads, parts, (p.lo[axN]-all.lo[axN])/n, splits, q, k, v, view{}, view{}, pairs),
-				windows: append([]window{q.window, k.window, v.window, mask, bias, {}}, more...),
+				params:  x.params(p, blocks, kvHeads, parts, (p.Lo[cut.Col]-all.Lo[cut.Col])/n, splits, q, k, v, cut.View{}, cut.View{}, pairs),
+				windows: append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, {}}, more...),
 			}
-			total := p.len(axB) * kvHeads * parts * blocks
+			total := p.Len(cut.Batch) * kvHeads * parts * blocks
 			return f(s, 5, bytes, total, x.each*float64(x.rows*n))
 		})
 		if err != nil {
 			return err
 		}
-		o, lse := x.o.view(all, x.cut.align), x.lse.view(all, x.cut.align)
+		o, lse := x.O.View(all, x.cut.Align), x.LSE.View(all, x.cut.Align)
 		s := step{
 			variant: x.merge,
-			params:  x.params(all, blocks, kvHeads, splits, 0, splits, view{}, view{}, view{}, o, lse, pairViews{}),
-			windows: []window{{}, o.window, lse.window},
+			params:  x.params(all, blocks, kvHeads, splits, 0, splits, cut.View{}, cut.View{}, cut.View{}, o, lse, pairViews{}),
+			windows: []cut.Window{{}, o.Window, lse.Window},
 		}
 		return f(s, 0, bytes, rows, mergeOps*float64(x.width*max(splits, 1)))
 	})
 }
 
-// granules widens a window to whole granules. Buffers are made in multiples of these.
-func granules(v view) view {
-	if v.buf != nil {
-		v.size = min((v.size+granuleBytes-1)&^(granuleBytes-1), v.buf.Size()-v.offset)
-	}
-	return v
-}
-
 // params are those of decode.wgsl and of splitmerge.wgsl.
-func (x *decode) params(p box, blocks, kvHeads, parts, part0, splits int, q, k, v, o, lse view, pairs pairViews) params {
-	lo, hi := bounds(x.c.Visible)
+func (x *decode) params(p cut.Box, blocks, kvHeads, parts, part0, splits int, q, k, v, o, lse cut.View, pairs pairViews) params {
+	lo, hi := cut.Bounds(x.c.Visible)
 	// As in decode.wgsl, which numbers them as attention.wgsl does.
 	flags := flagBits(false, false, !x.c.LSE.IsZero(), x.c.Visible.KLen != nil) | x.flags()
 	w := newParams()
-	w.u32(0, 0, blocks, p.len(axH), p.lo[axH], x.k.group, kvHeads, p.len(axM), p.lo[axM], p.len(axN), p.lo[axN],
+	w.u32(0, 0, blocks, p.Len(cut.Head), p.Lo[cut.Head], x.K.Group, kvHeads, p.Len(cut.Row), p.Lo[cut.Row], p.Len(cut.Col), p.Lo[cut.Col],
 		parts, part0, splits, x.d.Dim, x.d.ValueDim)
 	w.f32(x.c.Scale)
 	w.f32(x.c.Softcap)
-	w.u32(lo, hi, flags, biasType(x.bias.t), int(x.c.O.DType()))
+	w.u32(lo, hi, flags, biasType(x.Bias.T), int(x.c.O.DType()))
 	w.f32(unit(&x.c.Problem))
 	x.options.params(&w, p)
-	for _, t := range []view{q, k, v, o, lse, pairs.mask, pairs.bias, pairs.blocks, pairs.relative} {
-		w.strides(t.base, t.strides)
+	for _, t := range []cut.View{q, k, v, o, lse, pairs.mask, pairs.bias, pairs.blocks, pairs.relative} {
+		w.strides(t.Base, t.Strides)
 	}
 	x.tables(&w, p, math.Log2E)
 	x.pageParams(&w, p)
@@ -272,7 +237,7 @@ func (x *decode) queue(r *runner) error {
 		if err != nil {
 			return err
 		}
-		s.windows[state] = window{buf, 0, bytes}
+		s.windows[state] = cut.Window{Buf: buf, Size: bytes}
 		if state != 0 { // of splits, which read keys
 			s.windows = append(s.windows, table...)
 		}
@@ -301,7 +266,7 @@ func (x *decode) plan(p *backend.Plan) error {
 	} else if x.splits.consts["WIDE"] == 0 {
 		load = "element by element, as rows do not lie on 16 bytes"
 	}
-	rows := x.k.group * x.d.SeqQ
+	rows := x.K.Group * x.d.SeqQ
 	p.Path = "split keys WGSL (decode)"
 	p.Why = fmt.Sprintf("%d query rows a key head, up to %d are decoded: K and V are read once for %d rows, %s, and splits of the keys fill the device; %s storage, float32 arithmetic; %s",
 		rows, x.b.decodeRows, x.rows, load, x.storage(), x.b.pacing(x.splits))

@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 )
 
 // maxFlashState bounds the totals of splits that a dispatch of the flash kernel
@@ -21,21 +22,22 @@ func (a *attention) flash(choose chooser) (whyNot string, err error) {
 	if v.name == "" {
 		return why, nil
 	}
-	cut := a.newCutter(prefillBuffers)
+	cutter := a.newCutter(prefillBuffers)
 	kernel := a.kernel(s.kernel(v, d.ValueDim))
-	cut.granule = v.keys
-	cut.keeps = v.split
-	cut.align = max(cut.align, granuleBytes)
-	cut.maxBind = cut.maxBind &^ (granuleBytes - 1)
-	cut.most[axN] = longest(v.keys, v.loops(d.Dim, d.ValueDim)+a.rounds(v.kt()*v.rv), a.each*float64(v.rows()*v.keys), a.b.pieceWork(kernel))
+	cutter.Granule = v.keys
+	cutter.Keeps = v.split
+	cutter.AlignGranules()
+	cutter.Most[cut.Col] = cut.Longest(v.keys, v.loops(d.Dim, d.ValueDim)+a.rounds(v.kt()*v.rv), a.each*float64(v.rows()*v.keys), a.b.pieceWork(kernel))
 	// One area; a second one, for what pieces leave, doubles it at most.
 	area := 16 * uint64(v.area(d.ValueDim))
-	blocks := func(x box) int { return x.len(axB) * x.len(axH) * ((x.len(axM) + v.rows() - 1) / v.rows()) }
-	cut.state = func(x box) uint64 { return uint64(blocks(x)) * area }
-	if cut.maxState /= 2; cut.room == 0 {
-		cut.maxState = min(maxWindow(a.b.limits)/2, a.b.limits.MaxBufferSize/2, maxFlashState)
+	blocks := func(x cut.Box) int {
+		return x.Len(cut.Batch) * x.Len(cut.Head) * ((x.Len(cut.Row) + v.rows() - 1) / v.rows())
 	}
-	err = cut.boxes(a.all(), func(box, int) error { return nil })
+	cutter.State = func(x cut.Box) uint64 { return uint64(blocks(x)) * area }
+	if cutter.MaxState /= 2; cutter.Room == 0 {
+		cutter.MaxState = min(maxWindow(a.b.limits)/2, a.b.limits.MaxBufferSize/2, maxFlashState)
+	}
+	err = cutter.Boxes(a.all(), func(cut.Box, int) error { return nil })
 	if errors.Is(err, backend.ErrMemory) {
 		return "", err
 	}
@@ -44,13 +46,13 @@ func (a *attention) flash(choose chooser) (whyNot string, err error) {
 	}
 
 	a.path, a.why = "register-tiled WGSL, variant "+v.name, why
-	a.v, a.cut, a.rows, a.keys, a.tiled = kernel, cut, v.rows(), v.keys, true
-	a.kept = func(x box, piece int) (totals, bytes uint64) {
-		one := cut.state(x)
-		if x.lo[axN]/v.split < (x.hi[axN]-1)/v.split {
+	a.v, a.cut, a.rows, a.keys, a.tiled = kernel, cutter, v.rows(), v.keys, true
+	a.kept = func(x cut.Box, piece int) (totals, bytes uint64) {
+		one := cutter.State(x)
+		if x.Lo[cut.Col]/v.split < (x.Hi[cut.Col]-1)/v.split {
 			totals = one
 		}
-		if bytes = totals; piece < x.len(axN) {
+		if bytes = totals; piece < x.Len(cut.Col) {
 			bytes += one
 		}
 		return totals, bytes
@@ -76,23 +78,8 @@ func (a *attention) shape() flashShape {
 		class: classOf(d.Dim, d.ValueDim), valueDim: d.ValueDim, heads: d.Batch * d.Heads, seqQ: d.SeqQ,
 		in: c.Q.DType(), kv: c.K.DType(),
 		paired:   a.paired(),
-		wide:     sideBySide(c.Q) && (c.K.DType() == backend.Q8 || sideBySide(c.K) && sideBySide(c.V)),
+		wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType() == backend.Q8 || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
 		half:     c.O.DType() != backend.F32,
 		software: a.b.info.Type == backend.CPU, limits: a.b.limits,
 	}
-}
-
-// sideBySide reports whether rows of t begin at multiples of 4 elements and have
-// their elements next to one another, in fours.
-func sideBySide(t backend.Tensor) bool {
-	shape, strides := t.Shape(), t.Strides()
-	if shape[backend.Dim]%4 != 0 || strides[backend.Dim] != 1 || t.Offset()%4 != 0 {
-		return false
-	}
-	for i, s := range strides[:backend.Dim] {
-		if shape[i] > 1 && s%4 != 0 {
-			return false
-		}
-	}
-	return true
 }

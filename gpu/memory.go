@@ -1,19 +1,14 @@
 package gpu
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 )
-
-// transferBytes is how much goes up or comes down at a time: large enough to
-// make the cost of a submission small, small enough for the memory in between.
-const transferBytes = 16 << 20
 
 // unknownMemory stands for the machine's memory where the system does not say:
 // half of what Go's allocator can address on 64 bit machines (2^48), or on 32
@@ -48,7 +43,7 @@ func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.
 	if err != nil {
 		return t, fmt.Errorf("alloc: %w", err)
 	}
-	data, err := hostBytes(host)
+	data, err := cut.HostBytes(host)
 	if err != nil {
 		return t, fmt.Errorf("alloc: %w", err)
 	}
@@ -71,10 +66,10 @@ func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tens
 	}
 	defer pins.Unpin()
 	shape, strides := host.Shape(), host.Strides()
-	stored := once(shape, strides)
+	stored := cut.Distinct(shape, strides)
 	t, err := b.alloc(host.DType(), stored)
 	if errors.Is(err, errBeyond) {
-		src, err := hostBytes(host)
+		src, err := cut.HostBytes(host)
 		if err != nil {
 			return t, fmt.Errorf("upload: %w", err)
 		}
@@ -108,17 +103,17 @@ func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tens
 // upload copies host's elements, what repeats once, to a contiguous tensor of this
 // backend's that has room for them.
 func (b *Backend) upload(ctx context.Context, t, host backend.Tensor) error {
-	src, err := hostBytes(host)
+	src, err := cut.HostBytes(host)
 	if err != nil {
 		return err
 	}
-	from, err := words(host)
+	from, err := cut.Words(host)
 	if err != nil {
 		return err
 	}
-	shape := once(from.Shape(), from.Strides())
-	return put(ctx, shape.Contiguous(), src, from.Strides(), shape, from.DType().Size(), func(at uint64, data []byte) error {
-		return b.write(storeOf(t), at, data)
+	shape := cut.Distinct(from.Shape(), from.Strides())
+	return cut.Pack(ctx, shape.Contiguous(), src, from.Strides(), shape, from.DType().Size(), func(at uint64, data []byte) error {
+		return b.write(cut.StoreOf(t), at, data)
 	})
 }
 
@@ -127,100 +122,6 @@ func moved(ctx context.Context, bytes int64, began time.Time) {
 	if f := backend.TraceOf(ctx).Move; f != nil {
 		f(bytes, time.Since(began))
 	}
-}
-
-// once returns shape with every axis of stride zero cut to one element.
-func once(shape backend.Shape, strides backend.Strides) backend.Shape {
-	for i := range shape {
-		if strides[i] == 0 && shape[i] > 1 {
-			shape[i] = 1
-		}
-	}
-	return shape
-}
-
-// put hands the elements of shape that lie in src by strides ss to write, so that
-// they lie by ds in what it fills: row by row in some order of the axes. Gaps, if
-// ds has any, get unspecified bytes. Offsets and lengths are multiples of 4, so
-// that up to 3 bytes follow the last element; no piece is longer than transferBytes
-// unless a row is.
-func put(ctx context.Context, ds backend.Strides, src []byte, ss backend.Strides, shape backend.Shape, size int, write func(at uint64, data []byte) error) error {
-	total := spanOf(shape, ds) * size
-	if sameOrder(shape, ds, ss) {
-		whole := total &^ 3
-		for at := 0; at < whole; at += transferBytes {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			if err := write(uint64(at), src[at:min(at+transferBytes, whole)]); err != nil {
-				return err
-			}
-		}
-		if whole == total {
-			return nil
-		}
-		var last [4]byte
-		copy(last[:], src[whole:total])
-		return write(uint64(whole), last[:])
-	}
-	// In slices along the outermost axis, so that the copy on the host is small.
-	outer := outermost(shape, ds)
-	step := ds[outer] * size
-	rows := shape[outer]
-	if n := transferBytes / max(step, 1); n < rows && step%4 == 0 {
-		rows = max(n, 1)
-	}
-	var packed []byte
-	for lo := 0; lo < shape[outer]; lo += rows {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		part := shape
-		part[outer] = min(rows, shape[outer]-lo)
-		n := (spanOf(part, ds)*size + 3) &^ 3
-		if cap(packed) < n {
-			packed = make([]byte, n)
-		}
-		scatter(packed[:n], ds, src[lo*ss[outer]*size:], ss, part, size)
-		if err := write(uint64(lo*step), packed[:n]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// spanOf is how many elements lie from the first to the last, both included.
-func spanOf(shape backend.Shape, strides backend.Strides) int {
-	n := 1
-	for i, l := range shape {
-		if l == 0 {
-			return 0
-		}
-		n += (l - 1) * strides[i]
-	}
-	return n
-}
-
-// outermost is the axis with the largest stride of those that are longer than 1.
-func outermost(shape backend.Shape, strides backend.Strides) int {
-	best := 0
-	for i := range shape {
-		if shape[i] > 1 && (shape[best] == 1 || strides[i] > strides[best]) {
-			best = i
-		}
-	}
-	return best
-}
-
-// sameOrder reports whether elements lie by both strides in the same places and
-// without gaps, so that they can be copied as one.
-func sameOrder(shape backend.Shape, a, b backend.Strides) bool {
-	for i, l := range shape {
-		if l > 1 && a[i] != b[i] {
-			return false
-		}
-	}
-	return spanOf(shape, a) == shape.Elements()
 }
 
 // Download copies src to host: same shape (backend.ErrShape), same dtype
@@ -245,16 +146,16 @@ func (b *Backend) Download(ctx context.Context, host, src backend.Tensor) error 
 		return fmt.Errorf("download: %w", err)
 	}
 	defer hostPins.Unpin()
-	dst, err := hostBytes(host)
+	dst, err := cut.HostBytes(host)
 	if err != nil {
 		return fmt.Errorf("download: %w", err)
 	}
 	if src.Shape().Elements() == 0 {
 		return nil
 	}
-	to, err := words(host)
+	to, err := cut.Words(host)
 	if err == nil {
-		src, err = words(src)
+		src, err = cut.Words(src)
 	}
 	if err == nil {
 		err = b.download(ctx, dst, to.Strides(), src)
@@ -268,56 +169,23 @@ func (b *Backend) Download(ctx context.Context, host, src backend.Tensor) error 
 // download copies a tensor's elements to dst, by strides.
 func (b *Backend) download(ctx context.Context, dst []byte, strides backend.Strides, src backend.Tensor) error {
 	size := src.DType().Size()
-	s := storeOf(src)
+	s := cut.StoreOf(src)
 	first := src.Offset() * size
-	if s.host != nil {
-		scatter(dst, strides, s.host[first:], src.Strides(), src.Shape(), size)
+	if s.Host != nil {
+		cut.Scatter(dst, strides, s.Host[first:], src.Strides(), src.Shape(), size)
 		return nil
 	}
 	began := time.Now()
 	defer func() { moved(ctx, src.Bytes(), began) }()
 	lo := first &^ 3
-	hi := (first + spanOf(src.Shape(), src.Strides())*size + 3) &^ 3
-	if first == lo && sameOrder(src.Shape(), strides, src.Strides()) && (hi-lo) == src.Shape().Elements()*size {
+	hi := (first + cut.Extent(src.Shape(), src.Strides())*size + 3) &^ 3
+	if first == lo && cut.SameOrder(src.Shape(), strides, src.Strides()) && (hi-lo) == src.Shape().Elements()*size {
 		return b.read(ctx, s, uint64(lo), dst[:hi-lo])
 	}
 	span := make([]byte, hi-lo)
 	if err := b.read(ctx, s, uint64(lo), span); err != nil {
 		return err
 	}
-	scatter(dst, strides, span[first-lo:], src.Strides(), src.Shape(), size)
+	cut.Scatter(dst, strides, span[first-lo:], src.Strides(), src.Shape(), size)
 	return nil
-}
-
-// scatter copies every element from src to dst, each by its strides in elements.
-func scatter(dst []byte, ds backend.Strides, src []byte, ss backend.Strides, shape backend.Shape, size int) {
-	if shape.Elements() == 0 {
-		return
-	}
-	// The outermost axis of src first, so that runs are as long as they can be.
-	order := []int{0, 1, 2, 3}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(ss[b], ss[a]) })
-	var n backend.Shape
-	var d, s backend.Strides
-	for to, from := range order {
-		n[to], d[to], s[to] = shape[from], ds[from]*size, ss[from]*size
-	}
-	// Merge what lies without gaps on both sides into one run of bytes.
-	run := size
-	for i := 3; i >= 0 && (n[i] == 1 || d[i] == run && s[i] == run); i-- {
-		run *= n[i]
-		n[i], d[i], s[i] = 1, 0, 0
-	}
-	for w := range n[0] {
-		for x := range n[1] {
-			for y := range n[2] {
-				to, from := w*d[0]+x*d[1]+y*d[2], w*s[0]+x*s[1]+y*s[2]
-				for range n[3] {
-					copy(dst[to:to+run], src[from:])
-					to += d[3]
-					from += s[3]
-				}
-			}
-		}
-	}
 }

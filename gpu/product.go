@@ -146,14 +146,3 @@ type productKey struct {
 	productTile
 	productShape
 }
-
-// wideAlong reports whether the window's elements lie side by side along an axis, in n
-// that are whole fours, and every line of them begins at a multiple of 4.
-func (v view) wideAlong(axis, n int) bool {
-	for i, s := range v.strides {
-		if i != axis && s%4 != 0 {
-			return false
-		}
-	}
-	return v.base%4 == 0 && v.strides[axis] == 1 && n%4 == 0
-}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -143,7 +144,7 @@ func TestWideAlong(t *testing.T) {
 		{"an odd rest", 0, backend.Strides{64, 32, 8, 1}, 3, 6, false},
 		{"every second element", 0, backend.Strides{64, 32, 16, 2}, 3, 8, false},
 	} {
-		if got := (view{base: c.base, strides: c.strides}).wideAlong(c.axis, c.n); got != c.want {
+		if got := (cut.View{Base: c.base, Strides: c.strides}).AlignedAlong(c.axis, c.n); got != c.want {
 			t.Errorf("%s: %v", c.what, got)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -238,10 +239,10 @@ workgroupBarrier();
 }
 
 // tileSteps returns the step that runs a form for so many rounds.
-func tileSteps(form int, out window, groups int) func(rounds int) []step {
+func tileSteps(form int, out cut.Window, groups int) func(rounds int) []step {
 	v := variant{kernel: tileProduct(form)}
 	return func(rounds int) []step {
-		return []step{{variant: v, windows: []window{out}, params: params{uint32(rounds), 0, 0, 0}, groups: [3]uint32{uint32(groups), 1, 1}}}
+		return []step{{variant: v, windows: []cut.Window{out}, params: params{uint32(rounds), 0, 0, 0}, groups: [3]uint32{uint32(groups), 1, 1}}}
 	}
 }
 
@@ -267,7 +268,7 @@ func BenchmarkIndexClamps(b *testing.B) {
 		b.Run(f.name, func(b *testing.B) {
 			var rates []float64
 			for b.Loop() {
-				rounds, took, err := be.fastest(b.Context(), maxLoops/64, tileSteps(form, window{buf, 0, bytes}, groups))
+				rounds, took, err := be.fastest(b.Context(), cut.MaxLoops/64, tileSteps(form, cut.Window{Buf: buf, Size: bytes}, groups))
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -285,7 +286,7 @@ func TestIndexFormsAgree(t *testing.T) {
 	var first []float32
 	for form, f := range indexForms {
 		out := ones(t, be, tileBytes/4)
-		runSteps(t, be, tileSteps(form, window{storeOf(out).parts[0], 0, tileBytes}, 1)(3)...)
+		runSteps(t, be, tileSteps(form, cut.Window{Buf: cut.StoreOf(out).Parts[0], Size: tileBytes}, 1)(3)...)
 		got := downloaded(t, be, out)
 		if form == 0 {
 			first = got

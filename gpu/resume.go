@@ -6,10 +6,9 @@ import (
 	"fmt"
 	"slices"
 	"time"
-	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 )
 
 // keeper holds on the host what a streamed call has finished, so that another one
@@ -18,7 +17,7 @@ import (
 type keeper struct {
 	r      *runner
 	c      *backend.Call
-	cut    *cutter
+	cut    *cut.Cutter
 	kernel string
 	now    backend.Partial
 	ended  []backend.Rows // finished, but not yet all on the host
@@ -28,22 +27,19 @@ type keeper struct {
 
 // keep makes a call go on from c.Resume, if that is set, and keep what it finishes
 // if it streams. kernel is the one that makes its state.
-func (r *runner) keep(c *backend.Call, cut *cutter, kernel variant) error {
-	if cut.room == 0 && c.Resume == nil || r.several {
+func (r *runner) keep(c *backend.Call, cutter *cut.Cutter, kernel variant) error {
+	if cutter.Room == 0 && c.Resume == nil || r.several {
 		return nil
 	}
-	k := &keeper{r: r, c: c, cut: cut, kernel: kernel.key()}
+	k := &keeper{r: r, c: c, cut: cutter, kernel: kernel.key()}
 	k.now.Call = signature(c)
 	if p := c.Resume; p != nil {
 		if p.Call != k.now.Call {
 			return fmt.Errorf("resume is of another call, %s, this one is %s: %w", p.Call, k.now.Call, backend.ErrOption)
 		}
 		k.now = backend.Partial{Call: p.Call, Done: slices.Clone(p.Done), Work: p.Work}
-		cut.skip, cut.from = k.done, k.from
 	}
-	if cut.room > 0 {
-		cut.left = k.left
-	}
+	cutter.Follow(k)
 	if r.rehearse {
 		return nil
 	}
@@ -60,7 +56,7 @@ func (r *runner) keep(c *backend.Call, cut *cutter, kernel variant) error {
 			return fmt.Errorf("resume: %s: %w", t.name, err)
 		}
 	}
-	if cut.room > 0 {
+	if cutter.Room > 0 {
 		r.keeper = k
 	}
 	return nil
@@ -99,17 +95,17 @@ func signature(c *backend.Call) string {
 // outputs gives an output the rows that are done, which lie in from, and returns
 // the host tensor that is to have them: the output itself where it is one.
 func (k *keeper) outputs(to, from backend.Tensor) (backend.Tensor, error) {
-	s := storeOf(to)
+	s := cut.StoreOf(to)
 	if len(k.now.Done) > 0 && (from.Shape() != to.Shape() || from.DType() != to.DType()) {
 		return from, fmt.Errorf("it has shape %v of %v, the call's has %v of %v: %w", from.Shape(), from.DType(), to.Shape(), to.DType(), backend.ErrShape)
 	}
-	if s.host != nil {
+	if s.Host != nil {
 		for _, rows := range k.now.Done {
-			if err := copyRows(s.host[to.Offset()*to.DType().Size():], to, from, rows); err != nil {
+			if err := copyRows(s.Host[to.Offset()*to.DType().Size():], to, from, rows); err != nil {
 				return from, err
 			}
 		}
-		return hostTensor(to)
+		return cut.HostTensor(to)
 	}
 	if len(k.now.Done) == 0 {
 		return backend.AllocHost(to.DType(), to.Shape())
@@ -117,7 +113,7 @@ func (k *keeper) outputs(to, from backend.Tensor) (backend.Tensor, error) {
 	// The rows may lie between others: read what there is, and write all of it back.
 	size := to.DType().Size()
 	first := to.Offset() * size
-	lo, hi := first&^3, (first+spanOf(to.Shape(), to.Strides())*size+3)&^3
+	lo, hi := first&^3, (first+cut.Extent(to.Shape(), to.Strides())*size+3)&^3
 	span := make([]byte, hi-lo)
 	if err := k.r.b.read(k.r.ctx, s, uint64(lo), span); err != nil {
 		return from, err
@@ -137,7 +133,7 @@ func copyRows(dst []byte, to, from backend.Tensor, rows backend.Rows) error {
 	if err != nil {
 		return err
 	}
-	src, err := hostBytes(part)
+	src, err := cut.HostBytes(part)
 	if err != nil {
 		return err
 	}
@@ -145,7 +141,7 @@ func copyRows(dst []byte, to, from backend.Tensor, rows backend.Rows) error {
 	for i, lo := range rows.Lo {
 		at += lo * to.Strides()[i]
 	}
-	scatter(dst[at*to.DType().Size():], to.Strides(), src, part.Strides(), part.Shape(), to.DType().Size())
+	cut.Scatter(dst[at*to.DType().Size():], to.Strides(), src, part.Strides(), part.Shape(), to.DType().Size())
 	return nil
 }
 
@@ -160,44 +156,17 @@ func slice(t backend.Tensor, rows backend.Rows) (backend.Tensor, error) {
 	return t, nil
 }
 
-// hostTensor returns the host tensor over the memory of one that is aside.
-func hostTensor(t backend.Tensor) (backend.Tensor, error) {
-	data := storeOf(t).host
-	n := len(data) / t.DType().Size()
-	at := unsafe.Pointer(unsafe.SliceData(data))
-	var all backend.Tensor
-	var err error
-	if shape := (backend.Shape{1, 1, 1, n}); t.DType() == backend.F32 {
-		all, err = backend.HostF32(unsafe.Slice((*float32)(at), n), shape)
-	} else {
-		all, err = backend.HostBits(unsafe.Slice((*uint16)(at), n), t.DType(), shape)
-	}
-	if err != nil {
-		return all, err
-	}
-	return all.View(t.Shape(), t.Strides(), t.Offset())
+// Done reports whether all rows of a box are.
+func (k *keeper) Done(x cut.Box) bool {
+	return slices.ContainsFunc(k.now.Done, func(r backend.Rows) bool { return r.Has(x.Rows()) })
 }
 
-// rows returns the rows of a box.
-func (x box) rows() backend.Rows {
-	var r backend.Rows
-	for i, axis := range []int{axB, axH, axM} {
-		r.Lo[i], r.Hi[i] = x.lo[axis], x.hi[axis]
-	}
-	return r
-}
-
-// done reports whether all rows of a box are.
-func (k *keeper) done(x box) bool {
-	return slices.ContainsFunc(k.now.Done, func(r backend.Rows) bool { return r.Has(x.rows()) })
-}
-
-// from returns the key at which the pieces of a box go on, with the state that
+// Start returns the key at which the pieces of a box go on, with the state that
 // they left in place.
-func (k *keeper) from(x box) (int, error) {
+func (k *keeper) Start(x cut.Box) (int, error) {
 	w := k.now.Work
-	if w == nil || w.Rows != x.rows() || w.Kernel != k.kernel || w.Keys <= x.lo[axN] || w.Keys >= x.hi[axN] || w.Keys%k.cut.granule != 0 {
-		return x.lo[axN], nil
+	if w == nil || w.Rows != x.Rows() || w.Kernel != k.kernel || w.Keys <= x.Lo[cut.Col] || w.Keys >= x.Hi[cut.Col] || w.Keys%k.cut.Granule != 0 {
+		return x.Lo[cut.Col], nil
 	}
 	if k.r.rehearse {
 		return w.Keys, nil
@@ -209,14 +178,14 @@ func (k *keeper) from(x box) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return w.Keys, k.r.b.write(&store{parts: []port.Buffer{buf}, part: buf.Size()}, 0, w.State)
+	return w.Keys, k.r.b.write(&cut.Store{Parts: []cut.Buffer{buf}, Part: buf.Size()}, 0, w.State)
 }
 
-// left is told that a piece of a box was queued, or with end the last one.
-func (k *keeper) left(x box, end bool) error {
+// Queued is told that a piece of a box was queued, or with end the last one.
+func (k *keeper) Queued(x cut.Box, end bool) error {
 	r := k.r
 	if end {
-		k.ended, k.step = append(k.ended, x.rows()), r.brought
+		k.ended, k.step = append(k.ended, x.Rows()), r.brought
 	}
 	if r.shelf == nil || r.shelf.loaded < k.loaded+r.shelf.room {
 		return nil
@@ -237,12 +206,12 @@ func (k *keeper) left(x box, end bool) error {
 	if k.now.Work = nil; end {
 		return nil
 	}
-	w := &backend.Work{Rows: x.rows(), Keys: x.hi[axN], Kernel: k.kernel}
+	w := &backend.Work{Rows: x.Rows(), Keys: x.Hi[cut.Col], Kernel: k.kernel}
 	r.shelf.taken += r.stateSize
 	if !r.rehearse {
 		began := time.Now()
 		w.State = make([]byte, r.stateSize)
-		if err := r.b.read(r.ctx, &store{parts: []port.Buffer{r.state}, part: r.state.Size()}, 0, w.State); err != nil {
+		if err := r.b.read(r.ctx, &cut.Store{Parts: []cut.Buffer{r.state}, Part: r.state.Size()}, 0, w.State); err != nil {
 			return err
 		}
 		moved(r.ctx, int64(r.stateSize), began)
@@ -255,7 +224,7 @@ func (k *keeper) left(x box, end bool) error {
 // them in a rehearsal.
 func (k *keeper) takeDown(rows backend.Rows) error {
 	for _, t := range []struct{ from, to backend.Tensor }{{k.c.O, k.now.O}, {k.c.LSE, k.now.LSE}} {
-		if t.from.IsZero() || k.cut.aside(t.from) {
+		if t.from.IsZero() || k.cut.OnHost(t.from) {
 			continue
 		}
 		src, err := slice(t.from, rows)
@@ -270,7 +239,7 @@ func (k *keeper) takeDown(rows backend.Rows) error {
 		if err != nil {
 			return err
 		}
-		dst, err := hostBytes(to)
+		dst, err := cut.HostBytes(to)
 		if err != nil {
 			return err
 		}

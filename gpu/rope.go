@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -42,29 +43,29 @@ func (b *Backend) rotate(r *runner, yt, xt, cosT, sinT backend.Tensor, interleav
 		return fmt.Errorf("y %v, x %v, cos %v and sin %v do not fit: %w", sh, xt.Shape(), cosT.Shape(), sinT.Shape(), backend.ErrShape)
 	}
 	inPlace, units := yt == xt, pairs+sh[3]-2*pairs
-	y, x := writes("y", yt, rowAxes, 1), reads("x", xt, rowAxes, 1)
+	y, x := cut.Writes("y", yt, cut.RowAxes), cut.Reads("x", xt, cut.RowAxes, 1)
 	if inPlace {
 		units = pairs
-		y, x = updates("y", yt, rowAxes, 1), reads("x", backend.Tensor{}, rowAxes, 1)
+		y, x = cut.Updates("y", yt, cut.RowAxes), cut.Reads("x", backend.Tensor{}, cut.RowAxes, 1)
 	}
-	cos, sin := reads("cos", cosT, rowAxes, 1), reads("sin", sinT, rowAxes, 1)
+	cos, sin := cut.Reads("cos", cosT, cut.RowAxes, 1), cut.Reads("sin", sinT, cut.RowAxes, 1)
 	v := variant{shaders.RoPE, map[string]uint32{"INPLACE": uint32(flagBits(inPlace))}}
-	cut := b.newCutter(axX, tile, x, cos, sin, y)
-	all := box{hi: [nAxes]int{axB: sh[0], axH: sh[1], axM: sh[2], axN: 1, axX: 1}}
-	return cut.boxes(all, func(part box, _ int) error {
-		n := part.len(axB) * part.len(axH) * part.len(axM) * units
+	cutter := b.newCutter(cut.Sum, cut.Tile, x, cos, sin, y)
+	all := cut.Space(sh[0], sh[1], sh[2], 1, 1)
+	return cutter.Boxes(all, func(part cut.Box, _ int) error {
+		n := part.Len(cut.Batch) * part.Len(cut.Head) * part.Len(cut.Row) * units
 		groups := (n + rotateUnits - 1) / rotateUnits
 		var p params
-		p.u32(0, 0, part.len(axH), part.len(axM), pairs, units, n, flagBits(interleaved), int(xt.DType()), int(yt.DType()))
+		p.u32(0, 0, part.Len(cut.Head), part.Len(cut.Row), pairs, units, n, flagBits(interleaved), int(xt.DType()), int(yt.DType()))
 		s := step{variant: v}
-		yv, cv, sv := y.view(part, cut.align), cos.view(part, cut.align), sin.view(part, cut.align)
-		xv := x.view(part, cut.align)
-		s.windows = []window{xv.window, cv.window, sv.window, yv.window}
+		yv, cv, sv := y.View(part, cutter.Align), cos.View(part, cutter.Align), sin.View(part, cutter.Align)
+		xv := x.View(part, cutter.Align)
+		s.windows = []cut.Window{xv.Window, cv.Window, sv.Window, yv.Window}
 		if inPlace {
 			xv = yv
 		}
-		for _, at := range []view{xv, cv, sv, yv} {
-			p.strides(at.base, at.strides)
+		for _, at := range []cut.View{xv, cv, sv, yv} {
+			p.strides(at.Base, at.Strides)
 		}
 		s.params = p
 		return r.dispatch(s, groups, rotateUnits*rotateOps)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
@@ -16,21 +17,13 @@ import (
 // params.
 type step struct {
 	variant variant
-	windows []window
+	windows []cut.Window
 	params  params
 	groups  [3]uint32
 	work    float64 // floating point operations, for progress
 	seconds float64 // that it is expected to take, for the size of submissions
 	// Copies that gather windows before the dispatch and return them after it.
-	before, after []port.Command
-}
-
-// window is a span of a buffer that is bound. A nil buffer is an operand that
-// the call does not have.
-type window struct {
-	buf    port.Buffer
-	offset uint64
-	size   uint64
+	before, after []cut.Copy
 }
 
 // params collects a uniform in the order of the shader's struct.
@@ -90,7 +83,7 @@ type runner struct {
 	// What is queued: steps, their windows one after the other, and their
 	// parameters as they will lie in the uniform buffer.
 	steps   []queued
-	windows []window
+	windows []cut.Window
 	data    []byte
 	work    float64
 	seconds float64
@@ -125,7 +118,7 @@ type queued struct {
 	offset, size int // of data
 	groups       [3]uint32
 
-	before, after []port.Command
+	before, after []cut.Copy
 }
 
 // flight is a submission that is on the device.
@@ -159,7 +152,7 @@ func (r *runner) add(s step) error {
 	}
 	size := (4*len(s.params) + 15) &^ 15
 	if n := len(r.steps); n > 0 {
-		at := alignUp(len(r.data), r.b.uniformAlign)
+		at := cut.AlignUp(len(r.data), r.b.uniformAlign)
 		tooLong := r.seconds+s.seconds > r.b.share() || r.b.maxWork > 0 && r.work+s.work > r.b.maxWork
 		if tooLong || n == maxSteps || at+size > int(r.b.slots.size) {
 			if err := r.push(); err != nil {
@@ -171,7 +164,7 @@ func (r *runner) add(s step) error {
 		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer here has %d: %w",
 			s.variant.kernel.Name, size, r.b.slots.size, backend.ErrUnsupported)
 	}
-	at := alignUp(len(r.data), r.b.uniformAlign)
+	at := cut.AlignUp(len(r.data), r.b.uniformAlign)
 	r.fill(at)
 	for _, w := range s.params {
 		r.data = binary.LittleEndian.AppendUint32(r.data, w)
@@ -190,8 +183,6 @@ func (r *runner) fill(length int) {
 		r.data = append(r.data, 0)
 	}
 }
-
-func alignUp(n, align int) int { return (n + align - 1) / align * align }
 
 // dispatch queues total workgroups of a step, each operations each, in as many
 // dispatches as the time of one submission and the limit of workgroups a dimension
@@ -370,7 +361,7 @@ func (r *runner) record(f *flight) error {
 		if err != nil {
 			return err
 		}
-		r.commands = append(r.commands, q.before...)
+		r.copies(q.before)
 		windows := r.windows[q.first : q.first+q.count]
 		kinds, uniform := q.pipe.kinds, port.Binding{Buffer: f.slot, Offset: uint64(q.offset), Size: uint64(q.size)}
 		from := len(r.bindings)
@@ -378,34 +369,41 @@ func (r *runner) record(f *flight) error {
 			if j == q.pipe.uniform {
 				r.bindings = append(r.bindings, uniform)
 			}
-			if w.buf == nil {
-				w = window{r.b.blank[j], 0, blankBytes}
-			} else if kinds[j] == 'r' && written(windows, kinds, w.buf) {
+			if w.Buf == nil {
+				w = cut.Window{Buf: r.b.blank[j], Size: blankBytes}
+			} else if kinds[j] == 'r' && written(windows, kinds, w.Buf) {
 				// WebGPU does not let a dispatch read and write one buffer, even
 				// in different parts of it: read from a copy of the part.
-				c, err := r.b.pool.get(w.size, storageUsage)
+				c, err := r.b.pool.get(w.Size, storageUsage)
 				if err != nil {
 					return translate(r.b.info.Name, err)
 				}
 				f.copies = append(f.copies, c)
-				r.commands = append(r.commands, port.Command{Src: w.buf, SrcOffset: w.offset, Dst: c, Size: w.size})
-				w = window{c, 0, w.size}
+				r.commands = append(r.commands, port.Command{Src: w.Buf, SrcOffset: w.Offset, Dst: c, Size: w.Size})
+				w = cut.Window{Buf: c, Size: w.Size}
 			}
-			r.bindings = append(r.bindings, port.Binding{Buffer: w.buf, Offset: w.offset, Size: w.size})
+			r.bindings = append(r.bindings, port.Binding{Buffer: w.Buf, Offset: w.Offset, Size: w.Size})
 		}
 		if len(windows) == q.pipe.uniform {
 			r.bindings = append(r.bindings, uniform)
 		}
 		r.commands = append(r.commands, port.Command{Pipeline: p, Bindings: r.bindings[from:len(r.bindings):len(r.bindings)], Groups: q.groups})
-		r.commands = append(r.commands, q.after...)
+		r.copies(q.after)
 	}
 	return nil
 }
 
+// copies records copies between buffers.
+func (r *runner) copies(list []cut.Copy) {
+	for _, c := range list {
+		r.commands = append(r.commands, port.Command{Src: c.Src, SrcOffset: c.SrcOffset, Dst: c.Dst, DstOffset: c.DstOffset, Size: c.Size})
+	}
+}
+
 // written reports whether a dispatch with these windows writes to buf.
-func written(windows []window, kinds string, buf port.Buffer) bool {
+func written(windows []cut.Window, kinds string, buf cut.Buffer) bool {
 	for j, w := range windows {
-		if w.buf == buf && kinds[j] == 'w' {
+		if w.Buf == buf && kinds[j] == 'w' {
 			return true
 		}
 	}

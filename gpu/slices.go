@@ -5,43 +5,12 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 )
-
-// sliced returns c as calls over slices of the columns of V and O, as many as it takes
-// for each to fit into a workgroup's registers (see maxValueDim). Each computes the
-// scores again, so that the bits of a row are those of the same columns alone; LSE comes
-// with the first. A call with few enough columns is not sliced: nil.
-func sliced(c *backend.Call) ([]*backend.Call, error) {
-	dv := c.V.Shape()[backend.Dim]
-	if dv <= maxValueDim {
-		return nil, nil
-	}
-	if c.V.DType() == backend.Q8 {
-		return nil, fmt.Errorf("v of q8 has head size %d, the fused kernel takes up to %d of one: store v as f16 or bf16: %w", dv, maxValueDim, backend.ErrUnsupported)
-	}
-	n := (dv + maxValueDim - 1) / maxValueDim
-	width := alignUp((dv+n-1)/n, tile)
-	var calls []*backend.Call
-	for lo := 0; lo < dv; lo += width {
-		part := *c
-		part.Resume = nil
-		if lo > 0 {
-			part.LSE = backend.Tensor{}
-		}
-		for _, t := range []*backend.Tensor{&part.V, &part.O} {
-			var err error
-			if *t, err = t.Slice(backend.Dim, lo, min(lo+width, dv)); err != nil {
-				return nil, err
-			}
-		}
-		calls = append(calls, &part)
-	}
-	return calls, nil
-}
 
 // attention hands c to r, in slices where it takes some.
 func (b *Backend) attention(r *runner, c *backend.Call) error {
-	calls, err := sliced(c)
+	calls, err := cut.Slices(c)
 	if err != nil {
 		return err
 	}
@@ -80,7 +49,7 @@ func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 	p := backend.NewPlan(c)
 	p.Backend = b.info.Name
 	p.Limits = b.info.Limits
-	calls, err := sliced(c)
+	calls, err := cut.Slices(c)
 	if err != nil {
 		return backend.Plan{}, err
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -72,60 +73,61 @@ func (b *Backend) matmul(r *runner, m product) error {
 		return fmt.Errorf("bias has shape %v, it must be [1, 1, 1, %d]: %w", m.bias.Shape(), ys[3], backend.ErrShape)
 	}
 	group := d.Heads / d.KVHeads
-	y := writes(m.names[0], m.y, [4]int{axB, axH, axM, axN}, 1)
-	a := reads(m.names[1], m.a, [4]int{axB, axH, axM, axX}, 1)
-	w := reads(m.names[2], m.w, [4]int{axB, axH, axX, axN}, group)
-	bias := reads("bias", m.bias, [4]int{whole, whole, whole, axN}, 1)
+	y := cut.Writes(m.names[0], m.y, [4]int{cut.Batch, cut.Head, cut.Row, cut.Col})
+	a := cut.Reads(m.names[1], m.a, [4]int{cut.Batch, cut.Head, cut.Row, cut.Sum}, 1)
+	w := cut.Reads(m.names[2], m.w, [4]int{cut.Batch, cut.Head, cut.Sum, cut.Col}, group)
+	bias := cut.Reads("bias", m.bias, [4]int{cut.Whole, cut.Whole, cut.Whole, cut.Col}, 1)
 
 	v := b.chooseProduct(ys[0]*ys[1], ys[2], ys[3])
 	if m.tile != nil {
 		v = *m.tile
 	}
-	all := box{hi: [nAxes]int{axB: ys[0], axH: ys[1], axM: ys[2], axN: ys[3], axX: as[3]}}
+	all := cut.Space(ys[0], ys[1], ys[2], ys[3], as[3])
 	// What a cut leaves may be aligned or not; which loads it takes changes no bit.
-	kernel := func(a, w view, x box) variant {
+	kernel := func(a, w cut.View, x cut.Box) variant {
 		k := productShape{a: m.a.DType(), w: m.w.DType(), skip: m.skip}
-		k.aWide = a.wideAlong(backend.Dim, x.len(axX))
+		k.aWide = a.AlignedAlong(backend.Dim, x.Len(cut.Sum))
 		if k.along = m.w.Strides()[backend.Seq] < m.w.Strides()[backend.Dim]; k.along {
-			k.wWide = w.wideAlong(backend.Seq, x.len(axX))
+			k.wWide = w.AlignedAlong(backend.Seq, x.Len(cut.Sum))
 		} else {
-			k.wWide = w.wideAlong(backend.Dim, x.len(axN))
+			k.wWide = w.AlignedAlong(backend.Dim, x.Len(cut.Col))
 		}
 		return v.kernel(k)
 	}
-	main := kernel(view{base: m.a.Offset(), strides: m.a.Strides()}, view{base: m.w.Offset(), strides: m.w.Strides()}, all)
-	const chunks = tile / (4 * productQD)
-	cut := b.newCutter(axX, tile, a, w, bias, y)
-	cut.align = max(cut.align, granuleBytes)
-	cut.maxBind &^= granuleBytes - 1
-	groups := func(x box) int { return x.len(axB) * x.len(axH) * v.tiles(x.len(axM), x.len(axN)) }
-	cut.state = func(x box) uint64 { return uint64(groups(x)) * uint64(4*v.height()*v.width()) }
+	main := kernel(cut.View{Base: m.a.Offset(), Strides: m.a.Strides()}, cut.View{Base: m.w.Offset(), Strides: m.w.Strides()}, all)
+	const chunks = cut.Tile / (4 * productQD)
+	cutter := b.newCutter(cut.Sum, cut.Tile, a, w, bias, y)
+	cutter.AlignGranules()
+	groups := func(x cut.Box) int {
+		return x.Len(cut.Batch) * x.Len(cut.Head) * v.tiles(x.Len(cut.Row), x.Len(cut.Col))
+	}
+	cutter.State = func(x cut.Box) uint64 { return uint64(groups(x)) * uint64(4*v.height()*v.width()) }
 	ops := 2 * float64(v.height()*v.width()) // for each x
-	cut.most[axX] = longest(tile, chunks*v.loops(), ops*tile, b.pieceWork(main))
+	cutter.Most[cut.Sum] = cut.Longest(cut.Tile, chunks*v.loops(), ops*cut.Tile, b.pieceWork(main))
 
-	return cut.boxes(all, func(x box, piece int) error {
+	return cutter.Boxes(all, func(x cut.Box, piece int) error {
 		stateBytes := uint64(0)
-		var state window
-		if piece < x.len(axX) {
-			stateBytes = cut.state(x)
+		var state cut.Window
+		if piece < x.Len(cut.Sum) {
+			stateBytes = cutter.State(x)
 			buf, err := r.stateFor(stateBytes)
 			if err != nil {
 				return err
 			}
-			state = window{buf, 0, stateBytes}
+			state = cut.Window{Buf: buf, Size: stateBytes}
 		}
-		return cut.pieces(x, piece, func(x box, first, last bool) error {
-			av, wv, bv, yv := granules(a.view(x, cut.align)), granules(w.view(x, cut.align)), bias.view(x, cut.align), y.view(x, cut.align)
+		return cutter.Pieces(x, piece, func(x cut.Box, first, last bool) error {
+			av, wv, bv, yv := a.View(x, cutter.Align).Granules(), w.View(x, cutter.Align).Granules(), bias.View(x, cutter.Align), y.View(x, cutter.Align)
 			p := newParams()
-			p.u32(0, 0, v.tiles(x.len(axM), 1), v.tiles(1, x.len(axN)), x.len(axH), x.lo[axH], group,
-				x.len(axM), x.len(axN), x.len(axX), flagBits(!first, !last), biasType(m.bias), int(m.y.DType()))
-			p.strides(av.base, av.strides)
-			p.strides(wv.base, wv.strides)
-			p.strides(yv.base, yv.strides)
-			p.u32(bv.base, bv.strides[3])
+			p.u32(0, 0, v.tiles(x.Len(cut.Row), 1), v.tiles(1, x.Len(cut.Col)), x.Len(cut.Head), x.Lo[cut.Head], group,
+				x.Len(cut.Row), x.Len(cut.Col), x.Len(cut.Sum), flagBits(!first, !last), biasType(m.bias), int(m.y.DType()))
+			p.strides(av.Base, av.Strides)
+			p.strides(wv.Base, wv.Strides)
+			p.strides(yv.Base, yv.Strides)
+			p.u32(bv.Base, bv.Strides[3])
 			p.pad()
-			s := step{variant: kernel(av, wv, x), params: p, windows: []window{av.window, wv.window, bv.window, yv.window, state}}
-			return r.dispatch(s, groups(x), ops*float64(x.len(axX)))
+			s := step{variant: kernel(av, wv, x), params: p, windows: []cut.Window{av.Window, wv.Window, bv.Window, yv.Window, state}}
+			return r.dispatch(s, groups(x), ops*float64(x.Len(cut.Sum)))
 		})
 	})
 }
@@ -183,53 +185,54 @@ func (b *Backend) rows(r *runner, st, lt backend.Tensor, p *backend.Problem, sco
 	if st.DType() != backend.F32 {
 		return fmt.Errorf("s is %v, scores are f32: %w", st.DType(), backend.ErrDType)
 	}
-	opts, err := newOptions(p, sh)
+	pairs, err := cut.PairsOf(p, sh)
 	if err != nil {
 		return err
 	}
-	s := updates("s", st, pairAxes, 1)
-	lse := writes("lse", lt, rowAxes, 1)
-	cut := b.newCutter(axN, softmaxGrain, append(opts.operands(), s, lse)...)
-	opts.limit(cut)
-	cut.most[axN] = longest(softmaxGrain, 2+opts.rounds(4), softmaxOps*softmaxGrain, b.pieceWork(softmaxAny)) // 2 phases
-	rows := func(x box) int { return x.len(axB) * x.len(axH) * x.len(axM) }
-	cut.state = func(x box) uint64 { return uint64(rows(x)) * 2 * softmaxThreads * 4 }
-	lo, hi := bounds(p.Visible)
+	opts := &options{p: p, heads: sh[backend.Heads], pairs: &pairs}
+	s := cut.Updates("s", st, cut.PairAxes)
+	lse := cut.Writes("lse", lt, cut.RowAxes)
+	cutter := b.newCutter(cut.Col, softmaxGrain, append(pairs.List(), s, lse)...)
+	opts.limit(cutter)
+	cutter.Most[cut.Col] = cut.Longest(softmaxGrain, 2+opts.rounds(4), softmaxOps*softmaxGrain, b.pieceWork(softmaxAny)) // 2 phases
+	rows := func(x cut.Box) int { return x.Len(cut.Batch) * x.Len(cut.Head) * x.Len(cut.Row) }
+	cutter.State = func(x cut.Box) uint64 { return uint64(rows(x)) * 2 * softmaxThreads * 4 }
+	lo, hi := cut.Bounds(p.Visible)
 
-	queue := func(v variant, x box, state window, phases int) error {
-		sv, lv := s.view(x, cut.align), lse.view(x, cut.align)
-		pairs := opts.views(x, cut.align)
+	queue := func(v variant, x cut.Box, state cut.Window, phases int) error {
+		sv, lv := s.View(x, cutter.Align), lse.View(x, cutter.Align)
+		pairs := opts.views(x, cutter.Align)
 		mask, bias, more := opts.windows(pairs)
 		// As in softmax.wgsl.
-		flags := phases | flagBits(state.buf != nil, !lt.IsZero(), p.Visible.KLen != nil)<<2 | opts.flags()<<1
+		flags := phases | flagBits(state.Buf != nil, !lt.IsZero(), p.Visible.KLen != nil)<<2 | opts.flags()<<1
 		w := newParams()
-		w.u32(0, 0, x.len(axH), x.len(axM), x.lo[axM], x.len(axN), x.lo[axN])
+		w.u32(0, 0, x.Len(cut.Head), x.Len(cut.Row), x.Lo[cut.Row], x.Len(cut.Col), x.Lo[cut.Col])
 		w.f32(p.Scale)
 		w.f32(p.Softcap)
-		w.u32(lo, hi, flags, biasType(opts.bias.t))
+		w.u32(lo, hi, flags, biasType(opts.pairs.Bias.T))
 		opts.params(&w, x)
-		for _, o := range []view{sv, lv, pairs.mask, pairs.bias, pairs.blocks, pairs.relative} {
-			w.strides(o.base, o.strides)
+		for _, o := range []cut.View{sv, lv, pairs.mask, pairs.bias, pairs.blocks, pairs.relative} {
+			w.strides(o.Base, o.Strides)
 		}
 		opts.tables(&w, x, 1)
-		st := step{variant: opts.kernel(v), params: w, windows: append([]window{mask, bias, sv.window, lv.window, state}, more...)}
-		return r.dispatch(st, rows(x), softmaxOps*float64(x.len(axN)))
+		st := step{variant: opts.kernel(v), params: w, windows: append([]cut.Window{mask, bias, sv.Window, lv.Window, state}, more...)}
+		return r.dispatch(st, rows(x), softmaxOps*float64(x.Len(cut.Col)))
 	}
-	all := box{hi: [nAxes]int{axB: sh[0], axH: sh[1], axM: sh[2], axN: sh[3], axX: 1}}
-	return cut.boxes(all, func(x box, piece int) error {
+	all := cut.Space(sh[0], sh[1], sh[2], sh[3], 1)
+	return cutter.Boxes(all, func(x cut.Box, piece int) error {
 		if scores {
-			return cut.pieces(x, piece, func(x box, _, _ bool) error { return queue(softmaxAny, x, window{}, 0) })
+			return cutter.Pieces(x, piece, func(x cut.Box, _, _ bool) error { return queue(softmaxAny, x, cut.Window{}, 0) })
 		}
-		if piece == x.len(axN) {
-			return queue(b.chooseSoftmax(piece), x, window{}, 1|2)
+		if piece == x.Len(cut.Col) {
+			return queue(b.chooseSoftmax(piece), x, cut.Window{}, 1|2)
 		}
-		buf, err := r.stateFor(cut.state(x))
+		buf, err := r.stateFor(cutter.State(x))
 		if err != nil {
 			return err
 		}
 		for _, phase := range []int{1, 2} {
-			err := cut.pieces(x, piece, func(x box, _, _ bool) error {
-				return queue(softmaxAny, x, window{buf, 0, cut.state(x)}, phase)
+			err := cutter.Pieces(x, piece, func(x cut.Box, _, _ bool) error {
+				return queue(softmaxAny, x, cut.Window{Buf: buf, Size: cutter.State(x)}, phase)
 			})
 			if err != nil {
 				return err
@@ -258,21 +261,21 @@ func (b *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) er
 		if po.Shape() != sh || lse.Shape() != one || plse.Shape() != one {
 			return fmt.Errorf("o %v, lse %v and the part's %v, %v do not fit: %w", sh, lse.Shape(), po.Shape(), plse.Shape(), backend.ErrShape)
 		}
-		ops := []*operand{reads("the part's o", po, rowAxes, 1), reads("the part's lse", plse, rowAxes, 1), updates("o", o, rowAxes, 1), updates("lse", lse, rowAxes, 1)}
-		cut := b.newCutter(axX, tile, ops...)
-		all := box{hi: [nAxes]int{axB: sh[0], axH: sh[1], axM: sh[2], axN: 1, axX: 1}}
-		return cut.boxes(all, func(x box, _ int) error {
-			var v [4]view
+		ops := []*cut.Operand{cut.Reads("the part's o", po, cut.RowAxes, 1), cut.Reads("the part's lse", plse, cut.RowAxes, 1), cut.Updates("o", o, cut.RowAxes), cut.Updates("lse", lse, cut.RowAxes)}
+		cutter := b.newCutter(cut.Sum, cut.Tile, ops...)
+		all := cut.Space(sh[0], sh[1], sh[2], 1, 1)
+		return cutter.Boxes(all, func(x cut.Box, _ int) error {
+			var v [4]cut.View
 			s := step{variant: variant{shaders.Merge, nil}}
 			for i, op := range ops {
-				v[i] = op.view(x, cut.align)
-				s.windows = append(s.windows, v[i].window)
+				v[i] = op.View(x, cutter.Align)
+				s.windows = append(s.windows, v[i].Window)
 			}
-			s.params.u32(0, 0, x.len(axH), x.len(axM), sh[3])
+			s.params.u32(0, 0, x.Len(cut.Head), x.Len(cut.Row), sh[3])
 			for _, i := range []int{2, 3, 0, 1} {
-				s.params.strides(v[i].base, v[i].strides)
+				s.params.strides(v[i].Base, v[i].Strides)
 			}
-			return r.dispatch(s, x.len(axB)*x.len(axH)*x.len(axM), mergeOps*float64(sh[3]))
+			return r.dispatch(s, x.Len(cut.Batch)*x.Len(cut.Head)*x.Len(cut.Row), mergeOps*float64(sh[3]))
 		})
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
@@ -19,24 +20,6 @@ import (
 // through its pieces, for the windows of one piece, for those of the next one,
 // which go up while the device computes, for the state, for what comes down, and
 // for rounding up the sizes of buffers.
-const (
-	roomShares = 6
-	heldShares = 4 // of windows, rounded up
-)
-
-// unknownRoom is the room where Options do not bound the device's memory, and it
-// was full when a tensor came.
-const unknownRoom = 512 << 20
-
-// room is how much device memory a call may take for what it streams, when
-// tensors take so much.
-func (b *Backend) room(tensors int64) uint64 {
-	if b.memory == 0 {
-		return unknownRoom
-	}
-	return uint64(max(b.memory-b.memory/8*poolEighths-tensors, 0))
-}
-
 // shelf holds the windows of host memory that are on the device, the one that was
 // used last at the end.
 type shelf struct {
@@ -50,7 +33,7 @@ type shelf struct {
 
 // leaf is a window of host memory on the device.
 type leaf struct {
-	of    *absent
+	of    *cut.Staged
 	size  uint64      // of the buffer
 	buf   port.Buffer // nil in a plan
 	dirty bool
@@ -60,15 +43,15 @@ type leaf struct {
 
 // leaf returns the leaf of a window for a step, and whether it was there; a new one
 // has no buffer.
-func (s *shelf) leaf(a *absent, step int, drop func(*leaf) error) (_ *leaf, found bool, err error) {
+func (s *shelf) leaf(a *cut.Staged, step int, drop func(*leaf) error) (_ *leaf, found bool, err error) {
 	for i, l := range s.held {
-		if l.of.o == a.o && l.of.lo == a.lo && l.of.hi == a.hi {
+		if l.of.Of == a.Of && l.of.Lo == a.Lo && l.of.Hi == a.Hi {
 			s.held = append(slices.Delete(s.held, i, i+1), l)
-			l.step, l.dirty = step, l.dirty || a.o.use != isRead
+			l.step, l.dirty = step, l.dirty || a.Of.Use != cut.Read
 			return l, true, nil
 		}
 	}
-	l := &leaf{of: a, size: sizeClass(a.size, s.largest), step: step, dirty: a.o.use != isRead}
+	l := &leaf{of: a, size: sizeClass(a.Size(), s.largest), step: step, dirty: a.Of.Use != cut.Read}
 	return l, false, s.add(l, drop)
 }
 
@@ -79,7 +62,7 @@ func (s *shelf) add(l *leaf, drop func(*leaf) error) error {
 	for _, h := range s.held {
 		total += h.size
 	}
-	room := s.room / roomShares * heldShares
+	room := s.room / cut.RoomShares * cut.HeldShares
 	for len(s.held) > 0 && total > room && s.held[0].step != l.step {
 		old := s.held[0]
 		total -= old.size
@@ -97,7 +80,7 @@ func (s *shelf) add(l *leaf, drop func(*leaf) error) error {
 // those that are gathered on the device, which are copied before each dispatch
 // and back after it when it writes them.
 func (r *runner) bring(s step) (step, error) {
-	if !slices.ContainsFunc(s.windows, func(w window) bool { _, ok := w.buf.(*absent); return ok }) {
+	if !slices.ContainsFunc(s.windows, func(w cut.Window) bool { _, ok := w.Buf.(*cut.Staged); return ok }) {
 		return s, nil
 	}
 	r.brought++
@@ -106,15 +89,15 @@ func (r *runner) bring(s step) (step, error) {
 	}
 	s.windows = slices.Clone(s.windows)
 	for j, w := range s.windows {
-		a, ok := w.buf.(*absent)
+		a, ok := w.Buf.(*cut.Staged)
 		if !ok {
 			continue
 		}
 		var err error
-		if a.o.host {
-			s.windows[j].buf, err = r.load(a)
+		if a.Of.OnHost {
+			s.windows[j].Buf, err = r.load(a)
 		} else {
-			s.windows[j].buf, err = r.gather(&s, j, a)
+			s.windows[j].Buf, err = r.gather(&s, j, a)
 		}
 		if err != nil {
 			return s, err
@@ -125,25 +108,25 @@ func (r *runner) bring(s step) (step, error) {
 
 // gather queues the copies that fill binding j of s, in a buffer that the binding
 // has for the whole call.
-func (r *runner) gather(s *step, j int, a *absent) (port.Buffer, error) {
+func (r *runner) gather(s *step, j int, a *cut.Staged) (port.Buffer, error) {
 	buf := r.gathers[j]
-	if buf == nil || buf.Size() < a.size {
+	if buf == nil || buf.Size() < a.Size() {
 		var err error
-		if buf, err = r.temp(a.size); err != nil {
+		if buf, err = r.temp(a.Size()); err != nil {
 			return nil, err
 		}
 		r.gathers[j] = buf
 	}
-	s.before = append(s.before, a.copies(buf, false)...)
-	if a.o.use != isRead {
-		s.after = append(s.after, a.copies(buf, true)...)
+	s.before = append(s.before, a.Copies(buf, false)...)
+	if a.Of.Use != cut.Read {
+		s.after = append(s.after, a.Copies(buf, true)...)
 	}
 	return buf, nil
 }
 
 // load returns a buffer with a window of host memory. What steps in the queue
 // still need is not touched.
-func (r *runner) load(a *absent) (port.Buffer, error) {
+func (r *runner) load(a *cut.Staged) (port.Buffer, error) {
 	if r.shelf == nil {
 		// One streaming call at a time: each may take all the room that there is.
 		select {
@@ -151,54 +134,36 @@ func (r *runner) load(a *absent) (port.Buffer, error) {
 		case <-r.ctx.Done():
 			return nil, r.ctx.Err()
 		}
-		r.shelf = &shelf{room: r.b.room(r.b.tensors.Load()), largest: r.b.limits.MaxBufferSize}
+		r.shelf = &shelf{room: r.b.deviceMemory().Room(), largest: r.b.limits.MaxBufferSize}
 	}
 	l, found, err := r.shelf.leaf(a, r.brought, r.unload)
 	if err != nil || found {
 		return l.buf, err
 	}
-	if l.buf, err = r.b.pool.get(a.size, storageUsage); err != nil {
+	if l.buf, err = r.b.pool.get(a.Size(), storageUsage); err != nil {
 		r.shelf.held = slices.DeleteFunc(r.shelf.held, func(x *leaf) bool { return x == l })
-		return nil, translate(fmt.Sprintf("%s: %d bytes to stream %s through (Options.MemoryBytes bounds them)", r.b.info.Name, a.size, a.o.name), err)
+		return nil, translate(fmt.Sprintf("%s: %d bytes to stream %s through (Options.MemoryBytes bounds them)", r.b.info.Name, a.Size(), a.Of.Name), err)
 	}
-	if a.o.use == isWritten {
+	if a.Of.Use == cut.Written {
 		return l.buf, nil
 	}
 	began := time.Now()
-	r.shelf.loaded += a.size
-	t := a.o.t
-	if a.o.pages != nil {
-		packed, host := make([]byte, a.size), storeOf(t).host
-		for _, x := range a.runs {
-			copy(packed[x.to:], host[x.lo:min(x.hi, uint64(len(host)))])
+	r.shelf.loaded += a.Size()
+	t := a.Of.T
+	if a.Of.Pages != nil {
+		packed, host := make([]byte, a.Size()), cut.StoreOf(t).Host
+		for _, x := range a.Runs {
+			copy(packed[x.To:], host[x.Lo:min(x.Hi, uint64(len(host)))])
 		}
 		err = translate(r.b.info.Name, r.b.dev.Write(l.buf, 0, packed))
-		moved(r.ctx, int64(a.size), began)
+		moved(r.ctx, int64(a.Size()), began)
 		return l.buf, err
 	}
-	err = put(r.ctx, a.strides, a.host(), t.Strides(), a.shape(), t.DType().Size(), func(at uint64, data []byte) error {
+	err = cut.Pack(r.ctx, a.Strides, a.HostMemory(), t.Strides(), a.Shape(), t.DType().Size(), func(at uint64, data []byte) error {
 		return translate(r.b.info.Name, r.b.dev.Write(l.buf, at, data))
 	})
-	moved(r.ctx, int64(a.size), began)
+	moved(r.ctx, int64(a.Size()), began)
 	return l.buf, err
-}
-
-// host is the host memory of a window's tensor from the window's first element on.
-func (a *absent) host() []byte {
-	first := a.o.t.Offset()
-	for i, s := range a.o.t.Strides() {
-		first += a.lo[i] * s
-	}
-	return storeOf(a.o.t).host[first*a.o.t.DType().Size():]
-}
-
-// shape is the window's, with axes of stride zero once.
-func (a *absent) shape() backend.Shape {
-	var shape backend.Shape
-	for i := range shape {
-		shape[i] = a.hi[i] - a.lo[i]
-	}
-	return once(shape, a.o.t.Strides())
 }
 
 // unload gives a leaf's buffer back, after taking what was written to the host.
@@ -247,17 +212,17 @@ func (r *runner) takeBack(l *leaf) error {
 	}
 	a := l.of
 	l.dirty = false
-	r.shelf.taken += a.size
+	r.shelf.taken += a.Size()
 	if r.rehearse {
 		return nil
 	}
 	began := time.Now()
-	packed := make([]byte, a.size)
-	if err := r.b.read(r.ctx, &store{parts: []port.Buffer{l.buf}, part: l.buf.Size()}, 0, packed); err != nil {
+	packed := make([]byte, a.Size())
+	if err := r.b.read(r.ctx, &cut.Store{Parts: []cut.Buffer{l.buf}, Part: l.buf.Size()}, 0, packed); err != nil {
 		return err
 	}
-	scatter(a.host(), a.o.t.Strides(), packed, a.strides, a.shape(), a.o.t.DType().Size())
-	moved(r.ctx, int64(a.size), began)
+	cut.Scatter(a.HostMemory(), a.Of.T.Strides(), packed, a.Strides, a.Shape(), a.Of.T.DType().Size())
+	moved(r.ctx, int64(a.Size()), began)
 	return nil
 }
 
@@ -282,16 +247,16 @@ func (r *runner) takeAllBack(step int) error {
 func (r *runner) foresee(s step) error {
 	r.brought++
 	for _, w := range s.windows {
-		a, ok := w.buf.(*absent)
-		if !ok || !a.o.host || r.shelf == nil {
+		a, ok := w.Buf.(*cut.Staged)
+		if !ok || !a.Of.OnHost || r.shelf == nil {
 			continue
 		}
 		_, found, err := r.shelf.leaf(a, r.brought, r.takeBack)
 		if err != nil {
 			return err
 		}
-		if !found && a.o.use != isWritten {
-			r.shelf.loaded += a.size
+		if !found && a.Of.Use != cut.Written {
+			r.shelf.loaded += a.Size()
 		}
 	}
 	return nil
@@ -300,13 +265,13 @@ func (r *runner) foresee(s step) error {
 // planStream adds to the plan of a call what it streams.
 func (b *Backend) planStream(c *backend.Call, p *backend.Plan) error {
 	a, err := b.newAttention(c)
-	if err != nil || a.cut.room == 0 {
+	if err != nil || a.cut.Room == 0 {
 		return err
 	}
 	r := b.newRunner(context.Background())
 	defer func() { r.finish(err) }()
 	r.rehearse = true
-	s := &shelf{room: a.cut.room, largest: b.limits.MaxBufferSize}
+	s := &shelf{room: a.cut.Room, largest: b.limits.MaxBufferSize}
 	r.shelf = s
 	if x := a.decodes(); x != nil {
 		err = x.queue(r)
@@ -318,16 +283,16 @@ func (b *Backend) planStream(c *backend.Call, p *backend.Plan) error {
 	}
 	r.shelf = nil
 	var names []string
-	for _, o := range a.cut.operands {
-		if o.host {
-			names = append(names, o.name)
+	for _, o := range a.cut.Operands {
+		if o.OnHost {
+			names = append(names, o.Name)
 		}
 	}
 	p.Path = "streamed " + p.Path
 	p.Streamed = int64(s.loaded + s.taken)
 	p.Scratch += int64(s.most)
 	p.Why += fmt.Sprintf("; the device's memory has no room for %s, which stay in host memory: windows of them go up while the device computes, within %d KiB of it",
-		strings.Join(names, ", "), a.cut.room>>10)
+		strings.Join(names, ", "), a.cut.Room>>10)
 	return err
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 )
 
 // openFull opens a backend whose device memory is full of tensors, so that every
@@ -19,8 +20,17 @@ import (
 func openFull(t testing.TB, opt Options) *Backend {
 	t.Helper()
 	b := open(t, opt)
-	b.tensors.Add(b.memory / 8 * tensorEighths)
+	fill(b)
 	return b
+}
+
+// fill makes a backend count as much memory as tensors may use.
+func fill(b *Backend) {
+	free := b.memory
+	for !(cut.Memory{Bound: b.memory}).Fits(free) {
+		free -= b.memory / 8
+	}
+	b.tensors.Add(free)
 }
 
 // TestConformanceStreamed runs the suite with every tensor in host memory.
@@ -79,7 +89,11 @@ func TestStreamedIsResident(t *testing.T) {
 			// No clock decides where work is cut.
 			b := open(t, Options{MemoryBytes: memory, Budget: time.Hour, MaxWork: 1e8})
 			if full {
-				b.tensors.Add(b.memory / 8 * tensorEighths)
+				free := b.memory
+				for !(cut.Memory{Bound: b.memory}).Fits(free) {
+					free -= b.memory / 8
+				}
+				b.tensors.Add(free)
 			}
 			c := streamedCall(t, b, sq, sk, d)
 			var moved int64
@@ -170,11 +184,11 @@ func TestResume(t *testing.T) {
 			b, dev := faulty(t, opt)
 			other, _ := faulty(t, opt)
 			if c.full {
-				b.tensors.Add(b.memory / 8 * tensorEighths)
-				other.tensors.Add(b.memory / 8 * tensorEighths)
+				fill(b)
+				fill(other)
 			}
 			first, second := streamedCall(t, b, sq, sk, d), streamedCall(t, other, sq, sk, d)
-			if inHost := storeOf(first.O).host != nil; inHost != c.full {
+			if inHost := cut.StoreOf(first.O).Host != nil; inHost != c.full {
 				t.Fatalf("outputs in host memory: %t", inHost)
 			}
 			result(t, t.Context(), b, first) // compiles
@@ -224,10 +238,10 @@ func TestResume(t *testing.T) {
 // wipe fills a tensor with a number that no result has.
 func wipe(t testing.TB, b *Backend, x backend.Tensor) {
 	t.Helper()
-	s := storeOf(x)
+	s := cut.StoreOf(x)
 	junk := slices.Repeat([]byte{0x12, 0x34, 0x56, 0x78}, x.Shape().Elements())
-	if s.host != nil {
-		copy(s.host, junk)
+	if s.Host != nil {
+		copy(s.Host, junk)
 	} else if err := b.write(s, 0, junk); err != nil {
 		t.Fatal(err)
 	}

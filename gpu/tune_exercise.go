@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/gpu/internal/cut"
 )
 
 // plainName is the plain kernel among trials: what the others are compared with.
@@ -290,7 +291,7 @@ func (x *exercise) floats(ctx context.Context, t backend.Tensor) ([]float32, err
 	if err != nil {
 		return nil, err
 	}
-	dst, err := hostBytes(host)
+	dst, err := cut.HostBytes(host)
 	if err != nil {
 		return nil, err
 	}

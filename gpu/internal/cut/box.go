@@ -1,0 +1,108 @@
+// Package cut divides a call so that it fits a device: the largest binding, the largest
+// buffer, the alignment of bindings, and the device memory that is left.
+//
+// The index space of a call has five axes: batches, query heads, query rows, columns
+// (keys of attention, columns of a product) and the terms of a sum. An [Operand] is a
+// tensor with the axes that it follows. A [Cutter] divides the index space into boxes
+// whose operands all fit into bindings, and each box along one inner axis into pieces:
+//
+//	space ──► boxes, independent of one another
+//	box   ──► pieces, each of which continues from the state of the one before
+//
+// [Operand.View] returns the window that a box needs, with the strides that find an
+// element in it. Elements that are in host memory, or too far apart to be bound, have a
+// [Staged] window: package queue fills a buffer with them before the step that reads
+// them, and copies it back after a step that writes them.
+package cut
+
+import "github.com/seed90331342/attn/backend"
+
+// Axes of the index space. Each axis of an operand follows one of them, or is Whole.
+const (
+	Batch = iota
+	Head  // query heads
+	Row   // query rows
+	Col   // keys of attention and softmax, columns of a product
+	Sum   // terms of a product's sums
+	axes
+	Whole = -1
+)
+
+// Axes of tensors [B, H, Sq, x], [B, Hkv, Sk, x] and [B, H, Sq, Sk].
+var (
+	RowAxes  = [4]int{Batch, Head, Row, Whole}
+	KeyAxes  = [4]int{Batch, Head, Col, Whole}
+	PairAxes = [4]int{Batch, Head, Row, Col}
+)
+
+// Box is a part of the index space: Lo <= index < Hi along each axis.
+type Box struct{ Lo, Hi [axes]int }
+
+// Space returns the box of a whole index space.
+func Space(batches, heads, rows, cols, terms int) Box {
+	return Box{Hi: [axes]int{batches, heads, rows, cols, terms}}
+}
+
+// Len returns the length along an axis.
+func (x Box) Len(axis int) int { return x.Hi[axis] - x.Lo[axis] }
+
+// Rows returns the query rows of x.
+func (x Box) Rows() backend.Rows {
+	var r backend.Rows
+	for i, axis := range []int{Batch, Head, Row} {
+		r.Lo[i], r.Hi[i] = x.Lo[axis], x.Hi[axis]
+	}
+	return r
+}
+
+// firstHalf returns the first half of x along an axis. It ends between tiles when x is
+// longer than two tiles.
+func (x Box) firstHalf(axis int) Box {
+	n := x.Len(axis) / 2
+	if n > Tile {
+		n = n / Tile * Tile
+	}
+	x.Hi[axis] = x.Lo[axis] + n
+	return x
+}
+
+// AlignUp returns the smallest multiple of align that is at least n.
+func AlignUp(n, align int) int { return (n + align - 1) / align * align }
+
+// maxSeq bounds lengths, so that positions and their differences fit in 32 bits.
+const maxSeq = 1 << 30
+
+// Bounds returns the visibility rule in the form that kernels use: row i sees key j when
+// i+lo <= j < i+hi. Both are within ±2^30, which is beyond every position.
+func Bounds(v backend.Visibility) (lo, hi int) {
+	lo, hi = -(maxSeq - 1), maxSeq-1
+	if v.Left != backend.Unbounded {
+		lo = max(min(v.Offset-v.Left, hi), lo)
+	}
+	if v.Right != backend.Unbounded {
+		hi = max(min(v.Offset+v.Right+1, maxSeq-1), -(maxSeq - 1))
+	}
+	return lo, hi
+}
+
+// Visible narrows x to the keys that any of its rows sees, in whole tiles of so many
+// keys. The result has no keys when no row sees any.
+func (x Box) Visible(v backend.Visibility, tile int) Box {
+	lo, hi := Bounds(v)
+	first := max(x.Lo[Col], x.Lo[Row]+lo)
+	last := min(x.Hi[Col], x.Hi[Row]-1+hi)
+	if v.KLen != nil {
+		longest := 0
+		for b := x.Lo[Batch]; b < x.Hi[Batch]; b++ {
+			longest = max(longest, v.KLen[b])
+		}
+		last = min(last, longest)
+	}
+	if first >= last {
+		x.Hi[Col] = x.Lo[Col]
+		return x
+	}
+	x.Lo[Col] = first / tile * tile
+	x.Hi[Col] = min(AlignUp(last, tile), x.Hi[Col])
+	return x
+}

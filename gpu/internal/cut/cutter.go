@@ -1,0 +1,306 @@
+package cut
+
+import (
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// Tile is the number of rows and columns of a workgroup's tile in the plain kernels.
+const Tile = 32
+
+// Cutter divides an index space into boxes whose operands fit into bindings, and each
+// box along one inner axis into pieces.
+type Cutter struct {
+	Operands []*Operand
+	// Granule divides the length of every piece along the inner axis but the last.
+	Granule int
+	// Most bounds the length of a box along each axis, of a piece along the inner one;
+	// 0 is no bound.
+	Most [axes]int
+	// State returns the bytes of state with which pieces of a box continue.
+	State func(Box) uint64
+	// Keeps is the length along the inner axis above which a box takes state even when
+	// it is one piece; 0 is never.
+	Keeps int
+
+	Align uint64
+	// MaxState bounds State.
+	MaxState uint64
+	// Room is the device memory in bytes for streaming; 0 when no operand is in host
+	// memory.
+	Room uint64
+
+	inner      int
+	maxBinding uint64
+	maxStaged  uint64
+	resume     Resume
+}
+
+// Resume continues a call from what an earlier one finished, and follows its progress.
+type Resume interface {
+	// Done reports whether a box is finished already.
+	Done(x Box) bool
+	// Start returns the index along the inner axis at which the pieces of a box begin.
+	Start(x Box) (int, error)
+	// Queued is called after each piece of a box but the last, and with end after each
+	// box.
+	Queued(x Box, end bool) error
+}
+
+// Follow makes c skip and report boxes by r.
+func (c *Cutter) Follow(r Resume) { c.resume = r }
+
+// MaxLoops bounds the number of loop iterations of one thread of a dispatch. Mesa's
+// software driver counts them and silently ends every loop after 65,535
+// (LP_MAX_TGSI_LOOP_ITERATIONS); 60,000 leaves room for what is outside the main loop.
+// No hardware has such a limit.
+const MaxLoops = 60000
+
+// Longest returns the largest length of a piece, in whole granules, for which a thread
+// makes at most MaxLoops iterations and maxOps operations. Both are given for a granule.
+func Longest(granule, loops int, ops, maxOps float64) int {
+	n := MaxLoops / loops
+	if ops > 0 {
+		n = int(min(float64(n), maxOps/ops))
+	}
+	return max(n, 1) * granule
+}
+
+// maxStateBytes bounds the state of a box and a staged window.
+const maxStateBytes = 64 << 20
+
+// New returns a Cutter for operands on a device. It decides which operands are staged:
+// operands of a plan have no memory, and count as where Alloc and Upload would place
+// them, in the order of operands.
+func New(l Limits, m Memory, inner, granule int, operands ...*Operand) *Cutter {
+	most := min(l.Binding, l.Buffer, maxStateBytes) &^ 3
+	c := &Cutter{
+		Operands: operands, inner: inner, Granule: granule, Align: l.Align,
+		MaxState: most, maxStaged: most, maxBinding: l.Binding &^ (GranuleBytes - 1),
+	}
+	streamed := false
+	for _, o := range operands {
+		if o.T.IsZero() {
+			continue
+		}
+		o.part = l.Part()
+		if s := StoreOf(o.T); s != nil {
+			o.OnHost = s.Host != nil
+		} else {
+			bytes := int64(Distinct(o.T.Shape(), o.T.Strides()).Elements()) * int64(o.T.DType().Size())
+			if o.OnHost = !m.Fits(bytes); !o.OnHost {
+				m.Used += bytes
+			}
+		}
+		streamed = streamed || o.OnHost
+		o.Gathered = !o.OnHost && c.smallest(o) > c.maxBinding
+	}
+	if streamed {
+		c.Room = m.Room()
+		c.MaxState = min(c.MaxState, c.Room/RoomShares) &^ 3
+	}
+	return c
+}
+
+// AlignGranules makes windows begin at multiples of GranuleBytes.
+func (c *Cutter) AlignGranules() { c.Align = max(c.Align, GranuleBytes) }
+
+// AtMost lowers the bound on the length of a box along an axis to n.
+func (c *Cutter) AtMost(axis, n int) {
+	if c.Most[axis] == 0 || c.Most[axis] > n {
+		c.Most[axis] = n
+	}
+}
+
+// OnHost reports whether the operand with tensor t is in host memory.
+func (c *Cutter) OnHost(t backend.Tensor) bool {
+	for _, o := range c.Operands {
+		if o.T == t {
+			return o.OnHost
+		}
+	}
+	return false
+}
+
+// Fits returns the error of Boxes without visiting any box.
+func (c *Cutter) Fits(x Box) error {
+	r := c.resume
+	c.resume = nil
+	defer func() { c.resume = r }()
+	return c.Boxes(x, func(Box, int) error { return nil })
+}
+
+// Boxes calls f for each box of x, in a fixed order, with the length of its pieces along
+// the inner axis. It returns backend.ErrUnsupported when the smallest box does not fit
+// into bindings, and backend.ErrMemory when it does not fit into the memory for
+// streaming.
+func (c *Cutter) Boxes(x Box, f func(x Box, piece int) error) error {
+	for a, m := range c.Most {
+		if m > 0 && a != c.inner && x.Len(a) > m {
+			return c.halve(x, a, f)
+		}
+	}
+	piece := x.Len(c.inner)
+	if m := c.Most[c.inner]; m > 0 {
+		piece = min(piece, max(m/c.Granule*c.Granule, c.Granule))
+	}
+	for {
+		probe := x
+		probe.Hi[c.inner] = x.Lo[c.inner] + piece
+		bad, size := c.tooLarge(probe)
+		if bad == nil {
+			break
+		}
+		axis := c.widest(bad, probe)
+		switch {
+		case axis < 0:
+			return c.noRoom(bad, size)
+		case axis != c.inner:
+			return c.halve(x, axis, f)
+		}
+		piece = max(piece/2/c.Granule*c.Granule, c.Granule)
+	}
+	continues := piece < x.Len(c.inner) || c.Keeps > 0 && x.Len(c.inner) > c.Keeps
+	if continues && c.State != nil && c.State(x) > c.MaxState {
+		for _, a := range []int{Batch, Head, Row, Col} {
+			// All rows of a workgroup share its state, so halving may not reduce it.
+			if a != c.inner && x.Len(a) > c.grain(a) && c.State(x.firstHalf(a)) < c.State(x) {
+				return c.halve(x, a, f)
+			}
+		}
+	}
+	if c.resume != nil && c.resume.Done(x) {
+		return nil
+	}
+	if err := f(x, piece); err != nil || c.resume == nil {
+		return err
+	}
+	return c.resume.Queued(x, true)
+}
+
+// Pieces calls f for each piece of x along the inner axis.
+func (c *Cutter) Pieces(x Box, piece int, f func(x Box, first, last bool) error) error {
+	lo := x.Lo[c.inner]
+	if c.resume != nil && piece < x.Len(c.inner) {
+		var err error
+		if lo, err = c.resume.Start(x); err != nil {
+			return err
+		}
+	}
+	for ; lo < x.Hi[c.inner]; lo += piece {
+		p := x
+		p.Lo[c.inner], p.Hi[c.inner] = lo, min(lo+piece, x.Hi[c.inner])
+		last := p.Hi[c.inner] == x.Hi[c.inner]
+		if err := f(p, lo == x.Lo[c.inner], last); err != nil {
+			return err
+		}
+		if c.resume != nil && !last {
+			if err := c.resume.Queued(p, false); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// halve divides x in two along an axis.
+func (c *Cutter) halve(x Box, axis int, f func(x Box, piece int) error) error {
+	left, right := x.firstHalf(axis), x
+	right.Lo[axis] = left.Hi[axis]
+	if err := c.Boxes(left, f); err != nil {
+		return err
+	}
+	return c.Boxes(right, f)
+}
+
+// grain is the length along an axis below which a box cannot be cut.
+func (c *Cutter) grain(axis int) int {
+	if axis == c.inner {
+		return c.Granule
+	}
+	return 1
+}
+
+// smallest returns the bytes that the smallest part of o for a workgroup spans, with the
+// alignment of a window.
+func (c *Cutter) smallest(o *Operand) uint64 {
+	n := uint64(1)
+	for i, a := range o.Axes {
+		l := o.T.Shape()[i]
+		switch {
+		case a == Whole, o.Pages != nil && a != Head:
+		case a == c.inner:
+			l = min(l, c.Granule)
+		default:
+			l = 1
+		}
+		n += uint64(l-1) * uint64(o.T.Strides()[i])
+	}
+	return n*uint64(o.T.DType().Size()) + max(c.Align, 4)
+}
+
+// tooLarge returns the operand with the largest window that does not fit, and the size
+// of that window. Streamed windows have one share of the room for those that stay while
+// a box goes from piece to piece, and one for those of a piece.
+func (c *Cutter) tooLarge(x Box) (*Operand, uint64) {
+	var sum, most [2]uint64
+	var widest [2]*Operand
+	for _, o := range c.Operands {
+		v := o.View(x, c.Align)
+		limit := c.maxBinding
+		if _, ok := v.Buf.(*Staged); ok {
+			limit = min(limit, c.maxStaged)
+		}
+		if v.Size > limit {
+			return o, v.Size
+		}
+		if o.OnHost {
+			class := 0
+			if o.follows(c.inner) {
+				class = 1
+			}
+			if sum[class] += v.Size; v.Size > most[class] {
+				widest[class], most[class] = o, v.Size
+			}
+		}
+	}
+	for class, n := range sum {
+		if n > c.Room/RoomShares {
+			return widest[class], n
+		}
+	}
+	return nil, 0
+}
+
+// widest returns the axis of x that adds most to o's window and can be cut, or -1.
+func (c *Cutter) widest(o *Operand, x Box) int {
+	best, most := -1, uint64(0)
+	lo, hi := o.part4(x)
+	strides := o.T.Strides()
+	if o.OnHost || o.Gathered {
+		strides = o.View(x, c.Align).Strides
+	}
+	for i, a := range o.Axes {
+		if o.Diagonal > 0 && a == Col && x.Len(Col) <= c.grain(Col) {
+			a = Row
+		}
+		if a == Whole || x.Len(a) <= c.grain(a) {
+			continue
+		}
+		if reach := uint64(hi[i]-lo[i]-1) * uint64(strides[i]); reach > most {
+			best, most = a, reach
+		}
+	}
+	return best
+}
+
+// noRoom is the error for an operand whose smallest part does not fit.
+func (c *Cutter) noRoom(o *Operand, size uint64) error {
+	if o.OnHost {
+		return fmt.Errorf("%s: the smallest part of shape %v that a workgroup needs takes %d bytes; streaming it takes %d times as much, and %d bytes of device memory are left: raise Options.MemoryBytes or release tensors: %w",
+			o.Name, o.T.Shape(), size, RoomShares, c.Room, backend.ErrMemory)
+	}
+	return fmt.Errorf("%s: strides %v of shape %v spread the smallest part that a workgroup needs over %d bytes, a binding holds %d: %w",
+		o.Name, o.T.Strides(), o.T.Shape(), size, c.maxBinding, backend.ErrUnsupported)
+}

@@ -1,0 +1,183 @@
+package cut
+
+import (
+	"unsafe"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// Limits are the device's limits that cuts respect, in bytes.
+type Limits struct {
+	Binding uint64 // the largest span that is bound
+	Buffer  uint64 // the largest buffer
+	Align   uint64 // of the offset of a binding
+}
+
+// partAlign divides the size of the parts of a tensor, so that a window that is aligned
+// in the tensor is aligned in its part.
+const partAlign = 4 << 10
+
+// Part returns the largest size of a tensor in one buffer. Larger tensors take several
+// buffers of that size.
+func (l Limits) Part() uint64 { return max(l.Buffer/partAlign*partAlign, partAlign) }
+
+// Memory is a bound on device memory and what tensors use of it, in bytes.
+type Memory struct {
+	Bound int64 // 0 is no bound
+	Used  int64
+}
+
+// Of bounded memory, tensors take up to 5/8 and the pool up to 1/8. At least 1/4 is left
+// for streaming.
+const (
+	tensorEighths = 5
+	poolEighths   = 1
+)
+
+// Fits reports whether device memory has room for another tensor of so many bytes.
+func (m Memory) Fits(bytes int64) bool {
+	return m.Bound == 0 || m.Used+bytes <= m.Bound/8*tensorEighths
+}
+
+// Pool returns the bytes that released buffers may keep.
+func (m Memory) Pool() int64 { return m.Bound / 8 * poolEighths }
+
+// unknownRoom is the room for streaming on a device whose memory is not bounded but was
+// full when a tensor was allocated.
+const unknownRoom = 512 << 20
+
+// Room returns the bytes that a call may use for streaming.
+func (m Memory) Room() uint64 {
+	if m.Bound == 0 {
+		return unknownRoom
+	}
+	return uint64(max(m.Bound-m.Pool()-m.Used, 0))
+}
+
+// RoomShares is the number of shares of the room for streaming: one each for windows
+// that stay while a box goes through its pieces, for the windows of a piece, for those of
+// the next piece, which are uploaded while the device computes, for the state, for what
+// is downloaded, and for rounding up the sizes of buffers. HeldShares are for windows,
+// with the rounding.
+const (
+	RoomShares = 6
+	HeldShares = 4
+)
+
+// Buffer is memory on a device.
+type Buffer interface {
+	// Size returns the bytes.
+	Size() uint64
+	// Release frees the memory once running submissions have ended.
+	Release()
+}
+
+// Window is a span of a buffer that is bound. Buf is nil for operands that a call does
+// not have.
+type Window struct {
+	Buf    Buffer
+	Offset uint64
+	Size   uint64
+}
+
+// Copy copies Size bytes of Src from SrcOffset to Dst at DstOffset.
+type Copy struct {
+	Src, Dst                   Buffer
+	SrcOffset, DstOffset, Size uint64
+}
+
+// Store is the memory behind a tensor: consecutive buffers of the device, or host memory
+// that calls stream from and to.
+type Store struct {
+	Parts []Buffer
+	Part  uint64 // bytes of each part but the last
+	Host  []byte // unless nil, the tensor is in host memory and has no parts
+}
+
+// StoreOf returns the memory of a tensor, nil for the tensors of a plan.
+func StoreOf(t backend.Tensor) *Store {
+	if t.Memory() == nil {
+		return nil
+	}
+	s, _ := t.Memory().Handle().(*Store)
+	return s
+}
+
+// Each calls f for the span of each buffer that contains bytes of [lo, hi): its offset in
+// the buffer and its length.
+func (s *Store) Each(lo, hi uint64, f func(buf Buffer, at, n uint64) error) error {
+	for lo < hi {
+		i := lo / s.Part
+		n := min(hi, (i+1)*s.Part) - lo
+		if err := f(s.Parts[i], lo-i*s.Part, n); err != nil {
+			return err
+		}
+		lo += n
+	}
+	return nil
+}
+
+// Words returns t as it is copied and as kernels see it. Only Q8 differs: its rows become
+// words, the scale in the first and four integers in each of the others.
+func Words(t backend.Tensor) (backend.Tensor, error) {
+	if t.DType() != backend.Q8 || t.Shape().Elements() == 0 {
+		return t, nil
+	}
+	n := 1
+	if m := t.Memory(); m != nil {
+		n = int(m.Bytes() / 4)
+	}
+	all, err := backend.NewTensor(t.Memory(), backend.F32, backend.Shape{1, 1, 1, n})
+	if err != nil {
+		return t, err
+	}
+	shape, strides := t.Shape(), t.Strides()
+	for i := range strides[:backend.Dim] {
+		strides[i] /= 4
+	}
+	shape[backend.Dim] = shape[backend.Dim]/4 + 1
+	return all.View(shape, strides, t.Offset()/4-1)
+}
+
+// HostTensor returns the host tensor over the memory of a tensor with a Host store.
+func HostTensor(t backend.Tensor) (backend.Tensor, error) {
+	data := StoreOf(t).Host
+	n := len(data) / t.DType().Size()
+	at := unsafe.Pointer(unsafe.SliceData(data))
+	var all backend.Tensor
+	var err error
+	if shape := (backend.Shape{1, 1, 1, n}); t.DType() == backend.F32 {
+		all, err = backend.HostF32(unsafe.Slice((*float32)(at), n), shape)
+	} else {
+		all, err = backend.HostBits(unsafe.Slice((*uint16)(at), n), t.DType(), shape)
+	}
+	if err != nil {
+		return all, err
+	}
+	return all.View(t.Shape(), t.Strides(), t.Offset())
+}
+
+// HostBytes returns the bytes of a host tensor's memory from its first element, for Q8
+// from the scale of its first row.
+func HostBytes(t backend.Tensor) ([]byte, error) {
+	switch t.DType() {
+	case backend.F32:
+		s, err := t.Float32s()
+		return bytesOf(s), err
+	case backend.Bool:
+		s, err := t.Bools()
+		return bytesOf(s), err
+	case backend.Q8:
+		return t.Q8Rows()
+	default:
+		s, err := t.Bits()
+		return bytesOf(s), err
+	}
+}
+
+func bytesOf[T any](s []T) []byte {
+	if len(s) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), len(s)*int(unsafe.Sizeof(s[0])))
+}

@@ -1,0 +1,127 @@
+package cut
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// pageSlack is the number of keys beyond a batch's last that a kernel may look up: those
+// of its tile.
+const pageSlack = 128
+
+// Pages describes how a call reads keys and values from pools of pages. Kernels look
+// pages up in a table, or steps get the pages that they need collected in a staged
+// window.
+type Pages struct {
+	*backend.Pages
+	Size  int // keys of a page
+	Width int // pages of a batch in the table for kernels
+	klen  []int
+}
+
+// PagesOf returns the pages of c, nil when it has none.
+func PagesOf(c *backend.Call) *Pages {
+	if c.Pages == nil {
+		return nil
+	}
+	p := &Pages{Pages: c.Pages, Size: c.K.Shape()[backend.Seq], klen: c.Visible.KLen}
+	most := 0
+	for b := range p.Table {
+		most = max(most, p.count(b))
+	}
+	p.Width = max((min(most+pageSlack, p.Keys)+p.Size-1)/p.Size, 1)
+	return p
+}
+
+// count returns the number of keys of batch b.
+func (p *Pages) count(b int) int {
+	if p.klen != nil {
+		return min(p.klen[b], p.Keys)
+	}
+	return p.Keys
+}
+
+// Bytes returns the table for kernels: Width pages of each batch, as words. Beyond a
+// batch's keys it contains page 0, whose keys no row sees.
+func (p *Pages) Bytes() []byte {
+	data := make([]byte, 4*len(p.Table)*p.Width)
+	for b, row := range p.Table {
+		n := (p.count(b) + p.Size - 1) / p.Size
+		for i, page := range row[:min(n, len(row))] {
+			binary.LittleEndian.PutUint32(data[4*(b*p.Width+i):], uint32(page))
+		}
+	}
+	return data
+}
+
+// Collectable returns backend.ErrUnsupported when the pages of a gathered pool cannot be
+// copied one by one, because pages do not begin at words.
+func (o *Operand) Collectable() error {
+	if o.Pages == nil || !o.Gathered || o.T.DType().Size() == 4 {
+		return nil
+	}
+	s := o.T.Strides()
+	odd := o.T.Offset() | s[backend.Batch] | s[backend.Heads] | s[backend.Seq]*o.Pages.Size
+	if s[backend.Dim] > s[backend.Seq] {
+		odd |= s[backend.Dim]
+	}
+	if odd&1 == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s has strides %v at offset %d: its pages are collected before each step, because the pool or the page table cannot be bound, and then each page must begin at a word: use pages of an even number of elements: %w",
+		o.Name, o.T.Strides(), o.T.Offset(), backend.ErrUnsupported)
+}
+
+// collected returns the window of the keys of some batches and heads that are in pages.
+// Pages follow one another, batch after batch, and keep the order of their axes. The
+// window's contents are unspecified where a batch has no page.
+func (o *Operand) collected(lo, hi [4]int) View {
+	size, keys := uint64(o.T.DType().Size()), o.Pages.Size
+	step := func(axis int) uint64 { return uint64(o.T.Strides()[axis]) * size }
+	first, last := lo[backend.Seq]/keys, (hi[backend.Seq]-1)/keys+1
+	a := &Staged{Of: o, Lo: lo, Hi: hi}
+	axes := o.byStride([4]int{0, lo[backend.Heads], 0, 0}, [4]int{1, hi[backend.Heads], 1, hi[backend.Dim]})
+	// A run is the part of a page with one index of the axes outside of its rows.
+	row, span, inside := step(backend.Seq), size, len(axes)
+	if keys > 1 {
+		inside = 0
+	}
+	for inside < len(axes) && step(axes[inside]) < row {
+		inside++
+	}
+	for _, i := range axes[:inside] {
+		span += uint64(hi[i]-lo[i]-1) * step(i)
+		a.Strides[i] = o.T.Strides()[i]
+	}
+	if keys == 1 {
+		row = (span + stagedAlign - 1) &^ (stagedAlign - 1)
+	}
+	a.Strides[backend.Seq] = int(row / size)
+	page := uint64(keys) * row
+	span += uint64(keys-1) * row
+	end := uint64(last-first-1)*page + span
+	outer := []Run{{Lo: uint64(lo[backend.Heads]) * step(backend.Heads)}}
+	for _, i := range axes[inside:] {
+		pitch := (end+stagedAlign-1)&^(stagedAlign-1) + step(i)%stagedAlign
+		n := uint64(hi[i] - lo[i])
+		outer = repeat(outer, n, step(i), pitch)
+		a.Strides[i] = int(pitch / size)
+		end += (n - 1) * pitch
+	}
+	batch := (end + stagedAlign - 1) &^ (stagedAlign - 1)
+	a.Strides[backend.Batch] = int(batch / size)
+	for b := lo[backend.Batch]; b < hi[backend.Batch]; b++ {
+		have := min((o.Pages.count(b)+keys-1)/keys, last)
+		for n := first; n < have; n++ {
+			from := uint64(o.T.Offset())*size + uint64(o.Pages.Table[b][n])*step(backend.Batch)
+			to := uint64(b-lo[backend.Batch])*batch + uint64(n-first)*page
+			for _, r := range outer {
+				a.Runs = append(a.Runs, Run{from + r.Lo, (from + r.Lo + span + 3) &^ 3, to + r.To})
+			}
+		}
+	}
+	a.size = uint64(hi[backend.Batch]-lo[backend.Batch]) * batch
+	return View{Window{Buf: a, Size: a.size}, (lo[backend.Seq] - first*keys) * a.Strides[backend.Seq], a.Strides}
+}

@@ -1,0 +1,158 @@
+package cut
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// Staged stands in a window for a buffer that does not exist yet: the elements are in
+// host memory, or not a span of one buffer. The step that needs the window gets a buffer
+// that was filled with the elements.
+type Staged struct {
+	Of   *Operand
+	size uint64
+	// Lo and Hi are the part of a tensor in host memory, or of the keys in pages. Strides
+	// are those of the window.
+	Lo, Hi  [4]int
+	Strides backend.Strides
+	// Runs are the spans of device memory, or of a pool of pages, that fill the window.
+	Runs []Run
+}
+
+// Run is a span of a tensor's memory and its place in a window, in bytes. All three are
+// multiples of 4.
+type Run struct{ Lo, Hi, To uint64 }
+
+// Size implements Buffer.
+func (a *Staged) Size() uint64 { return a.size }
+
+// Release implements Buffer. It does nothing.
+func (a *Staged) Release() {}
+
+// HostMemory returns the host memory of the tensor from the window's first element on.
+func (a *Staged) HostMemory() []byte {
+	first := a.Of.T.Offset()
+	for i, s := range a.Of.T.Strides() {
+		first += a.Lo[i] * s
+	}
+	return StoreOf(a.Of.T).Host[first*a.Of.T.DType().Size():]
+}
+
+// Shape returns the window's shape, with 1 along axes of stride zero.
+func (a *Staged) Shape() backend.Shape {
+	var shape backend.Shape
+	for i := range shape {
+		shape[i] = a.Hi[i] - a.Lo[i]
+	}
+	return Distinct(shape, a.Of.T.Strides())
+}
+
+// Copies returns the copies that fill buf with a gathered window or, with back, that
+// return it.
+func (a *Staged) Copies(buf Buffer, back bool) []Copy {
+	var list []Copy
+	s := StoreOf(a.Of.T)
+	for _, r := range a.Runs {
+		to := r.To
+		_ = s.Each(r.Lo, r.Hi, func(part Buffer, at, n uint64) error { // f never fails
+			c := Copy{Src: part, SrcOffset: at, Dst: buf, DstOffset: to, Size: n}
+			if back {
+				c = Copy{Src: buf, SrcOffset: to, Dst: part, DstOffset: at, Size: n}
+			}
+			list = append(list, c)
+			to += n
+			return nil
+		})
+	}
+	return list
+}
+
+// stagedAlign divides the offsets in a staged window and its size, in bytes. Whatever a
+// kernel may load as a vector of four words in the tensor is aligned in the window too.
+const stagedAlign = 16
+
+// byStride returns the axes of a part of the tensor with more than one index and a
+// stride other than zero, by increasing stride.
+func (o *Operand) byStride(lo, hi [4]int) []int {
+	strides := o.T.Strides()
+	axes := make([]int, 0, 4)
+	for i := range strides {
+		if hi[i]-lo[i] > 1 && strides[i] > 0 {
+			axes = append(axes, i)
+		}
+	}
+	slices.SortStableFunc(axes, func(a, b int) int { return cmp.Compare(strides[a], strides[b]) })
+	return axes
+}
+
+// uploaded returns the window of a part of a tensor in host memory. It is packed, keeps
+// the order of the axes, and its rows begin at multiples of stagedAlign.
+func (o *Operand) uploaded(lo, hi [4]int) View {
+	size := uint64(o.T.DType().Size())
+	a := &Staged{Of: o, Lo: lo, Hi: hi}
+	pitch := 1
+	for n, i := range o.byStride(lo, hi) {
+		if n == 1 {
+			pitch = AlignUp(pitch, stagedAlign/int(size))
+		}
+		a.Strides[i] = pitch
+		pitch *= hi[i] - lo[i]
+	}
+	a.size = (uint64(pitch)*size + stagedAlign - 1) &^ (stagedAlign - 1)
+	return View{Window: Window{Buf: a, Size: a.size}, Strides: a.Strides}
+}
+
+// nearBytes is the largest distance between elements that one copy moves together with
+// what is between them: a copy for each element would cost more.
+const nearBytes = 64
+
+// gathered returns the window of a part of a tensor that is too far apart to be bound.
+// first is the byte of its first element. Neighbours are moved as runs, one for each
+// index of the other axes.
+func (o *Operand) gathered(lo, hi [4]int, first uint64) View {
+	size := uint64(o.T.DType().Size())
+	a := &Staged{Of: o}
+	axes := o.byStride(lo, hi)
+	span := size // of a run
+	for len(axes) > 0 {
+		i := axes[0]
+		step := uint64(o.T.Strides()[i]) * size
+		if step > 2*span && step > nearBytes {
+			break
+		}
+		span += uint64(hi[i]-lo[i]-1) * step
+		a.Strides[i] = o.T.Strides()[i]
+		axes = axes[1:]
+	}
+	base := first % stagedAlign
+	runs, end := []Run{{Lo: first, To: base}}, base+span
+	for _, i := range axes {
+		step := uint64(o.T.Strides()[i]) * size
+		// The next run begins after the last word, as far beyond a multiple of
+		// stagedAlign as in the tensor.
+		pitch := (end-base+3+stagedAlign-1)/stagedAlign*stagedAlign + step%stagedAlign
+		n := uint64(hi[i] - lo[i])
+		runs = repeat(runs, n, step, pitch)
+		a.Strides[i] = int(pitch / size)
+		end += (n - 1) * pitch
+	}
+	for _, r := range runs {
+		a.Runs = append(a.Runs, Run{r.Lo &^ 3, (r.Lo + span + 3) &^ 3, r.To &^ 3})
+	}
+	a.size = (end + stagedAlign - 1) &^ (stagedAlign - 1)
+	return View{Window{Buf: a, Size: a.size}, int(base / size), a.Strides}
+}
+
+// repeat returns runs n times, each time further by step bytes of the tensor and pitch
+// bytes of the window.
+func repeat(runs []Run, n, step, pitch uint64) []Run {
+	all := make([]Run, 0, n*uint64(len(runs)))
+	for x := range n {
+		for _, r := range runs {
+			all = append(all, Run{Lo: r.Lo + x*step, To: r.To + x*pitch})
+		}
+	}
+	return all
+}
