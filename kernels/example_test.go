@@ -5,26 +5,21 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/seed90331342/attn/backend"
 	_ "github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
 )
 
 func Example() {
-	be, err := backend.Open("auto") // a GPU when there is one, else the CPU
+	dev, err := kernels.Open("auto") // a GPU if there is one, else the CPU
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer be.Close()
+	defer dev.Close()
 
-	// Three tokens, one head of size 2; each token attends to itself and to
-	// what came before it.
-	q := []float32{1, 0, 0, 1, 1, 1}
-	k := []float32{1, 0, 0, 1, 1, 1}
+	x := []float32{1, 0, 0, 1, 1, 1} // three tokens, one head of size 2
 	v := []float32{1, 2, 3, 4, 5, 6}
-	o, err := kernels.AttentionFloat32(context.Background(), be,
-		kernels.Dims{SeqQ: 3, Dim: 2}, q, k, v, kernels.Options{Causal: true})
+	o, err := dev.AttentionFloat32(context.Background(), kernels.Dims{SeqQ: 3, Dim: 2}, x, x, v, kernels.Options{Causal: true})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// supportRow is a row of the README's table: an option, what it is called, and a call
+// supportRow is a row of the table in docs/options.md: an option, what it is called, and a call
 // that has it.
 type supportRow struct {
 	option, kernels, run string
@@ -325,12 +325,12 @@ func layerSupport(s *support) error {
 	return err
 }
 
-// TestReadmeSupportTable asks every backend for each option of the README's table and
+// TestSupportTable asks every backend for each option of the table in docs/options.md and
 // holds the table to what they answer: yes is a result, which float64 confirms where it
 // is attention over tensors, refused an error that names what is not taken. -update writes it. Without an adapter the gpu's
 // column stays as it is.
-func TestReadmeSupportTable(t *testing.T) {
-	const path = "../../README.md"
+func TestSupportTable(t *testing.T) {
+	const path = "../../docs/options.md"
 	const begin, end = "<!-- what backends answer: go test ./cmd/attn -run Support -update -->\n", "<!-- end -->\n"
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -339,7 +339,7 @@ func TestReadmeSupportTable(t *testing.T) {
 	before, rest, ok := strings.Cut(string(raw), begin)
 	old, after, ok2 := strings.Cut(rest, end)
 	if !ok || !ok2 {
-		t.Fatalf("README.md has no part between %q and %q", begin, end)
+		t.Fatalf("docs/options.md has no part between %q and %q", begin, end)
 	}
 	names := []string{"cpu", "gpu"}
 	answers := map[string][]string{}
@@ -389,7 +389,7 @@ func TestReadmeSupportTable(t *testing.T) {
 	if !*update {
 		for i, line := range strings.Split(text, "\n") {
 			if was := strings.Split(old, "\n"); !slices.Contains(was, line) {
-				t.Errorf("README.md, row %d, should be\n%s\n(-update writes it)", i, line)
+				t.Errorf("docs/options.md, row %d, should be\n%s\n(-update writes it)", i, line)
 			}
 		}
 		return
