@@ -3,6 +3,8 @@ package gpu
 import (
 	"errors"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -24,8 +26,14 @@ func open(t testing.TB, opt Options) *Backend {
 	return b
 }
 
+// TestConformance also holds the output bits to those recorded for the software driver of
+// that version, whose compiler decides the order of sums.
 func TestConformance(t *testing.T) {
+	b := open(t, Options{})
+	device := strings.ToLower(strings.NewReplacer(" ", "-", "(", "", ")", "", ",", "", "/", "-").Replace(b.Info().Device))
+	b.Close()
 	backendtest.Run(t, backendtest.Harness{
+		Digests: filepath.Join("testdata", "digests-"+device+".txt"),
 		Open:    func(t testing.TB) backend.Backend { return open(t, Options{}) },
 		Against: func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) },
 	})

@@ -13,24 +13,28 @@ import (
 )
 
 // testCases runs every named case, fused and by stages.
-func testCases(t *testing.T, be backend.Backend) {
+func testCases(t *testing.T, be backend.Backend, bits *digests) {
 	for _, c := range Cases() {
-		t.Run(c.Name, func(t *testing.T) { testCase(t, be, c) })
+		t.Run(c.Name, func(t *testing.T) { testCase(t, be, c, bits) })
 	}
 }
 
-func testCase(t testing.TB, be backend.Backend, c Case) {
+func testCase(t testing.TB, be backend.Backend, c Case, bits *digests) {
 	t.Helper()
 	b := c.build()
 	on := b.on(t, be)
 	defer on.release()
-	if err := b.compare(on.mustRun(t, false)); err != nil {
+	fused := on.mustRun(t, false)
+	bits.see(t, c, false, fused)
+	if err := b.compare(fused); err != nil {
 		t.Errorf("fused: %v: %v", c, err)
 	}
-	if c.Keys != nil || c.PageSize > 0 {
-		return // the stages know neither
+	if c.keyType() == backend.Q8 || c.PageSize > 0 {
+		return // the stages take neither
 	}
-	if err := b.compare(on.mustRun(t, true)); err != nil {
+	staged := on.mustRun(t, true)
+	bits.see(t, c, true, staged)
+	if err := b.compare(staged); err != nil {
 		t.Errorf("stages: %v: %v", c, err)
 	}
 }
@@ -49,7 +53,7 @@ func testEdges(t *testing.T, be backend.Backend) {
 		} {
 			c.Name = fmt.Sprintf("%s %d", c.Name, n)
 			c.Seed = uint64(i)
-			t.Run(c.Name, func(t *testing.T) { testCase(t, be, c) })
+			t.Run(c.Name, func(t *testing.T) { testCase(t, be, c, new(digests)) })
 		}
 	}
 }
@@ -65,7 +69,7 @@ func testHeadSizes(t *testing.T, be backend.Backend, h Harness) {
 			c.Name, c.Seed = fmt.Sprintf("%s %d", c.Name, d), uint64(i)
 			t.Run(c.Name, func(t *testing.T) {
 				if !h.Lowered || d <= 256 {
-					testCase(t, be, c)
+					testCase(t, be, c, new(digests))
 					return
 				}
 				b := c.build()

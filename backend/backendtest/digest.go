@@ -1,7 +1,6 @@
 package backendtest
 
 import (
-	"bufio"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -12,69 +11,73 @@ import (
 	"os"
 	"strings"
 	"testing"
-
-	"github.com/seed90331342/attn/backend"
 )
 
 var updateDigests = flag.Bool("update-digests", false, "write the digests of output bits instead of comparing them")
 
-// Digest holds the output bits of every named case, every pair of options and every cache
-// layout, fused and in stages, to the digests in file. A backend keeps a file for each path
-// whose bits do not depend on the machine. With -update-digests it writes the file.
-func Digest(t *testing.T, be backend.Backend, file string) {
-	var cases []Case
-	for _, list := range [][]Case{Cases(), Pairs(), cacheCases(), cachePairs()} {
-		cases = append(cases, list...)
+// digests holds output bits to the ones recorded in a file of "digest case" lines. It shows
+// that a change meant to keep results keeps them to the bit. The zero value, for backends
+// without a file, compares nothing.
+type digests struct {
+	file  string
+	want  map[string]string // nil when nothing is recorded for this device
+	lines strings.Builder
+	seen  int
+}
+
+func readDigests(t *testing.T, file string) *digests {
+	d := &digests{file: file}
+	if file == "" || *updateDigests {
+		return d
 	}
-	got := make(map[string]string)
-	var lines strings.Builder
-	for _, c := range cases {
-		b := c.build()
-		on := b.on(t, be)
-		for _, weights := range []bool{false, true} {
-			if weights && (c.PageSize > 0 || c.keyType() == backend.Q8) {
-				continue // the stages take neither
-			}
-			name := fmt.Sprintf("%s, weights %v", c.Name, weights)
-			if _, twice := got[name]; twice {
-				t.Fatalf("two cases are named %q", name)
-			}
-			got[name] = on.mustRun(t, weights).digest()
-			fmt.Fprintf(&lines, "%s %s\n", got[name], name)
-		}
-		on.release()
-	}
-	if *updateDigests {
-		if err := os.WriteFile(file, []byte(lines.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	f, err := os.Open(file)
+	raw, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		t.Skipf("nothing is recorded for this device: -update-digests writes %s", file)
+		return d
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	compared := 0
-	for s := bufio.NewScanner(f); s.Scan(); {
-		want, name, _ := strings.Cut(s.Text(), " ")
-		switch sum, ok := got[name]; {
-		case !ok:
-			t.Errorf("%s: the case is gone", name)
-		case sum != want:
-			t.Errorf("%s: the output bits changed", name)
-		}
-		compared++
+	d.want = make(map[string]string)
+	for line := range strings.Lines(string(raw)) {
+		sum, name, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		d.want[name] = sum
 	}
-	if compared != len(got) {
-		t.Errorf("%s has %d digests, there are %d results: run with -update-digests", file, compared, len(got))
+	return d
+}
+
+// see compares the bits of one answer.
+func (d *digests) see(t testing.TB, c Case, weights bool, a answer) {
+	t.Helper()
+	if d.file == "" {
+		return
+	}
+	name, sum := fmt.Sprintf("%s, weights %v", c.Name, weights), a.digest()
+	fmt.Fprintf(&d.lines, "%s %s\n", sum, name)
+	d.seen++
+	switch want, ok := d.want[name]; {
+	case d.want == nil:
+	case !ok:
+		t.Errorf("%s has no digest for %q: run the test with -update-digests", d.file, name)
+	case sum != want:
+		t.Errorf("the output bits changed: digest %s, recorded %s", sum, want)
 	}
 }
 
-// digest returns the first 64 bits of the SHA-256 of all outputs, every NaN counting as one.
+// finish writes the file with -update-digests; otherwise it reports whether anything was compared.
+func (d *digests) finish(t *testing.T) {
+	switch {
+	case *updateDigests:
+		if err := os.WriteFile(d.file, []byte(d.lines.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	case d.want == nil:
+		t.Skipf("no digests are recorded for this device: -update-digests writes %s", d.file)
+	default:
+		t.Logf("%d of %d recorded digests compared", d.seen, len(d.want))
+	}
+}
+
+// digest returns the first 64 bits of the SHA-256 of all outputs; all NaN count as one.
 func (a answer) digest() string {
 	h := sha256.New()
 	var word [4]byte
