@@ -12,7 +12,6 @@ import (
 )
 
 const (
-	klenBatches  = 64  // batches that a kernel's klen table holds
 	softmaxGrain = 256 // what pieces of the softmax kernel are multiples of
 	maxSeq       = 1 << 30
 	// Storage buffers that kernels have beside a table of pages.
@@ -252,40 +251,23 @@ func (a *attention) step(x cut.Box, first, last bool, totals uint64) step {
 	if a.tiled {
 		q, k, v = q.Granules(), k.Granules(), v.Granules()
 	}
-	lo, hi := cut.Bounds(a.c.Visible)
-	// As in attention.wgsl and flash.wgsl.
-	flags := flagBits(!first, !last, !a.c.LSE.IsZero(), a.c.Visible.KLen != nil) | a.flags()
+	p := &shaders.AttentionParams{
+		Blocks: (x.Len(cut.Row) + a.rows - 1) / a.rows, Heads: x.Len(cut.Head), Head0: x.Lo[cut.Head], Group: max(a.K.Group, 1),
+		Rows: x.Len(cut.Row), Row0: x.Lo[cut.Row], Keys: x.Len(cut.Col), Key0: x.Lo[cut.Col], AllKeys: a.d.SeqK, Dim: a.d.Dim, VDim: a.d.ValueDim,
+		Flags:   when(!first, shaders.GoOn) | when(!last, shaders.Leave) | when(!a.c.LSE.IsZero(), shaders.WantLSE),
+		OutType: int(a.c.O.DType()), Running: int(totals / 16), // in vec4
+		Q: strides(q), K: strides(k), V: strides(v), O: strides(o), LSE: strides(lse),
+	}
 	sinks := 1.0 // unit
-	p := newParams()
-	p.u32(0, 0, (x.Len(cut.Row)+a.rows-1)/a.rows, x.Len(cut.Head), x.Lo[cut.Head], max(a.K.Group, 1),
-		x.Len(cut.Row), x.Lo[cut.Row], x.Len(cut.Col), x.Lo[cut.Col], a.d.Dim, a.d.ValueDim)
-	p.f32(a.c.Scale)
-	p.f32(a.c.Softcap)
-	p.u32(lo, hi, flags, biasType(a.Bias.T), int(a.c.O.DType()))
 	if a.tiled {
-		p.u32(a.d.SeqK, int(totals/16)) // in vec4
-		p.f32(unit(&a.c.Problem))
 		sinks = math.Log2E
 	}
-	a.params(&p, x)
-	for _, w := range []cut.View{q, k, v, o, lse, pairs.mask, pairs.bias, pairs.blocks, pairs.relative} {
-		p.strides(w.Base, w.Strides)
-	}
-	a.tables(&p, x, sinks)
-	a.pageParams(&p, x)
+	a.params(p, x, pairs, sinks)
+	a.pageParams(p, x)
 	return step{
 		variant: a.v, params: p,
 		windows: append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, o.Window, lse.Window, {}}, more...),
 	}
-}
-
-// klen appends the table of key lengths of a box's batches.
-func (p *params) klen(v backend.Visibility, x cut.Box) {
-	var table [klenBatches]int
-	if v.KLen != nil {
-		copy(table[:], v.KLen[x.Lo[cut.Batch]:x.Hi[cut.Batch]])
-	}
-	p.u32(table[:]...)
 }
 
 // checkDims rejects what package kernels would have: lengths of zero, heads that
@@ -302,15 +284,12 @@ func checkDims(d backend.Dims) error {
 	return nil
 }
 
-// flagBits packs flags, the first one lowest.
-func flagBits(flags ...bool) int {
-	n := 0
-	for i, f := range flags {
-		if f {
-			n |= 1 << i
-		}
+// when returns bits if is, else 0.
+func when(is bool, bits int) int {
+	if is {
+		return bits
 	}
-	return n
+	return 0
 }
 
 // biasType is how shaders are told of a bias: 0 for none, else 1 + its type.
@@ -353,7 +332,7 @@ func (b *Backend) planPrefill(a *attention, p *backend.Plan) error {
 	scratch := uint64(0)
 	err := a.walk(func(s step, stateBytes uint64, total int, each float64) error {
 		pieces++
-		keys = max(keys, int(s.params[8]))
+		keys = max(keys, s.params.(*shaders.AttentionParams).Keys)
 		scratch = max(scratch, stateBytes)
 		atOnce := func() int { return b.atOnce(s.variant, each) }
 		return split(total, atOnce, int(b.limits.MaxComputeWorkgroupsPerDimension), func(_, _, _, _ int) error {

@@ -59,16 +59,14 @@ func (b *Backend) PeakFLOPS(ctx context.Context) (float64, error) {
 
 // peak is PeakFLOPS in a call.
 func (b *Backend) peak(ctx context.Context) (float64, error) {
-	return b.onGrid(ctx, shaders.Peak, 4, peakOps, func(p *params, rounds int) {
-		p.u32(rounds)
-		p.f32(0.999)
-		p.f32(0.001)
+	return b.onGrid(ctx, shaders.Peak, 4, peakOps, func(rounds int) shaders.Params {
+		return &shaders.PeakParams{Rounds: rounds, Factor: 0.999, Addend: 0.001}
 	})
 }
 
 // onGrid measures a kernel that reads no buffer and stores size bytes a thread:
 // each units a second, of which a thread makes as many a round.
-func (b *Backend) onGrid(ctx context.Context, k shaders.Kernel, size, each int, set func(p *params, rounds int)) (float64, error) {
+func (b *Backend) onGrid(ctx context.Context, k shaders.Kernel, size, each int, params func(rounds int) shaders.Params) (float64, error) {
 	groups, bytes := b.grid(probeGroups, probeThreads*size)
 	out, err := b.pool.get(bytes, storageUsage)
 	if err != nil {
@@ -76,10 +74,7 @@ func (b *Backend) onGrid(ctx context.Context, k shaders.Kernel, size, each int, 
 	}
 	defer b.pool.put(out, storageUsage)
 	rounds, took, err := b.fastest(ctx, cut.MaxLoops, func(rounds int) []step {
-		var p params
-		set(&p, rounds)
-		p.pad()
-		return []step{{variant: variant{kernel: k}, windows: []cut.Window{{Buf: out, Size: bytes}}, params: p, groups: [3]uint32{uint32(groups), 1, 1}}}
+		return []step{{variant: variant{kernel: k}, windows: []cut.Window{{Buf: out, Size: bytes}}, params: params(rounds), groups: [3]uint32{uint32(groups), 1, 1}}}
 	})
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", k.Name, err)
@@ -239,17 +234,11 @@ func newReadPart(some []cut.Window, out cut.Window) readPart {
 }
 
 func (part *readPart) step(rounds, groups int) step {
-	var p params
-	p.u32(rounds * part.chunks)
-	p.u32(part.chunks)
-	for _, end := range part.ends[:readWindows-1] {
-		p.u32(end)
+	p := shaders.ReadParams{
+		All: rounds * part.chunks, Chunks: part.chunks, End0: part.ends[0], End1: part.ends[1], End2: part.ends[2],
+		Last0: part.last[0], Last1: part.last[1], Last2: part.last[2], Last3: part.last[3],
 	}
-	for _, last := range part.last {
-		p.u32(last)
-	}
-	p.pad()
-	return step{variant: variant{kernel: shaders.Read}, windows: part.windows, params: p, groups: [3]uint32{uint32(groups), 1, 1}}
+	return step{variant: variant{kernel: shaders.Read}, windows: part.windows, params: &p, groups: [3]uint32{uint32(groups), 1, 1}}
 }
 
 // LaunchTime measures how long an empty dispatch of one workgroup takes from its
@@ -326,7 +315,7 @@ func (b *Backend) workgroupRate(ctx context.Context) (float64, error) {
 		return 0, err
 	}
 	defer b.leave()
-	return b.onGrid(ctx, shaders.Banks, 16, moveBytes, func(p *params, rounds int) { p.u32(rounds) })
+	return b.onGrid(ctx, shaders.Banks, 16, moveBytes, func(rounds int) shaders.Params { return &shaders.BanksParams{Rounds: rounds} })
 }
 
 func (b *Backend) copyRate(ctx context.Context) (rate float64, err error) {
@@ -355,11 +344,7 @@ func (b *Backend) copyRate(ctx context.Context) (rate float64, err error) {
 		windows = append(windows, cut.Window{Buf: buf, Size: bytes})
 	}
 	rounds, took, err := b.fastest(ctx, cut.MaxLoops, func(rounds int) []step {
-		var p params
-		p.u32(rounds)
-		p.u32(int(laps))
-		p.u32(groups * probeThreads)
-		p.pad()
+		p := &shaders.CopyParams{Rounds: rounds, Laps: int(laps), Threads: groups * probeThreads}
 		return []step{{variant: variant{kernel: shaders.Copy}, windows: windows, params: p, groups: [3]uint32{uint32(groups), 1, 1}}}
 	})
 	if err != nil {

@@ -155,11 +155,11 @@ func TestProbesDoWhatTheyCount(t *testing.T) {
 		return cut.Window{Buf: cut.StoreOf(x).Parts[0], Size: uint64(x.Bytes())}
 	}
 	grid := [3]uint32{some, 1, 1}
-	copying := func(from, to backend.Tensor, rounds uint32) step {
+	copying := func(from, to backend.Tensor, rounds int) step {
 		return step{variant: variant{kernel: shaders.Copy}, windows: []cut.Window{whole(from), whole(to)},
-			params: params{rounds, laps, some * probeThreads, 0}, groups: grid}
+			params: &shaders.CopyParams{Rounds: rounds, Laps: laps, Threads: some * probeThreads}, groups: grid}
 	}
-	run(step{variant: variant{kernel: shaders.Banks}, windows: []cut.Window{whole(from)}, params: params{5, 0, 0, 0}, groups: grid})
+	run(step{variant: variant{kernel: shaders.Banks}, windows: []cut.Window{whole(from)}, params: &shaders.BanksParams{Rounds: 5}, groups: grid})
 	for i, got := range read(from)[:4*probeThreads] {
 		want := 0
 		for r := range 5 {

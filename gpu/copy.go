@@ -94,7 +94,7 @@ func (b *Backend) convert(r *runner, dst, src backend.Tensor) error {
 	}
 	x, y := cut.Reads("src", from, cut.RowAxes, 1), cut.Writes("dst", to, cut.RowAxes)
 	quantised := out == backend.Q8
-	v := variant{shaders.Convert, map[string]uint32{"Q8": uint32(flagBits(quantised))}}
+	v := variant{shaders.Convert, map[string]uint32{"Q8": uint32(when(quantised, 1))}}
 	cutter := b.newCutter(cut.Sum, cut.Tile, x, y)
 	all := cut.Space(sh[0], sh[1], sh[2], 1, 1)
 	return cutter.Boxes(all, func(part cut.Box, _ int) error {
@@ -108,10 +108,10 @@ func (b *Backend) convert(r *runner, dst, src backend.Tensor) error {
 		case pairs:
 			units, n = dim/2, rows*dim/2
 		}
-		var p params
-		p.u32(0, 0, part.Len(cut.Head), part.Len(cut.Row), units, n, int(in), int(out), flagBits(pairs))
-		p.strides(xv.Base, xv.Strides)
-		p.strides(yv.Base, yv.Strides)
+		p := &shaders.ConvertParams{
+			Heads: part.Len(cut.Head), Rows: part.Len(cut.Row), Units: units, All: n, InType: int(in), OutType: int(out), Pairs: when(pairs, 1),
+			Src: strides(xv), O: strides(yv),
+		}
 		s := step{variant: v, params: p, windows: []cut.Window{xv.Window, yv.Window}}
 		groups := (n + each - 1) / each
 		return r.dispatch(s, groups, convertOps*float64(rows*dim)/float64(groups))

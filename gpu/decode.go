@@ -128,7 +128,7 @@ func (x *decode) variants() {
 	// As many granules of a key at a time as the chunk holds, in a power of two, and of
 	// which qs holds what belongs to them.
 	gran := min(1<<(bits.Len(uint(chunkGranules/c.keys))-1), 8, 64/el)
-	shift := flagBits(gran == 4)
+	shift := when(gran == 4, 1)
 	vg := c.width / el
 	// As many keys as fit, a multiple of 4 that divides the tile.
 	jc := 4
@@ -146,8 +146,8 @@ func (x *decode) variants() {
 	}
 	u := func(n int) uint32 { return uint32(n) }
 	x.splits = variant{shaders.Decode, map[string]uint32{
-		"EXPAND": expand, "IN": u(int(x.c.Q.DType())), "KV": u(int(kv)), "WIDE": u(flagBits(kv != backend.Q8 && cut.AlignedRows(x.c.K, cut.GranuleBytes/x.c.K.DType().Size()) && cut.AlignedRows(x.c.V, cut.GranuleBytes/x.c.V.DType().Size()))),
-		"EXTRA": u(flagBits(x.flags()&(flagSlopes|flagBlocks|flagDropout) != 0 || !x.c.Relative.IsZero())), "EL": u(el), "ROWS": u(x.rows),
+		"EXPAND": expand, "IN": u(int(x.c.Q.DType())), "KV": u(int(kv)), "WIDE": u(when(kv != backend.Q8 && cut.AlignedRows(x.c.K, cut.GranuleBytes/x.c.K.DType().Size()) && cut.AlignedRows(x.c.V, cut.GranuleBytes/x.c.V.DType().Size()), 1)),
+		"EXTRA": u(when(x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero(), 1)), "EL": u(el), "ROWS": u(x.rows),
 		"SPLIT": u(c.split), "BC": u(c.keys), "TX": u(c.lanes), "TQ": u(c.keys / c.lanes / 4), "QUADS": u(quads),
 		"GRAN": u(gran), "QG": u(gran * el / 4), "SHIFT": u(shift), "KLOADS": u(loads(c.keys * gran)),
 		"KT": u(c.keys / 2), "QSLOTS": u(qslots), "QROWS": u(x.rows / qslots),
@@ -181,9 +181,11 @@ func (x *decode) walk(f func(s step, state int, stateBytes uint64, total int, ea
 			pairs := x.views(p, x.cut.Align)
 			mask, bias, more := x.options.windows(pairs)
 			parts := (p.Len(cut.Col) + n - 1) / n
+			w := x.params(p, blocks, kvHeads, parts, (p.Lo[cut.Col]-all.Lo[cut.Col])/n, splits, pairs)
+			w.Q, w.K, w.V = strides(q), strides(k), strides(v)
 			s := step{
 				variant: x.splits,
-				params:  x.params(p, blocks, kvHeads, parts, (p.Lo[cut.Col]-all.Lo[cut.Col])/n, splits, q, k, v, cut.View{}, cut.View{}, pairs),
+				params:  w,
 				windows: append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, {}}, more...),
 			}
 			total := p.Len(cut.Batch) * kvHeads * parts * blocks
@@ -193,33 +195,27 @@ func (x *decode) walk(f func(s step, state int, stateBytes uint64, total int, ea
 			return err
 		}
 		o, lse := x.O.View(all, x.cut.Align), x.LSE.View(all, x.cut.Align)
+		w := x.params(all, blocks, kvHeads, splits, 0, splits, pairViews{})
+		w.O, w.LSE = strides(o), strides(lse)
 		s := step{
 			variant: x.merge,
-			params:  x.params(all, blocks, kvHeads, splits, 0, splits, cut.View{}, cut.View{}, cut.View{}, o, lse, pairViews{}),
+			params:  w,
 			windows: []cut.Window{{}, o.Window, lse.Window},
 		}
 		return f(s, 0, bytes, rows, mergeOps*float64(x.width*max(splits, 1)))
 	})
 }
 
-// params are those of decode.wgsl and of splitmerge.wgsl.
-func (x *decode) params(p cut.Box, blocks, kvHeads, parts, part0, splits int, q, k, v, o, lse cut.View, pairs pairViews) params {
-	lo, hi := cut.Bounds(x.c.Visible)
-	// As in decode.wgsl, which numbers them as attention.wgsl does.
-	flags := flagBits(false, false, !x.c.LSE.IsZero(), x.c.Visible.KLen != nil) | x.flags()
-	w := newParams()
-	w.u32(0, 0, blocks, p.Len(cut.Head), p.Lo[cut.Head], x.K.Group, kvHeads, p.Len(cut.Row), p.Lo[cut.Row], p.Len(cut.Col), p.Lo[cut.Col],
-		parts, part0, splits, x.d.Dim, x.d.ValueDim)
-	w.f32(x.c.Scale)
-	w.f32(x.c.Softcap)
-	w.u32(lo, hi, flags, biasType(x.Bias.T), int(x.c.O.DType()))
-	w.f32(unit(&x.c.Problem))
-	x.options.params(&w, p)
-	for _, t := range []cut.View{q, k, v, o, lse, pairs.mask, pairs.bias, pairs.blocks, pairs.relative} {
-		w.strides(t.Base, t.Strides)
+// params are those of decode.wgsl and of splitmerge.wgsl, without strides of operands.
+func (x *decode) params(p cut.Box, blocks, kvHeads, parts, part0, splits int, pairs pairViews) *shaders.AttentionParams {
+	w := &shaders.AttentionParams{
+		Blocks: blocks, Heads: p.Len(cut.Head), Head0: p.Lo[cut.Head], Group: x.K.Group, KVHeads: kvHeads,
+		Rows: p.Len(cut.Row), Row0: p.Lo[cut.Row], Keys: p.Len(cut.Col), Key0: p.Lo[cut.Col],
+		Parts: parts, Part0: part0, Splits: splits, Dim: x.d.Dim, VDim: x.d.ValueDim,
+		Flags: when(!x.c.LSE.IsZero(), shaders.WantLSE), OutType: int(x.c.O.DType()),
 	}
-	x.tables(&w, p, math.Log2E)
-	x.pageParams(&w, p)
+	x.options.params(w, p, pairs, math.Log2E)
+	x.pageParams(w, p)
 	return w
 }
 
@@ -252,7 +248,7 @@ func (x *decode) plan(p *backend.Plan) error {
 		p.Scratch = max(p.Scratch, int64(bytes))
 		if state == 0 {
 			boxes++
-			splits = max(splits, int(s.params[paramSplits]))
+			splits = max(splits, s.params.(*shaders.AttentionParams).Splits)
 		}
 		atOnce := func() int { return x.b.atOnce(s.variant, each) }
 		return split(total, atOnce, int(x.b.limits.MaxComputeWorkgroupsPerDimension), func(_, _, _, _ int) error {
@@ -274,9 +270,6 @@ func (x *decode) plan(p *backend.Plan) error {
 		x.d.Batch, x.d.KVHeads, splits, x.class.split, (rows+x.rows-1)/x.rows, x.rows, x.class.keys, boxes)
 	return err
 }
-
-// paramSplits is the place of the box's splits in the parameters.
-const paramSplits = 13
 
 // decodes returns a as a decode call, or nil when it takes the other path.
 func (a *attention) decodes() *decode {

@@ -60,9 +60,9 @@ func (a *attention) flash(choose chooser) (whyNot string, err error) {
 	return "", nil
 }
 
-// unit is what turns dot products, or with softcap what tanh makes of them, into
+// scoreUnit is what turns dot products, or with softcap what tanh makes of them, into
 // scores in units of log 2.
-func unit(p *backend.Problem) float32 {
+func scoreUnit(p *backend.Problem) float32 {
 	factor := p.Scale
 	if p.Softcap > 0 {
 		factor = p.Softcap

@@ -156,7 +156,7 @@ func (v flashVariant) kernel(dv int, in, kv backend.DType, paired, wide, half bo
 	k.WorkgroupMemory, k.Threads = v.memory(), v.threads()
 	c := map[string]uint32{
 		"EXPAND": v.expand, "IN": uint32(in), "KV": uint32(kv),
-		"OUT16": uint32(flagBits(half)), "VEC": uint32(flagBits(key.wide)), "PAIRED": uint32(flagBits(paired)),
+		"OUT16": uint32(when(half, 1)), "VEC": uint32(when(key.wide, 1)), "PAIRED": uint32(when(paired, 1)),
 	}
 	for name, n := range map[string]int{
 		"TX": v.lanes, "TY": v.ty, "THREADS": v.threads(), "RV": v.rv, "KT": v.kt(), "CV": v.cv, "VP": turns,

@@ -2,10 +2,10 @@ package gpu
 
 import (
 	"maps"
-	"math"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/shaders"
 )
 
 // options are what a call may ask beside scale, softcap and visibility, in the terms of
@@ -19,19 +19,10 @@ type options struct {
 	pairs *cut.Pairs
 }
 
-// tableHeads is how many slopes and sinks a kernel's tables hold.
-const tableHeads = 64
-
-// Bits of the flags of attention.wgsl, flash.wgsl, decode.wgsl and splitmerge.wgsl; those
-// of softmax.wgsl are one place higher.
+// The lengths of the tables in a kernel's parameters.
 const (
-	flagMask = 16 << iota
-	flagSoftcap
-	flagSlopes
-	flagSinks
-	flagBlocks
-	flagDropout
-	flagBias
+	klenBatches = len(shaders.AttentionParams{}.KLen)
+	tableHeads  = len(shaders.AttentionParams{}.Slopes) // and of sinks
 )
 
 // both reports whether two of the operands that share bindings are there.
@@ -75,26 +66,15 @@ func (o *options) kernel(v variant) variant {
 
 // paired reports whether there is something for which a kernel looks at each pair.
 func (o *options) paired() bool {
-	return o.flags()&^flagSinks != 0
+	return o.flags()&^shaders.HasSinks != 0
 }
 
-// flags are those of the options.
+// flags returns the flags of the options, without HasKLen.
 func (o *options) flags() int {
 	p := o.p
-	n := 0
-	for _, f := range []struct {
-		is  bool
-		bit int
-	}{
-		{!p.Mask.IsZero(), flagMask}, {p.Softcap > 0, flagSoftcap}, {p.Slopes != nil, flagSlopes},
-		{p.Sinks != nil, flagSinks}, {!p.Blocks.IsZero(), flagBlocks}, {p.Dropout.P > 0, flagDropout},
-		{!p.Bias.IsZero() || !p.Relative.IsZero(), flagBias},
-	} {
-		if f.is {
-			n |= f.bit
-		}
-	}
-	return n
+	return when(!p.Mask.IsZero(), shaders.HasMask) | when(!p.Blocks.IsZero(), shaders.HasBlocks) |
+		when(!p.Bias.IsZero() || !p.Relative.IsZero(), shaders.HasBias) | when(p.Slopes != nil, shaders.HasSlopes) |
+		when(p.Softcap > 0, shaders.HasSoftcap) | when(p.Sinks != nil, shaders.HasSinks) | when(p.Dropout.P > 0, shaders.HasDropout)
 }
 
 // limit bounds the boxes of a cut to what the tables hold.
@@ -123,44 +103,46 @@ func (o *options) rounds(groups int) int {
 	return n
 }
 
-// params appends the kernels' Options for a piece.
-func (o *options) params(w *params, x cut.Box) {
-	w.pad()
-	p := o.p
-	slopes := 0
-	if len(p.Slopes) > o.heads {
-		slopes = x.Len(cut.Head)
-	}
-	d := p.Dropout
-	keep := float32(1)
-	if d.P > 0 {
-		keep = d.Factor()
-	}
-	w.u32(p.Visible.Offset, slopes, biasType(o.pairs.Relative.T), o.pairs.Blocks.Block[0], o.pairs.Blocks.Block[1],
-		int(d.Threshold()), int(uint32(d.Seed)), int(uint32(d.Seed>>32)),
-		d.First[backend.Batch]+x.Lo[cut.Batch], d.First[backend.Heads]+x.Lo[cut.Head], d.First[backend.Seq]+x.Lo[cut.Row], d.First[backend.Dim]+x.Lo[cut.Col])
-	w.f32(keep)
-	w.pad()
+// strides returns where kernels find the elements of a view.
+func strides(v cut.View) shaders.Strides {
+	return shaders.Strides{Base: v.Base, B: v.Strides[0], H: v.Strides[1], S: v.Strides[2], D: v.Strides[3]}
 }
 
-// tables appends klen, slopes and sinks, these in a unit, of a box.
-func (o *options) tables(w *params, x cut.Box, unit float64) {
-	w.klen(o.p.Visible, x)
-	at := len(*w)
-	*w = append(*w, make([]uint32, 2*tableHeads)...)
-	slopes, sinks := (*w)[at:at+tableHeads], (*w)[at+tableHeads:]
-	for h := range x.Len(cut.Head) {
-		if o.p.Slopes != nil && len(o.p.Slopes) <= o.heads {
-			slopes[h] = math.Float32bits(o.p.Slope(0, x.Lo[cut.Head]+h, o.heads))
-		}
-		if o.p.Sinks != nil {
-			sinks[h] = math.Float32bits(float32(unit * float64(o.p.Sink(x.Lo[cut.Head]+h))))
+// params sets what the options of the call mean for a piece, whose pairs lie at views.
+// The kernel takes sinks in a unit.
+func (o *options) params(w *shaders.AttentionParams, x cut.Box, pairs pairViews, unit float64) {
+	p, d := o.p, o.p.Dropout
+	w.Scale, w.Softcap, w.Unit = p.Scale, p.Softcap, scoreUnit(p)
+	w.Lo, w.Hi = cut.Bounds(p.Visible)
+	w.Flags |= o.flags() | when(p.Visible.KLen != nil, shaders.HasKLen)
+	w.BiasType, w.RelativeType = biasType(o.pairs.Bias.T), biasType(o.pairs.Relative.T)
+	w.Offset = p.Visible.Offset
+	w.BlockQ, w.BlockK = o.pairs.Blocks.Block[0], o.pairs.Blocks.Block[1]
+	w.Threshold, w.Seed0, w.Seed1, w.Keep = int(d.Threshold()), int(uint32(d.Seed)), int(uint32(d.Seed>>32)), 1
+	if d.P > 0 {
+		w.Keep = d.Factor()
+	}
+	w.DropBatch, w.DropHead = d.First[backend.Batch]+x.Lo[cut.Batch], d.First[backend.Heads]+x.Lo[cut.Head]
+	w.DropRow, w.DropKey = d.First[backend.Seq]+x.Lo[cut.Row], d.First[backend.Dim]+x.Lo[cut.Col]
+	w.Mask, w.Bias, w.Blocked, w.Relative = strides(pairs.mask), strides(pairs.bias), strides(pairs.blocks), strides(pairs.relative)
+	if p.Visible.KLen != nil {
+		for b := range x.Len(cut.Batch) {
+			w.KLen[b] = int32(p.Visible.KLen[x.Lo[cut.Batch]+b])
 		}
 	}
-	if len(o.p.Slopes) > o.heads {
+	for h := range x.Len(cut.Head) {
+		if p.Slopes != nil && len(p.Slopes) <= o.heads {
+			w.Slopes[h] = p.Slope(0, x.Lo[cut.Head]+h, o.heads)
+		}
+		if p.Sinks != nil {
+			w.Sinks[h] = float32(unit * float64(p.Sink(x.Lo[cut.Head]+h)))
+		}
+	}
+	if len(p.Slopes) > o.heads {
+		w.SlopeB = x.Len(cut.Head)
 		for b := range x.Len(cut.Batch) {
 			for h := range x.Len(cut.Head) {
-				slopes[b*x.Len(cut.Head)+h] = math.Float32bits(o.p.Slope(x.Lo[cut.Batch]+b, x.Lo[cut.Head]+h, o.heads))
+				w.Slopes[b*x.Len(cut.Head)+h] = p.Slope(x.Lo[cut.Batch]+b, x.Lo[cut.Head]+h, o.heads)
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/shaders"
 )
 
 // tableFor returns the window of the table of the call's pages; none when it has none.
@@ -27,19 +28,17 @@ func (a *attention) tableFor(r *runner) ([]cut.Window, error) {
 	return []cut.Window{{Buf: buf, Size: size}}, translate(a.b.info.Name, a.b.dev.Write(buf, 0, data))
 }
 
-// pageParams appends what kernels are told of the pages of a box's batches; zeros when
-// they look none up.
-func (a *attention) pageParams(w *params, x cut.Box) {
+// pageParams sets where the pages of a box's batches are; nothing when kernels look no
+// pages up.
+func (a *attention) pageParams(w *shaders.AttentionParams, x cut.Box) {
 	if !a.Looked() {
-		w.u32(0, 0, 0, 0)
 		return
 	}
 	p := a.Pages
-	shift := 32
+	w.Page, w.Pages, w.TableAt, w.PageBits = p.Size, p.Width, x.Lo[cut.Batch]*p.Width, 32
 	if p.Size&(p.Size-1) == 0 {
-		shift = bits.TrailingZeros(uint(p.Size))
+		w.PageBits = bits.TrailingZeros(uint(p.Size))
 	}
-	w.u32(p.Size, p.Width, x.Lo[cut.Batch]*p.Width, shift)
 }
 
 // storage says of the plan how operands are stored and pages found.

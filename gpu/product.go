@@ -124,8 +124,8 @@ func (v productTile) kernel(s productShape) variant {
 	k.WorkgroupMemory, k.Threads = v.memory(), v.threads()
 	c := map[string]uint32{
 		"EXPAND": v.expand, "A": uint32(s.a), "W": uint32(s.w),
-		"AVEC": uint32(flagBits(s.aWide && !v.scalar)), "WVEC": uint32(flagBits(s.wWide && !v.scalar)),
-		"ALONG": uint32(flagBits(s.along)), "SKIP": uint32(flagBits(s.skip)),
+		"AVEC": uint32(when(s.aWide && !v.scalar, 1)), "WVEC": uint32(when(s.wWide && !v.scalar, 1)),
+		"ALONG": uint32(when(s.along, 1)), "SKIP": uint32(when(s.skip, 1)),
 	}
 	for name, n := range map[string]int{
 		"TX": productLanes, "TY": v.ty, "THREADS": v.threads(), "ROWS": v.rows, "CV": v.cv, "QD": productQD,

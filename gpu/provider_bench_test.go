@@ -242,7 +242,7 @@ workgroupBarrier();
 func tileSteps(form int, out cut.Window, groups int) func(rounds int) []step {
 	v := variant{kernel: tileProduct(form)}
 	return func(rounds int) []step {
-		return []step{{variant: v, windows: []cut.Window{out}, params: params{uint32(rounds), 0, 0, 0}, groups: [3]uint32{uint32(groups), 1, 1}}}
+		return []step{{variant: v, windows: []cut.Window{out}, params: &shaders.BanksParams{Rounds: rounds}, groups: [3]uint32{uint32(groups), 1, 1}}}
 	}
 }
 

@@ -49,14 +49,12 @@ func (b *Backend) rotate(r *runner, yt, xt, cosT, sinT backend.Tensor, interleav
 		y, x = cut.Updates("y", yt, cut.RowAxes), cut.Reads("x", backend.Tensor{}, cut.RowAxes, 1)
 	}
 	cos, sin := cut.Reads("cos", cosT, cut.RowAxes, 1), cut.Reads("sin", sinT, cut.RowAxes, 1)
-	v := variant{shaders.RoPE, map[string]uint32{"INPLACE": uint32(flagBits(inPlace))}}
+	v := variant{shaders.RoPE, map[string]uint32{"INPLACE": uint32(when(inPlace, 1))}}
 	cutter := b.newCutter(cut.Sum, cut.Tile, x, cos, sin, y)
 	all := cut.Space(sh[0], sh[1], sh[2], 1, 1)
 	return cutter.Boxes(all, func(part cut.Box, _ int) error {
 		n := part.Len(cut.Batch) * part.Len(cut.Head) * part.Len(cut.Row) * units
 		groups := (n + rotateUnits - 1) / rotateUnits
-		var p params
-		p.u32(0, 0, part.Len(cut.Head), part.Len(cut.Row), pairs, units, n, flagBits(interleaved), int(xt.DType()), int(yt.DType()))
 		s := step{variant: v}
 		yv, cv, sv := y.View(part, cutter.Align), cos.View(part, cutter.Align), sin.View(part, cutter.Align)
 		xv := x.View(part, cutter.Align)
@@ -64,10 +62,10 @@ func (b *Backend) rotate(r *runner, yt, xt, cosT, sinT backend.Tensor, interleav
 		if inPlace {
 			xv = yv
 		}
-		for _, at := range []cut.View{xv, cv, sv, yv} {
-			p.strides(at.Base, at.Strides)
+		s.params = &shaders.RoPEParams{
+			Heads: part.Len(cut.Head), Rows: part.Len(cut.Row), Pairs: pairs, Units: units, All: n, Interleaved: when(interleaved, 1),
+			InType: int(xt.DType()), OutType: int(yt.DType()), X: strides(xv), Cosine: strides(cv), Sine: strides(sv), O: strides(yv),
 		}
-		s.params = p
 		return r.dispatch(s, groups, rotateUnits*rotateOps)
 	})
 }

@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -11,54 +10,20 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/shaders"
 )
 
-// step is one dispatch: windows for all bindings but the uniform, which is made of
-// params.
+// step is one dispatch: windows for all bindings but the uniform, which params fill.
 type step struct {
 	variant variant
 	windows []cut.Window
-	params  params
+	params  shaders.Params
 	groups  [3]uint32
 	work    float64 // floating point operations, for progress
 	seconds float64 // that it is expected to take, for the size of submissions
 	// Copies that gather windows before the dispatch and return them after it.
 	before, after []cut.Copy
 }
-
-// params collects a uniform in the order of the shader's struct.
-type params []uint32
-
-// newParams has room for those of the largest kernel: 24 numbers, 16 of options, the
-// bases and strides of 9 operands, 4 of pages, and the tables.
-func newParams() params { return make(params, 0, 24+16+9*8+4+klenBatches+2*tableHeads) }
-
-func (p *params) u32(v ...int) {
-	for _, x := range v {
-		*p = append(*p, uint32(x))
-	}
-}
-
-func (p *params) f32(v float32) { *p = append(*p, math.Float32bits(v)) }
-
-func (p *params) pad() {
-	for len(*p)%4 != 0 {
-		*p = append(*p, 0)
-	}
-}
-
-// strides appends the shader's Strides: base, four strides, padding.
-func (p *params) strides(base int, s backend.Strides) {
-	p.pad()
-	p.u32(base, s[0], s[1], s[2], s[3])
-	p.pad()
-}
-
-// The first two words of every kernel's parameters.
-const (
-	paramFirst = 0
-	paramTotal = 1
-)
 
 // maxSteps bounds the dispatches of one submission.
 const maxSteps = 128
@@ -150,7 +115,7 @@ func (r *runner) add(s step) error {
 		}
 		return nil
 	}
-	size := (4*len(s.params) + 15) &^ 15
+	size := s.params.Size()
 	if n := len(r.steps); n > 0 {
 		at := cut.AlignUp(len(r.data), r.b.uniformAlign)
 		tooLong := r.seconds+s.seconds > r.b.share() || r.b.maxWork > 0 && r.work+s.work > r.b.maxWork
@@ -166,10 +131,7 @@ func (r *runner) add(s step) error {
 	}
 	at := cut.AlignUp(len(r.data), r.b.uniformAlign)
 	r.fill(at)
-	for _, w := range s.params {
-		r.data = binary.LittleEndian.AppendUint32(r.data, w)
-	}
-	r.fill(at + size)
+	r.data = s.params.Append(r.data)
 	r.steps = append(r.steps, queued{p, len(r.windows), len(s.windows), at, size, s.groups, s.before, s.after})
 	r.windows = append(r.windows, s.windows...)
 	r.work += s.work
@@ -186,7 +148,7 @@ func (r *runner) fill(length int) {
 
 // dispatch queues total workgroups of a step, each operations each, in as many
 // dispatches as the time of one submission and the limit of workgroups a dimension
-// ask for. The first two parameters become the range of each.
+// ask for. Each gets its range of workgroups in params, which are shaders.Ranged.
 func (r *runner) dispatch(s step, total int, each float64) error {
 	p := r.b.pipe(s.variant)
 	var err error
@@ -200,7 +162,7 @@ func (r *runner) dispatch(s step, total int, each float64) error {
 	}
 	atOnce := func() int { return r.b.atOnce(s.variant, each) }
 	return split(total, atOnce, int(r.b.limits.MaxComputeWorkgroupsPerDimension), func(first, n, x, y int) error {
-		s.params[paramFirst], s.params[paramTotal] = uint32(first), uint32(first+n)
+		s.params.(shaders.Ranged).SetRange(first, first+n)
 		s.groups = [3]uint32{uint32(x), uint32(y), 1}
 		s.work = float64(n) * each
 		s.seconds = r.b.seconds(p, n, each)

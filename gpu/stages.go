@@ -118,14 +118,12 @@ func (b *Backend) matmul(r *runner, m product) error {
 		}
 		return cutter.Pieces(x, piece, func(x cut.Box, first, last bool) error {
 			av, wv, bv, yv := a.View(x, cutter.Align).Granules(), w.View(x, cutter.Align).Granules(), bias.View(x, cutter.Align), y.View(x, cutter.Align)
-			p := newParams()
-			p.u32(0, 0, v.tiles(x.Len(cut.Row), 1), v.tiles(1, x.Len(cut.Col)), x.Len(cut.Head), x.Lo[cut.Head], group,
-				x.Len(cut.Row), x.Len(cut.Col), x.Len(cut.Sum), flagBits(!first, !last), biasType(m.bias), int(m.y.DType()))
-			p.strides(av.Base, av.Strides)
-			p.strides(wv.Base, wv.Strides)
-			p.strides(yv.Base, yv.Strides)
-			p.u32(bv.Base, bv.Strides[3])
-			p.pad()
+			p := &shaders.MatmulParams{
+				RowTiles: v.tiles(x.Len(cut.Row), 1), ColTiles: v.tiles(1, x.Len(cut.Col)), Heads: x.Len(cut.Head), Head0: x.Lo[cut.Head], Group: group,
+				Rows: x.Len(cut.Row), Cols: x.Len(cut.Col), Depth: x.Len(cut.Sum), Flags: when(!first, shaders.GoOn) | when(!last, shaders.Leave),
+				BiasType: biasType(m.bias), OutType: int(m.y.DType()), A: strides(av), W: strides(wv), O: strides(yv),
+				BiasBase: bv.Base, BiasStride: bv.Strides[backend.Dim],
+			}
 			s := step{variant: kernel(av, wv, x), params: p, windows: []cut.Window{av.Window, wv.Window, bv.Window, yv.Window, state}}
 			return r.dispatch(s, groups(x), ops*float64(x.Len(cut.Sum)))
 		})
@@ -197,24 +195,17 @@ func (b *Backend) rows(r *runner, st, lt backend.Tensor, p *backend.Problem, sco
 	cutter.Most[cut.Col] = cut.Longest(softmaxGrain, 2+opts.rounds(4), softmaxOps*softmaxGrain, b.pieceWork(softmaxAny)) // 2 phases
 	rows := func(x cut.Box) int { return x.Len(cut.Batch) * x.Len(cut.Head) * x.Len(cut.Row) }
 	cutter.State = func(x cut.Box) uint64 { return uint64(rows(x)) * 2 * softmaxThreads * 4 }
-	lo, hi := cut.Bounds(p.Visible)
 
 	queue := func(v variant, x cut.Box, state cut.Window, phases int) error {
 		sv, lv := s.View(x, cutter.Align), lse.View(x, cutter.Align)
 		pairs := opts.views(x, cutter.Align)
 		mask, bias, more := opts.windows(pairs)
-		// As in softmax.wgsl.
-		flags := phases | flagBits(state.Buf != nil, !lt.IsZero(), p.Visible.KLen != nil)<<2 | opts.flags()<<1
-		w := newParams()
-		w.u32(0, 0, x.Len(cut.Head), x.Len(cut.Row), x.Lo[cut.Row], x.Len(cut.Col), x.Lo[cut.Col])
-		w.f32(p.Scale)
-		w.f32(p.Softcap)
-		w.u32(lo, hi, flags, biasType(opts.pairs.Bias.T))
-		opts.params(&w, x)
-		for _, o := range []cut.View{sv, lv, pairs.mask, pairs.bias, pairs.blocks, pairs.relative} {
-			w.strides(o.Base, o.Strides)
+		w := &shaders.AttentionParams{
+			Heads: x.Len(cut.Head), Rows: x.Len(cut.Row), Row0: x.Lo[cut.Row], Keys: x.Len(cut.Col), Key0: x.Lo[cut.Col],
+			Flags: phases | when(state.Buf != nil, shaders.Leave) | when(!lt.IsZero(), shaders.WantLSE),
+			S:     strides(sv), LSE: strides(lv),
 		}
-		opts.tables(&w, x, 1)
+		opts.params(w, x, pairs, 1)
 		st := step{variant: opts.kernel(v), params: w, windows: append([]cut.Window{mask, bias, sv.Window, lv.Window, state}, more...)}
 		return r.dispatch(st, rows(x), softmaxOps*float64(x.Len(cut.Col)))
 	}
@@ -224,13 +215,13 @@ func (b *Backend) rows(r *runner, st, lt backend.Tensor, p *backend.Problem, sco
 			return cutter.Pieces(x, piece, func(x cut.Box, _, _ bool) error { return queue(softmaxAny, x, cut.Window{}, 0) })
 		}
 		if piece == x.Len(cut.Col) {
-			return queue(b.chooseSoftmax(piece), x, cut.Window{}, 1|2)
+			return queue(b.chooseSoftmax(piece), x, cut.Window{}, shaders.Sums|shaders.Weights)
 		}
 		buf, err := r.stateFor(cutter.State(x))
 		if err != nil {
 			return err
 		}
-		for _, phase := range []int{1, 2} {
+		for _, phase := range []int{shaders.Sums, shaders.Weights} {
 			err := cutter.Pieces(x, piece, func(x cut.Box, _, _ bool) error {
 				return queue(softmaxAny, x, cut.Window{Buf: buf, Size: cutter.State(x)}, phase)
 			})
@@ -271,9 +262,9 @@ func (b *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) er
 				v[i] = op.View(x, cutter.Align)
 				s.windows = append(s.windows, v[i].Window)
 			}
-			s.params.u32(0, 0, x.Len(cut.Head), x.Len(cut.Row), sh[3])
-			for _, i := range []int{2, 3, 0, 1} {
-				s.params.strides(v[i].Base, v[i].Strides)
+			s.params = &shaders.MergeParams{
+				Heads: x.Len(cut.Head), Rows: x.Len(cut.Row), VDim: sh[3],
+				Po: strides(v[0]), Plse: strides(v[1]), O: strides(v[2]), LSE: strides(v[3]),
 			}
 			return r.dispatch(s, x.Len(cut.Batch)*x.Len(cut.Head)*x.Len(cut.Row), mergeOps*float64(sh[3]))
 		})

@@ -47,7 +47,7 @@ func (s flashShape) tuneClass() tuneClass {
 // variants' constants.
 func (k tuneClass) stored(s flashShape, list []flashVariant) tuned.Class {
 	h := sha256.New()
-	io.WriteString(h, shaders.Flash.Source) // a hash takes everything
+	io.WriteString(h, shaders.Flash.Text()) // a hash takes everything
 	var keys []string
 	for _, v := range list {
 		keys = append(keys, v.label()+" "+s.kernel(v, k.valueDim).key())

@@ -5,12 +5,12 @@
 //
 // Workgroup memory: 4,096 bytes.
 
-struct Params {
+struct BanksParams {
     rounds: u32,
 }
 
 @group(0) @binding(0) var<storage, read_write> out: array<vec4<f32>>;
-@group(0) @binding(1) var<uniform> p: Params;
+@group(0) @binding(1) var<uniform> p: BanksParams;
 
 var<workgroup> tile: array<vec4<f32>, 256>; // [row of 64][thread]
 

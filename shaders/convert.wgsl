@@ -20,18 +20,7 @@ const Q8: u32 = 0u; // 1: dst is q8 and src is not
 // Types of elements: 0 f32, 1 f16, 2 bf16, and q8.
 const INTEGERS: u32 = 4u;
 
-struct Strides {
-    base: u32,
-    b: u32,
-    h: u32,
-    s: u32,
-    d: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-struct Params {
+struct ConvertParams {
     first: u32, // workgroups that earlier dispatches of this box took
     total: u32, // workgroups of the box
     heads: u32,
@@ -45,37 +34,19 @@ struct Params {
     pad1: u32,
     pad2: u32,
     src: Strides,
-    dst: Strides,
+    o: Strides,
 }
 
 @group(0) @binding(0) var<storage, read> src: array<u32>;
-@group(0) @binding(1) var<storage, read_write> dst: array<atomic<u32>>;
-@group(0) @binding(2) var<uniform> p: Params;
+@group(0) @binding(1) var<storage, read_write> o: array<atomic<u32>>;
+@group(0) @binding(2) var<uniform> p: ConvertParams;
 
 var<workgroup> tops: array<u32, 64>; // bits of the largest |x| that a thread saw
-
-// encode16 rounds x to f16 (type 1) or bf16 (type 2), to nearest, ties to even.
-// pack2x16float may round either way, so it is not used.
-fn encode16(x: f32, dtype: u32) -> u32 {
-    let bits = bitcast<u32>(x);
-    let sign = (bits >> 16u) & 0x8000u;
-    let a = bits & 0x7fffffffu;
-    let nan = a > 0x7f800000u;
-    let brain = select((bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u, (bits >> 16u) | 0x40u, nan);
-    var half = (a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u;
-    // Below 2^-14 f16 is subnormal, in steps of 2^-24. Adding 1/2 puts the step of
-    // the sum at 2^-24, so that the addition rounds; the low bits count the steps.
-    half = select(half, bitcast<u32>(bitcast<f32>(a) + 0.5) - 0x3f000000u, a < 0x38800000u);
-    half = select(half, 0x7c00u, a >= 0x477ff000u); // 65520 and over round to infinity
-    half = select(half, 0x7e00u, nan);
-    return select(sign | half, brain, dtype == 2u);
-}
 
 // load returns the bits of the element that is d elements into the row at at.
 fn load(at: u32, d: u32) -> u32 {
     if (p.in_type == INTEGERS) {
-        let n = bitcast<i32>(src[at + 1u + d / 4u] << (24u - 8u * (d % 4u))) >> 24u;
-        return bitcast<u32>(bitcast<f32>(src[at]) * f32(n));
+        return bitcast<u32>(bitcast<f32>(src[at]) * integer(src[at + 1u + d / 4u], d));
     }
     let i = at + d * p.src.d;
     if (p.in_type == 0u) {
@@ -110,7 +81,7 @@ fn src_row(row: u32) -> u32 {
 
 fn dst_row(row: u32) -> u32 {
     let h = (row / p.rows) % p.heads;
-    return p.dst.base + (row / p.rows / p.heads) * p.dst.b + h * p.dst.h + (row % p.rows) * p.dst.s;
+    return p.o.base + (row / p.rows / p.heads) * p.o.b + h * p.o.h + (row % p.rows) * p.o.s;
 }
 
 // quantise writes row, four integers a word.
@@ -145,10 +116,10 @@ fn quantise(row: u32, t: u32) {
             let n = i32(round(value(load(at, 4u * i + e)) * by));
             w = w | (bitcast<u32>(n) & 0xffu) << (8u * e);
         }
-        atomicStore(&dst[to + 1u + i], select(w, 0u, zero));
+        atomicStore(&o[to + 1u + i], select(w, 0u, zero));
     }
     if (lane == 0u) {
-        atomicStore(&dst[to], select(select(bitcast<u32>(scale), 0u, zero), 0x7fc00000u, bad));
+        atomicStore(&o[to], select(select(bitcast<u32>(scale), 0u, zero), 0x7fc00000u, bad));
     }
 }
 
@@ -177,20 +148,15 @@ fn main(
         if (p.pairs == 1u) {
             let lower = converted(load(from_row, 2u * unit));
             let upper = converted(load(from_row, 2u * unit + 1u));
-            atomicStore(&dst[(to >> 1u) + unit], lower | upper << 16u);
+            atomicStore(&o[(to >> 1u) + unit], lower | upper << 16u);
             continue;
         }
-        let i = to + unit * p.dst.d;
+        let i = to + unit * p.o.d;
         let bits = converted(load(from_row, unit));
         if (p.out_type == 0u) {
-            atomicStore(&dst[i], bits);
+            atomicStore(&o[i], bits);
         } else {
-            // Rows may share a word. The bits that change are flipped atomically:
-            // nobody else writes this half of it, and the other half is left alone
-            // whatever it is by then.
-            let shift = (i & 1u) * 16u;
-            let old = atomicLoad(&dst[i >> 1u]) >> shift;
-            atomicXor(&dst[i >> 1u], ((old ^ bits) & 0xffffu) << shift);
+            put16(i, bits);
         }
     }
 }

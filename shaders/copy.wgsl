@@ -7,7 +7,7 @@
 //
 // Workgroup memory: none.
 
-struct Params {
+struct CopyParams {
     rounds: u32,
     laps: u32,
     threads: u32, // of the grid
@@ -16,7 +16,7 @@ struct Params {
 
 @group(0) @binding(0) var<storage, read> src: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read_write> dst: array<vec4<f32>>;
-@group(0) @binding(2) var<uniform> p: Params;
+@group(0) @binding(2) var<uniform> p: CopyParams;
 
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {

@@ -72,109 +72,13 @@ const PSLOTS: u32 = 8u;
 const PROWS: u32 = 1u;
 const WIDTH: u32 = 21u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m
 
-const LOWEST: f32 = -3.4028234e38; // the running maximum before any key
-const LOG2E: f32 = 1.4426950408889634;
-const HIDDEN: f32 = -1.0; // a weight is never negative
-const HIDDEN_BITS: u32 = 0xbf800000u;
-const MAX_BIAS: u32 = 0x7f000000u; // the bits of 2^127, see bounded
-const MAX_RELATIVE: u32 = 0x7e800000u; // of 2^126
-const MOST_BLOCKS: u32 = 64u; // that are looked at before a tile is computed
-
-// Bits of Params.flags.
-const WANT_LSE: u32 = 4u;
-const HAS_KLEN: u32 = 8u;
-const HAS_MASK: u32 = 16u;
-const HAS_SOFTCAP: u32 = 32u;
-const HAS_SLOPES: u32 = 64u;
-const HAS_SINKS: u32 = 128u;
-const HAS_BLOCKS: u32 = 256u;
-const HAS_DROPOUT: u32 = 512u;
-const HAS_BIAS: u32 = 1024u; // of either kind
-
-// Strides are in elements, base is the first element's index in its binding. The
-// padding is what uniforms ask of structures inside structures.
-struct Strides {
-    base: u32,
-    b: u32,
-    h: u32,
-    s: u32,
-    d: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-// Options are those that few calls have.
-struct Options {
-    offset: i32, // row i stands at key i + offset
-    slope_b: u32, // slopes of a batch in the table, 0 when all share theirs
-    relative_type: u32, // as bias_type, of the bias by distance
-    block_q: u32, // rows and keys of a block of the mask
-    block_k: u32,
-    threshold: u32, // the random word from which on dropout keeps a weight
-    seed0: u32,
-    seed1: u32,
-    batch0: u32, // what batch, head, row and key 0 of the piece count as in dropout
-    head0: u32,
-    row0: u32,
-    key0: u32,
-    keep: f32, // what dropout multiplies weights by, else 1
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-struct Params {
-    first: u32, // workgroups that earlier dispatches of this box took
-    total: u32, // workgroups of the box: batches · kv heads · splits · blocks of rows
-    blocks: u32, // blocks of ROWS rows of a key head
-    heads: u32, // query heads in the box
-    head0: u32, // number of the first
-    group: u32, // query heads for each key head
-    kvheads: u32, // key heads in the box
-    rows: u32, // queries in the box
-    row0: u32, // number of the first
-    keys: u32, // keys in the piece
-    key0: u32, // number of the first, a multiple of SPLIT
-    parts: u32, // splits in the piece
-    part0: u32, // of the box's splits, the piece's first
-    splits: u32, // splits of the box
-    dim: u32, // D
-    vdim: u32, // Dv
-    scale: f32,
-    softcap: f32,
-    lo: i32, // row i sees key j when i + lo <= j < min(i + hi, klen)
-    hi: i32,
-    flags: u32, // see above
-    bias_type: u32, // 0: no bias, else 1 + its type
-    out_type: u32, // type of o
-    unit: f32, // log2(e) times softcap if there is one, else times scale
-    more: Options,
-    q: Strides,
-    k: Strides,
-    v: Strides,
-    o: Strides,
-    lse: Strides,
-    mask: Strides,
-    bias: Strides,
-    blocked: Strides, // of a mask of blocks, by their numbers
-    relative: Strides, // of a bias by distance: s is minus d
-    klen: array<vec4<i32>, 16>, // of up to 64 batches
-    slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
-    sinks: array<vec4<f32>, 16>, // of up to 64 heads, in units of log2, -Inf where there is none
-    page: u32, // keys of a page
-    pages: u32, // of a batch in the table
-    table_at: u32, // where the first batch's begin
-    page_bits: u32, // page is 2 to the power of that; 32 when it is none
-}
-
 @group(0) @binding(0) var<storage, read> q: array<u32>;
 @group(0) @binding(1) var<storage, read> k: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> v: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> mask: array<u32>;
 @group(0) @binding(4) var<storage, read> bias: array<u32>;
 @group(0) @binding(5) var<storage, read_write> state: array<vec4<f32>>;
-@group(0) @binding(6) var<uniform> p: Params;
+@group(0) @binding(6) var<uniform> p: AttentionParams;
 @group(0) @binding(7) var<storage, read> blocks: array<u32>; // BOTH
 @group(0) @binding(8) var<storage, read> relative: array<u32>; // BOTH
 @group(0) @binding(9) var<storage, read> table: array<u32>; // PAGED
@@ -185,158 +89,6 @@ var<workgroup> ps: array<vec4<f32>, 256>; // [row][key/4]: dots, then weights
 var<workgroup> part: array<f32, 128>; // [row][class]: maxima
 var<workgroup> rescales: array<f32, 8>; // [row]
 var<workgroup> scales: array<f32, 128>; // of q8: [key], of K and then of V
-
-// is_nan looks at the bits: a compiler may assume that comparisons meet no NaN.
-fn is_nan(x: vec4<f32>) -> vec4<bool> {
-    return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
-}
-
-// exp2_acc is 2^x to 2 ulp for x <= 127, 0 below -126 (Cephes exp2f: 2^n times a
-// degree 6 polynomial on [-1/2, 1/2]; Moshier 1989). exp2_acc(0) is exactly 1.
-// Drivers may give exp2 with 3 + 2|x| ulp, too little for weights.
-fn exp2_acc(x: vec4<f32>) -> vec4<f32> {
-    let y = clamp(x, vec4<f32>(-126.0), vec4<f32>(127.0));
-    let n = floor(y + vec4<f32>(0.5));
-    let f = y - n;
-    var r = fma(vec4<f32>(1.535336188319500e-4), f, vec4<f32>(1.339887440266574e-3));
-    r = fma(r, f, vec4<f32>(9.618437357674640e-3));
-    r = fma(r, f, vec4<f32>(5.550332471162809e-2));
-    r = fma(r, f, vec4<f32>(2.402264791363012e-1));
-    r = fma(r, f, vec4<f32>(6.931472028550421e-1));
-    r = fma(r, f, vec4<f32>(1.0));
-    r = r * bitcast<vec4<f32>>((vec4<i32>(n) + vec4<i32>(127)) << vec4<u32>(23u));
-    r = select(r, vec4<f32>(0.0), x < vec4<f32>(-126.0));
-    return select(r, x, is_nan(x));
-}
-
-// exp2_down is 2^x to 4 ulp for differences x from a maximum: exp2_acc with one term
-// less (1 + f·g(f), g the minimax polynomial for which 2^f is off by 1.6·2^-24 at
-// most), 0 below -126, and exactly 1 for 0. They may round to above 0, for scores of
-// 2^30 and more far above: up to 64 this is 2^x, then at most 2^65, which is finite.
-// The bits of x are compared, as a compiler may assume that comparisons meet no NaN;
-// a NaN comes through f.
-fn exp2_down(x: vec4<f32>) -> vec4<f32> {
-    let n = floor(max(x, vec4<f32>(-126.0)) + vec4<f32>(0.5));
-    let f = x - n;
-    var r = fma(vec4<f32>(1.3264727e-3), f, vec4<f32>(9.6715126e-3));
-    r = fma(r, f, vec4<f32>(5.5507337e-2));
-    r = fma(r, f, vec4<f32>(2.4022242e-1));
-    r = fma(r, f, vec4<f32>(6.9314698e-1));
-    r = fma(r, f, vec4<f32>(1.0));
-    r = r * bitcast<vec4<f32>>((vec4<i32>(min(n, vec4<f32>(64.0))) + vec4<i32>(127)) << vec4<u32>(23u));
-    let below = bitcast<vec4<u32>>(x) - vec4<u32>(0xc2fc0001u); // 0: next below -126
-    return select(r, vec4<f32>(0.0), below <= vec4<u32>(0x3c83ffffu)); // -Inf
-}
-
-// tanh_acc is tanh(x) to 3 ulp (Cephes tanhf): an odd polynomial below 0.625, and
-// 1 - 2/(e^2x + 1) above. A driver's tanh may overflow to NaN for large x.
-fn tanh_acc(x: vec4<f32>) -> vec4<f32> {
-    let a = min(abs(x), vec4<f32>(20.0));
-    let z = a * a;
-    var r = fma(vec4<f32>(-5.70498872745e-3), z, vec4<f32>(2.06390887954e-2));
-    r = fma(r, z, vec4<f32>(-5.37397155531e-2));
-    r = fma(r, z, vec4<f32>(1.33314422036e-1));
-    r = fma(r, z, vec4<f32>(-3.33332819422e-1));
-    r = fma(r * z, a, a);
-    let e = exp2_acc(a * 2.885390082);
-    r = select(r, vec4<f32>(1.0) - vec4<f32>(2.0) / (e + vec4<f32>(1.0)), a >= vec4<f32>(0.625));
-    r = select(r, -r, x < vec4<f32>(0.0));
-    return select(r, x, is_nan(x));
-}
-
-// decode returns element i of a tensor from the word that holds it: type 0 is
-// f32, 1 f16, 2 bf16.
-fn decode(word: u32, i: u32, dtype: u32) -> f32 {
-    let pair = unpack2x16float(word);
-    let half = select(pair.x, pair.y, (i & 1u) == 1u);
-    let brain = bitcast<f32>((word >> ((i & 1u) * 16u)) << 16u);
-    return select(select(brain, half, dtype == 1u), bitcast<f32>(word), dtype == 0u);
-}
-
-fn load_q(i: u32) -> f32 {
-    return decode(q[select(i >> 1u, i, IN == 0u)], i, IN);
-}
-
-fn load_bias(i: u32) -> f32 {
-    return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
-}
-
-fn load_relative(i: u32) -> f32 {
-    let at = select(i >> 1u, i, p.more.relative_type == 1u);
-    var word = 0u;
-    if (BOTH == 0u) { // static
-        word = bias[at];
-    }
-    if (BOTH == 1u) { // static
-        word = relative[at];
-    }
-    return decode(word, i, p.more.relative_type - 1u);
-}
-
-// block is 0 when the mask of blocks hides its element i.
-fn block(i: u32) -> u32 {
-    var word = 0u;
-    if (BOTH == 0u) { // static
-        word = mask[i >> 2u];
-    }
-    if (BOTH == 1u) { // static
-        word = blocks[i >> 2u];
-    }
-    return (word >> ((i & 3u) * 8u)) & 0xffu;
-}
-
-// bounded is a bias as it is added: finite ones are bounded to the number with the bits
-// limit, so that log2(e) times what is added together is finite. Looks at the bits, as
-// comparisons may be assumed to meet no NaN.
-fn bounded(x: f32, limit: u32) -> f32 {
-    let bits = bitcast<u32>(x);
-    let size = bits & 0x7fffffffu;
-    return select(x, bitcast<f32>((bits & 0x80000000u) | limit), size > limit && size < 0x7f800000u);
-}
-
-// slope_of returns the slope of a head, both counted in the box.
-fn slope_of(batch: u32, head: u32) -> f32 {
-    let n = batch * p.more.slope_b + head;
-    return p.slopes[n / 4u][n % 4u];
-}
-
-// mul_hi is the upper half of each product's 64 bits.
-fn mul_hi(x: vec2<u32>, y: vec2<u32>) -> vec2<u32> {
-    let x0 = x & vec2<u32>(0xffffu);
-    let x1 = x >> vec2<u32>(16u);
-    let y0 = y & vec2<u32>(0xffffu);
-    let y1 = y >> vec2<u32>(16u);
-    let mid = x1 * y0 + ((x0 * y0) >> vec2<u32>(16u));
-    let low = x0 * y1 + (mid & vec2<u32>(0xffffu));
-    return x1 * y1 + (mid >> vec2<u32>(16u)) + (low >> vec2<u32>(16u));
-}
-
-// philox is Philox4x32-10 (Salmon et al. 2011), as in package backend.
-fn philox(counter: vec4<u32>, key: vec2<u32>) -> vec4<u32> {
-    let m = vec2<u32>(0xd2511f53u, 0xcd9e8d57u);
-    var c = counter;
-    var k = key;
-    for (var n = 0u; n < 10u; n++) {
-        let high = mul_hi(c.xz, m);
-        let low = c.xz * m;
-        c = vec4<u32>(high.y ^ c.y ^ k.x, low.y, high.x ^ c.w ^ k.y, low.x);
-        k = k + vec2<u32>(0x9e3779b9u, 0xbb67ae85u);
-    }
-    return c;
-}
-
-// dropped reports whether dropout takes the weight of a row and a key, counted as those
-// of the box and the piece are.
-fn dropped(batch: u32, head: u32, row: u32, j: u32) -> bool {
-    let n = p.more.row0 + row;
-    let x = philox(vec4<u32>(n / 4u, p.more.key0 + j, p.more.head0 + head, p.more.batch0 + batch), vec2<u32>(p.more.seed0, p.more.seed1));
-    return x[n % 4u] < p.more.threshold;
-}
-
-// integers are the four in a word of q8.
-fn integers(w: u32) -> vec4<f32> {
-    return vec4<f32>(vec4<i32>(bitcast<i32>(w << 24u), bitcast<i32>(w << 16u), bitcast<i32>(w << 8u), bitcast<i32>(w)) >> vec4<u32>(24u));
-}
 
 // low and high are the first and the last four elements of a granule; of four float32
 // there is no high.
@@ -379,42 +131,6 @@ fn within(bits: u32, e: u32) -> vec4<u32> {
     let word = select(e >> 1u, e, KV == 0u);
     let shift = select((e & 1u) * 16u, 0u, KV == 0u);
     return select(vec4<u32>(0u), vec4<u32>(bits << shift), vec4<u32>(word) == vec4<u32>(0u, 1u, 2u, 3u));
-}
-
-// page_of is which of a batch's pages has a key of the call.
-fn page_of(key: u32) -> u32 {
-    if (p.page_bits == 32u) {
-        return key / p.page;
-    }
-    return key >> (p.page_bits & 31u);
-}
-
-// k_row is where the row of key j of the piece begins, in a head that begins at at; of a
-// pool at is the head's place in its first page.
-fn k_row(at: u32, batch: u32, j: u32) -> u32 {
-    var row = at;
-    if (PAGED == 0u) { // static
-        row = row + j * p.k.s;
-    }
-    if (PAGED == 1u) { // static
-        let key = p.key0 + j;
-        let n = page_of(key);
-        row = row + table[p.table_at + batch * p.pages + n] * p.k.b + (key - n * p.page) * p.k.s;
-    }
-    return row;
-}
-
-fn v_row(at: u32, batch: u32, j: u32) -> u32 {
-    var row = at;
-    if (PAGED == 0u) { // static
-        row = row + j * p.v.s;
-    }
-    if (PAGED == 1u) { // static
-        let key = p.key0 + j;
-        let n = page_of(key);
-        row = row + table[p.table_at + batch * p.pages + n] * p.v.b + (key - n * p.page) * p.v.s;
-    }
-    return row;
 }
 
 // load_k returns load x of a chunk: a granule of key x / GRAN of the tile, from depth
@@ -588,7 +304,7 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     if (EXTRA == 1u) { // static
         if ((p.flags & HAS_SLOPES) != 0u) {
             slope = slope_of(b, h);
-            away = vec4<f32>(abs(vec4<i32>(i + p.more.offset) - key));
+            away = vec4<f32>(abs(vec4<i32>(i + p.offset) - key));
             if ((p.flags & HAS_BIAS) == 0u) {
                 r.x = fma(r.x, vec4<f32>(p.unit), fma(vec4<f32>(-slope), away, vec4<f32>(0.0)) * LOG2E);
             }
@@ -601,16 +317,16 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
             for (var c = 0u; c < 4u; c++) { // unroll
                 if (r.seen[c]) {
                     let x = at + (j + c * TX) * p.mask.d;
-                    r.seen[c] = ((mask[x >> 2u] >> ((x & 3u) * 8u)) & 0xffu) != 0u;
+                    r.seen[c] = unmasked(x);
                 }
             }
         }
         if (EXTRA == 1u) { // static
             if ((p.flags & HAS_BLOCKS) != 0u) {
-                let at = p.blocked.base + b * p.blocked.b + h * p.blocked.h + (p.row0 + row) / p.more.block_q * p.blocked.s;
+                let at = p.blocked.base + b * p.blocked.b + h * p.blocked.h + (p.row0 + row) / p.block_q * p.blocked.s;
                 for (var c = 0u; c < 4u; c++) { // unroll
                     if (r.seen[c]) {
-                        r.seen[c] = block(at + (p.key0 + j + c * TX) / p.more.block_k * p.blocked.d) != 0u;
+                        r.seen[c] = block(at + (p.key0 + j + c * TX) / p.block_k * p.blocked.d) != 0u;
                     }
                 }
             }
@@ -621,13 +337,13 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
                     var y = 0.0;
                     if (p.bias_type != 0u) {
                         let x = load_bias(p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s + (j + c * TX) * p.bias.d);
-                        r.seen[c] = bitcast<u32>(x) != 0xff800000u; // -Inf hides
+                        r.seen[c] = bitcast<u32>(x) != MINUS_INF; // -Inf hides
                         y = bounded(x, MAX_BIAS);
                     }
                     if (EXTRA == 1u) { // static
-                        if (p.more.relative_type != 0u) {
+                        if (p.relative_type != 0u) {
                             let x = load_relative(p.relative.base + b * p.relative.b + h * p.relative.h + row * p.relative.s + (j + c * TX) * p.relative.d);
-                            r.seen[c] = r.seen[c] && bitcast<u32>(x) != 0xff800000u;
+                            r.seen[c] = r.seen[c] && bitcast<u32>(x) != MINUS_INF;
                             y = bounded(y + bounded(x, MAX_RELATIVE), MAX_BIAS);
                         }
                         if ((p.flags & HAS_SLOPES) != 0u) {
@@ -650,8 +366,8 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     if ((p.flags & HAS_BLOCKS) == 0u) {
         return true;
     }
-    let k0 = tile / p.more.block_k;
-    let nk = (min(tile + BC, end) - 1u) / p.more.block_k - k0 + 1u;
+    let k0 = tile / p.block_k;
+    let nk = (min(tile + BC, end) - 1u) / p.block_k - k0 + 1u;
     if ((last - first + 1u) * nk > MOST_BLOCKS) {
         return true;
     }
@@ -659,22 +375,9 @@ fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> boo
     for (var n = 0u; n < (last - first + 1u) * nk; n++) {
         let row = first + n / nk;
         any = any | block(p.blocked.base + b * p.blocked.b + (h0 + row / p.rows) * p.blocked.h
-            + (p.row0 + row % p.rows) / p.more.block_q * p.blocked.s + (k0 + n % nk) * p.blocked.d);
+            + (p.row0 + row % p.rows) / p.block_q * p.blocked.s + (k0 + n % nk) * p.blocked.d);
     }
     return any != 0u;
-}
-
-fn largest(s: vec4<f32>) -> f32 {
-    return max(max(s.x, s.y), max(s.z, s.w));
-}
-
-fn add(w: f32, v: vec4<f32>, acc: vec4<f32>) -> vec4<f32> {
-    return fma(vec4<f32>(w), v, acc);
-}
-
-// add_seen is acc + w·v, but acc where w is the marker of a hidden key.
-fn add_seen(w: f32, v: vec4<f32>, acc: vec4<f32>) -> vec4<f32> {
-    return select(fma(vec4<f32>(w), v, acc), acc, bitcast<u32>(w) == HIDDEN_BITS);
 }
 
 @compute @workgroup_size(128)
@@ -691,8 +394,8 @@ fn main(
     // kh, head by head.
     let first = (id % p.blocks) * ROWS;
     let split = (id / p.blocks) % p.parts;
-    let kh = (id / p.blocks / p.parts) % p.kvheads;
-    let b = id / p.blocks / p.parts / p.kvheads;
+    let kh = (id / p.blocks / p.parts) % p.kv_heads;
+    let b = id / p.blocks / p.parts / p.kv_heads;
     let number = p.head0 / p.group + kh;
     let h0 = max(number * p.group, p.head0) - p.head0;
     let h1 = min((number + 1u) * p.group, p.head0 + p.heads) - p.head0;

@@ -99,114 +99,16 @@ const VN: u32 = 2u; // of v: JJ·TX·TX·CV / THREADS, rounded up
 const STEPS: u32 = 4u; // KT / JJ
 const SPLIT: u32 = 1024u; // keys of a split
 
-const LOWEST: f32 = -3.4028234e38; // the running maximum before any key
-const LOG2E: f32 = 1.4426950408889634;
-const LN2: f32 = 0.6931471805599453;
-const HIDDEN: f32 = -1.0; // a weight is never negative
-const HIDDEN_BITS: u32 = 0xbf800000u;
-const MAX_BIAS: u32 = 0x7f000000u; // the bits of 2^127, see bounded
-const MAX_RELATIVE: u32 = 0x7e800000u; // of 2^126
-const MOST_BLOCKS: u32 = 64u; // that are looked at before a tile is computed
-
-// Bits of Params.flags.
-const GO_ON: u32 = 1u; // from state
-const LEAVE: u32 = 2u; // state for the next piece
-const WANT_LSE: u32 = 4u;
-const HAS_KLEN: u32 = 8u;
-const HAS_MASK: u32 = 16u;
-const HAS_SOFTCAP: u32 = 32u;
-const HAS_SLOPES: u32 = 64u;
-const HAS_SINKS: u32 = 128u;
-const HAS_BLOCKS: u32 = 256u;
-const HAS_DROPOUT: u32 = 512u;
-const HAS_BIAS: u32 = 1024u; // of either kind
-
-// Strides are in elements, base is the first element's index in its binding. The
-// padding is what uniforms ask of structures inside structures.
-struct Strides {
-    base: u32,
-    b: u32,
-    h: u32,
-    s: u32,
-    d: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-// Options are those that few calls have.
-struct Options {
-    offset: i32, // row i stands at key i + offset
-    slope_b: u32, // slopes of a batch in the table, 0 when all share theirs
-    relative_type: u32, // as bias_type, of the bias by distance
-    block_q: u32, // rows and keys of a block of the mask
-    block_k: u32,
-    threshold: u32, // the random word from which on dropout keeps a weight
-    seed0: u32,
-    seed1: u32,
-    batch0: u32, // what batch, head, row and key 0 of the piece count as in dropout
-    head0: u32,
-    row0: u32,
-    key0: u32,
-    keep: f32, // what dropout multiplies weights by, else 1
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-struct Params {
-    first: u32, // workgroups that earlier dispatches of this box took
-    total: u32, // workgroups of the box: batches · heads · blocks
-    blocks: u32, // query blocks
-    heads: u32, // query heads in the box
-    head0: u32, // number of the first
-    group: u32, // query heads for each key head
-    rows: u32, // queries in the box
-    row0: u32, // number of the first
-    keys: u32, // keys in the piece
-    key0: u32, // number of the first, a multiple of BC
-    dim: u32, // D
-    vdim: u32, // Dv
-    scale: f32,
-    softcap: f32,
-    lo: i32, // row i sees key j when i + lo <= j < min(i + hi, klen)
-    hi: i32,
-    flags: u32, // see above
-    bias_type: u32, // 0: no bias, else 1 + its type
-    out_type: u32, // type of o
-    all_keys: u32, // keys of the call
-    running: u32, // where in state what a piece leaves begins, in vec4
-    unit: f32, // log2 e times softcap if there is one, else times scale
-    pad0: u32,
-    pad1: u32,
-    more: Options,
-    q: Strides,
-    k: Strides,
-    v: Strides,
-    o: Strides,
-    lse: Strides,
-    mask: Strides,
-    bias: Strides,
-    blocked: Strides, // of a mask of blocks, by their numbers
-    relative: Strides, // of a bias by distance: s is minus d
-    klen: array<vec4<i32>, 16>, // of up to 64 batches
-    slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch where slope_b says so
-    sinks: array<vec4<f32>, 16>, // of up to 64 heads in units of log2, -Inf where there is none
-    page: u32, // keys of a page
-    pages: u32, // of a batch in the table
-    table_at: u32, // where the first batch's begin
-    page_bits: u32, // page is 2 to the power of that; 32 when it is none
-}
-
 @group(0) @binding(0) var<storage, read> q: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> k: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> v: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> mask: array<u32>;
 @group(0) @binding(4) var<storage, read> bias: array<u32>;
-@group(0) @binding(5) var<storage, read_write> o: array<u32>;
+@group(0) @binding(5) var<storage, read_write> o: array<u32>; // !OUT16
+@group(0) @binding(5) var<storage, read_write> o: array<atomic<u32>>; // OUT16
 @group(0) @binding(6) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(7) var<storage, read_write> state: array<vec4<f32>>;
-@group(0) @binding(8) var<uniform> p: Params;
+@group(0) @binding(8) var<uniform> p: AttentionParams;
 @group(0) @binding(9) var<storage, read> blocks: array<u32>; // BOTH
 @group(0) @binding(10) var<storage, read> relative: array<u32>; // BOTH
 @group(0) @binding(11) var<storage, read> table: array<u32>; // PAGED
@@ -215,176 +117,9 @@ struct Params {
 var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // q [row][depth/4], p [key][row/4]
 var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // k [key][depth/4], v [key][column/4]
 
-// is_nan looks at the bits: a compiler may assume that comparisons meet no NaN.
-fn is_nan(x: vec4<f32>) -> vec4<bool> {
-    return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
-}
-
-// exp2_acc is 2^x to 2 ulp for x <= 127, 0 below -126 (Cephes exp2f: 2^n times a
-// degree 6 polynomial on [-1/2, 1/2]; Moshier 1989). exp2_acc(0) is exactly 1.
-// Drivers may give exp2 with 3 + 2|x| ulp, too little for weights.
-fn exp2_acc(x: vec4<f32>) -> vec4<f32> {
-    let y = clamp(x, vec4<f32>(-126.0), vec4<f32>(127.0));
-    let n = floor(y + vec4<f32>(0.5));
-    let f = y - n;
-    var r = fma(vec4<f32>(1.535336188319500e-4), f, vec4<f32>(1.339887440266574e-3));
-    r = fma(r, f, vec4<f32>(9.618437357674640e-3));
-    r = fma(r, f, vec4<f32>(5.550332471162809e-2));
-    r = fma(r, f, vec4<f32>(2.402264791363012e-1));
-    r = fma(r, f, vec4<f32>(6.931472028550421e-1));
-    r = fma(r, f, vec4<f32>(1.0));
-    r = r * bitcast<vec4<f32>>((vec4<i32>(n) + vec4<i32>(127)) << vec4<u32>(23u));
-    r = select(r, vec4<f32>(0.0), x < vec4<f32>(-126.0));
-    return select(r, x, is_nan(x));
-}
-
-// exp2_down is 2^x to 4 ulp for differences x from a maximum: exp2_acc with one term
-// less (1 + f·g(f), g the minimax polynomial for which 2^f is off by 1.6·2^-24 at
-// most), 0 below -126, and exactly 1 for 0. They may round to above 0, for scores of
-// 2^30 and more far above: up to 64 this is 2^x, then at most 2^65, which is finite.
-// The bits of x are compared, as a compiler may assume that comparisons meet no NaN;
-// a NaN comes through f.
-fn exp2_down(x: vec4<f32>) -> vec4<f32> {
-    let n = floor(max(x, vec4<f32>(-126.0)) + vec4<f32>(0.5));
-    let f = x - n;
-    var r = fma(vec4<f32>(1.3264727e-3), f, vec4<f32>(9.6715126e-3));
-    r = fma(r, f, vec4<f32>(5.5507337e-2));
-    r = fma(r, f, vec4<f32>(2.4022242e-1));
-    r = fma(r, f, vec4<f32>(6.9314698e-1));
-    r = fma(r, f, vec4<f32>(1.0));
-    r = r * bitcast<vec4<f32>>((vec4<i32>(min(n, vec4<f32>(64.0))) + vec4<i32>(127)) << vec4<u32>(23u));
-    let below = bitcast<vec4<u32>>(x) - vec4<u32>(0xc2fc0001u); // 0: next below -126
-    return select(r, vec4<f32>(0.0), below <= vec4<u32>(0x3c83ffffu)); // -Inf
-}
-
-// tanh_acc is tanh(x) to 3 ulp (Cephes tanhf): an odd polynomial below 0.625, and
-// 1 - 2/(e^2x + 1) above. A driver's tanh may overflow to NaN for large x.
-fn tanh_acc(x: vec4<f32>) -> vec4<f32> {
-    let a = min(abs(x), vec4<f32>(20.0));
-    let z = a * a;
-    var r = fma(vec4<f32>(-5.70498872745e-3), z, vec4<f32>(2.06390887954e-2));
-    r = fma(r, z, vec4<f32>(-5.37397155531e-2));
-    r = fma(r, z, vec4<f32>(1.33314422036e-1));
-    r = fma(r, z, vec4<f32>(-3.33332819422e-1));
-    r = fma(r * z, a, a);
-    let e = exp2_acc(a * 2.885390082);
-    r = select(r, vec4<f32>(1.0) - vec4<f32>(2.0) / (e + vec4<f32>(1.0)), a >= vec4<f32>(0.625));
-    r = select(r, -r, x < vec4<f32>(0.0));
-    return select(r, x, is_nan(x));
-}
-
-// log_acc is the natural logarithm of a normal x > 0 to 2 ulp (Cephes logf).
-// Drivers may be off by 2^-21 near 1, where many rows' sums lie.
-fn log_acc(x: f32) -> f32 {
-    let bits = bitcast<u32>(x);
-    var e = f32(i32(bits >> 23u) - 126);
-    var f = bitcast<f32>((bits & 0x7fffffu) | 0x3f000000u); // in [1/2, 1)
-    if (f < 0.7071067811865) {
-        e = e - 1.0;
-        f = f + f;
-    }
-    f = f - 1.0;
-    let z = f * f;
-    var r = fma(7.0376836292e-2, f, -1.1514610310e-1);
-    r = fma(r, f, 1.1676998740e-1);
-    r = fma(r, f, -1.2420140846e-1);
-    r = fma(r, f, 1.4249322787e-1);
-    r = fma(r, f, -1.6668057665e-1);
-    r = fma(r, f, 2.0000714765e-1);
-    r = fma(r, f, -2.4999993993e-1);
-    r = fma(r, f, 3.3333331174e-1);
-    r = r * f * z;
-    r = fma(e, -2.12194440e-4, r);
-    r = fma(z, -0.5, r);
-    r = fma(e, 0.693359375, f + r);
-    return select(r, x, (bits & 0x7fffffffu) >= 0x7f800000u);
-}
-
-// decode returns element i of a tensor from the word that holds it: type 0 is
-// f32, 1 f16, 2 bf16.
-fn decode(word: u32, i: u32, dtype: u32) -> f32 {
-    let pair = unpack2x16float(word);
-    let half = select(pair.x, pair.y, (i & 1u) == 1u);
-    let brain = bitcast<f32>((word >> ((i & 1u) * 16u)) << 16u);
-    return select(select(brain, half, dtype == 1u), bitcast<f32>(word), dtype == 0u);
-}
-
-// put stores x as element i of o.
-fn put(i: u32, x: f32) {
-    o[i] = bitcast<u32>(x);
-}
-
-fn load_bias(i: u32) -> f32 {
-    return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
-}
-
-fn load_relative(i: u32) -> f32 {
-    let at = select(i >> 1u, i, p.more.relative_type == 1u);
-    var word = 0u;
-    if (BOTH == 0u) { // static
-        word = bias[at];
-    }
-    if (BOTH == 1u) { // static
-        word = relative[at];
-    }
-    return decode(word, i, p.more.relative_type - 1u);
-}
-
-// block is 0 when the mask of blocks hides its element i.
-fn block(i: u32) -> u32 {
-    var word = 0u;
-    if (BOTH == 0u) { // static
-        word = mask[i >> 2u];
-    }
-    if (BOTH == 1u) { // static
-        word = blocks[i >> 2u];
-    }
-    return (word >> ((i & 3u) * 8u)) & 0xffu;
-}
-
-// bounded is a bias as it is added: finite ones are bounded to the number with the bits
-// limit, so that log2(e) times what is added together is finite. Looks at the bits, as
-// comparisons may be assumed to meet no NaN.
-fn bounded(x: f32, limit: u32) -> f32 {
-    let bits = bitcast<u32>(x);
-    let size = bits & 0x7fffffffu;
-    return select(x, bitcast<f32>((bits & 0x80000000u) | limit), size > limit && size < 0x7f800000u);
-}
-
-// slope_of returns the slope of a head, both counted in the box.
-fn slope_of(batch: u32, head: u32) -> f32 {
-    let n = batch * p.more.slope_b + head;
-    return p.slopes[n / 4u][n % 4u];
-}
-
-// mul_hi is the upper half of each product's 64 bits.
-fn mul_hi(x: vec2<u32>, y: vec2<u32>) -> vec2<u32> {
-    let x0 = x & vec2<u32>(0xffffu);
-    let x1 = x >> vec2<u32>(16u);
-    let y0 = y & vec2<u32>(0xffffu);
-    let y1 = y >> vec2<u32>(16u);
-    let mid = x1 * y0 + ((x0 * y0) >> vec2<u32>(16u));
-    let low = x0 * y1 + (mid & vec2<u32>(0xffffu));
-    return x1 * y1 + (mid >> vec2<u32>(16u)) + (low >> vec2<u32>(16u));
-}
-
-// philox is Philox4x32-10 (Salmon et al. 2011), as in package backend.
-fn philox(counter: vec4<u32>, key: vec2<u32>) -> vec4<u32> {
-    let m = vec2<u32>(0xd2511f53u, 0xcd9e8d57u);
-    var c = counter;
-    var k = key;
-    for (var n = 0u; n < 10u; n++) {
-        let high = mul_hi(c.xz, m);
-        let low = c.xz * m;
-        c = vec4<u32>(high.y ^ c.y ^ k.x, low.y, high.x ^ c.w ^ k.y, low.x);
-        k = k + vec2<u32>(0x9e3779b9u, 0xbb67ae85u);
-    }
-    return c;
-}
-
 // load_q returns elements d to d+3 of the row that begins at element at, 0 beyond its
 // end.
-fn load_q(at: u32, d: u32) -> vec4<f32> {
+fn load4_q(at: u32, d: u32) -> vec4<f32> {
     var x = vec4<f32>(0.0);
     if (VEC == 1u) { // static
         if (d < p.dim) {
@@ -393,10 +128,7 @@ fn load_q(at: u32, d: u32) -> vec4<f32> {
                 x = bitcast<vec4<f32>>(q[i >> 2u]);
             }
             if (IN != 0u) { // static
-                let lower = q[i >> 3u][(i >> 1u) & 3u];
-                let upper = q[i >> 3u][((i >> 1u) & 3u) + 1u];
-                x = vec4<f32>(decode(lower, 0u, IN), decode(lower, 1u, IN),
-                    decode(upper, 0u, IN), decode(upper, 1u, IN));
+                x = decode16(q[i >> 3u][(i >> 1u) & 3u], q[i >> 3u][((i >> 1u) & 3u) + 1u], IN);
             }
         }
     }
@@ -415,48 +147,7 @@ fn scalar_q(i: u32) -> f32 {
     return decode(q[word >> 2u][word & 3u], i, IN);
 }
 
-// integers are the four in a word of q8.
-fn integers(w: u32) -> vec4<f32> {
-    return vec4<f32>(vec4<i32>(bitcast<i32>(w << 24u), bitcast<i32>(w << 16u), bitcast<i32>(w << 8u), bitcast<i32>(w)) >> vec4<u32>(24u));
-}
-
-// page_of is which of a batch's pages has a key of the call.
-fn page_of(key: u32) -> u32 {
-    if (p.page_bits == 32u) {
-        return key / p.page;
-    }
-    return key >> (p.page_bits & 31u);
-}
-
-// k_row is where the row of key j of the piece begins, in a head that begins at at; of a
-// pool at is the head's place in its first page.
-fn k_row(at: u32, batch: u32, j: u32) -> u32 {
-    var row = at;
-    if (PAGED == 0u) { // static
-        row = row + j * p.k.s;
-    }
-    if (PAGED == 1u) { // static
-        let key = p.key0 + j;
-        let n = page_of(key);
-        row = row + table[p.table_at + batch * p.pages + n] * p.k.b + (key - n * p.page) * p.k.s;
-    }
-    return row;
-}
-
-fn v_row(at: u32, batch: u32, j: u32) -> u32 {
-    var row = at;
-    if (PAGED == 0u) { // static
-        row = row + j * p.v.s;
-    }
-    if (PAGED == 1u) { // static
-        let key = p.key0 + j;
-        let n = page_of(key);
-        row = row + table[p.table_at + batch * p.pages + n] * p.v.b + (key - n * p.page) * p.v.s;
-    }
-    return row;
-}
-
-fn load_k(at: u32, d: u32) -> vec4<f32> {
+fn load4_k(at: u32, d: u32) -> vec4<f32> {
     var x = vec4<f32>(0.0);
     if (KV == 4u) { // static
         if (d < p.dim) {
@@ -472,10 +163,7 @@ fn load_k(at: u32, d: u32) -> vec4<f32> {
                     x = bitcast<vec4<f32>>(k[i >> 2u]);
                 }
                 if (KV != 0u) { // static
-                    let lower = k[i >> 3u][(i >> 1u) & 3u];
-                    let upper = k[i >> 3u][((i >> 1u) & 3u) + 1u];
-                    x = vec4<f32>(decode(lower, 0u, KV), decode(lower, 1u, KV),
-                        decode(upper, 0u, KV), decode(upper, 1u, KV));
+                    x = decode16(k[i >> 3u][(i >> 1u) & 3u], k[i >> 3u][((i >> 1u) & 3u) + 1u], KV);
                 }
             }
         }
@@ -495,7 +183,7 @@ fn scalar_k(i: u32) -> f32 {
     return decode(k[word >> 2u][word & 3u], i, KV);
 }
 
-fn load_v(at: u32, d: u32) -> vec4<f32> {
+fn load4_v(at: u32, d: u32) -> vec4<f32> {
     var x = vec4<f32>(0.0);
     if (KV == 4u) { // static
         if (d < p.vdim) {
@@ -511,10 +199,7 @@ fn load_v(at: u32, d: u32) -> vec4<f32> {
                     x = bitcast<vec4<f32>>(v[i >> 2u]);
                 }
                 if (KV != 0u) { // static
-                    let lower = v[i >> 3u][(i >> 1u) & 3u];
-                    let upper = v[i >> 3u][((i >> 1u) & 3u) + 1u];
-                    x = vec4<f32>(decode(lower, 0u, KV), decode(lower, 1u, KV),
-                        decode(upper, 0u, KV), decode(upper, 1u, KV));
+                    x = decode16(v[i >> 3u][(i >> 1u) & 3u], v[i >> 3u][((i >> 1u) & 3u) + 1u], KV);
                 }
             }
         }
@@ -543,7 +228,7 @@ struct Scores {
 // distances are how far four rows from row on (in the box) stand from key j (in the
 // piece).
 fn distances(row: u32, j: u32) -> vec4<f32> {
-    let at = i32(p.row0 + row) + p.more.offset - i32(p.key0 + j);
+    let at = i32(p.row0 + row) + p.offset - i32(p.key0 + j);
     return vec4<f32>(abs(vec4<i32>(at) + vec4<i32>(0, 1, 2, 3)));
 }
 
@@ -564,7 +249,7 @@ fn pairs_of(batch: u32, head: u32, row: u32) -> Pairs {
     r.blocks = vec4<u32>(0u);
     if ((p.flags & HAS_BLOCKS) != 0u) {
         r.blocks = vec4<u32>(p.blocked.base + batch * p.blocked.b + head * p.blocked.h)
-            + (rows + vec4<u32>(p.row0)) / vec4<u32>(p.more.block_q) * vec4<u32>(p.blocked.s);
+            + (rows + vec4<u32>(p.row0)) / vec4<u32>(p.block_q) * vec4<u32>(p.blocked.s);
     }
     return r;
 }
@@ -578,12 +263,12 @@ fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) 
         for (var r = 0u; r < 4u; r++) { // unroll deep
             if (!w.hidden[r]) {
                 let i = pairs.mask[r] + j * p.mask.d;
-                w.hidden[r] = ((mask[i >> 2u] >> ((i & 3u) * 8u)) & 0xffu) == 0u;
+                w.hidden[r] = !unmasked(i);
             }
         }
     }
     if ((p.flags & HAS_BLOCKS) != 0u) {
-        let column = (p.key0 + j) / p.more.block_k * p.blocked.d;
+        let column = (p.key0 + j) / p.block_k * p.blocked.d;
         for (var r = 0u; r < 4u; r++) { // unroll deep
             if (!w.hidden[r]) {
                 w.hidden[r] = block(pairs.blocks[r] + column) == 0u;
@@ -597,12 +282,12 @@ fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) 
                 var y = 0.0;
                 if (p.bias_type != 0u) {
                     let x = load_bias(pairs.bias[r] + j * p.bias.d);
-                    w.hidden[r] = bitcast<u32>(x) == 0xff800000u; // -Inf hides
+                    w.hidden[r] = bitcast<u32>(x) == MINUS_INF; // -Inf hides
                     y = bounded(x, MAX_BIAS);
                 }
-                if (p.more.relative_type != 0u) {
+                if (p.relative_type != 0u) {
                     let x = load_relative(pairs.relative[r] + j * p.relative.d);
-                    w.hidden[r] = w.hidden[r] || bitcast<u32>(x) == 0xff800000u;
+                    w.hidden[r] = w.hidden[r] || bitcast<u32>(x) == MINUS_INF;
                     y = bounded(y + bounded(x, MAX_RELATIVE), MAX_BIAS);
                 }
                 if ((p.flags & HAS_SLOPES) != 0u) {
@@ -619,10 +304,10 @@ fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) 
 // keys of a tile up to end meet: 0 when nobody sees any of them, 2 when all are seen,
 // else 1, also when they are too many to be looked at.
 fn blocks_seen(batch: u32, head: u32, r0: u32, tile: u32, end: u32) -> u32 {
-    let q0 = (p.row0 + r0) / p.more.block_q;
-    let nq = (p.row0 + min(r0 + TY * ROWS, p.rows) - 1u) / p.more.block_q - q0 + 1u;
-    let k0 = tile / p.more.block_k;
-    let nk = (min(tile + TX * KT, end) - 1u) / p.more.block_k - k0 + 1u;
+    let q0 = (p.row0 + r0) / p.block_q;
+    let nq = (p.row0 + min(r0 + TY * ROWS, p.rows) - 1u) / p.block_q - q0 + 1u;
+    let k0 = tile / p.block_k;
+    let nk = (min(tile + TX * KT, end) - 1u) / p.block_k - k0 + 1u;
     if (nq * nk > MOST_BLOCKS) {
         return 1u;
     }
@@ -640,9 +325,9 @@ fn blocks_seen(batch: u32, head: u32, r0: u32, tile: u32, end: u32) -> u32 {
 // without_dropped are the weights of four rows from row on (in the box) with key j (in
 // the piece), hidden where dropout takes them.
 fn without_dropped(weights: vec4<f32>, batch: u32, head: u32, row: u32, j: u32) -> vec4<f32> {
-    let n = p.more.row0 + row;
-    let seed = vec2<u32>(p.more.seed0, p.more.seed1);
-    let counter = vec4<u32>(n / 4u, p.more.key0 + j, p.more.head0 + head, p.more.batch0 + batch);
+    let n = p.drop_row + row;
+    let seed = vec2<u32>(p.seed0, p.seed1);
+    let counter = vec4<u32>(n / 4u, p.drop_key + j, p.drop_head + head, p.drop_batch + batch);
     // A counter has the words of four rows, which may be the last of these and the first
     // of the next ones.
     var x = philox(counter, seed);
@@ -656,16 +341,7 @@ fn without_dropped(weights: vec4<f32>, batch: u32, head: u32, row: u32, j: u32) 
             x = vec4<u32>(x.w, y.x, y.y, y.z);
         }
     }
-    return select(weights, vec4<f32>(HIDDEN), x < vec4<u32>(p.more.threshold));
-}
-
-fn add(w: f32, x: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
-    return fma(vec4<f32>(w), x, sum);
-}
-
-// add_seen is sum + w·x, but sum where w is the marker of a hidden key.
-fn add_seen(w: f32, x: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
-    return select(fma(vec4<f32>(w), x, sum), sum, bitcast<u32>(w) == HIDDEN_BITS);
+    return select(weights, vec4<f32>(HIDDEN), x < vec4<u32>(p.threshold));
 }
 
 @compute @workgroup_size(128)
@@ -770,11 +446,11 @@ fn main(
                 var kr: array<vec4<f32>, KN>;
                 for (var n = 0u; n < QN; n++) { // unroll
                     let x = t + THREADS * n;
-                    qr[n] = load_q(q_at + min(r0 + x / QD, p.rows - 1u) * p.q.s, d0 + 4u * (x % QD));
+                    qr[n] = load4_q(q_at + min(r0 + x / QD, p.rows - 1u) * p.q.s, d0 + 4u * (x % QD));
                 }
                 for (var n = 0u; n < KN; n++) { // unroll
                     let x = t + THREADS * n;
-                    kr[n] = load_k(k_row(k_at, batch, min(j0 + x / QD, p.keys - 1u)), d0 + 4u * (x % QD));
+                    kr[n] = load4_k(k_row(k_at, batch, min(j0 + x / QD, p.keys - 1u)), d0 + 4u * (x % QD));
                 }
                 workgroupBarrier();
                 for (var n = 0u; n < QN; n++) { // unroll
@@ -913,7 +589,7 @@ fn main(
                     for (var n = 0u; n < VN; n++) { // unroll
                         let x = t + THREADS * n;
                         let column = 4u * (turn * (TX * CV) + x % (TX * CV));
-                        vr[n] = load_v(v_row(v_at, batch, min(j1 + x / (TX * CV), p.keys - 1u)), column);
+                        vr[n] = load4_v(v_row(v_at, batch, min(j1 + x / (TX * CV), p.keys - 1u)), column);
                     }
                     workgroupBarrier();
                     if (turn == 0u) {
@@ -1046,10 +722,10 @@ fn main(
         for (var x = 0u; x < TX; x++) { // unroll deep
             sum = sum + a[ty][x * RV + h];
         }
-        var scale = vec4<f32>(p.more.keep);
+        var scale = vec4<f32>(p.keep);
         if ((p.flags & HAS_SINKS) != 0u) {
             let sink = p.sinks[head / 4u][head % 4u];
-            if (bitcast<u32>(sink) != 0xff800000u) { // -Inf
+            if (bitcast<u32>(sink) != MINUS_INF) { // -Inf
                 let top = max(m[h], vec4<f32>(sink));
                 let before = exp2_down(m[h] - top);
                 sum = fma(sum, before, exp2_down(vec4<f32>(sink) - top));
@@ -1065,7 +741,7 @@ fn main(
                 let row = r0 + ty * ROWS + 4u * h + r;
                 if (row < p.rows) {
                     lse[p.lse.base + batch * p.lse.b + head * p.lse.h + row * p.lse.s] =
-                        select(fma(m[h][r], LN2, log_acc(safe[r])), bitcast<f32>(0xff800000u), empty[h][r]);
+                        select(fma(m[h][r], LN2, log_acc(safe[r])), bitcast<f32>(MINUS_INF), empty[h][r]);
                 }
             }
         }
@@ -1088,7 +764,14 @@ fn main(
                 let e = (x / (4u * TX)) % ER;
                 let row = r0 + (x / (4u * TX * ER)) * ROWS + y * ER + e;
                 if (row < p.rows && 4u * TX * i + c < p.vdim) {
-                    put(o_at + row * p.o.s + (4u * TX * i + c) * p.o.d, a[x / (4u * TX * ER)][e * TX + c / 4u][c % 4u]);
+                    let to = o_at + row * p.o.s + (4u * TX * i + c) * p.o.d;
+                    let result = a[x / (4u * TX * ER)][e * TX + c / 4u][c % 4u];
+                    if (OUT16 == 0u) { // static
+                        o[to] = bitcast<u32>(result);
+                    }
+                    if (OUT16 == 1u) { // static
+                        put(to, result);
+                    }
                 }
             }
         }

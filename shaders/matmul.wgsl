@@ -1,6 +1,6 @@
 // Batched matrix product, one tile of one head a workgroup:
 //
-//     y[b, h, i, n] = Σ_x a[b, h, i, x] · w[b, h/group, x, n] + bias[n]
+//     o[b, h, i, n] = Σ_x a[b, h, i, x] · w[b, h/group, x, n] + bias[n]
 //
 // It is QKᵀ (x the depth, n the key), PV (x the key, n the column) and the linear
 // layers (x the input feature), which differ by strides alone. A thread (tx, ty) of
@@ -51,18 +51,7 @@ const W4: u32 = 8u; // 4 · CV
 const AN: u32 = 4u; // vec4 of a that a thread stages: ROWS·QD/TX, all of its own row of as_
 const WN: u32 = 2u; // of w: 4·QD·CV/TY
 
-struct Strides {
-    base: u32,
-    b: u32,
-    h: u32,
-    s: u32,
-    d: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-struct Params {
+struct MatmulParams {
     first: u32, // workgroups that earlier dispatches of this box took
     total: u32, // workgroups of the box
     row_tiles: u32,
@@ -73,15 +62,15 @@ struct Params {
     rows: u32,
     cols: u32,
     depth: u32, // along x, in the piece
-    flags: u32, // 1: go on from state, 2: leave state
+    flags: u32, // GO_ON, LEAVE
     bias_type: u32, // 0: no bias, else 1 + its type
-    out_type: u32, // type of y
+    out_type: u32, // type of o
     pad0: u32,
     pad1: u32,
     pad2: u32,
     a: Strides,
     w: Strides, // s along x, d along n
-    y: Strides,
+    o: Strides,
     bias_base: u32,
     bias_stride: u32,
 }
@@ -89,52 +78,13 @@ struct Params {
 @group(0) @binding(0) var<storage, read> a: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> bias: array<u32>;
-@group(0) @binding(3) var<storage, read_write> y: array<atomic<u32>>;
+@group(0) @binding(3) var<storage, read_write> o: array<atomic<u32>>;
 @group(0) @binding(4) var<storage, read_write> state: array<vec4<f32>>;
-@group(0) @binding(5) var<uniform> p: Params;
+@group(0) @binding(5) var<uniform> p: MatmulParams;
 
 var<workgroup> as_: array<array<vec4<f32>, SA>, TY>; // [row][x/4]
 var<workgroup> ws: array<array<vec4<f32>, SB>, TX>; // [x][n/4], or with ALONG [n][x/4]
 var<workgroup> zeros: array<array<u32, TX>, TY>; // 1: there is a 0 in what a thread staged for row ty of as_
-
-// decode returns element i of a tensor from the word that holds it: type 0 is
-// f32, 1 f16, 2 bf16.
-fn decode(word: u32, i: u32, dtype: u32) -> f32 {
-    let pair = unpack2x16float(word);
-    let half = select(pair.x, pair.y, (i & 1u) == 1u);
-    let brain = bitcast<f32>((word >> ((i & 1u) * 16u)) << 16u);
-    return select(select(brain, half, dtype == 1u), bitcast<f32>(word), dtype == 0u);
-}
-
-// encode16 rounds x to f16 (type 1) or bf16 (type 2), to nearest, ties to even.
-// pack2x16float may round either way, so it is not used.
-fn encode16(x: f32, dtype: u32) -> u32 {
-    let bits = bitcast<u32>(x);
-    let sign = (bits >> 16u) & 0x8000u;
-    let a = bits & 0x7fffffffu;
-    let nan = a > 0x7f800000u;
-    let brain = select((bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u, (bits >> 16u) | 0x40u, nan);
-    var half = (a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u;
-    // Below 2^-14 f16 is subnormal, in steps of 2^-24. Adding 1/2 puts the step of
-    // the sum at 2^-24, so that the addition rounds; the low bits count the steps.
-    half = select(half, bitcast<u32>(bitcast<f32>(a) + 0.5) - 0x3f000000u, a < 0x38800000u);
-    half = select(half, 0x7c00u, a >= 0x477ff000u); // 65520 and over round to infinity
-    half = select(half, 0x7e00u, nan);
-    return select(sign | half, brain, dtype == 2u);
-}
-
-// put stores x as element i of y. Two rows may share a word when elements take
-// 16 bits, so the bits that change are flipped atomically: nobody else writes this
-// half of the word, and the other half is left alone whatever it is by then.
-fn put(i: u32, x: f32) {
-    if (p.out_type == 0u) {
-        atomicStore(&y[i], bitcast<u32>(x));
-    } else {
-        let shift = (i & 1u) * 16u;
-        let old = atomicLoad(&y[i >> 1u]) >> shift;
-        atomicXor(&y[i >> 1u], ((old ^ encode16(x, p.out_type)) & 0xffffu) << shift);
-    }
-}
 
 // load_a returns elements x to x+3 of the row of a that begins at element at, 0 beyond
 // its end.
@@ -147,9 +97,7 @@ fn load_a(at: u32, x: u32) -> vec4<f32> {
                 v = bitcast<vec4<f32>>(a[i >> 2u]);
             }
             if (A != 0u) { // static
-                let lower = a[i >> 3u][(i >> 1u) & 3u];
-                let upper = a[i >> 3u][((i >> 1u) & 3u) + 1u];
-                v = vec4<f32>(decode(lower, 0u, A), decode(lower, 1u, A), decode(upper, 0u, A), decode(upper, 1u, A));
+                v = decode16(a[i >> 3u][(i >> 1u) & 3u], a[i >> 3u][((i >> 1u) & 3u) + 1u], A);
             }
         }
     }
@@ -179,9 +127,7 @@ fn load_w(at: u32, e: u32, end: u32, step: u32) -> vec4<f32> {
                 v = bitcast<vec4<f32>>(w[i >> 2u]);
             }
             if (W != 0u) { // static
-                let lower = w[i >> 3u][(i >> 1u) & 3u];
-                let upper = w[i >> 3u][((i >> 1u) & 3u) + 1u];
-                v = vec4<f32>(decode(lower, 0u, W), decode(lower, 1u, W), decode(upper, 0u, W), decode(upper, 1u, W));
+                v = decode16(w[i >> 3u][(i >> 1u) & 3u], w[i >> 3u][((i >> 1u) & 3u) + 1u], W);
             }
         }
     }
@@ -200,16 +146,8 @@ fn scalar_w(i: u32) -> f32 {
     return decode(w[word >> 2u][word & 3u], i, W);
 }
 
-fn load_bias(i: u32) -> f32 {
-    return decode(bias[select(i >> 1u, i, p.bias_type == 1u)], i, p.bias_type - 1u);
-}
-
-fn add(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
-    return fma(vec4<f32>(x), v, sum);
-}
-
-// add_seen is sum + x·v, but sum where x is 0.
-fn add_seen(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
+// add_nonzero is sum + x·v, but sum where x is 0.
+fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
     return select(fma(vec4<f32>(x), v, sum), sum, (bitcast<u32>(x) & 0x7fffffffu) == 0u);
 }
 
@@ -244,7 +182,7 @@ fn main(
         s[i] = vec4<f32>(0.0);
     }
     let state_at = id * (O4 * THREADS) + t;
-    if ((p.flags & 1u) != 0u) {
+    if ((p.flags & GO_ON) != 0u) {
         for (var i = 0u; i < O4; i++) { // unroll
             s[i] = state[state_at + i * THREADS];
         }
@@ -354,15 +292,15 @@ fn main(
                     for (var r = 0u; r < ROWS; r++) { // unroll
                         let x = as_[ty][r * QD + d];
                         for (var i = 0u; i < CV; i++) { // unroll
-                            s[r * CV + i] = add_seen(x.w, v[4u * i + 3u], add_seen(x.z, v[4u * i + 2u],
-                                add_seen(x.y, v[4u * i + 1u], add_seen(x.x, v[4u * i], s[r * CV + i]))));
+                            s[r * CV + i] = add_nonzero(x.w, v[4u * i + 3u], add_nonzero(x.z, v[4u * i + 2u],
+                                add_nonzero(x.y, v[4u * i + 1u], add_nonzero(x.x, v[4u * i], s[r * CV + i]))));
                         }
                     }
                 }
             }
         }
     }
-    if ((p.flags & 2u) != 0u) {
+    if ((p.flags & LEAVE) != 0u) {
         for (var i = 0u; i < O4; i++) { // unroll
             state[state_at + i * THREADS] = s[i];
         }
@@ -371,7 +309,7 @@ fn main(
 
     // The results go through workgroup memory, ER rows of a thread at once, so that
     // neighbouring threads write neighbouring columns.
-    let y_at = p.y.base + b * p.y.b + h * p.y.h;
+    let o_at = p.o.base + b * p.o.b + h * p.o.h;
     for (var i = 0u; i < CV; i++) { // unroll
         for (var z = 0u; z < ROWS / ER; z++) { // unroll
             workgroupBarrier();
@@ -388,7 +326,7 @@ fn main(
                     if (p.bias_type != 0u) {
                         v = v + load_bias(p.bias_base + c * p.bias_stride);
                     }
-                    put(y_at + row * p.y.s + c * p.y.d, v);
+                    put(o_at + row * p.o.s + c * p.o.d, v);
                 }
             }
         }

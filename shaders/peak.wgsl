@@ -4,14 +4,14 @@
 //
 // Workgroup memory: none.
 
-struct Params {
+struct PeakParams {
     rounds: u32,
     factor: f32, // below 1, so that the values stay normal numbers
     addend: f32,
 }
 
 @group(0) @binding(0) var<storage, read_write> out: array<f32>;
-@group(0) @binding(1) var<uniform> p: Params;
+@group(0) @binding(1) var<uniform> p: PeakParams;
 
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {

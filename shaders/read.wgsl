@@ -12,8 +12,8 @@
 //
 // Workgroup memory: none.
 
-struct Params {
-    total: u32, // chunks to read in all
+struct ReadParams {
+    all: u32, // chunks to read
     chunks: u32, // of all the buffers
     end0: u32, // the first chunk after src0, and so on
     end1: u32,
@@ -32,7 +32,7 @@ struct Params {
 @group(0) @binding(2) var<storage, read> src2: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> src3: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read_write> out: array<vec4<f32>>;
-@group(0) @binding(5) var<uniform> p: Params;
+@group(0) @binding(5) var<uniform> p: ReadParams;
 
 fn read0(i: u32) -> vec4<f32> {
     let last = p.last0;
@@ -69,7 +69,7 @@ fn main(
     @builtin(local_invocation_index) t: u32,
 ) {
     var sum = vec4<f32>(0.0);
-    for (var k = group.x; k < p.total; k += groups.x) {
+    for (var k = group.x; k < p.all; k += groups.x) {
         let c = k % p.chunks;
         if (c < p.end0) {
             sum += read0(512u * c + t);

@@ -11,20 +11,9 @@
 // Workgroup memory: none.
 
 // Rewritten for each variant:
-const INPLACE: u32 = 0u; // 1: x is what y holds, and not bound
+const INPLACE: u32 = 0u; // 1: x is what o holds, and not bound
 
-struct Strides {
-    base: u32,
-    b: u32,
-    h: u32,
-    s: u32,
-    d: u32,
-    pad0: u32,
-    pad1: u32,
-    pad2: u32,
-}
-
-struct Params {
+struct RoPEParams {
     first: u32, // workgroups that earlier dispatches of this box took
     total: u32, // workgroups of the box
     heads: u32,
@@ -34,64 +23,25 @@ struct Params {
     all: u32, // units of the box
     interleaved: u32,
     in_type: u32, // type of x: 0 f32, 1 f16, 2 bf16
-    out_type: u32, // type of y
+    out_type: u32, // type of o
     pad0: u32,
     pad1: u32,
     x: Strides,
     cosine: Strides,
     sine: Strides,
-    y: Strides,
+    o: Strides,
 }
 
 @group(0) @binding(0) var<storage, read> x: array<u32>;
 @group(0) @binding(1) var<storage, read> cosine: array<f32>;
 @group(0) @binding(2) var<storage, read> sine: array<f32>;
-@group(0) @binding(3) var<storage, read_write> y: array<atomic<u32>>;
-@group(0) @binding(4) var<uniform> p: Params;
-
-// decode returns element i of a tensor from the word that holds it: type 0 is
-// f32, 1 f16, 2 bf16.
-fn decode(word: u32, i: u32, dtype: u32) -> f32 {
-    let pair = unpack2x16float(word);
-    let half = select(pair.x, pair.y, (i & 1u) == 1u);
-    let brain = bitcast<f32>((word >> ((i & 1u) * 16u)) << 16u);
-    return select(select(brain, half, dtype == 1u), bitcast<f32>(word), dtype == 0u);
-}
-
-// encode16 rounds x to f16 (type 1) or bf16 (type 2), to nearest, ties to even.
-// pack2x16float may round either way, so it is not used.
-fn encode16(x: f32, dtype: u32) -> u32 {
-    let bits = bitcast<u32>(x);
-    let sign = (bits >> 16u) & 0x8000u;
-    let a = bits & 0x7fffffffu;
-    let nan = a > 0x7f800000u;
-    let brain = select((bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u, (bits >> 16u) | 0x40u, nan);
-    var half = (a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u;
-    // Below 2^-14 f16 is subnormal, in steps of 2^-24. Adding 1/2 puts the step of
-    // the sum at 2^-24, so that the addition rounds; the low bits count the steps.
-    half = select(half, bitcast<u32>(bitcast<f32>(a) + 0.5) - 0x3f000000u, a < 0x38800000u);
-    half = select(half, 0x7c00u, a >= 0x477ff000u); // 65520 and over round to infinity
-    half = select(half, 0x7e00u, nan);
-    return select(sign | half, brain, dtype == 2u);
-}
-
-// put stores x as element i of y. Two rows may share a word when elements take
-// 16 bits, so the bits that change are flipped atomically: nobody else writes this
-// half of the word, and the other half is left alone whatever it is by then.
-fn put(i: u32, x: f32) {
-    if (p.out_type == 0u) {
-        atomicStore(&y[i], bitcast<u32>(x));
-    } else {
-        let shift = (i & 1u) * 16u;
-        let old = atomicLoad(&y[i >> 1u]) >> shift;
-        atomicXor(&y[i >> 1u], ((old ^ encode16(x, p.out_type)) & 0xffffu) << shift);
-    }
-}
+@group(0) @binding(3) var<storage, read_write> o: array<atomic<u32>>;
+@group(0) @binding(4) var<uniform> p: RoPEParams;
 
 fn load_x(i: u32) -> f32 {
     let at = select(i >> 1u, i, p.in_type == 0u);
     if (INPLACE == 1u) {
-        return decode(atomicLoad(&y[at]), i, p.in_type);
+        return decode(atomicLoad(&o[at]), i, p.in_type);
     }
     return decode(x[at], i, p.in_type);
 }
@@ -117,7 +67,7 @@ fn main(
         let h = (bhs / p.rows) % p.heads;
         let b = bhs / p.rows / p.heads;
         let x_at = p.x.base + b * p.x.b + h * p.x.h + row * p.x.s;
-        let y_at = p.y.base + b * p.y.b + h * p.y.h + row * p.y.s;
+        let o_at = p.o.base + b * p.o.b + h * p.o.h + row * p.o.s;
         let turns = unit < p.pairs;
         // The first element, and of a pair the second.
         var i = unit + p.pairs;
@@ -128,13 +78,13 @@ fn main(
         }
         let u = load_x(x_at + i * p.x.d);
         if (!turns) {
-            put(y_at + i * p.y.d, u);
+            put(o_at + i * p.o.d, u);
             continue;
         }
         let v = load_x(x_at + j * p.x.d);
         let c = cosine[p.cosine.base + b * p.cosine.b + h * p.cosine.h + row * p.cosine.s + unit * p.cosine.d];
         let s = sine[p.sine.base + b * p.sine.b + h * p.sine.h + row * p.sine.s + unit * p.sine.d];
-        put(y_at + i * p.y.d, u * c - v * s);
-        put(y_at + j * p.y.d, u * s + v * c);
+        put(o_at + i * p.o.d, u * c - v * s);
+        put(o_at + j * p.o.d, u * s + v * c);
     }
 }

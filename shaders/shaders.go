@@ -1,113 +1,106 @@
-// Package shaders holds attn's WGSL, one kernel a file, and makes variants of
-// it. It knows no device.
+// Package shaders holds attn's WGSL, one kernel a file, and makes variants of it. It does
+// not use a device.
 //
-// A file is valid WGSL as it stands. Constants at its head, such as
+// A variant gives new values to constants at the head of a kernel's file, such as
 //
 //	const DVB: u32 = 2u;
 //
-// are rewritten by [Kernel.Specialise] for each variant, as the oldest WGSL
-// compiler that attn meets has no override declarations:
+// The oldest WGSL compiler that attn supports has no override declarations, so that
+// [Kernel.Specialise] rewrites the text:
 //
 //	src, err := shaders.Attention.Specialise(map[string]uint32{"DVB": 4, "ACC": 16})
 //
-// Loops that a file marks may be unrolled on the way, for compilers that do not do it
-// themselves, see [Kernel.Specialise].
+// Functions, structures and constants that several kernels use are declared once, in
+// common. A kernel just uses them: Specialise joins in the declarations that a
+// variant names, and those that these name in turn, and no others.
 //
-// Lengths, strides and visibility are uniforms, not constants: a new sequence
-// length compiles nothing.
+// Lengths, strides and visibility are parameters, not constants: a new sequence length
+// compiles nothing. [AttentionParams] and the other parameter types are generated from the
+// WGSL structures of the same names.
 package shaders
 
+//go:generate go run ./_generate
+
 import (
-	_ "embed"
+	"embed"
 	"fmt"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // Kernel is one shader file. Its entry point is called main.
 type Kernel struct {
 	// Name is the file's name without .wgsl.
 	Name string
-	// Source is the file as it stands.
+	// Source is the text of the file.
 	Source string
-	// Bindings are the kinds of group 0's bindings in order, one letter each: r
-	// for read-only storage, w for storage that is written, u for the uniform.
-	// After it variants with BOTH = 1 have a mask of blocks and a bias by distance, rr,
-	// and those with PAGED = 1 the table of pages, r.
+	// Bindings are the kinds of group 0's bindings in order, one letter each: r for
+	// read-only storage, w for storage that is written, u for the uniform. Variants with
+	// BOTH = 1 append a block mask and a relative bias, rr, and variants with PAGED = 1
+	// the table of pages, r.
 	Bindings string
-	// WorkgroupMemory is what a workgroup takes, in bytes.
+	// WorkgroupMemory is the workgroup memory in bytes.
 	WorkgroupMemory int
 	// Threads is the size of a workgroup.
 	Threads int
 }
 
-//go:embed attention.wgsl
-var attention string
-
-//go:embed flash.wgsl
-var flash string
-
-//go:embed matmul.wgsl
-var matmul string
-
-//go:embed softmax.wgsl
-var softmax string
-
-//go:embed merge.wgsl
-var merge string
-
-//go:embed decode.wgsl
-var decode string
-
-//go:embed splitmerge.wgsl
-var splitMerge string
-
-//go:embed rope.wgsl
-var rope string
-
-//go:embed convert.wgsl
-var convert string
-
-//go:embed peak.wgsl
-var peak string
-
-//go:embed copy.wgsl
-var copying string
-
-//go:embed read.wgsl
-var reading string
-
-//go:embed banks.wgsl
-var banks string
+//go:embed *.wgsl common/*.wgsl
+var files embed.FS
 
 // The kernels.
 var (
-	Attention  = Kernel{"attention", attention, "rrrrrwwwu", 14848, 64}
-	Flash      = Kernel{"flash", flash, "rrrrrwwwu", 12672, 128}
-	Matmul     = Kernel{"matmul", matmul, "rrrwwu", 13184, 128}
-	Softmax    = Kernel{"softmax", softmax, "rrwwwu", 4352, 64}
-	Decode     = Kernel{"decode", decode, "rrrrrwu", 15392, 128}
-	SplitMerge = Kernel{"splitmerge", splitMerge, "rwwu", 64, 128}
-	Merge      = Kernel{"merge", merge, "rrwwu", 0, 64}
-	RoPE       = Kernel{"rope", rope, "rrrwu", 0, 64}
-	Convert    = Kernel{"convert", convert, "rwu", 256, 64}
-	Peak       = Kernel{"peak", peak, "wu", 0, 64}
-	Copy       = Kernel{"copy", copying, "rwu", 0, 64}
-	Read       = Kernel{"read", reading, "rrrrwu", 0, 64}
-	Banks      = Kernel{"banks", banks, "wu", 4096, 64}
+	Attention  = kernel("attention", "rrrrrwwwu", 14848, 64)
+	Flash      = kernel("flash", "rrrrrwwwu", 12672, 128)
+	Decode     = kernel("decode", "rrrrrwu", 15392, 128)
+	SplitMerge = kernel("splitmerge", "rwwu", 64, 128)
+	Matmul     = kernel("matmul", "rrrwwu", 13184, 128)
+	Softmax    = kernel("softmax", "rrwwwu", 4352, 64)
+	Merge      = kernel("merge", "rrwwu", 0, 64)
+	RoPE       = kernel("rope", "rrrwu", 0, 64)
+	Convert    = kernel("convert", "rwu", 256, 64)
+	Peak       = kernel("peak", "wu", 0, 64)
+	Copy       = kernel("copy", "rwu", 0, 64)
+	Read       = kernel("read", "rrrrwu", 0, 64)
+	Banks      = kernel("banks", "wu", 4096, 64)
 )
 
-// All lists the kernels.
+// All returns the kernels.
 func All() []Kernel {
 	return []Kernel{Attention, Flash, Decode, SplitMerge, Matmul, Softmax, Merge, RoPE, Convert, Peak, Copy, Read, Banks}
 }
 
+func kernel(name, bindings string, memory, threads int) Kernel {
+	return Kernel{name, read(name + ".wgsl"), bindings, memory, threads}
+}
+
+// read returns the text of an embedded file.
+func read(name string) string {
+	text, err := files.ReadFile(name)
+	if err != nil {
+		panic(err) // the name is a constant of this package
+	}
+	return string(text)
+}
+
+// Text returns all text that variants of the kernel are made of: its file and common.
+func (k Kernel) Text() string {
+	var s strings.Builder
+	s.WriteString(k.Source)
+	for _, d := range prelude() {
+		s.WriteString(d.text)
+	}
+	return s.String()
+}
+
 var constant = regexp.MustCompile(`(?m)^const ([A-Z0-9_]+): u32 = ([0-9]+)u;`)
 
-// Constants returns the constants that Specialise can rewrite, with the values
-// in the file.
+// Constants returns the constants that Specialise can rewrite, with their values in the
+// file.
 func (k Kernel) Constants() map[string]string {
 	m := map[string]string{}
 	for _, c := range constant.FindAllStringSubmatch(k.Source, -1) {
@@ -116,16 +109,13 @@ func (k Kernel) Constants() map[string]string {
 	return m
 }
 
-// Specialise returns the source with new values for some of its constants, and without
-// the blocks marked static that they make false. Three of them mean more where a file
-// has them: EXPAND unrolls marked loops ([Looped], [Registers], [Full]), OUT16 = 1 takes
-// o and the function that stores to it from the attention kernel, which stores every
-// type, and BOTH = 0 and PAGED = 0 take the bindings away that only 1 has. It returns an
-// error that names a constant which the file does not have.
+// Specialise returns the source of a variant: the file with new values for some of its
+// constants and the declarations of common that it needs. It drops blocks marked static
+// whose condition is false. EXPAND unrolls marked loops ([Looped], [Registers], [Full]),
+// THREADS becomes the workgroup size, and a binding whose line ends in the name of a
+// constant is dropped where that constant is 0 (where it is not 0, if the name follows !).
+// The error names a constant that the file does not have.
 func (k Kernel) Specialise(values map[string]uint32) (string, error) {
-	if len(values) == 0 {
-		return k.Source, nil
-	}
 	have := k.Constants()
 	for name := range values {
 		if _, ok := have[name]; !ok {
@@ -142,35 +132,32 @@ func (k Kernel) Specialise(values map[string]uint32) (string, error) {
 		m := constant.FindStringSubmatch(line)
 		value, ok := values[m[1]]
 		if !ok {
-			n, _ := strconv.ParseUint(m[2], 10, 32) // the compiler says if it is too large
-			consts[m[1]] = uint32(n)
-			return line
+			n, _ := strconv.ParseUint(m[2], 10, 32) // the compiler reports numbers that are too large
+			value = uint32(n)
 		}
 		consts[m[1]] = value
 		return fmt.Sprintf("const %s: u32 = %du;", m[1], value)
 	})
-	if n, ok := consts["THREADS"]; ok { // naga 0.13 takes no constant there
+	if n, ok := consts["THREADS"]; ok { // naga 0.13 accepts no constant there
 		src = groupSize.ReplaceAllString(src, fmt.Sprintf("@workgroup_size(%d)", n))
 	}
-	if consts["OUT16"] == 1 {
-		src = anyOutput.ReplaceAllString(src, "${1}atomic<u32>${2}")
-		src = putFunc.ReplaceAllLiteralString(src, encodeFunc.FindString(attention)+"\n\n"+putFunc.FindString(attention))
+	src, err := unroll(bindings(src, consts), consts["EXPAND"], consts)
+	if err == nil {
+		src, err = join(src, consts)
 	}
-	src = bindings(src, consts)
-	src, err := unroll(src, consts["EXPAND"], consts)
 	if err != nil {
 		return "", fmt.Errorf("shader %s: %w", k.Name, err)
 	}
 	return src, nil
 }
 
-// bindings takes the bindings away that a constant of 0 at the end of their line does not
-// ask for, and numbers the others.
+// bindings drops the bindings that the constants at the end of their lines rule out, and
+// numbers the others.
 func bindings(src string, consts map[string]uint32) string {
 	n := 0
 	return binding.ReplaceAllStringFunc(src, func(line string) string {
 		m := binding.FindStringSubmatch(line)
-		if _, ok := consts[m[4]]; ok && consts[m[4]] == 0 {
+		if value, ok := consts[m[4]]; ok && (value == 0) == (m[3] == "") {
 			return ""
 		}
 		n++
@@ -179,9 +166,71 @@ func bindings(src string, consts map[string]uint32) string {
 }
 
 var (
-	groupSize  = regexp.MustCompile(`@workgroup_size\([0-9]+\)`)
-	anyOutput  = regexp.MustCompile(`(var<storage, read_write> o: array<)u32(>;)`)
-	binding    = regexp.MustCompile(`(?m)^(@group\(0\) @binding\()\d+(\) var<.*?)( // ([A-Z]+))?\n`)
-	putFunc    = regexp.MustCompile(`(?ms)^fn put\(.*?^}`)
-	encodeFunc = regexp.MustCompile(`(?ms)^fn encode16\(.*?^}`)
+	groupSize = regexp.MustCompile(`@workgroup_size\([0-9]+\)`)
+	binding   = regexp.MustCompile(`(?m)^(@group\(0\) @binding\()\d+(\) var<.*?;)(?: // (!?)([A-Z0-9]+))?\n`)
 )
+
+// declaration is a function, structure or constant of common.
+type declaration struct {
+	name, text string
+}
+
+var declared = regexp.MustCompile(`(?m)^(?:(?:fn|struct) (\w+)(?s:.*?)^}|const (\w+): .*)\n`)
+
+// prelude returns the declarations of common.
+var prelude = sync.OnceValue(func() []declaration {
+	entries, err := files.ReadDir("common")
+	if err != nil {
+		panic(err)
+	}
+	var all []declaration
+	for _, e := range entries {
+		for _, m := range declared.FindAllStringSubmatch(read(path.Join("common", e.Name())), -1) {
+			all = append(all, declaration{m[1] + m[2], m[0]})
+		}
+	}
+	return all
+})
+
+// join puts the declarations of common that src needs in front of it, each one after those
+// that it needs itself: naga 0.18 in Go misses some calls of functions that follow.
+func join(src string, consts map[string]uint32) (string, error) {
+	missing := map[string]declaration{}
+	for _, d := range prelude() {
+		missing[d.name] = d
+	}
+	var joined strings.Builder
+	var add func(text string) error
+	add = func(text string) error {
+		for _, name := range names(text) {
+			d, ok := missing[name]
+			if !ok {
+				continue
+			}
+			delete(missing, name)
+			text, err := unroll(d.text, consts["EXPAND"], consts)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			if err := add(text); err != nil {
+				return err
+			}
+			joined.WriteString(text + "\n")
+		}
+		return nil
+	}
+	err := add(src)
+	return joined.String() + src, err
+}
+
+// names returns the words of WGSL text outside of comments.
+func names(src string) []string {
+	var all []string
+	for line := range strings.Lines(src) {
+		code, _, _ := strings.Cut(line, "//")
+		all = append(all, strings.FieldsFunc(code, func(r rune) bool {
+			return r != '_' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+		})...)
+	}
+	return all
+}

@@ -1,0 +1,34 @@
+// The random numbers of dropout.
+
+// mul_hi returns the upper half of each 64-bit product.
+fn mul_hi(x: vec2<u32>, y: vec2<u32>) -> vec2<u32> {
+    let x0 = x & vec2<u32>(0xffffu);
+    let x1 = x >> vec2<u32>(16u);
+    let y0 = y & vec2<u32>(0xffffu);
+    let y1 = y >> vec2<u32>(16u);
+    let mid = x1 * y0 + ((x0 * y0) >> vec2<u32>(16u));
+    let low = x0 * y1 + (mid & vec2<u32>(0xffffu));
+    return x1 * y1 + (mid >> vec2<u32>(16u)) + (low >> vec2<u32>(16u));
+}
+
+// philox is Philox4x32-10 (Salmon et al. 2011), as in package backend.
+fn philox(counter: vec4<u32>, key: vec2<u32>) -> vec4<u32> {
+    let m = vec2<u32>(0xd2511f53u, 0xcd9e8d57u);
+    var c = counter;
+    var k = key;
+    for (var n = 0u; n < 10u; n++) {
+        let high = mul_hi(c.xz, m);
+        let low = c.xz * m;
+        c = vec4<u32>(high.y ^ c.y ^ k.x, low.y, high.x ^ c.w ^ k.y, low.x);
+        k = k + vec2<u32>(0x9e3779b9u, 0xbb67ae85u);
+    }
+    return c;
+}
+
+// dropped reports whether dropout takes the weight of a row, counted from the first of
+// the box, and key j, counted from the first of the piece.
+fn dropped(batch: u32, head: u32, row: u32, j: u32) -> bool {
+    let n = p.drop_row + row;
+    let x = philox(vec4<u32>(n / 4u, p.drop_key + j, p.drop_head + head, p.drop_batch + batch), vec2<u32>(p.seed0, p.seed1));
+    return x[n % 4u] < p.threshold;
+}

@@ -1,0 +1,38 @@
+// Where the rows of keys and values begin. A variant with PAGED = 1 reads them from pools
+// of pages; the binding table lists the pages of each batch in order.
+
+// page_of returns which page of a batch holds a key of the call.
+fn page_of(key: u32) -> u32 {
+    if (p.page_bits == 32u) {
+        return key / p.page;
+    }
+    return key >> (p.page_bits & 31u);
+}
+
+// k_row returns where the row of key j of the piece begins, in a head that begins at
+// element at. For pools, at is where the head begins in the first page of the pool.
+fn k_row(at: u32, batch: u32, j: u32) -> u32 {
+    var row = at;
+    if (PAGED == 0u) { // static
+        row = row + j * p.k.s;
+    }
+    if (PAGED == 1u) { // static
+        let key = p.key0 + j;
+        let n = page_of(key);
+        row = row + table[p.table_at + batch * p.pages + n] * p.k.b + (key - n * p.page) * p.k.s;
+    }
+    return row;
+}
+
+fn v_row(at: u32, batch: u32, j: u32) -> u32 {
+    var row = at;
+    if (PAGED == 0u) { // static
+        row = row + j * p.v.s;
+    }
+    if (PAGED == 1u) { // static
+        let key = p.key0 + j;
+        let n = page_of(key);
+        row = row + table[p.table_at + batch * p.pages + n] * p.v.b + (key - n * p.page) * p.v.s;
+    }
+    return row;
+}

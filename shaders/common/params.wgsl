@@ -1,0 +1,92 @@
+// Parameters that several kernels share. _generate makes their Go types and encoders.
+
+// Strides place the operand's element (b, h, s, d) at base + b·b + h·h + s·s + d·d of its
+// binding. The padding is what WGSL asks of structures inside a uniform.
+struct Strides {
+    base: u32,
+    b: u32,
+    h: u32,
+    s: u32,
+    d: u32,
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+}
+
+// AttentionParams are the parameters of the kernels that compute scores. A call is cut
+// into boxes (ranges of batches, query heads and queries) and a box into pieces (ranges of
+// keys). A kernel reads the fields that its head comment needs.
+struct AttentionParams {
+    first: u32, // workgroups of the box that earlier dispatches ran
+    total: u32, // workgroups of the box up to the end of this dispatch
+    blocks: u32, // query blocks
+    heads: u32, // query heads of the box
+    head0: u32, // number of the first in the call
+    group: u32, // query heads for each key head
+    kv_heads: u32, // key heads of the box
+    rows: u32, // queries of the box
+    row0: u32, // number of the first in the call
+    keys: u32, // keys of the piece
+    key0: u32, // number of the first in the call, a multiple of a tile
+    all_keys: u32, // keys of the call
+    parts: u32, // splits of the piece
+    part0: u32, // splits of the box before the piece
+    splits: u32, // splits of the box
+    dim: u32, // D
+    vdim: u32, // Dv
+    running: u32, // where the state that a piece leaves begins, in vec4
+    scale: f32,
+    softcap: f32,
+    unit: f32, // log2(e) times softcap if there is one, else log2(e) times scale
+    lo: i32, // row i sees key j when i + lo <= j < min(i + hi, klen)
+    hi: i32,
+    flags: u32,
+    bias_type: u32, // 0 without a bias, else 1 + its type
+    relative_type: u32, // 0 without a relative bias, else 1 + its type
+    out_type: u32, // type of o
+    offset: i32, // slopes measure the distance of key j from i + offset
+    slope_b: u32, // slopes of a batch in the table, 0 when all batches share them
+    block_q: u32, // rows of a block of the block mask
+    block_k: u32, // and its keys
+    threshold: u32, // dropout keeps a weight whose random word is at least this
+    seed0: u32,
+    seed1: u32,
+    drop_batch: u32, // batch, head, row and key of the piece's first weight in the
+    drop_head: u32, // coordinates that dropout counts by
+    drop_row: u32,
+    drop_key: u32,
+    keep: f32, // dropout multiplies weights by this; 1 without dropout
+    page: u32, // keys of a page
+    pages: u32, // pages of a batch in the table
+    table_at: u32, // where the pages of the first batch begin
+    page_bits: u32, // log2 of page, 32 when page is no power of 2
+    pad0: u32,
+    s: Strides, // scores of the softmax stage
+    q: Strides,
+    k: Strides,
+    v: Strides,
+    o: Strides,
+    lse: Strides,
+    mask: Strides,
+    bias: Strides,
+    blocked: Strides, // of the block mask, in blocks
+    relative: Strides, // of the relative bias, where s is -d
+    klen: array<vec4<i32>, 16>, // of up to 64 batches
+    slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch unless slope_b is 0
+    sinks: array<vec4<f32>, 16>, // of up to 64 heads, -Inf where there is none
+}
+
+// Bits of flags.
+const GO_ON: u32 = 1u; // continue from state
+const LEAVE: u32 = 2u; // leave state for the next piece
+const WANT_LSE: u32 = 4u;
+const HAS_KLEN: u32 = 8u;
+const HAS_MASK: u32 = 16u;
+const HAS_SOFTCAP: u32 = 32u;
+const HAS_SLOPES: u32 = 64u;
+const HAS_SINKS: u32 = 128u;
+const HAS_BLOCKS: u32 = 256u;
+const HAS_DROPOUT: u32 = 512u;
+const HAS_BIAS: u32 = 1024u; // of either kind
+const SUMS: u32 = 2048u; // phases of the softmax stage
+const WEIGHTS: u32 = 4096u;

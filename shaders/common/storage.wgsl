@@ -1,0 +1,67 @@
+// Elements as they are stored. A type is 0 for f32, 1 for f16, 2 for bf16 and 4 for q8.
+// Elements of 16 bits lie two to a word. A row of q8 is its scale, an f32, followed by
+// words of four signed integers each; element d is scale·integer d.
+//
+// Kernels that call put or put16 have a binding o: array<atomic<u32>>.
+
+// decode returns element i of a tensor of type 0, 1 or 2, given the word that holds it.
+fn decode(word: u32, i: u32, dtype: u32) -> f32 {
+    let pair = unpack2x16float(word);
+    let half = select(pair.x, pair.y, (i & 1u) == 1u);
+    let brain = bitcast<f32>((word >> ((i & 1u) * 16u)) << 16u);
+    return select(select(brain, half, dtype == 1u), bitcast<f32>(word), dtype == 0u);
+}
+
+// decode16 returns the four 16-bit elements of two words.
+fn decode16(lower: u32, upper: u32, dtype: u32) -> vec4<f32> {
+    return vec4<f32>(decode(lower, 0u, dtype), decode(lower, 1u, dtype), decode(upper, 0u, dtype), decode(upper, 1u, dtype));
+}
+
+// load_q returns element i of the binding q: array<u32>, whose type is IN.
+fn load_q(i: u32) -> f32 {
+    return decode(q[select(i >> 1u, i, IN == 0u)], i, IN);
+}
+
+// integers returns the four integers of a word of q8.
+fn integers(w: u32) -> vec4<f32> {
+    return vec4<f32>(vec4<i32>(bitcast<i32>(w << 24u), bitcast<i32>(w << 16u), bitcast<i32>(w << 8u), bitcast<i32>(w)) >> vec4<u32>(24u));
+}
+
+// integer returns integer d of a row of q8, given the word that holds it.
+fn integer(w: u32, d: u32) -> f32 {
+    return f32(bitcast<i32>(w << (24u - 8u * (d & 3u))) >> 24u);
+}
+
+// encode16 rounds x to f16 (type 1) or bf16 (type 2), to nearest, ties to even.
+// pack2x16float may round either way.
+fn encode16(x: f32, dtype: u32) -> u32 {
+    let bits = bitcast<u32>(x);
+    let sign = (bits >> 16u) & 0x8000u;
+    let a = bits & 0x7fffffffu;
+    let nan = a > 0x7f800000u;
+    let brain = select((bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u, (bits >> 16u) | 0x40u, nan);
+    var half = (a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u;
+    // Below 2^-14 f16 is subnormal, in steps of 2^-24. Adding 1/2 puts the step of the
+    // sum at 2^-24: the addition rounds, and the low bits count the steps.
+    half = select(half, bitcast<u32>(bitcast<f32>(a) + 0.5) - 0x3f000000u, a < 0x38800000u);
+    half = select(half, 0x7c00u, a >= 0x477ff000u); // 65520 and above round to infinity
+    half = select(half, 0x7e00u, nan);
+    return select(sign | half, brain, dtype == 2u);
+}
+
+// put16 stores 16 bits as element i of o. Two rows may share a word, which another thread
+// may be writing: put16 flips the bits that change in its half atomically.
+fn put16(i: u32, bits: u32) {
+    let shift = (i & 1u) * 16u;
+    let old = atomicLoad(&o[i >> 1u]) >> shift;
+    atomicXor(&o[i >> 1u], ((old ^ bits) & 0xffffu) << shift);
+}
+
+// put stores x as element i of o, rounded to the type of o.
+fn put(i: u32, x: f32) {
+    if (p.out_type == 0u) {
+        atomicStore(&o[i], bitcast<u32>(x));
+    } else {
+        put16(i, encode16(x, p.out_type));
+    }
+}

@@ -1,0 +1,76 @@
+package shaders
+
+import (
+	"fmt"
+	"regexp"
+	"testing"
+
+	"github.com/gogpu/naga"
+)
+
+// options are the values of the constants that package gpu gives a kernel by the options
+// and types of a call, and by the device. Tile sizes keep the values of the file.
+var options = map[string]map[string][]uint32{
+	"attention":  {"IN": {0, 2}, "KV": {0, 1, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}},
+	"flash":      {"IN": {0, 1}, "KV": {0, 2, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}, "OUT16": {0, 1}, "VEC": {0, 1}, "PAIRED": {0, 1}},
+	"decode":     {"IN": {0, 1}, "KV": {0, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}, "WIDE": {0, 1}, "EXTRA": {0, 1}},
+	"splitmerge": {"EXPAND": {0, 2}},
+	"matmul":     {"A": {0, 1}, "W": {0, 2}, "AVEC": {0, 1}, "WVEC": {0, 1}, "ALONG": {0, 1}, "SKIP": {0, 1}},
+	"softmax":    {"EXPAND": {0, 1}, "BOTH": {0, 1}, "HELD": {0, 1}},
+	"rope":       {"INPLACE": {0, 1}},
+	"convert":    {"Q8": {0, 1}},
+}
+
+// each calls f with every combination of values.
+func each(values map[string][]uint32, f func(map[string]uint32)) {
+	for name, list := range values {
+		rest := map[string][]uint32{}
+		for n, l := range values {
+			if n != name {
+				rest[n] = l
+			}
+		}
+		for _, v := range list {
+			each(rest, func(c map[string]uint32) {
+				c[name] = v
+				f(c)
+			})
+		}
+		return
+	}
+	f(map[string]uint32{})
+}
+
+// TestKernelsCompile compiles every kernel for every combination of options with the
+// compiler of the pure Go provider, and checks that each function of common that a variant
+// contains is called.
+func TestKernelsCompile(t *testing.T) {
+	function := regexp.MustCompile(`(?m)^fn (\w+)\(`)
+	shared := map[string]bool{}
+	for _, d := range prelude() {
+		shared[d.name] = true
+	}
+	for _, k := range All() {
+		n := 0
+		each(options[k.Name], func(c map[string]uint32) {
+			n++
+			src, err := k.Specialise(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := naga.Compile(src); err != nil {
+				t.Errorf("%s %v: %v", k.Name, c, err)
+			}
+			count := map[string]int{}
+			for _, name := range names(src) {
+				count[name]++
+			}
+			for _, m := range function.FindAllStringSubmatch(src, -1) {
+				if shared[m[1]] && count[m[1]] < 2 {
+					t.Errorf("%s %v: %s is not used", k.Name, c, m[1])
+				}
+			}
+		})
+		t.Log(fmt.Sprintf("%s: %d variants", k.Name, n))
+	}
+}
