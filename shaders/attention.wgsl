@@ -1,40 +1,38 @@
-// Fused attention with the online softmax (Milakov & Gimelshein 2018, Dao et al.
-// 2022), for one block of 32 query rows of one head a workgroup:
+// Fused attention with the online softmax (Milakov & Gimelshein 2018, Dao et al. 2022).
+// A workgroup computes a block of 32 query rows of one head:
 //
 //     s_j = scale · q·k_j      s_j = cap · tanh(s_j / cap)      s_j = s_j + bias_j - slope·|i - j|
 //     p_j = exp(s_j - m)       o = Σ p_j·v_j / Σ p_j            lse = m + log Σ p_j
 //
-// in which a sink takes part in the sums Σ p_j alone, and dropout in Σ p_j·v_j alone.
-// Key tiles of 32 lie at multiples of 32; tiles that no row of the block sees are
-// passed over. A thread (tx, ty) of 8 x 8 has the rows 4·ty+r and
+// A sink adds to Σ p_j only, and dropout affects Σ p_j·v_j only. This is the plain kernel:
+// the oracle of flash.wgsl, and what runs on devices without room for that.
 //
-//                 keys 4·tx+c               columns 32·i + 4·tx+c
+// Key tiles of 32 begin at multiples of 32; a tile that no row of the block sees is
+// skipped. Thread (tx, ty) of 8 x 8 has rows 4·ty + r and
+//
+//                 keys 4·tx + c             columns 32·i + 4·tx + c
 //            ┌──────┬──────┬─ 8 ─┐        ┌──────┬─ 8 ─┐
 //     rows   │ 4x4  │      │     │        │ 4x4  │     │   · DVB blocks of 32
 //     4·ty+r ├──────┼ S,P  ┼     │        ├──────┼ O   │
 //            └──────┴──────┴─────┘        └──────┴─────┘
 //
-// in registers: S from chunks of 32 depths of Q and K, O from the tile of P and
-// chunks of 32 columns of V. Each thread keeps its own part of the row sum; the
-// parts meet at the end.
+// in registers: S from chunks of 32 depths of Q and K, O from the tile of P and chunks of
+// 32 columns of V. Each thread sums the weights of its own keys; the end adds these up.
 //
-// A call may come in pieces along the keys: unless it is the last, a piece leaves
-// (o, l, m) as they are in state, and the next one goes on from there, so that the
-// result does not depend on how the keys were cut, to the bit. Nor does it depend
-// on where in its block a row lies: prefill and decode give the same bits.
+// A piece of the keys that is not the last leaves (o, l, m) in state, and the next piece
+// continues from there: cutting the keys changes no bit. Neither does the place of a row
+// in its block, so that prefill and decoding agree to the bit.
 //
-// A row of q8 is words, its scale and then four integers in each.
-//
-// What is hidden never takes part: its score is not looked at, and its weight is
-// the marker HIDDEN, for which the product with V is passed over (0·NaN is NaN).
+// Hidden keys never take part. Their scores are not read, and their weight is the marker
+// HIDDEN, which the product with V skips (0·NaN is NaN).
 //
 // Workgroup memory: qs 4,608 + kv 4,608 + ps 4,608 + part 1,024 = 14,848 bytes.
 
 // Rewritten for each variant:
 const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
-const KV: u32 = 0u; // of k and v: as q's, or 4 q8
-const PAGED: u32 = 0u; // 1: k and v are pools of pages, which table has batch by batch
-const BOTH: u32 = 0u; // 1: a mask and one of blocks, or a bias and one by distance, which else share a binding
+const KV: u32 = 0u; // type of k and v: the same, or 4 q8
+const PAGED: u32 = 0u; // 1: k and v are pools of pages, see common/pages.wgsl
+const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
 const DVB: u32 = 2u; // blocks of 32 output columns
 const ACC: u32 = 8u; // 4 · DVB
 
@@ -51,13 +49,13 @@ const ACC: u32 = 8u; // 4 · DVB
 @group(0) @binding(10) var<storage, read> relative: array<u32>; // BOTH
 @group(0) @binding(11) var<storage, read> table: array<u32>; // PAGED
 
-// Rows of 8 vec4 are padded to 9, which keeps lanes on different banks.
+// Rows of 8 vec4 are padded to 9, which puts lanes on different banks.
 var<workgroup> qs: array<vec4<f32>, 288>; // [row][depth/4]
 var<workgroup> kv: array<vec4<f32>, 288>; // K as [depth][key/4], V as [key][column/4]
 var<workgroup> ps: array<vec4<f32>, 288>; // [row][key/4]
 var<workgroup> part: array<f32, 256>; // [tx][row]: maxima, and sums at the end
 
-// load_k returns element d of the row that begins at at.
+// load_k returns element d of the row that begins at element at.
 fn load_k(at: u32, d: u32) -> f32 {
     if (KV == 4u) {
         return bitcast<f32>(k[at]) * integer(k[at + 1u + d / 4u], d);
@@ -74,7 +72,7 @@ fn load_v(at: u32, d: u32) -> f32 {
     return decode(v[select(i >> 1u, i, KV == 0u)], i, KV);
 }
 
-// stage_q puts depths from d0 of the block's rows into qs, zeros beyond the end.
+// stage_q copies 32 depths from d0 of the block's rows to qs, with zeros beyond the end.
 fn stage_q(t: u32, at: u32, r0: u32, d0: u32) {
     let quad = t % 8u;
     for (var i = 0u; i < 4u; i++) {
@@ -92,8 +90,8 @@ fn stage_q(t: u32, at: u32, r0: u32, d0: u32) {
     }
 }
 
-// stage_k puts depths from d0 of the tile's keys into kv, transposed; j0 counts
-// from the piece's first key.
+// stage_k copies 32 depths from d0 of the tile's keys to kv, transposed. The tile begins at
+// key j0 of the piece.
 fn stage_k(t: u32, at: u32, b: u32, j0: u32, d0: u32) {
     let depth = t % 32u;
     let d = d0 + depth;
@@ -111,7 +109,7 @@ fn stage_k(t: u32, at: u32, b: u32, j0: u32, d0: u32) {
     }
 }
 
-// stage_v puts columns from c0 of the tile's values into kv.
+// stage_v copies 32 columns from c0 of the tile's values to kv.
 fn stage_v(t: u32, at: u32, b: u32, j0: u32, c0: u32) {
     let quad = t % 8u;
     for (var i = 0u; i < 4u; i++) {
@@ -129,13 +127,14 @@ fn stage_v(t: u32, at: u32, b: u32, j0: u32, c0: u32) {
     }
 }
 
-// score turns dot products of row (counted in the box) with keys j..j+3 (counted
-// in the piece) into scores; hidden ones are LOWEST, seen says which are not.
+// Scores of a row with four keys; those that are not seen are LOWEST.
 struct Scores {
     s: vec4<f32>,
     seen: vec4<bool>,
 }
 
+// score turns the dot products of a row of the box with keys j to j + 3 of the piece into
+// scores.
 fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: bool) -> Scores {
     var r: Scores;
     r.s = dots * p.scale;
@@ -194,8 +193,8 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     return r;
 }
 
-// tile_seen reports whether any row of the block from row r0 on (in the box) sees any
-// block of keys that tile meets; true too when they are too many to be looked at.
+// tile_seen reports whether the block mask shows any key of a tile to any row of the block
+// from row r0 of the box. It returns true when there are too many mask blocks to read.
 fn tile_seen(b: u32, h: u32, r0: u32, tile: u32, end: u32) -> bool {
     let q0 = (p.row0 + r0) / p.block_q;
     let nq = (p.row0 + min(r0 + 32u, p.rows) - 1u) / p.block_q - q0 + 1u;
@@ -271,8 +270,8 @@ fn main(
 
     for (var tile = (begin / 32) * 32; tile < end; tile += 32) {
         if ((p.flags & HAS_BLOCKS) != 0u) {
-            // In a loop of its own: a software driver goes through the rest of one that
-            // it continues.
+            // A loop of its own, because a software driver executes the rest of a loop
+            // body after a continue.
             while (tile < end && !tile_seen(b, h, r0, u32(tile), u32(end))) {
                 tile += 32;
             }
@@ -379,7 +378,7 @@ fn main(
         return;
     }
 
-    // The sums of all parts, in a fixed order.
+    // The sum over all threads of a row, in a fixed order.
     workgroupBarrier();
     part[tx * 32u + 4u * ty] = l.x;
     part[tx * 32u + 4u * ty + 1u] = l.y;
@@ -391,7 +390,7 @@ fn main(
         let at = x * 32u + 4u * ty;
         sum = sum + vec4<f32>(part[at], part[at + 1u], part[at + 2u], part[at + 3u]);
     }
-    // The sink joins the sum, which then is by the larger one of it and the maximum.
+    // A sink rescales the sum to the larger of the sink and the maximum.
     var scale = vec4<f32>(p.keep);
     if ((p.flags & HAS_SINKS) != 0u) {
         let sink = p.sinks[h / 4u][h % 4u];
@@ -416,8 +415,7 @@ fn main(
         }
     }
 
-    // The output goes through ps, so that neighbouring threads write neighbouring
-    // columns.
+    // Through ps, neighbouring threads write neighbouring columns of the output.
     for (var i = 0u; i < DVB; i++) {
         workgroupBarrier();
         let none = vec4<f32>(0.0);

@@ -1,35 +1,32 @@
-// Copies between tensors, element by element, rounded to the type of the one that is
-// written:
+// Copies a tensor, element by element, rounded to the type of o:
 //
-//     dst[b, h, s, d] = src[b, h, s, d]
+//     o[b, h, s, d] = src[b, h, s, d]
 //
-// and to q8, a row of D integers led by its scale (Q8 = 1):
+// and to q8, a row of D integers preceded by its scale (Q8 = 1):
 //
 //     scale = max|x|/127    n_i = x_i/scale, rounded to nearest even
 //
-// Tensors of q8 are seen as words: the scale of a row, then four integers in each.
-// A copy between equal types moves bits. Otherwise a unit is an element, or, where
-// pairs of them begin at words of dst, two; a thread takes 4 units, and threads that
-// are neighbours take neighbours. A row that becomes q8 has 16 threads.
+// Copies between equal types move bits. Otherwise a unit is an element, or two elements
+// where pairs begin at words of o. A thread copies 4 units, neighbouring threads
+// neighbouring units. A row that becomes q8 has 16 threads.
 //
 // Workgroup memory: tops 256 bytes.
 
 // Rewritten for each variant:
-const Q8: u32 = 0u; // 1: dst is q8 and src is not
+const Q8: u32 = 0u; // 1: o is q8 and src is not
 
-// Types of elements: 0 f32, 1 f16, 2 bf16, and q8.
-const INTEGERS: u32 = 4u;
+const INTEGERS: u32 = 4u; // the type q8
 
 struct ConvertParams {
-    first: u32, // workgroups that earlier dispatches of this box took
-    total: u32, // workgroups of the box
+    first: u32, // workgroups of the box that earlier dispatches ran
+    total: u32, // workgroups of the box up to the end of this dispatch
     heads: u32,
     rows: u32,
-    units: u32, // of a row: elements, or pairs; words of integers of a row that becomes q8
-    all: u32, // units of the box, or rows that become q8
+    units: u32, // of a row: elements, or pairs; words of integers when Q8 is 1
+    all: u32, // units of the box, or its rows when Q8 is 1
     in_type: u32, // type of src
-    out_type: u32, // type of dst
-    pairs: u32, // 1: units are pairs
+    out_type: u32, // type of o
+    pairs: u32, // 1: units are pairs of elements
     pad0: u32,
     pad1: u32,
     pad2: u32,
@@ -41,9 +38,9 @@ struct ConvertParams {
 @group(0) @binding(1) var<storage, read_write> o: array<atomic<u32>>;
 @group(0) @binding(2) var<uniform> p: ConvertParams;
 
-var<workgroup> tops: array<u32, 64>; // bits of the largest |x| that a thread saw
+var<workgroup> tops: array<u32, 64>; // bits of each thread's largest |x|
 
-// load returns the bits of the element that is d elements into the row at at.
+// load returns the bits of element d of the row that begins at element at.
 fn load(at: u32, d: u32) -> u32 {
     if (p.in_type == INTEGERS) {
         return bitcast<u32>(bitcast<f32>(src[at]) * integer(src[at + 1u + d / 4u], d));
@@ -55,7 +52,7 @@ fn load(at: u32, d: u32) -> u32 {
     return (src[i >> 1u] >> ((i & 1u) * 16u)) & 0xffffu;
 }
 
-// value is the number of which load returned the bits.
+// value returns the number whose bits load returned.
 fn value(bits: u32) -> f32 {
     if (p.in_type == 1u) {
         return unpack2x16float(bits).x;
@@ -63,7 +60,7 @@ fn value(bits: u32) -> f32 {
     return bitcast<f32>(select(bits, bits << 16u, p.in_type == 2u));
 }
 
-// converted turns bits that load returned into those of dst's type.
+// converted returns the bits of the number in the type of o.
 fn converted(bits: u32) -> u32 {
     if (p.in_type == p.out_type) {
         return bits;
@@ -79,12 +76,13 @@ fn src_row(row: u32) -> u32 {
     return p.src.base + (row / p.rows / p.heads) * p.src.b + h * p.src.h + (row % p.rows) * p.src.s;
 }
 
-fn dst_row(row: u32) -> u32 {
+fn o_row(row: u32) -> u32 {
     let h = (row / p.rows) % p.heads;
     return p.o.base + (row / p.rows / p.heads) * p.o.b + h * p.o.h + (row % p.rows) * p.o.s;
 }
 
-// quantise writes row, four integers a word.
+// quantise writes a row of q8. A row with NaN or Inf gets a NaN as its scale, and a row of
+// numbers that are all below 2^-118 becomes zeros.
 fn quantise(row: u32, t: u32) {
     let lane = t % 16u;
     let at = src_row(row);
@@ -92,7 +90,7 @@ fn quantise(row: u32, t: u32) {
     if (row < p.all) {
         for (var i = lane; i < p.units; i += 16u) {
             for (var e = 0u; e < 4u; e++) {
-                // As bits, of which those of NaN are the largest.
+                // As bits, which are largest for NaN.
                 top = max(top, bitcast<u32>(value(load(at, 4u * i + e))) & 0x7fffffffu);
             }
         }
@@ -105,7 +103,7 @@ fn quantise(row: u32, t: u32) {
     if (row >= p.all) {
         return;
     }
-    let to = dst_row(row);
+    let to = o_row(row);
     let bad = top >= 0x7f800000u;
     let zero = bad || top < 0x04800000u; // 2^-118
     let scale = select(bitcast<f32>(top), 1.0, zero) * 0.007874015748031496;
@@ -143,7 +141,7 @@ fn main(
             return;
         }
         let from_row = src_row(n / p.units);
-        let to = dst_row(n / p.units);
+        let to = o_row(n / p.units);
         let unit = n % p.units;
         if (p.pairs == 1u) {
             let lower = converted(load(from_row, 2u * unit));

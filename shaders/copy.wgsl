@@ -1,9 +1,9 @@
-// The copy ceiling: each vec4 of a buffer to another.
+// Measures the copy ceiling: every vec4 of one buffer to another.
 //
 //     dst[i] = src[i]
 //
-// A thread moves 4 vec4 at a time, neighbours by neighbouring threads. Both buffers
-// hold laps · 4 vec4 for each thread of the grid; after the last it begins again.
+// A thread copies 4 vec4 a round, neighbouring threads neighbouring ones. Each buffer
+// holds laps · 4 vec4 for each thread of the grid; after the last lap the first follows.
 //
 // Workgroup memory: none.
 

@@ -1,16 +1,16 @@
-// Merge of two partial results over disjoint keys, in place of the first, one row
-// a workgroup (Milakov & Gimelshein 2018):
+// Merges a partial result (po, plse) over other keys into (o, lse), one row a workgroup
+// (Milakov & Gimelshein 2018):
 //
 //     m = max(lse, plse)    a = exp(lse-m)    b = exp(plse-m)
 //     o = (a·o + b·po)/(a+b)    lse = m + log(a+b)
 //
-// A side whose lse is -Inf leaves the other as it is, bit for bit.
+// Where one lse is -Inf, the result is the other side, bit for bit.
 //
 // Workgroup memory: none.
 
 struct MergeParams {
-    first: u32, // workgroups that earlier dispatches of this box took
-    total: u32, // workgroups of the box: batches · heads · rows
+    first: u32, // workgroups of the box that earlier dispatches ran
+    total: u32, // workgroups of the box up to the end of this dispatch
     heads: u32,
     rows: u32,
     vdim: u32,
@@ -45,7 +45,7 @@ fn main(
     let lse_at = p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s;
     let x = lse[lse_at];
     let y = plse[p.plse.base + b * p.plse.b + h * p.plse.h + row * p.plse.s];
-    storageBarrier(); // every thread has x before one of them overwrites it
+    storageBarrier(); // all threads read x before one overwrites it
     if (bitcast<u32>(y) == MINUS_INF) {
         return;
     }

@@ -198,15 +198,15 @@ func (p *BanksParams) Append(b []byte) []byte {
 
 // ConvertParams are the parameters of convert.wgsl.
 type ConvertParams struct {
-	First   int // workgroups that earlier dispatches of this box took
-	Total   int // workgroups of the box
+	First   int // workgroups of the box that earlier dispatches ran
+	Total   int // workgroups of the box up to the end of this dispatch
 	Heads   int
 	Rows    int
-	Units   int // of a row: elements, or pairs; words of integers of a row that becomes q8
-	All     int // units of the box, or rows that become q8
+	Units   int // of a row: elements, or pairs; words of integers when Q8 is 1
+	All     int // units of the box, or its rows when Q8 is 1
 	InType  int // type of src
-	OutType int // type of dst
-	Pairs   int // 1: units are pairs
+	OutType int // type of o
+	Pairs   int // 1: units are pairs of elements
 	Src     Strides
 	O       Strides
 }
@@ -313,8 +313,8 @@ func (p *MatmulParams) SetRange(first, total int) { p.First, p.Total = first, to
 
 // MergeParams are the parameters of merge.wgsl.
 type MergeParams struct {
-	First int // workgroups that earlier dispatches of this box took
-	Total int // workgroups of the box: batches · heads · rows
+	First int // workgroups of the box that earlier dispatches ran
+	Total int // workgroups of the box up to the end of this dispatch
 	Heads int
 	Rows  int
 	VDim  int
@@ -350,7 +350,7 @@ func (p *MergeParams) SetRange(first, total int) { p.First, p.Total = first, tot
 // PeakParams are the parameters of peak.wgsl.
 type PeakParams struct {
 	Rounds int
-	Factor float32 // below 1, so that the values stay normal numbers
+	Factor float32 // below 1, which keeps the values normal
 	Addend float32
 }
 
@@ -370,10 +370,10 @@ func (p *PeakParams) Append(b []byte) []byte {
 type ReadParams struct {
 	All    int // chunks to read
 	Chunks int // of all the buffers
-	End0   int // the first chunk after src0, and so on
-	End1   int
-	End2   int
-	Last0  int // the last vec4 of src0, and so on
+	End0   int // the first chunk after src0
+	End1   int // after src1
+	End2   int // after src2
+	Last0  int // the last vec4 of src0
 	Last1  int
 	Last2  int
 	Last3  int
@@ -401,8 +401,8 @@ func (p *ReadParams) Append(b []byte) []byte {
 
 // RoPEParams are the parameters of rope.wgsl.
 type RoPEParams struct {
-	First       int // workgroups that earlier dispatches of this box took
-	Total       int // workgroups of the box
+	First       int // workgroups of the box that earlier dispatches ran
+	Total       int // workgroups of the box up to the end of this dispatch
 	Heads       int
 	Rows        int
 	Pairs       int

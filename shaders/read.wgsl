@@ -1,24 +1,23 @@
-// The read ceiling: up to four buffers, over and over, by chunks of 8 KiB, one
-// after the other as if they were one. A workgroup takes every so-many-th chunk,
-// the grid's number of workgroups on each time:
+// Measures the read ceiling: up to four buffers, read repeatedly as if they were one, in
+// chunks of 8 KiB. The workgroups of a grid of size n take every n-th chunk:
 //
 //     chunk  0    1    2   ...  n0-1 | 0    1   ...        then the first again
 //          ┌────┬────┬────┬───┬─────┬────┬────┬───
 //          │ w0 │ w1 │ w2 │   │     │    │    │   src0, then src1, src2, src3
 //          └────┴────┴────┴───┴─────┴────┴────┴───
 //
-// What is read is added up and stored, so that the reads cannot be left out. The
-// end of a buffer that does not fill its last chunk is read again instead.
+// Storing the sum of what was read keeps the compiler from removing the reads. The last
+// chunk of a buffer repeats its last vec4 where the buffer does not fill the chunk.
 //
 // Workgroup memory: none.
 
 struct ReadParams {
     all: u32, // chunks to read
     chunks: u32, // of all the buffers
-    end0: u32, // the first chunk after src0, and so on
-    end1: u32,
-    end2: u32,
-    last0: u32, // the last vec4 of src0, and so on
+    end0: u32, // the first chunk after src0
+    end1: u32, // after src1
+    end2: u32, // after src2
+    last0: u32, // the last vec4 of src0
     last1: u32,
     last2: u32,
     last3: u32,

@@ -1,21 +1,20 @@
-// Rotary position embedding (Su et al. 2021): pairs (a, b) of the elements of each
-// row turn by angles that come as their cosines and sines, and the elements from
-// 2·pairs on are taken as they are:
+// Rotary position embedding (Su et al. 2021). The first 2·pairs elements of each row are
+// pairs (a, b), which turn by angles given as cosines and sines; the others are copied:
 //
-//     y_a = x_a·cos_i - x_b·sin_i    y_b = x_a·sin_i + x_b·cos_i
+//     o_a = x_a·cos_i - x_b·sin_i    o_b = x_a·sin_i + x_b·cos_i
 //
-// Pair i is (i, i + pairs), or interleaved (2i, 2i+1). A unit is a pair, or one of
-// the elements that do not turn; a thread takes 4 units, and threads that are
-// neighbours take neighbours. In place there are pairs only.
+// Pair i is (i, i + pairs), or (2i, 2i+1) when interleaved. A unit is a pair or a copied
+// element. A thread computes 4 units, neighbouring threads neighbouring units. In place
+// there are only pairs.
 //
 // Workgroup memory: none.
 
 // Rewritten for each variant:
-const INPLACE: u32 = 0u; // 1: x is what o holds, and not bound
+const INPLACE: u32 = 0u; // 1: x is in o, and not bound
 
 struct RoPEParams {
-    first: u32, // workgroups that earlier dispatches of this box took
-    total: u32, // workgroups of the box
+    first: u32, // workgroups of the box that earlier dispatches ran
+    total: u32, // workgroups of the box up to the end of this dispatch
     heads: u32,
     rows: u32,
     pairs: u32,
@@ -69,7 +68,7 @@ fn main(
         let x_at = p.x.base + b * p.x.b + h * p.x.h + row * p.x.s;
         let o_at = p.o.base + b * p.o.b + h * p.o.h + row * p.o.s;
         let turns = unit < p.pairs;
-        // The first element, and of a pair the second.
+        // The first element, and the second of a pair.
         var i = unit + p.pairs;
         var j = i;
         if (turns) {

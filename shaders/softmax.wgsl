@@ -1,37 +1,36 @@
-// The softmax stage, in place, one row of scores a workgroup:
+// The softmax stage, in place. A workgroup computes one row of scores:
 //
 //     s_j = scale · s_j        s_j = cap · tanh(s_j / cap)        s_j = s_j + bias_j - slope·|i - j|
 //     w_j = exp(s_j - max s) / Σ exp(s - max s)     over the keys that the row sees
 //
-// in which a sink takes part in the sum alone, and dropout in what is written alone,
-// in two phases over the row, thread t taking every 64th key, four at once:
+// A sink adds to the sum only, and dropout affects the stored weights only. There are two
+// phases, in which thread t takes every 64th key, four at a time:
 //
-//     1  read the scores       maximum of a thread's scores so far, and sum of its
-//                              weights by it (Milakov & Gimelshein 2018)
-//     2  write w, 0 where hidden                     and the row's log-sum-exp
+//     SUMS      read the scores: each thread's maximum, and the sum of its weights
+//               relative to that maximum (Milakov & Gimelshein 2018)
+//     WEIGHTS   write w, 0 where hidden, and the row's log-sum-exp
 //
-// A row of up to ROW keys stays in workgroup memory between the two (HELD = 1), so that
-// each score is read once and written once. A longer one is read again, and its scores
-// are computed again, by the same operations: the results are the same, to the bit.
+// With neither flag the kernel writes the scores, -Inf where hidden.
 //
-// A row that is longer than a binding comes in pieces along the keys, all of them
-// once for each phase, with the threads' maxima and sums kept in state; pieces
-// start at multiples of 256, so that the result does not depend on the cut.
+// A row of up to ROW keys stays in workgroup memory between the phases (HELD = 1): each
+// score is read once and written once. Longer rows are read again and their scores
+// computed again, by the same operations and hence to the same bits.
+//
+// A row longer than a binding comes in pieces along the keys (LEAVE): all of them for the
+// first phase, then all for the second, with each thread's maximum and sum kept in state.
+// Pieces begin at multiples of 256, so that cutting the row changes no bit.
 //
 // Workgroup memory as it stands: 4·ROW + 256 = 4,352 bytes.
 
 // Rewritten for each variant:
-const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers
-const BOTH: u32 = 0u; // 1: a mask and one of blocks, or a bias and one by distance, which else share a binding
-const HELD: u32 = 1u; // 1: a row is at most ROW keys, in one piece
+const EXPAND: u32 = 0u; // 0: loops stay loops, 1: marked loops are unrolled
+const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
+const HELD: u32 = 1u; // 1: a row has at most ROW keys, in one piece
 const ROW: u32 = 1024u; // a multiple of 256
 
-// The bits of a hidden score: a NaN that no arithmetic makes. -Inf would not do, as
-// it can be a visible score, and so can every other number.
+// The bits of a hidden score: a NaN that no arithmetic produces. Any number and -Inf can
+// be visible scores.
 const UNSEEN: u32 = 0xffc5a3d1u;
-
-// Bits of Params.flags; the first two are the phases to run, none of them to write the
-// scores themselves, -Inf where hidden.
 
 @group(0) @binding(0) var<storage, read> mask: array<u32>;
 @group(0) @binding(1) var<storage, read> bias: array<u32>;
@@ -45,17 +44,15 @@ const UNSEEN: u32 = 0xffc5a3d1u;
 var<workgroup> part: array<f32, 64>; // maxima, then sums
 var<workgroup> row: array<u32, ROW>; // scores
 
-// Row is where a row's operands begin, the keys that it sees by position, where it
-// stands itself, and its slope.
 struct Row {
-    s: u32,
+    s: u32, // where the row begins in each operand
     mask: u32,
     bias: u32,
     blocks: u32,
     relative: u32,
-    start: i32,
-    to: i32,
-    at: i32,
+    start: i32, // the row sees keys from start
+    to: i32, // up to this one, by position
+    at: i32, // the key that slopes measure distances from
     slope: f32,
 }
 
@@ -64,8 +61,8 @@ struct Scores {
     seen: vec4<bool>,
 }
 
-// scores returns those of keys j, j + 64, j + 128 and j + 192 of the piece. No product
-// is added to anything but by fma, as a compiler may join the two or not.
+// scores returns the scores of keys j, j + 64, j + 128 and j + 192 of the piece. All sums
+// of products are explicit fma, because a compiler may or may not fuse others.
 fn scores(r: Row, j: u32) -> Scores {
     var w: Scores;
     var bias4 = vec4<f32>(0.0);
@@ -184,7 +181,7 @@ fn main(
         return;
     }
 
-    // The row's maximum, in any order, and its sum, in a fixed one.
+    // The row's maximum, in any order, and its sum, in a fixed order.
     part[t] = m;
     workgroupBarrier();
     var top = LOWEST;
@@ -223,7 +220,7 @@ fn main(
         let e = exp2_acc((w.x - vec4<f32>(top)) * LOG2E) * inverse;
         var weight = select(vec4<f32>(0.0), e, w.seen & vec4<bool>(!empty));
         if ((p.flags & HAS_DROPOUT) != 0u) {
-            // What is dropped is 0, or NaN where it was that.
+            // A dropped weight is 0, or stays NaN.
             let none = select(vec4<f32>(0.0), weight, is_nan(weight));
             for (var c = 0u; c < 4u; c++) { // unroll
                 if (dropped(b, h, i, j + 64u * c)) {

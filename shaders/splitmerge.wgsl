@@ -1,22 +1,21 @@
-// The second half of decoding: one row a workgroup puts together what decode.wgsl left
-// of the splits of its keys, in ascending order (Dao 2023, Flash-Decoding):
+// The second half of decoding. A workgroup merges, for one row, the results that
+// decode.wgsl left for the splits of its keys, in ascending order (Dao 2023,
+// Flash-Decoding):
 //
 //     m' = max(m, m_s)    a = 2^(m-m')    b = 2^(m_s-m')
 //     O = b·O_s + a·O     l_c = b·l_s,c + a·l_c
 //
-// and finishes: o = O / Σ l_c, lse = m·log 2 + log Σ l_c, the sum over c ascending too, to
-// which a sink comes last; dropout's factor is in o. The
-// first split is taken as it is. Splits of which the row sees no key, judged by
-// position alone, were not written and are not looked at; a row that sees no key at
-// all gives zeros and -Inf.
+// and normalises: o = keep·O / Σ l_c, lse = m·log 2 + log Σ l_c. The sum over c is
+// ascending too and a sink is added last; keep is the factor of dropout. The first split
+// is copied. Splits in which the row sees no key, by position, were not written and are
+// not read. A fully masked row yields zeros and an LSE of -Inf.
 //
-// A thread has a vec4 of O or of l. Splits come in eights, so that their loads are on
-// their way together.
+// A thread has a vec4 of O or of l. It loads eight splits at once, to overlap the loads.
 //
 // Workgroup memory: parts 64 bytes.
 
 // Rewritten for each variant:
-const EXPAND: u32 = 0u; // 0: no loop is unrolled, else those that are marked
+const EXPAND: u32 = 0u; // 0: loops stay loops, 1 and 2: marked loops are unrolled
 const SPLIT: u32 = 1024u; // keys of a split
 const TX: u32 = 8u; // classes of keys, the parts of l
 const QUADS: u32 = 16u; // vec4 columns of the output
@@ -43,7 +42,7 @@ fn main(
     let h = (id / p.rows) % p.heads;
     let b = id / p.rows / p.heads;
 
-    // The splits of which the row sees a key.
+    // The splits in which the row sees a key.
     let i = i32(p.row0 + row);
     var cap = i32(p.key0 + p.keys);
     if ((p.flags & HAS_KLEN) != 0u) {
@@ -93,7 +92,7 @@ fn main(
     var scale = p.keep;
     if ((p.flags & HAS_SINKS) != 0u) {
         let sink = p.sinks[h / 4u][h % 4u];
-        if (bitcast<u32>(sink) != MINUS_INF) { // -Inf
+        if (bitcast<u32>(sink) != MINUS_INF) {
             let top = max(m, sink);
             let e = exp2_down(vec4<f32>(m - top, sink - top, 0.0, 0.0));
             l = fma(l, e.x, e.y);
