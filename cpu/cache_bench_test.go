@@ -102,7 +102,7 @@ func paged(tb testing.TB, c *backend.Call, size int) {
 	be := open(tb, Options{})
 	pool := func(from backend.Tensor) backend.Tensor {
 		s := from.Shape()
-		// A head's pages lie side by side, as kernels.PagedCache has them.
+		// A head's pages lie side by side, as kvcache.Paged has them.
 		to, err := backend.AllocHost(from.DType(), backend.Shape{s[backend.Heads], len(order), size, s[backend.Dim]})
 		if err == nil {
 			to, err = to.Swap(backend.Batch, backend.Heads)

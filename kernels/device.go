@@ -123,12 +123,6 @@ func (d *Device) Project(ctx context.Context, y, x, w, bias backend.Tensor) erro
 	return p.Project(ctx, y, x, w, bias)
 }
 
-// Rotate turns pairs of elements of each row of x by angles, see [Angles]; y may be x.
-// ErrUnsupported when the device is no [backend.Rotator].
-func (d *Device) Rotate(ctx context.Context, y, x backend.Tensor, a Angles) error {
-	return Rotate(ctx, d.be, y, x, a)
-}
-
 // QK is the first of the three stages, see the function of that name.
 func (d *Device) QK(ctx context.Context, q, k backend.Tensor) (backend.Tensor, error) {
 	return QK(ctx, d.be, q, k)

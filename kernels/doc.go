@@ -11,12 +11,12 @@
 //		q, k, v, kernels.Options{Causal: true})
 //
 // For data that stays on the device between calls use tensors: [Attention],
-// [AttentionInto], the stages [QK], [Softmax] and [PV], [SelfAttention] with its
-// projections, [MultiHeadAttention] as a whole layer, [Rotate] for rotary positions,
-// [Merge] for results over parts of the keys, [Plan] to see what a call will cost
-// before it runs, and [Warmup] to compile what it needs. [AttentionVarlen] takes
-// sequences of different lengths, packed one after the other. [Scores] and
-// [TopWeights] show what attention looks at.
+// [AttentionInto], the stages [QK], [Softmax] and [PV], [Device.Rotate] for rotary
+// embeddings, [Merge] for results over parts of the keys, [Plan] to see what a call will
+// cost before it runs, and [Warmup] to compile what it needs. [AttentionVarlen] takes
+// sequences of different lengths, packed one after the other. [Scores] and [TopWeights]
+// show what attention looks at. Package nn has layers, package kvcache caches of keys and
+// values.
 //
 // Tensors are [batch, heads, seq, dim] with any strides; data that lies as
 // [batch, seq, heads, dim] is a view (Tensor.Swap), never a copy. Query heads

@@ -126,10 +126,6 @@ func TestStagesRefuse(t *testing.T) {
 	s := meta(t, f32, 1, 2, 8, 9)
 	none := backend.Tensor{}
 	second := func(_ backend.Tensor, err error) error { return err }
-	apply := func(p Projections, x backend.Tensor) error {
-		_, _, _, err := p.Apply(t.Context(), be, x)
-		return err
-	}
 	for name, c := range map[string]struct {
 		err, want error
 		says      string
@@ -142,8 +138,6 @@ func TestStagesRefuse(t *testing.T) {
 		"pv heads":              {second(PV(t.Context(), be, s, meta(t, f32, 1, 3, 9, 4))), backend.ErrShape, "v has 3 heads, w has 2"},
 		"qk heads":              {second(QK(t.Context(), be, s, meta(t, f32, 1, 3, 7, 9))), backend.ErrShape, "k has 3 heads, q has 2"},
 		"merge":                 {Merge(t.Context(), be, Result{O: s}, Result{O: s}), backend.ErrUnsupported, "none"},
-		"projections":           {apply(Projections{}, s), backend.ErrUnsupported, "none"},
-		"negative heads":        {apply(Projections{Heads: -1}, s), backend.ErrOption, "heads is -1"},
 	} {
 		if !errors.Is(c.err, c.want) || !strings.Contains(c.err.Error(), c.says) {
 			t.Errorf("%s: error is %q, should be %q and say %q", name, c.err, c.want, c.says)

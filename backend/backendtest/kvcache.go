@@ -13,21 +13,23 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// story is a few sequences whose tokens a test draws and appends, remembered as a
-// cache should keep them: turned and rounded.
+// story is a few sequences with drawn tokens, and a record of the keys and values that a
+// cache should have for them, rotated and rounded.
 type story struct {
-	be    backend.Backend
+	dev   *kernels.Device
 	dims  kernels.Dims // of heads and head sizes
 	q, kv backend.DType
-	rope  *kernels.RoPE
+	rope  kvcache.Rotary
 	rng   *rand.Rand
 	k, v  [][]float32 // of each sequence, [tokens, Hkv, D]
 }
 
-func newStory(be backend.Backend, sequences int, q, kv backend.DType, rope *kernels.RoPE) *story {
-	return &story{be: be, dims: kernels.Dims{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 8}, q: q, kv: kv, rope: rope,
+func newStory(be backend.Backend, sequences int, q, kv backend.DType, rope kvcache.Rotary) *story {
+	return &story{dev: kernels.NewDevice(be), dims: kernels.Dims{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 8}, q: q, kv: kv, rope: rope,
 		rng: rand.New(rand.NewPCG(77, 0x6b76)), k: make([][]float32, sequences), v: make([][]float32, sequences)}
 }
 
@@ -47,10 +49,10 @@ func (s *story) draw(sequences, heads, n, dim int, dtype backend.DType) operand 
 	return o
 }
 
-// put uploads an operand, and get downloads a tensor of a shape as one.
+// put uploads an operand.
 func (s *story) put(t *testing.T, o operand) backend.Tensor {
 	t.Helper()
-	x, err := kernels.FromFloat32(t.Context(), s.be, o.dtype, o.data, o.shape)
+	x, err := s.dev.FromFloat32(t.Context(), o.dtype, o.data, o.shape)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +60,12 @@ func (s *story) put(t *testing.T, o operand) backend.Tensor {
 	return x
 }
 
-// turned returns x, a tensor of o, turned by positions, rounded to dtype.
+func (s *story) read(t *testing.T, x backend.Tensor) []float32 {
+	t.Helper()
+	return read(t, s.dev.Backend(), x)
+}
+
+// turned returns x, a tensor of o, rotated by its positions and rounded to dtype.
 func (s *story) turned(t *testing.T, o operand, x backend.Tensor, from []int, dtype backend.DType) operand {
 	t.Helper()
 	if s.rope == nil {
@@ -66,26 +73,26 @@ func (s *story) turned(t *testing.T, o operand, x backend.Tensor, from []int, dt
 	}
 	var positions [][]int
 	for _, p := range from {
-		positions = append(positions, kernels.Positions(p, o.shape[2])...)
+		positions = append(positions, nn.Positions(p, o.shape[2])...)
 	}
-	angles, err := s.rope.Angles(t.Context(), s.be, o.shape[3], positions)
+	angles, err := s.rope.Angles(t.Context(), s.dev, o.shape[3], positions)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer angles.Release()
-	y, err := s.be.Alloc(t.Context(), dtype, o.shape)
+	y, err := s.dev.Alloc(t.Context(), dtype, o.shape)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer y.Release()
-	if err := kernels.Rotate(t.Context(), s.be, y, x, angles); err != nil {
+	if err := s.dev.Rotate(t.Context(), y, x, angles); err != nil {
 		t.Fatal(err)
 	}
-	o.data, o.dtype = read(t, s.be, y), dtype
+	o.data, o.dtype = s.read(t, y), dtype
 	return o
 }
 
-// next draws n tokens for the sequences of some numbers, as tensors to append.
+// next draws n tokens for some of the sequences, as tensors to append.
 func (s *story) next(t *testing.T, of []int, n int) (k, v backend.Tensor, remember func(count []int)) {
 	t.Helper()
 	ko := s.draw(len(of), s.dims.KVHeads, n, s.dims.Dim, s.kv)
@@ -132,9 +139,9 @@ func (s *story) whole(rows []float32, dim int) operand {
 	return o
 }
 
-// attend attends with n drawn rows from sequences of some numbers, and holds the
-// result against the oracle: merges is how many partial results make it up, less one.
-func (s *story) attend(t *testing.T, of []int, n int, cache kernels.KVCache, opt kernels.CacheOptions, merges float64) kernels.Result {
+// attend attends from n drawn rows of some of the sequences and compares the result with
+// the oracle. merges is the number of merges of partial results in it.
+func (s *story) attend(t *testing.T, of []int, n int, cache nn.KVCache, opt kvcache.CallOptions, merges float64) kernels.Result {
 	t.Helper()
 	qo := s.draw(len(of), s.dims.Heads, n, s.dims.Dim, s.q)
 	q := s.put(t, qo)
@@ -153,7 +160,7 @@ func (s *story) attend(t *testing.T, of []int, n int, cache kernels.KVCache, opt
 		}
 	}
 	qo = s.turned(t, qo, q, from, s.q)
-	o, lse := read(t, s.be, r.O), read(t, s.be, r.LSE)
+	o, lse := s.read(t, r.O), s.read(t, r.LSE)
 	all := operand{r.O.Shape(), s.q, o}
 	sums := operand{r.LSE.Shape(), backend.F32, lse}
 	for i, b := range of {
@@ -183,7 +190,7 @@ func (s *story) attend(t *testing.T, of []int, n int, cache kernels.KVCache, opt
 
 func (s *story) alloc(t *testing.T, dtype backend.DType, shape backend.Shape) backend.Tensor {
 	t.Helper()
-	x, err := s.be.Alloc(t.Context(), dtype, shape)
+	x, err := s.dev.Alloc(t.Context(), dtype, shape)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +198,7 @@ func (s *story) alloc(t *testing.T, dtype backend.DType, shape backend.Shape) ba
 	return x
 }
 
-// compareMerged is compare with the bound of mergeParts for so many merges.
+// compareMerged is compare with the bound of mergeParts for a number of merges.
 func (b *built) compareMerged(a answer, merges float64) error {
 	var worst oracle.Worst
 	b.eachRow(func(n, batch, h, i int, ref oracle.Answer) {
@@ -209,13 +216,13 @@ func (b *built) compareMerged(a answer, merges float64) error {
 	return worst.Err()
 }
 
-// testKVCache drives caches whose sequences have one tensor each.
+// testKVCache tests caches whose sequences are contiguous.
 func testKVCache(t *testing.T, be backend.Backend) {
 	f32, f16, bf16, q8 := backend.F32, backend.F16, backend.BF16, backend.Q8
 	both := []int{0, 1}
-	open := func(t *testing.T, s *story, capacity, window int) *kernels.Cache {
+	open := func(t *testing.T, s *story, capacity, window int) *kvcache.Cache {
 		t.Helper()
-		c, err := kernels.NewCache(t.Context(), be, kernels.CacheConfig{Batch: len(s.k), KVHeads: s.dims.KVHeads, Dim: s.dims.Dim, ValueDim: s.dims.ValueDim,
+		c, err := kvcache.New(t.Context(), s.dev, kvcache.Config{Batch: len(s.k), KVHeads: s.dims.KVHeads, Dim: s.dims.Dim, ValueDim: s.dims.ValueDim,
 			DType: s.kv, Capacity: capacity, Window: window, RoPE: s.rope})
 		if err != nil {
 			t.Fatal(err)
@@ -223,7 +230,7 @@ func testKVCache(t *testing.T, be backend.Backend) {
 		t.Cleanup(c.Release)
 		return c
 	}
-	add := func(t *testing.T, s *story, c kernels.KVCache, n int, count []int) {
+	add := func(t *testing.T, s *story, c nn.KVCache, n int, count []int) {
 		t.Helper()
 		k, v, remember := s.next(t, both, n)
 		if err := c.Append(t.Context(), k, v, count); err != nil {
@@ -236,23 +243,23 @@ func testKVCache(t *testing.T, be backend.Backend) {
 			s := newStory(be, 2, kind.q, kind.kv, nil)
 			c := open(t, s, 48, 0)
 			add(t, s, c, 37, nil)
-			s.attend(t, both, 37, c, kernels.CacheOptions{}, 0)
+			s.attend(t, both, 37, c, kvcache.CallOptions{}, 0)
 			for range 3 {
 				add(t, s, c, 1, nil)
-				s.attend(t, both, 1, c, kernels.CacheOptions{}, 0)
+				s.attend(t, both, 1, c, kvcache.CallOptions{}, 0)
 			}
 		})
 	}
 	t.Run("ragged", func(t *testing.T) {
-		s := newStory(be, 2, f32, f32, &kernels.RoPE{Dim: 8})
+		s := newStory(be, 2, f32, f32, &nn.RoPE{Dim: 8})
 		c := open(t, s, 60, 0)
 		for _, count := range [][]int{{19, 7}, {0, 11}, {1, 1}, {4, 2}} {
 			n := max(count[0], count[1])
 			add(t, s, c, n, count)
-			s.attend(t, both, n, c, kernels.CacheOptions{Count: count}, 0)
+			s.attend(t, both, n, c, kvcache.CallOptions{Count: count}, 0)
 		}
-		s.attend(t, both, 1, c, kernels.CacheOptions{}, 0)
-		s.attend(t, both, 3, c, kernels.CacheOptions{Options: kernels.Options{Window: &kernels.Window{Left: 8}, ALiBi: []float32{0.5, 0.25, 0.125, 0.0625}}}, 0)
+		s.attend(t, both, 1, c, kvcache.CallOptions{}, 0)
+		s.attend(t, both, 3, c, kvcache.CallOptions{Options: kernels.Options{Window: &kernels.Window{Left: 8}, ALiBi: []float32{0.5, 0.25, 0.125, 0.0625}}}, 0)
 		if got := c.Lens(); got[0] != 24 || got[1] != 21 {
 			t.Errorf("lengths are %v, should be 24 and 21", got)
 		}
@@ -264,7 +271,7 @@ func testKVCache(t *testing.T, be backend.Backend) {
 		s.attendAcross(t, both, 12, c)
 	})
 	t.Run("rewind and reset", func(t *testing.T) {
-		s := newStory(be, 2, f32, f32, &kernels.RoPE{})
+		s := newStory(be, 2, f32, f32, &nn.RoPE{})
 		c := open(t, s, 20, 0)
 		add(t, s, c, 12, nil)
 		if err := c.Rewind(1, 5); err != nil {
@@ -272,19 +279,19 @@ func testKVCache(t *testing.T, be backend.Backend) {
 		}
 		s.k[1], s.v[1] = s.k[1][:5*2*16], s.v[1][:5*2*8]
 		add(t, s, c, 3, nil)
-		s.attend(t, both, 3, c, kernels.CacheOptions{}, 0)
+		s.attend(t, both, 3, c, kvcache.CallOptions{}, 0)
 		if err := c.Reset(); err != nil {
 			t.Fatal(err)
 		}
 		s.k, s.v = [][]float32{nil, nil}, [][]float32{nil, nil}
 		add(t, s, c, 20, nil)
-		s.attend(t, both, 2, c, kernels.CacheOptions{}, 0)
+		s.attend(t, both, 2, c, kvcache.CallOptions{}, 0)
 	})
 	t.Run("rolling window", func(t *testing.T) {
-		s := newStory(be, 2, f32, f32, &kernels.RoPE{})
+		s := newStory(be, 2, f32, f32, &nn.RoPE{})
 		const w = 7
 		c := open(t, s, 2*w+4, w)
-		opt := kernels.CacheOptions{}
+		opt := kvcache.CallOptions{}
 		for i, n := range []int{3, 1, 6, 1, 1, 5, 6, 2, 1, 6, 1, 4} {
 			count := []int{n, max(1, n-i%3)}
 			add(t, s, c, n, count)
@@ -292,7 +299,7 @@ func testKVCache(t *testing.T, be backend.Backend) {
 		}
 		k, v, _ := s.next(t, both, 7)
 		if err := c.Append(t.Context(), k, v, nil); !errors.Is(err, backend.ErrCapacity) {
-			t.Errorf("more at once than fits beside the window: %v", err)
+			t.Errorf("more at once than fits next to the window: %v", err)
 		}
 		s.attendWindow(t, both, 1, c, opt, nil, w)
 	})
@@ -325,44 +332,44 @@ func testKVCache(t *testing.T, be backend.Backend) {
 		} {
 			err := c.Append(bad.ctx, bad.k, bad.v, bad.count)
 			if !errors.Is(err, bad.want) || !strings.Contains(err.Error(), bad.says) {
-				t.Errorf("%s: error is %v, should be %v and say %q", bad.name, err, bad.want, bad.says)
+				t.Errorf("%s: error is %v, should be %v and contain %q", bad.name, err, bad.want, bad.says)
 			}
 			if after := s.result(t, c, q); !slices.Equal(before, after) {
-				t.Errorf("%s: attention gives something else than before", bad.name)
+				t.Errorf("%s: attention gives another result than before", bad.name)
 			}
 		}
-		if _, err := c.Attention(t.Context(), s.put(t, s.draw(2, 4, 7, 16, f32)), kernels.CacheOptions{}); !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), "append their keys first") {
+		if _, err := c.Attention(t.Context(), s.put(t, s.draw(2, 4, 7, 16, f32)), kvcache.CallOptions{}); !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), "append their keys first") {
 			t.Errorf("more rows than tokens: %v", err)
 		}
 		c.Release()
 		if err := c.Append(t.Context(), k, v, nil); !errors.Is(err, backend.ErrReleased) {
 			t.Errorf("append after release: %v", err)
 		}
-		if _, err := c.Attention(t.Context(), q, kernels.CacheOptions{}); !errors.Is(err, backend.ErrReleased) {
+		if _, err := c.Attention(t.Context(), q, kvcache.CallOptions{}); !errors.Is(err, backend.ErrReleased) {
 			t.Errorf("attention after release: %v", err)
 		}
 	})
 }
 
 // attendAcross is attend for rows that see every token.
-func (s *story) attendAcross(t *testing.T, of []int, n int, c kernels.KVCache) {
+func (s *story) attendAcross(t *testing.T, of []int, n int, c nn.KVCache) {
 	t.Helper()
 	qo := s.draw(len(of), s.dims.Heads, n, s.dims.Dim, s.q)
 	r := kernels.Result{O: s.alloc(t, s.q, backend.Shape{len(of), s.dims.Heads, n, s.dims.ValueDim})}
-	if err := c.AttentionInto(t.Context(), r, s.put(t, qo), kernels.CacheOptions{Bidirectional: true}); err != nil {
+	if err := c.AttentionInto(t.Context(), r, s.put(t, qo), kvcache.CallOptions{Bidirectional: true}); err != nil {
 		t.Fatal(err)
 	}
-	got := operand{r.O.Shape(), s.q, read(t, s.be, r.O)}
+	got := operand{r.O.Shape(), s.q, s.read(t, r.O)}
 	for i, b := range of {
 		k, v := s.whole(s.k[b], s.dims.Dim), s.whole(s.v[b], s.dims.ValueDim)
 		one := qo
 		one.shape[0] = 1
 		one.data = qo.data[i*len(qo.data)/len(of):][:len(qo.data)/len(of)]
-		want, err := kernels.Attention(t.Context(), s.be, s.put(t, one), s.put(t, k), s.put(t, v), kernels.Options{})
+		want, err := s.dev.Attention(t.Context(), s.put(t, one), s.put(t, k), s.put(t, v), kernels.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		for j, x := range read(t, s.be, want.O) {
+		for j, x := range s.read(t, want.O) {
 			if y := got.data[i*len(got.data)/len(of)+j]; !sameNumber(x, y) {
 				t.Fatalf("sequence %d: element %d is %v, of the same keys without a cache %v", b, j, y, x)
 			}
@@ -371,29 +378,30 @@ func (s *story) attendAcross(t *testing.T, of []int, n int, c kernels.KVCache) {
 	}
 }
 
-// attendWindow is attend for a cache with a window, which gives no option for it.
-func (s *story) attendWindow(t *testing.T, of []int, n int, c kernels.KVCache, opt kernels.CacheOptions, count []int, w int) {
+// attendWindow is attend for a cache with a window of w.
+func (s *story) attendWindow(t *testing.T, of []int, n int, c nn.KVCache, opt kvcache.CallOptions, count []int, w int) {
 	t.Helper()
 	opt.Count = count
-	s.attend(t, of, n, windowed{c}, kernels.CacheOptions{Options: kernels.Options{Window: &kernels.Window{Left: w - 1}}, Count: count}, 0)
+	s.attend(t, of, n, windowed{c}, kvcache.CallOptions{Options: kernels.Options{Window: &kernels.Window{Left: w - 1}}, Count: count}, 0)
 }
 
-// windowed takes the window out of options for the oracle, as the cache has it.
-type windowed struct{ kernels.KVCache }
+// windowed removes the window, which is for the oracle, from the options of a cache that
+// has one.
+type windowed struct{ nn.KVCache }
 
-func (c windowed) AttentionInto(ctx context.Context, out kernels.Result, q backend.Tensor, opt kernels.CacheOptions) error {
+func (c windowed) AttentionInto(ctx context.Context, out kernels.Result, q backend.Tensor, opt kvcache.CallOptions) error {
 	opt.Window = nil
 	return c.KVCache.AttentionInto(ctx, out, q, opt)
 }
 
-// result returns what attention from q gives.
-func (s *story) result(t *testing.T, c kernels.KVCache, q backend.Tensor) []float32 {
+// result returns the output of attention from q.
+func (s *story) result(t *testing.T, c nn.KVCache, q backend.Tensor) []float32 {
 	t.Helper()
 	shape := q.Shape()
 	shape[3] = s.dims.ValueDim
 	r := kernels.Result{O: s.alloc(t, s.q, shape)}
-	if err := c.AttentionInto(t.Context(), r, q, kernels.CacheOptions{}); err != nil {
+	if err := c.AttentionInto(t.Context(), r, q, kvcache.CallOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	return read(t, s.be, r.O)
+	return s.read(t, r.O)
 }

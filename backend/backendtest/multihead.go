@@ -9,9 +9,11 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// testMultiHead computes whole layers, and compares with float64.
+// testMultiHead compares layers with float64.
 func testMultiHead(t *testing.T, be backend.Backend) {
 	_, projects := be.(backend.Projector)
 	_, rotates := be.(backend.Rotator)
@@ -19,15 +21,15 @@ func testMultiHead(t *testing.T, be backend.Backend) {
 		t.Logf("%s has no layers", be.Info().Name)
 		return
 	}
-	rope := &kernels.RoPE{}
+	rope := &nn.RoPE{}
 	for i, c := range []layer{
-		{name: "plain", config: kernels.MultiHeadConfig{Model: 12, Heads: 3}},
-		{name: "causal, grouped, bias, rope", config: kernels.MultiHeadConfig{Model: 30, Heads: 6, KVHeads: 2, HeadDim: 8, ValueDim: 5, Bias: true, RoPE: rope}, causal: true},
-		{name: "cross", config: kernels.MultiHeadConfig{Model: 16, Memory: 21, Heads: 4, KVHeads: 1, Bias: true}, seqK: 41},
-		{name: "cross with rope, interleaved and partial", config: kernels.MultiHeadConfig{Model: 14, Heads: 2, HeadDim: 9, RoPE: &kernels.RoPE{Dim: 4, Interleaved: true}}, seqK: 19},
-		{name: "positions of their own", config: kernels.MultiHeadConfig{Model: 8, Heads: 2}, positions: [][]int{kernels.Positions(70, seqOfLayers)[0], kernels.Positions(1000, seqOfLayers)[0]}},
-		{name: "f16", config: kernels.MultiHeadConfig{Model: 20, Heads: 2, KVHeads: 1, Bias: true, RoPE: rope, DType: backend.F16}, dtype: backend.F16, causal: true},
-		{name: "bf16 with f32 weights", config: kernels.MultiHeadConfig{Model: 20, Heads: 5, RoPE: rope}, dtype: backend.BF16},
+		{name: "plain", config: nn.MultiHeadConfig{Model: 12, Heads: 3}},
+		{name: "causal, grouped, bias, rope", config: nn.MultiHeadConfig{Model: 30, Heads: 6, KVHeads: 2, HeadDim: 8, ValueDim: 5, Bias: true, RoPE: rope}, causal: true},
+		{name: "cross", config: nn.MultiHeadConfig{Model: 16, Memory: 21, Heads: 4, KVHeads: 1, Bias: true}, seqK: 41},
+		{name: "cross with rope, interleaved and partial", config: nn.MultiHeadConfig{Model: 14, Heads: 2, HeadDim: 9, RoPE: &nn.RoPE{Dim: 4, Interleaved: true}}, seqK: 19},
+		{name: "positions of their own", config: nn.MultiHeadConfig{Model: 8, Heads: 2}, positions: [][]int{nn.Positions(70, seqOfLayers)[0], nn.Positions(1000, seqOfLayers)[0]}},
+		{name: "f16", config: nn.MultiHeadConfig{Model: 20, Heads: 2, KVHeads: 1, Bias: true, RoPE: rope, DType: backend.F16}, dtype: backend.F16, causal: true},
+		{name: "bf16 with f32 weights", config: nn.MultiHeadConfig{Model: 20, Heads: 5, RoPE: rope}, dtype: backend.BF16},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, be, uint64(i)) })
 	}
@@ -36,18 +38,18 @@ func testMultiHead(t *testing.T, be backend.Backend) {
 // layer is one call of a layer.
 type layer struct {
 	name      string
-	config    kernels.MultiHeadConfig
+	config    nn.MultiHeadConfig
 	dtype     backend.DType
 	causal    bool
-	seqK      int     // of a memory; 0 is self-attention
-	positions [][]int // angles that are given; nil is none
+	seqK      int     // of the memory; 0 means self-attention
+	positions [][]int // positions of given angles; nil means none
 }
 
 const batchOfLayers, seqOfLayers = 2, 23
 
 func (c layer) test(t *testing.T, be backend.Backend, seed uint64) {
 	ctx := t.Context()
-	w, err := c.config.Initialise(kernels.Initialiser{Seed: seed, Gain: 1.5})
+	w, err := c.config.Initialise(nn.Initialiser{Seed: seed, Gain: 1.5})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +65,7 @@ func (c layer) test(t *testing.T, be backend.Backend, seed uint64) {
 			}
 		}
 	}
-	l, err := kernels.NewMultiHeadAttention(ctx, be, c.config, w)
+	l, err := nn.NewMultiHeadAttention(ctx, kernels.NewDevice(be), c.config, w)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +82,7 @@ func (c layer) test(t *testing.T, be backend.Backend, seed uint64) {
 	}
 	x, hx := tokens(seqOfLayers, c.config.Model)
 	hz := hx
-	opt := kernels.MultiHeadOptions{Options: kernels.Options{Causal: c.causal, LSE: true}}
+	opt := nn.MultiHeadOptions{Options: kernels.Options{Causal: c.causal, LSE: true}}
 	if c.seqK > 0 {
 		size := c.config.Memory
 		if size == 0 {
@@ -89,7 +91,7 @@ func (c layer) test(t *testing.T, be backend.Backend, seed uint64) {
 		opt.Memory, hz = tokens(c.seqK, size)
 	}
 	if c.positions != nil {
-		if opt.Angles, err = (kernels.RoPE{}).Angles(ctx, be, c.config.Model/c.config.Heads, c.positions); err != nil {
+		if opt.Angles, err = (&nn.RoPE{}).Angles(ctx, kernels.NewDevice(be), c.config.Model/c.config.Heads, c.positions); err != nil {
 			t.Fatal(err)
 		}
 		defer opt.Angles.Release()
@@ -106,10 +108,10 @@ func (c layer) test(t *testing.T, be backend.Backend, seed uint64) {
 	}
 }
 
-// generate gives the tokens of x to a layer with a cache, a few at a time.
-func (c layer) generate(t *testing.T, be backend.Backend, l *kernels.MultiHeadAttention, x backend.Tensor) (o, lse []float32) {
+// generate applies a layer with a cache to the tokens of x, a few at a time.
+func (c layer) generate(t *testing.T, be backend.Backend, l *nn.MultiHeadAttention, x backend.Tensor) (o, lse []float32) {
 	cfg := c.config
-	cache, err := kernels.NewCache(t.Context(), be, kernels.CacheConfig{Batch: batchOfLayers, KVHeads: cfg.KVHeads, Dim: headOf(cfg), ValueDim: cfg.ValueDim, DType: c.dtype, Capacity: seqOfLayers})
+	cache, err := kvcache.New(t.Context(), kernels.NewDevice(be), kvcache.Config{Batch: batchOfLayers, KVHeads: cfg.KVHeads, Dim: headOf(cfg), ValueDim: cfg.ValueDim, DType: c.dtype, Capacity: seqOfLayers})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +123,7 @@ func (c layer) generate(t *testing.T, be backend.Backend, l *kernels.MultiHeadAt
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := l.Apply(t.Context(), some, kernels.MultiHeadOptions{Cache: cache, Options: kernels.Options{LSE: true}})
+		r, err := l.Apply(t.Context(), some, nn.MultiHeadOptions{Cache: cache, Options: kernels.Options{LSE: true}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -138,15 +140,15 @@ func (c layer) generate(t *testing.T, be backend.Backend, l *kernels.MultiHeadAt
 	return o, lse
 }
 
-func headOf(c kernels.MultiHeadConfig) int {
+func headOf(c nn.MultiHeadConfig) int {
 	if c.HeadDim > 0 {
 		return c.HeadDim
 	}
 	return c.Model / c.Heads
 }
 
-// num is a number in float64 and a bound of how far one that was computed in
-// float32, from the same inputs, may be from it.
+// num is a number in float64 and a bound on the error of the same number computed in
+// float32.
 type num struct{ x, err float64 }
 
 // stored adds the rounding of a store.
@@ -157,8 +159,8 @@ func (n num) stored(dtype backend.DType) num {
 	return n
 }
 
-// affine is x·w + b for one column of w: the errors of x go through w, and the sum has
-// its own (sumBound).
+// affine is x·w + b for one column of w. Its error is that of x times w, and that of the
+// sum (sumBound).
 func affine(x []num, w func(i int) float64, b float64, dtype backend.DType) num {
 	y, abs := num{x: b}, math.Abs(b)
 	for i, n := range x {
@@ -170,8 +172,8 @@ func affine(x []num, w func(i int) float64, b float64, dtype backend.DType) num 
 	return y.stored(dtype)
 }
 
-// turned is a row after a rotation; see rotation.compare for its own error.
-func turned(row []num, r kernels.RoPE, at int, dtype backend.DType) []num {
+// turned is a row after a rotation; see rotation.compare for the error of that.
+func turned(row []num, r nn.RoPE, at int, dtype backend.DType) []num {
 	dim := r.Dim
 	if dim == 0 {
 		dim = len(row)
@@ -195,8 +197,8 @@ func turned(row []num, r kernels.RoPE, at int, dtype backend.DType) []num {
 }
 
 // attend is one row of attention. Scores that are off by δ make each weight, after
-// normalising, off by expm1(2δ) of itself; to that comes what package oracle says of
-// the arithmetic, with magnitudes as large as errors may make them.
+// normalising, off by expm1(2δ) of itself. To that comes package oracle's bound of the
+// arithmetic, for magnitudes as large as the errors may make them.
 func attend(q []num, k, v [][]num, dtype backend.DType) (o []num, lse num) {
 	scale := 1 / math.Sqrt(float64(len(q)))
 	s, top, delta, reach := make([]float64, len(k)), math.Inf(-1), 0.0, 0.0
@@ -234,8 +236,8 @@ func attend(q []num, k, v [][]num, dtype backend.DType) (o []num, lse num) {
 	return o, lse
 }
 
-// compare holds a layer's output against float64.
-func (c layer) compare(t *testing.T, w kernels.MultiHeadWeights, hx, hz operand, got, gotLSE []float32) {
+// compare compares a layer's output with float64.
+func (c layer) compare(t *testing.T, w nn.MultiHeadWeights, hx, hz operand, got, gotLSE []float32) {
 	t.Helper()
 	weight := func(x backend.Tensor) []float32 {
 		if x.IsZero() {
@@ -278,7 +280,7 @@ func (c layer) compare(t *testing.T, w kernels.MultiHeadWeights, hx, hz operand,
 	turn := func(heads [][][]num, batch int) {
 		rope := c.config.RoPE
 		if c.positions != nil {
-			rope = &kernels.RoPE{}
+			rope = &nn.RoPE{}
 		}
 		if rope == nil {
 			return

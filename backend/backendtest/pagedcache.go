@@ -8,16 +8,17 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// testPagedCache drives sequences that share pages.
+// testPagedCache tests sequences that share pages.
 func testPagedCache(t *testing.T, be backend.Backend) {
 	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.Q8} {
 		t.Run(fmt.Sprintf("%v", kv), func(t *testing.T) {
 			s := newStory(be, 4, backend.F32, kv, nil)
 			if kv == backend.F32 {
-				s.rope = &kernels.RoPE{}
+				s.rope = &nn.RoPE{}
 			}
 			pagedStory(t, s)
 		})
@@ -25,7 +26,7 @@ func testPagedCache(t *testing.T, be backend.Backend) {
 	t.Run("window", func(t *testing.T) {
 		s := newStory(be, 2, backend.F32, backend.F32, nil)
 		const w = 9
-		c, err := kernels.NewPagedCache(t.Context(), be, kernels.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, PageSize: 4, Pages: 14, Window: w})
+		c, err := kvcache.NewPaged(t.Context(), s.dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, PageSize: 4, Pages: 14, Window: w})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -39,7 +40,7 @@ func testPagedCache(t *testing.T, be backend.Backend) {
 				t.Fatal(err)
 			}
 			remember(count)
-			s.attendWindow(t, []int{0, 1}, n, c.Batch(a, b), kernels.CacheOptions{}, count, w)
+			s.attendWindow(t, []int{0, 1}, n, c.Batch(a, b), kvcache.CallOptions{}, count, w)
 		}
 		a.Free()
 		b.Free()
@@ -49,7 +50,7 @@ func testPagedCache(t *testing.T, be backend.Backend) {
 	})
 }
 
-func sequence(t *testing.T, c *kernels.PagedCache) *kernels.Sequence {
+func sequence(t *testing.T, c *kvcache.Paged) *kvcache.Sequence {
 	t.Helper()
 	s, err := c.NewSequence()
 	if err != nil {
@@ -58,15 +59,15 @@ func sequence(t *testing.T, c *kernels.PagedCache) *kernels.Sequence {
 	return s
 }
 
-// pagedStory forks a sequence in the middle of a page, lets all go their own ways, and
-// reads what they begin with once.
+// pagedStory forks a sequence in the middle of a page, lets the forks diverge, and reads
+// their common prefix once.
 func pagedStory(t *testing.T, s *story) {
-	c, err := kernels.NewPagedCache(t.Context(), s.be, kernels.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, DType: s.kv, PageSize: 16, Pages: 9, RoPE: s.rope})
+	c, err := kvcache.NewPaged(t.Context(), s.dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, DType: s.kv, PageSize: 16, Pages: 9, RoPE: s.rope})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Release()
-	add := func(of []int, n int, count []int, b *kernels.PagedBatch) {
+	add := func(of []int, n int, count []int, b *kvcache.Batch) {
 		t.Helper()
 		k, v, remember := s.next(t, of, n)
 		if err := b.Append(t.Context(), k, v, count); err != nil {
@@ -80,9 +81,9 @@ func pagedStory(t *testing.T, s *story) {
 			t.Errorf("%d pages are free, should be %d", n, want)
 		}
 	}
-	seqs := []*kernels.Sequence{sequence(t, c)}
+	seqs := []*kvcache.Sequence{sequence(t, c)}
 	add([]int{0}, 37, nil, c.Batch(seqs[0]))
-	s.attend(t, []int{0}, 37, c.Batch(seqs[0]), kernels.CacheOptions{}, 0)
+	s.attend(t, []int{0}, 37, c.Batch(seqs[0]), kvcache.CallOptions{}, 0)
 	free(6)
 	for i := 1; i < 3; i++ {
 		fork, err := seqs[0].Fork()
@@ -97,20 +98,20 @@ func pagedStory(t *testing.T, s *story) {
 	batch := c.Batch(seqs...)
 	add(all, 1, nil, batch) // two copies of the last page
 	free(4)
-	s.attend(t, all, 1, batch, kernels.CacheOptions{}, 0)
-	s.attend(t, all, 1, batch, kernels.CacheOptions{SharePrefix: true}, 1)
+	s.attend(t, all, 1, batch, kvcache.CallOptions{}, 0)
+	s.attend(t, all, 1, batch, kvcache.CallOptions{SharePrefix: true}, 1)
 	add(all, 12, []int{12, 0, 5}, batch) // one more page for the first
 	free(3)
-	s.attend(t, all, 12, batch, kernels.CacheOptions{Count: []int{12, 0, 5}}, 0)
-	s.attend(t, all, 3, batch, kernels.CacheOptions{SharePrefix: true}, 1)
+	s.attend(t, all, 12, batch, kvcache.CallOptions{Count: []int{12, 0, 5}}, 0)
+	s.attend(t, all, 3, batch, kvcache.CallOptions{SharePrefix: true}, 1)
 	seqs[0].Free()
 	seqs[0].Free()
 	free(5) // the last two of its pages
-	s.attend(t, []int{2, 1}, 1, c.Batch(seqs[2], seqs[1]), kernels.CacheOptions{}, 0)
+	s.attend(t, []int{2, 1}, 1, c.Batch(seqs[2], seqs[1]), kvcache.CallOptions{}, 0)
 	k, v, _ := s.next(t, []int{1, 2}, 60)
 	for _, bad := range []struct {
 		name  string
-		batch *kernels.PagedBatch
+		batch *kvcache.Batch
 		want  error
 		says  string
 	}{
@@ -121,11 +122,11 @@ func pagedStory(t *testing.T, s *story) {
 		{"nil", c.Batch(seqs[1], nil), backend.ErrOption, "sequence 1 is nil"},
 	} {
 		if err := bad.batch.Append(t.Context(), k, v, nil); !errors.Is(err, bad.want) || !strings.Contains(err.Error(), bad.says) {
-			t.Errorf("%s: error is %v, should be %v and say %q", bad.name, err, bad.want, bad.says)
+			t.Errorf("%s: error is %v, should be %v and contain %q", bad.name, err, bad.want, bad.says)
 		}
 		free(5)
 	}
-	s.attend(t, []int{1, 2}, 2, c.Batch(seqs[1:]...), kernels.CacheOptions{}, 0)
+	s.attend(t, []int{1, 2}, 2, c.Batch(seqs[1:]...), kvcache.CallOptions{}, 0)
 	for _, x := range seqs {
 		x.Free()
 	}

@@ -10,29 +10,30 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// testRotate turns rows in both conventions, every type and layout, whole and
-// partial, in place and not, and compares with float64.
+// testRotate compares rotated rows with float64: in both conventions, every type and
+// layout, whole and partial, in place and not.
 func testRotate(t *testing.T, be backend.Backend) {
 	if _, ok := be.(backend.Rotator); !ok {
-		t.Logf("%s rotates nothing", be.Info().Name)
+		t.Logf("%s has no rotary embedding", be.Info().Name)
 		return
 	}
 	f32, f16, bf16 := backend.F32, backend.F16, backend.BF16
 	far := [][]int{{1_000_000, -3, 0, 77, 1 << 29}, {5, 6, 7, 999_999, 12}}
 	for i, c := range []rotation{
-		{"halves", kernels.RoPE{}, f32, f32, Contiguous, 8, kernels.Positions(0, 5)},
-		{"interleaved", kernels.RoPE{Interleaved: true}, f32, f32, Contiguous, 8, kernels.Positions(0, 5)},
-		{"smallest", kernels.RoPE{}, f32, f32, Padded, 2, kernels.Positions(3, 5)},
-		{"partial, odd head size", kernels.RoPE{Dim: 6, Base: 500}, f32, f32, BSHD, 11, kernels.Positions(40, 5)},
-		{"partial interleaved", kernels.RoPE{Dim: 10, Interleaved: true}, f32, f32, Transposed, 16, far},
-		{"positions of their own, f16", kernels.RoPE{}, f16, f16, Padded, 18, far},
-		{"bf16", kernels.RoPE{Dim: 4, Interleaved: true}, bf16, bf16, Padded, 7, far},
-		{"bf16 transposed", kernels.RoPE{}, bf16, bf16, Transposed, 6, far},
-		{"f16 to f32", kernels.RoPE{Dim: 12}, f16, f32, BSHD, 20, far},
-		{"f32 to bf16", kernels.RoPE{Base: 1e6}, f32, bf16, Padded, 80, far},
-		{"several workgroups", kernels.RoPE{Dim: 64}, f32, f32, Contiguous, 128, kernels.Positions(1<<20, 97)},
+		{"halves", nn.RoPE{}, f32, f32, Contiguous, 8, nn.Positions(0, 5)},
+		{"interleaved", nn.RoPE{Interleaved: true}, f32, f32, Contiguous, 8, nn.Positions(0, 5)},
+		{"smallest", nn.RoPE{}, f32, f32, Padded, 2, nn.Positions(3, 5)},
+		{"partial, odd head size", nn.RoPE{Dim: 6, Base: 500}, f32, f32, BSHD, 11, nn.Positions(40, 5)},
+		{"partial interleaved", nn.RoPE{Dim: 10, Interleaved: true}, f32, f32, Transposed, 16, far},
+		{"positions of their own, f16", nn.RoPE{}, f16, f16, Padded, 18, far},
+		{"bf16", nn.RoPE{Dim: 4, Interleaved: true}, bf16, bf16, Padded, 7, far},
+		{"bf16 transposed", nn.RoPE{}, bf16, bf16, Transposed, 6, far},
+		{"f16 to f32", nn.RoPE{Dim: 12}, f16, f32, BSHD, 20, far},
+		{"f32 to bf16", nn.RoPE{Base: 1e6}, f32, bf16, Padded, 80, far},
+		{"several workgroups", nn.RoPE{Dim: 64}, f32, f32, Contiguous, 128, nn.Positions(1<<20, 97)},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, be, uint64(i)) })
 	}
@@ -41,7 +42,7 @@ func testRotate(t *testing.T, be backend.Backend) {
 // rotation is one call of Rotate.
 type rotation struct {
 	name      string
-	rope      kernels.RoPE
+	rope      nn.RoPE
 	in, out   backend.DType
 	layout    Layout
 	dim       int
@@ -61,7 +62,8 @@ func (c rotation) test(t *testing.T, be backend.Backend, seed uint64) {
 	for i := range empty.data {
 		empty.data[i] = float32(math.NaN())
 	}
-	angles, err := c.rope.Angles(t.Context(), be, c.dim, c.positions)
+	dev := kernels.NewDevice(be)
+	angles, err := c.rope.Angles(t.Context(), dev, c.dim, c.positions)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +71,7 @@ func (c rotation) test(t *testing.T, be backend.Backend, seed uint64) {
 	from, to := put(t, be, x, c.layout), put(t, be, empty, c.layout)
 	defer from.release()
 	defer to.release()
-	if err := kernels.Rotate(t.Context(), be, to.view, from.view, angles); err != nil {
+	if err := dev.Rotate(t.Context(), to.view, from.view, angles); err != nil {
 		t.Fatal(err)
 	}
 	got := to.get(t, be, "y")
@@ -79,7 +81,7 @@ func (c rotation) test(t *testing.T, be backend.Backend, seed uint64) {
 	if c.in != c.out {
 		return
 	}
-	if err := kernels.Rotate(t.Context(), be, from.view, from.view, angles); err != nil {
+	if err := dev.Rotate(t.Context(), from.view, from.view, angles); err != nil {
 		t.Fatal(err)
 	}
 	for i, p := range from.get(t, be, "x in place") {
@@ -89,13 +91,13 @@ func (c rotation) test(t *testing.T, be backend.Backend, seed uint64) {
 	}
 }
 
-// compare holds y against x turned in float64. A cosine or sine has the error of its
-// rounding and of the angle, which is within 4·2^-53 of itself (a power, a product,
-// and the reduction), a product one rounding, their sum one:
+// compare compares y with x rotated in float64. A cosine or sine has the error of its
+// rounding and of the angle, whose relative error is 4·2^-53 at most (a power, a product
+// and the reduction). Products and their sum have one rounding each:
 //
 //	|y - ref| <= (3u + |t·θ|·2^-51)·(|x_a| + |x_b|) + u_y·|ref| + tiny
 //
-// Elements that do not turn come as they are, rounded to y's type.
+// Elements that are not rotated are those of x, rounded to y's type.
 func (c rotation) compare(x operand, y []float32) error {
 	pairs := c.rope.Dim / 2
 	if pairs == 0 {

@@ -10,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
 const u = 0x1p-24
@@ -139,7 +140,8 @@ func testProject(t *testing.T, be backend.Backend, dtype backend.DType, bias boo
 		return f.view, o
 	}
 	x, hx := tensor(backend.Shape{batch, 1, s, m})
-	var p kernels.Projections
+	dev := kernels.NewDevice(be)
+	var p nn.Projections
 	p.Heads, p.KVHeads = heads, kvHeads
 	cols := [3]int{heads * d, kvHeads * d, kvHeads * dv}
 	var w, b [3]operand
@@ -151,7 +153,7 @@ func testProject(t *testing.T, be backend.Backend, dtype backend.DType, bias boo
 			*dst, b[i] = tensor(backend.Shape{1, 1, 1, cols[i]})
 		}
 	}
-	q, k, v, err := p.Apply(t.Context(), be, x)
+	q, k, v, err := p.Apply(t.Context(), dev, x)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,12 +184,12 @@ func testProject(t *testing.T, be backend.Backend, dtype backend.DType, bias boo
 		t.Error(err)
 	}
 
-	self, err := kernels.SelfAttention(t.Context(), be, x, p, kernels.Options{Causal: true})
+	self, err := nn.SelfAttention(t.Context(), dev, x, p, kernels.Options{Causal: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer self.Release()
-	apart, err := kernels.Attention(t.Context(), be, q, k, v, kernels.Options{Causal: true})
+	apart, err := dev.Attention(t.Context(), q, k, v, kernels.Options{Causal: true})
 	if err != nil {
 		t.Fatal(err)
 	}

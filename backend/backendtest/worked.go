@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
 //go:embed testdata/worked-examples/*.json
@@ -66,7 +67,7 @@ func (w *workedExample) test(t *testing.T, be backend.Backend) {
 	tx := up(t, be, x, shape)
 	q, k, v := tx, tx, tx
 	if w.WQuery != nil {
-		var p kernels.Projections
+		var p nn.Projections
 		for _, m := range []struct {
 			dst  *backend.Tensor
 			from [][]float32
@@ -74,7 +75,7 @@ func (w *workedExample) test(t *testing.T, be backend.Backend) {
 			*m.dst = up(t, be, join(m.from), backend.Shape{1, 1, len(m.from), len(m.from[0])})
 		}
 		var err error
-		if q, k, v, err = p.Apply(t.Context(), be, tx); err != nil {
+		if q, k, v, err = p.Apply(t.Context(), kernels.NewDevice(be), tx); err != nil {
 			t.Fatal(err)
 		}
 		defer q.Release()

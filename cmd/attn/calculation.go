@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
 // calculation is one call with its tensors on the device.
@@ -154,7 +155,7 @@ func (c *calculation) upload(ctx context.Context, f *npyFile, dtype backend.DTyp
 
 // turn turns queries and keys by their positions, which count on from the keys that
 // are from before, and in each packed sequence from 0. Those keys are turned already.
-func (c *calculation) turn(ctx context.Context, r kernels.RoPE) error {
+func (c *calculation) turn(ctx context.Context, r nn.RoPE) error {
 	past := c.in.pastKeys()
 	for i, t := range []*backend.Tensor{&c.q, &c.k} {
 		seq := t.Shape()[backend.Seq]
@@ -162,7 +163,7 @@ func (c *calculation) turn(ctx context.Context, r kernels.RoPE) error {
 		if i == 1 {
 			first = past
 		}
-		positions := kernels.Positions(past, seq-first)
+		positions := nn.Positions(past, seq-first)
 		if c.in.packed {
 			cu := [][]int{c.in.cuQ, c.in.cuK}[i]
 			for n := range len(cu) - 1 {
@@ -171,7 +172,7 @@ func (c *calculation) turn(ctx context.Context, r kernels.RoPE) error {
 				}
 			}
 		}
-		angles, err := r.Angles(ctx, c.be, t.Shape()[backend.Dim], positions)
+		angles, err := r.Angles(ctx, kernels.NewDevice(c.be), t.Shape()[backend.Dim], positions)
 		if err != nil {
 			return err
 		}
@@ -196,7 +197,7 @@ func (c *calculation) turn(ctx context.Context, r kernels.RoPE) error {
 			}
 			*t = to
 		}
-		if err := kernels.Rotate(ctx, c.be, to, from, angles); err != nil {
+		if err := kernels.NewDevice(c.be).Rotate(ctx, to, from, angles); err != nil {
 			return err
 		}
 	}

@@ -80,7 +80,7 @@ type dropoutJSON struct {
 	Seed uint64  `json:"seed"`
 }
 
-// ropeJSON is kernels.RoPE.
+// ropeJSON is nn.RoPE.
 type ropeJSON struct {
 	Base        float64 `json:"base"`
 	Dim         int     `json:"dim,omitempty"`

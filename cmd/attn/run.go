@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
 // runCmd is attn run: attention over .npy files.
@@ -78,7 +79,7 @@ func (c *runCmd) Run(ctx context.Context, out *streams) error {
 		return err
 	}
 	if r := p.RoPE; r != nil {
-		if err := calc.turn(ctx, kernels.RoPE{Base: r.Base, Dim: r.Dim, Interleaved: r.Interleaved}); err != nil {
+		if err := calc.turn(ctx, nn.RoPE{Base: r.Base, Dim: r.Dim, Interleaved: r.Interleaved}); err != nil {
 			return err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
 // stack is a matrix for each batch, row by row.
@@ -65,13 +66,13 @@ func (st *steps) run(ctx context.Context, wt *walkthrough) error {
 	if err != nil {
 		return err
 	}
-	var p kernels.Projections
+	var p nn.Projections
 	for i, to := range [][2]*backend.Tensor{{&p.Wq, &p.Bq}, {&p.Wk, &p.Bk}, {&p.Wv, &p.Bv}} {
 		if err := st.uploadProjection(ctx, wt.projections()[i], wt.model, to); err != nil {
 			return err
 		}
 	}
-	q, k, v, err := p.Apply(ctx, st.be, x)
+	q, k, v, err := p.Apply(ctx, kernels.NewDevice(st.be), x)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
 // supportRow is a row of the table in docs/options.md: an option, what it is called, and a call
@@ -169,15 +171,15 @@ func supportRows() []supportRow {
 		{"scores out, at three points before the softmax", "`Scores`", "`--scores`, `--scores-at`", supportCall{other: scoresSupport}},
 		{"largest weights of each query, O(S·n) memory", "`TopWeights`", "`--topk`", supportCall{other: topSupport}},
 		{"packed sequences of different lengths", "`AttentionVarlen`", "`--cu-q`, `--cu-k`", supportCall{other: packedSupport}},
-		{"cache: f32, f16, bf16", "`Cache`", "`--past-k`, `--present-k`, ..", cacheSupport(kernels.CacheConfig{DType: backend.F16, Capacity: 16})},
-		{"cache: int8 with a scale for each head and token", "`Cache`", "", cacheSupport(kernels.CacheConfig{DType: backend.Q8, Capacity: 16})},
-		{"cache: rolling window", "`Cache`", "", cacheSupport(kernels.CacheConfig{Capacity: 20, Window: 6})},
-		{"cache: pages, shared and copied on write", "`PagedCache`", "", pagedSupport(backend.F32, 16, false)},
-		{"cache: pages of int8", "`PagedCache`", "", pagedSupport(backend.Q8, 16, false)},
+		{"cache: f32, f16, bf16", "`kvcache.Cache`", "`--past-k`, `--present-k`, ..", cacheSupport(kvcache.Config{DType: backend.F16, Capacity: 16})},
+		{"cache: int8 with a scale for each head and token", "`kvcache.Cache`", "", cacheSupport(kvcache.Config{DType: backend.Q8, Capacity: 16})},
+		{"cache: rolling window", "`kvcache.Cache`", "", cacheSupport(kvcache.Config{Capacity: 20, Window: 6})},
+		{"cache: pages, shared and copied on write", "`kvcache.Paged`", "", pagedSupport(backend.F32, 16, false)},
+		{"cache: pages of int8", "`kvcache.Paged`", "", pagedSupport(backend.Q8, 16, false)},
 		{"cache: a shared prefix computed once", "`SharePrefix`", "", pagedSupport(backend.F32, 4, true)},
 		{"merge of partial results", "`Merge`", "", supportCall{other: mergeSupport}},
-		{"rotary embedding, half-split or interleaved, partial", "`Rotate`, `RoPE`", "`--rope`", supportCall{other: rotateSupport}},
-		{"whole layers (`MultiHeadAttention`), weights from `.npz`", "`MultiHeadAttention`", "", supportCall{other: layerSupport}},
+		{"rotary embedding, half-split or interleaved, partial", "`Rotate`, `nn.RoPE`", "`--rope`", supportCall{other: rotateSupport}},
+		{"whole layers (`MultiHeadAttention`), weights from `.npz`", "`nn.MultiHeadAttention`", "", supportCall{other: layerSupport}},
 	}
 }
 
@@ -221,11 +223,11 @@ func (s *support) last(x backend.Tensor, n int) backend.Tensor {
 }
 
 // cacheSupport appends all keys and attends with the last row.
-func cacheSupport(c kernels.CacheConfig) supportCall {
+func cacheSupport(c kvcache.Config) supportCall {
 	return supportCall{other: func(s *support) error {
 		q, k, v := s.drawn()
 		c.Batch, c.KVHeads, c.Dim = s.d.Batch, s.d.KVHeads, s.d.Dim
-		cache, err := kernels.NewCache(s.t.Context(), s.be, c)
+		cache, err := kvcache.New(s.t.Context(), kernels.NewDevice(s.be), c)
 		if err != nil {
 			return err
 		}
@@ -242,7 +244,7 @@ func cacheSupport(c kernels.CacheConfig) supportCall {
 				return err
 			}
 		}
-		r, err := cache.Attention(s.t.Context(), s.last(q, 1), kernels.CacheOptions{})
+		r, err := cache.Attention(s.t.Context(), s.last(q, 1), kvcache.CallOptions{})
 		r.Release()
 		return err
 	}}
@@ -252,7 +254,7 @@ func cacheSupport(c kernels.CacheConfig) supportCall {
 func pagedSupport(dtype backend.DType, size int, share bool) supportCall {
 	return supportCall{other: func(s *support) error {
 		q, k, v := s.drawn()
-		cache, err := kernels.NewPagedCache(s.t.Context(), s.be, kernels.PagedConfig{KVHeads: s.d.KVHeads, Dim: s.d.Dim, DType: dtype, PageSize: size, Pages: 8})
+		cache, err := kvcache.NewPaged(s.t.Context(), kernels.NewDevice(s.be), kvcache.PagedConfig{KVHeads: s.d.KVHeads, Dim: s.d.Dim, DType: dtype, PageSize: size, Pages: 8})
 		if err != nil {
 			return err
 		}
@@ -279,7 +281,7 @@ func pagedSupport(dtype backend.DType, size int, share bool) supportCall {
 		if err := both.Append(s.t.Context(), s.last(k, 1), s.last(v, 1), nil); err != nil {
 			return err
 		}
-		r, err := both.Attention(s.t.Context(), s.last(q, 1), kernels.CacheOptions{SharePrefix: share})
+		r, err := both.Attention(s.t.Context(), s.last(q, 1), kvcache.CallOptions{SharePrefix: share})
 		r.Release()
 		return err
 	}}
@@ -301,26 +303,26 @@ func mergeSupport(s *support) error {
 
 func rotateSupport(s *support) error {
 	q, _, _ := s.drawn()
-	angles, err := kernels.RoPE{Dim: 8, Interleaved: true}.Angles(s.t.Context(), s.be, s.d.Dim, kernels.Positions(3, s.d.SeqQ))
+	angles, err := (&nn.RoPE{Dim: 8, Interleaved: true}).Angles(s.t.Context(), kernels.NewDevice(s.be), s.d.Dim, nn.Positions(3, s.d.SeqQ))
 	if err != nil {
 		return err
 	}
 	defer angles.Release()
-	return kernels.Rotate(s.t.Context(), s.be, q, q, angles)
+	return kernels.NewDevice(s.be).Rotate(s.t.Context(), q, q, angles)
 }
 
 func layerSupport(s *support) error {
-	config := kernels.MultiHeadConfig{Model: 32, Heads: 4, KVHeads: 2}
-	weights, err := config.Initialise(kernels.Initialiser{Seed: 1})
+	config := nn.MultiHeadConfig{Model: 32, Heads: 4, KVHeads: 2}
+	weights, err := config.Initialise(nn.Initialiser{Seed: 1})
 	if err != nil {
 		return err
 	}
-	layer, err := kernels.NewMultiHeadAttention(s.t.Context(), s.be, config, weights)
+	layer, err := nn.NewMultiHeadAttention(s.t.Context(), kernels.NewDevice(s.be), config, weights)
 	if err != nil {
 		return err
 	}
 	defer layer.Release()
-	r, err := layer.Apply(s.t.Context(), s.draw(backend.F32, backend.Shape{2, 1, 9, 32}), kernels.MultiHeadOptions{})
+	r, err := layer.Apply(s.t.Context(), s.draw(backend.F32, backend.Shape{2, 1, 9, 32}), nn.MultiHeadOptions{})
 	r.Release()
 	return err
 }

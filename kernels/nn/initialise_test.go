@@ -1,4 +1,4 @@
-package kernels_test
+package nn_test
 
 import (
 	"errors"
@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
 // drawn returns the four weights of a layer, all of other shapes.
-func drawn(t *testing.T, in kernels.Initialiser) [][]float32 {
+func drawn(t *testing.T, in nn.Initialiser) [][]float32 {
 	t.Helper()
-	w, err := kernels.MultiHeadConfig{Model: 96, Memory: 150, Heads: 8, KVHeads: 4, HeadDim: 20, ValueDim: 30, Bias: true}.Initialise(in)
+	w, err := nn.MultiHeadConfig{Model: 96, Memory: 150, Heads: 8, KVHeads: 4, HeadDim: 20, ValueDim: 30, Bias: true}.Initialise(in)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,18 +43,18 @@ var fans = [][2]float64{{96, 160}, {150, 80}, {150, 120}, {240, 96}}
 func TestInitialisers(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		in      kernels.Initialiser
+		in      nn.Initialiser
 		std     func(in, out float64) float64
 		uniform bool
 	}{
-		{"xavier uniform, the zero value", kernels.Initialiser{}, func(in, out float64) float64 { return math.Sqrt(2 / (in + out)) }, true},
-		{"xavier normal", kernels.Initialiser{Distribution: kernels.XavierNormal, Seed: 1}, func(in, out float64) float64 { return math.Sqrt(2 / (in + out)) }, false},
-		{"xavier normal, gain 5/3", kernels.Initialiser{Distribution: kernels.XavierNormal, Seed: 1, Gain: 5. / 3}, func(in, out float64) float64 { return 5. / 3 * math.Sqrt(2/(in+out)) }, false},
-		{"kaiming uniform", kernels.Initialiser{Distribution: kernels.KaimingUniform, Seed: 2}, func(in, _ float64) float64 { return math.Sqrt(2 / in) }, true},
-		{"kaiming normal", kernels.Initialiser{Distribution: kernels.KaimingNormal, Seed: 3}, func(in, _ float64) float64 { return math.Sqrt(2 / in) }, false},
-		{"kaiming normal, gain 1", kernels.Initialiser{Distribution: kernels.KaimingNormal, Seed: 3, Gain: 1}, func(in, _ float64) float64 { return math.Sqrt(1 / in) }, false},
-		{"gaussian", kernels.Initialiser{Distribution: kernels.Gaussian, Seed: 4}, func(_, _ float64) float64 { return 0.02 }, false},
-		{"gaussian, 0.5", kernels.Initialiser{Distribution: kernels.Gaussian, Seed: 4, Gain: 0.5}, func(_, _ float64) float64 { return 0.5 }, false},
+		{"xavier uniform, the zero value", nn.Initialiser{}, func(in, out float64) float64 { return math.Sqrt(2 / (in + out)) }, true},
+		{"xavier normal", nn.Initialiser{Distribution: nn.XavierNormal, Seed: 1}, func(in, out float64) float64 { return math.Sqrt(2 / (in + out)) }, false},
+		{"xavier normal, gain 5/3", nn.Initialiser{Distribution: nn.XavierNormal, Seed: 1, Gain: 5. / 3}, func(in, out float64) float64 { return 5. / 3 * math.Sqrt(2/(in+out)) }, false},
+		{"kaiming uniform", nn.Initialiser{Distribution: nn.KaimingUniform, Seed: 2}, func(in, _ float64) float64 { return math.Sqrt(2 / in) }, true},
+		{"kaiming normal", nn.Initialiser{Distribution: nn.KaimingNormal, Seed: 3}, func(in, _ float64) float64 { return math.Sqrt(2 / in) }, false},
+		{"kaiming normal, gain 1", nn.Initialiser{Distribution: nn.KaimingNormal, Seed: 3, Gain: 1}, func(in, _ float64) float64 { return math.Sqrt(1 / in) }, false},
+		{"gaussian", nn.Initialiser{Distribution: nn.Gaussian, Seed: 4}, func(_, _ float64) float64 { return 0.02 }, false},
+		{"gaussian, 0.5", nn.Initialiser{Distribution: nn.Gaussian, Seed: 4, Gain: 0.5}, func(_, _ float64) float64 { return 0.5 }, false},
 	} {
 		for i, w := range drawn(t, c.in) {
 			std, n := c.std(fans[i][0], fans[i][1]), float64(len(w))
@@ -94,7 +94,7 @@ func TestInitialisers(t *testing.T) {
 // TestInitialisersAreSeeded: the same seed gives the same weights, whatever the shapes
 // of the others, another seed others; weights do not resemble one another.
 func TestInitialisersAreSeeded(t *testing.T) {
-	one, again, other := drawn(t, kernels.Initialiser{Seed: 7}), drawn(t, kernels.Initialiser{Seed: 7}), drawn(t, kernels.Initialiser{Seed: 8})
+	one, again, other := drawn(t, nn.Initialiser{Seed: 7}), drawn(t, nn.Initialiser{Seed: 7}), drawn(t, nn.Initialiser{Seed: 8})
 	for i := range one {
 		if !slices.Equal(one[i], again[i]) {
 			t.Errorf("weight %d: the same seed gives other numbers", i)
@@ -111,7 +111,7 @@ func TestInitialisersAreSeeded(t *testing.T) {
 			}
 		}
 	}
-	w, err := kernels.MultiHeadConfig{Model: 96, Heads: 8, HeadDim: 20}.Initialise(kernels.Initialiser{Seed: 7})
+	w, err := nn.MultiHeadConfig{Model: 96, Heads: 8, HeadDim: 20}.Initialise(nn.Initialiser{Seed: 7})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,16 +122,16 @@ func TestInitialisersAreSeeded(t *testing.T) {
 
 func TestInitialiseRefuses(t *testing.T) {
 	for _, c := range []struct {
-		in   kernels.Initialiser
+		in   nn.Initialiser
 		says string
 	}{
-		{kernels.Initialiser{Distribution: 5}, "distribution is 5"},
-		{kernels.Initialiser{Distribution: -1}, "distribution is -1"},
-		{kernels.Initialiser{Gain: -1}, "gain is -1"},
-		{kernels.Initialiser{Gain: math.NaN()}, "gain is NaN"},
-		{kernels.Initialiser{Gain: 1e300}, "gain is 1e+300"},
+		{nn.Initialiser{Distribution: 5}, "distribution is 5"},
+		{nn.Initialiser{Distribution: -1}, "distribution is -1"},
+		{nn.Initialiser{Gain: -1}, "gain is -1"},
+		{nn.Initialiser{Gain: math.NaN()}, "gain is NaN"},
+		{nn.Initialiser{Gain: 1e300}, "gain is 1e+300"},
 	} {
-		if _, err := (kernels.MultiHeadConfig{Model: 4}).Initialise(c.in); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), c.says) {
+		if _, err := (nn.MultiHeadConfig{Model: 4}).Initialise(c.in); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%+v: error is %v, should say %q", c.in, err, c.says)
 		}
 	}

@@ -1,4 +1,4 @@
-package kernels_test
+package nn_test
 
 import (
 	"context"
@@ -11,25 +11,25 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
 func ExampleMultiHeadAttention() {
 	ctx := context.Background()
-	be, err := backend.Open("auto") // a GPU when there is one, else the CPU
+	dev, err := kernels.Open("auto") // a hardware GPU, else the CPU
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer be.Close()
+	defer dev.Close()
 
 	// Eight query heads share two heads of keys and values, as in Llama.
-	config := kernels.MultiHeadConfig{Model: 64, Heads: 8, KVHeads: 2, RoPE: &kernels.RoPE{}}
-	weights, err := config.Initialise(kernels.Initialiser{Seed: 1}) // or config.LoadWeights("layer.npz")
+	config := nn.MultiHeadConfig{Model: 64, Heads: 8, KVHeads: 2, RoPE: &nn.RoPE{}}
+	weights, err := config.Initialise(nn.Initialiser{Seed: 1}) // or LoadWeights
 	if err != nil {
 		log.Fatal(err)
 	}
-	layer, err := kernels.NewMultiHeadAttention(ctx, be, config, weights)
+	layer, err := nn.NewMultiHeadAttention(ctx, dev, config, weights)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -37,12 +37,12 @@ func ExampleMultiHeadAttention() {
 
 	// Two sequences of 16 tokens.
 	shape := backend.Shape{2, 1, 16, 64}
-	x, err := kernels.FromFloat32(ctx, be, backend.F32, make([]float32, shape.Elements()), shape)
+	x, err := dev.FromFloat32(ctx, backend.F32, make([]float32, shape.Elements()), shape)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer x.Release()
-	y, err := layer.Apply(ctx, x, kernels.MultiHeadOptions{Options: kernels.Options{Causal: true}})
+	y, err := layer.Apply(ctx, x, nn.MultiHeadOptions{Options: kernels.Options{Causal: true}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -51,8 +51,7 @@ func ExampleMultiHeadAttention() {
 	// Output: [2 1 16 64]
 }
 
-// counting counts what goes over to the device and what comes back, and what was
-// allocated there and not released.
+// counting counts uploads and downloads.
 type counting struct {
 	backend.Backend
 	backend.Projector
@@ -60,7 +59,8 @@ type counting struct {
 	ups, downs, elements atomic.Int64
 }
 
-func count(be backend.Backend) *counting {
+func count(dev *kernels.Device) *counting {
+	be := dev.Backend()
 	return &counting{Backend: be, Projector: be.(backend.Projector), Rotator: be.(backend.Rotator)}
 }
 
@@ -76,13 +76,13 @@ func (c *counting) Download(ctx context.Context, host, src backend.Tensor) error
 }
 
 // layerOf returns a layer with drawn weights.
-func layerOf(t *testing.T, be backend.Backend, c kernels.MultiHeadConfig) *kernels.MultiHeadAttention {
+func layerOf(t *testing.T, dev *kernels.Device, c nn.MultiHeadConfig) *nn.MultiHeadAttention {
 	t.Helper()
-	w, err := c.Initialise(kernels.Initialiser{Seed: 3})
+	w, err := c.Initialise(nn.Initialiser{Seed: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := kernels.NewMultiHeadAttention(t.Context(), be, c, w)
+	l, err := nn.NewMultiHeadAttention(t.Context(), dev, c, w)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,17 +90,17 @@ func layerOf(t *testing.T, be backend.Backend, c kernels.MultiHeadConfig) *kerne
 	return l
 }
 
-// TestLayersStayOnTheDevice: nothing comes back, and nothing goes over but the
-// angles, and not even those when they are given.
+// TestLayersStayOnTheDevice: a layer downloads nothing and uploads only the angles, unless
+// they are given.
 func TestLayersStayOnTheDevice(t *testing.T) {
-	each(t, func(t *testing.T, be backend.Backend) {
-		on := count(be)
-		rope := &kernels.RoPE{}
-		l := layerOf(t, on, kernels.MultiHeadConfig{Model: 32, Heads: 4, KVHeads: 2, Bias: true, RoPE: rope})
-		x := upload(t, be, normal(2*9*32, 1), backend.Shape{2, 1, 9, 32})
-		z := upload(t, be, normal(2*13*32, 2), backend.Shape{2, 1, 13, 32})
+	each(t, func(t *testing.T, dev *kernels.Device) {
+		on := count(dev)
+		rope := &nn.RoPE{}
+		l := layerOf(t, kernels.NewDevice(on), nn.MultiHeadConfig{Model: 32, Heads: 4, KVHeads: 2, Bias: true, RoPE: rope})
+		x := upload(t, dev, normal(2*9*32, 1), backend.Shape{2, 1, 9, 32})
+		z := upload(t, dev, normal(2*13*32, 2), backend.Shape{2, 1, 13, 32})
 		angles := func(n int) kernels.Angles {
-			a, err := rope.Angles(t.Context(), be, 8, kernels.Positions(0, n))
+			a, err := rope.Angles(t.Context(), dev, 8, nn.Positions(0, n))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -111,16 +111,16 @@ func TestLayersStayOnTheDevice(t *testing.T) {
 		var first, cross []float32
 		for _, c := range []struct {
 			name     string
-			opt      kernels.MultiHeadOptions
+			opt      nn.MultiHeadOptions
 			ups      int64
 			elements int64
 			same     *[]float32 // results that must be equal
 		}{
-			{"self", kernels.MultiHeadOptions{}, 2, 2 * 9 * 4, &first},
-			{"self, angles given", kernels.MultiHeadOptions{Angles: q}, 0, 0, &first},
-			{"cross", kernels.MultiHeadOptions{Memory: z}, 4, 2 * (9 + 13) * 4, &cross},
-			{"cross, angles given", kernels.MultiHeadOptions{Memory: z, Angles: q, MemoryAngles: k}, 0, 0, &cross},
-			{"x as memory", kernels.MultiHeadOptions{Memory: x, Angles: q, MemoryAngles: q}, 0, 0, &first},
+			{"self", nn.MultiHeadOptions{}, 2, 2 * 9 * 4, &first},
+			{"self, angles given", nn.MultiHeadOptions{Angles: q}, 0, 0, &first},
+			{"cross", nn.MultiHeadOptions{Memory: z}, 4, 2 * (9 + 13) * 4, &cross},
+			{"cross, angles given", nn.MultiHeadOptions{Memory: z, Angles: q, MemoryAngles: k}, 0, 0, &cross},
+			{"x as memory", nn.MultiHeadOptions{Memory: x, Angles: q, MemoryAngles: q}, 0, 0, &first},
 		} {
 			on.ups.Store(0)
 			on.downs.Store(0)
@@ -132,7 +132,7 @@ func TestLayersStayOnTheDevice(t *testing.T) {
 			if on.downs.Load() != 0 || on.ups.Load() != c.ups || on.elements.Load() != c.elements {
 				t.Errorf("%s: %d downloads, %d uploads of %d elements, should be 0 and %d of %d", c.name, on.downs.Load(), on.ups.Load(), on.elements.Load(), c.ups, c.elements)
 			}
-			got, err := kernels.Float32s(t.Context(), be, r.O)
+			got, err := dev.Float32s(t.Context(), r.O)
 			r.Release()
 			if err != nil {
 				t.Fatal(err)
@@ -144,20 +144,19 @@ func TestLayersStayOnTheDevice(t *testing.T) {
 			}
 		}
 		if slices.Equal(first, cross) {
-			t.Error("what is attended to changes nothing")
+			t.Error("the memory has no effect")
 		}
 	})
 }
 
-// TestLayersReleaseTheirMemory fails calls at each allocation in turn: what was
-// allocated before is released.
+// TestLayersReleaseTheirMemory fails calls at each allocation in turn: earlier allocations
+// are released.
 func TestLayersReleaseTheirMemory(t *testing.T) {
-	be := cpu.New(cpu.Options{})
-	defer be.Close()
-	on := &lastAlloc{counting: count(be), left: 8}
-	l := layerOf(t, on, kernels.MultiHeadConfig{Model: 12, Heads: 3, RoPE: &kernels.RoPE{}, Bias: true})
-	x := upload(t, be, normal(2*5*12, 1), backend.Shape{2, 1, 5, 12})
-	opt := kernels.MultiHeadOptions{Options: kernels.Options{LSE: true, Weights: true}}
+	dev := onCPU(t)
+	on := &lastAlloc{counting: count(dev), left: 8}
+	l := layerOf(t, kernels.NewDevice(on), nn.MultiHeadConfig{Model: 12, Heads: 3, RoPE: &nn.RoPE{}, Bias: true})
+	x := upload(t, dev, normal(2*5*12, 1), backend.Shape{2, 1, 5, 12})
+	opt := nn.MultiHeadOptions{Options: kernels.Options{LSE: true, Weights: true}}
 	for n := 0; ; n++ {
 		on.have, on.left = nil, n
 		r, err := l.Apply(t.Context(), x, opt)
@@ -176,7 +175,7 @@ func TestLayersReleaseTheirMemory(t *testing.T) {
 		}
 		for i, held := range on.have {
 			if _, err := held.Float32s(); !errors.Is(err, backend.ErrReleased) {
-				t.Errorf("%d allocations, then %v: number %d is still there", n, err, i)
+				t.Errorf("%d allocations, then %v: allocation %d is not released", n, err, i)
 			}
 		}
 		if err == nil {
@@ -185,7 +184,7 @@ func TestLayersReleaseTheirMemory(t *testing.T) {
 	}
 }
 
-// lastAlloc has memory for a number of tensors.
+// lastAlloc has memory for so many more tensors.
 type lastAlloc struct {
 	*counting
 	left int
@@ -214,10 +213,9 @@ func (l *lastAlloc) Upload(ctx context.Context, host backend.Tensor) (backend.Te
 }
 
 func TestLayerRefuses(t *testing.T) {
-	be := cpu.New(cpu.Options{})
-	defer be.Close()
+	dev := onCPU(t)
 	ctx := t.Context()
-	type config = kernels.MultiHeadConfig
+	type config = nn.MultiHeadConfig
 	for _, c := range []struct {
 		name   string
 		config config
@@ -229,17 +227,17 @@ func TestLayerRefuses(t *testing.T) {
 		{"head size", config{Model: 8, Heads: 3}, backend.ErrOption, "Model is 8, which 3 heads do not divide: set HeadDim"},
 		{"kv heads", config{Model: 8, Heads: 4, KVHeads: 3}, backend.ErrOption, "KVHeads is 3, Heads is 4"},
 		{"type", config{Model: 8, DType: backend.Bool}, backend.ErrDType, "DType is bool"},
-		{"rope", config{Model: 6, Heads: 2, RoPE: &kernels.RoPE{}}, backend.ErrOption, "3 of 3 elements of a head turn"},
+		{"rope", config{Model: 6, Heads: 2, RoPE: &nn.RoPE{}}, backend.ErrOption, "dim is 3, it must be even"},
 		{"too large", config{Model: 1 << 30, HeadDim: 1 << 30, Heads: 1 << 30}, backend.ErrOption, "wq would have shape"},
 	} {
-		if _, err := c.config.Initialise(kernels.Initialiser{}); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: error is %v, should be %v and say %q", c.name, err, c.want, c.says)
+		if _, err := c.config.Initialise(nn.Initialiser{}); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.says)
 		}
 	}
 
 	c := config{Model: 8, Heads: 2, Memory: 6, Bias: true}
-	fresh := func(c config) kernels.MultiHeadWeights {
-		w, err := c.Initialise(kernels.Initialiser{})
+	fresh := func(c config) nn.MultiHeadWeights {
+		w, err := c.Initialise(nn.Initialiser{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -262,59 +260,60 @@ func TestLayerRefuses(t *testing.T) {
 	noBias.Bias = false
 	for _, w := range []struct {
 		name   string
-		be     backend.Backend
+		dev    *kernels.Device
 		config config
-		w      kernels.MultiHeadWeights
+		w      nn.MultiHeadWeights
 		want   error
 		says   string
 	}{
-		{"no weights", be, c, kernels.MultiHeadWeights{}, backend.ErrShape, "wq is missing (the zero Tensor), it must have shape [1 1 8 8]"},
-		{"no biases", be, c, without, backend.ErrShape, "bq is missing"},
-		{"biases too many", be, noBias, fresh(c), backend.ErrShape, "bq is there, but the config has no Bias"},
-		{"rows", be, c, wide, backend.ErrShape, "wk has shape [1 1 8 8], it must be [1 1 6 8]"},
-		{"type", be, c, half, backend.ErrDType, "wv is f16"},
-		{"no memory", be, c, nowhere, backend.ErrDevice, "bo is not in host memory"},
-		{"strides", be, c, turned, backend.ErrShape, "wq has strides"},
-		{"no projections", plainBackend{be}, c, fresh(c), backend.ErrUnsupported, "no projections"},
+		{"no weights", dev, c, nn.MultiHeadWeights{}, backend.ErrShape, "wq is missing (the zero Tensor), it must have shape [1 1 8 8]"},
+		{"no biases", dev, c, without, backend.ErrShape, "bq is missing"},
+		{"biases too many", dev, noBias, fresh(c), backend.ErrShape, "bq is present, but the config has no Bias"},
+		{"rows", dev, c, wide, backend.ErrShape, "wk has shape [1 1 8 8], for the config it must be [1 1 6 8]"},
+		{"type", dev, c, half, backend.ErrDType, "wv is f16"},
+		{"no memory", dev, c, nowhere, backend.ErrDevice, "bo is not in host memory"},
+		{"strides", dev, c, turned, backend.ErrShape, "wq has strides"},
+		{"no projections", kernels.NewDevice(plainBackend{dev.Backend()}), c, fresh(c), backend.ErrUnsupported, "no projections"},
 	} {
-		if _, err := kernels.NewMultiHeadAttention(ctx, w.be, w.config, w.w); !errors.Is(err, w.want) || !strings.Contains(err.Error(), w.says) {
-			t.Errorf("%s: error is %v, should be %v and say %q", w.name, err, w.want, w.says)
+		if _, err := nn.NewMultiHeadAttention(ctx, w.dev, w.config, w.w); !errors.Is(err, w.want) || !strings.Contains(err.Error(), w.says) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", w.name, err, w.want, w.says)
 		}
 	}
 
-	l := layerOf(t, be, c)
-	x, z := upload(t, be, normal(2*5*8, 1), backend.Shape{2, 1, 5, 8}), upload(t, be, normal(2*7*6, 2), backend.Shape{2, 1, 7, 6})
-	short, err := kernels.RoPE{}.Angles(ctx, be, 4, kernels.Positions(0, 4))
+	l := layerOf(t, dev, c)
+	x, z := upload(t, dev, normal(2*5*8, 1), backend.Shape{2, 1, 5, 8}), upload(t, dev, normal(2*7*6, 2), backend.Shape{2, 1, 7, 6})
+	short, err := (&nn.RoPE{}).Angles(ctx, dev, 4, nn.Positions(0, 4))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, a := range []struct {
 		name string
 		x    backend.Tensor
-		opt  kernels.MultiHeadOptions
+		opt  nn.MultiHeadOptions
 		want error
 		says string
 	}{
-		{"no x", backend.Tensor{}, kernels.MultiHeadOptions{}, backend.ErrShape, "x is missing"},
-		{"model size", z, kernels.MultiHeadOptions{Memory: z}, backend.ErrShape, "x has shape [2 1 7 6], it must be [B, 1, S, 8]"},
-		{"memory size", x, kernels.MultiHeadOptions{}, backend.ErrShape, "memory has shape [2 1 5 8], it must be [2, 1, Sk, 6]"},
-		{"memory type", x, kernels.MultiHeadOptions{Memory: meta(t, backend.F16, 2, 1, 7, 6)}, backend.ErrDType, "x is f32, memory is f16"},
-		{"batches", x, kernels.MultiHeadOptions{Memory: meta(t, backend.F32, 1, 1, 7, 6)}, backend.ErrShape, "memory has shape [1 1 7 6]"},
-		{"an option", x, kernels.MultiHeadOptions{Memory: z, Options: kernels.Options{Softcap: -1}}, backend.ErrOption, "softcap is -1"},
-		{"angles for one", x, kernels.MultiHeadOptions{Memory: z, Angles: short}, backend.ErrOption, "give Angles and MemoryAngles"},
-		{"angles too few", x, kernels.MultiHeadOptions{Memory: z, Angles: short, MemoryAngles: short}, backend.ErrShape, "q: rotate: cos: shape [1 1 4 2] does not broadcast to [2 2 5 2]"},
+		{"no x", backend.Tensor{}, nn.MultiHeadOptions{}, backend.ErrShape, "x is missing"},
+		{"model size", z, nn.MultiHeadOptions{Memory: z}, backend.ErrShape, "x has shape [2 1 7 6], it must be [B, 1, S, 8]"},
+		{"memory size", x, nn.MultiHeadOptions{}, backend.ErrShape, "has shape [2 1 5 8], it must be [2, 1, Sk, 6]"},
+		{"memory type", x, nn.MultiHeadOptions{Memory: meta(t, backend.F16, 2, 1, 7, 6)}, backend.ErrDType, "x is f32, memory is f16"},
+		{"batches", x, nn.MultiHeadOptions{Memory: meta(t, backend.F32, 1, 1, 7, 6)}, backend.ErrShape, "has shape [1 1 7 6]"},
+		{"an option", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{Softcap: -1}}, backend.ErrOption, "softcap is -1"},
+		{"packed", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{CuQ: []int{0, 5}}}, backend.ErrUnsupported, "do not take packed sequences"},
+		{"angles for one", x, nn.MultiHeadOptions{Memory: z, Angles: short}, backend.ErrOption, "only one of Angles and MemoryAngles is set"},
+		{"angles too few", x, nn.MultiHeadOptions{Memory: z, Angles: short, MemoryAngles: short}, backend.ErrShape, "q: rotate: cos: shape [1 1 4 2] does not broadcast to [2 2 5 2]"},
 	} {
 		if _, err := l.Apply(ctx, a.x, a.opt); !errors.Is(err, a.want) || !strings.Contains(err.Error(), a.says) {
-			t.Errorf("%s: error is %v, should be %v and say %q", a.name, err, a.want, a.says)
+			t.Errorf("%s: error is %v, should be %v and contain %q", a.name, err, a.want, a.says)
 		}
 	}
 	done, cancel := context.WithCancel(ctx)
 	cancel()
-	if _, err := l.Apply(done, x, kernels.MultiHeadOptions{Memory: z}); !errors.Is(err, context.Canceled) {
+	if _, err := l.Apply(done, x, nn.MultiHeadOptions{Memory: z}); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 	l.Release()
-	if _, err := l.Apply(ctx, x, kernels.MultiHeadOptions{Memory: z}); !errors.Is(err, backend.ErrReleased) {
+	if _, err := l.Apply(ctx, x, nn.MultiHeadOptions{Memory: z}); !errors.Is(err, backend.ErrReleased) {
 		t.Errorf("released: %v", err)
 	}
 }
@@ -327,3 +326,6 @@ func meta(t *testing.T, dtype backend.DType, s ...int) backend.Tensor {
 	}
 	return x
 }
+
+// plainBackend has none of the optional interfaces.
+type plainBackend struct{ backend.Backend }

@@ -1,4 +1,4 @@
-package kernels
+package nn
 
 import (
 	"fmt"
@@ -7,21 +7,22 @@ import (
 )
 
 // MultiHeadWeights are the weights of a [MultiHeadAttention] in host memory, F32 and
-// contiguous, y = x·W + B:
+// contiguous, for y = x·W + B:
 //
 //	Wq [1, 1, Model, Heads·D]       Bq [1, 1, 1, Heads·D]
 //	Wk [1, 1, Memory, KVHeads·D]    Bk [1, 1, 1, KVHeads·D]
 //	Wv [1, 1, Memory, KVHeads·Dv]   Bv [1, 1, 1, KVHeads·Dv]
 //	Wo [1, 1, Heads·Dv, Model]      Bo [1, 1, 1, Model]
 //
-// with the lengths of the [MultiHeadConfig]. Biases are there all or none. A head's
-// columns (of Wo, rows) follow one another. PyTorch's Linear keeps the transpose.
+// The lengths are those of the [MultiHeadConfig]. Either all biases are present or none.
+// The columns of a head are adjacent, for Wo its rows. PyTorch's Linear stores the
+// transpose.
 type MultiHeadWeights struct {
 	Wq, Wk, Wv, Wo backend.Tensor
 	Bq, Bk, Bv, Bo backend.Tensor
 }
 
-// weight is one of a layer's weights by the name that files and errors have.
+// weight is one of a layer's weights with its name in files and errors.
 type weight struct {
 	name string
 	t    *backend.Tensor
@@ -41,7 +42,7 @@ func (w *MultiHeadWeights) release() {
 	}
 }
 
-// shapeOf returns the shape of a weight by its name; c is filled.
+// shapeOf returns the shape of a weight by its name; c has its defaults.
 func (c MultiHeadConfig) shapeOf(name string) backend.Shape {
 	cols := map[byte]int{'q': c.Heads * c.HeadDim, 'k': c.KVHeads * c.HeadDim, 'v': c.KVHeads * c.ValueDim, 'o': c.Model}[name[1]]
 	if name[0] == 'b' {
@@ -51,23 +52,24 @@ func (c MultiHeadConfig) shapeOf(name string) backend.Shape {
 	return backend.Shape{1, 1, rows, cols}
 }
 
-// check compares w with what c, which is filled, asks for.
+// check compares w with c, which has its defaults.
 func (w *MultiHeadWeights) check(c MultiHeadConfig) error {
 	for _, p := range w.named() {
-		if p.bias && !c.Bias {
-			if !p.t.IsZero() {
-				return fmt.Errorf("%s is there, but the config has no Bias: %w", p.name, backend.ErrShape)
-			}
-			continue
-		}
-		if err := expect(p.name, *p.t, c.shapeOf(p.name), "one that follows from the config", backend.F32); err != nil {
-			return err
-		}
-		if !p.t.OnHost() {
+		want, got := c.shapeOf(p.name), *p.t
+		switch {
+		case p.bias && !c.Bias && got.IsZero():
+		case p.bias && !c.Bias:
+			return fmt.Errorf("%s is present, but the config has no Bias: %w", p.name, backend.ErrShape)
+		case got.IsZero():
+			return fmt.Errorf("%s is missing (the zero Tensor), it must have shape %v: %w", p.name, want, backend.ErrShape)
+		case got.Shape() != want:
+			return fmt.Errorf("%s has shape %v, for the config it must be %v: %w", p.name, got.Shape(), want, backend.ErrShape)
+		case got.DType() != backend.F32:
+			return fmt.Errorf("%s is %v, it must be f32: %w", p.name, got.DType(), backend.ErrDType)
+		case !got.OnHost():
 			return fmt.Errorf("%s is not in host memory: %w", p.name, backend.ErrDevice)
-		}
-		if !p.t.IsContiguous() {
-			return fmt.Errorf("%s has strides %v, weights must be contiguous: %w", p.name, p.t.Strides(), backend.ErrShape)
+		case !got.IsContiguous():
+			return fmt.Errorf("%s has strides %v, weights must be contiguous: %w", p.name, got.Strides(), backend.ErrShape)
 		}
 	}
 	return nil

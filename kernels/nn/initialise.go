@@ -1,4 +1,4 @@
-package kernels
+package nn
 
 import (
 	"fmt"
@@ -8,8 +8,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// Distribution is what fresh weights are drawn from. With fanIn the rows of a weight
-// (what one output sums over) and fanOut its columns:
+// Distribution is the distribution of new weights. fanIn is the number of rows of a
+// weight, which one output sums over, and fanOut the number of its columns:
 //
 //	XavierUniform   U(-a, a), a = Gain·√(6/(fanIn+fanOut))     Glorot & Bengio 2010
 //	XavierNormal    N(0, s²), s = Gain·√(2/(fanIn+fanOut))
@@ -27,20 +27,20 @@ const (
 	Gaussian
 )
 
-// Initialiser says how fresh weights are drawn. The zero value is what Vaswani et
-// al. 2017 trained from, Xavier's uniform, with seed 0.
+// Initialiser describes how new weights are drawn. The zero value is Xavier's uniform
+// distribution, from which Vaswani et al. 2017 trained, with seed 0.
 type Initialiser struct {
 	Distribution Distribution
-	// Gain is as in [Distribution]; 0 means 1 for Xavier, √2 for Kaiming (which is
-	// for rectified units) and 0.02 for Gaussian (Radford et al. 2019, GPT-2).
+	// Gain is the factor in [Distribution]; 0 means 1 for Xavier, √2 for Kaiming (for
+	// rectified units) and 0.02 for Gaussian (Radford et al. 2019, GPT-2).
 	Gain float64
-	// Seed chooses the numbers: the same ones on every machine.
+	// Seed selects the numbers, which are the same on every machine.
 	Seed uint64
 }
 
-// Initialise draws fresh weights for a layer, biases 0, in host memory. Each weight
-// has a stream of random numbers (PCG) of its own, so that it does not depend on the
-// others' shapes. ErrOption for a config or a Gain out of range.
+// Initialise draws new weights for a layer, in host memory. Biases are 0. Each weight has
+// its own stream of random numbers (PCG), so it does not depend on the shapes of the
+// others. It returns ErrOption for a config or a Gain out of range.
 func (c MultiHeadConfig) Initialise(in Initialiser) (MultiHeadWeights, error) {
 	w, err := c.initialise(in)
 	if err != nil {
@@ -50,7 +50,7 @@ func (c MultiHeadConfig) Initialise(in Initialiser) (MultiHeadWeights, error) {
 }
 
 func (c MultiHeadConfig) initialise(in Initialiser) (w MultiHeadWeights, err error) {
-	if c, err = c.filled(); err != nil {
+	if c, err = c.withDefaults(); err != nil {
 		return w, err
 	}
 	for i, p := range w.named() {
@@ -95,7 +95,7 @@ func (in Initialiser) fill(w []float32, fanIn, fanOut int, stream uint64) error 
 		return fmt.Errorf("distribution is %d, it must be one of XavierUniform to Gaussian: %w", in.Distribution, backend.ErrOption)
 	}
 	if !(gain > 0) || !finite(float64(float32(gain))) {
-		return fmt.Errorf("gain is %v, it must be a positive float32 (0 means the distribution's own): %w", in.Gain, backend.ErrOption)
+		return fmt.Errorf("gain is %v, it must be a positive float32 (0 means the distribution's default): %w", in.Gain, backend.ErrOption)
 	}
 	rng := rand.New(rand.NewPCG(in.Seed, stream))
 	for i := range w {

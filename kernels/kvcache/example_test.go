@@ -1,4 +1,4 @@
-package kernels_test
+package kvcache_test
 
 import (
 	"context"
@@ -6,48 +6,51 @@ import (
 	"log"
 
 	"github.com/seed90331342/attn/backend"
+	_ "github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// A generation loop: the prompt's tokens first, then one token at a time, each of
-// which attends to all before it through the layer's cache.
+// A generation loop: the layer takes the prompt, then one token at a time. Each token
+// attends to all tokens before it, which are in the cache.
 func ExampleCache() {
 	ctx := context.Background()
-	be, err := backend.Open("cpu")
+	dev, err := kernels.Open("cpu")
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer be.Close()
+	defer dev.Close()
 
-	config := kernels.MultiHeadConfig{Model: 8, Heads: 4, KVHeads: 2, RoPE: &kernels.RoPE{}}
-	weights, err := config.Initialise(kernels.Initialiser{Seed: 1})
+	config := nn.MultiHeadConfig{Model: 8, Heads: 4, KVHeads: 2, RoPE: &nn.RoPE{}}
+	weights, err := config.Initialise(nn.Initialiser{Seed: 1})
 	if err != nil {
 		log.Fatal(err)
 	}
-	layer, err := kernels.NewMultiHeadAttention(ctx, be, config, weights)
+	layer, err := nn.NewMultiHeadAttention(ctx, dev, config, weights)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer layer.Release()
-	cache, err := kernels.NewCache(ctx, be, kernels.CacheConfig{KVHeads: 2, Dim: 2, DType: backend.F16, Capacity: 64})
+	cache, err := kvcache.New(ctx, dev, kvcache.Config{KVHeads: 2, Dim: 2, DType: backend.F16, Capacity: 64})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer cache.Release()
 
-	// step gives tokens to the layer and returns what the last of them becomes.
+	// step applies the layer to tokens and returns the output for the last one.
 	step := func(tokens []float32) []float32 {
-		x, err := kernels.FromFloat32(ctx, be, backend.F32, tokens, backend.Shape{1, 1, len(tokens) / 8, 8})
+		x, err := dev.FromFloat32(ctx, backend.F32, tokens, backend.Shape{1, 1, len(tokens) / 8, 8})
 		if err != nil {
 			log.Fatal(err)
 		}
 		defer x.Release()
-		y, err := layer.Apply(ctx, x, kernels.MultiHeadOptions{Cache: cache})
+		y, err := layer.Apply(ctx, x, nn.MultiHeadOptions{Cache: cache})
 		if err != nil {
 			log.Fatal(err)
 		}
 		defer y.Release()
-		all, err := kernels.Float32s(ctx, be, y.O)
+		all, err := dev.Float32s(ctx, y.O)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -68,16 +71,16 @@ func ExampleCache() {
 	// 7 tokens: [0.29 -1.22 -0.54]
 }
 
-// A prompt that many sequences begin with is kept once: they fork from it, and what
-// they append goes to pages of their own.
-func ExamplePagedCache() {
+// A prompt is stored once for all the answers that fork from it. Their own tokens go to
+// pages of their own.
+func ExamplePaged() {
 	ctx := context.Background()
-	be, err := backend.Open("cpu")
+	dev, err := kernels.Open("cpu")
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer be.Close()
-	cache, err := kernels.NewPagedCache(ctx, be, kernels.PagedConfig{KVHeads: 1, Dim: 4, PageSize: 16, Pages: 12})
+	defer dev.Close()
+	cache, err := kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{KVHeads: 1, Dim: 4, PageSize: 16, Pages: 12})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -89,7 +92,7 @@ func ExamplePagedCache() {
 		for i := range data {
 			data[i] = float32(i*i%11) / 4
 		}
-		t, err := kernels.FromFloat32(ctx, be, backend.F32, data, backend.Shape{sequences, heads, n, 4})
+		t, err := dev.FromFloat32(ctx, backend.F32, data, backend.Shape{sequences, heads, n, 4})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -104,7 +107,7 @@ func ExamplePagedCache() {
 	}
 	fmt.Println("pages free after the prompt:", cache.FreePages())
 
-	answers := []*kernels.Sequence{prompt}
+	answers := []*kvcache.Sequence{prompt}
 	for range 3 {
 		s, err := prompt.Fork()
 		if err != nil {
@@ -119,7 +122,7 @@ func ExamplePagedCache() {
 	fmt.Println("after a token of each of 4 answers:", cache.FreePages())
 
 	// SharePrefix reads the prompt's whole pages once for all four.
-	r, err := batch.Attention(ctx, rows(4, 2, 1), kernels.CacheOptions{SharePrefix: true})
+	r, err := batch.Attention(ctx, rows(4, 2, 1), kvcache.CallOptions{SharePrefix: true})
 	if err != nil {
 		log.Fatal(err)
 	}

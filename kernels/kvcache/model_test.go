@@ -1,4 +1,4 @@
-package kernels_test
+package kvcache_test
 
 import (
 	"context"
@@ -11,12 +11,13 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
 )
 
-// TestPagedCacheModel drives a paged cache with random appends, forks, frees and
-// attention, against a model that has each sequence's tokens in slices of its own, on
-// each tier of the CPU.
-func TestPagedCacheModel(t *testing.T) {
+// TestPagedModel compares a paged cache, after random appends, forks, frees and attention
+// calls, with a model that has the tokens of each sequence in slices of its own, on each
+// tier of the CPU.
+func TestPagedModel(t *testing.T) {
 	for _, tier := range cpu.Tiers() {
 		t.Run(tier, func(t *testing.T) {
 			be := cpu.New(cpu.Options{Tier: tier})
@@ -39,30 +40,33 @@ func TestPagedCacheModel(t *testing.T) {
 	}
 }
 
-// model is a cache beside what should be in it.
+// model is a cache and the tokens that should be in it.
 type model struct {
 	be     *failing
-	cache  *kernels.PagedCache
-	config kernels.PagedConfig
+	dev    *kernels.Device
+	cache  *kvcache.Paged
+	config kvcache.PagedConfig
 	seqs   []*modelled
 }
 
 // modelled is a sequence and its tokens, [tokens, Hkv, D].
 type modelled struct {
-	seq  *kernels.Sequence
+	seq  *kvcache.Sequence
 	k, v []float32
 }
 
-// failing is a backend whose copies fail after some.
+// failing is a backend whose copies fail after a number of them.
 type failing struct {
 	*cpu.Backend
-	after int // copies; negative: never
+	after  int // number of copies that succeed; negative means all
+	failed bool
 }
 
 var errCopy = errors.New("this copy fails")
 
 func (f *failing) Copy(ctx context.Context, dst, src backend.Tensor) error {
 	if f.after == 0 {
+		f.failed = true
 		return errCopy
 	}
 	f.after--
@@ -72,11 +76,12 @@ func (f *failing) Copy(ctx context.Context, dst, src backend.Tensor) error {
 const modelHeads, modelDim = 2, 16
 
 func newModel(t *rapid.T, be *cpu.Backend) *model {
-	m := &model{be: &failing{be, -1}, config: kernels.PagedConfig{KVHeads: modelHeads, Dim: modelDim,
+	m := &model{be: &failing{Backend: be, after: -1}, config: kvcache.PagedConfig{KVHeads: modelHeads, Dim: modelDim,
 		DType:    rapid.SampledFrom([]backend.DType{backend.F32, backend.F16, backend.Q8}).Draw(t, "type"),
 		PageSize: rapid.SampledFrom([]int{1, 3, 16}).Draw(t, "page"), Pages: rapid.IntRange(1, 24).Draw(t, "pages")}}
+	m.dev = kernels.NewDevice(m.be)
 	var err error
-	if m.cache, err = kernels.NewPagedCache(context.Background(), m.be, m.config); err != nil {
+	if m.cache, err = kvcache.NewPaged(context.Background(), m.dev, m.config); err != nil {
 		t.Fatal(err)
 	}
 	return m
@@ -133,16 +138,16 @@ func (m *model) some(t *rapid.T) []*modelled {
 	return all[:rapid.IntRange(1, len(all)).Draw(t, "sequences")]
 }
 
-func (m *model) batch(of []*modelled) *kernels.PagedBatch {
-	var seqs []*kernels.Sequence
+func (m *model) batch(of []*modelled) *kvcache.Batch {
+	var seqs []*kvcache.Sequence
 	for _, s := range of {
 		seqs = append(seqs, s.seq)
 	}
 	return m.cache.Batch(seqs...)
 }
 
-// tokens draws rows that the cache's type holds exactly: halves of small integers, with
-// one of 63.5 in each, so that the scale of int8 is a half.
+// tokens draws rows that the cache's type stores exactly: halves of small integers, and
+// 63.5 in each row, for which the scale of int8 is a half.
 func tokens(t *rapid.T, sequences, heads, n int) (backend.Tensor, []float32) {
 	data := make([]float32, sequences*heads*n*modelDim)
 	seed := rapid.Uint32().Draw(t, "numbers")
@@ -168,37 +173,50 @@ func (m *model) append(t *rapid.T) {
 	count := rapid.SliceOfN(rapid.IntRange(0, n), len(of), len(of)).Draw(t, "count")
 	err := m.batch(of).Append(context.Background(), k, v, count)
 	if errors.Is(err, backend.ErrCapacity) {
-		return // check sees that nothing has changed
+		return // check finds any change
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	m.remember(of, kd, vd, n, count)
+}
+
+// fail appends while copies fail after a number of them. Adjacent pages are written by one
+// copy, so an append may need fewer than that and succeed.
+func (m *model) fail(t *rapid.T) {
+	of := m.some(t)
+	n := rapid.IntRange(1, 20).Draw(t, "tokens")
+	k, kd := tokens(t, len(of), modelHeads, n)
+	free := m.cache.FreePages()
+	m.be.after, m.be.failed = rapid.IntRange(0, 2*len(of)-1).Draw(t, "copies"), false
+	err := m.batch(of).Append(context.Background(), k, k, nil)
+	m.be.after = -1
+	switch {
+	case m.be.failed != errors.Is(err, errCopy):
+		t.Fatalf("a copy failed: %v, the append returns %v", m.be.failed, err)
+	case err == nil:
+		m.remember(of, kd, kd, n, slices.Repeat([]int{n}, len(of)))
+	case !m.be.failed && !errors.Is(err, backend.ErrCapacity):
+		t.Fatal(err)
+	case m.cache.FreePages() != free:
+		t.Fatalf("a failed append left %d pages free of %d: %v", m.cache.FreePages(), free, err)
+	}
+}
+
+// remember adds the first count[b] of n tokens to the model of sequence b.
+func (m *model) remember(of []*modelled, k, v []float32, n int, count []int) {
 	for b, s := range of {
 		for j := range count[b] {
 			for h := range modelHeads {
 				at := ((b*modelHeads+h)*n + j) * modelDim
-				s.k = append(s.k, kd[at:at+modelDim]...)
-				s.v = append(s.v, vd[at:at+modelDim]...)
+				s.k = append(s.k, k[at:at+modelDim]...)
+				s.v = append(s.v, v[at:at+modelDim]...)
 			}
 		}
 	}
 }
 
-// fail appends with copies that stop in the middle: each sequence takes two at least.
-func (m *model) fail(t *rapid.T) {
-	of := m.some(t)
-	n := rapid.IntRange(1, 20).Draw(t, "tokens")
-	k, _ := tokens(t, len(of), modelHeads, n)
-	free := m.cache.FreePages()
-	m.be.after = rapid.IntRange(0, 2*len(of)-1).Draw(t, "copies")
-	err := m.batch(of).Append(context.Background(), k, k, nil)
-	m.be.after = -1
-	if err == nil || m.cache.FreePages() != free {
-		t.Fatalf("a failed append left %d pages free of %d: %v", m.cache.FreePages(), free, err)
-	}
-}
-
-// attend compares the last rows with those of plain attention, bit by bit.
+// attend compares the bits of the last rows with those of plain attention.
 func (m *model) attend(t *rapid.T) {
 	of := m.some(t)
 	least := len(of[0].k)
@@ -214,12 +232,12 @@ func (m *model) attend(t *rapid.T) {
 		qd[i] /= 64
 	}
 	ctx := context.Background()
-	r, err := m.batch(of).Attention(ctx, q, kernels.CacheOptions{})
+	r, err := m.batch(of).Attention(ctx, q, kvcache.CallOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Release()
-	got, err := kernels.Float32s(ctx, m.be, r.O)
+	got, err := m.dev.Float32s(ctx, r.O)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +253,7 @@ func (m *model) attend(t *rapid.T) {
 	}
 }
 
-// plain attends to a sequence's tokens in one tensor of the cache's type.
+// plain attends to the tokens of a sequence in one tensor of the cache's type.
 func (m *model) plain(s *modelled, q []float32, n int) ([]float32, error) {
 	ctx := context.Background()
 	of := func(rows []float32) (backend.Tensor, error) {
@@ -245,7 +263,7 @@ func (m *model) plain(s *modelled, q []float32, n int) ([]float32, error) {
 			j, h, c := i/modelDim/modelHeads, i/modelDim%modelHeads, i%modelDim
 			data[(h*seq+j)*modelDim+c] = x
 		}
-		return kernels.FromFloat32(ctx, m.be, m.config.DType, data, backend.Shape{1, modelHeads, seq, modelDim})
+		return m.dev.FromFloat32(ctx, m.config.DType, data, backend.Shape{1, modelHeads, seq, modelDim})
 	}
 	k, err := of(s.k)
 	if err != nil {
@@ -259,15 +277,15 @@ func (m *model) plain(s *modelled, q []float32, n int) ([]float32, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := kernels.Attention(ctx, m.be, qt, k, v, kernels.Options{Causal: true, Align: kernels.LowerRight})
+	r, err := m.dev.Attention(ctx, qt, k, v, kernels.Options{Causal: true, Align: kernels.LowerRight})
 	if err != nil {
 		return nil, err
 	}
-	return kernels.Float32s(ctx, m.be, r.O)
+	return m.dev.Float32s(ctx, r.O)
 }
 
-// check holds lengths and pages against the model. Sequences that share nothing take
-// the pages of their tokens, and those that do no more.
+// check compares lengths and pages with the model. Sequences take the pages of their tokens
+// if they share nothing, and fewer if they share pages.
 func (m *model) check(t *rapid.T) {
 	most, least := 0, 0
 	for i, s := range m.seqs {
@@ -283,12 +301,10 @@ func (m *model) check(t *rapid.T) {
 	}
 }
 
-// TestLastPageOfForks: of two forks that go on in one call the first gets a copy of the
-// page that they share, and the second has that page for itself then.
+// TestLastPageOfForks: when two forks are appended to in one call, the first gets a copy of
+// the page that they share, and the second keeps that page.
 func TestLastPageOfForks(t *testing.T) {
-	be := cpu.New(cpu.Options{})
-	defer be.Close()
-	c, err := kernels.NewPagedCache(t.Context(), be, kernels.PagedConfig{KVHeads: 1, Dim: 4, PageSize: 16, Pages: 2})
+	c, err := kvcache.NewPaged(t.Context(), onCPU(t, cpu.Options{}), kvcache.PagedConfig{KVHeads: 1, Dim: 4, PageSize: 16, Pages: 2})
 	if err != nil {
 		t.Fatal(err)
 	}

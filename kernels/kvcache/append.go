@@ -1,0 +1,317 @@
+package kvcache
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// plan is an append before anything is written: the copies to make and the state of the
+// sequences after them.
+type plan struct {
+	count, from []int    // of each sequence: its new tokens, the position of the first
+	after       []growth // of each sequence
+	taken       int      // pages taken from the end of the free list
+	unshared    []int32  // shared pages that a sequence replaces by a copy, once for each
+	moves       []move
+	writes      []write
+	dst, src    []backend.Tensor
+}
+
+// growth is the state of a sequence after an append.
+type growth struct {
+	// Its pages may extend the old list in place: only the append, which holds the
+	// lock, sees entries after the old length.
+	rows
+	dropped int   // pages at the start that the window has passed
+	copied  int32 // page that replaces the last old one, which is shared; -1 for none
+}
+
+// move copies rows [lo, lo+n) of page from to rows [0, n) of page to.
+type move struct {
+	to, from int32
+	lo, n    int
+}
+
+// write copies rows [from, from+n) that are appended to sequences [b, b+batch) to rows
+// [lo, lo+n) of pages [page, page+batch).
+type write struct {
+	page                  int32
+	b, batch, lo, from, n int
+}
+
+// append appends count[b] rows of k and v to sequence b, all of them when count is nil.
+// After an error the sequences have the tokens that they had.
+func (p *pool) append(ctx context.Context, seqs []*rows, k, v backend.Tensor, count []int) error {
+	if err := p.checkRows(k, v, len(seqs)); err != nil {
+		return err
+	}
+	if err := p.plan(seqs, k.Shape()[backend.Seq], count); err != nil {
+		return err
+	}
+	dtype := p.config.DType
+	if dtype == backend.Q8 {
+		dtype = backend.F32
+	}
+	k, owned, err := p.rotate(ctx, "k", k, dtype, p.next.from)
+	if err != nil {
+		return err
+	}
+	defer owned.Release()
+	if !p.paged && len(p.next.moves) > 0 {
+		if err := p.compact(ctx, seqs); err != nil {
+			return err
+		}
+	}
+	if err := p.copyPlanned(ctx, p.next.moves, p.next.writes, k, v); err != nil {
+		return err
+	}
+	p.commit(seqs)
+	return nil
+}
+
+// checkRows checks the shapes and dtypes of k and v, and that they are there.
+func (p *pool) checkRows(k, v backend.Tensor, batch int) error {
+	n := k.Shape()[backend.Seq]
+	for _, o := range [...]struct {
+		name string
+		t    backend.Tensor
+		dim  int
+	}{{"k", k, p.config.Dim}, {"v", v, p.config.ValueDim}} {
+		want := backend.Shape{batch, p.config.KVHeads, n, o.dim}
+		switch {
+		case o.t.IsZero():
+			return fmt.Errorf("%s is missing (the zero Tensor), it must have shape %v: %w", o.name, want, backend.ErrShape)
+		case !o.t.DType().Float():
+			return fmt.Errorf("%s is %v, it must be f32, f16 or bf16: %w", o.name, o.t.DType(), backend.ErrDType)
+		case n < 1:
+			return fmt.Errorf("%s has shape %v: every length must be at least 1: %w", o.name, o.t.Shape(), backend.ErrShape)
+		case o.t.Shape() != want:
+			return fmt.Errorf("%s has shape %v, it must be %v, the sequences, heads and head size of the cache with as many rows as k: %w", o.name, o.t.Shape(), want, backend.ErrShape)
+		}
+	}
+	return nil
+}
+
+// plan plans an append of up to n tokens to each sequence in p.next. It changes nothing
+// that another call can see.
+func (p *pool) plan(seqs []*rows, n int, count []int) (err error) {
+	a := &p.next
+	a.taken, a.from, a.after, a.unshared, a.moves, a.writes = 0, a.from[:0], a.after[:0], a.unshared[:0], a.moves[:0], a.writes[:0]
+	if a.count, err = counts(a.count, count, len(seqs), n, "k"); err != nil {
+		return err
+	}
+	for b, s := range seqs {
+		a.from = append(a.from, s.n)
+		g := growth{rows: *s, copied: -1}
+		if n := a.count[b]; n > 0 {
+			makeRoom := p.makeRoom
+			if p.paged {
+				makeRoom = p.makeRoomInPages
+			}
+			if err := makeRoom(&g, b, n); err != nil {
+				return err
+			}
+			a.write(b, n, p.size, &g)
+			g.n += n
+		}
+		a.after = append(a.after, g)
+	}
+	return nil
+}
+
+// makeRoom makes room for n tokens in the only page of a sequence: when they do not fit
+// after the others, the tokens that the window still needs move to the start.
+func (p *pool) makeRoom(g *growth, b, n int) error {
+	used, size, w := g.used(), p.size, p.config.Window
+	switch {
+	case used+n <= size:
+		return nil
+	case w == 0:
+		return fmt.Errorf("sequence %d has %d of %d tokens, %d more do not fit: make the cache with a larger Capacity, or with a Window: %w",
+			b, used, size, n, backend.ErrCapacity)
+	case n > size-2*(w-1):
+		return fmt.Errorf("%d tokens at once do not fit next to a window of %d in a Capacity of %d: append up to %d at a time, or make the cache with a larger Capacity: %w",
+			n, w, size, size-2*(w-1), backend.ErrCapacity)
+	}
+	// used > size-n >= 2*(w-1), so source and destination do not overlap.
+	keep := w - 1
+	if keep > 0 {
+		p.next.moves = append(p.next.moves, move{to: g.pages[0], from: g.pages[0], lo: used - keep, n: keep})
+	}
+	g.first, g.stale = g.n-keep, 0
+	return nil
+}
+
+// makeRoomInPages makes room for n tokens of sequence b: pages before the window are
+// dropped, a shared last page is replaced by a copy, and pages are added.
+func (p *pool) makeRoomInPages(g *growth, b, n int) error {
+	a, size := &p.next, p.size
+	old := len(g.pages)
+	if w := p.config.Window; w > 0 {
+		g.dropped = min(max(0, g.used()-(w-1))/size, old)
+		g.first += g.dropped * size
+		g.pages = g.pages[g.dropped:]
+	}
+	used, ok := g.used(), true
+	if used%size != 0 && p.sharesLast(g.pages) {
+		if g.copied, ok = p.takePage(); ok {
+			last := g.pages[len(g.pages)-1]
+			a.unshared = append(a.unshared, last)
+			a.moves = append(a.moves, move{to: g.copied, from: last, n: used % size})
+		}
+	}
+	for page := int32(0); ok && len(g.pages)*size < used+n; {
+		if page, ok = p.takePage(); ok {
+			g.pages = append(g.pages, page)
+		}
+	}
+	if !ok {
+		return fmt.Errorf("%d of %d pages of %d tokens are free, sequence %d needs more for its %d tokens and %d new ones: Free sequences, or make the cache with more Pages: %w",
+			len(p.free), len(p.refs), size, b, g.n, n, backend.ErrCapacity)
+	}
+	return nil
+}
+
+// sharesLast reports whether other sequences still refer to the last page when those
+// before in the plan have their copies of it.
+func (p *pool) sharesLast(pages []int32) bool {
+	last := pages[len(pages)-1]
+	left := p.refs[last]
+	for _, page := range p.next.unshared {
+		if page == last {
+			left--
+		}
+	}
+	return left > 1
+}
+
+// takePage returns a free page.
+func (p *pool) takePage() (int32, bool) {
+	a := &p.next
+	if a.taken == len(p.free) {
+		return 0, false
+	}
+	a.taken++
+	return p.free[len(p.free)-a.taken], true
+}
+
+// write adds the writes of n rows of sequence b after those in use. Sequences that write
+// to the same rows of consecutive pages are written together, as all sequences of a Cache
+// are when they are equally long.
+func (a *plan) write(b, n, size int, g *growth) {
+	at := g.used()
+	for from := 0; from < n; {
+		w := write{page: g.pages[at/size], b: b, batch: 1, lo: at % size, from: from, n: min(n-from, size-at%size)}
+		if from == 0 && g.copied >= 0 {
+			w.page = g.copied
+		}
+		from, at = from+w.n, at+w.n
+		if len(a.writes) > 0 {
+			if l := &a.writes[len(a.writes)-1]; l.page+int32(l.batch) == w.page && l.b+l.batch == b && l.lo == w.lo && l.from == w.from && l.n == w.n {
+				l.batch++
+				continue
+			}
+		}
+		a.writes = append(a.writes, w)
+	}
+}
+
+// compact makes the moves of a plan within a rolling window. It commits them before
+// anything is appended, as what is appended may overwrite the rows that they came from.
+func (p *pool) compact(ctx context.Context, seqs []*rows) error {
+	for _, m := range p.next.moves {
+		// Sequence b owns page b.
+		seqs[m.to].stale = max(seqs[m.to].stale, m.n)
+	}
+	if err := p.copyPlanned(ctx, p.next.moves, nil, p.k, p.v); err != nil {
+		return err
+	}
+	for _, m := range p.next.moves {
+		s := seqs[m.to]
+		s.first, s.stale = s.n-m.n, 0
+	}
+	p.next.moves = p.next.moves[:0]
+	return nil
+}
+
+// copyPlanned makes moves and then writes from k and v, in one call of the device.
+func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k, v backend.Tensor) (err error) {
+	a := &p.next
+	a.dst, a.src = a.dst[:0], a.src[:0]
+	// block returns rows [lo, lo+n) of batches [b, b+batch) of t.
+	block := func(t backend.Tensor, b, batch, lo, n int) backend.Tensor {
+		if err == nil {
+			t, err = t.Slice(backend.Batch, b, b+batch)
+		}
+		if err == nil {
+			t, err = t.Slice(backend.Seq, lo, lo+n)
+		}
+		return t
+	}
+	for _, m := range moves {
+		for _, t := range [2]backend.Tensor{p.k, p.v} {
+			// Heads one by one: the rows of one lie between those of another, which the
+			// device would take for an overlap.
+			for h := range p.config.KVHeads {
+				head := t
+				if err == nil {
+					head, err = t.Slice(backend.Heads, h, h+1)
+				}
+				a.dst = append(a.dst, block(head, int(m.to), 1, 0, m.n))
+				a.src = append(a.src, block(head, int(m.from), 1, m.lo, m.n))
+			}
+		}
+	}
+	for _, w := range writes {
+		for _, t := range [2][2]backend.Tensor{{p.k, k}, {p.v, v}} {
+			a.dst = append(a.dst, block(t[0], int(w.page), w.batch, w.lo, w.n))
+			a.src = append(a.src, block(t[1], w.b, w.batch, w.from, w.n))
+		}
+	}
+	if err != nil || len(a.dst) == 0 {
+		return err
+	}
+	err = p.dev.Copy(ctx, a.dst, a.src)
+	clear(a.dst) // so that they do not keep the caller's memory alive
+	clear(a.src)
+	return err
+}
+
+// commit makes the tokens that were written part of the sequences.
+func (p *pool) commit(seqs []*rows) {
+	a := &p.next
+	for _, page := range p.free[len(p.free)-a.taken:] {
+		p.refs[page] = 1
+	}
+	p.free = p.free[:len(p.free)-a.taken]
+	for b, s := range seqs {
+		g := &a.after[b]
+		if g.copied >= 0 {
+			last := len(s.pages) - 1
+			p.drop(s.pages[last:])
+			g.pages[last-g.dropped] = g.copied
+		}
+		p.drop(s.pages[:g.dropped])
+		*s = g.rows
+	}
+}
+
+// drop removes a sequence's references to pages. Pages without references are free.
+func (p *pool) drop(pages []int32) {
+	for _, page := range pages {
+		if p.refs[page]--; p.refs[page] == 0 {
+			p.free = append(p.free, page)
+		}
+	}
+}
+
+// share adds a sequence's references to pages, and returns its list of them.
+func (p *pool) share(pages []int32) []int32 {
+	for _, page := range pages {
+		p.refs[page]++
+	}
+	return slices.Clone(pages)
+}

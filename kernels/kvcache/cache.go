@@ -1,0 +1,177 @@
+package kvcache
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Config is the shape of a [Cache]. Fields left 0 mean: Batch 1, KVHeads 1, ValueDim as
+// Dim.
+type Config struct {
+	// Batch is the number of sequences.
+	Batch int
+	// KVHeads is Hkv. Dim and ValueDim are the head sizes D of keys and Dv of values.
+	KVHeads, Dim, ValueDim int
+	// DType is the type of the stored keys and values: F32, F16, BF16, or Q8 with head
+	// sizes that are multiples of 4. Appended tokens are rounded to it.
+	DType backend.DType
+	// Capacity is the number of tokens that a sequence has room for.
+	Capacity int
+	// Window, unless 0, is the number of tokens that a row sees, including its own.
+	// Sequences then have no maximum length: when a sequence reaches the end of its
+	// memory, its last Window-1 tokens move to the start. Capacity is at least twice the
+	// Window, and an append takes at most Capacity-2·(Window-1) tokens.
+	Window int
+	// RoPE, unless nil, rotates keys when they are appended and queries when they attend,
+	// by their positions in the sequence.
+	RoPE Rotary
+}
+
+// Cache keeps the keys and values of a fixed number of sequences, each in contiguous
+// memory. Its methods are safe for concurrent use: attention calls run concurrently, all
+// other methods wait for them. After a failed Append the sequences are unchanged.
+type Cache struct {
+	pool pool
+	seqs []*rows
+}
+
+// New returns an empty cache, for the caller to Release.
+//
+// Errors: ErrOption for a config out of range, ErrShape for lengths that are too
+// large, ErrUnsupported when the device cannot copy or rotate tensors or does not
+// store the dtype, ErrMemory.
+func New(ctx context.Context, dev *kernels.Device, c Config) (*Cache, error) {
+	x := &Cache{pool: pool{dev: dev, size: c.Capacity}}
+	if c.Batch == 0 {
+		c.Batch = 1
+	}
+	err := x.pool.configure(ctx, c)
+	switch {
+	case err != nil:
+	case c.Batch < 0 || c.Batch > maxLength || c.Capacity < 1 || c.Capacity > maxLength:
+		err = fmt.Errorf("config: Batch is %d and Capacity is %d, both must be 1 to %d: %w", c.Batch, c.Capacity, maxLength, backend.ErrOption)
+	case c.Capacity < 2*c.Window:
+		err = fmt.Errorf("config: Capacity is %d, with a Window of %d it must be at least %d: %w", c.Capacity, c.Window, 2*c.Window, backend.ErrOption)
+	default:
+		err = x.pool.alloc(ctx, c.Batch)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	for b := range c.Batch {
+		x.seqs = append(x.seqs, &rows{pages: []int32{int32(b)}})
+	}
+	return x, nil
+}
+
+// Release frees the memory. Later calls return ErrReleased.
+func (c *Cache) Release() { c.pool.release() }
+
+// Rotates reports whether the cache has a rotary embedding.
+func (c *Cache) Rotates() bool { return c.pool.config.RoPE != nil }
+
+// Lens returns the number of tokens appended to each sequence, including those that a
+// window has dropped.
+func (c *Cache) Lens() []int { return c.pool.lens(c.seqs) }
+
+func (p *pool) lens(seqs []*rows) []int {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	n := make([]int, len(seqs))
+	for b, s := range seqs {
+		if s != nil {
+			n[b] = s.n
+		}
+	}
+	return n
+}
+
+// Append appends n tokens to each sequence, or the first count[b] of them to sequence b:
+//
+//	k [B, Hkv, n, D]    v [B, Hkv, n, Dv]    count [B], each 0 to n, or nil for all
+//
+// k and v are in the device's memory, F32, F16 or BF16, each on its own.
+//
+// Errors: ErrShape and ErrDType for wrong operands, ErrCapacity when a sequence has no
+// room, ErrReleased, and the backend's.
+func (c *Cache) Append(ctx context.Context, k, v backend.Tensor, count []int) error {
+	c.pool.mu.Lock()
+	defer c.pool.mu.Unlock()
+	err := c.pool.released()
+	if err == nil {
+		err = c.pool.append(ctx, c.seqs, k, v, count)
+	}
+	if err != nil {
+		return fmt.Errorf("append: %w", err)
+	}
+	return nil
+}
+
+// Rewind removes tokens from the end of sequence b and leaves length of them, for example
+// to discard tokens that speculative decoding rejects.
+//
+// Errors: ErrOption for a sequence that does not exist, a length greater than the
+// sequence's, or one for which the window needs tokens that are overwritten; ErrReleased.
+func (c *Cache) Rewind(b, length int) error {
+	c.pool.mu.Lock()
+	defer c.pool.mu.Unlock()
+	if err := c.rewind(b, length); err != nil {
+		return fmt.Errorf("rewind: %w", err)
+	}
+	return nil
+}
+
+func (c *Cache) rewind(b, length int) error {
+	if err := c.pool.released(); err != nil {
+		return err
+	}
+	if b < 0 || b >= len(c.seqs) {
+		return fmt.Errorf("sequence %d does not exist, the cache has %d: %w", b, len(c.seqs), backend.ErrOption)
+	}
+	s := c.seqs[b]
+	if length < 0 || length > s.n {
+		return fmt.Errorf("length is %d, it must be 0 to the %d tokens of sequence %d: %w", length, s.n, b, backend.ErrOption)
+	}
+	if oldest := s.oldest(); oldest > 0 && length-(c.pool.config.Window-1) < oldest {
+		return fmt.Errorf("sequence %d has its tokens from %d on, the window needs older ones at length %d: Reset and append again: %w", b, oldest, length, backend.ErrOption)
+	}
+	s.n = length
+	return nil
+}
+
+// Reset removes all tokens. It returns ErrReleased after Release.
+func (c *Cache) Reset() error {
+	c.pool.mu.Lock()
+	defer c.pool.mu.Unlock()
+	if err := c.pool.released(); err != nil {
+		return fmt.Errorf("reset: %w", err)
+	}
+	for _, s := range c.seqs {
+		s.first, s.n, s.stale = 0, 0, 0
+	}
+	return nil
+}
+
+// Attention attends from the last tokens of each sequence to all of its tokens, or to
+// those of the window, and allocates the result, for the caller to Release:
+//
+//	q [B, H, Sq, D] F32, F16 or BF16    O [B, H, Sq, Dv] of q's dtype
+//
+// Errors as for [kernels.Device.Attention], ErrShape when the cache is empty or has fewer
+// tokens than q has rows, and ErrReleased.
+func (c *Cache) Attention(ctx context.Context, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
+	c.pool.mu.RLock()
+	defer c.pool.mu.RUnlock()
+	return c.pool.attention(ctx, c.seqs, c.pool.released(), q, opt)
+}
+
+// AttentionInto is [Cache.Attention] into preallocated tensors, as
+// [kernels.Call.RunInto] takes them.
+func (c *Cache) AttentionInto(ctx context.Context, out kernels.Result, q backend.Tensor, opt CallOptions) error {
+	c.pool.mu.RLock()
+	defer c.pool.mu.RUnlock()
+	return c.pool.attentionInto(ctx, c.seqs, c.pool.released(), out, q, opt)
+}

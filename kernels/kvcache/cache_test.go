@@ -1,0 +1,192 @@
+package kvcache_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
+)
+
+// noCopies is a backend that cannot copy tensors, as caches need.
+type noCopies struct{ backend.Backend }
+
+// onCPU returns a device that the test closes.
+func onCPU(t *testing.T, opt cpu.Options) *kernels.Device {
+	t.Helper()
+	dev := kernels.NewDevice(cpu.New(opt))
+	t.Cleanup(func() { dev.Close() })
+	return dev
+}
+
+func TestConfigs(t *testing.T) {
+	dev := onCPU(t, cpu.Options{})
+	good := kvcache.Config{Batch: 2, KVHeads: 2, Dim: 8, Capacity: 16}
+	with := func(f func(c *kvcache.Config)) kvcache.Config {
+		c := good
+		f(&c)
+		return c
+	}
+	for _, c := range []struct {
+		name   string
+		dev    *kernels.Device
+		config kvcache.Config
+		want   error
+		says   string
+	}{
+		{"no head size", dev, with(func(c *kvcache.Config) { c.Dim = 0 }), backend.ErrOption, "Dim is 0, it must be 1 to"},
+		{"negative heads", dev, with(func(c *kvcache.Config) { c.KVHeads = -1 }), backend.ErrOption, "KVHeads is -1"},
+		{"no room", dev, with(func(c *kvcache.Config) { c.Capacity = 0 }), backend.ErrOption, "Capacity is 0"},
+		{"negative batch", dev, with(func(c *kvcache.Config) { c.Batch = -1 }), backend.ErrOption, "Batch is -1"},
+		{"bools", dev, with(func(c *kvcache.Config) { c.DType = backend.Bool }), backend.ErrDType, "DType is bool"},
+		{"q8 of odd size", dev, with(func(c *kvcache.Config) { c.DType, c.ValueDim = backend.Q8, 6 }), backend.ErrOption, "head sizes are 8 and 6, they must be multiples of 4 for q8"},
+		{"window", dev, with(func(c *kvcache.Config) { c.Window = 9 }), backend.ErrOption, "with a Window of 9 it must be at least 18"},
+		{"rope", dev, with(func(c *kvcache.Config) { c.RoPE = &nn.RoPE{Dim: 10} }), backend.ErrOption, "rope: dim is 10, it must be even and 2 to the head size 8"},
+		{"a backend without copies", kernels.NewDevice(noCopies{dev.Backend()}), good, backend.ErrUnsupported, "cpu cannot copy tensors"},
+		{"more than there is", dev, with(func(c *kvcache.Config) { c.Batch, c.Capacity = 1<<20, 1<<28 }), backend.ErrMemory, ""},
+	} {
+		if _, err := kvcache.New(t.Context(), c.dev, c.config); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.says)
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		config kvcache.PagedConfig
+		says   string
+	}{
+		{"no pages", kvcache.PagedConfig{Dim: 8}, "Pages is 0 and PageSize is 64"},
+		{"negative pages", kvcache.PagedConfig{Dim: 8, Pages: 3, PageSize: -1}, "Pages is 3 and PageSize is -1"},
+		{"too many tokens", kvcache.PagedConfig{Dim: 8, Pages: 1 << 20, PageSize: 1 << 20}, "their product at most"},
+	} {
+		if _, err := kvcache.NewPaged(t.Context(), dev, c.config); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, backend.ErrOption, c.says)
+		}
+	}
+}
+
+// TestCallOptions lists options that a call to a cache refuses.
+func TestCallOptions(t *testing.T) {
+	dev := onCPU(t, cpu.Options{})
+	ctx := t.Context()
+	tokens := func(batch, heads, n int) backend.Tensor {
+		x, err := backend.AllocHost(backend.F32, backend.Shape{batch, heads, n, 8})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	mask, err := backend.AllocHost(backend.Bool, backend.Shape{1, 1, 1, 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := kvcache.Config{Batch: 2, Dim: 8, Capacity: 16}
+	window := plain
+	window.Window = 3
+	type options = kvcache.CallOptions
+	only := func(o kernels.Options) options { return options{Options: o} }
+	for _, c := range []struct {
+		name   string
+		config kvcache.Config
+		q      backend.Tensor
+		opt    options
+		want   error
+		says   string
+	}{
+		{"batches", plain, tokens(1, 1, 1), options{}, backend.ErrShape, "q has shape [1 1 1 8], it must have one batch for each of 2 sequences"},
+		{"klen", plain, tokens(2, 1, 1), only(kernels.Options{KLen: []int{1, 1}}), backend.ErrOption, "KLen is set, but the cache sets it itself"},
+		{"align", plain, tokens(2, 1, 1), only(kernels.Options{Align: kernels.LowerRight}), backend.ErrOption, "Align is set"},
+		{"offsets", plain, tokens(2, 1, 1), only(kernels.Options{Offsets: []int{1, 1}}), backend.ErrOption, "Offsets is set"},
+		{"counts", plain, tokens(2, 1, 1), options{Count: []int{2, 1}}, backend.ErrOption, "count[0] is 2, q has 1 rows"},
+		{"rows", plain, tokens(2, 1, 6), options{}, backend.ErrShape, "q has 6 rows for sequence 0, which has 5 tokens: append their keys first"},
+		{"heads", plain, tokens(2, 1, 1), only(kernels.Options{Sinks: []float32{1, 2}}), backend.ErrShape, "sinks has 2 logits"},
+		{"mask and window", window, tokens(2, 1, 1), only(kernels.Options{Mask: mask}), backend.ErrOption, "Mask is set, but the cache has a window"},
+		{"packed", plain, tokens(2, 1, 1), only(kernels.Options{CuQ: []int{0, 1}}), backend.ErrOption, "CuQ is set, but the cache sets it itself"},
+		{"window and window", window, tokens(2, 1, 1), only(kernels.Options{Window: &kernels.Window{}}), backend.ErrOption, "Window is set, but the cache has a window"},
+	} {
+		x, err := kvcache.New(ctx, dev, c.config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := x.Append(ctx, tokens(2, 1, 5), tokens(2, 1, 5), nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := x.Attention(ctx, c.q, c.opt); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.says)
+		}
+		x.Release()
+	}
+	empty, err := kvcache.New(ctx, dev, plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer empty.Release()
+	if _, err := empty.Attention(ctx, tokens(2, 1, 1), options{}); !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), "the cache is empty") {
+		t.Errorf("empty: %v", err)
+	}
+	if err := empty.Rewind(2, 0); !errors.Is(err, backend.ErrOption) {
+		t.Errorf("rewind of a sequence that does not exist: %v", err)
+	}
+	if err := empty.Rewind(1, 1); !errors.Is(err, backend.ErrOption) {
+		t.Errorf("rewind forward: %v", err)
+	}
+}
+
+// TestCacheConcurrent lets sequences of one paged cache come, go, grow and attend from
+// several goroutines.
+func TestConcurrent(t *testing.T) {
+	dev := onCPU(t, cpu.Options{Threads: 2})
+	const pages = 64
+	cache, err := kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: 2, Dim: 8, PageSize: 4, Pages: pages})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Release()
+	x, err := backend.AllocHost(backend.F32, backend.Shape{1, 2, 5, 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	live := func(ctx context.Context) error {
+		s, err := cache.NewSequence()
+		if err != nil {
+			return err
+		}
+		defer s.Free()
+		for range 8 {
+			if err := cache.Batch(s).Append(ctx, x, x, nil); err != nil {
+				return err
+			}
+			f, err := s.Fork()
+			if err != nil {
+				return err
+			}
+			if err := cache.Batch(f).Append(ctx, x, x, []int{1}); err != nil {
+				return err
+			}
+			r, err := cache.Batch(f).Attention(ctx, x, kvcache.CallOptions{})
+			if err != nil {
+				return err
+			}
+			r.Release()
+			f.Free()
+		}
+		return nil
+	}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			if err := live(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if n := cache.FreePages(); n != pages {
+		t.Errorf("%d of %d pages are free in the end", n, pages)
+	}
+}

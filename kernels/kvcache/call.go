@@ -1,0 +1,228 @@
+package kvcache
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// CallOptions are the options of an attention call to a cache. The zero value is causal
+// attention from the last tokens.
+type CallOptions struct {
+	// Options are those of attention over the tokens of the cache, with the length of
+	// the longest sequence as Sk. Causal need not be set. The cache sets KLen, Align,
+	// Offsets and Pages. With a window, options whose shape or meaning depends on the
+	// number of keys are refused.
+	kernels.Options
+	// Count is the number of rows of q that each sequence has, as given to Append; nil
+	// means all. The results of further rows are unspecified.
+	Count []int
+	// Bidirectional lets rows see tokens after their own position too, as in cross
+	// attention. q may then have any number of rows.
+	Bidirectional bool
+	// SharePrefix reads the pages that all sequences begin with once for all of them and
+	// merges the result with that of each sequence's other pages. The last bits may
+	// differ from those without. Options under which rows see a prefix differently are
+	// refused. A [Cache] has no shared pages and ignores it.
+	SharePrefix bool
+}
+
+// conflict is a set of reasons to refuse an option.
+type conflict uint8
+
+const (
+	ownedByCache conflict = 1 << iota
+	withWindow
+	withSharedPrefix
+)
+
+// check refuses options that the cache sets, or that do not go with its window or a
+// shared prefix.
+func (p *pool) check(opt *CallOptions) error {
+	var now conflict = ownedByCache
+	if p.config.Window > 0 {
+		now |= withWindow
+	}
+	if opt.SharePrefix {
+		now |= withSharedPrefix
+	}
+	o := &opt.Options
+	for _, c := range [...]struct {
+		name string
+		set  bool
+		when conflict
+	}{
+		{"KLen", o.KLen != nil, ownedByCache},
+		{"Align", o.Align != kernels.UpperLeft, ownedByCache},
+		{"Offsets", o.Offsets != nil, ownedByCache},
+		{"Pages", o.Pages != nil, ownedByCache},
+		{"CuQ", o.CuQ != nil, ownedByCache},
+		{"CuK", o.CuK != nil, ownedByCache},
+		{"Bidirectional", opt.Bidirectional, withWindow},
+		{"Window", o.Window != nil, withWindow | withSharedPrefix},
+		{"Mask", !o.Mask.IsZero(), withWindow | withSharedPrefix},
+		{"Bias", !o.Bias.IsZero(), withWindow | withSharedPrefix},
+		{"RelativeBias", !o.RelativeBias.IsZero(), withWindow | withSharedPrefix},
+		{"BlockMask", !o.BlockMask.IsZero(), withWindow | withSharedPrefix},
+		{"Prefix", o.Prefix != nil, withWindow | withSharedPrefix},
+		{"QSegments", o.QSegments != nil, withWindow | withSharedPrefix},
+		{"KSegments", o.KSegments != nil, withWindow | withSharedPrefix},
+		{"Weights", o.Weights, withWindow | withSharedPrefix},
+		{"Offset", o.Offset != 0, withWindow | withSharedPrefix},
+		{"Dropout", o.Dropout.P > 0, withWindow | withSharedPrefix},
+		{"ALiBi", o.ALiBi != nil, withSharedPrefix},
+		{"Resume", o.Resume != nil, withSharedPrefix},
+		{"the cache's window", p.config.Window > 0, withSharedPrefix},
+	} {
+		switch why := c.when & now; {
+		case !c.set || why == 0:
+		case why&ownedByCache != 0:
+			return fmt.Errorf("%s is set, but the cache sets it itself: leave it out: %w", c.name, backend.ErrOption)
+		case why&withWindow != 0:
+			return fmt.Errorf("%s is set, but the cache has a window, so the position of its first key changes with each append: leave it out: %w", c.name, backend.ErrOption)
+		default:
+			return fmt.Errorf("SharePrefix is set with %s, but all rows must see the shared prefix alike: leave one of them out: %w", c.name, backend.ErrOption)
+		}
+	}
+	return nil
+}
+
+// step is one attention call to a cache: the call over the cache's tensors, and the
+// memory of its options.
+type step struct {
+	q, k, v backend.Tensor
+	opt     kernels.Options
+	owned   backend.Tensor // q's memory when it was rotated
+
+	count, klen, offsets, from []int
+	pages                      backend.Pages
+	window                     kernels.Window
+}
+
+var steps = sync.Pool{New: func() any { return new(step) }}
+
+// release returns s to the pool.
+func (s *step) release() {
+	s.owned.Release()
+	s.q, s.k, s.v, s.opt, s.owned = backend.Tensor{}, backend.Tensor{}, backend.Tensor{}, kernels.Options{}, backend.Tensor{}
+	clear(s.pages.Table)
+	steps.Put(s)
+}
+
+// attention computes a call into a new result. err is a reason not to.
+func (p *pool) attention(ctx context.Context, seqs []*rows, err error, q backend.Tensor, opt CallOptions) (r kernels.Result, _ error) {
+	if err == nil && p.sharesPrefix(seqs, &opt) {
+		r, err = p.allocResult(ctx, q, opt.LSE)
+		if err == nil {
+			err = p.sharedPrefix(ctx, seqs, r, q, opt)
+		}
+	} else if err == nil {
+		r, err = p.run(ctx, seqs, q, opt)
+	}
+	if err != nil {
+		r.Release()
+		return kernels.Result{}, fmt.Errorf("cache: %w", err)
+	}
+	return r, nil
+}
+
+func (p *pool) run(ctx context.Context, seqs []*rows, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
+	s, err := p.step(ctx, seqs, q, &opt)
+	if err != nil {
+		return kernels.Result{}, err
+	}
+	defer s.release()
+	return p.dev.Attention(ctx, s.q, s.k, s.v, s.opt)
+}
+
+// attentionInto computes a call into out. err is a reason not to.
+func (p *pool) attentionInto(ctx context.Context, seqs []*rows, err error, out kernels.Result, q backend.Tensor, opt CallOptions) error {
+	opt.Weights = opt.Weights || !out.Weights.IsZero()
+	if err == nil && p.sharesPrefix(seqs, &opt) {
+		err = p.sharedPrefix(ctx, seqs, out, q, opt)
+	} else if err == nil {
+		err = p.runInto(ctx, seqs, out, q, opt)
+	}
+	if err != nil {
+		return fmt.Errorf("cache: %w", err)
+	}
+	return nil
+}
+
+func (p *pool) runInto(ctx context.Context, seqs []*rows, out kernels.Result, q backend.Tensor, opt CallOptions) error {
+	s, err := p.step(ctx, seqs, q, &opt)
+	if err != nil {
+		return err
+	}
+	defer s.release()
+	call, err := p.dev.Prepare(s.q, s.k, s.v, s.opt)
+	if err != nil {
+		return err
+	}
+	return call.RunInto(ctx, out)
+}
+
+// step returns the call that attends from q to seqs, for the caller to release.
+func (p *pool) step(ctx context.Context, seqs []*rows, q backend.Tensor, opt *CallOptions) (*step, error) {
+	s := steps.Get().(*step)
+	if err := p.fill(ctx, s, seqs, q, opt); err != nil {
+		s.release()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (p *pool) fill(ctx context.Context, s *step, seqs []*rows, q backend.Tensor, opt *CallOptions) (err error) {
+	if n := q.Shape()[backend.Batch]; n != len(seqs) {
+		return fmt.Errorf("q has shape %v, it must have one batch for each of %d sequences: %w", q.Shape(), len(seqs), backend.ErrShape)
+	}
+	if err := p.check(opt); err != nil {
+		return err
+	}
+	if s.count, err = counts(s.count, opt.Count, len(seqs), q.Shape()[backend.Seq], "q"); err != nil {
+		return err
+	}
+	s.klen, s.offsets, s.from, s.pages.Table = s.klen[:0], s.offsets[:0], s.from[:0], s.pages.Table[:0]
+	keys := 0
+	for _, r := range seqs {
+		keys = max(keys, r.used())
+	}
+	if keys == 0 {
+		return fmt.Errorf("the cache is empty, append keys first: %w", backend.ErrShape)
+	}
+	for b, r := range seqs {
+		n := s.count[b]
+		from := r.n - n // position of the first row of q
+		if from < 0 && !opt.Bidirectional {
+			return fmt.Errorf("q has %d rows for sequence %d, which has %d tokens: append their keys first: %w", n, b, r.n, backend.ErrShape)
+		}
+		if oldest := r.oldest(); oldest > 0 && n > 0 && from-(p.config.Window-1) < oldest {
+			return fmt.Errorf("q has %d rows for sequence %d, whose tokens before %d are overwritten: attend after each append, from as many rows: %w", n, b, oldest, backend.ErrOption)
+		}
+		s.klen, s.offsets, s.from = append(s.klen, r.used()), append(s.offsets, from-r.first), append(s.from, from)
+		s.pages.Table = append(s.pages.Table, r.pages)
+	}
+	s.opt = opt.Options
+	s.opt.Causal, s.opt.KLen, s.opt.Offsets = !opt.Bidirectional, s.klen, s.offsets
+	if w := p.config.Window; w > 0 {
+		s.window = kernels.Window{Left: w - 1}
+		s.opt.Window = &s.window
+	}
+	s.k, s.v = p.k, p.v
+	if p.paged {
+		s.pages.Keys = keys
+		s.opt.Pages = &s.pages
+	} else {
+		if s.k, err = p.k.Slice(backend.Seq, 0, keys); err != nil {
+			return err
+		}
+		if s.v, err = p.v.Slice(backend.Seq, 0, keys); err != nil {
+			return err
+		}
+	}
+	s.q, s.owned, err = p.rotate(ctx, "q", q, q.DType(), s.from)
+	return err
+}

@@ -1,0 +1,183 @@
+package kvcache
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Rotary is a rotary position embedding, such as nn.RoPE.
+type Rotary interface {
+	// Angles returns the rotation angles of rows of headDim elements at positions,
+	// [B or 1][S], for the caller to Release.
+	Angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (kernels.Angles, error)
+}
+
+// pool is the memory of a cache, in pages of the same size. In a Cache, sequence b owns
+// page b, whose size is the capacity.
+type pool struct {
+	dev    *kernels.Device
+	config Config // of a Paged without Batch and Capacity
+	size   int    // tokens of a page
+	paged  bool
+
+	mu   sync.RWMutex
+	k, v backend.Tensor // [P, Hkv, Size, D] and Dv, zero once released
+	// free lists the pages that no sequence refers to, refs counts the sequences that
+	// refer to each page. Only a Paged has them.
+	free, refs []int32
+	next       plan // of the append in progress, kept for its memory
+}
+
+// rows locates the tokens of one sequence in a pool: the token at position first+i is in
+// row i of its pages, counted through all of them.
+type rows struct {
+	pages []int32
+	first int // position of the token in the first row
+	n     int // number of tokens appended: the last one is at position n-1
+	// stale is the number of rows at the start that a failed append may have
+	// overwritten.
+	stale int
+}
+
+// used returns the number of rows in use.
+func (r *rows) used() int { return r.n - r.first }
+
+// oldest returns the position of the first token that can still be read.
+func (r *rows) oldest() int { return r.first + r.stale }
+
+// maxLength keeps positions within int32 on every device.
+const maxLength = 1 << 30
+
+// configure checks what both caches have in common and fills in its defaults.
+func (p *pool) configure(ctx context.Context, c Config) error {
+	if c.KVHeads == 0 {
+		c.KVHeads = 1
+	}
+	if c.ValueDim == 0 {
+		c.ValueDim = c.Dim
+	}
+	p.config = c
+	for _, l := range [...]struct {
+		name     string
+		n, least int
+	}{{"KVHeads", c.KVHeads, 1}, {"Dim", c.Dim, 1}, {"ValueDim", c.ValueDim, 1}, {"Window", c.Window, 0}} {
+		if l.n < l.least || l.n > maxLength {
+			return fmt.Errorf("config: %s is %d, it must be %d to %d: %w", l.name, l.n, l.least, maxLength, backend.ErrOption)
+		}
+	}
+	if !c.DType.Float() && c.DType != backend.Q8 {
+		return fmt.Errorf("config: DType is %v, it must be f32, f16, bf16 or q8: %w", c.DType, backend.ErrDType)
+	}
+	if c.DType == backend.Q8 && (c.Dim%4 != 0 || c.ValueDim%4 != 0) {
+		return fmt.Errorf("config: head sizes are %d and %d, they must be multiples of 4 for q8: %w", c.Dim, c.ValueDim, backend.ErrOption)
+	}
+	be := p.dev.Backend()
+	if _, ok := be.(backend.Copier); !ok {
+		return fmt.Errorf("%s cannot copy tensors: %w", be.Info().Name, backend.ErrUnsupported)
+	}
+	if c.RoPE == nil {
+		return nil
+	}
+	if _, ok := be.(backend.Rotator); !ok {
+		return fmt.Errorf("%s has no rotary embedding: %w", be.Info().Name, backend.ErrUnsupported)
+	}
+	// Find a wrong embedding now and not at the first append.
+	angles, err := c.RoPE.Angles(ctx, p.dev, c.Dim, [][]int{{0}})
+	angles.Release()
+	return err
+}
+
+// alloc allocates the memory of so many pages.
+func (p *pool) alloc(ctx context.Context, pages int) (err error) {
+	heads := p.config.KVHeads
+	alloc := func(dim int) (t backend.Tensor) {
+		if err != nil {
+			return t
+		}
+		if !p.paged {
+			t, err = p.dev.Alloc(ctx, p.config.DType, backend.Shape{pages, heads, p.size, dim})
+			return t
+		}
+		// The pages of a head are adjacent. With the heads of a page adjacent, the pages
+		// of one head would lie a power of two apart and compete for the same lines of a
+		// processor's cache, and prefetching past a page would miss the next one.
+		if t, err = p.dev.Alloc(ctx, p.config.DType, backend.Shape{heads, pages, p.size, dim}); err == nil {
+			t, err = t.Swap(backend.Batch, backend.Heads)
+		}
+		return t
+	}
+	p.k = alloc(p.config.Dim)
+	p.v = alloc(p.config.ValueDim)
+	if err != nil {
+		p.release()
+	}
+	return err
+}
+
+func (p *pool) release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.k.Release()
+	p.v.Release()
+	p.k, p.v = backend.Tensor{}, backend.Tensor{}
+}
+
+// released returns ErrReleased after a release.
+func (p *pool) released() error {
+	if p.k.IsZero() {
+		return fmt.Errorf("the cache was released, make a new one: %w", backend.ErrReleased)
+	}
+	return nil
+}
+
+// rotate returns x rotated, in a new tensor of dtype that the caller releases; row i of
+// batch b is at position from[b]+i. Without an embedding it returns x, and no new tensor.
+func (p *pool) rotate(ctx context.Context, name string, x backend.Tensor, dtype backend.DType, from []int) (y, owned backend.Tensor, err error) {
+	if p.config.RoPE == nil {
+		return x, owned, nil
+	}
+	positions := make([][]int, len(from))
+	for b, first := range from {
+		positions[b] = make([]int, x.Shape()[backend.Seq])
+		for i := range positions[b] {
+			positions[b][i] = first + i
+		}
+	}
+	angles, err := p.config.RoPE.Angles(ctx, p.dev, p.config.Dim, positions)
+	if err != nil {
+		return y, owned, err
+	}
+	defer angles.Release()
+	if owned, err = p.dev.Alloc(ctx, dtype, x.Shape()); err != nil {
+		return y, owned, err
+	}
+	if err := p.dev.Rotate(ctx, owned, x, angles); err != nil {
+		owned.Release()
+		return y, backend.Tensor{}, fmt.Errorf("%s: %w", name, err)
+	}
+	return owned, owned, nil
+}
+
+// counts returns count, or n for each of batch sequences when it is nil, in memory.
+func counts(memory, count []int, batch, n int, of string) ([]int, error) {
+	memory = memory[:0]
+	if count == nil {
+		for range batch {
+			memory = append(memory, n)
+		}
+		return memory, nil
+	}
+	if len(count) != batch {
+		return nil, fmt.Errorf("count has %d numbers, it must have one for each of %d sequences: %w", len(count), batch, backend.ErrShape)
+	}
+	for b, m := range count {
+		if m < 0 || m > n {
+			return nil, fmt.Errorf("count[%d] is %d, %s has %d rows: it must be 0 to %d: %w", b, m, of, n, n, backend.ErrOption)
+		}
+	}
+	return append(memory, count...), nil
+}

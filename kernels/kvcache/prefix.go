@@ -1,0 +1,187 @@
+package kvcache
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// A call with a shared prefix is two calls whose results are merged by their log-sum-exp
+// (Juravsky et al. 2024, Hydragen). In the first, over the pages that all sequences begin
+// with, the rows of all sequences are rows of one batch, so that these keys and values are
+// read once and not once for each sequence. The second is over the other pages.
+
+// sharesPrefix reports whether a call takes the path of a shared prefix.
+func (p *pool) sharesPrefix(seqs []*rows, opt *CallOptions) bool {
+	return opt.SharePrefix && p.paged && len(seqs) > 1
+}
+
+// commonPages returns the number of pages that all sequences begin with and that precede
+// all rows of the call.
+func (s *step) commonPages(size int) int {
+	table := s.pages.Table
+	n := len(table[0])
+	for b, pages := range table {
+		n = min(n, max(0, s.offsets[b])/size)
+		for i := range n {
+			if pages[i] != table[0][i] {
+				n = i
+				break
+			}
+		}
+	}
+	return n
+}
+
+// allocResult allocates the result of a call from q.
+func (p *pool) allocResult(ctx context.Context, q backend.Tensor, lse bool) (r kernels.Result, err error) {
+	rows := q.Shape()
+	rows[backend.Dim] = p.config.ValueDim
+	if r.O, err = p.dev.Alloc(ctx, q.DType(), rows); err == nil && lse {
+		rows[backend.Dim] = 1
+		r.LSE, err = p.dev.Alloc(ctx, backend.F32, rows)
+	}
+	return r, err
+}
+
+// sharedPrefix computes a call of a paged cache into out.
+func (p *pool) sharedPrefix(ctx context.Context, seqs []*rows, out kernels.Result, q backend.Tensor, opt CallOptions) error {
+	s, err := p.step(ctx, seqs, q, &opt)
+	if err != nil {
+		return err
+	}
+	defer s.release()
+	call, err := p.dev.Prepare(s.q, s.k, s.v, s.opt)
+	if err != nil {
+		return err
+	}
+	pages := s.commonPages(p.size)
+	if pages == 0 {
+		return call.RunInto(ctx, out)
+	}
+	if err := p.checkResult(out, q); err != nil {
+		return err
+	}
+	whole, held, err := p.partial(ctx, q.Shape(), out)
+	if err != nil {
+		return err
+	}
+	defer held.Release()
+	begin, _, err := p.partial(ctx, q.Shape(), kernels.Result{})
+	if err != nil {
+		return err
+	}
+	defer begin.Release()
+	keys := pages * p.size
+	if err := p.prefix(ctx, s, begin, keys); err != nil {
+		return fmt.Errorf("prefix of %d tokens: %w", keys, err)
+	}
+	if err := p.afterPrefix(ctx, s, whole, pages); err != nil {
+		return fmt.Errorf("after the prefix of %d tokens: %w", keys, err)
+	}
+	if err := p.dev.Merge(ctx, whole, begin); err != nil {
+		return err
+	}
+	if held.O.IsZero() {
+		return nil
+	}
+	return p.dev.Copy(ctx, []backend.Tensor{out.O}, []backend.Tensor{whole.O})
+}
+
+// checkResult checks the outputs of a call with a shared prefix.
+func (p *pool) checkResult(out kernels.Result, q backend.Tensor) error {
+	want := q.Shape()
+	want[backend.Dim] = p.config.ValueDim
+	if out.O.Shape() != want {
+		return fmt.Errorf("o has shape %v, it must be %v, the [B, H, Sq, Dv] of q and the cache: %w", out.O.Shape(), want, backend.ErrShape)
+	}
+	if t := out.O.DType(); t != q.DType() && t != backend.F32 {
+		return fmt.Errorf("o is %v, it must be %v as q or f32: %w", t, q.DType(), backend.ErrDType)
+	}
+	want[backend.Dim] = 1
+	switch {
+	case out.LSE.IsZero():
+	case out.LSE.Shape() != want:
+		return fmt.Errorf("lse has shape %v, it must be %v, the [B, H, Sq, 1] of q: %w", out.LSE.Shape(), want, backend.ErrShape)
+	case out.LSE.DType() != backend.F32:
+		return fmt.Errorf("lse is %v, it must be f32: %w", out.LSE.DType(), backend.ErrDType)
+	}
+	return nil
+}
+
+// prefix attends from all rows of s to its first keys. Row i of all sequences is one call.
+func (p *pool) prefix(ctx context.Context, s *step, out kernels.Result, keys int) error {
+	opt := kernels.Options{Scale: s.opt.Scale, Softcap: s.opt.Softcap, Pages: &backend.Pages{Table: s.pages.Table[:1], Keys: keys}}
+	var call *kernels.Call
+	for i := range s.q.Shape()[backend.Seq] {
+		q, err := acrossBatches(s.q, i)
+		if err != nil {
+			return err
+		}
+		var row kernels.Result
+		if row.O, err = acrossBatches(out.O, i); err != nil {
+			return err
+		}
+		if row.LSE, err = acrossBatches(out.LSE, i); err != nil {
+			return err
+		}
+		if call == nil {
+			call, err = p.dev.Prepare(q, s.k, s.v, opt)
+		} else {
+			err = call.Rebind(q, s.k, s.v)
+		}
+		if err != nil {
+			return err
+		}
+		if err := call.RunInto(ctx, row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// afterPrefix attends from all rows of s to the keys after so many pages.
+func (p *pool) afterPrefix(ctx context.Context, s *step, out kernels.Result, pages int) error {
+	keys, opt := pages*p.size, s.opt
+	opt.Pages = &backend.Pages{Table: slices.Clone(s.pages.Table), Keys: max(1, s.pages.Keys-keys)}
+	opt.KLen, opt.Offsets = slices.Clone(s.klen), slices.Clone(s.offsets)
+	for b := range opt.KLen {
+		opt.Pages.Table[b] = opt.Pages.Table[b][pages:]
+		opt.KLen[b] -= keys
+		opt.Offsets[b] -= keys
+	}
+	call, err := p.dev.Prepare(s.q, s.k, s.v, opt)
+	if err != nil {
+		return err
+	}
+	return call.RunInto(ctx, out)
+}
+
+// partial returns a result in F32 for rows of shape, which can be merged: out's tensors
+// where they are F32, else new ones, which held has too.
+func (p *pool) partial(ctx context.Context, shape backend.Shape, out kernels.Result) (r, held kernels.Result, err error) {
+	r = kernels.Result{O: out.O, LSE: out.LSE}
+	alloc := func(t, held *backend.Tensor, dim int) {
+		if err != nil || !t.IsZero() && t.DType() == backend.F32 {
+			return
+		}
+		shape[backend.Dim] = dim
+		*held, err = p.dev.Alloc(ctx, backend.F32, shape)
+		*t = *held
+	}
+	alloc(&r.O, &held.O, p.config.ValueDim)
+	alloc(&r.LSE, &held.LSE, 1)
+	if err != nil {
+		held.Release()
+	}
+	return r, held, err
+}
+
+// acrossBatches returns row i of each batch of t as the rows of one batch.
+func acrossBatches(t backend.Tensor, i int) (backend.Tensor, error) {
+	n, by := t.Shape(), t.Strides()
+	return t.View(backend.Shape{1, n[1], n[0], n[3]}, backend.Strides{0, by[1], by[0], by[3]}, i*by[2])
+}

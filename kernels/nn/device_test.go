@@ -1,0 +1,58 @@
+package nn_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	_ "github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// onCPU returns a device that the test closes.
+func onCPU(t *testing.T) *kernels.Device {
+	t.Helper()
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	t.Cleanup(func() { dev.Close() })
+	return dev
+}
+
+// each runs f on the CPU and on the GPU. Without an adapter it skips the GPU, but fails
+// under CI.
+func each(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
+	for _, name := range []string{"cpu", "gpu"} {
+		t.Run(name, func(t *testing.T) {
+			dev, err := kernels.Open(name)
+			if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
+				t.Skipf("no WebGPU adapter: %v", err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer dev.Close()
+			f(t, dev)
+		})
+	}
+}
+
+func normal(n int, seed uint64) []float32 {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(rng.NormFloat64())
+	}
+	return x
+}
+
+func upload(t *testing.T, dev *kernels.Device, x []float32, s backend.Shape) backend.Tensor {
+	t.Helper()
+	y, err := dev.FromFloat32(t.Context(), backend.F32, x, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(y.Release)
+	return y
+}

@@ -1,0 +1,11 @@
+// Package nn has the layers around attention: linear projections, multi-head attention
+// with its weights, and rotary position embedding. Its tensors stay in the device's
+// memory from the input of a layer to its output.
+//
+//	q = x·Wq + Bq    k = z·Wk + Bk    v = z·Wv + Bv
+//	y = concat over heads of softmax(scale·q·kᵀ + bias)·v, times Wo, + Bo
+//
+// where z is x, or the memory of cross attention. For generation, a layer appends its keys
+// and values to a cache of package kvcache. Layers compute forward only; there are no
+// gradients.
+package nn

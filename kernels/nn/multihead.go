@@ -1,0 +1,370 @@
+package nn
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+)
+
+// MultiHeadConfig is the shape of a [MultiHeadAttention]. Lengths left 0 follow from the
+// others.
+type MultiHeadConfig struct {
+	// Model is M, the size of an input and output token.
+	Model int
+	// Memory is the size of a token of the memory in cross attention; 0 means Model.
+	Memory int
+	// Heads is H; 0 means 1. KVHeads is Hkv, which divides it (grouped-query attention,
+	// Ainslie et al. 2023); 0 means Heads.
+	Heads, KVHeads int
+	// HeadDim is D, of a query and a key; 0 means Model/Heads. ValueDim is Dv; 0 means
+	// HeadDim.
+	HeadDim, ValueDim int
+	// Bias gives each projection a bias.
+	Bias bool
+	// RoPE, unless nil, rotates queries and keys by their positions.
+	RoPE *RoPE
+	// DType is the type of the weights on the device; the zero value is F32.
+	DType backend.DType
+}
+
+// withDefaults returns c with every length set. It returns an error for a config out of
+// range.
+func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
+	for _, l := range []struct {
+		name string
+		n    int
+	}{{"Model", c.Model}, {"Memory", c.Memory}, {"Heads", c.Heads}, {"KVHeads", c.KVHeads}, {"HeadDim", c.HeadDim}, {"ValueDim", c.ValueDim}} {
+		if l.n < 0 || l.n > maxLength || l.name == "Model" && l.n == 0 {
+			return c, fmt.Errorf("config: %s is %d, it must be 1 to %d (0, except for Model, means the default): %w", l.name, l.n, maxLength, backend.ErrOption)
+		}
+	}
+	or := func(n *int, def int) {
+		if *n == 0 {
+			*n = def
+		}
+	}
+	or(&c.Memory, c.Model)
+	or(&c.Heads, 1)
+	or(&c.KVHeads, c.Heads)
+	if c.HeadDim == 0 && c.Model%c.Heads != 0 {
+		return c, fmt.Errorf("config: Model is %d, which %d heads do not divide: set HeadDim: %w", c.Model, c.Heads, backend.ErrOption)
+	}
+	or(&c.HeadDim, c.Model/c.Heads)
+	or(&c.ValueDim, c.HeadDim)
+	if c.Heads%c.KVHeads != 0 {
+		return c, fmt.Errorf("config: KVHeads is %d, Heads is %d: the kv heads must divide the query heads: %w", c.KVHeads, c.Heads, backend.ErrOption)
+	}
+	if !c.DType.Float() {
+		return c, fmt.Errorf("config: DType is %v, weights must be f32, f16 or bf16: %w", c.DType, backend.ErrDType)
+	}
+	if c.RoPE != nil {
+		if _, err := c.RoPE.frequencies(c.HeadDim); err != nil {
+			return c, fmt.Errorf("config: rope: %w", err)
+		}
+	}
+	return c, nil
+}
+
+// MultiHeadAttention is the attention layer of Vaswani et al. 2017:
+//
+//	q = x·Wq + Bq    k = z·Wk + Bk    v = z·Wv + Bv
+//	y = concat over heads of softmax(scale·q·kᵀ + bias)·v, times Wo, + Bo
+//
+// where z is the memory of cross attention, or x. Heads are split and joined as views. Its
+// methods are safe for concurrent use.
+type MultiHeadAttention struct {
+	dev    *kernels.Device
+	config MultiHeadConfig // with defaults
+	in     Projections
+	wo, bo backend.Tensor
+}
+
+// NewMultiHeadAttention returns a layer with weights w, rounded to c.DType, in the device's
+// memory, for the caller to Release. The weights come from [MultiHeadConfig.Initialise] or
+// [MultiHeadConfig.LoadWeights]. A device that computes in host memory uses F32 weights
+// without a copy.
+//
+// Errors: ErrOption for a config out of range, ErrShape and ErrDType for weights that do
+// not match it, ErrUnsupported when the device lacks an operation of the layer, and the
+// backend's.
+func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHeadConfig, w MultiHeadWeights) (*MultiHeadAttention, error) {
+	l, err := newMultiHead(ctx, dev, c, w)
+	if err != nil {
+		return nil, fmt.Errorf("multi-head attention: %w", err)
+	}
+	return l, nil
+}
+
+func newMultiHead(ctx context.Context, dev *kernels.Device, c MultiHeadConfig, w MultiHeadWeights) (*MultiHeadAttention, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if err := w.check(c); err != nil {
+		return nil, err
+	}
+	be := dev.Backend()
+	if _, ok := be.(backend.Projector); !ok {
+		return nil, fmt.Errorf("%s has no projections: %w", be.Info().Name, backend.ErrUnsupported)
+	}
+	if _, ok := be.(backend.Rotator); !ok && c.RoPE != nil {
+		return nil, fmt.Errorf("%s has no rotary embedding: %w", be.Info().Name, backend.ErrUnsupported)
+	}
+	var on MultiHeadWeights
+	to := on.named()
+	for i, host := range w.named() {
+		if host.t.IsZero() {
+			continue
+		}
+		data, err := host.t.Float32s()
+		if err == nil {
+			shape := host.t.Shape()
+			*to[i].t, err = dev.FromFloat32(ctx, c.DType, data[:shape.Elements()], shape)
+		}
+		if err != nil {
+			on.release()
+			return nil, fmt.Errorf("%s: %w", host.name, err)
+		}
+	}
+	in := Projections{Wq: on.Wq, Wk: on.Wk, Wv: on.Wv, Bq: on.Bq, Bk: on.Bk, Bv: on.Bv, Heads: c.Heads, KVHeads: c.KVHeads}
+	return &MultiHeadAttention{dev: dev, config: c, in: in, wo: on.Wo, bo: on.Bo}, nil
+}
+
+// Release frees the memory of the weights.
+func (l *MultiHeadAttention) Release() {
+	w := MultiHeadWeights{l.in.Wq, l.in.Wk, l.in.Wv, l.wo, l.in.Bq, l.in.Bk, l.in.Bv, l.bo}
+	w.release()
+}
+
+// KVCache is a cache that a layer appends to and attends to: a [kvcache.Cache] or a
+// [kvcache.Batch].
+type KVCache interface {
+	Append(ctx context.Context, k, v backend.Tensor, count []int) error
+	AttentionInto(ctx context.Context, out kernels.Result, q backend.Tensor, opt kvcache.CallOptions) error
+	// Lens returns the number of tokens of each sequence.
+	Lens() []int
+	// Rotates reports whether the cache rotates keys and queries.
+	Rotates() bool
+}
+
+// MultiHeadOptions are the options of one call of a layer. The zero value is plain
+// self-attention.
+type MultiHeadOptions struct {
+	// Options are those of the attention, for [B, H, Sq, Sk]. Packed sequences are not
+	// supported.
+	kernels.Options
+	// Memory is the input of keys and values, [B, 1, Sk, Config.Memory] of x's dtype; the
+	// zero Tensor means x.
+	Memory backend.Tensor
+	// Angles rotate queries, and keys unless there is a Memory, whose keys MemoryAngles
+	// rotate. When they are zero and the layer has a RoPE, it computes them for the
+	// positions 0, 1, 2, .., or those after the Cache's tokens. Layers whose rows have the
+	// same positions should share them.
+	Angles, MemoryAngles kernels.Angles
+	// Cache, unless nil, is for generation: the layer appends the keys and values of x to
+	// it and attends from x to all tokens of the cache. Options are then those of
+	// [kvcache.CallOptions]. Count is the number of rows of x that each sequence has; nil
+	// means all. After an error x may be appended already, see Lens.
+	Cache KVCache
+	Count []int
+}
+
+// Apply computes the layer's output for x and allocates it, for the caller to Release:
+//
+//	x [B, 1, S, M]    O [B, 1, S, M] of x's dtype
+//	LSE [B, H, S, 1] F32 and Weights [B, H, S, Sk] F32 when the options ask for them
+//
+// Errors as for [kernels.Device.Attention] and [kernels.Device.Rotate].
+func (l *MultiHeadAttention) Apply(ctx context.Context, x backend.Tensor, opt MultiHeadOptions) (kernels.Result, error) {
+	r, err := l.apply(ctx, x, opt)
+	if err != nil {
+		r.Release()
+		return kernels.Result{}, fmt.Errorf("multi-head attention: %w", err)
+	}
+	return r, nil
+}
+
+func (l *MultiHeadAttention) apply(ctx context.Context, x backend.Tensor, opt MultiHeadOptions) (r kernels.Result, err error) {
+	z := x
+	if !opt.Memory.IsZero() {
+		z = opt.Memory
+	}
+	d, err := l.dims(x, z)
+	if err != nil {
+		return r, err
+	}
+	// Validate before anything is computed.
+	var call *kernels.Call
+	if opt.Cache != nil {
+		err = l.checkCache(&d, &opt)
+	} else {
+		call, err = l.prepare(d, x.DType(), opt.Options)
+	}
+	if err != nil {
+		return r, err
+	}
+	q, k, v, err := l.in.apply(ctx, l.dev, x, z)
+	if err != nil {
+		return r, err
+	}
+	defer q.Release()
+	defer k.Release()
+	defer v.Release()
+	if err := l.rotate(ctx, q, k, &opt); err != nil {
+		return r, err
+	}
+	joined, err := l.dev.Alloc(ctx, x.DType(), backend.Shape{d.Batch, 1, d.SeqQ, d.Heads * d.ValueDim})
+	if err != nil {
+		return r, err
+	}
+	defer joined.Release()
+	var out kernels.Result
+	if out.O, err = splitHeads(joined, d.Heads); err != nil {
+		return r, err
+	}
+	rows := backend.Shape{d.Batch, d.Heads, d.SeqQ, 1}
+	if opt.LSE {
+		if r.LSE, err = l.dev.Alloc(ctx, backend.F32, rows); err != nil {
+			return r, err
+		}
+	}
+	rows[backend.Dim] = d.SeqK
+	if opt.Weights {
+		if r.Weights, err = l.dev.Alloc(ctx, backend.F32, rows); err != nil {
+			return r, err
+		}
+	}
+	out.LSE, out.Weights = r.LSE, r.Weights
+	if opt.Cache == nil {
+		if err = call.Rebind(q, k, v); err == nil {
+			err = call.RunInto(ctx, out)
+		}
+	} else if err = opt.Cache.Append(ctx, k, v, opt.Count); err == nil {
+		err = opt.Cache.AttentionInto(ctx, out, q, kvcache.CallOptions{Options: opt.Options, Count: opt.Count})
+	}
+	if err != nil {
+		return r, err
+	}
+	r.O, err = project(ctx, l.dev, "o", joined, l.wo, l.bo, 1)
+	return r, err
+}
+
+// dims checks the inputs and returns the lengths of the attention.
+func (l *MultiHeadAttention) dims(x, z backend.Tensor) (kernels.Dims, error) {
+	if err := checkFloat("x", x); err != nil {
+		return kernels.Dims{}, err
+	}
+	if err := checkFloat("memory", z); err != nil {
+		return kernels.Dims{}, err
+	}
+	c, xs, zs := l.config, x.Shape(), z.Shape()
+	if want := (backend.Shape{xs[0], 1, xs[2], c.Model}); xs != want {
+		return kernels.Dims{}, fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the layer's model size: %w", xs, c.Model, backend.ErrShape)
+	}
+	if want := (backend.Shape{xs[0], 1, zs[2], c.Memory}); zs != want {
+		return kernels.Dims{}, fmt.Errorf("memory (x without Options.Memory) has shape %v, it must be [%d, 1, Sk, %d], the batches of x and the layer's memory size: %w",
+			zs, xs[0], c.Memory, backend.ErrShape)
+	}
+	if x.DType() != z.DType() {
+		return kernels.Dims{}, fmt.Errorf("x is %v, memory is %v: they must have one dtype: %w", x.DType(), z.DType(), backend.ErrDType)
+	}
+	return kernels.Dims{Batch: xs[0], Heads: c.Heads, KVHeads: c.KVHeads, SeqQ: xs[2], SeqK: zs[2], Dim: c.HeadDim, ValueDim: c.ValueDim}, nil
+}
+
+// prepare prepares the call of lengths d before its operands are computed.
+func (l *MultiHeadAttention) prepare(d kernels.Dims, dtype backend.DType, opt kernels.Options) (*kernels.Call, error) {
+	if opt.CuQ != nil || opt.CuK != nil {
+		return nil, fmt.Errorf("CuQ or CuK is set, layers do not take packed sequences: %w", backend.ErrUnsupported)
+	}
+	var operands [3]backend.Tensor
+	for i, o := range [3]struct{ rows, heads, dim int }{{d.SeqQ, d.Heads, d.Dim}, {d.SeqK, d.KVHeads, d.Dim}, {d.SeqK, d.KVHeads, d.ValueDim}} {
+		t, err := backend.Meta(dtype, backend.Shape{d.Batch, 1, o.rows, o.heads * o.dim})
+		if err == nil {
+			operands[i], err = splitHeads(t, o.heads)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return l.dev.Prepare(operands[0], operands[1], operands[2], opt)
+}
+
+// checkCache checks that the layer can attend to a cache, and sets d.SeqK to the tokens of
+// its longest sequence, including the new ones.
+func (l *MultiHeadAttention) checkCache(d *kernels.Dims, opt *MultiHeadOptions) error {
+	if !opt.Memory.IsZero() {
+		return fmt.Errorf("Cache and Memory are both set: leave one of them out: %w", backend.ErrOption)
+	}
+	if opt.Cache.Rotates() && (l.config.RoPE != nil || opt.Angles != (kernels.Angles{})) {
+		return fmt.Errorf("the layer and its Cache would both rotate the keys: leave one RoPE out: %w", backend.ErrOption)
+	}
+	lens := opt.Cache.Lens()
+	if len(lens) != d.Batch {
+		return fmt.Errorf("x has %d batches, the Cache has %d sequences: they must be equally many: %w", d.Batch, len(lens), backend.ErrShape)
+	}
+	if opt.Count != nil && len(opt.Count) != d.Batch {
+		return fmt.Errorf("count has %d numbers, it must have one for each of %d sequences: %w", len(opt.Count), d.Batch, backend.ErrShape)
+	}
+	d.SeqK = 0
+	for b, n := range lens {
+		rows := d.SeqQ
+		if opt.Count != nil {
+			if rows = opt.Count[b]; rows < 0 || rows > d.SeqQ {
+				return fmt.Errorf("count[%d] is %d, x has %d rows: it must be 0 to %d: %w", b, rows, d.SeqQ, d.SeqQ, backend.ErrOption)
+			}
+		}
+		d.SeqK = max(d.SeqK, n+rows)
+	}
+	return nil
+}
+
+// rotate rotates q and k in place, by the angles of opt or those of the layer's RoPE.
+func (l *MultiHeadAttention) rotate(ctx context.Context, q, k backend.Tensor, opt *MultiHeadOptions) error {
+	forQ, made, err := l.angles(ctx, opt.Angles, q, opt.Cache)
+	if err != nil {
+		return err
+	}
+	defer made.Release()
+	forK := forQ
+	if !opt.Memory.IsZero() {
+		if forK, made, err = l.angles(ctx, opt.MemoryAngles, k, nil); err != nil {
+			return err
+		}
+		defer made.Release()
+	}
+	none := kernels.Angles{}
+	if forQ == none && forK == none {
+		return nil
+	}
+	if forQ == none || forK == none {
+		return fmt.Errorf("only one of Angles and MemoryAngles is set: give both or neither: %w", backend.ErrOption)
+	}
+	if err := l.dev.Rotate(ctx, q, q, forQ); err != nil {
+		return fmt.Errorf("q: %w", err)
+	}
+	if err := l.dev.Rotate(ctx, k, k, forK); err != nil {
+		return fmt.Errorf("k: %w", err)
+	}
+	return nil
+}
+
+// angles returns the angles of t: given, or new ones that the caller releases. Positions
+// continue those of a cache.
+func (l *MultiHeadAttention) angles(ctx context.Context, given kernels.Angles, t backend.Tensor, cache KVCache) (a, made kernels.Angles, err error) {
+	if given != (kernels.Angles{}) || l.config.RoPE == nil {
+		return given, made, nil
+	}
+	rows := t.Shape()[backend.Seq]
+	positions := Positions(0, rows)
+	if cache != nil {
+		positions = nil
+		for _, n := range cache.Lens() {
+			positions = append(positions, Positions(n, rows)...)
+		}
+	}
+	made, err = l.config.RoPE.Angles(ctx, l.dev, l.config.HeadDim, positions)
+	return made, made, err
+}

@@ -1,0 +1,135 @@
+package nn
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Projections are the linear layers before self-attention:
+//
+//	q = x·Wq + Bq    k = x·Wk + Bk    v = x·Wv + Bv
+//
+//	Wq [1, 1, M, Heads·D]    Wk [1, 1, M, KVHeads·D]    Wv [1, 1, M, KVHeads·Dv]
+//
+// M is the model size, the last length of x. A bias is [1, 1, 1, N] for a weight with N
+// columns, or the zero Tensor for none. All are in the device's memory, F32, F16 or BF16.
+type Projections struct {
+	Wq, Wk, Wv backend.Tensor
+	Bq, Bk, Bv backend.Tensor
+	// Heads is the number of heads in the columns of Wq; 0 means 1. KVHeads is that in
+	// the columns of Wk and Wv; 0 means Heads.
+	Heads, KVHeads int
+}
+
+// Apply computes q, k and v in the dtype of x and splits their columns into heads:
+//
+//	x [B, 1, S, M]    q [B, Heads, S, D]    k [B, KVHeads, S, D]    v [B, KVHeads, S, Dv]
+//
+// Each result is a view of [B, S, heads·D] memory, for the caller to Release.
+//
+// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device has no
+// projections.
+func (p Projections) Apply(ctx context.Context, dev *kernels.Device, x backend.Tensor) (q, k, v backend.Tensor, err error) {
+	if q, k, v, err = p.apply(ctx, dev, x, x); err != nil {
+		return q, k, v, fmt.Errorf("projections: %w", err)
+	}
+	return q, k, v, nil
+}
+
+// apply computes q from x, and k and v from z.
+func (p Projections) apply(ctx context.Context, dev *kernels.Device, x, z backend.Tensor) (q, k, v backend.Tensor, err error) {
+	heads, kvHeads := max(p.Heads, 1), p.KVHeads
+	if kvHeads == 0 {
+		kvHeads = heads
+	}
+	if p.Heads < 0 || kvHeads < 0 {
+		return q, k, v, fmt.Errorf("Heads is %d and KVHeads is %d, neither may be negative: %w", p.Heads, p.KVHeads, backend.ErrOption)
+	}
+	if q, err = project(ctx, dev, "q", x, p.Wq, p.Bq, heads); err == nil {
+		if k, err = project(ctx, dev, "k", z, p.Wk, p.Bk, kvHeads); err == nil {
+			v, err = project(ctx, dev, "v", z, p.Wv, p.Bv, kvHeads)
+		}
+	}
+	if err != nil {
+		q.Release()
+		k.Release()
+		return backend.Tensor{}, backend.Tensor{}, backend.Tensor{}, err
+	}
+	return q, k, v, nil
+}
+
+// project computes x·w + b and splits the columns into heads.
+func project(ctx context.Context, dev *kernels.Device, name string, x, w, b backend.Tensor, heads int) (backend.Tensor, error) {
+	none := backend.Tensor{}
+	if err := checkFloat("x", x); err != nil {
+		return none, err
+	}
+	if err := checkFloat("w"+name, w); err != nil {
+		return none, err
+	}
+	xs, ws := x.Shape(), w.Shape()
+	if xs[backend.Heads] != 1 {
+		return none, fmt.Errorf("x has shape %v, it must be [B, 1, S, M]: %w", xs, backend.ErrShape)
+	}
+	n := ws[backend.Dim]
+	if want := (backend.Shape{1, 1, xs[backend.Dim], n}); ws != want {
+		return none, fmt.Errorf("w%s has shape %v, x has %v: it must be [1, 1, %d, N]: %w", name, ws, xs, xs[backend.Dim], backend.ErrShape)
+	}
+	if n%heads != 0 {
+		return none, fmt.Errorf("w%s has %d columns, %d heads must divide them: %w", name, n, heads, backend.ErrShape)
+	}
+	y, err := dev.Alloc(ctx, x.DType(), backend.Shape{xs[backend.Batch], 1, xs[backend.Seq], n})
+	if err != nil {
+		return none, err
+	}
+	split, err := splitHeads(y, heads)
+	if err == nil {
+		err = dev.Project(ctx, y, x, w, b)
+	}
+	if err != nil {
+		y.Release()
+		return none, fmt.Errorf("%s: %w", name, err)
+	}
+	return split, nil
+}
+
+// checkFloat checks that t is there, is of a floating-point type and has no empty axis.
+func checkFloat(name string, t backend.Tensor) error {
+	if t.IsZero() {
+		return fmt.Errorf("%s is missing (the zero Tensor): %w", name, backend.ErrShape)
+	}
+	if !t.DType().Float() {
+		return fmt.Errorf("%s is %v, it must be f32, f16 or bf16: %w", name, t.DType(), backend.ErrDType)
+	}
+	if t.Shape().Elements() < 1 {
+		return fmt.Errorf("%s has shape %v: every length must be at least 1: %w", name, t.Shape(), backend.ErrShape)
+	}
+	return nil
+}
+
+// splitHeads returns [B, 1, S, heads·D] memory as [B, heads, S, D].
+func splitHeads(y backend.Tensor, heads int) (backend.Tensor, error) {
+	shape, st := y.Shape(), y.Strides()
+	d := shape[backend.Dim] / heads
+	return y.View(backend.Shape{shape[0], heads, shape[2], d}, backend.Strides{st[0], d * st[3], st[2], st[3]}, 0)
+}
+
+// SelfAttention computes attention of x [B, 1, S, M] with itself through p, for the caller
+// to Release:
+//
+//	O = softmax(scale·(x·Wq)(x·Wk)ᵀ + bias)·(x·Wv)    [B, Heads, S, Dv]
+//
+// Errors as for [Projections.Apply] and [kernels.Device.Attention].
+func SelfAttention(ctx context.Context, dev *kernels.Device, x backend.Tensor, p Projections, opt kernels.Options) (kernels.Result, error) {
+	q, k, v, err := p.Apply(ctx, dev, x)
+	if err != nil {
+		return kernels.Result{}, fmt.Errorf("self-attention: %w", err)
+	}
+	defer q.Release()
+	defer k.Release()
+	defer v.Release()
+	return dev.Attention(ctx, q, k, v, opt)
+}

@@ -1,0 +1,48 @@
+package nn_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
+)
+
+func TestProjectionsRefuse(t *testing.T) {
+	dev := onCPU(t)
+	plain := kernels.NewDevice(plainBackend{dev.Backend()})
+	tensor := func(s ...int) backend.Tensor {
+		shape := backend.Shape(s)
+		return upload(t, dev, make([]float32, shape.Elements()), shape)
+	}
+	x, w := tensor(2, 1, 5, 6), tensor(1, 1, 6, 8)
+	good := nn.Projections{Wq: w, Wk: w, Wv: w, Heads: 2}
+	with := func(f func(p *nn.Projections)) nn.Projections {
+		p := good
+		f(&p)
+		return p
+	}
+	for _, c := range []struct {
+		name string
+		dev  *kernels.Device
+		p    nn.Projections
+		x    backend.Tensor
+		want error
+		says string
+	}{
+		{"no projector", plain, good, x, backend.ErrUnsupported, "cpu"},
+		{"negative heads", dev, with(func(p *nn.Projections) { p.Heads = -1 }), x, backend.ErrOption, "Heads is -1"},
+		{"no weight", dev, with(func(p *nn.Projections) { p.Wk = backend.Tensor{} }), x, backend.ErrShape, "wk is missing"},
+		{"rows of a weight", dev, with(func(p *nn.Projections) { p.Wv = tensor(1, 1, 5, 8) }), x, backend.ErrShape, "wv has shape [1 1 5 8], x has [2 1 5 6]"},
+		{"columns of a weight", dev, with(func(p *nn.Projections) { p.Heads = 3 }), x, backend.ErrShape, "wq has 8 columns, 3 heads must divide them"},
+		{"a bias", dev, with(func(p *nn.Projections) { p.Bk = tensor(1, 1, 1, 6) }), x, backend.ErrShape, "k: project: bias has shape [1 1 1 6]"},
+		{"heads of x", dev, good, tensor(2, 2, 5, 6), backend.ErrShape, "x has shape [2 2 5 6], it must be [B, 1, S, M]"},
+		{"no x", dev, good, backend.Tensor{}, backend.ErrShape, "x is missing"},
+	} {
+		if _, _, _, err := c.p.Apply(t.Context(), c.dev, c.x); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.says)
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package nn
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// RoPE is a rotary position embedding (Su et al. 2021, RoFormer). In a row at position t,
+// pair i = (a, b) of its first R elements is rotated by the angle t·θ_i:
+//
+//	θ_i = Base^(-2i/R)    i = 0 .. R/2-1
+//	y_a = x_a·cos(t·θ_i) - x_b·sin(t·θ_i)    y_b = x_a·sin(t·θ_i) + x_b·cos(t·θ_i)
+//
+// The product of a rotated query and a rotated key depends only on the distance between
+// their positions. The zero value is Llama's embedding.
+type RoPE struct {
+	// Base is the base of the angles; 0 means 10000.
+	Base float64
+	// Dim is R, the number of elements to rotate: even, at most the head size; 0 means
+	// all. The others are unchanged (partial rotary embedding, as in GPT-J, GPT-NeoX and
+	// Phi).
+	Dim int
+	// Interleaved means that pair i is (2i, 2i+1), as in RoFormer and GPT-J. Otherwise it
+	// is (i, i+R/2), as in GPT-NeoX and Llama. Weights are trained for one of the two.
+	Interleaved bool
+}
+
+// Positions returns the positions from, from+1, .. of n rows, the same in each batch, for
+// [RoPE.Angles].
+func Positions(from, n int) [][]int {
+	ids := make([]int, max(n, 0))
+	for i := range ids {
+		ids[i] = from + i
+	}
+	return [][]int{ids}
+}
+
+// Angles returns the rotation angles of rows at positions, for the caller to Release:
+//
+//	positions [B or 1][S]    Cos, Sin [B or 1, 1, S, R/2]
+//
+// headDim is the head size of the rotated tensor. The host computes the angles in float64
+// and rounds their cosines and sines to float32. Every backend therefore rotates by the
+// same numbers, at position 1,000,000 as exactly as at 1.
+//
+// Errors: ErrOption for a base, Dim or position out of range, ErrShape for no positions or
+// lists of different lengths, and the backend's.
+func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (kernels.Angles, error) {
+	a, err := r.angles(ctx, dev, headDim, positions)
+	if err != nil {
+		a.Release()
+		return kernels.Angles{}, fmt.Errorf("rope: %w", err)
+	}
+	return a, nil
+}
+
+func (r *RoPE) angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (a kernels.Angles, err error) {
+	theta, err := r.frequencies(headDim)
+	if err != nil {
+		return a, err
+	}
+	if len(positions) == 0 || len(positions[0]) == 0 {
+		return a, fmt.Errorf("there are no positions, each row needs one: %w", backend.ErrShape)
+	}
+	seq, pairs := len(positions[0]), len(theta)
+	shape := backend.Shape{len(positions), 1, seq, pairs}
+	if shape.Elements() < 0 {
+		return a, fmt.Errorf("%d batches of %d positions for %d pairs are too many: %w", len(positions), seq, pairs, backend.ErrShape)
+	}
+	cos, sin := make([]float32, shape.Elements()), make([]float32, shape.Elements())
+	at := 0
+	for b, ids := range positions {
+		if len(ids) != seq {
+			return a, fmt.Errorf("batch %d has %d positions, batch 0 has %d: they must be equally many: %w", b, len(ids), seq, backend.ErrShape)
+		}
+		if err := ctx.Err(); err != nil {
+			return a, err
+		}
+		for i, t := range ids {
+			if t < -maxLength || t > maxLength {
+				return a, fmt.Errorf("position %d of batch %d is %d, it must lie within ±%d: %w", i, b, t, maxLength, backend.ErrOption)
+			}
+			for _, f := range theta {
+				s, c := math.Sincos(float64(t) * f)
+				cos[at], sin[at] = float32(c), float32(s)
+				at++
+			}
+		}
+	}
+	a.Interleaved = r.Interleaved
+	if a.Cos, err = dev.FromFloat32(ctx, backend.F32, cos, shape); err != nil {
+		return a, err
+	}
+	a.Sin, err = dev.FromFloat32(ctx, backend.F32, sin, shape)
+	return a, err
+}
+
+// frequencies returns θ of each pair.
+func (r *RoPE) frequencies(headDim int) ([]float64, error) {
+	if r == nil {
+		return nil, fmt.Errorf("the *RoPE is nil: %w", backend.ErrOption)
+	}
+	base, dim := r.Base, r.Dim
+	if base == 0 {
+		base = 10000
+	}
+	if !(base > 0) || !finite(base) {
+		return nil, fmt.Errorf("base is %v, it must be a positive number: %w", r.Base, backend.ErrOption)
+	}
+	if dim == 0 {
+		dim = headDim
+	}
+	if dim < 2 || dim%2 != 0 || dim > headDim {
+		return nil, fmt.Errorf("dim is %d, it must be even and 2 to the head size %d: %w", dim, headDim, backend.ErrOption)
+	}
+	theta := make([]float64, dim/2)
+	for i := range theta {
+		theta[i] = math.Pow(base, -2*float64(i)/float64(dim))
+		if !finite(theta[i] * maxLength) {
+			return nil, fmt.Errorf("base is %v, at which angles overflow: %w", r.Base, backend.ErrOption)
+		}
+	}
+	return theta, nil
+}
+
+// maxLength keeps positions within int32 on every device.
+const maxLength = 1 << 30
+
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

@@ -1,0 +1,166 @@
+package nn
+
+import (
+	"archive/zip"
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"slices"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/npy"
+)
+
+// LoadWeights reads the weights of a layer from the .npy files in files: a folder by
+// [os.DirFS], or an .npz archive by [zip.OpenReader]. The arrays are named wq, wk, wv, wo
+// and, with Bias, bq, bk, bv, bo. A weight has the axes (rows, columns) of
+// [MultiHeadWeights], a bias has one axis. Elements are f2, f4 or f8 in C order. Other
+// files are ignored.
+//
+// Errors: ErrFile for a file that is damaged or missing, ErrShape and ErrDType for an
+// array that does not match c, ErrOption for the config, and those of files.
+func (c MultiHeadConfig) LoadWeights(files fs.FS) (MultiHeadWeights, error) {
+	w, err := c.loadWeights(files)
+	if err != nil {
+		return MultiHeadWeights{}, fmt.Errorf("weights: %w", err)
+	}
+	return w, nil
+}
+
+func (c MultiHeadConfig) loadWeights(files fs.FS) (w MultiHeadWeights, err error) {
+	if c, err = c.withDefaults(); err != nil {
+		return w, err
+	}
+	for _, p := range w.named() {
+		name := p.name + ".npy"
+		f, err := files.Open(name)
+		switch missing := errors.Is(err, fs.ErrNotExist); {
+		case missing && p.bias && !c.Bias:
+			continue
+		case missing:
+			return w, fmt.Errorf("there is no %s: %w: %w", name, err, backend.ErrFile)
+		case err != nil:
+			return w, err
+		case p.bias && !c.Bias:
+			f.Close()
+			return w, fmt.Errorf("there is a %s, but the config has no Bias: %w", name, backend.ErrShape)
+		}
+		*p.t, err = readWeight(f, c.shapeOf(p.name), p.bias)
+		f.Close()
+		if err != nil {
+			return w, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return w, nil
+}
+
+// readWeight reads an array of the given shape, which has one axis for a bias, else two.
+func readWeight(f fs.File, shape backend.Shape, bias bool) (backend.Tensor, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return backend.Tensor{}, err
+	}
+	if !info.Mode().IsRegular() {
+		return backend.Tensor{}, fmt.Errorf("not a regular file: %w", backend.ErrFile)
+	}
+	h, r, err := npy.Open(f, info.Size())
+	if err != nil {
+		return backend.Tensor{}, fmt.Errorf("%w: %w", err, backend.ErrFile)
+	}
+	if want := axes(shape, bias); !slices.Equal(h.Shape, want) {
+		return backend.Tensor{}, fmt.Errorf("shape is %v, for the config it must be %v (PyTorch's Linear stores the transpose): %w", h.Shape, want, backend.ErrShape)
+	}
+	if h.Kind != 'f' {
+		return backend.Tensor{}, fmt.Errorf("elements are %s, they must be f2, f4 or f8: %w", h.TypeName(), backend.ErrDType)
+	}
+	data := make([]float32, h.Count)
+	raw := make([]byte, min(h.Count, weightChunk)*h.Size)
+	for at := 0; at < h.Count; at += weightChunk {
+		part := data[at:min(at+weightChunk, h.Count)]
+		if _, err := io.ReadFull(r, raw[:len(part)*h.Size]); err != nil {
+			return backend.Tensor{}, fmt.Errorf("%w: %w", err, backend.ErrFile)
+		}
+		if n := h.Float32s(part, raw); n > 0 {
+			return backend.Tensor{}, fmt.Errorf("%d or more numbers are out of the range of float32: %w", n, backend.ErrDType)
+		}
+	}
+	// An archive verifies its checksum at the end of the file.
+	if _, err := io.Copy(io.Discard, r); err != nil {
+		return backend.Tensor{}, fmt.Errorf("%w: %w", err, backend.ErrFile)
+	}
+	return backend.HostF32(data, shape)
+}
+
+// weightChunk is the number of elements converted at a time: 256 KiB of f4.
+const weightChunk = 64 << 10
+
+// axes returns the shape of an array in a file.
+func axes(shape backend.Shape, bias bool) []int {
+	if bias {
+		return shape[backend.Dim:]
+	}
+	return shape[backend.Seq:]
+}
+
+// WriteNPZ writes w to an .npz archive, as numpy.savez does and
+// [MultiHeadConfig.LoadWeights] reads.
+//
+// Errors: ErrShape, ErrDType and ErrReleased for weights that are not as in
+// [MultiHeadWeights], found before anything is written, and those of to.
+func (w MultiHeadWeights) WriteNPZ(to io.Writer) error {
+	if err := w.writeNPZ(to); err != nil {
+		return fmt.Errorf("weights: %w", err)
+	}
+	return nil
+}
+
+func (w MultiHeadWeights) writeNPZ(to io.Writer) error {
+	var data [8][]float32
+	for i, p := range w.named() {
+		if p.t.IsZero() {
+			continue
+		}
+		if !p.t.IsContiguous() {
+			return fmt.Errorf("%s has strides %v, weights must be contiguous: %w", p.name, p.t.Strides(), backend.ErrShape)
+		}
+		all, err := p.t.Float32s()
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		data[i] = all[:p.t.Shape().Elements()]
+	}
+	archive := zip.NewWriter(to)
+	for i, p := range w.named() {
+		if data[i] == nil {
+			continue
+		}
+		f, err := archive.CreateHeader(&zip.FileHeader{Name: p.name + ".npy", Method: zip.Store})
+		if err != nil {
+			return err
+		}
+		if err := writeArray(f, axes(p.t.Shape(), p.bias), data[i]); err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+	}
+	return archive.Close()
+}
+
+// writeArray writes a .npy file.
+func writeArray(f io.Writer, shape []int, data []float32) error {
+	b := bufio.NewWriterSize(f, 4*weightChunk)
+	if _, err := b.WriteString(npy.Head("<f4", shape)); err != nil {
+		return err
+	}
+	var word [4]byte
+	for _, x := range data {
+		binary.LittleEndian.PutUint32(word[:], math.Float32bits(x))
+		if _, err := b.Write(word[:]); err != nil {
+			return err
+		}
+	}
+	return b.Flush()
+}

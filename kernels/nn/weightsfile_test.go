@@ -1,0 +1,259 @@
+package nn_test
+
+import (
+	"archive/zip"
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	npyio "github.com/sbinet/npyio/npy"
+	"github.com/sbinet/npyio/npz"
+	"gonum.org/v1/gonum/mat"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/nn"
+	"github.com/seed90331342/attn/kernels/npy"
+)
+
+// small is a layer whose weights all have different shapes.
+var small = nn.MultiHeadConfig{Model: 6, Memory: 4, Heads: 2, ValueDim: 5, Bias: true}
+
+// fresh returns new weights with biases that are not 0.
+func fresh(t *testing.T, seed uint64) nn.MultiHeadWeights {
+	t.Helper()
+	w, err := small.Initialise(nn.Initialiser{Seed: seed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, b := range numbers(t, w)[4:] {
+		for j := range b {
+			b[j] = float32(100*i + j)
+		}
+	}
+	return w
+}
+
+// numbers returns the elements of the weights, nil for those that are absent.
+func numbers(t *testing.T, w nn.MultiHeadWeights) (all [][]float32) {
+	t.Helper()
+	for _, x := range []backend.Tensor{w.Wq, w.Wk, w.Wv, w.Wo, w.Bq, w.Bk, w.Bv, w.Bo} {
+		var data []float32
+		if !x.IsZero() {
+			var err error
+			if data, err = x.Float32s(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all = append(all, data)
+	}
+	return all
+}
+
+func same(a, b [][]float32) bool {
+	return slices.EqualFunc(a, b, func(x, y []float32) bool { return slices.Equal(x, y) })
+}
+
+// archived returns the archive of w.
+func archived(t *testing.T, w nn.MultiHeadWeights) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := w.WriteNPZ(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// unzip returns the files of an archive.
+func unzip(t *testing.T, archive []byte) *zip.Reader {
+	t.Helper()
+	z, err := zip.NewReader(bytes.NewReader(archive), int64(len(archive)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return z
+}
+
+// folder returns the files of an archive as a folder has them.
+func folder(t *testing.T, archive []byte) fstest.MapFS {
+	t.Helper()
+	files, z := fstest.MapFS{}, unzip(t, archive)
+	for _, f := range z.File {
+		data, err := fs.ReadFile(z, f.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[f.Name] = &fstest.MapFile{Data: data}
+	}
+	return files
+}
+
+// TestWeightsRoundTrip writes weights and loads them from the archive and from a folder
+// with its files.
+func TestWeightsRoundTrip(t *testing.T) {
+	w := fresh(t, 1)
+	archive := archived(t, w)
+	names := slices.Sorted(maps.Keys(folder(t, archive)))
+	if want := []string{"bk.npy", "bo.npy", "bq.npy", "bv.npy", "wk.npy", "wo.npy", "wq.npy", "wv.npy"}; !slices.Equal(names, want) {
+		t.Errorf("the archive has %v", names)
+	}
+	for name, files := range map[string]fs.FS{"archive": unzip(t, archive), "folder": folder(t, archive)} {
+		got, err := small.LoadWeights(files)
+		if err != nil || !same(numbers(t, got), numbers(t, w)) || got.Wv.Shape() != (backend.Shape{1, 1, 4, 10}) || got.Bv.Shape() != (backend.Shape{1, 1, 1, 10}) {
+			t.Errorf("%s: loaded %v, %v", name, got, err)
+		}
+	}
+}
+
+// TestWeightsOfOthers: npyio reads our archives, and we load the archives that it writes,
+// also those of f8.
+func TestWeightsOfOthers(t *testing.T) {
+	w := fresh(t, 3)
+	archive := archived(t, w)
+	r, err := npz.NewReader(bytes.NewReader(archive), int64(len(archive)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := numbers(t, w)
+	theirs := map[string]any{}
+	for i, name := range []string{"wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo"} {
+		var got []float32
+		if err := r.Read(name+".npy", &got); err != nil || !slices.Equal(got, all[i]) {
+			t.Errorf("%s: npyio reads %v, %v", name, got, err)
+		}
+		shape := r.Header(name + ".npy").Descr.Shape
+		wide := make([]float64, len(got))
+		for i, x := range got {
+			wide[i] = float64(x)
+		}
+		if len(shape) == 2 {
+			theirs[name+".npy"] = mat.NewDense(shape[0], shape[1], wide)
+		} else {
+			theirs[name+".npy"] = got
+		}
+	}
+	path := filepath.Join(t.TempDir(), "theirs.npz")
+	if err := npz.Write(path, theirs); err != nil {
+		t.Fatal(err)
+	}
+	files, err := zip.OpenReader(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer files.Close()
+	if got, err := small.LoadWeights(files); err != nil || !same(numbers(t, got), all) {
+		t.Errorf("loaded %v, %v", got, err)
+	}
+}
+
+func TestLoadWeightsRefuses(t *testing.T) {
+	archive := archived(t, fresh(t, 1))
+	good := folder(t, archive)
+	flipped := slices.Clone(archive)
+	at := bytes.Index(flipped, []byte("\x93NUMPY")) + 128 + 9 // in the data of wq
+	flipped[at] ^= 1
+	none := small
+	none.Bias = false
+	wide := small
+	wide.Memory = 5
+	// with returns the good files with other data in one of them, or without it.
+	with := func(name string, data []byte) fs.FS {
+		files := maps.Clone(good)
+		delete(files, name)
+		if data != nil {
+			files[name] = &fstest.MapFile{Data: data}
+		}
+		return files
+	}
+	array := func(x any) []byte {
+		var b bytes.Buffer
+		if err := npyio.Write(&b, x); err != nil {
+			t.Fatal(err)
+		}
+		return b.Bytes()
+	}
+	inside := maps.Clone(good)
+	inside["wq.npy"] = &fstest.MapFile{Mode: fs.ModeDir}
+	for _, c := range []struct {
+		name   string
+		config nn.MultiHeadConfig
+		files  fs.FS
+		want   error
+		says   string
+	}{
+		{"config", nn.MultiHeadConfig{}, good, backend.ErrOption, "Model is 0"},
+		{"no files", small, fstest.MapFS{}, backend.ErrFile, "there is no wq.npy"},
+		{"a bit flipped", small, unzip(t, flipped), backend.ErrFile, "wq.npy: zip: checksum error"},
+		{"an array missing", small, with("wo.npy", nil), backend.ErrFile, "there is no wo.npy"},
+		{"a bias missing", small, with("bk.npy", nil), backend.ErrFile, "there is no bk.npy"},
+		{"biases too many", none, good, backend.ErrShape, "there is a bq.npy, but the config has no Bias"},
+		{"shape", wide, good, backend.ErrShape, "wk.npy: shape is [4 6], for the config it must be [5 6]"},
+		{"axes", small, with("bq.npy", array(mat.NewDense(1, 6, nil))), backend.ErrShape, "bq.npy: shape is [1 6], for the config it must be [6]"},
+		{"type", small, with("bq.npy", array(make([]bool, 6))), backend.ErrDType, "bq.npy: elements are bool"},
+		{"integers", small, with("bq.npy", array(make([]int32, 6))), backend.ErrFile, "bq.npy: elements are \"<i4\""},
+		{"beyond float32", small, with("bq.npy", array([]float64{0, 1, 2, 3, 4, 1e200})), backend.ErrDType, "bq.npy: 1 or more numbers are out of the range of float32"},
+		{"truncated", small, with("bq.npy", array(make([]float32, 6))[:90]), backend.ErrFile, "bq.npy: truncated"},
+		{"text", small, with("bq.npy", []byte("0 0 0 0 0 0")), backend.ErrFile, "bq.npy: not a .npy file"},
+		{"larger than memory", small, with("bq.npy", []byte(npy.Head("<f4", []int{1 << 40}))), backend.ErrFile, "bq.npy: truncated"},
+		{"a folder", small, inside, backend.ErrFile, "wq.npy: not a regular file"},
+	} {
+		if _, err := c.config.LoadWeights(c.files); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.says)
+		}
+	}
+}
+
+// full is a file that has room for n bytes.
+type full struct{ n int }
+
+func (f *full) Write(p []byte) (int, error) {
+	if f.n -= len(p); f.n < 0 {
+		return 0, io.ErrShortWrite
+	}
+	return len(p), nil
+}
+
+// TestWriteRefuses: wrong weights are found before anything is written, and errors of the
+// writer are returned.
+func TestWriteRefuses(t *testing.T) {
+	released, turned, half := fresh(t, 2), fresh(t, 3), fresh(t, 4)
+	released.Wo.Release()
+	var err error
+	if turned.Wv, err = turned.Wv.Swap(backend.Seq, backend.Dim); err != nil {
+		t.Fatal(err)
+	}
+	if half.Bq, err = backend.AllocHost(backend.F16, half.Bq.Shape()); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		w    nn.MultiHeadWeights
+		want error
+		says string
+	}{
+		{"released", released, backend.ErrReleased, "wo"},
+		{"strides", turned, backend.ErrShape, "wv has strides"},
+		{"type", half, backend.ErrDType, "bq: tensor is f16"},
+	} {
+		var b bytes.Buffer
+		if err := c.w.WriteNPZ(&b); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) || b.Len() > 0 {
+			t.Errorf("%s: error is %v after %d bytes, should be %v and contain %q", c.name, err, b.Len(), c.want, c.says)
+		}
+	}
+	w := fresh(t, 1)
+	size := len(archived(t, w))
+	for _, n := range []int{0, 1, size / 2, size - 1} {
+		if err := w.WriteNPZ(&full{n}); !errors.Is(err, io.ErrShortWrite) {
+			t.Errorf("room for %d of %d bytes: error is %v", n, size, err)
+		}
+	}
+	if err := w.WriteNPZ(&full{size}); err != nil {
+		t.Errorf("room for all %d bytes: %v", size, err)
+	}
+}
