@@ -1,13 +1,16 @@
-# make test    everything that must hold: formatting, vet, staticcheck, all tests with
-#              cgo, gpu and kernels again without, the race detector
-# make bench   the main job: attention on every backend, with its ceiling beside it
-# make build   one binary, ./attn
-# make update  refresh golden files and generated assembly
+# make test      what must hold before a commit: formatting, vet, staticcheck, the suite once
+# make test-all  what repeats it: every kernel variant, the second provider, races, arm64
+# make bench     the main job: attention on every backend, with its ceiling in the same run
+# make build     one binary, ./attn
+# make update    refresh golden files and generated code
 
-.PHONY: test bench build update
+.PHONY: test test-all bench build update
 
 test:
 	@sh .ci/test
+
+test-all:
+	@sh .ci/test-all
 
 bench:
 	go run ./cmd/attn bench
@@ -17,4 +20,5 @@ build:
 
 update:
 	cd cpu/internal/peak && go generate ./...
+	go generate ./shaders/...
 	go test ./cmd/... -update
