@@ -37,6 +37,9 @@ var all = struct {
 
 // TestConformanceOfCuts runs the suite with limits that cut everything.
 func TestConformanceOfCuts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: TestCutsChangeNoBit compares calls that are cut with whole ones")
+	}
 	backendtest.Run(t, backendtest.Harness{
 		PairsEvery: 4,
 		Lowered:    true,

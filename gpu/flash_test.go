@@ -19,6 +19,9 @@ func plainOnly(flashShape) (flashVariant, string) { return flashVariant{}, "aske
 // TestConformanceOfPlain runs the suite on the plain kernel, and compares the
 // register-tiled one with it on drawn problems, within both bounds.
 func TestConformanceOfPlain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: TestVariantsGiveTheSameBits compares the plain kernel with the one that the suite runs on")
+	}
 	backendtest.Run(t, backendtest.Harness{
 		PairsEvery: 4,
 		Open: func(t testing.TB) backend.Backend {
