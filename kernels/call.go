@@ -2,102 +2,404 @@ package kernels
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"sync"
 
 	"github.com/seed90331342/attn/backend"
 )
 
-// Call is a prepared attention call: validated once, run any number of times. It is
-// for one goroutine at a time.
-type Call struct {
-	d       *Device
-	q, k, v backend.Tensor
-	opt     Options
-	dims    Dims
+// Result holds the results of an attention call, in device memory.
+type Result struct {
+	// O is the output, [B, H, Sq, Dv].
+	O backend.Tensor
+	// LSE is log Σ exp(score) of each row, [B, H, Sq, 1] F32, if requested.
+	LSE backend.Tensor
+	// Weights are the softmax weights, [B, H, Sq, Sk] F32, if requested.
+	Weights backend.Tensor
 }
 
-// Prepare validates a call and returns it. q, k and v may be [backend.Meta] tensors,
-// which Plan and Warmup take. Errors as for [Device.Attention].
-func (d *Device) Prepare(q, k, v backend.Tensor, opt Options) (*Call, error) {
-	c := &Call{d: d, q: q, k: k, v: v, opt: opt}
-	var err error
-	if c.packed() {
-		_, _, err = plannedVarlen(q, k, v, opt.CuQ, opt.CuK, &opt)
-	} else {
-		_, _, _, err = planned(q, k, v, &opt)
+// Release frees all tensors of r.
+func (r Result) Release() {
+	r.O.Release()
+	r.LSE.Release()
+	r.Weights.Release()
+}
+
+// Attention computes softmax(scale·Q·Kᵀ + bias)·V and allocates the result, for the
+// caller to Release:
+//
+//	q [B, H, Sq, D]    k [B, Hkv, Sk, D]    v [B, Hkv, Sk, Dv]    O [B, H, Sq, Dv]
+//
+// Hkv divides H: query head h reads key and value head h/(H/Hkv). q is F32, F16 or BF16,
+// and so is O; k and v have one dtype of these or Q8. Strides are arbitrary. The fused
+// kernels follow Dao et al. 2022 (FlashAttention).
+//
+// Errors: ErrShape, ErrDType, ErrOption and ErrUnsupported name the argument and the
+// rule; ErrDevice, ErrReleased, ErrMemory, ErrUnsupported, ErrDeviceLost and context
+// errors come from the backend.
+func (d *Device) Attention(ctx context.Context, q, k, v backend.Tensor, opt Options) (Result, error) {
+	c := callPool.Get().(*Call)
+	defer c.recycle()
+	if err := c.prepare(d, q, k, v, opt); err != nil {
+		return Result{}, fmt.Errorf("attention: %w", err)
 	}
-	if err != nil {
+	return c.Run(ctx)
+}
+
+var callPool = sync.Pool{New: func() any { return new(Call) }}
+
+// recycle puts c into the pool without the memory that it refers to.
+func (c *Call) recycle() {
+	clear(c.subs)
+	*c = Call{subs: c.subs[:0], calls: c.calls[:0]}
+	callPool.Put(c)
+}
+
+// Call is a prepared attention call: validated once, it can run any number of times, also
+// with other operands ([Call.Rebind]) and numbers of keys ([Call.SetKLen]). A Call is not
+// safe for concurrent use.
+type Call struct {
+	dev     *Device
+	opt     Options
+	q, k, v backend.Tensor
+	dims    Dims
+	// problem is the canonical problem of the call, unless sequences are packed, and keys
+	// how many keys take part in it.
+	problem backend.Problem
+	keys    int
+	// subs are the backend calls that compute the call; each row belongs to one.
+	subs  []subcall
+	calls []*backend.Call // of subs
+	klen  [2][]int        // buffers of SetKLen: one free, one in use
+}
+
+// subcall is the backend call of a region of the scores.
+type subcall struct {
+	region
+	backend.Call
+}
+
+// Prepare validates an attention call and returns it. The operands may be [backend.Meta]
+// tensors, which Plan and Warmup accept. The slices in opt must not change while the Call
+// is used. The errors are the validation errors of [Device.Attention].
+func (d *Device) Prepare(q, k, v backend.Tensor, opt Options) (*Call, error) {
+	c := new(Call)
+	if err := c.prepare(d, q, k, v, opt); err != nil {
 		return nil, fmt.Errorf("attention: %w", err)
 	}
-	c.dims, err = pagedDims(q, k, v, opt.Pages)
-	return c, err
+	return c, nil
+}
+
+func (c *Call) prepare(d *Device, q, k, v backend.Tensor, opt Options) error {
+	c.dev, c.opt = d, opt
+	c.q, c.k, c.v = q, k, v
+	var err error
+	if c.dims, err = operandDims(q, k, v, opt.Pages); err != nil {
+		return err
+	}
+	if err := c.checkPath(opt.Weights); err != nil {
+		return err
+	}
+	if c.packed() {
+		err = c.addSequences()
+	} else {
+		err = c.addAll()
+	}
+	for i := range c.subs {
+		c.calls = append(c.calls, &c.subs[i].Call)
+	}
+	return err
 }
 
 func (c *Call) packed() bool { return c.opt.CuQ != nil || c.opt.CuK != nil }
 
-// Dims returns the lengths of the call.
-func (c *Call) Dims() Dims { return c.dims }
-
-// Plan returns how the device would run the call.
-func (c *Call) Plan(ctx context.Context) (backend.Plan, error) {
-	if c.packed() {
-		return PlanVarlen(c.d.be, c.q, c.k, c.v, c.opt.CuQ, c.opt.CuK, c.opt)
+// checkPath refuses options that the call cannot have, with or without weights.
+func (c *Call) checkPath(weights bool) error {
+	on := Path(0)
+	if weights {
+		on = WeightsPath
+		if c.k.DType() == backend.Q8 {
+			return fmt.Errorf("weights are requested, but k is q8, which the stages do not take: %w", backend.ErrUnsupported)
+		}
 	}
-	return Plan(c.d.be, c.q, c.k, c.v, c.opt)
-}
-
-// Warmup compiles what the call needs and runs nothing.
-func (c *Call) Warmup(ctx context.Context) error {
 	if c.packed() {
-		return WarmupVarlen(ctx, c.d.be, c.q, c.k, c.v, c.opt.CuQ, c.opt.CuK, c.opt)
+		on |= PackedPath
 	}
-	return Warmup(ctx, c.d.be, c.q, c.k, c.v, c.opt)
+	if on == 0 || weights == c.opt.Weights {
+		return c.opt.CheckPath(on)
+	}
+	opt := c.opt
+	opt.Weights = weights
+	return opt.CheckPath(on)
 }
 
-// Run computes the call and allocates the result, for the caller to Release.
-func (c *Call) Run(ctx context.Context) (Result, error) {
-	return c.d.Attention(ctx, c.q, c.k, c.v, c.opt)
+// addAll validates the options and appends the subcalls of a call that is not packed.
+func (c *Call) addAll() error {
+	p, err := c.opt.problem(c.dims)
+	if err != nil {
+		return err
+	}
+	if c.opt.Resume != nil && p.regions != nil {
+		return fmt.Errorf("resume is set with a prefix, segments or offsets that need several calls: %w", backend.ErrOption)
+	}
+	c.problem, c.keys = p.Problem, p.dims.SeqK
+	if err := c.all().CheckPages(); err != nil {
+		return err
+	}
+	return c.add(&p, 0, 0)
 }
 
-// RunInto computes the call into preallocated outputs: out.O, of q's dtype or F32, and
-// out.LSE and out.Weights unless they are the zero Tensor. It does not allocate.
-func (c *Call) RunInto(ctx context.Context, out Result) error {
-	if c.packed() {
-		_, calls, _, err := varlen(out, c.q, c.k, c.v, c.opt.CuQ, c.cuK(), &c.opt)
+// all returns the call with all its operands, before it is cut.
+func (c *Call) all() *backend.Call {
+	return &backend.Call{Q: c.q, K: c.k, V: c.v, Problem: c.problem, Pages: c.opt.Pages}
+}
+
+// add appends the subcalls of p, whose first row and key are row and key of the call.
+func (c *Call) add(p *problem, row, key int) error {
+	whole := [1]region{wholeRegion(p.dims)}
+	regions := p.regions
+	if regions == nil {
+		regions = whole[:]
+	}
+	for _, x := range regions {
+		own, err := p.cut(x)
 		if err != nil {
 			return err
 		}
-		return attendAll(ctx, c.d.be, calls)
+		pages, err := x.pages(c.opt.Pages, c.k.Shape()[backend.Seq])
+		if err != nil {
+			return err
+		}
+		x.lo[backend.Seq], x.hi[backend.Seq] = x.lo[backend.Seq]+row, x.hi[backend.Seq]+row
+		x.lo[backend.Dim], x.hi[backend.Dim] = x.lo[backend.Dim]+key, x.hi[backend.Dim]+key
+		c.subs = append(c.subs, subcall{x, backend.Call{Problem: own, Pages: pages, Resume: c.opt.Resume}})
+		if err := c.subs[len(c.subs)-1].bind(c); err != nil {
+			return err
+		}
 	}
-	return AttentionInto(ctx, c.d.be, out, c.q, c.k, c.v, c.opt)
+	return nil
 }
 
-func (c *Call) cuK() []int {
-	if c.opt.CuK == nil {
-		return c.opt.CuQ
-	}
-	return c.opt.CuK
+// bind sets the inputs of s to its parts of c's.
+func (s *subcall) bind(c *Call) error {
+	var cut slicer
+	s.Q = cut.rows(c.q, &s.region)
+	s.K = cut.keys(c.k, c.dims, &s.region, s.Pages != nil)
+	s.V = cut.keys(c.v, c.dims, &s.region, s.Pages != nil)
+	return cut.err
 }
 
-// Check recomputes rows of out, a result of the call, in float64.
-func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (CheckReport, error) {
-	if c.packed() {
-		return CheckVarlen(ctx, c.d.be, c.q, c.k, c.v, c.opt.CuQ, c.opt.CuK, out, c.opt, opt)
+// bindOutputs sets the outputs of the subcalls to their parts of out.
+func (c *Call) bindOutputs(out Result) error {
+	var cut slicer
+	for i := range c.subs {
+		s := &c.subs[i]
+		s.O, s.LSE = cut.rows(out.O, &s.region), cut.rows(out.LSE, &s.region)
 	}
-	return Check(ctx, c.d.be, c.q, c.k, c.v, out, c.opt, opt)
+	return cut.err
 }
 
-// Rebind gives the call other operands of the same shapes, strides and dtypes.
+// unbindOutputs drops the outputs, so that c does not keep their memory reachable.
+func (c *Call) unbindOutputs() {
+	for i := range c.subs {
+		c.subs[i].O, c.subs[i].LSE = backend.Tensor{}, backend.Tensor{}
+	}
+}
+
+// Dims returns the lengths of the call.
+func (c *Call) Dims() Dims { return c.dims }
+
+// Rebind replaces the operands by others of the same shapes, strides and dtypes. It does not
+// allocate. When they differ it changes nothing and returns ErrShape or ErrDType.
 func (c *Call) Rebind(q, k, v backend.Tensor) error {
 	for _, o := range [3]struct {
 		name    string
 		is, was backend.Tensor
 	}{{"q", q, c.q}, {"k", k, c.k}, {"v", v, c.v}} {
-		if o.is.Shape() != o.was.Shape() || o.is.Strides() != o.was.Strides() || o.is.DType() != o.was.DType() {
-			return fmt.Errorf("rebind: %s is %v %v with strides %v, the call was prepared for %v %v with strides %v: %w", o.name,
-				o.is.DType(), o.is.Shape(), o.is.Strides(), o.was.DType(), o.was.Shape(), o.was.Strides(), backend.ErrShape)
+		switch {
+		case o.is.DType() != o.was.DType():
+			return fmt.Errorf("rebind: %s is %v, the call was prepared for %v: %w", o.name, o.is.DType(), o.was.DType(), backend.ErrDType)
+		case o.is.Shape() != o.was.Shape() || o.is.Strides() != o.was.Strides():
+			return fmt.Errorf("rebind: %s has shape %v and strides %v, the call was prepared for %v and %v: %w",
+				o.name, o.is.Shape(), o.is.Strides(), o.was.Shape(), o.was.Strides(), backend.ErrShape)
 		}
 	}
 	c.q, c.k, c.v = q, k, v
+	for i := range c.subs {
+		if err := c.subs[i].bind(c); err != nil {
+			return fmt.Errorf("rebind: %w", err)
+		}
+	}
+	return nil
+}
+
+// SetKLen replaces Options.KLen and Options.Offsets, as a step of decoding over a growing
+// cache does: k and v then have room for all keys, and the rest of the call stays valid.
+// With Pages it reads the table again. It does not allocate while one backend call computes
+// the call. After an error, which is one of Prepare's, the call is as before.
+func (c *Call) SetKLen(klen, offsets []int) error {
+	opt := c.opt
+	opt.KLen, opt.Offsets = klen, offsets
+	one := len(c.subs) == 1 && c.subs[0].region == wholeRegion(c.dims) && !c.packed() &&
+		opt.Prefix == nil && opt.QSegments == nil && !opt.offsetsDiffer(c.dims)
+	if !one {
+		next := Call{klen: c.klen}
+		if err := next.prepare(c.dev, c.q, c.k, c.v, opt); err != nil {
+			return fmt.Errorf("klen: %w", err)
+		}
+		*c = next
+		return nil
+	}
+	if len(c.klen[0]) != c.dims.Batch {
+		c.klen[0] = make([]int, c.dims.Batch)
+	}
+	visible, err := opt.visibility(c.dims, c.klen[0])
+	if err != nil {
+		return fmt.Errorf("klen: %w", err)
+	}
+	if c.opt.Pages != nil {
+		next := c.all()
+		next.Visible = visible
+		if err := next.CheckPages(); err != nil {
+			return fmt.Errorf("klen: %w", err)
+		}
+	}
+	c.klen[0], c.klen[1] = c.klen[1], c.klen[0]
+	c.opt, c.problem.Visible, c.subs[0].Visible = opt, visible, visible
+	return nil
+}
+
+// outputs returns the results that the call's options request, made by alloc.
+func (c *Call) outputs(alloc func(backend.DType, backend.Shape) (backend.Tensor, error)) (r Result, err error) {
+	request := func(t *backend.Tensor, want bool, dtype backend.DType, last int) {
+		if !want || err != nil {
+			return
+		}
+		d := c.dims
+		if !c.packed() {
+			*t, err = alloc(dtype, backend.Shape{d.Batch, d.Heads, d.SeqQ, last})
+			return
+		}
+		// In memory the rows of packed sequences lie as [total, H, Dv].
+		if *t, err = alloc(dtype, backend.Shape{1, d.SeqQ, d.Heads, last}); err == nil {
+			*t, err = t.Swap(backend.Heads, backend.Seq)
+		}
+	}
+	request(&r.O, true, c.q.DType(), c.dims.ValueDim)
+	request(&r.LSE, c.opt.LSE, backend.F32, 1)
+	request(&r.Weights, c.opt.Weights, backend.F32, c.dims.SeqK)
+	return r, err
+}
+
+// Run computes the call and allocates the result, for the caller to Release.
+func (c *Call) Run(ctx context.Context) (Result, error) {
+	r, err := c.outputs(func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+		return c.dev.be.Alloc(ctx, dtype, shape)
+	})
+	if err != nil {
+		err = fmt.Errorf("attention: %w", err)
+	} else {
+		err = c.RunInto(ctx, r)
+	}
+	if err != nil {
+		r.Release()
+		return Result{}, err
+	}
+	return r, nil
+}
+
+// RunInto computes the call into preallocated outputs: out.O, of q's dtype or F32, and
+// out.LSE and out.Weights unless they are the zero Tensor, whatever Options.LSE and
+// Options.Weights are. It does not allocate. ErrOverlap when an output shares memory with
+// an input or another output.
+func (c *Call) RunInto(ctx context.Context, out Result) error {
+	defer c.unbindOutputs()
+	if err := c.runInto(ctx, out); err != nil {
+		return fmt.Errorf("attention: %w", err)
+	}
+	return nil
+}
+
+func (c *Call) runInto(ctx context.Context, out Result) error {
+	if err := c.checkOutputs(out); err != nil {
+		return err
+	}
+	if err := c.bindOutputs(out); err != nil {
+		return err
+	}
+	if len(c.subs) != 1 || c.subs[0].region != wholeRegion(c.dims) {
+		// The output of a subcall may overlap an input of another one, which backends do
+		// not see.
+		if err := c.distinct(out); err != nil {
+			return err
+		}
+	}
+	if !out.Weights.IsZero() {
+		return c.runStages(ctx, out.Weights)
+	}
+	err := backend.AttentionBatch(ctx, c.dev.be, c.calls)
+	if err != nil && len(c.calls) > 1 {
+		if left, ok := errors.AsType[*backend.Interrupted](err); ok {
+			return left.Err // one of several calls cannot be resumed
+		}
+	}
+	return err
+}
+
+// checkOutputs checks the shapes and dtypes of out.
+func (c *Call) checkOutputs(out Result) error {
+	d := c.dims
+	rows := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim}
+	if err := expect("o", out.O, rows, "[B, H, Sq, Dv] of q and v", c.q.DType(), backend.F32); err != nil {
+		return err
+	}
+	if !out.LSE.IsZero() {
+		rows[backend.Dim] = 1
+		if err := expect("lse", out.LSE, rows, "[B, H, Sq, 1] of q", backend.F32); err != nil {
+			return err
+		}
+	}
+	if out.Weights.IsZero() {
+		return nil
+	}
+	rows[backend.Dim] = d.SeqK
+	if err := expect("weights", out.Weights, rows, "[B, H, Sq, Sk] of q and k", backend.F32); err != nil {
+		return err
+	}
+	return c.checkPath(true)
+}
+
+// distinct returns ErrOverlap when outputs overlap inputs or each other.
+func (c *Call) distinct(out Result) error {
+	all := c.all()
+	all.O, all.LSE = out.O, out.LSE
+	outputs, inputs := all.Operands()
+	return backend.Distinct(slices.Concat(outputs[:], []backend.Operand{{Name: "weights", Tensor: out.Weights}}), inputs[:])
+}
+
+// runStages computes the call by the three stages and leaves the weights in w.
+func (c *Call) runStages(ctx context.Context, w backend.Tensor) error {
+	for i := range c.subs {
+		s := &c.subs[i]
+		var cut slicer
+		own := cut.scores(w, &s.region)
+		if cut.err != nil {
+			return cut.err
+		}
+		if err := c.dev.be.QK(ctx, own, s.Q, s.K); err != nil {
+			return fmt.Errorf("weights: %w", err)
+		}
+		if err := c.dev.be.Softmax(ctx, own, s.LSE, &s.Problem); err != nil {
+			return fmt.Errorf("weights: %w", err)
+		}
+		if err := c.dev.be.PV(ctx, s.O, own, s.V); err != nil {
+			return fmt.Errorf("weights: %w", err)
+		}
+		if err := c.dev.hideOutside(ctx, w, s.region); err != nil {
+			return fmt.Errorf("weights: %w", err)
+		}
+	}
 	return nil
 }

@@ -11,112 +11,96 @@ import (
 	"github.com/seed90331342/attn/backend/oracle"
 )
 
-// CheckOptions choose what [Check] recomputes.
+// CheckOptions choose the rows that [Call.Check] recomputes.
 type CheckOptions struct {
-	// Rows is how many query rows are drawn; 0 means 16.
+	// Rows is the number of random query rows; 0 means 16.
 	Rows int
-	// Seed draws them.
+	// Seed is the seed of their choice.
 	Seed uint64
 }
 
-// CheckReport says how a result compares with float64.
+// CheckReport compares a result with float64.
 type CheckReport struct {
-	// Rows is how many rows were recomputed, all of them when there are fewer
-	// than were asked for.
+	// Rows is the number of rows that were recomputed: all, if there are fewer than
+	// requested.
 	Rows int
-	// MaxError is |o - ref| of the element that is furthest out of its bound,
-	// and Bound that element's bound (derived in package oracle).
+	// MaxError is |o - ref| of the element that is worst relative to its bound, and
+	// Bound is that bound, which package oracle derives.
 	MaxError, Bound float64
-	// Off is MaxError/Bound; the result is right when it is at most 1. An
-	// element that is NaN where it should not be, or the reverse, has +Inf.
+	// Off is MaxError/Bound; at most 1 is correct. It is +Inf for an element that is
+	// wrongly NaN or wrongly not NaN.
 	Off float64
-	// Worst says which element that is and what it holds.
+	// Worst describes that element.
 	Worst string
 }
 
-// OK reports whether every value that was recomputed lies within its bound.
+// OK reports whether every recomputed value is within its bound.
 func (r CheckReport) OK() bool { return r.Off <= 1 }
 
-// Check recomputes rows of an attention call, drawn by seed, in float64, and
-// compares r.O, and r.LSE and r.Weights where they are there. The arguments are
-// those of the call. It downloads the keys and values of the heads it draws:
-// memory O(Sk) a head.
-//
-// A wrong result is not an error: see [CheckReport.OK].
-func Check(ctx context.Context, be backend.Backend, q, k, v backend.Tensor, r Result, opt Options, co CheckOptions) (CheckReport, error) {
-	var c backend.Call
-	parts, err := call(&c, r, q, k, v, &opt)
-	if err != nil {
-		return CheckReport{}, fmt.Errorf("check: %w", err)
-	}
-	if parts == nil {
-		parts = []part{whole(c.Dims())}
-	}
-	calls, err := inParts(&c, parts)
-	if err != nil {
-		return CheckReport{}, fmt.Errorf("check: %w", err)
-	}
-	report, err := checkParts(ctx, be, sample(c.Dims(), co), calls, parts, r.Weights)
+// Check recomputes random rows of the call in float64 and compares them with out, the
+// result of a run: out.O, and out.LSE and out.Weights unless they are the zero Tensor. It
+// downloads the keys and values of the rows' heads, O(Sk) memory for a head. A wrong result
+// is not an error, see [CheckReport.OK].
+func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (CheckReport, error) {
+	defer c.unbindOutputs()
+	report, err := c.check(ctx, out, opt)
 	if err != nil {
 		return CheckReport{}, fmt.Errorf("check: %w", err)
 	}
 	return report, nil
 }
 
-// CheckVarlen is [Check] for a result of [AttentionVarlen].
-func CheckVarlen(ctx context.Context, be backend.Backend, q, k, v backend.Tensor, cuQ, cuK []int, r Result, opt Options, co CheckOptions) (CheckReport, error) {
-	d, err := varlenDims(q, k, v, cuQ, &cuK, &opt)
-	if err != nil {
-		return CheckReport{}, fmt.Errorf("check: %w", err)
+func (c *Call) check(ctx context.Context, out Result, opt CheckOptions) (CheckReport, error) {
+	if err := c.checkOutputs(out); err != nil {
+		return CheckReport{}, err
 	}
-	_, calls, parts, err := varlen(r, q, k, v, cuQ, cuK, &opt)
-	if err != nil {
-		return CheckReport{}, fmt.Errorf("check: %w", err)
+	if err := c.bindOutputs(out); err != nil {
+		return CheckReport{}, err
 	}
-	report, err := checkParts(ctx, be, sample(d, co), calls, parts, backend.Tensor{})
-	if err != nil {
-		return CheckReport{}, fmt.Errorf("check: %w", err)
-	}
-	return report, nil
-}
-
-// checkParts checks rows, each of which belongs to one of parts, computed by calls.
-func checkParts(ctx context.Context, be backend.Backend, rows []rowAt, calls []*backend.Call, parts []part, weights backend.Tensor) (CheckReport, error) {
-	var worst oracle.Worst
-	heads := map[headAt]*headData{}
+	k := checker{dev: c.dev, weights: out.Weights, heads: map[headIndex]headData{}}
+	rows := sample(c.dims, opt)
 	for _, at := range rows {
 		if err := ctx.Err(); err != nil {
 			return CheckReport{}, context.Cause(ctx)
 		}
-		n := slices.IndexFunc(parts, func(x part) bool { return x.has(at) })
-		row := checkedRow{call: calls[n], part: parts[n], number: n, weights: weights, of: at}
-		if err := row.check(ctx, be, heads, &worst); err != nil {
+		n := slices.IndexFunc(c.subs, func(s subcall) bool { return s.has(at) })
+		if err := k.row(ctx, &c.subs[n], n, at); err != nil {
 			return CheckReport{}, err
 		}
 	}
-	what := fmt.Sprintf("%s is %v, should be %v", worst.Where, worst.Got, worst.Ref)
-	return CheckReport{Rows: len(rows), MaxError: worst.Error, Bound: worst.Bound, Off: worst.Off, Worst: what}, nil
+	worst := fmt.Sprintf("%s is %v, should be %v", k.worst.Where, k.worst.Got, k.worst.Ref)
+	return CheckReport{Rows: len(rows), MaxError: k.worst.Error, Bound: k.worst.Bound, Off: k.worst.Off, Worst: worst}, nil
 }
 
-// rowAt names a query row: batch, head, position.
-type rowAt struct{ b, h, i int }
+// rowIndex is a query row: batch, head, position.
+type rowIndex struct{ b, h, i int }
 
-// sample draws rows without repeating one, sorted by nothing but the draw.
-func sample(d Dims, co CheckOptions) []rowAt {
-	want := co.Rows
+// has reports whether a row belongs to x.
+func (x *region) has(at rowIndex) bool {
+	for axis, i := range [3]int{at.b, at.h, at.i} {
+		if i < x.lo[axis] || i >= x.hi[axis] {
+			return false
+		}
+	}
+	return true
+}
+
+// sample returns distinct random rows, or all if there are fewer than requested.
+func sample(d Dims, opt CheckOptions) []rowIndex {
+	want := opt.Rows
 	if want <= 0 {
 		want = 16
 	}
 	total := d.Batch * d.Heads * d.SeqQ
-	at := func(n int) rowAt { return rowAt{n / d.SeqQ / d.Heads, n / d.SeqQ % d.Heads, n % d.SeqQ} }
-	var rows []rowAt
+	at := func(n int) rowIndex { return rowIndex{n / d.SeqQ / d.Heads, n / d.SeqQ % d.Heads, n % d.SeqQ} }
+	var rows []rowIndex
 	if want >= total {
 		for n := range total {
 			rows = append(rows, at(n))
 		}
 		return rows
 	}
-	rng := rand.New(rand.NewPCG(co.Seed, 0))
+	rng := rand.New(rand.NewPCG(opt.Seed, 0))
 	seen := map[int]bool{}
 	for len(rows) < want {
 		if n := rng.IntN(total); !seen[n] {
@@ -127,84 +111,91 @@ func sample(d Dims, co CheckOptions) []rowAt {
 	return rows
 }
 
-// headData are the keys and values of one (batch, kv head).
+// checker compares rows with the oracle.
+type checker struct {
+	dev     *Device
+	weights backend.Tensor // of the call, or the zero Tensor
+	heads   map[headIndex]headData
+	worst   oracle.Worst
+}
+
+// headIndex is a batch and a kv head of a subcall.
+type headIndex struct{ sub, b, h int }
+
+// headData are the keys and values of a head.
 type headData struct{ k, v []float32 }
 
-// headAt names a (batch, kv head) of a part.
-type headAt struct{ part, b, h int }
-
-// has reports whether a row is one of x.
-func (x part) has(at rowAt) bool {
-	for axis, i := range [3]int{at.b, at.h, at.i} {
-		if i < x.lo[axis] || i >= x.hi[axis] {
-			return false
-		}
-	}
-	return true
-}
-
-// checkedRow is a row with the call that computes it.
-type checkedRow struct {
-	call    *backend.Call
-	part    part // that the call is of the whole
-	number  int
-	weights backend.Tensor // of the whole
-	of      rowAt          // in the whole
-}
-
-func (r *checkedRow) check(ctx context.Context, be backend.Backend, heads map[headAt]*headData, worst *oracle.Worst) error {
-	c, d := r.call, r.call.Dims()
-	x := r.part.lo
-	at := rowAt{r.of.b - x[backend.Batch], r.of.h - x[backend.Heads], r.of.i - x[backend.Seq]}
-	kvh := at.h / (d.Heads / d.KVHeads)
-	key := headAt{r.number, at.b, kvh}
-	head := heads[key]
-	if head == nil {
-		if len(heads) >= 4 { // bound the memory of many heads
-			clear(heads)
-		}
-		head = &headData{}
-		var err error
-		if head.k, err = keysOf(ctx, be, c, c.K, at.b, kvh); err != nil {
-			return err
-		}
-		if head.v, err = keysOf(ctx, be, c, c.V, at.b, kvh); err != nil {
-			return err
-		}
-		heads[key] = head
-	}
-	q, err := download(ctx, be, c.Q, at.b, at.h, at.i, 1)
+// row compares row of, an index in the call, which subcall s with number n computes.
+func (k *checker) row(ctx context.Context, s *subcall, n int, of rowIndex) error {
+	at := rowIndex{of.b - s.lo[backend.Batch], of.h - s.lo[backend.Heads], of.i - s.lo[backend.Seq]}
+	row, err := k.reference(ctx, &s.Call, n, at)
 	if err != nil {
 		return err
 	}
-	row := oracle.Row{Q: q, K: head.k, V: head.v, Dv: d.ValueDim, Scale: c.Scale, Softcap: c.Softcap, Out: c.O.DType()}
-	var mask []bool
-	if !c.Mask.IsZero() {
-		if mask, err = maskRow(ctx, be, c.Mask, at); err != nil {
+	ref := oracle.Solve(row)
+	see := func(name string, t backend.Tensor, at rowIndex, refs []float64, bound func(i int) float64) error {
+		if t.IsZero() {
+			return nil
+		}
+		got, err := k.download(ctx, t, at, 1)
+		if err != nil {
 			return err
 		}
+		for i, g := range got {
+			k.worst.See(float64(g), refs[i], bound(i), func() string { return fmt.Sprintf("%s[%d,%d,%d,%d]", name, of.b, of.h, of.i, i) })
+		}
+		return nil
 	}
-	var blocks []bool
+	if err := see("o", s.O, at, ref.O, func(i int) float64 { return ref.OBound[i] }); err != nil {
+		return err
+	}
+	if err := see("lse", s.LSE, at, []float64{ref.LSE}, func(int) float64 { return ref.LSEBound }); err != nil {
+		return err
+	}
+	// Weights of keys outside of the subcall are 0.
+	weights := make([]float64, k.weights.Shape()[backend.Dim])
+	copy(weights[min(s.lo[backend.Dim], len(weights)):], ref.Weights)
+	return see("weights", k.weights, of, weights, func(i int) float64 { return ref.WeightBound*weights[i] + 0x1p-125 })
+}
+
+// reference downloads the inputs of row at of c, which is subcall n.
+func (k *checker) reference(ctx context.Context, c *backend.Call, n int, at rowIndex) (row oracle.Row, err error) {
+	d := c.Dims()
+	head, err := k.head(ctx, c, headIndex{n, at.b, at.h / (d.Heads / d.KVHeads)})
+	if err != nil {
+		return row, err
+	}
+	row = oracle.Row{K: head.k, V: head.v, Dv: d.ValueDim, Scale: c.Scale, Softcap: c.Softcap, Out: c.O.DType()}
+	if row.Q, err = k.download(ctx, c.Q, at, 1); err != nil {
+		return row, err
+	}
+	mask, err := k.maskRow(ctx, c.Mask, at)
+	if err != nil {
+		return row, err
+	}
+	block := at
 	if !c.Blocks.IsZero() {
-		if blocks, err = maskRow(ctx, be, c.Blocks, rowAt{at.b, at.h, at.i / c.BlockQ}); err != nil {
-			return err
-		}
+		block.i /= c.BlockQ
+	}
+	blocks, err := k.maskRow(ctx, c.Blocks, block)
+	if err != nil {
+		return row, err
 	}
 	lo, hi := c.Visible.Range(at.b, at.i, d.SeqK)
 	row.Hidden = func(j int) bool {
 		return j < lo || j >= hi || mask != nil && !mask[j] || blocks != nil && !blocks[j/c.BlockK]
 	}
 	if !c.Bias.IsZero() {
-		bias, err := download(ctx, be, c.Bias, at.b, at.h, at.i, 1)
+		bias, err := k.download(ctx, c.Bias, at, 1)
 		if err != nil {
-			return err
+			return row, err
 		}
 		row.Bias = func(j int) float64 { return float64(bias[j]) }
 	}
 	if !c.Relative.IsZero() {
-		bias, err := download(ctx, be, c.Relative, at.b, at.h, 0, 1)
+		bias, err := k.download(ctx, c.Relative, rowIndex{at.b, at.h, 0}, 1)
 		if err != nil {
-			return err
+			return row, err
 		}
 		row.Relative = func(j int) float64 { return float64(bias[j-at.i+d.SeqQ-1]) }
 	}
@@ -219,68 +210,41 @@ func (r *checkedRow) check(ctx context.Context, be backend.Backend, heads map[he
 		row.Keeps = func(j int) bool { return c.Dropout.Keeps(at.b, at.h, at.i, j) }
 		row.KeepFactor = 1 / (1 - float64(c.Dropout.P))
 	}
-	ref := oracle.Solve(row)
-
-	see := func(name string, t backend.Tensor, at rowAt, refs []float64, bound func(i int) float64) error {
-		if t.IsZero() {
-			return nil
-		}
-		got, err := download(ctx, be, t, at.b, at.h, at.i, 1)
-		if err != nil {
-			return err
-		}
-		for i, g := range got {
-			worst.See(float64(g), refs[i], bound(i), func() string { return fmt.Sprintf("%s[%d,%d,%d,%d]", name, r.of.b, r.of.h, r.of.i, i) })
-		}
-		return nil
-	}
-	if err := see("o", c.O, at, ref.O, func(i int) float64 { return ref.OBound[i] }); err != nil {
-		return err
-	}
-	if err := see("lse", c.LSE, at, []float64{ref.LSE}, func(int) float64 { return ref.LSEBound }); err != nil {
-		return err
-	}
-	// What the call has no keys for is 0.
-	weights := make([]float64, r.weights.Shape()[backend.Dim])
-	copy(weights[min(x[backend.Dim], len(weights)):], ref.Weights)
-	return see("weights", r.weights, r.of, weights, func(i int) float64 { return ref.WeightBound*weights[i] + 0x1p-125 })
+	return row, nil
 }
 
-// view cuts rows [i, i+n) of one batch and head out of t.
-func view(t backend.Tensor, b, h, i, n int) (backend.Tensor, error) {
-	t, err := t.Slice(backend.Batch, b, b+1)
-	if err == nil {
-		t, err = t.Slice(backend.Heads, h, h+1)
+// head returns the keys and values of a head, and keeps those of a few.
+func (k *checker) head(ctx context.Context, c *backend.Call, at headIndex) (headData, error) {
+	if head, ok := k.heads[at]; ok {
+		return head, nil
 	}
-	if err == nil {
-		t, err = t.Slice(backend.Seq, i, i+n)
+	if len(k.heads) >= 4 {
+		clear(k.heads)
 	}
-	return t, err
+	var head headData
+	var err error
+	if head.k, err = k.keys(ctx, c, c.K, at); err != nil {
+		return head, err
+	}
+	head.v, err = k.keys(ctx, c, c.V, at)
+	k.heads[at] = head
+	return head, err
 }
 
-// download downloads rows [i, i+n) of one batch and head.
-func download(ctx context.Context, be backend.Backend, t backend.Tensor, b, h, i, n int) ([]float32, error) {
-	t, err := view(t, b, h, i, n)
-	if err != nil {
-		return nil, err
-	}
-	return Float32s(ctx, be, t)
-}
-
-// keysOf downloads the rows of c's keys or values t of one batch and head. Those that
-// no page holds are zeros, which nothing sees.
-func keysOf(ctx context.Context, be backend.Backend, c *backend.Call, t backend.Tensor, b, h int) ([]float32, error) {
+// keys downloads the rows of t, the keys or values of c, of a head. Rows that no page holds
+// are zeros; no query row sees them.
+func (k *checker) keys(ctx context.Context, c *backend.Call, t backend.Tensor, head headIndex) ([]float32, error) {
 	if c.Pages == nil {
-		return download(ctx, be, t, b, h, 0, t.Shape()[backend.Seq])
+		return k.download(ctx, t, rowIndex{head.b, head.h, 0}, t.Shape()[backend.Seq])
 	}
 	size, cols := t.Shape()[backend.Seq], t.Shape()[backend.Dim]
 	all := make([]float32, c.Pages.Keys*cols)
 	n := c.Pages.Keys
 	if c.Visible.KLen != nil {
-		n = min(n, c.Visible.KLen[b])
+		n = min(n, c.Visible.KLen[head.b])
 	}
 	for j := 0; j < n; j += size {
-		page, err := download(ctx, be, t, int(c.Pages.Table[b][j/size]), h, 0, min(size, n-j))
+		page, err := k.download(ctx, t, rowIndex{int(c.Pages.Table[head.b][j/size]), head.h, 0}, min(size, n-j))
 		if err != nil {
 			return nil, err
 		}
@@ -289,8 +253,28 @@ func keysOf(ctx context.Context, be backend.Backend, c *backend.Call, t backend.
 	return all, nil
 }
 
-func maskRow(ctx context.Context, be backend.Backend, t backend.Tensor, at rowAt) ([]bool, error) {
-	t, err := view(t, at.b, at.h, at.i, 1)
+// rowsFrom returns n rows of t from at on.
+func rowsFrom(t backend.Tensor, at rowIndex, n int) (backend.Tensor, error) {
+	var s slicer
+	t = s.rows(t, &region{lo: [4]int{at.b, at.h, at.i}, hi: [4]int{at.b + 1, at.h + 1, at.i + n}})
+	return t, s.err
+}
+
+// download downloads n rows of t from at on.
+func (k *checker) download(ctx context.Context, t backend.Tensor, at rowIndex, n int) ([]float32, error) {
+	t, err := rowsFrom(t, at, n)
+	if err != nil {
+		return nil, err
+	}
+	return k.dev.Float32s(ctx, t)
+}
+
+// maskRow downloads a row of a mask; without a mask it returns nil.
+func (k *checker) maskRow(ctx context.Context, t backend.Tensor, at rowIndex) ([]bool, error) {
+	if t.IsZero() {
+		return nil, nil
+	}
+	t, err := rowsFrom(t, at, 1)
 	if err != nil {
 		return nil, err
 	}
@@ -298,7 +282,7 @@ func maskRow(ctx context.Context, be backend.Backend, t backend.Tensor, at rowAt
 	if err != nil {
 		return nil, err
 	}
-	if err := be.Download(ctx, host, t); err != nil {
+	if err := k.dev.Download(ctx, host, t); err != nil {
 		return nil, err
 	}
 	return host.Bools()

@@ -7,16 +7,16 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// Device computes attention on one device. It is safe for concurrent use. Its
-// methods validate their arguments; the [backend.Backend] below computes.
+// Device computes attention on one device. It validates calls; the [backend.Backend] that
+// it wraps computes them. A Device is safe for concurrent use.
 type Device struct{ be backend.Backend }
 
 // Open opens a device by name: "auto" (a hardware GPU, else the CPU), "cpu", "gpu",
-// "gpu:1" by number or "gpu:NAME" by a part of its name. The program imports the
-// backends that it wants.
+// "gpu:1" by number or "gpu:NAME" by a part of the device's name. The program imports the
+// backends that it wants to open.
 //
-// Errors: ErrNoBackend for a family that is not imported, ErrNoDevice when the family
-// has no such device.
+// Errors: ErrNoBackend for a backend that is not imported, ErrNoDevice for a device that
+// does not exist.
 func Open(name string) (*Device, error) {
 	be, err := backend.Open(name)
 	if err != nil {
@@ -25,141 +25,112 @@ func Open(name string) (*Device, error) {
 	return NewDevice(be), nil
 }
 
-// NewDevice returns a Device on an open backend. Its Close closes the backend.
+// NewDevice returns a Device that wraps an open backend. Close closes the backend.
 func NewDevice(be backend.Backend) *Device { return &Device{be} }
 
-// Backend returns the backend, for its optional abilities and measurements.
+// Backend returns the backend, for its optional interfaces and for measurements.
 func (d *Device) Backend() backend.Backend { return d.be }
 
 // Info describes the device.
 func (d *Device) Info() backend.Info { return d.be.Info() }
 
-// Close waits for running calls, then frees the device. Later calls return ErrClosed.
+// Close waits for running calls and frees the device. Later calls return ErrClosed.
 func (d *Device) Close() error { return d.be.Close() }
 
-// Alloc returns a contiguous tensor with unspecified contents, for the caller to
-// Release. ErrMemory when there is no room.
+// Alloc returns a contiguous tensor with unspecified contents, for the caller to Release.
+// It returns ErrMemory when there is not enough memory.
 func (d *Device) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 	return d.be.Alloc(ctx, dtype, shape)
 }
 
-// Upload returns host, a tensor in host memory, as a tensor in device memory, for the
-// caller to Release. A device that computes in host memory returns an alias: host must
-// not change until the result is released.
+// Upload returns the elements of host, a tensor in host memory, as a tensor in device
+// memory, for the caller to Release. On a device that computes in host memory it is an
+// alias: host must not change until it is released.
 func (d *Device) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
 	return d.be.Upload(ctx, host)
 }
 
-// Download copies src, in device memory, to host, in host memory, of the same shape
-// and dtype.
+// Download copies src, in device memory, to host, in host memory. They must have the same
+// shape and dtype.
 func (d *Device) Download(ctx context.Context, host, src backend.Tensor) error {
 	return d.be.Download(ctx, host, src)
 }
 
-// FromFloat32 returns data as a contiguous tensor of dtype F32, F16, BF16 or Q8 in
-// device memory, rounded to nearest even, for the caller to Release. A device that
-// computes in host memory returns an F32 tensor that is data, not a copy.
+// Copy writes dst[i] = src[i] for each i in order, rounded to the dtype of dst[i], so that a
+// copy sees the results of the earlier ones. Tensors are F32, F16, BF16 or Q8.
 //
-// Errors: ErrShape when data does not have the elements of shape, ErrDType for another
-// dtype.
-func (d *Device) FromFloat32(ctx context.Context, dtype backend.DType, data []float32, shape backend.Shape) (backend.Tensor, error) {
-	return FromFloat32(ctx, d.be, dtype, data, shape)
-}
-
-// Float32s returns the elements of t, of any numeric dtype and any strides, in
-// row-major order. ErrDType for a Bool tensor.
-func (d *Device) Float32s(ctx context.Context, t backend.Tensor) ([]float32, error) {
-	return Float32s(ctx, d.be, t)
-}
-
-// Copy writes dst[i] = src[i] for each i in order, rounded to dst's dtype: a copy sees
-// the results of those before it. Both are F32, F16, BF16 or Q8, of equal shapes.
-//
-// Errors: ErrShape, and ErrUnsupported when the device is no [backend.Copier].
+// Errors: ErrShape for different shapes or numbers of tensors, ErrUnsupported when the
+// backend is no [backend.Copier].
 func (d *Device) Copy(ctx context.Context, dst, src []backend.Tensor) error {
+	if err := d.copy(ctx, dst, src); err != nil {
+		return fmt.Errorf("copy: %w", err)
+	}
+	return nil
+}
+
+func (d *Device) copy(ctx context.Context, dst, src []backend.Tensor) error {
 	c, ok := d.be.(backend.Copier)
-	switch {
-	case !ok:
-		return fmt.Errorf("copy: %s: %w", d.Info().Name, backend.ErrUnsupported)
-	case len(dst) != len(src):
-		return fmt.Errorf("copy: %d destinations, %d sources: %w", len(dst), len(src), backend.ErrShape)
+	if !ok {
+		return d.lacks("copies")
+	}
+	if len(dst) != len(src) {
+		return fmt.Errorf("there are %d destinations and %d sources: %w", len(dst), len(src), backend.ErrShape)
 	}
 	for i := range dst {
+		if err := floatsOrQ8(backend.Operand{Name: "dst", Tensor: dst[i]}, backend.Operand{Name: "src", Tensor: src[i]}); err != nil {
+			return err
+		}
 		if dst[i].Shape() != src[i].Shape() {
-			return fmt.Errorf("copy %d: dst has shape %v, src %v: they must be equal: %w", i, dst[i].Shape(), src[i].Shape(), backend.ErrShape)
+			return fmt.Errorf("dst has shape %v, src has %v: they must be equal: %w", dst[i].Shape(), src[i].Shape(), backend.ErrShape)
 		}
 	}
 	return backend.CopyBatch(ctx, c, dst, src)
 }
 
+// lacks returns ErrUnsupported for an operation that the backend does not implement.
+func (d *Device) lacks(operation string) error {
+	return fmt.Errorf("%s has no %s: %w", d.Info().Name, operation, backend.ErrUnsupported)
+}
+
 // Project computes a linear layer for each batch and head:
 //
 //	y = x·w + bias
-//	y [B, H, S, N]    x [B, H, S, M]    w [1 or B, 1 or H, M, N]    bias [1, 1, 1, N] or none
 //
-// All are F32, F16 or BF16, each on its own. Errors: ErrShape and ErrDType name the
-// operand, ErrUnsupported when the device is no [backend.Projector].
+//	y [B, H, S, N]    x [B, H, S, M]    w [B or 1, H or 1, M, N]    bias [1, 1, 1, N]
+//
+// All are F32, F16 or BF16, each independently. The zero Tensor as bias means none. A NaN in
+// x or w propagates to y.
+//
+// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the backend is no
+// [backend.Projector].
 func (d *Device) Project(ctx context.Context, y, x, w, bias backend.Tensor) error {
+	if err := d.project(ctx, y, x, w, bias); err != nil {
+		return fmt.Errorf("project: %w", err)
+	}
+	return nil
+}
+
+func (d *Device) project(ctx context.Context, y, x, w, bias backend.Tensor) error {
 	p, ok := d.be.(backend.Projector)
 	if !ok {
-		return fmt.Errorf("project: %s: %w", d.Info().Name, backend.ErrUnsupported)
+		return d.lacks("projections")
 	}
-	if err := floats(backend.Operand{Name: "y", Tensor: y}, backend.Operand{Name: "x", Tensor: x}, backend.Operand{Name: "w", Tensor: w}); err != nil {
-		return fmt.Errorf("project: %w", err)
+	if err := floats(backend.Operand{Name: "x", Tensor: x}, backend.Operand{Name: "w", Tensor: w}); err != nil {
+		return err
 	}
 	xs, n := x.Shape(), w.Shape()[backend.Dim]
 	w, err := w.Broadcast(backend.Shape{xs[backend.Batch], xs[backend.Heads], xs[backend.Dim], n})
 	if err != nil {
-		return fmt.Errorf("project: w: %w", err)
+		return fmt.Errorf("w: %w", err)
 	}
-	if ys := (backend.Shape{xs[backend.Batch], xs[backend.Heads], xs[backend.Seq], n}); y.Shape() != ys {
-		return fmt.Errorf("project: y has shape %v, it must be %v, the [B, H, S, N] of x and w: %w", y.Shape(), ys, backend.ErrShape)
+	float := []backend.DType{backend.F32, backend.F16, backend.BF16}
+	if err := expect("y", y, backend.Shape{xs[backend.Batch], xs[backend.Heads], xs[backend.Seq], n}, "[B, H, S, N] of x and w", float...); err != nil {
+		return err
 	}
 	if !bias.IsZero() {
-		if err := expect("bias", bias, backend.Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", backend.F32, backend.F16, backend.BF16); err != nil {
-			return fmt.Errorf("project: %w", err)
+		if err := expect("bias", bias, backend.Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", float...); err != nil {
+			return err
 		}
 	}
 	return p.Project(ctx, y, x, w, bias)
-}
-
-// QK is the first of the three stages, see the function of that name.
-func (d *Device) QK(ctx context.Context, q, k backend.Tensor) (backend.Tensor, error) {
-	return QK(ctx, d.be, q, k)
-}
-
-// Softmax is the second of the three stages.
-func (d *Device) Softmax(ctx context.Context, s, lse backend.Tensor, opt Options) error {
-	return Softmax(ctx, d.be, s, lse, opt)
-}
-
-// PV is the third of the three stages.
-func (d *Device) PV(ctx context.Context, w, v backend.Tensor) (backend.Tensor, error) {
-	return PV(ctx, d.be, w, v)
-}
-
-// Scores computes scores as they are at a point before the softmax.
-func (d *Device) Scores(ctx context.Context, q, k backend.Tensor, at backend.ScorePoint, opt Options) (backend.Tensor, error) {
-	return Scores(ctx, d.be, q, k, at, opt)
-}
-
-// TopWeights computes the n largest weights of each row.
-func (d *Device) TopWeights(ctx context.Context, q, k backend.Tensor, n int, opt Options) (Top, error) {
-	return TopWeights(ctx, d.be, q, k, n, opt)
-}
-
-// Merge combines results over two disjoint sets of keys, in place of r.
-func (d *Device) Merge(ctx context.Context, r, part Result) error { return Merge(ctx, d.be, r, part) }
-
-// Attention computes attention and allocates the result, for the caller to Release.
-func (d *Device) Attention(ctx context.Context, q, k, v backend.Tensor, opt Options) (Result, error) {
-	if opt.CuQ != nil || opt.CuK != nil {
-		return AttentionVarlen(ctx, d.be, q, k, v, opt.CuQ, opt.CuK, opt)
-	}
-	return Attention(ctx, d.be, q, k, v, opt)
-}
-
-// AttentionFloat32 computes attention of slices in host memory.
-func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, q, k, v []float32, opt Options) ([]float32, error) {
-	return AttentionFloat32(ctx, d.be, dims, q, k, v, opt)
 }

@@ -1,29 +1,25 @@
-// Package kernels is what programs import to compute attention,
+// Package kernels computes attention,
 //
 //	O = softmax(scale·Q·Kᵀ + bias) · V
 //
-// on whatever backend they opened. It validates a call once, translates its
-// [Options] into the canonical problem of package backend, and dispatches:
+// on the CPU or on a GPU. A program opens a [Device] and calls it:
 //
-//	be, err := backend.Open("auto") // a GPU when there is one, else the CPU
+//	dev, err := kernels.Open("auto") // a GPU if there is one, else the CPU
 //	...
-//	o, err := kernels.AttentionFloat32(ctx, be, kernels.Dims{Heads: 8, SeqQ: 1024, Dim: 64},
+//	o, err := dev.AttentionFloat32(ctx, kernels.Dims{Heads: 8, SeqQ: 1024, Dim: 64},
 //		q, k, v, kernels.Options{Causal: true})
 //
-// For data that stays on the device between calls use tensors: [Attention],
-// [AttentionInto], the stages [QK], [Softmax] and [PV], [Device.Rotate] for rotary
-// embeddings, [Merge] for results over parts of the keys, [Plan] to see what a call will
-// cost before it runs, and [Warmup] to compile what it needs. [AttentionVarlen] takes
-// sequences of different lengths, packed one after the other. [Scores] and [TopWeights]
-// show what attention looks at. Package nn has layers, package kvcache caches of keys and
-// values.
+// Data that stays on the device between calls is in tensors: [Device.Attention] computes
+// them, and [Device.Prepare] validates a call once and runs it many times, also for a cache
+// that grows. [Options] has masks, biases, windows, packed sequences, pages and the rest.
+// The stages QK, Softmax, PV and Scores and TopWeights show the parts of a call; Project,
+// Rotate, Merge and Copy surround it.
 //
-// Tensors are [batch, heads, seq, dim] with any strides; data that lies as
-// [batch, seq, heads, dim] is a view (Tensor.Swap), never a copy. Query heads
-// may share key and value heads (grouped-query attention, Ainslie et al. 2023),
-// values may have another head size than queries and keys.
+// Tensors are [batch, heads, seq, dim] with arbitrary strides; data that lies as
+// [batch, seq, heads, dim] is a view (Tensor.Swap), never a copy. Query heads may share key
+// and value heads (grouped-query attention, Ainslie et al. 2023), and values may have
+// another head size than queries and keys.
 //
-// What it does not do: nothing is copied, cast or computed in O(S²) memory
-// unless the call asks for it (Options.Weights), and no backend is chosen by
-// itself.
+// Nothing is copied, converted or computed in O(S²) memory unless the call requests it.
+// Package kvcache keeps keys and values between calls, package nn has layers.
 package kernels

@@ -7,49 +7,49 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// AttentionFloat32 is attention for the program that just wants an answer: plain
-// row-major slices in, the output [B, H, Sq, Dv] out.
+// AttentionFloat32 computes attention of row-major slices and returns the output
+// [B, H, Sq, Dv]:
 //
 //	q [B, H, Sq, D]    k [B, Hkv, Sk, D]    v [B, Hkv, Sk, Dv]
 //
-// Lengths left 0 in d follow from the others, see [Dims]. The options'
-// tensors (Mask, Bias, RelativeBias, BlockMask) are host tensors here; LSE and Weights are not returned, use
-// [Attention] for them. Errors as for Attention, and ErrShape when a slice does
-// not have the elements of its shape.
-func AttentionFloat32(ctx context.Context, be backend.Backend, d Dims, q, k, v []float32, opt Options) ([]float32, error) {
-	d = fillDims(d)
-	opt.LSE, opt.Weights = false, false
-	var held []backend.Tensor
+// Zero lengths in dims have defaults, see [Dims]. Tensors in opt are in host memory here.
+// LSE and Weights are refused, use [Device.Attention] for them. Errors as for Attention,
+// and ErrShape when a slice does not have the elements of its shape.
+func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, q, k, v []float32, opt Options) ([]float32, error) {
+	if err := opt.CheckPath(SlicePath); err != nil {
+		return nil, fmt.Errorf("attention: %w", err)
+	}
+	dims = fillDims(dims)
+	var uploaded []backend.Tensor
 	defer func() {
-		for _, t := range held {
+		for _, t := range uploaded {
 			t.Release()
 		}
 	}()
-	up := func(name string, host backend.Tensor, err error) (backend.Tensor, error) {
+	upload := func(name string, host backend.Tensor, err error) (backend.Tensor, error) {
 		if err == nil {
-			host, err = be.Upload(ctx, host)
+			host, err = d.be.Upload(ctx, host)
 		}
 		if err != nil {
 			return host, fmt.Errorf("attention: %s: %w", name, err)
 		}
-		held = append(held, host)
+		uploaded = append(uploaded, host)
 		return host, nil
 	}
-	slice := func(name string, data []float32, shape backend.Shape) (backend.Tensor, error) {
-		t, err := backend.HostF32(data, shape)
-		return up(name, t, err)
-	}
-	tq, err := slice("q", q, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim})
-	if err != nil {
-		return nil, err
-	}
-	tk, err := slice("k", k, backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim})
-	if err != nil {
-		return nil, err
-	}
-	tv, err := slice("v", v, backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.ValueDim})
-	if err != nil {
-		return nil, err
+	var t [3]backend.Tensor
+	for i, o := range []struct {
+		name  string
+		data  []float32
+		shape backend.Shape
+	}{
+		{"q", q, backend.Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.Dim}},
+		{"k", k, backend.Shape{dims.Batch, dims.KVHeads, dims.SeqK, dims.Dim}},
+		{"v", v, backend.Shape{dims.Batch, dims.KVHeads, dims.SeqK, dims.ValueDim}},
+	} {
+		host, err := backend.HostF32(o.data, o.shape)
+		if t[i], err = upload(o.name, host, err); err != nil {
+			return nil, err
+		}
 	}
 	for _, o := range []struct {
 		name string
@@ -58,16 +58,17 @@ func AttentionFloat32(ctx context.Context, be backend.Backend, d Dims, q, k, v [
 		if o.t.IsZero() {
 			continue
 		}
-		if *o.t, err = up(o.name, *o.t, nil); err != nil {
+		var err error
+		if *o.t, err = upload(o.name, *o.t, nil); err != nil {
 			return nil, err
 		}
 	}
-	r, err := Attention(ctx, be, tq, tk, tv, opt)
+	r, err := d.Attention(ctx, t[0], t[1], t[2], opt)
 	if err != nil {
 		return nil, err
 	}
 	defer r.Release()
-	return Float32s(ctx, be, r.O)
+	return d.Float32s(ctx, r.O)
 }
 
 func fillDims(d Dims) Dims {
@@ -84,12 +85,13 @@ func fillDims(d Dims) Dims {
 	return d
 }
 
-// FromFloat32 puts data into the backend's memory as a contiguous tensor of
-// dtype F32, F16, BF16 or Q8, rounded to nearest even, for the caller to Release.
-// On a backend that computes in host memory an F32 tensor is data itself, not
-// a copy. It returns ErrShape when data does not have the elements of shape and
-// ErrDType for another dtype.
-func FromFloat32(ctx context.Context, be backend.Backend, dtype backend.DType, data []float32, shape backend.Shape) (backend.Tensor, error) {
+// FromFloat32 returns data as a contiguous tensor of dtype F32, F16, BF16 or Q8 in device
+// memory, rounded to nearest even, for the caller to Release. On a device that computes in
+// host memory an F32 tensor is data itself, not a copy.
+//
+// Errors: ErrShape when data does not have the elements of shape, ErrDType for another
+// dtype.
+func (d *Device) FromFloat32(ctx context.Context, dtype backend.DType, data []float32, shape backend.Shape) (backend.Tensor, error) {
 	var host backend.Tensor
 	var err error
 	switch dtype {
@@ -109,10 +111,10 @@ func FromFloat32(ctx context.Context, be backend.Backend, dtype backend.DType, d
 	if err != nil {
 		return host, err
 	}
-	return be.Upload(ctx, host)
+	return d.be.Upload(ctx, host)
 }
 
-// quantised returns data as a Q8 tensor on the host.
+// quantised returns data as a Q8 tensor in host memory.
 func quantised(data []float32, shape backend.Shape) (backend.Tensor, error) {
 	host, err := backend.AllocHost(backend.Q8, shape)
 	if err != nil {
@@ -125,17 +127,20 @@ func quantised(data []float32, shape backend.Shape) (backend.Tensor, error) {
 	if err != nil {
 		return host, err
 	}
-	cols, apart := shape[backend.Dim], host.Strides()[backend.Seq]
-	for ; len(data) > 0; data, rows = data[cols:], rows[apart:] {
+	cols, stride := shape[backend.Dim], host.Strides()[backend.Seq]
+	for ; len(data) > 0; data, rows = data[cols:], rows[stride:] {
 		backend.QuantiseQ8(rows, data[:cols])
 	}
 	return host, nil
 }
 
-// Float32s copies t, of any type of numbers and any strides, out of the
-// backend's memory: its elements in row-major order. Errors: ErrDType for a
-// Bool tensor, and the backend's.
-func Float32s(ctx context.Context, be backend.Backend, t backend.Tensor) ([]float32, error) {
+// Float32s returns the elements of t, of any numeric dtype and any strides, in row-major
+// order. It returns ErrDType for a Bool tensor.
+func (d *Device) Float32s(ctx context.Context, t backend.Tensor) ([]float32, error) {
+	return float32s(ctx, d.be, t)
+}
+
+func float32s(ctx context.Context, be backend.Backend, t backend.Tensor) ([]float32, error) {
 	if !t.DType().Float() && t.DType() != backend.Q8 {
 		return nil, fmt.Errorf("tensor is %v, it must be f32, f16, bf16 or q8: %w", t.DType(), backend.ErrDType)
 	}
@@ -146,17 +151,17 @@ func Float32s(ctx context.Context, be backend.Backend, t backend.Tensor) ([]floa
 	if err := be.Download(ctx, host, t); err != nil {
 		return nil, err
 	}
-	if t.DType() == backend.F32 {
+	switch t.DType() {
+	case backend.F32:
 		return host.Float32s()
-	}
-	if t.DType() == backend.Q8 {
+	case backend.Q8:
 		rows, err := host.Q8Rows()
 		if err != nil {
 			return nil, err
 		}
-		cols, apart := t.Shape()[backend.Dim], host.Strides()[backend.Seq]
+		cols, stride := t.Shape()[backend.Dim], host.Strides()[backend.Seq]
 		out := make([]float32, t.Shape().Elements())
-		for rest := out; len(rest) > 0; rest, rows = rest[cols:], rows[apart:] {
+		for rest := out; len(rest) > 0; rest, rows = rest[cols:], rows[stride:] {
 			backend.DequantiseQ8(rest[:cols], rows)
 		}
 		return out, nil

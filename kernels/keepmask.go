@@ -6,11 +6,12 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// KeepMask returns what dropout keeps of the weights of a call of lengths d, a Bool
-// tensor [B, H, Sq, Sk] in host memory: element (b, h, i, j) is Keeps(b, h, i, j).
-// Lengths left 0 are as for [AttentionFloat32]; head sizes do not matter. It takes
-// B·H·Sq·Sk bytes. Errors: ErrOption as for the Dropout option, ErrShape for lengths
-// that are negative, missing or too large.
+// KeepMask returns the weights that dropout keeps in a call of lengths d, as a Bool tensor
+// [B, H, Sq, Sk] in host memory: element (b, h, i, j) is drop.Keeps(b, h, i, j). Zero
+// lengths are as in [Device.AttentionFloat32]; head sizes do not matter.
+//
+// Errors: ErrOption as for Options.Dropout, ErrShape for lengths that are negative, missing
+// or too large.
 func KeepMask(drop backend.Dropout, d Dims) (backend.Tensor, error) {
 	d = fillDims(d)
 	shape := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
@@ -18,7 +19,7 @@ func KeepMask(drop backend.Dropout, d Dims) (backend.Tensor, error) {
 		return backend.Tensor{}, fmt.Errorf("keep mask: %w", err)
 	}
 	if shape.Elements() < 1 {
-		return backend.Tensor{}, fmt.Errorf("keep mask: shape %v: every length must be at least 1, and their product fit: %w", shape, backend.ErrShape)
+		return backend.Tensor{}, fmt.Errorf("keep mask: shape %v: every length must be at least 1, and the product must fit: %w", shape, backend.ErrShape)
 	}
 	keep := make([]bool, shape.Elements())
 	least := drop.Threshold()
@@ -27,7 +28,7 @@ func KeepMask(drop backend.Dropout, d Dims) (backend.Tensor, error) {
 		b, h := drop.First[backend.Batch]+n/d.Heads, drop.First[backend.Heads]+n%d.Heads
 		head := keep[n*d.SeqQ*d.SeqK:]
 		for i := 0; i < d.SeqQ; {
-			// A word of the generator belongs to each of four rows.
+			// The generator returns the words of four rows.
 			row := drop.First[backend.Seq] + i
 			rows := min(4-row%4, d.SeqQ-i)
 			for j := range d.SeqK {

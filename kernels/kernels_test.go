@@ -15,20 +15,30 @@ import (
 
 // each runs f on the CPU and on the GPU backend; without an adapter the GPU is
 // skipped, which under CI is a failure.
-func each(t *testing.T, f func(t *testing.T, be backend.Backend)) {
+func each(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
 	for _, name := range []string{"cpu", "gpu"} {
 		t.Run(name, func(t *testing.T) {
-			be, err := backend.Open(name)
+			dev, err := kernels.Open(name)
 			if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
 				t.Skipf("no WebGPU adapter: %v", err)
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer be.Close()
-			f(t, be)
+			defer dev.Close()
+			f(t, dev)
 		})
 	}
+}
+
+// prepare returns a prepared call.
+func prepare(t testing.TB, dev *kernels.Device, q, k, v backend.Tensor, opt kernels.Options) *kernels.Call {
+	t.Helper()
+	c, err := dev.Prepare(q, k, v, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
 
 func normal(n int, seed uint64) []float32 {
@@ -40,9 +50,9 @@ func normal(n int, seed uint64) []float32 {
 	return x
 }
 
-func upload(t *testing.T, be backend.Backend, x []float32, s backend.Shape) backend.Tensor {
+func upload(t *testing.T, dev *kernels.Device, x []float32, s backend.Shape) backend.Tensor {
 	t.Helper()
-	y, err := kernels.FromFloat32(t.Context(), be, backend.F32, x, s)
+	y, err := dev.FromFloat32(t.Context(), backend.F32, x, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +63,7 @@ func upload(t *testing.T, be backend.Backend, x []float32, s backend.Shape) back
 // TestAttentionFloat32TakesHostMasks: the plain-slice call uploads masks itself,
 // and a bias of -Inf hides what a false mask hides.
 func TestAttentionFloat32TakesHostMasks(t *testing.T) {
-	each(t, func(t *testing.T, be backend.Backend) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
 		d := kernels.Dims{Heads: 2, SeqQ: 5, SeqK: 7, Dim: 4}
 		q, k, v := normal(2*5*4, 1), normal(2*7*4, 2), normal(2*7*4, 3)
 		bools := make([]bool, 5*7)
@@ -72,18 +82,18 @@ func TestAttentionFloat32TakesHostMasks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		one, err := kernels.AttentionFloat32(t.Context(), be, d, q, k, v, kernels.Options{Mask: mask})
+		one, err := dev.AttentionFloat32(t.Context(), d, q, k, v, kernels.Options{Mask: mask})
 		if err != nil {
 			t.Fatal(err)
 		}
-		two, err := kernels.AttentionFloat32(t.Context(), be, d, q, k, v, kernels.Options{Bias: bias})
+		two, err := dev.AttentionFloat32(t.Context(), d, q, k, v, kernels.Options{Bias: bias})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(one, two) {
 			t.Errorf("mask gives %v, bias of -Inf gives %v", one, two)
 		}
-		if _, err := kernels.AttentionFloat32(t.Context(), be, d, q[1:], k, v, kernels.Options{}); !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), "q: data has 39 elements, shape [1 2 5 4] needs 40") {
+		if _, err := dev.AttentionFloat32(t.Context(), d, q[1:], k, v, kernels.Options{}); !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), "q: data has 39 elements, shape [1 2 5 4] needs 40") {
 			t.Errorf("one element short: %v", err)
 		}
 	})
@@ -92,31 +102,32 @@ func TestAttentionFloat32TakesHostMasks(t *testing.T) {
 // TestCheck: a right result passes, in every output; one wrong number in a row
 // that is drawn is found and named.
 func TestCheck(t *testing.T) {
-	each(t, func(t *testing.T, be backend.Backend) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
 		s := backend.Shape{2, 4, 40, 16}
 		kv := backend.Shape{2, 2, 50, 16}
-		q, k, v := upload(t, be, normal(s.Elements(), 1), s), upload(t, be, normal(kv.Elements(), 2), kv), upload(t, be, normal(kv.Elements(), 3), kv)
+		q, k, v := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(kv.Elements(), 2), kv), upload(t, dev, normal(kv.Elements(), 3), kv)
 		opt := kernels.Options{Causal: true, Align: kernels.LowerRight, LSE: true, Weights: true}
-		r, err := kernels.Attention(t.Context(), be, q, k, v, opt)
+		r, err := dev.Attention(t.Context(), q, k, v, opt)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer r.Release()
-		report, err := kernels.Check(t.Context(), be, q, k, v, r, opt, kernels.CheckOptions{Rows: 60, Seed: 4})
+		call := prepare(t, dev, q, k, v, opt)
+		report, err := call.Check(t.Context(), r, kernels.CheckOptions{Rows: 60, Seed: 4})
 		if err != nil || !report.OK() || report.Rows != 60 {
 			t.Errorf("a right result: %+v, %v", report, err)
 		}
-		all, err := kernels.Check(t.Context(), be, q, k, v, r, opt, kernels.CheckOptions{Rows: 1e6})
+		all, err := call.Check(t.Context(), r, kernels.CheckOptions{Rows: 1e6})
 		if err != nil || !all.OK() || all.Rows != 2*4*40 {
 			t.Errorf("all rows: %+v, %v", all, err)
 		}
-		wrong, err := kernels.Float32s(t.Context(), be, r.O)
+		wrong, err := dev.Float32s(t.Context(), r.O)
 		if err != nil {
 			t.Fatal(err)
 		}
 		wrong[((1*4+2)*40+39)*16+7] += 0.01
-		bad := kernels.Result{O: upload(t, be, wrong, s)}
-		report, err = kernels.Check(t.Context(), be, q, k, v, bad, opt, kernels.CheckOptions{Rows: 320})
+		bad := kernels.Result{O: upload(t, dev, wrong, s)}
+		report, err = call.Check(t.Context(), bad, kernels.CheckOptions{Rows: 320})
 		if err != nil || report.OK() || !strings.Contains(report.Worst, "o[1,2,39,7]") {
 			t.Errorf("a wrong number: %+v, %v", report, err)
 		}
@@ -125,16 +136,16 @@ func TestCheck(t *testing.T) {
 
 // TestPlanSaysWhatWeightsCost: the path with weights is named, and O(S²).
 func TestPlanSaysWhatWeightsCost(t *testing.T) {
-	each(t, func(t *testing.T, be backend.Backend) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
 		m, err := backend.Meta(backend.F32, backend.Shape{1, 2, 4096, 64})
 		if err != nil {
 			t.Fatal(err)
 		}
-		fused, err := kernels.Plan(be, m, m, m, kernels.Options{})
+		fused, err := prepare(t, dev, m, m, m, kernels.Options{}).Plan(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		staged, err := kernels.Plan(be, m, m, m, kernels.Options{Weights: true})
+		staged, err := prepare(t, dev, m, m, m, kernels.Options{Weights: true}).Plan(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

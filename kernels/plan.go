@@ -7,109 +7,131 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// Plan says what [Attention] with the same arguments would do on be, without
-// doing it: the path and why, the FLOPs of the visible pairs, the bytes that
-// must move, scratch memory, and how the work is cut. q, k and v need no memory
-// ([backend.Meta]). It returns the validation errors of Attention.
-func Plan(be backend.Backend, q, k, v backend.Tensor, opt Options) (backend.Plan, error) {
-	c, calls, weights, err := planned(q, k, v, &opt)
+// Plan returns how the device would run the call: the code path and the reason for it, the
+// FLOPs of the visible pairs, the bytes that must move, scratch memory, and how the work is
+// cut. It runs nothing.
+func (c *Call) Plan(ctx context.Context) (backend.Plan, error) {
+	p, err := c.plan(ctx)
 	if err != nil {
 		return backend.Plan{}, fmt.Errorf("plan: %w", err)
 	}
-	if !opt.Weights {
-		p, err := planCalls(be, c, calls)
-		if err != nil {
-			return p, fmt.Errorf("plan: %w", err)
-		}
-		return p, nil
-	}
-	d := c.Dims()
-	p := backend.NewPlan(c)
-	countParts(&p, calls)
-	p.Backend = be.Info().Name
-	p.Path = "three stages: QK, Softmax, PV"
-	p.Why = fmt.Sprintf("the weights are wanted, so all of [%d, %d, %d, %d] is kept: O(S²) memory, and every pair is computed, visible or not",
-		d.Batch, d.Heads, d.SeqQ, weights.Shape()[backend.Dim])
-	if n := len(calls); n > 1 {
-		p.Why = fmt.Sprintf("the weights are wanted, so all of [%d, %d, %d, %d] is kept: O(S²) memory; prefix and segments make %d parts of it, in which every pair is computed, and zeros are written to the rest",
-			d.Batch, d.Heads, d.SeqQ, weights.Shape()[backend.Dim], n)
-	}
-	// Each stage reads or writes the whole of the weights: QK writes, Softmax
-	// reads and writes, PV reads.
-	p.Bytes += 4 * weights.Bytes()
-	p.Chunks = 3 * len(calls)
-	p.Cut = fmt.Sprintf("3 stages over %d MiB of weights", weights.Bytes()>>20)
 	return p, nil
 }
 
-// planCalls plans calls that make up c: what they compute, move and are cut into adds
-// up, and they run side by side in the scratch memory of the one that takes most.
-func planCalls(be backend.Backend, c *backend.Call, calls []*backend.Call) (backend.Plan, error) {
-	if len(calls) == 1 {
-		return be.Plan(context.TODO(), calls[0])
+func (c *Call) plan(ctx context.Context) (backend.Plan, error) {
+	out, err := c.outputs(backend.Meta)
+	if err != nil {
+		return backend.Plan{}, err
 	}
-	all := backend.NewPlan(c)
-	countParts(&all, calls)
-	var most int64
-	for _, c := range calls {
-		p, err := be.Plan(context.TODO(), c)
+	defer c.unbindOutputs()
+	if err := c.bindOutputs(out); err != nil {
+		return backend.Plan{}, err
+	}
+	if len(c.calls) == 1 && !c.opt.Weights {
+		return c.dev.be.Plan(ctx, c.calls[0])
+	}
+	sum, err := c.sumOfPlans(out)
+	if err != nil {
+		return sum, err
+	}
+	if c.opt.Weights {
+		c.planStages(&sum, out.Weights)
+		return sum, nil
+	}
+	var largest int64
+	for _, call := range c.calls {
+		p, err := c.dev.be.Plan(ctx, call)
 		if err != nil {
 			return p, err
 		}
-		if p.Pairs >= most { // what the largest one does says most
-			most = p.Pairs
-			all.Path, all.Why, all.Cut = p.Path, p.Why, p.Cut
+		if p.Pairs >= largest {
+			largest = p.Pairs
+			sum.Path, sum.Why, sum.Cut = p.Path, p.Why, p.Cut
 		}
-		all.Backend, all.Limits = p.Backend, p.Limits
-		all.Scratch = max(all.Scratch, p.Scratch)
-		all.Streamed += p.Streamed
-		all.Chunks += p.Chunks
+		sum.Backend, sum.Limits = p.Backend, p.Limits
+		sum.Scratch = max(sum.Scratch, p.Scratch) // they share it
+		sum.Streamed += p.Streamed
+		sum.Chunks += p.Chunks
 	}
-	together := "one after the other"
-	if _, ok := be.(backend.Batcher); ok {
-		together = "side by side"
+	order := "one after the other"
+	if _, ok := c.dev.be.(backend.Batcher); ok {
+		order = "together"
 	}
-	all.Why = fmt.Sprintf("%d calls over slices of the operands, %s; the counts are the sums of theirs; the largest: %s", len(calls), together, all.Why)
-	all.Cut = fmt.Sprintf("%d calls; the largest: %s", len(calls), all.Cut)
-	return all, nil
+	sum.Why = fmt.Sprintf("%d calls over slices of the operands, run %s; the counts are their sums; the largest: %s", len(c.calls), order, sum.Why)
+	sum.Cut = fmt.Sprintf("%d calls; the largest: %s", len(c.calls), sum.Cut)
+	return sum, nil
 }
 
-// countParts counts the pairs of calls.
-func countParts(p *backend.Plan, calls []*backend.Call) {
-	p.Pairs, p.FLOPs = 0, 0
-	for _, c := range calls {
-		n := backend.NewPlan(c)
-		p.Pairs += n.Pairs
-		p.FLOPs += n.FLOPs
-	}
-}
-
-// planned returns the call that Attention would make, the calls that it is made up of,
-// and its weights where they are wanted, with outputs that have no memory.
-func planned(q, k, v backend.Tensor, opt *Options) (c *backend.Call, calls []*backend.Call, weights backend.Tensor, err error) {
-	d, err := pagedDims(q, k, v, opt.Pages)
-	if err != nil {
-		return nil, nil, weights, err
-	}
-	var out Result
-	meta := func(t *backend.Tensor, want bool, dtype backend.DType, last int) {
-		if want && err == nil {
-			*t, err = backend.Meta(dtype, backend.Shape{d.Batch, d.Heads, d.SeqQ, last})
+// sumOfPlans returns a plan with the bytes of c's operands and the pairs of its subcalls.
+func (c *Call) sumOfPlans(out Result) (backend.Plan, error) {
+	all := c.all()
+	all.O, all.LSE = out.O, out.LSE
+	if !c.packed() && c.keys < c.dims.SeqK { // hidden keys are not read
+		var s slicer
+		keys := wholeRegion(c.dims)
+		keys.hi[backend.Dim] = c.keys
+		all.K, all.V = s.keys(c.k, c.dims, &keys, all.Pages != nil), s.keys(c.v, c.dims, &keys, all.Pages != nil)
+		if s.err != nil {
+			return backend.Plan{}, s.err
+		}
+		var err error
+		if all.Pages, err = keys.pages(all.Pages, c.k.Shape()[backend.Seq]); err != nil {
+			return backend.Plan{}, err
 		}
 	}
-	meta(&out.O, true, q.DType(), d.ValueDim)
-	meta(&out.LSE, opt.LSE, backend.F32, 1)
-	meta(&out.Weights, opt.Weights, backend.F32, d.SeqK)
+	sum := backend.NewPlan(all)
+	sum.Pairs, sum.FLOPs = 0, 0
+	for _, call := range c.calls {
+		p := backend.NewPlan(call)
+		sum.Pairs += p.Pairs
+		sum.FLOPs += p.FLOPs
+	}
+	return sum, nil
+}
+
+// planStages completes the plan of a call that returns weights.
+func (c *Call) planStages(p *backend.Plan, weights backend.Tensor) {
+	p.Backend = c.dev.Info().Name
+	p.Path = "three stages: QK, Softmax, PV"
+	p.Why = fmt.Sprintf("weights are requested, which keeps all scores %v: O(S²) memory, and hidden pairs are computed too", weights.Shape())
+	if n := len(c.calls); n > 1 {
+		p.Why = fmt.Sprintf("weights are requested, which keeps all scores %v: O(S²) memory; prefix, segments and offsets divide them into %d regions, which are computed with their hidden pairs, and the rest is zeros", weights.Shape(), n)
+	}
+	// QK writes the weights, Softmax reads and writes them, PV reads them.
+	p.Bytes += 4 * weights.Bytes()
+	p.Chunks = 3 * len(c.calls)
+	p.Cut = fmt.Sprintf("3 stages over %d MiB of weights", weights.Bytes()>>20)
+}
+
+// Warmup compiles what the call needs and runs nothing, so that the first call takes no
+// longer than the next. Head sizes, dtypes, strides and options decide what is compiled;
+// calls of other lengths usually need the same code. On a backend that compiles nothing
+// (see [backend.Warmer]) it does nothing. It returns ErrUnsupported, ErrDeviceLost and
+// context errors.
+func (c *Call) Warmup(ctx context.Context) error {
+	if err := c.warmup(ctx); err != nil {
+		return fmt.Errorf("warmup: %w", err)
+	}
+	return nil
+}
+
+func (c *Call) warmup(ctx context.Context) error {
+	w, ok := c.dev.be.(backend.Warmer)
+	if !ok {
+		return ctx.Err()
+	}
+	out, err := c.outputs(backend.Meta)
 	if err != nil {
-		return nil, nil, weights, err
+		return err
 	}
-	c = new(backend.Call)
-	parts, err := call(c, out, q, k, v, opt)
-	if err != nil {
-		return nil, nil, weights, err
+	defer c.unbindOutputs()
+	if err := c.bindOutputs(out); err != nil {
+		return err
 	}
-	if calls = []*backend.Call{c}; parts != nil {
-		calls, err = inParts(c, parts)
+	for _, call := range c.calls {
+		if err := w.Warmup(ctx, call, c.opt.Weights); err != nil {
+			return err
+		}
 	}
-	return c, calls, out.Weights, err
+	return nil
 }

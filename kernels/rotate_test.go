@@ -13,7 +13,8 @@ import (
 type plainBackend struct{ backend.Backend }
 
 func TestRotateRefuses(t *testing.T) {
-	each(t, func(t *testing.T, be backend.Backend) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
+		be := dev.Backend()
 		ctx := t.Context()
 		tensor := func(dtype backend.DType, s ...int) backend.Tensor {
 			x, err := be.Alloc(ctx, dtype, backend.Shape(s))

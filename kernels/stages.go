@@ -7,113 +7,231 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// QK computes the first stage, s = q·kᵀ without a scale, and allocates s:
+// QK computes the first stage and allocates s, for the caller to Release:
+//
+//	s = q·kᵀ, without a scale
 //
 //	s [B, H, Sq, Sk] F32    q [B, H, Sq, D]    k [B, Hkv, Sk, D]
 //
-// Hkv divides H; q and k are F32, F16 or BF16 each on its own. It takes B·H·Sq·Sk·4 bytes: O(S²).
-// Errors as for [Attention].
-func QK(ctx context.Context, be backend.Backend, q, k backend.Tensor) (backend.Tensor, error) {
-	if err := floats(backend.Operand{Name: "k", Tensor: k}); err != nil {
-		return backend.Tensor{}, fmt.Errorf("qk: %w", err)
-	}
-	d, err := dims(q, k, k)
+// Hkv divides H; q and k are F32, F16 or BF16, each independently. s takes O(S²) memory.
+// Errors as for [Device.Attention].
+func (d *Device) QK(ctx context.Context, q, k backend.Tensor) (backend.Tensor, error) {
+	s, err := d.qk(ctx, q, k)
 	if err != nil {
-		return backend.Tensor{}, fmt.Errorf("qk: %w", err)
-	}
-	s, err := be.Alloc(ctx, backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
-	if err != nil {
-		return backend.Tensor{}, fmt.Errorf("qk: %w", err)
-	}
-	if err := be.QK(ctx, s, q, k); err != nil {
-		s.Release()
-		return backend.Tensor{}, fmt.Errorf("qk: %w", err)
+		return s, fmt.Errorf("qk: %w", err)
 	}
 	return s, nil
 }
 
-// Softmax computes the second stage in place: each row of s, the unscaled scores
-// that [QK] gives, becomes its softmax weights, with scale, softcap, bias and
-// hiding as in [Options]. Options.Scale must be set, as scores do not tell the
-// head size. lse, unless it is the zero Tensor, gets the rows' log-sum-exp:
+func (d *Device) qk(ctx context.Context, q, k backend.Tensor) (backend.Tensor, error) {
+	dims, err := scoreDims(q, k)
+	if err != nil {
+		return backend.Tensor{}, err
+	}
+	s, err := d.be.Alloc(ctx, backend.F32, backend.Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK})
+	if err != nil {
+		return backend.Tensor{}, err
+	}
+	if err := d.be.QK(ctx, s, q, k); err != nil {
+		s.Release()
+		return backend.Tensor{}, err
+	}
+	return s, nil
+}
+
+// Softmax computes the second stage in place: each row of s, unscaled scores from QK,
+// becomes its softmax weights, with scale, softcap, biases and hiding as in [Options].
+// Options.Scale must be set, because scores do not determine the head size. lse, unless it
+// is the zero Tensor, receives the log-sum-exp of each row:
 //
 //	s [B, H, Sq, Sk] F32    lse [B, H, Sq, 1] F32
 //
-// Errors as for [Attention].
-func Softmax(ctx context.Context, be backend.Backend, s, lse backend.Tensor, opt Options) error {
-	if err := floats(backend.Operand{Name: "s", Tensor: s}); err != nil {
+// Errors as for [Device.Attention].
+func (d *Device) Softmax(ctx context.Context, s, lse backend.Tensor, opt Options) error {
+	if err := d.softmax(ctx, s, lse, &opt); err != nil {
 		return fmt.Errorf("softmax: %w", err)
+	}
+	return nil
+}
+
+func (d *Device) softmax(ctx context.Context, s, lse backend.Tensor, opt *Options) error {
+	if err := floats(backend.Operand{Name: "s", Tensor: s}); err != nil {
+		return err
 	}
 	if s.DType() != backend.F32 {
-		return fmt.Errorf("softmax: s is %v, scores are f32: %w", s.DType(), backend.ErrDType)
+		return fmt.Errorf("s is %v, scores must be f32: %w", s.DType(), backend.ErrDType)
 	}
 	sh := s.Shape()
-	d := Dims{Batch: sh[0], Heads: sh[1], SeqQ: sh[2], SeqK: sh[3]}
-	p, err := opt.problem(d)
+	p, err := opt.stage(Dims{Batch: sh[0], Heads: sh[1], SeqQ: sh[2], SeqK: sh[3]})
 	if err != nil {
-		return fmt.Errorf("softmax: %w", err)
+		return err
 	}
 	if !lse.IsZero() {
 		sh[backend.Dim] = 1
 		if err := expect("lse", lse, sh, "[B, H, Sq, 1] of s", backend.F32); err != nil {
-			return fmt.Errorf("softmax: %w", err)
+			return err
 		}
 	}
-	if err := softmax(ctx, be, s, lse, &p, d); err != nil {
-		return fmt.Errorf("softmax: %w", err)
-	}
-	return nil
-}
-
-// softmax runs the stage, in the parts of p where it has some.
-func softmax(ctx context.Context, be backend.Backend, s, lse backend.Tensor, p *problem, d Dims) error {
-	if p.parts == nil && p.keys == d.SeqK {
-		return be.Softmax(ctx, s, lse, &p.Problem)
-	}
-	d.SeqK = p.keys
-	for _, x := range p.partsOf(d) {
+	return p.eachRegion(func(x region, own *backend.Problem) error {
 		var cut slicer
-		scores, sums, q := cut.pairs(s, x), cut.rows(lse, x), cut.problem(&p.Problem, d, x)
+		scores, sums := cut.scores(s, &x), cut.rows(lse, &x)
 		if cut.err != nil {
 			return cut.err
 		}
-		if err := be.Softmax(ctx, scores, sums, &q); err != nil {
+		if err := d.be.Softmax(ctx, scores, sums, own); err != nil {
 			return err
 		}
-		if err := hideOutside(ctx, be, s, x); err != nil {
+		return d.hideOutside(ctx, s, x)
+	})
+}
+
+// stage returns the problem of a stage alone, over scores of lengths d.
+func (o *Options) stage(d Dims) (problem, error) {
+	if err := o.CheckPath(StagePath); err != nil {
+		return problem{}, err
+	}
+	return o.problem(d)
+}
+
+// eachRegion calls f with each region of p and its problem.
+func (p *problem) eachRegion(f func(x region, own *backend.Problem) error) error {
+	regions := p.regions
+	if regions == nil {
+		regions = []region{wholeRegion(p.dims)}
+	}
+	for _, x := range regions {
+		own, err := p.cut(x)
+		if err != nil {
+			return err
+		}
+		if err := f(x, &own); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// PV computes the third stage, o = w·v, and allocates o with v's dtype:
+// hideOutside writes zeros to the weights w, [B, H, Sq, Sk], of the rows of x and the keys
+// outside of x.
+func (d *Device) hideOutside(ctx context.Context, w backend.Tensor, x region) error {
+	return outside(w, x, func(rest backend.Tensor, hidden *backend.Problem) error {
+		return d.be.Softmax(ctx, rest, backend.Tensor{}, hidden)
+	})
+}
+
+// outside calls f with the rows of x of t, [B, H, Sq, Sk], and the keys before and after
+// those of x, and with a problem in which all keys are hidden.
+func outside(t backend.Tensor, x region, f func(rest backend.Tensor, hidden *backend.Problem) error) error {
+	for _, keys := range [2][2]int{{0, x.lo[backend.Dim]}, {x.hi[backend.Dim], t.Shape()[backend.Dim]}} {
+		if keys[0] == keys[1] {
+			continue
+		}
+		var s slicer
+		rest := s.slice(s.rows(t, &x), backend.Dim, keys[0], keys[1])
+		if s.err != nil {
+			return s.err
+		}
+		hidden := backend.Problem{Scale: 1, Visible: backend.Everything()}
+		hidden.Visible.KLen = make([]int, rest.Shape()[backend.Batch]) // zeros
+		if err := f(rest, &hidden); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// PV computes the third stage and allocates o, of v's dtype, for the caller to Release:
+//
+//	o = w·v
 //
 //	o [B, H, Sq, Dv]    w [B, H, Sq, Sk] F32    v [B, Hkv, Sk, Dv]
 //
-// A weight of exactly 0 hides its value, NaN included. Errors as for
-// [Attention].
-func PV(ctx context.Context, be backend.Backend, w, v backend.Tensor) (backend.Tensor, error) {
+// A weight of exactly 0 hides its value, NaN included. Errors as for [Device.Attention].
+func (d *Device) PV(ctx context.Context, w, v backend.Tensor) (backend.Tensor, error) {
+	o, err := d.pv(ctx, w, v)
+	if err != nil {
+		return o, fmt.Errorf("pv: %w", err)
+	}
+	return o, nil
+}
+
+func (d *Device) pv(ctx context.Context, w, v backend.Tensor) (backend.Tensor, error) {
+	none := backend.Tensor{}
 	if err := floats(backend.Operand{Name: "w", Tensor: w}, backend.Operand{Name: "v", Tensor: v}); err != nil {
-		return backend.Tensor{}, fmt.Errorf("pv: %w", err)
+		return none, err
 	}
 	ws, vs := w.Shape(), v.Shape()
 	if w.DType() != backend.F32 {
-		return backend.Tensor{}, fmt.Errorf("pv: w is %v, weights are f32: %w", w.DType(), backend.ErrDType)
+		return none, fmt.Errorf("w is %v, weights must be f32: %w", w.DType(), backend.ErrDType)
 	}
 	if ws[backend.Batch] != vs[backend.Batch] || ws[backend.Dim] != vs[backend.Seq] {
-		return backend.Tensor{}, fmt.Errorf("pv: w %v must have the batches of v %v and a weight for each of its keys: %w", ws, vs, backend.ErrShape)
+		return none, fmt.Errorf("w %v must have the batches of v %v and a weight for each of its keys: %w", ws, vs, backend.ErrShape)
 	}
 	if err := divides(ws[backend.Heads], vs[backend.Heads], "v", "w"); err != nil {
-		return backend.Tensor{}, fmt.Errorf("pv: %w", err)
+		return none, err
 	}
-	o, err := be.Alloc(ctx, v.DType(), backend.Shape{ws[0], ws[1], ws[2], vs[backend.Dim]})
+	o, err := d.be.Alloc(ctx, v.DType(), backend.Shape{ws[0], ws[1], ws[2], vs[backend.Dim]})
 	if err != nil {
-		return backend.Tensor{}, fmt.Errorf("pv: %w", err)
+		return none, err
 	}
-	if err := be.PV(ctx, o, w, v); err != nil {
+	if err := d.be.PV(ctx, o, w, v); err != nil {
 		o.Release()
-		return backend.Tensor{}, fmt.Errorf("pv: %w", err)
+		return none, err
 	}
 	return o, nil
+}
+
+// Scores computes the scores as they are at a point before the softmax and allocates them,
+// for the caller to Release:
+//
+//	s [B, H, Sq, Sk] F32    q [B, H, Sq, D]    k [B, Hkv, Sk, D]
+//
+// At [backend.Scaled] and [backend.Capped] no key is hidden, at [backend.Biased] hidden keys
+// have -Inf. Together with the weights these are the modes of the ONNX operator's
+// qk_matmul_output. s takes O(S²) memory. Errors as for [Device.Attention], and
+// ErrUnsupported when the backend is no [backend.Scorer].
+func (d *Device) Scores(ctx context.Context, q, k backend.Tensor, at backend.ScorePoint, opt Options) (backend.Tensor, error) {
+	s, err := d.scores(ctx, q, k, at, &opt)
+	if err != nil {
+		s.Release()
+		return backend.Tensor{}, fmt.Errorf("scores: %w", err)
+	}
+	return s, nil
+}
+
+func (d *Device) scores(ctx context.Context, q, k backend.Tensor, at backend.ScorePoint, opt *Options) (s backend.Tensor, err error) {
+	dims, err := scoreDims(q, k)
+	if err != nil {
+		return s, err
+	}
+	if at < backend.Scaled || at > backend.Biased {
+		return s, fmt.Errorf("the point is %d, it must be Scaled, Capped or Biased: %w", at, backend.ErrOption)
+	}
+	p, err := opt.stage(dims)
+	if err != nil {
+		return s, err
+	}
+	scorer, ok := d.be.(backend.Scorer)
+	if !ok {
+		return s, d.lacks("scores")
+	}
+	if s, err = d.qk(ctx, q, k); err != nil {
+		return s, err
+	}
+	if at < backend.Biased {
+		return s, scorer.Scores(ctx, s, &p.Problem, at)
+	}
+	return s, p.eachRegion(func(x region, own *backend.Problem) error {
+		var cut slicer
+		inside := cut.scores(s, &x)
+		if cut.err != nil {
+			return cut.err
+		}
+		if err := scorer.Scores(ctx, inside, own, at); err != nil {
+			return err
+		}
+		return outside(s, x, func(rest backend.Tensor, hidden *backend.Problem) error {
+			return scorer.Scores(ctx, rest, hidden, at)
+		})
+	})
 }

@@ -17,8 +17,8 @@ import (
 // TestTopWeightsInChunks: whatever is computed at a time, and whatever the options cut,
 // the largest weights are those of all weights, sorted.
 func TestTopWeightsInChunks(t *testing.T) {
-	be := cpu.New(cpu.Options{})
-	defer be.Close()
+	dev := NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
 	const b, h, sq, sk, n = 2, 4, 41, 53, 7
 	rng := rand.New(rand.NewPCG(1, 2))
 	tensor := func(s backend.Shape) backend.Tensor {
@@ -60,7 +60,7 @@ func TestTopWeightsInChunks(t *testing.T) {
 		"no weight": {KLen: []int{0, 0}},
 	} {
 		opt.Weights = true
-		all, err := Attention(t.Context(), be, q, k, k, opt)
+		all, err := dev.Attention(t.Context(), q, k, k, opt)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -85,7 +85,8 @@ func TestTopWeightsInChunks(t *testing.T) {
 			}
 		}
 		for _, chunk := range []int{1, 4 * sk * 3, 4 * sk * h * 9, topChunk} {
-			got, err := topWeights(t.Context(), be, q, k, n, &opt, chunk)
+			opt.Weights = false
+			got, err := dev.topWeights(t.Context(), q, k, n, &opt, chunk)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -126,20 +127,20 @@ func TestPick(t *testing.T) {
 
 func TestTopWeightsRefuses(t *testing.T) {
 	q, k := meta(t, backend.F32, 2, 4, 8, 16), meta(t, backend.F32, 2, 2, 9, 16)
-	if _, err := TopWeights(t.Context(), noBackend{t: t}, q, k, 0, Options{}); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), "n is 0") {
+	if _, err := refusing(t).TopWeights(t.Context(), q, k, 0, Options{}); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), "n is 0") {
 		t.Errorf("error is %v, should be %v", err, backend.ErrOption)
 	}
-	if _, err := TopWeights(t.Context(), noBackend{t: t}, k, q, 3, Options{}); !errors.Is(err, backend.ErrShape) {
+	if _, err := refusing(t).TopWeights(t.Context(), k, q, 3, Options{}); !errors.Is(err, backend.ErrShape) {
 		t.Errorf("error is %v, should be %v", err, backend.ErrShape)
 	}
-	if _, err := TopWeights(t.Context(), noBackend{t: t}, q, k, 3, Options{Pages: &backend.Pages{}}); !errors.Is(err, backend.ErrUnsupported) {
+	if _, err := refusing(t).TopWeights(t.Context(), q, k, 3, Options{Pages: &backend.Pages{}}); !errors.Is(err, backend.ErrUnsupported) {
 		t.Errorf("error is %v, should be %v", err, backend.ErrUnsupported)
 	}
-	be := cpu.New(cpu.Options{})
-	defer be.Close()
+	dev := NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
 	dead, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := TopWeights(dead, be, q, k, 3, Options{}); !errors.Is(err, context.Canceled) {
+	if _, err := dev.TopWeights(dead, q, k, 3, Options{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v, should be %v", err, context.Canceled)
 	}
 }

@@ -29,6 +29,8 @@ func (b noBackend) Alloc(context.Context, backend.DType, backend.Shape) (backend
 	b.t.Error("a call that must be refused allocates")
 	return backend.Tensor{}, backend.ErrMemory
 }
+func refusing(t *testing.T) *Device { return NewDevice(noBackend{t: t}) }
+
 func (b noBackend) Info() backend.Info { return backend.Info{Name: "none"} }
 
 func TestAttentionRefuses(t *testing.T) {
@@ -77,20 +79,15 @@ func TestAttentionRefuses(t *testing.T) {
 		{"segments of too few keys", q, k, v, Options{QSegments: [][]int32{make([]int32, 8)}, KSegments: [][]int32{make([]int32, 9), make([]int32, 8)}}, backend.ErrShape, "ksegments[1] has 8 ids, there are 9 keys"},
 		{"a segment in two places", q, k, v, Options{QSegments: [][]int32{make([]int32, 8)}, KSegments: [][]int32{{0, 0, 7, 7, 7, 2, 7, 7, 2}}}, backend.ErrOption, "segment 7 of batch 0 has keys 2 to 4 and again 6 to 7"},
 		{"a segment inside a block", q, k, v, Options{QSegments: [][]int32{{1, 1, 1, 1, 2, 2, 2, 2}}, KSegments: [][]int32{{1, 1, 1, 2, 2, 2, 2, 2, 2}}, BlockMask: meta(t, backend.Bool, 1, 1, 4, 5), BlockSize: 2}, backend.ErrOption, "begins at key 3, inside a block"},
-		{"resume of parts", q, k, v, Options{Causal: true, Prefix: []int{3}, Resume: new(backend.Partial)}, backend.ErrOption, "resume is set with a prefix or segments"},
+		{"resume of parts", q, k, v, Options{Causal: true, Prefix: []int{3}, Resume: new(backend.Partial)}, backend.ErrOption, "resume is set with a prefix, segments or offsets"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var err error
-			if c.opt.Resume == nil {
-				_, err = Attention(t.Context(), noBackend{t: t}, c.q, c.k, c.v, c.opt)
-			} else { // which Attention allocates for
-				_, err = Plan(noBackend{t: t}, c.q, c.k, c.v, c.opt)
-			}
+			_, err := refusing(t).Attention(t.Context(), c.q, c.k, c.v, c.opt)
 			if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("error is %q, should be %q and say %q", err, c.want, c.says)
 			}
-			if _, err := Plan(noBackend{t: t}, c.q, c.k, c.v, c.opt); !errors.Is(err, c.want) {
-				t.Errorf("plan: error is %v, should be %v", err, c.want)
+			if _, err := refusing(t).Prepare(c.q, c.k, c.v, c.opt); !errors.Is(err, c.want) {
+				t.Errorf("prepare: error is %v, should be %v", err, c.want)
 			}
 		})
 	}
@@ -113,7 +110,11 @@ func TestOutputsRefused(t *testing.T) {
 		{"lse type", Result{O: o, LSE: meta(t, backend.F16, 1, 2, 8, 1)}, backend.ErrDType, "lse is f16"},
 		{"weights shape", Result{O: o, Weights: meta(t, f32, 1, 2, 8, 8)}, backend.ErrShape, "weights has shape [1 2 8 8], it must be [1 2 8 9]"},
 	} {
-		err := AttentionInto(t.Context(), noBackend{t: t}, c.out, q, k, v, Options{})
+		call, err := refusing(t).Prepare(q, k, v, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = call.RunInto(t.Context(), c.out)
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: error is %q, should be %q and say %q", c.name, err, c.want, c.says)
 		}
@@ -121,7 +122,7 @@ func TestOutputsRefused(t *testing.T) {
 }
 
 func TestStagesRefuse(t *testing.T) {
-	be := noBackend{t: t}
+	dev := refusing(t)
 	f32 := backend.F32
 	s := meta(t, f32, 1, 2, 8, 9)
 	none := backend.Tensor{}
@@ -130,14 +131,16 @@ func TestStagesRefuse(t *testing.T) {
 		err, want error
 		says      string
 	}{
-		"softmax without scale": {Softmax(t.Context(), be, s, none, Options{}), backend.ErrOption, "set Scale"},
-		"softmax of f16":        {Softmax(t.Context(), be, meta(t, backend.F16, 1, 1, 1, 1), none, Options{Scale: new(1.0)}), backend.ErrDType, "s is f16"},
-		"softmax lse":           {Softmax(t.Context(), be, s, meta(t, f32, 1, 2, 9, 1), Options{Scale: new(1.0)}), backend.ErrShape, "lse has shape"},
-		"pv weights":            {second(PV(t.Context(), be, meta(t, backend.F16, 1, 2, 8, 9), meta(t, f32, 1, 2, 9, 4))), backend.ErrDType, "w is f16"},
-		"pv keys":               {second(PV(t.Context(), be, s, meta(t, f32, 1, 2, 8, 4))), backend.ErrShape, "a weight for each of its keys"},
-		"pv heads":              {second(PV(t.Context(), be, s, meta(t, f32, 1, 3, 9, 4))), backend.ErrShape, "v has 3 heads, w has 2"},
-		"qk heads":              {second(QK(t.Context(), be, s, meta(t, f32, 1, 3, 7, 9))), backend.ErrShape, "k has 3 heads, q has 2"},
-		"merge":                 {Merge(t.Context(), be, Result{O: s}, Result{O: s}), backend.ErrUnsupported, "none"},
+		"softmax without scale": {dev.Softmax(t.Context(), s, none, Options{}), backend.ErrOption, "set Scale"},
+		"softmax of f16":        {dev.Softmax(t.Context(), meta(t, backend.F16, 1, 1, 1, 1), none, Options{Scale: new(1.0)}), backend.ErrDType, "s is f16"},
+		"softmax lse":           {dev.Softmax(t.Context(), s, meta(t, f32, 1, 2, 9, 1), Options{Scale: new(1.0)}), backend.ErrShape, "lse has shape"},
+		"pv weights":            {second(dev.PV(t.Context(), meta(t, backend.F16, 1, 2, 8, 9), meta(t, f32, 1, 2, 9, 4))), backend.ErrDType, "w is f16"},
+		"pv keys":               {second(dev.PV(t.Context(), s, meta(t, f32, 1, 2, 8, 4))), backend.ErrShape, "a weight for each of its keys"},
+		"pv heads":              {second(dev.PV(t.Context(), s, meta(t, f32, 1, 3, 9, 4))), backend.ErrShape, "v has 3 heads, w has 2"},
+		"qk heads":              {second(dev.QK(t.Context(), s, meta(t, f32, 1, 3, 7, 9))), backend.ErrShape, "k has 3 heads, q has 2"},
+		"merge":                 {dev.Merge(t.Context(), Result{O: s}, Result{O: s}), backend.ErrUnsupported, "none"},
+		"project":               {dev.Project(t.Context(), s, s, s, none), backend.ErrUnsupported, "none"},
+		"copy":                  {dev.Copy(t.Context(), nil, nil), backend.ErrUnsupported, "none"},
 	} {
 		if !errors.Is(c.err, c.want) || !strings.Contains(c.err.Error(), c.says) {
 			t.Errorf("%s: error is %q, should be %q and say %q", name, c.err, c.want, c.says)
@@ -184,17 +187,31 @@ type idleBackend struct{ backend.Backend }
 
 func (idleBackend) Attention(context.Context, *backend.Call) error { return nil }
 
-// TestIntoDoesNotAllocate: a call into ready outputs costs no allocation of the
-// front's own.
-func TestIntoDoesNotAllocate(t *testing.T) {
+// TestRunIntoDoesNotAllocate: a prepared call with preallocated outputs does not allocate,
+// nor do new operands and lengths.
+func TestRunIntoDoesNotAllocate(t *testing.T) {
 	q := meta(t, backend.F16, 1, 4, 8, 16)
 	k := meta(t, backend.F16, 1, 2, 9, 16)
 	out := Result{O: meta(t, backend.F32, 1, 4, 8, 16), LSE: meta(t, backend.F32, 1, 4, 8, 1)}
 	opt := Options{Causal: true, Window: &Window{3, 3}, Mask: meta(t, backend.Bool, 1, 1, 8, 9), Bias: meta(t, backend.F32, 1, 4, 8, 9), KLen: []int{7}}
-	var be backend.Backend = idleBackend{}
+	dev := NewDevice(idleBackend{})
 	ctx := t.Context()
+	call, err := dev.Prepare(q, k, k, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	klen, offsets := []int{5}, []int{2}
 	if n := testing.AllocsPerRun(200, func() {
-		if err := AttentionInto(ctx, be, out, q, k, k, opt); err != nil {
+		if err := errors.Join(call.RunInto(ctx, out), call.Rebind(q, k, k), call.SetKLen(klen, offsets)); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations a prepared call", n)
+	}
+	if n := testing.AllocsPerRun(200, func() {
+		c := callPool.Get().(*Call)
+		defer c.recycle()
+		if err := errors.Join(c.prepare(dev, q, k, k, opt), c.RunInto(ctx, out)); err != nil {
 			t.Fatal(err)
 		}
 	}); n != 0 {
@@ -202,7 +219,7 @@ func TestIntoDoesNotAllocate(t *testing.T) {
 	}
 }
 
-func TestVarlenRefuses(t *testing.T) {
+func TestPackedRefuses(t *testing.T) {
 	f32 := backend.F32
 	q, k, v := meta(t, f32, 1, 4, 8, 16), meta(t, f32, 1, 2, 9, 16), meta(t, f32, 1, 2, 9, 5)
 	cuQ, cuK := []int{0, 3, 8}, []int{0, 9, 9}
@@ -222,24 +239,22 @@ func TestVarlenRefuses(t *testing.T) {
 		{"ends late", q, []int{0, 3, 9}, cuK, Options{}, backend.ErrOption, "cuQ[2] is 9, there are 8 rows"},
 		{"lists of two lengths", q, cuQ, []int{0, 9}, Options{}, backend.ErrShape, "cuK has 2 entries, cuQ has 3"},
 		{"keys as rows", q, cuQ, nil, Options{}, backend.ErrOption, "cuK[2] is 8, there are 9 keys"},
-		{"a mask", q, cuQ, cuK, Options{Mask: meta(t, backend.Bool, 1, 1, 8, 9)}, backend.ErrUnsupported, "a mask cannot be given for packed sequences"},
-		{"weights", q, cuQ, cuK, Options{Weights: true}, backend.ErrUnsupported, "weights cannot be given"},
+		{"a mask", q, cuQ, cuK, Options{Mask: meta(t, backend.Bool, 1, 1, 8, 9)}, backend.ErrUnsupported, "Mask is set, but packed sequences differ in length"},
+		{"weights", q, cuQ, cuK, Options{Weights: true}, backend.ErrUnsupported, "Weights is set, but packed"},
 		{"klen count", q, cuQ, cuK, Options{KLen: []int{1}}, backend.ErrShape, "klen has 1 lengths, there are 2 sequences"},
-		{"klen without keys", q, cuQ, cuK, Options{KLen: []int{1, 1}}, backend.ErrOption, "klen[1] is 1, sequence 1 has no keys"},
+		{"klen without keys", q, cuQ, cuK, Options{KLen: []int{1, 1}}, backend.ErrOption, "sequence 1: klen[1] is 1, the sequence has no keys"},
 		{"klen range", q, cuQ, cuK, Options{KLen: []int{10, 0}}, backend.ErrOption, "sequence 0: klen[0] is 10"},
 		{"prefix count", q, cuQ, cuK, Options{Prefix: []int{1, 1, 1}}, backend.ErrShape, "prefix has 3 lengths, there are 2 sequences"},
 		{"slopes", q, cuQ, cuK, Options{ALiBi: make([]float32, 5)}, backend.ErrShape, "alibi has 5 slopes, there are 4 heads in 2 sequences: give 4 or 8"},
 		{"softcap", q, cuQ, cuK, Options{Softcap: -1}, backend.ErrOption, "softcap is -1"},
 	} {
-		_, err := PlanVarlen(noBackend{t: t}, c.q, k, v, c.cuQ, c.cuK, c.opt)
+		c.opt.CuQ, c.opt.CuK = c.cuQ, c.cuK
+		_, err := refusing(t).Prepare(c.q, k, v, c.opt)
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: error is %q, should be %q and say %q", c.name, err, c.want, c.says)
 		}
 	}
-	if _, err := AttentionVarlen(t.Context(), noBackend{t: t}, q, k, v, []int{0, 9, 8}, cuK, Options{}); !errors.Is(err, backend.ErrOption) {
+	if _, err := refusing(t).Attention(t.Context(), q, k, v, Options{CuQ: []int{0, 9, 8}, CuK: cuK}); !errors.Is(err, backend.ErrOption) {
 		t.Errorf("error is %v, should be %v", err, backend.ErrOption)
-	}
-	if _, err := Packed(meta(t, f32, 2, 4, 8, 16)); !errors.Is(err, backend.ErrShape) {
-		t.Errorf("packed: error is %v, should be %v", err, backend.ErrShape)
 	}
 }

@@ -130,7 +130,7 @@ func TestSomeWeightsUnsupported(t *testing.T) {
 // to what it refuses, and here.
 func TestSomeWeightsKnowsTheOptions(t *testing.T) {
 	known := []string{"Scale", "Softcap", "Causal", "Window", "Align", "Offset", "Offsets", "KLen", "Prefix", "QSegments", "KSegments", "Mask",
-		"Bias", "ALiBi", "RelativeBias", "BlockMask", "BlockSize", "Sinks", "Dropout", "Pages", "LSE", "Weights", "Resume"}
+		"Bias", "ALiBi", "RelativeBias", "BlockMask", "BlockSize", "Sinks", "Dropout", "Pages", "CuQ", "CuK", "LSE", "Weights", "Resume"}
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[kernels.Options]()) {
 		if !slices.Contains(known, f.Name) {
 			t.Errorf("kernels.Options.%s is new", f.Name)

@@ -56,7 +56,7 @@ func (w *someWeights) options(head int, rows, keys span) (kernels.Options, error
 	if opt.KLen != nil {
 		opt.KLen = []int{span{0, opt.KLen[w.batch] - keys.lo}.within(span{0, keys.len()}).len()}
 	}
-	if opt.Dropout.P > 0 || !opt.BlockMask.IsZero() || opt.Pages != nil || opt.Prefix != nil || opt.QSegments != nil {
+	if opt.Dropout.P > 0 || !opt.BlockMask.IsZero() || opt.Pages != nil || opt.CuQ != nil || opt.CuK != nil || opt.Prefix != nil || opt.QSegments != nil {
 		return opt, fmt.Errorf("weights of a range under dropout, a mask of blocks, pages, a prefix or segments are not computed: %w", backend.ErrUnsupported)
 	}
 	if opt.Offsets != nil {

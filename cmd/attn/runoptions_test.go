@@ -320,7 +320,7 @@ func TestRunPacked(t *testing.T) {
 		{"--cu-k=0,5,9", "cuK has 3 entries, cuQ has 4"},
 		{"--cu-k=0,6,5,9", "cuK[2] is 5, less than cuK[1]"},
 		{"--cu-k=0,5,5,8", "cuK[3] is 8, there are 9 keys"},
-		{"--weights=" + dir + "/w.npy", "weights cannot be given for packed sequences"},
+		{"--weights=" + dir + "/w.npy", "Weights is set, but packed sequences differ in length"},
 	} {
 		code, stdout, stderr := attn(t, append(slices.Clone(flags), bad.flags)...)
 		wantFailure(t, code, stdout, stderr, bad.want)

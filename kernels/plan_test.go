@@ -24,8 +24,8 @@ func (w *warmer) Warmup(_ context.Context, c *backend.Call, staged bool) error {
 }
 
 func TestWarmup(t *testing.T) {
-	be := cpu.New(cpu.Options{})
-	defer be.Close()
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
 	meta := func(heads, seq, dim int) backend.Tensor {
 		x, err := backend.Meta(backend.F16, backend.Shape{2, heads, seq, dim})
 		if err != nil {
@@ -34,20 +34,21 @@ func TestWarmup(t *testing.T) {
 		return x
 	}
 	q, k, v := meta(4, 3, 8), meta(2, 9, 8), meta(2, 9, 5)
-	if err := kernels.Warmup(t.Context(), be, q, k, v, kernels.Options{}); err != nil {
+	if err := prepare(t, dev, q, k, v, kernels.Options{}).Warmup(t.Context()); err != nil {
 		t.Errorf("a backend that has nothing to compile: %v", err)
 	}
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := kernels.Warmup(done, be, q, k, v, kernels.Options{}); !errors.Is(err, context.Canceled) {
+	if err := prepare(t, dev, q, k, v, kernels.Options{}).Warmup(done); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	w := &warmer{Backend: be}
-	if err := kernels.Warmup(t.Context(), w, q, v, k, kernels.Options{}); !errors.Is(err, backend.ErrShape) || len(w.calls) > 0 {
+	w := &warmer{Backend: dev.Backend()}
+	warm := kernels.NewDevice(w)
+	if _, err := warm.Prepare(q, v, k, kernels.Options{}); !errors.Is(err, backend.ErrShape) || len(w.calls) > 0 {
 		t.Errorf("shapes that do not fit: %v after %d calls", err, len(w.calls))
 	}
 	for _, opt := range []kernels.Options{{Causal: true, LSE: true}, {Weights: true}} {
-		if err := kernels.Warmup(t.Context(), w, q, k, v, opt); err != nil {
+		if err := prepare(t, warm, q, k, v, opt).Warmup(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		n := len(w.calls) - 1
@@ -60,7 +61,7 @@ func TestWarmup(t *testing.T) {
 		t.Errorf("the call that was warmed up is not causal: %+v", w.calls[0].Visible)
 	}
 	w.err = backend.ErrUnsupported
-	if err := kernels.Warmup(t.Context(), w, q, k, v, kernels.Options{}); !errors.Is(err, backend.ErrUnsupported) {
+	if err := prepare(t, warm, q, k, v, kernels.Options{}).Warmup(t.Context()); !errors.Is(err, backend.ErrUnsupported) {
 		t.Errorf("the backend's error: %v", err)
 	}
 }

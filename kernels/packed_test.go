@@ -11,16 +11,16 @@ import (
 
 // Three sequences of 2, 1 and 3 tokens, packed one after the other without padding, one
 // head of size 2: each attends to itself alone, as if it had come by itself.
-func ExampleAttentionVarlen() {
-	be, err := backend.Open("cpu")
+func ExampleOptions_packed() {
+	dev, err := kernels.Open("cpu")
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer be.Close()
+	defer dev.Close()
 	ctx := context.Background()
 
 	shape := backend.Shape{1, 6, 1, 2} // [total, H, D]
-	x, err := kernels.FromFloat32(ctx, be, backend.F32, []float32{
+	x, err := dev.FromFloat32(ctx, backend.F32, []float32{
 		1, 0, 0, 1, // the first
 		7, 8, // the second
 		1, 1, 0, 2, 2, 0, // the third
@@ -29,16 +29,16 @@ func ExampleAttentionVarlen() {
 		log.Fatal(err)
 	}
 	defer x.Release()
-	packed, err := kernels.Packed(x)
+	packed, err := x.Swap(backend.Heads, backend.Seq) // [1, H, total, D]
 	if err != nil {
 		log.Fatal(err)
 	}
-	r, err := kernels.AttentionVarlen(ctx, be, packed, packed, packed, []int{0, 2, 3, 6}, nil, kernels.Options{Causal: true})
+	r, err := dev.Attention(ctx, packed, packed, packed, kernels.Options{Causal: true, CuQ: []int{0, 2, 3, 6}})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer r.Release()
-	o, err := kernels.Float32s(ctx, be, r.O)
+	o, err := dev.Float32s(ctx, r.O)
 	if err != nil {
 		log.Fatal(err)
 	}

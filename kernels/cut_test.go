@@ -22,9 +22,9 @@ func cut(t *testing.T, x backend.Tensor, axis, lo, hi int) backend.Tensor {
 }
 
 // floats downloads x.
-func floats(t *testing.T, be backend.Backend, x backend.Tensor) []float32 {
+func floats(t *testing.T, dev *kernels.Device, x backend.Tensor) []float32 {
 	t.Helper()
-	y, err := kernels.Float32s(t.Context(), be, x)
+	y, err := dev.Float32s(t.Context(), x)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,9 +32,9 @@ func floats(t *testing.T, be backend.Backend, x backend.Tensor) []float32 {
 }
 
 // sameBits fails unless x and y hold the same bits.
-func sameBits(t *testing.T, what string, be backend.Backend, x, y backend.Tensor) {
+func sameBits(t *testing.T, what string, dev *kernels.Device, x, y backend.Tensor) {
 	t.Helper()
-	a, b := floats(t, be, x), floats(t, be, y)
+	a, b := floats(t, dev, x), floats(t, dev, y)
 	if len(a) != len(b) {
 		t.Fatalf("%s: %d and %d numbers", what, len(a), len(b))
 	}
@@ -61,16 +61,16 @@ func segmentIDs() [][]int32 {
 // TestSegmentsAreDocumentsAlone: packed documents have the bits of each alone, fused
 // and by stages, whatever another one holds.
 func TestSegmentsAreDocumentsAlone(t *testing.T) {
-	each(t, func(t *testing.T, be backend.Backend) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
 		s, kv := backend.Shape{2, 4, 150, 16}, backend.Shape{2, 2, 150, 16}
-		q, k := upload(t, be, normal(s.Elements(), 1), s), upload(t, be, normal(kv.Elements(), 2), kv)
+		q, k := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(kv.Elements(), 2), kv)
 		values := normal(kv.Elements(), 3)
 		values[72*16] = float32(math.NaN()) // of the second document
-		v := upload(t, be, values, kv)
+		v := upload(t, dev, values, kv)
 		opt := kernels.Options{Causal: true, Softcap: 20, KLen: []int{150, 110}, LSE: true, QSegments: segmentIDs()}
 		for _, weights := range []bool{false, true} {
 			opt.Weights = weights
-			all, err := kernels.Attention(t.Context(), be, q, k, v, opt)
+			all, err := dev.Attention(t.Context(), q, k, v, opt)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -80,24 +80,24 @@ func TestSegmentsAreDocumentsAlone(t *testing.T) {
 				alone.QSegments = nil
 				alone.KLen = []int{d[1] - d[0], max(0, min(110, d[1])-d[0])}
 				part := func(x backend.Tensor) backend.Tensor { return cut(t, x, backend.Seq, d[0], d[1]) }
-				one, err := kernels.Attention(t.Context(), be, part(q), part(k), part(v), alone)
+				one, err := dev.Attention(t.Context(), part(q), part(k), part(v), alone)
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer one.Release()
-				sameBits(t, "o", be, part(all.O), one.O)
-				sameBits(t, "lse", be, part(all.LSE), one.LSE)
+				sameBits(t, "o", dev, part(all.O), one.O)
+				sameBits(t, "lse", dev, part(all.LSE), one.LSE)
 				if weights {
 					rows := part(all.Weights)
-					sameBits(t, "weights", be, cut(t, rows, backend.Dim, d[0], d[1]), one.Weights)
-					for _, w := range append(floats(t, be, cut(t, rows, backend.Dim, 0, d[0])), floats(t, be, cut(t, rows, backend.Dim, d[1], 150))...) {
+					sameBits(t, "weights", dev, cut(t, rows, backend.Dim, d[0], d[1]), one.Weights)
+					for _, w := range append(floats(t, dev, cut(t, rows, backend.Dim, 0, d[0])), floats(t, dev, cut(t, rows, backend.Dim, d[1], 150))...) {
 						if w != 0 {
 							t.Fatalf("document %v gives another one the weight %v", d, w)
 						}
 					}
 				}
 			}
-			report, err := kernels.Check(t.Context(), be, q, k, v, all, opt, kernels.CheckOptions{Rows: 100, Seed: 5})
+			report, err := prepare(t, dev, q, k, v, opt).Check(t.Context(), all, kernels.CheckOptions{Rows: 100, Seed: 5})
 			if err != nil || !report.OK() || report.Rows != 100 {
 				t.Errorf("check: %+v, %v", report, err)
 			}
@@ -108,20 +108,20 @@ func TestSegmentsAreDocumentsAlone(t *testing.T) {
 // TestCheckSeesSegments: a result without the segments is found wrong, and so is a
 // weight that a row gives outside of its own.
 func TestCheckSeesSegments(t *testing.T) {
-	be := cpu.New(cpu.Options{})
-	defer be.Close()
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
 	s := backend.Shape{1, 2, 150, 8}
-	q, k, v := upload(t, be, normal(s.Elements(), 1), s), upload(t, be, normal(s.Elements(), 2), s), upload(t, be, normal(s.Elements(), 3), s)
+	q, k, v := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(s.Elements(), 2), s), upload(t, dev, normal(s.Elements(), 3), s)
 	opt := kernels.Options{QSegments: segmentIDs(), Weights: true}
-	plain, err := kernels.Attention(t.Context(), be, q, k, v, kernels.Options{})
+	plain, err := dev.Attention(t.Context(), q, k, v, kernels.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	report, err := kernels.Check(t.Context(), be, q, k, v, plain, opt, kernels.CheckOptions{})
+	report, err := prepare(t, dev, q, k, v, opt).Check(t.Context(), plain, kernels.CheckOptions{})
 	if err != nil || report.OK() {
 		t.Errorf("a result without segments: %+v, %v", report, err)
 	}
-	r, err := kernels.Attention(t.Context(), be, q, k, v, opt)
+	r, err := dev.Attention(t.Context(), q, k, v, opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,35 +130,35 @@ func TestCheckSeesSegments(t *testing.T) {
 		t.Fatal(err)
 	}
 	w[(150+80)*150+3] = 1e-3 // head 1, row 80 is of the third document, key 3 of the first
-	report, err = kernels.Check(t.Context(), be, q, k, v, r, opt, kernels.CheckOptions{Rows: 300})
+	report, err = prepare(t, dev, q, k, v, opt).Check(t.Context(), r, kernels.CheckOptions{Rows: 300})
 	if err != nil || report.OK() || !strings.Contains(report.Worst, "weights[0,1,80,3]") {
 		t.Errorf("a weight outside: %+v, %v", report, err)
 	}
 }
 
-// TestPartsTogether: what is made of several calls is planned as their sum, warmed up
-// one by one, and its outputs are held against all that it reads.
-func TestPartsTogether(t *testing.T) {
-	be := cpu.New(cpu.Options{})
-	defer be.Close()
+// TestSubcallsTogether: a call of several subcalls is planned as their sum, each of them is
+// warmed up, and outputs may not overlap the inputs of any.
+func TestSubcallsTogether(t *testing.T) {
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
 	s := backend.Shape{1, 2, 150, 8}
-	q, k, v := upload(t, be, normal(s.Elements(), 1), s), upload(t, be, normal(s.Elements(), 2), s), upload(t, be, normal(s.Elements(), 3), s)
+	q, k, v := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(s.Elements(), 2), s), upload(t, dev, normal(s.Elements(), 3), s)
 	opt := kernels.Options{QSegments: segmentIDs()}
 	for _, weights := range []bool{false, true} {
 		opt.Weights = weights
-		p, err := kernels.Plan(be, q, k, v, opt)
+		p, err := prepare(t, dev, q, k, v, opt).Plan(t.Context())
 		pairs := int64(2 * (70*70 + 5*5 + 75*75))
 		if err != nil || p.Pairs != pairs || p.FLOPs != pairs*4*8 || !strings.Contains(p.Why+p.Cut, "3 ") || p.Backend != "cpu" || p.Chunks < 3 {
 			t.Errorf("plan: %+v, %v", p, err)
 		}
 	}
 	opt.Weights = false
-	w := &warmer{Backend: be}
-	if err := kernels.Warmup(t.Context(), w, q, k, v, opt); err != nil || len(w.calls) != 3 || w.calls[1].Q.Shape() != (backend.Shape{1, 2, 5, 8}) {
+	w := &warmer{Backend: dev.Backend()}
+	if err := prepare(t, kernels.NewDevice(w), q, k, v, opt).Warmup(t.Context()); err != nil || len(w.calls) != 3 || w.calls[1].Q.Shape() != (backend.Shape{1, 2, 5, 8}) {
 		t.Errorf("warmed %d calls, %v", len(w.calls), err)
 	}
 	// The first document's outputs lie over the second one's queries.
-	all := upload(t, be, make([]float32, 2*s.Elements()), backend.Shape{1, 1, 1, 2 * s.Elements()})
+	all := upload(t, dev, make([]float32, 2*s.Elements()), backend.Shape{1, 1, 1, 2 * s.Elements()})
 	view := func(at int) backend.Tensor {
 		x, err := all.View(backend.Shape{1, 1, 150, 8}, backend.Shape{1, 1, 150, 8}.Contiguous(), at)
 		if err != nil {
@@ -167,57 +167,58 @@ func TestPartsTogether(t *testing.T) {
 		return x
 	}
 	one := view(0)
-	if err := kernels.AttentionInto(t.Context(), be, kernels.Result{O: view(75 * 8)}, one, one, one, opt); !errors.Is(err, backend.ErrOverlap) {
+	if err := prepare(t, dev, one, one, one, opt).RunInto(t.Context(), kernels.Result{O: view(75 * 8)}); !errors.Is(err, backend.ErrOverlap) {
 		t.Errorf("outputs over inputs: error is %v, should be %v", err, backend.ErrOverlap)
 	}
 }
 
-// TestSoftmaxInParts: the second stage alone takes prefix, segments and short masks.
-func TestSoftmaxInParts(t *testing.T) {
-	each(t, func(t *testing.T, be backend.Backend) {
+// TestSoftmaxInRegions: the second stage alone takes prefix, segments and short masks.
+func TestSoftmaxInRegions(t *testing.T) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
 		s := backend.Shape{1, 2, 150, 16}
-		q, k := upload(t, be, normal(s.Elements(), 1), s), upload(t, be, normal(s.Elements(), 2), s)
+		q, k := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(s.Elements(), 2), s)
 		bits := make([]bool, 100)
 		for i := range bits {
 			bits[i] = i%3 > 0
 		}
 		mask, err := backend.HostBool(bits, backend.Shape{1, 1, 1, 100})
 		if err == nil {
-			mask, err = be.Upload(t.Context(), mask)
+			mask, err = dev.Upload(t.Context(), mask)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer mask.Release()
 		opt := kernels.Options{Scale: new(0.25), Causal: true, Prefix: []int{90}, QSegments: segmentIDs(), Mask: mask, LSE: true, Weights: true}
-		want, err := kernels.Attention(t.Context(), be, q, k, k, opt)
+		want, err := dev.Attention(t.Context(), q, k, k, opt)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer want.Release()
-		w, err := kernels.QK(t.Context(), be, q, k)
+		opt.LSE, opt.Weights = false, false
+		w, err := dev.QK(t.Context(), q, k)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer w.Release()
-		lse := upload(t, be, make([]float32, 300), backend.Shape{1, 2, 150, 1})
-		if err := kernels.Softmax(t.Context(), be, w, lse, opt); err != nil {
+		lse := upload(t, dev, make([]float32, 300), backend.Shape{1, 2, 150, 1})
+		if err := dev.Softmax(t.Context(), w, lse, opt); err != nil {
 			t.Fatal(err)
 		}
-		sameBits(t, "weights", be, w, want.Weights)
-		sameBits(t, "lse", be, lse, want.LSE)
+		sameBits(t, "weights", dev, w, want.Weights)
+		sameBits(t, "lse", dev, lse, want.LSE)
 	})
 }
 
-// TestPartsOfPages: prefix, segments and short masks over pools of pages have the bits
+// TestRegionsOfPages: prefix, segments and short masks over pools of pages have the bits
 // that they have over the same keys in one tensor.
-func TestPartsOfPages(t *testing.T) {
-	each(t, func(t *testing.T, be backend.Backend) {
+func TestRegionsOfPages(t *testing.T) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
 		const pages, size, keys = 9, 16, 70
 		s, pool, own := backend.Shape{2, 4, 70, 16}, backend.Shape{pages, 2, size, 16}, backend.Shape{2, 2, keys, 16}
 		table := [][]int32{{8, 0, 3, 1, 7}, {2, 0, 5, 6, 4}}
 		klen := []int{70, 50}
-		q := upload(t, be, normal(s.Elements(), 1), s)
+		q := upload(t, dev, normal(s.Elements(), 1), s)
 		var pooled, whole [2]backend.Tensor
 		for n := range pooled {
 			data := normal(pool.Elements(), uint64(2+n))
@@ -230,7 +231,7 @@ func TestPartsOfPages(t *testing.T) {
 					}
 				}
 			}
-			pooled[n], whole[n] = upload(t, be, data, pool), upload(t, be, rows, own)
+			pooled[n], whole[n] = upload(t, dev, data, pool), upload(t, dev, rows, own)
 		}
 		mask, err := backend.HostBool(make([]bool, 70*40), backend.Shape{1, 1, 70, 40})
 		if err != nil {
@@ -243,7 +244,7 @@ func TestPartsOfPages(t *testing.T) {
 		for i := range bits {
 			bits[i] = i%5 > 0
 		}
-		if mask, err = be.Upload(t.Context(), mask); err != nil {
+		if mask, err = dev.Upload(t.Context(), mask); err != nil {
 			t.Fatal(err)
 		}
 		defer mask.Release()
@@ -260,22 +261,22 @@ func TestPartsOfPages(t *testing.T) {
 			"short":    {Mask: mask, Causal: true},
 		} {
 			opt.KLen, opt.LSE = klen, true
-			want, err := kernels.Attention(t.Context(), be, q, whole[0], whole[1], opt)
+			want, err := dev.Attention(t.Context(), q, whole[0], whole[1], opt)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer want.Release()
 			opt.Pages = &backend.Pages{Table: table, Keys: keys}
-			got, err := kernels.Attention(t.Context(), be, q, pooled[0], pooled[1], opt)
+			got, err := dev.Attention(t.Context(), q, pooled[0], pooled[1], opt)
 			if err != nil {
 				t.Fatal(name, err)
 			}
 			defer got.Release()
-			sameBits(t, name+": o", be, got.O, want.O)
-			sameBits(t, name+": lse", be, got.LSE, want.LSE)
+			sameBits(t, name+": o", dev, got.O, want.O)
+			sameBits(t, name+": lse", dev, got.LSE, want.LSE)
 		}
 		inside := kernels.Options{KLen: klen, Pages: &backend.Pages{Table: table, Keys: keys}, QSegments: segments(size + 1)}
-		if _, err := kernels.Attention(t.Context(), be, q, pooled[0], pooled[1], inside); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "begins at key 17, inside a page") {
+		if _, err := dev.Attention(t.Context(), q, pooled[0], pooled[1], inside); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "begins at key 17, inside a page") {
 			t.Errorf("a segment that begins inside a page: error is %v, should be %v", err, backend.ErrUnsupported)
 		}
 	})

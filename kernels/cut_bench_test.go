@@ -9,15 +9,15 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// BenchmarkParts times calls that are made of several beside the plain call of the same
-// tensors, in turns, and reports the speed for each visible pair as percent of plain.
-func BenchmarkParts(b *testing.B) {
-	be := cpu.New(cpu.Options{})
-	defer be.Close()
+// BenchmarkRegions times calls of several regions and the plain call of the same tensors,
+// in turns, and reports the speed for each visible pair as percent of plain.
+func BenchmarkRegions(b *testing.B) {
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
 	const heads, seq, dim = 8, 2048, 64
 	s := backend.Shape{1, heads, seq, dim}
 	tensor := func(seed uint64) backend.Tensor {
-		x, err := kernels.FromFloat32(b.Context(), be, backend.F32, normal(s.Elements(), seed), s)
+		x, err := dev.FromFloat32(b.Context(), backend.F32, normal(s.Elements(), seed), s)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -36,11 +36,12 @@ func BenchmarkParts(b *testing.B) {
 	}
 	cu = append(cu, seq)
 	run := func(opt kernels.Options) (backend.Plan, func() error) {
-		p, err := kernels.Plan(be, q, k, v, opt)
+		c := prepare(b, dev, q, k, v, opt)
+		p, err := c.Plan(b.Context())
 		if err != nil {
 			b.Fatal(err)
 		}
-		return p, func() error { return kernels.AttentionInto(b.Context(), be, kernels.Result{O: o}, q, k, v, opt) }
+		return p, func() error { return c.RunInto(b.Context(), kernels.Result{O: o}) }
 	}
 	for _, c := range []struct {
 		name string
@@ -51,22 +52,11 @@ func BenchmarkParts(b *testing.B) {
 		{"8 documents of 256", kernels.Options{QSegments: [][]int32{ids}}},
 		{"32 documents of 32 and one of 1024", kernels.Options{QSegments: [][]int32{mixed}}},
 		{"32 documents of 32 and one of 1024, causal", kernels.Options{Causal: true, QSegments: [][]int32{mixed}}},
-		{"varlen of the same", kernels.Options{}},
+		{"packed sequences of the same", kernels.Options{CuQ: cu}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			all, plain := run(kernels.Options{})
 			part, call := run(c.opt)
-			if c.name == "varlen of the same" {
-				var err error
-				if part, err = kernels.PlanVarlen(be, q, k, v, cu, nil, c.opt); err != nil {
-					b.Fatal(err)
-				}
-				call = func() error {
-					r, err := kernels.AttentionVarlen(b.Context(), be, q, k, v, cu, nil, c.opt)
-					r.Release()
-					return err
-				}
-			}
 			var took [2]time.Duration
 			for b.Loop() {
 				for n, f := range []func() error{plain, call} {

@@ -1,0 +1,339 @@
+package kernels
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// The visibility rule of a backend.Problem cannot express a prefix, segments, or offsets
+// that differ between batches. A call with these is cut into backend calls over slices of
+// its operands, each of which the rule can express. The slices are views, and the calls
+// run together (backend.Batcher), so that they cost what their visible pairs cost. Every
+// query row belongs to one call, whose bits it has.
+
+// region is a rectangle of the scores that one backend call computes.
+type region struct {
+	// lo and hi are the ranges [lo, hi) of batches, query heads, rows and keys.
+	lo, hi [4]int
+	// ahead lets the rows see the keys after their own position, up to limit: the rows
+	// whose position lies before the end of a prefix.
+	ahead bool
+	// limit is the first key that is hidden from all rows, whatever KLen is.
+	limit int
+	// offset is added to the positions of the rows.
+	offset int
+}
+
+// wholeRegion is all scores of a call.
+func wholeRegion(d Dims) region {
+	return region{hi: [4]int{d.Batch, d.Heads, d.SeqQ, d.SeqK}, limit: d.SeqK}
+}
+
+// regions returns the regions into which Prefix, QSegments, KSegments and Offsets divide p,
+// nil when one call computes all. keys is Sk, hidden keys included.
+func (o *Options) regions(p *problem, keys int) ([]region, error) {
+	d := p.dims
+	differ := o.offsetsDiffer(d)
+	if o.Prefix == nil && o.QSegments == nil && o.KSegments == nil && !differ {
+		return nil, nil
+	}
+	if err := o.checkPrefix(d.Batch, keys); err != nil {
+		return nil, err
+	}
+	qs, ks, err := o.segments(d, keys)
+	if err != nil {
+		return nil, err
+	}
+	var all []region
+	for b := 0; b < d.Batch; {
+		x := wholeRegion(d)
+		x.lo[backend.Batch] = b
+		if differ {
+			x.offset = o.Offsets[b]
+		}
+		for b++; b < d.Batch && o.sameDivision(qs, ks, b) && (!differ || o.Offsets[b] == x.offset); b++ {
+		}
+		x.hi[backend.Batch] = b
+		segments := []region{x}
+		if qs != nil {
+			if segments, err = x.segments(ofBatch(qs, x.lo[backend.Batch]), ofBatch(ks, x.lo[backend.Batch])); err != nil {
+				return nil, err
+			}
+		}
+		for _, x := range segments {
+			if o.Prefix != nil && p.Visible.Right != backend.Unbounded {
+				n := min(ofBatch(o.Prefix, x.lo[backend.Batch]), d.SeqK)
+				// Row i sees the keys up to i + Offset + Right by the rule. Where that is
+				// before the end of the prefix, the row sees up to that end.
+				early, late := x.splitRows(n - p.Visible.Offset - x.offset - p.Visible.Right)
+				early.ahead, early.limit = true, min(n, early.limit)
+				all, x = early.appendTo(all, p), late
+			}
+			all = x.appendTo(all, p)
+		}
+	}
+	if len(all) == 1 && all[0] == wholeRegion(d) {
+		return nil, nil
+	}
+	return all, alignedToBlocks(p, all)
+}
+
+// ofBatch returns the element of batch b of a list with one for each batch, or one for all.
+func ofBatch[T any](all []T, b int) T {
+	if len(all) == 1 {
+		return all[0]
+	}
+	return all[b]
+}
+
+// sameDivision reports whether batch b has the prefix and the segments of the one before.
+func (o *Options) sameDivision(qs, ks [][]int32, b int) bool {
+	return (len(o.Prefix) <= 1 || o.Prefix[b] == o.Prefix[b-1]) &&
+		(len(qs) <= 1 || slices.Equal(qs[b], qs[b-1])) && (len(ks) <= 1 || slices.Equal(ks[b], ks[b-1]))
+}
+
+func (o *Options) checkPrefix(batch, keys int) error {
+	if o.Prefix == nil {
+		return nil
+	}
+	if n := len(o.Prefix); n != 1 && n != batch {
+		return fmt.Errorf("prefix has %d lengths, there are %d batches: give 1 or %d: %w", n, batch, batch, backend.ErrShape)
+	}
+	for b, n := range o.Prefix {
+		if n < 0 || n > keys {
+			return fmt.Errorf("prefix[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, keys, keys, backend.ErrOption)
+		}
+	}
+	return nil
+}
+
+// segments checks the segment ids and returns those of the rows and of the keys that take
+// part.
+func (o *Options) segments(d Dims, keys int) (qs, ks [][]int32, err error) {
+	if o.QSegments == nil && o.KSegments == nil {
+		return nil, nil, nil
+	}
+	qs, ks = o.QSegments, o.KSegments
+	if qs == nil {
+		return nil, nil, fmt.Errorf("ksegments are given without qsegments: rows need ids too: %w", backend.ErrShape)
+	}
+	if ks == nil {
+		if ks = qs; d.SeqQ != keys {
+			return nil, nil, fmt.Errorf("qsegments have ids for %d rows, there are %d keys: give ksegments too: %w", d.SeqQ, keys, backend.ErrShape)
+		}
+	}
+	for _, s := range []struct {
+		name string
+		ids  [][]int32
+		n    int
+		of   string
+	}{{"qsegments", qs, d.SeqQ, "rows"}, {"ksegments", ks, keys, "keys"}} {
+		if n := len(s.ids); n != 1 && n != d.Batch {
+			return nil, nil, fmt.Errorf("%s has %d lists, there are %d batches: give 1 or %d: %w", s.name, n, d.Batch, d.Batch, backend.ErrShape)
+		}
+		for b, ids := range s.ids {
+			if len(ids) != s.n {
+				return nil, nil, fmt.Errorf("%s[%d] has %d ids, there are %d %s: give one for each: %w", s.name, b, len(ids), s.n, s.of, backend.ErrShape)
+			}
+		}
+	}
+	if d.SeqK < keys {
+		short := make([][]int32, len(ks))
+		for b := range ks {
+			short[b] = ks[b][:d.SeqK]
+		}
+		ks = short
+	}
+	return qs, ks, nil
+}
+
+// segments returns a region for each run of rows with one id, over the keys with that id.
+func (x region) segments(rows, keys []int32) ([]region, error) {
+	keysOf := make(map[int32][2]int)
+	var err error
+	eachRun(keys, func(id int32, lo, hi int) {
+		if was, ok := keysOf[id]; ok && err == nil {
+			err = fmt.Errorf("segment %d of batch %d has keys %d to %d and again %d to %d, the keys of a segment must be adjacent (otherwise use Mask): %w",
+				id, x.lo[backend.Batch], was[0], was[1]-1, lo, hi-1, backend.ErrOption)
+		}
+		keysOf[id] = [2]int{lo, hi}
+	})
+	if err != nil {
+		return nil, err
+	}
+	var all []region
+	eachRun(rows, func(id int32, lo, hi int) {
+		y := x
+		y.lo[backend.Seq], y.hi[backend.Seq] = lo, hi
+		if run, ok := keysOf[id]; ok {
+			y.lo[backend.Dim], y.hi[backend.Dim] = run[0], run[1]
+		} else { // a call needs a key, even if no row sees it
+			y.hi[backend.Dim], y.limit = 1, 0
+		}
+		all = append(all, y)
+	})
+	return all, nil
+}
+
+// eachRun calls f for each run of equal ids.
+func eachRun(ids []int32, f func(id int32, lo, hi int)) {
+	for lo := 0; lo < len(ids); {
+		hi := lo + 1
+		for hi < len(ids) && ids[hi] == ids[lo] {
+			hi++
+		}
+		f(ids[lo], lo, hi)
+		lo = hi
+	}
+}
+
+// splitRows cuts the rows of x at row i; either side may be empty.
+func (x region) splitRows(i int) (before, after region) {
+	i = max(x.lo[backend.Seq], min(i, x.hi[backend.Seq]))
+	before, after = x, x
+	before.hi[backend.Seq], after.lo[backend.Seq] = i, i
+	return before, after
+}
+
+// appendTo appends x to all unless it has no rows. With a block mask it becomes two when its
+// first row lies inside a block, because a slice of the mask begins with a block.
+func (x region) appendTo(all []region, p *problem) []region {
+	if !p.Blocks.IsZero() {
+		var head region
+		head, x = x.splitRows(ceilDiv(x.lo[backend.Seq], p.BlockQ) * p.BlockQ)
+		if head.lo[backend.Seq] < head.hi[backend.Seq] {
+			all = append(all, head)
+		}
+	}
+	if x.lo[backend.Seq] < x.hi[backend.Seq] {
+		all = append(all, x)
+	}
+	return all
+}
+
+// alignedToBlocks refuses regions whose first key lies inside a block of a block mask.
+func alignedToBlocks(p *problem, all []region) error {
+	if p.Blocks.IsZero() {
+		return nil
+	}
+	for _, x := range all {
+		if k := x.lo[backend.Dim]; k%p.BlockK != 0 {
+			return fmt.Errorf("a segment of batch %d begins at key %d, inside a block of the block mask: segments must begin at multiples of %d (otherwise use Mask): %w",
+				x.lo[backend.Batch], k, p.BlockK, backend.ErrOption)
+		}
+	}
+	return nil
+}
+
+// rows returns the batches, query heads and rows of x of t [B, H, Sq, any].
+func (s *slicer) rows(t backend.Tensor, x *region) backend.Tensor {
+	for axis := backend.Batch; axis <= backend.Seq; axis++ {
+		t = s.slice(t, axis, x.lo[axis], x.hi[axis])
+	}
+	return t
+}
+
+// scores returns the part x of t [B, H, Sq, Sk].
+func (s *slicer) scores(t backend.Tensor, x *region) backend.Tensor {
+	return s.slice(s.rows(t, x), backend.Dim, x.lo[backend.Dim], x.hi[backend.Dim])
+}
+
+// heads returns the batches and query heads of x of t [B, H, any, any].
+func (s *slicer) heads(t backend.Tensor, x *region) backend.Tensor {
+	t = s.slice(t, backend.Batch, x.lo[backend.Batch], x.hi[backend.Batch])
+	return s.slice(t, backend.Heads, x.lo[backend.Heads], x.hi[backend.Heads])
+}
+
+// keys returns the keys and kv heads of x of t, which is K or V of a call of lengths d, or
+// a pool of pages.
+func (s *slicer) keys(t backend.Tensor, d Dims, x *region, paged bool) backend.Tensor {
+	share := d.Heads / d.KVHeads
+	t = s.slice(t, backend.Heads, x.lo[backend.Heads]/share, ceilDiv(x.hi[backend.Heads], share))
+	if paged {
+		return t
+	}
+	t = s.slice(t, backend.Batch, x.lo[backend.Batch], x.hi[backend.Batch])
+	return s.slice(t, backend.Seq, x.lo[backend.Dim], x.hi[backend.Dim])
+}
+
+// cut returns the canonical problem of part x of p.
+func (p *problem) cut(x region) (backend.Problem, error) {
+	q := p.Problem
+	if x == wholeRegion(p.dims) {
+		return q, nil
+	}
+	var s slicer
+	b0, b1, h0, h1 := x.lo[backend.Batch], x.hi[backend.Batch], x.lo[backend.Heads], x.hi[backend.Heads]
+	i0, i1, j0, j1 := x.lo[backend.Seq], x.hi[backend.Seq], x.lo[backend.Dim], x.hi[backend.Dim]
+	q.Visible = x.visible(p.Visible)
+	q.Mask, q.Bias = s.scores(p.Mask, &x), s.scores(p.Bias, &x)
+	// Row i and key j have element j-i+Sq-1, so that the first element of the part is
+	// that of its last row and first key.
+	first := j0 - i1 + p.dims.SeqQ
+	q.Relative = s.slice(s.heads(p.Relative, &x), backend.Dim, first, first+i1-i0+j1-j0-1)
+	if !p.Blocks.IsZero() {
+		q.Blocks = s.slice(s.heads(p.Blocks, &x), backend.Seq, i0/p.BlockQ, ceilDiv(i1, p.BlockQ))
+		q.Blocks = s.slice(q.Blocks, backend.Dim, j0/p.BlockK, ceilDiv(j1, p.BlockK))
+	}
+	switch n := p.dims.Heads; {
+	case p.Slopes == nil:
+	case len(p.Slopes) == n:
+		q.Slopes = p.Slopes[h0:h1]
+	case h1-h0 == n:
+		q.Slopes = p.Slopes[b0*n : b1*n]
+	default:
+		q.Slopes = nil
+		for b := b0; b < b1; b++ {
+			q.Slopes = append(q.Slopes, p.Slopes[b*n+h0:b*n+h1]...)
+		}
+	}
+	if p.Sinks != nil {
+		q.Sinks = p.Sinks[h0:h1]
+	}
+	for axis := range x.lo {
+		q.Dropout.First[axis] += x.lo[axis]
+	}
+	return q, s.err
+}
+
+// visible returns the rule v for the rows and keys of x, counted from their first ones.
+func (x region) visible(v backend.Visibility) backend.Visibility {
+	first, keys := x.lo[backend.Dim], x.hi[backend.Dim]-x.lo[backend.Dim]
+	v.Offset += x.lo[backend.Seq] - first + x.offset
+	if x.ahead {
+		v.Right = backend.Unbounded
+	}
+	if v.KLen == nil && x.limit >= x.hi[backend.Dim] {
+		return v
+	}
+	n := make([]int, x.hi[backend.Batch]-x.lo[backend.Batch])
+	for b := range n {
+		n[b] = x.limit
+		if v.KLen != nil {
+			n[b] = min(n[b], v.KLen[x.lo[backend.Batch]+b])
+		}
+		n[b] = max(0, min(n[b]-first, keys))
+	}
+	v.KLen = n
+	return v
+}
+
+// pages returns the pages of the batches and keys of x; nil stays nil. size is the number of
+// keys of a page.
+func (x region) pages(p *backend.Pages, size int) (*backend.Pages, error) {
+	b0, b1, j0, j1 := x.lo[backend.Batch], x.hi[backend.Batch], x.lo[backend.Dim], x.hi[backend.Dim]
+	if p == nil || b0 == 0 && b1 == len(p.Table) && j0 == 0 && j1 == p.Keys {
+		return p, nil
+	}
+	if j0%size != 0 {
+		return nil, fmt.Errorf("a segment of batch %d begins at key %d, inside a page: with pages, segments must begin at multiples of %d: %w", b0, j0, size, backend.ErrUnsupported)
+	}
+	own := &backend.Pages{Table: make([][]int32, b1-b0), Keys: j1 - j0}
+	for b := range own.Table {
+		row := p.Table[b0+b]
+		own.Table[b] = row[min(j0/size, len(row)):]
+	}
+	return own, nil
+}
