@@ -38,17 +38,20 @@ var paths = []struct {
 	{WeightsPath, "the three stages, which return weights, cannot use it", backend.ErrUnsupported},
 	{StagePath, "a stage alone cannot use it", backend.ErrUnsupported},
 	{SlicePath, "a call with slices returns the output alone and cannot use it: call Attention", backend.ErrUnsupported},
-	{CachePath, "the cache sets it", backend.ErrOption},
+	{CachePath, "the cache sets it itself", backend.ErrOption},
 	{WindowPath, "the cache has a window, so that keys change their places with each append", backend.ErrOption},
 	{SharedPath, "with it a shared prefix would not be the same for all rows", backend.ErrOption},
 }
 
-// optionTable lists every option with the paths that refuse it.
-var optionTable = []struct {
+// optionRow is an option with the paths that refuse it.
+type optionRow struct {
 	name    string
 	isSet   func(*Options) bool
 	refused Path
-}{
+}
+
+// optionTable has a row for every option.
+var optionTable = []optionRow{
 	{"Scale", func(o *Options) bool { return o.Scale != nil }, 0},
 	{"Softcap", func(o *Options) bool { return o.Softcap != 0 }, 0},
 	{"Causal", func(o *Options) bool { return o.Causal }, 0},

@@ -30,64 +30,23 @@ type CallOptions struct {
 	SharePrefix bool
 }
 
-// conflict is a set of reasons to refuse an option.
-type conflict uint8
-
-const (
-	ownedByCache conflict = 1 << iota
-	withWindow
-	withSharedPrefix
-)
-
-// check refuses options that the cache sets, or that do not go with its window or a
-// shared prefix.
+// check refuses options that the cache sets, or that cannot be combined with its window or
+// a shared prefix.
 func (p *pool) check(opt *CallOptions) error {
-	var now conflict = ownedByCache
+	on := kernels.CachePath
 	if p.config.Window > 0 {
-		now |= withWindow
-	}
-	if opt.SharePrefix {
-		now |= withSharedPrefix
-	}
-	o := &opt.Options
-	for _, c := range [...]struct {
-		name string
-		set  bool
-		when conflict
-	}{
-		{"KLen", o.KLen != nil, ownedByCache},
-		{"Align", o.Align != kernels.UpperLeft, ownedByCache},
-		{"Offsets", o.Offsets != nil, ownedByCache},
-		{"Pages", o.Pages != nil, ownedByCache},
-		{"CuQ", o.CuQ != nil, ownedByCache},
-		{"CuK", o.CuK != nil, ownedByCache},
-		{"Bidirectional", opt.Bidirectional, withWindow},
-		{"Window", o.Window != nil, withWindow | withSharedPrefix},
-		{"Mask", !o.Mask.IsZero(), withWindow | withSharedPrefix},
-		{"Bias", !o.Bias.IsZero(), withWindow | withSharedPrefix},
-		{"RelativeBias", !o.RelativeBias.IsZero(), withWindow | withSharedPrefix},
-		{"BlockMask", !o.BlockMask.IsZero(), withWindow | withSharedPrefix},
-		{"Prefix", o.Prefix != nil, withWindow | withSharedPrefix},
-		{"QSegments", o.QSegments != nil, withWindow | withSharedPrefix},
-		{"KSegments", o.KSegments != nil, withWindow | withSharedPrefix},
-		{"Weights", o.Weights, withWindow | withSharedPrefix},
-		{"Offset", o.Offset != 0, withWindow | withSharedPrefix},
-		{"Dropout", o.Dropout.P > 0, withWindow | withSharedPrefix},
-		{"ALiBi", o.ALiBi != nil, withSharedPrefix},
-		{"Resume", o.Resume != nil, withSharedPrefix},
-		{"the cache's window", p.config.Window > 0, withSharedPrefix},
-	} {
-		switch why := c.when & now; {
-		case !c.set || why == 0:
-		case why&ownedByCache != 0:
-			return fmt.Errorf("%s is set, but the cache sets it itself: leave it out: %w", c.name, backend.ErrOption)
-		case why&withWindow != 0:
-			return fmt.Errorf("%s is set, but the cache has a window, so the position of its first key changes with each append: leave it out: %w", c.name, backend.ErrOption)
-		default:
-			return fmt.Errorf("SharePrefix is set with %s, but all rows must see the shared prefix alike: leave one of them out: %w", c.name, backend.ErrOption)
+		on |= kernels.WindowPath
+		switch {
+		case opt.Bidirectional:
+			return fmt.Errorf("Bidirectional is set, but the cache has a window: %w", backend.ErrOption)
+		case opt.SharePrefix:
+			return fmt.Errorf("SharePrefix is set, but the cache has a window: %w", backend.ErrOption)
 		}
 	}
-	return nil
+	if opt.SharePrefix {
+		on |= kernels.SharedPath
+	}
+	return opt.CheckPath(on)
 }
 
 // step is one attention call to a cache: the call over the cache's tensors, and the

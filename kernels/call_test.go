@@ -1,0 +1,91 @@
+package kernels_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// TestPreparedCall: one call that is rebound and given other numbers of keys has the bits of
+// a new call each time, whether one backend call computes it or several.
+func TestPreparedCall(t *testing.T) {
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	qs, ks := backend.Shape{2, 4, 3, 16}, backend.Shape{2, 2, 40, 16}
+	for name, opt := range map[string]kernels.Options{
+		"causal":   {Causal: true},
+		"window":   {Causal: true, Window: &kernels.Window{Left: 5}},
+		"prefix":   {Causal: true, Prefix: []int{7}},
+		"segments": {QSegments: [][]int32{{0, 1, 1}}, KSegments: [][]int32{append(make([]int32, 20), 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)}},
+		"weights":  {Causal: true, Weights: true},
+	} {
+		opt.KLen, opt.Offsets, opt.LSE = []int{3, 3}, []int{0, 0}, true
+		var call *kernels.Call
+		for step, lengths := range []struct{ klen, offsets []int }{
+			{[]int{3, 3}, []int{0, 0}}, {[]int{10, 10}, []int{7, 7}}, {[]int{11, 25}, []int{8, 22}}, {[]int{40, 26}, []int{37, 23}},
+		} {
+			q, k, v := upload(t, dev, normal(qs.Elements(), uint64(step)), qs), upload(t, dev, normal(ks.Elements(), 10+uint64(step)), ks), upload(t, dev, normal(ks.Elements(), 20+uint64(step)), ks)
+			if call == nil {
+				call = prepare(t, dev, q, k, v, opt)
+			}
+			if err := errors.Join(call.Rebind(q, k, v), call.SetKLen(lengths.klen, lengths.offsets)); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			got, err := call.Run(t.Context())
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			opt.KLen, opt.Offsets = lengths.klen, lengths.offsets
+			want, err := dev.Attention(t.Context(), q, k, v, opt)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			sameBits(t, name+": o", dev, got.O, want.O)
+			sameBits(t, name+": lse", dev, got.LSE, want.LSE)
+			if opt.Weights {
+				sameBits(t, name+": weights", dev, got.Weights, want.Weights)
+			}
+			if report, err := call.Check(t.Context(), got, kernels.CheckOptions{Rows: 24}); err != nil || !report.OK() {
+				t.Errorf("%s: check: %+v, %v", name, report, err)
+			}
+		}
+		if err := call.SetKLen([]int{41, 1}, []int{0, 0}); !errors.Is(err, backend.ErrOption) {
+			t.Errorf("%s: more keys than there are: error is %v", name, err)
+		}
+		if r, err := call.Run(t.Context()); err != nil {
+			t.Errorf("%s: after an error: %v", name, err)
+		} else {
+			r.Release()
+		}
+	}
+}
+
+// TestRebindRefuses: other shapes, strides and dtypes are refused.
+func TestRebindRefuses(t *testing.T) {
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	x := upload(t, dev, normal(64, 1), backend.Shape{1, 2, 8, 4})
+	call := prepare(t, dev, x, x, x, kernels.Options{})
+	other := upload(t, dev, normal(64, 2), backend.Shape{1, 4, 4, 4})
+	swapped, err := upload(t, dev, normal(64, 3), backend.Shape{1, 8, 2, 4}).Swap(backend.Heads, backend.Seq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	half, err := dev.FromFloat32(t.Context(), backend.F16, normal(64, 4), x.Shape())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer half.Release()
+	if err := call.Rebind(other, x, x); !errors.Is(err, backend.ErrShape) {
+		t.Errorf("another shape: error is %v", err)
+	}
+	if err := call.Rebind(x, swapped, x); !errors.Is(err, backend.ErrShape) {
+		t.Errorf("other strides: error is %v", err)
+	}
+	if err := call.Rebind(x, x, half); !errors.Is(err, backend.ErrDType) {
+		t.Errorf("another dtype: error is %v", err)
+	}
+}

@@ -1,0 +1,107 @@
+package kernels
+
+import (
+	"errors"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// setOptions returns Options in which one option alone is set, for each of the table.
+func setOptions(t *testing.T) map[string]Options {
+	t.Helper()
+	x := meta(t, backend.F32, 1, 1, 1, 1)
+	list := []int{0}
+	ids := [][]int32{{0}}
+	return map[string]Options{
+		"Scale": {Scale: new(1.0)}, "Softcap": {Softcap: 1}, "Causal": {Causal: true}, "Window": {Window: &Window{}},
+		"Align": {Align: LowerRight}, "Offset": {Offset: 1}, "Offsets": {Offsets: list}, "KLen": {KLen: list}, "Prefix": {Prefix: list},
+		"QSegments": {QSegments: ids}, "KSegments": {KSegments: ids}, "Mask": {Mask: x}, "Bias": {Bias: x}, "ALiBi": {ALiBi: []float32{1}},
+		"RelativeBias": {RelativeBias: x}, "BlockMask": {BlockMask: x, BlockSize: 1}, "Sinks": {Sinks: []float32{1}},
+		"Dropout": {Dropout: backend.Dropout{P: 0.5}}, "Pages": {Pages: &backend.Pages{}}, "CuQ": {CuQ: list}, "CuK": {CuK: list},
+		"LSE": {LSE: true}, "Weights": {Weights: true}, "Resume": {Resume: &backend.Partial{}},
+	}
+}
+
+// TestOptionTable: the table has every option, and finds it set.
+func TestOptionTable(t *testing.T) {
+	set := setOptions(t)
+	var names []string
+	for _, option := range optionTable {
+		names = append(names, option.name)
+		opt, ok := set[option.name]
+		if !ok || !option.isSet(&opt) || option.isSet(&Options{}) {
+			t.Errorf("%s: set %t, in the zero value %t", option.name, option.isSet(&opt), option.isSet(&Options{}))
+		}
+	}
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[Options]()) {
+		if !slices.Contains(names, f.Name) && f.Name != "BlockSize" { // part of BlockMask
+			t.Errorf("the table lacks Options.%s", f.Name)
+		}
+	}
+	for _, p := range paths {
+		for name, opt := range set {
+			i := slices.IndexFunc(optionTable, func(o optionRow) bool { return o.name == name })
+			err := opt.CheckPath(p.Path)
+			if refused := optionTable[i].refused&p.Path != 0; refused != errors.Is(err, p.err) || refused && !strings.Contains(err.Error(), name+" is set, but "+p.reason) {
+				t.Errorf("%s on the path of %q: error is %v, refused %t", name, p.reason, err, refused)
+			}
+		}
+	}
+}
+
+// TestPathsRefuse: functions refuse by name the options that they do not take, before they
+// reach the backend.
+func TestPathsRefuse(t *testing.T) {
+	dev, ctx := refusing(t), t.Context()
+	x := meta(t, backend.F32, 1, 1, 1, 1)
+	calls := map[Path]map[string]func(Options) error{
+		StagePath: {
+			"Softmax": func(o Options) error { o.Scale = new(1.0); return dev.Softmax(ctx, x, backend.Tensor{}, o) },
+			"Scores":  func(o Options) error { _, err := dev.Scores(ctx, x, x, backend.Biased, o); return err },
+			"TopWeights": func(o Options) error {
+				_, err := dev.TopWeights(ctx, x, x, 1, o)
+				return err
+			},
+		},
+		WeightsPath: {"Prepare": func(o Options) error {
+			o.Weights = true
+			_, err := dev.Prepare(x, x, x, o)
+			return err
+		}},
+		PackedPath: {"Prepare": func(o Options) error {
+			o.CuQ = []int{0, 1}
+			_, err := dev.Prepare(x, x, x, o)
+			return err
+		}},
+		SlicePath: {"AttentionFloat32": func(o Options) error {
+			one := []float32{1}
+			_, err := dev.AttentionFloat32(ctx, Dims{SeqQ: 1, Dim: 1}, one, one, one, o)
+			return err
+		}},
+	}
+	for name, opt := range setOptions(t) {
+		i := slices.IndexFunc(optionTable, func(o optionRow) bool { return o.name == name })
+		for path, functions := range calls {
+			if optionTable[i].refused&path == 0 {
+				continue
+			}
+			for function, call := range functions {
+				if err := call(opt); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), name+" is set") {
+					t.Errorf("%s with %s: error is %v", function, name, err)
+				}
+			}
+		}
+	}
+	// Weights may also be requested by an output.
+	call, err := dev.Prepare(x, x, x, Options{CuQ: []int{0, 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := call.RunInto(ctx, Result{O: x, Weights: x}); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "Weights is set") {
+		t.Errorf("weights of packed sequences: error is %v", err)
+	}
+}
