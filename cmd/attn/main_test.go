@@ -2,24 +2,35 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn/internal/bench"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/attn/internal/devices"
 )
+
+var attn, mustRun = clitest.Program(func() any { return &commands{} }, bench.Vars())
+
+// TestMain runs the program in place of the tests in processes that tests start.
+func TestMain(m *testing.M) {
+	if os.Getenv("ATTN_TEST_PROGRAM") != "" {
+		backend.Register("started", started{})
+		main()
+	}
+	os.Exit(m.Run())
+}
 
 // TestUsage shows what the program says without a command and with a wrong one,
 // and that help is no failure.
 func TestUsage(t *testing.T) {
 	code, stdout, stderr := attn(t)
-	wantFailure(t, code, stdout, stderr, "expected one of")
+	clitest.WantFailure(t, code, stdout, stderr, "expected one of")
 	code, stdout, stderr = attn(t, "sun")
-	wantFailure(t, code, stdout, stderr, "sun")
-	for _, command := range []string{"", "run", "explain", "devices", "onnx", "bench", "compare"} {
+	clitest.WantFailure(t, code, stdout, stderr, "sun")
+	for _, command := range []string{"", "run", "explain", "devices", "heatmap", "onnx", "bench", "compare", "tune"} {
 		if out := mustRun(t, strings.Fields(command+" --help")...); !strings.HasPrefix(out, "Usage: attn") {
 			t.Errorf("attn %s --help printed %q", command, out)
 		}
@@ -29,14 +40,14 @@ func TestUsage(t *testing.T) {
 // TestDevices lists the families of backends in both forms; one that has no
 // device is listed with its reason.
 func TestDevices(t *testing.T) {
-	backend.Register("none", hookDriver{})
+	backend.Register("none", clitest.HookDriver{})
 	out := mustRun(t, "devices")
 	for _, want := range []string{"cpu: ", "  threads", "  provider", "\nnone: none (no usable device)\n", "\nauto: "} {
 		if !strings.Contains(out, want) {
 			t.Errorf("attn devices does not say %q:\n%s", want, out)
 		}
 	}
-	var r devicesReport
+	var r devices.Report
 	if err := json.Unmarshal([]byte(mustRun(t, "devices", "--json")), &r); err != nil {
 		t.Fatal(err)
 	}
@@ -51,24 +62,4 @@ func TestDevices(t *testing.T) {
 			t.Errorf("the family without a device is %+v", f)
 		}
 	}
-}
-
-// builtAttn is the program, built once for the tests that need a process.
-var builtAttn string
-
-func TestMain(m *testing.M) {
-	quietDrivers()
-	dir, err := os.MkdirTemp("", "attn-test-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	builtAttn = filepath.Join(dir, "attn.exe")
-	if out, err := exec.Command("go", "build", "-o", builtAttn, ".").CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
-		os.Exit(1)
-	}
-	code := m.Run()
-	os.RemoveAll(dir)
-	os.Exit(code)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )
+
+var update = flag.Bool("update", false, "write the table of docs/options.md again")
 
 // supportRow is a row of the table in docs/options.md: an option, what it is called, and a call
 // that has it.
@@ -33,10 +36,10 @@ type supportCall struct {
 	other func(s *support) error // instead of attention
 }
 
-// support runs calls on one backend.
+// support runs calls on one device.
 type support struct {
 	t   *testing.T
-	be  backend.Backend
+	dev *kernels.Device
 	d   kernels.Dims
 	rng *rand.Rand
 }
@@ -51,14 +54,14 @@ func (s *support) draw(dtype backend.DType, shape backend.Shape) backend.Tensor 
 			data[i] = s.rng.IntN(3) > 0
 		}
 		if t, err = backend.HostBool(data, shape); err == nil {
-			t, err = s.be.Upload(s.t.Context(), t)
+			t, err = s.dev.Upload(s.t.Context(), t)
 		}
 	} else {
 		data := make([]float32, shape.Elements())
 		for i := range data {
 			data[i] = float32(s.rng.NormFloat64())
 		}
-		t, err = kernels.FromFloat32(s.t.Context(), s.be, dtype, data, shape)
+		t, err = s.dev.FromFloat32(s.t.Context(), dtype, data, shape)
 	}
 	if err != nil {
 		s.t.Fatal(err)
@@ -96,12 +99,16 @@ func (s *support) run(c supportCall) error {
 	if c.opt != nil {
 		opt = c.opt(s)
 	}
-	r, err := kernels.Attention(s.t.Context(), s.be, q, k, v, opt)
+	prepared, err := s.dev.Prepare(q, k, v, opt)
+	if err != nil {
+		return err
+	}
+	r, err := prepared.Run(s.t.Context())
 	if err != nil {
 		return err
 	}
 	defer r.Release()
-	report, err := kernels.Check(s.t.Context(), s.be, q, k, v, r, opt, kernels.CheckOptions{Rows: 1 << 20})
+	report, err := prepared.Check(s.t.Context(), r, kernels.CheckOptions{Rows: 1 << 20})
 	if err == nil && !report.OK() {
 		err = fmt.Errorf("wrong: %s", report.Worst)
 	}
@@ -170,7 +177,7 @@ func supportRows() []supportRow {
 		{"weights out, by three stages, O(S²) memory", "`Weights`", "`--weights`", with(kernels.Options{Weights: true})},
 		{"scores out, at three points before the softmax", "`Scores`", "`--scores`, `--scores-at`", supportCall{other: scoresSupport}},
 		{"largest weights of each query, O(S·n) memory", "`TopWeights`", "`--topk`", supportCall{other: topSupport}},
-		{"packed sequences of different lengths", "`AttentionVarlen`", "`--cu-q`, `--cu-k`", supportCall{other: packedSupport}},
+		{"packed sequences of different lengths", "`CuQ`, `CuK`", "`--cu-q`, `--cu-k`", supportCall{other: packedSupport}},
 		{"cache: f32, f16, bf16", "`kvcache.Cache`", "`--past-k`, `--present-k`, ..", cacheSupport(kvcache.Config{DType: backend.F16, Capacity: 16})},
 		{"cache: int8 with a scale for each head and token", "`kvcache.Cache`", "", cacheSupport(kvcache.Config{DType: backend.Q8, Capacity: 16})},
 		{"cache: rolling window", "`kvcache.Cache`", "", cacheSupport(kvcache.Config{Capacity: 20, Window: 6})},
@@ -193,21 +200,21 @@ func (s *support) drawn() (q, k, v backend.Tensor) {
 
 func scoresSupport(s *support) error {
 	q, k, _ := s.drawn()
-	x, err := kernels.Scores(s.t.Context(), s.be, q, k, backend.Biased, kernels.Options{Causal: true})
+	x, err := s.dev.Scores(s.t.Context(), q, k, backend.Biased, kernels.Options{Causal: true})
 	x.Release()
 	return err
 }
 
 func topSupport(s *support) error {
 	q, k, _ := s.drawn()
-	_, err := kernels.TopWeights(s.t.Context(), s.be, q, k, 3, kernels.Options{Causal: true})
+	_, err := s.dev.TopWeights(s.t.Context(), q, k, 3, kernels.Options{Causal: true})
 	return err
 }
 
 func packedSupport(s *support) error {
 	s.d.Batch = 1
 	q, k, v := s.drawn()
-	r, err := kernels.AttentionVarlen(s.t.Context(), s.be, q, k, v, []int{0, 4, 9}, []int{0, 5, 13}, kernels.Options{Causal: true})
+	r, err := s.dev.Attention(s.t.Context(), q, k, v, kernels.Options{Causal: true, CuQ: []int{0, 4, 9}, CuK: []int{0, 5, 13}})
 	r.Release()
 	return err
 }
@@ -227,7 +234,7 @@ func cacheSupport(c kvcache.Config) supportCall {
 	return supportCall{other: func(s *support) error {
 		q, k, v := s.drawn()
 		c.Batch, c.KVHeads, c.Dim = s.d.Batch, s.d.KVHeads, s.d.Dim
-		cache, err := kvcache.New(s.t.Context(), kernels.NewDevice(s.be), c)
+		cache, err := kvcache.New(s.t.Context(), s.dev, c)
 		if err != nil {
 			return err
 		}
@@ -254,7 +261,7 @@ func cacheSupport(c kvcache.Config) supportCall {
 func pagedSupport(dtype backend.DType, size int, share bool) supportCall {
 	return supportCall{other: func(s *support) error {
 		q, k, v := s.drawn()
-		cache, err := kvcache.NewPaged(s.t.Context(), kernels.NewDevice(s.be), kvcache.PagedConfig{KVHeads: s.d.KVHeads, Dim: s.d.Dim, DType: dtype, PageSize: size, Pages: 8})
+		cache, err := kvcache.NewPaged(s.t.Context(), s.dev, kvcache.PagedConfig{KVHeads: s.d.KVHeads, Dim: s.d.Dim, DType: dtype, PageSize: size, Pages: 8})
 		if err != nil {
 			return err
 		}
@@ -291,24 +298,24 @@ func mergeSupport(s *support) error {
 	q, k, v := s.drawn()
 	var parts [2]kernels.Result
 	for i := range parts {
-		r, err := kernels.Attention(s.t.Context(), s.be, q, k, v, kernels.Options{LSE: true})
+		r, err := s.dev.Attention(s.t.Context(), q, k, v, kernels.Options{LSE: true})
 		if err != nil {
 			return err
 		}
 		defer r.Release()
 		parts[i] = r
 	}
-	return kernels.Merge(s.t.Context(), s.be, parts[0], parts[1])
+	return s.dev.Merge(s.t.Context(), parts[0], parts[1])
 }
 
 func rotateSupport(s *support) error {
 	q, _, _ := s.drawn()
-	angles, err := (&nn.RoPE{Dim: 8, Interleaved: true}).Angles(s.t.Context(), kernels.NewDevice(s.be), s.d.Dim, nn.Positions(3, s.d.SeqQ))
+	angles, err := (&nn.RoPE{Dim: 8, Interleaved: true}).Angles(s.t.Context(), s.dev, s.d.Dim, nn.Positions(3, s.d.SeqQ))
 	if err != nil {
 		return err
 	}
 	defer angles.Release()
-	return kernels.NewDevice(s.be).Rotate(s.t.Context(), q, q, angles)
+	return s.dev.Rotate(s.t.Context(), q, q, angles)
 }
 
 func layerSupport(s *support) error {
@@ -317,7 +324,7 @@ func layerSupport(s *support) error {
 	if err != nil {
 		return err
 	}
-	layer, err := nn.NewMultiHeadAttention(s.t.Context(), kernels.NewDevice(s.be), config, weights)
+	layer, err := nn.NewMultiHeadAttention(s.t.Context(), s.dev, config, weights)
 	if err != nil {
 		return err
 	}
@@ -346,7 +353,7 @@ func TestSupportTable(t *testing.T) {
 	names := []string{"cpu", "gpu"}
 	answers := map[string][]string{}
 	for _, name := range names {
-		be, err := backend.Open(name)
+		dev, err := kernels.Open(name)
 		if name == "gpu" && errors.Is(err, backend.ErrNoDevice) {
 			for _, line := range strings.Split(strings.TrimSpace(old), "\n")[min(2, strings.Count(old, "\n")):] {
 				cells := strings.Split(line, " | ")
@@ -358,10 +365,10 @@ func TestSupportTable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { _ = be.Close() }() // after the tensors of the subtests
+		defer func() { _ = dev.Close() }() // after the tensors of the subtests
 		for _, row := range supportRows() {
 			t.Run(name+" "+row.option, func(t *testing.T) {
-				s := &support{t: t, be: be, rng: rand.New(rand.NewPCG(1, 2))}
+				s := &support{t: t, dev: dev, rng: rand.New(rand.NewPCG(1, 2))}
 				answer := "yes"
 				switch err := s.run(row.call); {
 				case errors.Is(err, backend.ErrUnsupported):

@@ -1,0 +1,272 @@
+// Package array reads .npy files into tensors, and writes them.
+package array
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"unsafe"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn/internal/files"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/npy"
+)
+
+// File is a .npy file whose header agrees with its size.
+type File struct {
+	Flag string // the flag with the path, for errors
+	Path string
+	npy.Header
+}
+
+// Open reads and checks the header of a file of floating point numbers or, if
+// bools is set, of bools.
+func Open(flag, path string, bools bool) (*File, error) {
+	f, err := open(flag, path, npy.ReadHeader)
+	if err == nil && f.Kind == 'b' && !bools {
+		return nil, f.Errorf("elements are bool, they must be f2, f4 or f8")
+	}
+	return f, err
+}
+
+// ReadInts reads the rows of a file of 32-bit integers with one or two axes.
+func ReadInts(flag, path string) ([][]int32, error) {
+	f, err := open(flag, path, npy.ReadIntHeader)
+	if err != nil {
+		return nil, err
+	}
+	if len(f.Shape) < 1 || len(f.Shape) > 2 {
+		return nil, f.Errorf("shape %v has %d axes, it must have 1 or 2", f.Shape, len(f.Shape))
+	}
+	all, err := read(context.Background(), f, f.Int64s)
+	if err != nil {
+		return nil, err
+	}
+	flat := make([]int32, len(all))
+	for i, x := range all {
+		if flat[i] = int32(x); int64(flat[i]) != x {
+			return nil, f.Errorf("%d does not fit in 32 bits", x)
+		}
+	}
+	return slices.Collect(slices.Chunk(flat, f.Shape[len(f.Shape)-1])), nil
+}
+
+func open(flag, path string, readHeader func(io.ReaderAt, int64) (npy.Header, error)) (*File, error) {
+	f := &File{Flag: flag, Path: path}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, f.Errorf("%w", files.Reason(err))
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("not a regular file")
+	}
+	if err == nil {
+		f.Header, err = readHeader(file, info.Size())
+	}
+	if err != nil {
+		return nil, f.Errorf("%w", files.Reason(err))
+	}
+	return f, nil
+}
+
+// Errorf returns an error about the file.
+func (f *File) Errorf(format string, args ...any) error {
+	return fmt.Errorf("--%s %s: %w", f.Flag, f.Path, fmt.Errorf(format, args...))
+}
+
+// DType returns the type of the elements in memory: that of the file, F32 for f8.
+func (f *File) DType() backend.DType {
+	switch {
+	case f.Kind == 'b':
+		return backend.Bool
+	case f.Size == 2:
+		return backend.F16
+	}
+	return backend.F32
+}
+
+// Memory returns the bytes of memory that Upload needs; 0 for a mapped file.
+func (f *File) Memory(dtype backend.DType) int64 {
+	if f.mappable(dtype) {
+		return 0
+	}
+	return int64(f.Count) * int64(max(dtype.Size(), min(f.Size, 4)))
+}
+
+// mappable reports whether the bytes of the file are elements of dtype, aligned
+// to their size.
+func (f *File) mappable(dtype backend.DType) bool {
+	one := []byte{1, 0}
+	return f.DType() == dtype && dtype != backend.Bool && f.Size == dtype.Size() && int(f.Start)%f.Size == 0 &&
+		f.Order.Uint16(one) == binary.NativeEndian.Uint16(one)
+}
+
+// Upload returns the data as a tensor of dtype in the device's memory, for the
+// caller to release. A mapped file must stay mapped until then: unmap, which is
+// nil otherwise, ends that. Rounding of f8 is noted on notes.
+func (f *File) Upload(ctx context.Context, dev *kernels.Device, dtype backend.DType, shape backend.Shape, notes io.Writer) (t backend.Tensor, unmap func(), err error) {
+	if f.mappable(dtype) {
+		// Where mapping is not available the file is read.
+		if host, unmap, err := f.mapped(dtype, shape); err == nil {
+			t, err := dev.Upload(ctx, host)
+			if err != nil {
+				unmap()
+				unmap = nil
+			}
+			return t, unmap, err
+		}
+	}
+	var host backend.Tensor
+	switch {
+	case dtype == backend.Bool:
+		var data []bool
+		if data, err = read(ctx, f, decodeBools); err == nil {
+			host, err = backend.HostBool(data, shape)
+		}
+	case dtype == backend.F16 && f.Size == 2:
+		var data []uint16
+		if data, err = read(ctx, f, f.decodeBits); err == nil {
+			host, err = backend.HostBits(data, dtype, shape)
+		}
+	default:
+		data, err := f.Float32s(ctx, notes)
+		if err == nil {
+			t, err = dev.FromFloat32(ctx, dtype, data, shape)
+		}
+		return t, nil, err
+	}
+	if err == nil {
+		t, err = dev.Upload(ctx, host)
+	}
+	return t, nil, err
+}
+
+// mapped returns the data as a host tensor that lies in the mapped file.
+func (f *File) mapped(dtype backend.DType, shape backend.Shape) (t backend.Tensor, unmap func(), err error) {
+	data, unmap, err := mapFile(f.Path, int(f.Start)+f.Count*f.Size)
+	if err != nil {
+		return t, nil, err
+	}
+	at := unsafe.Pointer(unsafe.SliceData(data[f.Start:]))
+	if dtype == backend.F32 {
+		t, err = backend.HostF32(unsafe.Slice((*float32)(at), f.Count), shape)
+	} else {
+		t, err = backend.HostBits(unsafe.Slice((*uint16)(at), f.Count), dtype, shape)
+	}
+	if err != nil {
+		unmap()
+	}
+	return t, unmap, err
+}
+
+// Float32s reads the data of a file of numbers. Rounding of f8 is noted on notes.
+func (f *File) Float32s(ctx context.Context, notes io.Writer) ([]float32, error) {
+	overflows := 0
+	data, err := read(ctx, f, func(dst []float32, raw []byte) { overflows += f.Header.Float32s(dst, raw) })
+	if err == nil && f.Size == 8 {
+		beyond := ""
+		if overflows > 0 {
+			beyond = fmt.Sprintf("; %d numbers beyond the range of f4 became infinite", overflows)
+		}
+		fmt.Fprintf(notes, "attn: note: --%s %s is f8, rounded to f4%s\n", f.Flag, f.Path, beyond)
+	}
+	return data, err
+}
+
+// decodeBools follows numpy: every byte but 0 is true.
+func decodeBools(dst []bool, raw []byte) {
+	for i, b := range raw {
+		dst[i] = b != 0
+	}
+}
+
+func (f *File) decodeBits(dst []uint16, raw []byte) {
+	for i := range dst {
+		dst[i] = f.Order.Uint16(raw[2*i:])
+	}
+}
+
+// chunk is the number of elements between two checks of the context: many
+// enough to hide the system calls, and within the second-level cache.
+const chunk = 64 << 10
+
+// read reads all elements. decode converts the bytes of a chunk.
+func read[T any](ctx context.Context, f *File, decode func(dst []T, raw []byte)) ([]T, error) {
+	file, err := os.Open(f.Path)
+	if err != nil {
+		return nil, f.Errorf("%w", files.Reason(err))
+	}
+	defer file.Close()
+	if _, err := file.Seek(f.Start, io.SeekStart); err != nil {
+		return nil, f.Errorf("%w", files.Reason(err))
+	}
+	data := make([]T, f.Count)
+	buf := make([]byte, min(chunk, f.Count)*f.Size)
+	for part := range slices.Chunk(data, chunk) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		raw := buf[:len(part)*f.Size]
+		if _, err := io.ReadFull(file, raw); err != nil {
+			return nil, f.Errorf("it was cut short while it was read: %w", err)
+		}
+		decode(part, raw)
+	}
+	return data, nil
+}
+
+// WriteTensor writes a contiguous host tensor as an array of the given shape.
+// bf16, which numpy lacks, becomes f4.
+func WriteTensor(ctx context.Context, w io.Writer, t backend.Tensor, shape []int) error {
+	switch t.DType() {
+	case backend.F32:
+		data, err := t.Float32s()
+		if err != nil {
+			return err
+		}
+		return Write(ctx, w, "<f4", shape, data)
+	case backend.Bool:
+		data, err := t.Bools()
+		if err != nil {
+			return err
+		}
+		return Write(ctx, w, "|b1", shape, data)
+	}
+	data, err := t.Bits()
+	if err != nil {
+		return err
+	}
+	if t.DType() == backend.F16 {
+		return Write(ctx, w, "<f2", shape, data)
+	}
+	wide := make([]uint32, len(data)) // bf16 is the upper half of f4
+	for i, bits := range data {
+		wide[i] = uint32(bits) << 16
+	}
+	return Write(ctx, w, "<f4", shape, wide)
+}
+
+// Write writes an array of the numpy type descr, little endian.
+func Write[T any](ctx context.Context, w io.Writer, descr string, shape []int, data []T) error {
+	buf := bufio.NewWriterSize(w, 1<<20)
+	if _, err := buf.WriteString(npy.Head(descr, shape)); err != nil {
+		return err
+	}
+	for part := range slices.Chunk(data, chunk) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := binary.Write(buf, binary.LittleEndian, part); err != nil {
+			return err
+		}
+	}
+	return buf.Flush()
+}

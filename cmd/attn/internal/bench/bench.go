@@ -1,0 +1,363 @@
+// Package bench is the commands attn bench and attn compare.
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// sweepBudget bounds a sweep without --seq and --budget: with the start of the
+// program and the last call it ends within a minute.
+const sweepBudget = 48 * time.Second
+
+// Command is attn bench. Flags of the cases are zero unless given, so that a
+// preset can refuse them.
+type Command struct {
+	Preset  string        `name:"preset" placeholder:"NAME" help:"Measure a set of cases: ${presets}. It replaces the flags --seq to --mask."`
+	Seq     string        `name:"seq" help:"Sequence lengths: 256,1k,4096, or 256..4k for powers of two. Default: 256, 512, ... until a call takes about a second." placeholder:"LIST"`
+	SeqQ    *int          `name:"seq-q" help:"Number of queries, the last of them at the last key; 1 is decoding. Default: the number of keys." placeholder:"N"`
+	Batch   []int         `name:"batch" placeholder:"N" help:"Batch sizes. This flag and those down to --variant take lists: each combination is a series. Default: 1."`
+	Heads   []int         `name:"heads" placeholder:"N" help:"Query heads. Default: 8."`
+	KVHeads []int         `name:"kv-heads" help:"Key and value heads, a divisor of --heads. Default: --heads." placeholder:"N"`
+	Dim     []int         `name:"dim" placeholder:"N" help:"Head size. Default: 64."`
+	DType   []string      `name:"dtype" placeholder:"TYPE" help:"Element type: f32, f16 or bf16. Default: f32."`
+	Variant []string      `name:"variant" placeholder:"NAME" help:"Operation: fused, stages (all three, with the weights in memory), qk, softmax or pv. Default: fused."`
+	Causal  bool          `name:"causal" help:"Hide later keys from a row."`
+	Window  *cli.Window   `name:"window" placeholder:"L,R" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
+	Softcap cli.Number    `name:"softcap" placeholder:"C" help:"Bound scores to (-C, C). Default: off."`
+	Mask    bool          `name:"mask" help:"Add a random f32 mask [Sq, Sk] to the scores of all heads."`
+	Backend []string      `name:"backend" help:"Backends: cpu, gpu, gpu:1, ...; repeat the flag or separate names with commas. Default: all." placeholder:"NAME"`
+	Compare bool          `name:"compare" help:"With --backend cpu: compare its instruction sets, its gonum path, and the BLAS of the build, in turns."`
+	Ceiling bool          `name:"ceilings" help:"Measure only the peak rates of the backends; those of the CPU for each instruction set on 1, 2, 4, ... --threads threads."`
+	Plan    bool          `name:"plan" help:"Print how each case would run (path, chunks, limits), and run none."`
+	Threads []int         `name:"threads" help:"Threads of the CPU backend; a list measures each. Default: GOMAXPROCS." placeholder:"N"`
+	Memory  cli.Size      `name:"device-memory" placeholder:"SIZE" help:"Limit of the GPU memory in use: 256M, 2G. Tensors beyond it stay in host memory and are streamed. Default: all of it."`
+	Budget  time.Duration `name:"budget" help:"Time for the whole run, shared among backends and series; cases beyond it are predicted. Default: 48s without --seq, no limit with it." placeholder:"DURATION"`
+	Seed    uint64        `name:"seed" default:"1" help:"Seed of the inputs and of the choice of checked rows."`
+	Resume  string        `name:"resume" placeholder:"FILE" type:"path" help:"Continue an interrupted run from its --json report FILE, with the flags of that run, and update the file."`
+	JSON    string        `name:"json" help:"Write the report to this file, after each case." placeholder:"FILE"`
+	CSV     string        `name:"csv" help:"Write the figures to this file, one line a case." placeholder:"FILE"`
+	GoBench string        `name:"gobench" help:"Write the rounds to this file as Go benchmark lines, for benchstat." placeholder:"FILE"`
+	HTML    string        `name:"html" help:"Write the report to this file as a web page with pictures and sortable tables; it needs no network." placeholder:"FILE"`
+	Plot    string        `name:"plot" help:"Draw throughput, time, memory, percent of the ceiling and the roofline into this folder as PNG and SVG." placeholder:"DIR"`
+}
+
+// Vars are the variables of the help texts.
+func Vars() kong.Vars {
+	var presets []string
+	for _, p := range bench.Presets() {
+		presets = append(presets, fmt.Sprintf("%s (%s)", p.Name, p.About))
+	}
+	return kong.Vars{"presets": strings.Join(presets, "; ")}
+}
+
+// Run measures, prints the table and writes the files. It checks all flags before
+// it measures.
+func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
+	var before *bench.Report
+	if c.Resume != "" {
+		var err error
+		if before, err = c.resume(out); err != nil {
+			return err
+		}
+	}
+	cfg, err := c.config()
+	if err != nil {
+		return err
+	}
+	cfg.Resume, cfg.Args = before, caseArgs(out.Args)
+	for _, path := range []string{c.JSON, c.CSV, c.GoBench, c.HTML} {
+		if path == "" {
+			continue
+		}
+		if err := bench.CheckFile(path); err != nil {
+			return err
+		}
+	}
+	bar := newBar(out.Err)
+	cfg.Progress = bar.show
+	if c.JSON != "" && !c.Plan {
+		// The report survives a crash. The last write returns the error of a file
+		// that cannot be written.
+		cfg.Measured = func(r *bench.Report) { _ = r.WriteFile(c.JSON) }
+	}
+	report, err := c.measure(ctx, cfg)
+	bar.clear()
+	if err != nil {
+		return err
+	}
+	// An interrupted or wrong report is written too, and a file that fails does
+	// not keep the others from being written.
+	table := report.WriteTable
+	if c.Plan {
+		table = report.WritePlans
+	}
+	if err := errors.Join(table(out.Out), c.write(report)); err != nil || c.Plan {
+		return err
+	}
+	if err := report.Err(); errors.Is(err, bench.ErrInterrupted) {
+		return cli.Interrupted{Err: err}
+	} else {
+		return err
+	}
+}
+
+// write writes the files of the report.
+func (c *Command) write(r *bench.Report) error {
+	var errs []error
+	for _, f := range []struct {
+		path  string
+		write func(path string) error
+	}{{c.JSON, r.WriteFile}, {c.CSV, r.WriteCSVFile}, {c.GoBench, r.WriteGoBenchFile}, {c.HTML, r.WritePageFile},
+		{c.Plot, func(folder string) error { _, err := r.WritePictures(folder); return err }}} {
+		if f.path != "" {
+			errs = append(errs, f.write(f.path))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// measure runs the cases, or plans them.
+func (c *Command) measure(ctx context.Context, cfg bench.Config) (*bench.Report, error) {
+	threads := 0 // GOMAXPROCS
+	if len(c.Threads) > 0 {
+		threads = c.Threads[0]
+	}
+	if c.Compare {
+		list := contenders(threads)
+		defer closeAll(list)
+		return bench.Compare(ctx, list, cfg)
+	}
+	backends, missing, err := c.open()
+	defer func() {
+		for _, be := range backends {
+			be.Close()
+		}
+	}()
+	switch {
+	case err != nil:
+		return nil, err
+	case c.Ceiling:
+		var list []bench.Contender
+		for _, be := range backends {
+			if name := be.Info().Name; name != "cpu" {
+				list = append(list, bench.Contender{Name: name, Backend: be})
+				continue
+			}
+			tiers := tiersAndThreads(threads)
+			defer closeAll(tiers)
+			list = append(list, tiers...)
+		}
+		return bench.Ceilings(ctx, list, missing...)
+	}
+	cfg.Missing = missing
+	if c.Plan {
+		return bench.Plans(backends, cfg)
+	}
+	return bench.Run(ctx, backends, cfg)
+}
+
+// tiersAndThreads returns the instruction sets of the CPU backend on 1, 2, 4, ...
+// and last threads; 0 is GOMAXPROCS.
+func tiersAndThreads(last int) []bench.Contender {
+	if last == 0 {
+		last = runtime.GOMAXPROCS(0)
+	}
+	var list []bench.Contender
+	for n := 1; ; n = min(2*n, last) {
+		list = append(list, tiers(n)...)
+		if n == last {
+			return list
+		}
+	}
+}
+
+// config returns the configuration that the flags describe.
+func (c *Command) config() (bench.Config, error) {
+	cfg := bench.Config{Budget: c.Budget, Seed: c.Seed}
+	cases := c.Seq != "" || c.SeqQ != nil || len(c.Batch)+len(c.Heads)+len(c.KVHeads)+len(c.Dim)+len(c.DType)+len(c.Variant) > 0 ||
+		c.Causal || c.Window != nil || c.Softcap != 0 || c.Mask
+	for _, refused := range []struct {
+		when bool
+		text string
+	}{
+		{c.Compare && !slices.Equal(c.Backend, []string{"cpu"}), "--compare needs --backend cpu"},
+		{c.Compare && c.Ceiling || c.Compare && c.Plan || c.Ceiling && c.Plan, "--compare, --ceilings and --plan exclude each other"},
+		{len(c.Threads) > 1 && (c.Compare || c.Ceiling), "--threads is a list, --compare and --ceilings take one number"},
+		{c.Plan && c.CSV+c.GoBench+c.HTML+c.Plot != "", "--plan can only be written as --json"},
+		{c.Ceiling && c.Plot != "", "--ceilings has no pictures"},
+		{c.Resume != "" && (c.Compare || c.Ceiling || c.Plan), "--resume cannot continue --compare, --ceilings or --plan"},
+		{c.Preset != "" && cases, "--preset replaces the flags --seq to --mask"},
+	} {
+		if refused.when {
+			return cfg, fmt.Errorf("%s: %w", refused.text, backend.ErrOption)
+		}
+	}
+	for _, n := range c.Threads {
+		if n < 0 {
+			return cfg, fmt.Errorf("--threads is %d, it must be at least 1, or 0 for GOMAXPROCS: %w", n, backend.ErrOption)
+		}
+	}
+	if c.Preset != "" {
+		return c.preset(cfg)
+	}
+	var err error
+	if cfg.Series, err = c.series(); err != nil {
+		return cfg, err
+	}
+	if c.Seq == "" && cfg.Budget == 0 && !c.Compare {
+		cfg.Budget = sweepBudget
+	}
+	return cfg, cfg.Check()
+}
+
+// preset returns the configuration of a preset.
+func (c *Command) preset(cfg bench.Config) (bench.Config, error) {
+	var names []string
+	for _, p := range bench.Presets() {
+		if names = append(names, p.Name); p.Name != c.Preset {
+			continue
+		}
+		cfg.Series = p.Series
+		if cfg.Budget == 0 {
+			cfg.Budget = p.Budget
+		}
+		if len(c.Backend) == 0 {
+			c.Backend = p.Backends
+		}
+		if len(c.Threads) == 0 && p.Threads > 0 {
+			c.Threads = []int{p.Threads}
+		}
+		return cfg, cfg.Check()
+	}
+	return cfg, fmt.Errorf("--preset is %q, it must be one of %s: %w", c.Preset, strings.Join(names, ", "), backend.ErrOption)
+}
+
+// series returns the combinations of the flags that are lists.
+func (c *Command) series() ([]bench.Series, error) {
+	one := bench.Series{Causal: c.Causal, Softcap: float64(c.Softcap), Mask: c.Mask, Window: (*kernels.Window)(c.Window)}
+	if c.SeqQ != nil {
+		if one.SeqQ = *c.SeqQ; one.SeqQ < 1 { // package bench reads 0 as the number of keys
+			return nil, fmt.Errorf("--seq-q is %d, it must be at least 1: %w", one.SeqQ, backend.ErrOption)
+		}
+	}
+	if c.Seq != "" {
+		var err error
+		if one.Seqs, err = bench.ParseSeqs(c.Seq); err != nil {
+			return nil, fmt.Errorf("--seq: %w", err)
+		}
+	}
+	all := []bench.Series{one}
+	for _, f := range []struct {
+		name   string
+		values []int
+		set    func(s *bench.Series, n int)
+	}{
+		{"batch", c.Batch, func(s *bench.Series, n int) { s.Batch = n }},
+		{"heads", c.Heads, func(s *bench.Series, n int) { s.Heads = n }},
+		{"kv-heads", c.KVHeads, func(s *bench.Series, n int) { s.KVHeads = n }},
+		{"dim", c.Dim, func(s *bench.Series, n int) { s.Dim = n }},
+	} {
+		for _, n := range f.values {
+			if n < 1 { // package bench reads 0 as the default
+				return nil, fmt.Errorf("--%s is %d, it must be at least 1: %w", f.name, n, backend.ErrOption)
+			}
+		}
+		all = combined(all, f.values, f.set)
+	}
+	var dtypes []backend.DType
+	for _, name := range c.DType {
+		d, err := cli.ParseDType("--dtype", name)
+		if err != nil {
+			return nil, err
+		}
+		dtypes = append(dtypes, d)
+	}
+	for _, v := range c.Variant {
+		if !slices.Contains(bench.Variants, v) {
+			return nil, fmt.Errorf("--variant is %q, it must be one of %s: %w", v, strings.Join(bench.Variants, ", "), backend.ErrOption)
+		}
+	}
+	all = combined(all, dtypes, func(s *bench.Series, d backend.DType) { s.DType = d })
+	return combined(all, c.Variant, func(s *bench.Series, v string) { s.Variant = v }), nil
+}
+
+// combined returns each series with each of values, or the series where there are none.
+func combined[T any](all []bench.Series, values []T, set func(s *bench.Series, v T)) []bench.Series {
+	if len(values) == 0 {
+		return all
+	}
+	var out []bench.Series
+	for _, s := range all {
+		for _, v := range values {
+			set(&s, v)
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// open opens the named backends, by default all. missing describes those that
+// are not available. The caller closes the backends, after an error too.
+func (c *Command) open() (backends []backend.Backend, missing []string, err error) {
+	names := c.Backend
+	if len(names) == 0 {
+		for _, l := range backend.Devices() {
+			for _, info := range l.Infos {
+				names = append(names, info.Name)
+			}
+			if l.Err != nil {
+				missing = append(missing, fmt.Sprintf("%s · none: %s", l.Family, cli.OneLine(l.Err)))
+			}
+		}
+	}
+	for _, name := range names {
+		if name == "auto" {
+			name, _ = backend.Auto()
+		}
+		threads := c.Threads
+		if name != "cpu" || len(threads) == 0 {
+			threads = []int{0} // the backend's choice
+		}
+		for _, n := range threads {
+			be, err := c.openOne(name, n)
+			switch {
+			case err != nil && len(c.Backend) > 0:
+				return backends, missing, fmt.Errorf("--backend: %w", err)
+			case err != nil: // a listed device that does not open: the others are measured
+				missing = append(missing, fmt.Sprintf("%s · does not open: %s", name, cli.OneLine(err)))
+			case slices.ContainsFunc(backends, func(b backend.Backend) bool {
+				return b.Info().Name == be.Info().Name && b.Info().Threads == be.Info().Threads
+			}): // "auto" and its own name, or a name twice
+				be.Close()
+			default:
+				backends = append(backends, be)
+			}
+		}
+	}
+	return backends, missing, nil
+}
+
+func (c *Command) openOne(name string, threads int) (backend.Backend, error) {
+	if name == "cpu" && threads > 0 {
+		return cpu.Open(cpu.Options{Threads: threads})
+	}
+	if family, selector, _ := strings.Cut(name, ":"); family == "gpu" && c.Memory > 0 {
+		return gpu.Open(selector, gpu.Options{MemoryBytes: int64(c.Memory)})
+	}
+	return backend.Open(name)
+}

@@ -1,0 +1,353 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+type grammar struct {
+	Bench   Command `cmd:""`
+	Compare Compare `cmd:""`
+}
+
+var attn, _ = clitest.Program(func() any { return &grammar{} }, Vars())
+
+// benchmark runs attn bench with args and returns what a shell would see.
+func benchmark(ctx context.Context, args ...string) (code int, stdout, stderr string) {
+	var out, err bytes.Buffer
+	code = cli.Run(ctx, &grammar{}, append([]string{"bench"}, args...), &out, &err, Vars())
+	return code, out.String(), err.String()
+}
+
+func readReport(t *testing.T, path string) bench.Report {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	strict := json.NewDecoder(bytes.NewReader(text))
+	strict.DisallowUnknownFields()
+	var r bench.Report
+	if err := strict.Decode(&r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestBenchPictures: a run leaves the pictures and the page.
+func TestBenchPictures(t *testing.T) {
+	dir := t.TempDir()
+	code, _, stderr := benchmark(t.Context(), "--seq", "64,128", "--heads", "1", "--backend", "cpu", "--threads", "1",
+		"--plot", dir+"/plots", "--html", dir+"/r.html")
+	if code != 0 || stderr != "" {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	if got := clitest.Files(t, dir+"/plots"); len(got) != 10 {
+		t.Errorf("the folder holds %v, should hold five pictures in two forms", got)
+	}
+	text, err := os.ReadFile(dir + "/r.html")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"2 of 2 cases measured", "attn bench --seq 64,128 --heads 1 --backend cpu --threads 1</pre>", "<svg "} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	code, stdout, stderr := benchmark(t.Context(), "--seq", "64", "--html", dir)
+	clitest.WantFailure(t, code, stdout, stderr, "is a folder")
+	code, stdout, stderr = benchmark(t.Context(), "--ceilings", "--plot", dir)
+	clitest.WantFailure(t, code, stdout, stderr, "--ceilings has no pictures")
+	code, stdout, stderr = benchmark(t.Context(), "--plan", "--seq", "64", "--html", dir+"/x.html")
+	clitest.WantFailure(t, code, stdout, stderr, "--plan can only be written as --json")
+}
+
+func TestBenchOnTheCPU(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--seq", "256", "--heads", "1", "--backend", "cpu", "--threads", "1", "--json", path)
+	if code != 0 || stderr != "" {
+		t.Fatalf("exit code %d, and in a pipe nothing but errors goes to stderr: %q", code, stderr)
+	}
+	for _, want := range []string{"attn bench · ", "B=1 H=1 D=64 f32", "cpu · ", "1 thread", "      256  ", "   ok"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the table lacks %q:\n%s", want, out)
+		}
+	}
+	r := readReport(t, path)
+	if len(r.Cases) != 1 || r.Cases[0].Status != bench.OK || r.Cases[0].Threads != 1 || r.Cases[0].SeqQ != 256 || r.Cases[0].MedianS == nil {
+		t.Errorf("%+v", r.Cases)
+	}
+	if r.Environment.BudgetS != 0 {
+		t.Errorf("lengths that were asked for have no budget unless one is given, got %v s", r.Environment.BudgetS)
+	}
+}
+
+func TestBenchOptionsReachTheCases(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--seq", "16..32", "--batch", "2", "--heads", "4", "--kv-heads", "2", "--dim", "8",
+		"--causal", "--dtype", "bf16", "--backend", "cpu,cpu", "--budget", "10s", "--json", path)
+	if code != 0 {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	r := readReport(t, path)
+	if len(r.Cases) != 2 || r.Environment.BudgetS != 10 {
+		t.Fatalf("one backend named twice has two lengths: %+v", r)
+	}
+	for i, c := range r.Cases {
+		if c.SeqQ != 16<<i || c.Batch != 2 || c.Heads != 4 || c.KVHeads != 2 || c.Dim != 8 || !c.Causal || c.DType != "bf16" {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
+func TestBenchRefuses(t *testing.T) {
+	dir := t.TempDir()
+	for _, tc := range []struct {
+		why, want string
+		args      []string
+	}{
+		{"no length", "--seq: sequence length \"0\"", []string{"--seq", "0"}},
+		{"a word", "--seq: sequence length \"abc\" is no number", []string{"--seq", "abc"}},
+		{"a range that runs backwards", "backwards", []string{"--seq", "4k..256"}},
+		{"no queries", "--seq-q is 0", []string{"--seq-q", "0"}},
+		{"half a window", "--window", []string{"--window", "3"}},
+		{"a negative window", "--window", []string{"--window=-1,0"}},
+		{"a negative softcap", "softcap is -1", []string{"--softcap=-1"}},
+		{"a softcap that is no number", "softcap is NaN", []string{"--softcap", "NaN"}},
+		{"no head size", "--dim is 0", []string{"--dim", "0"}},
+		{"a negative head size", "--dim is -3", []string{"--dim=-3"}},
+		{"no heads", "--heads is 0", []string{"--heads", "0"}},
+		{"no kv heads", "--kv-heads is 0", []string{"--kv-heads", "0"}},
+		{"no batch", "--batch is 0", []string{"--batch", "0"}},
+		{"kv heads that do not divide", "kv-heads must divide heads", []string{"--heads", "8", "--kv-heads", "3"}},
+		{"an unknown type", "--dtype is \"f64\"", []string{"--dtype", "f64"}},
+		{"a mask type", "--dtype is \"bool\"", []string{"--dtype", "bool"}},
+		{"an unknown backend", "--backend: backend \"tpu\" is unknown", []string{"--backend", "tpu"}},
+		{"an unknown backend beside a known one", "backend \"tpu\" is unknown", []string{"--backend", "cpu,tpu"}},
+		{"a comparison of backends", "--compare needs --backend cpu", []string{"--compare"}},
+		{"a plan of a comparison", "exclude each other", []string{"--compare", "--plan", "--backend", "cpu"}},
+		{"ceilings of an unknown backend", "backend \"tpu\" is unknown", []string{"--ceilings", "--backend", "tpu"}},
+		{"a plan of an unknown backend", "backend \"tpu\" is unknown", []string{"--plan", "--backend", "cpu,tpu"}},
+		{"a comparison of two backends", "--compare needs --backend cpu", []string{"--compare", "--backend", "cpu,gpu"}},
+		{"no device memory", "--device-memory", []string{"--device-memory", "0"}},
+		{"device memory of another unit", "is not a size", []string{"--device-memory", "2T"}},
+		{"too much device memory", "is not a size", []string{"--device-memory", "9000000000G"}},
+		{"an unknown preset", "it must be one of quick, long", []string{"--preset", "fast"}},
+		{"a preset and a length", "--preset replaces the flags", []string{"--preset", "quick", "--seq", "256"}},
+		{"a preset and an option", "--preset replaces the flags", []string{"--preset", "quick", "--causal"}},
+		{"an unknown variant", "--variant is \"fast\"", []string{"--variant", "fast"}},
+		{"the same series twice", "there are two series", []string{"--dim", "64,64"}},
+		{"a comparison on two numbers of threads", "take one number", []string{"--compare", "--backend", "cpu", "--threads", "1,2"}},
+		{"a folder as the table", "is a folder", []string{"--csv", dir}},
+		{"no folder for the lines", "does not exist", []string{"--gobench", filepath.Join(dir, "absent", "r")}},
+		{"negative threads", "--threads is -1", []string{"--threads=-1"}},
+		{"a negative budget", "budget is -1s", []string{"--budget=-1s"}},
+		{"a budget without a unit", "--budget", []string{"--budget", "10"}},
+		{"a folder that does not exist", "does not exist", []string{"--json", filepath.Join(dir, "absent", "r.json")}},
+		{"a folder as the file", "is a folder", []string{"--json", dir}},
+		{"too large to count", "too large", []string{"--seq", "1024M", "--heads", "1000000000", "--dim", "1000000000"}},
+		{"an unknown flag", "unknown flag", []string{"--sequence", "1"}},
+	} {
+		code, out, stderr := benchmark(t.Context(), tc.args...)
+		if code == 0 || out != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, tc.want) {
+			t.Errorf("%s: exit code %d, stdout %q, stderr %q, want one line with %q", tc.why, code, out, stderr, tc.want)
+		}
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
+		t.Errorf("files are left over: %v %v", entries, err)
+	}
+}
+
+func TestBenchOfDecodingMasksAndWindows(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--seq", "100", "--seq-q", "3", "--window", "20,inf", "--softcap", "2.5", "--mask",
+		"--heads", "2", "--dim", "64", "--backend", "cpu", "--json", path)
+	if code != 0 || !strings.Contains(out, "Sq=3 window 20,inf softcap 2.5 + mask f32") {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	c := readReport(t, path).Cases[0]
+	if c.SeqQ != 3 || c.SeqK != 100 || *c.WindowLeft != 20 || c.WindowRight != nil || c.Softcap != 2.5 || c.Mask != "f32" ||
+		c.Bound == "" || c.CeilingGBS == nil || c.PercentOfBound == nil {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestBenchCompares(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--compare", "--backend", "cpu", "--seq", "64", "--heads", "1", "--threads", "1", "--json", path)
+	if code != 0 || stderr != "" || !strings.Contains(out, "contender") || !strings.Contains(out, "vs first") {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	r := readReport(t, path)
+	var got []string
+	for _, c := range r.Cases {
+		got = append(got, c.Contender)
+		if c.Status != bench.OK || c.SeqK != 64 || c.Threads != 1 || c.PercentOfBound == nil {
+			t.Errorf("%+v", c)
+		}
+	}
+	var want []string
+	for _, c := range contenders(1) {
+		want = append(want, c.Name)
+		c.Backend.Close()
+	}
+	if !slices.Equal(got, want) || !slices.Contains(want, "gonum") {
+		t.Errorf("%q were compared, want %q", got, want)
+	}
+}
+
+func TestBenchCeilings(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--ceilings", "--backend", "cpu", "--threads", "1", "--json", path)
+	if code != 0 || stderr != "" || !strings.Contains(out, "read memory, GB/s") {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	r := readReport(t, path)
+	if len(r.Ceilings) != len(cpu.Tiers()) {
+		t.Errorf("%d ceilings, there are the tiers %v", len(r.Ceilings), cpu.Tiers())
+	}
+	for _, c := range r.Ceilings {
+		if c.Threads != 1 || c.GFLOPS == nil || c.MemoryGBS == nil || c.CacheGBS == nil {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
+func TestBenchPlans(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--plan", "--backend", "cpu", "--seq", "256,1M", "--heads", "1", "--window", "100,0", "--json", path)
+	if code != 0 || stderr != "" || !strings.Contains(out, "  S=1048576   ") || !strings.Contains(out, "    chunks  ") || strings.Contains(out, "GFLOP/s") {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	r := readReport(t, path)
+	if len(r.Cases) != 2 || r.Cases[1].Status != bench.NotRun || r.Cases[1].Plan == nil || r.Cases[1].Plan.Chunks < 1 || r.Cases[1].Plan.Cut == "" {
+		t.Errorf("%+v", r.Cases)
+	}
+}
+
+func TestDeviceMemoryIsBounded(t *testing.T) {
+	for _, tc := range []struct {
+		memory cli.Size
+		onHost bool // what stays there has no rate at which the device reads it
+	}{{0, false}, {1 << 20, true}} {
+		be, err := (&Command{Memory: tc.memory}).openOne("gpu", 0)
+		if err != nil {
+			t.Skipf("needs a WebGPU adapter: %v", err)
+		}
+		defer be.Close()
+		x, err := kernels.FromFloat32(t.Context(), be, backend.F32, make([]float32, 1<<19), backend.Shape{1, 1, 1, 1 << 19})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Release()
+		rate, err := be.(backend.BandwidthMeter).ReadBandwidth(t.Context(), x)
+		if err != nil || (rate == 0) != tc.onHost {
+			t.Errorf("of %d bytes: 2 MiB are read at %v B/s, %v", tc.memory, rate, err)
+		}
+	}
+}
+
+func TestBenchCeilingsOfAGPU(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes several seconds on a software driver")
+	}
+	be, err := backend.Open("gpu")
+	if err != nil {
+		t.Skipf("needs a WebGPU adapter: %v", err)
+	}
+	name := be.Info().Name
+	be.Close()
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--ceilings", "--backend", name, "--json", path)
+	if code != 0 || stderr != "" || !strings.Contains(out, "  empty launch ") || !strings.Contains(out, "  workgroup memory ") {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	r := readReport(t, path)
+	if len(r.Ceilings) != 1 || r.Ceilings[0].GFLOPS == nil || r.Ceilings[0].MemoryGBS == nil || r.Ceilings[0].LaunchS == nil || len(r.Ceilings[0].Others) != 4 {
+		t.Errorf("%+v", r.Ceilings)
+	}
+}
+
+// interrupting is a device on which Ctrl-C is pressed in the 60th call, when the
+// warm-up is over.
+type interrupting struct {
+	backend.Backend
+	cancel context.CancelFunc
+	calls  int
+}
+
+func (b *interrupting) Info() backend.Info {
+	info := b.Backend.Info()
+	info.Name = "interrupting"
+	return info
+}
+
+func (b *interrupting) Attention(ctx context.Context, c *backend.Call) error {
+	if b.calls++; b.calls == 60 {
+		b.cancel()
+	}
+	return b.Backend.Attention(ctx, c)
+}
+
+// wrong is a device whose outputs are zeros.
+type wrong struct{ backend.Backend }
+
+func (wrong) Attention(context.Context, *backend.Call) error { return nil }
+
+// one is a driver of a single backend.
+type one struct{ be backend.Backend }
+
+func (d one) Devices() ([]backend.Info, error)     { return nil, nil } // not among the defaults
+func (d one) Open(string) (backend.Backend, error) { return d.be, nil }
+
+func openCPU(t *testing.T) backend.Backend {
+	t.Helper()
+	be, err := backend.Open("cpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return be
+}
+
+func TestBenchWritesWhatItHasWhenInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	backend.Register("interrupting", one{&interrupting{Backend: openCPU(t), cancel: cancel}})
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(ctx, "--seq", "64,128", "--heads", "1", "--backend", "interrupting", "--json", path)
+	if code == 0 || !strings.Contains(stderr, "interrupted with 1 of 2 cases measured") || strings.Count(stderr, "\n") != 1 {
+		t.Errorf("exit code %d, stderr %q", code, stderr)
+	}
+	if !strings.Contains(out, "not run: interrupted") || !strings.Contains(out, "ok, interrupted") {
+		t.Errorf("the table does not say so:\n%s", out)
+	}
+	r := readReport(t, path)
+	if !r.Interrupted || len(r.Cases) != 2 || r.Cases[0].MedianS == nil || r.Cases[1].MedianS != nil {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestBenchExitCodeSaysWrong(t *testing.T) {
+	backend.Register("wrong", one{wrong{openCPU(t)}})
+	path := filepath.Join(t.TempDir(), "report.json")
+	code, out, stderr := benchmark(t.Context(), "--seq", "64", "--heads", "1", "--backend", "wrong", "--json", path)
+	if code == 0 || !strings.Contains(stderr, "wrong result") || !strings.Contains(out, "WRONG: ") {
+		t.Errorf("exit code %d, stderr %q, stdout:\n%s", code, stderr, out)
+	}
+	if c := readReport(t, path).Cases[0]; c.Status != bench.Wrong || c.MedianS != nil || c.GFLOPS != nil {
+		t.Errorf("a wrong result has figures: %+v", c)
+	}
+}

@@ -1,0 +1,55 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+)
+
+// Compare is attn compare.
+type Compare struct {
+	Old      string       `arg:"" name:"old" help:"Report of attn bench --json."`
+	New      string       `arg:"" name:"new" help:"Later report of the same cases."`
+	Percent  cli.Percent  `name:"percent" default:"4" placeholder:"P" help:"Smallest change to report, in percent of a call's time."`
+	FailOver *cli.Percent `name:"fail-over" placeholder:"P" help:"Fail when a case became slower by more than P: 5%."`
+}
+
+// Run compares the reports. It always fails when a measured case has become wrong.
+func (c *Compare) Run(_ context.Context, out *cli.Streams) error {
+	was, err := bench.ReadFile(c.Old)
+	if err != nil {
+		return err
+	}
+	now, err := bench.ReadFile(c.New)
+	if err != nil {
+		return err
+	}
+	changes := bench.Difference(was, now, float64(c.Percent))
+	if err := bench.WriteChanges(out.Out, was, now, changes, float64(c.Percent)); err != nil {
+		return err
+	}
+	compared := 0
+	for _, change := range changes {
+		if change.Verdict != bench.Missing {
+			compared++
+		}
+	}
+	if compared == 0 {
+		return fmt.Errorf("%s and %s have no measured case in common: %w", c.Old, c.New, backend.ErrOption)
+	}
+	limit := 0.0
+	if c.FailOver != nil {
+		limit = float64(*c.FailOver)
+	}
+	worst := bench.Worst(changes, limit)
+	switch {
+	case worst == nil || worst.Verdict != bench.Broken && c.FailOver == nil:
+		return nil
+	case worst.Verdict == bench.Broken:
+		return fmt.Errorf("%s %s was measured before and is %s now: %s", worst.New.Backend, worst.New.Name, worst.New.Status, worst.New.Note)
+	}
+	return fmt.Errorf("%s %s became %.1f%% slower, which is over %g%%", worst.New.Backend, worst.New.Name, worst.Percent, limit)
+}

@@ -1,0 +1,200 @@
+package bench
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench"
+)
+
+// slower returns the report at path with all times of calls multiplied, in another file.
+func slower(t *testing.T, path string, factor float64) string {
+	t.Helper()
+	r := readReport(t, path)
+	for i := range r.Cases {
+		for j := range r.Cases[i].Rounds {
+			for k := range r.Cases[i].Rounds[j].TimesS {
+				r.Cases[i].Rounds[j].TimesS[k] *= factor
+			}
+		}
+	}
+	to := filepath.Join(t.TempDir(), "slower.json")
+	if err := r.WriteFile(to); err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+func TestCompare(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	if code, out, stderr := benchmark(t.Context(), "--seq", "64", "--heads", "1", "--backend", "cpu", "--threads", "1", "--json", path); code != 0 {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	twice := slower(t, path, 2)
+	for _, tc := range []struct {
+		why, want string
+		code      int
+		args      []string
+	}{
+		{"the same report", "1 case: 1 same", 0, []string{path, path, "--fail-over", "5%"}},
+		{"slower, and nothing depends on it", "1 case: 1 slower", 0, []string{path, twice}},
+		{"slower", "1 case: 1 slower", 1, []string{path, twice, "--fail-over", "5%"}},
+		{"slower by less than the gate", "1 case: 1 slower", 0, []string{path, twice, "--fail-over", "150"}},
+		{"faster", "1 case: 1 faster", 0, []string{twice, path, "--fail-over=5%"}},
+		{"less than what is looked for", "1 case: 1 same", 0, []string{path, slower(t, path, 1.05), "--percent", "10%", "--fail-over", "1%"}},
+	} {
+		code, out, stderr := attn(t, append([]string{"compare"}, tc.args...)...)
+		if code != tc.code || !strings.Contains(out, tc.want) || (code != 0) != strings.Contains(stderr, "% slower, which is over 5%") {
+			t.Errorf("%s: exit code %d, want %d\n%s%s", tc.why, code, tc.code, out, stderr)
+		}
+	}
+
+	wrong := readReport(t, path)
+	wrong.Cases[0].Status, wrong.Cases[0].Note = bench.Wrong, "WRONG: o[0,0,0,0]"
+	broken := filepath.Join(t.TempDir(), "broken.json")
+	if err := wrong.WriteFile(broken); err != nil {
+		t.Fatal(err)
+	}
+	code, out, stderr := attn(t, "compare", path, broken)
+	if code != 1 || !strings.Contains(out, "1 broken") || !strings.Contains(stderr, "WRONG: o[0,0,0,0]") {
+		t.Errorf("a case that is wrong now: exit code %d\n%s%s", code, out, stderr)
+	}
+}
+
+func TestCompareRefuses(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	empty := write("empty.json", `{"schema": 2}`)
+	for _, tc := range []struct {
+		why, want string
+		args      []string
+	}{
+		{"one report", "expected \"<new>\"", []string{empty}},
+		{"no report", "is not a report", []string{empty, write("text", "abc")}},
+		{"an older form", "measure again", []string{write("old.json", `{"schema": 1}`), empty}},
+		{"no file", "no such file", []string{filepath.Join(dir, "absent"), empty}},
+		{"nothing in common", "no measured case in common", []string{empty, empty}},
+		{"no percentage", "is not a percentage", []string{empty, empty, "--fail-over", "much"}},
+		{"a negative percentage", "is not a percentage", []string{empty, empty, "--percent=-1"}},
+	} {
+		code, _, stderr := attn(t, append([]string{"compare"}, tc.args...)...)
+		if code == 0 || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, tc.want) {
+			t.Errorf("%s: exit code %d, stderr %q, want one line with %q", tc.why, code, stderr, tc.want)
+		}
+	}
+}
+
+// A run that was interrupted goes on from its file with its own flags, into the same file.
+func TestBenchResumes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	args := []string{"--seq", "64,128", "--heads", "1", "--backend", "cpu", "--threads", "1"}
+	if code, out, stderr := benchmark(t.Context(), append(args, "--json="+path)...); code != 0 {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	first := readReport(t, path)
+	if got := strings.Join(first.Environment.Args, " "); got != "bench "+strings.Join(args, " ") {
+		t.Errorf("the report says that it is repeated by %q", got)
+	}
+	stopped := first
+	stopped.Interrupted = true
+	stopped.Cases = append([]bench.Measurement(nil), first.Cases...)
+	stopped.Cases[1] = bench.Measurement{Backend: "cpu", Name: first.Cases[1].Name, Status: bench.NotRun}
+	if err := stopped.WriteFile(path); err != nil {
+		t.Fatal(err)
+	}
+	code, out, stderr := benchmark(t.Context(), "--resume", path)
+	if code != 0 || stderr != "" {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	second := readReport(t, path)
+	if len(second.Cases) != 2 || !second.Cases[0].Resumed || second.Cases[1].Resumed || second.Interrupted ||
+		*second.Cases[0].MedianS != *first.Cases[0].MedianS || second.Cases[1].MedianS == nil {
+		t.Errorf("%+v", second)
+	}
+	for _, tc := range []struct {
+		why, want string
+		args      []string
+	}{
+		{"other flags", "leave out --heads", []string{"--resume", path, "--heads", "2"}},
+		{"no report", "--resume: report", []string{"--resume", path + ".absent"}},
+	} {
+		if code, _, stderr := benchmark(t.Context(), tc.args...); code == 0 || !strings.Contains(stderr, tc.want) {
+			t.Errorf("%s: exit code %d, stderr %q", tc.why, code, stderr)
+		}
+	}
+}
+
+// Each combination of lists is a series, and each number of threads a backend.
+func TestBenchSweepsLists(t *testing.T) {
+	dir := t.TempDir()
+	path, lines, table := filepath.Join(dir, "r.json"), filepath.Join(dir, "r.txt"), filepath.Join(dir, "r.csv")
+	code, out, stderr := benchmark(t.Context(), "--seq", "32", "--heads", "1,2", "--dim", "16", "--dtype", "f32,bf16", "--threads", "1,2", "--backend", "cpu",
+		"--json", path, "--gobench", lines, "--csv", table)
+	if code != 0 {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	seen := map[string]bool{}
+	for _, c := range readReport(t, path).Cases {
+		seen[strings.Join([]string{c.Name, string(rune('0' + c.Threads)), string(c.Status)}, " ")] = true
+	}
+	for _, want := range []string{"f32/b1h1s32d16 1 ok", "f32/b1h2s32d16 1 ok", "bf16/b1h1s32d16 1 ok", "bf16/b1h2s32d16 1 ok",
+		"f32/b1h1s32d16 2 ok", "f32/b1h2s32d16 2 ok", "bf16/b1h1s32d16 2 ok", "bf16/b1h2s32d16 2 ok"} {
+		if !seen[want] {
+			t.Errorf("%q was not measured, of %v", want, seen)
+		}
+	}
+	if len(seen) != 8 || !strings.Contains(out, "\nB=1 H=2 D=16 bf16\n") {
+		t.Errorf("%d cases:\n%s", len(seen), out)
+	}
+	for path, want := range map[string]string{lines: "BenchmarkAttention/backend=cpu/variant=fused/bf16/b1h2s32d16-2 ", table: "\ncpu,,B=1 H=2 D=16 bf16,bf16/b1h2s32d16,fused,"} {
+		if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%v, %s lacks %q:\n%s", err, path, want, text)
+		}
+	}
+}
+
+// A case that does not fit the budget is predicted, and said.
+func TestBenchPredicts(t *testing.T) {
+	backend.Register("cpu1", one{openCPU(t)})
+	path := filepath.Join(t.TempDir(), "r.json")
+	code, out, stderr := benchmark(t.Context(), "--seq", "256,1M", "--heads", "1", "--backend", "cpu1", "--budget", "20s", "--json", path)
+	if code != 0 || !strings.Contains(out, "  1048576   predicted ") || !strings.Contains(out, " of the budget is left\n") {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	c := readReport(t, path).Cases[1]
+	// A million keys and queries are 2.8e14 operations: minutes at the least.
+	if c.Status != bench.Predicted || c.PredictedS == nil || *c.PredictedS < 60 || c.FLOPs != 256<<40 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A preset brings its cases, and the backends and threads that it is for.
+func TestBenchPresets(t *testing.T) {
+	code, out, stderr := benchmark(t.Context(), "--preset", "long", "--plan", "--backend", "cpu")
+	if code != 0 || !strings.Contains(out, "\n  full, S=65536   ") || !strings.Contains(out, "\n  window of 4096, S=1048576   ") {
+		t.Errorf("exit code %d: %s%s", code, out, stderr)
+	}
+	path := filepath.Join(t.TempDir(), "r.json")
+	code, out, stderr = benchmark(t.Context(), "--preset", "ci", "--plan", "--json", path)
+	if code != 0 {
+		t.Fatalf("exit code %d: %s%s", code, out, stderr)
+	}
+	r := readReport(t, path)
+	if len(r.Cases) != 4 {
+		t.Errorf("%d cases", len(r.Cases))
+	}
+	for _, c := range r.Cases {
+		if c.Backend != "cpu" || c.Threads != 1 {
+			t.Errorf("%s is on %s, %d threads", c.Name, c.Backend, c.Threads)
+		}
+	}
+}

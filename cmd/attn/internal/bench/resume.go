@@ -1,0 +1,68 @@
+package bench
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+)
+
+// caseArgs returns the arguments without the flags of output files and their
+// values: those that determine the cases.
+func caseArgs(args []string) []string {
+	files := []string{"--json", "--csv", "--gobench", "--html", "--plot", "--resume"}
+	var words []string
+	for i := 0; i < len(args); i++ {
+		name, _, joined := strings.Cut(args[i], "=")
+		if !slices.Contains(files, name) {
+			words = append(words, args[i])
+		} else if !joined {
+			i++ // the value
+		}
+	}
+	return words
+}
+
+// resume reads the report of an interrupted run. It takes the flags from there,
+// except those of output files and --budget.
+func (c *Command) resume(out *cli.Streams) (*bench.Report, error) {
+	report, err := bench.ReadFile(c.Resume)
+	if err != nil {
+		return nil, fmt.Errorf("--resume: %w", err)
+	}
+	args := report.Environment.Args
+	if len(args) == 0 {
+		return nil, fmt.Errorf("--resume: %s does not contain the arguments of its run: %w", c.Resume, backend.ErrOption)
+	}
+	for _, word := range caseArgs(out.Args)[1:] {
+		if name, _, _ := strings.Cut(word, "="); name != "--budget" && strings.HasPrefix(word, "-") {
+			return nil, fmt.Errorf("--resume takes the flags from %s (attn %s), leave out %s: %w", c.Resume, strings.Join(args, " "), word, backend.ErrOption)
+		}
+	}
+	var earlier struct {
+		Bench Command `cmd:""`
+	}
+	parser, err := kong.New(&earlier, Vars())
+	if err != nil {
+		return nil, err
+	}
+	if _, err := parser.Parse(args); err != nil {
+		return nil, fmt.Errorf("--resume: the flags of %s: %v: %w", c.Resume, err, backend.ErrOption)
+	}
+	now := *c
+	*c = earlier.Bench
+	c.Resume, c.JSON, c.CSV, c.GoBench, c.HTML, c.Plot = now.Resume, now.JSON, now.CSV, now.GoBench, now.HTML, now.Plot
+	if now.Budget != 0 {
+		c.Budget = now.Budget
+	}
+	if c.JSON == "" {
+		c.JSON = c.Resume
+	}
+	out.Args = args
+	return report, nil
+}

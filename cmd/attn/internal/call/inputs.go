@@ -1,0 +1,420 @@
+package call
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn/internal/array"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Inputs are the files of a problem, of which only the headers are read.
+type Inputs struct {
+	QKV   []*array.File  // without v when only the weights are wanted
+	Past  [3]*array.File // earlier k and v, else nil
+	Masks []*Mask
+	DType backend.DType // to compute on
+	Dims  kernels.Dims
+
+	opt     kernels.Options
+	packed  bool // the files are [total,H,D]
+	swapped bool // the files are [B,S,H,D], or packed
+}
+
+// Mask is the file of a mask or a bias.
+type Mask struct {
+	*array.File
+	Shape backend.Shape
+	field func(opt *kernels.Options) *backend.Tensor
+}
+
+// Open opens the files of p and makes p canonical. It checks the ranks and types
+// of the files; package kernels checks the lengths.
+func (p *Problem) Open() (*Inputs, error) {
+	in := &Inputs{packed: p.CuQ != nil}
+	for i, f := range [3]struct{ flag, path, past string }{{"q", p.Q, ""}, {"k", p.K, p.PastK}, {"v", p.V, p.PastV}} {
+		if f.path == "" && f.flag == "v" {
+			continue
+		}
+		file, err := array.Open(f.flag, f.path, false)
+		if err == nil && f.past != "" {
+			in.Past[i], err = array.Open("past-"+f.flag, f.past, false)
+		}
+		if err != nil {
+			return nil, err
+		}
+		switch rank := len(file.Shape); {
+		case in.packed && rank != 3:
+			return nil, file.Errorf("shape %v has %d axes, packed sequences have 3: [total,H,D]", file.Shape, rank)
+		case rank < 2 || rank > 4:
+			return nil, file.Errorf("shape %v has %d axes, it must have 2, 3 or 4: [S,D], [B,S,D] or [B,H,S,D]", file.Shape, rank)
+		}
+		in.QKV = append(in.QKV, file)
+	}
+	in.swapped = in.packed || p.Layout == "bshd" && len(in.QKV[0].Shape) == 4
+	if err := in.agree(p.DType != ""); err != nil {
+		return nil, err
+	}
+	in.DType = in.QKV[0].DType()
+	if p.DType != "" {
+		var err error
+		if in.DType, err = cli.ParseDType("--dtype", p.DType); err != nil {
+			return nil, err
+		}
+	}
+	p.DType = in.DType.String()
+	if err := in.openMasks(p); err != nil {
+		return nil, err
+	}
+	t, err := in.meta()
+	if err != nil {
+		return nil, err
+	}
+	in.Dims = (&backend.Call{Q: t[0], K: t[1], V: t[2]}).Dims()
+	if err := p.resolve(in.Dims, in.PastKeys()); err != nil {
+		return nil, err
+	}
+	in.opt = p.options()
+	return in, nil
+}
+
+// agree checks that the files have one rank and, unless typed, one type.
+func (in *Inputs) agree(typed bool) error {
+	q := in.QKV[0]
+	for i, f := range slices.Concat(in.QKV[1:], in.Past[1:]) {
+		if f == nil {
+			continue
+		}
+		if len(f.Shape) != len(q.Shape) {
+			return f.Errorf("shape is %v, that of --q %s is %v: they must have as many axes", f.Shape, q.Path, q.Shape)
+		}
+		if !typed && f.Size != q.Size {
+			return f.Errorf("elements are %s, those of --q %s are %s: choose a type with --dtype", f.TypeName(), q.Path, q.TypeName())
+		}
+		if i < len(in.QKV)-1 {
+			continue
+		}
+		next, seq := in.QKV[i-len(in.QKV)+2], in.seqAxis()
+		want := slices.Clone(next.Shape)
+		want[seq] = f.Shape[seq]
+		if !slices.Equal(want, f.Shape) {
+			return f.Errorf("shape is %v, that of --%s %s is %v: only the number of keys may differ", f.Shape, next.Flag, next.Path, next.Shape)
+		}
+	}
+	return nil
+}
+
+// seqAxis is the axis of the sequence in the files.
+func (in *Inputs) seqAxis() int {
+	switch {
+	case in.packed:
+		return 0
+	case in.swapped:
+		return 1
+	}
+	return len(in.QKV[0].Shape) - 2
+}
+
+// openMasks opens the masks and biases. It moves a float mask to the bias.
+func (in *Inputs) openMasks(p *Problem) error {
+	biasFlag := "bias"
+	if p.Mask != "" {
+		f, err := array.Open("mask", p.Mask, true)
+		if err != nil {
+			return err
+		}
+		if f.Kind != 'b' {
+			if p.Bias != "" {
+				return f.Errorf("it holds numbers and --bias %s is given too: add them up in one file", p.Bias)
+			}
+			p.Mask, p.Bias, biasFlag = "", p.Mask, "mask"
+		}
+	}
+	rank := len(in.QKV[0].Shape)
+	for _, m := range []struct {
+		flag, path string
+		bools      bool
+		shape      func(f *array.File, rank int) (backend.Shape, error)
+		field      func(opt *kernels.Options) *backend.Tensor
+	}{
+		{"mask", p.Mask, true, maskShape, func(opt *kernels.Options) *backend.Tensor { return &opt.Mask }},
+		{biasFlag, p.Bias, false, maskShape, func(opt *kernels.Options) *backend.Tensor { return &opt.Bias }},
+		{"relative-bias", p.RelativeBias, false, distanceShape, func(opt *kernels.Options) *backend.Tensor { return &opt.RelativeBias }},
+		{"block-mask", p.BlockMask, true, maskShape, func(opt *kernels.Options) *backend.Tensor { return &opt.BlockMask }},
+	} {
+		if m.path == "" {
+			continue
+		}
+		f, err := array.Open(m.flag, m.path, m.bools)
+		if err != nil {
+			return err
+		}
+		if m.bools && f.Kind != 'b' {
+			return f.Errorf("elements are %s, they must be bool", f.TypeName())
+		}
+		shape, err := m.shape(f, rank)
+		if err != nil {
+			return err
+		}
+		in.Masks = append(in.Masks, &Mask{f, shape, m.field})
+	}
+	return nil
+}
+
+// maskShape returns the shape of a mask as [B, H, Sq, Sk]. Its axes are those of
+// scores of q's rank, [Sq,Sk], [B,Sq,Sk] or [B,H,Sq,Sk], from the right as in
+// numpy. A 4-D mask has all four axes whatever q's rank is.
+func maskShape(f *array.File, rank int) (backend.Shape, error) {
+	n := len(f.Shape)
+	if n < 1 || n > 4 || n == 3 && rank == 2 {
+		scores := [...]string{2: "[Sq,Sk]", 3: "[B,Sq,Sk]", 4: "[B,H,Sq,Sk]"}[rank]
+		return backend.Shape{}, f.Errorf("shape %v has %d axes, it must broadcast to %s", f.Shape, n, scores)
+	}
+	shape := backend.Shape{1, 1, 1, 1}
+	copy(shape[4-n:], f.Shape)
+	if n == 3 && rank == 3 { // [B,Sq,Sk] has no axis of heads
+		shape[backend.Batch], shape[backend.Heads] = f.Shape[0], 1
+	}
+	return shape, nil
+}
+
+// distanceShape returns the shape of a bias by distance as [B, H, 1, Sq+Sk-1].
+func distanceShape(f *array.File, _ int) (backend.Shape, error) {
+	n := len(f.Shape)
+	if n < 1 || n > 3 {
+		return backend.Shape{}, f.Errorf("shape %v has %d axes, it must be [Sq+Sk-1], [H,Sq+Sk-1] or [B,H,Sq+Sk-1]", f.Shape, n)
+	}
+	shape := backend.Shape{1, 1, 1, f.Shape[n-1]}
+	copy(shape[3-n:2], f.Shape)
+	return shape, nil
+}
+
+// stored returns the shape of an input with four axes, in the order of the files:
+// [B,H,S,D], [B,S,H,D], or [1,total,H,D].
+func (in *Inputs) stored(f *array.File) backend.Shape {
+	s := f.Shape
+	switch {
+	case in.packed:
+		return backend.Shape{1, s[0], s[1], s[2]}
+	case len(s) == 2:
+		return backend.Shape{1, 1, s[0], s[1]}
+	case len(s) == 3:
+		return backend.Shape{s[0], 1, s[1], s[2]}
+	}
+	return backend.Shape(s)
+}
+
+// whole returns the stored shape of operand i together with its past.
+func (in *Inputs) whole(i int) backend.Shape {
+	s := in.stored(in.QKV[i])
+	if past := in.Past[i]; past != nil {
+		axis := backend.Seq
+		if in.swapped {
+			axis = backend.Heads
+		}
+		s[axis] += in.stored(past)[axis]
+	}
+	return s
+}
+
+// PastKeys returns the number of earlier keys.
+func (in *Inputs) PastKeys() int {
+	if in.Past[1] == nil {
+		return 0
+	}
+	return in.Past[1].Shape[in.seqAxis()]
+}
+
+// BHSD views a tensor in the order of the files as [B, H, S, D], and the reverse.
+func (in *Inputs) BHSD(t backend.Tensor) (backend.Tensor, error) {
+	if !in.swapped {
+		return t, nil
+	}
+	return t.Swap(backend.Heads, backend.Seq)
+}
+
+// Swap returns a shape [B, H, S, D] in the order of the files.
+func (in *Inputs) Swap(s backend.Shape) backend.Shape {
+	if in.swapped {
+		s[backend.Heads], s[backend.Seq] = s[backend.Seq], s[backend.Heads]
+	}
+	return s
+}
+
+// FileShape returns a shape in the order of the files without the axes that q's
+// file lacks.
+func (in *Inputs) FileShape(s backend.Shape) []int {
+	switch {
+	case in.packed:
+		return s[1:]
+	case len(in.QKV[0].Shape) == 2:
+		return s[2:]
+	case len(in.QKV[0].Shape) == 3:
+		return slices.Concat(s[:1], s[2:])
+	}
+	return s[:]
+}
+
+// meta returns q, k and v without memory, as [B, H, S, D].
+func (in *Inputs) meta() (t [3]backend.Tensor, err error) {
+	for i, f := range in.QKV {
+		if t[i], err = backend.Meta(in.DType, in.whole(i)); err == nil {
+			t[i], err = in.BHSD(t[i])
+		}
+		if err != nil {
+			return t, f.Errorf("%w", err)
+		}
+	}
+	if len(in.QKV) < len(t) { // the first column of the keys stands for the values
+		if t[2], err = t[1].Slice(backend.Dim, 0, 1); err != nil {
+			return t, in.QKV[1].Errorf("%w", err)
+		}
+	}
+	return t, nil
+}
+
+// Prepare prepares the call with the outputs lse and weights on tensors without
+// memory, which validates everything but the data. It returns an error for files
+// beyond the memory of the machine.
+func (in *Inputs) Prepare(dev *kernels.Device, lse, weights bool) (*kernels.Call, error) {
+	t, err := in.meta()
+	if err != nil {
+		return nil, err
+	}
+	opt := in.opt
+	opt.LSE, opt.Weights = lse, weights
+	for _, m := range in.Masks {
+		if *m.field(&opt), err = backend.Meta(m.DType(), m.Shape); err != nil {
+			return nil, m.Errorf("%w", err)
+		}
+	}
+	return dev.Prepare(t[0], t[1], t[2], opt)
+}
+
+// CheckMemory returns an error for files whose data does not fit in the memory of
+// the machine, for which Go would end the program.
+func (in *Inputs) CheckMemory() error {
+	var need int64
+	for i, f := range in.QKV {
+		if past := in.Past[i]; past != nil {
+			need += 2 * int64(f.Count+past.Count) * int64(max(in.DType.Size(), 4))
+		} else {
+			need += f.Memory(in.DType)
+		}
+	}
+	for _, m := range in.Masks {
+		need += m.Memory(m.DType())
+	}
+	cpu, err := backend.Open("cpu") // knows the memory
+	if err != nil {
+		return err
+	}
+	defer cpu.Close()
+	for _, limit := range cpu.Info().Limits {
+		if limit.Name == "memory" && need > limit.Value {
+			return fmt.Errorf("the inputs need %s of memory, the machine has %s", cli.Bytes(need), cli.Bytes(limit.Value))
+		}
+	}
+	return nil
+}
+
+// Operands are inputs in the memory of a device.
+type Operands struct {
+	Q, K, V backend.Tensor    // [B, H, S, D]
+	Stored  [3]backend.Tensor // q, k and v in the order of the files
+	Options kernels.Options
+
+	dev    *kernels.Device
+	held   []backend.Tensor
+	unmaps []func() // of files that tensors lie in
+}
+
+// Load reads the files into the memory of dev. Rounding of f8 is noted on notes. The
+// caller calls Release.
+func (in *Inputs) Load(ctx context.Context, dev *kernels.Device, notes io.Writer) (*Operands, error) {
+	o := &Operands{Options: in.opt, dev: dev}
+	err := in.load(ctx, o, notes)
+	if err != nil {
+		o.Release()
+	}
+	return o, err
+}
+
+func (in *Inputs) load(ctx context.Context, o *Operands, notes io.Writer) (err error) {
+	for i, to := range []*backend.Tensor{&o.Q, &o.K, &o.V}[:len(in.QKV)] {
+		if in.Past[i] != nil {
+			o.Stored[i], err = in.join(ctx, o, i, notes)
+		} else {
+			o.Stored[i], err = o.upload(ctx, in.QKV[i], in.DType, in.whole(i), notes)
+		}
+		if err == nil {
+			*to, err = in.BHSD(o.Stored[i])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, m := range in.Masks {
+		if *m.field(&o.Options), err = o.upload(ctx, m.File, m.DType(), m.Shape, notes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Hold makes Release release t.
+func (o *Operands) Hold(t backend.Tensor) { o.held = append(o.held, t) }
+
+// Release frees the memory.
+func (o *Operands) Release() {
+	for _, t := range o.held {
+		t.Release()
+	}
+	for _, unmap := range o.unmaps {
+		unmap()
+	}
+}
+
+func (o *Operands) upload(ctx context.Context, f *array.File, dtype backend.DType, shape backend.Shape, notes io.Writer) (backend.Tensor, error) {
+	t, unmap, err := f.Upload(ctx, o.dev, dtype, shape, notes)
+	if unmap != nil {
+		o.unmaps = append(o.unmaps, unmap)
+	}
+	if err == nil {
+		o.Hold(t)
+	}
+	return t, err
+}
+
+// join uploads operand i after its past, in the order of the files.
+func (in *Inputs) join(ctx context.Context, o *Operands, i int, notes io.Writer) (backend.Tensor, error) {
+	var parts [2][]float32
+	var rows [2]int // consecutive elements of each
+	for n, f := range []*array.File{in.Past[i], in.QKV[i]} {
+		var err error
+		if parts[n], err = f.Float32s(ctx, notes); err != nil {
+			return backend.Tensor{}, err
+		}
+		rows[n] = 1
+		for _, l := range f.Shape[in.seqAxis():] {
+			rows[n] *= l
+		}
+	}
+	shape := in.whole(i)
+	data := make([]float32, 0, shape.Elements())
+	for len(parts[0]) > 0 {
+		for n, row := range rows {
+			data = append(data, parts[n][:row]...)
+			parts[n] = parts[n][row:]
+		}
+	}
+	t, err := o.dev.FromFloat32(ctx, in.DType, data, shape)
+	if err == nil {
+		o.Hold(t)
+	}
+	return t, err
+}

@@ -1,0 +1,99 @@
+// Package cli runs a command line: it parses the arguments, calls the chosen
+// command, and prints its error as one line.
+//
+// A command is a struct of flags with the method
+//
+//	Run(ctx context.Context, out *cli.Streams) error
+//
+// ctx ends on Ctrl-C and SIGTERM. Run returns errors and prints none.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/alecthomas/kong"
+)
+
+// Streams are the outputs of a command: results go to Out, notes and progress
+// to Err.
+type Streams struct {
+	Out, Err io.Writer
+	Args     []string // the arguments, starting with the command's name
+}
+
+// Exit codes. 130 is the shells' code for a program that Ctrl-C ended (128 + SIGINT).
+const (
+	ExitFailed      = 1
+	ExitUsage       = 2
+	ExitInterrupted = 130
+)
+
+// ErrReported fails a command whose output has described the failure already.
+var ErrReported = errors.New("failed")
+
+// Interrupted is the error of an interrupted command that kept part of its
+// results. Other commands write nothing when they are interrupted.
+type Interrupted struct{ Err error }
+
+// Error implements error.
+func (e Interrupted) Error() string { return e.Err.Error() }
+
+// Run parses args into grammar, a pointer to a struct with a field for each
+// command, runs the command, and returns the exit code.
+func Run(ctx context.Context, grammar any, args []string, stdout, stderr io.Writer, options ...kong.Option) (code int) {
+	// A bug must not answer bad input with a page of stack.
+	defer func() {
+		if bug := recover(); bug != nil {
+			code = fail(stderr, fmt.Errorf("internal error, please report it: %v", bug), ExitFailed)
+		}
+	}()
+	// kong calls Exit after it has printed the help, and then goes on parsing.
+	exited := false
+	parser, err := kong.New(grammar, append(options,
+		kong.Name("attn"),
+		kong.Description("Attention, softmax(scale·QKᵀ + bias)·V, on a GPU through WebGPU or on the CPU."),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.Writers(stdout, stderr),
+		kong.Exit(func(c int) { exited, code = true, c }),
+		kong.BindTo(ctx, (*context.Context)(nil)),
+		kong.Bind(&Streams{Out: stdout, Err: stderr, Args: args}),
+	)...)
+	if err != nil {
+		return fail(stderr, err, ExitFailed)
+	}
+	parsed, err := parser.Parse(args)
+	switch {
+	case exited:
+		return code
+	case err != nil:
+		return fail(stderr, err, ExitUsage)
+	}
+	err = parsed.Run()
+	switch {
+	case err == nil:
+		return 0
+	case ctx.Err() != nil: // the cause of err, whatever its text
+		if !errors.As(err, new(Interrupted)) {
+			err = errors.New("interrupted, no file was written")
+		}
+		return fail(stderr, err, ExitInterrupted)
+	case errors.Is(err, ErrReported):
+		return ExitFailed
+	}
+	return fail(stderr, err, ExitFailed)
+}
+
+// fail prints err as one line. No other function prints errors.
+func fail(stderr io.Writer, err error, code int) int {
+	fmt.Fprintf(stderr, "attn: %s\n", OneLine(err))
+	return code
+}
+
+// OneLine returns the text of err without line breaks.
+func OneLine(err error) string {
+	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+}

@@ -1,0 +1,301 @@
+// Package clitest runs command lines in tests and makes .npy files for them.
+package clitest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"image"
+	"image/png"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/alecthomas/kong"
+	"github.com/sbinet/npyio/npy"
+	"github.com/x448/float16"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+
+	// Register the backends.
+	_ "github.com/seed90331342/attn/cpu"
+	_ "github.com/seed90331342/attn/gpu"
+)
+
+func init() {
+	// See quietDrivers of package main.
+	if os.Getenv("XDG_RUNTIME_DIR") == "" {
+		os.Setenv("XDG_RUNTIME_DIR", "/nonexistent")
+	}
+}
+
+// Program returns two functions that run the command line with a grammar. attn
+// returns the exit code and the output. mustRun fails the test unless the program
+// succeeds with no output to standard error.
+func Program(grammar func() any, options ...kong.Option) (attn func(t *testing.T, args ...string) (code int, stdout, stderr string), mustRun func(t *testing.T, args ...string) string) {
+	attn = func(t *testing.T, args ...string) (int, string, string) {
+		var out, err bytes.Buffer
+		code := cli.Run(t.Context(), grammar(), args, &out, &err, options...)
+		return code, out.String(), err.String()
+	}
+	mustRun = func(t *testing.T, args ...string) string {
+		t.Helper()
+		code, stdout, stderr := attn(t, args...)
+		if code != 0 || stderr != "" {
+			t.Fatalf("attn %s: exit code %d, %s", strings.Join(args, " "), code, stderr)
+		}
+		return stdout
+	}
+	return attn, mustRun
+}
+
+// WantFailure checks what every failure must be: an exit code, one line that
+// holds all of want, nothing on standard output, no stack.
+func WantFailure(t *testing.T, code int, stdout, stderr string, want ...string) {
+	t.Helper()
+	if code == 0 {
+		t.Errorf("exit code 0, stdout %q", stdout)
+	}
+	if stdout != "" {
+		t.Errorf("stdout is %q, should be empty", stdout)
+	}
+	if strings.Count(stderr, "\n") != 1 || !strings.HasPrefix(stderr, "attn: ") || !strings.HasSuffix(stderr, "\n") {
+		t.Errorf("stderr is %q, should be one line that starts with attn:", stderr)
+	}
+	for _, w := range want {
+		if !strings.Contains(stderr, w) {
+			t.Errorf("stderr is %q, should say %q", stderr, w)
+		}
+	}
+	for _, trace := range []string{"goroutine", "panic", ".go:", "internal error"} {
+		if strings.Contains(stderr, trace) {
+			t.Errorf("stderr %q holds %q", stderr, trace)
+		}
+	}
+}
+
+// Files lists a folder, hidden files too.
+func Files(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// RawNPY builds a file from a header dict and data, so that either can lie.
+func RawNPY(dict string, data []byte) []byte {
+	dict += "\n"
+	head := append([]byte("\x93NUMPY\x01\x00"), byte(len(dict)), byte(len(dict)>>8))
+	return append(append(head, dict...), data...)
+}
+
+func Dict(descr string, fortran bool, shape ...int) string {
+	order := "False"
+	if fortran {
+		order = "True"
+	}
+	s := strings.Trim(strings.ReplaceAll(fmt.Sprint(shape), " ", ", "), "[]")
+	if len(shape) == 1 {
+		s += ","
+	}
+	return fmt.Sprintf("{'descr': '%s', 'fortran_order': %s, 'shape': (%s), }", descr, order, s)
+}
+
+// Encode writes numbers as a numpy type.
+func Encode(descr string, data []float64) []byte {
+	order := binary.ByteOrder(binary.LittleEndian)
+	if descr[0] == '>' {
+		order = binary.BigEndian
+	}
+	size := int(descr[2] - '0')
+	b := make([]byte, len(data)*size)
+	for i, x := range data {
+		at := b[i*size:]
+		switch descr[1:] {
+		case "f2":
+			order.PutUint16(at, float16.Fromfloat32(float32(x)).Bits())
+		case "f4":
+			order.PutUint32(at, math.Float32bits(float32(x)))
+		case "f8":
+			order.PutUint64(at, math.Float64bits(x))
+		default: // bool and one-byte integers
+			at[0] = byte(x)
+		}
+	}
+	return b
+}
+
+func Elements(shape []int) int {
+	n := 1
+	for _, l := range shape {
+		n *= l
+	}
+	return n
+}
+
+// Normal draws numbers that every type holds exactly: multiples of 1/16.
+func Normal(seed uint64, n int) []float64 {
+	rng := rand.New(rand.NewPCG(seed, 0))
+	data := make([]float64, n)
+	for i := range data {
+		data[i] = math.Round(rng.NormFloat64()*16) / 16
+	}
+	return data
+}
+
+func WriteFile(t *testing.T, dir, name string, content []byte) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, content, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Save writes an array and returns its path.
+func Save(t *testing.T, dir, name, descr string, data []float64, shape ...int) string {
+	t.Helper()
+	return WriteFile(t, dir, name, RawNPY(Dict(descr, false, shape...), Encode(descr, data)))
+}
+
+// Load reads an f4 or f2 array with another reader than the program's own.
+func Load(t *testing.T, path string) (data []float64, shape []int, descr string) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	r, err := npy.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	descr = r.Header.Descr.Type
+	if descr == "<f4" {
+		var x []float32
+		if err := r.Read(&x); err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range x {
+			data = append(data, float64(v))
+		}
+		return data, r.Header.Descr.Shape, descr
+	}
+	raw, err := os.ReadFile(path) // npyio reads no f2
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := Elements(r.Header.Descr.Shape)
+	for i := range n {
+		data = append(data, float64(float16.Frombits(binary.LittleEndian.Uint16(raw[len(raw)-2*(n-i):])).Float32()))
+	}
+	return data, r.Header.Descr.Shape, descr
+}
+
+// Near checks numbers against a reference.
+func Near(t *testing.T, what string, got, want []float64, tolerance float64) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s has %d numbers, should have %d", what, len(got), len(want))
+	}
+	for i := range got {
+		if !(math.Abs(got[i]-want[i]) <= tolerance) && !(math.IsInf(want[i], -1) && got[i] == want[i]) {
+			t.Fatalf("%s: number %d is %v, should be %v", what, i, got[i], want[i])
+		}
+	}
+}
+
+// HookDriver is a family of backends for tests: the CPU's, with a hook in front
+// of each fused call.
+type HookDriver struct {
+	Before func(ctx context.Context, c *backend.Call) error
+	After  func(c *backend.Call)
+}
+
+// Devices implements backend.Driver.
+func (HookDriver) Devices() ([]backend.Info, error) { return nil, backend.ErrNoDevice }
+
+// Open implements backend.Driver.
+func (d HookDriver) Open(string) (backend.Backend, error) {
+	be, err := backend.Open("cpu")
+	return hooked{be, d}, err
+}
+
+type hooked struct {
+	backend.Backend
+	HookDriver
+}
+
+// Attention implements backend.Backend.
+func (h hooked) Attention(ctx context.Context, c *backend.Call) error {
+	if h.Before != nil {
+		if err := h.Before(ctx, c); err != nil {
+			return err
+		}
+	}
+	err := h.Backend.Attention(ctx, c)
+	if h.After != nil {
+		h.After(c)
+	}
+	return err
+}
+
+// NeedBackend skips a test whose backend has no device here. On a CI machine that is
+// a failure.
+func NeedBackend(t *testing.T, name string) {
+	t.Helper()
+	be, err := backend.Open(name)
+	switch {
+	case err == nil:
+		if err := be.Close(); err != nil {
+			t.Fatal(err)
+		}
+	case errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true":
+		t.Skipf("%s has no device here: %v", name, err)
+	default:
+		t.Fatal(err)
+	}
+}
+
+// ReadPNG reads a picture.
+func ReadPNG(t *testing.T, path string) image.Image {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	img, err := png.Decode(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
+// WantWhiteBorder checks that nothing of a picture is cut off.
+func WantWhiteBorder(t *testing.T, img image.Image) {
+	t.Helper()
+	r := img.Bounds()
+	for y := r.Min.Y; y < r.Max.Y; y++ {
+		for x := r.Min.X; x < r.Max.X; x++ {
+			if x > r.Min.X && x < r.Max.X-1 && y > r.Min.Y && y < r.Max.Y-1 {
+				continue
+			}
+			if r, g, b, _ := img.At(x, y).RGBA(); r != 0xffff || g != 0xffff || b != 0xffff {
+				t.Fatalf("something reaches the border at %d,%d", x, y)
+			}
+		}
+	}
+}

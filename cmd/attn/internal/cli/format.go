@@ -1,0 +1,75 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/term"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Limit formats a limit of a device. Limits in bytes, which their WebGPU names
+// tell apart (maxWorkgroupSizeX counts threads), also get a binary unit.
+func Limit(l backend.Limit) string {
+	name := strings.ToLower(l.Name)
+	for _, part := range []string{"bytes", "memory", "buffersize", "bindingsize", "storagesize"} {
+		if strings.Contains(name, part) && l.Value >= 1024 {
+			return fmt.Sprintf("%d (%s)", l.Value, Bytes(l.Value))
+		}
+	}
+	return fmt.Sprint(l.Value)
+}
+
+// Bytes formats a number of bytes: 3 KiB, 1.5 GiB.
+func Bytes(n int64) string {
+	units := []string{"bytes", "KiB", "MiB", "GiB", "TiB"}
+	x := float64(n)
+	for x >= 1024 && len(units) > 1 {
+		x, units = x/1024, units[1:]
+	}
+	if x == float64(int64(x)) {
+		return fmt.Sprintf("%.0f %s", x, units[0])
+	}
+	return fmt.Sprintf("%.1f %s", x, units[0])
+}
+
+// SI formats a number with a decimal prefix: 1.5 GFLOP.
+func SI(x float64, unit string) string {
+	prefixes := []string{"", "k", "M", "G", "T", "P", "E"}
+	for x >= 1000 && len(prefixes) > 1 {
+		x, prefixes = x/1000, prefixes[1:]
+	}
+	return fmt.Sprintf("%.4g %s%s", x, prefixes[0], unit)
+}
+
+// Status is a line of progress on a terminal. It writes nothing to a pipe or a file.
+type Status struct{ w io.Writer }
+
+// NewStatus returns the status line of w.
+func NewStatus(w io.Writer) Status {
+	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		return Status{w}
+	}
+	return Status{io.Discard}
+}
+
+// Active reports whether anyone sees the line.
+func (s Status) Active() bool { return s.w != io.Discard }
+
+// Show replaces the line.
+func (s Status) Show(text string) { fmt.Fprintf(s.w, "\r\x1b[K%s", text) }
+
+// Clear removes the line.
+func (s Status) Clear() { fmt.Fprint(s.w, "\r\x1b[K") }
+
+// Device is the flag of the backend.
+type Device struct {
+	Backend string `name:"backend" default:"auto" help:"auto, cpu, gpu, gpu:N or gpu:NAME."`
+}
+
+// Open opens the device.
+func (d Device) Open() (*kernels.Device, error) { return kernels.Open(d.Backend) }

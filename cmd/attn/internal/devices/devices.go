@@ -1,0 +1,90 @@
+// Package devices is the command attn devices.
+package devices
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+)
+
+// Command is attn devices. A family of backends without a device is part of the
+// result, not a failure.
+type Command struct {
+	JSON bool `name:"json" help:"Print JSON."`
+}
+
+// Report is the output of attn devices --json.
+type Report struct {
+	Auto struct { // the meaning of the backend name auto on this machine
+		Name string `json:"name"`
+		Why  string `json:"why"`
+	} `json:"auto"`
+	Families []Family `json:"families"`
+}
+
+// Family is a family of backends. Error is the reason for an empty Devices.
+type Family struct {
+	Family  string         `json:"family"`
+	Devices []backend.Info `json:"devices"`
+	Error   string         `json:"error,omitempty"`
+}
+
+// Run prints the devices.
+func (c *Command) Run(_ context.Context, out *cli.Streams) error {
+	r := Report{Families: []Family{}}
+	r.Auto.Name, r.Auto.Why = backend.Auto()
+	for _, l := range backend.Devices() {
+		f := Family{Family: l.Family, Devices: append([]backend.Info{}, l.Infos...)}
+		if l.Err != nil {
+			f.Error = l.Err.Error()
+		}
+		r.Families = append(r.Families, f)
+	}
+	if c.JSON {
+		enc := json.NewEncoder(out.Out)
+		enc.SetIndent("", "  ")
+		return enc.Encode(r)
+	}
+	_, err := out.Out.Write(r.text())
+	return err
+}
+
+// text formats the report: a block for each device.
+func (r Report) text() []byte {
+	var buf bytes.Buffer
+	for _, f := range r.Families {
+		if len(f.Devices) == 0 {
+			why := "no device"
+			if f.Error != "" {
+				why = strings.ReplaceAll(f.Error, "\n", "; ")
+			}
+			fmt.Fprintf(&buf, "%s: none (%s)\n\n", f.Family, why)
+		}
+		for _, d := range f.Devices {
+			fmt.Fprintf(&buf, "%s: %s\n", d.Name, d.Device)
+			w := tabwriter.NewWriter(&buf, 0, 0, 2, ' ', 0)
+			rows := [][2]string{{"type", string(d.Type)}, {"provider", d.Provider}, {"driver", d.Driver}}
+			if d.Threads > 0 {
+				rows = append(rows, [2]string{"threads", fmt.Sprint(d.Threads)})
+			}
+			for _, l := range d.Limits {
+				rows = append(rows, [2]string{l.Name, cli.Limit(l)})
+			}
+			for _, row := range rows {
+				if row[1] != "" {
+					fmt.Fprintf(w, "  %s\t%s\n", row[0], row[1])
+				}
+			}
+			w.Flush() // cannot fail on a bytes.Buffer
+			buf.WriteByte('\n')
+		}
+	}
+	fmt.Fprintf(&buf, "auto: %s (%s)\n", r.Auto.Name, r.Auto.Why)
+	return buf.Bytes()
+}

@@ -1,0 +1,84 @@
+// Package explain is the command attn explain.
+package explain
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/attn/internal/files"
+	"github.com/seed90331342/attn/cmd/attn/internal/picture"
+)
+
+// Command is attn explain: every step of self-attention on a small example, printed
+// as in published walk-throughs.
+type Command struct {
+	cli.Device `embed:""`
+
+	File  string `arg:"" name:"file" placeholder:"FILE.json" help:"The example: x, and optionally w_query, w_key, w_value, b_query, b_key, b_value, scale, labels and expected values, which are checked."`
+	Round *int   `name:"round" placeholder:"N" help:"Round the weights to N decimals before they weight the values. Each row still adds up to 1."`
+	PNG   string `name:"png" placeholder:"H.png" help:"Draw the weights as a heat map: queries down, keys across."`
+}
+
+// Run prints the steps, checks the expected values, and draws.
+func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
+	if c.Round != nil && (*c.Round < 0 || *c.Round > 15) {
+		return fmt.Errorf("--round is %d, it must be 0 to 15 decimals", *c.Round)
+	}
+	wt, err := readWalkthrough(c.File)
+	if err != nil {
+		return err
+	}
+	var set files.Set
+	defer set.Discard()
+	if err := set.Add("png", c.PNG); err != nil {
+		return err
+	}
+	dev, err := c.Open()
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	st, err := computeSteps(ctx, dev, wt)
+	if err != nil {
+		return fmt.Errorf("%s: %w", wt.path, err)
+	}
+	defer st.close()
+	shown := variant{weights: st.weights, output: st.output}
+	if c.Round != nil {
+		shown.rounded, shown.decimals = true, *c.Round
+		if shown.weights, shown.output, err = st.rounded(ctx, *c.Round); err != nil {
+			return err
+		}
+	}
+	var text bytes.Buffer
+	explanation{&text, wt, st, shown, dev.Info().Name}.print()
+	if _, err := out.Out.Write(text.Bytes()); err != nil {
+		return err
+	}
+	if len(wt.unknown) > 0 {
+		fmt.Fprintf(out.Err, "attn: note: %s: unknown fields: %s\n", wt.path, strings.Join(wt.unknown, ", "))
+	}
+	// The steps are printed before the check, as they show the difference.
+	found, err := checkExpected(ctx, wt, st)
+	if err != nil {
+		return err
+	}
+	if err := printFindings(out.Out, found); err != nil {
+		return err
+	}
+	heat := picture.HeatMap{Title: wt.Title, Weights: shown.weights}
+	if shown.rounded {
+		heat.Title = strings.TrimSpace(heat.Title + fmt.Sprintf(" (weights rounded to %s)", decimalsText(shown.decimals)))
+	}
+	heat.Query.Labels, heat.Key.Labels = wt.labels(), wt.labels()
+	for b := range wt.batch {
+		heat.Names = append(heat.Names, fmt.Sprintf("batch %d", b+1))
+	}
+	if err := set.Write("png", heat.WritePNG); err != nil {
+		return err
+	}
+	return set.Commit(ctx)
+}

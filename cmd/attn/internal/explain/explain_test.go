@@ -1,0 +1,249 @@
+package explain
+
+import (
+	"flag"
+	"fmt"
+	"image"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// TestExplainWorkedExamples runs every published example, in the plain and the
+// rounded variant, on every backend: its numbers must be those of the file. On
+// the CPU the text is that of the golden file, too; another backend may differ
+// in a last digit printed.
+func TestExplainWorkedExamples(t *testing.T) {
+	examples, err := filepath.Glob("../../../../backend/backendtest/testdata/worked-examples/*.json")
+	if err != nil || len(examples) < 3 {
+		t.Fatal(examples, err)
+	}
+	checked := map[string]string{
+		"batched-single-head.json":        "scores: 32 numbers agree",
+		"five-token-scaled.json":          "softmax: 25 numbers agree",
+		"illustrated-self-attention.json": "outputs_rounded: 9 numbers agree",
+	}
+	for _, example := range examples {
+		for _, variant := range []struct {
+			suffix string
+			args   []string
+		}{{"", nil}, {".round1", []string{"--round", "1"}}} {
+			name := filepath.Base(example)
+			golden := filepath.Join("testdata", strings.TrimSuffix(name, ".json")+variant.suffix+".golden")
+			for _, be := range []string{"cpu", "gpu"} {
+				t.Run(name+variant.suffix+"/"+be, func(t *testing.T) {
+					clitest.NeedBackend(t, be)
+					out := mustRun(t, append([]string{"explain", example, "--backend", be}, variant.args...)...)
+					if want := checked[name]; !strings.Contains(out, want) {
+						t.Errorf("it does not say %q", want)
+					}
+					lines := strings.Split(out, "\n")
+					lines = slices.DeleteFunc(lines, func(l string) bool { return strings.HasPrefix(l, "backend ") })
+					out = strings.Join(lines, "\n")
+					if *update && be == "cpu" {
+						if err := os.WriteFile(golden, []byte(out), 0o644); err != nil {
+							t.Fatal(err)
+						}
+					}
+					want, err := os.ReadFile(golden)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if diff := cmp.Diff(string(want), out); diff != "" && be == "cpu" {
+						t.Errorf("the text differs from %s (-want +got):\n%s", golden, diff)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestExplainProjectionBias adds a bias to each projection, and takes the
+// default scale: x = [[1, 2], [3, 4]], w = 2·I, b = [1, -1] give queries
+// [[3, 3], [7, 7]].
+func TestExplainProjectionBias(t *testing.T) {
+	file := clitest.WriteFile(t, t.TempDir(), "x.json", []byte(`{"x": [[1, 2], [3, 4]], "labels": ["one", "two"],
+		"w_query": [[2, 0], [0, 2]], "b_query": [1, -1], "b_key": [0, 1], "b_value": [10, 0],
+		"queries": [[3, 3], [7, 7]], "keys": [[1, 3], [3, 5]], "values": [[11, 2], [13, 4]],
+		"scores": [[8.485281, 16.97056], [19.79899, 39.59798]]}`))
+	out := mustRun(t, "explain", "--backend=cpu", file)
+	for _, want := range []string{"w_query", "b_query", "Queries = x · w_query + b_query", "Keys = x + b_key", "  query one\n", "scores: 4 numbers agree"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("it does not say %q:\n%s", want, out)
+		}
+	}
+}
+
+// TestExplainDifferences breaks one number of an example at a time, by about
+// one unit of its last digit printed: the first one that differs is named.
+func TestExplainDifferences(t *testing.T) {
+	read := func(name string) string {
+		b, err := os.ReadFile("../../../../backend/backendtest/testdata/worked-examples/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	illustrated, five, batched := read("illustrated-self-attention.json"), read("five-token-scaled.json"), read("batched-single-head.json")
+	tests := []struct{ text, old, new, want string }{
+		{illustrated, `"keys":    [[0,1,1],[4,4,0]`, `"keys":    [[0,1,1],[4,4.000001,0]`, "keys[1][1] is 4, the file expects 4.000001"},
+		{illustrated, "[4,16,12]", "[4,16,13]", "scores[1][2] is 12, the file expects 13"},
+		{illustrated, "6.3378938e-02", "6.3380938e-02", "softmax[0][0] is 0.0633789"},
+		{illustrated, "[0.0,0.9,0.1]]", "[0.0,0.8,0.1]]", "softmax_rounded[2][1] is 0.9, the file expects 0.8"},
+		{illustrated, "[0.2,0.6,0.3]", "[0.2,0.6,0.31]", "weighted_values_rounded[2][2][2] is 0.3"},
+		{illustrated, "[2,7.8,0.3]]", "[2,7.7,0.3]]", "outputs_rounded[2][1] is 7."},
+		{illustrated, "1.9366210616669624", "1.9366510616669624", "outputs_exact[0][0] is 1.93662"},
+		{five, "[0.2976,0.1095", "[0.2976,0.1097", "softmax[0][1] is 0.109"},
+		{five, "[1.0000,0.0000,0.5000,0.5000,0.7500]", "[1.0000,0.0000,0.5000,0.5000,0.7502]", "scores[0][4] is 0.75, the file expects 0.7502"},
+		{batched, "[0.9250,0.7811,0.6655,1.0000]", "[0.9255,0.7811,0.6655,1.0000]", "scores[1][3][0] is 0.92"},
+		{batched, "0.2823,0.2535", "0.2826,0.2535", "softmax[0][0][0] is 0.282"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.new, func(t *testing.T) {
+			text := strings.Replace(tt.text, tt.old, tt.new, 1)
+			if text == tt.text {
+				t.Fatalf("%s is not in the file", tt.old)
+			}
+			dir := t.TempDir()
+			file := clitest.WriteFile(t, dir, "x.json", []byte(text))
+			code, _, stderr := attn(t, "explain", "--backend=cpu", "--png", dir+"/h.png", file)
+			clitest.WantFailure(t, code, "", stderr, file+": "+tt.want, "allowed difference")
+			if got := clitest.Files(t, dir); len(got) != 1 {
+				t.Errorf("the folder holds %v", got)
+			}
+		})
+	}
+}
+
+// TestExplainBadFiles gives it what is no example.
+func TestExplainBadFiles(t *testing.T) {
+	tests := []struct{ name, text, want string }{
+		{"empty", "", "line 1: not JSON"},
+		{"not JSON", "{\"x\": [[1]],\n oops}", "line 2: not JSON"},
+		{"no object", "[1, 2]", "not a JSON object"},
+		{"no input", `{"scale": 1}`, "x is missing"},
+		{"a ragged input", `{"x": [[1, 2], [3]]}`, "x[1] has shape [1], x[0] has [2]"},
+		{"rows and numbers mixed", `{"x": [[1, 2], 3]}`, "x[1] has shape [], x[0] has [2]"},
+		{"a word as a number", `{"x": [[1, "a"]]}`, `x[0][1] is "a", it must be a number`},
+		{"null as a number", `{"x": [[1, null]]}`, "x[0][1] is null, it must be a number"},
+		{"a number beyond float32", `{"x": [[1, 1e300]]}`, "beyond the range of float32"},
+		{"a number as the input", `{"x": 1}`, "x is a number"},
+		{"a vector as the input", `{"x": [1, 2]}`, "x has shape [2], it must be [S, dModel] or [B, S, dModel]"},
+		{"an empty input", `{"x": []}`, "x is empty"},
+		{"4-D", `{"x": [[[[1]]]]}`, "x has shape [1 1 1 1]"},
+		{"a projection that does not fit", `{"x": [[1, 2]], "w_query": [[1, 2, 3]]}`, "w_query has shape [1 3], x has 2 columns"},
+		{"queries and keys that do not fit", `{"x": [[1, 2]], "w_query": [[1], [2]]}`, "keys have 2 columns, queries 1"},
+		{"a bias that does not fit", `{"x": [[1, 2]], "b_key": [1]}`, "b_key has shape [1], it must be [2]"},
+		{"scores of another shape", `{"x": [[1, 2]], "scores": [[1, 2]]}`, "scores has shape [1 2], it must be [1 1]"},
+		{"too few labels", `{"x": [[1, 2], [3, 4]], "labels": ["a"]}`, "labels names 1 tokens, x has 2"},
+		{"labels that are numbers", `{"x": [[1, 2]], "labels": [1]}`, "labels"},
+		{"a scale that is a word", `{"x": [[1, 2]], "scale": "big"}`, "scale is a string, it must be a number"},
+		{"a scale beyond float32", `{"x": [[1, 2]], "scale": 1e300}`, "scale is 1e+300"},
+		{"negative digits", `{"x": [[1, 2]], "digits": -1}`, "digits is -1"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			file := clitest.WriteFile(t, dir, "x.json", []byte(tt.text))
+			code, stdout, stderr := attn(t, "explain", "--backend=cpu", "--png", dir+"/h.png", file)
+			clitest.WantFailure(t, code, stdout, stderr, file, tt.want)
+			if got := clitest.Files(t, dir); len(got) != 1 {
+				t.Errorf("the folder holds %v", got)
+			}
+		})
+	}
+	good := clitest.WriteFile(t, t.TempDir(), "x.json", []byte(`{"x": [[1, 2]]}`))
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"none.json"}, "none.json: no such file"},
+		{[]string{good, "--round", "-1"}, "--round"},
+		{[]string{good, "--round", "16"}, "--round is 16"},
+		{[]string{good, "--png", "/none/h.png"}, "/none does not exist"},
+		{[]string{good, "--backend", "tpu"}, `backend "tpu" is unknown`},
+	} {
+		code, stdout, stderr := attn(t, append([]string{"explain", "--backend=cpu"}, tt.args...)...)
+		clitest.WantFailure(t, code, stdout, stderr, tt.want)
+	}
+}
+
+// TestExplainUnknownFields says which fields nobody reads, as they may be
+// misspelt ones.
+func TestExplainUnknownFields(t *testing.T) {
+	file := clitest.WriteFile(t, t.TempDir(), "x.json", []byte(`{"x": [[1, 2]], "w_querry": [[1, 0], [0, 1]], "note": "known"}`))
+	code, _, stderr := attn(t, "explain", "--backend=cpu", file)
+	if want := fmt.Sprintf("attn: note: %s: unknown fields: w_querry\n", file); code != 0 || stderr != want {
+		t.Errorf("exit code %d, stderr %q, should be %q", code, stderr, want)
+	}
+}
+
+// TestRoundRow shows where rounding a row to keep its sum differs from rounding
+// its weights one by one.
+func TestRoundRow(t *testing.T) {
+	tests := []struct {
+		row      []float64
+		decimals int
+		want     []float64
+	}{
+		{[]float64{0.0634, 0.4683, 0.4683}, 1, []float64{0, .5, .5}}, // one by one: 0.1
+		{[]float64{0.0003, 0.8805, 0.1192}, 1, []float64{0, .9, .1}},
+		{[]float64{1. / 3, 1. / 3, 1. / 3}, 1, []float64{.4, .3, .3}}, // one by one: 0.9 in all
+		{[]float64{1. / 3, 1. / 3, 1. / 3}, 2, []float64{.34, .33, .33}},
+		{[]float64{.25, .75}, 2, []float64{.25, .75}},
+		{[]float64{float64(float32(.3)), float64(float32(.7))}, 1, []float64{.3, .7}},
+		{[]float64{.6, .4}, 0, []float64{1, 0}},
+		{[]float64{0, 0}, 1, []float64{0, 0}}, // a row that sees nothing
+		{[]float64{1}, 15, []float64{1}},
+	}
+	for _, tt := range tests {
+		got := roundRow(tt.row, tt.decimals)
+		clitest.Near(t, fmt.Sprint(tt.row, " to ", tt.decimals), got, tt.want, 1e-12)
+	}
+}
+
+// TestHeatMap looks at the picture: queries go down, keys across, larger is
+// darker, square cells, the whole of it inside its margins.
+func TestHeatMap(t *testing.T) {
+	dir := t.TempDir()
+	// Each query finds one key: 1 sees 2, 2 sees 3, 3 sees 3.
+	file := clitest.WriteFile(t, dir, "x.json", []byte(`{"title": "A title that is long enough for a second line above such a small map",
+		"x": [[100, 0, 0], [0, 100, 0], [0, 0, 100]],
+		"w_query": [[0, 1, 0], [0, 0, 1], [0, 0, 1]], "labels": ["the", "quick", "fox"]}`))
+	mustRun(t, "explain", "--backend=cpu", "--png", dir+"/h.png", file)
+	img := clitest.ReadPNG(t, dir+"/h.png")
+	dark := func(x, y int) bool {
+		r, g, b, _ := img.At(x, y).RGBA()
+		return r>>8 == 0x08 && g>>8 == 0x30 && b>>8 == 0x6b
+	}
+	// The first dark pixel from the top is in the corner of row 0, column 1: the
+	// other cells lie around it, looked at a quarter in, beside their numbers.
+	bounds := img.Bounds()
+	first := image.Pt(-1, -1)
+	for y := bounds.Min.Y; y < bounds.Max.Y && first.X < 0; y++ {
+		for x := bounds.Min.X; x < bounds.Max.X*3/4; x++ { // the colour bar is to the right
+			if dark(x, y) {
+				first = image.Pt(x, y)
+				break
+			}
+		}
+	}
+	const cell = 44 * 144 / 72 // of package picture
+	for row := range 3 {
+		for column := range 3 {
+			x, y := first.X+cell/4+(column-1)*cell, first.Y+cell/4+row*cell
+			if want := column == []int{1, 2, 2}[row]; dark(x, y) != want {
+				t.Errorf("query %d, key %d: dark is %v, should be %v", row, column, dark(x, y), want)
+			}
+		}
+	}
+	clitest.WantWhiteBorder(t, img)
+}

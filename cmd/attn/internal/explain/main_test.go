@@ -1,0 +1,9 @@
+package explain
+
+import "github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+
+var attn, mustRun = clitest.Program(func() any {
+	return &struct {
+		Explain Command `cmd:""`
+	}{}
+})

@@ -1,0 +1,93 @@
+package explain
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// numbers is a rectangular nested JSON array of numbers, row by row.
+type numbers struct {
+	shape    []int
+	data     []float64
+	decimals []int // of each number in the file
+}
+
+// parseNumbers parses the array in a field of the file.
+func parseNumbers(field string, raw json.RawMessage) (*numbers, error) {
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	var value any
+	if err := d.Decode(&value); err != nil {
+		return nil, fmt.Errorf("%s: %w", field, err)
+	}
+	a := &numbers{}
+	var err error
+	if a.shape, err = a.append(field, value); err == nil && len(a.shape) == 0 {
+		err = fmt.Errorf("%s is a number, it must be an array", field)
+	}
+	return a, err
+}
+
+// append appends the numbers of value and returns its shape. at is its place, for
+// errors.
+func (a *numbers) append(at string, value any) (shape []int, err error) {
+	switch value := value.(type) {
+	case json.Number:
+		x, err := value.Float64()
+		if err != nil || math.Abs(x) > math.MaxFloat32 {
+			return nil, fmt.Errorf("%s is %s, beyond the range of float32", at, value)
+		}
+		a.data, a.decimals = append(a.data, x), append(a.decimals, decimalsOf(string(value)))
+		return nil, nil
+	case []any:
+		if len(value) == 0 {
+			return nil, fmt.Errorf("%s is empty, every length must be at least 1", at)
+		}
+		for i, row := range value {
+			s, err := a.append(fmt.Sprintf("%s[%d]", at, i), row)
+			if err != nil {
+				return nil, err
+			}
+			if i == 0 {
+				shape = s
+			} else if !slices.Equal(s, shape) {
+				return nil, fmt.Errorf("%s[%d] has shape %v, %s[0] has %v: they must be equal", at, i, s, at, shape)
+			}
+		}
+		return append([]int{len(value)}, shape...), nil
+	}
+	text, _ := json.Marshal(value) // it was JSON
+	return nil, fmt.Errorf("%s is %s, it must be a number", at, text)
+}
+
+// decimalsOf returns the decimals of a number as written: 2 for 0.50, 3 for
+// 1.5e-2, 0 for 15.
+func decimalsOf(text string) int {
+	mantissa, exponent, _ := strings.Cut(strings.ToLower(text), "e")
+	_, frac, _ := strings.Cut(mantissa, ".")
+	exp, _ := strconv.Atoi(exponent) // 0 without one
+	return max(0, len(frac)-exp)
+}
+
+// maxDecimals returns the most decimals of a number, without trailing zeros.
+func (a *numbers) maxDecimals() int {
+	most := 0
+	for i, d := range a.decimals {
+		most = max(most, min(d, decimalsOf(strconv.FormatFloat(a.data[i], 'f', -1, 64))))
+	}
+	return most
+}
+
+// float32s returns the numbers rounded to float32.
+func (a *numbers) float32s() []float32 {
+	out := make([]float32, len(a.data))
+	for i, x := range a.data {
+		out[i] = float32(x)
+	}
+	return out
+}

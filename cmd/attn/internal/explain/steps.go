@@ -1,0 +1,168 @@
+package explain
+
+import (
+	"context"
+	"math"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn/internal/matrix"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// steps are the tensors from the input to the output, as the device computes them.
+type steps struct {
+	scale           float64
+	x, q, k, v      matrix.Stack
+	scores, weights matrix.Stack // scores include the scale
+	output          matrix.Stack
+
+	dev     *kernels.Device
+	deviceV backend.Tensor // v, for rounded weights
+	release []backend.Tensor
+}
+
+// computeSteps computes a walk-through stage by stage. The caller calls close.
+func computeSteps(ctx context.Context, dev *kernels.Device, wt *walkthrough) (*steps, error) {
+	st := &steps{dev: dev, scale: 1 / math.Sqrt(float64(wt.dim))}
+	if wt.Scale != nil {
+		st.scale = *wt.Scale
+	}
+	err := st.run(ctx, wt)
+	if err != nil {
+		st.close()
+	}
+	return st, err
+}
+
+func (st *steps) close() {
+	for _, t := range st.release {
+		t.Release()
+	}
+}
+
+func (st *steps) run(ctx context.Context, wt *walkthrough) error {
+	st.x = matrix.Stack{Batch: wt.batch, Rows: wt.seq, Cols: wt.model, Data: wt.x.float32s()}
+	x, err := st.upload(ctx, st.x)
+	if err != nil {
+		return err
+	}
+	var qkv [3]backend.Tensor
+	for i, to := range []*matrix.Stack{&st.q, &st.k, &st.v} {
+		if qkv[i], err = st.project(ctx, x, wt.projections[i], wt); err != nil {
+			return err
+		}
+		if *to, err = st.download(ctx, qkv[i]); err != nil {
+			return err
+		}
+	}
+	st.deviceV = qkv[2]
+	s, err := st.dev.QK(ctx, qkv[0], qkv[1])
+	if err != nil {
+		return err
+	}
+	st.release = append(st.release, s)
+	if st.scores, err = st.download(ctx, s); err != nil {
+		return err
+	}
+	for i := range st.scores.Data {
+		st.scores.Data[i] *= float32(st.scale)
+	}
+	if err := st.dev.Softmax(ctx, s, backend.Tensor{}, kernels.Options{Scale: &st.scale}); err != nil {
+		return err
+	}
+	if st.weights, err = st.download(ctx, s); err != nil {
+		return err
+	}
+	st.output, err = st.weigh(ctx, s)
+	return err
+}
+
+// project computes x·w + b, with the identity for a missing w.
+func (st *steps) project(ctx context.Context, x backend.Tensor, p projection, wt *walkthrough) (y backend.Tensor, err error) {
+	n := p.columns(wt.model)
+	weight := matrix.Stack{Batch: 1, Rows: wt.model, Cols: n}
+	if p.w != nil {
+		weight.Data = p.w.float32s()
+	} else {
+		weight.Data = make([]float32, n*n)
+		for i := range n {
+			weight.Data[i*n+i] = 1
+		}
+	}
+	w, err := st.upload(ctx, weight)
+	if err != nil {
+		return y, err
+	}
+	var b backend.Tensor
+	if p.b != nil {
+		if b, err = st.upload(ctx, matrix.Stack{Batch: 1, Rows: 1, Cols: n, Data: p.b.float32s()}); err != nil {
+			return y, err
+		}
+	}
+	if y, err = st.dev.Alloc(ctx, backend.F32, backend.Shape{wt.batch, 1, wt.seq, n}); err != nil {
+		return y, err
+	}
+	st.release = append(st.release, y)
+	return y, st.dev.Project(ctx, y, x, w, b)
+}
+
+// weigh computes weights·v.
+func (st *steps) weigh(ctx context.Context, weights backend.Tensor) (matrix.Stack, error) {
+	o, err := st.dev.PV(ctx, weights, st.deviceV)
+	if err != nil {
+		return matrix.Stack{}, err
+	}
+	defer o.Release()
+	return st.download(ctx, o)
+}
+
+// rounded returns the weights rounded to so many decimals (see roundRow), and
+// their output.
+func (st *steps) rounded(ctx context.Context, decimals int) (weights, output matrix.Stack, err error) {
+	weights = st.weights
+	weights.Data = make([]float32, 0, len(st.weights.Data))
+	row := make([]float64, weights.Cols)
+	for at := 0; at < len(st.weights.Data); at += weights.Cols {
+		for j := range row {
+			row[j] = float64(st.weights.Data[at+j])
+		}
+		for _, w := range roundRow(row, decimals) {
+			weights.Data = append(weights.Data, float32(w))
+		}
+	}
+	w, err := st.upload(ctx, weights)
+	if err == nil {
+		output, err = st.weigh(ctx, w)
+	}
+	return weights, output, err
+}
+
+// weighted returns weight times value of each key, query and channel of a batch:
+// [key][query][channel].
+func weighted(weights, values matrix.Matrix) []float32 {
+	out := make([]float32, 0, weights.Cols*weights.Rows*values.Cols)
+	for key := range weights.Cols {
+		for query := range weights.Rows {
+			w := weights.Row(query)[key]
+			for _, v := range values.Row(key) {
+				out = append(out, w*v)
+			}
+		}
+	}
+	return out
+}
+
+func (st *steps) upload(ctx context.Context, s matrix.Stack) (backend.Tensor, error) {
+	t, err := st.dev.FromFloat32(ctx, backend.F32, s.Data, backend.Shape{s.Batch, 1, s.Rows, s.Cols})
+	if err == nil {
+		st.release = append(st.release, t)
+	}
+	return t, err
+}
+
+// download copies a tensor [B, 1, rows, cols].
+func (st *steps) download(ctx context.Context, t backend.Tensor) (matrix.Stack, error) {
+	s := t.Shape()
+	data, err := st.dev.Float32s(ctx, t)
+	return matrix.Stack{Batch: s[backend.Batch], Rows: s[backend.Seq], Cols: s[backend.Dim], Data: data}, err
+}

@@ -1,0 +1,214 @@
+package explain
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/seed90331342/attn/cmd/attn/internal/files"
+)
+
+// walkthrough is a file of attn explain: an input of [S, M] or [B, S, M], the
+// projections, the scale, and optional expected values. Missing axes have length 1.
+type walkthrough struct {
+	path   string
+	Title  string   `json:"title"`
+	Labels []string `json:"labels"` // one for each token
+	Scale  *float64 `json:"scale"`  // nil: 1/sqrt(D)
+	Digits *int     `json:"digits"` // decimals of printed scores and softmax
+
+	batched           bool // x and all expected values have a batch axis
+	batch, seq, model int
+	x                 *numbers
+	projections       [3]projection // query, key, value
+	expected          map[string]*numbers
+	dim, valueDim     int      // columns of queries and keys, and of values
+	unknown           []string // unknown fields
+}
+
+// projection is one linear layer: y = x·w + b.
+type projection struct {
+	name string   // query, key, value
+	w    *numbers // [M, N]; nil: the identity
+	b    *numbers // [N]; nil: none
+}
+
+// columns is the number of outputs.
+func (p projection) columns(model int) int {
+	if p.w == nil {
+		return model
+	}
+	return p.w.shape[1]
+}
+
+// The fields with expected values, in the order of the steps.
+var expectedFields = []string{
+	"queries", "keys", "values", "scores", "softmax", "softmax_rounded",
+	"weighted_values_rounded", "outputs_rounded", "outputs_exact",
+}
+
+// wordFields are text.
+var wordFields = []string{
+	"title", "note", "documents", "labels", "scale", "digits", "module_shown", "weighted_values_layout",
+}
+
+// readWalkthrough reads and checks a file.
+func readWalkthrough(path string) (*walkthrough, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, files.Reason(err))
+	}
+	wt := &walkthrough{path: path, expected: map[string]*numbers{}}
+	if err := wt.parse(text); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return wt, nil
+}
+
+func (wt *walkthrough) parse(text []byte) error {
+	var raw map[string]json.RawMessage
+	if err := decodeJSON(text, &raw); err != nil {
+		return err
+	}
+	if err := decodeJSON(text, wt); err != nil {
+		return err
+	}
+	arrays := map[string]*numbers{}
+	for _, field := range slices.Concat([]string{"x", "w_query", "w_key", "w_value", "b_query", "b_key", "b_value"}, expectedFields) {
+		if r, ok := raw[field]; ok {
+			a, err := parseNumbers(field, r)
+			if err != nil {
+				return err
+			}
+			arrays[field] = a
+			delete(raw, field)
+		}
+	}
+	for field := range raw {
+		if !slices.Contains(wordFields, field) {
+			wt.unknown = append(wt.unknown, field)
+		}
+	}
+	slices.Sort(wt.unknown)
+	if err := wt.takeInput(arrays["x"]); err != nil {
+		return err
+	}
+	for i, name := range []string{"query", "key", "value"} {
+		p := projection{name, arrays["w_"+name], arrays["b_"+name]}
+		if err := wt.checkProjection(p); err != nil {
+			return err
+		}
+		wt.projections[i] = p
+	}
+	wt.dim, wt.valueDim = wt.projections[0].columns(wt.model), wt.projections[2].columns(wt.model)
+	if d := wt.projections[1].columns(wt.model); d != wt.dim {
+		return fmt.Errorf("keys have %d columns, queries %d: they must be equal", d, wt.dim)
+	}
+	if wt.Labels != nil && len(wt.Labels) != wt.seq {
+		return fmt.Errorf("labels names %d tokens, x has %d", len(wt.Labels), wt.seq)
+	}
+	if wt.Digits != nil && (*wt.Digits < 0 || *wt.Digits > 15) {
+		return fmt.Errorf("digits is %d, it must be 0 to 15", *wt.Digits)
+	}
+	for _, field := range expectedFields {
+		if a := arrays[field]; a != nil {
+			if want := wt.expectedShape(field); !slices.Equal(a.shape, want) {
+				return fmt.Errorf("%s has shape %v, it must be %v", field, a.shape, want)
+			}
+			wt.expected[field] = a
+		}
+	}
+	return nil
+}
+
+// decodeJSON is json.Unmarshal with line numbers in its errors.
+func decodeJSON(text []byte, into any) error {
+	err := json.Unmarshal(text, into)
+	line := func(offset int64) int {
+		return 1 + strings.Count(string(text[:min(int(offset), len(text))]), "\n")
+	}
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &syntax):
+		return fmt.Errorf("line %d: not JSON: %w", line(syntax.Offset), err)
+	case errors.As(err, &kind) && kind.Field != "":
+		return fmt.Errorf("line %d: %s is a %s, it must be %s", line(kind.Offset), kind.Field, kind.Value, kindName(kind.Field))
+	case err != nil:
+		return errors.New("not a JSON object with fields such as x and scale")
+	}
+	return nil
+}
+
+func kindName(field string) string {
+	switch field {
+	case "title":
+		return "a string"
+	case "scale":
+		return "a number"
+	case "digits":
+		return "a whole number"
+	}
+	return "an array of strings"
+}
+
+func (wt *walkthrough) takeInput(x *numbers) error {
+	if x == nil {
+		return errors.New("x is missing: the input, [S, dModel] or [B, S, dModel]")
+	}
+	wt.x = x
+	switch s := x.shape; len(s) {
+	case 2:
+		wt.batch, wt.seq, wt.model = 1, s[0], s[1]
+	case 3:
+		wt.batched = true
+		wt.batch, wt.seq, wt.model = s[0], s[1], s[2]
+	default:
+		return fmt.Errorf("x has shape %v, it must be [S, dModel] or [B, S, dModel]", s)
+	}
+	return nil
+}
+
+func (wt *walkthrough) checkProjection(p projection) error {
+	if w := p.w; w != nil && (len(w.shape) != 2 || w.shape[0] != wt.model) {
+		return fmt.Errorf("w_%s has shape %v, x has %d columns: it must be [%d, D]", p.name, w.shape, wt.model, wt.model)
+	}
+	if n := p.columns(wt.model); p.b != nil && !slices.Equal(p.b.shape, []int{n}) {
+		return fmt.Errorf("b_%s has shape %v, it must be [%d], a number for each column of %s", p.name, p.b.shape, n, p.name)
+	}
+	return nil
+}
+
+// expectedShape returns the required shape of a field with expected values.
+func (wt *walkthrough) expectedShape(field string) []int {
+	var s []int
+	switch field {
+	case "queries", "keys":
+		s = []int{wt.seq, wt.dim}
+	case "scores", "softmax", "softmax_rounded":
+		s = []int{wt.seq, wt.seq}
+	case "weighted_values_rounded":
+		s = []int{wt.seq, wt.seq, wt.valueDim} // [key][query][channel]
+	default:
+		s = []int{wt.seq, wt.valueDim}
+	}
+	if wt.batched {
+		s = append([]int{wt.batch}, s...)
+	}
+	return s
+}
+
+// labels returns the names of the tokens.
+func (wt *walkthrough) labels() []string {
+	if wt.Labels != nil {
+		return wt.Labels
+	}
+	names := make([]string, wt.seq)
+	for i := range names {
+		names[i] = fmt.Sprintf("x%d", i+1)
+	}
+	return names
+}

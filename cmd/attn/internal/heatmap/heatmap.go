@@ -1,0 +1,262 @@
+// Package heatmap is the command attn heatmap.
+package heatmap
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/seed90331342/attn/cmd/attn/internal/call"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/attn/internal/files"
+	"github.com/seed90331342/attn/cmd/attn/internal/picture"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Command is attn heatmap: the weights of chosen heads, queries and keys as a
+// picture. It computes only these, a chunk of rows at a time, and pools them as they
+// come: memory stays O(S).
+type Command struct {
+	cli.Device `embed:""`
+
+	Q string `name:"q" required:"" placeholder:"Q.npy" help:"Queries: [S,D], [B,S,D] or [B,H,S,D] of f2, f4 or f8 (rounded to f4)."`
+	K string `name:"k" required:"" placeholder:"K.npy" help:"Keys, of q's rank; their heads divide q's."`
+
+	PNG  string `name:"png" placeholder:"H.png" help:"Draw into this file: queries down, keys across, darker for larger weights."`
+	SVG  string `name:"svg" placeholder:"H.svg" help:"The same as SVG."`
+	HTML string `name:"html" placeholder:"H.html" help:"The same as a web page that shows the weight under the pointer; it needs no network."`
+
+	Batch       int      `name:"batch" default:"0" help:"Batch, from 0."`
+	Head        cli.Ints `name:"head" default:"0" placeholder:"N,N" help:"Query heads, from 0, a panel for each. Default: 0."`
+	Queries     cli.Span `name:"queries" placeholder:"LO:HI" help:"Rows LO to HI-1, as in Python. Default: all."`
+	Keys        cli.Span `name:"keys" placeholder:"LO:HI" help:"Keys LO to HI-1. Default: all. The softmax is always over all keys."`
+	Labels      string   `name:"labels" placeholder:"FILE" help:"Tokens of the keys, and of the queries if there are as many: one a line, or a JSON array of strings."`
+	QueryLabels string   `name:"query-labels" placeholder:"FILE" help:"Tokens of the queries."`
+	Pool        string   `name:"pool" enum:"max,mean" default:"max" help:"Value of a cell that joins several weights, where the range is longer than --size: their maximum (max) or mean."`
+	Size        int      `name:"size" default:"1024" help:"Maximum number of cells along an axis, 1 to 2048."`
+	Log         bool     `name:"log" help:"Logarithmic shades, down to a millionth of the largest weight."`
+	Title       string   `name:"title" placeholder:"TEXT" help:"Title of the picture. Default: the names of the files."`
+
+	call.Options `embed:""`
+}
+
+// maxSize keeps a panel below the limit of the picture's size.
+const maxSize = 2048
+
+// Run draws. It checks flags and headers before it reads data.
+func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
+	if c.Size < 1 || c.Size > maxSize {
+		return fmt.Errorf("--size is %d, it must be 1 to %d cells", c.Size, maxSize)
+	}
+	p := &call.Problem{Q: c.Q, K: c.K, Options: c.Options}
+	in, err := p.Open()
+	if err != nil {
+		return err
+	}
+	rows, keys, err := c.ranges(in.Dims)
+	if err != nil {
+		return err
+	}
+	heat := picture.HeatMap{Log: c.Log}
+	if heat.Query, heat.Key, err = c.axes(in.Dims, rows, keys); err != nil {
+		return err
+	}
+	var set files.Set
+	defer set.Discard()
+	for _, f := range [][2]string{{"png", c.PNG}, {"svg", c.SVG}, {"html", c.HTML}} {
+		if err := set.Add(f[0], f[1]); err != nil {
+			return err
+		}
+	}
+	if set.Empty() {
+		return errors.New("--png, --svg or --html is missing: the file for the picture")
+	}
+	dev, err := c.Open()
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	if _, err := in.Prepare(dev, false, false); err != nil {
+		return err
+	}
+	if err := in.CheckMemory(); err != nil {
+		return err
+	}
+	operands, err := in.Load(ctx, dev, out.Err)
+	if err != nil {
+		return err
+	}
+	defer operands.Release()
+	some, err := newSomeWeights(dev, operands.Q, operands.K, operands.Options, c.Batch, rows, keys)
+	if err != nil {
+		return err
+	}
+	if err := c.weigh(ctx, some, &heat, out.Err); err != nil {
+		return err
+	}
+	heat.Title = c.title(&heat, in.Dims)
+	page := func(w io.Writer) error { return heat.WritePage(w, c.facts(dev, in, rows, keys)) }
+	err = set.Write("png", heat.WritePNG)
+	if err == nil {
+		err = set.Write("svg", heat.WriteSVG)
+	}
+	if err == nil {
+		err = set.Write("html", page)
+	}
+	if err != nil {
+		return err
+	}
+	return set.Commit(ctx)
+}
+
+// ranges checks the selection and returns its rows and keys.
+func (c *Command) ranges(d kernels.Dims) (rows, keys span, err error) {
+	if c.Batch < 0 || c.Batch >= d.Batch {
+		return rows, keys, fmt.Errorf("--batch is %d, it must be 0 to %d", c.Batch, d.Batch-1)
+	}
+	for _, h := range c.Head {
+		if h < 0 || h >= d.Heads {
+			return rows, keys, fmt.Errorf("--head is %d, it must be 0 to %d", h, d.Heads-1)
+		}
+	}
+	if rows.lo, rows.hi, err = c.Queries.Within(d.SeqQ); err != nil {
+		return rows, keys, fmt.Errorf("--queries: %w", err)
+	}
+	if keys.lo, keys.hi, err = c.Keys.Within(d.SeqK); err != nil {
+		return rows, keys, fmt.Errorf("--keys: %w", err)
+	}
+	return rows, keys, nil
+}
+
+// axes reads the labels and returns the axes of the picture.
+func (c *Command) axes(d kernels.Dims, rows, keys span) (query, key picture.Axis, err error) {
+	keyLabels, err := readLabels("labels", c.Labels, d.SeqK)
+	if err != nil {
+		return query, key, err
+	}
+	queryLabels, err := readLabels("query-labels", c.QueryLabels, d.SeqQ)
+	if queryLabels == nil && d.SeqQ == d.SeqK {
+		queryLabels = keyLabels
+	}
+	return c.axis(queryLabels, rows), c.axis(keyLabels, keys), err
+}
+
+// axis names each cell after its first token.
+func (c *Command) axis(labels []string, of span) picture.Axis {
+	a := picture.Axis{First: of.lo, End: of.hi, Step: (of.len() + c.Size - 1) / c.Size}
+	if labels != nil {
+		for i := of.lo; i < of.hi; i += a.Step {
+			a.Labels = append(a.Labels, labels[i])
+		}
+	}
+	return a
+}
+
+// readLabels reads n tokens, a JSON array of strings or a line each; nil without a path.
+func readLabels(flag, path string, n int) (labels []string, err error) {
+	if path == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("--%s %s: %w", flag, path, files.Reason(err))
+	}
+	// The first of the tokens may be "[": a file that is not JSON is lines.
+	if trimmed := bytes.TrimSpace(text); len(trimmed) == 0 || trimmed[0] != '[' || json.Unmarshal(trimmed, &labels) != nil {
+		lines := strings.ReplaceAll(strings.TrimSuffix(string(text), "\n"), "\r\n", "\n")
+		labels = strings.Split(lines, "\n")
+	}
+	if len(labels) != n {
+		return nil, fmt.Errorf("--%s %s: %d labels for %d tokens", flag, path, len(labels), n)
+	}
+	return labels, nil
+}
+
+// weigh computes the cells of each head.
+func (c *Command) weigh(ctx context.Context, some *someWeights, heat *picture.HeatMap, stderr io.Writer) error {
+	status := cli.NewStatus(stderr)
+	defer status.Clear()
+	for i, head := range c.Head {
+		cells := newPooled(some.rows, some.keys, c.Size, c.Pool == "mean")
+		err := some.each(ctx, head, func(row, first int, weights []float32) {
+			if done := row - some.rows.lo; done%chunkRows == 0 {
+				status.Show(fmt.Sprintf("head %d, %d of %d: row %d of %d", head, i+1, len(c.Head), done, some.rows.len()))
+			}
+			cells.add(row, first, weights)
+		})
+		if err != nil {
+			return fmt.Errorf("head %d: %w", head, err)
+		}
+		m := cells.matrix()
+		heat.Weights.Rows, heat.Weights.Cols = m.Rows, m.Cols
+		heat.Weights.Batch++
+		heat.Weights.Data = append(heat.Weights.Data, m.Data...)
+		heat.Names = append(heat.Names, fmt.Sprintf("head %d", head))
+	}
+	return nil
+}
+
+// title returns the title of the picture.
+func (c *Command) title(heat *picture.HeatMap, d kernels.Dims) string {
+	parts := []string{c.Title}
+	if c.Title == "" {
+		parts[0] = fmt.Sprintf("%s, %s", filepath.Base(c.Q), filepath.Base(c.K))
+		if d.Batch > 1 {
+			parts = append(parts, fmt.Sprintf("batch %d", c.Batch))
+		}
+		if len(c.Head) == 1 && d.Heads > 1 {
+			parts = append(parts, heat.Names[0])
+		}
+	}
+	if r, k := heat.Query.Step, heat.Key.Step; r > 1 || k > 1 {
+		pool := map[string]string{"max": "maximum", "mean": "mean"}[c.Pool]
+		parts = append(parts, fmt.Sprintf("each cell is the %s of %d x %d weights", pool, r, k))
+	}
+	return strings.Join(parts, " · ")
+}
+
+// facts returns names and values of the call, for the page.
+func (c *Command) facts(dev *kernels.Device, in *call.Inputs, rows, keys span) [][2]string {
+	var facts [][2]string
+	add := func(name, format string, args ...any) {
+		facts = append(facts, [2]string{name, fmt.Sprintf(format, args...)})
+	}
+	info := dev.Info()
+	add("backend", "%s, %s", info.Name, info.Device)
+	for _, f := range in.QKV {
+		add(f.Flag, "%s, %v %s", f.Path, f.Shape, f.TypeName())
+	}
+	add("batch", "%d", c.Batch)
+	add("queries", "%d to %d of %d", rows.lo, rows.hi-1, in.Dims.SeqQ)
+	add("keys", "%d to %d of %d", keys.lo, keys.hi-1, in.Dims.SeqK)
+	if c.Scale != nil {
+		add("scale", "%v", float64(*c.Scale))
+	} else {
+		add("scale", "1/√%d", in.Dims.Dim)
+	}
+	if c.Softcap > 0 {
+		add("softcap", "%v", float64(c.Softcap))
+	}
+	if c.Causal {
+		add("causal", "%s", c.Visible.Align)
+	}
+	if c.Window != nil {
+		add("window", "%v", c.Window)
+	}
+	if c.Visible.Offset != 0 {
+		add("offset", "%d", c.Visible.Offset)
+	}
+	if c.Visible.KLen != nil {
+		add("existing keys", "%d", c.Visible.KLen[c.Batch])
+	}
+	if c.Mask != "" {
+		add("mask", "%s", c.Mask)
+	}
+	return facts
+}

@@ -1,0 +1,475 @@
+package heatmap
+
+import (
+	"bytes"
+	"context"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"image"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/page/pagetest"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// TestSomeWeights compares ranges of the weights with the whole of them as
+// kernels.Attention gives it, over more rows than a chunk has.
+func TestSomeWeights(t *testing.T) {
+	ctx := t.Context()
+	dev, err := kernels.Open("cpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	const batch, heads, kvHeads, dim, seqQ, seqK = 2, 4, 2, 8, chunkRows + 60, 190
+	tensor := func(seed uint64, s backend.Shape) backend.Tensor {
+		data := make([]float32, s.Elements())
+		for i, x := range clitest.Normal(seed, len(data)) {
+			data[i] = float32(x)
+		}
+		x, err := dev.FromFloat32(ctx, backend.F32, data, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	q := tensor(1, backend.Shape{batch, heads, seqQ, dim})
+	k := tensor(2, backend.Shape{batch, kvHeads, seqK, dim})
+	bias := tensor(3, backend.Shape{batch, 1, seqQ, seqK})
+	bools := make([]bool, heads*seqK)
+	for i := range bools {
+		bools[i] = i%7 != 3
+	}
+	mask, err := backend.HostBool(bools, backend.Shape{1, heads, 1, seqK})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		opt  kernels.Options
+	}{
+		{"plain", kernels.Options{}},
+		{"causal", kernels.Options{Causal: true}},
+		{"causal to the lower right, rows that see nothing", kernels.Options{Causal: true, Align: kernels.LowerRight}},
+		{"window", kernels.Options{Window: &kernels.Window{Left: 20, Right: 3}}},
+		{"lengths, and rows whose window is past them", kernels.Options{KLen: []int{190, 70}, Window: &kernels.Window{Left: 30, Right: 0}}},
+		{"boolean mask of each head", kernels.Options{Mask: mask}},
+		{"slopes and sinks of each head, bias by distance", kernels.Options{ALiBi: []float32{.5, .25, .125, .0625}, Sinks: []float32{0, 1, 2, 3},
+			RelativeBias: tensor(4, backend.Shape{1, heads, 1, seqQ + seqK - 1}), Align: kernels.LowerRight}},
+		{"a bias of fewer keys", kernels.Options{Bias: tensor(5, backend.Shape{1, 1, seqQ, 70})}},
+		{"rows of each batch at a place of their own", kernels.Options{Causal: true, Offsets: []int{-30, 20}}},
+		{"slopes of each batch", kernels.Options{ALiBi: []float32{.5, .25, .125, .0625, 1, 2, 3, 4}}},
+		{"bias of each batch, softcap, scale", kernels.Options{Bias: bias, Softcap: 3, Scale: new(0.7), Causal: true}},
+	} {
+		opt := tt.opt
+		opt.Weights = true
+		r, err := dev.Attention(ctx, q, k, k, opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole, err := dev.Float32s(ctx, r.Weights)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Release()
+		for _, part := range []struct {
+			rows, keys  span
+			batch, head int
+		}{
+			{span{0, seqQ}, span{0, seqK}, 0, 0},
+			{span{0, seqQ}, span{0, seqK}, 1, 3},
+			{span{3, seqQ - 1}, span{40, 130}, 1, 1},
+			{span{100, 101}, span{99, 101}, 0, 2},
+		} {
+			w, err := newSomeWeights(dev, q, k, tt.opt, part.batch, part.rows, part.keys)
+			if err != nil {
+				t.Fatalf("%s %+v: %v", tt.name, part, err)
+			}
+			got := make([]float32, part.rows.len()*part.keys.len())
+			err = w.each(ctx, part.head, func(row, first int, weights []float32) {
+				copy(got[(row-part.rows.lo)*part.keys.len()+first-part.keys.lo:], weights)
+			})
+			if err != nil {
+				t.Fatalf("%s %+v: %v", tt.name, part, err)
+			}
+			for i := range part.rows.len() {
+				row := whole[((part.batch*heads+part.head)*seqQ+part.rows.lo+i)*seqK:]
+				for j := range part.keys.len() {
+					// The log-sum-exp of some keys and of all of them are within a
+					// few units of rounding of about 8 each.
+					want, have := float64(row[part.keys.lo+j]), float64(got[i*part.keys.len()+j])
+					if !(math.Abs(have-want) <= 1e-5*want+1e-12) {
+						t.Fatalf("%s %+v: row %d, key %d: %v, should be %v", tt.name, part, part.rows.lo+i, part.keys.lo+j, have, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestSomeWeightsUnsupported: what would be wrong is refused.
+func TestSomeWeightsUnsupported(t *testing.T) {
+	q, err := backend.Meta(backend.F32, backend.Shape{1, 1, 4, 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, opt := range map[string]kernels.Options{
+		"dropout": {Dropout: backend.Dropout{P: 0.5}}, "block mask": {BlockMask: q}, "pages": {Pages: &backend.Pages{}}, "prefix": {Prefix: []int{1}},
+		"segments": {QSegments: [][]int32{{1, 1, 2, 2}}}, "packed": {CuQ: []int{0, 4}},
+	} {
+		if _, err := newSomeWeights(nil, q, q, opt, 0, span{0, 4}, span{0, 2}); !errors.Is(err, backend.ErrUnsupported) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestSomeWeightsKnowsTheOptions: an option that someWeights does not know would
+// give wrong weights without a word. Add a new one to its options and visible, or
+// to what it refuses, and here.
+func TestSomeWeightsKnowsTheOptions(t *testing.T) {
+	known := []string{"Scale", "Softcap", "Causal", "Window", "Align", "Offset", "Offsets", "KLen", "Prefix", "QSegments", "KSegments", "Mask",
+		"Bias", "ALiBi", "RelativeBias", "BlockMask", "BlockSize", "Sinks", "Dropout", "Pages", "CuQ", "CuK", "LSE", "Weights", "Resume"}
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[kernels.Options]()) {
+		if !slices.Contains(known, f.Name) {
+			t.Errorf("kernels.Options.%s is new", f.Name)
+		}
+	}
+}
+
+// TestPooled compares cells with a loop over what they join.
+func TestPooled(t *testing.T) {
+	rows, keys := span{5, 28}, span{2, 43}
+	for _, size := range []int{1, 2, 7, 40, 100} {
+		for _, mean := range []bool{false, true} {
+			p := newPooled(rows, keys, size, mean)
+			weight := func(i, j int) float32 {
+				if j < 10 { // left out, as what no row of a chunk sees
+					return 0
+				}
+				return float32((i*31+j*17)%101) / 101
+			}
+			for i := rows.lo; i < rows.hi; i++ {
+				var row []float32
+				for j := 10; j < keys.hi; j++ {
+					row = append(row, weight(i, j))
+				}
+				p.add(i, 10, row)
+			}
+			m := p.matrix()
+			if m.Rows > size || m.Cols > size {
+				t.Errorf("size %d: %d x %d cells", size, m.Rows, m.Cols)
+			}
+			for r := range m.Rows {
+				for c := range m.Cols {
+					largest, sum, n := 0.0, 0.0, 0.0
+					for i := rows.lo + r*p.perRow; i < min(rows.lo+(r+1)*p.perRow, rows.hi); i++ {
+						for j := keys.lo + c*p.perKey; j < min(keys.lo+(c+1)*p.perKey, keys.hi); j++ {
+							w := float64(weight(i, j))
+							largest, sum, n = max(largest, w), sum+w, n+1
+						}
+					}
+					want := largest
+					if mean {
+						want = sum / n
+					}
+					if got := float64(m.Row(r)[c]); math.Abs(got-want) > 1e-6 {
+						t.Errorf("size %d, mean %v, cell %d,%d is %v, should be %v", size, mean, r, c, got, want)
+					}
+				}
+			}
+		}
+	}
+	p := newPooled(span{0, 2}, span{0, 2}, 1, false)
+	p.add(0, 0, []float32{float32(math.NaN()), 1})
+	p.add(1, 0, []float32{1, 1})
+	if x := p.matrix().Data[0]; x == x {
+		t.Errorf("the largest of NaN and others is %v, should be NaN", x)
+	}
+}
+
+// allocDriver opens the CPU backend and says what is allocated on it.
+type allocDriver struct{ largest *int64 }
+
+// Devices implements backend.Driver.
+func (allocDriver) Devices() ([]backend.Info, error) { return nil, backend.ErrNoDevice }
+
+// Open implements backend.Driver.
+func (d allocDriver) Open(string) (backend.Backend, error) {
+	be, err := backend.Open("cpu")
+	return allocating{be, d}, err
+}
+
+type allocating struct {
+	backend.Backend
+	allocDriver
+}
+
+// Alloc implements backend.Backend.
+func (a allocating) Alloc(ctx context.Context, d backend.DType, s backend.Shape) (backend.Tensor, error) {
+	*a.largest = max(*a.largest, int64(s.Elements())*int64(d.Size()))
+	return a.Backend.Alloc(ctx, d, s)
+}
+
+// TestHeatmapMemory: a long range is drawn without its weights in memory, which
+// would be 1 GiB here.
+func TestHeatmapMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short")
+	}
+	var largest int64
+	backend.Register("allocating", allocDriver{&largest})
+	const seq = 16384
+	dir := t.TempDir()
+	q := clitest.Save(t, dir, "q.npy", "<f4", clitest.Normal(1, seq*8), seq, 8)
+	k := clitest.Save(t, dir, "k.npy", "<f4", clitest.Normal(2, seq*8), seq, 8)
+	mustRun(t, "heatmap", "--backend=allocating", "--q", q, "--k", k, "--size=64", "--png", dir+"/h.png")
+	if largest == 0 || largest > 4*chunkScores {
+		t.Errorf("the largest allocation has %d bytes, should be at most %d", largest, 4*chunkScores)
+	}
+}
+
+// pointedInputs writes q and k of 40 tokens in which query i finds key 39-i.
+func pointedInputs(t *testing.T, dir string) (q, k string) {
+	const n = 40
+	qs, ks := make([]float64, n*n), make([]float64, n*n)
+	for i := range n {
+		qs[i*n+i] = 200
+		ks[(n-1-i)*n+i] = 1
+	}
+	return clitest.Save(t, dir, "q.npy", "<f4", qs, n, n), clitest.Save(t, dir, "k.npy", "<f4", ks, n, n)
+}
+
+// TestHeatmapCommand looks at what the command draws: the whole, a range and
+// pooled cells.
+func TestHeatmapCommand(t *testing.T) {
+	dir := t.TempDir()
+	q, k := pointedInputs(t, dir)
+	for _, tt := range []struct {
+		args       []string
+		rows, cols int
+		dark       func(i, j int) bool
+	}{
+		{nil, 40, 40, func(i, j int) bool { return j == 39-i }},
+		{[]string{"--queries", "10:20", "--keys", "20:"}, 10, 20, func(i, j int) bool { return j == 9-i }},
+		{[]string{"--size", "10"}, 10, 10, func(i, j int) bool { return j == 9-i }},
+		{[]string{"--size", "10", "--pool=mean"}, 10, 10, func(i, j int) bool { return j == 9-i }},
+		{[]string{"--log", "--queries=:12", "--keys=28:"}, 12, 12, func(i, j int) bool { return j == 11-i }},
+	} {
+		out := filepath.Join(dir, "h.png")
+		mustRun(t, append([]string{"heatmap", "--backend=cpu", "--q", q, "--k", k, "--png", out}, tt.args...)...)
+		img := clitest.ReadPNG(t, out)
+		at := darkCells(img, tt.rows, tt.cols)
+		for i := range tt.rows {
+			for j := range tt.cols {
+				if at(i, j) != tt.dark(i, j) {
+					t.Fatalf("%v: row %d, key %d: dark is %v", tt.args, i, j, at(i, j))
+				}
+			}
+		}
+		clitest.WantWhiteBorder(t, img)
+	}
+}
+
+// TestHeatmapLayout draws the second of two heads, whose rows lie between those of
+// the first, under a mask that hides what a query would find in key 0.
+func TestHeatmapLayout(t *testing.T) {
+	dir := t.TempDir()
+	const n = 5
+	q, k := make([]float64, n*2*n), make([]float64, n*2*n)
+	for i := range n {
+		q[(i*2+1)*n+i] = 200
+		k[(i*2+1)*n+(i+1)%n] = 1 // query i finds key i-1, and query 0 the last
+	}
+	mask := slices.Repeat([]float64{0, 1, 1, 1, 1}, n)
+	out := dir + "/h.png"
+	mustRun(t, "heatmap", "--backend=cpu", "--layout=bshd", "--head=1", "--png", out, "--mask", clitest.Save(t, dir, "m.npy", "|b1", mask, n, n),
+		"--q", clitest.Save(t, dir, "q.npy", "<f4", q, 1, n, 2, n), "--k", clitest.Save(t, dir, "k.npy", "<f4", k, 1, n, 2, n))
+	at := darkCells(clitest.ReadPNG(t, out), n, n)
+	for i := range n {
+		for j := range n {
+			want := i != 1 && j == (i+n-1)%n // query 1 sees the others alike
+			if at(i, j) != want {
+				t.Errorf("row %d, key %d: dark is %v", i, j, at(i, j))
+			}
+		}
+	}
+}
+
+// darkCells finds the cells of a picture: those between its first and its last
+// column and row of shades, the colour bar left out.
+func darkCells(img image.Image, rows, cols int) func(i, j int) bool {
+	shade := func(x, y int) bool {
+		r, g, b, _ := img.At(x, y).RGBA()
+		return b > r && b > g // none of text, ground and axes
+	}
+	cell := min(88, 1120/max(rows, cols)) // pixels
+	bounds := img.Bounds()
+	for y := bounds.Min.Y; y < bounds.Max.Y; y++ {
+		for x := bounds.Min.X; x < bounds.Max.X; x++ {
+			if !shade(x, y) {
+				continue
+			}
+			return func(i, j int) bool {
+				r, _, _, _ := img.At(x+j*cell+cell/4, y+i*cell+cell/4).RGBA()
+				return r>>8 == 0x08
+			}
+		}
+	}
+	return func(int, int) bool { return false }
+}
+
+// TestHeatmapSVG: the picture is well-formed, has a shape for each cell or one
+// image, and names tokens whatever characters they have.
+func TestHeatmapSVG(t *testing.T) {
+	dir := t.TempDir()
+	q, k := pointedInputs(t, dir)
+	var lines []string
+	for i := range 40 {
+		lines = append(lines, fmt.Sprintf("<t%d> & \"x\"", i))
+	}
+	labels := clitest.WriteFile(t, dir, "tokens.txt", []byte(strings.Join(lines, "\n")+"\n"))
+	for _, tt := range []struct {
+		args          []string
+		paths, images int
+	}{
+		{[]string{"--queries=:5", "--keys=30:36"}, 30, 1}, // the colour bar is one
+		{nil, 1600, 1},
+	} {
+		out := filepath.Join(dir, "h.svg")
+		mustRun(t, append([]string{"heatmap", "--backend=cpu", "--q", q, "--k", k, "--labels", labels, "--svg", out}, tt.args...)...)
+		found, text := svgElements(t, out)
+		if found["path"] < tt.paths || found["image"] != tt.images {
+			t.Errorf("%v: %v, should have %d cells", tt.args, found, tt.paths)
+		}
+		if !slices.Contains(text, lines[0]) || !slices.Contains(text, lines[30]) {
+			t.Errorf("%v: no label %s in %q", tt.args, lines[0], text)
+		}
+	}
+	long := clitest.Save(t, dir, "long.npy", "<f4", clitest.Normal(1, 200*4), 200, 4)
+	mustRun(t, "heatmap", "--backend=cpu", "--q", long, "--k", long, "--svg", dir+"/h.svg", "--size=100", "--title=Mine")
+	found, text := svgElements(t, dir+"/h.svg")
+	if found["image"] != 2 {
+		t.Errorf("%v, should have an image beside the colour bar's", found)
+	}
+	if want := "Mine · each cell is the maximum of 2 x 2 weights"; !slices.Contains(text, want) {
+		t.Errorf("no %q in %q", want, text)
+	}
+}
+
+// svgElements parses an SVG file: how many elements of each name there are, and
+// their texts.
+func svgElements(t *testing.T, path string) (count map[string]int, text []string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	count = map[string]int{}
+	d := xml.NewDecoder(bytes.NewReader(data))
+	for {
+		token, err := d.Token()
+		if err == io.EOF {
+			return count, text
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		switch e := token.(type) {
+		case xml.StartElement:
+			count[e.Name.Local]++
+		case xml.CharData:
+			text = append(text, strings.TrimSpace(string(e)))
+		}
+	}
+}
+
+// TestHeatmapErrors: what is wrong is said in one line, and no file appears.
+func TestHeatmapErrors(t *testing.T) {
+	dir := t.TempDir()
+	q, k := pointedInputs(t, dir)
+	short := clitest.WriteFile(t, dir, "short.txt", []byte("a\nb\n"))
+	wide := clitest.Save(t, dir, "wide.npy", "<f4", clitest.Normal(1, 40*8), 40, 8)
+	before := clitest.Files(t, dir)
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--head=1"}, "--head is 1, it must be 0 to 0"},
+		{[]string{"--batch=-1"}, "--batch is -1"},
+		{[]string{"--queries=30:50"}, "--queries: 30:50 is not within 0:40"},
+		{[]string{"--keys=7:7"}, "--keys: 7:7 is not within 0:40, or is empty"},
+		{[]string{"--keys=7"}, "must be LO:HI"},
+		{[]string{"--keys=a:"}, `"a" is not a whole number`},
+		{[]string{"--size=0"}, "--size is 0"},
+		{[]string{"--size=4000"}, "--size is 4000"},
+		{[]string{"--pool=sum"}, "--pool"},
+		{[]string{"--labels", short}, "2 labels for 40 tokens"},
+		{[]string{"--query-labels", "/none"}, "--query-labels /none: no such file"},
+		{[]string{"--softcap=-1"}, "softcap is -1"},
+		{[]string{"--k", wide}, "head"},
+		{[]string{"--k", "none.npy"}, "none.npy: no such file"},
+		{[]string{"--png", "/none/h.png"}, "/none does not exist"},
+	} {
+		args := append([]string{"heatmap", "--backend=cpu", "--q", q, "--k", k, "--png", dir + "/h.png"}, tt.args...)
+		code, stdout, stderr := attn(t, args...)
+		clitest.WantFailure(t, code, stdout, stderr, tt.want)
+	}
+	code, stdout, stderr := attn(t, "heatmap", "--backend=cpu", "--q", q, "--k", k)
+	clitest.WantFailure(t, code, stdout, stderr, "--png, --svg or --html is missing")
+	if after := clitest.Files(t, dir); !slices.Equal(before, after) {
+		t.Errorf("the folder holds %v, it held %v", after, before)
+	}
+}
+
+// TestHeatmapPage looks at the page in a browser: the number under the pointer
+// is that of the cell, zoomed too; nothing overflows at any width; without
+// scripts and in the dark it says the same.
+func TestHeatmapPage(t *testing.T) {
+	browser := pagetest.Start(t)
+	dir := t.TempDir()
+	q, k := pointedInputs(t, dir)
+	labels := clitest.WriteFile(t, dir, "tokens.json", []byte(`["</script>"`+strings.Repeat(`, "a & b"`, 39)+`]`))
+	file := filepath.Join(dir, "h.html")
+	mustRun(t, "heatmap", "--backend=cpu", "--q", q, "--k", k, "--labels", labels, "--keys=20:", "--html", file)
+
+	page := browser.Open(file, pagetest.Look{})
+	// Query 10 finds key 29: cell 10, 9 of 40 x 20.
+	at := pagetest.Eval[[]float64](page, `(() => {
+		const d = JSON.parse(document.getElementById("weights").textContent), v = document.querySelector("figure svg").viewBox.baseVal;
+		const [x, y, w, h] = d.data[0];
+		return [(x + w * 9.5 / d.cols) / v.width, (y + h * 10.5 / d.rows) / v.height];
+	})()`)
+	page.Hover("figure svg", at[0], at[1])
+	want := "query 10 (a & b)\nkey 29 (a & b)\nweight 1"
+	if got := pagetest.Eval[string](page, `document.querySelector(".tip").textContent`); got != want {
+		t.Errorf("the tip is %q, should be %q", got, want)
+	}
+	page.Click(`.tools button[aria-label="zoom in"]`)
+	if w := pagetest.Eval[[]float64](page, `(() => { const v = document.querySelector("figure svg").viewBox.baseVal; return [v.x, v.y, v.width, v.height] })()`); w[0] <= 0 {
+		t.Errorf("zoomed in, the drawing shows %v", w)
+	}
+	for _, look := range []pagetest.Look{
+		{Width: 360, Height: 740}, {Width: 800, Height: 800}, {Width: 1600, Height: 1000},
+		{Width: 360, Height: 740, Dark: true}, {Width: 800, Height: 800, NoScript: true},
+	} {
+		page := browser.Open(file, look)
+		page.Quiet()
+		if n := pagetest.Eval[int](page, `document.querySelectorAll("table tbody tr").length`); n != 20 {
+			t.Errorf("%+v: the table has %d rows, should have the 20 largest weights", look, n)
+		}
+		if n := pagetest.Eval[int](page, `document.querySelectorAll("figure svg path").length`); n < 800 {
+			t.Errorf("%+v: %d shapes, should have 800 cells", look, n)
+		}
+	}
+	page.Quiet()
+}

@@ -1,0 +1,65 @@
+package onnx
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn/internal/onnxfile"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// FuzzONNXCase: whatever stands in a model and its tensors, running it ends with
+// outputs or with an error that names a broken rule. A case that lacks some of its
+// inputs gets the last one for them.
+func FuzzONNXCase(f *testing.F) {
+	dirs, err := filepath.Glob(filepath.Join(publishedONNX, "test_*"))
+	if err != nil || len(dirs) == 0 {
+		f.Fatal(len(dirs), err)
+	}
+	for _, dir := range dirs {
+		files := make([][]byte, 5)
+		for i, name := range []string{"model.onnx", "test_data_set_0/input_0.pb", "test_data_set_0/input_1.pb", "test_data_set_0/input_2.pb", "test_data_set_0/input_3.pb"} {
+			if files[i], err = os.ReadFile(filepath.Join(dir, name)); err != nil && i < 4 {
+				f.Fatal(err)
+			}
+		}
+		f.Add(files[0], files[1], files[2], files[3], files[4])
+	}
+	dev, err := kernels.Open("cpu")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { dev.Close() })
+	f.Fuzz(func(t *testing.T, model, a, b, c, d []byte) {
+		m, err := onnxfile.DecodeModel(model)
+		if err != nil {
+			return
+		}
+		var list []*onnxfile.Tensor
+		for _, data := range [][]byte{a, b, c, d} {
+			if x, err := onnxfile.DecodeTensor(data); err == nil {
+				list = append(list, x)
+			}
+		}
+		op, err := attentionNode(m)
+		if err == nil && len(list) > 0 {
+			tensors := map[string]*onnxfile.Tensor{}
+			for i, name := range m.Graph.Inputs {
+				tensors[name] = list[min(i, len(list)-1)]
+			}
+			var call *attentionCall
+			if call, err = op.call(tensors); err == nil {
+				_, err = call.run(t.Context(), dev)
+			}
+		}
+		for _, known := range []error{nil, backend.ErrShape, backend.ErrDType, backend.ErrOption, backend.ErrUnsupported} {
+			if errors.Is(err, known) {
+				return
+			}
+		}
+		t.Errorf("error %v wraps none that a bad case should", err)
+	})
+}

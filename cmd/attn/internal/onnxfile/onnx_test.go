@@ -1,0 +1,266 @@
+package onnxfile
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// message writes fields by hand, so that the tests do not read what the package's
+// own code wrote.
+type message []byte
+
+func (m message) int(number protowire.Number, v int64) message {
+	return protowire.AppendVarint(protowire.AppendTag(m, number, protowire.VarintType), uint64(v))
+}
+
+func (m message) bytes(number protowire.Number, v []byte) message {
+	return protowire.AppendBytes(protowire.AppendTag(m, number, protowire.BytesType), v)
+}
+
+func (m message) text(number protowire.Number, v string) message { return m.bytes(number, []byte(v)) }
+
+func (m message) float(number protowire.Number, v float32) message {
+	return protowire.AppendFixed32(protowire.AppendTag(m, number, protowire.Fixed32Type), math.Float32bits(v))
+}
+
+func (m message) double(number protowire.Number, v float64) message {
+	return protowire.AppendFixed64(protowire.AppendTag(m, number, protowire.Fixed64Type), math.Float64bits(v))
+}
+
+// packed are the varints of a packed field.
+func packed(vs ...int64) (b []byte) {
+	for _, v := range vs {
+		b = protowire.AppendVarint(b, uint64(v))
+	}
+	return b
+}
+
+func TestModel(t *testing.T) {
+	scale := message(nil).text(1, "scale").float(2, 0.25).int(20, 1)
+	causal := message(nil).text(1, "is_causal").int(3, 1).int(20, 2)
+	other := message(nil).text(1, "axes").bytes(8, packed(1, 2)).int(20, 7)
+	node := message(nil).text(1, "Q").text(1, "").text(1, "V").text(2, "Y").text(3, "n0").text(4, "Attention").
+		bytes(5, scale).bytes(5, causal).bytes(5, other).text(6, "doc").text(7, "ai.onnx")
+	weight := message(nil).int(1, 2).int(2, 7).int(7, 5).int(7, -5).text(8, "V")
+	graph := message(nil).bytes(1, node).text(2, "g").bytes(5, weight).
+		bytes(11, message(nil).text(1, "Q").text(2, "type")).bytes(12, message(nil).text(1, "Y"))
+	model := message(nil).int(1, 11).bytes(7, graph).bytes(8, message(nil).text(1, "ai.onnx").int(2, 24)).
+		bytes(8, message(nil).text(1, "com.example").int(2, 3)).bytes(25, []byte("a function"))
+	got, err := DecodeModel(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Model{
+		Opsets: map[string]int64{"": 24, "com.example": 3},
+		Graph: Graph{
+			Inputs: []string{"Q"}, Outputs: []string{"Y"},
+			Initializers: []Tensor{{Name: "V", Type: Int64, Shape: []int{2}, Data: binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, 5), ^uint64(4))}},
+			Nodes: []Node{{
+				Name: "n0", OpType: "Attention", Inputs: []string{"Q", "", "V"}, Outputs: []string{"Y"},
+				Attributes: []Attribute{{Name: "scale", Kind: KindFloat, Float: 0.25}, {Name: "is_causal", Kind: KindInt, Int: 1}, {Name: "axes", Kind: 7}},
+			}},
+		},
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got)\n%s", d)
+	}
+}
+
+// TestTensorForms: the same elements, however a writer may put them.
+func TestTensorForms(t *testing.T) {
+	head := func(d DataType, shape ...int64) message {
+		return message(nil).bytes(1, packed(shape...)).int(2, int64(d))
+	}
+	le := binary.LittleEndian
+	for _, c := range []struct {
+		name string
+		data message
+		want []float64
+	}{
+		{"lengths one by one", message(nil).int(1, 1).int(1, 2).int(2, 2).bytes(9, []byte{7, 9}), []float64{7, 9}},
+		{"f32 raw", head(Float, 2).bytes(9, le.AppendUint32(le.AppendUint32(nil, math.Float32bits(1.5)), math.Float32bits(-2))), []float64{1.5, -2}},
+		{"f32 packed", head(Float, 2).bytes(4, le.AppendUint32(le.AppendUint32(nil, math.Float32bits(1.5)), math.Float32bits(-2))), []float64{1.5, -2}},
+		{"f32 one by one", head(Float, 2).float(4, 1.5).float(4, -2), []float64{1.5, -2}},
+		{"f64 one by one", head(Double, 1).double(10, 1e300), []float64{1e300}},
+		{"f64 packed", head(Double, 1).bytes(10, le.AppendUint64(nil, math.Float64bits(1e300))), []float64{1e300}},
+		{"f16 in int32_data", head(Float16, 2).bytes(5, packed(0x3c00, 0xfc00)), []float64{1, math.Inf(-1)}},
+		{"f16 raw", head(Float16, 2).bytes(9, []byte{0, 0x3c, 0, 0xfc}), []float64{1, math.Inf(-1)}},
+		{"bf16 in int32_data", head(BFloat16, 1).int(5, 0x4049), []float64{3.140625}},
+		{"bool", head(Bool, 2, 1).bytes(5, packed(0, 1)), []float64{0, 1}},
+		{"bool raw", head(Bool, 2).bytes(9, []byte{1, 0}), []float64{1, 0}},
+		{"int8", head(Int8, 2).bytes(5, packed(-128, 127)), []float64{-128, 127}},
+		{"uint8", head(Uint8, 1).bytes(5, packed(200)), []float64{200}},
+		{"int16", head(Int16, 1).bytes(5, packed(-3)), []float64{-3}},
+		{"uint16", head(Uint16, 1).bytes(5, packed(65535)), []float64{65535}},
+		{"int32", head(Int32, 1).int(5, -7), []float64{-7}},
+		{"uint32", head(Uint32, 1).int(11, math.MaxUint32), []float64{math.MaxUint32}},
+		{"int64", head(Int64, 1).bytes(7, packed(-9)), []float64{-9}},
+		{"uint64", head(Uint64, 1).int(11, -1), []float64{math.MaxUint64}},
+		{"a scalar", message(nil).int(2, int64(Float)).float(4, 3), []float64{3}},
+		{"nothing in it", head(Float, 3, 0), nil},
+		{"fields from the future", head(Float, 1).float(4, 3).text(99, "x").double(98, 1), []float64{3}},
+	} {
+		x, err := DecodeTensor(c.data)
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		var got []float64
+		for i := range x.Elements() {
+			got = append(got, x.At(i))
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: elements are %v, should be %v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestRefused(t *testing.T) {
+	f32 := func(shape ...int64) message { return message(nil).bytes(1, packed(shape...)).int(2, 1) }
+	tensor := func(b message) error { _, err := DecodeTensor(b); return err }
+	model := func(b message) error { _, err := DecodeModel(b); return err }
+	graph := func(g message) error { return model(message(nil).bytes(7, g).bytes(8, message(nil).int(2, 24))) }
+	for _, c := range []struct {
+		name string
+		err  error
+		want error
+		says string
+	}{
+		{"nothing", tensor(nil), ErrMalformed, "no element type"},
+		{"no data", tensor(f32(2)), ErrMalformed, "needs 8 bytes, there are 0"},
+		{"too much data", tensor(f32(1).bytes(9, make([]byte, 8))), ErrMalformed, "needs 4 bytes, there are 8"},
+		{"a negative length", tensor(f32(-1)), ErrMalformed, "axis 0 is -1"},
+		{"a huge shape", tensor(f32(1<<30, 1<<30, 1<<30)), ErrMalformed, "too large"},
+		{"strings", tensor(message(nil).int(2, 8).text(6, "x")), ErrUnsupported, "data type 8"},
+		{"complex numbers", tensor(message(nil).int(2, 14).bytes(9, make([]byte, 8))), ErrUnsupported, "data type 14"},
+		{"elements in the wrong field", tensor(f32(1).int(7, 1)), ErrMalformed, "f32 cannot lie in field 7"},
+		{"elements twice", tensor(f32(1).float(4, 1).bytes(9, make([]byte, 4))), ErrMalformed, "fields 4 and 9"},
+		{"half a number", tensor(f32(1).bytes(4, make([]byte, 3))), ErrMalformed, "3 bytes of numbers of 4"},
+		{"a bool of 2", tensor(message(nil).int(1, 1).int(2, 9).int(5, 2)), ErrMalformed, "element 0 is 2, no bool"},
+		{"an f16 of 17 bits", tensor(message(nil).int(1, 1).int(2, 10).int(5, 1<<16)), ErrMalformed, "no f16"},
+		{"data elsewhere", tensor(f32(1).text(8, "w").int(14, 1)), ErrUnsupported, `"w": its data lies in another file`},
+		{"a name that is a number", tensor(f32(1).int(8, 1)), ErrMalformed, "field 8 has wire type 0"},
+		{"no model", model(nil), ErrMalformed, "no graph"},
+		{"no operator sets", model(message(nil).bytes(7, nil)), ErrMalformed, "no operator set"},
+		{"not protocol buffers", model(message("\x93NUMPY\x01\x00")), ErrMalformed, "model: byte"},
+		{"a graph that is a number", model(message(nil).int(7, 1)), ErrMalformed, "field 7 has wire type 0"},
+		{"a sparse initializer", graph(message(nil).bytes(15, nil)), ErrUnsupported, "sparse"},
+		{"a broken initializer", graph(message(nil).bytes(5, f32(2))), ErrMalformed, "needs 8 bytes"},
+		{"an attribute of a function", graph(message(nil).bytes(1, message(nil).bytes(5, message(nil).text(1, "scale").text(21, "s")))), ErrUnsupported, `"scale": it refers`},
+		{"a float attribute that is a varint", graph(message(nil).bytes(1, message(nil).bytes(5, message(nil).int(2, 1)))), ErrMalformed, "attribute: field 2"},
+	} {
+		if !errors.Is(c.err, c.want) || !strings.Contains(c.err.Error(), c.says) {
+			t.Errorf("%s: error is %v, should be %v and say %q", c.name, c.err, c.want, c.says)
+		}
+	}
+}
+
+// published returns the files of the published cases, models and tensors.
+func published(tb testing.TB) (models, tensors [][]byte) {
+	const dir = "../../testdata/onnx"
+	for pattern, list := range map[string]*[][]byte{"*/model.onnx": &models, "*/test_data_set_*/*.pb": &tensors} {
+		paths, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil || len(paths) < 38 {
+			tb.Fatalf("%s: %d files, %v", pattern, len(paths), err)
+		}
+		for _, p := range paths {
+			data, err := os.ReadFile(p)
+			if err != nil {
+				tb.Fatal(err)
+			}
+			*list = append(*list, data)
+		}
+	}
+	return models, tensors
+}
+
+// TestCutShort: the published files, cut at every byte, are errors: none passes for a
+// shorter file that is whole.
+func TestCutShort(t *testing.T) {
+	models, tensors := published(t)
+	for _, data := range models {
+		for n := range data {
+			if m, err := DecodeModel(data[:n]); err == nil {
+				t.Fatalf("a model of %d bytes, cut to %d, is %+v", len(data), n, m)
+			}
+		}
+		if _, err := DecodeModel(data); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, data := range tensors {
+		for n := range data {
+			if x, err := DecodeTensor(data[:n]); err == nil {
+				t.Fatalf("a tensor of %d bytes, cut to %d, is %v", len(data), n, x.Shape)
+			}
+		}
+		if _, err := DecodeTensor(data); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// known fails the test unless an error is one of the package's own.
+func known(t *testing.T, err error) {
+	if !errors.Is(err, ErrMalformed) && !errors.Is(err, ErrUnsupported) {
+		t.Errorf("error is %v, neither malformed nor unsupported", err)
+	}
+}
+
+func FuzzDecodeModel(f *testing.F) {
+	models, _ := published(f)
+	for _, data := range models {
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		m, err := DecodeModel(data)
+		if err != nil {
+			known(t, err)
+			return
+		}
+		for i := range m.Graph.Initializers {
+			whole(t, &m.Graph.Initializers[i])
+		}
+	})
+}
+
+func FuzzDecodeTensor(f *testing.F) {
+	_, tensors := published(f)
+	for _, data := range tensors {
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		x, err := DecodeTensor(data)
+		if err != nil {
+			known(t, err)
+			return
+		}
+		whole(t, x)
+	})
+}
+
+// whole checks that a tensor has the elements of its shape, and that each can be
+// read.
+func whole(t *testing.T, x *Tensor) {
+	n := 1
+	for _, l := range x.Shape {
+		n *= l
+	}
+	if x.Elements() != n || len(x.Data) != n*x.Type.Size() {
+		t.Fatalf("shape %v of %v with %d bytes", x.Shape, x.Type, len(x.Data))
+	}
+	for i := range n {
+		if at := x.At(i); !x.Type.Float() && x.Type != Uint64 && at != float64(x.Int(i)) {
+			t.Fatalf("element %d is %v and %d", i, at, x.Int(i))
+		}
+	}
+}

@@ -1,0 +1,462 @@
+// Package picture draws attention weights as heat maps: PNG, SVG and HTML.
+package picture
+
+import (
+	"fmt"
+	"image"
+	"image/color"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
+	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/cmd/attn/internal/matrix"
+)
+
+// Sizes of the picture. A cell of 44 points holds "0.98" with some padding. Larger
+// matrices shrink it until the data is mapWidth wide, and have no numbers above
+// maxNumbered tokens.
+const (
+	cellSize    = vg.Length(44)
+	pixel       = vg.Length(72) / pictureDPI
+	mapWidth    = vg.Length(560)
+	minSide     = vg.Length(120) // of the shorter side and of the colour bar
+	maxNumbered = 12
+	maxNames    = 40   // with more tokens, some have no name
+	maxDrawn    = 4096 // more cells are the pixels of an image
+	gap         = vg.Length(16)
+	barWidth    = vg.Length(72)
+	pictureDPI  = 144
+	maxPixels   = 16_000_000 // 4000 x 4000
+)
+
+// HeatMap is a picture of attention weights: a panel for each matrix, queries
+// down, keys across, darker for larger weights, with one colour bar.
+type HeatMap struct {
+	Title      string
+	Names      []string // of the panels, if there are several
+	Query, Key Axis
+	Weights    matrix.Stack
+	Log        bool // shades follow the logarithm
+}
+
+// Axis names the rows or columns of the matrices.
+type Axis struct {
+	Labels     []string // one for each; nil numbers them
+	First, End int      // the tokens First to End-1
+	Step       int      // tokens that one row or column joins
+}
+
+// label names row or column i.
+func (a Axis) label(i int) string {
+	if a.Labels == nil {
+		return strconv.Itoa(a.First + i*a.Step)
+	}
+	return a.Labels[i]
+}
+
+// drawing is the layout of a picture, with the origin in the lower left corner.
+type drawing struct {
+	width, height vg.Length
+	heading       string
+	panels        []*plot.Plot
+	data          []vg.Rectangle // of each panel
+	bar           *plot.Plot
+	barData       vg.Rectangle
+}
+
+// WritePNG writes the picture as PNG.
+func (h *HeatMap) WritePNG(w io.Writer) error {
+	d, err := h.layout(true)
+	if err != nil {
+		return err
+	}
+	canvas := vgimg.NewWith(vgimg.UseWH(d.width, d.height), vgimg.UseDPI(pictureDPI), vgimg.UseBackgroundColor(color.White))
+	d.draw(draw.New(canvas))
+	_, err = vgimg.PngCanvas{Canvas: canvas}.WriteTo(w)
+	return err
+}
+
+// WriteSVG writes the picture as SVG.
+func (h *HeatMap) WriteSVG(w io.Writer) error {
+	d, err := h.layout(true)
+	if err != nil {
+		return err
+	}
+	return d.writeSVG(w, true)
+}
+
+// writeSVG writes the drawing, on a white background if ground is set.
+func (d *drawing) writeSVG(w io.Writer, ground bool) error {
+	canvas := vgsvg.New(d.width, d.height)
+	dc := draw.New(canvas)
+	if ground {
+		dc.SetColor(color.White)
+		dc.Fill(dc.Rectangle.Path())
+	}
+	d.draw(dc)
+	var b strings.Builder
+	if _, err := canvas.WriteTo(&b); err != nil {
+		return err
+	}
+	// Scaled pictures must not get soft edges or seams between cells.
+	_, err := strings.NewReplacer(
+		"<image ", `<image preserveAspectRatio="none" style="image-rendering:pixelated" `,
+		"<path ", `<path shape-rendering="crispEdges" `,
+	).WriteString(w, page.Fonts(b.String()))
+	return err
+}
+
+// cell returns the size of a cell: square, unless the matrix would be a thin strip.
+func cell(rows, cols int) vg.Point {
+	fit := func(n int) vg.Length {
+		size := min(cellSize, mapWidth/vg.Length(n))
+		if size < cellSize { // whole pixels avoid seams
+			size = max(1, vg.Length(math.Floor(float64(size/pixel)))) * pixel
+		}
+		return size
+	}
+	square := fit(max(rows, cols))
+	size := vg.Point{X: square, Y: square}
+	widen := func(side *vg.Length, n int) {
+		if *side*vg.Length(n) < minSide {
+			*side = max(*side, min(fit(n), minSide/vg.Length(n)))
+		}
+	}
+	widen(&size.X, cols)
+	widen(&size.Y, rows)
+	return size
+}
+
+// layout places the panels on the picture, with or without the heading.
+func (h *HeatMap) layout(heading bool) (*drawing, error) {
+	w := h.Weights
+	shades := h.shades()
+	size := cell(w.Rows, w.Cols)
+	data := vg.Point{X: size.X * vg.Length(w.Cols), Y: size.Y * vg.Length(w.Rows)}
+	if pixels := data.X.Dots(pictureDPI) * data.Y.Dots(pictureDPI) * float64(w.Batch); pixels > maxPixels {
+		return nil, fmt.Errorf("the heat map would have %.0f million pixels, at most %d million are drawn", pixels/1e6, maxPixels/1_000_000)
+	}
+	d := &drawing{}
+	var around margins // of all panels
+	for b := range w.Batch {
+		name := ""
+		if w.Batch > 1 {
+			name = h.Names[b]
+		}
+		p, err := h.panel(name, w.At(b), shades, size)
+		if err != nil {
+			return nil, err
+		}
+		d.panels = append(d.panels, p)
+		m := marginsOf(p, data)
+		around = margins{max(around.left, m.left), max(around.right, m.right), max(around.bottom, m.bottom), max(around.top, m.top)}
+	}
+	width, height := around.left+data.X+around.right, around.bottom+data.Y+around.top
+	columns := int(math.Ceil(math.Sqrt(float64(len(d.panels)))))
+	rows := (len(d.panels) + columns - 1) / columns
+	inner := vg.Point{X: vg.Length(columns) * (width + gap), Y: max(vg.Length(rows)*(height+gap), around.top+minSide+gap)}
+	d.width = inner.X + barWidth + 2*gap
+	headHeight := gap / 2
+	if heading {
+		style := titleStyle()
+		d.heading = wrapTitle(h.Title, style, d.width-2*gap)
+		headHeight = gap + style.Height(d.heading)
+	}
+	d.height = inner.Y + headHeight + gap
+
+	// Cells start at whole pixels.
+	top := d.height - headHeight - gap/2
+	snap := func(x vg.Length) vg.Length { return vg.Length(math.Floor(float64(x/pixel))) * pixel }
+	for b := range d.panels {
+		left := snap(gap + vg.Length(b%columns)*(width+gap) + around.left)
+		bottom := snap(top - vg.Length(b/columns)*(height+gap) - height + around.bottom)
+		d.data = append(d.data, rectangle(left, bottom, data.X, data.Y))
+	}
+	d.bar = h.colourBar(shades)
+	highest := top - around.top
+	lowest := min(top-vg.Length(rows)*(height+gap)+gap+around.bottom, highest-minSide)
+	d.barData = rectangle(gap+inner.X, lowest, barWidth, highest-lowest)
+	return d, nil
+}
+
+// logDecades is the range of logarithmic shades below the largest weight. The eye
+// sees no difference below a millionth.
+const logDecades = 6
+
+// shades returns the colours of the levels from 0, or from logDecades below the
+// largest weight, to the largest weight.
+func (h *HeatMap) shades() *blues {
+	largest := 0.0
+	for _, x := range h.Weights.Data {
+		largest = max(largest, float64(x)) // NaN stays
+	}
+	if !(largest > 0) || math.IsInf(largest, 0) { // all 0, or NaN
+		largest = 1
+	}
+	if h.Log {
+		return &blues{min: math.Log10(largest) - logDecades, max: math.Log10(largest), alpha: 1}
+	}
+	return &blues{max: largest, alpha: 1}
+}
+
+// level returns the position of a weight on the scale of shades.
+func (h *HeatMap) level(weight float32, shades *blues) float64 {
+	if !h.Log {
+		return float64(weight)
+	}
+	return max(math.Log10(float64(weight)), shades.min)
+}
+
+// draw draws the picture without its background.
+func (d *drawing) draw(dc draw.Canvas) {
+	dc.FillText(titleStyle(), vg.Point{X: d.width / 2, Y: d.height - gap}, d.heading)
+	// Each panel has its own margins, which aligns the data of all panels.
+	for b, p := range d.panels {
+		at := d.data[b]
+		m := marginsOf(p, at.Size())
+		p.Draw(draw.Canvas{Canvas: dc.Canvas, Rectangle: rectangle(at.Min.X-m.left, at.Min.Y-m.bottom,
+			m.left+at.Size().X+m.right, m.bottom+at.Size().Y+m.top)})
+	}
+	m := marginsOf(d.bar, d.barData.Size())
+	d.bar.Draw(draw.Canvas{Canvas: dc.Canvas, Rectangle: rectangle(d.barData.Min.X, d.barData.Min.Y-m.bottom,
+		d.barData.Size().X, d.barData.Size().Y+m.bottom+m.top)})
+}
+
+// margins is the space for a plot's axes and titles around its data.
+type margins struct{ left, right, bottom, top vg.Length }
+
+// marginsOf measures the margins around data of the given size. They depend a
+// little on the size of the plot, as labels may exceed the ends of an axis; the
+// third iteration measures at the final size.
+func marginsOf(p *plot.Plot, data vg.Point) margins {
+	var m margins
+	for range 3 {
+		w, h := m.left+data.X+m.right, m.bottom+data.Y+m.top
+		if m == (margins{}) {
+			w, h = w+data.X, h+data.Y
+		}
+		inner := p.DataCanvas(draw.NewCanvas(vgimg.New(1, 1), w, h))
+		m = margins{inner.Min.X, w - inner.Max.X, inner.Min.Y, h - inner.Max.Y}
+	}
+	return m
+}
+
+func rectangle(x, y, w, h vg.Length) vg.Rectangle {
+	return vg.Rectangle{Min: vg.Point{X: x, Y: y}, Max: vg.Point{X: x + w, Y: y + h}}
+}
+
+// panel returns the plot of one matrix.
+func (h *HeatMap) panel(name string, m matrix.Matrix, shades *blues, size vg.Point) (*plot.Plot, error) {
+	p := sansPlot()
+	p.Title.Text = name
+	levels := grid{m, func(w float32) float64 { return h.level(w, shades) }}
+	if m.Rows*m.Cols > maxDrawn {
+		p.Add(pixels{levels, shades, size})
+	} else {
+		cells := plotter.NewHeatMap(levels, shades.Palette(256))
+		cells.Min, cells.Max = shades.min, shades.max
+		cells.NaN = notANumber
+		p.Add(cells)
+	}
+	p.X.Label.Text, p.Y.Label.Text = "key", "query"
+	p.X.Tick.Marker, p.Y.Tick.Marker = h.Key.ticks(m.Cols, false), h.Query.ticks(m.Rows, true)
+	// Package plot sets labels too high by their descent; the padding corrects it.
+	p.X.Padding, p.Y.Padding = p.X.Tick.Label.FontExtents().Descent+1, 2
+	p.X.LineStyle.Width, p.Y.LineStyle.Width = 0, 0
+	p.X.Tick.LineStyle.Width, p.Y.Tick.LineStyle.Width = 0, 0
+	if h.Key.Labels != nil {
+		// Labels wider than their cells are rotated.
+		for j := range m.Cols {
+			if p.X.Tick.Label.Width(h.Key.label(j)) > size.X*0.95 {
+				p.X.Tick.Label.Rotation = math.Pi / 2
+				p.X.Tick.Label.XAlign, p.X.Tick.Label.YAlign = draw.XRight, draw.YCenter
+				break
+			}
+		}
+	}
+	if max(m.Rows, m.Cols) > maxNumbered {
+		return p, nil
+	}
+	numbers, err := cellNumbers(levels, shades)
+	if err != nil {
+		return nil, err
+	}
+	p.Add(numbers)
+	return p, nil
+}
+
+// notANumber is the colour of NaN cells, onLight that of text on light cells. It is
+// not black, which a page replaces by the colour of its theme.
+var (
+	notANumber = color.Gray{Y: 128}
+	onLight    = color.Gray{Y: 0x11}
+)
+
+// pixels plots a matrix with many cells as an image. Viewers smooth enlarged
+// images, so the image has the resolution of the picture.
+type pixels struct {
+	grid
+	shades *blues
+	cell   vg.Point
+}
+
+// Plot implements plot.Plotter.
+func (p pixels) Plot(c draw.Canvas, _ *plot.Plot) {
+	wide, high := int(math.Round(float64(p.cell.X/pixel))), int(math.Round(float64(p.cell.Y/pixel)))
+	img := image.NewNRGBA(image.Rect(0, 0, p.Cols*wide, p.Rows*high))
+	palette := p.shades.Palette(256).Colors()
+	for y := range p.Rows * high {
+		for x := range p.Cols * wide {
+			level := (p.at(p.Row(y / high)[x/wide]) - p.shades.min) / (p.shades.max - p.shades.min)
+			if level >= 0 && level <= 1 {
+				img.Set(x, y, palette[int(level*255+0.5)])
+			} else {
+				img.Set(x, y, notANumber)
+			}
+		}
+	}
+	c.DrawImage(c.Rectangle, img)
+}
+
+// DataRange implements plot.DataRanger.
+func (p pixels) DataRange() (xmin, xmax, ymin, ymax float64) {
+	return -0.5, float64(p.Cols) - 0.5, -0.5, float64(p.Rows) - 0.5
+}
+
+// cellNumbers prints the weights in their cells, in white on dark cells.
+func cellNumbers(m grid, shades *blues) (*plotter.Labels, error) {
+	var at plotter.XYLabels
+	for i := range m.Rows {
+		for j, w := range m.Row(i) {
+			at.XYs = append(at.XYs, plotter.XY{X: float64(j), Y: float64(m.Rows - 1 - i)})
+			at.Labels = append(at.Labels, fmt.Sprintf("%.2f", w))
+		}
+	}
+	l, err := plotter.NewLabels(at)
+	if err != nil {
+		return nil, err
+	}
+	for n := range l.TextStyle {
+		s := &l.TextStyle[n]
+		sans(s)
+		s.XAlign, s.YAlign = draw.XCenter, draw.YCenter
+		s.Color = onLight
+		// White has the larger contrast above 0.7, where the luminance falls below
+		// 0.18 (4.6:1 for both).
+		if m.at(m.Data[n])-shades.min > 0.7*(shades.max-shades.min) {
+			s.Color = color.White
+		}
+	}
+	return l, nil
+}
+
+// ticks returns the labels of the axis: all or, for many labels, every few. Many
+// numbered tokens get about eight round numbers.
+func (a Axis) ticks(n int, down bool) plot.ConstantTicks {
+	var ticks plot.ConstantTicks
+	add := func(at float64, label string) {
+		if down {
+			at = float64(n-1) - at
+		}
+		ticks = append(ticks, plot.Tick{Value: at, Label: label})
+	}
+	if a.Labels != nil || n <= maxNumbered {
+		for i, step := 0, (n+maxNames-1)/maxNames; i < n; i += step {
+			add(float64(i), a.label(i))
+		}
+		return ticks
+	}
+	tokens := a.End - a.First
+	round := 1
+	for power := 1; power*8 <= tokens; power *= 10 {
+		for _, digit := range []int{1, 2, 5} {
+			if digit*power*8 <= tokens {
+				round = digit * power
+			}
+		}
+	}
+	for token := (a.First + round - 1) / round * round; token < a.End; token += round {
+		add((float64(token-a.First)+0.5)/float64(a.Step)-0.5, strconv.Itoa(token))
+	}
+	return ticks
+}
+
+// grid gives the levels of a matrix to the plotter, whose rows count upwards.
+type grid struct {
+	matrix.Matrix
+	at func(weight float32) float64
+}
+
+func (g grid) Dims() (c, r int)   { return g.Cols, g.Rows }
+func (g grid) Z(c, r int) float64 { return g.at(g.Row(g.Rows - 1 - r)[c]) }
+func (g grid) X(c int) float64    { return float64(c) }
+func (g grid) Y(r int) float64    { return float64(r) }
+
+// colourBar returns the legend of the shades.
+func (h *HeatMap) colourBar(shades *blues) *plot.Plot {
+	p := sansPlot()
+	p.Add(&plotter.ColorBar{ColorMap: shades, Vertical: true, Colors: 256})
+	p.HideX()
+	p.Y.Label.Text = "attention weight"
+	p.Y.Padding = 0
+	if h.Log {
+		var ticks plot.ConstantTicks
+		for exponent := math.Ceil(shades.min); exponent <= shades.max; exponent++ {
+			label := fmt.Sprintf("1e%.0f", exponent)
+			if exponent > -3 {
+				label = strconv.FormatFloat(math.Pow(10, exponent), 'g', 3, 64)
+			}
+			ticks = append(ticks, plot.Tick{Value: exponent, Label: label})
+		}
+		p.Y.Tick.Marker = ticks
+	}
+	return p
+}
+
+// wrapTitle breaks a title into lines that fit width.
+func wrapTitle(title string, style text.Style, width vg.Length) string {
+	var out []string
+	line := ""
+	for _, word := range strings.Fields(title) {
+		if line != "" && style.Width(line+" "+word) > width {
+			out = append(out, line)
+			line = word
+			continue
+		}
+		line = strings.TrimSpace(line + " " + word)
+	}
+	out = append(out, line)
+	return strings.Join(out, "\n")
+}
+
+// sansPlot returns an empty plot with a sans-serif font.
+func sansPlot() *plot.Plot {
+	p := plot.New()
+	p.BackgroundColor = nil // the picture or the page draws it
+	for _, s := range []*text.Style{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label} {
+		sans(s)
+	}
+	return p
+}
+
+func sans(s *text.Style) { s.Font.Variant = "Sans" }
+
+// titleStyle is the style of a plot's title, centred at the top.
+func titleStyle() text.Style {
+	s := plot.New().Title.TextStyle
+	sans(&s)
+	s.Font.Size = font.Length(11)
+	s.XAlign, s.YAlign = draw.XCenter, draw.YTop
+	return s
+}

@@ -1,0 +1,52 @@
+package picture
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/attn/internal/matrix"
+)
+
+// TestHeatMapSizes draws the shapes that need another layout: one token, many,
+// long names, several batches, weights that are NaN or all 0.
+func TestHeatMapSizes(t *testing.T) {
+	names := func(n int, long string) []string {
+		var l []string
+		for i := range n {
+			l = append(l, fmt.Sprint(long, i))
+		}
+		return l
+	}
+	for _, tt := range []struct {
+		batch, n int
+		label    string
+		value    float32
+	}{{1, 1, "x", 1}, {1, 13, "x", .1}, {3, 5, "a rather long token ", .2}, {1, 200, "x", .005}, {2, 2, "x", 0}, {1, 2, "x", float32(math.NaN())}} {
+		w := matrix.Stack{Batch: tt.batch, Rows: tt.n, Cols: tt.n, Data: slices.Repeat([]float32{tt.value}, tt.batch*tt.n*tt.n)}
+		path := filepath.Join(t.TempDir(), "h.png")
+		f, err := os.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens := Axis{Labels: names(tt.n, tt.label)}
+		picture := HeatMap{Names: names(tt.batch, "batch "), Query: tokens, Key: tokens, Weights: w}
+		if err := picture.WritePNG(f); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		img := clitest.ReadPNG(t, path)
+		clitest.WantWhiteBorder(t, img)
+	}
+	huge := HeatMap{Weights: matrix.Stack{Batch: 1, Rows: 30000, Cols: 30000}}
+	if err := huge.WritePNG(nil); err == nil || !strings.Contains(err.Error(), "million pixels") {
+		t.Errorf("a map of 30000 tokens: %v", err)
+	}
+}

@@ -1,0 +1,214 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+)
+
+// TestRunBadFiles gives each of the three inputs every kind of bad file: one
+// line names the file and what is wrong with it, and no output appears.
+func TestRunBadFiles(t *testing.T) {
+	good := clitest.Encode("<f4", clitest.Normal(1, 24))
+	f4 := clitest.Dict("<f4", false, 2, 3, 4)
+	tests := []struct {
+		name    string
+		content []byte
+		want    string
+	}{
+		{"empty", nil, "not a .npy file"},
+		{"text", []byte("1 2 3\n4 5 6\n"), "not a .npy file"},
+		{"ends in the magic", []byte("\x93NUM"), "truncated: it ends after 4 bytes"},
+		{"ends in the version", []byte("\x93NUMPY\x01"), "truncated: it ends after 7 bytes"},
+		{"ends in the header", clitest.RawNPY(f4, nil)[:40], "truncated: the .npy header ends at byte"},
+		{"ends in the data", clitest.RawNPY(f4, good[:50]), "truncated: shape [2 3 4] of f4 needs 96 bytes of data, the file has 50"},
+		{"goes on after the data", clitest.RawNPY(f4, append(slices.Clone(good), 0)), "needs 96 bytes of data, the file has 97"},
+		{"a version to come", append([]byte("\x93NUMPY\x04\x00"), make([]byte, 64)...), ".npy version 4.0"},
+		{"a header length that lies", append([]byte("\x93NUMPY\x02\x00\xff\xff\xff\xff"), make([]byte, 64)...), "at most 65536 are read"},
+		{"a header that is no dict", clitest.RawNPY("[1, 2, 3]", good), "malformed .npy header"},
+		{"a header without a shape", clitest.RawNPY("{'descr': '<f4', 'fortran_order': False, }", good), `it has no "shape"`},
+		{"a header that does not end", clitest.RawNPY("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3", good), "malformed .npy header"},
+		{"a shape that is not numbers", clitest.RawNPY("{'descr': '<f4', 'fortran_order': False, 'shape': (2, x), }", good), "malformed .npy header"},
+		{"integers", clitest.RawNPY(clitest.Dict("<i4", false, 2, 3, 4), good), `elements are "<i4", they must be f2, f4 or f8`},
+		{"complex", clitest.RawNPY(clitest.Dict("<c8", false, 2, 3, 2), good), `elements are "<c8"`},
+		{"strings", clitest.RawNPY(clitest.Dict("<U4", false, 6), good), `elements are "<U4"`},
+		{"records", clitest.RawNPY("{'descr': [('a', '<f4'), ('b', '<f4')], 'fortran_order': False, 'shape': (2, 3, 2), }", good), "elements are records"},
+		{"bools", clitest.RawNPY(clitest.Dict("|b1", false, 2, 3, 16), good), "elements are bool"},
+		{"Fortran order", clitest.RawNPY(clitest.Dict("<f4", true, 2, 3, 4), good), "stored in Fortran order"},
+		{"5-D", clitest.RawNPY(clitest.Dict("<f4", false, 1, 1, 2, 3, 4), good), "has 5 axes"},
+		{"1-D", clitest.RawNPY(clitest.Dict("<f4", false, 24), good), "has 1 axes"},
+		{"0-D", clitest.RawNPY(clitest.Dict("<f4", false), good[:4]), "has 0 axes"},
+		{"an empty axis", clitest.RawNPY(clitest.Dict("<f4", false, 2, 0, 4), nil), "every length must be at least 1"},
+		{"a negative length", clitest.RawNPY(clitest.Dict("<f4", false, 2, -3, 4), good), "every length must be at least 1"},
+		{"a shape beyond memory", clitest.RawNPY(clitest.Dict("<f4", false, 1<<20, 1<<20, 64), good), "truncated: shape [1048576 1048576 64]"},
+		{"a shape beyond 64 bits", clitest.RawNPY(clitest.Dict("<f4", false, 1<<40, 1<<40, 1<<40), good), "larger than any file"},
+		{"a length beyond 64 bits", clitest.RawNPY("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999, 4), }", good), "malformed .npy header"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, bad := range []string{"q", "k", "v"} {
+				dir := t.TempDir()
+				args := []string{"run", "--backend=cpu", "--out", dir + "/o.npy"}
+				for _, name := range []string{"q", "k", "v"} {
+					content := clitest.RawNPY(f4, good)
+					if name == bad {
+						content = tt.content
+					}
+					args = append(args, "--"+name, clitest.WriteFile(t, dir, name+".npy", content))
+				}
+				code, stdout, stderr := attn(t, args...)
+				clitest.WantFailure(t, code, stdout, stderr, "--"+bad+" "+dir+"/"+bad+".npy", tt.want)
+				if got := clitest.Files(t, dir); len(got) != 3 {
+					t.Errorf("the folder holds %v", got)
+				}
+			}
+		})
+	}
+}
+
+// TestRunBadCalls gives good files and a call that cannot be right.
+func TestRunBadCalls(t *testing.T) {
+	dir := t.TempDir()
+	array := func(name, descr string, shape ...int) string {
+		return clitest.Save(t, dir, name, descr, clitest.Normal(1, clitest.Elements(shape)), shape...)
+	}
+	q := array("q.npy", "<f4", 2, 4, 6, 8)
+	k := array("k.npy", "<f4", 2, 2, 5, 8)
+	folder := filepath.Join(dir, "folder")
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	before := clitest.Files(t, dir)
+	qk := []string{"--q", q, "--k", k, "--v", k}
+	with := func(args ...string) []string { return append(slices.Clone(qk), args...) }
+	tests := []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"no flags", []string{}, "missing flags"},
+		{"an unknown flag", with("--foo"), "unknown flag --foo"},
+		{"no output", []string{"--q", q, "--k", k, "--v", k, "--out="}, "--out is missing"},
+		{"a file that is not there", []string{"--q", dir + "/none.npy", "--k", k, "--v", k}, "none.npy: no such file"},
+		{"a folder as a file", []string{"--q", folder, "--k", k, "--v", k}, "not a regular file"},
+		{"other head sizes", []string{"--q", q, "--k", array("k7.npy", "<f4", 2, 2, 5, 7), "--v", k}, "has head size 7, q [2 4 6 8] has 8"},
+		{"other batches", []string{"--q", q, "--k", array("k3.npy", "<f4", 3, 2, 5, 8), "--v", k}, "batches differ"},
+		{"other lengths of k and v", []string{"--q", q, "--k", k, "--v", array("v4.npy", "<f4", 2, 2, 4, 8)}, "must have the same heads and keys"},
+		{"heads that do not divide", []string{"--q", q, "--k", array("kh3.npy", "<f4", 2, 3, 5, 8), "--v", array("kh3.npy", "<f4", 2, 3, 5, 8)}, "the kv heads must divide the query heads"},
+		{"heads that do not divide in the other layout", with("--layout=bshd"), "the kv heads must divide the query heads"},
+		{"other ranks", []string{"--q", q, "--k", array("k3d.npy", "<f4", 2, 5, 8), "--v", k}, "they must have as many axes"},
+		{"mixed types", []string{"--q", q, "--k", array("k2.npy", "<f2", 2, 2, 5, 8), "--v", k}, "choose a type with --dtype"},
+		{"NaN scale", with("--scale", "NaN"), "scale is NaN"},
+		{"infinite scale", with("--scale", "-Inf"), "scale is -Inf"},
+		{"a scale that is a word", with("--scale", "big"), `--scale: "big" is not a number`},
+		{"no scale", with("--scale"), "--scale: missing value"},
+		{"a flag as a scale", with("--scale", "--causal"), "--scale: missing value"},
+		{"negative softcap", with("--softcap", "-1"), "softcap is -1"},
+		{"NaN softcap", with("--softcap", "nan"), "softcap is NaN"},
+		{"negative window", with("--window", "-1,2"), "the side -1 is negative"},
+		{"negative right side of a window", with("--window=2,-3"), "the side -3 is negative"},
+		{"a window of one side", with("--window", "3"), "must be L,R"},
+		{"a window of three sides", with("--window", "3,4,5"), "must be L,R"},
+		{"a window of words", with("--window", "all,3"), "neither a whole number of keys nor inf"},
+		{"another alignment", with("--causal-align", "middle"), "--causal-align must be one of"},
+		{"key lengths beyond the keys", with("--klen", "5,6"), "klen[1] is 6, there are 5 keys"},
+		{"negative key lengths", with("--klen", "-1,5"), "klen[0] is -1"},
+		{"too few key lengths", with("--klen", "5"), "klen has 1 lengths, there are 2 batches"},
+		{"key lengths that are words", with("--klen", "5,five"), `"five" is not a whole number`},
+		{"another type", with("--dtype", "f64"), "--dtype must be one of"},
+		{"another layout", with("--layout", "sbhd"), "--layout must be one of"},
+		{"an unknown backend", with("--backend", "tpu"), `backend "tpu" is unknown`},
+		{"a GPU that is not there", with("--backend", "gpu:99"), "gpu"},
+		{"a mask that does not broadcast", with("--mask", array("m.npy", "|b1", 6, 6)), "does not broadcast"},
+		{"a mask of integers", with("--mask", array("mi.npy", "|i1", 6, 5)), `elements are "|i1"`},
+		{"a mask of 5 axes", with("--mask", array("m5.npy", "|b1", 1, 1, 1, 6, 5)), "has 5 axes"},
+		{"a folder that does not exist", with("--out", dir+"/none/o.npy"), dir + "/none does not exist"},
+		{"a file as a folder", with("--out", q+"/o.npy"), "not a folder"},
+		{"a folder as the output", with("--out", folder), "it exists and is not a regular file"},
+		{"a device as the output", with("--out", "/dev/null"), "it exists and is not a regular file"},
+		{"a second output in a folder that does not exist", with("--lse", dir+"/none/l.npy"), "--lse " + dir + "/none/l.npy"},
+		{"two outputs in one file", with("--lse", dir+"/o.npy"), "names the same file"},
+	}
+	before = append(before, "k7.npy", "k3.npy", "v4.npy", "kh3.npy", "k3d.npy", "k2.npy", "m.npy", "mi.npy", "m5.npy")
+	slices.Sort(before)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			args := append([]string{"run"}, tt.args...)
+			for flag, value := range map[string]string{"--out": dir + "/o.npy", "--backend": "cpu"} {
+				if !slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, flag) }) {
+					args = append(args, flag+"="+value)
+				}
+			}
+			code, stdout, stderr := attn(t, args...)
+			clitest.WantFailure(t, code, stdout, stderr, tt.want)
+			if got := clitest.Files(t, dir); !slices.Equal(got, before) {
+				t.Errorf("the folder holds %v, should hold %v", got, before)
+			}
+		})
+	}
+}
+
+// TestRunFailuresLeaveNothing makes the call itself go wrong, with an output
+// of an earlier run in place: it stays as it was.
+func TestRunFailuresLeaveNothing(t *testing.T) {
+	tests := []struct {
+		name  string
+		hooks func(cancel func()) clitest.HookDriver
+		code  int
+		want  string
+	}{
+		{"a device that is lost", func(func()) clitest.HookDriver {
+			return clitest.HookDriver{Before: func(context.Context, *backend.Call) error { return fmt.Errorf("x: %w", backend.ErrDeviceLost) }}
+		}, cli.ExitFailed, "device lost"},
+		{"a wrong result under --check", func(func()) clitest.HookDriver {
+			return clitest.HookDriver{After: func(c *backend.Call) {
+				o, err := c.O.Float32s()
+				if err == nil {
+					o[7] += 1e-3
+				}
+			}}
+		}, cli.ExitFailed, "check failed, nothing was written: o[0,0,0,7] is"},
+		{"Ctrl-C before the call", func(cancel func()) clitest.HookDriver {
+			return clitest.HookDriver{Before: func(context.Context, *backend.Call) error { cancel(); return nil }}
+		}, cli.ExitInterrupted, "interrupted"},
+		{"Ctrl-C after the call", func(cancel func()) clitest.HookDriver {
+			return clitest.HookDriver{After: func(*backend.Call) { cancel() }}
+		}, cli.ExitInterrupted, "interrupted"},
+		{"an error with lines in it", func(func()) clitest.HookDriver {
+			return clitest.HookDriver{Before: func(context.Context, *backend.Call) error { return errors.Join(errors.New("one"), errors.New("two")) }}
+		}, cli.ExitFailed, "one; two"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			x := clitest.Save(t, dir, "x.npy", "<f4", clitest.Normal(1, 64), 8, 8)
+			old := clitest.WriteFile(t, dir, "o.npy", []byte("old"))
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			backend.Register("hooked", tt.hooks(cancel))
+			var out, stderr strings.Builder
+			code := cli.Run(ctx, &struct {
+				Run Command `cmd:""`
+			}{}, []string{"run", "--backend=hooked", "--check", "--q", x, "--k", x, "--v", x, "--out", old, "--lse", dir + "/l.npy"}, &out, &stderr)
+			clitest.WantFailure(t, code, out.String(), stderr.String(), tt.want)
+			if code != tt.code {
+				t.Errorf("exit code %d, should be %d", code, tt.code)
+			}
+			if got := clitest.Files(t, dir); !slices.Equal(got, []string{"o.npy", "x.npy"}) {
+				t.Errorf("the folder holds %v", got)
+			}
+			if b, err := os.ReadFile(old); err != nil || string(b) != "old" {
+				t.Errorf("the earlier output holds %q, %v", b, err)
+			}
+		})
+	}
+}

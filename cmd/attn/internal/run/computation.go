@@ -1,0 +1,216 @@
+package run
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn/internal/array"
+	"github.com/seed90331342/attn/cmd/attn/internal/call"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/attn/internal/files"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
+)
+
+// computation is a call with its tensors on the device.
+type computation struct {
+	*Command
+	*call.Operands
+	in      *call.Inputs
+	dev     *kernels.Device
+	files   *files.Set
+	streams *cli.Streams
+
+	result kernels.Result
+	stored backend.Tensor // result.O in the order of the files
+}
+
+// rotate applies the rotary embedding to queries and keys. Positions continue
+// after the earlier keys, which are rotated already, and start at 0 in each packed
+// sequence.
+func (r *computation) rotate(ctx context.Context) error {
+	if r.RoPE.Base == nil {
+		return nil
+	}
+	rope := &nn.RoPE{Base: float64(*r.RoPE.Base), Dim: r.RoPE.Dim, Interleaved: r.RoPE.Interleaved}
+	past := r.in.PastKeys()
+	for i, t := range []*backend.Tensor{&r.Q, &r.K} {
+		seq := t.Shape()[backend.Seq]
+		first := i * past // row to rotate
+		positions := nn.Positions(past, seq-first)
+		cu := [][]int{r.Options.CuQ, r.Options.CuK}[i]
+		if cu == nil {
+			cu = r.Options.CuQ
+		}
+		for n := range max(len(cu)-1, 0) {
+			for row := cu[n]; row < cu[n+1]; row++ {
+				positions[0][row] = row - cu[n]
+			}
+		}
+		angles, err := rope.Angles(ctx, r.dev, t.Shape()[backend.Dim], positions)
+		if err != nil {
+			return err
+		}
+		defer angles.Release()
+		from := *t
+		if first > 0 { // the joined tensor is a copy of the files: rotate in place
+			if from, err = t.Slice(backend.Seq, first, seq); err != nil {
+				return err
+			}
+			if err := r.dev.Rotate(ctx, from, from, angles); err != nil {
+				return err
+			}
+			continue
+		}
+		// The tensor may lie in the file itself.
+		if r.Stored[i], err = r.alloc(ctx, t.DType(), r.Stored[i].Shape()); err != nil {
+			return err
+		}
+		if *t, err = r.in.BHSD(r.Stored[i]); err != nil {
+			return err
+		}
+		if err := r.dev.Rotate(ctx, *t, from, angles); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *computation) alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	t, err := r.dev.Alloc(ctx, dtype, shape)
+	if err == nil {
+		r.Hold(t)
+	}
+	return t, err
+}
+
+// attend computes the call into outputs in the order of the files, and checks it.
+func (r *computation) attend(ctx context.Context) (err error) {
+	d := r.in.Dims
+	if r.stored, err = r.alloc(ctx, r.in.DType, r.in.Swap(backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim})); err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	if r.result.O, err = r.in.BHSD(r.stored); err != nil {
+		return err
+	}
+	if r.LSE != "" {
+		r.Options.LSE = true
+		if r.result.LSE, err = r.alloc(ctx, backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1}); err != nil {
+			return fmt.Errorf("lse: %w", err)
+		}
+	}
+	if r.Weights != "" {
+		r.Options.Weights = true
+		if r.result.Weights, err = r.alloc(ctx, backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}); err != nil {
+			return fmt.Errorf("weights: %w", err)
+		}
+	}
+	prepared, err := r.dev.Prepare(r.Q, r.K, r.V, r.Options)
+	if err != nil {
+		return err
+	}
+	status := cli.NewStatus(r.streams.Err)
+	defer status.Clear()
+	traced := ctx
+	if status.Active() {
+		traced = backend.WithTrace(ctx, &backend.Trace{Progress: func(done, total float64) {
+			status.Show(fmt.Sprintf("%s: %3.0f%% of %s", r.dev.Info().Name, 100*done/total, cli.SI(total, "FLOP")))
+		}})
+	}
+	if err := prepared.RunInto(traced, r.result); err != nil || !r.Check {
+		return err
+	}
+	report, err := prepared.Check(ctx, r.result, kernels.CheckOptions{})
+	if err != nil {
+		return err
+	}
+	if !report.OK() {
+		return fmt.Errorf("check failed, nothing was written: %s, an error of %.3g above the bound of %.3g (%d rows against float64)",
+			report.Worst, report.MaxError, report.Bound, report.Rows)
+	}
+	_, err = fmt.Fprintf(r.streams.Out, "check: %d rows against float64: largest error %.3g, bound %.3g (%s)\n", report.Rows, report.MaxError, report.Bound, report.Worst)
+	return err
+}
+
+// writeOperands writes the results and operands of the call.
+func (r *computation) writeOperands(ctx context.Context) error {
+	d := r.in.Dims
+	lse := []int{d.Batch, d.Heads, d.SeqQ}
+	if r.CuQ != nil {
+		lse = lse[1:]
+	}
+	for _, f := range []struct {
+		flag, path string
+		t          backend.Tensor
+		shape      []int
+	}{
+		{"out", r.Out, r.stored, r.in.FileShape(r.stored.Shape())},
+		{"lse", r.LSE, r.result.LSE, lse},
+		{"weights", r.Weights, r.result.Weights, []int{d.Batch, d.Heads, d.SeqQ, d.SeqK}},
+		{"present-k", r.PresentK, r.Stored[1], r.in.FileShape(r.Stored[1].Shape())},
+		{"present-v", r.PresentV, r.Stored[2], r.in.FileShape(r.Stored[2].Shape())},
+	} {
+		if f.path == "" {
+			continue
+		}
+		if err := r.write(ctx, f.flag, f.t, f.shape); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writePairs computes and writes scores, largest weights and the mask of dropout.
+func (r *computation) writePairs(ctx context.Context) error {
+	d := r.in.Dims
+	if r.Scores != "" {
+		at := map[string]backend.ScorePoint{"scaled": backend.Scaled, "capped": backend.Capped, "biased": backend.Biased}[r.ScoresAt]
+		s, err := r.dev.Scores(ctx, r.Q, r.K, at, r.Options)
+		if err != nil {
+			return err
+		}
+		defer s.Release()
+		if err := r.write(ctx, "scores", s, []int{d.Batch, d.Heads, d.SeqQ, d.SeqK}); err != nil {
+			return err
+		}
+	}
+	if r.TopK > 0 {
+		top, err := r.dev.TopWeights(ctx, r.Q, r.K, r.TopK, r.Options)
+		if err != nil {
+			return err
+		}
+		shape := []int{d.Batch, d.Heads, d.SeqQ, r.TopK}
+		err = r.files.Write("topk-keys", func(w io.Writer) error { return array.Write(ctx, w, "<i4", shape, top.Keys) })
+		if err == nil {
+			err = r.files.Write("topk-weights", func(w io.Writer) error { return array.Write(ctx, w, "<f4", shape, top.Weights) })
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if r.KeepMask != "" {
+		keep, err := kernels.KeepMask(r.Options.Dropout, d)
+		if err != nil {
+			return err
+		}
+		return r.write(ctx, "keep-mask", keep, []int{d.Batch, d.Heads, d.SeqQ, d.SeqK})
+	}
+	return nil
+}
+
+// write writes a tensor to the file of a flag.
+func (r *computation) write(ctx context.Context, flag string, t backend.Tensor, shape []int) error {
+	if !t.OnHost() || !t.IsContiguous() {
+		host, err := backend.AllocHost(t.DType(), t.Shape())
+		if err != nil {
+			return err
+		}
+		if err := r.dev.Download(ctx, host, t); err != nil {
+			return err
+		}
+		t = host
+	}
+	return r.files.Write(flag, func(w io.Writer) error { return array.WriteTensor(ctx, w, t, shape) })
+}

@@ -1,0 +1,9 @@
+package run
+
+import "github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+
+var attn, mustRun = clitest.Program(func() any {
+	return &struct {
+		Run Command `cmd:""`
+	}{}
+})

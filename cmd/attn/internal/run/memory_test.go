@@ -1,0 +1,95 @@
+package run
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn/internal/array"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+)
+
+// TestRunBeyondMemory gives files that are as large as they say, and larger
+// than any machine's memory: they are holes. Those of f8 must be converted in memory.
+func TestRunBeyondMemory(t *testing.T) {
+	dir := t.TempDir()
+	head := clitest.RawNPY(clitest.Dict("<f8", false, 1<<33, 64), nil)
+	x := clitest.WriteFile(t, dir, "x.npy", head)
+	if err := os.Truncate(x, int64(len(head))+1<<42); err != nil {
+		t.Skipf("this file system has no files of 4 TiB: %v", err)
+	}
+	code, stdout, stderr := attn(t, "run", "--backend=cpu", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy")
+	clitest.WantFailure(t, code, stdout, stderr, "the inputs need 6 TiB of memory, the machine has")
+}
+
+// TestRunMapped reads the same numbers from a file that can be mapped and from
+// those that cannot: of another byte order, at an odd place, of another type.
+func TestRunMapped(t *testing.T) {
+	dir := t.TempDir()
+	data := clitest.Normal(3, 40*8)
+	for i := range data {
+		data[i] = float64(backend.F16.Round(float32(data[i])))
+	}
+	head := func(descr string, start int) []byte {
+		text := clitest.Dict(descr, false, 40, 8)
+		return clitest.RawNPY(text+strings.Repeat(" ", (start-11-len(text))), clitest.Encode(descr, data))
+	}
+	var want []byte
+	for _, f := range []struct {
+		name, descr string
+		start       int
+		mapped      bool
+	}{{"aligned", "<f4", 128, true}, {"odd", "<f4", 127, false}, {"big endian", ">f4", 128, false}, {"f8", "<f8", 128, false}, {"f2", "<f2", 128, false}} {
+		x := clitest.WriteFile(t, dir, "x.npy", head(f.descr, f.start))
+		n, err := array.Open("x", x, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (n.Memory(backend.F32) == 0) != f.mapped || int(n.Start) != f.start {
+			t.Errorf("%s: begins at %d, mappable %t", f.name, n.Start, (n.Memory(backend.F32) == 0))
+		}
+		if code, _, stderr := attn(t, "run", "--backend=cpu", "--dtype=f32", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy"); code != 0 {
+			t.Fatalf("%s: %s", f.name, stderr)
+		}
+		got, err := os.ReadFile(dir + "/o.npy")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want == nil {
+			want = got
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s: another output", f.name)
+		}
+	}
+}
+
+// TestRunStreamed runs on a device that has room for none of the operands.
+func TestRunStreamed(t *testing.T) {
+	clitest.NeedBackend(t, "gpu")
+	dir := t.TempDir()
+	x := clitest.Save(t, dir, "x.npy", "<f4", clitest.Normal(5, 3000*64), 3000, 64) // 750 KiB
+	args := func(out string) []string {
+		return []string{"run", "--backend=gpu", "--q", x, "--k", x, "--v", x, "--causal", "--out", dir + "/" + out}
+	}
+	mustRun(t, args("resident.npy")...)
+	t.Setenv("ATTN_GPU_MEMORY", "1MiB")
+	plan := mustRun(t, append(args("o.npy"), "--plan")...)
+	if !strings.Contains(plan, "streamed") || !strings.Contains(plan, "between host and device") {
+		t.Errorf("the plan does not say that it streams:\n%s", plan)
+	}
+	mustRun(t, append(args("streamed.npy"), "--check")...)
+	a, err := os.ReadFile(dir + "/resident.npy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(dir + "/streamed.npy")
+	if err != nil || !bytes.Equal(a, b) {
+		t.Errorf("the streamed output differs, %v", err)
+	}
+	t.Setenv("ATTN_GPU_MEMORY", "lots")
+	code, stdout, stderr := attn(t, args("o.npy")...)
+	clitest.WantFailure(t, code, stdout, stderr, `ATTN_GPU_MEMORY is "lots"`)
+}

@@ -1,0 +1,170 @@
+// Package run is the command attn run.
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn/internal/call"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/attn/internal/files"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Command is attn run: attention over .npy files.
+type Command struct {
+	cli.Device   `embed:""`
+	call.Problem `embed:""`
+
+	ProblemFile  string `name:"problem" placeholder:"FILE.json" group:"Inputs" help:"Read the problem from a file of --print-problem instead of from flags."`
+	PrintProblem bool   `name:"print-problem" help:"Print the problem as JSON, in canonical form, and stop. Reads only the headers of the files."`
+
+	Out         string `name:"out" placeholder:"O.npy" group:"Outputs" help:"Output, in q's rank and layout: f4, or f2 for f16. bf16 is written as f4, as numpy has no such type. Required without --plan or --print-problem."`
+	LSE         string `name:"lse" placeholder:"L.npy" group:"Outputs" help:"Also write the log-sum-exp of the rows, [B,H,Sq] of f4; [H,total] of packed sequences."`
+	Weights     string `name:"weights" placeholder:"W.npy" group:"Outputs" help:"Also write the softmax weights, [B,H,Sq,Sk] of f4; takes that much memory."`
+	Scores      string `name:"scores" placeholder:"S.npy" group:"Outputs" help:"Also write the scores, [B,H,Sq,Sk] of f4; takes that much memory."`
+	ScoresAt    string `name:"scores-at" enum:"scaled,capped,biased" default:"biased" group:"Outputs" help:"Stage of --scores: scaled, after the softcap (capped), or after biases and masks, with -Inf for hidden keys (biased)."`
+	TopK        int    `name:"topk" placeholder:"N" group:"Outputs" help:"Find the N largest weights of each query, in memory O(Sq·N)."`
+	TopKKeys    string `name:"topk-keys" placeholder:"I.npy" group:"Outputs" help:"Write the keys of these weights, [B,H,Sq,N] of i4, largest first; -1 where there are fewer."`
+	TopKWeights string `name:"topk-weights" placeholder:"W.npy" group:"Outputs" help:"Write these weights, [B,H,Sq,N] of f4."`
+	KeepMask    string `name:"keep-mask" placeholder:"M.npy" group:"Outputs" help:"Also write the weights that --dropout keeps, [B,H,Sq,Sk] of bool."`
+	PresentK    string `name:"present-k" placeholder:"K.npy" group:"Outputs" help:"Also write the keys after the earlier ones, in the layout of --k."`
+	PresentV    string `name:"present-v" placeholder:"V.npy" group:"Outputs" help:"Also write the values after the earlier ones, in the layout of --v."`
+
+	Check bool `name:"check" help:"Recompute sampled rows in float64, print the largest error and its bound, and fail above it."`
+	Plan  bool `name:"plan" help:"Print how the call would run, and stop. Reads only the headers of the files."`
+}
+
+// Run computes, plans or prints the call.
+func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
+	if c.Out == "" && !c.Plan && !c.PrintProblem {
+		return errors.New("--out is missing: the file for the output")
+	}
+	in, err := c.open()
+	if err != nil {
+		return err
+	}
+	if err := c.checkPairs(); err != nil {
+		return err
+	}
+	if c.PrintProblem {
+		return c.Print(out.Out)
+	}
+	var set files.Set
+	defer set.Discard()
+	if !c.Plan {
+		for _, f := range [][2]string{
+			{"out", c.Out}, {"lse", c.LSE}, {"weights", c.Weights}, {"present-k", c.PresentK}, {"present-v", c.PresentV},
+			{"scores", c.Scores}, {"topk-keys", c.TopKKeys}, {"topk-weights", c.TopKWeights}, {"keep-mask", c.KeepMask},
+		} {
+			if err := set.Add(f[0], f[1]); err != nil {
+				return err
+			}
+		}
+	}
+	dev, err := c.Device.Open()
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	// The plan fails for a call that cannot run, before its data is read.
+	prepared, err := in.Prepare(dev, c.LSE != "", c.Weights != "")
+	if err != nil {
+		return err
+	}
+	plan, err := prepared.Plan(ctx)
+	if err != nil {
+		return err
+	}
+	if c.Plan {
+		return printPlan(out.Out, dev, in, plan)
+	}
+	if err := in.CheckMemory(); err != nil {
+		return err
+	}
+	operands, err := in.Load(ctx, dev, out.Err)
+	if err != nil {
+		return err
+	}
+	defer operands.Release()
+	r := &computation{Command: c, in: in, Operands: operands, dev: dev, files: &set, streams: out}
+	for _, step := range []func(context.Context) error{r.rotate, r.attend, r.writeOperands, r.writePairs, set.Commit} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// open reads the problem from flags or from a file, and opens its files.
+func (c *Command) open() (*call.Inputs, error) {
+	var err error
+	switch {
+	case c.ProblemFile == "":
+		err = c.Problem.Check()
+	case c.Given():
+		err = fmt.Errorf("--problem %s excludes the flags of the problem", c.ProblemFile)
+	default:
+		err = c.Read(c.ProblemFile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.Problem.Open()
+}
+
+// checkPairs checks the outputs with an element for each query and key.
+func (c *Command) checkPairs() error {
+	top := c.TopKKeys != "" || c.TopKWeights != ""
+	switch {
+	case c.TopK < 0:
+		return errors.New("--topk is negative, it must be at least 1")
+	case top && c.TopK == 0:
+		return errors.New("--topk is missing: the number of weights for each query")
+	case c.TopK > 0 && !top:
+		return errors.New("--topk has no output: give --topk-keys or --topk-weights")
+	case c.KeepMask != "" && c.Dropout.P == nil:
+		return errors.New("--keep-mask is given without a --dropout")
+	case c.CuQ != nil && (top || c.Scores != "" || c.KeepMask != ""):
+		return errors.New("--scores, --topk and --keep-mask cannot be given for packed sequences, whose lengths differ")
+	}
+	return nil
+}
+
+// printPlan prints how a call would run.
+func printPlan(out io.Writer, dev *kernels.Device, in *call.Inputs, p backend.Plan) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+	line("backend", "%s (%s)", p.Backend, dev.Info().Device)
+	for _, f := range in.QKV {
+		line(f.Flag, "%v %s, computed as %v", f.Shape, f.TypeName(), in.DType)
+	}
+	for _, f := range in.Past {
+		if f != nil {
+			line(f.Flag, "%v %s", f.Shape, f.TypeName())
+		}
+	}
+	for _, f := range in.Masks {
+		line(f.Flag, "%v %s, as %v", f.File.Shape, f.TypeName(), f.Shape)
+	}
+	line("path", "%s", p.Path)
+	line("why", "%s", p.Why)
+	line("pairs", "%d visible (query, key) pairs", p.Pairs)
+	line("work", "%s", cli.SI(float64(p.FLOPs), "FLOP"))
+	line("moves", "at least %s", cli.Bytes(p.Bytes))
+	if p.Streamed > 0 {
+		line("streams", "%s between host and device", cli.Bytes(p.Streamed))
+	}
+	line("scratch", "%s in addition to the operands", cli.Bytes(p.Scratch))
+	line("chunks", "%d (%s)", p.Chunks, p.Cut)
+	for _, l := range p.Limits {
+		line("limit", "%s %s", l.Name, cli.Limit(l))
+	}
+	return w.Flush()
+}

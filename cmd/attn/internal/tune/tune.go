@@ -1,0 +1,301 @@
+// Package tune is the command attn tune.
+package tune
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/gpu/tuned"
+)
+
+// Command is attn tune.
+type Command struct {
+	Backend string        `name:"backend" default:"gpu" help:"The GPU: gpu, gpu:1, gpu:nvidia." placeholder:"NAME"`
+	Seq     string        `name:"seq" default:"512,4k,32k,256k" help:"Query rows of a head: 256,1k,4096, or 256..4k for powers of two." placeholder:"LIST"`
+	Heads   int           `name:"heads" default:"1" help:"Query heads."`
+	Dim     string        `name:"dim" default:"64,128" help:"Head sizes." placeholder:"LIST"`
+	DType   string        `name:"dtype" default:"f32" help:"Element types: f32, f16, bf16." placeholder:"LIST"`
+	Mask    bool          `name:"mask" help:"Tune the kernels of calls with a mask, a bias or softcap."`
+	Budget  time.Duration `name:"budget" default:"2m" help:"Time for the whole run. Shapes beyond it are listed as not measured." placeholder:"DURATION"`
+	File    string        `name:"file" help:"Tuning file. Default: attn/tuning.json in the user's cache folder, where later calls look for it." placeholder:"FILE"`
+	Show    bool          `name:"show" help:"Print the tuning file and measure nothing."`
+	Clear   bool          `name:"clear" help:"Remove the tuning file."`
+	Probe   string        `name:"probe" hidden:"" help:"Run and check this variant only. attn tune starts itself with it to try variants that may lose the device."`
+}
+
+// probeLimit bounds the time of a variant in a process of its own. Most of it is
+// for the compiler.
+const probeLimit = 2 * time.Minute
+
+// Run measures, shows or clears.
+func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
+	if c.Show && c.Clear {
+		return fmt.Errorf("--show and --clear exclude each other: %w", backend.ErrOption)
+	}
+	if c.File == "" {
+		path, err := tuned.Path()
+		if err != nil {
+			return fmt.Errorf("no place for the tuning file: %w, give --file", err)
+		}
+		c.File = path
+	}
+	switch {
+	case c.Clear:
+		n, err := tuned.Clear(c.File)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(out.Out, "%s: %d entries removed\n", c.File, n)
+		return err
+	case c.Show:
+		return c.show(out)
+	}
+	shapes, err := c.shapes()
+	if err != nil {
+		return err
+	}
+	t := tuning{Command: c, out: out}
+	if err := t.open(); err != nil {
+		return err
+	}
+	defer func() { t.be.Close() }()
+	if c.Probe != "" {
+		call, err := shapes[0].call()
+		if err != nil {
+			return err
+		}
+		return t.be.Probe(ctx, call, c.Probe)
+	}
+	return t.run(ctx, shapes)
+}
+
+// show prints the entries of the tuning file. An unreadable file is not a
+// failure, as calls ignore it too.
+func (c *Command) show(out *cli.Streams) error {
+	entries, err := tuned.Read(c.File)
+	if err != nil {
+		fmt.Fprintf(out.Err, "attn: %s\n", cli.OneLine(err))
+	}
+	if len(entries) == 0 {
+		_, err := fmt.Fprintf(out.Out, "%s: no measurements\n", c.File)
+		return err
+	}
+	var last tuned.Device
+	for _, e := range entries {
+		if e.Device != last {
+			fmt.Fprintf(out.Out, "%s · %s · %s\n", e.Device.Adapter, e.Device.Driver, e.Device.Provider)
+		}
+		last = e.Device
+		if err := printEntry(out.Out, e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shape is a call to measure.
+type shape struct {
+	seq, heads, dim int
+	dtype           backend.DType
+	mask            bool
+}
+
+// shapes returns the combinations of the flags.
+func (c *Command) shapes() ([]shape, error) {
+	seqs, err := bench.ParseSeqs(c.Seq)
+	if err != nil {
+		return nil, fmt.Errorf("--seq: %w", err)
+	}
+	if c.Heads < 1 {
+		return nil, fmt.Errorf("--heads is %d, it must be at least 1: %w", c.Heads, backend.ErrOption)
+	}
+	var shapes []shape
+	for text := range strings.SplitSeq(c.Dim, ",") {
+		dim, err := strconv.Atoi(strings.TrimSpace(text))
+		if err != nil || dim < 1 {
+			return nil, fmt.Errorf("--dim has %q, head sizes are numbers of at least 1: %w", text, backend.ErrOption)
+		}
+		for name := range strings.SplitSeq(c.DType, ",") {
+			dtype, err := cli.ParseDType("--dtype", name)
+			if err != nil {
+				return nil, err
+			}
+			for _, seq := range seqs {
+				shapes = append(shapes, shape{seq, c.Heads, dim, dtype, c.Mask})
+			}
+		}
+	}
+	return shapes, nil
+}
+
+// call returns a call of the shape, on tensors without memory.
+func (s shape) call() (*backend.Call, error) {
+	x, err := backend.Meta(s.dtype, backend.Shape{1, s.heads, s.seq, s.dim})
+	if err != nil {
+		return nil, err
+	}
+	c := &backend.Call{Q: x, K: x, V: x, O: x, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+	if s.mask {
+		c.Softcap = 1 // a mask and a bias use the same kernel
+	}
+	return c, nil
+}
+
+// args are the flags that select the shape alone.
+func (s shape) args() []string {
+	args := []string{"--seq", strconv.Itoa(s.seq), "--heads", strconv.Itoa(s.heads), "--dim", strconv.Itoa(s.dim), "--dtype", s.dtype.String()}
+	if s.mask {
+		args = append(args, "--mask")
+	}
+	return args
+}
+
+// tuning is a run of attn tune.
+type tuning struct {
+	*Command
+	out *cli.Streams
+	be  *gpu.Backend
+}
+
+// open opens the device. It uses stored measurements and takes none during calls.
+func (t *tuning) open() error {
+	family, selector, _ := strings.Cut(t.Backend, ":")
+	if family != "gpu" {
+		return fmt.Errorf("--backend is %q, only gpu has variants: %w", t.Backend, backend.ErrOption)
+	}
+	be, err := gpu.Open(selector, gpu.Options{Tune: gpu.TuneStored, TuneFile: t.File})
+	if err == nil {
+		t.be = be
+	}
+	return err
+}
+
+// run measures the shapes in turn and prints each.
+func (t *tuning) run(ctx context.Context, shapes []shape) error {
+	info := t.be.Info()
+	fmt.Fprintf(t.out.Out, "%s: %s · %s · %s\n", info.Name, info.Device, info.Driver, info.Provider)
+	began := time.Now()
+	done := map[tuned.Class]bool{}
+	for i, s := range shapes {
+		left := t.Budget - time.Since(began)
+		if left <= 0 && i > 0 {
+			_, err := fmt.Fprintf(t.out.Out, "%d of %d shapes were not measured: the budget of %v is spent\n", len(shapes)-i, len(shapes), t.Budget)
+			return err
+		}
+		e, err := t.measure(ctx, s, max(left, time.Nanosecond))
+		if err != nil {
+			return err
+		}
+		if done[e.Class] { // another shape of the same class
+			continue
+		}
+		done[e.Class] = true
+		if err := printEntry(t.out.Out, e); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(t.out.Out, "stored in %s\n", t.File)
+	return err
+}
+
+// maxLosses is how often a shape may lose the device. After each loss one more
+// variant is tried in a process of its own first.
+const maxLosses = 3
+
+// measure measures a shape. It opens the device again after a loss.
+func (t *tuning) measure(ctx context.Context, s shape, budget time.Duration) (tuned.Entry, error) {
+	call, err := s.call()
+	if err != nil {
+		return tuned.Entry{}, err
+	}
+	status := cli.NewStatus(t.out.Err)
+	defer status.Clear()
+	name := t.be.Info().Name
+	opt := gpu.TuneOptions{
+		Budget:   budget,
+		Progress: func(variant string) { status.Show(fmt.Sprintf("%s, %d rows: %s", s.dtype, s.seq*s.heads, variant)) },
+		Probe: func(ctx context.Context, variant string) error {
+			return probe(ctx, append([]string{"tune", "--backend", name, "--file", t.File, "--probe", variant}, s.args()...))
+		},
+	}
+	for n := 1; ; n++ {
+		e, err := t.be.Tune(ctx, call, opt)
+		if !errors.Is(err, backend.ErrDeviceLost) || n == maxLosses {
+			return e, err
+		}
+		t.be.Close()
+		if err := t.open(); err != nil {
+			return e, err
+		}
+	}
+}
+
+// executable returns the path of this program. Tests replace it.
+var executable = os.Executable
+
+// probe runs this program with args: a lost device affects that process only.
+func probe(ctx context.Context, args []string) error {
+	self, err := executable()
+	if err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, probeLimit)
+	defer cancel()
+	cmd := exec.CommandContext(limited, self, args...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	err = cmd.Run()
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case limited.Err() != nil:
+		return fmt.Errorf("no result after %v in a separate process", probeLimit)
+	}
+	lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
+	return fmt.Errorf("in a separate process: %w: %s", err, strings.TrimPrefix(lines[len(lines)-1], "attn: "))
+}
+
+// printEntry prints the measurements of a class of shapes.
+func printEntry(out io.Writer, e tuned.Entry) error {
+	rows := "more rows"
+	if e.Class.Rows > 0 {
+		rows = fmt.Sprintf("up to %d rows", e.Class.Rows)
+	}
+	fmt.Fprintf(out, "\n%s · D=%d Dv=%d · %s", e.Class.DType, e.Class.Dim, e.Class.ValueDim, rows)
+	if e.Class.Features != "" {
+		fmt.Fprintf(out, " · %s", e.Class.Features)
+	}
+	fmt.Fprintf(out, " · %s\n", e.When.Format("2006-01-02 15:04 UTC"))
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "  variant\tms\tGFLOP/s\tof FMA peak\t")
+	for _, t := range e.Trials {
+		if t.Failed != "" {
+			fmt.Fprintf(w, "  %s\t-\t-\t-\t%s\n", t.Variant, t.Failed)
+			continue
+		}
+		note, percent := "", "-"
+		if t.Variant == e.Best {
+			note = "fastest, in use"
+		}
+		if e.Peak > 0 {
+			percent = fmt.Sprintf("%.1f%%", 100*e.FLOPs/t.Seconds/e.Peak)
+		}
+		fmt.Fprintf(w, "  %s\t%.3f\t%.1f\t%s\t%s\n", t.Variant, 1e3*t.Seconds, e.FLOPs/t.Seconds/1e9, percent, note)
+	}
+	return w.Flush()
+}

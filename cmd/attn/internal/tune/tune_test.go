@@ -1,0 +1,178 @@
+package tune
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn/internal/bench"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+	"github.com/seed90331342/attn/gpu/tuned"
+)
+
+func grammar() any {
+	return &struct {
+		Tune  Command       `cmd:""`
+		Bench bench.Command `cmd:""`
+	}{}
+}
+
+var attn, _ = clitest.Program(grammar, bench.Vars())
+
+// TestMain runs the command line in place of the tests in processes that tests and
+// attn tune start.
+func TestMain(m *testing.M) {
+	if os.Getenv("ATTN_TEST_PROGRAM") != "" {
+		os.Exit(cli.Run(context.Background(), grammar(), os.Args[1:], os.Stdout, os.Stderr, bench.Vars()))
+	}
+	os.Exit(m.Run())
+}
+
+// TestTune measures a shape as a user does, with what may lose the device in a
+// process of its own; what it keeps is shown, is in use afterwards, and is cleared.
+func TestTune(t *testing.T) {
+	clitest.NeedBackend(t, "gpu")
+	if runtime.GOOS != "linux" {
+		t.Skip("the user's cache folder can be moved on Linux only")
+	}
+	cache := t.TempDir()
+	shaders := os.Getenv("MESA_SHADER_CACHE_DIR")
+	if shaders == "" { // that of compiled shaders stays
+		if dir, err := os.UserCacheDir(); err == nil {
+			shaders = dir
+		}
+	}
+	program := func(args ...string) (stdout, stderr string) {
+		t.Helper()
+		cmd := exec.Command(os.Args[0], args...)
+		cmd.Env = append(os.Environ(), "ATTN_TEST_PROGRAM=1", "XDG_CACHE_HOME="+cache, "MESA_SHADER_CACHE_DIR="+shaders)
+		var out, err bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &err
+		if e := cmd.Run(); e != nil {
+			t.Fatalf("attn %s: %v, %s", strings.Join(args, " "), e, err.String())
+		}
+		return out.String(), err.String()
+	}
+	plan := func() string {
+		t.Helper()
+		out, _ := program("bench", "--backend", "gpu", "--heads", "1", "--seq", "500", "--dim", "32", "--plan")
+		return out
+	}
+	if out := plan(); !strings.Contains(out, "this shape was not measured") {
+		t.Errorf("before: %s", out)
+	}
+	out, stderr := program("tune", "--dim", "32", "--seq", "300,512")
+	row := regexp.MustCompile(`(?m)^  \S+ +[0-9.]+ +[0-9.]+ +[0-9.]+% `)
+	if n := len(row.FindAllString(out, -1)); n < 4 || strings.Count(out, "fastest, in use") != 1 || stderr != "" {
+		t.Errorf("%d variants were timed:\n%s%s", n, out, stderr)
+	}
+	path := filepath.Join(cache, "attn", "tuning.json")
+	list, err := tuned.Read(path)
+	if err != nil || len(list) != 1 || list[0].Peak <= 0 {
+		t.Fatalf("the file holds %+v, %v", list, err)
+	}
+	if out := plan(); !strings.Contains(out, "measured on") {
+		t.Errorf("after: %s", out)
+	}
+	shown, _ := program("tune", "--show")
+	if !strings.Contains(shown, list[0].Device.Adapter) || strings.Count(shown, "fastest, in use") != 1 {
+		t.Errorf("shown: %s", shown)
+	}
+	if out, _ := program("tune", "--clear"); !strings.Contains(out, "1 entries removed") {
+		t.Errorf("cleared: %s", out)
+	}
+	if out, _ := program("tune", "--show"); !strings.Contains(out, "no measurements") {
+		t.Errorf("shown after: %s", out)
+	}
+}
+
+// TestTuneFiles shows files that are of no use: a word, and no failure.
+func TestTuneFiles(t *testing.T) {
+	for _, c := range []struct{ name, data, says string }{
+		{"damaged", "{", "damaged"},
+		{"foreign", `{"name": "left-pad"}`, "not a tuning file"},
+		{"newer", `{"format": "attn tuning", "version": 99}`, "newer version"},
+	} {
+		path := filepath.Join(t.TempDir(), "tuning.json")
+		if err := os.WriteFile(path, []byte(c.data), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, stdout, stderr := attn(t, "tune", "--show", "--file", path)
+		if code != 0 || !strings.Contains(stdout, "no measurements") || !strings.Contains(stderr, c.says) || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%s: exit code %d, %q, %q", c.name, code, stdout, stderr)
+		}
+	}
+}
+
+// TestTuneRefuses names what is wrong with the flags, before anything is measured.
+func TestTuneRefuses(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tuning.json")
+	for _, c := range []struct{ args, says string }{
+		{"--backend cpu", "only gpu"},
+		{"--dim 64,x", `"x"`},
+		{"--dim 0", "at least 1"},
+		{"--dtype f64", `"f64"`},
+		{"--seq 4k..1k", "backwards"},
+		{"--heads 0", "--heads is 0"},
+		{"--show --clear", "exclude each other"},
+		{"--backend gpu:nonesuch", "nonesuch"},
+	} {
+		if strings.HasPrefix(c.args, "--backend gpu") {
+			clitest.NeedBackend(t, "gpu")
+		}
+		code, stdout, stderr := attn(t, append([]string{"tune", "--file", path}, strings.Fields(c.args)...)...)
+		clitest.WantFailure(t, code, stdout, stderr, c.says)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("there is a file, %v", err)
+	}
+}
+
+// TestProbe shows what is known of a process in which a variant is tried: that it is
+// right, that it is not, that the process did not live.
+func TestProbe(t *testing.T) {
+	clitest.NeedBackend(t, "gpu")
+	was := executable
+	defer func() { executable = was }()
+	t.Setenv("ATTN_TEST_PROGRAM", "1")
+	args := func(variant string) []string {
+		return []string{"tune", "--file", filepath.Join(t.TempDir(), "x"), "--dim", "32", "--seq", "64", "--probe", variant}
+	}
+	variant := "L"
+	if gpuType(t) == backend.CPU {
+		variant = "L/registers"
+	}
+	if err := probe(t.Context(), args(variant)); err != nil {
+		t.Errorf("%s: %v", variant, err)
+	}
+	if err := probe(t.Context(), args("XXL")); err == nil || !strings.Contains(err.Error(), `no variant "XXL"`) {
+		t.Errorf("a variant that there is not: %v", err)
+	}
+	if runtime.GOOS == "windows" {
+		return
+	}
+	executable = func() (string, error) { return "/bin/sh", nil }
+	if err := probe(t.Context(), []string{"-c", "kill -9 $$"}); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("a process that dies: %v", err)
+	}
+}
+
+// gpuType returns what kind of adapter gpu is.
+func gpuType(t *testing.T) backend.DeviceType {
+	t.Helper()
+	be, err := backend.Open("gpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer be.Close()
+	return be.Info().Type
+}
