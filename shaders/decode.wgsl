@@ -1,55 +1,57 @@
-// Decoding: few query rows over many keys. One workgroup takes one split of the keys,
-// SPLIT of them from a multiple of SPLIT on, for up to ROWS query rows that read the
-// same key head, and leaves in state what splitmerge.wgsl makes the result of:
+// Decoding: few query rows over many keys. A workgroup computes one split of the keys,
+// SPLIT of them from a multiple of SPLIT on, for up to ROWS query rows that read the same
+// key head. It leaves in state what splitmerge.wgsl makes the result of:
 //
 //     s_j = scale · q·k_j      s_j = cap · tanh(s_j / cap)      s_j = s_j + bias_j - slope·|i - j|
 //     p_j = exp(s_j - m)       O = Σ p_j·v_j       l_c = Σ p_j over j ≡ c mod TX
 //
-// with scores, m and the exponential in units of log 2. Over the plain kernel
-// (attention.wgsl) it adds: all query heads of a group in one workgroup, so that K and V
-// are read once; 16 bytes a load, of neighbours by neighbours; the loads of the next
-// chunk on their way while this one is computed; and 16-bit elements and integers that
-// stay so in workgroup memory and are converted in registers.
+// with scores, m and the exponential in units of log 2. It adds to attention.wgsl: all
+// query heads of a group in one workgroup, so that K and V are read once; loads of 16
+// bytes, neighbours by neighbouring threads; loads of the next chunk that overlap the
+// computation of this one; and 16-bit elements and integers that stay as they are in
+// workgroup memory and are converted in registers.
 //
-// A row of q8 is words, its scale and then four integers in each. What takes part is
-// scale·integer, rounded, so that the bits are those of such numbers in float32.
+// Elements of q8 take part as scale·integer, rounded to float32.
 //
-// Key tiles of BC lie at multiples of BC. A tile is passed over when no row of the
-// workgroup sees any of it, and checked key by key unless all rows see all of it.
-// A tile goes through workgroup memory in chunks of at most 8 KiB:
+// Key tiles of BC begin at multiples of BC. A tile that no row of the workgroup sees is
+// skipped, and one that all rows see entirely is not checked key by key. A tile goes
+// through workgroup memory in chunks of at most 8 KiB (a granule is 16 bytes):
 //
-//               GRAN granules of 16 bytes            JC keys, all columns
+//               GRAN granules                        JC keys, all columns
 //            ┌──────────────────────────┐           ┌──────────────────┐
-//     BC     │ K as it is, the granules │    V      │ VG granules each │
-//     keys   │ of a key in an order     │           └──────────────────┘
-//            │ that key decides         │
+//     BC     │ K as stored, granules of │    V      │ VG granules each │
+//     keys   │ a key permuted by place  │           └──────────────────┘
+//            │                          │
 //            └──────────────────────────┘
 //
-// In the scores a thread has two keys and QROWS rows, KT = BC/2 threads beside one
-// another and QSLOTS of these above one another; in the softmax one class of keys of a
-// row; in the output a vec4 of columns and PROWS rows, QUADS beside one another and
-// PSLOTS above one another.
+// In the scores a thread has two keys and QROWS rows: KT = BC/2 threads side by side,
+// QSLOTS of these groups over the rows. In the softmax it has one class of keys of a row.
+// In the output it has a vec4 of columns and PROWS rows: QUADS threads side by side,
+// PSLOTS groups over the rows.
 //
-// The operations on a row and their order are those of the prefill kernel, so that a
-// row comes out with the same bits from both: dots along d, the maximum tile by tile, O
-// along the keys of a split, l in TX parts. No rounded product is added to anything
-// but by fma, as a compiler may join the two or not: a score is x·unit() in the maximum
-// and fma(x, unit(), -m) in the exponential.
+// The operations on a row and their order are those of flash.wgsl: both yield the same
+// bits for a row. Dots go along d, the maximum tile by tile, O along the keys of a split,
+// and l in TX parts. All sums of products are explicit fma, because a compiler may or may
+// not fuse others: a score is x·unit() in the maximum and fma(x, unit(), -m) in the
+// exponential.
 //
-// A loop marked 'unroll' may only be unrolled by hand, see Specialise: it indexes
-// registers, or reads workgroup memory in an order that then needs no arithmetic.
+// Loops marked 'unroll' index registers, and loops marked 'unroll deep' save the index
+// arithmetic of workgroup memory when unrolled, see flash.wgsl.
+//
+// The file is long because it loads its operands in every type and layout, ahead of their
+// use, and has every option.
 //
 // Workgroup memory: kv 8,192 + qs 2,048 + ps 4,096 + part 512 + rescales 32 + scales 512
 // = 15,392 bytes.
 
 // Rewritten for each variant:
-const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers, 2: all that are marked
+const EXPAND: u32 = 0u; // 0: loops stay loops, 1: 'unroll' is unrolled, 2: 'unroll deep' too
 const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
-const KV: u32 = 0u; // of k and v: as q's, or 4 q8
-const PAGED: u32 = 0u; // 1: k and v are pools of pages, which table has batch by batch
-const WIDE: u32 = 1u; // 1 when k and v can be read 16 bytes at a time
-const BOTH: u32 = 0u; // 1: a mask and one of blocks, or a bias and one by distance, which else share a binding
-const EXTRA: u32 = 1u; // 1: there may be slopes, a mask of blocks, a bias by distance or dropout
+const KV: u32 = 0u; // type of k and v: the same, or 4 q8
+const PAGED: u32 = 0u; // 1: k and v are pools of pages, see common/pages.wgsl
+const WIDE: u32 = 1u; // 1: k and v can be read 16 bytes at a time
+const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
+const EXTRA: u32 = 1u; // 0: the call has no slopes, block mask, relative bias or dropout
 const EL: u32 = 4u; // elements in 16 bytes
 const ROWS: u32 = 4u; // query rows of a workgroup
 const SPLIT: u32 = 1024u; // keys of a workgroup
@@ -61,15 +63,15 @@ const GRAN: u32 = 8u; // granules of K in a chunk, 4 or 8
 const QG: u32 = 8u; // vec4 of q in a chunk: GRAN · EL / 4
 const SHIFT: u32 = 0u; // 1 where GRAN is 4, else 0
 const KLOADS: u32 = 4u; // loads of a thread for a chunk of K
-const KT: u32 = 32u;
-const QSLOTS: u32 = 4u;
-const QROWS: u32 = 1u;
-const VLOADS: u32 = 4u; // and of V
+const KT: u32 = 32u; // BC / 2
+const QSLOTS: u32 = 4u; // groups of KT threads that share the rows
+const QROWS: u32 = 1u; // rows of a thread in the scores
+const VLOADS: u32 = 4u; // loads of a thread for a chunk of V
 const VG: u32 = 16u; // granules of a value
 const JC: u32 = 32u; // values in a chunk
 const VCHUNKS: u32 = 2u; // BC / JC
-const PSLOTS: u32 = 8u;
-const PROWS: u32 = 1u;
+const PSLOTS: u32 = 8u; // groups of QUADS threads that share the rows
+const PROWS: u32 = 1u; // rows of a thread in the output
 const WIDTH: u32 = 21u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m
 
 @group(0) @binding(0) var<storage, read> q: array<u32>;
@@ -88,10 +90,10 @@ var<workgroup> qs: array<vec4<f32>, 128>; // [row][depth/4] of the chunk
 var<workgroup> ps: array<vec4<f32>, 256>; // [row][key/4]: dots, then weights
 var<workgroup> part: array<f32, 128>; // [row][class]: maxima
 var<workgroup> rescales: array<f32, 8>; // [row]
-var<workgroup> scales: array<f32, 128>; // of q8: [key], of K and then of V
+var<workgroup> scales: array<f32, 128>; // [key]: of q8, first of K, then of V
 
-// low and high are the first and the last four elements of a granule; of four float32
-// there is no high.
+// low and high return the first and the last four elements of a granule. A granule of
+// float32 has only four.
 fn low(x: vec4<u32>) -> vec4<f32> {
     if (KV == 0u) {
         return bitcast<vec4<f32>>(x);
@@ -111,7 +113,7 @@ fn pairs(a: u32, b: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(vec4<u32>(a << 16u, a & 0xffff0000u, b << 16u, b & 0xffff0000u));
 }
 
-// k_bits and v_bits are the bits of one element.
+// k_bits and v_bits return the bits of an element.
 fn k_bits(i: u32) -> u32 {
     if (KV == 0u) {
         return k[i >> 2u][i & 3u];
@@ -126,15 +128,15 @@ fn v_bits(i: u32) -> u32 {
     return (v[i >> 3u][(i >> 1u) & 3u] >> ((i & 1u) * 16u)) & 0xffffu;
 }
 
-// within puts bits at element e of a granule.
+// within returns a granule with the given bits as element e and zeros elsewhere.
 fn within(bits: u32, e: u32) -> vec4<u32> {
     let word = select(e >> 1u, e, KV == 0u);
     let shift = select((e & 1u) * 16u, 0u, KV == 0u);
     return select(vec4<u32>(0u), vec4<u32>(bits << shift), vec4<u32>(word) == vec4<u32>(0u, 1u, 2u, 3u));
 }
 
-// load_k returns load x of a chunk: a granule of key x / GRAN of the tile, from depth
-// d0 on, zeros beyond the end. j0 counts from the piece's first key.
+// load_k returns load x of a chunk: a granule of key x / GRAN of the tile, from depth d0
+// on, with zeros beyond the end. The tile begins at key j0 of the piece.
 fn load_k(x: u32, at: u32, b: u32, j0: u32, d0: u32) -> vec4<u32> {
     let j = j0 + x / GRAN;
     let d = d0 + (x % GRAN) * EL;
@@ -159,7 +161,7 @@ fn load_k(x: u32, at: u32, b: u32, j0: u32, d0: u32) -> vec4<u32> {
     return r;
 }
 
-// load_v returns load x of the chunk that begins with key j0.
+// load_v returns load x of the chunk that begins at key j0 of the piece.
 fn load_v(x: u32, at: u32, b: u32, j0: u32) -> vec4<u32> {
     let j = j0 + x / VG;
     let c = (x % VG) * EL;
@@ -184,7 +186,7 @@ fn load_v(x: u32, at: u32, b: u32, j0: u32) -> vec4<u32> {
     return r;
 }
 
-// Ahead is what a thread has loaded of the next chunk.
+// Ahead holds what a thread has loaded of the next chunk.
 struct Ahead {
     a: vec4<u32>,
     b: vec4<u32>,
@@ -194,7 +196,7 @@ struct Ahead {
     scale: f32, // of key t of the tile
 }
 
-// fetch_k loads depths from d0 of a tile's keys, and of the row of q that is at q_at.
+// fetch_k loads depths from d0 of the keys of a tile, and of the row of q at q_at.
 fn fetch_k(t: u32, at: u32, b: u32, j0: u32, d0: u32, q_at: u32, has_q: bool) -> Ahead {
     var r: Ahead;
     r.a = load_k(t, at, b, j0, d0);
@@ -217,7 +219,7 @@ fn fetch_k(t: u32, at: u32, b: u32, j0: u32, d0: u32, q_at: u32, has_q: bool) ->
     return r;
 }
 
-// fetch_v loads values from j0 on; they are the tile's first where begins says so.
+// fetch_v loads values from key j0 on. begins marks the first chunk of a tile.
 fn fetch_v(t: u32, at: u32, b: u32, j0: u32, begins: bool) -> Ahead {
     var r: Ahead;
     if (KV == 4u) { // static
@@ -233,8 +235,8 @@ fn fetch_v(t: u32, at: u32, b: u32, j0: u32, begins: bool) -> Ahead {
     return r;
 }
 
-// place is where granule g of a key lies: lanes with neighbouring keys and the same g
-// meet different banks, as do lanes with the same key and different g.
+// place returns where granule g of a key lies in kv. Lanes with neighbouring keys and the
+// same g use different banks, and so do lanes with the same key and different g.
 fn place(key: u32, g: u32) -> u32 {
     return key * GRAN + (g ^ ((key >> SHIFT) & (GRAN - 1u)));
 }
@@ -251,7 +253,7 @@ fn store_v(x: u32, r: vec4<u32>) {
     }
 }
 
-// value returns four columns of value j of the chunk, which is number key of the tile.
+// value returns four columns of value j of the chunk, the value of key of the tile.
 fn value(j: u32, key: u32, quad: u32) -> vec4<f32> {
     var r: vec4<f32>;
     if (KV == 0u) { // static
@@ -267,7 +269,7 @@ fn value(j: u32, key: u32, quad: u32) -> vec4<f32> {
     return r;
 }
 
-// dot4 goes on with the dots of two keys over four depths, in order.
+// dot4 adds four depths to the dot products of two keys, in ascending order.
 fn dot4(a: vec4<f32>, k0: vec4<f32>, k1: vec4<f32>, sum: vec2<f32>) -> vec2<f32> {
     var r = fma(vec2<f32>(a.x), vec2<f32>(k0.x, k1.x), sum);
     r = fma(vec2<f32>(a.y), vec2<f32>(k0.y, k1.y), r);
@@ -275,21 +277,21 @@ fn dot4(a: vec4<f32>, k0: vec4<f32>, k1: vec4<f32>, sum: vec2<f32>) -> vec2<f32>
     return fma(vec2<f32>(a.w), vec2<f32>(k0.w, k1.w), r);
 }
 
-// Scores are those of a row with keys j, j+TX, j+2·TX and j+3·TX, in units of log 2:
-// x times unit(), and LOWEST where hidden; seen says which are not.
+// Scores of a row with keys j, j+TX, j+2·TX and j+3·TX.
 struct Scores {
-    x: vec4<f32>,
-    s: vec4<f32>,
+    x: vec4<f32>, // before their unit
+    s: vec4<f32>, // x·unit() in units of log 2, LOWEST where hidden
     seen: vec4<bool>,
 }
 
-// unit is what turns Scores.x into a score. It stays apart so that score minus maximum
-// is one fma everywhere.
+// unit returns the factor of Scores.x. It stays a separate factor, so that score minus
+// maximum is one fma everywhere.
 fn unit() -> f32 {
     return select(p.unit, 1.0, (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u);
 }
 
-// score takes dot products; j counts in the piece.
+// score turns the dot products of a row of the box with keys from j of the piece into
+// scores.
 fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: bool) -> Scores {
     var r: Scores;
     r.x = dots;
@@ -359,9 +361,9 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     return r;
 }
 
-// tile_seen reports whether the rows first to last of those that read a key head see any
-// block of keys that a tile up to end meets; true too when they are too many to be looked
-// at. h0 is the first of the query heads.
+// tile_seen reports whether the block mask shows any key of a tile up to end to any of the
+// rows first to last that read a key head. It returns true when there are too many mask
+// blocks to read. h0 is the first query head of the key head.
 fn tile_seen(b: u32, h0: u32, first: u32, last: u32, tile: u32, end: u32) -> bool {
     if ((p.flags & HAS_BLOCKS) == 0u) {
         return true;
@@ -390,8 +392,8 @@ fn main(
     if (id >= p.total) {
         return;
     }
-    // The workgroup's rows are those from first on of all the rows that read key head
-    // kh, head by head.
+    // The rows that read key head kh are numbered head by head. The workgroup has those
+    // from first on.
     let first = (id % p.blocks) * ROWS;
     let split = (id / p.blocks) % p.parts;
     let kh = (id / p.blocks / p.parts) % p.kv_heads;
@@ -421,11 +423,11 @@ fn main(
     let all_from = i_last + p.lo;
     let all_to = min(i_first + p.hi, cap);
     if (begin >= end) {
-        return; // splitmerge.wgsl does not look here
+        return; // splitmerge.wgsl does not read this state
     }
     let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_DROPOUT)) != 0u;
 
-    // What this thread does of each step.
+    // The share of this thread in each step.
     let q_row = first + t / QG; // for loading q
     let has_q = t / QG < ROWS && q_row <= last;
     let q_at = p.q.base + b * p.q.b + (h0 + q_row / p.rows) * p.q.h + (q_row % p.rows) * p.q.s;
@@ -446,7 +448,7 @@ fn main(
         acc[i] = vec4<f32>(0.0);
     }
 
-    var next = (begin / i32(BC)) * i32(BC); // tile that any row sees, or none
+    var next = (begin / i32(BC)) * i32(BC); // the next tile that some row sees
     if (EXTRA == 1u) { // static
         while (next < end && !tile_seen(b, h0, first, last, u32(next), u32(end))) {
             next += i32(BC);

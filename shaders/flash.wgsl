@@ -1,14 +1,14 @@
-// Fused attention, register-tiled: what attention.wgsl computes, with tiles of 8x8
-// in both products where that has 4x4, so that the fused multiply-adds bound it and
-// not the reads of workgroup memory. One block of query rows of one head a workgroup:
+// Fused attention with register tiles: the results of attention.wgsl, computed in tiles of
+// 8x8 in both products instead of 4x4, so that the multiply-adds bound the time and not
+// the reads of workgroup memory. A workgroup computes a block of query rows of one head:
 //
 //     s_j = scale · q·k_j      s_j = cap · tanh(s_j / cap)      s_j = s_j + bias_j - slope·|i - j|
 //     p_j = exp(s_j - m)       o = Σ p_j·v_j / Σ p_j            lse = m + log Σ p_j
 //
-// in which a sink takes part in the sums Σ p_j alone, and dropout in Σ p_j·v_j alone.
+// A sink adds to Σ p_j only, and dropout affects Σ p_j·v_j only.
 //
-// A thread (tx, ty) of TX x TY has RV vec4 of rows, KT keys of a tile and CV vec4 of
-// columns (a turn):
+// Thread (tx, ty) of TX x TY has RV vec4 of rows, KT keys of a tile, and CV vec4 of
+// columns in each of VP turns:
 //
 //                keys TX·j + tx            columns 4·(TX·i + tx) + 0..3
 //            ┌──────┬──────┬─ TX ─┐        ┌──────┬─ TX ─┐
@@ -16,86 +16,87 @@
 //   8·ty + r ├──────┼ S,P  ┼      │        ├──────┼ O    │
 //            └──────┴──────┴─ TY ─┘        └──────┴─ TY ─┘
 //
-// In QKᵀ it reads, for 4 depths, 8 vec4 of q and 8 of k and does 256 multiply-adds;
-// in PV, for one key, 2 vec4 of weights (of 4 rows each), 2 of v and 64: 4 for each
-// word in both. What a thread reads lies in one row of a (its rows' q, later their
-// weights) and one of b (its keys' k, later its columns' v), at places that are
-// constants once the loops are unrolled. Rows have an odd length in vec4, which keeps
-// lanes on different banks.
+// For 4 depths of QKᵀ a thread reads 8 vec4 of q and 8 of k and does 256 multiply-adds;
+// for one key of PV it reads 2 vec4 of weights (of 4 rows each) and 2 of v and does 64.
+// Both are 4 multiply-adds a word. A thread reads one row of the array a (q of its rows,
+// later their weights) and one row of b (k of its keys, later v of its columns), at
+// constant places once the loops are unrolled. The length of a row in vec4 is odd, which
+// puts lanes on different banks.
 //
-// A loop marked 'unroll' may only be unrolled by hand (EXPAND = 1, see Specialise), as
-// it indexes registers; 'unroll deep' (EXPAND = 2) saves the index arithmetic of
-// workgroup memory. As it stands every loop is one: slow, and the oracle of both. The
-// results are the same, to the bit.
+// A loop marked 'unroll' indexes registers, so that Specialise may unroll it but the
+// kernel may not depend on a compiler to do so (EXPAND = 1). Unrolling 'unroll deep'
+// (EXPAND = 2) saves the index arithmetic of workgroup memory. EXPAND = 0 is slow and
+// the oracle of both: all three agree to the bit.
 //
-// The order of operations for a row, which decode.wgsl follows too, so that both give
-// the same bits, whatever else is in the block:
+// The order of operations for a row, which decode.wgsl follows too. Prefill and decoding
+// agree to the bit, whatever other rows the block has:
 //
-//   - Heads fall into classes by max(D, Dv): 32, 64, 80, 96, 128, 256. The class fixes
-//     the keys of a tile BC = KT·TX = 32, 64, 80, 96, 128, 64, and TX = BC/8, for 256
-//     BC/4. Nothing else may: variants differ in RV, TY and what is staged at once.
-//   - Tiles of BC keys lie at multiples of BC, splits of SPLIT keys at multiples of
-//     that: the multiple of BC next to 1024.
-//   - x = Σ q_d·k_d by fma from d = 0 on. With softcap x = tanh(x·scale/cap). The unit
-//     is log2 e times scale, or cap: a score is x·unit in units of log2, with a bias
-//     fma(x, unit, y·log2 e), of which the unit is 1: y is the bias and the bias by
-//     distance, then fma(-slope, distance, y). No rounded product is added to anything but
-//     by fma, as a compiler may join the two or not.
+//   - max(D, Dv) puts a head into a class: 32, 64, 80, 96, 128 or 256. The class fixes the
+//     keys of a tile, BC = KT·TX = 32, 64, 80, 96, 128 or 64, and TX = BC/8 (BC/4 for 256).
+//     Variants of a class differ only in RV, TY and in how much they stage at once.
+//   - Tiles of BC keys begin at multiples of BC, and splits of SPLIT keys at multiples of
+//     SPLIT, which is the multiple of BC nearest to 1024.
+//   - x = Σ q_d·k_d by fma in ascending order of d, and with softcap tanh(x·scale/cap). The
+//     unit is log2(e)·scale, or log2(e)·cap. A score is x·unit, in units of log 2. With
+//     slopes or a bias it is fma(x, unit, y·log2(e)) and the unit becomes 1; y is the bias
+//     plus the relative bias, then fma(-slope, distance, y). All sums of products are
+//     explicit fma, because a compiler may or may not fuse others.
 //   - A tile: m = max(m, x·unit), from LOWEST; p = exp2_down(fma(x, unit, -m));
-//     r = exp2_down(m before - m); l_c = fma(l_c, r, Σ p of the keys j ≡ c mod TX in
-//     ascending order); o = o·r, then o = fma(p_j, v_j, o) in ascending order. Hidden
-//     keys are passed over. A tile that the row does not see changes no bit.
-//   - A split that ends goes into the total: the first that the row sees (by the
-//     visibility rule alone) is copied, one that it does not see is left out, else
-//     with m = max(m_t, m_s), a = exp2_down(m_t - m), b = exp2_down(m_s - m):
+//     r = exp2_down(m before - m); l_c = fma(l_c, r, Σ p over keys j ≡ c mod TX, ascending);
+//     o = o·r, then o = fma(p_j, v_j, o) in ascending order of j. Hidden keys are skipped.
+//     A tile that the row does not see changes no bit.
+//   - At its end a split joins the total. The first split in which the row sees a key, by
+//     position, is copied, and splits in which it sees none are skipped. For others, with
+//     m = max(m_t, m_s), a = exp2_down(m_t - m), b = exp2_down(m_s - m):
 //     o = fma(o_s, b, o_t·a), l_c = fma(l_cs, b, l_ct·a).
-//   - Dropout takes weights after they were summed.
-//   - At the end l = Σ l_c in ascending order; a sink, in units of log2, comes to it with
-//     m = max(m, sink), a = exp2_down(m before - m): l = fma(l, a, exp2_down(sink - m)),
-//     else a = 1; o = o·(1/l·(keep·a)), lse = fma(m, ln 2, log l). keep is 1/(1-P) of
-//     dropout, else 1.
+//   - Dropout hides weights after they were summed.
+//   - At the end l = Σ l_c in ascending order, with a = 1. A sink, in units of log 2, makes
+//     that m = max(m, sink), a = exp2_down(m before - m), l = fma(l, a, exp2_down(sink - m)).
+//     o = o·(1/l·(keep·a)), lse = fma(m, ln 2, log l). keep is 1/(1-P) for dropout, else 1.
 //
-// State holds, for each thread of each workgroup, its registers (o, l, m): first the
-// totals of the splits before, then, when keys come in pieces, what the last split had
-// come to when the piece ended. So the result does not depend on how keys were cut.
+// State holds the registers (o, l, m) of each thread of each workgroup: first the totals of
+// the finished splits, then, when keys come in pieces, what the last split had reached at
+// the end of the piece. Cutting the keys changes no bit.
 //
-// A row of q8 is words, its scale and then four integers in each. What takes part is
-// scale·integer, rounded, so that the bits are those of such numbers in float32.
+// Elements of q8 take part as scale·integer, rounded to float32.
 //
-// What is hidden never takes part: its score is not looked at, and its weight is the
-// marker HIDDEN, for which the product with V is passed over (0·NaN is NaN).
+// Hidden keys never take part. Their scores are not read, and their weight is the marker
+// HIDDEN, which the product with V skips (0·NaN is NaN).
+//
+// The file is long because it loads three operands in every type and layout, and has every
+// option, in the one loop over tiles.
 //
 // Workgroup memory as it stands: 16·(TY·SA + TX·SB) = 12,672 bytes.
 
 // Rewritten for each variant:
-const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers, 2: all that are marked
+const EXPAND: u32 = 0u; // 0: loops stay loops, 1: 'unroll' is unrolled, 2: 'unroll deep' too
 const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
-const KV: u32 = 0u; // of k and v: as q's, or 4 q8
-const PAGED: u32 = 0u; // 1: k and v are pools of pages, which table has batch by batch
-const OUT16: u32 = 0u; // 1: o takes 16-bit elements, put is then attention.wgsl's
-const VEC: u32 = 0u; // 1: q, k and v (but of q8) have neighbours along D side by side, rows in multiples of 4
-const BOTH: u32 = 0u; // 1: a mask and one of blocks, or a bias and one by distance, which else share a binding
-const PAIRED: u32 = 1u; // 1: there may be softcap, mask, bias, slopes or dropout
+const KV: u32 = 0u; // type of k and v: the same, or 4 q8
+const PAGED: u32 = 0u; // 1: k and v are pools of pages, see common/pages.wgsl
+const OUT16: u32 = 0u; // 1: elements of o have 16 bits
+const VEC: u32 = 0u; // 1: q, k and v (unless q8) are contiguous along D, in aligned fours
+const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
+const PAIRED: u32 = 1u; // 0: the call has no softcap, mask, bias, slopes or dropout
 const TX: u32 = 8u;
 const TY: u32 = 16u;
 const THREADS: u32 = 128u; // TX · TY
-const RV: u32 = 2u; // vec4 of rows a thread
-const KT: u32 = 8u; // keys of a tile a thread, even
-const CV: u32 = 2u; // vec4 of columns a thread and turn
+const RV: u32 = 2u; // vec4 of rows of a thread
+const KT: u32 = 8u; // keys of a tile of a thread, even
+const CV: u32 = 2u; // vec4 of columns of a thread in a turn
 const VP: u32 = 1u; // turns over the columns
 const QD: u32 = 4u; // vec4 of depths staged at once
-const JJ: u32 = 2u; // keys a thread staged at once
-const ER: u32 = 4u; // rows a thread written at once
+const JJ: u32 = 2u; // keys of a thread staged at once
+const ER: u32 = 4u; // rows of a thread written at once
 const SA: u32 = 33u; // length of a row of a: 1 + max(4·RV·QD, JJ·TX·RV, TX·max(RV, ER))
-const SB: u32 = 33u; // of b: 1 + max(KT·QD, JJ·TX·CV)
+const SB: u32 = 33u; // length of a row of b: 1 + max(KT·QD, JJ·TX·CV)
 const S4: u32 = 16u; // RV · KT
 const ROWS: u32 = 8u; // 4 · RV
 const COLS: u32 = 2u; // CV · VP
 const O4: u32 = 16u; // ROWS · COLS
-const KEEP: u32 = 20u; // O4 + 2·RV, vec4 of state a thread
+const KEEP: u32 = 20u; // O4 + 2·RV, vec4 of state of a thread
 const QN: u32 = 4u; // vec4 of q that a thread stages: TY·ROWS·QD / THREADS, rounded up
-const KN: u32 = 2u; // of k: TX·KT·QD / THREADS, rounded up
-const VN: u32 = 2u; // of v: JJ·TX·TX·CV / THREADS, rounded up
+const KN: u32 = 2u; // the same of k: TX·KT·QD / THREADS, rounded up
+const VN: u32 = 2u; // the same of v: JJ·TX·TX·CV / THREADS, rounded up
 const STEPS: u32 = 4u; // KT / JJ
 const SPLIT: u32 = 1024u; // keys of a split
 
@@ -113,12 +114,12 @@ const SPLIT: u32 = 1024u; // keys of a split
 @group(0) @binding(10) var<storage, read> relative: array<u32>; // BOTH
 @group(0) @binding(11) var<storage, read> table: array<u32>; // PAGED
 
-// For the products with K and with V in turn, with maxima, sums and outputs between:
+// Used by the products with K and with V in turn, and for maxima, sums and outputs.
 var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // q [row][depth/4], p [key][row/4]
 var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // k [key][depth/4], v [key][column/4]
 
-// load_q returns elements d to d+3 of the row that begins at element at, 0 beyond its
-// end.
+// load4_q returns elements d to d + 3 of the row that begins at element at, with zeros
+// beyond its end.
 fn load4_q(at: u32, d: u32) -> vec4<f32> {
     var x = vec4<f32>(0.0);
     if (VEC == 1u) { // static
@@ -219,20 +220,19 @@ fn scalar_v(i: u32) -> f32 {
     return decode(v[word >> 2u][word & 3u], i, KV);
 }
 
-// Scores are those of four rows with one key, before their unit.
+// Scores are the scores of four rows with one key, before their unit.
 struct Scores {
     x: vec4<f32>,
     hidden: vec4<bool>,
 }
 
-// distances are how far four rows from row on (in the box) stand from key j (in the
-// piece).
+// distances returns |i - j| for four rows of the box, from row on, and key j of the piece.
 fn distances(row: u32, j: u32) -> vec4<f32> {
     let at = i32(p.row0 + row) + p.offset - i32(p.key0 + j);
     return vec4<f32>(abs(vec4<i32>(at) + vec4<i32>(0, 1, 2, 3)));
 }
 
-// Pairs are where four rows of masks and biases begin.
+// Pairs holds where four rows of masks and biases begin.
 struct Pairs {
     mask: vec4<u32>,
     blocks: vec4<u32>,
@@ -254,9 +254,9 @@ fn pairs_of(batch: u32, head: u32, row: u32) -> Pairs {
     return r;
 }
 
-// paired applies masks, biases and slopes to the scores of four rows from row on (in the
-// box), which begin at pairs, with key j (in the piece). Slopes without a bias hide
-// nothing, and are in the scores.
+// paired applies masks, biases and slopes to the scores of four rows of the box, from row
+// on, with key j of the piece. Slopes without a bias are already in the scores, because
+// they hide nothing.
 fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) -> Scores {
     var w = given;
     if ((p.flags & HAS_MASK) != 0u) {
@@ -300,9 +300,9 @@ fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) 
     return w;
 }
 
-// blocks_seen looks at the blocks of the mask that rows from r0 on (in the box) and the
-// keys of a tile up to end meet: 0 when nobody sees any of them, 2 when all are seen,
-// else 1, also when they are too many to be looked at.
+// blocks_seen reads the block mask for the rows of the box from r0 on and the keys of a
+// tile up to end. It returns 0 when the mask hides all pairs, 2 when it shows all, and 1
+// for both kinds or when there are too many mask blocks to read.
 fn blocks_seen(batch: u32, head: u32, r0: u32, tile: u32, end: u32) -> u32 {
     let q0 = (p.row0 + r0) / p.block_q;
     let nq = (p.row0 + min(r0 + TY * ROWS, p.rows) - 1u) / p.block_q - q0 + 1u;
@@ -322,14 +322,13 @@ fn blocks_seen(batch: u32, head: u32, r0: u32, tile: u32, end: u32) -> u32 {
     return some + all;
 }
 
-// without_dropped are the weights of four rows from row on (in the box) with key j (in
-// the piece), hidden where dropout takes them.
+// without_dropped returns the weights of four rows of the box, from row on, with key j of
+// the piece, marked as hidden where dropout takes them.
 fn without_dropped(weights: vec4<f32>, batch: u32, head: u32, row: u32, j: u32) -> vec4<f32> {
     let n = p.drop_row + row;
     let seed = vec2<u32>(p.seed0, p.seed1);
     let counter = vec4<u32>(n / 4u, p.drop_key + j, p.drop_head + head, p.drop_batch + batch);
-    // A counter has the words of four rows, which may be the last of these and the first
-    // of the next ones.
+    // A counter yields the words of four rows that begin at a multiple of 4.
     var x = philox(counter, seed);
     if ((n & 3u) != 0u) {
         let y = philox(counter + vec4<u32>(1u, 0u, 0u, 0u), seed);
@@ -365,7 +364,7 @@ fn main(
     let v_at = p.v.base + select(batch * p.v.b, 0u, PAGED == 1u) + kv_head * p.v.h;
     let state_at = id * (KEEP * THREADS) + t;
 
-    // The split's running maximum, this thread's part of its sum, and its output.
+    // The running maximum of the split, this thread's part of the sum, and the output.
     var m: array<vec4<f32>, RV>;
     var l: array<vec4<f32>, RV>;
     var acc: array<vec4<f32>, O4>; // [row][column]
@@ -398,11 +397,11 @@ fn main(
     let sees_to = min(i_last + p.hi, cap);
     let all_from = i_last + p.lo;
     let all_to = min(i_first + p.hi, cap);
-    // Of them, those in the piece.
+    // Those of them in the piece.
     let begin = max(sees_from, i32(p.key0));
     let end = min(sees_to, i32(p.key0 + p.keys));
 
-    // The split that the registers are of, and the last one of the piece.
+    // The split that the registers belong to, and the last split of the piece.
     let tile_keys = i32(TX * KT);
     let split_keys = i32(SPLIT);
     let first_split = sees_from / split_keys;
@@ -418,11 +417,11 @@ fn main(
         let part_from = max(begin, part * split_keys);
         let part_to = min(end, (part + 1) * split_keys);
         for (var tile = (part_from / tile_keys) * tile_keys; tile < part_to; tile += tile_keys) {
-            var mixed = false; // whether blocks of the mask hide a part of the tile
+            var mixed = false; // the block mask hides some pairs of the tile, but not all
             if (PAIRED == 1u) { // static
                 if ((p.flags & HAS_BLOCKS) != 0u) {
-                    // On to the next tile of which anything is seen, in a loop of its own:
-                    // a software driver goes through the rest of a loop that it continues.
+                    // Skip to the next tile with a visible pair. A loop of its own, because
+                    // a software driver executes the rest of a loop body after a continue.
                     var look = blocks_seen(batch, head, r0, u32(tile), u32(part_to));
                     while (look == 0u && tile + tile_keys < part_to) {
                         tile += tile_keys;
@@ -468,7 +467,7 @@ fn main(
                 }
                 workgroupBarrier();
                 for (var d = 0u; d < QD; d++) { // unroll deep
-                    // Four rows of four depths, turned: four depths of four rows.
+                    // Transpose four rows of four depths.
                     var w: array<vec4<f32>, ROWS>; // [row/4][depth]
                     for (var h = 0u; h < RV; h++) { // unroll
                         let w0 = a[ty][(4u * h) * QD + d];
@@ -507,7 +506,7 @@ fn main(
                 }
             }
 
-            // The largest score of each row; what is hidden is one bit each.
+            // The largest score of each row, and a bit for each hidden score.
             var most: array<vec4<f32>, RV>;
             for (var h = 0u; h < RV; h++) { // unroll
                 most[h] = vec4<f32>(LOWEST);
@@ -543,7 +542,7 @@ fn main(
                 }
             }
 
-            // The rows' maxima over all threads.
+            // The maxima of rows over all threads.
             workgroupBarrier();
             for (var h = 0u; h < RV; h++) { // unroll
                 a[ty][tx * RV + h] = most[h];
@@ -559,7 +558,7 @@ fn main(
                 m[h] = top;
             }
 
-            // Weights, and their sum over the thread's keys.
+            // Weights, and their sums over the thread's keys.
             for (var h = 0u; h < RV; h++) { // unroll
                 var sum = vec4<f32>(0.0);
                 for (var j = 0u; j < KT; j++) { // unroll
@@ -651,15 +650,15 @@ fn main(
             }
         }
 
-        // The end of a split, or of the piece: what the splits before had comes to it,
-        // unless a next piece goes on with this one.
+        // The end of a split, or of the piece: add the total of the splits before, unless
+        // the next piece continues this split.
         let done = part < to_split || (p.flags & LEAVE) == 0u;
         if (done && part > first_split) {
             let s0 = part * split_keys;
-            var before: array<vec4<f32>, RV>; // factors of the splits before,
-            var mine: array<vec4<f32>, RV>; // of this one,
-            var keep: array<vec4<bool>, RV>; // rows that this one leaves as they were,
-            var fresh: array<vec4<bool>, RV>; // and rows of which it is the first
+            var before: array<vec4<f32>, RV>; // factor of the splits before
+            var mine: array<vec4<f32>, RV>; // factor of this split
+            var keep: array<vec4<bool>, RV>; // rows that see no key of this split
+            var fresh: array<vec4<bool>, RV>; // rows that see no key before this split
             for (var h = 0u; h < RV; h++) { // unroll
                 let i = vec4<i32>(i32(p.row0 + r0 + ty * ROWS + 4u * h)) + vec4<i32>(0, 1, 2, 3);
                 let from_key = max(i + p.lo, vec4<i32>(0));
@@ -709,7 +708,7 @@ fn main(
         return;
     }
 
-    // The sums of all parts, in a fixed order.
+    // The sum over all threads of a row, in a fixed order.
     workgroupBarrier();
     for (var h = 0u; h < RV; h++) { // unroll
         a[ty][tx * RV + h] = l[h];
@@ -725,7 +724,7 @@ fn main(
         var scale = vec4<f32>(p.keep);
         if ((p.flags & HAS_SINKS) != 0u) {
             let sink = p.sinks[head / 4u][head % 4u];
-            if (bitcast<u32>(sink) != MINUS_INF) { // -Inf
+            if (bitcast<u32>(sink) != MINUS_INF) {
                 let top = max(m[h], vec4<f32>(sink));
                 let before = exp2_down(m[h] - top);
                 sum = fma(sum, before, exp2_down(vec4<f32>(sink) - top));
@@ -747,8 +746,8 @@ fn main(
         }
     }
 
-    // The output goes through a, ER rows of a thread at once, so that neighbouring
-    // threads write neighbouring columns.
+    // Through a, ER rows of a thread at once, neighbouring threads write neighbouring
+    // columns of the output.
     let o_at = p.o.base + batch * p.o.b + head * p.o.h;
     for (var i = 0u; i < COLS; i++) { // unroll
         for (var y = 0u; y < ROWS / ER; y++) { // unroll

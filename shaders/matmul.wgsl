@@ -1,67 +1,66 @@
-// Batched matrix product, one tile of one head a workgroup:
+// Batched matrix product. A workgroup computes one tile of one head:
 //
 //     o[b, h, i, n] = Σ_x a[b, h, i, x] · w[b, h/group, x, n] + bias[n]
 //
-// It is QKᵀ (x the depth, n the key), PV (x the key, n the column) and the linear
-// layers (x the input feature), which differ by strides alone. A thread (tx, ty) of
-// TX x TY keeps ROWS x 4·CV results in registers, rows ROWS·ty + r and columns
-// 4·(TX·i + tx) + c, from chunks of 4·QD along x:
+// This is QKᵀ (x is the depth, n the key), PV (x is the key, n the column) and the linear
+// layers (x is the input feature): they differ only in strides. Thread (tx, ty) of TX x TY
+// keeps ROWS x 4·CV sums in registers, of rows ROWS·ty + r and columns 4·(TX·i + tx) + c,
+// and reads a and w in chunks of 4·QD along x:
 //
 //         x ──► 4·QD                n ──► 4·TX·CV
 //     i ┌────────────┐         x ┌────────────┐
 //       │ as_ [ty]   │           │ ws [tx]    │
 //       └────────────┘           └────────────┘
 //
-// As in flash.wgsl, what a thread reads lies in one row of as_ (its rows, four along x
-// a vec4) and one of ws (its columns), at places that are constants once loops are
-// expanded, and rows have an odd length. Tiles of 8x8 (variant L) read 16 vec4 of them
-// for 256 multiply-adds, 4 for each word; 4x4 (S) takes twice as many reads, for grids
-// that would be small. Where w has its neighbours along x (keys of QKᵀ), ws has them as
-// they come, and the four columns of a vec4 are put together in registers.
+// As in flash.wgsl, a thread reads one row of as_ (its rows, four along x to a vec4) and
+// one row of ws (its columns), at constant places once the loops are unrolled, and the
+// length of these rows in vec4 is odd. Tiles of 8x8 (variant L) read 16 vec4 for 256
+// multiply-adds, 4 a word. Tiles of 4x4 (S) need twice as many reads and serve grids that
+// would be too small. Where w is contiguous along x (keys of QKᵀ), ws keeps that order and
+// registers transpose four columns.
 //
-// PV must pass over weights of exactly 0. Who stages weights notes whether one of them
-// is; only rows of threads that have one in a chunk pay for looking at each.
+// PV must skip weights of exactly 0. The thread that stages weights notes whether there is
+// a 0 among them, and only threads with a 0 in their rows of a chunk check each weight.
 //
-// Each sum goes along x by fma in ascending order, whatever the variant, so all of them
-// give the same bits. A call may come in pieces along x: unless it is the last, a piece
-// leaves its sums in state, the next one goes on from there, and the result is the same
-// to the bit.
+// Each sum is by fma in ascending order of x in every variant: all yield the same bits. A
+// piece along x that is not the last leaves its sums in state, and the next piece
+// continues from there, which changes no bit.
 //
 // Workgroup memory as it stands: 16·(TY·SA + TX·SB) + 4·TX·TY = 13,184 bytes.
 
 // Rewritten for each variant:
-const EXPAND: u32 = 0u; // 0: no loop is unrolled, 1: those over registers, 2: all that are marked
+const EXPAND: u32 = 0u; // 0: loops stay loops, 1: 'unroll' is unrolled, 2: 'unroll deep' too
 const A: u32 = 0u; // type of a: 0 f32, 1 f16, 2 bf16
 const W: u32 = 0u; // type of w
-const AVEC: u32 = 0u; // 1: a has neighbours along x side by side, in aligned fours
-const WVEC: u32 = 0u; // 1: w has them so, along x or along n
-const ALONG: u32 = 0u; // 1: w's neighbours lie along x, else along n
-const SKIP: u32 = 1u; // 1: an a of exactly 0 hides its w, as PV wants (0·NaN is NaN)
+const AVEC: u32 = 0u; // 1: a is contiguous along x, in aligned fours
+const WVEC: u32 = 0u; // 1: w is contiguous along x or n, in aligned fours
+const ALONG: u32 = 0u; // 1: w is contiguous along x, else along n
+const SKIP: u32 = 1u; // 1: an a of exactly 0 hides its w, as PV needs (0·NaN is NaN)
 const TX: u32 = 8u;
 const TY: u32 = 16u;
 const THREADS: u32 = 128u; // TX · TY
-const ROWS: u32 = 8u; // rows a thread
-const CV: u32 = 2u; // vec4 of columns a thread
+const ROWS: u32 = 8u; // rows of a thread
+const CV: u32 = 2u; // vec4 of columns of a thread
 const QD: u32 = 4u; // vec4 along x staged at once
-const ER: u32 = 4u; // rows a thread written at once
+const ER: u32 = 4u; // rows of a thread written at once
 const SA: u32 = 33u; // length of a row of as_: 1 + max(ROWS·QD, ER·TX)
-const SB: u32 = 33u; // of ws: 1 + 4·QD·CV
+const SB: u32 = 33u; // length of a row of ws: 1 + 4·QD·CV
 const O4: u32 = 16u; // ROWS · CV
 const W4: u32 = 8u; // 4 · CV
-const AN: u32 = 4u; // vec4 of a that a thread stages: ROWS·QD/TX, all of its own row of as_
-const WN: u32 = 2u; // of w: 4·QD·CV/TY
+const AN: u32 = 4u; // vec4 of a that a thread stages: ROWS·QD/TX, all for one row of as_
+const WN: u32 = 2u; // the same of w: 4·QD·CV/TY
 
 struct MatmulParams {
-    first: u32, // workgroups that earlier dispatches of this box took
-    total: u32, // workgroups of the box
+    first: u32, // workgroups of the box that earlier dispatches ran
+    total: u32, // workgroups of the box up to the end of this dispatch
     row_tiles: u32,
     col_tiles: u32,
-    heads: u32, // heads in the box
-    head0: u32, // number of the first
+    heads: u32, // heads of the box
+    head0: u32, // number of the first in the call
     group: u32, // heads of a for each head of w
     rows: u32,
     cols: u32,
-    depth: u32, // along x, in the piece
+    depth: u32, // terms of a sum in the piece
     flags: u32, // GO_ON, LEAVE
     bias_type: u32, // 0: no bias, else 1 + its type
     out_type: u32, // type of o
@@ -83,11 +82,11 @@ struct MatmulParams {
 @group(0) @binding(5) var<uniform> p: MatmulParams;
 
 var<workgroup> as_: array<array<vec4<f32>, SA>, TY>; // [row][x/4]
-var<workgroup> ws: array<array<vec4<f32>, SB>, TX>; // [x][n/4], or with ALONG [n][x/4]
-var<workgroup> zeros: array<array<u32, TX>, TY>; // 1: there is a 0 in what a thread staged for row ty of as_
+var<workgroup> ws: array<array<vec4<f32>, SB>, TX>; // [x][n/4], or [n][x/4] with ALONG
+var<workgroup> zeros: array<array<u32, TX>, TY>; // 1: a thread staged a 0 for row ty of as_
 
-// load_a returns elements x to x+3 of the row of a that begins at element at, 0 beyond
-// its end.
+// load_a returns elements x to x + 3 of the row of a that begins at element at, with zeros
+// beyond its end.
 fn load_a(at: u32, x: u32) -> vec4<f32> {
     var v = vec4<f32>(0.0);
     if (AVEC == 1u) { // static
@@ -116,8 +115,9 @@ fn scalar_a(i: u32) -> f32 {
     return decode(a[word >> 2u][word & 3u], i, A);
 }
 
-// load_w returns elements e to e+3 of the line of w that begins at element at, along
-// x or n as ALONG says: end of them, step apart. It is 0 beyond the end.
+// load_w returns elements e to e + 3 of the line of w that begins at element at, with zeros
+// beyond its end. The line has end elements, step apart; it runs along x if ALONG is 1,
+// else along n.
 fn load_w(at: u32, e: u32, end: u32, step: u32) -> vec4<f32> {
     var v = vec4<f32>(0.0);
     if (WVEC == 1u) { // static
@@ -146,7 +146,7 @@ fn scalar_w(i: u32) -> f32 {
     return decode(w[word >> 2u][word & 3u], i, W);
 }
 
-// add_nonzero is sum + x·v, but sum where x is 0.
+// add_nonzero returns sum + x·v, or sum where x is 0.
 fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
     return select(fma(vec4<f32>(x), v, sum), sum, (bitcast<u32>(x) & 0x7fffffffu) == 0u);
 }
@@ -172,7 +172,7 @@ fn main(
     let a_at = p.a.base + b * p.a.b + h * p.a.h;
     let w_at = p.w.base + b * p.w.b + wh * p.w.h;
 
-    // Of a this thread stages quad aq of rows part·AN + n of row ay of as_.
+    // Of a, this thread stages quad aq of rows part·AN + n for row ay of as_.
     let aq = t % QD;
     let ay = (t / QD) % TY;
     let part = t / (QD * TY);
@@ -231,44 +231,14 @@ fn main(
             zeros[ay][part * QD + aq] = select(0u, 1u, zero.x || zero.y || zero.z || zero.w);
         }
         workgroupBarrier();
-        var hidden = 0u;
+        var hidden = 0u; // 1: there is a 0 in the rows of this thread
         if (SKIP == 1u) { // static
             for (var i = 0u; i < TX; i++) { // unroll deep
                 hidden = hidden | zeros[ty][i];
             }
         }
-        if (hidden == 0u) {
-            for (var d = 0u; d < QD; d++) { // unroll deep
-                var v: array<vec4<f32>, W4>; // [column/4][x]
-                for (var i = 0u; i < CV; i++) { // unroll
-                    if (ALONG == 0u) { // static
-                        for (var e = 0u; e < 4u; e++) { // unroll
-                            v[4u * i + e] = ws[tx][(4u * d + e) * CV + i];
-                        }
-                    }
-                    if (ALONG == 1u) { // static
-                        // Four columns of four along x, turned.
-                        let v0 = ws[tx][(4u * i) * QD + d];
-                        let v1 = ws[tx][(4u * i + 1u) * QD + d];
-                        let v2 = ws[tx][(4u * i + 2u) * QD + d];
-                        let v3 = ws[tx][(4u * i + 3u) * QD + d];
-                        v[4u * i] = vec4<f32>(v0.x, v1.x, v2.x, v3.x);
-                        v[4u * i + 1u] = vec4<f32>(v0.y, v1.y, v2.y, v3.y);
-                        v[4u * i + 2u] = vec4<f32>(v0.z, v1.z, v2.z, v3.z);
-                        v[4u * i + 3u] = vec4<f32>(v0.w, v1.w, v2.w, v3.w);
-                    }
-                }
-                for (var r = 0u; r < ROWS; r++) { // unroll
-                    let x = as_[ty][r * QD + d];
-                    for (var i = 0u; i < CV; i++) { // unroll
-                        s[r * CV + i] = add(x.w, v[4u * i + 3u], add(x.z, v[4u * i + 2u],
-                            add(x.y, v[4u * i + 1u], add(x.x, v[4u * i], s[r * CV + i]))));
-                    }
-                }
-            }
-        }
-        if (SKIP == 1u) { // static
-            if (hidden != 0u) {
+        for (var skip = 0u; skip < 1u + SKIP; skip++) { // unroll always
+            if (hidden == skip) {
                 for (var d = 0u; d < QD; d++) { // unroll deep
                     var v: array<vec4<f32>, W4>; // [column/4][x]
                     for (var i = 0u; i < CV; i++) { // unroll
@@ -278,7 +248,7 @@ fn main(
                             }
                         }
                         if (ALONG == 1u) { // static
-                            // Four columns of four along x, turned.
+                            // Transpose four columns of four along x.
                             let v0 = ws[tx][(4u * i) * QD + d];
                             let v1 = ws[tx][(4u * i + 1u) * QD + d];
                             let v2 = ws[tx][(4u * i + 2u) * QD + d];
@@ -292,8 +262,14 @@ fn main(
                     for (var r = 0u; r < ROWS; r++) { // unroll
                         let x = as_[ty][r * QD + d];
                         for (var i = 0u; i < CV; i++) { // unroll
-                            s[r * CV + i] = add_nonzero(x.w, v[4u * i + 3u], add_nonzero(x.z, v[4u * i + 2u],
-                                add_nonzero(x.y, v[4u * i + 1u], add_nonzero(x.x, v[4u * i], s[r * CV + i]))));
+                            if (skip == 0u) { // static
+                                s[r * CV + i] = add(x.w, v[4u * i + 3u], add(x.z, v[4u * i + 2u],
+                                    add(x.y, v[4u * i + 1u], add(x.x, v[4u * i], s[r * CV + i]))));
+                            }
+                            if (skip == 1u) { // static
+                                s[r * CV + i] = add_nonzero(x.w, v[4u * i + 3u], add_nonzero(x.z, v[4u * i + 2u],
+                                    add_nonzero(x.y, v[4u * i + 1u], add_nonzero(x.x, v[4u * i], s[r * CV + i]))));
+                            }
                         }
                     }
                 }
@@ -307,8 +283,8 @@ fn main(
         return;
     }
 
-    // The results go through workgroup memory, ER rows of a thread at once, so that
-    // neighbouring threads write neighbouring columns.
+    // Through workgroup memory, ER rows of a thread at once, neighbouring threads write
+    // neighbouring columns.
     let o_at = p.o.base + b * p.o.b + h * p.o.h;
     for (var i = 0u; i < CV; i++) { // unroll
         for (var z = 0u; z < ROWS / ER; z++) { // unroll

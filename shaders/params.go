@@ -257,16 +257,16 @@ func (p *CopyParams) Append(b []byte) []byte {
 
 // MatmulParams are the parameters of matmul.wgsl.
 type MatmulParams struct {
-	First      int // workgroups that earlier dispatches of this box took
-	Total      int // workgroups of the box
+	First      int // workgroups of the box that earlier dispatches ran
+	Total      int // workgroups of the box up to the end of this dispatch
 	RowTiles   int
 	ColTiles   int
-	Heads      int // heads in the box
-	Head0      int // number of the first
+	Heads      int // heads of the box
+	Head0      int // number of the first in the call
 	Group      int // heads of a for each head of w
 	Rows       int
 	Cols       int
-	Depth      int // along x, in the piece
+	Depth      int // terms of a sum in the piece
 	Flags      int // GO_ON, LEAVE
 	BiasType   int // 0: no bias, else 1 + its type
 	OutType    int // type of o

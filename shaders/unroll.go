@@ -7,29 +7,27 @@ import (
 	"strings"
 )
 
-// How far Specialise unrolls loops, the values of a kernel's constant EXPAND.
+// Values of a kernel's constant EXPAND: how far Specialise unrolls loops.
 const (
-	// Looped leaves the loops as they are.
+	// Looped leaves loops as they are, except those marked 'unroll always'.
 	Looped = 0
-	// Registers unrolls the loops marked 'unroll', which index private arrays.
-	// A compiler that does not unroll them itself keeps such arrays in memory.
+	// Registers also unrolls loops marked 'unroll', which index private arrays. A
+	// compiler that does not unroll such loops keeps the arrays in memory.
 	Registers = 1
-	// Full also unrolls those marked 'unroll deep', whose counters are used in
-	// the indices of workgroup memory.
+	// Full also unrolls loops marked 'unroll deep', whose counters are part of indices
+	// into workgroup memory.
 	Full = 2
 )
 
-// An unroller writes out marked loops and drops what is statically false. It works
-// on lines: a mark ends the line that opens a block,
+// An unroller replaces marked loops by copies of their bodies and drops blocks that are
+// statically false. It works on lines: a mark ends the line that opens a block,
 //
-//	for (var i = 0u; i < N; i++) { // unroll
-//	for (var i = 0u; i < N; i++) { // unroll deep
+//	for (var i = 0u; i < N; i++) { // unroll, or: unroll deep, unroll always
 //	if (IN == 0u) { // static
 //
-// and the first line with as many closing braces as were opened ends it. In the
-// copies of a loop's body its counter is a literal, and an index that has become
-// an expression of literals and constants is one literal: naga 0.13 takes only that
-// for a constant index, which needs no clamp.
+// and the first line that balances the braces ends the block. In the copies of a loop's
+// body the counter is a literal, and an index of literals and constants is evaluated:
+// naga 0.13 omits the clamp only for indices that are literals.
 type unroller struct {
 	level  uint32
 	consts map[string]uint32
@@ -37,7 +35,7 @@ type unroller struct {
 }
 
 var (
-	loopMark   = regexp.MustCompile(`^\s*for \(var (\w+) = (\d+)u; (\w+) < (.+); (\w+)\+\+\) \{ // unroll( deep)?$`)
+	loopMark   = regexp.MustCompile(`^\s*for \(var (\w+) = (\d+)u; (\w+) < (.+); (\w+)\+\+\) \{ // unroll( deep| always)?$`)
 	staticMark = regexp.MustCompile(`^\s*if \((\w+) (==|!=) (\d+)u\) \{ // static$`)
 	anyMark    = regexp.MustCompile(`// (unroll|static)`)
 	index      = regexp.MustCompile(`\[([^\[\]]+)\]`)
@@ -46,8 +44,8 @@ var (
 	word       = regexp.MustCompile(`\.?\b[A-Za-z_]\w*`)
 )
 
-// unroll returns src with its marked blocks written out as level says. Errors name
-// the line of a mark that it cannot follow.
+// unroll returns src with the marked loops of a level unrolled and without blocks that
+// are statically false. Errors quote the line of the mark.
 func unroll(src string, level uint32, consts map[string]uint32) (string, error) {
 	u := &unroller{level: level, consts: consts}
 	if err := u.block(strings.Split(src, "\n"), nil); err != nil {
@@ -56,7 +54,7 @@ func unroll(src string, level uint32, consts map[string]uint32) (string, error) 
 	return strings.TrimSuffix(u.out.String(), "\n"), nil
 }
 
-// block writes lines, in which counters stand for literals.
+// block writes lines, with the values of counters for their names.
 func (u *unroller) block(lines []string, counters map[string]uint32) error {
 	for i := 0; i < len(lines); i++ {
 		line := lines[i]
@@ -86,7 +84,7 @@ func (u *unroller) block(lines []string, counters map[string]uint32) error {
 			}
 			continue
 		}
-		if u.level == Looped || loop[6] != "" && u.level < Full {
+		if least := map[string]uint32{" always": Looped, "": Registers, " deep": Full}[loop[6]]; u.level < least {
 			u.line(line, counters)
 			if err := u.block(body, counters); err != nil {
 				return err
@@ -121,7 +119,7 @@ func (u *unroller) braced(lines []string, counters map[string]uint32) error {
 	return err
 }
 
-// line writes one line, without its comment where it may come many times.
+// line writes one line, without its comment inside an unrolled loop.
 func (u *unroller) line(line string, counters map[string]uint32) {
 	if len(counters) > 0 {
 		line = substitute(comment.ReplaceAllString(line, ""), counters)
@@ -148,8 +146,7 @@ func (u *unroller) holds(m []string, counters map[string]uint32) (bool, error) {
 	return (have == uint32(want)) == (m[2] == "=="), err
 }
 
-// closing returns the index of the line that ends the block that lines[0] opens,
-// or -1.
+// closing returns the index of the line that ends the block which lines[0] opens, or -1.
 func closing(lines []string) int {
 	depth := 0
 	for i, l := range lines {
@@ -162,7 +159,7 @@ func closing(lines []string) int {
 	return -1
 }
 
-// substitute puts literals for names, but not for members such as p.h.
+// substitute replaces counters by literals, but not members of the same name, as in p.h.
 func substitute(s string, counters map[string]uint32) string {
 	if len(counters) == 0 {
 		return s

@@ -40,6 +40,8 @@ func TestUnroll(t *testing.T) {
 		{"of loops that stay nothing is changed", Looped,
 			"for (var i = 0u; i < N; i++) { // unroll\nif (IN == 1u) { // static\na[N] = i; // why\n}\n}",
 			"for (var i = 0u; i < N; i++) { // unroll\n{\na[N] = i; // why\n}\n}"},
+		{"a loop marked always is unrolled at every level", Looped,
+			"for (var i = 0u; i < N; i++) { // unroll always\nif (i == 1u) { // static\na[N] = i;\n}\n}", "{\n}\n{\n{\na[N] = 1u;\n}\n}"},
 		{"static blocks stay or go", Registers,
 			"if (IN == 0u) { // static\na();\n}\nif (IN != 0u) { // static\nb();\n}", "{\nb();\n}"},
 	} {
