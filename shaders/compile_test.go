@@ -1,7 +1,6 @@
 package shaders
 
 import (
-	"fmt"
 	"regexp"
 	"testing"
 
@@ -20,6 +19,9 @@ var options = map[string]map[string][]uint32{
 	"rope":       {"INPLACE": {0, 1}},
 	"convert":    {"Q8": {0, 1}},
 }
+
+// all lists the kernels.
+var all = []Kernel{Attention, Flash, Decode, SplitMerge, Matmul, Softmax, Merge, RoPE, Convert, Peak, Copy, Read, Banks}
 
 // each calls f with every combination of values.
 func each(values map[string][]uint32, f func(map[string]uint32)) {
@@ -50,7 +52,7 @@ func TestKernelsCompile(t *testing.T) {
 	for _, d := range prelude() {
 		shared[d.name] = true
 	}
-	for _, k := range All() {
+	for _, k := range all {
 		n := 0
 		each(options[k.Name], func(c map[string]uint32) {
 			n++
@@ -71,6 +73,9 @@ func TestKernelsCompile(t *testing.T) {
 				}
 			}
 		})
-		t.Log(fmt.Sprintf("%s: %d variants", k.Name, n))
+		t.Logf("%s: %d variants", k.Name, n)
+	}
+	if names, err := files.ReadDir("."); err != nil || len(names)-1 != len(all) { // common is one of the names
+		t.Errorf("%d names for %d kernels, %v", len(names), len(all), err)
 	}
 }

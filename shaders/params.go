@@ -17,12 +17,12 @@ const (
 	HasBlocks  = 256
 	HasDropout = 512
 	HasBias    = 1024 // of either kind
-	Sums       = 2048 // phases of the softmax stage
-	Weights    = 4096
+	Sums       = 2048 // the first phase of the softmax stage
+	Weights    = 4096 // the second phase
 )
 
-// Strides place the operand's element (b, h, s, d) at base + b·b + h·h + s·s + d·d of its
-// binding. The padding is what WGSL asks of structures inside a uniform.
+// Strides are the element strides of an operand's four axes; base is the index of its
+// element 0 in the binding. WGSL requires the padding of structures inside a uniform.
 type Strides struct {
 	Base int
 	B    int
@@ -43,9 +43,9 @@ func (p *Strides) append(b []byte) []byte {
 	return b
 }
 
-// AttentionParams are the parameters of the kernels that compute scores. A call is cut
-// into boxes (ranges of batches, query heads and queries) and a box into pieces (ranges of
-// keys). A kernel reads the fields that its head comment needs.
+// AttentionParams are the parameters of the kernels that compute scores, each of which
+// reads some of the fields. A call is cut into boxes (ranges of batches, query heads and
+// queries), and a box into pieces (ranges of keys).
 type AttentionParams struct {
 	First        int // workgroups of the box that earlier dispatches ran
 	Total        int // workgroups of the box up to the end of this dispatch
@@ -77,12 +77,12 @@ type AttentionParams struct {
 	Offset       int // slopes measure the distance of key j from i + offset
 	SlopeB       int // slopes of a batch in the table, 0 when all batches share them
 	BlockQ       int // rows of a block of the block mask
-	BlockK       int // and its keys
+	BlockK       int // keys of a block of the block mask
 	Threshold    int // dropout keeps a weight whose random word is at least this
 	Seed0        int
 	Seed1        int
-	DropBatch    int // batch, head, row and key of the piece's first weight in the
-	DropHead     int // coordinates that dropout counts by
+	DropBatch    int // what dropout counts the first batch, head, row and key of the piece as
+	DropHead     int
 	DropRow      int
 	DropKey      int
 	Keep         float32 // dropout multiplies weights by this; 1 without dropout
@@ -102,7 +102,7 @@ type AttentionParams struct {
 	Relative     Strides     // of the relative bias, where s is -d
 	KLen         [64]int32   // of up to 64 batches
 	Slopes       [64]float32 // of up to 64 heads, batch by batch unless slope_b is 0
-	Sinks        [64]float32 // of up to 64 heads, -Inf where there is none
+	Sinks        [64]float32 // of up to 64 heads, -Inf where there is none; decode and flash take units of log 2
 }
 
 // Size implements Params.

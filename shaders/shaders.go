@@ -69,11 +69,6 @@ var (
 	Banks      = kernel("banks", "wu", 4096, 64)
 )
 
-// All returns the kernels.
-func All() []Kernel {
-	return []Kernel{Attention, Flash, Decode, SplitMerge, Matmul, Softmax, Merge, RoPE, Convert, Peak, Copy, Read, Banks}
-}
-
 func kernel(name, bindings string, memory, threads int) Kernel {
 	return Kernel{name, read(name + ".wgsl"), bindings, memory, threads}
 }

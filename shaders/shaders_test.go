@@ -27,7 +27,7 @@ func TestSpecialiseRewritesTheHead(t *testing.T) {
 	}
 }
 
-// A table of pages is bound by the variants that read it, and named in no other.
+// Only variants that read pages bind their table and use it.
 func TestPagesComeWithTheirTable(t *testing.T) {
 	named := regexp.MustCompile(`\btable\b[^_]`)
 	for _, k := range []Kernel{Attention, Flash, Decode} {
@@ -59,7 +59,7 @@ func TestSpecialiseNamesAnUnknownConstant(t *testing.T) {
 func TestBindingsMatchTheFile(t *testing.T) {
 	binding := regexp.MustCompile(`@group\(0\) @binding\((\d+)\) var<([a-z_, ]+)>`)
 	letter := map[string]string{"storage, read": "r", "storage, read_write": "w", "uniform": "u"}
-	for _, k := range All() {
+	for _, k := range all {
 		src, err := k.Specialise(nil)
 		if err != nil {
 			t.Fatal(err)
@@ -77,12 +77,11 @@ func TestBindingsMatchTheFile(t *testing.T) {
 	}
 }
 
-// Workgroup memory is what the declarations add up to and what the head comment
-// says.
+// WorkgroupMemory and the head comment both state the sum of the declarations.
 func TestWorkgroupMemory(t *testing.T) {
 	decl := regexp.MustCompile(`var<workgroup> \w+: ((?:array<)+)(vec4<f32>|vec4<u32>|f32|u32), (.+)>;`)
 	size := map[string]int{"vec4<f32>": 16, "vec4<u32>": 16, "f32": 4, "u32": 4}
-	for _, k := range All() {
+	for _, k := range all {
 		sum := 0
 		for _, m := range decl.FindAllStringSubmatch(k.Source, -1) {
 			bytes := size[m[2]]
@@ -99,11 +98,11 @@ func TestWorkgroupMemory(t *testing.T) {
 			sum += bytes
 		}
 		if sum != k.WorkgroupMemory {
-			t.Errorf("%s: declares %d bytes, WorkgroupMemory says %d", k.Name, sum, k.WorkgroupMemory)
+			t.Errorf("%s: declares %d bytes, WorkgroupMemory is %d", k.Name, sum, k.WorkgroupMemory)
 		}
-		said := strings.ReplaceAll(k.Source, ",", "")
-		if sum > 0 && !strings.Contains(said, fmt.Sprintf("%d bytes", sum)) {
-			t.Errorf("%s: the head comment does not say %d bytes", k.Name, sum)
+		stated := strings.ReplaceAll(k.Source, ",", "")
+		if sum > 0 && !strings.Contains(stated, fmt.Sprintf("%d bytes", sum)) {
+			t.Errorf("%s: the head comment does not state %d bytes", k.Name, sum)
 		}
 	}
 }
@@ -122,7 +121,7 @@ func TestNoFunctionTwice(t *testing.T) {
 		t.Errorf("common has %d declarations only", len(where))
 	}
 	body := map[string]string{}
-	for _, k := range All() {
+	for _, k := range all {
 		for _, m := range declared.FindAllStringSubmatch(k.Source, -1) {
 			if name := m[1] + m[2]; where[name] != "" {
 				t.Errorf("%s declares %s, which common has", k.Name, name)
@@ -135,7 +134,7 @@ func TestNoFunctionTwice(t *testing.T) {
 	}
 }
 
-// The generator finds nothing to change.
+// params.go is what the generator makes of the WGSL.
 func TestParamsAreCurrent(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs the go command")
@@ -153,7 +152,7 @@ func TestParamsAreCurrent(t *testing.T) {
 	}
 }
 
-// The encoder writes the fields of WGSL in their order, each in its own way.
+// The encoder writes each field at its place in the WGSL structure, in its own type.
 func TestEncoding(t *testing.T) {
 	p := AttentionParams{Total: 7, Scale: 0.5, Lo: -3, Seed0: 1<<32 - 1, Relative: Strides{Base: 1, D: 5}}
 	p.KLen[63], p.Slopes[0], p.Sinks[63] = -9, 2, 4

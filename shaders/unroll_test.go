@@ -23,26 +23,26 @@ func TestUnroll(t *testing.T) {
 		level     uint32
 		src, want string
 	}{
-		{"what is not marked stays, with its comments", Full,
+		{"unmarked lines stay, with their comments", Full,
 			"for (var i = 0u; i < N; i++) {\nx = y[i]; // why\n}", "for (var i = 0u; i < N; i++) {\nx = y[i]; // why\n}"},
-		{"a counter becomes a literal, an index of literals and constants one number", Full,
+		{"counters become literals, and indices of literals and constants are evaluated", Full,
 			"for (var i = 0u; i < N; i++) { // unroll\ns[i * M + 1u] = i; // why\n}", "{\ns[1u] = 0u;\n}\n{\ns[4u] = 1u;\n}"},
 		{"loops nest, and a bound may be an expression", Registers,
 			"for (var i = 0u; i < N / 2u; i++) { // unroll\nfor (var j = 1u; j < i + M; j++) { // unroll\na[tx + j][(i + j) % 2u] = 0.0;\n}\n}",
 			"{\n{\na[tx + 1u][1u] = 0.0;\n}\n{\na[tx + 2u][0u] = 0.0;\n}\n}"},
-		{"members and longer names are no counters", Registers,
+		{"members and longer names are not counters", Registers,
 			"for (var h = 0u; h < 1u; h++) { // unroll\nx = p.h + hh + h_1 + h;\n}", "{\nx = p.h + hh + h_1 + 0u;\n}"},
-		{"a deep loop stays a loop at the lower level, what is in it does not", Registers,
+		{"a deep loop stays a loop at the lower level, but not a loop inside it", Registers,
 			"for (var k = 0u; k < N; k++) { // unroll deep\nfor (var i = 0u; i < 1u; i++) { // unroll\nx = b[k][i];\n}\n}",
 			"for (var k = 0u; k < N; k++) { // unroll deep\n{\nx = b[k][0u];\n}\n}"},
-		{"and goes at the higher one", Full,
+		{"a deep loop is unrolled at the higher level", Full,
 			"for (var k = 0u; k < N; k++) { // unroll deep\nx = b[k][0];\n}", "{\nx = b[0u][0u];\n}\n{\nx = b[1u][0u];\n}"},
-		{"of loops that stay nothing is changed", Looped,
+		{"loops that stay are not changed", Looped,
 			"for (var i = 0u; i < N; i++) { // unroll\nif (IN == 1u) { // static\na[N] = i; // why\n}\n}",
 			"for (var i = 0u; i < N; i++) { // unroll\n{\na[N] = i; // why\n}\n}"},
 		{"a loop marked always is unrolled at every level", Looped,
 			"for (var i = 0u; i < N; i++) { // unroll always\nif (i == 1u) { // static\na[N] = i;\n}\n}", "{\n}\n{\n{\na[N] = 1u;\n}\n}"},
-		{"static blocks stay or go", Registers,
+		{"static blocks are kept or dropped", Registers,
 			"if (IN == 0u) { // static\na();\n}\nif (IN != 0u) { // static\nb();\n}", "{\nb();\n}"},
 	} {
 		got, err := unroll(c.src, c.level, consts)
@@ -69,8 +69,8 @@ func TestUnrollRefuses(t *testing.T) {
 	}
 }
 
-// Unrolled, no private array of the kernels has an index that is computed, and
-// workgroup memory none in its inner dimension where the products read it.
+// After unrolling, all indices of private arrays are literals, and so are the inner
+// indices of workgroup memory where the products read it.
 func TestConstantIndices(t *testing.T) {
 	for _, c := range []struct {
 		kernel Kernel

@@ -1,7 +1,8 @@
-// Parameters that several kernels share. _generate makes their Go types and encoders.
+// Parameters that several kernels share. From these structures and those in the kernels'
+// files, _generate makes Go types and encoders.
 
-// Strides place the operand's element (b, h, s, d) at base + b·b + h·h + s·s + d·d of its
-// binding. The padding is what WGSL asks of structures inside a uniform.
+// Strides are the element strides of an operand's four axes; base is the index of its
+// element 0 in the binding. WGSL requires the padding of structures inside a uniform.
 struct Strides {
     base: u32,
     b: u32,
@@ -13,9 +14,9 @@ struct Strides {
     pad2: u32,
 }
 
-// AttentionParams are the parameters of the kernels that compute scores. A call is cut
-// into boxes (ranges of batches, query heads and queries) and a box into pieces (ranges of
-// keys). A kernel reads the fields that its head comment needs.
+// AttentionParams are the parameters of the kernels that compute scores, each of which
+// reads some of the fields. A call is cut into boxes (ranges of batches, query heads and
+// queries), and a box into pieces (ranges of keys).
 struct AttentionParams {
     first: u32, // workgroups of the box that earlier dispatches ran
     total: u32, // workgroups of the box up to the end of this dispatch
@@ -47,12 +48,12 @@ struct AttentionParams {
     offset: i32, // slopes measure the distance of key j from i + offset
     slope_b: u32, // slopes of a batch in the table, 0 when all batches share them
     block_q: u32, // rows of a block of the block mask
-    block_k: u32, // and its keys
+    block_k: u32, // keys of a block of the block mask
     threshold: u32, // dropout keeps a weight whose random word is at least this
     seed0: u32,
     seed1: u32,
-    drop_batch: u32, // batch, head, row and key of the piece's first weight in the
-    drop_head: u32, // coordinates that dropout counts by
+    drop_batch: u32, // what dropout counts the first batch, head, row and key of the piece as
+    drop_head: u32,
     drop_row: u32,
     drop_key: u32,
     keep: f32, // dropout multiplies weights by this; 1 without dropout
@@ -73,7 +74,7 @@ struct AttentionParams {
     relative: Strides, // of the relative bias, where s is -d
     klen: array<vec4<i32>, 16>, // of up to 64 batches
     slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch unless slope_b is 0
-    sinks: array<vec4<f32>, 16>, // of up to 64 heads, -Inf where there is none
+    sinks: array<vec4<f32>, 16>, // of up to 64 heads, -Inf where there is none; decode and flash take units of log 2
 }
 
 // Bits of flags.
@@ -88,5 +89,5 @@ const HAS_SINKS: u32 = 128u;
 const HAS_BLOCKS: u32 = 256u;
 const HAS_DROPOUT: u32 = 512u;
 const HAS_BIAS: u32 = 1024u; // of either kind
-const SUMS: u32 = 2048u; // phases of the softmax stage
-const WEIGHTS: u32 = 4096u;
+const SUMS: u32 = 2048u; // the first phase of the softmax stage
+const WEIGHTS: u32 = 4096u; // the second phase
