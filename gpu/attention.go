@@ -157,11 +157,11 @@ func (b *Backend) whole(r *runner, c *backend.Call) error {
 	if x := a.decodes(); x != nil {
 		return x.queue(r)
 	}
-	if s := a.shape(); a.tiled && b.tuner.claim(s) {
+	if s := a.shape(); a.tiled && b.tuner.Claim(s) {
 		if err := r.flush(); err != nil { // measuring takes turns with what it has on the device
 			return err
 		}
-		if err := b.tuneFirst(r.ctx, s); err != nil {
+		if err := b.tuner.FirstUse(r.ctx, tuneRunner{b}, s); err != nil {
 			return err
 		}
 		if a, err = b.newAttention(c); err != nil {

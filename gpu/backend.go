@@ -12,6 +12,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/tune"
 )
 
 // Backend is an open WebGPU device; it implements backend.Backend, backend.Projector,
@@ -38,7 +39,7 @@ type Backend struct {
 	// choose picks the variant of the register-tiled kernel: tuner's, unless a test
 	// says otherwise.
 	choose chooser
-	tuner  *tuner
+	tuner  *tune.Tuner
 	// decodeRows is up to how many query rows a key head the decode path takes.
 	decodeRows int
 
@@ -84,11 +85,11 @@ func newBackend(dev port.Device, info backend.Info, opt Options) (*Backend, erro
 	b.firstSpeed, b.lanes = firstSpeed(info.Type)
 	b.uniformAlign = max(int(b.limits.MinUniformBufferOffsetAlignment), 16)
 	var err error
-	if opt.Tune, err = opt.Tune.or(info.Type); err != nil {
+	if opt.Tune, err = opt.Tune.Or(info.Type); err != nil {
 		return nil, err
 	}
 	b.tuner = newTuner(opt, info)
-	b.choose = b.tuner.choose
+	b.choose = b.tuner.Choose
 	b.runners.New = func() any { return new(runner) }
 	b.decodeRows = cmp.Or(opt.decodeRows, decodeRows)
 	keep := opt.PoolBytes

@@ -11,6 +11,7 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -380,19 +381,12 @@ func TestTuneTypesOfKeys(t *testing.T) {
 	b := open(t, Options{})
 	defer b.Close()
 	for _, kv := range []backend.DType{backend.F16, backend.Q8} {
-		s := flashShape{class: classOf(32, 32), valueDim: 32, heads: 2, seqQ: 40, in: backend.F32, kv: kv, software: true, limits: b.limits}
-		x, err := b.newExercise(t.Context(), s)
-		if err != nil {
-			t.Fatalf("%v: %v", kv, err)
+		s := tune.Shape{
+			Class: tune.ClassOf(32, 32), ValueDim: 32, Heads: 2, SeqQ: 40, In: backend.F32, KV: kv, Software: true,
+			Limits: tune.Limits{Threads: 256, Memory: 16 << 10, Binding: 1 << 27},
 		}
-		defer x.release()
-		if got := x.long.K.DType(); got != kv || x.long.V.DType() != kv {
-			t.Errorf("keys are %v, should be %v", got, kv)
-		}
-		for _, c := range x.all(s.candidates()[:1]) {
-			if err := c.try(t.Context()); err != nil {
-				t.Errorf("%v: %s: %v", kv, c.name, err)
-			}
+		if err := tune.Probe(t.Context(), tuneRunner{b}, s, s.Candidates()[0].Label()); err != nil {
+			t.Errorf("keys of %v: %v", kv, err)
 		}
 	}
 }

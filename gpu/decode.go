@@ -7,32 +7,9 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
 )
-
-// headClass is what a class of head sizes fixes of the order of operations: the
-// prefill kernel and the decode kernel share it, so that they give the same bits.
-type headClass struct {
-	width int // the largest head size, of keys and of values
-	keys  int // of a tile
-	lanes int // parts of a row's sum: key j is in part j mod lanes
-	split int // keys of a split: the multiple of keys that is nearest to 1024
-}
-
-var headClasses = []headClass{
-	{32, 32, 4, 1024}, {64, 64, 8, 1024}, {80, 80, 10, 1040}, {96, 96, 12, 1056}, {128, 128, 16, 1024}, {256, 64, 16, 1024},
-}
-
-// classOf returns the smallest class that holds heads of both sizes, else the
-// largest.
-func classOf(dim, valueDim int) headClass {
-	for _, c := range headClasses {
-		if max(dim, valueDim) <= c.width {
-			return c
-		}
-	}
-	return headClasses[len(headClasses)-1]
-}
 
 const (
 	// decodeRows is up to how many query rows a key head are decoded: two workgroups'
@@ -48,7 +25,7 @@ const (
 // call as the prefill path sees it.
 type decode struct {
 	*attention
-	class  headClass
+	class  tune.HeadClass
 	splits variant
 	merge  variant
 	cut    *cut.Cutter
@@ -70,9 +47,9 @@ func newDecode(a *attention) (_ *decode, err error) {
 			k.Threads, k.WorkgroupMemory, a.b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)
 	}
 	x := &decode{attention: a}
-	x.class = classOf(d.Dim, d.ValueDim)
+	x.class = tune.ClassOf(d.Dim, d.ValueDim)
 	x.rows = rowsOf(group * d.SeqQ)
-	x.width = x.class.width + 4*decodeParts + 4
+	x.width = x.class.Width + 4*decodeParts + 4
 	kFar, vFar := a.K.Gathered, a.V.Gathered
 	defer func() {
 		if err != nil {
@@ -84,13 +61,13 @@ func newDecode(a *attention) (_ *decode, err error) {
 	if err := a.bindable(x.splits); err != nil {
 		return nil, err
 	}
-	cutter.Granule = x.class.split
+	cutter.Granule = x.class.Split
 	cutter.AlignGranules()
 	x.all = x.seen(cut.Space(d.Batch, d.Heads, d.SeqQ, d.SeqK, 1))
 	// All splits of a row lie side by side until they are merged.
-	splits := (x.all.Len(cut.Col) + x.class.split - 1) / x.class.split
+	splits := (x.all.Len(cut.Col) + x.class.Split - 1) / x.class.Split
 	if splits > cut.MaxLoops/17*8 { // splitmerge.wgsl makes 17 rounds for 8 splits
-		return nil, fmt.Errorf("%d splits of %d keys are too many for one merge: %w", splits, x.class.split, backend.ErrUnsupported)
+		return nil, fmt.Errorf("%d splits of %d keys are too many for one merge: %w", splits, x.class.Split, backend.ErrUnsupported)
 	}
 	rows := int(cutter.MaxState / uint64(4*x.width*max(splits, 1)))
 	if rows == 0 {
@@ -107,7 +84,7 @@ func newDecode(a *attention) (_ *decode, err error) {
 
 // seen narrows a box to the keys that any of its rows sees, by whole splits; it may
 // end empty.
-func (x *decode) seen(all cut.Box) cut.Box { return all.Visible(x.c.Visible, x.class.split) }
+func (x *decode) seen(all cut.Box) cut.Box { return all.Visible(x.c.Visible, x.class.Split) }
 
 // rowsOf is how many rows a workgroup takes: three variants, and not eight.
 func rowsOf(rows int) int {
@@ -124,22 +101,22 @@ func rowsOf(rows int) int {
 func (x *decode) variants() {
 	c, kv := x.class, x.c.K.DType()
 	el := cut.GranuleBytes / kv.Size()
-	quads := c.width / 4
+	quads := c.Width / 4
 	// As many granules of a key at a time as the chunk holds, in a power of two, and of
 	// which qs holds what belongs to them.
-	gran := min(1<<(bits.Len(uint(chunkGranules/c.keys))-1), 8, 64/el)
+	gran := min(1<<(bits.Len(uint(chunkGranules/c.Keys))-1), 8, 64/el)
 	shift := when(gran == 4, 1)
-	vg := c.width / el
+	vg := c.Width / el
 	// As many keys as fit, a multiple of 4 that divides the tile.
 	jc := 4
-	for n := 4; n <= c.keys && n*vg <= chunkGranules; n += 4 {
-		if c.keys%n == 0 {
+	for n := 4; n <= c.Keys && n*vg <= chunkGranules; n += 4 {
+		if c.Keys%n == 0 {
 			jc = n
 		}
 	}
 	below := func(n int) int { return min(1<<(bits.Len(uint(n))-1), x.rows) } // a power of two
 	loads := func(granules int) int { return (granules + decodeThreads - 1) / decodeThreads }
-	qslots, pslots := below(decodeThreads/(c.keys/2)), below(decodeThreads/quads)
+	qslots, pslots := below(decodeThreads/(c.Keys/2)), below(decodeThreads/quads)
 	expand := uint32(shaders.Full)
 	if x.b.info.Type == backend.CPU {
 		expand = shaders.Registers // compiles in less time
@@ -148,15 +125,15 @@ func (x *decode) variants() {
 	x.splits = variant{shaders.Decode, map[string]uint32{
 		"EXPAND": expand, "IN": u(int(x.c.Q.DType())), "KV": u(int(kv)), "WIDE": u(when(kv != backend.Q8 && cut.AlignedRows(x.c.K, cut.GranuleBytes/x.c.K.DType().Size()) && cut.AlignedRows(x.c.V, cut.GranuleBytes/x.c.V.DType().Size()), 1)),
 		"EXTRA": u(when(x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero(), 1)), "EL": u(el), "ROWS": u(x.rows),
-		"SPLIT": u(c.split), "BC": u(c.keys), "TX": u(c.lanes), "TQ": u(c.keys / c.lanes / 4), "QUADS": u(quads),
-		"GRAN": u(gran), "QG": u(gran * el / 4), "SHIFT": u(shift), "KLOADS": u(loads(c.keys * gran)),
-		"KT": u(c.keys / 2), "QSLOTS": u(qslots), "QROWS": u(x.rows / qslots),
-		"VLOADS": u(loads(jc * vg)), "VG": u(vg), "JC": u(jc), "VCHUNKS": u(c.keys / jc),
+		"SPLIT": u(c.Split), "BC": u(c.Keys), "TX": u(c.Lanes), "TQ": u(c.Keys / c.Lanes / 4), "QUADS": u(quads),
+		"GRAN": u(gran), "QG": u(gran * el / 4), "SHIFT": u(shift), "KLOADS": u(loads(c.Keys * gran)),
+		"KT": u(c.Keys / 2), "QSLOTS": u(qslots), "QROWS": u(x.rows / qslots),
+		"VLOADS": u(loads(jc * vg)), "VG": u(vg), "JC": u(jc), "VCHUNKS": u(c.Keys / jc),
 		"PSLOTS": u(pslots), "PROWS": u(x.rows / pslots), "WIDTH": u(x.width / 4),
 	}}
 	x.splits = x.kernel(x.splits)
 	x.merge = variant{shaders.SplitMerge, map[string]uint32{
-		"EXPAND": expand, "SPLIT": u(c.split), "TX": u(c.lanes), "QUADS": u(quads), "WIDTH": u(x.width / 4),
+		"EXPAND": expand, "SPLIT": u(c.Split), "TX": u(c.Lanes), "QUADS": u(quads), "WIDTH": u(x.width / 4),
 	}}
 }
 
@@ -168,7 +145,7 @@ func (x *decode) walk(f func(s step, state int, stateBytes uint64, total int, ea
 		return err
 	}
 	return x.cut.Boxes(x.all, func(all cut.Box, piece int) error {
-		n := x.class.split
+		n := x.class.Split
 		all = x.seen(all)
 		splits := (all.Len(cut.Col) + n - 1) / n
 		rows := all.Len(cut.Batch) * all.Len(cut.Head) * all.Len(cut.Row)
@@ -267,7 +244,7 @@ func (x *decode) plan(p *backend.Plan) error {
 	p.Why = fmt.Sprintf("%d query rows a key head, up to %d are decoded: K and V are read once for %d rows, %s, and splits of the keys fill the device; %s storage, float32 arithmetic; %s",
 		rows, x.b.decodeRows, x.rows, load, x.storage(), x.b.pacing(x.splits))
 	p.Cut = fmt.Sprintf("%d batches x %d kv heads x up to %d splits of %d keys x %d blocks of %d rows, key tiles of %d; %d merges",
-		x.d.Batch, x.d.KVHeads, splits, x.class.split, (rows+x.rows-1)/x.rows, x.rows, x.class.keys, boxes)
+		x.d.Batch, x.d.KVHeads, splits, x.class.Split, (rows+x.rows-1)/x.rows, x.rows, x.class.Keys, boxes)
 	return err
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/tune"
 )
 
 // maxFlashState bounds the totals of splits that a dispatch of the flash kernel
@@ -19,19 +20,20 @@ func (a *attention) flash(choose chooser) (whyNot string, err error) {
 	d := a.d
 	s := a.shape()
 	v, why := choose(s)
-	if v.name == "" {
+	if v.Name == "" {
 		return why, nil
 	}
 	cutter := a.newCutter(prefillBuffers)
-	kernel := a.kernel(s.kernel(v, d.ValueDim))
-	cutter.Granule = v.keys
-	cutter.Keeps = v.split
+	tiled, consts := s.Kernel(v)
+	kernel := a.kernel(variant{tiled, consts})
+	cutter.Granule = v.Keys
+	cutter.Keeps = v.Split
 	cutter.AlignGranules()
-	cutter.Most[cut.Col] = cut.Longest(v.keys, v.loops(d.Dim, d.ValueDim)+a.rounds(v.kt()*v.rv), a.each*float64(v.rows()*v.keys), a.b.pieceWork(kernel))
+	cutter.Most[cut.Col] = cut.Longest(v.Keys, v.Loops(d.Dim, d.ValueDim)+a.rounds(v.RowsByKeys()), a.each*float64(v.Rows()*v.Keys), a.b.pieceWork(kernel))
 	// One area; a second one, for what pieces leave, doubles it at most.
-	area := 16 * uint64(v.area(d.ValueDim))
+	area := 16 * uint64(v.Area(d.ValueDim))
 	blocks := func(x cut.Box) int {
-		return x.Len(cut.Batch) * x.Len(cut.Head) * ((x.Len(cut.Row) + v.rows() - 1) / v.rows())
+		return x.Len(cut.Batch) * x.Len(cut.Head) * ((x.Len(cut.Row) + v.Rows() - 1) / v.Rows())
 	}
 	cutter.State = func(x cut.Box) uint64 { return uint64(blocks(x)) * area }
 	if cutter.MaxState /= 2; cutter.Room == 0 {
@@ -45,11 +47,11 @@ func (a *attention) flash(choose chooser) (whyNot string, err error) {
 		return err.Error(), nil
 	}
 
-	a.path, a.why = "register-tiled WGSL, variant "+v.name, why
-	a.v, a.cut, a.rows, a.keys, a.tiled = kernel, cutter, v.rows(), v.keys, true
+	a.path, a.why = "register-tiled WGSL, variant "+v.Name, why
+	a.v, a.cut, a.rows, a.keys, a.tiled = kernel, cutter, v.Rows(), v.Keys, true
 	a.kept = func(x cut.Box, piece int) (totals, bytes uint64) {
 		one := cutter.State(x)
-		if x.Lo[cut.Col]/v.split < (x.Hi[cut.Col]-1)/v.split {
+		if x.Lo[cut.Col]/v.Split < (x.Hi[cut.Col]-1)/v.Split {
 			totals = one
 		}
 		if bytes = totals; piece < x.Len(cut.Col) {
@@ -72,14 +74,17 @@ func scoreUnit(p *backend.Problem) float32 {
 
 // shape is what the kernel of the call is chosen by. Pages are not in it: they change
 // where rows are loaded from and nothing else.
-func (a *attention) shape() flashShape {
-	d, c := a.d, a.c
-	return flashShape{
-		class: classOf(d.Dim, d.ValueDim), valueDim: d.ValueDim, heads: d.Batch * d.Heads, seqQ: d.SeqQ,
-		in: c.Q.DType(), kv: c.K.DType(),
-		paired:   a.paired(),
-		wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType() == backend.Q8 || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
-		half:     c.O.DType() != backend.F32,
-		software: a.b.info.Type == backend.CPU, limits: a.b.limits,
+func (a *attention) shape() tune.Shape {
+	d, c, l := a.d, a.c, a.b.limits
+	return tune.Shape{
+		Class: tune.ClassOf(d.Dim, d.ValueDim), ValueDim: d.ValueDim, Heads: d.Batch * d.Heads, SeqQ: d.SeqQ,
+		In: c.Q.DType(), KV: c.K.DType(),
+		Paired:   a.paired(),
+		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType() == backend.Q8 || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
+		Half:     c.O.DType() != backend.F32,
+		Software: a.b.info.Type == backend.CPU,
+		Limits: tune.Limits{
+			Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize), Binding: maxWindow(l),
+		},
 	}
 }

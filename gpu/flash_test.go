@@ -11,10 +11,11 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
 )
 
-func plainOnly(flashShape) (flashVariant, string) { return flashVariant{}, "asked for" }
+func plainOnly(tune.Shape) (tune.Variant, string) { return tune.Variant{}, "asked for" }
 
 // TestConformanceOfPlain runs the suite on the plain kernel, and compares the
 // register-tiled one with it on drawn problems, within both bounds.
@@ -44,14 +45,14 @@ func TestConformanceOfVariants(t *testing.T) {
 	for _, name := range []string{"S", "M", "L", "L32"} {
 		t.Run(name, func(t *testing.T) {
 			var taken atomic.Int64
-			only := func(s flashShape) (flashVariant, string) {
-				for _, v := range flashVariants[s.class] {
-					if v.name == name && s.fits(v) == "" {
+			only := func(s tune.Shape) (tune.Variant, string) {
+				for _, v := range tune.Variants(s.Class) {
+					if v.Name == name && s.Fits(v) == "" {
 						taken.Add(1)
-						return v.quick(), "the test asks for it"
+						return v.Quick(), "the test asks for it"
 					}
 				}
-				return chooseVariant(s)
+				return s.Rule()
 			}
 			backendtest.Run(t, backendtest.Harness{
 				PairsEvery: 4,
@@ -70,17 +71,15 @@ func TestConformanceOfVariants(t *testing.T) {
 }
 
 // named returns a variant of a class.
-func named(t testing.TB, width int, name string) flashVariant {
+func named(t testing.TB, width int, name string) tune.Variant {
 	t.Helper()
-	for c, vs := range flashVariants {
-		for _, v := range vs {
-			if c.width == width && v.name == name {
-				return v
-			}
+	for _, v := range tune.Variants(tune.ClassOf(width, width)) {
+		if v.Name == name {
+			return v
 		}
 	}
 	t.Fatalf("class %d has no variant %s", width, name)
-	return flashVariant{}
+	return tune.Variant{}
 }
 
 // TestVariantsGiveTheSameBits runs calls over three splits on variants of each class,
@@ -88,8 +87,8 @@ func named(t testing.TB, width int, name string) flashVariant {
 // element or four: what they give is what the smallest one gives, which passes the
 // suite.
 func TestVariantsGiveTheSameBits(t *testing.T) {
-	as := func(v flashVariant, expand uint32, scalar bool) flashVariant {
-		v.expand, v.scalar = expand, scalar
+	as := func(v tune.Variant, expand uint32, scalar bool) tune.Variant {
+		v.Expand, v.Scalar = expand, scalar
 		return v
 	}
 	for _, c := range []struct {
@@ -97,17 +96,17 @@ func TestVariantsGiveTheSameBits(t *testing.T) {
 		dtype    backend.DType
 		features bool // everything that a kernel is told of pairs
 		short    bool // with -short too
-		variants []flashVariant
+		variants []tune.Variant
 	}{
-		{64, 64, backend.F32, false, true, []flashVariant{
+		{64, 64, backend.F32, false, true, []tune.Variant{
 			as(named(t, 64, "S"), shaders.Looped, true), as(named(t, 64, "L"), shaders.Full, false)}},
-		{60, 44, backend.F32, true, false, []flashVariant{as(named(t, 64, "M"), shaders.Registers, false)}},
-		{32, 32, backend.F16, true, true, []flashVariant{as(named(t, 32, "L"), shaders.Registers, false)}},
-		{80, 80, backend.BF16, false, false, []flashVariant{as(named(t, 80, "L"), shaders.Registers, false)}},
-		{96, 96, backend.F16, false, false, []flashVariant{as(named(t, 96, "L32"), shaders.Registers, false)}},
-		{128, 128, backend.F32, false, false, []flashVariant{
+		{60, 44, backend.F32, true, false, []tune.Variant{as(named(t, 64, "M"), shaders.Registers, false)}},
+		{32, 32, backend.F16, true, true, []tune.Variant{as(named(t, 32, "L"), shaders.Registers, false)}},
+		{80, 80, backend.BF16, false, false, []tune.Variant{as(named(t, 80, "L"), shaders.Registers, false)}},
+		{96, 96, backend.F16, false, false, []tune.Variant{as(named(t, 96, "L32"), shaders.Registers, false)}},
+		{128, 128, backend.F32, false, false, []tune.Variant{
 			as(named(t, 128, "L"), shaders.Registers, false), as(named(t, 128, "L48"), shaders.Registers, false)}},
-		{256, 256, backend.F32, false, false, []flashVariant{
+		{256, 256, backend.F32, false, false, []tune.Variant{
 			as(named(t, 256, "L"), shaders.Registers, false), as(named(t, 256, "L32"), shaders.Registers, false)}},
 	} {
 		if testing.Short() && !c.short {
@@ -116,16 +115,16 @@ func TestVariantsGiveTheSameBits(t *testing.T) {
 		b := open(t, Options{})
 		defer b.Close()
 		call := spread(t, b, c.d, c.dv, c.dtype, c.features)
-		run := func(t *testing.T, v flashVariant) [2][]float32 {
+		run := func(t *testing.T, v tune.Variant) [2][]float32 {
 			t.Helper()
-			b.choose = func(s flashShape) (flashVariant, string) {
-				if bad := s.fits(v); bad != "" {
+			b.choose = func(s tune.Shape) (tune.Variant, string) {
+				if bad := s.Fits(v); bad != "" {
 					t.Skip(bad)
 				}
 				return v, "the test asks for it"
 			}
 			plan, err := b.Plan(t.Context(), call)
-			if err != nil || !strings.HasSuffix(plan.Path, "variant "+v.name) {
+			if err != nil || !strings.HasSuffix(plan.Path, "variant "+v.Name) {
 				t.Fatalf("planned %q, %v", plan.Path, err)
 			}
 			if err := b.Attention(context.Background(), call); err != nil {
@@ -133,9 +132,9 @@ func TestVariantsGiveTheSameBits(t *testing.T) {
 			}
 			return [2][]float32{floats(t, b, call.O), floats(t, b, call.LSE)}
 		}
-		want := run(t, as(named(t, classOf(c.d, c.dv).width, "S"), shaders.Registers, true))
+		want := run(t, as(named(t, tune.ClassOf(c.d, c.dv).Width, "S"), shaders.Registers, true))
 		for _, v := range c.variants {
-			t.Run(fmt.Sprintf("d%d,%d %v %s unrolled to %d", c.d, c.dv, c.dtype, v.name, v.expand), func(t *testing.T) {
+			t.Run(fmt.Sprintf("d%d,%d %v %s unrolled to %d", c.d, c.dv, c.dtype, v.Name, v.Expand), func(t *testing.T) {
 				got := run(t, v)
 				for i, name := range []string{"o", "lse"} {
 					for j := range want[i] {
@@ -197,80 +196,6 @@ func spread(t testing.TB, b *Backend, d, dv int, dtype backend.DType, features b
 		c.Slopes, c.Sinks, c.Dropout = []float32{0.01, -0.02}, []float32{2, -3}, backend.Dropout{P: 0.3, Seed: 1, First: [4]int{0, 0, 3, 0}}
 	}
 	return c
-}
-
-// L must do 4 multiply-adds for each word that it reads from workgroup memory, or what
-// an SM reads bounds it; heads of 256 leave no registers for tiles of 8x8 in both
-// products.
-func TestMultiplyAddsPerWord(t *testing.T) {
-	for c, vs := range flashVariants {
-		for _, v := range vs {
-			least := map[string]float64{"L": 4, "L32": 4, "L48": 4, "M": 8. / 3, "S": 8. / 3}[v.name]
-			if c.width == 256 {
-				least = map[string]float64{"L": 3.2, "L32": 3.55, "M": 2.2, "S": 2.2}[v.name]
-			}
-			if r := v.perWord(); r < least-1e-9 {
-				t.Errorf("%s of class %d: %.3g multiply-adds a word, should be %.3g", v.name, c.width, r, least)
-			}
-		}
-	}
-}
-
-// Every variant is whole: what a stage takes fits where it goes, and the workgroup
-// within its memory and 256 threads.
-func TestVariantsAreWhole(t *testing.T) {
-	memory := map[string]int{"L": 16 << 10, "M": 16 << 10, "S": 16 << 10, "L32": 32 << 10, "L48": 48 << 10}
-	for c, vs := range flashVariants {
-		if c.keys%c.lanes != 0 || c.split%c.keys != 0 || c.split-1024 > c.keys/2 || 1024-c.split > c.keys/2 {
-			t.Errorf("class %d: tiles of %d keys, %d lanes, splits of %d", c.width, c.keys, c.lanes, c.split)
-		}
-		for _, v := range vs {
-			if v.kt()%v.jj != 0 || (4*v.rv)%v.together() != 0 || v.threads() > 256 || v.memory() > memory[v.name] {
-				t.Errorf("class %d: %+v: %d bytes, %d threads", c.width, v, v.memory(), v.threads())
-			}
-			if v.turns(c.width)*v.cv*4*v.lanes != max(c.width, 4*v.lanes*v.cv) {
-				t.Errorf("class %d: %s: %d turns of %d columns", c.width, v.name, v.turns(c.width), v.cv*4*v.lanes)
-			}
-		}
-	}
-	// The file as it stands is L of class 64.
-	k := named(t, 64, "L").kernel(64, backend.F32, backend.F32, true, false, false)
-	have := shaders.Flash.Constants()
-	for name, value := range k.consts {
-		if name != "EXPAND" && have[name] != fmt.Sprint(value) {
-			t.Errorf("flash.wgsl has %s = %s, L has %d", name, have[name], value)
-		}
-	}
-	if k.kernel.WorkgroupMemory != shaders.Flash.WorkgroupMemory || k.kernel.Threads != shaders.Flash.Threads {
-		t.Errorf("L takes %d bytes and %d threads, the file %d and %d", k.kernel.WorkgroupMemory, k.kernel.Threads, shaders.Flash.WorkgroupMemory, shaders.Flash.Threads)
-	}
-}
-
-// The choice follows the grid and the limits; what keeps all variants from a device
-// is said.
-func TestChooseVariant(t *testing.T) {
-	all := gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 256, MaxComputeWorkgroupStorageSize: 16 << 10, MaxStorageBufferBindingSize: 128 << 20}
-	few, small := all, all
-	few.MaxComputeInvocationsPerWorkgroup = 64
-	small.MaxStorageBufferBindingSize = 36 << 10
-	for _, c := range []struct {
-		what        string
-		d, heads, s int
-		limits      gputypes.Limits
-		want        string
-	}{
-		{"many rows", 64, 16, 8192, all, "L"},
-		{"some rows", 64, 16, 2048, all, "M"},
-		{"few rows", 64, 4, 100, all, "S"},
-		{"few threads", 64, 16, 8192, few, "S"},
-		{"too few threads", 80, 16, 8192, few, ""},
-		{"small bindings", 64, 16, 8192, small, "S"},
-	} {
-		v, why := chooseVariant(flashShape{class: classOf(c.d, c.d), valueDim: c.d, heads: c.heads, seqQ: c.s, limits: c.limits})
-		if v.name != c.want || why == "" {
-			t.Errorf("%s: %q because %q, should be %q", c.what, v.name, why, c.want)
-		}
-	}
 }
 
 // TestPlainIsTheLastResort: a device that cannot hold the state of any variant runs

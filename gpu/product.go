@@ -5,6 +5,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -96,7 +97,7 @@ func (b *Backend) chooseProduct(products, m, n int) productTile {
 	v := productS
 	large := productL.tiles(m, n)
 	padded := large * productL.height() * productL.width()
-	if products*large >= busy && productL.fits(b.limits) && padded <= 2*productS.tiles(m, n)*productS.height()*productS.width() {
+	if products*large >= tune.Busy && productL.fits(b.limits) && padded <= 2*productS.tiles(m, n)*productS.height()*productS.width() {
 		v = productL
 	}
 	if b.info.Type == backend.CPU { // compiles in a third of the time, and half as often

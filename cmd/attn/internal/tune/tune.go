@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -18,7 +19,6 @@ import (
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/gpu"
-	"github.com/seed90331342/attn/gpu/tuned"
 )
 
 // Command is attn tune.
@@ -46,7 +46,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return fmt.Errorf("--show and --clear exclude each other: %w", backend.ErrOption)
 	}
 	if c.File == "" {
-		path, err := tuned.Path()
+		path, err := gpu.TuneFile()
 		if err != nil {
 			return fmt.Errorf("no place for the tuning file: %w, give --file", err)
 		}
@@ -54,7 +54,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	}
 	switch {
 	case c.Clear:
-		n, err := tuned.Clear(c.File)
+		n, err := gpu.ClearTuneFile(c.File)
 		if err != nil {
 			return err
 		}
@@ -85,7 +85,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 // show prints the entries of the tuning file. An unreadable file is not a
 // failure, as calls ignore it too.
 func (c *Command) show(out *cli.Streams) error {
-	entries, err := tuned.Read(c.File)
+	entries, err := gpu.ReadTuneFile(c.File)
 	if err != nil {
 		fmt.Fprintf(out.Err, "attn: %s\n", cli.OneLine(err))
 	}
@@ -93,12 +93,12 @@ func (c *Command) show(out *cli.Streams) error {
 		_, err := fmt.Fprintf(out.Out, "%s: no measurements\n", c.File)
 		return err
 	}
-	var last tuned.Device
+	var last gpu.TuneEntry
 	for _, e := range entries {
-		if e.Device != last {
+		if e.Device != last.Device {
 			fmt.Fprintf(out.Out, "%s · %s · %s\n", e.Device.Adapter, e.Device.Driver, e.Device.Provider)
 		}
-		last = e.Device
+		last = e
 		if err := printEntry(out.Out, e); err != nil {
 			return err
 		}
@@ -188,7 +188,7 @@ func (t *tuning) run(ctx context.Context, shapes []shape) error {
 	info := t.be.Info()
 	fmt.Fprintf(t.out.Out, "%s: %s · %s · %s\n", info.Name, info.Device, info.Driver, info.Provider)
 	began := time.Now()
-	done := map[tuned.Class]bool{}
+	var done []gpu.TuneEntry
 	for i, s := range shapes {
 		left := t.Budget - time.Since(began)
 		if left <= 0 && i > 0 {
@@ -199,10 +199,10 @@ func (t *tuning) run(ctx context.Context, shapes []shape) error {
 		if err != nil {
 			return err
 		}
-		if done[e.Class] { // another shape of the same class
-			continue
+		if slices.ContainsFunc(done, func(d gpu.TuneEntry) bool { return d.Class == e.Class }) {
+			continue // another shape of the same class
 		}
-		done[e.Class] = true
+		done = append(done, e)
 		if err := printEntry(t.out.Out, e); err != nil {
 			return err
 		}
@@ -216,10 +216,10 @@ func (t *tuning) run(ctx context.Context, shapes []shape) error {
 const maxLosses = 3
 
 // measure measures a shape. It opens the device again after a loss.
-func (t *tuning) measure(ctx context.Context, s shape, budget time.Duration) (tuned.Entry, error) {
+func (t *tuning) measure(ctx context.Context, s shape, budget time.Duration) (gpu.TuneEntry, error) {
 	call, err := s.call()
 	if err != nil {
-		return tuned.Entry{}, err
+		return gpu.TuneEntry{}, err
 	}
 	status := cli.NewStatus(t.out.Err)
 	defer status.Clear()
@@ -271,7 +271,7 @@ func probe(ctx context.Context, args []string) error {
 }
 
 // printEntry prints the measurements of a class of shapes.
-func printEntry(out io.Writer, e tuned.Entry) error {
+func printEntry(out io.Writer, e gpu.TuneEntry) error {
 	rows := "more rows"
 	if e.Class.Rows > 0 {
 		rows = fmt.Sprintf("up to %d rows", e.Class.Rows)

@@ -16,7 +16,7 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/bench"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
-	"github.com/seed90331342/attn/gpu/tuned"
+	"github.com/seed90331342/attn/gpu"
 )
 
 func grammar() any {
@@ -76,7 +76,7 @@ func TestTune(t *testing.T) {
 		t.Errorf("%d variants were timed:\n%s%s", n, out, stderr)
 	}
 	path := filepath.Join(cache, "attn", "tuning.json")
-	list, err := tuned.Read(path)
+	list, err := gpu.ReadTuneFile(path)
 	if err != nil || len(list) != 1 || list[0].Peak <= 0 {
 		t.Fatalf("the file holds %+v, %v", list, err)
 	}

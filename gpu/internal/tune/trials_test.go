@@ -1,4 +1,4 @@
-package gpu
+package tune
 
 import (
 	"context"
@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu/tuned"
 )
 
 // made is a candidate that takes so long a round and fails as it is told.
@@ -46,7 +45,7 @@ func TestTrials(t *testing.T) {
 	plain := made{name: plainName, reference: true, took: 4 * ms}
 	for _, c := range []struct {
 		name    string
-		before  []tuned.Trial
+		before  []Trial
 		list    []made
 		best    string
 		failed  map[string]string
@@ -61,7 +60,7 @@ func TestTrials(t *testing.T) {
 			failed: map[string]string{"M": wrong.Error()}},
 		{name: "one fails when it is timed", list: []made{plain, {name: "L", slow: errors.New("stuck")}, {name: "M", took: 9 * ms}}, best: "M",
 			failed: map[string]string{"L": "stuck"}},
-		{name: "one failed before", before: []tuned.Trial{{Variant: "M", Failed: "lost the device"}},
+		{name: "one failed before", before: []Trial{{Variant: "M", Failed: "lost the device"}},
 			list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", took: ms}}, best: "L",
 			failed: map[string]string{"M": "lost the device"}, untried: []string{"M"}},
 		{name: "there is no room", list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", wrong: fmt.Errorf("2 GiB: %w", backend.ErrMemory)}}, best: "L"},
@@ -80,7 +79,7 @@ func TestTrials(t *testing.T) {
 			for _, m := range c.list {
 				list = append(list, m.candidate(&log))
 			}
-			e := tuned.Entry{Trials: c.before}
+			e := Entry{Trials: c.before}
 			err := trials(t.Context(), list, &e, 0, func() {
 				// Whoever is about to be tried is in the file as not come back.
 				if n := len(e.Trials); n > 0 && e.Trials[n-1].Failed == notBack {
@@ -130,7 +129,7 @@ func TestTrialsWithinABudget(t *testing.T) {
 		for i := 1; i < 4; i++ {
 			wrong[i].try = func(context.Context) error { time.Sleep(time.Second); return errWrong }
 		}
-		var last tuned.Entry
+		var last Entry
 		if err := trials(t.Context(), wrong, &last, time.Millisecond, func() {}); err != nil || last.Best != "L32" {
 			t.Errorf("the last one alone is right: best %q, %v", last.Best, err)
 		}
@@ -144,7 +143,7 @@ func TestTrialsWithinABudget(t *testing.T) {
 			{time.Millisecond, alwaysTried, 1 + minTrialRepeats},
 		} {
 			clear(timed)
-			var e tuned.Entry
+			var e Entry
 			if err := trials(t.Context(), list, &e, c.budget, func() {}); err != nil || e.Best == "" {
 				t.Errorf("%v: best %q, %v", c.budget, e.Best, err)
 			}
@@ -174,8 +173,8 @@ func TestTrialsCancelled(t *testing.T) {
 			took, err := timing(ctx, rounds)
 			return took, errors.Join(err, stop())
 		}
-		e := tuned.Entry{Trials: []tuned.Trial{{Variant: "S", Failed: "lost"}}}
-		var kept []tuned.Trial
+		e := Entry{Trials: []Trial{{Variant: "S", Failed: "lost"}}}
+		var kept []Trial
 		err := trials(ctx, []candidate{made{name: "L", took: time.Millisecond}.candidate(&log), m}, &e, 0, func() { kept = slices.Clone(e.Trials) })
 		if !errors.Is(err, context.Canceled) || len(kept) != 1 || kept[0].Variant != "S" {
 			t.Errorf("%s: kept %+v, %v", when, kept, err)
@@ -199,7 +198,7 @@ func TestTrialsTakeMedians(t *testing.T) {
 				return time.Duration(rounds) * 2 * c.took, nil
 			}}
 		var log []string
-		e := tuned.Entry{}
+		e := Entry{}
 		steady := made{name: "steady", took: c.took}
 		if err := trials(t.Context(), []candidate{lucky, steady.candidate(&log)}, &e, 0, func() {}); err != nil {
 			t.Fatal(err)

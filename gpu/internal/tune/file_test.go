@@ -1,4 +1,4 @@
-package tuned
+package tune
 
 import (
 	"bytes"
@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/seed90331342/attn/backend"
 )
 
 // entry is one as the tuner makes them; n tells classes apart.
@@ -83,7 +84,7 @@ func TestPutAndRead(t *testing.T) {
 func TestOddNames(t *testing.T) {
 	path := temp(t)
 	e := entry(1)
-	e.Device = NewDevice("GPU", "line\nbreak \x1b[31m \xff "+strings.Repeat("ä", 1000), "provider", "")
+	e.Device = newDevice(backend.Info{Device: "GPU", Driver: "line\nbreak \x1b[31m \xff " + strings.Repeat("ä", 1000), Provider: "provider"})
 	e.Trials[2].Failed = "shader:\n\t1 | fn main()"
 	if err := Put(path, e); err != nil {
 		t.Fatal(err)
@@ -260,8 +261,8 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("an error of another kind: %v", err)
 		}
 		for _, e := range entries {
-			if !e.whole() {
-				t.Fatalf("not whole: %+v", e)
+			if !e.valid() {
+				t.Fatalf("not valid: %+v", e)
 			}
 			path := filepath.Join(t.TempDir(), "tuning.json")
 			if err := Put(path, e); err != nil {

@@ -1,0 +1,96 @@
+package tune
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// class is what calls that share a choice have in common: the constants of their kernel
+// and the size of their grid. The number of keys is not part of it, because a workgroup
+// takes the tiles of keys one after the other with any variant.
+type class struct {
+	dim, valueDim      int
+	in, kv             backend.DType
+	paired, wide, half bool
+	rows               int  // the most rows of all heads; 0 is no bound
+	short              bool // at most shortRows a head, so that large tiles are partly empty
+}
+
+// rowClasses are the bounds of class.rows. In workgroups of 128 rows they are 4, 32 and
+// 256, the last of which keeps a large GPU busy.
+var rowClasses = []int{512, 4096, 32768}
+
+const shortRows = 64
+
+func (s Shape) class() class {
+	columns := 4 * s.Class.Lanes
+	k := class{
+		dim: s.Class.Width, valueDim: (s.ValueDim + columns - 1) / columns * columns,
+		in: s.In, kv: s.KV, paired: s.Paired, wide: s.Wide, half: s.Half, short: s.SeqQ <= shortRows,
+	}
+	for _, n := range rowClasses {
+		if s.Heads*s.SeqQ <= n {
+			k.rows = n
+			break
+		}
+	}
+	return k
+}
+
+// unhashed returns the class as the file has it, without Source.
+func (k class) unhashed() Class {
+	var features []string
+	if k.kv != k.in {
+		features = append(features, "kv-"+k.kv.String())
+	}
+	for _, f := range []struct {
+		on   bool
+		name string
+	}{{k.paired, "paired"}, {!k.wide, "scalar"}, {k.half, "half-out"}, {k.short, "short"}} {
+		if f.on {
+			features = append(features, f.name)
+		}
+	}
+	return Class{DType: k.in.String(), Dim: k.dim, ValueDim: k.valueDim, Features: strings.Join(features, " "), Rows: k.rows}
+}
+
+// stored returns the class of the shape as the file has it. Source is a hash of the
+// kernel's source and of the candidates' constants.
+func (s Shape) stored() Class {
+	s.ValueDim = s.class().valueDim
+	var keys []string
+	for _, v := range s.Candidates() {
+		k, consts := s.Kernel(v)
+		key := v.Label() + " " + k.Name
+		for _, name := range slices.Sorted(maps.Keys(consts)) {
+			key += fmt.Sprintf(" %s=%d", name, consts[name])
+		}
+		keys = append(keys, key)
+	}
+	slices.Sort(keys) // their order depends on the shape
+	h := sha256.New()
+	io.WriteString(h, shaders.Flash.Text()+"\n"+strings.Join(keys, "\n")) // a hash returns no error
+	c := s.class().unhashed()
+	c.Source = short(h.Sum(nil))
+	return c
+}
+
+// code returns a hash of the source that is compiled for v. Specialising takes about
+// 50 ms and is done for the best variant only.
+func (s Shape) code(v Variant) (string, error) {
+	s.ValueDim = s.class().valueDim
+	k, consts := s.Kernel(v)
+	src, err := k.Specialise(consts)
+	h := sha256.Sum256([]byte(src))
+	return short(h[:]), err
+}
+
+func short(hash []byte) string { return hex.EncodeToString(hash[:8]) }

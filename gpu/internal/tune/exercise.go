@@ -1,0 +1,353 @@
+package tune
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/oracle"
+)
+
+// Runner runs calls on a device.
+type Runner interface {
+	// Alloc returns a contiguous tensor of the device.
+	Alloc(dtype backend.DType, shape backend.Shape) (backend.Tensor, error)
+	// Upload copies a host tensor to a tensor of the device, Download the reverse.
+	Upload(ctx context.Context, dst, host backend.Tensor) error
+	Download(ctx context.Context, host, src backend.Tensor) error
+	// Run runs c some rounds with v and returns their time by the device's clock, or by
+	// the host's where the device has none.
+	Run(ctx context.Context, c *backend.Call, v Variant, rounds int) (time.Duration, error)
+	// Peak returns the multiply-adds a second of the device, in operations.
+	Peak(ctx context.Context) (float64, error)
+	// Lanes returns how many workgroups the device runs at the same time.
+	Lanes() int
+}
+
+// plainName is the name of the plain kernel among trials.
+const plainName = "plain"
+
+const (
+	// The call that is timed has longRows rows a head and so many keys that loading and
+	// storing a row is a few percent. Software drivers are 100 times slower and have no
+	// width to fill.
+	longRows    = 1024
+	longKeys    = 512
+	longKeysCPU = 256
+	// The call that is only compared ends inside a tile, of rows and of keys, for every
+	// variant.
+	edgeRows  = 150
+	edgeExtra = 9
+	// workgroupRows is the most rows of a workgroup. Four workgroups for each that runs
+	// at a time are as good as an unbounded grid.
+	workgroupRows = 128
+)
+
+// exercise is a pair of calls of a class on synthetic operands. long has the size of the
+// class; it is compared and timed. edge has hidden keys, several splits and no even
+// sizes; it is compared.
+type exercise struct {
+	r          Runner
+	long, edge backend.Call
+	held       []backend.Tensor
+	offO       float64 // the largest difference of two right results
+	offLSE     float64
+	// The results of the plain kernel and of the first variant that was right.
+	plain, first []results
+}
+
+// results are those of a call.
+type results struct{ o, lse []float32 }
+
+// newExercise uploads the operands for shape s: one head each, broadcast to all heads.
+func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error) {
+	x := &exercise{r: r}
+	defer func() {
+		if err != nil {
+			x.release()
+		}
+	}()
+	k := s.class()
+	rows := 4 * workgroupRows * r.Lanes()
+	if k.rows > 0 {
+		rows = min(k.rows, rows)
+	}
+	perHead := min(rows, longRows)
+	if k.short {
+		perHead = shortRows
+	}
+	heads := max(rows/perHead, 1)
+	keys, most := longKeys, s.Class.Split+s.Class.Keys+edgeExtra
+	if s.Software {
+		keys = longKeysCPU
+	}
+	out := backend.F32
+	if k.half {
+		if out = k.in; k.in == backend.F32 {
+			out = backend.F16
+		}
+	}
+	x.long.Scale = float32(1 / math.Sqrt(float64(k.dim)))
+	x.long.Visible = backend.Everything()
+	var mask backend.Tensor
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, t := range []struct {
+		to    *backend.Tensor
+		dtype backend.DType
+		shape backend.Shape
+		wide  bool
+		skip  bool
+	}{
+		{&x.long.Q, k.in, backend.Shape{1, 1, perHead, k.dim}, k.wide, false},
+		{&x.long.K, k.kv, backend.Shape{1, 1, most, k.dim}, k.wide, false},
+		{&x.long.V, k.kv, backend.Shape{1, 1, most, k.valueDim}, k.wide, false},
+		{&x.long.Bias, backend.F32, backend.Shape{1, 1, perHead, most}, true, !k.paired},
+		{&mask, backend.Bool, backend.Shape{1, 1, perHead, most}, true, !k.paired},
+	} {
+		if t.skip {
+			continue
+		}
+		if *t.to, err = x.draw(ctx, rng, t.dtype, t.shape, t.wide); err != nil {
+			return nil, err
+		}
+		t.shape[backend.Heads] = heads
+		if *t.to, err = t.to.Broadcast(t.shape); err != nil {
+			return nil, err
+		}
+	}
+	if x.long.O, err = x.alloc(out, backend.Shape{1, heads, perHead, k.valueDim}); err != nil {
+		return nil, err
+	}
+	if x.long.LSE, err = x.alloc(backend.F32, backend.Shape{1, heads, perHead, 1}); err != nil {
+		return nil, err
+	}
+	x.edge = x.long
+	x.edge.Visible = backend.Visibility{Offset: most - min(perHead, edgeRows), Left: backend.Unbounded}
+	if k.paired {
+		x.edge.Mask, x.edge.Softcap = mask, 20
+	}
+	for _, cut := range []struct {
+		axis, n int
+		of      []*backend.Tensor
+	}{
+		{backend.Seq, keys, []*backend.Tensor{&x.long.K, &x.long.V}},
+		{backend.Dim, keys, []*backend.Tensor{&x.long.Bias}},
+		{backend.Seq, edgeRows, []*backend.Tensor{&x.edge.Q, &x.edge.O, &x.edge.LSE, &x.edge.Bias, &x.edge.Mask}},
+		{backend.Heads, 2, []*backend.Tensor{&x.edge.Q, &x.edge.K, &x.edge.V, &x.edge.O, &x.edge.LSE, &x.edge.Bias, &x.edge.Mask}},
+	} {
+		for _, t := range cut.of {
+			if t.IsZero() || cut.n >= t.Shape()[cut.axis] {
+				continue
+			}
+			if *t, err = t.Slice(cut.axis, 0, cut.n); err != nil {
+				return nil, err
+			}
+		}
+	}
+	x.bounds(k, most, out)
+	return x, nil
+}
+
+// draw uploads numbers with magnitudes from 1/2 to 1, or bits of which a quarter is 0.
+// Rows that are not wide have a padding of one element and begin at no multiple of 4.
+func (x *exercise) draw(ctx context.Context, rng *rand.Rand, dtype backend.DType, shape backend.Shape, wide bool) (backend.Tensor, error) {
+	stored := shape
+	if !wide && dtype != backend.Q8 {
+		stored[backend.Dim]++
+	}
+	host, err := backend.AllocHost(dtype, stored)
+	if err != nil {
+		return host, err
+	}
+	number := func() float32 {
+		f := 0.5 + rng.Float32()/2
+		if rng.IntN(2) == 0 {
+			return -f
+		}
+		return f
+	}
+	switch dtype {
+	case backend.F32:
+		var data []float32
+		data, err = host.Float32s()
+		for i := range data {
+			data[i] = number()
+		}
+	case backend.Bool:
+		var data []bool
+		data, err = host.Bools()
+		for i := range data {
+			data[i] = rng.IntN(4) > 0
+		}
+	case backend.Q8:
+		var rows []byte
+		rows, err = host.Q8Rows()
+		row := make([]float32, shape[backend.Dim])
+		for stride := host.Strides()[backend.Seq]; len(rows) > 0; rows = rows[stride:] {
+			for i := range row {
+				row[i] = number()
+			}
+			backend.QuantiseQ8(rows, row)
+		}
+	default:
+		var data []uint16
+		data, err = host.Bits()
+		for i := range data {
+			data[i] = dtype.Encode(number())
+		}
+	}
+	if err != nil {
+		return host, err
+	}
+	t, err := x.alloc(dtype, stored)
+	if err != nil {
+		return t, err
+	}
+	if err := x.r.Upload(ctx, t, host); err != nil {
+		return t, err
+	}
+	return t.View(shape, t.Strides(), 0)
+}
+
+// alloc allocates a tensor until release.
+func (x *exercise) alloc(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	t, err := x.r.Alloc(dtype, shape)
+	if err == nil {
+		x.held = append(x.held, t)
+	}
+	return t, err
+}
+
+// bounds sets the largest difference of two right results: twice package oracle's bound
+// for a row in which every magnitude is the largest of draw. The bound grows with each
+// magnitude and with the number of keys.
+func (x *exercise) bounds(k class, keys int, out backend.DType) {
+	ones := slices.Repeat([]float32{1}, keys*k.dim)
+	row := oracle.Row{Q: ones[:k.dim], K: ones, V: ones[:keys], Dv: 1, Scale: x.long.Scale, Out: out}
+	if k.paired {
+		row.Bias = func(int) float64 { return 1 }
+	}
+	a := oracle.Solve(row)
+	x.offO, x.offLSE = 2*a.OBound[0], 2*a.LSEBound
+}
+
+// release releases the operands.
+func (x *exercise) release() {
+	for _, t := range x.held {
+		t.Release()
+	}
+}
+
+// candidates returns the plain kernel and then the variants of list.
+func (x *exercise) candidates(list []Variant) []candidate {
+	all := []candidate{{
+		name: plainName, reference: true,
+		try: func(ctx context.Context) (err error) {
+			x.plain, err = x.results(ctx, Variant{})
+			return err
+		},
+		time: func(ctx context.Context, rounds int) (time.Duration, error) {
+			return x.r.Run(ctx, &x.long, Variant{}, rounds)
+		},
+	}}
+	for _, v := range list {
+		all = append(all, candidate{
+			name: v.Label(),
+			try: func(ctx context.Context) error {
+				got, err := x.results(ctx, v)
+				if err != nil {
+					return err
+				}
+				return x.compare(got)
+			},
+			time: func(ctx context.Context, rounds int) (time.Duration, error) {
+				return x.r.Run(ctx, &x.long, v, rounds)
+			},
+		})
+	}
+	return all
+}
+
+// results runs both calls and returns their results.
+func (x *exercise) results(ctx context.Context, v Variant) ([]results, error) {
+	var all []results
+	for _, c := range []*backend.Call{&x.long, &x.edge} {
+		if _, err := x.r.Run(ctx, c, v, 1); err != nil {
+			return nil, err
+		}
+		o, err := x.floats(ctx, c.O)
+		if err != nil {
+			return nil, err
+		}
+		lse, err := x.floats(ctx, c.LSE)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, results{o, lse})
+	}
+	return all, nil
+}
+
+// floats downloads t.
+func (x *exercise) floats(ctx context.Context, t backend.Tensor) ([]float32, error) {
+	host, err := backend.AllocHost(t.DType(), t.Shape())
+	if err != nil {
+		return nil, err
+	}
+	if err := x.r.Download(ctx, host, t); err != nil {
+		return nil, err
+	}
+	if t.DType() == backend.F32 {
+		return host.Float32s()
+	}
+	bits, err := host.Bits()
+	data := make([]float32, len(bits))
+	for i, h := range bits {
+		data[i] = t.DType().Decode(h)
+	}
+	return data, err
+}
+
+// errWrong is the failure of a variant whose results differ.
+var errWrong = errors.New("wrong result")
+
+// compare returns an error when got differs from the plain kernel's results by more than
+// two right results can, or in a bit from those of the first variant that was right.
+func (x *exercise) compare(got []results) error {
+	if x.plain == nil {
+		return errors.New("there is nothing to compare with, because the plain kernel failed")
+	}
+	for i, call := range []string{"in full", "with hidden keys"} {
+		for _, part := range []struct {
+			name string
+			of   func(r results) []float32
+			off  float64
+		}{
+			{"o", func(r results) []float32 { return r.o }, x.offO},
+			{"lse", func(r results) []float32 { return r.lse }, x.offLSE},
+		} {
+			plain := part.of(x.plain[i])
+			for n, g := range part.of(got[i]) {
+				if w := plain[n]; !(math.Abs(float64(g)-float64(w)) <= part.off) && g != w {
+					return fmt.Errorf("%w: %s[%d] %s is %v, the plain kernel has %v; they may differ by %.3g",
+						errWrong, part.name, n, call, g, w, part.off)
+				}
+				if x.first == nil {
+					continue
+				}
+				if w := part.of(x.first[i])[n]; math.Float32bits(g) != math.Float32bits(w) {
+					return fmt.Errorf("%w: %s[%d] %s is %v, other variants have %v", errWrong, part.name, n, call, g, w)
+				}
+			}
+		}
+	}
+	if x.first == nil {
+		x.first = got
+	}
+	return nil
+}

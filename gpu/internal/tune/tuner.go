@@ -1,0 +1,293 @@
+package tune
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// Mode selects how a device's choice among the variants of a kernel is made. It changes
+// how fast calls are, never a bit of their results.
+type Mode uint8
+
+const (
+	// Default is the value of the environment variable ATTN_GPU_TUNE (off, stored,
+	// first). Without it, it is First on a GPU and Stored on a software driver, which
+	// takes seconds to compile a variant.
+	Default Mode = iota
+	// Off applies a rule to the shape and the device's limits, and reads no file.
+	Off
+	// Stored applies earlier measurements, and the rule to other shapes.
+	Stored
+	// First also measures: the first call of a class of shapes takes longer by about
+	// the budget.
+	First
+)
+
+// String returns off, stored, first or default.
+func (m Mode) String() string {
+	return [...]string{"default", "off", "stored", "first"}[min(m, First)]
+}
+
+// Env is the environment variable that Default reads.
+const Env = "ATTN_GPU_TUNE"
+
+// Or resolves Default for a type of adapter. It returns backend.ErrOption for other
+// values of the environment variable.
+func (m Mode) Or(adapter backend.DeviceType) (Mode, error) {
+	value := os.Getenv(Env)
+	switch {
+	case m > First:
+		return m, fmt.Errorf("gpu: Options.Tune is %d, it goes up to %d: %w", m, First, backend.ErrOption)
+	case m != Default:
+		return m, nil
+	case value == "" && adapter == backend.CPU:
+		return Stored, nil
+	case value == "":
+		return First, nil
+	}
+	for _, m := range []Mode{Off, Stored, First} {
+		if m.String() == value {
+			return m, nil
+		}
+	}
+	return m, fmt.Errorf("gpu: %s is %q, it must be off, stored or first: %w", Env, value, backend.ErrOption)
+}
+
+// defaultBudget suits a class on a GPU, whose drivers compile five or six variants in
+// some tenths of a second each.
+const defaultBudget = 3 * time.Second
+
+// Options configure a Tuner.
+type Options struct {
+	Mode   Mode          // not Default
+	Budget time.Duration // of a class measured on first use; 0 means 3 s
+	Path   string        // of the file; "" keeps no file
+	Info   backend.Info
+}
+
+// Tuner holds the choices for a device. Its methods are safe for concurrent use.
+type Tuner struct {
+	mode   Mode
+	budget time.Duration
+	path   string
+	device Device
+
+	mu      sync.Mutex
+	read    bool
+	entries []Entry // of the file
+	useless string  // why the file is of no use, or ""
+	known   map[class]*decision
+}
+
+// decision is the choice for a class.
+type decision struct {
+	// v was measured, unless rule is set; then Shape.Rule applies. The zero variant is
+	// the plain kernel.
+	v    Variant
+	rule bool
+	why  string
+	bad  []string // variants that failed, while rule is set
+	open bool     // some variants were not measured, and no call is measuring them
+}
+
+// New returns a tuner.
+func New(o Options) *Tuner {
+	t := &Tuner{mode: o.Mode, budget: o.Budget, path: o.Path, device: newDevice(o.Info), known: map[class]*decision{}}
+	if t.budget <= 0 {
+		t.budget = defaultBudget
+	}
+	if t.path == "" {
+		t.useless = "the system names no folder for a tuning file"
+	}
+	return t
+}
+
+// Choose returns the variant for calls of shape s and the reason, as in a plan: the
+// measured variant, else that of the rule. The zero Variant stands for the plain kernel.
+func (t *Tuner) Choose(s Shape) (v Variant, why string) {
+	if t.mode == Off {
+		v, why = s.Rule()
+		return v, why + ", by rule as tuning is off"
+	}
+	t.mu.Lock()
+	d := *t.decide(s)
+	t.mu.Unlock()
+	if !d.rule {
+		return d.v, d.why
+	}
+	v, why = s.Rule()
+	if !slices.Contains(d.bad, v.Label()) {
+		return v, why + ", by rule: " + d.why
+	}
+	for _, v := range s.Candidates() {
+		if !v.risky() && !slices.Contains(d.bad, v.Label()) {
+			return v, "the rule's choice has failed before; " + d.why
+		}
+	}
+	return Variant{}, "every variant of the register-tiled kernel has failed before; " + d.why
+}
+
+// decide returns the decision for s's class. The caller holds t.mu.
+func (t *Tuner) decide(s Shape) *decision {
+	k := s.class()
+	if d := t.known[k]; d != nil {
+		return d
+	}
+	if !t.read && t.path != "" {
+		t.read = true
+		var err error
+		if t.entries, err = Read(t.path); err != nil {
+			t.useless = fmt.Sprintf("the tuning file was ignored (%v)", err)
+		}
+	}
+	d := &decision{rule: true, open: true, why: "this shape was not measured"}
+	if t.useless != "" {
+		d.why += "; " + t.useless
+	}
+	t.known[k] = d
+	// Hashing the candidates takes a while and is not done for other classes.
+	if slices.ContainsFunc(t.entries, func(e Entry) bool { e.Class.Source = ""; return e.Class == k.unhashed() }) {
+		if e := Find(t.entries, t.device, s.stored()); e != nil {
+			d.settle(s, e, time.Now())
+		}
+	}
+	return d
+}
+
+// underWay is the age up to which an entry without a choice is taken for a measurement
+// that runs in another process.
+const underWay = time.Minute
+
+// settle turns an entry into a decision, if it still applies.
+func (d *decision) settle(s Shape, e *Entry, now time.Time) {
+	switch e.Best {
+	case "":
+		d.bad = e.failed()
+		if age := now.Sub(e.When); age >= 0 && age < underWay {
+			d.open, d.why = false, "another process is measuring this shape"
+		}
+		return
+	case plainName:
+		*d = decision{why: "no variant of the register-tiled kernel was right on this device when it was measured (attn tune --show)"}
+		return
+	}
+	list := s.Candidates()
+	i := slices.IndexFunc(list, func(v Variant) bool { return v.Label() == e.Best })
+	if i < 0 {
+		return
+	}
+	if code, err := s.code(list[i]); err != nil || code != e.Code {
+		return // the kernel has changed since
+	}
+	right := 0
+	for _, t := range e.Trials {
+		if t.Failed == "" && t.Variant != plainName {
+			right++
+		}
+	}
+	*d = decision{
+		v: list[i],
+		why: fmt.Sprintf("measured on %s as the fastest of %d variants, %v a call of the class",
+			e.When.Format(time.DateOnly), right, seconds(e.Trial(e.Best).Seconds)),
+		open: slices.ContainsFunc(list, func(v Variant) bool { return !v.risky() && e.Trial(v.Label()) == nil }),
+	}
+	if plain := e.Trial(plainName); plain != nil && plain.Failed == "" {
+		d.why += fmt.Sprintf(" against %v of the plain kernel", seconds(plain.Seconds))
+	}
+}
+
+// seconds rounds a time to three digits.
+func seconds(s float64) time.Duration {
+	d := time.Duration(s * float64(time.Second))
+	digits := max(math.Floor(math.Log10(max(float64(d), 1)))-2, 0)
+	return d.Round(time.Duration(math.Pow(10, digits)))
+}
+
+// Claim reports whether the caller must measure s's class with [Tuner.FirstUse]: in mode
+// First, once in a process, for a class with variants that were not measured.
+func (t *Tuner) Claim(s Shape) bool {
+	if t.mode != First {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d := t.decide(s)
+	if !d.open {
+		return false
+	}
+	if d.open = false; d.rule {
+		d.why = "this shape is being measured"
+	}
+	return true
+}
+
+// FirstUse measures the variants for calls of shape s within the budget. It returns only
+// errors that end the call that asked: its context's, and a lost device.
+func (t *Tuner) FirstUse(ctx context.Context, r Runner, s Shape) error {
+	_, err := t.measure(ctx, r, s, MeasureOptions{Budget: t.budget}, 0)
+	why := fmt.Sprintf("measuring failed: %v", err)
+	switch {
+	case err == nil || errors.Is(err, backend.ErrDeviceLost) && ctx.Err() == nil:
+		return err
+	case ctx.Err() != nil:
+		err, why = ctx.Err(), "measuring was cancelled"
+	default:
+		err = nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if d := t.decide(s); d.rule {
+		d.why = why
+	}
+	return err
+}
+
+// learn keeps an entry for s's class, in memory and in the file. An entry without a
+// choice is a measurement under way.
+func (t *Tuner) learn(s Shape, e Entry) (err error) {
+	if t.path != "" {
+		err = Put(t.path, e)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d := t.decide(s)
+	e.Trials = slices.Clone(e.Trials) // the caller adds to its own
+	t.entries = slices.DeleteFunc(t.entries, func(old Entry) bool { return old.Device == e.Device && old.Class == e.Class })
+	t.entries = append(t.entries, e)
+	if err != nil {
+		t.useless = fmt.Sprintf("the tuning file was not written (%v)", err)
+	}
+	if d.rule {
+		d.bad = e.failed()
+	}
+	if e.Best != "" {
+		d.settle(s, &e, e.When)
+		d.open = false // the next process measures what the budget excluded
+		if err != nil {
+			d.why += "; " + t.useless
+		}
+	}
+	return err
+}
+
+// stored returns what was measured of s's class, a zero entry if nothing was.
+func (t *Tuner) stored(s Shape) Entry {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.decide(s) // reads the file
+	if e := Find(t.entries, t.device, s.stored()); e != nil {
+		return *e
+	}
+	return Entry{}
+}
+
+// Off reports whether the tuner is in mode Off.
+func (t *Tuner) Off() bool { return t.mode == Off }

@@ -1,0 +1,443 @@
+package tune
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+)
+
+// fake runs calls on the CPU, whatever the variant.
+type fake struct {
+	be    *cpu.Backend
+	hosts map[*backend.Memory]backend.Tensor
+	last  Variant
+	runs  int
+	// spoil changes the next results of a variant, unless it is nil.
+	spoil func(v Variant, data []float32)
+}
+
+func newFake(t *testing.T) *fake {
+	be := cpu.New(cpu.Options{})
+	t.Cleanup(func() { _ = be.Close() })
+	return &fake{be: be, hosts: map[*backend.Memory]backend.Tensor{}}
+}
+
+func (f *fake) Lanes() int                            { return 1 }
+func (f *fake) Peak(context.Context) (float64, error) { return 1e12, nil }
+
+func (f *fake) Alloc(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	host, err := backend.AllocHost(dtype, shape)
+	if err != nil {
+		return host, err
+	}
+	t, err := f.be.Upload(context.Background(), host)
+	f.hosts[t.Memory()] = host
+	return t, err
+}
+
+func (f *fake) Upload(_ context.Context, dst, host backend.Tensor) error {
+	to := f.hosts[dst.Memory()]
+	switch dst.DType() {
+	case backend.F32:
+		return copied(to.Float32s, host.Float32s)
+	case backend.Bool:
+		return copied(to.Bools, host.Bools)
+	case backend.Q8:
+		return copied(to.Q8Rows, host.Q8Rows)
+	default:
+		return copied(to.Bits, host.Bits)
+	}
+}
+
+func copied[T any](dst, src func() ([]T, error)) error {
+	to, err := dst()
+	from, err2 := src()
+	copy(to, from)
+	return errors.Join(err, err2)
+}
+
+func (f *fake) Download(ctx context.Context, host, src backend.Tensor) error {
+	err := f.be.Download(ctx, host, src)
+	if data, err := host.Float32s(); err == nil && f.spoil != nil {
+		f.spoil(f.last, data)
+	}
+	return err
+}
+
+func (f *fake) Run(ctx context.Context, c *backend.Call, v Variant, rounds int) (time.Duration, error) {
+	f.last = v
+	f.runs++
+	return time.Duration(rounds) * time.Millisecond, f.be.Attention(ctx, c)
+}
+
+var (
+	info = backend.Info{Device: "GPU", Driver: "driver", Provider: "provider"}
+	soft = Shape{
+		Class: ClassOf(24, 24), ValueDim: 24, Heads: 4, SeqQ: 40, In: backend.F32, KV: backend.F32, Wide: true, Software: true,
+		Limits: Limits{Threads: 256, Memory: 32 << 10, Binding: 1 << 27},
+	}
+)
+
+// Calls that share a class share its measurement, and no others.
+func TestClasses(t *testing.T) {
+	base := soft
+	base.Class, base.ValueDim, base.Heads, base.SeqQ = ClassOf(64, 64), 64, 8, 1024
+	for _, x := range []struct {
+		name   string
+		change func(s *Shape)
+		same   bool
+	}{
+		{"a bit longer", func(s *Shape) { s.SeqQ = 3000 }, true},
+		{"other heads", func(s *Shape) { s.Heads = 5 }, true},
+		{"a few columns less", func(s *Shape) { s.ValueDim = 40 }, true},
+		{"much longer", func(s *Shape) { s.SeqQ = 1 << 20 }, false},
+		{"as many rows in many heads", func(s *Shape) { s.Heads, s.SeqQ = 512, 16 }, false},
+		{"half the columns", func(s *Shape) { s.ValueDim = 32 }, false},
+		{"another type", func(s *Shape) { s.In = backend.BF16 }, false},
+		{"another type of keys", func(s *Shape) { s.KV = backend.F16 }, false},
+		{"a mask", func(s *Shape) { s.Paired = true }, false},
+		{"odd strides", func(s *Shape) { s.Wide = false }, false},
+		{"a 16 bit output", func(s *Shape) { s.Half = true }, false},
+		{"a larger head", func(s *Shape) { s.Class = ClassOf(80, 64) }, false},
+	} {
+		s := base
+		x.change(&s)
+		if same := s.stored() == base.stored(); same != x.same || same != (s.class() == base.class()) {
+			t.Errorf("%s: the same class: %v, %+v", x.name, same, s.stored())
+		}
+		list := s.Candidates()
+		if len(list) == 0 {
+			t.Fatalf("%s: no candidates", x.name)
+		}
+		if first, _ := s.Rule(); list[0].Label() != first.Label() {
+			t.Errorf("%s: %s is tried first, the rule takes %s", x.name, list[0].Label(), first.Label())
+		}
+	}
+	// A GPU has variants with more than the safe memory, which only a probe admits.
+	s := base
+	s.Software, s.Limits.Memory = false, 48<<10
+	risky := 0
+	for _, v := range s.Candidates() {
+		if v.risky() {
+			risky++
+			if v.memory() <= safeMemory {
+				t.Errorf("%s has %d bytes", v.Label(), v.memory())
+			}
+		}
+	}
+	if risky == 0 || risky == len(s.Candidates()) {
+		t.Errorf("%d of %d candidates are risky", risky, len(s.Candidates()))
+	}
+}
+
+// The operands of an exercise have the types of the calls that are tuned.
+func TestExerciseTypes(t *testing.T) {
+	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8} {
+		s := soft
+		s.KV, s.Half, s.Paired, s.Wide = kv, true, true, kv == backend.Q8
+		x, err := newExercise(t.Context(), newFake(t), s)
+		if err != nil {
+			t.Fatalf("%v: %v", kv, err)
+		}
+		defer x.release()
+		if k, v, o := x.long.K.DType(), x.edge.V.DType(), x.long.O.DType(); k != kv || v != kv || o != backend.F16 {
+			t.Errorf("%v: keys are %v, values %v, the output %v", kv, k, v, o)
+		}
+		if s := x.long.Q.Strides()[backend.Seq]; (s%4 == 0) != (kv == backend.Q8) {
+			t.Errorf("%v: rows of q are %d elements apart", kv, s)
+		}
+		if x.edge.Mask.IsZero() || x.long.Bias.IsZero() || x.edge.Softcap == 0 || x.edge.O.Shape()[backend.Seq] >= x.edge.K.Shape()[backend.Seq] {
+			t.Errorf("%v: %+v", kv, x.edge)
+		}
+	}
+}
+
+// A variant whose results are wrong, by little or in a bit, never wins. A class for
+// which no variant is right takes the plain kernel.
+func TestWrongResults(t *testing.T) {
+	s := soft
+	s.Paired = true
+	f := newFake(t)
+	x, err := newExercise(t.Context(), f, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.release()
+	right, other := s.Candidates()[0], s.Candidates()[1]
+	measured := func() Entry {
+		t.Helper()
+		x.plain, x.first = nil, nil
+		var e Entry
+		if err := trials(t.Context(), x.candidates([]Variant{right, other}), &e, 0, func() {}); err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	for _, at := range []int{0, 77} {
+		f.spoil = func(v Variant, data []float32) {
+			if v == other {
+				data[at] = math.Nextafter32(data[at], 9)
+			}
+		}
+		if e := measured(); e.Best != right.Label() || !strings.Contains(e.Trial(other.Label()).Failed, "other variants have") {
+			t.Errorf("another bit at %d: %+v", at, e)
+		}
+	}
+	isLSE := func(data []float32) bool { return len(data)%24 != 0 }
+	var e Entry
+	for _, wrong := range []struct {
+		name  string
+		spoil func(data []float32)
+	}{
+		{"an element", func(data []float32) { data[77] += float32(3 * x.offO) }},
+		{"the last element", func(data []float32) { data[len(data)-1] -= float32(3 * x.offO) }},
+		{"a log-sum-exp", func(data []float32) {
+			if isLSE(data) {
+				data[3] += float32(3 * x.offLSE)
+			}
+		}},
+		{"NaN", func(data []float32) { data[0] = float32(math.NaN()) }},
+	} {
+		f.spoil = func(v Variant, data []float32) {
+			if v.Name != "" {
+				wrong.spoil(data)
+			}
+		}
+		e = measured()
+		if e.Best != plainName || !strings.Contains(e.Trial(right.Label()).Failed, errWrong.Error()) {
+			t.Errorf("%s: %+v", wrong.name, e)
+		}
+	}
+	tuner := New(Options{Mode: First, Path: temp(t), Info: info})
+	e.Device, e.Class, e.When = tuner.device, s.stored(), time.Now()
+	if err := tuner.learn(s, e); err != nil {
+		t.Fatal(err)
+	}
+	if v, why := tuner.Choose(s); v.Name != "" || !strings.Contains(why, "no variant") {
+		t.Errorf("%s: %s", v.Label(), why)
+	}
+}
+
+// What the file holds is used only for this kernel on this device. A file that is of no
+// use is mentioned in the plan and changes nothing.
+func TestFiles(t *testing.T) {
+	s := soft
+	path := temp(t)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	stored := func() *Tuner { return New(Options{Mode: Stored, Path: path, Info: info}) }
+	list := s.Candidates()
+	last := list[len(list)-1]
+	code, err := s.code(last)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := Entry{
+		Device: stored().device, Class: s.stored(), When: time.Now().UTC(), Best: last.Label(), Code: code,
+		Trials: []Trial{{Variant: plainName, Seconds: 2e-3}, {Variant: last.Label(), Seconds: 1e-3}},
+	}
+	change := func(f func(e *Entry)) Entry {
+		e := good
+		e.Trials = slices.Clone(e.Trials)
+		f(&e)
+		return e
+	}
+	unfinished := change(func(e *Entry) { e.Best, e.Code = "", "" })
+	rule, _ := s.Rule()
+	for _, x := range []struct {
+		name  string
+		entry Entry
+		file  string // instead
+		taken string
+		why   string
+	}{
+		{name: "ours", entry: good, taken: last.Label(), why: "fastest of 1 variants, 1ms a call of the class against 2ms of the plain kernel"},
+		{name: "the plain kernel", entry: change(func(e *Entry) { e.Best = plainName }), why: "no variant of the register-tiled kernel was right"},
+		{name: "another driver", entry: change(func(e *Entry) { e.Device.Driver = "another" }), taken: rule.Label(), why: "not measured"},
+		{name: "another kernel", entry: change(func(e *Entry) { e.Class.Source = "00" }), taken: rule.Label(), why: "not measured"},
+		{name: "another unroller", entry: change(func(e *Entry) { e.Code = "00" }), taken: rule.Label(), why: "not measured"},
+		{name: "an unknown variant", entry: change(func(e *Entry) { e.Best, e.Trials[1].Variant = "XXL", "XXL" }), taken: rule.Label(), why: "not measured"},
+		{name: "another process is measuring", entry: unfinished, taken: rule.Label(), why: "another process"},
+		{name: "another process was measuring", entry: func() Entry { e := unfinished; e.When = e.When.Add(-time.Hour); return e }(), taken: rule.Label(), why: "not measured"},
+		{name: "a process did not survive the rule's", entry: func() Entry {
+			e := unfinished
+			e.When = e.When.Add(-time.Hour)
+			e.Trials = []Trial{{Variant: rule.Label(), Failed: notBack}}
+			return e
+		}(), taken: list[1].Label(), why: "has failed before"},
+		{name: "all were wrong, with no room for the plain kernel", entry: func() Entry {
+			e := unfinished
+			e.Trials = nil
+			for _, v := range list {
+				e.Trials = append(e.Trials, Trial{Variant: v.Label(), Failed: "wrong"})
+			}
+			return e
+		}(), why: "every variant"},
+		{name: "damaged", file: "{", taken: rule.Label(), why: "ignored"},
+		{name: "foreign", file: `{"name": "left-pad"}`, taken: rule.Label(), why: "ignored"},
+		{name: "newer", file: `{"format": "attn tuning", "version": 99}`, taken: rule.Label(), why: "newer version"},
+	} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		if x.file != "" {
+			err = os.WriteFile(path, []byte(x.file), 0o600)
+		} else {
+			err = Put(path, x.entry)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		tuner := stored()
+		v, why := tuner.Choose(s)
+		if taken := v.Name != ""; taken != (x.taken != "") || taken && v.Label() != x.taken || !strings.Contains(why, x.why) {
+			t.Errorf("%s: %s, %s", x.name, v.Label(), why)
+		}
+		if tuner.Claim(s) {
+			t.Errorf("%s: to be measured in mode Stored", x.name)
+		}
+	}
+	// A file that cannot be written does not prevent measuring.
+	tuner := New(Options{Mode: First, Path: filepath.Join(path, "below", "a file"), Info: info})
+	if err := tuner.learn(s, good); err == nil {
+		t.Error("written below a file")
+	}
+	if v, why := tuner.Choose(s); v.Label() != last.Label() || !strings.Contains(why, "not written") {
+		t.Errorf("%s, %s", v.Label(), why)
+	}
+}
+
+// A process measures what earlier ones had no time for. Earlier measurements stay in the
+// choice, also those of variants that only a probe admits.
+func TestProcessesGoOn(t *testing.T) {
+	path := temp(t)
+	f := newFake(t)
+	process := func() (e Entry, ran bool) {
+		t.Helper()
+		tuner := New(Options{Mode: First, Path: path, Info: info, Budget: 1})
+		f.runs = 0
+		if tuner.Claim(soft) {
+			if err := tuner.FirstUse(t.Context(), f, soft); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if tuner.Claim(soft) {
+			t.Error("claimed twice in a process")
+		}
+		entries, err := Read(path)
+		if err != nil || len(entries) != 1 {
+			t.Fatalf("%+v, %v", entries, err)
+		}
+		return entries[0], f.runs > 0
+	}
+	put := func(e Entry) {
+		t.Helper()
+		if err := Put(path, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var probed string
+	for n, want := range []int{alwaysTried, alwaysTried + 1, alwaysTried + 2, alwaysTried + 2} {
+		e, ran := process()
+		if len(e.Trials) != want || e.Best == "" || ran != (n < 2) {
+			t.Errorf("process %d: ran %v, best %s of %+v", n, ran, e.Best, e.Trials)
+		}
+		if n != 1 {
+			continue
+		}
+		// A probe has admitted a risky variant, and it is the best.
+		for _, v := range soft.Candidates() {
+			if v.risky() {
+				probed = v.Label()
+				e.Trials = append(e.Trials, Trial{Variant: probed, Seconds: 1e-9})
+				e.Best = probed
+				var err error
+				if e.Code, err = soft.code(v); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		put(e)
+	}
+	if probed == "" {
+		t.Fatal("the shape has no risky variant")
+	}
+	// When a variant is new, the process that measures it tries the probed one too.
+	e, _ := process()
+	e.Trials = slices.DeleteFunc(e.Trials, func(x Trial) bool { return strings.HasPrefix(x.Variant, "M") })
+	put(e)
+	if e, _ := process(); e.Trial(probed) == nil || e.Trial(probed).Seconds <= 1e-9 || e.Trial("M/registers") == nil {
+		t.Errorf("%+v", e)
+	}
+}
+
+// Probes decide on risky variants and on those that failed before.
+func TestMeasureProbes(t *testing.T) {
+	tuner := New(Options{Mode: First, Path: temp(t), Info: info})
+	var asked []string
+	opt := MeasureOptions{Probe: func(_ context.Context, variant string) error {
+		asked = append(asked, variant)
+		return errors.New("lost")
+	}}
+	e, err := tuner.Measure(t.Context(), newFake(t), soft, opt)
+	if err != nil || len(asked) == 0 || e.Best == "" || e.Peak != 1e12 || e.FLOPs <= 0 {
+		t.Fatalf("%+v, %v", e, err)
+	}
+	for _, v := range asked {
+		if x := e.Trial(v); x == nil || x.Failed != "lost" {
+			t.Errorf("%s: %+v", v, x)
+		}
+	}
+	opt.Probe = nil // without it, they stay failed
+	if e, err = tuner.Measure(t.Context(), newFake(t), soft, opt); err != nil || e.Trial(asked[0]).Failed != "lost" {
+		t.Errorf("%+v, %v", e, err)
+	}
+	opt.Probe = func(context.Context, string) error { return nil }
+	if e, err = tuner.Measure(t.Context(), newFake(t), soft, opt); err != nil || e.Trial(asked[0]).Seconds <= 0 {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if err := Probe(t.Context(), newFake(t), soft, asked[0]); err != nil {
+		t.Error(err)
+	}
+	if err := Probe(t.Context(), newFake(t), soft, "XXL"); !errors.Is(err, backend.ErrOption) {
+		t.Errorf("an unknown variant: %v", err)
+	}
+}
+
+// Options and the environment select a mode. On a software driver nothing is measured
+// unless a caller asks.
+func TestModes(t *testing.T) {
+	for _, c := range []struct {
+		asked   Mode
+		env     string
+		adapter backend.DeviceType
+		want    Mode
+		err     error
+	}{
+		{Default, "", backend.Discrete, First, nil},
+		{Default, "", backend.CPU, Stored, nil},
+		{Default, "off", backend.Discrete, Off, nil},
+		{Default, "stored", backend.Discrete, Stored, nil},
+		{Default, "first", backend.CPU, First, nil},
+		{Stored, "first", backend.Discrete, Stored, nil},
+		{Off, "always", backend.Discrete, Off, nil},
+		{Default, "always", backend.Discrete, 0, backend.ErrOption},
+		{First + 1, "", backend.Discrete, 0, backend.ErrOption},
+	} {
+		t.Setenv(Env, c.env)
+		got, err := c.asked.Or(c.adapter)
+		if !errors.Is(err, c.err) || err == nil && got != c.want {
+			t.Errorf("%v with %q on %s: %v, %v", c.asked, c.env, c.adapter, got, err)
+		}
+	}
+}

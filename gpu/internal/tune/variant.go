@@ -1,0 +1,328 @@
+// Package tune chooses among the variants of the prefill kernel, flash.wgsl.
+//
+// A [Variant] is one way to divide the kernel's tiles among the threads of a workgroup.
+// All variants compute the same bits. Which one is the fastest depends on the device and
+// on the [Shape] of the call. [Shape.Rule] estimates it from the shape and the device's
+// limits; a [Tuner] measures it, compares the results of each variant with those of the
+// plain kernel, and keeps its choice in a file ([Read], [Put]) for later processes.
+//
+// The package runs calls through a small interface, [Runner], and knows no device.
+package tune
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// HeadClass is the part of the order of operations that depends on the head size. The
+// prefill kernel and the decode kernel share it, so that both compute the same bits.
+type HeadClass struct {
+	Width int // the largest head size, of keys and of values
+	Keys  int // of a tile
+	Lanes int // parts of a row's sum: key j is in part j mod Lanes
+	Split int // keys of a split: the multiple of Keys that is nearest to 1024
+}
+
+var headClasses = []HeadClass{
+	{32, 32, 4, 1024}, {64, 64, 8, 1024}, {80, 80, 10, 1040}, {96, 96, 12, 1056}, {128, 128, 16, 1024}, {256, 64, 16, 1024},
+}
+
+// ClassOf returns the smallest class that holds heads of both sizes, else the largest.
+func ClassOf(dim, valueDim int) HeadClass {
+	for _, c := range headClasses {
+		if max(dim, valueDim) <= c.Width {
+			return c
+		}
+	}
+	return headClasses[len(headClasses)-1]
+}
+
+// Variant is one way to divide the tiles of a head class. The zero Variant stands for
+// the plain kernel, attention.wgsl.
+type Variant struct {
+	Name string
+	HeadClass
+	rv int // vec4 of rows of a thread: 2 for 8 rows, 1 for 4
+	ty int // threads along rows
+	// What a stage holds in workgroup memory: qd vec4 of depths of Q and K, and jj keys
+	// of P and V for each thread along keys. A thread has cv vec4 of columns at a time
+	// and takes several turns for more columns.
+	qd, jj, cv int
+	// Expand is the level to which loops are unrolled, as in package shaders.
+	Expand uint32
+	// Scalar loads elements one at a time even where four are adjacent.
+	Scalar bool
+}
+
+// variants holds the variants of each class. L has tiles of 8 rows by 8 keys and 8
+// columns a thread (class 256: 4 keys and 16 columns). M has 4 rows, which takes half
+// the registers. S has 4 rows and half the threads, for small grids. They fit in 16 KiB
+// of workgroup memory. L32 and L48 stage twice as much at once, or have more rows, in 32
+// and 48 KiB.
+var variants = map[HeadClass][]Variant{}
+
+func init() {
+	for _, c := range headClasses {
+		ty := 16
+		if c.Lanes == 16 {
+			ty = 8 // 128 threads: with 256 threads of 8x8 tiles a processor holds one workgroup
+		}
+		l := Variant{Name: "L", HeadClass: c, rv: 2, ty: ty, qd: 4, jj: max(16/c.Lanes, 1), cv: 2, Expand: shaders.Full}
+		m, s, l32, l48 := l, l, l, l
+		m.Name, m.rv = "M", 1
+		s.Name, s.rv, s.ty = "S", 1, ty/2
+		l32.Name, l32.qd, l32.jj = "L32", 8, 2*l.jj
+		if c.Width == 256 {
+			l32.qd, l32.jj, l32.cv = 4, 1, 4 // all columns in one turn
+		}
+		variants[c] = []Variant{l, m, s, l32}
+		if c.Width == 128 {
+			l48.Name, l48.ty, l48.qd, l48.jj = "L48", 16, 8, 2
+			variants[c] = append(variants[c], l48)
+		}
+	}
+}
+
+// Variants returns the variants of a class.
+func Variants(c HeadClass) []Variant { return variants[c] }
+
+// Label names a variant among [Shape.Candidates].
+func (v Variant) Label() string {
+	if v.Expand == shaders.Registers {
+		return v.Name + "/registers"
+	}
+	return v.Name
+}
+
+// Quick returns the variant for software drivers: it compiles in a third of the time,
+// and there is one of it instead of two.
+func (v Variant) Quick() Variant {
+	v.Expand, v.Scalar = shaders.Registers, true
+	return v
+}
+
+// Rows returns the query rows of a workgroup.
+func (v Variant) Rows() int { return 4 * v.rv * v.ty }
+
+// RowsByKeys returns the vec4 of scores that a thread has of a tile.
+func (v Variant) RowsByKeys() int { return v.rv * v.kt() }
+
+// Area returns the vec4 of state that a workgroup leaves for values of dv columns.
+func (v Variant) Area(dv int) int { return v.keep(dv) * v.threads() }
+
+func (v Variant) kt() int      { return v.Keys / v.Lanes } // keys of a tile, of a thread
+func (v Variant) threads() int { return v.Lanes * v.ty }
+
+// turns returns the turns of cv columns that values of dv columns take.
+func (v Variant) turns(dv int) int {
+	once := 4 * v.Lanes * v.cv
+	return (dv + once - 1) / once
+}
+
+// together returns the rows of a thread that are written to o at once: the largest
+// power of two that fits into the memory of its weights.
+func (v Variant) together() int {
+	n := 1
+	for 2*n <= 4*v.rv && 2*n*v.Lanes <= max(4*v.rv*v.qd, v.jj*v.Lanes*v.rv, v.Lanes*v.rv) {
+		n *= 2
+	}
+	return n
+}
+
+// lengths returns the lengths of the rows of a and b in flash.wgsl, in vec4. They are
+// odd.
+func (v Variant) lengths() (sa, sb int) {
+	sa = max(4*v.rv*v.qd, v.jj*v.Lanes*v.rv, v.Lanes*max(v.rv, v.together()))
+	sb = max(v.kt()*v.qd, v.jj*v.Lanes*v.cv)
+	return sa | 1, sb | 1
+}
+
+// memory returns the bytes of workgroup memory.
+func (v Variant) memory() int {
+	sa, sb := v.lengths()
+	return 16 * (v.ty*sa + v.Lanes*sb)
+}
+
+// keep returns the vec4 of state of a thread: output, maxima and sums.
+func (v Variant) keep(dv int) int {
+	return 4*v.rv*v.cv*v.turns(dv) + 2*v.rv
+}
+
+// safeMemory is the workgroup memory of every WebGPU device. Drivers have lost devices
+// over kernels with more, even within their own limits.
+const safeMemory = 16 << 10
+
+// risky reports whether a variant may lose the device and must be tried in a process of
+// its own first.
+func (v Variant) risky() bool { return v.memory() > safeMemory }
+
+// Loops returns a bound on the rounds of loops that a thread makes for one tile.
+func (v Variant) Loops(dim, dv int) int {
+	turns := v.turns(dv)
+	chunks := (dim + 4*v.qd - 1) / (4 * v.qd)
+	steps := v.kt() / v.jj
+	perChunk, perStep, rest := 1, 1, 1
+	if v.Expand < shaders.Full { // with the loops marked 'unroll deep'
+		perChunk += v.qd
+		perStep += turns * v.jj * v.Lanes
+		rest += v.rv*v.Lanes + 8*v.rv*v.kt()
+	}
+	if v.Expand < shaders.Registers { // and with the others
+		rows, n := 4*v.rv, v.rv*v.kt()
+		staged := (v.Rows()*v.qd+v.Keys*v.qd+v.jj*v.Lanes*v.Lanes*v.cv)/v.threads() + 3
+		perChunk += 2*staged + v.qd*(v.rv+v.kt()+n)
+		perStep += turns * (2*staged + steps + v.jj + v.jj*v.rv + v.jj*v.Lanes*(v.rv+v.cv+v.cv*rows))
+		rest += 2*n + 4*(v.rv+n) + 8*n + 3*(rows+rows*v.cv*turns)
+	}
+	return rest + chunks*perChunk + steps*perStep
+}
+
+// kernels holds the constants of kernels by kernelKey, so that repeated calls do not
+// build them again.
+var kernels sync.Map
+
+type kernelKey struct {
+	Variant
+	turns              int
+	in, kv             backend.DType
+	paired, wide, half bool
+}
+
+type kernel struct {
+	shaders.Kernel
+	consts map[string]uint32
+}
+
+// Kernel returns the kernel of v for calls of shape s and its constants, which the
+// caller must not change.
+func (s Shape) Kernel(v Variant) (shaders.Kernel, map[string]uint32) {
+	key := kernelKey{v, v.turns(s.ValueDim), s.In, s.KV, s.Paired, s.Wide && !v.Scalar, s.Half}
+	if k, ok := kernels.Load(key); ok {
+		return k.(kernel).Kernel, k.(kernel).consts
+	}
+	turns := key.turns
+	sa, sb := v.lengths()
+	up := func(n int) int { return (n + v.threads() - 1) / v.threads() }
+	flag := func(on bool) uint32 {
+		if on {
+			return 1
+		}
+		return 0
+	}
+	rows := 4 * v.rv
+	k := kernel{shaders.Flash, map[string]uint32{
+		"EXPAND": v.Expand, "IN": uint32(s.In), "KV": uint32(s.KV),
+		"OUT16": flag(s.Half), "VEC": flag(key.wide), "PAIRED": flag(s.Paired),
+	}}
+	k.WorkgroupMemory, k.Threads = v.memory(), v.threads()
+	for name, n := range map[string]int{
+		"TX": v.Lanes, "TY": v.ty, "THREADS": v.threads(), "RV": v.rv, "KT": v.kt(), "CV": v.cv, "VP": turns,
+		"QD": v.qd, "JJ": v.jj, "ER": v.together(), "SA": sa, "SB": sb, "S4": v.RowsByKeys(), "ROWS": rows,
+		"COLS": v.cv * turns, "O4": rows * v.cv * turns, "KEEP": v.keep(s.ValueDim), "STEPS": v.kt() / v.jj, "SPLIT": v.Split,
+		"QN": up(v.Rows() * v.qd), "KN": up(v.Keys * v.qd), "VN": up(v.jj * v.Lanes * v.Lanes * v.cv),
+	} {
+		k.consts[name] = uint32(n)
+	}
+	kernels.Store(key, k)
+	return k.Kernel, k.consts
+}
+
+// Limits are the limits of a device that a variant must keep.
+type Limits struct {
+	Threads int    // of a workgroup
+	Memory  int    // of a workgroup, in bytes
+	Binding uint64 // bytes of a storage buffer binding
+}
+
+// Shape is the part of a call that the choice of a variant depends on.
+type Shape struct {
+	Class    HeadClass
+	ValueDim int
+	Heads    int // of all batches
+	SeqQ     int
+
+	In, KV   backend.DType // of queries, and of keys and values
+	Paired   bool          // there is a mask, a bias or softcap
+	Wide     bool          // elements along D are adjacent, and rows begin at multiples of 4
+	Half     bool          // the output has 16-bit elements
+	Software bool          // the device is a software driver
+	Limits   Limits
+}
+
+// Fits returns "" for variants that can run calls of the shape, else the reason.
+func (s Shape) Fits(v Variant) string {
+	state := uint64(2 * 16 * v.Area(s.ValueDim))
+	switch l := s.Limits; {
+	case v.threads() > l.Threads:
+		return fmt.Sprintf("%s has %d threads a workgroup, the device up to %d", v.Name, v.threads(), l.Threads)
+	case v.memory() > l.Memory:
+		return fmt.Sprintf("%s needs %d bytes of workgroup memory, the device has %d", v.Name, v.memory(), l.Memory)
+	case state > l.Binding:
+		return fmt.Sprintf("%s leaves %d bytes of state a workgroup, %d can be bound", v.Name, state, l.Binding)
+	}
+	return ""
+}
+
+// Busy is the number of workgroups that keep a large GPU busy: two for each of 132 SMs.
+const Busy = 264
+
+// Rule returns a variant by rule: the one with the largest tiles of which there are
+// enough to keep a large GPU busy, else the one with the smallest. It returns the zero
+// Variant when none fits. why is the reason in either case. Measured choices take
+// precedence, see [Tuner.Choose].
+func (s Shape) Rule() (v Variant, why string) {
+	for _, c := range variants[s.Class] {
+		if len(c.Name) > 1 {
+			continue // L32 and L48 are for devices on which they were measured
+		}
+		if bad := s.Fits(c); bad != "" {
+			why = bad
+			continue
+		}
+		v = c
+		n := s.Heads * ((s.SeqQ + c.Rows() - 1) / c.Rows())
+		why = fmt.Sprintf("%d workgroups", n)
+		if n >= Busy {
+			why += " keep a GPU busy"
+			break
+		}
+	}
+	if v.Name != "" && s.Software {
+		v = v.Quick()
+	}
+	return v, why
+}
+
+// Candidates returns the variants that can run calls of the shape, the choice of
+// [Shape.Rule] first. GPUs also get L with fewer unrolled loops, because its code is the
+// longest.
+func (s Shape) Candidates() []Variant {
+	s.ValueDim = s.class().valueDim
+	var list []Variant
+	add := func(v Variant) {
+		if s.Fits(v) == "" {
+			list = append(list, v)
+		}
+	}
+	for _, v := range variants[s.Class] {
+		if s.Software {
+			v = v.Quick()
+		}
+		add(v)
+		if v.Name == "L" && !s.Software {
+			v.Expand = shaders.Registers
+			add(v)
+		}
+	}
+	first, _ := s.Rule()
+	for i, v := range list {
+		if v.Label() == first.Label() {
+			copy(list[1:i+1], list[:i])
+			list[0] = v
+		}
+	}
+	return list
+}

@@ -1,0 +1,92 @@
+package tune
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// perWord returns the multiply-adds of a thread for each word that it reads from
+// workgroup memory, with the largest heads of its class. An SM of 128 multiply-adds and
+// 32 words a clock needs 4 to be bound by the multiply-adds.
+func (v Variant) perWord() float64 {
+	rows, columns, turns := 4*v.rv, 4*v.cv, v.turns(v.Width)
+	scores, values := rows*v.kt()*v.Width, rows*columns*turns*v.Keys
+	read := (rows+v.kt())*v.Width + (rows+columns)*turns*v.Keys
+	return float64(scores+values) / float64(read)
+}
+
+// L must do 4 multiply-adds for each word, or reads bound it. Heads of 256 leave no
+// registers for tiles of 8x8 in both products.
+func TestMultiplyAddsPerWord(t *testing.T) {
+	for c, vs := range variants {
+		for _, v := range vs {
+			least := map[string]float64{"L": 4, "L32": 4, "L48": 4, "M": 8. / 3, "S": 8. / 3}[v.Name]
+			if c.Width == 256 {
+				least = map[string]float64{"L": 3.2, "L32": 3.55, "M": 2.2, "S": 2.2}[v.Name]
+			}
+			if r := v.perWord(); r < least-1e-9 {
+				t.Errorf("%s of class %d: %.3g multiply-adds a word, should be %.3g", v.Name, c.Width, r, least)
+			}
+		}
+	}
+}
+
+// Every variant is consistent: the parts of a stage fit into its arrays, and a workgroup
+// into its memory and 256 threads.
+func TestVariants(t *testing.T) {
+	memory := map[string]int{"L": 16 << 10, "M": 16 << 10, "S": 16 << 10, "L32": 32 << 10, "L48": 48 << 10}
+	for c, vs := range variants {
+		if c.Keys%c.Lanes != 0 || c.Split%c.Keys != 0 || c.Split-1024 > c.Keys/2 || 1024-c.Split > c.Keys/2 {
+			t.Errorf("class %d: tiles of %d keys, %d lanes, splits of %d", c.Width, c.Keys, c.Lanes, c.Split)
+		}
+		for _, v := range vs {
+			if v.kt()%v.jj != 0 || (4*v.rv)%v.together() != 0 || v.threads() > 256 || v.memory() > memory[v.Name] {
+				t.Errorf("class %d: %+v: %d bytes, %d threads", c.Width, v, v.memory(), v.threads())
+			}
+			if v.turns(c.Width)*v.cv*4*v.Lanes != max(c.Width, 4*v.Lanes*v.cv) {
+				t.Errorf("class %d: %s: %d turns of %d columns", c.Width, v.Name, v.turns(c.Width), v.cv*4*v.Lanes)
+			}
+		}
+	}
+	// The constants of the unchanged file are those of L of class 64.
+	s := Shape{Class: ClassOf(64, 64), ValueDim: 64, In: backend.F32, KV: backend.F32, Paired: true}
+	k, consts := s.Kernel(Variants(s.Class)[0])
+	have := shaders.Flash.Constants()
+	for name, value := range consts {
+		if name != "EXPAND" && have[name] != fmt.Sprint(value) {
+			t.Errorf("flash.wgsl has %s = %s, L has %d", name, have[name], value)
+		}
+	}
+	if k.WorkgroupMemory != shaders.Flash.WorkgroupMemory || k.Threads != shaders.Flash.Threads {
+		t.Errorf("L has %d bytes and %d threads, the file %d and %d", k.WorkgroupMemory, k.Threads, shaders.Flash.WorkgroupMemory, shaders.Flash.Threads)
+	}
+}
+
+// The rule follows the grid and the limits. It returns a reason also when no variant fits.
+func TestRule(t *testing.T) {
+	all := Limits{Threads: 256, Memory: 16 << 10, Binding: 128 << 20}
+	few, small := all, all
+	few.Threads = 64
+	small.Binding = 36 << 10
+	for _, c := range []struct {
+		name        string
+		d, heads, s int
+		limits      Limits
+		want        string
+	}{
+		{"many rows", 64, 16, 8192, all, "L"},
+		{"some rows", 64, 16, 2048, all, "M"},
+		{"few rows", 64, 4, 100, all, "S"},
+		{"few threads", 64, 16, 8192, few, "S"},
+		{"too few threads", 80, 16, 8192, few, ""},
+		{"small bindings", 64, 16, 8192, small, "S"},
+	} {
+		v, why := Shape{Class: ClassOf(c.d, c.d), ValueDim: c.d, Heads: c.heads, SeqQ: c.s, Limits: c.limits}.Rule()
+		if v.Name != c.want || why == "" {
+			t.Errorf("%s: %q because %q, should be %q", c.name, v.Name, why, c.want)
+		}
+	}
+}
