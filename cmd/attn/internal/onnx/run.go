@@ -52,7 +52,7 @@ func (c *attentionCall) run(ctx context.Context, dev *kernels.Device) (map[strin
 	got := map[string]*onnxfile.Tensor{c.outputs[outPresentKey]: keys, c.outputs[outPresentValue]: values}
 	if name := c.outputs[outScores]; name != "" {
 		scores := r.Weights
-		if c.scores != scoresSoftmax {
+		if opt.Weights = false; c.scores != scoresSoftmax {
 			at := map[int]backend.ScorePoint{scoresRaw: backend.Scaled, scoresCapped: backend.Capped, scoresBiased: backend.Biased}[c.scores]
 			if scores, err = dev.Scores(ctx, q, k, at, opt); err != nil {
 				return nil, err

@@ -1,63 +1,58 @@
-// Package onnx decodes the two messages that a published ONNX test case is made
-// of: a model (ModelProto, model.onnx) and a tensor (TensorProto, input_0.pb).
+// Package onnxfile decodes the two messages of published ONNX test cases: a model
+// (ModelProto, model.onnx) and a tensor (TensorProto, input_0.pb).
 //
-//	m, err := onnx.DecodeModel(data)
+//	m, err := onnxfile.DecodeModel(data)
 //	...
-//	t, err := onnx.DecodeTensor(data)
+//	t, err := onnxfile.DecodeTensor(data)
 //
-// It knows the fields that describe one node and its data, by the numbers of the
-// public schema onnx.proto3, and passes over the others, as protocol buffers mean
-// it. What it returns is consistent: a tensor has the elements of its shape. Any
-// input gives a value or an error that wraps [ErrMalformed] or [ErrUnsupported],
-// never a panic, and takes memory of at most a small multiple of the input.
-//
-// It does not check that a graph makes sense, and runs nothing.
+// It decodes the fields that describe one node of the operator Attention and its data,
+// by the numbers of the public schema onnx.proto3, and skips the others. A decoded
+// tensor has the elements of its shape. Every input yields a value or an error that
+// wraps [ErrMalformed] or [ErrUnsupported], never a panic, and takes memory of at most
+// a small multiple of its size.
 package onnxfile
 
 import (
 	"errors"
 	"fmt"
-	"math"
 )
 
 var (
-	// ErrMalformed reports bytes that are no such message: cut short, or with
-	// fields that contradict each other.
+	// ErrMalformed reports bytes that are not such a message: cut short, or with
+	// contradicting fields.
 	ErrMalformed = errors.New("malformed ONNX data")
-	// ErrUnsupported reports a valid message with something that this package
-	// does not decode.
+	// ErrUnsupported reports a valid message that this package does not decode.
 	ErrUnsupported = errors.New("not decoded here")
 )
 
-// Model is what a model.onnx file holds.
+// Model is the content of a model.onnx file.
 type Model struct {
-	// Opsets are the versions of the operator sets that the model imports, by
-	// domain; the ONNX operators' own domain is "", also where the file calls it
-	// "ai.onnx".
+	// Opsets has the versions of the imported operator sets by domain. That of the
+	// ONNX operators is "", also where the file calls it "ai.onnx".
 	Opsets map[string]int64
 	Graph  Graph
 }
 
-// Graph is a computation: nodes that pass named tensors on.
+// Graph is a computation: nodes connected by named tensors.
 type Graph struct {
 	Nodes []Node
-	// Inputs and Outputs are the names of what is fed and fetched, in the order
-	// in which the files of a test case are numbered.
+	// Inputs and Outputs are names of tensors, in the order of the numbers of the
+	// files of a test case.
 	Inputs, Outputs []string
-	// Initializers are tensors that the model brings itself.
+	// Initializers are the tensors in the model.
 	Initializers []Tensor
 }
 
 // Node is one operation.
 type Node struct {
 	Name, Domain, OpType string
-	// Inputs and Outputs are tensor names in the operator's order; "" is an
-	// optional one that is left out.
+	// Inputs and Outputs are tensor names in the operator's order; "" is a missing
+	// optional one.
 	Inputs, Outputs []string
 	Attributes      []Attribute
 }
 
-// Attribute is a constant of a node. Only numbers have their value decoded.
+// Attribute is a constant of a node. Only the values of numbers are decoded.
 type Attribute struct {
 	Name  string
 	Kind  Kind
@@ -68,7 +63,7 @@ type Attribute struct {
 // Kind is the type of an attribute, numbered as in the schema.
 type Kind int64
 
-// The kinds whose values are decoded.
+// The kinds with decoded values.
 const (
 	KindFloat Kind = 1
 	KindInt   Kind = 2
@@ -83,22 +78,18 @@ func (k Kind) String() string {
 	return names[k]
 }
 
-// DecodeModel decodes a ModelProto. A message without a graph or without operator
-// sets is malformed, as both are required: a file that was cut between two fields
-// has lost them.
+// DecodeModel decodes a ModelProto. A message without the required graph or operator
+// sets is malformed: a file that was cut between two fields has lost them.
 func DecodeModel(data []byte) (*Model, error) {
 	m := &Model{Opsets: map[string]int64{}}
 	graph := false
-	err := each("model", data, func(f field) error {
-		switch f.number {
-		case 7:
+	err := fields{
+		7: message(func(data []byte) error {
 			graph = true
-			return f.message(m.Graph.decode)
-		case 8:
-			return f.message(m.decodeOpset)
-		}
-		return nil
-	})
+			return m.Graph.decode(data)
+		}),
+		8: message(m.decodeOpset),
+	}.decode("model", data)
 	switch {
 	case err != nil:
 		return nil, err
@@ -112,20 +103,12 @@ func DecodeModel(data []byte) (*Model, error) {
 
 func (m *Model) decodeOpset(data []byte) error {
 	domain, version := "", int64(0)
-	err := each("operator set", data, func(f field) (err error) {
-		switch f.number {
-		case 1:
-			domain, err = f.text()
-		case 2:
-			version, err = f.int()
-		}
-		return err
-	})
+	err := fields{1: text(&domain), 2: integer(&version)}.decode("operator set", data)
 	m.Opsets[plainDomain(domain)] = version
 	return err
 }
 
-// plainDomain gives the ONNX operators' own domain its shorter name.
+// plainDomain returns the shorter name of the ONNX operators' own domain.
 func plainDomain(d string) string {
 	if d == "ai.onnx" {
 		return ""
@@ -134,100 +117,34 @@ func plainDomain(d string) string {
 }
 
 func (g *Graph) decode(data []byte) error {
-	return each("graph", data, func(f field) error {
-		switch f.number {
-		case 1:
-			var n Node
-			if err := f.message(n.decode); err != nil {
-				return err
-			}
-			g.Nodes = append(g.Nodes, n)
-		case 5:
-			return f.message(func(data []byte) error {
-				t, err := DecodeTensor(data)
-				if err != nil {
-					return err
-				}
-				g.Initializers = append(g.Initializers, *t)
-				return nil
-			})
-		case 11:
-			return f.message(func(data []byte) error { return appendName(&g.Inputs, "input", data) })
-		case 12:
-			return f.message(func(data []byte) error { return appendName(&g.Outputs, "output", data) })
-		case 15:
-			return fmt.Errorf("graph: it has a sparse initializer: %w", ErrUnsupported)
-		}
-		return nil
-	})
+	return fields{
+		1:  messages(&g.Nodes, (*Node).decode),
+		5:  messages(&g.Initializers, (*Tensor).decode),
+		11: messages(&g.Inputs, decodeName),
+		12: messages(&g.Outputs, decodeName),
+		15: func(field) error { return fmt.Errorf("graph: it has a sparse initializer: %w", ErrUnsupported) },
+	}.decode("graph", data)
 }
 
-// appendName appends the name in a ValueInfoProto.
-func appendName(names *[]string, message string, data []byte) error {
-	name := ""
-	err := each(message, data, func(f field) (err error) {
-		if f.number == 1 {
-			name, err = f.text()
-		}
-		return err
-	})
-	*names = append(*names, name)
-	return err
+// decodeName decodes the name in a ValueInfoProto.
+func decodeName(name *string, data []byte) error {
+	return fields{1: text(name)}.decode("value", data)
 }
 
 func (n *Node) decode(data []byte) error {
-	err := each("node", data, func(f field) (err error) {
-		switch f.number {
-		case 1, 2:
-			name, err := f.text()
-			if err != nil {
-				return err
-			}
-			if f.number == 1 {
-				n.Inputs = append(n.Inputs, name)
-			} else {
-				n.Outputs = append(n.Outputs, name)
-			}
-		case 3:
-			n.Name, err = f.text()
-		case 4:
-			n.OpType, err = f.text()
-		case 5:
-			var a Attribute
-			err = f.message(a.decode)
-			n.Attributes = append(n.Attributes, a)
-		case 7:
-			n.Domain, err = f.text()
-			n.Domain = plainDomain(n.Domain)
-		}
-		return err
-	})
+	err := fields{
+		1: texts(&n.Inputs), 2: texts(&n.Outputs), 3: text(&n.Name), 4: text(&n.OpType),
+		5: messages(&n.Attributes, (*Attribute).decode), 7: text(&n.Domain),
+	}.decode("node", data)
+	n.Domain = plainDomain(n.Domain)
 	return err
 }
 
 func (a *Attribute) decode(data []byte) error {
-	reference := false
-	err := each("attribute", data, func(f field) (err error) {
-		switch f.number {
-		case 1:
-			a.Name, err = f.text()
-		case 2:
-			if f.wire != fixed32 {
-				return f.wrongWire()
-			}
-			a.Float = math.Float32frombits(uint32(f.bits))
-		case 3:
-			a.Int, err = f.int()
-		case 20:
-			var k int64
-			k, err = f.int()
-			a.Kind = Kind(k)
-		case 21:
-			reference = true
-		}
-		return err
-	})
-	if err == nil && reference {
+	var reference string
+	fs := fields{1: text(&a.Name), 2: float(&a.Float), 3: integer(&a.Int), 20: integer(&a.Kind), 21: text(&reference)}
+	err := fs.decode("attribute", data)
+	if err == nil && reference != "" {
 		err = fmt.Errorf("attribute %q: it refers to one of a function: %w", a.Name, ErrUnsupported)
 	}
 	return err

@@ -12,37 +12,28 @@ import (
 // DataType is the element type of a tensor, numbered as in the schema.
 type DataType int32
 
-// The element types that are decoded.
+// The decoded element types: those of the operator Attention.
 const (
 	Float    DataType = 1
-	Uint8    DataType = 2
-	Int8     DataType = 3
-	Uint16   DataType = 4
-	Int16    DataType = 5
-	Int32    DataType = 6
 	Int64    DataType = 7
 	Bool     DataType = 9
 	Float16  DataType = 10
 	Double   DataType = 11
-	Uint32   DataType = 12
-	Uint64   DataType = 13
 	BFloat16 DataType = 16
 )
 
-// types says of each decoded type how it is called, how many bytes an element takes
-// and in which field of the message numbers lie that are not raw.
+// types has the name, the size in bytes and the field of the message for elements
+// that are not raw.
 var types = map[DataType]struct {
 	name  string
 	size  int
 	field protowire.Number
 }{
-	Float: {"f32", 4, floatData}, Double: {"f64", 8, doubleData},
-	Float16: {"f16", 2, int32Data}, BFloat16: {"bf16", 2, int32Data}, Bool: {"bool", 1, int32Data},
-	Int8: {"int8", 1, int32Data}, Int16: {"int16", 2, int32Data}, Int32: {"int32", 4, int32Data}, Int64: {"int64", 8, int64Data},
-	Uint8: {"uint8", 1, int32Data}, Uint16: {"uint16", 2, int32Data}, Uint32: {"uint32", 4, uint64Data}, Uint64: {"uint64", 8, uint64Data},
+	Float: {"f32", 4, floatData}, Double: {"f64", 8, doubleData}, Float16: {"f16", 2, int32Data}, BFloat16: {"bf16", 2, int32Data},
+	Bool: {"bool", 1, int32Data}, Int64: {"int64", 8, int64Data},
 }
 
-// The fields of a TensorProto that hold elements.
+// The fields of a TensorProto with elements.
 const (
 	floatData  protowire.Number = 4
 	int32Data  protowire.Number = 5
@@ -66,11 +57,11 @@ func (d DataType) Float() bool {
 	return d == Float || d == Float16 || d == BFloat16 || d == Double
 }
 
-// Size returns the bytes that one element takes; 0 for a type that is not decoded.
+// Size returns the bytes of an element; 0 for a type that is not decoded.
 func (d DataType) Size() int { return types[d].size }
 
-// Tensor is an array. Data holds the elements row by row, little endian, whichever
-// field of the message they came in; its length is that of the shape.
+// Tensor is an array. Data has the elements row by row, little endian, from any field
+// of the message. Its length is that of the shape.
 type Tensor struct {
 	Name  string
 	Type  DataType
@@ -81,12 +72,14 @@ type Tensor struct {
 // DecodeTensor decodes a TensorProto. Data may alias the argument.
 func DecodeTensor(data []byte) (*Tensor, error) {
 	t := &Tensor{}
-	external := false
-	var from protowire.Number // the field that elements came in
+	return t, t.decode(data)
+}
+
+func (t *Tensor) decode(data []byte) error {
+	var location int64
 	var elements []field
-	err := each("tensor", data, func(f field) (err error) {
-		switch f.number {
-		case 1:
+	fs := fields{
+		1: func(f field) error {
 			return f.varints(func(v uint64) error {
 				if v > math.MaxInt32 {
 					return fmt.Errorf("tensor: its length along axis %d is %d: %w", len(t.Shape), int64(v), ErrMalformed)
@@ -94,54 +87,48 @@ func DecodeTensor(data []byte) (*Tensor, error) {
 				t.Shape = append(t.Shape, int(v))
 				return nil
 			})
-		case 2:
-			var d int64
-			d, err = f.int()
-			t.Type = DataType(d)
-		case 8:
-			t.Name, err = f.text()
-		case 14:
-			var where int64
-			where, err = f.int()
-			external = where != 0
-		case floatData, int32Data, stringData, int64Data, rawData, doubleData, uint64Data:
-			if from != 0 && from != f.number {
-				return fmt.Errorf("tensor: it has elements in fields %d and %d: %w", from, f.number, ErrMalformed)
+		},
+		2: integer(&t.Type), 8: text(&t.Name), 14: integer(&location),
+	}
+	for _, n := range []protowire.Number{floatData, int32Data, stringData, int64Data, rawData, doubleData, uint64Data} {
+		fs[n] = func(f field) error {
+			if len(elements) > 0 && elements[0].number != n {
+				return fmt.Errorf("tensor: it has elements in fields %d and %d: %w", elements[0].number, n, ErrMalformed)
 			}
-			from = f.number
 			elements = append(elements, f)
+			return nil
 		}
+	}
+	if err := fs.decode("tensor", data); err != nil {
 		return err
-	})
-	if err != nil {
-		return nil, err
 	}
-	if external {
-		return nil, fmt.Errorf("tensor %q: its data lies in another file: %w", t.Name, ErrUnsupported)
+	if location != 0 {
+		return fmt.Errorf("tensor %q: its data lies in another file: %w", t.Name, ErrUnsupported)
 	}
-	if err := t.fill(from, elements); err != nil {
-		return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+	if err := t.fill(elements); err != nil {
+		return fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
-	return t, nil
+	return nil
 }
 
-// fill sets Data from the fields that hold elements.
-func (t *Tensor) fill(from protowire.Number, elements []field) error {
+// fill sets Data from the fields with elements.
+func (t *Tensor) fill(elements []field) error {
 	kind, ok := types[t.Type]
 	switch {
 	case t.Type == 0:
 		return fmt.Errorf("it has no element type: %w", ErrMalformed)
 	case !ok:
 		return fmt.Errorf("elements of %v: %w", t.Type, ErrUnsupported)
-	case from != 0 && from != rawData && from != kind.field:
-		return fmt.Errorf("elements of %v cannot lie in field %d: %w", t.Type, from, ErrMalformed)
 	}
 	for _, f := range elements {
 		var err error
 		switch {
-		case from == rawData:
-			err = f.message(func(b []byte) error { t.Data = b; return nil }) // as for any field that may occur once, the last one counts
-		case from == floatData || from == doubleData:
+		case f.number == rawData:
+			t.Data = f.bytes // the last field counts, as for any field that is not repeated
+			err = f.must(protowire.BytesType)
+		case f.number != kind.field:
+			err = fmt.Errorf("elements of %v cannot lie in field %d: %w", t.Type, f.number, ErrMalformed)
+		case f.number == floatData || f.number == doubleData:
 			t.Data, err = f.fixed(t.Data, kind.size)
 		default:
 			err = f.varints(t.appendInt)
@@ -163,78 +150,41 @@ func (t *Tensor) fill(from protowire.Number, elements []field) error {
 	return nil
 }
 
-// appendInt appends an element that lies in an integer field, where a number of 16
-// bits lies as its bits.
+// appendInt appends an element of an integer field, which has the bits of f16 and bf16.
 func (t *Tensor) appendInt(v uint64) error {
-	fits := true
-	switch t.Type {
-	case Bool:
-		fits = v <= 1
-	case Uint8:
-		fits = v <= math.MaxUint8
-	case Uint16, Float16, BFloat16:
-		fits = v <= math.MaxUint16
-	case Uint32:
-		fits = v <= math.MaxUint32
-	case Int8:
-		fits = int64(v) == int64(int8(v))
-	case Int16:
-		fits = int64(v) == int64(int16(v))
-	case Int32:
-		fits = int64(v) == int64(int32(v))
+	size := t.Type.Size()
+	if limit := map[int]uint64{1: 1, 2: math.MaxUint16, 8: math.MaxUint64}[size]; v > limit {
+		return fmt.Errorf("element %d is %d, not a %v: %w", len(t.Data)/size, int64(v), t.Type, ErrMalformed)
 	}
-	if !fits {
-		return fmt.Errorf("element %d is %d, no %v: %w", len(t.Data)/t.Type.Size(), int64(v), t.Type, ErrMalformed)
-	}
-	var b [8]byte
-	binary.LittleEndian.PutUint64(b[:], v)
-	t.Data = append(t.Data, b[:t.Type.Size()]...)
+	t.Data = append(t.Data, binary.LittleEndian.AppendUint64(nil, v)[:size]...)
 	return nil
 }
 
-// Elements returns how many there are.
+// Elements returns the number of elements.
 func (t *Tensor) Elements() int { return len(t.Data) / t.Type.Size() }
 
-// At returns element i as the nearest float64, for any type; true is 1. (Only
-// integers beyond 2^53 are not exact.)
+// At returns element i as the nearest float64; true is 1.
 func (t *Tensor) At(i int) float64 {
-	size := t.Type.Size()
-	b := t.Data[i*size:][:size]
 	switch t.Type {
 	case Float:
-		return float64(math.Float32frombits(binary.LittleEndian.Uint32(b)))
+		return float64(math.Float32frombits(binary.LittleEndian.Uint32(t.Data[4*i:])))
 	case Double:
-		return math.Float64frombits(binary.LittleEndian.Uint64(b))
+		return math.Float64frombits(binary.LittleEndian.Uint64(t.Data[8*i:]))
 	case Float16:
-		return float64(float16.Frombits(binary.LittleEndian.Uint16(b)).Float32())
+		return float64(float16.Frombits(t.Bits(i)).Float32())
 	case BFloat16:
-		return float64(math.Float32frombits(uint32(binary.LittleEndian.Uint16(b)) << 16))
-	case Uint64:
-		return float64(binary.LittleEndian.Uint64(b))
+		return float64(math.Float32frombits(uint32(t.Bits(i)) << 16))
 	}
 	return float64(t.Int(i))
 }
 
-// Int returns element i of a tensor of integers (below 2^63) or bools.
+// Int returns element i of a tensor of integers or bools.
 func (t *Tensor) Int(i int) int64 {
-	size := t.Type.Size()
-	b := t.Data[i*size:][:size]
-	switch t.Type {
-	case Bool, Uint8:
-		return int64(b[0])
-	case Int8:
-		return int64(int8(b[0]))
-	case Int16:
-		return int64(int16(binary.LittleEndian.Uint16(b)))
-	case Uint16:
-		return int64(binary.LittleEndian.Uint16(b))
-	case Int32:
-		return int64(int32(binary.LittleEndian.Uint32(b)))
-	case Uint32:
-		return int64(binary.LittleEndian.Uint32(b))
+	if t.Type == Bool {
+		return int64(t.Data[i])
 	}
-	return int64(binary.LittleEndian.Uint64(b))
+	return int64(binary.LittleEndian.Uint64(t.Data[8*i:]))
 }
 
-// Bits returns element i of a tensor of two-byte elements as it lies in memory.
+// Bits returns the bits of element i of a half type.
 func (t *Tensor) Bits(i int) uint16 { return binary.LittleEndian.Uint16(t.Data[2*i:]) }

@@ -95,19 +95,20 @@ func (r *computation) attend(ctx context.Context) (err error) {
 	if r.result.O, err = r.in.BHSD(r.stored); err != nil {
 		return err
 	}
+	opt := r.Options // without LSE and Weights for the other outputs
 	if r.LSE != "" {
-		r.Options.LSE = true
+		opt.LSE = true
 		if r.result.LSE, err = r.alloc(ctx, backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1}); err != nil {
 			return fmt.Errorf("lse: %w", err)
 		}
 	}
 	if r.Weights != "" {
-		r.Options.Weights = true
+		opt.Weights = true
 		if r.result.Weights, err = r.alloc(ctx, backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}); err != nil {
 			return fmt.Errorf("weights: %w", err)
 		}
 	}
-	prepared, err := r.dev.Prepare(r.Q, r.K, r.V, r.Options)
+	prepared, err := r.dev.Prepare(r.Q, r.K, r.V, opt)
 	if err != nil {
 		return err
 	}

@@ -219,7 +219,7 @@ func TestRunPairs(t *testing.T) {
 		clitest.Near(t, "scores "+point, got, want, 1e-5)
 	}
 
-	mustRun(t, append(slices.Clone(flags), "--topk=3", "--topk-keys", c.dir+"/i.npy", "--topk-weights", c.dir+"/w.npy")...)
+	mustRun(t, append(slices.Clone(flags), "--lse", c.dir+"/l.npy", "--weights", c.dir+"/all.npy", "--scores", c.dir+"/s.npy", "--topk=3", "--topk-keys", c.dir+"/i.npy", "--topk-weights", c.dir+"/w.npy")...)
 	_, _, weights := c.solve()
 	top, shape, _ := clitest.Load(t, c.dir+"/w.npy")
 	if !slices.Equal(shape, []int{c.b, c.h, c.sq, 3}) {
