@@ -5,7 +5,7 @@
 //     p_j = exp(s_j - m)       o = Σ p_j·v_j / Σ p_j            lse = m + log Σ p_j
 //
 // A sink adds to Σ p_j only, and dropout affects Σ p_j·v_j only. This is the plain kernel:
-// the oracle of flash.wgsl, and what runs on devices without room for that.
+// the oracle of flash.wgsl, and its substitute on devices with too little memory for it.
 //
 // Key tiles of 32 begin at multiples of 32; a tile that no row of the block sees is
 // skipped. Thread (tx, ty) of 8 x 8 has rows 4·ty + r and

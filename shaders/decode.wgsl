@@ -1,6 +1,6 @@
 // Decoding: few query rows over many keys. A workgroup computes one split of the keys,
 // SPLIT of them from a multiple of SPLIT on, for up to ROWS query rows that read the same
-// key head. It leaves in state what splitmerge.wgsl makes the result of:
+// key head. It leaves a partial result in state, which splitmerge.wgsl completes:
 //
 //     s_j = scale · q·k_j      s_j = cap · tanh(s_j / cap)      s_j = s_j + bias_j - slope·|i - j|
 //     p_j = exp(s_j - m)       O = Σ p_j·v_j       l_c = Σ p_j over j ≡ c mod TX

@@ -23,10 +23,10 @@
 // constant places once the loops are unrolled. The length of a row in vec4 is odd, which
 // puts lanes on different banks.
 //
-// A loop marked 'unroll' indexes registers, so that Specialise may unroll it but the
-// kernel may not depend on a compiler to do so (EXPAND = 1). Unrolling 'unroll deep'
-// (EXPAND = 2) saves the index arithmetic of workgroup memory. EXPAND = 0 is slow and
-// the oracle of both: all three agree to the bit.
+// Loops marked 'unroll' index registers. A compiler that keeps such a loop puts the
+// registers into memory; EXPAND = 1 unrolls it in the text. EXPAND = 2 also unrolls loops
+// marked 'unroll deep', which saves the index arithmetic of workgroup memory. EXPAND = 0
+// is slow and the oracle of both: all three agree to the bit.
 //
 // The order of operations for a row, which decode.wgsl follows too. Prefill and decoding
 // agree to the bit, whatever other rows the block has:
@@ -55,8 +55,8 @@
 //     o = o·(1/l·(keep·a)), lse = fma(m, ln 2, log l). keep is 1/(1-P) for dropout, else 1.
 //
 // State holds the registers (o, l, m) of each thread of each workgroup: first the totals of
-// the finished splits, then, when keys come in pieces, what the last split had reached at
-// the end of the piece. Cutting the keys changes no bit.
+// the finished splits, then, when keys come in pieces, those of the unfinished split at the
+// end of the piece. Cutting the keys changes no bit.
 //
 // Elements of q8 take part as scale·integer, rounded to float32.
 //

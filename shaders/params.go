@@ -81,7 +81,7 @@ type AttentionParams struct {
 	Threshold    int // dropout keeps a weight whose random word is at least this
 	Seed0        int
 	Seed1        int
-	DropBatch    int // what dropout counts the first batch, head, row and key of the piece as
+	DropBatch    int // number of the first batch, head, row and key of the piece for dropout
 	DropHead     int
 	DropRow      int
 	DropKey      int

@@ -52,7 +52,7 @@ struct AttentionParams {
     threshold: u32, // dropout keeps a weight whose random word is at least this
     seed0: u32,
     seed1: u32,
-    drop_batch: u32, // what dropout counts the first batch, head, row and key of the piece as
+    drop_batch: u32, // number of the first batch, head, row and key of the piece for dropout
     drop_head: u32,
     drop_row: u32,
     drop_key: u32,
