@@ -21,22 +21,22 @@ func TestBatchSharesSubmissions(t *testing.T) {
 	for i := range ids {
 		ids[i] = int32(i / each)
 	}
-	x, err := kernels.FromFloat32(t.Context(), b, backend.F32, data, s)
+	x, err := kernels.NewDevice(b).FromFloat32(t.Context(), backend.F32, data, s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer x.Release()
 	opt := kernels.Options{QSegments: [][]int32{ids}}
-	if err := kernels.Warmup(t.Context(), b, x, x, x, opt); err != nil {
+	if err := prepare(t, b, x, x, x, opt).Warmup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	plan, err := kernels.Plan(b, x, x, x, opt)
+	plan, err := prepare(t, b, x, x, x, opt).Plan(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	told, done, total := 0, 0.0, 0.0
 	ctx := backend.WithTrace(t.Context(), &backend.Trace{Progress: func(d, of float64) { told, done, total = told+1, d, of }})
-	r, err := kernels.Attention(ctx, b, x, x, x, opt)
+	r, err := kernels.NewDevice(b).Attention(ctx, x, x, x, opt)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -211,7 +211,7 @@ func TestCopyRefuses(t *testing.T) {
 // numbers returns a tensor of any type as float32, row by row.
 func numbers(t testing.TB, b *Backend, x backend.Tensor) []float32 {
 	t.Helper()
-	data, err := kernels.Float32s(context.Background(), b, x)
+	data, err := kernels.NewDevice(b).Float32s(context.Background(), x)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +221,7 @@ func numbers(t testing.TB, b *Backend, x backend.Tensor) []float32 {
 // filled uploads data in a type.
 func filled(t testing.TB, b *Backend, dtype backend.DType, data []float32, shape backend.Shape) backend.Tensor {
 	t.Helper()
-	x, err := kernels.FromFloat32(context.Background(), b, dtype, data, shape)
+	x, err := kernels.NewDevice(b).FromFloat32(context.Background(), dtype, data, shape)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ func ones(t *testing.T, be backend.Backend, n int) backend.Tensor {
 	for i := range data {
 		data[i] = 1
 	}
-	x, err := kernels.FromFloat32(t.Context(), be, backend.F32, data, backend.Shape{1, 1, 1, n})
+	x, err := kernels.NewDevice(be).FromFloat32(t.Context(), backend.F32, data, backend.Shape{1, 1, 1, n})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,9 +20,8 @@ func small(t testing.TB, b *Backend) func() error {
 	t.Helper()
 	c := plain(t, b, 64, 64, 64)
 	out := kernels.Result{O: c.O, LSE: c.LSE}
-	return func() error {
-		return kernels.AttentionInto(t.Context(), b, out, c.Q, c.K, c.V, kernels.Options{})
-	}
+	call := prepare(t, b, c.Q, c.K, c.V, kernels.Options{})
+	return func() error { return call.RunInto(t.Context(), out) }
 }
 
 // BenchmarkCallOverhead is what a call of 64 queries and keys takes above an empty
@@ -108,7 +107,7 @@ func TestManyCalls(t *testing.T) {
 	x := upload(t, b, host(t, backend.Shape{1, 1, 4, 8}, wave))
 	var want []float32
 	one := func(i int) {
-		r, err := kernels.Attention(t.Context(), b, x, x, x, kernels.Options{})
+		r, err := kernels.NewDevice(b).Attention(t.Context(), x, x, x, kernels.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,12 +17,12 @@ func TestPeakMemory(t *testing.T) {
 	before = be.PeakMemory()
 	shape := backend.Shape{1, 2, 64, 32}
 	bytes := int64(4 * shape.Elements())
-	q, err := kernels.FromFloat32(t.Context(), be, backend.F32, make([]float32, shape.Elements()), shape)
+	q, err := kernels.NewDevice(be).FromFloat32(t.Context(), backend.F32, make([]float32, shape.Elements()), shape)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer q.Release()
-	r, err := kernels.Attention(t.Context(), be, q, q, q, kernels.Options{})
+	r, err := kernels.NewDevice(be).Attention(t.Context(), q, q, q, kernels.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

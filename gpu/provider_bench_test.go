@@ -51,8 +51,9 @@ func BenchmarkProvider(b *testing.B) {
 			k := drawn(b, be, c.dtype, backend.Shape{1, heads, c.seqK, dim})
 			v := drawn(b, be, c.dtype, backend.Shape{1, heads, c.seqK, dim})
 			o := drawn(b, be, c.dtype, backend.Shape{1, heads, c.seqQ, dim})
+			call := prepare(b, be, q, k, v, kernels.Options{})
 			repeat(b, 4*float64(heads*c.seqQ*c.seqK*dim), func(ctx context.Context) error {
-				return kernels.AttentionInto(ctx, be, kernels.Result{O: o}, q, k, v, kernels.Options{})
+				return call.RunInto(ctx, kernels.Result{O: o})
 			})
 		})
 	}
@@ -101,7 +102,7 @@ func drawn(b *testing.B, be *Backend, dtype backend.DType, shape backend.Shape) 
 	for i := range data {
 		data[i] = float32(i*7919%1024) / 1024
 	}
-	t, err := kernels.FromFloat32(b.Context(), be, dtype, data, shape)
+	t, err := kernels.NewDevice(be).FromFloat32(b.Context(), dtype, data, shape)
 	if err != nil {
 		b.Fatal(err)
 	}

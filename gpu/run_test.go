@@ -14,6 +14,16 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
+// prepare returns a prepared call.
+func prepare(t testing.TB, be backend.Backend, q, k, v backend.Tensor, opt kernels.Options) *kernels.Call {
+	t.Helper()
+	c, err := kernels.NewDevice(be).Prepare(q, k, v, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 // plain is a call of one head without anything else, o and lse on the device.
 func plain(t testing.TB, b *Backend, sq, sk, d int) *backend.Call {
 	t.Helper()
@@ -179,7 +189,7 @@ func TestWarmup(t *testing.T) {
 		compiled = nil
 		before := dev.Live()
 		if n := submissions(dev, func() {
-			if err := kernels.Warmup(ctx, b, meta(50), meta(72), meta(72), opt); err != nil {
+			if err := prepare(t, b, meta(50), meta(72), meta(72), opt).Warmup(ctx); err != nil {
 				t.Fatal(err)
 			}
 		}); n != 0 {
@@ -191,7 +201,7 @@ func TestWarmup(t *testing.T) {
 		compiled = nil
 		for _, s := range []int{72, 200} { // multiples of 4 both, see Warmup
 			x := upload(t, b, host(t, backend.Shape{1, 2, s, 24}, wave))
-			r, err := kernels.Attention(ctx, b, x, x, x, opt)
+			r, err := kernels.NewDevice(b).Attention(ctx, x, x, x, opt)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -208,14 +218,14 @@ func TestWarmup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := kernels.Warmup(done, b, x, x, x, kernels.Options{}); !errors.Is(err, context.Canceled) {
+	if err := prepare(t, b, x, x, x, kernels.Options{}).Warmup(done); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 	dev.Fail(0, port.ErrShader)
-	if err := kernels.Warmup(ctx, b, x, x, x, kernels.Options{}); !errors.Is(err, backend.ErrUnsupported) {
+	if err := prepare(t, b, x, x, x, kernels.Options{}).Warmup(ctx); !errors.Is(err, backend.ErrUnsupported) {
 		t.Errorf("a shader that does not compile: %v", err)
 	}
-	if err := kernels.Warmup(ctx, b, x, x, x, kernels.Options{}); err != nil {
+	if err := prepare(t, b, x, x, x, kernels.Options{}).Warmup(ctx); err != nil {
 		t.Errorf("afterwards: %v", err)
 	}
 }

@@ -20,7 +20,7 @@ func TestKernelTime(t *testing.T) {
 	for i := range data {
 		data[i] = float32(i%17) / 17
 	}
-	x, err := kernels.FromFloat32(t.Context(), b, backend.F32, data, backend.Shape{1, 1, n, d})
+	x, err := kernels.NewDevice(b).FromFloat32(t.Context(), backend.F32, data, backend.Shape{1, 1, n, d})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func TestKernelTime(t *testing.T) {
 	call := func(ctx context.Context) time.Duration {
 		t.Helper()
 		begin := time.Now()
-		if err := kernels.AttentionInto(ctx, b, kernels.Result{O: o}, x, x, x, kernels.Options{}); err != nil {
+		if err := prepare(t, b, x, x, x, kernels.Options{}).RunInto(ctx, kernels.Result{O: o}); err != nil {
 			t.Fatal(err)
 		}
 		return time.Since(begin)

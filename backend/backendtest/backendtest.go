@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // Harness is what a backend brings to the suite.
@@ -42,48 +43,48 @@ type Harness struct {
 
 // Run runs the whole suite as subtests of t.
 func Run(t *testing.T, h Harness) {
-	be := h.Open(t)
+	dev := kernels.NewDevice(h.Open(t))
 	t.Cleanup(func() {
-		if err := be.Close(); err != nil {
+		if err := dev.Close(); err != nil {
 			t.Errorf("close: %v", err)
 		}
 	})
 	bits := readDigests(t, h.Digests)
-	t.Run("Transfer", func(t *testing.T) { testTransfer(t, be) })
-	t.Run("Cases", func(t *testing.T) { testCases(t, be, bits) })
-	t.Run("Pairs", func(t *testing.T) { testPairs(t, be, h, bits) })
-	t.Run("Caches", func(t *testing.T) { testCaches(t, be, bits) })
+	t.Run("Transfer", func(t *testing.T) { testTransfer(t, dev) })
+	t.Run("Cases", func(t *testing.T) { testCases(t, dev, bits) })
+	t.Run("Pairs", func(t *testing.T) { testPairs(t, dev, h, bits) })
+	t.Run("Caches", func(t *testing.T) { testCaches(t, dev, bits) })
 	if h.Digests != "" {
 		t.Run("Digests", bits.finish)
 	}
-	t.Run("KVCache", func(t *testing.T) { testKVCache(t, be) })
-	t.Run("PagedCache", func(t *testing.T) { testPagedCache(t, be) })
-	t.Run("Copy", func(t *testing.T) { testCopy(t, be) })
-	t.Run("Batch", func(t *testing.T) { testBatch(t, be) })
-	t.Run("Varlen", func(t *testing.T) { testVarlen(t, be) })
-	t.Run("Scores", func(t *testing.T) { testScores(t, be) })
-	t.Run("TopWeights", func(t *testing.T) { testTopWeights(t, be) })
-	t.Run("Edges", func(t *testing.T) { testEdges(t, be) })
-	t.Run("HeadSizes", func(t *testing.T) { testHeadSizes(t, be, h) })
-	t.Run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, be) })
-	t.Run("Projections", func(t *testing.T) { testProjections(t, be) })
-	t.Run("Rotate", func(t *testing.T) { testRotate(t, be) })
-	t.Run("MultiHead", func(t *testing.T) { testMultiHead(t, be) })
-	t.Run("Stages", func(t *testing.T) { testStages(t, be) })
-	t.Run("Drawn", func(t *testing.T) { testDrawn(t, be, draws(h.Draws, 100)) })
-	t.Run("Properties", func(t *testing.T) { testProperties(t, be) })
-	t.Run("Merge", func(t *testing.T) { testMerge(t, be) })
-	t.Run("Refused", func(t *testing.T) { testRefused(t, be) })
-	t.Run("Plan", func(t *testing.T) { testPlan(t, be) })
-	t.Run("Concurrent", func(t *testing.T) { testConcurrent(t, be) })
-	t.Run("Cancel", func(t *testing.T) { testCancel(t, be) })
-	t.Run("Release", func(t *testing.T) { testRelease(t, be) })
+	t.Run("KVCache", func(t *testing.T) { testKVCache(t, dev) })
+	t.Run("PagedCache", func(t *testing.T) { testPagedCache(t, dev) })
+	t.Run("Copy", func(t *testing.T) { testCopy(t, dev) })
+	t.Run("Batch", func(t *testing.T) { testBatch(t, dev) })
+	t.Run("Varlen", func(t *testing.T) { testVarlen(t, dev) })
+	t.Run("Scores", func(t *testing.T) { testScores(t, dev) })
+	t.Run("TopWeights", func(t *testing.T) { testTopWeights(t, dev) })
+	t.Run("Edges", func(t *testing.T) { testEdges(t, dev) })
+	t.Run("HeadSizes", func(t *testing.T) { testHeadSizes(t, dev, h) })
+	t.Run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, dev) })
+	t.Run("Projections", func(t *testing.T) { testProjections(t, dev) })
+	t.Run("Rotate", func(t *testing.T) { testRotate(t, dev) })
+	t.Run("MultiHead", func(t *testing.T) { testMultiHead(t, dev) })
+	t.Run("Stages", func(t *testing.T) { testStages(t, dev) })
+	t.Run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Draws, 100)) })
+	t.Run("Properties", func(t *testing.T) { testProperties(t, dev) })
+	t.Run("Merge", func(t *testing.T) { testMerge(t, dev) })
+	t.Run("Refused", func(t *testing.T) { testRefused(t, dev) })
+	t.Run("Plan", func(t *testing.T) { testPlan(t, dev) })
+	t.Run("Concurrent", func(t *testing.T) { testConcurrent(t, dev) })
+	t.Run("Cancel", func(t *testing.T) { testCancel(t, dev) })
+	t.Run("Release", func(t *testing.T) { testRelease(t, dev) })
 	t.Run("Close", func(t *testing.T) { testClose(t, h) })
 	if h.Against != nil {
 		t.Run("Pair", func(t *testing.T) {
-			other := h.Against(t)
+			other := kernels.NewDevice(h.Against(t))
 			defer other.Close()
-			testPair(t, be, other, draws(h.PairDraws, 1000))
+			testPair(t, dev, other, draws(h.PairDraws, 1000))
 		})
 	}
 }

@@ -3,6 +3,7 @@ package backendtest
 import (
 	"context"
 	"errors"
+	"github.com/seed90331342/attn/kernels"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -10,18 +11,18 @@ import (
 
 // testBatch runs calls of many shapes and options together: each has the bits that it
 // has alone. Their outputs are rows of one tensor, between each other's.
-func testBatch(t *testing.T, be backend.Backend) {
-	b, ok := be.(backend.Batcher)
+func testBatch(t *testing.T, dev *kernels.Device) {
+	b, ok := dev.Backend().(backend.Batcher)
 	if !ok {
 		t.Skip("the backend runs one call after the other")
 	}
 	const heads, seq, dim = 4, 400, 16
 	shape := backend.Shape{1, heads, seq, dim}
 	base := Case{Dims: dims(1, heads, 2, seq, seq, dim, dim), Seed: 5}.build()
-	on := base.on(t, be)
+	on := base.on(t, dev)
 	defer on.release()
 	fresh := func() (o, lse backend.Tensor) {
-		return up(t, be, make([]float32, shape.Elements()), shape), up(t, be, make([]float32, heads*seq), backend.Shape{1, heads, seq, 1})
+		return up(t, dev, make([]float32, shape.Elements()), shape), up(t, dev, make([]float32, heads*seq), backend.Shape{1, heads, seq, 1})
 	}
 	alone, aloneLSE := fresh()
 	together, togetherLSE := fresh()
@@ -55,7 +56,7 @@ func testBatch(t *testing.T, be backend.Backend) {
 		return calls
 	}
 	for _, c := range calls(alone, aloneLSE) {
-		if err := be.Attention(t.Context(), c); err != nil {
+		if err := dev.Backend().Attention(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -64,7 +65,7 @@ func testBatch(t *testing.T, be backend.Backend) {
 		if err := b.AttentionBatch(t.Context(), all); err != nil {
 			t.Fatal(err)
 		}
-		sameBits(t, answer{o: read(t, be, alone), lse: read(t, be, aloneLSE)}, answer{o: read(t, be, together), lse: read(t, be, togetherLSE)})
+		sameBits(t, answer{o: read(t, dev, alone), lse: read(t, dev, aloneLSE)}, answer{o: read(t, dev, together), lse: read(t, dev, togetherLSE)})
 	}
 	if err := b.AttentionBatch(t.Context(), nil); err != nil {
 		t.Errorf("no calls: %v", err)
@@ -75,7 +76,7 @@ func testBatch(t *testing.T, be backend.Backend) {
 		t.Errorf("cancelled: error is %v, should be %v", err, context.Canceled)
 	}
 	gone := *all[3]
-	gone.Q = up(t, be, make([]float32, shape.Elements()), shape)
+	gone.Q = up(t, dev, make([]float32, shape.Elements()), shape)
 	gone.Q.Release()
 	if err := b.AttentionBatch(t.Context(), []*backend.Call{all[0], &gone, all[1]}); !errors.Is(err, backend.ErrReleased) {
 		t.Errorf("one with a released operand: error is %v, should be %v", err, backend.ErrReleased)

@@ -65,15 +65,15 @@ func cacheCases() []Case {
 
 // testCaches holds them against the oracle, and those in pages against the same keys
 // in one tensor, bit by bit.
-func testCaches(t *testing.T, be backend.Backend, bits *digests) {
+func testCaches(t *testing.T, dev *kernels.Device, bits *digests) {
 	for _, c := range cacheCases() {
 		t.Run(c.Name, func(t *testing.T) {
 			if c.PageSize == 0 {
-				testCase(t, be, c, bits)
+				testCase(t, dev, c, bits)
 				return
 			}
 			b := c.build()
-			x := b.on(t, be)
+			x := b.on(t, dev)
 			defer x.release()
 			got := x.mustRun(t, false)
 			bits.see(t, c, false, got)
@@ -81,7 +81,7 @@ func testCaches(t *testing.T, be backend.Backend, bits *digests) {
 				t.Fatalf("%v: %v", c, err)
 			}
 			c.PageSize = 0
-			whole := c.build().on(t, be)
+			whole := c.build().on(t, dev)
 			defer whole.release()
 			want := whole.mustRun(t, false)
 			for i, o := range got.o {
@@ -123,7 +123,7 @@ func (o *operand) spoil() {
 }
 
 // putQ8 is put for Q8 operands. Gaps are bytes of ones, which are NaN as scales.
-func putQ8(tb testing.TB, be backend.Backend, o operand, l Layout) flat {
+func putQ8(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 	tb.Helper()
 	wide := o.shape
 	wide[3] += 4
@@ -152,7 +152,7 @@ func putQ8(tb testing.TB, be backend.Backend, o operand, l Layout) flat {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	all, err := be.Upload(tb.Context(), host)
+	all, err := dev.Upload(tb.Context(), host)
 	if err != nil {
 		tb.Fatalf("upload: %v", err)
 	}
@@ -200,15 +200,15 @@ func (o *onDevice) paged(tb testing.TB) {
 		}
 		return to
 	}
-	o.k, o.v = put(tb, o.be, pool(o.built.k), o.Layout), put(tb, o.be, pool(o.built.v), o.Layout)
+	o.k, o.v = put(tb, o.dev, pool(o.built.k), o.Layout), put(tb, o.dev, pool(o.built.v), o.Layout)
 	o.opt.Pages = p
 }
 
 // testCopy copies between every two types and layouts.
-func testCopy(t *testing.T, be backend.Backend) {
-	c, ok := be.(backend.Copier)
+func testCopy(t *testing.T, dev *kernels.Device) {
+	c, ok := dev.Backend().(backend.Copier)
 	if !ok {
-		t.Errorf("%s is no backend.Copier, which caches need", be.Info().Name)
+		t.Errorf("%s is no backend.Copier, which caches need", dev.Info().Name)
 		return
 	}
 	rng := rand.New(rand.NewPCG(9, 9))
@@ -227,20 +227,20 @@ func testCopy(t *testing.T, be backend.Backend) {
 				src.quantise()
 			}
 			t.Run(fmt.Sprintf("%v to %v", from, to), func(t *testing.T) {
-				x := put(t, be, src, layouts[n%4])
+				x := put(t, dev, src, layouts[n%4])
 				defer x.release()
 				empty := operand{shape, to, make([]float32, shape.Elements())}
-				y := put(t, be, empty, layouts[n/4%4])
+				y := put(t, dev, empty, layouts[n/4%4])
 				defer y.release()
 				if err := c.Copy(t.Context(), y.view, x.view); err != nil {
 					t.Fatal(err)
 				}
 				if to == backend.Q8 {
-					compareQ8(t, src, read(t, be, y.view), from)
-					y.gapsOfQ8(t, be)
+					compareQ8(t, src, read(t, dev, y.view), from)
+					y.gapsOfQ8(t, dev)
 					return
 				}
-				for i, got := range y.get(t, be, "dst") {
+				for i, got := range y.get(t, dev, "dst") {
 					if want := to.Round(src.data[i]); got != want {
 						t.Fatalf("element %d is %v, should be %v", i, got, want)
 					}
@@ -253,18 +253,18 @@ func testCopy(t *testing.T, be backend.Backend) {
 		for i := range row.data {
 			row.data[i] = float32(i)
 		}
-		x := put(t, be, row, Contiguous)
+		x := put(t, dev, row, Contiguous)
 		defer x.release()
 		wide, err := x.view.Broadcast(shape)
 		if err != nil {
 			t.Fatal(err)
 		}
-		y := put(t, be, operand{shape, backend.F16, make([]float32, shape.Elements())}, Padded)
+		y := put(t, dev, operand{shape, backend.F16, make([]float32, shape.Elements())}, Padded)
 		defer y.release()
 		if err := c.Copy(t.Context(), y.view, wide); err != nil {
 			t.Fatal(err)
 		}
-		for i, got := range y.get(t, be, "dst") {
+		for i, got := range y.get(t, dev, "dst") {
 			if got != float32(i%60) {
 				t.Fatalf("element %d is %v, should be %v", i, got, i%60)
 			}
@@ -279,7 +279,7 @@ func testCopy(t *testing.T, be backend.Backend) {
 			if dtype == backend.Q8 {
 				src.quantise()
 			}
-			x := put(t, be, src, Contiguous)
+			x := put(t, dev, src, Contiguous)
 			part := func(lo int) backend.Tensor {
 				y, err := x.view.Slice(backend.Batch, lo, lo+1)
 				if err == nil {
@@ -293,7 +293,7 @@ func testCopy(t *testing.T, be backend.Backend) {
 			if err := c.Copy(t.Context(), part(3), part(1)); err != nil {
 				t.Fatalf("%v: %v", dtype, err)
 			}
-			got := read(t, be, x.view)
+			got := read(t, dev, x.view)
 			for i, want := range src.data {
 				if b, s := i/180, i/12%5; b == 3 && s >= 1 && s < 4 {
 					want = src.data[i-2*180]
@@ -305,10 +305,10 @@ func testCopy(t *testing.T, be backend.Backend) {
 			x.release()
 		}
 	})
-	t.Run("in order", func(t *testing.T) { testCopyBatch(t, be, c) })
+	t.Run("in order", func(t *testing.T) { testCopyBatch(t, dev, c) })
 	t.Run("refused", func(t *testing.T) {
-		x := put(t, be, operand{shape, backend.F32, make([]float32, shape.Elements())}, Contiguous)
-		y := put(t, be, operand{backend.Shape{2, 3, 5, 8}, backend.F32, make([]float32, 240)}, Contiguous)
+		x := put(t, dev, operand{shape, backend.F32, make([]float32, shape.Elements())}, Contiguous)
+		y := put(t, dev, operand{backend.Shape{2, 3, 5, 8}, backend.F32, make([]float32, 240)}, Contiguous)
 		if err := c.Copy(t.Context(), x.view, y.view); !errors.Is(err, backend.ErrShape) {
 			t.Errorf("another shape: %v", err)
 		}
@@ -325,13 +325,13 @@ func testCopy(t *testing.T, be backend.Backend) {
 
 // testCopyBatch shifts rows of a tensor one by one, from one to the next, and ends with a
 // copy that is refused.
-func testCopyBatch(t *testing.T, be backend.Backend, c backend.Copier) {
+func testCopyBatch(t *testing.T, dev *kernels.Device, c backend.Copier) {
 	shape := backend.Shape{1, 2, 9, 7}
 	x := operand{shape, backend.F16, make([]float32, shape.Elements())}
 	for i := range x.data {
 		x.data[i] = float32(i)
 	}
-	y := put(t, be, x, Contiguous)
+	y := put(t, dev, x, Contiguous)
 	defer y.release()
 	row := func(i int) backend.Tensor {
 		v, err := y.view.Slice(backend.Heads, 0, 1)
@@ -350,7 +350,7 @@ func testCopyBatch(t *testing.T, be backend.Backend, c backend.Copier) {
 	if err := backend.CopyBatch(t.Context(), c, dst, src); err != nil {
 		t.Fatal(err)
 	}
-	for i, got := range y.get(t, be, "dst") {
+	for i, got := range y.get(t, dev, "dst") {
 		want := x.data[i]
 		if i < 9*7 {
 			want = x.data[i%7]
@@ -386,13 +386,13 @@ func compareQ8(t *testing.T, src operand, got []float32, from backend.DType) {
 }
 
 // gapsOfQ8 fails when bytes that no row has were written to.
-func (f flat) gapsOfQ8(t *testing.T, be backend.Backend) {
+func (f flat) gapsOfQ8(t *testing.T, dev *kernels.Device) {
 	t.Helper()
 	host, err := backend.AllocHost(backend.Q8, f.all.Shape())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := be.Download(t.Context(), host, f.all); err != nil {
+	if err := dev.Download(t.Context(), host, f.all); err != nil {
 		t.Fatal(err)
 	}
 	mem, err := host.Q8Rows()

@@ -13,16 +13,16 @@ import (
 )
 
 // testCases runs every named case, fused and by stages.
-func testCases(t *testing.T, be backend.Backend, bits *digests) {
+func testCases(t *testing.T, dev *kernels.Device, bits *digests) {
 	for _, c := range Cases() {
-		t.Run(c.Name, func(t *testing.T) { testCase(t, be, c, bits) })
+		t.Run(c.Name, func(t *testing.T) { testCase(t, dev, c, bits) })
 	}
 }
 
-func testCase(t testing.TB, be backend.Backend, c Case, bits *digests) {
+func testCase(t testing.TB, dev *kernels.Device, c Case, bits *digests) {
 	t.Helper()
 	b := c.build()
-	on := b.on(t, be)
+	on := b.on(t, dev)
 	defer on.release()
 	fused := on.mustRun(t, false)
 	bits.see(t, c, false, fused)
@@ -44,7 +44,7 @@ var edges = []int{1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63
 
 // testEdges puts the numbers of queries and of keys on both sides of every tile
 // edge, causal, so that the diagonal crosses each.
-func testEdges(t *testing.T, be backend.Backend) {
+func testEdges(t *testing.T, dev *kernels.Device) {
 	for i, n := range edges {
 		for _, c := range []Case{
 			{Name: "sq", Dims: kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: n, SeqK: 70, Dim: 12, ValueDim: 12}},
@@ -53,14 +53,14 @@ func testEdges(t *testing.T, be backend.Backend) {
 		} {
 			c.Name = fmt.Sprintf("%s %d", c.Name, n)
 			c.Seed = uint64(i)
-			t.Run(c.Name, func(t *testing.T) { testCase(t, be, c, new(digests)) })
+			t.Run(c.Name, func(t *testing.T) { testCase(t, dev, c, new(digests)) })
 		}
 	}
 }
 
 // testHeadSizes runs D and Dv around every tile edge, and at the sizes of absorbed
 // latent attention.
-func testHeadSizes(t *testing.T, be backend.Backend, h Harness) {
+func testHeadSizes(t *testing.T, dev *kernels.Device, h Harness) {
 	for i, d := range append(edges, 80, 112, 576) {
 		for _, c := range []Case{
 			{Name: "D", Dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 21, SeqK: 40, Dim: d, ValueDim: d}},
@@ -69,11 +69,11 @@ func testHeadSizes(t *testing.T, be backend.Backend, h Harness) {
 			c.Name, c.Seed = fmt.Sprintf("%s %d", c.Name, d), uint64(i)
 			t.Run(c.Name, func(t *testing.T) {
 				if !h.Lowered || d <= 256 {
-					testCase(t, be, c, new(digests))
+					testCase(t, dev, c, new(digests))
 					return
 				}
 				b := c.build()
-				on := b.on(t, be)
+				on := b.on(t, dev)
 				defer on.release()
 				a, err := on.run(t, false)
 				switch {
@@ -226,10 +226,10 @@ func check(t *testing.T, n int, property func(rt *rapid.T)) {
 }
 
 // testDrawn holds drawn problems against the oracle, fused and by stages.
-func testDrawn(t *testing.T, be backend.Backend, n int) {
+func testDrawn(t *testing.T, dev *kernels.Device, n int) {
 	check(t, n, func(rt *rapid.T) {
 		b := drawCase(rt).build()
-		on := b.on(t, be)
+		on := b.on(t, dev)
 		defer on.release()
 		for _, weights := range []bool{false, true} {
 			a, err := on.run(t, weights)
@@ -246,16 +246,16 @@ func testDrawn(t *testing.T, be backend.Backend, n int) {
 // testPair compares two backends directly on drawn problems: both are within
 // the bound of the exact result, so they are within twice the bound of each
 // other; and what they say about NaN and about rows that see nothing is equal.
-func testPair(t *testing.T, one, two backend.Backend, n int) {
+func testPair(t *testing.T, one, two *kernels.Device, n int) {
 	check(t, n, func(rt *rapid.T) {
 		b := drawCase(rt).build()
 		var answers [2]answer
-		for i, be := range []backend.Backend{one, two} {
-			on := b.on(t, be)
+		for i, dev := range []*kernels.Device{one, two} {
+			on := b.on(t, dev)
 			a, err := on.run(t, false)
 			on.release()
 			if err != nil {
-				rt.Fatalf("%s: %v: %v", be.Info().Name, b.Case, err)
+				rt.Fatalf("%s: %v: %v", dev.Info().Name, b.Case, err)
 			}
 			answers[i] = a
 		}

@@ -28,8 +28,8 @@ type story struct {
 	k, v  [][]float32 // of each sequence, [tokens, Hkv, D]
 }
 
-func newStory(be backend.Backend, sequences int, q, kv backend.DType, rope kvcache.Rotary) *story {
-	return &story{dev: kernels.NewDevice(be), dims: kernels.Dims{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 8}, q: q, kv: kv, rope: rope,
+func newStory(dev *kernels.Device, sequences int, q, kv backend.DType, rope kvcache.Rotary) *story {
+	return &story{dev: dev, dims: kernels.Dims{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 8}, q: q, kv: kv, rope: rope,
 		rng: rand.New(rand.NewPCG(77, 0x6b76)), k: make([][]float32, sequences), v: make([][]float32, sequences)}
 }
 
@@ -62,7 +62,7 @@ func (s *story) put(t *testing.T, o operand) backend.Tensor {
 
 func (s *story) read(t *testing.T, x backend.Tensor) []float32 {
 	t.Helper()
-	return read(t, s.dev.Backend(), x)
+	return read(t, s.dev, x)
 }
 
 // turned returns x, a tensor of o, rotated by its positions and rounded to dtype.
@@ -217,7 +217,7 @@ func (b *built) compareMerged(a answer, merges float64) error {
 }
 
 // testKVCache tests caches whose sequences are contiguous.
-func testKVCache(t *testing.T, be backend.Backend) {
+func testKVCache(t *testing.T, dev *kernels.Device) {
 	f32, f16, bf16, q8 := backend.F32, backend.F16, backend.BF16, backend.Q8
 	both := []int{0, 1}
 	open := func(t *testing.T, s *story, capacity, window int) *kvcache.Cache {
@@ -240,7 +240,7 @@ func testKVCache(t *testing.T, be backend.Backend) {
 	}
 	for _, kind := range []struct{ q, kv backend.DType }{{f32, f32}, {f32, f16}, {bf16, bf16}, {f32, q8}} {
 		t.Run(fmt.Sprintf("generation, %v keys", kind.kv), func(t *testing.T) {
-			s := newStory(be, 2, kind.q, kind.kv, nil)
+			s := newStory(dev, 2, kind.q, kind.kv, nil)
 			c := open(t, s, 48, 0)
 			add(t, s, c, 37, nil)
 			s.attend(t, both, 37, c, kvcache.CallOptions{}, 0)
@@ -251,7 +251,7 @@ func testKVCache(t *testing.T, be backend.Backend) {
 		})
 	}
 	t.Run("ragged", func(t *testing.T) {
-		s := newStory(be, 2, f32, f32, &nn.RoPE{Dim: 8})
+		s := newStory(dev, 2, f32, f32, &nn.RoPE{Dim: 8})
 		c := open(t, s, 60, 0)
 		for _, count := range [][]int{{19, 7}, {0, 11}, {1, 1}, {4, 2}} {
 			n := max(count[0], count[1])
@@ -265,13 +265,13 @@ func testKVCache(t *testing.T, be backend.Backend) {
 		}
 	})
 	t.Run("cross attention", func(t *testing.T) {
-		s := newStory(be, 2, f32, f32, nil)
+		s := newStory(dev, 2, f32, f32, nil)
 		c := open(t, s, 9, 0)
 		add(t, s, c, 9, []int{9, 4})
 		s.attendAcross(t, both, 12, c)
 	})
 	t.Run("rewind and reset", func(t *testing.T) {
-		s := newStory(be, 2, f32, f32, &nn.RoPE{})
+		s := newStory(dev, 2, f32, f32, &nn.RoPE{})
 		c := open(t, s, 20, 0)
 		add(t, s, c, 12, nil)
 		if err := c.Rewind(1, 5); err != nil {
@@ -288,7 +288,7 @@ func testKVCache(t *testing.T, be backend.Backend) {
 		s.attend(t, both, 2, c, kvcache.CallOptions{}, 0)
 	})
 	t.Run("rolling window", func(t *testing.T) {
-		s := newStory(be, 2, f32, f32, &nn.RoPE{})
+		s := newStory(dev, 2, f32, f32, &nn.RoPE{})
 		const w = 7
 		c := open(t, s, 2*w+4, w)
 		opt := kvcache.CallOptions{}
@@ -304,7 +304,7 @@ func testKVCache(t *testing.T, be backend.Backend) {
 		s.attendWindow(t, both, 1, c, opt, nil, w)
 	})
 	t.Run("a failed append changes nothing", func(t *testing.T) {
-		s := newStory(be, 2, f32, f32, nil)
+		s := newStory(dev, 2, f32, f32, nil)
 		c := open(t, s, 10, 0)
 		add(t, s, c, 8, []int{8, 6})
 		q := s.put(t, s.draw(2, 4, 2, 16, f32))

@@ -13,10 +13,10 @@ import (
 )
 
 // testRefused calls with operands that a backend must refuse.
-func testRefused(t *testing.T, be backend.Backend) {
+func testRefused(t *testing.T, dev *kernels.Device) {
 	shape := backend.Shape{1, 2, 8, 4}
 	fresh := func(t *testing.T, s backend.Shape) backend.Tensor {
-		return up(t, be, make([]float32, s.Elements()), s)
+		return up(t, dev, make([]float32, s.Elements()), s)
 	}
 	elsewhere, err := backend.NewTensor(backend.NewMemory(new(int), "another device", 1<<20, nil, nil), backend.F32, shape)
 	if err != nil {
@@ -71,7 +71,7 @@ func testRefused(t *testing.T, be backend.Backend) {
 			q, k, v, o := fresh(t, shape), fresh(t, shape), fresh(t, shape), fresh(t, shape)
 			lse := fresh(t, backend.Shape{1, 2, 8, 1})
 			c.spoil(t, &q, &k, &v, &o, &lse)
-			err := kernels.AttentionInto(t.Context(), be, kernels.Result{O: o, LSE: lse}, q, k, v, kernels.Options{})
+			err := runInto(t.Context(), dev, kernels.Result{O: o, LSE: lse}, q, k, v, kernels.Options{})
 			if !errors.Is(err, c.want) {
 				t.Errorf("error is %v, should be %v", err, c.want)
 			}
@@ -88,20 +88,20 @@ func testRefused(t *testing.T, be backend.Backend) {
 			t.Fatal(err)
 		}
 		q := fresh(t, shape)
-		if err := kernels.AttentionInto(t.Context(), be, kernels.Result{O: o}, q, q, v, kernels.Options{}); err != nil {
+		if err := runInto(t.Context(), dev, kernels.Result{O: o}, q, q, v, kernels.Options{}); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("stages", func(t *testing.T) {
 		q := fresh(t, shape)
 		q.Release()
-		if _, err := kernels.QK(t.Context(), be, q, q); !errors.Is(err, backend.ErrReleased) {
+		if _, err := dev.QK(t.Context(), q, q); !errors.Is(err, backend.ErrReleased) {
 			t.Errorf("qk: error is %v, should be %v", err, backend.ErrReleased)
 		}
-		if err := kernels.Softmax(t.Context(), be, elsewhere, backend.Tensor{}, kernels.Options{Scale: new(1.0)}); !errors.Is(err, backend.ErrDevice) {
+		if err := dev.Softmax(t.Context(), elsewhere, backend.Tensor{}, kernels.Options{Scale: new(1.0)}); !errors.Is(err, backend.ErrDevice) {
 			t.Errorf("softmax: error is %v, should be %v", err, backend.ErrDevice)
 		}
-		if _, err := kernels.PV(t.Context(), be, elsewhere, fresh(t, backend.Shape{1, 2, 4, 4})); !errors.Is(err, backend.ErrDevice) {
+		if _, err := dev.PV(t.Context(), elsewhere, fresh(t, backend.Shape{1, 2, 4, 4})); !errors.Is(err, backend.ErrDevice) {
 			t.Errorf("pv: error is %v, should be %v", err, backend.ErrDevice)
 		}
 	})
@@ -109,7 +109,7 @@ func testRefused(t *testing.T, be backend.Backend) {
 
 // testPlan asks for plans without memory and holds their counts against a count
 // pair by pair.
-func testPlan(t *testing.T, be backend.Backend) {
+func testPlan(t *testing.T, dev *kernels.Device) {
 	for _, c := range Cases() {
 		var ts [3]backend.Tensor
 		for i, s := range []backend.Shape{{c.Batch, c.Heads, c.SeqQ, c.Dim}, {c.Batch, c.KVHeads, c.SeqK, c.Dim}, {c.Batch, c.KVHeads, c.SeqK, c.ValueDim}} {
@@ -118,7 +118,7 @@ func testPlan(t *testing.T, be backend.Backend) {
 				t.Fatal(err)
 			}
 		}
-		p, err := kernels.Plan(be, ts[0], ts[1], ts[2], c.Options)
+		p, err := plan(t.Context(), dev, ts[0], ts[1], ts[2], c.Options)
 		if err != nil {
 			t.Errorf("%v: %v", c, err)
 			continue
@@ -137,7 +137,7 @@ func testPlan(t *testing.T, be backend.Backend) {
 		if want := pairs * 2 * int64(c.Dim+c.ValueDim); p.Pairs != pairs || p.FLOPs != want {
 			t.Errorf("%v: plan has %d pairs and %d FLOPs, counted %d and %d", c, p.Pairs, p.FLOPs, pairs, want)
 		}
-		if p.Backend != be.Info().Name || p.Path == "" || p.Why == "" || p.Cut == "" || p.Bytes <= 0 {
+		if p.Backend != dev.Info().Name || p.Path == "" || p.Why == "" || p.Cut == "" || p.Bytes <= 0 {
 			t.Errorf("%v: plan says too little: %+v", c, p)
 		}
 	}
@@ -145,11 +145,11 @@ func testPlan(t *testing.T, be backend.Backend) {
 
 // testConcurrent runs several problems from several goroutines at once; each
 // must give the bits that it gives alone.
-func testConcurrent(t *testing.T, be backend.Backend) {
+func testConcurrent(t *testing.T, dev *kernels.Device) {
 	var cases []*onDevice
 	var alone []answer
 	for _, i := range []int{0, 2, 13, 21, 30, 44} {
-		on := Cases()[i].build().on(t, be)
+		on := Cases()[i].build().on(t, dev)
 		defer on.release()
 		cases = append(cases, on)
 		alone = append(alone, on.mustRun(t, false))
@@ -174,13 +174,13 @@ func testConcurrent(t *testing.T, be backend.Backend) {
 }
 
 // testCancel cancels before and in the middle; afterwards the backend works.
-func testCancel(t *testing.T, be backend.Backend) {
-	small := Cases()[0].build().on(t, be)
+func testCancel(t *testing.T, dev *kernels.Device) {
+	small := Cases()[0].build().on(t, dev)
 	defer small.release()
 
 	dead, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := kernels.Attention(dead, be, small.q.view, small.k.view, small.v.view, kernels.Options{})
+	_, err := dev.Attention(dead, small.q.view, small.k.view, small.v.view, kernels.Options{})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("with a cancelled context: error is %v, should be %v", err, context.Canceled)
 	}
@@ -188,19 +188,19 @@ func testCancel(t *testing.T, be backend.Backend) {
 	// Far more work than any machine does in the time given: 2·2·8·32768²·64
 	// operations, a tera-operation and more.
 	big := backend.Shape{1, 8, 32768, 64}
-	x, err := be.Alloc(t.Context(), backend.F32, big)
+	x, err := dev.Alloc(t.Context(), backend.F32, big)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer x.Release()
-	o, err := be.Alloc(t.Context(), backend.F32, big)
+	o, err := dev.Alloc(t.Context(), backend.F32, big)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer o.Release()
 	ctx, stop := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer stop()
-	err = kernels.AttentionInto(ctx, be, kernels.Result{O: o}, x, x, x, kernels.Options{})
+	err = runInto(ctx, dev, kernels.Result{O: o}, x, x, x, kernels.Options{})
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("cancelled in the middle: error is %v, should be %v", err, context.DeadlineExceeded)
 	}
@@ -211,13 +211,13 @@ func testCancel(t *testing.T, be backend.Backend) {
 
 // testRelease releases operands while a call runs: the call ends well, the next
 // one is refused.
-func testRelease(t *testing.T, be backend.Backend) {
+func testRelease(t *testing.T, dev *kernels.Device) {
 	s := backend.Shape{1, 2, 512, 32}
 	for range 5 {
-		q, k, v, o := up(t, be, make([]float32, s.Elements()), s), up(t, be, make([]float32, s.Elements()), s), up(t, be, make([]float32, s.Elements()), s), up(t, be, make([]float32, s.Elements()), s)
+		q, k, v, o := up(t, dev, make([]float32, s.Elements()), s), up(t, dev, make([]float32, s.Elements()), s), up(t, dev, make([]float32, s.Elements()), s), up(t, dev, make([]float32, s.Elements()), s)
 		done := make(chan error)
 		go func() {
-			done <- kernels.AttentionInto(t.Context(), be, kernels.Result{O: o}, q, k, v, kernels.Options{})
+			done <- runInto(t.Context(), dev, kernels.Result{O: o}, q, k, v, kernels.Options{})
 		}()
 		for _, x := range []backend.Tensor{q, k, v, o} {
 			x.Release()
@@ -226,7 +226,7 @@ func testRelease(t *testing.T, be backend.Backend) {
 		if err := <-done; err != nil && !errors.Is(err, backend.ErrReleased) {
 			t.Errorf("released in the middle: %v", err)
 		}
-		if err := kernels.AttentionInto(t.Context(), be, kernels.Result{O: o}, q, k, v, kernels.Options{}); !errors.Is(err, backend.ErrReleased) {
+		if err := runInto(t.Context(), dev, kernels.Result{O: o}, q, k, v, kernels.Options{}); !errors.Is(err, backend.ErrReleased) {
 			t.Errorf("after the release: error is %v, should be %v", err, backend.ErrReleased)
 		}
 	}
@@ -234,31 +234,31 @@ func testRelease(t *testing.T, be backend.Backend) {
 
 // testClose closes a backend of its own while a call runs on it.
 func testClose(t *testing.T, h Harness) {
-	be := h.Open(t)
+	dev := kernels.NewDevice(h.Open(t))
 	s := backend.Shape{1, 1, 256, 16}
-	x, err := kernels.FromFloat32(t.Context(), be, backend.F32, make([]float32, s.Elements()), s)
+	x, err := dev.FromFloat32(t.Context(), backend.F32, make([]float32, s.Elements()), s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error)
 	go func() {
-		_, err := kernels.Attention(context.Background(), be, x, x, x, kernels.Options{})
+		_, err := dev.Attention(context.Background(), x, x, x, kernels.Options{})
 		done <- err
 	}()
-	if err := be.Close(); err != nil {
+	if err := dev.Close(); err != nil {
 		t.Errorf("close: %v", err)
 	}
 	if err := <-done; err != nil && !errors.Is(err, backend.ErrClosed) {
 		t.Errorf("a call while the backend closes: %v", err)
 	}
-	if _, err := be.Alloc(t.Context(), backend.F32, s); !errors.Is(err, backend.ErrClosed) {
+	if _, err := dev.Alloc(t.Context(), backend.F32, s); !errors.Is(err, backend.ErrClosed) {
 		t.Errorf("alloc after close: error is %v, should be %v", err, backend.ErrClosed)
 	}
-	if _, err := kernels.Attention(t.Context(), be, x, x, x, kernels.Options{}); !errors.Is(err, backend.ErrClosed) {
+	if _, err := dev.Attention(t.Context(), x, x, x, kernels.Options{}); !errors.Is(err, backend.ErrClosed) {
 		t.Errorf("attention after close: error is %v, should be %v", err, backend.ErrClosed)
 	}
 	x.Release()
-	if err := be.Close(); err != nil {
+	if err := dev.Close(); err != nil {
 		t.Errorf("second close: %v", err)
 	}
 }

@@ -12,9 +12,9 @@ import (
 
 // testMerge cuts the keys in parts, in every grouping, and compares the merged
 // result with the whole.
-func testMerge(t *testing.T, be backend.Backend) {
-	if _, ok := be.(backend.Merger); !ok {
-		t.Logf("%s merges nothing", be.Info().Name)
+func testMerge(t *testing.T, dev *kernels.Device) {
+	if _, ok := dev.Backend().(backend.Merger); !ok {
+		t.Logf("%s merges nothing", dev.Info().Name)
 		return
 	}
 	c := Case{Name: "merge", Dims: kernels.Dims{Batch: 2, Heads: 2, KVHeads: 1, SeqQ: 33, SeqK: 120, Dim: 16, ValueDim: 12},
@@ -23,7 +23,7 @@ func testMerge(t *testing.T, be backend.Backend) {
 		for _, rightFirst := range []bool{false, true} {
 			t.Run(fmt.Sprintf("cut %v, right first %v", cuts, rightFirst), func(t *testing.T) {
 				b := c.build()
-				on := b.on(t, be)
+				on := b.on(t, dev)
 				defer on.release()
 				mergeParts(t, on, cuts, rightFirst)
 			})
@@ -40,7 +40,7 @@ func testMerge(t *testing.T, be backend.Backend) {
 // denominator) at every one of the merges, on top of the whole's own bound.
 func mergeParts(t *testing.T, on *onDevice, cuts []int, rightFirst bool) {
 	t.Helper()
-	b, be := on.built, on.be
+	b, dev := on.built, on.dev
 	merges := float64(len(cuts) - 1)
 	var parts []kernels.Result
 	for i := range len(cuts) - 1 {
@@ -55,7 +55,7 @@ func mergeParts(t *testing.T, on *onDevice, cuts []int, rightFirst bool) {
 		opt := on.opt
 		opt.Offset -= cuts[i] // keys count from the part's first
 		opt.LSE = true
-		r, err := kernels.Attention(t.Context(), be, on.q.view, k, v, opt)
+		r, err := dev.Attention(t.Context(), on.q.view, k, v, opt)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +63,7 @@ func mergeParts(t *testing.T, on *onDevice, cuts []int, rightFirst bool) {
 		parts = append(parts, r)
 	}
 	merge := func(into, part kernels.Result) {
-		if err := kernels.Merge(t.Context(), be, into, part); err != nil {
+		if err := dev.Merge(t.Context(), into, part); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -77,7 +77,7 @@ func mergeParts(t *testing.T, on *onDevice, cuts []int, rightFirst bool) {
 			merge(total, p)
 		}
 	}
-	o, lse := read(t, be, total.O), read(t, be, total.LSE)
+	o, lse := read(t, dev, total.O), read(t, dev, total.LSE)
 	var worst oracle.Worst
 	const u = 0x1p-24
 	b.eachRow(func(n, batch, h, i int, ref oracle.Answer) {

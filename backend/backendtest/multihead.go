@@ -14,11 +14,11 @@ import (
 )
 
 // testMultiHead compares layers with float64.
-func testMultiHead(t *testing.T, be backend.Backend) {
-	_, projects := be.(backend.Projector)
-	_, rotates := be.(backend.Rotator)
+func testMultiHead(t *testing.T, dev *kernels.Device) {
+	_, projects := dev.Backend().(backend.Projector)
+	_, rotates := dev.Backend().(backend.Rotator)
 	if !projects || !rotates {
-		t.Logf("%s has no layers", be.Info().Name)
+		t.Logf("%s has no layers", dev.Info().Name)
 		return
 	}
 	rope := &nn.RoPE{}
@@ -31,7 +31,7 @@ func testMultiHead(t *testing.T, be backend.Backend) {
 		{name: "f16", config: nn.MultiHeadConfig{Model: 20, Heads: 2, KVHeads: 1, Bias: true, RoPE: rope, DType: backend.F16}, dtype: backend.F16, causal: true},
 		{name: "bf16 with f32 weights", config: nn.MultiHeadConfig{Model: 20, Heads: 5, RoPE: rope}, dtype: backend.BF16},
 	} {
-		t.Run(c.name, func(t *testing.T) { c.test(t, be, uint64(i)) })
+		t.Run(c.name, func(t *testing.T) { c.test(t, dev, uint64(i)) })
 	}
 }
 
@@ -47,7 +47,7 @@ type layer struct {
 
 const batchOfLayers, seqOfLayers = 2, 23
 
-func (c layer) test(t *testing.T, be backend.Backend, seed uint64) {
+func (c layer) test(t *testing.T, dev *kernels.Device, seed uint64) {
 	ctx := t.Context()
 	w, err := c.config.Initialise(nn.Initialiser{Seed: seed, Gain: 1.5})
 	if err != nil {
@@ -65,7 +65,7 @@ func (c layer) test(t *testing.T, be backend.Backend, seed uint64) {
 			}
 		}
 	}
-	l, err := nn.NewMultiHeadAttention(ctx, kernels.NewDevice(be), c.config, w)
+	l, err := nn.NewMultiHeadAttention(ctx, dev, c.config, w)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func (c layer) test(t *testing.T, be backend.Backend, seed uint64) {
 		for i := range o.data {
 			o.data[i] = c.dtype.Round(float32(rng.NormFloat64()))
 		}
-		f := put(t, be, o, Padded)
+		f := put(t, dev, o, Padded)
 		t.Cleanup(f.release)
 		return f.view, o
 	}
@@ -91,7 +91,7 @@ func (c layer) test(t *testing.T, be backend.Backend, seed uint64) {
 		opt.Memory, hz = tokens(c.seqK, size)
 	}
 	if c.positions != nil {
-		if opt.Angles, err = (&nn.RoPE{}).Angles(ctx, kernels.NewDevice(be), c.config.Model/c.config.Heads, c.positions); err != nil {
+		if opt.Angles, err = (&nn.RoPE{}).Angles(ctx, dev, c.config.Model/c.config.Heads, c.positions); err != nil {
 			t.Fatal(err)
 		}
 		defer opt.Angles.Release()
@@ -101,17 +101,17 @@ func (c layer) test(t *testing.T, be backend.Backend, seed uint64) {
 		t.Fatal(err)
 	}
 	defer r.Release()
-	c.compare(t, w, hx, hz, read(t, be, r.O), read(t, be, r.LSE))
+	c.compare(t, w, hx, hz, read(t, dev, r.O), read(t, dev, r.LSE))
 	if c.causal {
-		o, lse := c.generate(t, be, l, x)
+		o, lse := c.generate(t, dev, l, x)
 		c.compare(t, w, hx, hz, o, lse)
 	}
 }
 
 // generate applies a layer with a cache to the tokens of x, a few at a time.
-func (c layer) generate(t *testing.T, be backend.Backend, l *nn.MultiHeadAttention, x backend.Tensor) (o, lse []float32) {
+func (c layer) generate(t *testing.T, dev *kernels.Device, l *nn.MultiHeadAttention, x backend.Tensor) (o, lse []float32) {
 	cfg := c.config
-	cache, err := kvcache.New(t.Context(), kernels.NewDevice(be), kvcache.Config{Batch: batchOfLayers, KVHeads: cfg.KVHeads, Dim: headOf(cfg), ValueDim: cfg.ValueDim, DType: c.dtype, Capacity: seqOfLayers})
+	cache, err := kvcache.New(t.Context(), dev, kvcache.Config{Batch: batchOfLayers, KVHeads: cfg.KVHeads, Dim: headOf(cfg), ValueDim: cfg.ValueDim, DType: c.dtype, Capacity: seqOfLayers})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,11 +127,11 @@ func (c layer) generate(t *testing.T, be backend.Backend, l *nn.MultiHeadAttenti
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, y := range read(t, be, r.O) {
+		for i, y := range read(t, dev, r.O) {
 			b, s, m := i/cfg.Model/n, i/cfg.Model%n, i%cfg.Model
 			o[(b*seqOfLayers+at+s)*cfg.Model+m] = y
 		}
-		for i, y := range read(t, be, r.LSE) {
+		for i, y := range read(t, dev, r.LSE) {
 			lse[i/n*seqOfLayers+at+i%n] = y
 		}
 		r.Release()

@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"testing"
@@ -18,10 +19,10 @@ type flat struct {
 }
 
 // put lays an operand out and uploads the whole memory, NaN in its gaps.
-func put(tb testing.TB, be backend.Backend, o operand, l Layout) flat {
+func put(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 	tb.Helper()
 	if o.dtype == backend.Q8 {
-		return putQ8(tb, be, o, l)
+		return putQ8(tb, dev, o, l)
 	}
 	st, offset, size := l.place(o.shape)
 	mem := make([]float32, size)
@@ -31,7 +32,7 @@ func put(tb testing.TB, be backend.Backend, o operand, l Layout) flat {
 	for i, x := range o.data {
 		mem[offset+index(i, o.shape, st)] = x
 	}
-	all, err := kernels.FromFloat32(tb.Context(), be, o.dtype, mem, backend.Shape{1, 1, 1, size})
+	all, err := dev.FromFloat32(tb.Context(), o.dtype, mem, backend.Shape{1, 1, 1, size})
 	if err != nil {
 		tb.Fatalf("upload: %v", err)
 	}
@@ -53,9 +54,9 @@ func index(i int, s backend.Shape, st backend.Strides) int {
 }
 
 // get downloads the view row by row, and fails when a gap was written to.
-func (f flat) get(tb testing.TB, be backend.Backend, name string) []float32 {
+func (f flat) get(tb testing.TB, dev *kernels.Device, name string) []float32 {
 	tb.Helper()
-	mem := read(tb, be, f.all)
+	mem := read(tb, dev, f.all)
 	s, st, off := f.view.Shape(), f.view.Strides(), f.view.Offset()
 	out := make([]float32, s.Elements())
 	mine := make([]bool, len(mem))
@@ -79,38 +80,66 @@ func sameNumber(a, b float32) bool {
 	return math.Float32bits(a) == math.Float32bits(b) || a != a && b != b
 }
 
-func read(tb testing.TB, be backend.Backend, t backend.Tensor) []float32 {
+func read(tb testing.TB, dev *kernels.Device, t backend.Tensor) []float32 {
 	tb.Helper()
-	x, err := kernels.Float32s(tb.Context(), be, t)
+	x, err := dev.Float32s(tb.Context(), t)
 	if err != nil {
 		tb.Fatalf("download: %v", err)
 	}
 	return x
 }
 
+// prepare returns a prepared call.
+func prepare(tb testing.TB, dev *kernels.Device, q, k, v backend.Tensor, opt kernels.Options) *kernels.Call {
+	tb.Helper()
+	c, err := dev.Prepare(q, k, v, opt)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return c
+}
+
+// runInto prepares a call and runs it into out.
+func runInto(ctx context.Context, dev *kernels.Device, out kernels.Result, q, k, v backend.Tensor, opt kernels.Options) error {
+	c, err := dev.Prepare(q, k, v, opt)
+	if err != nil {
+		return err
+	}
+	return c.RunInto(ctx, out)
+}
+
+// plan prepares a call and plans it.
+func plan(ctx context.Context, dev *kernels.Device, q, k, v backend.Tensor, opt kernels.Options) (backend.Plan, error) {
+	c, err := dev.Prepare(q, k, v, opt)
+	if err != nil {
+		return backend.Plan{}, err
+	}
+	return c.Plan(ctx)
+}
+
 // onDevice is a built case with its operands on a backend.
 type onDevice struct {
 	*built
-	be      backend.Backend
+	dev     *kernels.Device
 	q, k, v flat
 	opt     kernels.Options
 	held    []backend.Tensor
 }
 
-func (b *built) on(tb testing.TB, be backend.Backend) *onDevice {
+func (b *built) on(tb testing.TB, dev *kernels.Device) *onDevice {
 	tb.Helper()
-	o := &onDevice{built: b, be: be, opt: b.Options}
-	o.q = put(tb, be, b.q, b.Layout)
+	o := &onDevice{built: b, dev: dev, opt: b.Options}
+	o.q = put(tb, dev, b.q, b.Layout)
 	if b.PageSize > 0 {
 		o.paged(tb)
 	} else {
-		o.k, o.v = put(tb, be, b.k, b.Layout), put(tb, be, b.v, b.Layout)
+		o.k, o.v = put(tb, dev, b.k, b.Layout), put(tb, dev, b.v, b.Layout)
 	}
 	o.held = append(o.held, o.q.all, o.k.all, o.v.all)
 	if b.mask != nil {
 		host, err := backend.HostBool(b.mask, b.MaskShape)
 		if err == nil {
-			o.opt.Mask, err = be.Upload(tb.Context(), host)
+			o.opt.Mask, err = dev.Upload(tb.Context(), host)
 		}
 		if err != nil {
 			tb.Fatalf("mask: %v", err)
@@ -120,7 +149,7 @@ func (b *built) on(tb testing.TB, be backend.Backend) *onDevice {
 	if b.blocks != nil {
 		host, err := backend.HostBool(b.blocks, b.BlockShape)
 		if err == nil {
-			o.opt.BlockMask, err = be.Upload(tb.Context(), host)
+			o.opt.BlockMask, err = dev.Upload(tb.Context(), host)
 		}
 		if err != nil {
 			tb.Fatalf("block mask: %v", err)
@@ -134,7 +163,7 @@ func (b *built) on(tb testing.TB, be backend.Backend) *onDevice {
 	}{{b.bias, &o.opt.Bias}, {b.relative, &o.opt.RelativeBias}} {
 		if x.from.data != nil {
 			// A padded bias: its rows start at odd elements.
-			f := put(tb, be, x.from, b.Layout)
+			f := put(tb, dev, x.from, b.Layout)
 			*x.to = f.view
 			o.held = append(o.held, f.all)
 		}
@@ -163,23 +192,23 @@ func (o *onDevice) run(tb testing.TB, weights bool) (answer, error) {
 		}
 		return x
 	}
-	out := put(tb, o.be, nan(o.ValueDim, o.DType), o.Layout)
-	lse := put(tb, o.be, nan(1, backend.F32), o.Layout)
+	out := put(tb, o.dev, nan(o.ValueDim, o.DType), o.Layout)
+	lse := put(tb, o.dev, nan(1, backend.F32), o.Layout)
 	defer out.release()
 	defer lse.release()
 	r := kernels.Result{O: out.view, LSE: lse.view}
 	var w flat
 	if weights {
-		w = put(tb, o.be, nan(o.SeqK, backend.F32), o.Layout)
+		w = put(tb, o.dev, nan(o.SeqK, backend.F32), o.Layout)
 		defer w.release()
 		r.Weights = w.view
 	}
-	if err := kernels.AttentionInto(tb.Context(), o.be, r, o.q.view, o.k.view, o.v.view, o.opt); err != nil {
+	if err := runInto(tb.Context(), o.dev, r, o.q.view, o.k.view, o.v.view, o.opt); err != nil {
 		return answer{}, err
 	}
-	a := answer{o: out.get(tb, o.be, "o"), lse: lse.get(tb, o.be, "lse")}
+	a := answer{o: out.get(tb, o.dev, "o"), lse: lse.get(tb, o.dev, "lse")}
 	if weights {
-		a.weights = w.get(tb, o.be, "weights")
+		a.weights = w.get(tb, o.dev, "weights")
 	}
 	return a, nil
 }

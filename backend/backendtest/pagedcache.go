@@ -3,6 +3,7 @@ package backendtest
 import (
 	"errors"
 	"fmt"
+	"github.com/seed90331342/attn/kernels"
 	"slices"
 	"strings"
 	"testing"
@@ -13,10 +14,10 @@ import (
 )
 
 // testPagedCache tests sequences that share pages.
-func testPagedCache(t *testing.T, be backend.Backend) {
+func testPagedCache(t *testing.T, dev *kernels.Device) {
 	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.Q8} {
 		t.Run(fmt.Sprintf("%v", kv), func(t *testing.T) {
-			s := newStory(be, 4, backend.F32, kv, nil)
+			s := newStory(dev, 4, backend.F32, kv, nil)
 			if kv == backend.F32 {
 				s.rope = &nn.RoPE{}
 			}
@@ -24,7 +25,7 @@ func testPagedCache(t *testing.T, be backend.Backend) {
 		})
 	}
 	t.Run("window", func(t *testing.T) {
-		s := newStory(be, 2, backend.F32, backend.F32, nil)
+		s := newStory(dev, 2, backend.F32, backend.F32, nil)
 		const w = 9
 		c, err := kvcache.NewPaged(t.Context(), s.dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, PageSize: 4, Pages: 14, Window: w})
 		if err != nil {

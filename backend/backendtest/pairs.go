@@ -237,13 +237,13 @@ func pairsOf(name string, seed int, opts []option) []Case {
 }
 
 // testPairs runs the cases of Pairs, fused and by stages, and of cachePairs.
-func testPairs(t *testing.T, be backend.Backend, h Harness, bits *digests) {
+func testPairs(t *testing.T, dev *kernels.Device, h Harness, bits *digests) {
 	every := max(1, h.PairsEvery)
 	for n, c := range slices.Concat(Pairs(), cachePairs()) {
 		refused := h.Lowered && c.PageSize > 0 && c.Layout == Padded && c.keyType().Size() == 2
 		if n%every > 0 || refused {
 			continue
 		}
-		t.Run(c.Name, func(t *testing.T) { testCase(t, be, c, bits) })
+		t.Run(c.Name, func(t *testing.T) { testCase(t, dev, c, bits) })
 	}
 }

@@ -13,12 +13,12 @@ import (
 )
 
 // testProperties checks what holds without knowing the right answer.
-func testProperties(t *testing.T, be backend.Backend) {
+func testProperties(t *testing.T, dev *kernels.Device) {
 	dims := kernels.Dims{Batch: 3, Heads: 4, KVHeads: 2, SeqQ: 70, SeqK: 300, Dim: 24, ValueDim: 20}
 	base := Case{Name: "property", Dims: dims, Options: kernels.Options{Causal: true, Offset: 200, Softcap: 9}, Seed: 99}
 
 	t.Run("same bits again", func(t *testing.T) {
-		on := base.build().on(t, be)
+		on := base.build().on(t, dev)
 		defer on.release()
 		for _, weights := range []bool{false, true} {
 			first := on.mustRun(t, weights)
@@ -30,7 +30,7 @@ func testProperties(t *testing.T, be backend.Backend) {
 
 	t.Run("same row in any batch", func(t *testing.T) {
 		b := base.build()
-		on := b.on(t, be)
+		on := b.on(t, dev)
 		defer on.release()
 		whole := on.mustRun(t, false)
 		rows := dims.Heads * dims.SeqQ
@@ -38,7 +38,7 @@ func testProperties(t *testing.T, be backend.Backend) {
 			alone := *b
 			alone.Batch = 1
 			alone.q, alone.k, alone.v = oneBatch(b.q, batch), oneBatch(b.k, batch), oneBatch(b.v, batch)
-			one := alone.on(t, be)
+			one := alone.on(t, dev)
 			got := one.mustRun(t, false)
 			one.release()
 			n := rows * dims.ValueDim
@@ -50,7 +50,7 @@ func testProperties(t *testing.T, be backend.Backend) {
 		b := base.build()
 		b.Batch, b.Heads, b.KVHeads = 1, 1, 1
 		b.q, b.k, b.v = oneHead(b.q), oneHead(b.k), oneHead(b.v)
-		on := b.on(t, be)
+		on := b.on(t, dev)
 		defer on.release()
 		prefill := on.mustRun(t, false)
 		for _, i := range []int{0, 1, 31, 32, 63, 64, 69} {
@@ -58,9 +58,9 @@ func testProperties(t *testing.T, be backend.Backend) {
 			one.SeqQ = 1
 			one.Options.Offset += i
 			one.q = operand{backend.Shape{1, 1, 1, b.Dim}, b.q.dtype, b.q.data[i*b.Dim : (i+1)*b.Dim]}
-			dev := one.on(t, be)
-			decode := dev.mustRun(t, false)
-			dev.release()
+			moved := one.on(t, dev)
+			decode := moved.mustRun(t, false)
+			moved.release()
 			sameBits(t, answer{o: prefill.o[i*b.ValueDim : (i+1)*b.ValueDim], lse: prefill.lse[i : i+1]}, decode)
 		}
 	})
@@ -71,7 +71,7 @@ func testProperties(t *testing.T, be backend.Backend) {
 			for _, layout := range []Layout{Contiguous, BSHD, Padded, Transposed} {
 				c := base
 				c.Layout, c.DType = layout, dtype
-				on := c.build().on(t, be)
+				on := c.build().on(t, dev)
 				got := on.mustRun(t, false)
 				on.release()
 				if layout == Contiguous {
@@ -91,7 +91,7 @@ func testProperties(t *testing.T, be backend.Backend) {
 		dirty.PoisonV = map[int]float32{290: float32(math.NaN()), 295: float32(math.Inf(-1))}
 		var got [2]answer
 		for i, c := range []Case{clean, dirty} {
-			on := c.build().on(t, be)
+			on := c.build().on(t, dev)
 			got[i] = on.mustRun(t, false)
 			on.release()
 		}
@@ -102,36 +102,36 @@ func testProperties(t *testing.T, be backend.Backend) {
 		c := base
 		c.Options = kernels.Options{}
 		b := c.build()
-		on := b.on(t, be)
+		on := b.on(t, dev)
 		defer on.release()
 		first := on.mustRun(t, false)
 		perm := rand.New(rand.NewPCG(1, 2)).Perm(dims.SeqK)
 		p := *b
 		p.k, p.v = permuteRows(b.k, perm), permuteRows(b.v, perm)
-		dev := p.on(t, be)
-		defer dev.release()
-		near(t, b, first, dev.mustRun(t, false), 0)
+		moved := p.on(t, dev)
+		defer moved.release()
+		near(t, b, first, moved.mustRun(t, false), 0)
 	})
 
 	t.Run("a constant added to all scores", func(t *testing.T) {
 		b := base.build()
-		on := b.on(t, be)
+		on := b.on(t, dev)
 		defer on.release()
 		first := on.mustRun(t, false)
 		const constant = 3.5
 		c := *b
 		c.BiasShape = backend.Shape{1, 1, 1, 1}
 		c.bias = operand{c.BiasShape, backend.F32, []float32{constant}}
-		dev := c.on(t, be)
-		defer dev.release()
-		near(t, &c, first, dev.mustRun(t, false), constant)
+		moved := c.on(t, dev)
+		defer moved.release()
+		near(t, &c, first, moved.mustRun(t, false), constant)
 	})
 
 	t.Run("the largest biases hide nothing", func(t *testing.T) {
 		// They take up any score, so that all are equal, as with a scale of 0.
 		equal := base
 		equal.Options.Scale, equal.Options.Softcap = new(float64), 0
-		on := equal.build().on(t, be)
+		on := equal.build().on(t, dev)
 		defer on.release()
 		want := on.mustRun(t, false)
 		for _, shape := range []backend.Shape{{1, 1, 1, 1}, {1, dims.Heads, dims.SeqQ, dims.SeqK}} {
@@ -140,9 +140,9 @@ func testProperties(t *testing.T, be backend.Backend) {
 				c.Options.Softcap = 0
 				c.BiasShape = shape
 				c.bias = operand{shape, backend.F32, slices.Repeat([]float32{bias}, shape.Elements())}
-				dev := c.on(t, be)
-				got := dev.mustRun(t, false)
-				dev.release()
+				moved := c.on(t, dev)
+				got := moved.mustRun(t, false)
+				moved.release()
 				sameBits(t, answer{o: want.o}, answer{o: got.o})
 				for i, lse := range got.lse {
 					if exact := max(-backend.MaxBias, min(float64(bias), backend.MaxBias)); math.Abs(float64(lse)-exact) > 4*0x1p-23*math.Abs(exact) {
@@ -158,7 +158,7 @@ func testProperties(t *testing.T, be backend.Backend) {
 		for i := range b.v.data {
 			b.v.data[i] = 1
 		}
-		on := b.on(t, be)
+		on := b.on(t, dev)
 		defer on.release()
 		// The weights' own errors cancel; what is left is the two sums over
 		// the keys and the division (package oracle).

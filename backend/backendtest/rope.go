@@ -15,9 +15,9 @@ import (
 
 // testRotate compares rotated rows with float64: in both conventions, every type and
 // layout, whole and partial, in place and not.
-func testRotate(t *testing.T, be backend.Backend) {
-	if _, ok := be.(backend.Rotator); !ok {
-		t.Logf("%s has no rotary embedding", be.Info().Name)
+func testRotate(t *testing.T, dev *kernels.Device) {
+	if _, ok := dev.Backend().(backend.Rotator); !ok {
+		t.Logf("%s has no rotary embedding", dev.Info().Name)
 		return
 	}
 	f32, f16, bf16 := backend.F32, backend.F16, backend.BF16
@@ -35,7 +35,7 @@ func testRotate(t *testing.T, be backend.Backend) {
 		{"f32 to bf16", nn.RoPE{Base: 1e6}, f32, bf16, Padded, 80, far},
 		{"several workgroups", nn.RoPE{Dim: 64}, f32, f32, Contiguous, 128, nn.Positions(1<<20, 97)},
 	} {
-		t.Run(c.name, func(t *testing.T) { c.test(t, be, uint64(i)) })
+		t.Run(c.name, func(t *testing.T) { c.test(t, dev, uint64(i)) })
 	}
 }
 
@@ -49,7 +49,7 @@ type rotation struct {
 	positions [][]int
 }
 
-func (c rotation) test(t *testing.T, be backend.Backend, seed uint64) {
+func (c rotation) test(t *testing.T, dev *kernels.Device, seed uint64) {
 	const batch, heads = 2, 3
 	seq := len(c.positions[0])
 	rng := rand.New(rand.NewPCG(seed, 0x726f7065))
@@ -62,19 +62,18 @@ func (c rotation) test(t *testing.T, be backend.Backend, seed uint64) {
 	for i := range empty.data {
 		empty.data[i] = float32(math.NaN())
 	}
-	dev := kernels.NewDevice(be)
 	angles, err := c.rope.Angles(t.Context(), dev, c.dim, c.positions)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer angles.Release()
-	from, to := put(t, be, x, c.layout), put(t, be, empty, c.layout)
+	from, to := put(t, dev, x, c.layout), put(t, dev, empty, c.layout)
 	defer from.release()
 	defer to.release()
 	if err := dev.Rotate(t.Context(), to.view, from.view, angles); err != nil {
 		t.Fatal(err)
 	}
-	got := to.get(t, be, "y")
+	got := to.get(t, dev, "y")
 	if err := c.compare(x, got); err != nil {
 		t.Error(err)
 	}
@@ -84,7 +83,7 @@ func (c rotation) test(t *testing.T, be backend.Backend, seed uint64) {
 	if err := dev.Rotate(t.Context(), from.view, from.view, angles); err != nil {
 		t.Fatal(err)
 	}
-	for i, p := range from.get(t, be, "x in place") {
+	for i, p := range from.get(t, dev, "x in place") {
 		if p != got[i] {
 			t.Fatalf("in place element %d is %v, from x to y %v", i, p, got[i])
 		}

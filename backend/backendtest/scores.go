@@ -14,8 +14,8 @@ import (
 
 // testScores compares scores at every point with the oracle, for named cases and for
 // some that meet many options.
-func testScores(t *testing.T, be backend.Backend) {
-	if _, ok := be.(backend.Scorer); !ok {
+func testScores(t *testing.T, dev *kernels.Device) {
+	if _, ok := dev.Backend().(backend.Scorer); !ok {
 		t.Skip("the backend gives no scores out")
 	}
 	var cases []Case
@@ -27,14 +27,14 @@ func testScores(t *testing.T, be backend.Backend) {
 	for _, c := range cases {
 		t.Run(c.Name, func(t *testing.T) {
 			b := c.build()
-			on := b.on(t, be)
+			on := b.on(t, dev)
 			defer on.release()
 			for _, at := range []backend.ScorePoint{backend.Scaled, backend.Capped, backend.Biased} {
-				s, err := kernels.Scores(t.Context(), be, on.q.view, on.k.view, at, on.opt)
+				s, err := dev.Scores(t.Context(), on.q.view, on.k.view, at, on.opt)
 				if err != nil {
 					t.Fatalf("%v: point %d: %v", c, at, err)
 				}
-				if err := b.compareScores(read(t, be, s), at); err != nil {
+				if err := b.compareScores(read(t, dev, s), at); err != nil {
 					t.Errorf("%v: point %d: %v", c, at, err)
 				}
 				s.Release()
@@ -93,20 +93,20 @@ func (b *built) compareScores(got []float32, at backend.ScorePoint) error {
 
 // testTopWeights picks the largest weights of every query and finds them, to the bit,
 // among all weights.
-func testTopWeights(t *testing.T, be backend.Backend) {
+func testTopWeights(t *testing.T, dev *kernels.Device) {
 	for n, c := range Pairs() {
 		if n%8 > 0 || testing.Short() && n%32 > 0 {
 			continue
 		}
 		t.Run(c.Name, func(t *testing.T) {
-			on := c.build().on(t, be)
+			on := c.build().on(t, dev)
 			defer on.release()
 			all, err := on.run(t, true)
 			if err != nil {
 				t.Fatal(err)
 			}
 			const most = 5
-			top, err := kernels.TopWeights(t.Context(), be, on.q.view, on.k.view, most, on.opt)
+			top, err := dev.TopWeights(t.Context(), on.q.view, on.k.view, most, on.opt)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -27,33 +27,33 @@ func sumBound(n int, abs float64, dtype backend.DType, ref float64) float64 {
 }
 
 // testStages calls the stages one by one, through package kernels.
-func testStages(t *testing.T, be backend.Backend) {
+func testStages(t *testing.T, dev *kernels.Device) {
 	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 		for _, layout := range []Layout{Contiguous, BSHD, Padded, Transposed} {
 			c := Case{Name: "stages", DType: dtype, Layout: layout, Seed: 8,
 				Dims: kernels.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 37, SeqK: 71, Dim: 19, ValueDim: 23}}
-			t.Run(fmt.Sprintf("%v %v", dtype, layout), func(t *testing.T) { testQKPV(t, be, c) })
+			t.Run(fmt.Sprintf("%v %v", dtype, layout), func(t *testing.T) { testQKPV(t, dev, c) })
 		}
 	}
 	t.Run("PV passes over NaN under weights of 0", func(t *testing.T) {
 		w := []float32{0.5, 0, 0.5, 0, 0, 1}
 		v := []float32{1, 2, float32(math.NaN()), float32(math.Inf(1)), 3, 4}
-		tw := up(t, be, w, backend.Shape{1, 1, 2, 3})
-		tv := up(t, be, v, backend.Shape{1, 1, 3, 2})
-		o, err := kernels.PV(t.Context(), be, tw, tv)
+		tw := up(t, dev, w, backend.Shape{1, 1, 2, 3})
+		tv := up(t, dev, v, backend.Shape{1, 1, 3, 2})
+		o, err := dev.PV(t.Context(), tw, tv)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer o.Release()
-		if got, want := read(t, be, o), []float32{2, 3, 3, 4}; !slices.Equal(got, want) {
+		if got, want := read(t, dev, o), []float32{2, 3, 3, 4}; !slices.Equal(got, want) {
 			t.Errorf("o is %v, should be %v", got, want)
 		}
 	})
 }
 
-func up(t testing.TB, be backend.Backend, data []float32, s backend.Shape) backend.Tensor {
+func up(t testing.TB, dev *kernels.Device, data []float32, s backend.Shape) backend.Tensor {
 	t.Helper()
-	x, err := kernels.FromFloat32(t.Context(), be, backend.F32, data, s)
+	x, err := dev.FromFloat32(t.Context(), backend.F32, data, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,16 +61,16 @@ func up(t testing.TB, be backend.Backend, data []float32, s backend.Shape) backe
 	return x
 }
 
-func testQKPV(t *testing.T, be backend.Backend, c Case) {
+func testQKPV(t *testing.T, dev *kernels.Device, c Case) {
 	b := c.build()
-	on := b.on(t, be)
+	on := b.on(t, dev)
 	defer on.release()
-	s, err := kernels.QK(t.Context(), be, on.q.view, on.k.view)
+	s, err := dev.QK(t.Context(), on.q.view, on.k.view)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Release()
-	scores := read(t, be, s)
+	scores := read(t, dev, s)
 	var worst oracle.Worst
 	b.eachRow(func(n, batch, h, i int, _ oracle.Answer) {
 		row := b.row(batch, h, i)
@@ -85,21 +85,21 @@ func testQKPV(t *testing.T, be backend.Backend, c Case) {
 
 	// Softmax in place, then PV, as a program would chain them; compare knows
 	// the exact answers.
-	lse, err := be.Alloc(t.Context(), backend.F32, backend.Shape{b.Batch, b.Heads, b.SeqQ, 1})
+	lse, err := dev.Alloc(t.Context(), backend.F32, backend.Shape{b.Batch, b.Heads, b.SeqQ, 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer lse.Release()
 	scale := 1 / math.Sqrt(float64(b.Dim))
-	if err := kernels.Softmax(t.Context(), be, s, lse, kernels.Options{Scale: &scale}); err != nil {
+	if err := dev.Softmax(t.Context(), s, lse, kernels.Options{Scale: &scale}); err != nil {
 		t.Fatal(err)
 	}
-	o, err := kernels.PV(t.Context(), be, s, on.v.view)
+	o, err := dev.PV(t.Context(), s, on.v.view)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer o.Release()
-	if err := b.compare(answer{o: read(t, be, o), lse: read(t, be, lse), weights: read(t, be, s)}); err != nil {
+	if err := b.compare(answer{o: read(t, dev, o), lse: read(t, dev, lse), weights: read(t, dev, s)}); err != nil {
 		t.Errorf("softmax, pv: %v", err)
 	}
 }
@@ -115,19 +115,19 @@ func dot(a, b []float32) (sum, abs float64) {
 
 // testProjections computes y = x·w + b for odd sizes and every type, and
 // self-attention from x against attention of the projections.
-func testProjections(t *testing.T, be backend.Backend) {
-	if _, ok := be.(backend.Projector); !ok {
-		t.Logf("%s projects nothing", be.Info().Name)
+func testProjections(t *testing.T, dev *kernels.Device) {
+	if _, ok := dev.Backend().(backend.Projector); !ok {
+		t.Logf("%s projects nothing", dev.Info().Name)
 		return
 	}
 	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 		for _, bias := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%v bias %v", dtype, bias), func(t *testing.T) { testProject(t, be, dtype, bias) })
+			t.Run(fmt.Sprintf("%v bias %v", dtype, bias), func(t *testing.T) { testProject(t, dev, dtype, bias) })
 		}
 	}
 }
 
-func testProject(t *testing.T, be backend.Backend, dtype backend.DType, bias bool) {
+func testProject(t *testing.T, dev *kernels.Device, dtype backend.DType, bias bool) {
 	const batch, s, m, heads, kvHeads, d, dv = 2, 37, 29, 4, 2, 5, 3
 	rng := rand.New(rand.NewPCG(7, 7))
 	tensor := func(shape backend.Shape) (backend.Tensor, operand) {
@@ -135,12 +135,11 @@ func testProject(t *testing.T, be backend.Backend, dtype backend.DType, bias boo
 		for i := range o.data {
 			o.data[i] = dtype.Round(float32(rng.NormFloat64()))
 		}
-		f := put(t, be, o, Padded)
+		f := put(t, dev, o, Padded)
 		t.Cleanup(f.release)
 		return f.view, o
 	}
 	x, hx := tensor(backend.Shape{batch, 1, s, m})
-	dev := kernels.NewDevice(be)
 	var p nn.Projections
 	p.Heads, p.KVHeads = heads, kvHeads
 	cols := [3]int{heads * d, kvHeads * d, kvHeads * dv}
@@ -162,7 +161,7 @@ func testProject(t *testing.T, be backend.Backend, dtype backend.DType, bias boo
 	defer v.Release()
 	var worst oracle.Worst
 	for i, y := range []backend.Tensor{q, k, v} {
-		got := read(t, be, y) // [B, heads, S, D]
+		got := read(t, dev, y) // [B, heads, S, D]
 		sh := y.Shape()
 		for n, g := range got {
 			at := [4]int{n / sh[3] / sh[2] / sh[1], n / sh[3] / sh[2] % sh[1], n / sh[3] % sh[2], n % sh[3]}
@@ -194,7 +193,7 @@ func testProject(t *testing.T, be backend.Backend, dtype backend.DType, bias boo
 		t.Fatal(err)
 	}
 	defer apart.Release()
-	if !slices.Equal(read(t, be, self.O), read(t, be, apart.O)) {
+	if !slices.Equal(read(t, dev, self.O), read(t, dev, apart.O)) {
 		t.Error("self-attention differs from attention of its projections")
 	}
 }

@@ -12,21 +12,21 @@ import (
 
 // testTransfer moves tensors of every type, size and stride to the device and
 // back, bit by bit.
-func testTransfer(t *testing.T, be backend.Backend) {
+func testTransfer(t *testing.T, dev *kernels.Device) {
 	rng := rand.New(rand.NewPCG(3, 3))
 	for _, n := range []int{1, 2, 3, 5, 8, 255, 4097} {
 		for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Bool} {
 			t.Run(fmt.Sprintf("%v %d", dtype, n), func(t *testing.T) {
 				host := randomHost(t, rng, dtype, backend.Shape{1, 1, n, 3})
-				dev, err := be.Upload(t.Context(), host)
+				uploaded, err := dev.Upload(t.Context(), host)
 				if err != nil {
 					t.Fatal(err)
 				}
-				defer dev.Release()
-				if dev.Shape() != host.Shape() || dev.DType() != dtype {
-					t.Fatalf("uploaded %v %v, got %v %v", dtype, host.Shape(), dev.DType(), dev.Shape())
+				defer uploaded.Release()
+				if uploaded.Shape() != host.Shape() || uploaded.DType() != dtype {
+					t.Fatalf("uploaded %v %v, got %v %v", dtype, host.Shape(), uploaded.DType(), uploaded.Shape())
 				}
-				sameElements(t, be, host, dev)
+				sameElements(t, dev, host, uploaded)
 				// Views: every second row from row 1 on, columns reversed in
 				// importance, and one column.
 				for _, v := range []struct {
@@ -42,28 +42,28 @@ func testTransfer(t *testing.T, be backend.Backend) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					dv, err := be.Upload(t.Context(), hv)
+					dv, err := dev.Upload(t.Context(), hv)
 					if err != nil {
 						t.Fatal(err)
 					}
-					sameElements(t, be, hv, dv)
+					sameElements(t, dev, hv, dv)
 					dv.Release()
-					if dev.IsContiguous() {
-						if dv, err = dev.View(v.shape, v.strides, v.offset); err != nil {
+					if uploaded.IsContiguous() {
+						if dv, err = uploaded.View(v.shape, v.strides, v.offset); err != nil {
 							t.Fatal(err)
 						}
-						sameElements(t, be, hv, dv)
+						sameElements(t, dev, hv, dv)
 					}
 				}
 			})
 		}
 	}
 	t.Run("into a strided host tensor", func(t *testing.T) {
-		dev, err := kernels.FromFloat32(t.Context(), be, backend.F32, []float32{1, 2, 3, 4, 5, 6}, backend.Shape{1, 1, 2, 3})
+		uploaded, err := dev.FromFloat32(t.Context(), backend.F32, []float32{1, 2, 3, 4, 5, 6}, backend.Shape{1, 1, 2, 3})
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer dev.Release()
+		defer uploaded.Release()
 		mem := make([]float32, 8)
 		host, err := backend.HostF32(mem, backend.Shape{1, 1, 1, 8})
 		if err != nil {
@@ -73,7 +73,7 @@ func testTransfer(t *testing.T, be backend.Backend) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := be.Download(t.Context(), view, dev); err != nil {
+		if err := dev.Download(t.Context(), view, uploaded); err != nil {
 			t.Fatal(err)
 		}
 		if want := []float32{0, 1, 4, 2, 5, 3, 6, 0}; !slices.Equal(mem, want) {
@@ -109,14 +109,14 @@ func randomHost(t testing.TB, rng *rand.Rand, dtype backend.DType, s backend.Sha
 	return host
 }
 
-// sameElements downloads dev and compares it with host, both walked by index.
-func sameElements(t *testing.T, be backend.Backend, host, dev backend.Tensor) {
+// sameElements downloads uploaded and compares it with host, both walked by index.
+func sameElements(t *testing.T, dev *kernels.Device, host, uploaded backend.Tensor) {
 	t.Helper()
 	back, err := backend.AllocHost(host.DType(), host.Shape())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := be.Download(t.Context(), back, dev); err != nil {
+	if err := dev.Download(t.Context(), back, uploaded); err != nil {
 		t.Fatal(err)
 	}
 	want, got := walk(t, host), walk(t, back)

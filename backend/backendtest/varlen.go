@@ -12,13 +12,13 @@ import (
 
 // testVarlen packs sequences of many lengths: each has the bits that it has alone, with
 // every option that packed sequences take.
-func testVarlen(t *testing.T, be backend.Backend) {
+func testVarlen(t *testing.T, dev *kernels.Device) {
 	const heads, kvHeads, dim, valueDim = 4, 2, 16, 24
 	// One without rows, one without keys, some of a row.
 	cuQ, cuK := []int{0, 1, 40, 40, 73, 74, 230}, []int{0, 33, 72, 80, 80, 81, 237}
 	n := len(cuQ) - 1
 	pack := func(o operand) backend.Tensor { // [1, total, H, D] in memory
-		f := put(t, be, o, BSHD)
+		f := put(t, dev, o, BSHD)
 		t.Cleanup(f.release)
 		return f.view
 	}
@@ -47,7 +47,9 @@ func testVarlen(t *testing.T, be backend.Backend) {
 			}
 			t.Run(fmt.Sprintf("%v %s", dtype, c.name), func(t *testing.T) {
 				c.opt.LSE = true
-				r, err := kernels.AttentionVarlen(t.Context(), be, q, k, v, cuQ, cuK, c.opt)
+				c.opt.CuQ, c.opt.CuK = cuQ, cuK
+				call := prepare(t, dev, q, k, v, c.opt)
+				r, err := call.Run(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -57,21 +59,21 @@ func testVarlen(t *testing.T, be backend.Backend) {
 				}
 				var pairs int64
 				for s := range n {
-					pairs += alone(t, be, r, q, k, v, s, cuQ, cuK, c.opt)
+					pairs += alone(t, dev, r, q, k, v, s, c.opt)
 				}
-				report, err := kernels.CheckVarlen(t.Context(), be, q, k, v, cuQ, cuK, r, c.opt, kernels.CheckOptions{Rows: 60})
+				report, err := call.Check(t.Context(), r, kernels.CheckOptions{Rows: 60})
 				if err != nil || !report.OK() || report.Rows != 60 {
 					t.Errorf("check: %+v, %v", report, err)
 				}
 				wrong := c.opt
 				wrong.Scale = new(0.9)
-				if report, err := kernels.CheckVarlen(t.Context(), be, q, k, v, cuQ, cuK, r, wrong, kernels.CheckOptions{Rows: 60}); err != nil || report.OK() {
+				if report, err := prepare(t, dev, q, k, v, wrong).Check(t.Context(), r, kernels.CheckOptions{Rows: 60}); err != nil || report.OK() {
 					t.Errorf("check of another scale: %+v, %v", report, err)
 				}
-				if err := kernels.WarmupVarlen(t.Context(), be, q, k, v, cuQ, cuK, c.opt); err != nil {
+				if err := call.Warmup(t.Context()); err != nil {
 					t.Errorf("warmup: %v", err)
 				}
-				p, err := kernels.PlanVarlen(be, q, k, v, cuQ, cuK, c.opt)
+				p, err := call.Plan(t.Context())
 				if err != nil || p.Pairs != pairs || p.FLOPs != pairs*2*(dim+valueDim) || p.Why == "" {
 					t.Errorf("plan has %d pairs, %d are visible: %+v, %v", p.Pairs, pairs, p, err)
 				}
@@ -81,8 +83,10 @@ func testVarlen(t *testing.T, be backend.Backend) {
 }
 
 // alone compares sequence s of r with a call of its own, and returns its visible pairs.
-func alone(t *testing.T, be backend.Backend, r kernels.Result, q, k, v backend.Tensor, s int, cuQ, cuK []int, opt kernels.Options) int64 {
+func alone(t *testing.T, dev *kernels.Device, r kernels.Result, q, k, v backend.Tensor, s int, opt kernels.Options) int64 {
 	t.Helper()
+	cuQ, cuK := opt.CuQ, opt.CuK
+	opt.CuQ, opt.CuK = nil, nil
 	part := func(x backend.Tensor, cu []int) backend.Tensor {
 		y, err := x.Slice(backend.Seq, cu[s], cu[s+1])
 		if err != nil {
@@ -94,7 +98,7 @@ func alone(t *testing.T, be backend.Backend, r kernels.Result, q, k, v backend.T
 	if rows == 0 {
 		return 0
 	}
-	o, lse := read(t, be, part(r.O, cuQ)), read(t, be, part(r.LSE, cuQ))
+	o, lse := read(t, dev, part(r.O, cuQ)), read(t, dev, part(r.LSE, cuQ))
 	if keys == 0 {
 		for h := range lse {
 			want := math.Inf(-1)
@@ -124,13 +128,13 @@ func alone(t *testing.T, be backend.Backend, r kernels.Result, q, k, v backend.T
 	if len(opt.ALiBi) > heads {
 		opt.ALiBi = opt.ALiBi[s*heads : (s+1)*heads]
 	}
-	own, err := kernels.Attention(t.Context(), be, part(q, cuQ), part(k, cuK), part(v, cuK), opt)
+	own, err := dev.Attention(t.Context(), part(q, cuQ), part(k, cuK), part(v, cuK), opt)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer own.Release()
-	sameBits(t, answer{o: read(t, be, own.O), lse: read(t, be, own.LSE)}, answer{o: o, lse: lse})
-	p, err := kernels.Plan(be, part(q, cuQ), part(k, cuK), part(v, cuK), opt)
+	sameBits(t, answer{o: read(t, dev, own.O), lse: read(t, dev, own.LSE)}, answer{o: o, lse: lse})
+	p, err := plan(t.Context(), dev, part(q, cuQ), part(k, cuK), part(v, cuK), opt)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ type workedExample struct {
 }
 
 // testWorkedExamples runs each walk-through and compares every tensor it prints.
-func testWorkedExamples(t *testing.T, be backend.Backend) {
+func testWorkedExamples(t *testing.T, dev *kernels.Device) {
 	const dir = "testdata/worked-examples"
 	files, err := workedExamples.ReadDir(dir)
 	if err != nil || len(files) == 0 {
@@ -57,14 +57,14 @@ func testWorkedExamples(t *testing.T, be backend.Backend) {
 			if err := json.Unmarshal(data, &w); err != nil {
 				t.Fatal(err)
 			}
-			w.test(t, be)
+			w.test(t, dev)
 		})
 	}
 }
 
-func (w *workedExample) test(t *testing.T, be backend.Backend) {
+func (w *workedExample) test(t *testing.T, dev *kernels.Device) {
 	x, shape := flatten(t, w.X)
-	tx := up(t, be, x, shape)
+	tx := up(t, dev, x, shape)
 	q, k, v := tx, tx, tx
 	if w.WQuery != nil {
 		var p nn.Projections
@@ -72,18 +72,18 @@ func (w *workedExample) test(t *testing.T, be backend.Backend) {
 			dst  *backend.Tensor
 			from [][]float32
 		}{{&p.Wq, w.WQuery}, {&p.Wk, w.WKey}, {&p.Wv, w.WValue}} {
-			*m.dst = up(t, be, join(m.from), backend.Shape{1, 1, len(m.from), len(m.from[0])})
+			*m.dst = up(t, dev, join(m.from), backend.Shape{1, 1, len(m.from), len(m.from[0])})
 		}
 		var err error
-		if q, k, v, err = p.Apply(t.Context(), kernels.NewDevice(be), tx); err != nil {
+		if q, k, v, err = p.Apply(t.Context(), dev, tx); err != nil {
 			t.Fatal(err)
 		}
 		defer q.Release()
 		defer k.Release()
 		defer v.Release()
-		same(t, "queries", read(t, be, q), join(w.Queries), 0, 0)
-		same(t, "keys", read(t, be, k), join(w.Keys), 0, 0)
-		same(t, "values", read(t, be, v), join(w.Values), 0, 0)
+		same(t, "queries", read(t, dev, q), join(w.Queries), 0, 0)
+		same(t, "keys", read(t, dev, k), join(w.Keys), 0, 0)
+		same(t, "values", read(t, dev, v), join(w.Values), 0, 0)
 	}
 
 	// What was printed with some digits is off by half of the last one. Where
@@ -103,12 +103,12 @@ func (w *workedExample) test(t *testing.T, be backend.Backend) {
 		}
 	}
 
-	s, err := kernels.QK(t.Context(), be, q, k)
+	s, err := dev.QK(t.Context(), q, k)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Release()
-	scores := read(t, be, s)
+	scores := read(t, dev, s)
 	for i := range scores {
 		scores[i] *= float32(w.Scale)
 	}
@@ -116,33 +116,33 @@ func (w *workedExample) test(t *testing.T, be backend.Backend) {
 	same(t, "scores", scores, wantScores, printed+inputs, scoreRel)
 
 	opt := kernels.Options{Scale: &w.Scale, Weights: true}
-	r, err := kernels.Attention(t.Context(), be, q, k, v, opt)
+	r, err := dev.Attention(t.Context(), q, k, v, opt)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Release()
-	weights := read(t, be, r.Weights)
+	weights := read(t, dev, r.Weights)
 	wantSoftmax, _ := flatten64(t, w.Softmax)
 	// 16: scores up to 16 lose so many ulp in their differences (package
 	// oracle gives the general bound; these are a row of three).
 	same(t, "softmax", weights, wantSoftmax, printed+inputs, softmaxRel+16*u)
 
-	fused, err := kernels.Attention(t.Context(), be, q, k, v, kernels.Options{Scale: &w.Scale})
+	fused, err := dev.Attention(t.Context(), q, k, v, kernels.Options{Scale: &w.Scale})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer fused.Release()
 	if w.OutputsExact != nil {
-		same(t, "outputs, stages", read(t, be, r.O), join(w.OutputsExact), 0, 32*u)
-		same(t, "outputs, fused", read(t, be, fused.O), join(w.OutputsExact), 0, 32*u)
+		same(t, "outputs, stages", read(t, dev, r.O), join(w.OutputsExact), 0, 32*u)
+		same(t, "outputs, fused", read(t, dev, fused.O), join(w.OutputsExact), 0, 32*u)
 	}
 	if w.SoftmaxRounded != nil {
-		w.testRounded(t, be, weights, v)
+		w.testRounded(t, dev, weights, v)
 	}
 }
 
 // testRounded follows the variant that rounds weights to one decimal.
-func (w *workedExample) testRounded(t *testing.T, be backend.Backend, weights []float32, v backend.Tensor) {
+func (w *workedExample) testRounded(t *testing.T, dev *kernels.Device, weights []float32, v backend.Tensor) {
 	rounded := roundRows(weights, len(w.SoftmaxRounded[0]))
 	want := join(w.SoftmaxRounded)
 	n := len(w.SoftmaxRounded)
@@ -151,7 +151,7 @@ func (w *workedExample) testRounded(t *testing.T, be backend.Backend, weights []
 			t.Errorf("softmax_rounded[%d,%d] is %v, should be %v", i/n, i%n, rounded[i], want[i])
 		}
 	}
-	values := read(t, be, v)
+	values := read(t, dev, v)
 	dv := v.Shape()[backend.Dim]
 	for j, queries := range w.WeightedRounded {
 		for i, channels := range queries {
@@ -164,12 +164,12 @@ func (w *workedExample) testRounded(t *testing.T, be backend.Backend, weights []
 			}
 		}
 	}
-	o, err := kernels.PV(t.Context(), be, up(t, be, rounded, backend.Shape{1, 1, n, n}), v)
+	o, err := dev.PV(t.Context(), up(t, dev, rounded, backend.Shape{1, 1, n, n}), v)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer o.Release()
-	same(t, "outputs_rounded", read(t, be, o), join(w.OutputsRounded), 0, 4*u)
+	same(t, "outputs_rounded", read(t, dev, o), join(w.OutputsRounded), 0, 4*u)
 }
 
 // roundRows rounds weights to tenths so that each row of n still adds up to 1,
