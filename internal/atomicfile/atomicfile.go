@@ -14,6 +14,7 @@ package atomicfile
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -44,6 +45,22 @@ func Create(path string) (*File, error) {
 		return nil, err
 	}
 	return &File{f, target}, nil
+}
+
+// Write creates, fills and commits a file.
+func Write(path string, content func(io.Writer) error) error {
+	f, err := Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Discard()
+	if err := content(f); err != nil {
+		return err
+	}
+	if err := f.Finish(); err != nil {
+		return err
+	}
+	return f.Commit()
 }
 
 // Finish flushes the content to the disk and closes the file. A file that it

@@ -14,6 +14,7 @@ import (
 	"unicode"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/atomicfile"
 )
 
 // The tuning file is a cache in JSON. A file that is damaged, of another program or of a
@@ -285,26 +286,13 @@ func Clear(path string) (n int, err error) {
 	return len(entries), err
 }
 
-// replace writes a temporary file next to path and renames it.
+// replace writes the file at path, and makes its folder.
 func replace(path string, data []byte) error {
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil { // the mode of cache folders
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil { // the mode of cache folders
 		return err
 	}
-	tmp, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
-	if err != nil {
+	return atomicfile.Write(path, func(w io.Writer) error {
+		_, err := w.Write(data)
 		return err
-	}
-	_, err = tmp.Write(data)
-	if err == nil {
-		err = tmp.Sync() // a crash of the machine leaves the old or the new file
-	}
-	err = errors.Join(err, tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		os.Remove(tmp.Name())
-	}
-	return err
+	})
 }

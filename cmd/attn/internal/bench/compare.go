@@ -13,7 +13,7 @@ import (
 type Compare struct {
 	Old      string       `arg:"" name:"old" help:"Report of attn bench --json."`
 	New      string       `arg:"" name:"new" help:"Later report of the same cases."`
-	Percent  cli.Percent  `name:"percent" default:"4" placeholder:"P" help:"Smallest change to report, in percent of a call's time."`
+	Percent  cli.Percent  `name:"percent" default:"4" placeholder:"P" help:"Smallest change to report, in percent of a call's time. Default: 4."`
 	FailOver *cli.Percent `name:"fail-over" placeholder:"P" help:"Fail when a case became slower by more than P: 5%."`
 }
 

@@ -82,7 +82,7 @@ type RoPE struct {
 // Dropout is backend.Dropout.
 type Dropout struct {
 	P    *cli.Number `json:"p" name:"dropout" placeholder:"P" group:"Dropout" help:"Drop this share of the weights."`
-	Seed uint64      `json:"seed" name:"seed" placeholder:"N" group:"Dropout" help:"Seed of the choice, which is the same on every backend."`
+	Seed uint64      `json:"seed" name:"seed" placeholder:"N" group:"Dropout" help:"Seed of the dropped weights, which are the same on every backend."`
 }
 
 // Dims is kernels.Dims as JSON.

@@ -68,7 +68,7 @@ func (s Status) Clear() { fmt.Fprint(s.w, "\r\x1b[K") }
 
 // Device is the flag of the backend.
 type Device struct {
-	Backend string `name:"backend" default:"auto" help:"auto, cpu, gpu, gpu:N or gpu:NAME."`
+	Backend string `name:"backend" default:"auto" help:"Device: auto (a hardware GPU, else the CPU), cpu, gpu, gpu:N or gpu:NAME."`
 }
 
 // Open opens the device.

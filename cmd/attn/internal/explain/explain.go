@@ -18,7 +18,7 @@ type Command struct {
 	cli.Device `embed:""`
 
 	File  string `arg:"" name:"file" placeholder:"FILE.json" help:"The example: x, and optionally w_query, w_key, w_value, b_query, b_key, b_value, scale, labels and expected values, which are checked."`
-	Round *int   `name:"round" placeholder:"N" help:"Round the weights to N decimals before they weight the values. Each row still adds up to 1."`
+	Round *int   `name:"round" placeholder:"N" help:"Round the weights to N decimals before they multiply the values. Each row still adds up to 1."`
 	PNG   string `name:"png" placeholder:"H.png" help:"Draw the weights as a heat map: queries down, keys across."`
 }
 

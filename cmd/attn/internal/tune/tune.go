@@ -23,13 +23,13 @@ import (
 
 // Command is attn tune.
 type Command struct {
-	Backend string        `name:"backend" default:"gpu" help:"The GPU: gpu, gpu:1, gpu:nvidia." placeholder:"NAME"`
-	Seq     string        `name:"seq" default:"512,4k,32k,256k" help:"Query rows of a head: 256,1k,4096, or 256..4k for powers of two." placeholder:"LIST"`
+	Backend string        `name:"backend" default:"gpu" help:"Device: gpu, gpu:N or gpu:NAME. Default: gpu." placeholder:"NAME"`
+	Seq     string        `name:"seq" default:"512,4k,32k,256k" help:"Query rows of a head: 256,1k,4096, or 256..4k for powers of two. Default: 512,4k,32k,256k." placeholder:"LIST"`
 	Heads   int           `name:"heads" default:"1" help:"Query heads."`
-	Dim     string        `name:"dim" default:"64,128" help:"Head sizes." placeholder:"LIST"`
-	DType   string        `name:"dtype" default:"f32" help:"Element types: f32, f16, bf16." placeholder:"LIST"`
+	Dim     string        `name:"dim" default:"64,128" help:"Head sizes. Default: 64,128." placeholder:"LIST"`
+	DType   string        `name:"dtype" default:"f32" help:"Element types: f32, f16, bf16. Default: f32." placeholder:"LIST"`
 	Mask    bool          `name:"mask" help:"Tune the kernels of calls with a mask, a bias or softcap."`
-	Budget  time.Duration `name:"budget" default:"2m" help:"Time for the whole run. Shapes beyond it are listed as not measured." placeholder:"DURATION"`
+	Budget  time.Duration `name:"budget" default:"2m" help:"Time for the whole run. Shapes beyond it are counted as not measured. Default: 2m." placeholder:"DURATION"`
 	File    string        `name:"file" help:"Tuning file. Default: attn/tuning.json in the user's cache folder, where later calls look for it." placeholder:"FILE"`
 	Show    bool          `name:"show" help:"Print the tuning file and measure nothing."`
 	Clear   bool          `name:"clear" help:"Remove the tuning file."`
