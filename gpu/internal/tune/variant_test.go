@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/gogpu/naga"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -62,6 +63,26 @@ func TestVariants(t *testing.T) {
 	}
 	if k.WorkgroupMemory != shaders.Flash.WorkgroupMemory || k.Threads != shaders.Flash.Threads {
 		t.Errorf("L has %d bytes and %d threads, the file %d and %d", k.WorkgroupMemory, k.Threads, shaders.Flash.WorkgroupMemory, shaders.Flash.Threads)
+	}
+}
+
+// All variants compile, with loops unrolled as for software drivers.
+func TestVariantsCompile(t *testing.T) {
+	for c, vs := range variants {
+		for i, v := range vs {
+			s := Shape{Class: c, ValueDim: c.Width, In: backend.F32, KV: backend.F32, Paired: i%2 == 0}
+			if i%2 == 1 {
+				s.In, s.KV, s.Wide, s.Half = backend.F16, backend.F16, true, true
+			}
+			k, consts := s.Kernel(v.Quick())
+			src, err := k.Specialise(consts)
+			if err == nil {
+				_, err = naga.Compile(src)
+			}
+			if err != nil {
+				t.Errorf("class %d: %s: %v", c.Width, v.Label(), err)
+			}
+		}
 	}
 }
 
