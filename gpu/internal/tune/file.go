@@ -14,7 +14,7 @@ import (
 	"unicode"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/atomicfile"
+	"github.com/seed90331342/attn/backend/atomicfile"
 )
 
 // The tuning file is a cache in JSON. A file that is damaged, of another program or of a

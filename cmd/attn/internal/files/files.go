@@ -9,7 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/seed90331342/attn/internal/atomicfile"
+	"github.com/seed90331342/attn/backend/atomicfile"
 )
 
 // Set is a set of output files. They appear together once all of them are
