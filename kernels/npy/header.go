@@ -1,34 +1,37 @@
-// Package npy reads and writes the headers of .npy files, of numbers and bools in C
-// order, after numpy/lib/format.py: magic, version, header length, a Python dict as
-// text, then the data. What a header says is checked against the size of the file,
-// so that the data can be read without another surprise.
+// Package npy reads and writes the headers of .npy files of numbers and bools in C order,
+// after numpy/lib/format.py: magic, version, header length, a Python dict as text, then the
+// data. It checks a header against the size of its file, so that reading the data cannot
+// fail halfway for lack of it.
 package npy
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/x448/float16"
 )
 
-// Header is what a .npy file says of its data.
+// Header describes the data of a .npy file.
 type Header struct {
-	Kind  byte // 'f', 'b', 'i' or 'u', numpy's letter
-	Size  int  // bytes an element: 2, 4 or 8, of a bool 1, of whole numbers also 1
+	Kind  byte // numpy's letter: 'f', 'b', 'i' or 'u'
+	Size  int  // bytes of an element: 1, 2, 4 or 8
 	Order binary.ByteOrder
 	Shape []int // every length at least 1; empty for a single number
 	Count int   // elements
-	Start int64 // where the data begins
+	Start int64 // offset of the data in the file
 }
 
-// TypeName is numpy's short name without the byte order: f2, f4, f8, i4, bool.
+// TypeName returns numpy's short name without the byte order: f2, f4, f8, i4, bool.
 func (h *Header) TypeName() string {
 	if h.Kind == 'b' {
 		return "bool"
@@ -36,7 +39,7 @@ func (h *Header) TypeName() string {
 	return string(h.Kind) + strconv.Itoa(h.Size)
 }
 
-// Int64s decodes len(dst) whole numbers from raw.
+// Int64s decodes len(dst) integers from raw.
 func (h *Header) Int64s(dst []int64, raw []byte) {
 	for i := range dst {
 		var x uint64
@@ -57,8 +60,8 @@ func (h *Header) Int64s(dst []int64, raw []byte) {
 	}
 }
 
-// Float32s decodes len(dst) numbers, which are not bools, from raw. It returns how
-// many finite ones were beyond float32 and became infinite.
+// Float32s decodes len(dst) floating-point numbers from raw. It returns how many finite
+// numbers were out of the range of float32 and became infinite.
 func (h *Header) Float32s(dst []float32, raw []byte) (overflows int) {
 	switch h.Size {
 	case 2:
@@ -81,23 +84,22 @@ func (h *Header) Float32s(dst []float32, raw []byte) (overflows int) {
 	return overflows
 }
 
-// maxHeader is far above what a plain array's header takes (numpy refuses to
-// read more than 10,000 bytes itself), and keeps a header length that lies from
-// costing memory.
+// maxHeader is far more than the header of a plain array takes (numpy itself reads at most
+// 10,000 bytes). It keeps a wrong header length from costing memory.
 const maxHeader = 64 << 10
 
-// ReadHeader reads the header of a file of the given size that holds floating point
-// numbers or bools. Its errors say in a sentence what is wrong with the file; they wrap
-// those of r and nothing else.
+// ReadHeader reads the header of a file of floating-point numbers or bools. size is the
+// size of the file. Its errors describe what is wrong with the file; they wrap the errors
+// of r and no others.
 func ReadHeader(r io.ReaderAt, size int64) (Header, error) { return readHeader(r, size, false) }
 
-// ReadIntHeader is ReadHeader for files of whole numbers.
+// ReadIntHeader is ReadHeader for files of integers.
 func ReadIntHeader(r io.ReaderAt, size int64) (Header, error) { return readHeader(r, size, true) }
 
 func readHeader(r io.ReaderAt, size int64, ints bool) (Header, error) {
 	var h Header
-	// "\x93NUMPY", major, minor, then the header's length: 2 bytes in version
-	// 1, 4 in versions 2 and 3.
+	// "\x93NUMPY", major, minor, then the length of the header: 2 bytes in version 1,
+	// 4 in versions 2 and 3.
 	var lead [12]byte
 	got, err := r.ReadAt(lead[:min(size, int64(len(lead)))], 0)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -122,7 +124,7 @@ func readHeader(r io.ReaderAt, size int64, ints bool) (Header, error) {
 		return h, fmt.Errorf(".npy version %d.%d, versions 1 to 3 are read", lead[6], lead[7])
 	}
 	if length > maxHeader {
-		return h, fmt.Errorf("the .npy header says that it is %d bytes long, at most %d are read", length, maxHeader)
+		return h, fmt.Errorf("the .npy header is %d bytes long, at most %d are read", length, maxHeader)
 	}
 	if at+length > size {
 		return h, fmt.Errorf("truncated: the .npy header ends at byte %d, the file at %d", at+length, size)
@@ -145,46 +147,80 @@ func readHeader(r io.ReaderAt, size int64, ints bool) (Header, error) {
 	return h, nil
 }
 
-// parse reads the dict: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }.
+// Open reads the header of a file of the given size from r and returns it with a reader of
+// the data. Errors are those of ReadHeader.
+func Open(r io.Reader, size int64) (Header, io.Reader, error) {
+	const most = 12 + maxHeader
+	b := bufio.NewReaderSize(r, most)
+	lead, err := b.Peek(int(min(size, most)))
+	if err != nil && !errors.Is(err, io.EOF) {
+		return Header{}, nil, err
+	}
+	h, err := ReadHeader(bytes.NewReader(lead), size)
+	if err != nil {
+		return h, nil, err
+	}
+	_, err = b.Discard(int(h.Start))
+	return h, b, err
+}
+
+// The dict of a header: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }. The
+// descr of records is a list. Python 2 wrote lengths as 3L.
+var (
+	dictEntry = `\s*['"](\w+)['"]\s*:\s*(?:['"]([^'"]*)['"]|(\[.*\])|(True|False)|\(\s*((?:-?\d+L?\s*,\s*)*(?:-?\d+L?\s*)?)\))\s*`
+	wholeDict = regexp.MustCompile(`(?s)^\s*\{(?:` + dictEntry + `,)*(?:` + dictEntry + `)?\s*\}\s*$`)
+	anEntry   = regexp.MustCompile(`(?s)` + dictEntry + `[,}]`)
+)
+
+// parse reads the dict of a header.
 func (h *Header) parse(text string, ints bool) error {
 	must := "f2, f4 or f8 numbers (bool for a mask)"
+	types := []string{"<f2", "<f4", "<f8", ">f2", ">f4", ">f8", "|b1"}
 	if ints {
-		must = "whole numbers, i1 to i8 or u1 to u8"
+		must = "integers, i1 to i8 or u1 to u8"
+		types = []string{"|i1", "|u1", "<i2", "<u2", ">i2", ">u2", "<i4", "<u4", ">i4", ">u4", "<i8", "<u8", ">i8", ">u8"}
 	}
-	d, err := parsePyDict(text)
-	if err != nil {
-		return fmt.Errorf("malformed .npy header: %w", err)
+	if !wholeDict.MatchString(text) {
+		return errors.New("malformed .npy header: it is not a dict of descr, fortran_order and shape")
+	}
+	var descr, records, fortran, shape string
+	seen := map[string]bool{}
+	for _, e := range anEntry.FindAllStringSubmatch(text, -1) {
+		switch seen[e[1]] = true; e[1] {
+		case "descr":
+			descr, records = e[2], e[3]
+		case "fortran_order":
+			fortran = e[4]
+		case "shape":
+			shape = e[5]
+		}
 	}
 	for _, key := range []string{"descr", "fortran_order", "shape"} {
-		if _, ok := d[key]; !ok {
+		if !seen[key] {
 			return fmt.Errorf("malformed .npy header: it has no %q", key)
 		}
 	}
-	descr, ok := d["descr"].(string)
-	if !ok {
+	switch {
+	case records != "":
 		return fmt.Errorf("elements are records, they must be %s", must)
-	}
-	types := []string{"<f2", "<f4", "<f8", ">f2", ">f4", ">f8", "|b1"}
-	if ints {
-		types = []string{"|i1", "|u1", "<i2", "<u2", ">i2", ">u2", "<i4", "<u4", ">i4", ">u4", "<i8", "<u8", ">i8", ">u8"}
-	}
-	if !slices.Contains(types, descr) {
+	case !slices.Contains(types, descr):
 		return fmt.Errorf("elements are %q, they must be %s", descr, must)
+	case fortran == "":
+		return errors.New("malformed .npy header: fortran_order is neither True nor False")
+	case fortran == "True":
+		return errors.New("stored in Fortran order, it must be in C order (numpy.ascontiguousarray before saving)")
 	}
 	h.Order = binary.ByteOrder(binary.LittleEndian)
 	if descr[0] == '>' {
 		h.Order = binary.BigEndian
 	}
 	h.Kind, h.Size = descr[1], int(descr[2]-'0')
-	fortran, ok := d["fortran_order"].(bool)
-	if !ok {
-		return errors.New("malformed .npy header: fortran_order is neither True nor False")
-	}
-	if h.Shape, ok = d["shape"].([]int); !ok {
-		return errors.New("malformed .npy header: the shape is not a tuple of whole numbers")
-	}
-	if fortran {
-		return errors.New("stored in Fortran order, it must be in C order (numpy.ascontiguousarray before saving)")
+	for _, word := range strings.FieldsFunc(shape, func(r rune) bool { return r == ',' || unicode.IsSpace(r) }) {
+		l, err := strconv.Atoi(strings.TrimSuffix(word, "L"))
+		if err != nil {
+			return fmt.Errorf("malformed .npy header: length %q is not an integer", word)
+		}
+		h.Shape = append(h.Shape, l)
 	}
 	h.Count = 1
 	for _, l := range h.Shape {
@@ -199,9 +235,9 @@ func (h *Header) parse(text string, ints bool) error {
 	return nil
 }
 
-// Head returns the bytes of a version 1.0 header of an array in C order, padded so
-// that the data starts at a multiple of 64 as numpy writes it. descr is numpy's name of
-// the type with its byte order, such as "<f4".
+// Head returns the version 1.0 header of an array in C order, padded as numpy does so that
+// the data starts at a multiple of 64. descr is numpy's name of the type with its byte
+// order, such as "<f4".
 func Head(descr string, shape []int) string {
 	tuple := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(shape)), ", "), "[]")
 	if len(shape) == 1 {

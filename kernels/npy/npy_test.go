@@ -12,7 +12,7 @@ import (
 	"github.com/sbinet/npyio/npy"
 )
 
-// TestOpenReadsOtherWriters reads what npyio writes.
+// TestOpenReadsOtherWriters reads files that npyio writes.
 func TestOpenReadsOtherWriters(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -40,12 +40,12 @@ func TestOpenReadsOtherWriters(t *testing.T) {
 		}
 		got := make([]float32, h.Count)
 		if over := h.Float32s(got, raw); over != c.over || !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v and %d beyond float32, should be %v and %d", c.name, got, over, c.want, c.over)
+			t.Errorf("%s: %v and %d out of range, should be %v and %d", c.name, got, over, c.want, c.over)
 		}
 	}
 }
 
-// TestHeadIsReadByOthers lets npyio read a header of ours.
+// TestHeadIsReadByOthers reads our headers with npyio.
 func TestHeadIsReadByOthers(t *testing.T) {
 	for _, shape := range [][]int{{6}, {2, 3}, {1, 3, 2}} {
 		head := Head("<f4", shape)
@@ -68,7 +68,7 @@ func TestHeadIsReadByOthers(t *testing.T) {
 	}
 }
 
-// TestOpenRefuses gives streams that are shorter than they say.
+// TestOpenRefuses opens damaged files.
 func TestOpenRefuses(t *testing.T) {
 	whole := Head("<f4", []int{1}) + "\x00\x00\x80\x3f"
 	for _, c := range []struct {
@@ -86,7 +86,39 @@ func TestOpenRefuses(t *testing.T) {
 		{"shorter than its size", whole[:40], int64(len(whole)), "EOF"},
 	} {
 		if _, _, err := Open(strings.NewReader(c.text), c.size); err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: error is %v, should say %q", c.name, err, c.says)
+			t.Errorf("%s: error is %v, should contain %q", c.name, err, c.says)
+		}
+	}
+}
+
+// TestHeadersOfOtherWriters parses dicts in the forms that numpy accepts, and refuses
+// others.
+func TestHeadersOfOtherWriters(t *testing.T) {
+	for _, c := range []struct {
+		dict  string
+		shape []int
+		says  string
+	}{
+		{"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", []int{2, 3}, ""},
+		{`{"shape":(3L,),"fortran_order":False,"descr":"<f4"}`, []int{3}, ""},
+		{"{'descr': '<f4',\n 'fortran_order': False, 'shape': ()}\n", nil, ""},
+		{"[1, 2, 3]", nil, "not a dict"},
+		{"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3", nil, "not a dict"},
+		{"{'descr': '<f4', 'fortran_order': False, 'shape': (2, x), }", nil, "not a dict"},
+		{"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), } trailing", nil, "not a dict"},
+		{"{'descr': '<f4', 'fortran_order': False, 'shape': (2 3)}", nil, "not a dict"},
+		{"{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999999999999,)}", nil, "is not an integer"},
+		{"{'descr': '<f4', 'fortran_order': False}", nil, `it has no "shape"`},
+		{"{'descr': '<f4', 'fortran_order': 'no', 'shape': (2,)}", nil, "neither True nor False"},
+		{"{'descr': [('x', '<f4'), ('y', '<f4')], 'fortran_order': False, 'shape': (2,)}", nil, "elements are records"},
+	} {
+		var h Header
+		err := h.parse(c.dict, false)
+		switch {
+		case c.says == "" && (err != nil || !slices.Equal(h.Shape, c.shape)):
+			t.Errorf("%s: shape %v, %v, should be %v", c.dict, h.Shape, err, c.shape)
+		case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
+			t.Errorf("%s: error is %v, should contain %q", c.dict, err, c.says)
 		}
 	}
 }
