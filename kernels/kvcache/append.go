@@ -138,9 +138,7 @@ func (p *pool) makeRoom(g *growth, b, n int) error {
 	}
 	// used > size-n >= 2*(w-1), so source and destination do not overlap.
 	keep := w - 1
-	if keep > 0 {
-		p.next.moves = append(p.next.moves, move{to: g.pages[0], from: g.pages[0], lo: used - keep, n: keep})
-	}
+	p.next.moves = append(p.next.moves, move{to: g.pages[0], from: g.pages[0], lo: used - keep, n: keep})
 	g.first, g.stale = g.n-keep, 0
 	return nil
 }
@@ -220,7 +218,7 @@ func (a *plan) write(b, n, size int, g *growth) {
 }
 
 // compact makes the moves of a plan within a rolling window. It commits them before
-// anything is appended, as what is appended may overwrite the rows that they came from.
+// anything is appended, because the append may overwrite the rows that they came from.
 func (p *pool) compact(ctx context.Context, seqs []*rows) error {
 	for _, m := range p.next.moves {
 		// Sequence b owns page b.
@@ -252,6 +250,9 @@ func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k,
 		return t
 	}
 	for _, m := range moves {
+		if m.n == 0 {
+			continue
+		}
 		for _, t := range [2]backend.Tensor{p.k, p.v} {
 			// Heads one by one: the rows of one lie between those of another, which the
 			// device would take for an overlap.

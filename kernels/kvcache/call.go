@@ -145,11 +145,11 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*rows, q backend.Tensor
 		return err
 	}
 	s.klen, s.offsets, s.from, s.pages.Table = s.klen[:0], s.offsets[:0], s.from[:0], s.pages.Table[:0]
-	keys := 0
+	tokens, keys := 0, 1
 	for _, r := range seqs {
-		keys = max(keys, r.used())
+		tokens, keys = max(tokens, r.n), max(keys, r.used())
 	}
-	if keys == 0 {
+	if tokens == 0 {
 		return fmt.Errorf("the cache is empty, append keys first: %w", backend.ErrShape)
 	}
 	for b, r := range seqs {

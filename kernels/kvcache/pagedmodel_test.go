@@ -178,7 +178,7 @@ func (m *model) append(t *rapid.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.remember(of, kd, vd, n, count)
+	remember(of, kd, vd, n, count)
 }
 
 // fail appends while copies fail after a number of them. Adjacent pages are written by one
@@ -195,7 +195,7 @@ func (m *model) fail(t *rapid.T) {
 	case m.be.failed != errors.Is(err, errCopy):
 		t.Fatalf("a copy failed: %v, the append returns %v", m.be.failed, err)
 	case err == nil:
-		m.remember(of, kd, kd, n, slices.Repeat([]int{n}, len(of)))
+		remember(of, kd, kd, n, slices.Repeat([]int{n}, len(of)))
 	case !m.be.failed && !errors.Is(err, backend.ErrCapacity):
 		t.Fatal(err)
 	case m.cache.FreePages() != free:
@@ -203,8 +203,8 @@ func (m *model) fail(t *rapid.T) {
 	}
 }
 
-// remember adds the first count[b] of n tokens to the model of sequence b.
-func (m *model) remember(of []*modelled, k, v []float32, n int, count []int) {
+// remember adds the first count[b] of n tokens to the model of sequence b of a batch.
+func remember(of []*modelled, k, v []float32, n int, count []int) {
 	for b, s := range of {
 		for j := range count[b] {
 			for h := range modelHeads {
@@ -243,7 +243,7 @@ func (m *model) attend(t *rapid.T) {
 	}
 	each := len(got) / len(of)
 	for b, s := range of {
-		want, err := m.plain(s, qd[b*each:(b+1)*each], n)
+		want, err := plain(m.dev, m.config.DType, s, qd[b*each:(b+1)*each], n, kernels.Options{Causal: true, Align: kernels.LowerRight})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -253,8 +253,8 @@ func (m *model) attend(t *rapid.T) {
 	}
 }
 
-// plain attends to the tokens of a sequence in one tensor of the cache's type.
-func (m *model) plain(s *modelled, q []float32, n int) ([]float32, error) {
+// plain attends to the tokens of a sequence in one tensor of dtype.
+func plain(dev *kernels.Device, dtype backend.DType, s *modelled, q []float32, n int, opt kernels.Options) ([]float32, error) {
 	ctx := context.Background()
 	of := func(rows []float32) (backend.Tensor, error) {
 		seq := len(rows) / (modelHeads * modelDim)
@@ -263,7 +263,7 @@ func (m *model) plain(s *modelled, q []float32, n int) ([]float32, error) {
 			j, h, c := i/modelDim/modelHeads, i/modelDim%modelHeads, i%modelDim
 			data[(h*seq+j)*modelDim+c] = x
 		}
-		return m.dev.FromFloat32(ctx, m.config.DType, data, backend.Shape{1, modelHeads, seq, modelDim})
+		return dev.FromFloat32(ctx, dtype, data, backend.Shape{1, modelHeads, seq, modelDim})
 	}
 	k, err := of(s.k)
 	if err != nil {
@@ -277,11 +277,12 @@ func (m *model) plain(s *modelled, q []float32, n int) ([]float32, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := m.dev.Attention(ctx, qt, k, v, kernels.Options{Causal: true, Align: kernels.LowerRight})
+	r, err := dev.Attention(ctx, qt, k, v, opt)
 	if err != nil {
 		return nil, err
 	}
-	return m.dev.Float32s(ctx, r.O)
+	defer r.Release()
+	return dev.Float32s(ctx, r.O)
 }
 
 // check compares lengths and pages with the model. Sequences take the pages of their tokens
