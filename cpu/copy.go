@@ -3,6 +3,7 @@ package cpu
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/seed90331342/attn/backend"
 )
@@ -35,7 +36,12 @@ func (be *Backend) copy(ctx context.Context, dst, src backend.Tensor) error {
 	if dst.Shape().Elements() == 0 {
 		return nil
 	}
-	j := copyJob{be: be, cols: dst.Shape()[backend.Dim]}
+	j := copyJobs.Get().(*copyJob)
+	*j = copyJob{be: be, cols: dst.Shape()[backend.Dim]}
+	defer func() {
+		*j = copyJob{} // keeps no memory alive
+		copyJobs.Put(j)
+	}()
 	var err error
 	if j.dst, err = numberView("dst", dst); err != nil {
 		return err
@@ -48,12 +54,16 @@ func (be *Backend) copy(ctx context.Context, dst, src backend.Tensor) error {
 		threads = 1
 	}
 	j.rowCut = cutRows(dst.Shape(), 1, keyBlock, threads)
-	return be.workers.run(ctx, &j, j.tasks, threads)
+	return be.workers.run(ctx, j, j.tasks, threads)
 }
 
 // copyAlone is how many elements a goroutine copies in about the time that another
 // takes to wake up.
 const copyAlone = 1 << 14
+
+// copyJobs keeps the jobs of earlier calls, so that appending a token to a cache does not
+// allocate.
+var copyJobs = sync.Pool{New: func() any { return new(copyJob) }}
 
 // copyJob is one Copy call.
 type copyJob struct {

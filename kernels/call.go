@@ -50,16 +50,21 @@ func (d *Device) Attention(ctx context.Context, q, k, v backend.Tensor, opt Opti
 
 var callPool = sync.Pool{New: func() any { return new(Call) }}
 
-// recycle puts c into the pool without the memory that it refers to.
+// recycle puts c into the pool.
 func (c *Call) recycle() {
-	clear(c.subs)
-	*c = Call{subs: c.subs[:0], calls: c.calls[:0]}
+	c.clear()
 	callPool.Put(c)
 }
 
+// clear makes c empty, without the memory that it refers to.
+func (c *Call) clear() {
+	clear(c.subs)
+	*c = Call{subs: c.subs[:0], calls: c.calls[:0]}
+}
+
 // Call is a prepared attention call: validated once, it can run any number of times, also
-// with other operands ([Call.Rebind]) and numbers of keys ([Call.SetKLen]). A Call is not
-// safe for concurrent use.
+// with other operands of the same shapes ([Call.Rebind]). A Call is not safe for concurrent
+// use.
 type Call struct {
 	dev     *Device
 	opt     Options
@@ -72,7 +77,6 @@ type Call struct {
 	// subs are the backend calls that compute the call; each row belongs to one.
 	subs  []subcall
 	calls []*backend.Call // of subs
-	klen  [2][]int        // buffers of SetKLen: one free, one in use
 }
 
 // subcall is the backend call of a region of the scores.
@@ -235,39 +239,17 @@ func (c *Call) Rebind(q, k, v backend.Tensor) error {
 	return nil
 }
 
-// SetKLen replaces Options.KLen and Options.Offsets, as a step of decoding over a growing
-// cache does: k and v then have room for all keys, and the rest of the call stays valid.
-// With Pages it reads the table again. It does not allocate while one backend call computes
-// the call. After an error, which is one of Prepare's, the call is as before.
-func (c *Call) SetKLen(klen, offsets []int) error {
-	opt := c.opt
-	opt.KLen, opt.Offsets = klen, offsets
-	one := len(c.subs) == 1 && c.subs[0].region == wholeRegion(c.dims) && !c.packed() &&
-		opt.Prefix == nil && opt.QSegments == nil && !opt.offsetsDiffer(c.dims)
-	if !one {
-		next := Call{klen: c.klen}
-		if err := next.prepare(c.dev, c.q, c.k, c.v, opt); err != nil {
-			return fmt.Errorf("klen: %w", err)
-		}
-		*c = next
-		return nil
+// Reset prepares c for another call in place, as for each step of decoding over a growing
+// cache. It validates everything again but does not allocate while one backend call computes
+// the call. Errors as for [Device.Prepare]; after one, c can only be Reset.
+func (c *Call) Reset(q, k, v backend.Tensor, opt Options) error {
+	d := c.dev
+	c.clear()
+	if err := c.prepare(d, q, k, v, opt); err != nil {
+		c.clear()
+		c.dev = d
+		return fmt.Errorf("attention: %w", err)
 	}
-	if len(c.klen[0]) != c.dims.Batch {
-		c.klen[0] = make([]int, c.dims.Batch)
-	}
-	visible, err := opt.visibility(c.dims, c.klen[0])
-	if err != nil {
-		return fmt.Errorf("klen: %w", err)
-	}
-	if c.opt.Pages != nil {
-		next := c.all()
-		next.Visible = visible
-		if err := next.CheckPages(); err != nil {
-			return fmt.Errorf("klen: %w", err)
-		}
-	}
-	c.klen[0], c.klen[1] = c.klen[1], c.klen[0]
-	c.opt, c.problem.Visible, c.subs[0].Visible = opt, visible, visible
 	return nil
 }
 
@@ -323,6 +305,9 @@ func (c *Call) RunInto(ctx context.Context, out Result) error {
 }
 
 func (c *Call) runInto(ctx context.Context, out Result) error {
+	if len(c.subs) == 0 {
+		return fmt.Errorf("the call could not be reset: %w", backend.ErrOption)
+	}
 	if err := c.checkOutputs(out); err != nil {
 		return err
 	}

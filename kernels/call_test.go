@@ -9,8 +9,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// TestPreparedCall: one call that is rebound and given other numbers of keys has the bits of
-// a new call each time, whether one backend call computes it or several.
+// TestPreparedCall: one call that is rebound or reset has the bits of a new call each time,
+// whether one backend call computes it or several.
 func TestPreparedCall(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
@@ -28,17 +28,19 @@ func TestPreparedCall(t *testing.T) {
 			{[]int{3, 3}, []int{0, 0}}, {[]int{10, 10}, []int{7, 7}}, {[]int{11, 25}, []int{8, 22}}, {[]int{40, 26}, []int{37, 23}},
 		} {
 			q, k, v := upload(t, dev, normal(qs.Elements(), uint64(step)), qs), upload(t, dev, normal(ks.Elements(), 10+uint64(step)), ks), upload(t, dev, normal(ks.Elements(), 20+uint64(step)), ks)
+			opt.KLen, opt.Offsets = lengths.klen, lengths.offsets
 			if call == nil {
-				call = prepare(t, dev, q, k, v, opt)
+				call = prepare(t, dev, q, v, k, opt)
+			} else if err := call.Reset(q, v, k, opt); err != nil {
+				t.Fatalf("%s: %v", name, err)
 			}
-			if err := errors.Join(call.Rebind(q, k, v), call.SetKLen(lengths.klen, lengths.offsets)); err != nil {
+			if err := call.Rebind(q, k, v); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 			got, err := call.Run(t.Context())
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
-			opt.KLen, opt.Offsets = lengths.klen, lengths.offsets
 			want, err := dev.Attention(t.Context(), q, k, v, opt)
 			if err != nil {
 				t.Fatalf("%s: %v", name, err)
@@ -52,13 +54,13 @@ func TestPreparedCall(t *testing.T) {
 				t.Errorf("%s: check: %+v, %v", name, report, err)
 			}
 		}
-		if err := call.SetKLen([]int{41, 1}, []int{0, 0}); !errors.Is(err, backend.ErrOption) {
+		x := upload(t, dev, normal(qs.Elements(), 1), qs)
+		opt.KLen = []int{41, 1}
+		if err := call.Reset(x, x, x, opt); !errors.Is(err, backend.ErrOption) {
 			t.Errorf("%s: more keys than there are: error is %v", name, err)
 		}
-		if r, err := call.Run(t.Context()); err != nil {
-			t.Errorf("%s: after an error: %v", name, err)
-		} else {
-			r.Release()
+		if _, err := call.Run(t.Context()); err == nil {
+			t.Errorf("%s: a call that could not be reset runs", name)
 		}
 	}
 }

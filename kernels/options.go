@@ -180,7 +180,7 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 	if o.Softcap < 0 || !finite(o.Softcap) || !finite(float64(p.Softcap)) || (o.Softcap > 0 && p.Softcap < minNormal) {
 		return p, fmt.Errorf("softcap is %v, it must be 0 (off) or a positive normal float32: %w", o.Softcap, backend.ErrOption)
 	}
-	if p.Visible, err = o.visibility(d, nil); err != nil {
+	if p.Visible, err = o.visibility(d); err != nil {
 		return p, err
 	}
 	if err := o.tensors(&p); err != nil {

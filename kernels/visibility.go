@@ -8,9 +8,8 @@ import (
 
 // visibility returns Causal, Window, Align, Offset, Offsets and KLen as the one rule of
 // backend.Visibility, as far as it can express them: regions handles the Offsets that
-// offsetsDiffer reports. Lengths per batch that it computes are written to klen when it
-// has room.
-func (o *Options) visibility(d Dims, klen []int) (backend.Visibility, error) {
+// offsetsDiffer reports.
+func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 	vis := backend.Everything()
 	if o.Offset < -maxOffset || o.Offset > maxOffset {
 		return vis, fmt.Errorf("offset is %d, it must lie within ±%d: %w", o.Offset, maxOffset, backend.ErrOption)
@@ -56,7 +55,7 @@ func (o *Options) visibility(d Dims, klen []int) (backend.Visibility, error) {
 		}
 		vis.KLen = o.KLen
 	}
-	o.foldOffsets(&vis, d, klen)
+	o.foldOffsets(&vis, d)
 	return vis, nil
 }
 
@@ -75,16 +74,14 @@ func (o *Options) checkOffsets(d Dims) (furthest int, err error) {
 }
 
 // foldOffsets expresses Offsets by vis, unless batches need calls of their own.
-func (o *Options) foldOffsets(vis *backend.Visibility, d Dims, klen []int) {
+func (o *Options) foldOffsets(vis *backend.Visibility, d Dims) {
 	switch {
 	case o.Offsets == nil || o.offsetsDiffer(d):
 	case o.Prefix == nil && o.onlyLastKey(d):
 		if !o.Causal {
 			return
 		}
-		if len(klen) != d.Batch {
-			klen = make([]int, d.Batch)
-		}
+		klen := make([]int, d.Batch)
 		for b := range klen {
 			klen[b] = max(0, min(vis.Offset+o.Offsets[b]+1, d.SeqK))
 			if vis.KLen != nil {

@@ -105,19 +105,20 @@ func (p *pool) plan(seqs []*rows, n int, count []int) (err error) {
 	}
 	for b, s := range seqs {
 		a.from = append(a.from, s.n)
-		g := growth{rows: *s, copied: -1}
-		if n := a.count[b]; n > 0 {
-			makeRoom := p.makeRoom
-			if p.paged {
-				makeRoom = p.makeRoomInPages
-			}
-			if err := makeRoom(&g, b, n); err != nil {
-				return err
-			}
-			a.write(b, n, p.size, &g)
-			g.n += n
+		a.after = append(a.after, growth{rows: *s, copied: -1})
+		g, n := &a.after[b], a.count[b]
+		if n == 0 {
+			continue
 		}
-		a.after = append(a.after, g)
+		makeRoom := p.makeRoom
+		if p.paged {
+			makeRoom = p.makeRoomInPages
+		}
+		if err := makeRoom(g, b, n); err != nil {
+			return err
+		}
+		a.write(b, n, p.size, g)
+		g.n += n
 	}
 	return nil
 }

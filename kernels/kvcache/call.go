@@ -3,7 +3,6 @@ package kvcache
 import (
 	"context"
 	"fmt"
-	"sync"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
@@ -33,53 +32,79 @@ type CallOptions struct {
 // check refuses options that the cache sets, or that cannot be combined with its window or
 // a shared prefix.
 func (p *pool) check(opt *CallOptions) error {
-	on := kernels.CachePath
+	on, share := kernels.CachePath, opt.SharePrefix && p.paged
 	if p.config.Window > 0 {
 		on |= kernels.WindowPath
 		switch {
 		case opt.Bidirectional:
 			return fmt.Errorf("Bidirectional is set, but the cache has a window: %w", backend.ErrOption)
-		case opt.SharePrefix:
+		case share:
 			return fmt.Errorf("SharePrefix is set, but the cache has a window: %w", backend.ErrOption)
 		}
 	}
-	if opt.SharePrefix {
+	if share {
 		on |= kernels.SharedPath
 	}
 	return opt.CheckPath(on)
 }
 
-// step is one attention call to a cache: the call over the cache's tensors, and the
-// memory of its options.
+// step is one attention call to a cache. It is kept for the next one, which does not
+// allocate then.
 type step struct {
+	call    *kernels.Call
 	q, k, v backend.Tensor
-	opt     kernels.Options
-	owned   backend.Tensor // q's memory when it was rotated
+	asked   CallOptions
+	opt     kernels.Options // of the call
+	owned   backend.Tensor  // q's memory when it was rotated
 
 	count, klen, offsets, from []int
 	pages                      backend.Pages
 	window                     kernels.Window
 }
 
-var steps = sync.Pool{New: func() any { return new(step) }}
+// step returns the call that attends from q to seqs, for the caller to put back.
+func (p *pool) step(ctx context.Context, seqs []*rows, q backend.Tensor, opt CallOptions) (*step, error) {
+	s, _ := p.steps.Get().(*step)
+	if s == nil {
+		s = new(step)
+	}
+	s.asked = opt
+	err := p.fill(ctx, s, seqs, q)
+	switch {
+	case err != nil:
+	case s.call == nil:
+		s.call, err = p.dev.Prepare(s.q, s.k, s.v, s.opt)
+	default:
+		err = s.call.Reset(s.q, s.k, s.v, s.opt)
+	}
+	if err != nil {
+		p.putBack(s)
+		return nil, err
+	}
+	return s, nil
+}
 
-// release returns s to the pool.
-func (s *step) release() {
+// putBack frees what s owns and keeps the rest.
+func (p *pool) putBack(s *step) {
 	s.owned.Release()
-	s.q, s.k, s.v, s.opt, s.owned = backend.Tensor{}, backend.Tensor{}, backend.Tensor{}, kernels.Options{}, backend.Tensor{}
 	clear(s.pages.Table)
-	steps.Put(s)
+	s.q, s.owned, s.asked, s.opt = backend.Tensor{}, backend.Tensor{}, CallOptions{}, kernels.Options{}
+	p.steps.Put(s)
 }
 
 // attention computes a call into a new result. err is a reason not to.
 func (p *pool) attention(ctx context.Context, seqs []*rows, err error, q backend.Tensor, opt CallOptions) (r kernels.Result, _ error) {
-	if err == nil && p.sharesPrefix(seqs, &opt) {
-		r, err = p.allocResult(ctx, q, opt.LSE)
-		if err == nil {
-			err = p.sharedPrefix(ctx, seqs, r, q, opt)
+	var s *step
+	if err == nil {
+		s, err = p.step(ctx, seqs, q, opt)
+	}
+	if err == nil {
+		defer p.putBack(s)
+		if pages := p.sharedPages(s); pages == 0 {
+			r, err = s.call.Run(ctx)
+		} else if r, err = p.allocResult(ctx, q, opt.LSE); err == nil {
+			err = p.sharePrefix(ctx, s, r, pages)
 		}
-	} else if err == nil {
-		r, err = p.run(ctx, seqs, q, opt)
 	}
 	if err != nil {
 		r.Release()
@@ -88,22 +113,20 @@ func (p *pool) attention(ctx context.Context, seqs []*rows, err error, q backend
 	return r, nil
 }
 
-func (p *pool) run(ctx context.Context, seqs []*rows, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
-	s, err := p.step(ctx, seqs, q, &opt)
-	if err != nil {
-		return kernels.Result{}, err
-	}
-	defer s.release()
-	return p.dev.Attention(ctx, s.q, s.k, s.v, s.opt)
-}
-
 // attentionInto computes a call into out. err is a reason not to.
 func (p *pool) attentionInto(ctx context.Context, seqs []*rows, err error, out kernels.Result, q backend.Tensor, opt CallOptions) error {
 	opt.Weights = opt.Weights || !out.Weights.IsZero()
-	if err == nil && p.sharesPrefix(seqs, &opt) {
-		err = p.sharedPrefix(ctx, seqs, out, q, opt)
-	} else if err == nil {
-		err = p.runInto(ctx, seqs, out, q, opt)
+	var s *step
+	if err == nil {
+		s, err = p.step(ctx, seqs, q, opt)
+	}
+	if err == nil {
+		defer p.putBack(s)
+		if pages := p.sharedPages(s); pages == 0 {
+			err = s.call.RunInto(ctx, out)
+		} else if err = p.checkResult(out, q); err == nil {
+			err = p.sharePrefix(ctx, s, out, pages)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("cache: %w", err)
@@ -111,30 +134,9 @@ func (p *pool) attentionInto(ctx context.Context, seqs []*rows, err error, out k
 	return nil
 }
 
-func (p *pool) runInto(ctx context.Context, seqs []*rows, out kernels.Result, q backend.Tensor, opt CallOptions) error {
-	s, err := p.step(ctx, seqs, q, &opt)
-	if err != nil {
-		return err
-	}
-	defer s.release()
-	call, err := p.dev.Prepare(s.q, s.k, s.v, s.opt)
-	if err != nil {
-		return err
-	}
-	return call.RunInto(ctx, out)
-}
-
-// step returns the call that attends from q to seqs, for the caller to release.
-func (p *pool) step(ctx context.Context, seqs []*rows, q backend.Tensor, opt *CallOptions) (*step, error) {
-	s := steps.Get().(*step)
-	if err := p.fill(ctx, s, seqs, q, opt); err != nil {
-		s.release()
-		return nil, err
-	}
-	return s, nil
-}
-
-func (p *pool) fill(ctx context.Context, s *step, seqs []*rows, q backend.Tensor, opt *CallOptions) (err error) {
+// fill sets the operands and options of s.
+func (p *pool) fill(ctx context.Context, s *step, seqs []*rows, q backend.Tensor) (err error) {
+	opt := &s.asked
 	if n := q.Shape()[backend.Batch]; n != len(seqs) {
 		return fmt.Errorf("q has shape %v, it must have one batch for each of %d sequences: %w", q.Shape(), len(seqs), backend.ErrShape)
 	}
@@ -166,6 +168,10 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*rows, q backend.Tensor
 	}
 	s.opt = opt.Options
 	s.opt.Causal, s.opt.KLen, s.opt.Offsets = !opt.Bidirectional, s.klen, s.offsets
+	if q.Shape()[backend.Seq] == 1 && p.config.Window == 0 && opt.Window == nil && opt.ALiBi == nil && opt.Prefix == nil && opt.Offset == 0 {
+		// The only row sees all keys that KLen leaves. Offsets would make lists.
+		s.opt.Causal, s.opt.Offsets = false, nil
+	}
 	if w := p.config.Window; w > 0 {
 		s.window = kernels.Window{Left: w - 1}
 		s.opt.Window = &s.window

@@ -14,9 +14,12 @@ import (
 // with, the rows of all sequences are rows of one batch, so that these keys and values are
 // read once and not once for each sequence. The second is over the other pages.
 
-// sharesPrefix reports whether a call takes the path of a shared prefix.
-func (p *pool) sharesPrefix(seqs []*rows, opt *CallOptions) bool {
-	return opt.SharePrefix && p.paged && len(seqs) > 1
+// sharedPages returns the number of pages to share in a call, 0 for a plain call.
+func (p *pool) sharedPages(s *step) int {
+	if !s.asked.SharePrefix || !p.paged || len(s.pages.Table) < 2 {
+		return 0
+	}
+	return s.commonPages(p.size)
 }
 
 // commonPages returns the number of pages that all sequences begin with and that precede
@@ -47,30 +50,15 @@ func (p *pool) allocResult(ctx context.Context, q backend.Tensor, lse bool) (r k
 	return r, err
 }
 
-// sharedPrefix computes a call of a paged cache into out.
-func (p *pool) sharedPrefix(ctx context.Context, seqs []*rows, out kernels.Result, q backend.Tensor, opt CallOptions) error {
-	s, err := p.step(ctx, seqs, q, &opt)
-	if err != nil {
-		return err
-	}
-	defer s.release()
-	call, err := p.dev.Prepare(s.q, s.k, s.v, s.opt)
-	if err != nil {
-		return err
-	}
-	pages := s.commonPages(p.size)
-	if pages == 0 {
-		return call.RunInto(ctx, out)
-	}
-	if err := p.checkResult(out, q); err != nil {
-		return err
-	}
-	whole, held, err := p.partial(ctx, q.Shape(), out)
+// sharePrefix computes the call of s into out with its first pages taken once for all
+// sequences.
+func (p *pool) sharePrefix(ctx context.Context, s *step, out kernels.Result, pages int) error {
+	whole, held, err := p.partial(ctx, s.q.Shape(), out)
 	if err != nil {
 		return err
 	}
 	defer held.Release()
-	begin, _, err := p.partial(ctx, q.Shape(), kernels.Result{})
+	begin, _, err := p.partial(ctx, s.q.Shape(), kernels.Result{})
 	if err != nil {
 		return err
 	}
@@ -147,10 +135,12 @@ func (p *pool) prefix(ctx context.Context, s *step, out kernels.Result, keys int
 func (p *pool) afterPrefix(ctx context.Context, s *step, out kernels.Result, pages int) error {
 	keys, opt := pages*p.size, s.opt
 	opt.Pages = &backend.Pages{Table: slices.Clone(s.pages.Table), Keys: max(1, s.pages.Keys-keys)}
-	opt.KLen, opt.Offsets = slices.Clone(s.klen), slices.Clone(s.offsets)
+	opt.KLen, opt.Offsets = slices.Clone(opt.KLen), slices.Clone(opt.Offsets) // nil stays nil
 	for b := range opt.KLen {
 		opt.Pages.Table[b] = opt.Pages.Table[b][pages:]
 		opt.KLen[b] -= keys
+	}
+	for b := range opt.Offsets {
 		opt.Offsets[b] -= keys
 	}
 	call, err := p.dev.Prepare(s.q, s.k, s.v, opt)

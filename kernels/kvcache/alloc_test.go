@@ -1,0 +1,67 @@
+package kvcache_test
+
+import (
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+)
+
+// TestStepsDoNotAllocate: on the CPU, a step of generation without a rotary embedding does
+// not allocate once its memory is there. A page list grows now and then.
+func TestStepsDoNotAllocate(t *testing.T) {
+	dev := onCPU(t, cpu.Options{Threads: 1})
+	const batch, steps = 2, 200
+	host := func(heads int) backend.Tensor {
+		x, err := backend.AllocHost(backend.F32, backend.Shape{batch, heads, 1, 16})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	k, q, out := host(2), host(4), kernels.Result{O: host(4)}
+	cache, err := kvcache.New(t.Context(), dev, kvcache.Config{Batch: batch, KVHeads: 2, Dim: 16, Capacity: 2 * steps})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Release()
+	paged, err := kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, PageSize: 16, Pages: 60})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer paged.Release()
+	var sequences []*kvcache.Sequence
+	for range batch {
+		s, err := paged.NewSequence()
+		if err != nil {
+			t.Fatal(err)
+		}
+		sequences = append(sequences, s)
+	}
+	pages := paged.Batch(sequences...)
+	ctx := t.Context()
+	for name, step := range map[string]func() error{
+		"contiguous": func() error {
+			if err := cache.Append(ctx, k, k, nil); err != nil {
+				return err
+			}
+			return cache.AttentionInto(ctx, out, q, kvcache.CallOptions{})
+		},
+		"paged": func() error {
+			if err := pages.Append(ctx, k, k, nil); err != nil {
+				return err
+			}
+			return pages.AttentionInto(ctx, out, q, kvcache.CallOptions{})
+		},
+	} {
+		if n := testing.AllocsPerRun(steps, func() {
+			if err := step(); err != nil {
+				t.Fatal(err)
+			}
+		}); n != 0 {
+			t.Errorf("%s: a step makes %v allocations", name, n)
+		}
+	}
+}
