@@ -6,16 +6,17 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Every element type gives figures on the CPU, with the ceiling of its threads.
+// Every element type yields figures on the CPU, with the ceiling of its threads.
 func TestOnTheCPU(t *testing.T) {
-	be := cpu.New(cpu.Options{Threads: 1})
-	defer be.Close()
+	dev := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1}))
+	defer dev.Close()
 	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
-		r, err := bench.Run(t.Context(), []backend.Backend{be}, bench.Config{Series: []bench.Series{{
+		r, err := bench.Run(t.Context(), []*kernels.Device{dev}, bench.Config{Series: []bench.Series{{
 			Seqs: []int{64, 100}, Batch: 2, Heads: 2, KVHeads: 1, Dim: 16, Causal: true, DType: dtype}}})
 		if err != nil {
 			t.Fatal(err)
@@ -24,14 +25,19 @@ func TestOnTheCPU(t *testing.T) {
 			t.Errorf("%v: %v", dtype, err)
 		}
 		for _, c := range r.Cases {
-			if c.Status != bench.OK || c.Threads != 1 || c.DType != dtype.String() || c.GFLOPS == nil || c.SpeedupVsStages == nil || *c.MaxError > *c.ErrorBound {
+			if c.Status != report.OK || c.Threads != 1 || c.DType != dtype.String() || c.GFLOPS == nil || c.SpeedupVsStages == nil || *c.MaxError > *c.ErrorBound {
 				t.Errorf("%v: %+v", dtype, c)
+			}
+			for _, r := range c.Rounds {
+				if len(r.PaceS) != len(r.TimesS) {
+					t.Errorf("%v: %d calls with %d pieces of arithmetic", dtype, len(r.TimesS), len(r.PaceS))
+				}
 			}
 		}
 	}
 }
 
-// The benchmark's name is its case, so that other tools can tell cases apart:
+// The benchmark's name is its case, so that other tools can distinguish cases:
 //
 //	BenchmarkAttention/cpu/f32/b1h8s1024d64
 func BenchmarkAttention(b *testing.B) {
@@ -47,19 +53,22 @@ func BenchmarkAttention(b *testing.B) {
 }
 
 func attention(b *testing.B, be *cpu.Backend, c bench.Case) {
-	ctx := b.Context()
-	q, err := be.Alloc(ctx, c.DType, backend.Shape{c.Dims.Batch, c.Dims.Heads, c.Dims.SeqQ, c.Dims.Dim})
+	ctx, dev := b.Context(), kernels.NewDevice(be)
+	q, err := dev.Alloc(ctx, c.DType, backend.Shape{c.Dims.Batch, c.Dims.Heads, c.Dims.SeqQ, c.Dims.Dim})
 	if err != nil {
 		b.Fatal(err)
 	}
-	opt := kernels.Options{Causal: c.Causal}
-	// Speed does not depend on the numbers as long as they are ordinary: one
-	// tensor of zeros serves as all operands.
-	out, err := kernels.Attention(ctx, be, q, q, q, opt)
+	// Speed does not depend on the numbers, if they are ordinary: one tensor of zeros
+	// serves as all operands.
+	call, err := dev.Prepare(q, q, q, kernels.Options{Causal: c.Causal})
 	if err != nil {
 		b.Fatal(err)
 	}
-	plan, err := kernels.Plan(be, q, q, q, opt)
+	out, err := call.Run(ctx)
+	if err != nil {
+		b.Fatal(err)
+	}
+	plan, err := call.Plan(ctx)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -69,7 +78,7 @@ func attention(b *testing.B, be *cpu.Backend, c bench.Case) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := kernels.AttentionInto(ctx, be, out, q, q, q, opt); err != nil {
+		if err := call.RunInto(ctx, out); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -3,54 +3,51 @@ package bench
 import (
 	"context"
 	"fmt"
-	"math"
-	"math/rand/v2"
 	"strconv"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Variants of a [Case]: what of attention runs. The stages keep scores and weights of
-// [B, H, Sq, Sk] in memory and compute every pair, visible or not.
+// Variants of a [Case] are the parts of attention that run. The stages store scores and
+// weights of [B, H, Sq, Sk] and compute every pair, visible or not.
 const (
-	// Fused is the fused attention call.
-	Fused = "fused"
-	// Stages is the same call as three stages.
+	// Fused is the fused attention call, Stages the same call as three stages.
+	Fused  = "fused"
 	Stages = "stages"
-	// QK, Softmax and PV are each of them alone.
+	// QK, Softmax and PV are a single stage.
 	QK      = "qk"
 	Softmax = "softmax"
 	PV      = "pv"
 )
 
-// Variants are all of them.
+// Variants lists the variants.
 var Variants = []string{Fused, Stages, QK, Softmax, PV}
 
-// Case is one thing that is run and timed: an attention call over inputs drawn
-// by seed.
+// Case is a call that is timed, over inputs drawn by seed.
 type Case struct {
-	// Variant names what runs, one of [Variants].
+	// Variant is one of [Variants].
 	Variant string
-	// DType is the type of Q, K, V and O in memory.
+	// DType is the type of Q, K, V and O.
 	DType backend.DType
-	// Dims are the lengths of the call, in elements; all at least 1.
+	// Dims are the lengths of the call, all at least 1.
 	Dims backend.Dims
-	// Causal hides later keys from a row. The last query stands on the last
-	// key, as where queries follow a cache.
+	// Causal hides later keys from a row. The last query is at the position of the last
+	// key, as if the queries followed a cache.
 	Causal bool
-	// Window, when not nil, hides the keys further than that from a row's own,
-	// which is counted as for Causal.
+	// Window, when set, hides keys further away than that from a row's own, by the same
+	// positions.
 	Window *kernels.Window
 	// Softcap c > 0 replaces scores s by c·tanh(s/c); 0 is off.
 	Softcap float64
-	// Mask adds a bias to the scores: F32 [1, 1, Sq, Sk], the same for all
-	// heads and batches, of standard normal numbers.
+	// Mask adds a bias to the scores: F32 [1, 1, Sq, Sk] of standard normal numbers, shared
+	// by all heads and batches.
 	Mask bool
 }
 
-// String returns the case's name in the form of a Go benchmark:
-// f32/b1h8s1024d64, with what departs from self-attention after it.
+// String returns the case's name in the form of a Go benchmark: f32/b1h8s1024d64, followed
+// by what differs from plain self-attention.
 func (c Case) String() string {
 	d := c.Dims
 	name := fmt.Sprintf("%v/b%dh%ds%dd%d", c.DType, d.Batch, d.Heads, d.SeqK, d.Dim)
@@ -83,146 +80,57 @@ func side(n int) string {
 	return strconv.Itoa(n)
 }
 
-// options returns the call's options; bias is what Mask adds.
+// options returns the call's options; bias is the mask.
 func (c Case) options(bias backend.Tensor) kernels.Options {
-	return kernels.Options{Causal: c.Causal, Window: c.Window, Align: kernels.LowerRight, Softcap: c.Softcap, Bias: bias}
+	return kernels.Options{Causal: c.Causal, Window: c.Window, Align: kernels.LowerRight, Softcap: c.Softcap, Bias: bias, Weights: c.stored()}
 }
 
-// keys returns how many keys the rows of a head see between them: the last row
-// stands on the last key, and the first looks back furthest.
-func (c Case) keys() int {
+// stored reports whether the variant stores scores or weights.
+func (c Case) stored() bool { return c.Variant != Fused }
+
+// seenKeys returns the number of keys that at least one row of a head sees. The first row
+// looks back the furthest.
+func (c Case) seenKeys() int {
 	d := c.Dims
 	if c.Window == nil || c.Window.Left >= d.SeqK {
 		return d.SeqK
 	}
-	first := d.SeqK - d.SeqQ
-	return d.SeqK - max(0, first-c.Window.Left)
+	return d.SeqK - max(0, d.SeqK-d.SeqQ-c.Window.Left)
 }
 
-// work is what a call must do, whatever does it.
-type work struct {
-	pairs       int64 // visible
-	flops, full int64 // of the visible pairs, and of all
-	bytes       int64 // moved at least
-}
+// shapes are the shapes of a case's tensors; w is that of scores and weights.
+type shapes struct{ q, k, v, o, mask, w backend.Shape }
 
-// work counts. visible is how many pairs are.
-func (c Case) work(visible int64) work {
+func (c Case) shapes() shapes {
 	d := c.Dims
-	all := int64(d.Batch) * int64(d.Heads) * int64(d.SeqQ) * int64(d.SeqK)
-	size := int64(c.DType.Size())
-	q := int64(d.Batch) * int64(d.Heads) * int64(d.SeqQ) * int64(d.Dim) * size
-	o := int64(d.Batch) * int64(d.Heads) * int64(d.SeqQ) * int64(d.ValueDim) * size
-	kv := int64(d.Batch) * int64(d.KVHeads) * size
-	k, v := kv*int64(d.SeqK)*int64(d.Dim), kv*int64(d.SeqK)*int64(d.ValueDim)
-	mask, scores := c.maskBytes(), 4*all
-	dot, mix := 2*int64(d.Dim), 2*int64(d.ValueDim)
-	w := work{pairs: visible}
-	switch c.Variant {
-	case QK:
-		w.flops, w.full, w.bytes = all*dot, all*dot, q+k+scores
-	case Softmax:
-		w.bytes = 2*scores + mask
-	case PV:
-		w.flops, w.full, w.bytes = all*mix, all*mix, scores+v+o
-	case Stages: // written, read and written, read
-		w.flops, w.full, w.bytes = visible*(dot+mix), all*(dot+mix), q+k+v+o+mask+4*scores
-	default:
-		hidden := kv * int64(d.SeqK-c.keys()) * int64(d.Dim+d.ValueDim)
-		w.flops, w.full, w.bytes = visible*(dot+mix), all*(dot+mix), q+k+v+o+mask-hidden
+	return shapes{
+		q:    backend.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim},
+		k:    backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim},
+		v:    backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.ValueDim},
+		o:    backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim},
+		mask: backend.Shape{1, 1, d.SeqQ, d.SeqK},
+		w:    backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK},
 	}
-	return w
 }
 
-// maskBytes is the memory of what Mask adds.
-func (c Case) maskBytes() int64 {
-	if !c.Mask {
-		return 0
-	}
-	return 4 * int64(c.Dims.SeqQ) * int64(c.Dims.SeqK)
-}
-
-// keeps reports whether the variant keeps scores or weights in memory.
-func (c Case) keeps() bool { return c.Variant != Fused }
-
-// memory counts what the case takes, with the scratch memory that a plan says. own says
-// that the device has memory of its own.
-func (c Case) memory(scratch int64, own bool) Memory {
-	m := Memory{Scratch: scratch, Square: c.maskBytes()}
-	q, k, v, o := c.shapes()
-	for _, s := range [...]backend.Shape{q, k, v, o} {
-		m.Operands += int64(s.Elements()) * int64(c.DType.Size())
-	}
-	if c.keeps() {
-		m.Square += 4 * int64(c.weightsShape().Elements())
-	}
-	if own {
-		m.Device = m.Counted()
-	}
-	return m
-}
-
-// scale is what scores are multiplied by.
-func (c Case) scale() float64 { return 1 / math.Sqrt(float64(c.Dims.Dim)) }
-
-// maskShape is the shape of what Mask adds.
-func (c Case) maskShape() backend.Shape { return backend.Shape{1, 1, c.Dims.SeqQ, c.Dims.SeqK} }
-
-// shapes returns the shapes of Q, K, V and O.
-func (c Case) shapes() (q, k, v, o backend.Shape) {
+// weights returns the number of weights, which may exceed an int.
+func (c Case) weights() float64 {
 	d := c.Dims
-	return backend.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim},
-		backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim},
-		backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.ValueDim},
-		backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim}
+	return float64(d.Batch) * float64(d.Heads) * float64(d.SeqQ) * float64(d.SeqK)
 }
 
-// plan returns what be would do for the case, without memory or work.
-func (c Case) plan(be backend.Backend) (backend.Plan, error) {
-	qs, ks, vs, _ := c.shapes()
-	var t [3]backend.Tensor
-	for i, s := range [3]backend.Shape{qs, ks, vs} {
-		var err error
-		if t[i], err = backend.Meta(c.DType, s); err != nil {
-			return backend.Plan{}, err
-		}
-	}
-	var bias backend.Tensor
+// hostBytes returns the most host memory that drawing and checking the case takes: each
+// tensor as float32 and in its own type. It is -1 when a shape is too large for an int.
+func (c Case) hostBytes() int64 {
+	s := c.shapes()
+	all := []backend.Shape{s.q, s.k, s.v, s.o}
 	if c.Mask {
-		var err error
-		if bias, err = backend.Meta(backend.F32, c.maskShape()); err != nil {
-			return backend.Plan{}, err
-		}
+		all = append(all, s.mask)
 	}
-	return kernels.Plan(be, t[0], t[1], t[2], c.plannedOptions(bias))
-}
-
-// plannedOptions returns the options by which the plan is that of the variant.
-func (c Case) plannedOptions(bias backend.Tensor) kernels.Options {
-	opt := c.options(bias)
-	opt.Weights = c.keeps()
-	return opt
-}
-
-// weightsShape is the shape of the weights that the three stages keep.
-func (c Case) weightsShape() backend.Shape {
-	d := c.Dims
-	return backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
-}
-
-// bytes returns the memory of the case's operands on the host at most: each as
-// float32 when it is drawn and again in its own type when it is uploaded or
-// checked. -1 when a shape is too large for an int.
-func (c Case) bytes() int64 {
+	if c.stored() {
+		all = append(all, s.w)
+	}
 	var sum int64
-	q, k, v, o := c.shapes()
-	all := []backend.Shape{q, k, v, o}
-	if c.Mask {
-		all = append(all, c.maskShape())
-	}
-	if c.keeps() {
-		all = append(all, c.weightsShape())
-	}
 	for _, s := range all {
 		n := s.Elements()
 		if n < 0 || n > 1<<56 {
@@ -233,71 +141,64 @@ func (c Case) bytes() int64 {
 	return sum
 }
 
-// operands are a case's tensors in the memory of the backend under test; bias is
-// none without a mask, and w (scores, then weights) where the variant keeps none.
-type operands struct{ q, k, v, o, bias, w backend.Tensor }
-
-// result is where a call writes.
-func (op *operands) result() kernels.Result { return kernels.Result{O: op.o, Weights: op.w} }
-
-func (op *operands) release() {
-	op.q.Release()
-	op.k.Release()
-	op.v.Release()
-	op.o.Release()
-	op.bias.Release()
-	op.w.Release()
-}
-
-// load draws Q, K, V and the mask from the standard normal distribution by seed, puts them
-// into be's memory and allocates the outputs. The caller releases the operands.
-func (c Case) load(ctx context.Context, be backend.Backend, seed uint64) (op operands, err error) {
-	defer func() {
-		if err != nil {
-			op.release()
-		}
-	}()
-	qs, ks, vs, os := c.shapes()
-	type input struct {
-		t     *backend.Tensor
-		shape backend.Shape
-		dtype backend.DType
-	}
-	inputs := []input{{&op.q, qs, c.DType}, {&op.k, ks, c.DType}, {&op.v, vs, c.DType}}
+// count sets the figures of m that follow from the case and its plan, without a
+// measurement: operations, bytes moved and memory.
+func (c Case) count(m *report.Measurement, info backend.Info, plan backend.Plan) {
+	d, s := c.Dims, c.shapes()
+	bytes := func(s backend.Shape) int64 { return int64(c.DType.Size()) * int64(s.Elements()) }
+	q, k, v, o := bytes(s.q), bytes(s.k), bytes(s.v), bytes(s.o)
+	all := int64(s.w.Elements())
+	scores, dot, mix := 4*all, 2*int64(d.Dim), 2*int64(d.ValueDim)
+	var mask int64
 	if c.Mask {
-		inputs = append(inputs, input{&op.bias, c.maskShape(), backend.F32})
+		mask = 4 * int64(d.SeqQ) * int64(d.SeqK)
 	}
-	for i, in := range inputs {
-		// A stream for each operand, so that one keeps its numbers when the
-		// size of another changes.
-		data, err := normals(ctx, rand.New(rand.NewPCG(seed, uint64(i))), in.shape.Elements())
-		if err != nil {
-			return op, err
-		}
-		if *in.t, err = kernels.FromFloat32(ctx, be, in.dtype, data, in.shape); err != nil {
-			return op, err
-		}
+	m.Path, m.Plan, m.Pairs = plan.Path, &plan, plan.Pairs
+	switch c.Variant {
+	case QK:
+		m.FLOPs, m.FLOPsFull, m.Bytes = all*dot, all*dot, q+k+scores
+	case Softmax:
+		m.Bytes = 2*scores + mask
+	case PV:
+		m.FLOPs, m.FLOPsFull, m.Bytes = all*mix, all*mix, scores+v+o
+	case Stages: // the scores are written, read and written, and read
+		m.FLOPs, m.FLOPsFull, m.Bytes = m.Pairs*(dot+mix), all*(dot+mix), q+k+v+o+mask+4*scores
+	default:
+		hidden := (k + v) / int64(d.SeqK) * int64(d.SeqK-c.seenKeys())
+		m.FLOPs, m.FLOPsFull, m.Bytes = m.Pairs*(dot+mix), all*(dot+mix), q+k+v+o+mask-hidden
 	}
-	if c.keeps() {
-		if op.w, err = be.Alloc(ctx, backend.F32, c.weightsShape()); err != nil {
-			return op, err
-		}
+	m.Intensity = float64(m.FLOPs) / float64(m.Bytes)
+	m.Memory = report.Memory{Operands: q + k + v + o, Scratch: plan.Scratch, Square: mask}
+	if c.stored() {
+		m.Memory.Square += scores
 	}
-	op.o, err = be.Alloc(ctx, c.DType, os)
-	return op, err
+	if info.Type != backend.CPU {
+		m.Memory.Device = m.Memory.Counted()
+	}
 }
 
-// normals draws n standard normal numbers.
-func normals(ctx context.Context, r *rand.Rand, n int) ([]float32, error) {
-	data := make([]float32, n)
-	const stride = 1 << 20 // some 10 ms of drawing between looks at the context
-	for lo := 0; lo < n; lo += stride {
-		if err := ctx.Err(); err != nil {
-			return nil, err
+// plan returns how dev would run the case, without allocating its tensors.
+func (c Case) plan(ctx context.Context, dev *kernels.Device) (backend.Plan, error) {
+	s := c.shapes()
+	var err error
+	meta := func(dtype backend.DType, shape backend.Shape) backend.Tensor {
+		t, e := backend.Meta(dtype, shape)
+		if err == nil {
+			err = e
 		}
-		for i := lo; i < min(lo+stride, n); i++ {
-			data[i] = float32(r.NormFloat64())
-		}
+		return t
 	}
-	return data, nil
+	q, k, v := meta(c.DType, s.q), meta(c.DType, s.k), meta(c.DType, s.v)
+	var bias backend.Tensor
+	if c.Mask {
+		bias = meta(backend.F32, s.mask)
+	}
+	if err != nil {
+		return backend.Plan{}, err
+	}
+	call, err := dev.Prepare(q, k, v, c.options(bias))
+	if err != nil {
+		return backend.Plan{}, err
+	}
+	return call.Plan(ctx)
 }

@@ -8,12 +8,14 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/kernels"
 )
 
 func TestCeilings(t *testing.T) {
 	var turns []string
 	named := func(name string, be backend.Backend) Contender {
-		return Contender{Name: name, Backend: be, Use: func() { turns = append(turns, name) }}
+		return Contender{Name: name, Device: kernels.NewDevice(be), Use: func() { turns = append(turns, name) }}
 	}
 	all := &roofed{metered: metered{fake: fake{name: "cpu", threads: 2}, peak: 4e9}, read: 2e9}
 	queued := &device{roofed: roofed{metered: metered{fake: fake{name: "gpu:0"}, peak: 5e9}, read: 1e9}, launch: 20 * time.Microsecond}
@@ -27,21 +29,21 @@ func TestCeilings(t *testing.T) {
 		t.Fatalf("%+v after %v", r.Ceilings, turns)
 	}
 	c := r.Ceilings[0]
-	if *c.GFLOPS != 4 || *c.MemoryGBS != 2 || *c.CacheGBS != 2 || c.Threads != 2 || all.asked != 2*CacheBytes {
+	if *c.GFLOPS != 4 || *c.MemoryGBS != 2 || *c.CacheGBS != 2 || c.Threads != 2 || all.asked != 2*cacheBytes {
 		t.Errorf("%+v, and %d bytes were read last", c, all.asked)
 	}
 	if c := r.Ceilings[1]; *c.GFLOPS != 3 || c.MemoryGBS != nil || c.CacheGBS != nil {
 		t.Errorf("%+v: what no one measured must be null", c)
 	}
-	if c := r.Ceilings[3]; *c.GFLOPS != 5 || *c.LaunchS != 20e-6 || len(c.Others) != 2 || c.Others[0] != (Rate{"copy", ceilingRounds}) ||
-		c.Others[1] != (Rate{"upload", 7}) || queued.asked != DeviceCacheBytes {
+	if c := r.Ceilings[3]; *c.GFLOPS != 5 || *c.LaunchS != 20e-6 || len(c.Others) != 2 || c.Others[0] != (report.Rate{Name: "copy", GBS: ceilingRounds}) ||
+		c.Others[1] != (report.Rate{Name: "upload", GBS: 7}) || queued.asked != deviceCacheBytes {
 		t.Errorf("the best of what a device measures is %+v; %d bytes were read last", c, queued.asked)
 	}
 	var out strings.Builder
 	if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "     all        2             4.00               2.00              2.00\n") ||
 		!strings.Contains(out.String(), "    none        2                -                  -                 -\n") ||
 		!strings.Contains(out.String(), "   gpu:0        -             5.00               1.00              1.00\n") ||
-		!strings.Contains(out.String(), "\ngpu:0 · pretended · fake v1 · \n  empty launch         20.0 µs\n  copy                    5.00 GB/s\n  upload                  7.00 GB/s\n\nnpu · none\n") {
+		!strings.Contains(out.String(), "\ngpu:0 · pretended · fake v1\n  empty launch         20.0 µs\n  copy                    5.00 GB/s\n  upload                  7.00 GB/s\n\nnpu · none\n") {
 		t.Errorf("%v, the table is:\n%s", err, &out)
 	}
 }
@@ -54,7 +56,7 @@ var errBroken = errors.New("no clock")
 func (b *broken) PeakFLOPS(context.Context) (float64, error) { return 0, errBroken }
 
 func TestCeilingsThatFail(t *testing.T) {
-	if _, err := Ceilings(t.Context(), []Contender{{Name: "x", Backend: &broken{}}}); !errors.Is(err, errBroken) || !strings.Contains(err.Error(), "ceilings of x") {
+	if _, err := Ceilings(t.Context(), []Contender{{Name: "x", Device: kernels.NewDevice(&broken{})}}); !errors.Is(err, errBroken) || !strings.Contains(err.Error(), "ceilings of x") {
 		t.Errorf("the error is %v", err)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // switched is a global that contenders set before their turn, as a BLAS is.
@@ -29,7 +31,7 @@ func (s *switched) contender(name string, f *fake) Contender {
 		}
 		return nil
 	}
-	return Contender{Name: name, Backend: m, Use: func() {
+	return Contender{Name: name, Device: kernels.NewDevice(m), Use: func() {
 		s.now = name
 		s.turns = append(s.turns, name)
 	}}
@@ -45,7 +47,7 @@ func TestContendersTakeTurns(t *testing.T) {
 		}
 		last = p.Done
 	}
-	r, err := inBubble(t, func() (*Report, error) {
+	r, err := inBubble(t, func() (*report.Report, error) {
 		return Compare(context.Background(), []Contender{s.contender("a", &fake{}), s.contender("b", &fake{})}, cfg)
 	})
 	if err != nil || r.Err() != nil {
@@ -75,7 +77,7 @@ func TestContendersTakeTurns(t *testing.T) {
 func TestComparisonOfUnequals(t *testing.T) {
 	var s switched
 	broken := fmt.Errorf("the device is on fire")
-	r, err := inBubble(t, func() (*Report, error) {
+	r, err := inBubble(t, func() (*report.Report, error) {
 		return Compare(context.Background(), []Contender{
 			s.contender("good", &fake{}),
 			s.contender("wrong", &fake{wrongFrom: 1}),
@@ -92,9 +94,9 @@ func TestComparisonOfUnequals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]Status{"good": OK, "wrong": Wrong, "late": Wrong, "failing": Failed, "unable": NotRun}
+	want := map[string]report.Status{"good": report.OK, "wrong": report.Wrong, "late": report.Wrong, "failing": report.Failed, "unable": report.NotRun}
 	for _, c := range r.Cases {
-		if c.Status != want[c.Contender] || (c.MedianS != nil) != (c.Status == OK) {
+		if c.Status != want[c.Contender] || (c.MedianS != nil) != (c.Status == report.OK) {
 			t.Errorf("%s: status %q, median %v, %s", c.Contender, c.Status, c.MedianS, c.Note)
 		}
 	}
@@ -116,7 +118,7 @@ func TestCancelledComparison(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background()) // its channel belongs to the bubble that asks for it first
 	defer cancel()
 	var s switched
-	r, err := inBubble(t, func() (*Report, error) {
+	r, err := inBubble(t, func() (*report.Report, error) {
 		return Compare(ctx, []Contender{
 			s.contender("a", &fake{}),
 			s.contender("b", &fake{before: func(n int64) error {
@@ -131,7 +133,7 @@ func TestCancelledComparison(t *testing.T) {
 		t.Fatalf("%v, interrupted %v, %d rows", err, r.Interrupted, len(r.Cases))
 	}
 	for i, c := range r.Cases {
-		if c.SeqK == 32 && (c.Status != NotRun || c.Note != "not run: interrupted") || c.SeqK == 16 && !strings.Contains(c.Note, "interrupted") {
+		if c.SeqK == 32 && (c.Status != report.NotRun || c.Note != "not run: interrupted") || c.SeqK == 16 && !strings.Contains(c.Note, "interrupted") {
 			t.Errorf("row %d: %q %q", i, c.Status, c.Note)
 		}
 	}
@@ -141,7 +143,7 @@ func TestComparisonWithoutLengths(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background()) // its channel belongs to the bubble that asks for it first
 	cancel()
 	var s switched
-	r, err := inBubble(t, func() (*Report, error) { return Compare(ctx, []Contender{s.contender("a", &fake{})}, Config{}) })
+	r, err := inBubble(t, func() (*report.Report, error) { return Compare(ctx, []Contender{s.contender("a", &fake{})}, Config{}) })
 	if err != nil || len(r.Cases) != len(compareSeqs) {
 		t.Errorf("%v, %d cases", err, len(r.Cases))
 	}

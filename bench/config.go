@@ -3,39 +3,39 @@ package bench
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/kernels"
 )
 
-// Config says what a run measures. Its zero value is the sweep that is the zero
-// [Series].
+// Config is what a run measures. Its zero value is the sweep of the zero [Series].
 type Config struct {
-	// Series are measured one after the other on each backend; none means one,
-	// the zero Series.
+	// Series are measured one after the other on each device; none means the zero Series.
 	Series []Series
-	// Budget is the time that the run may take in all, shared among the
-	// backends and their series; 0 is no limit.
+	// Budget limits the time of the whole run and is shared among devices and series; 0 is
+	// no limit.
 	Budget time.Duration
-	// Rows is how many rows of a result are recomputed in float64; 0 means 16.
+	// Rows is the number of rows of a result that are recomputed in float64; 0 means 16.
 	Rows int
 	// Seed draws the inputs and the rows.
 	Seed uint64
-	// Args say how to repeat the run, as the words of a command line; they go into
-	// the report as they are, and so does Missing, which names backends that
-	// there are without a device, and why.
+	// Args are the arguments of a command line that repeats the run, and Missing has a line
+	// for each backend without a device. The report contains both.
 	Args, Missing []string
-	// Resume, when set, is the report of a run that ended early: the cases that it
-	// measured are not measured again, but taken over as they are.
-	Resume *Report
-	// Progress, when set, is called when something else starts to run, from
-	// the goroutine of Run; Measured with the report so far when a case is done.
+	// Resume, when set, is the report of a run that ended early: the cases that it measured
+	// are copied, not measured again.
+	Resume *report.Report
+	// Progress, when set, is called before each step from the goroutine of Run, and
+	// Measured after each case with the report so far.
 	Progress func(Progress)
-	Measured func(*Report)
+	Measured func(*report.Report)
 }
 
-// defaultRows takes a few milliseconds at S = 4096 and finds an error that a tenth
-// of the rows have with a chance of 4 in 5 a check.
+// defaultRows takes a few milliseconds at S = 4096. If a tenth of the rows are wrong, a
+// check finds one with a probability of 4 in 5.
 const defaultRows = 16
 
 // withDefaults fills in and checks c.
@@ -82,9 +82,116 @@ func (c Config) withLengths() (Config, error) {
 	return c, err
 }
 
-// Check reports what Run would refuse, without running anything: ErrShape,
-// ErrDType and ErrOption name the setting.
+// Check returns the error of Run for an invalid setting, without running anything:
+// ErrShape, ErrDType or ErrOption.
 func (c Config) Check() error {
 	_, err := c.withDefaults()
 	return err
+}
+
+// Series is a case at several lengths. Its zero value is a sweep of plain attention with
+// 8 heads of size 64 in f32.
+type Series struct {
+	// Name identifies the series in a report. By default it describes the fields below, if
+	// there are several series.
+	Name string
+	// Seqs are the sequence lengths, of keys and, unless SeqQ is set, of queries. None
+	// means a sweep: 256, 512, ... as long as a call is predicted to take about a second.
+	Seqs []int
+	// SeqQ is the number of queries, the last at the position of the last key, as in
+	// decoding; 0 means as many as keys.
+	SeqQ int
+	// Batch, Heads and Dim default to 1, 8 and 64. KVHeads divides Heads and defaults to it.
+	Batch, Heads, KVHeads, Dim int
+	// Causal to Variant are as in [Case]. Variant defaults to [Fused].
+	Causal  bool
+	Window  *kernels.Window
+	Softcap float64
+	Mask    bool
+	DType   backend.DType
+	Variant string
+}
+
+// withDefaults fills in and checks s.
+func (s Series) withDefaults() (Series, error) {
+	or := func(n *int, def int) {
+		if *n == 0 {
+			*n = def
+		}
+	}
+	or(&s.Batch, 1)
+	or(&s.Heads, 8)
+	or(&s.KVHeads, s.Heads)
+	or(&s.Dim, 64)
+	if s.Variant == "" {
+		s.Variant = Fused
+	}
+	switch {
+	case min(s.Batch, s.Heads, s.KVHeads, s.Dim) < 1:
+		return s, fmt.Errorf("bench: batch %d, heads %d, kv-heads %d, dim %d: all must be at least 1: %w",
+			s.Batch, s.Heads, s.KVHeads, s.Dim, backend.ErrShape)
+	case s.Heads%s.KVHeads != 0:
+		return s, fmt.Errorf("bench: heads is %d, kv-heads is %d: kv-heads must divide heads: %w", s.Heads, s.KVHeads, backend.ErrShape)
+	case !s.DType.Float():
+		return s, fmt.Errorf("bench: dtype is %v, it must be f32, f16 or bf16: %w", s.DType, backend.ErrDType)
+	case s.SeqQ < 0 || s.SeqQ > maxSeq:
+		return s, fmt.Errorf("bench: seq-q is %d, it must be 1 to %d, or 0 for as many queries as keys: %w", s.SeqQ, maxSeq, backend.ErrShape)
+	case !slices.Contains(Variants, s.Variant):
+		return s, fmt.Errorf("bench: variant is %q, it must be one of %v: %w", s.Variant, Variants, backend.ErrOption)
+	}
+	if w := s.Window; w != nil && min(w.Left, w.Right) < 0 {
+		return s, fmt.Errorf("bench: window is %d,%d: both sides must be at least 0: %w", w.Left, w.Right, backend.ErrOption)
+	}
+	if c := s.Softcap; !(c == 0 || c >= 1e-30 && c <= 1e30) { // well within the range of a float32
+		return s, fmt.Errorf("bench: softcap is %v, it must be 0 (off) or 1e-30 to 1e30: %w", c, backend.ErrOption)
+	}
+	for _, seq := range s.Seqs {
+		if seq < 1 || seq > maxSeq {
+			return s, fmt.Errorf("bench: sequence length is %d, it must be 1 to %d: %w", seq, maxSeq, backend.ErrShape)
+		}
+		if at := s.at(seq); at.hostBytes() < 0 {
+			return s, fmt.Errorf("bench: %v is too large for this machine to count: %w", at, backend.ErrShape)
+		}
+	}
+	return s, nil
+}
+
+// at returns the case with seq keys.
+func (s *Series) at(seq int) Case {
+	seqQ := seq
+	if s.SeqQ > 0 {
+		seqQ = s.SeqQ
+	}
+	return Case{Variant: s.Variant, DType: s.DType, Causal: s.Causal, Window: s.Window, Softcap: s.Softcap, Mask: s.Mask, Dims: backend.Dims{
+		Batch: s.Batch, Heads: s.Heads, KVHeads: s.KVHeads, SeqQ: seqQ, SeqK: seq, Dim: s.Dim, ValueDim: s.Dim,
+	}}
+}
+
+// String describes the series without its lengths: "B=1 H=8 D=64 f32".
+func (s *Series) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "B=%d H=%d", s.Batch, s.Heads)
+	if s.KVHeads != s.Heads {
+		fmt.Fprintf(&b, " Hkv=%d", s.KVHeads)
+	}
+	fmt.Fprintf(&b, " D=%d %v", s.Dim, s.DType)
+	if s.SeqQ > 0 {
+		fmt.Fprintf(&b, " Sq=%d", s.SeqQ)
+	}
+	if s.Causal {
+		b.WriteString(" causal")
+	}
+	if w := s.Window; w != nil {
+		fmt.Fprintf(&b, " window %s,%s", side(w.Left), side(w.Right))
+	}
+	if s.Softcap > 0 {
+		fmt.Fprintf(&b, " softcap %v", s.Softcap)
+	}
+	if s.Mask {
+		b.WriteString(" + mask f32")
+	}
+	if s.Variant != Fused {
+		b.WriteString(" " + s.Variant)
+	}
+	return b.String()
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -58,7 +59,7 @@ func countByLoop(c Case) counted {
 // Operations, bytes and memory are those of a loop over the visibility rule, also as
 // the CPU backend plans them.
 func TestCountsAreThoseOfALoop(t *testing.T) {
-	be := cpu.New(cpu.Options{Threads: 1})
+	be := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1}))
 	defer be.Close()
 	window := func(l, r int) *kernels.Window { return &kernels.Window{Left: l, Right: r} }
 	n := 0
@@ -74,12 +75,12 @@ func TestCountsAreThoseOfALoop(t *testing.T) {
 				for _, dtype := range []backend.DType{backend.F32, backend.BF16} {
 					c := Case{Variant: Fused, DType: dtype, Dims: dims, Causal: causal, Window: w, Mask: n%3 == 0}
 					n++
-					plan, err := c.plan(be)
+					plan, err := c.plan(t.Context(), be)
 					if err != nil {
 						t.Fatal(err)
 					}
-					var m Measurement
-					m.planned(c, be.Info(), plan)
+					var m report.Measurement
+					c.count(&m, be.Info(), plan)
 					want := countByLoop(c)
 					got := counted{m.Pairs, m.FLOPs, m.FLOPsFull, m.Bytes, m.Memory.Operands, m.Memory.Square}
 					if got != want {
@@ -119,11 +120,12 @@ func TestCountsOfStages(t *testing.T) {
 		{Fused, seen * 28, all * 28, 2*q + 2*k + mask, mask},
 	} {
 		c.Variant = tc.variant
-		w := c.work(seen)
-		if got, want := fmt.Sprint(w.flops, w.full, w.bytes, c.memory(0, false).Square), fmt.Sprint(tc.flops, tc.full, tc.bytes, tc.square); got != want {
+		var m report.Measurement
+		c.count(&m, backend.Info{Type: backend.Discrete}, backend.Plan{Pairs: seen, Scratch: 5})
+		if got, want := fmt.Sprint(m.FLOPs, m.FLOPsFull, m.Bytes, m.Memory.Square), fmt.Sprint(tc.flops, tc.full, tc.bytes, tc.square); got != want {
 			t.Errorf("%s: operations, as if full, bytes, memory %s, want %s", tc.variant, got, want)
 		}
-		if m := c.memory(5, true); m.Device != m.Counted() || m.Operands != 2*q+2*k {
+		if m := m.Memory; m.Scratch != 5 || m.Device != m.Counted() || m.Operands != 2*q+2*k {
 			t.Errorf("%s: %+v", tc.variant, m)
 		}
 	}

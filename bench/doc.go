@@ -1,43 +1,37 @@
-// Package bench measures attention on whatever backends a program opened, and
-// says of each figure whether the answer behind it was right:
+// Package bench measures attention on the devices that a program opened, and checks the
+// results that it measures:
 //
-//	report, err := bench.Run(ctx, []backend.Backend{be}, bench.Config{Heads: 8, Dim: 64})
+//	report, err := bench.Run(ctx, []*kernels.Device{dev}, bench.Config{})
 //	...
 //	report.WriteTable(os.Stdout)
-//	err = report.WriteFile("report.json")
-//	paths, err := report.WritePictures("pictures")
-//	err = report.WritePageFile("report.html")
 //
-// What is measured are cases ([Case]) in series of lengths ([Series], [Presets]). For each
-// it draws inputs by seed, uploads them once, warms up until calls have settled, and
-// repeats the call into ready outputs, round after round, until the median is known
-// within 2% or the time for it is over. In every round it measures the device's own
-// ceilings and the plain three-stage path, and before each call on the CPU a piece of
-// plain arithmetic, so that the drift of a busy machine meets all of them alike; a
-// report says when others took processors away. Rows of the result are recomputed in
-// float64: a case that is off by more than its bound is marked wrong and gets no figure.
+// Package report has the report and its forms: text, JSON, CSV, Go benchmark lines, pictures
+// and a page.
 //
-// A report holds every sample, operations and bytes by count, memory by count and as
-// measured, how time and memory grow with the length ([Growth]), and the environment.
-// It is written as a table, JSON, CSV and Go benchmark lines. [Difference] compares two.
+// A [Case] is a call of certain lengths and options, a [Series] is a case at several
+// lengths, [Presets] are named sets of series. For each case, Run draws the inputs by seed,
+// uploads them once and calls until the times settle. Then it repeats prepared calls with
+// preallocated outputs, round after round, until the median is known within 2% or the
+// budget is spent. A sample of rows is recomputed in float64: a case that exceeds its error
+// bound is marked wrong and has no figures.
 //
-// There are three ceilings: how fast the device computes (backend.PeakMeter), how
-// fast it reads this case's operands (backend.BandwidthMeter) and, behind a queue,
-// how long a call takes that does nothing (backend.LaunchMeter). A figure stands
-// beside the one that binds ([Bound]): prefill is bound by the first, decoding by
-// the second, short calls by the third. [Ceilings] measures them alone, with what
-// else a device tells of itself (backend.CeilingMeter), [Compare] several ways to
-// compute the same call, in turns, and [Plans] says how cases would run.
+// Other processes disturb a measurement. Each round therefore measures next to its calls
+// what they are compared with: the device's own ceilings, the three-stage path, and on the
+// CPU a piece of plain arithmetic. The report marks cases during which other processes used
+// the processors.
 //
-// A device that has a clock of its own, and a backend that reads it, also say how
-// much of a call is computing (backend.Trace). Compiling and moving inputs come
-// once, before the repetitions, and are told apart.
+// There are three ceilings: the peak rate of multiply-adds (backend.PeakMeter), the rate at
+// which the device reads this case's operands (backend.BandwidthMeter), and the time of an
+// empty call (backend.LaunchMeter). The report has a figure in percent of the ceiling that
+// limits it: usually the first in prefill, the second in decoding, the third in short calls.
 //
-// Without lengths of its own a series doubles the sequence length for as long as the
-// cost of the last case predicts that the next one is affordable. What would take more
-// time or memory than there is is listed as predicted, and what else does not run with
-// the reason; nothing is dropped silently. A run that ended early can go on
-// (Config.Resume).
+// Besides Run there are [Compare] for several ways to compute the same call, in turns,
+// [Ceilings] for the ceilings alone, and [Plans] for how cases would run.
 //
-// It does not choose or open backends, and it asserts nothing about speed.
+// A series without lengths doubles the length for as long as the cost of the previous case
+// predicts an affordable call. Cases that exceed the budget or the memory are reported as
+// predictions, other cases that do not run with the reason. Config.Resume continues a run
+// that ended early.
+//
+// The package does not open devices and makes no claims about speed.
 package bench

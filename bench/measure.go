@@ -10,23 +10,24 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/internal/format"
+	"github.com/seed90331342/attn/bench/internal/machine"
+	"github.com/seed90331342/attn/bench/internal/stats"
 	"github.com/seed90331342/attn/kernels"
 )
 
 const (
-	// maxWeights is the largest weights tensor, in bytes, that the three
-	// stages are given.
+	// maxWeights is the largest weights tensor, in bytes, of the three stages.
 	maxWeights = 1 << 30
-	// maxStages is the longest call, in seconds, of the three stages that is
-	// worth the comparison: twice a sweep's longest fused call.
+	// maxStages is the longest call, in seconds, of the three stages that is worth the
+	// comparison.
 	maxStages = 2 * sweepCall
-	// stagesSeconds is what the calls of the three stages add up to, and those by
-	// the device's clock: enough for their medians to settle.
+	// stagesSeconds is the total time of the calls of the three stages, and of those with
+	// the device's clock: enough for a median.
 	stagesSeconds = 0.4
-	// warmSeconds is how long short calls are warmed up at least and warmLimit
-	// at most: until caches and clocks have settled, which they have when
-	// warmAlike calls one after the other lie within a settled part of their
-	// median. warmCalls are enough in any case.
+	// Calls are warmed up for warmSeconds at least and, until the last warmAlike of them
+	// are within settled of their median, for warmLimit at most, but never with more than
+	// warmCalls: then caches and clock rates have settled.
 	warmSeconds = 0.03
 	warmLimit   = 0.3
 	warmCalls   = 50
@@ -34,92 +35,61 @@ const (
 	settled     = 0.05
 )
 
-// timing is what the repetitions of one case gave; times in seconds.
-type timing struct {
-	warm   float64 // a call at the end of the warm-up
-	rounds []round
-	stages []float64
-	// kernels are calls by the device's own clock, listened the same calls by
-	// the wall's, which are no repetitions; clock says that there is one.
-	clock             bool
-	kernels, listened []float64
-	plan              *backend.Plan // of the call, its operands in place
-	// compile, compiled, move and moved are those of told, until the first
-	// repetition.
-	compile  time.Duration
-	compiled int
-	move     time.Duration
-	moved    int64
-	allocs   int64
-	check    kernels.CheckReport
-	// peak is the growth of the host's memory until the first calls were done;
-	// negative when the system does not tell.
-	peak int64
-	// devicePeak is the most memory of the device that was held until then; negative
-	// when it has none of its own or does not tell.
-	devicePeak int64
-	// others is the part of the backend's threads that others took; negative when
-	// the system does not tell.
-	others float64
-}
-
-// bencher measures one case on one backend.
+// bencher measures one case on one device.
 type bencher struct {
-	be backend.Backend
-	c  Case
+	dev *kernels.Device
+	c   Case
 	// work ends calls: a while after Ctrl-C, or when the budget is spent.
 	work context.Context
-	// stop says, between repetitions, why to end; "" to go on.
+	// stop returns the reason to end between repetitions; "" to continue.
 	stop func() string
-	// step is told what runs, for people who wait, and warmed, unless nil, how many
-	// seconds a call takes as soon as that is known.
+	// step reports progress; warmed, unless nil, the seconds of a call once they are known.
 	step   func(what string)
 	warmed func(seconds float64)
-	// seed draws inputs and checked rows, of which there are rows.
+	// seed draws the inputs and the rows that are checked.
 	seed uint64
 	rows int
 	// stageTime predicts the seconds of the three stages; 0 when unknown.
 	stageTime float64
-	// left is the time left; negative when there is no budget.
+	// left returns the time left; negative without a budget.
 	left func() time.Duration
-
-	// limit is how long, in seconds, the rounds may take that only make the median
-	// more precise.
+	// limit is the time, in seconds, of rounds that only make the median more precise.
 	limit float64
-	// alone says that the three stages are not measured beside the call.
+	// alone leaves out the comparison with the three stages.
 	alone bool
 
-	pace   *pacer // nil where the backend has no threads on the host
-	op     operands
-	staged kernels.Result // of the three stages; zero when they are skipped
+	pace   *pacer // nil when the backend has no threads on the host
+	op     *operands
+	stages kernels.Result // output of the three stages; zero when they are left out
+	all    *kernels.Call  // the call as three stages
 	t      timing
-	note   string          // what is missing, in words
+	note   string          // what is missing
 	last   context.Context // of the check at the end
 }
 
-// run measures the case. When it is stopped early it returns what it has, and
-// why in words. An error that comes from stopping is such a word, not an error.
-func (b *bencher) run() (timing, string, error) {
+// run measures the case. Stopped early it keeps what it has and notes why; an error that
+// results from stopping is not an error.
+func (b *bencher) run() error {
 	defer b.release()
 	if more, err := b.begin(); !more {
-		return b.t, b.note, err
+		return err
 	}
-	each, began, load := perRound(b.t.warm), time.Now(), loadNow()
+	began, load := time.Now(), machine.ReadLoad()
 	for !b.t.enough(time.Since(began).Seconds(), b.limit) {
 		if why := b.stop(); why != "" {
 			defer b.cut(why)()
 			break
 		}
 		b.step(fmt.Sprintf("round %d", len(b.t.rounds)+1))
-		if err := b.round(&b.t, each); err != nil {
-			return b.t, b.note, b.stopped(err) // what an ended call leaves is nothing to check
+		if err := b.round(); err != nil {
+			return b.stopped(err) // the output of a cancelled call cannot be checked
 		}
 	}
-	b.t.others = load.others(b.be.Info().Threads)
-	return b.t, b.note, b.end()
+	b.t.others = load.Others(machine.ReadLoad(), b.dev.Info().Threads)
+	return b.end()
 }
 
-// stopped returns err, or nil when it comes from stopping, which it notes.
+// stopped returns err, or notes the reason and returns nil when err results from stopping.
 func (b *bencher) stopped(err error) error {
 	if why := b.stop(); why != "" && b.work.Err() != nil {
 		b.note = why
@@ -128,9 +98,8 @@ func (b *bencher) stopped(err error) error {
 	return err
 }
 
-// cut notes why the repetitions end early and leaves little time for the check:
-// some rows take milliseconds, and it gets no more than a running call. The
-// caller calls free after that.
+// cut notes why the repetitions end early and limits the time of the check to that of a
+// running call; some rows take milliseconds. The caller calls free after the check.
 func (b *bencher) cut(why string) (free func()) {
 	b.note = strings.TrimPrefix(b.note+", "+why, ", ")
 	last, cancel := context.WithTimeout(context.WithoutCancel(b.work), grace)
@@ -138,81 +107,79 @@ func (b *bencher) cut(why string) (free func()) {
 	return cancel
 }
 
-// begin draws the inputs, warms the call up and checks what it wrote, and reports
-// whether there is more to measure. The caller releases b, also beside an error.
+// begin draws the inputs, warms the call up and checks its output. It reports whether there
+// is more to measure. The caller releases b, also after an error.
 func (b *bencher) begin() (more bool, err error) {
-	b.t.allocs, b.last, b.t.peak, b.t.devicePeak, b.t.others = math.MaxInt64, b.work, -1, -1, -1
+	b.t.allocs, b.last, b.t.hostPeak, b.t.devicePeak, b.t.others = math.MaxInt64, b.work, -1, -1, -1
 	b.step("inputs")
-	before := resident()
-	meter, meters := b.be.(backend.MemoryMeter)
-	if meters {
-		meter.PeakMemory() // from here on
+	before := machine.Resident()
+	meter, metered := b.dev.Backend().(backend.MemoryMeter)
+	if metered {
+		meter.PeakMemory() // restarts it
 	}
-	var h heard
-	if b.op, err = b.c.load(h.listen(b.work), b.be, b.seed); err != nil {
+	var trace recorder
+	if b.op, err = b.c.load(trace.record(b.work), b.dev, b.seed); err != nil {
 		return false, b.stopped(err)
 	}
-	loaded := h.take()
+	loaded := trace.take()
 	b.t.move, b.t.moved = loaded.move, loaded.moved
-	// What has no room on the device makes another plan than the one without memory.
-	plan, err := kernels.Plan(b.be, b.op.q, b.op.k, b.op.v, b.c.plannedOptions(b.op.bias))
+	// The plan differs from the one without tensors if some do not fit on the device.
+	plan, err := b.op.call.Plan(b.work)
 	if err != nil {
 		return false, b.stopped(err)
 	}
 	b.t.plan = &plan
-	if err := b.before(b.work); err != nil {
+	if err := b.op.before(b.work); err != nil {
 		return false, b.stopped(err)
 	}
-	// What is garbage by now must not be collected on the time of calls, nor count
-	// as their memory.
+	// Garbage must not be collected during calls, nor count as their memory.
 	debug.FreeOSMemory()
-	reset := resetPeak()
+	reset := machine.ResetPeak()
 
 	b.step("warm-up")
-	if b.t.warm, err = b.warm(); err != nil {
+	if err = b.warm(); err != nil {
 		return false, b.stopped(err)
 	}
 	if b.warmed != nil {
 		b.warmed(b.t.warm)
 	}
-	if peak := peakResident(); reset && before > 0 && peak > 0 {
-		b.t.peak = max(peak-before, 0)
+	if peak := machine.PeakResident(); reset && before > 0 && peak > 0 {
+		b.t.hostPeak = max(peak-before, 0)
 	}
-	if meters {
+	if metered {
 		b.t.devicePeak = meter.PeakMemory()
 	}
 	b.step("check")
-	if b.t.check, err = b.verify(b.work, b.seed); err != nil || !b.t.check.OK() {
+	if b.t.check, err = b.op.check(b.work, kernels.CheckOptions{Rows: b.rows, Seed: b.seed}); err != nil || !b.t.check.OK() {
 		return false, b.stopped(err)
 	}
 	if b.note = b.stop(); b.note != "" {
 		return false, nil
 	}
-	// Another output than the warm-up's: a repetition that leaves it as it is
-	// must not pass for a fast one.
-	if err = b.renew(); err != nil {
+	// With new outputs, a repetition that writes nothing fails the check at the end.
+	if err = b.op.renew(b.work); err != nil {
 		return false, b.stopped(err)
 	}
-	if threads := b.be.Info().Threads; threads > 0 {
+	if threads := b.dev.Info().Threads; threads > 0 {
 		b.pace = newPacer(threads, b.t.warm)
 	}
 	if !b.alone && b.c.Variant == Fused {
-		if b.note, err = b.prepareStages(b.t.warm); err != nil {
+		if b.note, err = b.prepareStages(); err != nil {
 			return false, b.stopped(err)
 		}
 	}
 	return true, nil
 }
 
-// end checks what the repetitions wrote.
+// end checks the output of the repetitions on other rows than before.
 func (b *bencher) end() error {
 	if len(b.t.rounds) == 0 {
 		return nil
 	}
 	b.step("check")
-	check, err := b.verify(b.last, b.seed+1) // other rows than before
+	check, err := b.op.check(b.last, kernels.CheckOptions{Rows: b.rows, Seed: b.seed + 1})
 	if err != nil && b.last.Err() != nil {
-		return nil // the time is over; the warm-up was checked
+		return nil // no time is left; the output of the warm-up was checked
 	}
 	if check.Off > b.t.check.Off || math.IsNaN(check.Off) {
 		b.t.check = check
@@ -220,165 +187,122 @@ func (b *bencher) end() error {
 	return err
 }
 
-// release gives the tensors back and ends the pacer.
 func (b *bencher) release() {
 	if b.pace != nil {
 		b.pace.close()
 		b.pace = nil
 	}
-	b.op.release()
-	b.staged.Release()
+	if b.op != nil {
+		b.op.release()
+	}
+	b.stages.Release()
 }
 
-// renew puts new outputs in the place of those that were written.
-func (b *bencher) renew() error {
-	_, _, _, shape := b.c.shapes()
-	o, err := b.be.Alloc(b.work, b.c.DType, shape)
-	if err != nil {
+// probe times the call and, for the fused one, the three stages, to predict longer cases.
+func (b *bencher) probe() (err error) {
+	b.step("probe")
+	if b.op, err = b.c.load(b.work, b.dev, b.seed); err != nil {
 		return err
 	}
-	b.op.o.Release()
-	b.op.o = o
-	if b.c.Variant != QK && b.c.Variant != Stages {
-		return nil
+	defer b.release()
+	if err = b.op.before(b.work); err != nil {
+		return err
 	}
-	b.op.w.Release()
-	b.op.w, err = b.be.Alloc(b.work, backend.F32, b.c.weightsShape())
+	if err = b.warm(); err != nil || b.c.Variant != Fused {
+		return err
+	}
+	if _, err = b.prepareStages(); err != nil || b.all == nil {
+		return err
+	}
+	seconds, err := b.time(b.work, b.runStages)
+	b.t.stages = append(b.t.stages, seconds)
 	return err
 }
 
-// probe times the call and, beside the fused one, the three stages, only to predict
-// longer ones.
-func (b *bencher) probe() (t timing, err error) {
-	b.step("probe")
-	if b.op, err = b.c.load(b.work, b.be, b.seed); err != nil {
-		return t, err
-	}
-	defer b.release()
-	if err = b.before(b.work); err != nil {
-		return t, err
-	}
-	if t.warm, err = b.warm(); err != nil {
-		return t, err
-	}
-	t.compile, t.compiled = b.t.compile, b.t.compiled
-	if b.c.Variant != Fused {
-		return t, nil
-	}
-	if _, err = b.prepareStages(t.warm); err != nil || b.staged.Weights.IsZero() {
-		return t, err
-	}
-	seconds, err := b.timeStages()
-	t.stages = append(t.stages, seconds)
-	return t, err
-}
-
-// warm runs the call until short ones have settled and returns the median seconds of
-// the last ones.
-func (b *bencher) warm() (float64, error) {
+// warm runs the call until its time settles and sets b.t.warm to the median of the last ones.
+func (b *bencher) warm() error {
 	var last []float64
-	var h heard
-	for n, total := 0, 0.0; n == 0 || n < warmCalls && total < warmSeconds || n < warmCalls && total < warmLimit && !alike(last); n++ {
+	var trace recorder
+	for n, total := 0, 0.0; n == 0 || n < warmCalls && (total < warmSeconds || total < warmLimit && !alike(last)); n++ {
 		ctx := b.work
-		if n == 0 { // the one that compiles
-			ctx = h.listen(ctx)
+		if n == 0 { // this one compiles
+			ctx = trace.record(ctx)
 		}
-		seconds, err := b.timeIn(ctx)
+		seconds, err := b.time(ctx, b.op.run)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		total += seconds
-		if last = append(last, seconds); len(last) > warmAlike || n == 1 { // the first one is no guide to others
+		if last = append(last, seconds); len(last) > warmAlike || n == 1 { // the first call is not typical
 			last = last[1:]
 		}
 	}
-	b.t.prepared(h.take())
-	return median(last), nil
+	first := trace.take()
+	b.t.clock = b.t.clock || first.pieces > 0
+	b.t.compile += first.compile
+	b.t.compiled += first.compiled
+	b.t.warm = stats.Median(last)
+	return nil
 }
 
 // alike reports whether the last calls of a warm-up have settled.
 func alike(last []float64) bool {
-	if len(last) < warmAlike {
-		return false
-	}
-	return slices.Max(last)-slices.Min(last) <= 2*settled*median(last)
+	return len(last) >= warmAlike && slices.Max(last)-slices.Min(last) <= 2*settled*stats.Median(last)
 }
 
-// time runs one call and returns its seconds, its completion included.
-func (b *bencher) time() (float64, error) { return b.timeIn(b.work) }
-
-// timeIn is time in a context of its own.
-func (b *bencher) timeIn(ctx context.Context) (float64, error) {
+// time returns the seconds of a call until its completion.
+func (b *bencher) time(ctx context.Context, call func(context.Context) error) (float64, error) {
 	begin := time.Now()
-	err := b.call(ctx)
+	err := call(ctx)
 	return time.Since(begin).Seconds(), err
 }
 
-// timeStages runs the three stages once, beside the fused call.
-func (b *bencher) timeStages() (float64, error) {
-	begin := time.Now()
-	err := kernels.AttentionInto(b.work, b.be, b.staged, b.op.q, b.op.k, b.op.v, b.c.options(b.op.bias))
-	return time.Since(begin).Seconds(), err
-}
+// runStages runs the three stages once.
+func (b *bencher) runStages(ctx context.Context) error { return b.all.RunInto(ctx, b.stages) }
 
-// verify recomputes rows of the output in float64.
-func (b *bencher) verify(ctx context.Context, seed uint64) (kernels.CheckReport, error) {
-	if err := b.complete(ctx); err != nil {
-		return kernels.CheckReport{}, err
-	}
-	return kernels.Check(ctx, b.be, b.op.q, b.op.k, b.op.v, b.op.result(), b.c.options(b.op.bias),
-		kernels.CheckOptions{Rows: b.rows, Seed: seed})
-}
-
-// prepareStages allocates outputs for the three stages and warms them up, or
-// says why they are skipped. fused is the time in seconds of a fused call.
-func (b *bencher) prepareStages(fused float64) (note string, err error) {
+// prepareStages allocates outputs for the three stages and warms them up, or returns why
+// they are left out.
+func (b *bencher) prepareStages() (note string, err error) {
 	limit := float64(maxWeights)
-	if free := freeMemory(); free > 0 {
+	if free := machine.FreeMemory(); free > 0 {
 		limit = min(limit, float64(free)/2)
 	}
-	bytes := 4 * product(b.c.weightsShape())
-	rounds := leastRounds(fused)
-	left := b.left()
+	bytes, left := 4*b.c.weights(), b.left()
 	switch {
 	case bytes > limit:
-		return fmt.Sprintf("stages skipped: %s of weights", size(bytes)), nil
+		return fmt.Sprintf("stages skipped: %s of weights", format.Size(bytes)), nil
 	case b.stageTime > maxStages:
-		return fmt.Sprintf("stages skipped: predicted %s each", duration(b.stageTime)), nil
-	case left >= 0 && leastSeconds(fused)+b.stageTime*float64(1+rounds) > left.Seconds():
-		return fmt.Sprintf("stages skipped: %s of the budget is left", duration(left.Seconds())), nil
+		return fmt.Sprintf("stages skipped: predicted %s each", format.Duration(b.stageTime)), nil
+	case left >= 0 && leastSeconds(b.t.warm)+b.stageTime*float64(1+leastRounds(b.t.warm)) > left.Seconds():
+		return fmt.Sprintf("stages skipped: %s of the budget is left", format.Duration(left.Seconds())), nil
 	}
 	b.step("three stages")
 	if err = b.allocStages(); err == nil {
-		if _, err = b.timeStages(); err == nil {
-			return "", nil
-		}
+		err = b.runStages(b.work)
 	}
-	b.staged.Release()
-	b.staged = kernels.Result{}
+	if err == nil {
+		return "", nil
+	}
+	b.stages.Release()
+	b.stages, b.all = kernels.Result{}, nil
 	if stop := b.work.Err(); stop != nil {
 		return "", stop
 	}
-	// The fused call is what is measured; it goes on without.
+	// The fused call is the one that is measured; it can do without the comparison.
 	return "stages skipped: " + err.Error(), nil
 }
 
-// allocStages allocates the outputs of the three stages: apart from the fused
-// call's, which is checked.
+// allocStages allocates outputs of the three stages, separate from the fused call's, which
+// are checked, and prepares their call.
 func (b *bencher) allocStages() (err error) {
-	_, _, _, o := b.c.shapes()
-	if b.staged.O, err = b.be.Alloc(b.work, b.c.DType, o); err != nil {
+	s, staged := b.c.shapes(), b.c
+	staged.Variant = Stages
+	if b.stages.O, err = b.dev.Alloc(b.work, b.c.DType, s.o); err != nil {
 		return err
 	}
-	b.staged.Weights, err = b.be.Alloc(b.work, backend.F32, b.c.weightsShape())
-	return err
-}
-
-// product returns the elements of a shape, which may exceed an int.
-func product(s backend.Shape) float64 {
-	n := 1.0
-	for _, l := range s {
-		n *= float64(l)
+	if b.stages.Weights, err = b.dev.Alloc(b.work, backend.F32, s.w); err != nil {
+		return err
 	}
-	return n
+	b.all, err = b.dev.Prepare(b.op.q, b.op.k, b.op.v, staged.options(b.op.bias))
+	return err
 }

@@ -10,16 +10,18 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
 )
 
 var (
-	pairs      = flag.Int("pairs", 2, "pairs of runs that TestPairsOfRuns compares")
-	pairPreset = flag.String("pair-preset", "", "preset that they measure; two of the cases of ci when empty")
+	pairs      = flag.Int("pairs", 2, "pairs of runs that BenchmarkPairsOfRuns compares")
+	pairPreset = flag.String("pair-preset", "", "preset that they measure; by default two of the cases of ci")
 )
 
-// slowed is the CPU backend with work after each call that takes a tenth of what the
-// call takes when nothing disturbs it.
+// slowed is the CPU backend with work after each call that takes a tenth of the time of an
+// undisturbed call.
 type slowed struct {
 	*cpu.Backend
 	turns map[backend.Dims]int
@@ -47,7 +49,7 @@ func (s *slowed) Attention(ctx context.Context, c *backend.Call) error {
 	return err
 }
 
-// turned keeps what spin computes.
+// turned keeps the compiler from removing spin.
 var turned float64
 
 func spin(turns int) float64 {
@@ -58,13 +60,13 @@ func spin(turns int) float64 {
 	return x
 }
 
-// Of pairs of short runs on whatever machine this is, however busy, attn compare finds
-// no change where there is none and finds a tenth that was added; one of either kind
-// may fail, as in 20 of them (go test -run PairsOfRuns -pairs 20 -pair-preset ci).
-func TestPairsOfRuns(t *testing.T) {
-	if testing.Short() {
-		t.Skip("measures for some ten seconds")
-	}
+// BenchmarkPairsOfRuns measures pairs of short runs on this machine, whatever its load, of
+// which one may be slowed down by a tenth, and reports how often report.Compare is right:
+//
+//	go test -run '^$' -bench PairsOfRuns -benchtime 1x ./bench -pairs 20 -pair-preset ci
+//
+// TestPairsOfRuns of package report asserts the same on simulated machines.
+func BenchmarkPairsOfRuns(b *testing.B) {
 	cfg := bench.Config{Series: []bench.Series{
 		{Name: "plain", Seqs: []int{64}, Heads: 4},
 		{Name: "decode", Seqs: []int{512}, Heads: 4, KVHeads: 1, SeqQ: 1},
@@ -72,46 +74,40 @@ func TestPairsOfRuns(t *testing.T) {
 	if *pairPreset != "" {
 		i := slices.IndexFunc(bench.Presets(), func(p bench.Preset) bool { return p.Name == *pairPreset })
 		if i < 0 {
-			t.Fatalf("there is no preset %q", *pairPreset)
+			b.Fatalf("there is no preset %q", *pairPreset)
 		}
 		cfg.Series, cfg.Budget = bench.Presets()[i].Series, bench.Presets()[i].Budget
 	}
 	be := cpu.New(cpu.Options{Threads: 1})
 	defer be.Close()
-	run := func(b backend.Backend) *bench.Report {
-		r, err := bench.Run(t.Context(), []backend.Backend{b}, cfg)
-		if err != nil {
-			t.Fatal(err)
+	run := func(be backend.Backend) *report.Report {
+		r, err := bench.Run(b.Context(), []*kernels.Device{kernels.NewDevice(be)}, cfg)
+		if err == nil {
+			err = r.Err()
 		}
-		if err := r.Err(); err != nil {
-			t.Fatal(err)
+		if err != nil {
+			b.Fatal(err)
 		}
 		return r
 	}
-	falseAlarms, missed := 0, 0
-	verdicts := map[string]map[bench.Verdict]int{"unchanged": {}, "slowed": {}}
-	judge := func(kind string, was, now *bench.Report) (slower, faster bool) {
-		for _, c := range bench.Difference(was, now, 4) {
-			verdicts[kind][c.Verdict]++
-			slower, faster = slower || c.Verdict == bench.Slower, faster || c.Verdict == bench.Faster
-			if want := map[string]bench.Verdict{"unchanged": bench.Same, "slowed": bench.Slower}[kind]; c.Verdict != want && c.New != nil {
-				t.Logf("%s %s: %s, %+.1f%% (%+.1f to %+.1f%%, by %s, chance %.4f, %d and %d rounds)", kind, c.New.Name, c.Verdict, c.Percent, c.Low, c.High, c.By, c.Chance, len(c.Old.Rounds), len(c.New.Rounds))
-			}
+	changed := func(old, new *report.Report) (slower, faster bool) {
+		for _, c := range report.Compare(old, new, 4) {
+			slower, faster = slower || c.Verdict == report.Slower, faster || c.Verdict == report.Faster
 		}
 		return slower, faster
 	}
-	for range *pairs {
-		was, now, later := run(be), run(be), run(&slowed{be, map[backend.Dims]int{}})
-		if slower, faster := judge("unchanged", was, now); slower || faster {
-			falseAlarms++
-		}
-		if slower, faster := judge("slowed", was, later); !slower || faster {
-			missed++
+	falseAlarms, missed := 0, 0
+	for b.Loop() {
+		for range *pairs {
+			old, same, later := run(be), run(be), run(&slowed{be, map[backend.Dims]int{}})
+			if slower, faster := changed(old, same); slower || faster {
+				falseAlarms++
+			}
+			if slower, faster := changed(old, later); !slower || faster {
+				missed++
+			}
 		}
 	}
-	t.Logf("of %d pairs: %d false alarms, %d of the slowed ones missed; cases by verdict: unchanged %v, slowed %v",
-		*pairs, falseAlarms, missed, verdicts["unchanged"], verdicts["slowed"])
-	if falseAlarms > 1 || missed > 1 {
-		t.Error("that is too many: at most one of either kind")
-	}
+	b.ReportMetric(float64(falseAlarms)/float64(b.N), "false-alarms")
+	b.ReportMetric(float64(missed)/float64(b.N), "missed")
 }

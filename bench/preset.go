@@ -7,29 +7,20 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Preset is a set of series with a name.
+// Preset is a named set of series.
 type Preset struct {
-	// Name is a word, About a line that says what is in it.
+	// Name is a word, About describes the set in a line.
 	Name, About string
-	// Series are what is measured, within Budget.
+	// Series are measured within Budget.
 	Series []Series
 	Budget time.Duration
-	// Backends are the names of those that it is for; none means each that there is.
+	// Backends are the names of the backends to measure; none means all.
 	Backends []string
-	// Threads is how many threads the CPU computes with; 0 is its own choice.
+	// Threads is the number of threads on the CPU; 0 is the backend's default.
 	Threads int
 }
 
-// doubling returns lo, 2·lo, ... up to hi.
-func doubling(lo, hi int) []int {
-	var seqs []int
-	for s := lo; s <= hi; s *= 2 {
-		seqs = append(seqs, s)
-	}
-	return seqs
-}
-
-// Presets returns those that there are.
+// Presets returns all presets.
 func Presets() []Preset {
 	const k, M = 1 << 10, 1 << 20
 	// last lets a row see its own position and those before it, n in all.
@@ -40,7 +31,7 @@ func Presets() []Preset {
 			{Name: "causal", Seqs: []int{1 * k, 4 * k}, Causal: true},
 			{Name: "decode", Seqs: []int{4 * k, 32 * k}, SeqQ: 1},
 		}},
-		{Name: "long", About: "one head, full attention from 4k and a window of 4096 from 64k, both to 1M; what would take too long is predicted", Budget: 10 * time.Minute, Series: []Series{
+		{Name: "long", About: "one head, full attention from 4k and a window of 4096 from 64k, both up to 1M; what would take too long is predicted", Budget: 10 * time.Minute, Series: []Series{
 			{Name: "full", Seqs: doubling(4*k, 1*M), Heads: 1},
 			{Name: "window of 4096", Seqs: doubling(64*k, 1*M), Heads: 1, Causal: true, Window: last(4096)},
 		}},
@@ -60,9 +51,9 @@ func Presets() []Preset {
 			model("Falcon 7B", 71, 1, 64, true),
 			model("Gemma 7B", 16, 16, 256, true),
 		}},
-		// One thread finds a processor for itself now and then however busy the machine is,
-		// and calls of a fifth of a millisecond end before it is taken away. The keys of the decode fit
-		// the cache of a core, which others do not disturb.
+		// A single thread gets a processor to itself at times, however busy the machine is,
+		// and calls of a fifth of a millisecond complete within a time slice. The keys of
+		// the decoding case fit the cache of a core, which other processes do not disturb.
 		{Name: "ci", About: "short cases on one thread of the CPU, for attn compare", Budget: time.Minute, Backends: []string{"cpu"}, Threads: 1, Series: []Series{
 			{Name: "plain", Seqs: []int{64, 128}, Heads: 4},
 			{Name: "causal bf16", Seqs: []int{256}, Heads: 1, Causal: true, DType: backend.BF16},
@@ -71,7 +62,7 @@ func Presets() []Preset {
 	}
 }
 
-// model returns the head shape of a model, from its published configuration.
+// model returns the head shape of a model from its published configuration.
 func model(name string, heads, kvHeads, dim int, causal bool) Series {
 	return Series{Name: name, Seqs: []int{1 << 10, 4 << 10}, Heads: heads, KVHeads: kvHeads, Dim: dim, Causal: causal}
 }

@@ -1,14 +1,14 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/report"
 )
 
 // A run that was stopped goes on with the cases that it had not measured, also when the
@@ -19,7 +19,7 @@ func TestResume(t *testing.T) {
 	be := &fake{name: "cpu"}
 	cfg := small(16, 32, 48)
 	var saved []int
-	cfg.Measured = func(r *Report) {
+	cfg.Measured = func(r *report.Report) {
 		saved = append(saved, len(r.Cases))
 		if len(r.Cases) == 1 {
 			be.before = func(call int64) error {
@@ -31,19 +31,19 @@ func TestResume(t *testing.T) {
 			be.calls.Store(0)
 		}
 	}
-	first, err := inBubble(t, func() (*Report, error) { return Run(ctx, []backend.Backend{be}, cfg) })
-	if err != nil || !first.Interrupted || first.Cases[0].Status != OK || !strings.Contains(first.Cases[1].Note, "interrupted") || first.Cases[2].Status != NotRun {
+	first, err := inBubble(t, func() (*report.Report, error) { return Run(ctx, devices(be), cfg) })
+	if err != nil || !first.Interrupted || first.Cases[0].Status != report.OK || !strings.Contains(first.Cases[1].Note, "interrupted") || first.Cases[2].Status != report.NotRun {
 		t.Fatalf("%v %+v", err, first)
 	}
 	if len(saved) != 3 || saved[0] != 1 || saved[2] != 3 {
 		t.Errorf("the report was shown with %v cases", saved)
 	}
-	path := filepath.Join(t.TempDir(), "r.json")
-	if err := first.WriteFile(path); err != nil {
+	var file bytes.Buffer
+	if err := first.WriteJSON(&file); err != nil {
 		t.Fatal(err)
 	}
 	cfg.Measured = nil
-	if cfg.Resume, err = ReadFile(path); err != nil {
+	if cfg.Resume, err = report.Read(&file); err != nil {
 		t.Fatal(err)
 	}
 	be.before = nil
@@ -53,7 +53,7 @@ func TestResume(t *testing.T) {
 		t.Fatalf("%+v", second)
 	}
 	for i, c := range second.Cases {
-		if c.Status != OK || c.Resumed != (i == 0) {
+		if c.Status != report.OK || c.Resumed != (i == 0) {
 			t.Errorf("case %d: %q, resumed %v", i, c.Status, c.Resumed)
 		}
 	}
@@ -73,13 +73,13 @@ func TestResumeRefusesAnotherMachine(t *testing.T) {
 	r := runOn(t, small(16), be)
 	for _, tc := range []struct {
 		what   string
-		change func(e *Environment)
+		change func(e *report.Environment)
 	}{
-		{"CPU", func(e *Environment) { e.CPU = "another" }},
-		{"commit", func(e *Environment) { e.Commit = "another" }},
-		{"Go version", func(e *Environment) { e.GoVersion = "go0" }},
-		{"seed", func(e *Environment) { e.Seed++ }},
-		{"fake v1", func(e *Environment) {
+		{"CPU", func(e *report.Environment) { e.CPU = "another" }},
+		{"commit", func(e *report.Environment) { e.Commit = "another" }},
+		{"Go version", func(e *report.Environment) { e.GoVersion = "go0" }},
+		{"seed", func(e *report.Environment) { e.Seed++ }},
+		{"fake v1", func(e *report.Environment) {
 			e.Backends = []backend.Info{e.Backends[0]}
 			e.Backends[0].Provider = "fake v0"
 		}},
@@ -88,26 +88,8 @@ func TestResumeRefusesAnotherMachine(t *testing.T) {
 		tc.change(&was.Environment)
 		cfg := small(16)
 		cfg.Resume = &was
-		if _, err := Run(t.Context(), []backend.Backend{be}, cfg); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), tc.what) {
+		if _, err := Run(t.Context(), devices(be), cfg); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), tc.what) {
 			t.Errorf("%s: %v", tc.what, err)
 		}
-	}
-}
-
-func TestReadFileRefuses(t *testing.T) {
-	dir := t.TempDir()
-	for name, text := range map[string]string{"no JSON": "abc", "another thing": "{}", "an older form": `{"schema": 1}`, "a newer form": `{"schema": 99}`, "half a file": `{"schema": 2, "cases": [`,
-		"no median": `{"schema": 2, "cases": [{"status": "ok", "rounds": [{"times_s": [1]}]}]}`, "no rounds": `{"schema": 2, "cases": [{"status": "ok", "median_s": 1}]}`,
-		"no time": `{"schema": 2, "cases": [{"status": "ok", "median_s": 1, "rounds": [{"times_s": [0]}]}]}`} {
-		path := filepath.Join(dir, "f")
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if r, err := ReadFile(path); !errors.Is(err, backend.ErrOption) {
-			t.Errorf("%s: %v %v", name, r, err)
-		}
-	}
-	if _, err := ReadFile(filepath.Join(dir, "absent")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%v", err)
 	}
 }

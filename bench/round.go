@@ -1,52 +1,73 @@
 package bench
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/internal/stats"
+	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/kernels"
 )
 
 const (
-	// precision is how near the ends of the median's interval must come to it,
-	// half of their distance in parts of the median, for the repetitions to end.
+	// precision ends the repetitions: half of the median's interval relative to the median.
 	precision = 0.02
-	// roundSeconds is what the calls of a round add up to: about as long as its
-	// ceilings take, long enough for caches to be the case's own.
+	// roundSeconds is the total time of a round's calls: about that of its ceilings, and
+	// long enough to fill caches with the case's own data.
 	roundSeconds = 0.05
-	// maxEach is how many calls that are at most.
+	// maxEach is the largest number of calls in a round.
 	maxEach = 50
-	// minRounds are the rounds of a call of some seconds at least, settleRounds those
-	// of short calls: six would hold the median between them with a chance of 95%, and
-	// a rank test of six and six can just tell two reports apart.
+	// minRounds is the smallest number of rounds of calls that take seconds, settleRounds
+	// that of short calls: six would cover the median with a probability of 95%, and a rank
+	// test of six and six can just distinguish two reports.
 	minRounds    = 3
 	settleRounds = 10
-	// longCall is how many seconds a call takes of which longRounds are enough: a warm-up
-	// and three of them would take as long as the next length.
+	// Calls of longCall seconds have longRounds rounds: with the warm-up that is as long as
+	// the next length.
 	longCall   = 5.0
 	longRounds = 2
-	// maxRounds ends the repetitions of a case that will not be precise.
+	// maxRounds ends the repetitions of a case that does not become precise.
 	maxRounds = 40
-	// morePatience is how many times as long as it takes at least a case may take to
-	// become precise.
+	// morePatience limits the time of a case to a multiple of its shortest time.
 	morePatience = 5
-	// caseSeconds is what the rounds of a case take at most where no budget says
-	// otherwise, but for minRounds.
+	// caseSeconds limits the time of a case's rounds beyond minRounds, without a budget.
 	caseSeconds = 3.0
-	// ceilingSeconds is what the ceilings of one round take.
+	// ceilingSeconds is the time of the ceilings of one round.
 	ceilingSeconds = 0.07
 )
 
-// round is what was measured close together in time; rates in operations and bytes a
-// second, times in seconds, 0 for what was not measured.
-type round struct {
-	peak, read, launch float64
-	calls              []float64
-	// paces are the seconds of a piece of the pacer's last run before each call; none
-	// where the backend has no threads on the host.
-	paces []float64
+// timing is the result of the repetitions of one case; times are in seconds.
+type timing struct {
+	warm   float64 // of a call at the end of the warm-up
+	rounds []report.Round
+	stages []float64
+	// kernels are calls by the device's clock, traced the same calls by the host's, which
+	// are not repetitions; clock reports that the device has a clock.
+	clock           bool
+	kernels, traced []float64
+	plan            *backend.Plan // of the call with its operands in place
+	// compile to moved are those of trace, before the first repetition.
+	compile  time.Duration
+	compiled int
+	move     time.Duration
+	moved    int64
+	allocs   int64
+	check    kernels.CheckReport
+	// hostPeak is the growth of the host's memory by the inputs and first calls, devicePeak
+	// the most memory held on the device until then; negative when unknown.
+	hostPeak, devicePeak int64
+	// others is the fraction of the backend's threads that other processes used; negative
+	// when unknown.
+	others float64
 }
 
-// perRound returns how many calls of so many seconds a round has.
+// perRound returns the number of calls in a round.
 func perRound(seconds float64) int {
 	if seconds <= 0 {
 		return maxEach
@@ -54,29 +75,26 @@ func perRound(seconds float64) int {
 	return int(min(max(math.Ceil(roundSeconds/seconds), 1), maxEach))
 }
 
-// leastRounds returns how many rounds a case has at least whose calls take that many
-// seconds.
+// leastRounds returns the smallest number of rounds of calls that take that many seconds.
 func leastRounds(seconds float64) int {
 	if seconds >= longCall {
 		return longRounds
 	}
-	one := roundTakes(seconds)
-	return int(min(max(caseSeconds/one, minRounds), settleRounds))
+	return int(min(max(caseSeconds/oneRound(seconds), minRounds), settleRounds))
 }
 
-// leastSeconds returns the time that a case takes at least whose calls take that many
-// seconds: a warm-up and the rounds.
+// leastSeconds returns the shortest time of a case: a warm-up and the rounds.
 func leastSeconds(seconds float64) float64 {
-	return seconds + float64(leastRounds(seconds))*roundTakes(seconds)
+	return seconds + float64(leastRounds(seconds))*oneRound(seconds)
 }
 
-// roundTakes returns the seconds of a round whose calls take that many.
-func roundTakes(seconds float64) float64 {
+// oneRound returns the seconds of a round.
+func oneRound(seconds float64) float64 {
 	return ceilingSeconds + float64(perRound(seconds))*(seconds+min(max(seconds, paceShortest), paceLongest))
 }
 
-// enough reports whether the rounds of a case may end that have taken so many seconds:
-// when the median is known precisely enough, or when that would take too long.
+// enough reports whether the rounds may end after so many seconds: when the median is
+// precise, or would take too long to become so.
 func (t *timing) enough(took, limit float64) bool {
 	n := len(t.rounds)
 	limit = min(limit, max(morePatience*leastSeconds(t.warm), caseSeconds))
@@ -86,85 +104,216 @@ func (t *timing) enough(took, limit float64) bool {
 	case n >= maxRounds || took+took/float64(n) > limit:
 		return true
 	}
-	low, high, sure := medianInterval(t.medians())
-	return sure >= sureness && (high-low)/2 <= precision*median(t.medians())
+	low, high, sure := stats.MedianInterval(t.medians())
+	return sure >= stats.Confidence && (high-low)/2 <= precision*stats.Median(t.medians())
 }
 
 // medians returns the median time of a call in each round.
 func (t *timing) medians() []float64 {
 	of := make([]float64, len(t.rounds))
 	for i, r := range t.rounds {
-		of[i] = median(r.calls)
+		of[i] = stats.Median(r.TimesS)
 	}
 	return of
 }
 
-// calls returns the times of all calls.
-func (t *timing) calls() []float64 {
-	var all []float64
+// figures sets the figures of m.
+func (t *timing) figures(m *report.Measurement) {
+	if t.check.Rows > 0 {
+		m.MaxError, m.ErrorBound = report.Figure(t.check.MaxError), report.Figure(t.check.Bound)
+	}
+	switch {
+	case t.check.Rows > 0 && !t.check.OK():
+		m.Status, m.Note = report.Wrong, "WRONG: "+t.check.Worst
+		return
+	case len(t.rounds) == 0:
+		m.Status, m.Note = report.NotRun, "not run: "+m.Note
+		return
+	}
+	var calls []float64
 	for _, r := range t.rounds {
-		all = append(all, r.calls...)
+		calls = append(calls, r.TimesS...)
 	}
-	return all
-}
-
-// measured returns a figure of each round that is not 0.
-func (t *timing) measured(of func(r *round) float64) []float64 {
-	var all []float64
-	for i := range t.rounds {
-		if x := of(&t.rounds[i]); x > 0 {
-			all = append(all, x)
+	median := func(of func(r *report.Round) *float64) *float64 {
+		var all []float64
+		for i := range t.rounds {
+			if x := of(&t.rounds[i]); x != nil {
+				all = append(all, *x)
+			}
 		}
+		return report.Positive(stats.Median(all))
 	}
-	return all
+	mid := stats.Median(t.medians())
+	low, high, sure := stats.MedianInterval(t.medians())
+	m.Status, m.Rounds, m.Repetitions, m.Allocs = report.OK, t.rounds, len(calls), &t.allocs
+	m.MedianS, m.MinS = report.Figure(mid), report.Figure(slices.Min(calls))
+	m.LowS, m.HighS, m.Confidence = report.Figure(low), report.Figure(high), report.Figure(100*sure)
+	m.Q1S, m.Q3S = report.Figure(stats.Quantile(calls, 0.25)), report.Figure(stats.Quantile(calls, 0.75))
+	if t.others >= 0 {
+		m.OthersPercent = report.Figure(100 * t.others)
+	}
+	if t.hostPeak >= 0 {
+		m.Memory.HostPeak = &t.hostPeak
+	}
+	if t.devicePeak >= 0 {
+		m.Memory.DevicePeak = &t.devicePeak
+	}
+	m.CeilingGFLOPS = median(func(r *report.Round) *float64 { return r.CeilingGFLOPS })
+	m.CeilingGBS = median(func(r *report.Round) *float64 { return r.CeilingGBS })
+	m.LaunchS = median(func(r *report.Round) *float64 { return r.LaunchS })
+	m.FindBound()
+	m.FindRates()
+	if len(t.kernels) > 0 {
+		m.KernelS = report.Figure(stats.Median(t.kernels))
+	}
+	if t.compiled > 0 {
+		m.CompileS, m.Compiled = report.Figure(t.compile.Seconds()), t.compiled
+	}
+	if t.moved > 0 {
+		m.MoveS, m.MovedBytes = report.Figure(t.move.Seconds()), t.moved
+	}
+	if len(t.stages) > 0 {
+		s := stats.Median(t.stages)
+		m.StagesS, m.SpeedupVsStages = report.Figure(s), report.Figure(s/mid)
+	}
 }
 
-// round measures once around: the ceilings, the calls with their allocations, a call
-// by the device's clock, the three stages. What is compared lies close together in time.
-func (b *bencher) round(t *timing, each int) error {
+// round measures once, close together in time: the ceilings, the calls with their
+// allocations, a call by the device's clock, the three stages.
+func (b *bencher) round() error {
+	t, each := &b.t, perRound(b.t.warm)
 	r, err := b.ceilings()
 	if err != nil {
 		return fmt.Errorf("ceiling: %w", err)
 	}
+	r.TimesS, r.PaceS = make([]float64, 0, each), make([]float64, 0, each) // no growth while counting allocations
 	var before, after runtime.MemStats
-	r.calls = make([]float64, 0, each) // not grown while counting
-	r.paces = make([]float64, 0, each)
 	runtime.ReadMemStats(&before)
 	every := max(int(paceApart/t.warm), 1)
 	for i := range each {
 		switch {
 		case b.pace == nil:
 		case i%every == 0:
-			r.paces = append(r.paces, b.pace.piece())
+			r.PaceS = append(r.PaceS, b.pace.piece())
 		default: // hardly any time has passed
-			r.paces = append(r.paces, r.paces[i-1])
+			r.PaceS = append(r.PaceS, r.PaceS[i-1])
 		}
-		seconds, err := b.time()
+		seconds, err := b.time(b.work, b.op.run)
 		if err != nil {
 			return err
 		}
-		r.calls = append(r.calls, seconds)
+		r.TimesS = append(r.TimesS, seconds)
 		if b.stop() != "" {
 			break
 		}
 	}
 	runtime.ReadMemStats(&after)
 	t.rounds = append(t.rounds, r)
-	// Another goroutine's allocations can only add: the least is the call's.
-	t.allocs = min(t.allocs, int64(after.Mallocs-before.Mallocs)/int64(len(r.calls)))
+	// The minimum excludes allocations of other goroutines.
+	t.allocs = min(t.allocs, int64(after.Mallocs-before.Mallocs)/int64(len(r.TimesS)))
 	if b.stop() != "" {
 		return nil
 	}
-	if err := b.kernel(t); err != nil {
+	if err := b.kernel(); err != nil {
 		return err
 	}
-	if b.staged.Weights.IsZero() || b.stop() != "" || sum(t.stages) > stagesSeconds {
-		return nil // a comparison needs fewer digits than the figure
+	if b.all == nil || b.stop() != "" || stats.Sum(t.stages) > stagesSeconds {
+		return nil // the comparison needs fewer digits than the figure
 	}
-	seconds, err := b.timeStages()
+	seconds, err := b.time(b.work, b.runStages)
 	if err != nil {
 		return fmt.Errorf("three stages: %w", err)
 	}
 	t.stages = append(t.stages, seconds)
 	return nil
+}
+
+// ceilings measures once the ceilings that the backend can measure.
+func (b *bencher) ceilings() (r report.Round, err error) {
+	peak, read, launch, err := meters(b.work, b.dev.Backend(), b.op.reads()...)
+	r.CeilingGFLOPS, r.CeilingGBS, r.LaunchS = report.Positive(peak/1e9), report.Positive(read/1e9), report.Positive(launch)
+	return r, err
+}
+
+// meters measures the peak rate in operations a second, the rate of reading operands in
+// bytes a second, and the seconds of an empty call; 0 for what the backend cannot measure.
+func meters(ctx context.Context, be backend.Backend, operands ...backend.Tensor) (peak, read, launch float64, err error) {
+	if meter, ok := be.(backend.PeakMeter); ok {
+		if peak, err = meter.PeakFLOPS(ctx); err != nil {
+			return 0, 0, 0, err
+		}
+	}
+	if meter, ok := be.(backend.BandwidthMeter); ok {
+		if read, err = meter.ReadBandwidth(ctx, operands...); err != nil {
+			return 0, 0, 0, err
+		}
+	}
+	if meter, ok := be.(backend.LaunchMeter); ok {
+		took, err := meter.LaunchTime(ctx)
+		if err != nil {
+			return 0, 0, 0, err
+		}
+		launch = took.Seconds()
+	}
+	return peak, read, launch, nil
+}
+
+// kernel times a call by the device's clock. It is a separate call, because reading that
+// clock takes time, and only one if calls are long.
+func (b *bencher) kernel() error {
+	t := &b.t
+	if !t.clock || stats.Sum(t.traced) > stagesSeconds {
+		return nil
+	}
+	var trace recorder
+	seconds, err := b.time(trace.record(b.work), b.op.run)
+	if err != nil {
+		return err
+	}
+	t.traced = append(t.traced, seconds)
+	if got := trace.take(); got.pieces > 0 {
+		t.kernels = append(t.kernels, got.kernel.Seconds())
+	}
+	return nil
+}
+
+// recorder records what a backend reports of its calls (backend.Trace). Timed repetitions
+// are not recorded.
+type recorder struct {
+	mu sync.Mutex
+	traced
+}
+
+// traced are sums over calls.
+type traced struct {
+	kernel time.Duration // by the device's clock
+	pieces int           // number of terms in kernel
+	// compile is the time of compiling, move that of moving moved bytes to the device.
+	compile  time.Duration
+	compiled int
+	move     time.Duration
+	moved    int64
+}
+
+// record returns a context whose calls are recorded.
+func (h *recorder) record(ctx context.Context) context.Context {
+	add := func(f func(t *traced)) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		f(&h.traced)
+	}
+	return backend.WithTrace(ctx, &backend.Trace{
+		Kernel:  func(took time.Duration) { add(func(t *traced) { t.kernel += took; t.pieces++ }) },
+		Compile: func(_ string, took time.Duration) { add(func(t *traced) { t.compile += took; t.compiled++ }) },
+		Move:    func(bytes int64, took time.Duration) { add(func(t *traced) { t.move += took; t.moved += bytes }) },
+	})
+}
+
+// take returns what was recorded since the last time.
+func (h *recorder) take() traced {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t := h.traced
+	h.traced = traced{}
+	return t
 }

@@ -8,54 +8,67 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/internal/format"
+	"github.com/seed90331342/attn/bench/internal/machine"
+	"github.com/seed90331342/attn/bench/internal/stats"
+	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/kernels"
 )
 
-const (
-	// grace is how long a call that runs on Ctrl-C may take to end by itself:
-	// a sweep's longest, with a margin.
-	grace = 2 * time.Second
-	// probeSeconds is how long a call must take before it predicts others that
-	// are far longer: until then overhead is a good part of it.
-	probeSeconds = 0.05
-)
+// grace is how long a running call may continue after Ctrl-C: the longest call of a sweep,
+// with a margin.
+const grace = 2 * time.Second
 
-// Run measures every series on every backend, one after the other, and reports. Results
-// that are wrong, calls that fail and a budget that ends are in the report, not
-// errors; see [Report.Err]. When ctx is cancelled the repetition that runs may
-// end, and the report holds what was measured until then. The error is that of
-// [Config.Check], or says that Config.Resume is of something else (ErrOption).
+// Run measures every series on every device, one after the other. Wrong results, failing
+// calls and a spent budget are in the report and not errors, see [report.Report.Err]. When
+// ctx is cancelled the running repetition may end, and the report has what was measured
+// until then. The error is that of [Config.Check], or ErrOption for a Config.Resume of
+// another machine or version.
 //
-// A backend that computes in parallel on the machine that is timed should not
-// be in use elsewhere meanwhile.
-func Run(ctx context.Context, backends []backend.Backend, cfg Config) (*Report, error) {
+// A device that computes on the machine's own processors should not be used elsewhere
+// meanwhile.
+func Run(ctx context.Context, devices []*kernels.Device, cfg Config) (*report.Report, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	r, free := newRunner(ctx, cfg, len(backends))
+	r, free := newRunner(ctx, cfg, len(devices))
 	defer free()
-	if err := r.resumable(backends); err != nil {
+	if err := r.resumable(devices); err != nil {
 		return nil, err
 	}
-	for i, be := range backends {
-		r.report.Environment.Backends = append(r.report.Environment.Backends, be.Info())
-		r.backend(be, i)
+	for i, dev := range devices {
+		r.report.Environment.Backends = append(r.report.Environment.Backends, dev.Info())
+		r.device(dev, i)
 	}
-	r.finished()
-	return r.report, nil
+	return r.finish(), nil
 }
 
-// finished ends the report.
-func (r *runner) finished() {
-	r.report.Interrupted = r.ctx.Err() != nil
-	r.report.Growth = growth(r.report.Cases)
+// runner is the state of a run.
+type runner struct {
+	ctx     context.Context // ends on Ctrl-C
+	work    context.Context // ends calls: grace later, or when the budget is spent
+	cfg     Config
+	begin   time.Time
+	report  *report.Report
+	devices int     // in all
+	done    float64 // see Progress
+
+	// State of the current device and series:
+	index   int
+	began   time.Time
+	series  *Series
+	nth     int // of the series
+	entered time.Time
+	end     time.Time // of the series' share of the budget; zero without one
+	call    cost
+	stage   cost // its weight is in weights, because the stages compute every pair
+	seq     int  // length of the last timed call
 }
 
 // newRunner begins a run. The caller calls free at its end.
-func newRunner(ctx context.Context, cfg Config, backends int) (r *runner, free func()) {
-	r = &runner{ctx: ctx, cfg: cfg, begin: time.Now(), backends: backends}
-	r.report = newReport(cfg)
-
+func newRunner(ctx context.Context, cfg Config, devices int) (r *runner, free func()) {
+	r = &runner{ctx: ctx, cfg: cfg, begin: time.Now(), devices: devices, report: newReport(cfg)}
 	budget, spent := context.WithoutCancel(ctx), func() {}
 	if cfg.Budget > 0 {
 		budget, spent = context.WithDeadline(budget, r.begin.Add(cfg.Budget))
@@ -66,38 +79,23 @@ func newRunner(ctx context.Context, cfg Config, backends int) (r *runner, free f
 	return r, func() { stop(); cancel(); spent() }
 }
 
-// newReport begins a report.
-func newReport(cfg Config) *Report {
-	env := environment(time.Now())
+// newReport returns an empty report of this machine.
+func newReport(cfg Config) *report.Report {
+	env := report.ThisMachine(time.Now())
 	env.Seed, env.CheckedRows, env.BudgetS = cfg.Seed, cfg.Rows, cfg.Budget.Seconds()
 	env.Missing = append(env.Missing, cfg.Missing...)
 	env.Args = append(env.Args, cfg.Args...)
-	return &Report{Schema: Schema, Environment: env, Cases: []Measurement{}, Ceilings: []Ceiling{}, Growth: []Growth{}}
+	return &report.Report{Schema: report.Schema, Environment: env, Cases: []report.Measurement{}, Ceilings: []report.Ceiling{}, Growth: []report.Growth{}}
 }
 
-// runner is a run under way.
-type runner struct {
-	ctx      context.Context // ends on Ctrl-C
-	work     context.Context // ends calls: grace later, or with the budget
-	cfg      Config
-	begin    time.Time
-	report   *Report
-	backends int     // in all
-	done     float64 // of Progress
-
-	// Of the backend that is measured, and of its series:
-	index   int
-	began   time.Time
-	series  *Series
-	nth     int // of the series
-	entered time.Time
-	end     time.Time // of its share of the budget; zero without one
-	call    cost
-	stage   cost // in weights, as the stages compute every pair
-	seq     int  // length of the last call timed
+// finish completes the report.
+func (r *runner) finish() *report.Report {
+	r.report.Interrupted = r.ctx.Err() != nil
+	r.report.FitGrowth()
+	return r.report
 }
 
-// left returns what is left of the series' share; negative without a budget.
+// left returns what is left of the series' share of the budget; negative without a budget.
 func (r *runner) left() time.Duration {
 	if r.end.IsZero() {
 		return -1
@@ -105,10 +103,10 @@ func (r *runner) left() time.Duration {
 	return max(time.Until(r.end), 0)
 }
 
-// interrupted is why a run stops on Ctrl-C.
+// interrupted is the reason to stop after Ctrl-C.
 const interrupted = "interrupted"
 
-// stop says why to end between repetitions; "" to go on.
+// stop returns the reason to end between repetitions; "" to continue.
 func (r *runner) stop() string {
 	switch {
 	case r.ctx.Err() != nil:
@@ -119,243 +117,188 @@ func (r *runner) stop() string {
 	return ""
 }
 
-// limit returns the longest call in seconds; 0 for none.
-func (r *runner) limit() float64 {
-	if len(r.series.Seqs) > 0 {
-		return 0
-	}
-	return sweepCall
-}
-
-// backend measures all series on be, the index-th.
-func (r *runner) backend(be backend.Backend, index int) {
+// device measures all series on a device. Each gets an even share of the device's budget
+// that is left, as each device does of the run's.
+func (r *runner) device(dev *kernels.Device, index int) {
 	r.index, r.began = index, time.Now()
-	end := r.began
-	if r.cfg.Budget > 0 {
-		end = r.began.Add(share(max(time.Until(r.begin.Add(r.cfg.Budget)), 0), r.backends-index))
-	}
+	end := r.began.Add(share(time.Until(r.begin.Add(r.cfg.Budget)), r.devices-index))
 	for i := range r.cfg.Series {
 		r.enter(i)
 		if r.cfg.Budget > 0 {
-			r.end = time.Now().Add(share(max(time.Until(end), 0), len(r.cfg.Series)-i))
+			r.end = time.Now().Add(share(time.Until(end), len(r.cfg.Series)-i))
 		}
-		r.measureSeries(be)
+		r.measureSeries(dev)
 	}
 }
 
-// enter begins the i-th series, of whose costs nothing is known.
+// enter begins the i-th series. The cost of its calls is unknown.
 func (r *runner) enter(i int) {
 	r.series, r.nth, r.entered, r.end = &r.cfg.Series[i], i, time.Now(), time.Time{}
 	r.call, r.stage, r.seq = cost{}, cost{}, 0
 }
 
-// measureSeries measures the series on be.
-func (r *runner) measureSeries(be backend.Backend) {
+// measureSeries measures the lengths of the series, or doubles the length until a case does
+// not run.
+func (r *runner) measureSeries(dev *kernels.Device) {
+	for _, seq := range r.series.Seqs {
+		r.add(r.measure(dev, r.series.at(seq)))
+	}
 	if len(r.series.Seqs) > 0 {
-		for _, seq := range r.series.Seqs {
-			r.add(r.measure(be, r.series.at(seq)))
-		}
 		return
 	}
 	for seq := sweepStart; seq <= maxSeq; seq *= 2 {
-		m := r.measure(be, r.series.at(seq))
+		m := r.measure(dev, r.series.at(seq))
 		r.add(m)
-		if m.Status != OK && m.Status != Wrong {
-			return // a longer one would not do better
+		if m.Status != report.OK && m.Status != report.Wrong {
+			return
 		}
 	}
 }
 
 // add puts a row into the report.
-func (r *runner) add(m Measurement) {
+func (r *runner) add(m report.Measurement) {
 	r.report.Cases = append(r.report.Cases, m)
 	if r.cfg.Measured != nil {
-		r.report.Growth = growth(r.report.Cases)
+		r.report.FitGrowth()
 		r.cfg.Measured(r.report)
 	}
 }
 
-// measure runs one case and puts its figures in a row.
-func (r *runner) measure(be backend.Backend, c Case) Measurement {
-	if m, ok := r.resumed(be.Info(), c); ok {
+// measure runs one case and returns its row.
+func (r *runner) measure(dev *kernels.Device, c Case) report.Measurement {
+	if m, ok := r.resumed(dev.Info(), c); ok {
 		return m
 	}
-	m, b := r.prepare(be, c)
+	m, b := r.prepare(dev, c)
 	if b == nil {
 		return m
 	}
 	b.step = r.follow(m.Backend, c)
-	b.warmed = func(seconds float64) { r.call, r.seq = cost{seconds, m.weight()}, c.Dims.SeqK }
-	t, note, err := b.run()
-	return r.finish(m, c, t, note, err)
-}
-
-// finish puts the figures of a case in its row.
-func (r *runner) finish(m Measurement, c Case, t timing, note string, err error) Measurement {
-	if err != nil {
-		return failed(m, err)
-	}
-	r.learn(c, m.weight(), t)
-	if t.plan != nil {
-		m.Path, m.Plan = t.plan.Path, t.plan
-		m.Memory.Scratch = t.plan.Scratch
-	}
-	m.Note = note
-	m.figures(t)
-	if m.Status == NotRun && m.PredictedS != nil && r.ctx.Err() == nil {
-		m.Status, m.Note = Predicted, strings.TrimPrefix(m.Note, "not run: ") // the budget ended before its first round
-	}
+	b.warmed = func(seconds float64) { r.call, r.seq = cost{seconds, m.Weight()}, c.Dims.SeqK }
+	err := b.run()
+	r.record(&m, b, err)
 	return m
 }
 
-// prepare returns the row of a case that has not run yet, and what measures it;
-// nil when it does not run, for the reason that the row notes.
-func (r *runner) prepare(be backend.Backend, c Case) (Measurement, *bencher) {
-	m := r.row(be.Info(), c)
-	plan, err := c.plan(be)
+// record puts the figures of a case into its row and remembers its cost.
+func (r *runner) record(m *report.Measurement, b *bencher, err error) {
 	if err != nil {
-		return failed(m, err), nil
+		fail(m, err)
+		return
 	}
-	m.planned(c, be.Info(), plan)
-	if r.call.known() {
-		m.PredictedS = figure(r.call.predict(m.weight()))
+	r.learn(b.c, m.Weight(), &b.t)
+	if b.t.plan != nil {
+		m.Path, m.Plan = b.t.plan.Path, b.t.plan
+		m.Memory.Scratch = b.t.plan.Scratch
 	}
-	if why := r.stop(); why != "" {
-		return m.skipped(why), nil
+	m.Note = b.note
+	b.t.figures(m)
+	if m.Status == report.NotRun && m.PredictedS != nil && r.ctx.Err() == nil {
+		m.Status, m.Note = report.Predicted, strings.TrimPrefix(m.Note, "not run: ") // the budget ended before the first round
 	}
-	need := c.bytes()
-	if free := freeMemory(); need < 0 || free > 0 && need > free {
-		return m.skipped(fmt.Sprintf("needs %s, %s are free", size(float64(uint64(need))), size(float64(free)))), nil
-	}
-	if len(r.series.Seqs) == 0 && need > sweepBytes {
-		return m.skipped(fmt.Sprintf("takes %s, a sweep ends at %s (give --seq for more)", size(float64(need)), size(sweepBytes))), nil
-	}
-	approached := r.approach(be, c)
-	predicted := r.call.predict(m.weight())
-	if r.call.known() {
-		m.PredictedS = figure(predicted)
-	}
-	if why := admit(predicted, r.limit(), r.left()); why != "" {
-		m.Status, m.Note = Predicted, why
-		return m, nil
-	}
-	return m, &bencher{be: be, c: c, work: r.work, stop: r.stop, seed: r.cfg.Seed, rows: r.cfg.Rows, left: r.left, limit: r.patience(c.Dims.SeqK),
-		stageTime: r.stage.predict(int64(product(c.weightsShape()))), t: approached}
 }
 
-// patience returns how long, in seconds, the rounds of a case may take that only make
-// its median more precise: where the lengths of a series and its budget are known an
-// even part of what the lengths that still fit leave of it, else caseSeconds.
-func (r *runner) patience(seq int) float64 {
-	left := r.left()
-	if left < 0 || len(r.series.Seqs) == 0 {
-		return caseSeconds
+// prepare returns the row of a case that has not run yet with its bencher, or without one
+// when it does not run, for the reason in the note.
+func (r *runner) prepare(dev *kernels.Device, c Case) (report.Measurement, *bencher) {
+	m := r.row(dev.Info(), c)
+	plan, err := c.plan(r.work, dev)
+	if err != nil {
+		fail(&m, err)
+		return m, nil
 	}
-	later, spare := r.later(seq), left.Seconds()
-	for _, s := range later {
-		need := 0.0
-		if r.seq > 0 {
-			need = leastSeconds(r.predict(s))
+	c.count(&m, dev.Info(), plan)
+	predict := func() float64 {
+		seconds := r.call.predict(m.Weight())
+		if r.call.known() {
+			m.PredictedS = report.Figure(seconds)
 		}
-		if need > spare {
-			break
-		}
-		spare -= need
+		return seconds
 	}
-	return spare / float64(len(later)+2)
+	predict()
+	if why := r.stop(); why != "" {
+		skip(&m, why)
+		return m, nil
+	}
+	need := c.hostBytes()
+	if free := machine.FreeMemory(); need < 0 || free > 0 && need > free {
+		skip(&m, fmt.Sprintf("needs %s, %s are free", format.Size(float64(uint64(need))), format.Size(float64(free))))
+		return m, nil
+	}
+	limit := 0.0
+	if len(r.series.Seqs) == 0 {
+		limit = sweepCall
+		if need > sweepBytes {
+			skip(&m, fmt.Sprintf("takes %s, a sweep ends at %s (give --seq for more)", format.Size(float64(need)), format.Size(sweepBytes)))
+			return m, nil
+		}
+	}
+	approached := r.approach(dev, c)
+	if why := admit(predict(), limit, r.left()); why != "" {
+		m.Status, m.Note = report.Predicted, why
+		return m, nil
+	}
+	b := r.bencher(dev, c)
+	b.t = approached
+	return m, b
+}
+
+// bencher returns what measures a case, with what the runner knows of its cost.
+func (r *runner) bencher(dev *kernels.Device, c Case) *bencher {
+	return &bencher{dev: dev, c: c, work: r.work, stop: r.stop, seed: r.cfg.Seed, rows: r.cfg.Rows, left: r.left,
+		limit: r.patience(c.Dims.SeqK), stageTime: r.stage.predict(int64(c.weights()))}
 }
 
 // row returns what is known of a case before it runs.
-func (r *runner) row(info backend.Info, c Case) Measurement {
+func (r *runner) row(info backend.Info, c Case) report.Measurement {
 	d := c.Dims
-	m := Measurement{
+	m := report.Measurement{
 		Backend: info.Name, Provider: info.Provider, Series: r.series.Name, Name: c.String(), Variant: c.Variant, DType: c.DType.String(),
 		Batch: d.Batch, Heads: d.Heads, KVHeads: d.KVHeads, SeqQ: d.SeqQ, SeqK: d.SeqK, Dim: d.Dim,
-		Causal: c.Causal, Softcap: c.Softcap, Threads: info.Threads, Status: NotRun, Rounds: []Round{},
+		Causal: c.Causal, Softcap: c.Softcap, Threads: info.Threads, Status: report.NotRun, Rounds: []report.Round{},
 	}
 	if c.Mask {
 		m.Mask = backend.F32.String()
 	}
 	if w := c.Window; w != nil {
-		m.WindowLeft, m.WindowRight = bounded(w.Left), bounded(w.Right)
+		limited := func(n int) *int {
+			if n == kernels.Unbounded {
+				return nil
+			}
+			return &n
+		}
+		m.WindowLeft, m.WindowRight = limited(w.Left), limited(w.Right)
 	}
 	return m
 }
 
-// planned fills in what follows from a case and its plan.
-func (m *Measurement) planned(c Case, info backend.Info, plan backend.Plan) {
-	w := c.work(plan.Pairs)
-	m.Pairs, m.FLOPs, m.FLOPsFull, m.Bytes = w.pairs, w.flops, w.full, w.bytes
-	m.Intensity = float64(w.flops) / float64(w.bytes)
-	m.Memory = c.memory(plan.Scratch, info.Type != backend.CPU)
-	m.Path, m.Plan = plan.Path, &plan
-}
-
-// weight is what a call's time is taken to grow with: operations, or bytes where there
-// are none.
-func (m *Measurement) weight() int64 { return max(m.FLOPs, m.Bytes/8) }
-
-// skipped says why a case does not run, and that there is a prediction where there
-// is one.
-func (m Measurement) skipped(why string) Measurement {
+// skip notes the reason why a case does not run. With a prediction it is Predicted.
+func skip(m *report.Measurement, why string) {
 	if m.PredictedS != nil && why != interrupted {
-		m.Status, m.Note = Predicted, "predicted "+duration(*m.PredictedS)+" each, "+why
-		return m
+		m.Status, m.Note = report.Predicted, "predicted "+format.Duration(*m.PredictedS)+" each, "+why
+		return
 	}
-	m.Status, m.Note = NotRun, "not run: "+why
-	return m
+	m.Status, m.Note = report.NotRun, "not run: "+why
 }
 
-// failed notes an error on m. What a backend does not do is no failure.
-func failed(m Measurement, err error) Measurement {
-	m.Status, m.Note = Failed, "failed: "+err.Error()
+// fail notes an error. A case that the backend does not support is not a failure.
+func fail(m *report.Measurement, err error) {
+	m.Status, m.Note = report.Failed, "failed: "+err.Error()
 	if errors.Is(err, backend.ErrUnsupported) {
-		m.Status, m.Note = NotRun, "not run: "+err.Error()
+		m.Status, m.Note = report.NotRun, "not run: "+err.Error()
 	}
-	return m
 }
 
-// learn remembers what t cost, of so much weight.
-func (r *runner) learn(c Case, weight int64, t timing) {
+// learn remembers what a case cost.
+func (r *runner) learn(c Case, weight int64, t *timing) {
 	seconds := t.warm
 	if len(t.rounds) > 0 {
-		seconds = median(t.medians())
+		seconds = stats.Median(t.medians())
 	}
 	if seconds > 0 {
 		r.call, r.seq = cost{seconds, weight}, c.Dims.SeqK
 	}
 	if len(t.stages) > 0 {
-		r.stage = cost{median(t.stages), int64(product(c.weightsShape()))}
+		r.stage = cost{stats.Median(t.stages), int64(c.weights())}
 	}
-}
-
-// approach times shorter calls, doubling, until one takes long enough to predict
-// c, which may be thousands of times the case before it. It returns what they
-// compiled, which c need not.
-func (r *runner) approach(be backend.Backend, c Case) (first timing) {
-	for r.stop() == "" && r.call.seconds < probeSeconds {
-		short := r.series.at(max(sweepStart, 2*r.seq))
-		if short.Dims.SeqK >= c.Dims.SeqK {
-			break
-		}
-		plan, err := short.plan(be)
-		if err != nil {
-			break // the case itself says so
-		}
-		var m Measurement
-		m.planned(short, be.Info(), plan)
-		if admit(r.call.predict(m.weight()), 0, r.left()) != "" {
-			break // the case is even longer
-		}
-		b := bencher{be: be, c: short, work: r.work, stop: r.stop, seed: r.cfg.Seed, left: r.left}
-		b.step = r.follow(be.Info().Name, short)
-		t, err := b.probe()
-		if err != nil {
-			break
-		}
-		first.compile += t.compile
-		first.compiled += t.compiled
-		r.learn(short, m.weight(), t)
-	}
-	return first
 }

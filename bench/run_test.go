@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/internal/machine"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -22,7 +24,7 @@ func small(seqs ...int) Config {
 }
 
 // inBubble calls f in a bubble of package synctest: time passes only in calls of a fake.
-func inBubble(t *testing.T, f func() (*Report, error)) (r *Report, err error) {
+func inBubble(t *testing.T, f func() (*report.Report, error)) (r *report.Report, err error) {
 	t.Helper()
 	synctest.Test(t, func(*testing.T) { r, err = f() })
 	return r, err
@@ -30,9 +32,18 @@ func inBubble(t *testing.T, f func() (*Report, error)) (r *Report, err error) {
 
 func of(s Series) Config { return Config{Series: []Series{s}} }
 
-func runOn(t *testing.T, cfg Config, backends ...backend.Backend) *Report {
+// devices wraps backends.
+func devices(backends ...backend.Backend) []*kernels.Device {
+	var all []*kernels.Device
+	for _, be := range backends {
+		all = append(all, kernels.NewDevice(be))
+	}
+	return all
+}
+
+func runOn(t *testing.T, cfg Config, backends ...backend.Backend) *report.Report {
 	t.Helper()
-	r, err := inBubble(t, func() (*Report, error) { return Run(context.Background(), backends, cfg) })
+	r, err := inBubble(t, func() (*report.Report, error) { return Run(context.Background(), devices(backends...), cfg) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +92,7 @@ func TestFiguresFollowFromTimesAndCeiling(t *testing.T) {
 
 func TestNoMeterNoCeiling(t *testing.T) {
 	c := runOn(t, small(16), &fake{name: "cpu"}).Cases[0]
-	if c.Status != OK || c.CeilingGFLOPS != nil || c.Percent != nil {
+	if c.Status != report.OK || c.CeilingGFLOPS != nil || c.Percent != nil {
 		t.Errorf("status %q, ceiling %v, percent %v: what no one measured must be null", c.Status, c.CeilingGFLOPS, c.Percent)
 	}
 }
@@ -106,7 +117,7 @@ func TestWrongResultsGetNoFigure(t *testing.T) {
 	} {
 		r := runOn(t, small(16), tc.be)
 		c := r.Cases[0]
-		if c.Status != Wrong || !strings.HasPrefix(c.Note, "WRONG") {
+		if c.Status != report.Wrong || !strings.HasPrefix(c.Note, "WRONG") {
 			t.Errorf("%s: status %q, note %q", tc.why, c.Status, c.Note)
 		}
 		if c.MedianS != nil || c.MinS != nil || c.GFLOPS != nil || c.Percent != nil || c.SpeedupVsStages != nil {
@@ -131,7 +142,7 @@ func TestFailuresAreRows(t *testing.T) {
 	be.before = func(int64) error { return broken }
 	r := runOn(t, small(16, 32), be)
 	for _, c := range r.Cases {
-		if c.Status != Failed || !strings.Contains(c.Note, broken.Error()) {
+		if c.Status != report.Failed || !strings.Contains(c.Note, broken.Error()) {
 			t.Errorf("status %q, note %q", c.Status, c.Note)
 		}
 	}
@@ -140,7 +151,7 @@ func TestFailuresAreRows(t *testing.T) {
 	}
 	be.before = func(int64) error { return fmt.Errorf("head size 4: %w", backend.ErrUnsupported) }
 	r = runOn(t, small(16), be, &fake{name: "other"})
-	if c := r.Cases[0]; c.Status != NotRun || r.Err() != nil {
+	if c := r.Cases[0]; c.Status != report.NotRun || r.Err() != nil {
 		t.Errorf("what a backend does not do is not a failure of the run: %q %v", c.Status, r.Err())
 	}
 }
@@ -183,15 +194,15 @@ func TestBudgetIsKeptAndSaid(t *testing.T) {
 		t.Fatalf("%d rows, every case needs one", len(r.Cases))
 	}
 	for _, c := range r.Cases {
-		if c.SeqQ == 2048 && (c.Status != Predicted || c.PredictedS == nil || !strings.Contains(c.Note, "budget")) {
+		if c.SeqQ == 2048 && (c.Status != report.Predicted || c.PredictedS == nil || !strings.Contains(c.Note, "budget")) {
 			t.Errorf("%s S=%d: %q %q", c.Backend, c.SeqQ, c.Status, c.Note)
 		}
-		if c.Status == NotRun && !strings.HasPrefix(c.Note, "not run: ") {
+		if c.Status == report.NotRun && !strings.HasPrefix(c.Note, "not run: ") {
 			t.Errorf("%s S=%d does not say why: %q", c.Backend, c.SeqQ, c.Note)
 		}
 	}
 	// The slow one ate its own half only.
-	if c := r.Cases[3]; c.Status != OK {
+	if c := r.Cases[3]; c.Status != report.OK {
 		t.Errorf("%s S=%d: %q %q", c.Backend, c.SeqQ, c.Status, c.Note)
 	}
 	if r.Interrupted || r.Err() != nil {
@@ -209,7 +220,7 @@ func TestCancelKeepsWhatWasMeasured(t *testing.T) {
 		}
 		return nil
 	}
-	r, err := inBubble(t, func() (*Report, error) { return Run(ctx, []backend.Backend{be, &fake{name: "other"}}, small(16, 32)) })
+	r, err := inBubble(t, func() (*report.Report, error) { return Run(ctx, devices(be, &fake{name: "other"}), small(16, 32)) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,16 +228,16 @@ func TestCancelKeepsWhatWasMeasured(t *testing.T) {
 		t.Fatalf("interrupted %v, %d rows, error %v", r.Interrupted, len(r.Cases), r.Err())
 	}
 	first := r.Cases[0]
-	if first.Status != OK || first.MedianS == nil || !strings.Contains(first.Note, "interrupted") {
+	if first.Status != report.OK || first.MedianS == nil || !strings.Contains(first.Note, "interrupted") {
 		t.Errorf("the first case was measured: %q %q %v", first.Status, first.Note, first.MedianS)
 	}
 	for _, c := range r.Cases[1:] {
-		if c.Status != NotRun || c.Note != "not run: interrupted" {
+		if c.Status != report.NotRun || c.Note != "not run: interrupted" {
 			t.Errorf("%s S=%d: %q %q", c.Backend, c.SeqQ, c.Status, c.Note)
 		}
 	}
 	var out strings.Builder
-	if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "interrupted: this is what was measured") {
+	if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "interrupted: the cases after that were not measured") {
 		t.Errorf("%v, the table does not say it:\n%s", err, &out)
 	}
 }
@@ -238,14 +249,14 @@ func TestCancelEndsALongCall(t *testing.T) {
 	be.before = func(int64) error { cancel(); return nil }
 	began := time.Now()
 	cfg := small(256)
-	r, err := inBubble(t, func() (*Report, error) { return Run(ctx, []backend.Backend{be}, cfg) })
+	r, err := inBubble(t, func() (*report.Report, error) { return Run(ctx, devices(be), cfg) })
 	if err != nil {
 		t.Fatal(err)
 	}
 	if took := time.Since(began); took > grace+10*time.Second {
 		t.Errorf("it went on for %v", took)
 	}
-	if c := r.Cases[0]; c.Status != NotRun || c.Note != "not run: interrupted" || c.MedianS != nil {
+	if c := r.Cases[0]; c.Status != report.NotRun || c.Note != "not run: interrupted" || c.MedianS != nil {
 		t.Errorf("%q %q", c.Status, c.Note)
 	}
 }
@@ -272,7 +283,7 @@ func TestConfigRefuses(t *testing.T) {
 		{of(Series{Softcap: math.NaN()}), backend.ErrOption},
 		{of(Series{Softcap: math.Inf(1)}), backend.ErrOption},
 	} {
-		r, err := inBubble(t, func() (*Report, error) { return Run(context.Background(), nil, tc.cfg) })
+		r, err := inBubble(t, func() (*report.Report, error) { return Run(context.Background(), nil, tc.cfg) })
 		if !errors.Is(err, tc.want) || r != nil {
 			t.Errorf("%+v: error %v, want %v", tc.cfg, err, tc.want)
 		}
@@ -280,12 +291,12 @@ func TestConfigRefuses(t *testing.T) {
 }
 
 func TestMoreThanTheMachineHolds(t *testing.T) {
-	if freeMemory() == 0 {
+	if machine.FreeMemory() == 0 {
 		t.Skip("this system does not tell its free memory")
 	}
 	cfg := of(Series{Seqs: []int{maxSeq}, Heads: 64, Dim: 128})
 	c := runOn(t, cfg, &fake{name: "cpu"}).Cases[0]
-	if c.Status != NotRun || !strings.Contains(c.Note, "TiB") {
+	if c.Status != report.NotRun || !strings.Contains(c.Note, "TiB") {
 		t.Errorf("%q %q", c.Status, c.Note)
 	}
 }

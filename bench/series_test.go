@@ -2,12 +2,17 @@ package bench
 
 import (
 	"errors"
+	"math"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/internal/machine"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
 )
 
 func TestPresetsAreWhatTheySay(t *testing.T) {
@@ -35,9 +40,9 @@ func TestPresetsAreWhatTheySay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		be := cpu.New(cpu.Options{})
-		defer be.Close()
-		plan, err := s.at(1 << 20).plan(be)
+		dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+		defer dev.Close()
+		plan, err := s.at(1<<20).plan(t.Context(), dev)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -85,14 +90,14 @@ func TestVariants(t *testing.T) {
 		cfg := small(24)
 		cfg.Series[0].Variant, cfg.Series[0].Causal, cfg.Series[0].Mask, cfg.Series[0].KVHeads = v, true, true, 1
 		c := runOn(t, cfg, &fake{name: "cpu"}).Cases[0]
-		if c.Status != OK || c.MedianS == nil || c.Variant != v || (c.GFLOPS == nil) != (v == Softmax) || (c.StagesS != nil) != (v == Fused) {
+		if c.Status != report.OK || c.MedianS == nil || c.Variant != v || (c.GFLOPS == nil) != (v == Softmax) || (c.StagesS != nil) != (v == Fused) {
 			t.Errorf("%s: %+v", v, c)
 		}
 	}
 	for _, v := range []string{Stages, QK, Softmax, PV} {
 		cfg := small(24)
 		cfg.Series[0].Variant = v
-		if c := runOn(t, cfg, &wrongStage{fake: fake{name: "cpu"}, stage: v}).Cases[0]; c.Status != Wrong || c.MedianS != nil {
+		if c := runOn(t, cfg, &wrongStage{fake: fake{name: "cpu"}, stage: v}).Cases[0]; c.Status != report.Wrong || c.MedianS != nil {
 			t.Errorf("%s: %+v", v, c)
 		}
 	}
@@ -100,11 +105,14 @@ func TestVariants(t *testing.T) {
 
 // TestHostMemoryIsMeasured takes what a call keeps, and sees at least that.
 func TestHostMemoryIsMeasured(t *testing.T) {
-	if resident() == 0 || !resetPeak() {
+	if machine.Resident() == 0 || !machine.ResetPeak() {
 		t.Skip("this system does not tell a program's memory")
 	}
 	be := &fake{name: "cpu"}
-	be.before = func(int64) error { // 64 MiB, written
+	be.before = func(call int64) error { // 64 MiB, written
+		if call > 1 {
+			return nil
+		}
 		held = make([]byte, 64<<20)
 		for i := 0; i < len(held); i += 4096 {
 			held[i] = 1
@@ -121,66 +129,64 @@ func TestHostMemoryIsMeasured(t *testing.T) {
 // held keeps memory from being collected.
 var held []byte
 
-func TestPacerIsAsLongAsACall(t *testing.T) {
+// All goroutines together compute exactly the pieces of a run.
+func TestPacer(t *testing.T) {
 	for _, threads := range []int{1, 3} {
-		p := newPacer(threads, 2e-3)
-		best := 1.0
-		for range 50 {
-			best = min(best, p.run())
+		p := newPacer(threads, 100e-6)
+		if p.pieces < int64(threads) || p.piece() <= 0 {
+			t.Errorf("%d threads: %d pieces", threads, p.pieces)
+		}
+		for range 3 {
+			p.run()
+			// Each goroutine takes one number too many, which ends its work.
+			if n := p.next.Load(); n != p.pieces+int64(threads) {
+				t.Errorf("%d threads took %d of %d pieces", threads, n, p.pieces)
+			}
 		}
 		p.close()
-		// Between half and twice the length, as the length was found on a machine that
-		// may have been busier.
-		if best < 0.5e-3 || best > 20e-3 {
-			t.Errorf("%d goroutines take %v s, should be about 2 ms", threads, best)
+	}
+}
+
+// A run is as long as a call, within limits.
+func TestPacePieces(t *testing.T) {
+	for _, tc := range []struct {
+		why         string
+		threads     int
+		call, piece float64
+		want        int64
+	}{
+		{"as long as the call", 2, 2e-3, 4e-6, 500},
+		{"the shortest run", 2, 1e-6, 5e-6, 10},
+		{"the longest run", 2, 10, 4e-6, 2500},
+		{"a piece for each thread", 64, 1e-6, 5e-6, 64},
+	} {
+		if got := pacePieces(tc.threads, tc.call, tc.piece); got != tc.want {
+			t.Errorf("%s: %d pieces, want %d", tc.why, got, tc.want)
 		}
 	}
 }
 
-func TestOthersAreSeen(t *testing.T) {
-	l := loadNow()
-	if l.cpus == 0 {
-		t.Skip("this system does not tell what others do")
-	}
-	if got := l.others(1); got >= 0 {
-		t.Errorf("no time has passed, others took %v", got)
-	}
-	// As if the machine had been idle, or others had used all of it, for a while.
-	idle, full := l, l
-	idle.all -= 1000
-	full.all -= 1000
-	full.busy -= 1000
-	if got := idle.others(l.cpus); got < 0 || got > 0.2 {
-		t.Errorf("an idle machine: others took %v", got)
-	}
-	if got := full.others(l.cpus); got < 0.9 {
-		t.Errorf("a full machine: others took %v", got)
-	}
-	full.busy += 500 // half of it, so that one thread has its own where there are two
-	if got := full.others(1); l.cpus >= 2 && got > 0.2 {
-		t.Errorf("half a machine of %d: others took %v of one thread", l.cpus, got)
-	}
-}
-
-// What a case may take to become precise leaves the later lengths theirs.
+// The time to make a case precise leaves enough for the later lengths.
 func TestPatience(t *testing.T) {
 	cfg, err := of(Series{Seqs: []int{1024, 2048, 4096, 1 << 20}}).withDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &runner{cfg: cfg}
-	r.enter(0)
-	if got := r.patience(1024); got != caseSeconds {
-		t.Errorf("without a budget: %v s", got)
-	}
-	r.end = time.Now().Add(100 * time.Second)
-	if got := r.patience(1024); got < 19 || got > 20 {
-		t.Errorf("100 s for four lengths of unknown cost: %v s, want a fifth", got)
-	}
-	// 2048 takes 2 s a call, 8 s in all, 4096 takes 8 s a call, 24 s; a million does not fit.
-	r.call, r.seq = cost{0.5, 1}, 1024
-	want := (100 - leastSeconds(2) - leastSeconds(8)) / 5
-	if got := r.patience(1024); got < want-1 || got > want {
-		t.Errorf("%v s, want %v", got, want)
-	}
+	synctest.Test(t, func(t *testing.T) { // time stands still
+		r := &runner{cfg: cfg}
+		r.enter(0)
+		if got := r.patience(1024); got != caseSeconds {
+			t.Errorf("without a budget: %v s", got)
+		}
+		r.end = time.Now().Add(100 * time.Second)
+		if got := r.patience(1024); got != 20 {
+			t.Errorf("100 s for four lengths of unknown cost: %v s, want a fifth", got)
+		}
+		// 2048 takes 2 s a call, 4096 takes 8 s; a million does not fit.
+		r.call, r.seq = cost{0.5, 1}, 1024
+		want := (100 - leastSeconds(2) - leastSeconds(8)) / 5
+		if got := r.patience(1024); math.Abs(got-want) > 1e-9 {
+			t.Errorf("%v s, want %v", got, want)
+		}
+	})
 }

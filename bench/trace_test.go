@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/report"
 )
 
 // What a device tells of its calls stands beside the figures, and the repetitions
@@ -14,7 +15,7 @@ func TestWhatDevicesTell(t *testing.T) {
 	be := &device{roofed: roofed{metered: metered{fake: fake{name: "gpu:0", delay: 10 * time.Second}, peak: 1e9}, read: 1e9}, launch: time.Nanosecond, part: 0.5}
 	r := runOn(t, small(32, 48), be)
 	c, next := r.Cases[0], r.Cases[1]
-	if c.Status != OK || c.KernelS == nil || *c.KernelS <= 0 || *c.KernelS > 0.8**c.MedianS || *c.KernelS < 0.2**c.MinS {
+	if c.Status != report.OK || c.KernelS == nil || *c.KernelS <= 0 || *c.KernelS > 0.8**c.MedianS || *c.KernelS < 0.2**c.MinS {
 		t.Errorf("the clock says half of each call of %v s: %+v", *c.MedianS, c.KernelS)
 	}
 	if c.Compiled != 2 || *c.CompileS != 3 || next.Compiled != 0 || next.CompileS != nil {
@@ -33,8 +34,8 @@ func TestWhatDevicesTell(t *testing.T) {
 	if err := r.WriteTable(&out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"     time      ±    kernel   GFLOP/s", "\nkernel     what the device computes", "or launch, µs",
-		"\nonce, beside these times: 2 kernels compiled in 3.00 s; 7.5 KiB of inputs moved in 7.68 µs, 1.00 GB/s\n"} {
+	for _, want := range []string{"     time      ±    kernel   GFLOP/s", "\nkernel     computing time on the device", "launch     a ceiling too: µs",
+		"\nonce, not in these times: 2 kernels compiled in 3.00 s; 7.5 KiB of inputs moved in 7.68 µs, 1.00 GB/s\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the table lacks %q:\n%s", want, &out)
 		}
@@ -44,28 +45,28 @@ func TestWhatDevicesTell(t *testing.T) {
 func TestPlans(t *testing.T) {
 	cfg := small()
 	cfg.Series[0].Causal, cfg.Missing = true, []string{"npu · none"}
-	r, err := Plans([]backend.Backend{&fake{name: "cpu"}, &fake{name: "gpu:0"}}, cfg)
+	r, err := Plans(t.Context(), devices(&fake{name: "cpu"}, &fake{name: "gpu:0"}), cfg)
 	if err != nil || len(r.Cases) != 2*len(compareSeqs) {
 		t.Fatalf("%v, %d plans", err, len(r.Cases))
 	}
 	c := r.Cases[len(r.Cases)-1]
-	if c.Backend != "gpu:0" || c.Status != NotRun || c.SeqK != 4096 || c.Plan == nil || c.Plan.Path != "pretended" ||
+	if c.Backend != "gpu:0" || c.Status != report.NotRun || c.SeqK != 4096 || c.Plan == nil || c.Plan.Path != "pretended" ||
 		c.Plan.Pairs != 2*4096*4097/2 || c.FLOPs != c.Plan.FLOPs || c.MedianS != nil {
 		t.Errorf("%+v", c)
 	}
-	r.Cases[0] = failed(r.Cases[0], backend.ErrUnsupported)
+	fail(&r.Cases[0], backend.ErrUnsupported)
 	r.Cases[0].Plan = nil
 	var out strings.Builder
 	if err := r.WritePlans(&out); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"D=4 f32 causal\n\ncpu · pretended · fake v1\n  S=256   not run: not supported", "\ngpu:0 · pretended",
-		"  S=4096   pretended\n", "    work    0.2685 GFLOP of 16781312 visible pairs, ", "\nnpu · none\n"} {
+		"  S=4096   pretended\n", "    work    0.2685 GFLOP for 16781312 visible pairs, ", "\nnpu · none\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the plans lack %q:\n%s", want, &out)
 		}
 	}
-	if _, err := Plans(nil, of(Series{Dim: -1})); err == nil {
+	if _, err := Plans(t.Context(), nil, of(Series{Dim: -1})); err == nil {
 		t.Error("a negative head size has plans")
 	}
 }
@@ -74,7 +75,7 @@ func TestNoClockNoKernelTime(t *testing.T) {
 	be := &device{roofed: roofed{metered: metered{fake: fake{name: "gpu:0"}, peak: 1e12}, read: 1e12}, launch: time.Second}
 	r := runOn(t, small(16), be)
 	c := r.Cases[0]
-	if c.Status != OK || c.KernelS != nil || c.Bound != BoundLaunch || *c.PercentOfBound != 100 / *c.MedianS {
+	if c.Status != report.OK || c.KernelS != nil || c.Bound != report.BoundLaunch || *c.PercentOfBound != 100 / *c.MedianS {
 		t.Errorf("kernel %v, bound %q, %v%%", c.KernelS, c.Bound, *c.PercentOfBound)
 	}
 	var out strings.Builder

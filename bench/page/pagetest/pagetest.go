@@ -27,7 +27,7 @@ var names = []string{"chromium", "chromium-browser", "google-chrome", "google-ch
 
 // timeout bounds a page: start of the browser, which can take 10 s on a busy
 // machine, and all that is asked of it.
-const timeout = 90 * time.Second
+const timeout = 5 * time.Minute
 
 // Browser is a running Chromium.
 type Browser struct {

@@ -1,18 +1,18 @@
-// Command attn serves a backend of attn to bench/peers/run.mjs, which measures it
-// and its peers in turns:
+// Command attn serves attention to bench/peers/run.mjs, which measures it and its peers
+// in turns:
 //
 //	go run ./bench/peers/attn -threads 2
 //	go run ./bench/peers/attn -backend gpu
 //
-// It reads a request a line and answers each with a line, in the protocol that
-// bench/peers/serve.mjs describes. ATTN_CPU_TIER chooses the instructions, as
-// everywhere.
+// It reads a request from each line and answers with a line, in the protocol of
+// bench/peers/serve.mjs. ATTN_CPU_TIER chooses the instruction set, as in other programs.
 package main
 
 import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/internal/machine"
 	"github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
@@ -36,31 +37,22 @@ func main() {
 }
 
 func run(name string, threads int) error {
-	be, err := open(name, threads)
+	dev, err := open(name, threads)
 	if err != nil {
 		return err
 	}
-	defer be.Close()
-	return serve(context.Background(), be, os.Stdin, os.Stdout)
+	defer dev.Close()
+	return serve(context.Background(), dev, os.Stdin, os.Stdout)
 }
 
-func open(name string, threads int) (measured, error) {
+func open(name string, threads int) (*kernels.Device, error) {
 	if name == "cpu" {
-		return cpu.New(cpu.Options{Threads: threads}), nil
+		return kernels.NewDevice(cpu.New(cpu.Options{Threads: threads})), nil
 	}
-	be, err := backend.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	m, ok := be.(measured)
-	if !ok {
-		be.Close()
-		return nil, fmt.Errorf("backend %s does not measure its own peak: %w", name, backend.ErrUnsupported)
-	}
-	return m, nil
+	return kernels.Open(name)
 }
 
-// problem is the case that is measured: one batch.
+// problem is the case to measure, of one batch.
 type problem struct {
 	Heads  int  `json:"heads"`
 	Seq    int  `json:"seq"`
@@ -70,7 +62,7 @@ type problem struct {
 	DType string `json:"dtype"`
 }
 
-// dtype reads a type's name.
+// dtype returns the type by its name.
 func (c problem) dtype() (backend.DType, error) {
 	for _, d := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 		if c.DType == d.String() || c.DType == "" {
@@ -87,30 +79,23 @@ type request struct {
 	Calls int     `json:"calls"`
 }
 
-// answer is a line of output; what a request does not ask for is left out.
+// answer is a line of output. Fields that the request does not ask for are left out.
 type answer struct {
-	// Extra is how many bytes the first call took beside its operands; null when
-	// the system does not tell.
+	// Extra is the memory in bytes that the first call took in addition to its operands;
+	// null when unknown.
 	Extra   *int64    `json:"extra,omitempty"`
 	Sample  []float32 `json:"sample,omitempty"`
 	Path    string    `json:"path,omitempty"`
 	Seconds []float64 `json:"seconds,omitempty"`
-	// FLOPS is the peak, in operations a second.
-	FLOPS float64 `json:"flops,omitempty"`
-	// Device describes what computes.
+	// FLOPS is the peak rate in operations a second.
+	FLOPS  float64       `json:"flops,omitempty"`
 	Device *backend.Info `json:"device,omitempty"`
 	Error  string        `json:"error,omitempty"`
 }
 
-// measured is what a peer must be able to do.
-type measured interface {
-	backend.Backend
-	backend.PeakMeter
-}
-
 // serve answers requests until in ends.
-func serve(ctx context.Context, be measured, in io.Reader, out io.Writer) error {
-	s := server{be: be}
+func serve(ctx context.Context, dev *kernels.Device, in io.Reader, out io.Writer) error {
+	s := server{dev: dev}
 	enc := json.NewEncoder(out)
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
@@ -130,12 +115,12 @@ func serve(ctx context.Context, be measured, in io.Reader, out io.Writer) error 
 	return lines.Err()
 }
 
-// server is what is loaded.
+// server holds the operands and the prepared call of the last load.
 type server struct {
-	be      measured
+	dev     *kernels.Device
 	q, k, v backend.Tensor
 	out     kernels.Result
-	opt     kernels.Options
+	call    *kernels.Call
 }
 
 func (s *server) do(ctx context.Context, r request) (answer, error) {
@@ -145,16 +130,20 @@ func (s *server) do(ctx context.Context, r request) (answer, error) {
 	case "run":
 		return s.run(ctx, r.Calls)
 	case "peak":
-		flops, err := s.be.PeakFLOPS(ctx)
+		meter, ok := s.dev.Backend().(backend.PeakMeter)
+		if !ok {
+			return answer{}, fmt.Errorf("%s cannot measure its peak rate: %w", s.dev.Info().Name, backend.ErrUnsupported)
+		}
+		flops, err := meter.PeakFLOPS(ctx)
 		return answer{FLOPS: flops}, err
 	case "device":
-		info := s.be.Info()
+		info := s.dev.Info()
 		return answer{Device: &info}, nil
 	}
 	return answer{}, fmt.Errorf("request is %q, it must be load, run, peak or device", r.Do)
 }
 
-// load makes the operands of c and runs the first call.
+// load draws the operands of c and runs the first call.
 func (s *server) load(ctx context.Context, c problem) (answer, error) {
 	if min(c.Heads, c.Seq, c.Dim) < 1 {
 		return answer{}, fmt.Errorf("case is %+v, its lengths must be at least 1", c)
@@ -164,27 +153,29 @@ func (s *server) load(ctx context.Context, c problem) (answer, error) {
 		return answer{}, err
 	}
 	shape := backend.Shape{1, c.Heads, c.Seq, c.Dim}
-	// The output is written before, so that a call does not pay for its pages.
+	// The output has been written once, so that the timed calls do not touch new pages.
 	for stream, t := range []*backend.Tensor{&s.q, &s.k, &s.v, &s.out.O} {
 		data := make([]float32, shape.Elements())
 		for i := range data {
 			data[i] = element(uint32(i), uint32(stream))
 		}
 		t.Release()
-		if *t, err = kernels.FromFloat32(ctx, s.be, dtype, data, shape); err != nil {
+		if *t, err = s.dev.FromFloat32(ctx, dtype, data, shape); err != nil {
 			return answer{}, err
 		}
 	}
-	s.opt = kernels.Options{Causal: c.Causal}
-	plan, err := kernels.Plan(s.be, s.q, s.k, s.v, s.opt)
+	if s.call, err = s.dev.Prepare(s.q, s.k, s.v, kernels.Options{Causal: c.Causal}); err != nil {
+		return answer{}, err
+	}
+	plan, err := s.call.Plan(ctx)
 	if err != nil {
 		return answer{}, err
 	}
 	a := answer{Path: plan.Path}
-	if a.Extra, err = extraMemory(func() error { return s.call(ctx) }); err != nil {
+	if a.Extra, err = extraMemory(func() error { return s.call.RunInto(ctx, s.out) }); err != nil {
 		return answer{}, err
 	}
-	o, err := kernels.Float32s(ctx, s.be, s.out.O)
+	o, err := s.dev.Float32s(ctx, s.out.O)
 	if err != nil {
 		return answer{}, err
 	}
@@ -195,16 +186,15 @@ func (s *server) load(ctx context.Context, c problem) (answer, error) {
 	return a, nil
 }
 
-func (s *server) call(ctx context.Context) error {
-	return kernels.AttentionInto(ctx, s.be, s.out, s.q, s.k, s.v, s.opt)
-}
-
 // run times calls.
 func (s *server) run(ctx context.Context, calls int) (answer, error) {
+	if s.call == nil {
+		return answer{}, errors.New("there is nothing to run before the first load")
+	}
 	var a answer
 	for range calls {
 		begin := time.Now()
-		if err := s.call(ctx); err != nil {
+		if err := s.call.RunInto(ctx, s.out); err != nil {
 			return a, err
 		}
 		a.Seconds = append(a.Seconds, time.Since(begin).Seconds())
@@ -212,15 +202,15 @@ func (s *server) run(ctx context.Context, calls int) (answer, error) {
 	return a, nil
 }
 
-// samples is how many elements of an output are compared.
+// samples is the number of elements of an output that are compared.
 const samples = 64
 
-// place returns the head, row and column of sample j, as inputs.mjs does.
+// place returns the head, row and column of sample j, like inputs.mjs.
 func place(c problem, j int) (h, s, d int) {
 	return j % c.Heads, (c.Seq - 1 + j*7919) % c.Seq, j * 31 % c.Dim
 }
 
-// element returns input number i of a stream, as inputs.mjs does: in [-2, 2).
+// element returns input number i of a stream, in [-2, 2), like inputs.mjs.
 func element(i, stream uint32) float32 {
 	x := i*2654435769 + (stream+1)*1663821211
 	x = (x ^ x>>15) * 739982445
@@ -228,36 +218,14 @@ func element(i, stream uint32) float32 {
 	return float32(x>>8)/(1<<22) - 2
 }
 
-// extraMemory runs call and returns by how many bytes the resident memory of the
-// process rose above what it was; nil when the system does not tell.
+// extraMemory runs call and returns by how many bytes the resident memory of the process
+// rose above its value before; nil when unknown.
 func extraMemory(call func() error) (*int64, error) {
-	// The peak begins anew (proc(5)).
-	told := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) == nil
-	before, ok := residentBytes("VmRSS")
-	if err := call(); err != nil || !told || !ok {
+	before := machine.Resident()
+	reset := machine.ResetPeak()
+	if err := call(); err != nil || !reset || before == 0 {
 		return nil, err
 	}
-	after, ok := residentBytes("VmHWM")
-	if !ok {
-		return nil, nil
-	}
-	extra := max(0, after-before)
+	extra := max(0, machine.PeakResident()-before)
 	return &extra, nil
-}
-
-// residentBytes reads a line of /proc/self/status that counts KiB.
-func residentBytes(key string) (int64, bool) {
-	f, err := os.Open("/proc/self/status")
-	if err != nil {
-		return 0, false
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		var name string
-		var kib int64
-		if n, _ := fmt.Sscanf(lines.Text(), "%s %d kB", &name, &kib); n == 2 && name == key+":" {
-			return kib << 10, true
-		}
-	}
-	return 0, false
 }

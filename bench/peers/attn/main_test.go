@@ -11,15 +11,16 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // ask sends lines to a server and returns its answers.
 func ask(t *testing.T, lines ...string) []answer {
 	t.Helper()
-	be := cpu.New(cpu.Options{Threads: 1})
-	defer be.Close()
+	dev := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1}))
+	defer dev.Close()
 	var out strings.Builder
-	if err := serve(t.Context(), be, strings.NewReader(strings.Join(lines, "\n")+"\n"), &out); err != nil {
+	if err := serve(t.Context(), dev, strings.NewReader(strings.Join(lines, "\n")+"\n"), &out); err != nil {
 		t.Fatal(err)
 	}
 	var all []answer
@@ -121,7 +122,7 @@ func TestScripts(t *testing.T) {
 	if err := exec.CommandContext(t.Context(), node, "-e", "if (parseInt(process.versions.node) < 18) process.exit(1)").Run(); err != nil {
 		t.Skip("node is older than 18, which bench/peers needs")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, node, "--test")
 	cmd.Dir = ".."

@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -13,8 +16,11 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/attn/internal/files"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
@@ -68,7 +74,7 @@ func Vars() kong.Vars {
 // Run measures, prints the table and writes the files. It checks all flags before
 // it measures.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
-	var before *bench.Report
+	var before *report.Report
 	if c.Resume != "" {
 		var err error
 		if before, err = c.resume(out); err != nil {
@@ -80,11 +86,8 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return err
 	}
 	cfg.Resume, cfg.Args = before, caseArgs(out.Args)
-	for _, path := range []string{c.JSON, c.CSV, c.GoBench, c.HTML} {
-		if path == "" {
-			continue
-		}
-		if err := bench.CheckFile(path); err != nil {
+	for _, f := range []struct{ flag, path string }{{"json", c.JSON}, {"csv", c.CSV}, {"gobench", c.GoBench}, {"html", c.HTML}} {
+		if err := new(files.Set).Add(f.flag, f.path); err != nil {
 			return err
 		}
 	}
@@ -93,23 +96,23 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if c.JSON != "" && !c.Plan {
 		// The report survives a crash. The last write returns the error of a file
 		// that cannot be written.
-		cfg.Measured = func(r *bench.Report) { _ = r.WriteFile(c.JSON) }
+		cfg.Measured = func(r *report.Report) { _ = atomicfile.Write(c.JSON, r.WriteJSON) }
 	}
-	report, err := c.measure(ctx, cfg)
+	r, err := c.measure(ctx, cfg)
 	bar.clear()
 	if err != nil {
 		return err
 	}
 	// An interrupted or wrong report is written too, and a file that fails does
 	// not keep the others from being written.
-	table := report.WriteTable
+	table := r.WriteTable
 	if c.Plan {
-		table = report.WritePlans
+		table = r.WritePlans
 	}
-	if err := errors.Join(table(out.Out), c.write(report)); err != nil || c.Plan {
+	if err := errors.Join(table(out.Out), c.write(r)); err != nil || c.Plan {
 		return err
 	}
-	if err := report.Err(); errors.Is(err, bench.ErrInterrupted) {
+	if err := r.Err(); errors.Is(err, report.ErrInterrupted) {
 		return cli.Interrupted{Err: err}
 	} else {
 		return err
@@ -117,22 +120,26 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 }
 
 // write writes the files of the report.
-func (c *Command) write(r *bench.Report) error {
+func (c *Command) write(r *report.Report) error {
 	var errs []error
 	for _, f := range []struct {
 		path  string
-		write func(path string) error
-	}{{c.JSON, r.WriteFile}, {c.CSV, r.WriteCSVFile}, {c.GoBench, r.WriteGoBenchFile}, {c.HTML, r.WritePageFile},
-		{c.Plot, func(folder string) error { _, err := r.WritePictures(folder); return err }}} {
+		write func(io.Writer) error
+	}{{c.JSON, r.WriteJSON}, {c.CSV, r.WriteCSV}, {c.GoBench, r.WriteGoBench}, {c.HTML, r.WritePage}} {
 		if f.path != "" {
-			errs = append(errs, f.write(f.path))
+			errs = append(errs, atomicfile.Write(f.path, f.write))
 		}
+	}
+	if c.Plot != "" {
+		errs = append(errs, os.MkdirAll(c.Plot, 0o755), r.WritePictures(func(name string, contents func(io.Writer) error) error {
+			return atomicfile.Write(filepath.Join(c.Plot, name), contents)
+		}))
 	}
 	return errors.Join(errs...)
 }
 
 // measure runs the cases, or plans them.
-func (c *Command) measure(ctx context.Context, cfg bench.Config) (*bench.Report, error) {
+func (c *Command) measure(ctx context.Context, cfg bench.Config) (*report.Report, error) {
 	threads := 0 // GOMAXPROCS
 	if len(c.Threads) > 0 {
 		threads = c.Threads[0]
@@ -142,10 +149,10 @@ func (c *Command) measure(ctx context.Context, cfg bench.Config) (*bench.Report,
 		defer closeAll(list)
 		return bench.Compare(ctx, list, cfg)
 	}
-	backends, missing, err := c.open()
+	devices, missing, err := c.open()
 	defer func() {
-		for _, be := range backends {
-			be.Close()
+		for _, dev := range devices {
+			dev.Close()
 		}
 	}()
 	switch {
@@ -153,9 +160,9 @@ func (c *Command) measure(ctx context.Context, cfg bench.Config) (*bench.Report,
 		return nil, err
 	case c.Ceiling:
 		var list []bench.Contender
-		for _, be := range backends {
-			if name := be.Info().Name; name != "cpu" {
-				list = append(list, bench.Contender{Name: name, Backend: be})
+		for _, dev := range devices {
+			if name := dev.Info().Name; name != "cpu" {
+				list = append(list, bench.Contender{Name: name, Device: dev})
 				continue
 			}
 			tiers := tiersAndThreads(threads)
@@ -166,9 +173,9 @@ func (c *Command) measure(ctx context.Context, cfg bench.Config) (*bench.Report,
 	}
 	cfg.Missing = missing
 	if c.Plan {
-		return bench.Plans(backends, cfg)
+		return bench.Plans(ctx, devices, cfg)
 	}
-	return bench.Run(ctx, backends, cfg)
+	return bench.Run(ctx, devices, cfg)
 }
 
 // tiersAndThreads returns the instruction sets of the CPU backend on 1, 2, 4, ...
@@ -312,8 +319,8 @@ func combined[T any](all []bench.Series, values []T, set func(s *bench.Series, v
 }
 
 // open opens the named backends, by default all. missing describes those that
-// are not available. The caller closes the backends, after an error too.
-func (c *Command) open() (backends []backend.Backend, missing []string, err error) {
+// are not available. The caller closes the devices, after an error too.
+func (c *Command) open() (devices []*kernels.Device, missing []string, err error) {
 	names := c.Backend
 	if len(names) == 0 {
 		for _, l := range backend.Devices() {
@@ -337,19 +344,19 @@ func (c *Command) open() (backends []backend.Backend, missing []string, err erro
 			be, err := c.openOne(name, n)
 			switch {
 			case err != nil && len(c.Backend) > 0:
-				return backends, missing, fmt.Errorf("--backend: %w", err)
+				return devices, missing, fmt.Errorf("--backend: %w", err)
 			case err != nil: // a listed device that does not open: the others are measured
 				missing = append(missing, fmt.Sprintf("%s · does not open: %s", name, cli.OneLine(err)))
-			case slices.ContainsFunc(backends, func(b backend.Backend) bool {
-				return b.Info().Name == be.Info().Name && b.Info().Threads == be.Info().Threads
+			case slices.ContainsFunc(devices, func(d *kernels.Device) bool {
+				return d.Info().Name == be.Info().Name && d.Info().Threads == be.Info().Threads
 			}): // "auto" and its own name, or a name twice
 				be.Close()
 			default:
-				backends = append(backends, be)
+				devices = append(devices, kernels.NewDevice(be))
 			}
 		}
 	}
-	return backends, missing, nil
+	return devices, missing, nil
 }
 
 func (c *Command) openOne(name string, threads int) (backend.Backend, error) {

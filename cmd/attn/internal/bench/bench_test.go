@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
 	"github.com/seed90331342/attn/cpu"
@@ -32,7 +32,7 @@ func benchmark(ctx context.Context, args ...string) (code int, stdout, stderr st
 	return code, out.String(), err.String()
 }
 
-func readReport(t *testing.T, path string) bench.Report {
+func decoded(t *testing.T, path string) report.Report {
 	t.Helper()
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -40,7 +40,7 @@ func readReport(t *testing.T, path string) bench.Report {
 	}
 	strict := json.NewDecoder(bytes.NewReader(text))
 	strict.DisallowUnknownFields()
-	var r bench.Report
+	var r report.Report
 	if err := strict.Decode(&r); err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func TestBenchPictures(t *testing.T) {
 		}
 	}
 	code, stdout, stderr := benchmark(t.Context(), "--seq", "64", "--html", dir)
-	clitest.WantFailure(t, code, stdout, stderr, "is a folder")
+	clitest.WantFailure(t, code, stdout, stderr, "is not a regular file")
 	code, stdout, stderr = benchmark(t.Context(), "--ceilings", "--plot", dir)
 	clitest.WantFailure(t, code, stdout, stderr, "--ceilings has no pictures")
 	code, stdout, stderr = benchmark(t.Context(), "--plan", "--seq", "64", "--html", dir+"/x.html")
@@ -86,8 +86,8 @@ func TestBenchOnTheCPU(t *testing.T) {
 			t.Errorf("the table lacks %q:\n%s", want, out)
 		}
 	}
-	r := readReport(t, path)
-	if len(r.Cases) != 1 || r.Cases[0].Status != bench.OK || r.Cases[0].Threads != 1 || r.Cases[0].SeqQ != 256 || r.Cases[0].MedianS == nil {
+	r := decoded(t, path)
+	if len(r.Cases) != 1 || r.Cases[0].Status != report.OK || r.Cases[0].Threads != 1 || r.Cases[0].SeqQ != 256 || r.Cases[0].MedianS == nil {
 		t.Errorf("%+v", r.Cases)
 	}
 	if r.Environment.BudgetS != 0 {
@@ -102,7 +102,7 @@ func TestBenchOptionsReachTheCases(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
-	r := readReport(t, path)
+	r := decoded(t, path)
 	if len(r.Cases) != 2 || r.Environment.BudgetS != 10 {
 		t.Fatalf("one backend named twice has two lengths: %+v", r)
 	}
@@ -120,13 +120,13 @@ func TestBenchRefuses(t *testing.T) {
 		args      []string
 	}{
 		{"no length", "--seq: sequence length \"0\"", []string{"--seq", "0"}},
-		{"a word", "--seq: sequence length \"abc\" is no number", []string{"--seq", "abc"}},
-		{"a range that runs backwards", "backwards", []string{"--seq", "4k..256"}},
+		{"a word", "--seq: sequence length \"abc\" is not a number", []string{"--seq", "abc"}},
+		{"a range that runs backwards", "reverse order", []string{"--seq", "4k..256"}},
 		{"no queries", "--seq-q is 0", []string{"--seq-q", "0"}},
 		{"half a window", "--window", []string{"--window", "3"}},
 		{"a negative window", "--window", []string{"--window=-1,0"}},
 		{"a negative softcap", "softcap is -1", []string{"--softcap=-1"}},
-		{"a softcap that is no number", "softcap is NaN", []string{"--softcap", "NaN"}},
+		{"a softcap that is not a number", "softcap is NaN", []string{"--softcap", "NaN"}},
 		{"no head size", "--dim is 0", []string{"--dim", "0"}},
 		{"a negative head size", "--dim is -3", []string{"--dim=-3"}},
 		{"no heads", "--heads is 0", []string{"--heads", "0"}},
@@ -151,13 +151,13 @@ func TestBenchRefuses(t *testing.T) {
 		{"an unknown variant", "--variant is \"fast\"", []string{"--variant", "fast"}},
 		{"the same series twice", "there are two series", []string{"--dim", "64,64"}},
 		{"a comparison on two numbers of threads", "take one number", []string{"--compare", "--backend", "cpu", "--threads", "1,2"}},
-		{"a folder as the table", "is a folder", []string{"--csv", dir}},
+		{"a folder as the table", "is not a regular file", []string{"--csv", dir}},
 		{"no folder for the lines", "does not exist", []string{"--gobench", filepath.Join(dir, "absent", "r")}},
 		{"negative threads", "--threads is -1", []string{"--threads=-1"}},
 		{"a negative budget", "budget is -1s", []string{"--budget=-1s"}},
 		{"a budget without a unit", "--budget", []string{"--budget", "10"}},
 		{"a folder that does not exist", "does not exist", []string{"--json", filepath.Join(dir, "absent", "r.json")}},
-		{"a folder as the file", "is a folder", []string{"--json", dir}},
+		{"a folder as the file", "is not a regular file", []string{"--json", dir}},
 		{"too large to count", "too large", []string{"--seq", "1024M", "--heads", "1000000000", "--dim", "1000000000"}},
 		{"an unknown flag", "unknown flag", []string{"--sequence", "1"}},
 	} {
@@ -178,7 +178,7 @@ func TestBenchOfDecodingMasksAndWindows(t *testing.T) {
 	if code != 0 || !strings.Contains(out, "Sq=3 window 20,inf softcap 2.5 + mask f32") {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
-	c := readReport(t, path).Cases[0]
+	c := decoded(t, path).Cases[0]
 	if c.SeqQ != 3 || c.SeqK != 100 || *c.WindowLeft != 20 || c.WindowRight != nil || c.Softcap != 2.5 || c.Mask != "f32" ||
 		c.Bound == "" || c.CeilingGBS == nil || c.PercentOfBound == nil {
 		t.Errorf("%+v", c)
@@ -191,18 +191,18 @@ func TestBenchCompares(t *testing.T) {
 	if code != 0 || stderr != "" || !strings.Contains(out, "contender") || !strings.Contains(out, "vs first") {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
-	r := readReport(t, path)
+	r := decoded(t, path)
 	var got []string
 	for _, c := range r.Cases {
 		got = append(got, c.Contender)
-		if c.Status != bench.OK || c.SeqK != 64 || c.Threads != 1 || c.PercentOfBound == nil {
+		if c.Status != report.OK || c.SeqK != 64 || c.Threads != 1 || c.PercentOfBound == nil {
 			t.Errorf("%+v", c)
 		}
 	}
 	var want []string
 	for _, c := range contenders(1) {
 		want = append(want, c.Name)
-		c.Backend.Close()
+		c.Device.Close()
 	}
 	if !slices.Equal(got, want) || !slices.Contains(want, "gonum") {
 		t.Errorf("%q were compared, want %q", got, want)
@@ -215,7 +215,7 @@ func TestBenchCeilings(t *testing.T) {
 	if code != 0 || stderr != "" || !strings.Contains(out, "read memory, GB/s") {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
-	r := readReport(t, path)
+	r := decoded(t, path)
 	if len(r.Ceilings) != len(cpu.Tiers()) {
 		t.Errorf("%d ceilings, there are the tiers %v", len(r.Ceilings), cpu.Tiers())
 	}
@@ -232,8 +232,8 @@ func TestBenchPlans(t *testing.T) {
 	if code != 0 || stderr != "" || !strings.Contains(out, "  S=1048576   ") || !strings.Contains(out, "    chunks  ") || strings.Contains(out, "GFLOP/s") {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
-	r := readReport(t, path)
-	if len(r.Cases) != 2 || r.Cases[1].Status != bench.NotRun || r.Cases[1].Plan == nil || r.Cases[1].Plan.Chunks < 1 || r.Cases[1].Plan.Cut == "" {
+	r := decoded(t, path)
+	if len(r.Cases) != 2 || r.Cases[1].Status != report.NotRun || r.Cases[1].Plan == nil || r.Cases[1].Plan.Chunks < 1 || r.Cases[1].Plan.Cut == "" {
 		t.Errorf("%+v", r.Cases)
 	}
 }
@@ -275,7 +275,7 @@ func TestBenchCeilingsOfAGPU(t *testing.T) {
 	if code != 0 || stderr != "" || !strings.Contains(out, "  empty launch ") || !strings.Contains(out, "  workgroup memory ") {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
-	r := readReport(t, path)
+	r := decoded(t, path)
 	if len(r.Ceilings) != 1 || r.Ceilings[0].GFLOPS == nil || r.Ceilings[0].MemoryGBS == nil || r.Ceilings[0].LaunchS == nil || len(r.Ceilings[0].Others) != 4 {
 		t.Errorf("%+v", r.Ceilings)
 	}
@@ -334,7 +334,7 @@ func TestBenchWritesWhatItHasWhenInterrupted(t *testing.T) {
 	if !strings.Contains(out, "not run: interrupted") || !strings.Contains(out, "ok, interrupted") {
 		t.Errorf("the table does not say so:\n%s", out)
 	}
-	r := readReport(t, path)
+	r := decoded(t, path)
 	if !r.Interrupted || len(r.Cases) != 2 || r.Cases[0].MedianS == nil || r.Cases[1].MedianS != nil {
 		t.Errorf("%+v", r)
 	}
@@ -347,7 +347,7 @@ func TestBenchExitCodeSaysWrong(t *testing.T) {
 	if code == 0 || !strings.Contains(stderr, "wrong result") || !strings.Contains(out, "WRONG: ") {
 		t.Errorf("exit code %d, stderr %q, stdout:\n%s", code, stderr, out)
 	}
-	if c := readReport(t, path).Cases[0]; c.Status != bench.Wrong || c.MedianS != nil || c.GFLOPS != nil {
+	if c := decoded(t, path).Cases[0]; c.Status != report.Wrong || c.MedianS != nil || c.GFLOPS != nil {
 		t.Errorf("a wrong result has figures: %+v", c)
 	}
 }

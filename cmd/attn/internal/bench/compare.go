@@ -3,9 +3,10 @@ package bench
 import (
 	"context"
 	"fmt"
+	"os"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 )
 
@@ -17,23 +18,37 @@ type Compare struct {
 	FailOver *cli.Percent `name:"fail-over" placeholder:"P" help:"Fail when a case became slower by more than P: 5%."`
 }
 
+// readReport reads a report from a file.
+func readReport(path string) (*report.Report, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	r, err := report.Read(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return r, nil
+}
+
 // Run compares the reports. It always fails when a measured case has become wrong.
 func (c *Compare) Run(_ context.Context, out *cli.Streams) error {
-	was, err := bench.ReadFile(c.Old)
+	was, err := readReport(c.Old)
 	if err != nil {
 		return err
 	}
-	now, err := bench.ReadFile(c.New)
+	now, err := readReport(c.New)
 	if err != nil {
 		return err
 	}
-	changes := bench.Difference(was, now, float64(c.Percent))
-	if err := bench.WriteChanges(out.Out, was, now, changes, float64(c.Percent)); err != nil {
+	changes := report.Compare(was, now, float64(c.Percent))
+	if err := report.WriteChanges(out.Out, was, now, changes, float64(c.Percent)); err != nil {
 		return err
 	}
 	compared := 0
 	for _, change := range changes {
-		if change.Verdict != bench.Missing {
+		if change.Verdict != report.Missing {
 			compared++
 		}
 	}
@@ -44,11 +59,11 @@ func (c *Compare) Run(_ context.Context, out *cli.Streams) error {
 	if c.FailOver != nil {
 		limit = float64(*c.FailOver)
 	}
-	worst := bench.Worst(changes, limit)
+	worst := report.Worst(changes, limit)
 	switch {
-	case worst == nil || worst.Verdict != bench.Broken && c.FailOver == nil:
+	case worst == nil || worst.Verdict != report.Broken && c.FailOver == nil:
 		return nil
-	case worst.Verdict == bench.Broken:
+	case worst.Verdict == report.Broken:
 		return fmt.Errorf("%s %s was measured before and is %s now: %s", worst.New.Backend, worst.New.Name, worst.New.Status, worst.New.Note)
 	}
 	return fmt.Errorf("%s %s became %.1f%% slower, which is over %g%%", worst.New.Backend, worst.New.Name, worst.Percent, limit)

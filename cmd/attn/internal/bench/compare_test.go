@@ -7,13 +7,14 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/backend/atomicfile"
+	"github.com/seed90331342/attn/bench/report"
 )
 
 // slower returns the report at path with all times of calls multiplied, in another file.
 func slower(t *testing.T, path string, factor float64) string {
 	t.Helper()
-	r := readReport(t, path)
+	r := decoded(t, path)
 	for i := range r.Cases {
 		for j := range r.Cases[i].Rounds {
 			for k := range r.Cases[i].Rounds[j].TimesS {
@@ -22,7 +23,7 @@ func slower(t *testing.T, path string, factor float64) string {
 		}
 	}
 	to := filepath.Join(t.TempDir(), "slower.json")
-	if err := r.WriteFile(to); err != nil {
+	if err := atomicfile.Write(to, r.WriteJSON); err != nil {
 		t.Fatal(err)
 	}
 	return to
@@ -52,10 +53,10 @@ func TestCompare(t *testing.T) {
 		}
 	}
 
-	wrong := readReport(t, path)
-	wrong.Cases[0].Status, wrong.Cases[0].Note = bench.Wrong, "WRONG: o[0,0,0,0]"
+	wrong := decoded(t, path)
+	wrong.Cases[0].Status, wrong.Cases[0].Note = report.Wrong, "WRONG: o[0,0,0,0]"
 	broken := filepath.Join(t.TempDir(), "broken.json")
-	if err := wrong.WriteFile(broken); err != nil {
+	if err := atomicfile.Write(broken, wrong.WriteJSON); err != nil {
 		t.Fatal(err)
 	}
 	code, out, stderr := attn(t, "compare", path, broken)
@@ -100,22 +101,22 @@ func TestBenchResumes(t *testing.T) {
 	if code, out, stderr := benchmark(t.Context(), append(args, "--json="+path)...); code != 0 {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
-	first := readReport(t, path)
+	first := decoded(t, path)
 	if got := strings.Join(first.Environment.Args, " "); got != "bench "+strings.Join(args, " ") {
 		t.Errorf("the report says that it is repeated by %q", got)
 	}
 	stopped := first
 	stopped.Interrupted = true
-	stopped.Cases = append([]bench.Measurement(nil), first.Cases...)
-	stopped.Cases[1] = bench.Measurement{Backend: "cpu", Name: first.Cases[1].Name, Status: bench.NotRun}
-	if err := stopped.WriteFile(path); err != nil {
+	stopped.Cases = append([]report.Measurement(nil), first.Cases...)
+	stopped.Cases[1] = report.Measurement{Backend: "cpu", Name: first.Cases[1].Name, Status: report.NotRun}
+	if err := atomicfile.Write(path, stopped.WriteJSON); err != nil {
 		t.Fatal(err)
 	}
 	code, out, stderr := benchmark(t.Context(), "--resume", path)
 	if code != 0 || stderr != "" {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
-	second := readReport(t, path)
+	second := decoded(t, path)
 	if len(second.Cases) != 2 || !second.Cases[0].Resumed || second.Cases[1].Resumed || second.Interrupted ||
 		*second.Cases[0].MedianS != *first.Cases[0].MedianS || second.Cases[1].MedianS == nil {
 		t.Errorf("%+v", second)
@@ -125,7 +126,7 @@ func TestBenchResumes(t *testing.T) {
 		args      []string
 	}{
 		{"other flags", "leave out --heads", []string{"--resume", path, "--heads", "2"}},
-		{"no report", "--resume: report", []string{"--resume", path + ".absent"}},
+		{"no report", "--resume: open", []string{"--resume", path + ".absent"}},
 	} {
 		if code, _, stderr := benchmark(t.Context(), tc.args...); code == 0 || !strings.Contains(stderr, tc.want) {
 			t.Errorf("%s: exit code %d, stderr %q", tc.why, code, stderr)
@@ -143,7 +144,7 @@ func TestBenchSweepsLists(t *testing.T) {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
 	seen := map[string]bool{}
-	for _, c := range readReport(t, path).Cases {
+	for _, c := range decoded(t, path).Cases {
 		seen[strings.Join([]string{c.Name, string(rune('0' + c.Threads)), string(c.Status)}, " ")] = true
 	}
 	for _, want := range []string{"f32/b1h1s32d16 1 ok", "f32/b1h2s32d16 1 ok", "bf16/b1h1s32d16 1 ok", "bf16/b1h2s32d16 1 ok",
@@ -170,9 +171,9 @@ func TestBenchPredicts(t *testing.T) {
 	if code != 0 || !strings.Contains(out, "  1048576   predicted ") || !strings.Contains(out, " of the budget is left\n") {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
-	c := readReport(t, path).Cases[1]
+	c := decoded(t, path).Cases[1]
 	// A million keys and queries are 2.8e14 operations: minutes at the least.
-	if c.Status != bench.Predicted || c.PredictedS == nil || *c.PredictedS < 60 || c.FLOPs != 256<<40 {
+	if c.Status != report.Predicted || c.PredictedS == nil || *c.PredictedS < 60 || c.FLOPs != 256<<40 {
 		t.Errorf("%+v", c)
 	}
 }
@@ -188,7 +189,7 @@ func TestBenchPresets(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
-	r := readReport(t, path)
+	r := decoded(t, path)
 	if len(r.Cases) != 4 {
 		t.Errorf("%d cases", len(r.Cases))
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // blasLibrary is a BLAS that replaces gonum's own.
@@ -18,12 +19,12 @@ type blasLibrary struct {
 var plugged *blasLibrary
 
 // contenders returns the CPU backend with each instruction set, the widest
-// vectors first, and with the BLAS of the build. The caller closes the backends.
+// vectors first, and with the BLAS of the build. The caller closes the devices.
 func contenders(threads int) []bench.Contender {
 	list := tiers(threads)
 	if plugged != nil {
-		gonum := cpu.New(cpu.Options{Threads: threads, Tier: "gonum"})
-		list = append(list, bench.Contender{Name: "gonum + " + plugged.name, Backend: gonum, Use: func() { blas32.Use(plugged.impl) }})
+		gonum := kernels.NewDevice(cpu.New(cpu.Options{Threads: threads, Tier: "gonum"}))
+		list = append(list, bench.Contender{Name: "gonum + " + plugged.name, Device: gonum, Use: func() { blas32.Use(plugged.impl) }})
 	}
 	return list
 }
@@ -38,14 +39,14 @@ func tiers(threads int) []bench.Contender {
 	}
 	var list []bench.Contender
 	for _, tier := range cpu.Tiers() {
-		list = append(list, bench.Contender{Name: tier, Backend: cpu.New(cpu.Options{Threads: threads, Tier: tier}), Use: useGonum})
+		list = append(list, bench.Contender{Name: tier, Device: kernels.NewDevice(cpu.New(cpu.Options{Threads: threads, Tier: tier})), Use: useGonum})
 	}
 	return list
 }
 
-// closeAll closes the backends of contenders.
+// closeAll closes the devices of contenders.
 func closeAll(list []bench.Contender) {
 	for _, c := range list {
-		c.Backend.Close()
+		c.Device.Close()
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 )
 
@@ -30,12 +30,12 @@ func caseArgs(args []string) []string {
 
 // resume reads the report of an interrupted run. It takes the flags from there,
 // except those of output files and --budget.
-func (c *Command) resume(out *cli.Streams) (*bench.Report, error) {
-	report, err := bench.ReadFile(c.Resume)
+func (c *Command) resume(out *cli.Streams) (*report.Report, error) {
+	r, err := readReport(c.Resume)
 	if err != nil {
 		return nil, fmt.Errorf("--resume: %w", err)
 	}
-	args := report.Environment.Args
+	args := r.Environment.Args
 	if len(args) == 0 {
 		return nil, fmt.Errorf("--resume: %s does not contain the arguments of its run: %w", c.Resume, backend.ErrOption)
 	}
@@ -64,5 +64,5 @@ func (c *Command) resume(out *cli.Streams) (*bench.Report, error) {
 		c.JSON = c.Resume
 	}
 	out.Args = args
-	return report, nil
+	return r, nil
 }

@@ -121,7 +121,7 @@ func TestTuneRefuses(t *testing.T) {
 		{"--dim 64,x", `"x"`},
 		{"--dim 0", "at least 1"},
 		{"--dtype f64", `"f64"`},
-		{"--seq 4k..1k", "backwards"},
+		{"--seq 4k..1k", "reverse order"},
 		{"--heads 0", "--heads is 0"},
 		{"--show --clear", "exclude each other"},
 		{"--backend gpu:nonesuch", "nonesuch"},

@@ -1,0 +1,75 @@
+package bench
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/bench/report"
+
+	"github.com/seed90331342/attn/kernels"
+)
+
+func TestFiguresStandBesideTheCeilingThatBinds(t *testing.T) {
+	for _, tc := range []struct {
+		seqQ int
+		want report.Bound
+	}{
+		{0, report.BoundFMA},  // 32 queries: 8 operations a byte
+		{1, report.BoundRead}, // half an operation a byte
+	} {
+		be := &roofed{metered: metered{fake: fake{name: "cpu"}, peak: 4e9}, read: 2e9}
+		cfg := small(32)
+		cfg.Series[0].SeqQ = tc.seqQ
+		r := runOn(t, cfg, be)
+		c := r.Cases[0]
+		if c.Status != report.OK || c.Bound != tc.want || c.PercentOfBound == nil || c.CeilingGBS == nil || *c.CeilingGBS != 2 || *c.CeilingGFLOPS != 4 {
+			t.Fatalf("Sq=%d: bound by %q, want %q: %+v", c.SeqQ, c.Bound, tc.want, c)
+		}
+		// Heads 2, D 4, f32: q and o, k and v.
+		if want := int64(2 * 4 * 4 * (2*c.SeqQ + 2*32)); c.Bytes != want {
+			t.Errorf("Sq=%d: %d bytes, want %d", c.SeqQ, c.Bytes, want)
+		}
+		if want := c.Bytes - int64(2*4*4*c.SeqQ); be.asked != want {
+			t.Errorf("Sq=%d: the ceiling read %d bytes, the call reads %d", c.SeqQ, be.asked, want)
+		}
+		want, unit := 100**c.GFLOPS/4, " fma"
+		if c.Bound == report.BoundRead {
+			want, unit = 100**c.GBS/2, " read"
+		}
+		if got := *c.PercentOfBound; got < want*(1-1e-12) || got > want*(1+1e-12) {
+			t.Errorf("Sq=%d: %v%% of what binds, want %v", c.SeqQ, got, want)
+		}
+		var out strings.Builder
+		if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), unit+" ") {
+			t.Errorf("Sq=%d: %v, the table does not say %q:\n%s", c.SeqQ, err, unit, &out)
+		}
+	}
+}
+
+// Every option reaches the call: the rows are checked in float64 by the same
+// options, and the report says them.
+func TestOptionsOfACase(t *testing.T) {
+	be := &roofed{metered: metered{fake: fake{name: "cpu"}, peak: 1e9}, read: 1e9}
+	cfg := small(48)
+	cfg.Series[0].SeqQ, cfg.Series[0].Window, cfg.Series[0].Softcap, cfg.Series[0].Mask, cfg.Series[0].KVHeads = 4, &kernels.Window{Left: 8, Right: kernels.Unbounded}, 1.5, true, 1
+	r := runOn(t, cfg, be)
+	c := r.Cases[0]
+	if c.Status != report.OK || c.SeqQ != 4 || c.SeqK != 48 || c.WindowLeft == nil || *c.WindowLeft != 8 || c.WindowRight != nil || c.Softcap != 1.5 || c.Mask != "f32" {
+		t.Fatalf("%+v", c)
+	}
+	// Rows stand on keys 44 to 47 and see from 8 before on: 12, 11, 10, 9 keys,
+	// which are 12 in all; the mask is 4 x 48.
+	if want := int64(2 * (12 + 11 + 10 + 9) * 4 * 4); c.FLOPs != want {
+		t.Errorf("%d FLOPs, want %d", c.FLOPs, want)
+	}
+	if want := int64(4 * (2*2*4*4 + 2*12*4 + 4*48)); c.Bytes != want {
+		t.Errorf("%d bytes, want %d", c.Bytes, want)
+	}
+	if want := c.Bytes - 4*2*4*4; be.asked != want {
+		t.Errorf("the ceiling read %d bytes, the call reads %d", be.asked, want)
+	}
+	var out strings.Builder
+	if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "D=4 f32 Sq=4 window 8,inf softcap 1.5 + mask f32\n") {
+		t.Errorf("%v, the head does not say what ran:\n%s", err, &out)
+	}
+}

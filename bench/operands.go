@@ -1,0 +1,183 @@
+package bench
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// operands are a case's tensors on a device with its prepared call.
+type operands struct {
+	dev  *kernels.Device
+	c    Case
+	call *kernels.Call
+	// bias is the zero Tensor without a mask, w (scores, then weights) where the variant
+	// stores none.
+	q, k, v, o, bias, w backend.Tensor
+}
+
+// load draws Q, K, V and the mask from the standard normal distribution, uploads them,
+// allocates the outputs and prepares the call. The caller releases the operands.
+func (c Case) load(ctx context.Context, dev *kernels.Device, seed uint64) (op *operands, err error) {
+	op = &operands{dev: dev, c: c}
+	defer func() {
+		if err != nil {
+			op.release()
+		}
+	}()
+	s := c.shapes()
+	for i, in := range []struct {
+		t     *backend.Tensor
+		shape backend.Shape
+		dtype backend.DType
+		skip  bool
+	}{{&op.q, s.q, c.DType, false}, {&op.k, s.k, c.DType, false}, {&op.v, s.v, c.DType, false}, {&op.bias, s.mask, backend.F32, !c.Mask}} {
+		if in.skip {
+			continue
+		}
+		// Each operand has its own stream: its numbers do not depend on the size of another.
+		data, err := normals(ctx, rand.New(rand.NewPCG(seed, uint64(i))), in.shape.Elements())
+		if err != nil {
+			return op, err
+		}
+		if *in.t, err = dev.FromFloat32(ctx, in.dtype, data, in.shape); err != nil {
+			return op, err
+		}
+	}
+	if err := op.renew(ctx); err != nil {
+		return op, err
+	}
+	op.call, err = dev.Prepare(op.q, op.k, op.v, c.options(op.bias))
+	return op, err
+}
+
+// normals draws n standard normal numbers.
+func normals(ctx context.Context, r *rand.Rand, n int) ([]float32, error) {
+	data := make([]float32, n)
+	for i := range data {
+		if i%(1<<20) == 0 && ctx.Err() != nil { // every 10 ms or so
+			return nil, ctx.Err()
+		}
+		data[i] = float32(r.NormFloat64())
+	}
+	return data, nil
+}
+
+// renew allocates new outputs in place of those that were written.
+func (op *operands) renew(ctx context.Context) error {
+	s := op.c.shapes()
+	o, err := op.dev.Alloc(ctx, op.c.DType, s.o)
+	if err != nil {
+		return err
+	}
+	op.o.Release()
+	op.o = o
+	// The input of a single later stage stays.
+	if keep := op.c.Variant == Softmax || op.c.Variant == PV; !op.c.stored() || keep && !op.w.IsZero() {
+		return nil
+	}
+	op.w.Release()
+	op.w, err = op.dev.Alloc(ctx, backend.F32, s.w)
+	return err
+}
+
+func (op *operands) release() {
+	for _, t := range []*backend.Tensor{&op.q, &op.k, &op.v, &op.o, &op.bias, &op.w} {
+		t.Release()
+	}
+}
+
+func (op *operands) result() kernels.Result { return kernels.Result{O: op.o, Weights: op.w} }
+
+// qk, softmax and pv run a stage, the softmax in place.
+func (op *operands) qk(ctx context.Context) error {
+	return op.dev.Backend().QK(ctx, op.w, op.q, op.k)
+}
+
+func (op *operands) softmax(ctx context.Context) error {
+	opt := op.c.options(op.bias)
+	opt.Weights, opt.Scale = false, new(1/math.Sqrt(float64(op.c.Dims.Dim)))
+	return op.dev.Softmax(ctx, op.w, backend.Tensor{}, opt)
+}
+
+func (op *operands) pv(ctx context.Context) error {
+	return op.dev.Backend().PV(ctx, op.o, op.w, op.v)
+}
+
+// run runs the case's variant once.
+func (op *operands) run(ctx context.Context) error {
+	switch op.c.Variant {
+	case QK:
+		return op.qk(ctx)
+	case Softmax:
+		return op.softmax(ctx)
+	case PV:
+		return op.pv(ctx)
+	}
+	return op.call.RunInto(ctx, op.result())
+}
+
+// before runs the stages that the variant's first call needs.
+func (op *operands) before(ctx context.Context) error {
+	switch op.c.Variant {
+	case Softmax:
+		return op.qk(ctx)
+	case PV:
+		return inOrder(ctx, op.qk, op.softmax)
+	}
+	return nil
+}
+
+// check completes the attention call by the stages that the variant does not run, and
+// recomputes rows of the result in float64. A softmax that was repeated in place starts
+// again from the scores.
+func (op *operands) check(ctx context.Context, opt kernels.CheckOptions) (kernels.CheckReport, error) {
+	var err error
+	switch op.c.Variant {
+	case QK:
+		err = inOrder(ctx, op.softmax, op.pv)
+	case Softmax:
+		err = inOrder(ctx, op.qk, op.softmax, op.pv)
+	}
+	if err != nil {
+		return kernels.CheckReport{}, err
+	}
+	return op.call.Check(ctx, op.result(), opt)
+}
+
+// inOrder runs stages until one fails.
+func inOrder(ctx context.Context, stages ...func(context.Context) error) error {
+	for _, stage := range stages {
+		if err := stage(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reads returns the operands that a call reads. If a window hides keys from all rows, K
+// and V are cut to the number of visible rows: the size decides which cache they fit.
+func (op *operands) reads() []backend.Tensor {
+	switch op.c.Variant {
+	case QK:
+		return []backend.Tensor{op.q, op.k}
+	case Softmax:
+		return []backend.Tensor{op.w, op.bias}
+	case PV:
+		return []backend.Tensor{op.w, op.v}
+	case Stages:
+		return []backend.Tensor{op.q, op.k, op.v, op.bias, op.w}
+	}
+	d := op.c.Dims
+	seen := func(t backend.Tensor, dim int) backend.Tensor {
+		shape := backend.Shape{1, 1, d.Batch * d.KVHeads * op.c.seenKeys(), dim}
+		if view, err := t.View(shape, shape.Contiguous(), t.Offset()); err == nil {
+			return view
+		}
+		return t
+	}
+	return []backend.Tensor{op.q, seen(op.k, d.Dim), seen(op.v, d.ValueDim), op.bias}
+}

@@ -1,0 +1,76 @@
+package report
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/seed90331342/attn/bench/internal/stats"
+)
+
+// Growth is how time and memory of a series grow with its length S: as S to the power of
+// Time and Memory, by least squares in logarithms.
+type Growth struct {
+	// Backend to Threads are those of the cases.
+	Backend   string `json:"backend"`
+	Contender string `json:"contender"`
+	Series    string `json:"series"`
+	Variant   string `json:"variant"`
+	Threads   int    `json:"threads"`
+	// Lengths is the number of lengths fitted, From the shortest To the longest: the
+	// longer half of those measured, at least three, because the overhead of a call
+	// dominates short ones.
+	Lengths int `json:"lengths"`
+	From    int `json:"from"`
+	To      int `json:"to"`
+	// Time and Memory are the exponents, of MedianS and of Memory.Counted.
+	Time   float64 `json:"time"`
+	Memory float64 `json:"memory"`
+}
+
+// minGrowth is the smallest number of lengths that show a power: any two fit a line.
+const minGrowth = 3
+
+// FitGrowth sets r.Growth.
+func (r *Report) FitGrowth() {
+	var keys []Growth
+	rows := map[Growth][]*Measurement{}
+	for i := range r.Cases {
+		m := &r.Cases[i]
+		if m.Status != OK {
+			continue
+		}
+		key := Growth{Backend: m.Backend, Contender: m.Contender, Series: m.Series, Variant: m.Variant, Threads: m.Threads}
+		if rows[key] == nil {
+			keys = append(keys, key)
+		}
+		rows[key] = append(rows[key], m)
+	}
+	r.Growth = []Growth{}
+	for _, key := range keys {
+		if key.fit(rows[key]) {
+			r.Growth = append(r.Growth, key)
+		}
+	}
+}
+
+// fit fits the longer half of rows. It reports false for too few rows, or for two of one
+// length, which differ in something else.
+func (g *Growth) fit(rows []*Measurement) bool {
+	slices.SortStableFunc(rows, func(a, b *Measurement) int { return cmp.Compare(a.SeqK, b.SeqK) })
+	rows = rows[min(len(rows)/2, max(len(rows)-minGrowth, 0)):]
+	if len(rows) < minGrowth {
+		return false
+	}
+	var lengths, times, memory []float64
+	for i, m := range rows {
+		if i > 0 && m.SeqK == rows[i-1].SeqK {
+			return false
+		}
+		lengths = append(lengths, float64(m.SeqK))
+		times = append(times, *m.MedianS)
+		memory = append(memory, float64(m.Memory.Counted()))
+	}
+	g.Lengths, g.From, g.To = len(rows), rows[0].SeqK, rows[len(rows)-1].SeqK
+	g.Time, g.Memory = stats.Exponent(lengths, times), stats.Exponent(lengths, memory)
+	return true
+}

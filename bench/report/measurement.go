@@ -1,0 +1,391 @@
+package report
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/internal/stats"
+)
+
+// Measurement is one case with its figures. Times are in seconds, rates in 10^9 a second,
+// percentages 0 to 100; null means not measured.
+type Measurement struct {
+	// Backend is the name that opens the device: "cpu", "gpu:0".
+	Backend string `json:"backend"`
+	// Contender names one of the ways that a comparison runs the case; "" in other runs.
+	Contender string `json:"contender"`
+	// Provider is the library below the backend with its version.
+	Provider string `json:"provider"`
+	// Series names the series of lengths that the case belongs to: "Llama 3 8B"; "" in a
+	// report of one series.
+	Series string `json:"series"`
+	// Name is the case in the form of a Go benchmark, without backend and variant:
+	// "f32/b1h8s1024d64/causal".
+	Name string `json:"name"`
+	// Variant is what ran: "fused", "stages", "qk", "softmax" or "pv".
+	Variant string `json:"variant"`
+	// DType is the type of Q, K, V and O: "f32", "f16" or "bf16".
+	DType string `json:"dtype"`
+	// Batch to Dim are the lengths of the call. Dim is also the head size of the values.
+	Batch   int `json:"batch"`
+	Heads   int `json:"heads"`
+	KVHeads int `json:"kv_heads"`
+	SeqQ    int `json:"seq_q"`
+	SeqK    int `json:"seq_k"`
+	Dim     int `json:"dim"`
+	// Causal hides later keys from a row. The last query is at the position of the last key.
+	Causal bool `json:"causal"`
+	// WindowLeft and WindowRight are how many keys a row sees before and after its own;
+	// null is no limit.
+	WindowLeft  *int `json:"window_left"`
+	WindowRight *int `json:"window_right"`
+	// Softcap c > 0 replaces scores s by c·tanh(s/c); 0 is off.
+	Softcap float64 `json:"softcap"`
+	// Mask is the type of an additive mask [1, 1, SeqQ, SeqK]; "" is none.
+	Mask string `json:"mask"`
+	// Threads is the number of CPU threads that compute; 0 on other devices.
+	Threads int `json:"threads"`
+
+	// Status is the outcome; Note is the reason for it, or what is missing.
+	Status Status `json:"status"`
+	Note   string `json:"note"`
+	// Path is the code path of Plan, the backend's plan; null when there was none.
+	Path string        `json:"path"`
+	Plan *backend.Plan `json:"plan"`
+	// Resumed marks a row that was copied from the report that the run resumed.
+	Resumed bool `json:"resumed"`
+	// Repetitions is the number of timed calls, in Rounds.
+	Repetitions int     `json:"repetitions"`
+	Rounds      []Round `json:"rounds"`
+	// PredictedS is the time of a call that earlier cases predicted.
+	PredictedS *float64 `json:"predicted_s"`
+
+	// MedianS is the median over rounds of a round's median time of a call; MinS is the
+	// shortest time of all.
+	MedianS *float64 `json:"median_s"`
+	MinS    *float64 `json:"min_s"`
+	// LowS to HighS covers the median with a probability of Confidence percent (at least
+	// 95 from six rounds on), by order statistics of the rounds. Q1S and Q3S are the
+	// quartiles of all calls.
+	LowS       *float64 `json:"low_s"`
+	HighS      *float64 `json:"high_s"`
+	Confidence *float64 `json:"confidence"`
+	Q1S        *float64 `json:"q1_s"`
+	Q3S        *float64 `json:"q3_s"`
+	// OthersPercent is the share of the backend's threads that other processes and the
+	// hypervisor used while the case ran.
+	OthersPercent *float64 `json:"others_percent"`
+	// KernelS is the median computing time of a call by the device's own clock, taken in
+	// separate calls.
+	KernelS *float64 `json:"kernel_s"`
+	// CompileS is the time that compiling the case's Compiled kernels took, MoveS the time
+	// that uploading MovedBytes of inputs took. Times of calls exclude both.
+	CompileS   *float64 `json:"compile_s"`
+	Compiled   int      `json:"compiled"`
+	MoveS      *float64 `json:"move_s"`
+	MovedBytes int64    `json:"moved_bytes"`
+	// Pairs counts the visible (query, key) pairs over batches and query heads.
+	Pairs int64 `json:"pairs"`
+	// FLOPs counts 2·(D+Dv) operations a visible pair; softmax is not counted. "qk" and
+	// "pv" compute hidden pairs too and count 2·D and 2·Dv for every pair. FLOPsFull
+	// counts every pair in any case.
+	FLOPs     int64 `json:"flops"`
+	FLOPsFull int64 `json:"flops_full"`
+	// GFLOPS is FLOPs / MedianS / 10^9. GFLOPSFull is the same of FLOPsFull, which other
+	// programs report as the speed of a causal call.
+	GFLOPS     *float64 `json:"gflops"`
+	GFLOPSFull *float64 `json:"gflops_full"`
+	// CeilingGFLOPS is the median of the device's peak rate of fused multiply-adds,
+	// measured between the repetitions. Percent is GFLOPS in percent of it.
+	CeilingGFLOPS *float64 `json:"ceiling_gflops"`
+	Percent       *float64 `json:"percent"`
+	// Bytes is the least that a call moves: each operand and output once, except keys and
+	// values that a window hides from all rows. GBS is Bytes / MedianS / 10^9.
+	Bytes int64    `json:"bytes"`
+	GBS   *float64 `json:"gbs"`
+	// Intensity is FLOPs / Bytes. RoofGFLOPS is the roofline there, the smaller of
+	// CeilingGFLOPS and Intensity · CeilingGBS.
+	Intensity  float64  `json:"intensity"`
+	RoofGFLOPS *float64 `json:"roof_gflops"`
+	// CeilingGBS is the median rate at which the device reads the operands of this case
+	// repeatedly, from cache where they fit, measured between the repetitions.
+	CeilingGBS *float64 `json:"ceiling_gbs"`
+	// LaunchS is the median time of an empty call, measured between the repetitions.
+	LaunchS *float64 `json:"launch_s"`
+	// Bound is the ceiling that limits the call; "" when unknown. PercentOfBound is
+	// GFLOPS or GBS in percent of that ceiling, or LaunchS in percent of MedianS.
+	Bound          Bound    `json:"bound"`
+	PercentOfBound *float64 `json:"percent_of_bound"`
+	// StagesS is the median time of the same call as three stages with the weights in
+	// memory. SpeedupVsStages is StagesS / MedianS.
+	StagesS         *float64 `json:"stages_s"`
+	SpeedupVsStages *float64 `json:"speedup_vs_stages"`
+	// MaxError is |o - float64 result| of the sampled element with the largest ratio of
+	// error to bound, ErrorBound the bound of that element. MaxError is null when it is
+	// not finite.
+	MaxError   *float64 `json:"max_error"`
+	ErrorBound *float64 `json:"error_bound"`
+	// Allocs is the number of heap allocations of a call on the host.
+	Allocs *int64 `json:"allocs"`
+	Memory Memory `json:"memory"`
+}
+
+// Round has the calls of one round and the ceilings measured next to them.
+type Round struct {
+	TimesS []float64 `json:"times_s"`
+	// PaceS has, for each call, the time of one piece of plain arithmetic that as many
+	// threads computed less than a millisecond before: the pace of the machine at that
+	// moment. Empty when the backend has no threads on the host.
+	PaceS []float64 `json:"pace_s"`
+	// CeilingGFLOPS, CeilingGBS and LaunchS are as in [Measurement].
+	CeilingGFLOPS *float64 `json:"ceiling_gflops"`
+	CeilingGBS    *float64 `json:"ceiling_gbs"`
+	LaunchS       *float64 `json:"launch_s"`
+}
+
+// Memory is the memory of a case in bytes, counted exactly and measured.
+type Memory struct {
+	// Operands counts Q, K, V and O, Scratch the backend's planned working memory: both
+	// grow with S.
+	Operands int64 `json:"operands"`
+	Scratch  int64 `json:"scratch"`
+	// Square counts what grows with S²: a mask, and the weights that the stages store.
+	Square int64 `json:"square"`
+	// HostPeak is the growth of the process's resident memory from before the inputs to
+	// its maximum during the first calls.
+	HostPeak *int64 `json:"host_peak"`
+	// Device is the part of the counted memory on a device with its own memory; 0 for a
+	// backend that computes in host memory. DevicePeak is the maximum that tensors and
+	// the first calls held there.
+	Device     int64  `json:"device"`
+	DevicePeak *int64 `json:"device_peak"`
+}
+
+// Counted returns the sum of what is counted.
+func (m Memory) Counted() int64 { return m.Operands + m.Scratch + m.Square }
+
+// peak returns the memory of the text table: as measured, if that is more.
+func (m Memory) peak() int64 {
+	switch {
+	case m.Device > 0 && m.DevicePeak != nil:
+		return *m.DevicePeak
+	case m.Device == 0 && m.HostPeak != nil:
+		return max(m.Counted(), *m.HostPeak) // a small case may fit in memory that the process has already
+	}
+	return m.Counted()
+}
+
+// Status is the outcome of a case.
+type Status string
+
+const (
+	// OK: measured, and the sampled rows are within their bound.
+	OK Status = "ok"
+	// Wrong: a sampled row exceeds its bound; there are no figures.
+	Wrong Status = "wrong"
+	// Failed: the backend returned an error, which is the note.
+	Failed Status = "failed"
+	// NotRun: the case was not measured, for the reason in the note.
+	NotRun Status = "not run"
+	// Predicted: the case would exceed the time or memory available; PredictedS is the
+	// predicted time of a call.
+	Predicted Status = "predicted"
+)
+
+// Bound names the ceiling that limits a call.
+type Bound string
+
+const (
+	// BoundFMA is the rate of fused multiply-adds in registers.
+	BoundFMA Bound = "fma"
+	// BoundRead is the rate at which the operands can be read.
+	BoundRead Bound = "read"
+	// BoundLaunch is the time of an empty call.
+	BoundLaunch Bound = "launch"
+)
+
+// FindBound sets m.Bound to the ceiling that takes the longest for the operations and
+// bytes of a call: the peak rate, the read rate, or the launch time. It stays "" without a
+// peak rate.
+func (m *Measurement) FindBound() {
+	if m.CeilingGFLOPS == nil {
+		return
+	}
+	seconds := float64(m.FLOPs) / *m.CeilingGFLOPS / 1e9
+	m.Bound = BoundFMA
+	if m.CeilingGBS != nil {
+		if read := float64(m.Bytes) / *m.CeilingGBS / 1e9; read > seconds {
+			m.Bound, seconds = BoundRead, read
+		}
+	}
+	if m.LaunchS != nil && *m.LaunchS > seconds {
+		m.Bound = BoundLaunch
+	}
+}
+
+// FindRates computes the rates and percentages that follow from MedianS, the counts, the
+// ceilings and Bound.
+func (m *Measurement) FindRates() {
+	s := *m.MedianS
+	m.GFLOPS, m.GFLOPSFull, m.GBS = nil, nil, Figure(float64(m.Bytes)/s/1e9)
+	m.Percent, m.PercentOfBound, m.RoofGFLOPS = nil, nil, nil
+	if m.FLOPs > 0 {
+		m.GFLOPS, m.GFLOPSFull = Figure(float64(m.FLOPs)/s/1e9), Figure(float64(m.FLOPsFull)/s/1e9)
+	}
+	if m.CeilingGFLOPS != nil && m.GFLOPS != nil {
+		m.Percent = Figure(100 * *m.GFLOPS / *m.CeilingGFLOPS)
+	}
+	if m.CeilingGFLOPS != nil && m.CeilingGBS != nil {
+		m.RoofGFLOPS = Figure(min(*m.CeilingGFLOPS, m.Intensity**m.CeilingGBS))
+	}
+	switch {
+	case m.Bound == BoundFMA:
+		m.PercentOfBound = m.Percent
+	case m.Bound == BoundRead && m.CeilingGBS != nil:
+		m.PercentOfBound = Figure(100 * *m.GBS / *m.CeilingGBS)
+	case m.Bound == BoundLaunch && m.LaunchS != nil:
+		m.PercentOfBound = Figure(100 * *m.LaunchS / s)
+	}
+}
+
+// ofRound returns m with the figures of one of its rounds.
+func (m *Measurement) ofRound(r *Round) *Measurement {
+	one := *m
+	one.Repetitions, one.MedianS = len(r.TimesS), Figure(stats.Median(r.TimesS))
+	one.CeilingGFLOPS, one.CeilingGBS, one.LaunchS = r.CeilingGFLOPS, r.CeilingGBS, r.LaunchS
+	one.FindRates()
+	return &one
+}
+
+// Weight is the amount of work that the time of a call is assumed to be proportional to:
+// operations, or bytes where there are none.
+func (m *Measurement) Weight() int64 { return max(m.FLOPs, m.Bytes/8) }
+
+// Figure returns x, or null for a NaN or an infinity, which JSON cannot represent.
+func Figure(x float64) *float64 {
+	if math.IsNaN(x) || math.IsInf(x, 0) {
+		return nil
+	}
+	return &x
+}
+
+// Positive returns x as a Figure, or null unless it is positive.
+func Positive(x float64) *float64 {
+	if !(x > 0) {
+		return nil
+	}
+	return Figure(x)
+}
+
+// spread is half the interval of the median in percent of the median.
+func (m *Measurement) spread() *float64 {
+	if m.MedianS == nil || m.LowS == nil || m.HighS == nil {
+		return nil
+	}
+	return Figure(50 * (*m.HighS - *m.LowS) / *m.MedianS)
+}
+
+// unsure reports whether the interval covers the median with less than the usual confidence.
+func (m *Measurement) unsure() bool {
+	return m.Confidence != nil && *m.Confidence < 100*stats.Confidence
+}
+
+// noisyPercent is the share of the threads that other processes may use before figures are
+// doubtful.
+const noisyPercent = 5
+
+func (m *Measurement) noisy() bool {
+	return m.OthersPercent != nil && *m.OthersPercent >= noisyPercent
+}
+
+// unmeasured reports whether the row has a note and no figures.
+func (m *Measurement) unmeasured() bool {
+	return m.Status == NotRun || m.Status == Failed || m.Status == Predicted
+}
+
+// outcome describes the status in words.
+func (m *Measurement) outcome() string {
+	if m.Status != OK {
+		return m.Note
+	}
+	words := []string{"ok"}
+	if m.noisy() {
+		words = append(words, fmt.Sprintf("noisy: other processes used %.0f%% of the CPU time", *m.OthersPercent))
+	}
+	return strings.Join(append(words, nonEmpty(m.Note)...), ", ")
+}
+
+// complete reports whether a measured row has the figures that others are computed from.
+func (m *Measurement) complete() bool {
+	if m.Status != OK {
+		return true
+	}
+	ok := m.MedianS != nil && *m.MedianS > 0 && len(m.Rounds) > 0
+	for _, r := range m.Rounds {
+		ok = ok && len(r.TimesS) > 0 && slices.Min(r.TimesS) > 0 && (len(r.PaceS) == 0 || slices.Min(r.PaceS) > 0)
+	}
+	return ok
+}
+
+// who names what ran: the contender of a comparison, else the backend.
+func (m *Measurement) who() string {
+	if m.Contender != "" {
+		return m.Contender
+	}
+	return m.Backend
+}
+
+// on reports whether the case ran on a backend.
+func (m *Measurement) on(info *backend.Info) bool {
+	return m.Backend == info.Name && m.Threads == info.Threads
+}
+
+// shape describes the case without its length and variant: "B=1 H=8 D=64 f32 causal".
+func (m *Measurement) shape() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "B=%d H=%d", m.Batch, m.Heads)
+	if m.KVHeads != m.Heads {
+		fmt.Fprintf(&b, " Hkv=%d", m.KVHeads)
+	}
+	fmt.Fprintf(&b, " D=%d %s", m.Dim, m.DType)
+	if m.SeqQ != m.SeqK {
+		fmt.Fprintf(&b, " Sq=%d", m.SeqQ)
+	}
+	if m.Causal {
+		b.WriteString(" causal")
+	}
+	if m.WindowLeft != nil || m.WindowRight != nil {
+		fmt.Fprintf(&b, " window %s,%s", side(m.WindowLeft), side(m.WindowRight))
+	}
+	if m.Softcap > 0 {
+		fmt.Fprintf(&b, " softcap %v", m.Softcap)
+	}
+	if m.Mask != "" {
+		fmt.Fprintf(&b, " + mask %s", m.Mask)
+	}
+	return b.String()
+}
+
+// shapeAndVariant is shape with the variant, unless that is the fused call.
+func (m *Measurement) shapeAndVariant() string {
+	if m.Variant == "fused" {
+		return m.shape()
+	}
+	return m.shape() + " " + m.Variant
+}
+
+// side writes one side of a window.
+func side(n *int) string {
+	if n == nil {
+		return "inf"
+	}
+	return fmt.Sprint(*n)
+}
+
+// nonEmpty returns the texts that are not empty.
+func nonEmpty(texts ...string) []string {
+	return slices.DeleteFunc(texts, func(t string) bool { return t == "" })
+}

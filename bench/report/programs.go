@@ -1,0 +1,124 @@
+package report
+
+import (
+	"encoding/csv"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// environmentColumns are the last columns of CSV: what a case was measured on.
+var environmentColumns = []struct {
+	name  string
+	value func(e *Environment, info *backend.Info) any
+}{
+	{"date", func(e *Environment, _ *backend.Info) any { return e.Date }},
+	{"cpu", func(e *Environment, _ *backend.Info) any { return e.CPU }},
+	{"cpus", func(e *Environment, _ *backend.Info) any { return e.CPUs }},
+	{"os", func(e *Environment, _ *backend.Info) any { return e.OS + "/" + e.Arch }},
+	{"go_version", func(e *Environment, _ *backend.Info) any { return e.GoVersion }},
+	{"version", func(e *Environment, _ *backend.Info) any { return e.Version }},
+	{"commit", func(e *Environment, _ *backend.Info) any { return e.Commit }},
+	{"seed", func(e *Environment, _ *backend.Info) any { return fmt.Sprint(e.Seed) }},
+	{"device", func(_ *Environment, info *backend.Info) any { return info.Device }},
+	{"provider", func(_ *Environment, info *backend.Info) any { return info.Provider }},
+	{"driver", func(_ *Environment, info *backend.Info) any { return info.Driver }},
+	{"limits", func(_ *Environment, info *backend.Info) any { return limits(info) }},
+}
+
+// WriteCSV writes the cases as CSV (RFC 4180): a line of names, then a line a case. A
+// figure that was not measured is empty.
+func (r *Report) WriteCSV(w io.Writer) error {
+	fields := func(m *Measurement) (names, values []string) {
+		for _, c := range columns {
+			if c.name != "" {
+				names, values = append(names, c.name), append(values, exact(c.value(m)))
+			}
+		}
+		info := r.Environment.backend(m)
+		for _, c := range environmentColumns {
+			names, values = append(names, c.name), append(values, exact(c.value(&r.Environment, &info)))
+		}
+		return names, values
+	}
+	names, _ := fields(&Measurement{})
+	lines := [][]string{names}
+	for i := range r.Cases {
+		_, values := fields(&r.Cases[i])
+		lines = append(lines, values)
+	}
+	return csv.NewWriter(w).WriteAll(lines)
+}
+
+// WriteGoBench writes the rounds in the format of Go benchmarks (proposal 14313), which
+// benchstat reads: a line for each round of a case with the median of its calls, below
+// configuration lines:
+//
+//	goos: linux
+//	cpu: AMD EPYC
+//	pkg: github.com/seed90331342/attn/bench
+//	BenchmarkAttention/backend=cpu/variant=fused/f32/b1h8s1024d64-2  5  10530221 ns/op  203 GFLOP/s  86.8 %ceiling
+//
+// Cases that are wrong or were not measured have no line.
+func (r *Report) WriteGoBench(w io.Writer) error {
+	var b strings.Builder
+	e := &r.Environment
+	config := func(key, value string) {
+		if value = strings.Join(strings.Fields(value), " "); value != "" {
+			fmt.Fprintf(&b, "%s: %s\n", key, value)
+		}
+	}
+	config("goos", e.OS)
+	config("goarch", e.Arch)
+	config("cpu", e.CPU)
+	config("pkg", modulePath+"/bench")
+	config("go-version", e.GoVersion)
+	config("attn-version", e.Version)
+	config("attn-commit", e.Commit)
+	config("attn-args", strings.Join(e.Args, " "))
+	for i := range e.Backends {
+		info := &e.Backends[i]
+		fmt.Fprintln(&b)
+		config("device", info.Device)
+		config("provider", info.Provider)
+		config("driver", info.Driver)
+		config("limits", limits(info))
+		for j := range r.Cases {
+			if m := &r.Cases[j]; m.on(info) && m.Status == OK {
+				m.goBench(&b)
+			}
+		}
+		b.WriteString("driver:\nlimits:\n") // a value holds until the key is set again
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// goBench writes the lines of a case.
+func (m *Measurement) goBench(b *strings.Builder) {
+	name := "BenchmarkAttention/backend=" + m.Backend
+	if m.Contender != "" {
+		name += "/contender=" + strings.ReplaceAll(m.Contender, " ", "")
+	}
+	name += "/variant=" + m.Variant + "/" + m.Name
+	if m.Threads > 0 {
+		name += fmt.Sprintf("-%d", m.Threads)
+	}
+	for i := range m.Rounds {
+		one := m.ofRound(&m.Rounds[i])
+		fmt.Fprintf(b, "%s %d", name, one.Repetitions)
+		for _, c := range columns {
+			x, ok := of(c.value(one))
+			switch {
+			case c.line == "" || !ok:
+			case c.unit == seconds:
+				fmt.Fprintf(b, " %.1f %s", x*1e9, c.line)
+			default:
+				fmt.Fprintf(b, " %.6g %s", x, c.line)
+			}
+		}
+		b.WriteByte('\n')
+	}
+}

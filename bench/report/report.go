@@ -1,0 +1,145 @@
+// Package report reads, writes and compares the reports of package bench:
+//
+//	r, err := report.Read(file)
+//	err = r.WriteTable(os.Stdout)    // text for people
+//	err = r.WriteJSON(file)          // everything; Read reads it
+//	err = r.WriteCSV(file)           // a line a case
+//	err = r.WriteGoBench(file)       // a line a round, for benchstat
+//	err = r.WritePage(file)          // HTML with pictures and tables that sort
+//	err = r.WritePictures(create)    // PNG and SVG
+//
+//	changes := report.Compare(old, new, 4)
+//	err = report.WriteChanges(os.Stdout, old, new, changes, 4)
+//
+// One table of columns drives all forms but JSON, see columns.go.
+package report
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// Schema is the version of the JSON form of a [Report]. New fields do not change it.
+const Schema = 2
+
+// Report is the result of a run. As JSON it is
+//
+//	{
+//	  "schema": 2,
+//	  "interrupted": false,
+//	  "environment": { ... },
+//	  "cases": [ { ... }, ... ],
+//	  "ceilings": [ { ... }, ... ],
+//	  "growth": [ { ... }, ... ]
+//	}
+//
+// with the fields of [Environment], [Measurement], [Ceiling] and [Growth]. A figure that
+// was not measured is null, never 0 and never absent.
+type Report struct {
+	// Schema is the version of this form.
+	Schema int `json:"schema"`
+	// Interrupted is set when the run stopped early; Cases has what was measured.
+	Interrupted bool        `json:"interrupted"`
+	Environment Environment `json:"environment"`
+	// Cases has a row for every case, including those that did not run.
+	Cases []Measurement `json:"cases"`
+	// Ceilings is empty except in a measurement of ceilings alone.
+	Ceilings []Ceiling `json:"ceilings"`
+	// Growth has each series with at least three measured lengths.
+	Growth []Growth `json:"growth"`
+}
+
+// Ceiling is the most that a contender reaches, whatever it computes: the best of several
+// measurements; null means that it cannot be measured.
+type Ceiling struct {
+	// Contender is its name, Backend the name of its device.
+	Contender string `json:"contender"`
+	Backend   string `json:"backend"`
+	// Threads is the number of CPU threads that compute; 0 on other devices.
+	Threads int `json:"threads"`
+	// GFLOPS is the peak rate of fused multiply-adds in registers, in 10^9 operations a
+	// second.
+	GFLOPS *float64 `json:"gflops"`
+	// MemoryGBS and CacheGBS are the rates of repeatedly reading a tensor that fits no
+	// cache, and one that fits a cache, in 10^9 bytes a second.
+	MemoryGBS *float64 `json:"memory_gbs"`
+	CacheGBS  *float64 `json:"cache_gbs"`
+	// LaunchS is the time of an empty call in seconds.
+	LaunchS *float64 `json:"launch_s"`
+	// Others are ceilings that only this backend has.
+	Others []Rate `json:"others"`
+}
+
+// Rate is a named ceiling, in 10^9 bytes a second.
+type Rate struct {
+	Name string  `json:"name"`
+	GBS  float64 `json:"gbs"`
+}
+
+// ErrInterrupted reports a run that stopped before its end; its report has what it
+// measured until then.
+var ErrInterrupted = errors.New("interrupted")
+
+// Err returns an error when a case is wrong or failed, when the run was interrupted
+// (ErrInterrupted), or when nothing was measured. Cases that were predicted or that a
+// backend does not support are no error.
+func (r *Report) Err() error {
+	n := map[Status]int{}
+	var first Measurement // the first wrong or failed case
+	for _, c := range r.Cases {
+		n[c.Status]++
+		if first.Status == "" && (c.Status == Wrong || c.Status == Failed) {
+			first = c
+		}
+	}
+	all := len(r.Cases)
+	name := func(m Measurement) string { return fmt.Sprintf("%s at S = %d", m.who(), m.SeqK) }
+	switch {
+	case r.Interrupted && n[Wrong] > 0:
+		return fmt.Errorf("%w with %d of %d cases measured and %d wrong", ErrInterrupted, n[OK], all, n[Wrong])
+	case r.Interrupted:
+		return fmt.Errorf("%w with %d of %d cases measured", ErrInterrupted, n[OK], all)
+	case n[Wrong] > 0:
+		return fmt.Errorf("%d of %d cases give a wrong result, the first is %s", n[Wrong], all, name(first))
+	case n[Failed] > 0:
+		return fmt.Errorf("%d of %d cases failed, the first is %s: %s", n[Failed], all, name(first), first.Note)
+	case n[OK] == 0 && all > 0:
+		return fmt.Errorf("no case was measured, %s: %s", name(r.Cases[0]), r.Cases[0].Note)
+	case n[OK] == 0 && len(r.Ceilings) == 0:
+		return errors.New("no case was measured: there is no backend")
+	}
+	return nil
+}
+
+// Read reads a report that [Report.WriteJSON] wrote. It returns ErrOption for anything
+// else, a damaged report or another schema.
+func Read(from io.Reader) (*Report, error) {
+	text, err := io.ReadAll(from)
+	if err != nil {
+		return nil, fmt.Errorf("report: %w", err)
+	}
+	var r Report
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, fmt.Errorf("this is not a report of attn bench: %v: %w", err, backend.ErrOption)
+	}
+	if r.Schema != Schema {
+		return nil, fmt.Errorf("the report has schema %d, this program reads %d, measure again: %w", r.Schema, Schema, backend.ErrOption)
+	}
+	for i := range r.Cases {
+		if m := &r.Cases[i]; !m.complete() {
+			return nil, fmt.Errorf("the report is damaged: case %d (%s) is %q and lacks figures: %w", i, m.Name, m.Status, backend.ErrOption)
+		}
+	}
+	return &r, nil
+}
+
+// WriteJSON writes the whole report.
+func (r *Report) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}

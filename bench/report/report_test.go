@@ -1,0 +1,253 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/internal/format"
+)
+
+// sample is a report with a row of every kind.
+func sample() *Report {
+	f := func(x float64) *float64 { return &x }
+	n := func(x int64) *int64 { return &x }
+	row := func(name string, seq int) Measurement {
+		return Measurement{Backend: name, Provider: "gonum v0.17.0", Series: "plain", Name: fmt.Sprintf("f32/b1h8s%dd64/kv2/causal", seq), Variant: "fused", DType: "f32", Batch: 1, Heads: 8, KVHeads: 2,
+			SeqQ: seq, SeqK: seq, Dim: 64, Causal: true, Threads: 2, Path: "fused blocks", Pairs: int64(seq) * int64(seq) * 4,
+			FLOPs: int64(seq) * int64(seq) * 1024, FLOPsFull: int64(seq) * int64(seq) * 2048, Memory: Memory{Operands: int64(seq) * 5120, Scratch: 65536}, Rounds: []Round{}}
+	}
+	ok := row("cpu", 256)
+	ok.Status, ok.Repetitions = OK, 80
+	ok.MedianS, ok.MinS, ok.GFLOPS, ok.CeilingGFLOPS, ok.Percent = f(0.00123), f(0.0012), f(54.56), f(100.25), f(54.42)
+	ok.Bytes, ok.GBS, ok.CeilingGBS, ok.Bound, ok.PercentOfBound = 393216, f(0.3197), f(200.5), BoundFMA, f(54.42)
+	ok.LowS, ok.HighS, ok.Confidence, ok.Q1S, ok.Q3S, ok.OthersPercent = f(0.00122), f(0.00125), f(96.9), f(0.00121), f(0.00127), f(12.5)
+	ok.GFLOPSFull, ok.Intensity, ok.RoofGFLOPS, ok.Memory.HostPeak = f(109.1), 170.7, f(100.25), n(2<<20)
+	ok.Rounds = []Round{{TimesS: []float64{0.00122, 0.00124}, PaceS: []float64{3.5e-6, 3.4e-6}, CeilingGFLOPS: f(100.25), CeilingGBS: f(200.5)}}
+	ok.StagesS, ok.SpeedupVsStages, ok.Allocs, ok.MaxError, ok.ErrorBound = f(0.00258), f(2.1), n(3), f(6.4e-8), f(7.25e-5)
+	large := row("cpu", 65536)
+	large.Status, large.Note, large.Repetitions, large.PredictedS = OK, "stages skipped: 128.0 GiB of weights", 3, f(12)
+	large.MedianS, large.MinS, large.GFLOPS, large.CeilingGFLOPS, large.Percent = f(10.5), f(10.4), f(104.7), f(99.5), f(105.2)
+	large.Bound, large.PercentOfBound = BoundFMA, f(105.2)
+	large.Allocs, large.MaxError, large.ErrorBound = n(1234), f(1e-7), f(1e-4)
+	read := row("cpu", 32768) // decoding
+	read.SeqQ, read.Status, read.Repetitions, read.FLOPs, read.Bytes = 1, OK, 80, 67108864, 33558528
+	read.MedianS, read.MinS, read.GFLOPS, read.CeilingGFLOPS, read.Percent = f(0.0008), f(0.0007), f(83.9), f(99.5), f(84.3)
+	read.GBS, read.CeilingGBS, read.Bound, read.PercentOfBound = f(41.95), f(45.5), BoundRead, f(92.2)
+	read.Allocs, read.MaxError, read.ErrorBound = n(0), f(1e-7), f(1e-4)
+	left := 4095
+	read.WindowLeft, read.Softcap, read.Mask = &left, 50, "f32"
+	skipped := row("cpu", 131072)
+	skipped.Status, skipped.Note, skipped.PredictedS = Predicted, "predicted 42.0 s each, 3.20 s of the budget is left", f(42)
+	wrong := row("gpu:0", 256)
+	wrong.Status, wrong.Note, wrong.Threads = Wrong, "WRONG: o[0,3,17,5] is 1.5, should be 0.25", 0
+	wrong.MaxError, wrong.ErrorBound = f(1.25), f(7.25e-5)
+	short := row("gpu:0", 64)
+	short.Threads, short.Status, short.Repetitions, short.Path = 0, OK, 100, "fused WGSL"
+	short.MedianS, short.MinS, short.KernelS, short.GFLOPS, short.CeilingGFLOPS, short.Percent = f(0.00006), f(0.00005), f(0.000015), f(69.9), f(60000), f(0.12)
+	short.Bytes, short.GBS, short.CeilingGBS, short.LaunchS, short.Bound, short.PercentOfBound = 393216, f(6.55), f(3000), f(0.00003), BoundLaunch, f(50)
+	short.CompileS, short.Compiled, short.MoveS, short.MovedBytes = f(0.25), 2, f(0.001), 294912
+	short.Allocs, short.MaxError, short.ErrorBound = n(9), f(1e-7), f(1e-4)
+	short.Memory.Device, short.Memory.DevicePeak = 385536, n(400000)
+	short.Plan = &backend.Plan{Backend: "gpu:0", Path: "fused WGSL", Why: "it fits", Pairs: 4096, FLOPs: 4194304, Bytes: 393216, Chunks: 1, Cut: "8 heads",
+		Limits: []backend.Limit{{Name: "binding", Value: 1 << 27}}}
+	return &Report{
+		Schema: Schema,
+		Environment: Environment{Date: "2026-01-02T03:04:05Z", GoVersion: "go1.26.0", OS: "linux", Arch: "amd64", CPU: "Some CPU", CPUs: 4, Threads: 2,
+			Version: "v0.1.0", Commit: "0123456789abcdef", Modified: true, CGO: true, Seed: 1, Args: []string{"bench", "--causal"}, MemoryBytes: 8 << 30, Variables: []string{"GOMAXPROCS=2"}, CheckedRows: 16, BudgetS: 48,
+			Backends: []backend.Info{
+				{Name: "cpu", Device: "Some CPU", Type: backend.CPU, Provider: "gonum v0.17.0", Threads: 2},
+				{Name: "gpu:0", Device: "Some GPU", Type: backend.Discrete, Provider: "wgpu v1", Driver: "driver 2", Limits: []backend.Limit{{Name: "binding", Value: 1 << 27}}},
+			},
+			Missing: []string{"npu · none: no usable device"}},
+		Cases: []Measurement{ok, large, read, skipped, short, wrong},
+		Ceilings: []Ceiling{{Contender: "avx2", Backend: "cpu", Threads: 2, GFLOPS: f(234.5), MemoryGBS: f(45.5), Others: []Rate{}},
+			{Contender: "gpu:0", Backend: "gpu:0", GFLOPS: f(60000), LaunchS: f(0.00003), Others: []Rate{{"copy", 3900}}}},
+		Growth: []Growth{{Backend: "cpu", Series: "plain", Variant: "fused", Threads: 2, Lengths: 3, From: 4096, To: 16384, Time: 1.98, Memory: 1}},
+	}
+}
+
+// golden compares text with a file in testdata; the environment variable
+// UPDATE_GOLDEN=1 writes it instead.
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if os.Getenv("UPDATE_GOLDEN") == "1" {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+func TestTable(t *testing.T) {
+	var out bytes.Buffer
+	if err := sample().WriteTable(&out); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "table.golden", out.Bytes())
+	for l := range strings.Lines(out.String()) {
+		if l != strings.TrimRight(l, " \n")+"\n" {
+			t.Errorf("spaces at the end of %q", l)
+		}
+	}
+}
+
+func TestNumbersForPeople(t *testing.T) {
+	for _, tc := range []struct{ got, want string }{
+		{format.Duration(0), "0 ns"}, {format.Duration(1.234e-7), "123 ns"}, {format.Duration(9.996e-7), "1.00 µs"},
+		{format.Duration(1.5e-5), "15.0 µs"}, {format.Duration(0.9996), "1.00 s"}, {format.Duration(0.0123), "12.3 ms"}, {format.Duration(75), "75.0 s"}, {format.Duration(1234.5), "1234 s"},
+		{format.Size(0), "0.0 B"}, {format.Size(1536), "1.5 KiB"}, {format.Size(128 << 30), "128.0 GiB"},
+		{format.Number(0.5), "0.50"}, {format.Number(9.996), "10.0"}, {format.Number(99.96), "100"},
+		{format.Count(1, "thread"), "1 thread"}, {format.Count(0, "thread"), "0 threads"},
+		{drawBar(0), ""}, {drawBar(100), strings.Repeat("█", barWidth)}, {drawBar(250), strings.Repeat("█", barWidth)}, {drawBar(50), strings.Repeat("█", barWidth/2)},
+		{drawBar(100.0 / barWidth / 8), "▏"}, {drawBar(100.0 / barWidth / 8 * 7), "▉"},
+		{deviation.show(nil), "-"},
+	} {
+		if tc.got != tc.want {
+			t.Errorf("%q, want %q", tc.got, tc.want)
+		}
+	}
+}
+
+// Other programs read these: names may be added, none may go or change.
+func TestJSONHoldsEveryField(t *testing.T) {
+	var b bytes.Buffer
+	if err := sample().WriteJSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	text := b.Bytes()
+	golden(t, "report.golden.json", text)
+
+	strict := json.NewDecoder(bytes.NewReader(text))
+	strict.DisallowUnknownFields()
+	var back Report
+	if err := strict.Decode(&back); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(sample(), &back); diff != "" {
+		t.Errorf("a report does not come back as it was (-want +got):\n%s", diff)
+	}
+
+	var loose struct {
+		Environment map[string]any
+		Cases       []map[string]any
+	}
+	if err := json.Unmarshal(text, &loose); err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range loose.Cases {
+		for _, name := range strings.Fields(`backend provider variant dtype batch heads kv_heads seq_q seq_k dim causal threads
+			median_s gflops ceiling_gflops percent max_error error_bound allocs speedup_vs_stages flops
+			bytes gbs ceiling_gbs bound rounds low_s high_s confidence q1_s q3_s others_percent pairs flops_full gflops_full
+			intensity roof_gflops memory series name resumed percent_of_bound kernel_s launch_s compile_s move_s plan window_left window_right softcap mask`) {
+			if _, ok := c[name]; !ok {
+				t.Errorf("case %d has no %s, only %v", i, name, slices.Sorted(maps.Keys(c)))
+			}
+		}
+	}
+	for _, name := range strings.Fields("date go_version os arch cpu cpus threads version commit backends") {
+		if _, ok := loose.Environment[name]; !ok {
+			t.Errorf("environment has no %s", name)
+		}
+	}
+}
+
+func TestFiguresThatJSONCannotHoldAreNull(t *testing.T) {
+	for _, x := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+		if Figure(x) != nil {
+			t.Errorf("%v would end the writing of a report", x)
+		}
+	}
+}
+
+func TestReportErr(t *testing.T) {
+	rows := func(s ...Status) *Report {
+		r := &Report{}
+		for _, s := range s {
+			r.Cases = append(r.Cases, Measurement{Backend: "cpu", SeqK: 256, Status: s, Note: "why"})
+		}
+		return r
+	}
+	stopped := rows(OK, NotRun)
+	stopped.Interrupted = true
+	stoppedWrong := rows(OK, Wrong, NotRun)
+	stoppedWrong.Interrupted = true
+	for _, tc := range []struct {
+		r    *Report
+		want string
+	}{
+		{rows(OK, OK), ""},
+		{rows(OK, NotRun), ""},
+		{rows(OK, Failed, Wrong), "1 of 3 cases give a wrong result, the first is cpu at S = 256"},
+		{rows(Failed, OK), "1 of 2 cases failed, the first is cpu at S = 256: why"},
+		{stopped, "interrupted with 1 of 2 cases measured"},
+		{stoppedWrong, "interrupted with 1 of 3 cases measured and 1 wrong"},
+		{rows(NotRun), "no case was measured, cpu at S = 256: why"},
+		{rows(), "no case was measured: there is no backend"},
+	} {
+		got := ""
+		if err := tc.r.Err(); err != nil {
+			got = err.Error()
+		}
+		if got != tc.want {
+			t.Errorf("%q, want %q", got, tc.want)
+		}
+	}
+}
+
+func TestEnvironmentOfThisMachine(t *testing.T) {
+	e := ThisMachine(time.Unix(0, 0))
+	if e.Date != "1970-01-01T00:00:00Z" || e.CPU == "" || e.CPUs < 1 || e.Threads < 1 || e.GoVersion == "" || e.Backends == nil || e.Missing == nil {
+		t.Errorf("%+v", e)
+	}
+}
+
+func TestCommitIsThisModulesOnly(t *testing.T) {
+	settings := []debug.BuildSetting{{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.modified", Value: "true"}, {Key: "CGO_ENABLED", Value: "1"}}
+	var own, other Environment
+	own.readBuild(&debug.BuildInfo{Main: debug.Module{Path: modulePath, Version: "v1"}, Settings: settings})
+	if own.Commit != "abc" || !own.Modified || own.Version != "v1" || !own.CGO {
+		t.Errorf("%+v", own)
+	}
+	other.readBuild(&debug.BuildInfo{Main: debug.Module{Path: "example.com/p"}, Deps: []*debug.Module{{Path: modulePath, Version: "v2"}}, Settings: settings})
+	if other.Commit != "" || other.Modified || other.Version != "v2" {
+		t.Errorf("as a library: %+v", other)
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	for name, text := range map[string]string{"no JSON": "abc", "another thing": "{}", "an older form": `{"schema": 1}`, "a newer form": `{"schema": 99}`, "half a file": `{"schema": 2, "cases": [`,
+		"no median": `{"schema": 2, "cases": [{"status": "ok", "rounds": [{"times_s": [1]}]}]}`, "no rounds": `{"schema": 2, "cases": [{"status": "ok", "median_s": 1}]}`,
+		"no time": `{"schema": 2, "cases": [{"status": "ok", "median_s": 1, "rounds": [{"times_s": [0]}]}]}`} {
+		if r, err := Read(strings.NewReader(text)); !errors.Is(err, backend.ErrOption) {
+			t.Errorf("%s: %v %v", name, r, err)
+		}
+	}
+	if _, err := Read(iotest.ErrReader(os.ErrPermission)); !errors.Is(err, os.ErrPermission) {
+		t.Errorf("a file that cannot be read: %v", err)
+	}
+}

@@ -1,0 +1,401 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"unicode/utf8"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/internal/format"
+	"github.com/seed90331342/attn/bench/internal/stats"
+)
+
+// WriteTable writes the report as text for people: what ran on what, a row for each case
+// below its backend, and the meaning of the columns. A report of ceilings alone has a row
+// for each contender.
+func (r *Report) WriteTable(w io.Writer) error {
+	var b strings.Builder
+	r.head(&b)
+	switch {
+	case len(r.Cases) == 0 && len(r.Ceilings) > 0:
+		r.ceilingsTable(&b)
+	case r.compared():
+		r.comparison(&b)
+		r.missing(&b)
+		r.foot(&b)
+	default:
+		for i := range r.Environment.Backends {
+			b.WriteByte('\n')
+			r.block(&b, &r.Environment.Backends[i])
+		}
+		r.missing(&b)
+		r.foot(&b)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// compared reports whether several contenders ran each case.
+func (r *Report) compared() bool {
+	return slices.ContainsFunc(r.Cases, func(m Measurement) bool { return m.Contender != "" })
+}
+
+func (r *Report) head(b *strings.Builder) {
+	e := &r.Environment
+	fmt.Fprintf(b, "attn bench · %s · %s · %s/%s · %s", e.CPU, format.Count(e.CPUs, "CPU"), e.OS, e.Arch, e.GoVersion)
+	if e.Commit != "" {
+		b.WriteString(" · " + e.revision())
+	}
+	b.WriteString("\nsoftmax(QKᵀ/√D)·V · ")
+	if names := r.seriesNames(); len(names) == 1 {
+		b.WriteString(r.Cases[0].shapeAndVariant())
+	} else {
+		fmt.Fprintf(b, "%d series", len(names))
+	}
+	b.WriteByte('\n')
+}
+
+func (r *Report) missing(b *strings.Builder) {
+	for _, m := range r.Environment.Missing {
+		fmt.Fprintf(b, "\n%s\n", m)
+	}
+}
+
+// seriesNames returns the names of the series in the order of their first cases.
+func (r *Report) seriesNames() []string {
+	var names []string
+	for _, c := range r.Cases {
+		if !slices.Contains(names, c.Series) {
+			names = append(names, c.Series)
+		}
+	}
+	return names
+}
+
+// textColumns returns the columns of the text table for some cases: without the kernel
+// time unless one of them has it.
+func textColumns(cases []*Measurement) []column {
+	timed := slices.ContainsFunc(cases, func(m *Measurement) bool { return m.KernelS != nil })
+	return slices.DeleteFunc(slices.Clone(columns), func(c column) bool {
+		return c.in&inText == 0 || c.head == kernelHead && !timed
+	})
+}
+
+// block writes the table of one backend.
+func (r *Report) block(b *strings.Builder, info *backend.Info) {
+	var cases []*Measurement
+	var peaks []float64
+	for i := range r.Cases {
+		if c := &r.Cases[i]; c.on(info) {
+			cases = append(cases, c)
+			if c.CeilingGFLOPS != nil {
+				peaks = append(peaks, *c.CeilingGFLOPS)
+			}
+		}
+	}
+	ceiling := "ceiling not measured"
+	if len(peaks) > 0 {
+		ceiling = "FMA ceiling " + format.Number(stats.Median(peaks)) + " GFLOP/s"
+	}
+	fmt.Fprintf(b, "%s · %s\n", describe(info), ceiling)
+	table := textColumns(cases)
+	headers(b, table)
+	names := r.seriesNames()
+	for _, name := range names {
+		first := true
+		for _, c := range cases {
+			if c.Series != name {
+				continue
+			}
+			if first && len(names) > 1 {
+				b.WriteString(name)
+				if shape := c.shapeAndVariant(); shape != name {
+					b.WriteString(" · " + shape)
+				}
+				b.WriteByte('\n')
+			}
+			first = false
+			row(b, table, c, 1)
+		}
+		for _, g := range r.Growth {
+			if g.Backend == info.Name && g.Threads == info.Threads && g.Series == name {
+				fmt.Fprintf(b, "          time grows as S^%.2f, memory as S^%.2f (S = %d to %d)\n", g.Time, g.Memory, g.From, g.To)
+			}
+		}
+	}
+	preparation(b, cases)
+}
+
+// comparison writes the table of contenders: for each length a row for each contender,
+// with its time relative to the first one's.
+func (r *Report) comparison(b *strings.Builder) {
+	var cases []*Measurement
+	first, width := map[*Measurement]*Measurement{}, len("contender")
+	for i := range r.Cases {
+		m := &r.Cases[i]
+		cases = append(cases, m)
+		first[m] = m
+		if i > 0 && m.SeqK == cases[i-1].SeqK {
+			first[m] = first[cases[i-1]]
+		}
+		width = max(width, utf8.RuneCountInString(m.Contender))
+	}
+	info := r.Environment.Backends[0]
+	info.Provider, info.Driver = "", ""
+	fmt.Fprintf(b, "\n%s\n", describe(&info))
+	table := slices.Insert(textColumns(cases), 1, column{head: "contender", width: width, value: func(m *Measurement) any { return m.Contender }})
+	table[0].value = func(m *Measurement) any {
+		if first[m] != m {
+			return ""
+		}
+		return m.SeqK
+	}
+	vs := slices.IndexFunc(table, func(c column) bool { return c.head == stagesHead })
+	table[vs].head, table[vs].value = "vs first", func(m *Measurement) any {
+		if f := first[m]; m.MedianS != nil && f.MedianS != nil {
+			return *m.MedianS / *f.MedianS
+		}
+		return nil
+	}
+	headers(b, table)
+	for i, m := range cases {
+		if i > 0 && first[m] == m {
+			b.WriteByte('\n')
+		}
+		row(b, table, m, 2)
+	}
+}
+
+// headers writes the column headers and a rule.
+func headers(b *strings.Builder, table []column) {
+	cells, width := make([]string, len(table)), len("   status")
+	for i, c := range table {
+		cells[i] = c.head
+		width += c.width + 1
+	}
+	line(b, table, cells, "status")
+	b.WriteString(strings.Repeat("─", width) + "\n")
+}
+
+// row writes a case. A row without figures has its first keys columns and its note.
+func row(b *strings.Builder, table []column, m *Measurement, keys int) {
+	if m.unmeasured() {
+		table = table[:keys]
+	}
+	cells := make([]string, len(table))
+	for i, c := range table {
+		cells[i] = c.unit.show(c.value(m))
+	}
+	line(b, table, cells, m.outcome())
+}
+
+// line writes cells into columns, and the status after them.
+func line(b *strings.Builder, table []column, cells []string, status string) {
+	var l strings.Builder
+	for i, c := range table {
+		pad := strings.Repeat(" ", max(c.width-utf8.RuneCountInString(cells[i]), 0))
+		if i > 0 {
+			l.WriteByte(' ')
+		}
+		if c.unit == bar { // aligned left
+			l.WriteString(" " + cells[i] + pad)
+		} else {
+			l.WriteString(pad + cells[i])
+		}
+	}
+	fmt.Fprintf(b, "%s   %s\n", strings.TrimRight(l.String(), " "), status)
+}
+
+// preparation writes what cases cost once: compiling, and moving inputs.
+func preparation(b *strings.Builder, cases []*Measurement) {
+	var compile, move float64
+	var compiled int
+	var moved int64
+	for _, c := range cases {
+		compiled += c.Compiled
+		moved += c.MovedBytes
+		if c.CompileS != nil {
+			compile += *c.CompileS
+		}
+		if c.MoveS != nil {
+			move += *c.MoveS
+		}
+	}
+	var parts []string
+	if compiled > 0 {
+		parts = append(parts, fmt.Sprintf("%s compiled in %s", format.Count(compiled, "kernel"), format.Duration(compile)))
+	}
+	if moved > 0 && move > 0 {
+		parts = append(parts, fmt.Sprintf("%s of inputs moved in %s, %s GB/s", format.Size(float64(moved)), format.Duration(move), format.Number(float64(moved)/move/1e9)))
+	}
+	if len(parts) > 0 {
+		fmt.Fprintf(b, "once, not in these times: %s\n", strings.Join(parts, "; "))
+	}
+}
+
+// spreadText is the spread with a question mark where the interval is unsure.
+func (m *Measurement) spreadText() string {
+	text := percent.show(m.spread())
+	if m.spread() != nil && m.unsure() {
+		text += "?"
+	}
+	return text
+}
+
+// ceilingText is the ceiling that limits the case with its kind.
+func (m *Measurement) ceilingText() string {
+	ceiling := m.CeilingGFLOPS
+	switch {
+	case m.Bound == BoundRead:
+		ceiling = m.CeilingGBS
+	case m.Bound == BoundLaunch && m.LaunchS != nil:
+		ceiling = Figure(*m.LaunchS * 1e6)
+	}
+	return strings.Join(nonEmpty(number.show(ceiling), string(m.Bound)), " ")
+}
+
+// memoryText is the memory of a case that gave a right result.
+func (m *Measurement) memoryText() any {
+	if m.Status != OK {
+		return nil
+	}
+	return byteSize.show(m.Memory.peak())
+}
+
+// legend returns the columns of the tables with their meanings, without those that no
+// case needs.
+func (r *Report) legend() [][2]string {
+	some := func(f func(m *Measurement) bool) bool {
+		return slices.ContainsFunc(r.Cases, func(m Measurement) bool { return f(&m) })
+	}
+	var entries [][2]string
+	for _, e := range []struct {
+		name, text string
+		ok         bool
+	}{
+		{"time", "median of a call with inputs and outputs in the backend's memory; ±: half of its 95% confidence interval", true},
+		{"?", "of fewer than 6 rounds, with less confidence", some((*Measurement).unsure)},
+		{kernelHead, "computing time on the device by its own clock, measured in separate calls", some(func(m *Measurement) bool { return m.KernelS != nil })},
+		{"GFLOP/s", "2·(D+Dv) operations for each visible pair of query and key; softmax is not counted", true},
+		{"GB/s", "each operand and output once, except keys and values that no row sees", true},
+		{"ceiling", "the limiting one, measured between the repetitions on all threads of the backend: fma, GFLOP/s of float32 fused " +
+			"multiply-adds (2 operations) in registers; read, GB/s of these operands, from cache if they fit, else from memory", true},
+		{"launch", "a ceiling too: µs of an empty call", some(func(m *Measurement) bool { return m.LaunchS != nil })},
+		{"vs first", "time relative to the first contender; all contenders take turns in every round", r.compared()},
+		{stagesHead, "time of QKᵀ, softmax and PV with all weights in memory, relative to this call", !r.compared()},
+		{"memory", "maximum for the case: growth of the process by operands and first calls, or memory held on the device", true},
+		{"error", fmt.Sprintf("of %s against float64, at the element closest to its bound; WRONG: the bound is exceeded, no figures",
+			format.Count(r.Environment.CheckedRows, "sampled row")), true},
+		{"noisy", "other processes used that share of the backend's CPU time: measure again on a quiet machine",
+			some(func(m *Measurement) bool { return m.Status == OK && m.noisy() })},
+	} {
+		if e.ok {
+			entries = append(entries, [2]string{e.name, e.text})
+		}
+	}
+	return entries
+}
+
+// foot writes the legend, and that the run was interrupted.
+func (r *Report) foot(b *strings.Builder) {
+	const indent, width = 11, 130
+	b.WriteByte('\n')
+	for _, e := range r.legend() {
+		line := fmt.Sprintf("%-*s", indent-1, e[0])
+		for _, word := range strings.Fields(e[1]) {
+			if utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+				b.WriteString(line + "\n")
+				line = strings.Repeat(" ", indent-1)
+			}
+			line += " " + word
+		}
+		b.WriteString(line + "\n")
+	}
+	if r.Interrupted {
+		b.WriteString("\ninterrupted: the cases after that were not measured\n")
+	}
+}
+
+// ceilingsTable writes the ceilings of contenders, and below those of devices with a queue.
+func (r *Report) ceilingsTable(b *strings.Builder) {
+	fmt.Fprintf(b, "\n%8s %8s %16s %18s %17s\n", "tier", "threads", "FMA, GFLOP/s", "read memory, GB/s", "read cache, GB/s")
+	for _, c := range r.Ceilings {
+		threads := "-"
+		if c.Threads > 0 {
+			threads = strconv.Itoa(c.Threads)
+		}
+		fmt.Fprintf(b, "%8s %8s %16s %18s %17s\n", c.Contender, threads, number.show(c.GFLOPS), number.show(c.MemoryGBS), number.show(c.CacheGBS))
+	}
+	for _, c := range r.Ceilings {
+		if c.LaunchS == nil && len(c.Others) == 0 {
+			continue
+		}
+		info := backend.Info{}
+		if i := slices.IndexFunc(r.Environment.Backends, func(b backend.Info) bool { return b.Name == c.Backend }); i >= 0 {
+			info = r.Environment.Backends[i]
+		}
+		info.Name, info.Threads = c.Contender, 0
+		fmt.Fprintf(b, "\n%s\n", describe(&info))
+		if c.LaunchS != nil {
+			fmt.Fprintf(b, "  %-18s %9s\n", "empty launch", seconds.show(c.LaunchS))
+		}
+		for _, o := range c.Others {
+			fmt.Fprintf(b, "  %-18s %9s GB/s\n", o.Name, number.show(o.GBS))
+		}
+	}
+	r.missing(b)
+	b.WriteString(`
+FMA        float32 fused multiply-adds (2 operations) in registers
+memory     a tensor larger than the caches, read repeatedly; cache: one that fits into the cache of each core, or of a device
+All figures are the best of several rounds, in which the contenders take turns.
+`)
+}
+
+// WritePlans writes the plans of the cases as text for people.
+func (r *Report) WritePlans(w io.Writer) error {
+	var b strings.Builder
+	r.head(&b)
+	for i := range r.Environment.Backends {
+		info := &r.Environment.Backends[i]
+		short := backend.Info{Name: info.Name, Device: info.Device, Provider: info.Provider}
+		fmt.Fprintf(&b, "\n%s\n", describe(&short))
+		for j := range r.Cases {
+			if c := &r.Cases[j]; c.on(info) {
+				c.writePlan(&b)
+			}
+		}
+	}
+	r.missing(&b)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (m *Measurement) writePlan(b *strings.Builder) {
+	name, p := fmt.Sprintf("S=%d", m.SeqK), m.Plan
+	if m.Series != "" {
+		name = m.Series + ", " + name
+	}
+	if p == nil {
+		fmt.Fprintf(b, "  %s   %s\n", name, m.Note)
+		return
+	}
+	fmt.Fprintf(b, "  %s   %s\n", name, p.Path)
+	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "    %s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+	line("why", "%s", p.Why)
+	line("work", "%.4g GFLOP for %d visible pairs, %.4g a byte", float64(m.FLOPs)/1e9, m.Pairs, m.Intensity)
+	line("moves", "at least %s", byteSize.show(m.Bytes))
+	line("memory", "%s of operands, %s of scratch memory, %s that grow with S²",
+		byteSize.show(m.Memory.Operands), byteSize.show(m.Memory.Scratch), byteSize.show(m.Memory.Square))
+	line("chunks", "%d (%s)", p.Chunks, p.Cut)
+	for _, l := range p.Limits {
+		line("limit", "%s %d", l.Name, l.Value)
+	}
+	w.Flush()
+}
