@@ -6,44 +6,44 @@ import (
 	"math/bits"
 )
 
-// Dropout drops softmax weights at random: w_ij = p_ij / (1 - P) where Keeps(b, h, i,
-// j), else 0 (Srivastava et al. 2014; on attention weights as in Vaswani et al. 2017).
-// What is kept follows from the seed and the position alone, so that every backend,
-// tiling and cut of a call drops the same weights.
+// Dropout drops softmax weights at random: w_ij = p_ij / (1 - P) if Keeps(b, h, i, j), and 0
+// otherwise (Srivastava et al. 2014; on attention weights as in Vaswani et al. 2017). The
+// choice depends only on the seed and the position, so that every backend, tiling and cut of
+// a call drops the same weights.
 type Dropout struct {
-	// P is the share of the weights that is dropped, 0 <= P < 1.
+	// P is the probability that a weight is dropped, 0 <= P < 1.
 	P    float32
 	Seed uint64
-	// First is what batch, query head, row and key 0 of the call count as: not zero in
-	// a call that computes a part of another.
+	// First is added to the batch, query head, row and key of a weight. It is not zero in
+	// a call that computes a part of another call.
 	First [4]int
 }
 
-// Check returns ErrOption unless 0 <= P < 1 and First is within 32 bits.
+// Check returns ErrOption unless 0 <= P < 1 and First fits 31 bits.
 func (d Dropout) Check() error {
 	if !(d.P >= 0 && d.P < 1) {
 		return fmt.Errorf("dropout is %v, it must be at least 0 and less than 1: %w", d.P, ErrOption)
 	}
 	for _, n := range d.First {
 		if n < 0 || n > math.MaxInt32 {
-			return fmt.Errorf("dropout counts from %v, each must be 0 to %d: %w", d.First, math.MaxInt32, ErrOption)
+			return fmt.Errorf("dropout has First %v, each must be 0 to %d: %w", d.First, math.MaxInt32, ErrOption)
 		}
 	}
 	return nil
 }
 
-// Factor is what kept weights are multiplied by: 1/(1-P).
+// Factor returns 1/(1-P), the factor of the weights that are kept.
 func (d Dropout) Factor() float32 { return 1 / (1 - d.P) }
 
-// Threshold is the random word from which on a weight is kept: P·2^32.
+// Threshold returns P·2^32: a weight is kept if its random word is at least that.
 func (d Dropout) Threshold() uint32 { return uint32(float64(d.P) * (1 << 32)) }
 
-// Keeps reports whether the weight of row i and key j of head h of batch b stays:
+// Keeps reports whether the weight of row i and key j of head h of batch b is kept, that is
 // whether word row mod 4 of
 //
 //	Philox4x32-10 of counter (row/4, key, head, batch) and key (Seed mod 2^32, Seed / 2^32)
 //
-// is at least Threshold, with First added to the position.
+// is at least Threshold. First is added to the position.
 func (d Dropout) Keeps(b, h, i, j int) bool {
 	row := uint32(d.First[Seq] + i)
 	x := Philox([4]uint32{row / 4, uint32(d.First[Dim] + j), uint32(d.First[Heads] + h), uint32(d.First[Batch] + b)},

@@ -6,8 +6,8 @@ import (
 	"github.com/x448/float16"
 )
 
-// DType is the element type of a [Tensor] in memory. Arithmetic is float32 or
-// wider whatever the storage is.
+// DType is the element type of a [Tensor] in memory. Arithmetic is in float32 or wider for all
+// types.
 type DType uint8
 
 const (
@@ -17,17 +17,16 @@ const (
 	F16
 	// BF16 is the upper half of a binary32, stored as its bits.
 	BF16
-	// Bool is one byte an element, 0 or 1. Only masks have it; true means
-	// that the key may be seen.
+	// Bool is one byte per element, 0 or 1, for masks. True means visible.
 	Bool
-	// Q8 is one byte an element, an integer, with a float32 scale for each row of
-	// [Dim] elements, a multiple of 4, in the 4 bytes before it: x = scale·integer.
-	// Only keys and values have it. Strides and offsets are in bytes, and lie on
-	// multiples of 4; the offset is that of the first integer, not of its scale.
+	// Q8 is one signed byte per element and one float32 scale per row of D elements, in
+	// the 4 bytes before the row: x = scale·integer. Only keys and values have it. D is a
+	// multiple of 4; strides and offsets are in bytes and multiples of 4. The offset is
+	// that of the first integer, not of its scale.
 	Q8
 )
 
-// Size returns the bytes that one element takes, of Q8 without its row's scale.
+// Size returns the size of an element in bytes; for Q8 without the scale.
 func (d DType) Size() int {
 	switch d {
 	case F32:
@@ -39,8 +38,8 @@ func (d DType) Size() int {
 	}
 }
 
-// Contiguous returns the strides of a tensor of shape s stored row by row, and where
-// its first element is.
+// Contiguous returns the strides of a tensor of shape s stored row by row, and the offset of
+// its first element.
 func (d DType) Contiguous(s Shape) (st Strides, offset int) {
 	if d != Q8 {
 		return s.Contiguous(), 0
@@ -49,8 +48,8 @@ func (d DType) Contiguous(s Shape) (st Strides, offset int) {
 	return Strides{s[Heads] * s[Seq] * row, s[Seq] * row, row, 1}, q8Lead
 }
 
-// Bytes returns the bytes of a tensor of shape s stored row by row, or -1 where
-// [Shape.Elements] does.
+// Bytes returns the size of a tensor of shape s stored row by row, or -1 when [Shape.Elements]
+// is -1.
 func (d DType) Bytes(s Shape) int64 {
 	n := int64(s.Elements())
 	if n > 0 && d == Q8 {
@@ -59,10 +58,10 @@ func (d DType) Bytes(s Shape) int64 {
 	return n * int64(d.Size())
 }
 
-// Float reports whether d is one of the three floating point types.
+// Float reports whether d is a floating point type.
 func (d DType) Float() bool { return d <= BF16 }
 
-// String returns the name that the command line uses: f32, f16, bf16, bool, q8.
+// String returns the name on the command line: f32, f16, bf16, bool, q8.
 func (d DType) String() string {
 	switch d {
 	case F32:
@@ -79,9 +78,9 @@ func (d DType) String() string {
 	return "dtype?"
 }
 
-// UnitRoundoff returns u, half the distance between 1 and the next larger
-// number of type d: 2^-24, 2^-11, 2^-8. It is 0 for Bool, which is exact, and for Q8,
-// whose steps are those of a row.
+// UnitRoundoff returns u, half the distance between 1 and the next larger number of type d:
+// 2^-24, 2^-11, 2^-8. It is 0 for Bool, which is exact, and for Q8, whose steps depend on the
+// row.
 func (d DType) UnitRoundoff() float64 {
 	switch d {
 	case F32:
@@ -94,8 +93,8 @@ func (d DType) UnitRoundoff() float64 {
 	return 0
 }
 
-// Encode returns the bits of x as an F16 or BF16 number, rounded to nearest
-// even; NaN stays NaN. For the other types it returns 0.
+// Encode returns the bits of x as an F16 or BF16 number, rounded to nearest even; NaN remains
+// NaN. For the other types it returns 0.
 func (d DType) Encode(x float32) uint16 {
 	switch d {
 	case F16:
@@ -110,8 +109,8 @@ func (d DType) Encode(x float32) uint16 {
 	return 0
 }
 
-// Decode returns the number whose F16 or BF16 bits are b, exactly. For the
-// other types it returns 0.
+// Decode returns the exact number with the F16 or BF16 bits b. For the other types it returns
+// 0.
 func (d DType) Decode(b uint16) float32 {
 	switch d {
 	case F16:
@@ -122,7 +121,7 @@ func (d DType) Decode(b uint16) float32 {
 	return 0
 }
 
-// Round returns x rounded to nearest even to type d: what storing it keeps.
+// Round returns x rounded to nearest even to type d, as storing it does.
 func (d DType) Round(x float32) float32 {
 	if d == F16 || d == BF16 {
 		return d.Decode(d.Encode(x))

@@ -2,40 +2,37 @@ package backend
 
 import "errors"
 
-// Sentinel errors. Every error of this module wraps one of them, or a context
-// error, so that callers can decide with [errors.Is]; the text around it names
-// the argument, the shapes and the rule that was broken.
+// Sentinel errors. Every error of this module wraps one of them or a context error, for
+// [errors.Is]. The text of the error names the argument, the shapes and the violated rule.
 var (
-	// ErrShape reports shapes that do not fit each other or the operation.
-	ErrShape = errors.New("shapes do not fit")
-	// ErrDType reports an element type that the operation does not take there.
-	ErrDType = errors.New("element type not taken here")
-	// ErrOption reports an option outside its range: a NaN scale, a negative
-	// window, a key length beyond the keys.
+	// ErrShape reports shapes that do not match each other or the operation.
+	ErrShape = errors.New("shapes do not match")
+	// ErrDType reports an element type that the operation does not accept.
+	ErrDType = errors.New("element type not accepted")
+	// ErrOption reports an option outside its range, such as a NaN scale, a negative
+	// window or a KLen greater than Sk.
 	ErrOption = errors.New("option out of range")
-	// ErrDevice reports a tensor whose memory belongs to another backend, or
-	// to none.
-	ErrDevice = errors.New("tensor lives elsewhere")
+	// ErrDevice reports a tensor whose memory belongs to another backend or to none.
+	ErrDevice = errors.New("tensor is on another device")
 	// ErrReleased reports a tensor used after its memory was released.
 	ErrReleased = errors.New("tensor was released")
-	// ErrOverlap reports an output that shares memory with an input, with
-	// another output or with itself.
+	// ErrOverlap reports an output that shares memory with an input, another output or
+	// itself.
 	ErrOverlap = errors.New("output overlaps")
-	// ErrUnsupported reports a valid request that this backend does not do.
-	ErrUnsupported = errors.New("not supported by this backend")
-	// ErrNoBackend reports a name that no registered backend answers to.
+	// ErrUnsupported reports a valid request that is not implemented.
+	ErrUnsupported = errors.New("not supported")
+	// ErrNoBackend reports the name of a backend that is not registered.
 	ErrNoBackend = errors.New("no such backend")
-	// ErrNoDevice reports a backend without a usable device: no driver, no
-	// adapter.
+	// ErrNoDevice reports a backend without a usable device: no driver, no adapter.
 	ErrNoDevice = errors.New("no usable device")
-	// ErrDeviceLost reports a device that went away during or before the call.
-	// Everything on it is gone; open the backend again.
+	// ErrDeviceLost reports a device that was lost before or during the call, with all
+	// its memory. Open the backend again.
 	ErrDeviceLost = errors.New("device lost")
-	// ErrMemory reports memory that the device or the host could not give.
+	// ErrMemory reports that the device or the host has not enough memory.
 	ErrMemory = errors.New("out of memory")
-	// ErrCapacity reports a cache that has no room for what is appended.
-	ErrCapacity = errors.New("no room in the cache")
-	// ErrFile reports a file that is damaged, or does not hold what is read from it.
+	// ErrCapacity reports a cache that is full.
+	ErrCapacity = errors.New("cache is full")
+	// ErrFile reports a file that is damaged or has other contents than expected.
 	ErrFile = errors.New("file cannot be used")
 	// ErrClosed reports a backend used after Close.
 	ErrClosed = errors.New("backend is closed")

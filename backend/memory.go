@@ -6,15 +6,15 @@ import (
 	"unsafe"
 )
 
-// Memory is a span of memory that one device owns and that tensors are views
-// of. Backends make it with [NewMemory]; a program meets it through tensors.
+// Memory is a span of memory that one device owns and that tensors are views of. Backends
+// create it with [NewMemory]; programs only see tensors.
 //
-// It counts the calls that use it, so that a Release in the middle of a call
-// in another goroutine lets that call end before the memory goes.
+// It counts the calls that use it. A Release during a call in another goroutine frees the
+// memory when the call ends.
 type Memory struct {
-	owner  any    // the device's identity; nil is host memory
-	where  string // the owner's name in errors
-	handle any    // the owner's own: a device buffer, or the host slice
+	owner  any    // identity of the device; nil is host memory
+	where  string // name of the owner in errors
+	handle any    // for the owner: a device buffer, or the host slice
 	base   uintptr
 	bytes  int64
 	free   func()
@@ -24,15 +24,14 @@ type Memory struct {
 	released bool
 }
 
-// NewMemory wraps bytes bytes of device memory. owner is the identity that
-// [Pin] compares, where its name in error texts, handle what the owner needs to
-// reach the memory, and free (may be nil) is called once, after the release
-// and after the last call that uses the memory.
+// NewMemory wraps bytes bytes of device memory. owner is the identity that [Pinned.Pin]
+// compares, where its name in errors, and handle the owner's reference to the memory. free,
+// which may be nil, is called once, after the release and the last call that uses the memory.
 func NewMemory(owner any, where string, bytes int64, handle any, free func()) *Memory {
 	return &Memory{owner: owner, where: where, handle: handle, bytes: bytes, free: free}
 }
 
-// hostMemory wraps a slice without a copy.
+// hostMemory wraps a slice without copying it.
 func hostMemory[T float32 | uint16 | bool | byte](data []T) *Memory {
 	m := &Memory{where: "host memory", handle: data, bytes: int64(len(data)) * int64(unsafe.Sizeof(*new(T)))}
 	if len(data) > 0 {
@@ -41,7 +40,7 @@ func hostMemory[T float32 | uint16 | bool | byte](data []T) *Memory {
 	return m
 }
 
-// Handle returns what the owner stored.
+// Handle returns the owner's handle.
 func (m *Memory) Handle() any { return m.handle }
 
 // Bytes returns the size.
@@ -78,33 +77,32 @@ func (m *Memory) release() {
 	}
 }
 
-// Operand is a tensor with the name that errors call it by.
+// Operand is a tensor with its name in errors.
 type Operand struct {
 	Name   string
 	Tensor Tensor
 }
 
-// maxOperands is how many operands a call has at most.
+// maxOperands is the largest number of operands of a call.
 const maxOperands = 12
 
-// Pinned holds the operands of a running call; see [Pin]. Its zero value holds
-// nothing.
+// Pinned holds the operands of a running call, see [Pinned.Pin]. The zero value holds none.
 type Pinned struct {
 	mem [maxOperands]*Memory
 	n   int
 }
 
-// Pin is how a backend starts a call: it checks that every operand has memory
-// that owner owns (nil: the host) and that is not released, that no output
-// overlaps an input, another output or itself, and keeps all of it from being
-// freed until Unpin. Operands that are the zero Tensor are passed over.
+// Pin checks the operands at the start of a call and keeps their memory from being freed
+// until Unpin. Every operand must have memory that owner owns (nil: the host) and that is
+// not released, and no output may overlap an input, another output or itself. Zero Tensors
+// are skipped.
 //
-// Overlap is judged by the spans from first to last element, so two views that
-// interleave in the same memory count as overlapping. An operand that is both
-// read and written in place stands among the outputs only.
+// Overlap is judged by the spans from the first to the last element, so that interleaved
+// views of one memory overlap. An operand that is updated in place is listed as an output
+// only.
 //
-// Errors: ErrDevice, ErrReleased, ErrOverlap, each with the operand's name.
-// It takes at most 12 operands in all and does not allocate when it succeeds.
+// Errors: ErrDevice, ErrReleased and ErrOverlap, with the operand's name. Pin takes at most
+// 12 operands and does not allocate when it succeeds.
 func (p *Pinned) Pin(owner any, where string, outputs, inputs []Operand) error {
 	if err := Distinct(outputs, inputs); err != nil {
 		return err
@@ -123,16 +121,16 @@ func (p *Pinned) Pin(owner any, where string, outputs, inputs []Operand) error {
 	return nil
 }
 
-// Distinct returns ErrOverlap when an output overlaps an input, another output or
-// itself, as [Pinned.Pin] judges it. A caller that hands a call over in parts checks
-// the whole by it: a part's output may meet what another part reads.
+// Distinct returns ErrOverlap when an output overlaps an input, another output or itself, as
+// [Pinned.Pin] does. A caller that cuts a call into several needs it: the output of one may
+// overlap the input of another.
 func Distinct(outputs, inputs []Operand) error {
 	for i, out := range outputs {
 		if out.Tensor.IsZero() {
 			continue
 		}
 		if out.Tensor.selfOverlaps() {
-			return fmt.Errorf("%s of shape %v has strides %v, so that two of its elements share memory: %w",
+			return fmt.Errorf("%s of shape %v has strides %v, by which two of its elements share memory: %w",
 				out.Name, out.Tensor.Shape(), out.Tensor.Strides(), ErrOverlap)
 		}
 		for _, other := range outputs[:i] {
@@ -155,7 +153,7 @@ func (p *Pinned) add(owner any, where string, o Operand) error {
 		return fmt.Errorf("%s has a shape but no memory, allocate or upload it first: %w", o.Name, ErrDevice)
 	}
 	if m.owner != owner {
-		return fmt.Errorf("%s lives in %s, the call runs on %s, upload it there first: %w", o.Name, m.where, where, ErrDevice)
+		return fmt.Errorf("%s is in %s, the call runs on %s, upload it there first: %w", o.Name, m.where, where, ErrDevice)
 	}
 	if p.n == len(p.mem) {
 		return fmt.Errorf("%s is operand %d of one call, at most %d are taken: %w", o.Name, p.n+1, len(p.mem), ErrUnsupported)
@@ -168,7 +166,7 @@ func (p *Pinned) add(owner any, where string, o Operand) error {
 	return nil
 }
 
-// Unpin ends what Pin began. It may be called more than once.
+// Unpin releases the operands that Pin holds. It may be called more than once.
 func (p *Pinned) Unpin() {
 	for i := range p.n {
 		p.mem[i].unpin()

@@ -2,29 +2,28 @@ package backend
 
 import "fmt"
 
-// Pages says where the keys and values of each batch are when K and V are pools of
-// pages that sequences take one by one, and may share (Kwon et al. 2023,
-// PagedAttention):
+// Pages locates the keys and values of each batch when K and V are pools of pages, which
+// sequences use one by one and may share (Kwon et al. 2023, PagedAttention):
 //
 //	K [P, Hkv, Size, D]    V [P, Hkv, Size, Dv]
 //
-// Key j of batch b is row j%Size of page Table[b][j/Size]. The result has the bits of
-// the call with the same keys and values in one tensor.
+// Key j of batch b is row j%Size of page Table[b][j/Size]. The result has the bits of a call
+// with the same keys and values in one tensor.
 type Pages struct {
-	// Table lists the pages of each batch, as many at least as its keys take: KLen[b]
-	// of them, or Keys where KLen is nil. More are not looked at.
+	// Table lists the pages of each batch, at least as many as its keys need: KLen[b]
+	// keys, or Keys when KLen is nil. Further pages are ignored.
 	Table [][]int32
-	// Keys is Sk: how many keys the longest batch has, or any number above.
+	// Keys is Sk: at least the number of keys of the longest batch.
 	Keys int
 }
 
-// check compares p with the lengths of a call and its pools.
+// check validates p for a call with so many batches over pools of so many pages of size keys.
 func (p *Pages) check(klen []int, batch, pages, size int) error {
 	if p.Keys < 1 {
 		return fmt.Errorf("pages: there are %d keys, there must be at least 1: %w", p.Keys, ErrShape)
 	}
 	if len(p.Table) != batch {
-		return fmt.Errorf("pages: the table has %d rows, q has %d batches: one each: %w", len(p.Table), batch, ErrShape)
+		return fmt.Errorf("pages: the table has %d rows, q has %d batches: give one for each: %w", len(p.Table), batch, ErrShape)
 	}
 	for b, row := range p.Table {
 		n := p.count(klen, b)
@@ -40,7 +39,7 @@ func (p *Pages) check(klen []int, batch, pages, size int) error {
 	return nil
 }
 
-// count returns how many keys batch b has.
+// count returns the number of keys of batch b.
 func (p *Pages) count(klen []int, b int) int {
 	if klen != nil {
 		return min(klen[b], p.Keys)
@@ -48,8 +47,8 @@ func (p *Pages) count(klen []int, b int) int {
 	return p.Keys
 }
 
-// CheckPages returns what is wrong with c's pages, nil where nothing is or c has
-// none. Its KLen must have a length for each batch.
+// CheckPages validates c.Pages; c without pages is valid. KLen must have a length for each
+// batch.
 func (c *Call) CheckPages() error {
 	if c.Pages == nil {
 		return nil
@@ -58,8 +57,7 @@ func (c *Call) CheckPages() error {
 	return c.Pages.check(c.Visible.KLen, c.Q.Shape()[Batch], k[Batch], k[Seq])
 }
 
-// bytes returns the bytes of the keys and values of all batches, shared ones counted
-// once.
+// bytes returns the bytes of the keys and values of all batches; shared pages count once.
 func (p *Pages) bytes(c *Call) int64 {
 	k, v := c.K.Shape(), c.V.Shape()
 	seen := map[int32]int{} // rows of a page

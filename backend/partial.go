@@ -2,19 +2,18 @@ package backend
 
 import "fmt"
 
-// Partial is what a call had finished when it ended early. A call with the same
-// operands and options goes on from it ([Call].Resume), on the same device or on
-// another, and gives the result that the whole call would have given, to the bit
-// where the devices and their drivers are the same.
+// Partial is what a call had finished when it ended early. A call with the same operands and
+// options continues from it ([Call].Resume), on the same device or another one, and yields
+// the result of an uninterrupted call, to the bit if devices and drivers are the same.
 type Partial struct {
-	// Call says what the call computes, so that no other goes on from it.
+	// Call identifies the call, so that no other call continues from it.
 	Call string
-	// O and LSE, in host memory, are shaped as the call's; LSE is the zero
-	// Tensor when it was not wanted. Only the rows of Done are there.
+	// O and LSE, in host memory, have the shapes of the call's; LSE is the zero Tensor
+	// when it was not requested. Only the rows in Done are valid.
 	O, LSE Tensor
-	// Done lists the rows that are finished: all their keys are in.
+	// Done lists the finished rows.
 	Done []Rows
-	// Work is what was computed of the rows after those, nil when nothing was.
+	// Work is the state of the rows in progress, nil if there are none.
 	Work *Work
 }
 
@@ -22,7 +21,7 @@ type Partial struct {
 // [Heads] and [Seq].
 type Rows struct{ Lo, Hi [3]int }
 
-// Has reports whether all of s are among r.
+// Has reports whether r contains s.
 func (r Rows) Has(s Rows) bool {
 	for i := range r.Lo {
 		if s.Lo[i] < r.Lo[i] || s.Hi[i] > r.Hi[i] {
@@ -32,25 +31,25 @@ func (r Rows) Has(s Rows) bool {
 	return true
 }
 
-// Work is how far the keys of some rows are in.
+// Work is the state of rows whose keys are processed in part.
 type Work struct {
 	Rows Rows
-	// Keys is the position of the first key that is not in.
+	// Keys is the first key that is not processed.
 	Keys int
-	// State is what goes on from there, in the form of the kernel that made it:
-	// a device with another kernel starts these rows again.
+	// State is the intermediate result in the format of Kernel. A device with another
+	// kernel starts these rows again.
 	State  []byte
 	Kernel string
 }
 
-// Interrupted is the error of a call that left a Partial behind. Reach it with
+// Interrupted is the error of a call that ended early and can be resumed. Find it with
 // [errors.As].
 type Interrupted struct {
 	Partial *Partial
-	Err     error // why: ErrDeviceLost, or the context's error
+	Err     error // the reason: ErrDeviceLost or the context's error
 }
 
-// Error says why, and how much was finished.
+// Error returns the reason and how much was finished.
 func (e *Interrupted) Error() string {
 	left := fmt.Sprintf("%d blocks of rows were finished", len(e.Partial.Done))
 	if w := e.Partial.Work; w != nil {

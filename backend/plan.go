@@ -1,32 +1,30 @@
 package backend
 
-// Plan is what a backend will do for a call. It is computed by the code that
-// then runs it.
+// Plan is how a backend runs a call. The code that runs the call computes it.
 type Plan struct {
 	// Backend is the Info.Name of the device.
 	Backend string `json:"backend"`
-	// Path names the code that runs: "fused gonum blocks", "fused WGSL".
+	// Path names the code path: "fused gonum blocks", "fused WGSL".
 	Path string `json:"path"`
-	// Why says in words why this path and these chunks.
+	// Why is the reason for this path and these chunks, in words.
 	Why string `json:"why"`
-	// Pairs counts the visible (query, key) pairs over all batches and query
-	// heads, by the visibility rule; what a Mask or Bias hides still counts.
+	// Pairs is the number of (query, key) pairs of all batches and query heads that the
+	// visibility rule shows, including those that a Mask or Bias hides.
 	Pairs int64 `json:"pairs"`
 	// FLOPs is 2·(D+Dv) operations for each visible pair.
 	FLOPs int64 `json:"flops"`
-	// Bytes is what must move at least once: every operand and output, each
-	// element once.
+	// Bytes is the least number of bytes to move: each element of every operand and
+	// output once.
 	Bytes int64 `json:"bytes"`
-	// Scratch is the memory in bytes that the call takes beside its operands,
-	// on the device.
+	// Scratch is the device memory in bytes that the call uses in addition to its
+	// operands.
 	Scratch int64 `json:"scratch"`
-	// Streamed is how many bytes the call moves between host and device memory,
-	// both ways: 0 when all operands are in the backend's own.
+	// Streamed is the number of bytes that the call moves between host and device memory
+	// in both directions: 0 when all operands are in device memory.
 	Streamed int64 `json:"streamed,omitempty"`
-	// Chunks is how many pieces the work is cut into (blocks that goroutines
-	// take, or dispatches).
+	// Chunks is the number of pieces of the work: tasks of goroutines, or dispatches.
 	Chunks int `json:"chunks"`
-	// Cut says in words how: "2 heads x 32 query blocks of 64, key blocks of 256".
+	// Cut describes the pieces in words: "2 heads x 32 query blocks of 64, key blocks of 256".
 	Cut string `json:"cut"`
 	// Limits are the device limits that shaped the cut.
 	Limits []Limit `json:"limits,omitempty"`
@@ -38,8 +36,8 @@ type Limit struct {
 	Value int64  `json:"value"`
 }
 
-// NewPlan returns a Plan with everything filled in that follows from the call
-// alone: Pairs, FLOPs and Bytes. Backends add the rest.
+// NewPlan returns a Plan with the fields that depend on the call alone: Pairs, FLOPs and
+// Bytes. Backends add the rest.
 func NewPlan(c *Call) Plan {
 	d := c.Dims()
 	pairs := c.Visible.Pairs(d.Batch, d.SeqQ, d.SeqK) * int64(d.Heads)

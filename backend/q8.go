@@ -6,21 +6,20 @@ import (
 	"math"
 )
 
-// q8Lead is the bytes of the scale in front of a row of a Q8 tensor.
+// q8Lead is the size of the scale before each row of a Q8 tensor, in bytes.
 const q8Lead = 4
 
-// q8Smallest is the largest absolute value of a row below which its scale would be
-// subnormal, which devices take for 0.
+// q8Smallest is the smallest maximum of a row whose scale is a normal number. Devices treat
+// subnormal numbers as 0.
 const q8Smallest = 0x1p-118
 
-// QuantiseQ8 writes a row as [Q8] keeps it, its scale and then its integers:
+// QuantiseQ8 writes a row in the format of [Q8], its scale and then its integers:
 //
 //	scale = max|x|/127    n_i = x_i/scale, rounded to nearest even
 //
-// A row with a NaN or an Inf gets a NaN as scale, so that all of it reads as NaN; one
-// without anything beyond 2^-118 reads as zeros. dst holds 4 bytes more than row has
-// elements. Other devices may round a quotient that lies within 1e-6 of a half the
-// other way.
+// A row with a NaN or an Inf gets the scale NaN, so that all its elements read as NaN; a row
+// whose elements are all below 2^-118 reads as zeros. dst has 4 bytes more than row has
+// elements. Devices may round a quotient within 1e-6 of a half to the other side.
 func QuantiseQ8(dst []byte, row []float32) {
 	var most float32
 	for _, x := range row {
@@ -46,7 +45,7 @@ func QuantiseQ8(dst []byte, row []float32) {
 	}
 }
 
-// DequantiseQ8 reads what [QuantiseQ8] writes: row_i = scale·n_i.
+// DequantiseQ8 reads a row that [QuantiseQ8] wrote: row_i = scale·n_i.
 func DequantiseQ8(row []float32, src []byte) {
 	scale := math.Float32frombits(binary.NativeEndian.Uint32(src))
 	src = src[q8Lead:][:len(row)]
@@ -55,8 +54,8 @@ func DequantiseQ8(row []float32, src []byte) {
 	}
 }
 
-// checkQ8 checks what a Q8 tensor's place must be like, for its rows to be whole and
-// their scales to lie on words.
+// checkQ8 returns ErrShape unless the rows of a Q8 tensor are whole and their scales are
+// aligned to 4 bytes.
 func (t Tensor) checkQ8() error {
 	if t.dtype != Q8 || t.shape.Elements() <= 0 {
 		return nil
@@ -66,7 +65,7 @@ func (t Tensor) checkQ8() error {
 		words = words && s%4 == 0
 	}
 	if !words || t.strides[Dim] != 1 {
-		return fmt.Errorf("shape %v with strides %v at offset %d cannot be q8: rows are whole, of a multiple of 4 elements side by side, each %d bytes after a multiple of 4: %w",
+		return fmt.Errorf("shape %v with strides %v at offset %d cannot be q8: rows must be whole and contiguous, of a multiple of 4 elements, and begin %d bytes after a multiple of 4: %w",
 			t.shape, t.strides, t.offset, q8Lead, ErrShape)
 	}
 	return nil

@@ -11,7 +11,7 @@ import (
 // DeviceType is the kind of a device.
 type DeviceType string
 
-// The kinds of devices, as WebGPU tells them apart.
+// The kinds of devices that WebGPU distinguishes.
 const (
 	CPU        DeviceType = "cpu"
 	Integrated DeviceType = "integrated-gpu"
@@ -22,30 +22,30 @@ const (
 
 // Info describes a device.
 type Info struct {
-	// Name opens the device: "cpu", "gpu:0".
+	// Name is the name for Open: "cpu", "gpu:0".
 	Name string `json:"name"`
-	// Device is the hardware's own name.
+	// Device is the name of the hardware.
 	Device string `json:"device"`
 	// Type is the kind of device; a software GPU driver has type CPU.
 	Type DeviceType `json:"type"`
-	// Provider is the library that reaches it, with its version.
+	// Provider is the library that is used to reach the device, with its version.
 	Provider string `json:"provider"`
-	// Driver is the driver's name and version, where there is one.
+	// Driver is the name and version of the driver, if there is one.
 	Driver string `json:"driver,omitempty"`
-	// Threads is how many threads compute, for a CPU.
+	// Threads is the number of threads that compute, for a CPU.
 	Threads int `json:"threads,omitempty"`
-	// Limits are those that decide how work is cut.
+	// Limits are the limits that affect how work is cut.
 	Limits []Limit `json:"limits,omitempty"`
 }
 
-// Driver makes the Backends of one family, such as "cpu" or "gpu".
+// Driver opens the Backends of one family, such as "cpu" or "gpu".
 type Driver interface {
-	// Devices lists what can be opened now; an error says why nothing can
-	// (ErrNoDevice).
+	// Devices lists the devices that can be opened now. If there are none it returns
+	// ErrNoDevice with the reason.
 	Devices() ([]Info, error)
-	// Open opens one device: "" for the best, else what followed the colon in
-	// "family:selector", a number or a part of the device's name. ErrNoDevice
-	// when there is none such.
+	// Open opens one device: "" is the best one, otherwise selector is the part after
+	// the colon of "family:selector", a number or a part of the device's name. It
+	// returns ErrNoDevice when there is no such device.
 	Open(selector string) (Backend, error)
 }
 
@@ -54,9 +54,9 @@ var registry = struct {
 	drivers map[string]Driver
 }{drivers: map[string]Driver{}}
 
-// Register makes a family of backends known under a name; a backend package
-// calls it from init. A later registration of the same name replaces the first,
-// so that a program can put a configured driver in its place.
+// Register registers a family of backends under a name; backend packages call it in init. A
+// later registration of a name replaces the earlier one, for programs that configure a
+// driver.
 func Register(family string, d Driver) {
 	registry.Lock()
 	defer registry.Unlock()
@@ -80,9 +80,9 @@ func driver(family string) Driver {
 	return registry.drivers[family]
 }
 
-// Open opens a backend by name: "auto", "cpu", "gpu", "gpu:1" (by number),
-// "gpu:NAME" (by a part of the device's name, letter case ignored). "auto" takes
-// what [Auto] says and falls back to "cpu" when that does not open.
+// Open opens a backend by name: "auto", "cpu", "gpu", "gpu:1" (by number) or "gpu:NAME" (by a
+// part of the device's name, ignoring case). "auto" opens the device of [Auto], or "cpu" if
+// that fails.
 //
 // Errors: ErrNoBackend for a family that is not registered, ErrNoDevice when the
 // family has no such device.
@@ -115,10 +115,9 @@ func openNamed(name string) (Backend, error) {
 	return d.Open(selector)
 }
 
-// Auto returns the name that "auto" opens, and why: the first GPU that is
-// hardware, discrete before integrated before virtual, else "cpu". A software
-// GPU driver is never taken, as the CPU backend is the faster way to use the
-// same cores.
+// Auto returns the name that "auto" opens and the reason: the first hardware GPU, discrete
+// before integrated before virtual, otherwise "cpu". It never chooses a software GPU driver,
+// because the CPU backend uses the same cores and is faster.
 func Auto() (name, why string) {
 	best, rank := Info{}, 0
 	software := 0
@@ -141,7 +140,7 @@ func Auto() (name, why string) {
 	case rank > 0:
 		return best.Name, fmt.Sprintf("%s is a %s", best.Device, best.Type)
 	case software > 0:
-		return "cpu", "the GPU adapter found is a software driver, which would run slower on the same cores"
+		return "cpu", "the only GPU adapter is a software driver, which is slower on the same cores"
 	case len(failed) > 0:
 		return "cpu", strings.Join(failed, "; ")
 	default:
@@ -149,15 +148,14 @@ func Auto() (name, why string) {
 	}
 }
 
-// Listing is what one family answered to [Devices].
+// Listing lists the devices of one family.
 type Listing struct {
 	Family string
 	Infos  []Info
-	Err    error // why there are none
+	Err    error // the reason if there are none
 }
 
-// Devices asks every registered family for its devices, families in
-// alphabetical order.
+// Devices lists the devices of all registered families, in alphabetical order.
 func Devices() []Listing {
 	var all []Listing
 	for _, f := range families() {

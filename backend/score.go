@@ -2,32 +2,31 @@ package backend
 
 import "context"
 
-// ScorePoint names a point between QKᵀ and softmax at which scores can be looked at,
-// in the order of [Problem].
+// ScorePoint is a point between QKᵀ and softmax, in the order of [Problem].
 type ScorePoint int
 
 const (
 	// Scaled scores are Scale·q·k.
 	Scaled ScorePoint = iota
-	// Capped scores have the softcap too.
+	// Capped scores are scaled and softcapped.
 	Capped
-	// Biased scores have all that is added, and -Inf where a key is hidden: those
-	// that softmax takes. Sinks and Dropout come after it.
+	// Biased scores have all biases added, and -Inf for hidden keys: the input of the
+	// softmax. Sinks and Dropout come later.
 	Biased
 )
 
-// Scorer is implemented by backends that give scores out.
+// Scorer is implemented by backends that return scores.
 type Scorer interface {
-	// Scores turns dot products, as QK gives them, into scores at a point, in place:
+	// Scores turns the dot products of QK into the scores at a point, in place:
 	//
 	//	s [B, H, Sq, Sk] F32
 	//
-	// Before Biased nothing is hidden; at Biased hidden keys get -Inf, whatever s
-	// held there. NaN in what is visible stays.
+	// Before Biased no key is hidden. At Biased hidden keys have -Inf, whatever s held
+	// there; a visible NaN remains.
 	Scores(ctx context.Context, s Tensor, p *Problem, at ScorePoint) error
 }
 
-// Until returns the part of p that makes scores at a point: the rest is off.
+// Until returns p with only the options that apply up to a point.
 func (p Problem) Until(at ScorePoint) Problem {
 	if at < Biased {
 		p = Problem{Scale: p.Scale, Softcap: p.Softcap, Visible: Everything()}

@@ -9,7 +9,7 @@ import (
 // Shape is the length of a tensor along each axis.
 type Shape [4]int
 
-// The axes of a [Shape], in the order of the field's `[B, H, S, D]`.
+// The axes of a [Shape] [B, H, S, D].
 const (
 	Batch = iota
 	Heads
@@ -17,8 +17,8 @@ const (
 	Dim
 )
 
-// Elements returns the product of the lengths, or -1 when a length is negative
-// or the product does not fit an int.
+// Elements returns the product of the lengths, or -1 when a length is negative or the product
+// overflows.
 func (s Shape) Elements() int {
 	n := uint64(1)
 	for _, l := range s {
@@ -39,8 +39,8 @@ func (s Shape) Elements() int {
 	return int(n)
 }
 
-// Strides are the distances, in elements, between neighbours along each axis.
-// They are never negative; a zero repeats one element along the axis.
+// Strides are the distances in elements between neighbours along each axis. They are never
+// negative; a zero repeats one element along the axis.
 type Strides [4]int
 
 // Contiguous returns the strides of a tensor of shape s stored row by row.
@@ -48,13 +48,13 @@ func (s Shape) Contiguous() Strides {
 	return Strides{s[1] * s[2] * s[3], s[2] * s[3], s[3], 1}
 }
 
-// Tensor is a view of memory as [batch, heads, seq, dim]: a shape, a stride for
-// each axis and an offset, all in elements of one [DType]. Copies of a Tensor
-// see the same memory. The zero Tensor means 'none'.
+// Tensor is a view of memory as [batch, heads, seq, dim]: a shape, a stride for each axis and
+// an offset, all in elements of one [DType]. Copies of a Tensor share the memory. The zero
+// Tensor means none.
 //
-// Element (b, h, s, d) lies at offset + b·strides[0] + h·strides[1] +
-// s·strides[2] + d·strides[3]; so [B,S,H,D] data, one head of many, or a mask
-// shared by all heads are views, not copies.
+// Element (b, h, s, d) is at offset + b·strides[0] + h·strides[1] + s·strides[2] +
+// d·strides[3]. [B,S,H,D] data, one head of many, and a mask shared by all heads are views,
+// not copies.
 type Tensor struct {
 	mem     *Memory
 	dtype   DType
@@ -63,8 +63,8 @@ type Tensor struct {
 	offset  int
 }
 
-// NewTensor returns the contiguous tensor at the start of m; backends call it
-// from Alloc. It returns ErrShape when m is too small.
+// NewTensor returns the contiguous tensor at the start of m; backends call it in Alloc. It
+// returns ErrShape when m is too small.
 func NewTensor(m *Memory, dtype DType, shape Shape) (Tensor, error) {
 	n := shape.Elements()
 	if n < 0 {
@@ -78,12 +78,12 @@ func NewTensor(m *Memory, dtype DType, shape Shape) (Tensor, error) {
 	return t, t.checkQ8()
 }
 
-// Meta returns a tensor that has a type and a shape but no memory: what
-// [Backend.Plan] needs to plan a call. It returns ErrShape as NewTensor does.
+// Meta returns a tensor that has a dtype and a shape but no memory, for [Backend.Plan] and
+// [Warmer]. It returns ErrShape for a shape that is negative or too large.
 func Meta(dtype DType, shape Shape) (Tensor, error) { return NewTensor(nil, dtype, shape) }
 
-// HostF32 makes data a tensor in host memory, without a copy. data must hold
-// exactly the elements of shape, else ErrShape.
+// HostF32 returns data as a tensor in host memory, without copying it. It returns ErrShape
+// when data does not have exactly the elements of shape.
 func HostF32(data []float32, shape Shape) (Tensor, error) {
 	if err := checkLen(len(data), shape); err != nil {
 		return Tensor{}, err
@@ -91,9 +91,8 @@ func HostF32(data []float32, shape Shape) (Tensor, error) {
 	return NewTensor(hostMemory(data), F32, shape)
 }
 
-// HostBits makes data, the bits of F16 or BF16 numbers, a tensor in host
-// memory, without a copy. It returns ErrDType for another dtype and ErrShape
-// when data does not hold exactly the elements of shape.
+// HostBits returns data, the bits of F16 or BF16 numbers, as a tensor in host memory, without
+// copying it. It returns ErrDType for another dtype and ErrShape as HostF32.
 func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
 	if dtype != F16 && dtype != BF16 {
 		return Tensor{}, fmt.Errorf("16-bit data cannot be %v, only f16 or bf16: %w", dtype, ErrDType)
@@ -104,8 +103,8 @@ func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
 	return NewTensor(hostMemory(data), dtype, shape)
 }
 
-// HostBool makes data a mask in host memory, without a copy; true means that
-// the key may be seen. ErrShape as for HostF32.
+// HostBool returns data as a mask in host memory, without copying it; true means visible. It
+// returns ErrShape as HostF32.
 func HostBool(data []bool, shape Shape) (Tensor, error) {
 	if err := checkLen(len(data), shape); err != nil {
 		return Tensor{}, err
@@ -113,9 +112,8 @@ func HostBool(data []bool, shape Shape) (Tensor, error) {
 	return NewTensor(hostMemory(data), Bool, shape)
 }
 
-// HostQ8 makes data, rows as [QuantiseQ8] writes them, a tensor in host memory,
-// without a copy. It returns ErrShape when data does not hold exactly the rows of
-// shape.
+// HostQ8 returns data, rows in the format of [QuantiseQ8], as a tensor in host memory, without
+// copying it. It returns ErrShape when data does not have exactly the rows of shape.
 func HostQ8(data []byte, shape Shape) (Tensor, error) {
 	if want := Q8.Bytes(shape); int64(len(data)) != want {
 		return Tensor{}, fmt.Errorf("data has %d bytes, shape %v of q8 needs %d: %w", len(data), shape, want, ErrShape)
@@ -123,8 +121,8 @@ func HostQ8(data []byte, shape Shape) (Tensor, error) {
 	return NewTensor(hostMemory(data), Q8, shape)
 }
 
-// AllocHost returns a zeroed contiguous tensor in host memory. It returns
-// ErrShape for a shape that is negative or too large.
+// AllocHost returns a contiguous tensor of zeros in host memory. It returns ErrShape for a
+// shape that is negative or too large.
 func AllocHost(dtype DType, shape Shape) (Tensor, error) {
 	n := shape.Elements()
 	if n < 0 {
@@ -149,10 +147,10 @@ func checkLen(n int, shape Shape) error {
 	return nil
 }
 
-// IsZero reports whether t is the zero Tensor, which stands for 'none'.
+// IsZero reports whether t is the zero Tensor, which means none.
 func (t Tensor) IsZero() bool { return t.shape == Shape{} && t.mem == nil }
 
-// DType returns the element type.
+// DType returns the element type of t.
 func (t Tensor) DType() DType { return t.dtype }
 
 // Shape returns the lengths along [batch, heads, seq, dim].
@@ -161,13 +159,13 @@ func (t Tensor) Shape() Shape { return t.shape }
 // Strides returns the distances between neighbours, in elements.
 func (t Tensor) Strides() Strides { return t.strides }
 
-// Offset returns the index of the first element in the memory, in elements.
+// Offset returns the position of the first element in the memory, in elements.
 func (t Tensor) Offset() int { return t.offset }
 
-// Memory returns what t is a view of; nil for a tensor made by [Meta].
+// Memory returns the memory that t is a view of; nil for a tensor of [Meta].
 func (t Tensor) Memory() *Memory { return t.mem }
 
-// OnHost reports whether t lives in host memory.
+// OnHost reports whether t is in host memory.
 func (t Tensor) OnHost() bool { return t.mem != nil && t.mem.owner == nil }
 
 // Bytes returns the bytes of t's elements, broadcast ones counted once.
@@ -181,7 +179,7 @@ func (t Tensor) Bytes() int64 {
 	return t.dtype.Bytes(once)
 }
 
-// IsContiguous reports whether the elements of t lie row by row without gaps.
+// IsContiguous reports whether the elements of t are stored row by row without gaps.
 func (t Tensor) IsContiguous() bool {
 	want, _ := t.dtype.Contiguous(t.shape)
 	for i, l := range t.shape {
@@ -192,9 +190,9 @@ func (t Tensor) IsContiguous() bool {
 	return true
 }
 
-// View returns another view of the same memory: shape and strides, offset
-// elements after t's own first element. It returns ErrShape when a stride or
-// the offset is negative, when the view would leave the memory, or would cut a Q8 row.
+// View returns another view of the same memory, whose first element is offset elements after
+// that of t. It returns ErrShape when a stride or the offset is negative, or when the view
+// would exceed the memory or divide a Q8 row.
 func (t Tensor) View(shape Shape, strides Strides, offset int) (Tensor, error) {
 	if shape.Elements() < 0 {
 		return Tensor{}, fmt.Errorf("view: shape %v is negative or too large: %w", shape, ErrShape)
@@ -224,8 +222,8 @@ func (t Tensor) View(shape Shape, strides Strides, offset int) (Tensor, error) {
 	return v, nil
 }
 
-// Slice returns the part of t from lo up to hi along axis, without a copy. It
-// returns ErrShape when the range is not within the axis, or cuts a Q8 row.
+// Slice returns the view of t from lo to hi along axis. It returns ErrShape when the range
+// exceeds the axis or divides a Q8 row.
 func (t Tensor) Slice(axis, lo, hi int) (Tensor, error) {
 	if axis < 0 || axis > Dim || lo < 0 || hi < lo || hi > t.shape[axis] {
 		return Tensor{}, fmt.Errorf("slice [%d:%d] of axis %d of shape %v: %w", lo, hi, axis, t.shape, ErrShape)
@@ -241,9 +239,9 @@ func (t Tensor) Slice(axis, lo, hi int) (Tensor, error) {
 	return v, nil
 }
 
-// Swap returns t with two axes exchanged, without a copy: Swap(Heads, Seq)
-// turns [B,S,H,D] data into [B,H,S,D]. It returns ErrShape for an axis outside
-// 0..3, and for Dim of a Q8 tensor.
+// Swap returns the view of t with two axes exchanged: Swap(Heads, Seq) turns [B,S,H,D] data
+// into [B,H,S,D]. It returns ErrShape for an axis that is not 0 to 3, and for Dim of a Q8
+// tensor.
 func (t Tensor) Swap(a, b int) (Tensor, error) {
 	if min(a, b) < 0 || max(a, b) > Dim {
 		return Tensor{}, fmt.Errorf("swap of axes %d and %d, a tensor has axes 0 to 3: %w", a, b, ErrShape)
@@ -256,8 +254,8 @@ func (t Tensor) Swap(a, b int) (Tensor, error) {
 	return t, nil
 }
 
-// Broadcast repeats t along every axis where its length is 1, by a stride of
-// zero, until it has shape. It returns ErrShape when another length differs.
+// Broadcast returns the view of t with the given shape, in which axes of length 1 repeat by a
+// stride of zero. It returns ErrShape when another length differs.
 func (t Tensor) Broadcast(shape Shape) (Tensor, error) {
 	v := t
 	for i, l := range t.shape {
@@ -272,21 +270,19 @@ func (t Tensor) Broadcast(shape Shape) (Tensor, error) {
 	return v, nil
 }
 
-// Float32s returns the memory behind a host tensor of type F32, from its first
-// element on; index it with Strides. It returns ErrDevice when t is not on the
-// host, ErrDType when it is not F32, ErrReleased after Release.
+// Float32s returns the memory of an F32 tensor in host memory from its first element on; index
+// it with Strides. It returns ErrDevice when t is not in host memory, ErrDType when it is not
+// F32, and ErrReleased after Release.
 func (t Tensor) Float32s() ([]float32, error) { return hostSlice[float32](t, F32) }
 
-// Bits returns the memory behind a host tensor of type F16 or BF16, as Float32s
-// does for F32.
+// Bits is Float32s for an F16 or BF16 tensor.
 func (t Tensor) Bits() ([]uint16, error) { return hostSlice[uint16](t, F16, BF16) }
 
-// Bools returns the memory behind a host tensor of type Bool, as Float32s does
-// for F32.
+// Bools is Float32s for a Bool tensor.
 func (t Tensor) Bools() ([]bool, error) { return hostSlice[bool](t, Bool) }
 
-// Q8Rows returns the memory behind a host tensor of type Q8, from the scale of its
-// first row on, as Float32s does for F32. [DequantiseQ8] reads a row.
+// Q8Rows is Float32s for a Q8 tensor, from the scale of its first row on. [DequantiseQ8]
+// reads a row.
 func (t Tensor) Q8Rows() ([]byte, error) {
 	t.offset -= t.lead()
 	return hostSlice[byte](t, Q8)
@@ -313,9 +309,9 @@ func hostSlice[T any](t Tensor, want ...DType) ([]T, error) {
 	return data[min(t.offset, len(data)):], nil
 }
 
-// Alias returns a tensor over the same host memory that is released on its own:
-// what Upload means on a backend that computes in host memory. It returns
-// ErrDevice when t is not in host memory and ErrReleased after Release.
+// Alias returns a tensor on the same host memory that is released independently. Backends
+// that compute in host memory return it from Upload. It returns ErrDevice when t is not in
+// host memory and ErrReleased after Release.
 func (t Tensor) Alias() (Tensor, error) {
 	if !t.OnHost() {
 		return Tensor{}, fmt.Errorf("tensor is not in host memory: %w", ErrDevice)
@@ -330,17 +326,16 @@ func (t Tensor) Alias() (Tensor, error) {
 	return t, nil
 }
 
-// Release gives the memory of t, and so of every view of it, back to its owner.
-// A call that is using it ends first; every later use returns ErrReleased.
-// Releasing twice, or releasing a tensor without memory, does nothing.
+// Release frees the memory of t and of all views of it, after the calls that are using it.
+// Later uses return ErrReleased. Releasing a tensor twice, or one without memory, does
+// nothing.
 func (t Tensor) Release() {
 	if t.mem != nil {
 		t.mem.release()
 	}
 }
 
-// last returns the index in the memory of t's last element, and false when it
-// does not fit an int.
+// last returns the position of t's last element in the memory, and false when it overflows.
 func (t Tensor) last() (int, bool) {
 	sum := uint64(t.offset)
 	for i, l := range t.shape {
@@ -356,7 +351,7 @@ func (t Tensor) last() (int, bool) {
 	return int(sum), true
 }
 
-// overlaps reports whether the spans of memory that a and b reach into meet.
+// overlaps reports whether the spans of memory of t and o overlap.
 func (t Tensor) overlaps(o Tensor) bool {
 	if t.mem == nil || o.mem == nil || t.shape.Elements() == 0 || o.shape.Elements() == 0 {
 		return false
@@ -370,7 +365,7 @@ func (t Tensor) overlaps(o Tensor) bool {
 	return a0 < b1 && b0 < a1
 }
 
-// lead returns the bytes before a row of t that belong to it.
+// lead returns the number of bytes before a row of t that belong to the row.
 func (t Tensor) lead() int {
 	if t.dtype == Q8 {
 		return q8Lead
@@ -378,15 +373,15 @@ func (t Tensor) lead() int {
 	return 0
 }
 
-// span returns the addresses of t's first byte and of the byte after its last.
+// span returns the addresses of t's first byte and of the byte after its last byte.
 func (t Tensor) span() (lo, hi uintptr) {
 	size := uintptr(t.dtype.Size())
 	last, _ := t.last()
 	return t.mem.base + uintptr(t.offset)*size - uintptr(t.lead()), t.mem.base + uintptr(last+1)*size
 }
 
-// selfOverlaps reports whether two indices of t may reach the same element: no
-// order of the axes lets each stride clear everything inside it.
+// selfOverlaps reports whether two indices of t may have the same element. They cannot if, in
+// the order of strides, each stride exceeds the extent of all smaller ones.
 func (t Tensor) selfOverlaps() bool {
 	var axes [4]int
 	n := 0

@@ -5,31 +5,31 @@ import (
 	"time"
 )
 
-// Trace is told what goes on inside the calls that are made with its context,
-// as in net/http/httptrace. Functions that are nil are not called; those that
-// are set must be safe for concurrent use and return soon, as the call waits.
+// Trace is a set of functions that calls with its context run at certain events, as in
+// net/http/httptrace. Any of them may be nil. They must be safe for concurrent use and
+// return soon, because the call waits for them.
 type Trace struct {
-	// Progress tells how many operations of a call are done, of how many in all
-	// (both in the units of Plan.FLOPs), at the end of each piece that the
-	// backend waits for. A call of one piece reports once, at its end.
+	// Progress receives the operations that a call has done and its total, in the units
+	// of Plan.FLOPs, after each piece that the backend waits for. A call of one piece
+	// reports once, at its end.
 	Progress func(done, total float64)
-	// Kernel tells how long the device computed, by its own clock, for each
-	// piece. Devices without timestamps never call it.
+	// Kernel receives the time that the device computed each piece, by its own clock.
+	// Devices without timestamps never call it.
 	Kernel func(took time.Duration)
-	// Compile tells how long a kernel took to compile, when a call had to.
+	// Compile receives the compile time of a kernel that a call had to compile.
 	Compile func(kernel string, took time.Duration)
-	// Move tells how long a transfer of operands between host and device took.
+	// Move receives the size and time of a transfer of operands between host and device.
 	Move func(bytes int64, took time.Duration)
 }
 
 type traceKey struct{}
 
-// WithTrace returns a context whose calls tell t.
+// WithTrace returns a context whose calls run the functions of t.
 func WithTrace(ctx context.Context, t *Trace) context.Context {
 	return context.WithValue(ctx, traceKey{}, t)
 }
 
-// TraceOf returns the context's Trace, or one without functions, never nil.
+// TraceOf returns the Trace of ctx, or one without functions; never nil.
 func TraceOf(ctx context.Context) *Trace {
 	if t, ok := ctx.Value(traceKey{}).(*Trace); ok && t != nil {
 		return t

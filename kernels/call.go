@@ -123,13 +123,13 @@ func (c *Call) packed() bool { return c.opt.CuQ != nil || c.opt.CuK != nil }
 func (c *Call) checkPath(weights bool) error {
 	on := Path(0)
 	if weights {
-		on = WeightsPath
+		on = weightPath
 		if c.k.DType() == backend.Q8 {
 			return fmt.Errorf("weights are requested, but k is q8, which the stages do not take: %w", backend.ErrUnsupported)
 		}
 	}
 	if c.packed() {
-		on |= PackedPath
+		on |= packedPath
 	}
 	if on == 0 || weights == c.opt.Weights {
 		return c.opt.CheckPath(on)

@@ -16,7 +16,7 @@ import (
 // LSE and Weights are refused, use [Device.Attention] for them. Errors as for Attention,
 // and ErrShape when a slice does not have the elements of its shape.
 func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, q, k, v []float32, opt Options) ([]float32, error) {
-	if err := opt.CheckPath(SlicePath); err != nil {
+	if err := opt.CheckPath(slicePath); err != nil {
 		return nil, fmt.Errorf("attention: %w", err)
 	}
 	dims = fillDims(dims)

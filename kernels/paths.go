@@ -6,26 +6,22 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// Path is a way in which a call is computed. Each takes some of the [Options] and refuses
-// the others by name, see [Options.CheckPath].
+// Path is a way of computing a call that does not take all [Options]. It refuses the others
+// by name, see [Options.CheckPath]. A call may be on several paths.
 type Path uint
 
-// The paths that do not take all options. A call may be on several.
 const (
-	// PackedPath is attention of packed sequences (Options.CuQ).
-	PackedPath Path = 1 << iota
-	// WeightsPath is attention that returns the weights (Options.Weights).
-	WeightsPath
-	// StagePath is a stage alone: Softmax, Scores and TopWeights.
-	StagePath
-	// SlicePath is attention of slices in host memory.
-	SlicePath
 	// CachePath is attention to a cache of keys and values.
-	CachePath
+	CachePath Path = 1 << iota
 	// WindowPath is attention to a cache with a window.
 	WindowPath
 	// SharedPath is attention to a prefix that several sequences of a cache share.
 	SharedPath
+
+	packedPath // packed sequences (Options.CuQ)
+	weightPath // attention that returns weights (Options.Weights)
+	stagePath  // a stage alone: Softmax, Scores, TopWeights
+	slicePath  // slices in host memory: AttentionFloat32
 )
 
 // paths lists each Path with the reason why it refuses options, and the error.
@@ -34,10 +30,10 @@ var paths = []struct {
 	reason string
 	err    error
 }{
-	{PackedPath, "packed sequences differ in length: call Attention for each sequence", backend.ErrUnsupported},
-	{WeightsPath, "the three stages, which return weights, cannot use it", backend.ErrUnsupported},
-	{StagePath, "a stage alone cannot use it", backend.ErrUnsupported},
-	{SlicePath, "a call with slices returns the output alone and cannot use it: call Attention", backend.ErrUnsupported},
+	{packedPath, "packed sequences differ in length: call Attention for each sequence", backend.ErrUnsupported},
+	{weightPath, "the three stages, which return weights, cannot use it", backend.ErrUnsupported},
+	{stagePath, "a stage alone cannot use it", backend.ErrUnsupported},
+	{slicePath, "a call with slices returns the output alone and cannot use it: call Attention", backend.ErrUnsupported},
 	{CachePath, "the cache sets it itself", backend.ErrOption},
 	{WindowPath, "the cache has a window, so that keys change their places with each append", backend.ErrOption},
 	{SharedPath, "with it a shared prefix would not be the same for all rows", backend.ErrOption},
@@ -61,21 +57,21 @@ var optionTable = []optionRow{
 	{"Offsets", func(o *Options) bool { return o.Offsets != nil }, CachePath},
 	{"KLen", func(o *Options) bool { return o.KLen != nil }, CachePath},
 	{"Prefix", func(o *Options) bool { return o.Prefix != nil }, WindowPath | SharedPath},
-	{"QSegments", func(o *Options) bool { return o.QSegments != nil }, PackedPath | WindowPath | SharedPath},
-	{"KSegments", func(o *Options) bool { return o.KSegments != nil }, PackedPath | WindowPath | SharedPath},
-	{"Mask", func(o *Options) bool { return !o.Mask.IsZero() }, PackedPath | WindowPath | SharedPath},
-	{"Bias", func(o *Options) bool { return !o.Bias.IsZero() }, PackedPath | WindowPath | SharedPath},
+	{"QSegments", func(o *Options) bool { return o.QSegments != nil }, packedPath | WindowPath | SharedPath},
+	{"KSegments", func(o *Options) bool { return o.KSegments != nil }, packedPath | WindowPath | SharedPath},
+	{"Mask", func(o *Options) bool { return !o.Mask.IsZero() }, packedPath | WindowPath | SharedPath},
+	{"Bias", func(o *Options) bool { return !o.Bias.IsZero() }, packedPath | WindowPath | SharedPath},
 	{"ALiBi", func(o *Options) bool { return o.ALiBi != nil }, SharedPath},
-	{"RelativeBias", func(o *Options) bool { return !o.RelativeBias.IsZero() }, PackedPath | WindowPath | SharedPath},
-	{"BlockMask", func(o *Options) bool { return !o.BlockMask.IsZero() }, PackedPath | WindowPath | SharedPath},
+	{"RelativeBias", func(o *Options) bool { return !o.RelativeBias.IsZero() }, packedPath | WindowPath | SharedPath},
+	{"BlockMask", func(o *Options) bool { return !o.BlockMask.IsZero() }, packedPath | WindowPath | SharedPath},
 	{"Sinks", func(o *Options) bool { return o.Sinks != nil }, 0},
 	{"Dropout", func(o *Options) bool { return o.Dropout.P > 0 }, WindowPath | SharedPath},
-	{"Pages", func(o *Options) bool { return o.Pages != nil }, PackedPath | WeightsPath | StagePath | SlicePath | CachePath},
-	{"CuQ", func(o *Options) bool { return o.CuQ != nil }, StagePath | CachePath},
-	{"CuK", func(o *Options) bool { return o.CuK != nil }, StagePath | CachePath},
-	{"LSE", func(o *Options) bool { return o.LSE }, StagePath | SlicePath},
-	{"Weights", func(o *Options) bool { return o.Weights }, PackedPath | StagePath | SlicePath | WindowPath | SharedPath},
-	{"Resume", func(o *Options) bool { return o.Resume != nil }, PackedPath | WeightsPath | StagePath | SharedPath},
+	{"Pages", func(o *Options) bool { return o.Pages != nil }, packedPath | weightPath | stagePath | slicePath | CachePath},
+	{"CuQ", func(o *Options) bool { return o.CuQ != nil }, stagePath | CachePath},
+	{"CuK", func(o *Options) bool { return o.CuK != nil }, stagePath | CachePath},
+	{"LSE", func(o *Options) bool { return o.LSE }, stagePath | slicePath},
+	{"Weights", func(o *Options) bool { return o.Weights }, packedPath | stagePath | slicePath | WindowPath | SharedPath},
+	{"Resume", func(o *Options) bool { return o.Resume != nil }, packedPath | weightPath | stagePath | SharedPath},
 }
 
 // CheckPath returns an error that names the first option that is set although one of the

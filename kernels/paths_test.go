@@ -59,7 +59,7 @@ func TestPathsRefuse(t *testing.T) {
 	dev, ctx := refusing(t), t.Context()
 	x := meta(t, backend.F32, 1, 1, 1, 1)
 	calls := map[Path]map[string]func(Options) error{
-		StagePath: {
+		stagePath: {
 			"Softmax": func(o Options) error { o.Scale = new(1.0); return dev.Softmax(ctx, x, backend.Tensor{}, o) },
 			"Scores":  func(o Options) error { _, err := dev.Scores(ctx, x, x, backend.Biased, o); return err },
 			"TopWeights": func(o Options) error {
@@ -67,17 +67,17 @@ func TestPathsRefuse(t *testing.T) {
 				return err
 			},
 		},
-		WeightsPath: {"Prepare": func(o Options) error {
+		weightPath: {"Prepare": func(o Options) error {
 			o.Weights = true
 			_, err := dev.Prepare(x, x, x, o)
 			return err
 		}},
-		PackedPath: {"Prepare": func(o Options) error {
+		packedPath: {"Prepare": func(o Options) error {
 			o.CuQ = []int{0, 1}
 			_, err := dev.Prepare(x, x, x, o)
 			return err
 		}},
-		SlicePath: {"AttentionFloat32": func(o Options) error {
+		slicePath: {"AttentionFloat32": func(o Options) error {
 			one := []float32{1}
 			_, err := dev.AttentionFloat32(ctx, Dims{SeqQ: 1, Dim: 1}, one, one, one, o)
 			return err

@@ -87,7 +87,7 @@ func (d *Device) softmax(ctx context.Context, s, lse backend.Tensor, opt *Option
 
 // stage returns the problem of a stage alone, over scores of lengths d.
 func (o *Options) stage(d Dims) (problem, error) {
-	if err := o.CheckPath(StagePath); err != nil {
+	if err := o.CheckPath(stagePath); err != nil {
 		return problem{}, err
 	}
 	return o.problem(d)
