@@ -5,129 +5,74 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
-	"time"
 
-	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 )
 
-// Backend is an open WebGPU device; it implements backend.Backend, backend.Projector,
-// backend.Rotator, backend.Merger, backend.Batcher, backend.Scorer, backend.Copier,
-// backend.BatchCopier, backend.Warmer and the meters of package backend. Its methods are
-// safe for concurrent use: their submissions take turns on the device.
+// Backend is an open WebGPU device. It implements backend.Backend and the optional
+// interfaces listed below it. Its methods are safe for concurrent use: their submissions
+// take turns on the device.
 type Backend struct {
-	dev    port.Device
-	info   backend.Info
-	limits gputypes.Limits
-	pool   *pool
+	dev  *queue.Device
+	info backend.Info
 
-	// What submissions are sized by, see pace.go.
-	budget     time.Duration
-	maxWork    float64 // operations; 0 is no bound
-	firstSpeed float64
-	lanes      int
-
-	slots        slots
-	uniformAlign int
-	runners      sync.Pool
-	pipes        pipes
-
-	// choose picks the variant of the register-tiled kernel: tuner's, unless a test
-	// says otherwise.
-	choose chooser
 	tuner  *tune.Tuner
-	// decodeRows is up to how many query rows a key head the decode path takes.
+	choose chooser // of the variant of the register-tiled kernel: the tuner's, except in tests
+	// decodeRows is the most query rows a key head that the decode path takes.
 	decodeRows int
 
-	memory    int64         // Options.MemoryBytes
-	tensors   atomic.Int64  // bytes of tensors in device memory
-	streaming chan struct{} // held by the call that streams
-
-	// life is held for reading by every call, so that Close waits for them.
-	life   sync.RWMutex
+	life   sync.RWMutex // every call holds it for reading, so that Close waits for them
 	closed bool
-
-	// blank stands in for operands that a call does not have, one for each
-	// binding, as no buffer may be bound twice when one of the two is written.
-	blank [maxBindings]port.Buffer
 }
 
 var (
-	_ backend.Backend   = (*Backend)(nil)
-	_ backend.Projector = (*Backend)(nil)
-	_ backend.Merger    = (*Backend)(nil)
-	_ backend.PeakMeter = (*Backend)(nil)
-	_ backend.Warmer    = (*Backend)(nil)
+	_ backend.Backend     = (*Backend)(nil)
+	_ backend.Batcher     = (*Backend)(nil)
+	_ backend.BatchCopier = (*Backend)(nil)
+	_ backend.Copier      = (*Backend)(nil)
+	_ backend.MemoryMeter = (*Backend)(nil)
+	_ backend.Merger      = (*Backend)(nil)
+	_ backend.Projector   = (*Backend)(nil)
+	_ backend.Rotator     = (*Backend)(nil)
+	_ backend.Scorer      = (*Backend)(nil)
+	_ backend.Warmer      = (*Backend)(nil)
 )
 
-// maxBindings is the most that a kernel has (attention with pages, both masks and both
-// biases).
-const maxBindings = 12
-
-// blankBytes is enough for what a kernel may look at where an operand is missing.
-const blankBytes = 256
-
-const defaultPoolBytes = 64 << 20
-
-func newBackend(dev port.Device, info backend.Info, opt Options) (*Backend, error) {
-	b := &Backend{
-		dev: dev, info: info, limits: dev.Limits(),
-		budget: opt.Budget, maxWork: max(opt.MaxWork, 0),
-		pipes: pipes{byHash: map[uint64][]*pipe{}},
+func newBackend(dev port.Device, info backend.Info, opt Options) (b *Backend, err error) {
+	b = &Backend{info: info, decodeRows: cmp.Or(opt.decodeRows, decodeRows)}
+	b.dev, err = queue.New(dev, info.Name, info.Type, queue.Config{
+		Budget: opt.Budget, MaxWork: opt.MaxWork, PoolBytes: opt.PoolBytes, MemoryBytes: opt.MemoryBytes,
+	})
+	if err != nil {
+		return nil, err
 	}
-	if b.budget <= 0 {
-		b.budget = defaultBudget
-	}
-	b.firstSpeed, b.lanes = firstSpeed(info.Type)
-	b.uniformAlign = max(int(b.limits.MinUniformBufferOffsetAlignment), 16)
-	var err error
 	if opt.Tune, err = opt.Tune.Or(info.Type); err != nil {
 		return nil, err
 	}
 	b.tuner = newTuner(opt, info)
 	b.choose = b.tuner.Choose
-	b.runners.New = func() any { return new(runner) }
-	b.decodeRows = cmp.Or(opt.decodeRows, decodeRows)
-	keep := opt.PoolBytes
-	if keep == 0 {
-		keep = defaultPoolBytes
-	}
-	b.memory, b.streaming = opt.MemoryBytes, make(chan struct{}, 1)
-	if b.memory > 0 {
-		keep = min(keep, (cut.Memory{Bound: b.memory}).Pool())
-	}
-	b.pool = newPool(dev, keep)
-	if err := b.newSlots(); err != nil {
-		return nil, err
-	}
-	for i := range b.blank {
-		var err error
-		if b.blank[i], err = dev.CreateBuffer(blankBytes, storageUsage); err != nil {
-			return nil, translate(info.Name, err)
-		}
-	}
 	return b, nil
 }
 
-// Info describes the adapter; the limits are those in force.
+// Info describes the adapter. The limits are those in force.
 func (b *Backend) Info() backend.Info { return b.info }
 
-// Close waits for running calls, then releases everything on the device.
+// Close waits for running calls and releases everything on the device.
 func (b *Backend) Close() error {
 	b.life.Lock()
 	defer b.life.Unlock()
 	if !b.closed {
 		b.closed = true
-		b.dev.Close()
+		b.dev.Port.Close()
 	}
 	return nil
 }
 
-// enter starts a call; leave ends it.
+// enter begins a call. Unless it returns an error, leave ends the call.
 func (b *Backend) enter(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -137,51 +82,87 @@ func (b *Backend) enter(ctx context.Context) error {
 		b.life.RUnlock()
 		return fmt.Errorf("%s: %w", b.info.Name, backend.ErrClosed)
 	}
-	if err := b.dev.Lost(); err != nil {
+	if err := b.dev.Port.Lost(); err != nil {
 		b.life.RUnlock()
-		return translate(b.info.Name, err)
+		return queue.Translate(b.info.Name, err)
 	}
 	return nil
 }
 
 func (b *Backend) leave() { b.life.RUnlock() }
 
-// call runs f between enter and leave with the operands pinned. When the caller
-// traces progress, f runs in a rehearsal first: then it must not reach the device
-// but through the runner.
-func (b *Backend) call(ctx context.Context, name string, outputs, inputs []backend.Operand, f func(r *runner) error) error {
+// operands are the tensors of an operation.
+type operands struct{ out, in []backend.Operand }
+
+func operandsOf(c *backend.Call) operands {
+	out, in := c.Operands()
+	return operands{out[:], in[:]}
+}
+
+// call runs one operation, which f queues.
+func (b *Backend) call(ctx context.Context, name string, o operands, f func(r *queue.Runner) error) error {
+	return b.calls(ctx, name, 1, func(int) operands { return o }, func(r *queue.Runner, _ int) error { return f(r) })
+}
+
+// calls runs n operations, which f queues, as one call: their steps follow one another in shared
+// submissions, and their tensors stay pinned to the end.
+func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) operands, f func(r *queue.Runner, i int) error) error {
 	if err := b.enter(ctx); err != nil {
 		return err
 	}
 	defer b.leave()
-	var pins backend.Pinned
-	if err := pins.Pin(b, b.info.Name, outputs, inputs); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	defer pins.Unpin()
-	return b.pinned(ctx, name, f)
-}
-
-// pinned is call after the operands are pinned.
-func (b *Backend) pinned(ctx context.Context, name string, f func(r *runner) error) (err error) {
-	r := b.newRunner(ctx)
-	defer func() { r.finish(err) }()
-	if r.trace.Progress != nil { // which wants to know how much there is in all
-		r.rehearse = true
-		if err := f(r); err != nil {
+	pins := make([]backend.Pinned, n)
+	defer func() {
+		for i := range pins {
+			pins[i].Unpin()
+		}
+	}()
+	for i := range pins {
+		o := of(i)
+		if err := pins[i].Pin(b, b.info.Name, o.out, o.in); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		r.rehearse = false
 	}
-	err = f(r)
-	if err == nil {
-		err = r.flush()
-	}
-	if err == nil {
-		err = r.takeAllBack(r.brought)
-	}
+	err := b.dev.Do(ctx, func(r *queue.Runner) error {
+		for i := range n {
+			if i > 0 {
+				if err := r.Separate(); err != nil {
+					return err
+				}
+			}
+			if err := f(r, i); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, r.interrupted(err))
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }
+
+// rowOp returns an operation on each row of [B, H, S, ·] tensors alone. step returns a
+// step without windows: those are the operands', in their order.
+func (b *Backend) rowOp(shape backend.Shape, ops []*cut.Operand, step func(x cut.Box, v []cut.View) queue.Step) *queue.Op {
+	c := b.dev.NewCutter(cut.Sum, cut.Tile, ops...)
+	return &queue.Op{
+		Cutter: c, Space: cut.Space(shape[0], shape[1], shape[2], 1, 1),
+		Step: func(p queue.Piece) queue.Step {
+			views, windows := make([]cut.View, len(ops)), make([]cut.Window, len(ops))
+			for i, o := range ops {
+				views[i] = o.View(p.Box, c.Align)
+				windows[i] = views[i].Window
+			}
+			s := step(p.Box, views)
+			s.Windows = windows
+			return s
+		},
+	}
+}
+
+// rows returns the number of rows of a box.
+func rows(x cut.Box) int { return x.Len(cut.Batch) * x.Len(cut.Head) * x.Len(cut.Row) }
+
+// ceil returns n/by, rounded up.
+func ceil(n, by int) int { return (n + by - 1) / by }

@@ -185,25 +185,27 @@ func TestCopyOfOddNumbers(t *testing.T) {
 	}
 }
 
-// TestCopyRefuses says what is wrong.
+// TestCopyRefuses checks the errors of copies that package kernels or the backend
+// refuse.
 func TestCopyRefuses(t *testing.T) {
 	b := open(t, Options{})
-	defer b.Close()
+	dev := kernels.NewDevice(b)
+	defer dev.Close()
 	x := alloc(t, b, backend.F32, backend.Shape{1, 1, 3, 4})
 	for _, c := range []struct {
 		name string
 		dst  backend.Tensor
 		want error
 	}{
-		{"src has shape [1 1 3 4], dst [1 1 3 8]", alloc(t, b, backend.F16, backend.Shape{1, 1, 3, 8}), backend.ErrShape},
+		{"dst has shape [1 1 3 8], src has [1 1 3 4]", alloc(t, b, backend.F16, backend.Shape{1, 1, 3, 8}), backend.ErrShape},
 		{"dst is bool", alloc(t, b, backend.Bool, backend.Shape{1, 1, 3, 4}), backend.ErrDType},
 		{"dst is written while src is read", x, backend.ErrOverlap},
 	} {
-		if err := b.Copy(context.Background(), c.dst, x); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.name) {
+		if err := dev.Copy(t.Context(), []backend.Tensor{c.dst}, []backend.Tensor{x}); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.name) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
-	if err := b.CopyBatch(t.Context(), []backend.Tensor{x}, nil); !errors.Is(err, backend.ErrShape) {
+	if err := dev.Copy(t.Context(), []backend.Tensor{x}, nil); !errors.Is(err, backend.ErrShape) {
 		t.Errorf("a copy without a source: %v", err)
 	}
 }
@@ -469,7 +471,7 @@ func TestCachesInHostMemory(t *testing.T) {
 			shape = backend.Shape{sk / size, 1, size, d}
 		}
 		call := func(b *Backend) backend.Call {
-			if b.memory > 0 { // leaves no room for what comes
+			if b.dev.Memory().Bound > 0 { // leaves no room for what comes
 				alloc(t, b, backend.F32, backend.Shape{1, 1, 360, 256})
 			}
 			return backend.Call{Q: filled(t, b, backend.F32, row(1)[:sq*d], backend.Shape{1, 1, sq, d}),

@@ -10,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -68,13 +69,13 @@ func (b *Backend) peak(ctx context.Context) (float64, error) {
 // each units a second, of which a thread makes as many a round.
 func (b *Backend) onGrid(ctx context.Context, k shaders.Kernel, size, each int, params func(rounds int) shaders.Params) (float64, error) {
 	groups, bytes := b.grid(probeGroups, probeThreads*size)
-	out, err := b.pool.get(bytes, storageUsage)
+	out, err := b.dev.Pool.Get(bytes, queue.StorageUsage)
 	if err != nil {
-		return 0, translate(k.Name, err)
+		return 0, queue.Translate(k.Name, err)
 	}
-	defer b.pool.put(out, storageUsage)
-	rounds, took, err := b.fastest(ctx, cut.MaxLoops, func(rounds int) []step {
-		return []step{{variant: variant{kernel: k}, windows: []cut.Window{{Buf: out, Size: bytes}}, params: params(rounds), groups: [3]uint32{uint32(groups), 1, 1}}}
+	defer b.dev.Pool.Put(out, queue.StorageUsage)
+	rounds, took, err := b.fastest(ctx, cut.MaxLoops, func(rounds int) []probe {
+		return []probe{{k, []cut.Window{{Buf: out, Size: bytes}}, params(rounds), groups}}
 	})
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", k.Name, err)
@@ -82,10 +83,22 @@ func (b *Backend) onGrid(ctx context.Context, k shaders.Kernel, size, each int, 
 	return float64(groups) * probeThreads * float64(each) * float64(rounds) / took.Seconds(), nil
 }
 
+// probe is a dispatch of a kernel on a line of workgroups.
+type probe struct {
+	kernel  shaders.Kernel
+	windows []cut.Window
+	params  shaders.Params
+	groups  int
+}
+
+func (p probe) add(r *queue.Runner) error {
+	return r.Dispatch(queue.Variant{Kernel: p.kernel}, p.windows, p.params, [3]uint32{uint32(p.groups), 1, 1})
+}
+
 // grid returns how many workgroups, at most most, the limits allow that store size
 // bytes each, and how much that is in all.
 func (b *Backend) grid(most, size int) (groups int, bytes uint64) {
-	groups = min(most, int(b.limits.MaxComputeWorkgroupsPerDimension), int(maxWindow(b.limits)/uint64(size)))
+	groups = min(most, int(b.dev.Limits.MaxComputeWorkgroupsPerDimension), int(queue.MaxWindow(b.dev.Limits)/uint64(size)))
 	groups = max(groups, 1)
 	return groups, uint64(groups * size)
 }
@@ -93,20 +106,20 @@ func (b *Backend) grid(most, size int) (groups int, bytes uint64) {
 // fastest runs the steps that make returns for a number of rounds, twice as many
 // until that takes long enough or the next would be over most, and then some times
 // more. It returns the rounds and the shortest time.
-func (b *Backend) fastest(ctx context.Context, most int, make func(rounds int) []step) (rounds int, best time.Duration, err error) {
+func (b *Backend) fastest(ctx context.Context, most int, make func(rounds int) []probe) (rounds int, best time.Duration, err error) {
 	var kernel time.Duration
 	ctx = backend.WithTrace(ctx, &backend.Trace{Kernel: func(took time.Duration) { kernel += took }})
-	r := b.newRunner(ctx)
-	defer func() { r.finish(err) }()
+	r := b.dev.NewRunner(ctx)
+	defer func() { r.Finish(err) }()
 	run := func(rounds int) (time.Duration, error) {
 		kernel = 0
 		begin := time.Now()
 		for _, s := range make(rounds) {
-			if err := r.add(s); err != nil {
+			if err := s.add(r); err != nil {
 				return 0, err
 			}
 		}
-		err := r.flush()
+		err := r.Flush()
 		if kernel > 0 {
 			return kernel, err
 		}
@@ -161,11 +174,11 @@ func (b *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor)
 		return 0, nil
 	}
 	groups, size := b.grid(readGroups, probeThreads*16)
-	out, err := b.pool.get(size, storageUsage)
+	out, err := b.dev.Pool.Get(size, queue.StorageUsage)
 	if err != nil {
-		return 0, translate("bandwidth", err)
+		return 0, queue.Translate("bandwidth", err)
 	}
-	defer b.pool.put(out, storageUsage)
+	defer b.dev.Pool.Put(out, queue.StorageUsage)
 
 	var parts []readPart
 	most := cut.MaxLoops
@@ -175,8 +188,8 @@ func (b *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor)
 		// A thread takes part in every so-many-th chunk, whose number has 32 bits.
 		most = min(most, min(cut.MaxLoops, math.MaxUint32/groups-1)*groups/p.chunks)
 	}
-	rounds, took, err := b.fastest(ctx, max(most, 1), func(rounds int) []step {
-		steps := make([]step, len(parts))
+	rounds, took, err := b.fastest(ctx, max(most, 1), func(rounds int) []probe {
+		steps := make([]probe, len(parts))
 		for i, p := range parts {
 			steps[i] = p.step(rounds, groups)
 		}
@@ -197,8 +210,8 @@ func (b *Backend) spans(t backend.Tensor) []cut.Window {
 	size := uint64(t.DType().Size())
 	first := uint64(t.Offset()) * size
 	end := first + uint64(cut.Extent(t.Shape(), t.Strides()))*size
-	align := max(uint64(b.limits.MinStorageBufferOffsetAlignment), 16)
-	most := maxWindow(b.limits) / align * align
+	align := max(uint64(b.dev.Limits.MinStorageBufferOffsetAlignment), 16)
+	most := queue.MaxWindow(b.dev.Limits) / align * align
 	var all []cut.Window
 	_ = cut.StoreOf(t).Each(first/align*align, end, func(buf cut.Buffer, at, n uint64) error { // f never fails
 		for stop := at + n; at < stop; at += most {
@@ -233,12 +246,12 @@ func newReadPart(some []cut.Window, out cut.Window) readPart {
 	return p
 }
 
-func (part *readPart) step(rounds, groups int) step {
+func (part *readPart) step(rounds, groups int) probe {
 	p := shaders.ReadParams{
 		All: rounds * part.chunks, Chunks: part.chunks, End0: part.ends[0], End1: part.ends[1], End2: part.ends[2],
 		Last0: part.last[0], Last1: part.last[1], Last2: part.last[2], Last3: part.last[3],
 	}
-	return step{variant: variant{kernel: shaders.Read}, windows: part.windows, params: &p, groups: [3]uint32{uint32(groups), 1, 1}}
+	return probe{shaders.Read, part.windows, &p, groups}
 }
 
 // LaunchTime measures how long an empty dispatch of one workgroup takes from its
@@ -250,26 +263,28 @@ func (b *Backend) LaunchTime(ctx context.Context) (time.Duration, error) {
 	defer b.leave()
 	took, err := b.launchTime(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("launch: %w", translate(b.info.Name, err))
+		return 0, fmt.Errorf("launch: %w", queue.Translate(b.info.Name, err))
 	}
 	return took, nil
 }
 
 func (b *Backend) launchTime(ctx context.Context) (time.Duration, error) {
-	p, err := b.pipeline(ctx, b.pipe(variant{kernel: shaders.Peak}))
+	peak := b.dev.Pipeline(queue.Variant{Kernel: shaders.Peak})
+	p, err := b.dev.Acquire(ctx, peak)
 	if err != nil {
 		return 0, err
 	}
-	uniform, err := b.pool.get(16, uniformUsage)
+	defer b.dev.Release(peak)
+	uniform, err := b.dev.Pool.Get(16, queue.UniformUsage)
 	if err != nil {
 		return 0, err
 	}
-	defer b.pool.put(uniform, uniformUsage)
-	if err := b.dev.Write(uniform, 0, make([]byte, 16)); err != nil { // no rounds
+	defer b.dev.Pool.Put(uniform, queue.UniformUsage)
+	if err := b.dev.Port.Write(uniform, 0, make([]byte, 16)); err != nil { // no rounds
 		return 0, err
 	}
 	empty := []port.Command{{Pipeline: p, Groups: [3]uint32{1, 1, 1}, Bindings: []port.Binding{
-		{Buffer: b.blank[0], Size: blankBytes}, {Buffer: uniform, Size: 16},
+		{Buffer: b.dev.Blank(), Size: queue.BlankBytes}, {Buffer: uniform, Size: 16},
 	}}}
 	times := make([]time.Duration, launches)
 	for i := range times {
@@ -277,9 +292,9 @@ func (b *Backend) launchTime(ctx context.Context) (time.Duration, error) {
 			return 0, err
 		}
 		begin := time.Now()
-		t, err := b.dev.Submit(empty)
+		t, err := b.dev.Port.Submit(empty)
 		if err == nil {
-			err = b.dev.Wait(t)
+			err = b.dev.Port.Wait(t)
 		}
 		if err != nil {
 			return 0, err
@@ -323,7 +338,7 @@ func (b *Backend) copyRate(ctx context.Context) (rate float64, err error) {
 		return 0, err
 	}
 	defer b.leave()
-	most := min(copyBytes, maxWindow(b.limits), b.limits.MaxBufferSize)
+	most := min(copyBytes, queue.MaxWindow(b.dev.Limits), b.dev.Limits.MaxBufferSize)
 	if b.info.Type == backend.CPU {
 		most = min(most, copyBytesCPU)
 	}
@@ -333,19 +348,19 @@ func (b *Backend) copyRate(ctx context.Context) (rate float64, err error) {
 	var windows []cut.Window
 	defer func() {
 		for _, w := range windows {
-			b.pool.put(w.Buf, storageUsage)
+			b.dev.Pool.Put(w.Buf, queue.StorageUsage)
 		}
 	}()
 	for range 2 {
-		buf, err := b.pool.get(bytes, storageUsage)
+		buf, err := b.dev.Pool.Get(bytes, queue.StorageUsage)
 		if err != nil {
-			return 0, translate("copy", err)
+			return 0, queue.Translate("copy", err)
 		}
 		windows = append(windows, cut.Window{Buf: buf, Size: bytes})
 	}
-	rounds, took, err := b.fastest(ctx, cut.MaxLoops, func(rounds int) []step {
+	rounds, took, err := b.fastest(ctx, cut.MaxLoops, func(rounds int) []probe {
 		p := &shaders.CopyParams{Rounds: rounds, Laps: int(laps), Threads: groups * probeThreads}
-		return []step{{variant: variant{kernel: shaders.Copy}, windows: windows, params: p, groups: [3]uint32{uint32(groups), 1, 1}}}
+		return []probe{{shaders.Copy, windows, p, groups}}
 	})
 	if err != nil {
 		return 0, fmt.Errorf("copy: %w", err)
@@ -362,11 +377,11 @@ func (b *Backend) uploadRate(ctx context.Context) (float64, error) {
 		}
 		defer t.Release()
 		// The last piece goes with the next submission.
-		ticket, err := b.dev.Submit(nil)
+		ticket, err := b.dev.Port.Submit(nil)
 		if err == nil {
-			err = b.dev.Wait(ticket)
+			err = b.dev.Port.Wait(ticket)
 		}
-		return time.Since(begin), translate("upload", err)
+		return time.Since(begin), queue.Translate("upload", err)
 	})
 }
 
@@ -386,7 +401,7 @@ func (b *Backend) downloadRate(ctx context.Context) (float64, error) {
 // transferRate returns the bytes a second of the fastest of a few transfers, the
 // first of which makes buffers.
 func (b *Backend) transferRate(ctx context.Context, transfer func(host backend.Tensor) (time.Duration, error)) (float64, error) {
-	bytes := int(min(transferProbe, b.limits.MaxBufferSize) &^ 3)
+	bytes := int(min(transferProbe, b.dev.Limits.MaxBufferSize) &^ 3)
 	host, err := backend.HostF32(make([]float32, bytes/4), backend.Shape{1, 1, 1, bytes / 4})
 	if err != nil {
 		return 0, err

@@ -45,20 +45,20 @@ func downloaded(t *testing.T, be backend.Backend, x backend.Tensor) []float32 {
 	return all
 }
 
-// runSteps runs steps and waits for them.
-func runSteps(t *testing.T, b *Backend, steps ...step) {
+// runSteps runs probes and waits for them.
+func runSteps(t *testing.T, b *Backend, steps ...probe) {
 	t.Helper()
-	r := b.newRunner(t.Context())
+	r := b.dev.NewRunner(t.Context())
 	var err error
 	for _, s := range steps {
 		if err == nil {
-			err = r.add(s)
+			err = s.add(r)
 		}
 	}
 	if err == nil {
-		err = r.flush()
+		err = r.Flush()
 	}
-	if r.finish(err); err != nil {
+	if r.Finish(err); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -117,7 +117,7 @@ func TestCeilings(t *testing.T) {
 func TestProbesDoWhatTheyCount(t *testing.T) {
 	b := open(t, Options{Limits: gputypes.Limits{MaxStorageBufferBindingSize: 128 << 10, MaxComputeWorkgroupsPerDimension: 31}})
 	defer b.Close()
-	run := func(steps ...step) { runSteps(t, b, steps...) }
+	run := func(steps ...probe) { runSteps(t, b, steps...) }
 	read := func(x backend.Tensor) []float32 { return downloaded(t, b, x) }
 	sum := func(x backend.Tensor) (total float64) {
 		for _, v := range read(x) {
@@ -154,12 +154,10 @@ func TestProbesDoWhatTheyCount(t *testing.T) {
 	whole := func(x backend.Tensor) cut.Window {
 		return cut.Window{Buf: cut.StoreOf(x).Parts[0], Size: uint64(x.Bytes())}
 	}
-	grid := [3]uint32{some, 1, 1}
-	copying := func(from, to backend.Tensor, rounds int) step {
-		return step{variant: variant{kernel: shaders.Copy}, windows: []cut.Window{whole(from), whole(to)},
-			params: &shaders.CopyParams{Rounds: rounds, Laps: laps, Threads: some * probeThreads}, groups: grid}
+	copying := func(from, to backend.Tensor, rounds int) probe {
+		return probe{shaders.Copy, []cut.Window{whole(from), whole(to)}, &shaders.CopyParams{Rounds: rounds, Laps: laps, Threads: some * probeThreads}, some}
 	}
-	run(step{variant: variant{kernel: shaders.Banks}, windows: []cut.Window{whole(from)}, params: &shaders.BanksParams{Rounds: 5}, groups: grid})
+	run(probe{shaders.Banks, []cut.Window{whole(from)}, &shaders.BanksParams{Rounds: 5}, some})
 	for i, got := range read(from)[:4*probeThreads] {
 		want := 0
 		for r := range 5 {

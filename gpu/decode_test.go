@@ -10,6 +10,7 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -263,17 +264,13 @@ func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 	}
 	var o, lse [3][]float32
 	for _, level := range []uint32{shaders.Looped, shaders.Registers, shaders.Full} {
-		err := b.call(context.Background(), "attention", nil, nil, func(r *runner) error {
-			a, err := b.newAttention(c)
+		err := b.call(context.Background(), "attention", operandsOf(c), func(r *queue.Runner) error {
+			x, err := b.newDecode(c)
 			if err != nil {
 				return err
 			}
-			x, err := newDecode(a)
-			if err != nil {
-				return err
-			}
-			x.splits.consts["EXPAND"], x.merge.consts["EXPAND"] = level, level
-			return x.queue(r)
+			x.splits.Consts["EXPAND"], x.merge.Consts["EXPAND"] = level, level
+			return r.Run(x.op())
 		})
 		if err != nil {
 			t.Fatal(err)

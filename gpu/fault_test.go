@@ -102,11 +102,9 @@ func session(b *Backend) (out []float32, err error) {
 
 // compiled counts the pipelines that there are.
 func (b *Backend) compiled() (n int) {
-	for _, l := range b.pipes.byHash {
-		for _, p := range l {
-			if p.compiled != nil {
-				n++
-			}
+	for _, p := range b.dev.Pipelines() {
+		if p.Compiled() {
+			n++
 		}
 	}
 	return n
@@ -145,7 +143,7 @@ func TestEveryCallMayFail(t *testing.T) {
 				if !retried && !errors.Is(err, c.want) {
 					t.Errorf("call %d, %s: error %v does not wrap %v", i, call, err, c.want)
 				}
-				b.pool.drain()
+				b.dev.Pool.Drain()
 				if l := dev.Live(); l.Buffers != blank || l.Pipelines != b.compiled() {
 					t.Fatalf("call %d, %s: left %+v, %d buffers and %d pipelines belong there", i, call, l, blank, b.compiled())
 				}
@@ -162,7 +160,7 @@ func TestEveryCallMayFail(t *testing.T) {
 				if !slices.Equal(got, want) {
 					t.Fatalf("after call %d, %s, failed: another result", i, call)
 				}
-				b.pool.drain()
+				b.dev.Pool.Drain()
 			}
 			for _, call := range []string{"CreateBuffer", "Write", "Submit", "SubmitTimed", "Wait", "Took", "Read"} {
 				if seen[call] == 0 {
@@ -182,7 +180,7 @@ func TestLostDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.pool.drain()
+	b.dev.Pool.Drain()
 	blank := dev.Live().Buffers
 	tried := map[string]bool{}
 	for i := 0; ; i++ {
@@ -198,7 +196,7 @@ func TestLostDevice(t *testing.T) {
 		if !errors.Is(err, backend.ErrDeviceLost) {
 			t.Errorf("lost at call %d, %s: %v", i, call, err)
 		}
-		b.pool.drain()
+		b.dev.Pool.Drain()
 		if l := dev.Live(); l.Buffers != blank || l.Groups != 0 {
 			t.Fatalf("lost at call %d, %s: left %+v, %d buffers belong there", i, call, l, blank)
 		}
@@ -313,7 +311,7 @@ func TestNothingGrows(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		b.pool.drain()
+		b.dev.Pool.Drain()
 		return dev.Live()
 	}
 	first, last := rounds(1), rounds(10)

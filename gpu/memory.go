@@ -4,35 +4,59 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 )
 
-// unknownMemory stands for the machine's memory where the system does not say:
-// half of what Go's allocator can address on 64 bit machines (2^48), or on 32
-// bit ones.
+// unknownMemory replaces the machine's memory on systems that do not report it: half of
+// what Go's allocator can address, 2^48 bytes on 64-bit machines.
 const unknownMemory = 1 << (31 + 16*(^uint(0)>>63))
 
-var _ backend.MemoryMeter = (*Backend)(nil)
+// memoryEnv bounds the device's memory where Options do not.
+const memoryEnv = "ATTN_GPU_MEMORY"
 
-// PeakMemory implements backend.MemoryMeter. What the pool keeps for later calls is not
-// counted, nor what the driver takes for itself.
-func (b *Backend) PeakMemory() int64 { return b.pool.takePeak() }
+// memoryFromEnv reads memoryEnv: bytes, or KiB, MiB or GiB; 0 when it is not set.
+func memoryFromEnv() (int64, error) {
+	text := os.Getenv(memoryEnv)
+	if text == "" {
+		return 0, nil
+	}
+	number, shift := text, 0
+	for unit, bits := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
+		if n, ok := strings.CutSuffix(text, unit); ok {
+			number, shift = n, bits
+		}
+	}
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || n <= 0 || n > math.MaxInt64>>shift {
+		return 0, fmt.Errorf("%s is %q, it must be a whole number of bytes, KiB, MiB or GiB, such as 256MiB: %w", memoryEnv, text, backend.ErrOption)
+	}
+	return n << shift, nil
+}
 
-// Alloc returns a contiguous tensor with unspecified contents: in one buffer of
-// the device, in several where it is larger than the adapter's largest, and in
-// host memory where the device has no room or Options.MemoryBytes leave none;
-// calls stream from and to that. backend.ErrMemory when the host has no room
-// either; backend.ErrShape for a negative or overlarge shape.
+// PeakMemory implements backend.MemoryMeter. It excludes what the pool keeps for later
+// calls and what the driver allocates.
+func (b *Backend) PeakMemory() int64 { return b.dev.Pool.TakePeak() }
+
+// Alloc returns a contiguous tensor with unspecified contents: in one buffer, in several
+// if it is larger than the adapter's largest, and in host memory if the device or
+// Options.MemoryBytes have no room. Calls stream from and to host memory.
+// backend.ErrMemory when the host has no room either; backend.ErrShape for a negative or
+// overlarge shape.
 func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 	if err := b.enter(ctx); err != nil {
 		return backend.Tensor{}, err
 	}
 	defer b.leave()
 	t, err := b.alloc(dtype, shape)
-	if !errors.Is(err, errBeyond) {
+	if !errors.Is(err, queue.ErrFull) {
 		return t, err
 	}
 	if bytes := uint64(dtype.Bytes(shape)); bytes > hostMemory() {
@@ -40,53 +64,87 @@ func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.
 			shape, dtype, bytes, b.info.Name, b.info.Device, hostMemory(), backend.ErrMemory)
 	}
 	host, err := backend.AllocHost(dtype, shape)
+	if err == nil {
+		t, err = b.onHost(host)
+	}
 	if err != nil {
 		return t, fmt.Errorf("alloc: %w", err)
 	}
-	data, err := cut.HostBytes(host)
-	if err != nil {
-		return t, fmt.Errorf("alloc: %w", err)
-	}
-	strides, _ := dtype.Contiguous(shape)
-	return b.aside(data, dtype, shape, strides)
+	return t, nil
 }
 
-// Upload copies a host tensor to the device, contiguous but for axes of stride
-// zero, which stay so. Where the device has no room, or Options.MemoryBytes leave
-// none, it copies nothing: the result is an alias of the host tensor, from which
-// calls stream. backend.ErrDevice when the argument is not in host memory.
+// alloc returns a contiguous tensor in device memory, or queue.ErrFull.
+func (b *Backend) alloc(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	if shape.Elements() < 0 {
+		return backend.Tensor{}, fmt.Errorf("alloc: shape %v is negative or too large: %w", shape, backend.ErrShape)
+	}
+	bytes := uint64(dtype.Bytes(shape))
+	s, free, err := b.dev.Alloc(bytes)
+	if err != nil {
+		return backend.Tensor{}, fmt.Errorf("alloc: %v of %v, %d bytes: %w", shape, dtype, bytes, err)
+	}
+	t, err := backend.NewTensor(backend.NewMemory(b, b.info.Name, int64(bytes), s, free), dtype, shape)
+	if err != nil {
+		free()
+	}
+	return t, err
+}
+
+// onHost returns a tensor of this backend over the memory of a host tensor.
+func (b *Backend) onHost(host backend.Tensor) (backend.Tensor, error) {
+	data, err := cut.HostBytes(host)
+	if err != nil {
+		return backend.Tensor{}, err
+	}
+	n := len(data) / host.DType().Size()
+	if host.DType() == backend.Q8 {
+		n = max(n/4-1, 0) * 4 // one row as long as the memory, after its scale
+	}
+	mem := backend.NewMemory(b, b.info.Name, int64(len(data)), &cut.Store{Host: data}, nil)
+	t, err := backend.NewTensor(mem, host.DType(), backend.Shape{1, 1, 1, n})
+	if err != nil {
+		return t, err
+	}
+	return t.View(host.Shape(), host.Strides(), 0)
+}
+
+// Upload copies a host tensor to the device, contiguous except for axes of stride zero,
+// which stay so. When the device or Options.MemoryBytes have no room it copies nothing:
+// the result is an alias of the host tensor, from which calls stream. backend.ErrDevice
+// when the argument is not in host memory.
 func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
 	if err := b.enter(ctx); err != nil {
 		return backend.Tensor{}, err
 	}
 	defer b.leave()
+	t, err := b.upload(ctx, host)
+	if err != nil {
+		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
+	}
+	return t, nil
+}
+
+func (b *Backend) upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
 	var pins backend.Pinned
 	if err := pins.Pin(nil, "the host", nil, []backend.Operand{{Name: "host", Tensor: host}}); err != nil {
-		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
+		return backend.Tensor{}, err
 	}
 	defer pins.Unpin()
 	shape, strides := host.Shape(), host.Strides()
 	stored := cut.Distinct(shape, strides)
 	t, err := b.alloc(host.DType(), stored)
-	if errors.Is(err, errBeyond) {
-		src, err := cut.HostBytes(host)
-		if err != nil {
-			return t, fmt.Errorf("upload: %w", err)
-		}
-		if t, err = b.aside(src, host.DType(), shape, strides); err != nil {
-			return t, fmt.Errorf("upload: %w", err)
-		}
-		return t, nil
+	if errors.Is(err, queue.ErrFull) {
+		return b.onHost(host)
 	}
 	if err != nil {
-		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
+		return t, err
 	}
 	began := time.Now()
-	if err := b.upload(ctx, t, host); err != nil {
+	if err := b.dev.Upload(ctx, t, host); err != nil {
 		t.Release()
-		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
+		return t, err
 	}
-	moved(ctx, t.Bytes(), began)
+	queue.Moved(ctx, t.Bytes(), began)
 	to := t.Strides()
 	for i := range stored {
 		if stored[i] != shape[i] {
@@ -100,30 +158,6 @@ func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tens
 	return v, err
 }
 
-// upload copies host's elements, what repeats once, to a contiguous tensor of this
-// backend's that has room for them.
-func (b *Backend) upload(ctx context.Context, t, host backend.Tensor) error {
-	src, err := cut.HostBytes(host)
-	if err != nil {
-		return err
-	}
-	from, err := cut.Words(host)
-	if err != nil {
-		return err
-	}
-	shape := cut.Distinct(from.Shape(), from.Strides())
-	return cut.Pack(ctx, shape.Contiguous(), src, from.Strides(), shape, from.DType().Size(), func(at uint64, data []byte) error {
-		return b.write(cut.StoreOf(t), at, data)
-	})
-}
-
-// moved tells the context's trace of a transfer that began at a time.
-func moved(ctx context.Context, bytes int64, began time.Time) {
-	if f := backend.TraceOf(ctx).Move; f != nil {
-		f(bytes, time.Since(began))
-	}
-}
-
 // Download copies src to host: same shape (backend.ErrShape), same dtype
 // (backend.ErrDType), any strides on both sides.
 func (b *Backend) Download(ctx context.Context, host, src backend.Tensor) error {
@@ -131,61 +165,41 @@ func (b *Backend) Download(ctx context.Context, host, src backend.Tensor) error 
 		return err
 	}
 	defer b.leave()
-	if host.Shape() != src.Shape() {
-		return fmt.Errorf("download: host has shape %v, src %v: %w", host.Shape(), src.Shape(), backend.ErrShape)
-	}
-	if host.DType() != src.DType() {
-		return fmt.Errorf("download: host is %v, src %v: %w", host.DType(), src.DType(), backend.ErrDType)
-	}
-	var pins, hostPins backend.Pinned
-	if err := pins.Pin(b, b.info.Name, nil, []backend.Operand{{Name: "src", Tensor: src}}); err != nil {
-		return fmt.Errorf("download: %w", err)
-	}
-	defer pins.Unpin()
-	if err := hostPins.Pin(nil, "the host", []backend.Operand{{Name: "host", Tensor: host}}, nil); err != nil {
-		return fmt.Errorf("download: %w", err)
-	}
-	defer hostPins.Unpin()
-	dst, err := cut.HostBytes(host)
-	if err != nil {
-		return fmt.Errorf("download: %w", err)
-	}
-	if src.Shape().Elements() == 0 {
-		return nil
-	}
-	to, err := cut.Words(host)
-	if err == nil {
-		src, err = cut.Words(src)
-	}
-	if err == nil {
-		err = b.download(ctx, dst, to.Strides(), src)
-	}
-	if err != nil {
+	if err := b.download(ctx, host, src); err != nil {
 		return fmt.Errorf("download: %w", err)
 	}
 	return nil
 }
 
-// download copies a tensor's elements to dst, by strides.
-func (b *Backend) download(ctx context.Context, dst []byte, strides backend.Strides, src backend.Tensor) error {
-	size := src.DType().Size()
-	s := cut.StoreOf(src)
-	first := src.Offset() * size
-	if s.Host != nil {
-		cut.Scatter(dst, strides, s.Host[first:], src.Strides(), src.Shape(), size)
-		return nil
+func (b *Backend) download(ctx context.Context, host, src backend.Tensor) error {
+	if host.Shape() != src.Shape() {
+		return fmt.Errorf("host has shape %v, src %v: %w", host.Shape(), src.Shape(), backend.ErrShape)
 	}
-	began := time.Now()
-	defer func() { moved(ctx, src.Bytes(), began) }()
-	lo := first &^ 3
-	hi := (first + cut.Extent(src.Shape(), src.Strides())*size + 3) &^ 3
-	if first == lo && cut.SameOrder(src.Shape(), strides, src.Strides()) && (hi-lo) == src.Shape().Elements()*size {
-		return b.read(ctx, s, uint64(lo), dst[:hi-lo])
+	if host.DType() != src.DType() {
+		return fmt.Errorf("host is %v, src %v: %w", host.DType(), src.DType(), backend.ErrDType)
 	}
-	span := make([]byte, hi-lo)
-	if err := b.read(ctx, s, uint64(lo), span); err != nil {
+	var pins, hostPins backend.Pinned
+	if err := pins.Pin(b, b.info.Name, nil, []backend.Operand{{Name: "src", Tensor: src}}); err != nil {
 		return err
 	}
-	cut.Scatter(dst, strides, span[first-lo:], src.Strides(), src.Shape(), size)
-	return nil
+	defer pins.Unpin()
+	if err := hostPins.Pin(nil, "the host", []backend.Operand{{Name: "host", Tensor: host}}, nil); err != nil {
+		return err
+	}
+	defer hostPins.Unpin()
+	if src.Shape().Elements() == 0 {
+		return nil
+	}
+	dst, err := cut.HostBytes(host)
+	if err != nil {
+		return err
+	}
+	to, err := cut.Words(host)
+	if err == nil {
+		src, err = cut.Words(src)
+	}
+	if err != nil {
+		return err
+	}
+	return b.dev.Download(ctx, dst, to.Strides(), src)
 }

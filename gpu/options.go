@@ -1,44 +1,44 @@
 package gpu
 
 import (
-	"maps"
+	"math"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/shaders"
 )
 
-// options are what a call may ask beside scale, softcap and visibility, in the terms of
-// the kernels. The mask's binding holds the mask or the blocks, the bias's binding the
-// bias or the bias by distance, unless there are both of two: then the blocks and the
-// bias by distance have bindings of their own. Slopes and sinks lie in the uniform.
+// options are a problem's options in the form that kernels need. One binding holds the
+// mask or the block mask, one the bias or the relative bias. With both of either, the
+// block mask and the relative bias have bindings of their own. Slopes and sinks are in
+// the uniform.
 type options struct {
 	p     *backend.Problem
 	heads int // of the call
-
 	pairs *cut.Pairs
 }
 
-// The lengths of the tables in a kernel's parameters.
+// Lengths of the tables in a kernel's parameters.
 const (
 	klenBatches = len(shaders.AttentionParams{}.KLen)
 	tableHeads  = len(shaders.AttentionParams{}.Slopes) // and of sinks
 )
 
-// both reports whether two of the operands that share bindings are there.
+// both reports whether both operands of a shared binding are present.
 func (o *options) both() bool {
 	return !o.p.Mask.IsZero() && !o.p.Blocks.IsZero() || !o.p.Bias.IsZero() && !o.p.Relative.IsZero()
 }
 
-// pairViews are the views of what the options have for a piece.
+// pairViews are the views of the pair operands for a piece.
 type pairViews struct{ mask, blocks, bias, relative cut.View }
 
 func (o *options) views(x cut.Box, align uint64) pairViews {
 	return pairViews{o.pairs.Mask.View(x, align), o.pairs.Blocks.View(x, align), o.pairs.Bias.View(x, align), o.pairs.Relative.View(x, align)}
 }
 
-// windows returns those of the mask's and of the bias's binding, and those of the
-// bindings that kernels have for both.
+// windows returns the windows of the shared bindings, and those of the bindings that
+// kernels have for both operands.
 func (o *options) windows(v pairViews) (mask, bias cut.Window, more []cut.Window) {
 	if o.both() {
 		return v.mask.Window, v.bias.Window, []cut.Window{v.blocks.Window, v.relative.Window}
@@ -53,21 +53,16 @@ func (o *options) windows(v pairViews) (mask, bias cut.Window, more []cut.Window
 	return mask, bias, nil
 }
 
-// kernel returns v with the bindings that the options take.
-func (o *options) kernel(v variant) variant {
-	if !o.both() {
-		return v
+// kernel returns v with the bindings that the options need.
+func (o *options) kernel(v queue.Variant) queue.Variant {
+	if o.both() {
+		v = v.With("rr", "BOTH")
 	}
-	v.kernel.Bindings += "rr"
-	v.consts = maps.Clone(v.consts)
-	v.consts["BOTH"] = 1
 	return v
 }
 
-// paired reports whether there is something for which a kernel looks at each pair.
-func (o *options) paired() bool {
-	return o.flags()&^shaders.HasSinks != 0
-}
+// paired reports whether an option applies to each pair of a row and a key.
+func (o *options) paired() bool { return o.flags()&^shaders.HasSinks != 0 }
 
 // flags returns the flags of the options, without HasKLen.
 func (o *options) flags() int {
@@ -77,7 +72,7 @@ func (o *options) flags() int {
 		when(p.Softcap > 0, shaders.HasSoftcap) | when(p.Sinks != nil, shaders.HasSinks) | when(p.Dropout.P > 0, shaders.HasDropout)
 }
 
-// limit bounds the boxes of a cut to what the tables hold.
+// limit bounds boxes to what the tables hold.
 func (o *options) limit(c *cut.Cutter) {
 	if o.p.Visible.KLen != nil {
 		c.AtMost(cut.Batch, klenBatches)
@@ -90,8 +85,8 @@ func (o *options) limit(c *cut.Cutter) {
 	}
 }
 
-// rounds bounds the rounds of loops that the options add to a thread that computes so
-// many weights of a tile in groups, each with a counter of its own.
+// rounds bounds the loop iterations that the options add to a thread that computes its
+// weights of a tile in groups, each with its own Philox counter.
 func (o *options) rounds(groups int) int {
 	n := 0
 	if !o.p.Blocks.IsZero() {
@@ -103,14 +98,9 @@ func (o *options) rounds(groups int) int {
 	return n
 }
 
-// strides returns where kernels find the elements of a view.
-func strides(v cut.View) shaders.Strides {
-	return shaders.Strides{Base: v.Base, B: v.Strides[0], H: v.Strides[1], S: v.Strides[2], D: v.Strides[3]}
-}
-
-// params sets what the options of the call mean for a piece, whose pairs lie at views.
-// The kernel takes sinks in a unit.
-func (o *options) params(w *shaders.AttentionParams, x cut.Box, pairs pairViews, unit float64) {
+// params sets the parameters that follow from the options, for a piece with views of the
+// pair operands. sinks is the unit of the sinks.
+func (o *options) params(w *shaders.AttentionParams, x cut.Box, pairs pairViews, sinks float64) {
 	p, d := o.p, o.p.Dropout
 	w.Scale, w.Softcap, w.Unit = p.Scale, p.Softcap, scoreUnit(p)
 	w.Lo, w.Hi = cut.Bounds(p.Visible)
@@ -130,20 +120,53 @@ func (o *options) params(w *shaders.AttentionParams, x cut.Box, pairs pairViews,
 			w.KLen[b] = int32(p.Visible.KLen[x.Lo[cut.Batch]+b])
 		}
 	}
-	for h := range x.Len(cut.Head) {
-		if p.Slopes != nil && len(p.Slopes) <= o.heads {
-			w.Slopes[h] = p.Slope(0, x.Lo[cut.Head]+h, o.heads)
-		}
-		if p.Sinks != nil {
-			w.Sinks[h] = float32(unit * float64(p.Sink(x.Lo[cut.Head]+h)))
+	heads := x.Len(cut.Head)
+	if p.Sinks != nil {
+		for h := range heads {
+			w.Sinks[h] = float32(sinks * float64(p.Sink(x.Lo[cut.Head]+h)))
 		}
 	}
+	if p.Slopes == nil {
+		return
+	}
+	batches := 1 // that have slopes of their own
 	if len(p.Slopes) > o.heads {
-		w.SlopeB = x.Len(cut.Head)
-		for b := range x.Len(cut.Batch) {
-			for h := range x.Len(cut.Head) {
-				w.Slopes[b*x.Len(cut.Head)+h] = p.Slope(x.Lo[cut.Batch]+b, x.Lo[cut.Head]+h, o.heads)
-			}
+		w.SlopeB, batches = heads, x.Len(cut.Batch)
+	}
+	for b := range batches {
+		for h := range heads {
+			w.Slopes[b*heads+h] = p.Slope(x.Lo[cut.Batch]+b, x.Lo[cut.Head]+h, o.heads)
 		}
 	}
+}
+
+// scoreUnit returns the factor that turns dot products, or with softcap the values of
+// tanh, into scores in units of log 2.
+func scoreUnit(p *backend.Problem) float32 {
+	factor := p.Scale
+	if p.Softcap > 0 {
+		factor = p.Softcap
+	}
+	return float32(math.Log2E * float64(factor))
+}
+
+// strides returns the place of a view's elements for kernels.
+func strides(v cut.View) shaders.Strides {
+	return shaders.Strides{Base: v.Base, B: v.Strides[0], H: v.Strides[1], S: v.Strides[2], D: v.Strides[3]}
+}
+
+// biasType returns the type of a bias for kernels: 0 for none, else 1 + its type.
+func biasType(t backend.Tensor) int {
+	if t.IsZero() {
+		return 0
+	}
+	return 1 + int(t.DType())
+}
+
+// when returns bits if is, else 0.
+func when(is bool, bits int) int {
+	if is {
+		return bits
+	}
+	return 0
 }

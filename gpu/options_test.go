@@ -61,7 +61,7 @@ func TestOptionsOfManyHeads(t *testing.T) {
 	}
 }
 
-// TestFewBindings asks for a mask beside one of blocks, and a bias beside one by distance,
+// TestFewBindings asks for a mask next to a block mask, and a bias next to a relative one,
 // on a device with eight storage buffers a kernel: enough to decode, else refused by name.
 func TestFewBindings(t *testing.T) {
 	b := open(t, Options{Limits: gputypes.Limits{MaxStorageBuffersPerShaderStage: 8}})
@@ -71,7 +71,7 @@ func TestFewBindings(t *testing.T) {
 	c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 9, 12), 8, 8
 	_, err := b.Plan(t.Context(), c)
 	for _, err := range []error{err, b.Attention(context.Background(), c)} {
-		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "a mask beside a mask of blocks") || !strings.Contains(err.Error(), "10 storage buffers") {
+		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "a mask next to a block mask") || !strings.Contains(err.Error(), "10 storage buffers") {
 			t.Errorf("many rows: %v", err)
 		}
 	}

@@ -1,33 +1,144 @@
 package gpu
 
 import (
+	"context"
 	"sync"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
 )
 
-// productTile is one way to cut the results of a matrix product into tiles.
+// QK computes s = q·kᵀ for each batch and head:
+//
+//	s [B, H, Sq, Sk] F32    q [B, H, Sq, D]    k [B, Hkv, Sk, D]
+func (b *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
+	o := operands{[]backend.Operand{{Name: "s", Tensor: s}}, []backend.Operand{{Name: "q", Tensor: q}, {Name: "k", Tensor: k}}}
+	return b.call(ctx, "qk", o, func(r *queue.Runner) error { return b.qk(r, s, q, k) })
+}
+
+func (b *Backend) qk(r *queue.Runner, s, q, k backend.Tensor) error {
+	kt, err := k.Swap(backend.Seq, backend.Dim)
+	if err != nil {
+		return err
+	}
+	return r.Run(b.product(product{y: s, a: q, w: kt, names: [3]string{"s", "q", "k"}}))
+}
+
+// pvNames are the operands of PV in errors.
+var pvNames = [3]string{"o", "w", "v"}
+
+// PV computes o = w·v for each batch and head; a weight of exactly 0 hides its
+// value:
+//
+//	o [B, H, Sq, Dv]    w [B, H, Sq, Sk] F32    v [B, Hkv, Sk, Dv]
+func (b *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
+	ops := operands{[]backend.Operand{{Name: "o", Tensor: o}}, []backend.Operand{{Name: "w", Tensor: w}, {Name: "v", Tensor: v}}}
+	return b.call(ctx, "pv", ops, func(r *queue.Runner) error {
+		return r.Run(b.product(product{y: o, a: w, w: v, skip: true, names: pvNames}))
+	})
+}
+
+// Project computes y = x·w + bias for each batch and head:
+//
+//	y [B, H, S, N]    x [B, H, S, M]    w [B, H, M, N]    bias [1, 1, 1, N] or none
+func (b *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) error {
+	o := operands{[]backend.Operand{{Name: "y", Tensor: y}}, []backend.Operand{{Name: "x", Tensor: x}, {Name: "w", Tensor: w}, {Name: "bias", Tensor: bias}}}
+	return b.call(ctx, "project", o, func(r *queue.Runner) error {
+		return r.Run(b.product(product{y: y, a: x, w: w, bias: bias, names: [3]string{"y", "x", "w"}}))
+	})
+}
+
+// product is y = a·w + bias: a [B, H, M, X], w [B, Hw, X, N], y [B, H, M, N].
+type product struct {
+	y, a, w, bias backend.Tensor
+	skip          bool         // a term with a factor of 0 in a is 0
+	names         [3]string    // of y, a and w in errors
+	tile          *productTile // instead of the tile that chooseProduct returns
+}
+
+// product returns the operation of m.
+func (b *Backend) product(m product) *queue.Op {
+	ys, depth, group := m.y.Shape(), m.a.Shape()[backend.Dim], m.y.Shape()[backend.Heads]/m.w.Shape()[backend.Heads]
+	y := cut.Writes(m.names[0], m.y, cut.PairAxes)
+	a := cut.Reads(m.names[1], m.a, [4]int{cut.Batch, cut.Head, cut.Row, cut.Sum}, 1)
+	w := cut.Reads(m.names[2], m.w, [4]int{cut.Batch, cut.Head, cut.Sum, cut.Col}, group)
+	bias := cut.Reads("bias", m.bias, [4]int{cut.Whole, cut.Whole, cut.Whole, cut.Col}, 1)
+	t := b.chooseProduct(ys[0]*ys[1], ys[2], ys[3])
+	if m.tile != nil {
+		t = *m.tile
+	}
+	// Whether a piece is aligned depends on the cut. It changes loads, but no bit.
+	kernel := func(a, w cut.View, x cut.Box) queue.Variant {
+		k := productShape{a: m.a.DType(), w: m.w.DType(), skip: m.skip}
+		k.aWide = a.AlignedAlong(backend.Dim, x.Len(cut.Sum))
+		if k.along = m.w.Strides()[backend.Seq] < m.w.Strides()[backend.Dim]; k.along {
+			k.wWide = w.AlignedAlong(backend.Seq, x.Len(cut.Sum))
+		} else {
+			k.wWide = w.AlignedAlong(backend.Dim, x.Len(cut.Col))
+		}
+		return t.kernel(k)
+	}
+	all := cut.Space(ys[0], ys[1], ys[2], ys[3], depth)
+	uncut := kernel(cut.View{Base: m.a.Offset(), Strides: m.a.Strides()}, cut.View{Base: m.w.Offset(), Strides: m.w.Strides()}, all)
+	const chunks = cut.Tile / (4 * productQD)
+	c := b.dev.NewCutter(cut.Sum, cut.Tile, a, w, bias, y)
+	c.AlignGranules()
+	groups := func(x cut.Box) int {
+		return x.Len(cut.Batch) * x.Len(cut.Head) * t.tiles(x.Len(cut.Row), x.Len(cut.Col))
+	}
+	c.State = func(x cut.Box) uint64 { return uint64(groups(x)) * uint64(4*t.height()*t.width()) }
+	ops := 2 * float64(t.height()*t.width()) // for each term of the sums
+	c.Most[cut.Sum] = cut.Longest(cut.Tile, chunks*t.loops(), ops*cut.Tile, b.dev.PieceWork(uncut))
+	return &queue.Op{
+		Cutter: c, Space: all,
+		Sweep: func(x cut.Box, piece int) queue.Sweep {
+			s := queue.Sweep{Box: x, Piece: piece, Passes: 1}
+			if piece < x.Len(cut.Sum) {
+				s.State = c.State(x)
+			}
+			return s
+		},
+		Step: func(p queue.Piece) queue.Step {
+			av, wv := a.View(p.Box, c.Align).Granules(), w.View(p.Box, c.Align).Granules()
+			bv, yv := bias.View(p.Box, c.Align), y.View(p.Box, c.Align)
+			return queue.Step{
+				Variant: kernel(av, wv, p.Box),
+				Params: &shaders.MatmulParams{
+					RowTiles: t.tiles(p.Len(cut.Row), 1), ColTiles: t.tiles(1, p.Len(cut.Col)), Heads: p.Len(cut.Head), Head0: p.Lo[cut.Head], Group: group,
+					Rows: p.Len(cut.Row), Cols: p.Len(cut.Col), Depth: p.Len(cut.Sum), Flags: when(!p.First, shaders.GoOn) | when(!p.Last, shaders.Leave),
+					BiasType: biasType(m.bias), OutType: int(m.y.DType()), A: strides(av), W: strides(wv), O: strides(yv),
+					BiasBase: bv.Base, BiasStride: bv.Strides[backend.Dim],
+				},
+				Windows: []cut.Window{av.Window, wv.Window, bv.Window, yv.Window, p.State},
+				Groups:  groups(p.Box), Each: ops * float64(p.Len(cut.Sum)),
+			}
+		},
+	}
+}
+
+// productTile is one way to divide the results of a matrix product into tiles.
 type productTile struct {
 	name   string
-	rows   int // a thread
-	cv     int // vec4 of columns a thread
+	rows   int // of a thread
+	cv     int // vec4 of columns of a thread
 	ty     int // threads along rows
 	expand uint32
-	// scalar loads elements one by one even where four lie side by side.
+	// scalar loads elements one at a time even where four are adjacent.
 	scalar bool
 }
 
-// In tiles of L a thread has 8x8 results; S has 4x4, for grids that would be small.
+// A thread has 8x8 results in tiles L, and 4x4 in tiles S, for small grids.
 var (
 	productL = productTile{name: "L", rows: 8, cv: 2, ty: 16, expand: shaders.Full}
 	productS = productTile{name: "S", rows: 4, cv: 1, ty: 8, expand: shaders.Full}
 )
 
-// Threads along columns, and vec4 along the summed axis that are staged at once: the
-// same in all tiles, so that what is added beyond the end (zeros) is, too.
+// Threads along columns, and vec4 along the summed axis that are staged at once. All
+// tiles share them, so that all add the same zeros beyond the end.
 const (
 	productLanes = 8
 	productQD    = 4
@@ -37,16 +148,15 @@ func (v productTile) height() int  { return v.rows * v.ty }
 func (v productTile) width() int   { return 4 * v.cv * productLanes }
 func (v productTile) threads() int { return v.ty * productLanes }
 
-// tiles is how many of them cover m rows and n columns.
-func (v productTile) tiles(m, n int) int {
-	return (m + v.height() - 1) / v.height() * ((n + v.width() - 1) / v.width())
-}
+// tiles returns the number of tiles that cover m rows and n columns.
+func (v productTile) tiles(m, n int) int { return ceil(m, v.height()) * ceil(n, v.width()) }
 
-// together is how many rows of a thread are written at once: as many as fit where its
-// rows of a are staged.
+// together is the number of rows of a thread that are written at once: as many as fit in
+// the memory of its staged rows of a.
 func (v productTile) together() int { return v.rows * productQD / productLanes }
 
-// lengths are those of the rows of as_ and ws in matmul.wgsl, in vec4: odd.
+// lengths returns the lengths of the rows of as_ and ws in matmul.wgsl, in vec4. They are
+// odd, to avoid bank conflicts.
 func (v productTile) lengths() (sa, sb int) {
 	return v.rows*productQD | 1, 4*productQD*v.cv | 1
 }
@@ -57,9 +167,8 @@ func (v productTile) memory() int {
 	return 16*(v.ty*sa+productLanes*sb) + 4*v.threads()
 }
 
-// perWord returns how many multiply-adds a thread does for each word that it reads
-// from workgroup memory. With skip it reads a word of zeros for each thread beside it
-// and chunk.
+// perWord returns the multiply-adds of a thread for each word that it reads from workgroup
+// memory. With skip it reads one more word for each thread along columns and chunk.
 func (v productTile) perWord(skip bool) float64 {
 	columns, depth := 4*v.cv, 4*productQD
 	read := (v.rows + columns) * depth
@@ -69,7 +178,7 @@ func (v productTile) perWord(skip bool) float64 {
 	return float64(v.rows*columns*depth) / float64(read)
 }
 
-// loops bounds the rounds of loops that a thread makes for a chunk.
+// loops bounds the loop iterations of a thread for a chunk.
 func (v productTile) loops() int {
 	n := 1
 	if v.expand < shaders.Full { // with the loops marked 'unroll deep'
@@ -82,22 +191,22 @@ func (v productTile) loops() int {
 	return n
 }
 
-// fits reports whether a device has the threads and memory that the tile takes, with
-// the state of a workgroup in one binding.
+// fits reports whether the limits allow the tile's threads and memory, and the state of a
+// workgroup in one binding.
 func (v productTile) fits(l gputypes.Limits) bool {
 	return v.threads() <= int(l.MaxComputeInvocationsPerWorkgroup) &&
 		v.memory() <= int(l.MaxComputeWorkgroupStorageSize) &&
-		uint64(4*v.height()*v.width()) <= maxWindow(l)
+		uint64(4*v.height()*v.width()) <= queue.MaxWindow(l)
 }
 
-// chooseProduct picks the tile for that many products of m rows and n columns: L when
-// there are enough to keep a large GPU busy, and not twice as much of them lies beyond
-// the edges as of S, which is at half the speed where reads bound it.
+// chooseProduct returns the tile for so many products of m rows and n columns. It is L
+// when there are enough tiles to keep a large GPU busy, unless their area exceeds twice
+// that of S: S has half the speed where reads limit it.
 func (b *Backend) chooseProduct(products, m, n int) productTile {
 	v := productS
 	large := productL.tiles(m, n)
 	padded := large * productL.height() * productL.width()
-	if products*large >= tune.Busy && productL.fits(b.limits) && padded <= 2*productS.tiles(m, n)*productS.height()*productS.width() {
+	if products*large >= tune.Busy && productL.fits(b.dev.Limits) && padded <= 2*productS.tiles(m, n)*productS.height()*productS.width() {
 		v = productL
 	}
 	if b.info.Type == backend.CPU { // compiles in a third of the time, and half as often
@@ -106,19 +215,19 @@ func (b *Backend) chooseProduct(products, m, n int) productTile {
 	return v
 }
 
-// productShape is what else the kernel of a product is made for.
+// productShape is what the kernel of a product depends on in addition to the tile.
 type productShape struct {
 	a, w         backend.DType
-	aWide, wWide bool // four neighbours lie side by side, aligned
-	along        bool // w's neighbours lie along the summed axis
+	aWide, wWide bool // elements are adjacent in aligned groups of four
+	along        bool // adjacent elements of w are along the summed axis
 	skip         bool
 }
 
 // kernel returns the tile's kernel for a shape.
-func (v productTile) kernel(s productShape) variant {
+func (v productTile) kernel(s productShape) queue.Variant {
 	key := productKey{v, s}
 	if k, ok := productKernels.Load(key); ok {
-		return k.(variant)
+		return k.(queue.Variant)
 	}
 	sa, sb := v.lengths()
 	k := shaders.Matmul
@@ -135,12 +244,12 @@ func (v productTile) kernel(s productShape) variant {
 	} {
 		c[name] = uint32(n)
 	}
-	productKernels.Store(key, variant{k, c})
-	return variant{k, c}
+	productKernels.Store(key, queue.Variant{Kernel: k, Consts: c})
+	return queue.Variant{Kernel: k, Consts: c}
 }
 
-// productKernels are the kernels that calls asked for, by productKey: a call that is
-// repeated makes none of its constants again.
+// productKernels holds kernels by productKey, so that repeated calls do not make their
+// constants again.
 var productKernels sync.Map
 
 type productKey struct {

@@ -9,6 +9,7 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -87,10 +88,11 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 				}
 			}
 			y := alloc(t, b, backend.F32, backend.Shape{1, 2, c.m, c.n})
-			err := b.call(context.Background(), "product", []backend.Operand{{Name: "y", Tensor: y}},
-				[]backend.Operand{{Name: "a", Tensor: a}, {Name: "w", Tensor: w}}, func(r *runner) error {
-					return b.matmul(r, product{y: y, a: a, w: w, skip: c.skip, names: [3]string{"y", "a", "w"}, tile: &v})
-				})
+			err := b.call(context.Background(), "product", operands{
+				[]backend.Operand{{Name: "y", Tensor: y}}, []backend.Operand{{Name: "a", Tensor: a}, {Name: "w", Tensor: w}},
+			}, func(r *queue.Runner) error {
+				return r.Run(b.product(product{y: y, a: a, w: w, skip: c.skip, names: [3]string{"y", "a", "w"}, tile: &v}))
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -119,8 +121,8 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 				})
 			}
 			k := v.kernel(productShape{w: c.dtype, aWide: c.wide, wWide: c.wide, along: c.keys, skip: c.skip})
-			if p := b.pipe(k); p.compiled == nil {
-				t.Errorf("%s: %s was not run", c.what, k.key())
+			if !b.dev.Pipeline(k).Compiled() {
+				t.Errorf("%s: %s was not run", c.what, k.Key())
 			}
 		}
 	}
@@ -170,20 +172,20 @@ func TestProductTilesAreWhole(t *testing.T) {
 	for _, v := range []productTile{productL, productS} {
 		sa, sb := v.lengths()
 		k := v.kernel(productShape{skip: true})
-		staged := int(k.consts["AN"]) * productLanes
-		if staged != v.rows*productQD || int(k.consts["WN"])*v.ty != 4*productQD*v.cv || v.rows%v.together() != 0 ||
+		staged := int(k.Consts["AN"]) * productLanes
+		if staged != v.rows*productQD || int(k.Consts["WN"])*v.ty != 4*productQD*v.cv || v.rows%v.together() != 0 ||
 			v.together()*productLanes > sa || sb < 4*productQD*v.cv || v.memory() > 16<<10 || v.threads() > 256 {
-			t.Errorf("%+v: %v", v, k.consts)
+			t.Errorf("%+v: %v", v, k.Consts)
 		}
 	}
 	have, k := shaders.Matmul.Constants(), productL.kernel(productShape{skip: true})
-	for name, value := range k.consts {
+	for name, value := range k.Consts {
 		if name != "EXPAND" && have[name] != fmt.Sprint(value) {
 			t.Errorf("matmul.wgsl has %s = %s, L has %d", name, have[name], value)
 		}
 	}
-	if k.kernel.WorkgroupMemory != shaders.Matmul.WorkgroupMemory || k.kernel.Threads != shaders.Matmul.Threads {
-		t.Errorf("L takes %d bytes and %d threads, the file %d and %d", k.kernel.WorkgroupMemory, k.kernel.Threads, shaders.Matmul.WorkgroupMemory, shaders.Matmul.Threads)
+	if k.Kernel.WorkgroupMemory != shaders.Matmul.WorkgroupMemory || k.Kernel.Threads != shaders.Matmul.Threads {
+		t.Errorf("L takes %d bytes and %d threads, the file %d and %d", k.Kernel.WorkgroupMemory, k.Kernel.Threads, shaders.Matmul.WorkgroupMemory, shaders.Matmul.Threads)
 	}
 }
 
@@ -205,7 +207,7 @@ func TestChooseProduct(t *testing.T) {
 		{"few threads", 16, 4096, 4096, few, "S"},
 		{"small bindings", 16, 4096, 4096, small, "S"},
 	} {
-		b := &Backend{limits: c.limits, info: backend.Info{Type: backend.Discrete}}
+		b := &Backend{dev: &queue.Device{Limits: c.limits}, info: backend.Info{Type: backend.Discrete}}
 		if v := b.chooseProduct(c.products, c.m, c.n); v.name != c.want || v.scalar {
 			t.Errorf("%s: %+v, should be %s", c.what, v, c.want)
 		}

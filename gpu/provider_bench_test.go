@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -240,10 +241,10 @@ workgroupBarrier();
 }
 
 // tileSteps returns the step that runs a form for so many rounds.
-func tileSteps(form int, out cut.Window, groups int) func(rounds int) []step {
-	v := variant{kernel: tileProduct(form)}
-	return func(rounds int) []step {
-		return []step{{variant: v, windows: []cut.Window{out}, params: &shaders.BanksParams{Rounds: rounds}, groups: [3]uint32{uint32(groups), 1, 1}}}
+func tileSteps(form int, out cut.Window, groups int) func(rounds int) []probe {
+	k := tileProduct(form)
+	return func(rounds int) []probe {
+		return []probe{{k, []cut.Window{out}, &shaders.BanksParams{Rounds: rounds}, groups}}
 	}
 }
 
@@ -260,11 +261,11 @@ func BenchmarkIndexClamps(b *testing.B) {
 	be := open(b, Options{})
 	defer be.Close()
 	groups, bytes := be.grid(tileGrid, tileBytes)
-	buf, err := be.pool.get(bytes, storageUsage)
+	buf, err := be.dev.Pool.Get(bytes, queue.StorageUsage)
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer be.pool.put(buf, storageUsage)
+	defer be.dev.Pool.Put(buf, queue.StorageUsage)
 	for form, f := range indexForms {
 		b.Run(f.name, func(b *testing.B) {
 			var rates []float64

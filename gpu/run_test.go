@@ -11,6 +11,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/port/fault"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -63,7 +64,7 @@ func TestCancelledWithinTheBudget(t *testing.T) {
 	if total < 5 {
 		t.Fatalf("%d submissions, nothing to cancel between", total)
 	}
-	b.pool.drain()
+	b.dev.Pool.Drain()
 	before := dev.Live()
 	for at := range total {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -89,7 +90,7 @@ func TestCancelledWithinTheBudget(t *testing.T) {
 		if started != at+1 || ended != started {
 			t.Errorf("cancelled at submission %d: %d were started, %d waited for", at, started, ended)
 		}
-		b.pool.drain()
+		b.dev.Pool.Drain()
 		if l := dev.Live(); l.Buffers != before.Buffers || l.Bytes != before.Bytes {
 			t.Errorf("cancelled at submission %d: %+v, before %+v", at, l, before)
 		}
@@ -117,7 +118,7 @@ func TestTwoInFlight(t *testing.T) {
 	if err := b.Attention(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	if most != maxFlight || flying != 0 {
+	if most != queue.MaxFlight || flying != 0 {
 		t.Errorf("at most %d in flight, %d at the end", most, flying)
 	}
 }
@@ -230,58 +231,13 @@ func TestWarmup(t *testing.T) {
 	}
 }
 
-// The speed follows what submissions take, up and down, within its bounds.
-func TestPace(t *testing.T) {
-	for _, c := range []struct {
-		name        string
-		guess, real float64
-		within      int // submissions until it is within a fifth
-	}{
-		{"as guessed", 1e12, 1e12, 1},
-		{"16 times as fast", 1e12, 1.6e13, 4},
-		{"1000 times as fast", 1e9, 1e12, 8},
-		{"16 times as slow", 1e12, 6.25e10, 4},
-		{"1000 times as slow", 1e12, 1e9, 8},
-	} {
-		var p pace
-		p.start(c.guess)
-		for range c.within {
-			p.measured(p.speed() / c.real) // took so many times the expected
-		}
-		if off := p.speed() / c.real; off < 0.8 || off > 1.25 {
-			t.Errorf("%s: %.3g after %d submissions, it is %.3g", c.name, p.speed(), c.within, c.real)
-		}
-	}
-	var p pace
-	p.start(1e9)
-	p.measured(math.NaN())
-	p.measured(-1)
-	if p.speed() != 1e9 {
-		t.Errorf("clocks that jump changed the speed to %g", p.speed())
-	}
-	for range 200 {
-		p.measured(math.Inf(1))
-	}
-	if p.speed() != minSpeed {
-		t.Errorf("stuck at %g", p.speed())
-	}
-	for range 200 {
-		p.measured(1e-300)
-	}
-	if p.speed() != maxSpeed {
-		t.Errorf("stuck at %g", p.speed())
-	}
-}
-
 // Calls take the submissions that the speeds ask for, with the same results.
 func TestSubmissionsFollowTheBudget(t *testing.T) {
 	b, dev := faulty(t, Options{Budget: 40 * time.Millisecond})
 	c := plain(t, b, 512, 512, 64)
 	run := func(speed float64) (submitted int, o []float32) {
-		for _, l := range b.pipes.byHash {
-			for _, p := range l {
-				p.pace.start(speed)
-			}
+		for _, p := range b.dev.Pipelines() {
+			p.SetSpeed(speed)
 		}
 		submitted = submissions(dev, func() {
 			if err := b.Attention(t.Context(), c); err != nil {
@@ -290,47 +246,16 @@ func TestSubmissionsFollowTheBudget(t *testing.T) {
 		})
 		return submitted, floats(t, b, c.O)
 	}
-	run(speedCPU)
-	n, want := run(maxSpeed)
+	run(2e9)
+	n, want := run(1e15)
 	if n != 1 {
 		t.Errorf("%d submissions at a speed that needs one", n)
 	}
-	n, got := run(minSpeed)
+	n, got := run(1e7)
 	if n < 4 {
 		t.Errorf("%d submissions at the lowest speed", n)
 	}
 	if !slices.Equal(got, want) {
 		t.Error("another result")
-	}
-}
-
-// What a submission took changes its pipeline's speed, unless it was short or ran
-// several; what it waited for the one before does not count.
-func TestLearn(t *testing.T) {
-	b, _ := faulty(t, Options{Budget: time.Hour}) // so that no pause of this test matters
-	share := b.share()
-	now := time.Now()
-	ago := func(seconds float64) time.Time { return now.Add(-time.Duration(seconds * 1e9)) }
-	for _, c := range []struct {
-		name            string
-		began, ended    time.Time // of this one, of the one before
-		seconds, factor float64
-	}{
-		{"as expected", ago(share), time.Time{}, share, 1},
-		{"four times as long", ago(4 * share), time.Time{}, share, 0.5},
-		{"four times as long, three of them behind another", ago(4 * share), ago(share), share, 1},
-		{"in no time", now, time.Time{}, share, 4}, // by maxStep
-		{"a short one that took long for that", ago(share / 100), time.Time{}, share / 1000, 1},
-	} {
-		var p pipe
-		p.pace.start(1e9)
-		r := b.newRunner(t.Context())
-		r.ended = c.ended
-		r.learn(&flight{began: c.began, seconds: c.seconds, pipe: &p})
-		if got := p.pace.speed() / 1e9; math.Abs(got/c.factor-1) > 0.05 {
-			t.Errorf("%s: the speed changed by %.3g, not %.3g", c.name, got, c.factor)
-		}
-		r.learn(&flight{began: c.began, seconds: c.seconds}) // of several pipelines
-		r.finish(nil)
 	}
 }

@@ -26,11 +26,10 @@ func openFull(t testing.TB, opt Options) *Backend {
 
 // fill makes a backend count as much memory as tensors may use.
 func fill(b *Backend) {
-	free := b.memory
-	for !(cut.Memory{Bound: b.memory}).Fits(free) {
-		free -= b.memory / 8
+	for n := b.dev.Memory().Bound; n > 0; n /= 2 {
+		for b.dev.Reserve(n) == nil {
+		}
 	}
-	b.tensors.Add(free)
 }
 
 // TestConformanceStreamed runs the suite with every tensor in host memory.
@@ -89,11 +88,7 @@ func TestStreamedIsResident(t *testing.T) {
 			// No clock decides where work is cut.
 			b := open(t, Options{MemoryBytes: memory, Budget: time.Hour, MaxWork: 1e8})
 			if full {
-				free := b.memory
-				for !(cut.Memory{Bound: b.memory}).Fits(free) {
-					free -= b.memory / 8
-				}
-				b.tensors.Add(free)
+				fill(b)
 			}
 			c := streamedCall(t, b, sq, sk, d)
 			var moved int64
@@ -242,7 +237,7 @@ func wipe(t testing.TB, b *Backend, x backend.Tensor) {
 	junk := slices.Repeat([]byte{0x12, 0x34, 0x56, 0x78}, x.Shape().Elements())
 	if s.Host != nil {
 		copy(s.Host, junk)
-	} else if err := b.write(s, 0, junk); err != nil {
+	} else if err := b.dev.Write(s, 0, junk); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -102,7 +102,7 @@ func (b *Backend) tunable(c *backend.Call) (tune.Shape, error) {
 	if b.tuner.Off() {
 		return tune.Shape{}, fmt.Errorf("tune: tuning of %s is off: %w", b.info.Name, backend.ErrOption)
 	}
-	a, err := b.newAttention(c)
+	a, err := b.newPrefill(c, b.choose)
 	if err != nil {
 		return tune.Shape{}, fmt.Errorf("tune: %w", err)
 	}
@@ -115,7 +115,7 @@ func (b *Backend) tunable(c *backend.Call) (tune.Shape, error) {
 // tuneRunner runs the calls of package tune, between enter and leave.
 type tuneRunner struct{ b *Backend }
 
-func (r tuneRunner) Lanes() int                                { return r.b.lanes }
+func (r tuneRunner) Lanes() int                                { return r.b.dev.Lanes() }
 func (r tuneRunner) Peak(ctx context.Context) (float64, error) { return r.b.peak(ctx) }
 
 func (r tuneRunner) Alloc(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
@@ -123,7 +123,7 @@ func (r tuneRunner) Alloc(dtype backend.DType, shape backend.Shape) (backend.Ten
 }
 
 func (r tuneRunner) Upload(ctx context.Context, dst, host backend.Tensor) error {
-	return r.b.upload(ctx, dst, host)
+	return r.b.dev.Upload(ctx, dst, host)
 }
 
 func (r tuneRunner) Download(ctx context.Context, host, src backend.Tensor) error {
@@ -131,11 +131,11 @@ func (r tuneRunner) Download(ctx context.Context, host, src backend.Tensor) erro
 	if err != nil {
 		return err
 	}
-	return r.b.download(ctx, dst, host.Strides(), src)
+	return r.b.dev.Download(ctx, dst, host.Strides(), src)
 }
 
 func (r tuneRunner) Run(ctx context.Context, c *backend.Call, v tune.Variant, rounds int) (took time.Duration, err error) {
-	a, err := r.b.newAttentionBy(c, func(tune.Shape) (tune.Variant, string) { return v, "asked for" })
+	a, err := r.b.newPrefill(c, func(tune.Shape) (tune.Variant, string) { return v, "asked for" })
 	if err != nil {
 		return 0, err
 	}
@@ -143,18 +143,18 @@ func (r tuneRunner) Run(ctx context.Context, c *backend.Call, v tune.Variant, ro
 		return 0, fmt.Errorf("another kernel would run: %s", a.why)
 	}
 	var kernel time.Duration
-	run := r.b.newRunner(backend.WithTrace(ctx, &backend.Trace{
+	run := r.b.dev.NewRunner(backend.WithTrace(ctx, &backend.Trace{
 		Kernel:  func(took time.Duration) { kernel += took },
 		Compile: backend.TraceOf(ctx).Compile,
 	}))
-	defer func() { run.finish(err) }()
+	defer func() { run.Finish(err) }()
 	began := time.Now()
 	for range rounds {
-		if err := a.queue(run); err != nil {
+		if err := run.Run(a.op()); err != nil {
 			return 0, err
 		}
 	}
-	if err := run.flush(); err != nil {
+	if err := run.Flush(); err != nil {
 		return 0, err
 	}
 	if kernel > 0 {

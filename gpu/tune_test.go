@@ -220,7 +220,7 @@ func TestTuneCancelled(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("cancelled: %v", err)
 	}
-	b.pool.drain()
+	b.dev.Pool.Drain()
 	if l := dev.Live(); l.Buffers != before.Buffers || l.Bytes != before.Bytes {
 		t.Errorf("%+v are left, %+v before", l, before)
 	}
@@ -270,7 +270,7 @@ func TestTuneFailures(t *testing.T) {
 	}
 	b, dev := faulty(t, Options{Tune: TuneFirst})
 	c := plain(t, b, 40, 70, 24)
-	b.pool.drain()
+	b.dev.Pool.Drain()
 	before := dev.Live()
 	tune := func(file string) error {
 		b.tuner = newTuner(Options{Tune: TuneFirst, TuneFile: filepath.Join(t.TempDir(), file), TuneBudget: time.Millisecond}, b.info)
@@ -284,7 +284,7 @@ func TestTuneFailures(t *testing.T) {
 		if failed[dev.Failed()] = true; err != nil && !errors.Is(err, backend.ErrMemory) {
 			t.Errorf("%s failed: %v", dev.Failed(), err)
 		}
-		b.pool.drain()
+		b.dev.Pool.Drain()
 		if l := dev.Live(); l.Buffers != before.Buffers || l.Bytes != before.Bytes {
 			t.Errorf("after a failure of %s %+v are left, %+v before", dev.Failed(), l, before)
 		}

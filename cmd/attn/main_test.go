@@ -14,7 +14,7 @@ import (
 
 var attn, mustRun = clitest.Program(func() any { return &commands{} }, bench.Vars())
 
-// TestMain runs the program instead of the tests in processes that tests start.
+// TestMain runs the program in place of the tests in processes that tests start.
 func TestMain(m *testing.M) {
 	if os.Getenv("ATTN_TEST_PROGRAM") != "" {
 		backend.Register("started", started{})
@@ -23,7 +23,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestUsage runs the program without a command, with an unknown one, and with --help.
+// TestUsage shows what the program says without a command and with a wrong one,
+// and that help is no failure.
 func TestUsage(t *testing.T) {
 	code, stdout, stderr := attn(t)
 	clitest.WantFailure(t, code, stdout, stderr, "expected one of")
@@ -36,8 +37,8 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestDevices lists the families of backends in both forms, including one without a
-// device.
+// TestDevices lists the families of backends in both forms; one that has no
+// device is listed with its reason.
 func TestDevices(t *testing.T) {
 	backend.Register("none", clitest.HookDriver{})
 	out := mustRun(t, "devices")

@@ -136,3 +136,11 @@ func Slices(c *backend.Call) ([]*backend.Call, error) {
 	}
 	return calls, nil
 }
+
+// Storage names the types of a call's operands.
+func Storage(c *backend.Call) string {
+	if c.K.DType() == c.Q.DType() {
+		return c.Q.DType().String()
+	}
+	return fmt.Sprintf("%s, keys and values %s", c.Q.DType(), c.K.DType())
+}

@@ -17,9 +17,10 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// TestExplainWorkedExamples runs every published example, plain and rounded, on every
-// backend: its numbers must be those of the file. On the CPU the text must also be
-// that of the golden file; another backend may differ in the last printed digit.
+// TestExplainWorkedExamples runs every published example, in the plain and the
+// rounded variant, on every backend: its numbers must be those of the file. On
+// the CPU the text is that of the golden file, too; another backend may differ
+// in a last digit printed.
 func TestExplainWorkedExamples(t *testing.T) {
 	examples, err := filepath.Glob("../../../../backend/backendtest/testdata/worked-examples/*.json")
 	if err != nil || len(examples) < 3 {
@@ -65,8 +66,9 @@ func TestExplainWorkedExamples(t *testing.T) {
 	}
 }
 
-// TestExplainProjectionBias adds a bias to each projection, and uses the default
-// scale: x = [[1, 2], [3, 4]], w = 2·I, b = [1, -1] yield queries [[3, 3], [7, 7]].
+// TestExplainProjectionBias adds a bias to each projection, and takes the
+// default scale: x = [[1, 2], [3, 4]], w = 2·I, b = [1, -1] give queries
+// [[3, 3], [7, 7]].
 func TestExplainProjectionBias(t *testing.T) {
 	file := clitest.WriteFile(t, t.TempDir(), "x.json", []byte(`{"x": [[1, 2], [3, 4]], "labels": ["one", "two"],
 		"w_query": [[2, 0], [0, 2]], "b_query": [1, -1], "b_key": [0, 1], "b_value": [10, 0],
@@ -80,8 +82,8 @@ func TestExplainProjectionBias(t *testing.T) {
 	}
 }
 
-// TestExplainDifferences changes one number of an example at a time, by about one unit
-// of its last printed digit. The error names the first number that differs.
+// TestExplainDifferences breaks one number of an example at a time, by about
+// one unit of its last digit printed: the first one that differs is named.
 func TestExplainDifferences(t *testing.T) {
 	read := func(name string) string {
 		b, err := os.ReadFile("../../../../backend/backendtest/testdata/worked-examples/" + name)
@@ -121,7 +123,7 @@ func TestExplainDifferences(t *testing.T) {
 	}
 }
 
-// TestExplainBadFiles checks the errors of invalid examples.
+// TestExplainBadFiles gives it what is no example.
 func TestExplainBadFiles(t *testing.T) {
 	tests := []struct{ name, text, want string }{
 		{"empty", "", "line 1: not JSON"},
@@ -174,7 +176,8 @@ func TestExplainBadFiles(t *testing.T) {
 	}
 }
 
-// TestExplainUnknownFields: unknown fields, which may be misspelt, are noted.
+// TestExplainUnknownFields says which fields nobody reads, as they may be
+// misspelt ones.
 func TestExplainUnknownFields(t *testing.T) {
 	file := clitest.WriteFile(t, t.TempDir(), "x.json", []byte(`{"x": [[1, 2]], "w_querry": [[1, 0], [0, 1]], "note": "known"}`))
 	code, _, stderr := attn(t, "explain", "--backend=cpu", file)
@@ -183,7 +186,8 @@ func TestExplainUnknownFields(t *testing.T) {
 	}
 }
 
-// TestRoundRow has rows in which keeping the sum differs from rounding each weight.
+// TestRoundRow shows where rounding a row to keep its sum differs from rounding
+// its weights one by one.
 func TestRoundRow(t *testing.T) {
 	tests := []struct {
 		row      []float64
@@ -206,8 +210,8 @@ func TestRoundRow(t *testing.T) {
 	}
 }
 
-// TestHeatMap checks the picture: queries go down, keys across, larger weights are
-// darker, cells are square, margins are kept.
+// TestHeatMap looks at the picture: queries go down, keys across, larger is
+// darker, square cells, the whole of it inside its margins.
 func TestHeatMap(t *testing.T) {
 	dir := t.TempDir()
 	// Each query finds one key: 1 sees 2, 2 sees 3, 3 sees 3.
@@ -220,8 +224,8 @@ func TestHeatMap(t *testing.T) {
 		r, g, b, _ := img.At(x, y).RGBA()
 		return r>>8 == 0x08 && g>>8 == 0x30 && b>>8 == 0x6b
 	}
-	// The first dark pixel from the top is the corner of row 0, column 1. Cells are
-	// sampled at a quarter of their size, off their numbers.
+	// The first dark pixel from the top is in the corner of row 0, column 1: the
+	// other cells lie around it, looked at a quarter in, beside their numbers.
 	bounds := img.Bounds()
 	first := image.Pt(-1, -1)
 	for y := bounds.Min.Y; y < bounds.Max.Y && first.X < 0; y++ {

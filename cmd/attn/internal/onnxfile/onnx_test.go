@@ -14,7 +14,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// wireMessage encodes fields without the package's own code.
+// wireMessage writes fields by hand, so that the tests do not read what the package's
+// own code wrote.
 type wireMessage []byte
 
 func (m wireMessage) int(number protowire.Number, v int64) wireMessage {
@@ -37,7 +38,7 @@ func (m wireMessage) double(number protowire.Number, v float64) wireMessage {
 	return protowire.AppendFixed64(protowire.AppendTag(m, number, protowire.Fixed64Type), math.Float64bits(v))
 }
 
-// packed returns the varints of a packed field.
+// packed are the varints of a packed field.
 func packed(vs ...int64) (b []byte) {
 	for _, v := range vs {
 		b = protowire.AppendVarint(b, uint64(v))
@@ -76,7 +77,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// TestTensorForms decodes the same elements in all encodings.
+// TestTensorForms: the same elements, however a writer may put them.
 func TestTensorForms(t *testing.T) {
 	head := func(d DataType, shape ...int64) wireMessage {
 		return wireMessage(nil).bytes(1, packed(shape...)).int(2, int64(d))
@@ -180,7 +181,8 @@ func published(tb testing.TB) (models, tensors [][]byte) {
 	return models, tensors
 }
 
-// TestCutShort cuts the published files at every byte: none decodes.
+// TestCutShort: the published files, cut at every byte, are errors: none passes for a
+// shorter file that is whole.
 func TestCutShort(t *testing.T) {
 	models, tensors := published(t)
 	for _, data := range models {
@@ -244,7 +246,8 @@ func FuzzDecodeTensor(f *testing.F) {
 	})
 }
 
-// whole checks that a tensor has the elements of its shape, and reads each.
+// whole checks that a tensor has the elements of its shape, and that each can be
+// read.
 func whole(t *testing.T, x *Tensor) {
 	n := 1
 	for _, l := range x.Shape {

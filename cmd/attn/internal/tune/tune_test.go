@@ -28,8 +28,8 @@ func grammar() any {
 
 var attn, _ = clitest.Program(grammar, bench.Vars())
 
-// TestMain runs the command line instead of the tests in processes that tests and attn
-// tune start.
+// TestMain runs the command line in place of the tests in processes that tests and
+// attn tune start.
 func TestMain(m *testing.M) {
 	if os.Getenv("ATTN_TEST_PROGRAM") != "" {
 		os.Exit(cli.Run(context.Background(), grammar(), os.Args[1:], os.Stdout, os.Stderr, bench.Vars()))
@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestTune measures a shape, shows the stored result, checks that later calls use it,
-// and clears it.
+// TestTune measures a shape as a user does, with what may lose the device in a
+// process of its own; what it keeps is shown, is in use afterwards, and is cleared.
 func TestTune(t *testing.T) {
 	clitest.NeedBackend(t, "gpu")
 	if runtime.GOOS != "linux" {
@@ -95,7 +95,7 @@ func TestTune(t *testing.T) {
 	}
 }
 
-// TestTuneFiles shows unusable files: a message, no failure.
+// TestTuneFiles shows files that are of no use: a word, and no failure.
 func TestTuneFiles(t *testing.T) {
 	for _, c := range []struct{ name, data, says string }{
 		{"damaged", "{", "damaged"},
@@ -113,7 +113,7 @@ func TestTuneFiles(t *testing.T) {
 	}
 }
 
-// TestTuneRefuses checks the errors of wrong flags.
+// TestTuneRefuses names what is wrong with the flags, before anything is measured.
 func TestTuneRefuses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tuning.json")
 	for _, c := range []struct{ args, says string }{
@@ -137,8 +137,8 @@ func TestTuneRefuses(t *testing.T) {
 	}
 }
 
-// TestProbe tries variants in a separate process: a correct one, an unknown one, and a
-// process that dies.
+// TestProbe shows what is known of a process in which a variant is tried: that it is
+// right, that it is not, that the process did not live.
 func TestProbe(t *testing.T) {
 	clitest.NeedBackend(t, "gpu")
 	was := executable
@@ -166,7 +166,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// gpuType returns the type of the adapter.
+// gpuType returns what kind of adapter gpu is.
 func gpuType(t *testing.T) backend.DeviceType {
 	t.Helper()
 	be, err := backend.Open("gpu")

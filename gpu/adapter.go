@@ -1,0 +1,177 @@
+package gpu
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/queue"
+)
+
+func init() { backend.Register("gpu", Driver{}) }
+
+// Driver opens WebGPU adapters as backends. The zero value is registered as
+// "gpu"; register one with Options to change how backend.Open opens them.
+type Driver struct {
+	Options Options
+}
+
+// Devices lists the adapters: number, name, type, provider, driver and limits.
+// backend.ErrNoDevice when there are none.
+func (d Driver) Devices() ([]backend.Info, error) {
+	adapters, err := port.Adapters()
+	if err != nil {
+		return nil, queue.Translate("gpu", err)
+	}
+	infos := make([]backend.Info, len(adapters))
+	for i, a := range adapters {
+		infos[i] = describe(i, a.Info(), d.Options.lower(a.Limits()))
+		a.Release()
+	}
+	return infos, nil
+}
+
+// Open opens an adapter by number or by a part of its name; "" selects the best:
+// discrete before integrated before virtual before software. backend.ErrNoDevice when no
+// adapter matches.
+func (d Driver) Open(selector string) (backend.Backend, error) {
+	b, err := Open(selector, d.Options)
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// Open opens an adapter as [Driver.Open] does, with options.
+func Open(selector string, opt Options) (*Backend, error) {
+	if opt.MemoryBytes == 0 {
+		var err error
+		if opt.MemoryBytes, err = memoryFromEnv(); err != nil {
+			return nil, err
+		}
+	}
+	adapters, err := port.Adapters()
+	if err != nil {
+		return nil, queue.Translate("gpu", err)
+	}
+	defer func() {
+		for _, a := range adapters {
+			a.Release()
+		}
+	}()
+	i, err := pick(selector, adapters)
+	if err != nil {
+		return nil, err
+	}
+	a := adapters[i]
+	limits := opt.lower(a.Limits())
+	dev, err := a.Open(limits)
+	if err != nil {
+		return nil, queue.Translate("gpu:"+strconv.Itoa(i), err)
+	}
+	b, err := newBackend(dev, describe(i, a.Info(), limits), opt)
+	if err != nil {
+		dev.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+func pick(selector string, adapters []port.Adapter) (int, error) {
+	names := make([]string, len(adapters))
+	best, rank := 0, -1
+	for i, a := range adapters {
+		info := a.Info()
+		names[i] = info.Name
+		r := map[gputypes.DeviceType]int{
+			gputypes.DeviceTypeDiscreteGPU: 4, gputypes.DeviceTypeIntegratedGPU: 3,
+			gputypes.DeviceTypeVirtualGPU: 2, gputypes.DeviceTypeOther: 1,
+		}[info.DeviceType]
+		if r > rank {
+			best, rank = i, r
+		}
+	}
+	if selector == "" {
+		return best, nil
+	}
+	if n, err := strconv.Atoi(selector); err == nil {
+		if n < 0 || n >= len(adapters) {
+			return 0, fmt.Errorf("gpu:%d: there are %d adapters, numbered from 0: %w", n, len(adapters), backend.ErrNoDevice)
+		}
+		return n, nil
+	}
+	i := slices.IndexFunc(names, func(n string) bool {
+		return strings.Contains(strings.ToLower(n), strings.ToLower(selector))
+	})
+	if i < 0 {
+		return 0, fmt.Errorf("gpu:%s: no adapter's name contains that, there are %q: %w", selector, names, backend.ErrNoDevice)
+	}
+	return i, nil
+}
+
+// lower returns l with the limits of o.
+func (o Options) lower(l gputypes.Limits) gputypes.Limits {
+	set32 := func(dst *uint32, v uint32) {
+		if v != 0 {
+			*dst = v
+		}
+	}
+	set64 := func(dst *uint64, v uint64) {
+		if v != 0 {
+			*dst = v
+		}
+	}
+	set64(&l.MaxBufferSize, o.Limits.MaxBufferSize)
+	set64(&l.MaxStorageBufferBindingSize, o.Limits.MaxStorageBufferBindingSize)
+	set32(&l.MaxStorageBuffersPerShaderStage, o.Limits.MaxStorageBuffersPerShaderStage)
+	set32(&l.MaxComputeWorkgroupStorageSize, o.Limits.MaxComputeWorkgroupStorageSize)
+	set32(&l.MaxComputeInvocationsPerWorkgroup, o.Limits.MaxComputeInvocationsPerWorkgroup)
+	set32(&l.MaxComputeWorkgroupsPerDimension, o.Limits.MaxComputeWorkgroupsPerDimension)
+	set32(&l.MinStorageBufferOffsetAlignment, o.Limits.MinStorageBufferOffsetAlignment)
+	set32(&l.MinUniformBufferOffsetAlignment, o.Limits.MinUniformBufferOffsetAlignment)
+	return l
+}
+
+func describe(i int, a gputypes.AdapterInfo, l gputypes.Limits) backend.Info {
+	types := map[gputypes.DeviceType]backend.DeviceType{
+		gputypes.DeviceTypeDiscreteGPU: backend.Discrete, gputypes.DeviceTypeIntegratedGPU: backend.Integrated,
+		gputypes.DeviceTypeVirtualGPU: backend.Virtual, gputypes.DeviceTypeCPU: backend.CPU,
+	}
+	t, ok := types[a.DeviceType]
+	if !ok {
+		t = backend.Other
+	}
+	return backend.Info{
+		Name: fmt.Sprintf("gpu:%d", i), Device: a.Name, Type: t, Provider: Provider, Driver: driverName(a),
+		Limits: limitList(l),
+	}
+}
+
+// driverName joins the names of the API and the driver. In gogpu the driver's begins with
+// the API's.
+func driverName(a gputypes.AdapterInfo) string {
+	api := a.Backend.String()
+	name := api
+	for _, s := range []string{a.Driver, a.DriverInfo} {
+		if s = strings.TrimSpace(strings.TrimPrefix(s, api)); s != "" {
+			name += " " + s
+		}
+	}
+	return name
+}
+
+func limitList(l gputypes.Limits) []backend.Limit {
+	return []backend.Limit{
+		{Name: "max buffer bytes", Value: clampInt64(l.MaxBufferSize)},
+		{Name: "max binding bytes", Value: clampInt64(l.MaxStorageBufferBindingSize)},
+		{Name: "max workgroups a dimension", Value: int64(l.MaxComputeWorkgroupsPerDimension)},
+		{Name: "workgroup memory bytes", Value: int64(l.MaxComputeWorkgroupStorageSize)},
+		{Name: "binding alignment bytes", Value: int64(l.MinStorageBufferOffsetAlignment)},
+	}
+}
+
+func clampInt64(v uint64) int64 { return int64(min(v, 1<<63-1)) }

@@ -1,0 +1,288 @@
+// Package queue brings the steps of an operation to a device.
+//
+// An [Op] describes an operation: its operands and how they are cut (package cut), and
+// the [Step] that computes a piece. One loop, [Op.Walk], visits the steps. Running,
+// planning and warming up differ only in what they do with each:
+//
+//	Runner.Run     queues it                  (Device.Do)
+//	Device.Count   counts it, for a plan
+//	a rehearsal    adds up its work and finds the pipelines that it needs (Device.Warmup)
+//
+// A [Runner] collects steps into submissions of bounded time, keeps two of them on the
+// device, streams windows of host memory, and keeps what an interrupted call finished. A
+// [Device] owns what all calls share: buffers, pipelines, uniform buffers and pacing.
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/port"
+)
+
+// Device is an open device. Its methods are safe for concurrent use: the submissions of
+// concurrent calls take turns.
+type Device struct {
+	Port   port.Device
+	Limits gputypes.Limits
+	Pool   *Pool
+
+	name      string
+	pacing    pacing
+	pipelines pipelines
+	slots     *slots
+	runners   sync.Pool
+
+	bound     int64         // on the memory of tensors and calls; 0 is none
+	tensors   atomic.Int64  // bytes of tensors in device memory
+	streaming chan struct{} // holds one element while a call streams
+
+	// blank replaces operands that a call does not have. Each binding has its own
+	// buffer, because none may be bound twice in a dispatch that writes one of them.
+	blank [maxBindings]port.Buffer
+}
+
+// maxBindings is the largest number of storage buffers of a kernel: attention with
+// pages, both masks and both biases.
+const maxBindings = 12
+
+// BlankBytes is the size of the buffers for missing operands: more than a kernel reads
+// of one.
+const BlankBytes = 256
+
+// Config configures a Device. Zero values mean the defaults.
+type Config struct {
+	Budget      time.Duration // how long a cancelled call may keep the device busy
+	MaxWork     float64       // operations of a submission; 0 is no bound
+	PoolBytes   int64         // device memory kept for reuse; negative keeps none
+	MemoryBytes int64         // bound on device memory; 0 is none
+}
+
+const defaultPoolBytes = 64 << 20
+
+// New returns a Device on an open port device. name identifies it in errors.
+func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Device, error) {
+	d := &Device{
+		Port: dev, Limits: dev.Limits(), name: name, pacing: newPacing(kind, c),
+		pipelines: pipelines{byHash: map[uint64][]*Pipeline{}, most: maxPipelines},
+		bound:     c.MemoryBytes, streaming: make(chan struct{}, 1),
+	}
+	d.runners.New = func() any { return new(Runner) }
+	keep := c.PoolBytes
+	if keep == 0 {
+		keep = defaultPoolBytes
+	}
+	if d.bound > 0 {
+		keep = min(keep, d.Memory().Pool())
+	}
+	d.Pool = newPool(dev, keep)
+	var err error
+	if d.slots, err = newSlots(dev); err != nil {
+		return nil, d.wrap(err)
+	}
+	for i := range d.blank {
+		if d.blank[i], err = dev.CreateBuffer(BlankBytes, StorageUsage); err != nil {
+			return nil, d.wrap(err)
+		}
+	}
+	return d, nil
+}
+
+// Blank returns a buffer of BlankBytes for a missing operand.
+func (d *Device) Blank() port.Buffer { return d.blank[0] }
+
+// Lanes returns the number of workgroups that a busy device runs at the same time.
+func (d *Device) Lanes() int { return d.pacing.lanes }
+
+// maxWindowBytes keeps indices into a window within 32 bits.
+const maxWindowBytes = 1 << 31
+
+// MaxWindow returns the largest span that can be bound.
+func MaxWindow(l gputypes.Limits) uint64 {
+	return min(l.MaxStorageBufferBindingSize, maxWindowBytes) &^ 3
+}
+
+// cutLimits returns the limits that cuts respect.
+func (d *Device) cutLimits() cut.Limits {
+	return cut.Limits{Binding: MaxWindow(d.Limits), Buffer: d.Limits.MaxBufferSize, Align: uint64(d.Limits.MinStorageBufferOffsetAlignment)}
+}
+
+// NewCutter returns a Cutter for operands on the device.
+func (d *Device) NewCutter(inner, granule int, operands ...*cut.Operand) *cut.Cutter {
+	return cut.New(d.cutLimits(), d.Memory(), inner, granule, operands...)
+}
+
+// Memory returns the bound on device memory and what tensors use.
+func (d *Device) Memory() cut.Memory { return cut.Memory{Bound: d.bound, Used: d.tensors.Load()} }
+
+// ErrFull reports that device memory has no room for a tensor, which then stays in host
+// memory.
+var ErrFull = errors.New("device memory is full")
+
+// Reserve counts bytes of device memory as used by a tensor. It returns ErrFull when
+// that exceeds the bound.
+func (d *Device) Reserve(bytes int64) error {
+	for {
+		m := d.Memory()
+		if !m.Fits(bytes) {
+			return ErrFull
+		}
+		if d.tensors.CompareAndSwap(m.Used, m.Used+bytes) {
+			return nil
+		}
+	}
+}
+
+// Alloc returns device memory for a tensor and the function that frees it, or ErrFull.
+func (d *Device) Alloc(bytes uint64) (_ *cut.Store, free func(), err error) {
+	if err := d.Reserve(int64(bytes)); err != nil {
+		return nil, nil, err
+	}
+	s := &cut.Store{Part: d.cutLimits().Part()}
+	free = func() {
+		for _, buf := range s.Parts {
+			d.Pool.Put(buf, StorageUsage)
+		}
+		d.tensors.Add(-int64(bytes))
+	}
+	for at := uint64(0); at < bytes || at == 0; at += s.Part {
+		buf, err := d.Pool.Get(min(s.Part, bytes-at), StorageUsage)
+		if err != nil {
+			free()
+			if errors.Is(err, port.ErrMemory) {
+				return nil, nil, fmt.Errorf("%w: %w", err, ErrFull)
+			}
+			return nil, nil, d.wrap(err)
+		}
+		s.Parts = append(s.Parts, buf)
+	}
+	return s, free, nil
+}
+
+// Write copies data to the bytes of a store from at on; both are multiples of 4. It
+// waits for the copy, so that the library frees its own buffer.
+func (d *Device) Write(s *cut.Store, at uint64, data []byte) error {
+	err := s.Each(at, at+uint64(len(data)), func(buf cut.Buffer, to, n uint64) error {
+		err := d.Port.Write(buf, to, data[:n])
+		data = data[n:]
+		return d.wrap(err)
+	})
+	if err != nil {
+		return err
+	}
+	return d.submit(nil)
+}
+
+// Read copies the bytes of a store from at on to dst; at and len(dst) are multiples of 4.
+func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) (err error) {
+	if len(dst) == 0 {
+		return nil
+	}
+	most := min(cut.TransferBytes, uint64(len(dst)), d.cutLimits().Part())
+	staging, err := d.Pool.Get(most, stagingUsage)
+	if err != nil {
+		return d.wrap(err)
+	}
+	defer func() { d.Pool.putAfter(staging, stagingUsage, err) }()
+	return s.Each(at, at+uint64(len(dst)), func(buf cut.Buffer, from, n uint64) error {
+		for n > 0 {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			some := min(n, most)
+			if err := d.submit([]port.Command{{Src: buf, SrcOffset: from, Dst: staging, Size: some}}); err != nil {
+				return err
+			}
+			if err := d.Port.Read(staging, 0, dst[:some]); err != nil {
+				return d.wrap(err)
+			}
+			from, n, dst = from+some, n-some, dst[some:]
+		}
+		return nil
+	})
+}
+
+// Upload copies the distinct elements of host to a contiguous tensor of the device.
+func (d *Device) Upload(ctx context.Context, t, host backend.Tensor) error {
+	src, err := cut.HostBytes(host)
+	if err != nil {
+		return err
+	}
+	from, err := cut.Words(host)
+	if err != nil {
+		return err
+	}
+	shape := cut.Distinct(from.Shape(), from.Strides())
+	return cut.Pack(ctx, shape.Contiguous(), src, from.Strides(), shape, from.DType().Size(), func(at uint64, data []byte) error {
+		return d.Write(cut.StoreOf(t), at, data)
+	})
+}
+
+// Download copies a tensor's elements to dst, by strides.
+func (d *Device) Download(ctx context.Context, dst []byte, strides backend.Strides, src backend.Tensor) error {
+	size := src.DType().Size()
+	s := cut.StoreOf(src)
+	first := src.Offset() * size
+	if s.Host != nil {
+		cut.Scatter(dst, strides, s.Host[first:], src.Strides(), src.Shape(), size)
+		return nil
+	}
+	defer Moved(ctx, src.Bytes(), time.Now())
+	lo := first &^ 3
+	hi := (first + cut.Extent(src.Shape(), src.Strides())*size + 3) &^ 3
+	if first == lo && cut.SameOrder(src.Shape(), strides, src.Strides()) && (hi-lo) == src.Shape().Elements()*size {
+		return d.Read(ctx, s, uint64(lo), dst[:hi-lo])
+	}
+	span := make([]byte, hi-lo)
+	if err := d.Read(ctx, s, uint64(lo), span); err != nil {
+		return err
+	}
+	cut.Scatter(dst, strides, span[first-lo:], src.Strides(), src.Shape(), size)
+	return nil
+}
+
+// Moved reports a transfer to the context's trace.
+func Moved(ctx context.Context, bytes int64, began time.Time) {
+	if f := backend.TraceOf(ctx).Move; f != nil {
+		f(bytes, time.Since(began))
+	}
+}
+
+// submit runs commands and waits for them.
+func (d *Device) submit(commands []port.Command) error {
+	t, err := d.Port.Submit(commands)
+	if err == nil {
+		err = d.Port.Wait(t)
+	}
+	return d.wrap(err)
+}
+
+// wrap wraps an error of the port for the device.
+func (d *Device) wrap(err error) error { return Translate(d.name, err) }
+
+// Translate wraps an error of the port in a sentinel of package backend.
+func Translate(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	for _, t := range []struct{ port, backend error }{
+		{port.ErrNoAdapter, backend.ErrNoDevice},
+		{port.ErrLost, backend.ErrDeviceLost},
+		{port.ErrMemory, backend.ErrMemory},
+		{port.ErrClosed, backend.ErrClosed},
+		{port.ErrShader, backend.ErrUnsupported},
+		{port.ErrInvalid, backend.ErrUnsupported},
+	} {
+		if errors.Is(err, t.port) {
+			return fmt.Errorf("%s: %w: %w", what, err, t.backend)
+		}
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

@@ -1,0 +1,139 @@
+package queue
+
+import (
+	"math"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// Op describes an operation: how its index space is cut and the steps that compute it.
+type Op struct {
+	Cutter *cut.Cutter // with the operands
+	Space  cut.Box
+	// Sweep returns how a box with pieces of some length is computed; nil is one pass
+	// over the pieces, without state.
+	Sweep func(x cut.Box, piece int) Sweep
+	// Step returns the step that computes a piece.
+	Step func(p Piece) Step
+	// Table is the contents of the window Table in steps; nil means that none has it.
+	Table []byte
+	// Call, unless nil, is a call that continues from Call.Resume and may be interrupted.
+	// Kernel is the variant whose form its state has.
+	Call   *backend.Call
+	Kernel Variant
+}
+
+// Sweep is how a box is computed.
+type Sweep struct {
+	Box    cut.Box // narrowed to the columns that it needs
+	Piece  int     // length of pieces
+	Passes int     // over all pieces
+	Last   bool    // one more step follows, for the whole box
+	State  uint64  // bytes of state that the steps share; 0 is none
+}
+
+// Piece is a part of a box that one step computes.
+type Piece struct {
+	cut.Box
+	Of          Sweep
+	Pass        int  // Of.Passes for the last step
+	First, Last bool // of the pieces of the box
+	// State is the window of the state, the zero Window without.
+	State cut.Window
+}
+
+// placeholder stands in a window for a buffer that a Runner provides.
+type placeholder struct{ name string }
+
+func (*placeholder) Size() uint64 { return math.MaxUint64 }
+func (*placeholder) Release()     {}
+
+// Table is the buffer in the window of an operation's Table.
+var Table cut.Buffer = &placeholder{"table"}
+
+// state is the buffer in the window of the state.
+var state cut.Buffer = &placeholder{"state"}
+
+// Step is a dispatch.
+type Step struct {
+	Variant Variant
+	Windows []cut.Window   // for all bindings but the uniform
+	Params  shaders.Params // contents of the uniform
+	Groups  int            // workgroups
+	Each    float64        // operations of a workgroup, at most
+}
+
+// Walk calls f for each step of op in order. The steps of a box follow one another.
+func (op *Op) Walk(f func(p Piece, s Step) error) error {
+	return op.Cutter.Boxes(op.Space, func(x cut.Box, piece int) error {
+		p := Piece{Of: Sweep{Box: x, Piece: piece, Passes: 1}}
+		if op.Sweep != nil {
+			p.Of = op.Sweep(x, piece)
+		}
+		if p.Of.State > 0 {
+			p.State = cut.Window{Buf: state, Size: p.Of.State}
+		}
+		for ; p.Pass < p.Of.Passes; p.Pass++ {
+			err := op.Cutter.Pieces(p.Of.Box, p.Of.Piece, func(x cut.Box, first, last bool) error {
+				p.Box, p.First, p.Last = x, first, last
+				return f(p, op.Step(p))
+			})
+			if err != nil {
+				return err
+			}
+		}
+		if !p.Of.Last {
+			return nil
+		}
+		p.Box = p.Of.Box
+		return f(p, op.Step(p))
+	})
+}
+
+// Extent counts what running an operation takes.
+type Extent struct {
+	Boxes, Pieces, Dispatches int
+	MaxPiece, MaxBox          int    // columns of the longest piece and box
+	State                     uint64 // bytes of the largest state
+}
+
+// Count returns the extent of op.
+func (d *Device) Count(op *Op) (e Extent, err error) {
+	var last cut.Box
+	err = op.Walk(func(p Piece, s Step) error {
+		if e.Boxes == 0 || p.Of.Box != last {
+			e.Boxes++
+			last = p.Of.Box
+		}
+		if p.Pass < p.Of.Passes {
+			e.Pieces++
+			e.MaxPiece = max(e.MaxPiece, p.Len(cut.Col))
+		}
+		e.MaxBox = max(e.MaxBox, p.Of.Box.Len(cut.Col))
+		e.State = max(e.State, p.State.Size)
+		return d.split(s, func(first, n int, grid [3]uint32) error {
+			e.Dispatches++
+			return nil
+		})
+	})
+	return e, err
+}
+
+// split divides the workgroups of a step into dispatches that respect the time of a
+// submission and the limit of workgroups a dimension. f gets the first workgroup, their
+// number, and the grid that contains them.
+func (d *Device) split(s Step, f func(first, n int, grid [3]uint32) error) error {
+	p := d.Pipeline(s.Variant)
+	dim := min(int(d.Limits.MaxComputeWorkgroupsPerDimension), math.MaxInt32)
+	for first := 0; first < s.Groups; {
+		n := min(s.Groups-first, d.pacing.atOnce(p.pace.speed(), s.Each), dim*dim)
+		x := min(n, dim)
+		if err := f(first, n, [3]uint32{uint32(x), uint32((n + x - 1) / x), 1}); err != nil {
+			return err
+		}
+		first += n
+	}
+	return nil
+}

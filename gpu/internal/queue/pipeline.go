@@ -1,0 +1,215 @@
+package queue
+
+import (
+	"context"
+	"fmt"
+	"hash/maphash"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// Variant is a kernel with values for its constants.
+type Variant struct {
+	Kernel shaders.Kernel
+	Consts map[string]uint32
+}
+
+// Key identifies a variant: attention ACC=8 DVB=2 ...
+func (v Variant) Key() string {
+	var s strings.Builder
+	s.WriteString(v.Kernel.Name)
+	for _, name := range slices.Sorted(maps.Keys(v.Consts)) {
+		fmt.Fprintf(&s, " %s=%d", name, v.Consts[name])
+	}
+	return s.String()
+}
+
+// With returns v with more bindings, in the order of Kernel.Bindings, and a constant set
+// to 1.
+func (v Variant) With(bindings, name string) Variant {
+	v.Kernel.Bindings += bindings
+	v.Consts = maps.Clone(v.Consts)
+	v.Consts[name] = 1
+	return v
+}
+
+var hashSeed = maphash.MakeSeed()
+
+// hash hashes what Key contains without building it: calls look their pipelines up each
+// time.
+func (v Variant) hash() uint64 {
+	h := maphash.String(hashSeed, v.Kernel.Name)
+	for name, value := range v.Consts { // in any order: the terms commute
+		h += maphash.String(hashSeed, name) * (2*uint64(value) + 1)
+	}
+	return h
+}
+
+func (v Variant) equal(w Variant) bool {
+	return v.Kernel.Name == w.Kernel.Name && maps.Equal(v.Consts, w.Consts)
+}
+
+// Pipeline is a variant on a device, compiled or not, and its speed.
+type Pipeline struct {
+	variant Variant
+	kinds   string // of its bindings except the uniform
+	uniform int    // the binding of the uniform
+	pace    pace
+
+	mu       sync.Mutex // held while it compiles
+	compiled port.Pipeline
+
+	// Guarded by the lock of pipelines.
+	users int    // steps that are recorded or run with it
+	used  uint64 // when it was acquired last, in acquisitions of the device
+}
+
+// Compiled reports whether p is compiled now.
+func (p *Pipeline) Compiled() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.compiled != nil
+}
+
+// SetSpeed sets the speed from which the pace of p is corrected, in operations a second.
+func (p *Pipeline) SetSpeed(speed float64) { p.pace.set(speed) }
+
+// maxPipelines bounds the compiled pipelines of a device. A model needs some 20; software
+// drivers keep some MiB of machine code for each, hardware drivers less. The least
+// recently used ones beyond it are released, and compiled again if a call needs them.
+const maxPipelines = 128
+
+// pipelines holds the variants that calls asked for. Entries stay, with their speed: a
+// few hundred bytes for each of a finite number of variants.
+type pipelines struct {
+	most int
+
+	mu     sync.Mutex
+	byHash map[uint64][]*Pipeline
+	live   []*Pipeline // compiled
+	clock  uint64
+}
+
+// Pipelines returns the pipelines of all variants that calls asked for.
+func (d *Device) Pipelines() (all []*Pipeline) {
+	d.pipelines.mu.Lock()
+	defer d.pipelines.mu.Unlock()
+	for _, l := range d.pipelines.byHash {
+		all = append(all, l...)
+	}
+	return all
+}
+
+// Pipeline returns the pipeline of v, which need not be compiled.
+func (d *Device) Pipeline(v Variant) *Pipeline {
+	h := v.hash()
+	c := &d.pipelines
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.byHash[h] {
+		if p.variant.equal(v) {
+			return p
+		}
+	}
+	before, after, _ := strings.Cut(v.Kernel.Bindings, "u")
+	p := &Pipeline{variant: v, kinds: before + after, uniform: len(before)}
+	p.pace.set(d.pacing.speed)
+	c.byHash[h] = append(c.byHash[h], p)
+	return p
+}
+
+// Acquire returns p compiled. It stays so until Release. Acquire returns
+// backend.ErrUnsupported when the device does not support or accept the kernel.
+func (d *Device) Acquire(ctx context.Context, p *Pipeline) (port.Pipeline, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fresh := p.compiled == nil
+	if fresh {
+		if err := d.compile(ctx, p); err != nil {
+			return nil, err
+		}
+	}
+	c := &d.pipelines
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.clock++
+	p.users, p.used = p.users+1, c.clock
+	if fresh {
+		c.live = append(c.live, p)
+		c.trim()
+	}
+	return p.compiled, nil
+}
+
+// Release ends the use of a pipeline that Acquire returned.
+func (d *Device) Release(p *Pipeline) {
+	d.pipelines.mu.Lock()
+	p.users--
+	d.pipelines.mu.Unlock()
+}
+
+// trim releases the compiled pipelines beyond the bound that were unused for longest.
+// The caller holds the lock.
+func (c *pipelines) trim() {
+	for len(c.live) > c.most {
+		oldest := -1
+		for i, p := range c.live {
+			if p.users == 0 && (oldest < 0 || p.used < c.live[oldest].used) {
+				oldest = i
+			}
+		}
+		if oldest < 0 {
+			return
+		}
+		p := c.live[oldest]
+		if !p.mu.TryLock() { // a call is about to use it
+			return
+		}
+		p.compiled.Release()
+		p.compiled = nil
+		p.mu.Unlock()
+		c.live = slices.Delete(c.live, oldest, oldest+1)
+	}
+}
+
+// compile compiles p, whose lock the caller holds.
+func (d *Device) compile(ctx context.Context, p *Pipeline) error {
+	start := time.Now()
+	k, l := p.variant.Kernel, &d.Limits
+	if k.WorkgroupMemory > int(l.MaxComputeWorkgroupStorageSize) || k.Threads > int(l.MaxComputeInvocationsPerWorkgroup) {
+		return fmt.Errorf("kernel %s needs %d bytes of workgroup memory and %d threads, %s has %d and %d: %w", k.Name, k.WorkgroupMemory, k.Threads,
+			d.name, l.MaxComputeWorkgroupStorageSize, l.MaxComputeInvocationsPerWorkgroup, backend.ErrUnsupported)
+	}
+	src, err := k.Specialise(p.variant.Consts)
+	if err != nil {
+		return fmt.Errorf("%w: %w", err, backend.ErrUnsupported)
+	}
+	kinds := make([]port.BindingKind, len(k.Bindings))
+	for i, c := range k.Bindings {
+		switch c {
+		case 'r':
+			kinds[i] = port.ReadOnly
+		case 'w':
+			kinds[i] = port.ReadWrite
+		case 'u':
+			kinds[i] = port.Uniform
+		}
+	}
+	label := p.variant.Key()
+	compiled, err := d.Port.CreatePipeline(port.PipelineDesc{Label: label, WGSL: src, Entry: "main", Bindings: kinds})
+	if err != nil {
+		return d.wrap(err)
+	}
+	p.compiled = compiled
+	if f := backend.TraceOf(ctx).Compile; f != nil {
+		f(label, time.Since(start))
+	}
+	return nil
+}

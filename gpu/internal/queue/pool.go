@@ -1,0 +1,137 @@
+package queue
+
+import (
+	"errors"
+	"math/bits"
+	"sync"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/gpu/internal/port"
+)
+
+// Usages of buffers.
+const (
+	StorageUsage = gputypes.BufferUsageStorage | gputypes.BufferUsageCopySrc | gputypes.BufferUsageCopyDst
+	UniformUsage = gputypes.BufferUsageUniform | gputypes.BufferUsageCopyDst
+	stagingUsage = gputypes.BufferUsageMapRead | gputypes.BufferUsageCopyDst
+)
+
+// Pool keeps released buffers for later calls, up to a bound in bytes. No submission uses
+// a buffer of the pool: calls wait for their submissions before they put a buffer back.
+type Pool struct {
+	dev  port.Device
+	keep int64 // bytes
+
+	mu   sync.Mutex
+	free map[poolKey][]port.Buffer
+	idle int64 // bytes in free
+	// used is the bytes in use, peak the most since TakePeak.
+	used, peak int64
+}
+
+type poolKey struct {
+	usage gputypes.BufferUsage
+	size  uint64
+}
+
+func newPool(dev port.Device, keep int64) *Pool {
+	return &Pool{dev: dev, keep: keep, free: map[poolKey][]port.Buffer{}}
+}
+
+// sizeClass rounds a size up to the next eighth of a power of two, at most 12.5% more, so
+// that nearly equal sizes share buffers.
+func sizeClass(size, most uint64) uint64 {
+	size = max(size, BlankBytes)
+	step := uint64(1) << max(bits.Len64(size-1)-3, 8) >> 1
+	class := (size + step - 1) / step * step
+	if class > most {
+		// Still a multiple of what a kernel loads at once, if possible.
+		if class = (size + 15) &^ 15; class > most {
+			class = (size + 3) &^ 3
+		}
+	}
+	return class
+}
+
+// Get returns a buffer of at least size bytes with unspecified contents. When the device
+// has no room, it releases the pool's buffers and tries again.
+func (p *Pool) Get(size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
+	key := poolKey{usage, sizeClass(size, p.dev.Limits().MaxBufferSize)}
+	p.mu.Lock()
+	if l := p.free[key]; len(l) > 0 {
+		b := l[len(l)-1]
+		p.free[key] = l[:len(l)-1]
+		p.idle -= int64(b.Size())
+		p.count(int64(b.Size()))
+		p.mu.Unlock()
+		return b, nil
+	}
+	p.mu.Unlock()
+	b, err := p.dev.CreateBuffer(key.size, usage)
+	if errors.Is(err, port.ErrMemory) && p.Drain() {
+		b, err = p.dev.CreateBuffer(key.size, usage)
+	}
+	if err == nil {
+		p.mu.Lock()
+		p.count(int64(b.Size()))
+		p.mu.Unlock()
+	}
+	return b, err
+}
+
+// count adds bytes to what is in use. The caller holds the lock.
+func (p *Pool) count(bytes int64) {
+	p.used += bytes
+	p.peak = max(p.peak, p.used)
+}
+
+// TakePeak returns the most bytes in use at once since the last call of it.
+func (p *Pool) TakePeak() int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	peak := p.peak
+	p.peak = p.used
+	return peak
+}
+
+// Put returns a buffer to the pool.
+func (p *Pool) Put(b port.Buffer, usage gputypes.BufferUsage) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.count(-int64(b.Size()))
+	if p.idle+int64(b.Size()) > p.keep {
+		b.Release()
+		return
+	}
+	p.idle += int64(b.Size())
+	key := poolKey{usage, b.Size()}
+	p.free[key] = append(p.free[key], b)
+}
+
+// putAfter puts a buffer back, or releases it after an error, when a submission may
+// still use it.
+func (p *Pool) putAfter(b port.Buffer, usage gputypes.BufferUsage, err error) {
+	if err == nil {
+		p.Put(b, usage)
+		return
+	}
+	p.mu.Lock()
+	p.count(-int64(b.Size()))
+	p.mu.Unlock()
+	b.Release()
+}
+
+// Drain releases the buffers that the pool keeps and reports whether there were any.
+func (p *Pool) Drain() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	drained := p.idle > 0
+	for key, l := range p.free {
+		for _, b := range l {
+			b.Release()
+		}
+		delete(p.free, key)
+	}
+	p.idle = 0
+	return drained
+}

@@ -1,0 +1,263 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/port"
+)
+
+// keeper keeps on the host what a streamed call has finished, so that another call can
+// continue from it. It does so each time the call has uploaded as many bytes as the room
+// for streaming holds, so what it downloads of the state is at most a share of the
+// uploads.
+type keeper struct {
+	r      *Runner
+	call   *backend.Call
+	cutter *cut.Cutter
+	kernel string
+	now    backend.Partial
+	// ended are rows that are finished but not on the host yet, step the step that
+	// finished the last of them.
+	ended    []backend.Rows
+	step     int
+	uploaded uint64 // at the last time
+}
+
+var _ cut.Resume = (*keeper)(nil)
+
+// keep makes op continue from its Call.Resume, if there is one, and keep what it
+// finishes, if it streams.
+func (r *Runner) keep(op *Op) error {
+	c := op.Call
+	if c == nil || op.Cutter.Room == 0 && c.Resume == nil {
+		return nil
+	}
+	k := &keeper{r: r, call: c, cutter: op.Cutter, kernel: op.Kernel.Key()}
+	k.now.Call = signature(c)
+	old := new(backend.Partial)
+	if c.Resume != nil {
+		if old = c.Resume; old.Call != k.now.Call {
+			return fmt.Errorf("resume is of another call, %s, this one is %s: %w", old.Call, k.now.Call, backend.ErrOption)
+		}
+		k.now.Done, k.now.Work = slices.Clone(old.Done), old.Work
+	}
+	op.Cutter.Follow(k)
+	if r.rehearsal {
+		return nil
+	}
+	for _, t := range []struct {
+		name     string
+		to, from backend.Tensor
+		now      *backend.Tensor
+	}{{"o", c.O, old.O, &k.now.O}, {"lse", c.LSE, old.LSE, &k.now.LSE}} {
+		if t.to.IsZero() {
+			continue
+		}
+		var err error
+		if *t.now, err = k.restore(t.to, t.from); err != nil {
+			return fmt.Errorf("resume: %s: %w", t.name, err)
+		}
+	}
+	if op.Cutter.Room > 0 {
+		r.keeper = k
+	}
+	return nil
+}
+
+// signature describes a call without the contents of its operands.
+func signature(c *backend.Call) string {
+	s := fmt.Sprintf("%+v of %v to %v, lse %t, mask %t, bias %t, scale %v, softcap %v, visible %+v", c.Dims(), cut.Storage(c), c.O.DType(),
+		!c.LSE.IsZero(), !c.Mask.IsZero(), !c.Bias.IsZero(), c.Scale, c.Softcap, c.Visible)
+	for _, o := range []struct {
+		is   bool
+		text string
+	}{
+		{c.Pages != nil, fmt.Sprintf("pages of %d", c.K.Shape()[backend.Seq])},
+		{c.Slopes != nil, fmt.Sprintf("slopes %v", c.Slopes)},
+		{!c.Relative.IsZero(), "relative"},
+		{!c.Blocks.IsZero(), fmt.Sprintf("blocks of %d by %d", c.BlockQ, c.BlockK)},
+		{c.Sinks != nil, fmt.Sprintf("sinks %v", c.Sinks)},
+		{c.Dropout.P > 0, fmt.Sprintf("dropout %+v", c.Dropout)},
+	} {
+		if o.is {
+			s += ", " + o.text
+		}
+	}
+	return s
+}
+
+// restore copies the rows of from that are done to an output. It returns the host tensor
+// in which the keeper holds the output, which is the output itself if that is in host
+// memory.
+func (k *keeper) restore(to, from backend.Tensor) (backend.Tensor, error) {
+	s, size := cut.StoreOf(to), to.DType().Size()
+	if len(k.now.Done) > 0 && (from.Shape() != to.Shape() || from.DType() != to.DType()) {
+		return from, fmt.Errorf("it has shape %v of %v, the call's has %v of %v: %w", from.Shape(), from.DType(), to.Shape(), to.DType(), backend.ErrShape)
+	}
+	if s.Host != nil {
+		if err := k.copyDone(s.Host[to.Offset()*size:], to, from); err != nil {
+			return from, err
+		}
+		return cut.HostTensor(to)
+	}
+	if len(k.now.Done) == 0 {
+		return backend.AllocHost(to.DType(), to.Shape())
+	}
+	// The rows may be interleaved with others, so the whole span is read and written.
+	first := to.Offset() * size
+	lo, hi := first&^3, (first+cut.Extent(to.Shape(), to.Strides())*size+3)&^3
+	span := make([]byte, hi-lo)
+	if err := k.r.d.Read(k.r.ctx, s, uint64(lo), span); err != nil {
+		return from, err
+	}
+	if err := k.copyDone(span[first-lo:], to, from); err != nil {
+		return from, err
+	}
+	return from, k.r.d.Write(s, uint64(lo), span)
+}
+
+// copyDone copies the rows of a host tensor that are done to memory that begins with the
+// first element of to and has its strides.
+func (k *keeper) copyDone(dst []byte, to, from backend.Tensor) error {
+	for _, rows := range k.now.Done {
+		part, err := slice(from, rows)
+		if err != nil {
+			return err
+		}
+		src, err := cut.HostBytes(part)
+		if err != nil {
+			return err
+		}
+		at := 0
+		for i, lo := range rows.Lo {
+			at += lo * to.Strides()[i]
+		}
+		size := to.DType().Size()
+		cut.Scatter(dst[at*size:], to.Strides(), src, part.Strides(), part.Shape(), size)
+	}
+	return nil
+}
+
+// slice returns the view of some rows of t.
+func slice(t backend.Tensor, rows backend.Rows) (backend.Tensor, error) {
+	for axis := range rows.Lo {
+		var err error
+		if t, err = t.Slice(axis, rows.Lo[axis], rows.Hi[axis]); err != nil {
+			return t, err
+		}
+	}
+	return t, nil
+}
+
+// Done implements cut.Resume.
+func (k *keeper) Done(x cut.Box) bool {
+	return slices.ContainsFunc(k.now.Done, func(r backend.Rows) bool { return r.Has(x.Rows()) })
+}
+
+// Start implements cut.Resume. It uploads the state with which the pieces continue.
+func (k *keeper) Start(x cut.Box) (int, error) {
+	w := k.now.Work
+	if w == nil || w.Rows != x.Rows() || w.Kernel != k.kernel || w.Keys <= x.Lo[cut.Col] || w.Keys >= x.Hi[cut.Col] || w.Keys%k.cutter.Granule != 0 {
+		return x.Lo[cut.Col], nil
+	}
+	if k.r.rehearsal {
+		return w.Keys, nil
+	}
+	if err := k.r.Flush(); err != nil { // of boxes that still use the state
+		return 0, err
+	}
+	buf, err := k.r.stateOf(uint64(len(w.State)))
+	if err != nil {
+		return 0, err
+	}
+	return w.Keys, k.r.d.Write(single(buf), 0, w.State)
+}
+
+// single returns a store of one buffer.
+func single(b port.Buffer) *cut.Store {
+	return &cut.Store{Parts: []cut.Buffer{b}, Part: b.Size()}
+}
+
+// Queued implements cut.Resume.
+func (k *keeper) Queued(x cut.Box, end bool) error {
+	r, s := k.r, k.r.stream
+	if end {
+		k.ended, k.step = append(k.ended, x.Rows()), r.staged
+	}
+	if s == nil || s.uploaded < k.uploaded+s.room {
+		return nil
+	}
+	k.uploaded = s.uploaded
+	if err := r.Flush(); err != nil {
+		return err
+	}
+	if err := r.writeBack(k.step); err != nil {
+		return err
+	}
+	for _, rows := range k.ended {
+		if err := k.download(rows); err != nil {
+			return err
+		}
+	}
+	k.now.Done, k.ended = append(k.now.Done, k.ended...), nil
+	if k.now.Work = nil; end {
+		return nil
+	}
+	w := &backend.Work{Rows: x.Rows(), Keys: x.Hi[cut.Col], Kernel: k.kernel}
+	s.downloaded += r.held.size
+	if !r.rehearsal {
+		defer Moved(r.ctx, int64(r.held.size), time.Now())
+		w.State = make([]byte, r.held.size)
+		if err := r.d.Read(r.ctx, single(r.held.state), 0, w.State); err != nil {
+			return err
+		}
+	}
+	k.now.Work = w
+	return nil
+}
+
+// download copies rows of the outputs in device memory to the host, or counts them in a
+// rehearsal.
+func (k *keeper) download(rows backend.Rows) error {
+	for _, t := range []struct{ from, to backend.Tensor }{{k.call.O, k.now.O}, {k.call.LSE, k.now.LSE}} {
+		if t.from.IsZero() || k.cutter.OnHost(t.from) {
+			continue
+		}
+		src, err := slice(t.from, rows)
+		if err != nil {
+			return err
+		}
+		k.r.stream.downloaded += uint64(src.Bytes())
+		if k.r.rehearsal {
+			continue
+		}
+		to, err := slice(t.to, rows)
+		if err != nil {
+			return err
+		}
+		dst, err := cut.HostBytes(to)
+		if err != nil {
+			return err
+		}
+		if err := k.r.d.Download(k.r.ctx, dst, to.Strides(), src); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// interrupted wraps the error of a call from which another can continue.
+func (k *keeper) interrupted(err error) error {
+	for _, why := range []error{backend.ErrDeviceLost, context.Canceled, context.DeadlineExceeded} {
+		if errors.Is(err, why) {
+			return &backend.Interrupted{Partial: &k.now, Err: err}
+		}
+	}
+	return err
+}

@@ -1,0 +1,359 @@
+package queue
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// Runner runs the operations of one call. Their steps run in the order in which they are
+// queued.
+//
+// A rehearsal runs nothing on the device: it adds up the work, collects the pipelines
+// that the call needs, and follows what streaming would move.
+type Runner struct {
+	d     *Device
+	ctx   context.Context
+	trace *backend.Trace
+
+	rehearsal bool
+	met       []*Pipeline // in a rehearsal
+
+	batch    batch
+	flights  flights
+	progress progress
+	held     held
+	stream   *stream // nil until a step needs host memory
+	staged   int     // steps that had staged windows
+	keeper   *keeper // nil unless the call may be interrupted
+}
+
+// progress is the work of a call in operations.
+type progress struct {
+	total float64 // 0 without a rehearsal
+	done  float64
+	plan  float64 // the total that is reported, 0 for total
+}
+
+// held are the buffers that a call keeps to its end.
+type held struct {
+	all     []port.Buffer
+	state   port.Buffer
+	size    uint64                   // of the state that was needed last
+	gathers [maxBindings]port.Buffer // for gathered windows, by binding
+}
+
+// Do runs a call: f queues its operations. When the context traces progress, f runs in a
+// rehearsal first. When the call is interrupted and can be resumed, the error is a
+// backend.Interrupted.
+func (d *Device) Do(ctx context.Context, f func(r *Runner) error) (err error) {
+	r := d.NewRunner(ctx)
+	defer func() { r.Finish(err) }()
+	if r.trace.Progress != nil {
+		r.rehearsal = true
+		if err := f(r); err != nil {
+			return err
+		}
+		r.rehearsal = false
+	}
+	if err = f(r); err == nil {
+		err = r.Flush()
+	}
+	if err == nil {
+		err = r.writeBack(r.staged)
+	}
+	if err != nil && r.keeper != nil {
+		err = r.keeper.interrupted(err)
+	}
+	return err
+}
+
+// Warmup compiles the pipelines of the call that f queues, without running it.
+func (d *Device) Warmup(ctx context.Context, f func(r *Runner) error) (err error) {
+	r := d.NewRunner(ctx)
+	defer func() { r.Finish(err) }()
+	r.rehearsal = true
+	if err := f(r); err != nil {
+		return err
+	}
+	for _, p := range r.met {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if _, err := d.Acquire(ctx, p); err != nil {
+			return err
+		}
+		d.Release(p)
+	}
+	return nil
+}
+
+// Streamed returns the bytes that op moves between host and device and the most device
+// memory that it uses for them.
+func (d *Device) Streamed(op *Op) (moved, memory uint64, err error) {
+	if op.Cutter.Room == 0 {
+		return 0, 0, nil
+	}
+	r := d.NewRunner(context.Background())
+	r.rehearsal = true
+	s := &stream{room: op.Cutter.Room, largest: d.Limits.MaxBufferSize}
+	r.stream = s
+	if err = r.Run(op); err == nil {
+		err = r.writeBack(r.staged)
+	}
+	r.stream = nil // it holds no buffers
+	r.Finish(err)
+	return s.uploaded + s.downloaded, s.most, err
+}
+
+// NewRunner returns a Runner. The caller must Finish it.
+func (d *Device) NewRunner(ctx context.Context) *Runner {
+	r := d.runners.Get().(*Runner)
+	r.d, r.ctx, r.trace = d, ctx, backend.TraceOf(ctx)
+	return r
+}
+
+// Context returns the context of the call.
+func (r *Runner) Context() context.Context { return r.ctx }
+
+// Expect sets the work of the call as its plan states it, in operations. total is called
+// only where progress is traced.
+func (r *Runner) Expect(total func() float64) {
+	if r.rehearsal && r.trace.Progress != nil {
+		r.progress.plan = total()
+	}
+}
+
+// Run queues op.
+func (r *Runner) Run(op *Op) error {
+	if err := r.keep(op); err != nil {
+		return err
+	}
+	var table cut.Window
+	if op.Table != nil && !r.rehearsal {
+		size := uint64(len(op.Table))
+		buf, err := r.hold(size)
+		if err == nil {
+			err = r.d.wrap(r.d.Port.Write(buf, 0, op.Table))
+		}
+		if err != nil {
+			return err
+		}
+		table = cut.Window{Buf: buf, Size: size}
+	}
+	return op.Walk(func(_ Piece, s Step) error {
+		for i, w := range s.Windows {
+			switch w.Buf {
+			case state:
+				buf, err := r.stateOf(w.Size)
+				if err != nil {
+					return err
+				}
+				s.Windows[i].Buf = buf
+			case Table:
+				s.Windows[i] = table
+			}
+		}
+		return r.dispatch(s)
+	})
+}
+
+// dispatch queues a step. Its parameters are shaders.Ranged.
+func (r *Runner) dispatch(s Step) error {
+	x := dispatch{pipeline: r.d.Pipeline(s.Variant), windows: s.Windows, params: s.Params}
+	if err := r.stage(&x); err != nil {
+		return err
+	}
+	return r.d.split(s, func(first, n int, grid [3]uint32) error {
+		s.Params.(shaders.Ranged).SetRange(first, first+n)
+		x.grid = grid
+		x.work = float64(n) * s.Each
+		x.seconds = r.d.pacing.seconds(x.pipeline.pace.speed(), n, s.Each)
+		return r.add(&x)
+	})
+}
+
+// Dispatch queues one dispatch of a kernel with a grid, whatever time it takes. The
+// probes of the device's ceilings use it.
+func (r *Runner) Dispatch(v Variant, windows []cut.Window, p shaders.Params, grid [3]uint32) error {
+	return r.add(&dispatch{pipeline: r.d.Pipeline(v), windows: windows, params: p, grid: grid})
+}
+
+// add queues a dispatch, and submits what is queued before it when both together exceed
+// a submission.
+func (r *Runner) add(x *dispatch) error {
+	if r.rehearsal {
+		r.progress.total += x.work
+		if !slices.Contains(r.met, x.pipeline) {
+			r.met = append(r.met, x.pipeline)
+		}
+		return nil
+	}
+	s := r.d.slots
+	if size := x.params.Size(); size > int(s.size) {
+		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer has %d: %w", x.pipeline.variant.Kernel.Name, size, s.size, backend.ErrUnsupported)
+	}
+	if b := &r.batch; len(b.list) > 0 && (b.holds(x, s) > int(s.size) || len(b.list) == maxDispatches || r.d.pacing.full(b.seconds+x.seconds, b.work+x.work)) {
+		if err := r.push(); err != nil {
+			return err
+		}
+	}
+	r.batch.add(x, s)
+	return nil
+}
+
+// stateOf returns a buffer of at least size bytes for the state of a box, nil in a
+// rehearsal. The boxes of a call share it, because their steps follow one another.
+func (r *Runner) stateOf(size uint64) (port.Buffer, error) {
+	h := &r.held
+	h.size = size
+	if r.rehearsal || h.state != nil && h.state.Size() >= size {
+		return h.state, nil
+	}
+	var err error
+	h.state, err = r.hold(size)
+	return h.state, err
+}
+
+// hold returns a buffer of at least size bytes that the call keeps to its end.
+func (r *Runner) hold(size uint64) (port.Buffer, error) {
+	buf, err := r.d.Pool.Get(size, StorageUsage)
+	if err != nil {
+		return nil, Translate(fmt.Sprintf("%s: scratch of %d bytes", r.d.name, size), err)
+	}
+	r.held.all = append(r.held.all, buf)
+	return buf, nil
+}
+
+// push submits what is queued.
+func (r *Runner) push() error {
+	defer r.batch.clear()
+	if err := r.ctx.Err(); err != nil {
+		return err
+	}
+	if len(r.batch.list) == 0 {
+		return nil
+	}
+	for r.flights.n == MaxFlight {
+		if err := r.land(); err != nil {
+			return err
+		}
+	}
+	slot, err := r.slot()
+	if err != nil {
+		return err
+	}
+	f := r.flights.next()
+	f.slot, f.work, f.seconds = slot, r.batch.work, r.batch.seconds
+	if err = r.batch.record(r.ctx, r.d, f); err == nil {
+		f.began = time.Now()
+		submit := r.d.Port.Submit
+		if r.trace.Kernel != nil {
+			submit = r.d.Port.SubmitTimed
+		}
+		f.ticket, err = submit(r.batch.commands)
+		err = r.d.wrap(err)
+	}
+	if err != nil {
+		f.end(r.d, err)
+		return err
+	}
+	r.flights.n++
+	return nil
+}
+
+// slot returns a free uniform buffer. Only a call with nothing on the device waits for
+// other calls, so calls never wait for one another in a circle.
+func (r *Runner) slot() (port.Buffer, error) {
+	for {
+		if slot := r.d.slots.try(); slot != nil {
+			return slot, nil
+		}
+		if r.flights.n == 0 {
+			return r.d.slots.wait(r.ctx)
+		}
+		if err := r.land(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// land waits for the submission that was started first and corrects the pace by its
+// time.
+func (r *Runner) land() error {
+	f := r.flights.pop()
+	err := r.d.Port.Wait(f.ticket)
+	if err == nil && r.trace.Kernel != nil {
+		var took time.Duration
+		var ok bool
+		if took, ok, err = r.d.Port.Took(f.ticket); ok && err == nil {
+			r.trace.Kernel(took)
+		}
+	}
+	err = r.d.wrap(err)
+	f.end(r.d, err)
+	if err != nil {
+		return err
+	}
+	r.flights.learn(f, time.Now(), r.d.pacing.share())
+	p := &r.progress
+	p.done += f.work
+	if r.trace.Progress != nil {
+		scale := 1.0
+		if p.plan > 0 && p.total > 0 {
+			scale = p.plan / p.total
+		}
+		r.trace.Progress(p.done*scale, max(p.total, p.done)*scale)
+	}
+	return nil
+}
+
+// Flush submits what is queued and waits for all submissions.
+func (r *Runner) Flush() error {
+	if err := r.push(); err != nil {
+		return err
+	}
+	for r.flights.n > 0 {
+		if err := r.land(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Separate ends one of several operations that may write other rows of the same tensor
+// in host memory: what it wrote is copied back before the next one begins.
+func (r *Runner) Separate() error {
+	if r.stream == nil || r.rehearsal {
+		return nil
+	}
+	if err := r.Flush(); err != nil {
+		return err
+	}
+	return r.writeBack(r.staged)
+}
+
+// Finish ends a call that returned err. It waits for running submissions, at most for the
+// budget, and releases what the call held. The Runner must not be used afterwards.
+func (r *Runner) Finish(err error) {
+	for r.flights.n > 0 {
+		_ = r.land() // the call has its error
+	}
+	r.endStream(err)
+	for _, buf := range r.held.all {
+		r.d.Pool.putAfter(buf, StorageUsage, err)
+	}
+	r.batch.clear()
+	clear(r.met)
+	clear(r.held.all)
+	d := r.d
+	r.flights.reset()
+	*r = Runner{met: r.met[:0], batch: r.batch, flights: r.flights, held: held{all: r.held.all[:0]}}
+	d.runners.Put(r)
+}

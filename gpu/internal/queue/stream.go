@@ -1,0 +1,249 @@
+package queue
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/port"
+)
+
+// stream keeps windows of host memory on the device: uploaded when a step needs them,
+// kept while there is room, and copied back after a step wrote them. Keys and values go
+// up piece by piece while queries, outputs and state stay.
+type stream struct {
+	room     uint64
+	largest  uint64 // buffer of the device
+	resident []*resident
+	// Bytes that were uploaded and downloaded, and the most on the device at a time.
+	uploaded, downloaded, most uint64
+}
+
+// resident is a window of host memory on the device. A stream lists the window that was
+// used last at the end.
+type resident struct {
+	of    *cut.Staged
+	size  uint64      // of the buffer
+	buf   port.Buffer // nil in a rehearsal
+	dirty bool        // written since it was last copied back
+	step  int         // the last one that used it
+	push  int         // no submission after this one uses it, unless a queued step does
+}
+
+// find returns the resident window of a for a step, and whether it was there. A new one
+// has no buffer. evict is called for the windows that make room.
+func (s *stream) find(a *cut.Staged, step int, evict func(*resident) error) (_ *resident, found bool, err error) {
+	writes := a.Of.Use != cut.Read
+	for i, w := range s.resident {
+		if w.of.Of == a.Of && w.of.Lo == a.Lo && w.of.Hi == a.Hi {
+			s.resident = append(slices.Delete(s.resident, i, i+1), w)
+			w.step, w.dirty = step, w.dirty || writes
+			return w, true, nil
+		}
+	}
+	w := &resident{of: a, size: sizeClass(a.Size(), s.largest), step: step, dirty: writes}
+	total := w.size
+	for _, x := range s.resident {
+		total += x.size
+	}
+	// The windows of the current step stay.
+	for len(s.resident) > 0 && total > s.room/cut.RoomShares*cut.HeldShares && s.resident[0].step != step {
+		old := s.resident[0]
+		total -= old.size
+		s.resident = slices.Delete(s.resident, 0, 1)
+		if err := evict(old); err != nil {
+			return w, false, err
+		}
+	}
+	s.resident = append(s.resident, w)
+	s.most = max(s.most, total)
+	return w, false, nil
+}
+
+// note records, before a new step, the number of submissions that use the windows of the
+// last step.
+func (s *stream) note(submissions int) {
+	for i := len(s.resident) - 1; i >= 0 && s.resident[i].step == s.resident[len(s.resident)-1].step; i-- {
+		s.resident[i].push = submissions
+	}
+}
+
+// stage gives a step buffers for its staged windows. In a rehearsal it only follows what
+// would be moved.
+func (r *Runner) stage(x *dispatch) error {
+	if !slices.ContainsFunc(x.windows, func(w cut.Window) bool { _, ok := w.Buf.(*cut.Staged); return ok }) {
+		return nil
+	}
+	r.staged++
+	if r.stream != nil && !r.rehearsal {
+		submissions := r.flights.started()
+		if len(r.batch.list) > 0 {
+			submissions++
+		}
+		r.stream.note(submissions)
+	}
+	x.windows = slices.Clone(x.windows)
+	for j, w := range x.windows {
+		a, ok := w.Buf.(*cut.Staged)
+		if !ok {
+			continue
+		}
+		var err error
+		switch {
+		case r.rehearsal:
+			err = r.foresee(a)
+		case a.Of.OnHost:
+			x.windows[j].Buf, err = r.upload(a)
+		default:
+			x.windows[j].Buf, err = r.gather(x, j, a)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gather adds the copies that fill binding j of x, in a buffer that the binding keeps for
+// the whole call.
+func (r *Runner) gather(x *dispatch, j int, a *cut.Staged) (port.Buffer, error) {
+	buf := r.held.gathers[j]
+	if buf == nil || buf.Size() < a.Size() {
+		var err error
+		if buf, err = r.hold(a.Size()); err != nil {
+			return nil, err
+		}
+		r.held.gathers[j] = buf
+	}
+	x.before = append(x.before, a.Copies(buf, false)...)
+	if a.Of.Use != cut.Read {
+		x.after = append(x.after, a.Copies(buf, true)...)
+	}
+	return buf, nil
+}
+
+// upload returns a buffer with a window of host memory. Buffers of queued steps stay.
+func (r *Runner) upload(a *cut.Staged) (port.Buffer, error) {
+	if r.stream == nil {
+		// One call streams at a time, because each may take all the room.
+		select {
+		case r.d.streaming <- struct{}{}:
+		case <-r.ctx.Done():
+			return nil, r.ctx.Err()
+		}
+		r.stream = &stream{room: r.d.Memory().Room(), largest: r.d.Limits.MaxBufferSize}
+	}
+	w, found, err := r.stream.find(a, r.staged, r.evict)
+	if err != nil || found {
+		return w.buf, err
+	}
+	if w.buf, err = r.d.Pool.Get(a.Size(), StorageUsage); err != nil {
+		r.stream.resident = slices.DeleteFunc(r.stream.resident, func(x *resident) bool { return x == w })
+		return nil, Translate(fmt.Sprintf("%s: %d bytes to stream %s through (Options.MemoryBytes bounds them)", r.d.name, a.Size(), a.Of.Name), err)
+	}
+	if a.Of.Use == cut.Written {
+		return w.buf, nil
+	}
+	r.stream.uploaded += a.Size()
+	defer Moved(r.ctx, int64(a.Size()), time.Now())
+	t := a.Of.T
+	if a.Of.Pages != nil {
+		packed, host := make([]byte, a.Size()), cut.StoreOf(t).Host
+		for _, x := range a.Runs {
+			copy(packed[x.To:], host[x.Lo:min(x.Hi, uint64(len(host)))])
+		}
+		return w.buf, r.d.wrap(r.d.Port.Write(w.buf, 0, packed))
+	}
+	return w.buf, cut.Pack(r.ctx, a.Strides, a.HostMemory(), t.Strides(), a.Shape(), t.DType().Size(), func(at uint64, data []byte) error {
+		return r.d.wrap(r.d.Port.Write(w.buf, at, data))
+	})
+}
+
+// foresee follows in a rehearsal what upload would do.
+func (r *Runner) foresee(a *cut.Staged) error {
+	if r.stream == nil || !a.Of.OnHost {
+		return nil
+	}
+	_, found, err := r.stream.find(a, r.staged, r.download)
+	if err == nil && !found && a.Of.Use != cut.Written {
+		r.stream.uploaded += a.Size()
+	}
+	return err
+}
+
+// evict copies a window back if it was written and releases its buffer.
+func (r *Runner) evict(w *resident) error {
+	if err := r.await(w); err != nil {
+		r.d.Pool.putAfter(w.buf, StorageUsage, err)
+		return err
+	}
+	err := r.download(w)
+	r.d.Pool.putAfter(w.buf, StorageUsage, err)
+	return err
+}
+
+// await waits until no queued or running step uses w. Later submissions continue.
+func (r *Runner) await(w *resident) error {
+	if r.flights.started() < w.push {
+		if err := r.push(); err != nil {
+			return err
+		}
+	}
+	for r.flights.landed < w.push && r.flights.n > 0 {
+		if err := r.land(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// download copies what steps wrote to w to the host, or counts it in a rehearsal. The
+// steps must have ended.
+func (r *Runner) download(w *resident) error {
+	if !w.dirty {
+		return nil
+	}
+	a := w.of
+	w.dirty = false
+	r.stream.downloaded += a.Size()
+	if r.rehearsal {
+		return nil
+	}
+	defer Moved(r.ctx, int64(a.Size()), time.Now())
+	packed := make([]byte, a.Size())
+	if err := r.d.Read(r.ctx, single(w.buf), 0, packed); err != nil {
+		return err
+	}
+	cut.Scatter(a.HostMemory(), a.Of.T.Strides(), packed, a.Strides, a.Shape(), a.Of.T.DType().Size())
+	return nil
+}
+
+// writeBack downloads everything that steps up to one wrote to windows of host memory.
+// The steps must have ended.
+func (r *Runner) writeBack(step int) error {
+	if r.stream == nil {
+		return nil
+	}
+	for _, w := range r.stream.resident {
+		if w.step > step {
+			continue
+		}
+		if err := r.download(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// endStream releases the buffers of a call's stream.
+func (r *Runner) endStream(err error) {
+	if r.stream == nil {
+		return
+	}
+	for _, w := range r.stream.resident {
+		r.d.Pool.putAfter(w.buf, StorageUsage, err)
+	}
+	r.stream = nil
+	<-r.d.streaming
+}

@@ -1,0 +1,197 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/gpu/internal/tune"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// prefill is an attention call in which a workgroup computes a block of query rows of
+// one head, one tile of keys after the other. The register-tiled kernel (flash.wgsl) runs
+// it, or the plain one (attention.wgsl), which is the oracle of the other and the
+// fallback where no tile fits the device.
+type prefill struct {
+	*attention
+	cutter    *cut.Cutter
+	variant   queue.Variant
+	tiled     bool
+	path, why string // for plans
+	rows      int    // query rows of a workgroup
+	keys      int    // of a tile
+	split     int    // keys of a split, whose totals are state; 0 has no splits
+}
+
+// prefillBuffers is the number of storage buffers of the kernels.
+const prefillBuffers = 8
+
+// newPrefill returns c with the variant that choose picks.
+func (b *Backend) newPrefill(c *backend.Call, choose chooser) (*prefill, error) {
+	a, err := b.newAttention(c)
+	if err != nil {
+		return nil, err
+	}
+	x := &prefill{attention: a}
+	whyNot, err := x.flash(choose)
+	if err == nil && whyNot != "" {
+		err = x.plain(whyNot)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return x, x.check(x.variant)
+}
+
+// maxFlashState bounds the state of the register-tiled kernel's dispatches: enough for
+// 200,000 rows of 128 columns, which keep any GPU busy.
+const maxFlashState = 128 << 20
+
+// flash sets x to the register-tiled kernel, or returns the reason why that kernel cannot
+// run it. Too little memory for streaming is an error: memory must not change a result,
+// and the plain kernel rounds differently.
+func (x *prefill) flash(choose chooser) (whyNot string, err error) {
+	s := x.shape()
+	v, why := choose(s)
+	if v.Name == "" {
+		return why, nil
+	}
+	c, err := x.newCutter(prefillBuffers)
+	if err != nil {
+		return "", err
+	}
+	k, consts := s.Kernel(v)
+	variant := x.kernel(queue.Variant{Kernel: k, Consts: consts})
+	c.Granule, c.Keeps = v.Keys, v.Split
+	c.AlignGranules()
+	c.Most[cut.Col] = cut.Longest(v.Keys, v.Loops(x.d.Dim, x.d.ValueDim)+x.rounds(v.RowsByKeys()), x.each*float64(v.Rows()*v.Keys), x.b.dev.PieceWork(variant))
+	area := 16 * uint64(v.Area(x.d.ValueDim))
+	c.State = func(x cut.Box) uint64 {
+		return uint64(x.Len(cut.Batch)*x.Len(cut.Head)*ceil(x.Len(cut.Row), v.Rows())) * area
+	}
+	// A second area, for the state of pieces, at most doubles it.
+	if c.MaxState /= 2; c.Room == 0 {
+		l := &x.b.dev.Limits
+		c.MaxState = min(queue.MaxWindow(*l)/2, l.MaxBufferSize/2, maxFlashState)
+	}
+	if err := c.Fits(x.all()); errors.Is(err, backend.ErrMemory) {
+		return "", err
+	} else if err != nil {
+		return err.Error(), nil
+	}
+	x.path, x.why = "register-tiled WGSL, variant "+v.Name, why
+	x.variant, x.cutter, x.rows, x.keys, x.split, x.tiled = variant, c, v.Rows(), v.Keys, v.Split, true
+	return "", nil
+}
+
+// plain sets x to the plain kernel.
+func (x *prefill) plain(because string) error {
+	c, err := x.newCutter(prefillBuffers)
+	if err != nil {
+		return err
+	}
+	blocks := 1 // of 32 columns: a power of two, so that there are four variants instead of eight
+	for blocks*cut.Tile < x.d.ValueDim {
+		blocks *= 2
+	}
+	x.path, x.why = "plain WGSL", because
+	x.cutter, x.rows, x.keys = c, cut.Tile, cut.Tile
+	x.variant = x.kernel(queue.Variant{Kernel: shaders.Attention, Consts: map[string]uint32{
+		"IN": uint32(x.c.Q.DType()), "KV": uint32(x.c.K.DType()), "DVB": uint32(blocks), "ACC": uint32(4 * blocks),
+	}})
+	// Loop iterations of attention.wgsl for a tile, as if none were unrolled: staging
+	// and products of a chunk, scores, maxima, exponentials, and the blocks of columns.
+	const product = 8 * (1 + 4)
+	loops := 1 + ceil(x.d.Dim, cut.Tile)*(1+4+4+product) + 4 + 4*(1+4+4) + 8 + 4 + blocks*(1+4+4+product) + x.rounds(16)
+	c.Most[cut.Col] = cut.Longest(cut.Tile, loops, x.each*cut.Tile*cut.Tile, x.b.dev.PieceWork(x.variant))
+	// The state of a row is the output, eight parts of the sum, the maximum, and padding.
+	width := uint64(blocks*cut.Tile + 16)
+	c.State = func(x cut.Box) uint64 { return uint64(rows(x)) * width * 4 }
+	return nil
+}
+
+// all returns the index space.
+func (a *attention) all() cut.Box { return cut.Space(a.d.Batch, a.d.Heads, a.d.SeqQ, a.d.SeqK, 1) }
+
+// totals returns the bytes of state in which a box keeps the totals of splits.
+func (x *prefill) totals(seen cut.Box) uint64 {
+	if x.split > 0 && seen.Lo[cut.Col]/x.split < (seen.Hi[cut.Col]-1)/x.split {
+		return x.cutter.State(seen)
+	}
+	return 0
+}
+
+func (x *prefill) op() *queue.Op {
+	return &queue.Op{Cutter: x.cutter, Space: x.all(), Sweep: x.sweep, Step: x.step, Table: x.table, Kernel: x.variant}
+}
+
+// sweep narrows a box to the keys that any of its rows sees. One tile stays where no row
+// sees any, because the outputs must be written.
+func (x *prefill) sweep(box cut.Box, piece int) queue.Sweep {
+	seen := box.Visible(x.c.Visible, x.keys)
+	if seen.Len(cut.Col) == 0 {
+		seen.Hi[cut.Col] = min(seen.Lo[cut.Col]+x.keys, box.Hi[cut.Col])
+	}
+	state := x.totals(seen)
+	if piece < seen.Len(cut.Col) {
+		state += x.cutter.State(seen)
+	}
+	return queue.Sweep{Box: seen, Piece: piece, Passes: 1, State: state}
+}
+
+func (x *prefill) step(p queue.Piece) queue.Step {
+	align := x.cutter.Align
+	q, k, v := x.Q.View(p.Box, align), x.K.View(p.Box, align), x.V.View(p.Box, align)
+	o, lse, pairs := x.O.View(p.Box, align), x.LSE.View(p.Box, align), x.views(p.Box, align)
+	sinks := 1.0 // unit
+	if x.tiled {
+		q, k, v = q.Granules(), k.Granules(), v.Granules()
+		sinks = math.Log2E
+	}
+	blocks := ceil(p.Len(cut.Row), x.rows)
+	w := &shaders.AttentionParams{
+		Blocks: blocks, Heads: p.Len(cut.Head), Head0: p.Lo[cut.Head], Group: max(x.K.Group, 1),
+		Rows: p.Len(cut.Row), Row0: p.Lo[cut.Row], Keys: p.Len(cut.Col), Key0: p.Lo[cut.Col], AllKeys: x.d.SeqK, Dim: x.d.Dim, VDim: x.d.ValueDim,
+		Flags:   when(!p.First, shaders.GoOn) | when(!p.Last, shaders.Leave) | when(!x.c.LSE.IsZero(), shaders.WantLSE),
+		OutType: int(x.c.O.DType()), Running: int(x.totals(p.Of.Box) / 16),
+		Q: strides(q), K: strides(k), V: strides(v), O: strides(o), LSE: strides(lse),
+	}
+	x.params(w, p.Box, pairs, sinks)
+	x.pageParams(w, p.Box)
+	mask, bias, more := x.windows(pairs)
+	return queue.Step{
+		Variant: x.variant, Params: w,
+		Windows: x.pageWindow(append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, o.Window, lse.Window, p.State}, more...)),
+		Groups:  p.Len(cut.Batch) * p.Len(cut.Head) * blocks,
+		Each:    x.each * float64(x.rows*p.Len(cut.Col)),
+	}
+}
+
+func (x *prefill) describe(p *backend.Plan, e queue.Extent) {
+	p.Path = x.path
+	p.Why = fmt.Sprintf("%s; one pass over the keys for %d rows a workgroup, %s storage, float32 arithmetic; %s",
+		x.why, x.rows, x.storage(), x.b.dev.Pacing(x.variant))
+	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d pieces of up to %d keys, key tiles of %d",
+		x.d.Batch, x.d.Heads, ceil(x.d.SeqQ, x.rows), x.rows, e.Pieces, e.MaxPiece, x.keys)
+}
+
+// shape returns what the choice of a variant depends on. Pages are not part of it: they
+// change only where rows are loaded from.
+func (a *attention) shape() tune.Shape {
+	d, c, l := a.d, a.c, &a.b.dev.Limits
+	return tune.Shape{
+		Class: tune.ClassOf(d.Dim, d.ValueDim), ValueDim: d.ValueDim, Heads: d.Batch * d.Heads, SeqQ: d.SeqQ,
+		In: c.Q.DType(), KV: c.K.DType(),
+		Paired:   a.paired(),
+		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType() == backend.Q8 || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
+		Half:     c.O.DType() != backend.F32,
+		Software: a.b.info.Type == backend.CPU,
+		Limits: tune.Limits{
+			Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize), Binding: queue.MaxWindow(*l),
+		},
+	}
+}
