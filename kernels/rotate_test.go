@@ -41,7 +41,7 @@ func TestRotateRefuses(t *testing.T) {
 			y, x backend.Tensor
 			a    kernels.Angles
 			want error
-			says string
+			text string
 		}{
 			{"no rotator", plainBackend{be}, y, x, good, backend.ErrUnsupported, be.Info().Name},
 			{"no x", be, y, backend.Tensor{}, good, backend.ErrShape, "x is missing"},
@@ -56,8 +56,8 @@ func TestRotateRefuses(t *testing.T) {
 			{"overlap", be, other, part, good, backend.ErrOverlap, "y is written while x is read"},
 			{"angles overlap", be, x, x, kernels.Angles{Cos: angle, Sin: view(t, x)}, backend.ErrOverlap, "sin"},
 		} {
-			if err := kernels.NewDevice(c.be).Rotate(ctx, c.y, c.x, c.a); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%s: error is %v, should be %v and say %q", c.name, err, c.want, c.says)
+			if err := kernels.NewDevice(c.be).Rotate(ctx, c.y, c.x, c.a); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
 			}
 		}
 	})

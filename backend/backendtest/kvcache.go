@@ -319,7 +319,7 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 			k, v  backend.Tensor
 			count []int
 			want  error
-			says  string
+			text  string
 		}{
 			{"no room", t.Context(), k, v, nil, backend.ErrCapacity, "sequence 0 has 8 of 10 tokens, 3 more do not fit"},
 			{"no room for one", t.Context(), k, v, []int{3, 1}, backend.ErrCapacity, "larger Capacity"},
@@ -331,8 +331,8 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 			{"cancelled", gone, k, v, []int{1, 1}, context.Canceled, ""},
 		} {
 			err := c.Append(bad.ctx, bad.k, bad.v, bad.count)
-			if !errors.Is(err, bad.want) || !strings.Contains(err.Error(), bad.says) {
-				t.Errorf("%s: error is %v, should be %v and contain %q", bad.name, err, bad.want, bad.says)
+			if !errors.Is(err, bad.want) || !strings.Contains(err.Error(), bad.text) {
+				t.Errorf("%s: error is %v, should be %v and contain %q", bad.name, err, bad.want, bad.text)
 			}
 			if after := s.result(t, c, q); !slices.Equal(before, after) {
 				t.Errorf("%s: attention gives another result than before", bad.name)

@@ -114,7 +114,7 @@ func pagedStory(t *testing.T, s *story) {
 		name  string
 		batch *kvcache.Batch
 		want  error
-		says  string
+		text  string
 	}{
 		{"too few pages", c.Batch(seqs[1:]...), backend.ErrCapacity, "5 of 9 pages of 16 tokens are free"},
 		{"freed", c.Batch(seqs[0], seqs[1]), backend.ErrReleased, "sequence 0: the sequence was freed"},
@@ -122,8 +122,8 @@ func pagedStory(t *testing.T, s *story) {
 		{"none", c.Batch(), backend.ErrShape, "no sequences"},
 		{"nil", c.Batch(seqs[1], nil), backend.ErrOption, "sequence 1 is nil"},
 	} {
-		if err := bad.batch.Append(t.Context(), k, v, nil); !errors.Is(err, bad.want) || !strings.Contains(err.Error(), bad.says) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", bad.name, err, bad.want, bad.says)
+		if err := bad.batch.Append(t.Context(), k, v, nil); !errors.Is(err, bad.want) || !strings.Contains(err.Error(), bad.text) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", bad.name, err, bad.want, bad.text)
 		}
 		free(5)
 	}

@@ -38,7 +38,7 @@ func TestConfigs(t *testing.T) {
 		dev    *kernels.Device
 		config kvcache.Config
 		want   error
-		says   string
+		text   string
 	}{
 		{"no head size", dev, with(func(c *kvcache.Config) { c.Dim = 0 }), backend.ErrOption, "Dim is 0, it must be 1 to"},
 		{"negative heads", dev, with(func(c *kvcache.Config) { c.KVHeads = -1 }), backend.ErrOption, "KVHeads is -1"},
@@ -51,21 +51,21 @@ func TestConfigs(t *testing.T) {
 		{"a backend without copies", kernels.NewDevice(noCopies{dev.Backend()}), good, backend.ErrUnsupported, "cpu cannot copy tensors"},
 		{"more than there is", dev, with(func(c *kvcache.Config) { c.Batch, c.Capacity = 1<<20, 1<<28 }), backend.ErrMemory, ""},
 	} {
-		if _, err := kvcache.New(t.Context(), c.dev, c.config); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.says)
+		if _, err := kvcache.New(t.Context(), c.dev, c.config); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
 		}
 	}
 	for _, c := range []struct {
 		name   string
 		config kvcache.PagedConfig
-		says   string
+		text   string
 	}{
 		{"no pages", kvcache.PagedConfig{Dim: 8}, "Pages is 0 and PageSize is 64"},
 		{"negative pages", kvcache.PagedConfig{Dim: 8, Pages: 3, PageSize: -1}, "Pages is 3 and PageSize is -1"},
 		{"too many tokens", kvcache.PagedConfig{Dim: 8, Pages: 1 << 20, PageSize: 1 << 20}, "their product at most"},
 	} {
-		if _, err := kvcache.NewPaged(t.Context(), dev, c.config); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, backend.ErrOption, c.says)
+		if _, err := kvcache.NewPaged(t.Context(), dev, c.config); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, backend.ErrOption, c.text)
 		}
 	}
 }
@@ -96,7 +96,7 @@ func TestCallOptions(t *testing.T) {
 		q      backend.Tensor
 		opt    options
 		want   error
-		says   string
+		text   string
 	}{
 		{"batches", plain, tokens(1, 1, 1), options{}, backend.ErrShape, "q has shape [1 1 1 8], it must have one batch for each of 2 sequences"},
 		{"klen", plain, tokens(2, 1, 1), only(kernels.Options{KLen: []int{1, 1}}), backend.ErrOption, "KLen is set, but the cache sets it itself"},
@@ -116,8 +116,8 @@ func TestCallOptions(t *testing.T) {
 		if err := x.Append(ctx, tokens(2, 1, 5), tokens(2, 1, 5), nil); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := x.Attention(ctx, c.q, c.opt); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.says)
+		if _, err := x.Attention(ctx, c.q, c.opt); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
 		}
 		x.Release()
 	}
@@ -137,8 +137,8 @@ func TestCallOptions(t *testing.T) {
 	}
 }
 
-// TestCacheConcurrent lets sequences of one paged cache come, go, grow and attend from
-// several goroutines.
+// TestConcurrent creates, forks, grows, frees and attends to sequences of one paged cache
+// from several goroutines.
 func TestConcurrent(t *testing.T) {
 	dev := onCPU(t, cpu.Options{Threads: 2})
 	const pages = 64

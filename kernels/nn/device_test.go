@@ -38,21 +38,18 @@ func each(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
 	}
 }
 
-func normal(n int, seed uint64) []float32 {
-	rng := rand.New(rand.NewPCG(seed, 1))
-	x := make([]float32, n)
-	for i := range x {
-		x[i] = float32(rng.NormFloat64())
-	}
-	return x
-}
-
-func upload(t *testing.T, dev *kernels.Device, x []float32, s backend.Shape) backend.Tensor {
+// random returns a tensor of normal numbers that the test releases.
+func random(t *testing.T, dev *kernels.Device, seed uint64, shape ...int) backend.Tensor {
 	t.Helper()
-	y, err := dev.FromFloat32(t.Context(), backend.F32, x, s)
+	s := backend.Shape(shape)
+	data, rng := make([]float32, s.Elements()), rand.New(rand.NewPCG(seed, 1))
+	for i := range data {
+		data[i] = float32(rng.NormFloat64())
+	}
+	x, err := dev.FromFloat32(t.Context(), backend.F32, data, s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(y.Release)
-	return y
+	t.Cleanup(x.Release)
+	return x
 }

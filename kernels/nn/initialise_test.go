@@ -11,7 +11,7 @@ import (
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// drawn returns the four weights of a layer, all of other shapes.
+// drawn returns the four weights of a layer, which have different shapes.
 func drawn(t *testing.T, in nn.Initialiser) [][]float32 {
 	t.Helper()
 	w, err := nn.MultiHeadConfig{Model: 96, Memory: 150, Heads: 8, KVHeads: 4, HeadDim: 20, ValueDim: 30, Bias: true}.Initialise(in)
@@ -35,11 +35,11 @@ func drawn(t *testing.T, in nn.Initialiser) [][]float32 {
 	return all
 }
 
-// fans are those of the weights of drawn.
+// fans are fanIn and fanOut of the weights of drawn.
 var fans = [][2]float64{{96, 160}, {150, 80}, {150, 120}, {240, 96}}
 
-// TestInitialisers holds the moments and the range of what is drawn against those of
-// the papers' distributions, within five standard deviations of each estimate.
+// TestInitialisers compares the moments and the range of the weights with those of the
+// papers' distributions, within five standard deviations of each estimate.
 func TestInitialisers(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -91,13 +91,13 @@ func TestInitialisers(t *testing.T) {
 	}
 }
 
-// TestInitialisersAreSeeded: the same seed gives the same weights, whatever the shapes
-// of the others, another seed others; weights do not resemble one another.
+// TestInitialisersAreSeeded: a seed determines a weight, whatever the shapes of the others.
+// Another seed draws other weights, and the weights of a layer are not correlated.
 func TestInitialisersAreSeeded(t *testing.T) {
 	one, again, other := drawn(t, nn.Initialiser{Seed: 7}), drawn(t, nn.Initialiser{Seed: 7}), drawn(t, nn.Initialiser{Seed: 8})
 	for i := range one {
 		if !slices.Equal(one[i], again[i]) {
-			t.Errorf("weight %d: the same seed gives other numbers", i)
+			t.Errorf("weight %d: the same seed draws other numbers", i)
 		}
 		for what, with := range map[string][]float32{"with another seed": other[i], "the next weight": one[(i+1)%4]} {
 			n := min(len(one[i]), len(with))
@@ -123,7 +123,7 @@ func TestInitialisersAreSeeded(t *testing.T) {
 func TestInitialiseRefuses(t *testing.T) {
 	for _, c := range []struct {
 		in   nn.Initialiser
-		says string
+		text string
 	}{
 		{nn.Initialiser{Distribution: 5}, "distribution is 5"},
 		{nn.Initialiser{Distribution: -1}, "distribution is -1"},
@@ -131,8 +131,8 @@ func TestInitialiseRefuses(t *testing.T) {
 		{nn.Initialiser{Gain: math.NaN()}, "gain is NaN"},
 		{nn.Initialiser{Gain: 1e300}, "gain is 1e+300"},
 	} {
-		if _, err := (nn.MultiHeadConfig{Model: 4}).Initialise(c.in); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%+v: error is %v, should say %q", c.in, err, c.says)
+		if _, err := (nn.MultiHeadConfig{Model: 4}).Initialise(c.in); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%+v: error is %v, should contain %q", c.in, err, c.text)
 		}
 	}
 }

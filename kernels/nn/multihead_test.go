@@ -75,7 +75,7 @@ func (c *counting) Download(ctx context.Context, host, src backend.Tensor) error
 	return c.Backend.Download(ctx, host, src)
 }
 
-// layerOf returns a layer with drawn weights.
+// layerOf returns a layer with random weights.
 func layerOf(t *testing.T, dev *kernels.Device, c nn.MultiHeadConfig) *nn.MultiHeadAttention {
 	t.Helper()
 	w, err := c.Initialise(nn.Initialiser{Seed: 3})
@@ -97,8 +97,8 @@ func TestLayersStayOnTheDevice(t *testing.T) {
 		on := count(dev)
 		rope := &nn.RoPE{}
 		l := layerOf(t, kernels.NewDevice(on), nn.MultiHeadConfig{Model: 32, Heads: 4, KVHeads: 2, Bias: true, RoPE: rope})
-		x := upload(t, dev, normal(2*9*32, 1), backend.Shape{2, 1, 9, 32})
-		z := upload(t, dev, normal(2*13*32, 2), backend.Shape{2, 1, 13, 32})
+		x := random(t, dev, 1, 2, 1, 9, 32)
+		z := random(t, dev, 2, 2, 1, 13, 32)
 		angles := func(n int) kernels.Angles {
 			a, err := rope.Angles(t.Context(), dev, 8, nn.Positions(0, n))
 			if err != nil {
@@ -140,7 +140,7 @@ func TestLayersStayOnTheDevice(t *testing.T) {
 			if *c.same == nil {
 				*c.same = got
 			} else if !slices.Equal(got, *c.same) {
-				t.Errorf("%s: another result", c.name)
+				t.Errorf("%s: the result differs", c.name)
 			}
 		}
 		if slices.Equal(first, cross) {
@@ -155,7 +155,7 @@ func TestLayersReleaseTheirMemory(t *testing.T) {
 	dev := onCPU(t)
 	on := &lastAlloc{counting: count(dev), left: 8}
 	l := layerOf(t, kernels.NewDevice(on), nn.MultiHeadConfig{Model: 12, Heads: 3, RoPE: &nn.RoPE{}, Bias: true})
-	x := upload(t, dev, normal(2*5*12, 1), backend.Shape{2, 1, 5, 12})
+	x := random(t, dev, 1, 2, 1, 5, 12)
 	opt := nn.MultiHeadOptions{Options: kernels.Options{LSE: true, Weights: true}}
 	for n := 0; ; n++ {
 		on.have, on.left = nil, n
@@ -220,7 +220,7 @@ func TestLayerRefuses(t *testing.T) {
 		name   string
 		config config
 		want   error
-		says   string
+		text   string
 	}{
 		{"no model", config{}, backend.ErrOption, "Model is 0"},
 		{"negative heads", config{Model: 8, Heads: -2}, backend.ErrOption, "Heads is -2"},
@@ -230,8 +230,8 @@ func TestLayerRefuses(t *testing.T) {
 		{"rope", config{Model: 6, Heads: 2, RoPE: &nn.RoPE{}}, backend.ErrOption, "dim is 3, it must be even"},
 		{"too large", config{Model: 1 << 30, HeadDim: 1 << 30, Heads: 1 << 30}, backend.ErrOption, "wq would have shape"},
 	} {
-		if _, err := c.config.Initialise(nn.Initialiser{}); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.says)
+		if _, err := c.config.Initialise(nn.Initialiser{}); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
 		}
 	}
 
@@ -264,7 +264,7 @@ func TestLayerRefuses(t *testing.T) {
 		config config
 		w      nn.MultiHeadWeights
 		want   error
-		says   string
+		text   string
 	}{
 		{"no weights", dev, c, nn.MultiHeadWeights{}, backend.ErrShape, "wq is missing (the zero Tensor), it must have shape [1 1 8 8]"},
 		{"no biases", dev, c, without, backend.ErrShape, "bq is missing"},
@@ -275,13 +275,13 @@ func TestLayerRefuses(t *testing.T) {
 		{"strides", dev, c, turned, backend.ErrShape, "wq has strides"},
 		{"no projections", kernels.NewDevice(plainBackend{dev.Backend()}), c, fresh(c), backend.ErrUnsupported, "no projections"},
 	} {
-		if _, err := nn.NewMultiHeadAttention(ctx, w.dev, w.config, w.w); !errors.Is(err, w.want) || !strings.Contains(err.Error(), w.says) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", w.name, err, w.want, w.says)
+		if _, err := nn.NewMultiHeadAttention(ctx, w.dev, w.config, w.w); !errors.Is(err, w.want) || !strings.Contains(err.Error(), w.text) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", w.name, err, w.want, w.text)
 		}
 	}
 
 	l := layerOf(t, dev, c)
-	x, z := upload(t, dev, normal(2*5*8, 1), backend.Shape{2, 1, 5, 8}), upload(t, dev, normal(2*7*6, 2), backend.Shape{2, 1, 7, 6})
+	x, z := random(t, dev, 1, 2, 1, 5, 8), random(t, dev, 2, 2, 1, 7, 6)
 	short, err := (&nn.RoPE{}).Angles(ctx, dev, 4, nn.Positions(0, 4))
 	if err != nil {
 		t.Fatal(err)
@@ -291,7 +291,7 @@ func TestLayerRefuses(t *testing.T) {
 		x    backend.Tensor
 		opt  nn.MultiHeadOptions
 		want error
-		says string
+		text string
 	}{
 		{"no x", backend.Tensor{}, nn.MultiHeadOptions{}, backend.ErrShape, "x is missing"},
 		{"model size", z, nn.MultiHeadOptions{Memory: z}, backend.ErrShape, "x has shape [2 1 7 6], it must be [B, 1, S, 8]"},
@@ -303,8 +303,8 @@ func TestLayerRefuses(t *testing.T) {
 		{"angles for one", x, nn.MultiHeadOptions{Memory: z, Angles: short}, backend.ErrOption, "only one of Angles and MemoryAngles is set"},
 		{"angles too few", x, nn.MultiHeadOptions{Memory: z, Angles: short, MemoryAngles: short}, backend.ErrShape, "q: rotate: cos: shape [1 1 4 2] does not broadcast to [2 2 5 2]"},
 	} {
-		if _, err := l.Apply(ctx, a.x, a.opt); !errors.Is(err, a.want) || !strings.Contains(err.Error(), a.says) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", a.name, err, a.want, a.says)
+		if _, err := l.Apply(ctx, a.x, a.opt); !errors.Is(err, a.want) || !strings.Contains(err.Error(), a.text) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", a.name, err, a.want, a.text)
 		}
 	}
 	done, cancel := context.WithCancel(ctx)

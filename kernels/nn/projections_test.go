@@ -14,8 +14,7 @@ func TestProjectionsRefuse(t *testing.T) {
 	dev := onCPU(t)
 	plain := kernels.NewDevice(plainBackend{dev.Backend()})
 	tensor := func(s ...int) backend.Tensor {
-		shape := backend.Shape(s)
-		return upload(t, dev, make([]float32, shape.Elements()), shape)
+		return random(t, dev, 1, s...)
 	}
 	x, w := tensor(2, 1, 5, 6), tensor(1, 1, 6, 8)
 	good := nn.Projections{Wq: w, Wk: w, Wv: w, Heads: 2}
@@ -30,7 +29,7 @@ func TestProjectionsRefuse(t *testing.T) {
 		p    nn.Projections
 		x    backend.Tensor
 		want error
-		says string
+		text string
 	}{
 		{"no projector", plain, good, x, backend.ErrUnsupported, "cpu"},
 		{"negative heads", dev, with(func(p *nn.Projections) { p.Heads = -1 }), x, backend.ErrOption, "Heads is -1"},
@@ -41,8 +40,8 @@ func TestProjectionsRefuse(t *testing.T) {
 		{"heads of x", dev, good, tensor(2, 2, 5, 6), backend.ErrShape, "x has shape [2 2 5 6], it must be [B, 1, S, M]"},
 		{"no x", dev, good, backend.Tensor{}, backend.ErrShape, "x is missing"},
 	} {
-		if _, _, _, err := c.p.Apply(t.Context(), c.dev, c.x); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.says)
+		if _, _, _, err := c.p.Apply(t.Context(), c.dev, c.x); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
 		}
 	}
 }

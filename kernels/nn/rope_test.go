@@ -79,7 +79,7 @@ func TestAnglesFarOut(t *testing.T) {
 			turns := new(big.Rat).Quo(angle, turn)
 			whole := new(big.Int).Div(turns.Num(), turns.Denom())
 			rest, _ := new(big.Rat).Sub(angle, new(big.Rat).Mul(new(big.Rat).SetInt(whole), turn)).Float64()
-			// Rounding to float32, and a float64 angle that errs by 2 ulp.
+			// Rounding to float32, and a float64 angle with an error of 2 ulp.
 			far, _ := angle.Float64()
 			bound := 0x1p-25 + math.Abs(far)*0x1p-51
 			if got, want := float64(cos[4*i+pair]), math.Cos(rest); math.Abs(got-want) > bound {
@@ -101,7 +101,7 @@ func TestAnglesRefuse(t *testing.T) {
 		dim       int
 		positions [][]int
 		want      error
-		says      string
+		text      string
 	}{
 		{"odd head size", nn.RoPE{}, 7, five, backend.ErrOption, "dim is 7, it must be even and 2 to the head size 7"},
 		{"odd part", nn.RoPE{Dim: 3}, 8, five, backend.ErrOption, "dim is 3"},
@@ -115,8 +115,8 @@ func TestAnglesRefuse(t *testing.T) {
 		{"ragged", nn.RoPE{}, 8, [][]int{{1, 2}, {1}}, backend.ErrShape, "batch 1 has 1 positions, batch 0 has 2"},
 		{"too far", nn.RoPE{}, 8, [][]int{{1, 1<<30 + 1}}, backend.ErrOption, "position 1 of batch 0 is 1073741825"},
 	} {
-		if _, err := c.rope.Angles(t.Context(), dev, c.dim, c.positions); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: error is %v, should be %v and say %q", c.name, err, c.want, c.says)
+		if _, err := c.rope.Angles(t.Context(), dev, c.dim, c.positions); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
 		}
 	}
 	done, cancel := context.WithCancel(t.Context())

@@ -185,7 +185,7 @@ func TestLoadWeightsRefuses(t *testing.T) {
 		config nn.MultiHeadConfig
 		files  fs.FS
 		want   error
-		says   string
+		text   string
 	}{
 		{"config", nn.MultiHeadConfig{}, good, backend.ErrOption, "Model is 0"},
 		{"no files", small, fstest.MapFS{}, backend.ErrFile, "there is no wq.npy"},
@@ -203,8 +203,8 @@ func TestLoadWeightsRefuses(t *testing.T) {
 		{"larger than memory", small, with("bq.npy", []byte(npy.Head("<f4", []int{1 << 40}))), backend.ErrFile, "bq.npy: truncated"},
 		{"a folder", small, inside, backend.ErrFile, "wq.npy: not a regular file"},
 	} {
-		if _, err := c.config.LoadWeights(c.files); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.says)
+		if _, err := c.config.LoadWeights(c.files); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
 		}
 	}
 }
@@ -235,15 +235,15 @@ func TestWriteRefuses(t *testing.T) {
 		name string
 		w    nn.MultiHeadWeights
 		want error
-		says string
+		text string
 	}{
 		{"released", released, backend.ErrReleased, "wo"},
 		{"strides", turned, backend.ErrShape, "wv has strides"},
 		{"type", half, backend.ErrDType, "bq: tensor is f16"},
 	} {
 		var b bytes.Buffer
-		if err := c.w.WriteNPZ(&b); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) || b.Len() > 0 {
-			t.Errorf("%s: error is %v after %d bytes, should be %v and contain %q", c.name, err, b.Len(), c.want, c.says)
+		if err := c.w.WriteNPZ(&b); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) || b.Len() > 0 {
+			t.Errorf("%s: error is %v after %d bytes, should be %v and contain %q", c.name, err, b.Len(), c.want, c.text)
 		}
 	}
 	w := fresh(t, 1)

@@ -72,10 +72,10 @@ func TestHeadIsReadByOthers(t *testing.T) {
 func TestOpenRefuses(t *testing.T) {
 	whole := Head("<f4", []int{1}) + "\x00\x00\x80\x3f"
 	for _, c := range []struct {
-		name string
-		text string
-		size int64
-		says string
+		name     string
+		text     string
+		size     int64
+		contains string
 	}{
 		{"empty", "", 0, "not a .npy file"},
 		{"another format", "PK\x03\x04 and so on", 16, "not a .npy file"},
@@ -85,8 +85,8 @@ func TestOpenRefuses(t *testing.T) {
 		{"too much", whole + "x", int64(len(whole) + 1), "they must agree"},
 		{"shorter than its size", whole[:40], int64(len(whole)), "EOF"},
 	} {
-		if _, _, err := Open(strings.NewReader(c.text), c.size); err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: error is %v, should contain %q", c.name, err, c.says)
+		if _, _, err := Open(strings.NewReader(c.text), c.size); err == nil || !strings.Contains(err.Error(), c.contains) {
+			t.Errorf("%s: error is %v, should contain %q", c.name, err, c.contains)
 		}
 	}
 }
@@ -95,9 +95,9 @@ func TestOpenRefuses(t *testing.T) {
 // others.
 func TestHeadersOfOtherWriters(t *testing.T) {
 	for _, c := range []struct {
-		dict  string
-		shape []int
-		says  string
+		dict     string
+		shape    []int
+		contains string
 	}{
 		{"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", []int{2, 3}, ""},
 		{`{"shape":(3L,),"fortran_order":False,"descr":"<f4"}`, []int{3}, ""},
@@ -115,10 +115,10 @@ func TestHeadersOfOtherWriters(t *testing.T) {
 		var h Header
 		err := h.parse(c.dict, false)
 		switch {
-		case c.says == "" && (err != nil || !slices.Equal(h.Shape, c.shape)):
+		case c.contains == "" && (err != nil || !slices.Equal(h.Shape, c.shape)):
 			t.Errorf("%s: shape %v, %v, should be %v", c.dict, h.Shape, err, c.shape)
-		case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
-			t.Errorf("%s: error is %v, should contain %q", c.dict, err, c.says)
+		case c.contains != "" && (err == nil || !strings.Contains(err.Error(), c.contains)):
+			t.Errorf("%s: error is %v, should contain %q", c.dict, err, c.contains)
 		}
 	}
 }
