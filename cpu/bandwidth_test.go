@@ -81,7 +81,7 @@ func TestMemoryOfViews(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v, err := viewOf("x", s)
+		v, err := anyView("x", s)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -77,7 +77,7 @@ type Backend struct {
 	opt     Options
 	gate    gate
 	workers *workers
-	kernels *vec.Kernels // nil: the gonum path
+	kernels *vec.Kernels
 }
 
 var (
@@ -106,109 +106,29 @@ func Open(opt Options) (*Backend, error) {
 }
 
 // Alloc implements backend.Backend. It returns ErrShape for a shape that is
-// negative or too large to index, and ErrMemory for one beyond the memory that
-// the machine has.
-func (be *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
-	if err := be.gate.enter(ctx, "alloc"); err != nil {
-		return backend.Tensor{}, err
-	}
-	defer be.gate.leave()
-	if n, have := shape.Elements(), machineMemory(); n > 0 && uint64(n) > have/uint64(dtype.Size()) || uint64(max(dtype.Bytes(shape), 0)) > have {
-		return backend.Tensor{}, fmt.Errorf("cpu: alloc: shape %v of %v takes %d elements of %d bytes, the machine has %d bytes: %w",
-			shape, dtype, n, dtype.Size(), have, backend.ErrMemory)
-	}
-	t, err := backend.AllocHost(dtype, shape)
-	if err != nil {
-		return backend.Tensor{}, fmt.Errorf("cpu: alloc: %w", err)
-	}
-	return t, nil
+// negative or too large to index, and ErrMemory for one that exceeds the memory of
+// the machine.
+func (be *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
+	err = be.do(ctx, "alloc", func() error {
+		if n, have := shape.Elements(), machineMemory(); n > 0 && uint64(n) > have/uint64(dtype.Size()) || uint64(max(dtype.Bytes(shape), 0)) > have {
+			return fmt.Errorf("shape %v of %v takes %d elements of %d bytes, the machine has %d bytes: %w",
+				shape, dtype, n, dtype.Size(), have, backend.ErrMemory)
+		}
+		t, err = backend.AllocHost(dtype, shape)
+		return err
+	})
+	return t, err
 }
 
 // Upload implements backend.Backend: it returns an alias of host, without a
-// copy. ErrDevice when host is not in host memory, ErrReleased after Release.
-func (be *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
-	if err := be.gate.enter(ctx, "upload"); err != nil {
-		return backend.Tensor{}, err
-	}
-	defer be.gate.leave()
-	t, err := host.Alias()
-	if err != nil {
-		return backend.Tensor{}, fmt.Errorf("cpu: upload: %w", err)
-	}
-	return t, nil
-}
-
-// Download implements backend.Backend: host = src, element by element.
-//
-//	host, src [B, H, S, D] of the same type, any strides
-//
-// Errors: ErrShape, ErrDType, and those of Attention.
-func (be *Backend) Download(ctx context.Context, host, src backend.Tensor) error {
-	if err := be.gate.enter(ctx, "download"); err != nil {
+// copy. It returns ErrDevice when host is not in host memory, and ErrReleased after
+// Release.
+func (be *Backend) Upload(ctx context.Context, host backend.Tensor) (t backend.Tensor, err error) {
+	err = be.do(ctx, "upload", func() error {
+		t, err = host.Alias()
 		return err
-	}
-	defer be.gate.leave()
-	if err := download(ctx, host, src); err != nil {
-		return fmt.Errorf("cpu: download: %w", err)
-	}
-	return nil
-}
-
-func download(ctx context.Context, host, src backend.Tensor) error {
-	if host.Shape() != src.Shape() {
-		return fmt.Errorf("host has shape %v, src %v, they must be equal: %w", host.Shape(), src.Shape(), backend.ErrShape)
-	}
-	if host.DType() != src.DType() {
-		return fmt.Errorf("host is %v, src %v, they must be equal: %w", host.DType(), src.DType(), backend.ErrDType)
-	}
-	var pinned backend.Pinned
-	err := pinned.Pin(nil, where, []backend.Operand{{Name: "host", Tensor: host}}, []backend.Operand{{Name: "src", Tensor: src}})
-	if err != nil {
-		return err
-	}
-	defer pinned.Unpin()
-	to, err := viewOf("host", host)
-	if err != nil {
-		return err
-	}
-	from, err := viewOf("src", src)
-	if err != nil {
-		return err
-	}
-	shape := host.Shape()
-	for b := range shape[backend.Batch] {
-		for h := range shape[backend.Heads] {
-			for s := range shape[backend.Seq] {
-				if err := ctx.Err(); err != nil {
-					return err
-				}
-				i, j := to.index(b, h, s), from.index(b, h, s)
-				n, di, dj := shape[backend.Dim], to.stride[backend.Dim], from.stride[backend.Dim]
-				switch host.DType() {
-				case backend.Q8:
-					copy(to.q8[i:i+q8Lead+n], from.q8[j:])
-				case backend.F32:
-					copyRow(to.f32[i:], di, from.f32[j:], dj, n)
-				case backend.Bool:
-					copyRow(to.bools[i:], di, from.bools[j:], dj, n)
-				default:
-					copyRow(to.bits[i:], di, from.bits[j:], dj, n)
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// copyRow copies n elements that lie dj apart to where they lie di apart.
-func copyRow[T any](dst []T, di int, src []T, dj, n int) {
-	if di == 1 && dj == 1 {
-		copy(dst[:n], src)
-		return
-	}
-	for c := range n {
-		dst[c*di] = src[c*dj]
-	}
+	})
+	return t, err
 }
 
 // Close implements backend.Backend: it waits for running calls, and for the
@@ -263,35 +183,20 @@ func Tiers() []string {
 	for _, k := range vec.Tiers() {
 		names = append(names, k.Tier)
 	}
-	return append(names, tierGonum)
+	return names
 }
 
-// kernelsOf returns the kernels of a tier, nil for the gonum path. "" is what the
-// environment variable says, and the fastest where that says nothing.
+// kernelsOf returns the kernels of a tier. "" selects the tier that the environment
+// variable names, or the fastest where it is not set. With an error they are the gonum kernels.
 func kernelsOf(tier string) (*vec.Kernels, error) {
-	asked := "Options.Tier"
+	source := "Options.Tier"
 	if tier == "" {
-		tier, asked = os.Getenv(tierEnv), tierEnv
+		tier, source = os.Getenv(tierEnv), tierEnv
 	}
-	all := vec.Tiers()
-	if tier == tierGonum || tier == "" && len(all) == 0 {
-		return nil, nil
-	}
-	if tier == "" {
-		return all[0], nil
-	}
-	for _, k := range all {
-		if k.Tier == tier {
+	for _, k := range vec.Tiers() {
+		if tier == "" || k.Tier == tier {
 			return k, nil
 		}
 	}
-	return nil, fmt.Errorf("cpu: %s is %q, this machine has %s: %w", asked, tier, strings.Join(Tiers(), ", "), ErrTier)
-}
-
-// tierName names the tier in use.
-func (be *Backend) tierName() string {
-	if be.kernels == nil {
-		return tierGonum
-	}
-	return be.kernels.Tier
+	return vec.Tiers()[len(vec.Tiers())-1], fmt.Errorf("cpu: %s is %q, this machine has %s: %w", source, tier, strings.Join(Tiers(), ", "), ErrTier)
 }

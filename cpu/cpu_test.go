@@ -94,43 +94,6 @@ func TestParseModel(t *testing.T) {
 	}
 }
 
-// TestPlanIsTheCut shows that a plan names the cut that then runs, and that the
-// numbers in it cover the call.
-func TestPlanIsTheCut(t *testing.T) {
-	for _, c := range []struct {
-		say               string
-		h, hkv, sq, sk, d int
-		threads           int
-		tasks, subs, goes int
-	}{
-		{"a long head", 1, 1, 65536, 65536, 64, 2, 128, 8, 2},
-		{"decoding", 8, 2, 1, 1000, 64, 2, 8, 1, 2},
-		{"one row of one head", 1, 1, 1, 1000, 64, 4, 1, 1, 1},
-		{"a wide head", 1, 1, 4096, 4096, 2048, 1, 64, 1, 1},
-	} {
-		q, err := backend.Meta(backend.F32, backend.Shape{1, c.h, c.sq, c.d})
-		if err != nil {
-			t.Fatal(err)
-		}
-		k, err := backend.Meta(backend.F32, backend.Shape{1, c.hkv, c.sk, c.d})
-		if err != nil {
-			t.Fatal(err)
-		}
-		call := &backend.Call{Q: q, K: k, V: k, O: q, Problem: backend.Problem{Visible: backend.Everything()}}
-		cut := cutAttention(call, c.threads)
-		p, err := open(t, Options{Threads: c.threads, Tier: tierGonum}).Plan(t.Context(), call)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if cut.tasks != c.tasks || cut.subs != c.subs || cut.threads != c.goes {
-			t.Errorf("%s: %d tasks of %d sub-blocks on %d goroutines, want %d, %d, %d", c.say, cut.tasks, cut.subs, cut.threads, c.tasks, c.subs, c.goes)
-		}
-		if p.Chunks != cut.tasks || p.Cut != cut.String() || p.Scratch != cut.scratchBytes() || p.Pairs != int64(c.h)*int64(c.sq)*int64(c.sk) {
-			t.Errorf("%s: plan %+v is not of %v", c.say, p, &cut)
-		}
-	}
-}
-
 // TestCloseWaits shows that Close returns once the calls inside are done, and
 // that later calls are refused meanwhile.
 func TestCloseWaits(t *testing.T) {

@@ -24,7 +24,7 @@ func (be *Backend) Info() backend.Info {
 		Name:     name,
 		Device:   modelName(),
 		Type:     backend.CPU,
-		Provider: fmt.Sprintf("%s (of %s), %s", be.tierName(), strings.Join(Tiers(), ", "), provider()),
+		Provider: fmt.Sprintf("%s (of %s), %s", be.kernels.Tier, strings.Join(Tiers(), ", "), provider()),
 		Threads:  be.threads(),
 		Limits:   []backend.Limit{{Name: "memory", Value: int64(machineMemory())}},
 	}
@@ -117,7 +117,7 @@ func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor
 	defer pinned.Unpin()
 	var spans [][]byte
 	for _, o := range in {
-		v, err := viewOf(o.Name, o.Tensor)
+		v, err := anyView(o.Name, o.Tensor)
 		if err != nil {
 			return 0, fmt.Errorf("cpu: bandwidth: %w", err)
 		}
@@ -132,7 +132,7 @@ func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor
 
 // peakTier names the loops that measure the backend's ceilings; "" is the widest.
 func (be *Backend) peakTier() string {
-	if be.kernels == nil {
+	if be.kernels.KeyLanes {
 		return ""
 	}
 	return be.kernels.Tier

@@ -1,320 +1,297 @@
 package cpu
 
-import (
-	"context"
-	"math"
-	"sync"
-	"sync/atomic"
+import "github.com/seed90331342/attn/cpu/internal/vec"
 
-	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cpu/internal/vec"
-)
-
-// fused is one Attention call on the vector kernels:
+// engine computes tiles of query rows against blocks of keys and values. It is
+// what Attention, QK, PV and Project share: a partition, the operands, and how
+// tiles of them move between memory and the kernels.
 //
-//	S = scale·Q·Kᵀ, softcap, bias, what is hidden    P = 2^(S·log2 e - m)    O = P·V/Σ P
+// A tile has one of two layouts:
 //
-// Blocks of keyBlock keys go by as in attention; what differs is who does the
-// arithmetic (package vec), that its sums are folded at multiples of chunkKeys,
-// and that K and V are read where they lie. Fused calls are pooled, so that a
-// call allocates nothing.
-type fused struct {
-	fusedCut
-	scoring
-	q, k, v, o, lse view
-	scale           float32 // of q: scale·log2 e, or scale/softcap
-	cap             float32 // softcap·log2 e, or 0
-
-	states  []float32      // slot floats for each tile and chunk, where keys are cut
-	summed  []bool         // which of them hold something
-	pending []atomic.Int32 // parts not done yet, for each task over all keys
+//	query rows as lanes   queries [dimK, Width]   scores [keys, Width]      outputs [dimV, Width]
+//	keys as lanes         queries [rows, dimK]    scores [rows, keyBlock]   outputs [rows, dimV]
+//
+// The first fills the vector registers when there are many rows, the second when
+// there are few. The gonum kernels always use the second.
+type engine struct {
+	partition
+	q, k, v, o view
+	scale      float32 // of the queries
 }
 
-var fusedPool = sync.Pool{New: func() any { return new(fused) }}
+// span is the range of keys [lo, hi).
+type span struct{ lo, hi int }
 
-// attend computes c on the vector kernels.
-func (be *Backend) attend(ctx context.Context, c *backend.Call) error {
-	f, err := be.openFused(c, be.threads())
-	if err != nil {
-		return err
+func (s span) empty() bool { return s.lo >= s.hi }
+
+// join returns the smallest span that contains s and t, of which t may be empty.
+func (s span) join(t span) span {
+	if t.empty() {
+		return s
 	}
-	defer f.release()
-	return be.workers.run(ctx, f, f.tasks, f.threads)
+	return span{min(s.lo, t.lo), max(s.hi, t.hi)}
 }
 
-// openFused opens c, cut among threads goroutines, until it is released.
-func (be *Backend) openFused(c *backend.Call, threads int) (*fused, error) {
-	f := fusedPool.Get().(*fused)
-	if err := f.open(c); err != nil {
-		f.release()
-		return nil, err
-	}
-	f.fusedCut = cutFused(be.kernels, c, threads)
-	f.scale = float32(float64(c.Scale) * math.Log2E)
-	f.cap = 0
-	if c.Softcap > 0 {
-		f.scale = float32(float64(c.Scale) / float64(c.Softcap))
-		f.cap = float32(float64(c.Softcap) * math.Log2E)
-	}
-	f.prepare()
-	return f, nil
+// within returns the part of s that lies in [lo, hi).
+func (s span) within(lo, hi int) span { return span{max(s.lo, lo), min(s.hi, hi)} }
+
+// tile is the state of some query rows while the keys go by. The rows are those
+// from (h, i) on; rows of the next head follow those of a head.
+type tile struct {
+	progress
+	index   int // among all tiles of the call
+	h, i, n int
+	spans   []span    // the keys that each row sees
+	keys    span      // the keys that any row sees
+	every   span      // the keys that every row sees
+	here    span      // the keys of the current block that any row sees
+	mixed   bool      // the block mask hides some of here from some of the rows
+	q       []float32 // the query rows, times scale
 }
 
-// open opens the operands of c.
-func (f *fused) open(c *backend.Call) (err error) {
-	if f.scoring, err = scoringOf(&c.Problem, c.Q.Shape()[backend.Heads], c.Q.Shape()[backend.Seq]); err != nil {
-		return err
-	}
-	if f.q, err = floatView("q", c.Q); err != nil {
-		return err
-	}
-	if f.k, err = cacheView("k", c.K, c.Pages); err != nil {
-		return err
-	}
-	if f.v, err = cacheView("v", c.V, c.Pages); err != nil {
-		return err
-	}
-	if f.o, err = floatView("o", c.O); err != nil {
-		return err
-	}
-	f.lse, err = f32View("lse", c.LSE)
-	return err
+// workspace is the memory that the tiles of a task share.
+type workspace struct {
+	s               []float32 // a score tile
+	mx, alpha, beta []float32 // a number for each row of a tile
+	before          []float32 // maxima before the current keys
+	stage           []float32 // some rows between memory and a tile
+	bias            []float32 // of a row
+	table           []float32 // bias of a tile by distance
+	k, v            []float32 // packed or converted
+	gathered        []float32 // the values of pieces
+	scale, one      []float32 // factors of transpositions
+	pieces          [keyBlock/8 + 1]span
+	lo, hi          [maxLanes]int32
+	lanes           [maxLanes]float32   // of a maximum over a row
+	seen            [16 * keyBlock]bool // rows of a mask, at most 16
+	square          [16 * 16]float32    // weights after dropout
+	draw            vec.Draw
+	runs            []vec.Run
 }
 
-// prepare makes room for states.
-func (f *fused) prepare() {
-	n := f.slots()
-	if n == 0 {
-		return
-	}
-	if cap(f.states) < n {
-		f.states = make([]float32, n)
-	}
-	f.states = f.states[:n]
-	if n /= f.slot; cap(f.summed) < n {
-		f.summed = make([]bool, n)
-	}
-	f.summed = f.summed[:n]
-	clear(f.summed)
-	if n = f.d.Batch * f.d.KVHeads * f.each; cap(f.pending) < n {
-		f.pending = make([]atomic.Int32, n)
-	}
-	f.pending = f.pending[:n]
-	for i := range f.pending {
-		f.pending[i].Store(int32(f.parts))
-	}
+// maxLanes is the largest Width of any kernels.
+const maxLanes = 64
+
+// keyRange is a range of keys and values of one head.
+type keyRange struct {
+	span
+	k, v     []float32 // from lo on; nil until loaded
+	ldk, ldv int
+	clean    []float32 // v with 0 for NaN and Inf, if it has any
+	checked  bool      // clean is up to date
 }
 
-// release forgets the operands.
-func (f *fused) release() {
-	states, summed, pending := f.states, f.summed, f.pending
-	*f = fused{states: states, summed: summed, pending: pending}
-	fusedPool.Put(f)
-}
-
-// part is what a task is about.
-type part struct {
+// taskRange is what a task covers.
+type taskRange struct {
 	b, hk    int
-	from, to int  // tiles of the group
-	keys     span // keys of the task
-	last     int  // index into pending
-	tile     int  // index of the group's first tile among all
+	from, to int // tiles of the group
+	keys     span
+	group    int // index among the tasks over all keys
+	tile     int // index of the group's first tile among all tiles
 }
 
-// at returns what task t is about.
-func (f *fused) at(t int) part {
-	p := part{last: t / f.parts}
-	group := p.last / f.each
-	p.b, p.hk, p.tile = group/f.d.KVHeads, group%f.d.KVHeads, group*f.tiles
-	p.from = p.last % f.each * f.subs
-	p.to = min(p.from+f.subs, f.tiles)
-	first := t % f.parts * f.span
-	p.keys = span{first * chunkKeys, min((first+f.span)*chunkKeys, f.d.SeqK)}
+// at returns what task t covers.
+func (x *partition) at(t int) taskRange {
+	p := taskRange{group: t / x.parts}
+	group := p.group / x.groupTasks
+	p.b, p.hk, p.tile = group/x.d.KVHeads, group%x.d.KVHeads, group*x.tiles
+	p.from = p.group % x.groupTasks * x.taskTiles
+	p.to = min(p.from+x.taskTiles, x.tiles)
+	first := t % x.parts * x.taskChunks
+	p.keys = span{first * chunkKeys, min((first+x.taskChunks)*chunkKeys, x.d.SeqK)}
 	return p
 }
 
-// task implements job.
-func (f *fused) task(ctx context.Context, w *scratch, t int) error {
-	p := f.at(t)
-	if f.few {
-		return f.fewRows(ctx, w, &p)
-	}
-	return f.wide(ctx, w, &p)
-}
-
-// row returns the head and the index of the r-th row from row (h, i) on, where
-// rows of the next head follow those of a head.
-func (f *fused) row(h, i, r int) (int, int) {
+// row returns the head and the index of the r-th row from row (h, i) on.
+func (x *partition) row(h, i, r int) (int, int) {
 	i += r
-	if i < f.d.SeqQ {
+	if i < x.d.SeqQ {
 		return h, i
 	}
-	return h + i/f.d.SeqQ, i % f.d.SeqQ
+	return h + i/x.d.SeqQ, i % x.d.SeqQ
 }
 
-// keep stores p's state of a chunk for whoever folds the parts.
-func (f *fused) keep(tile int, p *progress) {
-	at := tile*f.chunks + p.chunk
-	s := stateIn(f.states[at*f.slot:(at+1)*f.slot], len(p.cur.o), len(p.cur.m))
-	copy(s.o, p.cur.o)
-	copy(s.m, p.cur.m)
-	copy(s.l, p.cur.l)
-	f.summed[at] = true
-	p.some = false
+// rowsOf calls do for the rows [first, first+n) of t, a stretch of one head at a
+// time: rows r to r+n of them are rows i to i+n of head h.
+func (x *partition) rowsOf(t *tile, first, n int, do func(r, h, i, n int)) {
+	for r := 0; r < n; {
+		h, i := x.row(t.h, t.i, first+r)
+		m := min(n-r, x.d.SeqQ-i)
+		do(r, h, i, m)
+		r += m
+	}
 }
 
-// foldParts folds what was kept of a tile, chunk by chunk, into p.
-func (f *fused) foldParts(tile int, p *progress, fold *folder) {
-	for c := range f.chunks {
-		at := tile*f.chunks + c
-		if !f.summed[at] {
-			continue
+// cutTiles returns the tiles of p.
+func (x *partition) cutTiles(w *scratch, p *taskRange) []tile {
+	tiles := w.tiles[:p.to-p.from]
+	for n := range tiles {
+		at := p.from + n
+		t := tile{index: p.tile + at, h: p.hk * x.share}
+		if len(w.spans) > 0 {
+			t.spans = w.spans[n*x.rows:]
 		}
-		s := stateIn(f.states[at*f.slot:(at+1)*f.slot], len(p.cur.o), len(p.cur.m))
-		if p.some {
-			fold.fold(&p.cur, &s)
-			continue
+		if x.d.SeqQ < x.kernels.Width {
+			t.h, t.i = x.row(t.h, 0, at*x.rows)
+			t.n = min(x.rows, x.share*x.d.SeqQ-at*x.rows)
+		} else {
+			t.h, t.i = t.h+at/x.blocks, at%x.blocks*x.rows
+			t.n = min(x.rows, x.d.SeqQ-t.i)
 		}
-		copy(p.cur.o, s.o)
-		copy(p.cur.m, s.m)
-		copy(p.cur.l, s.l)
-		p.some = true
+		tiles[n] = t
 	}
+	return tiles
 }
 
-// chunkKeys is how many keys are summed up in one go: at multiples of it, counted
-// from key 0, a new sum begins, and the sums are folded in the order of their
-// keys. So what one goroutine sums up and what several do, each some of the keys
-// of the same row, are the same bits. 1,024 keys make folding 0.2% of the work
-// and still give every core a part of a cache of some thousand keys.
-const chunkKeys = 8 * keyBlock
-
-// noScore is the largest score of a row that has seen none: finite, so that
-// -Inf - noScore is not NaN.
-const noScore = -math.MaxFloat32
-
-// state is what rows have summed up over some keys: with m the largest score,
-// in units of log2 e,
-//
-//	l = Σ 2^(s - m)    o = Σ 2^(s - m)·v
-//
-// With query rows as lanes o is [Dv, Width], else [rows, Dv rounded up to Lanes].
-type state struct{ o, m, l []float32 }
-
-// reset makes s the sum over no key.
-func (s *state) reset() {
-	clear(s.o)
-	clear(s.l)
-	for i := range s.m {
-		s.m[i] = noScore
-	}
+// room cuts the workspace of a task from scratch.
+func (e *engine) room(w *scratch) *workspace {
+	b, x := &w.workspace, e.kernels
+	b.k, b.v = w.floats(keyBlock*e.dimK), w.floats(keyBlock*e.dimV)
+	b.scale, b.one = w.floats(x.Lanes), w.floats(x.Lanes)
+	fill(b.scale, e.scale)
+	fill(b.one, 1)
+	b.s = w.floats(e.scoreFloats())
+	b.mx, b.alpha, b.beta = w.floats(e.tileRows()), w.floats(e.tileRows()), w.floats(e.tileRows())
+	b.stage = w.floats(x.Lanes * max(e.dimK, e.dimV, keyBlock))
+	b.table = w.floats(keyBlock + x.Width)
+	b.bias = b.table[:keyBlock]
+	return b
 }
 
-// stateIn lays a state out over memory: o, then m, then l.
-func stateIn(mem []float32, o, rows int) state {
-	return state{mem[:o], mem[o : o+rows], mem[o+rows : o+2*rows]}
-}
-
-// folder folds states of one call.
-type folder struct {
-	k    *vec.Kernels
-	ld   int       // between rows; 0 where rows are lanes
-	a, b []float32 // room for a factor for each row, rounded up to Lanes
-}
-
-// fold adds t, the sums over later keys, to s:
-//
-//	m = max(s.m, t.m)    a = 2^(s.m - m)    b = 2^(t.m - m)
-//	s.o = a·s.o + b·t.o    s.l = a·s.l + b·t.l    s.m = m
-//
-// every operation rounded. A side that has seen nothing leaves the other's bits
-// as they are.
-func (f *folder) fold(s, t *state) {
-	a, b := f.a[:len(s.m)], f.b[:len(s.m)]
-	for i, x := range s.m {
-		m := max(x, t.m[i])
-		a[i], b[i] = x-m, t.m[i]-m
-		s.m[i] = m
-	}
-	f.k.Exp2(a, 0)
-	f.k.Exp2(b, 0)
-	for i := range s.l {
-		s.l[i] = float32(a[i]*s.l[i]) + float32(b[i]*t.l[i])
-	}
-	if f.ld == 0 {
-		f.k.Fold(s.o, t.o, len(s.o)/f.k.Width, a, b)
+// packQueries loads the query rows of t, times scale.
+func (e *engine) packQueries(w *scratch, p *taskRange, t *tile) {
+	x, b := e.kernels, &w.workspace
+	t.q = w.floats(e.queryFloats())
+	if e.keyLanes {
+		e.rowsOf(t, 0, t.n, func(r, h, i, n int) { loadRows(x, &e.q, t.q[r*e.dimK:], e.dimK, p.b, h, i, n) })
+		for c, y := range t.q[:t.n*e.dimK] {
+			t.q[c] = y*e.scale + 0 // no zero is negative, as after Kernels.Transpose
+		}
 		return
 	}
-	for r := range len(s.o) / f.ld {
-		x, y := s.o[r*f.ld:(r+1)*f.ld], t.o[r*f.ld:(r+1)*f.ld]
-		for c := range x {
-			x[c] = float32(a[r]*x[c]) + float32(b[r]*y[c])
+	for lane := 0; lane < x.Width; lane += x.Lanes {
+		n := max(0, min(x.Lanes, t.n-lane))
+		e.rowsOf(t, lane, n, func(r, h, i, n int) {
+			loadRows(x, &e.q, b.stage[r*e.dimK:], e.dimK, p.b, h, i, n)
+		})
+		clear(b.stage[n*e.dimK : x.Lanes*e.dimK])
+		for c := 0; c < e.dimK; c += x.Lanes {
+			x.Transpose(t.q[c*x.Width+lane:], x.Width, b.stage[c:], e.dimK, b.scale)
 		}
 	}
 }
 
-// rowLSE ends a row whose scores, in units of log2 e, have the maximum m and the sum
-// l of the powers 2^(s - m), beside a sink, which is none where it is -Inf:
+// keys returns the keys of r from lo on as float32 rows, in place or converted.
+func (e *engine) keys(r *keyRange, b *workspace, p *taskRange, lo int) (k []float32, ld int) {
+	if r.k == nil {
+		if r.k, r.ldk = b.k, e.dimK; e.loadK {
+			loadRows(e.kernels, &e.k, b.k, e.dimK, p.b, p.hk, r.lo, r.hi-r.lo)
+		} else {
+			r.k, r.ldk = e.k.rowsAt(p.b, p.hk, r.lo)
+		}
+	}
+	return r.k[(lo-r.lo)*r.ldk:], r.ldk
+}
+
+// values returns the values of r from lo on as float32 rows, in place or
+// converted. With clean set it replaces NaN and Inf by 0, because a weight of 0
+// must hide them and 0·NaN is NaN, and reports whether it replaced any.
+func (e *engine) values(r *keyRange, b *workspace, p *taskRange, lo int, clean bool) (v []float32, ld int, replaced bool) {
+	if r.v == nil {
+		if r.v, r.ldv = b.v, e.dimV; e.loadV {
+			loadRows(e.kernels, &e.v, b.v, e.dimV, p.b, p.hk, r.lo, r.hi-r.lo)
+		} else {
+			r.v, r.ldv = e.v.rowsAt(p.b, p.hk, r.lo)
+		}
+	}
+	if clean && !r.checked {
+		r.checked = true
+		n, dv := r.hi-r.lo, e.d.ValueDim
+		if e.kernels.NonFinite(r.v, r.ldv, n, dv) {
+			if !e.loadV {
+				for j := range n {
+					copy(b.v[j*e.dimV:j*e.dimV+dv], r.v[j*r.ldv:])
+					clear(b.v[j*e.dimV+dv : (j+1)*e.dimV])
+				}
+			}
+			dropNonFinite(b.v[:n*e.dimV])
+			r.clean = b.v
+		}
+	}
+	if clean && r.clean != nil {
+		return r.clean[(lo-r.lo)*e.dimV:], e.dimV, true
+	}
+	return r.v[(lo-r.lo)*r.ldv:], r.ldv, false
+}
+
+// dropNonFinite replaces NaN and Inf by zero.
+func dropNonFinite(s []float32) {
+	for i, x := range s {
+		if !finite(x) {
+			s[i] = 0
+		}
+	}
+}
+
+// addNonFinite adds the products of weights and values for keys [lo, hi) and the
+// values that are NaN or Inf, which values replaced. uses reports whether row i of
+// head h takes in key j with the given weight.
 //
-//	top = max(m, sink·log2 e)    sum = 2^(m - top)·l + 2^(sink·log2 e - top)
-//
-// It returns the natural log-sum-exp, and what the row's output is to be multiplied
-// by: 2^(m - top)/sum, 1/l without a sink. A row that has seen nothing gives the sink
-// and 0.
-func rowLSE(m float32, l float64, sink float32) (lse, inv float32) {
-	switch {
-	case l == 0:
-		return sink, 0
-	case sink == negInf:
-		return float32((float64(m) + math.Log2(l)) * math.Ln2), float32(1 / l)
-	}
-	score, other := float64(m), float64(sink)*math.Log2E
-	top := max(score, other)
-	mine := math.Exp2(score - top)
-	sum := mine*l + math.Exp2(other-top)
-	return float32((top + math.Log2(sum)) * math.Ln2), float32(mine / sum)
-}
-
-// progress is the state of rows on their way over the keys: cur sums up the
-// chunk at hand, all is what the chunks before it came to.
-type progress struct {
-	cur, all state
-	chunk    int  // that cur is of
-	some     bool // cur has seen keys
-	more     bool // all has
-}
-
-// enter readies p for keys of a chunk.
-func (p *progress) enter(chunk int, f *folder) {
-	if p.some && p.chunk != chunk {
-		p.leave(f)
-	}
-	if !p.some {
-		p.cur.reset()
-		p.chunk, p.some = chunk, true
+// o has the outputs of t, s the weights from key lo on.
+func (e *engine) addNonFinite(p *taskRange, t *tile, lo, hi int, o, s []float32, uses func(h, i, j, r int, weight float32) bool) {
+	w := e.kernels.Width
+	for j := lo; j < hi; j++ {
+		for c := range e.d.ValueDim {
+			y := e.v.at(p.b, p.hk, j, c)
+			if finite(y) {
+				continue
+			}
+			for r := range t.n {
+				weight, out := &s[0], &o[0]
+				if e.keyLanes {
+					weight, out = &s[r*keyBlock+j-lo], &o[r*e.dimV+c]
+				} else {
+					weight, out = &s[(j-lo)*w+r], &o[c*w+r]
+				}
+				if h, i := e.row(t.h, t.i, r); uses(h, i, j, r, *weight) {
+					*out += *weight * y
+				}
+			}
+		}
 	}
 }
 
-// leave adds cur to all.
-func (p *progress) leave(f *folder) {
-	switch {
-	case !p.some:
-	case p.more:
-		f.fold(&p.all, &p.cur)
-	default:
-		p.cur, p.all, p.more = p.all, p.cur, true
+// writeOutputs writes the outputs o of t, each row times its factor in mul, which
+// covers tileRows rows. With keys as lanes mul may be nil, for 1.
+func (e *engine) writeOutputs(b *workspace, p *taskRange, t *tile, o, mul []float32) {
+	x := e.kernels
+	if e.keyLanes {
+		for r := range t.n {
+			h, i := e.row(t.h, t.i, r)
+			row := o[r*e.dimV : (r+1)*e.dimV]
+			for c := range row {
+				if mul != nil {
+					row[c] = row[c]*mul[r] + 0
+				}
+			}
+			storeRow(x, &e.o, row, p.b, h, i)
+		}
+		return
 	}
-	p.some = false
+	for lane := 0; lane < t.n; lane += x.Lanes {
+		for c := 0; c < e.dimV; c += x.Lanes {
+			x.Transpose(b.stage[c:], e.dimV, o[c*x.Width+lane:], x.Width, mul[lane:])
+		}
+		for r := range min(x.Lanes, t.n-lane) {
+			h, i := e.row(t.h, t.i, lane+r)
+			storeRow(x, &e.o, b.stage[r*e.dimV:(r+1)*e.dimV], p.b, h, i)
+		}
+	}
 }
 
-// sum ends p's way and returns what it came to.
-func (p *progress) sum(f *folder) *state {
-	switch {
-	case p.more:
-		p.leave(f)
-		return &p.all
-	case !p.some:
-		p.cur.reset()
+// fill sets each element of s to x.
+func fill(s []float32, x float32) {
+	for i := range s {
+		s[i] = x
 	}
-	return &p.cur
 }

@@ -7,20 +7,21 @@ import (
 	"github.com/x448/float16"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // TestHalfLoads compares every 16-bit pattern with an independent conversion.
 func TestHalfLoads(t *testing.T) {
 	for i := range 1 << 16 {
 		h := uint16(i)
-		got, want := f16ToF32(h), float16.Frombits(h).Float32()
+		got, want := vec.F16ToF32(h), float16.Frombits(h).Float32()
 		if got != want && (got == got || want == want) || math.Signbit(float64(got)) != math.Signbit(float64(want)) {
 			t.Fatalf("f16 %#04x is %g, want %g", h, got, want)
 		}
 		if back := backend.F16.Encode(got); got == got && back != h {
 			t.Fatalf("f16 %#04x came back as %#04x", h, back)
 		}
-		x := bf16ToF32(h)
+		x := vec.BF16ToF32(h)
 		if math.Float32bits(x) != uint32(h)<<16 {
 			t.Fatalf("bf16 %#04x is %g", h, x)
 		}
@@ -57,10 +58,10 @@ func TestHalfStores(t *testing.T) {
 	}
 	for _, u := range []uint32{0x7f800001, 0x7fc00000, 0xffffffff, 0x7fffffff} {
 		x := math.Float32frombits(u)
-		if f := f16ToF32(backend.F16.Encode(x)); f == f {
+		if f := vec.F16ToF32(backend.F16.Encode(x)); f == f {
 			t.Errorf("NaN %#x became f16 %g", u, f)
 		}
-		if f := bf16ToF32(backend.BF16.Encode(x)); f == f {
+		if f := vec.BF16ToF32(backend.BF16.Encode(x)); f == f {
 			t.Errorf("NaN %#x became bf16 %g", u, f)
 		}
 	}

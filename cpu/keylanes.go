@@ -1,184 +1,98 @@
 package cpu
 
 import (
-	"context"
-
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
-// fewLoad is a workspace for few rows.
-type fewLoad struct {
-	progress
-	q, s, bias  []float32 // [rows, dimK], [rows, keyBlock], [rows, keyBlock]
-	alpha, beta []float32
-	spans       []span
-	keys        span // what any of them sees
-	rows        int
-}
-
-// fewRows computes a task with keys as lanes: all rows of a group at once, each
-// key and value read once for all of them. It does the sums of wide in the same
-// order, so that decoding a row gives the bits of a prefill.
-func (f *fused) fewRows(ctx context.Context, w *scratch, p *part) error {
-	x := f.kernels
-	e := &w.few
-	b := &w.workspace
-	b.k, b.v = w.floats(keyBlock*f.dimK), w.floats(keyBlock*f.dimV)
-	*e = fewLoad{rows: f.rows, q: w.floats(f.rows * f.dimK), s: w.floats(f.rows * keyBlock), bias: w.floats(f.rows * keyBlock),
-		alpha: w.floats(f.laneRows()), beta: w.floats(f.laneRows()), spans: w.spans}
-	e.cur = stateIn(w.floats(f.slot), f.rows*f.dimV, f.laneRows())
-	if f.chunks > 1 {
-		e.all = stateIn(w.floats(f.slot), f.rows*f.dimV, f.laneRows())
-	}
-	h0 := p.hk * f.share
-	keys := f.seeFew(e, p)
-	e.keys = keys
-	first := 4 // keys that a block begins at a multiple of
-	if f.k.pages != nil {
-		first = x.Lanes // groups lie in one page
-	}
-	fold := folder{x, f.dimV, e.alpha, e.beta}
-	f.seedDropout(&b.draw)
-	for j0 := max(keys.lo, p.keys.lo) / keyBlock * keyBlock; j0 < min(keys.hi, p.keys.hi); j0 += keyBlock {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		here, _ := f.trim(p.b, h0, 0, e.rows, span{max(keys.lo, j0), min(keys.hi, j0+keyBlock)})
-		if here.lo >= here.hi {
-			continue
-		}
-		if f.parts > 1 && e.some && e.chunk != j0/chunkKeys {
-			f.keep(p.tile, &e.progress)
-		}
-		e.enter(j0/chunkKeys, &fold)
-		f.fewBlock(b, e, p, keyRange{lo: here.lo / first * first, hi: here.hi})
-	}
-	if f.parts > 1 {
-		if e.some {
-			f.keep(p.tile, &e.progress)
-		}
-		if f.pending[p.last].Add(-1) > 0 {
-			return nil
-		}
-		f.foldParts(p.tile, &e.progress, &fold)
-	}
-	s := e.sum(&fold)
-	for r := range e.rows {
-		h, i := f.row(h0, 0, r)
-		lse, inv := rowLSE(s.m[r], float64(s.l[r]), f.p.Sink(h))
-		o := s.o[r*f.dimV : (r+1)*f.dimV]
-		for c := range o {
-			o[c] = o[c]*inv + 0
-		}
-		storeRow(x, &f.o, o, p.b, h, i)
-		if !f.lse.isZero() {
-			f.lse.f32[f.lse.index(p.b, h, i)] = lse
-		}
-	}
-	return nil
-}
-
-// seeFew loads the query rows, times scale, fills in what each sees, and returns
-// what any of them does.
-func (f *fused) seeFew(e *fewLoad, p *part) span {
-	keys := span{f.d.SeqK, 0}
-	for r := range e.rows {
-		_, i := f.row(p.hk*f.share, 0, r)
-		lo, hi := f.p.Visible.Range(p.b, i, f.d.SeqK)
-		e.spans[r] = span{lo, hi}
-		if lo < hi {
-			keys = span{min(keys.lo, lo), max(keys.hi, hi)}
-		}
-		f.loadQuery(e, p, r)
-	}
-	return keys
-}
-
-// loadQuery loads row r of the queries, times scale.
-func (f *fused) loadQuery(e *fewLoad, p *part, r int) {
-	h, i := f.row(p.hk*f.share, 0, r)
-	q := e.q[r*f.dimK : (r+1)*f.dimK]
-	loadRows(f.kernels, &f.q, q, f.dimK, p.b, h, i, 1)
-	for c := range q {
-		q[c] = q[c]*f.scale + 0 // no zero is negative, as in Kernels.Transpose
-	}
-}
-
-// fewBlock takes all rows over the keys of r, which lie in one key block.
-func (f *fused) fewBlock(b *workspace, e *fewLoad, p *part, r keyRange) {
-	x, n := f.kernels, r.hi-r.lo
+// stepKeyLanes takes tile t, with keys as lanes, over the keys of here, which are
+// in r. It computes the same sums in the same order as stepQueryLanes.
+func (a *attention) stepKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRange, here span) {
+	x, n := a.kernels, here.hi-here.lo
 	lanes := ceilDiv(n, x.Lanes) * x.Lanes
-	f.fewScores(b, e, p, &r, n)
-	hidden := f.hiding || f.masked
-	for row := range e.rows {
-		lo, hi := max(0, min(n, e.spans[row].lo-r.lo)), max(0, min(n, e.spans[row].hi-r.lo))
-		hidden = hidden || lo > 0 || hi < n
-		s := e.s[row*keyBlock : row*keyBlock+lanes]
-		if f.cap > 0 {
-			x.Softcap(s, f.cap)
+	a.scoreKeyLanes(b, p, t, r, here)
+	// Mix may skip weights of 0, so a table with only this layout always replaces
+	// non-finite values.
+	clean := a.hiding || a.masked || x.KeyLanes
+	for row := range t.n {
+		seen := span{max(0, min(n, t.spans[row].lo-here.lo)), max(0, min(n, t.spans[row].hi-here.lo))}
+		clean = clean || seen.lo > 0 || seen.hi < n
+		s := b.s[row*keyBlock : row*keyBlock+lanes]
+		if a.cap > 0 {
+			x.Softcap(s, a.cap)
 		}
-		if f.biased {
-			bias := e.bias[row*keyBlock : row*keyBlock+lanes]
-			h, i := f.row(p.hk*f.share, 0, row)
-			f.biasRow(x, bias, p.b, h, i, r.lo, n)
-			clear(bias[n:])
-			x.Bias(s, bias)
+		if a.masked || a.added {
+			h, i := a.row(t.h, t.i, row)
+			a.biasRow(x, b.bias, p.b, h, i, here.lo, n)
+			clear(b.bias[n:lanes])
+			x.Bias(s, b.bias)
 		}
-		fill(s[:lo], negInf)
-		fill(s[hi:], negInf)
-		m := max(e.cur.m[row], x.ScaleMax(s, 1, b.lanes[:]))
-		e.alpha[row] = e.cur.m[row] - m
-		e.cur.m[row] = m
+		fill(s[:seen.lo], negInf)
+		fill(s[seen.hi:], negInf)
+		m := max(t.cur.m[row], x.ScaleMax(s, 1, b.lanes[:]))
+		b.alpha[row] = t.cur.m[row] - m
+		t.cur.m[row] = m
 		x.Exp2(s, m)
 	}
-	x.Exp2(e.alpha, 0)
-	for row := range e.rows {
-		e.cur.l[row] = float32(e.alpha[row]*e.cur.l[row]) + sumByFours(e.s[row*keyBlock:row*keyBlock+lanes])
-		if f.p.Dropout.P > 0 {
-			h, i := f.row(p.hk*f.share, 0, row)
-			f.dropRow(x, &b.draw, e.s[row*keyBlock:row*keyBlock+lanes], p.b, h, i, r.lo)
+	x.Exp2(b.alpha, 0)
+	for row := range t.n {
+		s := b.s[row*keyBlock : row*keyBlock+lanes]
+		t.cur.l[row] = float32(b.alpha[row]*t.cur.l[row]) + sumByFours(s)
+		if a.p.Dropout.P > 0 {
+			h, i := a.row(t.h, t.i, row)
+			a.dropRow(x, &b.draw, s, p.b, h, i, here.lo)
 		}
 	}
-	if f.asLieV && !hidden {
-		runs := f.inRuns(b, &f.v, p, r.lo, n, vec.MixAhead(e.rows), e.keys.hi)
-		x.Mix(f.v.element(), e.cur.o, f.dimV, runs, f.v.stride[backend.Seq], e.s, keyBlock, e.alpha, e.rows, f.dimV)
+	if a.readV && !clean {
+		runs := a.runsOf(b, &a.v, p, here.lo, n, vec.MixAhead(t.n), t.keys.hi)
+		x.Mix(a.v.element(), t.cur.o, a.dimV, runs, a.v.stride[backend.Seq], b.s, keyBlock, b.alpha, t.n, a.dimV)
 		return
 	}
-	f.loadValues(&r, b, p)
-	v, ldv, careful := r.v, r.ldv, false
-	if hidden {
-		v, ldv, careful = f.cleaned(&r, b)
-	}
-	x.Mix(vec.F32, e.cur.o, f.dimV, b.run(v, ldv, n, f.dimV), ldv, e.s, keyBlock, e.alpha, e.rows, f.dimV)
-	if careful {
-		f.addFew(e, p, &r)
+	v, ldv, replaced := a.values(r, b, p, here.lo, clean)
+	x.Mix(vec.F32, t.cur.o, a.dimV, b.run(v, ldv, n, a.dimV), ldv, b.s, keyBlock, b.alpha, t.n, a.dimV)
+	if replaced {
+		a.addHidden(p, t, here, b.s)
 	}
 }
 
-// fewScores computes the scores of r's n keys, and of zeros up to the next multiple
-// of Lanes.
-func (f *fused) fewScores(b *workspace, e *fewLoad, p *part, r *keyRange, n int) {
-	x, whole := f.kernels, 0
-	if f.asLieK {
-		if whole = n / x.Lanes * x.Lanes; whole > 0 {
-			runs := f.inRuns(b, &f.k, p, r.lo, whole, vec.DotsAhead, e.keys.hi)
-			x.Dots(f.k.element(), e.s, keyBlock, runs, f.k.stride[backend.Seq], e.q, f.dimK, e.rows, f.dimK)
+// scoreKeyLanes computes the scores of t and the keys of here, and of zeros up to
+// the next multiple of Lanes.
+func (e *engine) scoreKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRange, here span) {
+	x, n, done := e.kernels, here.hi-here.lo, 0
+	switch {
+	case e.readK:
+		if done = n / x.Lanes * x.Lanes; done > 0 {
+			runs := e.runsOf(b, &e.k, p, here.lo, done, vec.DotsAhead, t.keys.hi)
+			x.Dots(e.k.element(), b.s, keyBlock, runs, e.k.stride[backend.Seq], t.q, e.dimK, t.n, e.dimK)
+		}
+	case e.tiles > 1: // they share what is converted
+		if done = n / x.Lanes * x.Lanes; done > 0 {
+			k, ldk := e.keys(r, b, p, here.lo)
+			x.Dots(vec.F32, b.s, keyBlock, b.run(k, ldk, done, e.dimK), ldk, t.q, e.dimK, t.n, e.dimK)
 		}
 	}
-	// Some keys at a time, so that what is converted is still in the first cache.
-	for c := whole; c < n; c += 2 * x.Lanes {
-		some := min(2*x.Lanes, n-c)
+	// A few keys at a time, so that what is converted is still in the first-level
+	// cache.
+	step := 2 * x.Lanes
+	if x.KeyLanes {
+		step = keyBlock // per call, BLAS costs more than that
+	}
+	for c := done; c < n; c += step {
+		some := min(step, n-c)
 		padded := ceilDiv(some, x.Lanes) * x.Lanes
-		loadRows(x, &f.k, b.k, f.dimK, p.b, p.hk, r.lo+c, some)
-		clear(b.k[some*f.dimK : padded*f.dimK])
-		x.Dots(vec.F32, e.s[c:], keyBlock, b.run(b.k, f.dimK, padded, f.dimK), f.dimK, e.q, f.dimK, e.rows, f.dimK)
+		k := b.k
+		if e.tiles > 1 {
+			k = b.stage // b.k has the keys of all tiles
+		}
+		loadRows(x, &e.k, k, e.dimK, p.b, p.hk, here.lo+c, some)
+		clear(k[some*e.dimK : padded*e.dimK])
+		x.Dots(vec.F32, b.s[c:], keyBlock, b.run(k, e.dimK, padded, e.dimK), e.dimK, t.q, e.dimK, t.n, e.dimK)
 	}
 }
 
-// inRuns returns rows [lo, lo+n) of keys or values as the kernels read them, asking for
-// those that come ahead rows later, as far as end.
-func (f *fused) inRuns(b *workspace, v *view, p *part, lo, n, ahead, end int) []vec.Run {
+// runsOf returns rows [lo, lo+n) of keys or values as the kernels read them. The
+// kernels prefetch the rows that come ahead rows later, as far as end.
+func (e *engine) runsOf(b *workspace, v *view, p *taskRange, lo, n, ahead, end int) []vec.Run {
 	b.runs = b.runs[:0]
 	if v.pages == nil {
 		later := lo
@@ -188,8 +102,9 @@ func (f *fused) inRuns(b *workspace, v *view, p *part, lo, n, ahead, end int) []
 		b.runs = append(b.runs, v.run(v.index(p.b, p.hk, lo), v.index(p.b, p.hk, later), n))
 		return b.runs
 	}
-	// Runs are so short that what comes later is in one page too. The processor does not
-	// guess the next page: memory is asked earlier than where rows follow one another.
+	// Runs are so short that the prefetched rows lie in one page too. The processor
+	// does not predict the next page, so rows are prefetched earlier than where they
+	// are contiguous.
 	size, ld := v.shape[backend.Seq], v.stride[backend.Seq]
 	ahead = v.pagesAhead()
 	piece := commonDivisor(size, ahead)
@@ -215,8 +130,8 @@ func (f *fused) inRuns(b *workspace, v *view, p *part, lo, n, ahead, end int) []
 	return b.runs
 }
 
-// pagesAhead is how many rows of pages ahead memory is asked for what comes: the power
-// of two that is next to 16 KiB, 16 to 128 (measured on f32 rows of 64 and 128).
+// pagesAhead returns how many rows of pages ahead the kernels prefetch: the power
+// of two nearest to 16 KiB, 16 to 128 (measured on f32 rows of 64 and 128).
 func (v *view) pagesAhead() int {
 	n := 128
 	for n > 16 && n*v.shape[backend.Dim]*v.dtype.Size() > 16<<10 {
@@ -236,30 +151,6 @@ func commonDivisor(a, b int) int {
 		a, b = b, a%b
 	}
 	return a
-}
-
-// addFew is addHidden for few rows.
-func (f *fused) addFew(e *fewLoad, p *part, r *keyRange) {
-	for j := r.lo; j < r.hi; j++ {
-		for c := range f.d.ValueDim {
-			y := f.v.at(p.b, p.hk, j, c)
-			if finite(y) {
-				continue
-			}
-			for row := range e.rows {
-				h, i := f.row(p.hk*f.share, 0, row)
-				if j >= e.spans[row].lo && j < e.spans[row].hi && !f.hides(p.b, h, i, j) && f.keeps(p.b, h, i, j) {
-					e.cur.o[row*f.dimV+c] += e.s[row*keyBlock+j-r.lo] * y
-				}
-			}
-		}
-	}
-}
-
-func fill(s []float32, x float32) {
-	for i := range s {
-		s[i] = x
-	}
 }
 
 // sumByFours adds the elements of s in the order of vec.Kernels.Weights; the

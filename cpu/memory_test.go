@@ -37,7 +37,7 @@ func TestPeakMemory(t *testing.T) {
 	// On the gonum path a full call over 65,536 keys takes a minute: there the
 	// queries see a window, and the last 64 of them all keys (what a call takes
 	// depends on neither, as its plan shows), and a million keys are left out.
-	vector := open(t, Options{}).kernels != nil
+	vector := !open(t, Options{}).kernels.KeyLanes
 	for _, c := range []struct {
 		name, tier string
 		seq, left  int
@@ -161,17 +161,14 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// TestNoAllocations shows that a fused call on the vector kernels into outputs that
-// are there allocates nothing: pooled state, no closure, no goroutine but those
+// TestNoAllocations shows that a fused call with preallocated outputs does not
+// allocate: pooled state, no closure, no goroutine but those
 // that the runtime keeps.
 func TestNoAllocations(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector empties pools at random")
 	}
 	for _, tier := range Tiers() {
-		if tier == tierGonum {
-			continue
-		}
 		for _, threads := range []int{1, 2} {
 			be := open(t, Options{Threads: threads, Tier: tier})
 			for _, shape := range [][2]int{{200, 200}, {1, 5000}, {100, 3000}} {

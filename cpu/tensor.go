@@ -4,14 +4,13 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
-// view is a tensor opened for one call: its memory as a slice, with the shape
-// and strides beside it. The zero view stands for no tensor.
+// view is a tensor that is opened for one call: its memory as a slice of its
+// type, its shape and its strides. The zero view stands for no tensor.
 type view struct {
 	dtype  backend.DType
 	f32    []float32 // F32
@@ -23,60 +22,67 @@ type view struct {
 	pages  [][]int32 // of a pool of pages: row s of batch b is in page pages[b][s/shape[Seq]]
 }
 
-// q8Lead is the bytes of a Q8 row's scale, which lies before it.
+// q8Lead is the size in bytes of the scale in front of a Q8 row.
 const q8Lead = 4
 
-// viewOf opens t, which errors call name; the zero Tensor gives the zero view. It
-// passes the errors of Tensor.Float32s on: ErrDType, ErrDevice, ErrReleased.
-func viewOf(name string, t backend.Tensor) (view, error) {
-	switch {
-	case t.DType() == backend.Bool:
-		return boolView(name, t)
-	case t.DType() == backend.F32:
-		return f32View(name, t)
-	}
-	return numberView(name, t)
+// operand is a tensor of a call, its name in errors, and the view of it to open.
+type operand struct {
+	name string
+	t    backend.Tensor
+	to   *view
+	open func(name string, t backend.Tensor) (view, error)
 }
 
-// f32View is viewOf for what must be F32, else ErrDType.
-func f32View(name string, t backend.Tensor) (v view, err error) {
-	if t.IsZero() {
-		return view{}, nil
+// openOperands pins the operands of a call and opens their views. The caller
+// unpins them when it returns no error.
+func openOperands(out, in []operand) (pinned backend.Pinned, err error) {
+	var named [2][8]backend.Operand
+	for i, list := range [2][]operand{out, in} {
+		for n, o := range list {
+			named[i][n] = backend.Operand{Name: o.name, Tensor: o.t}
+		}
 	}
-	v = newView(t)
-	if data, ok := hostData[float32](t); ok {
-		v.f32 = data
-		return v, nil
+	if err := pinned.Pin(nil, where, named[0][:len(out)], named[1][:len(in)]); err != nil {
+		return pinned, err
 	}
-	v.f32, err = t.Float32s()
-	return v, named(name, err)
+	for _, list := range [2][]operand{out, in} {
+		for _, o := range list {
+			if *o.to, err = o.open(o.name, o.t); err != nil {
+				pinned.Unpin()
+				return pinned, err
+			}
+		}
+	}
+	return pinned, nil
 }
 
-// floatView is viewOf for what may be F32, F16 or BF16, else ErrDType.
-func floatView(name string, t backend.Tensor) (v view, err error) {
-	if t.IsZero() || t.DType() == backend.F32 {
-		return f32View(name, t)
-	}
-	v = newView(t)
-	if data, ok := hostData[uint16](t); ok {
-		v.bits = data
-		return v, nil
-	}
-	v.bits, err = t.Bits()
-	return v, named(name, err)
+// f32View opens t, which must be F32, else the error is ErrDType. Errors name the
+// tensor; besides ErrDType they are ErrDevice and ErrReleased. The zero Tensor
+// gives the zero view.
+func f32View(name string, t backend.Tensor) (view, error) {
+	return openView(name, t, t.DType() == backend.F32)
 }
 
-// numberView is viewOf for what may be of any type but Bool, else ErrDType.
-func numberView(name string, t backend.Tensor) (v view, err error) {
-	if t.DType() != backend.Q8 {
-		return floatView(name, t)
-	}
-	v = newView(t)
-	v.q8, err = t.Q8Rows()
-	return v, named(name, err)
+// floatView is f32View for F32, F16 and BF16.
+func floatView(name string, t backend.Tensor) (view, error) {
+	d := t.DType()
+	return openView(name, t, d == backend.F32 || d == backend.F16 || d == backend.BF16)
 }
 
-// cacheView is numberView for keys or values, which pages may hold.
+// numberView is f32View for all types except Bool.
+func numberView(name string, t backend.Tensor) (view, error) {
+	return openView(name, t, t.DType() != backend.Bool)
+}
+
+// boolView is f32View for Bool.
+func boolView(name string, t backend.Tensor) (view, error) {
+	return openView(name, t, t.DType() == backend.Bool)
+}
+
+// anyView is f32View for all types.
+func anyView(name string, t backend.Tensor) (view, error) { return openView(name, t, true) }
+
+// cacheView is numberView for keys or values, which may be in pages.
 func cacheView(name string, t backend.Tensor, p *backend.Pages) (view, error) {
 	v, err := numberView(name, t)
 	if p != nil {
@@ -85,40 +91,48 @@ func cacheView(name string, t backend.Tensor, p *backend.Pages) (view, error) {
 	return v, err
 }
 
-// boolView is viewOf for what must be Bool, else ErrDType.
-func boolView(name string, t backend.Tensor) (v view, err error) {
+// openView opens t if its type is allowed.
+func openView(name string, t backend.Tensor, allowed bool) (v view, err error) {
 	if t.IsZero() {
 		return view{}, nil
 	}
-	v = newView(t)
-	if data, ok := hostData[bool](t); ok {
-		v.bools = data
-		return v, nil
+	v = view{dtype: t.DType(), shape: t.Shape(), stride: t.Strides()}
+	switch v.dtype {
+	case backend.F32:
+		if v.f32 = hostData[float32](t); v.f32 == nil {
+			v.f32, err = t.Float32s()
+		}
+	case backend.F16, backend.BF16:
+		if v.bits = hostData[uint16](t); v.bits == nil {
+			v.bits, err = t.Bits()
+		}
+	case backend.Bool:
+		if v.bools = hostData[bool](t); v.bools == nil {
+			v.bools, err = t.Bools()
+		}
+	default:
+		v.q8, err = t.Q8Rows()
 	}
-	v.bools, err = t.Bools()
-	return v, named(name, err)
+	if err == nil && !allowed {
+		err = fmt.Errorf("tensor is %v: %w", v.dtype, backend.ErrDType)
+	}
+	if err != nil {
+		return v, fmt.Errorf("%s: %w", name, err)
+	}
+	return v, nil
 }
 
-// hostData returns the memory behind t from its first element on, when its
-// elements are of type T in host memory: what Tensor.Float32s does, but that
-// allocates. A call's operands are pinned, so they are not released.
-func hostData[T any](t backend.Tensor) ([]T, bool) {
+// hostData returns the memory of t from its first element on when that is host
+// memory of type T, else nil. Unlike Tensor.Float32s it does not allocate.
+func hostData[T any](t backend.Tensor) []T {
 	if !t.OnHost() {
-		return nil, false
+		return nil
 	}
 	data, ok := t.Memory().Handle().([]T)
-	return data[min(t.Offset(), len(data)):], ok
-}
-
-func newView(t backend.Tensor) view {
-	return view{dtype: t.DType(), shape: t.Shape(), stride: t.Strides()}
-}
-
-func named(name string, err error) error {
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+	if !ok {
+		return nil
 	}
-	return nil
+	return data[min(t.Offset(), len(data)):]
 }
 
 // isZero reports whether v stands for no tensor.
@@ -164,14 +178,6 @@ func (v *view) rowsAt(b, h, s int) (rows []float32, ld int) {
 	return v.f32[v.index(b, h, s):], max(v.stride[backend.Seq], v.shape[backend.Dim])
 }
 
-// aligned reports whether every row lies on a 16 byte boundary. gonum's dot
-// product takes the elements of its second operand before such a boundary one by
-// one, so that the order of its sum, and with it the last bit, would otherwise
-// follow from where in memory a row happens to lie.
-func aligned(rows []float32, ld int) bool {
-	return uintptr(unsafe.Pointer(unsafe.SliceData(rows)))%16 == 0 && ld%4 == 0
-}
-
 // pack copies elements [c0, c0+cols) of rows [s, s+n) as float32 to dst, whose
 // rows are ld apart.
 func (v *view) pack(dst []float32, ld, b, h, s, n, c0, cols int) {
@@ -193,61 +199,26 @@ func (v *view) pack(dst []float32, ld, b, h, s, n, c0, cols int) {
 			}
 		case v.dtype == backend.F16 && step == 1:
 			for c, x := range v.bits[at : at+cols] {
-				row[c] = f16ToF32(x)
+				row[c] = vec.F16ToF32(x)
 			}
 		case v.dtype == backend.F16:
 			for c := range row {
-				row[c] = f16ToF32(v.bits[at+c*step])
+				row[c] = vec.F16ToF32(v.bits[at+c*step])
 			}
 		case v.dtype == backend.BF16 && step == 1:
 			for c, x := range v.bits[at : at+cols] {
-				row[c] = bf16ToF32(x)
+				row[c] = vec.BF16ToF32(x)
 			}
 		default:
 			for c := range row {
-				row[c] = bf16ToF32(v.bits[at+c*step])
+				row[c] = vec.BF16ToF32(v.bits[at+c*step])
 			}
 		}
 	}
 }
 
-// packT copies the transpose of rows [s, s+n), elements [c0, c0+cols), to dst:
-// element c of row r goes to dst[c*ld+r]. tmp holds 4·cols floats. It returns
-// whether everything it copied is finite.
-func (v *view) packT(dst []float32, ld, b, h, s, n, c0, cols int, tmp []float32) bool {
-	direct := v.dtype == backend.F32 && v.stride[backend.Dim] == 1
-	var seen uint32 // bit 31 is set once an exponent of all ones went by
-	r := 0
-	for ; r+4 <= n; r += 4 {
-		var x0, x1, x2, x3 []float32
-		if direct {
-			x0, x1 = v.f32[v.rowIndex(b, h, s+r)+c0:][:cols], v.f32[v.rowIndex(b, h, s+r+1)+c0:][:cols]
-			x2, x3 = v.f32[v.rowIndex(b, h, s+r+2)+c0:][:cols], v.f32[v.rowIndex(b, h, s+r+3)+c0:][:cols]
-		} else {
-			v.pack(tmp, cols, b, h, s+r, 4, c0, cols)
-			x0, x1, x2, x3 = tmp[:cols], tmp[cols:][:cols], tmp[2*cols:][:cols], tmp[3*cols:][:cols]
-		}
-		for c, a := range x0 {
-			d := (*[4]float32)(dst[c*ld+r:])
-			d[0], d[1], d[2], d[3] = a, x1[c], x2[c], x3[c]
-			seen |= expBits(a) | expBits(x1[c]) | expBits(x2[c]) | expBits(x3[c])
-		}
-	}
-	for ; r < n; r++ {
-		v.pack(tmp, cols, b, h, s+r, 1, c0, cols)
-		for c, a := range tmp[:cols] {
-			dst[c*ld+r] = a
-			seen |= expBits(a)
-		}
-	}
-	return seen>>31 == 0
-}
-
-// expBits returns a word whose bit 31 is set exactly when x is NaN or infinite.
-func expBits(x float32) uint32 { return math.Float32bits(x)&0x7fffffff + 0x00800000 }
-
 // finite reports whether x is neither NaN nor infinite.
-func finite(x float32) bool { return expBits(x)>>31 == 0 }
+func finite(x float32) bool { return x-x == 0 }
 
 // at returns element (b, h, s, c) as float32.
 func (v *view) at(b, h, s, c int) float32 {
@@ -258,9 +229,9 @@ func (v *view) at(b, h, s, c int) float32 {
 	case backend.Q8:
 		return q8Scale(v.q8[i-c:]) * float32(int8(v.q8[i+q8Lead]))
 	case backend.F16:
-		return f16ToF32(v.bits[i])
+		return vec.F16ToF32(v.bits[i])
 	default:
-		return bf16ToF32(v.bits[i])
+		return vec.BF16ToF32(v.bits[i])
 	}
 }
 
@@ -379,22 +350,3 @@ func (v *view) run(i, next, n int) vec.Run {
 	}
 	return vec.RunOf(v.q8[i:], ld, n, d, v.q8[next:])
 }
-
-// Loading is a call a number on the gonum path, so these are small enough to be
-// compiled into their callers; what is stored is rounded by backend.DType.Encode.
-
-// f16ToF32 returns the number whose binary16 bits are h, exactly. The exponent
-// and fraction move to their binary32 places, and a multiplication by 2^112
-// corrects the exponent's bias, subnormals included; Inf and NaN keep an
-// exponent of ones.
-func f16ToF32(h uint16) float32 {
-	sign := uint32(h&0x8000) << 16
-	rest := uint32(h&0x7fff) << 13
-	if rest >= 0x7c00<<13 {
-		return math.Float32frombits(sign | rest | 0x7f800000)
-	}
-	return math.Float32frombits(math.Float32bits(math.Float32frombits(rest)*0x1p112) | sign)
-}
-
-// bf16ToF32 returns the number whose bfloat16 bits are h, exactly.
-func bf16ToF32(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }

@@ -2,7 +2,7 @@ package cpu
 
 import (
 	"errors"
-	"slices"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -28,7 +28,7 @@ func TestTiers(t *testing.T) {
 			t.Errorf("%s: %v", c.say, err)
 			continue
 		}
-		if got := be.tierName(); got != c.want {
+		if got := be.kernels.Tier; got != c.want {
 			t.Errorf("%s: tier is %s, want %s", c.say, got, c.want)
 		}
 		info := be.Info()
@@ -58,23 +58,30 @@ func TestTiers(t *testing.T) {
 	}
 }
 
-// TestWideHeads shows that head sizes beyond the kernels take the gonum path, and
-// that the plan says so.
+// TestWideHeads shows that head sizes beyond what the caches of a core hold come out
+// right on each tier.
 func TestWideHeads(t *testing.T) {
-	for dim, vector := range map[int]bool{maxDim: true, maxDim + 1: false} {
-		be := open(t, Options{Tier: Tiers()[0]})
-		p, err := be.Plan(t.Context(), plain(t, 1, 4, dim))
+	for _, sq := range []int{1, 70} {
+		q, kv := random(t, 1, backend.Shape{1, 2, sq, 1100}), random(t, 2, backend.Shape{1, 1, 300, 1100})
+		v, err := kv.Slice(backend.Dim, 0, 1030)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if slices.Equal(Tiers(), []string{tierGonum}) {
-			vector = false
-		}
-		if got := strings.Contains(p.Path, "kernels"); got != vector {
-			t.Errorf("head size %d: path %q", dim, p.Path)
-		}
-		if !vector && be.kernels != nil && !strings.Contains(p.Why, "up to 576") {
-			t.Errorf("head size %d: why is %q", dim, p.Why)
+		var want []float32
+		for i := range Tiers() {
+			tier := Tiers()[len(Tiers())-1-i]
+			c := backend.Call{Q: q, K: kv, V: v, O: alloc(t, backend.Shape{1, 2, sq, 1030}), Problem: backend.Problem{Scale: 0.03, Visible: backend.Everything()}}
+			if err := open(t, Options{Tier: tier}).Attention(t.Context(), &c); err != nil {
+				t.Fatal(err)
+			}
+			got, err := c.O.Float32s()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want == nil {
+				want = got
+			}
+			near(t, fmt.Sprintf("%s, %d queries", tier, sq), got, want)
 		}
 	}
 }

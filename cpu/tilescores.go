@@ -4,59 +4,58 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
 // adjust is what comes between the products beside the scale: softcap, what is
 // added, and what is hidden. The maxima are taken again.
-func (f *fused) adjust(b *workspace, p *part, t *wideTile, lo, hi int, edge bool) {
-	x, n := f.kernels, hi-lo
+func (a *attention) adjust(b *workspace, p *taskRange, t *tile, keys span, edge bool) {
+	x, lo, hi, n := a.kernels, keys.lo, keys.hi, keys.hi-keys.lo
 	s := b.s[:n*x.Width]
-	if f.cap > 0 {
-		x.Softcap(s, f.cap)
+	if a.cap > 0 {
+		x.Softcap(s, a.cap)
 	}
 	copy(b.mx, b.before)
-	if f.added {
-		f.add(b, p, t, lo, n)
-		if !edge && !t.mixed && f.mask.isZero() {
+	if a.added {
+		a.add(b, p, t, lo, n)
+		if !edge && !t.mixed && a.mask.isZero() {
 			return
 		}
 		copy(b.mx, b.before)
 	}
-	if !f.mask.isZero() {
-		f.hideMask(b, p, t, lo, n)
+	if !a.mask.isZero() {
+		a.hideMask(b, p, t, lo, n)
 	}
 	if t.mixed {
-		f.hideBlocks(b, p, t, lo, hi)
+		a.hideBlocks(b, p, t, lo, hi)
 	}
 	if edge {
-		f.hideEdge(b, t, lo, n)
+		a.hideEdge(b, t, lo, n)
 	}
 	x.ColumnMax(s, n, b.mx)
 }
 
 // hideEdge hides what the visibility rule does.
-func (f *fused) hideEdge(b *workspace, t *wideTile, lo, n int) {
-	for r := range f.kernels.Width {
+func (a *attention) hideEdge(b *workspace, t *tile, lo, n int) {
+	for r := range a.kernels.Width {
 		b.lo[r], b.hi[r] = 0, 0
 		if r < t.n {
 			b.lo[r] = int32(max(0, min(n, t.spans[r].lo-lo)))
 			b.hi[r] = int32(max(0, min(n, t.spans[r].hi-lo)))
 		}
 	}
-	f.kernels.Edge(b.s, n, 0, b.lo[:], b.hi[:])
+	a.kernels.Edge(b.s, n, 0, b.lo[:], b.hi[:])
 }
 
 // add adds to the scores of t for n keys from lo on what is to be added, and takes
 // the maxima. Where that follows from the distance between row and key alone, a row
 // of scores takes in a stretch of one short table, a step further down for each key.
-func (f *fused) add(b *workspace, p *part, t *wideTile, lo, n int) {
-	x := f.kernels
+func (a *attention) add(b *workspace, p *taskRange, t *tile, lo, n int) {
+	x := a.kernels
 	var table []float32 // by distance, from that of the tile's last row to key lo on
-	if t.i+t.n <= f.d.SeqQ && !f.biasAlone() {
+	if t.i+t.n <= a.d.SeqQ && !a.biasAlone() {
 		table = b.table[:n-1+x.Width]
-		f.distances(table, p.b, t.h, lo-t.i-(x.Width-1))
-		if f.bias.isZero() {
+		a.distances(table, p.b, t.h, lo-t.i-(x.Width-1))
+		if a.bias.isZero() {
 			slices.Reverse(table)
 			x.Diagonal(b.s, table, n, b.mx)
 			return
@@ -64,12 +63,12 @@ func (f *fused) add(b *workspace, p *part, t *wideTile, lo, n int) {
 	}
 	// Squares that reach beyond the keys.
 	fill(b.s[n*x.Width:ceilDiv(n, x.Lanes)*x.Lanes*x.Width], negInf)
-	inPlace := f.biasAlone() && f.bias.dtype == backend.F32 && f.bias.stride[backend.Dim] == 1
+	inPlace := a.biasAlone() && a.bias.dtype == backend.F32 && a.bias.stride[backend.Dim] == 1
 	for lane := 0; lane < x.Width; lane += x.Lanes {
 		rows, whole := max(0, min(x.Lanes, t.n-lane)), 0
-		if h, i := f.row(t.h, t.i, lane); inPlace && rows == x.Lanes && i+rows <= f.d.SeqQ {
+		if h, i := a.row(t.h, t.i, lane); inPlace && rows == x.Lanes && i+rows <= a.d.SeqQ {
 			whole = n / x.Lanes * x.Lanes
-			from, ld := f.bias.f32[f.bias.index(p.b, h, i)+lo:], f.bias.stride[backend.Seq]
+			from, ld := a.bias.f32[a.bias.index(p.b, h, i)+lo:], a.bias.stride[backend.Seq]
 			for j := 0; j < whole; j += x.Lanes {
 				x.BiasSquare(b.s[j*x.Width+lane:], from[j:], ld, b.mx[lane:])
 			}
@@ -77,7 +76,7 @@ func (f *fused) add(b *workspace, p *part, t *wideTile, lo, n int) {
 		if whole == n {
 			continue
 		}
-		f.stageAdded(b, p, t, table, lane, rows, lo+whole, n-whole)
+		a.stageAdded(b, p, t, table, lane, rows, lo+whole, n-whole)
 		for j := whole; j < n; j += x.Lanes {
 			x.BiasSquare(b.s[j*x.Width+lane:], b.stage[j-whole:], keyBlock, b.mx[lane:])
 		}
@@ -87,18 +86,18 @@ func (f *fused) add(b *workspace, p *part, t *wideTile, lo, n int) {
 // stageAdded writes what is added to the scores of some rows of t, from lane on, for n
 // keys from lo on, to b.stage: rows keyBlock apart, and 0 up to the next multiple of
 // Lanes. table, where there is one, holds what is added by distance beside a bias.
-func (f *fused) stageAdded(b *workspace, p *part, t *wideTile, table []float32, lane, rows, lo, n int) {
-	x := f.kernels
-	f.rowsOf(t, lane, rows, func(r, h, i, m int) {
-		together := table != nil || f.biasAlone()
+func (a *attention) stageAdded(b *workspace, p *taskRange, t *tile, table []float32, lane, rows, lo, n int) {
+	x := a.kernels
+	a.rowsOf(t, lane, rows, func(r, h, i, m int) {
+		together := table != nil || a.biasAlone()
 		if together {
-			f.loadBias(x, b.stage[r*keyBlock:], keyBlock, p.b, h, i, m, lo, n)
+			a.loadBias(x, b.stage[r*keyBlock:], keyBlock, p.b, h, i, m, lo, n)
 		}
 		for q := r; q < r+m; q++ {
 			row := b.stage[q*keyBlock:][:ceilDiv(n, x.Lanes)*x.Lanes]
 			switch {
 			case !together:
-				f.addedRow(x, row[:n], p.b, h, i+q-r, lo)
+				a.addedRow(x, row[:n], p.b, h, i+q-r, lo)
 			case table != nil:
 				join(x, row[:n], table[x.Width-1-lane-q:])
 			}
@@ -108,23 +107,23 @@ func (f *fused) stageAdded(b *workspace, p *part, t *wideTile, table []float32, 
 }
 
 // hideMask hides what the mask does of n keys from lo on.
-func (f *fused) hideMask(b *workspace, p *part, t *wideTile, lo, n int) {
-	x, step := f.kernels, f.mask.stride[backend.Dim]
+func (a *attention) hideMask(b *workspace, p *taskRange, t *tile, lo, n int) {
+	x, step := a.kernels, a.mask.stride[backend.Dim]
 	for lane := 0; lane < t.n; lane += x.Lanes {
 		rows, whole := min(x.Lanes, t.n-lane), 0
-		if h, i := f.row(t.h, t.i, lane); step == 1 && rows == x.Lanes && i+rows <= f.d.SeqQ {
+		if h, i := a.row(t.h, t.i, lane); step == 1 && rows == x.Lanes && i+rows <= a.d.SeqQ {
 			// Whole squares are read where they lie; the rest is staged.
 			if whole = n / x.Lanes * x.Lanes; whole > 0 {
-				x.Hide(b.s[lane:], f.mask.bools[f.mask.index(p.b, h, i)+lo:], f.mask.stride[backend.Seq], whole/x.Lanes)
+				x.Hide(b.s[lane:], a.mask.bools[a.mask.index(p.b, h, i)+lo:], a.mask.stride[backend.Seq], whole/x.Lanes)
 			}
 		}
 		if whole == n {
 			continue
 		}
-		f.rowsOf(t, lane, rows, func(r, h, i, m int) {
+		a.rowsOf(t, lane, rows, func(r, h, i, m int) {
 			for q := range m {
-				from := f.mask.bools[f.mask.index(p.b, h, i+q)+(lo+whole)*step:]
-				copyRow(b.seen[(r+q)*keyBlock:], 1, from, step, n-whole)
+				from := a.mask.bools[a.mask.index(p.b, h, i+q)+(lo+whole)*step:]
+				copyElements(b.seen[(r+q)*keyBlock:], 1, from, step, n-whole)
 			}
 		})
 		x.Hide(b.s[whole*x.Width+lane:], b.seen[:], keyBlock, ceilDiv(n-whole, x.Lanes))
@@ -132,14 +131,14 @@ func (f *fused) hideMask(b *workspace, p *part, t *wideTile, lo, n int) {
 }
 
 // hideBlocks hides what the mask of blocks does of keys [lo, hi).
-func (f *fused) hideBlocks(b *workspace, p *part, t *wideTile, lo, hi int) {
-	w := f.kernels.Width
-	f.blockRows(t.h, t.i, t.n, func(r, h, i, m int) {
-		at, step := f.blockMask.index(p.b, h, i), f.blockMask.stride[backend.Dim]
+func (a *attention) hideBlocks(b *workspace, p *taskRange, t *tile, lo, hi int) {
+	w := a.kernels.Width
+	a.blockRows(t.h, t.i, t.n, func(r, h, i, m int) {
+		at, step := a.blockMask.index(p.b, h, i), a.blockMask.stride[backend.Dim]
 		for key := lo; key < hi; {
-			block := key / f.p.BlockK
-			end := min(hi, (block+1)*f.p.BlockK)
-			if !f.blockMask.bools[at+block*step] {
+			block := key / a.p.BlockK
+			end := min(hi, (block+1)*a.p.BlockK)
+			if !a.blockMask.bools[at+block*step] {
 				for ; key < end; key++ {
 					fill(b.s[(key-lo)*w+r:(key-lo)*w+r+m], negInf)
 				}
@@ -151,11 +150,11 @@ func (f *fused) hideBlocks(b *workspace, p *part, t *wideTile, lo, hi int) {
 
 // blockRows calls do for stretches of n rows from row (h, i) on that lie in one block
 // of rows: rows r to r+m are of block i of head h.
-func (f *fused) blockRows(h, i, n int, do func(r, h, i, m int)) {
+func (a *attention) blockRows(h, i, n int, do func(r, h, i, m int)) {
 	for r := 0; r < n; {
-		head, row := f.row(h, i, r)
-		block := row / f.p.BlockQ
-		m := min(n-r, f.d.SeqQ-row, (block+1)*f.p.BlockQ-row)
+		head, row := a.row(h, i, r)
+		block := row / a.p.BlockQ
+		m := min(n-r, a.d.SeqQ-row, (block+1)*a.p.BlockQ-row)
 		do(r, head, block, m)
 		r += m
 	}
@@ -164,30 +163,30 @@ func (f *fused) blockRows(h, i, n int, do func(r, h, i, m int)) {
 // trim narrows keys to what the mask of blocks leaves any of n rows from row (h, i)
 // on, an empty span where that is nothing. mixed says that it hides some of these from
 // some of the rows.
-func (f *fused) trim(batch, h, i, n int, keys span) (left span, mixed bool) {
+func (a *attention) trim(batch int, t *tile, keys span) (left span, mixed bool) {
 	left = span{keys.hi, keys.lo}
-	if f.blockMask.isZero() || keys.lo >= keys.hi {
+	if a.blockMask.isZero() || keys.lo >= keys.hi {
 		return keys, false
 	}
 	gap := false
-	for block := keys.lo / f.p.BlockK; block*f.p.BlockK < keys.hi; block++ {
-		some, all := f.blockSeen(batch, h, i, n, block)
+	for block := keys.lo / a.p.BlockK; block*a.p.BlockK < keys.hi; block++ {
+		some, all := a.blockSeen(batch, t.h, t.i, t.n, block)
 		if !some {
 			gap = left.lo < left.hi
 			continue
 		}
 		mixed = mixed || !all || gap
-		left = span{min(left.lo, max(keys.lo, block*f.p.BlockK)), min(keys.hi, (block+1)*f.p.BlockK)}
+		left = span{min(left.lo, max(keys.lo, block*a.p.BlockK)), min(keys.hi, (block+1)*a.p.BlockK)}
 	}
 	return left, mixed || left.lo&3 != 0
 }
 
 // blockSeen reports whether some of n rows from row (h, i) on see a block of keys, and
 // whether all do.
-func (f *fused) blockSeen(batch, h, i, n, block int) (some, all bool) {
+func (a *attention) blockSeen(batch, h, i, n, block int) (some, all bool) {
 	all = true
-	f.blockRows(h, i, n, func(_, h, i, _ int) {
-		sees := f.blockMask.bools[f.blockMask.index(batch, h, i)+block*f.blockMask.stride[backend.Dim]]
+	a.blockRows(h, i, n, func(_, h, i, _ int) {
+		sees := a.blockMask.bools[a.blockMask.index(batch, h, i)+block*a.blockMask.stride[backend.Dim]]
 		some, all = some || sees, all && sees
 	})
 	return some, all
@@ -195,17 +194,17 @@ func (f *fused) blockSeen(batch, h, i, n, block int) (some, all bool) {
 
 // pieces returns the stretches of keys, in fours, that the mask of blocks leaves some row
 // of t, or keys as they are where that saves little.
-func (f *fused) pieces(b *workspace, p *part, t *wideTile, keys span) []span {
+func (a *attention) pieces(b *workspace, p *taskRange, t *tile, keys span) []span {
 	b.pieces[0] = keys
 	if !t.mixed {
 		return b.pieces[:1]
 	}
 	n, left := 0, 0
-	for block := keys.lo / f.p.BlockK; block*f.p.BlockK < keys.hi; block++ {
-		if some, _ := f.blockSeen(p.b, t.h, t.i, t.n, block); !some {
+	for block := keys.lo / a.p.BlockK; block*a.p.BlockK < keys.hi; block++ {
+		if some, _ := a.blockSeen(p.b, t.h, t.i, t.n, block); !some {
 			continue
 		}
-		piece := span{max(keys.lo, block*f.p.BlockK&^3), min(keys.hi, roundUp((block+1)*f.p.BlockK))}
+		piece := span{max(keys.lo, block*a.p.BlockK&^3), min(keys.hi, roundUp((block+1)*a.p.BlockK))}
 		if n > 0 && piece.lo <= b.pieces[n-1].hi {
 			left += piece.hi - b.pieces[n-1].hi
 			b.pieces[n-1].hi = piece.hi
@@ -222,22 +221,22 @@ func (f *fused) pieces(b *workspace, p *part, t *wideTile, keys span) []span {
 }
 
 // gather copies the values of pieces, which v has from key lo on, together.
-func (f *fused) gather(b *workspace, pieces []span, v []float32, ldv, lo int) ([]float32, int) {
+func (a *attention) gather(b *workspace, pieces []span, v []float32, ldv, lo int) ([]float32, int) {
 	to := b.gathered
 	for _, piece := range pieces {
 		for j := piece.lo; j < piece.hi; j++ {
-			copy(to[:f.d.ValueDim], v[(j-lo)*ldv:])
-			to = to[f.dimV:]
+			copy(to[:a.d.ValueDim], v[(j-lo)*ldv:])
+			to = to[a.dimV:]
 		}
 	}
-	return b.gathered, f.dimV
+	return b.gathered, a.dimV
 }
 
 // dropTile drops weights of t for n keys from lo on.
-func (f *fused) dropTile(b *workspace, p *part, t *wideTile, lo, n int) {
-	d, x := &f.p.Dropout, f.kernels
+func (a *attention) dropTile(b *workspace, p *taskRange, t *tile, lo, n int) {
+	d, x := &a.p.Dropout, a.kernels
 	first := func(axis, n int) uint32 { return uint32(d.First[axis] + n) }
-	if t.i+t.n <= f.d.SeqQ && first(backend.Seq, t.i)%4 == 0 {
+	if t.i+t.n <= a.d.SeqQ && first(backend.Seq, t.i)%4 == 0 {
 		b.draw.Tile(x, first(backend.Batch, p.b), first(backend.Heads, t.h), first(backend.Seq, t.i))
 		x.Drop(b.s, n, &b.draw, first(backend.Dim, lo))
 		return
@@ -247,10 +246,10 @@ func (f *fused) dropTile(b *workspace, p *part, t *wideTile, lo, n int) {
 		for j := 0; j < n; j += x.Lanes {
 			x.Transpose(b.stage[j:], keyBlock, b.s[j*x.Width+lane:], x.Width, b.one)
 		}
-		f.rowsOf(t, lane, min(x.Lanes, t.n-lane), func(r, h, i, m int) {
+		a.rowsOf(t, lane, min(x.Lanes, t.n-lane), func(r, h, i, m int) {
 			for q := range m {
 				row := b.stage[(r+q)*keyBlock:]
-				f.dropRow(x, &b.draw, row[:ceilDiv(n, x.Lanes)*x.Lanes], p.b, h, i+q, lo)
+				a.dropRow(x, &b.draw, row[:ceilDiv(n, x.Lanes)*x.Lanes], p.b, h, i+q, lo)
 			}
 		})
 		for j := 0; j < n; j += x.Lanes {
@@ -263,20 +262,5 @@ func (f *fused) dropTile(b *workspace, p *part, t *wideTile, lo, n int) {
 				copy(b.s[(j+c)*x.Width+lane:], b.square[c*x.Lanes:(c+1)*x.Lanes])
 			}
 		}
-	}
-}
-
-// dropRow drops weights s of row i for keys from j on; the length of s is a multiple
-// of Lanes, and d has been seeded.
-func (sc *scoring) dropRow(x *vec.Kernels, d *vec.Draw, s []float32, b, h, i, j int) {
-	first := &sc.p.Dropout.First
-	d.Row(x, uint32(first[backend.Batch]+b), uint32(first[backend.Heads]+h), uint32(first[backend.Seq]+i))
-	x.DropRow(s, d, uint32(first[backend.Dim]+j))
-}
-
-// seedDropout readies d, where weights are dropped.
-func (sc *scoring) seedDropout(d *vec.Draw) {
-	if p := &sc.p.Dropout; p.P > 0 {
-		d.Seed(p.Seed, p.Threshold(), p.Factor())
 	}
 }

@@ -31,7 +31,7 @@ func BenchmarkVariants(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				to, err := viewOf("x", x)
+				to, err := anyView("x", x)
 				if err != nil {
 					b.Fatal(err)
 				}

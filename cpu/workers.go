@@ -63,6 +63,19 @@ func (g *gate) close() {
 	<-g.idle
 }
 
+// do runs f, a call named what, unless the backend is closed. It adds the name to
+// f's error.
+func (be *Backend) do(ctx context.Context, what string, f func() error) error {
+	if err := be.gate.enter(ctx, what); err != nil {
+		return err
+	}
+	defer be.gate.leave()
+	if err := f(); err != nil {
+		return fmt.Errorf("cpu: %s: %w", what, err)
+	}
+	return nil
+}
+
 // threads returns how many goroutines compute a call that starts now.
 func (be *Backend) threads() int {
 	if be.opt.Threads > 0 {
@@ -288,16 +301,11 @@ type scratch struct {
 	arena []float32
 	used  int
 	spans []span
-	sums  []float64
 
-	// What fused calls keep here, so that it does not have to be allocated.
+	// The engine's state, which is too large to be allocated for each call.
 	workspace workspace
-	tiles     [maxTiles]wideTile
-	few       fewLoad
+	tiles     [maxTiles]tile
 }
-
-// span is the keys [lo, hi) that a query row sees.
-type span struct{ lo, hi int }
 
 var scratchPool = sync.Pool{New: func() any { return new(scratch) }}
 
@@ -311,9 +319,9 @@ func getScratch(n, rows int) *scratch {
 	}
 	w.arena = w.arena[:n]
 	if cap(w.spans) < rows {
-		w.spans, w.sums = make([]span, rows), make([]float64, rows)
+		w.spans = make([]span, rows)
 	}
-	w.spans, w.sums = w.spans[:rows], w.sums[:rows]
+	w.spans = w.spans[:rows]
 	w.used = 0
 	return w
 }
@@ -339,7 +347,3 @@ func (w *scratch) floats(n int) []float32 {
 	w.used = at + n
 	return w.arena[at : at+n : at+n]
 }
-
-// roundUp returns the smallest multiple of 4 that is at least n: the leading
-// dimension that keeps rows aligned.
-func roundUp(n int) int { return (n + 3) &^ 3 }

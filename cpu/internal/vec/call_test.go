@@ -16,7 +16,7 @@ import (
 // longest round, in system-µs, is what the system alone makes of such a length.
 func BenchmarkCall(b *testing.B) {
 	const keys, d, heads = 128, 512, 32
-	for _, x := range Tiers() {
+	for _, x := range assembly {
 		w := x.Width
 		k, qt, s, o := filled(keys*d, 0.5), filled(d*w, 0.5), filled(keys*max(w, heads), 0), filled(d*w, 0)
 		m := [4][]float32{filled(w, 0), filled(w, 0), filled(w, 0), filled(w, 0)}

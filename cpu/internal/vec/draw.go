@@ -1,5 +1,7 @@
 package vec
 
+import "github.com/seed90331342/attn/backend"
+
 // Draw is what weights are dropped by: a key of Philox4x32-10 (Salmon et al. 2011),
 // the place of the first weight, and both again as the assembly wants them.
 type Draw struct {
@@ -111,4 +113,15 @@ func (x *Kernels) DropRow(p []float32, d *Draw, column uint32) {
 	d.column = column
 	repeat(&d.wide.base, column)
 	x.dropRow(&p[0], len(p)/x.Lanes, &d.wide.rounds[0][0], int(d.row%4))
+}
+
+// factorOf returns the factor of the weight that is so many rows and columns after
+// the first.
+func (d *Draw) factorOf(row, column uint32) float32 {
+	row += d.row
+	words := backend.Philox([4]uint32{row / 4, d.column + column, d.head, d.batch}, d.key)
+	if words[row%4] < d.threshold {
+		return 0
+	}
+	return d.factor
 }

@@ -2,10 +2,9 @@ package vec
 
 import "golang.org/x/sys/cpu"
 
-// Tiers returns the kernels that this machine runs in assembly, the widest first.
-func Tiers() []*Kernels { return tiers }
-
-var tiers = func() (list []*Kernels) {
+// assembly lists the tables of assembly kernels that this machine runs, the
+// widest first.
+var assembly = func() (list []*Kernels) {
 	x := &cpu.X86
 	if !x.HasAVX2 || !x.HasFMA {
 		return nil

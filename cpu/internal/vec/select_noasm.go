@@ -2,5 +2,5 @@
 
 package vec
 
-// Tiers returns the kernels that this machine runs in assembly: none.
-func Tiers() []*Kernels { return nil }
+// assembly lists the tables of assembly kernels that this machine runs: none.
+var assembly []*Kernels

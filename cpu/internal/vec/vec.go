@@ -28,7 +28,10 @@
 // (see budget), as it cannot be preempted.
 package vec
 
-import "unsafe"
+import (
+	"slices"
+	"unsafe"
+)
 
 //go:generate sh -c "cd _generate && go run . -out ../vec_amd64.s -stubs ../vec_amd64.go -pkg vec"
 
@@ -36,11 +39,16 @@ import "unsafe"
 // functions take pointers, and distances between rows in bytes, as the assembly
 // does; the methods are what callers use.
 type Kernels struct {
-	// Tier is the name: "avx512", "avx2", "go".
+	// Tier is the name: "avx512", "avx2", "gonum".
 	Tier string
-	// Lanes is how many float32 a vector holds, Width how many query rows a
-	// register tile does: a multiple of Lanes.
+	// Lanes is how many float32 a vector holds. Width, a multiple of Lanes, is how
+	// many query rows a tile holds.
 	Lanes, Width int
+	// KeyLanes is true of a table for tiles that always have keys as lanes. It has
+	// no kernels for the other layout: Scores, Weights, Values, BiasSquare,
+	// Diagonal, Hide, Edge, ColumnMax, Fold, Drop and Transpose. Dots and Mix read
+	// F32 only, and Mix may skip weights of 0, whatever their values are.
+	KeyLanes bool
 
 	scores4, scores1 func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32)
 	values4, values1 func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32)
@@ -67,7 +75,17 @@ type Kernels struct {
 
 	dots [elements]func(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int)
 	mix  [elements]mixes
+
+	// With KeyLanes, instead of dots and mix: Dots of one run, and Mix.
+	rowScores func(s []float32, lds int, k []float32, ldk, n int, q []float32, ldq, rows, d int)
+	rowValues func(o []float32, ldo int, runs []Run, ldv int, p []float32, ldp int, alpha []float32, rows, d int)
 }
+
+// Tiers returns the tables that this machine runs, the fastest first. The gonum
+// table is always there, and last.
+func Tiers() []*Kernels { return tiers }
+
+var tiers = append(slices.Clip(assembly), &kernelsGonum)
 
 // mixes are kernels for values of a type, one for each of mixRows; of each [0] does
 // one vector of elements at a time, [1] mixStrip of them.
@@ -360,6 +378,13 @@ func (x *Kernels) Dots(e Element, s []float32, lds int, runs []Run, ldk int, q [
 		n += runs[i].n
 	}
 	_, _ = s[(heads-1)*lds+n-1], q[(heads-1)*ldq+d-1]
+	if x.KeyLanes {
+		for _, r := range runs {
+			x.rowScores(s, lds, r.float32s(ldk, d), ldk, r.n, q, ldq, heads, d)
+			s = s[r.n:]
+		}
+		return
+	}
 	most := max(1, budget/(d*heads)) * x.Lanes
 	apart := e.size() * ldk
 	at := 0
@@ -386,6 +411,10 @@ func (x *Kernels) Mix(e Element, o []float32, ldo int, runs []Run, ldv int, p []
 		n += runs[i].n
 	}
 	_, _, _ = o[(heads-1)*ldo+d-1], p[(heads-1)*ldp+n-1], alpha[heads-1]
+	if x.KeyLanes {
+		x.rowValues(o, ldo, runs, ldv, p, ldp, alpha, heads, d)
+		return
+	}
 	vectors, apart := d/x.Lanes, e.size()*ldv
 	words := (*uintptr)(unsafe.Pointer(&runs[0]))
 	for h := 0; h < heads; {

@@ -5,14 +5,11 @@ import (
 	"unsafe"
 
 	"github.com/x448/float16"
-
-	"github.com/seed90331342/attn/backend"
 )
 
-// Portable returns the twin in plain Go of kernels with that many lanes and that
-// width: what the assembly is tested against, and what runs where there is none.
-// It is written to be read, not to be fast.
-func Portable(lanes, width int) *Kernels {
+// newTwin returns kernels in plain Go with that many lanes and that width, which
+// the tiers are tested against. They are written to be read, not to be fast.
+func newTwin(lanes, width int) *Kernels {
 	t := twin{lanes, width}
 	x := &Kernels{Tier: "go", Lanes: lanes, Width: width,
 		scores4: t.scores(4), scores1: t.scores(1), values4: t.values(4), values1: t.values(1),
@@ -218,7 +215,7 @@ func (t twin) drop(s *float32, times int, d *uint64) {
 	for r := range times * of.columns {
 		row := floats(s, 4*t.width, r, t.width)
 		for lane := range row {
-			row[lane] *= of.kept(uint32(lane), uint32(r))
+			row[lane] *= of.factorOf(uint32(lane), uint32(r))
 		}
 	}
 }
@@ -226,18 +223,8 @@ func (t twin) drop(s *float32, times int, d *uint64) {
 func (t twin) dropRow(x *float32, vectors int, d *uint64, _ int) {
 	of := (*Draw)(unsafe.Pointer(d))
 	for j, row := 0, floats(x, 0, 0, vectors*t.lanes); j < len(row); j++ {
-		row[j] *= of.kept(0, uint32(j))
+		row[j] *= of.factorOf(0, uint32(j))
 	}
-}
-
-// kept is what the weight so many rows and columns from the first is multiplied by.
-func (d *Draw) kept(row, column uint32) float32 {
-	row += d.row
-	words := backend.Philox([4]uint32{row / 4, d.column + column, d.head, d.batch}, d.key)
-	if words[row%4] < d.threshold {
-		return 0
-	}
-	return d.factor
 }
 
 func (t twin) edge(s *float32, rows, key int, lo, hi *int32) {

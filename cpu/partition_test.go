@@ -67,27 +67,30 @@ func near(t *testing.T, what string, got, want []float32) {
 	}
 }
 
-// TestFusedPlan shows that a plan names the cut that then runs, and which cuts the
-// shapes lead to.
-func TestFusedPlan(t *testing.T) {
-	if len(vec.Tiers()) == 0 {
-		t.Skip("no vector kernels for this machine")
-	}
-	k := vec.Portable(16, 64)
+// TestPartition shows which partitions the shapes lead to, that a partition covers a
+// call once, and that a plan describes the one that is executed.
+func TestPartition(t *testing.T) {
+	wide, gonum := &vec.Kernels{Tier: "wide", Lanes: 16, Width: 64}, vec.Tiers()[len(vec.Tiers())-1]
 	for _, c := range []struct {
-		say                string
-		h, hkv, sq, sk, d  int
-		threads            int
-		tasks, subs, parts int
-		few                bool
+		say                 string
+		k                   *vec.Kernels
+		h, hkv, sq, sk, d   int
+		threads             int
+		tasks, tiles, parts int
+		keyLanes            bool
 	}{
-		{"a long head", 1, 1, 65536, 65536, 64, 2, 128, 8, 1, false},
-		{"a short head still fills the threads", 1, 1, 256, 256, 64, 2, 4, 1, 1, false},
-		{"wide heads leave room for K and V", 1, 1, 4096, 4096, 512, 1, 64, 1, 1, false},
-		{"few rows and many keys", 1, 1, 64, 65536, 64, 2, 8, 1, 8, false},
-		{"decoding", 8, 8, 1, 32768, 128, 2, 32, 1, 4, true},
-		{"decoding with one kv head", 8, 1, 1, 32768, 128, 2, 32, 1, 32, true},
-		{"rows of several heads in a tile", 8, 1, 20, 100, 64, 1, 3, 1, 1, false},
+		{"a long head", wide, 1, 1, 65536, 65536, 64, 2, 128, 8, 1, false},
+		{"a short head still fills the threads", wide, 1, 1, 256, 256, 64, 2, 4, 1, 1, false},
+		{"wide heads leave room for K and V", wide, 1, 1, 4096, 4096, 512, 1, 64, 1, 1, false},
+		{"few rows and many keys", wide, 1, 1, 64, 65536, 64, 2, 8, 1, 8, false},
+		{"decoding", wide, 8, 8, 1, 32768, 128, 2, 32, 1, 4, true},
+		{"decoding with one kv head", wide, 8, 1, 1, 32768, 128, 2, 32, 1, 32, true},
+		{"rows of several heads in a tile", wide, 8, 1, 20, 100, 64, 1, 3, 1, 1, false},
+		{"a long head, gonum", gonum, 1, 1, 65536, 65536, 64, 2, 128, 8, 1, true},
+		{"decoding, gonum", gonum, 8, 2, 1, 1000, 64, 2, 2, 1, 1, true},
+		{"decoding many keys, gonum", gonum, 8, 2, 1, 32768, 64, 2, 32, 1, 16, true},
+		{"one row of one head, gonum", gonum, 1, 1, 1, 1000, 64, 4, 1, 1, 1, true},
+		{"a wide head, gonum", gonum, 1, 1, 4096, 4096, 2048, 1, 64, 1, 1, true},
 	} {
 		meta := func(heads, seq int) backend.Tensor {
 			x, err := backend.Meta(backend.F32, backend.Shape{1, heads, seq, c.d})
@@ -97,32 +100,32 @@ func TestFusedPlan(t *testing.T) {
 			return x
 		}
 		call := &backend.Call{Q: meta(c.h, c.sq), K: meta(c.hkv, c.sk), V: meta(c.hkv, c.sk), O: meta(c.h, c.sq), Problem: backend.Problem{Visible: backend.Everything()}}
-		cut := cutFused(k, call, c.threads)
-		if cut.tasks != c.tasks || cut.subs != c.subs || cut.parts != c.parts || cut.few != c.few {
-			t.Errorf("%s: %d tasks of %d tiles, %d ranges of keys, few %v; want %d, %d, %d, %v",
-				c.say, cut.tasks, cut.subs, cut.parts, cut.few, c.tasks, c.subs, c.parts, c.few)
+		x := newPartition(c.k, call, c.threads)
+		if x.tasks != c.tasks || x.taskTiles != c.tiles || x.parts != c.parts || x.keyLanes != c.keyLanes || x.threads != min(c.threads, c.tasks) {
+			t.Errorf("%s: %d tasks of %d tiles, %d ranges of keys, keys as lanes %v, %d threads; want %d, %d, %d, %v, %d",
+				c.say, x.tasks, x.taskTiles, x.parts, x.keyLanes, x.threads, c.tasks, c.tiles, c.parts, c.keyLanes, min(c.threads, c.tasks))
 		}
-		// The call's first task is its last tiles; together they cover everything once.
 		covered := 0
-		f := fused{fusedCut: cut}
-		for i := range cut.tasks {
-			p := f.at(i)
+		for i := range x.tasks {
+			p := x.at(i)
 			covered += (p.to - p.from) * (p.keys.hi - p.keys.lo)
 		}
-		if covered != c.hkv*cut.tiles*c.sk {
-			t.Errorf("%s: tasks cover %d of %d tiles times keys", c.say, covered, c.hkv*cut.tiles*c.sk)
+		if covered != c.hkv*x.tiles*c.sk {
+			t.Errorf("%s: tasks cover %d of %d tiles times keys", c.say, covered, c.hkv*x.tiles*c.sk)
 		}
-		be := open(t, Options{Threads: c.threads})
-		p, err := be.Plan(t.Context(), call)
-		if err != nil {
-			t.Fatal(err)
-		}
-		mine := cutFused(be.kernels, call, c.threads)
-		if be.kernels != nil && (p.Chunks != mine.tasks || p.Cut != mine.String() || p.Scratch != mine.scratchBytes() || !strings.Contains(p.Path, be.tierName())) {
-			t.Errorf("%s: plan %+v is not of %v", c.say, p, &mine)
-		}
-		if p.Scratch > 8*mib*int64(c.threads) {
-			t.Errorf("%s: %d bytes of scratch", c.say, p.Scratch)
+		for _, tier := range Tiers() {
+			be := open(t, Options{Threads: c.threads, Tier: tier})
+			p, err := be.Plan(t.Context(), call)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := attention{engine: engine{partition: newPartition(be.kernels, call, c.threads)}}
+			if p.Chunks != a.tasks || p.Cut != a.String() || p.Scratch != a.scratchBytes() || p.Pairs != int64(c.h)*int64(c.sq)*int64(c.sk) || !strings.Contains(p.Path, tier) {
+				t.Errorf("%s: plan %+v is not of %v", c.say, p, &a.partition)
+			}
+			if c.d <= 512 && p.Scratch > 8*mib*int64(c.threads) {
+				t.Errorf("%s: %d bytes of scratch", c.say, p.Scratch)
+			}
 		}
 	}
 }

@@ -1,0 +1,243 @@
+package vec
+
+import (
+	"encoding/binary"
+	"math"
+	"sync"
+	"unsafe"
+
+	"gonum.org/v1/gonum/blas"
+	"gonum.org/v1/gonum/blas/blas32"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// kernelsGonum computes both products with blas32.Gemm, and everything between
+// them in plain Go. Its tiles always have keys as lanes, because both products
+// of a tile of query rows are then level-3 calls without a transposition:
+//
+//	S = Q·Kᵀ    O = alpha·O + P·V
+//
+// gonum computes a row of either product from that row of Q or P alone: a score
+// is one dot product, and an output is summed over keys upwards from 0. The
+// bits of a row therefore do not depend on the other rows of the tile.
+var kernelsGonum = Kernels{
+	Tier: "gonum", Lanes: 4, Width: 64, KeyLanes: true,
+	rowScores: scoresGonum, rowValues: valuesGonum,
+	exp2: exp2Gonum, exp2Sum: exp2SumGonum, scaleMax: scaleMaxGonum, softcap: softcapGonum,
+	bias: biasGonum, join: joinGonum, dropRow: dropRowGonum, nonFinite: nonFiniteGonum,
+	loadF16: loadF16Gonum, loadBF16: loadBF16Gonum, loadQ8: loadQ8Gonum, storeF16: storeF16Gonum,
+}
+
+// gonum's Gemm starts goroutines, and splits its sums differently, from four
+// blocks of 64 x 64 results on. One row of blocks and at most three columns of
+// them stay below that, so one call is one goroutine.
+const (
+	gemmRows = 64
+	gemmCols = 192
+)
+
+// gemm computes c = a·b + beta·c, or a·bᵀ with tb = blas.Trans.
+//
+//	a [m, k]    b [k, n] or [n, k]    c [m, n]
+func gemm(tb blas.Transpose, m, n, k int, a []float32, lda int, b []float32, ldb int, beta float32, c []float32, ldc int) {
+	for i := 0; i < m; i += gemmRows {
+		rows := min(gemmRows, m-i)
+		for j := 0; j < n; j += gemmCols {
+			cols := min(gemmCols, n-j)
+			right := blas32.General{Rows: k, Cols: cols, Stride: ldb, Data: b[j:]}
+			if tb == blas.Trans {
+				right = blas32.General{Rows: cols, Cols: k, Stride: ldb, Data: b[j*ldb:]}
+			}
+			blas32.Gemm(blas.NoTrans, tb, 1,
+				blas32.General{Rows: rows, Cols: k, Stride: lda, Data: a[i*lda:]}, right,
+				beta, blas32.General{Rows: rows, Cols: cols, Stride: ldc, Data: c[i*ldc+j:]})
+		}
+	}
+}
+
+// buffers holds the *[]float32 that products use between two Gemm calls.
+var buffers = sync.Pool{New: func() any { return new([]float32) }}
+
+// buffer returns n floats with unspecified contents that begin at a multiple of
+// 4 elements; buffers.Put takes the pointer.
+func buffer(n int) (*[]float32, []float32) {
+	b := buffers.Get().(*[]float32)
+	if cap(*b) < n+3 {
+		*b = make([]float32, n+3)
+	}
+	s := (*b)[:cap(*b)]
+	s = s[-misalignment(s)&3:]
+	return b, s[:n]
+}
+
+// misalignment returns how many elements after a multiple of 4 in memory s begins.
+// gonum's dot product adds the elements of its second operand that come before
+// such a boundary one at a time, so the order of the sum, and with it the last
+// bit, would depend on the address.
+func misalignment(s []float32) int {
+	return int(uintptr(unsafe.Pointer(unsafe.SliceData(s))) / 4 & 3)
+}
+
+// scoresGonum computes S = Q·Kᵀ.
+//
+//	s [rows, n]    k [n, d]    q [rows, d]
+func scoresGonum(s []float32, lds int, k []float32, ldk, n int, q []float32, ldq, rows, d int) {
+	if misalignment(k) != 0 || ldk%4 != 0 {
+		b, to := buffer(n * d)
+		defer buffers.Put(b)
+		for r := range n {
+			copy(to[r*d:(r+1)*d], k[r*ldk:])
+		}
+		k, ldk = to, d
+	}
+	gemm(blas.Trans, rows, n, d, q, ldq, k, ldk, 0, s, lds)
+}
+
+// valuesGonum computes O = alpha·O + P·V over the values of all runs.
+//
+//	o [rows, d]    p [rows, n]    alpha [rows]
+func valuesGonum(o []float32, ldo int, runs []Run, ldv int, p []float32, ldp int, alpha []float32, rows, d int) {
+	b, sum := buffer(rows * d)
+	defer buffers.Put(b)
+	beta, first := float32(0), 0
+	for _, r := range runs {
+		gemm(blas.NoTrans, rows, d, r.n, p[first:], ldp, r.float32s(ldv, d), ldv, beta, sum, d)
+		first, beta = first+r.n, 1
+	}
+	for r := range rows {
+		out, a := o[r*ldo:r*ldo+d], alpha[r]
+		for c, x := range sum[r*d : (r+1)*d] {
+			out[c] = float32(a*out[c]) + x
+		}
+	}
+}
+
+// float32s returns the rows of r, whose type is F32.
+func (r Run) float32s(ld, d int) []float32 {
+	return unsafe.Slice((*float32)(unsafe.Pointer(r.rows)), (r.n-1)*ld+d)
+}
+
+// The kernels below work on vectors of 4 elements.
+
+func exp2Gonum(x *float32, vectors int, m float32) {
+	s := unsafe.Slice(x, 4*vectors)
+	for i, y := range s {
+		s[i] = exp2(y - m)
+	}
+}
+
+func exp2SumGonum(x *float32, vectors int, m float32, sum *float32) {
+	s, sums := unsafe.Slice(x, 4*vectors), (*[4]float32)(unsafe.Pointer(sum))
+	exp2Gonum(x, vectors, m)
+	for i, y := range s {
+		sums[i%4] += y
+	}
+}
+
+// scaleMaxGonum uses the max function, which needs no branch, and looks for the
+// largest number once more only where that returns NaN.
+func scaleMaxGonum(x *float32, vectors int, c float32, mx *float32) {
+	s := unsafe.Slice(x, 4*vectors)
+	inf := float32(math.Inf(-1))
+	m := [4]float32{inf, inf, inf, inf}
+	m0, m1, m2, m3 := inf, inf, inf, inf
+	for t := s; len(t) >= 4; t = t[4:] {
+		x0, x1, x2, x3 := t[0]*c, t[1]*c, t[2]*c, t[3]*c
+		t[0], t[1], t[2], t[3] = x0, x1, x2, x3
+		m0, m1, m2, m3 = max(m0, x0), max(m1, x1), max(m2, x2), max(m3, x3)
+	}
+	if sum := m0 + m1 + m2 + m3; sum == sum {
+		m = [4]float32{m0, m1, m2, m3}
+	} else {
+		for i, y := range s {
+			if y > m[i%4] {
+				m[i%4] = y
+			}
+		}
+	}
+	*(*[4]float32)(unsafe.Pointer(mx)) = m
+}
+
+func softcapGonum(x *float32, vectors int, c float32) {
+	s := unsafe.Slice(x, 4*vectors)
+	for i, y := range s {
+		s[i] = c * Tanh(y)
+	}
+}
+
+// log2e is log2(e) in float32, as the assembly has it.
+const log2e = 0x1.715476p+0
+
+func biasGonum(x, b *float32, vectors int) {
+	s, bias := unsafe.Slice(x, 4*vectors), unsafe.Slice(b, 4*vectors)
+	for i, y := range bias {
+		if math.Abs(float64(y)) > math.MaxFloat32 {
+			s[i] = y // not s+y, which may be NaN
+			continue
+		}
+		s[i] = float32(math.FMA(log2e, float64(backend.Bound(y, backend.MaxBias)), float64(s[i])))
+	}
+}
+
+func joinGonum(x, b *float32, vectors int) {
+	s, bias := unsafe.Slice(x, 4*vectors), unsafe.Slice(b, 4*vectors)
+	for i, y := range bias {
+		s[i] = Join(s[i], y)
+	}
+}
+
+func dropRowGonum(x *float32, vectors int, d *uint64, _ int) {
+	draw := (*Draw)(unsafe.Pointer(d))
+	s := unsafe.Slice(x, 4*vectors)
+	for j := range s {
+		s[j] *= draw.factorOf(0, uint32(j))
+	}
+}
+
+func nonFiniteGonum(x *float32, ld, rows, vectors int) int32 {
+	var seen uint32 // bit 31 is set by an exponent of all ones
+	for r := range rows {
+		row := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(x), r*ld)), 4*vectors)
+		for _, y := range row {
+			seen |= math.Float32bits(y)&0x7fffffff + 0x00800000
+		}
+	}
+	return int32(seen >> 31)
+}
+
+func loadF16Gonum(dst *float32, ldd int, src *uint16, lds, rows, vectors int) {
+	for r := range rows {
+		to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
+		for i, h := range unsafe.Slice((*uint16)(unsafe.Add(unsafe.Pointer(src), r*lds)), 4*vectors) {
+			to[i] = F16ToF32(h)
+		}
+	}
+}
+
+func loadBF16Gonum(dst *float32, ldd int, src *uint16, lds, rows, vectors int) {
+	for r := range rows {
+		to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
+		for i, h := range unsafe.Slice((*uint16)(unsafe.Add(unsafe.Pointer(src), r*lds)), 4*vectors) {
+			to[i] = BF16ToF32(h)
+		}
+	}
+}
+
+func loadQ8Gonum(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
+	for r := range rows {
+		to := unsafe.Slice((*float32)(unsafe.Add(unsafe.Pointer(dst), r*ldd)), 4*vectors)
+		row := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(src), r*lds)), q8Lead+4*vectors)
+		scale := math.Float32frombits(binary.NativeEndian.Uint32(row))
+		for i, x := range row[q8Lead:] {
+			to[i] = scale * float32(int8(x))
+		}
+	}
+}
+
+func storeF16Gonum(dst *uint16, src *float32, vectors int) {
+	to := unsafe.Slice(dst, 4*vectors)
+	for i, x := range unsafe.Slice(src, 4*vectors) {
+		to[i] = backend.F16.Encode(x)
+	}
+}
