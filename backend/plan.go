@@ -4,7 +4,7 @@ package backend
 type Plan struct {
 	// Backend is the Info.Name of the device.
 	Backend string `json:"backend"`
-	// Path names the code path: "fused gonum blocks", "fused WGSL".
+	// Path names the code path: "fused gonum kernels", "fused WGSL".
 	Path string `json:"path"`
 	// Why is the reason for this path and these chunks, in words.
 	Why string `json:"why"`

@@ -30,8 +30,8 @@ func (be *Backend) Info() backend.Info {
 	}
 }
 
-// modelName returns what the processor calls itself, where the system says so
-// (Linux on x86), else the architecture.
+// modelName returns the name of the processor where the system reports it (Linux
+// on x86), else the architecture.
 var modelName = sync.OnceValue(func() string {
 	info, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
@@ -51,8 +51,8 @@ func parseModel(info []byte) string {
 	return runtime.GOARCH
 }
 
-// provider names the BLAS behind blas32, with its version when it is gonum's
-// and the binary knows.
+// provider names the BLAS behind blas32. For gonum's own it adds the version if the
+// binary has build information.
 func provider() string {
 	if impl := blas32.Implementation(); impl != blas32Default {
 		return fmt.Sprintf("blas32 of %T", impl)
@@ -62,7 +62,7 @@ func provider() string {
 
 var blas32Default any = gonum.Implementation{}
 
-// gonumVersion returns " v0.17.0", or nothing where the binary does not know.
+// gonumVersion returns for example " v0.17.0", or "" without build information.
 var gonumVersion = sync.OnceValue(func() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -79,13 +79,11 @@ var gonumVersion = sync.OnceValue(func() string {
 	return ""
 })
 
-var _ backend.BandwidthMeter = (*Backend)(nil)
-
 // PeakFLOPS implements backend.PeakMeter: the best of five measurements of 8
-// milliseconds each, in the instructions of the backend's tier; those of the
-// gonum path are the widest that the machine has, as another BLAS may use them.
-// Where there are no vectors a plain Go loop gives a lower bound. It counts one
-// call as running, so Close waits for it.
+// milliseconds each, in the instructions of the backend's tier. For the gonum tier
+// these are the widest that the machine has, because another BLAS may use them.
+// On machines without vector kernels a plain Go loop gives a lower bound. Close
+// waits for it as for any other call.
 func (be *Backend) PeakFLOPS(ctx context.Context) (float64, error) {
 	if err := be.gate.enter(ctx, "peak"); err != nil {
 		return 0, err
@@ -100,7 +98,7 @@ func (be *Backend) PeakFLOPS(ctx context.Context) (float64, error) {
 
 // ReadBandwidth implements backend.BandwidthMeter: the best of three measurements
 // of 8 milliseconds each, in which every thread reads its own part of the
-// operands, with the loads of the backend's tier as for PeakFLOPS.
+// operands with the load instructions of the tier that PeakFLOPS uses.
 func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor) (float64, error) {
 	if err := be.gate.enter(ctx, "bandwidth"); err != nil {
 		return 0, err

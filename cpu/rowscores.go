@@ -7,16 +7,17 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
-// scoring turns dot products into scores: what comes between QKᵀ and softmax.
+// scoring turns dot products into scores: scale, softcap, biases and masks.
 type scoring struct {
 	p                               *backend.Problem
 	mask, blockMask, bias, relative view
 	heads, seqQ                     int
-	masked, added                   bool // whether there is one of the first two, of the others or slopes
-	hiding                          bool // whether anything but the visibility rule and blocks may keep a weight from its value
+	masked                          bool // there is a mask or a block mask
+	added                           bool // there is a bias, a relative bias or slopes
+	hiding                          bool // a mask, a bias or dropout may hide single keys
 }
 
-// openScoring opens the tensors of p, for so many query heads and rows.
+// openScoring opens the tensors of p, for calls with that many query heads and rows.
 func openScoring(p *backend.Problem, heads, seqQ int) (sc scoring, err error) {
 	sc = scoring{p: p, heads: heads, seqQ: seqQ}
 	if sc.mask, err = boolView("mask", p.Mask); err != nil {
@@ -91,8 +92,8 @@ func (sc *scoring) addedRow(k *vec.Kernels, dst []float32, b, h, i, j int) {
 	}
 }
 
-// loadBias writes the biases of rows [i, i+m) of a head for n keys from j on, as they
-// are, to rows of dst that are ld apart.
+// loadBias writes the biases of rows [i, i+m) of a head for n keys from j on, without
+// a bound, to rows of dst that are ld apart.
 func (sc *scoring) loadBias(k *vec.Kernels, dst []float32, ld, b, h, i, m, j, n int) {
 	whole := 0
 	if sc.bias.bits != nil && sc.bias.stride[backend.Dim] == 1 {
@@ -123,13 +124,13 @@ func join(k *vec.Kernels, dst, by []float32) {
 	}
 }
 
-// biasAlone reports whether a bias is all that there is to add.
+// biasAlone reports whether a bias is the only term to add.
 func (sc *scoring) biasAlone() bool {
 	return !sc.bias.isZero() && sc.relative.isZero() && sc.p.Slopes == nil
 }
 
-// distances writes what is added to scores by distance, from that of keys d after
-// their rows on; 0 for distances that no pair has.
+// distances writes the terms that depend on the distance between row and key, for
+// distances from d on; 0 for distances that no pair has.
 func (sc *scoring) distances(dst []float32, b, h, d int) {
 	if sc.relative.isZero() {
 		clear(dst)
@@ -154,7 +155,8 @@ func (sc *scoring) distances(dst []float32, b, h, d int) {
 	}
 }
 
-// maskRow writes -Inf to what mask and blocks hide of a row from key j on.
+// maskRow writes -Inf to the elements of a row, from key j on, that the mask or the
+// block mask hides.
 func (sc *scoring) maskRow(s []float32, b, h, i, j int) {
 	if !sc.mask.isZero() {
 		step := sc.mask.stride[backend.Dim]
@@ -180,8 +182,7 @@ func (sc *scoring) maskRow(s []float32, b, h, i, j int) {
 	}
 }
 
-// biasRow writes what is added to the scores of a row from key j on, and -Inf for
-// what is hidden.
+// biasRow is addedRow for n keys, with -Inf for those that a mask hides.
 func (sc *scoring) biasRow(k *vec.Kernels, dst []float32, b, h, i, j, n int) {
 	dst = dst[:n]
 	sc.addedRow(k, dst, b, h, i, j)
@@ -190,7 +191,7 @@ func (sc *scoring) biasRow(k *vec.Kernels, dst []float32, b, h, i, j, n int) {
 	}
 }
 
-// hides reports whether anything but the visibility rule hides key j from row i.
+// hides reports whether a mask or an infinite bias hides key j from row i.
 func (sc *scoring) hides(b, h, i, j int) bool {
 	switch {
 	case !sc.mask.isZero() && !sc.mask.bools[sc.mask.index(b, h, i)+j*sc.mask.stride[backend.Dim]],
@@ -202,20 +203,20 @@ func (sc *scoring) hides(b, h, i, j int) bool {
 	return false
 }
 
-// keeps reports whether dropout leaves the weight of key j.
+// keeps reports whether dropout keeps the weight of key j.
 func (sc *scoring) keeps(b, h, i, j int) bool {
 	return sc.p.Dropout.P == 0 || sc.p.Dropout.Keeps(b, h, i, j)
 }
 
-// dropRow drops weights s of row i for keys from j on; the length of s is a multiple
-// of Lanes, and d has been seeded.
+// dropRow applies dropout to the weights s of row i, which belong to the keys from j
+// on. The length of s is a multiple of Lanes, and d is seeded.
 func (sc *scoring) dropRow(x *vec.Kernels, d *vec.Draw, s []float32, b, h, i, j int) {
 	first := &sc.p.Dropout.First
 	d.Row(x, uint32(first[backend.Batch]+b), uint32(first[backend.Heads]+h), uint32(first[backend.Seq]+i))
 	x.DropRow(s, d, uint32(first[backend.Dim]+j))
 }
 
-// seedDropout readies d, where weights are dropped.
+// seedDropout seeds d if the call has dropout.
 func (sc *scoring) seedDropout(d *vec.Draw) {
 	if p := &sc.p.Dropout; p.P > 0 {
 		d.Seed(p.Seed, p.Threshold(), p.Factor())

@@ -6,26 +6,26 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
-// chunkKeys is how many keys are summed up in one go: at multiples of it, counted
-// from key 0, a new sum begins, and the sums are folded in the order of their
-// keys. So what one goroutine sums up and what several do, each some of the keys
-// of the same row, are the same bits. 1,024 keys make folding 0.2% of the work
-// and still give every core a part of a cache of some thousand keys.
+// chunkKeys is how many keys one sum covers. A new sum begins at each multiple of
+// it, counted from key 0, and the sums are folded in the order of their keys. The
+// result therefore has the same bits whether one goroutine takes all keys of a row
+// or several take some of them. With 1,024 keys folding is 0.2% of the work, and a
+// cache of some thousand keys still has a chunk for every core.
 const chunkKeys = 8 * keyBlock
 
-// noScore is the largest score of a row that has seen none: finite, so that
-// -Inf - noScore is not NaN.
+// noScore is the largest score of a row that has seen no key. It is finite, because
+// -Inf - (-Inf) is NaN.
 const noScore = -math.MaxFloat32
 
-// state is what rows have summed up over some keys: with m the largest score,
-// in units of log2 e,
+// state is the online softmax of some rows over some keys: with m the largest
+// score, in units of log2 e,
 //
 //	l = Σ 2^(s - m)    o = Σ 2^(s - m)·v
 //
 // With query rows as lanes o is [Dv, Width], else [rows, Dv rounded up to Lanes].
 type state struct{ o, m, l []float32 }
 
-// reset makes s the sum over no key.
+// reset sets s to the sum over no keys.
 func (s *state) reset() {
 	clear(s.o)
 	clear(s.l)
@@ -34,7 +34,7 @@ func (s *state) reset() {
 	}
 }
 
-// stateIn lays a state out over memory: o, then m, then l.
+// stateIn returns a state in mem, which holds o, then m, then l.
 func stateIn(mem []float32, o, rows int) state {
 	return state{mem[:o], mem[o : o+rows], mem[o+rows : o+2*rows]}
 }
@@ -49,8 +49,8 @@ func (s *state) copy(t *state) {
 // folder folds states of one call.
 type folder struct {
 	k    *vec.Kernels
-	ld   int       // between rows; 0 where rows are lanes
-	a, b []float32 // room for a factor for each row, rounded up to Lanes
+	ld   int       // between rows; 0 with query rows as lanes
+	a, b []float32 // memory for a factor of each row, rounded up to Lanes
 }
 
 // fold adds t, the sums over later keys, to s:
@@ -58,8 +58,8 @@ type folder struct {
 //	m = max(s.m, t.m)    a = 2^(s.m - m)    b = 2^(t.m - m)
 //	s.o = a·s.o + b·t.o    s.l = a·s.l + b·t.l    s.m = m
 //
-// every operation rounded. A side that has seen nothing leaves the other's bits
-// as they are.
+// with each operation rounded. When one side has seen no key, the result has the
+// bits of the other side.
 func (f *folder) fold(s, t *state) {
 	a, b := f.a[:len(s.m)], f.b[:len(s.m)]
 	for i, x := range s.m {
@@ -84,14 +84,14 @@ func (f *folder) fold(s, t *state) {
 	}
 }
 
-// rowLSE ends a row whose scores, in units of log2 e, have the maximum m and the sum
-// l of the powers 2^(s - m), beside a sink, which is none where it is -Inf:
+// rowLSE finishes a row whose scores, in units of log2 e, have the maximum m and the
+// sum l of the powers 2^(s - m), with a sink, or without one if that is -Inf:
 //
 //	top = max(m, sink·log2 e)    sum = 2^(m - top)·l + 2^(sink·log2 e - top)
 //
-// It returns the natural log-sum-exp, and what the row's output is to be multiplied
-// by: 2^(m - top)/sum, 1/l without a sink. A row that has seen nothing gives the sink
-// and 0.
+// It returns the natural log-sum-exp, and the factor of the row's output:
+// 2^(m - top)/sum, or 1/l without a sink. For a row that has seen no key these are the
+// sink and 0.
 func rowLSE(m float32, l float64, sink float32) (lse, inv float32) {
 	switch {
 	case l == 0:
@@ -106,16 +106,16 @@ func rowLSE(m float32, l float64, sink float32) (lse, inv float32) {
 	return float32((top + math.Log2(sum)) * math.Ln2), float32(mine / sum)
 }
 
-// progress is the state of rows on their way over the keys: cur sums up the
-// chunk at hand, all is what the chunks before it came to.
+// progress is the state of rows while the keys go by: cur is the sum over the
+// current chunk, all that over the chunks before it.
 type progress struct {
 	cur, all state
-	chunk    int  // that cur is of
+	chunk    int  // the chunk of cur
 	some     bool // cur has seen keys
-	more     bool // all has
+	more     bool // all has seen keys
 }
 
-// enter readies p for keys of a chunk.
+// enter prepares p for keys of a chunk.
 func (p *progress) enter(chunk int, f *folder) {
 	if p.some && p.chunk != chunk {
 		p.leave(f)
@@ -138,7 +138,7 @@ func (p *progress) leave(f *folder) {
 	p.some = false
 }
 
-// sum ends p's way and returns what it came to.
+// sum returns the sum over all chunks.
 func (p *progress) sum(f *folder) *state {
 	switch {
 	case p.more:

@@ -143,7 +143,7 @@ func (v *view) index(b, h, s int) int {
 	return b*v.stride[backend.Batch] + h*v.stride[backend.Heads] + s*v.stride[backend.Seq]
 }
 
-// rowIndex is index for row s of batch b in whatever page it is.
+// rowIndex is index for a tensor that may lie in pages.
 func (v *view) rowIndex(b, h, s int) int {
 	if v.pages == nil {
 		return v.index(b, h, s)
@@ -152,9 +152,9 @@ func (v *view) rowIndex(b, h, s int) int {
 	return v.index(int(v.pages[b][s/size]), h, s%size)
 }
 
-// together returns how many of the n rows from s on follow one another in memory, by
-// the stride: n, or those of a page.
-func (v *view) together(s, n int) int {
+// adjacent returns how many of the n rows from s on lie one stride apart: n, or those
+// of the page of row s.
+func (v *view) adjacent(s, n int) int {
 	if v.pages == nil {
 		return n
 	}
@@ -162,9 +162,9 @@ func (v *view) together(s, n int) int {
 	return min(n, size-s%size)
 }
 
-// rowsInPlace reports whether rows of t can be handed to a matrix product as
-// they lie: float32, neighbours along dim, rows that do not overlap. Only type,
-// shape and strides count, so a plan knows it too.
+// rowsInPlace reports whether the kernels can read and write the rows of t in place:
+// float32, adjacent along dim, rows that do not overlap. It depends on type, shape
+// and strides only, so a plan can use it.
 func rowsInPlace(t backend.Tensor) bool {
 	shape, stride := t.Shape(), t.Strides()
 	return t.DType() == backend.F32 &&
@@ -172,8 +172,8 @@ func rowsInPlace(t backend.Tensor) bool {
 		(shape[backend.Seq] == 1 || stride[backend.Seq] >= shape[backend.Dim])
 }
 
-// rowsAt returns the rows from s on as they lie, with their leading dimension,
-// for a view whose tensor is rowsInPlace.
+// rowsAt returns the rows from s on, with their leading dimension, for a tensor that
+// is rowsInPlace.
 func (v *view) rowsAt(b, h, s int) (rows []float32, ld int) {
 	return v.f32[v.index(b, h, s):], max(v.stride[backend.Seq], v.shape[backend.Dim])
 }
@@ -235,13 +235,13 @@ func (v *view) at(b, h, s, c int) float32 {
 	}
 }
 
-// q8Scale returns the scale of the row that begins with row.
+// q8Scale returns the scale of a Q8 row.
 func q8Scale(row []byte) float32 {
 	return math.Float32frombits(binary.NativeEndian.Uint32(row))
 }
 
-// store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type. Of a
-// Q8 row these must be all.
+// store writes row to elements [c0, c0+len(row)) of row s, rounded to v's type. For
+// Q8 they must be the whole row.
 func (v *view) store(row []float32, b, h, s, c0 int) {
 	step := v.stride[backend.Dim]
 	i := v.index(b, h, s) + c0*step
@@ -274,16 +274,16 @@ func (v *view) store(row []float32, b, h, s, c0 int) {
 // and zeros the elements between the row's own and ld.
 func loadRows(k *vec.Kernels, v *view, dst []float32, ld, b, h, s, n int) {
 	for n > 0 {
-		m := v.together(s, n)
-		loadTogether(k, v, dst, ld, b, h, s, m)
+		m := v.adjacent(s, n)
+		loadAdjacent(k, v, dst, ld, b, h, s, m)
 		if n -= m; n > 0 {
 			dst, s = dst[m*ld:], s+m
 		}
 	}
 }
 
-// loadTogether is loadRows for rows that are together.
-func loadTogether(k *vec.Kernels, v *view, dst []float32, ld, b, h, s, n int) {
+// loadAdjacent is loadRows for rows that lie one stride apart.
+func loadAdjacent(k *vec.Kernels, v *view, dst []float32, ld, b, h, s, n int) {
 	cols := v.shape[backend.Dim]
 	whole := 0 // columns that the kernels convert
 	if v.f32 == nil && v.stride[backend.Dim] == 1 {
@@ -310,8 +310,8 @@ func loadTogether(k *vec.Kernels, v *view, dst []float32, ld, b, h, s, n int) {
 	}
 }
 
-// storeRow writes row, whose length beyond v's row is padding, to row s of v,
-// rounded to v's type. len(row) is a multiple of k.Lanes; it is overwritten.
+// storeRow writes row to row s of v, rounded to v's type. len(row) is a multiple of
+// k.Lanes; the elements after those of v's row are padding.
 func storeRow(k *vec.Kernels, v *view, row []float32, b, h, s int) {
 	cols := v.shape[backend.Dim]
 	whole := 0
@@ -325,7 +325,7 @@ func storeRow(k *vec.Kernels, v *view, row []float32, b, h, s int) {
 	}
 }
 
-// element returns v's type as the kernels call it.
+// element returns the kernels' name of v's type.
 func (v *view) element() vec.Element {
 	switch v.dtype {
 	case backend.F16:
@@ -338,8 +338,8 @@ func (v *view) element() vec.Element {
 	return vec.F32
 }
 
-// run returns the n rows from index i on, with those from index next on to be asked
-// for meanwhile.
+// run returns the n rows from index i on; the kernels prefetch those from index next
+// on.
 func (v *view) run(i, next, n int) vec.Run {
 	ld, d := v.stride[backend.Seq], v.shape[backend.Dim]
 	switch {

@@ -6,8 +6,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// adjust is what comes between the products beside the scale: softcap, what is
-// added, and what is hidden. The maxima are taken again.
+// adjust applies softcap, biases and masks to the score tile b.s, and computes the
+// maxima of the lanes again.
 func (a *attention) adjust(b *workspace, p *taskRange, t *tile, keys span, edge bool) {
 	x, lo, hi, n := a.kernels, keys.lo, keys.hi, keys.hi-keys.lo
 	s := b.s[:n*x.Width]
@@ -34,7 +34,7 @@ func (a *attention) adjust(b *workspace, p *taskRange, t *tile, keys span, edge 
 	x.ColumnMax(s, n, b.mx)
 }
 
-// hideEdge hides what the visibility rule does.
+// hideEdge hides the keys that the visibility rule hides.
 func (a *attention) hideEdge(b *workspace, t *tile, lo, n int) {
 	for r := range a.kernels.Width {
 		b.lo[r], b.hi[r] = 0, 0
@@ -46,12 +46,12 @@ func (a *attention) hideEdge(b *workspace, t *tile, lo, n int) {
 	a.kernels.Edge(b.s, n, 0, b.lo[:], b.hi[:])
 }
 
-// add adds to the scores of t for n keys from lo on what is to be added, and takes
-// the maxima. Where that follows from the distance between row and key alone, a row
-// of scores takes in a stretch of one short table, a step further down for each key.
+// add adds the biases to the scores of t for n keys from lo on, and computes the
+// maxima. Biases that depend on the distance between row and key alone come from one
+// short table: each key reads a stretch of it that begins one element earlier.
 func (a *attention) add(b *workspace, p *taskRange, t *tile, lo, n int) {
 	x := a.kernels
-	var table []float32 // by distance, from that of the tile's last row to key lo on
+	var table []float32 // by distance, from that between the tile's last row and key lo on
 	if t.i+t.n <= a.d.SeqQ && !a.biasAlone() {
 		table = b.table[:n-1+x.Width]
 		a.distances(table, p.b, t.h, lo-t.i-(x.Width-1))
@@ -61,7 +61,7 @@ func (a *attention) add(b *workspace, p *taskRange, t *tile, lo, n int) {
 			return
 		}
 	}
-	// Squares that reach beyond the keys.
+	// Squares may reach beyond the keys.
 	fill(b.s[n*x.Width:ceilDiv(n, x.Lanes)*x.Lanes*x.Width], negInf)
 	inPlace := a.biasAlone() && a.bias.dtype == backend.F32 && a.bias.stride[backend.Dim] == 1
 	for lane := 0; lane < x.Width; lane += x.Lanes {
@@ -83,9 +83,9 @@ func (a *attention) add(b *workspace, p *taskRange, t *tile, lo, n int) {
 	}
 }
 
-// stageAdded writes what is added to the scores of some rows of t, from lane on, for n
-// keys from lo on, to b.stage: rows keyBlock apart, and 0 up to the next multiple of
-// Lanes. table, where there is one, holds what is added by distance beside a bias.
+// stageAdded writes the biases of some rows of t, from lane on, for n keys from lo on,
+// to b.stage: rows keyBlock apart, with 0 up to the next multiple of Lanes. table, if
+// not nil, holds the terms that depend on the distance.
 func (a *attention) stageAdded(b *workspace, p *taskRange, t *tile, table []float32, lane, rows, lo, n int) {
 	x := a.kernels
 	a.rowsOf(t, lane, rows, func(r, h, i, m int) {
@@ -106,13 +106,13 @@ func (a *attention) stageAdded(b *workspace, p *taskRange, t *tile, table []floa
 	})
 }
 
-// hideMask hides what the mask does of n keys from lo on.
+// hideMask hides those of n keys from lo on that the mask hides.
 func (a *attention) hideMask(b *workspace, p *taskRange, t *tile, lo, n int) {
 	x, step := a.kernels, a.mask.stride[backend.Dim]
 	for lane := 0; lane < t.n; lane += x.Lanes {
 		rows, whole := min(x.Lanes, t.n-lane), 0
 		if h, i := a.row(t.h, t.i, lane); step == 1 && rows == x.Lanes && i+rows <= a.d.SeqQ {
-			// Whole squares are read where they lie; the rest is staged.
+			// Whole squares are read in place; the rest is staged.
 			if whole = n / x.Lanes * x.Lanes; whole > 0 {
 				x.Hide(b.s[lane:], a.mask.bools[a.mask.index(p.b, h, i)+lo:], a.mask.stride[backend.Seq], whole/x.Lanes)
 			}
@@ -130,7 +130,7 @@ func (a *attention) hideMask(b *workspace, p *taskRange, t *tile, lo, n int) {
 	}
 }
 
-// hideBlocks hides what the mask of blocks does of keys [lo, hi).
+// hideBlocks hides the keys of [lo, hi) that the block mask hides.
 func (a *attention) hideBlocks(b *workspace, p *taskRange, t *tile, lo, hi int) {
 	w := a.kernels.Width
 	a.blockRows(t.h, t.i, t.n, func(r, h, i, m int) {
@@ -148,8 +148,8 @@ func (a *attention) hideBlocks(b *workspace, p *taskRange, t *tile, lo, hi int) 
 	})
 }
 
-// blockRows calls do for stretches of n rows from row (h, i) on that lie in one block
-// of rows: rows r to r+m are of block i of head h.
+// blockRows calls do for stretches of the n rows from row (h, i) on that lie in one
+// block of rows: rows r to r+m belong to block i of head h.
 func (a *attention) blockRows(h, i, n int, do func(r, h, i, m int)) {
 	for r := 0; r < n; {
 		head, row := a.row(h, i, r)
@@ -160,8 +160,8 @@ func (a *attention) blockRows(h, i, n int, do func(r, h, i, m int)) {
 	}
 }
 
-// trim narrows keys to what the mask of blocks leaves any of n rows from row (h, i)
-// on, an empty span where that is nothing. mixed says that it hides some of these from
+// trim narrows keys to those that the block mask leaves to any row of t; the span is
+// empty when there is none. mixed reports that the mask hides some of these keys from
 // some of the rows.
 func (a *attention) trim(batch int, t *tile, keys span) (left span, mixed bool) {
 	left = span{keys.hi, keys.lo}
@@ -181,8 +181,8 @@ func (a *attention) trim(batch int, t *tile, keys span) (left span, mixed bool) 
 	return left, mixed || left.lo&3 != 0
 }
 
-// blockSeen reports whether some of n rows from row (h, i) on see a block of keys, and
-// whether all do.
+// blockSeen reports whether some of the n rows from row (h, i) on see a block of keys,
+// and whether all of them do.
 func (a *attention) blockSeen(batch, h, i, n, block int) (some, all bool) {
 	all = true
 	a.blockRows(h, i, n, func(_, h, i, _ int) {
@@ -192,8 +192,8 @@ func (a *attention) blockSeen(batch, h, i, n, block int) (some, all bool) {
 	return some, all
 }
 
-// pieces returns the stretches of keys, in fours, that the mask of blocks leaves some row
-// of t, or keys as they are where that saves little.
+// pieces returns the stretches of keys, at multiples of 4, that the block mask leaves
+// to some row of t. Where that saves little it returns keys undivided.
 func (a *attention) pieces(b *workspace, p *taskRange, t *tile, keys span) []span {
 	b.pieces[0] = keys
 	if !t.mixed {
@@ -220,7 +220,7 @@ func (a *attention) pieces(b *workspace, p *taskRange, t *tile, keys span) []spa
 	return b.pieces[:n]
 }
 
-// gather copies the values of pieces, which v has from key lo on, together.
+// gather copies the values of pieces, which v has from key lo on, to adjacent rows.
 func (a *attention) gather(b *workspace, pieces []span, v []float32, ldv, lo int) ([]float32, int) {
 	to := b.gathered
 	for _, piece := range pieces {
@@ -232,7 +232,7 @@ func (a *attention) gather(b *workspace, pieces []span, v []float32, ldv, lo int
 	return b.gathered, a.dimV
 }
 
-// dropTile drops weights of t for n keys from lo on.
+// dropTile applies dropout to the weights of t for n keys from lo on.
 func (a *attention) dropTile(b *workspace, p *taskRange, t *tile, lo, n int) {
 	d, x := &a.p.Dropout, a.kernels
 	first := func(axis, n int) uint32 { return uint32(d.First[axis] + n) }
@@ -241,7 +241,7 @@ func (a *attention) dropTile(b *workspace, p *taskRange, t *tile, lo, n int) {
 		x.Drop(b.s, n, &b.draw, first(backend.Dim, lo))
 		return
 	}
-	// Rows that do not come by fours are drawn for one at a time.
+	// Rows that do not begin at a multiple of 4 are processed one at a time.
 	for lane := 0; lane < t.n; lane += x.Lanes {
 		for j := 0; j < n; j += x.Lanes {
 			x.Transpose(b.stage[j:], keyBlock, b.s[j*x.Width+lane:], x.Width, b.one)
@@ -258,7 +258,7 @@ func (a *attention) dropTile(b *workspace, p *taskRange, t *tile, lo, n int) {
 				continue
 			}
 			x.Transpose(b.square[:], x.Lanes, b.stage[j:], keyBlock, b.one)
-			for c := range n - j { // what comes after the keys stays
+			for c := range n - j { // elements after the keys do not change
 				copy(b.s[(j+c)*x.Width+lane:], b.square[c*x.Lanes:(c+1)*x.Lanes])
 			}
 		}

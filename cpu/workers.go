@@ -17,8 +17,8 @@ type gate struct {
 	mu      sync.Mutex
 	running int
 	closed  bool
-	idle    chan struct{} // made by the first close, closed when nobody is inside
-	err     error         // why the backend is good for nothing
+	idle    chan struct{} // made by the first close, closed when no call is inside
+	err     error         // why the backend cannot be used
 }
 
 // enter begins a call, or returns ErrClosed or the context's error.
@@ -38,7 +38,7 @@ func (g *gate) enter(ctx context.Context, what string) error {
 	return nil
 }
 
-// leave ends what enter began.
+// leave ends the call that enter began.
 func (g *gate) leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -49,7 +49,7 @@ func (g *gate) leave() {
 }
 
 // close refuses further calls and waits for those inside. It may be called more
-// than once, and every call waits.
+// than once; each of its calls waits.
 func (g *gate) close() {
 	g.mu.Lock()
 	if !g.closed {
@@ -76,7 +76,7 @@ func (be *Backend) do(ctx context.Context, what string, f func() error) error {
 	return nil
 }
 
-// threads returns how many goroutines compute a call that starts now.
+// threads returns the maximum number of goroutines for a call that starts now.
 func (be *Backend) threads() int {
 	if be.opt.Threads > 0 {
 		return be.opt.Threads
@@ -84,40 +84,41 @@ func (be *Backend) threads() int {
 	return runtime.GOMAXPROCS(0)
 }
 
-// job is work cut into tasks that do not touch each other's outputs.
+// job is work that is cut into tasks with disjoint outputs.
 type job interface {
-	// size returns how many floats and rows of scratch one goroutine needs.
+	// size returns the floats and the rows of scratch that one goroutine needs.
 	size() (floats, rows int)
-	// task computes task t in w. It returns the context's error when it stops
-	// early, and no other.
+	// task computes task t in w. Its only error is that of the context, when it
+	// stops early.
 	task(ctx context.Context, w *scratch, t int) error
 }
 
-// workers are the goroutines of a backend that help its calls to compute. They are
-// started when a call first has work for them, outlive it, and end with close.
+// workers are the goroutines of a backend that help its calls to compute. They
+// start when a call first has work for them, outlive it, and end with close.
 //
-// A core that sleeps takes some 60 microseconds to come back to work, as long as a
-// short call takes in all. So who has nothing left to do looks on for about as long
-// before it sleeps: that costs at most twice what the better choice would have
-// (Karlin et al. 1990, Competitive Randomized Algorithms for Non-Uniform Problems).
+// A sleeping core takes some 60 microseconds to wake up, as long as a whole short
+// call. Idle workers therefore spin about that long before they sleep, which costs
+// at most twice as much as the better choice (Karlin et al. 1990, Competitive
+// Randomized Algorithms for Non-Uniform Problems).
 type workers struct {
-	// places counts those in all of crews, for who looks without the lock; closing
-	// adds one that nobody takes.
+	// places is the sum of the places of all crews, for workers that spin without
+	// the lock; close adds one that no worker takes.
 	places atomic.Int32
 
 	mu      sync.Mutex
 	work    sync.Cond // places or closed changed
-	decoy   sync.Cond // see stand
+	decoy   sync.Cond // see idleDecoy
 	crews   []*crew   // with places left, oldest first
-	spare   []*crew   // for calls to come
+	spare   []*crew   // for later calls
 	started int
 	asleep  int
 	closed  bool
 	ended   sync.WaitGroup
 }
 
-// lookouts is how often one looks for work before it sleeps: 30 to 60 microseconds.
-const lookouts = 1 << 16
+// maxSpins is how often a worker looks for work before it sleeps: 30 to 60
+// microseconds.
+const maxSpins = 1 << 16
 
 func newWorkers() *workers {
 	ws := new(workers)
@@ -125,15 +126,15 @@ func newWorkers() *workers {
 	return ws
 }
 
-// crew is a job and those who compute it.
+// crew is a job and the goroutines that compute it.
 type crew struct {
 	ctx    context.Context
 	job    job
 	places int          // helpers that may still join, guarded by workers.mu
-	looks  int          // how often its people look on for something before they sleep
+	spins  int          // how often its goroutines look for work before they sleep
 	next   atomic.Int64 // tasks not taken yet
 
-	// Helpers that joined and have not left: busy for looking, inside for sleeping.
+	// Workers that joined and have not left: busy to spin on, inside to sleep on.
 	busy   atomic.Int32
 	inside sync.WaitGroup
 
@@ -142,19 +143,20 @@ type crew struct {
 }
 
 // run computes tasks tasks of j on the caller's goroutine and up to threads-1
-// workers, which take them in descending order: under a causal mask the last blocks
-// are the longest, and the short ones are what evens the ends out. Which goroutine
-// computes a task, and how many there are, changes nothing in the result.
+// workers. They take tasks in descending order: under a causal mask the last tasks
+// are the longest, and the short ones at the end balance the load. The result does
+// not depend on which goroutine computes a task, nor on the number of goroutines.
 //
-// The caller begins at once, so that a short call does not wait for others to wake
-// up; who comes late joins what is left. run allocates nothing once warm.
+// The caller begins at once, so a short call does not wait for sleeping workers;
+// those that wake up late take the remaining tasks. After the first call, run does
+// not allocate.
 func (ws *workers) run(ctx context.Context, j job, tasks, threads int) error {
 	c := ws.offer(ctx, j, tasks, max(min(threads, tasks)-1, 0))
 	c.compute()
 	return ws.finish(c)
 }
 
-// offer makes a crew with places for helpers and sees that they come.
+// offer makes a crew with places for helpers and wakes or starts workers.
 func (ws *workers) offer(ctx context.Context, j job, tasks, helpers int) *crew {
 	ws.mu.Lock()
 	var c *crew
@@ -163,16 +165,16 @@ func (ws *workers) offer(ctx context.Context, j job, tasks, helpers int) *crew {
 	} else {
 		c = new(crew)
 	}
-	c.ctx, c.job, c.err, c.places, c.looks = ctx, j, nil, helpers, 0
+	c.ctx, c.job, c.err, c.places, c.spins = ctx, j, nil, helpers, 0
 	c.next.Store(int64(tasks))
 	if helpers > 0 {
-		if helpers < runtime.GOMAXPROCS(0) { // else who looks on keeps others from working
-			c.looks = lookouts
+		if helpers < runtime.GOMAXPROCS(0) { // otherwise spinning takes a core from another goroutine
+			c.spins = maxSpins
 		}
 		ws.crews = append(ws.crews, c)
 		ws.places.Add(int32(helpers))
 		if ws.started == 0 {
-			ws.ended.Go(ws.stand)
+			ws.ended.Go(ws.idleDecoy)
 		}
 		for ; ws.started < helpers; ws.started++ {
 			ws.ended.Go(ws.help)
@@ -188,7 +190,7 @@ func (ws *workers) offer(ctx context.Context, j job, tasks, helpers int) *crew {
 	return c
 }
 
-// finish takes c's places back, waits for who is inside, and returns the first
+// finish withdraws c's open places, waits for its workers, and returns the first
 // error.
 func (ws *workers) finish(c *crew) error {
 	ws.mu.Lock()
@@ -197,7 +199,7 @@ func (ws *workers) finish(c *crew) error {
 		ws.drop(c)
 	}
 	ws.mu.Unlock()
-	for n := 0; n < c.looks && c.busy.Load() > 0; n++ {
+	for n := 0; n < c.spins && c.busy.Load() > 0; n++ {
 	}
 	c.inside.Wait()
 	err := c.err
@@ -208,21 +210,22 @@ func (ws *workers) finish(c *crew) error {
 	return err
 }
 
-// help computes what calls offer until the workers are closed.
+// help is a worker: it computes the tasks of crews until the workers are closed.
 func (ws *workers) help() {
-	looks := 0
-	for c := ws.join(looks); c != nil; c = ws.join(looks) {
+	spins := 0
+	for c := ws.join(spins); c != nil; c = ws.join(spins) {
 		c.compute()
-		looks = c.looks
+		spins = c.spins
 		c.busy.Add(-1)
 		c.inside.Done()
 	}
 }
 
-// stand does nothing, again and again. The goroutine that is woken last is the one
-// that the caller's thread would run next, and others steal that one only after a
-// sleep, of a seventh of a call of S=256: let it be one that has nothing to do.
-func (ws *workers) stand() {
+// idleDecoy is a goroutine that does nothing. The Go scheduler puts the goroutine
+// that was woken last into the slot that the caller's thread runs next, and other
+// threads steal from that slot only after a sleep, a seventh of a call of S=256.
+// Waking the decoy last keeps a worker out of that slot.
+func (ws *workers) idleDecoy() {
 	ws.mu.Lock()
 	for !ws.closed {
 		ws.decoy.Wait()
@@ -230,10 +233,10 @@ func (ws *workers) stand() {
 	ws.mu.Unlock()
 }
 
-// join takes a place in the oldest crew, or returns nil when there will be none.
-// It looks so often before it sleeps.
-func (ws *workers) join(looks int) *crew {
-	for n := 0; n < looks && ws.places.Load() == 0; n++ {
+// join takes a place in the oldest crew. It looks that often before it sleeps, and
+// returns nil once the workers are closed.
+func (ws *workers) join(spins int) *crew {
+	for n := 0; n < spins && ws.places.Load() == 0; n++ {
 	}
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -256,13 +259,13 @@ func (ws *workers) join(looks int) *crew {
 	return c
 }
 
-// drop takes c off the list; the caller holds the lock.
+// drop removes c from the list; the caller holds the lock.
 func (ws *workers) drop(c *crew) {
 	i := slices.Index(ws.crews, c)
 	ws.crews = slices.Delete(ws.crews, i, i+1)
 }
 
-// close lets the workers end, once there is no call. A second close does nothing.
+// close ends the workers, once there is no call. A second close does nothing.
 func (ws *workers) close() {
 	ws.mu.Lock()
 	if !ws.closed {
@@ -274,7 +277,7 @@ func (ws *workers) close() {
 	ws.mu.Unlock()
 }
 
-// compute computes tasks until none is left or one returns an error.
+// compute takes tasks until none is left or one returns an error.
 func (c *crew) compute() {
 	w := getScratch(c.job.size())
 	defer putScratch(w)
@@ -295,8 +298,8 @@ func (c *crew) compute() {
 	}
 }
 
-// scratch is the memory that one goroutine works in; it is taken from a pool
-// once a goroutine and call, never once a tile.
+// scratch is the memory that one goroutine works in. Each goroutine of a call takes
+// one from a pool.
 type scratch struct {
 	arena []float32
 	used  int
@@ -309,8 +312,9 @@ type scratch struct {
 
 var scratchPool = sync.Pool{New: func() any { return new(scratch) }}
 
-// getScratch returns a scratch whose floats method will be good for n floats in
-// at most 48 pieces, with a span and a sum for each of rows query rows. putScratch takes it back.
+// getScratch returns a scratch from which floats can cut n floats in at most 48
+// pieces, with a span for each of rows query rows. putScratch returns it to the
+// pool.
 func getScratch(n, rows int) *scratch {
 	w := scratchPool.Get().(*scratch)
 	n += alignSlack
@@ -326,11 +330,11 @@ func getScratch(n, rows int) *scratch {
 	return w
 }
 
-// alignSlack is how many floats aligning 48 pieces may take.
+// alignSlack is the most floats that the alignment of 48 pieces takes.
 const alignSlack = 48 * 16
 
-// scratchKeep is how many floats a pooled scratch may hold: 4 MiB, several times
-// what head sizes up to 256 take. A larger one is left to the collector.
+// scratchKeep is the most floats that a pooled scratch holds: 4 MiB, several times
+// the need of head sizes up to 256. A larger one is left to the garbage collector.
 const scratchKeep = 1 << 20
 
 func putScratch(w *scratch) {
@@ -339,8 +343,8 @@ func putScratch(w *scratch) {
 	}
 }
 
-// floats cuts n floats with unspecified contents off the arena, on a 64 byte
-// boundary. n = 0 gives an empty slice.
+// floats cuts n floats with unspecified contents from the arena, on a 64 byte
+// boundary. For n = 0 the slice is empty.
 func (w *scratch) floats(n int) []float32 {
 	off := int(uintptr(unsafe.Pointer(unsafe.SliceData(w.arena)))/4) % 16
 	at := (w.used+off+15)&^15 - off

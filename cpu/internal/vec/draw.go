@@ -2,8 +2,8 @@ package vec
 
 import "github.com/seed90331342/attn/backend"
 
-// Draw is what weights are dropped by: a key of Philox4x32-10 (Salmon et al. 2011),
-// the place of the first weight, and both again as the assembly wants them.
+// Draw is the state of dropout: a key of Philox4x32-10 (Salmon et al. 2011), the
+// position of the first weight, and both again in the layout of the assembly.
 type Draw struct {
 	wide drawWide // first, see _generate/philox.go
 
@@ -12,13 +12,13 @@ type Draw struct {
 	row, column uint32 // of the first weight
 	threshold   uint32
 	factor      float32
-	columns     int // keys that one round of the assembly takes
+	columns     int // keys in one round of the assembly
 }
 
-// drawWide holds vectors: 64 bit lanes, the upper halves of which count nothing.
+// drawWide holds vectors of 64 bit lanes, of which only the lower halves matter.
 type drawWide struct {
-	rounds         [20][8]uint64 // of each round, two keys
-	counters, keys [3][8]uint64  // first words, and what second ones are above base
+	rounds         [20][8]uint64 // two keys for each round
+	counters, keys [3][8]uint64  // first words, and second words less base
 	base, step     [8]uint64
 	head, batch    [8]uint64 // third and fourth words
 	threshold      [16]uint32
@@ -26,8 +26,8 @@ type drawWide struct {
 	multipliers    [2][8]uint64
 }
 
-// Seed sets the generator's key, the word from which on a weight is kept, and what
-// it is then multiplied by.
+// Seed sets the generator's key, the smallest word that keeps a weight, and the factor
+// of kept weights.
 func (d *Draw) Seed(seed uint64, threshold uint32, factor float32) {
 	d.key, d.threshold, d.factor = [2]uint32{uint32(seed), uint32(seed >> 32)}, threshold, factor
 	key := d.key
@@ -50,7 +50,7 @@ func repeat(to *[8]uint64, x uint32) {
 	}
 }
 
-// at sets the place of the first weight.
+// at sets the position of the first weight.
 func (d *Draw) at(batch, head, row, column uint32) {
 	d.batch, d.head, d.row, d.column = batch, head, row, column
 	repeat(&d.wide.batch, batch)
@@ -59,10 +59,10 @@ func (d *Draw) at(batch, head, row, column uint32) {
 	repeat(&d.wide.step, uint32(d.columns))
 }
 
-// Tile readies d for Drop: for tiles of x whose first row is row, a multiple of 4.
+// Tile prepares d for Drop on tiles whose first row is row, a multiple of 4.
 func (d *Draw) Tile(x *Kernels, batch, head, row uint32) {
-	// Groups of lanes/2 counters, each of 4 rows of a key, go by until they fill
-	// whole keys.
+	// A group has lanes/2 counters, each for 4 rows of a key. A round has as many
+	// groups as fill whole keys.
 	n, each := x.Lanes/2, x.Width/4
 	groups := 1
 	for groups*n%each != 0 {
@@ -80,25 +80,25 @@ func (d *Draw) Tile(x *Kernels, batch, head, row uint32) {
 	d.at(batch, head, row, 0)
 }
 
-// Row readies d for DropRow.
+// Row prepares d for DropRow.
 func (d *Draw) Row(x *Kernels, batch, head, row uint32) {
 	d.columns = x.Lanes
 	for g := range 2 {
 		repeat(&d.wide.counters[g], row/4)
 		for i := range x.Lanes / 2 {
-			// Of four keys in a row two are in either group.
+			// Of four adjacent keys two are in each group.
 			d.wide.keys[g][i] = uint64(i/2*4 + 2*g + i%2)
 		}
 	}
 	d.at(batch, head, row, 0)
 }
 
-// Drop drops weights of a tile, of key column on:
+// Drop applies dropout to a tile whose first key is column:
 //
 //	P[key][lane] = P[key][lane]·(factor where word (row+lane) mod 4 of
 //	    Philox(((row+lane)/4, column+key, head, batch)) is at least threshold, else 0)
 //
-//	p [keys, Width], and up to 3 rows more, which are overwritten
+//	p [keys, Width], and up to 3 more rows, which are overwritten
 func (x *Kernels) Drop(p []float32, keys int, d *Draw, column uint32) {
 	d.column = column
 	repeat(&d.wide.base, column)

@@ -1,31 +1,32 @@
-// Package vec is the arithmetic of attention on one core: the inner loops
-// between which package cpu moves blocks of Q, K and V.
+// Package vec is the arithmetic of attention on one core: the inner loops on
+// blocks of Q, K and V that package cpu prepares.
 //
-// The register tile has query rows as lanes. With W lanes, a block of keys and a
-// block of values go by as
+// A register tile has query rows as lanes. For a block of keys and values it
+// computes
 //
 //	S[key][lane] = Σ_d K[key][d]·Qᵀ[d][lane]          Scores
 //	P = 2^(S - m),  l = a·l + Σ P,  a = 2^(m_old - m)   Weights
 //	Oᵀ[d][lane] = a·Oᵀ[d][lane] + Σ_key V[key][d]·P     Values
 //
-// so that K and V are read where they lie, at any distance between rows, no sum
-// goes across lanes, and only Q and O are transposed. Scores are in units of
-// log2 e: who packs Q multiplies it by scale·log2(e). With few query rows lanes
-// would stay empty; then keys are lanes instead (Dots, Mix), with every sum in
-// the same order, so that a row's bits are the same either way:
+// K and V are read in place, at any distance between rows. No sum goes across
+// lanes, and only Q and O are transposed. Scores are in units of log2 e: the caller
+// multiplies Q by scale·log2(e) when it packs it. With few query rows, lanes would
+// stay empty; then keys are lanes (Dots, Mix). Both layouts compute each sum in the
+// same order, so a row has the same bits in either:
 //
 //	a score is summed over d upwards from 0, in one chain of FMAs
 //	a block's weights are summed by fours, ((p0+p1)+(p2+p3)), upwards from 0
 //	a block's values are summed over keys upwards from 0, in one chain of FMAs,
 //	then o = a·o + sum in one more
 //
-// [Tiers] lists the kernels that the machine runs: generated assembly (see
-// _generate) for AVX-512F/DQ/VL and for AVX2 with FMA and F16C. [Portable] is their
-// twin in plain Go, from which each is tested to differ by no more than it says.
+// [Tiers] lists the tables of kernels that the machine runs: generated assembly (see
+// _generate) for AVX-512F/DQ/VL and for AVX2 with FMA and F16C, and blas32.Gemm with
+// plain Go everywhere. The tests compare each with a twin in plain Go, within the
+// errors that the methods state.
 //
-// Methods check that their slices are long enough and read or write nothing
-// outside of what they say. One call of assembly is kept to some 10 microseconds
-// (see budget), as it cannot be preempted.
+// Methods check that their slices are long enough, and do not read or write
+// outside of the operands that they state. Assembly cannot be preempted, so one
+// call of it is limited to some 10 microseconds (see budget).
 package vec
 
 import (
@@ -35,19 +36,18 @@ import (
 
 //go:generate sh -c "cd _generate && go run . -out ../vec_amd64.s -stubs ../vec_amd64.go -pkg vec"
 
-// Kernels are the kernels of one tier of instructions. The fields that hold
-// functions take pointers, and distances between rows in bytes, as the assembly
-// does; the methods are what callers use.
+// Kernels are the kernels of one tier. The functions in its fields take pointers, and
+// distances between rows in bytes, as the assembly does; callers use the methods.
 type Kernels struct {
 	// Tier is the name: "avx512", "avx2", "gonum".
 	Tier string
-	// Lanes is how many float32 a vector holds. Width, a multiple of Lanes, is how
-	// many query rows a tile holds.
+	// Lanes is the number of float32 in a vector, Width the number of query rows in
+	// a tile, a multiple of Lanes.
 	Lanes, Width int
-	// KeyLanes is true of a table for tiles that always have keys as lanes. It has
-	// no kernels for the other layout: Scores, Weights, Values, BiasSquare,
-	// Diagonal, Hide, Edge, ColumnMax, Fold, Drop and Transpose. Dots and Mix read
-	// F32 only, and Mix may skip weights of 0, whatever their values are.
+	// KeyLanes is set in a table for tiles that always have keys as lanes. It lacks
+	// the kernels of the other layout: Scores, Weights, Values, BiasSquare, Diagonal,
+	// Hide, Edge, ColumnMax, Fold, Drop and Transpose. Its Dots and Mix read F32
+	// only, and its Mix may skip weights of 0 even if their values are not finite.
 	KeyLanes bool
 
 	scores4, scores1 func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32)
@@ -76,7 +76,7 @@ type Kernels struct {
 	dots [elements]func(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int)
 	mix  [elements]mixes
 
-	// With KeyLanes, instead of dots and mix: Dots of one run, and Mix.
+	// Only with KeyLanes, instead of dots and mix.
 	rowScores func(s []float32, lds int, k []float32, ldk, n int, q []float32, ldq, rows, d int)
 	rowValues func(o []float32, ldo int, runs []Run, ldv int, p []float32, ldp int, alpha []float32, rows, d int)
 }
@@ -87,47 +87,47 @@ func Tiers() []*Kernels { return tiers }
 
 var tiers = append(slices.Clip(assembly), &kernelsGonum)
 
-// mixes are kernels for values of a type, one for each of mixRows; of each [0] does
+// mixes are the kernels for values of one type, two for each of mixRows: [0] computes
 // one vector of elements at a time, [1] mixStrip of them.
 type mixes [3][2]func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
 
-// mixRows is how many rows of weights the kernels of mixes take, and mixStrip the
-// vectors of elements that the wider ones do side by side: as many as there are
+// mixRows is how many rows of weights the kernels of mixes take, and mixStrip how many
+// vectors of elements the wider ones compute side by side: as many as there are
 // accumulators for.
 var (
 	mixRows  = [3]int{1, 4, 8}
 	mixStrip = [3]int{8, 4, 2}
 )
 
-// Element is a type that keys and values have in memory.
+// Element is the type of keys or values in memory.
 type Element int
 
 const (
 	F32 Element = iota
 	F16
 	BF16
-	// Q8 is integers of one byte; the row's scale, a float32, lies before them, and
-	// rows begin with it.
+	// Q8 is integers of one byte. A row begins with its scale, a float32.
 	Q8
 	elements
 )
 
-// q8Lead is the bytes of a Q8 row's scale.
+// q8Lead is the size in bytes of the scale of a Q8 row.
 const q8Lead = 4
 
-// size returns the bytes of an element.
+// size returns the size of an element in bytes.
 func (e Element) size() int { return [...]int{4, 2, 2, 1}[e] }
 
-// Run is rows of keys or of values that follow one another in memory. The assembly
-// knows where its fields are.
+// Run is rows of keys or of values at a constant distance in memory. The assembly
+// depends on the layout of its fields.
 type Run struct {
 	rows *byte
-	next uintptr // what to ask memory for meanwhile
+	next uintptr // the rows to prefetch
 	n    int
 }
 
-// RunOf returns n rows of d elements that begin with rows, ld apart. next begins with
-// the row to ask memory for when the first of them is read, and so on; it is not read.
+// RunOf returns n rows of d elements, ld apart, the first at rows[0]. The kernels
+// prefetch the row at next when they read the first row, and so on; they do not read
+// it.
 func RunOf[T float32 | uint16 | byte](rows []T, ld, n, d int, next []T) Run {
 	if unsafe.Sizeof(rows[0]) == 1 {
 		d += q8Lead
@@ -136,11 +136,11 @@ func RunOf[T float32 | uint16 | byte](rows []T, ld, n, d int, next []T) Run {
 	return Run{(*byte)(unsafe.Pointer(&rows[0])), uintptr(unsafe.Pointer(unsafe.SliceData(next))), n}
 }
 
-// DotsAhead is how many rows ahead of those that it reads Dots asks memory for.
+// DotsAhead is how many rows ahead of those that it reads Dots prefetches.
 const DotsAhead = 32
 
-// MixAhead is the same for Mix with so many heads. From 8 on strips are narrow, so that
-// a row is soon done.
+// MixAhead is the same for Mix with that many heads. From 8 heads on strips are narrow,
+// so a row takes little time.
 func MixAhead(heads int) int {
 	if heads >= 8 {
 		return 128
@@ -148,8 +148,8 @@ func MixAhead(heads int) int {
 	return 16
 }
 
-// budget is how many multiply-adds of whole vectors one call of assembly does at
-// most: at one a cycle and 3 GHz 11 microseconds.
+// budget is the most multiply-adds of whole vectors in one call of assembly: 11
+// microseconds at one a cycle and 3 GHz.
 const budget = 1 << 15
 
 // Scores computes a score tile and the running maximum of each lane:
@@ -174,15 +174,15 @@ func (x *Kernels) Scores(s, k []float32, ldk, n int, qt []float32, d int, mx []f
 	}
 }
 
-// Weights turns a score tile into weights, with the maximum mx that Scores left
-// (which must take in m's):
+// Weights turns a score tile into weights, with the maximum mx from Scores (which must
+// be at least m):
 //
 //	alpha = 2^(m - mx)    m = mx    S = 2^(S - m)    l = alpha·l + Σ_key S
 //
 //	s [4·fours, Width]    m, mx, l, alpha [Width]
 //
-// A score of -Inf gives exactly 0 as long as m is finite, and so does what would
-// be subnormal. The power is within 2 ulp.
+// With a finite m the weight of a score of -Inf is exactly 0, and so is a weight that
+// would be subnormal. The power is within 2 ulp.
 func (x *Kernels) Weights(s []float32, fours int, m, mx, l, alpha []float32) {
 	w := x.Width
 	_, _, _, _, _ = s[4*fours*w-1], m[w-1], mx[w-1], l[w-1], alpha[w-1]
@@ -212,8 +212,8 @@ func (x *Kernels) Values(o, v []float32, ldv int, p []float32, keys, d int, alph
 // Exp2 replaces x by 2^(x-m), as Weights does; the length is a multiple of Lanes.
 func (x *Kernels) Exp2(s []float32, m float32) { x.exp2(&s[0], len(s)/x.Lanes, m) }
 
-// Exp2Sum is Exp2 that adds the powers to sum, the one at index i to lane i modulo
-// Lanes. The length of s is a multiple of Lanes.
+// Exp2Sum is Exp2, and adds the powers to sum, that of index i to lane i modulo Lanes.
+// The length of s is a multiple of Lanes.
 //
 //	sum [Lanes]
 func (x *Kernels) Exp2Sum(s []float32, m float32, sum []float32) {
@@ -221,14 +221,14 @@ func (x *Kernels) Exp2Sum(s []float32, m float32, sum []float32) {
 	x.exp2Sum(&s[0], len(s)/x.Lanes, m, &sum[0])
 }
 
-// ScaleMax multiplies s by c and returns the largest product, NaN being none, and
-// -Inf when there is nothing else. The length of s is a multiple of Lanes; room
-// holds Lanes elements.
-func (x *Kernels) ScaleMax(s []float32, c float32, room []float32) float32 {
-	room = room[:x.Lanes]
-	x.scaleMax(&s[0], len(s)/x.Lanes, c, &room[0])
-	m := room[0]
-	for _, y := range room[1:] {
+// ScaleMax multiplies s by c and returns the largest product that is not NaN, or -Inf
+// if all are NaN. The length of s is a multiple of Lanes; lanes has room for Lanes
+// elements.
+func (x *Kernels) ScaleMax(s []float32, c float32, lanes []float32) float32 {
+	lanes = lanes[:x.Lanes]
+	x.scaleMax(&s[0], len(s)/x.Lanes, c, &lanes[0])
+	m := lanes[0]
+	for _, y := range lanes[1:] {
 		if y > m {
 			m = y
 		}
@@ -236,17 +236,17 @@ func (x *Kernels) ScaleMax(s []float32, c float32, room []float32) float32 {
 	return m
 }
 
-// Softcap replaces s by c·tanh(s), to within 4 ulp and the product's half; the
-// length is a multiple of Lanes. It keeps NaN.
+// Softcap replaces s by c·tanh(s), to within 4 ulp for tanh and half an ulp for the
+// product; the length is a multiple of Lanes. NaN stays NaN.
 func (x *Kernels) Softcap(s []float32, c float32) { x.softcap(&s[0], len(s)/x.Lanes, c) }
 
-// Bias adds log2(e)·b to s, finite b bounded to ±2^127; where b is infinite the result
-// is b whatever s is. The length of s is a multiple of Lanes.
+// Bias adds log2(e)·b to s, with finite b bounded to ±2^127. Where b is infinite the
+// result is b for any s. The length of s is a multiple of Lanes.
 func (x *Kernels) Bias(s, b []float32) { x.bias(&s[0], &b[:len(s)][0], len(s)/x.Lanes) }
 
-// Join adds biases b, within ±2^127 where they are finite, to biases s, both s and the
-// sum bounded to that; where either is infinite so is the sum, and -Inf where either is.
-// The length of s is a multiple of Lanes.
+// Join adds the biases b, which are within ±2^127 if finite, to the biases s, and bounds
+// finite s and sums to the same range. The sum is -Inf where either bias is, and else
+// +Inf where either is. The length of s is a multiple of Lanes.
 func (x *Kernels) Join(s, b []float32) { x.join(&s[0], &b[:len(s)][0], len(s)/x.Lanes) }
 
 // BiasSquare is Bias for a square of a score tile, with the biases of a lane in a
@@ -272,8 +272,8 @@ func (x *Kernels) Diagonal(s, b []float32, rows int, mx []float32) {
 	x.diagonal(&s[0], &b[rows-1], rows, &mx[0])
 }
 
-// Hide hides squares of a score tile by a mask in which a lane is a row: where
-// mask[lane][r] is false, S[r][lane] = -Inf.
+// Hide hides scores in squares of a tile: where mask[lane][r] is false, S[r][lane] =
+// -Inf.
 //
 //	s [squares·Lanes, Lanes], rows Width apart    mask [Lanes, squares·Lanes], rows ld apart
 func (x *Kernels) Hide(s []float32, mask []bool, ld, squares int) {
@@ -282,7 +282,8 @@ func (x *Kernels) Hide(s []float32, mask []bool, ld, squares int) {
 	x.hide(&s[0], &mask[0], ld, squares)
 }
 
-// Edge hides keys: where key+r is not in [lo, hi) of a lane, S[r][lane] = -Inf.
+// Edge hides the keys outside of each lane's range: where key+r is not in [lo, hi) of
+// the lane, S[r][lane] = -Inf.
 //
 //	s [rows, Width]    lo, hi [Width]
 func (x *Kernels) Edge(s []float32, rows, key int, lo, hi []int32) {
@@ -298,7 +299,7 @@ func (x *Kernels) ColumnMax(s []float32, rows int, mx []float32) {
 	x.columnMax(&s[0], rows, &mx[0])
 }
 
-// Fold computes o = o·a + t·b, each operation rounded.
+// Fold computes o = o·a + t·b, with each operation rounded.
 //
 //	o, t [rows, Width]    a, b [Width]
 func (x *Kernels) Fold(o, t []float32, rows int, a, b []float32) {
@@ -324,13 +325,13 @@ func (x *Kernels) NonFinite(v []float32, ld, rows, d int) bool {
 	return false
 }
 
-// Transpose transposes a square, the columns of the source times mul:
+// Transpose transposes a square and multiplies the columns of the source by mul:
 //
 //	dst[c][r] = src[r][c]·mul[c] + 0
 //
 //	src, dst [Lanes, Lanes], rows lds and ldd apart    mul [Lanes]
 //
-// Adding 0 leaves no zero negative.
+// Adding 0 turns -0 into 0.
 func (x *Kernels) Transpose(dst []float32, ldd int, src []float32, lds int, mul []float32) {
 	n := x.Lanes
 	_, _, _ = dst[(n-1)*ldd+n-1], src[(n-1)*lds+n-1], mul[n-1]
@@ -358,18 +359,18 @@ func (x *Kernels) StoreF16(dst []uint16, src []float32) {
 	x.storeF16(&dst[:len(src)][0], &src[0], len(src)/x.Lanes)
 }
 
-// LoadQ8 is LoadF16 for rows of integers, each led by its scale, of 4 bytes, from which
-// src begins; lds is in bytes.
+// LoadQ8 is LoadF16 for Q8. src begins with the scale of the first row, and lds is in
+// bytes.
 func (x *Kernels) LoadQ8(dst []float32, ldd int, src []byte, lds, rows, cols int) {
 	_, _ = dst[(rows-1)*ldd+cols-1], src[(rows-1)*lds+q8Lead+cols-1]
 	x.loadQ8(&dst[0], 4*ldd, &src[0], lds, rows, cols/x.Lanes)
 }
 
-// Dots computes scores with keys as lanes, in the sums of Scores:
+// Dots computes scores with keys as lanes, each the same sum as in Scores:
 //
 //	S[h][key] = Σ_d K[key][d]·Q[h][d]
 //
-//	s [heads, n], rows lds apart    k n rows [d] of type e, ldk apart    q [heads, d], rows ldq apart
+//	s [heads, n], rows lds apart    k [n, d] of type e, rows ldk apart    q [heads, d], rows ldq apart
 //
 // The n keys are those of all runs. The length of each run and d are multiples of Lanes.
 func (x *Kernels) Dots(e Element, s []float32, lds int, runs []Run, ldk int, q []float32, ldq, heads, d int) {
@@ -398,11 +399,11 @@ func (x *Kernels) Dots(e Element, s []float32, lds int, runs []Run, ldk int, q [
 	}
 }
 
-// Mix adds a block of values to a few outputs, in the sums of Values:
+// Mix adds a block of values to a few outputs, each the same sum as in Values:
 //
 //	O[h][d] = alpha[h]·O[h][d] + Σ_key V[key][d]·P[h][key]
 //
-//	o [heads, d], rows ldo apart    v n rows [d] of type e, ldv apart    p [heads, n], rows ldp apart    alpha [heads]
+//	o [heads, d], rows ldo apart    v [n, d] of type e, rows ldv apart    p [heads, n], rows ldp apart    alpha [heads]
 //
 // The n values are those of all runs. d is a multiple of Lanes.
 func (x *Kernels) Mix(e Element, o []float32, ldo int, runs []Run, ldv int, p []float32, ldp int, alpha []float32, heads, d int) {

@@ -3,7 +3,7 @@
 //	go run . -kernels fma -out ../fma_amd64.s -stubs ../fma_amd64.go -pkg peak
 //	go run . -kernels read -out ../read_amd64.s -stubs ../read_amd64.go -pkg peak
 //
-// It is a module of its own, so that who uses attn never downloads it.
+// It is a module of its own, so programs that import attn do not download it.
 package main
 
 import (
@@ -22,7 +22,7 @@ func main() {
 	switch *kernels {
 	case "fma":
 		// 16 chains: an FMA takes 4 or 5 cycles and at most 2 start in each, so 10
-		// chains are enough; 16 divide a unit that is narrower as well.
+		// chains are enough; 16 also suit narrower units.
 		loop("fmaAVX512", "AVX-512F registers of 16", 16, ZMM)
 		// 12 chains of the 16 registers, two of which hold constants.
 		loop("fmaAVX2", "AVX2 registers of 8", 12, YMM)
@@ -68,17 +68,17 @@ func loop(name, what string, chains int, register func() reg.VecVirtual) {
 }
 
 const (
-	// streams is how many places a read loop reads at once: with four a core has
-	// a tenth more of memory than with one, with eight no more.
+	// streams is how many places a read loop reads at once: with four a core reads
+	// a tenth faster than with one, with eight no faster than with four.
 	streams = 4
-	// turn is how many bytes one turn takes of each stream.
+	// turn is how many bytes of each stream one turn reads.
 	turn = 256
 )
 
 // read writes func name(p *byte, apart, n int): loads n*turn bytes from p on and
 // as many from each of three places after it, apart bytes from each other, with
-// registers of width bytes. Nothing uses what was loaded: a load is done whether
-// or not something does.
+// registers of width bytes. The loaded values are not used, but the processor
+// loads them nevertheless.
 func read(name, what string, width int, register func() reg.VecVirtual) {
 	TEXT(name, NOSPLIT, "func(p *byte, apart, n int)")
 	Pragma("noescape")

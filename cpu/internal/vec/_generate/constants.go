@@ -7,8 +7,8 @@ import (
 	. "github.com/mmcloughlin/avo/operand"
 )
 
-// constant is an index into the table of constants, each repeated over 64 bytes
-// so that both instruction sets can take it as a memory operand.
+// constant is an index into the table of constants. Each is repeated over 64 bytes, so
+// both instruction sets can use it as a memory operand.
 type constant int
 
 const (
@@ -34,7 +34,7 @@ var table Mem
 
 func (c constant) mem() Mem { return table.Offset(64 * int(c)) }
 
-// layConstants writes the table. The Go twin in ../twin.go has the same numbers.
+// layConstants writes the table. The Go twin in ../twin_test.go has the same numbers.
 func layConstants() {
 	var bits []uint32
 	for _, x := range remez() {
@@ -59,10 +59,10 @@ func layConstants() {
 	}
 }
 
-// remez returns the coefficients of 1 + c1·x + ... + c6·x⁶, whose relative error
-// from 2^x on [0, 1] is as small as it can be with the constant term fixed at 1
-// (Remez exchange; Muller, Elementary Functions, ch. 3): exp2 of an integer is
-// then exact, and a row's largest weight is 1.
+// remez returns the coefficients of the polynomial 1 + c1·x + ... + c6·x⁶ with the
+// smallest relative error from 2^x on [0, 1] (Remez exchange; Muller, Elementary
+// Functions, ch. 3). With the constant term fixed at 1, exp2 of an integer is exact,
+// and a row's largest weight is 1.
 func remez() [7]float32 {
 	const n = 6
 	var xs [n + 1]float64 // where the error alternates

@@ -9,12 +9,12 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// element is a type that keys and values have in memory.
+// element is the type of keys or values in memory.
 type element struct {
 	suffix string
 	bytes  int
-	lead   int // bytes of a row's scale, which lies before its elements
-	// load reads a vector at m, of a row whose scale is there.
+	lead   int // bytes of a row's scale, which precedes its elements
+	// load reads the vector at m of a row with the given scale.
 	load func(a *isa, m, scale Mem, to reg.VecVirtual)
 }
 
@@ -38,14 +38,14 @@ var elements = []element{
 	}},
 }
 
-// dots writes scores with keys as lanes: squares of K are transposed in
-// registers, so that each score is summed in the same order as in scores.
+// dots writes scores with keys as lanes. It transposes squares of K in registers, so
+// each score is summed in the same order as in scores.
 func (a *isa) dots(e element) {
 	name := "dots" + e.suffix
 	a.text(name, "s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int", "is Kernels."+name+".")
 	lds, ldk, ldq := param("lds"), param("ldk"), param("ldq")
 	s, k, q, heads, chunks, groups := argument("s"), argument("k"), argument("q"), argument("heads"), argument("chunks"), argument("groups")
-	c := AllocLocal(8) // there are not enough registers for all counters
+	c := AllocLocal(8) // there are too few registers for all counters
 	kp, qp, sp, row, h := GP64(), GP64(), GP64(), GP64(), GP64()
 	qc, ahead := GP64(), GP64()
 	lds3, ldq3 := tripled(lds), tripled(ldq)
@@ -80,7 +80,7 @@ func (a *isa) dots(e element) {
 		loop("chunk", c, 1, func() {
 			rows := a.vecs(a.lanes)
 			MOVQ(kp, row)
-			back := GP64() // from the elements of a chunk to those of the first
+			back := GP64() // bytes from a chunk back to the first one
 			if e.lead > 0 {
 				MOVQ(c, back)
 				SUBQ(chunks, back)
@@ -97,7 +97,7 @@ func (a *isa) dots(e element) {
 				}
 			}
 			if e.lead > 0 {
-				// A line of each row, each time that a line of them has been read.
+				// Prefetch a line of each row whenever a line of them has been read.
 				TESTQ(U32(63), back)
 				JNZ(LabelRef("read"))
 				MOVQ(ahead, row)
@@ -110,8 +110,8 @@ func (a *isa) dots(e element) {
 				}
 				Label("read")
 			}
-			// The processor does not guess so many streams: as many lines are
-			// asked for as were read, row by row, some rows ahead.
+			// The processor does not predict so many streams. Prefetch as many lines
+			// as were read, row by row, some rows ahead.
 			for i := range a.lanes * a.lanes * e.bytes / 64 {
 				if e.lead > 0 {
 					break
@@ -127,7 +127,7 @@ func (a *isa) dots(e element) {
 			t := a.transposed(rows)
 			MOVQ(qc, qp)
 			MOVQ(s, sp)
-			// Several rows at a time, so that as many chains of FMAs are under way.
+			// Several rows at a time give as many independent chains of FMAs.
 			body := func(n int) {
 				sums, queries := []reg.Register{sp}, []reg.Register{qp}
 				if n > 4 {
@@ -198,7 +198,7 @@ func (a *isa) dots(e element) {
 
 // mix writes the value product of heads rows with elements as lanes: strips of
 // vectors vectors, o = alpha*o + Σ p·v with the sum from zero. The values are those of
-// n runs, each three words: where they begin, what to ask for meanwhile, and how many.
+// n runs of three words each: the first row, the first row to prefetch, the length.
 func (a *isa) mix(e element, heads, vectors int) {
 	name := fmt.Sprintf("mix%s%dx%d", e.suffix, heads, vectors)
 	a.text(name, "o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int", "is Kernels."+name+".")
@@ -206,14 +206,14 @@ func (a *isa) mix(e element, heads, vectors int) {
 	count := GP64()
 	MOVQ(argument("strips"), count)
 	if !a.wide() && (heads*vectors > 12 || heads == 1 && vectors == 8 && e.bytes <= 2) {
-		vectors /= 2 // there are too few registers: done in two halves
+		vectors /= 2 // there are too few registers, so two halves
 		ADDQ(count, count)
 	}
 	MOVQ(count, strips)
 	o, ldv, ldp := argument("o"), param("ldv"), param("ldp")
 	off, vp, n, ahead, ldp3 := GP64(), GP64(), GP64(), GP64(), tripled(ldp)
 	run, left := GP64(), GP64()
-	p := []reg.GPVirtual{GP64()} // of each four rows
+	p := []reg.GPVirtual{GP64()} // one for each four rows
 	if heads > 4 {
 		p = append(p, GP64())
 	}
@@ -230,7 +230,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 		if heads > 4 {
 			LEAQ(Mem{Base: p[0], Index: ldp, Scale: 4}, p[1])
 		}
-		back := GP64() // to the row's beginning
+		back := GP64() // bytes back to the row's beginning
 		if e.lead > 0 {
 			MOVQ(off, back)
 			NEGQ(back)
@@ -249,7 +249,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 				for j := 0; j < vectors*a.lanes*e.bytes; j += 64 {
 					PREFETCHT1(Mem{Base: ahead, Disp: j})
 				}
-				inMemory := heads == 1 && e.bytes == 4 // each is used once
+				inMemory := heads == 1 && e.bytes == 4 // each value is used once
 				if !inMemory {
 					scale := Mem{}
 					if e.lead > 0 {

@@ -8,8 +8,7 @@ import (
 
 const degree = 6
 
-// exponential holds the polynomial's coefficients, in registers where there are
-// enough of them.
+// exponential holds the polynomial's coefficients, in registers if there are enough.
 type exponential struct {
 	*isa
 	c []Op
@@ -29,12 +28,12 @@ func (a *isa) exponential(inRegisters bool) exponential {
 	return e
 }
 
-// of returns 2^y; y is overwritten. With n = floor(y) and f = y-n,
+// of returns 2^y and overwrites y. With n = floor(y) and f = y-n,
 //
 //	2^y = 2^n · (1 + f·(c1 + f·(... + f·c6)))
 //
-// Below -126 the result is 0: AVX-512 has VSCALEFPS flush it (flushing must be
-// on, see flush), AVX2 masks it. NaN stays NaN.
+// Below -126 the result is 0: on AVX-512 VSCALEFPS flushes it (which flush turns on),
+// on AVX2 a mask clears it. NaN stays NaN.
 func (e exponential) of(y reg.VecVirtual) reg.VecVirtual {
 	r := e.vec()
 	if e.wide() {
@@ -63,7 +62,7 @@ func (e exponential) polynomial(f, r reg.VecVirtual) {
 	}
 }
 
-// flush makes results below 2^-126 zero until restore; AVX2 needs none of it.
+// flush makes results below 2^-126 zero until restore; AVX2 does not need it.
 func (a *isa) flush() (restore func()) {
 	if !a.wide() {
 		return func() {}
@@ -154,7 +153,7 @@ func (a *isa) softcap() {
 		y, size := a.vec(), a.vec()
 		VMOVUPS(a.at(x, 0), y)
 		VANDPS(cAbs.mem(), y, size)
-		// 1 - 2/(e^2|y| + 1), with y's sign; min takes its second operand, size,
+		// 1 - 2/(e^2|y| + 1), with y's sign. min returns its second operand, size,
 		// when that is NaN.
 		big := a.vec()
 		VMOVUPS(cTen.mem(), big)
@@ -194,7 +193,7 @@ func (a *isa) softcap() {
 	end()
 }
 
-// bias adds log2(e) times b to vectors of x; -Inf in b is -Inf.
+// bias adds log2(e)·b to vectors of x; where b is -Inf the result is -Inf.
 func (a *isa) bias() {
 	a.text("bias", "x, b *float32, vectors int", "is Kernels.bias.")
 	x, b, vectors := param("x"), param("b"), param("vectors")
@@ -212,7 +211,7 @@ func (a *isa) bias() {
 	end()
 }
 
-// addBias computes s += scale·y with finite y bounded to ±2^127, and s = y where y is
+// addBias computes s += scale·y, with finite y bounded to ±2^127, or s = y where y is
 // infinite.
 func (a *isa) addBias(s, y, scale reg.VecVirtual) {
 	VFMADD231PS(scale, a.bounded(y), s)
@@ -221,17 +220,17 @@ func (a *isa) addBias(s, y, scale reg.VecVirtual) {
 	a.where(size, cInf.mem(), y, s)
 }
 
-// bounded returns y within ±2^127, and NaN where it is.
+// bounded returns y bounded to ±2^127; NaN stays NaN.
 func (a *isa) bounded(y reg.VecVirtual) reg.VecVirtual {
 	low, b := a.vec(), a.vec()
 	VMOVUPS(cLow.mem(), low)
-	VMAXPS(y, low, low) // y where it is NaN, as the second operand
+	VMAXPS(y, low, low) // returns the second operand, y, where that is NaN
 	VMOVUPS(cHigh.mem(), b)
 	VMINPS(low, b, b)
 	return b
 }
 
-// where replaces s by y where x equals what is at m.
+// where replaces s by y where x equals the vector at m.
 func (a *isa) where(x reg.VecVirtual, m Mem, y, s reg.VecVirtual) {
 	if a.wide() {
 		k := K()
@@ -244,8 +243,8 @@ func (a *isa) where(x reg.VecVirtual, m Mem, y, s reg.VecVirtual) {
 	VBLENDVPS(is, y, s, s)
 }
 
-// join adds vectors of b, which are bounded, to those of x, which are bounded before
-// and after. What is infinite stays, and -Inf before +Inf.
+// join adds vectors of b, which are bounded, to those of x, which it bounds before and
+// after. Infinite elements win over finite ones, and -Inf over +Inf.
 func (a *isa) join() {
 	a.text("join", "x, b *float32, vectors int", "is Kernels.join.")
 	x, b, vectors := param("x"), param("b"), param("vectors")
@@ -269,7 +268,7 @@ func (a *isa) join() {
 	end()
 }
 
-// scaleMax multiplies vectors of x by c and takes their maximum, lane by lane.
+// scaleMax multiplies vectors of x by c and computes their maximum, lane by lane.
 func (a *isa) scaleMax() {
 	a.text("scaleMax", "x *float32, vectors int, c float32, mx *float32", "is Kernels.scaleMax.")
 	x, vectors, mx := param("x"), param("vectors"), param("mx")
@@ -286,7 +285,7 @@ func (a *isa) scaleMax() {
 	end()
 }
 
-// exp2Sum replaces vectors of x by 2^(x-m) and adds them up, lane by lane.
+// exp2Sum replaces vectors of x by 2^(x-m) and adds them to sum, lane by lane.
 func (a *isa) exp2Sum() {
 	a.text("exp2Sum", "x *float32, vectors int, m float32, sum *float32", "is Kernels.exp2Sum.")
 	x, vectors, sum := param("x"), param("vectors"), param("sum")

@@ -55,7 +55,7 @@ func (a *isa) at(base reg.Register, i int) Mem { return Mem{Base: base, Disp: i 
 
 func param(name string) reg.GPVirtual { return Load(Param(name), GP64()).(reg.GPVirtual) }
 
-// argument addresses an argument where it lies.
+// argument addresses an argument in memory.
 func argument(name string) Mem {
 	arg, err := Param(name).Resolve()
 	if err != nil {

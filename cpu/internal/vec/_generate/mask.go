@@ -5,7 +5,7 @@ import (
 	. "github.com/mmcloughlin/avo/operand"
 )
 
-// hide writes -Inf to squares of scores where a mask, its rows being lanes, is false.
+// hide writes -Inf to squares of scores where a mask, whose rows are lanes, is false.
 func (a *isa) hide() {
 	a.text("hide", "s *float32, mask *bool, ld, squares int", "is Kernels.hide.")
 	s, mask, ld, squares := param("s"), param("mask"), param("ld"), param("squares")
@@ -13,7 +13,7 @@ func (a *isa) hide() {
 	VMOVUPS(cNegInf.mem(), hidden)
 	p := GP64()
 	loop("square", squares, 1, func() {
-		// Bit i of element j is row i's byte j: 1 may be seen.
+		// Bit i of element j is byte j of row i; 1 is visible.
 		seen := a.vec()
 		MOVQ(mask, p)
 		for i := range a.lanes {
@@ -60,11 +60,11 @@ func (a *isa) hide() {
 	end()
 }
 
-// maskAhead is biasAhead in bytes of a mask: the tile of the next 128 keys.
+// maskAhead is biasAhead for a mask of bytes: the tile of the next 128 keys.
 const maskAhead = 128
 
-// diagonal adds biases by distance: to each row of scores those of the row before,
-// one element further down.
+// diagonal adds biases by distance: each row of scores reads the biases one element
+// before those of the previous row.
 func (a *isa) diagonal() {
 	a.text("diagonal", "s *float32, b *float32, rows int, mx *float32", "is Kernels.diagonal.")
 	s, b, rows, mx := param("s"), param("b"), param("rows"), param("mx")

@@ -48,7 +48,7 @@ func (a *isa) transposed(r []reg.VecVirtual) []reg.VecVirtual {
 	return out
 }
 
-// transpose writes a square of lanes x lanes, times mul, transposed.
+// transpose writes the transpose of a square of lanes x lanes, times mul.
 func (a *isa) transpose() {
 	a.text("transpose", "dst *float32, ldd int, src *float32, lds int, mul *float32", "is Kernels.transpose.")
 	dst, ldd, src, lds, mul := param("dst"), param("ldd"), param("src"), param("lds"), param("mul")
@@ -56,7 +56,7 @@ func (a *isa) transpose() {
 	VMOVUPS(a.at(mul, 0), m)
 	rows := a.vecs(a.lanes)
 	for i := range rows {
-		// x·m + 0, so that no zero comes out negative.
+		// x·m + 0 turns -0 into 0.
 		a.zero(rows[i])
 		VFMADD231PS(a.at(src, 0), m, rows[i])
 		if i < len(rows)-1 {
@@ -73,12 +73,12 @@ func (a *isa) transpose() {
 	end()
 }
 
-// biasAhead is how many bytes ahead of a row of biases the next ones are asked for:
-// as many rows go by as there are lanes, too many for the processor to guess. It is
-// what the tile of the next 128 keys reads.
+// biasAhead is how many bytes ahead biases are prefetched: those of the tile of the
+// next 128 keys. There are as many rows as lanes, too many streams for the processor
+// to predict.
 const biasAhead = 4 * 128
 
-// biasSquare adds a square of biases, transposed, to one of scores.
+// biasSquare adds the transpose of a square of biases to a square of scores.
 func (a *isa) biasSquare() {
 	a.text("biasSquare", "s *float32, b *float32, ldb int, mx *float32", "is Kernels.biasSquare.")
 	s, b, ldb, mx := param("s"), param("b"), param("ldb"), param("mx")
@@ -105,7 +105,7 @@ func (a *isa) biasSquare() {
 	end()
 }
 
-// nonFinite returns other than 0 when any of rows x vectors holds NaN or Inf.
+// nonFinite returns a number other than 0 when one of rows x vectors has NaN or Inf.
 func (a *isa) nonFinite() {
 	a.text("nonFinite", "x *float32, ld, rows, vectors int) (found int32", "is Kernels.nonFinite.")
 	x, ld, rows, vectors := param("x"), param("ld"), param("rows"), param("vectors")
@@ -117,7 +117,7 @@ func (a *isa) nonFinite() {
 		MOVQ(x, p)
 		MOVQ(vectors, n)
 		loop("vector", n, 1, func() {
-			VFMADD231PS(a.at(p, 0), zero, acc) // 0·x is NaN for these alone
+			VFMADD231PS(a.at(p, 0), zero, acc) // 0·x is NaN for NaN and Inf only
 			ADDQ(U32(uint32(a.bytes())), p)
 		})
 		ADDQ(ld, x)
@@ -144,7 +144,7 @@ func (a *isa) load16(name string, convert func(src Mem, dst reg.VecVirtual)) {
 		MOVQ(dst, to)
 		MOVQ(src, from)
 		MOVQ(vectors, n)
-		// What comes 32 rows later is asked for now: as in mix.
+		// Prefetch 32 rows ahead, as in mix.
 		MOVQ(lds, ahead)
 		SHLQ(Imm(5), ahead)
 		ADDQ(src, ahead)
@@ -163,8 +163,8 @@ func (a *isa) load16(name string, convert func(src Mem, dst reg.VecVirtual)) {
 	end()
 }
 
-// loadQ8 writes rows x vectors of integers as float32, times their row's scale, which
-// lies before them.
+// loadQ8 writes rows x vectors of integers as float32, times the scale at the beginning
+// of their row.
 func (a *isa) loadQ8() {
 	a.text("loadQ8", "dst *float32, ldd int, src *byte, lds, rows, vectors int", "is Kernels.loadQ8.")
 	dst, ldd, src, lds, rows, vectors := param("dst"), param("ldd"), param("src"), param("lds"), param("rows"), param("vectors")

@@ -6,14 +6,14 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// Where the fields of Draw lie. Vectors of 64 bit numbers are laid out for the wider
-// instruction set, of which the narrower one reads the first half.
+// The offsets of the fields of Draw. Vectors of 64 bit numbers have the width of the
+// wider instruction set; the narrower one reads their first half.
 const (
-	drawRounds    = 0                   // [20]: of each round, two keys
+	drawRounds    = 0                   // [20]: two keys for each round
 	drawCounters  = drawRounds + 64*20  // [3]: first words of counters
-	drawKeys      = drawCounters + 64*3 // [3]: what their second words are above the base
-	drawBase      = drawKeys + 64*3     // the second word's
-	drawStep      = drawBase + 64       // what the base grows by
+	drawKeys      = drawCounters + 64*3 // [3]: second words less the base
+	drawBase      = drawKeys + 64*3     // the base of second words
+	drawStep      = drawBase + 64       // increment of the base
 	drawHead      = drawStep + 64       // third words
 	drawBatch     = drawHead + 64       // fourth words
 	drawThreshold = drawBatch + 64      // 32 bit numbers
@@ -24,9 +24,8 @@ const (
 
 func drawAt(base reg.Register, field int) Mem { return Mem{Base: base, Disp: field} }
 
-// philox does the ten rounds of Philox4x32 on counters whose words are the lower
-// halves of 64 bit lanes; the upper halves are never looked at, which saves putting
-// products together.
+// philox computes the ten rounds of Philox4x32 on counters whose words are the lower
+// halves of 64 bit lanes. It ignores the upper halves, so products need no shuffles.
 func (a *isa) philox(p reg.Register, c [4]reg.VecVirtual, m0, m1 reg.VecVirtual) [4]reg.VecVirtual {
 	for round := range 10 {
 		low0, low1, high0, high1 := a.vec(), a.vec(), a.vec(), a.vec()
@@ -51,7 +50,7 @@ func (a *isa) xor3(x Mem, y, to reg.VecVirtual) {
 	VPXOR(x, to, to)
 }
 
-// counters loads the counters of group g at the second words' base.
+// counters loads the counters of group g, with the current base.
 func (a *isa) counters(p reg.Register, g int, base reg.VecVirtual) [4]reg.VecVirtual {
 	c := [4]reg.VecVirtual{a.vec(), a.vec(), a.vec(), a.vec()}
 	VMOVUPS(drawAt(p, drawCounters+64*g), c[0])
@@ -78,8 +77,8 @@ func (a *isa) dropped(words reg.VecVirtual, p reg.Register, m Mem) {
 	VMOVUPS(x, m)
 }
 
-// drop drops weights of rows of all lanes. A group of counters, lane 2i being that of
-// four elements from 4i on and lane 2i+1 that of those half a group later, gives the
+// drop applies dropout to rows of all lanes. Lane 2i of a group of counters is for the
+// four elements from 4i on, lane 2i+1 for those half a group later; a group yields the
 // words of two vectors.
 func (a *isa) drop() {
 	groups, rows := 2, 1
@@ -110,8 +109,8 @@ func (a *isa) drop() {
 	end()
 }
 
-// dropRow drops weights of one row: two groups of counters, one for each element,
-// give one word of each.
+// dropRow applies dropout to one row: two groups of counters, one counter for each
+// element, yield one word each.
 func (a *isa) dropRow() {
 	a.text("dropRow", "x *float32, vectors int, d *uint64, word int", "is Kernels.dropRow.")
 	x, vectors, p, word := param("x"), param("vectors"), param("d"), param("word")

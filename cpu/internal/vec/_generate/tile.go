@@ -147,7 +147,7 @@ func (a *isa) values(rows int) {
 	end()
 }
 
-// fold writes o = o*a + x*b, three roundings, for rows of all lanes.
+// fold writes o = o*a + x*b, with three roundings, for rows of all lanes.
 func (a *isa) fold() {
 	a.text("fold", "o, x *float32, rows int, a, b *float32", "is Kernels.fold.")
 	o, x, rows, pa, pb := param("o"), param("x"), param("rows"), param("a"), param("b")
@@ -190,7 +190,7 @@ func (a *isa) columnMax() {
 	end()
 }
 
-// edge hides what is outside each lane's keys.
+// edge hides the keys outside of each lane's range.
 func (a *isa) edge() {
 	a.text("edge", "s *float32, rows, key int, lo, hi *int32", "is Kernels.edge.")
 	s, rows, key, lo, hi := param("s"), param("rows"), param("key"), param("lo"), param("hi")
