@@ -248,7 +248,7 @@ func TestDeviceMemoryIsBounded(t *testing.T) {
 			t.Skipf("needs a WebGPU adapter: %v", err)
 		}
 		defer be.Close()
-		x, err := kernels.FromFloat32(t.Context(), be, backend.F32, make([]float32, 1<<19), backend.Shape{1, 1, 1, 1 << 19})
+		x, err := kernels.NewDevice(be).FromFloat32(t.Context(), backend.F32, make([]float32, 1<<19), backend.Shape{1, 1, 1, 1 << 19})
 		if err != nil {
 			t.Fatal(err)
 		}
