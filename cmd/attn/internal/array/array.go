@@ -20,7 +20,7 @@ import (
 
 // File is a .npy file whose header agrees with its size.
 type File struct {
-	Flag string // the flag with the path, for errors
+	Flag string // the flag with the path, for errors; "" where they have it already
 	Path string
 	npy.Header
 }
@@ -79,6 +79,9 @@ func open(flag, path string, readHeader func(io.ReaderAt, int64) (npy.Header, er
 
 // Errorf returns an error about the file.
 func (f *File) Errorf(format string, args ...any) error {
+	if f.Flag == "" {
+		return fmt.Errorf("%s: %w", f.Path, fmt.Errorf(format, args...))
+	}
 	return fmt.Errorf("--%s %s: %w", f.Flag, f.Path, fmt.Errorf(format, args...))
 }
 

@@ -20,9 +20,8 @@ type Inputs struct {
 	DType backend.DType // to compute on
 	Dims  kernels.Dims
 
-	opt     kernels.Options
-	packed  bool // the files are [total,H,D]
-	swapped bool // the files are [B,S,H,D], or packed
+	opt  kernels.Options
+	axes []int // the axis of [B, H, S, D] of each axis of q, k and v
 }
 
 // Mask is the file of a mask or a bias.
@@ -35,7 +34,7 @@ type Mask struct {
 // Open opens the files of p and makes p canonical. It checks the ranks and types
 // of the files; package kernels checks the lengths.
 func (p *Problem) Open() (*Inputs, error) {
-	in := &Inputs{packed: p.CuQ != nil}
+	in := &Inputs{}
 	for i, f := range [3]struct{ flag, path, past string }{{"q", p.Q, ""}, {"k", p.K, p.PastK}, {"v", p.V, p.PastV}} {
 		if f.path == "" && f.flag == "v" {
 			continue
@@ -48,14 +47,25 @@ func (p *Problem) Open() (*Inputs, error) {
 			return nil, err
 		}
 		switch rank := len(file.Shape); {
-		case in.packed && rank != 3:
+		case p.CuQ != nil && rank != 3:
 			return nil, file.Errorf("shape %v has %d axes, packed sequences have 3: [total,H,D]", file.Shape, rank)
 		case rank < 2 || rank > 4:
 			return nil, file.Errorf("shape %v has %d axes, it must have 2, 3 or 4: [S,D], [B,S,D] or [B,H,S,D]", file.Shape, rank)
 		}
 		in.QKV = append(in.QKV, file)
 	}
-	in.swapped = in.packed || p.Layout == "bshd" && len(in.QKV[0].Shape) == 4
+	switch rank := len(in.QKV[0].Shape); {
+	case p.CuQ != nil:
+		in.axes = []int{backend.Seq, backend.Heads, backend.Dim}
+	case rank == 2:
+		in.axes = []int{backend.Seq, backend.Dim}
+	case rank == 3:
+		in.axes = []int{backend.Batch, backend.Seq, backend.Dim}
+	case p.Layout == "bshd":
+		in.axes = []int{backend.Batch, backend.Seq, backend.Heads, backend.Dim}
+	default:
+		in.axes = []int{backend.Batch, backend.Heads, backend.Seq, backend.Dim}
+	}
 	if err := in.agree(p.DType != ""); err != nil {
 		return nil, err
 	}
@@ -98,7 +108,7 @@ func (in *Inputs) agree(typed bool) error {
 		if i < len(in.QKV)-1 {
 			continue
 		}
-		next, seq := in.QKV[i-len(in.QKV)+2], in.seqAxis()
+		next, seq := in.QKV[i-len(in.QKV)+2], slices.Index(in.axes, backend.Seq)
 		want := slices.Clone(next.Shape)
 		want[seq] = f.Shape[seq]
 		if !slices.Equal(want, f.Shape) {
@@ -106,17 +116,6 @@ func (in *Inputs) agree(typed bool) error {
 		}
 	}
 	return nil
-}
-
-// seqAxis is the axis of the sequence in the files.
-func (in *Inputs) seqAxis() int {
-	switch {
-	case in.packed:
-		return 0
-	case in.swapped:
-		return 1
-	}
-	return len(in.QKV[0].Shape) - 2
 }
 
 // openMasks opens the masks and biases. It moves a float mask to the bias.
@@ -193,30 +192,20 @@ func distanceShape(f *array.File, _ int) (backend.Shape, error) {
 	return shape, nil
 }
 
-// stored returns the shape of an input with four axes, in the order of the files:
-// [B,H,S,D], [B,S,H,D], or [1,total,H,D].
-func (in *Inputs) stored(f *array.File) backend.Shape {
-	s := f.Shape
-	switch {
-	case in.packed:
-		return backend.Shape{1, s[0], s[1], s[2]}
-	case len(s) == 2:
-		return backend.Shape{1, 1, s[0], s[1]}
-	case len(s) == 3:
-		return backend.Shape{s[0], 1, s[1], s[2]}
+// shape returns the shape of a file as [B, H, S, D].
+func (in *Inputs) shape(f *array.File) backend.Shape {
+	shape := backend.Shape{1, 1, 1, 1}
+	for i, axis := range in.axes {
+		shape[axis] = f.Shape[i]
 	}
-	return backend.Shape(s)
+	return shape
 }
 
-// whole returns the stored shape of operand i together with its past.
+// whole returns the shape of operand i together with its past.
 func (in *Inputs) whole(i int) backend.Shape {
-	s := in.stored(in.QKV[i])
+	s := in.shape(in.QKV[i])
 	if past := in.Past[i]; past != nil {
-		axis := backend.Seq
-		if in.swapped {
-			axis = backend.Heads
-		}
-		s[axis] += in.stored(past)[axis]
+		s[backend.Seq] += in.shape(past)[backend.Seq]
 	}
 	return s
 }
@@ -226,43 +215,42 @@ func (in *Inputs) PastKeys() int {
 	if in.Past[1] == nil {
 		return 0
 	}
-	return in.Past[1].Shape[in.seqAxis()]
+	return in.shape(in.Past[1])[backend.Seq]
+}
+
+// swapped reports whether the sequence comes before the heads in the files.
+func (in *Inputs) swapped() bool {
+	return slices.Index(in.axes, backend.Heads) > slices.Index(in.axes, backend.Seq)
 }
 
 // BHSD views a tensor in the order of the files as [B, H, S, D], and the reverse.
 func (in *Inputs) BHSD(t backend.Tensor) (backend.Tensor, error) {
-	if !in.swapped {
+	if !in.swapped() {
 		return t, nil
 	}
 	return t.Swap(backend.Heads, backend.Seq)
 }
 
-// Swap returns a shape [B, H, S, D] in the order of the files.
-func (in *Inputs) Swap(s backend.Shape) backend.Shape {
-	if in.swapped {
+// Stored returns a shape [B, H, S, D] in the order of the files.
+func (in *Inputs) Stored(s backend.Shape) backend.Shape {
+	if in.swapped() {
 		s[backend.Heads], s[backend.Seq] = s[backend.Seq], s[backend.Heads]
 	}
 	return s
 }
 
-// FileShape returns a shape in the order of the files without the axes that q's
-// file lacks.
-func (in *Inputs) FileShape(s backend.Shape) []int {
-	switch {
-	case in.packed:
-		return s[1:]
-	case len(in.QKV[0].Shape) == 2:
-		return s[2:]
-	case len(in.QKV[0].Shape) == 3:
-		return slices.Concat(s[:1], s[2:])
+// FileShape returns the shape of a file with the axes of q for a shape [B, H, S, D].
+func (in *Inputs) FileShape(s backend.Shape) (shape []int) {
+	for _, axis := range in.axes {
+		shape = append(shape, s[axis])
 	}
-	return s[:]
+	return shape
 }
 
 // meta returns q, k and v without memory, as [B, H, S, D].
 func (in *Inputs) meta() (t [3]backend.Tensor, err error) {
 	for i, f := range in.QKV {
-		if t[i], err = backend.Meta(in.DType, in.whole(i)); err == nil {
+		if t[i], err = backend.Meta(in.DType, in.Stored(in.whole(i))); err == nil {
 			t[i], err = in.BHSD(t[i])
 		}
 		if err != nil {
@@ -349,7 +337,7 @@ func (in *Inputs) load(ctx context.Context, o *Operands, notes io.Writer) (err e
 		if in.Past[i] != nil {
 			o.Stored[i], err = in.join(ctx, o, i, notes)
 		} else {
-			o.Stored[i], err = o.upload(ctx, in.QKV[i], in.DType, in.whole(i), notes)
+			o.Stored[i], err = o.upload(ctx, in.QKV[i], in.DType, in.Stored(in.whole(i)), notes)
 		}
 		if err == nil {
 			*to, err = in.BHSD(o.Stored[i])
@@ -400,11 +388,11 @@ func (in *Inputs) join(ctx context.Context, o *Operands, i int, notes io.Writer)
 			return backend.Tensor{}, err
 		}
 		rows[n] = 1
-		for _, l := range f.Shape[in.seqAxis():] {
+		for _, l := range f.Shape[slices.Index(in.axes, backend.Seq):] {
 			rows[n] *= l
 		}
 	}
-	shape := in.whole(i)
+	shape := in.Stored(in.whole(i))
 	data := make([]float32, 0, shape.Elements())
 	for len(parts[0]) > 0 {
 		for n, row := range rows {

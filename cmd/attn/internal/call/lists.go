@@ -27,7 +27,7 @@ func (l *IDs) Decode(ctx *kong.DecodeContext) error {
 		return err
 	}
 	if path {
-		*l, err = array.ReadInts(ctx.Value.Name, s)
+		*l, err = array.ReadInts("", s)
 		return err
 	}
 	var row []int32
@@ -72,7 +72,7 @@ func (l *Logits) Decode(ctx *kong.DecodeContext) error {
 	case err != nil || s == "":
 		return err
 	case path:
-		f, err := array.Open(ctx.Value.Name, s, false)
+		f, err := array.Open("", s, false)
 		if err == nil {
 			*l, err = f.Float32s(context.Background(), io.Discard) // a few numbers
 		}

@@ -89,7 +89,7 @@ func (r *computation) alloc(ctx context.Context, dtype backend.DType, shape back
 // attend computes the call into outputs in the order of the files, and checks it.
 func (r *computation) attend(ctx context.Context) (err error) {
 	d := r.in.Dims
-	if r.stored, err = r.alloc(ctx, r.in.DType, r.in.Swap(backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim})); err != nil {
+	if r.stored, err = r.alloc(ctx, r.in.DType, r.in.Stored(backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim})); err != nil {
 		return fmt.Errorf("output: %w", err)
 	}
 	if r.result.O, err = r.in.BHSD(r.stored); err != nil {
@@ -147,11 +147,11 @@ func (r *computation) writeOperands(ctx context.Context) error {
 		t          backend.Tensor
 		shape      []int
 	}{
-		{"out", r.Out, r.stored, r.in.FileShape(r.stored.Shape())},
+		{"out", r.Out, r.stored, r.in.FileShape(r.result.O.Shape())},
 		{"lse", r.LSE, r.result.LSE, lse},
 		{"weights", r.Weights, r.result.Weights, []int{d.Batch, d.Heads, d.SeqQ, d.SeqK}},
-		{"present-k", r.PresentK, r.Stored[1], r.in.FileShape(r.Stored[1].Shape())},
-		{"present-v", r.PresentV, r.Stored[2], r.in.FileShape(r.Stored[2].Shape())},
+		{"present-k", r.PresentK, r.Stored[1], r.in.FileShape(r.K.Shape())},
+		{"present-v", r.PresentV, r.Stored[2], r.in.FileShape(r.V.Shape())},
 	} {
 		if f.path == "" {
 			continue

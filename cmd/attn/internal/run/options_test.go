@@ -413,7 +413,7 @@ func TestRunBadOptions(t *testing.T) {
 		{"ids for half of the rows", []string{"--segments=1,2"}, "segments"},
 		{"ids that come back", []string{"--segments=1,1,1,1,1", "--kv-segments=1,1,2,2,1,1,1"}, "1"},
 		{"ids that are words", []string{"--segments=a,b"}, `"a" is not a whole number of 32 bits`},
-		{"ids as numbers with a point", []string{"--segments", c.files[1]}, "they must be whole numbers"},
+		{"ids as numbers with a point", []string{"--segments", c.files[1]}, "they must be integers"},
 		{"too many prefixes", []string{"--causal", "--prefix=1,2,3"}, "prefix has 3"},
 		{"a past without values", []string{"--past-k", c.files[3]}, "--past-k and --past-v go together"},
 		{"a past of other heads", []string{"--past-k", array("p.npy", "<f4", 2, 4, 3, 8), "--past-v", array("p.npy", "<f4", 2, 4, 3, 8)}, "only the number of keys may differ"},
