@@ -81,9 +81,9 @@ func TestComparisonOfUnequals(t *testing.T) {
 		return Compare(context.Background(), []Contender{
 			s.contender("good", &fake{}),
 			s.contender("wrong", &fake{wrongFrom: 1}),
-			s.contender("late", &fake{wrongFrom: warmCalls + 2}),
+			s.contender("late", &fake{wrongFrom: warmUp + 2}),
 			s.contender("failing", &fake{before: func(n int64) error {
-				if n > warmCalls+2 {
+				if n > warmUp+2 {
 					return broken
 				}
 				return nil
@@ -122,7 +122,7 @@ func TestCancelledComparison(t *testing.T) {
 		return Compare(ctx, []Contender{
 			s.contender("a", &fake{}),
 			s.contender("b", &fake{before: func(n int64) error {
-				if n == warmCalls+3 {
+				if n == warmUp+3 {
 					cancel()
 				}
 				return nil

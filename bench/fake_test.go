@@ -34,10 +34,13 @@ type fake struct {
 	calls atomic.Int64
 }
 
-// callTime is how long every call of a fake takes at least: short enough that a warm-up
-// always has warmCalls of them. Tests run in a bubble of package synctest, where sleeping
-// takes exactly that long and computing takes no time.
-const callTime = 100 * time.Microsecond
+// callTime is how long every call of a fake takes at least, warmUp how many of such calls
+// a warm-up has: as many as take warmSeconds. Tests run in a bubble of package synctest,
+// where sleeping takes exactly that long and computing takes no time.
+const (
+	callTime = 4 * time.Millisecond
+	warmUp   = 8
+)
 
 func (f *fake) Info() backend.Info {
 	return backend.Info{Name: f.name, Device: "pretended", Type: backend.CPU, Provider: "fake v1", Threads: f.threads}

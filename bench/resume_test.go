@@ -23,7 +23,7 @@ func TestResume(t *testing.T) {
 		saved = append(saved, len(r.Cases))
 		if len(r.Cases) == 1 {
 			be.before = func(call int64) error {
-				if be.calls.Load() > 3*warmCalls {
+				if be.calls.Load() > 3*warmUp {
 					cancel() // in the rounds of the second case
 				}
 				return nil

@@ -112,8 +112,8 @@ func TestWrongResultsGetNoFigure(t *testing.T) {
 	}{
 		{"wrong from the start", &fake{name: "cpu", wrongFrom: 1}},
 		{"NaN", &fake{name: "cpu", wrongFrom: 1, nan: true}},
-		{"nothing written after the warm-up", &fake{name: "cpu", idleFrom: warmCalls + 1}},
-		{"right in the warm-up only", &fake{name: "cpu", wrongFrom: warmCalls + 2}},
+		{"nothing written after the warm-up", &fake{name: "cpu", idleFrom: warmUp + 1}},
+		{"right in the warm-up only", &fake{name: "cpu", wrongFrom: warmUp + 2}},
 	} {
 		r := runOn(t, small(16), tc.be)
 		c := r.Cases[0]
@@ -215,7 +215,7 @@ func TestCancelKeepsWhatWasMeasured(t *testing.T) {
 	defer cancel()
 	be := &fake{name: "cpu"}
 	be.before = func(call int64) error {
-		if call == warmCalls+3 { // in the repetitions of the first case
+		if call == warmUp+3 { // in the repetitions of the first case
 			cancel()
 		}
 		return nil
