@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
@@ -35,6 +36,15 @@ func TestOnTheCPU(t *testing.T) {
 			}
 		}
 	}
+}
+
+// BenchmarkCases measures the named cases of the conformance suite:
+//
+//	go test -run '^$' -bench 'Cases/causal' ./bench
+func BenchmarkCases(b *testing.B) {
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	backendtest.Benchmark(b, dev)
 }
 
 // The benchmark's name is its case, so that other tools can distinguish cases:
