@@ -45,8 +45,8 @@ case " $* " in
 *" --plan "*) ;;
 *)
 	row "call overhead, S=64" go test -run '^$' -bench CallOverhead ./gpu
-	row "providers: go-webgpu" go test -run '^$' -bench 'Provider|IndexClamps' ./gpu
-	row "providers: gogpu" env CGO_ENABLED=0 go test -run '^$' -bench 'Provider|IndexClamps' ./gpu
+	row "providers: go-webgpu" go test -run '^$' -bench 'Provider|IndexClamps' ./gpu ./gpu/internal/meter
+	row "providers: gogpu" env CGO_ENABLED=0 go test -run '^$' -bench 'Provider|IndexClamps' ./gpu ./gpu/internal/meter
 	if command -v node >/dev/null; then
 		row "PyTorch in turns" node bench/peers/run.mjs --on gpu --gpu "$adapter"
 	else

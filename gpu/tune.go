@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/meter"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 )
 
@@ -116,7 +117,7 @@ func (b *Backend) tunable(c *backend.Call) (tune.Shape, error) {
 type tuneRunner struct{ b *Backend }
 
 func (r tuneRunner) Lanes() int                                { return r.b.dev.Lanes() }
-func (r tuneRunner) Peak(ctx context.Context) (float64, error) { return r.b.peak(ctx) }
+func (r tuneRunner) Peak(ctx context.Context) (float64, error) { return meter.Peak(ctx, r.b.dev) }
 
 func (r tuneRunner) Alloc(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 	return r.b.alloc(dtype, shape)

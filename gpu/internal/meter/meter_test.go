@@ -1,0 +1,148 @@
+package meter
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"math"
+	"os"
+	"testing"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// open opens the first adapter, with the limits that are not zero.
+func open(t testing.TB, lower gputypes.Limits) *queue.Device {
+	t.Helper()
+	adapters, err := port.Adapters()
+	if errors.Is(err, port.ErrNoAdapter) && os.Getenv("CI") != "true" {
+		t.Skipf("needs a WebGPU adapter (CI=true makes that a failure): %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range adapters {
+		defer a.Release()
+	}
+	limits := adapters[0].Limits()
+	limits.MaxStorageBufferBindingSize = cmp.Or(lower.MaxStorageBufferBindingSize, limits.MaxStorageBufferBindingSize)
+	limits.MaxComputeWorkgroupsPerDimension = cmp.Or(lower.MaxComputeWorkgroupsPerDimension, limits.MaxComputeWorkgroupsPerDimension)
+	dev, err := adapters[0].Open(limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(dev.Close)
+	d, err := queue.New(dev, "gpu", backend.CPU, queue.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// filled returns the memory of n elements of a value.
+func filled(t *testing.T, d *queue.Device, n int, value float32) *cut.Store {
+	t.Helper()
+	data := make([]byte, 0, 4*n)
+	for range n {
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(value))
+	}
+	s, free, err := d.Alloc(uint64(len(data)))
+	if err == nil {
+		t.Cleanup(free)
+		err = d.Write(s, 0, data)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// elements downloads the first n elements of s.
+func elements(t *testing.T, d *queue.Device, s *cut.Store, n int) []float32 {
+	t.Helper()
+	data := make([]byte, 4*n)
+	if err := d.Read(t.Context(), s, 0, data); err != nil {
+		t.Fatal(err)
+	}
+	all := make([]float32, n)
+	for i := range all {
+		all[i] = math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:]))
+	}
+	return all
+}
+
+// run runs probes and waits for them.
+func run(t *testing.T, d *queue.Device, probes ...probe) {
+	t.Helper()
+	r := d.NewRunner(t.Context())
+	var err error
+	for _, p := range probes {
+		if err == nil {
+			err = p.queue(r)
+		}
+	}
+	if err == nil {
+		err = r.Flush()
+	}
+	if r.Finish(err); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The rates count what the kernels do: that many reads and copies, no fewer.
+func TestProbesDoWhatTheyCount(t *testing.T) {
+	d := open(t, gputypes.Limits{MaxStorageBufferBindingSize: 128 << 10, MaxComputeWorkgroupsPerDimension: 31})
+	whole := func(s *cut.Store, n int) cut.Window { return cut.Window{Buf: s.Parts[0], Size: uint64(4 * n)} }
+
+	// 5.5 windows of whole chunks are two dispatches, each three times.
+	const rounds, groups, count = 3, 31, 11 * (64 << 10) / 4
+	x, err := backend.NewTensor(backend.NewMemory(nil, "gpu", 4*count, filled(t, d, count, 1), nil), backend.F32, backend.Shape{1, 1, 1, count})
+	if err != nil {
+		t.Fatal(err)
+	}
+	windows := spans(d, x)
+	if len(windows) != 6 {
+		t.Fatalf("%d windows", len(windows))
+	}
+	total := 0.0
+	for _, in := range [][]cut.Window{windows[:4], windows[4:]} {
+		out := filled(t, d, groups*probeThreads*4, 1)
+		part := newReadPart(in, whole(out, groups*probeThreads*4))
+		run(t, d, part.probe(rounds, groups))
+		for _, v := range elements(t, d, out, groups*probeThreads*4) {
+			total += float64(v)
+		}
+	}
+	if total != rounds*count {
+		t.Errorf("%v elements were read, want %v", total, rounds*count)
+	}
+
+	const some, laps, moved = 15, 2, 2 * 15 * probeThreads * moveBytes / 4
+	from, to, zero := filled(t, d, moved, 1), filled(t, d, moved, 1), filled(t, d, moved, 0)
+	copying := func(to *cut.Store, rounds int) probe {
+		return probe{shaders.Copy, []cut.Window{whole(from, moved), whole(to, moved)}, &shaders.CopyParams{Rounds: rounds, Laps: laps, Threads: some * probeThreads}, some}
+	}
+	run(t, d, probe{shaders.Banks, []cut.Window{whole(from, moved)}, &shaders.BanksParams{Rounds: 5}, some})
+	for i, got := range elements(t, d, from, 4*probeThreads) {
+		want := 0
+		for r := range 5 {
+			at := (i/4 + r) % 64
+			want += 4*at + 0 + 1 + 2 + 3
+		}
+		if int(got) != want {
+			t.Fatalf("the loads of thread %d add up to %v, want %v", i/4, got, want)
+		}
+	}
+	run(t, d, copying(zero, 1), copying(to, 2))
+	half, all := elements(t, d, zero, moved), elements(t, d, to, moved)
+	for i, want := range elements(t, d, from, moved) {
+		if all[i] != want || i < moved/2 && half[i] != want {
+			t.Fatalf("element %d was copied as %v and %v, want %v", i, half[i], all[i], want)
+		}
+	}
+}

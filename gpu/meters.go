@@ -1,0 +1,93 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/meter"
+)
+
+var (
+	_ backend.PeakMeter      = (*Backend)(nil)
+	_ backend.BandwidthMeter = (*Backend)(nil)
+	_ backend.LaunchMeter    = (*Backend)(nil)
+	_ backend.CeilingMeter   = (*Backend)(nil)
+)
+
+// PeakFLOPS measures the float32 operations a second of a kernel of multiply-adds: the
+// fastest of three runs of 20 ms or more, by the device's clock where it has one.
+func (b *Backend) PeakFLOPS(ctx context.Context) (float64, error) {
+	if err := b.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer b.leave()
+	return meter.Peak(ctx, b.dev)
+}
+
+// ReadBandwidth measures the bytes a second that the whole device reads of the operands:
+// the fastest of three runs of 20 ms or more. It returns 0 for less than 1 MiB, which
+// does not keep a large GPU reading.
+func (b *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor) (float64, error) {
+	if err := b.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer b.leave()
+	in := make([]backend.Operand, len(operands))
+	for i, t := range operands {
+		in[i] = backend.Operand{Name: fmt.Sprintf("operand %d", i), Tensor: t}
+	}
+	var pins backend.Pinned
+	if err := pins.Pin(b, b.info.Name, nil, in); err != nil {
+		return 0, fmt.Errorf("bandwidth: %w", err)
+	}
+	defer pins.Unpin()
+	return meter.Read(ctx, b.dev, operands)
+}
+
+// LaunchTime measures the time from the submission to the end of an empty dispatch of one
+// workgroup, with its pipeline, bindings and parameters in place.
+func (b *Backend) LaunchTime(ctx context.Context) (time.Duration, error) {
+	if err := b.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer b.leave()
+	return meter.Launch(ctx, b.dev)
+}
+
+// Ceilings measures, in bytes a second: "copy", reads and writes of device memory, each
+// byte counted twice; "workgroup memory", vec4 loads; "upload" and "download", between
+// host memory and the device.
+func (b *Backend) Ceilings(ctx context.Context) ([]backend.Ceiling, error) {
+	ctx = backend.WithTrace(ctx, &backend.Trace{}) // these are no calls of the caller's
+	within := func(measure func() (float64, error)) (float64, error) {
+		if err := b.enter(ctx); err != nil {
+			return 0, err
+		}
+		defer b.leave()
+		return measure()
+	}
+	var all []backend.Ceiling
+	for _, c := range []struct {
+		name    string
+		measure func() (float64, error)
+	}{
+		{"copy", func() (float64, error) {
+			return within(func() (float64, error) { return meter.Copy(ctx, b.dev, b.info.Type == backend.CPU) })
+		}},
+		{"workgroup memory", func() (float64, error) {
+			return within(func() (float64, error) { return meter.WorkgroupMemory(ctx, b.dev) })
+		}},
+		// Upload and Download of b are calls of their own.
+		{"upload", func() (float64, error) { return meter.Upload(ctx, b.dev, b) }},
+		{"download", func() (float64, error) { return meter.Download(ctx, b.dev, b) }},
+	} {
+		rate, err := c.measure()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, backend.Ceiling{Name: c.name, BytesPerSecond: rate})
+	}
+	return all, nil
+}

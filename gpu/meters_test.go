@@ -1,0 +1,76 @@
+package gpu
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// ones returns a tensor of n ones on the device.
+func ones(t *testing.T, be backend.Backend, n int) backend.Tensor {
+	t.Helper()
+	data := make([]float32, n)
+	for i := range data {
+		data[i] = 1
+	}
+	x, err := kernels.NewDevice(be).FromFloat32(t.Context(), backend.F32, data, backend.Shape{1, 1, 1, n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.Release)
+	return x
+}
+
+// plausible reports whether a rate lies between that of a slow disk and that of all
+// registers of the largest GPU.
+func plausible(rate float64) bool { return rate > 1e6 && rate < 1e16 }
+
+func TestCeilings(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	all, err := b.Ceilings(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"copy", "workgroup memory", "upload", "download"}
+	if len(all) != len(want) {
+		t.Fatalf("%+v", all)
+	}
+	for i, c := range all {
+		if c.Name != want[i] || !plausible(c.BytesPerSecond) {
+			t.Errorf("%+v, want %s", c, want[i])
+		}
+		t.Logf("%s %.3g GB/s", c.Name, c.BytesPerSecond/1e9)
+	}
+	launch, err := b.LaunchTime(t.Context())
+	if err != nil || launch <= 0 || launch.Seconds() > 1 {
+		t.Errorf("launch %v, %v", launch, err)
+	}
+	peak, err := b.PeakFLOPS(t.Context())
+	if err != nil || !plausible(peak) {
+		t.Errorf("peak %v, %v", peak, err)
+	}
+	x, y := ones(t, b, 1<<21), ones(t, b, 1000)
+	read, err := b.ReadBandwidth(t.Context(), x, backend.Tensor{}, y)
+	if err != nil || !plausible(read) {
+		t.Errorf("reads %v bytes/s, %v", read, err)
+	}
+	t.Logf("launch %v, peak %.3g GFLOP/s, read %.3g GB/s", launch, peak/1e9, read/1e9)
+	if rate, err := b.ReadBandwidth(t.Context(), y); rate != 0 || err != nil {
+		t.Errorf("4 KB: %v, %v", rate, err)
+	}
+	elsewhere := cpu.New(cpu.Options{})
+	defer elsewhere.Close()
+	if _, err := b.ReadBandwidth(t.Context(), ones(t, elsewhere, 4)); !errors.Is(err, backend.ErrDevice) {
+		t.Errorf("a tensor of another device: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.Ceilings(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
