@@ -3,13 +3,11 @@ package gpu
 import (
 	"context"
 	"fmt"
-	"math/bits"
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/queue"
-	"github.com/seed90331342/attn/shaders"
 )
 
 // Attention computes c in one pass over the keys, or one for each 256 columns of V. In
@@ -81,6 +79,9 @@ func (b *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, erro
 }
 
 func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
+	if err := tooLong(operandsOf(c)); err != nil {
+		return backend.Plan{}, err
+	}
 	p := backend.NewPlan(c)
 	p.Backend, p.Limits = b.info.Name, b.info.Limits
 	calls, err := slicesOf(c)
@@ -199,110 +200,4 @@ func (b *Backend) tuned(r *queue.Runner, x path) (path, error) {
 		return nil, err
 	}
 	return b.newPrefill(a.c, b.choose)
-}
-
-// attention is the part of a call that both paths share.
-type attention struct {
-	b *Backend
-	c *backend.Call
-	d backend.Dims
-	*cut.Call
-	options
-	each  float64 // operations for one row and one key
-	table []byte  // of pages, nil when kernels do not look pages up
-}
-
-func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
-	d := c.Dims()
-	if d.ValueDim > cut.MaxValueDim {
-		return nil, fmt.Errorf("v has head size %d, the fused kernel takes up to %d: %w", d.ValueDim, cut.MaxValueDim, backend.ErrUnsupported)
-	}
-	ops, err := cut.CallOf(c)
-	if err != nil {
-		return nil, err
-	}
-	return &attention{
-		b: b, c: c, d: d, Call: ops, options: options{p: &c.Problem, heads: d.Heads, pairs: &ops.Pairs},
-		each: 2 * float64(d.Dim+d.ValueDim),
-	}, nil
-}
-
-// newCutter returns a Cutter for a kernel with so many storage buffers in addition to
-// the page table and the options, and decides whether kernels look pages up.
-func (a *attention) newCutter(buffers int) (*cut.Cutter, error) {
-	if a.both() {
-		buffers += 2
-	}
-	c := a.b.dev.NewCutter(cut.Col, cut.Tile, a.List()...)
-	a.limit(c)
-	a.Collect(buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage))
-	a.table = nil
-	if !a.Looked() {
-		return c, nil
-	}
-	a.table = a.Pages.Bytes()
-	if most := queue.MaxWindow(a.b.dev.Limits); uint64(len(a.table)) > most {
-		return nil, fmt.Errorf("the table of %d batches of %d pages takes %d bytes, a binding holds %d: larger pages make it smaller: %w",
-			len(a.Pages.Table), a.Pages.Width, len(a.table), most, backend.ErrUnsupported)
-	}
-	return c, nil
-}
-
-// kernel returns v with the bindings that the options and pages need. The Cutter must
-// exist.
-func (a *attention) kernel(v queue.Variant) queue.Variant {
-	v = a.options.kernel(v)
-	if a.Looked() {
-		v = v.With("r", "PAGED")
-	}
-	return v
-}
-
-// check returns backend.ErrUnsupported when v has more storage buffers than the device
-// binds, or pages cannot be collected.
-func (a *attention) check(v queue.Variant) error {
-	for _, o := range []*cut.Operand{a.K, a.V} {
-		if err := o.Collectable(); err != nil {
-			return err
-		}
-	}
-	need := strings.Count(v.Kernel.Bindings, "r") + strings.Count(v.Kernel.Bindings, "w")
-	have := int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage)
-	if need <= have {
-		return nil
-	}
-	return fmt.Errorf("a mask next to a block mask, or a bias next to a relative bias, with more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d: %w",
-		a.b.decodeRows, need, a.b.info.Name, have, backend.ErrUnsupported)
-}
-
-// pageParams sets where the pages of a box's batches are, when kernels look them up.
-func (a *attention) pageParams(w *shaders.AttentionParams, x cut.Box) {
-	if !a.Looked() {
-		return
-	}
-	p := a.Pages
-	w.Page, w.Pages, w.TableAt, w.PageBits = p.Size, p.Width, x.Lo[cut.Batch]*p.Width, 32
-	if p.Size&(p.Size-1) == 0 {
-		w.PageBits = bits.TrailingZeros(uint(p.Size))
-	}
-}
-
-// pageWindow appends the window of the page table.
-func (a *attention) pageWindow(w []cut.Window) []cut.Window {
-	if a.Looked() {
-		w = append(w, cut.Window{Buf: queue.Table})
-	}
-	return w
-}
-
-// storage describes how operands are stored and pages are found.
-func (a *attention) storage() string {
-	text := cut.Storage(a.c)
-	switch {
-	case a.Looked():
-		text += fmt.Sprintf(" in pages of %d, looked up", a.Pages.Size)
-	case a.Pages != nil:
-		text += fmt.Sprintf(" in pages of %d, which are collected before each step", a.Pages.Size)
-	}
-	return text
 }

@@ -119,6 +119,9 @@ func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) 
 	}()
 	for i := range pins {
 		o := of(i)
+		if err := tooLong(o); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
 		if err := pins[i].Pin(b, b.info.Name, o.out, o.in); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -138,6 +141,23 @@ func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) 
 	})
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// maxLength bounds lengths, so that kernels' positions and their differences fit 32 bits.
+const maxLength = 1<<30 - 1
+
+// tooLong returns backend.ErrUnsupported when a tensor exceeds maxLength along an axis.
+func tooLong(o operands) error {
+	for _, list := range [][]backend.Operand{o.out, o.in} {
+		for _, x := range list {
+			for _, n := range x.Tensor.Shape() {
+				if n > maxLength {
+					return fmt.Errorf("%s has shape %v, lengths up to %d are supported: %w", x.Name, x.Tensor.Shape(), maxLength, backend.ErrUnsupported)
+				}
+			}
+		}
 	}
 	return nil
 }
@@ -166,3 +186,18 @@ func rows(x cut.Box) int { return x.Len(cut.Batch) * x.Len(cut.Head) * x.Len(cut
 
 // ceil returns n/by, rounded up.
 func ceil(n, by int) int { return (n + by - 1) / by }
+
+// chooser picks a variant for a shape and returns the reason. The zero Variant stands
+// for the plain kernel.
+type chooser func(tune.Shape) (v tune.Variant, why string)
+
+// tuningPath is TuneFile, except in tests.
+var tuningPath = TuneFile
+
+func newTuner(opt Options, info backend.Info) *tune.Tuner {
+	path := opt.TuneFile
+	if path == "" {
+		path, _ = tuningPath() // "" if there is none; then plans mention it
+	}
+	return tune.New(tune.Options{Mode: opt.Tune, Budget: opt.TuneBudget, Path: path, Info: info})
+}

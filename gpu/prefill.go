@@ -8,7 +8,6 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/queue"
-	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -114,9 +113,6 @@ func (x *prefill) plain(because string) error {
 	return nil
 }
 
-// all returns the index space.
-func (a *attention) all() cut.Box { return cut.Space(a.d.Batch, a.d.Heads, a.d.SeqQ, a.d.SeqK, 1) }
-
 // totals returns the bytes of state in which a box keeps the totals of splits.
 func (x *prefill) totals(seen cut.Box) uint64 {
 	if x.split > 0 && seen.Lo[cut.Col]/x.split < (seen.Hi[cut.Col]-1)/x.split {
@@ -177,21 +173,4 @@ func (x *prefill) describe(p *backend.Plan, e queue.Extent) {
 		x.why, x.rows, x.storage(), x.b.dev.Pacing(x.variant))
 	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d pieces of up to %d keys, key tiles of %d",
 		x.d.Batch, x.d.Heads, ceil(x.d.SeqQ, x.rows), x.rows, e.Pieces, e.MaxPiece, x.keys)
-}
-
-// shape returns what the choice of a variant depends on. Pages are not part of it: they
-// change only where rows are loaded from.
-func (a *attention) shape() tune.Shape {
-	d, c, l := a.d, a.c, &a.b.dev.Limits
-	return tune.Shape{
-		Class: tune.ClassOf(d.Dim, d.ValueDim), ValueDim: d.ValueDim, Heads: d.Batch * d.Heads, SeqQ: d.SeqQ,
-		In: c.Q.DType(), KV: c.K.DType(),
-		Paired:   a.paired(),
-		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType() == backend.Q8 || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
-		Half:     c.O.DType() != backend.F32,
-		Software: a.b.info.Type == backend.CPU,
-		Limits: tune.Limits{
-			Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize), Binding: queue.MaxWindow(*l),
-		},
-	}
 }

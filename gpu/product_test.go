@@ -8,7 +8,6 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -124,30 +123,6 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 			if !b.dev.Pipeline(k).Compiled() {
 				t.Errorf("%s: %s was not run", c.what, k.Key())
 			}
-		}
-	}
-}
-
-// What may be loaded in fours begins at multiples of 4 and has no odd rest.
-func TestWideAlong(t *testing.T) {
-	for _, c := range []struct {
-		what    string
-		base    int
-		strides backend.Strides
-		axis, n int
-		want    bool
-	}{
-		{"rows of 8", 4, backend.Strides{64, 32, 8, 1}, 3, 8, true},
-		{"one of two axes broadcast", 0, backend.Strides{0, 0, 8, 1}, 3, 8, true},
-		{"columns", 0, backend.Strides{64, 32, 1, 8}, 2, 4, true},
-		{"another axis", 0, backend.Strides{64, 32, 8, 1}, 2, 4, false},
-		{"from an odd element", 2, backend.Strides{64, 32, 8, 1}, 3, 8, false},
-		{"odd rows", 0, backend.Strides{64, 32, 9, 1}, 3, 8, false},
-		{"an odd rest", 0, backend.Strides{64, 32, 8, 1}, 3, 6, false},
-		{"every second element", 0, backend.Strides{64, 32, 16, 2}, 3, 8, false},
-	} {
-		if got := (cut.View{Base: c.base, Strides: c.strides}).AlignedAlong(c.axis, c.n); got != c.want {
-			t.Errorf("%s: %v", c.what, got)
 		}
 	}
 }

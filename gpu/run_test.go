@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -257,5 +258,23 @@ func TestSubmissionsFollowTheBudget(t *testing.T) {
 	}
 	if !slices.Equal(got, want) {
 		t.Error("another result")
+	}
+}
+
+// TestTooLong refuses lengths beyond the 32-bit positions of kernels.
+func TestTooLong(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	meta := func(seq int) backend.Tensor {
+		x, err := backend.Meta(backend.F32, backend.Shape{1, 1, seq, 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	q, k := meta(1), meta(1<<30)
+	c := &backend.Call{Q: q, K: k, V: k, O: q, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+	if _, err := b.Plan(t.Context(), c); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "k has shape") {
+		t.Errorf("2^30 keys: %v", err)
 	}
 }

@@ -49,21 +49,6 @@ func ReadTuneFile(path string) ([]TuneEntry, error) { return tune.Read(path) }
 // the file of a newer version of attn, with an error.
 func ClearTuneFile(path string) (int, error) { return tune.Clear(path) }
 
-// tuningPath is TuneFile, except in tests.
-var tuningPath = TuneFile
-
-func newTuner(opt Options, info backend.Info) *tune.Tuner {
-	path := opt.TuneFile
-	if path == "" {
-		path, _ = tuningPath() // "" if there is none; then plans mention it
-	}
-	return tune.New(tune.Options{Mode: opt.Tune, Budget: opt.TuneBudget, Path: path, Info: info})
-}
-
-// chooser picks a variant for a shape and returns the reason. The zero Variant stands
-// for the plain kernel.
-type chooser func(tune.Shape) (v tune.Variant, why string)
-
 // Tune measures the variants for calls like c, even if that was done before, and keeps
 // the choice in Options.TuneFile and for later calls. A variant counts if its results
 // agree with those of the plain kernel within twice the error bound of package oracle,

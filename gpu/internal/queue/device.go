@@ -286,3 +286,8 @@ func Translate(what string, err error) error {
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }
+
+// single returns a store of one buffer.
+func single(b port.Buffer) *cut.Store {
+	return &cut.Store{Parts: []cut.Buffer{b}, Part: b.Size()}
+}

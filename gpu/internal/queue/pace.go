@@ -1,7 +1,6 @@
 package queue
 
 import (
-	"fmt"
 	"math"
 	"runtime"
 	"sync/atomic"
@@ -82,27 +81,6 @@ func (p *pacing) atOnce(speed, each float64) int {
 // seconds is the expected time of n workgroups of each operations.
 func (p *pacing) seconds(speed float64, n int, each float64) float64 {
 	return each * float64(max(n, p.lanes)) / speed
-}
-
-// PieceWork returns the number of operations that one workgroup of v may do in a
-// dispatch: what it does in the time of a submission with all lanes busy.
-func (d *Device) PieceWork(v Variant) float64 {
-	p := &d.pacing
-	work := d.Pipeline(v).pace.speed() * p.share() / float64(p.lanes)
-	if p.maxWork > 0 {
-		work = min(work, p.maxWork)
-	}
-	return work
-}
-
-// Pacing describes for plans how submissions of v are sized.
-func (d *Device) Pacing(v Variant) string {
-	p := &d.pacing
-	s := fmt.Sprintf("a submission takes up to %v at %.3g operations a second", p.budget/MaxFlight, d.Pipeline(v).pace.speed())
-	if p.maxWork > 0 {
-		s += fmt.Sprintf(" and %.3g operations", p.maxWork)
-	}
-	return s
 }
 
 // pace is the speed of a pipeline in operations a second: an assumption at first, then

@@ -213,3 +213,24 @@ func (d *Device) compile(ctx context.Context, p *Pipeline) error {
 	}
 	return nil
 }
+
+// PieceWork returns the number of operations that one workgroup of v may do in a
+// dispatch: what it does in the time of a submission with all lanes busy.
+func (d *Device) PieceWork(v Variant) float64 {
+	p := &d.pacing
+	work := d.Pipeline(v).pace.speed() * p.share() / float64(p.lanes)
+	if p.maxWork > 0 {
+		work = min(work, p.maxWork)
+	}
+	return work
+}
+
+// Pacing describes for plans how submissions of v are sized.
+func (d *Device) Pacing(v Variant) string {
+	p := &d.pacing
+	s := fmt.Sprintf("a submission takes up to %v at %.3g operations a second", p.budget/MaxFlight, d.Pipeline(v).pace.speed())
+	if p.maxWork > 0 {
+		s += fmt.Sprintf(" and %.3g operations", p.maxWork)
+	}
+	return s
+}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
-	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
 // keeper keeps on the host what a streamed call has finished, so that another call can
@@ -177,11 +176,6 @@ func (k *keeper) Start(x cut.Box) (int, error) {
 		return 0, err
 	}
 	return w.Keys, k.r.d.Write(single(buf), 0, w.State)
-}
-
-// single returns a store of one buffer.
-func single(b port.Buffer) *cut.Store {
-	return &cut.Store{Parts: []cut.Buffer{b}, Part: b.Size()}
 }
 
 // Queued implements cut.Resume.

@@ -1,0 +1,131 @@
+package cut
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// TestAlignedAlong checks which windows can be loaded in groups of four.
+func TestAlignedAlong(t *testing.T) {
+	for _, c := range []struct {
+		what    string
+		base    int
+		strides backend.Strides
+		axis, n int
+		want    bool
+	}{
+		{"rows of 8", 4, backend.Strides{64, 32, 8, 1}, 3, 8, true},
+		{"one of two axes broadcast", 0, backend.Strides{0, 0, 8, 1}, 3, 8, true},
+		{"columns", 0, backend.Strides{64, 32, 1, 8}, 2, 4, true},
+		{"another axis", 0, backend.Strides{64, 32, 8, 1}, 2, 4, false},
+		{"from an odd element", 2, backend.Strides{64, 32, 8, 1}, 3, 8, false},
+		{"odd rows", 0, backend.Strides{64, 32, 9, 1}, 3, 8, false},
+		{"an odd rest", 0, backend.Strides{64, 32, 8, 1}, 3, 6, false},
+		{"every second element", 0, backend.Strides{64, 32, 16, 2}, 3, 8, false},
+	} {
+		if got := (View{Base: c.base, Strides: c.strides}).AlignedAlong(c.axis, c.n); got != c.want {
+			t.Errorf("%s: %v", c.what, got)
+		}
+	}
+}
+
+// TestVisible compares the keys to which boxes are narrowed with the visibility rule.
+func TestVisible(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		seqQ, seqK, tile := 1+rng.IntN(20), 1+rng.IntN(40), 1+rng.IntN(8)
+		v := backend.Visibility{Offset: rng.IntN(60) - 30, Left: rng.IntN(30), Right: rng.IntN(30)}
+		if rng.IntN(3) == 0 {
+			v.Left = backend.Unbounded
+		}
+		if rng.IntN(3) == 0 {
+			v.Right = backend.Unbounded
+		}
+		if rng.IntN(2) == 0 {
+			v.KLen = []int{rng.IntN(seqK + 1), rng.IntN(seqK + 1)}
+		}
+		x := Space(2, 1, seqQ, seqK, 1)
+		x.Lo[Row] = rng.IntN(seqQ)
+		x.Lo[Batch] = rng.IntN(2)
+		got := x.Visible(v, tile)
+		for b := x.Lo[Batch]; b < x.Hi[Batch]; b++ {
+			for i := x.Lo[Row]; i < x.Hi[Row]; i++ {
+				for j := range seqK {
+					if v.Sees(b, i, j, seqK) && (j < got.Lo[Col] || j >= got.Hi[Col]) {
+						t.Fatalf("%+v of %+v: row %d sees key %d outside of [%d, %d)", v, x, i, j, got.Lo[Col], got.Hi[Col])
+					}
+				}
+			}
+		}
+		if n := got.Len(Col); n > 0 && (got.Lo[Col]%tile != 0 || got.Hi[Col]%tile != 0 && got.Hi[Col] != seqK) {
+			t.Fatalf("[%d, %d) is not made of tiles of %d", got.Lo[Col], got.Hi[Col], tile)
+		}
+	}
+}
+
+// TestBoxesCoverTheSpace cuts a product of drawn shapes and strides: pieces contain each
+// index once, and no window exceeds the limits.
+func TestBoxesCoverTheSpace(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 200 {
+		b, h, m, n, x := 1+rng.IntN(3), 1+rng.IntN(3), 1+rng.IntN(90), 1+rng.IntN(90), 1+rng.IntN(90)
+		tensor := func(shape backend.Shape) backend.Tensor {
+			stored := shape
+			stored[backend.Dim] += rng.IntN(5) // gaps between rows
+			all, err := backend.Meta(backend.F32, stored)
+			if err == nil {
+				all, err = all.Slice(backend.Dim, 0, shape[backend.Dim])
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return all
+		}
+		ops := []*Operand{
+			Reads("a", tensor(backend.Shape{b, h, m, x}), [4]int{Batch, Head, Row, Sum}, 1),
+			Reads("w", tensor(backend.Shape{b, h, x, n}), [4]int{Batch, Head, Sum, Col}, 1),
+			Writes("y", tensor(backend.Shape{b, h, m, n}), PairAxes),
+		}
+		l := Limits{Binding: 16 << 10, Buffer: 1 << 20, Align: 256}
+		c := New(l, Memory{}, Sum, 8, ops...)
+		c.Most[Sum] = 8 + rng.IntN(90)
+		c.State = func(x Box) uint64 { return uint64(x.Len(Row) * x.Len(Col) * 4) }
+		c.MaxState = 4 << 10
+		all := Space(b, h, m, n, x)
+		covered := make([]int, b*h*m*n*x)
+		err := c.Boxes(all, func(box Box, piece int) error {
+			return c.Pieces(box, piece, func(p Box, first, last bool) error {
+				if first != (p.Lo[Sum] == box.Lo[Sum]) || last != (p.Hi[Sum] == box.Hi[Sum]) {
+					t.Fatalf("piece %+v of %+v: first %t, last %t", p, box, first, last)
+				}
+				for _, o := range ops {
+					if v := o.View(p, c.Align); v.Size > l.Binding || v.Offset%l.Align != 0 {
+						t.Fatalf("%s: window of %d bytes at %d", o.Name, v.Size, v.Offset)
+					}
+				}
+				for i := p.Lo[Batch]; i < p.Hi[Batch]; i++ {
+					for j := p.Lo[Head]; j < p.Hi[Head]; j++ {
+						for k := p.Lo[Row]; k < p.Hi[Row]; k++ {
+							for l := p.Lo[Col]; l < p.Hi[Col]; l++ {
+								for s := p.Lo[Sum]; s < p.Hi[Sum]; s++ {
+									covered[(((i*h+j)*m+k)*n+l)*x+s]++
+								}
+							}
+						}
+					}
+				}
+				return nil
+			})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, times := range covered {
+			if times != 1 {
+				t.Fatalf("index %d of %dx%dx%dx%dx%d is in %d pieces", i, b, h, m, n, x, times)
+			}
+		}
+	}
+}
