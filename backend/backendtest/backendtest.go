@@ -1,15 +1,14 @@
-// Package backendtest is the conformance suite that every backend passes: one
-// function, [Run], runs all of it against any [backend.Backend]. A backend's
-// test file hands it a [Harness]:
+// Package backendtest is the conformance suite of all backends. [Run] runs it against a
+// [backend.Backend], which a [Harness] opens:
 //
 //	func TestConformance(t *testing.T) {
 //		backendtest.Run(t, backendtest.Harness{Open: open})
 //	}
 //
-// Results are compared element by element with the float64 reference of package
-// oracle, within bounds that are derived there and nowhere tuned. Beside the
-// reference stand properties that need none: the same row in any company, keys
-// in another order, values of one, results merged from parts.
+// It compares results element by element with the float64 reference of package oracle,
+// within the bounds that are derived there, and tests properties that need no reference: a
+// row yields the same bits in any batch, keys may be permuted, values of 1 yield 1, partial
+// results merge.
 package backendtest
 
 import (
@@ -19,22 +18,22 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Harness is what a backend brings to the suite.
+// Harness configures the suite for a backend.
 type Harness struct {
-	// Open returns a new backend; the suite closes it.
+	// Open opens a new backend; the suite closes it.
 	Open func(t testing.TB) backend.Backend
-	// Against, unless nil, opens another backend whose results on drawn
-	// problems are compared with this one's directly, PairDraws of them.
+	// Against, unless nil, opens another backend. The results of both on PairDraws random
+	// problems are compared with each other.
 	Against   func(t testing.TB) backend.Backend
 	PairDraws int
-	// Draws is how many problems are drawn and compared with the oracle; 0
-	// means 100. With -short all draws are cut to a tenth.
+	// Draws is the number of random problems to compare with the oracle; 0 means 100.
+	// With -short all numbers of random problems are a tenth.
 	Draws int
-	// PairsEvery is for paths that take the place of a backend's usual one and differ from
-	// it in little: they run one in so many of the cases of [Pairs]; 0 means all.
+	// PairsEvery n > 1 runs only every n-th case of [Pairs], for code paths that differ
+	// little from the backend's usual one.
 	PairsEvery int
-	// Lowered says that the device's limits are lowered: it may refuse head sizes over 256,
-	// and pages of 16-bit elements that do not begin at words.
+	// Lowered means that the limits of the device are lowered: it may refuse head sizes
+	// over 256 and pages of 16-bit elements that are not aligned to 4 bytes.
 	Lowered bool
 	// Digests is a file of recorded digests of output bits, for backends whose bits do
 	// not depend on the machine; -update-digests writes it.
@@ -61,7 +60,7 @@ func Run(t *testing.T, h Harness) {
 	t.Run("PagedCache", func(t *testing.T) { testPagedCache(t, dev) })
 	t.Run("Copy", func(t *testing.T) { testCopy(t, dev) })
 	t.Run("Batch", func(t *testing.T) { testBatch(t, dev) })
-	t.Run("Varlen", func(t *testing.T) { testVarlen(t, dev) })
+	t.Run("Packed", func(t *testing.T) { testPacked(t, dev) })
 	t.Run("Scores", func(t *testing.T) { testScores(t, dev) })
 	t.Run("TopWeights", func(t *testing.T) { testTopWeights(t, dev) })
 	t.Run("Edges", func(t *testing.T) { testEdges(t, dev) })

@@ -9,8 +9,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// testBatch runs calls of many shapes and options together: each has the bits that it
-// has alone. Their outputs are rows of one tensor, between each other's.
+// testBatch runs calls of many shapes and options together; each has the bits of a call alone.
+// Their outputs are interleaved rows of one tensor.
 func testBatch(t *testing.T, dev *kernels.Device) {
 	b, ok := dev.Backend().(backend.Batcher)
 	if !ok {
@@ -26,7 +26,7 @@ func testBatch(t *testing.T, dev *kernels.Device) {
 	}
 	alone, aloneLSE := fresh()
 	together, togetherLSE := fresh()
-	// Long and short, of few rows and of many, of a key and of none.
+	// Long and short, with few rows and many, with one key and none.
 	calls := func(o, lse backend.Tensor) (calls []*backend.Call) {
 		at := 0
 		for n, rows := range []int{1, 130, 3, 70, 2, 64, 1, 33, 90, 6} {

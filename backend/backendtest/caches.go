@@ -13,8 +13,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// cacheCases are problems whose keys and values lie as a cache keeps them: in another
-// type than the queries, as int8 with a scale a row, in pages.
+// cacheCases are problems whose keys and values are stored as in a cache: in another dtype than
+// the queries, as Q8, in pages.
 func cacheCases() []Case {
 	f32, f16, bf16, q8 := backend.F32, backend.F16, backend.BF16, backend.Q8
 	decode := kernels.Dims{Batch: 2, Heads: 8, KVHeads: 2, SeqQ: 1, SeqK: 421, Dim: 64, ValueDim: 64}
@@ -63,8 +63,8 @@ func cacheCases() []Case {
 	return cases
 }
 
-// testCaches holds them against the oracle, and those in pages against the same keys
-// in one tensor, bit by bit.
+// testCaches compares them with the oracle, and those in pages with the same keys in one
+// tensor, to the bit.
 func testCaches(t *testing.T, dev *kernels.Device, bits *digests) {
 	for _, c := range cacheCases() {
 		t.Run(c.Name, func(t *testing.T) {
@@ -98,8 +98,8 @@ func testCaches(t *testing.T, dev *kernels.Device, bits *digests) {
 	}
 }
 
-// quantise rounds rows to what a Q8 tensor holds, again and again until they are
-// what they are rounded to: 127 times a scale, over 127, may be its neighbour.
+// quantise rounds rows to Q8 until they no longer change: a scale times 127 divided by 127 may
+// be a neighbour of the scale.
 func (o *operand) quantise() {
 	row, before := make([]byte, 4+o.shape[3]), make([]float32, o.shape[3])
 	for i := 0; i < len(o.data); i += o.shape[3] {
@@ -111,7 +111,7 @@ func (o *operand) quantise() {
 	}
 }
 
-// spoil makes Q8 rows that hold a NaN or an Inf NaN throughout, as their scale is.
+// spoil sets all elements of Q8 rows with a NaN or an Inf to NaN, as their scale is.
 func (o *operand) spoil() {
 	for row := range slices.Chunk(o.data, o.shape[3]) {
 		if slices.ContainsFunc(row, func(x float32) bool { return x-x != 0 }) {
@@ -122,7 +122,7 @@ func (o *operand) spoil() {
 	}
 }
 
-// putQ8 is put for Q8 operands. Gaps are bytes of ones, which are NaN as scales.
+// putQ8 is put for Q8 operands. Gaps are bytes of 0xff, which are NaN as scales.
 func putQ8(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 	tb.Helper()
 	wide := o.shape
@@ -163,8 +163,8 @@ func putQ8(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 	return flat{all: all, view: view}
 }
 
-// paged puts k and v into pools: pages in a drawn order, NaN in what no key is in and
-// in pages that nobody has, numbers out of range in the table beyond the keys.
+// paged puts k and v into pools: pages in random order, NaN in rows without a key and in unused
+// pages, and numbers out of range in the table after the last page of a batch.
 func (o *onDevice) paged(tb testing.TB) {
 	tb.Helper()
 	size, each := o.PageSize, (o.SeqK+o.PageSize-1)/o.PageSize
@@ -204,7 +204,7 @@ func (o *onDevice) paged(tb testing.TB) {
 	o.opt.Pages = p
 }
 
-// testCopy copies between every two types and layouts.
+// testCopy copies between all pairs of dtypes and layouts.
 func testCopy(t *testing.T, dev *kernels.Device) {
 	c, ok := dev.Backend().(backend.Copier)
 	if !ok {
@@ -323,8 +323,8 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 	})
 }
 
-// testCopyBatch shifts rows of a tensor one by one, from one to the next, and ends with a
-// copy that is refused.
+// testCopyBatch moves rows of a tensor one by one to the next row, and tests that an invalid
+// copy is refused.
 func testCopyBatch(t *testing.T, dev *kernels.Device, c backend.Copier) {
 	shape := backend.Shape{1, 2, 9, 7}
 	x := operand{shape, backend.F16, make([]float32, shape.Elements())}
@@ -364,8 +364,8 @@ func testCopyBatch(t *testing.T, dev *kernels.Device, c backend.Copier) {
 	}
 }
 
-// compareQ8 holds rows against what they were quantised from: within half a step, and
-// exactly where that was q8 already.
+// compareQ8 compares quantised rows with their source: within half a step, and exactly if the
+// source was Q8.
 func compareQ8(t *testing.T, src operand, got []float32, from backend.DType) {
 	n := src.shape[3]
 	for r := 0; r < len(got); r += n {
@@ -385,7 +385,7 @@ func compareQ8(t *testing.T, src operand, got []float32, from backend.DType) {
 	}
 }
 
-// gapsOfQ8 fails when bytes that no row has were written to.
+// gapsOfQ8 fails when bytes outside of the rows have changed.
 func (f flat) gapsOfQ8(t *testing.T, dev *kernels.Device) {
 	t.Helper()
 	host, err := backend.AllocHost(backend.Q8, f.all.Shape())

@@ -9,8 +9,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Layout is how an operand lies in memory. All but the first leave gaps, which
-// are filled with NaN before the call and must be untouched after it.
+// Layout is the memory layout of an operand. All but the first have gaps, which are filled
+// with NaN before the call and must not change.
 type Layout int
 
 const (
@@ -18,8 +18,8 @@ const (
 	Contiguous Layout = iota
 	// BSHD is [B, S, H, D] row by row, seen as [B, H, S, D].
 	BSHD
-	// Padded has three slack elements after each row and starts at element 5:
-	// odd, so that 16-bit elements share words with their neighbours.
+	// Padded has three elements of padding after each row and starts at element 5, so
+	// that 16-bit elements share 4-byte words with the padding.
 	Padded
 	// Transposed is [B, H, D, S]: neighbours along D are far apart.
 	Transposed
@@ -29,8 +29,8 @@ func (l Layout) String() string {
 	return [...]string{"contiguous", "bshd", "padded", "transposed"}[l]
 }
 
-// place returns the strides and offset of shape in layout l, and how many
-// elements the memory needs.
+// place returns the strides and offset of shape in layout l, and the number of elements that
+// the memory needs.
 func (l Layout) place(s backend.Shape) (st backend.Strides, offset, size int) {
 	switch l {
 	case BSHD:
@@ -54,48 +54,46 @@ func (l Layout) place(s backend.Shape) (st backend.Strides, offset, size int) {
 	return st, offset, size
 }
 
-// Case is one attention problem, drawn from Seed. It is data, so that the list
-// of named cases, the drawn ones and their failures all read alike.
+// Case is an attention problem whose tensors are drawn from Seed.
 type Case struct {
 	Name string
 	kernels.Dims
 	DType backend.DType
-	// Keys is the type of k and v where it is not DType; nil where it is.
+	// Keys is the dtype of k and v; nil means DType.
 	Keys *backend.DType
-	// PageSize puts k and v into pools of pages of so many rows; 0 does not.
+	// PageSize puts k and v into pools of pages of that many rows; 0 does not.
 	PageSize int
 	Layout   Layout
 	Options  kernels.Options // without Mask and Bias, which are drawn
-	// MaskShape and BiasShape are those of a drawn mask and bias; the zero
-	// Shape is none. They may have fewer keys than there are.
+	// MaskShape and BiasShape are the shapes of a random mask and bias; the zero Shape
+	// means none. They may have fewer keys than Sk.
 	MaskShape, BiasShape backend.Shape
 	BiasDType            backend.DType
-	// BiasHides makes one bias in eight -Inf, by distance too.
+	// BiasHides makes one element in eight of the biases -Inf.
 	BiasHides bool
-	// RelativeShape is that of a drawn bias by distance, of BiasDType.
+	// RelativeShape is the shape of a random bias by distance, of BiasDType.
 	RelativeShape backend.Shape
-	// BlockSize asks for a drawn mask of blocks, of BlockShape with both lengths
-	// of 1 allowed for batches and heads.
+	// BlockSize, unless 0, adds a random mask of blocks of BlockShape.
 	BlockSize  int
 	BlockShape backend.Shape
 	// HideRows makes the mask hide every third row entirely.
 	HideRows bool
 	// Gain multiplies q, for large logits; 0 is 1.
 	Gain float64
-	// PoisonK and PoisonV write values into rows of k and v: those rows must
-	// not touch a query row that does not see them.
+	// PoisonK and PoisonV write values to rows of k and v, which must not change the
+	// result of query rows that do not see them.
 	PoisonK, PoisonV map[int]float32
 	Seed             uint64
 }
 
-// operand is a tensor on the host: its elements row by row, rounded to dtype.
+// operand is a tensor in host memory: its elements row by row, rounded to dtype.
 type operand struct {
 	shape backend.Shape
 	dtype backend.DType
 	data  []float32
 }
 
-// built is a Case with its numbers.
+// built is a Case with its tensors.
 type built struct {
 	Case
 	q, k, v operand
@@ -164,7 +162,7 @@ func (c Case) build() *built {
 	return b
 }
 
-// keyType is the type of keys and values.
+// keyType returns the dtype of keys and values.
 func (c Case) keyType() backend.DType {
 	if c.Keys != nil {
 		return *c.Keys
@@ -241,8 +239,8 @@ func (c Case) String() string {
 	return s
 }
 
-// broadcastIndex returns the index of [b,h,i,j] in row-major data of shape s,
-// whose lengths of 1 are broadcast.
+// broadcastIndex returns the index of [b,h,i,j] in row-major data of shape s, whose axes of
+// length 1 are broadcast.
 func broadcastIndex(s backend.Shape, at ...int) int {
 	n := 0
 	for axis, l := range s {

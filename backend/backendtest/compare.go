@@ -39,11 +39,10 @@ func testCase(t testing.TB, dev *kernels.Device, c Case, bits *digests) {
 	}
 }
 
-// edges are lengths around the powers of two that tiles are made of.
+// edges are lengths around the multiples of powers of two, where tiles begin and end.
 var edges = []int{1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193, 255, 256, 257, 383, 385, 511, 512, 513}
 
-// testEdges puts the numbers of queries and of keys on both sides of every tile
-// edge, causal, so that the diagonal crosses each.
+// testEdges runs numbers of queries and keys on both sides of every tile edge, also causal.
 func testEdges(t *testing.T, dev *kernels.Device) {
 	for i, n := range edges {
 		for _, c := range []Case{
@@ -58,8 +57,8 @@ func testEdges(t *testing.T, dev *kernels.Device) {
 	}
 }
 
-// testHeadSizes runs D and Dv around every tile edge, and at the sizes of absorbed
-// latent attention.
+// testHeadSizes runs D and Dv on both sides of every tile edge, and the sizes of absorbed
+// multi-head latent attention.
 func testHeadSizes(t *testing.T, dev *kernels.Device, h Harness) {
 	for i, d := range append(edges, 80, 112, 576) {
 		for _, c := range []Case{
@@ -91,7 +90,7 @@ func testHeadSizes(t *testing.T, dev *kernels.Device, h Harness) {
 	}
 }
 
-// drawCase draws a problem with any combination of options.
+// drawCase draws a problem with a random combination of options.
 func drawCase(t *rapid.T) Case {
 	n := func(name string, lo, hi int) int { return rapid.IntRange(lo, hi).Draw(t, name) }
 	yes := func(name string) bool { return rapid.Bool().Draw(t, name) }
@@ -153,8 +152,8 @@ func drawCase(t *rapid.T) Case {
 		c.BiasDType = rapid.SampledFrom(dtypes).Draw(t, "bias dtype")
 	}
 	if seldom("more?") {
-		// Of one type and small heads, as every other kernel of a GPU takes seconds
-		// to compile; types and sizes meet these options in Pairs.
+		// One dtype and small heads, because a GPU compiles each other kernel for
+		// seconds. Pairs combines dtypes and sizes with these options.
 		c.DType, c.Dim, c.ValueDim = backend.F32, min(c.Dim, 32), min(c.ValueDim, 32)
 		if yes("relative?") {
 			c.RelativeShape = backend.Shape{1, c.Heads, 1, c.SeqQ + c.SeqK - 1}
@@ -186,8 +185,8 @@ func drawCase(t *rapid.T) Case {
 		o.Prefix = append(o.Prefix, n("prefix", 0, c.SeqK))
 	}
 	if seldom("segments?") {
-		// Ids grow along rows and keys, each by itself, so that some have no rows and
-		// some no keys; those of keys change where blocks do.
+		// Ids grow along rows and along keys independently, so that some have no rows
+		// and some no keys. Ids of keys change only between blocks.
 		grow := func(name string, length, step int) []int32 {
 			ids := make([]int32, length)
 			id := int32(0)
@@ -225,7 +224,7 @@ func check(t *testing.T, n int, property func(rt *rapid.T)) {
 	rapid.Check(t, property)
 }
 
-// testDrawn holds drawn problems against the oracle, fused and by stages.
+// testDrawn compares random problems with the oracle, fused and by stages.
 func testDrawn(t *testing.T, dev *kernels.Device, n int) {
 	check(t, n, func(rt *rapid.T) {
 		b := drawCase(rt).build()
@@ -243,9 +242,9 @@ func testDrawn(t *testing.T, dev *kernels.Device, n int) {
 	})
 }
 
-// testPair compares two backends directly on drawn problems: both are within
-// the bound of the exact result, so they are within twice the bound of each
-// other; and what they say about NaN and about rows that see nothing is equal.
+// testPair compares two backends with each other on random problems. Each is within the bound
+// of the exact result, so that they differ by at most twice the bound; NaN and fully masked
+// rows are the same.
 func testPair(t *testing.T, one, two *kernels.Device, n int) {
 	check(t, n, func(rt *rapid.T) {
 		b := drawCase(rt).build()

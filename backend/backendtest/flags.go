@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// setFlag sets a flag of the test binary until t ends: rapid takes how often it
-// draws from nowhere else. A value given on the command line stays.
+// setFlag sets a flag of the test binary until t ends, because rapid has no other way to set
+// the number of checks. A value from the command line has precedence.
 func setFlag(t *testing.T, name, value string) error {
 	f := flag.Lookup(name)
 	if f == nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// testRefused calls with operands that a backend must refuse.
+// testRefused calls attention with operands that a backend must refuse.
 func testRefused(t *testing.T, dev *kernels.Device) {
 	shape := backend.Shape{1, 2, 8, 4}
 	fresh := func(t *testing.T, s backend.Shape) backend.Tensor {
@@ -107,7 +107,7 @@ func testRefused(t *testing.T, dev *kernels.Device) {
 	})
 }
 
-// testPlan asks for plans without memory and holds their counts against a count
+// testPlan plans the named cases without memory and compares the numbers of pairs with a count
 // pair by pair.
 func testPlan(t *testing.T, dev *kernels.Device) {
 	for _, c := range Cases() {
@@ -138,13 +138,13 @@ func testPlan(t *testing.T, dev *kernels.Device) {
 			t.Errorf("%v: plan has %d pairs and %d FLOPs, counted %d and %d", c, p.Pairs, p.FLOPs, pairs, want)
 		}
 		if p.Backend != dev.Info().Name || p.Path == "" || p.Why == "" || p.Cut == "" || p.Bytes <= 0 {
-			t.Errorf("%v: plan says too little: %+v", c, p)
+			t.Errorf("%v: plan is incomplete: %+v", c, p)
 		}
 	}
 }
 
-// testConcurrent runs several problems from several goroutines at once; each
-// must give the bits that it gives alone.
+// testConcurrent runs several problems in several goroutines at once; each must yield the bits
+// of a run alone.
 func testConcurrent(t *testing.T, dev *kernels.Device) {
 	var cases []*onDevice
 	var alone []answer
@@ -173,7 +173,7 @@ func testConcurrent(t *testing.T, dev *kernels.Device) {
 	wg.Wait()
 }
 
-// testCancel cancels before and in the middle; afterwards the backend works.
+// testCancel cancels calls before and during their run; later calls work.
 func testCancel(t *testing.T, dev *kernels.Device) {
 	small := Cases()[0].build().on(t, dev)
 	defer small.release()
@@ -185,8 +185,8 @@ func testCancel(t *testing.T, dev *kernels.Device) {
 		t.Errorf("with a cancelled context: error is %v, should be %v", err, context.Canceled)
 	}
 
-	// Far more work than any machine does in the time given: 2·2·8·32768²·64
-	// operations, a tera-operation and more.
+	// Far more work than any machine does in that time: 2·2·8·32768²·64 operations, more
+	// than 10^12.
 	big := backend.Shape{1, 8, 32768, 64}
 	x, err := dev.Alloc(t.Context(), backend.F32, big)
 	if err != nil {
@@ -209,8 +209,8 @@ func testCancel(t *testing.T, dev *kernels.Device) {
 	}
 }
 
-// testRelease releases operands while a call runs: the call ends well, the next
-// one is refused.
+// testRelease releases operands while a call runs: the call succeeds and the next one is
+// refused.
 func testRelease(t *testing.T, dev *kernels.Device) {
 	s := backend.Shape{1, 2, 512, 32}
 	for range 5 {
@@ -232,7 +232,7 @@ func testRelease(t *testing.T, dev *kernels.Device) {
 	}
 }
 
-// testClose closes a backend of its own while a call runs on it.
+// testClose closes a new backend while a call runs on it.
 func testClose(t *testing.T, h Harness) {
 	dev := kernels.NewDevice(h.Open(t))
 	s := backend.Shape{1, 1, 256, 16}

@@ -10,8 +10,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// testMerge cuts the keys in parts, in every grouping, and compares the merged
-// result with the whole.
+// testMerge computes parts of the keys, merges them in different groupings, and compares the
+// result with that of all keys.
 func testMerge(t *testing.T, dev *kernels.Device) {
 	if _, ok := dev.Backend().(backend.Merger); !ok {
 		t.Logf("%s merges nothing", dev.Info().Name)
@@ -31,13 +31,12 @@ func testMerge(t *testing.T, dev *kernels.Device) {
 	}
 }
 
-// mergeParts computes each part and merges from the left, ((a+b)+c), or from
-// the right, (a+(b+c)).
+// mergeParts computes each part and merges from the left, ((a+b)+c), or from the right,
+// (a+(b+c)).
 //
-// The bound: a part's weight exp(lse_part - lse) errs, relative to itself, by
-// the part's own error of lse and by 16u + 4u·|lse|, for its rounding, the
-// subtraction and the exponential; the output takes that twice (numerator and
-// denominator) at every one of the merges, on top of the whole's own bound.
+// The bound: the weight of a part, exp(lse_part - lse), has the relative error of the part's
+// lse plus 16u + 4u·|lse| for its rounding, the subtraction and the exponential. Each merge
+// adds that twice, for numerator and denominator, to the bound of the whole call.
 func mergeParts(t *testing.T, on *onDevice, cuts []int, rightFirst bool) {
 	t.Helper()
 	b, dev := on.built, on.dev

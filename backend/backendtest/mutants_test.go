@@ -9,11 +9,10 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// mistake is one thing that an attention kernel gets wrong.
+// mistake is an error in an attention kernel.
 type mistake func(b *built, batch, h, i int, r *oracle.Row)
 
-// mistakes that a suite worth its name must find, each with at least one of
-// the named cases.
+// mistakes are errors that the named cases must find.
 var mistakes = map[string]mistake{
 	"scale forgotten":        func(_ *built, _, _, _ int, r *oracle.Row) { r.Scale = 1 },
 	"scale 0 taken for none": func(b *built, _, _, _ int, r *oracle.Row) { r.Scale = orDefault(r.Scale, b.Dim) },
@@ -174,8 +173,8 @@ var mistakes = map[string]mistake{
 	},
 }
 
-// hiddenByBlock is what hides keys from a row where its block of rows and that of keys
-// are looked up at another place.
+// hiddenByBlock returns the keys that a block mask hides from a row when the block is looked up
+// at a wrong place.
 func hiddenByBlock(b *built, batch, h, i int, place func(row, column int) (int, int)) func(j int) bool {
 	c := *b
 	c.blocks = nil
@@ -209,7 +208,7 @@ func withBiasOf(b *built, r *oracle.Row, batch, h, i int) oracle.Row {
 	return c
 }
 
-// solve answers a case as a backend would, with a mistake or without.
+// solve computes a case as a backend does, with a mistake or without.
 func solve(b *built, wrong mistake) answer {
 	var a answer
 	for batch := range b.Batch {
@@ -233,8 +232,8 @@ func solve(b *built, wrong mistake) answer {
 	return a
 }
 
-// TestCasesFindMistakes: the right answer passes every case, and each mistake
-// fails at least one.
+// TestCasesFindMistakes: the correct answer passes every case, and each mistake fails at least
+// one.
 func TestCasesFindMistakes(t *testing.T) {
 	found := map[string]string{}
 	for _, c := range append(Pairs(), Cases()...) {
@@ -255,8 +254,7 @@ func TestCasesFindMistakes(t *testing.T) {
 	}
 }
 
-// TestCompareFindsWrongOutputs: mistakes in what is written rather than in what
-// is computed.
+// TestCompareFindsWrongOutputs: compare finds wrong outputs of correct results.
 func TestCompareFindsWrongOutputs(t *testing.T) {
 	c := Cases()[0]
 	b := c.build()

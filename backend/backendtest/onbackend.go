@@ -11,14 +11,13 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// flat is an operand's memory on a backend: all of it, gaps included, and the
-// view that is the operand.
+// flat is the device memory of an operand, gaps included, and the view that is the operand.
 type flat struct {
 	all, view backend.Tensor
 	before    []float32 // the memory before the call
 }
 
-// put lays an operand out and uploads the whole memory, NaN in its gaps.
+// put uploads an operand in a layout, with NaN in the gaps.
 func put(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 	tb.Helper()
 	if o.dtype == backend.Q8 {
@@ -43,7 +42,7 @@ func put(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 	return flat{all, view, append([]float32(nil), mem...)}
 }
 
-// index returns where the i-th element, counted row by row, lies by strides.
+// index returns the position of the i-th element, in row-major order, by strides.
 func index(i int, s backend.Shape, st backend.Strides) int {
 	at := 0
 	for axis := backend.Dim; axis >= 0; axis-- {
@@ -53,7 +52,7 @@ func index(i int, s backend.Shape, st backend.Strides) int {
 	return at
 }
 
-// get downloads the view row by row, and fails when a gap was written to.
+// get downloads the view in row-major order, and fails when a gap has changed.
 func (f flat) get(tb testing.TB, dev *kernels.Device, name string) []float32 {
 	tb.Helper()
 	mem := read(tb, dev, f.all)
@@ -66,7 +65,7 @@ func (f flat) get(tb testing.TB, dev *kernels.Device, name string) []float32 {
 	}
 	for i, x := range mem {
 		if !mine[i] && !sameNumber(x, f.before[i]) {
-			tb.Errorf("%s: element %d of the memory is slack, it was %v and is now %v", name, i, f.before[i], x)
+			tb.Errorf("%s: element %d of the memory is padding, it was %v and is now %v", name, i, f.before[i], x)
 			break
 		}
 	}
@@ -75,7 +74,7 @@ func (f flat) get(tb testing.TB, dev *kernels.Device, name string) []float32 {
 
 func (f flat) release() { f.all.Release() }
 
-// sameNumber is equality of bits, all NaN being the same.
+// sameNumber reports whether a and b have the same bits or are both NaN.
 func sameNumber(a, b float32) bool {
 	return math.Float32bits(a) == math.Float32bits(b) || a != a && b != b
 }
@@ -117,7 +116,7 @@ func plan(ctx context.Context, dev *kernels.Device, q, k, v backend.Tensor, opt 
 	return c.Plan(ctx)
 }
 
-// onDevice is a built case with its operands on a backend.
+// onDevice is a built case with its operands on a device.
 type onDevice struct {
 	*built
 	dev     *kernels.Device
@@ -162,7 +161,7 @@ func (b *built) on(tb testing.TB, dev *kernels.Device) *onDevice {
 		to   *backend.Tensor
 	}{{b.bias, &o.opt.Bias}, {b.relative, &o.opt.RelativeBias}} {
 		if x.from.data != nil {
-			// A padded bias: its rows start at odd elements.
+			// The rows of a padded bias start at odd elements.
 			f := put(tb, dev, x.from, b.Layout)
 			*x.to = f.view
 			o.held = append(o.held, f.all)
@@ -177,11 +176,11 @@ func (o *onDevice) release() {
 	}
 }
 
-// answer is what a backend gave, row by row.
+// answer is the result of a call in row-major order.
 type answer struct{ o, lse, weights []float32 }
 
-// run calls attention on the device with outputs in the case's layout, and
-// with weights (three stages) or without (fused).
+// run computes the case with outputs in its layout, with weights (by stages) or without
+// (fused).
 func (o *onDevice) run(tb testing.TB, weights bool) (answer, error) {
 	tb.Helper()
 	nan := func(last int, dtype backend.DType) operand {
@@ -213,7 +212,7 @@ func (o *onDevice) run(tb testing.TB, weights bool) (answer, error) {
 	return a, nil
 }
 
-// mustRun is run for problems that every backend takes.
+// mustRun is run for problems that every backend supports.
 func (o *onDevice) mustRun(tb testing.TB, weights bool) answer {
 	tb.Helper()
 	a, err := o.run(tb, weights)
@@ -223,7 +222,7 @@ func (o *onDevice) mustRun(tb testing.TB, weights bool) answer {
 	return a
 }
 
-// row returns the oracle's view of one query row.
+// row returns the inputs of the oracle for a query row.
 func (b *built) row(batch, h, i int) oracle.Row {
 	d := b.Dims
 	kvh := h / (d.Heads / d.KVHeads)
@@ -272,14 +271,14 @@ func (b *built) row(batch, h, i int) oracle.Row {
 	return r
 }
 
-// lacks reports whether a mask or bias of shape s, the zero Shape being none, has no
-// element for key j.
+// lacks reports whether a mask or bias of shape s has no element for key j. The zero Shape
+// lacks none.
 func lacks(s backend.Shape, j int) bool { return s[backend.Dim] > 1 && j >= s[backend.Dim] }
 
-// forBatch returns what a list has for a batch: its own, or the only one.
+// forBatch returns the element of a batch, or the only element.
 func forBatch[T any](list []T, batch int) T { return list[batch%len(list)] }
 
-// visibility is the rule in its own words, apart from the code under test.
+// visibility returns the visibility rule, implemented independently of the code under test.
 func (b *built) visibility() func(batch, i, j int) bool {
 	o := b.Options
 	return func(batch, i, j int) bool {
@@ -300,7 +299,7 @@ func (b *built) visibility() func(batch, i, j int) bool {
 	}
 }
 
-// position is the key that row i of a batch stands at.
+// position returns the position of row i of a batch among the keys.
 func (b *built) position(batch, i int) int {
 	i += b.Options.Offset
 	if b.Options.Offsets != nil {
@@ -312,7 +311,7 @@ func (b *built) position(batch, i int) int {
 	return i
 }
 
-// eachRow calls f with the oracle's answer to every row; n counts rows.
+// eachRow calls f with the oracle's answer for every row; n counts rows.
 func (b *built) eachRow(f func(n, batch, h, i int, ref oracle.Answer)) {
 	n := 0
 	for batch := range b.Batch {
@@ -325,7 +324,7 @@ func (b *built) eachRow(f func(n, batch, h, i int, ref oracle.Answer)) {
 	}
 }
 
-// compare holds an answer against the oracle.
+// compare compares an answer with the oracle.
 func (b *built) compare(a answer) error {
 	var o, lse, weights oracle.Worst
 	var leak error

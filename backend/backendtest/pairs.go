@@ -12,15 +12,13 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// option is one thing that a case may have, in one of a few ways. The first way is
-// to leave it as it is.
+// option is an aspect of a case with a few ways to set it. The first way changes nothing.
 type option struct {
 	name string
 	ways []func(c *Case)
 }
 
-// options are everything that attention takes. Lengths come first, as what follows
-// is shaped by them.
+// options are all options of attention. Lengths come first, because shapes depend on them.
 func options() []option {
 	leave := func(*Case) {}
 	dims := func(b, h, kvh, sq, sk, d, dv int) func(*Case) {
@@ -40,7 +38,7 @@ func options() []option {
 			c.BiasDType, c.BiasHides = dtype, hides
 		}
 	}
-	// short leaves keys out of what way draws.
+	// short removes keys from the shape that a way sets.
 	short := func(way func(*Case)) func(*Case) {
 		return func(c *Case) {
 			way(c)
@@ -114,12 +112,12 @@ func options() []option {
 	}
 }
 
-// cacheOptions are those, and how a cache may keep keys and values.
+// cacheOptions are these options and the ways in which a cache stores keys and values.
 func cacheOptions() []option {
 	leave := func(*Case) {}
 	keys := func(dtype backend.DType) func(*Case) {
 		return func(c *Case) {
-			// Rows of int8 are whole words, one after the other.
+			// Rows of Q8 are contiguous and multiples of 4 bytes.
 			whole := c.Dim%4 == 0 && c.ValueDim%4 == 0 && c.Layout != Transposed
 			if dtype != c.DType && (dtype != backend.Q8 || whole) {
 				c.Keys = &dtype
@@ -127,14 +125,14 @@ func cacheOptions() []option {
 		}
 	}
 	pages := func(size int) func(*Case) { return func(c *Case) { c.PageSize = size } }
-	// After lengths, type and layout, and before what begins where a page does.
+	// After lengths, dtype and layout, and before options that depend on the page size.
 	return slices.Insert(options(), 3,
 		option{"keys", []func(*Case){leave, keys(backend.F32), keys(backend.F16), keys(backend.Q8)}},
 		option{"pages", []func(*Case){leave, pages(16), pages(5)}})
 }
 
-// segment packs documents into the case, n lists of them: the first has some in
-// another order among the keys, and one without keys, the second has one only.
+// segment adds n lists of segments to the case. The first has keys in another order than rows
+// and a segment without keys; the second has one segment.
 func (c *Case) segment(n int) {
 	at := max(c.BlockSize, 1) * max(c.PageSize, 1) // where the keys of one may begin
 	for b := range n {
@@ -160,7 +158,7 @@ func (c *Case) segment(n int) {
 	}
 }
 
-// slopes are a geometric sequence, as in the paper on linear biases.
+// slopes returns a geometric sequence, as in Press et al. 2022.
 func slopes(n int) []float32 {
 	s := make([]float32, n)
 	for i := range s {
@@ -169,11 +167,11 @@ func slopes(n int) []float32 {
 	return s
 }
 
-// Pairs returns cases in which every way of every option meets every way of every
-// other one, in as few cases as a greedy search finds.
+// Pairs returns cases in which every way of every option occurs with every way of every other
+// option, as few as a greedy search finds.
 func Pairs() []Case { return pairsOf("pairs", 1000, options()) }
 
-// cachePairs are likewise those in which options meet what a cache does.
+// cachePairs returns such cases of cacheOptions.
 func cachePairs() []Case { return pairsOf("cache pairs", 2000, cacheOptions()) }
 
 func pairsOf(name string, seed int, opts []option) []Case {
@@ -191,7 +189,7 @@ func pairsOf(name string, seed int, opts []option) []Case {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var cases []Case
 	for len(open) > 0 {
-		// Of some random fillings, each in an order of its own, the one that meets most.
+		// Take the best of some random candidates, each filled in a random order.
 		var best []int
 		most := -1
 		for range 30 {
@@ -236,7 +234,7 @@ func pairsOf(name string, seed int, opts []option) []Case {
 	return cases
 }
 
-// testPairs runs the cases of Pairs, fused and by stages, and of cachePairs.
+// testPairs runs the cases of Pairs, fused and by stages, and those of cachePairs.
 func testPairs(t *testing.T, dev *kernels.Device, h Harness, bits *digests) {
 	every := max(1, h.PairsEvery)
 	for n, c := range slices.Concat(Pairs(), cachePairs()) {

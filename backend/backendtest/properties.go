@@ -12,7 +12,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// testProperties checks what holds without knowing the right answer.
+// testProperties tests properties that need no reference.
 func testProperties(t *testing.T, dev *kernels.Device) {
 	dims := kernels.Dims{Batch: 3, Heads: 4, KVHeads: 2, SeqQ: 70, SeqK: 300, Dim: 24, ValueDim: 20}
 	base := Case{Name: "property", Dims: dims, Options: kernels.Options{Causal: true, Offset: 200, Softcap: 9}, Seed: 99}
@@ -83,7 +83,7 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 	})
 
 	t.Run("slack beyond klen", func(t *testing.T) {
-		// Keys beyond klen change nothing, whatever they hold.
+		// The contents of keys beyond klen change nothing.
 		clean := base
 		clean.Options.KLen = []int{270, 290, 211}
 		dirty := clean
@@ -128,7 +128,7 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 	})
 
 	t.Run("the largest biases hide nothing", func(t *testing.T) {
-		// They take up any score, so that all are equal, as with a scale of 0.
+		// They absorb any score, so that all scores are equal, as with a scale of 0.
 		equal := base
 		equal.Options.Scale, equal.Options.Softcap = new(float64), 0
 		on := equal.build().on(t, dev)
@@ -160,8 +160,8 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 		}
 		on := b.on(t, dev)
 		defer on.release()
-		// The weights' own errors cancel; what is left is the two sums over
-		// the keys and the division (package oracle).
+		// The errors of the weights cancel. Those of the two sums over the keys and of
+		// the division remain (package oracle).
 		bound := 0x1p-24 * (oracle.Lambda*math.Sqrt(float64(dims.SeqK))*17/4 + 4)
 		for i, x := range on.mustRun(t, false).o {
 			if !(math.Abs(float64(x)-1) <= bound) {
@@ -189,8 +189,8 @@ func sameBits(t *testing.T, want, got answer) {
 	}
 }
 
-// near fails when two answers to the same rows of b differ by more than both
-// bounds; got's LSE is shifted by shift.
+// near fails when two answers for the rows of b differ by more than both bounds. The LSE of
+// got is greater by shift.
 func near(t *testing.T, b *built, want, got answer, shift float64) {
 	t.Helper()
 	var worst oracle.Worst

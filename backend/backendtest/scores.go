@@ -12,8 +12,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// testScores compares scores at every point with the oracle, for named cases and for
-// some that meet many options.
+// testScores compares scores at every point with the oracle, for the named cases and for some
+// with many options.
 func testScores(t *testing.T, dev *kernels.Device) {
 	if _, ok := dev.Backend().(backend.Scorer); !ok {
 		t.Skip("the backend gives no scores out")
@@ -43,9 +43,9 @@ func testScores(t *testing.T, dev *kernels.Device) {
 	}
 }
 
-// compareScores holds scores at a point against the oracle. A score is as far off as
-// the oracle's parts say: λ√D for the dot product, 3 for the scale, 8 for the softcap,
-// 5 for what is added, each times u and the magnitudes that meet in it.
+// compareScores compares scores at a point with the oracle. Its error bound has the terms of
+// package oracle: λ√D for the dot product, 3 for the scale, 8 for the softcap and 5 for the
+// biases, each times u and the magnitudes in it.
 func (b *built) compareScores(got []float32, at backend.ScorePoint) error {
 	var worst oracle.Worst
 	n := 0
@@ -91,8 +91,7 @@ func (b *built) compareScores(got []float32, at backend.ScorePoint) error {
 	return worst.Err()
 }
 
-// testTopWeights picks the largest weights of every query and finds them, to the bit,
-// among all weights.
+// testTopWeights compares TopWeights with the largest of all weights, to the bit.
 func testTopWeights(t *testing.T, dev *kernels.Device) {
 	for n, c := range Pairs() {
 		if n%8 > 0 || testing.Short() && n%32 > 0 {

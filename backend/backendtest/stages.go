@@ -15,9 +15,8 @@ import (
 
 const u = 0x1p-24
 
-// sumBound bounds a float32 sum of n products whose magnitudes add up to abs,
-// and its rounding to dtype (package oracle; two roundings for good measure of
-// a bias and of the store).
+// sumBound returns the error bound of a float32 sum of n products whose magnitudes add up to
+// abs, rounded to dtype (package oracle), with two more roundings for a bias and the store.
 func sumBound(n int, abs float64, dtype backend.DType, ref float64) float64 {
 	b := u*(oracle.Lambda*math.Sqrt(float64(n))+2)*abs + 0x1p-125*float64(n)
 	if dtype != backend.F32 {
@@ -26,7 +25,7 @@ func sumBound(n int, abs float64, dtype backend.DType, ref float64) float64 {
 	return b
 }
 
-// testStages calls the stages one by one, through package kernels.
+// testStages computes QK, Softmax and PV one by one.
 func testStages(t *testing.T, dev *kernels.Device) {
 	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 		for _, layout := range []Layout{Contiguous, BSHD, Padded, Transposed} {
@@ -83,8 +82,7 @@ func testQKPV(t *testing.T, dev *kernels.Device, c Case) {
 		t.Errorf("qk: %v", err)
 	}
 
-	// Softmax in place, then PV, as a program would chain them; compare knows
-	// the exact answers.
+	// Softmax in place, then PV, as a program chains them.
 	lse, err := dev.Alloc(t.Context(), backend.F32, backend.Shape{b.Batch, b.Heads, b.SeqQ, 1})
 	if err != nil {
 		t.Fatal(err)
@@ -113,8 +111,8 @@ func dot(a, b []float32) (sum, abs float64) {
 	return sum, abs
 }
 
-// testProjections computes y = x·w + b for odd sizes and every type, and
-// self-attention from x against attention of the projections.
+// testProjections tests y = x·w + b for odd sizes and every dtype, and compares self-attention
+// of x with attention of the projections.
 func testProjections(t *testing.T, dev *kernels.Device) {
 	if _, ok := dev.Backend().(backend.Projector); !ok {
 		t.Logf("%s projects nothing", dev.Info().Name)

@@ -10,8 +10,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// testTransfer moves tensors of every type, size and stride to the device and
-// back, bit by bit.
+// testTransfer uploads and downloads tensors of every dtype, size and stride, and compares
+// their bits.
 func testTransfer(t *testing.T, dev *kernels.Device) {
 	rng := rand.New(rand.NewPCG(3, 3))
 	for _, n := range []int{1, 2, 3, 5, 8, 255, 4097} {
@@ -27,8 +27,7 @@ func testTransfer(t *testing.T, dev *kernels.Device) {
 					t.Fatalf("uploaded %v %v, got %v %v", dtype, host.Shape(), uploaded.DType(), uploaded.Shape())
 				}
 				sameElements(t, dev, host, uploaded)
-				// Views: every second row from row 1 on, columns reversed in
-				// importance, and one column.
+				// Views: every second row from row 1 on, the transpose, and one column.
 				for _, v := range []struct {
 					shape   backend.Shape
 					strides backend.Strides
@@ -82,7 +81,7 @@ func testTransfer(t *testing.T, dev *kernels.Device) {
 	})
 }
 
-// randomHost draws a tensor with elements of any bits but NaN.
+// randomHost returns a tensor with random bits, without NaN.
 func randomHost(t testing.TB, rng *rand.Rand, dtype backend.DType, s backend.Shape) backend.Tensor {
 	t.Helper()
 	host, err := backend.AllocHost(dtype, s)
@@ -109,7 +108,7 @@ func randomHost(t testing.TB, rng *rand.Rand, dtype backend.DType, s backend.Sha
 	return host
 }
 
-// sameElements downloads uploaded and compares it with host, both walked by index.
+// sameElements downloads uploaded and compares it with host, element by element.
 func sameElements(t *testing.T, dev *kernels.Device, host, uploaded backend.Tensor) {
 	t.Helper()
 	back, err := backend.AllocHost(host.DType(), host.Shape())
@@ -125,7 +124,7 @@ func sameElements(t *testing.T, dev *kernels.Device, host, uploaded backend.Tens
 	}
 }
 
-// walk returns the elements of a host tensor row by row, whatever its type.
+// walk returns the elements of a host tensor of any dtype in row-major order.
 func walk(t *testing.T, h backend.Tensor) []float32 {
 	t.Helper()
 	out := make([]float32, h.Shape().Elements())

@@ -18,8 +18,8 @@ import (
 //go:embed testdata/worked-examples/*.json
 var workedExamples embed.FS
 
-// workedExample is a published walk-through with its intermediate tensors; the
-// README beside the files says what each field is.
+// workedExample is a published example with its intermediate tensors. The README next to the
+// files describes the fields.
 type workedExample struct {
 	Title   string          `json:"title"`
 	Scale   float64         `json:"scale"`
@@ -40,7 +40,7 @@ type workedExample struct {
 	OutputsExact    [][]float64   `json:"outputs_exact"`
 }
 
-// testWorkedExamples runs each walk-through and compares every tensor it prints.
+// testWorkedExamples computes each example and compares every tensor that it prints.
 func testWorkedExamples(t *testing.T, dev *kernels.Device) {
 	const dir = "testdata/worked-examples"
 	files, err := workedExamples.ReadDir(dir)
@@ -86,10 +86,10 @@ func (w *workedExample) test(t *testing.T, dev *kernels.Device) {
 		same(t, "values", read(t, dev, v), join(w.Values), 0, 0)
 	}
 
-	// What was printed with some digits is off by half of the last one. Where
-	// the inputs themselves were printed so, a score is off by D products of
-	// two such numbers, both below 1 in these walk-throughs, and a weight,
-	// whose slope in the scores is at most 1/2 in all, by as much.
+	// Printed numbers have an error of half their last digit. If inputs are printed with few
+	// digits, a score has the error of D products of two such numbers, which are below 1
+	// in these examples, and a weight has at most that error too, because the sum of its
+	// derivatives by the scores is at most 1/2.
 	printed, inputs := 0.0, 0.0
 	scoreRel, softmaxRel := 0.0, 0.5e-7 // exact small integers; 8 digits
 	if w.Digits > 0 {
@@ -123,8 +123,8 @@ func (w *workedExample) test(t *testing.T, dev *kernels.Device) {
 	defer r.Release()
 	weights := read(t, dev, r.Weights)
 	wantSoftmax, _ := flatten64(t, w.Softmax)
-	// 16: scores up to 16 lose so many ulp in their differences (package
-	// oracle gives the general bound; these are a row of three).
+	// 16: differences of scores up to 16 lose as many ulp (package oracle has the general
+	// bound).
 	same(t, "softmax", weights, wantSoftmax, printed+inputs, softmaxRel+16*u)
 
 	fused, err := dev.Attention(t.Context(), q, k, v, kernels.Options{Scale: &w.Scale})
@@ -141,7 +141,7 @@ func (w *workedExample) test(t *testing.T, dev *kernels.Device) {
 	}
 }
 
-// testRounded follows the variant that rounds weights to one decimal.
+// testRounded tests the variant of the example that rounds weights to one decimal.
 func (w *workedExample) testRounded(t *testing.T, dev *kernels.Device, weights []float32, v backend.Tensor) {
 	rounded := roundRows(weights, len(w.SoftmaxRounded[0]))
 	want := join(w.SoftmaxRounded)
@@ -156,8 +156,8 @@ func (w *workedExample) testRounded(t *testing.T, dev *kernels.Device, weights [
 	for j, queries := range w.WeightedRounded {
 		for i, channels := range queries {
 			for c, want := range channels {
-				// One rounding of the weight (0.9 is no float32) and one of
-				// the product.
+				// One rounding of the weight (0.9 is not a float32) and one of the
+				// product.
 				if got := rounded[i*n+j] * values[j*dv+c]; math.Abs(float64(got)-want) > 2*u*math.Abs(want) {
 					t.Errorf("weighted_values_rounded[%d,%d,%d] is %v, should be %v", j, i, c, got, want)
 				}
@@ -172,9 +172,9 @@ func (w *workedExample) testRounded(t *testing.T, dev *kernels.Device, weights [
 	same(t, "outputs_rounded", read(t, dev, o), join(w.OutputsRounded), 0, 4*u)
 }
 
-// roundRows rounds weights to tenths so that each row of n still adds up to 1,
-// as the walk-through's do (its first row, .06 .47 .47, becomes 0 .5 .5): all
-// are rounded down, and the tenths that are missing go to the largest rests.
+// roundRows rounds weights to tenths whose sum in each row of n is 1, as in the example (whose
+// first row .06 .47 .47 becomes 0 .5 .5): all are rounded down, and the missing tenths are
+// added to the largest remainders.
 func roundRows(weights []float32, n int) []float32 {
 	out := make([]float32, len(weights))
 	for at := 0; at < len(weights); at += n {
@@ -200,7 +200,7 @@ func roundRows(weights []float32, n int) []float32 {
 	return out
 }
 
-// l1 is the largest sum of magnitudes of a row of x.
+// l1 returns the largest sum of magnitudes of a row of x.
 func l1(x []float32, s backend.Shape) float64 {
 	best := 0.0
 	for i := 0; i < len(x); i += s[3] {
@@ -231,7 +231,7 @@ func flatten(t *testing.T, raw json.RawMessage) ([]float32, backend.Shape) {
 	return f, s
 }
 
-// flatten64 reads [S, M] or [B, S, M].
+// flatten64 returns the elements and the shape of nested lists [S, M] or [B, S, M].
 func flatten64(t *testing.T, raw json.RawMessage) ([]float64, backend.Shape) {
 	t.Helper()
 	var batches [][][]float64

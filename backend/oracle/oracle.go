@@ -1,7 +1,6 @@
-// Package oracle computes attention a row at a time in float64, as plainly as
-// it can be written, and bounds how far float32 arithmetic may be from it. The
-// conformance suite compares every row of every backend with it; `--check` and
-// the benchmark compare rows drawn by seed.
+// Package oracle computes attention row by row in float64, in the plainest way, and bounds the
+// error of float32 arithmetic. The conformance suite compares every row of every backend with
+// it; `attn run --check` and the benchmark compare random rows.
 //
 // # The formula
 //
@@ -12,48 +11,45 @@
 //	w_j = p_j · keep_j / (1 - P)                         with dropout
 //	o   = Σ_j w_j·v_j          lse = m + log(Σ exp(s - m) + exp(sink - m))
 //
-// Hidden keys take no part at all. A row without a key above -Inf gives zeros
-// and lse = -Inf, or the sink.
+// Hidden keys are left out. A row without a score above -Inf yields zeros and lse = -Inf, or
+// the sink.
 //
 // # The bound
 //
-// With u = 2^-24 the unit roundoff of float32, n numbers summed in any order
-// err by at most λ·√n·u times the sum of their magnitudes, but for a chance of
-// 2·exp(-λ²/2) (Higham & Mary 2019, A New Approach to Probabilistic Rounding
-// Error Analysis, theorem 3.1). λ = [Lambda] = 6 makes that 3e-8 for a sum
-// whose every rounding is as bad as it can be; real ones are far inside.
+// Let u = 2^-24 be the unit roundoff of float32. A sum of n numbers in any order has an error of
+// at most λ·√n·u times the sum of their magnitudes, except with probability 2·exp(-λ²/2)
+// (Higham & Mary 2019, A New Approach to Probabilistic Rounding Error Analysis, theorem 3.1).
+// With λ = [Lambda] = 6 that is 3e-8, for the worst case of every rounding.
 //
-// A score's error has these parts, in units of u·A, with A = max_j (scale·Σ_d
-// |q_d·k_jd| + |bias_j| + |relative_j| + |slope·distance_j|) over the visible keys
-// and the sink:
+// The error of a score has these terms, in units of u·A, with A = max_j (scale·Σ_d |q_d·k_jd| +
+// |bias_j| + |relative_j| + |slope·distance_j|) over the visible keys and the sink:
 //
 //	λ√D    the dot product
-//	3      scale, and log2(e) folded into it or into q: three roundings
+//	3      scale, and log2(e) multiplied into it or into q: three roundings
 //	8      tanh and its division, whose slope is at most 1
-//	5      adding up to three biases, one of which is a product of two numbers, the
-//	       slope times log2(e) rounded before: each rounds what is at most A
-//	8      s - m and its factor log2(e): two roundings of up to 2A, once for
-//	       the weight itself and once, summed over all changes of the running
-//	       maximum (which add up to at most 2A), for the rescaling
+//	5      the sum with up to three biases, one of which is a product of the distance
+//	       and of the slope times log2(e): roundings of at most A each
+//	8      s - m and its factor log2(e): two roundings of up to 2A for the weight, and
+//	       as much for the rescaling, over all changes of the running maximum, which
+//	       add up to at most 2A
 //
-// so each weight, before it is normalised, has the relative error
+// Each weight, before it is normalised, then has the relative error
 //
 //	ε = expm1(u·A·(λ√D + 24)) + 8u
 //
-// where 8u is the exponential's own. Its sum and its sum with v each add, for
-// the accumulation over Sk keys, λ·√Sk·u, and for rescaling once a key block
-// of at least 64 keys, each time with an exponential and a product (9u),
-// λ·√(Sk/64)·9u: together λ·√Sk·(17/8)·u. As o = Σ p·v / Σ p carries an error
-// of the weights at most twice, and the division and the product round once
-// more each (6 with the factor of dropout and its product),
+// where 8u is the error of the exponential. The sums of the weights and of their products with
+// v each add λ·√Sk·u for the accumulation over Sk keys and λ·√(Sk/64)·9u for one rescaling in
+// each block of at least 64 keys, by an exponential and a product (9u): together
+// λ·√Sk·(17/8)·u. The errors of the weights count at most twice in o = Σ p·v / Σ p, and the
+// division, the product and dropout add 6u:
 //
 //	|o - ref| <= (2ε + u·(λ·√Sk·17/4 + 6))·Σ_j w_j·|v_j|
 //	           + u_o·|ref| + tiny
 //	|lse - ref| <= ε + u·(λ·√Sk·17/8 + 4 + 2·(|ref| + A))
 //
-// u_o is the unit roundoff of the output's type when it is not float32. tiny
-// is what flushing subnormals may lose: 2^-125 for each weight with |v_j|, for
-// each product, and half a subnormal step of the output's type.
+// u_o is the unit roundoff of the output's dtype if it is not float32. tiny bounds the loss of
+// flushed subnormal numbers: 2^-125 for each weight times |v_j|, for each product, and half a
+// subnormal step of the output's dtype.
 package oracle
 
 import (
@@ -68,7 +64,7 @@ const Lambda = 6
 
 const u = 0x1p-24
 
-// Row is one query row with all that it may look at.
+// Row is a query row with the keys and values that it may see.
 type Row struct {
 	Q       []float32 // [D]
 	K       []float32 // [Sk, D]
@@ -80,21 +76,22 @@ type Row struct {
 	// may be nil. A Bias of -Inf hides.
 	Hidden func(j int) bool
 	Bias   func(j int) float64
-	// Relative and Slope with Distance are added, where they are: element j of what is
-	// added by distance, and -Slope·Distance(j). A Relative of -Inf hides.
+	// Relative and -Slope·Distance are added to score j, unless they are nil. A Relative
+	// of -Inf hides.
 	Relative func(j int) float64
 	Slope    float64
 	Distance func(j int) float64
-	// Sink, unless nil, takes part in the denominator.
+	// Sink, unless nil, counts in the denominator.
 	Sink *float32
-	// Keeps, unless nil, says which weights are kept and multiplied by KeepFactor.
+	// Keeps, unless nil, reports whether weight j is kept and multiplied by KeepFactor, or
+	// dropped.
 	Keeps      func(j int) bool
 	KeepFactor float64
-	// Out is the type in which the output was stored.
+	// Out is the dtype of the output.
 	Out backend.DType
 }
 
-// Answer is the reference of a row with the bound of each value.
+// Answer is the reference result of a row with the error bounds.
 type Answer struct {
 	Scores   []float64 // [Sk], NaN where hidden
 	Weights  []float64 // [Sk], 0 where hidden
@@ -102,7 +99,7 @@ type Answer struct {
 	LSE      float64
 	OBound   []float64
 	LSEBound float64
-	// WeightBound is how far weight j may be off: WeightBound·Weights[j] + 2^-125.
+	// WeightBound·Weights[j] + 2^-125 is the bound of weight j.
 	WeightBound float64
 }
 
@@ -203,7 +200,7 @@ func Solve(r Row) Answer {
 		return a
 	}
 	for i := range r.Dv {
-		// A denominator of NaN comes out, even where dropout leaves nothing.
+		// A NaN denominator propagates even if dropout drops all weights.
 		o, abs, all := 0*a.LSE, 0.0, 0.0
 		for j := range n {
 			if hidden(j) || r.Keeps != nil && !r.Keeps(j) {
@@ -223,7 +220,7 @@ func Solve(r Row) Answer {
 	return a
 }
 
-// tiny is what flushed subnormals may take from an output.
+// tiny bounds the loss of flushed subnormal numbers in an output.
 func tiny(out backend.DType, keys int, sumAbsV float64) float64 {
 	t := 0x1p-125 * (sumAbsV + float64(keys))
 	if out == backend.F16 {
@@ -232,8 +229,8 @@ func tiny(out backend.DType, keys int, sumAbsV float64) float64 {
 	return t
 }
 
-// Off returns by how much of its bound got misses ref: at most 1 is right. NaN
-// on one side only, and an infinity that is not the same, are infinitely off.
+// Off returns |got - ref| / bound; at most 1 is correct. It is +Inf if only one of them is NaN
+// or if they are different and one is infinite.
 func Off(got, ref, bound float64) float64 {
 	switch {
 	case math.IsNaN(got) && math.IsNaN(ref), got == ref:
@@ -241,14 +238,14 @@ func Off(got, ref, bound float64) float64 {
 	case math.IsNaN(got), math.IsNaN(ref), math.IsInf(got, 0), math.IsInf(ref, 0):
 		return math.Inf(1)
 	}
-	// !(... ) so that a NaN bound, which no case should have, does not pass.
+	// A NaN bound, which no case should have, must not pass.
 	if r := math.Abs(got-ref) / bound; r >= 0 {
 		return r
 	}
 	return math.Inf(1)
 }
 
-// Worst keeps the value that is furthest out of its bound.
+// Worst is the value with the largest error relative to its bound.
 type Worst struct {
 	Off        float64 // |got - ref| / bound; over 1 is wrong
 	Error      float64 // |got - ref|
@@ -258,7 +255,7 @@ type Worst struct {
 	Considered int // values compared
 }
 
-// See compares one value; where names it and is called only for a new worst.
+// See compares a value; where returns its name and is called only for a new worst.
 func (w *Worst) See(got, ref, bound float64, where func() string) {
 	off := Off(got, ref, bound)
 	if w.Considered == 0 || off > w.Off {
@@ -267,7 +264,7 @@ func (w *Worst) See(got, ref, bound float64, where func() string) {
 	w.Considered++
 }
 
-// Err returns an error that describes the worst value when it is wrong.
+// Err returns an error that describes the worst value if it is wrong.
 func (w *Worst) Err() error {
 	if w.Off <= 1 {
 		return nil

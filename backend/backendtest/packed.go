@@ -10,11 +10,11 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// testVarlen packs sequences of many lengths: each has the bits that it has alone, with
-// every option that packed sequences take.
-func testVarlen(t *testing.T, dev *kernels.Device) {
+// testPacked packs sequences of many lengths; each has the bits of a call alone, with every
+// option that packed sequences take.
+func testPacked(t *testing.T, dev *kernels.Device) {
 	const heads, kvHeads, dim, valueDim = 4, 2, 16, 24
-	// One without rows, one without keys, some of a row.
+	// One has no rows, one has no keys, some have one row.
 	cuQ, cuK := []int{0, 1, 40, 40, 73, 74, 230}, []int{0, 33, 72, 80, 80, 81, 237}
 	n := len(cuQ) - 1
 	pack := func(o operand) backend.Tensor { // [1, total, H, D] in memory
@@ -82,7 +82,7 @@ func testVarlen(t *testing.T, dev *kernels.Device) {
 	}
 }
 
-// alone compares sequence s of r with a call of its own, and returns its visible pairs.
+// alone compares sequence s of r with a call for it alone, and returns its visible pairs.
 func alone(t *testing.T, dev *kernels.Device, r kernels.Result, q, k, v backend.Tensor, s int, opt kernels.Options) int64 {
 	t.Helper()
 	cuQ, cuK := opt.CuQ, opt.CuK

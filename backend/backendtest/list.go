@@ -7,12 +7,12 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// dims are the lengths of a case.
+// dims returns the lengths of a case.
 func dims(b, h, kvh, sq, sk, d, dv int) kernels.Dims {
 	return kernels.Dims{Batch: b, Heads: h, KVHeads: kvh, SeqQ: sq, SeqK: sk, Dim: d, ValueDim: dv}
 }
 
-// ids returns one list of n segment ids: pairs of where a segment ends and its id.
+// ids returns one list of n segment ids. ends has pairs of the end of a segment and its id.
 func ids(n int, ends ...int) [][]int32 {
 	list := make([]int32, 0, n)
 	for i := 0; i < len(ends); i += 2 {
@@ -23,9 +23,8 @@ func ids(n int, ends ...int) [][]int32 {
 	return [][]int32{list}
 }
 
-// Cases returns the named cases: each option alone, and the combinations in
-// which options meet. Every backend gives each of them within its bound, fused
-// and by stages.
+// Cases returns the named cases: each option alone and the combinations that affect each
+// other. They run fused and by stages.
 func Cases() []Case {
 	plain := dims(2, 3, 3, 37, 41, 16, 16)
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
@@ -143,7 +142,7 @@ func Cases() []Case {
 	for i := range cases {
 		cases[i].Seed = uint64(i + 1)
 	}
-	// The same problem in every type and layout, with an option of each kind.
+	// The same problem in every dtype and layout, with an option of each kind.
 	mixed := Case{Name: "mixed", Dims: dims(2, 4, 2, 35, 39, 17, 19), MaskShape: backend.Shape{2, 1, 35, 39}, BiasShape: backend.Shape{1, 4, 35, 39}, Options: causal}
 	for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 		for _, layout := range []Layout{Contiguous, BSHD, Padded, Transposed} {
