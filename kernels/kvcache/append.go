@@ -44,7 +44,20 @@ type write struct {
 
 // append appends count[b] rows of k and v to sequence b, all of them when count is nil.
 // After an error the sequences have the tokens that they had.
-func (p *pool) append(ctx context.Context, seqs []*rows, k, v backend.Tensor, count []int) error {
+func (p *pool) append(ctx context.Context, b batch, seqs []*rows, k, v backend.Tensor, count []int) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	err := b.check(true)
+	if err == nil {
+		err = p.appendLocked(ctx, seqs, k, v, count)
+	}
+	if err != nil {
+		return fmt.Errorf("append: %w", err)
+	}
+	return nil
+}
+
+func (p *pool) appendLocked(ctx context.Context, seqs []*rows, k, v backend.Tensor, count []int) error {
 	if err := p.checkRows(k, v, len(seqs)); err != nil {
 		return err
 	}

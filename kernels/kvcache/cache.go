@@ -70,6 +70,8 @@ func New(ctx context.Context, dev *kernels.Device, c Config) (*Cache, error) {
 // Release frees the memory. Later calls return ErrReleased.
 func (c *Cache) Release() { c.pool.release() }
 
+func (c *Cache) check(bool) error { return c.pool.released() }
+
 // Rotates reports whether the cache has a rotary embedding.
 func (c *Cache) Rotates() bool { return c.pool.config.RoPE != nil }
 
@@ -98,16 +100,7 @@ func (p *pool) lens(seqs []*rows) []int {
 // Errors: ErrShape and ErrDType for wrong operands, ErrCapacity when a sequence has no
 // room, ErrReleased, and the backend's.
 func (c *Cache) Append(ctx context.Context, k, v backend.Tensor, count []int) error {
-	c.pool.mu.Lock()
-	defer c.pool.mu.Unlock()
-	err := c.pool.released()
-	if err == nil {
-		err = c.pool.append(ctx, c.seqs, k, v, count)
-	}
-	if err != nil {
-		return fmt.Errorf("append: %w", err)
-	}
-	return nil
+	return c.pool.append(ctx, c, c.seqs, k, v, count)
 }
 
 // Rewind removes tokens from the end of sequence b and leaves length of them, for example
@@ -163,15 +156,12 @@ func (c *Cache) Reset() error {
 // Errors as for [kernels.Device.Attention], ErrShape when the cache is empty or has fewer
 // tokens than q has rows, and ErrReleased.
 func (c *Cache) Attention(ctx context.Context, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
-	c.pool.mu.RLock()
-	defer c.pool.mu.RUnlock()
-	return c.pool.attention(ctx, c.seqs, c.pool.released(), q, opt)
+	return c.pool.attend(ctx, c, c.seqs, true, kernels.Result{}, q, opt)
 }
 
 // AttentionInto is [Cache.Attention] into preallocated tensors, as
 // [kernels.Call.RunInto] takes them.
 func (c *Cache) AttentionInto(ctx context.Context, out kernels.Result, q backend.Tensor, opt CallOptions) error {
-	c.pool.mu.RLock()
-	defer c.pool.mu.RUnlock()
-	return c.pool.attentionInto(ctx, c.seqs, c.pool.released(), out, q, opt)
+	_, err := c.pool.attend(ctx, c, c.seqs, false, out, q, opt)
+	return err
 }

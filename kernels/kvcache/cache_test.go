@@ -190,3 +190,54 @@ func TestConcurrent(t *testing.T) {
 		t.Errorf("%d of %d pages are free in the end", n, pages)
 	}
 }
+
+// TestSharePrefixOutputs: calls with a shared prefix check their outputs like others.
+func TestSharePrefixOutputs(t *testing.T) {
+	dev := onCPU(t, cpu.Options{})
+	ctx := t.Context()
+	host := func(dtype backend.DType, s ...int) backend.Tensor {
+		x, err := backend.AllocHost(dtype, backend.Shape(s))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	c, err := kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{Dim: 8, PageSize: 4, Pages: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Release()
+	one, err := c.NewSequence()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f32, f16 := backend.F32, backend.F16
+	x := host(f32, 1, 1, 9, 8)
+	if err := c.Batch(one).Append(ctx, x, x, nil); err != nil {
+		t.Fatal(err)
+	}
+	two, err := one.Fork()
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, q := host(f16, 2, 2, 1, 8), host(f16, 2, 2, 1, 8)
+	for _, o := range []struct {
+		name string
+		out  kernels.Result
+		want error
+	}{
+		{"as q", kernels.Result{O: good, LSE: host(f32, 2, 2, 1, 1)}, nil},
+		{"f32", kernels.Result{O: host(f32, 2, 2, 1, 8)}, nil},
+		{"no o", kernels.Result{}, backend.ErrShape},
+		{"shape of o", kernels.Result{O: host(f16, 2, 2, 1, 4)}, backend.ErrShape},
+		{"shape of o, f32", kernels.Result{O: host(f32, 2, 1, 1, 8)}, backend.ErrShape},
+		{"type of o", kernels.Result{O: host(backend.BF16, 2, 2, 1, 8)}, backend.ErrDType},
+		{"shape of lse", kernels.Result{O: good, LSE: host(f32, 2, 1, 1, 1)}, backend.ErrShape},
+		{"type of lse", kernels.Result{O: good, LSE: host(f16, 2, 2, 1, 1)}, backend.ErrDType},
+		{"weights", kernels.Result{O: good, Weights: host(f32, 2, 2, 1, 9)}, backend.ErrOption},
+	} {
+		if err := c.Batch(one, two).AttentionInto(ctx, o.out, q, kvcache.CallOptions{SharePrefix: true}); !errors.Is(err, o.want) {
+			t.Errorf("%s: error is %v, should be %v", o.name, err, o.want)
+		}
+	}
+}

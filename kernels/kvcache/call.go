@@ -48,6 +48,13 @@ func (p *pool) check(opt *CallOptions) error {
 	return opt.CheckPath(on)
 }
 
+// batch is what a call appends to or attends to: a *Cache or a *Batch.
+type batch interface {
+	// check returns an error for sequences that cannot be used. With once, each may be
+	// among them once only.
+	check(once bool) error
+}
+
 // step is one attention call to a cache. It is kept for the next one, which does not
 // allocate then.
 type step struct {
@@ -92,46 +99,42 @@ func (p *pool) putBack(s *step) {
 	p.steps.Put(s)
 }
 
-// attention computes a call into a new result. err is a reason not to.
-func (p *pool) attention(ctx context.Context, seqs []*rows, err error, q backend.Tensor, opt CallOptions) (r kernels.Result, _ error) {
-	var s *step
-	if err == nil {
-		s, err = p.step(ctx, seqs, q, opt)
-	}
-	if err == nil {
-		defer p.putBack(s)
-		if pages := p.sharedPages(s); pages == 0 {
-			r, err = s.call.Run(ctx)
-		} else if r, err = p.allocResult(ctx, q, opt.LSE); err == nil {
-			err = p.sharePrefix(ctx, s, r, pages)
-		}
-	}
+// attend computes a call of b into out, or with alloc into a new result.
+func (p *pool) attend(ctx context.Context, b batch, seqs []*rows, alloc bool, out kernels.Result, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	out, err := p.attendLocked(ctx, b, seqs, alloc, out, q, opt)
 	if err != nil {
-		r.Release()
+		if alloc {
+			out.Release()
+		}
 		return kernels.Result{}, fmt.Errorf("cache: %w", err)
 	}
-	return r, nil
+	return out, nil
 }
 
-// attentionInto computes a call into out. err is a reason not to.
-func (p *pool) attentionInto(ctx context.Context, seqs []*rows, err error, out kernels.Result, q backend.Tensor, opt CallOptions) error {
-	opt.Weights = opt.Weights || !out.Weights.IsZero()
-	var s *step
-	if err == nil {
-		s, err = p.step(ctx, seqs, q, opt)
+func (p *pool) attendLocked(ctx context.Context, b batch, seqs []*rows, alloc bool, out kernels.Result, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
+	if err := b.check(false); err != nil {
+		return out, err
 	}
-	if err == nil {
-		defer p.putBack(s)
-		if pages := p.sharedPages(s); pages == 0 {
-			err = s.call.RunInto(ctx, out)
-		} else if err = p.checkResult(out, q); err == nil {
-			err = p.sharePrefix(ctx, s, out, pages)
+	opt.Weights = opt.Weights || !out.Weights.IsZero()
+	s, err := p.step(ctx, seqs, q, opt)
+	if err != nil {
+		return out, err
+	}
+	defer p.putBack(s)
+	pages := p.sharedPages(s)
+	switch {
+	case pages == 0 && alloc:
+		return s.call.Run(ctx)
+	case pages == 0:
+		return out, s.call.RunInto(ctx, out)
+	case alloc:
+		if out, err = p.allocResult(ctx, q, opt.LSE); err != nil {
+			return out, err
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("cache: %w", err)
-	}
-	return nil
+	return out, p.sharePrefix(ctx, s, out, pages)
 }
 
 // fill sets the operands and options of s.

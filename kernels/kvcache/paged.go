@@ -157,8 +157,6 @@ func (c *Paged) Batch(sequences ...*Sequence) *Batch {
 	return b
 }
 
-// check returns an error for sequences that cannot be a batch. With once, each may be in
-// it once only.
 func (b *Batch) check(once bool) error {
 	if len(b.sequences) == 0 {
 		return fmt.Errorf("the batch has no sequences: %w", backend.ErrShape)
@@ -190,33 +188,18 @@ func (b *Batch) Lens() []int { return b.cache.pool.lens(b.seqs) }
 // sequence that is in the batch twice or of another cache, ErrReleased for one that was
 // freed.
 func (b *Batch) Append(ctx context.Context, k, v backend.Tensor, count []int) error {
-	p := &b.cache.pool
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	err := b.check(true)
-	if err == nil {
-		err = p.append(ctx, b.seqs, k, v, count)
-	}
-	if err != nil {
-		return fmt.Errorf("append: %w", err)
-	}
-	return nil
+	return b.cache.pool.append(ctx, b, b.seqs, k, v, count)
 }
 
 // Attention attends from the last tokens of each sequence to all of its tokens, or to
 // those of the window, as [Cache.Attention] does.
 func (b *Batch) Attention(ctx context.Context, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
-	p := &b.cache.pool
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	return p.attention(ctx, b.seqs, b.check(false), q, opt)
+	return b.cache.pool.attend(ctx, b, b.seqs, true, kernels.Result{}, q, opt)
 }
 
 // AttentionInto is [Batch.Attention] into preallocated tensors, as
 // [kernels.Call.RunInto] takes them.
 func (b *Batch) AttentionInto(ctx context.Context, out kernels.Result, q backend.Tensor, opt CallOptions) error {
-	p := &b.cache.pool
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	return p.attentionInto(ctx, b.seqs, b.check(false), out, q, opt)
+	_, err := b.cache.pool.attend(ctx, b, b.seqs, false, out, q, opt)
+	return err
 }

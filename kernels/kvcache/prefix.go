@@ -53,6 +53,13 @@ func (p *pool) allocResult(ctx context.Context, q backend.Tensor, lse bool) (r k
 // sharePrefix computes the call of s into out with its first pages taken once for all
 // sequences.
 func (p *pool) sharePrefix(ctx context.Context, s *step, out kernels.Result, pages int) error {
+	// RunInto and Copy check the shapes.
+	if t := out.O.DType(); t != s.q.DType() && t != backend.F32 {
+		return fmt.Errorf("o is %v, it must be %v as q or f32: %w", t, s.q.DType(), backend.ErrDType)
+	}
+	if !out.LSE.IsZero() && out.LSE.DType() != backend.F32 {
+		return fmt.Errorf("lse is %v, it must be f32: %w", out.LSE.DType(), backend.ErrDType)
+	}
 	whole, held, err := p.partial(ctx, s.q.Shape(), out)
 	if err != nil {
 		return err
@@ -77,27 +84,6 @@ func (p *pool) sharePrefix(ctx context.Context, s *step, out kernels.Result, pag
 		return nil
 	}
 	return p.dev.Copy(ctx, []backend.Tensor{out.O}, []backend.Tensor{whole.O})
-}
-
-// checkResult checks the outputs of a call with a shared prefix.
-func (p *pool) checkResult(out kernels.Result, q backend.Tensor) error {
-	want := q.Shape()
-	want[backend.Dim] = p.config.ValueDim
-	if out.O.Shape() != want {
-		return fmt.Errorf("o has shape %v, it must be %v, the [B, H, Sq, Dv] of q and the cache: %w", out.O.Shape(), want, backend.ErrShape)
-	}
-	if t := out.O.DType(); t != q.DType() && t != backend.F32 {
-		return fmt.Errorf("o is %v, it must be %v as q or f32: %w", t, q.DType(), backend.ErrDType)
-	}
-	want[backend.Dim] = 1
-	switch {
-	case out.LSE.IsZero():
-	case out.LSE.Shape() != want:
-		return fmt.Errorf("lse has shape %v, it must be %v, the [B, H, Sq, 1] of q: %w", out.LSE.Shape(), want, backend.ErrShape)
-	case out.LSE.DType() != backend.F32:
-		return fmt.Errorf("lse is %v, it must be f32: %w", out.LSE.DType(), backend.ErrDType)
-	}
-	return nil
 }
 
 // prefix attends from all rows of s to its first keys. Row i of all sequences is one call.
