@@ -3,7 +3,6 @@ package bench
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
@@ -169,29 +168,6 @@ func (s *Series) at(seq int) Case {
 
 // String describes the series without its lengths: "B=1 H=8 D=64 f32".
 func (s *Series) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "B=%d H=%d", s.Batch, s.Heads)
-	if s.KVHeads != s.Heads {
-		fmt.Fprintf(&b, " Hkv=%d", s.KVHeads)
-	}
-	fmt.Fprintf(&b, " D=%d %v", s.Dim, s.DType)
-	if s.SeqQ > 0 {
-		fmt.Fprintf(&b, " Sq=%d", s.SeqQ)
-	}
-	if s.Causal {
-		b.WriteString(" causal")
-	}
-	if w := s.Window; w != nil {
-		fmt.Fprintf(&b, " window %s,%s", side(w.Left), side(w.Right))
-	}
-	if s.Softcap > 0 {
-		fmt.Fprintf(&b, " softcap %v", s.Softcap)
-	}
-	if s.Mask {
-		b.WriteString(" + mask f32")
-	}
-	if s.Variant != Fused {
-		b.WriteString(" " + s.Variant)
-	}
-	return b.String()
+	m := newRow(backend.Info{}, s.Name, s.at(0))
+	return m.Shape()
 }

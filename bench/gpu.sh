@@ -1,6 +1,6 @@
 #!/bin/sh
-# Measures the table of docs/gpu.md on the GPU of this machine, one row after the
-# other, each with its ceiling beside it:
+# Measures the rows of the table in docs/gpu.md on the GPU of this machine, each with its
+# ceiling:
 #
 #	sh bench/gpu.sh            # about ten minutes on a large GPU
 #	sh bench/gpu.sh --plan     # how each row would run, without running it

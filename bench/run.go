@@ -201,7 +201,7 @@ func (r *runner) record(m *report.Measurement, b *bencher, err error) {
 // prepare returns the row of a case that has not run yet with its bencher, or without one
 // when it does not run, for the reason in the note.
 func (r *runner) prepare(dev *kernels.Device, c Case) (report.Measurement, *bencher) {
-	m := r.row(dev.Info(), c)
+	m := newRow(dev.Info(), r.series.Name, c)
 	plan, err := c.plan(r.work, dev)
 	if err != nil {
 		fail(&m, err)
@@ -249,11 +249,11 @@ func (r *runner) bencher(dev *kernels.Device, c Case) *bencher {
 		limit: r.patience(c.Dims.SeqK), stageTime: r.stage.predict(int64(c.weights()))}
 }
 
-// row returns what is known of a case before it runs.
-func (r *runner) row(info backend.Info, c Case) report.Measurement {
+// newRow returns what is known of a case before it runs.
+func newRow(info backend.Info, series string, c Case) report.Measurement {
 	d := c.Dims
 	m := report.Measurement{
-		Backend: info.Name, Provider: info.Provider, Series: r.series.Name, Name: c.String(), Variant: c.Variant, DType: c.DType.String(),
+		Backend: info.Name, Provider: info.Provider, Series: series, Name: c.String(), Variant: c.Variant, DType: c.DType.String(),
 		Batch: d.Batch, Heads: d.Heads, KVHeads: d.KVHeads, SeqQ: d.SeqQ, SeqK: d.SeqK, Dim: d.Dim,
 		Causal: c.Causal, Softcap: c.Softcap, Threads: info.Threads, Status: report.NotRun, Rounds: []report.Round{},
 	}

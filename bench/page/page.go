@@ -1,14 +1,14 @@
-// Package page makes the pages that the command line writes: one file each that
-// loads nothing, with drawings inside, readable in dark and light and on a phone.
+// Package page writes HTML pages of one file that loads nothing, with drawings, for light and
+// dark themes and for phones.
 //
-// A page is complete as it stands; its script adds to drawings what a pointer can
-// ask for (zoom, the number under it) and to tables sorting by column:
+// The content needs no script. The script adds zoom and tips to drawings, and sorting to
+// tables:
 //
-//	<figure class="zoom">   a drawing by [Drawing] inside; buttons to zoom, drag to move
-//	[data-tip]              anything in it whose text shows under the pointer
-//	<table class="sort">    heads that sort; data-v on a cell is what it sorts by
+//	<figure class="zoom">   contains a drawing by [Drawing]; buttons zoom, dragging moves
+//	[data-tip]              shows this text under the pointer
+//	<table class="sort">    headers sort, by data-v of a cell or by its text
 //
-// A script of the caller's own may call tip(event, text) and untip().
+// The caller's script may call tip(event, text) and untip().
 package page
 
 import (
@@ -29,11 +29,11 @@ var (
 	script string
 )
 
-// Page is what a page holds.
+// Page is the content of a page.
 type Page struct {
-	// Title stands on top and names the page.
+	// Title is the heading and the title of the document.
 	Title string
-	// Body is what follows the title.
+	// Body follows the heading.
 	Body template.HTML
 	// Script runs after the page's own, in the same scope.
 	Script template.JS
@@ -50,13 +50,12 @@ func Write(w io.Writer, p Page) error {
 	}{p, template.CSS(style), template.JS(script) + p.Script})
 }
 
-// Drawing makes an SVG file a part of a page. It becomes as wide as there is
-// room, but not much larger than it was drawn, and the colours named in colours,
-// as #RRGGBB in capitals, become those CSS variables, so that they follow the
-// page's theme. label says in words what is drawn. over is put on top, in the
-// coordinates of the file's viewBox.
+// Drawing returns an SVG file as a part of a page, as wide as the page allows but not much
+// larger than the original. It replaces each colour of colours, #RRGGBB in capitals, by a
+// CSS variable, which follows the page's theme. label is the text for screen readers; over
+// is drawn on top, in the coordinates of the file's viewBox.
 //
-// It returns an error for a text that is no SVG file with a viewBox.
+// It returns an error for a text that is not an SVG file with a width and a viewBox.
 func Drawing(svg, label string, colours map[string]string, over template.HTML) (template.HTML, error) {
 	head := svgHead.FindStringSubmatchIndex(svg)
 	end := strings.LastIndex(svg, "</svg>")
@@ -73,11 +72,11 @@ func Drawing(svg, label string, colours map[string]string, over template.HTML) (
 		`" style="--drawn:` + width + `" xmlns:xlink="http://www.w3.org/1999/xlink">` + body + string(over) + "</svg>"), nil
 }
 
-// Fonts makes an SVG file that gonum's plot drew in Liberation Sans name the fonts of
-// the same widths, and a general one, for systems that do not have it.
+// Fonts adds alternatives of the same widths to the font Liberation Sans of an SVG file by
+// gonum's plot, for systems without that font.
 func Fonts(svg string) string {
 	return strings.ReplaceAll(svg, "font-family:Liberation Sans", "font-family:'Liberation Sans',Arimo,Arial,Helvetica,sans-serif")
 }
 
-// svgHead is the opening tag with its width and viewBox.
+// svgHead matches the opening tag with its width and viewBox.
 var svgHead = regexp.MustCompile(`<svg\s[^>]*?width="([0-9.]+pt)"[^>]*?viewBox="([-0-9. ]+)"[^>]*>`)

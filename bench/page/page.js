@@ -1,6 +1,5 @@
 "use strict";
-// The tip is one box that shows text beside the pointer. (Who uses no pointer has
-// the same in the tables.)
+// The tip is one box of text next to the pointer. The tables have the same figures.
 const tipBox = document.createElement("div");
 tipBox.className = "tip";
 tipBox.hidden = true;
@@ -20,7 +19,7 @@ function tip(at, text) {
 function untip() { tipBox.hidden = true; }
 
 for (const e of document.querySelectorAll("[data-tip]")) {
-  // The browser's own tip, for a page without scripts, would show beside ours.
+  // Otherwise the browser would show its own tip too.
   e.querySelector("title")?.remove();
   e.addEventListener("pointerenter", at => tip(at, e.dataset.tip));
   e.addEventListener("pointerdown", at => tip(at, e.dataset.tip));
@@ -28,7 +27,7 @@ for (const e of document.querySelectorAll("[data-tip]")) {
 }
 addEventListener("scroll", untip, {passive: true});
 
-// Zoom changes a drawing's viewBox within the whole of it.
+// Zoom changes the viewBox of a drawing.
 for (const figure of document.querySelectorAll("figure.zoom")) {
   const svg = figure.querySelector("svg");
   const whole = svg.viewBox.baseVal, all = {x: whole.x, y: whole.y, w: whole.width, h: whole.height};
@@ -40,7 +39,7 @@ for (const figure of document.querySelectorAll("figure.zoom")) {
     svg.classList.toggle("moved", view.w < all.w);
     untip();
   };
-  // zoom keeps the point (fx, fy), as parts of what is seen, in its place.
+  // zoom keeps the point (fx, fy), in fractions of the visible part, in its place.
   const zoom = (by, fx = .5, fy = .5) => {
     const w = Math.min(all.w, Math.max(all.w / 40, view.w / by));
     show({w, x: view.x + fx * (view.w - w), y: view.y + fy * (view.h - w * all.h / all.w)});
@@ -80,15 +79,15 @@ for (const figure of document.querySelectorAll("figure.zoom")) {
     if (from === null || from.id !== at.pointerId) return;
     const box = svg.getBoundingClientRect();
     const dx = (at.clientX - from.x) / box.width, dy = (at.clientY - from.y) / box.height;
-    if (Math.hypot(at.clientX - from.x, at.clientY - from.y) < 4) return; // a click that shook
+    if (Math.hypot(at.clientX - from.x, at.clientY - from.y) < 4) return; // a click with a slight movement
     svg.setPointerCapture(at.pointerId);
     show({w: from.view.w, x: from.view.x - dx * from.view.w, y: from.view.y - dy * from.view.h});
   });
   for (const end of ["pointerup", "pointercancel"]) svg.addEventListener(end, () => { from = null; });
 }
 
-// A click on a head sorts by its column, up first for words, down for numbers,
-// the other way at the next click; rows without a number stay at the end.
+// A click on a header sorts by its column: words ascending, numbers descending, the other
+// way at the next click. Rows without a number stay at the end.
 for (const table of document.querySelectorAll("table.sort")) {
   const heads = [...table.tHead.rows[0].cells];
   heads.forEach((head, column) => {

@@ -1,4 +1,4 @@
-// What run.mjs measures on a GPU: the cases, and what there is to compare.
+// The cases and peers of run.mjs on a GPU.
 
 const f32 = [
   ...[1024, 4096, 8192].map((seq) => ({ seq, dim: 64 })),
@@ -6,17 +6,17 @@ const f32 = [
   ...[80, 96, 256].map((dim) => ({ seq: 8192, dim })),
 ];
 
-/** gpuCases of the table: one batch of 16 heads, arithmetic in float32 but where a peer's name says otherwise. */
+/** gpuCases of the table: one batch of 16 heads, arithmetic in float32 unless the name of a peer says otherwise. */
 export const gpuCases = [
   ...f32.map((c) => ({ ...c, dtype: "f32", causal: false })),
   ...[64, 128].map((dim) => ({ seq: 8192, dim, dtype: "f32", causal: true })),
   ...["f16", "bf16"].flatMap((dtype) => [64, 128].map((dim) => ({ seq: 8192, dim, dtype, causal: false }))),
 ].map((c) => ({ heads: 16, ...c, name: `${c.dtype} ${c.causal ? "causal" : "plain"} S=${c.seq} D=${c.dim}` }));
 
-/** settleSeconds is how long a GPU computes before it is measured, until its clocks have settled. */
+/** settleSeconds is the computing time before the first measurement that lets the clock rates of a GPU settle. */
 export const settleSeconds = 0.5;
 
-/** tensorCores are the cases that PyTorch's flash kernel takes: it multiplies 16 bit numbers, as the others of 16 bits do. */
+/** tensorCores are the cases of PyTorch's flash kernel, which multiplies 16-bit numbers. */
 export const tensorCores = (c) => c.dtype !== "f32";
 
 /**

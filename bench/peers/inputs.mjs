@@ -1,5 +1,5 @@
-// What every program that is measured computes on, and what of its output is
-// compared: a formula instead of a file, so that each makes the same numbers.
+// The inputs of every program, and the samples of its output that are compared. A formula
+// instead of a file yields the same numbers everywhere.
 
 /** element returns input number i of a stream (0 q, 1 k, 2 v): in [-2, 2), exact in float32. */
 export function element(i, stream) {
@@ -25,7 +25,7 @@ export function operand({ heads, seq, dim }, stream, layout) {
   return data;
 }
 
-/** samples is how many elements of an output are compared. */
+/** samples is the number of elements of an output that are compared. */
 export const samples = 64;
 
 /** place returns the head, row and column of sample j; the first is the last row's. */
@@ -33,7 +33,7 @@ export function place({ heads, seq, dim }, j) {
   return [j % heads, (seq - 1 + j * 7919) % seq, (j * 31) % dim];
 }
 
-/** sampled reads the samples off an output in either layout. */
+/** sampled returns the samples of an output in either layout. */
 export function sampled(c, data, layout) {
   return Array.from({ length: samples }, (_, j) => {
     const [h, s, d] = place(c, j);
@@ -42,7 +42,7 @@ export function sampled(c, data, layout) {
   });
 }
 
-/** visible returns how many pairs of a query and a key a case has, over all heads. */
+/** visible returns the number of visible pairs of query and key over all heads. */
 export function visible({ heads, seq, causal }) {
   return heads * (causal ? (seq * (seq + 1)) / 2 : seq * seq);
 }

@@ -1,5 +1,5 @@
-// The models that ONNX Runtime runs: one attention operator each, written as the
-// bytes of ONNX's protobuf messages (onnx.proto), of which that takes a handful.
+// The models for ONNX Runtime, with one attention operator each, as the bytes of ONNX's
+// protobuf messages (onnx.proto).
 
 const text = new TextEncoder();
 
@@ -23,7 +23,7 @@ const value = (field, [name, type, shape]) =>
   message(field, string(1, name),
     message(2, message(1, int(1, type), message(2, ...shape.map((n) => message(1, int(1, n)))))));
 
-// attribute is an AttributeProto that holds an integer.
+// attribute is an AttributeProto with an integer.
 const attribute = (field, [name, n]) => message(field, string(1, name), int(3, n), int(20, 2));
 
 const microsoft = "com.microsoft";
@@ -71,8 +71,7 @@ export const operators = {
       attributes: { is_causal: c.causal ? 1 : 0 },
     };
   },
-  // Causal always, and the only one of them that skips what is hidden. It also
-  // writes the cache that it is made for.
+  // Always causal, and the only operator that skips hidden pairs. It also writes its cache.
   GroupQueryAttention: (c) => {
     const x = [1, c.seq, c.heads * c.dim], cache = [1, c.heads, c.seq, c.dim];
     return {

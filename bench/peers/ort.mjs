@@ -24,7 +24,7 @@ await serve({
       feeds.last = new Tensor("int32", Int32Array.of(c.seq - 1), [1]);
       feeds.total = new Tensor("int32", Int32Array.of(c.seq), [1]);
     }
-    // Outputs that are there before, and touched, so that a call does not pay for them.
+    // Preallocated outputs, touched once, so that calls do not allocate pages.
     fetches = {};
     for (const [name, , shape] of spec.outputs) {
       fetches[name] = new Tensor("float32", new Float32Array(shape.reduce((a, b) => a * b)).fill(1), shape);

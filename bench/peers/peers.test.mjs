@@ -1,4 +1,4 @@
-// node --test: what run.mjs relies on, without any peer. go test runs it where node is.
+// Tests of run.mjs without any peer: node --test. go test runs them if node is installed.
 
 import assert from "node:assert/strict";
 import test from "node:test";
@@ -8,7 +8,7 @@ import { model, operators } from "./onnx.mjs";
 import { cases, differs, measure, median, memoryTable, speedTable } from "./turns.mjs";
 
 test("inputs are those of every other program", () => {
-  // The same numbers stand in attn/main_test.go.
+  // attn/main_test.go has the same numbers.
   assert.deepEqual([element(0, 0), element(1, 0), element(12345, 1), element(4194303, 2)],
     [-1.3081400394439697, 1.36948823928833, 0.15833115577697754, -1.38590669631958]);
 });
@@ -84,7 +84,7 @@ test("median and samples", () => {
   assert.equal(differs(undefined, [0]), "no sample");
 });
 
-// pretended is a peer that takes so many seconds a call.
+// pretended is a peer whose calls take that many seconds.
 function pretended(name, seconds, turns, { sample = [1], error } = {}) {
   return {
     name,

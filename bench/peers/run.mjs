@@ -1,6 +1,6 @@
 #!/usr/bin/env node
-// Measures attn's backends and their peers on the same shapes, in turns, and prints
-// the tables of the README: see README.md beside this file.
+// Measures attn's backends and their peers on the same shapes, in turns, and prints the
+// tables of README.md.
 //
 //	cd bench/peers && npm install
 //	node bench/peers/run.mjs [--on cpu,gpu] [--gpu gpu:1] [--threads 1,2] [--repetitions 7] [--only REGEXP] [--json FILE]
@@ -29,7 +29,7 @@ const { values: flags } = parseArgs({
   },
 });
 
-// Debian's package belongs to the system's interpreter, which need not be first.
+// Debian's package belongs to the interpreter of the system, which may not be the first in PATH.
 const python = ["python3", "/usr/bin/python3"].find((p) => spawnSync(p, ["-c", "import torch, numpy"]).status === 0);
 
 // allowed returns the processors that this process may run on.
@@ -45,15 +45,15 @@ function allowed() {
   }
 }
 
-// pinned returns a command that keeps to as many processors as it has threads:
-// threads that the system moves about, or two that share one, measure the system.
+// pinned returns a command that runs on as many processors as it has threads. Threads that
+// migrate or share a processor would measure the operating system.
 function pinned(threads, command, args) {
   const list = allowed().slice(0, threads);
   if (list.length < threads || spawnSync("taskset", ["--version"]).status !== 0) return [command, args];
   return ["taskset", ["-c", list.join(","), command, ...args]];
 }
 
-// peers returns what there is, attn first: what starts it, and which cases it takes.
+// peers returns the installed peers, attn first, with their commands and cases.
 function peers(attn, threads) {
   const n = String(threads);
   const start = (command, args, env = {}) => () => new Child(...pinned(threads, command, args), env);
@@ -82,12 +82,12 @@ execFileSync("go", ["build", "-o", attn, "./bench/peers/attn"], { cwd: join(here
 const report = [];
 const chosen = (all) => all.filter((c) => new RegExp(flags.only).test(c.name));
 
-// table measures cases on what is in list and returns a row for each.
+// table measures cases on the peers in list and returns a row for each.
 async function table(list, cases, title, extra = {}, settle = 0) {
   const rows = [], names = list.map((p) => p.name);
   for (const c of cases) {
-    // Processes of its own for each case: in one that ran another before, memory
-    // that the call takes is there already.
+    // Each case has its own processes: after another case, a process already has memory
+    // that the call needs.
     const taking = list.filter((p) => p.takes(c)).map((p) => ({ ...p, child: p.start() }));
     const results = await measure(c, taking, Number(flags.repetitions), settle);
     results.forEach((r, i) => r.error && console.error(`${taking[i].name}, ${c.name}: ${r.error}`));

@@ -1,8 +1,8 @@
-// The protocol between run.mjs and the programs that it measures: a line of JSON in,
-// a line of JSON out.
+// The protocol between run.mjs and the programs that it measures: a line of JSON for each
+// request and answer.
 //
 //	{"do": "load", "case": {"heads": 8, "seq": 256, "dim": 64, "causal": false, "dtype": "f32"}}
-//	  {"extra": 1048576, "sample": [...]}   bytes that the first call took, or null
+//	  {"extra": 1048576, "sample": [...]}   bytes of the first call, or null
 //	{"do": "run", "calls": 3}
 //	  {"seconds": [0.1, 0.1, 0.1]}
 //	{"do": "peak"}                          attn only
@@ -10,13 +10,13 @@
 //	{"do": "device"}                        attn only
 //	  {"device": {"name": "gpu:0", ...}}    as attn devices --json describes it
 //
-// What fails answers {"error": "why"} and goes on.
+// The answer to a request that fails is {"error": "why"}.
 
 import { createInterface } from "node:readline";
 import { spawn } from "node:child_process";
 import { readFileSync, writeFileSync } from "node:fs";
 
-/** serve answers requests on stdin with what handlers return, one after the other. */
+/** serve answers requests on stdin with the results of handlers, one after the other. */
 export async function serve(handlers) {
   for await (const line of createInterface({ input: process.stdin })) {
     let answer;
@@ -71,7 +71,7 @@ export class Child {
   }
 }
 
-/** extraMemory runs call and returns by how many bytes resident memory rose above what it was; null when the system does not tell. */
+/** extraMemory runs call and returns by how many bytes the resident memory rose; null when unknown. */
 export async function extraMemory(call) {
   const status = (key) => Number(readFileSync("/proc/self/status", "utf8").match(new RegExp(`${key}:\\s*(\\d+) kB`))[1]) * 1024;
   let before;

@@ -1,4 +1,4 @@
-// What run.mjs measures and how: the cases, the turns, the figures.
+// The cases, the turns and the figures of run.mjs.
 
 import { flops } from "./inputs.mjs";
 
@@ -10,11 +10,11 @@ export const cases = [
   { seq: 4096, dim: 128, causal: true },
 ].map((c) => ({ heads: 8, ...c, name: `${c.causal ? "causal" : "plain"} S=${c.seq} D=${c.dim}` }));
 
-// A turn is calls that add up to turnSeconds, at most maxCalls; a case is at most
-// the repetitions asked for, fewer when it took caseSeconds, never less than three.
+// A turn consists of calls for turnSeconds in total, at most maxCalls. A case has the
+// requested repetitions, or fewer after caseSeconds, but at least three.
 const turnSeconds = 0.05, maxCalls = 50, caseSeconds = 40, leastTurns = 3;
 
-/** median returns the middle of xs, or the mean of the two middle ones. */
+/** median returns the middle value of xs, or the mean of the two middle ones. */
 export function median(xs) {
   const s = [...xs].sort((a, b) => a - b);
   const m = s.length >> 1;
@@ -27,7 +27,7 @@ export function median(xs) {
 // (bf16) or 2^-12 (f16), that adds 2^-9·sqrt(Σp²)·1.2, 4e-4 at S=256.
 const tolerances = { f32: [5e-5, 0], f16: [1e-4, 2 ** -10], bf16: [8e-4, 2 ** -7] };
 
-/** differs says in words how far a sample is off another; "" when it is not. */
+/** differs describes the difference of two samples; "" when they agree. */
 export function differs(got, want, dtype = "f32") {
   const [absolute, relative] = tolerances[dtype];
   if (got?.length !== want.length) return "no sample";
@@ -63,7 +63,7 @@ export async function measure(c, peers, repetitions, settle = 0) {
   const begin = Date.now();
   for (let n = 0; n < repetitions && (n < leastTurns || Date.now() - begin < caseSeconds * 1e3); n++) {
     for (let i = 0; i < peers.length; i++) {
-      // Another one begins each time.
+      // Each round starts with another peer.
       const at = (n + i) % peers.length, p = peers[at], r = results[at];
       if (r.error) continue;
       const peak = await attn.child.ask({ do: "peak" });
@@ -98,7 +98,7 @@ function cell(r) {
   return r.error ? "error" : `${r.gflops.toFixed(0)} (${r.percent.toFixed(0)})`;
 }
 
-/** memoryTable writes the memory of a first call beside inputs and outputs. */
+/** memoryTable writes the memory of a first call in addition to inputs and outputs. */
 export function memoryTable(peers, rows) {
   const lines = [
     ["extra memory of a call, MiB", ...peers],

@@ -343,7 +343,7 @@ func (m *Measurement) on(info *backend.Info) bool {
 	return m.Backend == info.Name && m.Threads == info.Threads
 }
 
-// shape describes the case without its length and variant: "B=1 H=8 D=64 f32 causal".
+// shape is Shape without the variant.
 func (m *Measurement) shape() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "B=%d H=%d", m.Batch, m.Heads)
@@ -369,8 +369,9 @@ func (m *Measurement) shape() string {
 	return b.String()
 }
 
-// shapeAndVariant is shape with the variant, unless that is the fused call.
-func (m *Measurement) shapeAndVariant() string {
+// Shape describes the case without its length: "B=1 H=8 D=64 f32 causal qk". The variant is
+// left out for the fused call.
+func (m *Measurement) Shape() string {
 	if m.Variant == "fused" {
 		return m.shape()
 	}

@@ -52,7 +52,7 @@ func (r *Report) head(b *strings.Builder) {
 	}
 	b.WriteString("\nsoftmax(QKᵀ/√D)·V · ")
 	if names := r.seriesNames(); len(names) == 1 {
-		b.WriteString(r.Cases[0].shapeAndVariant())
+		b.WriteString(r.Cases[0].Shape())
 	} else {
 		fmt.Fprintf(b, "%d series", len(names))
 	}
@@ -113,7 +113,7 @@ func (r *Report) block(b *strings.Builder, info *backend.Info) {
 			}
 			if first && len(names) > 1 {
 				b.WriteString(name)
-				if shape := c.shapeAndVariant(); shape != name {
+				if shape := c.Shape(); shape != name {
 					b.WriteString(" · " + shape)
 				}
 				b.WriteByte('\n')

@@ -1,5 +1,5 @@
-// Package pagetest opens pages in a headless Chromium, for the tests of those who
-// write them. Where there is no Chromium a test skips and says so.
+// Package pagetest opens pages in a headless Chromium for tests. Without Chromium it skips
+// the test.
 package pagetest
 
 import (
@@ -22,11 +22,11 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// names are what Chromium is called in distributions.
+// names are the commands of Chromium in distributions.
 var names = []string{"chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"}
 
-// timeout bounds a page: start of the browser, which can take 10 s on a busy
-// machine, and all that is asked of it.
+// timeout limits a test, including the start of the browser, which can take a minute on a
+// busy machine.
 const timeout = 5 * time.Minute
 
 // Browser is a running Chromium.
@@ -35,8 +35,8 @@ type Browser struct {
 	ctx context.Context
 }
 
-// Start starts Chromium until the end of the test. Where there is none, or, but for
-// CI=true, where it does not start, it skips the test.
+// Start starts Chromium until the end of the test. It skips the test without Chromium, or,
+// except with CI=true, if Chromium does not start.
 func Start(t testing.TB) *Browser {
 	t.Helper()
 	var path string
@@ -47,11 +47,11 @@ func Start(t testing.TB) *Browser {
 		}
 	}
 	if path == "" {
-		t.Skip("no Chromium here: pages are not looked at in a browser (as root on Debian: apt-get install chromium)")
+		t.Skip("Chromium is not installed, pages are not tested in a browser (on Debian: apt-get install chromium)")
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(path),
-		chromedp.NoSandbox, // there is none for root, as in containers
+		chromedp.NoSandbox, // root has none, as in containers
 		chromedp.WSURLReadTimeout(timeout),
 	)
 	ctx, cancelTimeout := context.WithTimeout(t.Context(), timeout)
@@ -61,17 +61,16 @@ func Start(t testing.TB) *Browser {
 	ctx, cancelBrowser := chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {}))
 	t.Cleanup(cancelBrowser)
 	if err := chromedp.Do(ctx); err != nil {
-		// A distribution's stand-in for a package that is not there looks the same.
+		// A distribution may have a placeholder command for a missing package.
 		if os.Getenv("CI") == "true" {
 			t.Fatalf("%s does not start: %v", path, err)
 		}
-		t.Skipf("%s does not start, pages are not looked at in a browser: %s", path, strings.Join(strings.Fields(err.Error()), " "))
+		t.Skipf("%s does not start, pages are not tested in a browser: %s", path, strings.Join(strings.Fields(err.Error()), " "))
 	}
 	return &Browser{t, ctx}
 }
 
-// Look is how a page is looked at. Its zero value is 800 x 800, light, with
-// scripts.
+// Look is the window and theme of a page. Its zero value is 800 x 800, light, with scripts.
 type Look struct {
 	Width, Height int
 	Dark          bool
@@ -119,7 +118,7 @@ func (b *Browser) Open(file string, look Look) *Page {
 	return p
 }
 
-// listen keeps what a page must not do.
+// listen records what a page must not do.
 func (p *Page) listen(event any, url string) {
 	problem := ""
 	switch e := event.(type) {
@@ -151,7 +150,7 @@ func (p *Page) listen(event any, url string) {
 	}
 }
 
-// run runs an action in the page's tab.
+// run runs an action in the tab of the page.
 func run[T any](p *Page, action chromedp.Action[T]) T {
 	p.t.Helper()
 	result, err := chromedp.Run(p.ctx, action)
@@ -169,15 +168,14 @@ func call[P, R any](p *Page, command cdp.Command[P, R], params P) {
 	}
 }
 
-// Eval evaluates a JavaScript expression, in a page without scripts too.
+// Eval evaluates a JavaScript expression, also in a page without scripts.
 func Eval[T any](p *Page, expression string) T {
 	p.t.Helper()
 	return run(p, chromedp.Evaluate[T](expression))
 }
 
-// place returns where in the window the part (x, y) of what the selector finds first
-// is: 0, 0 is its upper left corner and 1, 1 its lower right one. It is scrolled into
-// view.
+// place scrolls the first match of the selector into view and returns the position of
+// (x, y) in it, in fractions of its size from the upper left corner.
 func (p *Page) place(selector string, x, y float64) (left, top float64) {
 	p.t.Helper()
 	at := Eval[[]float64](p, fmt.Sprintf(`(() => {
@@ -189,30 +187,29 @@ func (p *Page) place(selector string, x, y float64) (left, top float64) {
 	return at[0], at[1]
 }
 
-// Hover moves the pointer to a part of what the selector finds first: 0.5, 0.5 is its
-// middle.
+// Hover moves the pointer to (x, y) in the first match of the selector, in fractions of its
+// size.
 func (p *Page) Hover(selector string, x, y float64) {
 	p.t.Helper()
 	left, top := p.place(selector, x, y)
 	run(p, chromedp.MouseEvent(input.DispatchMouseEventTypeMouseMoved, left, top))
 }
 
-// Drag drags the middle of what the selector finds first by so many pixels.
+// Drag drags the middle of the first match of the selector by dx, dy pixels.
 func (p *Page) Drag(selector string, dx, dy float64) {
 	p.t.Helper()
 	x, y := p.place(selector, 0.5, 0.5)
 	run(p, chromedp.DragAndDropXY(x, y, x+dx, y+dy))
 }
 
-// Click clicks on what the selector finds first.
+// Click clicks on the first match of the selector.
 func (p *Page) Click(selector string) {
 	p.t.Helper()
 	run(p, chromedp.Click(chromedp.CSS(selector)))
 }
 
-// Quiet fails the test when the page wrote an error or a warning to the console,
-// threw an exception or asked for anything but itself, or is wider than the
-// window.
+// Quiet fails the test if the page wrote an error or a warning to the console, threw an
+// exception, requested anything but itself, or is wider than the window.
 func (p *Page) Quiet() {
 	p.t.Helper()
 	if wide := Eval[[]int](p, "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"); wide[0] > wide[1] {
@@ -223,10 +220,4 @@ func (p *Page) Quiet() {
 	for _, problem := range p.problems {
 		p.t.Error(problem)
 	}
-}
-
-// Screenshot returns the window as PNG.
-func (p *Page) Screenshot() []byte {
-	p.t.Helper()
-	return run(p, chromedp.CaptureScreenshot())
 }
