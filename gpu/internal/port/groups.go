@@ -1,15 +1,15 @@
 package port
 
-// maxGroups is how many bind groups a device keeps. A call of a model's layer
-// uses a few; more than this only says that windows differ each time.
+// maxGroups is the number of bind groups that a device keeps. A call of a model's layer
+// uses a few. Programs that need more use other windows each time.
 const maxGroups = 256
 
-// maxKeyBindings is the most bindings that a dispatch may have: WebGPU's default
-// limits allow 8 storage buffers, and attn's kernels have one uniform beside them.
+// maxKeyBindings is the most bindings of a dispatch: attn's kernels have up to 11
+// storage buffers and a uniform.
 const maxKeyBindings = 12
 
-// groupKey is what a bind group is made of. Buffers and pipelines go by number:
-// numbers are never used again, so that a key cannot mean another's memory.
+// groupKey identifies a bind group by the numbers of its pipeline and buffers. Numbers
+// are not used again, so a key cannot match the memory of a released buffer.
 type groupKey struct {
 	pipeline uint64
 	n        int
@@ -23,30 +23,29 @@ func (k *groupKey) add(buffer, offset, size uint64) {
 	k.n++
 }
 
-// groups keeps bind groups of a library's type G, as making one costs more than
-// the rest of a dispatch. The device's lock guards it.
-//
-// Those that are kept are in a ring, the one used last behind the head.
-type groups[G any] struct {
-	byKey map[groupKey]*group[G]
-	head  group[G]
-	free  func(G)
+// groups keeps bind groups, because creating one costs more than the rest of a dispatch.
+// They are in a ring, from the one used last to the one unused for longest. The device's
+// lock guards it.
+type groups struct {
+	byKey map[groupKey]*group
+	head  group
+	free  func(rawGroup)
 }
 
-type group[G any] struct {
+type group struct {
 	key        groupKey
-	g          G
-	prev, next *group[G]
+	g          rawGroup
+	prev, next *group
 }
 
-func newGroups[G any](free func(G)) *groups[G] {
-	c := &groups[G]{byKey: map[groupKey]*group[G]{}, free: free}
+func newGroups(free func(rawGroup)) *groups {
+	c := &groups{byKey: map[groupKey]*group{}, free: free}
 	c.head.prev, c.head.next = &c.head, &c.head
 	return c
 }
 
-// get returns the group that is kept under k.
-func (c *groups[G]) get(k *groupKey) (g G, ok bool) {
+// get returns the group with key k.
+func (c *groups) get(k *groupKey) (g rawGroup, ok bool) {
 	x := c.byKey[*k]
 	if x == nil {
 		return g, false
@@ -56,23 +55,23 @@ func (c *groups[G]) get(k *groupKey) (g G, ok bool) {
 	return x.g, true
 }
 
-// put keeps g under k.
-func (c *groups[G]) put(k *groupKey, g G) {
-	x := &group[G]{key: *k, g: g}
+// put keeps g with key k.
+func (c *groups) put(k *groupKey, g rawGroup) {
+	x := &group{key: *k, g: g}
 	c.byKey[*k] = x
 	c.push(x)
 }
 
-// trim lets go of what has not been used for longest. Only after a submission, as
-// the one that is being recorded may have more groups than are kept.
-func (c *groups[G]) trim() {
+// trim releases the groups that were unused for longest. It is called after a submission
+// only, because one submission may use more groups than are kept.
+func (c *groups) trim() {
 	for len(c.byKey) > maxGroups {
 		c.remove(c.head.prev)
 	}
 }
 
-// dropBuffer lets go of the groups that bind a buffer, before it goes.
-func (c *groups[G]) dropBuffer(id uint64) {
+// dropBuffer releases the groups that bind a buffer.
+func (c *groups) dropBuffer(id uint64) {
 	c.drop(func(k *groupKey) bool {
 		for i := range k.n {
 			if k.spans[i].buffer == id {
@@ -83,12 +82,12 @@ func (c *groups[G]) dropBuffer(id uint64) {
 	})
 }
 
-// dropPipeline lets go of the groups that have a pipeline's layout.
-func (c *groups[G]) dropPipeline(id uint64) {
+// dropPipeline releases the groups with a pipeline's layout.
+func (c *groups) dropPipeline(id uint64) {
 	c.drop(func(k *groupKey) bool { return k.pipeline == id })
 }
 
-func (c *groups[G]) drop(is func(k *groupKey) bool) {
+func (c *groups) drop(is func(k *groupKey) bool) {
 	for x := c.head.next; x != &c.head; {
 		next := x.next
 		if is(&x.key) {
@@ -98,15 +97,15 @@ func (c *groups[G]) drop(is func(k *groupKey) bool) {
 	}
 }
 
-func (c *groups[G]) remove(x *group[G]) {
+func (c *groups) remove(x *group) {
 	x.unlink()
 	delete(c.byKey, x.key)
 	c.free(x.g)
 }
 
-func (c *groups[G]) push(x *group[G]) {
+func (c *groups) push(x *group) {
 	x.prev, x.next = &c.head, c.head.next
 	x.prev.next, x.next.prev = x, x
 }
 
-func (x *group[G]) unlink() { x.prev.next, x.next.prev = x.next, x.prev }
+func (x *group) unlink() { x.prev.next, x.next.prev = x.next, x.prev }

@@ -9,11 +9,11 @@ package port
 #include <stdlib.h>
 #include <string.h>
 
-// The few calls of wgpu-native that the Go binding does not make safely: it
-// hands C pointers to Go variables that nothing keeps alive (device lost, map),
-// and has no way to set the handler of errors outside a scope, whose default
-// aborts the process. Here all callbacks are C and write to C memory.
-// Declarations follow webgpu.h as wgpu-native v0.17 ships it.
+// These are the calls of wgpu-native that the Go binding does not make safely. It passes
+// C pointers to Go variables that nothing keeps alive (device lost, map), and it cannot
+// set the handler of errors outside a scope, whose default aborts the process. Here all
+// callbacks are C functions that write to C memory. The declarations are those of
+// webgpu.h in wgpu-native v0.17.
 
 typedef struct {
 	uint32_t maxTextureDimension1D, maxTextureDimension2D, maxTextureDimension3D, maxTextureArrayLayers;
@@ -51,8 +51,7 @@ extern void wgpuDeviceSetUncapturedErrorCallback(void *device, port_error_fn cb,
 extern void wgpuBufferMapAsync(void *buffer, uint32_t mode, size_t offset, size_t size, void (*cb)(int, void *), void *userdata);
 extern void wgpuQueueOnSubmittedWorkDone(void *queue, void (*cb)(int, void *), void *userdata);
 
-// What the callbacks leave behind. The owner's lock is held at every call that
-// can run a callback, so plain fields do.
+// The results of callbacks. Every call that can run a callback holds the device's lock.
 typedef struct {
 	int lost;
 	int error; // type of the last error outside a scope, 0 for none
@@ -107,7 +106,6 @@ import (
 	"fmt"
 	"reflect"
 	"sync"
-	"time"
 	"unsafe"
 
 	"github.com/gogpu/gputypes"
@@ -117,20 +115,17 @@ import (
 // Provider names the library behind the port.
 const Provider = "go-webgpu v0.17.1 (wgpu-native)"
 
-// mapOffsetAlignment is what WebGPU asks of the offset of a map.
-const mapOffsetAlignment = 8
-
-// nativeBackends leaves out OpenGL, whose loader prints to standard error on
-// machines without a display.
+// nativeBackends excludes OpenGL, whose loader prints to standard error on machines
+// without a display.
 const nativeBackends = wgpu.InstanceBackend_Vulkan | wgpu.InstanceBackend_Metal | wgpu.InstanceBackend_DX12
 
-// handleOf returns the C object behind one of the binding's types, which keep it
-// in an unexported field.
+// handleOf returns the C object of one of the binding's types, which have it in an
+// unexported field.
 func handleOf(object any) unsafe.Pointer {
 	return reflect.ValueOf(object).Elem().FieldByName("ref").UnsafePointer()
 }
 
-// deviceOf makes the binding's Device from a C object.
+// deviceOf returns the binding's Device of a C object.
 func deviceOf(ref unsafe.Pointer) *wgpu.Device {
 	d := new(wgpu.Device)
 	*(*unsafe.Pointer)(unsafe.Pointer(d)) = ref
@@ -145,7 +140,7 @@ func deviceOf(ref unsafe.Pointer) *wgpu.Device {
 // together with the instance. One instance for the whole process would therefore
 // leak every device that a program closes.
 func Adapters() ([]Adapter, error) {
-	wgpu.SetLogLevel(wgpu.LogLevel_Off) // every error comes back as a value
+	wgpu.SetLogLevel(wgpu.LogLevel_Off) // all errors are returned as values
 	instance := wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: nativeBackends})
 	defer instance.Release()
 	var all []Adapter
@@ -153,7 +148,7 @@ func Adapters() ([]Adapter, error) {
 		all = append(all, &nativeAdapter{a: a})
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("no Vulkan, Metal or DX12 driver answered: %w", ErrNoAdapter)
+		return nil, fmt.Errorf("there is no Vulkan, Metal or DX12 driver: %w", ErrNoAdapter)
 	}
 	return all, nil
 }
@@ -190,48 +185,21 @@ func (a *nativeAdapter) Info() gputypes.AdapterInfo {
 	return info
 }
 
-// Limits copies field by field: the two libraries' structures differ in order
-// and in a few fields that compute does not meet.
-func (a *nativeAdapter) Limits() gputypes.Limits {
-	l := a.a.GetLimits().Limits
-	return gputypes.Limits{
-		MaxTextureDimension1D:                     l.MaxTextureDimension1D,
-		MaxTextureDimension2D:                     l.MaxTextureDimension2D,
-		MaxTextureDimension3D:                     l.MaxTextureDimension3D,
-		MaxTextureArrayLayers:                     l.MaxTextureArrayLayers,
-		MaxBindGroups:                             l.MaxBindGroups,
-		MaxBindingsPerBindGroup:                   l.MaxBindingsPerBindGroup,
-		MaxDynamicUniformBuffersPerPipelineLayout: l.MaxDynamicUniformBuffersPerPipelineLayout,
-		MaxDynamicStorageBuffersPerPipelineLayout: l.MaxDynamicStorageBuffersPerPipelineLayout,
-		MaxSampledTexturesPerShaderStage:          l.MaxSampledTexturesPerShaderStage,
-		MaxSamplersPerShaderStage:                 l.MaxSamplersPerShaderStage,
-		MaxStorageBuffersPerShaderStage:           l.MaxStorageBuffersPerShaderStage,
-		MaxStorageTexturesPerShaderStage:          l.MaxStorageTexturesPerShaderStage,
-		MaxUniformBuffersPerShaderStage:           l.MaxUniformBuffersPerShaderStage,
-		MaxUniformBufferBindingSize:               l.MaxUniformBufferBindingSize,
-		MaxStorageBufferBindingSize:               l.MaxStorageBufferBindingSize,
-		MinUniformBufferOffsetAlignment:           l.MinUniformBufferOffsetAlignment,
-		MinStorageBufferOffsetAlignment:           l.MinStorageBufferOffsetAlignment,
-		MaxVertexBuffers:                          l.MaxVertexBuffers,
-		MaxBufferSize:                             l.MaxBufferSize,
-		MaxVertexAttributes:                       l.MaxVertexAttributes,
-		MaxVertexBufferArrayStride:                l.MaxVertexBufferArrayStride,
-		MaxInterStageShaderVariables:              l.MaxInterStageShaderVariables,
-		MaxColorAttachments:                       l.MaxColorAttachments,
-		MaxColorAttachmentBytesPerSample:          l.MaxColorAttachmentBytesPerSample,
-		MaxComputeWorkgroupStorageSize:            l.MaxComputeWorkgroupStorageSize,
-		MaxComputeInvocationsPerWorkgroup:         l.MaxComputeInvocationsPerWorkgroup,
-		MaxComputeWorkgroupSizeX:                  l.MaxComputeWorkgroupSizeX,
-		MaxComputeWorkgroupSizeY:                  l.MaxComputeWorkgroupSizeY,
-		MaxComputeWorkgroupSizeZ:                  l.MaxComputeWorkgroupSizeZ,
-		MaxComputeWorkgroupsPerDimension:          l.MaxComputeWorkgroupsPerDimension,
-		MaxPushConstantSize:                       l.MaxPushConstantSize,
+// Limits copies the fields by name. The libraries' structures differ in their order and
+// in a few fields that compute does not use.
+func (a *nativeAdapter) Limits() (l gputypes.Limits) {
+	from, to := reflect.ValueOf(a.a.GetLimits().Limits), reflect.ValueOf(&l).Elem()
+	for i := range to.NumField() {
+		if f := from.FieldByName(to.Type().Field(i).Name); f.IsValid() {
+			to.Field(i).Set(f)
+		}
 	}
+	return l
 }
 
 func (a *nativeAdapter) Open(l gputypes.Limits) (Device, error) {
 	undefined := C.uint32_t(wgpu.LimitU32Undefined) // the library's default
-	limits := C.port_limits{
+	required := C.port_limits{
 		maxTextureDimension1D:                     C.uint32_t(l.MaxTextureDimension1D),
 		maxTextureDimension2D:                     C.uint32_t(l.MaxTextureDimension2D),
 		maxTextureDimension3D:                     C.uint32_t(l.MaxTextureDimension3D),
@@ -264,248 +232,37 @@ func (a *nativeAdapter) Open(l gputypes.Limits) (Device, error) {
 		maxComputeWorkgroupSizeZ:                  C.uint32_t(l.MaxComputeWorkgroupSizeZ),
 		maxComputeWorkgroupsPerDimension:          C.uint32_t(l.MaxComputeWorkgroupsPerDimension),
 	}
-	// The state outlives the device by design: the library may report its loss
-	// late. It is about 1 KB for each device ever opened.
-	state := C.port_new_state()
+	// The state is never freed, because the library may report a loss after the device's
+	// release. It has about 1 KB.
+	lib := &library{state: C.port_new_state()}
 	var status C.int
 	message := make([]byte, 1024)
 	timestamps := C.int(0)
-	if a.a.HasFeature(wgpu.FeatureName_TimestampQuery) {
+	if lib.clock.there = a.a.HasFeature(wgpu.FeatureName_TimestampQuery); lib.clock.there {
 		timestamps = 1
 	}
-	ref := C.port_open(handleOf(a.a), &limits, timestamps, state, &status, (*C.char)(unsafe.Pointer(&message[0])), 1024)
-	if ref == nil {
-		return nil, fmt.Errorf("open device on %q: %s: %w", a.Info().Name, C.GoString((*C.char)(unsafe.Pointer(&message[0]))), ErrInvalid)
+	text := (*C.char)(unsafe.Pointer(&message[0]))
+	lib.devRef = C.port_open(handleOf(a.a), &required, timestamps, lib.state, &status, text, C.size_t(len(message)))
+	if lib.devRef == nil {
+		return nil, fmt.Errorf("open device on %q: %s: %w", a.Info().Name, C.GoString(text), ErrInvalid)
 	}
-	d := &nativeDevice{dev: deviceOf(ref), limits: l, state: state, buffers: map[*nativeBuffer]bool{}, pipelines: map[*nativePipeline]bool{}}
-	d.queue = d.dev.GetQueue()
-	d.ref, d.queueRef = ref, handleOf(d.queue)
-	d.groups = newGroups(freeGroup)
-	d.clock.there = timestamps == 1
-	return d, nil
+	lib.dev = deviceOf(lib.devRef)
+	lib.queue = lib.dev.GetQueue()
+	lib.queueRef = handleOf(lib.queue)
+	return newDevice(lib, l), nil
 }
 
-// nativeDevice holds its lock around every call of the library, because error
-// scopes belong to the device and not to the goroutine that pushed them.
-type nativeDevice struct {
-	dev    *wgpu.Device
-	queue  *wgpu.Queue
-	limits gputypes.Limits
-	state  *C.port_state
+// portState is the C structure in which callbacks leave their results.
+type portState = C.port_state
 
-	mu        sync.Mutex
-	closed    bool
-	submitted uint64
-	live      Live
-	buffers   map[*nativeBuffer]bool
-	pipelines map[*nativePipeline]bool
-	lastID    uint64 // of a buffer or pipeline
-	groups    *groups[unsafe.Pointer]
-	encoder   nativeEncoder
-	clock     nativeClock
+// notify asks for a callback when all earlier submissions have ended.
+func (l *library) notify() { C.port_notify(l.queueRef, l.state) }
 
-	ref, queueRef unsafe.Pointer // dev and queue as C knows them
-}
-
-func (d *nativeDevice) Limits() gputypes.Limits { return d.limits }
-
-func (d *nativeDevice) Live() Live {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	live := d.live
-	live.Groups = len(d.groups.byKey)
-	return live
-}
-
-func (d *nativeDevice) Lost() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.state.lost == 0 {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", d.note(), ErrLost)
-}
-
-// usable is the first thing that a call asks, under the lock.
-func (d *nativeDevice) usable() error {
-	if d.closed {
-		return ErrClosed
-	}
-	if d.state.lost != 0 {
-		return fmt.Errorf("%s: %w", d.note(), ErrLost)
-	}
+// startMap starts to map a buffer for reading.
+func (l *library) startMap(b rawBuffer, offset, size uint64) error {
+	C.port_map(b.ref, C.size_t(offset), C.size_t(size), l.state)
 	return nil
 }
 
-func (d *nativeDevice) note() string { return C.GoString(&d.state.message[0]) }
-
-// Error types of webgpu.h.
-const (
-	errorOutOfMemory = 2
-	errorDeviceLost  = 5
-)
-
-// outcome is the last thing: it turns the call's own error, of which kind
-// otherwise says the type, and what the callbacks noted meanwhile into one error.
-func (d *nativeDevice) outcome(err, kind error) error {
-	noted := d.state.error
-	d.state.error = 0
-	switch {
-	case d.state.lost != 0 || noted == errorDeviceLost:
-		d.state.lost = 1
-		return fmt.Errorf("%s: %w", d.note(), ErrLost)
-	case noted == errorOutOfMemory:
-		return fmt.Errorf("%s: %w", d.note(), ErrMemory)
-	case err != nil:
-		return fmt.Errorf("%s: %w", err.Error(), kind)
-	case noted != 0:
-		return fmt.Errorf("%s: %w", d.note(), kind)
-	}
-	return nil
-}
-
-type nativeBuffer struct {
-	d    *nativeDevice
-	b    *wgpu.Buffer
-	ref  unsafe.Pointer // b as C knows it
-	id   uint64         // in groupKey
-	size uint64
-}
-
-func (b *nativeBuffer) Size() uint64 { return b.size }
-
-func (b *nativeBuffer) Release() {
-	b.d.mu.Lock()
-	defer b.d.mu.Unlock()
-	if b.d.buffers[b] {
-		b.d.drop(b)
-	}
-}
-
-func (d *nativeDevice) drop(b *nativeBuffer) {
-	delete(d.buffers, b)
-	d.live.Buffers--
-	d.live.Bytes -= b.size
-	d.groups.dropBuffer(b.id)
-	b.b.Release()
-}
-
-func (d *nativeDevice) CreateBuffer(size uint64, usage gputypes.BufferUsage) (Buffer, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.usable(); err != nil {
-		return nil, err
-	}
-	if size > d.limits.MaxBufferSize {
-		return nil, fmt.Errorf("buffer of %d bytes is over the limit of %d: %w", size, d.limits.MaxBufferSize, ErrInvalid)
-	}
-	b, err := d.dev.CreateBuffer(&wgpu.BufferDescriptor{Size: size, Usage: wgpu.BufferUsage(usage)})
-	if err := d.outcome(err, ErrInvalid); err != nil {
-		if b != nil {
-			b.Release()
-		}
-		return nil, fmt.Errorf("buffer of %d bytes: %w", size, err)
-	}
-	d.lastID++
-	nb := &nativeBuffer{d: d, b: b, ref: handleOf(b), id: d.lastID, size: size}
-	d.buffers[nb] = true
-	d.live.Buffers++
-	d.live.Bytes += size
-	return nb, nil
-}
-
-func (d *nativeDevice) Write(b Buffer, offset uint64, data []byte) error {
-	nb, _ := b.(*nativeBuffer)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.usable(); err != nil {
-		return err
-	}
-	if !d.buffers[nb] {
-		return fmt.Errorf("write to a buffer that is not there: %w", ErrInvalid)
-	}
-	if len(data) == 0 {
-		return nil
-	}
-	d.write(nb, offset, data)
-	return d.outcome(nil, ErrInvalid)
-}
-
-func (d *nativeDevice) Read(b Buffer, offset uint64, dst []byte) error {
-	nb, _ := b.(*nativeBuffer)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.usable(); err != nil {
-		return err
-	}
-	if !d.buffers[nb] || offset%mapOffsetAlignment != 0 || len(dst)%4 != 0 || offset+uint64(len(dst)) > nb.size {
-		return fmt.Errorf("read %d bytes at %d: %w", len(dst), offset, ErrInvalid)
-	}
-	if len(dst) == 0 {
-		return nil
-	}
-	return d.read(nb.b, offset, dst)
-}
-
-// read is Read under the lock.
-func (d *nativeDevice) read(b *wgpu.Buffer, offset uint64, dst []byte) error {
-	C.port_map(handleOf(b), C.size_t(offset), C.size_t(len(dst)), d.state)
-	for start := time.Now(); d.mapStatus() == 0; {
-		if err := d.outcome(nil, ErrInvalid); err != nil {
-			return err
-		}
-		if time.Since(start) > stallLimit {
-			d.state.lost = 1
-			return fmt.Errorf("map did not end within %v: %w", stallLimit, ErrLost)
-		}
-		if d.dev.Poll(false, nil); d.mapStatus() == 0 {
-			pause(start)
-		}
-	}
-	if err := d.outcome(nil, ErrInvalid); err != nil {
-		return err
-	}
-	if s := d.mapStatus() - 1; s != 0 {
-		return fmt.Errorf("map ended with status %d: %w", s, ErrInvalid)
-	}
-	copy(dst, b.GetMappedRange(uint(offset), uint(len(dst))))
-	return d.outcome(b.Unmap(), ErrInvalid)
-}
-
-func (d *nativeDevice) Close() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return
-	}
-	d.drain()
-	for p := range d.pipelines {
-		d.dropPipeline(p)
-	}
-	for b := range d.buffers {
-		d.drop(b)
-	}
-	d.clock.release()
-	d.closed = true
-	d.queue.Release()
-	d.dev.Release()
-}
-
-func (d *nativeDevice) mapStatus() int { return int(d.state.mapped) }
-
-// ended says how many submissions have ended.
-func (d *nativeDevice) ended() uint64 { return uint64(d.state.done) }
-
-// notify asks to be told when everything submitted so far has ended.
-func (d *nativeDevice) notify() { C.port_notify(handleOf(d.queue), d.state) }
-
-// drain waits for the queue under the lock, for as long as the device lives.
-func (d *nativeDevice) drain() {
-	for start := time.Now(); d.ended() < d.submitted; {
-		if d.state.lost != 0 || time.Since(start) > stallLimit {
-			return
-		}
-		d.dev.Poll(false, nil)
-		pause(start)
-	}
-}
+// message returns the text of the last callback.
+func (l *library) message() string { return C.GoString(&l.state.message[0]) }

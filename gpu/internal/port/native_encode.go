@@ -6,10 +6,10 @@ package port
 #include <stddef.h>
 #include <stdint.h>
 
-// A submission crosses from Go to C once, not once a command, and without the
-// binding's error scope and handle round each call: what goes wrong comes to the
-// handler of errors outside a scope. Declarations follow webgpu.h as wgpu-native
-// v0.17 ships it; handles are pointers to what C owns.
+// A submission crosses from Go to C once, not once for each command, and without the
+// binding's error scope around each call. Errors reach the handler of errors outside a
+// scope. The declarations are those of webgpu.h in wgpu-native v0.17; handles point to
+// memory of the library.
 
 typedef struct { void const *next; uint32_t binding; void *buffer; uint64_t offset, size; void *sampler, *view; } port_entry;
 typedef struct { void const *next; char const *label; void *layout; size_t count; port_entry const *entries; } port_group_desc;
@@ -56,8 +56,7 @@ static void port_end_pass(void **pass) {
 	*pass = NULL;
 }
 
-// port_run records and submits. It returns 0 and submits nothing when *error is
-// set by then.
+// port_run records and submits. It returns 0 and submits nothing when *error is set.
 static int port_run(void *device, void *queue, port_command const *c, size_t n, port_stamps const *stamps, int const *error) {
 	void *encoder = wgpuDeviceCreateCommandEncoder(device, NULL), *pass = NULL;
 	if (stamps->queries) wgpuCommandEncoderWriteTimestamp(encoder, stamps->queries, stamps->first);
@@ -93,98 +92,91 @@ import (
 	"unsafe"
 )
 
-// nativeEncoder is what a submission is put together in, over and over, under the
-// device's lock.
+// nativeEncoder collects a submission. Its memory is used again by the next one.
 type nativeEncoder struct {
 	commands []C.port_command
 	entries  [maxKeyBindings]C.port_entry
-	key      groupKey
 	stamps   C.port_stamps
 }
 
-// run submits commands; the device's clock is read into slot before and after
-// them unless it is nil.
-func (d *nativeDevice) run(commands []Command, slot *timedSlot) error {
-	e := &d.encoder
-	e.commands = e.commands[:0]
-	for i := range commands {
-		c := &commands[i]
-		if c.Pipeline == nil {
-			src, _ := c.Src.(*nativeBuffer)
-			dst, _ := c.Dst.(*nativeBuffer)
-			if !d.buffers[src] || !d.buffers[dst] {
-				return fmt.Errorf("copy with a buffer that is not there")
-			}
-			e.commands = append(e.commands, C.port_command{
-				src: src.ref, src_offset: C.uint64_t(c.SrcOffset),
-				dst: dst.ref, dst_offset: C.uint64_t(c.DstOffset), size: C.uint64_t(c.Size),
-			})
-			continue
-		}
-		x := C.port_command{groups: [3]C.uint32_t{C.uint32_t(c.Groups[0]), C.uint32_t(c.Groups[1]), C.uint32_t(c.Groups[2])}}
-		if err := d.bind(c, &x); err != nil {
-			return err
-		}
-		e.commands = append(e.commands, x)
+func (l *library) copy(src, dst rawBuffer, c *Command) error {
+	l.encoder.commands = append(l.encoder.commands, C.port_command{
+		src: src.ref, src_offset: C.uint64_t(c.SrcOffset),
+		dst: dst.ref, dst_offset: C.uint64_t(c.DstOffset), size: C.uint64_t(c.Size),
+	})
+	return nil
+}
+
+func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint64, groups [3]uint32) error {
+	x := C.port_command{
+		pipeline: p.ref, group: g, offset: C.uint32_t(offset),
+		groups: [3]C.uint32_t{C.uint32_t(groups[0]), C.uint32_t(groups[1]), C.uint32_t(groups[2])},
 	}
+	if dynamic {
+		x.dynamic = 1
+	}
+	l.encoder.commands = append(l.encoder.commands, x)
+	return nil
+}
+
+// discard drops the commands that were not submitted.
+func (l *library) discard() { l.encoder.commands = l.encoder.commands[:0] }
+
+// submit starts the commands. With timed, it reads the device's clock before and after
+// them unless too many timed submissions are running.
+func (l *library) submit(timed bool) (Ticket, error) {
+	return l.submitTo(l.clock.slot(timed, Ticket(l.state.done)))
+}
+
+// submitTo starts the commands and writes their timestamps to a slot unless it is nil.
+func (l *library) submitTo(slot *timedSlot) (Ticket, error) {
+	defer l.discard()
+	e := &l.encoder
 	e.stamps = C.port_stamps{}
 	if slot != nil {
 		e.stamps = C.port_stamps{
-			queries: handleOf(d.clock.queries), first: C.uint32_t(slot.first),
-			resolved: handleOf(slot.resolved), staging: handleOf(slot.staging), size: stampBytes,
+			queries: handleOf(l.clock.queries), first: C.uint32_t(slot.first),
+			resolved: handleOf(slot.resolved), staging: slot.staging.ref, size: stampBytes,
 		}
 	}
-	if C.port_run(d.ref, d.queueRef, unsafe.SliceData(e.commands), C.size_t(len(e.commands)), &e.stamps, &d.state.error) == 0 {
-		return fmt.Errorf("submission of %d commands", len(commands))
+	var err error
+	if C.port_run(l.devRef, l.queueRef, unsafe.SliceData(e.commands), C.size_t(len(e.commands)), &e.stamps, &l.state.error) == 0 {
+		err = fmt.Errorf("submission of %d commands", len(e.commands))
 	}
-	return nil
+	if err := l.outcome(err, ErrInvalid); err != nil {
+		return 0, err
+	}
+	l.submitted++
+	l.notify()
+	if slot != nil {
+		slot.ticket = Ticket(l.submitted)
+	}
+	return Ticket(l.submitted), nil
 }
 
-// bind fills in the pipeline, the group of its bindings and where its uniform
-// starts. Groups are kept; the offset of the uniform is no part of them, so that
-// a call finds its group again wherever its parameters come to lie.
-func (d *nativeDevice) bind(c *Command, x *C.port_command) error {
-	p, _ := c.Pipeline.(*nativePipeline)
-	if !d.pipelines[p] {
-		return fmt.Errorf("dispatch of a pipeline that is not there")
-	}
-	e := &d.encoder
-	if len(c.Bindings) > len(e.entries) {
-		return fmt.Errorf("dispatch with %d bindings, at most %d are taken", len(c.Bindings), len(e.entries))
-	}
-	x.pipeline = p.ref
-	e.key = groupKey{pipeline: p.id}
-	for i := range c.Bindings {
-		b := &c.Bindings[i]
-		nb, _ := b.Buffer.(*nativeBuffer)
-		if !d.buffers[nb] {
-			return fmt.Errorf("binding %d is a buffer that is not there", i)
-		}
+func (l *library) createGroup(p rawPipeline, bindings []Binding, dynamic int) (rawGroup, error) {
+	for i := range bindings {
+		b := &bindings[i]
 		offset := b.Offset
-		if i == p.dynamic {
-			x.dynamic, x.offset = 1, C.uint32_t(offset)
+		if i == dynamic {
 			offset = 0
 		}
-		e.key.add(nb.id, offset, b.Size)
-		e.entries[i] = C.port_entry{binding: C.uint32_t(i), buffer: nb.ref, offset: C.uint64_t(offset), size: C.uint64_t(b.Size)}
+		l.encoder.entries[i] = C.port_entry{
+			binding: C.uint32_t(i), buffer: b.Buffer.(*buffer).raw.ref, offset: C.uint64_t(offset), size: C.uint64_t(b.Size),
+		}
 	}
-	if g, ok := d.groups.get(&e.key); ok {
-		x.group = g
-		return nil
-	}
-	g := C.port_make_group(d.ref, p.layoutRef, &e.entries[0], C.size_t(len(c.Bindings)))
-	if d.state.error != 0 {
+	g := C.port_make_group(l.devRef, p.layoutRef, &l.encoder.entries[0], C.size_t(len(bindings)))
+	if err := l.outcome(nil, ErrInvalid); err != nil {
 		C.wgpuBindGroupRelease(g)
-		return fmt.Errorf("bindings of a dispatch")
+		return nil, err
 	}
-	d.groups.put(&e.key, g)
-	x.group = g
-	return nil
+	return g, nil
 }
 
-func freeGroup(g unsafe.Pointer) { C.wgpuBindGroupRelease(g) }
+func (l *library) releaseGroup(g rawGroup) { C.wgpuBindGroupRelease(g) }
 
-// write starts a copy of data, which is not empty, into a buffer.
-func (d *nativeDevice) write(b *nativeBuffer, offset uint64, data []byte) {
-	C.wgpuQueueWriteBuffer(d.queueRef, b.ref, C.uint64_t(offset), unsafe.Pointer(unsafe.SliceData(data)), C.size_t(len(data)))
+// write starts a copy of data, which is not empty, to a buffer.
+func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
+	C.wgpuQueueWriteBuffer(l.queueRef, b.ref, C.uint64_t(offset), unsafe.Pointer(unsafe.SliceData(data)), C.size_t(len(data)))
+	return l.outcome(nil, ErrInvalid)
 }

@@ -7,12 +7,13 @@ import (
 	"math"
 	"time"
 
+	"github.com/gogpu/gputypes"
 	"github.com/rajveermalviya/go-webgpu/wgpu"
 )
 
 const (
-	// timedSlots is how many timed submissions are remembered: those in flight
-	// and a few for callers that look late.
+	// timedSlots is the number of timed submissions whose times are kept: those in
+	// flight and a few more for callers that ask late.
 	timedSlots = 8
 	stampBytes = 16 // a slot's two timestamps
 	// The clock's unit is measured between two readings, each the narrowest of
@@ -23,13 +24,12 @@ const (
 	calibrateMost  = time.Second
 	calibrateTries = 5
 	calibrateError = 0.005
-	// nanosecond is how far the unit may be off 1 ns, as measured, to count as
-	// exactly that, which most drivers tick in.
+	// A unit within nanosecond of 1 ns counts as exactly that, the unit of most drivers.
 	nanosecond = 0.01
 )
 
-// nativeClock is a device's clock: a query set with two timestamps for each slot.
-// It is made when it is asked for first, under the device's lock.
+// nativeClock is a device's clock: a query set with two timestamps for each slot. The
+// first timed submission creates it.
 type nativeClock struct {
 	there   bool // the adapter has timestamps
 	queries *wgpu.QuerySet
@@ -38,96 +38,78 @@ type nativeClock struct {
 	unit    float64 // nanoseconds a tick
 }
 
-// timedSlot is what one timed submission writes.
+// timedSlot holds the timestamps of one submission.
 type timedSlot struct {
-	first             uint32 // of its two queries
-	ticket            Ticket
-	resolved, staging *wgpu.Buffer
+	first    uint32 // of its two queries
+	ticket   Ticket
+	resolved *wgpu.Buffer
+	staging  rawBuffer
 }
 
-func (d *nativeDevice) SubmitTimed(commands []Command) (Ticket, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.usable(); err != nil {
-		return 0, err
+// slot returns a slot whose submission has ended, nil when there is none.
+func (c *nativeClock) slot(timed bool, ended Ticket) *timedSlot {
+	s := &c.slots[c.next]
+	if !timed || !c.there || s.ticket > ended {
+		return nil
 	}
-	if d.clock.there && d.clock.unit == 0 {
-		if err := d.startClock(); err != nil {
-			return 0, err
-		}
-	}
-	if !d.clock.there {
-		return d.submit(commands, nil)
-	}
-	slot := &d.clock.slots[d.clock.next]
-	if uint64(slot.ticket) > d.ended() {
-		return d.submit(commands, nil) // more in flight than there are slots
-	}
-	d.clock.next = (d.clock.next + 1) % timedSlots
-	t, err := d.submit(commands, slot)
-	slot.ticket = t
-	return t, err
+	c.next = (c.next + 1) % timedSlots
+	return s
 }
 
-func (d *nativeDevice) Took(t Ticket) (time.Duration, bool, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.usable(); err != nil {
-		return 0, false, err
-	}
-	if uint64(t) > d.ended() {
+func (l *library) took(t Ticket) (time.Duration, bool, error) {
+	if t > Ticket(l.state.done) {
 		return 0, false, nil
 	}
-	for i := range d.clock.slots {
-		s := &d.clock.slots[i]
+	for i := range l.clock.slots {
+		s := &l.clock.slots[i]
 		if s.ticket != t || t == 0 {
 			continue
 		}
-		begin, end, err := d.stamps(s)
-		if err != nil || end < begin { // the counter went round
+		begin, end, err := l.stamps(s)
+		if err != nil || end < begin { // the counter wrapped around
 			return 0, false, err
 		}
-		return time.Duration(math.Round(float64(end-begin) * d.clock.unit)), true, nil
+		return time.Duration(math.Round(float64(end-begin) * l.clock.unit)), true, nil
 	}
 	return 0, false, nil
 }
 
 // stamps reads a slot's two timestamps, in ticks.
-func (d *nativeDevice) stamps(s *timedSlot) (begin, end uint64, err error) {
+func (l *library) stamps(s *timedSlot) (begin, end uint64, err error) {
 	var raw [stampBytes]byte
-	err = d.read(s.staging, 0, raw[:])
+	err = l.read(s.staging, 0, raw[:])
 	return binary.LittleEndian.Uint64(raw[:]), binary.LittleEndian.Uint64(raw[8:]), err
 }
 
-// startClock makes the queries and measures the unit of their ticks against the
-// clock on the wall, as the library does not tell it.
-func (d *nativeDevice) startClock() (err error) {
-	c := &d.clock
+// startClock creates the queries, once, and measures the unit of their ticks against the
+// host's clock, because the library does not report it.
+func (l *library) startClock() (err error) {
+	c := &l.clock
+	if !c.there || c.unit != 0 {
+		return nil
+	}
 	defer func() {
 		if err != nil {
 			c.release()
 		}
 	}()
-	if c.queries, err = d.dev.CreateQuerySet(&wgpu.QuerySetDescriptor{Type: wgpu.QueryType_Timestamp, Count: 2 * timedSlots}); err != nil {
-		c.queries = nil // what comes beside an error is released already
-		return d.outcome(err, ErrInvalid)
+	if c.queries, err = l.dev.CreateQuerySet(&wgpu.QuerySetDescriptor{Type: wgpu.QueryType_Timestamp, Count: 2 * timedSlots}); err != nil {
+		c.queries = nil // the binding has released it
+		return l.outcome(err, ErrInvalid)
 	}
 	for i := range c.slots {
 		s := &c.slots[i]
 		*s = timedSlot{first: uint32(2 * i)}
-		for _, b := range []struct {
-			to    **wgpu.Buffer
-			usage wgpu.BufferUsage
-		}{
-			{&s.resolved, wgpu.BufferUsage_QueryResolve | wgpu.BufferUsage_CopySrc},
-			{&s.staging, wgpu.BufferUsage_MapRead | wgpu.BufferUsage_CopyDst},
-		} {
-			if *b.to, err = d.dev.CreateBuffer(&wgpu.BufferDescriptor{Size: stampBytes, Usage: b.usage}); err != nil {
-				return d.outcome(err, ErrMemory)
-			}
+		resolved, err := l.createBuffer(stampBytes, gputypes.BufferUsage(wgpu.BufferUsage_QueryResolve|wgpu.BufferUsage_CopySrc))
+		if err != nil {
+			return err
+		}
+		s.resolved = resolved.b
+		if s.staging, err = l.createBuffer(stampBytes, gputypes.BufferUsageMapRead|gputypes.BufferUsageCopyDst); err != nil {
+			return err
 		}
 	}
-	t0, width0, ticks0, err := d.tick()
+	t0, width0, ticks0, err := l.tick()
 	if err != nil {
 		return err
 	}
@@ -136,7 +118,7 @@ func (d *nativeDevice) startClock() (err error) {
 	for wait := calibrateTime; ; wait *= 2 {
 		time.Sleep(wait)
 		var width1 time.Duration
-		if t1, width1, ticks1, err = d.tick(); err != nil {
+		if t1, width1, ticks1, err = l.tick(); err != nil {
 			return err
 		}
 		gap := t1.Sub(t0)
@@ -145,7 +127,7 @@ func (d *nativeDevice) startClock() (err error) {
 		}
 	}
 	if ticks1 <= ticks0 {
-		c.there = false // a clock that stands still
+		c.there = false // the clock does not advance
 		c.release()
 		return nil
 	}
@@ -156,28 +138,27 @@ func (d *nativeDevice) startClock() (err error) {
 	return nil
 }
 
-// tick returns a time on the wall and the device's ticks at that time: the middle of
-// the narrowest of some empty submissions, and how wide that one was.
-func (d *nativeDevice) tick() (at time.Time, least time.Duration, ticks uint64, err error) {
+// tick returns a time of the host's clock and the device's ticks at that time. They are
+// those of the shortest of some empty submissions; least is its length.
+func (l *library) tick() (at time.Time, least time.Duration, ticks uint64, err error) {
 	least = math.MaxInt64
-	s := &d.clock.slots[0]
+	s := &l.clock.slots[0]
 	for range calibrateTries {
 		before := time.Now()
-		if s.ticket, err = d.submit(nil, s); err != nil {
+		t, err := l.submitTo(s)
+		if err != nil {
 			return at, 0, 0, err
 		}
-		for start := time.Now(); d.ended() < uint64(s.ticket); {
-			if err := d.usable(); err != nil {
+		for start := time.Now(); Ticket(l.state.done) < t; { // pausing would widen the reading
+			if _, err := l.poll(); err != nil {
 				return at, 0, 0, err
 			}
 			if time.Since(start) > stallLimit {
-				d.state.lost = 1
 				return at, 0, 0, ErrLost
 			}
-			d.dev.Poll(false, nil) // without sleeping, which would widen the look
 		}
 		width := time.Since(before)
-		_, end, err := d.stamps(s)
+		_, end, err := l.stamps(s)
 		if err != nil {
 			return at, 0, 0, err
 		}
@@ -188,16 +169,15 @@ func (d *nativeDevice) tick() (at time.Time, least time.Duration, ticks uint64, 
 	return at, least, ticks, nil
 }
 
-// release gives back what startClock made.
+// release releases the queries and buffers of startClock.
 func (c *nativeClock) release() {
 	for i := range c.slots {
-		s := &c.slots[i]
-		for _, b := range []*wgpu.Buffer{s.resolved, s.staging} {
+		for _, b := range []*wgpu.Buffer{c.slots[i].resolved, c.slots[i].staging.b} {
 			if b != nil {
 				b.Release()
 			}
 		}
-		*s = timedSlot{}
+		c.slots[i] = timedSlot{}
 	}
 	if c.queries != nil {
 		c.queries.Release()

@@ -2,4 +2,4 @@
 
 package port
 
-import _ "github.com/gogpu/wgpu/hal/metal" // how the library finds its driver
+import _ "github.com/gogpu/wgpu/hal/metal" // registers the driver

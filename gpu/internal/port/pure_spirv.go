@@ -21,26 +21,25 @@ const (
 
 var letOfValue = regexp.MustCompile(`\blet (\w+[^=\n]*= *[^&\s])`)
 
-// letsToVars makes variables of all names for values, which means the same. The
-// library reads the components of a name for what was in memory (let v = x[i]) from
-// memory again, wherever they are used: what has been written there since comes out,
-// and a vec4 of workgroup memory costs four reads, more than half of a kernel's time.
-// A variable keeps its value.
+// letsToVars replaces let declarations with var declarations, which have the same
+// meaning. The library compiles a component of a let of a memory location (let v = x[i])
+// as another read of memory. It therefore returns values that were written later, and a
+// vec4 of workgroup memory takes four reads, more than half of a kernel's time. A var
+// keeps its value.
 func letsToVars(wgsl string) string { return letOfValue.ReplaceAllString(wgsl, "var $1") }
 
-// compile turns WGSL into SPIR-V as the library would, but without the stores
-// that clear workgroup memory. It clears a whole array with one store, in one
-// thread, which drivers expand element by element: on Mesa's software driver
-// that alone takes ten times as long to compile as the rest of the kernel, and
-// the work is repeated in every workgroup. attn's kernels write their workgroup
-// memory before they read it.
+// compile compiles WGSL to SPIR-V as the library does, and removes the stores that clear
+// workgroup memory. Each of them clears a whole array in one thread, and drivers expand
+// it element by element. Mesa's software driver takes ten times as long to compile it as
+// the rest of the kernel, and every workgroup repeats the work. attn's kernels write
+// their workgroup memory before they read it.
 func compile(wgsl string) ([]uint32, error) {
 	code, err := naga.Compile(letsToVars(wgsl))
 	if err != nil {
 		return nil, err
 	}
 	if len(code)%4 != 0 || len(code) < 4*spirvHeader {
-		return nil, fmt.Errorf("compiled to %d bytes, which is no SPIR-V", len(code))
+		return nil, fmt.Errorf("compiled to %d bytes, which is not SPIR-V", len(code))
 	}
 	words := make([]uint32, len(code)/4)
 	for i := range words {
@@ -51,7 +50,7 @@ func compile(wgsl string) ([]uint32, error) {
 	for i := spirvHeader; i < len(words); {
 		op, n := words[i]&0xffff, int(words[i]>>16)
 		if n == 0 || i+n > len(words) {
-			return nil, fmt.Errorf("instruction %d at word %d runs over the end", op, i)
+			return nil, fmt.Errorf("instruction %d at word %d exceeds the module", op, i)
 		}
 		in := words[i : i+n]
 		i += n

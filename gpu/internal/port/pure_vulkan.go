@@ -2,6 +2,6 @@
 
 package port
 
-// The library finds a driver through what is imported. Its own software and
-// OpenGL drivers are left out: they do not compute.
+// Importing a driver registers it. The library's software and OpenGL drivers have no
+// compute shaders.
 import _ "github.com/gogpu/wgpu/hal/vulkan"

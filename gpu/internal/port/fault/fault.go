@@ -1,5 +1,5 @@
-// Package fault makes calls of the port fail on purpose, once or for good, so that
-// tests can see what each failure leaves behind.
+// Package fault injects failures into calls of a port.Device, for tests of what each
+// failure leaves behind.
 package fault
 
 import (
@@ -11,53 +11,54 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
-// Device passes calls on to another device and makes one of them fail.
+// Device forwards calls to another device and makes one of them fail.
 type Device struct {
 	port.Device
 
 	mu     sync.Mutex
-	left   int // calls until the one that fails; below 0: none does
+	left   int // calls before the one that fails; negative for none
 	err    error
 	failed string
-	lose   bool // the failure is the device's loss
+	lose   bool // the failure is the loss of the device
 	lost   error
 	watch  func(call string)
 }
 
-// Wrap returns a device on which nothing fails yet.
+// Wrap returns a Device that forwards all calls to d.
 func Wrap(d port.Device) *Device { return &Device{Device: d, left: -1} }
 
-// Fail makes the n-th call from now on return err, counting from 0; the calls
-// after it go through again. Below 0 none fails, and a device that was lost is back.
+// Fail makes the n-th call from now on return err, counting from 0. Later calls are
+// forwarded again. A negative n means no call; it also restores a device that was lost.
 func (d *Device) Fail(n int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.left, d.err, d.failed, d.lose, d.lost = n, err, "", false, nil
 }
 
-// Lose makes the device go away at the n-th call from now on, counting from 0: it
-// and all later calls return port.ErrLost.
+// Lose makes the device lost at the n-th call from now on, counting from 0. That call
+// and all later ones return port.ErrLost.
 func (d *Device) Lose(n int) {
-	d.Fail(n, fmt.Errorf("made to go away: %w", port.ErrLost))
+	d.Fail(n, fmt.Errorf("lost on purpose: %w", port.ErrLost))
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.lose = true
 }
 
-// Watch has f called with the name of each call before it is made; nil ends that.
+// Watch calls f with the name of each call before the call; nil removes f.
 func (d *Device) Watch(f func(call string)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.watch = f
 }
 
-// Failed returns the name of the call that failed since Fail, "" if none has.
+// Failed returns the name of the call that has failed since Fail, or "".
 func (d *Device) Failed() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.failed
 }
 
+// check returns the failure of a call, nil to forward it.
 func (d *Device) check(call string) error {
 	d.mu.Lock()
 	watch := d.watch
@@ -81,7 +82,7 @@ func (d *Device) check(call string) error {
 	return d.err
 }
 
-// Lost is port.Device's, and the loss that was made.
+// Lost returns the loss of Lose, else that of the other device.
 func (d *Device) Lost() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -91,7 +92,7 @@ func (d *Device) Lost() error {
 	return d.Device.Lost()
 }
 
-// CreateBuffer is port.Device's, unless it is its turn to fail.
+// CreateBuffer implements port.Device.
 func (d *Device) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
 	if err := d.check("CreateBuffer"); err != nil {
 		return nil, err
@@ -99,7 +100,7 @@ func (d *Device) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Buf
 	return d.Device.CreateBuffer(size, usage)
 }
 
-// CreatePipeline is port.Device's, unless it is its turn to fail.
+// CreatePipeline implements port.Device.
 func (d *Device) CreatePipeline(desc port.PipelineDesc) (port.Pipeline, error) {
 	if err := d.check("CreatePipeline"); err != nil {
 		return nil, err
@@ -107,7 +108,7 @@ func (d *Device) CreatePipeline(desc port.PipelineDesc) (port.Pipeline, error) {
 	return d.Device.CreatePipeline(desc)
 }
 
-// Write is port.Device's, unless it is its turn to fail.
+// Write implements port.Device.
 func (d *Device) Write(b port.Buffer, offset uint64, data []byte) error {
 	if err := d.check("Write"); err != nil {
 		return err
@@ -115,7 +116,7 @@ func (d *Device) Write(b port.Buffer, offset uint64, data []byte) error {
 	return d.Device.Write(b, offset, data)
 }
 
-// Submit is port.Device's, unless it is its turn to fail.
+// Submit implements port.Device.
 func (d *Device) Submit(commands []port.Command) (port.Ticket, error) {
 	if err := d.check("Submit"); err != nil {
 		return 0, err
@@ -123,7 +124,7 @@ func (d *Device) Submit(commands []port.Command) (port.Ticket, error) {
 	return d.Device.Submit(commands)
 }
 
-// SubmitTimed is port.Device's, unless it is its turn to fail.
+// SubmitTimed implements port.Device.
 func (d *Device) SubmitTimed(commands []port.Command) (port.Ticket, error) {
 	if err := d.check("SubmitTimed"); err != nil {
 		return 0, err
@@ -131,7 +132,7 @@ func (d *Device) SubmitTimed(commands []port.Command) (port.Ticket, error) {
 	return d.Device.SubmitTimed(commands)
 }
 
-// Took is port.Device's, unless it is its turn to fail.
+// Took implements port.Device.
 func (d *Device) Took(t port.Ticket) (time.Duration, bool, error) {
 	if err := d.check("Took"); err != nil {
 		return 0, false, err
@@ -139,8 +140,7 @@ func (d *Device) Took(t port.Ticket) (time.Duration, bool, error) {
 	return d.Device.Took(t)
 }
 
-// Wait is port.Device's, unless it is its turn to fail: then the submission goes
-// on by itself.
+// Wait implements port.Device. When it fails, the submission continues.
 func (d *Device) Wait(t port.Ticket) error {
 	if err := d.check("Wait"); err != nil {
 		return err
@@ -148,7 +148,7 @@ func (d *Device) Wait(t port.Ticket) error {
 	return d.Device.Wait(t)
 }
 
-// Read is port.Device's, unless it is its turn to fail.
+// Read implements port.Device.
 func (d *Device) Read(b port.Buffer, offset uint64, dst []byte) error {
 	if err := d.check("Read"); err != nil {
 		return err

@@ -1,0 +1,381 @@
+package port
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gogpu/gputypes"
+)
+
+// device implements Device over a library, of which each build has one. The type library
+// has the methods that device calls, and rawBuffer, rawPipeline and rawGroup are the
+// library's objects. device validates arguments, tracks objects, keeps bind groups and
+// bounds waits.
+//
+// The lock is held around every call of the library: error scopes of wgpu-native belong
+// to the device, and gogpu must not release a buffer while a submission that binds it is
+// being recorded.
+type device struct {
+	lib    *library
+	limits gputypes.Limits
+
+	mu        sync.Mutex
+	closed    bool
+	lost      error
+	live      Live
+	buffers   map[*buffer]struct{}
+	pipelines map[*pipeline]struct{}
+	lastID    uint64 // of a buffer or pipeline
+	last      Ticket // the last submission
+	ended     Ticket // the last submission that is known to have ended
+	groups    *groups
+	key       groupKey // of the dispatch that is being recorded
+}
+
+type buffer struct {
+	d    *device
+	raw  rawBuffer
+	id   uint64
+	size uint64
+}
+
+type pipeline struct {
+	d   *device
+	raw rawPipeline
+	id  uint64
+	// dynamic is the binding whose offset is set by the dispatch and not by the bind
+	// group, or -1.
+	dynamic int
+}
+
+func newDevice(lib *library, limits gputypes.Limits) *device {
+	return &device{
+		lib: lib, limits: limits, buffers: map[*buffer]struct{}{}, pipelines: map[*pipeline]struct{}{},
+		groups: newGroups(lib.releaseGroup),
+	}
+}
+
+func (d *device) Limits() gputypes.Limits { return d.limits }
+
+func (d *device) Live() Live {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	live := d.live
+	live.Buffers, live.Pipelines, live.Groups = len(d.buffers), len(d.pipelines), len(d.groups.byKey)
+	return live
+}
+
+func (d *device) Lost() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.loss()
+}
+
+// loss returns the device's loss, also one that the library has reported meanwhile.
+func (d *device) loss() error {
+	if d.lost == nil && !d.closed {
+		d.lost = d.lib.lost()
+	}
+	return d.lost
+}
+
+// usable returns an error when the device is closed or lost.
+func (d *device) usable() error {
+	if d.closed {
+		return ErrClosed
+	}
+	return d.loss()
+}
+
+// note returns err and remembers a loss.
+func (d *device) note(err error) error {
+	if d.lost == nil && errors.Is(err, ErrLost) {
+		d.lost = err
+	}
+	return err
+}
+
+func (d *device) has(b Buffer) (*buffer, bool) {
+	x, _ := b.(*buffer)
+	_, ok := d.buffers[x]
+	return x, ok
+}
+
+func (d *device) CreateBuffer(size uint64, usage gputypes.BufferUsage) (Buffer, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return nil, err
+	}
+	if size > d.limits.MaxBufferSize {
+		return nil, fmt.Errorf("buffer of %d bytes is over the limit of %d: %w", size, d.limits.MaxBufferSize, ErrInvalid)
+	}
+	raw, err := d.lib.createBuffer(size, usage)
+	if err != nil {
+		return nil, fmt.Errorf("buffer of %d bytes: %w", size, d.note(err))
+	}
+	d.lastID++
+	b := &buffer{d: d, raw: raw, id: d.lastID, size: size}
+	d.buffers[b] = struct{}{}
+	d.live.Bytes += size
+	return b, nil
+}
+
+func (b *buffer) Size() uint64 { return b.size }
+
+func (b *buffer) Release() {
+	b.d.mu.Lock()
+	defer b.d.mu.Unlock()
+	if _, ok := b.d.buffers[b]; ok {
+		b.d.releaseBuffer(b)
+	}
+}
+
+func (d *device) releaseBuffer(b *buffer) {
+	delete(d.buffers, b)
+	d.live.Bytes -= b.size
+	d.groups.dropBuffer(b.id)
+	d.lib.releaseBuffer(b.raw)
+}
+
+func (d *device) CreatePipeline(desc PipelineDesc) (Pipeline, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return nil, err
+	}
+	dynamic := -1
+	for i, k := range desc.Bindings {
+		if k == Uniform && dynamic < 0 && dynamicOffsets {
+			dynamic = i
+		}
+	}
+	raw, err := d.lib.createPipeline(desc, dynamic)
+	if err != nil {
+		return nil, fmt.Errorf("pipeline %s: %w", desc.Label, d.note(err))
+	}
+	d.lastID++
+	p := &pipeline{d: d, raw: raw, id: d.lastID, dynamic: dynamic}
+	d.pipelines[p] = struct{}{}
+	return p, nil
+}
+
+func (p *pipeline) Release() {
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	if _, ok := p.d.pipelines[p]; ok {
+		p.d.releasePipeline(p)
+	}
+}
+
+func (d *device) releasePipeline(p *pipeline) {
+	delete(d.pipelines, p)
+	d.groups.dropPipeline(p.id)
+	d.lib.releasePipeline(p.raw)
+}
+
+func (d *device) Write(b Buffer, offset uint64, data []byte) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return err
+	}
+	x, ok := d.has(b)
+	if !ok {
+		return fmt.Errorf("write to a released buffer: %w", ErrInvalid)
+	}
+	if len(data) == 0 {
+		return nil
+	}
+	return d.note(d.lib.write(x.raw, offset, data))
+}
+
+// mapOffsetAlignment is WebGPU's alignment of the offset of a map.
+const mapOffsetAlignment = 8
+
+func (d *device) Read(b Buffer, offset uint64, dst []byte) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return err
+	}
+	x, ok := d.has(b)
+	if !ok || offset%mapOffsetAlignment != 0 || len(dst)%4 != 0 || offset+uint64(len(dst)) > x.size {
+		return fmt.Errorf("read %d bytes at %d: %w", len(dst), offset, ErrInvalid)
+	}
+	if len(dst) == 0 {
+		return nil
+	}
+	return d.note(d.lib.read(x.raw, offset, dst))
+}
+
+// read copies bytes of a mappable buffer to dst.
+func (l *library) read(b rawBuffer, offset uint64, dst []byte) error {
+	if err := l.startMap(b, offset, uint64(len(dst))); err != nil {
+		return err
+	}
+	for start := time.Now(); ; pause(start) {
+		if done, err := l.mapped(); err != nil {
+			return err
+		} else if done {
+			return l.copyMapped(b, offset, dst)
+		}
+		if time.Since(start) > stallLimit {
+			return fmt.Errorf("map did not end within %v: %w", stallLimit, ErrLost)
+		}
+	}
+}
+
+func (d *device) Submit(commands []Command) (Ticket, error) { return d.submit(commands, false) }
+
+func (d *device) SubmitTimed(commands []Command) (Ticket, error) { return d.submit(commands, true) }
+
+func (d *device) submit(commands []Command, timed bool) (Ticket, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return 0, err
+	}
+	if timed {
+		if err := d.lib.startClock(); err != nil {
+			return 0, d.note(err)
+		}
+	}
+	for i := range commands {
+		if err := d.record(&commands[i]); err != nil {
+			d.lib.discard()
+			return 0, d.note(err)
+		}
+	}
+	t, err := d.lib.submit(timed)
+	d.groups.trim()
+	if err != nil {
+		return 0, d.note(err)
+	}
+	d.last = t
+	return t, nil
+}
+
+// record hands a command to the library.
+func (d *device) record(c *Command) error {
+	if c.Pipeline == nil {
+		src, ok := d.has(c.Src)
+		dst, ok2 := d.has(c.Dst)
+		if !ok || !ok2 || c.SrcOffset+c.Size > src.size || c.DstOffset+c.Size > dst.size {
+			return fmt.Errorf("copy of %d bytes from %d to %d outside its buffers: %w", c.Size, c.SrcOffset, c.DstOffset, ErrInvalid)
+		}
+		return d.lib.copy(src.raw, dst.raw, c)
+	}
+	p, _ := c.Pipeline.(*pipeline)
+	if _, ok := d.pipelines[p]; !ok {
+		return fmt.Errorf("dispatch of a released pipeline: %w", ErrInvalid)
+	}
+	for _, n := range c.Groups {
+		if n > d.limits.MaxComputeWorkgroupsPerDimension {
+			return fmt.Errorf("dispatch of %v workgroups, the limit is %d a dimension: %w", c.Groups, d.limits.MaxComputeWorkgroupsPerDimension, ErrInvalid)
+		}
+	}
+	g, offset, err := d.bind(p, c.Bindings)
+	if err != nil {
+		return err
+	}
+	return d.lib.dispatch(p.raw, g, p.dynamic >= 0, offset, c.Groups)
+}
+
+// bind returns the bind group of a dispatch and the offset of its dynamic binding. It
+// checks the spans because gogpu does not, and shaders run there without index clamps.
+// The dynamic offset is not part of the group, so calls find their group again wherever
+// their parameters lie.
+func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offset uint64, err error) {
+	if len(bindings) > maxKeyBindings {
+		return g, 0, fmt.Errorf("dispatch with %d bindings, the limit is %d: %w", len(bindings), maxKeyBindings, ErrInvalid)
+	}
+	d.key = groupKey{pipeline: p.id}
+	for i := range bindings {
+		b := &bindings[i]
+		x, ok := d.has(b.Buffer)
+		if !ok {
+			return g, 0, fmt.Errorf("binding %d is a released buffer: %w", i, ErrInvalid)
+		}
+		if b.Offset+b.Size > x.size || b.Size > d.limits.MaxStorageBufferBindingSize {
+			return g, 0, fmt.Errorf("binding %d has %d bytes at %d of a buffer of %d, the limit is %d: %w",
+				i, b.Size, b.Offset, x.size, d.limits.MaxStorageBufferBindingSize, ErrInvalid)
+		}
+		at := b.Offset
+		if i == p.dynamic {
+			offset, at = at, 0
+		}
+		d.key.add(x.id, at, b.Size)
+	}
+	if g, ok := d.groups.get(&d.key); ok {
+		return g, offset, nil
+	}
+	g, err = d.lib.createGroup(p.raw, bindings, p.dynamic)
+	if err == nil {
+		d.groups.put(&d.key, g)
+	}
+	return g, offset, err
+}
+
+func (d *device) Took(t Ticket) (time.Duration, bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return 0, false, err
+	}
+	took, ok, err := d.lib.took(t)
+	return took, ok, d.note(err)
+}
+
+// Wait polls instead of blocking in the library. The wait of wgpu-native gives up after
+// 5 s and then reports work as done that is not.
+func (d *device) Wait(t Ticket) error {
+	for start := time.Now(); ; pause(start) {
+		if done, err := d.poll(t, start); done || err != nil {
+			return err
+		}
+	}
+}
+
+// poll reports whether a submission that is waited for since start has ended.
+func (d *device) poll(t Ticket, start time.Time) (bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended >= t {
+		return true, nil
+	}
+	if err := d.usable(); err != nil {
+		return false, err
+	}
+	var err error
+	if d.ended, err = d.lib.poll(); err != nil {
+		return false, d.note(err)
+	}
+	if d.ended < t && time.Since(start) > stallLimit {
+		return false, d.note(fmt.Errorf("submission %d did not end within %v: %w", t, stallLimit, ErrLost))
+	}
+	return d.ended >= t, nil
+}
+
+func (d *device) Close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return
+	}
+	for start := time.Now(); d.loss() == nil && d.ended < d.last && time.Since(start) < stallLimit; pause(start) {
+		var err error
+		d.ended, err = d.lib.poll()
+		_ = d.note(err) // the loop ends; there is no caller for the error
+	}
+	for p := range d.pipelines {
+		d.releasePipeline(p)
+	}
+	for b := range d.buffers {
+		d.releaseBuffer(b)
+	}
+	d.closed = true
+	d.lib.close()
+}

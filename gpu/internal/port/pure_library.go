@@ -1,0 +1,322 @@
+//go:build !(cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64)))
+
+package port
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/gogpu/gputypes"
+	"github.com/gogpu/wgpu"
+)
+
+// library is a device of gogpu.
+type library struct {
+	dev   *wgpu.Device
+	queue *wgpu.Queue
+	spirv bool // shaders are compiled by compile
+
+	// unwritten holds the buffers with writes that wait for the next submission. The
+	// library copies to them then, even if they are released.
+	unwritten map[rawBuffer]bool
+	released  []released
+	last      uint64 // submission
+
+	// The submission that is being recorded: finished command buffers, the current
+	// encoder and pass, and the sources and destinations of its copies.
+	done           []*wgpu.CommandBuffer
+	encoder        *wgpu.CommandEncoder
+	pass           *wgpu.ComputePassEncoder
+	copied, filled map[rawBuffer]bool
+
+	pending *wgpu.MapPending
+}
+
+type (
+	rawBuffer   = *wgpu.Buffer
+	rawPipeline = *purePipeline
+	rawGroup    = *wgpu.BindGroup
+)
+
+// dynamicOffsets: the library's Vulkan driver has none.
+const dynamicOffsets = false
+
+// released is a buffer that is freed when a submission has ended. The library keeps the
+// buffers that a submission copies, but not those that it binds.
+type released struct {
+	b     rawBuffer
+	after uint64
+}
+
+func (l *library) lost() error { return nil } // the library reports losses as errors only
+
+func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuffer, error) {
+	l.free()
+	b, err := l.dev.CreateBuffer(&wgpu.BufferDescriptor{Size: size, Usage: usage})
+	return b, translate(err, ErrMemory)
+}
+
+func (l *library) releaseBuffer(b rawBuffer) {
+	if l.unwritten[b] {
+		l.flush()
+	}
+	l.released = append(l.released, released{b, l.last})
+	l.free()
+}
+
+// flush starts the writes that wait.
+func (l *library) flush() {
+	if index, err := l.queue.Submit(); err == nil {
+		l.last = index
+	}
+	clear(l.unwritten)
+}
+
+// free frees the released buffers that no submission uses any more.
+func (l *library) free() {
+	if len(l.released) == 0 {
+		return
+	}
+	ended := l.queue.Poll()
+	l.released = slices.DeleteFunc(l.released, func(x released) bool {
+		if x.after > ended {
+			return false
+		}
+		x.b.Release()
+		return true
+	})
+}
+
+func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
+	l.unwritten[b] = true
+	return translate(l.queue.WriteBuffer(b, offset, data), ErrInvalid)
+}
+
+type purePipeline struct {
+	p              *wgpu.ComputePipeline
+	module         *wgpu.ShaderModule
+	layout         *wgpu.BindGroupLayout
+	pipelineLayout *wgpu.PipelineLayout
+}
+
+func (l *library) createPipeline(desc PipelineDesc, _ int) (rawPipeline, error) {
+	p := new(purePipeline)
+	if err := l.build(p, desc); err != nil {
+		l.releasePipeline(p)
+		return nil, translate(err, ErrShader)
+	}
+	return p, nil
+}
+
+// build fills in p as far as it gets.
+func (l *library) build(p *purePipeline, desc PipelineDesc) (err error) {
+	source := &wgpu.ShaderModuleDescriptor{Label: desc.Label, WGSL: letsToVars(desc.WGSL)}
+	if l.spirv {
+		if source.SPIRV, err = compile(desc.WGSL); err != nil {
+			return err
+		}
+		source.WGSL = ""
+	}
+	if p.module, err = l.dev.CreateShaderModule(source); err != nil {
+		return err
+	}
+	types := map[BindingKind]gputypes.BufferBindingType{
+		Uniform: gputypes.BufferBindingTypeUniform, ReadOnly: gputypes.BufferBindingTypeReadOnlyStorage, ReadWrite: gputypes.BufferBindingTypeStorage,
+	}
+	entries := make([]wgpu.BindGroupLayoutEntry, len(desc.Bindings))
+	for i, k := range desc.Bindings {
+		entries[i] = wgpu.BindGroupLayoutEntry{
+			Binding: uint32(i), Visibility: wgpu.ShaderStageCompute, Buffer: &gputypes.BufferBindingLayout{Type: types[k]},
+		}
+	}
+	if p.layout, err = l.dev.CreateBindGroupLayout(&wgpu.BindGroupLayoutDescriptor{Label: desc.Label, Entries: entries}); err != nil {
+		return err
+	}
+	if p.pipelineLayout, err = l.dev.CreatePipelineLayout(&wgpu.PipelineLayoutDescriptor{
+		Label: desc.Label, BindGroupLayouts: []*wgpu.BindGroupLayout{p.layout},
+	}); err != nil {
+		return err
+	}
+	p.p, err = l.dev.CreateComputePipeline(&wgpu.ComputePipelineDescriptor{
+		Label: desc.Label, Layout: p.pipelineLayout, Module: p.module, EntryPoint: desc.Entry,
+	})
+	return err
+}
+
+func (l *library) releasePipeline(p rawPipeline) {
+	if p.p != nil {
+		p.p.Release()
+	}
+	if p.pipelineLayout != nil {
+		p.pipelineLayout.Release()
+	}
+	if p.layout != nil {
+		p.layout.Release()
+	}
+	if p.module != nil {
+		p.module.Release()
+	}
+}
+
+func (l *library) createGroup(p rawPipeline, bindings []Binding, _ int) (rawGroup, error) {
+	entries := make([]wgpu.BindGroupEntry, len(bindings))
+	for i, b := range bindings {
+		entries[i] = wgpu.BindGroupEntry{Binding: uint32(i), Buffer: b.Buffer.(*buffer).raw, Offset: b.Offset, Size: b.Size}
+	}
+	g, err := l.dev.CreateBindGroup(&wgpu.BindGroupDescriptor{Layout: p.layout, Entries: entries})
+	return g, translate(err, ErrInvalid)
+}
+
+func (l *library) releaseGroup(g rawGroup) { g.Release() }
+
+// begin makes sure that there is an encoder.
+func (l *library) begin() (err error) {
+	if l.encoder == nil {
+		l.encoder, err = l.dev.CreateCommandEncoder(nil)
+	}
+	return translate(err, ErrInvalid)
+}
+
+func (l *library) endPass() error {
+	if l.pass == nil {
+		return nil
+	}
+	p := l.pass
+	l.pass = nil
+	return translate(p.End(), ErrInvalid)
+}
+
+// end finishes the current command buffer.
+func (l *library) end() error {
+	if err := l.begin(); err != nil {
+		return err
+	}
+	if err := l.endPass(); err != nil {
+		return err
+	}
+	e := l.encoder
+	l.encoder = nil // Finish releases it even when it fails
+	clear(l.copied)
+	clear(l.filled)
+	buf, err := e.Finish()
+	if err == nil {
+		l.done = append(l.done, buf)
+	}
+	return translate(err, ErrInvalid)
+}
+
+// copy records a copy. The library refuses a command buffer that copies both from a
+// buffer and to it, so such copies begin another command buffer.
+func (l *library) copy(src, dst rawBuffer, c *Command) error {
+	if l.filled[src] || l.copied[dst] {
+		if err := l.end(); err != nil {
+			return err
+		}
+	}
+	l.copied[src], l.filled[dst] = true, true
+	if err := l.begin(); err != nil {
+		return err
+	}
+	if err := l.endPass(); err != nil {
+		return err
+	}
+	l.encoder.CopyBufferToBuffer(src, c.SrcOffset, dst, c.DstOffset, c.Size)
+	return nil
+}
+
+func (l *library) dispatch(p rawPipeline, g rawGroup, _ bool, _ uint64, groups [3]uint32) (err error) {
+	if err := l.begin(); err != nil {
+		return err
+	}
+	if l.pass == nil {
+		if l.pass, err = l.encoder.BeginComputePass(nil); err != nil {
+			return translate(err, ErrInvalid)
+		}
+	}
+	l.pass.SetPipeline(p.p)
+	l.pass.SetBindGroup(0, g, nil)
+	l.pass.Dispatch(groups[0], groups[1], groups[2])
+	return nil
+}
+
+// discard drops the commands that were not submitted.
+func (l *library) discard() {
+	_ = l.endPass() // the caller has an error
+	if l.encoder != nil {
+		l.encoder.DiscardEncoding()
+		l.encoder = nil
+	}
+	for _, buf := range l.done {
+		buf.Release()
+	}
+	l.done = nil
+	clear(l.copied)
+	clear(l.filled)
+}
+
+// submit starts the commands. It is never timed: the library has no query sets above its
+// drivers.
+func (l *library) submit(bool) (Ticket, error) {
+	err := l.end()
+	if err != nil {
+		l.discard()
+		return 0, err
+	}
+	index, err := l.queue.Submit(l.done...)
+	if err != nil {
+		l.discard()
+		return 0, translate(err, ErrInvalid)
+	}
+	l.done = nil
+	clear(l.unwritten)
+	l.last = index
+	return Ticket(index), nil
+}
+
+func (l *library) startClock() error                        { return nil }
+func (l *library) took(Ticket) (time.Duration, bool, error) { return 0, false, nil }
+
+// poll returns the last submission that has ended.
+func (l *library) poll() (Ticket, error) {
+	ended := l.queue.Poll()
+	l.free()
+	return Ticket(ended), nil
+}
+
+// startMap starts to map a buffer for reading.
+func (l *library) startMap(b rawBuffer, offset, size uint64) (err error) {
+	l.pending, err = b.MapAsync(wgpu.MapModeRead, offset, size)
+	return translate(err, ErrInvalid)
+}
+
+// mapped reports whether the map of startMap has ended.
+func (l *library) mapped() (bool, error) {
+	l.dev.Poll(wgpu.PollPoll)
+	ready, err := l.pending.Status()
+	if ready || err != nil {
+		l.pending.Release()
+	}
+	return ready, translate(err, ErrInvalid)
+}
+
+func (l *library) copyMapped(b rawBuffer, offset uint64, dst []byte) error {
+	r, err := b.MappedRange(offset, uint64(len(dst)))
+	if err == nil {
+		copy(dst, r.Bytes())
+		r.Release()
+	}
+	return translate(errors.Join(err, b.Unmap()), ErrInvalid)
+}
+
+func (l *library) close() {
+	if len(l.unwritten) > 0 {
+		l.flush()
+	}
+	_ = l.dev.WaitIdle() // fails for a lost device, which need not be waited for
+	for _, x := range l.released {
+		x.b.Release()
+	}
+	l.released = nil
+	l.dev.Release()
+}
