@@ -18,8 +18,7 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
 )
 
-// started is a family of backends, the CPU's, that closes the file descriptor 3 when
-// a call begins.
+// started is the CPU backend. It closes file descriptor 3 when a call begins.
 type started struct{ backend.Backend }
 
 func (started) Devices() ([]backend.Info, error) { return nil, backend.ErrNoDevice }
@@ -34,15 +33,15 @@ func (s started) Attention(ctx context.Context, c *backend.Call) error {
 	return s.Backend.Attention(ctx, c)
 }
 
-// program runs this test's binary as the program.
+// program returns a process that runs the command line.
 func program(args ...string) *exec.Cmd {
 	cmd := exec.Command(os.Args[0], args...)
 	cmd.Env = append(os.Environ(), "ATTN_TEST_PROGRAM=1")
 	return cmd
 }
 
-// TestInterrupt sends real signals to the program during a call of more than a
-// minute: it ends the call, reports it in a line, and leaves no file.
+// TestInterrupt sends real signals to the program during a call of more than a minute.
+// The program ends the call, reports it in a line, and leaves no file.
 func TestInterrupt(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("Windows has no way to send Ctrl-C to one process")
@@ -86,8 +85,7 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
-// TestProcess runs the program as a process on each backend: its drivers print
-// nothing.
+// TestProcess runs the program as a process on each backend. Drivers print nothing.
 func TestProcess(t *testing.T) {
 	for _, name := range []string{"cpu", "gpu"} {
 		t.Run(name, func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 
 var attn, mustRun = clitest.Program(func() any { return &commands{} }, bench.Vars())
 
-// TestMain runs the program in place of the tests in processes that tests start.
+// TestMain runs the program instead of the tests in processes that tests start.
 func TestMain(m *testing.M) {
 	if os.Getenv("ATTN_TEST_PROGRAM") != "" {
 		backend.Register("started", started{})
@@ -23,8 +23,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestUsage shows what the program says without a command and with a wrong one,
-// and that help is no failure.
+// TestUsage runs the program without a command, with an unknown one, and with --help.
 func TestUsage(t *testing.T) {
 	code, stdout, stderr := attn(t)
 	clitest.WantFailure(t, code, stdout, stderr, "expected one of")
@@ -37,8 +36,8 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestDevices lists the families of backends in both forms; one that has no
-// device is listed with its reason.
+// TestDevices lists the families of backends in both forms, including one without a
+// device.
 func TestDevices(t *testing.T) {
 	backend.Register("none", clitest.HookDriver{})
 	out := mustRun(t, "devices")

@@ -18,15 +18,14 @@ import (
 
 var update = flag.Bool("update", false, "write the table of docs/options.md again")
 
-// supportRow is a row of the table in docs/options.md: an option, what it is called, and a call
-// that has it.
+// supportRow is a row of the table in docs/options.md: an option, its names, and a
+// call with it.
 type supportRow struct {
 	option, kernels, run string
 	call                 supportCall
 }
 
-// supportCall is a small call on one backend: its operands are drawn, its result is
-// recomputed in float64.
+// supportCall is a small call on random operands. Its result is recomputed in float64.
 type supportCall struct {
 	dims  kernels.Dims  // zero: B=2 H=4 Hkv=2 Sq=9 Sk=13 D=16
 	dtype backend.DType // of q, k and v
@@ -44,7 +43,7 @@ type support struct {
 	rng *rand.Rand
 }
 
-// draw returns a tensor of drawn numbers, or bools.
+// draw returns a random tensor.
 func (s *support) draw(dtype backend.DType, shape backend.Shape) backend.Tensor {
 	var t backend.Tensor
 	var err error
@@ -70,8 +69,8 @@ func (s *support) draw(dtype backend.DType, shape backend.Shape) backend.Tensor 
 	return t
 }
 
-// run makes the call: ErrUnsupported, or any other error, or a result that Check finds
-// wrong.
+// run runs the call. It returns ErrUnsupported, another error, or an error for a
+// result that Check finds wrong.
 func (s *support) run(c supportCall) error {
 	s.d = c.dims
 	if s.d == (kernels.Dims{}) {
@@ -120,7 +119,7 @@ func with(opt kernels.Options) supportCall {
 	return supportCall{opt: func(*support) kernels.Options { return opt }}
 }
 
-// tensorsIn returns a call with options that do: set draws them.
+// tensorsIn returns a call with options that need tensors, which set draws.
 func tensorsIn(set func(s *support, o *kernels.Options)) supportCall {
 	return supportCall{opt: func(s *support) kernels.Options {
 		var o kernels.Options
@@ -190,7 +189,7 @@ func supportRows() []supportRow {
 	}
 }
 
-// drawn returns q, k and v in f32.
+// drawn returns random q, k and v in f32.
 func (s *support) drawn() (q, k, v backend.Tensor) {
 	d := s.d
 	return s.draw(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim}),
@@ -334,10 +333,10 @@ func layerSupport(s *support) error {
 	return err
 }
 
-// TestSupportTable asks every backend for each option of the table in docs/options.md and
-// holds the table to what they answer: yes is a result, which float64 confirms where it
-// is attention over tensors, refused an error that names what is not taken. -update writes it. Without an adapter the gpu's
-// column stays as it is.
+// TestSupportTable asks every backend for each option of the table in docs/options.md:
+// yes is a result (confirmed in float64 for attention), refused is ErrUnsupported. It
+// compares the table with the answers; -update writes it. Without an adapter the
+// column of the GPU stays as it is.
 func TestSupportTable(t *testing.T) {
 	const path = "../../docs/options.md"
 	const begin, end = "<!-- what backends answer: go test ./cmd/attn -run Support -update -->\n", "<!-- end -->\n"

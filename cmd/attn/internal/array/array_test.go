@@ -9,8 +9,8 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
 )
 
-// FuzzHeader reads headers as hostile as the fuzzer makes them: no panic, and a
-// shape that comes back agrees with the size of the file.
+// FuzzHeader reads hostile headers: no panic, and a returned shape agrees with the
+// size of the file.
 func FuzzHeader(f *testing.F) {
 	f.Add(clitest.RawNPY(clitest.Dict("<f4", false, 2, 3), make([]byte, 24)))
 	f.Add(clitest.RawNPY(clitest.Dict("|b1", false, 3), make([]byte, 3)))
@@ -31,8 +31,8 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
-// TestHeaderForms reads the headers that other writers make: without spaces,
-// keys in another order, double quotes, Python 2's long integers.
+// TestHeaderForms reads the headers of other writers: without spaces, keys in another
+// order, double quotes, Python 2's long integers.
 func TestHeaderForms(t *testing.T) {
 	for _, text := range []string{
 		"{'descr':'<f4','fortran_order':False,'shape':(2,3)}",

@@ -17,10 +17,9 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// TestExplainWorkedExamples runs every published example, in the plain and the
-// rounded variant, on every backend: its numbers must be those of the file. On
-// the CPU the text is that of the golden file, too; another backend may differ
-// in a last digit printed.
+// TestExplainWorkedExamples runs every published example, plain and rounded, on every
+// backend: its numbers must be those of the file. On the CPU the text must also be
+// that of the golden file; another backend may differ in the last printed digit.
 func TestExplainWorkedExamples(t *testing.T) {
 	examples, err := filepath.Glob("../../../../backend/backendtest/testdata/worked-examples/*.json")
 	if err != nil || len(examples) < 3 {
@@ -66,9 +65,8 @@ func TestExplainWorkedExamples(t *testing.T) {
 	}
 }
 
-// TestExplainProjectionBias adds a bias to each projection, and takes the
-// default scale: x = [[1, 2], [3, 4]], w = 2·I, b = [1, -1] give queries
-// [[3, 3], [7, 7]].
+// TestExplainProjectionBias adds a bias to each projection, and uses the default
+// scale: x = [[1, 2], [3, 4]], w = 2·I, b = [1, -1] yield queries [[3, 3], [7, 7]].
 func TestExplainProjectionBias(t *testing.T) {
 	file := clitest.WriteFile(t, t.TempDir(), "x.json", []byte(`{"x": [[1, 2], [3, 4]], "labels": ["one", "two"],
 		"w_query": [[2, 0], [0, 2]], "b_query": [1, -1], "b_key": [0, 1], "b_value": [10, 0],
@@ -82,8 +80,8 @@ func TestExplainProjectionBias(t *testing.T) {
 	}
 }
 
-// TestExplainDifferences breaks one number of an example at a time, by about
-// one unit of its last digit printed: the first one that differs is named.
+// TestExplainDifferences changes one number of an example at a time, by about one unit
+// of its last printed digit. The error names the first number that differs.
 func TestExplainDifferences(t *testing.T) {
 	read := func(name string) string {
 		b, err := os.ReadFile("../../../../backend/backendtest/testdata/worked-examples/" + name)
@@ -123,7 +121,7 @@ func TestExplainDifferences(t *testing.T) {
 	}
 }
 
-// TestExplainBadFiles gives it what is no example.
+// TestExplainBadFiles checks the errors of invalid examples.
 func TestExplainBadFiles(t *testing.T) {
 	tests := []struct{ name, text, want string }{
 		{"empty", "", "line 1: not JSON"},
@@ -176,8 +174,7 @@ func TestExplainBadFiles(t *testing.T) {
 	}
 }
 
-// TestExplainUnknownFields says which fields nobody reads, as they may be
-// misspelt ones.
+// TestExplainUnknownFields: unknown fields, which may be misspelt, are noted.
 func TestExplainUnknownFields(t *testing.T) {
 	file := clitest.WriteFile(t, t.TempDir(), "x.json", []byte(`{"x": [[1, 2]], "w_querry": [[1, 0], [0, 1]], "note": "known"}`))
 	code, _, stderr := attn(t, "explain", "--backend=cpu", file)
@@ -186,8 +183,7 @@ func TestExplainUnknownFields(t *testing.T) {
 	}
 }
 
-// TestRoundRow shows where rounding a row to keep its sum differs from rounding
-// its weights one by one.
+// TestRoundRow has rows in which keeping the sum differs from rounding each weight.
 func TestRoundRow(t *testing.T) {
 	tests := []struct {
 		row      []float64
@@ -210,8 +206,8 @@ func TestRoundRow(t *testing.T) {
 	}
 }
 
-// TestHeatMap looks at the picture: queries go down, keys across, larger is
-// darker, square cells, the whole of it inside its margins.
+// TestHeatMap checks the picture: queries go down, keys across, larger weights are
+// darker, cells are square, margins are kept.
 func TestHeatMap(t *testing.T) {
 	dir := t.TempDir()
 	// Each query finds one key: 1 sees 2, 2 sees 3, 3 sees 3.
@@ -224,8 +220,8 @@ func TestHeatMap(t *testing.T) {
 		r, g, b, _ := img.At(x, y).RGBA()
 		return r>>8 == 0x08 && g>>8 == 0x30 && b>>8 == 0x6b
 	}
-	// The first dark pixel from the top is in the corner of row 0, column 1: the
-	// other cells lie around it, looked at a quarter in, beside their numbers.
+	// The first dark pixel from the top is the corner of row 0, column 1. Cells are
+	// sampled at a quarter of their size, off their numbers.
 	bounds := img.Bounds()
 	first := image.Pt(-1, -1)
 	for y := bounds.Min.Y; y < bounds.Max.Y && first.X < 0; y++ {

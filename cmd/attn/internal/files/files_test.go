@@ -27,8 +27,8 @@ func wantContent(t *testing.T, path, want string) {
 	}
 }
 
-// TestOutputsAppearTogether replaces one file and makes another: nothing is to
-// be seen before commit, and only they after it.
+// TestOutputsAppearTogether replaces one file and creates another: both appear with
+// Commit, and nothing before it.
 func TestOutputsAppearTogether(t *testing.T) {
 	dir := t.TempDir()
 	a, b := clitest.WriteFile(t, dir, "a", []byte("old")), filepath.Join(dir, "b")
@@ -67,8 +67,8 @@ func TestOutputsAppearTogether(t *testing.T) {
 	}
 }
 
-// TestOutputsThatFail leaves nothing: when writing fails, and when a file cannot
-// be renamed after another one was.
+// TestOutputsThatFail: no file is left when writing fails, or when a file cannot be
+// renamed after another one was.
 func TestOutputsThatFail(t *testing.T) {
 	dir := t.TempDir()
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
@@ -101,7 +101,7 @@ func TestOutputsThatFail(t *testing.T) {
 	}
 }
 
-// TestOutputsFollowLinks replaces what a symbolic link points to, not the link.
+// TestOutputsFollowLinks replaces the target of a symbolic link, not the link.
 func TestOutputsFollowLinks(t *testing.T) {
 	dir := t.TempDir()
 	target, link := clitest.WriteFile(t, dir, "target", []byte("old")), filepath.Join(dir, "link")

@@ -22,8 +22,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// TestSomeWeights compares ranges of the weights with the whole of them as
-// kernels.Attention gives it, over more rows than a chunk has.
+// TestSomeWeights compares ranges of the weights with all weights of Device.Attention,
+// over more rows than a chunk has.
 func TestSomeWeights(t *testing.T) {
 	ctx := t.Context()
 	dev, err := kernels.Open("cpu")
@@ -117,7 +117,8 @@ func TestSomeWeights(t *testing.T) {
 	}
 }
 
-// TestSomeWeightsUnsupported: what would be wrong is refused.
+// TestSomeWeightsUnsupported: options that someWeights would compute wrong are
+// refused.
 func TestSomeWeightsUnsupported(t *testing.T) {
 	q, err := backend.Meta(backend.F32, backend.Shape{1, 1, 4, 2})
 	if err != nil {
@@ -133,9 +134,9 @@ func TestSomeWeightsUnsupported(t *testing.T) {
 	}
 }
 
-// TestSomeWeightsKnowsTheOptions: an option that someWeights does not know would
-// give wrong weights without a word. Add a new one to its options and visible, or
-// to what it refuses, and here.
+// TestSomeWeightsKnowsTheOptions: someWeights would ignore an unknown option and
+// return wrong weights. Add a new option to newSomeWeights, as handled or as refused,
+// and here.
 func TestSomeWeightsKnowsTheOptions(t *testing.T) {
 	known := []string{"Scale", "Softcap", "Causal", "Window", "Align", "Offset", "Offsets", "KLen", "Prefix", "QSegments", "KSegments", "Mask",
 		"Bias", "ALiBi", "RelativeBias", "BlockMask", "BlockSize", "Sinks", "Dropout", "Pages", "CuQ", "CuK", "LSE", "Weights", "Resume"}
@@ -146,7 +147,7 @@ func TestSomeWeightsKnowsTheOptions(t *testing.T) {
 	}
 }
 
-// TestPooled compares cells with a loop over what they join.
+// TestPooled compares cells with a plain loop over their weights.
 func TestPooled(t *testing.T) {
 	rows, keys := span{5, 28}, span{2, 43}
 	for _, size := range []int{1, 2, 7, 40, 100} {
@@ -197,7 +198,7 @@ func TestPooled(t *testing.T) {
 	}
 }
 
-// allocDriver opens the CPU backend and says what is allocated on it.
+// allocDriver opens the CPU backend and records the largest allocation.
 type allocDriver struct{ largest *int64 }
 
 // Devices implements backend.Driver.
@@ -220,8 +221,8 @@ func (a allocating) Alloc(ctx context.Context, d backend.DType, s backend.Shape)
 	return a.Backend.Alloc(ctx, d, s)
 }
 
-// TestHeatmapMemory: a long range is drawn without its weights in memory, which
-// would be 1 GiB here.
+// TestHeatmapMemory draws a long range without its weights in memory, which would take
+// 1 GiB.
 func TestHeatmapMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short")
@@ -249,8 +250,7 @@ func pointedInputs(t *testing.T, dir string) (q, k string) {
 	return clitest.Save(t, dir, "q.npy", "<f4", qs, n, n), clitest.Save(t, dir, "k.npy", "<f4", ks, n, n)
 }
 
-// TestHeatmapCommand looks at what the command draws: the whole, a range and
-// pooled cells.
+// TestHeatmapCommand checks pictures of all weights, of a range, and of pooled cells.
 func TestHeatmapCommand(t *testing.T) {
 	dir := t.TempDir()
 	q, k := pointedInputs(t, dir)
@@ -280,8 +280,8 @@ func TestHeatmapCommand(t *testing.T) {
 	}
 }
 
-// TestHeatmapLayout draws the second of two heads, whose rows lie between those of
-// the first, under a mask that hides what a query would find in key 0.
+// TestHeatmapLayout draws the second of two heads in [B,S,H,D] files, with a mask that
+// hides key 0 from its query.
 func TestHeatmapLayout(t *testing.T) {
 	dir := t.TempDir()
 	const n = 5
@@ -305,8 +305,7 @@ func TestHeatmapLayout(t *testing.T) {
 	}
 }
 
-// darkCells finds the cells of a picture: those between its first and its last
-// column and row of shades, the colour bar left out.
+// darkCells finds the cells of a picture by its first coloured pixel.
 func darkCells(img image.Image, rows, cols int) func(i, j int) bool {
 	shade := func(x, y int) bool {
 		r, g, b, _ := img.At(x, y).RGBA()
@@ -328,8 +327,8 @@ func darkCells(img image.Image, rows, cols int) func(i, j int) bool {
 	return func(int, int) bool { return false }
 }
 
-// TestHeatmapSVG: the picture is well-formed, has a shape for each cell or one
-// image, and names tokens whatever characters they have.
+// TestHeatmapSVG: the picture is well-formed, has a shape for each cell or one image,
+// and has labels with special characters.
 func TestHeatmapSVG(t *testing.T) {
 	dir := t.TempDir()
 	q, k := pointedInputs(t, dir)
@@ -366,7 +365,7 @@ func TestHeatmapSVG(t *testing.T) {
 	}
 }
 
-// svgElements parses an SVG file: how many elements of each name there are, and
+// svgElements parses an SVG file. It returns the number of elements of each name, and
 // their texts.
 func svgElements(t *testing.T, path string) (count map[string]int, text []string) {
 	t.Helper()
@@ -393,7 +392,7 @@ func svgElements(t *testing.T, path string) (count map[string]int, text []string
 	}
 }
 
-// TestHeatmapErrors: what is wrong is said in one line, and no file appears.
+// TestHeatmapErrors: errors are one line, and no file appears.
 func TestHeatmapErrors(t *testing.T) {
 	dir := t.TempDir()
 	q, k := pointedInputs(t, dir)
@@ -431,9 +430,8 @@ func TestHeatmapErrors(t *testing.T) {
 	}
 }
 
-// TestHeatmapPage looks at the page in a browser: the number under the pointer
-// is that of the cell, zoomed too; nothing overflows at any width; without
-// scripts and in the dark it says the same.
+// TestHeatmapPage checks the page in a browser: the tip has the number of the cell,
+// also when zoomed; nothing overflows at any width, without scripts or in dark mode.
 func TestHeatmapPage(t *testing.T) {
 	browser := pagetest.Start(t)
 	dir := t.TempDir()

@@ -13,8 +13,8 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/onnxfile"
 )
 
-// onnxProblem is a call of the operator with what its specification says should come
-// of it: the formula written out in float64, element by element.
+// onnxProblem is a call of the operator with the expected outputs: the formula of the
+// specification in float64, element by element.
 type onnxProblem struct {
 	onnxFiles
 	batch, heads, kvHeads, seqQ, seqK, past, dim, valueDim int
@@ -22,10 +22,11 @@ type onnxProblem struct {
 	scale, softcap                                         float64
 }
 
+// key returns element e of key j, past or new; of a value, with inV.
 func (p *onnxProblem) keys() int { return p.past + p.seqK }
 
-// row returns where element 0 of one (batch, head, position) lies in a tensor of Q, K
-// or V.
+// row returns the index of element 0 of one (batch, head, position) in a tensor of Q,
+// K or V.
 func (p *onnxProblem) row(b, h, s, heads, seq, size int) int {
 	if p.flat {
 		return ((b*seq+s)*heads + h) * size
@@ -41,8 +42,8 @@ func (p *onnxProblem) key(in, b, h, j, size, e int) float64 {
 	return p.in[in].At(p.row(b, h, j-p.past, p.kvHeads, p.seqK, size) + e)
 }
 
-// bias is what is added to a score: the mask, aligned at the last axis, and -Inf for
-// what is hidden.
+// bias returns the term added to a score: the mask, aligned at the last axis, and -Inf
+// for hidden keys.
 func (p *onnxProblem) bias(b, h, i, j int) float64 {
 	if lens := p.in[inNonpad]; lens != nil {
 		n := int(lens.Int(b))
@@ -73,7 +74,7 @@ func (p *onnxProblem) bias(b, h, i, j int) float64 {
 	return map[bool]float64{true: 0, false: math.Inf(-1)}[mask.Int(at) != 0]
 }
 
-// solve fills want: outputs that are nil stay out.
+// solve fills want, except outputs that are nil.
 func (p *onnxProblem) solve(mode int, wanted [numOutputs]bool) {
 	typ := p.in[inQ].Type
 	shape := []int{p.batch, p.heads, p.seqQ, p.valueDim}
@@ -159,7 +160,7 @@ func (p *onnxProblem) solveRow(b, h, kv, i int) (weights []float64, modes [4][]f
 	return weights, modes
 }
 
-// filled makes a tensor of data, rounded to the type.
+// filled returns a tensor of data, rounded to the type.
 func filled(d onnxfile.DataType, data []float64, shape ...int) *onnxfile.Tensor {
 	x := &onnxfile.Tensor{Type: d, Shape: shape}
 	for _, v := range data {
@@ -168,8 +169,8 @@ func filled(d onnxfile.DataType, data []float64, shape ...int) *onnxfile.Tensor 
 	return x
 }
 
-// uniform draws numbers from lo to 1. The half types are drawn from 0 on, where no
-// sum cancels: near 0 a unit in their last place is less than float32 resolves.
+// uniform draws numbers from lo to 1. Half types start at 0, which avoids
+// cancellation: near 0 a unit in their last place is less than float32 resolves.
 func uniform(rng *rand.Rand, d onnxfile.DataType, lo float64, shape ...int) *onnxfile.Tensor {
 	if d == onnxfile.Float16 || d == onnxfile.BFloat16 {
 		lo = 0
@@ -202,7 +203,7 @@ func (p *onnxProblem) drawMask(rng *rand.Rand) *onnxfile.Tensor {
 	return x
 }
 
-// drawONNX draws a problem with everything that can meet.
+// drawONNX draws a problem with any combination of options.
 func drawONNX(seed uint64) *onnxProblem {
 	rng := rand.New(rand.NewPCG(seed, 23))
 	flip := func() bool { return rng.IntN(2) == 0 }
@@ -274,8 +275,8 @@ func drawONNX(seed uint64) *onnxProblem {
 	return p
 }
 
-// TestONNXDrawn runs drawn calls of the operator and compares them with the
-// specification's formula in float64.
+// TestONNXDrawn compares random calls of the operator with the specification's formula
+// in float64.
 func TestONNXDrawn(t *testing.T) {
 	write := func(t *testing.T, draws int) (dirs []string) {
 		dir := t.TempDir()
@@ -299,8 +300,8 @@ func TestONNXDrawn(t *testing.T) {
 	})
 }
 
-// small is a call that the tests below change: one batch, two heads, 4-D, f32, no
-// options.
+// small returns the call that the tests below change: one batch, two heads, 4-D, f32,
+// no options.
 func small() *onnxProblem {
 	rng := rand.New(rand.NewPCG(1, 24))
 	p := &onnxProblem{batch: 1, heads: 2, kvHeads: 2, seqQ: 3, seqK: 4, dim: 8, valueDim: 8, scale: 1 / math.Sqrt(8)}
@@ -312,7 +313,7 @@ func small() *onnxProblem {
 	return p
 }
 
-// TestONNXEdges: calls that draws do not meet.
+// TestONNXEdges runs calls that drawONNX does not draw.
 func TestONNXEdges(t *testing.T) {
 	constant := func(d onnxfile.DataType, x float64, shape ...int) *onnxfile.Tensor {
 		data := make([]float64, clitest.Elements(shape))
@@ -377,7 +378,8 @@ func TestONNXEdges(t *testing.T) {
 	})
 }
 
-// TestONNXRefused: what the operator does not allow, or we do not take, is said.
+// TestONNXRefused checks the errors of calls that the operator does not allow or attn
+// does not support.
 func TestONNXRefused(t *testing.T) {
 	zeros := func(d onnxfile.DataType, shape ...int) *onnxfile.Tensor {
 		return &onnxfile.Tensor{Type: d, Shape: shape, Data: make([]byte, clitest.Elements(shape)*d.Size())}

@@ -11,9 +11,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// FuzzONNXCase: whatever stands in a model and its tensors, running it ends with
-// outputs or with an error that names a broken rule. A case that lacks some of its
-// inputs gets the last one for them.
+// FuzzONNXCase runs arbitrary models and tensors: the result is outputs or an error
+// that wraps a sentinel of package backend. The last input stands for missing ones.
 func FuzzONNXCase(f *testing.F) {
 	dirs, err := filepath.Glob(filepath.Join(publishedONNX, "test_*"))
 	if err != nil || len(dirs) == 0 {

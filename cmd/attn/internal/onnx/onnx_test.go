@@ -15,7 +15,7 @@ import (
 
 const publishedONNX = "../../testdata/onnx"
 
-// publishedCases lists the cases that ONNX publishes, all 38.
+// publishedCases returns all 38 published cases.
 func publishedCases(t *testing.T) []string {
 	t.Helper()
 	dirs, err := filepath.Glob(filepath.Join(publishedONNX, "test_*"))
@@ -25,7 +25,7 @@ func publishedCases(t *testing.T) []string {
 	return dirs
 }
 
-// wantPassed runs cases, all of which must pass.
+// wantPassed runs cases and fails the test unless all pass.
 func wantPassed(t *testing.T, device string, dirs []string) {
 	t.Helper()
 	code, stdout, stderr := attn(t, append([]string{"onnx", "--backend", device}, dirs...)...)
@@ -35,8 +35,8 @@ func wantPassed(t *testing.T, device string, dirs []string) {
 	}
 }
 
-// TestONNXPublished runs the published cases on every tier of the CPU and on the
-// GPU.
+// TestONNXPublished runs the published cases on every instruction set of the CPU and
+// on the GPU.
 func TestONNXPublished(t *testing.T) {
 	dirs := publishedCases(t)
 	for _, tier := range cpu.Tiers() {
@@ -58,7 +58,7 @@ func TestONNXPublished(t *testing.T) {
 	})
 }
 
-// copyCase copies a published case so that a test can damage it.
+// copyCase copies a published case, for a test that damages it.
 func copyCase(t *testing.T, name string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
@@ -68,8 +68,8 @@ func copyCase(t *testing.T, name string) string {
 	return dir
 }
 
-// TestONNXFailures: what is wrong with a case is said in its line, and the case
-// counts as failed beside others that pass.
+// TestONNXFailures runs damaged cases: each has an error in its line and counts as
+// failed, while others pass.
 func TestONNXFailures(t *testing.T) {
 	const set = "test_data_set_0"
 	edit := func(file string, change func([]byte) []byte) func(t *testing.T, dir string) {
@@ -146,7 +146,7 @@ func TestONNXFailures(t *testing.T) {
 	}
 }
 
-// TestONNXUsage: without a case, or without the backend, nothing runs.
+// TestONNXUsage: nothing runs without a case or without the backend.
 func TestONNXUsage(t *testing.T) {
 	code, stdout, stderr := attn(t, "onnx")
 	clitest.WantFailure(t, code, stdout, stderr, "case-dir")
@@ -154,7 +154,7 @@ func TestONNXUsage(t *testing.T) {
 	clitest.WantFailure(t, code, stdout, stderr, `"npu"`)
 }
 
-// TestONNXDataSets: a case passes when all of its data sets do.
+// TestONNXDataSets: a case passes if all of its data sets do.
 func TestONNXDataSets(t *testing.T) {
 	dir := copyCase(t, "test_attention_4d_scaled")
 	if err := os.CopyFS(filepath.Join(dir, "test_data_set_1"), os.DirFS(filepath.Join(dir, "test_data_set_0"))); err != nil {
@@ -170,7 +170,7 @@ func TestONNXDataSets(t *testing.T) {
 	}
 }
 
-// TestONNXCompare: what is within the tolerance and what is not.
+// TestONNXCompare checks the tolerance.
 func TestONNXCompare(t *testing.T) {
 	tensor := func(d onnxfile.DataType, data ...byte) *onnxfile.Tensor {
 		return &onnxfile.Tensor{Type: d, Shape: []int{len(data) / d.Size()}, Data: data}

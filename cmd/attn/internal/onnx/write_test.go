@@ -13,8 +13,8 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/onnxfile"
 )
 
-// onnxFiles is a case to be written: the operator with values for its inputs and
-// outputs, nil for those that the node leaves out.
+// onnxFiles is a case to write: the operator with values of its inputs and outputs;
+// nil for missing ones.
 type onnxFiles struct {
 	opset    int64
 	ints     map[string]int64
@@ -25,7 +25,7 @@ type onnxFiles struct {
 
 var onnxOutputNames = []string{"Y", "present_key", "present_value", "qk_matmul_output"}
 
-// write makes the folder of a case.
+// write writes the folder of a case.
 func (c *onnxFiles) write(t *testing.T, dir string) string {
 	t.Helper()
 	set := filepath.Join(dir, "test_data_set_0")

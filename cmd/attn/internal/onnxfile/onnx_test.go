@@ -14,8 +14,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// wireMessage writes fields by hand, so that the tests do not read what the package's
-// own code wrote.
+// wireMessage encodes fields without the package's own code.
 type wireMessage []byte
 
 func (m wireMessage) int(number protowire.Number, v int64) wireMessage {
@@ -38,7 +37,7 @@ func (m wireMessage) double(number protowire.Number, v float64) wireMessage {
 	return protowire.AppendFixed64(protowire.AppendTag(m, number, protowire.Fixed64Type), math.Float64bits(v))
 }
 
-// packed are the varints of a packed field.
+// packed returns the varints of a packed field.
 func packed(vs ...int64) (b []byte) {
 	for _, v := range vs {
 		b = protowire.AppendVarint(b, uint64(v))
@@ -77,7 +76,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// TestTensorForms: the same elements, however a writer may put them.
+// TestTensorForms decodes the same elements in all encodings.
 func TestTensorForms(t *testing.T) {
 	head := func(d DataType, shape ...int64) wireMessage {
 		return wireMessage(nil).bytes(1, packed(shape...)).int(2, int64(d))
@@ -181,8 +180,7 @@ func published(tb testing.TB) (models, tensors [][]byte) {
 	return models, tensors
 }
 
-// TestCutShort: the published files, cut at every byte, are errors: none passes for a
-// shorter file that is whole.
+// TestCutShort cuts the published files at every byte: none decodes.
 func TestCutShort(t *testing.T) {
 	models, tensors := published(t)
 	for _, data := range models {
@@ -246,8 +244,7 @@ func FuzzDecodeTensor(f *testing.F) {
 	})
 }
 
-// whole checks that a tensor has the elements of its shape, and that each can be
-// read.
+// whole checks that a tensor has the elements of its shape, and reads each.
 func whole(t *testing.T, x *Tensor) {
 	n := 1
 	for _, l := range x.Shape {

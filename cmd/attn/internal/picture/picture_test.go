@@ -13,8 +13,8 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/matrix"
 )
 
-// TestHeatMapSizes draws the shapes that need another layout: one token, many,
-// long names, several batches, weights that are NaN or all 0.
+// TestHeatMapSizes draws shapes with different layouts: one token, many tokens, long
+// names, several batches, weights that are NaN or all 0.
 func TestHeatMapSizes(t *testing.T) {
 	names := func(n int, long string) []string {
 		var l []string

@@ -15,8 +15,8 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
 )
 
-// TestRunBadFiles gives each of the three inputs every kind of bad file: one
-// line names the file and what is wrong with it, and no output appears.
+// TestRunBadFiles gives each of the three inputs every kind of bad file: the error
+// names the file and the reason, and no output appears.
 func TestRunBadFiles(t *testing.T) {
 	good := clitest.Encode("<f4", clitest.Normal(1, 24))
 	f4 := clitest.Dict("<f4", false, 2, 3, 4)
@@ -75,7 +75,7 @@ func TestRunBadFiles(t *testing.T) {
 	}
 }
 
-// TestRunBadCalls gives good files and a call that cannot be right.
+// TestRunBadCalls checks the errors of wrong calls on good files.
 func TestRunBadCalls(t *testing.T) {
 	dir := t.TempDir()
 	array := func(name, descr string, shape ...int) string {
@@ -157,8 +157,8 @@ func TestRunBadCalls(t *testing.T) {
 	}
 }
 
-// TestRunFailuresLeaveNothing makes the call itself go wrong, with an output
-// of an earlier run in place: it stays as it was.
+// TestRunFailuresLeaveNothing fails during the call: the output of an earlier run
+// stays as it was.
 func TestRunFailuresLeaveNothing(t *testing.T) {
 	tests := []struct {
 		name  string

@@ -11,8 +11,8 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
 )
 
-// TestRunBeyondMemory gives files that are as large as they say, and larger
-// than any machine's memory: they are holes. Those of f8 must be converted in memory.
+// TestRunBeyondMemory reads sparse files that are larger than the memory of any
+// machine. Their f8 elements need a conversion in memory.
 func TestRunBeyondMemory(t *testing.T) {
 	dir := t.TempDir()
 	head := clitest.RawNPY(clitest.Dict("<f8", false, 1<<33, 64), nil)
@@ -24,8 +24,8 @@ func TestRunBeyondMemory(t *testing.T) {
 	clitest.WantFailure(t, code, stdout, stderr, "the inputs need 6 TiB of memory, the machine has")
 }
 
-// TestRunMapped reads the same numbers from a file that can be mapped and from
-// those that cannot: of another byte order, at an odd place, of another type.
+// TestRunMapped reads the same numbers from a file that is mapped and from files that
+// cannot be: of another byte order, alignment or type.
 func TestRunMapped(t *testing.T) {
 	dir := t.TempDir()
 	data := clitest.Normal(3, 40*8)
@@ -66,7 +66,7 @@ func TestRunMapped(t *testing.T) {
 	}
 }
 
-// TestRunStreamed runs on a device that has room for none of the operands.
+// TestRunStreamed runs on a device without room for any operand.
 func TestRunStreamed(t *testing.T) {
 	clitest.NeedBackend(t, "gpu")
 	dir := t.TempDir()

@@ -15,8 +15,8 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
 )
 
-// plainAttention is attention in float64 by the definition, over [B,H,S,D]
-// data: hidden and bias answer for (b, h, i, j).
+// plainAttention is attention by its definition in float64, over [B,H,S,D] data.
+// hidden and bias are functions of (b, h, i, j).
 type plainAttention struct {
 	b, h, hkv, sq, sk, d, dv int
 	q, k, v                  []float64
@@ -100,8 +100,8 @@ func swapHeads(data []float64, b, h, s, d int) []float64 {
 	return out
 }
 
-// TestRunOptions runs each option alone, and those that interact, against the
-// definition: with its output, log-sum-exp and weights, fused and staged.
+// TestRunOptions compares each option, and those that interact, with plain attention:
+// output, log-sum-exp and weights, fused and staged.
 func TestRunOptions(t *testing.T) {
 	base := plainAttention{b: 2, h: 4, hkv: 2, sq: 5, sk: 7, d: 8, dv: 6}
 	base.scale = 1 / math.Sqrt(8)
@@ -229,7 +229,7 @@ func TestRunOptions(t *testing.T) {
 	}
 }
 
-// TestRunRanks shows that the output has q's rank, and how a 3-D mask lies.
+// TestRunRanks: the output has q's rank, and a 3-D mask is [B,Sq,Sk].
 func TestRunRanks(t *testing.T) {
 	p := plainAttention{b: 3, h: 1, hkv: 1, sq: 4, sk: 4, d: 2, dv: 2, scale: 1 / math.Sqrt2}
 	p.q, p.k, p.v = clitest.Normal(1, 24), clitest.Normal(2, 24), clitest.Normal(3, 24)
@@ -257,8 +257,7 @@ func TestRunRanks(t *testing.T) {
 	clitest.Near(t, "output", o, want, 1e-6)
 }
 
-// TestRunTypes shows what types are read, what is computed on and what is
-// written.
+// TestRunTypes checks the types of the files, of the computation and of the output.
 func TestRunTypes(t *testing.T) {
 	p := plainAttention{b: 1, h: 1, hkv: 1, sq: 9, sk: 9, d: 4, dv: 4, scale: .5}
 	p.q, p.k, p.v = clitest.Normal(1, 36), clitest.Normal(2, 36), clitest.Normal(3, 36)
@@ -320,7 +319,7 @@ func TestRunReadsOtherWriters(t *testing.T) {
 	clitest.Near(t, "output", o, []float64{.5, .5, .5, .5}, 0)
 }
 
-// TestRunPlan shows that a plan reads headers only and writes nothing.
+// TestRunPlan: a plan reads only headers and writes nothing.
 func TestRunPlan(t *testing.T) {
 	dir := t.TempDir()
 	q := clitest.Save(t, dir, "q.npy", "<f2", clitest.Normal(1, 2*64*8*16), 2, 64, 8, 16)

@@ -55,8 +55,8 @@ func Program(grammar func() any, options ...kong.Option) (attn func(t *testing.T
 	return attn, mustRun
 }
 
-// WantFailure checks what every failure must be: an exit code, one line that
-// holds all of want, nothing on standard output, no stack.
+// WantFailure checks a failure: an exit code, one line on stderr that contains all of
+// want, nothing on stdout, no stack.
 func WantFailure(t *testing.T, code int, stdout, stderr string, want ...string) {
 	t.Helper()
 	if code == 0 {
@@ -80,7 +80,7 @@ func WantFailure(t *testing.T, code int, stdout, stderr string, want ...string) 
 	}
 }
 
-// Files lists a folder, hidden files too.
+// Files lists a folder, with hidden files.
 func Files(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -94,7 +94,7 @@ func Files(t *testing.T, dir string) []string {
 	return names
 }
 
-// RawNPY builds a file from a header dict and data, so that either can lie.
+// RawNPY returns a file of a header and data, which may contradict each other.
 func RawNPY(dict string, data []byte) []byte {
 	dict += "\n"
 	head := append([]byte("\x93NUMPY\x01\x00"), byte(len(dict)), byte(len(dict)>>8))
@@ -113,7 +113,7 @@ func Dict(descr string, fortran bool, shape ...int) string {
 	return fmt.Sprintf("{'descr': '%s', 'fortran_order': %s, 'shape': (%s), }", descr, order, s)
 }
 
-// Encode writes numbers as a numpy type.
+// Encode encodes numbers as a numpy type.
 func Encode(descr string, data []float64) []byte {
 	order := binary.ByteOrder(binary.LittleEndian)
 	if descr[0] == '>' {
@@ -145,7 +145,7 @@ func Elements(shape []int) int {
 	return n
 }
 
-// Normal draws numbers that every type holds exactly: multiples of 1/16.
+// Normal returns random numbers that every type represents exactly: multiples of 1/16.
 func Normal(seed uint64, n int) []float64 {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	data := make([]float64, n)
@@ -170,7 +170,7 @@ func Save(t *testing.T, dir, name, descr string, data []float64, shape ...int) s
 	return WriteFile(t, dir, name, RawNPY(Dict(descr, false, shape...), Encode(descr, data)))
 }
 
-// Load reads an f4 or f2 array with another reader than the program's own.
+// Load reads an f4 or f2 array with another reader than the program's.
 func Load(t *testing.T, path string) (data []float64, shape []int, descr string) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -217,8 +217,7 @@ func Near(t *testing.T, what string, got, want []float64, tolerance float64) {
 	}
 }
 
-// HookDriver is a family of backends for tests: the CPU's, with a hook in front
-// of each fused call.
+// HookDriver is a family of backends: the CPU, with hooks around fused calls.
 type HookDriver struct {
 	Before func(ctx context.Context, c *backend.Call) error
 	After  func(c *backend.Call)
@@ -252,8 +251,8 @@ func (h hooked) Attention(ctx context.Context, c *backend.Call) error {
 	return err
 }
 
-// NeedBackend skips a test whose backend has no device here. On a CI machine that is
-// a failure.
+// NeedBackend skips a test whose backend has no device here, or fails it on a CI
+// machine.
 func NeedBackend(t *testing.T, name string) {
 	t.Helper()
 	be, err := backend.Open(name)
@@ -284,7 +283,7 @@ func ReadPNG(t *testing.T, path string) image.Image {
 	return img
 }
 
-// WantWhiteBorder checks that nothing of a picture is cut off.
+// WantWhiteBorder checks that no part of a picture is cut off.
 func WantWhiteBorder(t *testing.T, img image.Image) {
 	t.Helper()
 	r := img.Bounds()
