@@ -7,8 +7,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// TestBatchSharesSubmissions: 40 short documents go to the device in a few submissions,
-// and what is told of their progress adds up to the operations of all.
+// TestBatchSharesSubmissions checks that 40 short documents take a few submissions, and that
+// their progress adds up to the operations of all.
 func TestBatchSharesSubmissions(t *testing.T) {
 	b := open(t, Options{})
 	defer b.Close()

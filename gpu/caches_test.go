@@ -52,7 +52,7 @@ func attend(t testing.TB, b *Backend, c backend.Call) (o, lse []float32) {
 	return floats(t, b, c.O), floats(t, b, c.LSE)
 }
 
-// copied returns x in another type, converted on the device.
+// copied returns x converted to another type on the device.
 func copied(t testing.TB, b *Backend, dtype backend.DType, x backend.Tensor) backend.Tensor {
 	t.Helper()
 	y := alloc(t, b, dtype, x.Shape())
@@ -62,8 +62,8 @@ func copied(t testing.TB, b *Backend, dtype backend.DType, x backend.Tensor) bac
 	return y
 }
 
-// TestKeysOfAnotherType attends to keys and values of another type than the queries',
-// and to the same numbers in that of the queries: the same bits.
+// TestKeysOfAnotherType compares, bit for bit, keys and values of another type than the
+// queries' with the same numbers in the queries' type.
 func TestKeysOfAnotherType(t *testing.T) {
 	paths(t, func(t *testing.T, b *Backend) {
 		for _, x := range []struct {
@@ -87,9 +87,9 @@ func TestKeysOfAnotherType(t *testing.T) {
 	})
 }
 
-// TestCopy copies between every two types, from what is laid out or broadcast in
-// different ways to parts of a larger tensor, whose other elements stay. What comes is
-// what the host rounds the same numbers to.
+// TestCopy copies between every two types, from tensors with different layouts and
+// broadcasts to parts of a larger tensor whose other elements must not change. The results
+// are those of rounding on the host.
 func TestCopy(t *testing.T) {
 	types := []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8}
 	for _, opt := range []Options{{}, all.opt, {MemoryBytes: 64 << 10}} {
@@ -144,7 +144,7 @@ func TestCopy(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					// What the host makes of the numbers that there are.
+					// Rounded on the host.
 					in := numbers(t, b, src)
 					host := numbers(t, b, filled(t, b, to, in, shape))
 					if from == to {
@@ -163,7 +163,7 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// TestCopyOfOddNumbers takes rows with NaN, Inf, zeros and the smallest numbers to q8.
+// TestCopyOfOddNumbers quantises rows with NaN, Inf, zeros and the smallest numbers to q8.
 func TestCopyOfOddNumbers(t *testing.T) {
 	b := open(t, Options{})
 	defer b.Close()
@@ -220,7 +220,7 @@ func numbers(t testing.TB, b *Backend, x backend.Tensor) []float32 {
 	return data
 }
 
-// filled uploads data in a type.
+// filled uploads data as a type.
 func filled(t testing.TB, b *Backend, dtype backend.DType, data []float32, shape backend.Shape) backend.Tensor {
 	t.Helper()
 	x, err := kernels.NewDevice(b).FromFloat32(context.Background(), dtype, data, shape)
@@ -231,8 +231,8 @@ func filled(t testing.TB, b *Backend, dtype backend.DType, data []float32, shape
 	return x
 }
 
-// TestKeysInIntegers attends to keys and values in q8, and to the same numbers in
-// float32: the same bits, over several splits.
+// TestKeysInIntegers compares, bit for bit, keys and values in q8 with the same numbers in
+// float32, over several splits.
 func TestKeysInIntegers(t *testing.T) {
 	paths(t, func(t *testing.T, b *Backend) {
 		for _, x := range []struct{ heads, sq, sk, d, dv int }{
@@ -253,8 +253,8 @@ func TestKeysInIntegers(t *testing.T) {
 	})
 }
 
-// TestPages attends to keys and values that lie in pages, out of order and shared, and
-// to the same in one tensor each: the same bits.
+// TestPages compares, bit for bit, keys and values in pages, out of order and shared, with
+// the same numbers in one tensor each.
 func TestPages(t *testing.T) {
 	paths(t, func(t *testing.T, b *Backend) {
 		for _, x := range []struct {
@@ -315,8 +315,8 @@ func TestPages(t *testing.T) {
 	})
 }
 
-// TestCachesWithOptions has every option of the scores over keys in pages of q8, and over
-// the same numbers in one tensor of float32: the same bits.
+// TestCachesWithOptions compares, bit for bit, every score option over keys in pages of q8
+// with the same numbers in one float32 tensor.
 func TestCachesWithOptions(t *testing.T) {
 	paths(t, func(t *testing.T, b *Backend) {
 		const batch, heads, sq, sk, d, size = 2, 4, 4, 96, 32, 16
@@ -360,7 +360,7 @@ func TestCachesWithOptions(t *testing.T) {
 	})
 }
 
-// part copies a page of a pool to batch n of a tensor, from a row on.
+// part copies a page of a pool to batch n of a tensor, beginning at a row.
 func part(t testing.TB, b *Backend, to, pool backend.Tensor, n, row, page int) {
 	t.Helper()
 	dst, err := to.Slice(backend.Batch, n, n+1)
@@ -378,7 +378,7 @@ func part(t testing.TB, b *Backend, to, pool backend.Tensor, n, row, page int) {
 	}
 }
 
-// The tuner's own calls have the types of the calls that it tunes for.
+// TestTuneTypesOfKeys checks that trials have the types of the calls that they are for.
 func TestTuneTypesOfKeys(t *testing.T) {
 	b := open(t, Options{})
 	defer b.Close()
@@ -393,8 +393,9 @@ func TestTuneTypesOfKeys(t *testing.T) {
 	}
 }
 
-// On a device with no more than the 8 storage buffers that every one has, decoding looks
-// pages up and prefill has them collected: the same bits as with more.
+// TestPagesWithinEightBuffers compares, bit for bit, a device with only the 8 storage
+// buffers that every device has, on which decoding looks pages up and prefill has them
+// collected, with one that has more.
 func TestPagesWithinEightBuffers(t *testing.T) {
 	few := open(t, Options{Limits: gputypes.Limits{MaxStorageBuffersPerShaderStage: 8}})
 	defer few.Close()
@@ -440,7 +441,7 @@ func TestPagesWithinEightBuffers(t *testing.T) {
 	}
 }
 
-// Keys in host memory go up as the device needs them, in q8 and in pages too.
+// TestCachesInHostMemory streams keys in host memory, in q8 and in pages too.
 func TestCachesInHostMemory(t *testing.T) {
 	b := open(t, Options{MemoryBytes: 600 << 10})
 	defer b.Close()

@@ -11,9 +11,9 @@ import (
 	"github.com/seed90331342/attn/backend/backendtest"
 )
 
-// lowered are limits far below any adapter's, each chosen so that the problems
-// of the tests must be cut the way that the name says. A tile of 32 keys of 256
-// channels takes 32 KiB, which a binding must hold beside its alignment.
+// lowered are limits far below any adapter's. Each makes the tests' problems be cut in the
+// way that its name describes. A tile of 32 keys of 256 channels takes 32 KiB; a binding
+// must hold that and its alignment.
 var lowered = []struct {
 	name string
 	opt  Options
@@ -93,10 +93,10 @@ func floats(t testing.TB, b *Backend, d backend.Tensor) []float32 {
 	return data
 }
 
-// wave is data without pattern that a cut could hide behind.
+// wave is data without a pattern that could hide a cut.
 func wave(i int) float32 { return float32(math.Sin(float64(i)*1.7) + math.Cos(float64(i)*0.31)) }
 
-// problem is one call with everything on.
+// problem returns a call with every option.
 func problem(t testing.TB, b *Backend) *backend.Call {
 	mask := make([]bool, 70*90)
 	for i := range mask {
@@ -126,8 +126,7 @@ func problem(t testing.TB, b *Backend) *backend.Call {
 	}
 }
 
-// distant is problem with a mask of blocks and a bias by distance in place of those by
-// pairs.
+// distant returns problem with a block mask and a relative bias instead of mask and bias.
 func distant(t testing.TB, b *Backend) *backend.Call {
 	c := problem(t, b)
 	c.Mask, c.Bias = backend.Tensor{}, backend.Tensor{}
@@ -136,7 +135,7 @@ func distant(t testing.TB, b *Backend) *backend.Call {
 	return c
 }
 
-// TestCutsChangeNoBit compares whole and cut results bit for bit.
+// TestCutsChangeNoBit compares cut and uncut results bit for bit.
 func TestCutsChangeNoBit(t *testing.T) {
 	t.Run("mask and bias", func(t *testing.T) { testCutsChangeNoBit(t, problem) })
 	t.Run("blocks and bias by distance", func(t *testing.T) { testCutsChangeNoBit(t, distant) })
@@ -189,8 +188,8 @@ func testCutsChangeNoBit(t *testing.T, problem func(testing.TB, *Backend) *backe
 	}
 }
 
-// TestManyKeys goes far beyond what one loop of a software driver may count: with
-// q = 0 and v = 1 each row is 1 and its log-sum-exp is log Sk.
+// TestManyKeys exceeds what one loop of a software driver may count: with q = 0 and v = 1
+// each row is 1 and its log-sum-exp is log Sk.
 func TestManyKeys(t *testing.T) {
 	b := open(t, Options{})
 	defer b.Close()

@@ -14,7 +14,7 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// everyRow sends calls of any number of rows to the decode path.
+// everyRow sends calls with any number of rows to the decode path.
 const everyRow = 1 << 20
 
 // TestConformanceOfDecode runs the suite with every call on the decode path.
@@ -46,7 +46,7 @@ func half(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape, f 
 	return upload(t, b, h)
 }
 
-// pairs returns a mask that hides one pair in five and a bias, for all heads.
+// pairs returns, for all heads, a mask that hides one pair in five and a bias.
 func pairs(t testing.TB, b *Backend, heads, sq, sk int) (mask, bias backend.Tensor) {
 	t.Helper()
 	seen := make([]bool, sq*sk)
@@ -60,7 +60,7 @@ func pairs(t testing.TB, b *Backend, heads, sq, sk int) (mask, bias backend.Tens
 	return upload(t, b, h), upload(t, b, host(t, backend.Shape{1, heads, sq, sk}, wave))
 }
 
-// blocksOf returns a mask of blocks for all heads that hides two in five.
+// blocksOf returns, for all heads, a block mask that hides two blocks in five.
 func blocksOf(t testing.TB, b *Backend, rows, keys int) backend.Tensor {
 	t.Helper()
 	seen := make([]bool, rows*keys)
@@ -85,9 +85,9 @@ func sameRow(t testing.TB, what string, got, want []float32) {
 	}
 }
 
-// TestDecodeGivesTheBitsOfPrefill computes rows alone, six heads that share keys, and
-// compares them with the same rows of a call that is long enough for the other path:
-// each class of head sizes, each storage type, and what hides keys, over three splits.
+// TestDecodeGivesTheBitsOfPrefill compares rows alone, six heads that share keys, with the
+// same rows of a call that is long enough for the prefill path: each class of head sizes,
+// each storage type, and everything that hides keys, over three splits.
 func TestDecodeGivesTheBitsOfPrefill(t *testing.T) {
 	b := open(t, Options{})
 	defer b.Close()
@@ -182,9 +182,9 @@ func TestDecodeGivesTheBitsOfPrefill(t *testing.T) {
 	}
 }
 
-// TestDecodeCutsChangeNoBit compares whole and cut results of the decode path bit for
-// bit: pieces of the keys, of heads and rows, of grids and of submissions, and keys
-// that are read element by element.
+// TestDecodeCutsChangeNoBit compares cut and uncut results of the decode path bit for bit:
+// pieces of keys, heads, rows, grids and submissions, and keys that are read one element
+// at a time.
 func TestDecodeCutsChangeNoBit(t *testing.T) {
 	const heads, kvHeads, sq, sk, d, dv = 6, 2, 9, 2300, 40, 36
 	results := func(opt Options, pad int) (o, lse []float32, plan backend.Plan) {
@@ -192,7 +192,7 @@ func TestDecodeCutsChangeNoBit(t *testing.T) {
 		b := open(t, opt)
 		defer b.Close()
 		mask, bias := pairs(t, b, heads, sq, sk)
-		// Rows with pad elements after them, where the data of a key is the same.
+		// Rows with padding. The data of a key is the same.
 		keys := func(width, from int) backend.Tensor {
 			x := upload(t, b, host(t, backend.Shape{2, kvHeads, sk, width + pad}, func(i int) float32 {
 				if i%(width+pad) >= width {
@@ -247,8 +247,8 @@ func TestDecodeCutsChangeNoBit(t *testing.T) {
 	}
 }
 
-// TestDecodeUnrolledChangesNoBit runs the kernels with their loops as they stand,
-// which is the oracle of the other two, and unrolled.
+// TestDecodeUnrolledChangesNoBit compares the kernels with unrolled loops and as they are
+// written, bit for bit.
 func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 	b := open(t, Options{decodeRows: everyRow})
 	defer b.Close()
@@ -281,8 +281,8 @@ func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 	}
 }
 
-// TestDecodeWhereItCan lowers each limit that decoding needs, to just enough and to
-// less: then the other path takes the call, with the same bits.
+// TestDecodeWhereItCan lowers each limit of decoding to just enough and to less. Below it,
+// the prefill path takes the call, with the same bits.
 func TestDecodeWhereItCan(t *testing.T) {
 	const sk, d = 2100, 16
 	var want []float32

@@ -40,9 +40,8 @@ func faulty(t *testing.T, opt Options) (*Backend, *fault.Device) {
 	return b, f
 }
 
-// session goes once through every kind of call: upload, alloc, attention in
-// pieces with a trace, the stages, a merge, a rotation, a layer, download; and releases what it
-// has.
+// session makes every kind of call: upload, alloc, attention in pieces with a trace, the
+// stages, a merge, a rotation, a layer, download. It releases its tensors.
 func session(b *Backend) (out []float32, err error) {
 	ctx := context.Background()
 	traced := backend.WithTrace(ctx, &backend.Trace{Kernel: func(time.Duration) {}, Progress: func(_, _ float64) {}})
@@ -100,7 +99,7 @@ func session(b *Backend) (out []float32, err error) {
 	return out, nil
 }
 
-// compiled counts the pipelines that there are.
+// compiled counts the compiled pipelines.
 func (b *Backend) compiled() (n int) {
 	for _, p := range b.dev.Pipelines() {
 		if p.Compiled() {
@@ -110,8 +109,8 @@ func (b *Backend) compiled() (n int) {
 	return n
 }
 
-// TestEveryCallMayFail makes each call of the port fail in turn, in each way: the
-// error is typed, nothing is left behind, and the next session is right.
+// TestEveryCallMayFail makes each call of the port fail in turn, in each way: the error is
+// typed, nothing leaks, and the next session succeeds.
 func TestEveryCallMayFail(t *testing.T) {
 	for _, c := range []struct {
 		name         string
@@ -138,7 +137,7 @@ func TestEveryCallMayFail(t *testing.T) {
 					break
 				}
 				seen[call]++
-				// Without memory the pool gives up what it keeps and tries again.
+				// Without memory the pool releases its buffers and tries again.
 				retried := err == nil && call == "CreateBuffer" && c.inject == port.ErrMemory
 				if !retried && !errors.Is(err, c.want) {
 					t.Errorf("call %d, %s: error %v does not wrap %v", i, call, err, c.want)
@@ -171,9 +170,9 @@ func TestEveryCallMayFail(t *testing.T) {
 	}
 }
 
-// TestLostDevice lets the device go away at each call of the port: that call and
-// every later one is backend.ErrDeviceLost, nothing is left behind but what the
-// backend itself holds, Close gives that back, and another Open works.
+// TestLostDevice loses the device at each call of the port: that call and all later ones
+// return backend.ErrDeviceLost, only the backend's own objects remain, Close releases them,
+// and another Open works.
 func TestLostDevice(t *testing.T) {
 	b, dev := faulty(t, Options{MaxWork: 2e5})
 	want, err := session(b)
@@ -214,7 +213,7 @@ func TestLostDevice(t *testing.T) {
 	loseFor(t, "CreatePipeline", want)
 }
 
-// loseFor loses a device at the first call of a name for good, with tensors held.
+// loseFor loses a device permanently at the first call of a name, with tensors allocated.
 func loseFor(t *testing.T, call string, want []float32) {
 	t.Helper()
 	b, dev := faulty(t, Options{MaxWork: 2e5})
@@ -268,7 +267,7 @@ func loseFor(t *testing.T, call string, want []float32) {
 	}
 }
 
-// TestShadersThatDoNotCompile is the one failure that pipelines add.
+// TestShadersThatDoNotCompile covers the one failure that only pipelines have.
 func TestShadersThatDoNotCompile(t *testing.T) {
 	b, dev := faulty(t, Options{})
 	seen := 0
@@ -295,8 +294,8 @@ func TestShadersThatDoNotCompile(t *testing.T) {
 	}
 }
 
-// TestNothingGrows runs many sessions at once and again: the device holds no more
-// after the last than after the first.
+// TestNothingGrows runs many concurrent sessions twice: the device holds no more after the
+// second round than after the first.
 func TestNothingGrows(t *testing.T) {
 	b, dev := faulty(t, Options{})
 	rounds := func(n int) port.Live {

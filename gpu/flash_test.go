@@ -18,7 +18,7 @@ import (
 func plainOnly(tune.Shape) (tune.Variant, string) { return tune.Variant{}, "asked for" }
 
 // TestConformanceOfPlain runs the suite on the plain kernel, and compares the
-// register-tiled one with it on drawn problems, within both bounds.
+// register-tiled kernel with it on drawn problems, within both bounds.
 func TestConformanceOfPlain(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: TestVariantsGiveTheSameBits compares the plain kernel with the one that the suite runs on")
@@ -36,8 +36,8 @@ func TestConformanceOfPlain(t *testing.T) {
 	})
 }
 
-// TestConformanceOfVariants runs the suite on each variant, wherever a head's class has
-// it and the device has room; decoding is left to it too.
+// TestConformanceOfVariants runs the suite on each variant that a head's class has and the
+// device supports, including calls that would be decoded.
 func TestConformanceOfVariants(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: TestVariantsGiveTheSameBits compares them with the one that the suite runs on")
@@ -82,10 +82,9 @@ func named(t testing.TB, width int, name string) tune.Variant {
 	return tune.Variant{}
 }
 
-// TestVariantsGiveTheSameBits runs calls over three splits on variants of each class,
-// with loops as they stand, unrolled over registers and unrolled fully, loading one
-// element or four: what they give is what the smallest one gives, which passes the
-// suite.
+// TestVariantsGiveTheSameBits compares the variants of each class, bit for bit, over three
+// splits: loops as written, unrolled over registers and fully unrolled, loading one element
+// or four. The smallest variant, which passes the suite, is the reference.
 func TestVariantsGiveTheSameBits(t *testing.T) {
 	as := func(v tune.Variant, expand uint32, scalar bool) tune.Variant {
 		v.Expand, v.Scalar = expand, scalar
@@ -148,8 +147,8 @@ func TestVariantsGiveTheSameBits(t *testing.T) {
 	}
 }
 
-// spread is a call of 2 heads on one, with rows that see keys of one, two or three
-// splits and one that sees none.
+// spread returns a call of 2 heads that share one, with rows that see keys of one, two or
+// three splits and one that sees none.
 func spread(t testing.TB, b *Backend, d, dv int, dtype backend.DType, features bool) *backend.Call {
 	const rows, keys = 150, 2300
 	in := func(shape backend.Shape, from int) backend.Tensor {
@@ -198,8 +197,8 @@ func spread(t testing.TB, b *Backend, d, dv int, dtype backend.DType, features b
 	return c
 }
 
-// TestPlainIsTheLastResort: a device that cannot hold the state of any variant runs
-// the plain kernel, and the plan says why.
+// TestPlainIsTheLastResort checks that a device that cannot hold the state of any variant
+// runs the plain kernel, and that the plan has the reason.
 func TestPlainIsTheLastResort(t *testing.T) {
 	b := open(t, Options{Limits: gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 64}})
 	defer b.Close()

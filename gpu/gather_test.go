@@ -10,8 +10,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// turned returns shape elements of f(row, column) that lie column by column: the
-// transposed operand of a library that keeps them so.
+// turned returns a tensor of f(row, column) stored column by column, as the transposed
+// operands of other libraries are.
 func turned(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape, f func(i int) float32) backend.Tensor {
 	t.Helper()
 	stored := backend.Shape{shape[0], shape[1], shape[3], shape[2]}
@@ -38,9 +38,9 @@ func turned(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape, 
 	return x
 }
 
-// TestTransposedOperands has keys, values and the output with columns so far apart
-// that no tile of them can be bound, in one buffer and in several; the odd lengths
-// let 16-bit columns begin in the middle of a word.
+// TestTransposedOperands has keys, values and the output with columns too far apart for a
+// binding to hold a tile, in one buffer and in several. With odd lengths, 16-bit columns
+// begin in the middle of a word.
 func TestTransposedOperands(t *testing.T) {
 	const sq, sk, d = 333, 1027, 40
 	for _, dtype := range []backend.DType{backend.F32, backend.BF16} {

@@ -11,8 +11,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// through projects each value by a weight of 1, so that it is decoded from one
-// type and stored as another: bits in, bits out.
+// through multiplies each value by a weight of 1, which decodes it from one type and stores
+// it as another: bits in, bits out.
 func through(t *testing.T, b *Backend, in []uint32, from, to backend.DType) []uint32 {
 	t.Helper()
 	shape := backend.Shape{1, 1, len(in), 1}
@@ -64,9 +64,9 @@ func through(t *testing.T, b *Backend, in []uint32, from, to backend.DType) []ui
 	return bits()
 }
 
-// TestEveryHalfComesBack reads all 65,536 values of both 16-bit types on the
-// device and stores them again: the same bits, but for which NaN it is and for
-// the sign of zero, which a product's sum loses.
+// TestEveryHalfComesBack reads all 65,536 values of both 16-bit types on the device and
+// stores them again: the bits are equal, except for the payload of NaN and the sign of
+// zero, which a product's sum loses.
 func TestEveryHalfComesBack(t *testing.T) {
 	b := open(t, Options{})
 	defer b.Close()
@@ -89,8 +89,8 @@ func TestEveryHalfComesBack(t *testing.T) {
 	}
 }
 
-// TestRoundingToHalf stores float32 values around every kind of edge, and compares
-// with rounding to nearest, ties to even.
+// TestRoundingToHalf stores float32 values near every kind of edge and compares them with
+// rounding to nearest, ties to even.
 func TestRoundingToHalf(t *testing.T) {
 	b := open(t, Options{})
 	defer b.Close()

@@ -12,9 +12,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// TestOptionsOfManyHeads compares, bit for bit, heads of a call with more of them than
-// the kernels' tables hold with the same heads alone: slopes batch by batch, sinks, and
-// dropout that counts on.
+// TestOptionsOfManyHeads compares, bit for bit, a call with more heads than the kernels'
+// tables hold with calls of these heads alone: slopes for each batch, sinks, and dropout.
 func TestOptionsOfManyHeads(t *testing.T) {
 	b := open(t, Options{})
 	defer b.Close()
@@ -62,7 +61,7 @@ func TestOptionsOfManyHeads(t *testing.T) {
 }
 
 // TestFewBindings asks for a mask next to a block mask, and a bias next to a relative one,
-// on a device with eight storage buffers a kernel: enough to decode, else refused by name.
+// on a device with eight storage buffers a kernel: decoding works, prefill is refused.
 func TestFewBindings(t *testing.T) {
 	b := open(t, Options{Limits: gputypes.Limits{MaxStorageBuffersPerShaderStage: 8}})
 	defer b.Close()
@@ -90,8 +89,8 @@ func TestFewBindings(t *testing.T) {
 	}
 }
 
-// BenchmarkBlocks compares calls in which one block in ten is seen with the same call
-// without blocks.
+// BenchmarkBlocks compares calls whose block mask shows one block in ten with the same call
+// without a block mask.
 func BenchmarkBlocks(b *testing.B) {
 	const s, d, block = 2048, 64, 64
 	be := open(b, Options{})

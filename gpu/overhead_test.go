@@ -15,7 +15,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// small is a call over 64 queries and keys of one head into outputs that are there.
+// small returns a call of 64 queries and keys of one head with preallocated outputs.
 func small(t testing.TB, b *Backend) func() error {
 	t.Helper()
 	c := plain(t, b, 64, 64, 64)
@@ -24,9 +24,9 @@ func small(t testing.TB, b *Backend) func() error {
 	return func() error { return call.RunInto(t.Context(), out) }
 }
 
-// BenchmarkCallOverhead is what a call of 64 queries and keys takes above an empty
-// dispatch of one workgroup, both from submission to end and in turns, as medians:
-// us-over-empty. What the kernel computes is in that.
+// BenchmarkCallOverhead reports how much longer a call of 64 queries and keys takes than an
+// empty dispatch of one workgroup (us-over-empty): medians from submission to end, measured
+// in turns. The time includes the kernel.
 func BenchmarkCallOverhead(b *testing.B) {
 	be := open(b, Options{})
 	defer be.Close()
@@ -60,8 +60,8 @@ func BenchmarkCallOverhead(b *testing.B) {
 	b.ReportMetric(median(calls)-median(launches), "us-over-empty")
 }
 
-// A warm call allocates no more than its plan: a few dozen small objects, whatever
-// its length, and none for its submissions. The pure Go provider allocates more.
+// TestAllocationsOfACall checks that a warm call allocates only its plan: a few dozen small
+// objects for any length, and none for submissions. The pure Go provider allocates more.
 func TestAllocationsOfACall(t *testing.T) {
 	if !strings.HasPrefix(Provider, "go-webgpu") {
 		t.Skip("the pure Go library allocates for each submission")
@@ -80,8 +80,8 @@ func TestAllocationsOfACall(t *testing.T) {
 	}
 }
 
-// resident returns the bytes of memory that the process has, 0 where the system
-// does not say.
+// resident returns the bytes of memory of the process, 0 where the system does not report
+// it.
 func resident() (bytes int64) {
 	f, err := os.Open("/proc/self/statm")
 	if err != nil {
@@ -95,9 +95,9 @@ func resident() (bytes int64) {
 	return pages * int64(os.Getpagesize())
 }
 
-// TestManyCalls makes 10,000 small calls, with transfers now and then, in two
-// halves: after the second the device holds what it held after the first, and the
-// process no more than noise.
+// TestManyCalls makes 10,000 small calls, some with transfers, in two halves. After the
+// second half the device holds what it held after the first, and the process has grown by
+// no more than noise.
 func TestManyCalls(t *testing.T) {
 	calls := 10_000
 	if testing.Short() {

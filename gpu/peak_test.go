@@ -7,7 +7,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// What tensors and calls hold on the device is counted at its highest, and goes back.
+// TestPeakMemory checks that the peak counts what tensors and calls hold on the device, and
+// starts again when it is read.
 func TestPeakMemory(t *testing.T) {
 	be := open(t, Options{})
 	before := be.PeakMemory()
@@ -27,7 +28,7 @@ func TestPeakMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Release()
-	// Q and O at once, and no more than a few times that with what moves them.
+	// Q and O at the same time, and at most a few times that for transfers.
 	if peak := be.PeakMemory() - before; peak < 2*bytes || peak > 64*bytes {
 		t.Errorf("two tensors of %d bytes held %d", bytes, peak)
 	}

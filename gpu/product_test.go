@@ -12,10 +12,10 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// TestProductTilesGiveTheSameBits runs products on both tiles, with loops as they
-// stand, unrolled over registers and unrolled fully, loading one element or four, and
-// in pieces: what they give is what S gives, which passes the suite. It is a sum by
-// fma in ascending order, without what weights of exactly 0 hide: NaN and Inf.
+// TestProductTilesGiveTheSameBits compares products on both tiles, bit for bit: loops as
+// written, unrolled over registers and fully unrolled, loading one element or four, and in
+// pieces. The reference is S, which passes the suite: a sum by fma in ascending order,
+// without the NaN and Inf that weights of exactly 0 hide.
 func TestProductTilesGiveTheSameBits(t *testing.T) {
 	as := func(v productTile, expand uint32, scalar bool) productTile {
 		v.expand, v.scalar = expand, scalar
@@ -45,7 +45,7 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 		defer b.Close()
 		defer small.Close()
 		left := func(i int) float32 {
-			// Rows 8 to 15 of each 16 have no 0: both ways to add meet in a tile.
+			// Rows 8 to 15 of each 16 have no 0: a tile contains both kinds of rows.
 			if c.skip && i/c.x%16 < 8 && i%3 == 0 {
 				return 0
 			}
@@ -127,8 +127,8 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 	}
 }
 
-// L must do 4 multiply-adds for each word that it reads from workgroup memory, or next
-// to that with what it looks at to hide; S half of it.
+// TestProductMultiplyAddsPerWord checks that L does about 4 multiply-adds for each word that
+// it reads from workgroup memory, and S half as many.
 func TestProductMultiplyAddsPerWord(t *testing.T) {
 	for _, c := range []struct {
 		v     productTile
@@ -141,8 +141,8 @@ func TestProductMultiplyAddsPerWord(t *testing.T) {
 	}
 }
 
-// Every tile is whole: threads share what is staged evenly, rows fit where they go,
-// and the file as it stands is L.
+// TestProductTilesAreWhole checks that threads share staged elements evenly, that rows fit
+// their memory, and that the file's constants are those of L.
 func TestProductTilesAreWhole(t *testing.T) {
 	for _, v := range []productTile{productL, productS} {
 		sa, sb := v.lengths()

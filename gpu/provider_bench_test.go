@@ -11,8 +11,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// BenchmarkProvider times the same work through the WebGPU library of the build, to
-// compare one library with the other:
+// BenchmarkProvider times the same work through the WebGPU library of the build, to compare
+// the libraries:
 //
 //	go test -run '^$' -bench Provider ./gpu
 //	CGO_ENABLED=0 go test -run '^$' -bench Provider ./gpu
@@ -115,8 +115,8 @@ func drawn(b *testing.B, be *Backend, dtype backend.DType, shape backend.Shape) 
 	return t
 }
 
-// repeat times call after a warm-up and reports the medians by the host's clock and, where
-// there is one, by the device's, and the operations a second.
+// repeat times call after a warm-up. It reports the medians by the host's clock and the
+// device's, if there is one, and the operations a second.
 func repeat(b *testing.B, flops float64, call func(ctx context.Context) error) {
 	b.Helper()
 	var walls, kernels []float64

@@ -26,7 +26,7 @@ func prepare(t testing.TB, be backend.Backend, q, k, v backend.Tensor, opt kerne
 	return c
 }
 
-// plain is a call of one head without anything else, o and lse on the device.
+// plain returns a call of one head without options, with o and lse on the device.
 func plain(t testing.TB, b *Backend, sq, sk, d int) *backend.Call {
 	t.Helper()
 	return &backend.Call{
@@ -38,7 +38,7 @@ func plain(t testing.TB, b *Backend, sq, sk, d int) *backend.Call {
 	}
 }
 
-// submissions counts them on a faulty device.
+// submissions returns the number of submissions of a faulty device during f.
 func submissions(dev *fault.Device, f func()) (n int) {
 	dev.Watch(func(call string) {
 		if call == "Submit" || call == "SubmitTimed" {
@@ -50,8 +50,8 @@ func submissions(dev *fault.Device, f func()) (n int) {
 	return n
 }
 
-// A call that is cancelled at any of its submissions starts none after it, has at
-// most two on the device, and leaves everything in order.
+// TestCancelledWithinTheBudget cancels a call at each of its submissions: it starts no more,
+// has at most two on the device, and leaves the backend usable.
 func TestCancelledWithinTheBudget(t *testing.T) {
 	b, dev := faulty(t, Options{MaxWork: 2e5})
 	c := plain(t, b, 100, 300, 16)
@@ -84,7 +84,7 @@ func TestCancelledWithinTheBudget(t *testing.T) {
 		err := b.Attention(ctx, c)
 		dev.Watch(nil)
 		cancel()
-		// The last one may be under way when the call is told.
+		// The last one may run when the call is cancelled.
 		if !errors.Is(err, context.Canceled) && (at < total-1 || err != nil) {
 			t.Errorf("cancelled at submission %d: %v", at, err)
 		}
@@ -101,7 +101,7 @@ func TestCancelledWithinTheBudget(t *testing.T) {
 	}
 }
 
-// Two submissions of a call are on the device at a time, no more.
+// TestTwoInFlight checks that a call has two submissions on the device at a time.
 func TestTwoInFlight(t *testing.T) {
 	b, dev := faulty(t, Options{MaxWork: 2e5})
 	c := plain(t, b, 100, 300, 16)
@@ -124,8 +124,8 @@ func TestTwoInFlight(t *testing.T) {
 	}
 }
 
-// Progress is told in the plan's FLOPs, goes up with each submission and ends at
-// the plan's total, for calls of one piece and of many, and for the stages.
+// TestProgress checks that progress counts the plan's FLOPs, increases with each submission
+// and ends at the total, for calls of one piece and of many, and for the stages.
 func TestProgress(t *testing.T) {
 	b := open(t, Options{MaxWork: 4e5})
 	defer b.Close()
@@ -169,8 +169,8 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// After Warmup the first call compiles nothing, fused or in stages, at any length;
-// nothing runs meanwhile, and operands need no memory.
+// TestWarmup checks that after Warmup the first call compiles nothing, fused or in stages,
+// at any length, that Warmup runs nothing, and that its operands need no memory.
 func TestWarmup(t *testing.T) {
 	b, dev := faulty(t, Options{})
 	var compiled []string
@@ -213,7 +213,7 @@ func TestWarmup(t *testing.T) {
 			t.Errorf("%+v: calls after Warmup compiled %q", opt, compiled)
 		}
 	}
-	// Cancelled or refused, it says so.
+	// Cancelled or refused, it returns the error.
 	done, cancel := context.WithCancel(ctx)
 	cancel()
 	x, err := backend.Meta(backend.F16, backend.Shape{1, 1, 40, 24})
@@ -232,7 +232,8 @@ func TestWarmup(t *testing.T) {
 	}
 }
 
-// Calls take the submissions that the speeds ask for, with the same results.
+// TestSubmissionsFollowTheBudget checks that speeds determine the number of submissions and
+// change no result.
 func TestSubmissionsFollowTheBudget(t *testing.T) {
 	b, dev := faulty(t, Options{Budget: 40 * time.Millisecond})
 	c := plain(t, b, 512, 512, 64)

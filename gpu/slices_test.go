@@ -11,9 +11,9 @@ import (
 )
 
 // TestValuesInSlices computes heads of 576 with values of 512 columns, as absorbed latent
-// attention has them, over keys side by side and in pages, decoded and not: the plan says
-// how often the scores are computed, pages change no bit, and slices give the bits of
-// calls for some of the columns. Rows of q8 have no slices.
+// attention has them, over adjacent keys and keys in pages, decoded and not. The plan
+// reports the slices, pages change no bit, and slices have the bits of calls for some of
+// the columns. Q8 values cannot be sliced.
 func TestValuesInSlices(t *testing.T) {
 	b := open(t, Options{})
 	defer b.Close()

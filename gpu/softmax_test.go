@@ -10,8 +10,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// TestSoftmaxGivesTheSameBits: rows held in workgroup memory, rows that are read twice
-// and rows in pieces give the same weights and sums, which are those of the formula.
+// TestSoftmaxGivesTheSameBits compares rows held in workgroup memory, rows that are read
+// twice and rows in pieces: equal weights and sums, which agree with the formula.
 func TestSoftmaxGivesTheSameBits(t *testing.T) {
 	const rows, scale, softcap = 5, 0.7, 3
 	const right = 40 // keys that a row does not see at its end, and one less each row

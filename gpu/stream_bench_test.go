@@ -7,11 +7,11 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// BenchmarkStreamed runs the same call with its operands on the device and in host
-// memory, in turns, and reports the speed of the second against the first. On
-// hardware it is 256k keys and queries of 64 columns, 256 MiB of operands, with the
-// device's memory lowered to 256 MiB, of which the operands have none; on a software
-// driver, which shows only that it runs, a 16th of the keys and 512 queries.
+// BenchmarkStreamed runs a call with its operands on the device and in host memory, in
+// turns, and reports the speed of the second relative to the first. On hardware it has 256k
+// keys and queries of 64 columns, 256 MiB of operands, and device memory lowered to 256 MiB,
+// none of it for operands. On a software driver, where it only shows that streaming works,
+// it has a 16th of the keys and 512 queries.
 func BenchmarkStreamed(b *testing.B) {
 	resident := open(b, Options{})
 	defer resident.Close()

@@ -15,8 +15,8 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/cut"
 )
 
-// openFull opens a backend whose device memory is full of tensors, so that every
-// further one stays in host memory and calls stream; the rest is for that.
+// openFull opens a backend whose device memory is full of tensors: further tensors stay in
+// host memory, and calls stream them through what is left.
 func openFull(t testing.TB, opt Options) *Backend {
 	t.Helper()
 	b := open(t, opt)
@@ -44,8 +44,8 @@ func TestConformanceStreamed(t *testing.T) {
 	})
 }
 
-// streamedCall is a call whose tensors lie where Alloc and Upload put them: q with
-// 3 heads on keys of one, causal, with log-sum-exp.
+// streamedCall returns a causal call with log-sum-exp, 3 query heads on one key head, whose
+// tensors are where Alloc and Upload place them.
 func streamedCall(t testing.TB, b *Backend, sq, sk, d int) *backend.Call {
 	t.Helper()
 	return &backend.Call{
@@ -76,8 +76,8 @@ func outputs(t testing.TB, b *Backend, c *backend.Call) []uint32 {
 	return bits
 }
 
-// TestStreamedIsResident compares, bit for bit, calls that stream with windows of
-// many sizes and one that does not, and the bytes that move with the plan's.
+// TestStreamedIsResident compares, bit for bit, calls that stream windows of many sizes with
+// one that does not stream, and the bytes that move with the plan's.
 func TestStreamedIsResident(t *testing.T) {
 	const sq, sk, d = 200, 700, 24
 	b := open(t, Options{})
@@ -108,7 +108,7 @@ func TestStreamedIsResident(t *testing.T) {
 	}
 }
 
-// TestStreamedStaysInMemory looks at what is on the device whenever a buffer is made.
+// TestStreamedStaysInMemory checks the device memory in use whenever a buffer is created.
 func TestStreamedStaysInMemory(t *testing.T) {
 	const memory = 1 << 20
 	b, dev := faulty(t, Options{MemoryBytes: memory})
@@ -119,7 +119,7 @@ func TestStreamedStaysInMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	outputs(t, b, c)
-	t.Logf("%d bytes at most beside %d", most-fixed, fixed)
+	t.Logf("%d bytes at most in addition to %d", most-fixed, fixed)
 	if most-fixed > memory {
 		t.Errorf("%d bytes on the device, Options allow %d", most-fixed, memory)
 	}
@@ -157,15 +157,15 @@ func TestPlanOfAMillion(t *testing.T) {
 		if p.Scratch > 256<<20 || p.Chunks < 2 || (p.Streamed > 0) != l.streamed {
 			t.Errorf("%s: %d bytes of scratch, %d chunks, %d bytes streamed", l.name, p.Scratch, p.Chunks, p.Streamed)
 		}
-		// What is in host memory moves once at least, and not often.
+		// Operands in host memory move at least once, and not often.
 		if l.streamed && (p.Streamed < p.Bytes*4/5 || p.Streamed > 20*p.Bytes) {
 			t.Errorf("%s: %d bytes move, the operands have %d", l.name, p.Streamed, p.Bytes)
 		}
 	}
 }
 
-// TestResume loses the device at each submission of a call in turn and goes on, on
-// another one, from what was left.
+// TestResume loses the device at each submission of a call in turn and continues on another
+// device from what the call finished.
 func TestResume(t *testing.T) {
 	const sq, sk, d = 64, 1500, 16
 	for _, c := range []struct {
@@ -211,7 +211,7 @@ func TestResume(t *testing.T) {
 					t.Fatalf("lost at call %d: %v", n, err)
 				}
 				second.Resume = left.Partial
-				// What is not computed again must come from what was left.
+				// Rows that are not computed again must come from the interrupted call.
 				wipe(t, other, second.O)
 				wipe(t, other, second.LSE)
 				if !slices.Equal(result(t, t.Context(), other, second), want) {
@@ -230,7 +230,7 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// wipe fills a tensor with a number that no result has.
+// wipe fills a tensor with a number that no result contains.
 func wipe(t testing.TB, b *Backend, x backend.Tensor) {
 	t.Helper()
 	s := cut.StoreOf(x)

@@ -10,8 +10,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// What the device's clock says of a call's pieces adds up to no more than the call
-// takes by the clock on the wall.
+// TestKernelTime checks that the pieces of a call take no longer by the device's clock than
+// the call by the host's.
 func TestKernelTime(t *testing.T) {
 	b := open(t, Options{})
 	defer b.Close()

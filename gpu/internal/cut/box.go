@@ -31,7 +31,7 @@ const (
 // Axes of tensors [B, H, Sq, x], [B, Hkv, Sk, x] and [B, H, Sq, Sk].
 var (
 	RowAxes  = [4]int{Batch, Head, Row, Whole}
-	KeyAxes  = [4]int{Batch, Head, Col, Whole}
+	keyAxes  = [4]int{Batch, Head, Col, Whole}
 	PairAxes = [4]int{Batch, Head, Row, Col}
 )
 

@@ -68,7 +68,7 @@ func CallOf(c *backend.Call) (*Call, error) {
 	}
 	o := &Call{
 		Q: Reads("q", c.Q, RowAxes, 1), O: Writes("o", c.O, RowAxes), LSE: Writes("lse", c.LSE, RowAxes),
-		Pages: PagesOf(c), Pairs: pairs,
+		Pages: pagesOf(c), Pairs: pairs,
 	}
 	for _, x := range []struct {
 		to   **Operand
@@ -79,7 +79,7 @@ func CallOf(c *backend.Call) (*Call, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", x.name, err)
 		}
-		*x.to = Reads(x.name, t, KeyAxes, d.Heads/d.KVHeads)
+		*x.to = Reads(x.name, t, keyAxes, d.Heads/d.KVHeads)
 		if o.Pages != nil {
 			(*x.to).Name, (*x.to).Pages = x.name+"'s pool of pages", o.Pages
 		}

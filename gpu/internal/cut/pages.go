@@ -21,8 +21,8 @@ type Pages struct {
 	klen  []int
 }
 
-// PagesOf returns the pages of c, nil when it has none.
-func PagesOf(c *backend.Call) *Pages {
+// pagesOf returns the pages of c, nil when it has none.
+func pagesOf(c *backend.Call) *Pages {
 	if c.Pages == nil {
 		return nil
 	}

@@ -65,8 +65,8 @@ type Step struct {
 	Each    float64        // operations of a workgroup, at most
 }
 
-// Walk calls f for each step of op in order. The steps of a box follow one another.
-func (op *Op) Walk(f func(p Piece, s Step) error) error {
+// walk calls f for each step of op in order. The steps of a box follow one another.
+func (op *Op) walk(f func(p Piece, s Step) error) error {
 	return op.Cutter.Boxes(op.Space, func(x cut.Box, piece int) error {
 		p := Piece{Of: Sweep{Box: x, Piece: piece, Passes: 1}}
 		if op.Sweep != nil {
@@ -102,7 +102,7 @@ type Extent struct {
 // Count returns the extent of op.
 func (d *Device) Count(op *Op) (e Extent, err error) {
 	var last cut.Box
-	err = op.Walk(func(p Piece, s Step) error {
+	err = op.walk(func(p Piece, s Step) error {
 		if e.Boxes == 0 || p.Of.Box != last {
 			e.Boxes++
 			last = p.Of.Box

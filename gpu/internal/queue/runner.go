@@ -147,7 +147,7 @@ func (r *Runner) Run(op *Op) error {
 		}
 		table = cut.Window{Buf: buf, Size: size}
 	}
-	return op.Walk(func(_ Piece, s Step) error {
+	return op.walk(func(_ Piece, s Step) error {
 		for i, w := range s.Windows {
 			switch w.Buf {
 			case state:
