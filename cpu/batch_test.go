@@ -6,8 +6,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// TestBatchCuts: a long call among short ones is cut for all threads, short ones are
-// a task each, and calls that are alike share the threads.
+// TestBatchCuts shows that a long call among short ones is cut for all threads, that
+// short ones are a task each, and that equal calls share the threads.
 func TestBatchCuts(t *testing.T) {
 	eachTier(t, func(t *testing.T, tier string) {
 		be := open(t, Options{Threads: 4, Tier: tier})
@@ -37,7 +37,8 @@ func TestBatchCuts(t *testing.T) {
 	})
 }
 
-// TestBatchAllocates: what a batch allocates goes with its calls, not with their tasks.
+// TestBatchAllocates shows that the allocations of a batch depend on its calls, not on
+// their tasks.
 func TestBatchAllocates(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")

@@ -219,7 +219,7 @@ func testAnyCompany(t *testing.T, tier string) {
 		k, v := typed(t, random(t, 2, backend.Shape{1, 1, sk, dim}), dtype), typed(t, random(t, 3, backend.Shape{1, 1, sk, dv}), dtype)
 		for n, p := range options {
 			if n > 2 && dtype != backend.F32 {
-				continue // what loads the keys does not meet these
+				continue // the type of the keys does not matter to these
 			}
 			attend := func(threads, from, to int) (o, lse backend.Tensor) {
 				rows, err := q.Slice(backend.Seq, from, to)

@@ -10,7 +10,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// cacheKind is how keys and values lie.
+// cacheKind is the type and the layout of keys and values.
 type cacheKind struct {
 	dtype backend.DType
 	page  int // 0: in one tensor
@@ -24,11 +24,10 @@ func (k cacheKind) String() string {
 	return fmt.Sprintf("%v/pages%d", k.dtype, k.page)
 }
 
-// BenchmarkCache measures one query row a head over 32,768 keys by how they lie: in a
-// narrower type, and in pages of which none follows another. Each call takes turns with
-// the one over float32 keys in one tensor, whose time in percent of its own is
-// reported (%ofF32, beside what is wanted), and with reading them (%ofCeiling: of the
-// bandwidth at which those of its type in one tensor can be read).
+// BenchmarkCache measures one query row a head over 32,768 keys in narrower types and in
+// shuffled pages. Each call takes turns with two others. %ofF32 is the time of the call
+// over float32 keys in one tensor in percent of its own, next to the target; %ofCeiling
+// is its bandwidth in percent of that of reading keys of its type in one tensor.
 //
 //	go test -run '^$' -bench Cache -benchtime 15x ./cpu
 func BenchmarkCache(b *testing.B) {
@@ -102,7 +101,7 @@ func paged(tb testing.TB, c *backend.Call, size int) {
 	be := open(tb, Options{})
 	pool := func(from backend.Tensor) backend.Tensor {
 		s := from.Shape()
-		// A head's pages lie side by side, as kvcache.Paged has them.
+		// A head's pages are adjacent, as in kvcache.Paged.
 		to, err := backend.AllocHost(from.DType(), backend.Shape{s[backend.Heads], len(order), size, s[backend.Dim]})
 		if err == nil {
 			to, err = to.Swap(backend.Batch, backend.Heads)

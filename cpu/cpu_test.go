@@ -6,9 +6,9 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"go.uber.org/goleak"
 	"gonum.org/v1/gonum/blas/blas32"
@@ -118,28 +118,45 @@ func TestCloseWaits(t *testing.T) {
 	})
 }
 
-// TestCancelMidway shows that a call of half a minute ends soon after its context.
-func TestCancelMidway(t *testing.T) {
-	for _, threads := range []int{1, 3} {
-		c := plain(t, 1, 65536, 64)
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		start := time.Now()
-		err := open(t, Options{Threads: threads}).Attention(ctx, c)
-		cancel()
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error %v, want that of the context", err)
-		}
-		if took := time.Since(start); took > 5*time.Second {
-			t.Errorf("the call took %v with a context of 50ms", took)
-		}
+// countedContext is a context that is cancelled after left calls of Err, and counts
+// the calls that come later.
+type countedContext struct {
+	context.Context
+	left, later atomic.Int64
+}
+
+func (c *countedContext) Err() error {
+	if c.left.Add(-1) >= 0 {
+		return nil
 	}
+	c.later.Add(1)
+	return context.Canceled
+}
+
+// TestCancelMidway shows that a call checks its context while it computes, and that each
+// of its goroutines stops at the first check that fails.
+func TestCancelMidway(t *testing.T) {
+	eachTier(t, func(t *testing.T, tier string) {
+		for _, threads := range []int{1, 3} {
+			ctx := &countedContext{Context: t.Context()}
+			ctx.left.Store(20)
+			// Without a check this call takes half a minute, or many.
+			err := open(t, Options{Threads: threads, Tier: tier}).Attention(ctx, plain(t, 1, 65536, 64))
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("error %v, want that of the context", err)
+			}
+			if n := ctx.later.Load(); n > int64(threads) {
+				t.Errorf("%d goroutines check a cancelled context %d times", threads, n)
+			}
+		}
+	})
 }
 
 // TestPeakFLOPS shows that attention's ceiling can be asked for.
 func TestPeakFLOPS(t *testing.T) {
 	be := open(t, Options{Threads: 1})
 	got, err := be.PeakFLOPS(t.Context())
-	if err != nil || got < 1e8 {
+	if err != nil || !(got > 0) {
 		t.Errorf("%g FLOPS, error %v", got, err)
 	}
 	if err := be.Close(); err != nil {

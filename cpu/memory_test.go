@@ -32,11 +32,11 @@ func TestPeakMemory(t *testing.T) {
 		return
 	}
 	if raceEnabled {
-		t.Skip("the race detector multiplies memory, so that its peak says nothing")
+		t.Skip("the race detector multiplies memory, so its peak is meaningless")
 	}
-	// On the gonum path a full call over 65,536 keys takes a minute: there the
-	// queries see a window, and the last 64 of them all keys (what a call takes
-	// depends on neither, as its plan shows), and a million keys are left out.
+	// On the gonum tier a full call over 65,536 keys takes a minute. There the queries
+	// see a window, and the last 64 of them all keys; the memory of a call depends on
+	// neither, as its plan shows. A million keys are left out.
 	vector := !open(t, Options{}).kernels.KeyLanes
 	for _, c := range []struct {
 		name, tier string
@@ -73,7 +73,7 @@ func testPeakMemory(t *testing.T, tier string, seq, left int) {
 	operands := int64(4*seq*peakDim*4 + seq*4) // q k v o, lse
 	t.Logf("peak %.1f MiB, operands %.1f MiB", float64(peak)/mib, float64(operands)/mib)
 	if peak > operands+64*mib {
-		t.Errorf("peak is %.1f MiB beside the operands, 64 are allowed", float64(peak-operands)/mib)
+		t.Errorf("peak is %.1f MiB in addition to the operands, 64 are allowed", float64(peak-operands)/mib)
 	}
 }
 
@@ -124,8 +124,8 @@ func peakOfThisProcess(t *testing.T, seq, left int) int64 {
 	return int64(total[0].Value.Uint64())
 }
 
-// TestAllocations shows that what a call allocates depends on its threads, not
-// on its tiles: none once a tile or row.
+// TestAllocations shows that the allocations of a call depend on its threads, not on the
+// number of its tiles or rows.
 func TestAllocations(t *testing.T) {
 	ctx := t.Context()
 	for _, op := range []struct {
@@ -161,9 +161,7 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// TestNoAllocations shows that a fused call with preallocated outputs does not
-// allocate: pooled state, no closure, no goroutine but those
-// that the runtime keeps.
+// TestNoAllocations shows that a fused call with preallocated outputs does not allocate.
 func TestNoAllocations(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector empties pools at random")

@@ -10,8 +10,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// TestOptionEdges compares the vector tiers with the gonum path for options alone and
-// together, at lengths on and beside the edges of vectors, tiles and key blocks.
+// TestOptionEdges compares each tier with the reference for options alone and together,
+// at lengths at and next to the edges of vectors, tiles and key blocks.
 func TestOptionEdges(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 9))
 	one := func(n ...int) int { return n[rng.IntN(len(n))] }
@@ -77,27 +77,7 @@ func TestOptionEdges(t *testing.T) {
 				o.do()
 			}
 		}
-		var wantO, wantLSE []float32
-		for i := range Tiers() {
-			tier := Tiers()[len(Tiers())-1-i]
-			c.O, c.LSE = alloc(t, backend.Shape{1, heads, sq, 7}), alloc(t, backend.Shape{1, heads, sq, 1})
-			if err := open(t, Options{Tier: tier, Threads: 1 + n%3}).Attention(t.Context(), &c); err != nil {
-				t.Fatal(err)
-			}
-			o, err := c.O.Float32s()
-			if err != nil {
-				t.Fatal(err)
-			}
-			lse, err := c.LSE.Float32s()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if wantO == nil {
-				wantO, wantLSE = o, lse
-			}
-			near(t, tier+", "+say, o, wantO)
-			near(t, tier+", lse, "+say, lse, wantLSE)
-		}
+		compareTiers(t, say, 1+n%3, c)
 	}
 }
 
@@ -174,8 +154,8 @@ func optionCases() []optionCase {
 }
 
 // BenchmarkOptions measures what each option costs, in percent of the speed of the
-// plain call per pair of row and key that is computed: the two take turns, and the
-// median of their ratios counts, beside what it is to reach.
+// plain call per computed pair of row and key. The two take turns; it reports the median
+// of their ratios and the target.
 //
 //	go test -run '^$' -bench Options -benchtime 15x ./cpu
 func BenchmarkOptions(b *testing.B) {

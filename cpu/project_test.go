@@ -87,8 +87,8 @@ func TestProjectHidesNothing(t *testing.T) {
 	})
 }
 
-// TestProjectByHeads: heads with weights of their own, and operands whose neighbours
-// lie apart, give the bits of one head at a time.
+// TestProjectByHeads shows that heads with separate weights, and operands whose elements
+// are not adjacent, give the same bits as one head at a time.
 func TestProjectByHeads(t *testing.T) {
 	eachTier(t, func(t *testing.T, tier string) {
 		const batch, heads, s, m, n = 2, 3, 70, 45, 200
@@ -128,8 +128,8 @@ func TestProjectByHeads(t *testing.T) {
 	})
 }
 
-// BenchmarkProject measures linear layers on each tier, in GFLOP/s beside the peak
-// that is measured in the same run.
+// BenchmarkProject measures linear layers on each tier, in GFLOP/s and in percent of the
+// peak that the same run measures.
 func BenchmarkProject(b *testing.B) {
 	for _, tier := range Tiers() {
 		be, ctx := open(b, Options{Tier: tier}), b.Context()

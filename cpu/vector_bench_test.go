@@ -48,11 +48,10 @@ var vectorCases = []vectorCase{
 	{name: "decode/k32768d128/8to1", heads: 8, kv: 1, sq: 1, sk: 32768, dim: 128, reads: true, want: [2]float64{0, 85}},
 }
 
-// BenchmarkVector measures the vector path against the machine's own ceiling: the
-// FMA peak of the tier, or for decoding the bandwidth at which the same keys and
-// values can be read. The two take turns, and what is reported is the median of
-// their ratios in percent, beside the target; operations are those of visible
-// pairs. The whole table, in one command:
+// BenchmarkVector measures the vector tiers against the machine's ceiling: the FMA peak
+// of the tier, or for decoding the bandwidth at which the same keys and values can be
+// read. The two take turns. It reports the median of their ratios in percent, next to
+// the target; operations are those of visible pairs. The whole table:
 //
 //	go test -run '^$' -bench Vector -benchtime 15x ./cpu
 func BenchmarkVector(b *testing.B) {
@@ -171,7 +170,7 @@ func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor 
 
 // BenchmarkStages measures what inspecting the weights costs on each tier: the
 // three stages one after the other, in GFLOP/s of the two products, and the
-// fused call beside them.
+// fused call for comparison.
 func BenchmarkStages(b *testing.B) {
 	c := vectorCase{heads: 8, sq: 1024, dim: 64}
 	call := c.call(b)

@@ -29,9 +29,9 @@ func (j *countJob) task(_ context.Context, _ *scratch, t int) error {
 	return nil
 }
 
-// TestWorkersComputeEachTaskOnce shows that each task is computed by one, however
-// many calls there are at a time and places in each, and that a call returns after
-// all of them; that a task's error ends its call and no other.
+// TestWorkersComputeEachTaskOnce shows that each task is computed once, whatever the
+// number of concurrent calls and of their threads, that a call returns after all of its
+// tasks, and that the error of a task ends no other call.
 func TestWorkersComputeEachTaskOnce(t *testing.T) {
 	be := open(t, Options{})
 	var calls sync.WaitGroup
@@ -69,8 +69,8 @@ func TestWorkersComputeEachTaskOnce(t *testing.T) {
 	}
 }
 
-// TestWorkersOutliveCalls shows that calls start no goroutine once the backend has
-// its own, and that these end with Close, or with a backend that nobody holds.
+// TestWorkersOutliveCalls shows that calls use the backend's goroutines once these have
+// started, and that the goroutines end with Close or with an unreachable backend.
 func TestWorkersOutliveCalls(t *testing.T) {
 	created := func() uint64 {
 		s := []metrics.Sample{{Name: "/sched/goroutines-created:goroutines"}}
@@ -87,7 +87,7 @@ func TestWorkersOutliveCalls(t *testing.T) {
 	be := New(Options{Threads: 3})
 	call(be)
 	if got := runtime.NumGoroutine(); got != running+3 {
-		t.Errorf("%d goroutines more after a call with 3 threads, want 2 that help and one that stands by", got-running)
+		t.Errorf("%d goroutines more after a call with 3 threads, want 2 workers and the decoy", got-running)
 	}
 	before := created()
 	for range 100 {

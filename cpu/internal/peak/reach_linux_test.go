@@ -6,8 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// No loop reads beyond its span: this one lies between pages that may not be
-// read.
+// TestReadLoopsStayInsideTheirSpan reads a span between pages that cannot be read.
 func TestReadLoopsStayInsideTheirSpan(t *testing.T) {
 	const pages = 16
 	page := unix.Getpagesize()
