@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestPhilox holds the generator to the known answers that its authors publish with
-// Random123 (kat_vectors, philox4x32 10).
+// TestPhilox compares the generator with the known answers that its authors publish in Random123
+// (kat_vectors, philox4x32 10).
 func TestPhilox(t *testing.T) {
 	const all = 0xffffffff
 	for _, c := range []struct {
@@ -24,8 +24,8 @@ func TestPhilox(t *testing.T) {
 	}
 }
 
-// TestDropoutShare counts what is kept of 2^16 weights: within 5 standard deviations
-// of 1-P, as a fixed seed makes it certain.
+// TestDropoutShare counts the weights that are kept of 2^16 with a fixed seed: within 5 standard
+// deviations of 1-P.
 func TestDropoutShare(t *testing.T) {
 	const n = 256
 	for _, p := range []float32{0, 0.1, 0.5, 0.9} {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// fakeDriver lists infos and opens nothing but records what was asked.
+// fakeDriver lists infos, records selectors and opens nothing.
 type fakeDriver struct {
 	infos []Info
 	err   error

@@ -147,8 +147,8 @@ func TestSelfOverlapAgainstBruteForce(t *testing.T) {
 				}
 			}
 		}
-		// Interleaved strides can reach each element once without being nested:
-		// those are refused too, so only one direction must hold.
+		// Interleaved strides can have distinct elements without being nested. These are
+		// refused too: only one direction must hold.
 		return !twice || x.selfOverlaps()
 	}
 	if err := quick.Check(f, &quick.Config{MaxCount: 20000}); err != nil {
@@ -237,7 +237,7 @@ func TestEncodeRoundsToNearestEven(t *testing.T) {
 		if got := d.Round(nan); got == got {
 			t.Errorf("%v of NaN is %v", d, got)
 		}
-		// A NaN whose payload sits in the bits that are cut off.
+		// A NaN whose payload is in the bits that are removed.
 		if got := d.Round(math.Float32frombits(0x7f800001)); got == got {
 			t.Errorf("%v of a signalling NaN is %v", d, got)
 		}

@@ -45,7 +45,7 @@ func sameBits(t *testing.T, what string, dev *kernels.Device, x, y backend.Tenso
 	}
 }
 
-// documents are three of them in one sequence.
+// documents are the ranges of three documents in one sequence.
 var documents = [][2]int{{0, 70}, {70, 75}, {75, 150}}
 
 func segmentIDs() [][]int32 {
@@ -58,8 +58,8 @@ func segmentIDs() [][]int32 {
 	return [][]int32{ids}
 }
 
-// TestSegmentsAreDocumentsAlone: packed documents have the bits of each alone, fused
-// and by stages, whatever another one holds.
+// TestSegmentsAreDocumentsAlone: documents in one sequence have the bits of calls with each
+// document alone, fused and by stages, whatever the others contain.
 func TestSegmentsAreDocumentsAlone(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		s, kv := backend.Shape{2, 4, 150, 16}, backend.Shape{2, 2, 150, 16}
@@ -105,8 +105,8 @@ func TestSegmentsAreDocumentsAlone(t *testing.T) {
 	})
 }
 
-// TestCheckSeesSegments: a result without the segments is found wrong, and so is a
-// weight that a row gives outside of its own.
+// TestCheckSeesSegments: Check finds a result computed without the segments, and a weight
+// outside of the row's segment.
 func TestCheckSeesSegments(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
@@ -157,7 +157,7 @@ func TestSubcallsTogether(t *testing.T) {
 	if err := prepare(t, kernels.NewDevice(w), q, k, v, opt).Warmup(t.Context()); err != nil || len(w.calls) != 3 || w.calls[1].Q.Shape() != (backend.Shape{1, 2, 5, 8}) {
 		t.Errorf("warmed %d calls, %v", len(w.calls), err)
 	}
-	// The first document's outputs lie over the second one's queries.
+	// The outputs of the first document overlap the queries of the second one.
 	all := upload(t, dev, make([]float32, 2*s.Elements()), backend.Shape{1, 1, 1, 2 * s.Elements()})
 	view := func(at int) backend.Tensor {
 		x, err := all.View(backend.Shape{1, 1, 150, 8}, backend.Shape{1, 1, 150, 8}.Contiguous(), at)
@@ -172,7 +172,7 @@ func TestSubcallsTogether(t *testing.T) {
 	}
 }
 
-// TestSoftmaxInRegions: the second stage alone takes prefix, segments and short masks.
+// TestSoftmaxInRegions: Softmax alone takes prefix, segments and short masks.
 func TestSoftmaxInRegions(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		s := backend.Shape{1, 2, 150, 16}
@@ -210,8 +210,8 @@ func TestSoftmaxInRegions(t *testing.T) {
 	})
 }
 
-// TestRegionsOfPages: prefix, segments and short masks over pools of pages have the bits
-// that they have over the same keys in one tensor.
+// TestRegionsOfPages: prefix, segments and short masks yield the same bits over pools of pages
+// and over the same keys in one tensor.
 func TestRegionsOfPages(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		const pages, size, keys = 9, 16, 70

@@ -13,8 +13,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// each runs f on the CPU and on the GPU backend; without an adapter the GPU is
-// skipped, which under CI is a failure.
+// each runs f on the CPU and on the GPU. It skips the GPU without an adapter, except under CI.
 func each(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
 	for _, name := range []string{"cpu", "gpu"} {
 		t.Run(name, func(t *testing.T) {
@@ -60,8 +59,8 @@ func upload(t *testing.T, dev *kernels.Device, x []float32, s backend.Shape) bac
 	return y
 }
 
-// TestAttentionFloat32TakesHostMasks: the plain-slice call uploads masks itself,
-// and a bias of -Inf hides what a false mask hides.
+// TestAttentionFloat32TakesHostMasks: AttentionFloat32 uploads masks, and a bias of -Inf hides
+// the same keys as a false mask.
 func TestAttentionFloat32TakesHostMasks(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		d := kernels.Dims{Heads: 2, SeqQ: 5, SeqK: 7, Dim: 4}
@@ -99,8 +98,8 @@ func TestAttentionFloat32TakesHostMasks(t *testing.T) {
 	})
 }
 
-// TestCheck: a right result passes, in every output; one wrong number in a row
-// that is drawn is found and named.
+// TestCheck: a correct result passes in every output, and Check names a wrong element of a row
+// that it recomputes.
 func TestCheck(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		s := backend.Shape{2, 4, 40, 16}
@@ -134,8 +133,8 @@ func TestCheck(t *testing.T) {
 	})
 }
 
-// TestPlanSaysWhatWeightsCost: the path with weights is named, and O(S²).
-func TestPlanSaysWhatWeightsCost(t *testing.T) {
+// TestPlanOfWeights: the plan of a call with weights names the stages and O(S²) memory.
+func TestPlanOfWeights(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		m, err := backend.Meta(backend.F32, backend.Shape{1, 2, 4096, 64})
 		if err != nil {

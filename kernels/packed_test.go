@@ -9,8 +9,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Three sequences of 2, 1 and 3 tokens, packed one after the other without padding, one
-// head of size 2: each attends to itself alone, as if it had come by itself.
+// Three sequences of 2, 1 and 3 tokens are packed one after the other without padding, with one
+// head of size 2. Each attends only to its own tokens.
 func ExampleOptions_packed() {
 	dev, err := kernels.Open("cpu")
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// setOptions returns Options in which one option alone is set, for each of the table.
+// setOptions returns Options with a single option set, for each option of the table.
 func setOptions(t *testing.T) map[string]Options {
 	t.Helper()
 	x := meta(t, backend.F32, 1, 1, 1, 1)
@@ -26,7 +26,7 @@ func setOptions(t *testing.T) map[string]Options {
 	}
 }
 
-// TestOptionTable: the table has every option, and finds it set.
+// TestOptionTable: the table has every option and recognises when it is set.
 func TestOptionTable(t *testing.T) {
 	set := setOptions(t)
 	var names []string

@@ -10,7 +10,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// warmer notes what it is asked to warm up.
+// warmer records the calls of Warmup.
 type warmer struct {
 	backend.Backend
 	calls  []backend.Call

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestReadmeHoldsTheExample: the program in the README is the one that the
-// Example test compiles and runs.
+// TestReadmeHoldsTheExample: README contains the program of Example.
 func TestReadmeHoldsTheExample(t *testing.T) {
 	example, err := os.ReadFile("example_test.go")
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/seed90331342/attn/cpu"
 )
 
-// TestTopWeightsInChunks: whatever is computed at a time, and whatever the options cut,
-// the largest weights are those of all weights, sorted.
+// TestTopWeightsInChunks: for every chunk size and every cut by options, the result is the
+// largest of all weights, sorted.
 func TestTopWeightsInChunks(t *testing.T) {
 	dev := NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
@@ -97,7 +97,7 @@ func TestTopWeightsInChunks(t *testing.T) {
 	}
 }
 
-// TestPick: equal weights in the order of their keys, NaN first, zeros not at all.
+// TestPick: equal weights are in the order of their keys, NaN comes first, zeros are left out.
 func TestPick(t *testing.T) {
 	nan := float32(math.NaN())
 	for _, c := range []struct {
@@ -145,7 +145,7 @@ func TestTopWeightsRefuses(t *testing.T) {
 	}
 }
 
-// TestKeepMask: the mask is what Keeps says, for rows that begin anywhere.
+// TestKeepMask: the mask equals Keeps, for any first row.
 func TestKeepMask(t *testing.T) {
 	d := Dims{Batch: 2, Heads: 3, SeqQ: 11, SeqK: 5}
 	for _, drop := range []backend.Dropout{{}, {P: 0.3, Seed: 1 << 50}, {P: 0.8, Seed: 7, First: [4]int{3, 1, 6, 1000}}} {

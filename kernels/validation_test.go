@@ -19,14 +19,14 @@ func meta(t *testing.T, dtype backend.DType, s ...int) backend.Tensor {
 	return x
 }
 
-// noBackend fails the test when a call that must be refused reaches it.
+// noBackend fails the test when an invalid call reaches it.
 type noBackend struct {
 	backend.Backend
 	t *testing.T
 }
 
 func (b noBackend) Alloc(context.Context, backend.DType, backend.Shape) (backend.Tensor, error) {
-	b.t.Error("a call that must be refused allocates")
+	b.t.Error("an invalid call allocates")
 	return backend.Tensor{}, backend.ErrMemory
 }
 func refusing(t *testing.T) *Device { return NewDevice(noBackend{t: t}) }
