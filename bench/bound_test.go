@@ -9,7 +9,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-func TestFiguresStandBesideTheCeilingThatBinds(t *testing.T) {
+func TestPercentOfTheLimitingCeiling(t *testing.T) {
 	for _, tc := range []struct {
 		seqQ int
 		want report.Bound
@@ -41,13 +41,13 @@ func TestFiguresStandBesideTheCeilingThatBinds(t *testing.T) {
 		}
 		var out strings.Builder
 		if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), unit+" ") {
-			t.Errorf("Sq=%d: %v, the table does not say %q:\n%s", c.SeqQ, err, unit, &out)
+			t.Errorf("Sq=%d: %v, the table lacks %q:\n%s", c.SeqQ, err, unit, &out)
 		}
 	}
 }
 
-// Every option reaches the call: the rows are checked in float64 by the same
-// options, and the report says them.
+// Every option reaches the call, whose rows are checked in float64 with the same options,
+// and the report.
 func TestOptionsOfACase(t *testing.T) {
 	be := &roofed{metered: metered{fake: fake{name: "cpu"}, peak: 1e9}, read: 1e9}
 	cfg := small(48)
@@ -57,7 +57,7 @@ func TestOptionsOfACase(t *testing.T) {
 	if c.Status != report.OK || c.SeqQ != 4 || c.SeqK != 48 || c.WindowLeft == nil || *c.WindowLeft != 8 || c.WindowRight != nil || c.Softcap != 1.5 || c.Mask != "f32" {
 		t.Fatalf("%+v", c)
 	}
-	// Rows stand on keys 44 to 47 and see from 8 before on: 12, 11, 10, 9 keys,
+	// Rows are at keys 44 to 47 and see from 8 keys before: 12, 11, 10, 9 keys,
 	// which are 12 in all; the mask is 4 x 48.
 	if want := int64(2 * (12 + 11 + 10 + 9) * 4 * 4); c.FLOPs != want {
 		t.Errorf("%d FLOPs, want %d", c.FLOPs, want)
@@ -70,6 +70,6 @@ func TestOptionsOfACase(t *testing.T) {
 	}
 	var out strings.Builder
 	if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "D=4 f32 Sq=4 window 8,inf softcap 1.5 + mask f32\n") {
-		t.Errorf("%v, the head does not say what ran:\n%s", err, &out)
+		t.Errorf("%v, the head lacks the shape:\n%s", err, &out)
 	}
 }

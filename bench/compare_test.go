@@ -11,14 +11,14 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// switched is a global that contenders set before their turn, as a BLAS is.
+// switched is a global that contenders set before their turn, like a BLAS.
 type switched struct {
 	now   string
 	turns []string
 }
 
-// contender returns a backend that does as f does and fails unless the switch
-// stands on its name.
+// contender returns a backend that behaves like f, but fails unless its name is set in the
+// switch.
 func (s *switched) contender(name string, f *fake) Contender {
 	m := &metered{peak: 1e9}
 	m.name, m.wrongFrom = "cpu", f.wrongFrom

@@ -10,8 +10,8 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// counted are the counts of a case by going over every pair and asking, in the words of
-// the documentation, whether the row sees the key.
+// counted are the counts of a case by a loop over every pair, with the visibility rule of
+// the documentation.
 type counted struct{ pairs, flops, full, bytes, operands, square int64 }
 
 func countByLoop(c Case) counted {
@@ -24,7 +24,7 @@ func countByLoop(c Case) counted {
 			kv := h / (d.Heads / d.KVHeads)
 			for i := range d.SeqQ {
 				n.operands += int64(d.Dim+d.ValueDim) * size // a row of Q and of O
-				at := i + d.SeqK - d.SeqQ                    // the row's own position: the last stands on the last key
+				at := i + d.SeqK - d.SeqQ                    // the row's own position: the last row is at the last key
 				for j := range d.SeqK {
 					visible := true
 					if c.Causal && j > at {
@@ -56,8 +56,8 @@ func countByLoop(c Case) counted {
 	return n
 }
 
-// Operations, bytes and memory are those of a loop over the visibility rule, also as
-// the CPU backend plans them.
+// Operations, bytes and memory equal those of a loop over the visibility rule, for plans of
+// the CPU backend.
 func TestCountsAreThoseOfALoop(t *testing.T) {
 	be := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1}))
 	defer be.Close()
@@ -98,7 +98,7 @@ func TestCountsAreThoseOfALoop(t *testing.T) {
 	}
 }
 
-// The stages compute every pair and keep the scores in memory.
+// The stages compute every pair and store the scores.
 func TestCountsOfStages(t *testing.T) {
 	c := Case{DType: backend.BF16, Causal: true, Mask: true,
 		Dims: backend.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 3, SeqK: 5, Dim: 7, ValueDim: 7}}

@@ -9,8 +9,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// fake is a backend in host memory that computes plainly, F32 only, and that
-// does on demand what a backend should not do.
+// fake is a plain backend in host memory, F32 only, that misbehaves on demand.
 type fake struct {
 	name string
 	// delay is how long a call takes for each million visible pairs in addition to
@@ -211,7 +210,7 @@ func (f *fake) Plan(_ context.Context, c *backend.Call) (backend.Plan, error) {
 
 func (f *fake) Close() error { return nil }
 
-// metered is a fake that knows its ceiling.
+// metered is a fake with a peak rate.
 type metered struct {
 	fake
 	peak float64 // operations a second
@@ -219,7 +218,7 @@ type metered struct {
 
 func (m *metered) PeakFLOPS(context.Context) (float64, error) { return m.peak, nil }
 
-// roofed is a fake that knows both its ceilings.
+// roofed is a fake with a peak rate and a read rate.
 type roofed struct {
 	metered
 	read float64 // bytes a second
@@ -242,9 +241,9 @@ type device struct {
 	roofed
 	launch time.Duration
 	rounds float64
-	// part is how much of a call its clock says that it computes; 0: no clock.
+	// part is the fraction of a call that its clock counts as computing; 0: no clock.
 	part float64
-	// compiled says whether the first call has compiled.
+	// compiled is set by the first call.
 	compiled bool
 }
 
@@ -288,8 +287,8 @@ func (m *device) Attention(ctx context.Context, c *backend.Call) error {
 	return err
 }
 
-// products writes the sum over n of the products of the elements of a and b that
-// at says.
+// products writes sums over n of the products of the elements of a and b at the indices
+// that at returns.
 func products(out, a, b backend.Tensor, at func(out [4]int, n int) (a, b [4]int), n int) error {
 	group := out.Shape()[backend.Heads] / b.Shape()[backend.Heads]
 	o, err := out.Float32s()
@@ -336,8 +335,7 @@ func each(s backend.Shape, visit func(at [4]int)) {
 	}
 }
 
-// wrongStage is a fake of which one stage writes what it should not, or with Stages
-// the last.
+// wrongStage is a fake with one stage, for Stages the last, that writes a wrong result.
 type wrongStage struct {
 	fake
 	stage string

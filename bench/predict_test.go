@@ -63,7 +63,7 @@ func TestRounds(t *testing.T) {
 		seconds     float64
 		rounds, per int
 	}{
-		{"too short to tell", 0, settleRounds, maxEach},
+		{"too short to measure", 0, settleRounds, maxEach},
 		{"as many as are useful", 1e-6, settleRounds, maxEach},
 		{"fill a round", 0.01, settleRounds, 5},
 		{"one is a round", 0.1, settleRounds, 1},

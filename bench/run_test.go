@@ -16,7 +16,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// small is a configuration that a fake computes in microseconds.
+// small is a configuration that a fake computes quickly.
 func small(seqs ...int) Config {
 	cfg := of(Series{Seqs: seqs, Heads: 2, Dim: 4})
 	cfg.Seed = 7
@@ -131,7 +131,7 @@ func TestWrongResultsGetNoFigure(t *testing.T) {
 		}
 		var out strings.Builder
 		if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "WRONG: o[") {
-			t.Errorf("%s: %v, the table does not say so:\n%s", tc.why, err, &out)
+			t.Errorf("%s: %v, the table lacks the error:\n%s", tc.why, err, &out)
 		}
 	}
 }
@@ -198,7 +198,7 @@ func TestBudgetIsKeptAndSaid(t *testing.T) {
 			t.Errorf("%s S=%d: %q %q", c.Backend, c.SeqQ, c.Status, c.Note)
 		}
 		if c.Status == report.NotRun && !strings.HasPrefix(c.Note, "not run: ") {
-			t.Errorf("%s S=%d does not say why: %q", c.Backend, c.SeqQ, c.Note)
+			t.Errorf("%s S=%d has no reason: %q", c.Backend, c.SeqQ, c.Note)
 		}
 	}
 	// The slow one ate its own half only.
@@ -211,7 +211,7 @@ func TestBudgetIsKeptAndSaid(t *testing.T) {
 }
 
 func TestCancelKeepsWhatWasMeasured(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background()) // its channel belongs to the bubble that asks for it first
+	ctx, cancel := context.WithCancel(context.Background()) // the bubble that first uses its channel owns it
 	defer cancel()
 	be := &fake{name: "cpu"}
 	be.before = func(call int64) error {
@@ -238,12 +238,12 @@ func TestCancelKeepsWhatWasMeasured(t *testing.T) {
 	}
 	var out strings.Builder
 	if err := r.WriteTable(&out); err != nil || !strings.Contains(out.String(), "interrupted: the cases after that were not measured") {
-		t.Errorf("%v, the table does not say it:\n%s", err, &out)
+		t.Errorf("%v, the table does not mention the interruption:\n%s", err, &out)
 	}
 }
 
 func TestCancelEndsALongCall(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background()) // its channel belongs to the bubble that asks for it first
+	ctx, cancel := context.WithCancel(context.Background()) // the bubble that first uses its channel owns it
 	defer cancel()
 	be := &fake{name: "cpu", delay: time.Hour}
 	be.before = func(int64) error { cancel(); return nil }
@@ -292,7 +292,7 @@ func TestConfigRefuses(t *testing.T) {
 
 func TestMoreThanTheMachineHolds(t *testing.T) {
 	if machine.FreeMemory() == 0 {
-		t.Skip("this system does not tell its free memory")
+		t.Skip("this system does not report its free memory")
 	}
 	cfg := of(Series{Seqs: []int{maxSeq}, Heads: 64, Dim: 128})
 	c := runOn(t, cfg, &fake{name: "cpu"}).Cases[0]

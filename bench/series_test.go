@@ -84,7 +84,7 @@ func TestSeriesAreRunOneAfterTheOther(t *testing.T) {
 	}
 }
 
-// Each stage alone is timed and checked; one that is wrong has no figure.
+// Each single stage is timed and checked; a wrong one has no figure.
 func TestVariants(t *testing.T) {
 	for _, v := range Variants {
 		cfg := small(24)
@@ -103,10 +103,10 @@ func TestVariants(t *testing.T) {
 	}
 }
 
-// TestHostMemoryIsMeasured takes what a call keeps, and sees at least that.
+// TestHostMemoryIsMeasured: the measured memory contains what a call allocates.
 func TestHostMemoryIsMeasured(t *testing.T) {
 	if machine.Resident() == 0 || !machine.ResetPeak() {
-		t.Skip("this system does not tell a program's memory")
+		t.Skip("this system does not report the memory of a process")
 	}
 	be := &fake{name: "cpu"}
 	be.before = func(call int64) error { // 64 MiB, written

@@ -9,14 +9,13 @@ import (
 	"github.com/seed90331342/attn/bench/report"
 )
 
-// What a device tells of its calls stands beside the figures, and the repetitions
-// that the figures are from are not listened to.
-func TestWhatDevicesTell(t *testing.T) {
+// The report contains what a device reports of its calls. Timed repetitions are not traced.
+func TestTracesOfDevices(t *testing.T) {
 	be := &device{roofed: roofed{metered: metered{fake: fake{name: "gpu:0", delay: 10 * time.Second}, peak: 1e9}, read: 1e9}, launch: time.Nanosecond, part: 0.5}
 	r := runOn(t, small(32, 48), be)
 	c, next := r.Cases[0], r.Cases[1]
 	if c.Status != report.OK || c.KernelS == nil || *c.KernelS <= 0 || *c.KernelS > 0.8**c.MedianS || *c.KernelS < 0.2**c.MinS {
-		t.Errorf("the clock says half of each call of %v s: %+v", *c.MedianS, c.KernelS)
+		t.Errorf("the device clock counts half of each call of %v s: %+v", *c.MedianS, c.KernelS)
 	}
 	if c.Compiled != 2 || *c.CompileS != 3 || next.Compiled != 0 || next.CompileS != nil {
 		t.Errorf("two kernels were compiled once, for the first case: %d and %d", c.Compiled, next.Compiled)

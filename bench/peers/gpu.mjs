@@ -20,7 +20,7 @@ export const settleSeconds = 0.5;
 export const tensorCores = (c) => c.dtype !== "f32";
 
 /**
- * notMeasured says in a line why there is no table for an adapter, of which attn
+ * notMeasured returns a line with the reason why there is no table for an adapter, of which attn
  * answered that to {"do": "device"}; "" when there is one. A software driver is
  * measured only when it was asked for by its number.
  */

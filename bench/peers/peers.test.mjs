@@ -100,7 +100,7 @@ function pretended(name, seconds, turns, { sample = [1], error } = {}) {
   };
 }
 
-test("peers take turns, each with the peak beside it", async () => {
+test("peers take turns, each with its peak", async () => {
   const turns = [];
   const c = { heads: 1, seq: 10, dim: 25, causal: false }; // 10,000 operations
   const results = await measure(c, [
@@ -127,7 +127,7 @@ test("what 16 bits round is no difference, a wrong mask is", () => {
   assert.match(differs([0.0625], [0.0627]), /element 0/);
 });
 
-test("without a GPU a line says so", () => {
+test("without a GPU a line reports it", () => {
   assert.match(notMeasured({ error: "no usable device" }, "gpu"), /^GPU: none, so no table \(no usable device\)$/);
   const software = { device: { name: "gpu:0", device: "llvmpipe", type: "cpu" } };
   assert.match(notMeasured(software, "gpu"), /software driver; --gpu gpu:0/);

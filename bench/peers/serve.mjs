@@ -49,7 +49,7 @@ export class Child {
     children.add(this);
     const gone = (why) => this.#waiting.splice(0).forEach((answer) => answer({ error: why }));
     this.#process.on("error", (err) => gone(err.message));
-    this.#process.stdin.on("error", () => {}); // 'exit' says it
+    this.#process.stdin.on("error", () => {}); // 'exit' reports it
     this.#process.on("exit", (code) => children.delete(this) && gone(`ended with ${code}: ${this.#errors.trim().split("\n").pop()}`));
   }
 

@@ -39,7 +39,7 @@ export function differs(got, want, dtype = "f32") {
 
 /**
  * measure runs a case on all peers in turns and returns a result for each, in their
- * order: {gflops, percent, extra} as medians, of the FMA peak beside each turn, or
+ * order: {gflops, percent, extra} as medians, of the FMA peak at each turn, or
  * {error}. The first peer is attn, which measures the peak. Each is run for settle
  * seconds before, until clocks have settled.
  */

@@ -226,7 +226,7 @@ func TestPicturesOfLittle(t *testing.T) {
 	}
 }
 
-// TestLineNames: lines are named by what tells them apart.
+// TestLineNames: the names of lines contain what differs between them.
 func TestLineNames(t *testing.T) {
 	row := func(who, series, variant string, heads int) Measurement {
 		return Measurement{Backend: who, Series: series, Variant: variant, DType: "f32", Batch: 1, Heads: heads, KVHeads: heads, Dim: 64}

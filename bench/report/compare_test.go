@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// reportOf is a report of one case of rounds whose calls take seconds times what noise
-// says, beside arithmetic that is disturbed alike.
+// reportOf is a report of one case. Its calls take seconds·noise, and the arithmetic between
+// them is disturbed alike.
 func reportOf(seconds float64, rounds int, noise func(round, call int) float64) *Report {
 	m := Measurement{Backend: "cpu", Variant: "fused", Name: "f32/b1h8s256d64", Threads: 1, Status: OK, MedianS: &seconds}
 	for r := range rounds {
@@ -43,7 +43,7 @@ func TestDifference(t *testing.T) {
 			t.Errorf("%s: %+v, want %s", tc.why, c, tc.want)
 		}
 	}
-	// Without arithmetic beside it a busy machine hides everything, and that is said.
+	// Without arithmetic between the calls, the noise of a busy machine hides everything.
 	unpaced := func(r *Report) *Report {
 		for i := range r.Cases[0].Rounds {
 			r.Cases[0].Rounds[i].PaceS = nil
@@ -56,7 +56,7 @@ func TestDifference(t *testing.T) {
 	}
 }
 
-// Where the operands are read more slowly the call is not to blame.
+// If the operands are read more slowly, the call is not the cause.
 func TestDifferenceOfReading(t *testing.T) {
 	calm := func(r, c int) float64 { return 1 + 0.01*float64((7*r+3*c)%10)/10 }
 	read := func(seconds, rate float64) *Report {

@@ -64,7 +64,7 @@ func TestPage(t *testing.T) {
 			t.Errorf("%+v: the ground is dark: %v", look, dark)
 		}
 		checkContrast(t, p, look)
-		// Without a script the browser shows the titles of figures by itself.
+		// Without a script the browser shows the titles of figures.
 		titles := pagetest.Eval[int](p, `document.querySelectorAll("[data-tip] title").length`)
 		if look.NoScript != (titles > 0) {
 			t.Errorf("%+v: %d titles", look, titles)

@@ -27,8 +27,8 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// The ranks are those of the table of the sign test: for a median's interval of 95%,
-// from 1 of 6 to 18 of 50 (Conover 1999, table of binomial quantiles).
+// The ranks are those of the table of the sign test for a 95% interval of the median, from
+// 1 of 6 to 18 of 50 (Conover 1999, table of binomial quantiles).
 func TestMedianInterval(t *testing.T) {
 	for _, tc := range []struct {
 		n, k int
@@ -51,7 +51,7 @@ func TestMedianInterval(t *testing.T) {
 	}
 }
 
-// It holds the median as often as it says, of a distribution with a long tail.
+// The interval covers the median with its confidence, for a distribution with a long tail.
 func TestMedianIntervalHoldsTheMedian(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	const trials = 4000
@@ -124,7 +124,7 @@ func TestRankTest(t *testing.T) {
 	if RankTest(nil, seq(0, 3)) != 1 {
 		t.Error("nothing differs from something")
 	}
-	// The normal distribution, where the exact sum is too long, beside that sum.
+	// The normal approximation agrees with the exact sum.
 	xs, ys := seq(0, exactRanks+1), seq(7, exactRanks+1)
 	for i := range ys {
 		ys[i] += 0.5
