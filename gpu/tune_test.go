@@ -17,7 +17,7 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/tune"
 )
 
-// TestMain keeps what was tuned on this machine away from the tests.
+// TestMain replaces this machine's tuning file by an empty one.
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "attn")
 	if err != nil {
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// compiling returns a context that collects the names of kernels as they compile.
+// compiling returns a context that collects the names of compiled kernels.
 func compiling(ctx context.Context, names *[]string) context.Context {
 	return backend.WithTrace(ctx, &backend.Trace{Compile: func(kernel string, _ time.Duration) {
 		*names = append(*names, strings.Fields(kernel)[0])
@@ -46,8 +46,9 @@ func entries(t *testing.T, path string) []tune.Entry {
 	return list
 }
 
-// The first call of a class measures its variants and keeps what it finds; no bit
-// changes; the next call, another length and another process measure nothing.
+// The first call of a class measures its variants and stores its choice, and no bit of
+// the result changes. Later calls, also of other lengths and in other processes, measure
+// nothing.
 func TestTuneOnFirstUse(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles all variants; TestTuneConcurrently measures too")
@@ -127,7 +128,7 @@ func TestTuneOnFirstUse(t *testing.T) {
 	}
 }
 
-// A variant that loses the device is in the file, and is not tried again.
+// A variant that loses the device is stored as failed and not tried again.
 func TestTuneAfterALoss(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures three times")
@@ -160,7 +161,7 @@ func TestTuneAfterALoss(t *testing.T) {
 	if len(failed) != 1 || list[0].Trials[0].Failed == "the program did not survive its trial" {
 		t.Fatalf("failed: %+v", list[0].Trials)
 	}
-	// A minute later, in another process. Until then the other one may be at it.
+	// Another process, an hour later. Within a minute the first one may still measure.
 	list[0].When = list[0].When.Add(-time.Hour)
 	if err := tune.Put(path, list[0]); err != nil {
 		t.Fatal(err)
@@ -175,7 +176,7 @@ func TestTuneAfterALoss(t *testing.T) {
 	if e.Best == "" || e.Best == failed[0] || e.Trial(failed[0]).Failed == "" || len(names) != len(e.Trials)-1 {
 		t.Errorf("compiled %q, %+v", names, e)
 	}
-	// Tune tries it where it can do no harm first, and what a probe refuses is out.
+	// Tune tries it in a probe first and excludes the variants that probes refuse.
 	var asked []string
 	e, err = b.Tune(t.Context(), c, TuneOptions{Probe: func(_ context.Context, variant string) error {
 		if asked = append(asked, variant); variant == failed[0] {
@@ -199,8 +200,8 @@ func TestTuneAfterALoss(t *testing.T) {
 	}
 }
 
-// Whoever cancels the call that measures gets the context's error, and the next one
-// a result.
+// A call that is cancelled while it measures returns the context's error, and the next
+// call a result.
 func TestTuneCancelled(t *testing.T) {
 	b, dev := faulty(t, Options{Tune: TuneFirst, TuneFile: filepath.Join(t.TempDir(), "tuning.json")})
 	c := plain(t, b, 40, 70, 24)
@@ -232,8 +233,7 @@ func TestTuneCancelled(t *testing.T) {
 	}
 }
 
-// Calls that come while another one measures take what the rule says, and all give
-// the same bits.
+// Calls that run while another one measures use the rule, and all compute the same bits.
 func TestTuneConcurrently(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tuning.json")
 	b := open(t, Options{Tune: TuneFirst, TuneFile: path})
@@ -262,8 +262,8 @@ func TestTuneConcurrently(t *testing.T) {
 	}
 }
 
-// Whatever fails while variants are measured, the call has a result, or an error
-// that says what failed, and nothing is left on the device.
+// After any failure during a measurement, the call returns a result or the error, and
+// nothing stays on the device.
 func TestTuneFailures(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures some times")

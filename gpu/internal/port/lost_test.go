@@ -8,8 +8,8 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
-// Once the library has reported a loss every call says so, release and Close still
-// work, in any order, and another device opens.
+// After a loss every call returns ErrLost, Release and Close work in any order, and
+// another device opens.
 func TestLost(t *testing.T) {
 	d := open(t, nil)
 	if err := d.Lost(); err != nil {

@@ -19,8 +19,8 @@ const (
 	staging = gputypes.BufferUsageMapRead | gputypes.BufferUsageCopyDst
 )
 
-// adapter returns the first adapter; without one the test is skipped, or fails
-// where CI promises that there is one.
+// adapter returns the first adapter. Without one it skips the test, or fails it if the
+// environment has CI=true.
 func adapter(t *testing.T) port.Adapter {
 	t.Helper()
 	all, err := port.Adapters()
@@ -77,8 +77,8 @@ func words(w ...uint32) []byte {
 	return b
 }
 
-// roundTrip doubles four numbers twice in one submission, with a window of the
-// input bound at an offset, and reads them back.
+// roundTrip doubles four numbers twice in one submission and reads them back. The input
+// is bound at an offset.
 func roundTrip(d port.Device) error {
 	p, err := d.CreatePipeline(doublerDesc)
 	if err != nil {
@@ -158,7 +158,7 @@ func TestManyGoroutines(t *testing.T) {
 	}
 }
 
-// TestReleaseAfterWrite lets go of buffers whose writes have not run yet.
+// TestReleaseAfterWrite releases buffers whose writes have not run yet.
 func TestReleaseAfterWrite(t *testing.T) {
 	d := open(t, nil)
 	for range 20 {
@@ -176,7 +176,7 @@ func TestReleaseAfterWrite(t *testing.T) {
 	}
 }
 
-// TestCopiesBothWays copies from a buffer to another and back in one submission.
+// TestCopiesBothWays copies from one buffer to another and back in one submission.
 func TestCopiesBothWays(t *testing.T) {
 	d := open(t, nil)
 	var bufs [3]port.Buffer
@@ -279,8 +279,7 @@ func TestOutOfMemory(t *testing.T) {
 	}
 }
 
-// The device's clock says less than the clock on the wall, and of twice the work
-// about twice as much.
+// The device's clock measures less time than the host's, and more time for more work.
 func TestTimedSubmissions(t *testing.T) {
 	d := open(t, nil)
 	p, err := d.CreatePipeline(port.PipelineDesc{Label: "slow", Entry: "main", Bindings: []port.BindingKind{port.ReadWrite}, WGSL: `
@@ -345,8 +344,8 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 	}
 }
 
-// Bind groups are kept for the next dispatch with the same bindings, up to a bound,
-// and go with the buffer that they bind.
+// Bind groups are kept for the next dispatch with the same bindings, up to a bound, and
+// released with the buffers that they bind.
 func TestGroupsAreKept(t *testing.T) {
 	d := open(t, nil)
 	p, err := d.CreatePipeline(doublerDesc)
@@ -424,8 +423,8 @@ func TestGroupsAreKept(t *testing.T) {
 	}
 }
 
-// A name keeps what was in memory when it was given, components and all, whatever is
-// written there later.
+// A let declaration keeps the value that it read from memory, and its components,
+// despite later writes.
 func TestNamesKeepTheirValues(t *testing.T) {
 	d := open(t, nil)
 	for what, body := range map[string]string{

@@ -17,7 +17,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// entry is one as the tuner makes them; n tells classes apart.
+// entry returns an entry like those of a tuner, for a class with number n.
 func entry(n int) Entry {
 	return Entry{
 		Device: Device{"llvmpipe (LLVM 19)", "Vulkan llvmpipe", "go-webgpu 0.17.1", "workgroup memory bytes 32768"},
@@ -80,7 +80,7 @@ func TestPutAndRead(t *testing.T) {
 	}
 }
 
-// What drivers say can hold anything; it is found again all the same.
+// Names of drivers may contain any bytes, and their entries are found again.
 func TestOddNames(t *testing.T) {
 	path := temp(t)
 	e := entry(1)
@@ -106,7 +106,7 @@ func TestOddNames(t *testing.T) {
 	}
 }
 
-// Files that cannot be used say why, give what is whole, and stand in nobody's way.
+// Read returns an error and the undamaged entries of a damaged file, and Put replaces it.
 func TestFilesThatAreNotOurs(t *testing.T) {
 	good := temp(t)
 	for i := range 2 {
@@ -193,8 +193,8 @@ func TestPlacesThatTakeNoFile(t *testing.T) {
 	}
 }
 
-// Writers at the same time may lose one another's entries, never the file, and a
-// reader at any time sees a whole one.
+// Concurrent writers may lose entries, but never the file. Readers always see a complete
+// one.
 func TestManyWriters(t *testing.T) {
 	path := temp(t)
 	const writers, each = 4, 6
@@ -217,7 +217,7 @@ func TestManyWriters(t *testing.T) {
 	}
 }
 
-// The file stays within its bound, and it is the oldest entries that go.
+// The file keeps its bound and drops the oldest entries.
 func TestBound(t *testing.T) {
 	path := temp(t)
 	e := entry(0)
@@ -239,8 +239,7 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// Whatever a file holds, reading it ends with entries that can be written and read
-// again as they are.
+// The entries of any file can be written and read again without a change.
 func FuzzParse(f *testing.F) {
 	path := temp(f)
 	if err := Put(path, entry(1)); err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// made is a candidate that takes so long a round and fails as it is told.
+// made describes a candidate with a time for a round and optional failures.
 type made struct {
 	name        string
 	reference   bool
@@ -36,8 +36,7 @@ func (m made) candidate(log *[]string) candidate {
 	}
 }
 
-// Trials end with the fastest of those that are right, and with why the others are
-// not in it.
+// Trials choose the fastest candidate that is right and store the failures of others.
 func TestTrials(t *testing.T) {
 	const ms = time.Millisecond
 	lost := fmt.Errorf("gone: %w", backend.ErrDeviceLost)
@@ -108,8 +107,8 @@ func TestTrials(t *testing.T) {
 	}
 }
 
-// A budget that is spent ends the trials after three candidates at the earliest, and
-// never so that one was timed less than three times.
+// A spent budget ends the trials, but not before three candidates were tried and each of
+// them timed three times.
 func TestTrialsWithinABudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		timed := map[string]int{}
@@ -154,7 +153,7 @@ func TestTrialsWithinABudget(t *testing.T) {
 	})
 }
 
-// Who is cancelled in the middle of trials blames nobody.
+// A cancelled context is not a failure of any candidate.
 func TestTrialsCancelled(t *testing.T) {
 	for _, when := range []string{"try M", "time M x1"} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -183,7 +182,7 @@ func TestTrialsCancelled(t *testing.T) {
 	}
 }
 
-// Medians decide, not the fastest of all times, and short calls are timed many at once.
+// The median decides, not the shortest time, and short calls are timed many at once.
 func TestTrialsTakeMedians(t *testing.T) {
 	for _, c := range []struct {
 		took   time.Duration
