@@ -58,11 +58,13 @@ type exercise struct {
 	offO       float64 // the largest difference of two right results
 	offLSE     float64
 	// The results of the plain kernel and of the first variant that was right.
-	plain, first []results
+	plain, first *results
 }
 
-// results are those of a call.
-type results struct{ o, lse []float32 }
+// results are o and lse of the call long, then of edge.
+type results [4][]float32
+
+var resultNames = [4]string{"o", "lse", "o with hidden keys", "lse with hidden keys"}
 
 // newExercise uploads the operands for shape s: one head each, broadcast to all heads.
 func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error) {
@@ -173,17 +175,9 @@ func (x *exercise) draw(ctx context.Context, rng *rand.Rand, dtype backend.DType
 	}
 	switch dtype {
 	case backend.F32:
-		var data []float32
-		data, err = host.Float32s()
-		for i := range data {
-			data[i] = number()
-		}
+		err = fill(host.Float32s, number)
 	case backend.Bool:
-		var data []bool
-		data, err = host.Bools()
-		for i := range data {
-			data[i] = rng.IntN(4) > 0
-		}
+		err = fill(host.Bools, func() bool { return rng.IntN(4) > 0 })
 	case backend.Q8:
 		var rows []byte
 		rows, err = host.Q8Rows()
@@ -195,11 +189,7 @@ func (x *exercise) draw(ctx context.Context, rng *rand.Rand, dtype backend.DType
 			backend.QuantiseQ8(rows, row)
 		}
 	default:
-		var data []uint16
-		data, err = host.Bits()
-		for i := range data {
-			data[i] = dtype.Encode(number())
-		}
+		err = fill(host.Bits, func() uint16 { return dtype.Encode(number()) })
 	}
 	if err != nil {
 		return host, err
@@ -212,6 +202,14 @@ func (x *exercise) draw(ctx context.Context, rng *rand.Rand, dtype backend.DType
 		return t, err
 	}
 	return t.View(shape, t.Strides(), 0)
+}
+
+func fill[T any](elements func() ([]T, error), next func() T) error {
+	data, err := elements()
+	for i := range data {
+		data[i] = next()
+	}
+	return err
 }
 
 // alloc allocates a tensor until release.
@@ -274,23 +272,20 @@ func (x *exercise) candidates(list []Variant) []candidate {
 }
 
 // results runs both calls and returns their results.
-func (x *exercise) results(ctx context.Context, v Variant) ([]results, error) {
-	var all []results
-	for _, c := range []*backend.Call{&x.long, &x.edge} {
+func (x *exercise) results(ctx context.Context, v Variant) (*results, error) {
+	var all results
+	for i, c := range []*backend.Call{&x.long, &x.edge} {
 		if _, err := x.r.Run(ctx, c, v, 1); err != nil {
 			return nil, err
 		}
-		o, err := x.floats(ctx, c.O)
-		if err != nil {
-			return nil, err
+		for j, t := range []backend.Tensor{c.O, c.LSE} {
+			var err error
+			if all[2*i+j], err = x.floats(ctx, t); err != nil {
+				return nil, err
+			}
 		}
-		lse, err := x.floats(ctx, c.LSE)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, results{o, lse})
 	}
-	return all, nil
+	return &all, nil
 }
 
 // floats downloads t.
@@ -318,31 +313,21 @@ var errWrong = errors.New("wrong result")
 
 // compare returns an error when got differs from the plain kernel's results by more than
 // two right results can, or in a bit from those of the first variant that was right.
-func (x *exercise) compare(got []results) error {
+func (x *exercise) compare(got *results) error {
 	if x.plain == nil {
 		return errors.New("there is nothing to compare with, because the plain kernel failed")
 	}
-	for i, call := range []string{"in full", "with hidden keys"} {
-		for _, part := range []struct {
-			name string
-			of   func(r results) []float32
-			off  float64
-		}{
-			{"o", func(r results) []float32 { return r.o }, x.offO},
-			{"lse", func(r results) []float32 { return r.lse }, x.offLSE},
-		} {
-			plain := part.of(x.plain[i])
-			for n, g := range part.of(got[i]) {
-				if w := plain[n]; !(math.Abs(float64(g)-float64(w)) <= part.off) && g != w {
-					return fmt.Errorf("%w: %s[%d] %s is %v, the plain kernel has %v; they may differ by %.3g",
-						errWrong, part.name, n, call, g, w, part.off)
-				}
-				if x.first == nil {
-					continue
-				}
-				if w := part.of(x.first[i])[n]; math.Float32bits(g) != math.Float32bits(w) {
-					return fmt.Errorf("%w: %s[%d] %s is %v, other variants have %v", errWrong, part.name, n, call, g, w)
-				}
+	for i, name := range resultNames {
+		off := []float64{x.offO, x.offLSE}[i%2]
+		for n, g := range got[i] {
+			if w := x.plain[i][n]; !(math.Abs(float64(g)-float64(w)) <= off) && g != w {
+				return fmt.Errorf("%w: element %d of %s is %v, the plain kernel has %v; they may differ by %.3g", errWrong, n, name, g, w, off)
+			}
+			if x.first == nil {
+				continue
+			}
+			if w := x.first[i][n]; math.Float32bits(g) != math.Float32bits(w) {
+				return fmt.Errorf("%w: element %d of %s is %v, other variants have %v", errWrong, n, name, g, w)
 			}
 		}
 	}
