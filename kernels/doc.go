@@ -9,11 +9,11 @@
 //	o, err := dev.AttentionFloat32(ctx, kernels.Dims{Heads: 8, SeqQ: 1024, Dim: 64},
 //		q, k, v, kernels.Options{Causal: true})
 //
-// Data that stays on the device between calls is in tensors: [Device.Attention] computes
-// them, and [Device.Prepare] validates a call once and runs it many times, also for a cache
-// that grows. [Options] has masks, biases, windows, packed sequences, pages and the rest.
-// The stages QK, Softmax, PV and Scores and TopWeights show the parts of a call; Project,
-// Rotate, Merge and Copy surround it.
+// Data that stays on the device between calls is in tensors. [Device.Attention] computes them;
+// [Device.Prepare] validates a call once for many runs, and [Call.Reset] prepares the next step
+// over a cache that grows. [Options] has masks, biases, windows, packed sequences and pages.
+// QK, Softmax and PV are the stages of a call, Scores and TopWeights show what it attends to,
+// and Project, Rotate, Merge and Copy surround it.
 //
 // Tensors are [batch, heads, seq, dim] with arbitrary strides; data that lies as
 // [batch, seq, heads, dim] is a view (Tensor.Swap), never a copy. Query heads may share key
