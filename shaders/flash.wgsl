@@ -50,8 +50,8 @@
 //     m = max(m_t, m_s), a = exp2_down(m_t - m), b = exp2_down(m_s - m):
 //     o = fma(o_s, b, o_t·a), l_c = fma(l_cs, b, l_ct·a).
 //   - Dropout hides weights after they were summed.
-//   - At the end l = Σ l_c in ascending order, with a = 1. A sink, in units of log 2, makes
-//     that m = max(m, sink), a = exp2_down(m before - m), l = fma(l, a, exp2_down(sink - m)).
+//   - At the end l = Σ l_c in ascending order, and a = 1. With a sink, in units of log 2,
+//     m = max(m, sink), a = exp2_down(m before - m), l = fma(l, a, exp2_down(sink - m)).
 //     o = o·(1/l·(keep·a)), lse = fma(m, ln 2, log l). keep is 1/(1-P) for dropout, else 1.
 //
 // State holds the registers (o, l, m) of each thread of each workgroup: first the totals of
@@ -95,8 +95,8 @@ const COLS: u32 = 2u; // CV · VP
 const O4: u32 = 16u; // ROWS · COLS
 const KEEP: u32 = 20u; // O4 + 2·RV, vec4 of state of a thread
 const QN: u32 = 4u; // vec4 of q that a thread stages: TY·ROWS·QD / THREADS, rounded up
-const KN: u32 = 2u; // the same of k: TX·KT·QD / THREADS, rounded up
-const VN: u32 = 2u; // the same of v: JJ·TX·TX·CV / THREADS, rounded up
+const KN: u32 = 2u; // the same for k: TX·KT·QD / THREADS, rounded up
+const VN: u32 = 2u; // the same for v: JJ·TX·TX·CV / THREADS, rounded up
 const STEPS: u32 = 4u; // KT / JJ
 const SPLIT: u32 = 1024u; // keys of a split
 

@@ -48,7 +48,7 @@ const SB: u32 = 33u; // length of a row of ws: 1 + 4·QD·CV
 const O4: u32 = 16u; // ROWS · CV
 const W4: u32 = 8u; // 4 · CV
 const AN: u32 = 4u; // vec4 of a that a thread stages: ROWS·QD/TX, all for one row of as_
-const WN: u32 = 2u; // the same of w: 4·QD·CV/TY
+const WN: u32 = 2u; // the same for w: 4·QD·CV/TY
 
 struct MatmulParams {
     first: u32, // workgroups of the box that earlier dispatches ran
@@ -56,7 +56,7 @@ struct MatmulParams {
     row_tiles: u32,
     col_tiles: u32,
     heads: u32, // heads of the box
-    head0: u32, // number of the first in the call
+    head0: u32, // index in the call of the first
     group: u32, // heads of a for each head of w
     rows: u32,
     cols: u32,

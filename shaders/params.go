@@ -51,20 +51,20 @@ type AttentionParams struct {
 	Total        int // workgroups of the box up to the end of this dispatch
 	Blocks       int // query blocks
 	Heads        int // query heads of the box
-	Head0        int // number of the first in the call
+	Head0        int // index in the call of the box's first query head
 	Group        int // query heads for each key head
 	KVHeads      int // key heads of the box
 	Rows         int // queries of the box
-	Row0         int // number of the first in the call
+	Row0         int // index in the call of the first
 	Keys         int // keys of the piece
-	Key0         int // number of the first in the call, a multiple of a tile
+	Key0         int // index in the call of the first, a multiple of the tile size
 	AllKeys      int // keys of the call
 	Parts        int // splits of the piece
 	Part0        int // splits of the box before the piece
 	Splits       int // splits of the box
 	Dim          int // D
 	VDim         int // Dv
-	Running      int // where the state that a piece leaves begins, in vec4
+	Running      int // position of the unfinished split's state, in vec4; flash only
 	Scale        float32
 	Softcap      float32
 	Unit         float32 // log2(e) times softcap if there is one, else log2(e) times scale
@@ -81,15 +81,15 @@ type AttentionParams struct {
 	Threshold    int // dropout keeps a weight whose random word is at least this
 	Seed0        int
 	Seed1        int
-	DropBatch    int // number of the first batch, head, row and key of the piece for dropout
+	DropBatch    int // added to batch, head, row and key in dropout's counter
 	DropHead     int
 	DropRow      int
 	DropKey      int
 	Keep         float32 // dropout multiplies weights by this; 1 without dropout
 	Page         int     // keys of a page
 	Pages        int     // pages of a batch in the table
-	TableAt      int     // where the pages of the first batch begin
-	PageBits     int     // log2 of page, 32 when page is no power of 2
+	TableAt      int     // position of the first batch's pages in the table
+	PageBits     int     // log2 of page, 32 when page is not a power of 2
 	S            Strides // scores of the softmax stage
 	Q            Strides
 	K            Strides
@@ -99,7 +99,7 @@ type AttentionParams struct {
 	Mask         Strides
 	Bias         Strides
 	Blocked      Strides     // of the block mask, in blocks
-	Relative     Strides     // of the relative bias, where s is -d
+	Relative     Strides     // of the relative bias; s is -d
 	KLen         [64]int32   // of up to 64 batches
 	Slopes       [64]float32 // of up to 64 heads, batch by batch unless slope_b is 0
 	Sinks        [64]float32 // of up to 64 heads, -Inf where there is none; decode and flash take units of log 2
@@ -262,7 +262,7 @@ type MatmulParams struct {
 	RowTiles   int
 	ColTiles   int
 	Heads      int // heads of the box
-	Head0      int // number of the first in the call
+	Head0      int // index in the call of the first
 	Group      int // heads of a for each head of w
 	Rows       int
 	Cols       int

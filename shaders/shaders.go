@@ -1,21 +1,20 @@
-// Package shaders holds attn's WGSL, one kernel a file, and makes variants of it. It does
+// Package shaders holds attn's WGSL, one kernel a file, and generates variants of it. It does
 // not use a device.
 //
 // A variant gives new values to constants at the head of a kernel's file, such as
 //
 //	const DVB: u32 = 2u;
 //
-// The oldest WGSL compiler that attn supports has no override declarations, so that
-// [Kernel.Specialise] rewrites the text:
+// The oldest supported WGSL compiler has no override declarations, so [Kernel.Specialise]
+// rewrites the text:
 //
 //	src, err := shaders.Attention.Specialise(map[string]uint32{"DVB": 4, "ACC": 16})
 //
 // Functions, structures and constants that several kernels use are declared once, in
-// common. A kernel just uses them: Specialise joins in the declarations that a
-// variant names, and those that these name in turn, and no others.
+// common. Specialise adds those that a variant uses, directly or through others.
 //
-// Lengths, strides and visibility are parameters, not constants: a new sequence length
-// compiles nothing. [AttentionParams] and the other parameter types are generated from the
+// Lengths, strides and visibility are parameters, not constants: calls of different lengths
+// run the same code. [AttentionParams] and the other parameter types are generated from the
 // WGSL structures of the same names.
 package shaders
 
@@ -82,7 +81,7 @@ func read(name string) string {
 	return string(text)
 }
 
-// Text returns all text that variants of the kernel are made of: its file and common.
+// Text returns everything that variants of the kernel depend on: its file and common.
 func (k Kernel) Text() string {
 	var s strings.Builder
 	s.WriteString(k.Source)
@@ -105,11 +104,15 @@ func (k Kernel) Constants() map[string]string {
 }
 
 // Specialise returns the source of a variant: the file with new values for some of its
-// constants and the declarations of common that it needs. It drops blocks marked static
-// whose condition is false. EXPAND unrolls marked loops ([Looped], [Registers], [Full]),
-// THREADS becomes the workgroup size, and a binding whose line ends in the name of a
-// constant is dropped where that constant is 0 (where it is not 0, if the name follows !).
-// The error names a constant that the file does not have.
+// constants, after the declarations of common that it uses.
+//
+//   - THREADS becomes the workgroup size.
+//   - EXPAND sets how far marked loops are unrolled: [Looped], [Registers] or [Full].
+//   - Blocks marked static are dropped when their condition is false.
+//   - A binding whose line ends in the comment NAME is dropped when the constant NAME is 0,
+//     and one whose line ends in !NAME when it is not 0.
+//
+// It returns an error for a constant that the file does not have.
 func (k Kernel) Specialise(values map[string]uint32) (string, error) {
 	have := k.Constants()
 	for name := range values {
@@ -146,7 +149,7 @@ func (k Kernel) Specialise(values map[string]uint32) (string, error) {
 	return src, nil
 }
 
-// bindings drops the bindings that the constants at the end of their lines rule out, and
+// bindings drops the bindings that the constants at the ends of their lines exclude, and
 // numbers the others.
 func bindings(src string, consts map[string]uint32) string {
 	n := 0
@@ -187,8 +190,8 @@ var prelude = sync.OnceValue(func() []declaration {
 	return all
 })
 
-// join puts the declarations of common that src needs in front of it, each one after those
-// that it needs itself: naga 0.18 in Go misses some calls of functions that follow.
+// join prepends the declarations of common that src uses, each after those that it uses
+// itself: gogpu's compiler (naga 0.18) misses some calls of functions declared later.
 func join(src string, consts map[string]uint32) (string, error) {
 	missing := map[string]declaration{}
 	for _, d := range prelude() {

@@ -2,8 +2,7 @@ package shaders
 
 import "encoding/binary"
 
-// Params are the parameters of a kernel: a structure of the package that is named after
-// the kernel, or AttentionParams.
+// Params are the parameters of a kernel: a type of params.go.
 type Params interface {
 	// Size returns the size of the uniform in bytes, a multiple of 16.
 	Size() int

@@ -1,7 +1,12 @@
 package shaders
 
 import (
+	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
 	"regexp"
 	"strconv"
 	"strings"
@@ -20,7 +25,7 @@ const (
 )
 
 // An unroller replaces marked loops by copies of their bodies and drops blocks that are
-// statically false. It works on lines: a mark ends the line that opens a block,
+// statically false. It works line by line; a mark ends the line that opens a block,
 //
 //	for (var i = 0u; i < N; i++) { // unroll, or: unroll deep, unroll always
 //	if (IN == 0u) { // static
@@ -40,7 +45,7 @@ var (
 	anyMark    = regexp.MustCompile(`// (unroll|static)`)
 	index      = regexp.MustCompile(`\[([^\[\]]+)\]`)
 	comment    = regexp.MustCompile(`\s*//.*$`)
-	token      = regexp.MustCompile(`\s*(\d+u?|\w+|\S)`)
+	literal    = regexp.MustCompile(`\b(\d+)u\b`)
 	word       = regexp.MustCompile(`\.?\b[A-Za-z_]\w*`)
 )
 
@@ -54,7 +59,7 @@ func unroll(src string, level uint32, consts map[string]uint32) (string, error) 
 	return strings.TrimSuffix(u.out.String(), "\n"), nil
 }
 
-// block writes lines, with the values of counters for their names.
+// block writes lines, with counters replaced by their values.
 func (u *unroller) block(lines []string, counters map[string]uint32) error {
 	for i := 0; i < len(lines); i++ {
 		line := lines[i]
@@ -99,9 +104,7 @@ func (u *unroller) block(lines []string, counters map[string]uint32) error {
 			return fmt.Errorf("cannot unroll %q: %v", strings.TrimSpace(line), err)
 		}
 		inner := map[string]uint32{}
-		for k, v := range counters {
-			inner[k] = v
-		}
+		maps.Copy(inner, counters)
 		for v := uint32(from); v < to; v++ {
 			inner[name] = v
 			if err := u.braced(body, inner); err != nil {
@@ -119,7 +122,7 @@ func (u *unroller) braced(lines []string, counters map[string]uint32) error {
 	return err
 }
 
-// line writes one line, without its comment inside an unrolled loop.
+// line writes one line; inside an unrolled loop it omits the comment.
 func (u *unroller) line(line string, counters map[string]uint32) {
 	if len(counters) > 0 {
 		line = substitute(comment.ReplaceAllString(line, ""), counters)
@@ -172,84 +175,47 @@ func substitute(s string, counters map[string]uint32) string {
 	})
 }
 
-// eval evaluates an expression of literals and constants with + - * / % and
-// parentheses.
+// eval evaluates an expression of literals and constants with + - * / % and parentheses.
+// Except for the suffix of literals it reads the same in Go.
 func (u *unroller) eval(s string) (uint32, error) {
-	e := evaluator{u: u}
-	for _, m := range token.FindAllStringSubmatch(s, -1) {
-		e.tokens = append(e.tokens, m[1])
+	e, err := parser.ParseExpr(literal.ReplaceAllString(s, "$1"))
+	if err != nil {
+		return 0, fmt.Errorf("%q: %w", s, err)
 	}
-	n, err := e.sum()
-	if err == nil && len(e.tokens) > 0 {
-		err = fmt.Errorf("%q: %q left over", s, e.tokens[0])
-	}
-	return n, err
+	return u.value(e)
 }
 
-type evaluator struct {
-	u      *unroller
-	tokens []string
-}
-
-func (e *evaluator) next() string {
-	if len(e.tokens) == 0 {
-		return ""
-	}
-	t := e.tokens[0]
-	e.tokens = e.tokens[1:]
-	return t
-}
-
-func (e *evaluator) peek(any string) bool {
-	return len(e.tokens) > 0 && strings.Contains(any, e.tokens[0])
-}
-
-func (e *evaluator) sum() (uint32, error) {
-	n, err := e.product()
-	for err == nil && e.peek("+-") {
-		op, m := e.next(), uint32(0)
-		if m, err = e.product(); op == "+" {
-			n += m
-		} else {
-			n -= m
+func (u *unroller) value(e ast.Expr) (uint32, error) {
+	switch e := e.(type) {
+	case *ast.ParenExpr:
+		return u.value(e.X)
+	case *ast.BasicLit:
+		n, err := strconv.ParseUint(e.Value, 10, 32)
+		return uint32(n), err
+	case *ast.Ident:
+		if n, ok := u.consts[e.Name]; ok {
+			return n, nil
 		}
-	}
-	return n, err
-}
-
-func (e *evaluator) product() (uint32, error) {
-	n, err := e.atom()
-	for err == nil && e.peek("*/%") {
-		op, m := e.next(), uint32(0)
-		if m, err = e.atom(); err != nil {
-			break
+	case *ast.BinaryExpr:
+		x, err := u.value(e.X)
+		if err != nil {
+			return 0, err
 		}
+		y, err := u.value(e.Y)
 		switch {
-		case op == "*":
-			n *= m
-		case m == 0:
-			err = fmt.Errorf("division by 0")
-		case op == "/":
-			n /= m
-		default:
-			n %= m
+		case err != nil:
+			return 0, err
+		case e.Op == token.ADD:
+			return x + y, nil
+		case e.Op == token.SUB:
+			return x - y, nil
+		case e.Op == token.MUL:
+			return x * y, nil
+		case e.Op == token.QUO && y != 0:
+			return x / y, nil
+		case e.Op == token.REM && y != 0:
+			return x % y, nil
 		}
 	}
-	return n, err
-}
-
-func (e *evaluator) atom() (uint32, error) {
-	t := e.next()
-	if t == "(" {
-		n, err := e.sum()
-		if err == nil && e.next() != ")" {
-			err = fmt.Errorf("no closing parenthesis")
-		}
-		return n, err
-	}
-	if v, ok := e.u.consts[t]; ok {
-		return v, nil
-	}
-	n, err := strconv.ParseUint(strings.TrimSuffix(t, "u"), 10, 32)
-	return uint32(n), err
+	return 0, errors.New("no expression of constants")
 }

@@ -4,7 +4,7 @@
 
 const HIDDEN: f32 = -1.0; // marks a hidden key among weights, which are never negative
 const HIDDEN_BITS: u32 = 0xbf800000u;
-const MOST_BLOCKS: u32 = 64u; // of a block mask that are read before a tile is computed
+const MOST_BLOCKS: u32 = 64u; // mask blocks that are read at most to skip a tile
 const MAX_BIAS: u32 = 0x7f000000u; // the bits of 2^127, see bounded
 const MAX_RELATIVE: u32 = 0x7e800000u; // the bits of 2^126
 

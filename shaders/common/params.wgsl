@@ -22,20 +22,20 @@ struct AttentionParams {
     total: u32, // workgroups of the box up to the end of this dispatch
     blocks: u32, // query blocks
     heads: u32, // query heads of the box
-    head0: u32, // number of the first in the call
+    head0: u32, // index in the call of the box's first query head
     group: u32, // query heads for each key head
     kv_heads: u32, // key heads of the box
     rows: u32, // queries of the box
-    row0: u32, // number of the first in the call
+    row0: u32, // index in the call of the first
     keys: u32, // keys of the piece
-    key0: u32, // number of the first in the call, a multiple of a tile
+    key0: u32, // index in the call of the first, a multiple of the tile size
     all_keys: u32, // keys of the call
     parts: u32, // splits of the piece
     part0: u32, // splits of the box before the piece
     splits: u32, // splits of the box
     dim: u32, // D
     vdim: u32, // Dv
-    running: u32, // where the state that a piece leaves begins, in vec4
+    running: u32, // position of the unfinished split's state, in vec4; flash only
     scale: f32,
     softcap: f32,
     unit: f32, // log2(e) times softcap if there is one, else log2(e) times scale
@@ -52,15 +52,15 @@ struct AttentionParams {
     threshold: u32, // dropout keeps a weight whose random word is at least this
     seed0: u32,
     seed1: u32,
-    drop_batch: u32, // number of the first batch, head, row and key of the piece for dropout
+    drop_batch: u32, // added to batch, head, row and key in dropout's counter
     drop_head: u32,
     drop_row: u32,
     drop_key: u32,
     keep: f32, // dropout multiplies weights by this; 1 without dropout
     page: u32, // keys of a page
     pages: u32, // pages of a batch in the table
-    table_at: u32, // where the pages of the first batch begin
-    page_bits: u32, // log2 of page, 32 when page is no power of 2
+    table_at: u32, // position of the first batch's pages in the table
+    page_bits: u32, // log2 of page, 32 when page is not a power of 2
     pad0: u32,
     s: Strides, // scores of the softmax stage
     q: Strides,
@@ -71,7 +71,7 @@ struct AttentionParams {
     mask: Strides,
     bias: Strides,
     blocked: Strides, // of the block mask, in blocks
-    relative: Strides, // of the relative bias, where s is -d
+    relative: Strides, // of the relative bias; s is -d
     klen: array<vec4<i32>, 16>, // of up to 64 batches
     slopes: array<vec4<f32>, 16>, // of up to 64 heads, batch by batch unless slope_b is 0
     sinks: array<vec4<f32>, 16>, // of up to 64 heads, -Inf where there is none; decode and flash take units of log 2
