@@ -247,14 +247,12 @@ func (e *engine) addNonFinite(p *taskRange, t *tile, lo, hi int, o, s []float32,
 				continue
 			}
 			for r := range t.n {
-				weight, out := &s[0], &o[0]
+				weight, out := (j-lo)*w+r, c*w+r
 				if e.keyLanes {
-					weight, out = &s[r*keyBlock+j-lo], &o[r*e.dimV+c]
-				} else {
-					weight, out = &s[(j-lo)*w+r], &o[c*w+r]
+					weight, out = r*keyBlock+j-lo, r*e.dimV+c
 				}
-				if h, i := e.row(t.h, t.i, r); uses(h, i, j, r, *weight) {
-					*out += *weight * y
+				if h, i := e.row(t.h, t.i, r); uses(h, i, j, r, s[weight]) {
+					o[out] += s[weight] * y
 				}
 			}
 		}

@@ -37,9 +37,9 @@ func (p *pool) check(opt *CallOptions) error {
 		on |= kernels.WindowPath
 		switch {
 		case opt.Bidirectional:
-			return fmt.Errorf("Bidirectional is set, but the cache has a window: %w", backend.ErrOption)
+			return fmt.Errorf("option Bidirectional is set, but the cache has a window: %w", backend.ErrOption)
 		case share:
-			return fmt.Errorf("SharePrefix is set, but the cache has a window: %w", backend.ErrOption)
+			return fmt.Errorf("option SharePrefix is set, but the cache has a window: %w", backend.ErrOption)
 		}
 	}
 	if share {

@@ -296,7 +296,7 @@ func (l *MultiHeadAttention) prepare(d kernels.Dims, dtype backend.DType, opt ke
 // its longest sequence, including the new ones.
 func (l *MultiHeadAttention) checkCache(d *kernels.Dims, opt *MultiHeadOptions) error {
 	if !opt.Memory.IsZero() {
-		return fmt.Errorf("Cache and Memory are both set: leave one of them out: %w", backend.ErrOption)
+		return fmt.Errorf("options Cache and Memory are both set: leave one of them out: %w", backend.ErrOption)
 	}
 	if opt.Cache.Rotates() && (l.config.RoPE != nil || opt.Angles != (kernels.Angles{})) {
 		return fmt.Errorf("the layer and its Cache would both rotate the keys: leave one RoPE out: %w", backend.ErrOption)

@@ -46,7 +46,7 @@ func (p Projections) apply(ctx context.Context, dev *kernels.Device, x, z backen
 		kvHeads = heads
 	}
 	if p.Heads < 0 || kvHeads < 0 {
-		return q, k, v, fmt.Errorf("Heads is %d and KVHeads is %d, neither may be negative: %w", p.Heads, p.KVHeads, backend.ErrOption)
+		return q, k, v, fmt.Errorf("heads is %d and kvHeads is %d, neither may be negative: %w", p.Heads, p.KVHeads, backend.ErrOption)
 	}
 	if q, err = project(ctx, dev, "q", x, p.Wq, p.Bq, heads); err == nil {
 		if k, err = project(ctx, dev, "k", z, p.Wk, p.Bk, kvHeads); err == nil {

@@ -2,7 +2,7 @@ package onnx
 
 import "github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
 
-var attn, mustRun = clitest.Program(func() any {
+var attn, _ = clitest.Program(func() any {
 	return &struct {
 		ONNX Command `cmd:"" name:"onnx"`
 	}{}
