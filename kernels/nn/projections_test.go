@@ -32,7 +32,7 @@ func TestProjectionsRefuse(t *testing.T) {
 		text string
 	}{
 		{"no projector", plain, good, x, backend.ErrUnsupported, "cpu"},
-		{"negative heads", dev, with(func(p *nn.Projections) { p.Heads = -1 }), x, backend.ErrOption, "Heads is -1"},
+		{"negative heads", dev, with(func(p *nn.Projections) { p.Heads = -1 }), x, backend.ErrOption, "heads is -1"},
 		{"no weight", dev, with(func(p *nn.Projections) { p.Wk = backend.Tensor{} }), x, backend.ErrShape, "wk is missing"},
 		{"rows of a weight", dev, with(func(p *nn.Projections) { p.Wv = tensor(1, 1, 5, 8) }), x, backend.ErrShape, "wv has shape [1 1 5 8], x has [2 1 5 6]"},
 		{"columns of a weight", dev, with(func(p *nn.Projections) { p.Heads = 3 }), x, backend.ErrShape, "wq has 8 columns, 3 heads must divide them"},
