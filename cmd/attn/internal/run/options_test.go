@@ -15,7 +15,7 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
 )
 
-// runCase is a problem in files, with what plain attention makes of it.
+// runCase is a problem in files, with the result of plain attention.
 type runCase struct {
 	plainAttention
 	dir   string
@@ -31,8 +31,8 @@ func newRunCase(t *testing.T) runCase {
 	return c
 }
 
-// run runs the files with more flags, compares output and log-sum-exp with plain
-// attention, and returns the output's bytes.
+// run runs the problem with more flags, compares output and log-sum-exp with plain
+// attention, and returns the bytes of the output.
 func (c *runCase) run(t *testing.T, flags ...string) []byte {
 	t.Helper()
 	return c.compare(t, slices.Concat(c.files, flags)...)
@@ -54,8 +54,8 @@ func (c *runCase) compare(t *testing.T, flags ...string) []byte {
 	return raw
 }
 
-// TestRunMoreOptions runs what is given by numbers, files and both, against the
-// definition; and again as the problem that the same flags print, with the same bytes.
+// TestRunMoreOptions compares options from numbers and files with plain attention. It
+// then runs the printed problem of the same flags, which must yield the same bytes.
 func TestRunMoreOptions(t *testing.T) {
 	slopes := []float64{.25, .0625, .015625, .00390625} // of 4 heads
 	for _, tt := range []struct {
@@ -139,8 +139,8 @@ func TestRunMoreOptions(t *testing.T) {
 	}
 }
 
-// TestRunPast cuts keys and values in two and gives the first part as what is from
-// before: causal queries then stand at the end, and what is present is the whole.
+// TestRunPast splits keys and values into earlier and new ones: causal queries are at
+// the end, and the present output is the whole.
 func TestRunPast(t *testing.T) {
 	for _, layout := range []string{"bhsd", "bshd"} {
 		c := newRunCase(t)
@@ -182,8 +182,8 @@ func TestRunPast(t *testing.T) {
 	}
 }
 
-// TestRunPairs looks at what comes out of pairs of queries and keys: scores at each
-// point, the largest weights, and what dropout keeps.
+// TestRunPairs checks the outputs with an element for each query and key: scores at
+// each stage, largest weights, and the mask of dropout.
 func TestRunPairs(t *testing.T) {
 	c := newRunCase(t)
 	c.softcap = 2
@@ -271,7 +271,7 @@ func TestRunPairs(t *testing.T) {
 }
 
 // TestRunPacked packs two sequences, and one without keys between them, and compares
-// each with plain attention of it alone.
+// each with plain attention.
 func TestRunPacked(t *testing.T) {
 	const heads, kvHeads, d, dv = 4, 2, 8, 6
 	lengths := [][2]int{{3, 5}, {2, 0}, {4, 4}} // rows and keys
@@ -328,8 +328,8 @@ func TestRunPacked(t *testing.T) {
 	}
 }
 
-// turnPairs is rotary embedding of half-split pairs by the definition, over [.., S, D]
-// data whose row i stands at position from+i.
+// turnPairs is the definition of rotary embedding of half-split pairs, over [.., S, D]
+// data whose row i has position from+i.
 func turnPairs(x []float64, seq, d, from int, base float64) []float64 {
 	y := slices.Clone(x)
 	for row := range len(x) / d {
@@ -343,8 +343,8 @@ func turnPairs(x []float64, seq, d, from int, base float64) []float64 {
 	return y
 }
 
-// TestRunRoPE turns queries and keys, all of them, and those that follow others which
-// are turned already.
+// TestRunRoPE rotates queries and keys, all of them and those after rotated earlier
+// ones.
 func TestRunRoPE(t *testing.T) {
 	c := newRunCase(t)
 	q, k := c.q, c.k
@@ -381,8 +381,7 @@ func TestRunRoPE(t *testing.T) {
 	clitest.WantFailure(t, code, stdout, stderr, "3")
 }
 
-// TestRunBadOptions gives good files and options that cannot be right: one line says
-// which and why.
+// TestRunBadOptions checks the errors of wrong options on good files.
 func TestRunBadOptions(t *testing.T) {
 	c := newRunCase(t)
 	array := func(name, descr string, shape ...int) string {
@@ -442,7 +441,7 @@ func TestRunBadOptions(t *testing.T) {
 	clitest.WantFailure(t, code, stdout, stderr, "excludes the flags of the problem")
 }
 
-// TestPrintProblem holds the canonical form: what flags leave out is resolved.
+// TestPrintProblem checks the canonical form: defaults are resolved.
 func TestPrintProblem(t *testing.T) {
 	c := newRunCase(t)
 	text := mustRun(t, slices.Concat([]string{"run", "--print-problem", "--causal", "--causal-align=bottom-right", "--window=3,9", "--sinks=-inf,1,2,3"}, c.files)...)
