@@ -45,127 +45,34 @@ func (d *Device) topWeights(ctx context.Context, q, k backend.Tensor, n int, opt
 	if n < 1 {
 		return top, fmt.Errorf("n is %d, it must be at least 1: %w", n, backend.ErrOption)
 	}
-	dims, err := scoreDims(q, k)
+	s, err := d.weightScan(q, k, opt, chunk)
 	if err != nil {
 		return top, err
 	}
-	p, err := opt.stage(dims)
-	if err != nil {
-		return top, err
-	}
-	size := backend.Shape{dims.Batch, dims.Heads, dims.SeqQ, n}.Elements()
+	defer s.release()
+	size := backend.Shape{s.d.Batch, s.d.Heads, s.d.SeqQ, n}.Elements()
 	if size < 0 {
-		return top, fmt.Errorf("%d weights for each of %d queries are too many: %w", n, dims.Batch*dims.Heads*dims.SeqQ, backend.ErrMemory)
+		return top, fmt.Errorf("%d weights for each of %d queries are too many: %w", n, s.d.Batch*s.d.Heads*s.d.SeqQ, backend.ErrMemory)
 	}
-	s := topSearch{be: d.be, d: dims, n: n, most: chunk / 4, q: q, k: k, problem: p, top: Top{make([]int32, size), make([]float32, size)}}
-	for i := range s.top.Keys {
-		s.top.Keys[i] = -1
+	top = Top{make([]int32, size), make([]float32, size)}
+	for i := range top.Keys {
+		top.Keys[i] = -1
 	}
-	defer func() { s.buffer.Release() }()
-	if err := p.eachRegion(func(x region, _ *backend.Problem) error { return s.search(ctx, x) }); err != nil {
-		return Top{}, err
-	}
-	return s.top, nil
-}
-
-// topSearch is the state of a TopWeights call.
-type topSearch struct {
-	be      backend.Backend
-	d       Dims
-	n       int
-	most    int // weights at a time
-	q, k    backend.Tensor
-	problem problem
-	top     Top
-	buffer  backend.Tensor // of the weights at a time
-}
-
-// search selects the largest weights of x, chunk by chunk.
-func (s *topSearch) search(ctx context.Context, x region) error {
-	heads, rows := s.chunk(x)
-	for b := x.lo[backend.Batch]; b < x.hi[backend.Batch]; b++ {
-		for h := 0; h < s.d.Heads; h += heads {
-			for i := x.lo[backend.Seq]; i < x.hi[backend.Seq]; {
-				y := x
-				y.lo[backend.Batch], y.hi[backend.Batch] = b, b+1
-				y.lo[backend.Heads], y.hi[backend.Heads] = h, min(h+heads, s.d.Heads)
-				y.lo[backend.Seq], y.hi[backend.Seq] = i, min(i+rows, x.hi[backend.Seq])
-				if block := s.problem.BlockQ; !s.problem.Blocks.IsZero() {
-					// A slice of a block mask begins with a block or lies inside one.
-					if end := y.hi[backend.Seq]; end < x.hi[backend.Seq] && i%block == 0 && rows >= block {
-						y.hi[backend.Seq] = end / block * block
-					} else if i%block != 0 || rows < block {
-						y.hi[backend.Seq] = min(end, (i/block+1)*block)
-					}
-				}
-				if err := s.rows(ctx, y); err != nil {
-					return err
-				}
-				i = y.hi[backend.Seq]
+	return top, s.problem.eachRegion(func(x region, _ *backend.Problem) error {
+		return s.chunks(x, math.MaxInt, func(x region) error {
+			w, _, err := s.weights(ctx, x, x.lo[backend.Dim], x.hi[backend.Dim])
+			if err != nil {
+				return err
 			}
-		}
-	}
-	return nil
-}
-
-// chunk returns how many query heads and rows of x are computed at a time: whole groups
-// that share their keys, or one head when a row of a group is too large.
-func (s *topSearch) chunk(x region) (heads, rows int) {
-	share := s.d.Heads / s.d.KVHeads
-	most := s.most / (x.hi[backend.Dim] - x.lo[backend.Dim]) // rows of a head
-	if heads = min(s.d.Heads, most/share*share); heads == 0 {
-		heads = 1
-	}
-	return heads, max(1, most/heads)
-}
-
-// rows computes the weights of x and selects the largest of each row.
-func (s *topSearch) rows(ctx context.Context, x region) error {
-	shape := backend.Shape{1, x.hi[backend.Heads] - x.lo[backend.Heads], x.hi[backend.Seq] - x.lo[backend.Seq], x.hi[backend.Dim] - x.lo[backend.Dim]}
-	w, err := s.weights(ctx, x, shape)
-	if err != nil {
-		return err
-	}
-	inParallel(shape[1]*shape[2], func(r int) {
-		h, i := x.lo[backend.Heads]+r/shape[2], x.lo[backend.Seq]+r%shape[2]
-		at := ((x.lo[backend.Batch]*s.d.Heads+h)*s.d.SeqQ + i) * s.n
-		pick(w[r*shape[3]:(r+1)*shape[3]], x.lo[backend.Dim], s.top.Keys[at:at+s.n], s.top.Weights[at:at+s.n])
+			rows, keys := x.hi[backend.Seq]-x.lo[backend.Seq], x.hi[backend.Dim]-x.lo[backend.Dim]
+			inParallel((x.hi[backend.Heads]-x.lo[backend.Heads])*rows, func(r int) {
+				h, i := x.lo[backend.Heads]+r/rows, x.lo[backend.Seq]+r%rows
+				at := ((x.lo[backend.Batch]*s.d.Heads+h)*s.d.SeqQ + i) * n
+				pick(w[r*keys:(r+1)*keys], x.lo[backend.Dim], top.Keys[at:at+n], top.Weights[at:at+n])
+			})
+			return ctx.Err()
+		})
 	})
-	return ctx.Err()
-}
-
-// weights returns the weights of x, of the given shape, in host memory.
-func (s *topSearch) weights(ctx context.Context, x region, shape backend.Shape) ([]float32, error) {
-	if have := s.buffer.Shape().Elements(); have < shape.Elements() {
-		s.buffer.Release()
-		var err error
-		if s.buffer, err = s.be.Alloc(ctx, backend.F32, backend.Shape{1, 1, 1, shape.Elements()}); err != nil {
-			return nil, err
-		}
-	}
-	w, err := s.buffer.View(shape, shape.Contiguous(), 0)
-	if err != nil {
-		return nil, err
-	}
-	var cut slicer
-	q, k := cut.rows(s.q, &x), cut.keys(s.k, s.d, &x, false)
-	if cut.err != nil {
-		return nil, cut.err
-	}
-	p, err := s.problem.cut(x)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.be.QK(ctx, w, q, k); err != nil {
-		return nil, err
-	}
-	if err := s.be.Softmax(ctx, w, backend.Tensor{}, &p); err != nil {
-		return nil, err
-	}
-	if w.OnHost() {
-		return w.Float32s()
-	}
-	return float32s(ctx, s.be, w)
 }
 
 // pick writes the largest weights of row, which begins with key first, in descending order,

@@ -93,11 +93,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return err
 	}
 	defer operands.Release()
-	some, err := newSomeWeights(dev, operands.Q, operands.K, operands.Options, c.Batch, rows, keys)
-	if err != nil {
-		return err
-	}
-	if err := c.weigh(ctx, some, &heat, out.Err); err != nil {
+	if err := c.weigh(ctx, dev, operands, rows, keys, &heat, out.Err); err != nil {
 		return err
 	}
 	heat.Title = c.title(&heat, in.Dims)
@@ -179,14 +175,15 @@ func readLabels(flag, path string, n int) (labels []string, err error) {
 }
 
 // weigh computes the cells of each head.
-func (c *Command) weigh(ctx context.Context, some *someWeights, heat *picture.HeatMap, stderr io.Writer) error {
+func (c *Command) weigh(ctx context.Context, dev *kernels.Device, in *call.Operands, rows, keys span, heat *picture.HeatMap, stderr io.Writer) error {
 	status := cli.NewStatus(stderr)
 	defer status.Clear()
 	for i, head := range c.Head {
-		cells := newPooled(some.rows, some.keys, c.Size, c.Pool == "mean")
-		err := some.each(ctx, head, func(row, first int, weights []float32) {
-			if done := row - some.rows.lo; done%chunkRows == 0 {
-				status.Show(fmt.Sprintf("head %d, %d of %d: row %d of %d", head, i+1, len(c.Head), done, some.rows.len()))
+		cells := newPooled(rows, keys, c.Size, c.Pool == "mean")
+		part := kernels.WeightRange{Batch: c.Batch, Head: head, Rows: [2]int{rows.lo, rows.hi}, Keys: [2]int{keys.lo, keys.hi}}
+		err := dev.EachWeightRow(ctx, in.Q, in.K, part, in.Options, func(row, first int, weights []float32) {
+			if done := row - rows.lo; done%256 == 0 {
+				status.Show(fmt.Sprintf("head %d, %d of %d: row %d of %d", head, i+1, len(c.Head), done, rows.len()))
 			}
 			cells.add(row, first, weights)
 		})

@@ -1,0 +1,190 @@
+package kernels
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// WeightRange selects weights of one query head: the rows Rows[0] <= i < Rows[1] and the
+// keys Keys[0] <= j < Keys[1].
+type WeightRange struct {
+	Batch, Head int
+	Rows, Keys  [2]int
+}
+
+// rangeChunk is the number of bytes of weights that EachWeightRow holds at a time, 64 MiB.
+const rangeChunk = 64 << 20
+
+// rangeRows is the number of rows that EachWeightRow computes at a time: enough to fill the
+// tiles of QK, and few enough that a sliding window leaves most keys out.
+const rangeRows = 256
+
+// EachWeightRow computes a range of the weights of Options.Weights and calls f with each row
+// in ascending order: the weights of the keys from first on. The other weights of the range
+// are 0, and f is not called for rows without others.
+//
+//	q [B, H, Sq, D]    k [B, Hkv, Sk, D]
+//
+// The stages QK and Softmax compute the keys that the rows see, at most 256 rows and 64 MiB
+// at a time (at least one row), so that memory is O(chunk) for any range. f must not keep
+// its argument. Errors as for [Device.Attention], and ErrShape for a range that is empty or
+// exceeds the operands.
+func (d *Device) EachWeightRow(ctx context.Context, q, k backend.Tensor, r WeightRange, opt Options, f func(row, first int, weights []float32)) error {
+	if err := d.eachWeightRow(ctx, q, k, r, &opt, f); err != nil {
+		return fmt.Errorf("weights: %w", err)
+	}
+	return nil
+}
+
+func (d *Device) eachWeightRow(ctx context.Context, q, k backend.Tensor, r WeightRange, opt *Options, f func(row, first int, weights []float32)) error {
+	s, err := d.weightScan(q, k, opt, rangeChunk)
+	if err != nil {
+		return err
+	}
+	defer s.release()
+	lo := [4]int{r.Batch, r.Head, r.Rows[0], r.Keys[0]}
+	hi := [4]int{r.Batch + 1, r.Head + 1, r.Rows[1], r.Keys[1]}
+	for axis, n := range [4]int{s.d.Batch, s.d.Heads, s.d.SeqQ, s.d.SeqK} {
+		if lo[axis] < 0 || lo[axis] >= hi[axis] || hi[axis] > n {
+			return fmt.Errorf("range %+v is empty or exceeds %+v: %w", r, s.d, backend.ErrShape)
+		}
+	}
+	return s.problem.eachRegion(func(x region, _ *backend.Problem) error {
+		for axis := backend.Batch; axis <= backend.Seq; axis++ {
+			x.lo[axis], x.hi[axis] = max(x.lo[axis], lo[axis]), min(x.hi[axis], hi[axis])
+			if x.lo[axis] >= x.hi[axis] {
+				return nil
+			}
+		}
+		return s.chunks(x, rangeRows, func(x region) error {
+			x, err := s.visible(x)
+			first, end := max(x.lo[backend.Dim], lo[backend.Dim]), min(x.hi[backend.Dim], hi[backend.Dim])
+			if err != nil || first >= end {
+				return err
+			}
+			w, stride, err := s.weights(ctx, x, first, end)
+			if err != nil {
+				return err
+			}
+			for i := x.lo[backend.Seq]; i < x.hi[backend.Seq]; i++ {
+				f(i, first, w[(i-x.lo[backend.Seq])*stride:][:end-first])
+			}
+			return ctx.Err()
+		})
+	})
+}
+
+// weightScan computes weights a chunk of rows at a time.
+type weightScan struct {
+	be      backend.Backend
+	d       Dims
+	most    int // weights of a chunk
+	q, k    backend.Tensor
+	problem problem
+	buffer  backend.Tensor // of a chunk
+}
+
+// weightScan checks the operands. bytes bounds the weights of a chunk.
+func (d *Device) weightScan(q, k backend.Tensor, opt *Options, bytes int) (*weightScan, error) {
+	dims, err := scoreDims(q, k)
+	if err != nil {
+		return nil, err
+	}
+	p, err := opt.stage(dims)
+	return &weightScan{be: d.be, d: dims, most: bytes / 4, q: q, k: k, problem: p}, err
+}
+
+func (s *weightScan) release() { s.buffer.Release() }
+
+// chunks calls f with the chunks of x: whole groups of query heads that share their keys, or
+// one head where a row of a group is too large, and at most maxRows rows.
+func (s *weightScan) chunks(x region, maxRows int, f func(x region) error) error {
+	share := s.d.Heads / s.d.KVHeads
+	most := s.most / (x.hi[backend.Dim] - x.lo[backend.Dim]) // rows of a head
+	heads := max(1, min(x.hi[backend.Heads]-x.lo[backend.Heads], most/share*share))
+	rows := min(max(1, most/heads), maxRows)
+	for b := x.lo[backend.Batch]; b < x.hi[backend.Batch]; b++ {
+		for h := x.lo[backend.Heads]; h < x.hi[backend.Heads]; h += heads {
+			for i := x.lo[backend.Seq]; i < x.hi[backend.Seq]; {
+				y := x
+				y.lo[backend.Batch], y.hi[backend.Batch] = b, b+1
+				y.lo[backend.Heads], y.hi[backend.Heads] = h, min(h+heads, x.hi[backend.Heads])
+				y.lo[backend.Seq], y.hi[backend.Seq] = i, min(i+rows, x.hi[backend.Seq])
+				if block := s.problem.BlockQ; !s.problem.Blocks.IsZero() {
+					// A slice of a block mask begins with a block or lies inside one.
+					if end := y.hi[backend.Seq]; end < x.hi[backend.Seq] && i%block == 0 && rows >= block {
+						y.hi[backend.Seq] = end / block * block
+					} else if i%block != 0 || rows < block {
+						y.hi[backend.Seq] = min(end, (i/block+1)*block)
+					}
+				}
+				if err := f(y); err != nil {
+					return err
+				}
+				i = y.hi[backend.Seq]
+			}
+		}
+	}
+	return nil
+}
+
+// visible returns x, a part of one batch, with the keys that its rows see by the visibility
+// rule; none when they see no key.
+func (s *weightScan) visible(x region) (region, error) {
+	p, err := s.problem.cut(x)
+	if err != nil {
+		return x, err
+	}
+	first, keys := x.lo[backend.Dim], x.hi[backend.Dim]-x.lo[backend.Dim]
+	from, to := keys, 0
+	for i := range x.hi[backend.Seq] - x.lo[backend.Seq] {
+		if lo, hi := p.Visible.Range(0, i, keys); lo < hi {
+			from, to = min(from, lo), max(to, hi)
+		}
+	}
+	if !p.Blocks.IsZero() { // a slice of a block mask begins with a block
+		from = from / p.BlockK * p.BlockK
+	}
+	x.lo[backend.Dim], x.hi[backend.Dim] = first+from, first+to
+	return x, nil
+}
+
+// weights computes the weights of x and returns those of the keys first <= j < end, in host
+// memory. Rows begin stride elements apart.
+func (s *weightScan) weights(ctx context.Context, x region, first, end int) (data []float32, stride int, err error) {
+	shape := backend.Shape{1, x.hi[backend.Heads] - x.lo[backend.Heads], x.hi[backend.Seq] - x.lo[backend.Seq], x.hi[backend.Dim] - x.lo[backend.Dim]}
+	if have := s.buffer.Shape().Elements(); have < shape.Elements() {
+		s.buffer.Release()
+		if s.buffer, err = s.be.Alloc(ctx, backend.F32, backend.Shape{1, 1, 1, shape.Elements()}); err != nil {
+			return nil, 0, err
+		}
+	}
+	w, err := s.buffer.View(shape, shape.Contiguous(), 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	p, err := s.problem.cut(x)
+	if err != nil {
+		return nil, 0, err
+	}
+	var cut slicer
+	q, k := cut.rows(s.q, &x), cut.keys(s.k, s.d, &x, false)
+	part := cut.slice(w, backend.Dim, first-x.lo[backend.Dim], end-x.lo[backend.Dim])
+	if cut.err != nil {
+		return nil, 0, cut.err
+	}
+	if err := s.be.QK(ctx, w, q, k); err != nil {
+		return nil, 0, err
+	}
+	if err := s.be.Softmax(ctx, w, backend.Tensor{}, &p); err != nil {
+		return nil, 0, err
+	}
+	if part.OnHost() {
+		data, err = part.Float32s()
+		return data, shape[backend.Dim], err
+	}
+	data, err = float32s(ctx, s.be, part)
+	return data, end - first, err
+}
