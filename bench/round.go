@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"gonum.org/v1/gonum/floats"
+
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/stats"
 	"github.com/seed90331342/attn/bench/report"
@@ -217,7 +219,7 @@ func (b *bencher) round() error {
 	if err := b.kernel(); err != nil {
 		return err
 	}
-	if b.all == nil || b.stop() != "" || stats.Sum(t.stages) > stagesSeconds {
+	if b.all == nil || b.stop() != "" || floats.Sum(t.stages) > stagesSeconds {
 		return nil // the comparison needs fewer digits than the figure
 	}
 	seconds, err := b.time(b.work, b.runStages)
@@ -262,7 +264,7 @@ func meters(ctx context.Context, be backend.Backend, operands ...backend.Tensor)
 // clock takes time, and only one if calls are long.
 func (b *bencher) kernel() error {
 	t := &b.t
-	if !t.clock || stats.Sum(t.traced) > stagesSeconds {
+	if !t.clock || floats.Sum(t.traced) > stagesSeconds {
 		return nil
 	}
 	var trace recorder

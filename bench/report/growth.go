@@ -2,9 +2,10 @@ package report
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
-	"github.com/seed90331342/attn/bench/internal/stats"
+	"gonum.org/v1/gonum/stat"
 )
 
 // Growth is how time and memory of a series grow with its length S: as S to the power of
@@ -66,11 +67,12 @@ func (g *Growth) fit(rows []*Measurement) bool {
 		if i > 0 && m.SeqK == rows[i-1].SeqK {
 			return false
 		}
-		lengths = append(lengths, float64(m.SeqK))
-		times = append(times, *m.MedianS)
-		memory = append(memory, float64(m.Memory.Counted()))
+		lengths = append(lengths, math.Log(float64(m.SeqK)))
+		times = append(times, math.Log(*m.MedianS))
+		memory = append(memory, math.Log(float64(m.Memory.Counted())))
 	}
 	g.Lengths, g.From, g.To = len(rows), rows[0].SeqK, rows[len(rows)-1].SeqK
-	g.Time, g.Memory = stats.Exponent(lengths, times), stats.Exponent(lengths, memory)
+	_, g.Time = stat.LinearRegression(lengths, times, nil, false)
+	_, g.Memory = stat.LinearRegression(lengths, memory, nil, false)
 	return true
 }
