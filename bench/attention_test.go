@@ -55,8 +55,7 @@ func BenchmarkAttention(b *testing.B) {
 	defer be.Close()
 	for _, causal := range []bool{false, true} {
 		for _, seq := range []int{256, 1024, 4096} {
-			c := bench.Case{Variant: bench.Fused, Causal: causal,
-				Dims: backend.Dims{Batch: 1, Heads: 8, KVHeads: 8, SeqQ: seq, SeqK: seq, Dim: 64, ValueDim: 64}}
+			c := bench.Case{Series: bench.Series{Batch: 1, Heads: 8, KVHeads: 8, Dim: 64, Causal: causal}, SeqK: seq}
 			b.Run(fmt.Sprintf("%s/%v", be.Info().Name, c), func(b *testing.B) { attention(b, be, c) })
 		}
 	}
@@ -64,7 +63,7 @@ func BenchmarkAttention(b *testing.B) {
 
 func attention(b *testing.B, be *cpu.Backend, c bench.Case) {
 	ctx, dev := b.Context(), kernels.NewDevice(be)
-	q, err := dev.Alloc(ctx, c.DType, backend.Shape{c.Dims.Batch, c.Dims.Heads, c.Dims.SeqQ, c.Dims.Dim})
+	q, err := dev.Alloc(ctx, c.DType, backend.Shape{c.Batch, c.Heads, c.SeqK, c.Dim})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -25,31 +25,26 @@ const (
 // Variants lists the variants.
 var Variants = []string{Fused, Stages, QK, Softmax, PV}
 
-// Case is a call that is timed, over inputs drawn by seed.
+// Case is a call that is timed, over inputs drawn by seed: a series at one length.
 type Case struct {
-	// Variant is one of [Variants].
-	Variant string
-	// DType is the type of Q, K, V and O.
-	DType backend.DType
-	// Dims are the lengths of the call, all at least 1.
-	Dims backend.Dims
-	// Causal hides later keys from a row. The last query is at the position of the last
-	// key, as if the queries followed a cache.
-	Causal bool
-	// Window, when set, hides keys further away than that from a row's own, by the same
-	// positions.
-	Window *kernels.Window
-	// Softcap c > 0 replaces scores s by c·tanh(s/c); 0 is off.
-	Softcap float64
-	// Mask adds a bias to the scores: F32 [1, 1, Sq, Sk] of standard normal numbers, shared
-	// by all heads and batches.
-	Mask bool
+	Series
+	// SeqK is the number of keys and, unless SeqQ is set, of queries.
+	SeqK int
+}
+
+// Dims returns the lengths of the call.
+func (c Case) Dims() backend.Dims {
+	d := backend.Dims{Batch: c.Batch, Heads: c.Heads, KVHeads: c.KVHeads, SeqQ: c.SeqQ, SeqK: c.SeqK, Dim: c.Dim, ValueDim: c.Dim}
+	if d.SeqQ == 0 {
+		d.SeqQ = d.SeqK
+	}
+	return d
 }
 
 // String returns the case's name in the form of a Go benchmark: f32/b1h8s1024d64, followed
 // by what differs from plain self-attention.
 func (c Case) String() string {
-	d := c.Dims
+	d := c.Dims()
 	name := fmt.Sprintf("%v/b%dh%ds%dd%d", c.DType, d.Batch, d.Heads, d.SeqK, d.Dim)
 	if d.KVHeads != d.Heads {
 		name += fmt.Sprintf("/kv%d", d.KVHeads)
@@ -91,23 +86,22 @@ func (c Case) stored() bool { return c.Variant != Fused }
 // seenKeys returns the number of keys that at least one row of a head sees. The first row
 // looks back the furthest.
 func (c Case) seenKeys() int {
-	d := c.Dims
+	d := c.Dims()
 	if c.Window == nil || c.Window.Left >= d.SeqK {
 		return d.SeqK
 	}
 	return d.SeqK - max(0, d.SeqK-d.SeqQ-c.Window.Left)
 }
 
-// shapes are the shapes of a case's tensors; w is that of scores and weights.
-type shapes struct{ q, k, v, o, mask, w backend.Shape }
+// shapes are the shapes of a case's tensors: q that of Q and O, k that of K and V, w that of
+// scores and weights.
+type shapes struct{ q, k, mask, w backend.Shape }
 
 func (c Case) shapes() shapes {
-	d := c.Dims
+	d := c.Dims()
 	return shapes{
 		q:    backend.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim},
 		k:    backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.Dim},
-		v:    backend.Shape{d.Batch, d.KVHeads, d.SeqK, d.ValueDim},
-		o:    backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim},
 		mask: backend.Shape{1, 1, d.SeqQ, d.SeqK},
 		w:    backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK},
 	}
@@ -115,7 +109,7 @@ func (c Case) shapes() shapes {
 
 // weights returns the number of weights, which may exceed an int.
 func (c Case) weights() float64 {
-	d := c.Dims
+	d := c.Dims()
 	return float64(d.Batch) * float64(d.Heads) * float64(d.SeqQ) * float64(d.SeqK)
 }
 
@@ -123,7 +117,7 @@ func (c Case) weights() float64 {
 // tensor as float32 and in its own type. It is -1 when a shape is too large for an int.
 func (c Case) hostBytes() int64 {
 	s := c.shapes()
-	all := []backend.Shape{s.q, s.k, s.v, s.o}
+	all := []backend.Shape{s.q, s.q, s.k, s.k}
 	if c.Mask {
 		all = append(all, s.mask)
 	}
@@ -144,31 +138,29 @@ func (c Case) hostBytes() int64 {
 // count sets the figures of m that follow from the case and its plan, without a
 // measurement: operations, bytes moved and memory.
 func (c Case) count(m *report.Measurement, info backend.Info, plan backend.Plan) {
-	d, s := c.Dims, c.shapes()
-	bytes := func(s backend.Shape) int64 { return int64(c.DType.Size()) * int64(s.Elements()) }
-	q, k, v, o := bytes(s.q), bytes(s.k), bytes(s.v), bytes(s.o)
-	all := int64(s.w.Elements())
-	scores, dot, mix := 4*all, 2*int64(d.Dim), 2*int64(d.ValueDim)
+	s := c.shapes()
+	size, all := int64(c.DType.Size()), int64(s.w.Elements())
+	q, k := size*int64(s.q.Elements()), size*int64(s.k.Elements()) // also of O and V
+	operands, scores, stage := 2*q+2*k, 4*all, 2*int64(c.Dim)
 	var mask int64
 	if c.Mask {
-		mask = 4 * int64(d.SeqQ) * int64(d.SeqK)
+		mask = 4 * int64(s.mask.Elements())
 	}
 	m.Path, m.Plan, m.Pairs = plan.Path, &plan, plan.Pairs
+	m.FLOPs, m.FLOPsFull = m.Pairs*2*stage, all*2*stage
 	switch c.Variant {
-	case QK:
-		m.FLOPs, m.FLOPsFull, m.Bytes = all*dot, all*dot, q+k+scores
+	case QK, PV:
+		m.FLOPs, m.FLOPsFull, m.Bytes = all*stage, all*stage, q+k+scores
 	case Softmax:
-		m.Bytes = 2*scores + mask
-	case PV:
-		m.FLOPs, m.FLOPsFull, m.Bytes = all*mix, all*mix, scores+v+o
+		m.FLOPs, m.FLOPsFull, m.Bytes = 0, 0, 2*scores+mask
 	case Stages: // the scores are written, read and written, and read
-		m.FLOPs, m.FLOPsFull, m.Bytes = m.Pairs*(dot+mix), all*(dot+mix), q+k+v+o+mask+4*scores
+		m.Bytes = operands + mask + 4*scores
 	default:
-		hidden := (k + v) / int64(d.SeqK) * int64(d.SeqK-c.seenKeys())
-		m.FLOPs, m.FLOPsFull, m.Bytes = m.Pairs*(dot+mix), all*(dot+mix), q+k+v+o+mask-hidden
+		hidden := 2 * k / int64(c.SeqK) * int64(c.SeqK-c.seenKeys())
+		m.Bytes = operands + mask - hidden
 	}
 	m.Intensity = float64(m.FLOPs) / float64(m.Bytes)
-	m.Memory = report.Memory{Operands: q + k + v + o, Scratch: plan.Scratch, Square: mask}
+	m.Memory = report.Memory{Operands: operands, Scratch: plan.Scratch, Square: mask}
 	if c.stored() {
 		m.Memory.Square += scores
 	}
@@ -188,7 +180,7 @@ func (c Case) plan(ctx context.Context, dev *kernels.Device) (backend.Plan, erro
 		}
 		return t
 	}
-	q, k, v := meta(c.DType, s.q), meta(c.DType, s.k), meta(c.DType, s.v)
+	q, k, v := meta(c.DType, s.q), meta(c.DType, s.k), meta(c.DType, s.k)
 	var bias backend.Tensor
 	if c.Mask {
 		bias = meta(backend.F32, s.mask)

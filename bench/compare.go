@@ -150,7 +150,6 @@ func (g *group) leave() {
 		e := &g.entrants[i]
 		if e.b != nil {
 			e.use()
-			e.b.t.others = -1 // the load includes the turns of the others
 			free := func() {}
 			if why != "" && e.b.note == "" {
 				free = e.b.cut(why)

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -39,9 +40,7 @@ const defaultRows = 16
 
 // withDefaults fills in and checks c.
 func (c Config) withDefaults() (Config, error) {
-	if c.Rows == 0 {
-		c.Rows = defaultRows
-	}
+	c.Rows = cmp.Or(c.Rows, defaultRows)
 	switch {
 	case c.Rows < 1:
 		return c, fmt.Errorf("bench: rows is %d, it must be at least 1: %w", c.Rows, backend.ErrShape)
@@ -102,29 +101,27 @@ type Series struct {
 	SeqQ int
 	// Batch, Heads and Dim default to 1, 8 and 64. KVHeads divides Heads and defaults to it.
 	Batch, Heads, KVHeads, Dim int
-	// Causal to Variant are as in [Case]. Variant defaults to [Fused].
-	Causal  bool
-	Window  *kernels.Window
-	Softcap float64
-	Mask    bool
-	DType   backend.DType
+	// DType is the type of Q, K, V and O.
+	DType backend.DType
+	// Variant is one of [Variants]; "" means [Fused].
 	Variant string
+	// Causal hides later keys from a row. The last query is at the position of the last
+	// key, as if the queries followed a cache.
+	Causal bool
+	// Window, when set, hides keys further away than that from a row's own, by the same
+	// positions.
+	Window *kernels.Window
+	// Softcap c > 0 replaces scores s by c·tanh(s/c); 0 is off.
+	Softcap float64
+	// Mask adds a bias to the scores: F32 [1, 1, Sq, Sk] of standard normal numbers, shared
+	// by all heads and batches.
+	Mask bool
 }
 
 // withDefaults fills in and checks s.
 func (s Series) withDefaults() (Series, error) {
-	or := func(n *int, def int) {
-		if *n == 0 {
-			*n = def
-		}
-	}
-	or(&s.Batch, 1)
-	or(&s.Heads, 8)
-	or(&s.KVHeads, s.Heads)
-	or(&s.Dim, 64)
-	if s.Variant == "" {
-		s.Variant = Fused
-	}
+	s.Batch, s.Heads, s.Dim = cmp.Or(s.Batch, 1), cmp.Or(s.Heads, 8), cmp.Or(s.Dim, 64)
+	s.KVHeads, s.Variant = cmp.Or(s.KVHeads, s.Heads), cmp.Or(s.Variant, Fused)
 	switch {
 	case min(s.Batch, s.Heads, s.KVHeads, s.Dim) < 1:
 		return s, fmt.Errorf("bench: batch %d, heads %d, kv-heads %d, dim %d: all must be at least 1: %w",
@@ -156,18 +153,10 @@ func (s Series) withDefaults() (Series, error) {
 }
 
 // at returns the case with seq keys.
-func (s *Series) at(seq int) Case {
-	seqQ := seq
-	if s.SeqQ > 0 {
-		seqQ = s.SeqQ
-	}
-	return Case{Variant: s.Variant, DType: s.DType, Causal: s.Causal, Window: s.Window, Softcap: s.Softcap, Mask: s.Mask, Dims: backend.Dims{
-		Batch: s.Batch, Heads: s.Heads, KVHeads: s.KVHeads, SeqQ: seqQ, SeqK: seq, Dim: s.Dim, ValueDim: s.Dim,
-	}}
-}
+func (s *Series) at(seq int) Case { return Case{*s, seq} }
 
 // String describes the series without its lengths: "B=1 H=8 D=64 f32".
 func (s *Series) String() string {
-	m := newRow(backend.Info{}, s.Name, s.at(0))
+	m := newRow(backend.Info{}, s.at(0))
 	return m.Shape()
 }

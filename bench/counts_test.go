@@ -15,7 +15,7 @@ import (
 type counted struct{ pairs, flops, full, bytes, operands, square int64 }
 
 func countByLoop(c Case) counted {
-	d := c.Dims
+	d := c.Dims()
 	size := int64(c.DType.Size())
 	var n counted
 	for range d.Batch {
@@ -64,16 +64,17 @@ func TestCountsAreThoseOfALoop(t *testing.T) {
 	window := func(l, r int) *kernels.Window { return &kernels.Window{Left: l, Right: r} }
 	n := 0
 	for _, dims := range []backend.Dims{
-		{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 1, SeqK: 1, Dim: 1, ValueDim: 1},
-		{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 17, SeqK: 17, Dim: 3, ValueDim: 3},
-		{Batch: 1, Heads: 3, KVHeads: 1, SeqQ: 5, SeqK: 23, Dim: 8, ValueDim: 8},
-		{Batch: 3, Heads: 2, KVHeads: 2, SeqQ: 1, SeqK: 40, Dim: 4, ValueDim: 4},
-		{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 9, SeqK: 4, Dim: 2, ValueDim: 2},
+		{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 1, SeqK: 1, Dim: 1},
+		{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 17, SeqK: 17, Dim: 3},
+		{Batch: 1, Heads: 3, KVHeads: 1, SeqQ: 5, SeqK: 23, Dim: 8},
+		{Batch: 3, Heads: 2, KVHeads: 2, SeqQ: 1, SeqK: 40, Dim: 4},
+		{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 9, SeqK: 4, Dim: 2},
 	} {
 		for _, w := range []*kernels.Window{nil, window(0, 0), window(3, 0), window(0, 2), window(6, 5), window(kernels.Unbounded, 1), window(2, kernels.Unbounded), window(100, 100)} {
 			for _, causal := range []bool{false, true} {
 				for _, dtype := range []backend.DType{backend.F32, backend.BF16} {
-					c := Case{Variant: Fused, DType: dtype, Dims: dims, Causal: causal, Window: w, Mask: n%3 == 0}
+					c := Case{Series{Variant: Fused, DType: dtype, Batch: dims.Batch, Heads: dims.Heads, KVHeads: dims.KVHeads, SeqQ: dims.SeqQ, Dim: dims.Dim,
+						Causal: causal, Window: w, Mask: n%3 == 0}, dims.SeqK}
 					n++
 					plan, err := c.plan(t.Context(), be)
 					if err != nil {
@@ -100,8 +101,7 @@ func TestCountsAreThoseOfALoop(t *testing.T) {
 
 // The stages compute every pair and store the scores.
 func TestCountsOfStages(t *testing.T) {
-	c := Case{DType: backend.BF16, Causal: true, Mask: true,
-		Dims: backend.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 3, SeqK: 5, Dim: 7, ValueDim: 7}}
+	c := Case{Series{DType: backend.BF16, Causal: true, Mask: true, Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 3, Dim: 7}, 5}
 	const (
 		all  = 2 * 4 * 3 * 5
 		seen = 2 * 4 * (3 + 4 + 5)

@@ -13,6 +13,7 @@ import (
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/internal/machine"
 	"github.com/seed90331342/attn/bench/internal/stats"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -37,22 +38,13 @@ const (
 
 // bencher measures one case on one device.
 type bencher struct {
+	*runner
 	dev *kernels.Device
 	c   Case
-	// work ends calls: a while after Ctrl-C, or when the budget is spent.
-	work context.Context
-	// stop returns the reason to end between repetitions; "" to continue.
-	stop func() string
-	// step reports progress; warmed, unless nil, the seconds of a call once they are known.
-	step   func(what string)
-	warmed func(seconds float64)
-	// seed draws the inputs and the rows that are checked.
-	seed uint64
-	rows int
-	// stageTime predicts the seconds of the three stages; 0 when unknown.
-	stageTime float64
-	// left returns the time left; negative without a budget.
-	left func() time.Duration
+	// weight is that of a call, see [cost].
+	weight int64
+	// step reports progress.
+	step func(what string)
 	// limit is the time, in seconds, of rounds that only make the median more precise.
 	limit float64
 	// alone leaves out the comparison with the three stages.
@@ -63,6 +55,7 @@ type bencher struct {
 	stages kernels.Result // output of the three stages; zero when they are left out
 	all    *kernels.Call  // the call as three stages
 	t      timing
+	trace  recorder        // of what happens once: uploads and the first call
 	note   string          // what is missing
 	last   context.Context // of the check at the end
 }
@@ -85,7 +78,9 @@ func (b *bencher) run() error {
 			return b.stopped(err) // the output of a cancelled call cannot be checked
 		}
 	}
-	b.t.others = load.Others(machine.ReadLoad(), b.dev.Info().Threads)
+	if others := load.Others(machine.ReadLoad(), b.dev.Info().Threads); others >= 0 {
+		b.t.others = report.Figure(100 * others)
+	}
 	return b.end()
 }
 
@@ -110,19 +105,16 @@ func (b *bencher) cut(why string) (free func()) {
 // begin draws the inputs, warms the call up and checks its output. It reports whether there
 // is more to measure. The caller releases b, also after an error.
 func (b *bencher) begin() (more bool, err error) {
-	b.t.allocs, b.last, b.t.hostPeak, b.t.devicePeak, b.t.others = math.MaxInt64, b.work, -1, -1, -1
+	b.t.allocs, b.last = math.MaxInt64, b.work
 	b.step("inputs")
 	before := machine.Resident()
 	meter, metered := b.dev.Backend().(backend.MemoryMeter)
 	if metered {
 		meter.PeakMemory() // restarts it
 	}
-	var trace recorder
-	if b.op, err = b.c.load(trace.record(b.work), b.dev, b.seed); err != nil {
+	if b.op, err = b.c.load(b.trace.record(b.work), b.dev, b.cfg.Seed); err != nil {
 		return false, b.stopped(err)
 	}
-	loaded := trace.take()
-	b.t.move, b.t.moved = loaded.move, loaded.moved
 	// The plan differs from the one without tensors if some do not fit on the device.
 	plan, err := b.op.call.Plan(b.work)
 	if err != nil {
@@ -140,17 +132,15 @@ func (b *bencher) begin() (more bool, err error) {
 	if err = b.warm(); err != nil {
 		return false, b.stopped(err)
 	}
-	if b.warmed != nil {
-		b.warmed(b.t.warm)
-	}
+	b.call, b.seq = cost{b.t.warm, b.weight}, b.c.SeqK
 	if peak := machine.PeakResident(); reset && before > 0 && peak > 0 {
-		b.t.hostPeak = max(peak-before, 0)
+		b.t.hostPeak = new(max(peak-before, 0))
 	}
 	if metered {
-		b.t.devicePeak = meter.PeakMemory()
+		b.t.devicePeak = new(meter.PeakMemory())
 	}
 	b.step("check")
-	if b.t.check, err = b.op.check(b.work, kernels.CheckOptions{Rows: b.rows, Seed: b.seed}); err != nil || !b.t.check.OK() {
+	if b.t.check, err = b.op.check(b.work, kernels.CheckOptions{Rows: b.cfg.Rows, Seed: b.cfg.Seed}); err != nil || !b.t.check.OK() {
 		return false, b.stopped(err)
 	}
 	if b.note = b.stop(); b.note != "" {
@@ -177,7 +167,7 @@ func (b *bencher) end() error {
 		return nil
 	}
 	b.step("check")
-	check, err := b.op.check(b.last, kernels.CheckOptions{Rows: b.rows, Seed: b.seed + 1})
+	check, err := b.op.check(b.last, kernels.CheckOptions{Rows: b.cfg.Rows, Seed: b.cfg.Seed + 1})
 	if err != nil && b.last.Err() != nil {
 		return nil // no time is left; the output of the warm-up was checked
 	}
@@ -201,7 +191,7 @@ func (b *bencher) release() {
 // probe times the call and, for the fused one, the three stages, to predict longer cases.
 func (b *bencher) probe() (err error) {
 	b.step("probe")
-	if b.op, err = b.c.load(b.work, b.dev, b.seed); err != nil {
+	if b.op, err = b.c.load(b.work, b.dev, b.cfg.Seed); err != nil {
 		return err
 	}
 	defer b.release()
@@ -214,7 +204,7 @@ func (b *bencher) probe() (err error) {
 	if _, err = b.prepareStages(); err != nil || b.all == nil {
 		return err
 	}
-	seconds, err := b.time(b.work, b.runStages)
+	seconds, err := timed(b.work, b.runStages)
 	b.t.stages = append(b.t.stages, seconds)
 	return err
 }
@@ -222,13 +212,12 @@ func (b *bencher) probe() (err error) {
 // warm runs the call until its time settles and sets b.t.warm to the median of the last ones.
 func (b *bencher) warm() error {
 	var last []float64
-	var trace recorder
 	for n, total := 0, 0.0; n == 0 || n < warmCalls && (total < warmSeconds || total < warmLimit && !alike(last)); n++ {
 		ctx := b.work
 		if n == 0 { // this one compiles
-			ctx = trace.record(ctx)
+			ctx = b.trace.record(ctx)
 		}
-		seconds, err := b.time(ctx, b.op.run)
+		seconds, err := timed(ctx, b.op.run)
 		if err != nil {
 			return err
 		}
@@ -237,10 +226,7 @@ func (b *bencher) warm() error {
 			last = last[1:]
 		}
 	}
-	first := trace.take()
-	b.t.clock = b.t.clock || first.pieces > 0
-	b.t.compile += first.compile
-	b.t.compiled += first.compiled
+	b.t.once = b.trace.sums()
 	b.t.warm = stats.Median(last)
 	return nil
 }
@@ -250,8 +236,8 @@ func alike(last []float64) bool {
 	return len(last) >= warmAlike && slices.Max(last)-slices.Min(last) <= 2*settled*stats.Median(last)
 }
 
-// time returns the seconds of a call until its completion.
-func (b *bencher) time(ctx context.Context, call func(context.Context) error) (float64, error) {
+// timed returns the seconds of a call until its completion.
+func timed(ctx context.Context, call func(context.Context) error) (float64, error) {
 	begin := time.Now()
 	err := call(ctx)
 	return time.Since(begin).Seconds(), err
@@ -267,13 +253,13 @@ func (b *bencher) prepareStages() (note string, err error) {
 	if free := machine.FreeMemory(); free > 0 {
 		limit = min(limit, float64(free)/2)
 	}
-	bytes, left := 4*b.c.weights(), b.left()
+	bytes, left, stage := 4*b.c.weights(), b.left(), b.stage.predict(int64(b.c.weights()))
 	switch {
 	case bytes > limit:
 		return fmt.Sprintf("stages skipped: %s of weights", format.Size(bytes)), nil
-	case b.stageTime > maxStages:
-		return fmt.Sprintf("stages skipped: predicted %s each", format.Duration(b.stageTime)), nil
-	case left >= 0 && leastSeconds(b.t.warm)+b.stageTime*float64(1+leastRounds(b.t.warm)) > left.Seconds():
+	case stage > maxStages:
+		return fmt.Sprintf("stages skipped: predicted %s each", format.Duration(stage)), nil
+	case left >= 0 && leastSeconds(b.t.warm)+stage*float64(1+leastRounds(b.t.warm)) > left.Seconds():
 		return fmt.Sprintf("stages skipped: %s of the budget is left", format.Duration(left.Seconds())), nil
 	}
 	b.step("three stages")
@@ -297,7 +283,7 @@ func (b *bencher) prepareStages() (note string, err error) {
 func (b *bencher) allocStages() (err error) {
 	s, staged := b.c.shapes(), b.c
 	staged.Variant = Stages
-	if b.stages.O, err = b.dev.Alloc(b.work, b.c.DType, s.o); err != nil {
+	if b.stages.O, err = b.dev.Alloc(b.work, b.c.DType, s.q); err != nil {
 		return err
 	}
 	if b.stages.Weights, err = b.dev.Alloc(b.work, backend.F32, s.w); err != nil {

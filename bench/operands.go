@@ -34,7 +34,7 @@ func (c Case) load(ctx context.Context, dev *kernels.Device, seed uint64) (op *o
 		shape backend.Shape
 		dtype backend.DType
 		skip  bool
-	}{{&op.q, s.q, c.DType, false}, {&op.k, s.k, c.DType, false}, {&op.v, s.v, c.DType, false}, {&op.bias, s.mask, backend.F32, !c.Mask}} {
+	}{{&op.q, s.q, c.DType, false}, {&op.k, s.k, c.DType, false}, {&op.v, s.k, c.DType, false}, {&op.bias, s.mask, backend.F32, !c.Mask}} {
 		if in.skip {
 			continue
 		}
@@ -69,7 +69,7 @@ func normals(ctx context.Context, r *rand.Rand, n int) ([]float32, error) {
 // renew allocates new outputs in place of those that were written.
 func (op *operands) renew(ctx context.Context) error {
 	s := op.c.shapes()
-	o, err := op.dev.Alloc(ctx, op.c.DType, s.o)
+	o, err := op.dev.Alloc(ctx, op.c.DType, s.q)
 	if err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func (op *operands) qk(ctx context.Context) error {
 
 func (op *operands) softmax(ctx context.Context) error {
 	opt := op.c.options(op.bias)
-	opt.Weights, opt.Scale = false, new(1/math.Sqrt(float64(op.c.Dims.Dim)))
+	opt.Weights, opt.Scale = false, new(1/math.Sqrt(float64(op.c.Dim)))
 	return op.dev.Softmax(ctx, op.w, backend.Tensor{}, opt)
 }
 
@@ -171,13 +171,12 @@ func (op *operands) reads() []backend.Tensor {
 	case Stages:
 		return []backend.Tensor{op.q, op.k, op.v, op.bias, op.w}
 	}
-	d := op.c.Dims
-	seen := func(t backend.Tensor, dim int) backend.Tensor {
-		shape := backend.Shape{1, 1, d.Batch * d.KVHeads * op.c.seenKeys(), dim}
+	seen := func(t backend.Tensor) backend.Tensor {
+		shape := backend.Shape{1, 1, op.c.Batch * op.c.KVHeads * op.c.seenKeys(), op.c.Dim}
 		if view, err := t.View(shape, shape.Contiguous(), t.Offset()); err == nil {
 			return view
 		}
 		return t
 	}
-	return []backend.Tensor{op.q, seen(op.k, d.Dim), seen(op.v, d.ValueDim), op.bias}
+	return []backend.Tensor{op.q, seen(op.k), seen(op.v), op.bias}
 }

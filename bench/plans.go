@@ -23,7 +23,7 @@ func Plans(ctx context.Context, devices []*kernels.Device, cfg Config) (*report.
 			r.enter(i)
 			for _, seq := range r.series.Seqs {
 				c := r.series.at(seq)
-				m := newRow(info, r.series.Name, c)
+				m := newRow(info, c)
 				if plan, err := c.plan(ctx, dev); err != nil {
 					fail(&m, err)
 				} else {

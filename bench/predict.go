@@ -64,10 +64,10 @@ func share(left time.Duration, of int) time.Duration {
 // approach times shorter cases, doubling the length, until a call takes long enough to
 // predict c, which may be thousands of times longer than the case before it. It returns the
 // kernels that they compiled, which c shares.
-func (r *runner) approach(dev *kernels.Device, c Case) (compiled timing) {
+func (r *runner) approach(dev *kernels.Device, c Case) (compiled traced) {
 	for r.stop() == "" && r.call.seconds < probeSeconds {
 		short := r.series.at(max(sweepStart, 2*r.seq))
-		if short.Dims.SeqK >= c.Dims.SeqK {
+		if short.SeqK >= c.SeqK {
 			break
 		}
 		plan, err := short.plan(r.work, dev)
@@ -79,14 +79,14 @@ func (r *runner) approach(dev *kernels.Device, c Case) (compiled timing) {
 		if admit(r.call.predict(m.Weight()), 0, r.left()) != "" {
 			break
 		}
-		b := r.bencher(dev, short)
-		b.step, b.stageTime = r.follow(dev.Info().Name, short), 0
+		b := r.bencher(dev, short, m.Weight())
+		b.step = r.follow(dev.Info().Name, short)
 		if b.probe() != nil {
 			break
 		}
-		compiled.compile += b.t.compile
-		compiled.compiled += b.t.compiled
-		r.learn(short, m.Weight(), &b.t)
+		compiled.compile += b.t.once.compile
+		compiled.compiled += b.t.once.compiled
+		b.learn()
 	}
 	return compiled
 }
@@ -168,7 +168,7 @@ func (r *runner) follow(name string, c Case) func(step string) {
 			return
 		}
 		elapsed := time.Since(r.begin)
-		rest := r.rest(c.Dims.SeqK, time.Since(began).Seconds(), elapsed.Seconds())
+		rest := r.rest(c.SeqK, time.Since(began).Seconds(), elapsed.Seconds())
 		if rest > 0 {
 			r.done = max(r.done, elapsed.Seconds()/(elapsed.Seconds()+rest))
 		}

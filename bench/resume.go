@@ -34,7 +34,7 @@ func (r *runner) resumed(info backend.Info, c Case) (report.Measurement, bool) {
 	if r.cfg.Resume == nil {
 		return report.Measurement{}, false
 	}
-	want := newRow(info, r.series.Name, c)
+	want := newRow(info, c)
 	for _, m := range r.cfg.Resume.Cases {
 		same := m.Backend == want.Backend && m.Threads == want.Threads && m.Contender == "" && m.Series == want.Series && m.Variant == want.Variant && m.Name == want.Name
 		if !same || m.Status != report.OK && m.Status != report.Wrong || strings.Contains(m.Note, interrupted) {
@@ -42,7 +42,7 @@ func (r *runner) resumed(info backend.Info, c Case) (report.Measurement, bool) {
 		}
 		m.Resumed = true
 		if m.MedianS != nil {
-			r.call, r.seq = cost{*m.MedianS, m.Weight()}, c.Dims.SeqK
+			r.call, r.seq = cost{*m.MedianS, m.Weight()}, c.SeqK
 		}
 		if m.StagesS != nil {
 			r.stage = cost{*m.StagesS, int64(c.weights())}

@@ -49,24 +49,18 @@ type timing struct {
 	warm   float64 // of a call at the end of the warm-up
 	rounds []report.Round
 	stages []float64
-	// kernels are calls by the device's clock, traced the same calls by the host's, which
-	// are not repetitions; clock reports that the device has a clock.
-	clock           bool
-	kernels, traced []float64
-	plan            *backend.Plan // of the call with its operands in place
-	// compile to moved are those of trace, before the first repetition.
-	compile  time.Duration
-	compiled int
-	move     time.Duration
-	moved    int64
-	allocs   int64
-	check    kernels.CheckReport
+	// kernels are calls by the device's clock, clocked the same calls by the host's, which
+	// are not repetitions.
+	kernels, clocked []float64
+	plan             *backend.Plan // of the call with its operands in place
+	once             traced        // before the first repetition
+	allocs           int64
+	check            kernels.CheckReport
 	// hostPeak is the growth of the host's memory by the inputs and first calls, devicePeak
-	// the most memory held on the device until then; negative when unknown.
-	hostPeak, devicePeak int64
-	// others is the fraction of the backend's threads that other processes used; negative
-	// when unknown.
-	others float64
+	// the most memory held on the device until then.
+	hostPeak, devicePeak *int64
+	// others is the percentage of the backend's threads that other processes used.
+	others *float64
 }
 
 // perRound returns the number of calls in a round.
@@ -151,15 +145,7 @@ func (t *timing) figures(m *report.Measurement) {
 	m.MedianS, m.MinS = report.Figure(mid), report.Figure(slices.Min(calls))
 	m.LowS, m.HighS, m.Confidence = report.Figure(low), report.Figure(high), report.Figure(100*sure)
 	m.Q1S, m.Q3S = report.Figure(stats.Quantile(calls, 0.25)), report.Figure(stats.Quantile(calls, 0.75))
-	if t.others >= 0 {
-		m.OthersPercent = report.Figure(100 * t.others)
-	}
-	if t.hostPeak >= 0 {
-		m.Memory.HostPeak = &t.hostPeak
-	}
-	if t.devicePeak >= 0 {
-		m.Memory.DevicePeak = &t.devicePeak
-	}
+	m.OthersPercent, m.Memory.HostPeak, m.Memory.DevicePeak = t.others, t.hostPeak, t.devicePeak
 	m.CeilingGFLOPS = median(func(r *report.Round) *float64 { return r.CeilingGFLOPS })
 	m.CeilingGBS = median(func(r *report.Round) *float64 { return r.CeilingGBS })
 	m.LaunchS = median(func(r *report.Round) *float64 { return r.LaunchS })
@@ -168,11 +154,11 @@ func (t *timing) figures(m *report.Measurement) {
 	if len(t.kernels) > 0 {
 		m.KernelS = report.Figure(stats.Median(t.kernels))
 	}
-	if t.compiled > 0 {
-		m.CompileS, m.Compiled = report.Figure(t.compile.Seconds()), t.compiled
+	if t.once.compiled > 0 {
+		m.CompileS, m.Compiled = report.Figure(t.once.compile.Seconds()), t.once.compiled
 	}
-	if t.moved > 0 {
-		m.MoveS, m.MovedBytes = report.Figure(t.move.Seconds()), t.moved
+	if t.once.moved > 0 {
+		m.MoveS, m.MovedBytes = report.Figure(t.once.move.Seconds()), t.once.moved
 	}
 	if len(t.stages) > 0 {
 		s := stats.Median(t.stages)
@@ -184,11 +170,14 @@ func (t *timing) figures(m *report.Measurement) {
 // allocations, a call by the device's clock, the three stages.
 func (b *bencher) round() error {
 	t, each := &b.t, perRound(b.t.warm)
-	r, err := b.ceilings()
+	peak, read, launch, err := meters(b.work, b.dev.Backend(), b.op.reads()...)
 	if err != nil {
 		return fmt.Errorf("ceiling: %w", err)
 	}
-	r.TimesS, r.PaceS = make([]float64, 0, each), make([]float64, 0, each) // no growth while counting allocations
+	r := report.Round{
+		CeilingGFLOPS: report.Positive(peak / 1e9), CeilingGBS: report.Positive(read / 1e9), LaunchS: report.Positive(launch),
+		TimesS: make([]float64, 0, each), PaceS: make([]float64, 0, each), // no growth while counting allocations
+	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	every := max(int(paceApart/t.warm), 1)
@@ -200,7 +189,7 @@ func (b *bencher) round() error {
 		default: // hardly any time has passed
 			r.PaceS = append(r.PaceS, r.PaceS[i-1])
 		}
-		seconds, err := b.time(b.work, b.op.run)
+		seconds, err := timed(b.work, b.op.run)
 		if err != nil {
 			return err
 		}
@@ -222,19 +211,12 @@ func (b *bencher) round() error {
 	if b.all == nil || b.stop() != "" || floats.Sum(t.stages) > stagesSeconds {
 		return nil // the comparison needs fewer digits than the figure
 	}
-	seconds, err := b.time(b.work, b.runStages)
+	seconds, err := timed(b.work, b.runStages)
 	if err != nil {
 		return fmt.Errorf("three stages: %w", err)
 	}
 	t.stages = append(t.stages, seconds)
 	return nil
-}
-
-// ceilings measures once the ceilings that the backend can measure.
-func (b *bencher) ceilings() (r report.Round, err error) {
-	peak, read, launch, err := meters(b.work, b.dev.Backend(), b.op.reads()...)
-	r.CeilingGFLOPS, r.CeilingGBS, r.LaunchS = report.Positive(peak/1e9), report.Positive(read/1e9), report.Positive(launch)
-	return r, err
 }
 
 // meters measures the peak rate in operations a second, the rate of reading operands in
@@ -260,21 +242,21 @@ func meters(ctx context.Context, be backend.Backend, operands ...backend.Tensor)
 	return peak, read, launch, nil
 }
 
-// kernel times a call by the device's clock. It is a separate call, because reading that
-// clock takes time, and only one if calls are long.
+// kernel times a call by the device's clock, if it has one. It is a separate call, because
+// reading that clock takes time, and only one if calls are long.
 func (b *bencher) kernel() error {
 	t := &b.t
-	if !t.clock || floats.Sum(t.traced) > stagesSeconds {
+	if t.once.pieces == 0 || floats.Sum(t.clocked) > stagesSeconds {
 		return nil
 	}
 	var trace recorder
-	seconds, err := b.time(trace.record(b.work), b.op.run)
+	seconds, err := timed(trace.record(b.work), b.op.run)
 	if err != nil {
 		return err
 	}
-	t.traced = append(t.traced, seconds)
-	if got := trace.take(); got.pieces > 0 {
-		t.kernels = append(t.kernels, got.kernel.Seconds())
+	t.clocked = append(t.clocked, seconds)
+	if sums := trace.sums(); sums.pieces > 0 {
+		t.kernels = append(t.kernels, sums.kernel.Seconds())
 	}
 	return nil
 }
@@ -311,11 +293,9 @@ func (h *recorder) record(ctx context.Context) context.Context {
 	})
 }
 
-// take returns what was recorded since the last time.
-func (h *recorder) take() traced {
+// sums returns what was recorded.
+func (h *recorder) sums() traced {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	t := h.traced
-	h.traced = traced{}
-	return t
+	return h.traced
 }

@@ -174,7 +174,6 @@ func (r *runner) measure(dev *kernels.Device, c Case) report.Measurement {
 		return m
 	}
 	b.step = r.follow(m.Backend, c)
-	b.warmed = func(seconds float64) { r.call, r.seq = cost{seconds, m.Weight()}, c.Dims.SeqK }
 	err := b.run()
 	r.record(&m, b, err)
 	return m
@@ -186,7 +185,7 @@ func (r *runner) record(m *report.Measurement, b *bencher, err error) {
 		fail(m, err)
 		return
 	}
-	r.learn(b.c, m.Weight(), &b.t)
+	b.learn()
 	if b.t.plan != nil {
 		m.Path, m.Plan = b.t.plan.Path, b.t.plan
 		m.Memory.Scratch = b.t.plan.Scratch
@@ -201,7 +200,7 @@ func (r *runner) record(m *report.Measurement, b *bencher, err error) {
 // prepare returns the row of a case that has not run yet with its bencher, or without one
 // when it does not run, for the reason in the note.
 func (r *runner) prepare(dev *kernels.Device, c Case) (report.Measurement, *bencher) {
-	m := newRow(dev.Info(), r.series.Name, c)
+	m := newRow(dev.Info(), c)
 	plan, err := c.plan(r.work, dev)
 	if err != nil {
 		fail(&m, err)
@@ -233,27 +232,26 @@ func (r *runner) prepare(dev *kernels.Device, c Case) (report.Measurement, *benc
 			return m, nil
 		}
 	}
-	approached := r.approach(dev, c)
+	compiled := r.approach(dev, c)
 	if why := admit(predict(), limit, r.left()); why != "" {
 		m.Status, m.Note = report.Predicted, why
 		return m, nil
 	}
-	b := r.bencher(dev, c)
-	b.t = approached
+	b := r.bencher(dev, c, m.Weight())
+	b.trace.traced = compiled
 	return m, b
 }
 
-// bencher returns what measures a case, with what the runner knows of its cost.
-func (r *runner) bencher(dev *kernels.Device, c Case) *bencher {
-	return &bencher{dev: dev, c: c, work: r.work, stop: r.stop, seed: r.cfg.Seed, rows: r.cfg.Rows, left: r.left,
-		limit: r.patience(c.Dims.SeqK), stageTime: r.stage.predict(int64(c.weights()))}
+// bencher returns what measures a case of some weight.
+func (r *runner) bencher(dev *kernels.Device, c Case, weight int64) *bencher {
+	return &bencher{runner: r, dev: dev, c: c, weight: weight, limit: r.patience(c.SeqK)}
 }
 
 // newRow returns what is known of a case before it runs.
-func newRow(info backend.Info, series string, c Case) report.Measurement {
-	d := c.Dims
+func newRow(info backend.Info, c Case) report.Measurement {
+	d := c.Dims()
 	m := report.Measurement{
-		Backend: info.Name, Provider: info.Provider, Series: series, Name: c.String(), Variant: c.Variant, DType: c.DType.String(),
+		Backend: info.Name, Provider: info.Provider, Series: c.Name, Name: c.String(), Variant: c.Variant, DType: c.DType.String(),
 		Batch: d.Batch, Heads: d.Heads, KVHeads: d.KVHeads, SeqQ: d.SeqQ, SeqK: d.SeqK, Dim: d.Dim,
 		Causal: c.Causal, Softcap: c.Softcap, Threads: info.Threads, Status: report.NotRun, Rounds: []report.Round{},
 	}
@@ -289,16 +287,16 @@ func fail(m *report.Measurement, err error) {
 	}
 }
 
-// learn remembers what a case cost.
-func (r *runner) learn(c Case, weight int64, t *timing) {
-	seconds := t.warm
-	if len(t.rounds) > 0 {
-		seconds = stats.Median(t.medians())
+// learn remembers what the case cost.
+func (b *bencher) learn() {
+	seconds := b.t.warm
+	if len(b.t.rounds) > 0 {
+		seconds = stats.Median(b.t.medians())
 	}
 	if seconds > 0 {
-		r.call, r.seq = cost{seconds, weight}, c.Dims.SeqK
+		b.call, b.seq = cost{seconds, b.weight}, b.c.SeqK
 	}
-	if len(t.stages) > 0 {
-		r.stage = cost{stats.Median(t.stages), int64(c.weights())}
+	if len(b.t.stages) > 0 {
+		b.stage = cost{stats.Median(b.t.stages), int64(b.c.weights())}
 	}
 }

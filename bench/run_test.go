@@ -337,7 +337,7 @@ func TestCaseNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := cfg.at(1024)
-	c.Dims.SeqQ = 1
+	c.SeqQ = 1
 	if got, want := c.String(), "bf16/b1h8s1024d64/kv2/q1/causal"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

@@ -63,7 +63,7 @@ func describe(p bench.Progress) string {
 	if p.Remaining > 0 {
 		left = clock(p.Remaining) + " left"
 	}
-	return fmt.Sprintf("%s · %-5s S=%-7d %-12s %s, %-10s", cases, p.Backend, p.Case.Dims.SeqK, p.Step, clock(p.Elapsed), left)
+	return fmt.Sprintf("%s · %-5s S=%-7d %-12s %s, %-10s", cases, p.Backend, p.Case.SeqK, p.Step, clock(p.Elapsed), left)
 }
 
 // clock writes a duration as minutes and seconds: "1:05".

@@ -4,12 +4,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench"
 )
 
 func TestProgressSaysWhatRunsAndHowLong(t *testing.T) {
-	p := bench.Progress{Backend: "cpu", Case: bench.Case{Dims: backend.Dims{SeqK: 4096}}, Step: "round 3", Cases: 1, Of: 5,
+	p := bench.Progress{Backend: "cpu", Case: bench.Case{SeqK: 4096}, Step: "round 3", Cases: 1, Of: 5,
 		Elapsed: 65 * time.Second, Remaining: 3599600 * time.Millisecond}
 	for _, tc := range []struct {
 		change func()
