@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
@@ -50,32 +49,25 @@ func Compare(ctx context.Context, contenders []Contender, cfg Config) (*report.R
 	}
 	r, free := newRunner(ctx, cfg, 1)
 	defer free()
-	end := time.Time{}
-	if cfg.Budget > 0 {
-		end = r.begin.Add(cfg.Budget)
-	}
-	// Each contender has its own costs, which predict its calls.
-	runners := make([]runner, len(contenders))
-	for i, c := range contenders {
-		runners[i] = *r
-		runners[i].cfg.Progress = nil // only the comparison as a whole reports progress
+	r.contenders = len(contenders)
+	for _, c := range contenders {
 		c.use()
 		r.report.Environment.Backends = append(r.report.Environment.Backends, c.Device.Info())
 	}
-	n := 0
 	for i := range cfg.Series {
 		r.enter(i)
-		r.end = end
-		for k := range runners {
-			runners[k].enter(i)
-			runners[k].end = end
+		if cfg.Budget > 0 {
+			r.end = r.begin.Add(cfg.Budget)
+		}
+		g := group{runner: r}
+		for _, c := range contenders {
+			g.entrants = append(g.entrants, entrant{Contender: c})
 		}
 		for _, seq := range r.series.Seqs {
-			g := group{runner: r, c: r.series.at(seq), index: n}
-			g.enter(contenders, runners)
+			g.c = r.series.at(seq)
+			g.enter()
 			g.rounds()
 			g.leave()
-			n++
 		}
 	}
 	return r.finish(), nil
@@ -85,33 +77,39 @@ func Compare(ctx context.Context, contenders []Contender, cfg Config) (*report.R
 type group struct {
 	*runner
 	c        Case
-	index    int // among the cases
 	entrants []entrant
 }
 
 // entrant is a contender of a group.
 type entrant struct {
 	Contender
-	runner *runner
-	row    report.Measurement
-	b      *bencher // nil when it does not run
-	ready  bool     // to run rounds
-	err    error
+	costs costs // of the series so far
+	row   report.Measurement
+	b     *bencher // nil when it does not run
+	ready bool     // to run rounds
+	err   error
+}
+
+// turn makes the i-th contender the one that runs.
+func (g *group) turn(i int) *entrant {
+	e := &g.entrants[i]
+	e.use()
+	g.costs = &e.costs
+	return e
 }
 
 // enter prepares the contenders one after the other and warms them up.
-func (g *group) enter(contenders []Contender, runners []runner) {
-	for i, c := range contenders {
-		c.use()
-		e := entrant{Contender: c, runner: &runners[i]}
-		e.row, e.b = e.runner.prepare(c.Device, g.c)
-		e.row.Contender = c.Name
+func (g *group) enter() {
+	g.passed(0)
+	for i := range g.entrants {
+		e := g.turn(i)
+		e.row, e.b = g.prepare(e.Device, g.c)
+		e.row.Contender, e.ready, e.err = e.Name, false, nil
 		if e.b != nil {
 			e.b.alone = true
-			e.b.step = g.follow(c.Name, 0)
+			e.b.step = g.follow(e.Name, g.c)
 			e.ready, e.err = e.b.begin()
 		}
-		g.entrants = append(g.entrants, e)
 	}
 }
 
@@ -119,8 +117,8 @@ func (g *group) enter(contenders []Contender, runners []runner) {
 // a call after a long one meets other clock rates and caches than a call after a short one.
 func (g *group) rounds() {
 	total, n := 0.0, len(g.entrants)
-	for i := range g.entrants {
-		if e := &g.entrants[i]; e.ready {
+	for _, e := range g.entrants {
+		if e.ready {
 			total += ceilingSeconds + float64(perRound(e.b.t.warm))*e.b.t.warm
 		}
 	}
@@ -129,13 +127,13 @@ func (g *group) rounds() {
 	}
 	rounds := int(min(max(compareSeconds/total, minCompare), maxCompare))
 	for r := range rounds {
+		g.passed(float64(r) / float64(rounds))
 		for i := range n {
-			e := &g.entrants[(r+i)%n]
+			e := g.turn((r + i) % n)
 			if !e.ready || g.stop() != "" {
 				continue
 			}
-			g.follow(e.Name, float64(r)/float64(rounds))(fmt.Sprintf("round %d/%d", r+1, rounds))
-			e.use()
+			e.b.step(fmt.Sprintf("round %d/%d", r+1, rounds))
 			if err := e.b.round(); err != nil {
 				e.ready, e.err = false, e.b.stopped(err)
 			}
@@ -147,9 +145,8 @@ func (g *group) rounds() {
 func (g *group) leave() {
 	why := g.stop()
 	for i := range g.entrants {
-		e := &g.entrants[i]
+		e := g.turn(i)
 		if e.b != nil {
-			e.use()
 			free := func() {}
 			if why != "" && e.b.note == "" {
 				free = e.b.cut(why)
@@ -158,25 +155,14 @@ func (g *group) leave() {
 				e.err = e.b.end()
 			}
 			free()
-			e.runner.record(&e.row, e.b, e.err)
+			g.record(&e.row, e.b, e.err)
 			e.b.release()
 		}
 		g.add(e.row)
 	}
 }
 
-// follow returns a function that reports the steps of the case, of which a part is done.
-// All cases count alike.
-func (g *group) follow(name string, part float64) func(step string) {
-	return func(step string) {
-		if g.cfg.Progress == nil {
-			return
-		}
-		g.done = max(g.done, (float64(g.index)+part)/float64(g.cases()))
-		elapsed, rest := time.Since(g.begin), time.Duration(0)
-		if g.done > 0 {
-			rest = time.Duration(float64(elapsed) * (1/g.done - 1))
-		}
-		g.cfg.Progress(Progress{Backend: name, Case: g.c, Step: step, Done: g.done, Cases: g.index, Of: g.cases(), Elapsed: elapsed, Remaining: rest})
-	}
+// passed notes the fraction of the case that is done. All cases count alike.
+func (g *group) passed(part float64) {
+	g.done = max(g.done, (float64(g.completed())+part)/float64(g.cases()))
 }

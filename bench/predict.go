@@ -33,6 +33,13 @@ type cost struct {
 	weight  int64
 }
 
+// costs are those of a series so far.
+type costs struct {
+	call  cost
+	stage cost // its weight is in weights, because the stages compute every pair
+	seq   int  // length of the last timed call
+}
+
 // known reports whether a call was timed.
 func (c cost) known() bool { return c.weight > 0 }
 
@@ -172,10 +179,14 @@ func (r *runner) follow(name string, c Case) func(step string) {
 		if rest > 0 {
 			r.done = max(r.done, elapsed.Seconds()/(elapsed.Seconds()+rest))
 		}
-		r.cfg.Progress(Progress{Backend: name, Case: c, Step: step, Done: r.done, Cases: len(r.report.Cases), Of: r.cases(),
+		r.cfg.Progress(Progress{Backend: name, Case: c, Step: step, Done: r.done, Cases: r.completed(), Of: r.cases(),
 			Elapsed: elapsed, Remaining: time.Duration(rest * float64(time.Second))})
 	}
 }
+
+// completed returns the number of cases in the report; in a comparison, that of cases which
+// all contenders have completed.
+func (r *runner) completed() int { return len(r.report.Cases) / max(r.contenders, 1) }
 
 // cases returns the number of cases; 0 when unknown.
 func (r *runner) cases() int {
@@ -192,7 +203,7 @@ func (r *runner) cases() int {
 // rest predicts the seconds until the end of the run from the middle of a case of length
 // seq; 0 when unknown.
 func (r *runner) rest(seq int, running, elapsed float64) float64 {
-	if r.seq == 0 { // first case of a series: assume that the fraction done is unchanged
+	if r.seq == 0 || r.contenders > 0 { // first case of a series: assume that the fraction done is unchanged
 		if r.done == 0 {
 			return 0
 		}

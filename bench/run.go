@@ -52,6 +52,8 @@ type runner struct {
 	begin   time.Time
 	report  *report.Report
 	devices int     // in all
+	// contenders is the number of them in a comparison, else 0.
+	contenders int
 	done    float64 // see Progress
 
 	// State of the current device and series:
@@ -61,9 +63,7 @@ type runner struct {
 	nth     int // of the series
 	entered time.Time
 	end     time.Time // of the series' share of the budget; zero without one
-	call    cost
-	stage   cost // its weight is in weights, because the stages compute every pair
-	seq     int  // length of the last timed call
+	*costs
 }
 
 // newRunner begins a run. The caller calls free at its end.
@@ -134,7 +134,7 @@ func (r *runner) device(dev *kernels.Device, index int) {
 // enter begins the i-th series. The cost of its calls is unknown.
 func (r *runner) enter(i int) {
 	r.series, r.nth, r.entered, r.end = &r.cfg.Series[i], i, time.Now(), time.Time{}
-	r.call, r.stage, r.seq = cost{}, cost{}, 0
+	r.costs = new(costs)
 }
 
 // measureSeries measures the lengths of the series, or doubles the length until a case does
