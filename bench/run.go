@@ -51,10 +51,10 @@ type runner struct {
 	cfg     Config
 	begin   time.Time
 	report  *report.Report
-	devices int     // in all
+	devices int // in all
 	// contenders is the number of them in a comparison, else 0.
 	contenders int
-	done    float64 // see Progress
+	done       float64 // see Progress
 
 	// State of the current device and series:
 	index   int

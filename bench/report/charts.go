@@ -51,17 +51,14 @@ func (r *Report) caption() string {
 
 // curve is the cases of a report that form one line, by length.
 type curve struct {
-	who, threads, series, shape, variant string
-
+	parts  [5]string // of the name; cases of one curve have the same
 	name   string
 	colour int
 	cases  []*Measurement
 }
 
-// identity returns the texts that a curve's name consists of.
-func (c *curve) identity() [5]string {
-	return [5]string{c.who, c.threads, c.series, c.shape, c.variant}
-}
+// Parts of a curve's name: the fifth is the variant.
+const who, threads, series, shape = 0, 1, 2, 3
 
 // curves sorts the cases into curves. Their names, which are the legend entries, contain
 // only what differs between them.
@@ -69,40 +66,40 @@ func (r *Report) curves() []curve {
 	var all []curve
 	for i := range r.Cases {
 		m := &r.Cases[i]
-		c := curve{who: m.who(), series: m.Series, shape: m.shape(), variant: m.Variant, colour: len(all), cases: []*Measurement{m}}
-		if m.Series == c.shape || m.Series == c.shape+" "+m.Variant {
-			c.series = "" // it repeats the other parts
+		c := curve{parts: [5]string{m.who(), "", m.Series, m.shape(), m.Variant}, colour: len(all), cases: []*Measurement{m}}
+		if m.Series == m.shape() || m.Series == m.shape()+" "+m.Variant {
+			c.parts[series] = "" // it repeats the other parts
 		}
 		if m.Threads > 0 {
-			c.threads = format.Count(m.Threads, "thread")
+			c.parts[threads] = format.Count(m.Threads, "thread")
 		}
-		if at := slices.IndexFunc(all, func(o curve) bool { return o.identity() == c.identity() }); at >= 0 {
+		if at := slices.IndexFunc(all, func(o curve) bool { return o.parts == c.parts }); at >= 0 {
 			all[at].cases = append(all[at].cases, m)
 		} else {
 			all = append(all, c)
 		}
 	}
-	const who, threads, series, shape = 0, 1, 2, 3
 	var varies [5]bool
 	ambiguous := false // a series without a name, or with several shapes
 	for _, c := range all {
-		ambiguous = ambiguous || c.series == ""
+		ambiguous = ambiguous || c.parts[series] == ""
 		for _, o := range all {
-			ambiguous = ambiguous || c.series == o.series && c.shape != o.shape
-			for i, part := range c.identity() {
+			ambiguous = ambiguous || c.parts[series] == o.parts[series] && c.parts[shape] != o.parts[shape]
+			for i, part := range c.parts {
 				// Another backend may have no threads; only one backend's are compared.
-				varies[i] = varies[i] || part != o.identity()[i] && (i != threads || c.who == o.who)
+				varies[i] = varies[i] || part != o.parts[i] && (i != threads || c.parts[who] == o.parts[who])
 			}
 		}
 	}
+	varies[who] = true
 	varies[shape] = varies[shape] && (!varies[series] || ambiguous)
 	for i := range all {
 		c := &all[i]
 		slices.SortStableFunc(c.cases, func(a, b *Measurement) int { return a.SeqK - b.SeqK })
 		var name []string
-		for j, part := range c.identity() {
-			repeated := j > series && varies[series] && strings.Contains(c.series, part)
-			if part != "" && (j == who || varies[j]) && !repeated {
+		for j, part := range c.parts {
+			repeated := j > series && varies[series] && strings.Contains(c.parts[series], part)
+			if part != "" && varies[j] && !repeated {
 				name = append(name, part)
 			}
 		}
@@ -143,75 +140,64 @@ func (m *Measurement) tip(name string) string {
 
 // quantity is what a chart shows of each case, against the length.
 type quantity struct {
+	chart.Chart
 	of func(*Measurement) *float64
-	// predicted is that of a case that did not run; nil for none.
-	predicted func(*Measurement) *float64
-	// ceiling is drawn as a dashed line with the name ceilingName.
-	ceiling     func(*Measurement) *float64
+	// power is that of the time which the quantity is proportional to: its confidence
+	// interval and its ceiling follow from those of the time. 0 means that it does not
+	// depend on the time.
+	power float64
+	// ceilingName is the name of a dashed line; "" for none. ceiling, unless nil, replaces
+	// the ceiling that follows from the time's.
 	ceilingName string
-	// interval is a confidence interval of y; low and high are the ends of the time's
-	// interval relative to its median.
-	interval func(y, low, high float64) (float64, float64)
+	ceiling     func(*Measurement) *float64
+	// predicted adds the predicted times of cases that did not run.
+	predicted bool
 }
 
-// The intervals of a time, and of a rate, which is inversely proportional.
-func timeInterval(y, low, high float64) (float64, float64) { return y * low, y * high }
-func rateInterval(y, low, high float64) (float64, float64) { return y / high, y / low }
+var quantities = []quantity{
+	{
+		Chart: chart.Chart{Name: "throughput", Title: "Throughput", Y: chart.Axis{Label: "GFLOP/s", Format: format.Plain},
+			About: "Operations a second on visible pairs; dashed: the limit by the ceilings measured with each case."},
+		of:          func(m *Measurement) *float64 { return positive(m.GFLOPS) },
+		ceilingName: "ceiling",
+		power:       -1,
+	}, {
+		Chart: chart.Chart{Name: "time", Title: "Time of a call", Y: chart.Axis{Label: "time", Format: durationTick},
+			About: "Median of the repetitions; dashed: the limit by the ceilings; hollow marks: predicted, not run."},
+		of:          func(m *Measurement) *float64 { return m.MedianS },
+		ceilingName: "ceiling",
+		power:       1,
+		predicted:   true,
+	}, {
+		Chart: chart.Chart{Name: "memory", Title: "Memory of a call", Y: chart.Axis{Label: "memory", Format: sizeTick, Binary: true},
+			About: "Operands and scratch memory, counted; dashed: what the S x S weights alone would take."},
+		of: func(m *Measurement) *float64 { return Positive(float64(m.Memory.Counted())) },
+		ceiling: func(m *Measurement) *float64 {
+			return Figure(4 * float64(m.Batch) * float64(m.Heads) * float64(m.SeqQ) * float64(m.SeqK))
+		},
+		ceilingName: "S x S weights",
+	}, {
+		Chart: chart.Chart{Name: "percent", Title: "Percent of the ceiling", Y: chart.Axis{Label: "% of the ceiling", Format: format.Plain, Linear: true},
+			About: "The ceiling that limits each case: multiply-adds, reading, or a launch."},
+		of:    func(m *Measurement) *float64 { return m.PercentOfBound },
+		power: -1,
+	},
+}
 
 // charts returns the pictures for which the report has figures.
 func (r *Report) charts() []chart.Chart {
 	curves := r.curves()
 	lengths := r.lengths()
-	plain := chart.Axis{Format: format.Plain}
-	overLengths := func(name, title, about string, y chart.Axis, label string, q quantity) chart.Chart {
-		y.Label = label
-		return chart.Chart{Name: name, Title: title, About: about, X: lengths, Y: y, Lines: q.lines(curves)}
+	var all []chart.Chart
+	for _, q := range quantities {
+		c := q.Chart
+		c.X, c.Lines = lengths, q.lines(curves)
+		if q.Y.Linear {
+			c.Lines = append(c.Lines, at100(c.Lines))
+		}
+		all = append(all, c)
 	}
-	percentage := overLengths("percent", "Percent of the ceiling", "The ceiling that limits each case: multiply-adds, reading, or a launch.",
-		chart.Axis{Format: format.Plain, Linear: true}, "% of the ceiling", quantity{
-			of:       func(m *Measurement) *float64 { return m.PercentOfBound },
-			ceiling:  func(*Measurement) *float64 { return nil },
-			interval: rateInterval,
-		})
-	percentage.Lines = append(percentage.Lines, at100(percentage.Lines))
-	all := []chart.Chart{
-		overLengths("throughput", "Throughput", "Operations a second on visible pairs; dashed: the limit by the ceilings measured with each case.",
-			plain, "GFLOP/s", quantity{
-				of:          func(m *Measurement) *float64 { return positive(m.GFLOPS) },
-				ceiling:     func(m *Measurement) *float64 { return quotient(positive(m.GFLOPS), m.PercentOfBound) },
-				ceilingName: "ceiling",
-				interval:    rateInterval,
-			}),
-		overLengths("time", "Time of a call", "Median of the repetitions; dashed: the limit by the ceilings; hollow marks: predicted, not run.",
-			chart.Axis{Format: durationTick}, "time", quantity{
-				of: func(m *Measurement) *float64 { return m.MedianS },
-				predicted: func(m *Measurement) *float64 {
-					if m.Status != Predicted {
-						return nil
-					}
-					return m.PredictedS
-				},
-				ceiling: func(m *Measurement) *float64 {
-					if m.MedianS == nil || positive(m.PercentOfBound) == nil {
-						return nil
-					}
-					return Figure(*m.MedianS * *m.PercentOfBound / 100)
-				},
-				ceilingName: "ceiling",
-				interval:    timeInterval,
-			}),
-		overLengths("memory", "Memory of a call", "Operands and scratch memory, counted; dashed: what the S x S weights alone would take.",
-			chart.Axis{Format: sizeTick, Binary: true}, "memory", quantity{
-				of: func(m *Measurement) *float64 { return Positive(float64(m.Memory.Counted())) },
-				ceiling: func(m *Measurement) *float64 {
-					return Figure(4 * float64(m.Batch) * float64(m.Heads) * float64(m.SeqQ) * float64(m.SeqK))
-				},
-				ceilingName: "S x S weights",
-			}),
-		percentage,
-		r.roofline(curves),
-	}
-	all = slices.DeleteFunc(all, func(c chart.Chart) bool {
+	all = slices.DeleteFunc(append(all, r.roofline(curves)), func(c chart.Chart) bool {
 		return !slices.ContainsFunc(c.Lines, func(l chart.Line) bool { return !l.Ceiling && len(l.Points) > 0 })
 	})
 	for i := range all {
@@ -245,65 +231,72 @@ func positive(x *float64) *float64 {
 	return Positive(*x)
 }
 
-// quotient returns x divided by a percentage; null where a figure is null or 0.
-func quotient(x, percent *float64) *float64 {
-	if x == nil || positive(percent) == nil {
+// limit returns the ceiling of a case, whose figure is y.
+func (q *quantity) limit(m *Measurement, y *float64) *float64 {
+	switch {
+	case q.ceilingName == "" || m.Status != OK:
+		return nil
+	case q.ceiling != nil:
+		return q.ceiling(m)
+	case y == nil || positive(m.PercentOfBound) == nil:
 		return nil
 	}
-	return Figure(*x / *percent * 100)
+	return Positive(*y * math.Pow(*m.PercentOfBound/100, q.power))
+}
+
+// point returns the point of a case, whose figure is y; false for none.
+func (q *quantity) point(m *Measurement, y *float64) (chart.Point, bool) {
+	p := chart.Point{X: float64(m.SeqK)}
+	switch {
+	case m.Status == OK && y != nil:
+		p.Y = *y
+		if q.power != 0 && m.spread() != nil {
+			low, high := *y*math.Pow(*m.LowS / *m.MedianS, q.power), *y*math.Pow(*m.HighS / *m.MedianS, q.power)
+			p.Low, p.High = min(low, high), max(low, high)
+		}
+	case q.predicted && m.Status == Predicted && m.PredictedS != nil:
+		p.Y, p.Predicted = *m.PredictedS, true
+	default:
+		return p, false
+	}
+	return p, true
 }
 
 // lines returns a line for each curve, and a dashed one for its ceilings. Ceilings that
 // almost coincide are drawn once.
-func (q quantity) lines(curves []curve) []chart.Line {
-	var drawn []chart.Line
-	type ceilingLine struct {
-		chart.Line
-		who string
-	}
-	var ceilings []ceilingLine
+func (q *quantity) lines(curves []curve) []chart.Line {
+	var drawn, ceilings []chart.Line
+	var owners []string // of the ceilings
 	for _, c := range curves {
 		l := chart.Line{Name: c.name, Colour: c.colour}
-		top := ceilingLine{chart.Line{Name: c.name, Colour: c.colour, Ceiling: true}, c.who}
+		top := chart.Line{Name: c.name, Colour: c.colour, Ceiling: true}
 		for _, m := range c.cases {
-			p := chart.Point{X: float64(m.SeqK), Tip: m.tip(c.name)}
-			if y := q.of(m); y != nil && m.Status == OK {
-				p.Y = *y
-				if q.interval != nil && m.MedianS != nil && m.LowS != nil && m.HighS != nil {
-					p.Low, p.High = q.interval(*y, *m.LowS / *m.MedianS, *m.HighS / *m.MedianS)
-				}
+			y := q.of(m)
+			if p, ok := q.point(m, y); ok {
+				p.Tip = m.tip(c.name)
 				l.Points = append(l.Points, p)
-			} else if q.predicted != nil {
-				if y := q.predicted(m); y != nil {
-					p.Y, p.Predicted = *y, true
-					l.Points = append(l.Points, p)
-				}
 			}
-			if y := q.ceiling(m); y != nil && m.Status == OK {
-				top.Points = append(top.Points, chart.Point{X: p.X, Y: *y})
+			if y := q.limit(m, y); y != nil {
+				top.Points = append(top.Points, chart.Point{X: float64(m.SeqK), Y: *y})
 			}
 		}
 		drawn = append(drawn, l)
-		if len(top.Points) == 0 {
-			continue
-		}
-		if same := slices.IndexFunc(ceilings, func(o ceilingLine) bool { return coincide(o.Points, top.Points) }); same >= 0 {
+		if same := slices.IndexFunc(ceilings, func(o chart.Line) bool { return coincide(o.Points, top.Points) }); same >= 0 {
 			ceilings[same].Points = union(ceilings[same].Points, top.Points)
-		} else {
-			ceilings = append(ceilings, top)
+		} else if len(top.Points) > 0 {
+			ceilings, owners = append(ceilings, top), append(owners, c.parts[who])
 		}
 	}
-	for _, c := range ceilings {
-		shared := slices.ContainsFunc(ceilings, func(o ceilingLine) bool { return o.who == c.who && o.Name != c.Name })
-		switch {
-		case len(ceilings) == 1:
-			c.Name = q.ceilingName
-		case shared: // several curves of one backend
-			c.Name = q.ceilingName + " of " + c.Name
-		default:
-			c.Name = q.ceilingName + " of " + c.who
+	for i, c := range ceilings {
+		owner := owners[i]
+		if slices.Contains(owners[:i], owner) || slices.Contains(owners[i+1:], owner) { // several curves of one backend
+			owner = c.Name
 		}
-		drawn = append(drawn, c.Line)
+		c.Name = q.ceilingName
+		if len(ceilings) > 1 {
+			c.Name += " of " + owner
+		}
+		drawn = append(drawn, c)
 	}
 	return drawn
 }
@@ -370,8 +363,8 @@ func (r *Report) roofline(curves []curve) chart.Chart {
 	}
 	var done []string
 	for _, l := range curves {
-		if !slices.Contains(done, l.who) {
-			done = append(done, l.who)
+		if !slices.Contains(done, l.parts[who]) {
+			done = append(done, l.parts[who])
 			c.Lines = append(c.Lines, roofs(curves, l, lo, hi)...)
 		}
 	}
@@ -384,7 +377,7 @@ func roofs(curves []curve, of curve, lo, hi float64) []chart.Line {
 	var peaks, reads []float64
 	for _, c := range curves {
 		for _, m := range c.cases {
-			if c.who == of.who && m.CeilingGFLOPS != nil && m.CeilingGBS != nil {
+			if c.parts[who] == of.parts[who] && m.CeilingGFLOPS != nil && m.CeilingGBS != nil {
 				peaks, reads = append(peaks, *m.CeilingGFLOPS), append(reads, *m.CeilingGBS)
 			}
 		}
@@ -396,7 +389,7 @@ func roofs(curves []curve, of curve, lo, hi float64) []chart.Line {
 	slope := func(read float64) chart.Line {
 		ridge := peak / read
 		from := min(lo, ridge/2)
-		return chart.Line{Name: fmt.Sprintf("%s roof, reading %s GB/s", of.who, format.Number(read)), Colour: of.colour, Ceiling: true,
+		return chart.Line{Name: fmt.Sprintf("%s roof, reading %s GB/s", of.parts[who], format.Number(read)), Colour: of.colour, Ceiling: true,
 			Points: []chart.Point{{X: from, Y: from * read}, {X: ridge, Y: peak}}}
 	}
 	roof := slope(most)
@@ -408,16 +401,14 @@ func roofs(curves []curve, of curve, lo, hi float64) []chart.Line {
 }
 
 // durationTick and sizeTick write round numbers: 20 ms, 4 GiB.
-func durationTick(seconds float64) string {
-	for _, u := range []struct {
-		of   float64
-		name string
-	}{{1, "s"}, {1e-3, "ms"}, {1e-6, "µs"}} {
-		if seconds >= u.of*0.999 {
-			return format.Plain(seconds/u.of) + " " + u.name
-		}
-	}
-	return format.Plain(seconds*1e9) + " ns"
-}
+func durationTick(seconds float64) string { return tick(format.Duration(seconds)) }
+func sizeTick(bytes float64) string       { return tick(format.Size(bytes)) }
 
-func sizeTick(bytes float64) string { return strings.Replace(format.Size(bytes), ".0 ", " ", 1) }
+// tick drops zeros after the decimal point.
+func tick(text string) string {
+	number, unit, _ := strings.Cut(text, " ")
+	if strings.Contains(number, ".") {
+		number = strings.TrimRight(strings.TrimRight(number, "0"), ".")
+	}
+	return number + " " + unit
+}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -40,19 +41,11 @@ type Change struct {
 	// Percent is the increase of the time of a call, with Low to High as its 99%
 	// confidence interval; 0 when there is nothing to compare.
 	Percent, Low, High float64
-	// Chance is the p-value of a rank test of the rounds.
-	Chance float64
-	// By is the estimate used, [ByFloor] or [ByPace]: the one with the narrower interval.
+	// By is the estimate with the narrower interval: "f" compares the fastest calls, which
+	// the load of a machine disturbs least; "a" the ratios of calls and of the plain
+	// arithmetic between them, which load slows down alike.
 	By string
 }
-
-const (
-	// ByFloor compares the fastest calls, which the load of a machine disturbs least.
-	ByFloor = "fastest calls"
-	// ByPace compares the ratios of calls and of the plain arithmetic between them, which
-	// load slows down alike.
-	ByPace = "calls relative to arithmetic"
-)
 
 const (
 	// chanceLimit is the p-value below which a difference is not noise. Six rounds of each
@@ -111,18 +104,19 @@ func (c *Change) judge(percent float64, paced bool) {
 		c.Verdict = Missing
 		return
 	}
-	old, new := samplesOf(c.Old, paced), samplesOf(c.New, paced)
-	estimates := []estimate{floorEstimate}
-	if old.paced() && new.paced() {
-		estimates = append(estimates, paceEstimate)
+	old, new := c.Old.Rounds, c.New.Rounds
+	paced = paced && hasPace(old) && hasPace(new)
+	estimates := map[string]estimate{"f": func(rounds []Round) float64 { return floor(rounds, paced) }}
+	if paced {
+		estimates["a"] = relativeToPace
 	}
-	narrowest := math.Inf(1)
-	for _, e := range estimates {
-		if low, high := e.interval(old, new); high-low < narrowest {
+	narrowest, chance := math.Inf(1), 1.0
+	for by, e := range estimates {
+		if low, high := e.interval(old, new); high-low < narrowest || high-low == narrowest && by == "f" {
 			narrowest = high - low
-			c.By, c.Low, c.High = e.name, 100*(low-1), 100*(high-1)
-			c.Percent = 100 * (e.of(new)/e.of(old) - 1)
-			c.Chance = stats.RankTest(e.rounds(old), e.rounds(new))
+			c.By, c.Low, c.High = by, 100*(low-1), 100*(high-1)
+			c.Percent = 100 * (e(new)/e(old) - 1)
+			chance = stats.RankTest(e.rounds(old), e.rounds(new))
 		}
 	}
 	half := (c.High - c.Low) / 2
@@ -136,7 +130,7 @@ func (c *Change) judge(percent float64, paced bool) {
 		}
 	}
 	switch {
-	case c.Chance < chanceLimit && math.Abs(c.Percent) >= percent && math.Abs(c.Percent) > half:
+	case chance < chanceLimit && math.Abs(c.Percent) >= percent && math.Abs(c.Percent) > half:
 		c.Verdict = Slower
 		if c.Percent < 0 {
 			c.Verdict = Faster
@@ -148,98 +142,57 @@ func (c *Change) judge(percent float64, paced bool) {
 	}
 }
 
-// samples are the rounds of a case: times of calls, the times of arithmetic between them,
-// if measured, and the rate at which the operands were read, 0 if unknown.
-type samples []struct {
-	times, paces []float64
-	read         float64
+// hasPace reports whether all rounds have arithmetic between their calls.
+func hasPace(rounds []Round) bool {
+	return !slices.ContainsFunc(rounds, func(r Round) bool { return len(r.PaceS) == 0 || len(r.PaceS) != len(r.TimesS) })
 }
 
-func samplesOf(m *Measurement, paced bool) samples {
-	s := make(samples, len(m.Rounds))
-	for i, r := range m.Rounds {
-		s[i].times = r.TimesS
-		if paced && len(r.PaceS) == len(r.TimesS) {
-			s[i].paces = r.PaceS
-		}
-		if r.CeilingGBS != nil {
-			s[i].read = *r.CeilingGBS
-		}
+// estimate computes the time of a call from rounds.
+type estimate func(rounds []Round) float64
+
+// floor is the time of the fastest calls; if paced, in units of the fastest arithmetic,
+// which depends on the processor's clock rate.
+func floor(rounds []Round, paced bool) float64 {
+	var times, paces []float64
+	for _, r := range rounds {
+		times, paces = append(times, r.TimesS...), append(paces, r.PaceS...)
 	}
-	return s
-}
-
-// paced reports whether all rounds have arithmetic between their calls.
-func (s samples) paced() bool {
-	for _, r := range s {
-		if len(r.paces) == 0 {
-			return false
-		}
-	}
-	return len(s) > 0
-}
-
-// estimate is a way to estimate the time of a call.
-type estimate struct {
-	name string
-	// of estimates it from all rounds, one from a single round.
-	of  func(s samples) float64
-	one func(times, paces []float64) float64
-}
-
-// floorEstimate is the time of the fastest calls, in units of the fastest arithmetic if
-// there is any, which depends on the processor's clock rate.
-var floorEstimate = estimate{ByFloor,
-	func(s samples) float64 {
-		var times, paces []float64
-		for _, r := range s {
-			times, paces = append(times, r.times...), append(paces, r.paces...)
-		}
-		return floor(times, paces)
-	}, floor}
-
-func floor(times, paces []float64) float64 {
 	at := stats.Quantile(times, floorAt)
-	if len(paces) > 0 {
+	if paced {
 		at /= stats.Quantile(paces, floorAt)
 	}
 	return at
 }
 
-// paceEstimate is the median of the ratios.
-var paceEstimate = estimate{ByPace,
-	func(s samples) float64 {
-		var all []float64
-		for _, r := range s {
-			all = append(all, ratios(r.times, r.paces)...)
+// relativeToPace is the median of the ratios of calls and arithmetic.
+func relativeToPace(rounds []Round) float64 {
+	var ratios []float64
+	for _, r := range rounds {
+		for i, t := range r.TimesS {
+			ratios = append(ratios, t/r.PaceS[i])
 		}
-		return stats.Median(all)
-	},
-	func(times, paces []float64) float64 { return stats.Median(ratios(times, paces)) }}
-
-func ratios(times, paces []float64) []float64 {
-	q := make([]float64, len(times))
-	for i := range times {
-		q[i] = times[i] / paces[i]
 	}
-	return q
+	return stats.Median(ratios)
 }
 
-// relativeToRead returns the median over rounds of the time of the fastest calls relative
-// to the time of reading their operands.
-func relativeToRead(s samples) float64 {
+// relativeToRead is the median over rounds of the time of the fastest calls relative to the
+// time of reading their operands; NaN when a rate is unknown.
+func relativeToRead(rounds []Round) float64 {
 	var all []float64
-	for _, r := range s {
-		all = append(all, floor(r.times, nil)*r.read)
+	for i, r := range rounds {
+		if r.CeilingGBS == nil {
+			return math.NaN()
+		}
+		all = append(all, floor(rounds[i:i+1], false)**r.CeilingGBS)
 	}
 	return stats.Median(all)
 }
 
 // rounds returns the estimate from each round.
-func (e estimate) rounds(s samples) []float64 {
-	all := make([]float64, len(s))
-	for i, r := range s {
-		all[i] = e.one(r.times, r.paces)
+func (e estimate) rounds(rounds []Round) []float64 {
+	all := make([]float64, len(rounds))
+	for i := range rounds {
+		all[i] = e(rounds[i : i+1])
 	}
 	return all
 }
@@ -247,22 +200,20 @@ func (e estimate) rounds(s samples) []float64 {
 // interval returns the confidence interval of the ratio of the new time to the old one by
 // bootstrap over rounds (Efron 1979): variation between rounds then counts as it would
 // between runs. The random numbers are always the same.
-func (e estimate) interval(old, new samples) (low, high float64) {
+func (e estimate) interval(old, new []Round) (low, high float64) {
 	rng := rand.New(rand.NewPCG(1, 2))
+	resampled := func(rounds []Round) []Round { // with replacement
+		drawn := make([]Round, len(rounds))
+		for i := range drawn {
+			drawn[i] = rounds[rng.IntN(len(rounds))]
+		}
+		return drawn
+	}
 	factors := make([]float64, resamples)
 	for i := range factors {
-		factors[i] = e.of(resampled(rng, new)) / e.of(resampled(rng, old))
+		factors[i] = e(resampled(new)) / e(resampled(old))
 	}
 	return stats.Quantile(factors, tail), stats.Quantile(factors, 1-tail)
-}
-
-// resampled draws as many rounds as there are, with replacement.
-func resampled(rng *rand.Rand, s samples) samples {
-	d := make(samples, len(s))
-	for i := range d {
-		d[i] = s[rng.IntN(len(s))]
-	}
-	return d
 }
 
 // Worst returns the change that a gate fails for: the first broken case, else the one with
@@ -362,7 +313,7 @@ func (c *Change) cells() []string {
 	}
 	change, interval := "-", "-"
 	if c.By != "" {
-		change, interval = fmt.Sprintf("%+.1f%% %s", c.Percent, map[string]string{ByFloor: "f", ByPace: "a"}[c.By]), fmt.Sprintf("%+.1f to %+.1f%%", c.Low, c.High)
+		change, interval = fmt.Sprintf("%+.1f%% %s", c.Percent, c.By), fmt.Sprintf("%+.1f to %+.1f%%", c.Low, c.High)
 	}
 	return []string{name, time(c.Old), time(c.New), change, interval, string(c.Verdict)}
 }
