@@ -46,7 +46,7 @@ func FuzzONNXCase(f *testing.F) {
 		op, err := attentionNode(m)
 		if err == nil && len(list) > 0 {
 			tensors := map[string]*onnxfile.Tensor{}
-			for i, name := range m.Graph.Inputs {
+			for i, name := range m.Inputs {
 				tensors[name] = list[min(i, len(list)-1)]
 			}
 			var call *attentionCall

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/onnxfile"
@@ -54,10 +55,10 @@ type attentionOp struct {
 
 // attentionNode returns the model's one node, an Attention of opset 23 or 24.
 func attentionNode(m *onnxfile.Model) (*attentionOp, error) {
-	if n := len(m.Graph.Nodes); n != 1 {
+	if n := len(m.Nodes); n != 1 {
 		return nil, fmt.Errorf("the graph has %d nodes, it must have one, an Attention: %w", n, backend.ErrUnsupported)
 	}
-	n := &m.Graph.Nodes[0]
+	n := m.Nodes[0]
 	if n.OpType != "Attention" || n.Domain != "" {
 		return nil, fmt.Errorf("the node is %q of domain %q, it must be Attention of the ONNX operators: %w", n.OpType, n.Domain, backend.ErrUnsupported)
 	}
@@ -65,15 +66,15 @@ func attentionNode(m *onnxfile.Model) (*attentionOp, error) {
 	if op.opset != 23 && op.opset != 24 {
 		return nil, fmt.Errorf("the model imports opset %d, it must be 23 or 24: %w", op.opset, backend.ErrUnsupported)
 	}
-	if len(n.Inputs) > numInputs || len(n.Outputs) > numOutputs {
-		return nil, fmt.Errorf("the node has %d inputs and %d outputs, Attention has up to %d and %d: %w", len(n.Inputs), len(n.Outputs), numInputs, numOutputs, backend.ErrUnsupported)
+	if len(n.Input) > numInputs || len(n.Output) > numOutputs {
+		return nil, fmt.Errorf("the node has %d inputs and %d outputs, Attention has up to %d and %d: %w", len(n.Input), len(n.Output), numInputs, numOutputs, backend.ErrUnsupported)
 	}
-	copy(op.inputs[:], n.Inputs)
-	copy(op.outputs[:], n.Outputs)
+	copy(op.inputs[:], n.Input)
+	copy(op.outputs[:], n.Output)
 	if op.opset == 23 && op.inputs[inNonpad] != "" {
 		return nil, fmt.Errorf("the node has a seventh input in opset 23, nonpad_kv_seqlen came with opset 24: %w", backend.ErrUnsupported)
 	}
-	for _, a := range n.Attributes {
+	for _, a := range n.Attribute {
 		if err := op.set(a); err != nil {
 			return nil, err
 		}
@@ -82,13 +83,13 @@ func attentionNode(m *onnxfile.Model) (*attentionOp, error) {
 }
 
 // set sets one attribute.
-func (op *attentionOp) set(a onnxfile.Attribute) error {
-	want := onnxfile.KindInt
+func (op *attentionOp) set(a *onnxfile.AttributeProto) error {
+	want := onnxfile.AttributeProto_INT
 	if a.Name == "scale" || a.Name == "softcap" {
-		want = onnxfile.KindFloat
+		want = onnxfile.AttributeProto_FLOAT
 	}
 	ok := true
-	switch i := a.Int; a.Name {
+	switch i := a.I; a.Name {
 	case "is_causal":
 		op.causal, ok = i == 1, i == 0 || i == 1
 	case "q_num_heads":
@@ -100,20 +101,23 @@ func (op *attentionOp) set(a onnxfile.Attribute) error {
 	case "softmax_precision":
 		ok = i == int64(int32(i)) && onnxfile.DataType(i).Float()
 	case "scale":
-		op.scale = new(float64(a.Float))
+		op.scale = new(float64(a.F))
 	case "softcap":
-		op.softcap = float64(a.Float)
+		op.softcap = float64(a.F)
 	default:
 		return fmt.Errorf("attribute %q is none of Attention in opset %d: %w", a.Name, op.opset, backend.ErrUnsupported)
 	}
-	if a.Kind != want {
-		return fmt.Errorf("attribute %s is a %v, it must be a %v: %w", a.Name, a.Kind, want, backend.ErrOption)
+	if a.Type != want {
+		return fmt.Errorf("attribute %s is a %v, it must be a %v: %w", a.Name, kindName(a.Type), kindName(want), backend.ErrOption)
 	}
 	if !ok {
-		return fmt.Errorf("attribute %s is %d, out of its range: %w", a.Name, a.Int, backend.ErrOption)
+		return fmt.Errorf("attribute %s is %d, out of its range: %w", a.Name, a.I, backend.ErrOption)
 	}
 	return nil
 }
+
+// kindName returns the name of an attribute's type.
+func kindName(t onnxfile.AttributeProto_AttributeType) string { return strings.ToLower(t.String()) }
 
 // attentionCall is a node with its inputs, checked.
 type attentionCall struct {

@@ -1,4 +1,4 @@
-// Package onnx is the command attn onnxfile.
+// Package onnx is the command attn onnx.
 package onnx
 
 import (
@@ -80,7 +80,7 @@ func runCase(ctx context.Context, dev *kernels.Device, dir string) (string, erro
 	}
 	var results []string
 	for _, set := range sets {
-		r, err := runDataSet(ctx, dev, &model.Graph, op, filepath.Join(dir, set))
+		r, err := runDataSet(ctx, dev, model, op, filepath.Join(dir, set))
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", set, err)
 		}
@@ -93,19 +93,19 @@ func runCase(ctx context.Context, dev *kernels.Device, dir string) (string, erro
 
 // runDataSet runs the graph on the inputs of a folder and compares the results with
 // its outputs.
-func runDataSet(ctx context.Context, dev *kernels.Device, g *onnxfile.Graph, op *attentionOp, dir string) (string, error) {
+func runDataSet(ctx context.Context, dev *kernels.Device, m *onnxfile.Model, op *attentionOp, dir string) (string, error) {
 	tensors := map[string]*onnxfile.Tensor{}
-	for i, t := range g.Initializers {
-		tensors[t.Name] = &g.Initializers[i]
+	for _, t := range m.Initializers {
+		tensors[t.Name] = t
 	}
-	feeds, err := readTensors(dir, "input", g.Inputs)
+	feeds, err := readTensors(dir, "input", m.Inputs)
 	if err != nil {
 		return "", err
 	}
-	for i, name := range g.Inputs {
+	for i, name := range m.Inputs {
 		tensors[name] = feeds[i]
 	}
-	want, err := readTensors(dir, "output", g.Outputs)
+	want, err := readTensors(dir, "output", m.Outputs)
 	if err != nil {
 		return "", err
 	}
@@ -121,7 +121,7 @@ func runDataSet(ctx context.Context, dev *kernels.Device, g *onnxfile.Graph, op 
 		return "", errors.New("the graph has no outputs: nothing to compare")
 	}
 	var shares []string
-	for i, name := range g.Outputs {
+	for i, name := range m.Outputs {
 		t := got[name]
 		if t == nil {
 			return "", fmt.Errorf("graph output %q is not an output of the Attention node", name)

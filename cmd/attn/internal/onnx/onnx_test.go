@@ -107,8 +107,8 @@ func TestONNXFailures(t *testing.T) {
 	}{
 		{"another node", edit("model.onnx", replace("\tAttention", "\tAttentive")), `the node is "Attentive"`},
 		{"an older opset", edit("model.onnx", func(b []byte) []byte { return append(b[:len(b)-1:len(b)-1], 22) }), "opset 22"},
-		{"a model cut short", edit("model.onnx", func(b []byte) []byte { return b[:len(b)/2] }), "model.onnx: model: byte"},
-		{"a tensor cut short", edit(set+"/input_1.pb", func(b []byte) []byte { return b[:len(b)-5] }), set + ": input_1.pb: tensor: byte"},
+		{"a model cut short", edit("model.onnx", func(b []byte) []byte { return b[:len(b)/2] }), "model.onnx: model: its bytes do not parse"},
+		{"a tensor cut short", edit(set+"/input_1.pb", func(b []byte) []byte { return b[:len(b)-5] }), set + ": input_1.pb: tensor: its bytes do not parse"},
 		{"an empty tensor file", edit(set+"/output_0.pb", func([]byte) []byte { return nil }), "output_0.pb: tensor"},
 		{"no model", remove("model.onnx"), "model.onnx"},
 		{"no data", remove(set), "no test_data_set_0"},

@@ -6,7 +6,7 @@ import (
 	"math"
 
 	"github.com/x448/float16"
-	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // DataType is the element type of a tensor, numbered as in the schema.
@@ -22,27 +22,19 @@ const (
 	BFloat16 DataType = 16
 )
 
-// types has the name, the size in bytes and the field of the message for elements
-// that are not raw.
+// types has the name, the size in bytes, and the field of TensorProto for elements that
+// are not raw.
 var types = map[DataType]struct {
 	name  string
 	size  int
-	field protowire.Number
+	field protoreflect.Name
 }{
-	Float: {"f32", 4, floatData}, Double: {"f64", 8, doubleData}, Float16: {"f16", 2, int32Data}, BFloat16: {"bf16", 2, int32Data},
-	Bool: {"bool", 1, int32Data}, Int64: {"int64", 8, int64Data},
+	Float: {"f32", 4, "float_data"}, Double: {"f64", 8, "double_data"}, Float16: {"f16", 2, "int32_data"}, BFloat16: {"bf16", 2, "int32_data"},
+	Bool: {"bool", 1, "int32_data"}, Int64: {"int64", 8, "int64_data"},
 }
 
-// The fields of a TensorProto with elements.
-const (
-	floatData  protowire.Number = 4
-	int32Data  protowire.Number = 5
-	stringData protowire.Number = 6
-	int64Data  protowire.Number = 7
-	rawData    protowire.Number = 9
-	doubleData protowire.Number = 10
-	uint64Data protowire.Number = 11
-)
+// elementFields are the fields of TensorProto with elements.
+var elementFields = []protoreflect.Name{"float_data", "int32_data", "string_data", "int64_data", "raw_data", "double_data", "uint64_data"}
 
 // String returns a short name: f32, f16, bf16, f64, bool, int64.
 func (d DataType) String() string {
@@ -69,94 +61,72 @@ type Tensor struct {
 	Data  []byte
 }
 
-// DecodeTensor decodes a TensorProto. Data may alias the argument.
+// DecodeTensor decodes a TensorProto.
 func DecodeTensor(data []byte) (*Tensor, error) {
-	t := &Tensor{}
-	return t, t.decode(data)
+	var p TensorProto
+	if err := decode("tensor", data, &p); err != nil {
+		return nil, err
+	}
+	return newTensor(&p)
 }
 
-func (t *Tensor) decode(data []byte) error {
-	var location int64
-	var elements []field
-	fs := fields{
-		1: func(f field) error {
-			return f.varints(func(v uint64) error {
-				if v > math.MaxInt32 {
-					return fmt.Errorf("tensor: its length along axis %d is %d: %w", len(t.Shape), int64(v), ErrMalformed)
-				}
-				t.Shape = append(t.Shape, int(v))
-				return nil
-			})
-		},
-		2: integer(&t.Type), 8: text(&t.Name), 14: integer(&location),
+func newTensor(p *TensorProto) (*Tensor, error) {
+	t := &Tensor{Name: p.Name, Type: DataType(p.DataType)}
+	err := t.fill(p)
+	if err != nil {
+		err = fmt.Errorf("tensor %q: %w", t.Name, err)
 	}
-	for _, n := range []protowire.Number{floatData, int32Data, stringData, int64Data, rawData, doubleData, uint64Data} {
-		fs[n] = func(f field) error {
-			if len(elements) > 0 && elements[0].number != n {
-				return fmt.Errorf("tensor: it has elements in fields %d and %d: %w", elements[0].number, n, ErrMalformed)
-			}
-			elements = append(elements, f)
-			return nil
-		}
-	}
-	if err := fs.decode("tensor", data); err != nil {
-		return err
-	}
-	if location != 0 {
-		return fmt.Errorf("tensor %q: its data lies in another file: %w", t.Name, ErrUnsupported)
-	}
-	if err := t.fill(elements); err != nil {
-		return fmt.Errorf("tensor %q: %w", t.Name, err)
-	}
-	return nil
+	return t, err
 }
 
-// fill sets Data from the fields with elements.
-func (t *Tensor) fill(elements []field) error {
+// fill sets Shape and Data.
+func (t *Tensor) fill(p *TensorProto) error {
 	kind, ok := types[t.Type]
 	switch {
+	case p.DataLocation != 0:
+		return fmt.Errorf("its data lies in another file: %w", ErrUnsupported)
 	case t.Type == 0:
 		return fmt.Errorf("it has no element type: %w", ErrMalformed)
 	case !ok:
 		return fmt.Errorf("elements of %v: %w", t.Type, ErrUnsupported)
 	}
-	for _, f := range elements {
-		var err error
+	var used protoreflect.Name
+	for _, name := range elementFields {
+		m := p.ProtoReflect()
 		switch {
-		case f.number == rawData:
-			t.Data = f.bytes // the last field counts, as for any field that is not repeated
-			err = f.must(protowire.BytesType)
-		case f.number != kind.field:
-			err = fmt.Errorf("elements of %v cannot lie in field %d: %w", t.Type, f.number, ErrMalformed)
-		case f.number == floatData || f.number == doubleData:
-			t.Data, err = f.fixed(t.Data, kind.size)
+		case !m.Has(m.Descriptor().Fields().ByName(name)):
+		case used != "":
+			return fmt.Errorf("it has elements in %s and %s: %w", used, name, ErrMalformed)
+		case name != "raw_data" && name != kind.field:
+			return fmt.Errorf("elements of %v cannot lie in %s: %w", t.Type, name, ErrMalformed)
 		default:
-			err = f.varints(t.appendInt)
-		}
-		if err != nil {
-			return err
+			used = name
 		}
 	}
+	t.Data = p.RawData
+	for _, numbers := range []any{p.FloatData, p.DoubleData, p.Int64Data} { // one of them at most has elements
+		t.Data, _ = binary.Append(t.Data, binary.LittleEndian, numbers) // cannot fail for these types
+	}
+	for i, v := range p.Int32Data { // the bits of f16 and bf16, or a bool
+		if limit := map[int]int32{1: 1, 2: math.MaxUint16}[kind.size]; v < 0 || v > limit {
+			return fmt.Errorf("element %d is %d, not a %v: %w", i, v, t.Type, ErrMalformed)
+		}
+		t.Data = append(t.Data, binary.LittleEndian.AppendUint16(nil, uint16(v))[:kind.size]...)
+	}
 	want := uint64(kind.size)
-	for _, l := range t.Shape {
+	for axis, l := range p.Dims {
+		if l < 0 || l > math.MaxInt32 {
+			return fmt.Errorf("its length along axis %d is %d: %w", axis, l, ErrMalformed)
+		}
+		t.Shape = append(t.Shape, int(l))
 		if l > 0 && want > math.MaxInt64/uint64(l) {
-			return fmt.Errorf("shape %v is too large: %w", t.Shape, ErrMalformed)
+			return fmt.Errorf("shape %v is too large: %w", p.Dims, ErrMalformed)
 		}
 		want *= uint64(l)
 	}
 	if uint64(len(t.Data)) != want {
 		return fmt.Errorf("shape %v of %v needs %d bytes, there are %d (cut short?): %w", t.Shape, t.Type, want, len(t.Data), ErrMalformed)
 	}
-	return nil
-}
-
-// appendInt appends an element of an integer field, which has the bits of f16 and bf16.
-func (t *Tensor) appendInt(v uint64) error {
-	size := t.Type.Size()
-	if limit := map[int]uint64{1: 1, 2: math.MaxUint16, 8: math.MaxUint64}[size]; v > limit {
-		return fmt.Errorf("element %d is %d, not a %v: %w", len(t.Data)/size, int64(v), t.Type, ErrMalformed)
-	}
-	t.Data = append(t.Data, binary.LittleEndian.AppendUint64(nil, v)[:size]...)
 	return nil
 }
 
