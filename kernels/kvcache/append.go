@@ -24,7 +24,7 @@ type plan struct {
 type growth struct {
 	// Its pages may extend the old list in place: only the append, which holds the
 	// lock, sees entries after the old length.
-	rows
+	placement
 	dropped int   // pages at the start that the window has passed
 	copied  int32 // page that replaces the last old one, which is shared; -1 for none
 }
@@ -44,10 +44,10 @@ type write struct {
 
 // append appends count[b] rows of k and v to sequence b, all of them when count is nil.
 // After an error the sequences have the tokens that they had.
-func (p *pool) append(ctx context.Context, b batch, seqs []*rows, k, v backend.Tensor, count []int) error {
+func (p *pool) append(ctx context.Context, to target, seqs []*placement, k, v backend.Tensor, count []int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := b.check(true)
+	err := to.check(true)
 	if err == nil {
 		err = p.appendLocked(ctx, seqs, k, v, count)
 	}
@@ -57,7 +57,7 @@ func (p *pool) append(ctx context.Context, b batch, seqs []*rows, k, v backend.T
 	return nil
 }
 
-func (p *pool) appendLocked(ctx context.Context, seqs []*rows, k, v backend.Tensor, count []int) error {
+func (p *pool) appendLocked(ctx context.Context, seqs []*placement, k, v backend.Tensor, count []int) error {
 	if err := p.checkRows(k, v, len(seqs)); err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (p *pool) checkRows(k, v backend.Tensor, batch int) error {
 
 // plan plans an append of up to n tokens to each sequence in p.next. It changes nothing
 // that another call can see.
-func (p *pool) plan(seqs []*rows, n int, count []int) (err error) {
+func (p *pool) plan(seqs []*placement, n int, count []int) (err error) {
 	a := &p.next
 	a.taken, a.from, a.after, a.unshared, a.moves, a.writes = 0, a.from[:0], a.after[:0], a.unshared[:0], a.moves[:0], a.writes[:0]
 	if a.count, err = counts(a.count, count, len(seqs), n, "k"); err != nil {
@@ -118,7 +118,7 @@ func (p *pool) plan(seqs []*rows, n int, count []int) (err error) {
 	}
 	for b, s := range seqs {
 		a.from = append(a.from, s.n)
-		a.after = append(a.after, growth{rows: *s, copied: -1})
+		a.after = append(a.after, growth{placement: *s, copied: -1})
 		g, n := &a.after[b], a.count[b]
 		if n == 0 {
 			continue
@@ -233,7 +233,7 @@ func (a *plan) write(b, n, size int, g *growth) {
 
 // compact makes the moves of a plan within a rolling window. It commits them before
 // anything is appended, because the append may overwrite the rows that they came from.
-func (p *pool) compact(ctx context.Context, seqs []*rows) error {
+func (p *pool) compact(ctx context.Context, seqs []*placement) error {
 	for _, m := range p.next.moves {
 		// Sequence b owns page b.
 		seqs[m.to].stale = max(seqs[m.to].stale, m.n)
@@ -296,7 +296,7 @@ func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k,
 }
 
 // commit makes the tokens that were written part of the sequences.
-func (p *pool) commit(seqs []*rows) {
+func (p *pool) commit(seqs []*placement) {
 	a := &p.next
 	for _, page := range p.free[len(p.free)-a.taken:] {
 		p.refs[page] = 1
@@ -310,7 +310,7 @@ func (p *pool) commit(seqs []*rows) {
 			g.pages[last-g.dropped] = g.copied
 		}
 		p.drop(s.pages[:g.dropped])
-		*s = g.rows
+		*s = g.placement
 	}
 }
 

@@ -35,7 +35,7 @@ type Config struct {
 // other methods wait for them. After a failed Append the sequences are unchanged.
 type Cache struct {
 	pool pool
-	seqs []*rows
+	seqs []*placement
 }
 
 // New returns an empty cache, for the caller to Release.
@@ -62,7 +62,7 @@ func New(ctx context.Context, dev *kernels.Device, c Config) (*Cache, error) {
 		return nil, fmt.Errorf("cache: %w", err)
 	}
 	for b := range c.Batch {
-		x.seqs = append(x.seqs, &rows{pages: []int32{int32(b)}})
+		x.seqs = append(x.seqs, &placement{pages: []int32{int32(b)}})
 	}
 	return x, nil
 }
@@ -79,7 +79,7 @@ func (c *Cache) Rotates() bool { return c.pool.config.RoPE != nil }
 // window has dropped.
 func (c *Cache) Lens() []int { return c.pool.lens(c.seqs) }
 
-func (p *pool) lens(seqs []*rows) []int {
+func (p *pool) lens(seqs []*placement) []int {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	n := make([]int, len(seqs))

@@ -48,8 +48,8 @@ func (p *pool) check(opt *CallOptions) error {
 	return opt.CheckPath(on)
 }
 
-// batch is what a call appends to or attends to: a *Cache or a *Batch.
-type batch interface {
+// target is what a call appends to or attends to: a *Cache or a *Batch.
+type target interface {
 	// check returns an error for sequences that cannot be used. With once, each may be
 	// among them once only.
 	check(once bool) error
@@ -70,7 +70,7 @@ type step struct {
 }
 
 // step returns the call that attends from q to seqs, for the caller to put back.
-func (p *pool) step(ctx context.Context, seqs []*rows, q backend.Tensor, opt CallOptions) (*step, error) {
+func (p *pool) step(ctx context.Context, seqs []*placement, q backend.Tensor, opt CallOptions) (*step, error) {
 	s, _ := p.steps.Get().(*step)
 	if s == nil {
 		s = new(step)
@@ -100,10 +100,10 @@ func (p *pool) putBack(s *step) {
 }
 
 // attend computes a call of b into out, or with alloc into a new result.
-func (p *pool) attend(ctx context.Context, b batch, seqs []*rows, alloc bool, out kernels.Result, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
+func (p *pool) attend(ctx context.Context, to target, seqs []*placement, alloc bool, out kernels.Result, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	out, err := p.attendLocked(ctx, b, seqs, alloc, out, q, opt)
+	out, err := p.attendLocked(ctx, to, seqs, alloc, out, q, opt)
 	if err != nil {
 		if alloc {
 			out.Release()
@@ -113,8 +113,8 @@ func (p *pool) attend(ctx context.Context, b batch, seqs []*rows, alloc bool, ou
 	return out, nil
 }
 
-func (p *pool) attendLocked(ctx context.Context, b batch, seqs []*rows, alloc bool, out kernels.Result, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
-	if err := b.check(false); err != nil {
+func (p *pool) attendLocked(ctx context.Context, to target, seqs []*placement, alloc bool, out kernels.Result, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
+	if err := to.check(false); err != nil {
 		return out, err
 	}
 	opt.Weights = opt.Weights || !out.Weights.IsZero()
@@ -138,7 +138,7 @@ func (p *pool) attendLocked(ctx context.Context, b batch, seqs []*rows, alloc bo
 }
 
 // fill sets the operands and options of s.
-func (p *pool) fill(ctx context.Context, s *step, seqs []*rows, q backend.Tensor) (err error) {
+func (p *pool) fill(ctx context.Context, s *step, seqs []*placement, q backend.Tensor) (err error) {
 	opt := &s.asked
 	if n := q.Shape()[backend.Batch]; n != len(seqs) {
 		return fmt.Errorf("q has shape %v, it must have one batch for each of %d sequences: %w", q.Shape(), len(seqs), backend.ErrShape)

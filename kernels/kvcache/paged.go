@@ -45,7 +45,7 @@ type Paged struct{ pool pool }
 // Sequence is one sequence of a [Paged].
 type Sequence struct {
 	cache *Paged
-	rows
+	placement
 	freed bool
 }
 
@@ -104,7 +104,7 @@ func (s *Sequence) Fork() (*Sequence, error) {
 	if err := s.usable(s.cache); err != nil {
 		return nil, fmt.Errorf("fork: %w", err)
 	}
-	return &Sequence{cache: s.cache, rows: rows{pages: p.share(s.pages), first: s.first, n: s.n}}, nil
+	return &Sequence{cache: s.cache, placement: placement{pages: p.share(s.pages), first: s.first, n: s.n}}, nil
 }
 
 // Free releases the sequence's references to its pages. A second Free does nothing.
@@ -142,16 +142,16 @@ func (s *Sequence) usable(c *Paged) error {
 type Batch struct {
 	cache     *Paged
 	sequences []*Sequence
-	seqs      []*rows // theirs
+	seqs      []*placement // theirs
 }
 
 // Batch returns sequences of c as a batch. The batch's calls return an error for a
 // sequence that cannot be one.
 func (c *Paged) Batch(sequences ...*Sequence) *Batch {
-	b := &Batch{cache: c, sequences: sequences, seqs: make([]*rows, len(sequences))}
+	b := &Batch{cache: c, sequences: sequences, seqs: make([]*placement, len(sequences))}
 	for i, s := range sequences {
 		if s != nil {
-			b.seqs[i] = &s.rows
+			b.seqs[i] = &s.placement
 		}
 	}
 	return b

@@ -33,9 +33,9 @@ type pool struct {
 	steps      sync.Pool // of *step
 }
 
-// rows locates the tokens of one sequence in a pool: the token at position first+i is in
+// placement locates the tokens of one sequence in a pool: the token at position first+i is in
 // row i of its pages, counted through all of them.
-type rows struct {
+type placement struct {
 	pages []int32
 	first int // position of the token in the first row
 	n     int // number of tokens appended: the last one is at position n-1
@@ -45,10 +45,10 @@ type rows struct {
 }
 
 // used returns the number of rows in use.
-func (r *rows) used() int { return r.n - r.first }
+func (r *placement) used() int { return r.n - r.first }
 
 // oldest returns the position of the first token that can still be read.
-func (r *rows) oldest() int { return r.first + r.stale }
+func (r *placement) oldest() int { return r.first + r.stale }
 
 // maxLength keeps positions within int32 on every device.
 const maxLength = 1 << 30
