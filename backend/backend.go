@@ -9,9 +9,9 @@
 // the errors. It computes nothing.
 //
 // Optional abilities are small interfaces, found by type assertion: [Projector], [Rotator],
-// [Merger], [Scorer], [Copier], [BatchCopier], [Batcher] and [Warmer] compute; [PeakMeter],
-// [BandwidthMeter], [LaunchMeter], [CeilingMeter] and [MemoryMeter] measure. A [Trace] in a
-// context observes calls.
+// [Merger], [Scorer], [Copier], [Batcher] and [Warmer] compute; [PeakMeter], [BandwidthMeter],
+// [LaunchMeter], [CeilingMeter] and [MemoryMeter] measure. A [Trace] in a context observes
+// calls.
 //
 // A program chooses its backends by importing them, and opens one through package kernels:
 //
@@ -105,6 +105,36 @@ type Projector interface {
 	// All are F32, F16 or BF16, each independently; w is usually broadcast by strides of
 	// zero. The zero Tensor as bias means none. NaN in w or x propagates.
 	Project(ctx context.Context, y, x, w, bias Tensor) error
+}
+
+// Rotator is implemented by backends that rotate pairs of elements, as rotary position
+// embedding does (Su et al. 2021, RoFormer), in place or from one tensor to another.
+type Rotator interface {
+	// Rotate rotates R/2 pairs (a, b) of elements of each row by angles, given as
+	// cosines and sines, and copies the elements from R on:
+	//
+	//	y_a = x_a·cos_i - x_b·sin_i    y_b = x_a·sin_i + x_b·cos_i
+	//
+	//	y, x [B, H, S, D]    cos, sin [B, H, S, R/2] F32    R even, 2 to D
+	//
+	// Pair i is (i, i + R/2) or, if interleaved, (2i, 2i+1). y and x are F32, F16 or
+	// BF16, each independently. y may be x itself, the same view. cos and sin are
+	// usually broadcast over the heads by strides of zero.
+	Rotate(ctx context.Context, y, x, cos, sin Tensor, interleaved bool) error
+}
+
+// Copier is implemented by backends that copy between tensors in their memory, as a cache of
+// keys and values needs.
+type Copier interface {
+	// Copy writes dst[i] = src[i] for each i in order, rounded to the dtype of dst[i]: a
+	// copy sees the results of the earlier ones. After an error any of them may be
+	// complete.
+	//
+	//	dst[i], src[i] [B, H, S, D] of the same shape
+	//
+	// All are F32, F16, BF16 or Q8 (see [QuantiseQ8]), each independently. src[i] may be
+	// broadcast by strides of zero and must not overlap dst[i].
+	Copy(ctx context.Context, dst, src []Tensor) error
 }
 
 // Merger is implemented by backends that combine partial results in place.

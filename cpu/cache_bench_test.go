@@ -120,7 +120,7 @@ func paged(tb testing.TB, c *backend.Call, size int) {
 				page, err = page.Slice(backend.Seq, 0, hi-lo)
 			}
 			if err == nil {
-				err = be.Copy(tb.Context(), page, rows)
+				err = be.Copy(tb.Context(), []backend.Tensor{page}, []backend.Tensor{rows})
 			}
 			if err != nil {
 				tb.Fatal(err)

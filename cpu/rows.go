@@ -71,10 +71,19 @@ func copyElements[T any](dst []T, di int, src []T, dj, n int) {
 	}
 }
 
-// Copy implements backend.Copier: dst = src, rounded to nearest even where dst's
-// type is the narrower one. Errors as for Attention, ErrShape when the shapes
-// differ, and ErrDType when one is Bool.
-func (be *Backend) Copy(ctx context.Context, dst, src backend.Tensor) error {
+// Copy implements backend.Copier. Errors as for Attention, ErrShape when the shapes
+// differ, and ErrDType when a tensor is Bool.
+func (be *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
+	for i := range dst {
+		if err := be.copy(ctx, dst[i], src[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copy writes dst = src, rounded to nearest even where dst's type is the narrower one.
+func (be *Backend) copy(ctx context.Context, dst, src backend.Tensor) error {
 	return be.do(ctx, "copy", func() error {
 		shape := dst.Shape()
 		if shape != src.Shape() {

@@ -56,7 +56,7 @@ func attend(t testing.TB, b *Backend, c backend.Call) (o, lse []float32) {
 func copied(t testing.TB, b *Backend, dtype backend.DType, x backend.Tensor) backend.Tensor {
 	t.Helper()
 	y := alloc(t, b, dtype, x.Shape())
-	if err := b.Copy(context.Background(), y, x); err != nil {
+	if err := b.Copy(context.Background(), []backend.Tensor{y}, []backend.Tensor{x}); err != nil {
 		t.Fatal(err)
 	}
 	return y
@@ -153,7 +153,7 @@ func TestCopy(t *testing.T) {
 					for r := range batch * heads {
 						copy(want[(r*rows+x.lo)*x.dim:], host[r*x.n*x.dim:(r+1)*x.n*x.dim])
 					}
-					if err := b.Copy(context.Background(), dst, src); err != nil {
+					if err := b.Copy(context.Background(), []backend.Tensor{dst}, []backend.Tensor{src}); err != nil {
 						t.Fatalf("%s: %v", name, err)
 					}
 					sameRow(t, name, numbers(t, b, whole), want)
@@ -371,7 +371,7 @@ func part(t testing.TB, b *Backend, to, pool backend.Tensor, n, row, page int) {
 		pool, err = pool.Slice(backend.Batch, page, page+1)
 	}
 	if err == nil {
-		err = b.Copy(context.Background(), dst, pool)
+		err = b.Copy(context.Background(), []backend.Tensor{dst}, []backend.Tensor{pool})
 	}
 	if err != nil {
 		t.Fatal(err)

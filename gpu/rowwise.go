@@ -65,17 +65,9 @@ func (b *Backend) rotate(y, x, cos, sin backend.Tensor, interleaved bool) *queue
 	})
 }
 
-// Copy writes dst = src, element by element, rounded to dst's type:
-//
-//	dst, src [B, H, S, D], each F32, F16, BF16 or Q8
-//
-// Between equal types it moves bits; rows of Q8 keep their scales and integers.
-func (b *Backend) Copy(ctx context.Context, dst, src backend.Tensor) error {
-	return b.CopyBatch(ctx, []backend.Tensor{dst}, []backend.Tensor{src})
-}
-
-// CopyBatch implements backend.BatchCopier. The copies share submissions.
-func (b *Backend) CopyBatch(ctx context.Context, dst, src []backend.Tensor) error {
+// Copy implements backend.Copier. The copies share submissions. Between equal types it moves
+// bits; rows of Q8 keep their scales and integers.
+func (b *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 	of := func(i int) operands {
 		return operands{[]backend.Operand{{Name: "dst", Tensor: dst[i]}}, []backend.Operand{{Name: "src", Tensor: src[i]}}}
 	}

@@ -84,7 +84,7 @@ func (d *Device) copy(ctx context.Context, dst, src []backend.Tensor) error {
 			return fmt.Errorf("dst has shape %v, src has %v: they must be equal: %w", dst[i].Shape(), src[i].Shape(), backend.ErrShape)
 		}
 	}
-	return backend.CopyBatch(ctx, c, dst, src)
+	return c.Copy(ctx, dst, src)
 }
 
 // lacks returns ErrUnsupported for an operation that the backend does not implement.

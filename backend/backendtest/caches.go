@@ -211,6 +211,9 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 		t.Errorf("%s is no backend.Copier, which caches need", dev.Info().Name)
 		return
 	}
+	copyOne := func(dst, src backend.Tensor) error {
+		return c.Copy(t.Context(), []backend.Tensor{dst}, []backend.Tensor{src})
+	}
 	rng := rand.New(rand.NewPCG(9, 9))
 	shape := backend.Shape{2, 3, 5, 12}
 	types := []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8}
@@ -232,7 +235,7 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 				empty := operand{shape, to, make([]float32, shape.Elements())}
 				y := put(t, dev, empty, layouts[n/4%4])
 				defer y.release()
-				if err := c.Copy(t.Context(), y.view, x.view); err != nil {
+				if err := copyOne(y.view, x.view); err != nil {
 					t.Fatal(err)
 				}
 				if to == backend.Q8 {
@@ -261,7 +264,7 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 		}
 		y := put(t, dev, operand{shape, backend.F16, make([]float32, shape.Elements())}, Padded)
 		defer y.release()
-		if err := c.Copy(t.Context(), y.view, wide); err != nil {
+		if err := copyOne(y.view, wide); err != nil {
 			t.Fatal(err)
 		}
 		for i, got := range y.get(t, dev, "dst") {
@@ -290,7 +293,7 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 				}
 				return y
 			}
-			if err := c.Copy(t.Context(), part(3), part(1)); err != nil {
+			if err := copyOne(part(3), part(1)); err != nil {
 				t.Fatalf("%v: %v", dtype, err)
 			}
 			got := read(t, dev, x.view)
@@ -305,27 +308,27 @@ func testCopy(t *testing.T, dev *kernels.Device) {
 			x.release()
 		}
 	})
-	t.Run("in order", func(t *testing.T) { testCopyBatch(t, dev, c) })
+	t.Run("in order", func(t *testing.T) { testCopyInOrder(t, dev, c) })
 	t.Run("refused", func(t *testing.T) {
 		x := put(t, dev, operand{shape, backend.F32, make([]float32, shape.Elements())}, Contiguous)
 		y := put(t, dev, operand{backend.Shape{2, 3, 5, 8}, backend.F32, make([]float32, 240)}, Contiguous)
 		if err := dev.Copy(t.Context(), []backend.Tensor{x.view}, []backend.Tensor{y.view}); !errors.Is(err, backend.ErrShape) {
 			t.Errorf("another shape: %v", err)
 		}
-		if err := c.Copy(t.Context(), x.view, x.view); !errors.Is(err, backend.ErrOverlap) {
+		if err := copyOne(x.view, x.view); !errors.Is(err, backend.ErrOverlap) {
 			t.Errorf("onto itself: %v", err)
 		}
 		y.release()
 		x.release()
-		if err := c.Copy(t.Context(), x.view, x.view); !errors.Is(err, backend.ErrOverlap) && !errors.Is(err, backend.ErrReleased) {
+		if err := copyOne(x.view, x.view); !errors.Is(err, backend.ErrOverlap) && !errors.Is(err, backend.ErrReleased) {
 			t.Errorf("released: %v", err)
 		}
 	})
 }
 
-// testCopyBatch moves rows of a tensor one by one to the next row, and tests that an invalid
+// testCopyInOrder moves rows of a tensor one by one to the next row, and tests that an invalid
 // copy is refused.
-func testCopyBatch(t *testing.T, dev *kernels.Device, c backend.Copier) {
+func testCopyInOrder(t *testing.T, dev *kernels.Device, c backend.Copier) {
 	shape := backend.Shape{1, 2, 9, 7}
 	x := operand{shape, backend.F16, make([]float32, shape.Elements())}
 	for i := range x.data {
@@ -347,7 +350,7 @@ func testCopyBatch(t *testing.T, dev *kernels.Device, c backend.Copier) {
 	for i := range 8 {
 		dst, src = append(dst, row(i+1)), append(src, row(i)) // so that all become the first
 	}
-	if err := backend.CopyBatch(t.Context(), c, dst, src); err != nil {
+	if err := c.Copy(t.Context(), dst, src); err != nil {
 		t.Fatal(err)
 	}
 	for i, got := range y.get(t, dev, "dst") {

@@ -64,13 +64,18 @@ type failing struct {
 
 var errCopy = errors.New("this copy fails")
 
-func (f *failing) Copy(ctx context.Context, dst, src backend.Tensor) error {
-	if f.after == 0 {
-		f.failed = true
-		return errCopy
+func (f *failing) Copy(ctx context.Context, dst, src []backend.Tensor) error {
+	for i := range dst {
+		if f.after == 0 {
+			f.failed = true
+			return errCopy
+		}
+		f.after--
+		if err := f.Backend.Copy(ctx, dst[i:i+1], src[i:i+1]); err != nil {
+			return err
+		}
 	}
-	f.after--
-	return f.Backend.Copy(ctx, dst, src)
+	return nil
 }
 
 const modelHeads, modelDim = 2, 16
