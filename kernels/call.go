@@ -188,21 +188,21 @@ func (c *Call) add(p *problem, row, key int) error {
 
 // bind sets the inputs of s to its parts of c's.
 func (s *subcall) bind(c *Call) error {
-	var cut slicer
-	s.Q = cut.rows(c.q, &s.region)
-	s.K = cut.keys(c.k, c.dims, &s.region, s.Pages != nil)
-	s.V = cut.keys(c.v, c.dims, &s.region, s.Pages != nil)
-	return cut.err
+	var view slicer
+	s.Q = view.rows(c.q, &s.region)
+	s.K = view.keys(c.k, c.dims, &s.region, s.Pages != nil)
+	s.V = view.keys(c.v, c.dims, &s.region, s.Pages != nil)
+	return view.err
 }
 
 // bindOutputs sets the outputs of the subcalls to their parts of out.
 func (c *Call) bindOutputs(out Result) error {
-	var cut slicer
+	var view slicer
 	for i := range c.subs {
 		s := &c.subs[i]
-		s.O, s.LSE = cut.rows(out.O, &s.region), cut.rows(out.LSE, &s.region)
+		s.O, s.LSE = view.rows(out.O, &s.region), view.rows(out.LSE, &s.region)
 	}
-	return cut.err
+	return view.err
 }
 
 // unbindOutputs drops the outputs, so that c does not keep their memory reachable.
@@ -368,10 +368,10 @@ func (c *Call) distinct(out Result) error {
 func (c *Call) runStages(ctx context.Context, w backend.Tensor) error {
 	for i := range c.subs {
 		s := &c.subs[i]
-		var cut slicer
-		own := cut.scores(w, &s.region)
-		if cut.err != nil {
-			return cut.err
+		var view slicer
+		own := view.scores(w, &s.region)
+		if view.err != nil {
+			return view.err
 		}
 		if err := c.dev.be.QK(ctx, own, s.Q, s.K); err != nil {
 			return fmt.Errorf("weights: %w", err)

@@ -42,7 +42,7 @@ func (o *Options) regions(p *problem, keys int) ([]region, error) {
 	if err := o.checkPrefix(d.Batch, keys); err != nil {
 		return nil, err
 	}
-	qs, ks, err := o.segments(d, keys)
+	qs, ks, err := o.segmentIDs(d, keys)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (o *Options) regions(p *problem, keys int) ([]region, error) {
 		x.hi[backend.Batch] = b
 		segments := []region{x}
 		if qs != nil {
-			if segments, err = x.segments(ofBatch(qs, x.lo[backend.Batch]), ofBatch(ks, x.lo[backend.Batch])); err != nil {
+			if segments, err = x.splitSegments(ofBatch(qs, x.lo[backend.Batch]), ofBatch(ks, x.lo[backend.Batch])); err != nil {
 				return nil, err
 			}
 		}
@@ -109,9 +109,9 @@ func (o *Options) checkPrefix(batch, keys int) error {
 	return nil
 }
 
-// segments checks the segment ids and returns those of the rows and of the keys that take
+// segmentIDs checks the segment ids and returns those of the rows and of the keys that take
 // part.
-func (o *Options) segments(d Dims, keys int) (qs, ks [][]int32, err error) {
+func (o *Options) segmentIDs(d Dims, keys int) (qs, ks [][]int32, err error) {
 	if o.QSegments == nil && o.KSegments == nil {
 		return nil, nil, nil
 	}
@@ -149,8 +149,8 @@ func (o *Options) segments(d Dims, keys int) (qs, ks [][]int32, err error) {
 	return qs, ks, nil
 }
 
-// segments returns a region for each run of rows with one id, over the keys with that id.
-func (x region) segments(rows, keys []int32) ([]region, error) {
+// splitSegments returns a region for each run of rows with one id, over the keys with that id.
+func (x region) splitSegments(rows, keys []int32) ([]region, error) {
 	keysOf := make(map[int32][2]int)
 	var err error
 	eachRun(keys, func(id int32, lo, hi int) {

@@ -137,10 +137,6 @@ func quantised(data []float32, shape backend.Shape) (backend.Tensor, error) {
 // Float32s returns the elements of t, of any numeric dtype and any strides, in row-major
 // order. It returns ErrDType for a Bool tensor.
 func (d *Device) Float32s(ctx context.Context, t backend.Tensor) ([]float32, error) {
-	return float32s(ctx, d.be, t)
-}
-
-func float32s(ctx context.Context, be backend.Backend, t backend.Tensor) ([]float32, error) {
 	if !t.DType().Float() && t.DType() != backend.Q8 {
 		return nil, fmt.Errorf("tensor is %v, it must be f32, f16, bf16 or q8: %w", t.DType(), backend.ErrDType)
 	}
@@ -148,7 +144,7 @@ func float32s(ctx context.Context, be backend.Backend, t backend.Tensor) ([]floa
 	if err != nil {
 		return nil, err
 	}
-	if err := be.Download(ctx, host, t); err != nil {
+	if err := d.be.Download(ctx, host, t); err != nil {
 		return nil, err
 	}
 	switch t.DType() {

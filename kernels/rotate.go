@@ -37,16 +37,16 @@ func (a Angles) Release() {
 // Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device is no
 // [backend.Rotator], and the backend's.
 func (d *Device) Rotate(ctx context.Context, y, x backend.Tensor, a Angles) error {
-	if err := rotate(ctx, d.be, y, x, a); err != nil {
+	if err := d.rotate(ctx, y, x, a); err != nil {
 		return fmt.Errorf("rotate: %w", err)
 	}
 	return nil
 }
 
-func rotate(ctx context.Context, be backend.Backend, y, x backend.Tensor, a Angles) error {
-	r, ok := be.(backend.Rotator)
+func (d *Device) rotate(ctx context.Context, y, x backend.Tensor, a Angles) error {
+	r, ok := d.be.(backend.Rotator)
 	if !ok {
-		return fmt.Errorf("%s: %w", be.Info().Name, backend.ErrUnsupported)
+		return d.lacks("rotary embedding")
 	}
 	if err := floats(backend.Operand{Name: "x", Tensor: x}, backend.Operand{Name: "cos", Tensor: a.Cos}); err != nil {
 		return err

@@ -73,10 +73,10 @@ func (d *Device) softmax(ctx context.Context, s, lse backend.Tensor, opt *Option
 		}
 	}
 	return p.eachRegion(func(x region, own *backend.Problem) error {
-		var cut slicer
-		scores, sums := cut.scores(s, &x), cut.rows(lse, &x)
-		if cut.err != nil {
-			return cut.err
+		var view slicer
+		scores, sums := view.scores(s, &x), view.rows(lse, &x)
+		if view.err != nil {
+			return view.err
 		}
 		if err := d.be.Softmax(ctx, scores, sums, own); err != nil {
 			return err
@@ -222,10 +222,10 @@ func (d *Device) scores(ctx context.Context, q, k backend.Tensor, at backend.Sco
 		return s, scorer.Scores(ctx, s, &p.Problem, at)
 	}
 	return s, p.eachRegion(func(x region, own *backend.Problem) error {
-		var cut slicer
-		inside := cut.scores(s, &x)
-		if cut.err != nil {
-			return cut.err
+		var view slicer
+		inside := view.scores(s, &x)
+		if view.err != nil {
+			return view.err
 		}
 		if err := scorer.Scores(ctx, inside, own, at); err != nil {
 			return err

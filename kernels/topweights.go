@@ -1,10 +1,12 @@
 package kernels
 
 import (
+	"container/heap"
 	"context"
 	"fmt"
 	"math"
 	"runtime"
+	"sort"
 	"sync"
 	"sync/atomic"
 
@@ -50,9 +52,9 @@ func (d *Device) topWeights(ctx context.Context, q, k backend.Tensor, n int, opt
 		return top, err
 	}
 	defer s.release()
-	size := backend.Shape{s.d.Batch, s.d.Heads, s.d.SeqQ, n}.Elements()
+	size := backend.Shape{s.dims.Batch, s.dims.Heads, s.dims.SeqQ, n}.Elements()
 	if size < 0 {
-		return top, fmt.Errorf("%d weights for each of %d queries are too many: %w", n, s.d.Batch*s.d.Heads*s.d.SeqQ, backend.ErrMemory)
+		return top, fmt.Errorf("%d weights for each of %d queries are too many: %w", n, s.dims.Batch*s.dims.Heads*s.dims.SeqQ, backend.ErrMemory)
 	}
 	top = Top{make([]int32, size), make([]float32, size)}
 	for i := range top.Keys {
@@ -67,7 +69,7 @@ func (d *Device) topWeights(ctx context.Context, q, k backend.Tensor, n int, opt
 			rows, keys := x.hi[backend.Seq]-x.lo[backend.Seq], x.hi[backend.Dim]-x.lo[backend.Dim]
 			inParallel((x.hi[backend.Heads]-x.lo[backend.Heads])*rows, func(r int) {
 				h, i := x.lo[backend.Heads]+r/rows, x.lo[backend.Seq]+r%rows
-				at := ((x.lo[backend.Batch]*s.d.Heads+h)*s.d.SeqQ + i) * n
+				at := ((x.lo[backend.Batch]*s.dims.Heads+h)*s.dims.SeqQ + i) * n
 				pick(w[r*keys:(r+1)*keys], x.lo[backend.Dim], top.Keys[at:at+n], top.Weights[at:at+n])
 			})
 			return ctx.Err()
@@ -76,51 +78,46 @@ func (d *Device) topWeights(ctx context.Context, q, k backend.Tensor, n int, opt
 }
 
 // pick writes the largest weights of row, which begins with key first, in descending order,
-// as many as keys and weights hold. It collects them in a heap with the least one on top.
+// as many as keys and weights hold.
 func pick(row []float32, first int, keys []int32, weights []float32) {
-	n := 0
+	n, top := 0, topHeap{keys, weights}
 	for j, w := range row {
 		switch {
 		case w == 0:
 		case n < len(keys):
 			keys[n], weights[n] = int32(first+j), w
-			n++
-			for i := n - 1; i > 0 && before(keys, weights, (i-1)/2, i); i = (i - 1) / 2 {
-				exchange(keys, weights, i, (i-1)/2)
+			if n++; n == len(keys) {
+				heap.Init(top)
 			}
 		case rank(w) > rank(weights[0]): // equal ones came earlier and have lower keys
 			keys[0], weights[0] = int32(first+j), w
-			sink(keys, weights)
+			heap.Fix(top, 0)
 		}
 	}
-	for n--; n > 0; n-- {
-		exchange(keys, weights, 0, n)
-		sink(keys[:n], weights[:n])
-	}
+	sort.Sort(sort.Reverse(topHeap{keys[:n], weights[:n]}))
 }
 
-// sink restores the order of a heap whose first element may be out of place.
-func sink(keys []int32, weights []float32) {
-	for i := 0; ; {
-		least := i
-		for c := 2*i + 1; c <= 2*i+2 && c < len(keys); c++ {
-			if before(keys, weights, least, c) {
-				least = c
-			}
-		}
-		if least == i {
-			return
-		}
-		exchange(keys, weights, i, least)
-		i = least
-	}
+// topHeap is a heap of weights with their keys, the smallest on top; of equal weights the one
+// with the highest key. Its size does not change.
+type topHeap struct {
+	keys    []int32
+	weights []float32
 }
 
-// before reports whether weight i ranks before weight j.
-func before(keys []int32, weights []float32, i, j int) bool {
-	a, b := rank(weights[i]), rank(weights[j])
-	return a > b || a == b && keys[i] < keys[j]
+func (t topHeap) Len() int { return len(t.keys) }
+
+func (t topHeap) Less(i, j int) bool {
+	a, b := rank(t.weights[i]), rank(t.weights[j])
+	return a < b || a == b && t.keys[i] > t.keys[j]
 }
+
+func (t topHeap) Swap(i, j int) {
+	t.keys[i], t.keys[j] = t.keys[j], t.keys[i]
+	t.weights[i], t.weights[j] = t.weights[j], t.weights[i]
+}
+
+func (topHeap) Push(any) {}
+func (topHeap) Pop() any { return nil }
 
 // rank returns w for comparison, with NaN as the largest.
 func rank(w float32) float32 {
@@ -128,11 +125,6 @@ func rank(w float32) float32 {
 		return float32(math.Inf(1))
 	}
 	return w
-}
-
-func exchange(keys []int32, weights []float32, i, j int) {
-	keys[i], keys[j] = keys[j], keys[i]
-	weights[i], weights[j] = weights[j], weights[i]
 }
 
 // inParallel calls f once for each of 0 to n-1, on GOMAXPROCS goroutines.

@@ -46,9 +46,9 @@ func (d *Device) eachWeightRow(ctx context.Context, q, k backend.Tensor, r Weigh
 	defer s.release()
 	lo := [4]int{r.Batch, r.Head, r.Rows[0], r.Keys[0]}
 	hi := [4]int{r.Batch + 1, r.Head + 1, r.Rows[1], r.Keys[1]}
-	for axis, n := range [4]int{s.d.Batch, s.d.Heads, s.d.SeqQ, s.d.SeqK} {
+	for axis, n := range [4]int{s.dims.Batch, s.dims.Heads, s.dims.SeqQ, s.dims.SeqK} {
 		if lo[axis] < 0 || lo[axis] >= hi[axis] || hi[axis] > n {
-			return fmt.Errorf("range %+v is empty or exceeds %+v: %w", r, s.d, backend.ErrShape)
+			return fmt.Errorf("range %+v is empty or exceeds %+v: %w", r, s.dims, backend.ErrShape)
 		}
 	}
 	return s.problem.eachRegion(func(x region, _ *backend.Problem) error {
@@ -78,8 +78,8 @@ func (d *Device) eachWeightRow(ctx context.Context, q, k backend.Tensor, r Weigh
 
 // weightScan computes weights a chunk of rows at a time.
 type weightScan struct {
-	be      backend.Backend
-	d       Dims
+	dev     *Device
+	dims    Dims
 	most    int // weights of a chunk
 	q, k    backend.Tensor
 	problem problem
@@ -93,7 +93,7 @@ func (d *Device) weightScan(q, k backend.Tensor, opt *Options, bytes int) (*weig
 		return nil, err
 	}
 	p, err := opt.stage(dims)
-	return &weightScan{be: d.be, d: dims, most: bytes / 4, q: q, k: k, problem: p}, err
+	return &weightScan{dev: d, dims: dims, most: bytes / 4, q: q, k: k, problem: p}, err
 }
 
 func (s *weightScan) release() { s.buffer.Release() }
@@ -101,7 +101,7 @@ func (s *weightScan) release() { s.buffer.Release() }
 // chunks calls f with the chunks of x: whole groups of query heads that share their keys, or
 // one head where a row of a group is too large, and at most maxRows rows.
 func (s *weightScan) chunks(x region, maxRows int, f func(x region) error) error {
-	share := s.d.Heads / s.d.KVHeads
+	share := s.dims.Heads / s.dims.KVHeads
 	most := s.most / (x.hi[backend.Dim] - x.lo[backend.Dim]) // rows of a head
 	heads := max(1, min(x.hi[backend.Heads]-x.lo[backend.Heads], most/share*share))
 	rows := min(max(1, most/heads), maxRows)
@@ -157,7 +157,7 @@ func (s *weightScan) weights(ctx context.Context, x region, first, end int) (dat
 	shape := backend.Shape{1, x.hi[backend.Heads] - x.lo[backend.Heads], x.hi[backend.Seq] - x.lo[backend.Seq], x.hi[backend.Dim] - x.lo[backend.Dim]}
 	if have := s.buffer.Shape().Elements(); have < shape.Elements() {
 		s.buffer.Release()
-		if s.buffer, err = s.be.Alloc(ctx, backend.F32, backend.Shape{1, 1, 1, shape.Elements()}); err != nil {
+		if s.buffer, err = s.dev.be.Alloc(ctx, backend.F32, backend.Shape{1, 1, 1, shape.Elements()}); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -169,22 +169,22 @@ func (s *weightScan) weights(ctx context.Context, x region, first, end int) (dat
 	if err != nil {
 		return nil, 0, err
 	}
-	var cut slicer
-	q, k := cut.rows(s.q, &x), cut.keys(s.k, s.d, &x, false)
-	part := cut.slice(w, backend.Dim, first-x.lo[backend.Dim], end-x.lo[backend.Dim])
-	if cut.err != nil {
-		return nil, 0, cut.err
+	var view slicer
+	q, k := view.rows(s.q, &x), view.keys(s.k, s.dims, &x, false)
+	part := view.slice(w, backend.Dim, first-x.lo[backend.Dim], end-x.lo[backend.Dim])
+	if view.err != nil {
+		return nil, 0, view.err
 	}
-	if err := s.be.QK(ctx, w, q, k); err != nil {
+	if err := s.dev.be.QK(ctx, w, q, k); err != nil {
 		return nil, 0, err
 	}
-	if err := s.be.Softmax(ctx, w, backend.Tensor{}, &p); err != nil {
+	if err := s.dev.be.Softmax(ctx, w, backend.Tensor{}, &p); err != nil {
 		return nil, 0, err
 	}
 	if part.OnHost() {
 		data, err = part.Float32s()
 		return data, shape[backend.Dim], err
 	}
-	data, err = float32s(ctx, s.be, part)
+	data, err = s.dev.Float32s(ctx, part)
 	return data, end - first, err
 }

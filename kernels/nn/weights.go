@@ -42,7 +42,8 @@ func (w *MultiHeadWeights) release() {
 	}
 }
 
-// shapeOf returns the shape of a weight by its name; c has its defaults.
+// shapeOf returns the shape of a weight by its name, w or b and then q, k, v or o; c has its
+// defaults.
 func (c MultiHeadConfig) shapeOf(name string) backend.Shape {
 	cols := map[byte]int{'q': c.Heads * c.HeadDim, 'k': c.KVHeads * c.HeadDim, 'v': c.KVHeads * c.ValueDim, 'o': c.Model}[name[1]]
 	if name[0] == 'b' {
