@@ -180,8 +180,10 @@ type path interface {
 
 // path returns the path for c: decode for few query rows, else prefill.
 func (b *Backend) path(c *backend.Call) (path, error) {
-	if x, err := b.newDecode(c); err == nil {
-		return x, nil
+	if b.decodes(c) {
+		if x, err := b.newDecode(c); err == nil {
+			return x, nil
+		}
 	}
 	return b.newPrefill(c, b.choose) // its error covers what both paths lack
 }

@@ -36,14 +36,17 @@ type decode struct {
 	width  int     // float32 of a row's state for a split
 }
 
+// decodes reports whether c has few enough query rows for the decode path.
+func (b *Backend) decodes(c *backend.Call) bool {
+	d := c.Dims()
+	return d.Heads/d.KVHeads*d.SeqQ <= b.decodeRows
+}
+
 // newDecode returns c as a decode call, or the reason why it is none. Both paths compute
 // the same bits.
 func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	d := c.Dims()
 	group := d.Heads / d.KVHeads
-	if most := b.decodeRows; group*d.SeqQ > most {
-		return nil, fmt.Errorf("%d query rows a key head, decoding takes up to %d: %w", group*d.SeqQ, most, backend.ErrUnsupported)
-	}
 	if k, l := shaders.Decode, &b.dev.Limits; k.Threads > int(l.MaxComputeInvocationsPerWorkgroup) || k.WorkgroupMemory > int(l.MaxComputeWorkgroupStorageSize) {
 		return nil, fmt.Errorf("decoding needs %d threads and %d bytes of workgroup memory, %s has %d and %d: %w",
 			k.Threads, k.WorkgroupMemory, b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)

@@ -11,12 +11,13 @@ import (
 const MaxValueDim = 256
 
 // Pairs are the operands of a problem with an element for each pair of a row and a key.
-// Operands that the problem does not have hold the zero Tensor.
+// Operands that the problem does not have are one Operand with the zero Tensor.
 type Pairs struct{ Mask, Blocks, Bias, Relative *Operand }
 
 // PairsOf returns the pair operands of p for scores of a shape [B, H, Sq, Sk].
 func PairsOf(p *backend.Problem, shape backend.Shape) (Pairs, error) {
-	o := Pairs{Mask: new(Operand), Blocks: new(Operand), Bias: new(Operand), Relative: new(Operand)}
+	none := new(Operand)
+	o := Pairs{none, none, none, none}
 	b, h, sq, sk := shape[0], shape[1], shape[2], shape[3]
 	// A block that is longer than the call contains all of its rows, or keys.
 	q, k := max(min(p.BlockQ, sq), 1), max(min(p.BlockK, sk), 1)
@@ -88,7 +89,9 @@ func CallOf(c *backend.Call) (*Call, error) {
 }
 
 // List returns the operands in the order in which memory is planned for them.
-func (o *Call) List() []*Operand { return append(o.Pairs.List(), o.Q, o.K, o.V, o.O, o.LSE) }
+func (o *Call) List() []*Operand {
+	return []*Operand{o.Mask, o.Blocks, o.Bias, o.Relative, o.Q, o.K, o.V, o.O, o.LSE}
+}
 
 // Looked reports whether kernels look pages up in a table. Otherwise the pages of a step
 // are collected before it: where a pool is in host memory or larger than a binding, or
