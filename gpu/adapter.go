@@ -1,7 +1,9 @@
 package gpu
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -115,39 +117,35 @@ func pick(selector string, adapters []port.Adapter) (int, error) {
 
 // lower returns l with the limits of o.
 func (o Options) lower(l gputypes.Limits) gputypes.Limits {
-	set32 := func(dst *uint32, v uint32) {
-		if v != 0 {
-			*dst = v
-		}
-	}
-	set64 := func(dst *uint64, v uint64) {
-		if v != 0 {
-			*dst = v
-		}
-	}
-	set64(&l.MaxBufferSize, o.Limits.MaxBufferSize)
-	set64(&l.MaxStorageBufferBindingSize, o.Limits.MaxStorageBufferBindingSize)
-	set32(&l.MaxStorageBuffersPerShaderStage, o.Limits.MaxStorageBuffersPerShaderStage)
-	set32(&l.MaxComputeWorkgroupStorageSize, o.Limits.MaxComputeWorkgroupStorageSize)
-	set32(&l.MaxComputeInvocationsPerWorkgroup, o.Limits.MaxComputeInvocationsPerWorkgroup)
-	set32(&l.MaxComputeWorkgroupsPerDimension, o.Limits.MaxComputeWorkgroupsPerDimension)
-	set32(&l.MinStorageBufferOffsetAlignment, o.Limits.MinStorageBufferOffsetAlignment)
-	set32(&l.MinUniformBufferOffsetAlignment, o.Limits.MinUniformBufferOffsetAlignment)
+	m := o.Limits
+	l.MaxBufferSize = cmp.Or(m.MaxBufferSize, l.MaxBufferSize)
+	l.MaxStorageBufferBindingSize = cmp.Or(m.MaxStorageBufferBindingSize, l.MaxStorageBufferBindingSize)
+	l.MaxStorageBuffersPerShaderStage = cmp.Or(m.MaxStorageBuffersPerShaderStage, l.MaxStorageBuffersPerShaderStage)
+	l.MaxComputeWorkgroupStorageSize = cmp.Or(m.MaxComputeWorkgroupStorageSize, l.MaxComputeWorkgroupStorageSize)
+	l.MaxComputeInvocationsPerWorkgroup = cmp.Or(m.MaxComputeInvocationsPerWorkgroup, l.MaxComputeInvocationsPerWorkgroup)
+	l.MaxComputeWorkgroupsPerDimension = cmp.Or(m.MaxComputeWorkgroupsPerDimension, l.MaxComputeWorkgroupsPerDimension)
+	l.MinStorageBufferOffsetAlignment = cmp.Or(m.MinStorageBufferOffsetAlignment, l.MinStorageBufferOffsetAlignment)
+	l.MinUniformBufferOffsetAlignment = cmp.Or(m.MinUniformBufferOffsetAlignment, l.MinUniformBufferOffsetAlignment)
 	return l
 }
 
 func describe(i int, a gputypes.AdapterInfo, l gputypes.Limits) backend.Info {
-	types := map[gputypes.DeviceType]backend.DeviceType{
+	t, ok := map[gputypes.DeviceType]backend.DeviceType{
 		gputypes.DeviceTypeDiscreteGPU: backend.Discrete, gputypes.DeviceTypeIntegratedGPU: backend.Integrated,
 		gputypes.DeviceTypeVirtualGPU: backend.Virtual, gputypes.DeviceTypeCPU: backend.CPU,
-	}
-	t, ok := types[a.DeviceType]
+	}[a.DeviceType]
 	if !ok {
 		t = backend.Other
 	}
 	return backend.Info{
 		Name: fmt.Sprintf("gpu:%d", i), Device: a.Name, Type: t, Provider: Provider, Driver: driverName(a),
-		Limits: limitList(l),
+		Limits: []backend.Limit{
+			{Name: "max buffer bytes", Value: int64(min(l.MaxBufferSize, math.MaxInt64))},
+			{Name: "max binding bytes", Value: int64(min(l.MaxStorageBufferBindingSize, math.MaxInt64))},
+			{Name: "max workgroups a dimension", Value: int64(l.MaxComputeWorkgroupsPerDimension)},
+			{Name: "workgroup memory bytes", Value: int64(l.MaxComputeWorkgroupStorageSize)},
+			{Name: "binding alignment bytes", Value: int64(l.MinStorageBufferOffsetAlignment)},
+		},
 	}
 }
 
@@ -163,15 +161,3 @@ func driverName(a gputypes.AdapterInfo) string {
 	}
 	return name
 }
-
-func limitList(l gputypes.Limits) []backend.Limit {
-	return []backend.Limit{
-		{Name: "max buffer bytes", Value: clampInt64(l.MaxBufferSize)},
-		{Name: "max binding bytes", Value: clampInt64(l.MaxStorageBufferBindingSize)},
-		{Name: "max workgroups a dimension", Value: int64(l.MaxComputeWorkgroupsPerDimension)},
-		{Name: "workgroup memory bytes", Value: int64(l.MaxComputeWorkgroupStorageSize)},
-		{Name: "binding alignment bytes", Value: int64(l.MinStorageBufferOffsetAlignment)},
-	}
-}
-
-func clampInt64(v uint64) int64 { return int64(min(v, 1<<63-1)) }

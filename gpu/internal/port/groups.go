@@ -1,5 +1,10 @@
 package port
 
+import (
+	"container/list"
+	"slices"
+)
+
 // maxGroups is the number of bind groups that a device keeps. A call of a model's layer
 // uses a few. Programs that need more use other windows each time.
 const maxGroups = 256
@@ -24,24 +29,20 @@ func (k *groupKey) add(buffer, offset, size uint64) {
 }
 
 // groups keeps bind groups, because creating one costs more than the rest of a dispatch.
-// They are in a ring, from the one used last to the one unused for longest. The device's
-// lock guards it.
+// The device's lock guards it.
 type groups struct {
-	byKey map[groupKey]*group
-	head  group
+	byKey map[groupKey]*list.Element
+	used  *list.List // of *group, the one used last first
 	free  func(rawGroup)
 }
 
 type group struct {
-	key        groupKey
-	g          rawGroup
-	prev, next *group
+	key groupKey
+	raw rawGroup
 }
 
 func newGroups(free func(rawGroup)) *groups {
-	c := &groups{byKey: map[groupKey]*group{}, free: free}
-	c.head.prev, c.head.next = &c.head, &c.head
-	return c
+	return &groups{byKey: map[groupKey]*list.Element{}, used: list.New(), free: free}
 }
 
 // get returns the group with key k.
@@ -50,35 +51,25 @@ func (c *groups) get(k *groupKey) (g rawGroup, ok bool) {
 	if x == nil {
 		return g, false
 	}
-	x.unlink()
-	c.push(x)
-	return x.g, true
+	c.used.MoveToFront(x)
+	return x.Value.(*group).raw, true
 }
 
 // put keeps g with key k.
-func (c *groups) put(k *groupKey, g rawGroup) {
-	x := &group{key: *k, g: g}
-	c.byKey[*k] = x
-	c.push(x)
-}
+func (c *groups) put(k *groupKey, g rawGroup) { c.byKey[*k] = c.used.PushFront(&group{*k, g}) }
 
 // trim releases the groups that were unused for longest. It is called after a submission
 // only, because one submission may use more groups than are kept.
 func (c *groups) trim() {
 	for len(c.byKey) > maxGroups {
-		c.remove(c.head.prev)
+		c.remove(c.used.Back())
 	}
 }
 
 // dropBuffer releases the groups that bind a buffer.
 func (c *groups) dropBuffer(id uint64) {
 	c.drop(func(k *groupKey) bool {
-		for i := range k.n {
-			if k.spans[i].buffer == id {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(k.spans[:k.n], func(s groupSpan) bool { return s.buffer == id })
 	})
 }
 
@@ -88,24 +79,17 @@ func (c *groups) dropPipeline(id uint64) {
 }
 
 func (c *groups) drop(is func(k *groupKey) bool) {
-	for x := c.head.next; x != &c.head; {
-		next := x.next
-		if is(&x.key) {
+	for x := c.used.Front(); x != nil; {
+		next := x.Next()
+		if is(&x.Value.(*group).key) {
 			c.remove(x)
 		}
 		x = next
 	}
 }
 
-func (c *groups) remove(x *group) {
-	x.unlink()
-	delete(c.byKey, x.key)
-	c.free(x.g)
+func (c *groups) remove(x *list.Element) {
+	g := c.used.Remove(x).(*group)
+	delete(c.byKey, g.key)
+	c.free(g.raw)
 }
-
-func (c *groups) push(x *group) {
-	x.prev, x.next = &c.head, c.head.next
-	x.prev.next, x.next.prev = x, x
-}
-
-func (x *group) unlink() { x.prev.next, x.next.prev = x.next, x.prev }

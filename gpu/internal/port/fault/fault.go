@@ -92,44 +92,32 @@ func (d *Device) Lost() error {
 	return d.Device.Lost()
 }
 
+// forward calls f, or returns the failure of the call.
+func forward[T any](d *Device, call string, f func() (T, error)) (result T, err error) {
+	if err := d.check(call); err != nil {
+		return result, err
+	}
+	return f()
+}
+
 // CreateBuffer implements port.Device.
 func (d *Device) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
-	if err := d.check("CreateBuffer"); err != nil {
-		return nil, err
-	}
-	return d.Device.CreateBuffer(size, usage)
+	return forward(d, "CreateBuffer", func() (port.Buffer, error) { return d.Device.CreateBuffer(size, usage) })
 }
 
 // CreatePipeline implements port.Device.
 func (d *Device) CreatePipeline(desc port.PipelineDesc) (port.Pipeline, error) {
-	if err := d.check("CreatePipeline"); err != nil {
-		return nil, err
-	}
-	return d.Device.CreatePipeline(desc)
-}
-
-// Write implements port.Device.
-func (d *Device) Write(b port.Buffer, offset uint64, data []byte) error {
-	if err := d.check("Write"); err != nil {
-		return err
-	}
-	return d.Device.Write(b, offset, data)
+	return forward(d, "CreatePipeline", func() (port.Pipeline, error) { return d.Device.CreatePipeline(desc) })
 }
 
 // Submit implements port.Device.
 func (d *Device) Submit(commands []port.Command) (port.Ticket, error) {
-	if err := d.check("Submit"); err != nil {
-		return 0, err
-	}
-	return d.Device.Submit(commands)
+	return forward(d, "Submit", func() (port.Ticket, error) { return d.Device.Submit(commands) })
 }
 
 // SubmitTimed implements port.Device.
 func (d *Device) SubmitTimed(commands []port.Command) (port.Ticket, error) {
-	if err := d.check("SubmitTimed"); err != nil {
-		return 0, err
-	}
-	return d.Device.SubmitTimed(commands)
+	return forward(d, "SubmitTimed", func() (port.Ticket, error) { return d.Device.SubmitTimed(commands) })
 }
 
 // Took implements port.Device.
@@ -138,6 +126,14 @@ func (d *Device) Took(t port.Ticket) (time.Duration, bool, error) {
 		return 0, false, err
 	}
 	return d.Device.Took(t)
+}
+
+// Write implements port.Device.
+func (d *Device) Write(b port.Buffer, offset uint64, data []byte) error {
+	if err := d.check("Write"); err != nil {
+		return err
+	}
+	return d.Device.Write(b, offset, data)
 }
 
 // Wait implements port.Device. When it fails, the submission continues.
