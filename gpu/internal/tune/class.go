@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -48,13 +47,10 @@ func (s Shape) class() class {
 // unhashed returns the class as the file has it, without Source.
 func (k class) unhashed() Class {
 	var features []string
-	if k.kv != k.in {
-		features = append(features, "kv-"+k.kv.String())
-	}
 	for _, f := range []struct {
 		on   bool
 		name string
-	}{{k.paired, "paired"}, {!k.wide, "scalar"}, {k.half, "half-out"}, {k.short, "short"}} {
+	}{{k.kv != k.in, "kv-" + k.kv.String()}, {k.paired, "paired"}, {!k.wide, "scalar"}, {k.half, "half-out"}, {k.short, "short"}} {
 		if f.on {
 			features = append(features, f.name)
 		}
@@ -76,10 +72,8 @@ func (s Shape) stored() Class {
 		keys = append(keys, key)
 	}
 	slices.Sort(keys) // their order depends on the shape
-	h := sha256.New()
-	io.WriteString(h, shaders.Flash.Text()+"\n"+strings.Join(keys, "\n")) // a hash returns no error
 	c := s.class().unhashed()
-	c.Source = short(h.Sum(nil))
+	c.Source = hash(shaders.Flash.Text() + "\n" + strings.Join(keys, "\n"))
 	return c
 }
 
@@ -89,8 +83,10 @@ func (s Shape) code(v Variant) (string, error) {
 	s.ValueDim = s.class().valueDim
 	k, consts := s.Kernel(v)
 	src, err := k.Specialise(consts)
-	h := sha256.Sum256([]byte(src))
-	return short(h[:]), err
+	return hash(src), err
 }
 
-func short(hash []byte) string { return hex.EncodeToString(hash[:8]) }
+func hash(text string) string {
+	h := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(h[:8])
+}

@@ -29,9 +29,6 @@ type Runner interface {
 	Lanes() int
 }
 
-// plainName is the name of the plain kernel among trials.
-const plainName = "plain"
-
 const (
 	// The call that is timed has longRows rows a head and so many keys that loading and
 	// storing a row is a few percent. Software drivers are 100 times slower and have no
@@ -114,7 +111,7 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 		if t.skip {
 			continue
 		}
-		if *t.to, err = x.draw(ctx, rng, t.dtype, t.shape, t.wide); err != nil {
+		if *t.to, err = x.upload(ctx, rng, t.dtype, t.shape, t.wide); err != nil {
 			return nil, err
 		}
 		t.shape[backend.Heads] = heads
@@ -155,16 +152,12 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 	return x, nil
 }
 
-// draw uploads numbers with magnitudes from 1/2 to 1, or bits of which a quarter is 0.
+// upload uploads random numbers with magnitudes from 1/2 to 1, or bits of which a quarter is 0.
 // Rows that are not wide have a padding of one element and begin at no multiple of 4.
-func (x *exercise) draw(ctx context.Context, rng *rand.Rand, dtype backend.DType, shape backend.Shape, wide bool) (backend.Tensor, error) {
+func (x *exercise) upload(ctx context.Context, rng *rand.Rand, dtype backend.DType, shape backend.Shape, wide bool) (backend.Tensor, error) {
 	stored := shape
 	if !wide && dtype != backend.Q8 {
 		stored[backend.Dim]++
-	}
-	host, err := backend.AllocHost(dtype, stored)
-	if err != nil {
-		return host, err
 	}
 	number := func() float32 {
 		f := 0.5 + rng.Float32()/2
@@ -173,23 +166,22 @@ func (x *exercise) draw(ctx context.Context, rng *rand.Rand, dtype backend.DType
 		}
 		return f
 	}
+	var host backend.Tensor
+	var err error
 	switch dtype {
 	case backend.F32:
-		err = fill(host.Float32s, number)
+		host, err = backend.HostF32(draw(stored, number), stored)
 	case backend.Bool:
-		err = fill(host.Bools, func() bool { return rng.IntN(4) > 0 })
+		host, err = backend.HostBool(draw(stored, func() bool { return rng.IntN(4) > 0 }), stored)
 	case backend.Q8:
-		var rows []byte
-		rows, err = host.Q8Rows()
-		row := make([]float32, shape[backend.Dim])
-		for stride := host.Strides()[backend.Seq]; len(rows) > 0; rows = rows[stride:] {
-			for i := range row {
-				row[i] = number()
-			}
+		rows := make([]byte, dtype.Bytes(stored))
+		host, err = backend.HostQ8(rows, stored)
+		for row := range slices.Chunk(draw(stored, number), stored[backend.Dim]) {
 			backend.QuantiseQ8(rows, row)
+			rows = rows[4+len(row):] // after the scale and the integers
 		}
 	default:
-		err = fill(host.Bits, func() uint16 { return dtype.Encode(number()) })
+		host, err = backend.HostBits(draw(stored, func() uint16 { return dtype.Encode(number()) }), dtype, stored)
 	}
 	if err != nil {
 		return host, err
@@ -204,12 +196,13 @@ func (x *exercise) draw(ctx context.Context, rng *rand.Rand, dtype backend.DType
 	return t.View(shape, t.Strides(), 0)
 }
 
-func fill[T any](elements func() ([]T, error), next func() T) error {
-	data, err := elements()
+// draw returns the elements of a shape, each as next returns it.
+func draw[T any](shape backend.Shape, next func() T) []T {
+	data := make([]T, shape.Elements())
 	for i := range data {
 		data[i] = next()
 	}
-	return err
+	return data
 }
 
 // alloc allocates a tensor until release.
@@ -222,7 +215,7 @@ func (x *exercise) alloc(dtype backend.DType, shape backend.Shape) (backend.Tens
 }
 
 // bounds sets the largest difference of two right results: twice package oracle's bound
-// for a row in which every magnitude is the largest of draw. The bound grows with each
+// for a row in which every magnitude is the largest of upload. The bound grows with each
 // magnitude and with the number of keys.
 func (x *exercise) bounds(k class, keys int, out backend.DType) {
 	ones := slices.Repeat([]float32{1}, keys*k.dim)
@@ -243,30 +236,24 @@ func (x *exercise) release() {
 
 // candidates returns the plain kernel and then the variants of list.
 func (x *exercise) candidates(list []Variant) []candidate {
-	all := []candidate{{
-		name: plainName, reference: true,
-		try: func(ctx context.Context) (err error) {
-			x.plain, err = x.results(ctx, Variant{})
-			return err
-		},
-		time: func(ctx context.Context, rounds int) (time.Duration, error) {
-			return x.r.Run(ctx, &x.long, Variant{}, rounds)
-		},
-	}}
-	for _, v := range list {
-		all = append(all, candidate{
-			name: v.Label(),
-			try: func(ctx context.Context) error {
-				got, err := x.results(ctx, v)
-				if err != nil {
-					return err
-				}
-				return x.compare(got)
-			},
-			time: func(ctx context.Context, rounds int) (time.Duration, error) {
-				return x.r.Run(ctx, &x.long, v, rounds)
-			},
-		})
+	var all []candidate
+	for _, v := range append([]Variant{{}}, list...) {
+		c := candidate{name: v.Label(), reference: v.Name == ""}
+		c.try = func(ctx context.Context) error {
+			got, err := x.results(ctx, v)
+			switch {
+			case err != nil:
+				return err
+			case c.reference:
+				x.plain = got
+				return nil
+			}
+			return x.compare(got)
+		}
+		c.time = func(ctx context.Context, rounds int) (time.Duration, error) {
+			return x.r.Run(ctx, &x.long, v, rounds)
+		}
+		all = append(all, c)
 	}
 	return all
 }

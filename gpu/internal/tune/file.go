@@ -136,12 +136,10 @@ func Read(path string) ([]Entry, error) {
 	if !info.Mode().IsRegular() { // opening a pipe would block
 		return nil, fmt.Errorf("%s is not a regular file: %w", path, ErrForeign)
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
+	if info.Size() > maxBytes {
+		return nil, fmt.Errorf("%s has more than %d bytes: %w", path, maxBytes, ErrForeign)
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -153,25 +151,15 @@ func Read(path string) ([]Entry, error) {
 }
 
 func parse(data []byte) ([]Entry, error) {
-	if len(data) > maxBytes {
-		return nil, fmt.Errorf("more than %d bytes: %w", maxBytes, ErrForeign)
-	}
-	var head struct {
-		Format  string `json:"format"`
-		Version int    `json:"version"`
-	}
-	if err := json.Unmarshal(data, &head); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrForeign, err)
-	}
-	switch {
-	case head.Format != format || head.Version < 1:
-		return nil, fmt.Errorf("format %.40q, version %d: %w", head.Format, head.Version, ErrForeign)
-	case head.Version > version:
-		return nil, fmt.Errorf("version %d, this is %d: %w", head.Version, version, ErrNewer)
-	}
 	var f file
-	if err := json.Unmarshal(data, &f); err != nil {
+	err := json.Unmarshal(data, &f)
+	switch {
+	case f.Format == format && f.Version > version: // its entries may have another type
+		return nil, fmt.Errorf("version %d, this is %d: %w", f.Version, version, ErrNewer)
+	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrForeign, err)
+	case f.Format != format || f.Version < 1:
+		return nil, fmt.Errorf("format %.40q, version %d: %w", f.Format, f.Version, ErrForeign)
 	}
 	var entries []Entry
 	for _, raw := range f.Entries {
@@ -226,13 +214,22 @@ func clean(s string) string {
 	return s
 }
 
-// Find returns the entry of a class on a device, or nil.
-func Find(entries []Entry, d Device, c Class) *Entry {
+// find returns the entry of a class on a device, or nil.
+func find(entries []Entry, d Device, c Class) *Entry {
 	i := slices.IndexFunc(entries, func(e Entry) bool { return e.Device == d && e.Class == c })
 	if i < 0 {
 		return nil
 	}
 	return &entries[i]
+}
+
+// with returns entries with e in place of the entry for the same class and device.
+func with(entries []Entry, e Entry) []Entry {
+	if old := find(entries, e.Device, e.Class); old != nil {
+		*old = e
+		return entries
+	}
+	return append(entries, e)
 }
 
 // Put writes e into the file at path, in place of the entry for the same class and
@@ -251,8 +248,7 @@ func Put(path string, e Entry) error {
 	if err != nil && !errors.Is(err, ErrForeign) {
 		return err
 	}
-	entries = slices.DeleteFunc(entries, func(o Entry) bool { return o.Device == e.Device && o.Class == e.Class })
-	entries = append(entries, e)
+	entries = with(entries, e)
 	slices.SortStableFunc(entries, func(a, b Entry) int { return b.When.Compare(a.When) })
 	f := file{Format: format, Version: version, Entries: []json.RawMessage{}}
 	kept := 0
@@ -270,7 +266,13 @@ func Put(path string, e Entry) error {
 	if err != nil {
 		return err
 	}
-	return replace(path, append(data, '\n'))
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil { // the mode of cache folders
+		return err
+	}
+	return atomicfile.Write(path, func(w io.Writer) error {
+		_, err := w.Write(append(data, '\n'))
+		return err
+	})
 }
 
 // Clear removes the file and returns the number of its entries. It returns ErrNewer for
@@ -284,15 +286,4 @@ func Clear(path string) (n int, err error) {
 		err = nil
 	}
 	return len(entries), err
-}
-
-// replace writes the file at path, and makes its folder.
-func replace(path string, data []byte) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil { // the mode of cache folders
-		return err
-	}
-	return atomicfile.Write(path, func(w io.Writer) error {
-		_, err := w.Write(data)
-		return err
-	})
 }

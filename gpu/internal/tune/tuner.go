@@ -18,17 +18,10 @@ import (
 type Mode uint8
 
 const (
-	// Default is the value of the environment variable ATTN_GPU_TUNE (off, stored,
-	// first). Without it, it is First on a GPU and Stored on a software driver, which
-	// takes seconds to compile a variant.
-	Default Mode = iota
-	// Off applies a rule to the shape and the device's limits, and reads no file.
-	Off
-	// Stored applies earlier measurements, and the rule to other shapes.
-	Stored
-	// First also measures: the first call of a class of shapes takes longer by about
-	// the budget.
-	First
+	Default Mode = iota // resolved by Mode.Or
+	Off                 // by rule, without a file
+	Stored              // as measured earlier, else by rule
+	First               // as Stored, and measure on first use
 )
 
 // String returns off, stored, first or default.
@@ -36,13 +29,13 @@ func (m Mode) String() string {
 	return [...]string{"default", "off", "stored", "first"}[min(m, First)]
 }
 
-// Env is the environment variable that Default reads.
-const Env = "ATTN_GPU_TUNE"
+// env is the environment variable that Default reads.
+const env = "ATTN_GPU_TUNE"
 
 // Or resolves Default for a type of adapter. It returns backend.ErrOption for other
 // values of the environment variable.
 func (m Mode) Or(adapter backend.DeviceType) (Mode, error) {
-	value := os.Getenv(Env)
+	value := os.Getenv(env)
 	switch {
 	case m > First:
 		return m, fmt.Errorf("gpu: Options.Tune is %d, it goes up to %d: %w", m, First, backend.ErrOption)
@@ -58,7 +51,7 @@ func (m Mode) Or(adapter backend.DeviceType) (Mode, error) {
 			return m, nil
 		}
 	}
-	return m, fmt.Errorf("gpu: %s is %q, it must be off, stored or first: %w", Env, value, backend.ErrOption)
+	return m, fmt.Errorf("gpu: %s is %q, it must be off, stored or first: %w", env, value, backend.ErrOption)
 }
 
 // defaultBudget suits a class on a GPU, whose drivers compile five or six variants in
@@ -155,7 +148,7 @@ func (t *Tuner) decide(s Shape) *decision {
 	t.known[k] = d
 	// Hashing the candidates takes a while and is not done for other classes.
 	if slices.ContainsFunc(t.entries, func(e Entry) bool { e.Class.Source = ""; return e.Class == k.unhashed() }) {
-		if e := Find(t.entries, t.device, s.stored()); e != nil {
+		if e := find(t.entries, t.device, s.stored()); e != nil {
 			d.settle(s, e, time.Now())
 		}
 	}
@@ -260,8 +253,7 @@ func (t *Tuner) learn(s Shape, e Entry) (err error) {
 	defer t.mu.Unlock()
 	d := t.decide(s)
 	e.Trials = slices.Clone(e.Trials) // the caller adds to its own
-	t.entries = slices.DeleteFunc(t.entries, func(old Entry) bool { return old.Device == e.Device && old.Class == e.Class })
-	t.entries = append(t.entries, e)
+	t.entries = with(t.entries, e)
 	if err != nil {
 		t.useless = fmt.Sprintf("the tuning file was not written (%v)", err)
 	}
@@ -283,7 +275,7 @@ func (t *Tuner) stored(s Shape) Entry {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.decide(s) // reads the file
-	if e := Find(t.entries, t.device, s.stored()); e != nil {
+	if e := find(t.entries, t.device, s.stored()); e != nil {
 		return *e
 	}
 	return Entry{}

@@ -434,7 +434,7 @@ func TestModes(t *testing.T) {
 		{Default, "always", backend.Discrete, 0, backend.ErrOption},
 		{First + 1, "", backend.Discrete, 0, backend.ErrOption},
 	} {
-		t.Setenv(Env, c.env)
+		t.Setenv(env, c.env)
 		got, err := c.asked.Or(c.adapter)
 		if !errors.Is(err, c.err) || err == nil && got != c.want {
 			t.Errorf("%v with %q on %s: %v, %v", c.asked, c.env, c.adapter, got, err)

@@ -10,6 +10,7 @@
 package tune
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 
@@ -89,12 +90,15 @@ func init() {
 // Variants returns the variants of a class.
 func Variants(c HeadClass) []Variant { return variants[c] }
 
+// plainName is the label of the plain kernel.
+const plainName = "plain"
+
 // Label names a variant among [Shape.Candidates].
 func (v Variant) Label() string {
 	if v.Expand == shaders.Registers {
 		return v.Name + "/registers"
 	}
-	return v.Name
+	return cmp.Or(v.Name, plainName)
 }
 
 // Quick returns the variant for software drivers: it compiles in a third of the time,
