@@ -195,7 +195,10 @@ func testDecode(t *testing.T, tier string) {
 // how many rows, heads and threads there are, so not on which lane of a tile it
 // falls in, on whether keys or queries are lanes, nor on which goroutines share
 // its keys.
-func TestAnyCompany(t *testing.T) { eachTier(t, testAnyCompany) }
+func TestAnyCompany(t *testing.T) {
+	skipWithRace(t)
+	eachTier(t, testAnyCompany)
+}
 
 func testAnyCompany(t *testing.T, tier string) {
 	const sq, sk, dim, dv, share = 150, 2053, 40, 37, 3 // a last chunk of 5 keys

@@ -44,7 +44,10 @@ func guarded[T any](t *testing.T, n int, atEnd bool) []T {
 // TestGuardPages runs calls whose every operand lies against memory that may not
 // be touched: one element read or written outside ends the test's process. The
 // shapes are one off the edges of tiles, vectors and key blocks.
-func TestGuardPages(t *testing.T) { eachTier(t, testGuardPages) }
+func TestGuardPages(t *testing.T) {
+	skipWithRace(t)
+	eachTier(t, testGuardPages)
+}
 
 func testGuardPages(t *testing.T, tier string) {
 	rng := rand.New(rand.NewPCG(5, 6))

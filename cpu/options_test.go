@@ -13,6 +13,7 @@ import (
 // TestOptionEdges compares each tier with the reference for options alone and together,
 // at lengths at and next to the edges of vectors, tiles and key blocks.
 func TestOptionEdges(t *testing.T) {
+	skipWithRace(t)
 	rng := rand.New(rand.NewPCG(1, 9))
 	one := func(n ...int) int { return n[rng.IntN(len(n))] }
 	rounds := 300

@@ -26,7 +26,10 @@ func project(t testing.TB, opt Options, x, w, bias backend.Tensor) backend.Tenso
 
 // TestProjectInAnyCompany shows that a row's bits depend neither on how many rows,
 // batches and threads there are, nor an element's on how many columns.
-func TestProjectInAnyCompany(t *testing.T) { eachTier(t, testProjectInAnyCompany) }
+func TestProjectInAnyCompany(t *testing.T) {
+	skipWithRace(t)
+	eachTier(t, testProjectInAnyCompany)
+}
 
 func testProjectInAnyCompany(t *testing.T, tier string) {
 	const batch, s, m, n = 2, 150, 300, 391

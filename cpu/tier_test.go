@@ -61,6 +61,7 @@ func TestTiers(t *testing.T) {
 // TestWideHeads shows that head sizes beyond what the caches of a core hold come out
 // right on each tier.
 func TestWideHeads(t *testing.T) {
+	skipWithRace(t)
 	for _, sq := range []int{1, 70} {
 		q, kv := random(t, 1, backend.Shape{1, 2, sq, 1100}), random(t, 2, backend.Shape{1, 1, 300, 1100})
 		v, err := kv.Slice(backend.Dim, 0, 1030)

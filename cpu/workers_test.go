@@ -96,16 +96,15 @@ func TestWorkersOutliveCalls(t *testing.T) {
 	if n := created() - before; n > 10 { // the runtime's own may be among them
 		t.Errorf("100 calls started %d goroutines", n)
 	}
-	end := func(how string, help func()) {
-		for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > running; time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("%d goroutines more, long after their backend was %s", runtime.NumGoroutine()-running, how)
-			}
+	// end waits without a deadline: the limit of the whole test binary reports a hang.
+	end := func(help func()) {
+		for runtime.NumGoroutine() > running {
 			help()
+			time.Sleep(time.Millisecond)
 		}
 	}
 	be.Close()
-	end("closed", func() {})
+	end(func() {})
 	call(New(Options{Threads: 3}))
-	end("forgotten", runtime.GC)
+	end(runtime.GC)
 }

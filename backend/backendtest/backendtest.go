@@ -12,6 +12,7 @@
 package backendtest
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -38,9 +39,11 @@ type Harness struct {
 	// Digests is a file of recorded digests of output bits, for backends whose bits do
 	// not depend on the machine; -update-digests writes it.
 	Digests string
+	// Only lists the subtests to run; nil means all.
+	Only []string
 }
 
-// Run runs the whole suite as subtests of t.
+// Run runs the suite as subtests of t.
 func Run(t *testing.T, h Harness) {
 	dev := kernels.NewDevice(h.Open(t))
 	t.Cleanup(func() {
@@ -48,39 +51,44 @@ func Run(t *testing.T, h Harness) {
 			t.Errorf("close: %v", err)
 		}
 	})
-	bits := readDigests(t, h.Digests)
-	t.Run("Transfer", func(t *testing.T) { testTransfer(t, dev) })
-	t.Run("Cases", func(t *testing.T) { testCases(t, dev, bits) })
-	t.Run("Pairs", func(t *testing.T) { testPairs(t, dev, h, bits) })
-	t.Run("Caches", func(t *testing.T) { testCaches(t, dev, bits) })
-	if h.Digests != "" {
-		t.Run("Digests", bits.finish)
+	run := func(name string, f func(t *testing.T)) {
+		if h.Only == nil || slices.Contains(h.Only, name) {
+			t.Run(name, f)
+		}
 	}
-	t.Run("KVCache", func(t *testing.T) { testKVCache(t, dev) })
-	t.Run("PagedCache", func(t *testing.T) { testPagedCache(t, dev) })
-	t.Run("Copy", func(t *testing.T) { testCopy(t, dev) })
-	t.Run("Batch", func(t *testing.T) { testBatch(t, dev) })
-	t.Run("Packed", func(t *testing.T) { testPacked(t, dev) })
-	t.Run("Scores", func(t *testing.T) { testScores(t, dev) })
-	t.Run("TopWeights", func(t *testing.T) { testTopWeights(t, dev) })
-	t.Run("Edges", func(t *testing.T) { testEdges(t, dev) })
-	t.Run("HeadSizes", func(t *testing.T) { testHeadSizes(t, dev, h) })
-	t.Run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, dev) })
-	t.Run("Projections", func(t *testing.T) { testProjections(t, dev) })
-	t.Run("Rotate", func(t *testing.T) { testRotate(t, dev) })
-	t.Run("MultiHead", func(t *testing.T) { testMultiHead(t, dev) })
-	t.Run("Stages", func(t *testing.T) { testStages(t, dev) })
-	t.Run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Draws, 100)) })
-	t.Run("Properties", func(t *testing.T) { testProperties(t, dev) })
-	t.Run("Merge", func(t *testing.T) { testMerge(t, dev) })
-	t.Run("Refused", func(t *testing.T) { testRefused(t, dev) })
-	t.Run("Plan", func(t *testing.T) { testPlan(t, dev) })
-	t.Run("Concurrent", func(t *testing.T) { testConcurrent(t, dev) })
-	t.Run("Cancel", func(t *testing.T) { testCancel(t, dev) })
-	t.Run("Release", func(t *testing.T) { testRelease(t, dev) })
-	t.Run("Close", func(t *testing.T) { testClose(t, h) })
+	bits := readDigests(t, h.Digests)
+	run("Transfer", func(t *testing.T) { testTransfer(t, dev) })
+	run("Cases", func(t *testing.T) { testCases(t, dev, bits) })
+	run("Pairs", func(t *testing.T) { testPairs(t, dev, h, bits) })
+	run("Caches", func(t *testing.T) { testCaches(t, dev, bits) })
+	if h.Digests != "" {
+		run("Digests", bits.finish)
+	}
+	run("KVCache", func(t *testing.T) { testKVCache(t, dev) })
+	run("PagedCache", func(t *testing.T) { testPagedCache(t, dev) })
+	run("Copy", func(t *testing.T) { testCopy(t, dev) })
+	run("Batch", func(t *testing.T) { testBatch(t, dev) })
+	run("Packed", func(t *testing.T) { testPacked(t, dev) })
+	run("Scores", func(t *testing.T) { testScores(t, dev) })
+	run("TopWeights", func(t *testing.T) { testTopWeights(t, dev) })
+	run("Edges", func(t *testing.T) { testEdges(t, dev) })
+	run("HeadSizes", func(t *testing.T) { testHeadSizes(t, dev, h) })
+	run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, dev) })
+	run("Projections", func(t *testing.T) { testProjections(t, dev) })
+	run("Rotate", func(t *testing.T) { testRotate(t, dev) })
+	run("MultiHead", func(t *testing.T) { testMultiHead(t, dev) })
+	run("Stages", func(t *testing.T) { testStages(t, dev) })
+	run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Draws, 100)) })
+	run("Properties", func(t *testing.T) { testProperties(t, dev) })
+	run("Merge", func(t *testing.T) { testMerge(t, dev) })
+	run("Refused", func(t *testing.T) { testRefused(t, dev) })
+	run("Plan", func(t *testing.T) { testPlan(t, dev) })
+	run("Concurrent", func(t *testing.T) { testConcurrent(t, dev) })
+	run("Cancel", func(t *testing.T) { testCancel(t, dev) })
+	run("Release", func(t *testing.T) { testRelease(t, dev) })
+	run("Close", func(t *testing.T) { testClose(t, h) })
 	if h.Against != nil {
-		t.Run("Pair", func(t *testing.T) {
+		run("Pair", func(t *testing.T) {
 			other := kernels.NewDevice(h.Against(t))
 			defer other.Close()
 			testPair(t, dev, other, draws(h.PairDraws, 1000))
