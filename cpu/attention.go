@@ -3,7 +3,6 @@ package cpu
 import (
 	"cmp"
 	"context"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -82,8 +81,8 @@ type attention struct {
 	cap     float32 // softcap·log2 e, or 0
 	blocked bool    // there is a block mask, which may leave gaps
 
-	states  []float32      // slot floats for each tile and chunk, where keys are cut
-	summed  []bool         // the states that are set
+	states  []float32      // stateFloats for each tile and chunk, where keys are cut
+	saved   []bool         // the states that are set
 	pending []atomic.Int32 // unfinished parts of each task over all keys
 }
 
@@ -97,16 +96,11 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (*attention, erro
 		return nil, err
 	}
 	a.partition = newPartition(be.kernels, c, threads)
-	a.scale = float32(float64(c.Scale) * math.Log2E)
-	a.cap = 0
-	if c.Softcap > 0 {
-		a.scale = float32(float64(c.Scale) / float64(c.Softcap))
-		a.cap = float32(float64(c.Softcap) * math.Log2E)
-	}
-	if n := a.slots(); n > 0 {
+	a.scale, a.cap = scaleAndCap(&c.Problem)
+	if n := a.savedFloats(); n > 0 {
 		a.states = resized(a.states, n)
-		a.summed = resized(a.summed, n/a.slot)
-		clear(a.summed)
+		a.saved = resized(a.saved, n/a.stateFloats)
+		clear(a.saved)
 		a.pending = resized(a.pending, a.tasks/a.parts)
 		for i := range a.pending {
 			a.pending[i].Store(int32(a.parts))
@@ -147,13 +141,13 @@ func (a *attention) open(c *backend.Call) (err error) {
 
 // release forgets the operands.
 func (a *attention) release() {
-	*a = attention{states: a.states, summed: a.summed, pending: a.pending}
+	*a = attention{states: a.states, saved: a.saved, pending: a.pending}
 	attentionPool.Put(a)
 }
 
 // size implements job.
 func (a *attention) size() (floats, rows int) {
-	floats = a.roomFloats() + a.taskTiles*(a.queryFloats()+a.tileStates()*a.slot)
+	floats = a.workspaceFloats() + a.taskTiles*(a.queryFloats()+a.tileStates()*a.stateFloats)
 	if a.blocked && !a.keyLanes {
 		floats += keyBlock * a.dimV
 	}
@@ -164,13 +158,13 @@ func (a *attention) size() (floats, rows int) {
 func (a *attention) scratchBytes() int64 {
 	floats, rows := a.size()
 	const span = 16
-	return int64(a.threads)*(int64(floats+alignSlack)*4+int64(rows)*span) + int64(a.slots())*4
+	return int64(a.threads)*(int64(floats+alignSlack)*4+int64(rows)*span) + int64(a.savedFloats())*4
 }
 
 // task implements job.
 func (a *attention) task(ctx context.Context, w *scratch, n int) error {
 	p := a.at(n)
-	b := a.room(w)
+	b := a.cutWorkspace(w)
 	if a.blocked && !a.keyLanes {
 		b.gathered = w.floats(keyBlock * a.dimV)
 	}
@@ -179,12 +173,12 @@ func (a *attention) task(ctx context.Context, w *scratch, n int) error {
 	keys := span{a.d.SeqK, 0}
 	for n := range tiles {
 		t := &tiles[n]
-		t.cur = stateIn(w.floats(a.slot), a.outputFloats(), a.tileRows())
+		t.cur = stateIn(w.floats(a.stateFloats), a.outputFloats(), a.tileRows())
 		if a.chunks > 1 {
-			t.all = stateIn(w.floats(a.slot), a.outputFloats(), a.tileRows())
+			t.all = stateIn(w.floats(a.stateFloats), a.outputFloats(), a.tileRows())
 		}
-		a.see(&p, t)
-		keys = keys.join(t.keys)
+		a.findVisible(&p, t)
+		keys = keys.union(t.keys)
 		if !t.keys.empty() {
 			a.packQueries(w, &p, t)
 		}
@@ -203,8 +197,8 @@ func (a *attention) task(ctx context.Context, w *scratch, n int) error {
 		t := &tiles[n]
 		if a.parts == 1 {
 			a.write(b, &p, t, t.sum(&fold))
-		} else if t.some {
-			a.keep(t)
+		} else if t.hasCur {
+			a.saveState(t)
 		}
 	}
 	if a.parts == 1 || a.pending[p.group].Add(-1) > 0 {
@@ -218,15 +212,15 @@ func (a *attention) task(ctx context.Context, w *scratch, n int) error {
 	return nil
 }
 
-// see sets the keys that the rows of t see.
-func (a *attention) see(p *taskRange, t *tile) {
+// findVisible sets the keys that the rows of t see.
+func (a *attention) findVisible(p *taskRange, t *tile) {
 	t.keys, t.every = span{a.d.SeqK, 0}, span{0, a.d.SeqK}
 	for r := range t.n {
 		_, i := a.row(t.h, t.i, r)
-		lo, hi := a.p.Visible.Range(p.b, i, a.d.SeqK)
+		lo, hi := a.problem.Visible.Range(p.b, i, a.d.SeqK)
 		t.spans[r] = span{lo, hi}
-		t.every = t.every.within(lo, hi)
-		t.keys = t.keys.join(t.spans[r])
+		t.every = t.every.clip(lo, hi)
+		t.keys = t.keys.union(t.spans[r])
 	}
 }
 
@@ -235,8 +229,8 @@ func (a *attention) block(b *workspace, p *taskRange, tiles []tile, j0 int, fold
 	r := keyRange{span: span{j0 + keyBlock, j0}}
 	for n := range tiles {
 		t := &tiles[n]
-		t.here, t.mixed = a.trim(p.b, t, t.keys.within(j0, j0+keyBlock))
-		r.span = r.join(t.here)
+		t.here, t.mixed = a.trim(p.b, t, t.keys.clip(j0, j0+keyBlock))
+		r.span = r.union(t.here)
 	}
 	if r.empty() {
 		return
@@ -251,8 +245,8 @@ func (a *attention) block(b *workspace, p *taskRange, tiles []tile, j0 int, fold
 		if t.here.empty() {
 			continue
 		}
-		if a.parts > 1 && t.some && t.chunk != j0/chunkKeys {
-			a.keep(t)
+		if a.parts > 1 && t.hasCur && t.chunk != j0/chunkKeys {
+			a.saveState(t)
 		}
 		t.enter(j0/chunkKeys, fold)
 		here := span{t.here.lo / first * first, t.here.hi}
@@ -264,32 +258,32 @@ func (a *attention) block(b *workspace, p *taskRange, tiles []tile, j0 int, fold
 	}
 }
 
-// kept returns the place of the state of a tile and a chunk.
-func (a *attention) kept(t *tile, chunk int) (at int, s state) {
+// savedState returns the place of the state of a tile and a chunk.
+func (a *attention) savedState(t *tile, chunk int) (at int, s state) {
 	at = t.index*a.chunks + chunk
-	return at, stateIn(a.states[at*a.slot:(at+1)*a.slot], a.outputFloats(), a.tileRows())
+	return at, stateIn(a.states[at*a.stateFloats:(at+1)*a.stateFloats], a.outputFloats(), a.tileRows())
 }
 
-// keep stores the state of t's chunk for the task that folds the parts.
-func (a *attention) keep(t *tile) {
-	at, s := a.kept(t, t.chunk)
+// saveState stores the state of t's chunk for the task that folds the parts.
+func (a *attention) saveState(t *tile) {
+	at, s := a.savedState(t, t.chunk)
 	s.copy(&t.cur)
-	a.summed[at] = true
-	t.some = false
+	a.saved[at] = true
+	t.hasCur = false
 }
 
-// foldParts folds the kept states of t into it, chunk by chunk.
+// foldParts folds the saved states of t into it, chunk by chunk.
 func (a *attention) foldParts(t *tile, fold *folder) {
-	t.some = false
+	t.hasCur = false
 	for c := range a.chunks {
-		at, s := a.kept(t, c)
+		at, s := a.savedState(t, c)
 		switch {
-		case !a.summed[at]:
-		case t.some:
+		case !a.saved[at]:
+		case t.hasCur:
 			fold.fold(&t.cur, &s)
 		default:
 			t.cur.copy(&s)
-			t.some = true
+			t.hasCur = true
 		}
 	}
 }
@@ -299,7 +293,7 @@ func (a *attention) write(b *workspace, p *taskRange, t *tile, s *state) {
 	clear(b.alpha)
 	for r := range t.n {
 		h, i := a.row(t.h, t.i, r)
-		lse, inv := rowLSE(s.m[r], float64(s.l[r]), a.p.Sink(h))
+		lse, inv := rowLSE(s.m[r], float64(s.l[r]), a.problem.Sink(h))
 		b.alpha[r] = inv
 		if !a.lse.isZero() {
 			a.lse.f32[a.lse.index(p.b, h, i)] = lse
@@ -308,9 +302,9 @@ func (a *attention) write(b *workspace, p *taskRange, t *tile, s *state) {
 	a.writeOutputs(b, p, t, s.o, b.alpha)
 }
 
-// addHidden adds the products of weights and non-finite values for the keys of
+// addVisibleNonFinite adds the products of weights and non-finite values for the keys of
 // here that the rows of t see.
-func (a *attention) addHidden(p *taskRange, t *tile, here span, s []float32) {
+func (a *attention) addVisibleNonFinite(p *taskRange, t *tile, here span, s []float32) {
 	a.addNonFinite(p, t, here.lo, here.hi, t.cur.o, s, func(h, i, j, r int, _ float32) bool {
 		return j >= t.spans[r].lo && j < t.spans[r].hi && !a.hides(p.b, h, i, j) && a.keeps(p.b, h, i, j)
 	})
@@ -336,8 +330,8 @@ func (be *Backend) AttentionBatch(ctx context.Context, calls []*backend.Call) er
 type batch struct {
 	pinned       []backend.Pinned
 	calls        []*attention
-	first        []int // task of each call
-	rowsOf       []int // rows of scratch of each call
+	first        []int // first task of each call
+	scratchRows  []int // that each call needs
 	tasks        int
 	floats, rows int
 }
@@ -360,14 +354,14 @@ func (b *batch) open(be *Backend, calls []*backend.Call) error {
 	}
 	// Tasks are taken from the last one on.
 	slices.SortStableFunc(loads, func(x, y load) int { return cmp.Compare(x.work, y.work) })
-	b.calls, b.first, b.rowsOf = make([]*attention, 0, len(calls)), make([]int, 0, len(calls)), make([]int, 0, len(calls))
+	b.calls, b.first, b.scratchRows = make([]*attention, 0, len(calls)), make([]int, 0, len(calls)), make([]int, 0, len(calls))
 	for _, l := range loads {
 		a, err := be.openAttention(l.c, shareOf(l.work, total, be.threads()))
 		if err != nil {
 			return err
 		}
 		floats, rows := a.size()
-		b.calls, b.first, b.rowsOf = append(b.calls, a), append(b.first, b.tasks), append(b.rowsOf, rows)
+		b.calls, b.first, b.scratchRows = append(b.calls, a), append(b.first, b.tasks), append(b.scratchRows, rows)
 		b.tasks += a.tasks
 		b.floats, b.rows = max(b.floats, floats), max(b.rows, rows)
 	}
@@ -402,6 +396,6 @@ func (b *batch) task(ctx context.Context, w *scratch, t int) error {
 	if !found {
 		n--
 	}
-	w.spans = w.spans[:b.rowsOf[n]]
+	w.spans = w.spans[:b.scratchRows[n]]
 	return b.calls[n].task(ctx, w, t-b.first[n])
 }

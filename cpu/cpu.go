@@ -174,11 +174,8 @@ func (driver) Open(selector string) (backend.Backend, error) {
 	return be, nil
 }
 
-// The tiers of Options.Tier and of the environment variable ATTN_CPU_TIER.
-const (
-	tierGonum = "gonum"
-	tierEnv   = "ATTN_CPU_TIER"
-)
+// tierEnv is the environment variable that selects the tier where Options.Tier is "".
+const tierEnv = "ATTN_CPU_TIER"
 
 // ErrTier reports a tier that the machine does not have.
 var ErrTier = errors.New("this machine has no such tier")

@@ -28,6 +28,9 @@ func open(tb testing.TB, opt Options) *Backend {
 	return be
 }
 
+// tierGonum is the tier that every machine has.
+const tierGonum = "gonum"
+
 // TestConformance runs the suite on each tier. With the race detector it runs what is
 // concurrent, and the cases on one tier: the Go code of the others is the same.
 func TestConformance(t *testing.T) {

@@ -84,48 +84,40 @@ var gonumVersion = sync.OnceValue(func() string {
 // these are the widest that the machine has, because another BLAS may use them.
 // On machines without vector kernels a plain Go loop gives a lower bound. Close
 // waits for it as for any other call.
-func (be *Backend) PeakFLOPS(ctx context.Context) (float64, error) {
-	if err := be.gate.enter(ctx, "peak"); err != nil {
-		return 0, err
-	}
-	defer be.gate.leave()
-	flops, err := peak.FLOPS(ctx, be.peakTier(), be.threads())
-	if err != nil {
-		return 0, fmt.Errorf("cpu: peak: %w", err)
-	}
-	return flops, nil
+func (be *Backend) PeakFLOPS(ctx context.Context) (flops float64, err error) {
+	err = be.do(ctx, "peak", func() error {
+		flops, err = peak.FLOPS(ctx, be.peakTier(), be.threads())
+		return err
+	})
+	return flops, err
 }
 
 // ReadBandwidth implements backend.BandwidthMeter: the best of three measurements
 // of 8 milliseconds each, in which every thread reads its own part of the
 // operands with the load instructions of the tier that PeakFLOPS uses.
-func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor) (float64, error) {
-	if err := be.gate.enter(ctx, "bandwidth"); err != nil {
-		return 0, err
-	}
-	defer be.gate.leave()
+func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor) (rate float64, err error) {
 	in := make([]backend.Operand, len(operands))
 	for i, t := range operands {
 		in[i] = backend.Operand{Name: fmt.Sprintf("operand %d", i), Tensor: t}
 	}
-	var pinned backend.Pinned
-	if err := pinned.Pin(nil, where, nil, in); err != nil {
-		return 0, fmt.Errorf("cpu: bandwidth: %w", err)
-	}
-	defer pinned.Unpin()
-	var spans [][]byte
-	for _, o := range in {
-		v, err := anyView(o.Name, o.Tensor)
-		if err != nil {
-			return 0, fmt.Errorf("cpu: bandwidth: %w", err)
+	err = be.do(ctx, "bandwidth", func() error {
+		var pinned backend.Pinned
+		if err := pinned.Pin(nil, where, nil, in); err != nil {
+			return err
 		}
-		spans = append(spans, v.memory())
-	}
-	rate, err := peak.Bandwidth(ctx, be.peakTier(), spans, be.threads())
-	if err != nil {
-		return 0, fmt.Errorf("cpu: bandwidth: %w", err)
-	}
-	return rate, nil
+		defer pinned.Unpin()
+		var spans [][]byte
+		for _, o := range in {
+			v, err := anyView(o.Name, o.Tensor)
+			if err != nil {
+				return err
+			}
+			spans = append(spans, v.memory())
+		}
+		rate, err = peak.Bandwidth(ctx, be.peakTier(), spans, be.threads())
+		return err
+	})
+	return rate, err
 }
 
 // peakTier names the loops that measure the backend's ceilings; "" is the widest.

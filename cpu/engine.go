@@ -24,16 +24,16 @@ type span struct{ lo, hi int }
 
 func (s span) empty() bool { return s.lo >= s.hi }
 
-// join returns the smallest span that contains s and t, of which t may be empty.
-func (s span) join(t span) span {
+// union returns the smallest span that contains s and t, of which t may be empty.
+func (s span) union(t span) span {
 	if t.empty() {
 		return s
 	}
 	return span{min(s.lo, t.lo), max(s.hi, t.hi)}
 }
 
-// within returns the part of s that lies in [lo, hi).
-func (s span) within(lo, hi int) span { return span{max(s.lo, lo), min(s.hi, hi)} }
+// clip returns the part of s that lies in [lo, hi).
+func (s span) clip(lo, hi int) span { return span{max(s.lo, lo), min(s.hi, hi)} }
 
 // tile is the state of some query rows while the keys go by. The rows are those
 // from (h, i) on; rows of the next head follow those of a head.
@@ -131,11 +131,11 @@ func (x *partition) cutTiles(w *scratch, p *taskRange) []tile {
 		if len(w.spans) > 0 {
 			t.spans = w.spans[n*x.rows:]
 		}
-		if x.d.SeqQ < x.kernels.Width {
+		if x.headTiles == 0 {
 			t.h, t.i = x.row(t.h, 0, at*x.rows)
 			t.n = min(x.rows, x.share*x.d.SeqQ-at*x.rows)
 		} else {
-			t.h, t.i = t.h+at/x.blocks, at%x.blocks*x.rows
+			t.h, t.i = t.h+at/x.headTiles, at%x.headTiles*x.rows
 			t.n = min(x.rows, x.d.SeqQ-t.i)
 		}
 		tiles[n] = t
@@ -143,8 +143,8 @@ func (x *partition) cutTiles(w *scratch, p *taskRange) []tile {
 	return tiles
 }
 
-// room cuts the workspace of a task from scratch.
-func (e *engine) room(w *scratch) *workspace {
+// cutWorkspace cuts the workspace of a task from scratch.
+func (e *engine) cutWorkspace(w *scratch) *workspace {
 	b, x := &w.workspace, e.kernels
 	b.k, b.v = w.floats(keyBlock*e.dimK), w.floats(keyBlock*e.dimV)
 	b.scale, b.one = w.floats(x.Lanes), w.floats(x.Lanes)
@@ -214,7 +214,7 @@ func (e *engine) values(r *keyRange, b *workspace, p *taskRange, lo int, clean b
 					clear(b.v[j*e.dimV+dv : (j+1)*e.dimV])
 				}
 			}
-			dropNonFinite(b.v[:n*e.dimV])
+			zeroNonFinite(b.v[:n*e.dimV])
 			r.clean = b.v
 		}
 	}
@@ -224,8 +224,8 @@ func (e *engine) values(r *keyRange, b *workspace, p *taskRange, lo int, clean b
 	return r.v[(lo-r.lo)*r.ldv:], r.ldv, false
 }
 
-// dropNonFinite replaces NaN and Inf by zero.
-func dropNonFinite(s []float32) {
+// zeroNonFinite replaces NaN and Inf by zero.
+func zeroNonFinite(s []float32) {
 	for i, x := range s {
 		if !finite(x) {
 			s[i] = 0
@@ -267,9 +267,9 @@ func (e *engine) writeOutputs(b *workspace, p *taskRange, t *tile, o, mul []floa
 		for r := range t.n {
 			h, i := e.row(t.h, t.i, r)
 			row := o[r*e.dimV : (r+1)*e.dimV]
-			for c := range row {
-				if mul != nil {
-					row[c] = row[c]*mul[r] + 0
+			if mul != nil {
+				for c := range row {
+					row[c] = row[c]*mul[r] + 0 // no zero is negative
 				}
 			}
 			storeRow(x, &e.o, row, p.b, h, i)

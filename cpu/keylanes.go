@@ -9,7 +9,7 @@ import (
 // in r. It computes the same sums in the same order as stepQueryLanes.
 func (a *attention) stepKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRange, here span) {
 	x, n := a.kernels, here.hi-here.lo
-	lanes := ceilDiv(n, x.Lanes) * x.Lanes
+	lanes := roundUp(n, x.Lanes)
 	a.scoreKeyLanes(b, p, t, r, here)
 	// Mix may skip weights of 0, so a table with only this layout always replaces
 	// non-finite values.
@@ -38,7 +38,7 @@ func (a *attention) stepKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRang
 	for row := range t.n {
 		s := b.s[row*keyBlock : row*keyBlock+lanes]
 		t.cur.l[row] = float32(b.alpha[row]*t.cur.l[row]) + sumByFours(s)
-		if a.p.Dropout.P > 0 {
+		if a.problem.Dropout.P > 0 {
 			h, i := a.row(t.h, t.i, row)
 			a.dropRow(x, &b.draw, s, p.b, h, i, here.lo)
 		}
@@ -51,7 +51,7 @@ func (a *attention) stepKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRang
 	v, ldv, replaced := a.values(r, b, p, here.lo, clean)
 	x.Mix(vec.F32, t.cur.o, a.dimV, b.run(v, ldv, n, a.dimV), ldv, b.s, keyBlock, b.alpha, t.n, a.dimV)
 	if replaced {
-		a.addHidden(p, t, here, b.s)
+		a.addVisibleNonFinite(p, t, here, b.s)
 	}
 }
 
@@ -79,7 +79,7 @@ func (e *engine) scoreKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRange,
 	}
 	for c := done; c < n; c += step {
 		some := min(step, n-c)
-		padded := ceilDiv(some, x.Lanes) * x.Lanes
+		padded := roundUp(some, x.Lanes)
 		k := b.k
 		if e.tiles > 1 {
 			k = b.stage // b.k has the keys of all tiles

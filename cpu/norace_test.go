@@ -2,5 +2,5 @@
 
 package cpu
 
-// raceEnabled says that the race detector is on.
+// raceEnabled reports whether the race detector is on.
 const raceEnabled = false

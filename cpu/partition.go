@@ -30,7 +30,7 @@ type partition struct {
 
 	keyLanes   bool // tiles have keys as lanes, else query rows
 	rows       int  // query rows of a full tile
-	blocks     int  // tiles of a head, or of the whole group where tiles span heads
+	headTiles  int  // tiles of a head; 0 where tiles span heads
 	tiles      int  // tiles of a group
 	taskTiles  int  // tiles of a task
 	groupTasks int  // tasks of a group over all keys
@@ -40,7 +40,7 @@ type partition struct {
 	tasks      int
 
 	dimK, dimV   int  // head sizes rounded up to Lanes
-	slot         int  // floats of the state of a tile
+	stateFloats  int  // of the state of a tile
 	loadK, loadV bool // keys, values are converted or packed
 	readK, readV bool // with keys as lanes, kernels read keys, values in place
 }
@@ -58,9 +58,9 @@ const (
 	// decodeTasks is the same for few query rows: such a call is bound by memory,
 	// and the cores' shares of the bandwidth are uneven.
 	decodeTasks = 16
-	// slotFloats bounds the memory for the states of a call with many query rows
+	// maxSavedFloats bounds the memory for the states of a call with many query rows
 	// whose keys are cut: 4 MiB. Where more would be needed, keys are not cut.
-	slotFloats = 1 << 20
+	maxSavedFloats = 1 << 20
 )
 
 // newPartition divides c among at most threads goroutines. A call that is a small
@@ -68,7 +68,7 @@ const (
 func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	d := c.Dims()
 	x := partition{kernels: k, d: d, share: d.Heads / d.KVHeads, keyLanes: k.KeyLanes,
-		dimK: ceilDiv(d.Dim, k.Lanes) * k.Lanes, dimV: ceilDiv(d.ValueDim, k.Lanes) * k.Lanes,
+		dimK: roundUp(d.Dim, k.Lanes), dimV: roundUp(d.ValueDim, k.Lanes),
 		chunks: ceilDiv(d.SeqK, chunkKeys), parts: 1,
 		loadK: c.Pages != nil || !rowsInPlace(c.K), loadV: c.Pages != nil || !rowsInPlace(c.V)}
 	groups, group := d.Batch*d.KVHeads, x.share*d.SeqQ
@@ -78,20 +78,18 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 		x.keyLanes = true
 		want = max(1, decodeTasks*threads)
 	}
-	switch {
-	case d.SeqQ < k.Width:
-		x.rows, x.blocks = min(k.Width, group), ceilDiv(group, k.Width)
-		x.tiles = x.blocks
-	default:
-		x.rows, x.blocks = k.Width, ceilDiv(d.SeqQ, k.Width)
-		x.tiles = x.blocks * x.share
+	if d.SeqQ < k.Width { // tiles span heads
+		x.rows, x.tiles = min(k.Width, group), ceilDiv(group, k.Width)
+	} else {
+		x.rows, x.headTiles = k.Width, ceilDiv(d.SeqQ, k.Width)
+		x.tiles = x.headTiles * x.share
 	}
 	if x.keyLanes {
 		x.loadK, x.loadV = x.loadK || d.Dim != x.dimK, x.loadV || d.ValueDim != x.dimV
 		x.readK, x.readV = readsInPlace(k, c.K, c.Pages), readsInPlace(k, c.V, c.Pages)
-		x.slot = x.rows*x.dimV + 2*x.laneRows()
+		x.stateFloats = x.rows*x.dimV + 2*x.laneRows()
 	} else {
-		x.slot = (x.dimV + 2) * k.Width
+		x.stateFloats = (x.dimV + 2) * k.Width
 	}
 	most := min(maxTiles, max(1, (cacheFloats-keyBlock*(x.dimK+x.dimV))/(k.Width*(x.dimK+x.dimV))))
 	if x.keyLanes {
@@ -100,7 +98,7 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	x.taskTiles = max(1, min(groups*x.tiles/want, most))
 	x.groupTasks = ceilDiv(x.tiles, x.taskTiles)
 	// With few rows a state is a small part of the keys that it sums up.
-	if tasks := groups * x.groupTasks; tasks < want && (decode || groups*x.tiles*x.chunks*x.slot <= slotFloats) {
+	if tasks := groups * x.groupTasks; tasks < want && (decode || groups*x.tiles*x.chunks*x.stateFloats <= maxSavedFloats) {
 		x.parts = min(x.chunks, ceilDiv(want, tasks))
 	}
 	x.cutKeys(ceilDiv(x.chunks, x.parts))
@@ -124,7 +122,7 @@ func readsInPlace(k *vec.Kernels, t backend.Tensor, pages *backend.Pages) bool {
 }
 
 // laneRows returns the rows of a tile rounded up to whole vectors.
-func (x *partition) laneRows() int { return ceilDiv(x.rows, x.kernels.Lanes) * x.kernels.Lanes }
+func (x *partition) laneRows() int { return roundUp(x.rows, x.kernels.Lanes) }
 
 // queryFloats returns the floats of a tile's packed query rows.
 func (x *partition) queryFloats() int {
@@ -152,10 +150,10 @@ func (x *partition) tileRows() int {
 }
 
 // outputFloats returns the floats of a tile's outputs.
-func (x *partition) outputFloats() int { return x.slot - 2*x.tileRows() }
+func (x *partition) outputFloats() int { return x.stateFloats - 2*x.tileRows() }
 
-// roomFloats returns the floats of the workspace that room cuts from scratch.
-func (x *partition) roomFloats() int {
+// workspaceFloats returns the floats of the workspace that cutWorkspace cuts from scratch.
+func (x *partition) workspaceFloats() int {
 	return keyBlock*(x.dimK+x.dimV) + 2*x.kernels.Lanes + x.scoreFloats() + 3*x.tileRows() +
 		x.kernels.Lanes*max(x.dimK, x.dimV, keyBlock) + keyBlock + x.kernels.Width
 }
@@ -164,12 +162,12 @@ func (x *partition) roomFloats() int {
 // the chunks before it.
 func (x *partition) tileStates() int { return min(2, x.chunks) }
 
-// slots returns the floats for the states of a call whose keys are cut.
-func (x *partition) slots() int {
+// savedFloats returns the floats for the states of a call whose keys are cut.
+func (x *partition) savedFloats() int {
 	if x.parts == 1 {
 		return 0
 	}
-	return x.d.Batch * x.d.KVHeads * x.tiles * x.chunks * x.slot
+	return x.d.Batch * x.d.KVHeads * x.tiles * x.chunks * x.stateFloats
 }
 
 // String describes the partition for a plan.
@@ -210,8 +208,8 @@ func (x *partition) why(c *backend.Call) string {
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }
 
-// roundUp returns the smallest multiple of 4 that is at least n.
-func roundUp(n int) int { return (n + 3) &^ 3 }
+// roundUp returns the smallest multiple of step that is at least n.
+func roundUp(n, step int) int { return ceilDiv(n, step) * step }
 
 // rowPartition divides the rows of a tensor [B, H, S, N] into tasks of up to
 // maxTiles·rowStep rows of one head. The operations that treat rows independently use it.

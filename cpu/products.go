@@ -33,11 +33,13 @@ type qkJob struct {
 }
 
 // size implements job.
-func (j *qkJob) size() (floats, rows int) { return j.roomFloats() + j.taskTiles*j.queryFloats(), 0 }
+func (j *qkJob) size() (floats, rows int) {
+	return j.workspaceFloats() + j.taskTiles*j.queryFloats(), 0
+}
 
 // task implements job.
 func (j *qkJob) task(ctx context.Context, w *scratch, n int) error {
-	p, b := j.at(n), j.room(w)
+	p, b := j.at(n), j.cutWorkspace(w)
 	tiles := j.cutTiles(w, &p)
 	for n := range tiles {
 		j.packQueries(w, &p, &tiles[n])
@@ -105,7 +107,9 @@ func (j *pvJob) run(ctx context.Context, be *Backend, o, v backend.Tensor) error
 }
 
 // size implements job.
-func (j *pvJob) size() (floats, rows int) { return j.roomFloats() + j.taskTiles*j.outputFloats(), 0 }
+func (j *pvJob) size() (floats, rows int) {
+	return j.workspaceFloats() + j.taskTiles*j.outputFloats(), 0
+}
 
 // begin sets the outputs of t to the bias, or to 0.
 func (j *pvJob) begin(p *taskRange, t *tile) {
@@ -128,7 +132,7 @@ func (j *pvJob) begin(p *taskRange, t *tile) {
 
 // task implements job.
 func (j *pvJob) task(ctx context.Context, w *scratch, n int) error {
-	p, b, x := j.at(n), j.room(w), j.kernels
+	p, b, x := j.at(n), j.cutWorkspace(w), j.kernels
 	fill(b.alpha, 1)
 	tiles := j.cutTiles(w, &p)
 	for n := range tiles {
@@ -160,12 +164,12 @@ func (j *pvJob) task(ctx context.Context, w *scratch, n int) error {
 			}
 		}
 	}
+	factors := b.alpha
+	if j.keyLanes {
+		factors = nil
+	}
 	for n := range tiles {
-		if t := &tiles[n]; j.keyLanes {
-			j.writeOutputs(b, &p, t, t.cur.o, nil)
-		} else {
-			j.writeOutputs(b, &p, t, t.cur.o, b.alpha)
-		}
+		j.writeOutputs(b, &p, &tiles[n], tiles[n].cur.o, factors)
 	}
 	return nil
 }

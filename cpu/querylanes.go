@@ -37,7 +37,7 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 		}
 		b.s = s
 	}
-	if a.p.Dropout.P > 0 {
+	if a.problem.Dropout.P > 0 {
 		eachPiece(func(piece span) { a.dropTile(b, p, t, piece.lo, piece.hi-piece.lo) })
 	}
 	clean := a.hiding || edges || t.mixed || r.clean != nil
@@ -47,7 +47,7 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 	}
 	x.Values(t.cur.o, v, ldv, s, n, a.d.ValueDim, b.alpha)
 	if replaced {
-		eachPiece(func(piece span) { a.addHidden(p, t, piece, b.s) })
+		eachPiece(func(piece span) { a.addVisibleNonFinite(p, t, piece, b.s) })
 	}
 	b.s = s
 }

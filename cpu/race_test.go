@@ -2,6 +2,6 @@
 
 package cpu
 
-// raceEnabled says that the race detector is on, whose shadow memory and
+// raceEnabled reports whether the race detector is on, whose shadow memory and
 // sync.Pool are not those of a program.
 const raceEnabled = true

@@ -129,7 +129,7 @@ type copyJob struct {
 
 // size implements job.
 func (j *copyJob) size() (floats, rows int) {
-	return ceilDiv(j.cols, j.kernels.Lanes) * j.kernels.Lanes, 0
+	return roundUp(j.cols, j.kernels.Lanes), 0
 }
 
 // task implements job.

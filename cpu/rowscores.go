@@ -9,7 +9,7 @@ import (
 
 // scoring turns dot products into scores: scale, softcap, biases and masks.
 type scoring struct {
-	p                               *backend.Problem
+	problem                         *backend.Problem
 	mask, blockMask, bias, relative view
 	heads, seqQ                     int
 	masked                          bool // there is a mask or a block mask
@@ -19,7 +19,7 @@ type scoring struct {
 
 // openScoring opens the tensors of p, for calls with that many query heads and rows.
 func openScoring(p *backend.Problem, heads, seqQ int) (sc scoring, err error) {
-	sc = scoring{p: p, heads: heads, seqQ: seqQ}
+	sc = scoring{problem: p, heads: heads, seqQ: seqQ}
 	if sc.mask, err = boolView("mask", p.Mask); err != nil {
 		return sc, err
 	}
@@ -38,6 +38,17 @@ func openScoring(p *backend.Problem, heads, seqQ int) (sc scoring, err error) {
 	return sc, nil
 }
 
+// scaleAndCap returns the factor of dot products and, with a softcap, that of its tanh,
+// else 0. They yield scores in units of log2 e:
+//
+//	s·scale    or    tanh(s·scale)·cap
+func scaleAndCap(p *backend.Problem) (scale, cap float32) {
+	if c := float64(p.Softcap); c > 0 {
+		return float32(float64(p.Scale) / c), float32(c * math.Log2E)
+	}
+	return float32(float64(p.Scale) * math.Log2E), 0
+}
+
 var negInf = float32(math.Inf(-1))
 
 // adjustRow turns dot products of query row i with the keys from j on into scores,
@@ -48,9 +59,9 @@ var negInf = float32(math.Inf(-1))
 // bias has room for len(s) floats.
 func (sc *scoring) adjustRow(k *vec.Kernels, s []float32, b, h, i, j int, bias []float32) {
 	for n := range s {
-		s[n] *= sc.p.Scale
+		s[n] *= sc.problem.Scale
 	}
-	if c := sc.p.Softcap; c > 0 {
+	if c := sc.problem.Softcap; c > 0 {
 		for n, x := range s {
 			s[n] = c * vec.Tanh(x/c)
 		}
@@ -79,7 +90,7 @@ func (sc *scoring) addedRow(k *vec.Kernels, dst []float32, b, h, i, j int) {
 		sc.distances(dst, b, h, j-i)
 		return
 	}
-	sc.loadBias(k, dst, len(dst), b, h, i, 1, j, len(dst))
+	sc.bias.load(k, dst, len(dst), b, h, i, 1, j, len(dst))
 	if sc.biasAlone() {
 		return
 	}
@@ -87,34 +98,14 @@ func (sc *scoring) addedRow(k *vec.Kernels, dst []float32, b, h, i, j int) {
 	for ; len(dst) > 0; j += len(table) {
 		some := dst[:min(len(dst), len(table))]
 		sc.distances(table[:len(some)], b, h, j-i)
-		join(k, some, table[:])
+		joinBiases(k, some, table[:])
 		dst = dst[len(some):]
 	}
 }
 
-// loadBias writes the biases of rows [i, i+m) of a head for n keys from j on, without
-// a bound, to rows of dst that are ld apart.
-func (sc *scoring) loadBias(k *vec.Kernels, dst []float32, ld, b, h, i, m, j, n int) {
-	whole := 0
-	if sc.bias.bits != nil && sc.bias.stride[backend.Dim] == 1 {
-		whole = n / k.Lanes * k.Lanes
-	}
-	if whole > 0 {
-		from, apart := sc.bias.bits[sc.bias.index(b, h, i)+j:], sc.bias.stride[backend.Seq]
-		if sc.bias.dtype == backend.F16 {
-			k.LoadF16(dst, ld, from, apart, m, whole)
-		} else {
-			k.LoadBF16(dst, ld, from, apart, m, whole)
-		}
-	}
-	if whole < n {
-		sc.bias.pack(dst[whole:], ld, b, h, i, m, j+whole, n-whole)
-	}
-}
-
-// join adds the biases by, which depend on the distance, to the biases dst, as
+// joinBiases adds the biases by, which depend on the distance, to the biases dst, as
 // vec.Kernels.Join does.
-func join(k *vec.Kernels, dst, by []float32) {
+func joinBiases(k *vec.Kernels, dst, by []float32) {
 	whole := len(dst) / k.Lanes * k.Lanes
 	if whole > 0 {
 		k.Join(dst[:whole], by)
@@ -126,7 +117,7 @@ func join(k *vec.Kernels, dst, by []float32) {
 
 // biasAlone reports whether a bias is the only term to add.
 func (sc *scoring) biasAlone() bool {
-	return !sc.bias.isZero() && sc.relative.isZero() && sc.p.Slopes == nil
+	return !sc.bias.isZero() && sc.relative.isZero() && sc.problem.Slopes == nil
 }
 
 // distances writes the terms that depend on the distance between row and key, for
@@ -147,8 +138,8 @@ func (sc *scoring) distances(dst []float32, b, h, d int) {
 			}
 		}
 	}
-	if slope := sc.p.Slope(b, h, sc.heads); slope != 0 {
-		far := sc.p.Visible.Offset - d
+	if slope := sc.problem.Slope(b, h, sc.heads); slope != 0 {
+		far := sc.problem.Visible.Offset - d
 		for n := range dst {
 			dst[n] -= slope * float32(max(far-n, n-far))
 		}
@@ -171,10 +162,10 @@ func (sc *scoring) maskRow(s []float32, b, h, i, j int) {
 	if sc.blockMask.isZero() {
 		return
 	}
-	at, step := sc.blockMask.index(b, h, i/sc.p.BlockQ), sc.blockMask.stride[backend.Dim]
+	at, step := sc.blockMask.index(b, h, i/sc.problem.BlockQ), sc.blockMask.stride[backend.Dim]
 	for n := 0; n < len(s); {
-		block := (j + n) / sc.p.BlockK
-		end := min(len(s), (block+1)*sc.p.BlockK-j)
+		block := (j + n) / sc.problem.BlockK
+		end := min(len(s), (block+1)*sc.problem.BlockK-j)
 		if !sc.blockMask.bools[at+block*step] {
 			fill(s[n:end], negInf)
 		}
@@ -195,7 +186,7 @@ func (sc *scoring) biasRow(k *vec.Kernels, dst []float32, b, h, i, j, n int) {
 func (sc *scoring) hides(b, h, i, j int) bool {
 	switch {
 	case !sc.mask.isZero() && !sc.mask.bools[sc.mask.index(b, h, i)+j*sc.mask.stride[backend.Dim]],
-		!sc.blockMask.isZero() && !sc.blockMask.bools[sc.blockMask.index(b, h, i/sc.p.BlockQ)+j/sc.p.BlockK*sc.blockMask.stride[backend.Dim]],
+		!sc.blockMask.isZero() && !sc.blockMask.bools[sc.blockMask.index(b, h, i/sc.problem.BlockQ)+j/sc.problem.BlockK*sc.blockMask.stride[backend.Dim]],
 		!sc.bias.isZero() && sc.bias.at(b, h, i, j) == negInf,
 		!sc.relative.isZero() && sc.relative.at(b, h, 0, j-i+sc.seqQ-1) == negInf:
 		return true
@@ -205,20 +196,20 @@ func (sc *scoring) hides(b, h, i, j int) bool {
 
 // keeps reports whether dropout keeps the weight of key j.
 func (sc *scoring) keeps(b, h, i, j int) bool {
-	return sc.p.Dropout.P == 0 || sc.p.Dropout.Keeps(b, h, i, j)
+	return sc.problem.Dropout.P == 0 || sc.problem.Dropout.Keeps(b, h, i, j)
 }
 
 // dropRow applies dropout to the weights s of row i, which belong to the keys from j
 // on. The length of s is a multiple of Lanes, and d is seeded.
 func (sc *scoring) dropRow(x *vec.Kernels, d *vec.Draw, s []float32, b, h, i, j int) {
-	first := &sc.p.Dropout.First
+	first := &sc.problem.Dropout.First
 	d.Row(x, uint32(first[backend.Batch]+b), uint32(first[backend.Heads]+h), uint32(first[backend.Seq]+i))
 	x.DropRow(s, d, uint32(first[backend.Dim]+j))
 }
 
 // seedDropout seeds d if the call has dropout.
 func (sc *scoring) seedDropout(d *vec.Draw) {
-	if p := &sc.p.Dropout; p.P > 0 {
+	if p := &sc.problem.Dropout; p.P > 0 {
 		d.Seed(p.Seed, p.Threshold(), p.Factor())
 	}
 }

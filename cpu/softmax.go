@@ -2,7 +2,6 @@ package cpu
 
 import (
 	"context"
-	"math"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/vec"
@@ -22,10 +21,8 @@ import (
 // key that the row sees on, so the bits of a row depend on the row alone.
 func (be *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
 	return be.do(ctx, "softmax", func() error {
-		j := softmaxJob{k: be.kernels, scale: float32(float64(p.Scale) * math.Log2E)}
-		if c := float64(p.Softcap); c > 0 {
-			j.scale, j.cap = float32(float64(p.Scale)/c), float32(c*math.Log2E)
-		}
+		j := softmaxJob{k: be.kernels}
+		j.scale, j.cap = scaleAndCap(p)
 		return be.runRows(ctx, &j, &j.rowJob, s, lse, p)
 	})
 }
@@ -107,7 +104,7 @@ type softmaxRow struct {
 // softmax computes the row and returns its LSE.
 func (r *softmaxRow) softmax() float32 {
 	seqK := r.s.shape[backend.Dim]
-	lo, hi := r.p.Visible.Range(r.b, r.i, seqK)
+	lo, hi := r.problem.Visible.Range(r.b, r.i, seqK)
 	m := negInf
 	r.pieces(lo, hi, func(x []float32, key, n int) {
 		if y := r.score(x, key, n); y > m {
@@ -126,7 +123,7 @@ func (r *softmaxRow) softmax() float32 {
 	for _, y := range r.sums {
 		sum += float64(y)
 	}
-	lse, inv := rowLSE(m, sum, r.p.Sink(r.h))
+	lse, inv := rowLSE(m, sum, r.problem.Sink(r.h))
 	r.pieces(lo, hi, func(x []float32, key, n int) {
 		r.k.ScaleMax(x, inv, r.lanes)
 		if sum != sum { // NaN, except for hidden keys
@@ -136,7 +133,7 @@ func (r *softmaxRow) softmax() float32 {
 				}
 			}
 		}
-		if r.p.Dropout.P > 0 {
+		if r.problem.Dropout.P > 0 {
 			r.dropRow(r.k, r.draw, x, r.b, r.h, r.i, key)
 		}
 	})
@@ -158,7 +155,7 @@ func (r *softmaxRow) score(x []float32, key, n int) float32 {
 		plain = false
 		for c := 0; c < n; c += keyBlock {
 			some := min(keyBlock, n-c)
-			lanes := ceilDiv(some, r.k.Lanes) * r.k.Lanes
+			lanes := roundUp(some, r.k.Lanes)
 			r.biasRow(r.k, r.bias, r.b, r.h, r.i, key+c, some)
 			clear(r.bias[some:lanes])
 			r.k.Bias(x[c:c+lanes], r.bias)
@@ -188,7 +185,7 @@ func (r *softmaxRow) pieces(lo, hi int, f func(x []float32, key, n int)) {
 			continue
 		}
 		n = min(n, keyBlock)
-		x := r.row[:ceilDiv(n, r.k.Lanes)*r.k.Lanes]
+		x := r.row[:roundUp(n, r.k.Lanes)]
 		r.s.pack(x, n, r.b, r.h, r.i, 1, key, n)
 		f(x, key, n)
 		r.s.store(x[:n], r.b, r.h, r.i, key)
@@ -224,7 +221,7 @@ func (j *scoreJob) task(ctx context.Context, w *scratch, t int) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		lo, hi := j.p.Visible.Range(b, i, keys)
+		lo, hi := j.problem.Visible.Range(b, i, keys)
 		for j0 := 0; j0 < keys; j0 += keyBlock {
 			x := row[:min(keyBlock, keys-j0)]
 			fill(x, negInf)

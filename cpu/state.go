@@ -111,40 +111,40 @@ func rowLSE(m float32, l float64, sink float32) (lse, inv float32) {
 type progress struct {
 	cur, all state
 	chunk    int  // the chunk of cur
-	some     bool // cur has seen keys
-	more     bool // all has seen keys
+	hasCur   bool // cur has seen keys
+	hasAll   bool // all has seen keys
 }
 
 // enter prepares p for keys of a chunk.
 func (p *progress) enter(chunk int, f *folder) {
-	if p.some && p.chunk != chunk {
+	if p.hasCur && p.chunk != chunk {
 		p.leave(f)
 	}
-	if !p.some {
+	if !p.hasCur {
 		p.cur.reset()
-		p.chunk, p.some = chunk, true
+		p.chunk, p.hasCur = chunk, true
 	}
 }
 
 // leave adds cur to all.
 func (p *progress) leave(f *folder) {
 	switch {
-	case !p.some:
-	case p.more:
+	case !p.hasCur:
+	case p.hasAll:
 		f.fold(&p.all, &p.cur)
 	default:
-		p.cur, p.all, p.more = p.all, p.cur, true
+		p.cur, p.all, p.hasAll = p.all, p.cur, true
 	}
-	p.some = false
+	p.hasCur = false
 }
 
 // sum returns the sum over all chunks.
 func (p *progress) sum(f *folder) *state {
 	switch {
-	case p.more:
+	case p.hasAll:
 		p.leave(f)
 		return &p.all
-	case !p.some:
+	case !p.hasCur:
 		p.cur.reset()
 	}
 	return &p.cur

@@ -273,24 +273,30 @@ func (v *view) store(row []float32, b, h, s, c0 int) {
 // loadRows copies rows [s, s+n) of v as float32 to dst, whose rows are ld apart,
 // and zeros the elements between the row's own and ld.
 func loadRows(k *vec.Kernels, v *view, dst []float32, ld, b, h, s, n int) {
+	cols := v.shape[backend.Dim]
 	for n > 0 {
 		m := v.adjacent(s, n)
-		loadAdjacent(k, v, dst, ld, b, h, s, m)
+		v.load(k, dst, ld, b, h, s, m, 0, cols)
+		if cols < ld {
+			for r := range m {
+				clear(dst[r*ld+cols : (r+1)*ld])
+			}
+		}
 		if n -= m; n > 0 {
 			dst, s = dst[m*ld:], s+m
 		}
 	}
 }
 
-// loadAdjacent is loadRows for rows that lie one stride apart.
-func loadAdjacent(k *vec.Kernels, v *view, dst []float32, ld, b, h, s, n int) {
-	cols := v.shape[backend.Dim]
+// load is pack for rows that lie one stride apart, with the kernels where they can
+// convert whole vectors. Of Q8 rows c0 must be 0.
+func (v *view) load(k *vec.Kernels, dst []float32, ld, b, h, s, n, c0, cols int) {
 	whole := 0 // columns that the kernels convert
 	if v.f32 == nil && v.stride[backend.Dim] == 1 {
 		whole = cols / k.Lanes * k.Lanes
 	}
 	if whole > 0 {
-		i, apart := v.rowIndex(b, h, s), v.stride[backend.Seq]
+		i, apart := v.rowIndex(b, h, s)+c0, v.stride[backend.Seq]
 		switch v.dtype {
 		case backend.F16:
 			k.LoadF16(dst, ld, v.bits[i:], apart, n, whole)
@@ -301,12 +307,7 @@ func loadAdjacent(k *vec.Kernels, v *view, dst []float32, ld, b, h, s, n int) {
 		}
 	}
 	if whole < cols {
-		v.pack(dst[whole:], ld, b, h, s, n, whole, cols-whole)
-	}
-	if cols < ld {
-		for r := range n {
-			clear(dst[r*ld+cols : (r+1)*ld])
-		}
+		v.pack(dst[whole:], ld, b, h, s, n, c0+whole, cols-whole)
 	}
 }
 

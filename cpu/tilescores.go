@@ -62,7 +62,7 @@ func (a *attention) add(b *workspace, p *taskRange, t *tile, lo, n int) {
 		}
 	}
 	// Squares may reach beyond the keys.
-	fill(b.s[n*x.Width:ceilDiv(n, x.Lanes)*x.Lanes*x.Width], negInf)
+	fill(b.s[n*x.Width:roundUp(n, x.Lanes)*x.Width], negInf)
 	inPlace := a.biasAlone() && a.bias.dtype == backend.F32 && a.bias.stride[backend.Dim] == 1
 	for lane := 0; lane < x.Width; lane += x.Lanes {
 		rows, whole := max(0, min(x.Lanes, t.n-lane)), 0
@@ -91,15 +91,15 @@ func (a *attention) stageAdded(b *workspace, p *taskRange, t *tile, table []floa
 	a.rowsOf(t, lane, rows, func(r, h, i, m int) {
 		together := table != nil || a.biasAlone()
 		if together {
-			a.loadBias(x, b.stage[r*keyBlock:], keyBlock, p.b, h, i, m, lo, n)
+			a.bias.load(x, b.stage[r*keyBlock:], keyBlock, p.b, h, i, m, lo, n)
 		}
 		for q := r; q < r+m; q++ {
-			row := b.stage[q*keyBlock:][:ceilDiv(n, x.Lanes)*x.Lanes]
+			row := b.stage[q*keyBlock:][:roundUp(n, x.Lanes)]
 			switch {
 			case !together:
 				a.addedRow(x, row[:n], p.b, h, i+q-r, lo)
 			case table != nil:
-				join(x, row[:n], table[x.Width-1-lane-q:])
+				joinBiases(x, row[:n], table[x.Width-1-lane-q:])
 			}
 			clear(row[n:])
 		}
@@ -136,8 +136,8 @@ func (a *attention) hideBlocks(b *workspace, p *taskRange, t *tile, lo, hi int) 
 	a.blockRows(t.h, t.i, t.n, func(r, h, i, m int) {
 		at, step := a.blockMask.index(p.b, h, i), a.blockMask.stride[backend.Dim]
 		for key := lo; key < hi; {
-			block := key / a.p.BlockK
-			end := min(hi, (block+1)*a.p.BlockK)
+			block := key / a.problem.BlockK
+			end := min(hi, (block+1)*a.problem.BlockK)
 			if !a.blockMask.bools[at+block*step] {
 				for ; key < end; key++ {
 					fill(b.s[(key-lo)*w+r:(key-lo)*w+r+m], negInf)
@@ -153,8 +153,8 @@ func (a *attention) hideBlocks(b *workspace, p *taskRange, t *tile, lo, hi int) 
 func (a *attention) blockRows(h, i, n int, do func(r, h, i, m int)) {
 	for r := 0; r < n; {
 		head, row := a.row(h, i, r)
-		block := row / a.p.BlockQ
-		m := min(n-r, a.d.SeqQ-row, (block+1)*a.p.BlockQ-row)
+		block := row / a.problem.BlockQ
+		m := min(n-r, a.d.SeqQ-row, (block+1)*a.problem.BlockQ-row)
 		do(r, head, block, m)
 		r += m
 	}
@@ -169,14 +169,14 @@ func (a *attention) trim(batch int, t *tile, keys span) (left span, mixed bool) 
 		return keys, false
 	}
 	gap := false
-	for block := keys.lo / a.p.BlockK; block*a.p.BlockK < keys.hi; block++ {
+	for block := keys.lo / a.problem.BlockK; block*a.problem.BlockK < keys.hi; block++ {
 		some, all := a.blockSeen(batch, t.h, t.i, t.n, block)
 		if !some {
 			gap = left.lo < left.hi
 			continue
 		}
 		mixed = mixed || !all || gap
-		left = span{min(left.lo, max(keys.lo, block*a.p.BlockK)), min(keys.hi, (block+1)*a.p.BlockK)}
+		left = span{min(left.lo, max(keys.lo, block*a.problem.BlockK)), min(keys.hi, (block+1)*a.problem.BlockK)}
 	}
 	return left, mixed || left.lo&3 != 0
 }
@@ -200,11 +200,11 @@ func (a *attention) pieces(b *workspace, p *taskRange, t *tile, keys span) []spa
 		return b.pieces[:1]
 	}
 	n, left := 0, 0
-	for block := keys.lo / a.p.BlockK; block*a.p.BlockK < keys.hi; block++ {
+	for block := keys.lo / a.problem.BlockK; block*a.problem.BlockK < keys.hi; block++ {
 		if some, _ := a.blockSeen(p.b, t.h, t.i, t.n, block); !some {
 			continue
 		}
-		piece := span{max(keys.lo, block*a.p.BlockK&^3), min(keys.hi, roundUp((block+1)*a.p.BlockK))}
+		piece := span{max(keys.lo, block*a.problem.BlockK&^3), min(keys.hi, roundUp((block+1)*a.problem.BlockK, 4))}
 		if n > 0 && piece.lo <= b.pieces[n-1].hi {
 			left += piece.hi - b.pieces[n-1].hi
 			b.pieces[n-1].hi = piece.hi
@@ -234,7 +234,7 @@ func (a *attention) gather(b *workspace, pieces []span, v []float32, ldv, lo int
 
 // dropTile applies dropout to the weights of t for n keys from lo on.
 func (a *attention) dropTile(b *workspace, p *taskRange, t *tile, lo, n int) {
-	d, x := &a.p.Dropout, a.kernels
+	d, x := &a.problem.Dropout, a.kernels
 	first := func(axis, n int) uint32 { return uint32(d.First[axis] + n) }
 	if t.i+t.n <= a.d.SeqQ && first(backend.Seq, t.i)%4 == 0 {
 		b.draw.Tile(x, first(backend.Batch, p.b), first(backend.Heads, t.h), first(backend.Seq, t.i))
@@ -249,7 +249,7 @@ func (a *attention) dropTile(b *workspace, p *taskRange, t *tile, lo, n int) {
 		a.rowsOf(t, lane, min(x.Lanes, t.n-lane), func(r, h, i, m int) {
 			for q := range m {
 				row := b.stage[(r+q)*keyBlock:]
-				a.dropRow(x, &b.draw, row[:ceilDiv(n, x.Lanes)*x.Lanes], p.b, h, i+q, lo)
+				a.dropRow(x, &b.draw, row[:roundUp(n, x.Lanes)], p.b, h, i+q, lo)
 			}
 		})
 		for j := 0; j < n; j += x.Lanes {
