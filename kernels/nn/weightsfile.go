@@ -2,13 +2,10 @@ package nn
 
 import (
 	"archive/zip"
-	"bufio"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
@@ -77,16 +74,13 @@ func readWeight(f fs.File, shape backend.Shape, bias bool) (backend.Tensor, erro
 	if h.Kind != 'f' {
 		return backend.Tensor{}, fmt.Errorf("elements are %s, they must be f2, f4 or f8: %w", h.TypeName(), backend.ErrDType)
 	}
-	data := make([]float32, h.Count)
-	raw := make([]byte, min(h.Count, weightChunk)*h.Size)
-	for at := 0; at < h.Count; at += weightChunk {
-		part := data[at:min(at+weightChunk, h.Count)]
-		if _, err := io.ReadFull(r, raw[:len(part)*h.Size]); err != nil {
-			return backend.Tensor{}, fmt.Errorf("%w: %w", err, backend.ErrFile)
-		}
-		if n := h.Float32s(part, raw); n > 0 {
-			return backend.Tensor{}, fmt.Errorf("%d or more numbers are out of the range of float32: %w", n, backend.ErrDType)
-		}
+	overflows := 0
+	data, err := npy.Read(r, h, func(dst []float32, raw []byte) { overflows += h.Float32s(dst, raw) })
+	if err != nil {
+		return backend.Tensor{}, fmt.Errorf("%w: %w", err, backend.ErrFile)
+	}
+	if overflows > 0 {
+		return backend.Tensor{}, fmt.Errorf("numbers out of the range of float32: %d: %w", overflows, backend.ErrDType)
 	}
 	// An archive verifies its checksum at the end of the file.
 	if _, err := io.Copy(io.Discard, r); err != nil {
@@ -94,9 +88,6 @@ func readWeight(f fs.File, shape backend.Shape, bias bool) (backend.Tensor, erro
 	}
 	return backend.HostF32(data, shape)
 }
-
-// weightChunk is the number of elements converted at a time: 256 KiB of f4.
-const weightChunk = 64 << 10
 
 // axes returns the shape of an array in a file.
 func axes(shape backend.Shape, bias bool) []int {
@@ -142,25 +133,9 @@ func (w MultiHeadWeights) writeNPZ(to io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if err := writeArray(f, axes(p.t.Shape(), p.bias), data[i]); err != nil {
+		if err := npy.Write(f, "<f4", axes(p.t.Shape(), p.bias), data[i]); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
 	return archive.Close()
-}
-
-// writeArray writes a .npy file.
-func writeArray(f io.Writer, shape []int, data []float32) error {
-	b := bufio.NewWriterSize(f, 4*weightChunk)
-	if _, err := b.WriteString(npy.Head("<f4", shape)); err != nil {
-		return err
-	}
-	var word [4]byte
-	for _, x := range data {
-		binary.LittleEndian.PutUint32(word[:], math.Float32bits(x))
-		if _, err := b.Write(word[:]); err != nil {
-			return err
-		}
-	}
-	return b.Flush()
 }

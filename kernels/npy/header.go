@@ -1,6 +1,5 @@
-// Package npy reads and writes the headers of .npy files of numbers and bools in C order,
-// after numpy/lib/format.py: magic, version, header length, a Python dict as text, then the
-// data. It checks a header against the size of its file, so that reading the data cannot
+// Package npy reads and writes .npy files of numbers and bools in C order, after
+// numpy/lib/format.py: magic, version, header length, a Python dict as text, then the data. It checks a header against the size of its file, so that reading the data cannot
 // fail halfway for lack of it.
 package npy
 
@@ -235,10 +234,43 @@ func (h *Header) parse(text string, ints bool) error {
 	return nil
 }
 
-// Head returns the version 1.0 header of an array in C order, padded as numpy does so that
-// the data starts at a multiple of 64. descr is numpy's name of the type with its byte
-// order, such as "<f4".
-func Head(descr string, shape []int) string {
+// chunk is the number of elements that are converted at a time: enough to hide the system
+// calls, and within the second-level cache.
+const chunk = 64 << 10
+
+// Read reads the data of an array from r. decode converts the bytes of a chunk, such as
+// [Header.Float32s].
+func Read[T any](r io.Reader, h Header, decode func(dst []T, raw []byte)) ([]T, error) {
+	data := make([]T, h.Count)
+	buf := make([]byte, min(chunk, h.Count)*h.Size)
+	for part := range slices.Chunk(data, chunk) {
+		raw := buf[:len(part)*h.Size]
+		if _, err := io.ReadFull(r, raw); err != nil {
+			return nil, err
+		}
+		decode(part, raw)
+	}
+	return data, nil
+}
+
+// Write writes a version 1.0 file of an array in C order, little endian. descr is numpy's
+// name of the type with its byte order, such as "<f4", and data has its elements.
+func Write[T any](w io.Writer, descr string, shape []int, data []T) error {
+	buf := bufio.NewWriterSize(w, 1<<20)
+	if _, err := buf.WriteString(head(descr, shape)); err != nil {
+		return err
+	}
+	for part := range slices.Chunk(data, chunk) {
+		if err := binary.Write(buf, binary.LittleEndian, part); err != nil {
+			return err
+		}
+	}
+	return buf.Flush()
+}
+
+// head returns the header of an array, padded as numpy does so that the data starts at a
+// multiple of 64.
+func head(descr string, shape []int) string {
 	tuple := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(shape)), ", "), "[]")
 	if len(shape) == 1 {
 		tuple += ","

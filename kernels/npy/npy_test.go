@@ -2,7 +2,6 @@ package npy
 
 import (
 	"bytes"
-	"encoding/binary"
 	"io"
 	"math"
 	"slices"
@@ -45,19 +44,18 @@ func TestOpenReadsOtherWriters(t *testing.T) {
 	}
 }
 
-// TestHeadIsReadByOthers reads our headers with npyio.
-func TestHeadIsReadByOthers(t *testing.T) {
+// TestWriteIsReadByOthers reads our files with npyio.
+func TestWriteIsReadByOthers(t *testing.T) {
 	for _, shape := range [][]int{{6}, {2, 3}, {1, 3, 2}} {
-		head := Head("<f4", shape)
-		if len(head)%64 != 0 {
-			t.Errorf("%v: the data starts at byte %d", shape, len(head))
-		}
-		file := []byte(head)
 		want := []float32{1, 2, 3, 4, 5, 6}
-		for _, x := range want {
-			file = binary.LittleEndian.AppendUint32(file, math.Float32bits(x))
+		var file bytes.Buffer
+		if err := Write(&file, "<f4", shape, want); err != nil {
+			t.Fatal(err)
 		}
-		r, err := npy.NewReader(bytes.NewReader(file))
+		if start := file.Len() - 4*len(want); start%64 != 0 {
+			t.Errorf("%v: the data starts at byte %d", shape, start)
+		}
+		r, err := npy.NewReader(&file)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +68,7 @@ func TestHeadIsReadByOthers(t *testing.T) {
 
 // TestOpenRefuses opens damaged files.
 func TestOpenRefuses(t *testing.T) {
-	whole := Head("<f4", []int{1}) + "\x00\x00\x80\x3f"
+	whole := head("<f4", []int{1}) + "\x00\x00\x80\x3f"
 	for _, c := range []struct {
 		name     string
 		text     string

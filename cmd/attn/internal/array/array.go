@@ -2,7 +2,6 @@
 package array
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -197,10 +196,6 @@ func (f *File) decodeBits(dst []uint16, raw []byte) {
 	}
 }
 
-// chunk is the number of elements between two checks of the context: many
-// enough to hide the system calls, and within the second-level cache.
-const chunk = 64 << 10
-
 // read reads all elements. decode converts the bytes of a chunk.
 func read[T any](ctx context.Context, f *File, decode func(dst []T, raw []byte)) ([]T, error) {
 	file, err := os.Open(f.Path)
@@ -208,68 +203,64 @@ func read[T any](ctx context.Context, f *File, decode func(dst []T, raw []byte))
 		return nil, f.Errorf("%w", files.Reason(err))
 	}
 	defer file.Close()
-	if _, err := file.Seek(f.Start, io.SeekStart); err != nil {
-		return nil, f.Errorf("%w", files.Reason(err))
+	data, err := npy.Read(interruptible{ctx, io.NewSectionReader(file, f.Start, int64(f.Count)*int64(f.Size)), nil}, f.Header, decode)
+	if err != nil && ctx.Err() == nil {
+		err = f.Errorf("it was cut short while it was read: %w", files.Reason(err))
 	}
-	data := make([]T, f.Count)
-	buf := make([]byte, min(chunk, f.Count)*f.Size)
-	for part := range slices.Chunk(data, chunk) {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		raw := buf[:len(part)*f.Size]
-		if _, err := io.ReadFull(file, raw); err != nil {
-			return nil, f.Errorf("it was cut short while it was read: %w", err)
-		}
-		decode(part, raw)
+	return data, err
+}
+
+// interruptible is a reader and a writer that fail once the context has ended.
+type interruptible struct {
+	ctx context.Context
+	r   io.Reader
+	w   io.Writer
+}
+
+// Read implements io.Reader.
+func (i interruptible) Read(p []byte) (int, error) {
+	if err := i.ctx.Err(); err != nil {
+		return 0, err
 	}
-	return data, nil
+	return i.r.Read(p)
+}
+
+// Write implements io.Writer.
+func (i interruptible) Write(p []byte) (int, error) {
+	if err := i.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return i.w.Write(p)
 }
 
 // WriteTensor writes a contiguous host tensor as an array of the given shape.
 // bf16, which numpy lacks, becomes f4.
 func WriteTensor(ctx context.Context, w io.Writer, t backend.Tensor, shape []int) error {
+	w = interruptible{ctx, nil, w}
 	switch t.DType() {
 	case backend.F32:
 		data, err := t.Float32s()
 		if err != nil {
 			return err
 		}
-		return Write(ctx, w, "<f4", shape, data)
+		return npy.Write(w, "<f4", shape, data)
 	case backend.Bool:
 		data, err := t.Bools()
 		if err != nil {
 			return err
 		}
-		return Write(ctx, w, "|b1", shape, data)
+		return npy.Write(w, "|b1", shape, data)
 	}
 	data, err := t.Bits()
 	if err != nil {
 		return err
 	}
 	if t.DType() == backend.F16 {
-		return Write(ctx, w, "<f2", shape, data)
+		return npy.Write(w, "<f2", shape, data)
 	}
 	wide := make([]uint32, len(data)) // bf16 is the upper half of f4
 	for i, bits := range data {
 		wide[i] = uint32(bits) << 16
 	}
-	return Write(ctx, w, "<f4", shape, wide)
-}
-
-// Write writes an array of the numpy type descr, little endian.
-func Write[T any](ctx context.Context, w io.Writer, descr string, shape []int, data []T) error {
-	buf := bufio.NewWriterSize(w, 1<<20)
-	if _, err := buf.WriteString(npy.Head(descr, shape)); err != nil {
-		return err
-	}
-	for part := range slices.Chunk(data, chunk) {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := binary.Write(buf, binary.LittleEndian, part); err != nil {
-			return err
-		}
-	}
-	return buf.Flush()
+	return npy.Write(w, "<f4", shape, wide)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/files"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
+	"github.com/seed90331342/attn/kernels/npy"
 )
 
 // computation is a call with its tensors on the device.
@@ -183,9 +184,9 @@ func (r *computation) writePairs(ctx context.Context) error {
 			return err
 		}
 		shape := []int{d.Batch, d.Heads, d.SeqQ, r.TopK}
-		err = r.files.Write("topk-keys", func(w io.Writer) error { return array.Write(ctx, w, "<i4", shape, top.Keys) })
+		err = r.files.Write("topk-keys", func(w io.Writer) error { return npy.Write(w, "<i4", shape, top.Keys) })
 		if err == nil {
-			err = r.files.Write("topk-weights", func(w io.Writer) error { return array.Write(ctx, w, "<f4", shape, top.Weights) })
+			err = r.files.Write("topk-weights", func(w io.Writer) error { return npy.Write(w, "<f4", shape, top.Weights) })
 		}
 		if err != nil {
 			return err
