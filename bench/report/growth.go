@@ -28,6 +28,11 @@ type Growth struct {
 	Memory float64 `json:"memory"`
 }
 
+// of reports whether m belongs to the series that g was fitted to.
+func (g *Growth) of(m *Measurement) bool {
+	return g.Backend == m.Backend && g.Contender == m.Contender && g.Series == m.Series && g.Variant == m.Variant && g.Threads == m.Threads
+}
+
 // minGrowth is the smallest number of lengths that show a power: any two fit a line.
 const minGrowth = 3
 

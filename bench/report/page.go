@@ -15,14 +15,20 @@ import (
 //go:embed page.html
 var pageBody string
 
-var pageTemplate = template.Must(template.New("report").Parse(pageBody))
+var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
+	"exact": exact, "show": number.show, "duration": seconds.show,
+}).Parse(pageBody))
 
 // pageData is the input of the template.
 type pageData struct {
 	Subtitle, Measured string
 	Problems           []string
 	Drawings           []pageDrawing
-	Tables             []pageTable
+	Heads              []pageHead
+	Rows               [][]pageCell // of the cases
+	Growth             []Growth
+	Name               func(Growth) string
+	Ceilings           []Ceiling
 	Environment        [][2]string
 	Repeat             string
 	Legend             [][2]string
@@ -32,13 +38,6 @@ type pageData struct {
 type pageDrawing struct {
 	Title, About string
 	Drawing      template.HTML
-}
-
-// pageTable is a table that sorts.
-type pageTable struct {
-	Title, About string
-	Heads        []pageHead
-	Rows         [][]pageCell
 }
 
 // pageHead is a column header. A Text column is aligned left and sorts by words.
@@ -60,8 +59,11 @@ func (r *Report) WritePage(w io.Writer) error {
 		Environment: e.table(),
 		Repeat:      "(the report does not contain the command)",
 		Legend:      r.legend(),
-		Tables:      r.pageTables(),
+		Growth:      r.Growth,
+		Name:        r.growthName,
+		Ceilings:    r.Ceilings,
 	}
+	data.Heads, data.Rows = r.casesTable()
 	data.Measured, data.Problems = r.outcome()
 	if len(e.Args) > 0 {
 		data.Repeat = e.command()
@@ -109,60 +111,10 @@ func (r *Report) outcome() (measured string, problems []string) {
 	return measured, problems
 }
 
-// pageTables returns the tables of cases, growth and ceilings that the report has.
-func (r *Report) pageTables() []pageTable {
-	growth := newPageTable("Growth", "Time and memory as powers of S, fitted in logarithms over the longer half of the lengths.",
-		[]string{"series"}, "from S", "to S", "lengths", "time ~ S^", "memory ~ S^")
-	for _, g := range r.Growth {
-		growth.add([]string{r.growthName(g)}, g.From, g.To, g.Lengths, number.show(g.Time), number.show(g.Memory))
-	}
-	ceilings := newPageTable("Ceilings", "The most that each reaches, whatever it computes: the best of several measurements.",
-		[]string{"contender", "others"}, "threads", "FMA GFLOP/s", "memory GB/s", "cache GB/s", "launch, µs")
-	for _, c := range r.Ceilings {
-		var others []string
-		for _, o := range c.Others {
-			others = append(others, fmt.Sprintf("%s %s GB/s", o.Name, number.show(o.GBS)))
-		}
-		var launch *float64
-		if c.LaunchS != nil {
-			launch = Figure(*c.LaunchS * 1e6)
-		}
-		ceilings.add([]string{c.Contender, strings.Join(others, ", ")}, c.Threads, c.GFLOPS, c.MemoryGBS, c.CacheGBS, launch)
-	}
-	return slices.DeleteFunc([]pageTable{r.casesTable(), growth, ceilings}, func(t pageTable) bool { return len(t.Rows) == 0 })
-}
-
-// newPageTable returns a table with columns of words, then of figures.
-func newPageTable(title, about string, words []string, figures ...string) pageTable {
-	t := pageTable{Title: title, About: about}
-	for _, name := range words {
-		t.Heads = append(t.Heads, pageHead{name, true})
-	}
-	for _, name := range figures {
-		t.Heads = append(t.Heads, pageHead{name, false})
-	}
-	return t
-}
-
-func (t *pageTable) add(words []string, figures ...any) {
-	var row []pageCell
-	for _, w := range words {
-		row = append(row, pageCell{Text: w, Class: "text"})
-	}
-	for _, f := range figures {
-		u := number
-		if _, ok := f.(int); ok {
-			u = integer
-		}
-		row = append(row, pageCell{Text: u.show(f), Key: exact(f)})
-	}
-	t.Rows = append(t.Rows, row)
-}
-
 // growthName is the name of the curve that g was fitted to.
 func (r *Report) growthName(g Growth) string {
 	for _, l := range r.curves() {
-		if m := l.cases[0]; g.Backend == m.Backend && g.Contender == m.Contender && g.Series == m.Series && g.Variant == m.Variant && g.Threads == m.Threads {
+		if g.of(l.cases[0]) {
 			return l.name
 		}
 	}
@@ -171,27 +123,25 @@ func (r *Report) growthName(g Growth) string {
 
 // casesTable is the table of the cases in the order of the report. Columns that no case
 // fills are left out.
-func (r *Report) casesTable() pageTable {
+func (r *Report) casesTable() (heads []pageHead, rows [][]pageCell) {
 	names := map[*Measurement]string{}
 	for _, l := range r.curves() {
 		for _, m := range l.cases {
 			names[m] = l.name
 		}
 	}
-	t := pageTable{Title: "Figures", Rows: make([][]pageCell, len(r.Cases))}
+	rows = make([][]pageCell, len(r.Cases))
 	add := func(head pageHead, cell func(m *Measurement) pageCell) {
-		cells := make([]pageCell, len(r.Cases))
-		empty := true
+		var cells []pageCell
 		for i := range r.Cases {
-			cells[i] = cell(&r.Cases[i])
-			empty = empty && (cells[i].Text == "" || cells[i].Text == "-")
+			cells = append(cells, cell(&r.Cases[i]))
 		}
-		if empty {
+		if !slices.ContainsFunc(cells, func(c pageCell) bool { return c.Text != "" && c.Text != "-" }) {
 			return
 		}
-		t.Heads = append(t.Heads, head)
+		heads = append(heads, head)
 		for i, c := range cells {
-			t.Rows[i] = append(t.Rows[i], c)
+			rows[i] = append(rows[i], c)
 		}
 	}
 	add(pageHead{"series", true}, func(m *Measurement) pageCell { return pageCell{Text: names[m], Class: "text"} })
@@ -220,5 +170,5 @@ func (r *Report) casesTable() pageTable {
 		}
 		return pageCell{Text: m.outcome(), Class: class}
 	})
-	return t
+	return heads, rows
 }
