@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
@@ -92,43 +93,41 @@ func (op *operands) release() {
 
 func (op *operands) result() kernels.Result { return kernels.Result{O: op.o, Weights: op.w} }
 
-// qk, softmax and pv run a stage, the softmax in place.
-func (op *operands) qk(ctx context.Context) error {
-	return op.dev.Backend().QK(ctx, op.w, op.q, op.k)
-}
+// parts are the variants that are a single stage, in their order.
+var parts = []string{QK, Softmax, PV}
 
-func (op *operands) softmax(ctx context.Context) error {
-	opt := op.c.options(op.bias)
-	opt.Weights, opt.Scale = false, new(1/math.Sqrt(float64(op.c.Dim)))
-	return op.dev.Softmax(ctx, op.w, backend.Tensor{}, opt)
-}
-
-func (op *operands) pv(ctx context.Context) error {
-	return op.dev.Backend().PV(ctx, op.o, op.w, op.v)
+// stages runs some of parts, the softmax in place.
+func (op *operands) stages(ctx context.Context, names ...string) error {
+	for _, name := range names {
+		var err error
+		switch name {
+		case QK:
+			err = op.dev.Backend().QK(ctx, op.w, op.q, op.k)
+		case Softmax:
+			opt := op.c.options(op.bias)
+			opt.Weights, opt.Scale = false, new(1/math.Sqrt(float64(op.c.Dim)))
+			err = op.dev.Softmax(ctx, op.w, backend.Tensor{}, opt)
+		case PV:
+			err = op.dev.Backend().PV(ctx, op.o, op.w, op.v)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // run runs the case's variant once.
 func (op *operands) run(ctx context.Context) error {
-	switch op.c.Variant {
-	case QK:
-		return op.qk(ctx)
-	case Softmax:
-		return op.softmax(ctx)
-	case PV:
-		return op.pv(ctx)
+	if slices.Contains(parts, op.c.Variant) {
+		return op.stages(ctx, op.c.Variant)
 	}
 	return op.call.RunInto(ctx, op.result())
 }
 
 // before runs the stages that the variant's first call needs.
 func (op *operands) before(ctx context.Context) error {
-	switch op.c.Variant {
-	case Softmax:
-		return op.qk(ctx)
-	case PV:
-		return inOrder(ctx, op.qk, op.softmax)
-	}
-	return nil
+	return op.stages(ctx, parts[:max(slices.Index(parts, op.c.Variant), 0)]...)
 }
 
 // check completes the attention call by the stages that the variant does not run, and
@@ -138,24 +137,14 @@ func (op *operands) check(ctx context.Context, opt kernels.CheckOptions) (kernel
 	var err error
 	switch op.c.Variant {
 	case QK:
-		err = inOrder(ctx, op.softmax, op.pv)
+		err = op.stages(ctx, Softmax, PV)
 	case Softmax:
-		err = inOrder(ctx, op.qk, op.softmax, op.pv)
+		err = op.stages(ctx, parts...)
 	}
 	if err != nil {
 		return kernels.CheckReport{}, err
 	}
 	return op.call.Check(ctx, op.result(), opt)
-}
-
-// inOrder runs stages until one fails.
-func inOrder(ctx context.Context, stages ...func(context.Context) error) error {
-	for _, stage := range stages {
-		if err := stage(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // reads returns the operands that a call reads. If a window hides keys from all rows, K

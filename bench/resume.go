@@ -36,8 +36,7 @@ func (r *runner) resumed(info backend.Info, c Case) (report.Measurement, bool) {
 	}
 	want := newRow(info, c)
 	for _, m := range r.cfg.Resume.Cases {
-		same := m.Backend == want.Backend && m.Threads == want.Threads && m.Contender == "" && m.Series == want.Series && m.Variant == want.Variant && m.Name == want.Name
-		if !same || m.Status != report.OK && m.Status != report.Wrong || strings.Contains(m.Note, interrupted) {
+		if !m.SameCase(&want) || m.Series != want.Series || m.Status != report.OK && m.Status != report.Wrong || strings.Contains(m.Note, interrupted) {
 			continue
 		}
 		m.Resumed = true

@@ -68,7 +68,7 @@ func Compare(old, new *Report, percent float64) []Change {
 	for i := range new.Cases {
 		c := Change{New: &new.Cases[i]}
 		for j := range old.Cases {
-			if o := &old.Cases[j]; o.sameCase(c.New) && !paired[o] {
+			if o := &old.Cases[j]; o.SameCase(c.New) && !paired[o] {
 				c.Old, paired[o] = o, true
 				break
 			}
@@ -84,7 +84,8 @@ func Compare(old, new *Report, percent float64) []Change {
 	return changes
 }
 
-func (m *Measurement) sameCase(o *Measurement) bool {
+// SameCase reports whether m and o are figures of the same call by the same means.
+func (m *Measurement) SameCase(o *Measurement) bool {
 	return m.Backend == o.Backend && m.Contender == o.Contender && m.Variant == o.Variant && m.Threads == o.Threads && m.Name == o.Name
 }
 

@@ -4,28 +4,18 @@ import (
 	"encoding/csv"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
-
-	"github.com/seed90331342/attn/backend"
 )
 
-// environmentColumns are the last columns of CSV: what a case was measured on.
-var environmentColumns = []struct {
-	name  string
-	value func(e *Environment, info *backend.Info) any
-}{
-	{"date", func(e *Environment, _ *backend.Info) any { return e.Date }},
-	{"cpu", func(e *Environment, _ *backend.Info) any { return e.CPU }},
-	{"cpus", func(e *Environment, _ *backend.Info) any { return e.CPUs }},
-	{"os", func(e *Environment, _ *backend.Info) any { return e.OS + "/" + e.Arch }},
-	{"go_version", func(e *Environment, _ *backend.Info) any { return e.GoVersion }},
-	{"version", func(e *Environment, _ *backend.Info) any { return e.Version }},
-	{"commit", func(e *Environment, _ *backend.Info) any { return e.Commit }},
-	{"seed", func(e *Environment, _ *backend.Info) any { return fmt.Sprint(e.Seed) }},
-	{"device", func(_ *Environment, info *backend.Info) any { return info.Device }},
-	{"provider", func(_ *Environment, info *backend.Info) any { return info.Provider }},
-	{"driver", func(_ *Environment, info *backend.Info) any { return info.Driver }},
-	{"limits", func(_ *Environment, info *backend.Info) any { return limits(info) }},
+// environment are the last columns of CSV by name: what a case was measured on.
+func (r *Report) environment(m *Measurement) [][2]string {
+	e, info := &r.Environment, r.Environment.backend(m)
+	return [][2]string{
+		{"date", e.Date}, {"cpu", e.CPU}, {"cpus", strconv.Itoa(e.CPUs)}, {"os", e.OS + "/" + e.Arch}, {"go_version", e.GoVersion},
+		{"version", e.Version}, {"commit", e.Commit}, {"seed", strconv.FormatUint(e.Seed, 10)},
+		{"device", info.Device}, {"provider", info.Provider}, {"driver", info.Driver}, {"limits", limits(&info)},
+	}
 }
 
 // WriteCSV writes the cases as CSV (RFC 4180): a line of names, then a line a case. A
@@ -37,9 +27,8 @@ func (r *Report) WriteCSV(w io.Writer) error {
 				names, values = append(names, c.name), append(values, exact(c.value(m)))
 			}
 		}
-		info := r.Environment.backend(m)
-		for _, c := range environmentColumns {
-			names, values = append(names, c.name), append(values, exact(c.value(&r.Environment, &info)))
+		for _, c := range r.environment(m) {
+			names, values = append(names, c[0]), append(values, c[1])
 		}
 		return names, values
 	}

@@ -48,11 +48,11 @@ var palette = [...]color.NRGBA{
 	{0xb4, 0x23, 0x7a, 255}, {0x0e, 0x74, 0x90, 255}, {0x85, 0x4d, 0x0e, 255}, {0x47, 0x55, 0x69, 255},
 }
 
-// marks and hollowMarks distinguish lines of the same colour, and all lines in a print
-// without colours.
+// marks and hollowMarks distinguish lines of the same colour, and lines in a print without
+// colours: 24 lines in all with eight colours.
 var (
-	marks       = [...]draw.GlyphDrawer{draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, diamond{}}
-	hollowMarks = [...]draw.GlyphDrawer{draw.RingGlyph{}, draw.SquareGlyph{}, draw.TriangleGlyph{}, diamond{hollow: true}}
+	marks       = [...]draw.GlyphDrawer{draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}}
+	hollowMarks = [...]draw.GlyphDrawer{draw.RingGlyph{}, draw.SquareGlyph{}, draw.TriangleGlyph{}}
 )
 
 // hex writes a colour as SVG files do.
@@ -61,7 +61,7 @@ func hex(c color.NRGBA) string { return fmt.Sprintf("#%02X%02X%02X", c.R, c.G, c
 func (l *Line) rgb() color.NRGBA { return palette[l.Colour%len(palette)] }
 
 func (l *Line) mark(hollow bool) draw.GlyphStyle {
-	at := (l.Colour + l.Colour/len(palette)) % len(marks)
+	at := l.Colour % len(marks)
 	s := draw.GlyphStyle{Color: l.rgb(), Radius: markRadius, Shape: marks[at]}
 	if hollow {
 		s.Shape = hollowMarks[at]
@@ -91,26 +91,6 @@ func (p *layout) shortened(s string) string {
 		s = strings.Join(words, " ")
 	}
 	return s
-}
-
-// diamond is a square mark on its corner.
-type diamond struct{ hollow bool }
-
-// DrawGlyph implements draw.GlyphDrawer.
-func (d diamond) DrawGlyph(c *draw.Canvas, s draw.GlyphStyle, at vg.Point) {
-	r := s.Radius * 1.35
-	var p vg.Path
-	p.Move(vg.Point{X: at.X, Y: at.Y + r})
-	for _, to := range []vg.Point{{X: r}, {Y: -r}, {X: -r}} {
-		p.Line(vg.Point{X: at.X + to.X, Y: at.Y + to.Y})
-	}
-	p.Close()
-	if !d.hollow {
-		c.Fill(p)
-		return
-	}
-	c.SetLineStyle(draw.LineStyle{Color: s.Color, Width: vg.Points(0.5)})
-	c.Stroke(p)
 }
 
 // WritePNG draws the chart as a PNG file; caption is below the title.
