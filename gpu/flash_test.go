@@ -30,9 +30,9 @@ func TestConformanceOfPlain(t *testing.T) {
 			b.choose = plainOnly
 			return b
 		},
-		Draws:     10,
-		Against:   func(t testing.TB) backend.Backend { return open(t, Options{}) },
-		PairDraws: 50,
+		Draws:        10,
+		Against:      func(t testing.TB) backend.Backend { return open(t, Options{}) },
+		AgainstDraws: 50,
 	})
 }
 

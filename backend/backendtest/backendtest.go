@@ -23,10 +23,10 @@ import (
 type Harness struct {
 	// Open opens a new backend; the suite closes it.
 	Open func(t testing.TB) backend.Backend
-	// Against, unless nil, opens another backend. The results of both on PairDraws random
+	// Against, unless nil, opens another backend. The results of both on AgainstDraws random
 	// problems are compared with each other.
-	Against   func(t testing.TB) backend.Backend
-	PairDraws int
+	Against      func(t testing.TB) backend.Backend
+	AgainstDraws int
 	// Draws is the number of random problems to compare with the oracle; 0 means 100.
 	// With -short all numbers of random problems are a tenth.
 	Draws int
@@ -88,10 +88,10 @@ func Run(t *testing.T, h Harness) {
 	run("Release", func(t *testing.T) { testRelease(t, dev) })
 	run("Close", func(t *testing.T) { testClose(t, h) })
 	if h.Against != nil {
-		run("Pair", func(t *testing.T) {
+		run("Against", func(t *testing.T) {
 			other := kernels.NewDevice(h.Against(t))
 			defer other.Close()
-			testPair(t, dev, other, draws(h.PairDraws, 1000))
+			testAgainst(t, dev, other, draws(h.AgainstDraws, 1000))
 		})
 	}
 }

@@ -3,10 +3,10 @@ package backendtest
 import (
 	"context"
 	"errors"
-	"github.com/seed90331342/attn/kernels"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // testBatch runs calls of many shapes and options together; each has the bits of a call alone.

@@ -242,10 +242,10 @@ func testDrawn(t *testing.T, dev *kernels.Device, n int) {
 	})
 }
 
-// testPair compares two backends with each other on random problems. Each is within the bound
+// testAgainst compares two backends with each other on random problems. Each is within the bound
 // of the exact result, so that they differ by at most twice the bound; NaN and fully masked
 // rows are the same.
-func testPair(t *testing.T, one, two *kernels.Device, n int) {
+func testAgainst(t *testing.T, one, two *kernels.Device, n int) {
 	check(t, n, func(rt *rapid.T) {
 		b := drawCase(rt).build()
 		var answers [2]answer

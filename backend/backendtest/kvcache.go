@@ -4,22 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/oracle"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// story is a few sequences with drawn tokens, and a record of the keys and values that a
+// history is a few sequences with drawn tokens, and a record of the keys and values that a
 // cache should have for them, rotated and rounded.
-type story struct {
+type history struct {
 	dev   *kernels.Device
 	dims  kernels.Dims // of heads and head sizes
 	q, kv backend.DType
@@ -28,15 +26,15 @@ type story struct {
 	k, v  [][]float32 // of each sequence, [tokens, Hkv, D]
 }
 
-func newStory(dev *kernels.Device, sequences int, q, kv backend.DType, rope kvcache.Rotary) *story {
-	return &story{dev: dev, dims: kernels.Dims{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 8}, q: q, kv: kv, rope: rope,
+func newHistory(dev *kernels.Device, sequences int, q, kv backend.DType, rope kvcache.Rotary) *history {
+	return &history{dev: dev, dims: kernels.Dims{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 8}, q: q, kv: kv, rope: rope,
 		rng: rand.New(rand.NewPCG(77, 0x6b76)), k: make([][]float32, sequences), v: make([][]float32, sequences)}
 }
 
-func (s *story) len(b int) int { return len(s.k[b]) / (s.dims.KVHeads * s.dims.Dim) }
+func (s *history) len(b int) int { return len(s.k[b]) / (s.dims.KVHeads * s.dims.Dim) }
 
 // draw returns n rows of heads for some sequences.
-func (s *story) draw(sequences, heads, n, dim int, dtype backend.DType) operand {
+func (s *history) draw(sequences, heads, n, dim int, dtype backend.DType) operand {
 	o := operand{backend.Shape{sequences, heads, n, dim}, dtype, nil}
 	o.data = make([]float32, o.shape.Elements())
 	for i := range o.data {
@@ -50,7 +48,7 @@ func (s *story) draw(sequences, heads, n, dim int, dtype backend.DType) operand 
 }
 
 // put uploads an operand.
-func (s *story) put(t *testing.T, o operand) backend.Tensor {
+func (s *history) put(t *testing.T, o operand) backend.Tensor {
 	t.Helper()
 	x, err := s.dev.FromFloat32(t.Context(), o.dtype, o.data, o.shape)
 	if err != nil {
@@ -60,13 +58,13 @@ func (s *story) put(t *testing.T, o operand) backend.Tensor {
 	return x
 }
 
-func (s *story) read(t *testing.T, x backend.Tensor) []float32 {
+func (s *history) read(t *testing.T, x backend.Tensor) []float32 {
 	t.Helper()
 	return read(t, s.dev, x)
 }
 
 // turned returns x, a tensor of o, rotated by its positions and rounded to dtype.
-func (s *story) turned(t *testing.T, o operand, x backend.Tensor, from []int, dtype backend.DType) operand {
+func (s *history) turned(t *testing.T, o operand, x backend.Tensor, from []int, dtype backend.DType) operand {
 	t.Helper()
 	if s.rope == nil {
 		return o
@@ -93,7 +91,7 @@ func (s *story) turned(t *testing.T, o operand, x backend.Tensor, from []int, dt
 }
 
 // next draws n tokens for some of the sequences, as tensors to append.
-func (s *story) next(t *testing.T, of []int, n int) (k, v backend.Tensor, remember func(count []int)) {
+func (s *history) next(t *testing.T, of []int, n int) (k, v backend.Tensor, remember func(count []int)) {
 	t.Helper()
 	ko := s.draw(len(of), s.dims.KVHeads, n, s.dims.Dim, s.kv)
 	vo := s.draw(len(of), s.dims.KVHeads, n, s.dims.ValueDim, s.kv)
@@ -128,7 +126,7 @@ func (o operand) rowOf(b, h, j int) []float32 {
 }
 
 // whole returns a sequence's rows [tokens, Hkv, D] as [1, Hkv, tokens, D].
-func (s *story) whole(rows []float32, dim int) operand {
+func (s *history) whole(rows []float32, dim int) operand {
 	n := len(rows) / (s.dims.KVHeads * dim)
 	o := operand{backend.Shape{1, s.dims.KVHeads, n, dim}, s.kv, make([]float32, len(rows))}
 	for j := range n {
@@ -141,7 +139,7 @@ func (s *story) whole(rows []float32, dim int) operand {
 
 // attend attends from n drawn rows of some of the sequences and compares the result with
 // the oracle. merges is the number of merges of partial results in it.
-func (s *story) attend(t *testing.T, of []int, n int, cache nn.KVCache, opt kvcache.CallOptions, merges float64) kernels.Result {
+func (s *history) attend(t *testing.T, of []int, n int, cache nn.KVCache, opt kvcache.CallOptions, merges float64) kernels.Result {
 	t.Helper()
 	qo := s.draw(len(of), s.dims.Heads, n, s.dims.Dim, s.q)
 	q := s.put(t, qo)
@@ -188,7 +186,7 @@ func (s *story) attend(t *testing.T, of []int, n int, cache nn.KVCache, opt kvca
 	return r
 }
 
-func (s *story) alloc(t *testing.T, dtype backend.DType, shape backend.Shape) backend.Tensor {
+func (s *history) alloc(t *testing.T, dtype backend.DType, shape backend.Shape) backend.Tensor {
 	t.Helper()
 	x, err := s.dev.Alloc(t.Context(), dtype, shape)
 	if err != nil {
@@ -198,29 +196,11 @@ func (s *story) alloc(t *testing.T, dtype backend.DType, shape backend.Shape) ba
 	return x
 }
 
-// compareMerged is compare with the bound of mergeParts for a number of merges.
-func (b *built) compareMerged(a answer, merges float64) error {
-	var worst oracle.Worst
-	b.eachRow(func(n, batch, h, i int, ref oracle.Answer) {
-		where := func() string { return fmt.Sprintf("row [%d,%d,%d]", batch, h, i) }
-		weight := merges * (ref.LSEBound + u*(16+4*math.Abs(ref.LSE)))
-		most := 0.0
-		for _, x := range b.row(batch, h, i).V {
-			most = max(most, math.Abs(float64(x)))
-		}
-		for d := range ref.O {
-			worst.See(float64(a.o[n*b.ValueDim+d]), ref.O[d], ref.OBound[d]+2*weight*most, where)
-		}
-		worst.See(float64(a.lse[n]), ref.LSE, ref.LSEBound+weight, where)
-	})
-	return worst.Err()
-}
-
 // testKVCache tests caches whose sequences are contiguous.
 func testKVCache(t *testing.T, dev *kernels.Device) {
 	f32, f16, bf16, q8 := backend.F32, backend.F16, backend.BF16, backend.Q8
 	both := []int{0, 1}
-	open := func(t *testing.T, s *story, capacity, window int) *kvcache.Cache {
+	open := func(t *testing.T, s *history, capacity, window int) *kvcache.Cache {
 		t.Helper()
 		c, err := kvcache.New(t.Context(), s.dev, kvcache.Config{Batch: len(s.k), KVHeads: s.dims.KVHeads, Dim: s.dims.Dim, ValueDim: s.dims.ValueDim,
 			DType: s.kv, Capacity: capacity, Window: window, RoPE: s.rope})
@@ -230,7 +210,7 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 		t.Cleanup(c.Release)
 		return c
 	}
-	add := func(t *testing.T, s *story, c nn.KVCache, n int, count []int) {
+	add := func(t *testing.T, s *history, c nn.KVCache, n int, count []int) {
 		t.Helper()
 		k, v, remember := s.next(t, both, n)
 		if err := c.Append(t.Context(), k, v, count); err != nil {
@@ -240,7 +220,7 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 	}
 	for _, kind := range []struct{ q, kv backend.DType }{{f32, f32}, {f32, f16}, {bf16, bf16}, {f32, q8}} {
 		t.Run(fmt.Sprintf("generation, %v keys", kind.kv), func(t *testing.T) {
-			s := newStory(dev, 2, kind.q, kind.kv, nil)
+			s := newHistory(dev, 2, kind.q, kind.kv, nil)
 			c := open(t, s, 48, 0)
 			add(t, s, c, 37, nil)
 			s.attend(t, both, 37, c, kvcache.CallOptions{}, 0)
@@ -251,7 +231,7 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 		})
 	}
 	t.Run("ragged", func(t *testing.T) {
-		s := newStory(dev, 2, f32, f32, &nn.RoPE{Dim: 8})
+		s := newHistory(dev, 2, f32, f32, &nn.RoPE{Dim: 8})
 		c := open(t, s, 60, 0)
 		for _, count := range [][]int{{19, 7}, {0, 11}, {1, 1}, {4, 2}} {
 			n := max(count[0], count[1])
@@ -265,13 +245,13 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 		}
 	})
 	t.Run("cross attention", func(t *testing.T) {
-		s := newStory(dev, 2, f32, f32, nil)
+		s := newHistory(dev, 2, f32, f32, nil)
 		c := open(t, s, 9, 0)
 		add(t, s, c, 9, []int{9, 4})
 		s.attendAcross(t, both, 12, c)
 	})
 	t.Run("rewind and reset", func(t *testing.T) {
-		s := newStory(dev, 2, f32, f32, &nn.RoPE{})
+		s := newHistory(dev, 2, f32, f32, &nn.RoPE{})
 		c := open(t, s, 20, 0)
 		add(t, s, c, 12, nil)
 		if err := c.Rewind(1, 5); err != nil {
@@ -288,7 +268,7 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 		s.attend(t, both, 2, c, kvcache.CallOptions{}, 0)
 	})
 	t.Run("rolling window", func(t *testing.T) {
-		s := newStory(dev, 2, f32, f32, &nn.RoPE{})
+		s := newHistory(dev, 2, f32, f32, &nn.RoPE{})
 		const w = 7
 		c := open(t, s, 2*w+4, w)
 		opt := kvcache.CallOptions{}
@@ -304,7 +284,7 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 		s.attendWindow(t, both, 1, c, opt, nil, w)
 	})
 	t.Run("a failed append changes nothing", func(t *testing.T) {
-		s := newStory(dev, 2, f32, f32, nil)
+		s := newHistory(dev, 2, f32, f32, nil)
 		c := open(t, s, 10, 0)
 		add(t, s, c, 8, []int{8, 6})
 		q := s.put(t, s.draw(2, 4, 2, 16, f32))
@@ -352,7 +332,7 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 }
 
 // attendAcross is attend for rows that see every token.
-func (s *story) attendAcross(t *testing.T, of []int, n int, c nn.KVCache) {
+func (s *history) attendAcross(t *testing.T, of []int, n int, c nn.KVCache) {
 	t.Helper()
 	qo := s.draw(len(of), s.dims.Heads, n, s.dims.Dim, s.q)
 	r := kernels.Result{O: s.alloc(t, s.q, backend.Shape{len(of), s.dims.Heads, n, s.dims.ValueDim})}
@@ -379,7 +359,7 @@ func (s *story) attendAcross(t *testing.T, of []int, n int, c nn.KVCache) {
 }
 
 // attendWindow is attend for a cache with a window of w.
-func (s *story) attendWindow(t *testing.T, of []int, n int, c nn.KVCache, opt kvcache.CallOptions, count []int, w int) {
+func (s *history) attendWindow(t *testing.T, of []int, n int, c nn.KVCache, opt kvcache.CallOptions, count []int, w int) {
 	t.Helper()
 	opt.Count = count
 	s.attend(t, of, n, windowed{c}, kvcache.CallOptions{Options: kernels.Options{Window: &kernels.Window{Left: w - 1}}, Count: count}, 0)
@@ -395,7 +375,7 @@ func (c windowed) AttentionInto(ctx context.Context, out kernels.Result, q backe
 }
 
 // result returns the output of attention from q.
-func (s *story) result(t *testing.T, c nn.KVCache, q backend.Tensor) []float32 {
+func (s *history) result(t *testing.T, c nn.KVCache, q backend.Tensor) []float32 {
 	t.Helper()
 	shape := q.Shape()
 	shape[3] = s.dims.ValueDim

@@ -33,10 +33,6 @@ func testMerge(t *testing.T, dev *kernels.Device) {
 
 // mergeParts computes each part and merges from the left, ((a+b)+c), or from the right,
 // (a+(b+c)).
-//
-// The bound: the weight of a part, exp(lse_part - lse), has the relative error of the part's
-// lse plus 16u + 4u·|lse| for its rounding, the subtraction and the exponential. Each merge
-// adds that twice, for numerator and denominator, to the bound of the whole call.
 func mergeParts(t *testing.T, on *onDevice, cuts []int, rightFirst bool) {
 	t.Helper()
 	b, dev := on.built, on.dev
@@ -77,22 +73,28 @@ func mergeParts(t *testing.T, on *onDevice, cuts []int, rightFirst bool) {
 		}
 	}
 	o, lse := read(t, dev, total.O), read(t, dev, total.LSE)
-	var worst oracle.Worst
-	const u = 0x1p-24
-	b.eachRow(func(n, batch, h, i int, ref oracle.Answer) {
-		where := func() string { return fmt.Sprintf("row [%d,%d,%d]", batch, h, i) }
-		weight := ref.LSEBound + u*(16+4*math.Abs(ref.LSE))
-		maxV := 0.0
-		row := b.row(batch, h, i)
-		for _, x := range row.V {
-			maxV = math.Max(maxV, math.Abs(float64(x)))
-		}
-		for d := range ref.O {
-			worst.See(float64(o[n*b.ValueDim+d]), ref.O[d], ref.OBound[d]+2*merges*weight*maxV, where)
-		}
-		worst.See(float64(lse[n]), ref.LSE, ref.LSEBound+merges*weight, where)
-	})
-	if err := worst.Err(); err != nil {
+	if err := b.compareMerged(answer{o: o, lse: lse}, merges); err != nil {
 		t.Error(err)
 	}
+}
+
+// compareMerged compares an answer with the oracle after a number of merges. The bound: the
+// weight of a part, exp(lse_part - lse), has the relative error of the part's lse plus
+// 16u + 4u·|lse| for its rounding, the subtraction and the exponential. Each merge adds that
+// twice, for numerator and denominator, to the bound of the whole call.
+func (b *built) compareMerged(a answer, merges float64) error {
+	var worst oracle.Worst
+	b.eachRow(func(n, batch, h, i int, ref oracle.Answer) {
+		where := func() string { return fmt.Sprintf("row [%d,%d,%d]", batch, h, i) }
+		weight := merges * (ref.LSEBound + u*(16+4*math.Abs(ref.LSE)))
+		most := 0.0
+		for _, x := range b.row(batch, h, i).V {
+			most = max(most, math.Abs(float64(x)))
+		}
+		for d := range ref.O {
+			worst.See(float64(a.o[n*b.ValueDim+d]), ref.O[d], ref.OBound[d]+2*weight*most, where)
+		}
+		worst.See(float64(a.lse[n]), ref.LSE, ref.LSEBound+weight, where)
+	})
+	return worst.Err()
 }

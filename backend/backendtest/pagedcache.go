@@ -3,12 +3,12 @@ package backendtest
 import (
 	"errors"
 	"fmt"
-	"github.com/seed90331342/attn/kernels"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -17,15 +17,15 @@ import (
 func testPagedCache(t *testing.T, dev *kernels.Device) {
 	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.Q8} {
 		t.Run(fmt.Sprintf("%v", kv), func(t *testing.T) {
-			s := newStory(dev, 4, backend.F32, kv, nil)
+			s := newHistory(dev, 4, backend.F32, kv, nil)
 			if kv == backend.F32 {
 				s.rope = &nn.RoPE{}
 			}
-			pagedStory(t, s)
+			testForks(t, s)
 		})
 	}
 	t.Run("window", func(t *testing.T) {
-		s := newStory(dev, 2, backend.F32, backend.F32, nil)
+		s := newHistory(dev, 2, backend.F32, backend.F32, nil)
 		const w = 9
 		c, err := kvcache.NewPaged(t.Context(), s.dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, PageSize: 4, Pages: 14, Window: w})
 		if err != nil {
@@ -60,9 +60,9 @@ func sequence(t *testing.T, c *kvcache.Paged) *kvcache.Sequence {
 	return s
 }
 
-// pagedStory forks a sequence in the middle of a page, lets the forks diverge, and reads
+// testForks forks a sequence in the middle of a page, lets the forks diverge, and reads
 // their common prefix once.
-func pagedStory(t *testing.T, s *story) {
+func testForks(t *testing.T, s *history) {
 	c, err := kvcache.NewPaged(t.Context(), s.dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, DType: s.kv, PageSize: 16, Pages: 9, RoPE: s.rope})
 	if err != nil {
 		t.Fatal(err)
