@@ -91,15 +91,15 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 			return err
 		}
 	}
-	bar := newBar(out.Err)
-	cfg.Progress = bar.show
+	status := cli.NewStatus(out.Err)
+	cfg.Progress = func(p bench.Progress) { status.Show(describe(p)) }
 	if c.JSON != "" && !c.Plan {
 		// The report survives a crash. The last write returns the error of a file
 		// that cannot be written.
 		cfg.Measured = func(r *report.Report) { _ = atomicfile.Write(c.JSON, r.WriteJSON) }
 	}
 	r, err := c.measure(ctx, cfg)
-	bar.clear()
+	status.Clear()
 	if err != nil {
 		return err
 	}
