@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/seed90331342/attn/cmd/attn/internal/matrix"
 )
@@ -18,19 +19,24 @@ const u = 0x1p-24
 type fuzzy struct{ mid, rad float64 }
 
 // dot returns Σ a·b. The products carry the radii of the operands. The n roundings
-// of the sum add (n+1)·u·Σ|ab|, unless all numbers are integers below 2^24, which
-// float32 adds exactly.
+// of the sum add (n+1)·u·Σ|ab|. Nothing is rounded where all numbers are integers and
+// sum up to at most 2^24, and where one product, by 1, is not 0.
 func dot(a, b []fuzzy) fuzzy {
 	var sum, carried, size float64
-	exact := true
+	terms, whole, ones := 0, true, true
 	for i, x := range a {
 		y := b[i]
+		if x == (fuzzy{}) || y == (fuzzy{}) {
+			continue
+		}
+		terms++
 		sum += x.mid * y.mid
 		size += math.Abs(x.mid * y.mid)
 		carried += math.Abs(x.mid)*y.rad + math.Abs(y.mid)*x.rad + x.rad*y.rad
-		exact = exact && x.mid == math.Trunc(x.mid) && y.mid == math.Trunc(y.mid)
+		whole = whole && x.mid == math.Trunc(x.mid) && y.mid == math.Trunc(y.mid)
+		ones = ones && (x.mid == 1 || y.mid == 1)
 	}
-	if !exact || size > 1<<24 {
+	if exact := whole && size <= 1<<24 || ones && terms <= 1; !exact {
 		carried += float64(len(a)+1) * u * size
 	}
 	return fuzzy{sum, carried}
@@ -57,12 +63,6 @@ func transposed(a [][]fuzzy) [][]fuzzy {
 	return out
 }
 
-// reference is one batch of a walk-through in float64, by plain loops that share
-// nothing with the backends.
-type reference struct {
-	q, k, v, scores, weights, output [][]fuzzy
-}
-
 // rows returns n rows of an input, starting at element at. A number with as many
 // decimals as the results of the file was rounded like them, by up to half a unit
 // of its last decimal.
@@ -79,52 +79,62 @@ func (wt *walkthrough) rows(a *numbers, at, n int) [][]fuzzy {
 	return out
 }
 
-// solve computes batch b.
-func (wt *walkthrough) solve(b int, scale float64) *reference {
-	var r reference
+// solve computes the fields of batch b in float64, by plain loops that share nothing
+// with the backends. decimals are those of the rounded variant, -1 for none.
+func (wt *walkthrough) solve(b int, scale float64, decimals int) map[string][][]fuzzy {
 	x := wt.rows(wt.x, b*wt.seq*wt.model, wt.seq)
-	for i, to := range []*[][]fuzzy{&r.q, &r.k, &r.v} {
-		*to = wt.project(x, wt.projections[i])
-	}
-	r.scores = product(r.q, r.k)
-	for _, row := range r.scores {
+	q, k, v := wt.project(x, wt.projections[0]), wt.project(x, wt.projections[1]), wt.project(x, wt.projections[2])
+	scores := product(q, k)
+	var weights, rounded, weighted [][]fuzzy
+	for _, row := range scores {
 		for j, s := range row {
 			row[j] = scaled(s, scale)
 		}
-		r.weights = append(r.weights, softmax(row))
+		weights = append(weights, softmax(row))
 	}
-	r.output = product(r.weights, transposed(r.v))
-	return &r
+	fields := map[string][][]fuzzy{"queries": q, "keys": k, "values": v, "scores": scores, "softmax": weights, "outputs_exact": product(weights, transposed(v))}
+	if decimals < 0 {
+		return fields
+	}
+	for _, row := range weights {
+		mids := make([]float64, len(row))
+		for j, w := range row {
+			mids[j] = w.mid
+		}
+		var exact []fuzzy
+		for _, w := range roundRow(mids, decimals) {
+			exact = append(exact, fuzzy{w, math.Abs(w - float64(float32(w)))})
+		}
+		rounded = append(rounded, exact)
+	}
+	for key, values := range v {
+		for _, row := range rounded {
+			weighted = append(weighted, product([][]fuzzy{row[key : key+1]}, transposed([][]fuzzy{values}))...)
+		}
+	}
+	fields["softmax_rounded"], fields["weighted_values_rounded"], fields["outputs_rounded"] = rounded, weighted, product(rounded, transposed(v))
+	return fields
 }
 
 // project computes x·w + b: the bias is one more product, with 1.
 func (wt *walkthrough) project(x [][]fuzzy, p projection) [][]fuzzy {
-	one := fuzzy{mid: 1}
-	var bias []fuzzy
-	if p.b != nil {
-		bias = wt.rows(p.b, 0, 1)[0]
+	var w [][]fuzzy
+	if p.w != nil {
+		w = wt.rows(p.w, 0, wt.model)
+	} else {
+		for i := range wt.model {
+			w = append(w, make([]fuzzy, wt.model))
+			w[i][i].mid = 1
+		}
+	}
+	if p.b == nil {
+		return product(x, transposed(w))
 	}
 	y := make([][]fuzzy, len(x))
-	if p.w == nil { // the identity is exact
-		for i, row := range x {
-			for c, f := range row {
-				if bias != nil {
-					f = dot([]fuzzy{f, bias[c]}, []fuzzy{one, one})
-				}
-				y[i] = append(y[i], f)
-			}
-		}
-		return y
+	for i, row := range x {
+		y[i] = append(slices.Clone(row), fuzzy{mid: 1})
 	}
-	w := wt.rows(p.w, 0, wt.model)
-	if bias != nil {
-		w = append(w, bias)
-		for i, row := range x {
-			y[i] = append(append([]fuzzy{}, row...), one)
-		}
-		x = y
-	}
-	return product(x, transposed(w))
+	return product(y, transposed(append(w, wt.rows(p.b, 0, 1)[0])))
 }
 
 // scaled multiplies by the scale, rounded to float32 as in backends, and rounds
@@ -203,7 +213,9 @@ func checkExpected(ctx context.Context, wt *walkthrough, st *steps) ([]finding, 
 	}
 	refs := map[string][]fuzzy{}
 	for b := range wt.batch {
-		wt.solve(b, st.scale).collect(refs, rounding)
+		for field, rows := range wt.solve(b, st.scale, rounding) {
+			refs[field] = append(refs[field], slices.Concat(rows...)...)
+		}
 	}
 	var found []finding
 	for _, field := range expectedFields {
@@ -236,43 +248,6 @@ func (wt *walkthrough) roundingDecimals() int {
 		return 1
 	}
 	return -1
-}
-
-// collect appends the reference of a batch to those of the fields.
-func (r *reference) collect(refs map[string][]fuzzy, rounding int) {
-	put := func(field string, rows [][]fuzzy) {
-		for _, row := range rows {
-			refs[field] = append(refs[field], row...)
-		}
-	}
-	put("queries", r.q)
-	put("keys", r.k)
-	put("values", r.v)
-	put("scores", r.scores)
-	put("softmax", r.weights)
-	put("outputs_exact", r.output)
-	if rounding < 0 {
-		return
-	}
-	rounded := make([][]fuzzy, len(r.weights))
-	for i, row := range r.weights {
-		mids := make([]float64, len(row))
-		for j, w := range row {
-			mids[j] = w.mid
-		}
-		for _, w := range roundRow(mids, rounding) {
-			rounded[i] = append(rounded[i], fuzzy{w, math.Abs(w - float64(float32(w)))})
-		}
-	}
-	put("softmax_rounded", rounded)
-	put("outputs_rounded", product(rounded, transposed(r.v)))
-	for key, values := range r.v {
-		for query := range rounded {
-			for _, v := range values {
-				refs["weighted_values_rounded"] = append(refs["weighted_values_rounded"], dot(rounded[query][key:key+1], []fuzzy{v}))
-			}
-		}
-	}
 }
 
 // allowed returns the largest allowed difference from the expected value want: the

@@ -168,32 +168,23 @@ func (e explanation) formatted(m matrix.Matrix, rows, columns []string, indent s
 		names = max(names, utf8.RuneCountInString(name)+2)
 	}
 	var line strings.Builder
-	put := func(text string, width int) {
-		line.WriteString(strings.Repeat(" ", max(0, width-utf8.RuneCountInString(text))))
-		line.WriteString(text)
-	}
-	end := func() {
+	put := func(name string, row []string) {
+		fmt.Fprintf(&line, "%s%-*s", indent, names, name)
+		for j, text := range row {
+			fmt.Fprintf(&line, "%*s  ", width[j], text)
+		}
 		fmt.Fprintln(e, strings.TrimRight(line.String(), " "))
 		line.Reset()
 	}
 	if columns != nil {
-		line.WriteString(indent + strings.Repeat(" ", names))
-		for j, name := range columns {
-			put(name, width[j])
-			line.WriteString("  ")
-		}
-		end()
+		put("", columns)
 	}
 	for i, row := range cells {
-		line.WriteString(indent)
+		name := ""
 		if rows != nil {
-			line.WriteString(rows[i] + strings.Repeat(" ", names-utf8.RuneCountInString(rows[i])))
+			name = rows[i]
 		}
-		for j, text := range row {
-			put(text, width[j])
-			line.WriteString("  ")
-		}
-		end()
+		put(name, row)
 	}
 }
 
