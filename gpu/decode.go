@@ -29,8 +29,8 @@ type decode struct {
 	*attention
 	cutter *cut.Cutter
 	class  tune.HeadClass
-	splits queue.Variant
-	merge  queue.Variant
+	splits queue.Kernel
+	merge  queue.Kernel
 	all    cut.Box // the keys that any row sees, in whole splits
 	rows   int     // query rows of a workgroup
 	width  int     // float32 of a row's state for a split
@@ -118,7 +118,7 @@ func (x *decode) variants() {
 	wide := kv != backend.Q8 && cut.AlignedRows(x.c.K, el) && cut.AlignedRows(x.c.V, el)
 	extra := x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero()
 	u := func(n int) uint32 { return uint32(n) }
-	x.splits = x.kernel(queue.Variant{Kernel: shaders.Decode, Consts: map[string]uint32{
+	x.splits = x.withBindings(queue.Kernel{Shader: shaders.Decode, Consts: map[string]uint32{
 		"EXPAND": expand, "IN": u(int(x.c.Q.DType())), "KV": u(int(kv)), "WIDE": u(when(wide, 1)), "EXTRA": u(when(extra, 1)),
 		"EL": u(el), "ROWS": u(x.rows), "SPLIT": u(c.Split), "BC": u(c.Keys), "TX": u(c.Lanes), "TQ": u(c.Keys / c.Lanes / 4), "QUADS": u(quads),
 		"GRAN": u(gran), "QG": u(gran * el / 4), "SHIFT": u(when(gran == 4, 1)), "KLOADS": u(ceil(c.Keys*gran, decodeThreads)),
@@ -126,7 +126,7 @@ func (x *decode) variants() {
 		"VLOADS": u(ceil(jc*vg, decodeThreads)), "VG": u(vg), "JC": u(jc), "VCHUNKS": u(c.Keys / jc),
 		"PSLOTS": u(pslots), "PROWS": u(x.rows / pslots), "WIDTH": u(x.width / 4),
 	}})
-	x.merge = queue.Variant{Kernel: shaders.SplitMerge, Consts: map[string]uint32{
+	x.merge = queue.Kernel{Shader: shaders.SplitMerge, Consts: map[string]uint32{
 		"EXPAND": expand, "SPLIT": u(c.Split), "TX": u(c.Lanes), "QUADS": u(quads), "WIDTH": u(x.width / 4),
 	}}
 }
@@ -165,7 +165,7 @@ func (x *decode) step(p queue.Piece) queue.Step {
 		x.params(w, p.Box, pairViews{}, math.Log2E)
 		w.O, w.LSE = strides(o), strides(lse)
 		return queue.Step{
-			Variant: x.merge, Params: w, Windows: []cut.Window{p.State, o.Window, lse.Window},
+			Kernel: x.merge, Params: w, Windows: []cut.Window{p.State, o.Window, lse.Window},
 			Groups: rows(box), Each: mergeOps * float64(x.width*max(splits, 1)),
 		}
 	}
@@ -175,7 +175,7 @@ func (x *decode) step(p queue.Piece) queue.Step {
 	w.Q, w.K, w.V = strides(q), strides(k), strides(v)
 	mask, bias, more := x.windows(pairs)
 	return queue.Step{
-		Variant: x.splits, Params: w,
+		Kernel: x.splits, Params: w,
 		Windows: x.pageWindow(append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, p.State}, more...)),
 		Groups:  p.Len(cut.Batch) * kvHeads * w.Parts * blocks,
 		Each:    x.each * float64(x.rows*n),

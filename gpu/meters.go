@@ -16,14 +16,19 @@ var (
 	_ backend.CeilingMeter   = (*Backend)(nil)
 )
 
+// within runs f as a call of b.
+func within[T any](ctx context.Context, b *Backend, f func() (T, error)) (result T, err error) {
+	if err := b.enter(ctx); err != nil {
+		return result, err
+	}
+	defer b.leave()
+	return f()
+}
+
 // PeakFLOPS measures the float32 operations a second of a kernel of multiply-adds: the
 // fastest of three runs of 20 ms or more, by the device's clock where it has one.
 func (b *Backend) PeakFLOPS(ctx context.Context) (float64, error) {
-	if err := b.enter(ctx); err != nil {
-		return 0, err
-	}
-	defer b.leave()
-	return meter.Peak(ctx, b.dev)
+	return within(ctx, b, func() (float64, error) { return meter.Peak(ctx, b.dev) })
 }
 
 // ReadBandwidth measures the bytes a second that the whole device reads of the operands:
@@ -49,11 +54,7 @@ func (b *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor)
 // LaunchTime measures the time from the submission to the end of an empty dispatch of one
 // workgroup, with its pipeline, bindings and parameters in place.
 func (b *Backend) LaunchTime(ctx context.Context) (time.Duration, error) {
-	if err := b.enter(ctx); err != nil {
-		return 0, err
-	}
-	defer b.leave()
-	return meter.Launch(ctx, b.dev)
+	return within(ctx, b, func() (time.Duration, error) { return meter.Launch(ctx, b.dev) })
 }
 
 // Ceilings measures, in bytes a second: "copy", reads and writes of device memory, each
@@ -61,23 +62,16 @@ func (b *Backend) LaunchTime(ctx context.Context) (time.Duration, error) {
 // host memory and the device.
 func (b *Backend) Ceilings(ctx context.Context) ([]backend.Ceiling, error) {
 	ctx = backend.WithTrace(ctx, &backend.Trace{}) // these are no calls of the caller's
-	within := func(measure func() (float64, error)) (float64, error) {
-		if err := b.enter(ctx); err != nil {
-			return 0, err
-		}
-		defer b.leave()
-		return measure()
-	}
 	var all []backend.Ceiling
 	for _, c := range []struct {
 		name    string
 		measure func() (float64, error)
 	}{
 		{"copy", func() (float64, error) {
-			return within(func() (float64, error) { return meter.Copy(ctx, b.dev, b.info.Type == backend.CPU) })
+			return within(ctx, b, func() (float64, error) { return meter.Copy(ctx, b.dev, b.info.Type == backend.CPU) })
 		}},
 		{"workgroup memory", func() (float64, error) {
-			return within(func() (float64, error) { return meter.WorkgroupMemory(ctx, b.dev) })
+			return within(ctx, b, func() (float64, error) { return meter.WorkgroupMemory(ctx, b.dev) })
 		}},
 		// Upload and Download of b are calls of their own.
 		{"upload", func() (float64, error) { return meter.Upload(ctx, b.dev, b) }},

@@ -18,7 +18,7 @@ import (
 type prefill struct {
 	*attention
 	cutter    *cut.Cutter
-	variant   queue.Variant
+	kernel    queue.Kernel
 	tiled     bool
 	path, why string // for plans
 	rows      int    // query rows of a workgroup
@@ -43,7 +43,7 @@ func (b *Backend) newPrefill(c *backend.Call, choose chooser) (*prefill, error) 
 	if err != nil {
 		return nil, err
 	}
-	return x, x.check(x.variant)
+	return x, x.check(x.kernel)
 }
 
 // maxFlashState bounds the state of the register-tiled kernel's dispatches: enough for
@@ -63,11 +63,11 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	if err != nil {
 		return "", err
 	}
-	k, consts := s.Kernel(v)
-	variant := x.kernel(queue.Variant{Kernel: k, Consts: consts})
+	shader, consts := s.Kernel(v)
+	kernel := x.withBindings(queue.Kernel{Shader: shader, Consts: consts})
 	c.Granule, c.Keeps = v.Keys, v.Split
 	c.AlignGranules()
-	c.Most[cut.Col] = cut.Longest(v.Keys, v.Loops(x.d.Dim, x.d.ValueDim)+x.rounds(v.RowsByKeys()), x.each*float64(v.Rows()*v.Keys), x.b.dev.PieceWork(variant))
+	c.Most[cut.Col] = cut.Longest(v.Keys, v.Loops(x.d.Dim, x.d.ValueDim)+x.rounds(v.RowsByKeys()), x.each*float64(v.Rows()*v.Keys), x.b.dev.PieceWork(kernel))
 	area := 16 * uint64(v.Area(x.d.ValueDim))
 	c.State = func(x cut.Box) uint64 {
 		return uint64(x.Len(cut.Batch)*x.Len(cut.Head)*ceil(x.Len(cut.Row), v.Rows())) * area
@@ -83,7 +83,7 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 		return err.Error(), nil
 	}
 	x.path, x.why = "register-tiled WGSL, variant "+v.Name, why
-	x.variant, x.cutter, x.rows, x.keys, x.split, x.tiled = variant, c, v.Rows(), v.Keys, v.Split, true
+	x.kernel, x.cutter, x.rows, x.keys, x.split, x.tiled = kernel, c, v.Rows(), v.Keys, v.Split, true
 	return "", nil
 }
 
@@ -99,14 +99,14 @@ func (x *prefill) plain(because string) error {
 	}
 	x.path, x.why = "plain WGSL", because
 	x.cutter, x.rows, x.keys = c, cut.Tile, cut.Tile
-	x.variant = x.kernel(queue.Variant{Kernel: shaders.Attention, Consts: map[string]uint32{
+	x.kernel = x.withBindings(queue.Kernel{Shader: shaders.Attention, Consts: map[string]uint32{
 		"IN": uint32(x.c.Q.DType()), "KV": uint32(x.c.K.DType()), "DVB": uint32(blocks), "ACC": uint32(4 * blocks),
 	}})
 	// Loop iterations of attention.wgsl for a tile, as if none were unrolled: staging
 	// and products of a chunk, scores, maxima, exponentials, and the blocks of columns.
 	const product = 8 * (1 + 4)
 	loops := 1 + ceil(x.d.Dim, cut.Tile)*(1+4+4+product) + 4 + 4*(1+4+4) + 8 + 4 + blocks*(1+4+4+product) + x.rounds(16)
-	c.Most[cut.Col] = cut.Longest(cut.Tile, loops, x.each*cut.Tile*cut.Tile, x.b.dev.PieceWork(x.variant))
+	c.Most[cut.Col] = cut.Longest(cut.Tile, loops, x.each*cut.Tile*cut.Tile, x.b.dev.PieceWork(x.kernel))
 	// The state of a row is the output, eight parts of the sum, the maximum, and padding.
 	width := uint64(blocks*cut.Tile + 16)
 	c.State = func(x cut.Box) uint64 { return uint64(rows(x)) * width * 4 }
@@ -122,7 +122,7 @@ func (x *prefill) totals(seen cut.Box) uint64 {
 }
 
 func (x *prefill) op() *queue.Op {
-	return &queue.Op{Cutter: x.cutter, Space: x.all(), Sweep: x.sweep, Step: x.step, Table: x.table, Kernel: x.variant}
+	return &queue.Op{Cutter: x.cutter, Space: x.all(), Sweep: x.sweep, Step: x.step, Table: x.table, Kernel: x.kernel}
 }
 
 // sweep narrows a box to the keys that any of its rows sees. One tile stays where no row
@@ -160,7 +160,7 @@ func (x *prefill) step(p queue.Piece) queue.Step {
 	x.pageParams(w, p.Box)
 	mask, bias, more := x.windows(pairs)
 	return queue.Step{
-		Variant: x.variant, Params: w,
+		Kernel: x.kernel, Params: w,
 		Windows: x.pageWindow(append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, o.Window, lse.Window, p.State}, more...)),
 		Groups:  p.Len(cut.Batch) * p.Len(cut.Head) * blocks,
 		Each:    x.each * float64(x.rows*p.Len(cut.Col)),
@@ -170,7 +170,7 @@ func (x *prefill) step(p queue.Piece) queue.Step {
 func (x *prefill) describe(p *backend.Plan, e queue.Extent) {
 	p.Path = x.path
 	p.Why = fmt.Sprintf("%s; one pass over the keys for %d rows a workgroup, %s storage, float32 arithmetic; %s",
-		x.why, x.rows, x.storage(), x.b.dev.Pacing(x.variant))
+		x.why, x.rows, x.storage(), x.b.dev.Pacing(x.kernel))
 	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d pieces of up to %d keys, key tiles of %d",
 		x.d.Batch, x.d.Heads, ceil(x.d.SeqQ, x.rows), x.rows, e.Pieces, e.MaxPiece, x.keys)
 }

@@ -60,25 +60,25 @@ func (a *attention) newCutter(buffers int) (*cut.Cutter, error) {
 	return c, nil
 }
 
-// kernel returns v with the bindings that the options and pages need. The Cutter must
+// withBindings returns k with the bindings that the options and pages need. The Cutter must
 // exist.
-func (a *attention) kernel(v queue.Variant) queue.Variant {
-	v = a.options.kernel(v)
+func (a *attention) withBindings(k queue.Kernel) queue.Kernel {
+	k = a.options.withBindings(k)
 	if a.Looked() {
-		v = v.With("r", "PAGED")
+		k = k.With("r", "PAGED")
 	}
-	return v
+	return k
 }
 
-// check returns backend.ErrUnsupported when v has more storage buffers than the device
+// check returns backend.ErrUnsupported when k has more storage buffers than the device
 // binds, or pages cannot be collected.
-func (a *attention) check(v queue.Variant) error {
+func (a *attention) check(k queue.Kernel) error {
 	for _, o := range []*cut.Operand{a.K, a.V} {
 		if err := o.Collectable(); err != nil {
 			return err
 		}
 	}
-	need := strings.Count(v.Kernel.Bindings, "r") + strings.Count(v.Kernel.Bindings, "w")
+	need := strings.Count(k.Shader.Bindings, "r") + strings.Count(k.Shader.Bindings, "w")
 	have := int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage)
 	if need <= have {
 		return nil
@@ -183,12 +183,12 @@ func (o *options) windows(v pairViews) (mask, bias cut.Window, more []cut.Window
 	return mask, bias, nil
 }
 
-// kernel returns v with the bindings that the options need.
-func (o *options) kernel(v queue.Variant) queue.Variant {
+// withBindings returns k with the bindings that the options need.
+func (o *options) withBindings(k queue.Kernel) queue.Kernel {
 	if o.both() {
-		v = v.With("rr", "BOTH")
+		k = k.With("rr", "BOTH")
 	}
-	return v
+	return k
 }
 
 // paired reports whether an option applies to each pair of a row and a key.

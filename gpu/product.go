@@ -72,7 +72,7 @@ func (b *Backend) product(m product) *queue.Op {
 		t = *m.tile
 	}
 	// Whether a piece is aligned depends on the cut. It changes loads, but no bit.
-	kernel := func(a, w cut.View, x cut.Box) queue.Variant {
+	kernel := func(a, w cut.View, x cut.Box) queue.Kernel {
 		k := productShape{a: m.a.DType(), w: m.w.DType(), skip: m.skip}
 		k.aWide = a.AlignedAlong(backend.Dim, x.Len(cut.Sum))
 		if k.along = m.w.Strides()[backend.Seq] < m.w.Strides()[backend.Dim]; k.along {
@@ -106,7 +106,7 @@ func (b *Backend) product(m product) *queue.Op {
 			av, wv := a.View(p.Box, c.Align).Granules(), w.View(p.Box, c.Align).Granules()
 			bv, yv := bias.View(p.Box, c.Align), y.View(p.Box, c.Align)
 			return queue.Step{
-				Variant: kernel(av, wv, p.Box),
+				Kernel: kernel(av, wv, p.Box),
 				Params: &shaders.MatmulParams{
 					RowTiles: t.tiles(p.Len(cut.Row), 1), ColTiles: t.tiles(1, p.Len(cut.Col)), Heads: p.Len(cut.Head), Head0: p.Lo[cut.Head], Group: group,
 					Rows: p.Len(cut.Row), Cols: p.Len(cut.Col), Depth: p.Len(cut.Sum), Flags: when(!p.First, shaders.GoOn) | when(!p.Last, shaders.Leave),
@@ -224,10 +224,10 @@ type productShape struct {
 }
 
 // kernel returns the tile's kernel for a shape.
-func (v productTile) kernel(s productShape) queue.Variant {
+func (v productTile) kernel(s productShape) queue.Kernel {
 	key := productKey{v, s}
 	if k, ok := productKernels.Load(key); ok {
-		return k.(queue.Variant)
+		return k.(queue.Kernel)
 	}
 	sa, sb := v.lengths()
 	k := shaders.Matmul
@@ -244,8 +244,8 @@ func (v productTile) kernel(s productShape) queue.Variant {
 	} {
 		c[name] = uint32(n)
 	}
-	productKernels.Store(key, queue.Variant{Kernel: k, Consts: c})
-	return queue.Variant{Kernel: k, Consts: c}
+	productKernels.Store(key, queue.Kernel{Shader: k, Consts: c})
+	return queue.Kernel{Shader: k, Consts: c}
 }
 
 // productKernels holds kernels by productKey, so that repeated calls do not make their

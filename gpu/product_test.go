@@ -159,8 +159,8 @@ func TestProductTilesAreWhole(t *testing.T) {
 			t.Errorf("matmul.wgsl has %s = %s, L has %d", name, have[name], value)
 		}
 	}
-	if k.Kernel.WorkgroupMemory != shaders.Matmul.WorkgroupMemory || k.Kernel.Threads != shaders.Matmul.Threads {
-		t.Errorf("L takes %d bytes and %d threads, the file %d and %d", k.Kernel.WorkgroupMemory, k.Kernel.Threads, shaders.Matmul.WorkgroupMemory, shaders.Matmul.Threads)
+	if k.Shader.WorkgroupMemory != shaders.Matmul.WorkgroupMemory || k.Shader.Threads != shaders.Matmul.Threads {
+		t.Errorf("L takes %d bytes and %d threads, the file %d and %d", k.Shader.WorkgroupMemory, k.Shader.Threads, shaders.Matmul.WorkgroupMemory, shaders.Matmul.Threads)
 	}
 }
 

@@ -49,14 +49,14 @@ func (b *Backend) rotate(y, x, cos, sin backend.Tensor, interleaved bool) *queue
 		units = pairs
 		ops[0], ops[3] = new(cut.Operand), cut.Updates("y", y, cut.RowAxes)
 	}
-	kernel := queue.Variant{Kernel: shaders.RoPE, Consts: map[string]uint32{"INPLACE": uint32(when(inPlace, 1))}}
+	kernel := queue.Kernel{Shader: shaders.RoPE, Consts: map[string]uint32{"INPLACE": uint32(when(inPlace, 1))}}
 	return b.rowOp(sh, ops, func(part cut.Box, v []cut.View) queue.Step {
 		n := rows(part) * units
 		if inPlace {
 			v[0] = v[3]
 		}
 		return queue.Step{
-			Variant: kernel, Groups: ceil(n, rotateUnits), Each: rotateUnits * rotateOps,
+			Kernel: kernel, Groups: ceil(n, rotateUnits), Each: rotateUnits * rotateOps,
 			Params: &shaders.RoPEParams{
 				Heads: part.Len(cut.Head), Rows: part.Len(cut.Row), Pairs: pairs, Units: units, All: n, Interleaved: when(interleaved, 1),
 				InType: int(x.DType()), OutType: int(y.DType()), X: strides(v[0]), Cosine: strides(v[1]), Sine: strides(v[2]), O: strides(v[3]),
@@ -94,7 +94,7 @@ func (b *Backend) convert(dst, src backend.Tensor) (*queue.Op, error) {
 		in, out, dim = backend.F32, backend.F32, to.Shape()[backend.Dim]
 	}
 	quantised := out == backend.Q8
-	kernel := queue.Variant{Kernel: shaders.Convert, Consts: map[string]uint32{"Q8": uint32(when(quantised, 1))}}
+	kernel := queue.Kernel{Shader: shaders.Convert, Consts: map[string]uint32{"Q8": uint32(when(quantised, 1))}}
 	ops := []*cut.Operand{cut.Reads("src", from, cut.RowAxes, 1), cut.Writes("dst", to, cut.RowAxes)}
 	return b.rowOp(dst.Shape(), ops, func(part cut.Box, v []cut.View) queue.Step {
 		rows := rows(part)
@@ -108,7 +108,7 @@ func (b *Backend) convert(dst, src backend.Tensor) (*queue.Op, error) {
 		}
 		groups := ceil(n, each)
 		return queue.Step{
-			Variant: kernel, Groups: groups, Each: convertOps * float64(rows*dim) / float64(groups),
+			Kernel: kernel, Groups: groups, Each: convertOps * float64(rows*dim) / float64(groups),
 			Params: &shaders.ConvertParams{
 				Heads: part.Len(cut.Head), Rows: part.Len(cut.Row), Units: units, All: n, InType: int(in), OutType: int(out), Pairs: when(pairs, 1),
 				Src: strides(v[0]), O: strides(v[1]),
@@ -138,7 +138,7 @@ func (b *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) er
 		}
 		return r.Run(b.rowOp(o.Shape(), ops, func(x cut.Box, v []cut.View) queue.Step {
 			return queue.Step{
-				Variant: queue.Variant{Kernel: shaders.Merge}, Groups: rows(x), Each: mergeOps * float64(dim),
+				Kernel: queue.Kernel{Shader: shaders.Merge}, Groups: rows(x), Each: mergeOps * float64(dim),
 				Params: &shaders.MergeParams{
 					Heads: x.Len(cut.Head), Rows: x.Len(cut.Row), VDim: dim,
 					Po: strides(v[0]), Plse: strides(v[1]), O: strides(v[2]), LSE: strides(v[3]),

@@ -23,20 +23,20 @@ const (
 // few, so that many workgroups run at the same time, or what fits into 16 KiB.
 // softmaxAny reads rows of any length twice.
 var (
-	softmaxHeld = []queue.Variant{softmaxKernel(1, 1024), softmaxKernel(1, 3840)}
+	softmaxHeld = []queue.Kernel{softmaxKernel(1, 1024), softmaxKernel(1, 3840)}
 	softmaxAny  = softmaxKernel(0, softmaxGrain)
 )
 
-func softmaxKernel(held, row uint32) queue.Variant {
+func softmaxKernel(held, row uint32) queue.Kernel {
 	k := shaders.Softmax
 	k.WorkgroupMemory = 4 * (int(row) + softmaxThreads)
-	return queue.Variant{Kernel: k, Consts: map[string]uint32{"EXPAND": shaders.Registers, "HELD": held, "ROW": row}}
+	return queue.Kernel{Shader: k, Consts: map[string]uint32{"EXPAND": shaders.Registers, "HELD": held, "ROW": row}}
 }
 
 // chooseSoftmax returns the kernel for rows of n keys in one piece.
-func (b *Backend) chooseSoftmax(n int) queue.Variant {
+func (b *Backend) chooseSoftmax(n int) queue.Kernel {
 	for _, v := range softmaxHeld {
-		if n <= int(v.Consts["ROW"]) && v.Kernel.WorkgroupMemory <= int(b.dev.Limits.MaxComputeWorkgroupStorageSize) {
+		if n <= int(v.Consts["ROW"]) && v.Shader.WorkgroupMemory <= int(b.dev.Limits.MaxComputeWorkgroupStorageSize) {
 			return v
 		}
 	}
@@ -106,7 +106,7 @@ func (b *Backend) softmax(r *queue.Runner, st, lt backend.Tensor, p *backend.Pro
 			opts.params(w, p.Box, pairs, 1)
 			mask, bias, more := opts.windows(pairs)
 			return queue.Step{
-				Variant: opts.kernel(v), Params: w, Windows: append([]cut.Window{mask, bias, sv.Window, lv.Window, p.State}, more...),
+				Kernel: opts.withBindings(v), Params: w, Windows: append([]cut.Window{mask, bias, sv.Window, lv.Window, p.State}, more...),
 				Groups: rows(p.Box), Each: softmaxOps * float64(p.Len(cut.Col)),
 			}
 		},

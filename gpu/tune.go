@@ -58,15 +58,13 @@ func ClearTuneFile(path string) (int, error) { return tune.Clear(path) }
 // returns backend.ErrUnsupported when the register-tiled kernel cannot run c, and
 // backend.ErrOption when tuning is off.
 func (b *Backend) Tune(ctx context.Context, c *backend.Call, opt TuneOptions) (TuneEntry, error) {
-	if err := b.enter(ctx); err != nil {
-		return TuneEntry{}, err
-	}
-	defer b.leave()
-	s, err := b.tunable(c)
-	if err != nil {
-		return TuneEntry{}, err
-	}
-	return b.tuner.Measure(ctx, tuneRunner{b}, s, opt)
+	return within(ctx, b, func() (TuneEntry, error) {
+		s, err := b.tunable(c)
+		if err != nil {
+			return TuneEntry{}, err
+		}
+		return b.tuner.Measure(ctx, tuneRunner{b}, s, opt)
+	})
 }
 
 // Probe runs one variant for calls like c and compares it with the plain kernel, as Tune
@@ -85,7 +83,7 @@ func (b *Backend) Probe(ctx context.Context, c *backend.Call, variant string) er
 
 // tunable returns the shape of c.
 func (b *Backend) tunable(c *backend.Call) (tune.Shape, error) {
-	if b.tuner.Off() {
+	if b.tuner.Mode == tune.Off {
 		return tune.Shape{}, fmt.Errorf("tune: tuning of %s is off: %w", b.info.Name, backend.ErrOption)
 	}
 	a, err := b.newPrefill(c, b.choose)

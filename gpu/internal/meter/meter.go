@@ -54,7 +54,7 @@ type probe struct {
 }
 
 func (p probe) queue(r *queue.Runner) error {
-	return r.Dispatch(queue.Variant{Kernel: p.kernel}, p.windows, p.params, [3]uint32{uint32(p.groups), 1, 1})
+	return r.Dispatch(queue.Kernel{Shader: p.kernel}, p.windows, p.params, [3]uint32{uint32(p.groups), 1, 1})
 }
 
 // fastest runs the probes of a number of rounds. It doubles the rounds until they take
@@ -252,7 +252,7 @@ func (part *readPart) probe(rounds, groups int) probe {
 // one workgroup, with its pipeline, bindings and parameters in place.
 func Launch(ctx context.Context, d *queue.Device) (median time.Duration, err error) {
 	defer func() { err = queue.Translate("launch", err) }()
-	peak := d.Pipeline(queue.Variant{Kernel: shaders.Peak})
+	peak := d.Pipeline(queue.Kernel{Shader: shaders.Peak})
 	p, err := d.Acquire(ctx, peak)
 	if err != nil {
 		return 0, err

@@ -20,9 +20,9 @@ type Op struct {
 	// Table is the contents of the window Table in steps; nil means that none has it.
 	Table []byte
 	// Call, unless nil, is a call that continues from Call.Resume and may be interrupted.
-	// Kernel is the variant whose form its state has.
+	// Kernel leaves its state.
 	Call   *backend.Call
-	Kernel Variant
+	Kernel Kernel
 }
 
 // Sweep is how a box is computed.
@@ -58,7 +58,7 @@ var state cut.Buffer = &placeholder{"state"}
 
 // Step is a dispatch.
 type Step struct {
-	Variant Variant
+	Kernel  Kernel
 	Windows []cut.Window   // for all bindings but the uniform
 	Params  shaders.Params // contents of the uniform
 	Groups  int            // workgroups
@@ -125,7 +125,7 @@ func (d *Device) Count(op *Op) (e Extent, err error) {
 // submission and the limit of workgroups a dimension. f gets the first workgroup, their
 // number, and the grid that contains them.
 func (d *Device) split(s Step, f func(first, n int, grid [3]uint32) error) error {
-	p := d.Pipeline(s.Variant)
+	p := d.Pipeline(s.Kernel)
 	dim := min(int(d.Limits.MaxComputeWorkgroupsPerDimension), math.MaxInt32)
 	for first := 0; first < s.Groups; {
 		n := min(s.Groups-first, d.pacing.atOnce(p.pace.speed(), s.Each), dim*dim)

@@ -15,50 +15,50 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// Variant is a kernel with values for its constants.
-type Variant struct {
-	Kernel shaders.Kernel
+// Kernel is a shader with values for its constants.
+type Kernel struct {
+	Shader shaders.Kernel
 	Consts map[string]uint32
 }
 
-// Key identifies a variant: attention ACC=8 DVB=2 ...
-func (v Variant) Key() string {
+// Key identifies a kernel: attention ACC=8 DVB=2 ...
+func (k Kernel) Key() string {
 	var s strings.Builder
-	s.WriteString(v.Kernel.Name)
-	for _, name := range slices.Sorted(maps.Keys(v.Consts)) {
-		fmt.Fprintf(&s, " %s=%d", name, v.Consts[name])
+	s.WriteString(k.Shader.Name)
+	for _, name := range slices.Sorted(maps.Keys(k.Consts)) {
+		fmt.Fprintf(&s, " %s=%d", name, k.Consts[name])
 	}
 	return s.String()
 }
 
-// With returns v with more bindings, in the order of Kernel.Bindings, and a constant set
+// With returns k with more bindings, in the order of Shader.Bindings, and a constant set
 // to 1.
-func (v Variant) With(bindings, name string) Variant {
-	v.Kernel.Bindings += bindings
-	v.Consts = maps.Clone(v.Consts)
-	v.Consts[name] = 1
-	return v
+func (k Kernel) With(bindings, name string) Kernel {
+	k.Shader.Bindings += bindings
+	k.Consts = maps.Clone(k.Consts)
+	k.Consts[name] = 1
+	return k
 }
 
 var hashSeed = maphash.MakeSeed()
 
 // hash hashes what Key contains without building it: calls look their pipelines up each
 // time.
-func (v Variant) hash() uint64 {
-	h := maphash.String(hashSeed, v.Kernel.Name)
-	for name, value := range v.Consts { // in any order: the terms commute
+func (k Kernel) hash() uint64 {
+	h := maphash.String(hashSeed, k.Shader.Name)
+	for name, value := range k.Consts { // in any order: the terms commute
 		h += maphash.String(hashSeed, name) * (2*uint64(value) + 1)
 	}
 	return h
 }
 
-func (v Variant) equal(w Variant) bool {
-	return v.Kernel.Name == w.Kernel.Name && maps.Equal(v.Consts, w.Consts)
+func (k Kernel) equal(other Kernel) bool {
+	return k.Shader.Name == other.Shader.Name && maps.Equal(k.Consts, other.Consts)
 }
 
-// Pipeline is a variant on a device, compiled or not, and its speed.
+// Pipeline is a kernel on a device, compiled or not, and its speed.
 type Pipeline struct {
-	variant Variant
+	kernel  Kernel
 	kinds   string // of its bindings except the uniform
 	uniform int    // the binding of the uniform
 	pace    pace
@@ -86,8 +86,8 @@ func (p *Pipeline) SetSpeed(speed float64) { p.pace.set(speed) }
 // recently used ones beyond it are released, and compiled again if a call needs them.
 const maxPipelines = 128
 
-// pipelines holds the variants that calls asked for. Entries stay, with their speed: a
-// few hundred bytes for each of a finite number of variants.
+// pipelines holds the kernels that calls asked for. Entries stay, with their speed: a
+// few hundred bytes for each of a finite number of kernels.
 type pipelines struct {
 	most int
 
@@ -97,7 +97,7 @@ type pipelines struct {
 	clock  uint64
 }
 
-// Pipelines returns the pipelines of all variants that calls asked for.
+// Pipelines returns the pipelines of all kernels that calls asked for.
 func (d *Device) Pipelines() (all []*Pipeline) {
 	d.pipelines.mu.Lock()
 	defer d.pipelines.mu.Unlock()
@@ -107,19 +107,19 @@ func (d *Device) Pipelines() (all []*Pipeline) {
 	return all
 }
 
-// Pipeline returns the pipeline of v, which need not be compiled.
-func (d *Device) Pipeline(v Variant) *Pipeline {
-	h := v.hash()
+// Pipeline returns the pipeline of k, which need not be compiled.
+func (d *Device) Pipeline(k Kernel) *Pipeline {
+	h := k.hash()
 	c := &d.pipelines
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range c.byHash[h] {
-		if p.variant.equal(v) {
+		if p.kernel.equal(k) {
 			return p
 		}
 	}
-	before, after, _ := strings.Cut(v.Kernel.Bindings, "u")
-	p := &Pipeline{variant: v, kinds: before + after, uniform: len(before)}
+	before, after, _ := strings.Cut(k.Shader.Bindings, "u")
+	p := &Pipeline{kernel: k, kinds: before + after, uniform: len(before)}
 	p.pace.set(d.pacing.speed)
 	c.byHash[h] = append(c.byHash[h], p)
 	return p
@@ -182,12 +182,12 @@ func (c *pipelines) trim() {
 // compile compiles p, whose lock the caller holds.
 func (d *Device) compile(ctx context.Context, p *Pipeline) error {
 	start := time.Now()
-	k, l := p.variant.Kernel, &d.Limits
+	k, l := p.kernel.Shader, &d.Limits
 	if k.WorkgroupMemory > int(l.MaxComputeWorkgroupStorageSize) || k.Threads > int(l.MaxComputeInvocationsPerWorkgroup) {
 		return fmt.Errorf("kernel %s needs %d bytes of workgroup memory and %d threads, %s has %d and %d: %w", k.Name, k.WorkgroupMemory, k.Threads,
 			d.name, l.MaxComputeWorkgroupStorageSize, l.MaxComputeInvocationsPerWorkgroup, backend.ErrUnsupported)
 	}
-	src, err := k.Specialise(p.variant.Consts)
+	src, err := k.Specialise(p.kernel.Consts)
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, backend.ErrUnsupported)
 	}
@@ -202,7 +202,7 @@ func (d *Device) compile(ctx context.Context, p *Pipeline) error {
 			kinds[i] = port.Uniform
 		}
 	}
-	label := p.variant.Key()
+	label := p.kernel.Key()
 	compiled, err := d.Port.CreatePipeline(port.PipelineDesc{Label: label, WGSL: src, Entry: "main", Bindings: kinds})
 	if err != nil {
 		return d.wrap(err)
@@ -214,21 +214,21 @@ func (d *Device) compile(ctx context.Context, p *Pipeline) error {
 	return nil
 }
 
-// PieceWork returns the number of operations that one workgroup of v may do in a
+// PieceWork returns the number of operations that one workgroup of k may do in a
 // dispatch: what it does in the time of a submission with all lanes busy.
-func (d *Device) PieceWork(v Variant) float64 {
+func (d *Device) PieceWork(k Kernel) float64 {
 	p := &d.pacing
-	work := d.Pipeline(v).pace.speed() * p.share() / float64(p.lanes)
+	work := d.Pipeline(k).pace.speed() * p.share() / float64(p.lanes)
 	if p.maxWork > 0 {
 		work = min(work, p.maxWork)
 	}
 	return work
 }
 
-// Pacing describes for plans how submissions of v are sized.
-func (d *Device) Pacing(v Variant) string {
+// Pacing describes for plans how submissions of k are sized.
+func (d *Device) Pacing(k Kernel) string {
 	p := &d.pacing
-	s := fmt.Sprintf("a submission takes up to %v at %.3g operations a second", p.budget/MaxFlight, d.Pipeline(v).pace.speed())
+	s := fmt.Sprintf("a submission takes up to %v at %.3g operations a second", p.budget/MaxFlight, d.Pipeline(k).pace.speed())
 	if p.maxWork > 0 {
 		s += fmt.Sprintf(" and %.3g operations", p.maxWork)
 	}

@@ -152,12 +152,12 @@ func TestPipelinesAreBounded(t *testing.T) {
 		Port: f, Limits: gputypes.Limits{MaxComputeWorkgroupStorageSize: 1 << 20, MaxComputeInvocationsPerWorkgroup: 1024},
 		pipelines: pipelines{byHash: map[uint64][]*Pipeline{}, most: most},
 	}
-	variant := func(n int) *Pipeline {
-		return d.Pipeline(Variant{Kernel: shaders.Attention, Consts: map[string]uint32{"DVB": 1, "ACC": uint32(n + 4)}})
+	pipeline := func(n int) *Pipeline {
+		return d.Pipeline(Kernel{Shader: shaders.Attention, Consts: map[string]uint32{"DVB": 1, "ACC": uint32(n + 4)}})
 	}
 	use := func(n int) *Pipeline {
 		t.Helper()
-		p := variant(n)
+		p := pipeline(n)
 		if _, err := d.Acquire(t.Context(), p); err != nil {
 			t.Fatal(err)
 		}

@@ -166,7 +166,7 @@ func (r *Runner) Run(op *Op) error {
 
 // dispatch queues a step. Its parameters are shaders.Ranged.
 func (r *Runner) dispatch(s Step) error {
-	x := dispatch{pipeline: r.d.Pipeline(s.Variant), windows: s.Windows, params: s.Params}
+	x := dispatch{pipeline: r.d.Pipeline(s.Kernel), windows: s.Windows, params: s.Params}
 	if err := r.stage(&x); err != nil {
 		return err
 	}
@@ -181,8 +181,8 @@ func (r *Runner) dispatch(s Step) error {
 
 // Dispatch queues one dispatch of a kernel with a grid, whatever time it takes. The
 // probes of the device's ceilings use it.
-func (r *Runner) Dispatch(v Variant, windows []cut.Window, p shaders.Params, grid [3]uint32) error {
-	return r.add(&dispatch{pipeline: r.d.Pipeline(v), windows: windows, params: p, grid: grid})
+func (r *Runner) Dispatch(k Kernel, windows []cut.Window, p shaders.Params, grid [3]uint32) error {
+	return r.add(&dispatch{pipeline: r.d.Pipeline(k), windows: windows, params: p, grid: grid})
 }
 
 // add queues a dispatch, and submits what is queued before it when both together exceed
@@ -197,7 +197,7 @@ func (r *Runner) add(x *dispatch) error {
 	}
 	s := r.d.slots
 	if size := x.params.Size(); size > int(s.size) {
-		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer has %d: %w", x.pipeline.variant.Kernel.Name, size, s.size, backend.ErrUnsupported)
+		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer has %d: %w", x.pipeline.kernel.Shader.Name, size, s.size, backend.ErrUnsupported)
 	}
 	if b := &r.batch; len(b.list) > 0 && (b.holds(x, s) > int(s.size) || len(b.list) == maxDispatches || r.d.pacing.full(b.seconds+x.seconds, b.work+x.work)) {
 		if err := r.push(); err != nil {

@@ -72,22 +72,20 @@ func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duratio
 		last := len(e.Trials) - 1
 		keep()
 		err := c.try(ctx)
-		switch {
+		switch lost := errors.Is(err, backend.ErrDeviceLost); {
 		case err == nil:
 			right = append(right, c)
 			if !c.reference {
 				variants++
 			}
-			continue
 		case ctx.Err() != nil:
 			return ctx.Err()
-		}
-		e.Trials[last].Failed = err.Error()
-		switch {
-		case errors.Is(err, backend.ErrDeviceLost):
-			return err
-		case errors.Is(err, backend.ErrMemory): // other programs may hold it
+		case !lost && errors.Is(err, backend.ErrMemory): // other programs may hold it
 			e.Trials = e.Trials[:last]
+		default:
+			if e.Trials[last].Failed = err.Error(); lost {
+				return err
+			}
 		}
 	}
 	if err := measure(ctx, right, e, spent); err != nil {

@@ -68,9 +68,7 @@ type Options struct {
 
 // Tuner holds the choices for a device. Its methods are safe for concurrent use.
 type Tuner struct {
-	mode   Mode
-	budget time.Duration
-	path   string
+	Options
 	device Device
 
 	mu      sync.Mutex
@@ -93,11 +91,11 @@ type decision struct {
 
 // New returns a tuner.
 func New(o Options) *Tuner {
-	t := &Tuner{mode: o.Mode, budget: o.Budget, path: o.Path, device: newDevice(o.Info), known: map[class]*decision{}}
-	if t.budget <= 0 {
-		t.budget = defaultBudget
+	t := &Tuner{Options: o, device: newDevice(o.Info), known: map[class]*decision{}}
+	if t.Budget <= 0 {
+		t.Budget = defaultBudget
 	}
-	if t.path == "" {
+	if t.Path == "" {
 		t.useless = "the system names no folder for a tuning file"
 	}
 	return t
@@ -106,7 +104,7 @@ func New(o Options) *Tuner {
 // Choose returns the variant for calls of shape s and the reason, as in a plan: the
 // measured variant, else that of the rule. The zero Variant stands for the plain kernel.
 func (t *Tuner) Choose(s Shape) (v Variant, why string) {
-	if t.mode == Off {
+	if t.Mode == Off {
 		v, why = s.Rule()
 		return v, why + ", by rule as tuning is off"
 	}
@@ -134,10 +132,10 @@ func (t *Tuner) decide(s Shape) *decision {
 	if d := t.known[k]; d != nil {
 		return d
 	}
-	if !t.read && t.path != "" {
+	if !t.read && t.Path != "" {
 		t.read = true
 		var err error
-		if t.entries, err = Read(t.path); err != nil {
+		if t.entries, err = Read(t.Path); err != nil {
 			t.useless = fmt.Sprintf("the tuning file was ignored (%v)", err)
 		}
 	}
@@ -207,7 +205,7 @@ func seconds(s float64) time.Duration {
 // Claim reports whether the caller must measure s's class with [Tuner.FirstUse]: in mode
 // First, once in a process, for a class with variants that were not measured.
 func (t *Tuner) Claim(s Shape) bool {
-	if t.mode != First {
+	if t.Mode != First {
 		return false
 	}
 	t.mu.Lock()
@@ -225,7 +223,7 @@ func (t *Tuner) Claim(s Shape) bool {
 // FirstUse measures the variants for calls of shape s within the budget. It returns only
 // errors that end the call that asked: its context's, and a lost device.
 func (t *Tuner) FirstUse(ctx context.Context, r Runner, s Shape) error {
-	_, err := t.measure(ctx, r, s, MeasureOptions{Budget: t.budget}, 0)
+	_, err := t.measure(ctx, r, s, MeasureOptions{Budget: t.Budget}, 0)
 	why := fmt.Sprintf("measuring failed: %v", err)
 	switch {
 	case err == nil || errors.Is(err, backend.ErrDeviceLost) && ctx.Err() == nil:
@@ -246,8 +244,8 @@ func (t *Tuner) FirstUse(ctx context.Context, r Runner, s Shape) error {
 // learn keeps an entry for s's class, in memory and in the file. An entry without a
 // choice is a measurement under way.
 func (t *Tuner) learn(s Shape, e Entry) (err error) {
-	if t.path != "" {
-		err = Put(t.path, e)
+	if t.Path != "" {
+		err = Put(t.Path, e)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -280,6 +278,3 @@ func (t *Tuner) stored(s Shape) Entry {
 	}
 	return Entry{}
 }
-
-// Off reports whether the tuner is in mode Off.
-func (t *Tuner) Off() bool { return t.mode == Off }
