@@ -384,7 +384,7 @@ func TestTuneTypesOfKeys(t *testing.T) {
 	defer b.Close()
 	for _, kv := range []backend.DType{backend.F16, backend.Q8} {
 		s := tune.Shape{
-			Class: tune.ClassOf(32, 32), ValueDim: 32, Heads: 2, SeqQ: 40, In: backend.F32, KV: kv, Software: true,
+			Tiling: tune.TilingOf(32, 32), ValueDim: 32, Heads: 2, SeqQ: 40, In: backend.F32, KV: kv, Software: true,
 			Limits: tune.Limits{Threads: 256, Memory: 16 << 10, Binding: 1 << 27},
 		}
 		if err := tune.Probe(t.Context(), tuneRunner{b}, s, s.Candidates()[0].Label()); err != nil {

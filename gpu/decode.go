@@ -28,7 +28,7 @@ const (
 type decode struct {
 	*attention
 	cutter *cut.Cutter
-	class  tune.HeadClass
+	tiling tune.Tiling
 	splits queue.Kernel
 	merge  queue.Kernel
 	all    cut.Box // the keys that any row sees, in whole splits
@@ -55,7 +55,7 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &decode{attention: a, class: tune.ClassOf(d.Dim, d.ValueDim)}
+	x := &decode{attention: a, tiling: tune.TilingOf(d.Dim, d.ValueDim)}
 	switch rows := group * d.SeqQ; { // three variants instead of eight
 	case rows == 1:
 		x.rows = 1
@@ -64,7 +64,7 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	default:
 		x.rows = 8
 	}
-	x.width = x.class.Width + 4*decodeParts + 4
+	x.width = x.tiling.Width + 4*decodeParts + 4
 	if x.cutter, err = a.newCutter(decodeBuffers); err != nil {
 		return nil, err
 	}
@@ -72,13 +72,13 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	if err := a.check(x.splits); err != nil {
 		return nil, err
 	}
-	x.cutter.Granule = x.class.Split
+	x.cutter.Granule = x.tiling.Split
 	x.cutter.AlignGranules()
-	x.all = a.all().Visible(c.Visible, x.class.Split)
+	x.all = a.all().Visible(c.Visible, x.tiling.Split)
 	// The splits of a row are adjacent until they are merged.
-	splits := ceil(x.all.Len(cut.Col), x.class.Split)
+	splits := ceil(x.all.Len(cut.Col), x.tiling.Split)
 	if splits > cut.MaxLoops/17*8 { // splitmerge.wgsl makes 17 iterations for 8 splits
-		return nil, fmt.Errorf("%d splits of %d keys are too many for one merge: %w", splits, x.class.Split, backend.ErrUnsupported)
+		return nil, fmt.Errorf("%d splits of %d keys are too many for one merge: %w", splits, x.tiling.Split, backend.ErrUnsupported)
 	}
 	rows := int(x.cutter.MaxState / uint64(4*x.width*max(splits, 1)))
 	if rows == 0 {
@@ -95,7 +95,7 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 
 // variants sets the kernels.
 func (x *decode) variants() {
-	c, kv := x.class, x.c.K.DType()
+	c, kv := x.tiling, x.c.K.DType()
 	el := cut.GranuleBytes / kv.Size()
 	quads := c.Width / 4
 	// gran granules of a key at a time: a power of two that fits the chunk, and whose
@@ -138,7 +138,7 @@ func (x *decode) op() *queue.Op {
 // sweep narrows a box to the keys that any of its rows sees, in whole splits: pieces of
 // splits, then one merge. The box may have no keys; then the merge writes zeros.
 func (x *decode) sweep(box cut.Box, piece int) queue.Sweep {
-	n := x.class.Split
+	n := x.tiling.Split
 	seen := box.Visible(x.c.Visible, n)
 	splits := ceil(seen.Len(cut.Col), n)
 	return queue.Sweep{
@@ -148,7 +148,7 @@ func (x *decode) sweep(box cut.Box, piece int) queue.Sweep {
 }
 
 func (x *decode) step(p queue.Piece) queue.Step {
-	n, box, align := x.class.Split, p.Of.Box, x.cutter.Align
+	n, box, align := x.tiling.Split, p.Of.Box, x.cutter.Align
 	splits := ceil(box.Len(cut.Col), n)
 	group := x.K.Group
 	kvHeads := (box.Hi[cut.Head]-1)/group + 1 - box.Lo[cut.Head]/group
@@ -194,5 +194,5 @@ func (x *decode) describe(p *backend.Plan, e queue.Extent) {
 	p.Why = fmt.Sprintf("%d query rows a key head, up to %d are decoded: K and V are read once for %d rows, %s, and splits of the keys fill the device; %s storage, float32 arithmetic; %s",
 		rows, x.b.decodeRows, x.rows, load, x.storage(), x.b.dev.Pacing(x.splits))
 	p.Cut = fmt.Sprintf("%d batches x %d kv heads x up to %d splits of %d keys x %d blocks of %d rows, key tiles of %d; %d merges",
-		x.d.Batch, x.d.KVHeads, ceil(e.MaxBox, x.class.Split), x.class.Split, ceil(rows, x.rows), x.rows, x.class.Keys, e.Boxes)
+		x.d.Batch, x.d.KVHeads, ceil(e.MaxBox, x.tiling.Split), x.tiling.Split, ceil(rows, x.rows), x.rows, x.tiling.Keys, e.Boxes)
 }

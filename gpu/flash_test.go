@@ -46,7 +46,7 @@ func TestConformanceOfVariants(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var taken atomic.Int64
 			only := func(s tune.Shape) (tune.Variant, string) {
-				for _, v := range tune.Variants(s.Class) {
+				for _, v := range tune.Variants(s.Tiling) {
 					if v.Name == name && s.Fits(v) == "" {
 						taken.Add(1)
 						return v.Quick(), "the test asks for it"
@@ -73,7 +73,7 @@ func TestConformanceOfVariants(t *testing.T) {
 // named returns a variant of a class.
 func named(t testing.TB, width int, name string) tune.Variant {
 	t.Helper()
-	for _, v := range tune.Variants(tune.ClassOf(width, width)) {
+	for _, v := range tune.Variants(tune.TilingOf(width, width)) {
 		if v.Name == name {
 			return v
 		}
@@ -131,7 +131,7 @@ func TestVariantsGiveTheSameBits(t *testing.T) {
 			}
 			return [2][]float32{floats(t, b, call.O), floats(t, b, call.LSE)}
 		}
-		want := run(t, as(named(t, tune.ClassOf(c.d, c.dv).Width, "S"), shaders.Registers, true))
+		want := run(t, as(named(t, tune.TilingOf(c.d, c.dv).Width, "S"), shaders.Registers, true))
 		for _, v := range c.variants {
 			t.Run(fmt.Sprintf("d%d,%d %v %s unrolled to %d", c.d, c.dv, c.dtype, v.Name, v.Expand), func(t *testing.T) {
 				got := run(t, v)

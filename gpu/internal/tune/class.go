@@ -30,9 +30,9 @@ var rowClasses = []int{512, 4096, 32768}
 const shortRows = 64
 
 func (s Shape) class() class {
-	columns := 4 * s.Class.Lanes
+	columns := 4 * s.Tiling.Lanes
 	k := class{
-		dim: s.Class.Width, valueDim: (s.ValueDim + columns - 1) / columns * columns,
+		dim: s.Tiling.Width, valueDim: (s.ValueDim + columns - 1) / columns * columns,
 		in: s.In, kv: s.KV, paired: s.Paired, wide: s.Wide, half: s.Half, short: s.SeqQ <= shortRows,
 	}
 	for _, n := range rowClasses {

@@ -81,7 +81,7 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 		perHead = shortRows
 	}
 	heads := max(rows/perHead, 1)
-	keys, most := longKeys, s.Class.Split+s.Class.Keys+edgeExtra
+	keys, most := longKeys, s.Tiling.Split+s.Tiling.Keys+edgeExtra
 	if s.Software {
 		keys = longKeysCPU
 	}

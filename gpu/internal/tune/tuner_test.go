@@ -82,7 +82,7 @@ func (f *fake) Run(ctx context.Context, c *backend.Call, v Variant, rounds int) 
 var (
 	info = backend.Info{Device: "GPU", Driver: "driver", Provider: "provider"}
 	soft = Shape{
-		Class: ClassOf(24, 24), ValueDim: 24, Heads: 4, SeqQ: 40, In: backend.F32, KV: backend.F32, Wide: true, Software: true,
+		Tiling: TilingOf(24, 24), ValueDim: 24, Heads: 4, SeqQ: 40, In: backend.F32, KV: backend.F32, Wide: true, Software: true,
 		Limits: Limits{Threads: 256, Memory: 32 << 10, Binding: 1 << 27},
 	}
 )
@@ -90,7 +90,7 @@ var (
 // Calls that share a class share its measurement, and no others.
 func TestClasses(t *testing.T) {
 	base := soft
-	base.Class, base.ValueDim, base.Heads, base.SeqQ = ClassOf(64, 64), 64, 8, 1024
+	base.Tiling, base.ValueDim, base.Heads, base.SeqQ = TilingOf(64, 64), 64, 8, 1024
 	for _, x := range []struct {
 		name   string
 		change func(s *Shape)
@@ -107,7 +107,7 @@ func TestClasses(t *testing.T) {
 		{"a mask", func(s *Shape) { s.Paired = true }, false},
 		{"odd strides", func(s *Shape) { s.Wide = false }, false},
 		{"a 16 bit output", func(s *Shape) { s.Half = true }, false},
-		{"a larger head", func(s *Shape) { s.Class = ClassOf(80, 64) }, false},
+		{"a larger head", func(s *Shape) { s.Tiling = TilingOf(80, 64) }, false},
 	} {
 		s := base
 		x.change(&s)

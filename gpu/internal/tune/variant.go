@@ -18,34 +18,34 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// HeadClass is the part of the order of operations that depends on the head size. The
+// Tiling is the part of the order of operations that depends on the head size. The
 // prefill kernel and the decode kernel share it, so that both compute the same bits.
-type HeadClass struct {
+type Tiling struct {
 	Width int // the largest head size, of keys and of values
 	Keys  int // of a tile
 	Lanes int // parts of a row's sum: key j is in part j mod Lanes
 	Split int // keys of a split: the multiple of Keys that is nearest to 1024
 }
 
-var headClasses = []HeadClass{
+var tilings = []Tiling{
 	{32, 32, 4, 1024}, {64, 64, 8, 1024}, {80, 80, 10, 1040}, {96, 96, 12, 1056}, {128, 128, 16, 1024}, {256, 64, 16, 1024},
 }
 
-// ClassOf returns the smallest class that holds heads of both sizes, else the largest.
-func ClassOf(dim, valueDim int) HeadClass {
-	for _, c := range headClasses {
+// TilingOf returns the smallest tiling that holds heads of both sizes, else the largest.
+func TilingOf(dim, valueDim int) Tiling {
+	for _, c := range tilings {
 		if max(dim, valueDim) <= c.Width {
 			return c
 		}
 	}
-	return headClasses[len(headClasses)-1]
+	return tilings[len(tilings)-1]
 }
 
-// Variant is one way to divide the tiles of a head class. The zero Variant stands for
-// the plain kernel, attention.wgsl.
+// Variant is one way to divide tiles among threads. The zero Variant stands for the
+// plain kernel, attention.wgsl.
 type Variant struct {
 	Name string
-	HeadClass
+	Tiling
 	rv int // vec4 of rows of a thread: 2 for 8 rows, 1 for 4
 	ty int // threads along rows
 	// What a stage holds in workgroup memory: qd vec4 of depths of Q and K, and jj keys
@@ -58,20 +58,20 @@ type Variant struct {
 	Scalar bool
 }
 
-// variants holds the variants of each class. L has tiles of 8 rows by 8 keys and 8
-// columns a thread (class 256: 4 keys and 16 columns). M has 4 rows, which takes half
+// variants holds the variants of each tiling. L has tiles of 8 rows by 8 keys and 8
+// columns a thread (width 256: 4 keys and 16 columns). M has 4 rows, which takes half
 // the registers. S has 4 rows and half the threads, for small grids. They fit in 16 KiB
 // of workgroup memory. L32 and L48 stage twice as much at once, or have more rows, in 32
 // and 48 KiB.
-var variants = map[HeadClass][]Variant{}
+var variants = map[Tiling][]Variant{}
 
 func init() {
-	for _, c := range headClasses {
+	for _, c := range tilings {
 		ty := 16
 		if c.Lanes == 16 {
 			ty = 8 // 128 threads: with 256 threads of 8x8 tiles a processor holds one workgroup
 		}
-		l := Variant{Name: "L", HeadClass: c, rv: 2, ty: ty, qd: 4, jj: max(16/c.Lanes, 1), cv: 2, Expand: shaders.Full}
+		l := Variant{Name: "L", Tiling: c, rv: 2, ty: ty, qd: 4, jj: max(16/c.Lanes, 1), cv: 2, Expand: shaders.Full}
 		m, s, l32, l48 := l, l, l, l
 		m.Name, m.rv = "M", 1
 		s.Name, s.rv, s.ty = "S", 1, ty/2
@@ -87,8 +87,8 @@ func init() {
 	}
 }
 
-// Variants returns the variants of a class.
-func Variants(c HeadClass) []Variant { return variants[c] }
+// Variants returns the variants of a tiling.
+func Variants(c Tiling) []Variant { return variants[c] }
 
 // plainName is the label of the plain kernel.
 const plainName = "plain"
@@ -243,7 +243,7 @@ type Limits struct {
 
 // Shape is the part of a call that the choice of a variant depends on.
 type Shape struct {
-	Class    HeadClass
+	Tiling   Tiling
 	ValueDim int
 	Heads    int // of all batches
 	SeqQ     int
@@ -278,7 +278,7 @@ const Busy = 264
 // Variant when none fits. why is the reason in either case. Measured choices take
 // precedence, see [Tuner.Choose].
 func (s Shape) Rule() (v Variant, why string) {
-	for _, c := range variants[s.Class] {
+	for _, c := range variants[s.Tiling] {
 		if len(c.Name) > 1 {
 			continue // L32 and L48 are for devices on which they were measured
 		}
@@ -311,7 +311,7 @@ func (s Shape) Candidates() []Variant {
 			list = append(list, v)
 		}
 	}
-	for _, v := range variants[s.Class] {
+	for _, v := range variants[s.Tiling] {
 		if s.Software {
 			v = v.Quick()
 		}

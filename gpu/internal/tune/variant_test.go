@@ -53,8 +53,8 @@ func TestVariants(t *testing.T) {
 		}
 	}
 	// The constants of the unchanged file are those of L of class 64.
-	s := Shape{Class: ClassOf(64, 64), ValueDim: 64, In: backend.F32, KV: backend.F32, Paired: true}
-	k, consts := s.Kernel(Variants(s.Class)[0])
+	s := Shape{Tiling: TilingOf(64, 64), ValueDim: 64, In: backend.F32, KV: backend.F32, Paired: true}
+	k, consts := s.Kernel(Variants(s.Tiling)[0])
 	have := shaders.Flash.Constants()
 	for name, value := range consts {
 		if name != "EXPAND" && have[name] != fmt.Sprint(value) {
@@ -70,7 +70,7 @@ func TestVariants(t *testing.T) {
 func TestVariantsCompile(t *testing.T) {
 	for c, vs := range variants {
 		for i, v := range vs {
-			s := Shape{Class: c, ValueDim: c.Width, In: backend.F32, KV: backend.F32, Paired: i%2 == 0}
+			s := Shape{Tiling: c, ValueDim: c.Width, In: backend.F32, KV: backend.F32, Paired: i%2 == 0}
 			if i%2 == 1 {
 				s.In, s.KV, s.Wide, s.Half = backend.F16, backend.F16, true, true
 			}
@@ -105,7 +105,7 @@ func TestRule(t *testing.T) {
 		{"too few threads", 80, 16, 8192, few, ""},
 		{"small bindings", 64, 16, 8192, small, "S"},
 	} {
-		v, why := Shape{Class: ClassOf(c.d, c.d), ValueDim: c.d, Heads: c.heads, SeqQ: c.s, Limits: c.limits}.Rule()
+		v, why := Shape{Tiling: TilingOf(c.d, c.d), ValueDim: c.d, Heads: c.heads, SeqQ: c.s, Limits: c.limits}.Rule()
 		if v.Name != c.want || why == "" {
 			t.Errorf("%s: %q because %q, should be %q", c.name, v.Name, why, c.want)
 		}
