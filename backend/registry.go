@@ -3,6 +3,7 @@ package backend
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -66,12 +67,7 @@ func Register(family string, d Driver) {
 func families() []string {
 	registry.Lock()
 	defer registry.Unlock()
-	names := make([]string, 0, len(registry.drivers))
-	for n := range registry.drivers {
-		names = append(names, n)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(registry.drivers))
 }
 
 func driver(family string) Driver {
@@ -90,20 +86,16 @@ func Open(name string) (Backend, error) {
 	if name == "auto" || name == "" {
 		pick, _ := Auto()
 		be, err := openNamed(pick)
-		if err != nil && pick != "cpu" {
-			cpu, cpuErr := openNamed("cpu")
-			return cpu, joinUnlessNil(cpuErr, err)
+		if err == nil || pick == "cpu" {
+			return be, err
 		}
-		return be, err
+		cpu, cpuErr := openNamed("cpu")
+		if cpuErr != nil {
+			return nil, errors.Join(cpuErr, err)
+		}
+		return cpu, nil
 	}
 	return openNamed(name)
-}
-
-func joinUnlessNil(err, earlier error) error {
-	if err == nil {
-		return nil
-	}
-	return errors.Join(earlier, err)
 }
 
 func openNamed(name string) (Backend, error) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 )
 
 // Shape is the length of a tensor along each axis.
@@ -289,11 +290,7 @@ func (t Tensor) Q8Rows() ([]byte, error) {
 }
 
 func hostSlice[T any](t Tensor, want ...DType) ([]T, error) {
-	ok := false
-	for _, d := range want {
-		ok = ok || d == t.dtype
-	}
-	if !ok {
+	if !slices.Contains(want, t.dtype) {
 		return nil, fmt.Errorf("tensor is %v, not %v: %w", t.dtype, want, ErrDType)
 	}
 	if !t.OnHost() {
