@@ -15,23 +15,15 @@ func Plans(ctx context.Context, devices []*kernels.Device, cfg Config) (*report.
 	if err != nil {
 		return nil, err
 	}
-	r := runner{report: newReport(cfg), cfg: cfg}
+	r := newReport(cfg)
 	for _, dev := range devices {
-		info := dev.Info()
-		r.report.Environment.Backends = append(r.report.Environment.Backends, info)
-		for i := range cfg.Series {
-			r.enter(i)
-			for _, seq := range r.series.Seqs {
-				c := r.series.at(seq)
-				m := newRow(info, c)
-				if plan, err := c.plan(ctx, dev); err != nil {
-					fail(&m, err)
-				} else {
-					c.count(&m, info, plan)
-				}
-				r.report.Cases = append(r.report.Cases, m)
+		r.Environment.Backends = append(r.Environment.Backends, dev.Info())
+		for _, s := range cfg.Series {
+			for _, seq := range s.Seqs {
+				m, _ := planned(ctx, dev, s.at(seq))
+				r.Cases = append(r.Cases, m)
 			}
 		}
 	}
-	return r.report, nil
+	return r, nil
 }

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/bench/internal/format"
-	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -77,13 +76,8 @@ func (r *runner) approach(dev *kernels.Device, c Case) (compiled traced) {
 		if short.SeqK >= c.SeqK {
 			break
 		}
-		plan, err := short.plan(r.work, dev)
-		if err != nil {
-			break // c has the same error
-		}
-		var m report.Measurement
-		short.count(&m, dev.Info(), plan)
-		if admit(r.call.predict(m.Weight()), 0, r.left()) != "" {
+		m, err := planned(r.work, dev, short)
+		if err != nil || admit(r.call.predict(m.Weight()), 0, r.left()) != "" {
 			break
 		}
 		b := r.bencher(dev, short, m.Weight())

@@ -200,13 +200,10 @@ func (r *runner) record(m *report.Measurement, b *bencher, err error) {
 // prepare returns the row of a case that has not run yet with its bencher, or without one
 // when it does not run, for the reason in the note.
 func (r *runner) prepare(dev *kernels.Device, c Case) (report.Measurement, *bencher) {
-	m := newRow(dev.Info(), c)
-	plan, err := c.plan(r.work, dev)
+	m, err := planned(r.work, dev, c)
 	if err != nil {
-		fail(&m, err)
 		return m, nil
 	}
-	c.count(&m, dev.Info(), plan)
 	predict := func() float64 {
 		seconds := r.call.predict(m.Weight())
 		if r.call.known() {
@@ -245,6 +242,18 @@ func (r *runner) prepare(dev *kernels.Device, c Case) (report.Measurement, *benc
 // bencher returns what measures a case of some weight.
 func (r *runner) bencher(dev *kernels.Device, c Case, weight int64) *bencher {
 	return &bencher{runner: r, dev: dev, c: c, weight: weight, limit: r.patience(c.SeqK)}
+}
+
+// planned returns the row of a case with its plan. With an error it has the reason.
+func planned(ctx context.Context, dev *kernels.Device, c Case) (report.Measurement, error) {
+	m := newRow(dev.Info(), c)
+	plan, err := c.plan(ctx, dev)
+	if err != nil {
+		fail(&m, err)
+		return m, err
+	}
+	c.count(&m, dev.Info(), plan)
+	return m, nil
 }
 
 // newRow returns what is known of a case before it runs.

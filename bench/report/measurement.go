@@ -207,22 +207,30 @@ const (
 	BoundLaunch Bound = "launch"
 )
 
-// FindBound sets m.Bound to the ceiling that takes the longest for the operations and
-// bytes of a call: the peak rate, the read rate, or the launch time. It stays "" without a
-// peak rate.
+// least returns the seconds that a call takes at least by a ceiling; 0 when unknown.
+func (m *Measurement) least(by Bound) float64 {
+	switch {
+	case by == BoundFMA && m.CeilingGFLOPS != nil:
+		return float64(m.FLOPs) / *m.CeilingGFLOPS / 1e9
+	case by == BoundRead && m.CeilingGBS != nil:
+		return float64(m.Bytes) / *m.CeilingGBS / 1e9
+	case by == BoundLaunch && m.LaunchS != nil:
+		return *m.LaunchS
+	}
+	return 0
+}
+
+// FindBound sets m.Bound to the ceiling that takes the longest for a call. It stays ""
+// without a peak rate.
 func (m *Measurement) FindBound() {
 	if m.CeilingGFLOPS == nil {
 		return
 	}
-	seconds := float64(m.FLOPs) / *m.CeilingGFLOPS / 1e9
 	m.Bound = BoundFMA
-	if m.CeilingGBS != nil {
-		if read := float64(m.Bytes) / *m.CeilingGBS / 1e9; read > seconds {
-			m.Bound, seconds = BoundRead, read
+	for _, by := range []Bound{BoundRead, BoundLaunch} {
+		if m.least(by) > m.least(m.Bound) {
+			m.Bound = by
 		}
-	}
-	if m.LaunchS != nil && *m.LaunchS > seconds {
-		m.Bound = BoundLaunch
 	}
 }
 
@@ -230,24 +238,11 @@ func (m *Measurement) FindBound() {
 // ceilings and Bound.
 func (m *Measurement) FindRates() {
 	s := *m.MedianS
-	m.GFLOPS, m.GFLOPSFull, m.GBS = nil, nil, Figure(float64(m.Bytes)/s/1e9)
-	m.Percent, m.PercentOfBound, m.RoofGFLOPS = nil, nil, nil
-	if m.FLOPs > 0 {
-		m.GFLOPS, m.GFLOPSFull = Figure(float64(m.FLOPs)/s/1e9), Figure(float64(m.FLOPsFull)/s/1e9)
-	}
-	if m.CeilingGFLOPS != nil && m.GFLOPS != nil {
-		m.Percent = Figure(100 * *m.GFLOPS / *m.CeilingGFLOPS)
-	}
+	m.GFLOPS, m.GFLOPSFull = Positive(float64(m.FLOPs)/s/1e9), Positive(float64(m.FLOPsFull)/s/1e9)
+	m.GBS, m.RoofGFLOPS = Figure(float64(m.Bytes)/s/1e9), nil
+	m.Percent, m.PercentOfBound = Positive(100*m.least(BoundFMA)/s), Positive(100*m.least(m.Bound)/s)
 	if m.CeilingGFLOPS != nil && m.CeilingGBS != nil {
 		m.RoofGFLOPS = Figure(min(*m.CeilingGFLOPS, m.Intensity**m.CeilingGBS))
-	}
-	switch {
-	case m.Bound == BoundFMA:
-		m.PercentOfBound = m.Percent
-	case m.Bound == BoundRead && m.CeilingGBS != nil:
-		m.PercentOfBound = Figure(100 * *m.GBS / *m.CeilingGBS)
-	case m.Bound == BoundLaunch && m.LaunchS != nil:
-		m.PercentOfBound = Figure(100 * *m.LaunchS / s)
 	}
 }
 
