@@ -57,7 +57,7 @@ func Compare(ctx context.Context, contenders []Contender, cfg Config) (*report.R
 	for i := range cfg.Series {
 		r.enter(i)
 		if cfg.Budget > 0 {
-			r.end = r.begin.Add(cfg.Budget)
+			r.seriesEnd = r.runBegan.Add(cfg.Budget)
 		}
 		g := group{runner: r}
 		for _, c := range contenders {

@@ -50,14 +50,15 @@ type bencher struct {
 	// alone leaves out the comparison with the three stages.
 	alone bool
 
-	pace   *pacer // nil when the backend has no threads on the host
-	op     *operands
-	stages kernels.Result // output of the three stages; zero when they are left out
-	all    *kernels.Call  // the call as three stages
-	t      timing
-	trace  recorder        // of what happens once: uploads and the first call
-	note   string          // what is missing
-	last   context.Context // of the check at the end
+	pace *pacer // nil when the backend has no threads on the host
+	op   *operands
+	// stagesCall is the call as three stages, stagesOut their output; zero when left out.
+	stagesCall *kernels.Call
+	stagesOut  kernels.Result
+	t          timing
+	trace      recorder        // of what happens once: uploads and the first call
+	note       string          // what is missing
+	last       context.Context // of the check at the end
 }
 
 // run measures the case. Stopped early it keeps what it has and notes why; an error that
@@ -185,7 +186,7 @@ func (b *bencher) release() {
 	if b.op != nil {
 		b.op.release()
 	}
-	b.stages.Release()
+	b.stagesOut.Release()
 }
 
 // probe times the call and, for the fused one, the three stages, to predict longer cases.
@@ -201,7 +202,7 @@ func (b *bencher) probe() (err error) {
 	if err = b.warm(); err != nil || b.c.Variant != Fused {
 		return err
 	}
-	if _, err = b.prepareStages(); err != nil || b.all == nil {
+	if _, err = b.prepareStages(); err != nil || b.stagesCall == nil {
 		return err
 	}
 	seconds, err := timed(b.work, b.runStages)
@@ -244,7 +245,7 @@ func timed(ctx context.Context, call func(context.Context) error) (float64, erro
 }
 
 // runStages runs the three stages once.
-func (b *bencher) runStages(ctx context.Context) error { return b.all.RunInto(ctx, b.stages) }
+func (b *bencher) runStages(ctx context.Context) error { return b.stagesCall.RunInto(ctx, b.stagesOut) }
 
 // prepareStages allocates outputs for the three stages and warms them up, or returns why
 // they are left out.
@@ -269,8 +270,8 @@ func (b *bencher) prepareStages() (note string, err error) {
 	if err == nil {
 		return "", nil
 	}
-	b.stages.Release()
-	b.stages, b.all = kernels.Result{}, nil
+	b.stagesOut.Release()
+	b.stagesOut, b.stagesCall = kernels.Result{}, nil
 	if stop := b.work.Err(); stop != nil {
 		return "", stop
 	}
@@ -283,12 +284,12 @@ func (b *bencher) prepareStages() (note string, err error) {
 func (b *bencher) allocStages() (err error) {
 	s, staged := b.c.shapes(), b.c
 	staged.Variant = Stages
-	if b.stages.O, err = b.dev.Alloc(b.work, b.c.DType, s.q); err != nil {
+	if b.stagesOut.O, err = b.dev.Alloc(b.work, b.c.DType, s.q); err != nil {
 		return err
 	}
-	if b.stages.Weights, err = b.dev.Alloc(b.work, backend.F32, s.w); err != nil {
+	if b.stagesOut.Weights, err = b.dev.Alloc(b.work, backend.F32, s.w); err != nil {
 		return err
 	}
-	b.all, err = b.dev.Prepare(b.op.q, b.op.k, b.op.v, staged.options(b.op.bias))
+	b.stagesCall, err = b.dev.Prepare(b.op.q, b.op.k, b.op.v, staged.options(b.op.bias))
 	return err
 }

@@ -39,12 +39,9 @@ type costs struct {
 	seq   int  // length of the last timed call
 }
 
-// known reports whether a call was timed.
-func (c cost) known() bool { return c.weight > 0 }
-
 // predict returns the seconds of a call of some weight; 0 when unknown.
 func (c cost) predict(weight int64) float64 {
-	if !c.known() {
+	if c.weight == 0 {
 		return 0
 	}
 	return c.seconds * float64(weight) / float64(c.weight)
@@ -168,7 +165,7 @@ func (r *runner) follow(name string, c Case) func(step string) {
 		if r.cfg.Progress == nil {
 			return
 		}
-		elapsed := time.Since(r.begin)
+		elapsed := time.Since(r.runBegan)
 		rest := r.rest(c.SeqK, time.Since(began).Seconds(), elapsed.Seconds())
 		if rest > 0 {
 			r.done = max(r.done, elapsed.Seconds()/(elapsed.Seconds()+rest))
@@ -211,8 +208,8 @@ func (r *runner) rest(seq int, running, elapsed float64) float64 {
 		rest = min(rest, left.Seconds())
 	}
 	// Later series and devices are assumed to take as long as the current ones.
-	rest += (time.Since(r.entered).Seconds() + rest) * float64(len(r.cfg.Series)-r.nth-1)
-	rest += (time.Since(r.began).Seconds() + rest) * float64(r.devices-r.index-1)
+	rest += (time.Since(r.seriesBegan).Seconds() + rest) * float64(len(r.cfg.Series)-r.seriesIndex-1)
+	rest += (time.Since(r.deviceBegan).Seconds() + rest) * float64(r.devices-r.deviceIndex-1)
 	if r.cfg.Budget > 0 {
 		rest = max(min(rest, r.cfg.Budget.Seconds()-elapsed), 0)
 	}

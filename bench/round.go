@@ -208,7 +208,7 @@ func (b *bencher) round() error {
 	if err := b.kernel(); err != nil {
 		return err
 	}
-	if b.all == nil || b.stop() != "" || floats.Sum(t.stages) > stagesSeconds {
+	if b.stagesCall == nil || b.stop() != "" || floats.Sum(t.stages) > stagesSeconds {
 		return nil // the comparison needs fewer digits than the figure
 	}
 	seconds, err := timed(b.work, b.runStages)

@@ -46,32 +46,32 @@ func Run(ctx context.Context, devices []*kernels.Device, cfg Config) (*report.Re
 
 // runner is the state of a run.
 type runner struct {
-	ctx     context.Context // ends on Ctrl-C
-	work    context.Context // ends calls: grace later, or when the budget is spent
-	cfg     Config
-	begin   time.Time
-	report  *report.Report
-	devices int // in all
+	ctx      context.Context // ends on Ctrl-C
+	work     context.Context // ends calls: grace later, or when the budget is spent
+	cfg      Config
+	runBegan time.Time
+	report   *report.Report
+	devices  int // in all
 	// contenders is the number of them in a comparison, else 0.
 	contenders int
 	done       float64 // see Progress
 
 	// State of the current device and series:
-	index   int
-	began   time.Time
-	series  *Series
-	nth     int // of the series
-	entered time.Time
-	end     time.Time // of the series' share of the budget; zero without one
+	deviceIndex int
+	deviceBegan time.Time
+	series      *Series
+	seriesIndex int
+	seriesBegan time.Time
+	seriesEnd   time.Time // of the series' share of the budget; zero without one
 	*costs
 }
 
 // newRunner begins a run. The caller calls free at its end.
 func newRunner(ctx context.Context, cfg Config, devices int) (r *runner, free func()) {
-	r = &runner{ctx: ctx, cfg: cfg, begin: time.Now(), devices: devices, report: newReport(cfg)}
+	r = &runner{ctx: ctx, cfg: cfg, runBegan: time.Now(), devices: devices, report: newReport(cfg)}
 	budget, spent := context.WithoutCancel(ctx), func() {}
 	if cfg.Budget > 0 {
-		budget, spent = context.WithDeadline(budget, r.begin.Add(cfg.Budget))
+		budget, spent = context.WithDeadline(budget, r.runBegan.Add(cfg.Budget))
 	}
 	work, cancel := context.WithCancel(budget)
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
@@ -97,10 +97,10 @@ func (r *runner) finish() *report.Report {
 
 // left returns what is left of the series' share of the budget; negative without a budget.
 func (r *runner) left() time.Duration {
-	if r.end.IsZero() {
+	if r.seriesEnd.IsZero() {
 		return -1
 	}
-	return max(time.Until(r.end), 0)
+	return max(time.Until(r.seriesEnd), 0)
 }
 
 // interrupted is the reason to stop after Ctrl-C.
@@ -120,12 +120,12 @@ func (r *runner) stop() string {
 // device measures all series on a device. Each gets an even share of the device's budget
 // that is left, as each device does of the run's.
 func (r *runner) device(dev *kernels.Device, index int) {
-	r.index, r.began = index, time.Now()
-	end := r.began.Add(share(time.Until(r.begin.Add(r.cfg.Budget)), r.devices-index))
+	r.deviceIndex, r.deviceBegan = index, time.Now()
+	end := r.deviceBegan.Add(share(time.Until(r.runBegan.Add(r.cfg.Budget)), r.devices-index))
 	for i := range r.cfg.Series {
 		r.enter(i)
 		if r.cfg.Budget > 0 {
-			r.end = time.Now().Add(share(time.Until(end), len(r.cfg.Series)-i))
+			r.seriesEnd = time.Now().Add(share(time.Until(end), len(r.cfg.Series)-i))
 		}
 		r.measureSeries(dev)
 	}
@@ -133,7 +133,7 @@ func (r *runner) device(dev *kernels.Device, index int) {
 
 // enter begins the i-th series. The cost of its calls is unknown.
 func (r *runner) enter(i int) {
-	r.series, r.nth, r.entered, r.end = &r.cfg.Series[i], i, time.Now(), time.Time{}
+	r.series, r.seriesIndex, r.seriesBegan, r.seriesEnd = &r.cfg.Series[i], i, time.Now(), time.Time{}
 	r.costs = new(costs)
 }
 
@@ -204,14 +204,7 @@ func (r *runner) prepare(dev *kernels.Device, c Case) (report.Measurement, *benc
 	if err != nil {
 		return m, nil
 	}
-	predict := func() float64 {
-		seconds := r.call.predict(m.Weight())
-		if r.call.known() {
-			m.PredictedS = report.Figure(seconds)
-		}
-		return seconds
-	}
-	predict()
+	m.PredictedS = report.Positive(r.call.predict(m.Weight()))
 	if why := r.stop(); why != "" {
 		skip(&m, why)
 		return m, nil
@@ -230,7 +223,9 @@ func (r *runner) prepare(dev *kernels.Device, c Case) (report.Measurement, *benc
 		}
 	}
 	compiled := r.approach(dev, c)
-	if why := admit(predict(), limit, r.left()); why != "" {
+	seconds := r.call.predict(m.Weight())
+	m.PredictedS = report.Positive(seconds)
+	if why := admit(seconds, limit, r.left()); why != "" {
 		m.Status, m.Note = report.Predicted, why
 		return m, nil
 	}

@@ -178,7 +178,7 @@ func TestPatience(t *testing.T) {
 		if got := r.patience(1024); got != caseSeconds {
 			t.Errorf("without a budget: %v s", got)
 		}
-		r.end = time.Now().Add(100 * time.Second)
+		r.seriesEnd = time.Now().Add(100 * time.Second)
 		if got := r.patience(1024); got != 20 {
 			t.Errorf("100 s for four lengths of unknown cost: %v s, want a fifth", got)
 		}
