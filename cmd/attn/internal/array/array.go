@@ -95,12 +95,16 @@ func (f *File) DType() backend.DType {
 	return backend.F32
 }
 
-// Memory returns the bytes of memory that Upload needs; 0 for a mapped file.
+// Memory returns the bytes of memory that Upload needs: 0 for a mapped file, otherwise
+// those of bools or of float32 numbers.
 func (f *File) Memory(dtype backend.DType) int64 {
-	if f.mappable(dtype) {
+	switch {
+	case f.mappable(dtype):
 		return 0
+	case dtype == backend.Bool:
+		return int64(f.Count)
 	}
-	return int64(f.Count) * int64(max(dtype.Size(), min(f.Size, 4)))
+	return 4 * int64(f.Count)
 }
 
 // mappable reports whether the bytes of the file are elements of dtype, aligned
@@ -126,27 +130,19 @@ func (f *File) Upload(ctx context.Context, dev *kernels.Device, dtype backend.DT
 			return t, unmap, err
 		}
 	}
-	var host backend.Tensor
-	switch {
-	case dtype == backend.Bool:
-		var data []bool
-		if data, err = read(ctx, f, decodeBools); err == nil {
-			host, err = backend.HostBool(data, shape)
-		}
-	case dtype == backend.F16 && f.Size == 2:
-		var data []uint16
-		if data, err = read(ctx, f, f.decodeBits); err == nil {
-			host, err = backend.HostBits(data, dtype, shape)
-		}
-	default:
+	if dtype != backend.Bool {
 		data, err := f.Float32s(ctx, notes)
 		if err == nil {
 			t, err = dev.FromFloat32(ctx, dtype, data, shape)
 		}
 		return t, nil, err
 	}
+	data, err := read(ctx, f, decodeBools)
 	if err == nil {
-		t, err = dev.Upload(ctx, host)
+		t, err = backend.HostBool(data, shape)
+	}
+	if err == nil {
+		t, err = dev.Upload(ctx, t)
 	}
 	return t, nil, err
 }
@@ -187,12 +183,6 @@ func (f *File) Float32s(ctx context.Context, notes io.Writer) ([]float32, error)
 func decodeBools(dst []bool, raw []byte) {
 	for i, b := range raw {
 		dst[i] = b != 0
-	}
-}
-
-func (f *File) decodeBits(dst []uint16, raw []byte) {
-	for i := range dst {
-		dst[i] = f.Order.Uint16(raw[2*i:])
 	}
 }
 

@@ -98,15 +98,10 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	}
 	heat.Title = c.title(&heat, in.Dims)
 	page := func(w io.Writer) error { return heat.WritePage(w, c.facts(dev, in, rows, keys)) }
-	err = set.Write("png", heat.WritePNG)
-	if err == nil {
-		err = set.Write("svg", heat.WriteSVG)
-	}
-	if err == nil {
-		err = set.Write("html", page)
-	}
-	if err != nil {
-		return err
+	for flag, write := range map[string]func(io.Writer) error{"png": heat.WritePNG, "svg": heat.WriteSVG, "html": page} {
+		if err := set.Write(flag, write); err != nil {
+			return err
+		}
 	}
 	return set.Commit(ctx)
 }

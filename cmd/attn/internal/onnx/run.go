@@ -233,22 +233,16 @@ func (u *uploader) upload(name string, t *onnxfile.Tensor, dtype backend.DType, 
 		return up
 	}
 	var err error
-	n := t.Elements()
-	switch dtype {
-	case backend.Bool:
-		data := make([]bool, n)
+	if dtype == backend.Bool {
+		data := make([]bool, t.Elements())
 		for i := range data {
 			data[i] = t.Int(i) != 0
 		}
-		up, err = backend.HostBool(data, shape)
-	case backend.F16, backend.BF16:
-		data := make([]uint16, n)
-		for i := range data {
-			data[i] = t.Bits(i)
+		if up, err = backend.HostBool(data, shape); err == nil {
+			up, err = u.dev.Upload(u.ctx, up)
 		}
-		up, err = backend.HostBits(data, dtype, shape)
-	default:
-		data := make([]float32, n)
+	} else {
+		data := make([]float32, t.Elements())
 		for i := range data {
 			x := t.At(i)
 			if data[i] = float32(x); err == nil && math.IsInf(float64(data[i]), 0) && !math.IsInf(x, 0) {
@@ -256,11 +250,8 @@ func (u *uploader) upload(name string, t *onnxfile.Tensor, dtype backend.DType, 
 			}
 		}
 		if err == nil {
-			up, err = backend.HostF32(data, shape)
+			up, err = u.dev.FromFloat32(u.ctx, dtype, data, shape)
 		}
-	}
-	if err == nil {
-		up, err = u.dev.Upload(u.ctx, up)
 	}
 	if err != nil {
 		u.err = fmt.Errorf("%s: %w", name, err)
