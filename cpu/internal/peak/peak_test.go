@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-
-	"github.com/seed90331342/attn/cpu/internal/generated"
 )
 
 // TestKernels shows that each loop counts the operations that it does. Rates are
@@ -71,16 +69,4 @@ func TestFLOPSOfEachTier(t *testing.T) {
 	if _, err := FLOPS(ctx, "", 1); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: error %v", err)
 	}
-}
-
-// TestGenerated shows that the checked-in assembly is what the generator writes.
-func TestGenerated(t *testing.T) {
-	var files []string
-	var runs [][]string
-	for _, kernels := range []string{"fma", "read"} {
-		asm, stubs := kernels+"_amd64.s", kernels+"_amd64.go"
-		files = append(files, asm, stubs)
-		runs = append(runs, []string{"-kernels", kernels, "-out", "../" + asm, "-stubs", "../" + stubs, "-pkg", "peak"})
-	}
-	generated.Check(t, files, runs...)
 }

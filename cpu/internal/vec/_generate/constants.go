@@ -12,22 +12,25 @@ import (
 type constant int
 
 const (
-	cExp0   constant = iota // exp2 polynomial, degree 0 to 6
-	cTanh0  constant = iota + 6
-	cOne    constant = iota + 11
-	cTwo    constant = iota + 11
-	cTen    constant = iota + 11 // tanh is 1 in float32 from 9.02 on
-	c2Log2E constant = iota + 11
-	cSmall  constant = iota + 11
-	cAbs    constant = iota + 11
-	cSign   constant = iota + 11
-	cLog2E  constant = iota + 11
-	cInf    constant = iota + 11
-	cNegInf constant = iota + 11
-	cFlush  constant = iota + 11
-	cHigh   constant = iota + 11
-	cLow    constant = iota + 11
-	cBits   constant = iota + 11 // 1, 2, 4 and so on, one to a lane
+	cExp0  constant = 0                  // exp2 polynomial, degree 0 to 6
+	cTanh0 constant = cExp0 + degree + 1 // tanh polynomial, degree 0 to 5
+)
+
+const (
+	cOne constant = cTanh0 + 6 + iota
+	cTwo
+	cTen // tanh is 1 in float32 from 9.02 on
+	c2Log2E
+	cSmall
+	cAbs
+	cSign
+	cLog2E
+	cInf
+	cNegInf
+	cFlush
+	cHigh
+	cLow
+	cBits // 1, 2, 4 and so on, one to a lane
 )
 
 var table Mem

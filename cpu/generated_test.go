@@ -1,0 +1,65 @@
+package cpu
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestGenerated shows that the checked-in assembly is what its generators write. It skips
+// a generator whose modules are not available.
+func TestGenerated(t *testing.T) {
+	if testing.Short() || raceEnabled {
+		t.Skip("-short, or the race detector: the generators are not compiled")
+	}
+	for _, c := range []struct {
+		dir, file string
+		args      []string
+	}{
+		{"internal/vec", "vec_amd64", nil},
+		{"internal/peak", "fma_amd64", []string{"-kernels", "fma"}},
+		{"internal/peak", "read_amd64", []string{"-kernels", "read"}},
+	} {
+		t.Run(c.file, func(t *testing.T) {
+			dir := t.TempDir()
+			command := func(ctx context.Context, args ...string) ([]byte, error) {
+				cmd := exec.CommandContext(ctx, "go", args...)
+				cmd.Dir = filepath.Join(dir, "_generate")
+				cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=readonly", "GOOS=", "GOARCH=")
+				return cmd.CombinedOutput()
+			}
+			if err := os.CopyFS(filepath.Join(dir, "_generate"), os.DirFS(filepath.Join(c.dir, "_generate"))); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // without a network it may hang
+			defer cancel()
+			if out, err := command(ctx, "mod", "download"); err != nil {
+				t.Skipf("the generator's modules are not available: %v: %s", err, bytes.TrimSpace(out))
+			}
+			// The arguments are those of go:generate, which the files repeat in their heads.
+			args := append([]string{"run", "."}, c.args...)
+			args = append(args, "-out", "../"+c.file+".s", "-stubs", "../"+c.file+".go", "-pkg", filepath.Base(c.dir))
+			if out, err := command(t.Context(), args...); err != nil {
+				t.Fatalf("go %s: %v: %s", strings.Join(args, " "), err, out)
+			}
+			for _, file := range []string{c.file + ".s", c.file + ".go"} {
+				got, err := os.ReadFile(filepath.Join(dir, file))
+				if err != nil {
+					t.Fatal(err)
+				}
+				want, err := os.ReadFile(filepath.Join(c.dir, file))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(got, want) {
+					t.Errorf("%s is not what the generator writes, run go generate", file)
+				}
+			}
+		})
+	}
+}
