@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// generic are the loops in plain Go, a lower bound on every machine.
+// generic is the pair of loops in plain Go, whose rates are lower bounds.
 var generic = kernel{"go", 8 * 2, fmaGeneric, readGeneric}
 
 // fmaGeneric computes c = c*x + y n times in each of 8 variables.
@@ -20,8 +20,7 @@ func fmaGeneric(n int, x, y float32) {
 	runtime.KeepAlive(c0 + c1 + c2 + c3 + c4 + c5 + c6 + c7) // else the compiler drops the loop
 }
 
-// readGeneric loads n*turnBytes bytes at p and as many at three places after it,
-// apart bytes from each other.
+// readGeneric loads n·turnBytes bytes from each of p, p+apart, p+2·apart and p+3·apart on.
 //
 //go:noinline
 func readGeneric(p *byte, apart, n int) {

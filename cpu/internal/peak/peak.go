@@ -1,14 +1,13 @@
-// Package peak measures the two ceilings of a machine, each by a loop that does
-// nothing else:
+// Package peak measures two ceilings of a machine:
 //
-//	c = c·x + y    in independent chains that stay in registers: float32 operations
-//	               a second, 2 for each element; what matrix products come near
-//	load p[i]      over memory from its start to its end: bytes a second; what a
-//	               call comes near that reads more than it computes
+//	FLOPS        c = c·x + y in independent chains of registers: float32 operations a
+//	             second, 2 for each element. Matrix products approach this rate.
+//	Bandwidth    loads from memory, from its start to its end: bytes a second. Calls that
+//	             read more than they compute approach this rate.
 //
-// On amd64 the loops are generated assembly (see _generate) for AVX-512F and for
-// AVX2 with FMA; on other machines plain Go loops give a lower bound, as the
-// compiler neither uses vectors nor, on some, fuses.
+// On amd64 the loops are generated assembly (see _generate) for AVX-512F and for AVX2
+// with FMA. Elsewhere they are plain Go and yield a lower bound, because the compiler
+// does not use vectors.
 package peak
 
 import (
@@ -23,34 +22,33 @@ import (
 //go:generate sh -c "cd _generate && go run . -kernels fma -out ../fma_amd64.s -stubs ../fma_amd64.go -pkg peak"
 //go:generate sh -c "cd _generate && go run . -kernels read -out ../read_amd64.s -stubs ../read_amd64.go -pkg peak"
 
-// kernel is the loops of one tier of instructions.
+// kernel is the pair of loops in one tier of instructions.
 type kernel struct {
-	// tier is its name: "avx512", "avx2", "go".
-	tier string
-	// flops is how many operations one turn of fma does.
-	flops int
+	tier  string // "avx512", "avx2", "go"
+	flops int    // operations in one turn of fma
 	// fma takes n turns.
 	fma func(n int, x, y float32)
-	// read loads n*turnBytes bytes at each of p, p+apart, p+2*apart, p+3*apart.
+	// read loads n·turnBytes bytes from each of p, p+apart, p+2·apart and p+3·apart on.
 	read func(p *byte, apart, n int)
 }
 
 const (
-	// turns of one call: 16 chains at one FMA a cycle take 32,000 cycles, some
-	// 10 microseconds, half that on most machines. Assembly cannot be preempted,
-	// so a longer call would hold the garbage collector up.
-	turns = 2000
-	// window is how long one measurement takes, and windows how many are taken:
-	// the best counts, as nothing makes a core faster than it is.
-	window  = 8 * time.Millisecond
-	windows = 5
+	// fmaTurns is the number of turns in one call of fma. At one FMA a cycle, 16 chains
+	// take 32,000 cycles, about 10 microseconds. Assembly cannot be preempted, so a
+	// longer call would delay the garbage collector.
+	fmaTurns = 2000
+	// window is the length of one measurement, fmaWindows and readWindows are the numbers
+	// of measurements. The best one counts: noise only lowers a rate.
+	window      = 8 * time.Millisecond
+	fmaWindows  = 5
+	readWindows = 3
 )
 
 // ErrTier reports a tier that the machine does not have.
-var ErrTier = errors.New("no such instructions here")
+var ErrTier = errors.New("this machine has no such instructions")
 
-// Tiers returns the names of the tiers that this machine has, the widest first:
-// of "avx512", "avx2" and, always and last, "go".
+// Tiers returns the names of the machine's tiers, the widest first: "avx512" and "avx2"
+// where the machine has them, and always "go".
 func Tiers() []string {
 	var names []string
 	for _, k := range kernels() {
@@ -72,39 +70,43 @@ func find(tier string) (kernel, error) {
 	return list[i], nil
 }
 
-// FLOPS measures the float32 operations a second of threads goroutines at once in
-// the instructions of tier ("" for the widest), the best of a few measurements;
-// 40 milliseconds in all. It returns ErrTier for a tier that is not there, and
-// the context's error when that is cancelled.
+// FLOPS returns the float32 operations a second of threads concurrent goroutines, in the
+// instructions of tier ("" for the widest). It takes 40 milliseconds. Errors: ErrTier, and
+// the context's.
 func FLOPS(ctx context.Context, tier string, threads int) (float64, error) {
 	k, err := find(tier)
 	if err != nil {
 		return 0, err
 	}
-	var rate float64
-	for range windows {
-		if err := ctx.Err(); err != nil {
-			return 0, err
-		}
-		rate = max(rate, measure(threads, k.fmaWork()))
-	}
-	return rate, nil
+	return best(ctx, fmaWindows, threads, k.fmaWork())
 }
 
 // fmaWork returns the work that FLOPS measures, in operations.
 func (k kernel) fmaWork() func(int) float64 {
 	return func(int) float64 {
-		const calls = 8 // between two looks at the clock
+		const calls = 8 // between two readings of the clock
 		for range calls {
-			k.fma(turns, 0.5, 1)
+			k.fma(fmaTurns, 0.5, 1)
 		}
-		return calls * turns * float64(k.flops)
+		return calls * fmaTurns * float64(k.flops)
 	}
 }
 
-// measure does work on threads goroutines for one window and returns how much a
-// second. work is given the number of its goroutine and returns how much it did.
-// Each counts against the common start.
+// best returns the highest of n rates that measure returns, or the context's error.
+func best(ctx context.Context, n, threads int, work func(thread int) float64) (float64, error) {
+	var rate float64
+	for range n {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		rate = max(rate, measure(threads, work))
+	}
+	return rate, nil
+}
+
+// measure runs work on threads goroutines for one window and returns the sum of their
+// rates, each counted from the common start. work gets the number of its goroutine and
+// returns the amount of work it did.
 func measure(threads int, work func(thread int) float64) float64 {
 	rates := make([]float64, threads)
 	var ready, done sync.WaitGroup
@@ -113,7 +115,7 @@ func measure(threads int, work func(thread int) float64) float64 {
 	begin := make(chan struct{})
 	for i := range threads {
 		done.Go(func() {
-			work(i) // wakes the wide units up
+			work(i) // the processor powers wide units up on first use
 			ready.Done()
 			<-begin
 			did := 0.0

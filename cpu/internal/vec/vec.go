@@ -73,7 +73,7 @@ type Kernels struct {
 	storeF16         func(dst *uint16, src *float32, vectors int)
 	loadQ8           func(dst *float32, ldd int, src *byte, lds, rows, vectors int)
 
-	dots [elements]func(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int)
+	dots [elements]dotsFunc
 	mix  [elements]mixes
 
 	// Only with KeyLanes, instead of dots and mix.
@@ -87,13 +87,17 @@ func Tiers() []*Kernels { return tiers }
 
 var tiers = append(slices.Clip(assembly), &kernelsGonum)
 
-// mixes are the kernels for values of one type, two for each of mixRows: [0] computes
-// one vector of elements at a time, [1] mixStrip of them.
-type mixes [3][2]func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
+type (
+	dotsFunc func(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int)
+	mixFunc  func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
+	// mixes are the kernels for values of one type, two for each of mixRows: [0] computes
+	// one vector of elements at a time, [1] mixStrip of them.
+	mixes [3][2]mixFunc
+)
 
-// mixRows is how many rows of weights the kernels of mixes take, and mixStrip how many
-// vectors of elements the wider ones compute side by side: as many as there are
-// accumulators for.
+// mixRows is the number of rows of weights that the kernels of mixes take, and mixStrip
+// the number of vectors of elements that the wider ones compute at once: as many as
+// there are accumulators for.
 var (
 	mixRows  = [3]int{1, 4, 8}
 	mixStrip = [3]int{8, 4, 2}

@@ -1,4 +1,4 @@
-// Command main writes the assembly of package peak, one file of kernels a run:
+// Command main writes the assembly of package peak. Each run writes one kind of loop:
 //
 //	go run . -kernels fma -out ../fma_amd64.s -stubs ../fma_amd64.go -pkg peak
 //	go run . -kernels read -out ../read_amd64.s -stubs ../read_amd64.go -pkg peak
@@ -35,8 +35,8 @@ func main() {
 	Generate()
 }
 
-// loop writes func name(n int, x, y float32): n times, in each of chains
-// registers, c = c*x + y.
+// loop writes func name(n int, x, y float32), which computes c = c*x + y n times in
+// each of chains registers.
 func loop(name, what string, chains int, register func() reg.VecVirtual) {
 	TEXT(name, NOSPLIT, "func(n int, x, y float32)")
 	Doc(fmt.Sprintf("%s computes c = c*x + y n times in each of %d %s.", name, chains, what))
@@ -68,17 +68,16 @@ func loop(name, what string, chains int, register func() reg.VecVirtual) {
 }
 
 const (
-	// streams is how many places a read loop reads at once: with four a core reads
-	// a tenth faster than with one, with eight no faster than with four.
+	// streams is the number of places that a read loop reads at once. A core reads a
+	// tenth faster with four than with one, and no faster with eight.
 	streams = 4
-	// turn is how many bytes of each stream one turn reads.
+	// turn is the number of bytes of each stream that one turn reads.
 	turn = 256
 )
 
-// read writes func name(p *byte, apart, n int): loads n*turn bytes from p on and
-// as many from each of three places after it, apart bytes from each other, with
-// registers of width bytes. The loaded values are not used, but the processor
-// loads them nevertheless.
+// read writes func name(p *byte, apart, n int), which loads n*turn bytes from each of p,
+// p+apart, p+2*apart and p+3*apart on, into registers of width bytes. The values are not
+// used; the processor loads them nevertheless.
 func read(name, what string, width int, register func() reg.VecVirtual) {
 	TEXT(name, NOSPLIT, "func(p *byte, apart, n int)")
 	Pragma("noescape")
