@@ -119,23 +119,15 @@ func resized[T any](s []T, n int) []T {
 
 // open opens the operands of c.
 func (a *attention) open(c *backend.Call) (err error) {
-	if a.scoring, err = openScoring(&c.Problem, c.Q.Shape()[backend.Heads], c.Q.Shape()[backend.Seq]); err != nil {
+	if err = a.scoring.open(&c.Problem, c.Q.Shape()[backend.Heads], c.Q.Shape()[backend.Seq]); err != nil {
 		return err
 	}
 	a.blocked = !a.blockMask.isZero()
-	if a.q, err = floatView("q", c.Q); err != nil {
-		return err
+	err = openViews([]operand{{"q", c.Q, &a.q, floatView}, {"k", c.K, &a.k, numberView}, {"v", c.V, &a.v, numberView},
+		{"o", c.O, &a.o, floatView}, {"lse", c.LSE, &a.lse, f32View}})
+	if c.Pages != nil {
+		a.k.pages, a.v.pages = c.Pages.Table, c.Pages.Table
 	}
-	if a.k, err = cacheView("k", c.K, c.Pages); err != nil {
-		return err
-	}
-	if a.v, err = cacheView("v", c.V, c.Pages); err != nil {
-		return err
-	}
-	if a.o, err = floatView("o", c.O); err != nil {
-		return err
-	}
-	a.lse, err = f32View("lse", c.LSE)
 	return err
 }
 
@@ -145,7 +137,6 @@ func (a *attention) release() {
 	attentionPool.Put(a)
 }
 
-// size implements job.
 func (a *attention) size() (floats, rows int) {
 	floats = a.workspaceFloats() + a.taskTiles*(a.queryFloats()+a.tileStates()*a.stateFloats)
 	if a.blocked && !a.keyLanes {
@@ -161,7 +152,6 @@ func (a *attention) scratchBytes() int64 {
 	return int64(a.threads)*(int64(floats+alignSlack)*4+int64(rows)*span) + int64(a.savedFloats())*4
 }
 
-// task implements job.
 func (a *attention) task(ctx context.Context, w *scratch, n int) error {
 	p := a.at(n)
 	b := a.cutWorkspace(w)
@@ -336,7 +326,7 @@ type batch struct {
 	floats, rows int
 }
 
-// open opens calls; close gives back what it took, also after an error.
+// open opens calls. After an error, too, the caller must close b.
 func (b *batch) open(be *Backend, calls []*backend.Call) error {
 	type load struct {
 		c    *backend.Call
@@ -368,8 +358,8 @@ func (b *batch) open(be *Backend, calls []*backend.Call) error {
 	return nil
 }
 
-// shareOf returns for how many of threads a call of so much work among others is cut:
-// 0 where it is no more than one task of the whole.
+// shareOf returns the number of threads for which to cut a call with work of total: 0 for
+// a call that is at most one task of the whole.
 func shareOf(work, total int64, threads int) int {
 	if float64(work)*float64(tasksPerThread*threads) <= float64(total) {
 		return 0
@@ -387,10 +377,8 @@ func (b *batch) close() {
 	}
 }
 
-// size implements job.
 func (b *batch) size() (floats, rows int) { return b.floats, b.rows }
 
-// task implements job.
 func (b *batch) task(ctx context.Context, w *scratch, t int) error {
 	n, found := slices.BinarySearch(b.first, t)
 	if !found {

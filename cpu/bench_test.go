@@ -84,9 +84,9 @@ func BenchmarkGemm(b *testing.B) {
 	})
 }
 
-// BenchmarkRatio reports what part of blas32.Gemm's own speed on the same tiles
-// the whole of attention reaches: the two take turns, so that a busy machine
-// slows both, and the median of the turns counts.
+// BenchmarkRatio reports the speed of attention in percent of that of blas32.Gemm alone
+// on the same tiles. The two take turns, so that a busy machine slows both; the median of
+// the turns counts.
 func BenchmarkRatio(b *testing.B) {
 	eachBenchCase(b, func(b *testing.B, heads, seq, dim, threads int) {
 		be, c, j := open(b, Options{Threads: threads, Tier: tierGonum}), plain(b, heads, seq, dim), newGemmJob(b, heads, seq, dim)
@@ -112,7 +112,7 @@ func reportFLOPS(b *testing.B, heads, seq, dim int) {
 	b.ReportMetric(flops*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
 }
 
-// gemmRows is how many query rows a tile of the gonum kernels has.
+// gemmRows is the number of query rows in a tile of the gonum kernels.
 const gemmRows = 64
 
 // gemm computes c = a·bᵀ, with a [m, k] and b [n, k].
@@ -123,7 +123,7 @@ func gemm(m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, 
 		0, blas32.General{Rows: m, Cols: n, Stride: ldc, Data: c})
 }
 
-// gemmJob is the products of attention without what is between them.
+// gemmJob is the two products of attention without the softmax between them.
 type gemmJob struct {
 	q, k     view
 	seq, dim int
@@ -151,7 +151,7 @@ func (j *gemmJob) task(_ context.Context, w *scratch, t int) error {
 	s, vt, acc := w.floats(gemmRows*keyBlock), w.floats(keyBlock*j.dim), w.floats(gemmRows*j.dim)
 	blocks := ceilDiv(j.seq, gemmRows)
 	q, ldq := j.q.rowsAt(0, t/blocks, t%blocks*gemmRows)
-	clear(s) // what a former call left there may be NaN
+	clear(s) // scratch may hold NaN
 	clear(vt)
 	for j0 := 0; j0 < j.seq; j0 += keyBlock {
 		k, ldk := j.k.rowsAt(0, t/blocks, j0)

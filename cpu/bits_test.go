@@ -36,8 +36,8 @@ func alloc(t testing.TB, shape backend.Shape) backend.Tensor {
 	return x
 }
 
-// TestThreads shows that every operation gives the same bits on any number of
-// threads, and so for any cut into tasks.
+// TestThreads shows that every operation yields the same bits on any number of
+// threads, and for any division into tasks.
 func TestThreads(t *testing.T) {
 	eachTier(t, testThreads)
 }
@@ -133,9 +133,9 @@ func testPlacement(t *testing.T, tier string) {
 	}
 }
 
-// TestDecode shows that the rows of a causal prefill are, bit by bit, what
-// decoding one row at a time gives, with the keys after it absent, hidden by
-// length, or hidden by the window, and NaN where nothing may look.
+// TestDecode shows that a causal prefill yields the bits of decoding one row at a time,
+// with the later keys absent, hidden by length, or hidden by the window. Hidden keys are
+// NaN.
 func TestDecode(t *testing.T) { eachTier(t, testDecode) }
 
 func testDecode(t *testing.T, tier string) {
@@ -191,10 +191,9 @@ func testDecode(t *testing.T, tier string) {
 	}
 }
 
-// TestAnyCompany shows that a row's bits depend on nothing but the row: not on
-// how many rows, heads and threads there are, so not on which lane of a tile it
-// falls in, on whether keys or queries are lanes, nor on which goroutines share
-// its keys.
+// TestAnyCompany shows that the bits of a row depend on nothing but the row: not on the
+// numbers of rows, heads and threads, its lane in a tile, the layout of the tile, nor the
+// goroutines that share its keys.
 func TestAnyCompany(t *testing.T) {
 	skipWithRace(t)
 	eachTier(t, testAnyCompany)

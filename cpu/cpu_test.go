@@ -31,8 +31,8 @@ func open(tb testing.TB, opt Options) *Backend {
 // tierGonum is the tier that every machine has.
 const tierGonum = "gonum"
 
-// TestConformance runs the suite on each tier. With the race detector it runs what is
-// concurrent, and the cases on one tier: the Go code of the others is the same.
+// TestConformance runs the suite on each tier. With the race detector it runs concurrent
+// calls on each tier and the cases on one: the Go code of the others is the same.
 func TestConformance(t *testing.T) {
 	for i, tier := range Tiers() {
 		t.Run(tier, func(t *testing.T) {
@@ -92,7 +92,7 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// otherBLAS stands for a BLAS that a program plugs in.
+// otherBLAS represents a BLAS that a program plugs in.
 type otherBLAS struct{ gonum.Implementation }
 
 func TestParseModel(t *testing.T) {

@@ -82,8 +82,7 @@ var gonumVersion = sync.OnceValue(func() string {
 // PeakFLOPS implements backend.PeakMeter: the best of five measurements of 8
 // milliseconds each, in the instructions of the backend's tier. For the gonum tier
 // these are the widest that the machine has, because another BLAS may use them.
-// On machines without vector kernels a plain Go loop gives a lower bound. Close
-// waits for it as for any other call.
+// On machines without vector kernels a plain Go loop yields a lower bound.
 func (be *Backend) PeakFLOPS(ctx context.Context) (flops float64, err error) {
 	err = be.do(ctx, "peak", func() error {
 		flops, err = peak.FLOPS(ctx, be.peakTier(), be.threads())

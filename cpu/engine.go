@@ -2,9 +2,9 @@ package cpu
 
 import "github.com/seed90331342/attn/cpu/internal/vec"
 
-// engine computes tiles of query rows against blocks of keys and values. It is
-// what Attention, QK, PV and Project share: a partition, the operands, and how
-// tiles of them move between memory and the kernels.
+// engine computes tiles of query rows against blocks of keys and values, for Attention,
+// QK, PV and Project. It holds a partition and the operands, and moves tiles between
+// memory and the kernels.
 //
 // A tile has one of two layouts:
 //
@@ -35,8 +35,8 @@ func (s span) union(t span) span {
 // clip returns the part of s that lies in [lo, hi).
 func (s span) clip(lo, hi int) span { return span{max(s.lo, lo), min(s.hi, hi)} }
 
-// tile is the state of some query rows while the keys go by. The rows are those
-// from (h, i) on; rows of the next head follow those of a head.
+// tile is the state of n query rows between key blocks. The rows are those from row i of
+// head h on; rows of the next head follow those of a head.
 type tile struct {
 	progress
 	index   int // among all tiles of the call
@@ -81,7 +81,7 @@ type keyRange struct {
 	checked  bool      // clean is up to date
 }
 
-// taskRange is what a task covers.
+// taskRange is the range of tiles and keys of one task.
 type taskRange struct {
 	b, hk    int
 	from, to int // tiles of the group
@@ -90,7 +90,7 @@ type taskRange struct {
 	tile     int // index of the group's first tile among all tiles
 }
 
-// at returns what task t covers.
+// at returns the range of task t.
 func (x *partition) at(t int) taskRange {
 	p := taskRange{group: t / x.parts}
 	group := p.group / x.groupTasks

@@ -31,7 +31,7 @@ func TestHalfLoads(t *testing.T) {
 	}
 }
 
-// TestHalfStores shows rounding to nearest even, and what stays NaN.
+// TestHalfStores shows rounding to nearest even, and that NaN stays NaN.
 func TestHalfStores(t *testing.T) {
 	for _, c := range []struct {
 		say       string

@@ -65,17 +65,16 @@ func (e *engine) scoreKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRange,
 			runs := e.runsOf(b, &e.k, p, here.lo, done, vec.DotsAhead, t.keys.hi)
 			x.Dots(e.k.element(), b.s, keyBlock, runs, e.k.stride[backend.Seq], t.q, e.dimK, t.n, e.dimK)
 		}
-	case e.tiles > 1: // they share what is converted
+	case e.tiles > 1: // they share the converted keys
 		if done = n / x.Lanes * x.Lanes; done > 0 {
 			k, ldk := e.keys(r, b, p, here.lo)
 			x.Dots(vec.F32, b.s, keyBlock, b.run(k, ldk, done, e.dimK), ldk, t.q, e.dimK, t.n, e.dimK)
 		}
 	}
-	// A few keys at a time, so that what is converted is still in the first-level
-	// cache.
+	// Convert a few keys at a time, which stay in the first-level cache.
 	step := 2 * x.Lanes
 	if x.KeyLanes {
-		step = keyBlock // per call, BLAS costs more than that
+		step = keyBlock // a BLAS call costs more than cache misses
 	}
 	for c := done; c < n; c += step {
 		some := min(step, n-c)
@@ -130,7 +129,7 @@ func (e *engine) runsOf(b *workspace, v *view, p *taskRange, lo, n, ahead, end i
 	return b.runs
 }
 
-// pagesAhead returns how many rows of pages ahead the kernels prefetch: the power
+// pagesAhead returns the distance in rows at which kernels prefetch pages: the power
 // of two nearest to 16 KiB, 16 to 128 (measured on f32 rows of 64 and 128).
 func (v *view) pagesAhead() int {
 	n := 128

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machineMemory returns the bytes of memory and swap that the machine has: Go
-// ends a program that asks for more than the system gives, so Alloc asks first.
+// machineMemory returns the bytes of memory and swap of the machine. Alloc checks it
+// because Go ends a program whose allocation fails.
 var machineMemory = sync.OnceValue(func() uint64 {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {

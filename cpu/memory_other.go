@@ -2,6 +2,5 @@
 
 package cpu
 
-// machineMemory returns a bound on the memory that the machine can have: these
-// systems are not asked.
+// machineMemory returns a bound on the memory that a machine can have.
 func machineMemory() uint64 { return unknownMemory }

@@ -61,7 +61,7 @@ func testPeakMemory(t *testing.T, tier string, seq, left int) {
 	}
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, syscall.ENOEXEC) {
-		t.Skip("the system cannot start this binary by itself: it runs under an emulator")
+		t.Skip("the system cannot start this binary, which runs under an emulator")
 	}
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -78,7 +78,8 @@ func testPeakMemory(t *testing.T, tier string, seq, left int) {
 }
 
 // peakOfThisProcess makes the calls and returns the process's largest resident
-// size in bytes; where the system does not say, what the runtime had mapped.
+// size in bytes, or the memory that the runtime has mapped where the system does not
+// report it.
 func peakOfThisProcess(t *testing.T, seq, left int) int64 {
 	be, c := open(t, Options{}), plain(t, 1, seq, peakDim)
 	c.LSE = alloc(t, backend.Shape{1, 1, seq, 1})

@@ -89,7 +89,7 @@ type optionCase struct {
 	do    func(b *testing.B, c *backend.Call)
 }
 
-// optionCases are what a call of 8 heads, 2,048 rows and keys of 64 can have.
+// optionCases are the options of a call of 8 heads, 2,048 rows and keys, and head size 64.
 func optionCases() []optionCase {
 	const heads, s = 8, 2048
 	all := backend.Shape{1, heads, s, s}

@@ -7,7 +7,7 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
-// keyBlock is how many keys one step of the engine takes. Key blocks start at
+// keyBlock is the number of keys in one step of the engine. Key blocks start at
 // multiples of it, whatever the queries, the batch and the number of threads
 // are.
 const keyBlock = 128
@@ -46,14 +46,14 @@ type partition struct {
 }
 
 const (
-	// cacheFloats is the share of a core's second-level cache that a task works
-	// in: 512 KiB, half of what processors with AVX-512 have at least.
+	// cacheFloats is the share of a core's second-level cache that a task uses:
+	// 512 KiB, half of that of the smallest processors with AVX-512.
 	cacheFloats = 512 << 10 / 4
 	// maxTiles bounds the tiles of a task: with 8, a block of K and V is converted
 	// at most once for 512 rows.
 	maxTiles = 8
-	// tasksPerThread is how many tasks each goroutine should find, so that one
-	// slow core does not hold up the others.
+	// tasksPerThread is the number of tasks to make for each goroutine, so that one
+	// slow core does not delay the call.
 	tasksPerThread = 4
 	// decodeTasks is the same for few query rows: such a call is bound by memory,
 	// and the cores' shares of the bandwidth are uneven.
@@ -106,7 +106,7 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	return x
 }
 
-// cutKeys gives each task so many chunks of the keys.
+// cutKeys sets the number of chunks of keys in a task.
 func (x *partition) cutKeys(chunks int) {
 	x.taskChunks = chunks
 	x.parts = ceilDiv(x.chunks, chunks)
@@ -158,7 +158,7 @@ func (x *partition) workspaceFloats() int {
 		x.kernels.Lanes*max(x.dimK, x.dimV, keyBlock) + keyBlock + x.kernels.Width
 }
 
-// tileStates returns how many states a tile needs: of the current chunk, and of
+// tileStates returns the number of states of a tile: one for the current chunk, one for
 // the chunks before it.
 func (x *partition) tileStates() int { return min(2, x.chunks) }
 

@@ -32,12 +32,10 @@ type qkJob struct {
 	inPlace bool // the kernels can write the rows of s
 }
 
-// size implements job.
 func (j *qkJob) size() (floats, rows int) {
 	return j.workspaceFloats() + j.taskTiles*j.queryFloats(), 0
 }
 
-// task implements job.
 func (j *qkJob) task(ctx context.Context, w *scratch, n int) error {
 	p, b := j.at(n), j.cutWorkspace(w)
 	tiles := j.cutTiles(w, &p)
@@ -106,7 +104,6 @@ func (j *pvJob) run(ctx context.Context, be *Backend, o, v backend.Tensor) error
 	return be.workers.run(ctx, j, j.tasks, be.threads())
 }
 
-// size implements job.
 func (j *pvJob) size() (floats, rows int) {
 	return j.workspaceFloats() + j.taskTiles*j.outputFloats(), 0
 }
@@ -130,7 +127,6 @@ func (j *pvJob) begin(p *taskRange, t *tile) {
 	}
 }
 
-// task implements job.
 func (j *pvJob) task(ctx context.Context, w *scratch, n int) error {
 	p, b, x := j.at(n), j.cutWorkspace(w), j.kernels
 	fill(b.alpha, 1)
@@ -205,7 +201,7 @@ func (be *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) er
 	})
 }
 
-// projectCols is how many columns of w the kernels take at a time. With 128 of them
+// projectCols is the number of columns of w that form a head. With 128 of them
 // a block of w and six tiles of rows share half of a core's second-level cache, and
 // each number that is transposed on its way in is used 128 times.
 const projectCols = 128

@@ -24,8 +24,8 @@ func project(t testing.TB, opt Options, x, w, bias backend.Tensor) backend.Tenso
 	return y
 }
 
-// TestProjectInAnyCompany shows that a row's bits depend neither on how many rows,
-// batches and threads there are, nor an element's on how many columns.
+// TestProjectInAnyCompany shows that the bits of a row do not depend on the numbers of
+// rows, batches and threads, nor those of an element on the number of columns.
 func TestProjectInAnyCompany(t *testing.T) {
 	skipWithRace(t)
 	eachTier(t, testProjectInAnyCompany)

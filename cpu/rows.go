@@ -112,8 +112,8 @@ func (be *Backend) copy(ctx context.Context, dst, src backend.Tensor) error {
 	})
 }
 
-// copyAlone is how many elements a goroutine copies in about the time that another
-// one takes to wake up.
+// copyAlone is the number of elements that one goroutine copies in about the time that
+// another one takes to wake up.
 const copyAlone = 1 << 14
 
 // copyJobs pools the jobs of calls: appending a token to a cache does not allocate.
@@ -127,12 +127,10 @@ type copyJob struct {
 	cols     int
 }
 
-// size implements job.
 func (j *copyJob) size() (floats, rows int) {
 	return roundUp(j.cols, j.kernels.Lanes), 0
 }
 
-// task implements job.
 func (j *copyJob) task(ctx context.Context, w *scratch, t int) error {
 	b, h, from, to := j.at(t)
 	padded, _ := j.size()
@@ -190,10 +188,8 @@ type rotateJob struct {
 	inPlace        bool
 }
 
-// size implements job.
 func (j *rotateJob) size() (floats, rows int) { return j.dim + 2*j.pairs, 0 }
 
-// task implements job.
 func (j *rotateJob) task(_ context.Context, w *scratch, t int) error {
 	b, h, from, to := j.at(t)
 	row, cos, sin := w.floats(j.dim), w.floats(j.pairs), w.floats(j.pairs)
@@ -264,10 +260,8 @@ type mergeJob struct {
 	dim              int
 }
 
-// size implements job.
 func (j *mergeJob) size() (floats, rows int) { return 2 * j.dim, 0 }
 
-// task implements job.
 func (j *mergeJob) task(_ context.Context, w *scratch, t int) error {
 	b, h, from, to := j.at(t)
 	o, po := w.floats(j.dim), w.floats(j.dim)

@@ -17,25 +17,15 @@ type scoring struct {
 	hiding                          bool // a mask, a bias or dropout may hide single keys
 }
 
-// openScoring opens the tensors of p, for calls with that many query heads and rows.
-func openScoring(p *backend.Problem, heads, seqQ int) (sc scoring, err error) {
-	sc = scoring{problem: p, heads: heads, seqQ: seqQ}
-	if sc.mask, err = boolView("mask", p.Mask); err != nil {
-		return sc, err
-	}
-	if sc.blockMask, err = boolView("blocks", p.Blocks); err != nil {
-		return sc, err
-	}
-	if sc.bias, err = floatView("bias", p.Bias); err != nil {
-		return sc, err
-	}
-	if sc.relative, err = floatView("relative", p.Relative); err != nil {
-		return sc, err
-	}
+// open opens the tensors of p, for a call with the given numbers of query heads and rows.
+func (sc *scoring) open(p *backend.Problem, heads, seqQ int) error {
+	*sc = scoring{problem: p, heads: heads, seqQ: seqQ}
+	err := openViews([]operand{{"mask", p.Mask, &sc.mask, boolView}, {"blocks", p.Blocks, &sc.blockMask, boolView},
+		{"bias", p.Bias, &sc.bias, floatView}, {"relative", p.Relative, &sc.relative, floatView}})
 	sc.masked = !sc.mask.isZero() || !sc.blockMask.isZero()
 	sc.hiding = !sc.mask.isZero() || !sc.bias.isZero() || !sc.relative.isZero() || p.Dropout.P > 0
 	sc.added = !sc.bias.isZero() || !sc.relative.isZero() || p.Slopes != nil
-	return sc, nil
+	return err
 }
 
 // scaleAndCap returns the factor of dot products and, with a softcap, that of its tanh,
@@ -82,9 +72,9 @@ func (sc *scoring) adjustRow(k *vec.Kernels, s []float32, b, h, i, j int, bias [
 	}
 }
 
-// addedRow writes what is added to the scores of a row from key j on: the bias, and
-// the terms that depend on the distance, bounded as in backend.Problem. A bias that
-// is the only term is not bounded yet: the kernels do that when they add it.
+// addedRow writes the sum of the biases of a row from key j on: the bias, and the terms
+// that depend on the distance, bounded as in backend.Problem. It does not bound a bias
+// that is the only term: the kernels do that when they add it.
 func (sc *scoring) addedRow(k *vec.Kernels, dst []float32, b, h, i, j int) {
 	if sc.bias.isZero() {
 		sc.distances(dst, b, h, j-i)

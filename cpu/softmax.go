@@ -52,14 +52,10 @@ func (be *Backend) runRows(ctx context.Context, j job, r *rowJob, s, lse backend
 		return err
 	}
 	defer pinned.Unpin()
-	var err error
-	if r.scoring, err = openScoring(p, s.Shape()[backend.Heads], s.Shape()[backend.Seq]); err != nil {
+	if err := r.scoring.open(p, s.Shape()[backend.Heads], s.Shape()[backend.Seq]); err != nil {
 		return err
 	}
-	if r.s, err = f32View("s", s); err != nil {
-		return err
-	}
-	if r.lse, err = f32View("lse", lse); err != nil {
+	if err := openViews([]operand{{"s", s, &r.s, f32View}, {"lse", lse, &r.lse, f32View}}); err != nil {
 		return err
 	}
 	r.rowPartition = newRowPartition(s.Shape(), be.threads())
@@ -73,10 +69,8 @@ type softmaxJob struct {
 	scale, cap float32 // as in attention
 }
 
-// size implements job.
 func (j *softmaxJob) size() (floats, rows int) { return 2*keyBlock + 2*j.k.Lanes, 0 }
 
-// task implements job.
 func (j *softmaxJob) task(ctx context.Context, w *scratch, t int) error {
 	b, h, from, to := j.at(t)
 	j.seedDropout(&w.workspace.draw)
@@ -209,10 +203,8 @@ type scoreJob struct {
 	k *vec.Kernels
 }
 
-// size implements job.
 func (j *scoreJob) size() (floats, rows int) { return 2 * keyBlock, 0 }
 
-// task implements job.
 func (j *scoreJob) task(ctx context.Context, w *scratch, t int) error {
 	b, h, from, to := j.at(t)
 	row, bias := w.floats(keyBlock), w.floats(keyBlock)

@@ -6,7 +6,7 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
-// chunkKeys is how many keys one sum covers. A new sum begins at each multiple of
+// chunkKeys is the number of keys in one sum. A new sum begins at each multiple of
 // it, counted from key 0, and the sums are folded in the order of their keys. The
 // result therefore has the same bits whether one goroutine takes all keys of a row
 // or several take some of them. With 1,024 keys folding is 0.2% of the work, and a
@@ -106,8 +106,8 @@ func rowLSE(m float32, l float64, sink float32) (lse, inv float32) {
 	return float32((top + math.Log2(sum)) * math.Ln2), float32(mine / sum)
 }
 
-// progress is the state of rows while the keys go by: cur is the sum over the
-// current chunk, all that over the chunks before it.
+// progress is the state of rows between key blocks: cur is the sum over the current
+// chunk, all that over the chunks before it.
 type progress struct {
 	cur, all state
 	chunk    int  // the chunk of cur

@@ -10,7 +10,7 @@ import (
 )
 
 // view is a tensor that is opened for one call: its memory as a slice of its
-// type, its shape and its strides. The zero view stands for no tensor.
+// type, its shape and its strides. The zero view is that of an absent tensor.
 type view struct {
 	dtype  backend.DType
 	f32    []float32 // F32
@@ -46,14 +46,22 @@ func openOperands(out, in []operand) (pinned backend.Pinned, err error) {
 		return pinned, err
 	}
 	for _, list := range [2][]operand{out, in} {
-		for _, o := range list {
-			if *o.to, err = o.open(o.name, o.t); err != nil {
-				pinned.Unpin()
-				return pinned, err
-			}
+		if err = openViews(list); err != nil {
+			pinned.Unpin()
+			return pinned, err
 		}
 	}
 	return pinned, nil
+}
+
+// openViews opens the views of operands that are pinned.
+func openViews(list []operand) (err error) {
+	for _, o := range list {
+		if *o.to, err = o.open(o.name, o.t); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // f32View opens t, which must be F32, else the error is ErrDType. Errors name the
@@ -81,15 +89,6 @@ func boolView(name string, t backend.Tensor) (view, error) {
 
 // anyView is f32View for all types.
 func anyView(name string, t backend.Tensor) (view, error) { return openView(name, t, true) }
-
-// cacheView is numberView for keys or values, which may be in pages.
-func cacheView(name string, t backend.Tensor, p *backend.Pages) (view, error) {
-	v, err := numberView(name, t)
-	if p != nil {
-		v.pages = p.Table
-	}
-	return v, err
-}
 
 // openView opens t if its type is allowed.
 func openView(name string, t backend.Tensor, allowed bool) (v view, err error) {
@@ -135,7 +134,7 @@ func hostData[T any](t backend.Tensor) []T {
 	return data[min(t.Offset(), len(data)):]
 }
 
-// isZero reports whether v stands for no tensor.
+// isZero reports whether the tensor is absent.
 func (v *view) isZero() bool { return v.shape == backend.Shape{} }
 
 // index returns the index of element (b, h, s, 0).
@@ -152,7 +151,7 @@ func (v *view) rowIndex(b, h, s int) int {
 	return v.index(int(v.pages[b][s/size]), h, s%size)
 }
 
-// adjacent returns how many of the n rows from s on lie one stride apart: n, or those
+// adjacent returns the number of the n rows from s on that lie one stride apart: n, or those
 // of the page of row s.
 func (v *view) adjacent(s, n int) int {
 	if v.pages == nil {

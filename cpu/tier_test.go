@@ -9,7 +9,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// TestTiers shows how a tier is chosen, and what a wrong one answers.
+// TestTiers shows how a tier is chosen, and the errors for an unknown one.
 func TestTiers(t *testing.T) {
 	t.Setenv(tierEnv, "")
 	all := Tiers()
@@ -17,7 +17,7 @@ func TestTiers(t *testing.T) {
 		t.Fatalf("tiers are %v, the last must be %s", all, tierGonum)
 	}
 	for _, c := range []struct{ say, option, env, want string }{
-		{"nothing said", "", "", all[0]},
+		{"no choice", "", "", all[0]},
 		{"the variable", "", tierGonum, tierGonum},
 		{"the option before the variable", all[0], tierGonum, all[0]},
 		{"gonum", tierGonum, "", tierGonum},
@@ -43,15 +43,15 @@ func TestTiers(t *testing.T) {
 
 	t.Setenv(tierEnv, "mmx")
 	if _, err := backend.Open("cpu"); !errors.Is(err, ErrTier) || !strings.Contains(err.Error(), tierEnv) || !strings.Contains(err.Error(), "mmx") {
-		t.Errorf("a tier that there is not: error %v", err)
+		t.Errorf("an unknown tier: error %v", err)
 	}
 	be := New(Options{Tier: "neon"})
 	c := plain(t, 1, 8, 8)
 	if err := be.Attention(t.Context(), c); !errors.Is(err, ErrTier) || !strings.Contains(err.Error(), "neon") {
-		t.Errorf("a call on a tier that there is not: error %v", err)
+		t.Errorf("a call on an unknown tier: error %v", err)
 	}
 	if _, err := be.Plan(t.Context(), c); !errors.Is(err, ErrTier) {
-		t.Errorf("a plan on a tier that there is not: error %v", err)
+		t.Errorf("a plan on an unknown tier: error %v", err)
 	}
 	if err := be.Close(); err != nil {
 		t.Error(err)

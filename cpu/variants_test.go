@@ -6,7 +6,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// BenchmarkVariants shows what the options cost: GFLOP/s of the visible pairs.
+// BenchmarkVariants measures the cost of options: GFLOP/s of the visible pairs.
 func BenchmarkVariants(b *testing.B) {
 	const heads, dim = 8, 64
 	for _, c := range []struct {

@@ -168,7 +168,7 @@ func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor 
 	return y
 }
 
-// BenchmarkStages measures what inspecting the weights costs on each tier: the
+// BenchmarkStages measures the cost of inspecting the weights on each tier: the
 // three stages one after the other, in GFLOP/s of the two products, and the
 // fused call for comparison.
 func BenchmarkStages(b *testing.B) {

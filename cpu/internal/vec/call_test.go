@@ -7,13 +7,12 @@ import (
 	"time"
 )
 
-// BenchmarkCall measures how long one call of assembly holds up whoever wants to
-// stop the goroutine, for the kernels that do most: the operands are the largest
-// that package cpu hands over (128 keys, head size 512), the calls those that
-// the methods cut them into. It reports the median, the call that one in a thousand
-// is longer than, and the longest. That takes in whatever the system did meanwhile,
-// so a loop that touches no memory and lasts as long takes turns with the calls: its
-// longest round, in system-µs, is what the system alone makes of such a length.
+// BenchmarkCall measures the length of one call of assembly, which delays the preemption
+// of its goroutine, for the longest kernels. The operands are the largest that package cpu
+// passes (128 keys, head size 512), in the calls into which the methods cut them. It reports
+// the median, the 99.9th percentile and the longest. These include interruptions by the
+// system, so a loop of the same length that touches no memory takes turns with the calls:
+// its longest run, in system-µs, is the share of the system.
 func BenchmarkCall(b *testing.B) {
 	const keys, d, heads = 128, 512, 32
 	for _, x := range assembly {
@@ -21,7 +20,7 @@ func BenchmarkCall(b *testing.B) {
 		k, qt, s, o := filled(keys*d, 0.5), filled(d*w, 0.5), filled(keys*max(w, heads), 0), filled(d*w, 0)
 		m := [4][]float32{filled(w, 0), filled(w, 0), filled(w, 0), filled(w, 0)}
 		q := filled(heads*d, 0.5)
-		// Each method once, with what it calls replaced by a clock around it.
+		// The kernels with a clock around each.
 		timed := *x
 		var calls []time.Duration
 		clock := func(f func()) {

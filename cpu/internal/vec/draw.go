@@ -12,7 +12,7 @@ type Draw struct {
 	row, column uint32 // of the first weight
 	threshold   uint32
 	factor      float32
-	columns     int // keys in one round of the assembly
+	columns     int // keys in one iteration of the assembly
 }
 
 // drawWide holds vectors of 64 bit lanes, of which only the lower halves matter.
@@ -44,6 +44,7 @@ func (d *Draw) Seed(seed uint64, threshold uint32, factor float32) {
 	}
 }
 
+// repeat sets all lanes of to.
 func repeat(to *[8]uint64, x uint32) {
 	for i := range to {
 		to[i] = uint64(x)
@@ -61,7 +62,7 @@ func (d *Draw) at(batch, head, row, column uint32) {
 
 // Tile prepares d for Drop on tiles whose first row is row, a multiple of 4.
 func (d *Draw) Tile(x *Kernels, batch, head, row uint32) {
-	// A group has lanes/2 counters, each for 4 rows of a key. A round has as many
+	// A group has lanes/2 counters, each for 4 rows of a key. An iteration has as many
 	// groups as fill whole keys.
 	n, each := x.Lanes/2, x.Width/4
 	groups := 1
@@ -115,7 +116,7 @@ func (x *Kernels) DropRow(p []float32, d *Draw, column uint32) {
 	x.dropRow(&p[0], len(p)/x.Lanes, &d.wide.rounds[0][0], int(d.row%4))
 }
 
-// factorOf returns the factor of the weight that is so many rows and columns after
+// factorOf returns the factor of the weight that lies row rows and column columns after
 // the first.
 func (d *Draw) factorOf(row, column uint32) float32 {
 	row += d.row

@@ -8,8 +8,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// TestDrop holds what is dropped, tile by tile and row by row, to the contract's
-// generator.
+// TestDrop compares dropout of tiles and of rows with the contract's generator.
 func TestDrop(t *testing.T) {
 	eachTier(t, func(t *testing.T, asm, twin *Kernels, _ *rand.Rand) {
 		for _, x := range []*Kernels{asm, twin} {

@@ -71,7 +71,7 @@ func buffer(n int) (*[]float32, []float32) {
 	return b, s[:n]
 }
 
-// misalignment returns how many elements after a multiple of 4 in memory s begins.
+// misalignment returns the offset of s in memory from a multiple of 4 elements.
 // gonum's dot product adds the elements of its second operand that come before
 // such a boundary one at a time, so the order of the sum, and with it the last
 // bit, would depend on the address.

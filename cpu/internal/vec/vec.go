@@ -140,11 +140,11 @@ func RunOf[T float32 | uint16 | byte](rows []T, ld, n, d int, next []T) Run {
 	return Run{(*byte)(unsafe.Pointer(&rows[0])), uintptr(unsafe.Pointer(unsafe.SliceData(next))), n}
 }
 
-// DotsAhead is how many rows ahead of those that it reads Dots prefetches.
+// DotsAhead is the distance in rows at which Dots prefetches.
 const DotsAhead = 32
 
-// MixAhead is the same for Mix with that many heads. From 8 heads on strips are narrow,
-// so a row takes little time.
+// MixAhead is the same for Mix with the given number of heads. From 8 heads on strips are
+// narrow and a row takes little time.
 func MixAhead(heads int) int {
 	if heads >= 8 {
 		return 128

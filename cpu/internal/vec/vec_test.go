@@ -47,7 +47,7 @@ func filled(n int, x float32) []float32 {
 
 func clone[T any](s []T) []T { return append([]T(nil), s...) }
 
-// ulps returns how many float32 lie between a and b; NaN equals NaN.
+// ulps returns the number of float32 from a to b; NaN equals NaN.
 func ulps(a, b float32) int64 {
 	if a != a && b != b || a == b {
 		return 0
@@ -76,7 +76,7 @@ func within(t *testing.T, what string, got, want []float32, limit int64) {
 	}
 }
 
-// A chain of FMAs gives the twin's bits, but where rounding to float64 first
+// A chain of FMAs yields the bits of the twin, except where rounding to float64 first
 // decides a tie (one case in 2^29): 1 ulp of a partial sum.
 const chain = 1
 
@@ -171,8 +171,8 @@ func inRuns[T float32 | uint16 | byte](rng *rand.Rand, by int, k []T, ld, n, d i
 	return runs
 }
 
-// TestDecodeNarrow shows that converting keys and values on the way gives the bits of
-// converting them before.
+// TestDecodeNarrow shows that kernels that convert keys and values yield the bits of
+// converting them first.
 func TestDecodeNarrow(t *testing.T) {
 	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
 		n := 3 * x.Lanes
@@ -227,7 +227,7 @@ func narrow(t *testing.T, x, plain *Kernels, e Element, runs []Run, ld int, wide
 	within(t, what+", values", o, o2, chain)
 }
 
-// TestExp2 holds the power to 2 ulp of the true value, and to what must be exact.
+// TestExp2 shows that powers are within 2 ulp, and which are exact.
 func TestExp2(t *testing.T) {
 	kernels := append([]*Kernels{newTwin(4, 8)}, Tiers()...)
 	for _, x := range kernels {
@@ -302,7 +302,7 @@ func TestWeights(t *testing.T) {
 	})
 }
 
-// TestSoftcap holds c·tanh to 4 ulp and half for the product.
+// TestSoftcap shows that c·tanh is within 4.5 ulp, half of one for the product.
 func TestSoftcap(t *testing.T) {
 	eachTier(t, func(t *testing.T, x, _ *Kernels, rng *rand.Rand) {
 		const n = 1 << 16
@@ -336,7 +336,7 @@ func TestSoftcap(t *testing.T) {
 	})
 }
 
-// TestTileSteps compares what is applied to a tile between the two products.
+// TestTileSteps compares the kernels between the two products with their twins.
 func TestTileSteps(t *testing.T) {
 	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
 		w := x.Width
@@ -398,7 +398,7 @@ func TestTileSteps(t *testing.T) {
 	})
 }
 
-// TestRowSteps compares what is applied to rows with keys as lanes.
+// TestRowSteps is TestTileSteps for rows with keys as lanes.
 func TestRowSteps(t *testing.T) {
 	eachTier(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
 		nan, inf := float32(math.NaN()), float32(math.Inf(-1))
