@@ -1,4 +1,5 @@
-// Measures the copy ceiling: every vec4 of one buffer to another.
+// Measures the copy ceiling: every vec4 of one buffer to another. (convert.wgsl copies
+// tensors.)
 //
 //     dst[i] = src[i]
 //

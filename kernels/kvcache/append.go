@@ -8,9 +8,9 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// plan is an append before anything is written: the copies to make and the state of the
+// appendPlan is an append before anything is written: the copies to make and the state of the
 // sequences after them.
-type plan struct {
+type appendPlan struct {
 	count, from []int    // of each sequence: its new tokens, the position of the first
 	after       []growth // of each sequence
 	taken       int      // pages taken from the end of the free list
@@ -213,7 +213,7 @@ func (p *pool) takePage() (int32, bool) {
 // write adds the writes of n rows of sequence b after those in use. Sequences that write
 // to the same rows of consecutive pages are written together, as all sequences of a Cache
 // are when they are equally long.
-func (a *plan) write(b, n, size int, g *growth) {
+func (a *appendPlan) write(b, n, size int, g *growth) {
 	at := g.used()
 	for from := 0; from < n; {
 		w := write{page: g.pages[at/size], b: b, batch: 1, lo: at % size, from: from, n: min(n-from, size-at%size)}

@@ -29,8 +29,8 @@ type pool struct {
 	// free lists the pages that no sequence refers to, refs counts the sequences that
 	// refer to each page. Only a Paged has them.
 	free, refs []int32
-	next       plan      // of the append in progress, kept for its memory
-	steps      sync.Pool // of *step
+	next       appendPlan // of the append in progress, kept for its memory
+	steps      sync.Pool  // of *step
 }
 
 // placement locates the tokens of one sequence in a pool: the token at position first+i is in
