@@ -11,11 +11,10 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
-	"github.com/seed90331342/attn/gpu/internal/port/fault"
 )
 
 // faulty opens a backend on a device whose calls can be made to fail.
-func faulty(t *testing.T, opt Options) (*Backend, *fault.Device) {
+func faulty(t *testing.T, opt Options) (*Backend, *faultyDevice) {
 	t.Helper()
 	adapters, err := port.Adapters()
 	if errors.Is(err, port.ErrNoAdapter) && os.Getenv("CI") != "true" {
@@ -31,7 +30,7 @@ func faulty(t *testing.T, opt Options) (*Backend, *fault.Device) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := fault.Wrap(dev)
+	f := injectFaults(dev)
 	b, err := newBackend(f, describe(0, adapters[0].Info(), dev.Limits()), opt)
 	if err != nil {
 		t.Fatal(err)

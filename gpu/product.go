@@ -167,17 +167,6 @@ func (v productTile) memory() int {
 	return 16*(v.ty*sa+productLanes*sb) + 4*v.threads()
 }
 
-// perWord returns the multiply-adds of a thread for each word that it reads from workgroup
-// memory. With skip it reads one more word for each thread along columns and chunk.
-func (v productTile) perWord(skip bool) float64 {
-	columns, depth := 4*v.cv, 4*productQD
-	read := (v.rows + columns) * depth
-	if skip {
-		read += productLanes
-	}
-	return float64(v.rows*columns*depth) / float64(read)
-}
-
 // loops bounds the loop iterations of a thread for a chunk.
 func (v productTile) loops() int {
 	n := 1

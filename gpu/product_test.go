@@ -127,6 +127,17 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 	}
 }
 
+// perWord returns the multiply-adds of a thread for each word that it reads from workgroup
+// memory. With skip it reads one more word for each thread along columns and chunk.
+func (v productTile) perWord(skip bool) float64 {
+	columns, depth := 4*v.cv, 4*productQD
+	read := (v.rows + columns) * depth
+	if skip {
+		read += productLanes
+	}
+	return float64(v.rows*columns*depth) / float64(read)
+}
+
 // TestProductMultiplyAddsPerWord checks that L does about 4 multiply-adds for each word that
 // it reads from workgroup memory, and S half as many.
 func TestProductMultiplyAddsPerWord(t *testing.T) {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/port"
-	"github.com/seed90331342/attn/gpu/internal/port/fault"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -39,7 +38,7 @@ func plain(t testing.TB, b *Backend, sq, sk, d int) *backend.Call {
 }
 
 // submissions returns the number of submissions of a faulty device during f.
-func submissions(dev *fault.Device, f func()) (n int) {
+func submissions(dev *faultyDevice, f func()) (n int) {
 	dev.Watch(func(call string) {
 		if call == "Submit" || call == "SubmitTimed" {
 			n++

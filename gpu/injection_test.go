@@ -1,6 +1,4 @@
-// Package fault injects failures into calls of a port.Device, for tests of what each
-// failure leaves behind.
-package fault
+package gpu
 
 import (
 	"fmt"
@@ -11,8 +9,8 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
-// Device forwards calls to another device and makes one of them fail.
-type Device struct {
+// faultyDevice forwards calls to another device and makes one of them fail.
+type faultyDevice struct {
 	port.Device
 
 	mu     sync.Mutex
@@ -24,12 +22,12 @@ type Device struct {
 	watch  func(call string)
 }
 
-// Wrap returns a Device that forwards all calls to d.
-func Wrap(d port.Device) *Device { return &Device{Device: d, left: -1} }
+// injectFaults returns a device that forwards all calls to d.
+func injectFaults(d port.Device) *faultyDevice { return &faultyDevice{Device: d, left: -1} }
 
 // Fail makes the n-th call from now on return err, counting from 0. Later calls are
 // forwarded again. A negative n means no call; it also restores a device that was lost.
-func (d *Device) Fail(n int, err error) {
+func (d *faultyDevice) Fail(n int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.left, d.err, d.failed, d.lose, d.lost = n, err, "", false, nil
@@ -37,7 +35,7 @@ func (d *Device) Fail(n int, err error) {
 
 // Lose makes the device lost at the n-th call from now on, counting from 0. That call
 // and all later ones return port.ErrLost.
-func (d *Device) Lose(n int) {
+func (d *faultyDevice) Lose(n int) {
 	d.Fail(n, fmt.Errorf("lost on purpose: %w", port.ErrLost))
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -45,21 +43,21 @@ func (d *Device) Lose(n int) {
 }
 
 // Watch calls f with the name of each call before the call; nil removes f.
-func (d *Device) Watch(f func(call string)) {
+func (d *faultyDevice) Watch(f func(call string)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.watch = f
 }
 
 // Failed returns the name of the call that has failed since Fail, or "".
-func (d *Device) Failed() string {
+func (d *faultyDevice) Failed() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.failed
 }
 
 // check returns the failure of a call, nil to forward it.
-func (d *Device) check(call string) error {
+func (d *faultyDevice) check(call string) error {
 	d.mu.Lock()
 	watch := d.watch
 	d.mu.Unlock()
@@ -83,7 +81,7 @@ func (d *Device) check(call string) error {
 }
 
 // Lost returns the loss of Lose, else that of the other device.
-func (d *Device) Lost() error {
+func (d *faultyDevice) Lost() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.lost != nil {
@@ -93,7 +91,7 @@ func (d *Device) Lost() error {
 }
 
 // forward calls f, or returns the failure of the call.
-func forward[T any](d *Device, call string, f func() (T, error)) (result T, err error) {
+func forward[T any](d *faultyDevice, call string, f func() (T, error)) (result T, err error) {
 	if err := d.check(call); err != nil {
 		return result, err
 	}
@@ -101,27 +99,27 @@ func forward[T any](d *Device, call string, f func() (T, error)) (result T, err 
 }
 
 // CreateBuffer implements port.Device.
-func (d *Device) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
+func (d *faultyDevice) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
 	return forward(d, "CreateBuffer", func() (port.Buffer, error) { return d.Device.CreateBuffer(size, usage) })
 }
 
 // CreatePipeline implements port.Device.
-func (d *Device) CreatePipeline(desc port.PipelineDesc) (port.Pipeline, error) {
+func (d *faultyDevice) CreatePipeline(desc port.PipelineDesc) (port.Pipeline, error) {
 	return forward(d, "CreatePipeline", func() (port.Pipeline, error) { return d.Device.CreatePipeline(desc) })
 }
 
 // Submit implements port.Device.
-func (d *Device) Submit(commands []port.Command) (port.Ticket, error) {
+func (d *faultyDevice) Submit(commands []port.Command) (port.Ticket, error) {
 	return forward(d, "Submit", func() (port.Ticket, error) { return d.Device.Submit(commands) })
 }
 
 // SubmitTimed implements port.Device.
-func (d *Device) SubmitTimed(commands []port.Command) (port.Ticket, error) {
+func (d *faultyDevice) SubmitTimed(commands []port.Command) (port.Ticket, error) {
 	return forward(d, "SubmitTimed", func() (port.Ticket, error) { return d.Device.SubmitTimed(commands) })
 }
 
 // Took implements port.Device.
-func (d *Device) Took(t port.Ticket) (time.Duration, bool, error) {
+func (d *faultyDevice) Took(t port.Ticket) (time.Duration, bool, error) {
 	if err := d.check("Took"); err != nil {
 		return 0, false, err
 	}
@@ -129,7 +127,7 @@ func (d *Device) Took(t port.Ticket) (time.Duration, bool, error) {
 }
 
 // Write implements port.Device.
-func (d *Device) Write(b port.Buffer, offset uint64, data []byte) error {
+func (d *faultyDevice) Write(b port.Buffer, offset uint64, data []byte) error {
 	if err := d.check("Write"); err != nil {
 		return err
 	}
@@ -137,7 +135,7 @@ func (d *Device) Write(b port.Buffer, offset uint64, data []byte) error {
 }
 
 // Wait implements port.Device. When it fails, the submission continues.
-func (d *Device) Wait(t port.Ticket) error {
+func (d *faultyDevice) Wait(t port.Ticket) error {
 	if err := d.check("Wait"); err != nil {
 		return err
 	}
@@ -145,7 +143,7 @@ func (d *Device) Wait(t port.Ticket) error {
 }
 
 // Read implements port.Device.
-func (d *Device) Read(b port.Buffer, offset uint64, dst []byte) error {
+func (d *faultyDevice) Read(b port.Buffer, offset uint64, dst []byte) error {
 	if err := d.check("Read"); err != nil {
 		return err
 	}
