@@ -221,20 +221,19 @@ func (v productTile) kernel(s productShape) queue.Kernel {
 	sa, sb := v.lengths()
 	k := shaders.Matmul
 	k.WorkgroupMemory, k.Threads = v.memory(), v.threads()
-	c := map[string]uint32{
-		"EXPAND": v.expand, "A": uint32(s.a), "W": uint32(s.w),
-		"AVEC": uint32(when(s.aWide && !v.scalar, 1)), "WVEC": uint32(when(s.wWide && !v.scalar, 1)),
-		"ALONG": uint32(when(s.along, 1)), "SKIP": uint32(when(s.skip, 1)),
-	}
+	c := map[string]uint32{}
 	for name, n := range map[string]int{
+		"EXPAND": int(v.expand), "A": int(s.a), "W": int(s.w), "AVEC": when(s.aWide && !v.scalar, 1), "WVEC": when(s.wWide && !v.scalar, 1),
+		"ALONG": when(s.along, 1), "SKIP": when(s.skip, 1),
 		"TX": productLanes, "TY": v.ty, "THREADS": v.threads(), "ROWS": v.rows, "CV": v.cv, "QD": productQD,
 		"ER": v.together(), "SA": sa, "SB": sb, "O4": v.rows * v.cv, "W4": 4 * v.cv,
 		"AN": v.rows * productQD / productLanes, "WN": 4 * productQD * v.cv / v.ty,
 	} {
 		c[name] = uint32(n)
 	}
-	productKernels.Store(key, queue.Kernel{Shader: k, Consts: c})
-	return queue.Kernel{Shader: k, Consts: c}
+	kernel := queue.Kernel{Shader: k, Consts: c}
+	productKernels.Store(key, kernel)
+	return kernel
 }
 
 // productKernels holds kernels by productKey, so that repeated calls do not make their

@@ -184,7 +184,7 @@ func Read(ctx context.Context, d *queue.Device, operands []backend.Tensor) (floa
 			p := newReadPart(some, out[0])
 			parts = append(parts, p)
 			// The numbers of a thread's chunks have 32 bits.
-			most = min(most, min(cut.MaxLoops, math.MaxUint32/groups-1)*groups/p.chunks)
+			most = min(most, min(cut.MaxLoops, math.MaxUint32/groups-1)*groups/p.params.Chunks)
 		}
 		return fastest(ctx, d, "bandwidth", float64(bytes), max(most, 1), func(rounds int) []probe {
 			probes := make([]probe, len(parts))
@@ -222,30 +222,29 @@ func spans(d *queue.Device, t backend.Tensor) []cut.Window {
 // readPart is one dispatch of read.wgsl.
 type readPart struct {
 	windows []cut.Window // readWindows, and the output
-	chunks  int          // of all of them
-	ends    [readWindows]int
-	last    [readWindows]int // vec4
+	params  shaders.ReadParams
 }
 
 func newReadPart(some []cut.Window, out cut.Window) readPart {
-	p := readPart{windows: make([]cut.Window, readWindows, readWindows+1)}
-	copy(p.windows, some)
-	for i, w := range p.windows {
+	windows := make([]cut.Window, readWindows, readWindows+1)
+	copy(windows, some)
+	chunks := 0
+	var ends, last [readWindows]int // last is in vec4
+	for i, w := range windows {
 		if w.Size > 0 {
-			p.chunks += int((w.Size + readChunk - 1) / readChunk)
-			p.last[i] = int(w.Size/16) - 1
+			chunks += int((w.Size + readChunk - 1) / readChunk)
+			last[i] = int(w.Size/16) - 1
 		}
-		p.ends[i] = p.chunks
+		ends[i] = chunks
 	}
-	p.windows = append(p.windows, out)
-	return p
+	return readPart{append(windows, out), shaders.ReadParams{
+		Chunks: chunks, End0: ends[0], End1: ends[1], End2: ends[2], Last0: last[0], Last1: last[1], Last2: last[2], Last3: last[3],
+	}}
 }
 
-func (part *readPart) probe(rounds, groups int) probe {
-	return probe{shaders.Read, part.windows, &shaders.ReadParams{
-		All: rounds * part.chunks, Chunks: part.chunks, End0: part.ends[0], End1: part.ends[1], End2: part.ends[2],
-		Last0: part.last[0], Last1: part.last[1], Last2: part.last[2], Last3: part.last[3],
-	}, groups}
+func (part readPart) probe(rounds, groups int) probe {
+	part.params.All = rounds * part.params.Chunks
+	return probe{shaders.Read, part.windows, &part.params, groups}
 }
 
 // Launch returns the median time from the submission to the end of an empty dispatch of

@@ -162,27 +162,17 @@ func (a *nativeAdapter) Release() { a.once.Do(a.a.Release) }
 
 func (a *nativeAdapter) Info() gputypes.AdapterInfo {
 	p := a.a.GetProperties()
-	info := gputypes.AdapterInfo{
+	kinds := map[wgpu.AdapterType]gputypes.DeviceType{ // others are the zero, DeviceTypeOther
+		wgpu.AdapterType_DiscreteGPU: gputypes.DeviceTypeDiscreteGPU, wgpu.AdapterType_IntegratedGPU: gputypes.DeviceTypeIntegratedGPU,
+		wgpu.AdapterType_CPU: gputypes.DeviceTypeCPU,
+	}
+	apis := map[wgpu.BackendType]gputypes.Backend{
+		wgpu.BackendType_Vulkan: gputypes.BackendVulkan, wgpu.BackendType_Metal: gputypes.BackendMetal, wgpu.BackendType_D3D12: gputypes.BackendDX12,
+	}
+	return gputypes.AdapterInfo{
 		Name: p.Name, Vendor: p.VendorName, VendorID: p.VendorId, DeviceID: p.DeviceId,
-		Driver: p.DriverDescription, DeviceType: gputypes.DeviceTypeOther,
+		Driver: p.DriverDescription, DeviceType: kinds[p.AdapterType], Backend: apis[p.BackendType],
 	}
-	switch p.AdapterType {
-	case wgpu.AdapterType_DiscreteGPU:
-		info.DeviceType = gputypes.DeviceTypeDiscreteGPU
-	case wgpu.AdapterType_IntegratedGPU:
-		info.DeviceType = gputypes.DeviceTypeIntegratedGPU
-	case wgpu.AdapterType_CPU:
-		info.DeviceType = gputypes.DeviceTypeCPU
-	}
-	switch p.BackendType {
-	case wgpu.BackendType_Vulkan:
-		info.Backend = gputypes.BackendVulkan
-	case wgpu.BackendType_Metal:
-		info.Backend = gputypes.BackendMetal
-	case wgpu.BackendType_D3D12:
-		info.Backend = gputypes.BackendDX12
-	}
-	return info
 }
 
 // Limits copies the fields by name. The libraries' structures differ in their order and

@@ -207,22 +207,19 @@ func (s Shape) Kernel(v Variant) (shaders.Kernel, map[string]uint32) {
 	if k, ok := kernels.Load(key); ok {
 		return k.(kernel).Kernel, k.(kernel).consts
 	}
-	turns := key.turns
+	turns, rows := key.turns, 4*v.rv
 	sa, sb := v.lengths()
 	up := func(n int) int { return (n + v.threads() - 1) / v.threads() }
-	flag := func(on bool) uint32 {
+	flag := func(on bool) int {
 		if on {
 			return 1
 		}
 		return 0
 	}
-	rows := 4 * v.rv
-	k := kernel{shaders.Flash, map[string]uint32{
-		"EXPAND": v.Expand, "IN": uint32(s.In), "KV": uint32(s.KV),
-		"OUT16": flag(s.Half), "VEC": flag(key.wide), "PAIRED": flag(s.Paired),
-	}}
+	k := kernel{shaders.Flash, map[string]uint32{}}
 	k.WorkgroupMemory, k.Threads = v.memory(), v.threads()
 	for name, n := range map[string]int{
+		"EXPAND": int(v.Expand), "IN": int(s.In), "KV": int(s.KV), "OUT16": flag(s.Half), "VEC": flag(key.wide), "PAIRED": flag(s.Paired),
 		"TX": v.Lanes, "TY": v.ty, "THREADS": v.threads(), "RV": v.rv, "KT": v.kt(), "CV": v.cv, "VP": turns,
 		"QD": v.qd, "JJ": v.jj, "ER": v.together(), "SA": sa, "SB": sb, "S4": v.RowsByKeys(), "ROWS": rows,
 		"COLS": v.cv * turns, "O4": rows * v.cv * turns, "KEEP": v.keep(s.ValueDim), "STEPS": v.kt() / v.jj, "SPLIT": v.Split,
