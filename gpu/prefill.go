@@ -65,9 +65,9 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	}
 	shader, consts := s.Kernel(v)
 	kernel := x.withBindings(queue.Kernel{Shader: shader, Consts: consts})
-	c.Granule, c.Keeps = v.Keys, v.Split
+	c.Granule, c.StateAbove = v.Keys, v.Split
 	c.AlignGranules()
-	c.Most[cut.Col] = cut.Longest(v.Keys, v.Loops(x.d.Dim, x.d.ValueDim)+x.rounds(v.RowsByKeys()), x.each*float64(v.Rows()*v.Keys), x.b.dev.PieceWork(kernel))
+	c.Most[cut.Col] = cut.LongestPiece(v.Keys, v.Loops(x.d.Dim, x.d.ValueDim)+x.rounds(v.RowsByKeys()), x.each*float64(v.Rows()*v.Keys), x.b.dev.PieceWork(kernel))
 	area := 16 * uint64(v.Area(x.d.ValueDim))
 	c.State = func(x cut.Box) uint64 {
 		return uint64(x.Len(cut.Batch)*x.Len(cut.Head)*ceil(x.Len(cut.Row), v.Rows())) * area
@@ -106,7 +106,7 @@ func (x *prefill) plain(because string) error {
 	// and products of a chunk, scores, maxima, exponentials, and the blocks of columns.
 	const product = 8 * (1 + 4)
 	loops := 1 + ceil(x.d.Dim, cut.Tile)*(1+4+4+product) + 4 + 4*(1+4+4) + 8 + 4 + blocks*(1+4+4+product) + x.rounds(16)
-	c.Most[cut.Col] = cut.Longest(cut.Tile, loops, x.each*cut.Tile*cut.Tile, x.b.dev.PieceWork(x.kernel))
+	c.Most[cut.Col] = cut.LongestPiece(cut.Tile, loops, x.each*cut.Tile*cut.Tile, x.b.dev.PieceWork(x.kernel))
 	// The state of a row is the output, eight parts of the sum, the maximum, and padding.
 	width := uint64(blocks*cut.Tile + 16)
 	c.State = func(x cut.Box) uint64 { return uint64(rows(x)) * width * 4 }

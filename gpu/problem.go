@@ -49,7 +49,7 @@ func (a *attention) newCutter(buffers int) (*cut.Cutter, error) {
 	a.limit(c)
 	a.Collect(buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage))
 	a.table = nil
-	if !a.Looked() {
+	if !a.HasTable() {
 		return c, nil
 	}
 	a.table = a.Pages.Bytes()
@@ -64,7 +64,7 @@ func (a *attention) newCutter(buffers int) (*cut.Cutter, error) {
 // exist.
 func (a *attention) withBindings(k queue.Kernel) queue.Kernel {
 	k = a.options.withBindings(k)
-	if a.Looked() {
+	if a.HasTable() {
 		k = k.With("r", "PAGED")
 	}
 	return k
@@ -89,7 +89,7 @@ func (a *attention) check(k queue.Kernel) error {
 
 // pageParams sets where the pages of a box's batches are, when kernels look them up.
 func (a *attention) pageParams(w *shaders.AttentionParams, x cut.Box) {
-	if !a.Looked() {
+	if !a.HasTable() {
 		return
 	}
 	p := a.Pages
@@ -101,7 +101,7 @@ func (a *attention) pageParams(w *shaders.AttentionParams, x cut.Box) {
 
 // pageWindow appends the window of the page table.
 func (a *attention) pageWindow(w []cut.Window) []cut.Window {
-	if a.Looked() {
+	if a.HasTable() {
 		w = append(w, cut.Window{Buf: queue.Table})
 	}
 	return w
@@ -111,7 +111,7 @@ func (a *attention) pageWindow(w []cut.Window) []cut.Window {
 func (a *attention) storage() string {
 	text := cut.Storage(a.c)
 	switch {
-	case a.Looked():
+	case a.HasTable():
 		text += fmt.Sprintf(" in pages of %d, looked up", a.Pages.Size)
 	case a.Pages != nil:
 		text += fmt.Sprintf(" in pages of %d, which are collected before each step", a.Pages.Size)

@@ -92,7 +92,7 @@ func (b *Backend) product(m product) *queue.Op {
 	}
 	c.State = func(x cut.Box) uint64 { return uint64(groups(x)) * uint64(4*t.height()*t.width()) }
 	ops := 2 * float64(t.height()*t.width()) // for each term of the sums
-	c.Most[cut.Sum] = cut.Longest(cut.Tile, chunks*t.loops(), ops*cut.Tile, b.dev.PieceWork(uncut))
+	c.Most[cut.Sum] = cut.LongestPiece(cut.Tile, chunks*t.loops(), ops*cut.Tile, b.dev.PieceWork(uncut))
 	return &queue.Op{
 		Cutter: c, Space: all,
 		Sweep: func(x cut.Box, piece int) queue.Sweep {

@@ -71,7 +71,7 @@ func (b *Backend) softmax(r *queue.Runner, st, lt backend.Tensor, p *backend.Pro
 	s, lse := cut.Updates("s", st, cut.PairAxes), cut.Writes("lse", lt, cut.RowAxes)
 	c := b.dev.NewCutter(cut.Col, softmaxGrain, append(pairs.List(), s, lse)...)
 	opts.limit(c)
-	c.Most[cut.Col] = cut.Longest(softmaxGrain, 2+opts.rounds(4), softmaxOps*softmaxGrain, b.dev.PieceWork(softmaxAny)) // 2 phases
+	c.Most[cut.Col] = cut.LongestPiece(softmaxGrain, 2+opts.rounds(4), softmaxOps*softmaxGrain, b.dev.PieceWork(softmaxAny)) // 2 phases
 	if !scores {
 		c.State = func(x cut.Box) uint64 { return uint64(rows(x)) * 2 * softmaxThreads * 4 }
 	}

@@ -93,10 +93,10 @@ func (o *Call) List() []*Operand {
 	return []*Operand{o.Mask, o.Blocks, o.Bias, o.Relative, o.Q, o.K, o.V, o.O, o.LSE}
 }
 
-// Looked reports whether kernels look pages up in a table. Otherwise the pages of a step
+// HasTable reports whether kernels look pages up in a table. Otherwise the pages of a step
 // are collected before it: where a pool is in host memory or larger than a binding, or
 // where the device has no storage buffer left for the table (see Collect).
-func (o *Call) Looked() bool { return o.Pages != nil && !o.K.Gathered && !o.K.OnHost }
+func (o *Call) HasTable() bool { return o.Pages != nil && !o.K.Gathered && !o.K.OnHost }
 
 // Collect decides whether pages are collected, after New has placed the operands. bound
 // reports whether the table can be bound.

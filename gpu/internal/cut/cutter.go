@@ -20,9 +20,9 @@ type Cutter struct {
 	Most [axes]int
 	// State returns the bytes of state with which pieces of a box continue.
 	State func(Box) uint64
-	// Keeps is the length along the inner axis above which a box takes state even when
+	// StateAbove is the length along the inner axis above which a box takes state even when
 	// it is one piece; 0 is never.
-	Keeps int
+	StateAbove int
 
 	Align uint64
 	// MaxState bounds State.
@@ -57,9 +57,9 @@ func (c *Cutter) Follow(r Resume) { c.resume = r }
 // No hardware has such a limit.
 const MaxLoops = 60000
 
-// Longest returns the largest length of a piece, in whole granules, for which a thread
+// LongestPiece returns the largest length of a piece, in whole granules, for which a thread
 // makes at most MaxLoops iterations and maxOps operations. Both are given for a granule.
-func Longest(granule, loops int, ops, maxOps float64) int {
+func LongestPiece(granule, loops int, ops, maxOps float64) int {
 	n := MaxLoops / loops
 	if ops > 0 {
 		n = int(min(float64(n), maxOps/ops))
@@ -161,7 +161,7 @@ func (c *Cutter) Boxes(x Box, f func(x Box, piece int) error) error {
 		}
 		piece = max(piece/2/c.Granule*c.Granule, c.Granule)
 	}
-	continues := piece < x.Len(c.inner) || c.Keeps > 0 && x.Len(c.inner) > c.Keeps
+	continues := piece < x.Len(c.inner) || c.StateAbove > 0 && x.Len(c.inner) > c.StateAbove
 	if continues && c.State != nil && c.State(x) > c.MaxState {
 		for _, a := range []int{Batch, Head, Row, Col} {
 			// All rows of a workgroup share its state, so halving may not reduce it.

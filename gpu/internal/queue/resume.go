@@ -11,11 +11,11 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/cut"
 )
 
-// keeper keeps on the host what a streamed call has finished, so that another call can
+// checkpoint keeps on the host what a streamed call has finished, so that another call can
 // continue from it. It does so each time the call has uploaded as many bytes as the room
 // for streaming holds, so what it downloads of the state is at most a share of the
 // uploads.
-type keeper struct {
+type checkpoint struct {
 	r      *Runner
 	call   *backend.Call
 	cutter *cut.Cutter
@@ -28,7 +28,7 @@ type keeper struct {
 	uploaded uint64 // at the last time
 }
 
-var _ cut.Resume = (*keeper)(nil)
+var _ cut.Resume = (*checkpoint)(nil)
 
 // keep makes op continue from its Call.Resume, if there is one, and keep what it
 // finishes, if it streams.
@@ -37,7 +37,7 @@ func (r *Runner) keep(op *Op) error {
 	if c == nil || op.Cutter.Room == 0 && c.Resume == nil {
 		return nil
 	}
-	k := &keeper{r: r, call: c, cutter: op.Cutter, kernel: op.Kernel.Key()}
+	k := &checkpoint{r: r, call: c, cutter: op.Cutter, kernel: op.Kernel.Key()}
 	k.now.Call = signature(c)
 	old := new(backend.Partial)
 	if c.Resume != nil {
@@ -64,7 +64,7 @@ func (r *Runner) keep(op *Op) error {
 		}
 	}
 	if op.Cutter.Room > 0 {
-		r.keeper = k
+		r.checkpoint = k
 	}
 	return nil
 }
@@ -92,9 +92,9 @@ func signature(c *backend.Call) string {
 }
 
 // restore copies the rows of from that are done to an output. It returns the host tensor
-// in which the keeper holds the output, which is the output itself if that is in host
+// in which the checkpoint holds the output, which is the output itself if that is in host
 // memory.
-func (k *keeper) restore(to, from backend.Tensor) (backend.Tensor, error) {
+func (k *checkpoint) restore(to, from backend.Tensor) (backend.Tensor, error) {
 	s, size := cut.StoreOf(to), to.DType().Size()
 	if len(k.now.Done) > 0 && (from.Shape() != to.Shape() || from.DType() != to.DType()) {
 		return from, fmt.Errorf("it has shape %v of %v, the call's has %v of %v: %w", from.Shape(), from.DType(), to.Shape(), to.DType(), backend.ErrShape)
@@ -123,7 +123,7 @@ func (k *keeper) restore(to, from backend.Tensor) (backend.Tensor, error) {
 
 // copyDone copies the rows of a host tensor that are done to memory that begins with the
 // first element of to and has its strides.
-func (k *keeper) copyDone(dst []byte, to, from backend.Tensor) error {
+func (k *checkpoint) copyDone(dst []byte, to, from backend.Tensor) error {
 	for _, rows := range k.now.Done {
 		part, err := slice(from, rows)
 		if err != nil {
@@ -155,12 +155,12 @@ func slice(t backend.Tensor, rows backend.Rows) (backend.Tensor, error) {
 }
 
 // Done implements cut.Resume.
-func (k *keeper) Done(x cut.Box) bool {
+func (k *checkpoint) Done(x cut.Box) bool {
 	return slices.ContainsFunc(k.now.Done, func(r backend.Rows) bool { return r.Has(x.Rows()) })
 }
 
 // Start implements cut.Resume. It uploads the state with which the pieces continue.
-func (k *keeper) Start(x cut.Box) (int, error) {
+func (k *checkpoint) Start(x cut.Box) (int, error) {
 	w := k.now.Work
 	if w == nil || w.Rows != x.Rows() || w.Kernel != k.kernel || w.Keys <= x.Lo[cut.Col] || w.Keys >= x.Hi[cut.Col] || w.Keys%k.cutter.Granule != 0 {
 		return x.Lo[cut.Col], nil
@@ -179,7 +179,7 @@ func (k *keeper) Start(x cut.Box) (int, error) {
 }
 
 // Queued implements cut.Resume.
-func (k *keeper) Queued(x cut.Box, end bool) error {
+func (k *checkpoint) Queued(x cut.Box, end bool) error {
 	r, s := k.r, k.r.stream
 	if end {
 		k.ended, k.step = append(k.ended, x.Rows()), r.staged
@@ -218,7 +218,7 @@ func (k *keeper) Queued(x cut.Box, end bool) error {
 
 // download copies rows of the outputs in device memory to the host, or counts them in a
 // rehearsal.
-func (k *keeper) download(rows backend.Rows) error {
+func (k *checkpoint) download(rows backend.Rows) error {
 	for _, t := range []struct{ from, to backend.Tensor }{{k.call.O, k.now.O}, {k.call.LSE, k.now.LSE}} {
 		if t.from.IsZero() || k.cutter.OnHost(t.from) {
 			continue
@@ -247,7 +247,7 @@ func (k *keeper) download(rows backend.Rows) error {
 }
 
 // interrupted wraps the error of a call from which another can continue.
-func (k *keeper) interrupted(err error) error {
+func (k *checkpoint) interrupted(err error) error {
 	for _, why := range []error{backend.ErrDeviceLost, context.Canceled, context.DeadlineExceeded} {
 		if errors.Is(err, why) {
 			return &backend.Interrupted{Partial: &k.now, Err: err}

@@ -23,15 +23,15 @@ type Runner struct {
 	trace *backend.Trace
 
 	rehearsal bool
-	met       []*Pipeline // in a rehearsal
+	needed    []*Pipeline // in a rehearsal
 
-	batch    batch
-	flights  flights
-	progress progress
-	held     held
-	stream   *stream // nil until a step needs host memory
-	staged   int     // steps that had staged windows
-	keeper   *keeper // nil unless the call may be interrupted
+	batch      batch
+	flights    flights
+	progress   progress
+	held       held
+	stream     *stream     // nil until a step needs host memory
+	staged     int         // steps that had staged windows
+	checkpoint *checkpoint // nil unless the call may be interrupted
 }
 
 // progress is the work of a call in operations.
@@ -68,8 +68,8 @@ func (d *Device) Do(ctx context.Context, f func(r *Runner) error) (err error) {
 	if err == nil {
 		err = r.writeBack(r.staged)
 	}
-	if err != nil && r.keeper != nil {
-		err = r.keeper.interrupted(err)
+	if err != nil && r.checkpoint != nil {
+		err = r.checkpoint.interrupted(err)
 	}
 	return err
 }
@@ -82,7 +82,7 @@ func (d *Device) Warmup(ctx context.Context, f func(r *Runner) error) (err error
 	if err := f(r); err != nil {
 		return err
 	}
-	for _, p := range r.met {
+	for _, p := range r.needed {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -190,8 +190,8 @@ func (r *Runner) Dispatch(k Kernel, windows []cut.Window, p shaders.Params, grid
 func (r *Runner) add(x *dispatch) error {
 	if r.rehearsal {
 		r.progress.total += x.work
-		if !slices.Contains(r.met, x.pipeline) {
-			r.met = append(r.met, x.pipeline)
+		if !slices.Contains(r.needed, x.pipeline) {
+			r.needed = append(r.needed, x.pipeline)
 		}
 		return nil
 	}
@@ -350,10 +350,10 @@ func (r *Runner) Finish(err error) {
 		r.d.Pool.putAfter(buf, StorageUsage, err)
 	}
 	r.batch.clear()
-	clear(r.met)
+	clear(r.needed)
 	clear(r.held.all)
 	d := r.d
 	r.flights.reset()
-	*r = Runner{met: r.met[:0], batch: r.batch, flights: r.flights, held: held{all: r.held.all[:0]}}
+	*r = Runner{needed: r.needed[:0], batch: r.batch, flights: r.flights, held: held{all: r.held.all[:0]}}
 	d.runners.Put(r)
 }

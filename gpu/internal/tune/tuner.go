@@ -71,11 +71,11 @@ type Tuner struct {
 	Options
 	device Device
 
-	mu      sync.Mutex
-	read    bool
-	entries []Entry // of the file
-	useless string  // why the file is of no use, or ""
-	known   map[class]*decision
+	mu       sync.Mutex
+	read     bool
+	entries  []Entry // of the file
+	unusable string  // why the file is of no use, or ""
+	known    map[class]*decision
 }
 
 // decision is the choice for a class.
@@ -96,7 +96,7 @@ func New(o Options) *Tuner {
 		t.Budget = defaultBudget
 	}
 	if t.Path == "" {
-		t.useless = "the system names no folder for a tuning file"
+		t.unusable = "the system names no folder for a tuning file"
 	}
 	return t
 }
@@ -136,12 +136,12 @@ func (t *Tuner) decide(s Shape) *decision {
 		t.read = true
 		var err error
 		if t.entries, err = Read(t.Path); err != nil {
-			t.useless = fmt.Sprintf("the tuning file was ignored (%v)", err)
+			t.unusable = fmt.Sprintf("the tuning file was ignored (%v)", err)
 		}
 	}
 	d := &decision{rule: true, open: true, why: "this shape was not measured"}
-	if t.useless != "" {
-		d.why += "; " + t.useless
+	if t.unusable != "" {
+		d.why += "; " + t.unusable
 	}
 	t.known[k] = d
 	// Hashing the candidates takes a while and is not done for other classes.
@@ -253,7 +253,7 @@ func (t *Tuner) learn(s Shape, e Entry) (err error) {
 	e.Trials = slices.Clone(e.Trials) // the caller adds to its own
 	t.entries = with(t.entries, e)
 	if err != nil {
-		t.useless = fmt.Sprintf("the tuning file was not written (%v)", err)
+		t.unusable = fmt.Sprintf("the tuning file was not written (%v)", err)
 	}
 	if d.rule {
 		d.bad = e.failed()
@@ -262,7 +262,7 @@ func (t *Tuner) learn(s Shape, e Entry) (err error) {
 		d.settle(s, &e, e.When)
 		d.open = false // the next process measures what the budget excluded
 		if err != nil {
-			d.why += "; " + t.useless
+			d.why += "; " + t.unusable
 		}
 	}
 	return err
