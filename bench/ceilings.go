@@ -73,7 +73,7 @@ func ones(ctx context.Context, dev *kernels.Device, bytes int) (backend.Tensor, 
 func measureCeiling(ctx context.Context, c *report.Ceiling, be backend.Backend, memory, cache backend.Tensor) error {
 	best := func(to **float64, rate float64) {
 		if rate > 0 && (*to == nil || rate/1e9 > **to) {
-			*to = report.Figure(rate / 1e9)
+			*to = new(rate / 1e9)
 		}
 	}
 	peak, read, launch, err := meters(ctx, be, memory)

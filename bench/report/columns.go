@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"math"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -131,25 +132,12 @@ const barWidth = 10
 
 // of returns a number as a float64; false for strings and null.
 func of(value any) (x float64, ok bool) {
-	switch v := value.(type) {
-	case int:
-		return float64(v), true
-	case int64:
-		return float64(v), true
-	case float64:
-		return v, true
-	case *int:
-		if v != nil {
-			return float64(*v), true
-		}
-	case *int64:
-		if v != nil {
-			return float64(*v), true
-		}
-	case *float64:
-		if v != nil {
-			return *v, true
-		}
+	v := reflect.Indirect(reflect.ValueOf(value))
+	switch {
+	case v.CanInt():
+		return float64(v.Int()), true
+	case v.CanFloat():
+		return v.Float(), true
 	}
 	return 0, false
 }

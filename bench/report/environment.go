@@ -130,12 +130,14 @@ func (e *Environment) revision() string {
 }
 
 // describe writes a device on a line.
-func describe(b *backend.Info) string {
-	parts := nonEmpty(b.Name, b.Device, b.Provider, b.Driver)
+func describe(b *backend.Info) string { return details(b, b.Name, b.Device, b.Provider, b.Driver) }
+
+// details joins texts about a device and its number of threads, if any.
+func details(b *backend.Info, texts ...string) string {
 	if b.Threads > 0 {
-		parts = append(parts, format.Count(b.Threads, "thread"))
+		texts = append(texts, format.Count(b.Threads, "thread"))
 	}
-	return strings.Join(parts, " · ")
+	return strings.Join(nonEmpty(texts...), " · ")
 }
 
 // limits writes a device's limits as "name=value name=value".
@@ -161,11 +163,7 @@ func (e *Environment) table() [][2]string {
 		add("memory", format.Size(float64(e.MemoryBytes)))
 	}
 	for _, b := range e.Backends {
-		parts := nonEmpty(b.Device, string(b.Type), b.Provider, b.Driver)
-		if b.Threads > 0 {
-			parts = append(parts, format.Count(b.Threads, "thread"))
-		}
-		add("backend "+b.Name, strings.Join(parts, " · "))
+		add("backend "+b.Name, details(&b, b.Device, string(b.Type), b.Provider, b.Driver))
 		var limits []string
 		for _, l := range b.Limits {
 			value := strconv.FormatInt(l.Value, 10)

@@ -58,14 +58,13 @@ func (c *Chart) Fit() {
 
 // layout is a chart placed on a picture of a certain size.
 type layout struct {
-	chart         *Chart
+	plot          *plot.Plot
 	width, height vg.Length
 	margin        vg.Length
-	title         string
-	caption       string
-	legend        []legendEntry
-	plot          *plot.Plot
 	plotHeight    vg.Length
+	title         string // "" for none
+	caption       string // below the title
+	legend        []legendEntry
 }
 
 // legendEntry is the name of a line; x and y are from the upper left corner.
@@ -82,15 +81,12 @@ const (
 // layOut places the title and caption, if any, the legend in as many rows as it needs, and
 // the plot.
 func (c *Chart) layOut(width, plotHeight, margin vg.Length, title, caption string) *layout {
-	p := &layout{chart: c, width: width, margin: margin, plotHeight: plotHeight, title: title, caption: caption}
+	p := &layout{plot: c.plot(), width: width, margin: margin, plotHeight: plotHeight, title: title, caption: caption}
+	style := textStyle(textSize)
 	y := margin
 	if title != "" {
-		y += textStyle(titleSize).Height(title) + 4
-		if caption != "" {
-			y += textStyle(textSize).Height(caption) + 6
-		}
+		y += textStyle(titleSize).Height(title) + 4 + style.Height(caption) + 6
 	}
-	style := textStyle(textSize)
 	x, rowHeight := margin, style.Height("Hg")+5
 	for i := range c.Lines {
 		l := &c.Lines[i]
@@ -104,9 +100,7 @@ func (c *Chart) layOut(width, plotHeight, margin vg.Length, title, caption strin
 		p.legend = append(p.legend, legendEntry{l, x, y})
 		x += wide + legendGap
 	}
-	y += rowHeight + 4
-	p.height = y + plotHeight + margin
-	p.plot = c.plot()
+	p.height = y + rowHeight + 4 + plotHeight + margin
 	return p
 }
 
