@@ -247,8 +247,7 @@ func timed(ctx context.Context, call func(context.Context) error) (float64, erro
 // runStages runs the three stages once.
 func (b *bencher) runStages(ctx context.Context) error { return b.stagesCall.RunInto(ctx, b.stagesOut) }
 
-// prepareStages allocates outputs for the three stages and warms them up, or returns why
-// they are left out.
+// prepareStages runs the three stages once, or returns why they are left out.
 func (b *bencher) prepareStages() (note string, err error) {
 	limit := float64(maxWeights)
 	if free := machine.FreeMemory(); free > 0 {
@@ -264,32 +263,18 @@ func (b *bencher) prepareStages() (note string, err error) {
 		return fmt.Sprintf("stages skipped: %s of the budget is left", format.Duration(left.Seconds())), nil
 	}
 	b.step("three stages")
-	if err = b.allocStages(); err == nil {
-		err = b.runStages(b.work)
+	staged := b.c
+	staged.Variant = Stages
+	if b.stagesCall, err = b.dev.Prepare(b.op.q, b.op.k, b.op.v, staged.options(b.op.bias)); err == nil {
+		b.stagesOut, err = b.stagesCall.Run(b.work)
 	}
 	if err == nil {
 		return "", nil
 	}
-	b.stagesOut.Release()
-	b.stagesOut, b.stagesCall = kernels.Result{}, nil
+	b.stagesCall = nil
 	if stop := b.work.Err(); stop != nil {
 		return "", stop
 	}
 	// The fused call is the one that is measured; it can do without the comparison.
 	return "stages skipped: " + err.Error(), nil
-}
-
-// allocStages allocates outputs of the three stages, separate from the fused call's, which
-// are checked, and prepares their call.
-func (b *bencher) allocStages() (err error) {
-	s, staged := b.c.shapes(), b.c
-	staged.Variant = Stages
-	if b.stagesOut.O, err = b.dev.Alloc(b.work, b.c.DType, s.q); err != nil {
-		return err
-	}
-	if b.stagesOut.Weights, err = b.dev.Alloc(b.work, backend.F32, s.w); err != nil {
-		return err
-	}
-	b.stagesCall, err = b.dev.Prepare(b.op.q, b.op.k, b.op.v, staged.options(b.op.bias))
-	return err
 }
