@@ -30,16 +30,14 @@ func (l *IDs) Decode(ctx *kong.DecodeContext) error {
 		*l, err = array.ReadInts("", s)
 		return err
 	}
-	var row []int32
-	for word := range strings.SplitSeq(s, ",") {
-		n, err := strconv.ParseInt(strings.TrimSpace(word), 10, 32)
-		if err != nil {
-			return fmt.Errorf("%q is not a whole number of 32 bits", word)
-		}
-		row = append(row, int32(n))
+	row, err := cli.ParseList(s, "a whole number of 32 bits", func(word string) (int32, error) {
+		n, err := strconv.ParseInt(word, 10, 32)
+		return int32(n), err
+	})
+	if err == nil {
+		*l = IDs{row}
 	}
-	*l = IDs{row}
-	return nil
+	return err
 }
 
 // Starts is a flag of the first rows of packed sequences: N,N,... or FILE.npy of one axis.
@@ -81,16 +79,16 @@ func (l *Logits) Decode(ctx *kong.DecodeContext) error {
 		*l = Logits{}
 		return nil
 	}
-	var list Logits
-	for word := range strings.SplitSeq(s, ",") {
-		x, err := strconv.ParseFloat(strings.TrimSpace(word), 32)
-		if err != nil {
-			return fmt.Errorf("%q is not a number", word)
-		}
-		list = append(list, float32(x))
+	list, err := cli.ParseList(s, "a number", parseFloat32)
+	if err == nil {
+		*l = list
 	}
-	*l = list
-	return nil
+	return err
+}
+
+func parseFloat32(s string) (float32, error) {
+	x, err := strconv.ParseFloat(s, 32)
+	return float32(x), err
 }
 
 func (l Logits) auto() bool { return l != nil && len(l) == 0 }
@@ -129,11 +127,11 @@ func (l *Logits) UnmarshalJSON(text []byte) error {
 	}
 	*l = nil
 	for _, r := range raw {
-		x, err := strconv.ParseFloat(string(bytes.Trim(r, `"`)), 32)
+		x, err := parseFloat32(string(bytes.Trim(r, `"`)))
 		if err != nil {
 			return fmt.Errorf("%s is not a number", r)
 		}
-		*l = append(*l, float32(x))
+		*l = append(*l, x)
 	}
 	return nil
 }

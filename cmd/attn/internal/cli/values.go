@@ -76,16 +76,19 @@ type Ints []int
 
 // Decode implements kong.MapperValue.
 func (l *Ints) Decode(ctx *kong.DecodeContext) error {
-	return decode(ctx, l, func(s string) (list Ints, err error) {
-		for word := range strings.SplitSeq(s, ",") {
-			n, err := strconv.Atoi(strings.TrimSpace(word))
-			if err != nil {
-				return nil, fmt.Errorf("%q is not a whole number", word)
-			}
-			list = append(list, n)
+	return decode(ctx, l, func(s string) (Ints, error) { return ParseList(s, "a whole number", strconv.Atoi) })
+}
+
+// ParseList parses words between commas. want describes a word in errors.
+func ParseList[T any](s, want string, parse func(word string) (T, error)) (list []T, err error) {
+	for word := range strings.SplitSeq(s, ",") {
+		x, err := parse(strings.TrimSpace(word))
+		if err != nil {
+			return nil, fmt.Errorf("%q is not %s", word, want)
 		}
-		return list, nil
-	})
+		list = append(list, x)
+	}
+	return list, nil
 }
 
 // Window is a flag of a sliding window: L,R, where inf is no limit.

@@ -14,7 +14,7 @@ import (
 
 // variant is the weights of the values, computed or rounded, and their output.
 type variant struct {
-	weights, output matrix.Stack
+	weights, output matrix.Matrix
 	rounded         bool
 	decimals        int
 }
@@ -56,7 +56,7 @@ func (e explanation) print() {
 // batch prints the steps of one batch.
 func (e explanation) batch(b int) {
 	tokens := e.wt.labels()
-	step := func(s matrix.Stack, columns []string, format string, args ...any) {
+	step := func(s matrix.Matrix, columns []string, format string, args ...any) {
 		fmt.Fprintf(e, "\n%s [%d, %d]\n", fmt.Sprintf(format, args...), s.Rows, s.Cols)
 		e.matrix(s.At(b), tokens, columns)
 	}

@@ -12,9 +12,9 @@ import (
 // steps are the tensors from the input to the output, as the device computes them.
 type steps struct {
 	scale           float64
-	x, q, k, v      matrix.Stack
-	scores, weights matrix.Stack // scores include the scale
-	output          matrix.Stack
+	x, q, k, v      matrix.Matrix
+	scores, weights matrix.Matrix // scores include the scale
+	output          matrix.Matrix
 
 	dev     *kernels.Device
 	deviceV backend.Tensor // v, for rounded weights
@@ -41,13 +41,13 @@ func (st *steps) close() {
 }
 
 func (st *steps) run(ctx context.Context, wt *walkthrough) error {
-	st.x = matrix.Stack{Batch: wt.batch, Rows: wt.seq, Cols: wt.model, Data: wt.x.float32s()}
+	st.x = matrix.Matrix{Batch: wt.batch, Rows: wt.seq, Cols: wt.model, Data: wt.x.float32s()}
 	x, err := st.upload(ctx, st.x)
 	if err != nil {
 		return err
 	}
 	var qkv [3]backend.Tensor
-	for i, to := range []*matrix.Stack{&st.q, &st.k, &st.v} {
+	for i, to := range []*matrix.Matrix{&st.q, &st.k, &st.v} {
 		if qkv[i], err = st.project(ctx, x, wt.projections[i], wt); err != nil {
 			return err
 		}
@@ -80,7 +80,7 @@ func (st *steps) run(ctx context.Context, wt *walkthrough) error {
 // project computes x·w + b, with the identity for a missing w.
 func (st *steps) project(ctx context.Context, x backend.Tensor, p projection, wt *walkthrough) (y backend.Tensor, err error) {
 	n := p.columns(wt.model)
-	weight := matrix.Stack{Batch: 1, Rows: wt.model, Cols: n}
+	weight := matrix.Matrix{Batch: 1, Rows: wt.model, Cols: n}
 	if p.w != nil {
 		weight.Data = p.w.float32s()
 	} else {
@@ -95,7 +95,7 @@ func (st *steps) project(ctx context.Context, x backend.Tensor, p projection, wt
 	}
 	var b backend.Tensor
 	if p.b != nil {
-		if b, err = st.upload(ctx, matrix.Stack{Batch: 1, Rows: 1, Cols: n, Data: p.b.float32s()}); err != nil {
+		if b, err = st.upload(ctx, matrix.Matrix{Batch: 1, Rows: 1, Cols: n, Data: p.b.float32s()}); err != nil {
 			return y, err
 		}
 	}
@@ -107,10 +107,10 @@ func (st *steps) project(ctx context.Context, x backend.Tensor, p projection, wt
 }
 
 // weigh computes weights·v.
-func (st *steps) weigh(ctx context.Context, weights backend.Tensor) (matrix.Stack, error) {
+func (st *steps) weigh(ctx context.Context, weights backend.Tensor) (matrix.Matrix, error) {
 	o, err := st.dev.PV(ctx, weights, st.deviceV)
 	if err != nil {
-		return matrix.Stack{}, err
+		return matrix.Matrix{}, err
 	}
 	defer o.Release()
 	return st.download(ctx, o)
@@ -118,7 +118,7 @@ func (st *steps) weigh(ctx context.Context, weights backend.Tensor) (matrix.Stac
 
 // rounded returns the weights rounded to so many decimals (see roundRow), and
 // their output.
-func (st *steps) rounded(ctx context.Context, decimals int) (weights, output matrix.Stack, err error) {
+func (st *steps) rounded(ctx context.Context, decimals int) (weights, output matrix.Matrix, err error) {
 	weights = st.weights
 	weights.Data = make([]float32, 0, len(st.weights.Data))
 	row := make([]float64, weights.Cols)
@@ -152,7 +152,7 @@ func weighted(weights, values matrix.Matrix) []float32 {
 	return out
 }
 
-func (st *steps) upload(ctx context.Context, s matrix.Stack) (backend.Tensor, error) {
+func (st *steps) upload(ctx context.Context, s matrix.Matrix) (backend.Tensor, error) {
 	t, err := st.dev.FromFloat32(ctx, backend.F32, s.Data, backend.Shape{s.Batch, 1, s.Rows, s.Cols})
 	if err == nil {
 		st.release = append(st.release, t)
@@ -161,8 +161,8 @@ func (st *steps) upload(ctx context.Context, s matrix.Stack) (backend.Tensor, er
 }
 
 // download copies a tensor [B, 1, rows, cols].
-func (st *steps) download(ctx context.Context, t backend.Tensor) (matrix.Stack, error) {
+func (st *steps) download(ctx context.Context, t backend.Tensor) (matrix.Matrix, error) {
 	s := t.Shape()
 	data, err := st.dev.Float32s(ctx, t)
-	return matrix.Stack{Batch: s[backend.Batch], Rows: s[backend.Seq], Cols: s[backend.Dim], Data: data}, err
+	return matrix.Matrix{Batch: s[backend.Batch], Rows: s[backend.Seq], Cols: s[backend.Dim], Data: data}, err
 }

@@ -46,7 +46,7 @@ type HeatMap struct {
 	Title      string
 	Names      []string // of the panels, if there are several
 	Query, Key Axis
-	Weights    matrix.Stack
+	Weights    matrix.Matrix
 	Log        bool // shades follow the logarithm
 }
 

@@ -28,7 +28,7 @@ func TestHeatMapSizes(t *testing.T) {
 		label    string
 		value    float32
 	}{{1, 1, "x", 1}, {1, 13, "x", .1}, {3, 5, "a rather long token ", .2}, {1, 200, "x", .005}, {2, 2, "x", 0}, {1, 2, "x", float32(math.NaN())}} {
-		w := matrix.Stack{Batch: tt.batch, Rows: tt.n, Cols: tt.n, Data: slices.Repeat([]float32{tt.value}, tt.batch*tt.n*tt.n)}
+		w := matrix.Matrix{Batch: tt.batch, Rows: tt.n, Cols: tt.n, Data: slices.Repeat([]float32{tt.value}, tt.batch*tt.n*tt.n)}
 		path := filepath.Join(t.TempDir(), "h.png")
 		f, err := os.Create(path)
 		if err != nil {
@@ -45,7 +45,7 @@ func TestHeatMapSizes(t *testing.T) {
 		img := clitest.ReadPNG(t, path)
 		clitest.WantWhiteBorder(t, img)
 	}
-	huge := HeatMap{Weights: matrix.Stack{Batch: 1, Rows: 30000, Cols: 30000}}
+	huge := HeatMap{Weights: matrix.Matrix{Batch: 1, Rows: 30000, Cols: 30000}}
 	if err := huge.WritePNG(nil); err == nil || !strings.Contains(err.Error(), "million pixels") {
 		t.Errorf("a map of 30000 tokens: %v", err)
 	}
