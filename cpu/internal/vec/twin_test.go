@@ -26,18 +26,18 @@ func newTwin(lanes, width int) *Kernels {
 
 type twin struct{ lanes, width int }
 
-// floats is the n elements from row r of rows ld bytes apart.
+// floats returns the first n elements of row r, with rows ld bytes apart.
 func floats[T any](p *T, ld, r, n int) []T {
 	return unsafe.Slice((*T)(unsafe.Add(unsafe.Pointer(p), r*ld)), n)
 }
 
-// fma is a·b + c with one rounding, but for one case in 2^29: the sum is rounded
-// to float64 first.
+// fma returns a·b + c with one rounding, except in one case in 2^29, because the sum is
+// rounded to float64 first.
 func fma(a, b, c float32) float32 {
 	return float32(math.FMA(float64(a), float64(b), float64(c)))
 }
 
-// larger is the maximum of two scores; NaN is none.
+// larger returns the larger of two scores; it ignores NaN.
 func larger(a, b float32) float32 {
 	if a > b {
 		return a

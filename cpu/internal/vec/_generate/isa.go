@@ -28,7 +28,7 @@ func (a *isa) bytes() int    { return 4 * a.lanes }
 func (a *isa) rowBytes() int { return a.cols * a.bytes() }
 func (a *isa) wide() bool    { return a.lanes == 16 }
 
-// text begins func base+suffix(signature) with a doc comment.
+// text begins the function base+a.name with the given parameters and doc comment.
 func (a *isa) text(base, signature, doc string) {
 	TEXT(base+a.name, NOSPLIT, "func("+signature+")")
 	Doc(base + a.name + " " + doc)
@@ -50,9 +50,10 @@ func (a *isa) zero(r reg.VecVirtual) {
 	VXORPS(r, r, r)
 }
 
-// at is the i-th vector behind a pointer.
+// at addresses the i-th vector after a pointer.
 func (a *isa) at(base reg.Register, i int) Mem { return Mem{Base: base, Disp: i * a.bytes()} }
 
+// param loads an argument into a register.
 func param(name string) reg.GPVirtual { return Load(Param(name), GP64()).(reg.GPVirtual) }
 
 // argument addresses an argument in memory.
@@ -76,7 +77,7 @@ func end() {
 	RET()
 }
 
-// loop repeats body while counter, at least 1 at the start, counts down by step.
+// loop repeats body until counter, a positive multiple of step, has counted down to 0.
 func loop(label string, counter Op, step int, body func()) {
 	Label(label)
 	body()
@@ -84,7 +85,7 @@ func loop(label string, counter Op, step int, body func()) {
 	JNZ(LabelRef(label))
 }
 
-// byFour does body(4) counter/4 times and body(1) counter%4 times.
+// byFour runs body(4) total/4 times and body(1) total%4 times.
 func byFour(label string, total Op, body func(n int)) {
 	n := GP64()
 	MOVQ(total, n)

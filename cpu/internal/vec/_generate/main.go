@@ -3,8 +3,8 @@
 //	go run . -out ../vec_amd64.s -stubs ../vec_amd64.go -pkg vec
 //
 // It is a module of its own, so programs that import attn do not download it. Each
-// kernel is written once and generated for both instruction sets; isa.go has most of
-// their differences.
+// kernel is written once and generated for both instruction sets; isa.go has most
+// of the differences.
 package main
 
 import . "github.com/mmcloughlin/avo/build"

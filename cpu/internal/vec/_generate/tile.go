@@ -19,6 +19,7 @@ func (a *isa) outer(acc [][]reg.VecVirtual, b, t []reg.VecVirtual, u int, at fun
 	}
 }
 
+// accumulators returns the registers of a tile of rows.
 func (a *isa) accumulators(rows int) [][]reg.VecVirtual {
 	acc := make([][]reg.VecVirtual, rows)
 	for i := range acc {
@@ -41,6 +42,7 @@ func rowAt(base, ld, ld3 reg.Register, i, disp int) Mem {
 	return m
 }
 
+// tripled returns 3·ld in a new register.
 func tripled(ld reg.Register) reg.GPVirtual {
 	ld3 := GP64()
 	LEAQ(Mem{Base: ld, Index: ld, Scale: 2}, ld3)
@@ -100,8 +102,7 @@ func (a *isa) scores(rows int) {
 	end()
 }
 
-// values writes the value tile: rows elements of all lanes' outputs, groups
-// times.
+// values writes the value tile: rows elements of the outputs of all lanes, groups times.
 func (a *isa) values(rows int) {
 	a.text(fmt.Sprintf("values%d", rows), "o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32",
 		fmt.Sprintf("is Kernels.values%d.", rows))
