@@ -24,6 +24,7 @@ var instance = sync.OnceValues(func() (*wgpu.Instance, error) {
 // there are none. The library has no list: this one has the adapters that three kinds of
 // request return, and only one of several equal cards.
 func Adapters() ([]Adapter, error) {
+	growStack()
 	inst, err := instance()
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", err.Error(), ErrNoAdapter)
@@ -64,6 +65,7 @@ func (a *pureAdapter) Limits() gputypes.Limits    { return a.a.Limits() }
 
 // Open checks the limits that compute uses, because the library accepts any.
 func (a *pureAdapter) Open(l gputypes.Limits) (Device, error) {
+	growStack()
 	have := a.a.Limits()
 	for _, c := range []struct {
 		name      string

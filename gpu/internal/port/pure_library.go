@@ -51,7 +51,22 @@ type released struct {
 
 func (l *library) lost() error { return nil } // the library reports losses as errors only
 
+// growStack makes room on the goroutine's stack for a call of the library. wgpu 0.31 passes
+// addresses of variables on its stack to Vulkan as integers; if the stack grows, and so
+// moves, before Vulkan writes there, the result is lost: a first write on a fresh goroutine
+// failed with "vkMapMemory returned null pointer".
+//
+//go:noinline
+func growStack() {
+	var room [16 << 10]byte
+	touch(&room[0])
+}
+
+//go:noinline
+func touch(*byte) {}
+
 func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuffer, error) {
+	growStack()
 	l.free()
 	b, err := l.dev.CreateBuffer(&wgpu.BufferDescriptor{Size: size, Usage: usage})
 	return b, translate(err, ErrMemory)
@@ -67,6 +82,7 @@ func (l *library) releaseBuffer(b rawBuffer) {
 
 // flush starts the writes that wait.
 func (l *library) flush() {
+	growStack()
 	if index, err := l.queue.Submit(); err == nil {
 		l.last = index
 	}
@@ -89,6 +105,7 @@ func (l *library) free() {
 }
 
 func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
+	growStack()
 	l.unwritten[b] = true
 	return translate(l.queue.WriteBuffer(b, offset, data), ErrInvalid)
 }
@@ -101,6 +118,7 @@ type purePipeline struct {
 }
 
 func (l *library) createPipeline(desc PipelineDesc, _ int) (rawPipeline, error) {
+	growStack()
 	p := new(purePipeline)
 	if err := l.build(p, desc); err != nil {
 		l.releasePipeline(p)
@@ -160,6 +178,7 @@ func (l *library) releasePipeline(p rawPipeline) {
 }
 
 func (l *library) createGroup(p rawPipeline, bindings []Binding, _ int) (rawGroup, error) {
+	growStack()
 	entries := make([]wgpu.BindGroupEntry, len(bindings))
 	for i, b := range bindings {
 		entries[i] = wgpu.BindGroupEntry{Binding: uint32(i), Buffer: b.Buffer.(*buffer).raw, Offset: b.Offset, Size: b.Size}
@@ -172,6 +191,7 @@ func (l *library) releaseGroup(g rawGroup) { g.Release() }
 
 // begin makes sure that there is an encoder.
 func (l *library) begin() (err error) {
+	growStack()
 	if l.encoder == nil {
 		l.encoder, err = l.dev.CreateCommandEncoder(nil)
 	}
@@ -179,6 +199,7 @@ func (l *library) begin() (err error) {
 }
 
 func (l *library) endPass() error {
+	growStack()
 	if l.pass == nil {
 		return nil
 	}
@@ -189,6 +210,7 @@ func (l *library) endPass() error {
 
 // end finishes the current command buffer.
 func (l *library) end() error {
+	growStack()
 	if err := l.begin(); err != nil {
 		return err
 	}
@@ -209,6 +231,7 @@ func (l *library) end() error {
 // copy records a copy. The library refuses a command buffer that copies both from a
 // buffer and to it, so such copies begin another command buffer.
 func (l *library) copy(src, dst rawBuffer, c *Command) error {
+	growStack()
 	if l.filled[src] || l.copied[dst] {
 		if err := l.end(); err != nil {
 			return err
@@ -226,6 +249,7 @@ func (l *library) copy(src, dst rawBuffer, c *Command) error {
 }
 
 func (l *library) dispatch(p rawPipeline, g rawGroup, _ bool, _ uint64, groups [3]uint32) (err error) {
+	growStack()
 	if err := l.begin(); err != nil {
 		return err
 	}
@@ -258,6 +282,7 @@ func (l *library) discard() {
 // submit starts the commands. It is never timed: the library has no query sets above its
 // drivers.
 func (l *library) submit(bool) (Ticket, error) {
+	growStack()
 	err := l.end()
 	if err != nil {
 		l.discard()
@@ -279,6 +304,7 @@ func (l *library) took(Ticket) (time.Duration, bool, error) { return 0, false, n
 
 // poll returns the last submission that has ended.
 func (l *library) poll() (Ticket, error) {
+	growStack()
 	ended := l.queue.Poll()
 	l.free()
 	return Ticket(ended), nil
@@ -286,6 +312,7 @@ func (l *library) poll() (Ticket, error) {
 
 // startMap starts to map a buffer for reading.
 func (l *library) startMap(b rawBuffer, offset, size uint64) (err error) {
+	growStack()
 	l.pending, err = b.MapAsync(wgpu.MapModeRead, offset, size)
 	return translate(err, ErrInvalid)
 }
@@ -301,6 +328,7 @@ func (l *library) mapped() (bool, error) {
 }
 
 func (l *library) copyMapped(b rawBuffer, offset uint64, dst []byte) error {
+	growStack()
 	r, err := b.MappedRange(offset, uint64(len(dst)))
 	if err == nil {
 		copy(dst, r.Bytes())
