@@ -2,7 +2,7 @@
 # make test-all  what repeats it: every kernel variant, the second provider, races, arm64
 # make bench     the main job: attention on every backend, with its ceiling in the same run
 # make build     one binary, ./attn
-# make update    refresh golden files and generated code
+# make update    refresh golden files and generated code (protoc and protoc-gen-go are needed for one file)
 
 .PHONY: test test-all bench build update
 
