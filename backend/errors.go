@@ -19,7 +19,7 @@ var (
 	// ErrOverlap reports an output that shares memory with an input, another output or
 	// itself.
 	ErrOverlap = errors.New("output overlaps")
-	// ErrUnsupported reports a valid request that is not implemented.
+	// ErrUnsupported reports a valid request that the backend does not support.
 	ErrUnsupported = errors.New("not supported")
 	// ErrNoBackend reports the name of a backend that is not registered.
 	ErrNoBackend = errors.New("no such backend")

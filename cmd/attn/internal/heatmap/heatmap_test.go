@@ -97,7 +97,7 @@ func (a allocating) Alloc(ctx context.Context, d backend.DType, s backend.Shape)
 // 1 GiB.
 func TestHeatmapMemory(t *testing.T) {
 	if testing.Short() {
-		t.Skip("short")
+		t.Skip("-short: takes seconds on long sequences")
 	}
 	var largest int64
 	backend.Register("allocating", allocDriver{&largest})
