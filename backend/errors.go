@@ -1,6 +1,9 @@
 package backend
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // Sentinel errors. Every error of this module wraps one of them or a context error, for
 // [errors.Is]. The text of the error names the argument, the shapes and the violated rule.
@@ -37,3 +40,11 @@ var (
 	// ErrClosed reports a backend used after Close.
 	ErrClosed = errors.New("backend is closed")
 )
+
+// Annotate puts the name of an operation before *err unless that is nil. A deferred Annotate
+// covers every return of a function.
+func Annotate(err *error, operation string) {
+	if *err != nil {
+		*err = fmt.Errorf("%s: %w", operation, *err)
+	}
+}

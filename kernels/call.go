@@ -43,7 +43,7 @@ func (d *Device) Attention(ctx context.Context, q, k, v backend.Tensor, opt Opti
 	c := callPool.Get().(*Call)
 	defer c.recycle()
 	if err := c.prepare(d, q, k, v, opt); err != nil {
-		return Result{}, fmt.Errorf("attention: %w", err)
+		return Result{}, err
 	}
 	return c.Run(ctx)
 }
@@ -91,15 +91,15 @@ type subcall struct {
 func (d *Device) Prepare(q, k, v backend.Tensor, opt Options) (*Call, error) {
 	c := new(Call)
 	if err := c.prepare(d, q, k, v, opt); err != nil {
-		return nil, fmt.Errorf("attention: %w", err)
+		return nil, err
 	}
 	return c, nil
 }
 
-func (c *Call) prepare(d *Device, q, k, v backend.Tensor, opt Options) error {
+func (c *Call) prepare(d *Device, q, k, v backend.Tensor, opt Options) (err error) {
+	defer backend.Annotate(&err, "attention")
 	c.dev, c.opt = d, opt
 	c.q, c.k, c.v = q, k, v
-	var err error
 	if c.dims, err = operandDims(q, k, v, opt.Pages); err != nil {
 		return err
 	}
@@ -217,23 +217,24 @@ func (c *Call) Dims() Dims { return c.dims }
 
 // Rebind replaces the operands by others of the same shapes, strides and dtypes. It does not
 // allocate. When they differ it changes nothing and returns ErrShape or ErrDType.
-func (c *Call) Rebind(q, k, v backend.Tensor) error {
+func (c *Call) Rebind(q, k, v backend.Tensor) (err error) {
+	defer backend.Annotate(&err, "rebind")
 	for _, o := range [3]struct {
 		name    string
 		is, was backend.Tensor
 	}{{"q", q, c.q}, {"k", k, c.k}, {"v", v, c.v}} {
 		switch {
 		case o.is.DType() != o.was.DType():
-			return fmt.Errorf("rebind: %s is %v, the call was prepared for %v: %w", o.name, o.is.DType(), o.was.DType(), backend.ErrDType)
+			return fmt.Errorf("%s is %v, the call was prepared for %v: %w", o.name, o.is.DType(), o.was.DType(), backend.ErrDType)
 		case o.is.Shape() != o.was.Shape() || o.is.Strides() != o.was.Strides():
-			return fmt.Errorf("rebind: %s has shape %v and strides %v, the call was prepared for %v and %v: %w",
+			return fmt.Errorf("%s has shape %v and strides %v, the call was prepared for %v and %v: %w",
 				o.name, o.is.Shape(), o.is.Strides(), o.was.Shape(), o.was.Strides(), backend.ErrShape)
 		}
 	}
 	c.q, c.k, c.v = q, k, v
 	for i := range c.subs {
 		if err := c.subs[i].bind(c); err != nil {
-			return fmt.Errorf("rebind: %w", err)
+			return err
 		}
 	}
 	return nil
@@ -245,12 +246,12 @@ func (c *Call) Rebind(q, k, v backend.Tensor) error {
 func (c *Call) Reset(q, k, v backend.Tensor, opt Options) error {
 	d := c.dev
 	c.clear()
-	if err := c.prepare(d, q, k, v, opt); err != nil {
+	err := c.prepare(d, q, k, v, opt)
+	if err != nil {
 		c.clear()
 		c.dev = d
-		return fmt.Errorf("attention: %w", err)
 	}
-	return nil
+	return err
 }
 
 // outputs returns the results that the call's options request, made by alloc.
@@ -296,15 +297,9 @@ func (c *Call) Run(ctx context.Context) (Result, error) {
 // out.LSE and out.Weights unless they are the zero Tensor, whatever Options.LSE and
 // Options.Weights are. It does not allocate. ErrOverlap when an output shares memory with
 // an input or another output.
-func (c *Call) RunInto(ctx context.Context, out Result) error {
+func (c *Call) RunInto(ctx context.Context, out Result) (err error) {
+	defer backend.Annotate(&err, "attention")
 	defer c.unbindOutputs()
-	if err := c.runInto(ctx, out); err != nil {
-		return fmt.Errorf("attention: %w", err)
-	}
-	return nil
-}
-
-func (c *Call) runInto(ctx context.Context, out Result) error {
 	if len(c.subs) == 0 {
 		return fmt.Errorf("the call could not be reset: %w", backend.ErrOption)
 	}
@@ -324,7 +319,7 @@ func (c *Call) runInto(ctx context.Context, out Result) error {
 	if !out.Weights.IsZero() {
 		return c.runStages(ctx, out.Weights)
 	}
-	err := backend.AttentionBatch(ctx, c.dev.be, c.calls)
+	err = backend.AttentionBatch(ctx, c.dev.be, c.calls)
 	if err != nil && len(c.calls) > 1 {
 		if left, ok := errors.AsType[*backend.Interrupted](err); ok {
 			return left.Err // one of several calls cannot be resumed

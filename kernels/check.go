@@ -41,16 +41,9 @@ func (r CheckReport) OK() bool { return r.Off <= 1 }
 // result of a run: out.O, and out.LSE and out.Weights unless they are the zero Tensor. It
 // downloads the keys and values of the rows' heads, O(Sk) memory for a head. A wrong result
 // is not an error, see [CheckReport.OK].
-func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (CheckReport, error) {
+func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report CheckReport, err error) {
+	defer backend.Annotate(&err, "check")
 	defer c.unbindOutputs()
-	report, err := c.check(ctx, out, opt)
-	if err != nil {
-		return CheckReport{}, fmt.Errorf("check: %w", err)
-	}
-	return report, nil
-}
-
-func (c *Call) check(ctx context.Context, out Result, opt CheckOptions) (CheckReport, error) {
 	if err := c.checkOutputs(out); err != nil {
 		return CheckReport{}, err
 	}

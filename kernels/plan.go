@@ -10,15 +10,8 @@ import (
 // Plan returns how the device would run the call: the code path and the reason for it, the
 // FLOPs of the visible pairs, the bytes that must move, scratch memory, and how the work is
 // cut. It runs nothing.
-func (c *Call) Plan(ctx context.Context) (backend.Plan, error) {
-	p, err := c.plan(ctx)
-	if err != nil {
-		return backend.Plan{}, fmt.Errorf("plan: %w", err)
-	}
-	return p, nil
-}
-
-func (c *Call) plan(ctx context.Context) (backend.Plan, error) {
+func (c *Call) Plan(ctx context.Context) (sum backend.Plan, err error) {
+	defer backend.Annotate(&err, "plan")
 	out, err := c.outputs(backend.Meta)
 	if err != nil {
 		return backend.Plan{}, err
@@ -30,8 +23,7 @@ func (c *Call) plan(ctx context.Context) (backend.Plan, error) {
 	if len(c.calls) == 1 && !c.opt.Weights {
 		return c.dev.be.Plan(ctx, c.calls[0])
 	}
-	sum, err := c.sumOfPlans(out)
-	if err != nil {
+	if sum, err = c.sumOfPlans(out); err != nil {
 		return sum, err
 	}
 	if c.opt.Weights {
@@ -108,14 +100,8 @@ func (c *Call) planStages(p *backend.Plan, weights backend.Tensor) {
 // calls of other lengths usually need the same code. On a backend that compiles nothing
 // (see [backend.Warmer]) it does nothing. It returns ErrUnsupported, ErrDeviceLost and
 // context errors.
-func (c *Call) Warmup(ctx context.Context) error {
-	if err := c.warmup(ctx); err != nil {
-		return fmt.Errorf("warmup: %w", err)
-	}
-	return nil
-}
-
-func (c *Call) warmup(ctx context.Context) error {
+func (c *Call) Warmup(ctx context.Context) (err error) {
+	defer backend.Annotate(&err, "warmup")
 	w, ok := c.dev.be.(backend.Warmer)
 	if !ok {
 		return ctx.Err()

@@ -15,28 +15,26 @@ import (
 //
 // Hkv divides H; q and k are F32, F16 or BF16, each independently. s takes O(S²) memory.
 // Errors as for [Device.Attention].
-func (d *Device) QK(ctx context.Context, q, k backend.Tensor) (backend.Tensor, error) {
-	s, err := d.qk(ctx, q, k)
-	if err != nil {
-		return s, fmt.Errorf("qk: %w", err)
-	}
-	return s, nil
-}
-
-func (d *Device) qk(ctx context.Context, q, k backend.Tensor) (backend.Tensor, error) {
+func (d *Device) QK(ctx context.Context, q, k backend.Tensor) (s backend.Tensor, err error) {
+	defer backend.Annotate(&err, "qk")
 	dims, err := scoreDims(q, k)
 	if err != nil {
-		return backend.Tensor{}, err
+		return s, err
 	}
-	s, err := d.be.Alloc(ctx, backend.F32, backend.Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK})
+	return d.filled(ctx, backend.F32, backend.Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s backend.Tensor) error { return d.be.QK(ctx, s, q, k) })
+}
+
+// filled returns a new tensor that fill has filled.
+func (d *Device) filled(ctx context.Context, dtype backend.DType, shape backend.Shape, fill func(backend.Tensor) error) (backend.Tensor, error) {
+	t, err := d.be.Alloc(ctx, dtype, shape)
+	if err == nil {
+		err = fill(t)
+	}
 	if err != nil {
+		t.Release()
 		return backend.Tensor{}, err
 	}
-	if err := d.be.QK(ctx, s, q, k); err != nil {
-		s.Release()
-		return backend.Tensor{}, err
-	}
-	return s, nil
+	return t, nil
 }
 
 // Softmax computes the second stage in place: each row of s, unscaled scores from QK,
@@ -47,14 +45,8 @@ func (d *Device) qk(ctx context.Context, q, k backend.Tensor) (backend.Tensor, e
 //	s [B, H, Sq, Sk] F32    lse [B, H, Sq, 1] F32
 //
 // Errors as for [Device.Attention].
-func (d *Device) Softmax(ctx context.Context, s, lse backend.Tensor, opt Options) error {
-	if err := d.softmax(ctx, s, lse, &opt); err != nil {
-		return fmt.Errorf("softmax: %w", err)
-	}
-	return nil
-}
-
-func (d *Device) softmax(ctx context.Context, s, lse backend.Tensor, opt *Options) error {
+func (d *Device) Softmax(ctx context.Context, s, lse backend.Tensor, opt Options) (err error) {
+	defer backend.Annotate(&err, "softmax")
 	if err := floats(backend.Operand{Name: "s", Tensor: s}); err != nil {
 		return err
 	}
@@ -147,38 +139,24 @@ func outside(t backend.Tensor, x region, f func(rest backend.Tensor, hidden *bac
 //	o [B, H, Sq, Dv]    w [B, H, Sq, Sk] F32    v [B, Hkv, Sk, Dv]
 //
 // A weight of exactly 0 hides its value, NaN included. Errors as for [Device.Attention].
-func (d *Device) PV(ctx context.Context, w, v backend.Tensor) (backend.Tensor, error) {
-	o, err := d.pv(ctx, w, v)
-	if err != nil {
-		return o, fmt.Errorf("pv: %w", err)
-	}
-	return o, nil
-}
-
-func (d *Device) pv(ctx context.Context, w, v backend.Tensor) (backend.Tensor, error) {
-	none := backend.Tensor{}
+func (d *Device) PV(ctx context.Context, w, v backend.Tensor) (o backend.Tensor, err error) {
+	defer backend.Annotate(&err, "pv")
 	if err := floats(backend.Operand{Name: "w", Tensor: w}, backend.Operand{Name: "v", Tensor: v}); err != nil {
-		return none, err
+		return o, err
 	}
 	ws, vs := w.Shape(), v.Shape()
 	if w.DType() != backend.F32 {
-		return none, fmt.Errorf("w is %v, weights must be f32: %w", w.DType(), backend.ErrDType)
+		return o, fmt.Errorf("w is %v, weights must be f32: %w", w.DType(), backend.ErrDType)
 	}
 	if ws[backend.Batch] != vs[backend.Batch] || ws[backend.Dim] != vs[backend.Seq] {
-		return none, fmt.Errorf("w %v must have the batches of v %v and a weight for each of its keys: %w", ws, vs, backend.ErrShape)
+		return o, fmt.Errorf("w %v must have the batches of v %v and a weight for each of its keys: %w", ws, vs, backend.ErrShape)
 	}
 	if err := divides(ws[backend.Heads], vs[backend.Heads], "v", "w"); err != nil {
-		return none, err
+		return o, err
 	}
-	o, err := d.be.Alloc(ctx, v.DType(), backend.Shape{ws[0], ws[1], ws[2], vs[backend.Dim]})
-	if err != nil {
-		return none, err
-	}
-	if err := d.be.PV(ctx, o, w, v); err != nil {
-		o.Release()
-		return none, err
-	}
-	return o, nil
+	return d.filled(ctx, v.DType(), backend.Shape{ws[0], ws[1], ws[2], vs[backend.Dim]}, func(o backend.Tensor) error {
+		return d.be.PV(ctx, o, w, v)
+	})
 }
 
 // Scores computes the scores as they are at a point before the softmax and allocates them,
@@ -190,16 +168,8 @@ func (d *Device) pv(ctx context.Context, w, v backend.Tensor) (backend.Tensor, e
 // have -Inf. Together with the weights these are the modes of the ONNX operator's
 // qk_matmul_output. s takes O(S²) memory. Errors as for [Device.Attention], and
 // ErrUnsupported when the backend is no [backend.Scorer].
-func (d *Device) Scores(ctx context.Context, q, k backend.Tensor, at backend.ScorePoint, opt Options) (backend.Tensor, error) {
-	s, err := d.scores(ctx, q, k, at, &opt)
-	if err != nil {
-		s.Release()
-		return backend.Tensor{}, fmt.Errorf("scores: %w", err)
-	}
-	return s, nil
-}
-
-func (d *Device) scores(ctx context.Context, q, k backend.Tensor, at backend.ScorePoint, opt *Options) (s backend.Tensor, err error) {
+func (d *Device) Scores(ctx context.Context, q, k backend.Tensor, at backend.ScorePoint, opt Options) (s backend.Tensor, err error) {
+	defer backend.Annotate(&err, "scores")
 	dims, err := scoreDims(q, k)
 	if err != nil {
 		return s, err
@@ -215,23 +185,25 @@ func (d *Device) scores(ctx context.Context, q, k backend.Tensor, at backend.Sco
 	if !ok {
 		return s, d.lacks("scores")
 	}
-	if s, err = d.qk(ctx, q, k); err != nil {
-		return s, err
-	}
-	if at < backend.Biased {
-		return s, scorer.Scores(ctx, s, &p.Problem, at)
-	}
-	return s, p.eachRegion(func(x region, own *backend.Problem) error {
-		var view slicer
-		inside := view.scores(s, &x)
-		if view.err != nil {
-			return view.err
-		}
-		if err := scorer.Scores(ctx, inside, own, at); err != nil {
+	return d.filled(ctx, backend.F32, backend.Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s backend.Tensor) error {
+		if err := d.be.QK(ctx, s, q, k); err != nil {
 			return err
 		}
-		return outside(s, x, func(rest backend.Tensor, hidden *backend.Problem) error {
-			return scorer.Scores(ctx, rest, hidden, at)
+		if at < backend.Biased {
+			return scorer.Scores(ctx, s, &p.Problem, at)
+		}
+		return p.eachRegion(func(x region, own *backend.Problem) error {
+			var view slicer
+			inside := view.scores(s, &x)
+			if view.err != nil {
+				return view.err
+			}
+			if err := scorer.Scores(ctx, inside, own, at); err != nil {
+				return err
+			}
+			return outside(s, x, func(rest backend.Tensor, hidden *backend.Problem) error {
+				return scorer.Scores(ctx, rest, hidden, at)
+			})
 		})
 	})
 }

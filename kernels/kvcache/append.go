@@ -42,22 +42,24 @@ type write struct {
 	b, batch, lo, from, n int
 }
 
-// append appends count[b] rows of k and v to sequence b, all of them when count is nil.
-// After an error the sequences have the tokens that they had.
-func (p *pool) append(ctx context.Context, to target, seqs []*placement, k, v backend.Tensor, count []int) error {
+// Append appends n tokens to each sequence, or the first count[b] of them to sequence b:
+//
+//	k [B, Hkv, n, D]    v [B, Hkv, n, Dv]    count [B], each 0 to n, or nil for all
+//
+// k and v are in the device's memory, F32, F16 or BF16, each on its own. After an error the
+// sequences have the tokens that they had.
+//
+// Errors: ErrShape and ErrDType for wrong operands, ErrCapacity when a sequence has no room
+// or too few pages are free, ErrReleased for a cache or a sequence that was released,
+// ErrOption for a sequence that is in the batch twice or of another cache, and the backend's.
+func (x *batch) Append(ctx context.Context, k, v backend.Tensor, count []int) (err error) {
+	defer backend.Annotate(&err, "append")
+	p, seqs := x.pool, x.seqs
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := to.check(true)
-	if err == nil {
-		err = p.appendLocked(ctx, seqs, k, v, count)
+	if err := x.check(true); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("append: %w", err)
-	}
-	return nil
-}
-
-func (p *pool) appendLocked(ctx context.Context, seqs []*placement, k, v backend.Tensor, count []int) error {
 	if err := p.checkRows(k, v, len(seqs)); err != nil {
 		return err
 	}

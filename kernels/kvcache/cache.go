@@ -33,34 +33,32 @@ type Config struct {
 // Cache keeps the keys and values of a fixed number of sequences, each in contiguous
 // memory. Its methods are safe for concurrent use: attention calls run concurrently, all
 // other methods wait for them. After a failed Append the sequences are unchanged.
-type Cache struct {
-	pool pool
-	seqs []*placement
-}
+type Cache struct{ batch }
 
 // New returns an empty cache, for the caller to Release.
 //
 // Errors: ErrOption for a config out of range, ErrShape for lengths that are too
 // large, ErrUnsupported when the device cannot copy or rotate tensors or does not
 // store the dtype, ErrMemory.
-func New(ctx context.Context, dev *kernels.Device, c Config) (*Cache, error) {
-	x := &Cache{pool: pool{dev: dev, size: c.Capacity}}
+func New(ctx context.Context, dev *kernels.Device, c Config) (x *Cache, err error) {
+	defer backend.Annotate(&err, "cache")
+	p := &pool{dev: dev, size: c.Capacity}
 	if c.Batch == 0 {
 		c.Batch = 1
 	}
-	err := x.pool.configure(ctx, c)
+	if err := p.configure(ctx, c); err != nil {
+		return nil, err
+	}
 	switch {
-	case err != nil:
 	case c.Batch < 0 || c.Batch > maxLength || c.Capacity < 1 || c.Capacity > maxLength:
-		err = fmt.Errorf("config: Batch is %d and Capacity is %d, both must be 1 to %d: %w", c.Batch, c.Capacity, maxLength, backend.ErrOption)
+		return nil, fmt.Errorf("config: Batch is %d and Capacity is %d, both must be 1 to %d: %w", c.Batch, c.Capacity, maxLength, backend.ErrOption)
 	case c.Capacity < 2*c.Window:
-		err = fmt.Errorf("config: Capacity is %d, with a Window of %d it must be at least %d: %w", c.Capacity, c.Window, 2*c.Window, backend.ErrOption)
-	default:
-		err = x.pool.alloc(ctx, c.Batch)
+		return nil, fmt.Errorf("config: Capacity is %d, with a Window of %d it must be at least %d: %w", c.Capacity, c.Window, 2*c.Window, backend.ErrOption)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("cache: %w", err)
+	if err := p.alloc(ctx, c.Batch); err != nil {
+		return nil, err
 	}
+	x = &Cache{batch{pool: p}}
 	for b := range c.Batch {
 		x.seqs = append(x.seqs, &placement{pages: []int32{int32(b)}})
 	}
@@ -70,54 +68,15 @@ func New(ctx context.Context, dev *kernels.Device, c Config) (*Cache, error) {
 // Release frees the memory. Later calls return ErrReleased.
 func (c *Cache) Release() { c.pool.release() }
 
-func (c *Cache) check(bool) error { return c.pool.released() }
-
-// Rotates reports whether the cache has a rotary embedding.
-func (c *Cache) Rotates() bool { return c.pool.config.RoPE != nil }
-
-// Lens returns the number of tokens appended to each sequence, including those that a
-// window has dropped.
-func (c *Cache) Lens() []int { return c.pool.lens(c.seqs) }
-
-func (p *pool) lens(seqs []*placement) []int {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	n := make([]int, len(seqs))
-	for b, s := range seqs {
-		if s != nil {
-			n[b] = s.n
-		}
-	}
-	return n
-}
-
-// Append appends n tokens to each sequence, or the first count[b] of them to sequence b:
-//
-//	k [B, Hkv, n, D]    v [B, Hkv, n, Dv]    count [B], each 0 to n, or nil for all
-//
-// k and v are in the device's memory, F32, F16 or BF16, each on its own.
-//
-// Errors: ErrShape and ErrDType for wrong operands, ErrCapacity when a sequence has no
-// room, ErrReleased, and the backend's.
-func (c *Cache) Append(ctx context.Context, k, v backend.Tensor, count []int) error {
-	return c.pool.append(ctx, c, c.seqs, k, v, count)
-}
-
 // Rewind removes tokens from the end of sequence b and leaves length of them, for example
 // to discard tokens that speculative decoding rejects.
 //
 // Errors: ErrOption for a sequence that does not exist, a length greater than the
 // sequence's, or one for which the window needs tokens that are overwritten; ErrReleased.
-func (c *Cache) Rewind(b, length int) error {
+func (c *Cache) Rewind(b, length int) (err error) {
+	defer backend.Annotate(&err, "rewind")
 	c.pool.mu.Lock()
 	defer c.pool.mu.Unlock()
-	if err := c.rewind(b, length); err != nil {
-		return fmt.Errorf("rewind: %w", err)
-	}
-	return nil
-}
-
-func (c *Cache) rewind(b, length int) error {
 	if err := c.pool.released(); err != nil {
 		return err
 	}
@@ -136,32 +95,15 @@ func (c *Cache) rewind(b, length int) error {
 }
 
 // Reset removes all tokens. It returns ErrReleased after Release.
-func (c *Cache) Reset() error {
+func (c *Cache) Reset() (err error) {
+	defer backend.Annotate(&err, "reset")
 	c.pool.mu.Lock()
 	defer c.pool.mu.Unlock()
 	if err := c.pool.released(); err != nil {
-		return fmt.Errorf("reset: %w", err)
+		return err
 	}
 	for _, s := range c.seqs {
 		s.first, s.n, s.stale = 0, 0, 0
 	}
 	return nil
-}
-
-// Attention attends from the last tokens of each sequence to all of its tokens, or to
-// those of the window, and allocates the result, for the caller to Release:
-//
-//	q [B, H, Sq, D] F32, F16 or BF16    O [B, H, Sq, Dv] of q's dtype
-//
-// Errors as for [kernels.Device.Attention], ErrShape when the cache is empty or has fewer
-// tokens than q has rows, and ErrReleased.
-func (c *Cache) Attention(ctx context.Context, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
-	return c.pool.attend(ctx, c, c.seqs, true, kernels.Result{}, q, opt)
-}
-
-// AttentionInto is [Cache.Attention] into preallocated tensors, as
-// [kernels.Call.RunInto] takes them.
-func (c *Cache) AttentionInto(ctx context.Context, out kernels.Result, q backend.Tensor, opt CallOptions) error {
-	_, err := c.pool.attend(ctx, c, c.seqs, false, out, q, opt)
-	return err
 }

@@ -3,6 +3,7 @@ package kvcache
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
@@ -48,11 +49,49 @@ func (p *pool) check(opt *CallOptions) error {
 	return opt.CheckPath(on)
 }
 
-// target is what a call appends to or attends to: a *Cache or a *Batch.
-type target interface {
-	// check returns an error for sequences that cannot be used. With once, each may be
-	// among them once only.
-	check(once bool) error
+// batch is the sequences that a call appends to or attends to: those of a [Cache] or of a
+// [Batch].
+type batch struct {
+	pool      *pool
+	seqs      []*placement
+	sequences []*Sequence // of a Batch: seqs are theirs
+}
+
+// Rotates reports whether the cache has a rotary embedding.
+func (x *batch) Rotates() bool { return x.pool.config.RoPE != nil }
+
+// Lens returns the number of tokens appended to each sequence, including those that a
+// window has dropped.
+func (x *batch) Lens() []int {
+	x.pool.mu.RLock()
+	defer x.pool.mu.RUnlock()
+	n := make([]int, len(x.seqs))
+	for b, s := range x.seqs {
+		if s != nil {
+			n[b] = s.n
+		}
+	}
+	return n
+}
+
+// check returns an error for sequences that cannot be used. With once, each may be among
+// them once only.
+func (x *batch) check(once bool) error {
+	if len(x.seqs) == 0 {
+		return fmt.Errorf("the batch has no sequences: %w", backend.ErrShape)
+	}
+	for i, s := range x.sequences {
+		if s == nil {
+			return fmt.Errorf("sequence %d is nil, make it with NewSequence: %w", i, backend.ErrOption)
+		}
+		if err := s.usable(x.pool); err != nil {
+			return fmt.Errorf("sequence %d: %w", i, err)
+		}
+		if j := slices.Index(x.sequences, s); once && j < i {
+			return fmt.Errorf("sequences %d and %d are the same, to continue it in two ways Fork it: %w", j, i, backend.ErrOption)
+		}
+	}
+	return x.pool.released()
 }
 
 // step is one attention call to a cache. It is kept for the next one, which does not
@@ -99,26 +138,39 @@ func (p *pool) putBack(s *step) {
 	p.steps.Put(s)
 }
 
-// attend computes a call of b into out, or with alloc into a new result.
-func (p *pool) attend(ctx context.Context, to target, seqs []*placement, alloc bool, out kernels.Result, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	out, err := p.attendLocked(ctx, to, seqs, alloc, out, q, opt)
+// Attention attends from the last tokens of each sequence to all of its tokens, or to
+// those of the window, and allocates the result, for the caller to Release:
+//
+//	q [B, H, Sq, D] F32, F16 or BF16    O [B, H, Sq, Dv] of q's dtype
+//
+// Errors as for [kernels.Device.Attention], ErrShape when the cache is empty or has fewer
+// tokens than q has rows, and ErrReleased.
+func (x *batch) Attention(ctx context.Context, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
+	out, err := x.attend(ctx, true, kernels.Result{}, q, opt)
 	if err != nil {
-		if alloc {
-			out.Release()
-		}
-		return kernels.Result{}, fmt.Errorf("cache: %w", err)
+		out.Release()
+		return kernels.Result{}, err
 	}
 	return out, nil
 }
 
-func (p *pool) attendLocked(ctx context.Context, to target, seqs []*placement, alloc bool, out kernels.Result, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
-	if err := to.check(false); err != nil {
+// AttentionInto is Attention into preallocated tensors, as [kernels.Call.RunInto] takes them.
+func (x *batch) AttentionInto(ctx context.Context, out kernels.Result, q backend.Tensor, opt CallOptions) error {
+	_, err := x.attend(ctx, false, out, q, opt)
+	return err
+}
+
+// attend computes a call into out, or with alloc into a new result.
+func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q backend.Tensor, opt CallOptions) (_ kernels.Result, err error) {
+	defer backend.Annotate(&err, "cache")
+	p := x.pool
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if err := x.check(false); err != nil {
 		return out, err
 	}
 	opt.Weights = opt.Weights || !out.Weights.IsZero()
-	s, err := p.step(ctx, seqs, q, opt)
+	s, err := p.step(ctx, x.seqs, q, opt)
 	if err != nil {
 		return out, err
 	}

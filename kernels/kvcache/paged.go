@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"slices"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
@@ -40,7 +39,7 @@ type PagedConfig struct {
 //
 // All methods, including those of its sequences and batches, are safe for concurrent use:
 // attention calls run concurrently, all other methods wait for them.
-type Paged struct{ pool pool }
+type Paged struct{ pool *pool }
 
 // Sequence is one sequence of a [Paged].
 type Sequence struct {
@@ -51,26 +50,26 @@ type Sequence struct {
 
 // NewPaged returns a cache without sequences, for the caller to Release. Errors as for
 // [New].
-func NewPaged(ctx context.Context, dev *kernels.Device, c PagedConfig) (*Paged, error) {
+func NewPaged(ctx context.Context, dev *kernels.Device, c PagedConfig) (x *Paged, err error) {
+	defer backend.Annotate(&err, "paged cache")
 	if c.PageSize == 0 {
 		c.PageSize = 64
 	}
-	x := &Paged{pool{dev: dev, size: c.PageSize, paged: true}}
-	err := x.pool.configure(ctx, Config{KVHeads: c.KVHeads, Dim: c.Dim, ValueDim: c.ValueDim, DType: c.DType, Window: c.Window, RoPE: c.RoPE})
-	if err == nil && (c.PageSize < 1 || c.Pages < 1 || c.Pages > math.MaxInt32 || c.PageSize > maxLength/c.Pages) {
-		err = fmt.Errorf("config: Pages is %d and PageSize is %d, both must be at least 1 and their product at most %d: %w", c.Pages, c.PageSize, maxLength, backend.ErrOption)
+	p := &pool{dev: dev, size: c.PageSize, paged: true}
+	if err := p.configure(ctx, Config{KVHeads: c.KVHeads, Dim: c.Dim, ValueDim: c.ValueDim, DType: c.DType, Window: c.Window, RoPE: c.RoPE}); err != nil {
+		return nil, err
 	}
-	if err == nil {
-		err = x.pool.alloc(ctx, c.Pages)
+	if c.PageSize < 1 || c.Pages < 1 || c.Pages > math.MaxInt32 || c.PageSize > maxLength/c.Pages {
+		return nil, fmt.Errorf("config: Pages is %d and PageSize is %d, both must be at least 1 and their product at most %d: %w", c.Pages, c.PageSize, maxLength, backend.ErrOption)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("paged cache: %w", err)
+	if err := p.alloc(ctx, c.Pages); err != nil {
+		return nil, err
 	}
-	x.pool.refs = make([]int32, c.Pages)
+	p.refs = make([]int32, c.Pages)
 	for page := c.Pages - 1; page >= 0; page-- {
-		x.pool.free = append(x.pool.free, int32(page))
+		p.free = append(p.free, int32(page))
 	}
-	return x, nil
+	return &Paged{p}, nil
 }
 
 // Release frees the memory. Later calls return ErrReleased.
@@ -98,10 +97,10 @@ func (c *Paged) NewSequence() (*Sequence, error) {
 // no page: each of the two copies a shared page when it first writes to it. It returns
 // ErrReleased after Free or Release.
 func (s *Sequence) Fork() (*Sequence, error) {
-	p := &s.cache.pool
+	p := s.cache.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := s.usable(s.cache); err != nil {
+	if err := s.usable(s.cache.pool); err != nil {
 		return nil, fmt.Errorf("fork: %w", err)
 	}
 	return &Sequence{cache: s.cache, placement: placement{pages: p.share(s.pages), first: s.first, n: s.n}}, nil
@@ -109,7 +108,7 @@ func (s *Sequence) Fork() (*Sequence, error) {
 
 // Free releases the sequence's references to its pages. A second Free does nothing.
 func (s *Sequence) Free() {
-	p := &s.cache.pool
+	p := s.cache.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !s.freed {
@@ -125,81 +124,30 @@ func (s *Sequence) Len() int {
 	return s.n
 }
 
-// usable returns an error when s is not a sequence of c, or no longer one.
-func (s *Sequence) usable(c *Paged) error {
+// usable returns an error when s is not a sequence of the cache of p, or no longer one.
+func (s *Sequence) usable(p *pool) error {
 	switch {
-	case s.cache != c:
+	case s.cache.pool != p:
 		return fmt.Errorf("the sequence is of another cache: %w", backend.ErrOption)
 	case s.freed:
 		return fmt.Errorf("the sequence was freed, make a new one: %w", backend.ErrReleased)
 	}
-	return c.pool.released()
+	return p.released()
 }
 
 // Batch is a list of sequences of a [Paged] that are appended to and attend together, as
 // the batches of a call. It holds no memory: make one for each call when sequences come
 // and go.
-type Batch struct {
-	cache     *Paged
-	sequences []*Sequence
-	seqs      []*placement // theirs
-}
+type Batch struct{ batch }
 
 // Batch returns sequences of c as a batch. The batch's calls return an error for a
 // sequence that cannot be one.
 func (c *Paged) Batch(sequences ...*Sequence) *Batch {
-	b := &Batch{cache: c, sequences: sequences, seqs: make([]*placement, len(sequences))}
+	b := &Batch{batch{pool: c.pool, sequences: sequences, seqs: make([]*placement, len(sequences))}}
 	for i, s := range sequences {
 		if s != nil {
 			b.seqs[i] = &s.placement
 		}
 	}
 	return b
-}
-
-func (b *Batch) check(once bool) error {
-	if len(b.sequences) == 0 {
-		return fmt.Errorf("the batch has no sequences: %w", backend.ErrShape)
-	}
-	for i, s := range b.sequences {
-		if s == nil {
-			return fmt.Errorf("sequence %d is nil, make it with NewSequence: %w", i, backend.ErrOption)
-		}
-		if err := s.usable(b.cache); err != nil {
-			return fmt.Errorf("sequence %d: %w", i, err)
-		}
-		if j := slices.Index(b.sequences, s); once && j < i {
-			return fmt.Errorf("sequences %d and %d are the same, to continue it in two ways Fork it: %w", j, i, backend.ErrOption)
-		}
-	}
-	return nil
-}
-
-// Rotates reports whether the cache has a rotary embedding.
-func (b *Batch) Rotates() bool { return b.cache.pool.config.RoPE != nil }
-
-// Lens returns the number of tokens appended to each sequence.
-func (b *Batch) Lens() []int { return b.cache.pool.lens(b.seqs) }
-
-// Append appends tokens to each sequence, as [Cache.Append] does. After an error the
-// sequences are unchanged.
-//
-// Errors as for Cache.Append; ErrCapacity when too few pages are free, ErrOption for a
-// sequence that is in the batch twice or of another cache, ErrReleased for one that was
-// freed.
-func (b *Batch) Append(ctx context.Context, k, v backend.Tensor, count []int) error {
-	return b.cache.pool.append(ctx, b, b.seqs, k, v, count)
-}
-
-// Attention attends from the last tokens of each sequence to all of its tokens, or to
-// those of the window, as [Cache.Attention] does.
-func (b *Batch) Attention(ctx context.Context, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
-	return b.cache.pool.attend(ctx, b, b.seqs, true, kernels.Result{}, q, opt)
-}
-
-// AttentionInto is [Batch.Attention] into preallocated tensors, as
-// [kernels.Call.RunInto] takes them.
-func (b *Batch) AttentionInto(ctx context.Context, out kernels.Result, q backend.Tensor, opt CallOptions) error {
-	_, err := b.cache.pool.attend(ctx, b, b.seqs, false, out, q, opt)
-	return err
 }

@@ -41,15 +41,8 @@ type Initialiser struct {
 // Initialise draws new weights for a layer, in host memory. Biases are 0. Each weight has
 // its own stream of random numbers (PCG), so it does not depend on the shapes of the
 // others. It returns ErrOption for a config or a Gain out of range.
-func (c MultiHeadConfig) Initialise(in Initialiser) (MultiHeadWeights, error) {
-	w, err := c.initialise(in)
-	if err != nil {
-		return MultiHeadWeights{}, fmt.Errorf("initialise: %w", err)
-	}
-	return w, nil
-}
-
-func (c MultiHeadConfig) initialise(in Initialiser) (w MultiHeadWeights, err error) {
+func (c MultiHeadConfig) Initialise(in Initialiser) (w MultiHeadWeights, err error) {
+	defer backend.Annotate(&err, "initialise")
 	if c, err = c.withDefaults(); err != nil {
 		return w, err
 	}

@@ -90,17 +90,9 @@ type MultiHeadAttention struct {
 // Errors: ErrOption for a config out of range, ErrShape and ErrDType for weights that do
 // not match it, ErrUnsupported when the device lacks an operation of the layer, and the
 // backend's.
-func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHeadConfig, w MultiHeadWeights) (*MultiHeadAttention, error) {
-	l, err := newMultiHead(ctx, dev, c, w)
-	if err != nil {
-		return nil, fmt.Errorf("multi-head attention: %w", err)
-	}
-	return l, nil
-}
-
-func newMultiHead(ctx context.Context, dev *kernels.Device, c MultiHeadConfig, w MultiHeadWeights) (*MultiHeadAttention, error) {
-	c, err := c.withDefaults()
-	if err != nil {
+func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHeadConfig, w MultiHeadWeights) (l *MultiHeadAttention, err error) {
+	defer backend.Annotate(&err, "multi-head attention")
+	if c, err = c.withDefaults(); err != nil {
 		return nil, err
 	}
 	if err := w.check(c); err != nil {
@@ -178,16 +170,14 @@ type MultiHeadOptions struct {
 //	LSE [B, H, S, 1] F32 and Weights [B, H, S, Sk] F32 when the options ask for them
 //
 // Errors as for [kernels.Device.Attention] and [kernels.Device.Rotate].
-func (l *MultiHeadAttention) Apply(ctx context.Context, x backend.Tensor, opt MultiHeadOptions) (kernels.Result, error) {
-	r, err := l.apply(ctx, x, opt)
-	if err != nil {
-		r.Release()
-		return kernels.Result{}, fmt.Errorf("multi-head attention: %w", err)
-	}
-	return r, nil
-}
-
-func (l *MultiHeadAttention) apply(ctx context.Context, x backend.Tensor, opt MultiHeadOptions) (r kernels.Result, err error) {
+func (l *MultiHeadAttention) Apply(ctx context.Context, x backend.Tensor, opt MultiHeadOptions) (r kernels.Result, err error) {
+	defer func() {
+		if err != nil {
+			r.Release()
+			r = kernels.Result{}
+		}
+		backend.Annotate(&err, "multi-head attention")
+	}()
 	z := x
 	if !opt.Memory.IsZero() {
 		z = opt.Memory

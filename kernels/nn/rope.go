@@ -49,16 +49,8 @@ func Positions(from, n int) [][]int {
 //
 // Errors: ErrOption for a base, Dim or position out of range, ErrShape for no positions or
 // lists of different lengths, and the backend's.
-func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (kernels.Angles, error) {
-	a, err := r.angles(ctx, dev, headDim, positions)
-	if err != nil {
-		a.Release()
-		return kernels.Angles{}, fmt.Errorf("rope: %w", err)
-	}
-	return a, nil
-}
-
-func (r *RoPE) angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (a kernels.Angles, err error) {
+func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (a kernels.Angles, err error) {
+	defer backend.Annotate(&err, "rope")
 	theta, err := r.frequencies(headDim)
 	if err != nil {
 		return a, err
@@ -95,8 +87,11 @@ func (r *RoPE) angles(ctx context.Context, dev *kernels.Device, headDim int, pos
 	if a.Cos, err = dev.FromFloat32(ctx, backend.F32, cos, shape); err != nil {
 		return a, err
 	}
-	a.Sin, err = dev.FromFloat32(ctx, backend.F32, sin, shape)
-	return a, err
+	if a.Sin, err = dev.FromFloat32(ctx, backend.F32, sin, shape); err != nil {
+		a.Cos.Release()
+		return kernels.Angles{}, err
+	}
+	return a, nil
 }
 
 // frequencies returns θ of each pair.

@@ -20,15 +20,8 @@ import (
 //
 // Errors: ErrFile for a file that is damaged or missing, ErrShape and ErrDType for an
 // array that does not match c, ErrOption for the config, and those of files.
-func (c MultiHeadConfig) LoadWeights(files fs.FS) (MultiHeadWeights, error) {
-	w, err := c.loadWeights(files)
-	if err != nil {
-		return MultiHeadWeights{}, fmt.Errorf("weights: %w", err)
-	}
-	return w, nil
-}
-
-func (c MultiHeadConfig) loadWeights(files fs.FS) (w MultiHeadWeights, err error) {
+func (c MultiHeadConfig) LoadWeights(files fs.FS) (w MultiHeadWeights, err error) {
+	defer backend.Annotate(&err, "weights")
 	if c, err = c.withDefaults(); err != nil {
 		return w, err
 	}
@@ -102,14 +95,8 @@ func axes(shape backend.Shape, bias bool) []int {
 //
 // Errors: ErrShape, ErrDType and ErrReleased for weights that are not as in
 // [MultiHeadWeights], found before anything is written, and those of to.
-func (w MultiHeadWeights) WriteNPZ(to io.Writer) error {
-	if err := w.writeNPZ(to); err != nil {
-		return fmt.Errorf("weights: %w", err)
-	}
-	return nil
-}
-
-func (w MultiHeadWeights) writeNPZ(to io.Writer) error {
+func (w MultiHeadWeights) WriteNPZ(to io.Writer) (err error) {
+	defer backend.Annotate(&err, "weights")
 	var data [8][]float32
 	for i, p := range w.named() {
 		if p.t.IsZero() {

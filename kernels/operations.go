@@ -1,0 +1,179 @@
+package kernels
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// Copy writes dst[i] = src[i] for each i in order, rounded to the dtype of dst[i], so that a
+// copy sees the results of the earlier ones. Tensors are F32, F16, BF16 or Q8.
+//
+// Errors: ErrShape for different shapes or numbers of tensors, ErrUnsupported when the
+// backend is no [backend.Copier].
+func (d *Device) Copy(ctx context.Context, dst, src []backend.Tensor) (err error) {
+	defer backend.Annotate(&err, "copy")
+	c, ok := d.be.(backend.Copier)
+	if !ok {
+		return d.lacks("copies")
+	}
+	if len(dst) != len(src) {
+		return fmt.Errorf("there are %d destinations and %d sources: %w", len(dst), len(src), backend.ErrShape)
+	}
+	for i := range dst {
+		if err := floatsOrQ8(backend.Operand{Name: "dst", Tensor: dst[i]}, backend.Operand{Name: "src", Tensor: src[i]}); err != nil {
+			return err
+		}
+		if dst[i].Shape() != src[i].Shape() {
+			return fmt.Errorf("dst has shape %v, src has %v: they must be equal: %w", dst[i].Shape(), src[i].Shape(), backend.ErrShape)
+		}
+	}
+	return c.Copy(ctx, dst, src)
+}
+
+// lacks returns ErrUnsupported for an operation that the backend does not implement.
+func (d *Device) lacks(operation string) error {
+	return fmt.Errorf("%s has no %s: %w", d.Info().Name, operation, backend.ErrUnsupported)
+}
+
+// Project computes a linear layer for each batch and head:
+//
+//	y = x·w + bias
+//
+//	y [B, H, S, N]    x [B, H, S, M]    w [B or 1, H or 1, M, N]    bias [1, 1, 1, N]
+//
+// All are F32, F16 or BF16, each independently. The zero Tensor as bias means none. A NaN in
+// x or w propagates to y.
+//
+// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the backend is no
+// [backend.Projector].
+func (d *Device) Project(ctx context.Context, y, x, w, bias backend.Tensor) (err error) {
+	defer backend.Annotate(&err, "project")
+	p, ok := d.be.(backend.Projector)
+	if !ok {
+		return d.lacks("projections")
+	}
+	if err := floats(backend.Operand{Name: "x", Tensor: x}, backend.Operand{Name: "w", Tensor: w}); err != nil {
+		return err
+	}
+	xs, n := x.Shape(), w.Shape()[backend.Dim]
+	w, err = w.Broadcast(backend.Shape{xs[backend.Batch], xs[backend.Heads], xs[backend.Dim], n})
+	if err != nil {
+		return fmt.Errorf("w: %w", err)
+	}
+	float := []backend.DType{backend.F32, backend.F16, backend.BF16}
+	if err := expect("y", y, backend.Shape{xs[backend.Batch], xs[backend.Heads], xs[backend.Seq], n}, "[B, H, S, N] of x and w", float...); err != nil {
+		return err
+	}
+	if !bias.IsZero() {
+		if err := expect("bias", bias, backend.Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", float...); err != nil {
+			return err
+		}
+	}
+	return p.Project(ctx, y, x, w, bias)
+}
+
+// Angles are rotation angles in device memory, as cosines and sines. Angles of a position
+// embedding come from nn.RoPE; those of any other one can be filled in directly. Layers
+// whose rows have the same positions can share them.
+type Angles struct {
+	// Cos and Sin are [B, H, S, R/2] F32. The first three lengths are those of the
+	// rotated tensor or 1.
+	Cos, Sin backend.Tensor
+	// Interleaved means that pair i of a row is its elements 2i and 2i+1, not i and
+	// i+R/2.
+	Interleaved bool
+}
+
+// Release frees the memory of a.
+func (a Angles) Release() {
+	a.Cos.Release()
+	a.Sin.Release()
+}
+
+// Rotate rotates pairs of elements of each row of x by a, see [Angles], and copies the
+// other elements:
+//
+//	y_a = x_a·cos - x_b·sin    y_b = x_a·sin + x_b·cos
+//
+//	y, x [B, H, S, D] F32, F16 or BF16, each on its own    R <= D
+//
+// y may be x itself, the same view; no other overlap. Any strides.
+//
+// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device is no
+// [backend.Rotator], and the backend's.
+func (d *Device) Rotate(ctx context.Context, y, x backend.Tensor, a Angles) (err error) {
+	defer backend.Annotate(&err, "rotate")
+	r, ok := d.be.(backend.Rotator)
+	if !ok {
+		return d.lacks("rotary embedding")
+	}
+	if err := floats(backend.Operand{Name: "x", Tensor: x}, backend.Operand{Name: "cos", Tensor: a.Cos}); err != nil {
+		return err
+	}
+	shape := x.Shape()
+	if err := expect("y", y, shape, "shape of x", backend.F32, backend.F16, backend.BF16); err != nil {
+		return err
+	}
+	angles := shape
+	angles[backend.Dim] = a.Cos.Shape()[backend.Dim]
+	if 2*angles[backend.Dim] > shape[backend.Dim] {
+		return fmt.Errorf("cos %v rotates %d elements of a row, rows of x %v have %d: %w", a.Cos.Shape(), 2*angles[backend.Dim], shape, shape[backend.Dim], backend.ErrShape)
+	}
+	var parts [2]backend.Tensor
+	for i, o := range []backend.Operand{{Name: "cos", Tensor: a.Cos}, {Name: "sin", Tensor: a.Sin}} {
+		if o.Tensor.DType() != backend.F32 {
+			return fmt.Errorf("%s is %v, angles are f32: %w", o.Name, o.Tensor.DType(), backend.ErrDType)
+		}
+		// Angles are not broadcast over the pairs of a row.
+		if got := o.Tensor.Shape()[backend.Dim]; got != angles[backend.Dim] {
+			return fmt.Errorf("%s has %d angles a row, cos has %d: %w", o.Name, got, angles[backend.Dim], backend.ErrShape)
+		}
+		var err error
+		if parts[i], err = o.Tensor.Broadcast(angles); err != nil {
+			return fmt.Errorf("%s: %w", o.Name, err)
+		}
+	}
+	return r.Rotate(ctx, y, x, parts[0], parts[1], a.Interleaved)
+}
+
+// Merge combines results over two disjoint sets of keys into the result over their union,
+// in place of the first:
+//
+//	m = max(lse, lsePart)    a = exp(lse-m)    b = exp(lsePart-m)
+//	o = (a·o + b·oPart)/(a+b)    lse = m + log(a+b)
+//
+//	r.O, part.O [B, H, Sq, Dv] F32    r.LSE, part.LSE [B, H, Sq, 1] F32
+//
+// Merge is associative up to rounding: the keys of a long sequence can be processed in any
+// parts and on several machines. Give [Call.RunInto] an F32 output to keep parts of 16-bit
+// inputs exact. A part with an LSE of -Inf changes nothing.
+//
+// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the backend is no
+// [backend.Merger].
+func (d *Device) Merge(ctx context.Context, r, part Result) (err error) {
+	defer backend.Annotate(&err, "merge")
+	m, ok := d.be.(backend.Merger)
+	if !ok {
+		return d.lacks("merge")
+	}
+	if err := floats(backend.Operand{Name: "o", Tensor: r.O}); err != nil {
+		return err
+	}
+	rows := r.O.Shape()
+	sums := rows
+	sums[backend.Dim] = 1
+	for _, o := range []struct {
+		name  string
+		t     backend.Tensor
+		shape backend.Shape
+	}{
+		{"o", r.O, rows}, {"the part's o", part.O, rows}, {"lse", r.LSE, sums}, {"the part's lse", part.LSE, sums},
+	} {
+		if err := expect(o.name, o.t, o.shape, "[B, H, Sq, Dv] of o and [B, H, Sq, 1] of lse", backend.F32); err != nil {
+			return err
+		}
+	}
+	return m.Merge(ctx, r.O, r.LSE, part.O, part.LSE)
+}
