@@ -1,5 +1,5 @@
 # make test      what must hold before a commit: formatting, vet, staticcheck, the suite once
-# make test-all  what repeats it: every kernel variant, the second provider, races, arm64
+# make test-all  what repeats it: every kernel variant, the second provider, races, arm64, fuzzing
 # make bench     the main job: attention on every backend, with its ceiling in the same run
 # make build     one binary, ./attn
 # make update    refresh golden files and generated code (protoc and protoc-gen-go are needed for one file)
