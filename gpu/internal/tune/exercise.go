@@ -234,12 +234,16 @@ func (x *exercise) release() {
 	}
 }
 
-// candidates returns the plain kernel and then the variants of list.
-func (x *exercise) candidates(list []Variant) []candidate {
+// candidates returns the plain kernel and then the variants of list. progress, unless nil,
+// is called with the name of each before its trial.
+func (x *exercise) candidates(list []Variant, progress func(variant string)) []candidate {
 	var all []candidate
 	for _, v := range append([]Variant{{}}, list...) {
 		c := candidate{name: v.Label(), reference: v.Name == ""}
 		c.try = func(ctx context.Context) error {
+			if progress != nil {
+				progress(c.name)
+			}
 			got, err := x.results(ctx, v)
 			switch {
 			case err != nil:

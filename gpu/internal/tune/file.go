@@ -69,8 +69,8 @@ type Entry struct {
 	Device Device    `json:"device"`
 	Class  Class     `json:"class"`
 	When   time.Time `json:"when"`
-	// Best is the chosen variant, one of Trials. It is "" while they are under way, or
-	// when the process did not survive them.
+	// Best is the chosen variant, one of Trials. It is "" while they are under way, when the
+	// process did not survive them, and when nothing ran.
 	Best string `json:"best,omitempty"`
 	Code string `json:"code,omitempty"` // a hash of Best's source as it is compiled
 	// FLOPs are the operations of the call that was timed. Peak is the device's
@@ -87,6 +87,15 @@ func (e *Entry) Trial(variant string) *Trial {
 		return nil
 	}
 	return &e.Trials[i]
+}
+
+// keep adds those of the earlier trials whose variants have none.
+func (e *Entry) keep(earlier []Trial) {
+	for _, t := range earlier {
+		if e.Trial(t.Variant) == nil {
+			e.Trials = append(e.Trials, t)
+		}
+	}
 }
 
 // failed returns the variants whose trials failed.

@@ -40,27 +40,31 @@ const (
 // variant, and a new one, so that each process makes progress.
 const alwaysTried = 3
 
-// notBack is the failure of a trial that has begun. It stays in the file when the
-// process does not survive the trial.
-const notBack = "the program did not survive its trial"
+// Failures of a variant during whose trial the process ended. Another process may have been
+// killed for any reason, so the variant is tried once more.
+const (
+	notBack      = "the program did not survive its trial"
+	notBackTwice = "the program did not survive its trial, twice"
+)
 
 // trials tries the candidates and times those that are right. The first alwaysTried are
 // always tried, and the others until one is right and the budget is spent; a budget of 0
 // is no bound. Candidates with a trial in e, such as an earlier failure, are skipped.
-// keep is called before each try, and when an error ends the trials.
+// keep is called with the name of a candidate before it runs for the first time, and for
+// the first time in a number of rounds, and with "" when none of that is ahead.
 //
 // It sets e.Best to the fastest candidate that is not the reference, to the reference
 // when all others failed, and to "" otherwise. It returns the context's error, or that
 // of a lost device. A failure for lack of memory leaves no trial.
-func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duration, keep func()) (err error) {
+func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duration, keep func(running string)) (err error) {
 	defer func() {
 		if err != nil {
-			e.Trials = slices.DeleteFunc(e.Trials, func(t Trial) bool { return t.Failed == notBack })
-			keep()
+			keep("")
 		}
 	}()
 	began := time.Now()
 	spent := func() bool { return budget > 0 && time.Since(began) > budget }
+	fail := func(c candidate, err error) { e.Trials = append(e.Trials, Trial{Variant: c.name, Failed: err.Error()}) }
 	var right []candidate
 	tried, variants := 0, 0 // variants are right and not the reference
 	for _, c := range list {
@@ -68,9 +72,7 @@ func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duratio
 			continue
 		}
 		tried++
-		e.Trials = append(e.Trials, Trial{Variant: c.name, Failed: notBack})
-		last := len(e.Trials) - 1
-		keep()
+		keep(c.name)
 		err := c.try(ctx)
 		switch lost := errors.Is(err, backend.ErrDeviceLost); {
 		case err == nil:
@@ -80,39 +82,12 @@ func trials(ctx context.Context, list []candidate, e *Entry, budget time.Duratio
 			}
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case !lost && errors.Is(err, backend.ErrMemory): // other programs may hold it
-			e.Trials = e.Trials[:last]
-		default:
-			if e.Trials[last].Failed = err.Error(); lost {
+		case lost || !errors.Is(err, backend.ErrMemory): // other programs may hold the memory
+			if fail(c, err); lost {
 				return err
 			}
 		}
 	}
-	if err := measure(ctx, right, e, spent); err != nil {
-		return err
-	}
-	untried := slices.ContainsFunc(list, func(c candidate) bool { return e.Trial(c.name) == nil })
-	var best, reference *Trial
-	for _, c := range right {
-		switch t := e.Trial(c.name); {
-		case t.Failed != "":
-		case c.reference:
-			reference = t
-		case best == nil || t.Seconds < best.Seconds:
-			best = t
-		}
-	}
-	if best == nil && !untried {
-		best = reference
-	}
-	if best != nil {
-		e.Best = best.Variant
-	}
-	return nil
-}
-
-// measure times candidates in turns and stores the medians in their trials.
-func measure(ctx context.Context, right []candidate, e *Entry, spent func() bool) error {
 	rounds := make([]int, len(right)) // -1 for candidates that failed
 	times := make([][]float64, len(right))
 	for n := range trialRepeats + 1 {
@@ -123,13 +98,15 @@ func measure(ctx context.Context, right []candidate, e *Entry, spent func() bool
 			if rounds[i] < 0 {
 				continue
 			}
+			if n == 1 {
+				keep(c.name)
+			}
 			took, err := c.time(ctx, max(rounds[i], 1))
 			switch {
 			case err != nil && ctx.Err() != nil:
 				return ctx.Err()
 			case err != nil:
-				e.Trial(c.name).Failed = err.Error()
-				if errors.Is(err, backend.ErrDeviceLost) {
+				if fail(c, err); errors.Is(err, backend.ErrDeviceLost) {
 					return err
 				}
 				rounds[i] = -1
@@ -139,12 +116,28 @@ func measure(ctx context.Context, right []candidate, e *Entry, spent func() bool
 				times[i] = append(times[i], max(took, 1).Seconds()/float64(rounds[i]))
 			}
 		}
-	}
-	for i, c := range right {
-		if t := e.Trial(c.name); rounds[i] > 0 {
-			slices.Sort(times[i])
-			t.Seconds, t.Failed = times[i][len(times[i])/2], ""
+		if n == 1 {
+			keep("")
 		}
+	}
+	var best, reference *Trial
+	for i, c := range right {
+		if rounds[i] < 0 {
+			continue
+		}
+		slices.Sort(times[i])
+		t := Trial{Variant: c.name, Seconds: times[i][len(times[i])/2]}
+		if e.Trials = append(e.Trials, t); c.reference {
+			reference = &t
+		} else if best == nil || t.Seconds < best.Seconds {
+			best = &t
+		}
+	}
+	if best == nil && !slices.ContainsFunc(list, func(c candidate) bool { return e.Trial(c.name) == nil }) {
+		best = reference
+	}
+	if best != nil {
+		e.Best = best.Variant
 	}
 	return nil
 }
@@ -172,7 +165,7 @@ type MeasureOptions struct {
 func (t *Tuner) Measure(ctx context.Context, r Runner, s Shape, opt MeasureOptions) (Entry, error) {
 	peak, err := r.Peak(ctx)
 	if err != nil {
-		return Entry{}, fmt.Errorf("tune: %w", err)
+		return Entry{}, err
 	}
 	return t.measure(ctx, r, s, opt, peak)
 }
@@ -187,41 +180,41 @@ func (t *Tuner) measure(ctx context.Context, r Runner, s Shape, opt MeasureOptio
 	}
 	x, err := newExercise(ctx, r, s)
 	if err != nil {
-		return e, fmt.Errorf("tune: %w", err)
+		return e, err
 	}
 	defer x.release()
 	e.FLOPs = float64(backend.NewPlan(&x.long).FLOPs)
 	var unwritten error
-	keep := func() {
+	keep := func(running string) {
 		e.When = time.Now().UTC().Round(time.Second)
-		unwritten = t.learn(s, e)
-		if n := len(e.Trials); opt.Progress != nil && n > 0 && e.Trials[n-1].Failed == notBack {
-			opt.Progress(e.Trials[n-1].Variant)
+		now := e
+		now.Trials = slices.Clone(e.Trials)
+		if running != "" {
+			t := Trial{Variant: running, Failed: notBack}
+			if old := before.Trial(running); old != nil && old.Failed == notBack {
+				t.Failed = notBackTwice
+			}
+			now.Trials = append(now.Trials, t)
 		}
+		now.keep(before.Trials)
+		unwritten = t.learn(s, now)
 	}
-	if err := trials(ctx, x.candidates(list), &e, opt.Budget, keep); err != nil {
-		return e, fmt.Errorf("tune: %w", err)
+	if err := trials(ctx, x.candidates(list, opt.Progress), &e, opt.Budget, keep); err != nil {
+		return e, err
 	}
-	for _, old := range before.Trials { // those that the budget excluded
-		if e.Trial(old.Variant) == nil && old.Failed != notBack {
-			e.Trials = append(e.Trials, old)
-		}
-	}
+	e.keep(before.Trials)
 	for _, v := range list {
 		if v.Label() == e.Best {
 			if e.Code, err = s.code(v); err != nil {
-				return e, fmt.Errorf("tune: %w", err)
+				return e, err
 			}
 		}
 	}
-	keep()
+	keep("")
 	if e.Best == "" {
-		return e, fmt.Errorf("tune: there was no room to try the variants, or neither they nor the plain kernel run: %w", backend.ErrUnsupported)
+		return e, fmt.Errorf("there was no room to try the variants, or neither they nor the plain kernel run: %w", backend.ErrUnsupported)
 	}
-	if unwritten != nil {
-		return e, fmt.Errorf("tune: %w", unwritten)
-	}
-	return e, nil
+	return e, unwritten
 }
 
 // selection returns the variants to try: the best of the last time, then new ones, then
@@ -230,7 +223,7 @@ func selection(ctx context.Context, all []Variant, before, e *Entry, opt Measure
 	var list, again []Variant
 	for _, v := range all {
 		known := before.Trial(v.Label())
-		failed := known != nil && known.Failed != ""
+		failed := known != nil && known.Failed != "" && (known.Failed != notBack || v.risky() || opt.Probe != nil)
 		switch {
 		case failed && opt.Probe == nil:
 			e.Trials = append(e.Trials, *known)
@@ -250,7 +243,7 @@ func selection(ctx context.Context, all []Variant, before, e *Entry, opt Measure
 			}
 		case v.Label() == before.Best:
 			list = slices.Insert(list, 0, v)
-		case known == nil:
+		case known == nil || known.Failed != "":
 			list = append(list, v)
 		default:
 			again = append(again, v)
@@ -264,16 +257,16 @@ func selection(ctx context.Context, all []Variant, before, e *Entry, opt Measure
 func Probe(ctx context.Context, r Runner, s Shape, variant string) error {
 	list := slices.DeleteFunc(s.Candidates(), func(v Variant) bool { return v.Label() != variant })
 	if len(list) == 0 {
-		return fmt.Errorf("tune: no variant %q for this shape: %w", variant, backend.ErrOption)
+		return fmt.Errorf("no variant %q for this shape: %w", variant, backend.ErrOption)
 	}
 	x, err := newExercise(ctx, r, s)
 	if err != nil {
-		return fmt.Errorf("tune: %w", err)
+		return err
 	}
 	defer x.release()
-	for _, c := range x.candidates(list) {
+	for _, c := range x.candidates(list, nil) {
 		if err := c.try(ctx); err != nil {
-			return fmt.Errorf("tune: variant %s: %w", c.name, err)
+			return fmt.Errorf("variant %s: %w", c.name, err)
 		}
 	}
 	return nil

@@ -79,12 +79,7 @@ func TestTrials(t *testing.T) {
 				list = append(list, m.candidate(&log))
 			}
 			e := Entry{Trials: c.before}
-			err := trials(t.Context(), list, &e, 0, func() {
-				// Whoever is about to be tried is in the file as not come back.
-				if n := len(e.Trials); n > 0 && e.Trials[n-1].Failed == notBack {
-					log = append(log, "keep "+e.Trials[n-1].Variant)
-				}
-			})
+			err := trials(t.Context(), list, &e, 0, func(running string) { log = append(log, "keep "+running) })
 			if !errors.Is(err, c.err) || (err == nil) != (c.err == nil) || e.Best != c.best {
 				t.Errorf("best %q, %v", e.Best, err)
 			}
@@ -129,7 +124,7 @@ func TestTrialsWithinABudget(t *testing.T) {
 			wrong[i].try = func(context.Context) error { time.Sleep(time.Second); return errWrong }
 		}
 		var last Entry
-		if err := trials(t.Context(), wrong, &last, time.Millisecond, func() {}); err != nil || last.Best != "L32" {
+		if err := trials(t.Context(), wrong, &last, time.Millisecond, func(string) {}); err != nil || last.Best != "L32" {
 			t.Errorf("the last one alone is right: best %q, %v", last.Best, err)
 		}
 		for _, c := range []struct {
@@ -143,7 +138,7 @@ func TestTrialsWithinABudget(t *testing.T) {
 		} {
 			clear(timed)
 			var e Entry
-			if err := trials(t.Context(), list, &e, c.budget, func() {}); err != nil || e.Best == "" {
+			if err := trials(t.Context(), list, &e, c.budget, func(string) {}); err != nil || e.Best == "" {
 				t.Errorf("%v: best %q, %v", c.budget, e.Best, err)
 			}
 			if len(e.Trials) != c.tried || len(timed) != c.tried || timed["S"] != c.times {
@@ -174,7 +169,7 @@ func TestTrialsCancelled(t *testing.T) {
 		}
 		e := Entry{Trials: []Trial{{Variant: "S", Failed: "lost"}}}
 		var kept []Trial
-		err := trials(ctx, []candidate{made{name: "L", took: time.Millisecond}.candidate(&log), m}, &e, 0, func() { kept = slices.Clone(e.Trials) })
+		err := trials(ctx, []candidate{made{name: "L", took: time.Millisecond}.candidate(&log), m}, &e, 0, func(string) { kept = slices.Clone(e.Trials) })
 		if !errors.Is(err, context.Canceled) || len(kept) != 1 || kept[0].Variant != "S" {
 			t.Errorf("%s: kept %+v, %v", when, kept, err)
 		}
@@ -199,7 +194,7 @@ func TestTrialsTakeMedians(t *testing.T) {
 		var log []string
 		e := Entry{}
 		steady := made{name: "steady", took: c.took}
-		if err := trials(t.Context(), []candidate{lucky, steady.candidate(&log)}, &e, 0, func() {}); err != nil {
+		if err := trials(t.Context(), []candidate{lucky, steady.candidate(&log)}, &e, 0, func(string) {}); err != nil {
 			t.Fatal(err)
 		}
 		if want := fmt.Sprintf("time steady x%d", c.rounds); log[len(log)-1] != want {

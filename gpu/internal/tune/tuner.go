@@ -188,7 +188,10 @@ func (d *decision) settle(s Shape, e *Entry, now time.Time) {
 		v: list[i],
 		why: fmt.Sprintf("measured on %s as the fastest of %d variants, %v a call of the class",
 			e.When.Format(time.DateOnly), right, seconds(e.Trial(e.Best).Seconds)),
-		open: slices.ContainsFunc(list, func(v Variant) bool { return !v.risky() && e.Trial(v.Label()) == nil }),
+		open: slices.ContainsFunc(list, func(v Variant) bool {
+			t := e.Trial(v.Label())
+			return !v.risky() && (t == nil || t.Failed == notBack)
+		}),
 	}
 	if plain := e.Trial(plainName); plain != nil && plain.Failed == "" {
 		d.why += fmt.Sprintf(" against %v of the plain kernel", seconds(plain.Seconds))
@@ -250,7 +253,6 @@ func (t *Tuner) learn(s Shape, e Entry) (err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	d := t.decide(s)
-	e.Trials = slices.Clone(e.Trials) // the caller adds to its own
 	t.entries = with(t.entries, e)
 	if err != nil {
 		t.unusable = fmt.Sprintf("the tuning file was not written (%v)", err)

@@ -21,6 +21,8 @@ type fake struct {
 	hosts map[*backend.Memory]backend.Tensor
 	last  Variant
 	runs  int
+	// before is called before each run, unless it is nil.
+	before func(v Variant)
 	// spoil changes the next results of a variant, unless it is nil.
 	spoil func(v Variant, data []float32)
 }
@@ -74,6 +76,9 @@ func (f *fake) Download(ctx context.Context, host, src backend.Tensor) error {
 }
 
 func (f *fake) Run(ctx context.Context, c *backend.Call, v Variant, rounds int) (time.Duration, error) {
+	if f.before != nil {
+		f.before(v)
+	}
 	f.last = v
 	f.runs++
 	return time.Duration(rounds) * time.Millisecond, f.be.Attention(ctx, c)
@@ -177,7 +182,7 @@ func TestWrongResults(t *testing.T) {
 		t.Helper()
 		x.plain, x.first = nil, nil
 		var e Entry
-		if err := trials(t.Context(), x.candidates([]Variant{right, other}), &e, 0, func() {}); err != nil {
+		if err := trials(t.Context(), x.candidates([]Variant{right, other}, nil), &e, 0, func(string) {}); err != nil {
 			t.Fatal(err)
 		}
 		return e
@@ -378,6 +383,58 @@ func TestProcessesGoOn(t *testing.T) {
 	put(e)
 	if e, _ := process(); e.Trial(probed) == nil || e.Trial(probed).Seconds <= 1e-9 || e.Trial("M/registers") == nil {
 		t.Errorf("%+v", e)
+	}
+}
+
+// A process that is killed while it measures makes only the variant suspect that ran. The
+// next process tries that one once more.
+func TestKilledWhileMeasuring(t *testing.T) {
+	path := temp(t)
+	suspect := soft.Candidates()[1].Label()
+	f := newFake(t)
+	// process measures, and goes on from the file as it was at the first run of the suspect.
+	process := func() (survived, killed Entry, tried bool) {
+		t.Helper()
+		f.before = func(v Variant) {
+			if v.Label() != suspect || tried {
+				return
+			}
+			tried = true
+			entries, err := Read(path)
+			if err != nil || len(entries) != 1 {
+				t.Fatalf("%+v, %v", entries, err)
+			}
+			killed = entries[0]
+		}
+		tuner := New(Options{Mode: First, Path: path, Info: info})
+		if !tuner.Claim(soft) {
+			t.Fatal("nothing to measure")
+		}
+		if err := tuner.FirstUse(t.Context(), f, soft); err != nil {
+			t.Fatal(err)
+		}
+		entries, err := Read(path)
+		if err != nil || len(entries) != 1 {
+			t.Fatalf("%+v, %v", entries, err)
+		}
+		return entries[0], killed, tried
+	}
+	for n, want := range []string{notBack, notBackTwice} {
+		survived, killed, _ := process()
+		if failed := killed.failed(); len(failed) != 1 || failed[0] != suspect || killed.Trial(suspect).Failed != want || killed.Best != "" {
+			t.Fatalf("killed %d times: %+v", n+1, killed.Trials)
+		}
+		if survived.Best == "" || survived.Trial(suspect).Seconds == 0 {
+			t.Errorf("not killed after all: %+v", survived)
+		}
+		killed.When = killed.When.Add(-time.Hour) // no other process that still measures
+		if err := Put(path, killed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e, _, tried := process()
+	if tried || e.Best == "" || e.Trial(suspect).Failed != notBackTwice || len(e.failed()) != 1 {
+		t.Errorf("tried for the third time: %t, %+v", tried, e)
 	}
 }
 
