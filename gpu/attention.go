@@ -42,40 +42,34 @@ func (b *Backend) AttentionBatch(ctx context.Context, calls []*backend.Call) err
 // not a multiple of 4, and for much longer rows or more of them.
 // backend.ErrUnsupported when the device does not accept one.
 func (b *Backend) Warmup(ctx context.Context, c *backend.Call, staged bool) error {
-	if err := b.enter(ctx); err != nil {
-		return err
-	}
-	defer b.leave()
-	return b.dev.Warmup(ctx, func(r *queue.Runner) error {
-		if !staged {
-			return b.attention(r, c, true)
-		}
-		d := c.Dims()
-		w, err := backend.Meta(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
-		if err != nil {
-			return err
-		}
-		if err := b.qk(r, w, c.Q, c.K); err != nil {
-			return err
-		}
-		if err := b.softmax(r, w, c.LSE, &c.Problem, false); err != nil {
-			return err
-		}
-		return r.Run(b.product(product{y: c.O, a: w, w: c.V, skip: true, names: pvNames}))
+	return b.within(ctx, "warmup", func() error {
+		return b.dev.Warmup(ctx, func(r *queue.Runner) error {
+			if !staged {
+				return b.attention(r, c, true)
+			}
+			d := c.Dims()
+			w, err := backend.Meta(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
+			if err != nil {
+				return err
+			}
+			if err := b.qk(r, w, c.Q, c.K); err != nil {
+				return err
+			}
+			if err := b.softmax(r, w, c.LSE, &c.Problem, false); err != nil {
+				return err
+			}
+			return r.Run(b.product(product{y: c.O, a: w, w: c.V, skip: true, names: pvNames}))
+		})
 	})
 }
 
 // Plan describes how Attention would run c.
-func (b *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
-	if err := b.enter(ctx); err != nil {
-		return backend.Plan{}, err
-	}
-	defer b.leave()
-	p, err := b.plan(c)
-	if err != nil {
-		return backend.Plan{}, fmt.Errorf("plan: %w", err)
-	}
-	return p, nil
+func (b *Backend) Plan(ctx context.Context, c *backend.Call) (p backend.Plan, err error) {
+	err = b.within(ctx, "plan", func() error {
+		p, err = b.plan(c)
+		return err
+	})
+	return p, err
 }
 
 func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {

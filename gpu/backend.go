@@ -71,24 +71,24 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// enter begins a call. Unless it returns an error, leave ends the call.
-func (b *Backend) enter(ctx context.Context) error {
+// within runs f as a call of b: Close waits for it. Errors of f begin with name.
+func (b *Backend) within(ctx context.Context, name string, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	b.life.RLock()
+	defer b.life.RUnlock()
 	if b.closed {
-		b.life.RUnlock()
 		return fmt.Errorf("%s: %w", b.info.Name, backend.ErrClosed)
 	}
 	if err := b.dev.Port.Lost(); err != nil {
-		b.life.RUnlock()
 		return queue.Translate(b.info.Name, err)
+	}
+	if err := f(); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }
-
-func (b *Backend) leave() { b.life.RUnlock() }
 
 // operands are the tensors of an operation.
 type operands struct{ out, in []backend.Operand }
@@ -106,42 +106,36 @@ func (b *Backend) call(ctx context.Context, name string, o operands, f func(r *q
 // calls runs n operations, which f queues, as one call: their steps follow one another in shared
 // submissions, and their tensors stay pinned to the end.
 func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) operands, f func(r *queue.Runner, i int) error) error {
-	if err := b.enter(ctx); err != nil {
-		return err
-	}
-	defer b.leave()
-	pins := make([]backend.Pinned, n)
-	defer func() {
-		for i := range pins {
-			pins[i].Unpin()
-		}
-	}()
-	for i := range pins {
-		o := of(i)
-		if err := tooLong(o); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		if err := pins[i].Pin(b, b.info.Name, o.out, o.in); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-	}
-	err := b.dev.Do(ctx, func(r *queue.Runner) error {
-		for i := range n {
-			if i > 0 {
-				if err := r.Separate(); err != nil {
-					return err
-				}
+	return b.within(ctx, name, func() error {
+		pins := make([]backend.Pinned, n)
+		defer func() {
+			for i := range pins {
+				pins[i].Unpin()
 			}
-			if err := f(r, i); err != nil {
+		}()
+		for i := range pins {
+			o := of(i)
+			if err := tooLong(o); err != nil {
+				return err
+			}
+			if err := pins[i].Pin(b, b.info.Name, o.out, o.in); err != nil {
 				return err
 			}
 		}
-		return nil
+		return b.dev.Do(ctx, func(r *queue.Runner) error {
+			for i := range n {
+				if i > 0 {
+					if err := r.Separate(); err != nil {
+						return err
+					}
+				}
+				if err := f(r, i); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
 	})
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
 }
 
 // maxLength bounds lengths, so that kernels' positions and their differences fit 32 bits.

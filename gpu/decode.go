@@ -111,24 +111,23 @@ func (x *decode) variants() {
 	}
 	below := func(n int) int { return min(1<<(bits.Len(uint(n))-1), x.rows) } // a power of two
 	qslots, pslots := below(decodeThreads/(c.Keys/2)), below(decodeThreads/quads)
-	expand := uint32(shaders.Full)
+	expand := int(shaders.Full)
 	if x.b.info.Type == backend.CPU {
-		expand = shaders.Registers // compiles in less time
+		expand = int(shaders.Registers) // compiles in less time
 	}
 	wide := kv != backend.Q8 && cut.AlignedRows(x.c.K, el) && cut.AlignedRows(x.c.V, el)
 	extra := x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero()
-	u := func(n int) uint32 { return uint32(n) }
-	x.splits = x.withBindings(queue.Kernel{Shader: shaders.Decode, Consts: map[string]uint32{
-		"EXPAND": expand, "IN": u(int(x.c.Q.DType())), "KV": u(int(kv)), "WIDE": u(when(wide, 1)), "EXTRA": u(when(extra, 1)),
-		"EL": u(el), "ROWS": u(x.rows), "SPLIT": u(c.Split), "BC": u(c.Keys), "TX": u(c.Lanes), "TQ": u(c.Keys / c.Lanes / 4), "QUADS": u(quads),
-		"GRAN": u(gran), "QG": u(gran * el / 4), "SHIFT": u(when(gran == 4, 1)), "KLOADS": u(ceil(c.Keys*gran, decodeThreads)),
-		"KT": u(c.Keys / 2), "QSLOTS": u(qslots), "QROWS": u(x.rows / qslots),
-		"VLOADS": u(ceil(jc*vg, decodeThreads)), "VG": u(vg), "JC": u(jc), "VCHUNKS": u(c.Keys / jc),
-		"PSLOTS": u(pslots), "PROWS": u(x.rows / pslots), "WIDTH": u(x.width / 4),
-	}})
-	x.merge = queue.Kernel{Shader: shaders.SplitMerge, Consts: map[string]uint32{
-		"EXPAND": expand, "SPLIT": u(c.Split), "TX": u(c.Lanes), "QUADS": u(quads), "WIDTH": u(x.width / 4),
-	}}
+	x.splits = x.withBindings(queue.NewKernel(shaders.Decode, map[string]int{
+		"EXPAND": expand, "IN": int(x.c.Q.DType()), "KV": int(kv), "WIDE": when(wide, 1), "EXTRA": when(extra, 1),
+		"EL": el, "ROWS": x.rows, "SPLIT": c.Split, "BC": c.Keys, "TX": c.Lanes, "TQ": c.Keys / c.Lanes / 4, "QUADS": quads,
+		"GRAN": gran, "QG": gran * el / 4, "SHIFT": when(gran == 4, 1), "KLOADS": ceil(c.Keys*gran, decodeThreads),
+		"KT": c.Keys / 2, "QSLOTS": qslots, "QROWS": x.rows / qslots,
+		"VLOADS": ceil(jc*vg, decodeThreads), "VG": vg, "JC": jc, "VCHUNKS": c.Keys / jc,
+		"PSLOTS": pslots, "PROWS": x.rows / pslots, "WIDTH": x.width / 4,
+	}))
+	x.merge = queue.NewKernel(shaders.SplitMerge, map[string]int{
+		"EXPAND": expand, "SPLIT": c.Split, "TX": c.Lanes, "QUADS": quads, "WIDTH": x.width / 4,
+	})
 }
 
 func (x *decode) op() *queue.Op {

@@ -50,38 +50,33 @@ func (b *Backend) PeakMemory() int64 { return b.dev.Pool.TakePeak() }
 // Options.MemoryBytes have no room. Calls stream from and to host memory.
 // backend.ErrMemory when the host has no room either; backend.ErrShape for a negative or
 // overlarge shape.
-func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
-	if err := b.enter(ctx); err != nil {
-		return backend.Tensor{}, err
-	}
-	defer b.leave()
-	t, err := b.alloc(dtype, shape)
-	if !errors.Is(err, queue.ErrFull) {
-		return t, err
-	}
-	if bytes := uint64(dtype.Bytes(shape)); bytes > hostMemory() {
-		return t, fmt.Errorf("alloc: %v of %v takes %d bytes, %s (%s) has no room and the host has %d: %w",
-			shape, dtype, bytes, b.info.Name, b.info.Device, hostMemory(), backend.ErrMemory)
-	}
-	host, err := backend.AllocHost(dtype, shape)
-	if err == nil {
-		t, err = b.onHost(host)
-	}
-	if err != nil {
-		return t, fmt.Errorf("alloc: %w", err)
-	}
-	return t, nil
+func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
+	err = b.within(ctx, "alloc", func() error {
+		if t, err = b.alloc(dtype, shape); !errors.Is(err, queue.ErrFull) {
+			return err
+		}
+		if bytes := uint64(dtype.Bytes(shape)); bytes > hostMemory() {
+			return fmt.Errorf("%v of %v takes %d bytes, %s (%s) has no room and the host has %d: %w",
+				shape, dtype, bytes, b.info.Name, b.info.Device, hostMemory(), backend.ErrMemory)
+		}
+		host, err := backend.AllocHost(dtype, shape)
+		if err == nil {
+			t, err = b.onHost(host)
+		}
+		return err
+	})
+	return t, err
 }
 
 // alloc returns a contiguous tensor in device memory, or queue.ErrFull.
 func (b *Backend) alloc(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 	if shape.Elements() < 0 {
-		return backend.Tensor{}, fmt.Errorf("alloc: shape %v is negative or too large: %w", shape, backend.ErrShape)
+		return backend.Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, backend.ErrShape)
 	}
 	bytes := uint64(dtype.Bytes(shape))
 	s, free, err := b.dev.Alloc(bytes)
 	if err != nil {
-		return backend.Tensor{}, fmt.Errorf("alloc: %v of %v, %d bytes: %w", shape, dtype, bytes, err)
+		return backend.Tensor{}, fmt.Errorf("%v of %v, %d bytes: %w", shape, dtype, bytes, err)
 	}
 	t, err := backend.NewTensor(backend.NewMemory(b, b.info.Name, int64(bytes), s, free), dtype, shape)
 	if err != nil {
@@ -112,16 +107,12 @@ func (b *Backend) onHost(host backend.Tensor) (backend.Tensor, error) {
 // which stay so. When the device or Options.MemoryBytes have no room it copies nothing:
 // the result is an alias of the host tensor, from which calls stream. backend.ErrDevice
 // when the argument is not in host memory.
-func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
-	if err := b.enter(ctx); err != nil {
-		return backend.Tensor{}, err
-	}
-	defer b.leave()
-	t, err := b.upload(ctx, host)
-	if err != nil {
-		return backend.Tensor{}, fmt.Errorf("upload: %w", err)
-	}
-	return t, nil
+func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (t backend.Tensor, err error) {
+	err = b.within(ctx, "upload", func() error {
+		t, err = b.upload(ctx, host)
+		return err
+	})
+	return t, err
 }
 
 func (b *Backend) upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
@@ -161,14 +152,7 @@ func (b *Backend) upload(ctx context.Context, host backend.Tensor) (backend.Tens
 // Download copies src to host: same shape (backend.ErrShape), same dtype
 // (backend.ErrDType), any strides on both sides.
 func (b *Backend) Download(ctx context.Context, host, src backend.Tensor) error {
-	if err := b.enter(ctx); err != nil {
-		return err
-	}
-	defer b.leave()
-	if err := b.download(ctx, host, src); err != nil {
-		return fmt.Errorf("download: %w", err)
-	}
-	return nil
+	return b.within(ctx, "download", func() error { return b.download(ctx, host, src) })
 }
 
 func (b *Backend) download(ctx context.Context, host, src backend.Tensor) error {

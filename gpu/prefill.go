@@ -63,8 +63,7 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	if err != nil {
 		return "", err
 	}
-	shader, consts := s.Kernel(v)
-	kernel := x.withBindings(queue.Kernel{Shader: shader, Consts: consts})
+	kernel := x.withBindings(s.Kernel(v))
 	c.Granule, c.StateAbove = v.Keys, v.Split
 	c.AlignGranules()
 	c.Most[cut.Col] = cut.LongestPiece(v.Keys, v.Loops(x.d.Dim, x.d.ValueDim)+x.rounds(v.RowsByKeys()), x.each*float64(v.Rows()*v.Keys), x.b.dev.PieceWork(kernel))
@@ -99,9 +98,9 @@ func (x *prefill) plain(because string) error {
 	}
 	x.path, x.why = "plain WGSL", because
 	x.cutter, x.rows, x.keys = c, cut.Tile, cut.Tile
-	x.kernel = x.withBindings(queue.Kernel{Shader: shaders.Attention, Consts: map[string]uint32{
-		"IN": uint32(x.c.Q.DType()), "KV": uint32(x.c.K.DType()), "DVB": uint32(blocks), "ACC": uint32(4 * blocks),
-	}})
+	x.kernel = x.withBindings(queue.NewKernel(shaders.Attention, map[string]int{
+		"IN": int(x.c.Q.DType()), "KV": int(x.c.K.DType()), "DVB": blocks, "ACC": 4 * blocks,
+	}))
 	// Loop iterations of attention.wgsl for a tile, as if none were unrolled: staging
 	// and products of a chunk, scores, maxima, exponentials, and the blocks of columns.
 	const product = 8 * (1 + 4)

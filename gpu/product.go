@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"context"
-	"sync"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
@@ -212,35 +211,24 @@ type productShape struct {
 	skip         bool
 }
 
-// kernel returns the tile's kernel for a shape.
-func (v productTile) kernel(s productShape) queue.Kernel {
-	key := productKey{v, s}
-	if k, ok := productKernels.Load(key); ok {
-		return k.(queue.Kernel)
-	}
-	sa, sb := v.lengths()
-	k := shaders.Matmul
-	k.WorkgroupMemory, k.Threads = v.memory(), v.threads()
-	c := map[string]uint32{}
-	for name, n := range map[string]int{
-		"EXPAND": int(v.expand), "A": int(s.a), "W": int(s.w), "AVEC": when(s.aWide && !v.scalar, 1), "WVEC": when(s.wWide && !v.scalar, 1),
-		"ALONG": when(s.along, 1), "SKIP": when(s.skip, 1),
-		"TX": productLanes, "TY": v.ty, "THREADS": v.threads(), "ROWS": v.rows, "CV": v.cv, "QD": productQD,
-		"ER": v.together(), "SA": sa, "SB": sb, "O4": v.rows * v.cv, "W4": 4 * v.cv,
-		"AN": v.rows * productQD / productLanes, "WN": 4 * productQD * v.cv / v.ty,
-	} {
-		c[name] = uint32(n)
-	}
-	kernel := queue.Kernel{Shader: k, Consts: c}
-	productKernels.Store(key, kernel)
-	return kernel
-}
-
-// productKernels holds kernels by productKey, so that repeated calls do not make their
-// constants again.
-var productKernels sync.Map
-
+// productKey is what the kernel of a product depends on.
 type productKey struct {
 	productTile
 	productShape
+}
+
+// kernel returns the tile's kernel for a shape.
+func (v productTile) kernel(s productShape) queue.Kernel {
+	shader := shaders.Matmul
+	shader.WorkgroupMemory, shader.Threads = v.memory(), v.threads()
+	return queue.Cached(productKey{v, s}, shader, func() map[string]int {
+		sa, sb := v.lengths()
+		return map[string]int{
+			"EXPAND": int(v.expand), "A": int(s.a), "W": int(s.w), "AVEC": when(s.aWide && !v.scalar, 1), "WVEC": when(s.wWide && !v.scalar, 1),
+			"ALONG": when(s.along, 1), "SKIP": when(s.skip, 1),
+			"TX": productLanes, "TY": v.ty, "THREADS": v.threads(), "ROWS": v.rows, "CV": v.cv, "QD": productQD,
+			"ER": v.together(), "SA": sa, "SB": sb, "O4": v.rows * v.cv, "W4": 4 * v.cv,
+			"AN": v.rows * productQD / productLanes, "WN": 4 * productQD * v.cv / v.ty,
+		}
+	})
 }

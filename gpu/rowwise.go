@@ -49,7 +49,7 @@ func (b *Backend) rotate(y, x, cos, sin backend.Tensor, interleaved bool) *queue
 		units = pairs
 		ops[0], ops[3] = new(cut.Operand), cut.Updates("y", y, cut.RowAxes)
 	}
-	kernel := queue.Kernel{Shader: shaders.RoPE, Consts: map[string]uint32{"INPLACE": uint32(when(inPlace, 1))}}
+	kernel := queue.NewKernel(shaders.RoPE, map[string]int{"INPLACE": when(inPlace, 1)})
 	return b.rowOp(sh, ops, func(part cut.Box, v []cut.View) queue.Step {
 		n := rows(part) * units
 		if inPlace {
@@ -94,7 +94,7 @@ func (b *Backend) convert(dst, src backend.Tensor) (*queue.Op, error) {
 		in, out, dim = backend.F32, backend.F32, to.Shape()[backend.Dim]
 	}
 	quantised := out == backend.Q8
-	kernel := queue.Kernel{Shader: shaders.Convert, Consts: map[string]uint32{"Q8": uint32(when(quantised, 1))}}
+	kernel := queue.NewKernel(shaders.Convert, map[string]int{"Q8": when(quantised, 1)})
 	ops := []*cut.Operand{cut.Reads("src", from, cut.RowAxes, 1), cut.Writes("dst", to, cut.RowAxes)}
 	return b.rowOp(dst.Shape(), ops, func(part cut.Box, v []cut.View) queue.Step {
 		rows := rows(part)

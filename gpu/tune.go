@@ -57,43 +57,42 @@ func ClearTuneFile(path string) (int, error) { return tune.Clear(path) }
 // Tune returns the entry also with the error of a file that could not be written. It
 // returns backend.ErrUnsupported when the register-tiled kernel cannot run c, and
 // backend.ErrOption when tuning is off.
-func (b *Backend) Tune(ctx context.Context, c *backend.Call, opt TuneOptions) (TuneEntry, error) {
-	return within(ctx, b, func() (TuneEntry, error) {
+func (b *Backend) Tune(ctx context.Context, c *backend.Call, opt TuneOptions) (e TuneEntry, err error) {
+	err = b.within(ctx, "tune", func() error {
 		s, err := b.tunable(c)
-		if err != nil {
-			return TuneEntry{}, err
+		if err == nil {
+			e, err = b.tuner.Measure(ctx, tuneRunner{b}, s, opt)
 		}
-		return b.tuner.Measure(ctx, tuneRunner{b}, s, opt)
+		return err
 	})
+	return e, err
 }
 
 // Probe runs one variant for calls like c and compares it with the plain kernel, as Tune
 // does, and keeps nothing. A lost device may end the process.
 func (b *Backend) Probe(ctx context.Context, c *backend.Call, variant string) error {
-	if err := b.enter(ctx); err != nil {
+	return b.within(ctx, "tune", func() error {
+		s, err := b.tunable(c)
+		if err == nil {
+			err = tune.Probe(ctx, tuneRunner{b}, s, variant)
+		}
 		return err
-	}
-	defer b.leave()
-	s, err := b.tunable(c)
-	if err != nil {
-		return err
-	}
-	return tune.Probe(ctx, tuneRunner{b}, s, variant)
+	})
 }
 
 // tunable returns the shape of c.
 func (b *Backend) tunable(c *backend.Call) (tune.Shape, error) {
 	if b.tuner.Mode == tune.Off {
-		return tune.Shape{}, fmt.Errorf("tune: tuning of %s is off: %w", b.info.Name, backend.ErrOption)
+		return tune.Shape{}, fmt.Errorf("tuning of %s is off: %w", b.info.Name, backend.ErrOption)
 	}
 	a, err := b.newPrefill(c, b.choose)
 	if err != nil {
-		return tune.Shape{}, fmt.Errorf("tune: %w", err)
+		return tune.Shape{}, err
 	}
 	if s := a.shape(); len(s.Candidates()) > 0 {
 		return s, nil
 	}
-	return tune.Shape{}, fmt.Errorf("tune: no variant of the register-tiled kernel fits (%s): %w", a.why, backend.ErrUnsupported)
+	return tune.Shape{}, fmt.Errorf("no variant of the register-tiled kernel fits (%s): %w", a.why, backend.ErrUnsupported)
 }
 
 // tuneRunner runs the calls of package tune, between enter and leave.

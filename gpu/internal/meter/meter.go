@@ -250,7 +250,6 @@ func (part readPart) probe(rounds, groups int) probe {
 // Launch returns the median time from the submission to the end of an empty dispatch of
 // one workgroup, with its pipeline, bindings and parameters in place.
 func Launch(ctx context.Context, d *queue.Device) (median time.Duration, err error) {
-	defer func() { err = queue.Translate("launch", err) }()
 	peak := d.Pipeline(queue.Kernel{Shader: shaders.Peak})
 	p, err := d.Acquire(ctx, peak)
 	if err != nil {
@@ -259,11 +258,11 @@ func Launch(ctx context.Context, d *queue.Device) (median time.Duration, err err
 	defer d.Release(peak)
 	uniform, err := d.Pool.Get(16, queue.UniformUsage)
 	if err != nil {
-		return 0, err
+		return 0, queue.Translate("launch", err)
 	}
 	defer d.Pool.Put(uniform, queue.UniformUsage)
 	if err := d.Port.Write(uniform, 0, make([]byte, 16)); err != nil { // no rounds
-		return 0, err
+		return 0, queue.Translate("launch", err)
 	}
 	empty := []port.Command{{Pipeline: p, Groups: [3]uint32{1, 1, 1}, Bindings: []port.Binding{
 		{Buffer: d.Blank(), Size: queue.BlankBytes}, {Buffer: uniform, Size: 16},
@@ -274,22 +273,13 @@ func Launch(ctx context.Context, d *queue.Device) (median time.Duration, err err
 			return 0, err
 		}
 		begin := time.Now()
-		if err := submit(d, empty); err != nil {
+		if err := d.Submit(empty); err != nil {
 			return 0, err
 		}
 		times[i] = time.Since(begin)
 	}
 	slices.Sort(times)
 	return times[len(times)/2], nil
-}
-
-// submit runs commands and waits for them.
-func submit(d *queue.Device, commands []port.Command) error {
-	t, err := d.Port.Submit(commands)
-	if err == nil {
-		err = d.Port.Wait(t)
-	}
-	return err
 }
 
 // Upload returns the bytes a second of [backend.Backend.Upload] to d.
@@ -301,8 +291,8 @@ func Upload(ctx context.Context, d *queue.Device, be backend.Backend) (float64, 
 			return 0, err
 		}
 		defer t.Release()
-		err = submit(d, nil) // the last piece starts with the next submission
-		return time.Since(begin), queue.Translate("upload", err)
+		err = d.Submit(nil) // the last piece starts with the next submission
+		return time.Since(begin), err
 	})
 }
 

@@ -20,15 +20,26 @@ type dispatch struct {
 	grid     [3]uint32
 	work     float64 // operations, for progress
 	seconds  float64 // expected
-	// Copies that gather windows before the dispatch and return them after it.
+	// Copies that fill windows before the dispatch and return them after it.
 	before, after []cut.Copy
+
+	offset uint64 // of the parameters in the batch
+}
+
+// writes reports whether x writes to buf.
+func (x *dispatch) writes(buf cut.Buffer) bool {
+	for j, w := range x.windows {
+		if w.Buf == buf && x.pipeline.kinds[j] == 'w' {
+			return true
+		}
+	}
+	return false
 }
 
 // batch is the submission that is being assembled. Its slices are used again by later
 // calls.
 type batch struct {
-	list    []queued
-	windows []cut.Window
+	list    []dispatch
 	data    []byte // parameters as they are written to the slot
 	work    float64
 	seconds float64
@@ -37,28 +48,20 @@ type batch struct {
 	bindings []port.Binding
 }
 
-// queued is a dispatch of a batch.
-type queued struct {
-	pipeline      *Pipeline
-	first, count  int // of windows
-	offset, size  int // of data
-	grid          [3]uint32
-	before, after []cut.Copy
-}
-
 // holds returns the bytes of parameters of b with x.
 func (b *batch) holds(x *dispatch, s *slots) int {
 	return cut.AlignUp(len(b.data), s.align) + x.params.Size()
 }
 
-func (b *batch) add(x *dispatch, s *slots) {
+// add adds x with its present parameters.
+func (b *batch) add(x dispatch, s *slots) {
 	at := cut.AlignUp(len(b.data), s.align)
 	for len(b.data) < at {
 		b.data = append(b.data, 0)
 	}
+	x.offset = uint64(at)
 	b.data = x.params.Append(b.data)
-	b.list = append(b.list, queued{x.pipeline, len(b.windows), len(x.windows), at, x.params.Size(), x.grid, x.before, x.after})
-	b.windows = append(b.windows, x.windows...)
+	b.list = append(b.list, x)
 	b.work += x.work
 	b.seconds += x.seconds
 }
@@ -66,10 +69,9 @@ func (b *batch) add(x *dispatch, s *slots) {
 // clear empties b.
 func (b *batch) clear() {
 	clear(b.list)
-	clear(b.windows)
 	clear(b.commands)
 	clear(b.bindings)
-	*b = batch{list: b.list[:0], windows: b.windows[:0], data: b.data[:0], commands: b.commands[:0], bindings: b.bindings[:0]}
+	*b = batch{list: b.list[:0], data: b.data[:0], commands: b.commands[:0], bindings: b.bindings[:0]}
 }
 
 // record writes the parameters to f's slot and makes the commands of b.
@@ -78,40 +80,29 @@ func (b *batch) record(ctx context.Context, d *Device, f *flight) error {
 		return d.wrap(err)
 	}
 	for i := range b.list {
-		q := &b.list[i]
-		p, err := d.Acquire(ctx, q.pipeline)
+		x := &b.list[i]
+		p, err := d.Acquire(ctx, x.pipeline)
 		if err != nil {
 			return err
 		}
-		f.pipelines = append(f.pipelines, q.pipeline)
-		b.copies(q.before)
-		windows := b.windows[q.first : q.first+q.count]
-		kinds, uniform := q.pipeline.kinds, port.Binding{Buffer: f.slot, Offset: uint64(q.offset), Size: uint64(q.size)}
+		f.pipelines = append(f.pipelines, x.pipeline)
+		b.copies(x.before)
+		uniform := port.Binding{Buffer: f.slot, Offset: x.offset, Size: uint64(x.params.Size())}
 		from := len(b.bindings)
-		for j, w := range windows {
-			if j == q.pipeline.uniform {
+		for j, w := range x.windows {
+			if j == x.pipeline.uniform {
 				b.bindings = append(b.bindings, uniform)
 			}
 			if w.Buf == nil {
 				w = cut.Window{Buf: d.blank[j], Size: BlankBytes}
-			} else if kinds[j] == 'r' && written(windows, kinds, w.Buf) {
-				// WebGPU does not let a dispatch read and write one buffer, not even
-				// different parts of it. The dispatch reads a copy of the part.
-				c, err := d.Pool.Get(w.Size, StorageUsage)
-				if err != nil {
-					return d.wrap(err)
-				}
-				f.copies = append(f.copies, c)
-				b.commands = append(b.commands, port.Command{Src: w.Buf, SrcOffset: w.Offset, Dst: c, Size: w.Size})
-				w = cut.Window{Buf: c, Size: w.Size}
 			}
 			b.bindings = append(b.bindings, port.Binding{Buffer: w.Buf, Offset: w.Offset, Size: w.Size})
 		}
-		if len(windows) == q.pipeline.uniform {
+		if len(x.windows) == x.pipeline.uniform {
 			b.bindings = append(b.bindings, uniform)
 		}
-		b.commands = append(b.commands, port.Command{Pipeline: p, Bindings: b.bindings[from:len(b.bindings):len(b.bindings)], Groups: q.grid})
-		b.copies(q.after)
+		b.commands = append(b.commands, port.Command{Pipeline: p, Bindings: b.bindings[from:len(b.bindings):len(b.bindings)], Groups: x.grid})
+		b.copies(x.after)
 	}
 	return nil
 }
@@ -123,32 +114,18 @@ func (b *batch) copies(list []cut.Copy) {
 	}
 }
 
-// written reports whether a dispatch with these windows writes to buf.
-func written(windows []cut.Window, kinds string, buf cut.Buffer) bool {
-	for j, w := range windows {
-		if w.Buf == buf && kinds[j] == 'w' {
-			return true
-		}
-	}
-	return false
-}
-
 // flight is a submission on the device.
 type flight struct {
 	ticket    port.Ticket
-	slot      port.Buffer   // the uniform buffer that it reads
-	copies    []port.Buffer // that it reads instead of operands
-	pipelines []*Pipeline   // one for each dispatch
+	slot      port.Buffer // the uniform buffer that it reads
+	pipelines []*Pipeline // one for each dispatch
 	began     time.Time
 	work      float64
 	seconds   float64 // expected
 }
 
-// end releases what f used, after a wait that returned err.
-func (f *flight) end(d *Device, err error) {
-	for _, c := range f.copies {
-		d.Pool.putAfter(c, StorageUsage, err)
-	}
+// end releases what f used.
+func (f *flight) end(d *Device) {
 	for _, p := range f.pipelines {
 		d.Release(p)
 	}
@@ -182,9 +159,8 @@ func (l *flights) next() *flight {
 
 // clear empties f but keeps its slices.
 func (f *flight) clear() {
-	clear(f.copies)
 	clear(f.pipelines)
-	*f = flight{copies: f.copies[:0], pipelines: f.pipelines[:0]}
+	*f = flight{pipelines: f.pipelines[:0]}
 }
 
 // reset prepares l for the next call.

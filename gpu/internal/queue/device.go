@@ -177,7 +177,7 @@ func (d *Device) Write(s *cut.Store, at uint64, data []byte) error {
 	if err != nil {
 		return err
 	}
-	return d.submit(nil)
+	return d.Submit(nil)
 }
 
 // Read copies the bytes of a store from at on to dst; at and len(dst) are multiples of 4.
@@ -197,7 +197,7 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 				return err
 			}
 			some := min(n, most)
-			if err := d.submit([]port.Command{{Src: buf, SrcOffset: from, Dst: staging, Size: some}}); err != nil {
+			if err := d.Submit([]port.Command{{Src: buf, SrcOffset: from, Dst: staging, Size: some}}); err != nil {
 				return err
 			}
 			if err := d.Port.Read(staging, 0, dst[:some]); err != nil {
@@ -255,8 +255,8 @@ func Moved(ctx context.Context, bytes int64, began time.Time) {
 	}
 }
 
-// submit runs commands and waits for them.
-func (d *Device) submit(commands []port.Command) error {
+// Submit runs commands and waits for them.
+func (d *Device) Submit(commands []port.Command) error {
 	t, err := d.Port.Submit(commands)
 	if err == nil {
 		err = d.Port.Wait(t)

@@ -21,6 +21,29 @@ type Kernel struct {
 	Consts map[string]uint32
 }
 
+// kernels holds the kernels of Cached by their keys.
+var kernels sync.Map
+
+// Cached returns the kernel of shader that build returned the constants of for an equal key,
+// so that repeated calls do not build them again. The type of the key belongs to one caller.
+func Cached[K comparable](key K, shader shaders.Kernel, build func() map[string]int) Kernel {
+	if k, ok := kernels.Load(key); ok {
+		return k.(Kernel)
+	}
+	k := NewKernel(shader, build())
+	kernels.Store(key, k)
+	return k
+}
+
+// NewKernel returns shader with constants.
+func NewKernel(shader shaders.Kernel, consts map[string]int) Kernel {
+	k := Kernel{shader, make(map[string]uint32, len(consts))}
+	for name, n := range consts {
+		k.Consts[name] = uint32(n)
+	}
+	return k
+}
+
 // Key identifies a kernel: attention ACC=8 DVB=2 ...
 func (k Kernel) Key() string {
 	var s strings.Builder

@@ -204,7 +204,7 @@ func (r *Runner) add(x *dispatch) error {
 			return err
 		}
 	}
-	r.batch.add(x, s)
+	r.batch.add(*x, s)
 	return nil
 }
 
@@ -261,7 +261,7 @@ func (r *Runner) push() error {
 		err = r.d.wrap(err)
 	}
 	if err != nil {
-		f.end(r.d, err)
+		f.end(r.d)
 		return err
 	}
 	r.flights.n++
@@ -297,7 +297,7 @@ func (r *Runner) land() error {
 		}
 	}
 	err = r.d.wrap(err)
-	f.end(r.d, err)
+	f.end(r.d)
 	if err != nil {
 		return err
 	}

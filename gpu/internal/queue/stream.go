@@ -72,18 +72,16 @@ func (s *stream) note(submissions int) {
 // stage gives a step buffers for its staged windows. In a rehearsal it only follows what
 // would be moved.
 func (r *Runner) stage(x *dispatch) error {
-	if !slices.ContainsFunc(x.windows, func(w cut.Window) bool { _, ok := w.Buf.(*cut.Staged); return ok }) {
-		return nil
-	}
-	r.staged++
-	if r.stream != nil && !r.rehearsal {
-		submissions := r.flights.started()
-		if len(r.batch.list) > 0 {
-			submissions++
+	if slices.ContainsFunc(x.windows, func(w cut.Window) bool { _, ok := w.Buf.(*cut.Staged); return ok }) {
+		r.staged++
+		if r.stream != nil && !r.rehearsal {
+			submissions := r.flights.started()
+			if len(r.batch.list) > 0 {
+				submissions++
+			}
+			r.stream.note(submissions)
 		}
-		r.stream.note(submissions)
 	}
-	x.windows = slices.Clone(x.windows)
 	for j, w := range x.windows {
 		a, ok := w.Buf.(*cut.Staged)
 		if !ok {
@@ -91,41 +89,61 @@ func (r *Runner) stage(x *dispatch) error {
 		}
 		var err error
 		switch {
-		case r.rehearsal:
-			err = r.foresee(a)
 		case a.Of.OnHost:
 			x.windows[j].Buf, err = r.upload(a)
-		default:
-			x.windows[j].Buf, err = r.gather(x, j, a)
+		case !r.rehearsal:
+			var buf port.Buffer
+			if buf, err = r.gathered(j, a.Size()); err != nil {
+				break
+			}
+			x.windows[j].Buf = buf
+			x.before = append(x.before, a.Copies(buf, false)...)
+			if a.Of.Use != cut.Read {
+				x.after = append(x.after, a.Copies(buf, true)...)
+			}
 		}
 		if err != nil {
 			return err
 		}
 	}
+	if r.rehearsal {
+		return nil
+	}
+	// WebGPU does not let a dispatch read and write one buffer, not even different parts
+	// of it. The dispatch reads a copy of the part.
+	kinds := x.pipeline.kinds
+	for j, w := range x.windows {
+		if w.Buf == nil || kinds[j] != 'r' || !x.writes(w.Buf) {
+			continue
+		}
+		buf, err := r.gathered(j, w.Size)
+		if err != nil {
+			return err
+		}
+		x.windows[j] = cut.Window{Buf: buf, Size: w.Size}
+		x.before = append(x.before, cut.Copy{Src: w.Buf, SrcOffset: w.Offset, Dst: buf, Size: w.Size})
+	}
 	return nil
 }
 
-// gather adds the copies that fill binding j of x, in a buffer that the binding keeps for
-// the whole call.
-func (r *Runner) gather(x *dispatch, j int, a *cut.Staged) (port.Buffer, error) {
-	buf := r.held.gathers[j]
-	if buf == nil || buf.Size() < a.Size() {
-		var err error
-		if buf, err = r.hold(a.Size()); err != nil {
-			return nil, err
-		}
-		r.held.gathers[j] = buf
+// gathered returns a buffer of at least size bytes that binding j keeps for the whole call.
+func (r *Runner) gathered(j int, size uint64) (port.Buffer, error) {
+	buf := &r.held.gathers[j]
+	if *buf != nil && (*buf).Size() >= size {
+		return *buf, nil
 	}
-	x.before = append(x.before, a.Copies(buf, false)...)
-	if a.Of.Use != cut.Read {
-		x.after = append(x.after, a.Copies(buf, true)...)
-	}
-	return buf, nil
+	var err error
+	*buf, err = r.hold(size)
+	return *buf, err
 }
 
-// upload returns a buffer with a window of host memory. Buffers of queued steps stay.
+// upload returns a buffer with a window of host memory. Buffers of queued steps stay. A
+// rehearsal counts what would be moved, if it follows a stream.
 func (r *Runner) upload(a *cut.Staged) (port.Buffer, error) {
 	if r.stream == nil {
+		if r.rehearsal {
+			return nil, nil
+		}
 		// One call streams at a time, because each may take all the room.
 		select {
 		case r.d.streaming <- struct{}{}:
@@ -138,6 +156,12 @@ func (r *Runner) upload(a *cut.Staged) (port.Buffer, error) {
 	if err != nil || found {
 		return w.buf, err
 	}
+	if a.Of.Use != cut.Written {
+		r.stream.uploaded += a.Size()
+	}
+	if r.rehearsal {
+		return nil, nil
+	}
 	if w.buf, err = r.d.Pool.Get(a.Size(), StorageUsage); err != nil {
 		r.stream.resident = slices.DeleteFunc(r.stream.resident, func(x *resident) bool { return x == w })
 		return nil, Translate(fmt.Sprintf("%s: %d bytes to stream %s through (Options.MemoryBytes bounds them)", r.d.name, a.Size(), a.Of.Name), err)
@@ -145,7 +169,6 @@ func (r *Runner) upload(a *cut.Staged) (port.Buffer, error) {
 	if a.Of.Use == cut.Written {
 		return w.buf, nil
 	}
-	r.stream.uploaded += a.Size()
 	defer Moved(r.ctx, int64(a.Size()), time.Now())
 	t := a.Of.T
 	if a.Of.Pages != nil {
@@ -160,26 +183,15 @@ func (r *Runner) upload(a *cut.Staged) (port.Buffer, error) {
 	})
 }
 
-// foresee follows in a rehearsal what upload would do.
-func (r *Runner) foresee(a *cut.Staged) error {
-	if r.stream == nil || !a.Of.OnHost {
-		return nil
-	}
-	_, found, err := r.stream.find(a, r.staged, r.download)
-	if err == nil && !found && a.Of.Use != cut.Written {
-		r.stream.uploaded += a.Size()
-	}
-	return err
-}
-
 // evict copies a window back if it was written and releases its buffer.
 func (r *Runner) evict(w *resident) error {
-	if err := r.await(w); err != nil {
-		r.d.Pool.putAfter(w.buf, StorageUsage, err)
-		return err
+	err := r.await(w)
+	if err == nil {
+		err = r.download(w)
 	}
-	err := r.download(w)
-	r.d.Pool.putAfter(w.buf, StorageUsage, err)
+	if w.buf != nil {
+		r.d.Pool.putAfter(w.buf, StorageUsage, err)
+	}
 	return err
 }
 

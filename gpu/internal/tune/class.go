@@ -3,8 +3,6 @@ package tune
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -64,12 +62,7 @@ func (s Shape) stored() Class {
 	s.ValueDim = s.class().valueDim
 	var keys []string
 	for _, v := range s.Candidates() {
-		k, consts := s.Kernel(v)
-		key := v.Label() + " " + k.Name
-		for _, name := range slices.Sorted(maps.Keys(consts)) {
-			key += fmt.Sprintf(" %s=%d", name, consts[name])
-		}
-		keys = append(keys, key)
+		keys = append(keys, v.Label()+" "+s.Kernel(v).Key())
 	}
 	slices.Sort(keys) // their order depends on the shape
 	c := s.class().unhashed()
@@ -81,8 +74,8 @@ func (s Shape) stored() Class {
 // 50 ms and is done for the best variant only.
 func (s Shape) code(v Variant) (string, error) {
 	s.ValueDim = s.class().valueDim
-	k, consts := s.Kernel(v)
-	src, err := k.Specialise(consts)
+	k := s.Kernel(v)
+	src, err := k.Shader.Specialise(k.Consts)
 	return hash(src), err
 }
 

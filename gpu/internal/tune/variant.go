@@ -12,9 +12,9 @@ package tune
 import (
 	"cmp"
 	"fmt"
-	"sync"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -86,9 +86,6 @@ func init() {
 		}
 	}
 }
-
-// Variants returns the variants of a tiling.
-func Variants(c Tiling) []Variant { return variants[c] }
 
 // plainName is the label of the plain kernel.
 const plainName = "plain"
@@ -184,10 +181,7 @@ func (v Variant) Loops(dim, dv int) int {
 	return rest + chunks*perChunk + steps*perStep
 }
 
-// kernels holds the constants of kernels by kernelKey, so that repeated calls do not
-// build them again.
-var kernels sync.Map
-
+// kernelKey is what a kernel depends on.
 type kernelKey struct {
 	Variant
 	turns              int
@@ -195,40 +189,30 @@ type kernelKey struct {
 	paired, wide, half bool
 }
 
-type kernel struct {
-	shaders.Kernel
-	consts map[string]uint32
-}
-
-// Kernel returns the kernel of v for calls of shape s and its constants, which the
-// caller must not change.
-func (s Shape) Kernel(v Variant) (shaders.Kernel, map[string]uint32) {
+// Kernel returns the kernel of v for calls of shape s. The caller must not change its
+// constants.
+func (s Shape) Kernel(v Variant) queue.Kernel {
 	key := kernelKey{v, v.turns(s.ValueDim), s.In, s.KV, s.Paired, s.Wide && !v.Scalar, s.Half}
-	if k, ok := kernels.Load(key); ok {
-		return k.(kernel).Kernel, k.(kernel).consts
-	}
-	turns, rows := key.turns, 4*v.rv
-	sa, sb := v.lengths()
-	up := func(n int) int { return (n + v.threads() - 1) / v.threads() }
-	flag := func(on bool) int {
-		if on {
-			return 1
+	shader := shaders.Flash
+	shader.WorkgroupMemory, shader.Threads = v.memory(), v.threads()
+	return queue.Cached(key, shader, func() map[string]int {
+		turns, rows := key.turns, 4*v.rv
+		sa, sb := v.lengths()
+		up := func(n int) int { return (n + v.threads() - 1) / v.threads() }
+		flag := func(on bool) int {
+			if on {
+				return 1
+			}
+			return 0
 		}
-		return 0
-	}
-	k := kernel{shaders.Flash, map[string]uint32{}}
-	k.WorkgroupMemory, k.Threads = v.memory(), v.threads()
-	for name, n := range map[string]int{
-		"EXPAND": int(v.Expand), "IN": int(s.In), "KV": int(s.KV), "OUT16": flag(s.Half), "VEC": flag(key.wide), "PAIRED": flag(s.Paired),
-		"TX": v.Lanes, "TY": v.ty, "THREADS": v.threads(), "RV": v.rv, "KT": v.kt(), "CV": v.cv, "VP": turns,
-		"QD": v.qd, "JJ": v.jj, "ER": v.together(), "SA": sa, "SB": sb, "S4": v.RowsByKeys(), "ROWS": rows,
-		"COLS": v.cv * turns, "O4": rows * v.cv * turns, "KEEP": v.keep(s.ValueDim), "STEPS": v.kt() / v.jj, "SPLIT": v.Split,
-		"QN": up(v.Rows() * v.qd), "KN": up(v.Keys * v.qd), "VN": up(v.jj * v.Lanes * v.Lanes * v.cv),
-	} {
-		k.consts[name] = uint32(n)
-	}
-	kernels.Store(key, k)
-	return k.Kernel, k.consts
+		return map[string]int{
+			"EXPAND": int(v.Expand), "IN": int(s.In), "KV": int(s.KV), "OUT16": flag(s.Half), "VEC": flag(key.wide), "PAIRED": flag(s.Paired),
+			"TX": v.Lanes, "TY": v.ty, "THREADS": v.threads(), "RV": v.rv, "KT": v.kt(), "CV": v.cv, "VP": turns,
+			"QD": v.qd, "JJ": v.jj, "ER": v.together(), "SA": sa, "SB": sb, "S4": v.RowsByKeys(), "ROWS": rows,
+			"COLS": v.cv * turns, "O4": rows * v.cv * turns, "KEEP": v.keep(s.ValueDim), "STEPS": v.kt() / v.jj, "SPLIT": v.Split,
+			"QN": up(v.Rows() * v.qd), "KN": up(v.Keys * v.qd), "VN": up(v.jj * v.Lanes * v.Lanes * v.cv),
+		}
+	})
 }
 
 // Limits are the limits of a device that a variant must keep.

@@ -54,15 +54,15 @@ func TestVariants(t *testing.T) {
 	}
 	// The constants of the unchanged file are those of L of class 64.
 	s := Shape{Tiling: TilingOf(64, 64), ValueDim: 64, In: backend.F32, KV: backend.F32, Paired: true}
-	k, consts := s.Kernel(Variants(s.Tiling)[0])
+	k := s.Kernel(variants[s.Tiling][0])
 	have := shaders.Flash.Constants()
-	for name, value := range consts {
+	for name, value := range k.Consts {
 		if name != "EXPAND" && have[name] != fmt.Sprint(value) {
 			t.Errorf("flash.wgsl has %s = %s, L has %d", name, have[name], value)
 		}
 	}
-	if k.WorkgroupMemory != shaders.Flash.WorkgroupMemory || k.Threads != shaders.Flash.Threads {
-		t.Errorf("L has %d bytes and %d threads, the file %d and %d", k.WorkgroupMemory, k.Threads, shaders.Flash.WorkgroupMemory, shaders.Flash.Threads)
+	if k.Shader.WorkgroupMemory != shaders.Flash.WorkgroupMemory || k.Shader.Threads != shaders.Flash.Threads {
+		t.Errorf("L has %d bytes and %d threads, the file %d and %d", k.Shader.WorkgroupMemory, k.Shader.Threads, shaders.Flash.WorkgroupMemory, shaders.Flash.Threads)
 	}
 }
 
@@ -74,8 +74,8 @@ func TestVariantsCompile(t *testing.T) {
 			if i%2 == 1 {
 				s.In, s.KV, s.Wide, s.Half = backend.F16, backend.F16, true, true
 			}
-			k, consts := s.Kernel(v.Quick())
-			src, err := k.Specialise(consts)
+			k := s.Kernel(v.Quick())
+			src, err := k.Shader.Specialise(k.Consts)
 			if err == nil {
 				_, err = naga.Compile(src)
 			}
