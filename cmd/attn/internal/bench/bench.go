@@ -44,7 +44,7 @@ type Command struct {
 	Variant []string      `name:"variant" placeholder:"NAME" help:"Operation: fused, stages (all three, with the weights in memory), qk, softmax or pv. Default: fused."`
 	Causal  bool          `name:"causal" help:"Hide later keys from a row."`
 	Window  *cli.Window   `name:"window" placeholder:"L,R" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
-	Softcap cli.Number    `name:"softcap" placeholder:"C" help:"Bound scores to (-C, C). Default: off."`
+	Softcap float64       `name:"softcap" placeholder:"C" help:"Bound scores to (-C, C). Default: off."`
 	Mask    bool          `name:"mask" help:"Add a random f32 mask [Sq, Sk] to the scores of all heads."`
 	Backend []string      `name:"backend" help:"Backends: cpu, gpu, gpu:1, ...; repeat the flag or separate names with commas. Default: all." placeholder:"NAME"`
 	Compare bool          `name:"compare" help:"With --backend cpu: compare its instruction sets, its gonum path, and the BLAS of the build, in turns."`
@@ -256,7 +256,7 @@ func (c *Command) preset(cfg bench.Config) (bench.Config, error) {
 
 // series returns the combinations of the flags that are lists.
 func (c *Command) series() ([]bench.Series, error) {
-	one := bench.Series{Causal: c.Causal, Softcap: float64(c.Softcap), Mask: c.Mask, Window: (*kernels.Window)(c.Window)}
+	one := bench.Series{Causal: c.Causal, Softcap: c.Softcap, Mask: c.Mask, Window: (*kernels.Window)(c.Window)}
 	if c.SeqQ != nil {
 		if one.SeqQ = *c.SeqQ; one.SeqQ < 1 { // package bench reads 0 as the number of keys
 			return nil, fmt.Errorf("--seq-q is %d, it must be at least 1: %w", one.SeqQ, backend.ErrOption)

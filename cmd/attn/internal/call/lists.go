@@ -95,9 +95,8 @@ func (l Logits) auto() bool { return l != nil && len(l) == 0 }
 
 // listOrFile returns the value of a flag; path reports that it names a file.
 func listOrFile(ctx *kong.DecodeContext) (s string, path bool, err error) {
-	var text cli.Text
-	err = text.Decode(ctx)
-	return string(text), strings.HasSuffix(string(text), ".npy"), err
+	err = ctx.Scan.PopValueInto("list", &s)
+	return s, strings.HasSuffix(s, ".npy"), err
 }
 
 // MarshalJSON implements json.Marshaler.

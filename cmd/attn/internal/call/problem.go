@@ -39,11 +39,11 @@ type Problem struct {
 	ALiBi        Logits `json:"alibi,omitempty" name:"alibi" placeholder:"auto|X,X|FILE" group:"Scores" help:"Linear biases: slopes, one for each head or for each batch and head, as numbers or a .npy file; auto is 2^(-8/H), 2^(-16/H), .. as in the paper for H a power of two."`
 	Sinks        Logits `json:"sinks,omitempty" name:"sinks" placeholder:"X,X|FILE" group:"Scores" help:"Attention sinks: a logit for each head that only enters the denominator, as numbers or a .npy file."`
 
-	Prefix     cli.Ints `json:"prefix,omitempty" name:"prefix" placeholder:"N,N" group:"Visibility" help:"Number of first keys that --causal and the right side of --window do not hide, one for all batches or for each."`
-	Segments   IDs      `json:"segments,omitempty" name:"segments" placeholder:"N,N|FILE" group:"Visibility" help:"Document ids: a row sees only keys of its own id. One integer for each row, as a list or a .npy file [S] or [B,S]."`
-	KVSegments IDs      `json:"kv_segments,omitempty" name:"kv-segments" placeholder:"N,N|FILE" group:"Visibility" help:"Document ids of the keys. Default: --segments."`
-	BlockMask  string   `json:"block_mask,omitempty" name:"block-mask" placeholder:"M.npy" group:"Visibility" help:"Bool array [Sq/block,Sk/block] of visible blocks, with axes for batches and heads as in --mask. Hidden blocks are not computed."`
-	BlockSize  int      `json:"block_size,omitempty" name:"block-size" placeholder:"N" group:"Visibility" help:"Rows and keys of a block of --block-mask."`
+	Prefix     []int  `json:"prefix,omitempty" name:"prefix" placeholder:"N,N" group:"Visibility" help:"Number of first keys that --causal and the right side of --window do not hide, one for all batches or for each."`
+	Segments   IDs    `json:"segments,omitempty" name:"segments" placeholder:"N,N|FILE" group:"Visibility" help:"Document ids: a row sees only keys of its own id. One integer for each row, as a list or a .npy file [S] or [B,S]."`
+	KVSegments IDs    `json:"kv_segments,omitempty" name:"kv-segments" placeholder:"N,N|FILE" group:"Visibility" help:"Document ids of the keys. Default: --segments."`
+	BlockMask  string `json:"block_mask,omitempty" name:"block-mask" placeholder:"M.npy" group:"Visibility" help:"Bool array [Sq/block,Sk/block] of visible blocks, with axes for batches and heads as in --mask. Hidden blocks are not computed."`
+	BlockSize  int    `json:"block_size,omitempty" name:"block-size" placeholder:"N" group:"Visibility" help:"Rows and keys of a block of --block-mask."`
 
 	RoPE    RoPE    `json:"rope,omitzero" embed:""`
 	Dropout Dropout `json:"dropout,omitzero" embed:""`
@@ -53,8 +53,8 @@ type Problem struct {
 type Options struct {
 	Layout  string      `json:"layout" name:"layout" enum:"bhsd,bshd" default:"bhsd" group:"Inputs" help:"Order of the axes of 4-D files: bhsd is [B,H,S,D], bshd is [B,S,H,D]."`
 	DType   string      `json:"dtype" name:"dtype" enum:",f32,f16,bf16" default:"" placeholder:"TYPE" group:"Inputs" help:"Compute on f32, f16 or bf16 elements. Default: the type of the files (f2 is f16, f4 and f8 are f32)."`
-	Scale   *cli.Number `json:"scale,omitempty" name:"scale" placeholder:"X" group:"Scores" help:"Factor of QKᵀ. Default: 1/sqrt(D)."`
-	Softcap cli.Number  `json:"softcap,omitempty" name:"softcap" placeholder:"C" group:"Scores" help:"Replace scores s by C·tanh(s/C)."`
+	Scale   *float64    `json:"scale,omitempty" name:"scale" placeholder:"X" group:"Scores" help:"Factor of QKᵀ. Default: 1/sqrt(D)."`
+	Softcap float64     `json:"softcap,omitempty" name:"softcap" placeholder:"C" group:"Scores" help:"Replace scores s by C·tanh(s/C)."`
 	Mask    string      `json:"mask,omitempty" name:"mask" placeholder:"M.npy" group:"Scores" help:"Bool (true is visible) or float (added to the scores) array that broadcasts, as in numpy, to the scores of q's rank: [Sq,Sk], [B,Sq,Sk] or [B,H,Sq,Sk]. A 4-D one is always [B,H,Sq,Sk]. Keys beyond its last axis are hidden."`
 	Causal  bool        `json:"-" name:"causal" group:"Visibility" help:"Hide the keys after a row's own position."`
 	Window  *cli.Window `json:"-" name:"window" placeholder:"L,R" group:"Visibility" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
@@ -65,24 +65,24 @@ type Options struct {
 // right and j < klen[b]; null is no limit. Align is part of the canonical form of
 // packed sequences only, each of which has its own offset.
 type Visible struct {
-	Left   *int     `json:"left" kong:"-"`
-	Right  *int     `json:"right" kong:"-"`
-	Offset int      `json:"offset" name:"offset" placeholder:"N" group:"Visibility" help:"Move every row's position by N keys."`
-	KLen   cli.Ints `json:"klen,omitempty" name:"klen" placeholder:"N,N" group:"Visibility" help:"Number of existing keys, one for each batch, 0 to Sk."`
-	Align  string   `json:"align,omitempty" name:"causal-align" enum:"top-left,bottom-right" default:"top-left" group:"Visibility" help:"Origin of the positions, for --causal, --window and --alibi: the first query is at the first key (top-left, as PyTorch's is_causal), or the last query at the last key (bottom-right)."`
+	Left   *int   `json:"left" kong:"-"`
+	Right  *int   `json:"right" kong:"-"`
+	Offset int    `json:"offset" name:"offset" placeholder:"N" group:"Visibility" help:"Move every row's position by N keys."`
+	KLen   []int  `json:"klen,omitempty" name:"klen" placeholder:"N,N" group:"Visibility" help:"Number of existing keys, one for each batch, 0 to Sk."`
+	Align  string `json:"align,omitempty" name:"causal-align" enum:"top-left,bottom-right" default:"top-left" group:"Visibility" help:"Origin of the positions, for --causal, --window and --alibi: the first query is at the first key (top-left, as PyTorch's is_causal), or the last query at the last key (bottom-right)."`
 }
 
 // RoPE is the rotary embedding of queries and keys.
 type RoPE struct {
-	Base        *cli.Number `json:"base" name:"rope" placeholder:"BASE" group:"Positions" help:"Rotary embedding: rotate queries and keys by their positions, with angles of this base (10000 in the paper). Earlier keys are rotated already, as in a cache."`
-	Dim         int         `json:"dim,omitempty" name:"rope-dim" placeholder:"R" group:"Positions" help:"Number of rotated elements of a row, even. Default: all."`
-	Interleaved bool        `json:"interleaved,omitempty" name:"rope-interleaved" group:"Positions" help:"Pair neighbours (2i, 2i+1), as RoFormer and GPT-J, instead of (i, i+R/2)."`
+	Base        *float64 `json:"base" name:"rope" placeholder:"BASE" group:"Positions" help:"Rotary embedding: rotate queries and keys by their positions, with angles of this base (10000 in the paper). Earlier keys are rotated already, as in a cache."`
+	Dim         int      `json:"dim,omitempty" name:"rope-dim" placeholder:"R" group:"Positions" help:"Number of rotated elements of a row, even. Default: all."`
+	Interleaved bool     `json:"interleaved,omitempty" name:"rope-interleaved" group:"Positions" help:"Pair neighbours (2i, 2i+1), as RoFormer and GPT-J, instead of (i, i+R/2)."`
 }
 
 // Dropout is backend.Dropout.
 type Dropout struct {
-	P    *cli.Number `json:"p" name:"dropout" placeholder:"P" group:"Dropout" help:"Drop this share of the weights."`
-	Seed uint64      `json:"seed" name:"seed" placeholder:"N" group:"Dropout" help:"Seed of the dropped weights, which are the same on every backend."`
+	P    *float64 `json:"p" name:"dropout" placeholder:"P" group:"Dropout" help:"Drop this share of the weights."`
+	Seed uint64   `json:"seed" name:"seed" placeholder:"N" group:"Dropout" help:"Seed of the dropped weights, which are the same on every backend."`
 }
 
 // Dims is kernels.Dims as JSON.
@@ -189,7 +189,7 @@ func (p *Problem) resolve(d kernels.Dims, past int) error {
 	}
 	p.Dims = &have
 	if p.Scale == nil {
-		p.Scale = new(cli.Number(1 / math.Sqrt(float64(d.Dim))))
+		p.Scale = new(1 / math.Sqrt(float64(d.Dim)))
 	}
 	if p.ALiBi.auto() {
 		p.ALiBi = paperSlopes(d.Heads)
@@ -217,7 +217,7 @@ func (p *Problem) resolve(d kernels.Dims, past int) error {
 // options returns the options of the canonical p that need no files.
 func (p *Problem) options() kernels.Options {
 	opt := kernels.Options{
-		Scale: (*float64)(p.Scale), Softcap: float64(p.Softcap), Offset: p.Visible.Offset, KLen: p.Visible.KLen, Prefix: p.Prefix,
+		Scale: p.Scale, Softcap: p.Softcap, Offset: p.Visible.Offset, KLen: p.Visible.KLen, Prefix: p.Prefix,
 		QSegments: p.Segments, KSegments: p.KVSegments, ALiBi: p.ALiBi, Sinks: p.Sinks, BlockSize: p.BlockSize, CuQ: p.CuQ, CuK: p.CuK,
 	}
 	if v := p.Visible; v.Left != nil || v.Right != nil {

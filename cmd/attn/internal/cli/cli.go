@@ -51,6 +51,7 @@ func Run(ctx context.Context, grammar any, args []string, stdout, stderr io.Writ
 			code = fail(stderr, fmt.Errorf("internal error, please report it: %v", bug), ExitFailed)
 		}
 	}()
+	args = joinNegative(args)
 	// kong calls Exit after it has printed the help, and then goes on parsing.
 	exited := false
 	parser, err := kong.New(grammar, append(options,
@@ -85,6 +86,21 @@ func Run(ctx context.Context, grammar any, args []string, stdout, stderr io.Writ
 		return ExitFailed
 	}
 	return fail(stderr, err, ExitFailed)
+}
+
+// joinNegative joins flags and values that start with one minus sign ("--scale
+// -0.5"), which kong would parse as short flags. attn has none but -h.
+func joinNegative(args []string) []string {
+	var joined []string
+	for _, arg := range args {
+		last := len(joined) - 1
+		if len(arg) > 1 && arg[0] == '-' && arg[1] != '-' && arg != "-h" && last >= 0 && len(joined[last]) > 2 && strings.HasPrefix(joined[last], "--") && !strings.Contains(joined[last], "=") {
+			joined[last] += "=" + arg
+			continue
+		}
+		joined = append(joined, arg)
+	}
+	return joined
 }
 
 // fail prints err as one line. No other function prints errors.

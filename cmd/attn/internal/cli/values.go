@@ -6,77 +6,41 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/alecthomas/kong"
-
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 )
 
-// The types below are flags whose value may start with a minus sign ("--scale
-// -0.5"), which kong would parse as another flag.
-
-// Text is a flag of any text.
-type Text string
-
-// Decode implements kong.MapperValue.
-func (t *Text) Decode(ctx *kong.DecodeContext) error {
-	return decode(ctx, t, func(s string) (Text, error) { return Text(s), nil })
-}
-
-// Number is a flag of a floating point number, including NaN and Inf.
-type Number float64
-
-// Decode implements kong.MapperValue.
-func (n *Number) Decode(ctx *kong.DecodeContext) error {
-	return decode(ctx, n, func(s string) (Number, error) {
-		x, err := strconv.ParseFloat(s, 64)
-		if err != nil {
-			return 0, fmt.Errorf("%q is not a number", s)
-		}
-		return Number(x), nil
-	})
-}
-
 // Percent is a flag of a percentage: 5%, 2.5.
 type Percent float64
 
-// Decode implements kong.MapperValue.
-func (p *Percent) Decode(ctx *kong.DecodeContext) error {
-	return decode(ctx, p, func(s string) (Percent, error) {
-		x, err := strconv.ParseFloat(strings.TrimSuffix(s, "%"), 64)
-		if err != nil || !(x >= 0 && x <= 1e6) {
-			return 0, fmt.Errorf("%q is not a percentage of at least 0, write 5%% or 2.5", s)
-		}
-		return Percent(x), nil
-	})
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (p *Percent) UnmarshalText(text []byte) error {
+	x, err := strconv.ParseFloat(strings.TrimSuffix(string(text), "%"), 64)
+	if err != nil || !(x >= 0 && x <= 1e6) {
+		return fmt.Errorf("%q is not a percentage of at least 0, write 5%% or 2.5", text)
+	}
+	*p = Percent(x)
+	return nil
 }
 
 // Size is a flag of a number of bytes: 1000000, 512k, 256M, 2G.
 type Size int64
 
-// Decode implements kong.MapperValue.
-func (n *Size) Decode(ctx *kong.DecodeContext) error {
-	return decode(ctx, n, func(s string) (Size, error) {
-		digits, shift := s, 0
-		for i, unit := range []string{"k", "M", "G"} {
-			if d, ok := strings.CutSuffix(s, unit); ok {
-				digits, shift = d, 10*(i+1)
-			}
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (n *Size) UnmarshalText(text []byte) error {
+	digits, shift := string(text), 0
+	for i, unit := range []string{"k", "M", "G"} {
+		if d, ok := strings.CutSuffix(digits, unit); ok {
+			digits, shift = d, 10*(i+1)
+			break
 		}
-		x, err := strconv.ParseInt(digits, 10, 64)
-		if err != nil || x < 1 || x > math.MaxInt64>>shift {
-			return 0, fmt.Errorf("%q is not a size, write a number of bytes of at least 1, or 512k, 256M, 2G", s)
-		}
-		return Size(x << shift), nil
-	})
-}
-
-// Ints is a flag of a list of whole numbers: N,N,...
-type Ints []int
-
-// Decode implements kong.MapperValue.
-func (l *Ints) Decode(ctx *kong.DecodeContext) error {
-	return decode(ctx, l, func(s string) (Ints, error) { return ParseList(s, "a whole number", strconv.Atoi) })
+	}
+	x, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil || x < 1 || x > math.MaxInt64>>shift {
+		return fmt.Errorf("%q is not a size, write a number of bytes of at least 1, or 512k, 256M, 2G", text)
+	}
+	*n = Size(x << shift)
+	return nil
 }
 
 // ParseList parses words between commas. want describes a word in errors.
@@ -94,72 +58,62 @@ func ParseList[T any](s, want string, parse func(word string) (T, error)) (list 
 // Window is a flag of a sliding window: L,R, where inf is no limit.
 type Window kernels.Window
 
-// Decode implements kong.MapperValue.
-func (w *Window) Decode(ctx *kong.DecodeContext) error {
-	return decode(ctx, w, func(s string) (w Window, err error) {
-		left, right, ok := strings.Cut(s, ",")
-		if !ok || strings.Contains(right, ",") {
-			return w, fmt.Errorf("%q must be L,R: the keys visible before and after a row's own position", s)
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (w *Window) UnmarshalText(text []byte) error {
+	left, right, ok := strings.Cut(string(text), ",")
+	if !ok || strings.Contains(right, ",") {
+		return fmt.Errorf("%q must be L,R: the keys visible before and after a row's own position", text)
+	}
+	for _, side := range []struct {
+		text string
+		to   *int
+	}{{left, &w.Left}, {right, &w.Right}} {
+		s := strings.TrimSpace(side.text)
+		if s == "inf" {
+			*side.to = kernels.Unbounded
+			continue
 		}
-		if w.Left, err = windowSide(left); err == nil {
-			w.Right, err = windowSide(right)
+		n, err := strconv.ParseInt(s, 10, 32)
+		if err != nil {
+			return fmt.Errorf("the side %q is neither a whole number of keys nor inf", s)
 		}
-		return w, err
-	})
+		if n < 0 {
+			return fmt.Errorf("the side %d is negative, it must be at least 0, or inf for no limit", n)
+		}
+		*side.to = int(n)
+	}
+	return nil
 }
 
 // String formats w as the flag.
 func (w Window) String() string {
-	side := func(n int) string {
-		if n == kernels.Unbounded {
-			return "inf"
-		}
-		return strconv.Itoa(n)
-	}
-	return side(w.Left) + "," + side(w.Right)
-}
-
-func windowSide(s string) (int, error) {
-	s = strings.TrimSpace(s)
-	if s == "inf" {
-		return kernels.Unbounded, nil
-	}
-	n, err := strconv.ParseInt(s, 10, 32)
-	if err != nil {
-		return 0, fmt.Errorf("the side %q is neither a whole number of keys nor inf", s)
-	}
-	if n < 0 {
-		return 0, fmt.Errorf("the side %d is negative, it must be at least 0, or inf for no limit", n)
-	}
-	return int(n), nil
+	return strings.ReplaceAll(fmt.Sprintf("%d,%d", w.Left, w.Right), strconv.Itoa(kernels.Unbounded), "inf")
 }
 
 // Span is a flag of a range LO:HI, either end of which may be missing.
 type Span struct{ lo, hi *int }
 
-// Decode implements kong.MapperValue.
-func (r *Span) Decode(ctx *kong.DecodeContext) error {
-	return decode(ctx, r, func(s string) (r Span, err error) {
-		lo, hi, ok := strings.Cut(s, ":")
-		if !ok {
-			return r, fmt.Errorf("%q must be LO:HI, either of which may be missing", s)
-		}
-		if r.lo, err = spanEnd(lo); err == nil {
-			r.hi, err = spanEnd(hi)
-		}
-		return r, err
-	})
-}
-
-func spanEnd(s string) (*int, error) {
-	if s == "" {
-		return nil, nil
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (r *Span) UnmarshalText(text []byte) error {
+	lo, hi, ok := strings.Cut(string(text), ":")
+	if !ok {
+		return fmt.Errorf("%q must be LO:HI, either of which may be missing", text)
 	}
-	n, err := strconv.Atoi(s)
-	if err != nil {
-		return nil, fmt.Errorf("%q is not a whole number", s)
+	*r = Span{}
+	for _, end := range []struct {
+		text string
+		to   **int
+	}{{lo, &r.lo}, {hi, &r.hi}} {
+		if end.text == "" {
+			continue
+		}
+		n, err := strconv.Atoi(end.text)
+		if err != nil {
+			return fmt.Errorf("%q is not a whole number", end.text)
+		}
+		*end.to = &n
 	}
-	return &n, nil
+	return nil
 }
 
 // Within returns lo and hi, which must select at least one of the numbers 0 to n-1.
@@ -175,24 +129,6 @@ func (r Span) Within(n int) (lo, hi int, err error) {
 		return lo, hi, fmt.Errorf("%d:%d is not within 0:%d, or is empty", lo, hi, n)
 	}
 	return lo, hi, nil
-}
-
-// decode sets to from the next argument, which may start with a minus sign
-// unless it is clearly another flag.
-func decode[T any](ctx *kong.DecodeContext, to *T, parse func(s string) (T, error)) error {
-	token := ctx.Scan.Pop()
-	if token.IsEOL() {
-		return fmt.Errorf("missing value")
-	}
-	s := token.String()
-	if strings.HasPrefix(s, "--") {
-		return fmt.Errorf("missing value before %s", s)
-	}
-	x, err := parse(s)
-	if err == nil {
-		*to = x
-	}
-	return err
 }
 
 // ParseDType returns the type f32, f16 or bf16 of a flag.

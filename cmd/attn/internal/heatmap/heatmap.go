@@ -33,7 +33,7 @@ type Command struct {
 	HTML string `name:"html" placeholder:"H.html" help:"The same as a web page that shows the weight under the pointer; it needs no network."`
 
 	Batch       int      `name:"batch" default:"0" help:"Batch, from 0."`
-	Head        cli.Ints `name:"head" default:"0" placeholder:"N,N" help:"Query heads, from 0, a panel for each. Default: 0."`
+	Head        []int    `name:"head" default:"0" placeholder:"N,N" help:"Query heads, from 0, a panel for each. Default: 0."`
 	Queries     cli.Span `name:"queries" placeholder:"LO:HI" help:"Rows LO to HI-1, as in Python. Default: all."`
 	Keys        cli.Span `name:"keys" placeholder:"LO:HI" help:"Keys LO to HI-1. Default: all. The softmax is always over all keys."`
 	Labels      string   `name:"labels" placeholder:"FILE" help:"Tokens of the keys, and of the queries if there are as many: one a line, or a JSON array of strings."`
@@ -228,12 +228,12 @@ func (c *Command) facts(dev *kernels.Device, in *call.Inputs, rows, keys span) [
 	add("queries", "%d to %d of %d", rows.lo, rows.hi-1, in.Dims.SeqQ)
 	add("keys", "%d to %d of %d", keys.lo, keys.hi-1, in.Dims.SeqK)
 	if c.Scale != nil {
-		add("scale", "%v", float64(*c.Scale))
+		add("scale", "%v", *c.Scale)
 	} else {
 		add("scale", "1/√%d", in.Dims.Dim)
 	}
 	if c.Softcap > 0 {
-		add("softcap", "%v", float64(c.Softcap))
+		add("softcap", "%v", c.Softcap)
 	}
 	if c.Causal {
 		add("causal", "%s", c.Visible.Align)

@@ -35,7 +35,7 @@ func (r *computation) rotate(ctx context.Context) error {
 	if r.RoPE.Base == nil {
 		return nil
 	}
-	rope := &nn.RoPE{Base: float64(*r.RoPE.Base), Dim: r.RoPE.Dim, Interleaved: r.RoPE.Interleaved}
+	rope := &nn.RoPE{Base: *r.RoPE.Base, Dim: r.RoPE.Dim, Interleaved: r.RoPE.Interleaved}
 	past := r.in.PastKeys()
 	for i, t := range []*backend.Tensor{&r.Q, &r.K} {
 		seq := t.Shape()[backend.Seq]
