@@ -231,8 +231,8 @@ func (in *Inputs) BHSD(t backend.Tensor) (backend.Tensor, error) {
 	return t.Swap(backend.Heads, backend.Seq)
 }
 
-// Stored returns a shape [B, H, S, D] in the order of the files.
-func (in *Inputs) Stored(s backend.Shape) backend.Shape {
+// stored returns a shape [B, H, S, D] in the order of the files.
+func (in *Inputs) stored(s backend.Shape) backend.Shape {
 	if in.swapped() {
 		s[backend.Heads], s[backend.Seq] = s[backend.Seq], s[backend.Heads]
 	}
@@ -250,7 +250,7 @@ func (in *Inputs) FileShape(s backend.Shape) (shape []int) {
 // meta returns q, k and v without memory, as [B, H, S, D].
 func (in *Inputs) meta() (t [3]backend.Tensor, err error) {
 	for i, f := range in.QKV {
-		if t[i], err = backend.Meta(in.DType, in.Stored(in.whole(i))); err == nil {
+		if t[i], err = backend.Meta(in.DType, in.stored(in.whole(i))); err == nil {
 			t[i], err = in.BHSD(t[i])
 		}
 		if err != nil {
@@ -289,10 +289,9 @@ func (in *Inputs) CheckMemory() error {
 	var need int64
 	for i, f := range in.QKV {
 		if past := in.Past[i]; past != nil {
-			need += 2 * int64(f.Count+past.Count) * int64(max(in.DType.Size(), 4))
-		} else {
-			need += f.Memory(in.DType)
+			need += past.Memory(in.DType) + int64(f.Count+past.Count)*int64(in.DType.Size())
 		}
+		need += f.Memory(in.DType)
 	}
 	for _, m := range in.Masks {
 		need += m.Memory(m.DType())
@@ -312,8 +311,7 @@ func (in *Inputs) CheckMemory() error {
 
 // Operands are inputs in the memory of a device.
 type Operands struct {
-	Q, K, V backend.Tensor    // [B, H, S, D]
-	Stored  [3]backend.Tensor // q, k and v in the order of the files
+	Q, K, V backend.Tensor // [B, H, S, D], views of tensors in the order of the files
 	Options kernels.Options
 
 	dev    *kernels.Device
@@ -335,12 +333,9 @@ func (in *Inputs) Load(ctx context.Context, dev *kernels.Device, notes io.Writer
 func (in *Inputs) load(ctx context.Context, o *Operands, notes io.Writer) (err error) {
 	for i, to := range []*backend.Tensor{&o.Q, &o.K, &o.V}[:len(in.QKV)] {
 		if in.Past[i] != nil {
-			o.Stored[i], err = in.join(ctx, o, i, notes)
+			*to, err = in.join(ctx, o, i, notes)
 		} else {
-			o.Stored[i], err = o.upload(ctx, in.QKV[i], in.DType, in.Stored(in.whole(i)), notes)
-		}
-		if err == nil {
-			*to, err = in.BHSD(o.Stored[i])
+			*to, err = in.upload(ctx, o, in.QKV[i], notes)
 		}
 		if err != nil {
 			return err
@@ -353,9 +348,6 @@ func (in *Inputs) load(ctx context.Context, o *Operands, notes io.Writer) (err e
 	}
 	return nil
 }
-
-// Hold makes Release release t.
-func (o *Operands) Hold(t backend.Tensor) { o.held = append(o.held, t) }
 
 // Release frees the memory.
 func (o *Operands) Release() {
@@ -373,36 +365,51 @@ func (o *Operands) upload(ctx context.Context, f *array.File, dtype backend.DTyp
 		o.unmaps = append(o.unmaps, unmap)
 	}
 	if err == nil {
-		o.Hold(t)
+		o.held = append(o.held, t)
 	}
 	return t, err
 }
 
-// join uploads operand i after its past, in the order of the files.
+// upload uploads a file of q, k or v as [B, H, S, D].
+func (in *Inputs) upload(ctx context.Context, o *Operands, f *array.File, notes io.Writer) (backend.Tensor, error) {
+	t, err := o.upload(ctx, f, in.DType, in.stored(in.shape(f)), notes)
+	if err != nil {
+		return t, err
+	}
+	return in.BHSD(t)
+}
+
+// Alloc allocates a tensor [B, H, S, D] in the order of the files, which Release releases.
+func (in *Inputs) Alloc(ctx context.Context, o *Operands, shape backend.Shape) (backend.Tensor, error) {
+	t, err := o.dev.Alloc(ctx, in.DType, in.stored(shape))
+	if err != nil {
+		return t, err
+	}
+	o.held = append(o.held, t)
+	return in.BHSD(t)
+}
+
+// join uploads operand i after its past.
 func (in *Inputs) join(ctx context.Context, o *Operands, i int, notes io.Writer) (backend.Tensor, error) {
-	var parts [2][]float32
-	var rows [2]int // consecutive elements of each
-	for n, f := range []*array.File{in.Past[i], in.QKV[i]} {
-		var err error
-		if parts[n], err = f.Float32s(ctx, notes); err != nil {
-			return backend.Tensor{}, err
-		}
-		rows[n] = 1
-		for _, l := range f.Shape[slices.Index(in.axes, backend.Seq):] {
-			rows[n] *= l
-		}
+	all, err := in.Alloc(ctx, o, in.whole(i))
+	if err != nil {
+		return all, err
 	}
-	shape := in.Stored(in.whole(i))
-	data := make([]float32, 0, shape.Elements())
-	for len(parts[0]) > 0 {
-		for n, row := range rows {
-			data = append(data, parts[n][:row]...)
-			parts[n] = parts[n][row:]
+	first := 0
+	for _, f := range []*array.File{in.Past[i], in.QKV[i]} {
+		part, err := in.upload(ctx, o, f, notes)
+		if err != nil {
+			return all, err
 		}
+		keys := part.Shape()[backend.Seq]
+		to, err := all.Slice(backend.Seq, first, first+keys)
+		if err == nil {
+			err = o.dev.Copy(ctx, []backend.Tensor{to}, []backend.Tensor{part})
+		}
+		if err != nil {
+			return all, err
+		}
+		first += keys
 	}
-	t, err := o.dev.FromFloat32(ctx, in.DType, data, shape)
-	if err == nil {
-		o.Hold(t)
-	}
-	return t, err
+	return all, nil
 }

@@ -25,7 +25,6 @@ type computation struct {
 	streams *cli.Streams
 
 	result kernels.Result
-	stored backend.Tensor // result.O in the order of the files
 }
 
 // rotate applies the rotary embedding to queries and keys. Positions continue
@@ -66,10 +65,7 @@ func (r *computation) rotate(ctx context.Context) error {
 			continue
 		}
 		// The tensor may lie in the file itself.
-		if r.Stored[i], err = r.alloc(ctx, t.DType(), r.Stored[i].Shape()); err != nil {
-			return err
-		}
-		if *t, err = r.in.BHSD(r.Stored[i]); err != nil {
+		if *t, err = r.in.Alloc(ctx, r.Operands, t.Shape()); err != nil {
 			return err
 		}
 		if err := r.dev.Rotate(ctx, *t, from, angles); err != nil {
@@ -79,36 +75,10 @@ func (r *computation) rotate(ctx context.Context) error {
 	return nil
 }
 
-func (r *computation) alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
-	t, err := r.dev.Alloc(ctx, dtype, shape)
-	if err == nil {
-		r.Hold(t)
-	}
-	return t, err
-}
-
-// attend computes the call into outputs in the order of the files, and checks it.
-func (r *computation) attend(ctx context.Context) (err error) {
-	d := r.in.Dims
-	if r.stored, err = r.alloc(ctx, r.in.DType, r.in.Stored(backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim})); err != nil {
-		return fmt.Errorf("output: %w", err)
-	}
-	if r.result.O, err = r.in.BHSD(r.stored); err != nil {
-		return err
-	}
+// attend computes and checks the call.
+func (r *computation) attend(ctx context.Context) error {
 	opt := r.Options // without LSE and Weights for the other outputs
-	if r.LSE != "" {
-		opt.LSE = true
-		if r.result.LSE, err = r.alloc(ctx, backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1}); err != nil {
-			return fmt.Errorf("lse: %w", err)
-		}
-	}
-	if r.Weights != "" {
-		opt.Weights = true
-		if r.result.Weights, err = r.alloc(ctx, backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}); err != nil {
-			return fmt.Errorf("weights: %w", err)
-		}
-	}
+	opt.LSE, opt.Weights = r.LSE != "", r.Weights != ""
 	prepared, err := r.dev.Prepare(r.Q, r.K, r.V, opt)
 	if err != nil {
 		return err
@@ -121,7 +91,7 @@ func (r *computation) attend(ctx context.Context) (err error) {
 			status.Show(fmt.Sprintf("%s: %3.0f%% of %s", r.dev.Info().Name, 100*done/total, cli.SI(total, "FLOP")))
 		}})
 	}
-	if err := prepared.RunInto(traced, r.result); err != nil || !r.Check {
+	if r.result, err = prepared.Run(traced); err != nil || !r.Check {
 		return err
 	}
 	report, err := prepared.Check(ctx, r.result, kernels.CheckOptions{})
@@ -138,30 +108,32 @@ func (r *computation) attend(ctx context.Context) (err error) {
 
 // writeOperands writes the results and operands of the call.
 func (r *computation) writeOperands(ctx context.Context) error {
-	d := r.in.Dims
-	lse := []int{d.Batch, d.Heads, d.SeqQ}
+	lse := []int{r.in.Dims.Batch, r.in.Dims.Heads, r.in.Dims.SeqQ}
 	if r.CuQ != nil {
 		lse = lse[1:]
 	}
 	for _, f := range []struct {
-		flag, path string
-		t          backend.Tensor
-		shape      []int
-	}{
-		{"out", r.Out, r.stored, r.in.FileShape(r.result.O.Shape())},
-		{"lse", r.LSE, r.result.LSE, lse},
-		{"weights", r.Weights, r.result.Weights, []int{d.Batch, d.Heads, d.SeqQ, d.SeqK}},
-		{"present-k", r.PresentK, r.Stored[1], r.in.FileShape(r.K.Shape())},
-		{"present-v", r.PresentV, r.Stored[2], r.in.FileShape(r.V.Shape())},
-	} {
-		if f.path == "" {
-			continue
+		flag string
+		t    backend.Tensor
+	}{{"out", r.result.O}, {"present-k", r.K}, {"present-v", r.V}} {
+		t, err := r.in.BHSD(f.t) // in the order of the files again
+		if err == nil {
+			err = r.write(ctx, f.flag, t, r.in.FileShape(f.t.Shape()))
 		}
-		if err := r.write(ctx, f.flag, f.t, f.shape); err != nil {
+		if err != nil {
 			return err
 		}
 	}
-	return nil
+	if err := r.write(ctx, "lse", r.result.LSE, lse); err != nil {
+		return err
+	}
+	return r.write(ctx, "weights", r.result.Weights, r.pairs())
+}
+
+// pairs is the shape of an output with an element for each query and key.
+func (r *computation) pairs() []int {
+	d := r.in.Dims
+	return []int{d.Batch, d.Heads, d.SeqQ, d.SeqK}
 }
 
 // writePairs computes and writes scores, largest weights and the mask of dropout.
@@ -174,7 +146,7 @@ func (r *computation) writePairs(ctx context.Context) error {
 			return err
 		}
 		defer s.Release()
-		if err := r.write(ctx, "scores", s, []int{d.Batch, d.Heads, d.SeqQ, d.SeqK}); err != nil {
+		if err := r.write(ctx, "scores", s, r.pairs()); err != nil {
 			return err
 		}
 	}
@@ -197,22 +169,24 @@ func (r *computation) writePairs(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return r.write(ctx, "keep-mask", keep, []int{d.Batch, d.Heads, d.SeqQ, d.SeqK})
+		return r.write(ctx, "keep-mask", keep, r.pairs())
 	}
 	return nil
 }
 
-// write writes a tensor to the file of a flag.
+// write writes a tensor to the file of a flag, if it is given.
 func (r *computation) write(ctx context.Context, flag string, t backend.Tensor, shape []int) error {
-	if !t.OnHost() || !t.IsContiguous() {
-		host, err := backend.AllocHost(t.DType(), t.Shape())
-		if err != nil {
-			return err
+	return r.files.Write(flag, func(w io.Writer) error {
+		if !t.OnHost() || !t.IsContiguous() {
+			host, err := backend.AllocHost(t.DType(), t.Shape())
+			if err != nil {
+				return err
+			}
+			if err := r.dev.Download(ctx, host, t); err != nil {
+				return err
+			}
+			t = host
 		}
-		if err := r.dev.Download(ctx, host, t); err != nil {
-			return err
-		}
-		t = host
-	}
-	return r.files.Write(flag, func(w io.Writer) error { return array.WriteTensor(ctx, w, t, shape) })
+		return array.WriteTensor(ctx, w, t, shape)
+	})
 }

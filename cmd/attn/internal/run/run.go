@@ -92,6 +92,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	}
 	defer operands.Release()
 	r := &computation{Command: c, in: in, Operands: operands, dev: dev, files: &set, streams: out}
+	defer func() { r.result.Release() }()
 	for _, step := range []func(context.Context) error{r.rotate, r.attend, r.writeOperands, r.writePairs, set.Commit} {
 		if err := step(ctx); err != nil {
 			return err
