@@ -3,6 +3,8 @@ package backend
 import (
 	"errors"
 	"fmt"
+
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 // Sentinel errors. Every error of this module wraps one of them or a context error, for
@@ -31,8 +33,9 @@ var (
 	// ErrDeviceLost reports a device that was lost before or during the call, with all
 	// its memory. Open the backend again.
 	ErrDeviceLost = errors.New("device lost")
-	// ErrMemory reports that the device or the host has not enough memory.
-	ErrMemory = errors.New("out of memory")
+	// ErrMemory reports that the device or the host has not enough memory, or that a limit
+	// of the process leaves too little: ulimit, a control group or GOMEMLIMIT.
+	ErrMemory = budget.ErrMemory
 	// ErrCapacity reports a cache that is full.
 	ErrCapacity = errors.New("cache is full")
 	// ErrFile reports a file that is damaged or has other contents than expected.

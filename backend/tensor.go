@@ -5,6 +5,8 @@ import (
 	"math"
 	"math/bits"
 	"slices"
+
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 // Shape is the length of a tensor along each axis.
@@ -123,7 +125,7 @@ func HostQ8(data []byte, shape Shape) (Tensor, error) {
 }
 
 // AllocHost returns a contiguous tensor of zeros in host memory. It returns ErrShape for a
-// shape that is negative or too large.
+// shape that is negative or too large, and ErrMemory when there is not enough memory.
 func AllocHost(dtype DType, shape Shape) (Tensor, error) {
 	n := shape.Elements()
 	if n < 0 {
@@ -131,14 +133,22 @@ func AllocHost(dtype DType, shape Shape) (Tensor, error) {
 	}
 	switch dtype {
 	case F32:
-		return NewTensor(hostMemory(make([]float32, n)), dtype, shape)
+		return allocHost[float32](n, dtype, shape)
 	case Bool:
-		return NewTensor(hostMemory(make([]bool, n)), dtype, shape)
+		return allocHost[bool](n, dtype, shape)
 	case Q8:
-		return NewTensor(hostMemory(make([]byte, dtype.Bytes(shape))), dtype, shape)
+		return allocHost[byte](int(dtype.Bytes(shape)), dtype, shape)
 	default:
-		return NewTensor(hostMemory(make([]uint16, n)), dtype, shape)
+		return allocHost[uint16](n, dtype, shape)
 	}
+}
+
+func allocHost[T float32 | uint16 | bool | byte](n int, dtype DType, shape Shape) (Tensor, error) {
+	data, err := budget.Make[T](n)
+	if err != nil {
+		return Tensor{}, fmt.Errorf("shape %v of %v: %w", shape, dtype, err)
+	}
+	return NewTensor(hostMemory(data), dtype, shape)
 }
 
 func checkLen(n int, shape Shape) error {

@@ -14,6 +14,7 @@ import (
 	"github.com/seed90331342/attn/bench/internal/machine"
 	"github.com/seed90331342/attn/bench/internal/stats"
 	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/internal/budget"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -249,10 +250,7 @@ func (b *bencher) runStages(ctx context.Context) error { return b.stagesCall.Run
 
 // prepareStages runs the three stages once, or returns why they are left out.
 func (b *bencher) prepareStages() (note string, err error) {
-	limit := float64(maxWeights)
-	if free := machine.FreeMemory(); free > 0 {
-		limit = min(limit, float64(free)/2)
-	}
+	limit := min(float64(maxWeights), float64(budget.Free())/2)
 	bytes, left, stage := 4*b.c.weights(), b.left(), b.stage.predict(int64(b.c.weights()))
 	switch {
 	case bytes > limit:

@@ -9,9 +9,9 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/format"
-	"github.com/seed90331342/attn/bench/internal/machine"
 	"github.com/seed90331342/attn/bench/internal/stats"
 	"github.com/seed90331342/attn/bench/report"
+	"github.com/seed90331342/attn/internal/budget"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -210,7 +210,7 @@ func (r *runner) prepare(dev *kernels.Device, c Case) (report.Measurement, *benc
 		return m, nil
 	}
 	need := c.hostBytes()
-	if free := machine.FreeMemory(); need < 0 || free > 0 && need > free {
+	if free := budget.Free(); need < 0 || need > free {
 		skip(&m, fmt.Sprintf("needs %s, %s are free", format.Size(float64(uint64(need))), format.Size(float64(free))))
 		return m, nil
 	}

@@ -113,14 +113,9 @@ func Open(opt Options) (*Backend, error) {
 }
 
 // Alloc implements backend.Backend. It returns ErrShape for a shape that is
-// negative or too large to index, and ErrMemory for one that exceeds the memory of
-// the machine.
+// negative or too large to index, and ErrMemory when there is not enough memory.
 func (be *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
 	err = be.do(ctx, "alloc", func() error {
-		if n, have := shape.Elements(), machineMemory(); n > 0 && uint64(n) > have/uint64(dtype.Size()) || uint64(max(dtype.Bytes(shape), 0)) > have {
-			return fmt.Errorf("shape %v of %v takes %d elements of %d bytes, the machine has %d bytes: %w",
-				shape, dtype, n, dtype.Size(), have, backend.ErrMemory)
-		}
 		t, err = backend.AllocHost(dtype, shape)
 		return err
 	})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/peak"
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 // Info implements backend.Backend.
@@ -26,7 +27,7 @@ func (be *Backend) Info() backend.Info {
 		Type:     backend.CPU,
 		Provider: fmt.Sprintf("%s (of %s), %s", be.kernels.Tier, strings.Join(Tiers(), ", "), provider()),
 		Threads:  be.threads(),
-		Limits:   []backend.Limit{{Name: "memory", Value: int64(machineMemory())}},
+		Limits:   []backend.Limit{{Name: "memory", Value: budget.Limit()}},
 	}
 }
 

@@ -15,10 +15,6 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/queue"
 )
 
-// unknownMemory replaces the machine's memory on systems that do not report it: half of
-// what Go's allocator can address, 2^48 bytes on 64-bit machines.
-const unknownMemory = 1 << (31 + 16*(^uint(0)>>63))
-
 // memoryEnv bounds the device's memory where Options do not.
 const memoryEnv = "ATTN_GPU_MEMORY"
 
@@ -55,15 +51,14 @@ func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.
 		if t, err = b.alloc(dtype, shape); !errors.Is(err, queue.ErrFull) {
 			return err
 		}
-		if bytes := uint64(dtype.Bytes(shape)); bytes > hostMemory() {
-			return fmt.Errorf("%v of %v takes %d bytes, %s (%s) has no room and the host has %d: %w",
-				shape, dtype, bytes, b.info.Name, b.info.Device, hostMemory(), backend.ErrMemory)
-		}
 		host, err := backend.AllocHost(dtype, shape)
 		if err == nil {
 			t, err = b.onHost(host)
 		}
-		return err
+		if err != nil {
+			return fmt.Errorf("%s (%s) has no room, and the host: %w", b.info.Name, b.info.Device, err)
+		}
+		return nil
 	})
 	return t, err
 }

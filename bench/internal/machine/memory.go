@@ -3,7 +3,6 @@
 package machine
 
 import (
-	"bytes"
 	"os"
 	"runtime/debug"
 	"strconv"
@@ -12,24 +11,6 @@ import (
 
 // Memory returns the machine's memory in bytes; 0 when unknown.
 func Memory() int64 { return kibibytes("/proc/meminfo", "MemTotal") }
-
-// FreeMemory returns how many bytes the process may still allocate: the smaller of what
-// the machine and what the control group has left. 0 when unknown.
-func FreeMemory() int64 {
-	free := kibibytes("/proc/meminfo", "MemAvailable")
-	if free == 0 {
-		return 0
-	}
-	limit, ok := number("/sys/fs/cgroup/memory.max")
-	if !ok {
-		return free // no control group, or one without a limit ("max")
-	}
-	used, _ := number("/sys/fs/cgroup/memory.current")
-	stat, _ := os.ReadFile("/sys/fs/cgroup/memory.stat")
-	// The kernel counts cached files as used, but evicts them on demand.
-	cached, _ := strconv.ParseInt(field(bytes.ReplaceAll(stat, []byte(" "), []byte(":")), "inactive_file"), 10, 64)
-	return min(free, max(limit-used+cached, 1))
-}
 
 // Resident returns the process's resident memory in bytes without garbage; 0 when unknown.
 func Resident() int64 {
@@ -58,11 +39,4 @@ func kibibytes(path, name string) int64 {
 	text, _ := os.ReadFile(path)
 	kib, _ := strconv.ParseInt(strings.TrimSuffix(field(text, name), " kB"), 10, 64)
 	return kib << 10
-}
-
-// number reads a file that contains one number.
-func number(path string) (int64, bool) {
-	text, _ := os.ReadFile(path)
-	n, err := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64)
-	return n, err == nil
 }
