@@ -96,7 +96,7 @@ func (m *Measurement) goBench(b *strings.Builder) {
 		name += fmt.Sprintf("-%d", m.Threads)
 	}
 	for i := range m.Rounds {
-		one := m.ofRound(&m.Rounds[i])
+		one := m.ofRound(i)
 		fmt.Fprintf(b, "%s %d", name, one.Repetitions)
 		for _, c := range columns {
 			x, ok := of(c.value(one))
