@@ -3,7 +3,6 @@ package picture
 
 import (
 	"fmt"
-	"image"
 	"image/color"
 	"io"
 	"math"
@@ -12,6 +11,7 @@ import (
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/palette"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
@@ -196,7 +196,7 @@ const logDecades = 6
 
 // shades returns the colours of the levels from 0, or from logDecades below the
 // largest weight, to the largest weight.
-func (h *HeatMap) shades() *blues {
+func (h *HeatMap) shades() palette.ColorMap {
 	largest := 0.0
 	for _, x := range h.Weights.Data {
 		largest = max(largest, float64(x)) // NaN stays
@@ -205,17 +205,17 @@ func (h *HeatMap) shades() *blues {
 		largest = 1
 	}
 	if h.Log {
-		return &blues{min: math.Log10(largest) - logDecades, max: math.Log10(largest), alpha: 1}
+		return blues(math.Log10(largest)-logDecades, math.Log10(largest))
 	}
-	return &blues{max: largest, alpha: 1}
+	return blues(0, largest)
 }
 
 // level returns the position of a weight on the scale of shades.
-func (h *HeatMap) level(weight float32, shades *blues) float64 {
+func (h *HeatMap) level(weight float32, shades palette.ColorMap) float64 {
 	if !h.Log {
 		return float64(weight)
 	}
-	return max(math.Log10(float64(weight)), shades.min)
+	return max(math.Log10(float64(weight)), shades.Min())
 }
 
 // draw draws the picture without its background.
@@ -257,18 +257,19 @@ func rectangle(x, y, w, h vg.Length) vg.Rectangle {
 }
 
 // panel returns the plot of one matrix.
-func (h *HeatMap) panel(name string, m matrix.Matrix, shades *blues, size vg.Point) (*plot.Plot, error) {
+func (h *HeatMap) panel(name string, m matrix.Matrix, shades palette.ColorMap, size vg.Point) (*plot.Plot, error) {
 	p := sansPlot()
 	p.Title.Text = name
-	levels := grid{m, func(w float32) float64 { return h.level(w, shades) }}
-	if m.Rows*m.Cols > maxDrawn {
-		p.Add(pixels{levels, shades, size})
-	} else {
-		cells := plotter.NewHeatMap(levels, shades.Palette(256))
-		cells.Min, cells.Max = shades.min, shades.max
-		cells.NaN = notANumber
-		p.Add(cells)
+	levels := grid{Matrix: m, at: func(w float32) float64 { return h.level(w, shades) }, perCol: 1, perRow: 1}
+	cells := plotter.NewHeatMap(levels, shades.Palette(256))
+	if cells.Rasterized = m.Rows*m.Cols > maxDrawn; cells.Rasterized {
+		// Viewers smooth enlarged images, so the image has the resolution of the picture.
+		levels.perCol, levels.perRow = int(math.Round(float64(size.X/pixel))), int(math.Round(float64(size.Y/pixel)))
+		cells.GridXYZ = levels
 	}
+	cells.Min, cells.Max = shades.Min(), shades.Max()
+	cells.NaN, cells.Underflow, cells.Overflow = notANumber, notANumber, notANumber
+	p.Add(cells)
 	p.X.Label.Text, p.Y.Label.Text = "key", "query"
 	p.X.Tick.Marker, p.Y.Tick.Marker = h.Key.ticks(m.Cols, false), h.Query.ticks(m.Rows, true)
 	// Package plot sets labels too high by their descent; the padding corrects it.
@@ -303,39 +304,8 @@ var (
 	onLight    = color.Gray{Y: 0x11}
 )
 
-// pixels plots a matrix with many cells as an image. Viewers smooth enlarged
-// images, so the image has the resolution of the picture.
-type pixels struct {
-	grid
-	shades *blues
-	cell   vg.Point
-}
-
-// Plot implements plot.Plotter.
-func (p pixels) Plot(c draw.Canvas, _ *plot.Plot) {
-	wide, high := int(math.Round(float64(p.cell.X/pixel))), int(math.Round(float64(p.cell.Y/pixel)))
-	img := image.NewNRGBA(image.Rect(0, 0, p.Cols*wide, p.Rows*high))
-	palette := p.shades.Palette(256).Colors()
-	for y := range p.Rows * high {
-		for x := range p.Cols * wide {
-			level := (p.at(p.Row(y / high)[x/wide]) - p.shades.min) / (p.shades.max - p.shades.min)
-			if level >= 0 && level <= 1 {
-				img.Set(x, y, palette[int(level*255+0.5)])
-			} else {
-				img.Set(x, y, notANumber)
-			}
-		}
-	}
-	c.DrawImage(c.Rectangle, img)
-}
-
-// DataRange implements plot.DataRanger.
-func (p pixels) DataRange() (xmin, xmax, ymin, ymax float64) {
-	return -0.5, float64(p.Cols) - 0.5, -0.5, float64(p.Rows) - 0.5
-}
-
 // cellNumbers prints the weights in their cells, in white on dark cells.
-func cellNumbers(m grid, shades *blues) (*plotter.Labels, error) {
+func cellNumbers(m grid, shades palette.ColorMap) (*plotter.Labels, error) {
 	var at plotter.XYLabels
 	for i := range m.Rows {
 		for j, w := range m.Row(i) {
@@ -352,9 +322,9 @@ func cellNumbers(m grid, shades *blues) (*plotter.Labels, error) {
 		sans(s)
 		s.XAlign, s.YAlign = draw.XCenter, draw.YCenter
 		s.Color = onLight
-		// White has the larger contrast above 0.7, where the luminance falls below
+		// White has the larger contrast above 0.63, where the luminance falls below
 		// 0.18 (4.6:1 for both).
-		if m.at(m.Data[n])-shades.min > 0.7*(shades.max-shades.min) {
+		if m.at(m.Data[n])-shades.Min() > 0.63*(shades.Max()-shades.Min()) {
 			s.Color = color.White
 		}
 	}
@@ -392,19 +362,21 @@ func (a Axis) ticks(n int, down bool) plot.ConstantTicks {
 	return ticks
 }
 
-// grid gives the levels of a matrix to the plotter, whose rows count upwards.
+// grid gives the levels of a matrix to the plotter, whose rows count upwards. It
+// repeats each level perCol and perRow times along the axes.
 type grid struct {
 	matrix.Matrix
-	at func(weight float32) float64
+	at             func(weight float32) float64
+	perCol, perRow int
 }
 
-func (g grid) Dims() (c, r int)   { return g.Cols, g.Rows }
-func (g grid) Z(c, r int) float64 { return g.at(g.Row(g.Rows - 1 - r)[c]) }
-func (g grid) X(c int) float64    { return float64(c) }
-func (g grid) Y(r int) float64    { return float64(r) }
+func (g grid) Dims() (c, r int)   { return g.Cols * g.perCol, g.Rows * g.perRow }
+func (g grid) Z(c, r int) float64 { return g.at(g.Row(g.Rows - 1 - r/g.perRow)[c/g.perCol]) }
+func (g grid) X(c int) float64    { return (float64(c)+0.5)/float64(g.perCol) - 0.5 }
+func (g grid) Y(r int) float64    { return (float64(r)+0.5)/float64(g.perRow) - 0.5 }
 
 // colourBar returns the legend of the shades.
-func (h *HeatMap) colourBar(shades *blues) *plot.Plot {
+func (h *HeatMap) colourBar(shades palette.ColorMap) *plot.Plot {
 	p := sansPlot()
 	p.Add(&plotter.ColorBar{ColorMap: shades, Vertical: true, Colors: 256})
 	p.HideX()
@@ -412,7 +384,7 @@ func (h *HeatMap) colourBar(shades *blues) *plot.Plot {
 	p.Y.Padding = 0
 	if h.Log {
 		var ticks plot.ConstantTicks
-		for exponent := math.Ceil(shades.min); exponent <= shades.max; exponent++ {
+		for exponent := math.Ceil(shades.Min()); exponent <= shades.Max(); exponent++ {
 			label := fmt.Sprintf("1e%.0f", exponent)
 			if exponent > -3 {
 				label = strconv.FormatFloat(math.Pow(10, exponent), 'g', 3, 64)
