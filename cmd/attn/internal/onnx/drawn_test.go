@@ -372,7 +372,7 @@ func TestONNXEdges(t *testing.T) {
 	t.Run("gpu", func(t *testing.T) {
 		clitest.NeedBackend(t, "gpu")
 		if testing.Short() {
-			t.Skip("-short")
+			t.Skip("the drawn cases run on the GPU without -short: the driver compiles kernels for each")
 		}
 		run(t, "gpu")
 	})
@@ -407,7 +407,7 @@ func TestONNXRefused(t *testing.T) {
 		{"an integer mask", func(p *onnxProblem) { p.in[inMask] = zeros(onnxfile.Int64, 3, 4) }, "attn_mask is int64"},
 		{"a mask without axes", func(p *onnxProblem) { p.in[inMask] = zeros(onnxfile.Bool) }, "attn_mask has shape []"},
 		{"a mask of 5 axes", func(p *onnxProblem) { p.in[inMask] = zeros(onnxfile.Bool, 1, 1, 1, 3, 4) }, "1 to 4 axes"},
-		{"a mask that is too long", func(p *onnxProblem) { p.in[inMask] = zeros(onnxfile.Bool, 3, 5) }, "attn_mask: shape [1 1 3 5] does not broadcast"},
+		{"a mask that is too long", func(p *onnxProblem) { p.in[inMask] = zeros(onnxfile.Bool, 3, 5) }, "mask: shape [1 1 3 5] does not broadcast"},
 		{"Q of 2 axes", func(p *onnxProblem) { p.in[inQ] = zeros(onnxfile.Float, 3, 8) }, "must all have 3 axes or all 4"},
 		{"3 axes without heads", func(p *onnxProblem) {
 			for i := range inMask {

@@ -148,13 +148,9 @@ func readTensors(dir, kind string, names []string) ([]*onnxfile.Tensor, error) {
 			return nil, fmt.Errorf("%s: %w", path(i), err)
 		}
 	}
-	if extra := path(len(names)); fileExists(filepath.Join(dir, extra)) {
+	extra := path(len(names))
+	if _, err := os.Stat(filepath.Join(dir, extra)); err == nil {
 		return nil, fmt.Errorf("%s is one too many: the graph has %d %ss", extra, len(names), kind)
 	}
 	return tensors, nil
-}
-
-func fileExists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }

@@ -28,11 +28,10 @@ func (c *attentionCall) run(ctx context.Context, dev *kernels.Device) (map[strin
 		if err != nil {
 			return nil, err
 		}
-		mdtype := map[onnxfile.DataType]backend.DType{onnxfile.Bool: backend.Bool, onnxfile.Float16: backend.F16, onnxfile.BFloat16: backend.BF16}[mask.Type]
-		if m := up.upload("attn_mask", mask, mdtype, shape); mdtype == backend.Bool {
-			opt.Mask = m
+		if mask.Type == onnxfile.Bool {
+			opt.Mask = up.upload("attn_mask", mask, backend.Bool, shape)
 		} else {
-			opt.Bias = m
+			opt.Bias = up.upload("attn_mask", mask, dtypeOf(mask.Type), shape)
 		}
 	}
 	if up.err != nil {
@@ -91,15 +90,15 @@ func (c *attentionCall) options() kernels.Options {
 // dtype returns the element type on the device. f64 is rounded to f32, and types that
 // differ are widened to it, which is exact.
 func (c *attentionCall) dtype() backend.DType {
-	switch q := c.in[inQ].Type; {
-	case q != c.in[inV].Type:
-		return backend.F32
-	case q == onnxfile.Float16:
-		return backend.F16
-	case q == onnxfile.BFloat16:
-		return backend.BF16
+	if q := c.in[inQ].Type; q == c.in[inV].Type {
+		return dtypeOf(q)
 	}
 	return backend.F32
+}
+
+// dtypeOf returns the element type on the device of a tensor of floating point numbers.
+func dtypeOf(t onnxfile.DataType) backend.DType {
+	return map[onnxfile.DataType]backend.DType{onnxfile.Float16: backend.F16, onnxfile.BFloat16: backend.BF16}[t] // else F32
 }
 
 // how describes the computation.
@@ -156,11 +155,8 @@ func joined(past, own *onnxfile.Tensor, heads, size int) *onnxfile.Tensor {
 
 // fullMask returns the mask with the four axes of the scores: missing ones at the
 // front have length 1. Since opset 24 a last axis of length 1 is shorter than the
-// keys like any other, and hides the missing keys; before, it broadcasts.
-//
-// It moves finite numbers of a float64 mask beyond the range of float32 into it,
-// where they would become infinite, which hides. The result is the same, as backends
-// clamp them anyway (backend.MaxBias).
+// keys like any other, and hides the missing keys; before, it broadcasts. With a
+// hidden second key, package kernels does not broadcast it.
 func (c *attentionCall) fullMask(t *onnxfile.Tensor) (*onnxfile.Tensor, backend.Shape, error) {
 	n := len(t.Shape)
 	shape := backend.Shape{1, 1, 1, 1}
@@ -168,30 +164,16 @@ func (c *attentionCall) fullMask(t *onnxfile.Tensor) (*onnxfile.Tensor, backend.
 		return nil, shape, fmt.Errorf("attn_mask has shape %v, it must have 1 to 4 axes: %w", t.Shape, backend.ErrShape)
 	}
 	copy(shape[4-n:], t.Shape)
-	row := shape[backend.Dim]
-	if row == 1 && c.opset > 23 {
-		shape[backend.Dim] = c.dims.SeqK
+	if c.opset == 23 || shape[backend.Dim] != 1 || c.dims.SeqK == 1 {
+		return t, shape, nil
 	}
-	for axis, want := range [4]int{c.dims.Batch, c.dims.Heads, c.dims.SeqQ, c.dims.SeqK} {
-		if l := shape[axis]; l != 1 && l != want && (axis != backend.Dim || l < 1 || l > want) {
-			return nil, shape, fmt.Errorf("attn_mask: shape %v does not broadcast to [%d %d %d %d] (it may have fewer keys): %w",
-				shape, c.dims.Batch, c.dims.Heads, c.dims.SeqQ, c.dims.SeqK, backend.ErrShape)
-		}
-	}
-	out := &onnxfile.Tensor{Type: t.Type, Shape: shape[:]}
+	shape[backend.Dim] = 2
+	padded := &onnxfile.Tensor{Type: t.Type, Shape: shape[:]}
 	for i := range t.Elements() {
-		x := t.At(i)
-		if t.Type == onnxfile.Double && !math.IsInf(x, 0) {
-			x = min(max(x, -backend.MaxBias), backend.MaxBias)
-		}
-		out.Data = appendNumber(out.Data, t.Type, x)
-		if (i+1)%row == 0 {
-			for range shape[backend.Dim] - row {
-				out.Data = appendNumber(out.Data, t.Type, math.Inf(-1))
-			}
-		}
+		padded.Data = appendNumber(padded.Data, t.Type, t.At(i))
+		padded.Data = appendNumber(padded.Data, t.Type, math.Inf(-1))
 	}
-	return out, shape, nil
+	return padded, shape, nil
 }
 
 // appendNumber appends x, rounded to the type d, little endian. For a bool it appends
@@ -245,6 +227,10 @@ func (u *uploader) upload(name string, t *onnxfile.Tensor, dtype backend.DType, 
 		data := make([]float32, t.Elements())
 		for i := range data {
 			x := t.At(i)
+			if name == "attn_mask" && !math.IsInf(x, 0) {
+				// Backends clamp biases, too. An infinite one would hide the key.
+				x = min(max(x, -backend.MaxBias), backend.MaxBias)
+			}
 			if data[i] = float32(x); err == nil && math.IsInf(float64(data[i]), 0) && !math.IsInf(x, 0) {
 				err = fmt.Errorf("%v is beyond the range of float32, in which f64 is computed: %w", x, backend.ErrDType)
 			}

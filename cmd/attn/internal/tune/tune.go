@@ -26,8 +26,8 @@ type Command struct {
 	Backend string        `name:"backend" default:"gpu" help:"Device: gpu, gpu:N or gpu:NAME. Default: gpu." placeholder:"NAME"`
 	Seq     string        `name:"seq" default:"512,4k,32k,256k" help:"Query rows of a head: 256,1k,4096, or 256..4k for powers of two. Default: 512,4k,32k,256k." placeholder:"LIST"`
 	Heads   int           `name:"heads" default:"1" help:"Query heads."`
-	Dim     string        `name:"dim" default:"64,128" help:"Head sizes. Default: 64,128." placeholder:"LIST"`
-	DType   string        `name:"dtype" default:"f32" help:"Element types: f32, f16, bf16. Default: f32." placeholder:"LIST"`
+	Dim     []int         `name:"dim" default:"64,128" help:"Head sizes. Default: 64,128." placeholder:"LIST"`
+	DType   []string      `name:"dtype" default:"f32" help:"Element types: f32, f16, bf16. Default: f32." placeholder:"LIST"`
 	Mask    bool          `name:"mask" help:"Tune the kernels of calls with a mask, a bias or softcap."`
 	Budget  time.Duration `name:"budget" default:"2m" help:"Time for the whole run. Shapes beyond it are counted as not measured. Default: 2m." placeholder:"DURATION"`
 	File    string        `name:"file" help:"Tuning file. Default: attn/tuning.json in the user's cache folder, where later calls look for it." placeholder:"FILE"`
@@ -123,12 +123,11 @@ func (c *Command) shapes() ([]shape, error) {
 		return nil, fmt.Errorf("--heads is %d, it must be at least 1: %w", c.Heads, backend.ErrOption)
 	}
 	var shapes []shape
-	for text := range strings.SplitSeq(c.Dim, ",") {
-		dim, err := strconv.Atoi(strings.TrimSpace(text))
-		if err != nil || dim < 1 {
-			return nil, fmt.Errorf("--dim has %q, head sizes are numbers of at least 1: %w", text, backend.ErrOption)
+	for _, dim := range c.Dim {
+		if dim < 1 {
+			return nil, fmt.Errorf("--dim is %d, it must be at least 1: %w", dim, backend.ErrOption)
 		}
-		for name := range strings.SplitSeq(c.DType, ",") {
+		for _, name := range c.DType {
 			dtype, err := cli.ParseDType("--dtype", name)
 			if err != nil {
 				return nil, err
