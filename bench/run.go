@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/format"
+	"github.com/seed90331342/attn/bench/internal/stats"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/internal/budget"
 	"github.com/seed90331342/attn/kernels"
@@ -32,26 +32,16 @@ func Run(ctx context.Context, devices []*kernels.Device, cfg Config) (*report.Re
 	if err != nil {
 		return nil, err
 	}
-	groups := make([][]Contender, len(devices))
-	for i, dev := range devices {
-		groups[i] = []Contender{{Device: dev}}
-	}
-	return run(ctx, groups, cfg)
-}
-
-// run measures every series on the groups of contenders, one group after the other.
-func run(ctx context.Context, groups [][]Contender, cfg Config) (*report.Report, error) {
-	r, free := newRunner(ctx, cfg, len(groups))
+	r, free := newRunner(ctx, cfg, len(devices))
 	defer free()
-	if err := r.resumable(groups); err != nil {
+	if err := r.resumable(devices); err != nil {
 		return nil, err
 	}
-	for i, group := range groups {
-		r.group(group, i)
+	for i, dev := range devices {
+		r.report.Environment.Backends = append(r.report.Environment.Backends, dev.Info())
+		r.device(dev, i)
 	}
-	r.report.Interrupted = ctx.Err() != nil
-	r.report.FitGrowth()
-	return r.report, nil
+	return r.finish(), nil
 }
 
 // runner is the state of a run.
@@ -61,13 +51,14 @@ type runner struct {
 	cfg      Config
 	runBegan time.Time
 	report   *report.Report
-	groups   int     // of contenders, in all
-	done     float64 // see Progress
+	devices  int // in all
+	// contenders is the number of them in a comparison, else 0.
+	contenders int
+	done       float64 // see Progress
 
-	// State of the current group and series:
-	groupIndex  int
-	groupBegan  time.Time
-	entrants    []entrant
+	// State of the current device and series:
+	deviceIndex int
+	deviceBegan time.Time
 	series      *Series
 	seriesIndex int
 	seriesBegan time.Time
@@ -76,8 +67,8 @@ type runner struct {
 }
 
 // newRunner begins a run. The caller calls free at its end.
-func newRunner(ctx context.Context, cfg Config, groups int) (r *runner, free func()) {
-	r = &runner{ctx: ctx, cfg: cfg, runBegan: time.Now(), groups: groups, report: newReport(cfg)}
+func newRunner(ctx context.Context, cfg Config, devices int) (r *runner, free func()) {
+	r = &runner{ctx: ctx, cfg: cfg, runBegan: time.Now(), devices: devices, report: newReport(cfg)}
 	budget, spent := context.WithoutCancel(ctx), func() {}
 	if cfg.Budget > 0 {
 		budget, spent = context.WithDeadline(budget, r.runBegan.Add(cfg.Budget))
@@ -95,6 +86,13 @@ func newReport(cfg Config) *report.Report {
 	env.Missing = append(env.Missing, cfg.Missing...)
 	env.Args = append(env.Args, cfg.Args...)
 	return &report.Report{Schema: report.Schema, Environment: env, Cases: []report.Measurement{}, Ceilings: []report.Ceiling{}, Growth: []report.Growth{}}
+}
+
+// finish completes the report.
+func (r *runner) finish() *report.Report {
+	r.report.Interrupted = r.ctx.Err() != nil
+	r.report.FitGrowth()
+	return r.report
 }
 
 // left returns what is left of the series' share of the budget; negative without a budget.
@@ -119,94 +117,166 @@ func (r *runner) stop() string {
 	return ""
 }
 
-// group measures all series on a group. Each gets an even share of the group's budget that
-// is left, as each group does of the run's.
-func (r *runner) group(contenders []Contender, index int) {
-	r.groupIndex, r.groupBegan = index, time.Now()
-	end := r.groupBegan.Add(share(time.Until(r.runBegan.Add(r.cfg.Budget)), r.groups-index))
-	for _, c := range contenders {
-		c.use()
-		r.report.Environment.Backends = append(r.report.Environment.Backends, c.Device.Info())
-	}
+// device measures all series on a device. Each gets an even share of the device's budget
+// that is left, as each device does of the run's.
+func (r *runner) device(dev *kernels.Device, index int) {
+	r.deviceIndex, r.deviceBegan = index, time.Now()
+	end := r.deviceBegan.Add(share(time.Until(r.runBegan.Add(r.cfg.Budget)), r.devices-index))
 	for i := range r.cfg.Series {
-		r.enter(i, contenders)
+		r.enter(i)
 		if r.cfg.Budget > 0 {
 			r.seriesEnd = time.Now().Add(share(time.Until(end), len(r.cfg.Series)-i))
 		}
-		for _, seq := range r.series.Seqs {
-			r.measure(r.series.at(seq))
-		}
-		if len(r.series.Seqs) > 0 {
-			continue
-		}
-		for seq := sweepStart; seq <= maxSeq && r.measure(r.series.at(seq)); seq *= 2 {
-		}
+		r.measureSeries(dev)
 	}
 }
 
 // enter begins the i-th series. The cost of its calls is unknown.
-func (r *runner) enter(i int, contenders []Contender) {
+func (r *runner) enter(i int) {
 	r.series, r.seriesIndex, r.seriesBegan, r.seriesEnd = &r.cfg.Series[i], i, time.Now(), time.Time{}
-	r.entrants, r.costs = nil, new(costs)
-	for _, c := range contenders {
-		r.entrants = append(r.entrants, entrant{Contender: c})
+	r.costs = new(costs)
+}
+
+// measureSeries measures the lengths of the series, or doubles the length until a case does
+// not run.
+func (r *runner) measureSeries(dev *kernels.Device) {
+	for _, seq := range r.series.Seqs {
+		r.add(r.measure(dev, r.series.at(seq)))
+	}
+	if len(r.series.Seqs) > 0 {
+		return
+	}
+	for seq := sweepStart; seq <= maxSeq; seq *= 2 {
+		m := r.measure(dev, r.series.at(seq))
+		r.add(m)
+		if m.Status != report.OK && m.Status != report.Wrong {
+			return
+		}
 	}
 }
 
-// prepare returns a case on a contender. It runs unless there is a reason against it, which
-// is in the note, or the report to resume has its figures.
-func (r *runner) prepare(by *Contender, c Case) *bencher {
-	m, err := planned(r.work, by.Device, c)
-	m.Contender = by.Name
-	b := &bencher{runner: r, dev: by.Device, c: c, row: m, step: r.follow(cmp.Or(by.Name, m.Backend), c)}
-	if r.resumed(&b.row) || err != nil {
-		return b
+// add puts a row into the report.
+func (r *runner) add(m report.Measurement) {
+	r.report.Cases = append(r.report.Cases, m)
+	if r.cfg.Measured != nil {
+		r.report.FitGrowth()
+		r.cfg.Measured(r.report)
 	}
-	b.row.PredictedS = report.Positive(r.call.predict(m.Weight()))
+}
+
+// measure runs one case and returns its row.
+func (r *runner) measure(dev *kernels.Device, c Case) report.Measurement {
+	if m, ok := r.resumed(dev.Info(), c); ok {
+		return m
+	}
+	m, b := r.prepare(dev, c)
+	if b == nil {
+		return m
+	}
+	b.step = r.follow(m.Backend, c)
+	err := b.run()
+	r.record(&m, b, err)
+	return m
+}
+
+// record puts the figures of a case into its row and remembers its cost.
+func (r *runner) record(m *report.Measurement, b *bencher, err error) {
+	if err != nil {
+		fail(m, err)
+		return
+	}
+	b.learn()
+	if b.t.plan != nil {
+		m.Path, m.Plan = b.t.plan.Path, b.t.plan
+		m.Memory.Scratch = b.t.plan.Scratch
+	}
+	m.Note = b.note
+	b.t.figures(m)
+	if m.Status == report.NotRun && m.PredictedS != nil && r.ctx.Err() == nil {
+		m.Status, m.Note = report.Predicted, strings.TrimPrefix(m.Note, "not run: ") // the budget ended before the first round
+	}
+}
+
+// prepare returns the row of a case that has not run yet with its bencher, or without one
+// when it does not run, for the reason in the note.
+func (r *runner) prepare(dev *kernels.Device, c Case) (report.Measurement, *bencher) {
+	m, err := planned(r.work, dev, c)
+	if err != nil {
+		return m, nil
+	}
+	m.PredictedS = report.Positive(r.call.predict(m.Weight()))
 	if why := r.stop(); why != "" {
-		skip(&b.row, why)
-		return b
+		skip(&m, why)
+		return m, nil
 	}
 	need := c.hostBytes()
 	if free := budget.Free(); need < 0 || need > free {
-		skip(&b.row, fmt.Sprintf("needs %s, %s are free", format.Size(float64(uint64(need))), format.Size(float64(free))))
-		return b
+		skip(&m, fmt.Sprintf("needs %s, %s are free", format.Size(float64(uint64(need))), format.Size(float64(free))))
+		return m, nil
 	}
 	limit := 0.0
 	if len(r.series.Seqs) == 0 {
 		limit = sweepCall
 		if need > sweepBytes {
-			skip(&b.row, fmt.Sprintf("takes %s, a sweep ends at %s (give --seq for more)", format.Size(float64(need)), format.Size(sweepBytes)))
-			return b
+			skip(&m, fmt.Sprintf("takes %s, a sweep ends at %s (give --seq for more)", format.Size(float64(need)), format.Size(sweepBytes)))
+			return m, nil
 		}
 	}
-	b.trace.traced = r.approach(by.Device, c)
+	compiled := r.approach(dev, c)
 	seconds := r.call.predict(m.Weight())
-	b.row.PredictedS = report.Positive(seconds)
+	m.PredictedS = report.Positive(seconds)
 	if why := admit(seconds, limit, r.left()); why != "" {
-		b.row.Status, b.row.Note = report.Predicted, why
-		return b
+		m.Status, m.Note = report.Predicted, why
+		return m, nil
 	}
-	b.limit, b.runs = r.patience(c.SeqK), true
-	return b
+	b := r.bencher(dev, c, m.Weight())
+	b.trace.traced = compiled
+	return m, b
+}
+
+// bencher returns what measures a case of some weight.
+func (r *runner) bencher(dev *kernels.Device, c Case, weight int64) *bencher {
+	return &bencher{runner: r, dev: dev, c: c, weight: weight, limit: r.patience(c.SeqK)}
 }
 
 // planned returns the row of a case with its plan. With an error it has the reason.
 func planned(ctx context.Context, dev *kernels.Device, c Case) (report.Measurement, error) {
-	m := c.row(dev.Info())
+	m := newRow(dev.Info(), c)
 	plan, err := c.plan(ctx, dev)
 	if err != nil {
 		fail(&m, err)
 		return m, err
 	}
-	m.Plan = &plan
-	m.Derive(dev.Info().Type)
+	c.count(&m, dev.Info(), plan)
 	return m, nil
+}
+
+// newRow returns what is known of a case before it runs.
+func newRow(info backend.Info, c Case) report.Measurement {
+	d := c.Dims()
+	m := report.Measurement{
+		Backend: info.Name, Provider: info.Provider, Series: c.Name, Name: c.String(), Variant: c.Variant, DType: c.DType.String(),
+		Batch: d.Batch, Heads: d.Heads, KVHeads: d.KVHeads, SeqQ: d.SeqQ, SeqK: d.SeqK, Dim: d.Dim,
+		Causal: c.Causal, Softcap: c.Softcap, Threads: info.Threads, Status: report.NotRun, Rounds: []report.Round{},
+	}
+	if c.Mask {
+		m.Mask = backend.F32.String()
+	}
+	if w := c.Window; w != nil {
+		limited := func(n int) *int {
+			if n == kernels.Unbounded {
+				return nil
+			}
+			return &n
+		}
+		m.WindowLeft, m.WindowRight = limited(w.Left), limited(w.Right)
+	}
+	return m
 }
 
 // skip notes the reason why a case does not run. With a prediction it is Predicted.
 func skip(m *report.Measurement, why string) {
-	if m.PredictedS != nil && !strings.HasSuffix(why, interrupted) {
+	if m.PredictedS != nil && why != interrupted {
 		m.Status, m.Note = report.Predicted, "predicted "+format.Duration(*m.PredictedS)+" each, "+why
 		return
 	}
@@ -218,5 +288,19 @@ func fail(m *report.Measurement, err error) {
 	m.Status, m.Note = report.Failed, "failed: "+err.Error()
 	if errors.Is(err, backend.ErrUnsupported) {
 		m.Status, m.Note = report.NotRun, "not run: "+err.Error()
+	}
+}
+
+// learn remembers what the case cost.
+func (b *bencher) learn() {
+	seconds := b.t.warm
+	if len(b.t.rounds) > 0 {
+		seconds = stats.Median(b.t.medians())
+	}
+	if seconds > 0 {
+		b.call, b.seq = cost{seconds, b.weight}, b.c.SeqK
+	}
+	if len(b.t.stages) > 0 {
+		b.stage = cost{stats.Median(b.t.stages), int64(b.c.weights())}
 	}
 }

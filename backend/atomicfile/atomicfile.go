@@ -1,86 +1,381 @@
-// Package atomicfile writes files that appear complete or not at all:
+// Package atomicfile writes all files of attn: a file, or a set of files, that appears
+// complete or not at all:
 //
-//	f, err := atomicfile.Create(path)
+//	var set atomicfile.Set
+//	defer set.Discard()
+//	err := set.Add("--out", path) // checks that path can be written
 //	...
-//	defer f.Discard()
-//	fmt.Fprintln(f, "content")
-//	err = f.Finish() // written and closed, not visible yet
+//	err = set.Write(ctx, "--out", content)
 //	...
-//	err = f.Commit() // visible at path
+//	err = set.Commit(ctx) // all files of the set are visible now
 //
-// Until Commit the content lies in a hidden file in the same folder.
+// A regular file is replaced, with its permissions and, where the system permits it, its
+// owner. A symbolic link stays and its target is replaced. A pipe or a character device
+// is written to, which cannot be undone. Anything else is refused, and so are two
+// outputs that are one file.
+//
+// Until Commit the content lies in hidden files next to the outputs, .attn- and 16
+// hexadecimal digits, one of which is locked while the process lives.
+//
+//   - After an error of Add, Write or Commit, every file has its old content. (A single
+//     file may have its new content if its folder could not be synchronised.)
+//   - After a crash of the process or of the machine, a single file has its old or its
+//     new content. The files of a set may be mixed until the next Add in one of their
+//     folders, which restores the old content of all, except of files that were changed
+//     since. Add also removes the hidden files of processes that have ended.
+//   - Once Commit has returned nil, all files keep their new content.
+//
+// The guarantee for crashes of the machine needs a file system that keeps the order of
+// changes to a folder, as ext4, XFS, Btrfs, APFS and NTFS do, and a disk that does not lose
+// what it has confirmed. Folders are not synchronised on Windows. Network file systems may
+// lack locks across machines: let one machine at a time write into a folder. Systems
+// without flock, apart from Windows, recover nothing. Access control lists, extended
+// attributes and other hard links to a replaced file do not follow it.
 package atomicfile
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 )
 
-// File is a file that Commit moves to its path.
-type File struct {
-	*os.File
-	target string
+// Set is a set of output files that appear together. The zero value is an empty set.
+type Set struct {
+	disk    disk // nil for the real one
+	folders []*folder
+	outputs []*output
+	stuck   bool // the old content could not be restored, and its copies must stay
 }
 
-// Target returns the file that Create(path) replaces: path, with symbolic links
-// followed.
-func Target(path string) string {
-	if target, err := filepath.EvalSymlinks(path); err == nil {
-		return target
+// folder is a folder of outputs.
+type folder struct {
+	path   string
+	info   fs.FileInfo
+	prefix string    // of the hidden files, the path of the owner file
+	lock   io.Closer // of the owner file
+}
+
+type output struct {
+	name, path string // as given
+	info       fs.FileInfo
+	stream     bool
+	written    bool
+	file       file  // unset for a stream, as is entry
+	entry      entry // where the file goes
+}
+
+func (o *output) errorf(format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	if o.name == "" {
+		return fmt.Errorf("%s: %w", o.path, err)
 	}
-	return path
+	return fmt.Errorf("%s %s: %w", o.name, o.path, err)
 }
 
-// Create opens a hidden file in the folder of path. Unlike a file of
-// os.CreateTemp, it has the permissions of any new file.
-func Create(path string) (*File, error) {
-	target := Target(path)
-	temp := fmt.Sprintf(".%s.attn-%016x", filepath.Base(target), rand.Uint64())
-	f, err := os.OpenFile(filepath.Join(filepath.Dir(target), temp), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+// Add announces the file of an output and checks that it can be written, which is best
+// known before a long computation. name identifies the output in errors, a flag for
+// example. An empty path adds nothing.
+func (s *Set) Add(name, path string) error {
+	if path == "" {
+		return nil
+	}
+	if s.disk == nil {
+		s.disk = realDisk{}
+	}
+	o := &output{name: name, path: path}
+	if err := s.add(o); err != nil {
+		return o.errorf("%w", Reason(err))
+	}
+	s.outputs = append(s.outputs, o)
+	return nil
+}
+
+func (s *Set) add(o *output) error {
+	dir, base, info, err := resolve(o.path)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return &File{f, target}, nil
-}
-
-// Write creates, fills and commits a file.
-func Write(path string, content func(io.Writer) error) error {
-	f, err := Create(path)
+	o.info, o.stream = info, isStream(info)
+	switch {
+	case info == nil:
+	case !info.Mode().IsRegular() && !o.stream:
+		return errors.New("it exists and is not a regular file, a pipe or a character device")
+	case info.Mode()&fs.ModeDevice == 0:
+		for _, other := range s.outputs {
+			if other.info != nil && os.SameFile(info, other.info) {
+				return fmt.Errorf("%s names the same file", other.name)
+			}
+		}
+	}
+	if o.stream {
+		return nil
+	}
+	f, err := s.open(dir)
 	if err != nil {
 		return err
 	}
-	defer f.Discard()
-	if err := content(f); err != nil {
-		return err
+	o.entry = entry{Prefix: f.prefix, Base: base}
+	// The names of hidden files end as those of the outputs do: they collide where the
+	// file system takes two names for one, as in O.npy and o.npy.
+	if o.file, err = s.disk.Create(o.entry.content()); errors.Is(err, fs.ErrExist) {
+		return errors.New("another output names the same file")
 	}
-	if err := f.Finish(); err != nil {
-		return err
+	if err == nil && info != nil {
+		if err = s.disk.Inherit(o.entry.content(), info); err != nil {
+			o.file.Close()
+		}
 	}
-	return f.Commit()
+	return err
 }
 
-// Finish flushes the content to the disk and closes the file. A file that it
-// replaces passes its permissions on.
-func (f *File) Finish() error {
+// open returns the folder at path after recovery of what ended processes left there.
+func (s *Set) open(path string) (*folder, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("the folder %s: %w", path, Reason(err))
+	}
+	for _, f := range s.folders {
+		if os.SameFile(f.info, info) {
+			return f, nil
+		}
+	}
+	recoverFolder(s.disk, path)
+	f := &folder{path: path, info: info}
+	text := header
+	if len(s.folders) > 0 {
+		text += s.folders[0].prefix
+	}
+	for range 100 {
+		f.prefix = filepath.Join(path, fmt.Sprintf(".attn-%016x", rand.Uint64()))
+		if err = writeFile(s.disk, f.prefix, text+"\n"); err != nil {
+			break
+		}
+		if f.lock, err = lock(f.prefix); err != nil {
+			continue // another process takes it for a leftover
+		}
+		if _, err = os.Lstat(f.prefix); err == nil {
+			s.folders = append(s.folders, f)
+			return f, nil
+		}
+		f.lock.Close()
+	}
+	return nil, fmt.Errorf("cannot write in the folder %s: %w", path, Reason(err))
+}
+
+// Empty reports whether no output was added.
+func (s *Set) Empty() bool { return len(s.outputs) == 0 }
+
+// Write writes the content of an output. Without that output it does nothing.
+func (s *Set) Write(ctx context.Context, name string, content func(io.Writer) error) (err error) {
+	for _, o := range s.outputs {
+		if o.name != name {
+			continue
+		}
+		if o.stream {
+			err = stream(ctx, o.path, content)
+		} else if err = content(o.file); err == nil {
+			// Without Sync a crash of the machine could leave the name without the content.
+			err = errors.Join(o.file.Sync(), o.file.Close())
+		}
+		if err != nil {
+			return o.errorf("%w", Reason(err))
+		}
+		o.written = true
+	}
+	return nil
+}
+
+// Commit makes the outputs visible that were written. When one of them cannot be, all
+// keep their old content.
+func (s *Set) Commit(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	var j journal
+	var outputs []*output
+	for _, o := range s.outputs {
+		if !o.written || o.stream {
+			continue
+		}
+		if err := o.entry.prepare(); err != nil {
+			return o.errorf("%w", Reason(err))
+		}
+		outputs, j.Outputs = append(outputs, o), append(j.Outputs, o.entry)
+	}
+	if len(outputs) == 0 {
+		return nil
+	}
+	several := len(outputs) > 1 // otherwise the rename replaces all or nothing
+	if several {
+		if err := s.begin(j); err != nil {
+			return Reason(err)
+		}
+	}
 	var err error
-	if info, statErr := os.Stat(f.target); statErr == nil {
-		err = f.Chmod(info.Mode().Perm())
+	for i, e := range j.Outputs {
+		if err = e.place(s.disk, several); err != nil {
+			err = outputs[i].errorf("%w", Reason(err))
+			break
+		}
 	}
-	if err == nil {
-		err = f.Sync() // else a crash of the machine could leave the name without the content
+	for _, f := range s.folders {
+		if err == nil {
+			err = s.disk.SyncDir(f.path)
+		}
 	}
-	return errors.Join(err, f.Close())
+	if err == nil && several {
+		err = s.end()
+	}
+	if err != nil && several {
+		if failed := errors.Join(j.restore(s.disk), rollback(s.disk, s.folders[0].prefix)); failed != nil {
+			s.stuck = true
+			err = fmt.Errorf("%w; the old content could not be restored and lies in %s%s*: %w", err, s.folders[0].prefix, oldInfix, failed)
+		}
+	}
+	return err
 }
 
-// Commit moves the file to its path.
-func (f *File) Commit() error { return os.Rename(f.Name(), f.target) }
+// begin writes the journal once the old files have second names.
+func (s *Set) begin(j journal) error {
+	for _, e := range j.Outputs {
+		if e.Existed {
+			_ = s.disk.Link(e.target(), e.backup()) // without hard links, place moves the file there
+		}
+	}
+	for _, f := range s.folders {
+		if err := s.disk.SyncDir(f.path); err != nil {
+			return err
+		}
+	}
+	if err := writeFile(s.disk, s.folders[0].prefix+journalSuffix, j.String()); err != nil {
+		return err
+	}
+	return s.disk.SyncDir(s.folders[0].path)
+}
 
-// Discard closes and removes the file. After Commit it does nothing.
-func (f *File) Discard() {
-	f.Close()
-	os.Remove(f.Name())
+// end removes the journal: the set is committed.
+func (s *Set) end() error {
+	if err := s.disk.Remove(s.folders[0].prefix + journalSuffix); err != nil {
+		return err
+	}
+	return s.disk.SyncDir(s.folders[0].path)
+}
+
+// Discard removes what was written and not committed.
+func (s *Set) Discard() {
+	for _, o := range s.outputs {
+		if o.file != nil {
+			o.file.Close()
+		}
+	}
+	for i := len(s.folders) - 1; i >= 0; i-- { // the folder of the journal last
+		s.folders[i].lock.Close()
+		if !s.stuck {
+			clean(s.disk, s.folders[i].prefix)
+		}
+	}
+	*s = Set{disk: s.disk}
+}
+
+// Write creates or replaces one file. ctx ends the wait for the reader of a pipe, nothing
+// else: a report of what was done before can be written after it has ended.
+func Write(ctx context.Context, path string, content func(io.Writer) error) error {
+	var s Set
+	defer s.Discard()
+	if err := s.Add("", path); err != nil {
+		return err
+	}
+	if err := s.Write(ctx, "", content); err != nil {
+		return err
+	}
+	return s.Commit(context.WithoutCancel(ctx))
+}
+
+// Remove removes a regular file, that of a symbolic link through it.
+func Remove(path string) error {
+	dir, base, info, err := resolve(path)
+	switch {
+	case err != nil:
+	case info == nil:
+		err = fs.ErrNotExist
+	case !info.Mode().IsRegular():
+		err = errors.New("it is not a regular file")
+	default:
+		err = errors.Join(os.Remove(filepath.Join(dir, base)), realDisk{}.SyncDir(dir))
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, Reason(err))
+	}
+	return nil
+}
+
+// IsStream reports whether path is a pipe or a character device, which Write appends to.
+func IsStream(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && isStream(info)
+}
+
+func isStream(info fs.FileInfo) bool {
+	const device = fs.ModeDevice | fs.ModeCharDevice
+	return info != nil && (info.Mode()&fs.ModeNamedPipe != 0 || info.Mode()&device == device)
+}
+
+// resolve follows symbolic links, also one without a target. It returns the absolute
+// path of the folder, the name of the file in it, and its info, nil if there is none.
+func resolve(path string) (dir, base string, info fs.FileInfo, err error) {
+	// The links of /dev/stdout end in no path.
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return "", "", info, nil
+	}
+	for range 40 {
+		dir, base = filepath.Split(path)
+		if base == "" || base == "." || base == ".." {
+			return "", "", nil, errors.New("it is the path of a folder, not of a file")
+		}
+		if dir == "" {
+			dir = "."
+		}
+		real, err := filepath.EvalSymlinks(dir)
+		if err == nil {
+			real, err = filepath.Abs(real)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return "", "", nil, fmt.Errorf("the folder %s does not exist", filepath.Clean(dir))
+		}
+		if err != nil {
+			return "", "", nil, fmt.Errorf("the folder %s: %w", filepath.Clean(dir), Reason(err))
+		}
+		info, err := os.Lstat(filepath.Join(real, base))
+		if errors.Is(err, fs.ErrNotExist) {
+			return real, base, nil, nil
+		}
+		if err != nil || info.Mode()&fs.ModeSymlink == 0 {
+			return real, base, info, err
+		}
+		if path, err = os.Readlink(filepath.Join(real, base)); err != nil {
+			return "", "", nil, err
+		}
+		if !filepath.IsAbs(path) {
+			path = real + string(filepath.Separator) + path // Join would drop links before ".."
+		}
+	}
+	return "", "", nil, errors.New("too many symbolic links")
+}
+
+// Reason returns the cause of a file system error without the path.
+func Reason(err error) error {
+	var path *os.PathError
+	var link *os.LinkError
+	switch {
+	case errors.As(err, &path):
+		return path.Err
+	case errors.As(err, &link):
+		return link.Err
+	}
+	return err
 }

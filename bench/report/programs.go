@@ -14,27 +14,28 @@ func (r *Report) environment(m *Measurement) [][2]string {
 	return [][2]string{
 		{"date", e.Date}, {"cpu", e.CPU}, {"cpus", strconv.Itoa(e.CPUs)}, {"os", e.OS + "/" + e.Arch}, {"go_version", e.GoVersion},
 		{"version", e.Version}, {"commit", e.Commit}, {"seed", strconv.FormatUint(e.Seed, 10)},
-		{"device", info.Device}, {"driver", info.Driver}, {"limits", limits(&info)},
+		{"device", info.Device}, {"provider", info.Provider}, {"driver", info.Driver}, {"limits", limits(&info)},
 	}
 }
 
 // WriteCSV writes the cases as CSV (RFC 4180): a line of names, then a line a case. A
 // figure that was not measured is empty.
 func (r *Report) WriteCSV(w io.Writer) error {
-	names, _ := new(Measurement).figures()
-	lines := [][]string{names}
-	for _, c := range r.environment(&Measurement{}) {
-		lines[0] = append(lines[0], c[0])
+	fields := func(m *Measurement) (names, values []string) {
+		for _, c := range columns {
+			if c.name != "" {
+				names, values = append(names, c.name), append(values, exact(c.value(m)))
+			}
+		}
+		for _, c := range r.environment(m) {
+			names, values = append(names, c[0]), append(values, c[1])
+		}
+		return names, values
 	}
+	names, _ := fields(&Measurement{})
+	lines := [][]string{names}
 	for i := range r.Cases {
-		_, figures := r.Cases[i].figures()
-		var values []string
-		for _, name := range names {
-			values = append(values, exact(figures[name]))
-		}
-		for _, c := range r.environment(&r.Cases[i]) {
-			values = append(values, c[1])
-		}
+		_, values := fields(&r.Cases[i])
 		lines = append(lines, values)
 	}
 	return csv.NewWriter(w).WriteAll(lines)
@@ -95,10 +96,10 @@ func (m *Measurement) goBench(b *strings.Builder) {
 		name += fmt.Sprintf("-%d", m.Threads)
 	}
 	for i := range m.Rounds {
-		one := m.ofRound(i)
+		one := m.ofRound(&m.Rounds[i])
 		fmt.Fprintf(b, "%s %d", name, one.Repetitions)
 		for _, c := range columns {
-			x, ok := of(c.of(one))
+			x, ok := of(c.value(one))
 			switch {
 			case c.line == "" || !ok:
 			case c.unit == seconds:

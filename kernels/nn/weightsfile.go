@@ -27,7 +27,15 @@ func (c MultiHeadConfig) LoadWeights(files fs.FS) (w MultiHeadWeights, err error
 	}
 	for _, p := range w.named() {
 		name := p.name + ".npy"
-		f, err := files.Open(name)
+		// Opening a pipe of a folder would wait for a writer.
+		info, err := fs.Stat(files, name)
+		if err == nil && !info.Mode().IsRegular() {
+			return w, fmt.Errorf("%s: not a regular file: %w", name, backend.ErrFile)
+		}
+		var f fs.File
+		if err == nil {
+			f, err = files.Open(name)
+		}
 		switch missing := errors.Is(err, fs.ErrNotExist); {
 		case missing && p.bias && !c.Bias:
 			continue
@@ -39,7 +47,7 @@ func (c MultiHeadConfig) LoadWeights(files fs.FS) (w MultiHeadWeights, err error
 			f.Close()
 			return w, fmt.Errorf("there is a %s, but the config has no Bias: %w", name, backend.ErrShape)
 		}
-		*p.t, err = readWeight(f, c.shapeOf(p.name), p.bias)
+		*p.t, err = readWeight(f, info.Size(), c.shapeOf(p.name), p.bias)
 		f.Close()
 		if err != nil {
 			return w, fmt.Errorf("%s: %w", name, err)
@@ -48,16 +56,9 @@ func (c MultiHeadConfig) LoadWeights(files fs.FS) (w MultiHeadWeights, err error
 	return w, nil
 }
 
-// readWeight reads an array of the given shape, which has one axis for a bias, else two.
-func readWeight(f fs.File, shape backend.Shape, bias bool) (backend.Tensor, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return backend.Tensor{}, err
-	}
-	if !info.Mode().IsRegular() {
-		return backend.Tensor{}, fmt.Errorf("not a regular file: %w", backend.ErrFile)
-	}
-	h, r, err := npy.Open(f, info.Size())
+// readWeight reads an array of the given shape from a file of the given size, which has one axis for a bias, else two.
+func readWeight(f io.Reader, size int64, shape backend.Shape, bias bool) (backend.Tensor, error) {
+	h, r, err := npy.Open(f, size)
 	if err != nil {
 		return backend.Tensor{}, fmt.Errorf("%w: %w", err, backend.ErrFile)
 	}

@@ -31,7 +31,7 @@ const (
 	tipRadius  = 8
 	markRadius = vg.Length(2.8)
 	textSize   = font.Length(10.5)
-	titleSize  = font.Length(12)
+	titleSize  = font.Length(14)
 )
 
 var (
@@ -76,23 +76,26 @@ func (l *Line) style() draw.LineStyle {
 	return draw.LineStyle{Color: l.rgb(), Width: vg.Points(1.6)}
 }
 
-// sans sets the font of a style.
-func sans(s *text.Style, size font.Length) { s.Font.Variant, s.Font.Size = "Sans", size }
+func textStyle(size font.Length) text.Style {
+	s := plot.New().Legend.TextStyle
+	s.Font.Variant, s.Font.Size = "Sans", size
+	s.YAlign = draw.YTop
+	return s
+}
 
-// file is the picture of a file. caption is below the title, cut to the width.
-func (c *Chart) file(caption string) *picture {
-	style := plot.New().Title.TextStyle
-	sans(&style, titleSize)
-	words := strings.Fields(caption)
-	for len(words) > 1 && style.Width(strings.Join(words, " ")) > fileWidth-2*fileMargin {
+// shortened cuts words off a text that is wider than the picture.
+func (p *layout) shortened(s string) string {
+	style := textStyle(textSize)
+	for words := strings.Fields(s); len(words) > 1 && style.Width(s) > p.width-2*p.margin; {
 		words = words[:len(words)-1]
+		s = strings.Join(words, " ")
 	}
-	return c.picture(fileWidth, fileHeight, fileMargin, c.Title+"\n"+strings.Join(words, " "))
+	return s
 }
 
 // WritePNG draws the chart as a PNG file; caption is below the title.
 func (c *Chart) WritePNG(w io.Writer, caption string) error {
-	p := c.file(caption)
+	p := c.layOut(fileWidth, fileHeight, fileMargin, c.Title, caption)
 	canvas := vgimg.NewWith(vgimg.UseWH(p.width, p.height), vgimg.UseDPI(fileDPI), vgimg.UseBackgroundColor(white))
 	p.draw(draw.New(canvas))
 	_, err := vgimg.PngCanvas{Canvas: canvas}.WriteTo(w)
@@ -101,7 +104,7 @@ func (c *Chart) WritePNG(w io.Writer, caption string) error {
 
 // WriteSVG draws the chart as an SVG file; caption is below the title.
 func (c *Chart) WriteSVG(w io.Writer, caption string) error {
-	p := c.file(caption)
+	p := c.layOut(fileWidth, fileHeight, fileMargin, c.Title, caption)
 	canvas := vgsvg.New(p.width, p.height)
 	dc := draw.New(canvas)
 	dc.SetColor(white)
@@ -117,7 +120,7 @@ func (c *Chart) WriteSVG(w io.Writer, caption string) error {
 
 // Inline draws the chart as a part of a page, with a spot on each point that shows its tip.
 func (c *Chart) Inline() (template.HTML, error) {
-	p := c.picture(pageWidth, pageHeight, pageMargin, "")
+	p := c.layOut(pageWidth, pageHeight, pageMargin, "", "")
 	canvas := vgsvg.New(p.width, p.height)
 	dc := draw.New(canvas)
 	p.draw(dc)

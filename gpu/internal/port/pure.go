@@ -104,5 +104,5 @@ func translate(err, kind error) error {
 	case errors.Is(err, wgpu.ErrOutOfMemory):
 		kind = ErrMemory
 	}
-	return fault(err.Error(), kind)
+	return fmt.Errorf("%s: %w", err.Error(), kind)
 }

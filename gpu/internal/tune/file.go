@@ -1,6 +1,7 @@
 package tune
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -17,14 +19,17 @@ import (
 	"github.com/seed90331342/attn/backend/atomicfile"
 )
 
-// The tuning file is a cache in JSON. A file that is damaged, of another program or of a
-// newer version counts as none, and an error names the reason. Its contents change how
-// fast calls are, never their results: readers look up names in it and run nothing of it.
+// The tuning file is a cache in JSON that starts with its format. A file that is damaged, of
+// another program or of a newer version counts as none, and an error names the reason; only
+// a damaged one is replaced or removed. Its contents change how fast calls are, never their
+// results: readers look up names in it and run nothing of it.
 
 // Errors of Read, Put and Clear in addition to those of the file system.
 var (
-	// ErrForeign reports a file that is damaged or is not a tuning file.
-	ErrForeign = errors.New("not a tuning file, or a damaged one")
+	// ErrForeign reports something else than a tuning file, which is not changed.
+	ErrForeign = errors.New("not a tuning file of attn")
+	// ErrDamaged reports a file that starts as a tuning file and is damaged.
+	ErrDamaged = errors.New("a damaged tuning file")
 	// ErrNewer reports a file of a newer version of attn, which is not changed.
 	ErrNewer = errors.New("a newer version of attn wrote this tuning file")
 )
@@ -132,7 +137,10 @@ func Path() (string, error) {
 	return filepath.Join(dir, "attn", "tuning.json"), err
 }
 
-// Read returns the entries of a file, none when it does not exist. It returns ErrForeign
+// start is the start of a tuning file.
+var start = regexp.MustCompile(`^\s*\{\s*"format"\s*:\s*"` + format + `"`)
+
+// Read returns the entries of a file, none when it does not exist. It returns ErrDamaged
 // together with the undamaged entries when others are damaged.
 func Read(path string) ([]Entry, error) {
 	info, err := os.Stat(path)
@@ -160,15 +168,18 @@ func Read(path string) ([]Entry, error) {
 }
 
 func parse(data []byte) ([]Entry, error) {
+	if !start.Match(data) {
+		return nil, fmt.Errorf("it does not start with the format %q: %w", format, ErrForeign)
+	}
 	var f file
 	err := json.Unmarshal(data, &f)
 	switch {
 	case f.Format == format && f.Version > version: // its entries may have another type
 		return nil, fmt.Errorf("version %d, this is %d: %w", f.Version, version, ErrNewer)
 	case err != nil:
-		return nil, fmt.Errorf("%w: %w", ErrForeign, err)
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	case f.Format != format || f.Version < 1:
-		return nil, fmt.Errorf("format %.40q, version %d: %w", f.Format, f.Version, ErrForeign)
+		return nil, fmt.Errorf("format %.40q, version %d: %w", f.Format, f.Version, ErrDamaged)
 	}
 	var entries []Entry
 	for _, raw := range f.Entries {
@@ -178,7 +189,7 @@ func parse(data []byte) ([]Entry, error) {
 		}
 	}
 	if damaged := len(f.Entries) - len(entries); damaged > 0 {
-		return entries, fmt.Errorf("%d of %d entries: %w", damaged, len(f.Entries), ErrForeign)
+		return entries, fmt.Errorf("%d of %d entries: %w", damaged, len(f.Entries), ErrDamaged)
 	}
 	return entries, nil
 }
@@ -243,7 +254,7 @@ func with(entries []Entry, e Entry) []Entry {
 
 // Put writes e into the file at path, in place of the entry for the same class and
 // device, and drops the oldest entries when there are too many. It replaces a damaged
-// file and returns ErrNewer for a newer one. The file is replaced as a whole; of two
+// file and returns ErrForeign or ErrNewer for others, which it leaves. The file is replaced as a whole; of two
 // processes that put at the same time, one may lose its entry.
 func Put(path string, e Entry) error {
 	e.Trials = slices.Clone(e.Trials)
@@ -254,7 +265,7 @@ func Put(path string, e Entry) error {
 		return fmt.Errorf("a tuning entry that could not be read again: %+v", e)
 	}
 	entries, err := Read(path)
-	if err != nil && !errors.Is(err, ErrForeign) {
+	if err != nil && !errors.Is(err, ErrDamaged) {
 		return err
 	}
 	entries = with(entries, e)
@@ -278,20 +289,20 @@ func Put(path string, e Entry) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil { // the mode of cache folders
 		return err
 	}
-	return atomicfile.Write(path, func(w io.Writer) error {
+	return atomicfile.Write(context.Background(), path, func(w io.Writer) error {
 		_, err := w.Write(append(data, '\n'))
 		return err
 	})
 }
 
-// Clear removes the file and returns the number of its entries. It returns ErrNewer for
-// a newer file.
+// Clear removes the file and returns the number of its entries. It returns ErrForeign or
+// ErrNewer for other files, which it leaves.
 func Clear(path string) (n int, err error) {
 	entries, err := Read(path)
-	if errors.Is(err, ErrNewer) {
+	if err != nil && !errors.Is(err, ErrDamaged) {
 		return 0, err
 	}
-	if err = os.Remove(path); errors.Is(err, os.ErrNotExist) {
+	if err = atomicfile.Remove(path); errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
 	return len(entries), err

@@ -107,6 +107,7 @@ func TestOddNames(t *testing.T) {
 }
 
 // Read returns an error and the undamaged entries of a damaged file, and Put replaces it.
+// Files of others stay as they are.
 func TestFilesThatAreNotOurs(t *testing.T) {
 	good := temp(t)
 	for i := range 2 {
@@ -126,21 +127,21 @@ func TestFilesThatAreNotOurs(t *testing.T) {
 		entries int
 	}{
 		{"empty", nil, ErrForeign, 0},
-		{"cut short", whole[:len(whole)/2], ErrForeign, 0},
-		{"something behind it", append(slices.Clone(whole), '{'), ErrForeign, 0},
+		{"cut short", whole[:len(whole)/2], ErrDamaged, 0},
+		{"something behind it", append(slices.Clone(whole), '{'), ErrDamaged, 0},
 		{"no JSON", []byte("\x7fELF"), ErrForeign, 0},
 		{"JSON of somebody else", []byte(`{"name": "left-pad", "version": 1}`), ErrForeign, 0},
 		{"a list", []byte(`[]`), ErrForeign, 0},
-		{"no version", with(`"version": 1`, `"version": 0`), ErrForeign, 0},
+		{"no version", with(`"version": 1`, `"version": 0`), ErrDamaged, 0},
 		{"a newer version", with(`"version": 1`, `"version": 2, "more": {}`), ErrNewer, 0},
-		{"entries that are none", []byte(`{"format": "attn tuning", "version": 1, "entries": 3}`), ErrForeign, 0},
-		{"an entry of another kind", with(`"dim": 64`, `"dim": "64"`), ErrForeign, 1},
-		{"an infinite time", with(`0.002`, `1e999`), ErrForeign, 1},
-		{"a negative time", with(`0.002`, `-0.002`), ErrForeign, 1},
-		{"a best that was not tried", with(`"best": "M"`, `"best": "X"`), ErrForeign, 1},
-		{"a best that failed", with(`"best": "M"`, `"best": "L48"`), ErrForeign, 1},
-		{"a variant twice", with(`"variant": "L"`, `"variant": "M"`), ErrForeign, 1},
-		{"text for the terminal", with(`lost the device`, `\u001b[2J`), ErrForeign, 1},
+		{"entries that are none", []byte(`{"format": "attn tuning", "version": 1, "entries": 3}`), ErrDamaged, 0},
+		{"an entry of another kind", with(`"dim": 64`, `"dim": "64"`), ErrDamaged, 1},
+		{"an infinite time", with(`0.002`, `1e999`), ErrDamaged, 1},
+		{"a negative time", with(`0.002`, `-0.002`), ErrDamaged, 1},
+		{"a best that was not tried", with(`"best": "M"`, `"best": "X"`), ErrDamaged, 1},
+		{"a best that failed", with(`"best": "M"`, `"best": "L48"`), ErrDamaged, 1},
+		{"a variant twice", with(`"variant": "L"`, `"variant": "M"`), ErrDamaged, 1},
+		{"text for the terminal", with(`lost the device`, `\u001b[2J`), ErrDamaged, 1},
 		{"too large", append(slices.Clone(whole), make([]byte, maxBytes)...), ErrForeign, 0},
 	} {
 		path := temp(t)
@@ -155,12 +156,15 @@ func TestFilesThatAreNotOurs(t *testing.T) {
 			t.Errorf("%s: %d entries, %v", c.name, len(got), err)
 		}
 		err = Put(path, entry(7))
-		if c.is == ErrNewer {
-			if now, _ := os.ReadFile(path); !errors.Is(err, ErrNewer) || !bytes.Equal(now, c.data) {
-				t.Errorf("%s: put: %v, the file is %q now", c.name, err, now)
+		if c.is != ErrDamaged {
+			if !errors.Is(err, c.is) {
+				t.Errorf("%s: put: %v", c.name, err)
 			}
-			if _, err := Clear(path); !errors.Is(err, ErrNewer) {
+			if _, err := Clear(path); !errors.Is(err, c.is) {
 				t.Errorf("%s: clear: %v", c.name, err)
+			}
+			if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, c.data) {
+				t.Errorf("%s: the file is %.99q now, %v", c.name, now, err)
 			}
 			continue
 		}
@@ -180,6 +184,14 @@ func TestPlacesThatTakeNoFile(t *testing.T) {
 	}
 	if err := Put(folder, entry(1)); err == nil {
 		t.Error("put in place of a folder")
+	}
+	if _, err := Clear(folder); !errors.Is(err, ErrForeign) {
+		t.Errorf("an empty folder was cleared: %v", err)
+	}
+	if _, err := os.Stat(os.DevNull); err == nil {
+		if err := Put(os.DevNull, entry(1)); !errors.Is(err, ErrForeign) {
+			t.Errorf("put into a device: %v", err)
+		}
 	}
 	file := filepath.Join(folder, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -256,7 +268,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"format": "attn tuning", "version": 9}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		entries, err := parse(data)
-		if err != nil && !errors.Is(err, ErrForeign) && !errors.Is(err, ErrNewer) {
+		if err != nil && !errors.Is(err, ErrForeign) && !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNewer) {
 			t.Fatalf("an error of another kind: %v", err)
 		}
 		for _, e := range entries {

@@ -4,14 +4,13 @@ package array
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/attn/internal/files"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/npy"
@@ -58,20 +57,13 @@ func ReadInts(flag, path string) ([][]int32, error) {
 
 func open(flag, path string, readHeader func(io.ReaderAt, int64) (npy.Header, error)) (*File, error) {
 	f := &File{Flag: flag, Path: path}
-	file, err := os.Open(path)
+	file, size, err := files.Open(path)
 	if err != nil {
-		return nil, f.Errorf("%w", files.Reason(err))
+		return nil, f.Errorf("%w", err)
 	}
 	defer file.Close()
-	info, err := file.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("not a regular file")
-	}
-	if err == nil {
-		f.Header, err = readHeader(file, info.Size())
-	}
-	if err != nil {
-		return nil, f.Errorf("%w", files.Reason(err))
+	if f.Header, err = readHeader(file, size); err != nil {
+		return nil, f.Errorf("%w", atomicfile.Reason(err))
 	}
 	return f, nil
 }
@@ -188,14 +180,14 @@ func decodeBools(dst []bool, raw []byte) {
 
 // read reads all elements. decode converts the bytes of a chunk.
 func read[T any](ctx context.Context, f *File, decode func(dst []T, raw []byte)) ([]T, error) {
-	file, err := os.Open(f.Path)
+	file, _, err := files.Open(f.Path)
 	if err != nil {
-		return nil, f.Errorf("%w", files.Reason(err))
+		return nil, f.Errorf("%w", err)
 	}
 	defer file.Close()
 	data, err := npy.Read(interruptible{ctx, io.NewSectionReader(file, f.Start, int64(f.Count)*int64(f.Size)), nil}, f.Header, decode)
 	if err != nil && ctx.Err() == nil {
-		err = f.Errorf("it was cut short while it was read: %w", files.Reason(err))
+		err = f.Errorf("it was cut short while it was read: %w", atomicfile.Reason(err))
 	}
 	return data, err
 }

@@ -3,8 +3,9 @@
 package array
 
 import (
-	"os"
 	"syscall"
+
+	"github.com/seed90331342/attn/cmd/attn/internal/files"
 )
 
 // mapFile maps the first size bytes of a file for reading. The system loads pages
@@ -12,7 +13,7 @@ import (
 // memory. A program that truncates the file meanwhile ends this one (SIGBUS), as
 // with any mapping.
 func mapFile(path string, size int) (data []byte, unmap func(), err error) {
-	f, err := os.Open(path)
+	f, _, err := files.Open(path)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -20,7 +20,6 @@ import (
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
-	"github.com/seed90331342/attn/cmd/attn/internal/files"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
@@ -77,7 +76,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	var before *report.Report
 	if c.Resume != "" {
 		var err error
-		if before, err = c.resume(out); err != nil {
+		if before, err = c.resume(ctx, out); err != nil {
 			return err
 		}
 	}
@@ -86,17 +85,15 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return err
 	}
 	cfg.Resume, cfg.Args = before, caseArgs(out.Args)
-	for _, f := range []struct{ flag, path string }{{"json", c.JSON}, {"csv", c.CSV}, {"gobench", c.GoBench}, {"html", c.HTML}} {
-		if err := new(files.Set).Add(f.flag, f.path); err != nil {
-			return err
-		}
+	if err := c.checkOutputs(); err != nil {
+		return err
 	}
 	status := cli.NewStatus(out.Err)
 	cfg.Progress = func(p bench.Progress) { status.Show(describe(p)) }
-	if c.JSON != "" && !c.Plan {
+	if c.JSON != "" && !c.Plan && !atomicfile.IsStream(c.JSON) {
 		// The report survives a crash. The last write returns the error of a file
 		// that cannot be written.
-		cfg.Measured = func(r *report.Report) { _ = atomicfile.Write(c.JSON, r.WriteJSON) }
+		cfg.Measured = func(r *report.Report) { _ = atomicfile.Write(ctx, c.JSON, r.WriteJSON) }
 	}
 	r, err := c.measure(ctx, cfg)
 	status.Clear()
@@ -109,31 +106,46 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if c.Plan {
 		table = r.WritePlans
 	}
-	if err := errors.Join(table(out.Out), c.write(r)); err != nil || c.Plan {
+	err = errors.Join(table(out.Out), c.write(ctx, r))
+	if c.Plan {
 		return err
 	}
-	if err := r.Err(); errors.Is(err, report.ErrInterrupted) {
+	if err = errors.Join(err, r.Err()); errors.Is(err, report.ErrInterrupted) {
 		return cli.Interrupted{Err: err}
-	} else {
-		return err
 	}
+	return err
 }
 
-// write writes the files of the report.
-func (c *Command) write(r *report.Report) error {
+// checkOutputs checks that the files of the report can be written.
+func (c *Command) checkOutputs() error {
+	var set atomicfile.Set
+	defer set.Discard()
+	for _, f := range []struct{ flag, path string }{{"json", c.JSON}, {"csv", c.CSV}, {"gobench", c.GoBench}, {"html", c.HTML}} {
+		if err := set.Add("--"+f.flag, f.path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write writes the files of the report, each alone, and the pictures together. ctx ends
+// the wait for the reader of a pipe.
+func (c *Command) write(ctx context.Context, r *report.Report) error {
 	var errs []error
 	for _, f := range []struct {
 		path  string
 		write func(io.Writer) error
 	}{{c.JSON, r.WriteJSON}, {c.CSV, r.WriteCSV}, {c.GoBench, r.WriteGoBench}, {c.HTML, r.WritePage}} {
 		if f.path != "" {
-			errs = append(errs, atomicfile.Write(f.path, f.write))
+			errs = append(errs, atomicfile.Write(ctx, f.path, f.write))
 		}
 	}
 	if c.Plot != "" {
+		var pictures atomicfile.Set
+		defer pictures.Discard()
 		errs = append(errs, os.MkdirAll(c.Plot, 0o755), r.WritePictures(func(name string, contents func(io.Writer) error) error {
-			return atomicfile.Write(filepath.Join(c.Plot, name), contents)
-		}))
+			return errors.Join(pictures.Add(name, filepath.Join(c.Plot, name)), pictures.Write(ctx, name, contents))
+		}), pictures.Commit(context.WithoutCancel(ctx)))
 	}
 	return errors.Join(errs...)
 }

@@ -1,13 +1,14 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"fmt"
-	"os"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/attn/internal/files"
 )
 
 // Compare is attn compare.
@@ -19,13 +20,12 @@ type Compare struct {
 }
 
 // readReport reads a report from a file.
-func readReport(path string) (*report.Report, error) {
-	f, err := os.Open(path)
+func readReport(ctx context.Context, path string) (*report.Report, error) {
+	text, err := files.Read(ctx, path, files.MaxText)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	defer f.Close()
-	r, err := report.Read(f)
+	r, err := report.Read(bytes.NewReader(text))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -33,12 +33,12 @@ func readReport(path string) (*report.Report, error) {
 }
 
 // Run compares the reports. It always fails when a measured case has become wrong.
-func (c *Compare) Run(_ context.Context, out *cli.Streams) error {
-	was, err := readReport(c.Old)
+func (c *Compare) Run(ctx context.Context, out *cli.Streams) error {
+	was, err := readReport(ctx, c.Old)
 	if err != nil {
 		return err
 	}
-	now, err := readReport(c.New)
+	now, err := readReport(ctx, c.New)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ func slower(t *testing.T, path string, factor float64) string {
 		}
 	}
 	to := filepath.Join(t.TempDir(), "slower.json")
-	if err := atomicfile.Write(to, r.WriteJSON); err != nil {
+	if err := atomicfile.Write(t.Context(), to, r.WriteJSON); err != nil {
 		t.Fatal(err)
 	}
 	return to
@@ -56,7 +56,7 @@ func TestCompare(t *testing.T) {
 	wrong := decoded(t, path)
 	wrong.Cases[0].Status, wrong.Cases[0].Note = report.Wrong, "WRONG: o[0,0,0,0]"
 	broken := filepath.Join(t.TempDir(), "broken.json")
-	if err := atomicfile.Write(broken, wrong.WriteJSON); err != nil {
+	if err := atomicfile.Write(t.Context(), broken, wrong.WriteJSON); err != nil {
 		t.Fatal(err)
 	}
 	code, out, stderr := attn(t, "compare", path, broken)
@@ -109,7 +109,7 @@ func TestBenchResumes(t *testing.T) {
 	stopped.Interrupted = true
 	stopped.Cases = append([]report.Measurement(nil), first.Cases...)
 	stopped.Cases[1] = report.Measurement{Backend: "cpu", Name: first.Cases[1].Name, Status: report.NotRun}
-	if err := atomicfile.Write(path, stopped.WriteJSON); err != nil {
+	if err := atomicfile.Write(t.Context(), path, stopped.WriteJSON); err != nil {
 		t.Fatal(err)
 	}
 	code, out, stderr := benchmark(t.Context(), "--resume", path)
@@ -126,7 +126,7 @@ func TestBenchResumes(t *testing.T) {
 		args      []string
 	}{
 		{"other flags", "leave out --heads", []string{"--resume", path, "--heads", "2"}},
-		{"no report", "--resume: open", []string{"--resume", path + ".absent"}},
+		{"no report", "absent: no such file", []string{"--resume", path + ".absent"}},
 	} {
 		if code, _, stderr := benchmark(t.Context(), tc.args...); code == 0 || !strings.Contains(stderr, tc.want) {
 			t.Errorf("%s: exit code %d, stderr %q", tc.why, code, stderr)

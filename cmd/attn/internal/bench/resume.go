@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -30,8 +31,8 @@ func caseArgs(args []string) []string {
 
 // resume reads the report of an interrupted run. It takes the flags from there,
 // except those of output files and --budget.
-func (c *Command) resume(out *cli.Streams) (*report.Report, error) {
-	r, err := readReport(c.Resume)
+func (c *Command) resume(ctx context.Context, out *cli.Streams) (*report.Report, error) {
+	r, err := readReport(ctx, c.Resume)
 	if err != nil {
 		return nil, fmt.Errorf("--resume: %w", err)
 	}

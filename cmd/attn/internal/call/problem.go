@@ -3,12 +3,12 @@ package call
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"reflect"
 	"strings"
 
@@ -137,14 +137,14 @@ func (p *Problem) Check() error {
 }
 
 // Read replaces p with the problem in the JSON file at path.
-func (p *Problem) Read(path string) error {
-	text, err := os.ReadFile(path)
+func (p *Problem) Read(ctx context.Context, path string) error {
+	text, err := files.Read(ctx, path, files.MaxText)
 	if err == nil {
 		*p = Problem{Options: Options{Layout: "bhsd"}}
 		err = p.decode(text)
 	}
 	if err != nil {
-		return fmt.Errorf("--problem %s: %w", path, files.Reason(err))
+		return fmt.Errorf("--problem %s: %w", path, err)
 	}
 	return nil
 }

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
-	"github.com/seed90331342/attn/cmd/attn/internal/files"
 	"github.com/seed90331342/attn/cmd/attn/internal/picture"
 )
 
@@ -27,13 +27,13 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if c.Round != nil && (*c.Round < 0 || *c.Round > 15) {
 		return fmt.Errorf("--round is %d, it must be 0 to 15 decimals", *c.Round)
 	}
-	wt, err := readWalkthrough(c.File)
+	wt, err := readWalkthrough(ctx, c.File)
 	if err != nil {
 		return err
 	}
-	var set files.Set
+	var set atomicfile.Set
 	defer set.Discard()
-	if err := set.Add("png", c.PNG); err != nil {
+	if err := set.Add("--png", c.PNG); err != nil {
 		return err
 	}
 	dev, err := c.Open()
@@ -77,7 +77,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	for b := range wt.batch {
 		heat.Names = append(heat.Names, fmt.Sprintf("batch %d", b+1))
 	}
-	if err := set.Write("png", heat.WritePNG); err != nil {
+	if err := set.Write(ctx, "--png", heat.WritePNG); err != nil {
 		return err
 	}
 	return set.Commit(ctx)

@@ -1,10 +1,10 @@
 package explain
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 
@@ -56,10 +56,10 @@ var wordFields = []string{
 }
 
 // readWalkthrough reads and checks a file.
-func readWalkthrough(path string) (*walkthrough, error) {
-	text, err := os.ReadFile(path)
+func readWalkthrough(ctx context.Context, path string) (*walkthrough, error) {
+	text, err := files.Read(ctx, path, files.MaxText)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, files.Reason(err))
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	wt := &walkthrough{path: path, expected: map[string]*numbers{}}
 	if err := wt.parse(text); err != nil {

@@ -8,10 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/cmd/attn/internal/files"
@@ -64,13 +64,13 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return err
 	}
 	heat := picture.HeatMap{Log: c.Log}
-	if heat.Query, heat.Key, err = c.axes(in.Dims, rows, keys); err != nil {
+	if heat.Query, heat.Key, err = c.axes(ctx, in.Dims, rows, keys); err != nil {
 		return err
 	}
-	var set files.Set
+	var set atomicfile.Set
 	defer set.Discard()
 	for _, f := range [][2]string{{"png", c.PNG}, {"svg", c.SVG}, {"html", c.HTML}} {
-		if err := set.Add(f[0], f[1]); err != nil {
+		if err := set.Add("--"+f[0], f[1]); err != nil {
 			return err
 		}
 	}
@@ -99,7 +99,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	heat.Title = c.title(&heat, in.Dims)
 	page := func(w io.Writer) error { return heat.WritePage(w, c.facts(dev, in, rows, keys)) }
 	for flag, write := range map[string]func(io.Writer) error{"png": heat.WritePNG, "svg": heat.WriteSVG, "html": page} {
-		if err := set.Write(flag, write); err != nil {
+		if err := set.Write(ctx, "--"+flag, write); err != nil {
 			return err
 		}
 	}
@@ -126,12 +126,12 @@ func (c *Command) ranges(d kernels.Dims) (rows, keys span, err error) {
 }
 
 // axes reads the labels and returns the axes of the picture.
-func (c *Command) axes(d kernels.Dims, rows, keys span) (query, key picture.Axis, err error) {
-	keyLabels, err := readLabels("labels", c.Labels, d.SeqK)
+func (c *Command) axes(ctx context.Context, d kernels.Dims, rows, keys span) (query, key picture.Axis, err error) {
+	keyLabels, err := readLabels(ctx, "labels", c.Labels, d.SeqK)
 	if err != nil {
 		return query, key, err
 	}
-	queryLabels, err := readLabels("query-labels", c.QueryLabels, d.SeqQ)
+	queryLabels, err := readLabels(ctx, "query-labels", c.QueryLabels, d.SeqQ)
 	if queryLabels == nil && d.SeqQ == d.SeqK {
 		queryLabels = keyLabels
 	}
@@ -150,13 +150,13 @@ func (c *Command) axis(labels []string, of span) picture.Axis {
 }
 
 // readLabels reads n tokens, a JSON array of strings or a line each; nil without a path.
-func readLabels(flag, path string, n int) (labels []string, err error) {
+func readLabels(ctx context.Context, flag, path string, n int) (labels []string, err error) {
 	if path == "" {
 		return nil, nil
 	}
-	text, err := os.ReadFile(path)
+	text, err := files.Read(ctx, path, files.MaxText)
 	if err != nil {
-		return nil, fmt.Errorf("--%s %s: %w", flag, path, files.Reason(err))
+		return nil, fmt.Errorf("--%s %s: %w", flag, path, err)
 	}
 	// The first of the tokens may be "[": a file that is not JSON is lines.
 	if trimmed := bytes.TrimSpace(text); len(trimmed) == 0 || trimmed[0] != '[' || json.Unmarshal(trimmed, &labels) != nil {

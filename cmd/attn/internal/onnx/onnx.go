@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/attn/internal/files"
 	"github.com/seed90331342/attn/cmd/attn/internal/onnxfile"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -57,11 +58,14 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	return nil
 }
 
+// maxMessage is the most bytes that a message of protobuf has.
+const maxMessage = 1<<31 - 1
+
 // runCase runs all data sets of a folder and describes the result.
 func runCase(ctx context.Context, dev *kernels.Device, dir string) (string, error) {
-	data, err := os.ReadFile(filepath.Join(dir, "model.onnx"))
+	data, err := files.Read(ctx, filepath.Join(dir, "model.onnx"), maxMessage)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("model.onnx: %w", err)
 	}
 	model, err := onnxfile.DecodeModel(data)
 	if err != nil {
@@ -98,14 +102,14 @@ func runDataSet(ctx context.Context, dev *kernels.Device, m *onnxfile.Model, op 
 	for _, t := range m.Initializers {
 		tensors[t.Name] = t
 	}
-	feeds, err := readTensors(dir, "input", m.Inputs)
+	feeds, err := readTensors(ctx, dir, "input", m.Inputs)
 	if err != nil {
 		return "", err
 	}
 	for i, name := range m.Inputs {
 		tensors[name] = feeds[i]
 	}
-	want, err := readTensors(dir, "output", m.Outputs)
+	want, err := readTensors(ctx, dir, "output", m.Outputs)
 	if err != nil {
 		return "", err
 	}
@@ -136,13 +140,13 @@ func runDataSet(ctx context.Context, dev *kernels.Device, m *onnxfile.Model, op 
 }
 
 // readTensors reads kind_0.pb, kind_1.pb, ... in dir, one for each name.
-func readTensors(dir, kind string, names []string) ([]*onnxfile.Tensor, error) {
+func readTensors(ctx context.Context, dir, kind string, names []string) ([]*onnxfile.Tensor, error) {
 	path := func(i int) string { return fmt.Sprintf("%s_%d.pb", kind, i) }
 	tensors := make([]*onnxfile.Tensor, len(names))
 	for i, name := range names {
-		data, err := os.ReadFile(filepath.Join(dir, path(i)))
+		data, err := files.Read(ctx, filepath.Join(dir, path(i)), maxMessage)
 		if err != nil {
-			return nil, fmt.Errorf("the graph's %s %q: %w", kind, name, err)
+			return nil, fmt.Errorf("%s, the graph's %s %q: %w", path(i), kind, name, err)
 		}
 		if tensors[i], err = onnxfile.DecodeTensor(data); err != nil {
 			return nil, fmt.Errorf("%s: %w", path(i), err)

@@ -6,10 +6,10 @@ import (
 	"io"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
-	"github.com/seed90331342/attn/cmd/attn/internal/files"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
 	"github.com/seed90331342/attn/kernels/npy"
@@ -21,7 +21,7 @@ type computation struct {
 	*call.Operands
 	in      *call.Inputs
 	dev     *kernels.Device
-	files   *files.Set
+	files   *atomicfile.Set
 	streams *cli.Streams
 
 	result kernels.Result
@@ -156,9 +156,9 @@ func (r *computation) writePairs(ctx context.Context) error {
 			return err
 		}
 		shape := []int{d.Batch, d.Heads, d.SeqQ, r.TopK}
-		err = r.files.Write("topk-keys", func(w io.Writer) error { return npy.Write(w, "<i4", shape, top.Keys) })
+		err = r.files.Write(ctx, "--topk-keys", func(w io.Writer) error { return npy.Write(w, "<i4", shape, top.Keys) })
 		if err == nil {
-			err = r.files.Write("topk-weights", func(w io.Writer) error { return npy.Write(w, "<f4", shape, top.Weights) })
+			err = r.files.Write(ctx, "--topk-weights", func(w io.Writer) error { return npy.Write(w, "<f4", shape, top.Weights) })
 		}
 		if err != nil {
 			return err
@@ -176,7 +176,7 @@ func (r *computation) writePairs(ctx context.Context) error {
 
 // write writes a tensor to the file of a flag, if it is given.
 func (r *computation) write(ctx context.Context, flag string, t backend.Tensor, shape []int) error {
-	return r.files.Write(flag, func(w io.Writer) error {
+	return r.files.Write(ctx, "--"+flag, func(w io.Writer) error {
 		if !t.OnHost() || !t.IsContiguous() {
 			host, err := backend.AllocHost(t.DType(), t.Shape())
 			if err != nil {

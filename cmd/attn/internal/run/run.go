@@ -9,9 +9,9 @@ import (
 	"text/tabwriter"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
-	"github.com/seed90331342/attn/cmd/attn/internal/files"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -44,7 +44,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if c.Out == "" && !c.Plan && !c.PrintProblem {
 		return errors.New("--out is missing: the file for the output")
 	}
-	in, err := c.open()
+	in, err := c.open(ctx)
 	if err != nil {
 		return err
 	}
@@ -54,14 +54,14 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if c.PrintProblem {
 		return c.Print(out.Out)
 	}
-	var set files.Set
+	var set atomicfile.Set
 	defer set.Discard()
 	if !c.Plan {
 		for _, f := range [][2]string{
 			{"out", c.Out}, {"lse", c.LSE}, {"weights", c.Weights}, {"present-k", c.PresentK}, {"present-v", c.PresentV},
 			{"scores", c.Scores}, {"topk-keys", c.TopKKeys}, {"topk-weights", c.TopKWeights}, {"keep-mask", c.KeepMask},
 		} {
-			if err := set.Add(f[0], f[1]); err != nil {
+			if err := set.Add("--"+f[0], f[1]); err != nil {
 				return err
 			}
 		}
@@ -102,7 +102,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 }
 
 // open reads the problem from flags or from a file, and opens its files.
-func (c *Command) open() (*call.Inputs, error) {
+func (c *Command) open(ctx context.Context) (*call.Inputs, error) {
 	var err error
 	switch {
 	case c.ProblemFile == "":
@@ -110,7 +110,7 @@ func (c *Command) open() (*call.Inputs, error) {
 	case c.Given():
 		err = fmt.Errorf("--problem %s excludes the flags of the problem", c.ProblemFile)
 	default:
-		err = c.Read(c.ProblemFile)
+		err = c.Read(ctx, c.ProblemFile)
 	}
 	if err != nil {
 		return nil, err

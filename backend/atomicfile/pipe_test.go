@@ -1,0 +1,101 @@
+//go:build unix
+
+package atomicfile
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+)
+
+// TestPipes: a pipe is written to and stays a pipe. Without a reader, the end of the
+// context ends the wait.
+func TestPipes(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Skip(err)
+	}
+	read := make(chan string)
+	go func() {
+		text, err := os.ReadFile(pipe)
+		if err != nil {
+			t.Error(err)
+		}
+		read <- string(text)
+	}()
+	if err := Write(t.Context(), pipe, put("content")); err != nil {
+		t.Fatal(err)
+	}
+	if text := <-read; text != "content" {
+		t.Errorf("the reader got %q", text)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var s Set
+	if err := s.Add("--out", pipe); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Write(ctx, "--out", put("content")); !errors.Is(err, context.Canceled) {
+		t.Errorf("without a reader: %v", err)
+	}
+	if info, err := os.Lstat(pipe); err != nil || info.Mode()&os.ModeNamedPipe == 0 {
+		t.Errorf("the pipe became %v, %v", info.Mode(), err)
+	}
+	// The same pipe twice would mix two outputs.
+	if err := s.Add("--lse", pipe); err == nil {
+		t.Error("two outputs go to one pipe")
+	}
+	s.Discard()
+	f, err := os.OpenFile(pipe, os.O_RDWR, 0) // ends the wait of the goroutine
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+}
+
+// TestOwner: root replaces a file of another user with one of that user.
+func TestOwner(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root has files of two users")
+	}
+	_, target := oldFile(t)
+	if err := os.Chown(target, 12, 34); err != nil {
+		t.Skip(err)
+	}
+	if err := Write(t.Context(), target, put("new")); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := info.Sys().(*syscall.Stat_t); s.Uid != 12 || s.Gid != 34 || info.Mode().Perm() != 0o640 {
+		t.Errorf("the file belongs to %d, %d with mode %v", s.Uid, s.Gid, info.Mode())
+	}
+}
+
+// TestStrangersJournal: the hidden files of another user, who may create some in a shared
+// folder, are not followed.
+func TestStrangersJournal(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root has files of two users")
+	}
+	_, target := oldFile(t)
+	prefix := filepath.Join(filepath.Dir(target), ".attn-0123456789abcdef")
+	j := journal{[]entry{{Prefix: prefix, Base: "none", Existed: true}}}
+	for path, text := range map[string]string{prefix: header, prefix + journalSuffix: j.String(), prefix + oldInfix + "none": "theirs"} {
+		if err := errors.Join(os.WriteFile(path, []byte(text), 0o666), os.Chown(path, 12, 34)); err != nil {
+			t.Skip(err)
+		}
+	}
+	if err := os.Chown(prefix, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	recoverFolder(realDisk{}, filepath.Dir(target))
+	if !missing(filepath.Join(filepath.Dir(target), "none")) {
+		t.Error("the journal of another user was followed")
+	}
+}

@@ -1,0 +1,43 @@
+//go:build unix
+
+package files
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// TestPipes reads a pipe to its end. Without a writer, the end of the context ends the
+// wait. Open refuses it at once.
+func TestPipes(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Skip(err)
+	}
+	if _, _, err := Open(pipe); err == nil || !strings.Contains(err.Error(), "a pipe, whose size is unknown") {
+		t.Errorf("opened: %v", err)
+	}
+	go func() {
+		if err := os.WriteFile(pipe, []byte("content"), 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	if text, err := Read(t.Context(), pipe, MaxText); err != nil || string(text) != "content" {
+		t.Errorf("%q, %v", text, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Read(ctx, pipe, MaxText); !errors.Is(err, context.Canceled) {
+		t.Errorf("without a writer: %v", err)
+	}
+	f, err := os.OpenFile(pipe, os.O_RDWR, 0) // ends the wait of the goroutine
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+}
