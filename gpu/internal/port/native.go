@@ -80,6 +80,16 @@ static void port_on_device(int status, void *device, char const *message, void *
 	strncpy(o->message, message ? message : "", sizeof o->message - 1);
 }
 
+// port_quiet makes Mesa's layer that orders devices find no Wayland display where there is
+// none: without XDG_RUNTIME_DIR, libwayland prints an error to standard error at each look.
+// The folder does not exist, and Go's environment, which child processes get, stays.
+static void port_quiet(void) {
+#ifdef __linux__
+	char const *dir = getenv("XDG_RUNTIME_DIR");
+	if (!dir || dir[0] != '/') setenv("XDG_RUNTIME_DIR", "/nonexistent", 1);
+#endif
+}
+
 static port_state *port_new_state(void) { return calloc(1, sizeof(port_state)); }
 static void *port_open(void *adapter, port_limits const *limits, int timestamps, port_state *state, int *status, char *message, size_t n) {
 	port_required_limits required = { NULL, *limits };
@@ -132,6 +142,9 @@ func deviceOf(ref unsafe.Pointer) *wgpu.Device {
 	return d
 }
 
+// quiet runs before the driver has threads that read the environment.
+var quiet = sync.OnceFunc(func() { C.port_quiet() })
+
 // Adapters lists the adapters in the library's order, best first. The caller
 // releases them. It returns ErrNoAdapter when there are none.
 //
@@ -140,6 +153,7 @@ func deviceOf(ref unsafe.Pointer) *wgpu.Device {
 // together with the instance. One instance for the whole process would therefore
 // leak every device that a program closes.
 func Adapters() ([]Adapter, error) {
+	quiet()
 	wgpu.SetLogLevel(wgpu.LogLevel_Off) // all errors are returned as values
 	instance := wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: nativeBackends})
 	defer instance.Release()

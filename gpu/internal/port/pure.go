@@ -14,7 +14,13 @@ import (
 // Provider names the library behind the port.
 const Provider = "gogpu/wgpu v0.31.5 (pure Go)"
 
+// quiet keeps a driver from printing to standard error; nil where no driver does.
+var quiet func()
+
 var instance = sync.OnceValues(func() (*wgpu.Instance, error) {
+	if quiet != nil {
+		quiet()
+	}
 	return wgpu.CreateInstance(&wgpu.InstanceDescriptor{
 		Backends: wgpu.BackendsVulkan | wgpu.BackendsMetal | wgpu.BackendsDX12,
 	})
