@@ -54,20 +54,35 @@ func (v Visibility) Sees(b, i, j, seqK int) bool {
 // Pairs returns the number of visible (query, key) pairs of one head, summed over the
 // batches.
 func (v Visibility) Pairs(batch, seqQ, seqK int) int64 {
-	if v.KLen == nil && v.Left == Unbounded && v.Right == Unbounded {
-		return int64(batch) * int64(seqQ) * int64(seqK)
-	}
 	var n int64
 	for b := range batch {
-		for i := range seqQ {
-			lo, hi := v.Range(b, i, seqK)
-			n += int64(hi - lo)
+		keys := int64(seqK)
+		if v.KLen != nil {
+			keys = min(keys, int64(v.KLen[b]))
 		}
-		if v.KLen == nil {
+		// before sums, over the rows, the keys less than to after the row's own position.
+		before := func(to int64) int64 {
+			first := int64(v.Offset) + to
+			return below(first+int64(seqQ), keys) - below(first, keys)
+		}
+		pairs := int64(seqQ) * keys
+		if v.Right != Unbounded {
+			pairs = before(int64(v.Right) + 1)
+		}
+		if v.Left != Unbounded {
+			pairs -= before(-int64(v.Left))
+		}
+		if n += pairs; v.KLen == nil {
 			return n * int64(batch)
 		}
 	}
 	return n
+}
+
+// below returns the sum of x clamped to [0, limit] over all x < end.
+func below(end, limit int64) int64 {
+	inside := min(max(end, 0), limit)
+	return inside*(inside-1)/2 + limit*max(end-limit, 0)
 }
 
 // Problem is everything except the operands that determines what an attention call

@@ -3,6 +3,7 @@ package backend
 import (
 	"errors"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"testing/quick"
@@ -281,5 +282,33 @@ func TestVisibility(t *testing.T) {
 	}
 	if n := (Visibility{Left: Unbounded, Right: Unbounded, KLen: []int{2, 3}}).Pairs(2, 3, 4); n != 15 {
 		t.Errorf("klen 2 and 3: %d pairs, should be 15", n)
+	}
+}
+
+// The sum in closed form is that of a loop over the rows.
+func TestPairsAreThoseOfALoop(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 20_000 {
+		v := Visibility{Offset: rng.IntN(31) - 15, Left: rng.IntN(12), Right: rng.IntN(12)}
+		if rng.IntN(3) == 0 {
+			v.Left = Unbounded
+		}
+		if rng.IntN(3) == 0 {
+			v.Right = Unbounded
+		}
+		batch, seqQ, seqK := rng.IntN(4), rng.IntN(9), rng.IntN(9)
+		for range batch * rng.IntN(2) {
+			v.KLen = append(v.KLen, rng.IntN(seqK+1))
+		}
+		want := int64(0)
+		for b := range batch {
+			for i := range seqQ {
+				lo, hi := v.Range(b, i, seqK)
+				want += int64(hi - lo)
+			}
+		}
+		if got := v.Pairs(batch, seqQ, seqK); got != want {
+			t.Fatalf("%+v of %d batches, %d rows, %d keys: %d pairs, want %d", v, batch, seqQ, seqK, got, want)
+		}
 	}
 }

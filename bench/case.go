@@ -2,24 +2,19 @@ package bench
 
 import (
 	"context"
-	"fmt"
-	"strconv"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Variants of a [Case] are the parts of attention that run. The stages store scores and
-// weights of [B, H, Sq, Sk] and compute every pair, visible or not.
+// The parts of attention that a [Case] may run, as in package report.
 const (
-	// Fused is the fused attention call, Stages the same call as three stages.
-	Fused  = "fused"
-	Stages = "stages"
-	// QK, Softmax and PV are a single stage.
-	QK      = "qk"
-	Softmax = "softmax"
-	PV      = "pv"
+	Fused   = report.Fused
+	Stages  = report.Stages
+	QK      = report.QK
+	Softmax = report.Softmax
+	PV      = report.PV
 )
 
 // Variants lists the variants.
@@ -41,38 +36,31 @@ func (c Case) Dims() backend.Dims {
 	return d
 }
 
-// String returns the case's name in the form of a Go benchmark: f32/b1h8s1024d64, followed
-// by what differs from plain self-attention.
-func (c Case) String() string {
+// String returns the case's name in a report.
+func (c Case) String() string { return c.row(backend.Info{}).Name }
+
+// row returns what is known of the case on a device before it is planned.
+func (c Case) row(info backend.Info) report.Measurement {
 	d := c.Dims()
-	name := fmt.Sprintf("%v/b%dh%ds%dd%d", c.DType, d.Batch, d.Heads, d.SeqK, d.Dim)
-	if d.KVHeads != d.Heads {
-		name += fmt.Sprintf("/kv%d", d.KVHeads)
-	}
-	if d.SeqQ != d.SeqK {
-		name += fmt.Sprintf("/q%d", d.SeqQ)
-	}
-	if c.Causal {
-		name += "/causal"
-	}
-	if w := c.Window; w != nil {
-		name += fmt.Sprintf("/window%s,%s", side(w.Left), side(w.Right))
-	}
-	if c.Softcap > 0 {
-		name += fmt.Sprintf("/softcap%v", c.Softcap)
+	m := report.Measurement{
+		Backend: info.Name, Provider: info.Provider, Series: c.Name, Variant: c.Variant, DType: c.DType.String(),
+		Batch: d.Batch, Heads: d.Heads, KVHeads: d.KVHeads, SeqQ: d.SeqQ, SeqK: d.SeqK, Dim: d.Dim,
+		Causal: c.Causal, Softcap: c.Softcap, Threads: info.Threads, Status: report.NotRun, Rounds: []report.Round{},
 	}
 	if c.Mask {
-		name += "/mask"
+		m.Mask = backend.F32.String()
 	}
-	return name
-}
-
-// side writes one side of a window.
-func side(n int) string {
-	if n == kernels.Unbounded {
-		return "inf"
+	if w := c.Window; w != nil {
+		limited := func(n int) *int {
+			if n == kernels.Unbounded {
+				return nil
+			}
+			return &n
+		}
+		m.WindowLeft, m.WindowRight = limited(w.Left), limited(w.Right)
 	}
-	return strconv.Itoa(n)
+	m.Derive(info.Type)
+	return m
 }
 
 // options returns the call's options; bias is the mask.
@@ -82,16 +70,6 @@ func (c Case) options(bias backend.Tensor) kernels.Options {
 
 // stored reports whether the variant stores scores or weights.
 func (c Case) stored() bool { return c.Variant != Fused }
-
-// seenKeys returns the number of keys that at least one row of a head sees. The first row
-// looks back the furthest.
-func (c Case) seenKeys() int {
-	d := c.Dims()
-	if c.Window == nil || c.Window.Left >= d.SeqK {
-		return d.SeqK
-	}
-	return d.SeqK - max(0, d.SeqK-d.SeqQ-c.Window.Left)
-}
 
 // shapes are the shapes of a case's tensors: q that of Q and O, k that of K and V, w that of
 // scores and weights.
@@ -133,40 +111,6 @@ func (c Case) hostBytes() int64 {
 		sum += int64(n) * 8
 	}
 	return sum
-}
-
-// count sets the figures of m that follow from the case and its plan, without a
-// measurement: operations, bytes moved and memory.
-func (c Case) count(m *report.Measurement, info backend.Info, plan backend.Plan) {
-	s := c.shapes()
-	size, all := int64(c.DType.Size()), int64(s.w.Elements())
-	q, k := size*int64(s.q.Elements()), size*int64(s.k.Elements()) // also of O and V
-	operands, scores, stage := 2*q+2*k, 4*all, 2*int64(c.Dim)
-	var mask int64
-	if c.Mask {
-		mask = 4 * int64(s.mask.Elements())
-	}
-	m.Path, m.Plan, m.Pairs = plan.Path, &plan, plan.Pairs
-	m.FLOPs, m.FLOPsFull = m.Pairs*2*stage, all*2*stage
-	switch c.Variant {
-	case QK, PV:
-		m.FLOPs, m.FLOPsFull, m.Bytes = all*stage, all*stage, q+k+scores
-	case Softmax:
-		m.FLOPs, m.FLOPsFull, m.Bytes = 0, 0, 2*scores+mask
-	case Stages: // the scores are written, read and written, and read
-		m.Bytes = operands + mask + 4*scores
-	default:
-		hidden := 2 * k / int64(c.SeqK) * int64(c.SeqK-c.seenKeys())
-		m.Bytes = operands + mask - hidden
-	}
-	m.Intensity = float64(m.FLOPs) / float64(m.Bytes)
-	m.Memory = report.Memory{Operands: operands, Scratch: plan.Scratch, Square: mask}
-	if c.stored() {
-		m.Memory.Square += scores
-	}
-	if info.Type != backend.CPU {
-		m.Memory.Device = m.Memory.Counted()
-	}
 }
 
 // plan returns how dev would run the case, without allocating its tensors.

@@ -3,7 +3,9 @@ package bench
 import (
 	"context"
 	"fmt"
+	"time"
 
+	"github.com/seed90331342/attn/bench/internal/machine"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -47,122 +49,96 @@ func Compare(ctx context.Context, contenders []Contender, cfg Config) (*report.R
 	if err != nil {
 		return nil, err
 	}
-	r, free := newRunner(ctx, cfg, 1)
-	defer free()
-	r.contenders = len(contenders)
-	for _, c := range contenders {
-		c.use()
-		r.report.Environment.Backends = append(r.report.Environment.Backends, c.Device.Info())
-	}
-	for i := range cfg.Series {
-		r.enter(i)
-		if cfg.Budget > 0 {
-			r.seriesEnd = r.runBegan.Add(cfg.Budget)
-		}
-		g := group{runner: r}
-		for _, c := range contenders {
-			g.entrants = append(g.entrants, entrant{Contender: c})
-		}
-		for _, seq := range r.series.Seqs {
-			g.c = r.series.at(seq)
-			g.enter()
-			g.rounds()
-			g.leave()
-		}
-	}
-	return r.finish(), nil
+	return run(ctx, [][]Contender{contenders}, cfg)
 }
 
-// group is a case on all contenders.
-type group struct {
-	*runner
-	c        Case
-	entrants []entrant
-}
-
-// entrant is a contender of a group.
+// entrant is a contender with the bencher of the current case.
 type entrant struct {
 	Contender
 	costs costs // of the series so far
-	row   report.Measurement
-	b     *bencher // nil when it does not run
-	ready bool     // to run rounds
-	err   error
+	b     *bencher
 }
 
-// turn makes the i-th contender the one that runs.
-func (g *group) turn(i int) *entrant {
-	e := &g.entrants[i]
+// turn makes the i-th entrant the one that runs.
+func (r *runner) turn(i int) *bencher {
+	e := &r.entrants[i]
 	e.use()
-	g.costs = &e.costs
-	return e
+	r.costs = &e.costs
+	return e.b
 }
 
-// enter prepares the contenders one after the other and warms them up.
-func (g *group) enter() {
-	g.passed(0)
-	for i := range g.entrants {
-		e := g.turn(i)
-		e.row, e.b = g.prepare(e.Device, g.c)
-		e.row.Contender, e.ready, e.err = e.Name, false, nil
-		if e.b != nil {
-			e.b.alone = true
-			e.b.step = g.follow(e.Name, g.c)
-			e.ready, e.err = e.b.begin()
+// measure runs a case on all contenders and adds their rows. It reports whether one of them
+// has measured it.
+func (r *runner) measure(c Case) (measured bool) {
+	r.passed(0)
+	for i := range r.entrants {
+		r.turn(i)
+		e := &r.entrants[i]
+		if e.b = r.prepare(&e.Contender, c); e.b.runs {
+			e.b.begin()
 		}
 	}
+	r.rounds()
+	for i := range r.entrants {
+		b := r.turn(i)
+		b.finish()
+		r.report.Cases = append(r.report.Cases, b.row)
+		if r.cfg.Measured != nil {
+			r.report.FitGrowth()
+			r.cfg.Measured(r.report)
+		}
+		measured = measured || b.row.Status == report.OK || b.row.Status == report.Wrong
+	}
+	return measured
 }
 
 // rounds gives each contender its turn in every round. Each round starts with another one:
 // a call after a long one meets other clock rates and caches than a call after a short one.
-func (g *group) rounds() {
-	total, n := 0.0, len(g.entrants)
-	for _, e := range g.entrants {
-		if e.ready {
-			total += ceilingSeconds + float64(perRound(e.b.t.warm))*e.b.t.warm
+func (r *runner) rounds() {
+	total, n := 0.0, len(r.entrants)
+	for _, e := range r.entrants {
+		if e.b.ready {
+			total += ceilingSeconds + float64(perRound(e.b.warm))*e.b.warm
+		}
+		e.b.roundsBegan = time.Now()
+	}
+	load := machine.ReadLoad()
+	if n > 1 && total > 0 {
+		fixed := int(min(max(compareSeconds/total, minCompare), maxCompare))
+		for _, e := range r.entrants {
+			e.b.fixed = fixed
 		}
 	}
-	if total == 0 {
-		return
-	}
-	rounds := int(min(max(compareSeconds/total, minCompare), maxCompare))
-	for r := range rounds {
-		g.passed(float64(r) / float64(rounds))
+	for round, going := 0, true; going; round++ {
+		going = false
 		for i := range n {
-			e := g.turn((r + i) % n)
-			if !e.ready || g.stop() != "" {
+			b := r.turn((round + i) % n)
+			if !b.ready || b.enough() || r.stop() != "" {
 				continue
 			}
-			e.b.step(fmt.Sprintf("round %d/%d", r+1, rounds))
-			if err := e.b.round(); err != nil {
-				e.ready, e.err = false, e.b.stopped(err)
+			going = true
+			step := fmt.Sprintf("round %d", round+1)
+			if b.fixed > 0 {
+				step += fmt.Sprintf("/%d", b.fixed)
+				r.passed(float64(round) / float64(b.fixed))
 			}
+			b.step(step)
+			if err := b.round(); err != nil {
+				b.fail(err) // the output of a cancelled call cannot be checked
+			}
+		}
+	}
+	now := machine.ReadLoad()
+	for _, e := range r.entrants {
+		if others := load.Others(now, e.Device.Info().Threads); others >= 0 {
+			e.b.others = report.Figure(100 * others)
 		}
 	}
 }
 
-// leave checks the contenders' results, adds their rows and releases their tensors.
-func (g *group) leave() {
-	why := g.stop()
-	for i := range g.entrants {
-		e := g.turn(i)
-		if e.b != nil {
-			free := func() {}
-			if why != "" && e.b.note == "" {
-				free = e.b.cut(why)
-			}
-			if e.ready {
-				e.err = e.b.end()
-			}
-			free()
-			g.record(&e.row, e.b, e.err)
-			e.b.release()
-		}
-		g.add(e.row)
+// passed notes the fraction of a comparison's case that is done. All cases count alike.
+func (r *runner) passed(part float64) {
+	if len(r.entrants) > 1 {
+		r.done = max(r.done, (float64(r.completed())+part)/float64(r.cases()))
 	}
-}
-
-// passed notes the fraction of the case that is done. All cases count alike.
-func (g *group) passed(part float64) {
-	g.done = max(g.done, (float64(g.completed())+part)/float64(g.cases()))
 }

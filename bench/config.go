@@ -157,6 +157,6 @@ func (s *Series) at(seq int) Case { return Case{*s, seq} }
 
 // String describes the series without its lengths: "B=1 H=8 D=64 f32".
 func (s *Series) String() string {
-	m := newRow(backend.Info{}, s.at(0))
+	m := s.at(0).row(backend.Info{})
 	return m.Shape()
 }

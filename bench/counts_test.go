@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -76,19 +75,17 @@ func TestCountsAreThoseOfALoop(t *testing.T) {
 					c := Case{Series{Variant: Fused, DType: dtype, Batch: dims.Batch, Heads: dims.Heads, KVHeads: dims.KVHeads, SeqQ: dims.SeqQ, Dim: dims.Dim,
 						Causal: causal, Window: w, Mask: n%3 == 0}, dims.SeqK}
 					n++
-					plan, err := c.plan(t.Context(), be)
+					m, err := planned(t.Context(), be, c)
 					if err != nil {
 						t.Fatal(err)
 					}
-					var m report.Measurement
-					c.count(&m, be.Info(), plan)
 					want := countByLoop(c)
 					got := counted{m.Pairs, m.FLOPs, m.FLOPsFull, m.Bytes, m.Memory.Operands, m.Memory.Square}
 					if got != want {
 						t.Errorf("%v: %+v, the loop counts %+v", c, got, want)
 					}
-					if m.Memory.Scratch != plan.Scratch || m.Memory.Device != 0 || m.Memory.Counted() != got.operands+got.square+plan.Scratch {
-						t.Errorf("%v: memory %+v, the plan's scratch is %d", c, m.Memory, plan.Scratch)
+					if m.Memory.Scratch != m.Plan.Scratch || m.Memory.Device != 0 || m.Memory.Counted() != got.operands+got.square+m.Plan.Scratch {
+						t.Errorf("%v: memory %+v, the plan's scratch is %d", c, m.Memory, m.Plan.Scratch)
 					}
 					if want := float64(want.flops) / float64(want.bytes); m.Intensity != want {
 						t.Errorf("%v: %v operations a byte, want %v", c, m.Intensity, want)
@@ -120,8 +117,9 @@ func TestCountsOfStages(t *testing.T) {
 		{Fused, seen * 28, all * 28, 2*q + 2*k + mask, mask},
 	} {
 		c.Variant = tc.variant
-		var m report.Measurement
-		c.count(&m, backend.Info{Type: backend.Discrete}, backend.Plan{Pairs: seen, Scratch: 5})
+		m := c.row(backend.Info{})
+		m.Plan = &backend.Plan{Scratch: 5}
+		m.Derive(backend.Discrete)
 		if got, want := fmt.Sprint(m.FLOPs, m.FLOPsFull, m.Bytes, m.Memory.Square), fmt.Sprint(tc.flops, tc.full, tc.bytes, tc.square); got != want {
 			t.Errorf("%s: operations, as if full, bytes, memory %s, want %s", tc.variant, got, want)
 		}

@@ -37,77 +37,78 @@ const (
 	settled     = 0.05
 )
 
-// bencher measures one case on one device.
+// bencher measures one case on one device. Times are in seconds.
 type bencher struct {
 	*runner
 	dev *kernels.Device
 	c   Case
-	// weight is that of a call, see [cost].
-	weight int64
+	row report.Measurement
+	// runs is set when there is no reason against running the case, ready while there is
+	// more to measure.
+	runs, ready bool
+	err         error
 	// step reports progress.
 	step func(what string)
-	// limit is the time, in seconds, of rounds that only make the median more precise.
+	// fixed is the number of rounds in a comparison, which leaves out the three stages. Else
+	// limit is the time of rounds that only make the median more precise.
+	fixed int
 	limit float64
-	// alone leaves out the comparison with the three stages.
-	alone bool
 
 	pace *pacer // nil when the backend has no threads on the host
 	op   *operands
 	// stagesCall is the call as three stages, stagesOut their output; zero when left out.
 	stagesCall *kernels.Call
 	stagesOut  kernels.Result
-	t          timing
-	trace      recorder        // of what happens once: uploads and the first call
-	note       string          // what is missing
-	last       context.Context // of the check at the end
+	trace      recorder // of what happens once: uploads and the first call
+	once       traced   // before the first repetition
+	note       string   // what is missing
+	last       context.Context
+	cancelLast context.CancelFunc
+
+	warm        float64 // of a call at the end of the warm-up
+	roundsBegan time.Time
+	stages      []float64
+	// kernels are calls by the device's clock, clocked the same calls by the host's, which
+	// are not repetitions.
+	kernels, clocked []float64
+	allocs           int64
+	check            kernels.CheckReport
+	// hostPeak is the growth of the host's memory by the inputs and first calls, devicePeak
+	// the most memory held on the device until then.
+	hostPeak, devicePeak *int64
+	// others is the percentage of the backend's threads that other processes used.
+	others *float64
 }
 
-// run measures the case. Stopped early it keeps what it has and notes why; an error that
-// results from stopping is not an error.
-func (b *bencher) run() error {
-	defer b.release()
-	if more, err := b.begin(); !more {
-		return err
+// begin draws the inputs, warms the call up and checks its output. The rounds follow if b is
+// ready then.
+func (b *bencher) begin() {
+	b.allocs, b.last, b.cancelLast = math.MaxInt64, b.work, func() {}
+	if err := b.warmUp(); err != nil {
+		b.fail(err)
+		return
 	}
-	began, load := time.Now(), machine.ReadLoad()
-	for !b.t.enough(time.Since(began).Seconds(), b.limit) {
-		if why := b.stop(); why != "" {
-			defer b.cut(why)()
-			break
-		}
-		b.step(fmt.Sprintf("round %d", len(b.t.rounds)+1))
-		if err := b.round(); err != nil {
-			return b.stopped(err) // the output of a cancelled call cannot be checked
+	b.ready = b.check.OK() && b.note == ""
+	if b.ready && len(b.entrants) == 1 && b.c.Variant == Fused {
+		var err error
+		if b.note, err = b.prepareStages(); err != nil {
+			b.fail(err)
 		}
 	}
-	if others := load.Others(machine.ReadLoad(), b.dev.Info().Threads); others >= 0 {
-		b.t.others = report.Figure(100 * others)
-	}
-	return b.end()
 }
 
-// stopped returns err, or notes the reason and returns nil when err results from stopping.
-func (b *bencher) stopped(err error) error {
+// fail ends the measurement with err, or with a note of the reason when err results from
+// stopping.
+func (b *bencher) fail(err error) {
+	b.ready = false
 	if why := b.stop(); why != "" && b.work.Err() != nil {
 		b.note = why
-		return nil
+		return
 	}
-	return err
+	b.err = err
 }
 
-// cut notes why the repetitions end early and limits the time of the check to that of a
-// running call; some rows take milliseconds. The caller calls free after the check.
-func (b *bencher) cut(why string) (free func()) {
-	b.note = strings.TrimPrefix(b.note+", "+why, ", ")
-	last, cancel := context.WithTimeout(context.WithoutCancel(b.work), grace)
-	b.last = last
-	return cancel
-}
-
-// begin draws the inputs, warms the call up and checks its output. It reports whether there
-// is more to measure. The caller releases b, also after an error.
-func (b *bencher) begin() (more bool, err error) {
-	b.t.allocs, b.last = math.MaxInt64, b.work
+func (b *bencher) warmUp() (err error) {
 	b.step("inputs")
 	before := machine.Resident()
 	meter, metered := b.dev.Backend().(backend.MemoryMeter)
@@ -115,71 +116,119 @@ func (b *bencher) begin() (more bool, err error) {
 		meter.PeakMemory() // restarts it
 	}
 	if b.op, err = b.c.load(b.trace.record(b.work), b.dev, b.cfg.Seed); err != nil {
-		return false, b.stopped(err)
+		return err
 	}
 	// The plan differs from the one without tensors if some do not fit on the device.
 	plan, err := b.op.call.Plan(b.work)
 	if err != nil {
-		return false, b.stopped(err)
+		return err
 	}
-	b.t.plan = &plan
+	b.row.Plan = &plan
 	if err := b.op.before(b.work); err != nil {
-		return false, b.stopped(err)
+		return err
 	}
 	// Garbage must not be collected during calls, nor count as their memory.
 	debug.FreeOSMemory()
 	reset := machine.ResetPeak()
 
 	b.step("warm-up")
-	if err = b.warm(); err != nil {
-		return false, b.stopped(err)
+	if err = b.settle(); err != nil {
+		return err
 	}
-	b.call, b.seq = cost{b.t.warm, b.weight}, b.c.SeqK
 	if peak := machine.PeakResident(); reset && before > 0 && peak > 0 {
-		b.t.hostPeak = new(max(peak-before, 0))
+		b.hostPeak = new(max(peak-before, 0))
 	}
 	if metered {
-		b.t.devicePeak = new(meter.PeakMemory())
+		b.devicePeak = new(meter.PeakMemory())
 	}
 	b.step("check")
-	if b.t.check, err = b.op.check(b.work, kernels.CheckOptions{Rows: b.cfg.Rows, Seed: b.cfg.Seed}); err != nil || !b.t.check.OK() {
-		return false, b.stopped(err)
+	if b.check, err = b.op.check(b.work, kernels.CheckOptions{Rows: b.cfg.Rows, Seed: b.cfg.Seed}); err != nil || !b.check.OK() {
+		return err
 	}
 	if b.note = b.stop(); b.note != "" {
-		return false, nil
-	}
-	// With new outputs, a repetition that writes nothing fails the check at the end.
-	if err = b.op.renew(b.work); err != nil {
-		return false, b.stopped(err)
+		return nil
 	}
 	if threads := b.dev.Info().Threads; threads > 0 {
-		b.pace = newPacer(threads, b.t.warm)
+		b.pace = newPacer(threads, b.warm)
 	}
-	if !b.alone && b.c.Variant == Fused {
-		if b.note, err = b.prepareStages(); err != nil {
-			return false, b.stopped(err)
-		}
+	// With new outputs, a repetition that writes nothing fails the check at the end.
+	return b.op.renew(b.work)
+}
+
+// finish checks the output of the repetitions, completes the row and releases the tensors.
+func (b *bencher) finish() {
+	if !b.runs {
+		return
 	}
-	return true, nil
+	defer b.release()
+	if why := b.stop(); b.ready && why != "" && !b.enough() {
+		// Some rows take milliseconds: the check takes no longer than a running call may.
+		b.note = strings.TrimPrefix(b.note+", "+why, ", ")
+		b.last, b.cancelLast = context.WithTimeout(context.WithoutCancel(b.work), grace)
+	}
+	if b.ready && len(b.row.Rounds) > 0 {
+		b.err = b.end()
+	}
+	b.record()
 }
 
 // end checks the output of the repetitions on other rows than before.
 func (b *bencher) end() error {
-	if len(b.t.rounds) == 0 {
-		return nil
-	}
 	b.step("check")
 	check, err := b.op.check(b.last, kernels.CheckOptions{Rows: b.cfg.Rows, Seed: b.cfg.Seed + 1})
 	if err != nil && b.last.Err() != nil {
 		return nil // no time is left; the output of the warm-up was checked
 	}
-	if check.Off > b.t.check.Off || math.IsNaN(check.Off) {
-		b.t.check = check
+	if check.Off > b.check.Off || math.IsNaN(check.Off) {
+		b.check = check
 	}
 	return err
 }
 
+// record puts the figures of the case into its row and remembers its cost.
+func (b *bencher) record() {
+	m := &b.row
+	defer func() { m.Derive(b.dev.Info().Type) }()
+	if b.err != nil {
+		fail(m, b.err)
+		m.Rounds = []report.Round{}
+		return
+	}
+	m.Note = b.note
+	if b.check.Rows > 0 {
+		m.MaxError, m.ErrorBound = report.Figure(b.check.MaxError), report.Figure(b.check.Bound)
+	}
+	if len(b.stages) > 0 {
+		m.StagesS = report.Figure(stats.Median(b.stages))
+	}
+	m.Derive(b.dev.Info().Type)
+	b.learn(m, b.warm)
+	switch {
+	case b.check.Rows > 0 && !b.check.OK():
+		m.Status, m.Note, m.Rounds, m.StagesS = report.Wrong, "WRONG: "+b.check.Worst, []report.Round{}, nil
+		return
+	case len(m.Rounds) == 0:
+		m.StagesS = nil
+		skip(m, b.note)
+		return
+	}
+	m.Status, m.Allocs, m.OthersPercent = report.OK, &b.allocs, b.others
+	m.Memory.HostPeak, m.Memory.DevicePeak = b.hostPeak, b.devicePeak
+	if len(b.kernels) > 0 {
+		m.KernelS = report.Figure(stats.Median(b.kernels))
+	}
+	if b.once.compiled > 0 {
+		m.CompileS, m.Compiled = report.Figure(b.once.compile.Seconds()), b.once.compiled
+	}
+	if b.once.moved > 0 {
+		m.MoveS, m.MovedBytes = report.Figure(b.once.move.Seconds()), b.once.moved
+	}
+}
+
 func (b *bencher) release() {
+	if b.cancelLast != nil {
+		b.cancelLast()
+	}
 	if b.pace != nil {
 		b.pace.close()
 		b.pace = nil
@@ -200,19 +249,20 @@ func (b *bencher) probe() (err error) {
 	if err = b.op.before(b.work); err != nil {
 		return err
 	}
-	if err = b.warm(); err != nil || b.c.Variant != Fused {
+	if err = b.settle(); err != nil || b.c.Variant != Fused {
 		return err
 	}
 	if _, err = b.prepareStages(); err != nil || b.stagesCall == nil {
 		return err
 	}
 	seconds, err := timed(b.work, b.runStages)
-	b.t.stages = append(b.t.stages, seconds)
+	b.row.StagesS = report.Figure(seconds)
+	b.learn(&b.row, b.warm)
 	return err
 }
 
-// warm runs the call until its time settles and sets b.t.warm to the median of the last ones.
-func (b *bencher) warm() error {
+// settle runs the call until its time settles and sets b.warm to the median of the last ones.
+func (b *bencher) settle() error {
 	var last []float64
 	for n, total := 0, 0.0; n == 0 || n < warmCalls && (total < warmSeconds || total < warmLimit && !alike(last)); n++ {
 		ctx := b.work
@@ -228,8 +278,8 @@ func (b *bencher) warm() error {
 			last = last[1:]
 		}
 	}
-	b.t.once = b.trace.sums()
-	b.t.warm = stats.Median(last)
+	b.once, b.warm = b.trace.sums(), stats.Median(last)
+	b.learn(&b.row, b.warm)
 	return nil
 }
 
@@ -257,7 +307,7 @@ func (b *bencher) prepareStages() (note string, err error) {
 		return fmt.Sprintf("stages skipped: %s of weights", format.Size(bytes)), nil
 	case stage > maxStages:
 		return fmt.Sprintf("stages skipped: predicted %s each", format.Duration(stage)), nil
-	case left >= 0 && leastSeconds(b.t.warm)+stage*float64(1+leastRounds(b.t.warm)) > left.Seconds():
+	case left >= 0 && leastSeconds(b.warm)+stage*float64(1+leastRounds(b.warm)) > left.Seconds():
 		return fmt.Sprintf("stages skipped: %s of the budget is left", format.Duration(left.Seconds())), nil
 	}
 	b.step("three stages")

@@ -160,8 +160,9 @@ func (op *operands) reads() []backend.Tensor {
 	case Stages:
 		return []backend.Tensor{op.q, op.k, op.v, op.bias, op.w}
 	}
+	row := op.c.row(op.dev.Info())
 	seen := func(t backend.Tensor) backend.Tensor {
-		shape := backend.Shape{1, 1, op.c.Batch * op.c.KVHeads * op.c.seenKeys(), op.c.Dim}
+		shape := backend.Shape{1, 1, op.c.Batch * op.c.KVHeads * row.SeenKeys(), op.c.Dim}
 		if view, err := t.View(shape, shape.Contiguous(), t.Offset()); err == nil {
 			return view
 		}

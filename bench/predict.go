@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/bench/internal/format"
+	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -37,6 +38,19 @@ type costs struct {
 	call  cost
 	stage cost // its weight is in weights, because the stages compute every pair
 	seq   int  // length of the last timed call
+}
+
+// learn remembers what the case of a row cost; warm is the time of a call in its warm-up.
+func (c *costs) learn(m *report.Measurement, warm float64) {
+	if m.MedianS != nil {
+		warm = *m.MedianS
+	}
+	if warm > 0 {
+		c.call, c.seq = cost{warm, m.Weight()}, m.SeqK
+	}
+	if m.StagesS != nil {
+		c.stage = cost{*m.StagesS, int64(m.Batch) * int64(m.Heads) * int64(m.SeqQ) * int64(m.SeqK)}
+	}
 }
 
 // predict returns the seconds of a call of some weight; 0 when unknown.
@@ -77,14 +91,12 @@ func (r *runner) approach(dev *kernels.Device, c Case) (compiled traced) {
 		if err != nil || admit(r.call.predict(m.Weight()), 0, r.left()) != "" {
 			break
 		}
-		b := r.bencher(dev, short, m.Weight())
-		b.step = r.follow(dev.Info().Name, short)
+		b := &bencher{runner: r, dev: dev, c: short, row: m, step: r.follow(m.Backend, short)}
 		if b.probe() != nil {
 			break
 		}
-		compiled.compile += b.t.once.compile
-		compiled.compiled += b.t.once.compiled
-		b.learn()
+		compiled.compile += b.once.compile
+		compiled.compiled += b.once.compiled
 	}
 	return compiled
 }
@@ -175,9 +187,8 @@ func (r *runner) follow(name string, c Case) func(step string) {
 	}
 }
 
-// completed returns the number of cases in the report; in a comparison, that of cases which
-// all contenders have completed.
-func (r *runner) completed() int { return len(r.report.Cases) / max(r.contenders, 1) }
+// completed returns the number of cases that all contenders have completed.
+func (r *runner) completed() int { return len(r.report.Cases) / max(len(r.entrants), 1) }
 
 // cases returns the number of cases; 0 when unknown.
 func (r *runner) cases() int {
@@ -188,13 +199,13 @@ func (r *runner) cases() int {
 		}
 		n += len(s.Seqs)
 	}
-	return n * r.devices
+	return n * r.groups
 }
 
 // rest predicts the seconds until the end of the run from the middle of a case of length
 // seq; 0 when unknown.
 func (r *runner) rest(seq int, running, elapsed float64) float64 {
-	if r.seq == 0 || r.contenders > 0 { // first case of a series: assume that the fraction done is unchanged
+	if r.seq == 0 || len(r.entrants) > 1 { // first case of a series: assume that the fraction done is unchanged
 		if r.done == 0 {
 			return 0
 		}
@@ -207,9 +218,9 @@ func (r *runner) rest(seq int, running, elapsed float64) float64 {
 	if left := r.left(); left >= 0 {
 		rest = min(rest, left.Seconds())
 	}
-	// Later series and devices are assumed to take as long as the current ones.
+	// Later series and groups are assumed to take as long as the current ones.
 	rest += (time.Since(r.seriesBegan).Seconds() + rest) * float64(len(r.cfg.Series)-r.seriesIndex-1)
-	rest += (time.Since(r.deviceBegan).Seconds() + rest) * float64(r.devices-r.deviceIndex-1)
+	rest += (time.Since(r.groupBegan).Seconds() + rest) * float64(r.groups-r.groupIndex-1)
 	if r.cfg.Budget > 0 {
 		rest = max(min(rest, r.cfg.Budget.Seconds()-elapsed), 0)
 	}

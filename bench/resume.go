@@ -2,16 +2,16 @@ package bench
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
-	"github.com/seed90331342/attn/kernels"
 )
 
 // resumable returns ErrOption unless r.cfg.Resume was measured on this machine with this
 // version and seed: other figures do not belong into one report.
-func (r *runner) resumable(devices []*kernels.Device) error {
+func (r *runner) resumable(groups [][]Contender) error {
 	if r.cfg.Resume == nil {
 		return nil
 	}
@@ -19,8 +19,8 @@ func (r *runner) resumable(devices []*kernels.Device) error {
 	if was.Commit != now.Commit {
 		return fmt.Errorf("bench: the report to resume has commit %q, this run has %q: start a new one: %w", was.Commit, now.Commit, backend.ErrOption)
 	}
-	for _, dev := range devices {
-		now.Backends = append(now.Backends, dev.Info())
+	for _, c := range slices.Concat(groups...) {
+		now.Backends = append(now.Backends, c.Device.Info())
 	}
 	now.Variables = was.Variables // they may differ
 	if d := was.Differences(&now); len(d) > 0 {
@@ -29,24 +29,20 @@ func (r *runner) resumable(devices []*kernels.Device) error {
 	return nil
 }
 
-// resumed returns the row of a case that the report to resume has measured completely.
-func (r *runner) resumed(info backend.Info, c Case) (report.Measurement, bool) {
+// resumed replaces a row by that of the report to resume, if it is measured completely
+// there, and reports whether it did.
+func (r *runner) resumed(row *report.Measurement) bool {
 	if r.cfg.Resume == nil {
-		return report.Measurement{}, false
+		return false
 	}
-	want := newRow(info, c)
 	for _, m := range r.cfg.Resume.Cases {
-		if !m.SameCase(&want) || m.Series != want.Series || m.Status != report.OK && m.Status != report.Wrong || strings.Contains(m.Note, interrupted) {
+		if !m.SameCase(row) || m.Series != row.Series || m.Status != report.OK && m.Status != report.Wrong || strings.Contains(m.Note, interrupted) {
 			continue
 		}
-		m.Resumed = true
-		if m.MedianS != nil {
-			r.call, r.seq = cost{*m.MedianS, m.Weight()}, c.SeqK
-		}
-		if m.StagesS != nil {
-			r.stage = cost{*m.StagesS, int64(c.weights())}
-		}
-		return m, true
+		*row = m
+		row.Resumed = true
+		r.learn(row, 0)
+		return true
 	}
-	return report.Measurement{}, false
+	return false
 }

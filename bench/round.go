@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/stats"
 	"github.com/seed90331342/attn/bench/report"
-	"github.com/seed90331342/attn/kernels"
 )
 
 const (
@@ -44,25 +42,6 @@ const (
 	ceilingSeconds = 0.07
 )
 
-// timing is the result of the repetitions of one case; times are in seconds.
-type timing struct {
-	warm   float64 // of a call at the end of the warm-up
-	rounds []report.Round
-	stages []float64
-	// kernels are calls by the device's clock, clocked the same calls by the host's, which
-	// are not repetitions.
-	kernels, clocked []float64
-	plan             *backend.Plan // of the call with its operands in place
-	once             traced        // before the first repetition
-	allocs           int64
-	check            kernels.CheckReport
-	// hostPeak is the growth of the host's memory by the inputs and first calls, devicePeak
-	// the most memory held on the device until then.
-	hostPeak, devicePeak *int64
-	// others is the percentage of the backend's threads that other processes used.
-	others *float64
-}
-
 // perRound returns the number of calls in a round.
 func perRound(seconds float64) int {
 	if seconds <= 0 {
@@ -89,87 +68,28 @@ func oneRound(seconds float64) float64 {
 	return ceilingSeconds + float64(perRound(seconds))*(seconds+min(max(seconds, paceShortest), paceLongest))
 }
 
-// enough reports whether the rounds may end after so many seconds: when the median is
-// precise, or would take too long to become so.
-func (t *timing) enough(took, limit float64) bool {
-	n := len(t.rounds)
-	limit = min(limit, max(morePatience*leastSeconds(t.warm), caseSeconds))
+// enough reports whether the rounds may end: in a comparison at a fixed number of them, else
+// when the median is precise, or would take too long to become so.
+func (b *bencher) enough() bool {
+	n, took := len(b.row.Rounds), time.Since(b.roundsBegan).Seconds()
+	limit := min(b.limit, max(morePatience*leastSeconds(b.warm), caseSeconds))
 	switch {
-	case n < leastRounds(t.warm):
+	case b.fixed > 0:
+		return n >= b.fixed
+	case n < leastRounds(b.warm):
 		return false
 	case n >= maxRounds || took+took/float64(n) > limit:
 		return true
 	}
-	low, high, sure := stats.MedianInterval(t.medians())
-	return sure >= stats.Confidence && (high-low)/2 <= precision*stats.Median(t.medians())
-}
-
-// medians returns the median time of a call in each round.
-func (t *timing) medians() []float64 {
-	of := make([]float64, len(t.rounds))
-	for i, r := range t.rounds {
-		of[i] = stats.Median(r.TimesS)
-	}
-	return of
-}
-
-// figures sets the figures of m.
-func (t *timing) figures(m *report.Measurement) {
-	if t.check.Rows > 0 {
-		m.MaxError, m.ErrorBound = report.Figure(t.check.MaxError), report.Figure(t.check.Bound)
-	}
-	switch {
-	case t.check.Rows > 0 && !t.check.OK():
-		m.Status, m.Note = report.Wrong, "WRONG: "+t.check.Worst
-		return
-	case len(t.rounds) == 0:
-		m.Status, m.Note = report.NotRun, "not run: "+m.Note
-		return
-	}
-	var calls []float64
-	for _, r := range t.rounds {
-		calls = append(calls, r.TimesS...)
-	}
-	median := func(of func(r *report.Round) *float64) *float64 {
-		var all []float64
-		for i := range t.rounds {
-			if x := of(&t.rounds[i]); x != nil {
-				all = append(all, *x)
-			}
-		}
-		return report.Positive(stats.Median(all))
-	}
-	mid := stats.Median(t.medians())
-	low, high, sure := stats.MedianInterval(t.medians())
-	m.Status, m.Rounds, m.Repetitions, m.Allocs = report.OK, t.rounds, len(calls), &t.allocs
-	m.MedianS, m.MinS = report.Figure(mid), report.Figure(slices.Min(calls))
-	m.LowS, m.HighS, m.Confidence = report.Figure(low), report.Figure(high), report.Figure(100*sure)
-	m.Q1S, m.Q3S = report.Figure(stats.Quantile(calls, 0.25)), report.Figure(stats.Quantile(calls, 0.75))
-	m.OthersPercent, m.Memory.HostPeak, m.Memory.DevicePeak = t.others, t.hostPeak, t.devicePeak
-	m.CeilingGFLOPS = median(func(r *report.Round) *float64 { return r.CeilingGFLOPS })
-	m.CeilingGBS = median(func(r *report.Round) *float64 { return r.CeilingGBS })
-	m.LaunchS = median(func(r *report.Round) *float64 { return r.LaunchS })
-	m.FindBound()
-	m.FindRates()
-	if len(t.kernels) > 0 {
-		m.KernelS = report.Figure(stats.Median(t.kernels))
-	}
-	if t.once.compiled > 0 {
-		m.CompileS, m.Compiled = report.Figure(t.once.compile.Seconds()), t.once.compiled
-	}
-	if t.once.moved > 0 {
-		m.MoveS, m.MovedBytes = report.Figure(t.once.move.Seconds()), t.once.moved
-	}
-	if len(t.stages) > 0 {
-		s := stats.Median(t.stages)
-		m.StagesS, m.SpeedupVsStages = report.Figure(s), report.Figure(s/mid)
-	}
+	medians := b.row.Medians()
+	low, high, sure := stats.MedianInterval(medians)
+	return sure >= stats.Confidence && (high-low)/2 <= precision*stats.Median(medians)
 }
 
 // round measures once, close together in time: the ceilings, the calls with their
 // allocations, a call by the device's clock, the three stages.
 func (b *bencher) round() error {
-	t, each := &b.t, perRound(b.t.warm)
+	each := perRound(b.warm)
 	peak, read, launch, err := meters(b.work, b.dev.Backend(), b.op.reads()...)
 	if err != nil {
 		return fmt.Errorf("ceiling: %w", err)
@@ -180,7 +100,7 @@ func (b *bencher) round() error {
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	every := max(int(paceApart/t.warm), 1)
+	every := max(int(paceApart/b.warm), 1)
 	for i := range each {
 		switch {
 		case b.pace == nil:
@@ -199,23 +119,23 @@ func (b *bencher) round() error {
 		}
 	}
 	runtime.ReadMemStats(&after)
-	t.rounds = append(t.rounds, r)
+	b.row.Rounds = append(b.row.Rounds, r)
 	// The minimum excludes allocations of other goroutines.
-	t.allocs = min(t.allocs, int64(after.Mallocs-before.Mallocs)/int64(len(r.TimesS)))
+	b.allocs = min(b.allocs, int64(after.Mallocs-before.Mallocs)/int64(len(r.TimesS)))
 	if b.stop() != "" {
 		return nil
 	}
 	if err := b.kernel(); err != nil {
 		return err
 	}
-	if b.stagesCall == nil || b.stop() != "" || floats.Sum(t.stages) > stagesSeconds {
+	if b.stagesCall == nil || b.stop() != "" || floats.Sum(b.stages) > stagesSeconds {
 		return nil // the comparison needs fewer digits than the figure
 	}
 	seconds, err := timed(b.work, b.runStages)
 	if err != nil {
 		return fmt.Errorf("three stages: %w", err)
 	}
-	t.stages = append(t.stages, seconds)
+	b.stages = append(b.stages, seconds)
 	return nil
 }
 
@@ -245,8 +165,7 @@ func meters(ctx context.Context, be backend.Backend, operands ...backend.Tensor)
 // kernel times a call by the device's clock, if it has one. It is a separate call, because
 // reading that clock takes time, and only one if calls are long.
 func (b *bencher) kernel() error {
-	t := &b.t
-	if t.once.pieces == 0 || floats.Sum(t.clocked) > stagesSeconds {
+	if b.once.pieces == 0 || floats.Sum(b.clocked) > stagesSeconds {
 		return nil
 	}
 	var trace recorder
@@ -254,9 +173,9 @@ func (b *bencher) kernel() error {
 	if err != nil {
 		return err
 	}
-	t.clocked = append(t.clocked, seconds)
+	b.clocked = append(b.clocked, seconds)
 	if sums := trace.sums(); sums.pieces > 0 {
-		t.kernels = append(t.kernels, sums.kernel.Seconds())
+		b.kernels = append(b.kernels, sums.kernel.Seconds())
 	}
 	return nil
 }

@@ -174,7 +174,7 @@ func TestPatience(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) { // time stands still
 		r := &runner{cfg: cfg}
-		r.enter(0)
+		r.enter(0, []Contender{{}})
 		if got := r.patience(1024); got != caseSeconds {
 			t.Errorf("without a budget: %v s", got)
 		}

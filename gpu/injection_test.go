@@ -20,6 +20,7 @@ type faultyDevice struct {
 	lose   bool // the failure is the loss of the device
 	lost   error
 	watch  func(call string)
+	room   uint64 // unless 0, the device's memory in bytes
 }
 
 // injectFaults returns a device that forwards all calls to d.
@@ -100,7 +101,12 @@ func forward[T any](d *faultyDevice, call string, f func() (T, error)) (result T
 
 // CreateBuffer implements port.Device.
 func (d *faultyDevice) CreateBuffer(size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
-	return forward(d, "CreateBuffer", func() (port.Buffer, error) { return d.Device.CreateBuffer(size, usage) })
+	return forward(d, "CreateBuffer", func() (port.Buffer, error) {
+		if used := d.Live().Bytes; d.room > 0 && used+size > d.room {
+			return nil, fmt.Errorf("%d of %d bytes are used: %w", used, d.room, port.ErrMemory)
+		}
+		return d.Device.CreateBuffer(size, usage)
+	})
 }
 
 // CreatePipeline implements port.Device.

@@ -13,7 +13,12 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/internal/budget"
 )
+
+// mostMemory is more than any device has, 1 TiB. A driver that is asked for a larger tensor
+// grants parts of it until its memory is full.
+const mostMemory = 1 << 40
 
 // memoryEnv bounds the device's memory where Options do not.
 const memoryEnv = "ATTN_GPU_MEMORY"
@@ -44,8 +49,8 @@ func (b *Backend) PeakMemory() int64 { return b.dev.Pool.TakePeak() }
 // Alloc returns a contiguous tensor with unspecified contents: in one buffer, in several
 // if it is larger than the adapter's largest, and in host memory if the device or
 // Options.MemoryBytes have no room. Calls stream from and to host memory.
-// backend.ErrMemory when the host has no room either; backend.ErrShape for a negative or
-// overlarge shape.
+// backend.ErrMemory when the host has no room either, before the driver is asked if no
+// device could have the room; backend.ErrShape for a negative or overlarge shape.
 func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
 	err = b.within(ctx, "alloc", func() error {
 		if t, err = b.alloc(dtype, shape); !errors.Is(err, queue.ErrFull) {
@@ -69,6 +74,9 @@ func (b *Backend) alloc(dtype backend.DType, shape backend.Shape) (backend.Tenso
 		return backend.Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, backend.ErrShape)
 	}
 	bytes := uint64(dtype.Bytes(shape))
+	if bytes > mostMemory || b.info.Type == backend.CPU && budget.Check(int64(bytes)) != nil {
+		return backend.Tensor{}, queue.ErrFull // a device that is the processor has the host's memory
+	}
 	s, free, err := b.dev.Alloc(bytes)
 	if err != nil {
 		return backend.Tensor{}, fmt.Errorf("%v of %v, %d bytes: %w", shape, dtype, bytes, err)

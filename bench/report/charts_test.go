@@ -114,17 +114,17 @@ func lookAtPNG(t *testing.T, path string, text []byte) {
 		if filepath.Base(path) == "roofline.png" {
 			least = size.X / 20
 		}
-		if n := columnsWith(img, colours[i], size.Y/4); n < least {
+		if n := columnsWith(img, colours[i], size.Y*4/5); n < least {
 			t.Errorf("%s: line %d is in %d columns, should be in %d at least", path, i, n, least)
 		}
 	}
 }
 
-// columnsWith counts the columns that hold a colour below the legend.
-func columnsWith(img image.Image, c color.NRGBA, from int) int {
+// columnsWith counts the columns that hold a colour above the legend.
+func columnsWith(img image.Image, c color.NRGBA, to int) int {
 	n := 0
 	for x := range img.Bounds().Dx() {
-		for y := from; y < img.Bounds().Dy(); y++ {
+		for y := range to {
 			if color.NRGBAModel.Convert(img.At(x, y)) == color.Color(c) {
 				n++
 				break

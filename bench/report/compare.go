@@ -300,7 +300,7 @@ func (c *Change) cells() []string {
 		m = c.Old
 	}
 	name := m.who() + " " + m.Name
-	if m.Variant != "fused" {
+	if m.Variant != Fused {
 		name += " " + m.Variant
 	}
 	time := func(m *Measurement) string {

@@ -25,7 +25,7 @@ type Measurement struct {
 	// Name is the case in the form of a Go benchmark, without backend and variant:
 	// "f32/b1h8s1024d64/causal".
 	Name string `json:"name"`
-	// Variant is what ran: "fused", "stages", "qk", "softmax" or "pv".
+	// Variant is what ran: Fused, Stages, QK, Softmax or PV.
 	Variant string `json:"variant"`
 	// DType is the type of Q, K, V and O: "f32", "f16" or "bf16".
 	DType string `json:"dtype"`
@@ -195,6 +195,18 @@ const (
 	Predicted Status = "predicted"
 )
 
+// The variants of a case are the parts of attention that run. The stages store scores and
+// weights of [B, H, Sq, Sk] and compute every pair, visible or not.
+const (
+	// Fused is the fused attention call, Stages the same call as three stages.
+	Fused  = "fused"
+	Stages = "stages"
+	// QK, Softmax and PV are a single stage.
+	QK      = "qk"
+	Softmax = "softmax"
+	PV      = "pv"
+)
+
 // Bound names the ceiling that limits a call.
 type Bound string
 
@@ -206,54 +218,6 @@ const (
 	// BoundLaunch is the time of an empty call.
 	BoundLaunch Bound = "launch"
 )
-
-// least returns the seconds that a call takes at least by a ceiling; 0 when unknown.
-func (m *Measurement) least(by Bound) float64 {
-	switch {
-	case by == BoundFMA && m.CeilingGFLOPS != nil:
-		return float64(m.FLOPs) / *m.CeilingGFLOPS / 1e9
-	case by == BoundRead && m.CeilingGBS != nil:
-		return float64(m.Bytes) / *m.CeilingGBS / 1e9
-	case by == BoundLaunch && m.LaunchS != nil:
-		return *m.LaunchS
-	}
-	return 0
-}
-
-// FindBound sets m.Bound to the ceiling that takes the longest for a call. It stays ""
-// without a peak rate.
-func (m *Measurement) FindBound() {
-	if m.CeilingGFLOPS == nil {
-		return
-	}
-	m.Bound = BoundFMA
-	for _, by := range []Bound{BoundRead, BoundLaunch} {
-		if m.least(by) > m.least(m.Bound) {
-			m.Bound = by
-		}
-	}
-}
-
-// FindRates computes the rates and percentages that follow from MedianS, the counts, the
-// ceilings and Bound.
-func (m *Measurement) FindRates() {
-	s := *m.MedianS
-	m.GFLOPS, m.GFLOPSFull = Positive(float64(m.FLOPs)/s/1e9), Positive(float64(m.FLOPsFull)/s/1e9)
-	m.GBS, m.RoofGFLOPS = Figure(float64(m.Bytes)/s/1e9), nil
-	m.Percent, m.PercentOfBound = Positive(100*m.least(BoundFMA)/s), Positive(100*m.least(m.Bound)/s)
-	if m.CeilingGFLOPS != nil && m.CeilingGBS != nil {
-		m.RoofGFLOPS = Figure(min(*m.CeilingGFLOPS, m.Intensity**m.CeilingGBS))
-	}
-}
-
-// ofRound returns m with the figures of one of its rounds.
-func (m *Measurement) ofRound(r *Round) *Measurement {
-	one := *m
-	one.Repetitions, one.MedianS = len(r.TimesS), Figure(stats.Median(r.TimesS))
-	one.CeilingGFLOPS, one.CeilingGBS, one.LaunchS = r.CeilingGFLOPS, r.CeilingGBS, r.LaunchS
-	one.FindRates()
-	return &one
-}
 
 // Weight is the amount of work that the time of a call is assumed to be proportional to:
 // operations, or bytes where there are none.
@@ -313,18 +277,6 @@ func (m *Measurement) outcome() string {
 	return strings.Join(append(words, nonEmpty(m.Note)...), ", ")
 }
 
-// complete reports whether a measured row has the figures that others are computed from.
-func (m *Measurement) complete() bool {
-	if m.Status != OK {
-		return true
-	}
-	ok := m.MedianS != nil && *m.MedianS > 0 && len(m.Rounds) > 0
-	for _, r := range m.Rounds {
-		ok = ok && len(r.TimesS) > 0 && slices.Min(r.TimesS) > 0 && (len(r.PaceS) == 0 || slices.Min(r.PaceS) > 0)
-	}
-	return ok
-}
-
 // who names what ran: the contender of a comparison, else the backend.
 func (m *Measurement) who() string {
 	if m.Contender != "" {
@@ -367,7 +319,7 @@ func (m *Measurement) shape() string {
 // Shape describes the case without its length: "B=1 H=8 D=64 f32 causal qk". The variant is
 // left out for the fused call.
 func (m *Measurement) Shape() string {
-	if m.Variant == "fused" {
+	if m.Variant == Fused {
 		return m.shape()
 	}
 	return m.shape() + " " + m.Variant

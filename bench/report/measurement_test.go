@@ -20,7 +20,7 @@ func TestBound(t *testing.T) {
 		{"nothing", 1e6, 1e6, 0, 0, 0, ""},
 	} {
 		m := Measurement{FLOPs: tc.flops, Bytes: tc.bytes, CeilingGFLOPS: Positive(tc.peak / 1e9), CeilingGBS: Positive(tc.read / 1e9), LaunchS: Positive(tc.launch)}
-		if m.FindBound(); m.Bound != tc.want {
+		if m.findBound(); m.Bound != tc.want {
 			t.Errorf("%s: %q, want %q", tc.why, m.Bound, tc.want)
 		}
 	}

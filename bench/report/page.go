@@ -150,7 +150,7 @@ func (r *Report) casesTable() (heads []pageHead, rows [][]pageCell) {
 			continue
 		}
 		add(pageHead{c.head, c.unit == word}, func(m *Measurement) pageCell {
-			value := c.value(m)
+			value := c.of(m)
 			x, _ := of(value)
 			switch {
 			case c.unit == word:

@@ -14,28 +14,27 @@ func (r *Report) environment(m *Measurement) [][2]string {
 	return [][2]string{
 		{"date", e.Date}, {"cpu", e.CPU}, {"cpus", strconv.Itoa(e.CPUs)}, {"os", e.OS + "/" + e.Arch}, {"go_version", e.GoVersion},
 		{"version", e.Version}, {"commit", e.Commit}, {"seed", strconv.FormatUint(e.Seed, 10)},
-		{"device", info.Device}, {"provider", info.Provider}, {"driver", info.Driver}, {"limits", limits(&info)},
+		{"device", info.Device}, {"driver", info.Driver}, {"limits", limits(&info)},
 	}
 }
 
 // WriteCSV writes the cases as CSV (RFC 4180): a line of names, then a line a case. A
 // figure that was not measured is empty.
 func (r *Report) WriteCSV(w io.Writer) error {
-	fields := func(m *Measurement) (names, values []string) {
-		for _, c := range columns {
-			if c.name != "" {
-				names, values = append(names, c.name), append(values, exact(c.value(m)))
-			}
-		}
-		for _, c := range r.environment(m) {
-			names, values = append(names, c[0]), append(values, c[1])
-		}
-		return names, values
-	}
-	names, _ := fields(&Measurement{})
+	names, _ := new(Measurement).figures()
 	lines := [][]string{names}
+	for _, c := range r.environment(&Measurement{}) {
+		lines[0] = append(lines[0], c[0])
+	}
 	for i := range r.Cases {
-		_, values := fields(&r.Cases[i])
+		_, figures := r.Cases[i].figures()
+		var values []string
+		for _, name := range names {
+			values = append(values, exact(figures[name]))
+		}
+		for _, c := range r.environment(&r.Cases[i]) {
+			values = append(values, c[1])
+		}
 		lines = append(lines, values)
 	}
 	return csv.NewWriter(w).WriteAll(lines)
@@ -96,10 +95,10 @@ func (m *Measurement) goBench(b *strings.Builder) {
 		name += fmt.Sprintf("-%d", m.Threads)
 	}
 	for i := range m.Rounds {
-		one := m.ofRound(&m.Rounds[i])
+		one := m.ofRound(i)
 		fmt.Fprintf(b, "%s %d", name, one.Repetitions)
 		for _, c := range columns {
-			x, ok := of(c.value(one))
+			x, ok := of(c.of(one))
 			switch {
 			case c.line == "" || !ok:
 			case c.unit == seconds:

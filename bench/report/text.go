@@ -188,7 +188,7 @@ func row(b *strings.Builder, table []column, m *Measurement, keys int) {
 	}
 	cells := make([]string, len(table))
 	for i, c := range table {
-		cells[i] = c.unit.show(c.value(m))
+		cells[i] = c.unit.show(c.of(m))
 	}
 	line(b, table, cells, m.outcome())
 }

@@ -56,51 +56,30 @@ func (c *Chart) Fit() {
 	c.Y.fit(ys[0], ys[1])
 }
 
-// layout is a chart placed on a picture of a certain size.
-type layout struct {
+// picture is a chart of a certain size: the plot with its title above a legend.
+type picture struct {
 	plot          *plot.Plot
+	legend        plot.Legend
 	width, height vg.Length
-	margin        vg.Length
-	plotHeight    vg.Length
-	title         string // "" for none
-	caption       string // below the title
-	legend        []legendEntry
+	margin, below vg.Length // below is the height of the legend
 }
 
-// legendEntry is the name of a line; x and y are from the upper left corner.
-type legendEntry struct {
-	line *Line
-	x, y vg.Length
-}
+// swatch is the length of the line in a legend entry.
+const swatch = vg.Length(22)
 
-const (
-	swatch    = vg.Length(22) // length of the line in a legend entry
-	legendGap = vg.Length(14) // between entries of a legend
-)
-
-// layOut places the title and caption, if any, the legend in as many rows as it needs, and
-// the plot.
-func (c *Chart) layOut(width, plotHeight, margin vg.Length, title, caption string) *layout {
-	p := &layout{plot: c.plot(), width: width, margin: margin, plotHeight: plotHeight, title: title, caption: caption}
-	style := textStyle(textSize)
-	y := margin
-	if title != "" {
-		y += textStyle(titleSize).Height(title) + 4 + style.Height(caption) + 6
-	}
-	x, rowHeight := margin, style.Height("Hg")+5
+// picture places the plot and the legend.
+func (c *Chart) picture(width, plotHeight, margin vg.Length, title string) *picture {
+	p := &picture{plot: c.plot(), legend: plot.NewLegend(), width: width, margin: margin}
+	p.plot.Title.Text = title
+	p.legend.Left, p.legend.ThumbnailWidth, p.legend.Padding = true, swatch, 2
+	sans(&p.legend.TextStyle, textSize)
 	for i := range c.Lines {
-		l := &c.Lines[i]
-		if len(l.Points) == 0 {
-			continue
+		if l := &c.Lines[i]; len(l.Points) > 0 {
+			p.legend.Add(" "+l.Name, l)
 		}
-		wide := swatch + 4 + style.Width(l.Name)
-		if x > margin && x+wide > width-margin {
-			x, y = margin, y+rowHeight
-		}
-		p.legend = append(p.legend, legendEntry{l, x, y})
-		x += wide + legendGap
 	}
-	p.height = y + rowHeight + 4 + plotHeight + margin
+	p.below = p.legend.Rectangle(draw.Canvas{}).Size().Y
+	p.height = plotHeight + p.plot.Title.TextStyle.Height(title) + p.below + 3*margin
 	return p
 }
 
@@ -108,8 +87,9 @@ func (c *Chart) layOut(width, plotHeight, margin vg.Length, title, caption strin
 func (c *Chart) plot() *plot.Plot {
 	p := plot.New()
 	p.BackgroundColor = nil // that of the picture or of the page
+	sans(&p.Title.TextStyle, titleSize)
 	for _, s := range []*text.Style{&p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label} {
-		s.Font.Variant, s.Font.Size = "Sans", textSize
+		sans(s, textSize)
 	}
 	for _, a := range []*plot.Axis{&p.X, &p.Y} {
 		a.Padding = 0
@@ -164,35 +144,28 @@ func (l *Line) Plot(c draw.Canvas, p *plot.Plot) {
 	}
 }
 
-// draw draws the picture on a canvas of its size.
-func (p *layout) draw(dc draw.Canvas) {
-	style := textStyle(textSize)
-	if p.title != "" {
-		title, small := textStyle(titleSize), style
-		dc.FillText(title, vg.Point{X: p.margin, Y: p.height - p.margin}, p.title)
-		small.Color = soft
-		dc.FillText(small, vg.Point{X: p.margin, Y: p.height - p.margin - title.Height(p.title) - 4}, p.shortened(p.caption))
+// Thumbnail implements plot.Thumbnailer.
+func (l *Line) Thumbnail(c *draw.Canvas) {
+	c.StrokeLine2(l.style(), c.Min.X, c.Center().Y, c.Max.X, c.Center().Y)
+	if !l.Ceiling {
+		c.DrawGlyph(l.mark(false), c.Center())
 	}
-	for _, e := range p.legend {
-		middle := p.height - e.y - style.Height("x")/2 - 1
-		dc.StrokeLine2(e.line.style(), e.x, middle, e.x+swatch, middle)
-		if !e.line.Ceiling {
-			dc.DrawGlyph(e.line.mark(false), vg.Point{X: e.x + swatch/2, Y: middle})
-		}
-		dc.FillText(style, vg.Point{X: e.x + swatch + 4, Y: p.height - e.y}, e.line.Name)
-	}
-	p.plot.Draw(p.plotCanvas(dc))
 }
 
-// plotCanvas is the part of the picture that the plot covers.
-func (p *layout) plotCanvas(dc draw.Canvas) draw.Canvas {
-	return draw.Canvas{Canvas: dc.Canvas, Rectangle: vg.Rectangle{
-		Min: vg.Point{X: p.margin, Y: p.margin}, Max: vg.Point{X: p.width - p.margin, Y: p.margin + p.plotHeight}}}
+// draw draws the picture on a canvas of its size.
+func (p *picture) draw(dc draw.Canvas) {
+	p.legend.Draw(draw.Crop(dc, p.margin, -p.margin, p.margin, 0))
+	p.plot.Draw(p.upper(dc))
+}
+
+// upper is the part of the picture above the legend.
+func (p *picture) upper(dc draw.Canvas) draw.Canvas {
+	return draw.Crop(dc, p.margin, -p.margin, 2*p.margin+p.below, -p.margin)
 }
 
 // places returns the positions of a line's points from the upper left corner.
-func (p *layout) places(dc draw.Canvas, l *Line) []vg.Point {
-	inner := p.plot.DataCanvas(p.plotCanvas(dc))
+func (p *picture) places(dc draw.Canvas, l *Line) []vg.Point {
+	inner := p.plot.DataCanvas(p.upper(dc))
 	x, y := p.plot.Transforms(&inner)
 	var at []vg.Point
 	for _, point := range l.Points {

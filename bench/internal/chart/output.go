@@ -31,7 +31,7 @@ const (
 	tipRadius  = 8
 	markRadius = vg.Length(2.8)
 	textSize   = font.Length(10.5)
-	titleSize  = font.Length(14)
+	titleSize  = font.Length(12)
 )
 
 var (
@@ -76,26 +76,23 @@ func (l *Line) style() draw.LineStyle {
 	return draw.LineStyle{Color: l.rgb(), Width: vg.Points(1.6)}
 }
 
-func textStyle(size font.Length) text.Style {
-	s := plot.New().Legend.TextStyle
-	s.Font.Variant, s.Font.Size = "Sans", size
-	s.YAlign = draw.YTop
-	return s
-}
+// sans sets the font of a style.
+func sans(s *text.Style, size font.Length) { s.Font.Variant, s.Font.Size = "Sans", size }
 
-// shortened cuts words off a text that is wider than the picture.
-func (p *layout) shortened(s string) string {
-	style := textStyle(textSize)
-	for words := strings.Fields(s); len(words) > 1 && style.Width(s) > p.width-2*p.margin; {
+// file is the picture of a file. caption is below the title, cut to the width.
+func (c *Chart) file(caption string) *picture {
+	style := plot.New().Title.TextStyle
+	sans(&style, titleSize)
+	words := strings.Fields(caption)
+	for len(words) > 1 && style.Width(strings.Join(words, " ")) > fileWidth-2*fileMargin {
 		words = words[:len(words)-1]
-		s = strings.Join(words, " ")
 	}
-	return s
+	return c.picture(fileWidth, fileHeight, fileMargin, c.Title+"\n"+strings.Join(words, " "))
 }
 
 // WritePNG draws the chart as a PNG file; caption is below the title.
 func (c *Chart) WritePNG(w io.Writer, caption string) error {
-	p := c.layOut(fileWidth, fileHeight, fileMargin, c.Title, caption)
+	p := c.file(caption)
 	canvas := vgimg.NewWith(vgimg.UseWH(p.width, p.height), vgimg.UseDPI(fileDPI), vgimg.UseBackgroundColor(white))
 	p.draw(draw.New(canvas))
 	_, err := vgimg.PngCanvas{Canvas: canvas}.WriteTo(w)
@@ -104,7 +101,7 @@ func (c *Chart) WritePNG(w io.Writer, caption string) error {
 
 // WriteSVG draws the chart as an SVG file; caption is below the title.
 func (c *Chart) WriteSVG(w io.Writer, caption string) error {
-	p := c.layOut(fileWidth, fileHeight, fileMargin, c.Title, caption)
+	p := c.file(caption)
 	canvas := vgsvg.New(p.width, p.height)
 	dc := draw.New(canvas)
 	dc.SetColor(white)
@@ -120,7 +117,7 @@ func (c *Chart) WriteSVG(w io.Writer, caption string) error {
 
 // Inline draws the chart as a part of a page, with a spot on each point that shows its tip.
 func (c *Chart) Inline() (template.HTML, error) {
-	p := c.layOut(pageWidth, pageHeight, pageMargin, "", "")
+	p := c.picture(pageWidth, pageHeight, pageMargin, "")
 	canvas := vgsvg.New(p.width, p.height)
 	dc := draw.New(canvas)
 	p.draw(dc)

@@ -42,17 +42,11 @@ func (m Memory) Fits(bytes int64) bool {
 // Pool returns the bytes that released buffers may keep.
 func (m Memory) Pool() int64 { return m.Bound / 8 * poolEighths }
 
-// unknownRoom is the room for streaming on a device whose memory is not bounded but was
-// full when a tensor was allocated.
-const unknownRoom = 512 << 20
+// BoundOf returns the bound that leaves a room next to used bytes of tensors.
+func BoundOf(used, room int64) int64 { return (used + room) / (8 - poolEighths) * 8 }
 
 // Room returns the bytes that a call may use for streaming.
-func (m Memory) Room() uint64 {
-	if m.Bound == 0 {
-		return unknownRoom
-	}
-	return uint64(max(m.Bound-m.Pool()-m.Used, 0))
-}
+func (m Memory) Room() uint64 { return uint64(max(m.Bound-m.Pool()-m.Used, 0)) }
 
 // RoomShares is the number of shares of the room for streaming: one each for windows
 // that stay while a box goes through its pieces, for the windows of a piece, for those of

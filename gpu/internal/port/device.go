@@ -3,6 +3,8 @@ package port
 import (
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 	"sync"
 	"time"
 
@@ -48,6 +50,29 @@ type pipeline struct {
 	// dynamic is the binding whose offset is set by the dispatch and not by the bind
 	// group, or -1.
 	dynamic int
+}
+
+// causes are the texts by which the libraries name a cause that their errors do not: in
+// wgpu-native the errors of its devices, which its error scopes take for violated rules,
+// and in gogpu the results of Vulkan.
+var causes = []struct {
+	text *regexp.Regexp
+	kind error
+}{
+	{regexp.MustCompile(`Parent device is lost|vk\w+ (failed:|returned) -4\b`), ErrLost},
+	{regexp.MustCompile(`Not enough memory left|vk\w+ (failed:|returned) -[125]\b`), ErrMemory},
+}
+
+// fault returns an error with a library's message. It wraps the sentinel of the cause
+// that the message names, else kind.
+func fault(message string, kind error) error {
+	for _, c := range causes {
+		if c.text.MatchString(message) {
+			message, kind = strings.Join(strings.Fields(message), " "), c.kind
+			break
+		}
+	}
+	return fmt.Errorf("%s: %w", message, kind)
 }
 
 func newDevice(lib *library, limits gputypes.Limits) *device {

@@ -9,18 +9,17 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
-// resident returns the resident memory of this process in MiB.
-func resident(t *testing.T) int {
+// statm returns /proc/self/statm in pages: mapped, resident and more.
+func statm(t *testing.T) (pages [2]int) {
 	t.Helper()
 	data, err := os.ReadFile("/proc/self/statm")
 	if err != nil {
 		t.Skipf("needs /proc/self/statm: %v", err)
 	}
-	var size, pages int
-	if _, err := fmt.Sscan(string(data), &size, &pages); err != nil {
+	if _, err := fmt.Sscan(string(data), &pages[0], &pages[1]); err != nil {
 		t.Fatal(err)
 	}
-	return pages * os.Getpagesize() >> 20
+	return pages
 }
 
 // longKernel returns a kernel whose compiled form takes some MiB in a software driver.
@@ -63,17 +62,46 @@ func run(t *testing.T, d port.Device, desc port.PipelineDesc) port.Pipeline {
 	return p
 }
 
-// Closing a device and releasing a pipeline return their memory: a program that does
-// either again and again does not grow.
+// usage is what the process has of the system.
+type usage struct {
+	resident, mapped int // MiB
+	threads, files   int
+}
+
+func usageNow(t *testing.T) usage {
+	pages := statm(t)
+	entries := func(dir string) int {
+		all, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	mib := func(pages int) int { return pages * os.Getpagesize() >> 20 }
+	return usage{mib(pages[1]), mib(pages[0]), entries("/proc/self/task"), entries("/proc/self/fd")}
+}
+
+// Closing a device and releasing a pipeline or a buffer return what they took: a program
+// that does one of them again and again does not grow.
 func TestMemoryIsReturned(t *testing.T) {
 	kernel := longKernel()
 	shared := open(t, nil)
+	// For Go's heap and threads, and for what the driver caches, whatever the rounds.
+	most := usage{resident: 24, mapped: 256, threads: 4, files: 2}
 	for _, c := range []struct {
-		name  string
-		round func(t *testing.T)
+		name        string
+		short, long int // rounds
+		round       func(t *testing.T)
 	}{
-		{"pipelines released", func(t *testing.T) { run(t, shared, kernel).Release() }},
-		{"devices closed", func(t *testing.T) {
+		{"pipelines released", 40, 500, func(t *testing.T) { run(t, shared, kernel).Release() }},
+		{"buffers released without a submission", 200, 5000, func(t *testing.T) {
+			b, err := shared.CreateBuffer(16<<20, storage)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.Release()
+		}},
+		{"devices closed", 40, 500, func(t *testing.T) {
 			all, err := port.Adapters()
 			if err != nil {
 				t.Fatal(err)
@@ -90,18 +118,35 @@ func TestMemoryIsReturned(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var before int
-			const warm, rounds = 10, 20
+			rounds := c.long
+			if testing.Short() {
+				rounds = c.short
+			}
+			const warm = 20
+			var before usage
 			for i := range warm + rounds {
 				if i == warm {
-					before = resident(t)
+					before = usageNow(t)
+				}
+				if i%100 == 0 {
+					t.Logf("%d rounds: %+v", i, usageNow(t))
 				}
 				c.round(t)
 			}
-			grown := resident(t) - before
-			t.Logf("%d MiB after %d rounds, %d MiB more after %d", before, warm, grown, warm+rounds)
-			if grown > 3*rounds/2 {
-				t.Errorf("%d rounds kept %d MiB", rounds, grown)
+			after := usageNow(t)
+			t.Logf("%+v after %d rounds, %+v after %d more", before, warm, after, rounds)
+			for _, x := range []struct {
+				name                string
+				before, after, most int
+			}{
+				{"MiB resident", before.resident, after.resident, most.resident},
+				{"MiB mapped", before.mapped, after.mapped, most.mapped},
+				{"threads", before.threads, after.threads, most.threads},
+				{"files", before.files, after.files, most.files},
+			} {
+				if x.after > x.before+x.most {
+					t.Errorf("%d rounds: %d %s, %d before", rounds, x.after, x.name, x.before)
+				}
 			}
 		})
 	}

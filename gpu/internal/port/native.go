@@ -248,7 +248,7 @@ func (a *nativeAdapter) Open(l gputypes.Limits) (Device, error) {
 	text := (*C.char)(unsafe.Pointer(&message[0]))
 	lib.devRef = C.port_open(handleOf(a.a), &required, timestamps, lib.state, &status, text, C.size_t(len(message)))
 	if lib.devRef == nil {
-		return nil, fmt.Errorf("open device on %q: %s: %w", a.Info().Name, C.GoString(text), ErrInvalid)
+		return nil, fmt.Errorf("open device on %q: %w", a.Info().Name, fault(C.GoString(text), ErrInvalid))
 	}
 	lib.dev = deviceOf(lib.devRef)
 	lib.queue = lib.dev.GetQueue()

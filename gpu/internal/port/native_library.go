@@ -64,11 +64,11 @@ func (l *library) outcome(err, kind error) error {
 	case noted == errorOutOfMemory:
 		kind = ErrMemory
 	case err != nil:
-		return fmt.Errorf("%s: %w", err.Error(), kind)
+		return fault(err.Error(), kind)
 	case noted == 0:
 		return nil
 	}
-	return fmt.Errorf("%s: %w", l.message(), kind)
+	return fault(l.message(), kind)
 }
 
 func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuffer, error) {
@@ -82,7 +82,11 @@ func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuff
 	return rawBuffer{b, handleOf(b)}, nil
 }
 
-func (l *library) releaseBuffer(b rawBuffer) { b.b.Release() }
+// releaseBuffer polls, because the library frees released memory only then.
+func (l *library) releaseBuffer(b rawBuffer) {
+	b.b.Release()
+	l.dev.Poll(false, nil)
+}
 
 func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, error) {
 	var p rawPipeline

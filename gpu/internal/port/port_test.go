@@ -263,22 +263,6 @@ func TestLimitsOverTheAdapters(t *testing.T) {
 	}
 }
 
-func TestOutOfMemory(t *testing.T) {
-	d := open(t, nil)
-	size := min(d.Limits().MaxBufferSize&^3, 1<<50)
-	b, err := d.CreateBuffer(size, storage)
-	if err == nil {
-		b.Release()
-		t.Skipf("the device gives %d bytes, the most that it allows to ask for", size)
-	}
-	if !errors.Is(err, port.ErrMemory) {
-		t.Errorf("%d bytes: %v", size, err)
-	}
-	if err := roundTrip(d); err != nil {
-		t.Errorf("next use: %v", err)
-	}
-}
-
 // The device's clock measures less time than the host's, and more time for more work.
 func TestTimedSubmissions(t *testing.T) {
 	d := open(t, nil)

@@ -110,5 +110,5 @@ func translate(err, kind error) error {
 	case errors.Is(err, wgpu.ErrOutOfMemory):
 		kind = ErrMemory
 	}
-	return fmt.Errorf("%s: %w", err.Error(), kind)
+	return fault(err.Error(), kind)
 }

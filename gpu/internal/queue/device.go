@@ -40,7 +40,7 @@ type Device struct {
 	slots     *slots
 	runners   sync.Pool
 
-	bound     int64         // on the memory of tensors and calls; 0 is none
+	bound     atomic.Int64  // on the memory of tensors and calls; 0 is none
 	tensors   atomic.Int64  // bytes of tensors in device memory
 	streaming chan struct{} // holds one element while a call streams
 
@@ -72,14 +72,15 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 	d := &Device{
 		Port: dev, Limits: dev.Limits(), name: name, pacing: newPacing(kind, c),
 		pipelines: pipelines{byHash: map[uint64][]*Pipeline{}, most: maxPipelines},
-		bound:     c.MemoryBytes, streaming: make(chan struct{}, 1),
+		streaming: make(chan struct{}, 1),
 	}
+	d.bound.Store(c.MemoryBytes)
 	d.runners.New = func() any { return new(Runner) }
 	keep := c.PoolBytes
 	if keep == 0 {
 		keep = defaultPoolBytes
 	}
-	if d.bound > 0 {
+	if c.MemoryBytes > 0 {
 		keep = min(keep, d.Memory().Pool())
 	}
 	d.Pool = newPool(dev, keep)
@@ -120,7 +121,9 @@ func (d *Device) NewCutter(inner, granule int, operands ...*cut.Operand) *cut.Cu
 }
 
 // Memory returns the bound on device memory and what tensors use.
-func (d *Device) Memory() cut.Memory { return cut.Memory{Bound: d.bound, Used: d.tensors.Load()} }
+func (d *Device) Memory() cut.Memory {
+	return cut.Memory{Bound: d.bound.Load(), Used: d.tensors.Load()}
+}
 
 // ErrFull reports that device memory has no room for a tensor, which then stays in host
 // memory.
@@ -157,6 +160,7 @@ func (d *Device) Alloc(bytes uint64) (_ *cut.Store, free func(), err error) {
 		if err != nil {
 			free()
 			if errors.Is(err, port.ErrMemory) {
+				d.learnBound()
 				return nil, nil, fmt.Errorf("%w: %w", err, ErrFull)
 			}
 			return nil, nil, d.wrap(err)
@@ -165,6 +169,26 @@ func (d *Device) Alloc(bytes uint64) (_ *cut.Store, free func(), err error) {
 	}
 	return s, free, nil
 }
+
+// learnBound bounds the memory of a device that has refused some: from then on a part of
+// what it has is kept for streaming. It asks for ever less, to find out how much is left.
+func (d *Device) learnBound() {
+	room := uint64(maxLearned)
+	for ; room > minLearned; room /= 2 {
+		buf, err := d.Port.CreateBuffer(min(room, d.Limits.MaxBufferSize), StorageUsage)
+		if err == nil {
+			buf.Release()
+			break
+		}
+	}
+	d.bound.CompareAndSwap(0, cut.BoundOf(d.tensors.Load(), int64(room)))
+}
+
+// The range of the memory that is left for streaming when a device refuses more.
+const (
+	minLearned = 1 << 20
+	maxLearned = 512 << 20
+)
 
 // Write copies data to the bytes of a store from at on; both are multiples of 4. It
 // waits for the copy, so that the library frees its own buffer.

@@ -1,0 +1,213 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/internal/stats"
+)
+
+// Derive computes the figures that follow from others: the name and the counts from the
+// call and Plan, the statistics from Rounds, the rates and percentages from both. t is the
+// type of the device.
+func (m *Measurement) Derive(t backend.DeviceType) {
+	m.Name = m.name()
+	m.count(t)
+	m.summarize()
+	m.findBound()
+	m.findRates()
+}
+
+// name is the case in the form of a Go benchmark: f32/b1h8s1024d64, followed by what
+// differs from plain self-attention.
+func (m *Measurement) name() string {
+	name := fmt.Sprintf("%s/b%dh%ds%dd%d", m.DType, m.Batch, m.Heads, m.SeqK, m.Dim)
+	if m.KVHeads != m.Heads {
+		name += fmt.Sprintf("/kv%d", m.KVHeads)
+	}
+	if m.SeqQ != m.SeqK {
+		name += fmt.Sprintf("/q%d", m.SeqQ)
+	}
+	if m.Causal {
+		name += "/causal"
+	}
+	if m.WindowLeft != nil || m.WindowRight != nil {
+		name += fmt.Sprintf("/window%s,%s", side(m.WindowLeft), side(m.WindowRight))
+	}
+	if m.Softcap > 0 {
+		name += fmt.Sprintf("/softcap%v", m.Softcap)
+	}
+	if m.Mask != "" {
+		name += "/mask"
+	}
+	return name
+}
+
+// visible is the rule that hides keys from rows.
+func (m *Measurement) visible() backend.Visibility {
+	v := backend.Everything()
+	v.Offset = m.SeqK - m.SeqQ
+	if m.WindowLeft != nil {
+		v.Left = *m.WindowLeft
+	}
+	if m.WindowRight != nil {
+		v.Right = *m.WindowRight
+	}
+	if m.Causal {
+		v.Right = 0
+	}
+	return v
+}
+
+// SeenKeys returns the number of keys that at least one row of a head sees. The first row
+// looks back the furthest.
+func (m *Measurement) SeenKeys() int {
+	v := m.visible()
+	return m.SeqK - max(0, min(v.Offset-v.Left, m.SeqK))
+}
+
+// elementSize has the sizes in bytes of the types that a case may have.
+var elementSize = map[string]int64{backend.F32.String(): 4, backend.F16.String(): 2, backend.BF16.String(): 2}
+
+// count sets the figures that follow from the call and its plan, without a measurement:
+// operations, bytes moved and memory.
+func (m *Measurement) count(t backend.DeviceType) {
+	m.Path, m.Pairs, m.FLOPs, m.FLOPsFull, m.Bytes, m.Intensity = "", 0, 0, 0, 0, 0
+	m.Memory = Memory{HostPeak: m.Memory.HostPeak, DevicePeak: m.Memory.DevicePeak}
+	if m.Plan == nil {
+		return
+	}
+	size, rows := elementSize[m.DType], int64(m.Batch)*int64(m.Heads)*int64(m.SeqQ)
+	all := rows * int64(m.SeqK)
+	q, k := size*rows*int64(m.Dim), size*int64(m.Batch)*int64(m.KVHeads)*int64(m.SeqK)*int64(m.Dim) // also of O and V
+	operands, scores, stage := 2*q+2*k, 4*all, 2*int64(m.Dim)
+	var mask int64
+	if m.Mask != "" {
+		mask = 4 * int64(m.SeqQ) * int64(m.SeqK)
+	}
+	m.Path, m.Pairs = m.Plan.Path, m.visible().Pairs(m.Batch, m.SeqQ, m.SeqK)*int64(m.Heads)
+	m.FLOPs, m.FLOPsFull = m.Pairs*2*stage, all*2*stage
+	m.Memory.Operands, m.Memory.Scratch, m.Memory.Square = operands, m.Plan.Scratch, mask+scores
+	switch m.Variant {
+	case QK, PV:
+		m.FLOPs, m.FLOPsFull, m.Bytes = all*stage, all*stage, q+k+scores
+	case Softmax:
+		m.FLOPs, m.FLOPsFull, m.Bytes = 0, 0, 2*scores+mask
+	case Stages: // the scores are written, read and written, and read
+		m.Bytes = operands + mask + 4*scores
+	default: // without the keys and values that no row sees
+		m.Bytes = operands + mask - 2*k/int64(m.SeqK)*int64(m.SeqK-m.SeenKeys())
+		m.Memory.Square = mask
+	}
+	m.Intensity = float64(m.FLOPs) / float64(m.Bytes)
+	if t != backend.CPU {
+		m.Memory.Device = m.Memory.Counted()
+	}
+}
+
+// summarize sets the statistics of Rounds, which only a measured case has.
+func (m *Measurement) summarize() {
+	m.Repetitions = 0
+	m.MedianS, m.MinS, m.LowS, m.HighS, m.Confidence, m.Q1S, m.Q3S = nil, nil, nil, nil, nil, nil, nil
+	m.CeilingGFLOPS, m.CeilingGBS, m.LaunchS = nil, nil, nil
+	if len(m.Rounds) == 0 {
+		return
+	}
+	median := func(of func(r *Round) *float64) *float64 {
+		var all []float64
+		for i := range m.Rounds {
+			if x := of(&m.Rounds[i]); x != nil {
+				all = append(all, *x)
+			}
+		}
+		return Positive(stats.Median(all))
+	}
+	var calls []float64
+	for _, r := range m.Rounds {
+		calls = append(calls, r.TimesS...)
+	}
+	low, high, sure := stats.MedianInterval(m.Medians())
+	m.Repetitions, m.MinS = len(calls), Figure(slices.Min(calls))
+	m.MedianS, m.LowS, m.HighS, m.Confidence = Figure(stats.Median(m.Medians())), Figure(low), Figure(high), Figure(100*sure)
+	m.Q1S, m.Q3S = Figure(stats.Quantile(calls, 0.25)), Figure(stats.Quantile(calls, 0.75))
+	m.CeilingGFLOPS = median(func(r *Round) *float64 { return r.CeilingGFLOPS })
+	m.CeilingGBS = median(func(r *Round) *float64 { return r.CeilingGBS })
+	m.LaunchS = median(func(r *Round) *float64 { return r.LaunchS })
+}
+
+// Medians returns the median time of a call in each round.
+func (m *Measurement) Medians() []float64 {
+	of := make([]float64, len(m.Rounds))
+	for i, r := range m.Rounds {
+		of[i] = stats.Median(r.TimesS)
+	}
+	return of
+}
+
+// least returns the seconds that a call takes at least by a ceiling; 0 when unknown.
+func (m *Measurement) least(by Bound) float64 {
+	switch {
+	case by == BoundFMA && m.CeilingGFLOPS != nil:
+		return float64(m.FLOPs) / *m.CeilingGFLOPS / 1e9
+	case by == BoundRead && m.CeilingGBS != nil:
+		return float64(m.Bytes) / *m.CeilingGBS / 1e9
+	case by == BoundLaunch && m.LaunchS != nil:
+		return *m.LaunchS
+	}
+	return 0
+}
+
+// findBound sets Bound to the ceiling that takes the longest for a call. It stays "" without
+// a peak rate.
+func (m *Measurement) findBound() {
+	m.Bound = ""
+	if m.CeilingGFLOPS == nil {
+		return
+	}
+	m.Bound = BoundFMA
+	for _, by := range []Bound{BoundRead, BoundLaunch} {
+		if m.least(by) > m.least(m.Bound) {
+			m.Bound = by
+		}
+	}
+}
+
+// findRates computes the rates and percentages that follow from MedianS, the counts, the
+// ceilings and Bound.
+func (m *Measurement) findRates() {
+	m.GFLOPS, m.GFLOPSFull, m.GBS, m.RoofGFLOPS, m.Percent, m.PercentOfBound, m.SpeedupVsStages = nil, nil, nil, nil, nil, nil, nil
+	if m.MedianS == nil {
+		return
+	}
+	s := *m.MedianS
+	m.GFLOPS, m.GFLOPSFull, m.GBS = Positive(float64(m.FLOPs)/s/1e9), Positive(float64(m.FLOPsFull)/s/1e9), Figure(float64(m.Bytes)/s/1e9)
+	m.Percent, m.PercentOfBound = Positive(100*m.least(BoundFMA)/s), Positive(100*m.least(m.Bound)/s)
+	if m.CeilingGFLOPS != nil && m.CeilingGBS != nil {
+		m.RoofGFLOPS = Figure(min(*m.CeilingGFLOPS, m.Intensity**m.CeilingGBS))
+	}
+	if m.StagesS != nil {
+		m.SpeedupVsStages = Figure(*m.StagesS / s)
+	}
+}
+
+// ofRound returns m with the figures of one of its rounds.
+func (m *Measurement) ofRound(i int) *Measurement {
+	one := *m
+	one.Rounds = m.Rounds[i : i+1]
+	one.summarize()
+	one.findRates()
+	return &one
+}
+
+// complete reports whether a measured row has the figures that others are computed from.
+func (m *Measurement) complete() bool {
+	if m.Status != OK {
+		return true
+	}
+	ok := m.MedianS != nil && *m.MedianS > 0 && len(m.Rounds) > 0
+	for _, r := range m.Rounds {
+		ok = ok && len(r.TimesS) > 0 && slices.Min(r.TimesS) > 0 && (len(r.PaceS) == 0 || slices.Min(r.PaceS) > 0)
+	}
+	return ok
+}

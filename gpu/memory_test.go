@@ -1,0 +1,117 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
+)
+
+// TestHugeTensors shows that a tensor that no device can have is refused before the driver
+// is asked for any part of it.
+func TestHugeTensors(t *testing.T) {
+	b, dev := faulty(t, Options{})
+	asked := 0
+	dev.Watch(func(string) { asked++ })
+	for _, typ := range []backend.DeviceType{backend.CPU, backend.Discrete} {
+		b.info.Type = typ
+		for _, shape := range []backend.Shape{{1, 1, 1 << 20, 1 << 20}, {1 << 10, 1 << 10, 1 << 15, 1 << 15}} { // 4 TiB, 4 PiB
+			_, err := b.Alloc(t.Context(), backend.F32, shape)
+			want := fmt.Sprintf("%d bytes requested, ", backend.F32.Bytes(shape))
+			if !errors.Is(err, backend.ErrMemory) || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v on a device of type %v: %v, want ErrMemory with %q", shape, typ, err, want)
+			}
+		}
+	}
+	if asked > 0 {
+		t.Errorf("the device was asked %d times", asked)
+	}
+}
+
+// TestFullDevice fills a device. An allocation gets the memory that the pool kept. One that
+// the device has no room for is in host memory, and calls stream it through what is left,
+// with the same bits. When nothing is left, they return ErrMemory.
+func TestFullDevice(t *testing.T) {
+	const sq, sk, d = 40, 8000, 64 // 2 MiB each for k and v
+	full, _ := faulty(t, Options{})
+	want := result(t, t.Context(), full, streamedCall(t, full, sq, sk, d))
+
+	b, dev := faulty(t, Options{})
+	onHost := func(x backend.Tensor) bool { return cut.StoreOf(x).Host != nil }
+	alloc(t, b, backend.F32, backend.Shape{1, 1, 1, 1 << 20}).Release()
+	dev.room = dev.Live().Bytes
+	if x := alloc(t, b, backend.F32, backend.Shape{1, 1, 1, 3 << 18}); onHost(x) {
+		t.Error("the pool kept its memory")
+	}
+
+	dev.room = dev.Live().Bytes + 3<<19
+	c := streamedCall(t, b, sq, sk, d)
+	if !onHost(c.K) || !onHost(c.V) {
+		t.Fatal("the device has room")
+	}
+	if !slices.Equal(result(t, t.Context(), b, c), want) {
+		t.Error("other bits than the resident call's")
+	}
+	b.dev.Pool.Drain()
+	dev.room = dev.Live().Bytes
+	if err := b.Attention(t.Context(), c); !errors.Is(err, backend.ErrMemory) {
+		t.Errorf("with no memory left: %v, want ErrMemory", err)
+	}
+	dev.room = 0
+	if !slices.Equal(result(t, t.Context(), b, c), want) {
+		t.Error("other bits afterwards")
+	}
+}
+
+// TestOpensAreFlat opens, uses and closes devices: memory, threads and files stay flat.
+func TestOpensAreFlat(t *testing.T) {
+	now := func() (use [3]int) {
+		data, err := os.ReadFile("/proc/self/statm")
+		if err != nil {
+			t.Skipf("needs /proc/self: %v", err)
+		}
+		var mapped int
+		if _, err := fmt.Sscan(string(data), &mapped, &use[0]); err != nil {
+			t.Fatal(err)
+		}
+		use[0] = use[0] * os.Getpagesize() >> 20
+		for i, dir := range []string{"/proc/self/task", "/proc/self/fd"} {
+			all, err := os.ReadDir(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			use[i+1] = len(all)
+		}
+		return use
+	}
+	warm, rounds := 3, 500
+	if testing.Short() {
+		rounds = 7
+	}
+	var before [3]int
+	for i := range warm + rounds {
+		if i == warm {
+			before = now()
+		}
+		if i%50 == 0 {
+			t.Logf("%d opens: MiB, threads, files %v", i, now())
+		}
+		b := open(t, Options{})
+		if err := b.Attention(t.Context(), plain(t, b, 3, 40, 8)); err != nil {
+			t.Fatal(err)
+		}
+		b.Close()
+	}
+	after := now()
+	t.Logf("%d opens: MiB, threads, files %v", warm+rounds, after)
+	for i, most := range []int{48, 4, 2} { // the C library keeps a heap for each thread
+		if after[i] > before[i]+most {
+			t.Errorf("MiB, threads, files are %v after %d opens, %v before", after, rounds, before)
+		}
+	}
+}
