@@ -9,7 +9,7 @@
 // the errors. It computes nothing.
 //
 // Optional abilities are small interfaces, found by type assertion: [Projector], [Rotator],
-// [Merger], [Scorer], [Copier], [Batcher] and [Warmer] compute; [PeakMeter], [BandwidthMeter],
+// [Merger], [Scorer], [Copier] and [Warmer] compute; [PeakMeter], [BandwidthMeter],
 // [LaunchMeter], [CeilingMeter] and [MemoryMeter] measure. A [Trace] in a context observes
 // calls.
 //
@@ -80,11 +80,17 @@ type Backend interface {
 	// and Inf in v do not propagate through it.
 	PV(ctx context.Context, o, w, v Tensor) error
 
-	// Attention computes c.O, and c.LSE if it is set, and returns when they are
+	// Attention computes O, and LSE if it is set, of each call and returns when all are
 	// complete. It reads the keys once, uses O(Sq + Sk) memory in addition to the
-	// operands, and does not keep c. ErrUnsupported names what it cannot compute; an
-	// Interrupted holds what a streamed call had finished.
-	Attention(ctx context.Context, c *Call) error
+	// operands, and does not keep the calls. ErrUnsupported names what it cannot compute;
+	// an Interrupted holds what a streamed call had finished.
+	//
+	// Several calls, such as packed sequences, run together, each with the bits of a call
+	// alone. They may read the same memory and may write to different elements of one
+	// memory, also interleaved ones. The caller ensures that no call writes elements that
+	// another one reads or writes. After an error the contents of all outputs are
+	// unspecified, and the error is no Interrupted. Resume is ignored.
+	Attention(ctx context.Context, calls ...*Call) error
 
 	// Plan returns how Attention would run c, without running it. Only shapes, strides
 	// and dtypes of the operands matter; they need no memory (see [Meta]).

@@ -154,7 +154,16 @@ func (f *fake) softmax(s backend.Tensor, p *backend.Problem) error {
 	return nil
 }
 
-func (f *fake) Attention(ctx context.Context, c *backend.Call) error {
+func (f *fake) Attention(ctx context.Context, calls ...*backend.Call) error {
+	for _, c := range calls {
+		if err := f.attention(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *fake) attention(ctx context.Context, c *backend.Call) error {
 	call := f.calls.Add(1)
 	if f.before != nil {
 		if err := f.before(call); err != nil {
@@ -270,7 +279,7 @@ func (m *device) Upload(ctx context.Context, host backend.Tensor) (backend.Tenso
 	return m.roofed.Upload(ctx, host)
 }
 
-func (m *device) Attention(ctx context.Context, c *backend.Call) error {
+func (m *device) Attention(ctx context.Context, calls ...*backend.Call) error {
 	trace := backend.TraceOf(ctx)
 	if trace.Compile != nil && !m.compiled {
 		trace.Compile("attention", 2*time.Second)
@@ -278,7 +287,7 @@ func (m *device) Attention(ctx context.Context, c *backend.Call) error {
 	}
 	m.compiled = true
 	begin := time.Now()
-	err := m.roofed.Attention(ctx, c)
+	err := m.roofed.Attention(ctx, calls...)
 	if trace.Kernel != nil && m.part > 0 {
 		took := time.Duration(m.part * float64(time.Since(begin)) / 2)
 		trace.Kernel(took)

@@ -27,7 +27,8 @@ type slowed struct {
 	turns map[backend.Dims]int
 }
 
-func (s *slowed) Attention(ctx context.Context, c *backend.Call) error {
+func (s *slowed) Attention(ctx context.Context, calls ...*backend.Call) error {
+	c := calls[0]
 	n, ok := s.turns[c.Dims()]
 	if !ok {
 		best, turn := math.Inf(1), math.Inf(1)
@@ -44,7 +45,7 @@ func (s *slowed) Attention(ctx context.Context, c *backend.Call) error {
 		n = int(0.1 * best / turn)
 		s.turns[c.Dims()] = n
 	}
-	err := s.Backend.Attention(ctx, c)
+	err := s.Backend.Attention(ctx, calls...)
 	turned = spin(n)
 	return err
 }

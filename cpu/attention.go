@@ -29,14 +29,27 @@ import (
 // not influence each other. The bits of a row therefore do not depend on the
 // number of rows, heads, batches and threads, and prefill equals decode.
 // Errors: those of backend.Pinned.Pin, ErrClosed, and the context's.
-func (be *Backend) Attention(ctx context.Context, c *backend.Call) error {
+//
+// The tasks of several calls are one job, which the threads take from, those of the
+// longest calls first. Each call is cut for as many threads as its share of the work is
+// worth, so that one long sequence among many short ones keeps all of them busy, and
+// short ones are not cut at all.
+func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 	return be.do(ctx, "attention", func() error {
+		if len(calls) != 1 {
+			var b batch
+			defer b.close()
+			if err := b.open(be, calls); err != nil {
+				return err
+			}
+			return be.workers.run(ctx, &b, b.tasks, be.threads())
+		}
 		var pinned backend.Pinned
-		if err := pinCall(&pinned, c); err != nil {
+		if err := pinCall(&pinned, calls[0]); err != nil {
 			return err
 		}
 		defer pinned.Unpin()
-		a, err := be.openAttention(c, be.threads())
+		a, err := be.openAttention(calls[0], be.threads())
 		if err != nil {
 			return err
 		}
@@ -297,22 +310,6 @@ func (a *attention) write(b *workspace, p *taskRange, t *tile, s *state) {
 func (a *attention) addVisibleNonFinite(p *taskRange, t *tile, here span, s []float32) {
 	a.addNonFinite(p, t, here.lo, here.hi, t.cur.o, s, func(h, i, j, r int, _ float32) bool {
 		return j >= t.spans[r].lo && j < t.spans[r].hi && !a.hides(p.b, h, i, j) && a.keeps(p.b, h, i, j)
-	})
-}
-
-// AttentionBatch implements backend.Batcher: the tasks of all calls are one job, which
-// the threads take from, those of the longest calls first. Each call is cut for as
-// many threads as its share of the work is worth, so that one long sequence among
-// many short ones keeps all of them busy, and short ones are not cut at all.
-// Errors as for Attention.
-func (be *Backend) AttentionBatch(ctx context.Context, calls []*backend.Call) error {
-	return be.do(ctx, "attention", func() error {
-		var b batch
-		defer b.close()
-		if err := b.open(be, calls); err != nil {
-			return err
-		}
-		return be.workers.run(ctx, &b, b.tasks, be.threads())
 	})
 }
 

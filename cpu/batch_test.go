@@ -50,7 +50,7 @@ func TestBatchAllocates(t *testing.T) {
 			calls = append(calls, plain(t, 1, seq, 16))
 		}
 		return testing.AllocsPerRun(5, func() {
-			if err := be.AttentionBatch(t.Context(), calls); err != nil {
+			if err := be.Attention(t.Context(), calls...); err != nil {
 				t.Fatal(err)
 			}
 		})

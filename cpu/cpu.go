@@ -74,7 +74,7 @@ type Options struct {
 }
 
 // Backend computes in host memory. It implements backend.Backend,
-// backend.Projector, backend.Rotator, backend.Merger, backend.Batcher, backend.Scorer,
+// backend.Projector, backend.Rotator, backend.Merger, backend.Scorer,
 // backend.Copier, backend.PeakMeter and backend.BandwidthMeter.
 type Backend struct {
 	opt     Options
@@ -88,7 +88,6 @@ var (
 	_ backend.Projector      = (*Backend)(nil)
 	_ backend.Rotator        = (*Backend)(nil)
 	_ backend.Merger         = (*Backend)(nil)
-	_ backend.Batcher        = (*Backend)(nil)
 	_ backend.Scorer         = (*Backend)(nil)
 	_ backend.Copier         = (*Backend)(nil)
 	_ backend.PeakMeter      = (*Backend)(nil)

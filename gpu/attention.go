@@ -10,21 +10,12 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/queue"
 )
 
-// Attention computes c in one pass over the keys, or one for each 256 columns of V. In
-// addition to the operands it uses O(Sq) memory, none when the keys come in one piece.
-// Errors are those of backend.Backend; backend.ErrUnsupported names options that the
-// device does not support together.
-func (b *Backend) Attention(ctx context.Context, c *backend.Call) error {
-	return b.call(ctx, "attention", operandsOf(c), func(r *queue.Runner) error {
-		r.Expect(func() float64 { return float64(backend.NewPlan(c).FLOPs) })
-		return b.attention(r, c, true)
-	})
-}
-
-// AttentionBatch computes calls as one: their dispatches share submissions, so that many
-// short sequences cost a dispatch each instead of a round trip. Errors are those of
-// Attention.
-func (b *Backend) AttentionBatch(ctx context.Context, calls []*backend.Call) error {
+// Attention computes each call in one pass over the keys, or one for each 256 columns of V.
+// In addition to the operands it uses O(Sq) memory, none when the keys come in one piece. The
+// dispatches of several calls share submissions, so that many short sequences cost a
+// dispatch each instead of a round trip. Errors are those of backend.Backend;
+// backend.ErrUnsupported names options that the device does not support together.
+func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 	total := func() (flops float64) {
 		for _, c := range calls {
 			flops += float64(backend.NewPlan(c).FLOPs)
@@ -33,7 +24,7 @@ func (b *Backend) AttentionBatch(ctx context.Context, calls []*backend.Call) err
 	}
 	return b.calls(ctx, "attention", len(calls), func(i int) operands { return operandsOf(calls[i]) }, func(r *queue.Runner, i int) error {
 		r.Expect(total)
-		return b.attention(r, calls[i], false)
+		return b.attention(r, calls[i], len(calls) == 1)
 	})
 }
 

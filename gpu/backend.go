@@ -31,7 +31,6 @@ type Backend struct {
 
 var (
 	_ backend.Backend     = (*Backend)(nil)
-	_ backend.Batcher     = (*Backend)(nil)
 	_ backend.Copier      = (*Backend)(nil)
 	_ backend.MemoryMeter = (*Backend)(nil)
 	_ backend.Merger      = (*Backend)(nil)

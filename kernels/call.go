@@ -319,7 +319,7 @@ func (c *Call) RunInto(ctx context.Context, out Result) (err error) {
 	if !out.Weights.IsZero() {
 		return c.runStages(ctx, out.Weights)
 	}
-	err = backend.AttentionBatch(ctx, c.dev.be, c.calls)
+	err = c.dev.be.Attention(ctx, c.calls...)
 	if err != nil && len(c.calls) > 1 {
 		if left, ok := errors.AsType[*backend.Interrupted](err); ok {
 			return left.Err // one of several calls cannot be resumed

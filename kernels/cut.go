@@ -10,7 +10,7 @@ import (
 // The visibility rule of a backend.Problem cannot express a prefix, segments, or offsets
 // that differ between batches. A call with these is cut into backend calls over slices of
 // its operands, each of which the rule can express. The slices are views, and the calls
-// run together (backend.Batcher), so that they cost what their visible pairs cost. Every
+// run together (backend.Backend), so that they cost what their visible pairs cost. Every
 // query row belongs to one call, whose bits it has.
 
 // region is a rectangle of the scores that one backend call computes.

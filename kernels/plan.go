@@ -45,11 +45,7 @@ func (c *Call) Plan(ctx context.Context) (sum backend.Plan, err error) {
 		sum.Streamed += p.Streamed
 		sum.Chunks += p.Chunks
 	}
-	order := "one after the other"
-	if _, ok := c.dev.be.(backend.Batcher); ok {
-		order = "together"
-	}
-	sum.Why = fmt.Sprintf("%d calls over slices of the operands, run %s; the counts are their sums; the largest: %s", len(c.calls), order, sum.Why)
+	sum.Why = fmt.Sprintf("%d calls over slices of the operands, run together; the counts are their sums; the largest: %s", len(c.calls), sum.Why)
 	sum.Cut = fmt.Sprintf("%d calls; the largest: %s", len(c.calls), sum.Cut)
 	return sum, nil
 }

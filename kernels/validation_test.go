@@ -185,7 +185,7 @@ func TestOptionsBecomeTheRule(t *testing.T) {
 // idleBackend computes nothing.
 type idleBackend struct{ backend.Backend }
 
-func (idleBackend) Attention(context.Context, *backend.Call) error { return nil }
+func (idleBackend) Attention(context.Context, ...*backend.Call) error { return nil }
 
 // TestRunIntoDoesNotAllocate: a prepared call with preallocated outputs does not allocate,
 // nor do new operands and a reset.

@@ -12,10 +12,7 @@ import (
 // testBatch runs calls of many shapes and options together; each has the bits of a call alone.
 // Their outputs are interleaved rows of one tensor.
 func testBatch(t *testing.T, dev *kernels.Device) {
-	b, ok := dev.Backend().(backend.Batcher)
-	if !ok {
-		t.Skip("the backend runs one call after the other")
-	}
+	b := dev.Backend()
 	const heads, seq, dim = 4, 400, 16
 	shape := backend.Shape{1, heads, seq, dim}
 	base := Case{Dims: dims(1, heads, 2, seq, seq, dim, dim), Seed: 5}.build()
@@ -56,29 +53,29 @@ func testBatch(t *testing.T, dev *kernels.Device) {
 		return calls
 	}
 	for _, c := range calls(alone, aloneLSE) {
-		if err := dev.Backend().Attention(t.Context(), c); err != nil {
+		if err := b.Attention(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 	}
 	all := calls(together, togetherLSE)
 	for range 3 {
-		if err := b.AttentionBatch(t.Context(), all); err != nil {
+		if err := b.Attention(t.Context(), all...); err != nil {
 			t.Fatal(err)
 		}
 		sameBits(t, answer{o: read(t, dev, alone), lse: read(t, dev, aloneLSE)}, answer{o: read(t, dev, together), lse: read(t, dev, togetherLSE)})
 	}
-	if err := b.AttentionBatch(t.Context(), nil); err != nil {
+	if err := b.Attention(t.Context()); err != nil {
 		t.Errorf("no calls: %v", err)
 	}
 	dead, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := b.AttentionBatch(dead, all); !errors.Is(err, context.Canceled) {
+	if err := b.Attention(dead, all...); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: error is %v, should be %v", err, context.Canceled)
 	}
 	gone := *all[3]
 	gone.Q = up(t, dev, make([]float32, shape.Elements()), shape)
 	gone.Q.Release()
-	if err := b.AttentionBatch(t.Context(), []*backend.Call{all[0], &gone, all[1]}); !errors.Is(err, backend.ErrReleased) {
+	if err := b.Attention(t.Context(), all[0], &gone, all[1]); !errors.Is(err, backend.ErrReleased) {
 		t.Errorf("one with a released operand: error is %v, should be %v", err, backend.ErrReleased)
 	}
 }

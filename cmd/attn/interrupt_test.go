@@ -28,9 +28,9 @@ func (started) Open(string) (backend.Backend, error) {
 	return started{be}, err
 }
 
-func (s started) Attention(ctx context.Context, c *backend.Call) error {
+func (s started) Attention(ctx context.Context, calls ...*backend.Call) error {
 	os.NewFile(3, "started").Close()
-	return s.Backend.Attention(ctx, c)
+	return s.Backend.Attention(ctx, calls...)
 }
 
 // program returns a process that runs the command line.

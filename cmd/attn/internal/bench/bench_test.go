@@ -295,17 +295,17 @@ func (b *interrupting) Info() backend.Info {
 	return info
 }
 
-func (b *interrupting) Attention(ctx context.Context, c *backend.Call) error {
+func (b *interrupting) Attention(ctx context.Context, calls ...*backend.Call) error {
 	if b.calls++; b.calls == 60 {
 		b.cancel()
 	}
-	return b.Backend.Attention(ctx, c)
+	return b.Backend.Attention(ctx, calls...)
 }
 
 // wrong is a device whose outputs are zeros.
 type wrong struct{ backend.Backend }
 
-func (wrong) Attention(context.Context, *backend.Call) error { return nil }
+func (wrong) Attention(context.Context, ...*backend.Call) error { return nil }
 
 // one is a driver of a single backend.
 type one struct{ be backend.Backend }

@@ -238,15 +238,19 @@ type hooked struct {
 }
 
 // Attention implements backend.Backend.
-func (h hooked) Attention(ctx context.Context, c *backend.Call) error {
-	if h.Before != nil {
-		if err := h.Before(ctx, c); err != nil {
-			return err
+func (h hooked) Attention(ctx context.Context, calls ...*backend.Call) error {
+	for _, c := range calls {
+		if h.Before != nil {
+			if err := h.Before(ctx, c); err != nil {
+				return err
+			}
 		}
 	}
-	err := h.Backend.Attention(ctx, c)
-	if h.After != nil {
-		h.After(c)
+	err := h.Backend.Attention(ctx, calls...)
+	for _, c := range calls {
+		if h.After != nil {
+			h.After(c)
+		}
 	}
 	return err
 }
