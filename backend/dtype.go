@@ -26,17 +26,23 @@ const (
 	Q8
 )
 
-// Size returns the size of an element in bytes; for Q8 without the scale.
-func (d DType) Size() int {
-	switch d {
-	case F32:
-		return 4
-	case F16, BF16:
-		return 2
-	default:
-		return 1
-	}
+type dtypeInfo struct {
+	name     string
+	size     int
+	roundoff float64
 }
+
+var dtypes = [...]dtypeInfo{F32: {"f32", 4, 0x1p-24}, F16: {"f16", 2, 0x1p-11}, BF16: {"bf16", 2, 0x1p-8}, Bool: {"bool", 1, 0}, Q8: {"q8", 1, 0}}
+
+func (d DType) info() dtypeInfo {
+	if int(d) < len(dtypes) {
+		return dtypes[d]
+	}
+	return dtypeInfo{name: "dtype?", size: 1}
+}
+
+// Size returns the size of an element in bytes; for Q8 without the scale.
+func (d DType) Size() int { return d.info().size }
 
 // Contiguous returns the strides of a tensor of shape s stored row by row, and the offset of
 // its first element.
@@ -62,36 +68,12 @@ func (d DType) Bytes(s Shape) int64 {
 func (d DType) Float() bool { return d <= BF16 }
 
 // String returns the name on the command line: f32, f16, bf16, bool, q8.
-func (d DType) String() string {
-	switch d {
-	case F32:
-		return "f32"
-	case F16:
-		return "f16"
-	case BF16:
-		return "bf16"
-	case Bool:
-		return "bool"
-	case Q8:
-		return "q8"
-	}
-	return "dtype?"
-}
+func (d DType) String() string { return d.info().name }
 
 // UnitRoundoff returns u, half the distance between 1 and the next larger number of type d:
 // 2^-24, 2^-11, 2^-8. It is 0 for Bool, which is exact, and for Q8, whose steps depend on the
 // row.
-func (d DType) UnitRoundoff() float64 {
-	switch d {
-	case F32:
-		return 0x1p-24
-	case F16:
-		return 0x1p-11
-	case BF16:
-		return 0x1p-8
-	}
-	return 0
-}
+func (d DType) UnitRoundoff() float64 { return d.info().roundoff }
 
 // Encode returns the bits of x as an F16 or BF16 number, rounded to nearest even; NaN remains
 // NaN. For the other types it returns 0.

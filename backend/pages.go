@@ -17,8 +17,14 @@ type Pages struct {
 	Keys int
 }
 
-// check validates p for a call with so many batches over pools of so many pages of size keys.
-func (p *Pages) check(klen []int, batch, pages, size int) error {
+// CheckPages validates c.Pages; c without pages is valid. KLen must have a length for each
+// batch.
+func (c *Call) CheckPages() error {
+	p := c.Pages
+	if p == nil {
+		return nil
+	}
+	klen, batch, pages, size := c.Visible.KLen, c.Q.Shape()[Batch], c.K.Shape()[Batch], c.K.Shape()[Seq]
 	if p.Keys < 1 {
 		return fmt.Errorf("pages: there are %d keys, there must be at least 1: %w", p.Keys, ErrShape)
 	}
@@ -45,16 +51,6 @@ func (p *Pages) count(klen []int, b int) int {
 		return min(klen[b], p.Keys)
 	}
 	return p.Keys
-}
-
-// CheckPages validates c.Pages; c without pages is valid. KLen must have a length for each
-// batch.
-func (c *Call) CheckPages() error {
-	if c.Pages == nil {
-		return nil
-	}
-	k := c.K.Shape()
-	return c.Pages.check(c.Visible.KLen, c.Q.Shape()[Batch], k[Batch], k[Seq])
 }
 
 // bytes returns the bytes of the keys and values of all batches; shared pages count once.

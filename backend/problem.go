@@ -45,12 +45,6 @@ func (v Visibility) Range(b, i, seqK int) (lo, hi int) {
 	return lo, hi
 }
 
-// Sees reports whether row i of batch b sees key j.
-func (v Visibility) Sees(b, i, j, seqK int) bool {
-	lo, hi := v.Range(b, i, seqK)
-	return lo <= j && j < hi
-}
-
 // Pairs returns the number of visible (query, key) pairs of one head, summed over the
 // batches.
 func (v Visibility) Pairs(batch, seqQ, seqK int) int64 {

@@ -87,12 +87,7 @@ func Meta(dtype DType, shape Shape) (Tensor, error) { return NewTensor(nil, dtyp
 
 // HostF32 returns data as a tensor in host memory, without copying it. It returns ErrShape
 // when data does not have exactly the elements of shape.
-func HostF32(data []float32, shape Shape) (Tensor, error) {
-	if err := checkLen(len(data), shape); err != nil {
-		return Tensor{}, err
-	}
-	return NewTensor(hostMemory(data), F32, shape)
-}
+func HostF32(data []float32, shape Shape) (Tensor, error) { return hostTensor(data, F32, shape) }
 
 // HostBits returns data, the bits of F16 or BF16 numbers, as a tensor in host memory, without
 // copying it. It returns ErrDType for another dtype and ErrShape as HostF32.
@@ -100,34 +95,28 @@ func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
 	if dtype != F16 && dtype != BF16 {
 		return Tensor{}, fmt.Errorf("16-bit data cannot be %v, only f16 or bf16: %w", dtype, ErrDType)
 	}
-	if err := checkLen(len(data), shape); err != nil {
-		return Tensor{}, err
-	}
-	return NewTensor(hostMemory(data), dtype, shape)
+	return hostTensor(data, dtype, shape)
 }
 
 // HostBool returns data as a mask in host memory, without copying it; true means visible. It
 // returns ErrShape as HostF32.
-func HostBool(data []bool, shape Shape) (Tensor, error) {
-	if err := checkLen(len(data), shape); err != nil {
-		return Tensor{}, err
-	}
-	return NewTensor(hostMemory(data), Bool, shape)
-}
+func HostBool(data []bool, shape Shape) (Tensor, error) { return hostTensor(data, Bool, shape) }
 
 // HostQ8 returns data, rows in the format of [QuantiseQ8], as a tensor in host memory, without
 // copying it. It returns ErrShape when data does not have exactly the rows of shape.
-func HostQ8(data []byte, shape Shape) (Tensor, error) {
-	if want := Q8.Bytes(shape); int64(len(data)) != want {
-		return Tensor{}, fmt.Errorf("data has %d bytes, shape %v of q8 needs %d: %w", len(data), shape, want, ErrShape)
+func HostQ8(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, Q8, shape) }
+
+func hostTensor[T float32 | uint16 | bool | byte](data []T, dtype DType, shape Shape) (Tensor, error) {
+	if n, want := int64(len(data)), dtype.Bytes(shape)/int64(dtype.Size()); n != want {
+		return Tensor{}, fmt.Errorf("data has %d elements, shape %v needs %d: %w", n, shape, want, ErrShape)
 	}
-	return NewTensor(hostMemory(data), Q8, shape)
+	return NewTensor(hostMemory(data), dtype, shape)
 }
 
 // AllocHost returns a contiguous tensor of zeros in host memory. It returns ErrShape for a
 // shape that is negative or too large, and ErrMemory when there is not enough memory.
 func AllocHost(dtype DType, shape Shape) (Tensor, error) {
-	n := shape.Elements()
+	n := int(dtype.Bytes(shape)) / dtype.Size()
 	if n < 0 {
 		return Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, ErrShape)
 	}
@@ -137,7 +126,7 @@ func AllocHost(dtype DType, shape Shape) (Tensor, error) {
 	case Bool:
 		return allocHost[bool](n, dtype, shape)
 	case Q8:
-		return allocHost[byte](int(dtype.Bytes(shape)), dtype, shape)
+		return allocHost[byte](n, dtype, shape)
 	default:
 		return allocHost[uint16](n, dtype, shape)
 	}
@@ -148,18 +137,37 @@ func allocHost[T float32 | uint16 | bool | byte](n int, dtype DType, shape Shape
 	if err != nil {
 		return Tensor{}, fmt.Errorf("shape %v of %v: %w", shape, dtype, err)
 	}
-	return NewTensor(hostMemory(data), dtype, shape)
-}
-
-func checkLen(n int, shape Shape) error {
-	if want := shape.Elements(); n != want {
-		return fmt.Errorf("data has %d elements, shape %v needs %d: %w", n, shape, want, ErrShape)
-	}
-	return nil
+	return hostTensor(data, dtype, shape)
 }
 
 // IsZero reports whether t is the zero Tensor, which means none.
 func (t Tensor) IsZero() bool { return t.shape == Shape{} && t.mem == nil }
+
+// Check checks an operand: it returns ErrShape when t is the zero Tensor or has an empty axis,
+// and ErrDType when it has none of the dtypes. name is that of the operand in errors.
+func (t Tensor) Check(name string, dtypes ...DType) error {
+	switch {
+	case t.IsZero():
+		return fmt.Errorf("%s is missing (the zero Tensor): %w", name, ErrShape)
+	case slices.Min(t.shape[:]) < 1:
+		return fmt.Errorf("%s has shape %v: every length must be at least 1: %w", name, t.shape, ErrShape)
+	case !slices.Contains(dtypes, t.dtype):
+		// Clone keeps the variadic slice of successful calls on the stack.
+		return fmt.Errorf("%s is %v, it must be one of %v: %w", name, t.dtype, slices.Clone(dtypes), ErrDType)
+	}
+	return nil
+}
+
+// CheckShape is Check for an operand whose shape follows from others by a rule.
+func (t Tensor) CheckShape(name string, shape Shape, rule string, dtypes ...DType) error {
+	switch {
+	case t.IsZero():
+		return fmt.Errorf("%s is missing (the zero Tensor), it must have shape %v: %w", name, shape, ErrShape)
+	case t.shape != shape:
+		return fmt.Errorf("%s has shape %v, it must be %v, the %s: %w", name, t.shape, shape, rule, ErrShape)
+	}
+	return t.Check(name, dtypes...)
+}
 
 // DType returns the element type of t.
 func (t Tensor) DType() DType { return t.dtype }

@@ -264,9 +264,10 @@ func TestVisibility(t *testing.T) {
 		pairs := int64(0)
 		for i := range 3 {
 			row := make([]byte, 4)
+			lo, hi := c.v.Range(0, i, 4)
 			for j := range row {
 				row[j] = '0'
-				if c.v.Sees(0, i, j, 4) {
+				if lo <= j && j < hi {
 					row[j] = '1'
 					pairs++
 				}

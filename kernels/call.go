@@ -162,16 +162,7 @@ func (c *Call) all() *backend.Call {
 
 // add appends the subcalls of p, whose first row and key are row and key of the call.
 func (c *Call) add(p *problem, row, key int) error {
-	whole := [1]region{wholeRegion(p.dims)}
-	regions := p.regions
-	if regions == nil {
-		regions = whole[:]
-	}
-	for _, x := range regions {
-		own, err := p.cut(x)
-		if err != nil {
-			return err
-		}
+	return p.eachRegion(func(x region, own backend.Problem) error {
 		pages, err := x.pages(c.opt.Pages, c.k.Shape()[backend.Seq])
 		if err != nil {
 			return err
@@ -179,11 +170,8 @@ func (c *Call) add(p *problem, row, key int) error {
 		x.lo[backend.Seq], x.hi[backend.Seq] = x.lo[backend.Seq]+row, x.hi[backend.Seq]+row
 		x.lo[backend.Dim], x.hi[backend.Dim] = x.lo[backend.Dim]+key, x.hi[backend.Dim]+key
 		c.subs = append(c.subs, subcall{x, backend.Call{Problem: own, Pages: pages, Resume: c.opt.Resume}})
-		if err := c.subs[len(c.subs)-1].bind(c); err != nil {
-			return err
-		}
-	}
-	return nil
+		return c.subs[len(c.subs)-1].bind(c)
+	})
 }
 
 // bind sets the inputs of s to its parts of c's.
@@ -276,14 +264,24 @@ func (c *Call) outputs(alloc func(backend.DType, backend.Shape) (backend.Tensor,
 	return r, err
 }
 
-// Run computes the call and allocates the result, for the caller to Release.
-func (c *Call) Run(ctx context.Context) (Result, error) {
-	r, err := c.outputs(func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+// Alloc allocates the outputs that the call's options request, for [Call.RunInto]. The caller
+// releases them.
+func (c *Call) Alloc(ctx context.Context) (r Result, err error) {
+	defer backend.Annotate(&err, "attention")
+	r, err = c.outputs(func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 		return c.dev.be.Alloc(ctx, dtype, shape)
 	})
 	if err != nil {
-		err = fmt.Errorf("attention: %w", err)
-	} else {
+		r.Release()
+		return Result{}, err
+	}
+	return r, nil
+}
+
+// Run computes the call and allocates the result, for the caller to Release.
+func (c *Call) Run(ctx context.Context) (Result, error) {
+	r, err := c.Alloc(ctx)
+	if err == nil {
 		err = c.RunInto(ctx, r)
 	}
 	if err != nil {
@@ -332,12 +330,12 @@ func (c *Call) RunInto(ctx context.Context, out Result) (err error) {
 func (c *Call) checkOutputs(out Result) error {
 	d := c.dims
 	rows := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim}
-	if err := expect("o", out.O, rows, "[B, H, Sq, Dv] of q and v", c.q.DType(), backend.F32); err != nil {
+	if err := out.O.CheckShape("o", rows, "[B, H, Sq, Dv] of q and v", c.q.DType(), backend.F32); err != nil {
 		return err
 	}
 	if !out.LSE.IsZero() {
 		rows[backend.Dim] = 1
-		if err := expect("lse", out.LSE, rows, "[B, H, Sq, 1] of q", backend.F32); err != nil {
+		if err := out.LSE.CheckShape("lse", rows, "[B, H, Sq, 1] of q", backend.F32); err != nil {
 			return err
 		}
 	}
@@ -345,7 +343,7 @@ func (c *Call) checkOutputs(out Result) error {
 		return nil
 	}
 	rows[backend.Dim] = d.SeqK
-	if err := expect("weights", out.Weights, rows, "[B, H, Sq, Sk] of q and k", backend.F32); err != nil {
+	if err := out.Weights.CheckShape("weights", rows, "[B, H, Sq, Sk] of q and k", backend.F32); err != nil {
 		return err
 	}
 	return c.checkPath(true)

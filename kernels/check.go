@@ -162,21 +162,20 @@ func (k *checker) reference(ctx context.Context, c *backend.Call, n int, at rowI
 	if row.Q, err = k.download(ctx, c.Q, at, 1); err != nil {
 		return row, err
 	}
-	mask, err := k.maskRow(ctx, c.Mask, at)
-	if err != nil {
-		return row, err
+	var mask, blocks []float32
+	if !c.Mask.IsZero() {
+		if mask, err = k.download(ctx, c.Mask, at, 1); err != nil {
+			return row, err
+		}
 	}
-	block := at
 	if !c.Blocks.IsZero() {
-		block.i /= c.BlockQ
-	}
-	blocks, err := k.maskRow(ctx, c.Blocks, block)
-	if err != nil {
-		return row, err
+		if blocks, err = k.download(ctx, c.Blocks, rowIndex{at.b, at.h, at.i / c.BlockQ}, 1); err != nil {
+			return row, err
+		}
 	}
 	lo, hi := c.Visible.Range(at.b, at.i, d.SeqK)
 	row.Hidden = func(j int) bool {
-		return j < lo || j >= hi || mask != nil && !mask[j] || blocks != nil && !blocks[j/c.BlockK]
+		return j < lo || j >= hi || mask != nil && mask[j] == 0 || blocks != nil && blocks[j/c.BlockK] == 0
 	}
 	if !c.Bias.IsZero() {
 		bias, err := k.download(ctx, c.Bias, at, 1)
@@ -246,37 +245,12 @@ func (k *checker) keys(ctx context.Context, c *backend.Call, t backend.Tensor, h
 	return all, nil
 }
 
-// rowsFrom returns n rows of t from at on.
-func rowsFrom(t backend.Tensor, at rowIndex, n int) (backend.Tensor, error) {
-	var s slicer
-	t = s.rows(t, &region{lo: [4]int{at.b, at.h, at.i}, hi: [4]int{at.b + 1, at.h + 1, at.i + n}})
-	return t, s.err
-}
-
 // download downloads n rows of t from at on.
 func (k *checker) download(ctx context.Context, t backend.Tensor, at rowIndex, n int) ([]float32, error) {
-	t, err := rowsFrom(t, at, n)
-	if err != nil {
-		return nil, err
+	var s slicer
+	t = s.rows(t, &region{lo: [4]int{at.b, at.h, at.i}, hi: [4]int{at.b + 1, at.h + 1, at.i + n}})
+	if s.err != nil {
+		return nil, s.err
 	}
 	return k.dev.Float32s(ctx, t)
-}
-
-// maskRow downloads a row of a mask; without a mask it returns nil.
-func (k *checker) maskRow(ctx context.Context, t backend.Tensor, at rowIndex) ([]bool, error) {
-	if t.IsZero() {
-		return nil, nil
-	}
-	t, err := rowsFrom(t, at, 1)
-	if err != nil {
-		return nil, err
-	}
-	host, err := backend.AllocHost(backend.Bool, t.Shape())
-	if err != nil {
-		return nil, err
-	}
-	if err := k.dev.Download(ctx, host, t); err != nil {
-		return nil, err
-	}
-	return host.Bools()
 }

@@ -39,7 +39,7 @@ func (o *Options) regions(p *problem, keys int) ([]region, error) {
 	if o.Prefix == nil && o.QSegments == nil && o.KSegments == nil && !differ {
 		return nil, nil
 	}
-	if err := o.checkPrefix(d.Batch, keys); err != nil {
+	if err := o.checkPrefix(keys); err != nil {
 		return nil, err
 	}
 	qs, ks, err := o.segmentIDs(d, keys)
@@ -94,13 +94,7 @@ func (o *Options) sameDivision(qs, ks [][]int32, b int) bool {
 		(len(qs) <= 1 || slices.Equal(qs[b], qs[b-1])) && (len(ks) <= 1 || slices.Equal(ks[b], ks[b-1]))
 }
 
-func (o *Options) checkPrefix(batch, keys int) error {
-	if o.Prefix == nil {
-		return nil
-	}
-	if n := len(o.Prefix); n != 1 && n != batch {
-		return fmt.Errorf("prefix has %d lengths, there are %d batches: give 1 or %d: %w", n, batch, batch, backend.ErrShape)
-	}
+func (o *Options) checkPrefix(keys int) error {
 	for b, n := range o.Prefix {
 		if n < 0 || n > keys {
 			return fmt.Errorf("prefix[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, keys, keys, backend.ErrOption)
@@ -371,19 +365,10 @@ func (c *Call) checkPacked() error {
 		return err
 	}
 	n := len(opt.CuQ) - 1
-	switch {
-	case len(opt.CuK) != len(opt.CuQ):
+	if len(opt.CuK) != len(opt.CuQ) {
 		return fmt.Errorf("cuK has %d entries, cuQ has %d: both have one more than there are sequences: %w", len(opt.CuK), len(opt.CuQ), backend.ErrShape)
-	case opt.KLen != nil && len(opt.KLen) != n:
-		return fmt.Errorf("klen has %d lengths, there are %d sequences: give one for each: %w", len(opt.KLen), n, backend.ErrShape)
-	case opt.Offsets != nil && len(opt.Offsets) != n:
-		return fmt.Errorf("offsets has %d, there are %d sequences: give one for each: %w", len(opt.Offsets), n, backend.ErrShape)
-	case opt.Prefix != nil && len(opt.Prefix) != 1 && len(opt.Prefix) != n:
-		return fmt.Errorf("prefix has %d lengths, there are %d sequences: give 1 or %d: %w", len(opt.Prefix), n, n, backend.ErrShape)
-	case opt.ALiBi != nil && len(opt.ALiBi) != d.Heads && len(opt.ALiBi) != n*d.Heads:
-		return fmt.Errorf("alibi has %d slopes, there are %d heads in %d sequences: give %d or %d: %w", len(opt.ALiBi), d.Heads, n, d.Heads, n*d.Heads, backend.ErrShape)
 	}
-	return nil
+	return opt.checkLengths(n, d.Heads, "sequences")
 }
 
 // checkCumulative checks a list of cumulative lengths.

@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -15,55 +16,37 @@ import (
 // Zero lengths in dims have defaults, see [Dims]. Tensors in opt are in host memory here.
 // LSE and Weights are refused, use [Device.Attention] for them. Errors as for Attention,
 // and ErrShape when a slice does not have the elements of its shape.
-func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, q, k, v []float32, opt Options) ([]float32, error) {
+func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, q, k, v []float32, opt Options) (o []float32, err error) {
 	if err := opt.CheckPath(slicePath); err != nil {
 		return nil, fmt.Errorf("attention: %w", err)
 	}
 	dims = fillDims(dims)
-	var uploaded []backend.Tensor
-	defer func() {
-		for _, t := range uploaded {
-			t.Release()
-		}
-	}()
-	upload := func(name string, host backend.Tensor, err error) (backend.Tensor, error) {
-		if err == nil {
-			host, err = d.be.Upload(ctx, host)
-		}
-		if err != nil {
-			return host, fmt.Errorf("attention: %s: %w", name, err)
-		}
-		uploaded = append(uploaded, host)
-		return host, nil
-	}
-	var t [3]backend.Tensor
-	for i, o := range []struct {
+	var qt, kt, vt backend.Tensor
+	for _, o := range []struct {
 		name  string
+		t     *backend.Tensor
 		data  []float32
 		shape backend.Shape
 	}{
-		{"q", q, backend.Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.Dim}},
-		{"k", k, backend.Shape{dims.Batch, dims.KVHeads, dims.SeqK, dims.Dim}},
-		{"v", v, backend.Shape{dims.Batch, dims.KVHeads, dims.SeqK, dims.ValueDim}},
+		{"q", &qt, q, backend.Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.Dim}},
+		{"k", &kt, k, backend.Shape{dims.Batch, dims.KVHeads, dims.SeqK, dims.Dim}},
+		{"v", &vt, v, backend.Shape{dims.Batch, dims.KVHeads, dims.SeqK, dims.ValueDim}},
+		{name: "mask", t: &opt.Mask}, {name: "bias", t: &opt.Bias}, {name: "relative bias", t: &opt.RelativeBias}, {name: "block mask", t: &opt.BlockMask},
 	} {
-		host, err := backend.HostF32(o.data, o.shape)
-		if t[i], err = upload(o.name, host, err); err != nil {
-			return nil, err
-		}
-	}
-	for _, o := range []struct {
-		name string
-		t    *backend.Tensor
-	}{{"mask", &opt.Mask}, {"bias", &opt.Bias}, {"relative bias", &opt.RelativeBias}, {"block mask", &opt.BlockMask}} {
-		if o.t.IsZero() {
+		if operand := o.shape != (backend.Shape{}); operand {
+			*o.t, err = backend.HostF32(o.data, o.shape)
+		} else if o.t.IsZero() {
 			continue
 		}
-		var err error
-		if *o.t, err = upload(o.name, *o.t, nil); err != nil {
-			return nil, err
+		if err == nil {
+			*o.t, err = d.be.Upload(ctx, *o.t)
 		}
+		if err != nil {
+			return nil, fmt.Errorf("attention: %s: %w", o.name, err)
+		}
+		defer o.t.Release()
 	}
-	r, err := d.Attention(ctx, t[0], t[1], t[2], opt)
+	r, err := d.Attention(ctx, qt, kt, vt, opt)
 	if err != nil {
 		return nil, err
 	}
@@ -72,16 +55,8 @@ func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, q, k, v []floa
 }
 
 func fillDims(d Dims) Dims {
-	or := func(n *int, def int) {
-		if *n == 0 {
-			*n = def
-		}
-	}
-	or(&d.Batch, 1)
-	or(&d.Heads, 1)
-	or(&d.KVHeads, d.Heads)
-	or(&d.SeqK, d.SeqQ)
-	or(&d.ValueDim, d.Dim)
+	d.Batch, d.Heads = cmp.Or(d.Batch, 1), cmp.Or(d.Heads, 1)
+	d.KVHeads, d.SeqK, d.ValueDim = cmp.Or(d.KVHeads, d.Heads), cmp.Or(d.SeqK, d.SeqQ), cmp.Or(d.ValueDim, d.Dim)
 	return d
 }
 
@@ -134,12 +109,9 @@ func quantised(data []float32, shape backend.Shape) (backend.Tensor, error) {
 	return host, nil
 }
 
-// Float32s returns the elements of t, of any numeric dtype and any strides, in row-major
-// order. It returns ErrDType for a Bool tensor.
+// Float32s returns the elements of t, of any dtype and any strides, in row-major order. A true
+// element of a mask is 1, a false one 0.
 func (d *Device) Float32s(ctx context.Context, t backend.Tensor) ([]float32, error) {
-	if !t.DType().Float() && t.DType() != backend.Q8 {
-		return nil, fmt.Errorf("tensor is %v, it must be f32, f16, bf16 or q8: %w", t.DType(), backend.ErrDType)
-	}
 	host, err := backend.AllocHost(t.DType(), t.Shape())
 	if err != nil {
 		return nil, err
@@ -147,28 +119,33 @@ func (d *Device) Float32s(ctx context.Context, t backend.Tensor) ([]float32, err
 	if err := d.be.Download(ctx, host, t); err != nil {
 		return nil, err
 	}
-	switch t.DType() {
-	case backend.F32:
+	if t.DType() == backend.F32 {
 		return host.Float32s()
+	}
+	out := make([]float32, t.Shape().Elements())
+	switch t.DType() {
+	case backend.Bool:
+		shown, err := host.Bools()
+		for i, b := range shown {
+			if b {
+				out[i] = 1
+			}
+		}
+		return out, err
 	case backend.Q8:
 		rows, err := host.Q8Rows()
 		if err != nil {
 			return nil, err
 		}
 		cols, stride := t.Shape()[backend.Dim], host.Strides()[backend.Seq]
-		out := make([]float32, t.Shape().Elements())
 		for rest := out; len(rest) > 0; rest, rows = rest[cols:], rows[stride:] {
 			backend.DequantiseQ8(rest[:cols], rows)
 		}
 		return out, nil
 	}
 	bits, err := host.Bits()
-	if err != nil {
-		return nil, err
-	}
-	out := make([]float32, len(bits))
 	for i, b := range bits {
 		out[i] = t.DType().Decode(b)
 	}
-	return out, nil
+	return out, err
 }

@@ -1,8 +1,8 @@
 package kernels
 
 import (
+	"cmp"
 	"fmt"
-	"slices"
 
 	"github.com/seed90331342/attn/backend"
 )
@@ -14,10 +14,7 @@ type Dims = backend.Dims
 // operandDims checks q, k and v and returns the lengths of the call. With pages, k and v
 // are pools of pages.
 func operandDims(q, k, v backend.Tensor, pages *backend.Pages) (Dims, error) {
-	if err := floats(backend.Operand{Name: "q", Tensor: q}); err != nil {
-		return Dims{}, err
-	}
-	if err := floatsOrQ8(backend.Operand{Name: "k", Tensor: k}, backend.Operand{Name: "v", Tensor: v}); err != nil {
+	if err := cmp.Or(q.Check("q", floats...), k.Check("k", numbers...), v.Check("v", numbers...)); err != nil {
 		return Dims{}, err
 	}
 	if k.DType() != v.DType() {
@@ -41,7 +38,7 @@ func operandDims(q, k, v backend.Tensor, pages *backend.Pages) (Dims, error) {
 
 // scoreDims is operandDims for a stage that takes q and k alone.
 func scoreDims(q, k backend.Tensor) (Dims, error) {
-	if err := floats(backend.Operand{Name: "q", Tensor: q}, backend.Operand{Name: "k", Tensor: k}); err != nil {
+	if err := cmp.Or(q.Check("q", floats...), k.Check("k", floats...)); err != nil {
 		return Dims{}, err
 	}
 	return operandDims(q, k, k, nil)
@@ -54,61 +51,11 @@ func divides(heads, kvHeads int, kv, q string) error {
 	return nil
 }
 
-// floats checks that operands exist, have a floating point type and no empty axis.
-func floats(ops ...backend.Operand) error {
-	for _, o := range ops {
-		if err := present(o); err != nil {
-			return err
-		}
-		if !o.Tensor.DType().Float() {
-			return fmt.Errorf("%s is %v, it must be f32, f16 or bf16: %w", o.Name, o.Tensor.DType(), backend.ErrDType)
-		}
-	}
-	return nil
-}
-
-// floatsOrQ8 is floats for keys and values, which may also be Q8.
-func floatsOrQ8(ops ...backend.Operand) error {
-	for _, o := range ops {
-		if err := present(o); err != nil {
-			return err
-		}
-		if d := o.Tensor.DType(); !d.Float() && d != backend.Q8 {
-			return fmt.Errorf("%s is %v, it must be f32, f16, bf16 or q8: %w", o.Name, d, backend.ErrDType)
-		}
-	}
-	return nil
-}
-
-// present checks that an operand exists and has no empty axis.
-func present(o backend.Operand) error {
-	if o.Tensor.IsZero() {
-		return fmt.Errorf("%s is missing (the zero Tensor): %w", o.Name, backend.ErrShape)
-	}
-	for _, l := range o.Tensor.Shape() {
-		if l < 1 {
-			return fmt.Errorf("%s has shape %v: every length must be at least 1: %w", o.Name, o.Tensor.Shape(), backend.ErrShape)
-		}
-	}
-	return nil
-}
-
-// expect checks an operand whose shape follows from others by the rule.
-func expect(name string, t backend.Tensor, shape backend.Shape, rule string, dtypes ...backend.DType) error {
-	if t.IsZero() {
-		return fmt.Errorf("%s is missing (the zero Tensor), it must have shape %v: %w", name, shape, backend.ErrShape)
-	}
-	if t.Shape() != shape {
-		return fmt.Errorf("%s has shape %v, it must be %v, the %s: %w", name, t.Shape(), shape, rule, backend.ErrShape)
-	}
-	for _, d := range dtypes {
-		if t.DType() == d {
-			return nil
-		}
-	}
-	// Clone keeps the variadic slice of successful calls on the stack.
-	return fmt.Errorf("%s is %v, it must be one of %v: %w", name, t.DType(), slices.Clone(dtypes), backend.ErrDType)
-}
+// The dtypes of numbers, and of keys and values.
+var (
+	floats  = []backend.DType{backend.F32, backend.F16, backend.BF16}
+	numbers = []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8}
+)
 
 // slicer slices tensors and keeps the first error.
 type slicer struct{ err error }

@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -22,7 +23,7 @@ func (d *Device) Copy(ctx context.Context, dst, src []backend.Tensor) (err error
 		return fmt.Errorf("there are %d destinations and %d sources: %w", len(dst), len(src), backend.ErrShape)
 	}
 	for i := range dst {
-		if err := floatsOrQ8(backend.Operand{Name: "dst", Tensor: dst[i]}, backend.Operand{Name: "src", Tensor: src[i]}); err != nil {
+		if err := cmp.Or(dst[i].Check("dst", numbers...), src[i].Check("src", numbers...)); err != nil {
 			return err
 		}
 		if dst[i].Shape() != src[i].Shape() {
@@ -54,7 +55,7 @@ func (d *Device) Project(ctx context.Context, y, x, w, bias backend.Tensor) (err
 	if !ok {
 		return d.lacks("projections")
 	}
-	if err := floats(backend.Operand{Name: "x", Tensor: x}, backend.Operand{Name: "w", Tensor: w}); err != nil {
+	if err := cmp.Or(x.Check("x", floats...), w.Check("w", floats...)); err != nil {
 		return err
 	}
 	xs, n := x.Shape(), w.Shape()[backend.Dim]
@@ -62,12 +63,11 @@ func (d *Device) Project(ctx context.Context, y, x, w, bias backend.Tensor) (err
 	if err != nil {
 		return fmt.Errorf("w: %w", err)
 	}
-	float := []backend.DType{backend.F32, backend.F16, backend.BF16}
-	if err := expect("y", y, backend.Shape{xs[backend.Batch], xs[backend.Heads], xs[backend.Seq], n}, "[B, H, S, N] of x and w", float...); err != nil {
+	if err := y.CheckShape("y", backend.Shape{xs[backend.Batch], xs[backend.Heads], xs[backend.Seq], n}, "[B, H, S, N] of x and w", floats...); err != nil {
 		return err
 	}
 	if !bias.IsZero() {
-		if err := expect("bias", bias, backend.Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", float...); err != nil {
+		if err := bias.CheckShape("bias", backend.Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", floats...); err != nil {
 			return err
 		}
 	}
@@ -109,11 +109,11 @@ func (d *Device) Rotate(ctx context.Context, y, x backend.Tensor, a Angles) (err
 	if !ok {
 		return d.lacks("rotary embedding")
 	}
-	if err := floats(backend.Operand{Name: "x", Tensor: x}, backend.Operand{Name: "cos", Tensor: a.Cos}); err != nil {
+	if err := cmp.Or(x.Check("x", floats...), a.Cos.Check("cos", backend.F32)); err != nil {
 		return err
 	}
 	shape := x.Shape()
-	if err := expect("y", y, shape, "shape of x", backend.F32, backend.F16, backend.BF16); err != nil {
+	if err := y.CheckShape("y", shape, "shape of x", floats...); err != nil {
 		return err
 	}
 	angles := shape
@@ -122,10 +122,10 @@ func (d *Device) Rotate(ctx context.Context, y, x backend.Tensor, a Angles) (err
 		return fmt.Errorf("cos %v rotates %d elements of a row, rows of x %v have %d: %w", a.Cos.Shape(), 2*angles[backend.Dim], shape, shape[backend.Dim], backend.ErrShape)
 	}
 	var parts [2]backend.Tensor
+	if err := a.Sin.Check("sin", backend.F32); err != nil {
+		return err
+	}
 	for i, o := range []backend.Operand{{Name: "cos", Tensor: a.Cos}, {Name: "sin", Tensor: a.Sin}} {
-		if o.Tensor.DType() != backend.F32 {
-			return fmt.Errorf("%s is %v, angles are f32: %w", o.Name, o.Tensor.DType(), backend.ErrDType)
-		}
 		// Angles are not broadcast over the pairs of a row.
 		if got := o.Tensor.Shape()[backend.Dim]; got != angles[backend.Dim] {
 			return fmt.Errorf("%s has %d angles a row, cos has %d: %w", o.Name, got, angles[backend.Dim], backend.ErrShape)
@@ -158,22 +158,16 @@ func (d *Device) Merge(ctx context.Context, r, part Result) (err error) {
 	if !ok {
 		return d.lacks("merge")
 	}
-	if err := floats(backend.Operand{Name: "o", Tensor: r.O}); err != nil {
+	if err := r.O.Check("o", backend.F32); err != nil {
 		return err
 	}
 	rows := r.O.Shape()
 	sums := rows
 	sums[backend.Dim] = 1
-	for _, o := range []struct {
-		name  string
-		t     backend.Tensor
-		shape backend.Shape
-	}{
-		{"o", r.O, rows}, {"the part's o", part.O, rows}, {"lse", r.LSE, sums}, {"the part's lse", part.LSE, sums},
-	} {
-		if err := expect(o.name, o.t, o.shape, "[B, H, Sq, Dv] of o and [B, H, Sq, 1] of lse", backend.F32); err != nil {
-			return err
-		}
+	const rule = "[B, H, Sq, Dv] of o and [B, H, Sq, 1] of lse"
+	if err := cmp.Or(part.O.CheckShape("the part's o", rows, rule, backend.F32), r.LSE.CheckShape("lse", sums, rule, backend.F32),
+		part.LSE.CheckShape("the part's lse", sums, rule, backend.F32)); err != nil {
+		return err
 	}
 	return m.Merge(ctx, r.O, r.LSE, part.O, part.LSE)
 }

@@ -180,6 +180,9 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 	if o.Softcap < 0 || !finite(o.Softcap) || !finite(float64(p.Softcap)) || (o.Softcap > 0 && p.Softcap < minNormal) {
 		return p, fmt.Errorf("softcap is %v, it must be 0 (off) or a positive normal float32: %w", o.Softcap, backend.ErrOption)
 	}
+	if err := o.checkLengths(d.Batch, d.Heads, "batches"); err != nil {
+		return p, err
+	}
 	if p.Visible, err = o.visibility(d); err != nil {
 		return p, err
 	}
@@ -187,9 +190,6 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 		return p, err
 	}
 	p.Slopes, p.Sinks, p.Dropout = o.ALiBi, o.Sinks, o.Dropout
-	if n := len(p.Slopes); p.Slopes != nil && n != d.Heads && n != d.Batch*d.Heads {
-		return p, fmt.Errorf("alibi has %d slopes, there are %d heads in %d batches: give %d or %d: %w", n, d.Heads, d.Batch, d.Heads, d.Batch*d.Heads, backend.ErrShape)
-	}
 	for i, x := range p.Slopes {
 		if !(x >= -backend.MaxSlope && x <= backend.MaxSlope) {
 			return p, fmt.Errorf("alibi[%d] is %v, slopes must lie within ±2^94: %w", i, x, backend.ErrOption)
@@ -208,6 +208,22 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 	}
 	p.regions, err = o.regions(&p, d.SeqK)
 	return p, err
+}
+
+// checkLengths checks the lengths of the options with a value for each of n batches, or packed
+// sequences.
+func (o *Options) checkLengths(n, heads int, of string) error {
+	switch {
+	case o.KLen != nil && len(o.KLen) != n:
+		return fmt.Errorf("klen has %d lengths, there are %d %s: give one for each: %w", len(o.KLen), n, of, backend.ErrShape)
+	case o.Offsets != nil && len(o.Offsets) != n:
+		return fmt.Errorf("offsets has %d, there are %d %s: give one for each: %w", len(o.Offsets), n, of, backend.ErrShape)
+	case o.Prefix != nil && len(o.Prefix) != 1 && len(o.Prefix) != n:
+		return fmt.Errorf("prefix has %d lengths, there are %d %s: give 1 or %d: %w", len(o.Prefix), n, of, n, backend.ErrShape)
+	case o.ALiBi != nil && len(o.ALiBi) != heads && len(o.ALiBi) != n*heads:
+		return fmt.Errorf("alibi has %d slopes, there are %d heads in %d %s: give %d or %d: %w", len(o.ALiBi), heads, n, of, heads, n*heads, backend.ErrShape)
+	}
+	return nil
 }
 
 // visibility returns Causal, Window, Align, Offset, Offsets and KLen as the one rule of
@@ -249,9 +265,6 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 		vis.Right = backend.Unbounded
 	}
 	if o.KLen != nil {
-		if len(o.KLen) != d.Batch {
-			return vis, fmt.Errorf("klen has %d lengths, there are %d batches: give one for each: %w", len(o.KLen), d.Batch, backend.ErrShape)
-		}
 		for b, n := range o.KLen {
 			if n < 0 || n > d.SeqK {
 				return vis, fmt.Errorf("klen[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, d.SeqK, d.SeqK, backend.ErrOption)
@@ -265,9 +278,6 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 
 // checkOffsets checks Offsets and returns the largest magnitude.
 func (o *Options) checkOffsets(d Dims) (furthest int, err error) {
-	if o.Offsets != nil && len(o.Offsets) != d.Batch {
-		return 0, fmt.Errorf("offsets has %d, there are %d batches: give one for each: %w", len(o.Offsets), d.Batch, backend.ErrShape)
-	}
 	for b, n := range o.Offsets {
 		if n < -maxOffset || n > maxOffset {
 			return 0, fmt.Errorf("offsets[%d] is %d, it must lie within ±%d: %w", b, n, maxOffset, backend.ErrOption)

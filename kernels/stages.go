@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -47,11 +48,8 @@ func (d *Device) filled(ctx context.Context, dtype backend.DType, shape backend.
 // Errors as for [Device.Attention].
 func (d *Device) Softmax(ctx context.Context, s, lse backend.Tensor, opt Options) (err error) {
 	defer backend.Annotate(&err, "softmax")
-	if err := floats(backend.Operand{Name: "s", Tensor: s}); err != nil {
+	if err := s.Check("s", backend.F32); err != nil {
 		return err
-	}
-	if s.DType() != backend.F32 {
-		return fmt.Errorf("s is %v, scores must be f32: %w", s.DType(), backend.ErrDType)
 	}
 	sh := s.Shape()
 	p, err := opt.stage(Dims{Batch: sh[0], Heads: sh[1], SeqQ: sh[2], SeqK: sh[3]})
@@ -60,17 +58,17 @@ func (d *Device) Softmax(ctx context.Context, s, lse backend.Tensor, opt Options
 	}
 	if !lse.IsZero() {
 		sh[backend.Dim] = 1
-		if err := expect("lse", lse, sh, "[B, H, Sq, 1] of s", backend.F32); err != nil {
+		if err := lse.CheckShape("lse", sh, "[B, H, Sq, 1] of s", backend.F32); err != nil {
 			return err
 		}
 	}
-	return p.eachRegion(func(x region, own *backend.Problem) error {
+	return p.eachRegion(func(x region, own backend.Problem) error {
 		var view slicer
 		scores, sums := view.scores(s, &x), view.rows(lse, &x)
 		if view.err != nil {
 			return view.err
 		}
-		if err := d.be.Softmax(ctx, scores, sums, own); err != nil {
+		if err := d.be.Softmax(ctx, scores, sums, &own); err != nil {
 			return err
 		}
 		return d.hideOutside(ctx, s, x)
@@ -86,17 +84,18 @@ func (o *Options) stage(d Dims) (problem, error) {
 }
 
 // eachRegion calls f with each region of p and its problem.
-func (p *problem) eachRegion(f func(x region, own *backend.Problem) error) error {
+func (p *problem) eachRegion(f func(x region, own backend.Problem) error) error {
+	whole := [1]region{wholeRegion(p.dims)}
 	regions := p.regions
 	if regions == nil {
-		regions = []region{wholeRegion(p.dims)}
+		regions = whole[:]
 	}
 	for _, x := range regions {
 		own, err := p.cut(x)
 		if err != nil {
 			return err
 		}
-		if err := f(x, &own); err != nil {
+		if err := f(x, own); err != nil {
 			return err
 		}
 	}
@@ -141,13 +140,10 @@ func outside(t backend.Tensor, x region, f func(rest backend.Tensor, hidden *bac
 // A weight of exactly 0 hides its value, NaN included. Errors as for [Device.Attention].
 func (d *Device) PV(ctx context.Context, w, v backend.Tensor) (o backend.Tensor, err error) {
 	defer backend.Annotate(&err, "pv")
-	if err := floats(backend.Operand{Name: "w", Tensor: w}, backend.Operand{Name: "v", Tensor: v}); err != nil {
+	if err := cmp.Or(w.Check("w", backend.F32), v.Check("v", floats...)); err != nil {
 		return o, err
 	}
 	ws, vs := w.Shape(), v.Shape()
-	if w.DType() != backend.F32 {
-		return o, fmt.Errorf("w is %v, weights must be f32: %w", w.DType(), backend.ErrDType)
-	}
 	if ws[backend.Batch] != vs[backend.Batch] || ws[backend.Dim] != vs[backend.Seq] {
 		return o, fmt.Errorf("w %v must have the batches of v %v and a weight for each of its keys: %w", ws, vs, backend.ErrShape)
 	}
@@ -192,13 +188,13 @@ func (d *Device) Scores(ctx context.Context, q, k backend.Tensor, at backend.Sco
 		if at < backend.Biased {
 			return scorer.Scores(ctx, s, &p.Problem, at)
 		}
-		return p.eachRegion(func(x region, own *backend.Problem) error {
+		return p.eachRegion(func(x region, own backend.Problem) error {
 			var view slicer
 			inside := view.scores(s, &x)
 			if view.err != nil {
 				return view.err
 			}
-			if err := scorer.Scores(ctx, inside, own, at); err != nil {
+			if err := scorer.Scores(ctx, inside, &own, at); err != nil {
 				return err
 			}
 			return outside(s, x, func(rest backend.Tensor, hidden *backend.Problem) error {

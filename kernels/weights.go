@@ -57,7 +57,7 @@ func (d *Device) topWeights(ctx context.Context, q, k backend.Tensor, n int, opt
 	for i := range top.Keys {
 		top.Keys[i] = -1
 	}
-	return top, s.problem.eachRegion(func(x region, _ *backend.Problem) error {
+	return top, s.problem.eachRegion(func(x region, _ backend.Problem) error {
 		return s.chunks(x, math.MaxInt, func(x region) error {
 			w, _, err := s.weights(ctx, x, x.lo[backend.Dim], x.hi[backend.Dim])
 			if err != nil {
@@ -162,7 +162,7 @@ func (d *Device) EachWeightRow(ctx context.Context, q, k backend.Tensor, r Weigh
 			return fmt.Errorf("range %+v is empty or exceeds %+v: %w", r, s.dims, backend.ErrShape)
 		}
 	}
-	return s.problem.eachRegion(func(x region, _ *backend.Problem) error {
+	return s.problem.eachRegion(func(x region, _ backend.Problem) error {
 		for axis := backend.Batch; axis <= backend.Seq; axis++ {
 			x.lo[axis], x.hi[axis] = max(x.lo[axis], lo[axis]), min(x.hi[axis], hi[axis])
 			if x.lo[axis] >= x.hi[axis] {

@@ -60,7 +60,14 @@ func (x *batch) Append(ctx context.Context, k, v backend.Tensor, count []int) (e
 	if err := x.check(true); err != nil {
 		return err
 	}
-	if err := p.checkRows(k, v, len(seqs)); err != nil {
+	const rule = "sequences, heads and head size of the cache with as many rows as k"
+	rows := backend.Shape{len(seqs), p.config.KVHeads, k.Shape()[backend.Seq], p.config.Dim}
+	floats := []backend.DType{backend.F32, backend.F16, backend.BF16}
+	if err := k.CheckShape("k", rows, rule, floats...); err != nil {
+		return err
+	}
+	rows[backend.Dim] = p.config.ValueDim
+	if err := v.CheckShape("v", rows, rule, floats...); err != nil {
 		return err
 	}
 	if err := p.plan(seqs, k.Shape()[backend.Seq], count); err != nil {
@@ -84,29 +91,6 @@ func (x *batch) Append(ctx context.Context, k, v backend.Tensor, count []int) (e
 		return err
 	}
 	p.commit(seqs)
-	return nil
-}
-
-// checkRows checks the shapes and dtypes of k and v, and that they are there.
-func (p *pool) checkRows(k, v backend.Tensor, batch int) error {
-	n := k.Shape()[backend.Seq]
-	for _, o := range [...]struct {
-		name string
-		t    backend.Tensor
-		dim  int
-	}{{"k", k, p.config.Dim}, {"v", v, p.config.ValueDim}} {
-		want := backend.Shape{batch, p.config.KVHeads, n, o.dim}
-		switch {
-		case o.t.IsZero():
-			return fmt.Errorf("%s is missing (the zero Tensor), it must have shape %v: %w", o.name, want, backend.ErrShape)
-		case !o.t.DType().Float():
-			return fmt.Errorf("%s is %v, it must be f32, f16 or bf16: %w", o.name, o.t.DType(), backend.ErrDType)
-		case n < 1:
-			return fmt.Errorf("%s has shape %v: every length must be at least 1: %w", o.name, o.t.Shape(), backend.ErrShape)
-		case o.t.Shape() != want:
-			return fmt.Errorf("%s has shape %v, it must be %v, the sequences, heads and head size of the cache with as many rows as k: %w", o.name, o.t.Shape(), want, backend.ErrShape)
-		}
-	}
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package kvcache
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -43,9 +44,7 @@ type Cache struct{ batch }
 func New(ctx context.Context, dev *kernels.Device, c Config) (x *Cache, err error) {
 	defer backend.Annotate(&err, "cache")
 	p := &pool{dev: dev, size: c.Capacity}
-	if c.Batch == 0 {
-		c.Batch = 1
-	}
+	c.Batch = cmp.Or(c.Batch, 1)
 	if err := p.configure(ctx, c); err != nil {
 		return nil, err
 	}

@@ -175,18 +175,15 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ba
 		return out, err
 	}
 	defer p.putBack(s)
-	pages := p.sharedPages(s)
-	switch {
-	case pages == 0 && alloc:
-		return s.call.Run(ctx)
-	case pages == 0:
-		return out, s.call.RunInto(ctx, out)
-	case alloc:
-		if out, err = p.allocResult(ctx, q, opt.LSE); err != nil {
+	if alloc {
+		if out, err = s.call.Alloc(ctx); err != nil {
 			return out, err
 		}
 	}
-	return out, p.sharePrefix(ctx, s, out, pages)
+	if pages := p.sharedPages(s); pages > 0 {
+		return out, p.sharePrefix(ctx, s, out, pages)
+	}
+	return out, s.call.RunInto(ctx, out)
 }
 
 // fill sets the operands and options of s.

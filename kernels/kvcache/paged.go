@@ -1,6 +1,7 @@
 package kvcache
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -52,9 +53,7 @@ type Sequence struct {
 // [New].
 func NewPaged(ctx context.Context, dev *kernels.Device, c PagedConfig) (x *Paged, err error) {
 	defer backend.Annotate(&err, "paged cache")
-	if c.PageSize == 0 {
-		c.PageSize = 64
-	}
+	c.PageSize = cmp.Or(c.PageSize, 64)
 	p := &pool{dev: dev, size: c.PageSize, paged: true}
 	if err := p.configure(ctx, Config{KVHeads: c.KVHeads, Dim: c.Dim, ValueDim: c.ValueDim, DType: c.DType, Window: c.Window, RoPE: c.RoPE}); err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package kvcache
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -55,12 +56,7 @@ const maxLength = 1 << 30
 
 // configure checks what both caches have in common and fills in its defaults.
 func (p *pool) configure(ctx context.Context, c Config) error {
-	if c.KVHeads == 0 {
-		c.KVHeads = 1
-	}
-	if c.ValueDim == 0 {
-		c.ValueDim = c.Dim
-	}
+	c.KVHeads, c.ValueDim = cmp.Or(c.KVHeads, 1), cmp.Or(c.ValueDim, c.Dim)
 	p.config = c
 	for _, l := range [...]struct {
 		name     string

@@ -14,21 +14,16 @@ import (
 // with, the rows of all sequences are rows of one batch, so that these keys and values are
 // read once and not once for each sequence. The second is over the other pages.
 
-// sharedPages returns the number of pages to share in a call, 0 for a plain call.
+// sharedPages returns the number of pages to share in a call, those that all sequences begin
+// with and that precede all rows; 0 for a plain call.
 func (p *pool) sharedPages(s *step) int {
-	if !s.asked.SharePrefix || !p.paged || len(s.pages.Table) < 2 {
+	table := s.pages.Table
+	if !s.asked.SharePrefix || !p.paged || len(table) < 2 {
 		return 0
 	}
-	return s.commonPages(p.size)
-}
-
-// commonPages returns the number of pages that all sequences begin with and that precede
-// all rows of the call.
-func (s *step) commonPages(size int) int {
-	table := s.pages.Table
 	n := len(table[0])
 	for b, pages := range table {
-		n = min(n, max(0, s.offsets[b])/size)
+		n = min(n, max(0, s.offsets[b])/p.size)
 		for i := range n {
 			if pages[i] != table[0][i] {
 				n = i
@@ -37,17 +32,6 @@ func (s *step) commonPages(size int) int {
 		}
 	}
 	return n
-}
-
-// allocResult allocates the result of a call from q.
-func (p *pool) allocResult(ctx context.Context, q backend.Tensor, lse bool) (r kernels.Result, err error) {
-	rows := q.Shape()
-	rows[backend.Dim] = p.config.ValueDim
-	if r.O, err = p.dev.Alloc(ctx, q.DType(), rows); err == nil && lse {
-		rows[backend.Dim] = 1
-		r.LSE, err = p.dev.Alloc(ctx, backend.F32, rows)
-	}
-	return r, err
 }
 
 // sharePrefix computes the call of s into out with its first pages taken once for all

@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -70,20 +71,15 @@ func (c MultiHeadConfig) Initialise(in Initialiser) (w MultiHeadWeights, err err
 // fill draws a weight of fanIn rows and fanOut columns from one of the seed's streams.
 func (in Initialiser) fill(w []float32, fanIn, fanOut int, stream uint64) error {
 	gain, spread, uniform := in.Gain, 1.0, false
-	or := func(def float64) {
-		if gain == 0 {
-			gain = def
-		}
-	}
 	switch in.Distribution {
 	case XavierUniform, XavierNormal:
-		or(1)
+		gain = cmp.Or(gain, 1)
 		spread, uniform = math.Sqrt(2/(float64(fanIn)+float64(fanOut))), in.Distribution == XavierUniform
 	case KaimingUniform, KaimingNormal:
-		or(math.Sqrt2)
+		gain = cmp.Or(gain, math.Sqrt2)
 		spread, uniform = math.Sqrt(1/float64(fanIn)), in.Distribution == KaimingUniform
 	case Gaussian:
-		or(0.02)
+		gain = cmp.Or(gain, 0.02)
 	default:
 		return fmt.Errorf("distribution is %d, it must be one of XavierUniform to Gaussian: %w", in.Distribution, backend.ErrOption)
 	}

@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -41,19 +42,13 @@ func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
 			return c, fmt.Errorf("config: %s is %d, it must be 1 to %d (0, except for Model, means the default): %w", l.name, l.n, maxLength, backend.ErrOption)
 		}
 	}
-	or := func(n *int, def int) {
-		if *n == 0 {
-			*n = def
-		}
-	}
-	or(&c.Memory, c.Model)
-	or(&c.Heads, 1)
-	or(&c.KVHeads, c.Heads)
+	c.Memory, c.Heads = cmp.Or(c.Memory, c.Model), cmp.Or(c.Heads, 1)
+	c.KVHeads = cmp.Or(c.KVHeads, c.Heads)
 	if c.HeadDim == 0 && c.Model%c.Heads != 0 {
 		return c, fmt.Errorf("config: Model is %d, which %d heads do not divide: set HeadDim: %w", c.Model, c.Heads, backend.ErrOption)
 	}
-	or(&c.HeadDim, c.Model/c.Heads)
-	or(&c.ValueDim, c.HeadDim)
+	c.HeadDim = cmp.Or(c.HeadDim, c.Model/c.Heads)
+	c.ValueDim = cmp.Or(c.ValueDim, c.HeadDim)
 	if c.Heads%c.KVHeads != 0 {
 		return c, fmt.Errorf("config: KVHeads is %d, Heads is %d: the kv heads must divide the query heads: %w", c.KVHeads, c.Heads, backend.ErrOption)
 	}
@@ -244,10 +239,7 @@ func (l *MultiHeadAttention) Apply(ctx context.Context, x backend.Tensor, opt Mu
 
 // dims checks the inputs and returns the lengths of the attention.
 func (l *MultiHeadAttention) dims(x, z backend.Tensor) (kernels.Dims, error) {
-	if err := checkFloat("x", x); err != nil {
-		return kernels.Dims{}, err
-	}
-	if err := checkFloat("memory", z); err != nil {
+	if err := cmp.Or(x.Check("x", floats...), z.Check("memory", floats...)); err != nil {
 		return kernels.Dims{}, err
 	}
 	c, xs, zs := l.config, x.Shape(), z.Shape()

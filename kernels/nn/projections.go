@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -41,11 +42,9 @@ func (p Projections) Apply(ctx context.Context, dev *kernels.Device, x backend.T
 
 // apply computes q from x, and k and v from z.
 func (p Projections) apply(ctx context.Context, dev *kernels.Device, x, z backend.Tensor) (q, k, v backend.Tensor, err error) {
-	heads, kvHeads := max(p.Heads, 1), p.KVHeads
-	if kvHeads == 0 {
-		kvHeads = heads
-	}
-	if p.Heads < 0 || kvHeads < 0 {
+	heads := cmp.Or(p.Heads, 1)
+	kvHeads := cmp.Or(p.KVHeads, heads)
+	if heads < 0 || kvHeads < 0 {
 		return q, k, v, fmt.Errorf("heads is %d and kvHeads is %d, neither may be negative: %w", p.Heads, p.KVHeads, backend.ErrOption)
 	}
 	if q, err = project(ctx, dev, "q", x, p.Wq, p.Bq, heads); err == nil {
@@ -64,10 +63,7 @@ func (p Projections) apply(ctx context.Context, dev *kernels.Device, x, z backen
 // project computes x·w + b and splits the columns into heads.
 func project(ctx context.Context, dev *kernels.Device, name string, x, w, b backend.Tensor, heads int) (backend.Tensor, error) {
 	none := backend.Tensor{}
-	if err := checkFloat("x", x); err != nil {
-		return none, err
-	}
-	if err := checkFloat("w"+name, w); err != nil {
+	if err := cmp.Or(x.Check("x", floats...), w.Check("w"+name, floats...)); err != nil {
 		return none, err
 	}
 	xs, ws := x.Shape(), w.Shape()
@@ -96,19 +92,7 @@ func project(ctx context.Context, dev *kernels.Device, name string, x, w, b back
 	return split, nil
 }
 
-// checkFloat checks that t is there, is of a floating-point type and has no empty axis.
-func checkFloat(name string, t backend.Tensor) error {
-	if t.IsZero() {
-		return fmt.Errorf("%s is missing (the zero Tensor): %w", name, backend.ErrShape)
-	}
-	if !t.DType().Float() {
-		return fmt.Errorf("%s is %v, it must be f32, f16 or bf16: %w", name, t.DType(), backend.ErrDType)
-	}
-	if t.Shape().Elements() < 1 {
-		return fmt.Errorf("%s has shape %v: every length must be at least 1: %w", name, t.Shape(), backend.ErrShape)
-	}
-	return nil
-}
+var floats = []backend.DType{backend.F32, backend.F16, backend.BF16}
 
 // splitHeads returns [B, 1, S, heads·D] memory as [B, heads, S, D].
 func splitHeads(y backend.Tensor, heads int) (backend.Tensor, error) {

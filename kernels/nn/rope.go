@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -99,15 +100,9 @@ func (r *RoPE) frequencies(headDim int) ([]float64, error) {
 	if r == nil {
 		return nil, fmt.Errorf("the *RoPE is nil: %w", backend.ErrOption)
 	}
-	base, dim := r.Base, r.Dim
-	if base == 0 {
-		base = 10000
-	}
+	base, dim := cmp.Or(r.Base, 10000), cmp.Or(r.Dim, headDim)
 	if !(base > 0) || !finite(base) {
 		return nil, fmt.Errorf("base is %v, it must be a positive number: %w", r.Base, backend.ErrOption)
-	}
-	if dim == 0 {
-		dim = headDim
 	}
 	if dim < 2 || dim%2 != 0 || dim > headDim {
 		return nil, fmt.Errorf("dim is %d, it must be even and 2 to the head size %d: %w", dim, headDim, backend.ErrOption)

@@ -87,15 +87,10 @@ func (h *Header) Float32s(dst []float32, raw []byte) (overflows int) {
 // 10,000 bytes). It keeps a wrong header length from costing memory.
 const maxHeader = 64 << 10
 
-// ReadHeader reads the header of a file of floating-point numbers or bools. size is the
-// size of the file. Its errors describe what is wrong with the file; they wrap the errors
-// of r and no others.
-func ReadHeader(r io.ReaderAt, size int64) (Header, error) { return readHeader(r, size, false) }
-
-// ReadIntHeader is ReadHeader for files of integers.
-func ReadIntHeader(r io.ReaderAt, size int64) (Header, error) { return readHeader(r, size, true) }
-
-func readHeader(r io.ReaderAt, size int64, ints bool) (Header, error) {
+// ReadHeader reads the header of a file of floating-point numbers or bools, or with ints of
+// integers. size is the size of the file. Its errors describe what is wrong with the file;
+// they wrap the errors of r and no others.
+func ReadHeader(r io.ReaderAt, size int64, ints bool) (Header, error) {
 	var h Header
 	// "\x93NUMPY", major, minor, then the length of the header: 2 bytes in version 1,
 	// 4 in versions 2 and 3.
@@ -155,7 +150,7 @@ func Open(r io.Reader, size int64) (Header, io.Reader, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return Header{}, nil, err
 	}
-	h, err := ReadHeader(bytes.NewReader(lead), size)
+	h, err := ReadHeader(bytes.NewReader(lead), size, false)
 	if err != nil {
 		return h, nil, err
 	}

@@ -26,7 +26,7 @@ type File struct {
 // Open reads and checks the header of a file of floating point numbers or, if
 // bools is set, of bools.
 func Open(flag, path string, bools bool) (*File, error) {
-	f, err := open(flag, path, npy.ReadHeader)
+	f, err := open(flag, path, false)
 	if err == nil && f.Kind == 'b' && !bools {
 		return nil, f.Errorf("elements are bool, they must be f2, f4 or f8")
 	}
@@ -35,7 +35,7 @@ func Open(flag, path string, bools bool) (*File, error) {
 
 // ReadInts reads the rows of a file of 32-bit integers with one or two axes.
 func ReadInts(flag, path string) ([][]int32, error) {
-	f, err := open(flag, path, npy.ReadIntHeader)
+	f, err := open(flag, path, true)
 	if err != nil {
 		return nil, err
 	}
@@ -55,14 +55,14 @@ func ReadInts(flag, path string) ([][]int32, error) {
 	return slices.Collect(slices.Chunk(flat, f.Shape[len(f.Shape)-1])), nil
 }
 
-func open(flag, path string, readHeader func(io.ReaderAt, int64) (npy.Header, error)) (*File, error) {
+func open(flag, path string, ints bool) (*File, error) {
 	f := &File{Flag: flag, Path: path}
 	file, size, err := files.Open(path)
 	if err != nil {
 		return nil, f.Errorf("%w", err)
 	}
 	defer file.Close()
-	if f.Header, err = readHeader(file, size); err != nil {
+	if f.Header, err = npy.ReadHeader(file, size, ints); err != nil {
 		return nil, f.Errorf("%w", atomicfile.Reason(err))
 	}
 	return f, nil
