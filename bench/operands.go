@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/budget"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -57,7 +58,10 @@ func (c Case) load(ctx context.Context, dev *kernels.Device, seed uint64) (op *o
 
 // normals draws n standard normal numbers.
 func normals(ctx context.Context, r *rand.Rand, n int) ([]float32, error) {
-	data := make([]float32, n)
+	data, err := budget.Make[float32](n)
+	if err != nil {
+		return nil, err
+	}
 	for i := range data {
 		if i%(1<<20) == 0 && ctx.Err() != nil { // every 10 ms or so
 			return nil, ctx.Err()

@@ -3,11 +3,13 @@ package cpu
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 // Attention implements backend.Backend: for each query row i of a head, over
@@ -110,24 +112,46 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (*attention, erro
 	}
 	a.partition = newPartition(be.kernels, c, threads)
 	a.scale, a.cap = scaleAndCap(&c.Problem)
-	if n := a.savedFloats(); n > 0 {
-		a.states = resized(a.states, n)
-		a.saved = resized(a.saved, n/a.stateFloats)
-		clear(a.saved)
-		a.pending = resized(a.pending, a.tasks/a.parts)
-		for i := range a.pending {
-			a.pending[i].Store(int32(a.parts))
-		}
+	if err := a.allocStates(); err != nil {
+		a.release()
+		return nil, err
 	}
 	return a, nil
 }
 
-// resized returns s with length n, with other memory where it is too short.
-func resized[T any](s []T, n int) []T {
-	if cap(s) < n {
-		return make([]T, n)
+// allocStates allocates the states of the chunks, where keys are cut.
+func (a *attention) allocStates() (err error) {
+	n := a.savedFloats()
+	if n == 0 {
+		return nil
 	}
-	return s[:n]
+	if a.states, err = resized(a.states, n); err == nil {
+		a.saved, err = resized(a.saved, n/a.stateFloats)
+	}
+	if err == nil {
+		a.pending, err = resized(a.pending, a.tasks/a.parts)
+	}
+	if err != nil {
+		return fmt.Errorf("states of %d tasks: %w", a.tasks, err)
+	}
+	clear(a.saved)
+	for i := range a.pending {
+		a.pending[i].Store(int32(a.parts))
+	}
+	return nil
+}
+
+// resized returns s with length n, with other memory where it is too short. With ErrMemory
+// it returns s.
+func resized[T any](s []T, n int) ([]T, error) {
+	if cap(s) < n {
+		longer, err := budget.Make[T](n)
+		if err != nil {
+			return s, err
+		}
+		return longer, nil
+	}
+	return s[:n], nil
 }
 
 // open opens the operands of c.

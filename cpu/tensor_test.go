@@ -72,7 +72,10 @@ func filled(t *testing.T, dtype backend.DType, shape backend.Shape) backend.Tens
 // TestScratchAligned shows that pieces of scratch are disjoint and start on a cache
 // line.
 func TestScratchAligned(t *testing.T) {
-	w := getScratch(1000, 3)
+	w, err := getScratch(1000, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer putScratch(w)
 	var sizes = []int{1, 64, 3, 0, 128, 7, 500}
 	var pieces [][]float32

@@ -279,7 +279,11 @@ func (ws *workers) close() {
 
 // compute takes tasks until none is left or one returns an error.
 func (c *crew) compute() {
-	w := getScratch(c.job.size())
+	w, err := getScratch(c.job.size())
+	if err != nil {
+		c.fail(err)
+		return
+	}
 	defer putScratch(w)
 	for t := int(c.next.Add(-1)); t >= 0; t = int(c.next.Add(-1)) {
 		err := c.ctx.Err()
@@ -288,14 +292,19 @@ func (c *crew) compute() {
 			err = c.job.task(c.ctx, w, t)
 		}
 		if err != nil {
-			c.mu.Lock()
-			if c.err == nil {
-				c.err = err
-			}
-			c.mu.Unlock()
+			c.fail(err)
 			return
 		}
 	}
+}
+
+// fail keeps the first error.
+func (c *crew) fail(err error) {
+	c.mu.Lock()
+	if c.err == nil {
+		c.err = err
+	}
+	c.mu.Unlock()
 }
 
 // scratch is the memory that one goroutine works in. Each goroutine of a call takes
@@ -313,21 +322,19 @@ type scratch struct {
 var scratchPool = sync.Pool{New: func() any { return new(scratch) }}
 
 // getScratch returns a scratch from which floats can cut n floats in at most 48
-// pieces, with a span for each of rows query rows. putScratch returns it to the
-// pool.
-func getScratch(n, rows int) *scratch {
-	w := scratchPool.Get().(*scratch)
-	n += alignSlack
-	if cap(w.arena) < n {
-		w.arena = make([]float32, n)
+// pieces, with a span for each of rows query rows, or ErrMemory. putScratch returns it to
+// the pool.
+func getScratch(n, rows int) (w *scratch, err error) {
+	w = scratchPool.Get().(*scratch)
+	if w.arena, err = resized(w.arena, n+alignSlack); err == nil {
+		w.spans, err = resized(w.spans, rows)
 	}
-	w.arena = w.arena[:n]
-	if cap(w.spans) < rows {
-		w.spans = make([]span, rows)
-	}
-	w.spans = w.spans[:rows]
 	w.used = 0
-	return w
+	if err != nil {
+		putScratch(w)
+		return nil, fmt.Errorf("scratch of a thread: %w", err)
+	}
+	return w, nil
 }
 
 // alignSlack is the most floats that the alignment of 48 pieces takes.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 // CheckOptions choose the rows that [Call.Check] recomputes.
@@ -125,6 +126,10 @@ func (k *checker) row(ctx context.Context, s *subcall, n int, of rowIndex) error
 	if err != nil {
 		return err
 	}
+	// The oracle's scores and weights in float64.
+	if err := budget.Check(16 * int64(len(row.K)/max(len(row.Q), 1))); err != nil {
+		return err
+	}
 	ref := oracle.Solve(row)
 	see := func(name string, t backend.Tensor, at rowIndex, refs []float64, bound func(i int) float64) error {
 		if t.IsZero() {
@@ -146,7 +151,10 @@ func (k *checker) row(ctx context.Context, s *subcall, n int, of rowIndex) error
 		return err
 	}
 	// Weights of keys outside of the subcall are 0.
-	weights := make([]float64, k.weights.Shape()[backend.Dim])
+	weights, err := budget.Make[float64](k.weights.Shape()[backend.Dim])
+	if err != nil {
+		return err
+	}
 	copy(weights[min(s.lo[backend.Dim], len(weights)):], ref.Weights)
 	return see("weights", k.weights, of, weights, func(i int) float64 { return ref.WeightBound*weights[i] + 0x1p-125 })
 }
@@ -230,7 +238,10 @@ func (k *checker) keys(ctx context.Context, c *backend.Call, t backend.Tensor, h
 		return k.download(ctx, t, rowIndex{head.b, head.h, 0}, t.Shape()[backend.Seq])
 	}
 	size, cols := t.Shape()[backend.Seq], t.Shape()[backend.Dim]
-	all := make([]float32, c.Pages.Keys*cols)
+	all, err := budget.Make[float32](backend.Shape{1, 1, c.Pages.Keys, cols}.Elements())
+	if err != nil {
+		return nil, err
+	}
 	n := c.Pages.Keys
 	if c.Visible.KLen != nil {
 		n = min(n, c.Visible.KLen[head.b])

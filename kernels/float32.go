@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 // AttentionFloat32 computes attention of row-major slices and returns the output
@@ -65,7 +66,7 @@ func fillDims(d Dims) Dims {
 // host memory an F32 tensor is data itself, not a copy.
 //
 // Errors: ErrShape when data does not have the elements of shape, ErrDType for another
-// dtype.
+// dtype, ErrMemory.
 func (d *Device) FromFloat32(ctx context.Context, dtype backend.DType, data []float32, shape backend.Shape) (backend.Tensor, error) {
 	var host backend.Tensor
 	var err error
@@ -73,11 +74,16 @@ func (d *Device) FromFloat32(ctx context.Context, dtype backend.DType, data []fl
 	case backend.F32:
 		host, err = backend.HostF32(data, shape)
 	case backend.F16, backend.BF16:
-		bits := make([]uint16, len(data))
+		bits, err := budget.Make[uint16](len(data))
+		if err != nil {
+			return host, err
+		}
 		for i, x := range data {
 			bits[i] = dtype.Encode(x)
 		}
-		host, err = backend.HostBits(bits, dtype, shape)
+		if host, err = backend.HostBits(bits, dtype, shape); err != nil {
+			return host, err
+		}
 	case backend.Q8:
 		host, err = quantised(data, shape)
 	default:
@@ -91,12 +97,12 @@ func (d *Device) FromFloat32(ctx context.Context, dtype backend.DType, data []fl
 
 // quantised returns data as a Q8 tensor in host memory.
 func quantised(data []float32, shape backend.Shape) (backend.Tensor, error) {
+	if n := shape.Elements(); len(data) != n {
+		return backend.Tensor{}, fmt.Errorf("data has %d elements, shape %v needs %d: %w", len(data), shape, n, backend.ErrShape)
+	}
 	host, err := backend.AllocHost(backend.Q8, shape)
 	if err != nil {
 		return host, err
-	}
-	if n := shape.Elements(); len(data) != n {
-		return host, fmt.Errorf("data has %d elements, shape %v needs %d: %w", len(data), shape, n, backend.ErrShape)
 	}
 	rows, err := host.Q8Rows()
 	if err != nil {
@@ -122,7 +128,10 @@ func (d *Device) Float32s(ctx context.Context, t backend.Tensor) ([]float32, err
 	if t.DType() == backend.F32 {
 		return host.Float32s()
 	}
-	out := make([]float32, t.Shape().Elements())
+	out, err := budget.Make[float32](t.Shape().Elements())
+	if err != nil {
+		return nil, err
+	}
 	switch t.DType() {
 	case backend.Bool:
 		shown, err := host.Bools()

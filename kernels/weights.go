@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 // Top holds the largest weights of each query row, in host memory.
@@ -49,11 +50,13 @@ func (d *Device) topWeights(ctx context.Context, q, k backend.Tensor, n int, opt
 		return top, err
 	}
 	defer s.release()
-	size := backend.Shape{s.dims.Batch, s.dims.Heads, s.dims.SeqQ, n}.Elements()
-	if size < 0 {
-		return top, fmt.Errorf("%d weights for each of %d queries are too many: %w", n, s.dims.Batch*s.dims.Heads*s.dims.SeqQ, backend.ErrMemory)
+	size := backend.Shape{s.dims.Batch, s.dims.Heads, s.dims.SeqQ, n}.Elements() // negative when too large
+	if top.Keys, err = budget.Make[int32](size); err == nil {
+		top.Weights, err = budget.Make[float32](size)
 	}
-	top = Top{make([]int32, size), make([]float32, size)}
+	if err != nil {
+		return Top{}, fmt.Errorf("%d weights for each of %d queries: %w", n, s.dims.Batch*s.dims.Heads*s.dims.SeqQ, err)
+	}
 	for i := range top.Keys {
 		top.Keys[i] = -1
 	}
@@ -305,7 +308,7 @@ func (s *weightScan) weights(ctx context.Context, x region, first, end int) (dat
 // lengths are as in [Device.AttentionFloat32]; head sizes do not matter.
 //
 // Errors: ErrOption as for Options.Dropout, ErrShape for lengths that are negative, missing
-// or too large.
+// or too large, ErrMemory.
 func KeepMask(drop backend.Dropout, d Dims) (backend.Tensor, error) {
 	d = fillDims(d)
 	shape := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
@@ -315,7 +318,10 @@ func KeepMask(drop backend.Dropout, d Dims) (backend.Tensor, error) {
 	if shape.Elements() < 1 {
 		return backend.Tensor{}, fmt.Errorf("keep mask: shape %v: every length must be at least 1, and the product must fit: %w", shape, backend.ErrShape)
 	}
-	keep := make([]bool, shape.Elements())
+	keep, err := budget.Make[bool](shape.Elements())
+	if err != nil {
+		return backend.Tensor{}, fmt.Errorf("keep mask: %w", err)
+	}
 	least := drop.Threshold()
 	key := [2]uint32{uint32(drop.Seed), uint32(drop.Seed >> 32)}
 	inParallel(d.Batch*d.Heads, func(n int) {

@@ -7,6 +7,7 @@ import (
 	"math"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/budget"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -64,9 +65,15 @@ func NewPaged(ctx context.Context, dev *kernels.Device, c PagedConfig) (x *Paged
 	if err := p.alloc(ctx, c.Pages); err != nil {
 		return nil, err
 	}
-	p.refs = make([]int32, c.Pages)
-	for page := c.Pages - 1; page >= 0; page-- {
-		p.free = append(p.free, int32(page))
+	if p.refs, err = budget.Make[int32](c.Pages); err == nil {
+		p.free, err = budget.Make[int32](c.Pages)
+	}
+	if err != nil {
+		p.release()
+		return nil, err
+	}
+	for i := range p.free {
+		p.free[i] = int32(c.Pages - 1 - i)
 	}
 	return &Paged{p}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/budget"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -139,7 +140,9 @@ func (p *pool) rotate(ctx context.Context, name string, x backend.Tensor, dtype 
 	}
 	positions := make([][]int, len(from))
 	for b, first := range from {
-		positions[b] = make([]int, x.Shape()[backend.Seq])
+		if positions[b], err = budget.Make[int](x.Shape()[backend.Seq]); err != nil {
+			return y, owned, err
+		}
 		for i := range positions[b] {
 			positions[b][i] = first + i
 		}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 // Distribution is the distribution of new weights. fanIn is the number of rows of a
@@ -55,7 +56,10 @@ func (c MultiHeadConfig) Initialise(in Initialiser) (w MultiHeadWeights, err err
 		if p.bias && !c.Bias {
 			continue
 		}
-		data := make([]float32, shape.Elements())
+		data, err := budget.Make[float32](shape.Elements())
+		if err != nil {
+			return w, fmt.Errorf("%s of shape %v: %w", p.name, shape, err)
+		}
 		if !p.bias {
 			if err := in.fill(data, shape[backend.Seq], shape[backend.Dim], uint64(i)); err != nil {
 				return w, err

@@ -7,6 +7,7 @@ import (
 	"math"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/budget"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -64,7 +65,14 @@ func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, pos
 	if shape.Elements() < 0 {
 		return a, fmt.Errorf("%d batches of %d positions for %d pairs are too many: %w", len(positions), seq, pairs, backend.ErrShape)
 	}
-	cos, sin := make([]float32, shape.Elements()), make([]float32, shape.Elements())
+	cos, err := budget.Make[float32](shape.Elements())
+	if err != nil {
+		return a, err
+	}
+	sin, err := budget.Make[float32](shape.Elements())
+	if err != nil {
+		return a, err
+	}
 	at := 0
 	for b, ids := range positions {
 		if len(ids) != seq {

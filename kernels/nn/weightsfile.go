@@ -19,7 +19,8 @@ import (
 // files are ignored.
 //
 // Errors: ErrFile for a file that is damaged or missing, ErrShape and ErrDType for an
-// array that does not match c, ErrOption for the config, and those of files.
+// array that does not match c, ErrOption for the config, ErrMemory, and
+// those of files.
 func (c MultiHeadConfig) LoadWeights(files fs.FS) (w MultiHeadWeights, err error) {
 	defer backend.Annotate(&err, "weights")
 	if c, err = c.withDefaults(); err != nil {
@@ -70,6 +71,9 @@ func readWeight(f io.Reader, size int64, shape backend.Shape, bias bool) (backen
 	}
 	overflows := 0
 	data, err := npy.Read(r, h, func(dst []float32, raw []byte) { overflows += h.Float32s(dst, raw) })
+	if errors.Is(err, backend.ErrMemory) {
+		return backend.Tensor{}, err
+	}
 	if err != nil {
 		return backend.Tensor{}, fmt.Errorf("%w: %w", err, backend.ErrFile)
 	}

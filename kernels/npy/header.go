@@ -18,6 +18,8 @@ import (
 	"unicode"
 
 	"github.com/x448/float16"
+
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 // Header describes the data of a .npy file.
@@ -234,9 +236,12 @@ func (h *Header) parse(text string, ints bool) error {
 const chunk = 64 << 10
 
 // Read reads the data of an array from r. decode converts the bytes of a chunk, such as
-// [Header.Float32s].
+// [Header.Float32s]. It returns backend.ErrMemory when there is not enough memory.
 func Read[T any](r io.Reader, h Header, decode func(dst []T, raw []byte)) ([]T, error) {
-	data := make([]T, h.Count)
+	data, err := budget.Make[T](h.Count)
+	if err != nil {
+		return nil, err
+	}
 	buf := make([]byte, min(chunk, h.Count)*h.Size)
 	for part := range slices.Chunk(data, chunk) {
 		raw := buf[:len(part)*h.Size]

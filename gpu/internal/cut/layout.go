@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 // TransferBytes is the size of a transfer between host and device: large enough to make
@@ -84,7 +85,10 @@ func Pack(ctx context.Context, ds backend.Strides, src []byte, ss backend.Stride
 		part[outer] = min(rows, shape[outer]-lo)
 		n := (Extent(part, ds)*size + 3) &^ 3
 		if cap(packed) < n {
-			packed = make([]byte, n)
+			var err error
+			if packed, err = budget.Make[byte](n); err != nil {
+				return err
+			}
 		}
 		Scatter(packed[:n], ds, src[lo*ss[outer]*size:], ss, part, size)
 		if err := write(uint64(lo*step), packed[:n]); err != nil {

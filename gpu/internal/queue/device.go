@@ -25,6 +25,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 // Device is an open device. Its methods are safe for concurrent use: the submissions of
@@ -264,7 +265,10 @@ func (d *Device) Download(ctx context.Context, dst []byte, strides backend.Strid
 	if first == lo && cut.SameOrder(src.Shape(), strides, src.Strides()) && (hi-lo) == src.Shape().Elements()*size {
 		return d.Read(ctx, s, uint64(lo), dst[:hi-lo])
 	}
-	span := make([]byte, hi-lo)
+	span, err := budget.Make[byte](hi - lo)
+	if err != nil {
+		return err
+	}
 	if err := d.Read(ctx, s, uint64(lo), span); err != nil {
 		return err
 	}

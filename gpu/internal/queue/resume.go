@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 // checkpoint keeps on the host what a streamed call has finished, so that another call can
@@ -111,7 +112,10 @@ func (k *checkpoint) restore(to, from backend.Tensor) (backend.Tensor, error) {
 	// The rows may be interleaved with others, so the whole span is read and written.
 	first := to.Offset() * size
 	lo, hi := first&^3, (first+cut.Extent(to.Shape(), to.Strides())*size+3)&^3
-	span := make([]byte, hi-lo)
+	span, err := budget.Make[byte](hi - lo)
+	if err != nil {
+		return from, err
+	}
 	if err := k.r.d.Read(k.r.ctx, s, uint64(lo), span); err != nil {
 		return from, err
 	}
@@ -207,7 +211,10 @@ func (k *checkpoint) Queued(x cut.Box, end bool) error {
 	s.downloaded += r.held.size
 	if !r.rehearsal {
 		defer Moved(r.ctx, int64(r.held.size), time.Now())
-		w.State = make([]byte, r.held.size)
+		var err error
+		if w.State, err = budget.Make[byte](int(r.held.size)); err != nil {
+			return err
+		}
 		if err := r.d.Read(r.ctx, single(r.held.state), 0, w.State); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 // stream keeps windows of host memory on the device: uploaded when a step needs them,
@@ -172,7 +173,11 @@ func (r *Runner) upload(a *cut.Staged) (port.Buffer, error) {
 	defer Moved(r.ctx, int64(a.Size()), time.Now())
 	t := a.Of.T
 	if a.Of.Pages != nil {
-		packed, host := make([]byte, a.Size()), cut.StoreOf(t).Host
+		packed, err := budget.Make[byte](int(a.Size()))
+		if err != nil {
+			return nil, err
+		}
+		host := cut.StoreOf(t).Host
 		for _, x := range a.Runs {
 			copy(packed[x.To:], host[x.Lo:min(x.Hi, uint64(len(host)))])
 		}
@@ -223,7 +228,10 @@ func (r *Runner) download(w *resident) error {
 		return nil
 	}
 	defer Moved(r.ctx, int64(a.Size()), time.Now())
-	packed := make([]byte, a.Size())
+	packed, err := budget.Make[byte](int(a.Size()))
+	if err != nil {
+		return err
+	}
 	if err := r.d.Read(r.ctx, single(w.buf), 0, packed); err != nil {
 		return err
 	}
