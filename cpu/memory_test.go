@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 const (
@@ -200,5 +202,14 @@ func TestAllocTooLarge(t *testing.T) {
 		if _, err := be.Alloc(t.Context(), backend.F32, shape); !errors.Is(err, backend.ErrShape) {
 			t.Errorf("shape %v: error %v, want ErrShape", shape, err)
 		}
+	}
+}
+
+// TestOutOfMemory makes each request for memory fail, on each tier.
+func TestOutOfMemory(t *testing.T) {
+	for _, tier := range Tiers() {
+		t.Run(tier, func(t *testing.T) {
+			backendtest.RunOutOfMemory(t, open(t, Options{Tier: tier, Threads: 2}), backendtest.Memory{Fail: budget.Fail})
+		})
 	}
 }

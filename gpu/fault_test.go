@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/internal/budget"
 )
 
 // faulty opens a backend on a device whose calls can be made to fail.
@@ -330,5 +332,51 @@ func TestPeak(t *testing.T) {
 	f, err := b.PeakFLOPS(context.Background())
 	if err != nil || f < 1e9 {
 		t.Errorf("peak %.3g, %v", f, err)
+	}
+}
+
+// TestOutOfMemory makes each request for memory fail: those of the host, also while tensors
+// stream, and the buffers of the device.
+func TestOutOfMemory(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		opt    Options
+		full   bool
+		device bool
+	}{
+		{name: "host"},
+		{name: "host, streamed", opt: Options{MemoryBytes: 540 << 10}, full: true},
+		{name: "device", device: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b, dev := faulty(t, c.opt)
+			if c.full {
+				fill(b)
+			}
+			// Tensors move to the host, whose memory is then requested.
+			m := backendtest.Memory{Fail: budget.Fail, Elsewhere: true, Held: func() int {
+				b.dev.Pool.Drain()
+				return dev.Live().Buffers
+			}}
+			if c.device {
+				m.Fail = func(nth int) func() int { // and all later ones: the pool drains itself and tries again
+					b.dev.Pool.Drain()
+					made := 0
+					dev.Watch(func(call string) {
+						if call == "CreateBuffer" {
+							if made++; made >= nth {
+								dev.Fail(0, port.ErrMemory)
+							}
+						}
+					})
+					return func() int {
+						dev.Watch(nil)
+						dev.Fail(-1, nil)
+						return made
+					}
+				}
+			}
+			backendtest.RunOutOfMemory(t, b, m)
+		})
 	}
 }

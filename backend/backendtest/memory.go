@@ -1,0 +1,323 @@
+package backendtest
+
+import (
+	"archive/zip"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
+)
+
+// Memory configures [RunOutOfMemory].
+type Memory struct {
+	// Fail makes the nth request for memory from now on fail, or that and all later ones,
+	// until stop, which returns the number of requests.
+	Fail func(nth int) (stop func() int)
+	// Held, unless nil, returns how much memory of the device is allocated.
+	Held func() int
+	// Elsewhere means that the backend may succeed with other memory.
+	Elsewhere bool
+}
+
+// RunOutOfMemory makes each request for memory of each kind of work fail in turn, through
+// calls, caches and layers. Each must end with ErrMemory and hold no memory of the device,
+// and the same work must then have the bits that it had before. It closes be.
+func RunOutOfMemory(t *testing.T, be backend.Backend, m Memory) {
+	dev, refused := kernels.NewDevice(be), 0
+	all := []backend.DType{backend.F32, backend.F16, backend.Q8}
+	for _, w := range []struct {
+		name   string
+		dtypes []backend.DType
+		do     func(x *worker)
+	}{
+		{"fused", all, func(x *worker) { x.attention(150, 300, kernels.Options{Causal: true, LSE: true}) }},
+		{"weights", all[:2], func(x *worker) { x.attention(40, 70, kernels.Options{Weights: true, Softcap: 3}) }},
+		{"one row of many keys", all, func(x *worker) { x.attention(1, 3000, kernels.Options{}) }},
+		{"packed", all, func(x *worker) { x.attention(60, 60, kernels.Options{CuQ: []int{0, 7, 7, 60}}) }},
+		{"slices", all, (*worker).slices},
+		{"scores", all[:2], (*worker).scores},
+		{"cache", all[:2], (*worker).contiguous},
+		{"paged cache", all[:2], (*worker).paged},
+		{"layer", all[:2], (*worker).layer},
+	} {
+		for _, dtype := range w.dtypes {
+			if testing.Short() && dtype != backend.F16 {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/%v", w.name, dtype), func(t *testing.T) { refused += m.walk(t, dev, dtype, w.do) })
+		}
+	}
+	if refused == 0 {
+		t.Error("no request ended the work")
+	}
+	if err := dev.Close(); err != nil {
+		t.Errorf("close: %v", err)
+	}
+}
+
+// walk does the work with each of its requests failing, and returns how many ended it.
+func (m Memory) walk(t *testing.T, dev *kernels.Device, dtype backend.DType, do func(x *worker)) (refused int) {
+	work := func() ([]float32, error) {
+		runtime.GC()
+		runtime.GC() // twice, to empty the pools
+		x := &worker{ctx: t.Context(), dev: dev, dtype: dtype, rng: rand.New(rand.NewPCG(7, 7))}
+		defer x.release()
+		do(x)
+		return x.out, x.err
+	}
+	want, err := work()
+	if err == nil {
+		want, err = work() // compiled and tuned
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	held := func() int {
+		if m.Held == nil {
+			return 0
+		}
+		return m.Held()
+	}
+	before := held()
+	check := func(n int, what string, out []float32) {
+		if !slices.EqualFunc(out, want, sameNumber) {
+			t.Errorf("request %d refused: %s: other bits", n, what)
+		}
+	}
+	for n := 1; ; n++ {
+		stop := m.Fail(n)
+		out, err := work()
+		requests := stop()
+		switch {
+		case errors.Is(err, backend.ErrMemory):
+			refused++
+		case err != nil:
+			t.Errorf("request %d refused: %v, want ErrMemory", n, err)
+		case requests >= n && !m.Elsewhere:
+			t.Errorf("request %d refused: no error", n)
+		default:
+			check(n, "the work succeeds", out)
+		}
+		if now := held(); now != before {
+			t.Errorf("request %d refused: %d is held, %d before", n, now, before)
+			before = now
+		}
+		if out, err = work(); err != nil {
+			t.Fatalf("after request %d was refused: %v", n, err)
+		}
+		check(n, "the work after it", out)
+		if requests < n || t.Failed() {
+			t.Logf("%d requests, %d ended the work", n-1, refused)
+			return refused
+		}
+	}
+}
+
+// worker does a kind of work until an error and collects the numbers that it yields.
+type worker struct {
+	ctx   context.Context
+	dev   *kernels.Device
+	dtype backend.DType // of keys, values and weights
+	rng   *rand.Rand
+	held  []func()
+	out   []float32
+	err   error
+}
+
+func (x *worker) release() {
+	for _, f := range slices.Backward(x.held) {
+		f()
+	}
+}
+
+// must keeps the first error, and reports whether there is none.
+func (x *worker) must(err error) bool {
+	if x.err == nil {
+		x.err = err
+	}
+	return x.err == nil
+}
+
+// hold returns t, which is released in the end.
+func (x *worker) hold(t backend.Tensor, err error) backend.Tensor {
+	if x.must(err) {
+		x.held = append(x.held, t.Release)
+	}
+	return t
+}
+
+func (x *worker) numbers(n int) []float32 {
+	data := make([]float32, n)
+	for i := range data {
+		data[i] = float32(x.rng.NormFloat64())
+	}
+	return data
+}
+
+func (x *worker) tensor(dtype backend.DType, shape backend.Shape) backend.Tensor {
+	if x.err != nil {
+		return backend.Tensor{}
+	}
+	return x.hold(x.dev.FromFloat32(x.ctx, dtype, x.numbers(shape.Elements()), shape))
+}
+
+// queries has the dtype of outputs, which is a float's.
+func (x *worker) queries(shape backend.Shape) backend.Tensor {
+	if x.dtype == backend.Q8 {
+		return x.tensor(backend.F32, shape)
+	}
+	return x.tensor(x.dtype, shape)
+}
+
+// yield downloads tensors.
+func (x *worker) yield(ts ...backend.Tensor) {
+	for _, t := range ts {
+		if x.err != nil || t.IsZero() {
+			continue
+		}
+		data, err := x.dev.Float32s(x.ctx, t)
+		if x.must(err) {
+			x.out = append(x.out, data...)
+		}
+	}
+}
+
+// result yields and releases the result of a call.
+func (x *worker) result(r kernels.Result, err error) {
+	if x.must(err) {
+		x.yield(r.O, r.LSE, r.Weights)
+		r.Release()
+	}
+}
+
+const memoryHeads, memoryDim = 2, 16
+
+// operands returns q, k and v.
+func (x *worker) operands(sq, sk int) (q, k, v backend.Tensor) {
+	kv := backend.Shape{1, 1, sk, memoryDim}
+	return x.queries(backend.Shape{1, memoryHeads, sq, memoryDim}), x.tensor(x.dtype, kv), x.tensor(x.dtype, kv)
+}
+
+func (x *worker) attention(sq, sk int, opt kernels.Options) {
+	q, k, v := x.operands(sq, sk)
+	if x.err != nil {
+		return
+	}
+	call, err := x.dev.Prepare(q, k, v, opt)
+	if !x.must(err) {
+		return
+	}
+	r, err := call.Run(x.ctx)
+	if !x.must(err) {
+		return
+	}
+	defer r.Release()
+	x.yield(r.O, r.LSE, r.Weights)
+	if x.err == nil {
+		_, err = call.Check(x.ctx, r, kernels.CheckOptions{Rows: 3})
+		x.must(err)
+	}
+}
+
+func (x *worker) slices() {
+	const n = 33
+	data := x.numbers(n * memoryDim)
+	out, err := x.dev.AttentionFloat32(x.ctx, kernels.Dims{SeqQ: n, Dim: memoryDim}, data, data, data, kernels.Options{})
+	x.must(err)
+	x.out = out
+	x.yield(x.tensor(x.dtype, backend.Shape{1, 1, n, memoryDim})) // where the slices are no Q8
+	if keep, err := kernels.KeepMask(backend.Dropout{P: 0.5}, kernels.Dims{SeqQ: n}); x.must(err) {
+		keep.Release()
+	}
+}
+
+func (x *worker) scores() {
+	q, k, _ := x.operands(20, 30)
+	if x.err != nil {
+		return
+	}
+	x.yield(x.hold(x.dev.Scores(x.ctx, q, k, backend.Scaled, kernels.Options{})))
+	if x.err != nil {
+		return
+	}
+	top, err := x.dev.TopWeights(x.ctx, q, k, 3, kernels.Options{Causal: true})
+	x.must(err)
+	x.out = append(x.out, top.Weights...)
+}
+
+// step appends tokens to a cache and attends from them.
+func (x *worker) step(tokens int, add func(k, v backend.Tensor) error, attend func(q backend.Tensor) (kernels.Result, error)) {
+	kv := backend.Shape{2, 1, tokens, memoryDim}
+	k, v, q := x.tensor(x.dtype, kv), x.tensor(x.dtype, kv), x.queries(backend.Shape{2, memoryHeads, tokens, memoryDim})
+	if x.err == nil && x.must(add(k, v)) {
+		x.result(attend(q))
+	}
+}
+
+func (x *worker) contiguous() {
+	c, err := kvcache.New(x.ctx, x.dev, kvcache.Config{Batch: 2, KVHeads: 1, Dim: memoryDim, DType: x.dtype, Capacity: 20, RoPE: &nn.RoPE{}})
+	if !x.must(err) {
+		return
+	}
+	defer c.Release()
+	for _, n := range []int{5, 1} {
+		x.step(n, func(k, v backend.Tensor) error { return c.Append(x.ctx, k, v, nil) },
+			func(q backend.Tensor) (kernels.Result, error) { return c.Attention(x.ctx, q, kvcache.CallOptions{}) })
+	}
+}
+
+func (x *worker) paged() {
+	c, err := kvcache.NewPaged(x.ctx, x.dev, kvcache.PagedConfig{KVHeads: 1, Dim: memoryDim, DType: x.dtype, PageSize: 4, Pages: 8})
+	if !x.must(err) {
+		return
+	}
+	defer c.Release()
+	var s [2]*kvcache.Sequence
+	for i := range s {
+		if s[i], err = c.NewSequence(); !x.must(err) {
+			return
+		}
+	}
+	for _, n := range []int{6, 1} {
+		b := c.Batch(s[0], s[1])
+		x.step(n, func(k, v backend.Tensor) error { return b.Append(x.ctx, k, v, nil) },
+			func(q backend.Tensor) (kernels.Result, error) { return b.Attention(x.ctx, q, kvcache.CallOptions{}) })
+	}
+}
+
+func (x *worker) layer() {
+	cfg := nn.MultiHeadConfig{Model: 2 * memoryDim, Heads: memoryHeads, Bias: true, RoPE: &nn.RoPE{}, DType: x.dtype}
+	w, err := cfg.Initialise(nn.Initialiser{Seed: 1})
+	if !x.must(err) {
+		return
+	}
+	var file bytes.Buffer
+	if !x.must(w.WriteNPZ(&file)) {
+		return
+	}
+	archive, err := zip.NewReader(bytes.NewReader(file.Bytes()), int64(file.Len()))
+	if !x.must(err) {
+		return
+	}
+	if w, err = cfg.LoadWeights(archive); !x.must(err) {
+		return
+	}
+	l, err := nn.NewMultiHeadAttention(x.ctx, x.dev, cfg, w)
+	if !x.must(err) {
+		return
+	}
+	defer l.Release()
+	in := x.tensor(x.dtype, backend.Shape{1, 1, 9, cfg.Model})
+	if x.err == nil {
+		x.result(l.Apply(x.ctx, in, nn.MultiHeadOptions{Options: kernels.Options{Causal: true, LSE: true}}))
+	}
+}
