@@ -38,6 +38,9 @@ var (
 	ErrMemory = budget.ErrMemory
 	// ErrCapacity reports a cache that is full.
 	ErrCapacity = errors.New("cache is full")
+	// ErrVerify reports a result that differs from float64 by more than the error bound of
+	// its arithmetic: a defect of the device, its driver or its memory.
+	ErrVerify = errors.New("result is wrong")
 	// ErrFile reports a file that is damaged or has other contents than expected.
 	ErrFile = errors.New("file cannot be used")
 	// ErrClosed reports a backend used after Close.

@@ -13,7 +13,8 @@ type Pages struct {
 	// Table lists the pages of each batch, at least as many as its keys need: KLen[b]
 	// keys, or Keys when KLen is nil. Further pages are ignored.
 	Table [][]int32
-	// Keys is Sk: at least the number of keys of the longest batch.
+	// Keys is Sk: at least the number of keys of the longest batch, and at most those of
+	// the whole pool, or of the longest row of Table.
 	Keys int
 }
 
@@ -25,8 +26,17 @@ func (c *Call) CheckPages() error {
 		return nil
 	}
 	klen, batch, pages, size := c.Visible.KLen, c.Q.Shape()[Batch], c.K.Shape()[Batch], c.K.Shape()[Seq]
-	if p.Keys < 1 {
-		return fmt.Errorf("pages: there are %d keys, there must be at least 1: %w", p.Keys, ErrShape)
+	if p.Keys < 0 {
+		return fmt.Errorf("pages: there are %d keys, there must be at least 0: %w", p.Keys, ErrShape)
+	}
+	// More keys than this are in no page. Lists of Keys elements, such as a mask, stay
+	// as small as the operands.
+	longest := pages
+	for _, row := range p.Table {
+		longest = max(longest, len(row))
+	}
+	if p.Keys > longest*size {
+		return fmt.Errorf("pages: there are %d keys, the %d pages of the pool have %d: %w", p.Keys, pages, pages*size, ErrShape)
 	}
 	if len(p.Table) != batch {
 		return fmt.Errorf("pages: the table has %d rows, q has %d batches: give one for each: %w", len(p.Table), batch, ErrShape)

@@ -141,7 +141,9 @@ func TestPages(t *testing.T) {
 		klen []int
 		want error
 	}{
-		{"no keys", Pages{Table: [][]int32{{0}, {0}}}, nil, ErrShape},
+		{"fewer than no keys", Pages{Table: [][]int32{{0}, {0}}, Keys: -1}, nil, ErrShape},
+		{"more keys than the pool", Pages{Table: [][]int32{{0}, {0}}, Keys: 6*16 + 1}, []int{1, 1}, ErrShape},
+		{"far more keys", Pages{Table: [][]int32{{0}, {0}}, Keys: 1 << 62}, []int{1, 1}, ErrShape},
 		{"rows missing", Pages{Table: [][]int32{{0}}, Keys: 3}, nil, ErrShape},
 		{"too few pages", Pages{Table: [][]int32{{0, 1}, {0}}, Keys: 17}, nil, ErrShape},
 		{"beyond the pool", Pages{Table: [][]int32{{0, 1}, {0, 6}}, Keys: 17}, nil, ErrOption},

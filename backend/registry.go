@@ -102,7 +102,10 @@ func openNamed(name string) (Backend, error) {
 	family, selector, _ := strings.Cut(name, ":")
 	d := driver(family)
 	if d == nil {
-		return nil, fmt.Errorf("backend %q is unknown, there are auto, %s: %w", name, strings.Join(families(), ", "), ErrNoBackend)
+		if family == "cpu" || family == "gpu" {
+			return nil, fmt.Errorf("backend %q is not in the program, add this import to it: import _ %q: %w", name, "github.com/seed90331342/attn/"+family, ErrNoBackend)
+		}
+		return nil, fmt.Errorf("backend %q is unknown, there are %s: %w", name, strings.Join(append([]string{"auto"}, families()...), ", "), ErrNoBackend)
 	}
 	return d.Open(selector)
 }

@@ -53,6 +53,18 @@ func TestOpenAndAuto(t *testing.T) {
 			t.Errorf("%s: asked cpu %q, gpu %q", c.name, cpu, gpu)
 		}
 	}
+	saved := registry.drivers
+	registry.drivers = map[string]Driver{}
+	for _, name := range []string{"auto", "cpu", "gpu", "gpu:1"} {
+		family := map[string]string{"auto": "cpu", "gpu:1": "gpu"}[name]
+		if family == "" {
+			family = name
+		}
+		if _, err := Open(name); !errors.Is(err, ErrNoBackend) || !strings.Contains(err.Error(), `import _ "github.com/seed90331342/attn/`+family+`"`) {
+			t.Errorf("%s without imports: %v", name, err)
+		}
+	}
+	registry.drivers = saved
 	if _, err := Open("tpu"); !errors.Is(err, ErrNoBackend) || !strings.Contains(err.Error(), "auto, cpu, gpu") {
 		t.Errorf("unknown backend: %v", err)
 	}

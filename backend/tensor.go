@@ -146,11 +146,17 @@ func (t Tensor) IsZero() bool { return t.shape == Shape{} && t.mem == nil }
 // Check checks an operand: it returns ErrShape when t is the zero Tensor or has an empty axis,
 // and ErrDType when it has none of the dtypes. name is that of the operand in errors.
 func (t Tensor) Check(name string, dtypes ...DType) error {
+	if !t.IsZero() && slices.Min(t.shape[:]) < 1 {
+		return fmt.Errorf("%s has shape %v: every length must be at least 1: %w", name, t.shape, ErrShape)
+	}
+	return t.CheckDType(name, dtypes...)
+}
+
+// CheckDType is Check for an operand that may have empty axes.
+func (t Tensor) CheckDType(name string, dtypes ...DType) error {
 	switch {
 	case t.IsZero():
 		return fmt.Errorf("%s is missing (the zero Tensor): %w", name, ErrShape)
-	case slices.Min(t.shape[:]) < 1:
-		return fmt.Errorf("%s has shape %v: every length must be at least 1: %w", name, t.shape, ErrShape)
 	case !slices.Contains(dtypes, t.dtype):
 		// Clone keeps the variadic slice of successful calls on the stack.
 		return fmt.Errorf("%s is %v, it must be one of %v: %w", name, t.dtype, slices.Clone(dtypes), ErrDType)
@@ -158,7 +164,7 @@ func (t Tensor) Check(name string, dtypes ...DType) error {
 	return nil
 }
 
-// CheckShape is Check for an operand whose shape follows from others by a rule.
+// CheckShape is CheckDType for an operand whose shape follows from others by a rule.
 func (t Tensor) CheckShape(name string, shape Shape, rule string, dtypes ...DType) error {
 	switch {
 	case t.IsZero():
@@ -166,7 +172,7 @@ func (t Tensor) CheckShape(name string, shape Shape, rule string, dtypes ...DTyp
 	case t.shape != shape:
 		return fmt.Errorf("%s has shape %v, it must be %v, the %s: %w", name, t.shape, shape, rule, ErrShape)
 	}
-	return t.Check(name, dtypes...)
+	return t.CheckDType(name, dtypes...)
 }
 
 // DType returns the element type of t.

@@ -62,12 +62,10 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 
 // Plan implements backend.Backend.
 func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
-	if be.gate.err != nil {
-		return backend.Plan{}, be.gate.err
+	if err := be.gate.enter(ctx, "plan"); err != nil {
+		return backend.Plan{}, err
 	}
-	if ctx.Err() != nil {
-		return backend.Plan{}, context.Cause(ctx)
-	}
+	defer be.gate.leave()
 	a := attention{engine: engine{partition: newPartition(be.kernels, c, be.threads())}}
 	a.blocked = !c.Blocks.IsZero()
 	p := backend.NewPlan(c)

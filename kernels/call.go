@@ -145,8 +145,12 @@ func (c *Call) addAll() error {
 	if err != nil {
 		return err
 	}
-	if c.opt.Resume != nil && p.regions != nil {
+	switch from := c.opt.Resume; {
+	case from == nil:
+	case p.regions != nil:
 		return fmt.Errorf("resume is set with a prefix, segments or offsets that need several calls: %w", backend.ErrOption)
+	case from.Call == "" || from.O.IsZero():
+		return fmt.Errorf("resume is empty, it must be the Partial of a *backend.Interrupted: %w", backend.ErrOption)
 	}
 	c.problem, c.keys = p.Problem, p.dims.SeqK
 	if err := c.all().CheckPages(); err != nil {
@@ -195,18 +199,37 @@ func (c *Call) bindOutputs(out Result) error {
 
 // unbindOutputs drops the outputs, so that c does not keep their memory reachable.
 func (c *Call) unbindOutputs() {
+	if c == nil {
+		return
+	}
 	for i := range c.subs {
 		c.subs[i].O, c.subs[i].LSE = backend.Tensor{}, backend.Tensor{}
 	}
 }
 
+// ready returns an error for a Call that was not prepared.
+func (c *Call) ready() error {
+	if c == nil || c.q.IsZero() {
+		return fmt.Errorf("the call is not prepared, or could not be reset: make it with Prepare: %w", backend.ErrOption)
+	}
+	return nil
+}
+
 // Dims returns the lengths of the call.
-func (c *Call) Dims() Dims { return c.dims }
+func (c *Call) Dims() Dims {
+	if c == nil {
+		return Dims{}
+	}
+	return c.dims
+}
 
 // Rebind replaces the operands by others of the same shapes, strides and dtypes. It does not
 // allocate. When they differ it changes nothing and returns ErrShape or ErrDType.
 func (c *Call) Rebind(q, k, v backend.Tensor) (err error) {
 	defer backend.Annotate(&err, "rebind")
+	if err := c.ready(); err != nil {
+		return err
+	}
 	for _, o := range [3]struct {
 		name    string
 		is, was backend.Tensor
@@ -232,6 +255,9 @@ func (c *Call) Rebind(q, k, v backend.Tensor) (err error) {
 // cache. It validates everything again but does not allocate while one backend call computes
 // the call. Errors as for [Device.Prepare]; after one, c can only be Reset.
 func (c *Call) Reset(q, k, v backend.Tensor, opt Options) error {
+	if c == nil {
+		return c.ready()
+	}
 	d := c.dev
 	c.clear()
 	err := c.prepare(d, q, k, v, opt)
@@ -244,6 +270,9 @@ func (c *Call) Reset(q, k, v backend.Tensor, opt Options) error {
 
 // outputs returns the results that the call's options request, made by alloc.
 func (c *Call) outputs(alloc func(backend.DType, backend.Shape) (backend.Tensor, error)) (r Result, err error) {
+	if err := c.ready(); err != nil {
+		return r, err
+	}
 	request := func(t *backend.Tensor, want bool, dtype backend.DType, last int) {
 		if !want || err != nil {
 			return
@@ -269,7 +298,7 @@ func (c *Call) outputs(alloc func(backend.DType, backend.Shape) (backend.Tensor,
 func (c *Call) Alloc(ctx context.Context) (r Result, err error) {
 	defer backend.Annotate(&err, "attention")
 	r, err = c.outputs(func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
-		return c.dev.be.Alloc(ctx, dtype, shape)
+		return c.dev.on(ctx).Alloc(ctx, dtype, shape)
 	})
 	if err != nil {
 		r.Release()
@@ -298,11 +327,11 @@ func (c *Call) Run(ctx context.Context) (Result, error) {
 func (c *Call) RunInto(ctx context.Context, out Result) (err error) {
 	defer backend.Annotate(&err, "attention")
 	defer c.unbindOutputs()
-	if len(c.subs) == 0 {
-		return fmt.Errorf("the call could not be reset: %w", backend.ErrOption)
-	}
 	if err := c.checkOutputs(out); err != nil {
 		return err
+	}
+	if empty(c.dims) {
+		return c.dev.noKeys(ctx, out.O, out.LSE, c.opt.Sinks)
 	}
 	if err := c.bindOutputs(out); err != nil {
 		return err
@@ -315,19 +344,24 @@ func (c *Call) RunInto(ctx context.Context, out Result) (err error) {
 		}
 	}
 	if !out.Weights.IsZero() {
-		return c.runStages(ctx, out.Weights)
+		err = c.runStages(ctx, out.Weights)
+	} else {
+		err = c.dev.on(ctx).Attention(ctx, c.calls...)
 	}
-	err = c.dev.be.Attention(ctx, c.calls...)
-	if err != nil && len(c.calls) > 1 {
-		if left, ok := errors.AsType[*backend.Interrupted](err); ok {
-			return left.Err // one of several calls cannot be resumed
-		}
+	if left, ok := errors.AsType[*backend.Interrupted](err); ok && len(c.calls) > 1 {
+		return left.Err // one of several calls cannot be resumed
 	}
-	return err
+	if err != nil || c.opt.Verify == 0 {
+		return err
+	}
+	return c.verify(ctx, out)
 }
 
 // checkOutputs checks the shapes and dtypes of out.
 func (c *Call) checkOutputs(out Result) error {
+	if err := c.ready(); err != nil {
+		return err
+	}
 	d := c.dims
 	rows := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim}
 	if err := out.O.CheckShape("o", rows, "[B, H, Sq, Dv] of q and v", c.q.DType(), backend.F32); err != nil {
@@ -366,13 +400,13 @@ func (c *Call) runStages(ctx context.Context, w backend.Tensor) error {
 		if view.err != nil {
 			return view.err
 		}
-		if err := c.dev.be.QK(ctx, own, s.Q, s.K); err != nil {
+		if err := c.dev.on(ctx).QK(ctx, own, s.Q, s.K); err != nil {
 			return fmt.Errorf("weights: %w", err)
 		}
-		if err := c.dev.be.Softmax(ctx, own, s.LSE, &s.Problem); err != nil {
+		if err := c.dev.on(ctx).Softmax(ctx, own, s.LSE, &s.Problem); err != nil {
 			return fmt.Errorf("weights: %w", err)
 		}
-		if err := c.dev.be.PV(ctx, s.O, own, s.V); err != nil {
+		if err := c.dev.on(ctx).PV(ctx, s.O, own, s.V); err != nil {
 			return fmt.Errorf("weights: %w", err)
 		}
 		if err := c.dev.hideOutside(ctx, w, s.region); err != nil {

@@ -52,18 +52,27 @@ func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report 
 		return CheckReport{}, err
 	}
 	k := checker{dev: c.dev, weights: out.Weights, heads: map[headIndex]headData{}}
-	rows := sample(c.dims, opt)
+	rows, subs := sample(c.dims, opt), c.subs
+	if empty(c.dims) { // rows without keys
+		subs = []subcall{{wholeRegion(c.dims), backend.Call{Q: c.q, K: c.k, V: c.v, O: out.O, LSE: out.LSE, Problem: c.problem}}}
+	}
 	for _, at := range rows {
-		if err := ctx.Err(); err != nil {
-			return CheckReport{}, context.Cause(ctx)
-		}
-		n := slices.IndexFunc(c.subs, func(s subcall) bool { return s.has(at) })
-		if err := k.row(ctx, &c.subs[n], n, at); err != nil {
+		n := slices.IndexFunc(subs, func(s subcall) bool { return s.has(at) })
+		if err := k.row(ctx, &subs[n], n, at); err != nil {
 			return CheckReport{}, err
 		}
 	}
 	worst := fmt.Sprintf("%s is %v, should be %v", k.worst.Where, k.worst.Got, k.worst.Ref)
 	return CheckReport{Rows: len(rows), MaxError: k.worst.Error, Bound: k.worst.Bound, Off: k.worst.Off, Worst: worst}, nil
+}
+
+// verify returns ErrVerify when rows of out that Options.Verify draws are wrong.
+func (c *Call) verify(ctx context.Context, out Result) error {
+	report, err := c.Check(ctx, out, CheckOptions{Rows: c.opt.Verify, Seed: c.dev.verified.Add(1) - 1})
+	if err == nil && !report.OK() {
+		err = fmt.Errorf("verify: %s: off by %.3g, bound %.3g: %w", report.Worst, report.MaxError, report.Bound, backend.ErrVerify)
+	}
+	return err
 }
 
 // rowIndex is a query row: batch, head, position.

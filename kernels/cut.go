@@ -43,7 +43,7 @@ func (o *Options) regions(p *problem, keys int) ([]region, error) {
 		return nil, err
 	}
 	qs, ks, err := o.segmentIDs(d, keys)
-	if err != nil {
+	if err != nil || empty(d) {
 		return nil, err
 	}
 	var all []region
@@ -419,7 +419,7 @@ func (c *Call) addSequence(n int) error {
 	d := c.dims
 	d.SeqQ, d.SeqK = opt.CuQ[n+1]-row, keys
 	p, err := opt.problem(d)
-	if err != nil {
+	if err != nil || empty(c.dims) {
 		return err
 	}
 	return c.add(&p, row, key)

@@ -2,13 +2,19 @@ package kernels
 
 import (
 	"context"
+	"fmt"
+	"reflect"
+	"sync/atomic"
 
 	"github.com/seed90331342/attn/backend"
 )
 
 // Device computes attention on one device. It validates calls; the [backend.Backend] that
 // it wraps computes them. A Device is safe for concurrent use.
-type Device struct{ be backend.Backend }
+type Device struct {
+	be       backend.Backend
+	verified atomic.Uint64 // calls with Options.Verify
+}
 
 // Open opens a device by name: "auto" (a hardware GPU, else the CPU), "cpu", "gpu",
 // "gpu:1" by number or "gpu:NAME" by a part of the device's name. The program imports the
@@ -24,33 +30,80 @@ func Open(name string) (*Device, error) {
 	return NewDevice(be), nil
 }
 
-// NewDevice returns a Device that wraps an open backend. Close closes the backend.
-func NewDevice(be backend.Backend) *Device { return &Device{be} }
+// NewDevice returns a Device that wraps an open backend. Close closes the backend. The calls
+// of a Device without a backend return ErrNoBackend.
+func NewDevice(be backend.Backend) *Device {
+	if v := reflect.ValueOf(be); v.Kind() == reflect.Pointer && v.IsNil() {
+		be = nil
+	}
+	return &Device{be: be}
+}
 
 // Backend returns the backend, for its optional interfaces and for measurements.
-func (d *Device) Backend() backend.Backend { return d.be }
+func (d *Device) Backend() backend.Backend { return d.on(context.Background()) }
+
+// on returns the backend for a call with ctx.
+func (d *Device) on(ctx context.Context) backend.Backend {
+	switch {
+	case d == nil || d.be == nil:
+		return refusal{fmt.Errorf("the Device has no backend, make it with Open: %w", backend.ErrNoBackend)}
+	case ctx == nil:
+		return refusal{fmt.Errorf("the context is nil, pass context.Background(): %w", backend.ErrOption)}
+	}
+	return d.be
+}
 
 // Info describes the device.
-func (d *Device) Info() backend.Info { return d.be.Info() }
+func (d *Device) Info() backend.Info { return d.Backend().Info() }
 
 // Close waits for running calls and frees the device. Later calls return ErrClosed.
-func (d *Device) Close() error { return d.be.Close() }
+func (d *Device) Close() error { return d.Backend().Close() }
 
 // Alloc returns a contiguous tensor with unspecified contents, for the caller to Release.
 // It returns ErrMemory when there is not enough memory.
 func (d *Device) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
-	return d.be.Alloc(ctx, dtype, shape)
+	return d.on(ctx).Alloc(ctx, dtype, shape)
 }
 
 // Upload returns the elements of host, a tensor in host memory, as a tensor in device
 // memory, for the caller to Release. On a device that computes in host memory it is an
 // alias: host must not change until it is released.
 func (d *Device) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
-	return d.be.Upload(ctx, host)
+	return d.on(ctx).Upload(ctx, host)
 }
 
 // Download copies src, in device memory, to host, in host memory. They must have the same
 // shape and dtype.
 func (d *Device) Download(ctx context.Context, host, src backend.Tensor) error {
-	return d.be.Download(ctx, host, src)
+	return d.on(ctx).Download(ctx, host, src)
 }
+
+// refusal is a backend whose methods return err.
+type refusal struct{ err error }
+
+func (r refusal) Info() backend.Info { return backend.Info{} }
+func (r refusal) Close() error       { return nil }
+func (r refusal) Alloc(context.Context, backend.DType, backend.Shape) (t backend.Tensor, err error) {
+	return t, r.err
+}
+func (r refusal) Upload(context.Context, backend.Tensor) (t backend.Tensor, err error) {
+	return t, r.err
+}
+func (r refusal) Download(context.Context, backend.Tensor, backend.Tensor) error { return r.err }
+func (r refusal) QK(_ context.Context, _, _, _ backend.Tensor) error             { return r.err }
+func (r refusal) Softmax(_ context.Context, _, _ backend.Tensor, _ *backend.Problem) error {
+	return r.err
+}
+func (r refusal) PV(_ context.Context, _, _, _ backend.Tensor) error         { return r.err }
+func (r refusal) Attention(context.Context, ...*backend.Call) error          { return r.err }
+func (r refusal) Project(_ context.Context, _, _, _, _ backend.Tensor) error { return r.err }
+func (r refusal) Merge(_ context.Context, _, _, _, _ backend.Tensor) error   { return r.err }
+func (r refusal) Copy(_ context.Context, _, _ []backend.Tensor) error        { return r.err }
+func (r refusal) Warmup(context.Context, *backend.Call, bool) error          { return r.err }
+func (r refusal) Rotate(_ context.Context, _, _, _, _ backend.Tensor, _ bool) error {
+	return r.err
+}
+func (r refusal) Scores(context.Context, backend.Tensor, *backend.Problem, backend.ScorePoint) error {
+	return r.err
+}
+func (r refusal) Plan(context.Context, *backend.Call) (p backend.Plan, err error) { return p, r.err }

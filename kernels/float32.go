@@ -22,6 +22,9 @@ func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, q, k, v []floa
 		return nil, fmt.Errorf("attention: %w", err)
 	}
 	dims = fillDims(dims)
+	if dims.Dim < 1 {
+		return nil, fmt.Errorf("attention: Dims.Dim is %d, set it to the head size: %w", dims.Dim, backend.ErrShape)
+	}
 	var qt, kt, vt backend.Tensor
 	for _, o := range []struct {
 		name  string
@@ -39,8 +42,11 @@ func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, q, k, v []floa
 		} else if o.t.IsZero() {
 			continue
 		}
+		if err == nil && !o.t.OnHost() {
+			err = fmt.Errorf("the tensor is not in host memory, which a call with slices takes: call Attention, or give a host tensor: %w", backend.ErrDevice)
+		}
 		if err == nil {
-			*o.t, err = d.be.Upload(ctx, *o.t)
+			*o.t, err = d.on(ctx).Upload(ctx, *o.t)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("attention: %s: %w", o.name, err)
@@ -92,7 +98,7 @@ func (d *Device) FromFloat32(ctx context.Context, dtype backend.DType, data []fl
 	if err != nil {
 		return host, err
 	}
-	return d.be.Upload(ctx, host)
+	return d.on(ctx).Upload(ctx, host)
 }
 
 // quantised returns data as a Q8 tensor in host memory.
@@ -122,7 +128,7 @@ func (d *Device) Float32s(ctx context.Context, t backend.Tensor) ([]float32, err
 	if err != nil {
 		return nil, err
 	}
-	if err := d.be.Download(ctx, host, t); err != nil {
+	if err := d.on(ctx).Download(ctx, host, t); err != nil {
 		return nil, err
 	}
 	if t.DType() == backend.F32 {

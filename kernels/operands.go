@@ -14,7 +14,7 @@ type Dims = backend.Dims
 // operandDims checks q, k and v and returns the lengths of the call. With pages, k and v
 // are pools of pages.
 func operandDims(q, k, v backend.Tensor, pages *backend.Pages) (Dims, error) {
-	if err := cmp.Or(q.Check("q", floats...), k.Check("k", numbers...), v.Check("v", numbers...)); err != nil {
+	if err := cmp.Or(q.CheckDType("q", floats...), k.CheckDType("k", numbers...), v.CheckDType("v", numbers...)); err != nil {
 		return Dims{}, err
 	}
 	if k.DType() != v.DType() {
@@ -28,6 +28,8 @@ func operandDims(q, k, v backend.Tensor, pages *backend.Pages) (Dims, error) {
 		return d, fmt.Errorf("k %v has %d pages, v %v has %d: they must be equal: %w", ks, ks[backend.Batch], vs, vs[backend.Batch], backend.ErrShape)
 	case pages == nil && (ks[backend.Batch] != d.Batch || vs[backend.Batch] != d.Batch):
 		return d, fmt.Errorf("batches differ: q %v, k %v, v %v must have the same first length: %w", qs, ks, vs, backend.ErrShape)
+	case d.Dim == 0 || d.ValueDim == 0:
+		return d, fmt.Errorf("the head sizes of q %v and v %v are %d and %d: both must be at least 1: %w", qs, vs, d.Dim, d.ValueDim, backend.ErrShape)
 	case ks[backend.Dim] != d.Dim:
 		return d, fmt.Errorf("k %v has head size %d, q %v has %d: they must be equal: %w", ks, ks[backend.Dim], qs, d.Dim, backend.ErrShape)
 	case vs[backend.Heads] != d.KVHeads || vs[backend.Seq] != ks[backend.Seq]:
@@ -38,14 +40,14 @@ func operandDims(q, k, v backend.Tensor, pages *backend.Pages) (Dims, error) {
 
 // scoreDims is operandDims for a stage that takes q and k alone.
 func scoreDims(q, k backend.Tensor) (Dims, error) {
-	if err := cmp.Or(q.Check("q", floats...), k.Check("k", floats...)); err != nil {
+	if err := cmp.Or(q.CheckDType("q", floats...), k.CheckDType("k", floats...)); err != nil {
 		return Dims{}, err
 	}
 	return operandDims(q, k, k, nil)
 }
 
 func divides(heads, kvHeads int, kv, q string) error {
-	if heads%kvHeads != 0 {
+	if heads > 0 && (kvHeads == 0 || heads%kvHeads != 0) {
 		return fmt.Errorf("%s has %d heads, %s has %d: the kv heads must divide the query heads: %w", kv, kvHeads, q, heads, backend.ErrShape)
 	}
 	return nil
@@ -56,6 +58,10 @@ var (
 	floats  = []backend.DType{backend.F32, backend.F16, backend.BF16}
 	numbers = []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8}
 )
+
+// empty reports whether a call of lengths d has no scores: its result is empty, or its rows
+// have no keys.
+func empty(d Dims) bool { return d.Batch == 0 || d.Heads == 0 || d.SeqQ == 0 || d.SeqK == 0 }
 
 // slicer slices tensors and keeps the first error.
 type slicer struct{ err error }

@@ -15,7 +15,7 @@ import (
 // backend is no [backend.Copier].
 func (d *Device) Copy(ctx context.Context, dst, src []backend.Tensor) (err error) {
 	defer backend.Annotate(&err, "copy")
-	c, ok := d.be.(backend.Copier)
+	c, ok := d.on(ctx).(backend.Copier)
 	if !ok {
 		return d.lacks("copies")
 	}
@@ -51,7 +51,7 @@ func (d *Device) lacks(operation string) error {
 // [backend.Projector].
 func (d *Device) Project(ctx context.Context, y, x, w, bias backend.Tensor) (err error) {
 	defer backend.Annotate(&err, "project")
-	p, ok := d.be.(backend.Projector)
+	p, ok := d.on(ctx).(backend.Projector)
 	if !ok {
 		return d.lacks("projections")
 	}
@@ -105,7 +105,7 @@ func (a Angles) Release() {
 // [backend.Rotator], and the backend's.
 func (d *Device) Rotate(ctx context.Context, y, x backend.Tensor, a Angles) (err error) {
 	defer backend.Annotate(&err, "rotate")
-	r, ok := d.be.(backend.Rotator)
+	r, ok := d.on(ctx).(backend.Rotator)
 	if !ok {
 		return d.lacks("rotary embedding")
 	}
@@ -154,7 +154,7 @@ func (d *Device) Rotate(ctx context.Context, y, x backend.Tensor, a Angles) (err
 // [backend.Merger].
 func (d *Device) Merge(ctx context.Context, r, part Result) (err error) {
 	defer backend.Annotate(&err, "merge")
-	m, ok := d.be.(backend.Merger)
+	m, ok := d.on(ctx).(backend.Merger)
 	if !ok {
 		return d.lacks("merge")
 	}

@@ -106,6 +106,13 @@ type Options struct {
 	// *backend.Interrupted that errors.As finds in its error. A Prefix, segments and
 	// Offsets that need several calls cannot be resumed.
 	Resume *backend.Partial
+	// Verify n > 0 recomputes n random rows of each run in float64, as [Call.Check] does,
+	// and returns ErrVerify when a value is off by more than its error bound, for devices
+	// and memory that may be defective. Each run draws other rows; which ones depends only
+	// on the number of runs on the Device before it. It downloads the keys and values of
+	// the rows' heads and takes n·Sk·(D+Dv) operations in float64 on one core, and the
+	// run allocates: about as long as n·Sk·(D+Dv)/10⁹ seconds.
+	Verify int
 }
 
 // Unbounded as a side of a [Window] means that the side has no limit.
@@ -205,6 +212,9 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 	}
 	if err := p.Dropout.Check(); err != nil {
 		return p, err
+	}
+	if o.Verify < 0 {
+		return p, fmt.Errorf("verify is %d, it must be 0 (off) or a number of rows: %w", o.Verify, backend.ErrOption)
 	}
 	p.regions, err = o.regions(&p, d.SeqK)
 	return p, err
@@ -331,7 +341,7 @@ func (o *Options) offsetsDiffer(d Dims) bool {
 func (o *Options) tensors(p *problem) (err error) {
 	d := p.dims
 	scores := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
-	if p.Relative, err = broadcast("relative bias", o.RelativeBias, backend.Shape{d.Batch, d.Heads, 1, d.SeqQ + d.SeqK - 1}, false); err != nil {
+	if p.Relative, err = broadcast("relative bias", o.RelativeBias, backend.Shape{d.Batch, d.Heads, 1, max(d.SeqQ+d.SeqK-1, 0)}, false); err != nil {
 		return err
 	}
 	if !o.BlockMask.IsZero() {
@@ -339,6 +349,7 @@ func (o *Options) tensors(p *problem) (err error) {
 		if n < 1 {
 			return fmt.Errorf("block size is %d, with a block mask it must be at least 1: %w", n, backend.ErrOption)
 		}
+		n = min(n, max(d.SeqQ, d.SeqK, 1)) // larger ones are the same
 		p.BlockQ, p.BlockK = n, n
 		p.Blocks, err = broadcast("block mask", o.BlockMask, backend.Shape{d.Batch, d.Heads, ceilDiv(d.SeqQ, n), ceilDiv(d.SeqK, n)}, true)
 		if err != nil {
@@ -397,6 +408,6 @@ func broadcast(name string, t backend.Tensor, shape backend.Shape, mask bool) (b
 	return t, nil
 }
 
-func ceilDiv(a, b int) int { return (a + b - 1) / b }
+func ceilDiv(a, b int) int { return a/b + min(1, a%b) }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

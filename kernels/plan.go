@@ -21,10 +21,14 @@ func (c *Call) Plan(ctx context.Context) (sum backend.Plan, err error) {
 		return backend.Plan{}, err
 	}
 	if len(c.calls) == 1 && !c.opt.Weights {
-		return c.dev.be.Plan(ctx, c.calls[0])
+		return c.dev.on(ctx).Plan(ctx, c.calls[0])
 	}
 	if sum, err = c.sumOfPlans(out); err != nil {
 		return sum, err
+	}
+	if empty(c.dims) {
+		sum.Backend, sum.Path, sum.Why = c.dev.Info().Name, "none", "there are no scores: the output is empty or zeros"
+		return sum, nil
 	}
 	if c.opt.Weights {
 		c.planStages(&sum, out.Weights)
@@ -32,7 +36,7 @@ func (c *Call) Plan(ctx context.Context) (sum backend.Plan, err error) {
 	}
 	var largest int64
 	for _, call := range c.calls {
-		p, err := c.dev.be.Plan(ctx, call)
+		p, err := c.dev.on(ctx).Plan(ctx, call)
 		if err != nil {
 			return p, err
 		}
@@ -98,13 +102,13 @@ func (c *Call) planStages(p *backend.Plan, weights backend.Tensor) {
 // context errors.
 func (c *Call) Warmup(ctx context.Context) (err error) {
 	defer backend.Annotate(&err, "warmup")
-	w, ok := c.dev.be.(backend.Warmer)
-	if !ok {
-		return ctx.Err()
-	}
 	out, err := c.outputs(backend.Meta)
 	if err != nil {
 		return err
+	}
+	w, ok := c.dev.on(ctx).(backend.Warmer)
+	if !ok {
+		return ctx.Err()
 	}
 	defer c.unbindOutputs()
 	if err := c.bindOutputs(out); err != nil {

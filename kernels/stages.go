@@ -22,13 +22,13 @@ func (d *Device) QK(ctx context.Context, q, k backend.Tensor) (s backend.Tensor,
 	if err != nil {
 		return s, err
 	}
-	return d.filled(ctx, backend.F32, backend.Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s backend.Tensor) error { return d.be.QK(ctx, s, q, k) })
+	return d.filled(ctx, backend.F32, backend.Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s backend.Tensor) error { return d.on(ctx).QK(ctx, s, q, k) })
 }
 
 // filled returns a new tensor that fill has filled.
 func (d *Device) filled(ctx context.Context, dtype backend.DType, shape backend.Shape, fill func(backend.Tensor) error) (backend.Tensor, error) {
-	t, err := d.be.Alloc(ctx, dtype, shape)
-	if err == nil {
+	t, err := d.on(ctx).Alloc(ctx, dtype, shape)
+	if err == nil && shape.Elements() > 0 {
 		err = fill(t)
 	}
 	if err != nil {
@@ -48,7 +48,7 @@ func (d *Device) filled(ctx context.Context, dtype backend.DType, shape backend.
 // Errors as for [Device.Attention].
 func (d *Device) Softmax(ctx context.Context, s, lse backend.Tensor, opt Options) (err error) {
 	defer backend.Annotate(&err, "softmax")
-	if err := s.Check("s", backend.F32); err != nil {
+	if err := s.CheckDType("s", backend.F32); err != nil {
 		return err
 	}
 	sh := s.Shape()
@@ -62,13 +62,16 @@ func (d *Device) Softmax(ctx context.Context, s, lse backend.Tensor, opt Options
 			return err
 		}
 	}
+	if p.dims.SeqK == 0 && !lse.IsZero() {
+		return d.noKeys(ctx, backend.Tensor{}, lse, opt.Sinks)
+	}
 	return p.eachRegion(func(x region, own backend.Problem) error {
 		var view slicer
 		scores, sums := view.scores(s, &x), view.rows(lse, &x)
 		if view.err != nil {
 			return view.err
 		}
-		if err := d.be.Softmax(ctx, scores, sums, &own); err != nil {
+		if err := d.on(ctx).Softmax(ctx, scores, sums, &own); err != nil {
 			return err
 		}
 		return d.hideOutside(ctx, s, x)
@@ -83,8 +86,11 @@ func (o *Options) stage(d Dims) (problem, error) {
 	return o.problem(d)
 }
 
-// eachRegion calls f with each region of p and its problem.
+// eachRegion calls f with each region of p and its problem, unless p has no scores.
 func (p *problem) eachRegion(f func(x region, own backend.Problem) error) error {
+	if empty(p.dims) {
+		return nil
+	}
 	whole := [1]region{wholeRegion(p.dims)}
 	regions := p.regions
 	if regions == nil {
@@ -106,8 +112,49 @@ func (p *problem) eachRegion(f func(x region, own backend.Problem) error) error 
 // outside of x.
 func (d *Device) hideOutside(ctx context.Context, w backend.Tensor, x region) error {
 	return outside(w, x, func(rest backend.Tensor, hidden *backend.Problem) error {
-		return d.be.Softmax(ctx, rest, backend.Tensor{}, hidden)
+		return d.on(ctx).Softmax(ctx, rest, backend.Tensor{}, hidden)
 	})
+}
+
+// noKeys writes what rows without keys yield: zeros to o, and -Inf or the sinks to lse. Either
+// may be the zero Tensor. A backend call needs a key, even if no row sees it.
+func (d *Device) noKeys(ctx context.Context, o, lse backend.Tensor, sinks []float32) (err error) {
+	var made [3]backend.Tensor // o where it is missing, q, and one row of k and v
+	defer func() {
+		for _, t := range made {
+			t.Release()
+		}
+	}()
+	rows := o.Shape()
+	if o.IsZero() {
+		rows = lse.Shape()
+	}
+	if rows.Elements() == 0 {
+		return d.on(ctx).Attention(ctx)
+	}
+	if o.IsZero() {
+		if made[0], err = d.on(ctx).Alloc(ctx, backend.F32, rows); err != nil {
+			return err
+		}
+		o = made[0]
+	}
+	if made[1], err = d.on(ctx).Alloc(ctx, o.DType(), backend.Shape{rows[0], rows[1], rows[2], 1}); err != nil {
+		return err
+	}
+	if made[2], err = d.on(ctx).Alloc(ctx, o.DType(), backend.Shape{1, 1, 1, rows[3]}); err != nil {
+		return err
+	}
+	v, err := made[2].Broadcast(backend.Shape{rows[0], 1, 1, rows[3]})
+	if err != nil {
+		return err
+	}
+	k, err := v.Slice(backend.Dim, 0, 1)
+	if err != nil {
+		return err
+	}
+	hidden := backend.Problem{Scale: 1, Visible: backend.Everything(), Sinks: sinks}
+	hidden.Visible.KLen = make([]int, rows[0]) // zeros
+	return d.on(ctx).Attention(ctx, &backend.Call{Q: made[1], K: k, V: v, O: o, LSE: lse, Problem: hidden})
 }
 
 // outside calls f with the rows of x of t, [B, H, Sq, Sk], and the keys before and after
@@ -140,7 +187,7 @@ func outside(t backend.Tensor, x region, f func(rest backend.Tensor, hidden *bac
 // A weight of exactly 0 hides its value, NaN included. Errors as for [Device.Attention].
 func (d *Device) PV(ctx context.Context, w, v backend.Tensor) (o backend.Tensor, err error) {
 	defer backend.Annotate(&err, "pv")
-	if err := cmp.Or(w.Check("w", backend.F32), v.Check("v", floats...)); err != nil {
+	if err := cmp.Or(w.CheckDType("w", backend.F32), v.CheckDType("v", floats...)); err != nil {
 		return o, err
 	}
 	ws, vs := w.Shape(), v.Shape()
@@ -151,7 +198,10 @@ func (d *Device) PV(ctx context.Context, w, v backend.Tensor) (o backend.Tensor,
 		return o, err
 	}
 	return d.filled(ctx, v.DType(), backend.Shape{ws[0], ws[1], ws[2], vs[backend.Dim]}, func(o backend.Tensor) error {
-		return d.be.PV(ctx, o, w, v)
+		if vs[backend.Seq] == 0 {
+			return d.noKeys(ctx, o, backend.Tensor{}, nil)
+		}
+		return d.on(ctx).PV(ctx, o, w, v)
 	})
 }
 
@@ -177,12 +227,12 @@ func (d *Device) Scores(ctx context.Context, q, k backend.Tensor, at backend.Sco
 	if err != nil {
 		return s, err
 	}
-	scorer, ok := d.be.(backend.Scorer)
+	scorer, ok := d.on(ctx).(backend.Scorer)
 	if !ok {
 		return s, d.lacks("scores")
 	}
 	return d.filled(ctx, backend.F32, backend.Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s backend.Tensor) error {
-		if err := d.be.QK(ctx, s, q, k); err != nil {
+		if err := d.on(ctx).QK(ctx, s, q, k); err != nil {
 			return err
 		}
 		if at < backend.Biased {

@@ -153,6 +153,9 @@ const rangeRows = 256
 // exceeds the operands.
 func (d *Device) EachWeightRow(ctx context.Context, q, k backend.Tensor, r WeightRange, opt Options, f func(row, first int, weights []float32)) (err error) {
 	defer backend.Annotate(&err, "weights")
+	if f == nil {
+		return fmt.Errorf("f is nil, give a function that takes the rows: %w", backend.ErrOption)
+	}
 	s, err := d.weightScan(q, k, &opt, rangeChunk)
 	if err != nil {
 		return err
@@ -271,7 +274,7 @@ func (s *weightScan) weights(ctx context.Context, x region, first, end int) (dat
 	shape := backend.Shape{1, x.hi[backend.Heads] - x.lo[backend.Heads], x.hi[backend.Seq] - x.lo[backend.Seq], x.hi[backend.Dim] - x.lo[backend.Dim]}
 	if have := s.buffer.Shape().Elements(); have < shape.Elements() {
 		s.buffer.Release()
-		if s.buffer, err = s.dev.be.Alloc(ctx, backend.F32, backend.Shape{1, 1, 1, shape.Elements()}); err != nil {
+		if s.buffer, err = s.dev.on(ctx).Alloc(ctx, backend.F32, backend.Shape{1, 1, 1, shape.Elements()}); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -289,10 +292,10 @@ func (s *weightScan) weights(ctx context.Context, x region, first, end int) (dat
 	if view.err != nil {
 		return nil, 0, view.err
 	}
-	if err := s.dev.be.QK(ctx, w, q, k); err != nil {
+	if err := s.dev.on(ctx).QK(ctx, w, q, k); err != nil {
 		return nil, 0, err
 	}
-	if err := s.dev.be.Softmax(ctx, w, backend.Tensor{}, &p); err != nil {
+	if err := s.dev.on(ctx).Softmax(ctx, w, backend.Tensor{}, &p); err != nil {
 		return nil, 0, err
 	}
 	if part.OnHost() {

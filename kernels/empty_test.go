@@ -1,0 +1,211 @@
+package kernels_test
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// TestEmptySizes: calls without batches, heads, rows or keys return empty results, zeros and an
+// LSE of -Inf or the sink, on every backend and in stages.
+func TestEmptySizes(t *testing.T) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
+		ctx := t.Context()
+		inf := float32(math.Inf(-1))
+		for _, c := range []struct {
+			name string
+			d    backend.Dims
+		}{
+			{"no batches", backend.Dims{Batch: 0, Heads: 4, KVHeads: 2, SeqQ: 3, SeqK: 5, Dim: 8, ValueDim: 6}},
+			{"no heads", backend.Dims{Batch: 2, Heads: 0, KVHeads: 0, SeqQ: 3, SeqK: 5, Dim: 8, ValueDim: 6}},
+			{"no rows", backend.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 0, SeqK: 5, Dim: 8, ValueDim: 6}},
+			{"no keys", backend.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 3, SeqK: 0, Dim: 8, ValueDim: 6}},
+			{"no rows and keys", backend.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 0, SeqK: 0, Dim: 8, ValueDim: 6}},
+		} {
+			d := c.d
+			rows := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim}
+			// is fails unless x has shape and its elements are those of head h.
+			is := func(what string, x backend.Tensor, shape backend.Shape, want func(h int) float32) {
+				t.Helper()
+				if x.Shape() != shape {
+					t.Errorf("%s: %s has shape %v, should have %v", c.name, what, x.Shape(), shape)
+					return
+				}
+				all, err := dev.Float32s(ctx, x)
+				if err != nil || len(all) != shape.Elements() {
+					t.Errorf("%s: %s has %d elements, %v", c.name, what, len(all), err)
+				}
+				for i, got := range all {
+					if w := want(i / shape[3] / shape[2] % shape[1]); got != w {
+						t.Errorf("%s: %s is %v, should be %v", c.name, what, got, w)
+						return
+					}
+				}
+			}
+			zero := func(int) float32 { return 0 }
+			hidden := func(int) float32 { return inf }
+			for _, dtype := range []backend.DType{backend.F32, backend.F16} {
+				tensor := func(heads, seq, dim int) backend.Tensor {
+					s := backend.Shape{d.Batch, heads, seq, dim}
+					x, err := dev.FromFloat32(ctx, dtype, normal(s.Elements(), 1), s)
+					if err != nil {
+						t.Fatalf("%s: %v", c.name, err)
+					}
+					t.Cleanup(x.Release)
+					return x
+				}
+				q, k, v := tensor(d.Heads, d.SeqQ, d.Dim), tensor(d.KVHeads, d.SeqK, d.Dim), tensor(d.KVHeads, d.SeqK, d.ValueDim)
+				sinks := make([]float32, d.Heads)
+				for h := range sinks {
+					sinks[h] = float32(h)
+				}
+				sink := func(h int) float32 { return float32(h) }
+				sums, scores := rows, rows
+				sums[3], scores[3] = 1, d.SeqK
+				for name, o := range map[string]struct {
+					opt kernels.Options
+					lse func(h int) float32
+				}{
+					"plain":    {kernels.Options{LSE: true}, hidden},
+					"causal":   {kernels.Options{Causal: true, Window: &kernels.Window{Left: 3}, LSE: true, KLen: make([]int, d.Batch)}, hidden},
+					"weights":  {kernels.Options{LSE: true, Weights: true}, hidden},
+					"sinks":    {kernels.Options{LSE: true, Sinks: sinks, Verify: 3}, sink},
+					"segments": {kernels.Options{LSE: true, QSegments: [][]int32{make([]int32, d.SeqQ)}, KSegments: [][]int32{make([]int32, d.SeqK)}}, hidden},
+				} {
+					call, err := dev.Prepare(q, k, v, o.opt)
+					if err != nil {
+						t.Errorf("%s, %s: %v", c.name, name, err)
+						continue
+					}
+					if err := call.Warmup(ctx); err != nil {
+						t.Errorf("%s, %s: %v", c.name, name, err)
+					}
+					if p, err := call.Plan(ctx); err != nil || p.Pairs != 0 || p.Path != "none" {
+						t.Errorf("%s, %s: plan %+v, %v", c.name, name, p, err)
+					}
+					r, err := call.Run(ctx)
+					if err != nil {
+						t.Errorf("%s, %s: %v", c.name, name, err)
+						continue
+					}
+					is(name+" o", r.O, rows, zero)
+					is(name+" lse", r.LSE, sums, o.lse)
+					if o.opt.Weights {
+						is(name+" weights", r.Weights, scores, zero)
+					}
+					if report, err := call.Check(ctx, r, kernels.CheckOptions{}); err != nil || !report.OK() {
+						t.Errorf("%s, %s: check: %+v, %v", c.name, name, report, err)
+					}
+					r.Release()
+				}
+				// The stages.
+				s, err := dev.QK(ctx, q, k)
+				if err != nil {
+					t.Errorf("%s: %v", c.name, err)
+					continue
+				}
+				is("s", s, scores, zero)
+				lse, err := dev.Alloc(ctx, backend.F32, sums)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := dev.Softmax(ctx, s, lse, kernels.Options{Scale: new(1.0), Sinks: sinks}); err != nil {
+					t.Errorf("%s: %v", c.name, err)
+				}
+				if d.SeqK == 0 {
+					is("lse of softmax", lse, sums, sink)
+				}
+				o, err := dev.PV(ctx, s, v)
+				if err != nil {
+					t.Errorf("%s: %v", c.name, err)
+					continue
+				}
+				is("o of pv", o, rows, zero)
+				biased, err := dev.Scores(ctx, q, k, backend.Biased, kernels.Options{})
+				if err != nil {
+					t.Errorf("%s: %v", c.name, err)
+				}
+				is("scores", biased, scores, zero)
+				if top, err := dev.TopWeights(ctx, q, k, 2, kernels.Options{}); err != nil || len(top.Keys) != 2*sums.Elements() || len(top.Keys) > 0 && top.Keys[0] != -1 {
+					t.Errorf("%s: top weights %+v, %v", c.name, top, err)
+				}
+				for _, x := range []backend.Tensor{s, lse, o, biased} {
+					x.Release()
+				}
+				if d.Batch != 2 {
+					continue
+				}
+				// Packed: two sequences that are both empty on this side.
+				one := func(x backend.Tensor) backend.Tensor {
+					x, err := x.Slice(backend.Batch, 0, 1)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return x
+				}
+				r, err := dev.Attention(ctx, one(q), one(k), one(v), kernels.Options{CuQ: []int{0, 0, d.SeqQ}, CuK: []int{0, 0, d.SeqK}, LSE: true})
+				if err != nil {
+					t.Errorf("%s, packed: %v", c.name, err)
+					continue
+				}
+				rows[0], sums[0] = 1, 1
+				is("packed o", r.O, rows, zero)
+				is("packed lse", r.LSE, sums, hidden)
+				rows[0] = 2
+				r.Release()
+			}
+		}
+		if o, err := dev.AttentionFloat32(ctx, kernels.Dims{Heads: 2, Dim: 4}, nil, nil, nil, kernels.Options{}); err != nil || len(o) != 0 {
+			t.Errorf("slices: %v, %v", o, err)
+		}
+	})
+}
+
+// TestSlicesRefuse: AttentionFloat32 names the argument and what to give instead.
+func TestSlicesRefuse(t *testing.T) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
+		x := make([]float32, 4)
+		if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2}, x, x, x, kernels.Options{}); !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), "Dims.Dim is 0") {
+			t.Errorf("without Dim: %v", err)
+		}
+		meta, err := backend.NewTensor(backend.NewMemory(new(int), "another device", 1<<20, nil, nil), backend.Bool, backend.Shape{1, 1, 2, 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, Dim: 2}, x, x, x, kernels.Options{Mask: meta}); !errors.Is(err, backend.ErrDevice) || !strings.Contains(err.Error(), "mask: the tensor is not in host memory") {
+			t.Errorf("a mask in device memory: %v", err)
+		}
+	})
+}
+
+// TestBlocksOfAnySize: a block mask with blocks larger than the call is one element.
+func TestBlocksOfAnySize(t *testing.T) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
+		ctx := t.Context()
+		x := upload(t, dev, normal(5*4, 1), backend.Shape{1, 1, 5, 4})
+		host, err := backend.HostBool([]bool{true}, backend.Shape{1, 1, 1, 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		mask, err := dev.Upload(ctx, host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer mask.Release()
+		for _, size := range []int{5, 6, 1 << 32, math.MaxInt - 1, math.MaxInt} {
+			call := prepare(t, dev, x, x, x, kernels.Options{BlockMask: mask, BlockSize: size})
+			r, err := call.Run(ctx)
+			if err != nil {
+				t.Fatalf("blocks of %d: %v", size, err)
+			}
+			if report, err := call.Check(ctx, r, kernels.CheckOptions{}); err != nil || !report.OK() {
+				t.Errorf("blocks of %d: %+v, %v", size, report, err)
+			}
+			r.Release()
+		}
+	})
+}

@@ -1,0 +1,178 @@
+package kernels_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// flipping is a backend that flips a bit of what it reads back of results.
+type flipping struct {
+	backend.Backend
+	at   backend.Shape // of the tensors in which it flips
+	bit  uint32
+	seen int
+}
+
+func (f *flipping) Download(ctx context.Context, host, src backend.Tensor) error {
+	if err := f.Backend.Download(ctx, host, src); err != nil || host.Shape() != f.at || host.DType() != backend.F32 {
+		return err
+	}
+	f.seen++
+	x, err := host.Float32s()
+	x[1] = math.Float32frombits(math.Float32bits(x[1]) ^ f.bit)
+	return err
+}
+
+// TestVerify: a flipped bit in a recomputed row is ErrVerify, with its place and values, in
+// Attention, Run and RunInto; without the flip, or without Verify, there is no error.
+func TestVerify(t *testing.T) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
+		ctx := t.Context()
+		const heads, seq, dim = 2, 70, 16
+		tensor := func(seed uint64, cols int) backend.Tensor {
+			return upload(t, dev, normal(heads*seq*cols, seed), backend.Shape{1, heads, seq, cols})
+		}
+		q, k, v := tensor(1, dim), tensor(2, dim), tensor(3, dim+1) // o has rows of their own length
+		for _, c := range []struct {
+			name string
+			bit  uint32
+			opt  kernels.Options
+			want error
+		}{
+			{"right", 0, kernels.Options{Verify: 5}, nil},
+			{"causal, lse and dropout", 0, kernels.Options{Verify: 5, Causal: true, LSE: true, Dropout: backend.Dropout{P: 0.25, Seed: 3}}, nil},
+			{"weights", 0, kernels.Options{Verify: 5, Weights: true}, nil},
+			{"packed", 0, kernels.Options{Verify: 20, CuQ: []int{0, 10, 10, 70}}, nil},
+			{"more rows than there are", 0, kernels.Options{Verify: 1 << 40}, nil},
+			{"exponent", 1 << 27, kernels.Options{Verify: 1}, backend.ErrVerify},
+			{"sign", 1 << 31, kernels.Options{Verify: 3, Causal: true}, backend.ErrVerify},
+			{"mantissa", 1 << 16, kernels.Options{Verify: 3, Weights: true}, backend.ErrVerify},
+			{"packed sequences", 1 << 27, kernels.Options{Verify: 3, CuQ: []int{0, 10, 10, 70}}, backend.ErrVerify},
+			{"not asked for", 1 << 27, kernels.Options{}, nil},
+		} {
+			bad := &flipping{Backend: dev.Backend(), at: backend.Shape{1, 1, 1, dim + 1}, bit: c.bit}
+			on := kernels.NewDevice(bad)
+			call := prepare(t, on, q, k, v, c.opt)
+			r, err := call.Run(ctx)
+			r.Release()
+			_, again := on.Attention(ctx, q, k, v, c.opt)
+			out, allocErr := call.Alloc(ctx)
+			if allocErr != nil {
+				t.Fatal(allocErr)
+			}
+			into := call.RunInto(ctx, out)
+			out.Release()
+			for _, err := range []error{err, again, into} {
+				if !errors.Is(err, c.want) {
+					t.Errorf("%s: error is %v, should be %v", c.name, err, c.want)
+				}
+				if c.want != nil && (err == nil || !strings.Contains(err.Error(), "verify: o[0,") || !strings.Contains(err.Error(), "bound")) {
+					t.Errorf("%s: error is %v", c.name, err)
+				}
+			}
+			if asked := c.opt.Verify > 0; asked != (bad.seen > 0) {
+				t.Errorf("%s: %d rows are recomputed", c.name, bad.seen)
+			}
+		}
+	})
+}
+
+// TestNothingPanics calls every exported method of Device and Call with zero values, on devices
+// without a backend, closed and open ones, with and without a context.
+func TestNothingPanics(t *testing.T) {
+	closed := kernels.NewDevice(cpu.New(cpu.Options{}))
+	closed.Close()
+	open := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer open.Close()
+	x := upload(t, open, []float32{1}, backend.Shape{1, 1, 1, 1})
+	prepared := prepare(t, open, x, x, x, kernels.Options{})
+	orphan := prepare(t, nil, x, x, x, kernels.Options{})
+	for name, target := range map[string]any{
+		"a nil Device": (*kernels.Device)(nil), "a zero Device": new(kernels.Device), "a Device of nil": kernels.NewDevice(nil),
+		"a Device of a nil pointer": kernels.NewDevice((*cpu.Backend)(nil)), "a closed Device": closed, "an open Device": open,
+		"a nil Call": (*kernels.Call)(nil), "a zero Call": new(kernels.Call), "a Call": prepared, "a Call of a nil Device": orphan,
+	} {
+		of := reflect.ValueOf(target)
+		for i := range of.NumMethod() {
+			method, signature := of.Type().Method(i).Name, of.Method(i).Type()
+			if target == any(open) && method == "Close" {
+				continue
+			}
+			for _, ctx := range []context.Context{nil, context.Background()} {
+				args := make([]reflect.Value, signature.NumIn())
+				for i := range args {
+					args[i] = reflect.Zero(signature.In(i))
+					if signature.In(i) == reflect.TypeFor[context.Context]() && ctx != nil {
+						args[i] = reflect.ValueOf(ctx)
+					}
+				}
+				func() {
+					defer func() {
+						if p := recover(); p != nil {
+							t.Errorf("%s: %s (context %v) panics: %v", name, method, ctx, p)
+						}
+					}()
+					of.Method(i).Call(args)
+				}()
+			}
+		}
+	}
+}
+
+// TestMissingBackendAndContext: valid calls without a backend, without a context and on a closed
+// device return errors that say so.
+func TestMissingBackendAndContext(t *testing.T) {
+	open := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer open.Close()
+	closed := kernels.NewDevice(cpu.New(cpu.Options{}))
+	closed.Close()
+	x := upload(t, open, []float32{1, 2}, backend.Shape{1, 1, 1, 2})
+	s := upload(t, open, []float32{1}, backend.Shape{1, 1, 1, 1})
+	one := func(_ any, err error) error { return err }
+	for _, on := range []struct {
+		name string
+		dev  *kernels.Device
+		ctx  context.Context
+		want error
+		text string
+	}{
+		{"no Device", nil, t.Context(), backend.ErrNoBackend, "the Device has no backend"},
+		{"no backend", kernels.NewDevice(nil), t.Context(), backend.ErrNoBackend, "the Device has no backend"},
+		{"no context", open, nil, backend.ErrOption, "the context is nil"},
+		{"closed", closed, t.Context(), backend.ErrClosed, ""},
+	} {
+		dev, ctx := on.dev, on.ctx
+		call := prepare(t, dev, x, x, x, kernels.Options{})
+		empty, err := x.Slice(backend.Seq, 0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := kernels.Result{O: upload(t, open, make([]float32, 2), x.Shape())}
+		for name, err := range map[string]error{
+			"Alloc": one(dev.Alloc(ctx, backend.F32, x.Shape())), "Upload": one(dev.Upload(ctx, x)), "Download": dev.Download(ctx, x, x),
+			"Copy": dev.Copy(ctx, []backend.Tensor{s}, []backend.Tensor{s}), "Project": dev.Project(ctx, s, s, s, backend.Tensor{}),
+			"Rotate": dev.Rotate(ctx, x, x, kernels.Angles{Cos: s, Sin: s}), "Merge": dev.Merge(ctx, kernels.Result{O: x, LSE: s}, kernels.Result{O: x, LSE: s}),
+			"QK": one(dev.QK(ctx, x, x)), "Softmax": dev.Softmax(ctx, s, backend.Tensor{}, kernels.Options{Scale: new(1.0)}), "PV": one(dev.PV(ctx, s, x)),
+			"Scores": one(dev.Scores(ctx, x, x, backend.Biased, kernels.Options{})), "TopWeights": one(dev.TopWeights(ctx, x, x, 1, kernels.Options{})),
+			"EachWeightRow": dev.EachWeightRow(ctx, x, x, kernels.WeightRange{Rows: [2]int{0, 1}, Keys: [2]int{0, 1}}, kernels.Options{}, func(int, int, []float32) {}),
+			"Attention":     one(dev.Attention(ctx, x, x, x, kernels.Options{})), "no rows": one(dev.Attention(ctx, empty, x, x, kernels.Options{})),
+			"no keys":          one(dev.Attention(ctx, x, empty, empty, kernels.Options{})),
+			"AttentionFloat32": one(dev.AttentionFloat32(ctx, kernels.Dims{SeqQ: 1, Dim: 1}, []float32{1}, []float32{1}, []float32{1}, kernels.Options{})),
+			"FromFloat32":      one(dev.FromFloat32(ctx, backend.F32, []float32{1}, backend.Shape{1, 1, 1, 1})), "Float32s": one(dev.Float32s(ctx, x)),
+			"Run": one(call.Run(ctx)), "RunInto": call.RunInto(ctx, out), "Plan": one(call.Plan(ctx)), "Check": one(call.Check(ctx, out, kernels.CheckOptions{})),
+			"Call.Alloc": one(call.Alloc(ctx)),
+		} {
+			if !errors.Is(err, on.want) || !strings.Contains(err.Error(), on.text) {
+				t.Errorf("%s: %s: error is %v, should be %v", on.name, name, err, on.want)
+			}
+		}
+	}
+}
