@@ -338,3 +338,26 @@ func TestRunPlan(t *testing.T) {
 		t.Errorf("the plan with weights is\n%s", out)
 	}
 }
+
+// TestRunOutputPaths writes to a device, which stays one, and replaces an input once it is
+// read.
+func TestRunOutputPaths(t *testing.T) {
+	dir := t.TempDir()
+	x := clitest.Save(t, dir, "x.npy", "<f4", clitest.Normal(1, 30*8), 30, 8)
+	args := func(flags ...string) []string {
+		return append([]string{"run", "--backend=cpu", "--q", x, "--k", x, "--v", x}, flags...)
+	}
+	mustRun(t, args("--out", dir+"/o.npy")...)
+	mustRun(t, args("--out", os.DevNull, "--lse", os.DevNull)...)
+	if info, err := os.Lstat(os.DevNull); err != nil || info.Mode()&os.ModeDevice == 0 {
+		t.Fatalf("%s became %v, %v", os.DevNull, info.Mode(), err)
+	}
+	code, stdout, stderr := attn(t, args("--out", x, "--present-k", dir+"/./x.npy")...)
+	clitest.WantFailure(t, code, stdout, stderr, "names the same file")
+	mustRun(t, args("--out", x, "--present-k", dir+"/k.npy")...)
+	for name, want := range map[string][]float64{"x.npy": first(clitest.Load(t, dir+"/o.npy")), "k.npy": clitest.Normal(1, 30*8)} {
+		clitest.Near(t, name, first(clitest.Load(t, filepath.Join(dir, name))), want, 0)
+	}
+}
+
+func first(data []float64, _ []int, _ string) []float64 { return data }
