@@ -8,6 +8,7 @@ package port
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include "native.h"
 
 // These are the calls of wgpu-native that the Go binding does not make safely. It passes
 // C pointers to Go variables that nothing keeps alive (device lost, map), and it cannot
@@ -49,16 +50,9 @@ typedef struct {
 extern void wgpuAdapterRequestDevice(void *adapter, void const *desc, void (*cb)(int, void *, char const *, void *), void *userdata);
 extern void wgpuDeviceSetUncapturedErrorCallback(void *device, port_error_fn cb, void *userdata);
 extern void wgpuBufferMapAsync(void *buffer, uint32_t mode, size_t offset, size_t size, void (*cb)(int, void *), void *userdata);
+extern bool wgpuDevicePoll(void *device, bool wait, void const *submission);
+extern void wgpuDeviceRelease(void *device);
 extern void wgpuQueueOnSubmittedWorkDone(void *queue, void (*cb)(int, void *), void *userdata);
-
-// The results of callbacks. Every call that can run a callback holds the device's lock.
-typedef struct {
-	int lost;
-	int error; // type of the last error outside a scope, 0 for none
-	int mapped; // status + 1 of the last map, 0 while it is pending
-	uint64_t done; // submissions that have ended
-	char message[1024];
-} port_state;
 
 static void port_note(port_state *s, char const *message) {
 	strncpy(s->message, message ? message : "", sizeof s->message - 1);
@@ -108,6 +102,9 @@ static void port_map(void *buffer, size_t offset, size_t size, port_state *state
 	state->mapped = 0;
 	wgpuBufferMapAsync(buffer, 1, offset, size, port_on_map, state);
 }
+static void port_do_poll(void *device) { wgpuDevicePoll(device, false, NULL); }
+static void port_poll(void *device, port_state *state) { port_guard(state, port_do_poll, device); }
+static void port_release(void *device, port_state *state) { port_guard(state, wgpuDeviceRelease, device); }
 static void port_notify(void *queue, port_state *state) { wgpuQueueOnSubmittedWorkDone(queue, port_on_done, state); }
 */
 import "C"
@@ -266,6 +263,15 @@ func (l *library) notify() { C.port_notify(l.queueRef, l.state) }
 func (l *library) startMap(b rawBuffer, offset, size uint64) error {
 	C.port_map(b.ref, C.size_t(offset), C.size_t(size), l.state)
 	return nil
+}
+
+// update runs the callbacks that are due.
+func (l *library) update() { C.port_poll(l.devRef, l.state) }
+
+func (l *library) close() {
+	l.clock.release()
+	l.queue.Release()
+	C.port_release(l.devRef, l.state)
 }
 
 // message returns the text of the last callback.

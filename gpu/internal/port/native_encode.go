@@ -5,6 +5,7 @@ package port
 /*
 #include <stddef.h>
 #include <stdint.h>
+#include "native.h"
 
 // A submission crosses from Go to C once, not once for each command, and without the
 // binding's error scope around each call. Errors reach the handler of errors outside a
@@ -56,11 +57,21 @@ static void port_end_pass(void **pass) {
 	*pass = NULL;
 }
 
-// port_run records and submits. It returns 0 and submits nothing when *error is set.
-static int port_run(void *device, void *queue, port_command const *c, size_t n, port_stamps const *stamps, int const *error) {
-	void *encoder = wgpuDeviceCreateCommandEncoder(device, NULL), *pass = NULL;
+typedef struct {
+	void *device, *queue;
+	port_command const *commands;
+	size_t n;
+	port_stamps const *stamps;
+	port_state *state;
+} port_submission;
+
+// port_do_run records and submits. It submits nothing when there is an error.
+static void port_do_run(void *submission) {
+	port_submission *s = submission;
+	port_stamps const *stamps = s->stamps;
+	void *encoder = wgpuDeviceCreateCommandEncoder(s->device, NULL), *pass = NULL;
 	if (stamps->queries) wgpuCommandEncoderWriteTimestamp(encoder, stamps->queries, stamps->first);
-	for (; n > 0; n--, c++) {
+	for (port_command const *c = s->commands; c < s->commands + s->n; c++) {
 		if (!c->pipeline) {
 			port_end_pass(&pass);
 			wgpuCommandEncoderCopyBufferToBuffer(encoder, c->src, c->src_offset, c->dst, c->dst_offset, c->size);
@@ -77,12 +88,17 @@ static int port_run(void *device, void *queue, port_command const *c, size_t n, 
 		wgpuCommandEncoderResolveQuerySet(encoder, stamps->queries, stamps->first, 2, stamps->resolved, 0);
 		wgpuCommandEncoderCopyBufferToBuffer(encoder, stamps->resolved, 0, stamps->staging, 0, stamps->size);
 	}
-	void *commands = *error ? NULL : wgpuCommandEncoderFinish(encoder, NULL);
+	void *commands = s->state->error ? NULL : wgpuCommandEncoderFinish(encoder, NULL);
 	wgpuCommandEncoderRelease(encoder);
-	int ok = *error == 0;
-	if (ok) wgpuQueueSubmit(queue, 1, &commands);
+	if (!s->state->error) wgpuQueueSubmit(s->queue, 1, &commands);
 	if (commands) wgpuCommandBufferRelease(commands);
-	return ok && *error == 0;
+}
+
+// port_run reports whether the commands were submitted.
+static int port_run(void *device, void *queue, port_command const *c, size_t n, port_stamps const *stamps, port_state *state) {
+	port_submission s = { device, queue, c, n, stamps, state };
+	port_guard(state, port_do_run, &s);
+	return state->error == 0 && state->lost == 0;
 }
 */
 import "C"
@@ -140,7 +156,7 @@ func (l *library) submitTo(slot *timedSlot) (Ticket, error) {
 		}
 	}
 	var err error
-	if C.port_run(l.devRef, l.queueRef, unsafe.SliceData(e.commands), C.size_t(len(e.commands)), &e.stamps, &l.state.error) == 0 {
+	if C.port_run(l.devRef, l.queueRef, unsafe.SliceData(e.commands), C.size_t(len(e.commands)), &e.stamps, l.state) == 0 {
 		err = fmt.Errorf("submission of %d commands", len(e.commands))
 	}
 	if err := l.outcome(err, ErrInvalid); err != nil {

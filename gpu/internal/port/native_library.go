@@ -85,7 +85,7 @@ func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuff
 // releaseBuffer polls, because the library frees released memory only then.
 func (l *library) releaseBuffer(b rawBuffer) {
 	b.b.Release()
-	l.dev.Poll(false, nil)
+	l.update()
 }
 
 func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, error) {
@@ -149,14 +149,14 @@ func (l *library) releasePipeline(p rawPipeline) {
 
 // poll runs the callbacks that are due and returns the last submission that has ended.
 func (l *library) poll() (Ticket, error) {
-	l.dev.Poll(false, nil)
+	l.update()
 	return Ticket(l.state.done), l.outcome(nil, ErrInvalid)
 }
 
 // mapped reports whether the map of startMap has ended.
 func (l *library) mapped() (bool, error) {
 	if l.state.mapped == 0 {
-		l.dev.Poll(false, nil)
+		l.update()
 	}
 	if err := l.outcome(nil, ErrInvalid); err != nil {
 		return false, err
@@ -170,10 +170,4 @@ func (l *library) mapped() (bool, error) {
 func (l *library) copyMapped(b rawBuffer, offset uint64, dst []byte) error {
 	copy(dst, b.b.GetMappedRange(uint(offset), uint(len(dst))))
 	return l.outcome(b.b.Unmap(), ErrInvalid)
-}
-
-func (l *library) close() {
-	l.clock.release()
-	l.queue.Release()
-	l.dev.Release()
 }

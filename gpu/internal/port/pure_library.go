@@ -22,6 +22,8 @@ type library struct {
 	unwritten map[rawBuffer]bool
 	released  []released
 	last      uint64 // submission
+	ended     uint64 // the last submission that poll found ended
+	probed    time.Time
 
 	// The submission that is being recorded: finished command buffers, the current
 	// encoder and pass, and the sources and destinations of its copies.
@@ -295,19 +297,31 @@ func (l *library) submit(bool) (Ticket, error) {
 	}
 	l.done = nil
 	clear(l.unwritten)
-	l.last = index
+	l.last, l.probed = index, time.Now()
 	return Ticket(index), nil
 }
 
 func (l *library) startClock() error                        { return nil }
 func (l *library) took(Ticket) (time.Duration, bool, error) { return 0, false, nil }
 
-// poll returns the last submission that has ended.
+// probeTime is the time without progress after which poll looks for a loss.
+const probeTime = 500 * time.Millisecond
+
+// poll returns the last submission that has ended. The library ignores losses when it
+// looks for that, but not when it submits.
 func (l *library) poll() (Ticket, error) {
 	growStack()
 	ended := l.queue.Poll()
 	l.free()
-	return Ticket(ended), nil
+	if ended != l.ended || ended >= l.last {
+		l.ended, l.probed = ended, time.Now()
+	}
+	if time.Since(l.probed) < probeTime {
+		return Ticket(ended), nil
+	}
+	l.probed = time.Now()
+	_, err := l.submit(false)
+	return Ticket(ended), err
 }
 
 // startMap starts to map a buffer for reading.

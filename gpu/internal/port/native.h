@@ -1,0 +1,22 @@
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+// The results of callbacks. Every call that can run a callback holds the device's lock.
+typedef struct {
+	int lost;
+	int error; // type of the last error outside a scope, 0 for none
+	int mapped; // status + 1 of the last map, 0 while it is pending
+	uint64_t done; // submissions that have ended
+	char message[1024];
+} port_state;
+
+// port_try calls f(arg). It returns 1 when the library panicked, where that can be caught.
+int port_try(void (*f)(void *), void *arg);
+
+// port_guard calls f(arg), in which the library panics when the device is lost.
+static inline void port_guard(port_state *s, void (*f)(void *), void *arg) {
+	if (!port_try(f, arg)) return;
+	strncpy(s->message, "wgpu-native panicked, and wrote the cause to standard error", sizeof s->message - 1);
+	s->lost = 1;
+}

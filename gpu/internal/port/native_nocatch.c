@@ -1,0 +1,9 @@
+//go:build cgo && !gogpu && !(linux && amd64) && (darwin || windows)
+
+#include "native.h"
+
+// Here a panic of the library ends the process.
+int port_try(void (*f)(void *), void *arg) {
+	f(arg);
+	return 0;
+}

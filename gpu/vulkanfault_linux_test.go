@@ -1,0 +1,239 @@
+package gpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/seed90331342/attn/backend"
+	"golang.org/x/sys/unix"
+)
+
+// vulkanFaults are the faults of testdata/vkfault/layer.c, numbered from 1, with the errors
+// that a session may end with. Positions are those of the calls that fail, up to most.
+var vulkanFaults = []struct {
+	name        string
+	want        []error // nil is the right result
+	after       error   // of the next session on the same device
+	short, most int     // positions
+}{
+	{"oom", []error{nil, backend.ErrMemory}, nil, 8, 60},
+	{"full", []error{nil, backend.ErrMemory}, nil, 8, 60},
+	{"lost", []error{backend.ErrDeviceLost}, backend.ErrDeviceLost, 3, 30},
+	{"gone", []error{backend.ErrDeviceLost}, backend.ErrDeviceLost, 3, 20},
+	{"late", []error{nil}, nil, 1, 30},
+}
+
+// faultPage is the memory that the layer shares with a test.
+type faultPage struct{ kind, position, calls, fired, released atomic.Int64 }
+
+func (p *faultPage) arm(kind, position int) {
+	p.kind.Store(0)
+	for _, x := range []*atomic.Int64{&p.calls, &p.fired, &p.released} {
+		x.Store(0)
+	}
+	p.position.Store(int64(position))
+	p.kind.Store(int64(kind))
+}
+
+func (p *faultPage) disarm() {
+	p.released.Store(1)
+	p.kind.Store(0)
+}
+
+const (
+	faultPageEnv = "ATTN_VKFAULT"
+	faultEnv     = "ATTN_VKFAULT_SWEEP" // kind, first position, end
+)
+
+// TestVulkanFaults makes Vulkan itself fail, below the WebGPU library: each fault at each of
+// the first calls of a session with several submissions. A session ends with the right
+// result or the right error, in time, and so does the next one. It runs in a child process,
+// which a library may abort.
+func TestVulkanFaults(t *testing.T) {
+	if os.Getenv(faultEnv) != "" {
+		sweepFaults(t)
+		return
+	}
+	open(t, Options{}).Close()
+	gcc, err := exec.LookPath("gcc")
+	if err != nil {
+		t.Skipf("needs gcc to build a Vulkan layer: %v", err)
+	}
+	dir := t.TempDir()
+	layer := filepath.Join(dir, "layer.so")
+	if out, err := exec.CommandContext(t.Context(), gcc, "-shared", "-fPIC", "-fvisibility=hidden", "-O1", "-o", layer, filepath.Join("testdata", "vkfault", "layer.c")).CombinedOutput(); err != nil {
+		t.Skipf("needs Vulkan's headers (libvulkan-dev) to build a layer: %v\n%.300s", err, out)
+	}
+	manifest := fmt.Sprintf(`{"file_format_version": "1.1.0", "layer": {"name": "VK_LAYER_ATTN_fault", "type": "GLOBAL", "library_path": %q,
+		"api_version": "1.3.0", "implementation_version": "1", "description": "faults for tests"}}`, layer)
+	page := filepath.Join(dir, "page")
+	for name, data := range map[string][]byte{filepath.Join(dir, "layer.json"): []byte(manifest), page: make([]byte, os.Getpagesize())} {
+		if err := os.WriteFile(name, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for kind, f := range vulkanFaults {
+		t.Run(f.name, func(t *testing.T) {
+			end := f.most
+			if testing.Short() {
+				end = f.short
+			}
+			outcomes, tried := map[string]int{}, 0
+			for first := 0; first < end; {
+				cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestVulkanFaults$")
+				cmd.Env = append(os.Environ(), "VK_LAYER_PATH="+dir, "VK_INSTANCE_LAYERS=VK_LAYER_ATTN_fault", faultPageEnv+"="+page,
+					fmt.Sprintf("%s=%d %d %d", faultEnv, kind+1, first, end))
+				out, err := cmd.CombinedOutput()
+				ended := false
+				for line := range strings.Lines(string(out)) {
+					if rest, ok := strings.CutPrefix(line, "outcome: "); ok {
+						outcomes[strings.TrimSpace(rest)]++
+						tried++
+						first++
+					}
+					ended = ended || strings.HasPrefix(line, "ended")
+				}
+				if err == nil && ended {
+					break
+				}
+				t.Errorf("position %d: %v\n%.3000s", first, err, out)
+				outcomes["process ended"]++
+				first++
+			}
+			t.Logf("%d positions: %v", tried, outcomes)
+			if tried == 0 {
+				t.Error("no call was made to fail")
+			}
+		})
+	}
+}
+
+// sweepFaults runs in the child process.
+func sweepFaults(t *testing.T) {
+	var kind, first, end int
+	if _, err := fmt.Sscan(os.Getenv(faultEnv), &kind, &first, &end); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.OpenFile(os.Getenv(faultPageEnv), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := unix.Mmap(int(file.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := (*faultPage)(unsafe.Pointer(&data[0]))
+	want := faultSession(nil, t.Context())
+	if want.err != nil {
+		t.Fatal(want.err)
+	}
+	want.b.Close()
+	f := vulkanFaults[kind-1]
+	for position := first; position < end; position++ {
+		late := time.AfterFunc(2*time.Minute, func() { panic("position " + strconv.Itoa(position) + ": no end in 2 minutes") })
+		ctx, cancel := t.Context(), context.CancelFunc(func() {})
+		if f.name == "hang" {
+			ctx, cancel = context.WithTimeout(ctx, 3*time.Second)
+		}
+		page.arm(kind, position)
+		got := faultSession(nil, ctx)
+		fired := page.fired.Load() != 0
+		page.disarm()
+		cancel()
+		if !fired {
+			if got.err != nil || !slices.Equal(got.out, want.out) {
+				t.Errorf("position %d: nothing failed, %v", position, got.err)
+			}
+			position = end
+		} else {
+			i := slices.IndexFunc(f.want, func(e error) bool { return e == nil && got.err == nil || e != nil && errors.Is(got.err, e) })
+			if i < 0 {
+				t.Errorf("position %d: %v, want %v", position, got.err, f.want)
+			} else if got.err == nil && !slices.Equal(got.out, want.out) {
+				t.Errorf("position %d: another result", position)
+			} else {
+				fmt.Printf("outcome: %v\n", f.want[i])
+			}
+			if got.b != nil {
+				next := faultSession(got.b, t.Context())
+				if f.after == nil && (next.err != nil || !slices.Equal(next.out, want.out)) || f.after != nil && !errors.Is(next.err, f.after) {
+					t.Errorf("position %d: afterwards %v, want %v", position, next.err, f.after)
+				}
+			}
+		}
+		if got.b != nil {
+			got.b.Close()
+		}
+		late.Stop()
+	}
+	fmt.Println("ended")
+}
+
+type faultResult struct {
+	b   *Backend
+	out []float32
+	err error
+}
+
+// faultSession runs one attention call of several submissions, on a device of its own unless
+// b is set.
+func faultSession(b *Backend, ctx context.Context) (r faultResult) {
+	const sq, sk, d = 16, 2048, 64 // 8 MFLOP
+	if r.b = b; b == nil {
+		if r.b, r.err = Open("", Options{MaxWork: 2e6}); r.err != nil {
+			return r
+		}
+	}
+	var tensors []backend.Tensor
+	for range 2 { // with memory of their own: the library has other tensors share some
+		x, err := r.b.Alloc(ctx, backend.F32, backend.Shape{1, 1, 1 << 16, 1 << 9})
+		if r.err = err; err != nil {
+			return r
+		}
+		tensors = append(tensors, x)
+	}
+	defer func() {
+		for _, x := range tensors {
+			x.Release()
+		}
+	}()
+	up := func(rows int) (x backend.Tensor) {
+		if r.err == nil {
+			data := make([]float32, rows*d)
+			for i := range data {
+				data[i] = wave(i)
+			}
+			var h backend.Tensor
+			if h, r.err = backend.HostF32(data, backend.Shape{1, 1, rows, d}); r.err == nil {
+				if x, r.err = r.b.Upload(ctx, h); r.err == nil {
+					tensors = append(tensors, x)
+				}
+			}
+		}
+		return x
+	}
+	q, k, v, o := up(sq), up(sk), up(sk), up(sq)
+	if r.err != nil {
+		return r
+	}
+	if r.err = r.b.Attention(ctx, &backend.Call{Q: q, K: k, V: v, O: o, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}); r.err != nil {
+		return r
+	}
+	r.out = make([]float32, sq*d)
+	h, err := backend.HostF32(r.out, o.Shape())
+	if r.err = err; err == nil {
+		r.err = r.b.Download(ctx, h, o)
+	}
+	return r
+}
