@@ -52,7 +52,11 @@ func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report 
 		return CheckReport{}, err
 	}
 	k := checker{dev: c.dev, weights: out.Weights, heads: map[headIndex]headData{}}
-	rows, subs := sample(c.dims, opt), c.subs
+	rows, err := sample(c.dims, opt)
+	if err != nil {
+		return CheckReport{}, fmt.Errorf("CheckOptions.Rows is %d: %w", opt.Rows, err)
+	}
+	subs := c.subs
 	if empty(c.dims) { // rows without keys
 		subs = []subcall{{wholeRegion(c.dims), backend.Call{Q: c.q, K: c.k, V: c.v, O: out.O, LSE: out.LSE, Problem: c.problem}}}
 	}
@@ -89,29 +93,29 @@ func (x *region) has(at rowIndex) bool {
 }
 
 // sample returns distinct random rows, or all if there are fewer than requested.
-func sample(d Dims, opt CheckOptions) []rowIndex {
+func sample(d Dims, opt CheckOptions) ([]rowIndex, error) {
 	want := opt.Rows
 	if want <= 0 {
 		want = 16
 	}
 	total := d.Batch * d.Heads * d.SeqQ
-	at := func(n int) rowIndex { return rowIndex{n / d.SeqQ / d.Heads, n / d.SeqQ % d.Heads, n % d.SeqQ} }
-	var rows []rowIndex
-	if want >= total {
-		for n := range total {
-			rows = append(rows, at(n))
-		}
-		return rows
+	rows, err := budget.Make[rowIndex](min(want, total))
+	if err != nil {
+		return nil, err
 	}
 	rng := rand.New(rand.NewPCG(opt.Seed, 0))
 	seen := map[int]bool{}
-	for len(rows) < want {
-		if n := rng.IntN(total); !seen[n] {
-			seen[n] = true
-			rows = append(rows, at(n))
+	for i := range rows {
+		n := i
+		for want < total {
+			if n = rng.IntN(total); !seen[n] {
+				seen[n] = true
+				break
+			}
 		}
+		rows[i] = rowIndex{n / d.SeqQ / d.Heads, n / d.SeqQ % d.Heads, n % d.SeqQ}
 	}
-	return rows
+	return rows, nil
 }
 
 // checker compares rows with the oracle.

@@ -4,6 +4,7 @@ package array
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -186,7 +187,11 @@ func read[T any](ctx context.Context, f *File, decode func(dst []T, raw []byte))
 	}
 	defer file.Close()
 	data, err := npy.Read(interruptible{ctx, io.NewSectionReader(file, f.Start, int64(f.Count)*int64(f.Size)), nil}, f.Header, decode)
-	if err != nil && ctx.Err() == nil {
+	switch {
+	case err == nil || ctx.Err() != nil:
+	case errors.Is(err, backend.ErrMemory):
+		err = f.Errorf("%w", err)
+	default:
 		err = f.Errorf("it was cut short while it was read: %w", atomicfile.Reason(err))
 	}
 	return data, err
