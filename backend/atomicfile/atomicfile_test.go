@@ -48,11 +48,12 @@ func (d pausing) SyncDir(path string) error        { pause(); return d.realDisk.
 // lives, another run leaves its hidden files alone; then the next run leaves old or new
 // files and no hidden ones.
 func TestKill(t *testing.T) {
-	c := scenarios(memory(t))[4]
+	dir := memory(t)
+	c := scenarios(dir)[4]
 	for at := 0; ; at++ {
 		write(t, c.start())
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), "ATTN_TEST_KILL="+filepath.Dir(filepath.Dir(c.paths[0])))
+		cmd.Env = append(os.Environ(), "ATTN_TEST_KILL="+dir)
 		cmd.Stderr = os.Stderr
 		in, err := cmd.StdinPipe()
 		if err != nil {
@@ -91,6 +92,33 @@ func TestKill(t *testing.T) {
 			}
 			return
 		}
+	}
+}
+
+// cleaned is a disk on which another process removes the first owner file, which it took for
+// a leftover, before it is locked.
+type cleaned struct {
+	realDisk
+	once sync.Once
+}
+
+func (d *cleaned) Create(path string) (f file, err error) {
+	f, err = d.realDisk.Create(path)
+	d.once.Do(func() { err = errors.Join(err, os.Remove(path)) })
+	return f, err
+}
+
+// TestOwnerRemoved: a set whose owner file was removed makes another one.
+func TestOwnerRemoved(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a")
+	s := Set{disk: &cleaned{}}
+	if err := errors.Join(s.Add("a", path), s.Write(t.Context(), "a", put("new")), s.Commit(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	s.Discard()
+	wantFile(t, path, "new")
+	if names := hidden(t, path); len(names) > 0 {
+		t.Errorf("left behind: %v", names)
 	}
 }
 

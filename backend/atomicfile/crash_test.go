@@ -139,10 +139,9 @@ func (d *simulated) kept() (least, all map[string]int) {
 	return least, all
 }
 
-// rebuild makes the folders what they are after a crash that kept the given changes.
-func (d *simulated) rebuild(t *testing.T, start map[string]string, keep map[string]int, unsynchronised bool) {
+// rebuild makes of the folders what they are after a crash that kept the given changes.
+func (d *simulated) rebuild(t *testing.T, keep map[string]int, unsynchronised bool) {
 	t.Helper()
-	write(t, start)
 	done := map[string]int{}
 	for _, op := range d.ops {
 		dir := filepath.Dir(op.path)
@@ -242,8 +241,8 @@ type scenario struct {
 }
 
 func scenarios(dir string) []scenario {
-	a, b, far := filepath.Join(dir, "1", "a"), filepath.Join(dir, "1", "b"), filepath.Join(dir, "2", "b")
-	return []scenario{
+	const a, b, far = "1/a", "1/b", "2/b"
+	all := []scenario{
 		{"a file", []string{a}, []string{"old"}, false},
 		{"a new file", []string{a}, []string{absent}, false},
 		{"two files", []string{a, b}, []string{"old", "was"}, false},
@@ -252,6 +251,12 @@ func scenarios(dir string) []scenario {
 		{"two folders, one new file", []string{a, far}, []string{absent, "was"}, false},
 		{"without hard links", []string{a, far}, []string{"old", "was"}, true},
 	}
+	for n, c := range all { // each in a folder of its own
+		for i, path := range c.paths {
+			c.paths[i] = filepath.Join(dir, fmt.Sprint(n), filepath.FromSlash(path))
+		}
+	}
+	return all
 }
 
 func (c scenario) start() map[string]string {
@@ -350,6 +355,7 @@ func (c scenario) check(t *testing.T, what string, committed bool) {
 func TestCrash(t *testing.T) {
 	for _, c := range scenarios(memory(t)) {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			states := 0
 			for at := 0; ; at++ {
 				write(t, c.start())
@@ -365,18 +371,39 @@ func TestCrash(t *testing.T) {
 					for _, unsynchronised := range []bool{false, true} {
 						states++
 						what := fmt.Sprintf("crash at %d of\n%v\nthat keeps %v, content that was not synchronised: %v", at, d, keep, unsynchronised)
-						d.rebuild(t, c.start(), keep, unsynchronised)
+						rebuild := func() {
+							write(t, c.start())
+							d.rebuild(t, keep, unsynchronised)
+						}
+						rebuild()
+						for i, text := range read(t, c.paths) { // each file is whole before recovery too
+							if text != c.old[i] && text != c.new()[i] && !(c.noLinks && text == absent) {
+								t.Fatalf("%s: %s holds %q", what, c.paths[i], text)
+							}
+						}
 						c.check(t, what, committed)
-						if extreme := maps.Equal(keep, all) || maps.Equal(keep, least); !extreme {
+						if extreme := maps.Equal(keep, all) || maps.Equal(keep, least); !extreme || !unsynchronised {
 							continue
 						}
-						for then := 0; ; then++ {
-							d.rebuild(t, c.start(), keep, unsynchronised)
-							again := &simulated{crashAt: then, failAt: -1}
-							whole := recovered(t, again, c.paths[0])
-							c.check(t, fmt.Sprintf("%s, and a crash at %d of its recovery", what, then), committed)
-							if states++; whole {
-								break
+						for then, ended := 0, 0; ended < len(c.paths); then++ {
+							rebuild()
+							again := &simulated{crashAt: then / len(c.paths), failAt: -1}
+							if recovered(t, again, c.paths[then%len(c.paths)]) {
+								ended++
+							}
+							least, all := again.kept()
+							changed := slices.Sorted(maps.Keys(all))
+							for some := range 1 << len(changed) { // all or the least of each folder
+								keep := maps.Clone(all)
+								for i, name := range changed {
+									if some>>i&1 > 0 {
+										keep[name] = least[name]
+									}
+								}
+								rebuild()
+								again.rebuild(t, keep, true)
+								c.check(t, fmt.Sprintf("%s, and a crash at %d of its recovery\n%v\nthat keeps %v", what, then, again, keep), committed)
+								states++
 							}
 						}
 					}
