@@ -110,8 +110,8 @@ type Options struct {
 	// and returns ErrVerify when a value is off by more than its error bound, for devices
 	// and memory that may be defective. Each run draws other rows; which ones depends only
 	// on the number of runs on the Device before it. It downloads the keys and values of
-	// the rows' heads and takes n·Sk·(D+Dv) operations in float64 on one core, and the
-	// run allocates: about as long as n·Sk·(D+Dv)/10⁹ seconds.
+	// the rows' heads and computes n·Sk·(D+Dv) products in float64 on one core, about 20 ns
+	// each: 3 ms a row for 1,024 keys and D = Dv = 64. Such a run allocates.
 	Verify int
 }
 

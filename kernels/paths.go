@@ -17,6 +17,8 @@ const (
 	WindowPath
 	// SharedPath is attention to a prefix that several sequences of a cache share.
 	SharedPath
+	// LayerPath is attention of a layer, which computes q, k and v.
+	LayerPath
 
 	packedPath // packed sequences (Options.CuQ)
 	weightPath // attention that returns weights (Options.Weights)
@@ -34,6 +36,7 @@ var paths = []struct {
 	{weightPath, "the three stages, which return weights, cannot use it", backend.ErrUnsupported},
 	{stagePath, "a stage alone cannot use it", backend.ErrUnsupported},
 	{slicePath, "a call with slices returns the output alone and cannot use it: call Attention", backend.ErrUnsupported},
+	{LayerPath, "a layer computes its own queries, keys and values", backend.ErrUnsupported},
 	{CachePath, "the cache sets it itself", backend.ErrOption},
 	{WindowPath, "the cache has a window, so that keys change their places with each append", backend.ErrOption},
 	{SharedPath, "with it a shared prefix would not be the same for all rows", backend.ErrOption},
@@ -66,9 +69,9 @@ var optionTable = []optionRow{
 	{"BlockMask", func(o *Options) bool { return !o.BlockMask.IsZero() }, packedPath | WindowPath | SharedPath},
 	{"Sinks", func(o *Options) bool { return o.Sinks != nil }, 0},
 	{"Dropout", func(o *Options) bool { return o.Dropout.P > 0 }, WindowPath | SharedPath},
-	{"Pages", func(o *Options) bool { return o.Pages != nil }, packedPath | weightPath | stagePath | slicePath | CachePath},
-	{"CuQ", func(o *Options) bool { return o.CuQ != nil }, stagePath | CachePath},
-	{"CuK", func(o *Options) bool { return o.CuK != nil }, stagePath | CachePath},
+	{"Pages", func(o *Options) bool { return o.Pages != nil }, packedPath | weightPath | stagePath | slicePath | LayerPath | CachePath},
+	{"CuQ", func(o *Options) bool { return o.CuQ != nil }, stagePath | LayerPath | CachePath},
+	{"CuK", func(o *Options) bool { return o.CuK != nil }, stagePath | LayerPath | CachePath},
 	{"LSE", func(o *Options) bool { return o.LSE }, stagePath | slicePath},
 	{"Weights", func(o *Options) bool { return o.Weights }, packedPath | stagePath | slicePath | WindowPath | SharedPath},
 	{"Resume", func(o *Options) bool { return o.Resume != nil }, packedPath | weightPath | stagePath | SharedPath},

@@ -66,6 +66,9 @@ func TestPathsRefuse(t *testing.T) {
 				_, err := dev.TopWeights(ctx, x, x, 1, o)
 				return err
 			},
+			"EachWeightRow": func(o Options) error {
+				return dev.EachWeightRow(ctx, x, x, WeightRange{Rows: [2]int{0, 1}, Keys: [2]int{0, 1}}, o, func(int, int, []float32) {})
+			},
 		},
 		weightPath: {"Prepare": func(o Options) error {
 			o.Weights = true

@@ -3,6 +3,7 @@ package kvcache_test
 import (
 	"context"
 	"errors"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -67,6 +68,109 @@ func TestConfigs(t *testing.T) {
 		if _, err := kvcache.NewPaged(t.Context(), dev, c.config); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, backend.ErrOption, c.text)
 		}
+	}
+}
+
+// TestOptionsOfTheTable: caches refuse every option that the table of options refuses for them,
+// with the table's error, and take Verify.
+func TestOptionsOfTheTable(t *testing.T) {
+	dev := onCPU(t, cpu.Options{})
+	ctx := t.Context()
+	tokens, err := backend.AllocHost(backend.F32, backend.Shape{2, 1, 4, 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	last, err := tokens.Slice(backend.Seq, 3, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type cache interface {
+		Append(ctx context.Context, k, v backend.Tensor, count []int) error
+		Attention(ctx context.Context, q backend.Tensor, opt kvcache.CallOptions) (kernels.Result, error)
+	}
+	paged := func(window int) cache {
+		p, err := kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{Dim: 8, PageSize: 2, Pages: 8, Window: window})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := p.NewSequence()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := p.NewSequence()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.Batch(a, b)
+	}
+	contiguous := func(window int) cache {
+		c, err := kvcache.New(ctx, dev, kvcache.Config{Batch: 2, Dim: 8, Capacity: 16, Window: window})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	for _, c := range []struct {
+		name  string
+		cache cache
+		share bool
+		path  kernels.Path
+	}{
+		{"cache", contiguous(0), false, kernels.CachePath},
+		{"cache with a window", contiguous(3), false, kernels.CachePath | kernels.WindowPath},
+		{"pages", paged(0), false, kernels.CachePath},
+		{"pages with a window", paged(3), false, kernels.CachePath | kernels.WindowPath},
+		{"shared pages", paged(0), true, kernels.CachePath | kernels.SharedPath},
+	} {
+		if err := c.cache.Append(ctx, tokens, tokens, nil); err != nil {
+			t.Fatal(err)
+		}
+		refused := 0
+		for _, f := range reflect.VisibleFields(reflect.TypeFor[kernels.Options]()) {
+			var opt kernels.Options
+			switch field := reflect.ValueOf(&opt).Elem().FieldByIndex(f.Index); field.Interface().(type) {
+			case backend.Tensor:
+				field.Set(reflect.ValueOf(tokens))
+			case backend.Dropout:
+				opt.Dropout.P = 0.5
+			default:
+				switch field.Kind() {
+				case reflect.Bool:
+					field.SetBool(true)
+				case reflect.Int:
+					field.SetInt(1)
+				case reflect.Float64:
+					field.SetFloat(1)
+				case reflect.Slice:
+					field.Set(reflect.MakeSlice(field.Type(), 2, 2))
+				case reflect.Pointer:
+					field.Set(reflect.New(field.Type().Elem()))
+				default:
+					t.Fatalf("Options.%s is of kind %v", f.Name, field.Kind())
+				}
+			}
+			want := opt.CheckPath(c.path)
+			if want == nil {
+				continue
+			}
+			refused++
+			r, err := c.cache.Attention(ctx, last, kvcache.CallOptions{Options: opt, SharePrefix: c.share})
+			if err == nil || !strings.Contains(err.Error(), f.Name+" is set, but") || !strings.HasSuffix(err.Error(), want.Error()) {
+				t.Errorf("%s with %s: error is %v, should be %v", c.name, f.Name, err, want)
+			}
+			r.Release()
+		}
+		if refused < 6 {
+			t.Errorf("%s: refuses %d options", c.name, refused)
+		}
+		if c.share {
+			continue
+		}
+		r, err := c.cache.Attention(ctx, last, kvcache.CallOptions{Options: kernels.Options{Verify: 2}})
+		if err != nil {
+			t.Errorf("%s with Verify: %v", c.name, err)
+		}
+		r.Release()
 	}
 }
 

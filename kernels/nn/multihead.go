@@ -140,8 +140,8 @@ type KVCache interface {
 // MultiHeadOptions are the options of one call of a layer. The zero value is plain
 // self-attention.
 type MultiHeadOptions struct {
-	// Options are those of the attention, for [B, H, Sq, Sk]. Packed sequences are not
-	// supported.
+	// Options are those of the attention, for [B, H, Sq, Sk]. Packed sequences and pages
+	// are not supported.
 	kernels.Options
 	// Memory is the input of keys and values, [B, 1, Sk, Config.Memory] of x's dtype; the
 	// zero Tensor means x.
@@ -258,8 +258,8 @@ func (l *MultiHeadAttention) dims(x, z backend.Tensor) (kernels.Dims, error) {
 
 // prepare prepares the call of lengths d before its operands are computed.
 func (l *MultiHeadAttention) prepare(d kernels.Dims, dtype backend.DType, opt kernels.Options) (*kernels.Call, error) {
-	if opt.CuQ != nil || opt.CuK != nil {
-		return nil, fmt.Errorf("CuQ or CuK is set, layers do not take packed sequences: %w", backend.ErrUnsupported)
+	if err := opt.CheckPath(kernels.LayerPath); err != nil {
+		return nil, err
 	}
 	var operands [3]backend.Tensor
 	for i, o := range [3]struct{ rows, heads, dim int }{{d.SeqQ, d.Heads, d.Dim}, {d.SeqK, d.KVHeads, d.Dim}, {d.SeqK, d.KVHeads, d.ValueDim}} {

@@ -299,7 +299,9 @@ func TestLayerRefuses(t *testing.T) {
 		{"memory type", x, nn.MultiHeadOptions{Memory: meta(t, backend.F16, 2, 1, 7, 6)}, backend.ErrDType, "x is f32, memory is f16"},
 		{"batches", x, nn.MultiHeadOptions{Memory: meta(t, backend.F32, 1, 1, 7, 6)}, backend.ErrShape, "has shape [1 1 7 6]"},
 		{"an option", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{Softcap: -1}}, backend.ErrOption, "softcap is -1"},
-		{"packed", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{CuQ: []int{0, 5}}}, backend.ErrUnsupported, "do not take packed sequences"},
+		{"packed", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{CuQ: []int{0, 5}}}, backend.ErrUnsupported, "CuQ is set, but a layer computes"},
+		{"packed keys", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{CuK: []int{0, 5}}}, backend.ErrUnsupported, "CuK is set, but a layer computes"},
+		{"pages", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{Pages: new(backend.Pages)}}, backend.ErrUnsupported, "Pages is set, but a layer computes"},
 		{"angles for one", x, nn.MultiHeadOptions{Memory: z, Angles: short}, backend.ErrOption, "only one of Angles and MemoryAngles is set"},
 		{"angles too few", x, nn.MultiHeadOptions{Memory: z, Angles: short, MemoryAngles: short}, backend.ErrShape, "q: rotate: cos: shape [1 1 4 2] does not broadcast to [2 2 5 2]"},
 	} {

@@ -108,6 +108,9 @@ func splitHeads(y backend.Tensor, heads int) (backend.Tensor, error) {
 //
 // Errors as for [Projections.Apply] and [kernels.Device.Attention].
 func SelfAttention(ctx context.Context, dev *kernels.Device, x backend.Tensor, p Projections, opt kernels.Options) (kernels.Result, error) {
+	if err := opt.CheckPath(kernels.LayerPath); err != nil {
+		return kernels.Result{}, fmt.Errorf("self-attention: %w", err)
+	}
 	q, k, v, err := p.Apply(ctx, dev, x)
 	if err != nil {
 		return kernels.Result{}, fmt.Errorf("self-attention: %w", err)
