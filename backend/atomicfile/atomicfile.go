@@ -42,6 +42,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // Set is a set of output files that appear together. The zero value is an empty set.
@@ -49,7 +50,6 @@ type Set struct {
 	disk    disk // nil for the real one
 	folders []*folder
 	outputs []*output
-	stuck   bool // the old content could not be restored, and its copies must stay
 }
 
 // folder is a folder of outputs.
@@ -69,12 +69,9 @@ type output struct {
 	entry      entry // where the file goes
 }
 
-func (o *output) errorf(format string, args ...any) error {
-	err := fmt.Errorf(format, args...)
-	if o.name == "" {
-		return fmt.Errorf("%s: %w", o.path, err)
-	}
-	return fmt.Errorf("%s %s: %w", o.name, o.path, err)
+// failed returns an error about the output.
+func (o *output) failed(err error) error {
+	return fmt.Errorf("%s: %w", strings.TrimSpace(o.name+" "+o.path), Reason(err))
 }
 
 // Add announces the file of an output and checks that it can be written, which is best
@@ -89,7 +86,7 @@ func (s *Set) Add(name, path string) error {
 	}
 	o := &output{name: name, path: path}
 	if err := s.add(o); err != nil {
-		return o.errorf("%w", Reason(err))
+		return o.failed(err)
 	}
 	s.outputs = append(s.outputs, o)
 	return nil
@@ -183,7 +180,7 @@ func (s *Set) Write(ctx context.Context, name string, content func(io.Writer) er
 			err = errors.Join(o.file.Sync(), o.file.Close())
 		}
 		if err != nil {
-			return o.errorf("%w", Reason(err))
+			return o.failed(err)
 		}
 		o.written = true
 	}
@@ -203,7 +200,7 @@ func (s *Set) Commit(ctx context.Context) error {
 			continue
 		}
 		if err := o.entry.prepare(); err != nil {
-			return o.errorf("%w", Reason(err))
+			return o.failed(err)
 		}
 		outputs, j.Outputs = append(outputs, o), append(j.Outputs, o.entry)
 	}
@@ -213,28 +210,33 @@ func (s *Set) Commit(ctx context.Context) error {
 	several := len(outputs) > 1 // otherwise the rename replaces all or nothing
 	if several {
 		if err := s.begin(j); err != nil {
-			return Reason(err)
+			return outputs[0].failed(err)
 		}
 	}
 	var err error
 	for i, e := range j.Outputs {
 		if err = e.place(s.disk, several); err != nil {
-			err = outputs[i].errorf("%w", Reason(err))
+			err = outputs[i].failed(err)
 			break
 		}
 	}
-	for _, f := range s.folders {
-		if err == nil {
-			err = s.disk.SyncDir(f.path)
-		}
+	if err == nil {
+		err = s.sync()
 	}
 	if err == nil && several {
-		err = s.end()
+		first := s.folders[0]
+		err = s.disk.Remove(first.prefix + journalSuffix) // the set is committed
+		if err == nil {
+			err = s.disk.SyncDir(first.path)
+		}
 	}
 	if err != nil && several {
 		if failed := errors.Join(j.restore(s.disk), rollback(s.disk, s.folders[0].prefix)); failed != nil {
-			s.stuck = true
-			err = fmt.Errorf("%w; the old content could not be restored and lies in %s%s*: %w", err, s.folders[0].prefix, oldInfix, failed)
+			for _, f := range s.folders {
+				f.lock.Close()
+			}
+			s.folders = nil // Discard must leave the copies
+			err = fmt.Errorf("%w; the old content could not be restored and lies in %s: %w", err, j.Outputs[0].backup(), failed)
 		}
 	}
 	return err
@@ -247,10 +249,8 @@ func (s *Set) begin(j journal) error {
 			_ = s.disk.Link(e.target(), e.backup()) // without hard links, place moves the file there
 		}
 	}
-	for _, f := range s.folders {
-		if err := s.disk.SyncDir(f.path); err != nil {
-			return err
-		}
+	if err := s.sync(); err != nil {
+		return err
 	}
 	if err := writeFile(s.disk, s.folders[0].prefix+journalSuffix, j.String()); err != nil {
 		return err
@@ -258,12 +258,11 @@ func (s *Set) begin(j journal) error {
 	return s.disk.SyncDir(s.folders[0].path)
 }
 
-// end removes the journal: the set is committed.
-func (s *Set) end() error {
-	if err := s.disk.Remove(s.folders[0].prefix + journalSuffix); err != nil {
-		return err
+func (s *Set) sync() (err error) {
+	for _, f := range s.folders {
+		err = errors.Join(err, s.disk.SyncDir(f.path))
 	}
-	return s.disk.SyncDir(s.folders[0].path)
+	return err
 }
 
 // Discard removes what was written and not committed.
@@ -275,9 +274,7 @@ func (s *Set) Discard() {
 	}
 	for i := len(s.folders) - 1; i >= 0; i-- { // the folder of the journal last
 		s.folders[i].lock.Close()
-		if !s.stuck {
-			clean(s.disk, s.folders[i].prefix)
-		}
+		clean(s.disk, s.folders[i].prefix)
 	}
 	*s = Set{disk: s.disk}
 }
@@ -296,22 +293,13 @@ func Write(ctx context.Context, path string, content func(io.Writer) error) erro
 	return s.Commit(context.WithoutCancel(ctx))
 }
 
-// Remove removes a regular file, that of a symbolic link through it.
+// Remove removes a regular file. Of a symbolic link, it removes the target.
 func Remove(path string) error {
-	dir, base, info, err := resolve(path)
-	switch {
-	case err != nil:
-	case info == nil:
-		err = fs.ErrNotExist
-	case !info.Mode().IsRegular():
-		err = errors.New("it is not a regular file")
-	default:
-		err = errors.Join(os.Remove(filepath.Join(dir, base)), realDisk{}.SyncDir(dir))
-	}
+	dir, base, _, err := resolve(path)
 	if err != nil {
-		return fmt.Errorf("%s: %w", path, Reason(err))
+		return fmt.Errorf("%s: %w", path, err)
 	}
-	return nil
+	return os.Remove(filepath.Join(dir, base)) // fails without a name, as for a folder
 }
 
 // IsStream reports whether path is a pipe or a character device, which Write appends to.
@@ -369,13 +357,11 @@ func resolve(path string) (dir, base string, info fs.FileInfo, err error) {
 
 // Reason returns the cause of a file system error without the path.
 func Reason(err error) error {
-	var path *os.PathError
-	var link *os.LinkError
-	switch {
-	case errors.As(err, &path):
-		return path.Err
-	case errors.As(err, &link):
-		return link.Err
+	if e, ok := errors.AsType[*os.PathError](err); ok {
+		return e.Err
+	}
+	if e, ok := errors.AsType[*os.LinkError](err); ok {
+		return e.Err
 	}
 	return err
 }

@@ -118,21 +118,12 @@ func recoverSet(d disk, prefix string) error {
 		return err
 	}
 	defer owner.Close()
-	if first != "" {
-		// The journal lies in another folder. That folder is cleaned last, so that without
-		// the owner file there, the set is complete.
-		if again, lock, err := lockOwner(first); err == nil {
-			defer lock.Close()
-			if again != "" {
-				return fmt.Errorf("%s names %s", first, again)
-			}
-		} else if !missing(first) || missing(filepath.Dir(first)) {
-			return err
-		}
-	} else {
-		first = prefix
+	if first == "" {
+		err = rollback(d, prefix)
+	} else if err = recoverSet(d, first); missing(first) && !missing(filepath.Dir(first)) {
+		err = nil // complete, as the owner file of the first folder goes last
 	}
-	if err := rollback(d, first); err != nil {
+	if err != nil {
 		return err
 	}
 	owner.Close()
@@ -173,14 +164,14 @@ func checkOwn(path string) error {
 // rollback restores the old files of the set with the given first prefix, if it has a
 // journal, and removes the journal.
 func rollback(d disk, prefix string) error {
-	err := checkOwn(prefix + journalSuffix)
-	if errors.Is(err, fs.ErrNotExist) {
+	path := prefix + journalSuffix
+	if missing(path) {
 		return nil
 	}
-	if err != nil {
+	if err := checkOwn(path); err != nil {
 		return err
 	}
-	text, err := os.ReadFile(prefix + journalSuffix)
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
@@ -190,7 +181,7 @@ func rollback(d disk, prefix string) error {
 			return err
 		}
 	}
-	return errors.Join(d.Remove(prefix+journalSuffix), d.SyncDir(filepath.Dir(prefix)))
+	return errors.Join(d.Remove(path), d.SyncDir(filepath.Dir(path)))
 }
 
 func (j journal) restore(d disk) error {
