@@ -42,6 +42,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -120,7 +121,10 @@ func (s *Set) add(o *output) error {
 	// The names of hidden files end as those of the outputs do: they collide where the
 	// file system takes two names for one, as in O.npy and o.npy.
 	if o.file, err = s.disk.Create(o.entry.content()); errors.Is(err, fs.ErrExist) {
-		return errors.New("another output names the same file")
+		i := slices.IndexFunc(s.outputs, func(other *output) bool {
+			return other.entry.Prefix == f.prefix && strings.EqualFold(other.entry.Base, base)
+		})
+		return fmt.Errorf("%s names the same file", s.outputs[max(i, 0)].name)
 	}
 	if err == nil && info != nil {
 		if err = s.disk.Inherit(o.entry.content(), info); err != nil {

@@ -158,6 +158,7 @@ func TestBenchRefuses(t *testing.T) {
 		{"a budget without a unit", "--budget", []string{"--budget", "10"}},
 		{"a folder that does not exist", "does not exist", []string{"--json", filepath.Join(dir, "absent", "r.json")}},
 		{"a folder as the file", "is not a regular file", []string{"--json", dir}},
+		{"two reports in one file", "--json names the same file", []string{"--json", filepath.Join(dir, "r"), "--html", filepath.Join(dir, ".", "r")}},
 		{"too large to count", "too large", []string{"--seq", "1024M", "--heads", "1000000000", "--dim", "1000000000"}},
 		{"an unknown flag", "unknown flag", []string{"--sequence", "1"}},
 	} {
