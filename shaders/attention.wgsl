@@ -33,6 +33,7 @@ const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
 const KV: u32 = 0u; // type of k and v: the same, or 4 q8
 const PAGED: u32 = 0u; // 1: k and v are pools of pages, see common/pages.wgsl
 const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
+const EXTRA: u32 = 1u; // see common/options.wgsl
 const DVB: u32 = 2u; // blocks of 32 output columns
 const ACC: u32 = 8u; // 4 · DVB
 
@@ -55,21 +56,14 @@ var<workgroup> kv: array<vec4<f32>, 288>; // K as [depth][key/4], V as [key][col
 var<workgroup> ps: array<vec4<f32>, 288>; // [row][key/4]
 var<workgroup> part: array<f32, 256>; // [tx][row]: maxima, and sums at the end
 
-// load_k returns element d of the row that begins at element at.
-fn load_k(at: u32, d: u32) -> f32 {
+// load_$x returns element d of the row that begins at element at.
+// each $x: k, v
+fn load_$x(at: u32, d: u32) -> f32 {
     if (KV == 4u) {
-        return bitcast<f32>(k[at]) * integer(k[at + 1u + d / 4u], d);
+        return bitcast<f32>($x[at]) * integer($x[at + 1u + d / 4u], d);
     }
-    let i = at + d * p.k.d;
-    return decode(k[select(i >> 1u, i, KV == 0u)], i, KV);
-}
-
-fn load_v(at: u32, d: u32) -> f32 {
-    if (KV == 4u) {
-        return bitcast<f32>(v[at]) * integer(v[at + 1u + d / 4u], d);
-    }
-    let i = at + d * p.v.d;
-    return decode(v[select(i >> 1u, i, KV == 0u)], i, KV);
+    let i = at + d * p.$x.d;
+    return decode($x[select(i >> 1u, i, KV == 0u)], i, KV);
 }
 
 // stage_q copies 32 depths from d0 of the block's rows to qs, with zeros beyond the end.
@@ -81,10 +75,9 @@ fn stage_q(t: u32, at: u32, r0: u32, d0: u32) {
         if (r0 + row < p.rows) {
             let start = at + (r0 + row) * p.q.s;
             let d = d0 + 4u * quad;
-            if (d < p.dim) { x.x = load_q(start + d * p.q.d); }
-            if (d + 1u < p.dim) { x.y = load_q(start + (d + 1u) * p.q.d); }
-            if (d + 2u < p.dim) { x.z = load_q(start + (d + 2u) * p.q.d); }
-            if (d + 3u < p.dim) { x.w = load_q(start + (d + 3u) * p.q.d); }
+            for (var e = 0u; e < 4u; e++) { // unroll always
+                if (d + e < p.dim) { x[e] = load_q(start + (d + e) * p.q.d); }
+            }
         }
         qs[row * 9u + quad] = x;
     }
@@ -100,10 +93,9 @@ fn stage_k(t: u32, at: u32, b: u32, j0: u32, d0: u32) {
         let j = j0 + 4u * quad;
         var x = vec4<f32>(0.0);
         if (d < p.dim) {
-            if (j < p.keys) { x.x = load_k(k_row(at, b, j), d); }
-            if (j + 1u < p.keys) { x.y = load_k(k_row(at, b, j + 1u), d); }
-            if (j + 2u < p.keys) { x.z = load_k(k_row(at, b, j + 2u), d); }
-            if (j + 3u < p.keys) { x.w = load_k(k_row(at, b, j + 3u), d); }
+            for (var e = 0u; e < 4u; e++) { // unroll always
+                if (j + e < p.keys) { x[e] = load_k(k_row(at, b, j + e), d); }
+            }
         }
         kv[depth * 9u + quad] = x;
     }
@@ -118,10 +110,9 @@ fn stage_v(t: u32, at: u32, b: u32, j0: u32, c0: u32) {
         if (j0 + key < p.keys) {
             let start = v_row(at, b, j0 + key);
             let c = c0 + 4u * quad;
-            if (c < p.vdim) { x.x = load_v(start, c); }
-            if (c + 1u < p.vdim) { x.y = load_v(start, c + 1u); }
-            if (c + 2u < p.vdim) { x.z = load_v(start, c + 2u); }
-            if (c + 3u < p.vdim) { x.w = load_v(start, c + 3u); }
+            for (var e = 0u; e < 4u; e++) { // unroll always
+                if (c + e < p.vdim) { x[e] = load_v(start, c + e); }
+            }
         }
         kv[key * 9u + quad] = x;
     }
@@ -149,66 +140,12 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
         if (row >= p.rows) {
             r.seen = vec4<bool>(false);
         }
-        if ((p.flags & HAS_MASK) != 0u) {
-            let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
-            for (var c = 0u; c < 4u; c++) {
-                if (r.seen[c]) {
-                    let x = at + (j + c) * p.mask.d;
-                    r.seen[c] = unmasked(x);
-                }
-            }
-        }
-        if ((p.flags & HAS_BLOCKS) != 0u) {
-            let at = p.blocked.base + b * p.blocked.b + h * p.blocked.h + (p.row0 + row) / p.block_q * p.blocked.s;
-            for (var c = 0u; c < 4u; c++) {
-                if (r.seen[c]) {
-                    r.seen[c] = block(at + (p.key0 + j + c) / p.block_k * p.blocked.d) != 0u;
-                }
-            }
-        }
-        if ((p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u) {
-            for (var c = 0u; c < 4u; c++) {
-                if (r.seen[c]) {
-                    var y = 0.0;
-                    if (p.bias_type != 0u) {
-                        let x = load_bias(p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s + (j + c) * p.bias.d);
-                        r.seen[c] = bitcast<u32>(x) != MINUS_INF; // -Inf hides
-                        y = bounded(x, MAX_BIAS);
-                    }
-                    if (p.relative_type != 0u) {
-                        let x = load_relative(p.relative.base + b * p.relative.b + h * p.relative.h + row * p.relative.s + (j + c) * p.relative.d);
-                        r.seen[c] = r.seen[c] && bitcast<u32>(x) != MINUS_INF;
-                        y = bounded(y + bounded(x, MAX_RELATIVE), MAX_BIAS);
-                    }
-                    if ((p.flags & HAS_SLOPES) != 0u) {
-                        let away = abs(i + p.offset - i32(p.key0 + j + c));
-                        y = bounded(fma(-slope_of(b, h), f32(away), y), MAX_BIAS);
-                    }
-                    r.s[c] = r.s[c] + y;
-                }
-            }
-        }
+        let w = added(r.seen, b, h, row, j, 1u, (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u);
+        r.seen = w.seen;
+        r.s = r.s + w.y;
         r.s = select(vec4<f32>(LOWEST), r.s, r.seen);
     }
     return r;
-}
-
-// tile_seen reports whether the block mask shows any key of a tile to any row of the block
-// from row r0 of the box. It returns true when there are too many mask blocks to read.
-fn tile_seen(b: u32, h: u32, r0: u32, tile: u32, end: u32) -> bool {
-    let q0 = (p.row0 + r0) / p.block_q;
-    let nq = (p.row0 + min(r0 + 32u, p.rows) - 1u) / p.block_q - q0 + 1u;
-    let k0 = tile / p.block_k;
-    let nk = (min(tile + 32u, end) - 1u) / p.block_k - k0 + 1u;
-    if (nq * nk > MOST_BLOCKS) {
-        return true;
-    }
-    let at = p.blocked.base + b * p.blocked.b + h * p.blocked.h;
-    var any = 0u;
-    for (var n = 0u; n < nq * nk; n++) {
-        any = any | block(at + (q0 + n / nk) * p.blocked.s + (k0 + n % nk) * p.blocked.d);
-    }
-    return any != 0u;
 }
 
 @compute @workgroup_size(8, 8)
@@ -272,7 +209,7 @@ fn main(
         if ((p.flags & HAS_BLOCKS) != 0u) {
             // A loop of its own, because a software driver executes the rest of a loop
             // body after a continue.
-            while (tile < end && !tile_seen(b, h, r0, u32(tile), u32(end))) {
+            while (tile < end && blocks_seen(b, h, r0, 32u, u32(tile), 32u, u32(end)) == 0u) {
                 tile += 32;
             }
             if (tile >= end) {

@@ -113,19 +113,13 @@ fn pairs(a: u32, b: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(vec4<u32>(a << 16u, a & 0xffff0000u, b << 16u, b & 0xffff0000u));
 }
 
-// k_bits and v_bits return the bits of an element.
-fn k_bits(i: u32) -> u32 {
+// $x_bits returns the bits of element i.
+// each $x: k, v
+fn $x_bits(i: u32) -> u32 {
     if (KV == 0u) {
-        return k[i >> 2u][i & 3u];
+        return $x[i >> 2u][i & 3u];
     }
-    return (k[i >> 3u][(i >> 1u) & 3u] >> ((i & 1u) * 16u)) & 0xffffu;
-}
-
-fn v_bits(i: u32) -> u32 {
-    if (KV == 0u) {
-        return v[i >> 2u][i & 3u];
-    }
-    return (v[i >> 3u][(i >> 1u) & 3u] >> ((i & 1u) * 16u)) & 0xffffu;
+    return ($x[i >> 3u][(i >> 1u) & 3u] >> ((i & 1u) * 16u)) & 0xffffu;
 }
 
 // within returns a granule with the given bits as element e and zeros elsewhere.
@@ -135,51 +129,27 @@ fn within(bits: u32, e: u32) -> vec4<u32> {
     return select(vec4<u32>(0u), vec4<u32>(bits << shift), vec4<u32>(word) == vec4<u32>(0u, 1u, 2u, 3u));
 }
 
-// load_k returns load x of a chunk: a granule of key x / GRAN of the tile, from depth d0
-// on, with zeros beyond the end. The tile begins at key j0 of the piece.
-fn load_k(x: u32, at: u32, b: u32, j0: u32, d0: u32) -> vec4<u32> {
-    let j = j0 + x / GRAN;
-    let d = d0 + (x % GRAN) * EL;
+// load_$x returns load x of a chunk of $KEYS keys, from key j0 of the piece on: a granule of
+// key x / $GRAN, from element d0 on, with zeros beyond the end.
+// each $x $KEYS $GRAN $dim: k BC GRAN dim, v JC VG vdim
+fn load_$x(x: u32, at: u32, b: u32, j0: u32, d0: u32) -> vec4<u32> {
+    let j = j0 + x / $GRAN;
+    let d = d0 + (x % $GRAN) * EL;
     var r = vec4<u32>(0u);
-    if (x < BC * GRAN && j < p.keys && d < p.dim) {
-        let start = k_row(at, b, j);
+    if (x < $KEYS * $GRAN && j < p.keys && d < p.$dim) {
+        let start = $x_row(at, b, j);
         if (KV == 4u) {
             for (var e = 0u; e < 4u; e++) { // unroll
                 let i = start + 1u + d / 4u + e;
-                if (d + 4u * e < p.dim) {
-                    r[e] = k[i >> 2u][i & 3u];
+                if (d + 4u * e < p.$dim) {
+                    r[e] = $x[i >> 2u][i & 3u];
                 }
             }
         } else if (WIDE == 1u) {
-            r = k[(start + d) / EL];
+            r = $x[(start + d) / EL];
         } else {
-            for (var e = 0u; e < min(EL, p.dim - d); e++) {
-                r = r | within(k_bits(start + (d + e) * p.k.d), e);
-            }
-        }
-    }
-    return r;
-}
-
-// load_v returns load x of the chunk that begins at key j0 of the piece.
-fn load_v(x: u32, at: u32, b: u32, j0: u32) -> vec4<u32> {
-    let j = j0 + x / VG;
-    let c = (x % VG) * EL;
-    var r = vec4<u32>(0u);
-    if (x < JC * VG && j < p.keys && c < p.vdim) {
-        let start = v_row(at, b, j);
-        if (KV == 4u) {
-            for (var e = 0u; e < 4u; e++) { // unroll
-                let i = start + 1u + c / 4u + e;
-                if (c + 4u * e < p.vdim) {
-                    r[e] = v[i >> 2u][i & 3u];
-                }
-            }
-        } else if (WIDE == 1u) {
-            r = v[(start + c) / EL];
-        } else {
-            for (var e = 0u; e < min(EL, p.vdim - c); e++) {
-                r = r | within(v_bits(start + (c + e) * p.v.d), e);
+            for (var e = 0u; e < min(EL, p.$dim - d); e++) {
+                r = r | within($x_bits(start + (d + e) * p.$x.d), e);
             }
         }
     }
@@ -228,10 +198,10 @@ fn fetch_v(t: u32, at: u32, b: u32, j0: u32, begins: bool) -> Ahead {
             r.scale = bitcast<f32>(v[i >> 2u][i & 3u]);
         }
     }
-    r.a = load_v(t, at, b, j0);
-    if (VLOADS > 1u) { r.b = load_v(t + 128u, at, b, j0); }
-    if (VLOADS > 2u) { r.c = load_v(t + 256u, at, b, j0); }
-    if (VLOADS > 3u) { r.d = load_v(t + 384u, at, b, j0); }
+    r.a = load_v(t, at, b, j0, 0u);
+    if (VLOADS > 1u) { r.b = load_v(t + 128u, at, b, j0, 0u); }
+    if (VLOADS > 2u) { r.c = load_v(t + 256u, at, b, j0, 0u); }
+    if (VLOADS > 3u) { r.d = load_v(t + 384u, at, b, j0, 0u); }
     return r;
 }
 
@@ -301,60 +271,19 @@ fn score(dots: vec4<f32>, b: u32, h: u32, row: u32, j: u32, cap: i32, check: boo
     r.seen = vec4<bool>(true);
     let i = i32(p.row0 + row);
     let key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(0, i32(TX), i32(2u * TX), i32(3u * TX));
-    var slope = 0.0;
-    var away = vec4<f32>(0.0);
     if (EXTRA == 1u) { // static
-        if ((p.flags & HAS_SLOPES) != 0u) {
-            slope = slope_of(b, h);
-            away = vec4<f32>(abs(vec4<i32>(i + p.offset) - key));
-            if ((p.flags & HAS_BIAS) == 0u) {
-                r.x = fma(r.x, vec4<f32>(p.unit), fma(vec4<f32>(-slope), away, vec4<f32>(0.0)) * LOG2E);
-            }
+        if ((p.flags & (HAS_BIAS | HAS_SLOPES)) == HAS_SLOPES) {
+            let away = vec4<f32>(abs(vec4<i32>(i + p.offset) - key));
+            r.x = fma(r.x, vec4<f32>(p.unit), fma(vec4<f32>(-slope_of(b, h)), away, vec4<f32>(0.0)) * LOG2E);
         }
     }
     if (check) {
         r.seen = (key >= vec4<i32>(i + p.lo)) & (key < vec4<i32>(min(i + p.hi, cap)));
-        if ((p.flags & HAS_MASK) != 0u) {
-            let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
-            for (var c = 0u; c < 4u; c++) { // unroll
-                if (r.seen[c]) {
-                    let x = at + (j + c * TX) * p.mask.d;
-                    r.seen[c] = unmasked(x);
-                }
-            }
-        }
-        if (EXTRA == 1u) { // static
-            if ((p.flags & HAS_BLOCKS) != 0u) {
-                let at = p.blocked.base + b * p.blocked.b + h * p.blocked.h + (p.row0 + row) / p.block_q * p.blocked.s;
-                for (var c = 0u; c < 4u; c++) { // unroll
-                    if (r.seen[c]) {
-                        r.seen[c] = block(at + (p.key0 + j + c * TX) / p.block_k * p.blocked.d) != 0u;
-                    }
-                }
-            }
-        }
-        if ((p.flags & HAS_BIAS) != 0u) {
-            for (var c = 0u; c < 4u; c++) { // unroll
-                if (r.seen[c]) {
-                    var y = 0.0;
-                    if (p.bias_type != 0u) {
-                        let x = load_bias(p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s + (j + c * TX) * p.bias.d);
-                        r.seen[c] = bitcast<u32>(x) != MINUS_INF; // -Inf hides
-                        y = bounded(x, MAX_BIAS);
-                    }
-                    if (EXTRA == 1u) { // static
-                        if (p.relative_type != 0u) {
-                            let x = load_relative(p.relative.base + b * p.relative.b + h * p.relative.h + row * p.relative.s + (j + c * TX) * p.relative.d);
-                            r.seen[c] = r.seen[c] && bitcast<u32>(x) != MINUS_INF;
-                            y = bounded(y + bounded(x, MAX_RELATIVE), MAX_BIAS);
-                        }
-                        if ((p.flags & HAS_SLOPES) != 0u) {
-                            y = bounded(fma(-slope, away[c], y), MAX_BIAS);
-                        }
-                    }
-                    r.x[c] = fma(r.x[c], p.unit, y * LOG2E);
-                }
-            }
+        let biased = (p.flags & HAS_BIAS) != 0u;
+        let w = added(r.seen, b, h, row, j, TX, biased);
+        r.seen = w.seen;
+        if (biased) {
+            r.x = fma(r.x, vec4<f32>(p.unit), w.y * LOG2E);
         }
     }
     r.s = select(vec4<f32>(LOWEST), r.x * unit(), r.seen);

@@ -76,6 +76,7 @@ const PAGED: u32 = 0u; // 1: k and v are pools of pages, see common/pages.wgsl
 const OUT16: u32 = 0u; // 1: elements of o have 16 bits
 const VEC: u32 = 0u; // 1: q, k and v (unless q8) are contiguous along D, in aligned fours
 const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
+const EXTRA: u32 = 1u; // see common/options.wgsl
 const PAIRED: u32 = 1u; // 0: the call has no softcap, mask, bias, slopes or dropout
 const TX: u32 = 8u;
 const TY: u32 = 16u;
@@ -117,108 +118,6 @@ const SPLIT: u32 = 1024u; // keys of a split
 // Used by the products with K and with V in turn, and for maxima, sums and outputs.
 var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // q [row][depth/4], p [key][row/4]
 var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // k [key][depth/4], v [key][column/4]
-
-// load4_q returns elements d to d + 3 of the row that begins at element at, with zeros
-// beyond its end.
-fn load4_q(at: u32, d: u32) -> vec4<f32> {
-    var x = vec4<f32>(0.0);
-    if (VEC == 1u) { // static
-        if (d < p.dim) {
-            let i = at + d;
-            if (IN == 0u) { // static
-                x = bitcast<vec4<f32>>(q[i >> 2u]);
-            }
-            if (IN != 0u) { // static
-                x = decode16(q[i >> 3u][(i >> 1u) & 3u], q[i >> 3u][((i >> 1u) & 3u) + 1u], IN);
-            }
-        }
-    }
-    if (VEC == 0u) { // static
-        let i = at + d * p.q.d;
-        if (d < p.dim) { x.x = scalar_q(i); }
-        if (d + 1u < p.dim) { x.y = scalar_q(i + p.q.d); }
-        if (d + 2u < p.dim) { x.z = scalar_q(i + 2u * p.q.d); }
-        if (d + 3u < p.dim) { x.w = scalar_q(i + 3u * p.q.d); }
-    }
-    return x;
-}
-
-fn scalar_q(i: u32) -> f32 {
-    let word = select(i >> 1u, i, IN == 0u);
-    return decode(q[word >> 2u][word & 3u], i, IN);
-}
-
-fn load4_k(at: u32, d: u32) -> vec4<f32> {
-    var x = vec4<f32>(0.0);
-    if (KV == 4u) { // static
-        if (d < p.dim) {
-            let i = at + 1u + d / 4u;
-            x = integers(k[i >> 2u][i & 3u]) * bitcast<f32>(k[at >> 2u][at & 3u]);
-        }
-    }
-    if (KV != 4u) { // static
-        if (VEC == 1u) { // static
-            if (d < p.dim) {
-                let i = at + d;
-                if (KV == 0u) { // static
-                    x = bitcast<vec4<f32>>(k[i >> 2u]);
-                }
-                if (KV != 0u) { // static
-                    x = decode16(k[i >> 3u][(i >> 1u) & 3u], k[i >> 3u][((i >> 1u) & 3u) + 1u], KV);
-                }
-            }
-        }
-        if (VEC == 0u) { // static
-            let i = at + d * p.k.d;
-            if (d < p.dim) { x.x = scalar_k(i); }
-            if (d + 1u < p.dim) { x.y = scalar_k(i + p.k.d); }
-            if (d + 2u < p.dim) { x.z = scalar_k(i + 2u * p.k.d); }
-            if (d + 3u < p.dim) { x.w = scalar_k(i + 3u * p.k.d); }
-        }
-    }
-    return x;
-}
-
-fn scalar_k(i: u32) -> f32 {
-    let word = select(i >> 1u, i, KV == 0u);
-    return decode(k[word >> 2u][word & 3u], i, KV);
-}
-
-fn load4_v(at: u32, d: u32) -> vec4<f32> {
-    var x = vec4<f32>(0.0);
-    if (KV == 4u) { // static
-        if (d < p.vdim) {
-            let i = at + 1u + d / 4u;
-            x = integers(v[i >> 2u][i & 3u]) * bitcast<f32>(v[at >> 2u][at & 3u]);
-        }
-    }
-    if (KV != 4u) { // static
-        if (VEC == 1u) { // static
-            if (d < p.vdim) {
-                let i = at + d;
-                if (KV == 0u) { // static
-                    x = bitcast<vec4<f32>>(v[i >> 2u]);
-                }
-                if (KV != 0u) { // static
-                    x = decode16(v[i >> 3u][(i >> 1u) & 3u], v[i >> 3u][((i >> 1u) & 3u) + 1u], KV);
-                }
-            }
-        }
-        if (VEC == 0u) { // static
-            let i = at + d * p.v.d;
-            if (d < p.vdim) { x.x = scalar_v(i); }
-            if (d + 1u < p.vdim) { x.y = scalar_v(i + p.v.d); }
-            if (d + 2u < p.vdim) { x.z = scalar_v(i + 2u * p.v.d); }
-            if (d + 3u < p.vdim) { x.w = scalar_v(i + 3u * p.v.d); }
-        }
-    }
-    return x;
-}
-
-fn scalar_v(i: u32) -> f32 {
-    let word = select(i >> 1u, i, KV == 0u);
-    return decode(v[word >> 2u][word & 3u], i, KV);
-}
 
 // Scores are the scores of four rows with one key, before their unit.
 struct Scores {
@@ -276,50 +175,16 @@ fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) 
         }
     }
     if ((p.flags & HAS_BIAS) != 0u) {
-        let away = distances(row, j);
+        let away = i32(p.row0 + row) + p.offset - i32(p.key0 + j);
         for (var r = 0u; r < 4u; r++) { // unroll deep
             if (!w.hidden[r]) {
-                var y = 0.0;
-                if (p.bias_type != 0u) {
-                    let x = load_bias(pairs.bias[r] + j * p.bias.d);
-                    w.hidden[r] = bitcast<u32>(x) == MINUS_INF; // -Inf hides
-                    y = bounded(x, MAX_BIAS);
-                }
-                if (p.relative_type != 0u) {
-                    let x = load_relative(pairs.relative[r] + j * p.relative.d);
-                    w.hidden[r] = w.hidden[r] || bitcast<u32>(x) == MINUS_INF;
-                    y = bounded(y + bounded(x, MAX_RELATIVE), MAX_BIAS);
-                }
-                if ((p.flags & HAS_SLOPES) != 0u) {
-                    y = bounded(fma(-slope_of(batch, head), away[r], y), MAX_BIAS);
-                }
+                let y = biases(pairs.bias[r] + j * p.bias.d, pairs.relative[r] + j * p.relative.d, batch, head, away + i32(r));
+                w.hidden[r] = bitcast<u32>(y) == MINUS_INF;
                 w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
             }
         }
     }
     return w;
-}
-
-// blocks_seen reads the block mask for the rows of the box from r0 on and the keys of a
-// tile up to end. It returns 0 when the mask hides all pairs, 2 when it shows all, and 1
-// for both kinds or when there are too many mask blocks to read.
-fn blocks_seen(batch: u32, head: u32, r0: u32, tile: u32, end: u32) -> u32 {
-    let q0 = (p.row0 + r0) / p.block_q;
-    let nq = (p.row0 + min(r0 + TY * ROWS, p.rows) - 1u) / p.block_q - q0 + 1u;
-    let k0 = tile / p.block_k;
-    let nk = (min(tile + TX * KT, end) - 1u) / p.block_k - k0 + 1u;
-    if (nq * nk > MOST_BLOCKS) {
-        return 1u;
-    }
-    let at = p.blocked.base + batch * p.blocked.b + head * p.blocked.h;
-    var some = 0u;
-    var all = 1u;
-    for (var n = 0u; n < nq * nk; n++) {
-        let one = min(block(at + (q0 + n / nk) * p.blocked.s + (k0 + n % nk) * p.blocked.d), 1u);
-        some = some | one;
-        all = all & one;
-    }
-    return some + all;
 }
 
 // without_dropped returns the weights of four rows of the box, from row on, with key j of
@@ -422,10 +287,10 @@ fn main(
                 if ((p.flags & HAS_BLOCKS) != 0u) {
                     // Skip to the next tile with a visible pair. A loop of its own, because
                     // a software driver executes the rest of a loop body after a continue.
-                    var look = blocks_seen(batch, head, r0, u32(tile), u32(part_to));
+                    var look = blocks_seen(batch, head, r0, TY * ROWS, u32(tile), TX * KT, u32(part_to));
                     while (look == 0u && tile + tile_keys < part_to) {
                         tile += tile_keys;
-                        look = blocks_seen(batch, head, r0, u32(tile), u32(part_to));
+                        look = blocks_seen(batch, head, r0, TY * ROWS, u32(tile), TX * KT, u32(part_to));
                     }
                     if (look == 0u) {
                         break;
@@ -445,11 +310,11 @@ fn main(
                 var kr: array<vec4<f32>, KN>;
                 for (var n = 0u; n < QN; n++) { // unroll
                     let x = t + THREADS * n;
-                    qr[n] = load4_q(q_at + min(r0 + x / QD, p.rows - 1u) * p.q.s, d0 + 4u * (x % QD));
+                    qr[n] = load4_q(q_at + min(r0 + x / QD, p.rows - 1u) * p.q.s, d0 + 4u * (x % QD), p.dim, p.q.d);
                 }
                 for (var n = 0u; n < KN; n++) { // unroll
                     let x = t + THREADS * n;
-                    kr[n] = load4_k(k_row(k_at, batch, min(j0 + x / QD, p.keys - 1u)), d0 + 4u * (x % QD));
+                    kr[n] = load4_k(k_row(k_at, batch, min(j0 + x / QD, p.keys - 1u)), d0 + 4u * (x % QD), p.dim, p.k.d);
                 }
                 workgroupBarrier();
                 for (var n = 0u; n < QN; n++) { // unroll
@@ -588,7 +453,7 @@ fn main(
                     for (var n = 0u; n < VN; n++) { // unroll
                         let x = t + THREADS * n;
                         let column = 4u * (turn * (TX * CV) + x % (TX * CV));
-                        vr[n] = load4_v(v_row(v_at, batch, min(j1 + x / (TX * CV), p.keys - 1u)), column);
+                        vr[n] = load4_v(v_row(v_at, batch, min(j1 + x / (TX * CV), p.keys - 1u)), column, p.vdim, p.v.d);
                     }
                     workgroupBarrier();
                     if (turn == 0u) {

@@ -85,67 +85,6 @@ var<workgroup> as_: array<array<vec4<f32>, SA>, TY>; // [row][x/4]
 var<workgroup> ws: array<array<vec4<f32>, SB>, TX>; // [x][n/4], or [n][x/4] with ALONG
 var<workgroup> zeros: array<array<u32, TX>, TY>; // 1: a thread staged a 0 for row ty of as_
 
-// load_a returns elements x to x + 3 of the row of a that begins at element at, with zeros
-// beyond its end.
-fn load_a(at: u32, x: u32) -> vec4<f32> {
-    var v = vec4<f32>(0.0);
-    if (AVEC == 1u) { // static
-        if (x < p.depth) {
-            let i = at + x;
-            if (A == 0u) { // static
-                v = bitcast<vec4<f32>>(a[i >> 2u]);
-            }
-            if (A != 0u) { // static
-                v = decode16(a[i >> 3u][(i >> 1u) & 3u], a[i >> 3u][((i >> 1u) & 3u) + 1u], A);
-            }
-        }
-    }
-    if (AVEC == 0u) { // static
-        let i = at + x * p.a.d;
-        if (x < p.depth) { v.x = scalar_a(i); }
-        if (x + 1u < p.depth) { v.y = scalar_a(i + p.a.d); }
-        if (x + 2u < p.depth) { v.z = scalar_a(i + 2u * p.a.d); }
-        if (x + 3u < p.depth) { v.w = scalar_a(i + 3u * p.a.d); }
-    }
-    return v;
-}
-
-fn scalar_a(i: u32) -> f32 {
-    let word = select(i >> 1u, i, A == 0u);
-    return decode(a[word >> 2u][word & 3u], i, A);
-}
-
-// load_w returns elements e to e + 3 of the line of w that begins at element at, with zeros
-// beyond its end. The line has end elements, step apart; it runs along x if ALONG is 1,
-// else along n.
-fn load_w(at: u32, e: u32, end: u32, step: u32) -> vec4<f32> {
-    var v = vec4<f32>(0.0);
-    if (WVEC == 1u) { // static
-        if (e < end) {
-            let i = at + e;
-            if (W == 0u) { // static
-                v = bitcast<vec4<f32>>(w[i >> 2u]);
-            }
-            if (W != 0u) { // static
-                v = decode16(w[i >> 3u][(i >> 1u) & 3u], w[i >> 3u][((i >> 1u) & 3u) + 1u], W);
-            }
-        }
-    }
-    if (WVEC == 0u) { // static
-        let i = at + e * step;
-        if (e < end) { v.x = scalar_w(i); }
-        if (e + 1u < end) { v.y = scalar_w(i + step); }
-        if (e + 2u < end) { v.z = scalar_w(i + 2u * step); }
-        if (e + 3u < end) { v.w = scalar_w(i + 3u * step); }
-    }
-    return v;
-}
-
-fn scalar_w(i: u32) -> f32 {
-    let word = select(i >> 1u, i, W == 0u);
-    return decode(w[word >> 2u][word & 3u], i, W);
-}
-
 // add_nonzero returns sum + x·v, or sum where x is 0.
 fn add_nonzero(x: f32, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
     return select(fma(vec4<f32>(x), v, sum), sum, (bitcast<u32>(x) & 0x7fffffffu) == 0u);
@@ -192,7 +131,7 @@ fn main(
         var wr: array<vec4<f32>, WN>;
         for (var n = 0u; n < AN; n++) { // unroll
             let row = r0 + ay * ROWS + part * AN + n;
-            ar[n] = load_a(a_at + min(row, p.rows - 1u) * p.a.s, x0 + 4u * aq);
+            ar[n] = load4_a(a_at + min(row, p.rows - 1u) * p.a.s, x0 + 4u * aq, p.depth, p.a.d);
         }
         for (var n = 0u; n < WN; n++) { // unroll
             let e = t + THREADS * n;
@@ -200,12 +139,12 @@ fn main(
             if (ALONG == 0u) { // static
                 let x = x0 + e / (TX * CV);
                 if (x < p.depth) {
-                    wr[n] = load_w(w_at + x * p.w.s, c0 + 4u * (e % (TX * CV)), p.cols, p.w.d);
+                    wr[n] = load4_w(w_at + x * p.w.s, c0 + 4u * (e % (TX * CV)), p.cols, p.w.d);
                 }
             }
             if (ALONG == 1u) { // static
                 let column = min(c0 + e / QD, p.cols - 1u);
-                wr[n] = load_w(w_at + column * p.w.d, x0 + 4u * (e % QD), p.depth, p.w.s);
+                wr[n] = load4_w(w_at + column * p.w.d, x0 + 4u * (e % QD), p.depth, p.w.s);
             }
         }
         workgroupBarrier();

@@ -33,31 +33,11 @@ struct ReadParams {
 @group(0) @binding(4) var<storage, read_write> out: array<vec4<f32>>;
 @group(0) @binding(5) var<uniform> p: ReadParams;
 
-fn read0(i: u32) -> vec4<f32> {
-    let last = p.last0;
-    let a = (src0[min(i, last)] + src0[min(i + 64u, last)]) + (src0[min(i + 128u, last)] + src0[min(i + 192u, last)]);
-    let b = (src0[min(i + 256u, last)] + src0[min(i + 320u, last)]) + (src0[min(i + 384u, last)] + src0[min(i + 448u, last)]);
-    return a + b;
-}
-
-fn read1(i: u32) -> vec4<f32> {
-    let last = p.last1;
-    let a = (src1[min(i, last)] + src1[min(i + 64u, last)]) + (src1[min(i + 128u, last)] + src1[min(i + 192u, last)]);
-    let b = (src1[min(i + 256u, last)] + src1[min(i + 320u, last)]) + (src1[min(i + 384u, last)] + src1[min(i + 448u, last)]);
-    return a + b;
-}
-
-fn read2(i: u32) -> vec4<f32> {
-    let last = p.last2;
-    let a = (src2[min(i, last)] + src2[min(i + 64u, last)]) + (src2[min(i + 128u, last)] + src2[min(i + 192u, last)]);
-    let b = (src2[min(i + 256u, last)] + src2[min(i + 320u, last)]) + (src2[min(i + 384u, last)] + src2[min(i + 448u, last)]);
-    return a + b;
-}
-
-fn read3(i: u32) -> vec4<f32> {
-    let last = p.last3;
-    let a = (src3[min(i, last)] + src3[min(i + 64u, last)]) + (src3[min(i + 128u, last)] + src3[min(i + 192u, last)]);
-    let b = (src3[min(i + 256u, last)] + src3[min(i + 320u, last)]) + (src3[min(i + 384u, last)] + src3[min(i + 448u, last)]);
+// each $n: 0, 1, 2, 3
+fn read$n(i: u32) -> vec4<f32> {
+    let last = p.last$n;
+    let a = (src$n[min(i, last)] + src$n[min(i + 64u, last)]) + (src$n[min(i + 128u, last)] + src$n[min(i + 192u, last)]);
+    let b = (src$n[min(i + 256u, last)] + src$n[min(i + 320u, last)]) + (src$n[min(i + 384u, last)] + src$n[min(i + 448u, last)]);
     return a + b;
 }
 

@@ -72,14 +72,33 @@ func kernel(name, bindings string, memory, threads int) Kernel {
 	return Kernel{name, read(name + ".wgsl"), bindings, memory, threads}
 }
 
-// read returns the text of an embedded file.
+// read returns the text of an embedded file, in which a function that is marked
+//
+//	// each $x $TYPE: k KV, a A
+//	fn load_$x(...
+//
+// becomes one function for k and KV and one for a and A: WGSL has no pointers to bindings
+// as arguments.
 func read(name string) string {
 	text, err := files.ReadFile(name)
 	if err != nil {
 		panic(err) // the name is a constant of this package
 	}
-	return string(text)
+	return marked.ReplaceAllStringFunc(string(text), func(s string) string {
+		m := marked.FindStringSubmatch(s)
+		names, all := strings.Fields(m[1]), ""
+		for _, list := range strings.Split(m[2], ",") {
+			var with []string
+			for i, value := range strings.Fields(list) {
+				with = append(with, names[i], value)
+			}
+			all += strings.NewReplacer(with...).Replace(m[3])
+		}
+		return all
+	})
 }
+
+var marked = regexp.MustCompile(`(?m)^// each (\$[^:\n]*): (.*)\n(fn (?s:.*?)^}\n)`)
 
 // Text returns everything that variants of the kernel depend on: its file and common.
 func (k Kernel) Text() string {

@@ -25,6 +25,7 @@
 // Rewritten for each variant:
 const EXPAND: u32 = 0u; // 0: loops stay loops, 1: marked loops are unrolled
 const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
+const EXTRA: u32 = 1u; // see common/options.wgsl
 const HELD: u32 = 1u; // 1: a row has at most ROW keys, in one piece
 const ROW: u32 = 1024u; // a multiple of 256
 
@@ -45,15 +46,12 @@ var<workgroup> part: array<f32, 64>; // maxima, then sums
 var<workgroup> row: array<u32, ROW>; // scores
 
 struct Row {
-    s: u32, // where the row begins in each operand
-    mask: u32,
-    bias: u32,
-    blocks: u32,
-    relative: u32,
-    start: i32, // the row sees keys from start
+    b: u32,
+    h: u32,
+    i: u32,
+    s: u32, // where its scores begin
+    start: i32, // it sees keys from start
     to: i32, // up to this one, by position
-    at: i32, // the key that slopes measure distances from
-    slope: f32,
 }
 
 struct Scores {
@@ -65,42 +63,23 @@ struct Scores {
 // of products are explicit fma, because a compiler may or may not fuse others.
 fn scores(r: Row, j: u32) -> Scores {
     var w: Scores;
-    var bias4 = vec4<f32>(0.0);
     for (var c = 0u; c < 4u; c++) { // unroll
         let n = j + 64u * c;
         let key = i32(p.key0 + n);
         w.seen[c] = n < p.keys && key >= r.start && key < r.to;
         w.x[c] = 0.0;
-        if (n < p.keys) {
+        if (w.seen[c]) {
             w.x[c] = bitcast<f32>(s[r.s + n * p.s.d]);
-            if ((p.flags & HAS_MASK) != 0u) {
-                let x = r.mask + n * p.mask.d;
-                w.seen[c] = w.seen[c] && unmasked(x);
-            }
-            if ((p.flags & HAS_BLOCKS) != 0u) {
-                w.seen[c] = w.seen[c] && block(r.blocks + (p.key0 + n) / p.block_k * p.blocked.d) != 0u;
-            }
-            if (p.bias_type != 0u) {
-                let x = load_bias(r.bias + n * p.bias.d);
-                w.seen[c] = w.seen[c] && bitcast<u32>(x) != MINUS_INF;
-                bias4[c] = bounded(x, MAX_BIAS);
-            }
-            if (p.relative_type != 0u) {
-                let x = load_relative(r.relative + n * p.relative.d);
-                w.seen[c] = w.seen[c] && bitcast<u32>(x) != MINUS_INF;
-                bias4[c] = bounded(bias4[c] + bounded(x, MAX_RELATIVE), MAX_BIAS);
-            }
-            if ((p.flags & HAS_SLOPES) != 0u) {
-                bias4[c] = bounded(fma(-r.slope, f32(abs(r.at - key)), bias4[c]), MAX_BIAS);
-            }
         }
     }
+    let options = added(w.seen, r.b, r.h, r.i, j, 64u, (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u);
+    w.seen = options.seen;
     var factor = p.scale;
     if ((p.flags & HAS_SOFTCAP) != 0u) {
         w.x = tanh_acc(w.x * p.scale / p.softcap);
         factor = p.softcap;
     }
-    w.x = fma(w.x, vec4<f32>(factor), bias4);
+    w.x = fma(w.x, vec4<f32>(factor), options.y);
     return w;
 }
 
@@ -118,19 +97,10 @@ fn main(
     let h = (id / p.rows) % p.heads;
     let b = id / p.rows / p.heads;
     var r: Row;
+    r.b = b;
+    r.h = h;
+    r.i = i;
     r.s = p.s.base + b * p.s.b + h * p.s.h + i * p.s.s;
-    r.mask = p.mask.base + b * p.mask.b + h * p.mask.h + i * p.mask.s;
-    r.bias = p.bias.base + b * p.bias.b + h * p.bias.h + i * p.bias.s;
-    r.at = i32(p.row0 + i) + p.offset;
-    r.slope = 0.0;
-    if ((p.flags & HAS_SLOPES) != 0u) {
-        r.slope = slope_of(b, h);
-    }
-    r.blocks = 0u;
-    if ((p.flags & HAS_BLOCKS) != 0u) {
-        r.blocks = p.blocked.base + b * p.blocked.b + h * p.blocked.h + (p.row0 + i) / p.block_q * p.blocked.s;
-    }
-    r.relative = p.relative.base + b * p.relative.b + h * p.relative.h + i * p.relative.s;
     r.start = i32(p.row0 + i) + p.lo;
     r.to = i32(p.row0 + i) + p.hi;
     if ((p.flags & HAS_KLEN) != 0u) {

@@ -41,6 +41,28 @@ fn block(i: u32) -> u32 {
     return (word >> ((i & 3u) * 8u)) & 0xffu;
 }
 
+// blocks_seen reads the block mask for some rows of the box from r0 on and the keys of a
+// tile up to end. It returns 0 when the mask hides all pairs, 2 when it shows all, and 1
+// for both kinds or when there are too many mask blocks to read.
+fn blocks_seen(batch: u32, head: u32, r0: u32, rows: u32, tile: u32, keys: u32, end: u32) -> u32 {
+    let q0 = (p.row0 + r0) / p.block_q;
+    let nq = (p.row0 + min(r0 + rows, p.rows) - 1u) / p.block_q - q0 + 1u;
+    let k0 = tile / p.block_k;
+    let nk = (min(tile + keys, end) - 1u) / p.block_k - k0 + 1u;
+    if (nq * nk > MOST_BLOCKS) {
+        return 1u;
+    }
+    let at = p.blocked.base + batch * p.blocked.b + head * p.blocked.h;
+    var some = 0u;
+    var all = 1u;
+    for (var n = 0u; n < nq * nk; n++) {
+        let one = min(block(at + (q0 + n / nk) * p.blocked.s + (k0 + n % nk) * p.blocked.d), 1u);
+        some = some | one;
+        all = all & one;
+    }
+    return some + all;
+}
+
 // bounded clamps a finite bias to the number with the bits limit, which keeps log2(e)
 // times a sum of biases finite. It compares bits, because a compiler may assume that no
 // comparison meets a NaN.
@@ -54,6 +76,72 @@ fn bounded(x: f32, limit: u32) -> f32 {
 fn slope_of(batch: u32, head: u32) -> f32 {
     let n = batch * p.slope_b + head;
     return p.slopes[n / 4u][n % 4u];
+}
+
+// biases returns the sum of the biases of a score of head h in batch b, given their
+// positions and the distance that slopes measure, or -Inf where one of them hides the key.
+fn biases(bias_at: u32, relative_at: u32, b: u32, h: u32, away: i32) -> f32 {
+    var y = 0.0;
+    var hidden = false;
+    if (p.bias_type != 0u) {
+        let x = load_bias(bias_at);
+        hidden = bitcast<u32>(x) == MINUS_INF;
+        y = bounded(x, MAX_BIAS);
+    }
+    if (EXTRA == 1u) { // static
+        if (p.relative_type != 0u) {
+            let x = load_relative(relative_at);
+            hidden = hidden || bitcast<u32>(x) == MINUS_INF;
+            y = bounded(y + bounded(x, MAX_RELATIVE), MAX_BIAS);
+        }
+        if ((p.flags & HAS_SLOPES) != 0u) {
+            y = bounded(fma(-slope_of(b, h), f32(abs(away)), y), MAX_BIAS);
+        }
+    }
+    return select(y, bitcast<f32>(MINUS_INF), hidden);
+}
+
+// Added is what the options of a call do to the scores of a row with four keys.
+struct Added {
+    y: vec4<f32>, // biases
+    seen: vec4<bool>,
+}
+
+// added applies masks and, with biased, biases to a row of the box and the keys j, j + step,
+// j + 2·step and j + 3·step of the piece that are seen so far.
+fn added(seen: vec4<bool>, b: u32, h: u32, row: u32, j: u32, step: u32, biased: bool) -> Added {
+    var r = Added(vec4<f32>(0.0), seen);
+    if ((p.flags & HAS_MASK) != 0u) {
+        let at = p.mask.base + b * p.mask.b + h * p.mask.h + row * p.mask.s;
+        for (var c = 0u; c < 4u; c++) { // unroll
+            if (r.seen[c]) {
+                r.seen[c] = unmasked(at + (j + c * step) * p.mask.d);
+            }
+        }
+    }
+    if (EXTRA == 1u) { // static
+        if ((p.flags & HAS_BLOCKS) != 0u) {
+            let at = p.blocked.base + b * p.blocked.b + h * p.blocked.h + (p.row0 + row) / p.block_q * p.blocked.s;
+            for (var c = 0u; c < 4u; c++) { // unroll
+                if (r.seen[c]) {
+                    r.seen[c] = block(at + (p.key0 + j + c * step) / p.block_k * p.blocked.d) != 0u;
+                }
+            }
+        }
+    }
+    if (biased) {
+        let bias_at = p.bias.base + b * p.bias.b + h * p.bias.h + row * p.bias.s;
+        let relative_at = p.relative.base + b * p.relative.b + h * p.relative.h + row * p.relative.s;
+        let i = i32(p.row0 + row) + p.offset;
+        for (var c = 0u; c < 4u; c++) { // unroll
+            if (r.seen[c]) {
+                let n = j + c * step;
+                r.y[c] = biases(bias_at + n * p.bias.d, relative_at + n * p.relative.d, b, h, i - i32(p.key0 + n));
+                r.seen[c] = bitcast<u32>(r.y[c]) != MINUS_INF;
+            }
+        }
+    }
+    return r;
 }
 
 // add_seen returns sum + w·x, or sum where w is the marker of a hidden key.

@@ -9,30 +9,18 @@ fn page_of(key: u32) -> u32 {
     return key >> (p.page_bits & 31u);
 }
 
-// k_row returns where the row of key j of the piece begins, in a head that begins at
+// $x_row returns where the row of key j of the piece begins, in a head that begins at
 // element at. For pools, at is where the head begins in the first page of the pool.
-fn k_row(at: u32, batch: u32, j: u32) -> u32 {
+// each $x: k, v
+fn $x_row(at: u32, batch: u32, j: u32) -> u32 {
     var row = at;
     if (PAGED == 0u) { // static
-        row = row + j * p.k.s;
+        row = row + j * p.$x.s;
     }
     if (PAGED == 1u) { // static
         let key = p.key0 + j;
         let n = page_of(key);
-        row = row + table[p.table_at + batch * p.pages + n] * p.k.b + (key - n * p.page) * p.k.s;
-    }
-    return row;
-}
-
-fn v_row(at: u32, batch: u32, j: u32) -> u32 {
-    var row = at;
-    if (PAGED == 0u) { // static
-        row = row + j * p.v.s;
-    }
-    if (PAGED == 1u) { // static
-        let key = p.key0 + j;
-        let n = page_of(key);
-        row = row + table[p.table_at + batch * p.pages + n] * p.v.b + (key - n * p.page) * p.v.s;
+        row = row + table[p.table_at + batch * p.pages + n] * p.$x.b + (key - n * p.page) * p.$x.s;
     }
     return row;
 }

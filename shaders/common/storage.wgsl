@@ -22,6 +22,47 @@ fn load_q(i: u32) -> f32 {
     return decode(q[select(i >> 1u, i, IN == 0u)], i, IN);
 }
 
+// scalar_$x returns element i of the binding $x: array<vec4<u32>>.
+// each $x $TYPE: q IN, k KV, v KV, a A, w W
+fn scalar_$x(i: u32) -> f32 {
+    let word = select(i >> 1u, i, $TYPE == 0u);
+    return decode($x[word >> 2u][word & 3u], i, $TYPE);
+}
+
+// load4_$x returns elements d to d + 3 of the row of the binding $x: array<vec4<u32>> that
+// begins at element at, with zeros beyond the row's end. The row has end elements, step
+// apart; with $VEC = 1 they are contiguous, in aligned fours.
+// each $x $TYPE $VEC: q IN VEC, k KV VEC, v KV VEC, a A AVEC, w W WVEC
+fn load4_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<f32> {
+    var x = vec4<f32>(0.0);
+    if ($TYPE == 4u) { // static
+        if (d < end) {
+            let i = at + 1u + d / 4u;
+            x = integers($x[i >> 2u][i & 3u]) * bitcast<f32>($x[at >> 2u][at & 3u]);
+        }
+    }
+    if ($TYPE != 4u) { // static
+        if ($VEC == 1u) { // static
+            if (d < end) {
+                let i = at + d;
+                if ($TYPE == 0u) { // static
+                    let bits = $x[i >> 2u]; // gogpu's compiler misses names inside of bitcast
+                    x = bitcast<vec4<f32>>(bits);
+                }
+                if ($TYPE != 0u) { // static
+                    x = decode16($x[i >> 3u][(i >> 1u) & 3u], $x[i >> 3u][((i >> 1u) & 3u) + 1u], $TYPE);
+                }
+            }
+        }
+        if ($VEC == 0u) { // static
+            for (var e = 0u; e < 4u; e++) { // unroll always
+                if (d + e < end) { x[e] = scalar_$x(at + (d + e) * step); }
+            }
+        }
+    }
+    return x;
+}
+
 // integers returns the four integers of a word of q8.
 fn integers(w: u32) -> vec4<f32> {
     return vec4<f32>(vec4<i32>(bitcast<i32>(w << 24u), bitcast<i32>(w << 16u), bitcast<i32>(w << 8u), bitcast<i32>(w)) >> vec4<u32>(24u));
