@@ -158,8 +158,8 @@ func (a *attention) open(c *backend.Call) (err error) {
 		return err
 	}
 	a.blocked = !a.blockMask.isZero()
-	err = openViews([]operand{{"q", c.Q, &a.q, floatView}, {"k", c.K, &a.k, numberView}, {"v", c.V, &a.v, numberView},
-		{"o", c.O, &a.o, floatView}, {"lse", c.LSE, &a.lse, f32View}})
+	err = openViews([]operand{{"q", c.Q, &a.q}, {"k", c.K, &a.k}, {"v", c.V, &a.v},
+		{"o", c.O, &a.o}, {"lse", c.LSE, &a.lse}})
 	if c.Pages != nil {
 		a.k.pages, a.v.pages = c.Pages.Table, c.Pages.Table
 	}

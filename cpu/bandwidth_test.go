@@ -83,7 +83,7 @@ func TestMemoryOfViews(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v, err := anyView("x", s)
+		v, err := openView("x", s)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -132,11 +132,11 @@ type gemmJob struct {
 
 func newGemmJob(b testing.TB, heads, seq, dim int) *gemmJob {
 	shape := backend.Shape{1, heads, seq, dim}
-	q, err := anyView("q", random(b, 1, shape))
+	q, err := openView("q", random(b, 1, shape))
 	if err != nil {
 		b.Fatal(err)
 	}
-	k, err := anyView("k", random(b, 2, shape))
+	k, err := openView("k", random(b, 2, shape))
 	if err != nil {
 		b.Fatal(err)
 	}

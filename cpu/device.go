@@ -108,7 +108,7 @@ func (be *Backend) ReadBandwidth(ctx context.Context, operands ...backend.Tensor
 		defer pinned.Unpin()
 		var spans [][]byte
 		for _, o := range in {
-			v, err := anyView(o.Name, o.Tensor)
+			v, err := openView(o.Name, o.Tensor)
 			if err != nil {
 				return err
 			}

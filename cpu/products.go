@@ -12,8 +12,8 @@ func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 	return be.do(ctx, "qk", func() error {
 		j := qkJob{inPlace: rowsInPlace(s)}
 		pinned, err := openOperands(
-			[]operand{{"s", s, &j.s, f32View}},
-			[]operand{{"q", q, &j.q, floatView}, {"k", k, &j.k, floatView}})
+			[]operand{{"s", s, &j.s}},
+			[]operand{{"q", q, &j.q}, {"k", k, &j.k}})
 		if err != nil {
 			return err
 		}
@@ -75,8 +75,8 @@ func (be *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 	return be.do(ctx, "pv", func() error {
 		j := pvJob{zeroHides: true}
 		pinned, err := openOperands(
-			[]operand{{"o", o, &j.o, floatView}},
-			[]operand{{"w", w, &j.w, f32View}, {"v", v, &j.v, floatView}})
+			[]operand{{"o", o, &j.o}},
+			[]operand{{"w", w, &j.w}, {"v", v, &j.v}})
 		if err != nil {
 			return err
 		}
@@ -180,8 +180,8 @@ func (be *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) er
 	return be.do(ctx, "project", func() error {
 		var yView, xView, wView, biasView view
 		pinned, err := openOperands(
-			[]operand{{"y", y, &yView, floatView}},
-			[]operand{{"x", x, &xView, floatView}, {"w", w, &wView, floatView}, {"bias", bias, &biasView, floatView}})
+			[]operand{{"y", y, &yView}},
+			[]operand{{"x", x, &xView}, {"w", w, &wView}, {"bias", bias, &biasView}})
 		if err != nil {
 			return err
 		}
@@ -256,7 +256,7 @@ func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, b
 		if *t, err = t.View(backend.Shape{shape[backend.Batch], n, shape[backend.Seq], cols}, st, at); err != nil {
 			return err
 		}
-		*to, err = floatView(name, *t)
+		*to, err = openView(name, *t)
 		return err
 	}
 	if err := heads("y", &y, &j.o); err != nil {
@@ -271,7 +271,7 @@ func (be *Backend) projectColumns(ctx context.Context, y, x, w backend.Tensor, b
 	if err != nil {
 		return err
 	}
-	if j.w, err = floatView("x", x); err != nil {
+	if j.w, err = openView("x", x); err != nil {
 		return err
 	}
 	return j.run(ctx, be, y, w)

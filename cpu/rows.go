@@ -23,24 +23,7 @@ func (be *Backend) Download(ctx context.Context, host, src backend.Tensor) error
 		if host.DType() != src.DType() {
 			return fmt.Errorf("host is %v, src %v, they must be equal: %w", host.DType(), src.DType(), backend.ErrDType)
 		}
-		var to, from view
-		pinned, err := openOperands([]operand{{"host", host, &to, anyView}}, []operand{{"src", src, &from, anyView}})
-		if err != nil {
-			return err
-		}
-		defer pinned.Unpin()
-		shape := host.Shape()
-		for b := range shape[backend.Batch] {
-			for h := range shape[backend.Heads] {
-				for s := range shape[backend.Seq] {
-					if err := ctx.Err(); err != nil {
-						return err
-					}
-					to.copyRow(&from, b, h, s)
-				}
-			}
-		}
-		return nil
+		return be.copy(ctx, operand{name: "host", t: host}, operand{name: "src", t: src})
 	})
 }
 
@@ -71,45 +54,40 @@ func copyElements[T any](dst []T, di int, src []T, dj, n int) {
 	}
 }
 
-// Copy implements backend.Copier. Errors as for Attention, ErrShape when the shapes
-// differ, and ErrDType when a tensor is Bool.
+// Copy implements backend.Copier. Errors as for Attention.
 func (be *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
-	for i := range dst {
-		if err := be.copy(ctx, dst[i], src[i]); err != nil {
-			return err
+	return be.do(ctx, "copy", func() error {
+		for i := range dst {
+			if err := be.copy(ctx, operand{name: "dst", t: dst[i]}, operand{name: "src", t: src[i]}); err != nil {
+				return err
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // copy writes dst = src, rounded to nearest even where dst's type is the narrower one.
-func (be *Backend) copy(ctx context.Context, dst, src backend.Tensor) error {
-	return be.do(ctx, "copy", func() error {
-		shape := dst.Shape()
-		if shape != src.Shape() {
-			return fmt.Errorf("dst has shape %v, src %v, they must be equal: %w", shape, src.Shape(), backend.ErrShape)
-		}
-		j := copyJobs.Get().(*copyJob)
-		defer func() {
-			*j = copyJob{} // keeps no memory alive
-			copyJobs.Put(j)
-		}()
-		j.kernels, j.cols = be.kernels, shape[backend.Dim]
-		pinned, err := openOperands([]operand{{"dst", dst, &j.dst, numberView}}, []operand{{"src", src, &j.src, numberView}})
-		if err != nil {
-			return err
-		}
-		defer pinned.Unpin()
-		if shape.Elements() == 0 {
-			return nil
-		}
-		threads := be.threads()
-		if shape.Elements() < copyAlone {
-			threads = 1
-		}
-		j.rowPartition = newRowPartition(shape, threads)
-		return be.workers.run(ctx, j, j.tasks, threads)
-	})
+func (be *Backend) copy(ctx context.Context, dst, src operand) error {
+	j := copyJobs.Get().(*copyJob)
+	defer func() {
+		*j = copyJob{} // keeps no memory alive
+		copyJobs.Put(j)
+	}()
+	dst.to, src.to = &j.dst, &j.src
+	pinned, err := openOperands([]operand{dst}, []operand{src})
+	if err != nil {
+		return err
+	}
+	defer pinned.Unpin()
+	shape, threads := dst.t.Shape(), be.threads()
+	if shape.Elements() == 0 {
+		return nil
+	}
+	if shape.Elements() < copyAlone {
+		threads = 1
+	}
+	j.kernels, j.cols, j.rowPartition = be.kernels, shape[backend.Dim], newRowPartition(shape, threads)
+	return be.workers.run(ctx, j, j.tasks, threads)
 }
 
 // copyAlone is the number of elements that one goroutine copies in about the time that
@@ -161,8 +139,8 @@ func (j *copyJob) task(ctx context.Context, w *scratch, t int) error {
 func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, interleaved bool) error {
 	return be.do(ctx, "rotate", func() error {
 		j := rotateJob{dim: x.Shape()[backend.Dim], pairs: cos.Shape()[backend.Dim], interleaved: interleaved, inPlace: y == x}
-		out := []operand{{"y", y, &j.y, floatView}}
-		in := []operand{{"cos", cos, &j.cos, f32View}, {"sin", sin, &j.sin, f32View}, {"x", x, &j.x, floatView}}
+		out := []operand{{"y", y, &j.y}}
+		in := []operand{{"cos", cos, &j.cos}, {"sin", sin, &j.sin}, {"x", x, &j.x}}
 		if j.inPlace {
 			in = in[:2]
 		}
@@ -243,8 +221,8 @@ func (be *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) e
 	return be.do(ctx, "merge", func() error {
 		j := mergeJob{dim: o.Shape()[backend.Dim], rowPartition: newRowPartition(o.Shape(), be.threads())}
 		pinned, err := openOperands(
-			[]operand{{"o", o, &j.o, f32View}, {"lse", lse, &j.lse, f32View}},
-			[]operand{{"the part's o", po, &j.po, f32View}, {"the part's lse", plse, &j.plse, f32View}})
+			[]operand{{"o", o, &j.o}, {"lse", lse, &j.lse}},
+			[]operand{{"the part's o", po, &j.po}, {"the part's lse", plse, &j.plse}})
 		if err != nil {
 			return err
 		}

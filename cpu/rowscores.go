@@ -20,8 +20,8 @@ type scoring struct {
 // open opens the tensors of p, for a call with the given numbers of query heads and rows.
 func (sc *scoring) open(p *backend.Problem, heads, seqQ int) error {
 	*sc = scoring{problem: p, heads: heads, seqQ: seqQ}
-	err := openViews([]operand{{"mask", p.Mask, &sc.mask, boolView}, {"blocks", p.Blocks, &sc.blockMask, boolView},
-		{"bias", p.Bias, &sc.bias, floatView}, {"relative", p.Relative, &sc.relative, floatView}})
+	err := openViews([]operand{{"mask", p.Mask, &sc.mask}, {"blocks", p.Blocks, &sc.blockMask},
+		{"bias", p.Bias, &sc.bias}, {"relative", p.Relative, &sc.relative}})
 	sc.masked = !sc.mask.isZero() || !sc.blockMask.isZero()
 	sc.hiding = !sc.mask.isZero() || !sc.bias.isZero() || !sc.relative.isZero() || p.Dropout.P > 0
 	sc.added = !sc.bias.isZero() || !sc.relative.isZero() || p.Slopes != nil

@@ -55,7 +55,7 @@ func (be *Backend) runRows(ctx context.Context, j job, r *rowJob, s, lse backend
 	if err := r.scoring.open(p, s.Shape()[backend.Heads], s.Shape()[backend.Seq]); err != nil {
 		return err
 	}
-	if err := openViews([]operand{{"s", s, &r.s, f32View}, {"lse", lse, &r.lse, f32View}}); err != nil {
+	if err := openViews([]operand{{"s", s, &r.s}, {"lse", lse, &r.lse}}); err != nil {
 		return err
 	}
 	r.rowPartition = newRowPartition(s.Shape(), be.threads())

@@ -30,7 +30,6 @@ type operand struct {
 	name string
 	t    backend.Tensor
 	to   *view
-	open func(name string, t backend.Tensor) (view, error)
 }
 
 // openOperands pins the operands of a call and opens their views. The caller
@@ -57,41 +56,16 @@ func openOperands(out, in []operand) (pinned backend.Pinned, err error) {
 // openViews opens the views of operands that are pinned.
 func openViews(list []operand) (err error) {
 	for _, o := range list {
-		if *o.to, err = o.open(o.name, o.t); err != nil {
+		if *o.to, err = openView(o.name, o.t); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// f32View opens t, which must be F32, else the error is ErrDType. Errors name the
-// tensor; besides ErrDType they are ErrDevice and ErrReleased. The zero Tensor
-// gives the zero view.
-func f32View(name string, t backend.Tensor) (view, error) {
-	return openView(name, t, t.DType() == backend.F32)
-}
-
-// floatView is f32View for F32, F16 and BF16.
-func floatView(name string, t backend.Tensor) (view, error) {
-	d := t.DType()
-	return openView(name, t, d == backend.F32 || d == backend.F16 || d == backend.BF16)
-}
-
-// numberView is f32View for all types except Bool.
-func numberView(name string, t backend.Tensor) (view, error) {
-	return openView(name, t, t.DType() != backend.Bool)
-}
-
-// boolView is f32View for Bool.
-func boolView(name string, t backend.Tensor) (view, error) {
-	return openView(name, t, t.DType() == backend.Bool)
-}
-
-// anyView is f32View for all types.
-func anyView(name string, t backend.Tensor) (view, error) { return openView(name, t, true) }
-
-// openView opens t if its type is allowed.
-func openView(name string, t backend.Tensor, allowed bool) (v view, err error) {
+// openView opens t; the zero Tensor gives the zero view. Errors name the tensor: they are
+// ErrDevice and ErrReleased.
+func openView(name string, t backend.Tensor) (v view, err error) {
 	if t.IsZero() {
 		return view{}, nil
 	}
@@ -111,9 +85,6 @@ func openView(name string, t backend.Tensor, allowed bool) (v view, err error) {
 		}
 	default:
 		v.q8, err = t.Q8Rows()
-	}
-	if err == nil && !allowed {
-		err = fmt.Errorf("tensor is %v: %w", v.dtype, backend.ErrDType)
 	}
 	if err != nil {
 		return v, fmt.Errorf("%s: %w", name, err)

@@ -24,7 +24,7 @@ func TestPack(t *testing.T) {
 					}
 					x = y
 				}
-				v, err := anyView("x", x)
+				v, err := openView("x", x)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -51,7 +51,7 @@ func filled(t *testing.T, dtype backend.DType, shape backend.Shape) backend.Tens
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := anyView("x", x)
+	v, err := openView("x", x)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func BenchmarkVariants(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				to, err := anyView("x", x)
+				to, err := openView("x", x)
 				if err != nil {
 					b.Fatal(err)
 				}

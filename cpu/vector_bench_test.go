@@ -148,7 +148,7 @@ func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor 
 	if err != nil {
 		tb.Fatal(err)
 	}
-	to, err := anyView("y", y)
+	to, err := openView("y", y)
 	if err != nil {
 		tb.Fatal(err)
 	}
