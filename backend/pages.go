@@ -38,6 +38,7 @@ func (c *Call) CheckPages() error {
 	if p.Keys > longest*size {
 		return fmt.Errorf("pages: there are %d keys, the %d pages of the pool have %d: %w", p.Keys, pages, pages*size, ErrShape)
 	}
+	size = max(size, 1) // without rows there are no keys, and no page is needed
 	if len(p.Table) != batch {
 		return fmt.Errorf("pages: the table has %d rows, q has %d batches: give one for each: %w", len(p.Table), batch, ErrShape)
 	}

@@ -300,7 +300,7 @@ func (o *Options) checkOffsets(d Dims) (furthest int, err error) {
 // foldOffsets expresses Offsets by vis, unless batches need calls of their own.
 func (o *Options) foldOffsets(vis *backend.Visibility, d Dims) {
 	switch {
-	case o.Offsets == nil || o.offsetsDiffer(d):
+	case len(o.Offsets) == 0 || o.offsetsDiffer(d):
 	case o.Prefix == nil && o.onlyLastKey(d):
 		if !o.Causal {
 			return

@@ -58,7 +58,7 @@ func (c *Call) Plan(ctx context.Context) (sum backend.Plan, err error) {
 func (c *Call) sumOfPlans(out Result) (backend.Plan, error) {
 	all := c.all()
 	all.O, all.LSE = out.O, out.LSE
-	if !c.packed() && c.keys < c.dims.SeqK { // hidden keys are not read
+	if !c.packed() && !empty(c.dims) && c.keys < c.dims.SeqK { // hidden keys are not read
 		var s slicer
 		keys := wholeRegion(c.dims)
 		keys.hi[backend.Dim] = c.keys

@@ -1,0 +1,185 @@
+package kernels_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// TestAnyOptions prepares, plans, runs and checks small calls with options that are valid,
+// invalid and at the ends of their types. None panics, and what runs is right.
+func TestAnyOptions(t *testing.T) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
+		calls := 30000
+		if dev.Info().Name != "cpu" {
+			calls = 300
+		}
+		anyOptions(t, dev, calls)
+	})
+}
+
+func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
+	ctx := t.Context()
+	rng := rand.New(rand.NewPCG(1, 1))
+	ran := 0
+	for n := range calls {
+		seldom := func() bool { return rng.IntN(6) == 0 }
+		length := func() int {
+			if seldom() {
+				return 0
+			}
+			return 1 + rng.IntN(5)
+		}
+		integer := func() int {
+			if rng.IntN(3) > 0 {
+				return rng.IntN(6)
+			}
+			ends := []int{-1, 1 << 20, 1 << 30, math.MaxInt32, math.MaxInt32 + 1, 1 << 40, math.MaxInt - 1, math.MaxInt, math.MinInt32, math.MinInt}
+			return ends[rng.IntN(len(ends))]
+		}
+		integers := func(n int) []int {
+			if rng.IntN(8) > 0 {
+				return nil
+			}
+			if seldom() {
+				n = rng.IntN(4)
+			}
+			list := make([]int, n)
+			for i := range list {
+				if list[i] = rng.IntN(3); seldom() {
+					list[i] = integer()
+				}
+			}
+			return list
+		}
+		number := func() float64 {
+			all := []float64{0, 1, -1, 0.5, 30, 1e-300, 1e300, math.Inf(1), math.Inf(-1), math.NaN()}
+			return all[rng.IntN(len(all))]
+		}
+		var held []backend.Tensor
+		put := func(x backend.Tensor, err error) backend.Tensor {
+			if err == nil {
+				x, err = dev.Upload(ctx, x)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, x)
+			return x
+		}
+		b, hkv, share, sq, sk := length(), length(), 1+rng.IntN(2), length(), length()
+		h := hkv * share
+		tensor := func(b, h, s, d int) backend.Tensor {
+			shape := backend.Shape{b, h, s, d}
+			return put(backend.HostF32(normal(shape.Elements(), uint64(n)), shape))
+		}
+		q, k, v := tensor(b, h, sq, 4), tensor(b, hkv, sk, 4), tensor(b, hkv, sk, 3)
+		bools := func(s backend.Shape) backend.Tensor {
+			data := make([]bool, s.Elements())
+			for i := range data {
+				data[i] = rng.IntN(4) > 0
+			}
+			return put(backend.HostBool(data, s))
+		}
+		opt := kernels.Options{Causal: seldom(), LSE: seldom(), Weights: seldom(), KLen: integers(b), Offsets: integers(b), Prefix: integers(b), CuQ: integers(3), CuK: integers(3)}
+		if seldom() {
+			opt.Scale = new(number())
+		}
+		if seldom() {
+			opt.Softcap = number()
+		}
+		if seldom() {
+			opt.Window = &kernels.Window{Left: integer(), Right: integer()}
+		}
+		if seldom() {
+			opt.Offset, opt.Align = integer(), kernels.Align(rng.IntN(3))
+		}
+		if seldom() {
+			opt.Verify = rng.IntN(4)
+		}
+		if seldom() {
+			opt.Mask = bools(backend.Shape{1, 1, sq, max(sk-rng.IntN(2), 0)})
+		}
+		if seldom() {
+			opt.Bias = tensor(1, 1, 1, sk)
+		}
+		if seldom() {
+			opt.RelativeBias = tensor(1, 1, 1, max(sq+sk-1, 0))
+		}
+		if seldom() {
+			opt.BlockSize = integer()
+			size := max(opt.BlockSize, 1)
+			opt.BlockMask = bools(backend.Shape{1, 1, sq/size + min(1, sq%size), sk/size + min(1, sk%size)})
+		}
+		if seldom() {
+			opt.Sinks = make([]float32, h)
+		}
+		if seldom() {
+			opt.ALiBi = make([]float32, h)
+			for i := range opt.ALiBi {
+				opt.ALiBi[i] = float32(rng.NormFloat64())
+			}
+		}
+		if seldom() {
+			opt.Dropout = backend.Dropout{P: float32(number()), Seed: rng.Uint64(), First: [4]int{0, 0, max(integer(), 0) % 100, 0}}
+		}
+		if seldom() {
+			ids := func(n int) [][]int32 {
+				list := make([]int32, n)
+				for i := range list {
+					list[i] = int32(i / 2)
+				}
+				return [][]int32{list}
+			}
+			opt.QSegments, opt.KSegments = ids(sq), ids(sk)
+		}
+		if seldom() {
+			opt.Pages = &backend.Pages{Keys: integer(), Table: make([][]int32, b)}
+			for i := range opt.Pages.Table {
+				opt.Pages.Table[i] = make([]int32, rng.IntN(3))
+			}
+		}
+		func() {
+			var stage string
+			defer func() {
+				if p := recover(); p != nil {
+					t.Errorf("%s of %v, %v panics: %v\n%s", stage, q.Shape(), k.Shape(), p, fmt.Sprintf("%+v", opt))
+				}
+			}()
+			stage = "prepare"
+			call, err := dev.Prepare(q, k, v, opt)
+			if err != nil {
+				return
+			}
+			stage = "plan"
+			if _, err := call.Plan(ctx); err != nil {
+				t.Errorf("plan of %v, %v: %v\n%+v", q.Shape(), k.Shape(), err, opt)
+			}
+			stage = "run"
+			r, err := call.Run(ctx)
+			if err != nil {
+				t.Errorf("run of %v, %v: %v\n%+v", q.Shape(), k.Shape(), err, opt)
+				return
+			}
+			defer r.Release()
+			stage = "check"
+			if report, err := call.Check(ctx, r, kernels.CheckOptions{Rows: 4}); err != nil || !report.OK() {
+				t.Errorf("check of %v, %v: %+v, %v\n%+v, pages %+v", q.Shape(), k.Shape(), report, err, opt, opt.Pages)
+			}
+			ran++
+		}()
+		for _, x := range held {
+			x.Release()
+		}
+		if t.Failed() {
+			return
+		}
+	}
+	if ran < calls/10 {
+		t.Errorf("only %d calls ran", ran)
+	}
+}
