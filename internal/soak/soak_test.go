@@ -1,0 +1,348 @@
+// Package soak has one test, which runs work of every kind in many goroutines for a long
+// time: make soak, or DURATION=1h make soak.
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/internal/budget"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+)
+
+const (
+	durationEnv = "ATTN_SOAK" // such as 10m
+	duration    = 20 * time.Second
+	goroutines  = 16
+	// rounds is the number of times that all work stops to read what the process holds. The
+	// first three warm up, with a device opened by each goroutine at once: drivers and the Go
+	// runtime keep the most threads and memory that they ever used.
+	rounds, warmUp = 8, 3
+	// byChance is the memory that the garbage collector and the C allocator keep at times,
+	// perOpen what drivers keep of each closed device: 0.2 MiB were measured with Mesa's.
+	byChance, perOpen = 32 << 20, 256 << 10
+)
+
+// TestSoak runs calls, caches, opens, cancelled calls and refused memory at once. Results
+// have the bits of a first run alone, and memory, threads, goroutines and file descriptors
+// do not grow after the warm-up.
+func TestSoak(t *testing.T) {
+	total := duration
+	switch text := os.Getenv(durationEnv); {
+	case text != "":
+		var err error
+		if total, err = time.ParseDuration(text); err != nil {
+			t.Fatalf("%s: %v", durationEnv, err)
+		}
+	case testing.Short():
+		t.Skip("-short")
+	}
+	s := &soak{t: t, want: map[string][]float32{}, done: map[string]*atomic.Int64{}}
+	for _, job := range jobs {
+		s.done[job.name] = new(atomic.Int64)
+	}
+	s.open("cpu", func() (backend.Backend, error) { return cpu.Open(cpu.Options{}) })
+	s.open("gpu", func() (backend.Backend, error) { return gpu.Open("", gpu.Options{}) })
+	s.open("gpu, streamed", func() (backend.Backend, error) { return gpu.Open("", gpu.Options{MemoryBytes: 540 << 10}) })
+
+	var base, last held
+	for round := range rounds {
+		s.round(round, total/rounds)
+		last = hold()
+		last.opens = s.done["open"].Load()
+		t.Logf("round %d: %v", round, last)
+		if t.Failed() {
+			return
+		}
+		if round < warmUp {
+			base = base.most(last)
+		}
+	}
+	for name, n := range s.done {
+		t.Logf("%s: %d times", name, n.Load())
+		if n.Load() == 0 {
+			t.Errorf("%s: never done", name)
+		}
+	}
+	t.Logf("refused memory ended %d jobs, contexts %d", s.refused.Load(), s.cancelled.Load())
+	if more := last.bytes - base.bytes; more > byChance+perOpen*(last.opens-base.opens) {
+		t.Errorf("%d MiB more than after the warm-up, of %d opens", more>>20, last.opens-base.opens)
+	}
+	if more := last.threads - base.threads; more > goroutines {
+		t.Errorf("%d threads more than after the warm-up", more)
+	}
+	if more := last.goroutines - base.goroutines; more > 0 {
+		t.Errorf("%d goroutines more than after the warm-up", more)
+	}
+	if more := last.files - base.files; more > 0 {
+		t.Errorf("%d file descriptors more than after the warm-up", more)
+	}
+}
+
+// soak is the state of a run.
+type soak struct {
+	t                  *testing.T
+	devices            []device
+	want               map[string][]float32 // results alone, by device and problem
+	done               map[string]*atomic.Int64
+	refused, cancelled atomic.Int64
+}
+
+// device is a device that goroutines share.
+type device struct {
+	name string
+	dev  *kernels.Device
+	open func() (backend.Backend, error)
+}
+
+// open opens a shared device and computes each problem alone.
+func (s *soak) open(name string, open func() (backend.Backend, error)) {
+	be, err := open()
+	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
+		s.t.Logf("%s: %v (CI=true makes that a failure)", name, err)
+		return
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	d := device{name, kernels.NewDevice(be), open}
+	s.t.Cleanup(func() { d.dev.Close() })
+	s.devices = append(s.devices, d)
+	for i := range problems {
+		for _, do := range []func(context.Context, *kernels.Device, int) ([]float32, error){attend, generate} {
+			out, err := do(s.t.Context(), d.dev, i)
+			if err != nil {
+				s.t.Fatalf("%s: %s: %v", name, problems[i].name, err)
+			}
+			s.want[key(d, i, len(s.want)%2)] = out
+		}
+	}
+}
+
+// key names a result: of attend, or of generate.
+func key(d device, problem, generated int) string {
+	return fmt.Sprintf("%s, %s, %d", d.name, problems[problem].name, generated)
+}
+
+// round runs random jobs in all goroutines for a time. A round of the warm-up begins with opens.
+func (s *soak) round(round int, long time.Duration) {
+	seed := uint64(round)
+	ctx, stop := context.WithTimeout(s.t.Context(), long)
+	defer stop()
+	var wg sync.WaitGroup
+	wg.Go(func() { // one goroutine refuses memory of all others
+		rng := rand.New(rand.NewPCG(seed, goroutines))
+		for ctx.Err() == nil && !s.t.Failed() {
+			end := budget.Fail(1 + rng.IntN(200))
+			time.Sleep(20 * time.Millisecond)
+			end()
+		}
+	})
+	for g := range goroutines {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(seed, uint64(g)))
+			for i := 0; ctx.Err() == nil && !s.t.Failed(); i++ {
+				d, problem := s.devices[rng.IntN(len(s.devices))], rng.IntN(len(problems))
+				n := rng.IntN(weights)
+				job := jobs[slices.IndexFunc(jobs, func(j job) bool { n -= j.weight; return n < 0 })]
+				if i == 0 && round < warmUp {
+					d, job = s.devices[g%len(s.devices)], jobs[len(jobs)-1]
+				}
+				out, which, err := job.do(s.t.Context(), d, problem, rng)
+				s.done[job.name].Add(1)
+				switch {
+				case errors.Is(err, backend.ErrMemory):
+					s.refused.Add(1)
+				case job.cancels && errors.Is(err, context.DeadlineExceeded):
+					s.cancelled.Add(1)
+				case err != nil:
+					s.t.Errorf("%s: %s: %v", job.name, key(d, problem, which), err)
+				case !slices.EqualFunc(out, s.want[key(d, problem, which)], func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }):
+					s.t.Errorf("%s: %s: other bits than alone", job.name, key(d, problem, which))
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// job is a kind of work, of which each is as frequent as its weight. It returns a result of
+// attend (0) or generate (1).
+type job struct {
+	name    string
+	weight  int
+	cancels bool
+	do      func(ctx context.Context, d device, problem int, rng *rand.Rand) (out []float32, which int, err error)
+}
+
+var jobs = []job{
+	{"call", 20, false, func(ctx context.Context, d device, problem int, _ *rand.Rand) ([]float32, int, error) {
+		out, err := attend(ctx, d.dev, problem)
+		return out, 0, err
+	}},
+	{"cache", 10, false, func(ctx context.Context, d device, problem int, _ *rand.Rand) ([]float32, int, error) {
+		out, err := generate(ctx, d.dev, problem)
+		return out, 1, err
+	}},
+	{"cancel", 6, true, func(ctx context.Context, d device, problem int, rng *rand.Rand) ([]float32, int, error) {
+		ctx, stop := context.WithTimeout(ctx, time.Duration(rng.IntN(2000))*time.Microsecond)
+		defer stop()
+		out, err := attend(ctx, d.dev, problem)
+		return out, 0, err
+	}},
+	{"open", 1, false, func(ctx context.Context, d device, problem int, _ *rand.Rand) ([]float32, int, error) {
+		be, err := d.open()
+		if err != nil {
+			return nil, 0, err
+		}
+		dev := kernels.NewDevice(be)
+		out, err := attend(ctx, dev, problem)
+		return out, 0, errors.Join(err, dev.Close())
+	}},
+}
+
+var weights = func() (n int) {
+	for _, j := range jobs {
+		n += j.weight
+	}
+	return n
+}()
+
+// problem is a call of attention.
+type problem struct {
+	name string
+	dims kernels.Dims
+	opt  kernels.Options
+}
+
+var problems = []problem{
+	{"plain", kernels.Dims{Heads: 2, SeqQ: 96, Dim: 32}, kernels.Options{}},
+	{"causal, grouped", kernels.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 70, Dim: 16}, kernels.Options{Causal: true}},
+	{"one query", kernels.Dims{Heads: 2, SeqQ: 1, SeqK: 1000, Dim: 32}, kernels.Options{}},
+	{"window, softcap", kernels.Dims{Heads: 1, SeqQ: 200, Dim: 64}, kernels.Options{Window: &kernels.Window{Left: 30, Right: 2}, Softcap: 5}},
+}
+
+// numbers returns the same numbers for the same seed.
+func numbers(seed uint64, n int) []float32 {
+	rng := rand.New(rand.NewPCG(seed, 0))
+	data := make([]float32, n)
+	for i := range data {
+		data[i] = float32(rng.NormFloat64())
+	}
+	return data
+}
+
+// attend computes a problem.
+func attend(ctx context.Context, dev *kernels.Device, n int) ([]float32, error) {
+	p := problems[n]
+	batch, kvHeads, keys := max(p.dims.Batch, 1), p.dims.KVHeads, p.dims.SeqK
+	if kvHeads == 0 {
+		kvHeads = p.dims.Heads
+	}
+	if keys == 0 {
+		keys = p.dims.SeqQ
+	}
+	kv := batch * kvHeads * keys * p.dims.Dim
+	return dev.AttentionFloat32(ctx, p.dims, numbers(1, batch*p.dims.Heads*p.dims.SeqQ*p.dims.Dim), numbers(2, kv), numbers(3, kv), p.opt)
+}
+
+// generate appends a few tokens to a paged cache of two sequences, one of them a fork, and
+// attends from them.
+func generate(ctx context.Context, dev *kernels.Device, n int) (all []float32, err error) {
+	heads, dim := problems[n].dims.Heads, problems[n].dims.Dim
+	c, err := kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{KVHeads: heads, Dim: dim, PageSize: 4, Pages: 12})
+	if err != nil {
+		return nil, err
+	}
+	defer c.Release()
+	first, err := c.NewSequence()
+	if err != nil {
+		return nil, err
+	}
+	seqs := []*kvcache.Sequence{first}
+	for step, tokens := range []int{6, 1, 3} {
+		shape := backend.Shape{len(seqs), heads, tokens, dim}
+		var x [3]backend.Tensor
+		for i := range x {
+			if x[i], err = dev.FromFloat32(ctx, backend.F32, numbers(uint64(10*step+i), shape.Elements()), shape); err != nil {
+				return nil, err
+			}
+			defer x[i].Release()
+		}
+		b := c.Batch(seqs...)
+		if err := b.Append(ctx, x[0], x[1], nil); err != nil {
+			return nil, err
+		}
+		r, err := b.Attention(ctx, x[2], kvcache.CallOptions{})
+		if err != nil {
+			return nil, err
+		}
+		out, err := dev.Float32s(ctx, r.O)
+		r.Release()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, out...)
+		if step == 0 {
+			fork, err := first.Fork()
+			if err != nil {
+				return nil, err
+			}
+			seqs = append(seqs, fork)
+		}
+	}
+	return all, nil
+}
+
+// held is what the process holds while no work runs.
+type held struct {
+	bytes, opens               int64 // opens until then
+	threads, goroutines, files int
+}
+
+func (h held) most(o held) held {
+	return held{max(h.bytes, o.bytes), max(h.opens, o.opens), max(h.threads, o.threads), max(h.goroutines, o.goroutines), max(h.files, o.files)}
+}
+
+func (h held) String() string {
+	return fmt.Sprintf("%d MiB, %d opens, %d threads, %d goroutines, %d files", h.bytes>>20, h.opens, h.threads, h.goroutines, h.files)
+}
+
+// hold reads what the process holds; memory, threads and files are 0 where the system does
+// not report them.
+func hold() held {
+	runtime.GC() // forgotten tensors are freed after the collection that finds them
+	debug.FreeOSMemory()
+	h := held{goroutines: runtime.NumGoroutine()}
+	status, _ := os.ReadFile("/proc/self/status")
+	for line := range strings.Lines(string(status)) {
+		name, value, _ := strings.Cut(line, ":")
+		n, _ := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(value), " kB"))
+		switch name {
+		case "VmRSS":
+			h.bytes = int64(n) << 10
+		case "Threads":
+			h.threads = n
+		}
+	}
+	files, _ := os.ReadDir("/proc/self/fd")
+	h.files = len(files)
+	return h
+}
