@@ -80,6 +80,13 @@ static int due(int kind) {
 	return fails;
 }
 
+// lose waits for what runs, as a device that is lost runs nothing: its objects may be
+// destroyed.
+static void lose(device *d) {
+	NEXT(d, DeviceWaitIdle)(d->handle);
+	d->lost = 1;
+}
+
 static int frozen(device *d) {
 	if (d->frozen && (page->released || (d->thaw && now() > d->thaw))) d->frozen = 0;
 	return d->frozen;
@@ -88,7 +95,7 @@ static int frozen(device *d) {
 // look is called before a look at the progress of a device: it returns DEVICE_LOST,
 // NOT_READY for a device that seems to hang, or SUCCESS to forward the call.
 static VkResult look(device *d) {
-	if (due(GONE)) d->lost = 1;
+	if (due(GONE)) lose(d);
 	if (d->lost) return VK_ERROR_DEVICE_LOST;
 	return frozen(d) ? VK_NOT_READY : VK_SUCCESS;
 }
@@ -112,7 +119,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL AllocateMemory(VkDevice handle, VkMemoryAl
 
 static VKAPI_ATTR VkResult VKAPI_CALL QueueSubmit(VkQueue queue, uint32_t n, VkSubmitInfo const *submits, VkFence fence) {
 	device *d = find(queue);
-	if (due(LOST)) d->lost = 1;
+	if (due(LOST)) lose(d);
 	if (d->lost) return VK_ERROR_DEVICE_LOST;
 	int late = due(LATE);
 	if (late || due(HANG)) {
