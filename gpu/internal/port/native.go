@@ -50,7 +50,6 @@ typedef struct {
 extern void wgpuAdapterRequestDevice(void *adapter, void const *desc, void (*cb)(int, void *, char const *, void *), void *userdata);
 extern void wgpuDeviceSetUncapturedErrorCallback(void *device, port_error_fn cb, void *userdata);
 extern void wgpuBufferMapAsync(void *buffer, uint32_t mode, size_t offset, size_t size, void (*cb)(int, void *), void *userdata);
-extern bool wgpuDevicePoll(void *device, bool wait, void const *submission);
 extern void wgpuDeviceRelease(void *device);
 extern void wgpuQueueOnSubmittedWorkDone(void *queue, void (*cb)(int, void *), void *userdata);
 
@@ -59,7 +58,7 @@ static void port_note(port_state *s, char const *message) {
 }
 static void port_on_lost(int reason, char const *message, void *ud) { port_note(ud, message); ((port_state *)ud)->lost = 1; }
 static void port_on_error(int type, char const *message, void *ud) {
-	if (type == 0) return;
+	if (type == 0 || ((port_state *)ud)->error) return; // later ones follow from the first
 	port_note(ud, message);
 	((port_state *)ud)->error = type;
 }
@@ -84,25 +83,32 @@ static void port_quiet(void) {
 #endif
 }
 
+typedef struct { void *adapter; port_device_desc const *desc; port_opened *opened; } port_request;
+static void port_do_open(void *request) {
+	port_request *r = request;
+	wgpuAdapterRequestDevice(r->adapter, r->desc, port_on_device, r->opened);
+}
+
 static port_state *port_new_state(void) { return calloc(1, sizeof(port_state)); }
 static void *port_open(void *adapter, port_limits const *limits, int timestamps, port_state *state, int *status, char *message, size_t n) {
 	port_required_limits required = { NULL, *limits };
 	int const timestamp_query = 3; // WGPUFeatureName
 	port_device_desc desc = { .label = "attn", .features_count = timestamps, .features = &timestamp_query, .required_limits = &required, .lost = port_on_lost, .lost_userdata = state };
 	port_opened *o = calloc(1, sizeof *o);
-	wgpuAdapterRequestDevice(adapter, &desc, port_on_device, o);
+	port_request r = { adapter, &desc, o };
+	if (port_try(port_do_open, &r)) strncpy(o->message, "wgpu-native panicked", sizeof o->message - 1);
 	void *device = o->status == 1 ? o->device : NULL;
 	*status = o->status;
 	strncpy(message, o->message, n - 1);
 	free(o);
 	if (device) wgpuDeviceSetUncapturedErrorCallback(device, port_on_error, state);
+	state->device = device;
 	return device;
 }
 static void port_map(void *buffer, size_t offset, size_t size, port_state *state) {
 	state->mapped = 0;
 	wgpuBufferMapAsync(buffer, 1, offset, size, port_on_map, state);
 }
-static void port_do_poll(void *device) { wgpuDevicePoll(device, false, NULL); }
 static void port_poll(void *device, port_state *state) { port_guard(state, port_do_poll, device); }
 static void port_release(void *device, port_state *state) { port_guard(state, wgpuDeviceRelease, device); }
 static void port_notify(void *queue, port_state *state) { wgpuQueueOnSubmittedWorkDone(queue, port_on_done, state); }
@@ -245,7 +251,12 @@ func (a *nativeAdapter) Open(l gputypes.Limits) (Device, error) {
 	text := (*C.char)(unsafe.Pointer(&message[0]))
 	lib.devRef = C.port_open(handleOf(a.a), &required, timestamps, lib.state, &status, text, C.size_t(len(message)))
 	if lib.devRef == nil {
-		return nil, fmt.Errorf("open device on %q: %w", a.Info().Name, fault(C.GoString(text), ErrInvalid))
+		kind := ErrInvalid
+		if status == 0 { // the library panicked, and its instance is unsound
+			kind = ErrLost
+			a.once.Do(func() {})
+		}
+		return nil, fmt.Errorf("open device on %q: %w", a.Info().Name, fault(C.GoString(text), kind))
 	}
 	lib.dev = deviceOf(lib.devRef)
 	lib.queue = lib.dev.GetQueue()
@@ -268,7 +279,14 @@ func (l *library) startMap(b rawBuffer, offset, size uint64) error {
 // update runs the callbacks that are due.
 func (l *library) update() { C.port_poll(l.devRef, l.state) }
 
+// unsound reports whether the library must not be called any more: what the device has
+// stays allocated.
+func (l *library) unsound() bool { return l.state.unsound != 0 }
+
 func (l *library) close() {
+	if l.unsound() {
+		return
+	}
 	l.clock.release()
 	l.queue.Release()
 	C.port_release(l.devRef, l.state)

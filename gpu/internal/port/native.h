@@ -5,18 +5,25 @@
 // The results of callbacks. Every call that can run a callback holds the device's lock.
 typedef struct {
 	int lost;
-	int error; // type of the last error outside a scope, 0 for none
+	int error; // type of the first error outside a scope, 0 for none
 	int mapped; // status + 1 of the last map, 0 while it is pending
 	uint64_t done; // submissions that have ended
 	char message[1024];
+	void *device;
+	int unsound; // the library panicked although the device is not lost: it is left alone from then on
 } port_state;
+
+extern _Bool wgpuDevicePoll(void *device, _Bool wait, void const *submission);
+static inline void port_do_poll(void *device) { wgpuDevicePoll(device, 0, NULL); }
 
 // port_try calls f(arg). It returns 1 when the library panicked, where that can be caught.
 int port_try(void (*f)(void *), void *arg);
 
-// port_guard calls f(arg), in which the library panics when the device is lost.
+// port_guard calls f(arg), in which the library panics when the device is lost, and in many
+// places when host memory is exhausted. After either the device counts as lost.
 static inline void port_guard(port_state *s, void (*f)(void *), void *arg) {
 	if (!port_try(f, arg)) return;
 	strncpy(s->message, "wgpu-native panicked, and wrote the cause to standard error", sizeof s->message - 1);
 	s->lost = 1;
+	s->unsound = !port_try(port_do_poll, s->device);
 }

@@ -100,6 +100,16 @@ static int port_run(void *device, void *queue, port_command const *c, size_t n, 
 	port_guard(state, port_do_run, &s);
 	return state->error == 0 && state->lost == 0;
 }
+
+typedef struct { void *queue, *buffer; uint64_t offset; void const *data; size_t size; } port_write_args;
+static void port_do_write(void *args) {
+	port_write_args *w = args;
+	wgpuQueueWriteBuffer(w->queue, w->buffer, w->offset, w->data, w->size);
+}
+static void port_write(void *queue, void *buffer, uint64_t offset, void const *data, size_t size, port_state *state) {
+	port_write_args w = { queue, buffer, offset, data, size };
+	port_guard(state, port_do_write, &w);
+}
 */
 import "C"
 
@@ -189,10 +199,14 @@ func (l *library) createGroup(p rawPipeline, bindings []Binding, dynamic int) (r
 	return g, nil
 }
 
-func (l *library) releaseGroup(g rawGroup) { C.wgpuBindGroupRelease(g) }
+func (l *library) releaseGroup(g rawGroup) {
+	if !l.unsound() {
+		C.wgpuBindGroupRelease(g)
+	}
+}
 
 // write starts a copy of data, which is not empty, to a buffer.
 func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
-	C.wgpuQueueWriteBuffer(l.queueRef, b.ref, C.uint64_t(offset), unsafe.Pointer(unsafe.SliceData(data)), C.size_t(len(data)))
+	C.port_write(l.queueRef, b.ref, C.uint64_t(offset), unsafe.Pointer(unsafe.SliceData(data)), C.size_t(len(data)), l.state)
 	return l.outcome(nil, ErrInvalid)
 }

@@ -63,10 +63,12 @@ func (l *library) outcome(err, kind error) error {
 		return l.lost()
 	case noted == errorOutOfMemory:
 		kind = ErrMemory
-	case err != nil:
-		return fault(err.Error(), kind)
-	case noted == 0:
+	case noted == 0 && err == nil:
 		return nil
+	case noted == 0:
+		return fault(err.Error(), kind)
+	case err != nil:
+		return fault(err.Error()+": "+l.message(), kind)
 	}
 	return fault(l.message(), kind)
 }
@@ -84,8 +86,10 @@ func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuff
 
 // releaseBuffer polls, because the library frees released memory only then.
 func (l *library) releaseBuffer(b rawBuffer) {
-	b.b.Release()
-	l.update()
+	if !l.unsound() {
+		b.b.Release()
+		l.update()
+	}
 }
 
 func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, error) {
@@ -139,6 +143,9 @@ func (l *library) compile(p *rawPipeline, desc PipelineDesc, dynamic int) error 
 }
 
 func (l *library) releasePipeline(p rawPipeline) {
+	if l.unsound() {
+		return
+	}
 	if p.p != nil {
 		p.p.Release()
 	}

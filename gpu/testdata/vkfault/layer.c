@@ -7,7 +7,8 @@
 //	lost   the Nth vkQueueSubmit returns DEVICE_LOST, and so do later calls on the device
 //	gone   so does the Nth look at a fence, semaphore or idle queue
 //	late   for 200 ms, nothing seems to end that the Nth vkQueueSubmit or a later one started
-//	hang   so it seems until the test releases it
+//	host   the Nth call that makes or records something returns OUT_OF_HOST_MEMORY
+//	hang   as late, until the test releases it
 //
 // Calls are counted from 0 while a fault is armed.
 #include <fcntl.h>
@@ -22,7 +23,7 @@
 #include <vulkan/vk_layer.h>
 #include <vulkan/vulkan.h>
 
-enum { NONE, OOM, FULL, LOST, GONE, LATE, HANG };
+enum { NONE, OOM, FULL, LOST, GONE, LATE, HOST, HANG };
 
 typedef struct {
 	_Atomic int64_t kind, position; // written by the test
@@ -116,6 +117,25 @@ static VKAPI_ATTR VkResult VKAPI_CALL AllocateMemory(VkDevice handle, VkMemoryAl
 	if (due(OOM) || due(FULL)) return VK_ERROR_OUT_OF_DEVICE_MEMORY;
 	return NEXT(d, AllocateMemory)(handle, info, a, memory);
 }
+
+// Calls that fail for lack of host memory alone.
+#define MAKES(name, handle, parameters, arguments) \
+	static VKAPI_ATTR VkResult VKAPI_CALL name parameters { \
+		device *d = find(handle); \
+		return due(HOST) ? VK_ERROR_OUT_OF_HOST_MEMORY : NEXT(d, name) arguments; \
+	}
+MAKES(CreateBuffer, d0, (VkDevice d0, VkBufferCreateInfo const *info, VkAllocationCallbacks const *a, VkBuffer *made), (d0, info, a, made))
+MAKES(CreateShaderModule, d0, (VkDevice d0, VkShaderModuleCreateInfo const *info, VkAllocationCallbacks const *a, VkShaderModule *made), (d0, info, a, made))
+MAKES(CreatePipelineLayout, d0, (VkDevice d0, VkPipelineLayoutCreateInfo const *info, VkAllocationCallbacks const *a, VkPipelineLayout *made), (d0, info, a, made))
+MAKES(CreateDescriptorSetLayout, d0, (VkDevice d0, VkDescriptorSetLayoutCreateInfo const *info, VkAllocationCallbacks const *a, VkDescriptorSetLayout *made), (d0, info, a, made))
+MAKES(CreateComputePipelines, d0, (VkDevice d0, VkPipelineCache cache, uint32_t n, VkComputePipelineCreateInfo const *info, VkAllocationCallbacks const *a, VkPipeline *made), (d0, cache, n, info, a, made))
+MAKES(CreateDescriptorPool, d0, (VkDevice d0, VkDescriptorPoolCreateInfo const *info, VkAllocationCallbacks const *a, VkDescriptorPool *made), (d0, info, a, made))
+MAKES(AllocateDescriptorSets, d0, (VkDevice d0, VkDescriptorSetAllocateInfo const *info, VkDescriptorSet *made), (d0, info, made))
+MAKES(CreateCommandPool, d0, (VkDevice d0, VkCommandPoolCreateInfo const *info, VkAllocationCallbacks const *a, VkCommandPool *made), (d0, info, a, made))
+MAKES(AllocateCommandBuffers, d0, (VkDevice d0, VkCommandBufferAllocateInfo const *info, VkCommandBuffer *made), (d0, info, made))
+MAKES(BeginCommandBuffer, c, (VkCommandBuffer c, VkCommandBufferBeginInfo const *info), (c, info))
+MAKES(EndCommandBuffer, c, (VkCommandBuffer c), (c))
+MAKES(MapMemory, d0, (VkDevice d0, VkDeviceMemory m, VkDeviceSize at, VkDeviceSize n, VkMemoryMapFlags flags, void **to), (d0, m, at, n, flags, to))
 
 static VKAPI_ATTR VkResult VKAPI_CALL QueueSubmit(VkQueue queue, uint32_t n, VkSubmitInfo const *submits, VkFence fence) {
 	device *d = find(queue);
@@ -229,6 +249,9 @@ static struct { char const *name; PFN_vkVoidFunction f; } const own[] = {
 	OWN(GetDeviceProcAddr), OWN(DestroyDevice), OWN(AllocateMemory), OWN(QueueSubmit), OWN(GetFenceStatus), OWN(WaitForFences),
 	OWN(GetSemaphoreCounterValue), { "vkGetSemaphoreCounterValueKHR", (PFN_vkVoidFunction)GetSemaphoreCounterValue },
 	OWN(WaitSemaphores), { "vkWaitSemaphoresKHR", (PFN_vkVoidFunction)WaitSemaphores },
+	OWN(CreateBuffer), OWN(CreateShaderModule), OWN(CreatePipelineLayout), OWN(CreateDescriptorSetLayout), OWN(CreateComputePipelines),
+	OWN(CreateDescriptorPool), OWN(AllocateDescriptorSets), OWN(CreateCommandPool), OWN(AllocateCommandBuffers), OWN(BeginCommandBuffer),
+	OWN(EndCommandBuffer), OWN(MapMemory),
 	OWN(DeviceWaitIdle), OWN(QueueWaitIdle), OWN(DestroySemaphore),
 };
 
