@@ -17,8 +17,8 @@ const (
 	PV      = report.PV
 )
 
-// Variants lists the variants.
-var Variants = []string{Fused, Stages, QK, Softmax, PV}
+// Variants lists the parts.
+var Variants = report.Variants
 
 // Case is a call that is timed, over inputs drawn by seed: a series at one length.
 type Case struct {

@@ -24,13 +24,12 @@ type column struct {
 	value func(m *Measurement) any // a number, a pointer to one, or a string; nil is "not measured"
 }
 
-// of returns the column's figure of a case.
-func (c *column) of(m *Measurement) any {
+// of returns the column's figure of a case with these figures.
+func (c *column) of(m *Measurement, figures map[string]any) any {
 	if c.value != nil {
 		return c.value(m)
 	}
-	_, values := m.figures()
-	return values[c.name]
+	return figures[c.name]
 }
 
 // place is a set of tables for people.

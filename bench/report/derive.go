@@ -48,11 +48,11 @@ func (m *Measurement) name() string {
 func (m *Measurement) visible() backend.Visibility {
 	v := backend.Everything()
 	v.Offset = m.SeqK - m.SeqQ
-	if m.WindowLeft != nil {
-		v.Left = *m.WindowLeft
+	if w := m.WindowLeft; w != nil && *w < m.SeqQ+m.SeqK { // others hide nothing
+		v.Left = *w
 	}
-	if m.WindowRight != nil {
-		v.Right = *m.WindowRight
+	if w := m.WindowRight; w != nil && *w < m.SeqQ+m.SeqK {
+		v.Right = *w
 	}
 	if m.Causal {
 		v.Right = 0
@@ -198,16 +198,4 @@ func (m *Measurement) ofRound(i int) *Measurement {
 	one.summarize()
 	one.findRates()
 	return &one
-}
-
-// complete reports whether a measured row has the figures that others are computed from.
-func (m *Measurement) complete() bool {
-	if m.Status != OK {
-		return true
-	}
-	ok := m.MedianS != nil && *m.MedianS > 0 && len(m.Rounds) > 0
-	for _, r := range m.Rounds {
-		ok = ok && len(r.TimesS) > 0 && slices.Min(r.TimesS) > 0 && (len(r.PaceS) == 0 || slices.Min(r.PaceS) > 0)
-	}
-	return ok
 }

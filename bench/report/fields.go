@@ -36,6 +36,9 @@ func (m *Measurement) figures() (names []string, values map[string]any) {
 	values = map[string]any{}
 	add := func(name string, value any) { names, values[name] = append(names, name), value }
 	leaves(reflect.ValueOf(row), "", func(path string, leaf reflect.Value) {
+		if path == "provider" { // it belongs to the device
+			return
+		}
 		add(strings.ReplaceAll(path, ".", "_"), leaf.Interface())
 	})
 	add("spread_percent", m.spread())

@@ -207,6 +207,9 @@ const (
 	PV      = "pv"
 )
 
+// Variants lists the variants.
+var Variants = []string{Fused, Stages, QK, Softmax, PV}
+
 // Bound names the ceiling that limits a call.
 type Bound string
 

@@ -124,10 +124,11 @@ func (r *Report) growthName(g Growth) string {
 // casesTable is the table of the cases in the order of the report. Columns that no case
 // fills are left out.
 func (r *Report) casesTable() (heads []pageHead, rows [][]pageCell) {
-	names := map[*Measurement]string{}
+	names, figures := map[*Measurement]string{}, map[*Measurement]map[string]any{}
 	for _, l := range r.curves() {
 		for _, m := range l.cases {
 			names[m] = l.name
+			_, figures[m] = m.figures()
 		}
 	}
 	rows = make([][]pageCell, len(r.Cases))
@@ -150,7 +151,7 @@ func (r *Report) casesTable() (heads []pageHead, rows [][]pageCell) {
 			continue
 		}
 		add(pageHead{c.head, c.unit == word}, func(m *Measurement) pageCell {
-			value := c.of(m)
+			value := c.of(m, figures[m])
 			x, _ := of(value)
 			switch {
 			case c.unit == word:

@@ -14,7 +14,7 @@ func (r *Report) environment(m *Measurement) [][2]string {
 	return [][2]string{
 		{"date", e.Date}, {"cpu", e.CPU}, {"cpus", strconv.Itoa(e.CPUs)}, {"os", e.OS + "/" + e.Arch}, {"go_version", e.GoVersion},
 		{"version", e.Version}, {"commit", e.Commit}, {"seed", strconv.FormatUint(e.Seed, 10)},
-		{"device", info.Device}, {"driver", info.Driver}, {"limits", limits(&info)},
+		{"device", info.Device}, {"provider", info.Provider}, {"driver", info.Driver}, {"limits", limits(&info)},
 	}
 }
 
@@ -97,8 +97,9 @@ func (m *Measurement) goBench(b *strings.Builder) {
 	for i := range m.Rounds {
 		one := m.ofRound(i)
 		fmt.Fprintf(b, "%s %d", name, one.Repetitions)
+		_, figures := one.figures()
 		for _, c := range columns {
-			x, ok := of(c.of(one))
+			x, ok := of(c.of(one, figures))
 			switch {
 			case c.line == "" || !ok:
 			case c.unit == seconds:

@@ -15,6 +15,7 @@
 package report
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -115,24 +116,33 @@ func (r *Report) Err() error {
 	return nil
 }
 
-// Read reads a report that [Report.WriteJSON] wrote. It returns ErrOption for anything
-// else, a damaged report or another schema.
+// Read reads a report that [Report.WriteJSON] wrote. Figures that follow from others are
+// derived again. It returns ErrOption, with the field, for one that differs from that, for an
+// impossible value, for another schema and for anything else; ErrMemory for a report that
+// does not fit into memory.
 func Read(from io.Reader) (*Report, error) {
-	text, err := io.ReadAll(from)
+	text, err := io.ReadAll(io.LimitReader(from, maxText+1))
 	if err != nil {
 		return nil, fmt.Errorf("report: %w", err)
 	}
+	if err := checkSize(text); err != nil {
+		return nil, err
+	}
 	var r Report
 	if err := json.Unmarshal(text, &r); err != nil {
-		return nil, fmt.Errorf("this is not a report of attn bench: %v: %w", err, backend.ErrOption)
+		at := len(text)
+		if wrong := new(json.UnmarshalTypeError); errors.As(err, &wrong) {
+			at = int(wrong.Offset)
+		} else if wrong := new(json.SyntaxError); errors.As(err, &wrong) {
+			at = int(wrong.Offset)
+		}
+		return nil, fmt.Errorf("this is not a report of attn bench: line %d: %v: %w", 1+bytes.Count(text[:at], []byte("\n")), err, backend.ErrOption)
 	}
 	if r.Schema != Schema {
 		return nil, fmt.Errorf("the report has schema %d, this program reads %d, measure again: %w", r.Schema, Schema, backend.ErrOption)
 	}
-	for i := range r.Cases {
-		if m := &r.Cases[i]; !m.complete() {
-			return nil, fmt.Errorf("the report is damaged: case %d (%s) is %q and lacks figures: %w", i, m.Name, m.Status, backend.ErrOption)
-		}
+	if err := r.check(); err != nil {
+		return nil, err
 	}
 	return &r, nil
 }

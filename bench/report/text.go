@@ -187,8 +187,9 @@ func row(b *strings.Builder, table []column, m *Measurement, keys int) {
 		table = table[:keys]
 	}
 	cells := make([]string, len(table))
+	_, figures := m.figures()
 	for i, c := range table {
-		cells[i] = c.unit.show(c.of(m))
+		cells[i] = c.unit.show(c.of(m, figures))
 	}
 	line(b, table, cells, m.outcome())
 }

@@ -21,6 +21,7 @@ func slower(t *testing.T, path string, factor float64) string {
 				r.Cases[i].Rounds[j].TimesS[k] *= factor
 			}
 		}
+		r.Cases[i].Derive(backend.CPU)
 	}
 	to := filepath.Join(t.TempDir(), "slower.json")
 	if err := atomicfile.Write(t.Context(), to, r.WriteJSON); err != nil {
@@ -54,7 +55,8 @@ func TestCompare(t *testing.T) {
 	}
 
 	wrong := decoded(t, path)
-	wrong.Cases[0].Status, wrong.Cases[0].Note = report.Wrong, "WRONG: o[0,0,0,0]"
+	wrong.Cases[0].Status, wrong.Cases[0].Note, wrong.Cases[0].Rounds = report.Wrong, "WRONG: o[0,0,0,0]", nil
+	wrong.Cases[0].Derive(backend.CPU)
 	broken := filepath.Join(t.TempDir(), "broken.json")
 	if err := atomicfile.Write(t.Context(), broken, wrong.WriteJSON); err != nil {
 		t.Fatal(err)
@@ -108,7 +110,8 @@ func TestBenchResumes(t *testing.T) {
 	stopped := first
 	stopped.Interrupted = true
 	stopped.Cases = append([]report.Measurement(nil), first.Cases...)
-	stopped.Cases[1] = report.Measurement{Backend: "cpu", Name: first.Cases[1].Name, Status: report.NotRun}
+	stopped.Cases[1].Status, stopped.Cases[1].Rounds = report.NotRun, nil
+	stopped.Cases[1].Derive(backend.CPU)
 	if err := atomicfile.Write(t.Context(), path, stopped.WriteJSON); err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,219 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// realReport is a report of cases of the CPU and of a GPU on a busy machine, with some of
+// its rounds.
+func realReport(t testing.TB) []byte {
+	text, err := os.ReadFile("testdata/real.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// use writes a report in all forms of text and lays out its pictures.
+func use(r *Report) error {
+	_, _ = r.charts(), r.Err()
+	return errors.Join(r.WriteTable(io.Discard), r.WritePlans(io.Discard), r.WriteCSV(io.Discard), r.WriteGoBench(io.Discard), r.WriteJSON(io.Discard))
+}
+
+// useSlowly compares a report with itself and draws it, which takes longer.
+func useSlowly(r *Report) error {
+	changes := Compare(r, r, 4)
+	Worst(changes, 1)
+	return errors.Join(WriteChanges(io.Discard, r, r, changes, 4), r.WritePage(io.Discard))
+}
+
+// edit is a change of one field of a report: set replaces its value.
+type edit struct {
+	path string
+	old  any
+	set  func(value any)
+	drop func()
+}
+
+// edits lists the fields of a decoded JSON value; of an array, the first and the last element.
+func edits(path string, value any) []edit {
+	var all []edit
+	switch v := value.(type) {
+	case map[string]any:
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			inner := strings.TrimPrefix(path+"."+name, ".")
+			all = append(all, edit{inner, v[name], func(x any) { v[name] = x }, func() { delete(v, name) }})
+			all = append(all, edits(inner, v[name])...)
+		}
+	case []any:
+		for i := range v {
+			if i == 0 || i == len(v)-1 {
+				inner := fmt.Sprintf("%s[%d]", path, i)
+				all = append(all, edit{inner, v[i], func(x any) { v[i] = x }, func() { v[i] = nil }})
+				all = append(all, edits(inner, v[i])...)
+			}
+		}
+	}
+	return all
+}
+
+// Every field of a report is edited in several ways. Reading it again gives an error that
+// names the field, or a report whose derived figures are right and that all forms can show.
+func TestEditedReports(t *testing.T) {
+	text := realReport(t)
+	want, err := Read(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(use(want), useSlowly(want)); err != nil {
+		t.Fatal(err)
+	}
+	var root any
+	if err := json.Unmarshal(text, &root); err != nil {
+		t.Fatal(err)
+	}
+	derived := strings.Fields(`repetitions median_s min_s low_s high_s confidence q1_s q3_s pairs flops flops_full gflops gflops_full ceiling_gflops percent
+		bytes gbs intensity roof_gflops ceiling_gbs launch_s bound percent_of_bound speedup_vs_stages name path spread_percent
+		memory_operands memory_scratch memory_square memory_device`)
+	n, refused := 0, 0
+	for _, e := range edits("", root) {
+		for _, x := range []any{"dropped", nil, 0, -1, 0.5, 7, 1e300, json.Number("9223372036854775807"), json.Number("1e-300"), "NaN", "another", "\x1b[31m", strings.Repeat("x", 70_000),
+			true, []any{}, []any{nil}, map[string]any{}} {
+			if x == "dropped" {
+				e.drop()
+			} else {
+				e.set(x)
+			}
+			edited, err := json.Marshal(root)
+			e.set(e.old)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n++
+			got, err := Read(bytes.NewReader(edited))
+			if err != nil {
+				refused++
+				if !errors.Is(err, backend.ErrOption) || len(err.Error()) > 500 {
+					t.Errorf("%s = %.40v: %v", e.path, x, err)
+				}
+				continue
+			}
+			if err := use(got); err != nil {
+				t.Errorf("%s = %.40v is read, but %v", e.path, x, err)
+			}
+			if (n-refused)%40 == 0 {
+				if err := useSlowly(got); err != nil {
+					t.Errorf("%s = %.40v is read, but %v", e.path, x, err)
+				}
+			}
+			for i := range got.Cases {
+				if len(got.Cases) != len(want.Cases) || strings.Contains(e.path, ".rounds") {
+					break
+				}
+				_, g := got.Cases[i].figures()
+				_, w := want.Cases[i].figures()
+				for _, name := range derived {
+					// Another call, or other measurements, have other figures.
+					if diff := cmp.Diff(w[name], g[name]); diff != "" && strings.HasSuffix(e.path, "."+name) {
+						t.Errorf("%s = %.40v is believed (-want +got):\n%s", e.path, x, diff)
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d edits, %d refused", n, refused)
+	if n < 2016 {
+		t.Errorf("only %d edits", n)
+	}
+}
+
+// An edited figure that follows from others is refused with its field and case.
+func TestReadNamesTheField(t *testing.T) {
+	for _, tc := range []struct{ old, new, want string }{
+		{`"gflops": `, `"gflops": 1`, "cases[0].gflops (cpu f32/b1h4s32d16/"},
+		{`"low_s": `, `"low_s": 0, "x": `, "cases[0].low_s"},
+		{`"heads": 4`, `"heads": 0`, "cases[0].batch, heads, kv_heads"},
+		{`"heads": 4`, `"heads": "four"`, "line 106"},
+		{`"dtype": "f32"`, `"dtype": "f64"`, "cases[0].dtype"},
+		{`"status": "ok"`, `"status": "wrong"`, "cases[0].status"},
+		{`"backend": "cpu"`, `"backend": "npu"`, "environment.backends"},
+		{`"time": `, `"time": 9`, "growth[0].time"},
+		{`"cpu": "`, `"cpu": "\u001b[31m`, "environment.cpu"},
+	} {
+		text := strings.Replace(string(realReport(t)), tc.old, tc.new, 1)
+		if _, err := Read(strings.NewReader(text)); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v, want %s", tc.new, err, tc.want)
+		}
+	}
+}
+
+// A short text can stand for more cases than fit into memory.
+func TestReadAsksForMemory(t *testing.T) {
+	if err := checkSize(make([]byte, maxText+1)); !errors.Is(err, backend.ErrOption) {
+		t.Errorf("a text that is too long: %v", err)
+	}
+	if err := checkSize(bytes.Repeat([]byte("{},"), maxText/3)); !errors.Is(err, backend.ErrMemory) {
+		t.Errorf("%d cases: %v", maxText/3, err)
+	}
+}
+
+func FuzzReport(f *testing.F) {
+	// Short seeds with all fields: one case with a round of a call.
+	var r Report
+	if err := json.Unmarshal(realReport(f), &r); err != nil {
+		f.Fatal(err)
+	}
+	for i := range r.Cases {
+		one := r
+		one.Cases, one.Ceilings, one.Growth = r.Cases[i:i+1:i+1], r.Ceilings[:1], nil
+		m := &one.Cases[0]
+		if len(m.Rounds) > 0 {
+			m.Rounds = m.Rounds[:1]
+			m.Rounds[0].TimesS, m.Rounds[0].PaceS = m.Rounds[0].TimesS[:1], nil
+		}
+		m.Derive(backend.CPU)
+		text, err := json.Marshal(one)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		r, err := Read(bytes.NewReader(text))
+		if err != nil {
+			if !errors.Is(err, backend.ErrOption) && !errors.Is(err, backend.ErrMemory) {
+				t.Fatal(err)
+			}
+			return
+		}
+		if err := use(r); err != nil {
+			t.Fatal(err)
+		}
+		// What was read and written is read again.
+		var again bytes.Buffer
+		if err := r.WriteJSON(&again); err != nil {
+			t.Fatal(err)
+		}
+		back, err := Read(&again)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(r.Cases, back.Cases) {
+			t.Fatal("the cases of a report change when it is written and read again")
+		}
+	})
+}
