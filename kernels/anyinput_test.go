@@ -10,13 +10,13 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// TestAnyOptions prepares, plans, runs and checks small calls with options that are valid,
+// TestAnyOptions prepares, plans, runs and checks small calls, and computes their stages, with options that are valid,
 // invalid and at the ends of their types. None panics, and what runs is right.
 func TestAnyOptions(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
-		calls := 30000
+		calls := 10000
 		if dev.Info().Name != "cpu" {
-			calls = 300
+			calls = 100
 		}
 		anyOptions(t, dev, calls)
 	})
@@ -150,6 +150,25 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 					t.Errorf("%s of %v, %v panics: %v\n%s", stage, q.Shape(), k.Shape(), p, fmt.Sprintf("%+v", opt))
 				}
 			}()
+			if seldom() { // the stages need no more than an error
+				stage = "top weights"
+				_, _ = dev.TopWeights(ctx, q, k, rng.IntN(4), opt)
+				stage = "each weight row"
+				_ = dev.EachWeightRow(ctx, q, k, kernels.WeightRange{Batch: integer(), Head: integer(), Rows: [2]int{rng.IntN(3), integer()}, Keys: [2]int{0, integer()}}, opt, func(int, int, []float32) {})
+				stage = "scores"
+				s, _ := dev.Scores(ctx, q, k, backend.ScorePoint(rng.IntN(4)), opt)
+				if s.Release(); opt.Scale == nil {
+					opt.Scale = new(1.0)
+				}
+				stage = "softmax"
+				if s, err := dev.QK(ctx, q, k); err == nil {
+					_ = dev.Softmax(ctx, s, backend.Tensor{}, opt)
+					stage = "pv"
+					o, _ := dev.PV(ctx, s, v)
+					o.Release()
+					s.Release()
+				}
+			}
 			stage = "prepare"
 			call, err := dev.Prepare(q, k, v, opt)
 			if err != nil {

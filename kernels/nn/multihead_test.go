@@ -269,7 +269,7 @@ func TestLayerRefuses(t *testing.T) {
 		{"no weights", dev, c, nn.MultiHeadWeights{}, backend.ErrShape, "wq is missing (the zero Tensor), it must have shape [1 1 8 8]"},
 		{"no biases", dev, c, without, backend.ErrShape, "bq is missing"},
 		{"biases too many", dev, noBias, fresh(c), backend.ErrShape, "bq is present, but the config has no Bias"},
-		{"rows", dev, c, wide, backend.ErrShape, "wk has shape [1 1 8 8], for the config it must be [1 1 6 8]"},
+		{"rows", dev, c, wide, backend.ErrShape, "wk has shape [1 1 8 8], it must be [1 1 6 8], the shape for the config"},
 		{"type", dev, c, half, backend.ErrDType, "wv is f16"},
 		{"no memory", dev, c, nowhere, backend.ErrDevice, "bo is not in host memory"},
 		{"strides", dev, c, turned, backend.ErrShape, "wq has strides"},

@@ -57,19 +57,19 @@ func (c MultiHeadConfig) shapeOf(name string) backend.Shape {
 func (w *MultiHeadWeights) check(c MultiHeadConfig) error {
 	for _, p := range w.named() {
 		want, got := c.shapeOf(p.name), *p.t
-		switch {
-		case p.bias && !c.Bias && got.IsZero():
-		case p.bias && !c.Bias:
-			return fmt.Errorf("%s is present, but the config has no Bias: %w", p.name, backend.ErrShape)
-		case got.IsZero():
-			return fmt.Errorf("%s is missing (the zero Tensor), it must have shape %v: %w", p.name, want, backend.ErrShape)
-		case got.Shape() != want:
-			return fmt.Errorf("%s has shape %v, for the config it must be %v: %w", p.name, got.Shape(), want, backend.ErrShape)
-		case got.DType() != backend.F32:
-			return fmt.Errorf("%s is %v, it must be f32: %w", p.name, got.DType(), backend.ErrDType)
-		case !got.OnHost():
+		if p.bias && !c.Bias {
+			if !got.IsZero() {
+				return fmt.Errorf("%s is present, but the config has no Bias: %w", p.name, backend.ErrShape)
+			}
+			continue
+		}
+		if err := got.CheckShape(p.name, want, "shape for the config", backend.F32); err != nil {
+			return err
+		}
+		if !got.OnHost() {
 			return fmt.Errorf("%s is not in host memory: %w", p.name, backend.ErrDevice)
-		case !got.IsContiguous():
+		}
+		if !got.IsContiguous() {
 			return fmt.Errorf("%s has strides %v, weights must be contiguous: %w", p.name, got.Strides(), backend.ErrShape)
 		}
 	}
