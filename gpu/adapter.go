@@ -77,7 +77,7 @@ func Open(selector string, opt Options) (*Backend, error) {
 	}
 	b, err := newBackend(dev, describe(i, a.Info(), limits), opt)
 	if err != nil {
-		dev.Close()
+		_ = dev.Close() // the error of newBackend matters more
 		return nil, err
 	}
 	return b, nil

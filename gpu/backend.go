@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
@@ -25,8 +26,11 @@ type Backend struct {
 	// decodeRows is the most query rows a key head that the decode path takes.
 	decodeRows int
 
-	life   sync.RWMutex // every call holds it for reading, so that Close waits for them
-	closed bool
+	life     sync.Mutex
+	closed   bool
+	calling  sync.WaitGroup // Close waits for it; calls begin while closed is not set
+	closing  sync.Once
+	closeErr error
 }
 
 var (
@@ -59,14 +63,49 @@ func newBackend(dev port.Device, info backend.Info, opt Options) (b *Backend, er
 // Info describes the adapter. The limits are those in force.
 func (b *Backend) Info() backend.Info { return b.info }
 
-// Close waits for running calls and releases everything on the device.
+// Close waits for running calls and releases everything on the device. When the device
+// hangs, calls that wait for it return backend.ErrClosed, its memory is left to the driver,
+// and Close returns backend.ErrDeviceLost.
 func (b *Backend) Close() error {
+	b.closing.Do(func() {
+		b.life.Lock()
+		b.closed = true // later calls do not begin
+		b.life.Unlock()
+		idle := make(chan struct{})
+		go func() {
+			b.calling.Wait()
+			close(idle)
+		}()
+		tick := time.NewTicker(hangPoll)
+		defer tick.Stop()
+		for running := true; running && !b.dev.Port.Hung(); {
+			select {
+			case <-idle:
+				running = false
+			case <-tick.C:
+			}
+		}
+		if b.closeErr = b.dev.Port.Close(); b.closeErr != nil {
+			b.closeErr = queue.Translate(b.info.Name, b.closeErr)
+			return
+		}
+		<-idle
+	})
+	return b.closeErr
+}
+
+// hangPoll is the time between two looks at whether the device hangs. Close does not wait
+// for it when calls end.
+const hangPoll = 100 * time.Millisecond
+
+// enter begins a call, which ends with b.calling.Done, unless b is closed.
+func (b *Backend) enter() error {
 	b.life.Lock()
 	defer b.life.Unlock()
-	if !b.closed {
-		b.closed = true
-		b.dev.Port.Close()
+	if b.closed {
+		return fmt.Errorf("%s: %w", b.info.Name, backend.ErrClosed)
 	}
+	b.calling.Add(1)
 	return nil
 }
 
@@ -75,11 +114,10 @@ func (b *Backend) within(ctx context.Context, name string, f func() error) error
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	b.life.RLock()
-	defer b.life.RUnlock()
-	if b.closed {
-		return fmt.Errorf("%s: %w", b.info.Name, backend.ErrClosed)
+	if err := b.enter(); err != nil {
+		return err
 	}
+	defer b.calling.Done()
 	if err := b.dev.Port.Lost(); err != nil {
 		return queue.Translate(b.info.Name, err)
 	}

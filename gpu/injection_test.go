@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"time"
@@ -141,11 +142,11 @@ func (d *faultyDevice) Write(b port.Buffer, offset uint64, data []byte) error {
 }
 
 // Wait implements port.Device. When it fails, the submission continues.
-func (d *faultyDevice) Wait(t port.Ticket) error {
+func (d *faultyDevice) Wait(ctx context.Context, t port.Ticket) error {
 	if err := d.check("Wait"); err != nil {
 		return err
 	}
-	return d.Device.Wait(t)
+	return d.Device.Wait(ctx, t)
 }
 
 // Read implements port.Device.

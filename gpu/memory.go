@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
@@ -81,7 +83,10 @@ func (b *Backend) alloc(dtype backend.DType, shape backend.Shape) (backend.Tenso
 	if err != nil {
 		return backend.Tensor{}, fmt.Errorf("%v of %v, %d bytes: %w", shape, dtype, bytes, err)
 	}
-	t, err := backend.NewTensor(backend.NewMemory(b, b.info.Name, int64(bytes), s, free), dtype, shape)
+	free = sync.OnceFunc(free)
+	mem := backend.NewMemory(b, b.info.Name, int64(bytes), s, free)
+	runtime.AddCleanup(mem, func(free func()) { free() }, free) // of tensors that a program forgets
+	t, err := backend.NewTensor(mem, dtype, shape)
 	if err != nil {
 		free()
 	}

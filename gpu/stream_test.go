@@ -237,7 +237,7 @@ func wipe(t testing.TB, b *Backend, x backend.Tensor) {
 	junk := slices.Repeat([]byte{0x12, 0x34, 0x56, 0x78}, x.Shape().Elements())
 	if s.Host != nil {
 		copy(s.Host, junk)
-	} else if err := b.dev.Write(s, 0, junk); err != nil {
+	} else if err := b.dev.Write(t.Context(), s, 0, junk); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -273,7 +273,7 @@ func Launch(ctx context.Context, d *queue.Device) (median time.Duration, err err
 			return 0, err
 		}
 		begin := time.Now()
-		if err := d.Submit(empty); err != nil {
+		if err := d.Submit(ctx, empty); err != nil {
 			return 0, err
 		}
 		times[i] = time.Since(begin)
@@ -291,7 +291,7 @@ func Upload(ctx context.Context, d *queue.Device, be backend.Backend) (float64, 
 			return 0, err
 		}
 		defer t.Release()
-		err = d.Submit(nil) // the last piece starts with the next submission
+		err = d.Submit(ctx, nil) // the last piece starts with the next submission
 		return time.Since(begin), err
 	})
 }

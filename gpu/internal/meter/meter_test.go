@@ -36,7 +36,7 @@ func open(t testing.TB, lower gputypes.Limits) *queue.Device {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(dev.Close)
+	t.Cleanup(func() { _ = dev.Close() })
 	d, err := queue.New(dev, "gpu", backend.CPU, queue.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func filled(t *testing.T, d *queue.Device, n int, value float32) *cut.Store {
 	s, free, err := d.Alloc(uint64(len(data)))
 	if err == nil {
 		t.Cleanup(free)
-		err = d.Write(s, 0, data)
+		err = d.Write(t.Context(), s, 0, data)
 	}
 	if err != nil {
 		t.Fatal(err)

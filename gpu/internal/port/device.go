@@ -1,6 +1,7 @@
 package port
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"regexp"
@@ -29,9 +30,10 @@ type device struct {
 	live      Live
 	buffers   map[*buffer]struct{}
 	pipelines map[*pipeline]struct{}
-	lastID    uint64 // of a buffer or pipeline
-	last      Ticket // the last submission
-	ended     Ticket // the last submission that is known to have ended
+	lastID    uint64    // of a buffer or pipeline
+	last      Ticket    // the last submission
+	ended     Ticket    // the last submission that is known to have ended
+	progress  time.Time // when that was seen, or the first of the others was started
 	groups    *groups
 	key       groupKey // of the dispatch that is being recorded
 }
@@ -237,19 +239,20 @@ func (d *device) Read(b Buffer, offset uint64, dst []byte) error {
 	return d.note(d.lib.read(x.raw, offset, dst))
 }
 
-// read copies bytes of a mappable buffer to dst.
+// read copies bytes of a mappable buffer to dst. The buffer is idle, so the map takes a few
+// polls, and other calls of the device can wait for it.
 func (l *library) read(b rawBuffer, offset uint64, dst []byte) error {
 	if err := l.startMap(b, offset, uint64(len(dst))); err != nil {
 		return err
 	}
-	for start := time.Now(); ; pause(start) {
+	for start, polls := time.Now(), 0; ; pause(start) {
 		if done, err := l.mapped(); err != nil {
 			return err
 		} else if done {
 			return l.copyMapped(b, offset, dst)
 		}
-		if time.Since(start) > stallLimit {
-			return fmt.Errorf("map did not end within %v: %w", stallLimit, ErrLost)
+		if polls++; polls > mapPolls && time.Since(start) > mapLimit {
+			return fmt.Errorf("map of an idle buffer did not end within %v: %w", mapLimit, ErrLost)
 		}
 	}
 }
@@ -279,6 +282,9 @@ func (d *device) submit(commands []Command, timed bool) (Ticket, error) {
 	d.groups.trim()
 	if err != nil {
 		return 0, d.note(err)
+	}
+	if d.ended == d.last {
+		d.progress = time.Now()
 	}
 	d.last = t
 	return t, nil
@@ -357,16 +363,19 @@ func (d *device) Took(t Ticket) (time.Duration, bool, error) {
 
 // Wait polls instead of blocking in the library. The wait of wgpu-native gives up after
 // 5 s and then reports work as done that is not.
-func (d *device) Wait(t Ticket) error {
+func (d *device) Wait(ctx context.Context, t Ticket) error {
 	for start := time.Now(); ; pause(start) {
-		if done, err := d.poll(t, start); done || err != nil {
+		if done, err := d.done(t); done || err != nil {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
 			return err
 		}
 	}
 }
 
-// poll reports whether a submission that is waited for since start has ended.
-func (d *device) poll(t Ticket, start time.Time) (bool, error) {
+// done reports whether a submission has ended.
+func (d *device) done(t Ticket) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.ended >= t {
@@ -375,26 +384,48 @@ func (d *device) poll(t Ticket, start time.Time) (bool, error) {
 	if err := d.usable(); err != nil {
 		return false, err
 	}
-	var err error
-	if d.ended, err = d.lib.poll(); err != nil {
-		return false, d.note(err)
+	if err := d.poll(); err != nil {
+		return false, err
 	}
-	if d.ended < t && time.Since(start) > stallLimit {
+	if d.ended < t && time.Since(d.progress) > stallLimit {
 		return false, d.note(fmt.Errorf("submission %d did not end within %v: %w", t, stallLimit, ErrLost))
 	}
 	return d.ended >= t, nil
 }
 
-func (d *device) Close() {
+// poll finds the submissions that have ended.
+func (d *device) poll() error {
+	ended, err := d.lib.poll()
+	if ended > d.ended {
+		d.ended, d.progress = ended, time.Now()
+	}
+	return d.note(err)
+}
+
+func (d *device) Hung() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return !d.closed && d.hung()
+}
+
+func (d *device) hung() bool {
+	return d.lib.lost() == nil && d.ended < d.last && d.poll() == nil && d.ended < d.last && time.Since(d.progress) > hangLimit
+}
+
+func (d *device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
-		return
+		return nil
 	}
-	for start := time.Now(); d.loss() == nil && d.ended < d.last && time.Since(start) < stallLimit; pause(start) {
-		var err error
-		d.ended, err = d.lib.poll()
-		_ = d.note(err) // the loop ends; there is no caller for the error
+	d.closed = true // ends the waits of calls
+	for start := time.Now(); d.lib.lost() == nil && d.ended < d.last && d.poll() == nil; {
+		if d.hung() {
+			return d.note(fmt.Errorf("submission %d did not end within %v, its memory remains with the driver: %w", d.ended+1, hangLimit, ErrLost))
+		}
+		d.mu.Unlock()
+		pause(start)
+		d.mu.Lock()
 	}
 	for p := range d.pipelines {
 		d.releasePipeline(p)
@@ -402,6 +433,6 @@ func (d *device) Close() {
 	for b := range d.buffers {
 		d.releaseBuffer(b)
 	}
-	d.closed = true
 	d.lib.close()
+	return nil
 }

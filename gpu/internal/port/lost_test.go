@@ -39,7 +39,7 @@ func TestLost(t *testing.T) {
 		"CreatePipeline": func() error { _, err := d.CreatePipeline(doublerDesc); return err },
 		"Write":          func() error { return d.Write(bufs[0], 0, words(1)) },
 		"Submit":         func() error { _, err := d.Submit(dispatch); return err },
-		"Wait":           func() error { return d.Wait(ticket + 1) },
+		"Wait":           func() error { return d.Wait(t.Context(), ticket+1) },
 		"Read":           func() error { return d.Read(bufs[3], 0, make([]byte, 8)) },
 		"Lost":           d.Lost,
 	} {
@@ -48,7 +48,9 @@ func TestLost(t *testing.T) {
 		}
 	}
 	bufs[0].Release()
-	d.Close()
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
 	bufs[1].Release()
 	if l := d.Live(); l != (port.Live{}) {
 		t.Errorf("Close of a lost device left %+v", l)

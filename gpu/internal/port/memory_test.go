@@ -54,7 +54,7 @@ func run(t *testing.T, d port.Device, desc port.PipelineDesc) port.Pipeline {
 	defer buf.Release()
 	ticket, err := d.Submit([]port.Command{{Pipeline: p, Bindings: []port.Binding{{Buffer: buf, Size: 256}}, Groups: [3]uint32{1, 1, 1}}})
 	if err == nil {
-		err = d.Wait(ticket)
+		err = d.Wait(t.Context(), ticket)
 	}
 	if err != nil {
 		t.Fatal(err)

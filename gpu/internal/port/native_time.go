@@ -153,7 +153,7 @@ func (l *library) tick() (at time.Time, least time.Duration, ticks uint64, err e
 			if _, err := l.poll(); err != nil {
 				return at, 0, 0, err
 			}
-			if time.Since(start) > stallLimit {
+			if time.Since(start) > hangLimit {
 				return at, 0, 0, ErrLost
 			}
 		}

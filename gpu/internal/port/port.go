@@ -18,6 +18,7 @@
 package port
 
 import (
+	"context"
 	"errors"
 	"runtime"
 	"time"
@@ -45,8 +46,19 @@ var (
 
 // stallLimit is the time after which a device with an unfinished submission counts as
 // lost. Submissions take far less than a second, and the watchdogs of drivers act after
-// 2 to 10 s, but a software driver on a busy machine takes longer.
+// 2 to 10 s, but a software driver on a busy machine takes longer. Only waits without a
+// deadline last that long.
 const stallLimit = 2 * time.Minute
+
+// hangLimit is the time for which Close waits for a device that ends no submission.
+const hangLimit = 20 * time.Second
+
+// mapLimit is the time after which a device that does not map an idle buffer counts as
+// lost, if it was asked mapPolls times: the process may have been stopped meanwhile.
+const (
+	mapLimit = 5 * time.Second
+	mapPolls = 100
+)
 
 // Adapter is a device that can be opened.
 type Adapter interface {
@@ -84,9 +96,11 @@ type Device interface {
 	// ok is false where the device or the library has no timestamps, and for all but the
 	// last few submissions.
 	Took(t Ticket) (took time.Duration, ok bool, err error)
-	// Wait waits for a submission and all earlier ones. It returns ErrLost when the
-	// device is lost or makes no progress.
-	Wait(t Ticket) error
+	// Wait waits for a submission and all earlier ones. It returns the context's error,
+	// and ErrLost when the device is lost or makes no progress.
+	Wait(ctx context.Context, t Ticket) error
+	// Hung reports whether submissions are running and none has ended for hangLimit.
+	Hung() bool
 	// Read copies from a buffer with usage MapRead that no running submission uses.
 	// offset is a multiple of 8, and len(dst) of 4.
 	Read(b Buffer, offset uint64, dst []byte) error
@@ -95,8 +109,10 @@ type Device interface {
 	Lost() error
 	// Live counts the objects that were created and not released.
 	Live() Live
-	// Close waits for all submissions and releases all objects.
-	Close()
+	// Close waits for all submissions and releases all objects. Calls that run meanwhile
+	// return ErrClosed. When the device hangs, Close releases nothing and returns ErrLost,
+	// because the libraries wait for the submissions that use an object.
+	Close() error
 }
 
 // Buffer is memory on a device.

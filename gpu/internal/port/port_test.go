@@ -1,6 +1,7 @@
 package port_test
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"os"
@@ -51,7 +52,7 @@ func open(t *testing.T, lower func(*gputypes.Limits)) port.Device {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(d.Close)
+	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
 
@@ -113,7 +114,7 @@ func roundTrip(d port.Device) error {
 	if err != nil {
 		return err
 	}
-	if err := d.Wait(t); err != nil {
+	if err := d.Wait(context.Background(), t); err != nil {
 		return err
 	}
 	got := make([]byte, 16)
@@ -197,7 +198,7 @@ func TestCopiesBothWays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Wait(ticket); err != nil {
+	if err := d.Wait(t.Context(), ticket); err != nil {
 		t.Fatal(err)
 	}
 	got := make([]byte, 16)
@@ -241,7 +242,9 @@ func TestErrorsAreTyped(t *testing.T) {
 	if err := submit(100, 1<<16); err != nil {
 		t.Errorf("after the errors: %v", err)
 	}
-	d.Close()
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
 	a.Release() // after Close: nothing happens
 	if err := submit(1, 4096); !errors.Is(err, port.ErrClosed) {
 		t.Errorf("after Close: %v", err)
@@ -291,7 +294,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 		begin := time.Now()
 		ticket, err := d.SubmitTimed(commands)
 		if err == nil {
-			err = d.Wait(ticket)
+			err = d.Wait(t.Context(), ticket)
 		}
 		wall = time.Since(begin)
 		if err == nil {
@@ -356,7 +359,7 @@ func TestGroupsAreKept(t *testing.T) {
 		t.Helper()
 		ticket, err := d.Submit(commands)
 		if err == nil {
-			err = d.Wait(ticket)
+			err = d.Wait(t.Context(), ticket)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -449,7 +452,7 @@ fn main(@builtin(local_invocation_index) t: u32) {
 			})
 		}
 		if err == nil {
-			err = d.Wait(ticket)
+			err = d.Wait(t.Context(), ticket)
 		}
 		got := make([]byte, 1024)
 		if err == nil {

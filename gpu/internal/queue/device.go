@@ -193,7 +193,7 @@ const (
 
 // Write copies data to the bytes of a store from at on; both are multiples of 4. It
 // waits for the copy, so that the library frees its own buffer.
-func (d *Device) Write(s *cut.Store, at uint64, data []byte) error {
+func (d *Device) Write(ctx context.Context, s *cut.Store, at uint64, data []byte) error {
 	err := s.Each(at, at+uint64(len(data)), func(buf cut.Buffer, to, n uint64) error {
 		err := d.Port.Write(buf, to, data[:n])
 		data = data[n:]
@@ -202,7 +202,7 @@ func (d *Device) Write(s *cut.Store, at uint64, data []byte) error {
 	if err != nil {
 		return err
 	}
-	return d.Submit(nil)
+	return d.Submit(ctx, nil)
 }
 
 // Read copies the bytes of a store from at on to dst; at and len(dst) are multiples of 4.
@@ -222,7 +222,7 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 				return err
 			}
 			some := min(n, most)
-			if err := d.Submit([]port.Command{{Src: buf, SrcOffset: from, Dst: staging, Size: some}}); err != nil {
+			if err := d.Submit(ctx, []port.Command{{Src: buf, SrcOffset: from, Dst: staging, Size: some}}); err != nil {
 				return err
 			}
 			if err := d.Port.Read(staging, 0, dst[:some]); err != nil {
@@ -246,7 +246,7 @@ func (d *Device) Upload(ctx context.Context, t, host backend.Tensor) error {
 	}
 	shape := cut.Distinct(from.Shape(), from.Strides())
 	return cut.Pack(ctx, shape.Contiguous(), src, from.Strides(), shape, from.DType().Size(), func(at uint64, data []byte) error {
-		return d.Write(cut.StoreOf(t), at, data)
+		return d.Write(ctx, cut.StoreOf(t), at, data)
 	})
 }
 
@@ -284,10 +284,10 @@ func Moved(ctx context.Context, bytes int64, began time.Time) {
 }
 
 // Submit runs commands and waits for them.
-func (d *Device) Submit(commands []port.Command) error {
+func (d *Device) Submit(ctx context.Context, commands []port.Command) error {
 	t, err := d.Port.Submit(commands)
 	if err == nil {
-		err = d.Port.Wait(t)
+		err = d.Port.Wait(ctx, t)
 	}
 	return d.wrap(err)
 }

@@ -122,7 +122,7 @@ func (k *checkpoint) restore(to, from backend.Tensor) (backend.Tensor, error) {
 	if err := k.copyDone(span[first-lo:], to, from); err != nil {
 		return from, err
 	}
-	return from, k.r.d.Write(s, uint64(lo), span)
+	return from, k.r.d.Write(k.r.ctx, s, uint64(lo), span)
 }
 
 // copyDone copies the rows of a host tensor that are done to memory that begins with the
@@ -179,7 +179,7 @@ func (k *checkpoint) Start(x cut.Box) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return w.Keys, k.r.d.Write(single(buf), 0, w.State)
+	return w.Keys, k.r.d.Write(k.r.ctx, single(buf), 0, w.State)
 }
 
 // Queued implements cut.Resume.

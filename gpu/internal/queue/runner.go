@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -241,7 +242,7 @@ func (r *Runner) push() error {
 		return nil
 	}
 	for r.flights.n == MaxFlight {
-		if err := r.land(); err != nil {
+		if err := r.land(r.ctx); err != nil {
 			return err
 		}
 	}
@@ -278,17 +279,20 @@ func (r *Runner) slot() (port.Buffer, error) {
 		if r.flights.n == 0 {
 			return r.d.slots.wait(r.ctx)
 		}
-		if err := r.land(); err != nil {
+		if err := r.land(r.ctx); err != nil {
 			return nil, err
 		}
 	}
 }
 
 // land waits for the submission that was started first and corrects the pace by its
-// time.
-func (r *Runner) land() error {
+// time. After an error of the context the submission still runs.
+func (r *Runner) land(ctx context.Context) error {
+	err := r.d.Port.Wait(ctx, r.flights.list[0].ticket)
+	if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return err
+	}
 	f := r.flights.pop()
-	err := r.d.Port.Wait(f.ticket)
 	if err == nil && r.trace.Kernel != nil {
 		var took time.Duration
 		var ok bool
@@ -320,7 +324,7 @@ func (r *Runner) Flush() error {
 		return err
 	}
 	for r.flights.n > 0 {
-		if err := r.land(); err != nil {
+		if err := r.land(r.ctx); err != nil {
 			return err
 		}
 	}
@@ -339,11 +343,25 @@ func (r *Runner) Separate() error {
 	return r.writeBack(r.staged)
 }
 
+// grace is how long a call whose context has ended waits for its running submissions:
+// several times the default budget. Those of a device that hangs are left to it. That is
+// safe: the device runs later submissions and writes after them, and frees buffers that
+// were released when it has ended those that use them.
+const grace = time.Second
+
 // Finish ends a call that returned err. It waits for running submissions, at most for the
-// budget, and releases what the call held. The Runner must not be used afterwards.
+// grace or the budget, and releases what the call held. The Runner must not be used
+// afterwards.
 func (r *Runner) Finish(err error) {
-	for r.flights.n > 0 {
-		_ = r.land() // the call has its error
+	if r.flights.n > 0 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), max(grace, r.d.pacing.budget))
+		for r.flights.n > 0 {
+			// The call has its error.
+			if r.land(ctx) != nil && ctx.Err() != nil {
+				r.flights.pop().end(r.d)
+			}
+		}
+		cancel()
 	}
 	r.endStream(err)
 	for _, buf := range r.held.all {

@@ -208,7 +208,7 @@ func (r *Runner) await(w *resident) error {
 		}
 	}
 	for r.flights.landed < w.push && r.flights.n > 0 {
-		if err := r.land(); err != nil {
+		if err := r.land(r.ctx); err != nil {
 			return err
 		}
 	}

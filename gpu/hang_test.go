@@ -1,0 +1,311 @@
+package gpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/port"
+)
+
+// simulated is a device that computes nothing. Its submissions take as long as a test says,
+// on the clock of the test's bubble, and one never ends if the device hangs.
+type simulated struct {
+	port.Device
+	t *testing.T
+
+	mu     sync.Mutex
+	took   func() time.Duration        // of the next submission; negative never ends
+	ends   []time.Time                 // of the submissions; zero never
+	fills  map[port.Buffer]port.Ticket // the last submission that copies to a buffer
+	live   port.Live
+	closed bool
+}
+
+type simulatedBuffer struct {
+	d        *simulated
+	size     uint64
+	released bool
+}
+
+func (b *simulatedBuffer) Size() uint64 { return b.size }
+
+func (b *simulatedBuffer) Release() {
+	b.d.mu.Lock()
+	defer b.d.mu.Unlock()
+	if !b.released {
+		b.released = true
+		b.d.live.Buffers--
+		b.d.live.Bytes -= b.size
+	}
+}
+
+type simulatedPipeline struct{}
+
+func (simulatedPipeline) Release() {}
+
+func (d *simulated) Limits() gputypes.Limits { return gputypes.DefaultLimits() }
+func (d *simulated) Lost() error             { return nil }
+
+func (d *simulated) Live() port.Live {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.live
+}
+
+func (d *simulated) CreateBuffer(size uint64, _ gputypes.BufferUsage) (port.Buffer, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.live.Buffers++
+	d.live.Bytes += size
+	return &simulatedBuffer{d: d, size: size}, nil
+}
+
+func (d *simulated) CreatePipeline(port.PipelineDesc) (port.Pipeline, error) {
+	return simulatedPipeline{}, nil
+}
+
+func (d *simulated) Write(port.Buffer, uint64, []byte) error { return nil }
+
+func (d *simulated) Submit(commands []port.Command) (port.Ticket, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var end time.Time
+	if took := d.took(); took >= 0 {
+		end = time.Now().Add(took)
+	}
+	d.ends = append(d.ends, end)
+	for _, c := range commands {
+		if c.Dst != nil {
+			d.fills[c.Dst] = port.Ticket(len(d.ends))
+		}
+	}
+	return port.Ticket(len(d.ends)), nil
+}
+
+func (d *simulated) SubmitTimed(c []port.Command) (port.Ticket, error) { return d.Submit(c) }
+
+func (d *simulated) Took(port.Ticket) (time.Duration, bool, error) { return 0, false, nil }
+
+// ended reports whether a submission has ended. Each one has its own time, so later ones may
+// end first; a ticket counts when all before it have ended.
+func (d *simulated) ended(t port.Ticket) bool {
+	for _, end := range d.ends[:t] {
+		if end.IsZero() || time.Now().Before(end) {
+			return false
+		}
+	}
+	return true
+}
+
+func (d *simulated) Wait(ctx context.Context, t port.Ticket) error {
+	for ; ; time.Sleep(time.Millisecond) {
+		d.mu.Lock()
+		ended, closed := d.ended(t), d.closed
+		d.mu.Unlock()
+		switch {
+		case ended:
+			return nil
+		case closed:
+			return port.ErrClosed
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+	}
+}
+
+// hangTime is the time after which the device counts as hung.
+const hangTime = 20 * time.Second
+
+func (d *simulated) Hung() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.hung()
+}
+
+func (d *simulated) hung() bool {
+	last := time.Time{}
+	for i, end := range d.ends {
+		if end.IsZero() {
+			return i == 0 || time.Since(last) > hangTime
+		}
+		last = end
+	}
+	return false
+}
+
+// Read fails the test when a submission that fills the buffer still runs.
+func (d *simulated) Read(b port.Buffer, _ uint64, dst []byte) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if t := d.fills[b]; t > 0 && !d.ended(t) {
+		d.t.Errorf("a buffer is read while submission %d fills it", t)
+	}
+	clear(dst)
+	return nil
+}
+
+func (d *simulated) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	if d.hung() {
+		return fmt.Errorf("hangs: %w", port.ErrLost)
+	}
+	if !d.ended(port.Ticket(len(d.ends))) {
+		d.t.Error("closed while submissions run")
+	}
+	return nil
+}
+
+// simulate opens a backend on a simulated device.
+func simulate(t *testing.T, opt Options, took func() time.Duration) (*Backend, *simulated) {
+	t.Helper()
+	d := &simulated{t: t, took: took, fills: map[port.Buffer]port.Ticket{}}
+	opt.Tune = TuneOff
+	b, err := newBackend(d, backend.Info{Name: "gpu:0", Device: "simulated", Type: backend.Discrete}, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b, d
+}
+
+// A device that hangs holds up no call for longer than the grace after its context, and
+// Close reports it within a bound.
+func TestHang(t *testing.T) {
+	for _, memory := range []int64{0, 1 << 20} { // streamed with the bound
+		t.Run(fmt.Sprintf("memory %d", memory), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				left := 1 << 30 // submissions before the hang
+				b, d := simulate(t, Options{MaxWork: 1e6, MemoryBytes: memory}, func() time.Duration {
+					if left--; left < 0 {
+						return -1
+					}
+					return time.Millisecond
+				})
+				c := plain(t, b, 64, 4096, 64)
+				h := host(t, backend.Shape{1, 1, 64, 64}, wave)
+				d.mu.Lock()
+				left = 20
+				d.mu.Unlock()
+				for _, call := range []struct {
+					name string
+					run  func(ctx context.Context) error
+				}{
+					{"Attention", func(ctx context.Context) error { return b.Attention(ctx, c) }},
+					{"another", func(ctx context.Context) error { return b.Attention(ctx, c) }},
+					{"Upload", func(ctx context.Context) error { _, err := b.Upload(ctx, h); return err }},
+					{"Download", func(ctx context.Context) error { return b.Download(ctx, h, c.O) }},
+				} {
+					ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+					began := time.Now()
+					err := call.run(ctx)
+					cancel()
+					took := time.Since(began)
+					onHost := call.name == "Upload" || call.name == "Download" // with little memory they copy nothing
+					if memory > 0 && onHost && err == nil {
+						continue
+					}
+					if !errors.Is(err, context.DeadlineExceeded) || took > 3*time.Second+1100*time.Millisecond {
+						t.Errorf("%s returned after %v: %v", call.name, took, err)
+					}
+				}
+				if _, err := b.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 8, 8}); err != nil {
+					t.Errorf("Alloc: %v", err)
+				}
+				// A call without a deadline ends with Close.
+				ended := make(chan error)
+				go func() { ended <- b.Attention(context.Background(), c) }()
+				synctest.Wait()
+				began := time.Now()
+				if err := b.Close(); !errors.Is(err, backend.ErrDeviceLost) {
+					t.Errorf("Close: %v", err)
+				}
+				if took := time.Since(began); took > hangTime+time.Second {
+					t.Errorf("Close took %v", took)
+				}
+				if err := <-ended; !errors.Is(err, backend.ErrClosed) {
+					t.Errorf("the call that ran: %v", err)
+				}
+				if _, err := b.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 8, 8}); !errors.Is(err, backend.ErrClosed) {
+					t.Errorf("Alloc after Close: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// Submissions that end late, and not in their order, are waited for before what they write
+// is read, before Close, and by calls that are cancelled meanwhile. Nothing leaks.
+func TestLateCompletions(t *testing.T) {
+	for seed := range uint64(20) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 1))
+			b, d := simulate(t, Options{MaxWork: 1e6, MemoryBytes: 1 << 20 * int64(seed%2)}, func() time.Duration {
+				return time.Duration(rng.IntN(300)) * time.Millisecond
+			})
+			c := plain(t, b, 64, 4096, 64)
+			before := d.Live().Buffers
+			out := host(t, backend.Shape{1, 1, 64, 64}, wave)
+			if err := b.Attention(t.Context(), c); err != nil {
+				t.Error(err)
+			}
+			if err := b.Download(t.Context(), out, c.O); err != nil {
+				t.Error(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+rng.IntN(500))*time.Millisecond)
+			defer cancel()
+			err := b.Attention(ctx, c)
+			if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("seed %d: %v", seed, err)
+			}
+			var part *backend.Interrupted
+			if errors.As(err, &part) { // a call continues from what the cancelled one finished
+				again := *c
+				again.Resume = part.Partial
+				if err := b.Attention(t.Context(), &again); err != nil {
+					t.Errorf("seed %d: resumed: %v", seed, err)
+				}
+			} else if err != nil && seed%2 == 1 {
+				t.Errorf("seed %d: a streamed call was not interrupted: %v", seed, err)
+			}
+			b.dev.Pool.Drain()
+			if n := d.Live().Buffers; n != before {
+				t.Errorf("seed %d: %d buffers, %d before", seed, n, before)
+			}
+			if err := b.Close(); err != nil {
+				t.Errorf("seed %d: close: %v", seed, err)
+			}
+		})
+	}
+}
+
+// Tensors that a program forgets are freed when they are collected.
+func TestForgottenTensors(t *testing.T) {
+	b, d := simulate(t, Options{PoolBytes: -1}, func() time.Duration { return 0 })
+	defer b.Close()
+	before := d.Live().Bytes
+	kept := alloc(t, b, backend.F32, backend.Shape{1, 1, 64, 64})
+	for range 10 {
+		if _, err := b.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 256, 256}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for b.dev.Memory().Used != kept.Bytes() { // until the test's deadline
+		runtime.GC()
+		runtime.Gosched()
+	}
+	kept.Release()
+	if n := d.Live().Bytes; n != before {
+		t.Errorf("%d bytes are left, %d before", n, before)
+	}
+	runtime.KeepAlive(kept)
+}
