@@ -29,6 +29,9 @@ import (
 // program and the last call it ends within a minute.
 const sweepBudget = 48 * time.Second
 
+// maxThreads is more than the processors of any machine. Each thread takes memory.
+const maxThreads = 4096
+
 // Command is attn bench. Flags of the cases are zero unless given, so that a
 // preset can refuse them.
 type Command struct {
@@ -227,8 +230,8 @@ func (c *Command) config() (bench.Config, error) {
 		}
 	}
 	for _, n := range c.Threads {
-		if n < 0 {
-			return cfg, fmt.Errorf("--threads is %d, it must be at least 1, or 0 for GOMAXPROCS: %w", n, backend.ErrOption)
+		if n < 0 || n > maxThreads {
+			return cfg, fmt.Errorf("--threads is %d, it must be 1 to %d, or 0 for GOMAXPROCS: %w", n, maxThreads, backend.ErrOption)
 		}
 	}
 	if c.Preset != "" {

@@ -154,6 +154,8 @@ func TestBenchRefuses(t *testing.T) {
 		{"a folder as the table", "is not a regular file", []string{"--csv", dir}},
 		{"no folder for the lines", "does not exist", []string{"--gobench", filepath.Join(dir, "absent", "r")}},
 		{"negative threads", "--threads is -1", []string{"--threads=-1"}},
+		{"more threads than memory", "it must be 1 to 4096", []string{"--threads=9223372036854775807"}},
+		{"ceilings of more threads than memory", "it must be 1 to 4096", []string{"--ceilings", "--threads=9223372036854775807"}},
 		{"a negative budget", "budget is -1s", []string{"--budget=-1s"}},
 		{"a budget without a unit", "--budget", []string{"--budget", "10"}},
 		{"a folder that does not exist", "does not exist", []string{"--json", filepath.Join(dir, "absent", "r.json")}},

@@ -124,10 +124,17 @@ func TestBenchResumes(t *testing.T) {
 		*second.Cases[0].MedianS != *first.Cases[0].MedianS || second.Cases[1].MedianS == nil {
 		t.Errorf("%+v", second)
 	}
+	helpless := second
+	helpless.Environment.Args = []string{"bench", "--help"}
+	help := filepath.Join(t.TempDir(), "help.json")
+	if err := atomicfile.Write(t.Context(), help, helpless.WriteJSON); err != nil {
+		t.Fatal(err)
+	}
 	for _, tc := range []struct {
 		why, want string
 		args      []string
 	}{
+		{"a report of --help", "unknown flag --help", []string{"--resume", help}},
 		{"other flags", "leave out --heads", []string{"--resume", path, "--heads", "2"}},
 		{"no report", "absent: no such file", []string{"--resume", path + ".absent"}},
 	} {

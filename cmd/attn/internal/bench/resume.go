@@ -48,7 +48,7 @@ func (c *Command) resume(ctx context.Context, out *cli.Streams) (*report.Report,
 	var earlier struct {
 		Bench Command `cmd:""`
 	}
-	parser, err := kong.New(&earlier, Vars())
+	parser, err := kong.New(&earlier, Vars(), kong.NoDefaultHelp()) // a report with --help must not end the program
 	if err != nil {
 		return nil, err
 	}
