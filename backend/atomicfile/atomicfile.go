@@ -249,8 +249,15 @@ func (s *Set) Commit(ctx context.Context) error {
 // begin writes the journal once the old files have second names.
 func (s *Set) begin(j journal) error {
 	for _, e := range j.Outputs {
-		if e.Existed {
-			_ = s.disk.Link(e.target(), e.backup()) // without hard links, place moves the file there
+		if !e.Existed {
+			continue
+		}
+		// Link fails for a file that another process replaces at this moment. Where there
+		// are no hard links, place moves the file.
+		for range 100 {
+			if err := s.disk.Link(e.target(), e.backup()); !errors.Is(err, fs.ErrNotExist) {
+				break
+			}
 		}
 	}
 	if err := s.sync(); err != nil {
@@ -277,8 +284,8 @@ func (s *Set) Discard() {
 		}
 	}
 	for i := len(s.folders) - 1; i >= 0; i-- { // the folder of the journal last
-		s.folders[i].lock.Close()
 		clean(s.disk, s.folders[i].prefix)
+		s.folders[i].lock.Close()
 	}
 	*s = Set{disk: s.disk}
 }

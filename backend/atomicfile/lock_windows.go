@@ -6,14 +6,14 @@ import (
 	"syscall"
 )
 
-// lock opens a file that no other process has open. The others cannot open it before it
-// is closed or the process ends.
+// lock opens a file that no other process has open. The others can remove it, but not open
+// it before it is closed or the process ends.
 func lock(path string) (*os.File, error) {
 	name, err := syscall.UTF16PtrFromString(path)
 	if err != nil {
 		return nil, err
 	}
-	h, err := syscall.CreateFile(name, syscall.GENERIC_READ, 0, nil, syscall.OPEN_EXISTING, syscall.FILE_ATTRIBUTE_NORMAL, 0)
+	h, err := syscall.CreateFile(name, syscall.GENERIC_READ, syscall.FILE_SHARE_DELETE, nil, syscall.OPEN_EXISTING, syscall.FILE_ATTRIBUTE_NORMAL, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -126,8 +126,7 @@ func recoverSet(d disk, prefix string) error {
 	if err != nil {
 		return err
 	}
-	owner.Close()
-	clean(d, prefix)
+	clean(d, prefix) // under the lock: a process that has just made the file fails to lock it
 	return nil
 }
 
