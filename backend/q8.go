@@ -15,11 +15,14 @@ const q8Smallest = 0x1p-118
 
 // QuantiseQ8 writes a row in the format of [Q8], its scale and then its integers:
 //
-//	scale = max|x|/127    n_i = x_i/scale, rounded to nearest even
+//	scale = max|x|·(1/127)    n_i = x_i·(1/scale), rounded to the nearest integer, ties to even
+//
+// where 1/127, 1/scale and both products are rounded to float32 first. Where x_i/scale is
+// within 2^-16 of a half, n_i may therefore be the integer on the other side of it.
 //
 // A row with a NaN or an Inf gets the scale NaN, so that all its elements read as NaN; a row
 // whose elements are all below 2^-118 reads as zeros. dst has 4 bytes more than row has
-// elements. Devices may round a quotient within 1e-6 of a half to the other side.
+// elements. Devices may round such quotients to the other side, too.
 func QuantiseQ8(dst []byte, row []float32) {
 	var most float32
 	for _, x := range row {

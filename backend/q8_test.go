@@ -22,6 +22,9 @@ func TestQuantise(t *testing.T) {
 	}{
 		{"integers of a scale of 1 stay", []float32{127, -127, 1, -3, 0, 64}, []float32{127, -127, 1, -3, 0, 64}},
 		{"halves go to the even neighbour", []float32{127, 0.5, 1.5, -0.5, -2.5, 126.5}, []float32{127, 0, 2, 0, -2, 126}},
+		// 1.1818405 and 1.9697343 over the scale are below 1.5 and above 2.5, but their
+		// products with 1/scale round to these halves.
+		{"halves are those of float32 products", []float32{100.0625, 1.1818405, 1.9697343, 0}, []float32{100.0625, 2 * 100.0625 / 127, 2 * 100.0625 / 127, 0}},
 		{"the largest has the scale, whatever its sign", []float32{-254, 3, 5, 0}, []float32{-254, 4, 4, 0}},
 		{"nothing but zeros", []float32{0, 0, 0, 0}, []float32{0, 0, 0, 0}},
 		{"too small for a scale", []float32{0x1p-120, 0, 0, -0x1p-149}, []float32{0, 0, 0, 0}},

@@ -4,7 +4,7 @@
 //
 // and to q8, a row of D integers preceded by its scale (Q8 = 1):
 //
-//     scale = max|x|/127    n_i = x_i/scale, rounded to nearest even
+//     scale = max|x|·(1/127)    n_i = x_i·(1/scale), rounded to nearest even
 //
 // Copies between equal types move bits. Otherwise a unit is an element, or two elements
 // where pairs begin at words of o. A thread copies 4 units, neighbouring threads
