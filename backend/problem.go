@@ -95,10 +95,21 @@ func below(end, limit int64) int64 {
 // weights 0, output 0 and LSE -Inf (with a sink, the sink). A visible NaN propagates to the
 // output. A weight that dropout sets to 0 hides its value, but a NaN score makes all weights
 // of the row NaN.
+//
+// Arithmetic is float32. Every backend is within the error bound of package oracle where,
+// for all keys that a row sees,
+//
+//	|q_d|, |k_d| <= 2^60    max(1, |Scale|)·Σ_d |q_d·k_d| <= 2^120    Σ_j |v_j| <= 2^60
+//
+// with |Scale|/Softcap in place of |Scale| where it is larger, and also for Σ_j |v_j| <= 2^126 where no score exceeds 2^24. The bound grows with the
+// scores: beyond 2^24 it says little more than that the output is finite. Larger numbers
+// may overflow, on one backend and not on another, which makes the output of the rows that
+// see them Inf, NaN or inexact, and no other.
 type Problem struct {
-	// Scale multiplies q·k. It is finite; 0 is allowed.
+	// Scale multiplies q·k. It is 0 or has a magnitude from MinFactor to MaxFactor.
 	Scale float32
-	// Softcap bounds the scaled scores to (-Softcap, Softcap); 0 turns it off.
+	// Softcap bounds the scaled scores to (-Softcap, Softcap); 0 turns it off. It is from
+	// MinFactor to MaxFactor, and |Scale|/Softcap is at most MaxFactor.
 	Softcap float32
 	Visible Visibility
 	// Mask is a Bool tensor broadcast to [B, H, Sq, Sk]; true means visible. The zero
@@ -152,6 +163,14 @@ func (p *Problem) Sink(h int) float32 {
 	}
 	return Bound(p.Sinks[h], MaxBias)
 }
+
+// MinFactor and MaxFactor bound the magnitudes of Scale and Softcap, unless they are 0.
+// Kernels multiply queries by Scale/Softcap, which stays a normal number between these
+// limits; scores over a larger Softcap would be subnormal, and become 0 on many devices.
+const (
+	MinFactor = 0x1p-60
+	MaxFactor = 0x1p60
+)
 
 // MaxBias is the largest magnitude of a bias, 2^127. Kernels add log2(e) times the bias to
 // scores in base 2, which is then still finite.

@@ -19,9 +19,10 @@ import (
 //
 // Tensors are in device memory. Some functions take fewer options, see [Path].
 type Options struct {
-	// Scale multiplies Q·Kᵀ; nil means 1/sqrt(D). Set new(1.0) for unscaled scores.
+	// Scale multiplies Q·Kᵀ; nil means 1/sqrt(D). Set new(1.0) for unscaled scores. It is
+	// 0 or has a magnitude from 2^-60 to 2^60.
 	Scale *float64
-	// Softcap c > 0 replaces scores s by c·tanh(s/c); 0 is off.
+	// Softcap c > 0 replaces scores s by c·tanh(s/c), with c from 2^-60 to 2^60; 0 is off.
 	Softcap float64
 
 	// Causal hides the keys after a row's own position.
@@ -150,9 +151,14 @@ const (
 	LowerRight
 )
 
-// minNormal is the smallest normal float32. A smaller softcap would divide scores to
-// infinity.
-const minNormal = 0x1p-126
+// factor returns an option that multiplies or divides scores as float32: 0, or a number
+// whose magnitude backend.Problem accepts.
+func factor(name string, x float64) (float32, error) {
+	if size := math.Abs(x); x != 0 && !(size >= backend.MinFactor && size <= backend.MaxFactor) {
+		return 0, fmt.Errorf("%s is %v, it must be 0 or have a magnitude from 2^-60 to 2^60: %w", name, x, backend.ErrOption)
+	}
+	return float32(x), nil
+}
 
 // maxOffset keeps positions within int32 on every device.
 const maxOffset = 1 << 30
@@ -174,18 +180,22 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 	p.dims = d
 	switch {
 	case o.Scale != nil:
-		p.Scale = float32(*o.Scale)
-		if !finite(*o.Scale) || !finite(float64(p.Scale)) {
-			return p, fmt.Errorf("scale is %v, it must be a finite float32: %w", *o.Scale, backend.ErrOption)
+		if p.Scale, err = factor("scale", *o.Scale); err != nil {
+			return p, err
 		}
 	case d.Dim > 0:
 		p.Scale = float32(1 / math.Sqrt(float64(d.Dim)))
 	default:
 		return p, fmt.Errorf("scale is nil and cannot be derived from scores, set Scale (attention uses 1/sqrt(D)): %w", backend.ErrOption)
 	}
-	p.Softcap = float32(o.Softcap)
-	if o.Softcap < 0 || !finite(o.Softcap) || !finite(float64(p.Softcap)) || (o.Softcap > 0 && p.Softcap < minNormal) {
-		return p, fmt.Errorf("softcap is %v, it must be 0 (off) or a positive normal float32: %w", o.Softcap, backend.ErrOption)
+	if p.Softcap, err = factor("softcap", o.Softcap); err != nil {
+		return p, err
+	}
+	if p.Softcap < 0 {
+		return p, fmt.Errorf("softcap is %v, it must be positive, or 0 for none: %w", o.Softcap, backend.ErrOption)
+	}
+	if math.Abs(float64(p.Scale)) > backend.MaxFactor*float64(p.Softcap) && p.Softcap > 0 {
+		return p, fmt.Errorf("softcap is %v with a scale of %v, it must be at least |scale|/2^60: %w", o.Softcap, p.Scale, backend.ErrOption)
 	}
 	if err := o.checkLengths(d.Batch, d.Heads, "batches"); err != nil {
 		return p, err

@@ -79,6 +79,7 @@ func Run(t *testing.T, h Harness) {
 	run("MultiHead", func(t *testing.T) { testMultiHead(t, dev) })
 	run("Stages", func(t *testing.T) { testStages(t, dev) })
 	run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Draws, 100)) })
+	run("Extremes", func(t *testing.T) { testExtremes(t, dev, draws(h.Draws, 100)) })
 	run("Properties", func(t *testing.T) { testProperties(t, dev) })
 	run("Merge", func(t *testing.T) { testMerge(t, dev) })
 	run("Refused", func(t *testing.T) { testRefused(t, dev) })
