@@ -32,6 +32,7 @@ var vulkanFaults = []struct {
 	{"gone", []error{backend.ErrDeviceLost}, 3, 20},
 	{"late", []error{nil}, 1, 30},
 	{"host", []error{nil, backend.ErrMemory, backend.ErrDeviceLost}, 12, 200},
+	{"hang", []error{context.Canceled}, 2, 30},
 }
 
 // faultPage is the memory that the layer shares with a test.
@@ -143,11 +144,16 @@ func sweepFaults(t *testing.T) {
 	f := vulkanFaults[kind-1]
 	for position := first; position < end; position++ {
 		late := time.AfterFunc(2*time.Minute, func() { panic("position " + strconv.Itoa(position) + ": no end in 2 minutes") })
-		ctx, cancel := t.Context(), context.CancelFunc(func() {})
-		if f.name == "hang" {
-			ctx, cancel = context.WithTimeout(ctx, 3*time.Second)
-		}
+		ctx, cancel := context.WithCancel(t.Context())
 		page.arm(kind, position)
+		if f.name == "hang" {
+			go func() {
+				for page.fired.Load() == 0 && ctx.Err() == nil {
+					time.Sleep(time.Millisecond)
+				}
+				cancel()
+			}()
+		}
 		got := faultSession(nil, ctx)
 		fired := page.fired.Load() != 0
 		page.disarm()
