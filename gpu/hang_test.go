@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -27,6 +28,7 @@ type simulated struct {
 	ends   []time.Time                 // of the submissions; zero never
 	fills  map[port.Buffer]port.Ticket // the last submission that copies to a buffer
 	live   port.Live
+	limits gputypes.Limits
 	closed bool
 }
 
@@ -52,7 +54,7 @@ type simulatedPipeline struct{}
 
 func (simulatedPipeline) Release() {}
 
-func (d *simulated) Limits() gputypes.Limits { return gputypes.DefaultLimits() }
+func (d *simulated) Limits() gputypes.Limits { return d.limits }
 func (d *simulated) Lost() error             { return nil }
 
 func (d *simulated) Live() port.Live {
@@ -167,9 +169,12 @@ func (d *simulated) Close() error {
 }
 
 // simulate opens a backend on a simulated device.
-func simulate(t *testing.T, opt Options, took func() time.Duration) (*Backend, *simulated) {
+func simulate(t *testing.T, opt Options, took func() time.Duration, change ...func(l *gputypes.Limits)) (*Backend, *simulated) {
 	t.Helper()
-	d := &simulated{t: t, took: took, fills: map[port.Buffer]port.Ticket{}}
+	d := &simulated{t: t, took: took, limits: gputypes.DefaultLimits(), fills: map[port.Buffer]port.Ticket{}}
+	for _, f := range change {
+		f(&d.limits)
+	}
 	opt.Tune = TuneOff
 	b, err := newBackend(d, backend.Info{Name: "gpu:0", Device: "simulated", Type: backend.Discrete}, opt)
 	if err != nil {
@@ -308,4 +313,33 @@ func TestForgottenTensors(t *testing.T) {
 		t.Errorf("%d bytes are left, %d before", n, before)
 	}
 	runtime.KeepAlive(kept)
+}
+
+// A device that reports a limit of 0 is refused by the limit's name.
+func TestLimitsOfZero(t *testing.T) {
+	for name, clear := range map[string]func(l *gputypes.Limits){
+		"MaxBufferSize":                    func(l *gputypes.Limits) { l.MaxBufferSize = 0 },
+		"MaxStorageBufferBindingSize":      func(l *gputypes.Limits) { l.MaxStorageBufferBindingSize = 0 },
+		"MaxComputeWorkgroupsPerDimension": func(l *gputypes.Limits) { l.MaxComputeWorkgroupsPerDimension = 0 },
+	} {
+		d := &simulated{t: t, limits: gputypes.DefaultLimits(), fills: map[port.Buffer]port.Ticket{}}
+		clear(&d.limits)
+		_, err := newBackend(d, backend.Info{Name: "gpu:0"}, Options{Tune: TuneOff})
+		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), name+" is 0") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// Limits of 0 that concern single kernels are errors of the calls that need them.
+	for name, clear := range map[string]func(l *gputypes.Limits){
+		"threads":   func(l *gputypes.Limits) { l.MaxComputeInvocationsPerWorkgroup = 0 },
+		"memory":    func(l *gputypes.Limits) { l.MaxComputeWorkgroupStorageSize = 0 },
+		"buffers":   func(l *gputypes.Limits) { l.MaxStorageBuffersPerShaderStage = 0 },
+		"alignment": func(l *gputypes.Limits) { l.MinStorageBufferOffsetAlignment, l.MinUniformBufferOffsetAlignment = 0, 0 },
+	} {
+		b, _ := simulate(t, Options{}, func() time.Duration { return 0 }, clear)
+		err := b.Attention(t.Context(), plain(t, b, 8, 8, 8))
+		if want := name != "alignment"; errors.Is(err, backend.ErrUnsupported) != want || (err != nil) != want {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }

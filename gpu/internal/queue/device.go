@@ -68,10 +68,24 @@ type Config struct {
 
 const defaultPoolBytes = 64 << 20
 
-// New returns a Device on an open port device. name identifies it in errors.
+// New returns a Device on an open port device. name identifies it in errors. It returns
+// backend.ErrUnsupported for limits with which no kernel runs.
 func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Device, error) {
+	l := dev.Limits()
+	for _, x := range []struct {
+		name       string
+		has, least uint64
+	}{
+		{"MaxBufferSize", l.MaxBufferSize, BlankBytes},
+		{"MaxStorageBufferBindingSize", l.MaxStorageBufferBindingSize, cut.GranuleBytes},
+		{"MaxComputeWorkgroupsPerDimension", uint64(l.MaxComputeWorkgroupsPerDimension), 1},
+	} {
+		if x.has < x.least {
+			return nil, fmt.Errorf("%s: limit %s is %d, kernels need %d or more: %w", name, x.name, x.has, x.least, backend.ErrUnsupported)
+		}
+	}
 	d := &Device{
-		Port: dev, Limits: dev.Limits(), name: name, pacing: newPacing(kind, c),
+		Port: dev, Limits: l, name: name, pacing: newPacing(kind, c),
 		pipelines: pipelines{byHash: map[uint64][]*Pipeline{}, most: maxPipelines},
 		streaming: make(chan struct{}, 1),
 	}
