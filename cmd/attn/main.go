@@ -54,6 +54,7 @@ type commands struct {
 
 func main() {
 	quietDrivers()
+	signal.Ignore(syscall.SIGPIPE) // a closed output is an error of Write
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// The first signal cancels. A second one ends the program, even where a
 	// device keeps it waiting.

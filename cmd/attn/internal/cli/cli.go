@@ -52,16 +52,17 @@ func Run(ctx context.Context, grammar any, args []string, stdout, stderr io.Writ
 		}
 	}()
 	args = joinNegative(args)
+	out := &output{w: stdout}
 	// kong calls Exit after it has printed the help, and then goes on parsing.
 	exited := false
 	parser, err := kong.New(grammar, append(options,
 		kong.Name("attn"),
 		kong.Description("Attention, softmax(scale·QKᵀ + bias)·V, on a GPU through WebGPU or on the CPU."),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		kong.Writers(stdout, stderr),
+		kong.Writers(out, stderr),
 		kong.Exit(func(c int) { exited, code = true, c }),
 		kong.BindTo(ctx, (*context.Context)(nil)),
-		kong.Bind(&Streams{Out: stdout, Err: stderr, Args: args}),
+		kong.Bind(&Streams{Out: out, Err: stderr, Args: args}),
 	)...)
 	if err != nil {
 		return fail(stderr, err, ExitFailed)
@@ -74,6 +75,9 @@ func Run(ctx context.Context, grammar any, args []string, stdout, stderr io.Writ
 		return fail(stderr, err, ExitUsage)
 	}
 	err = parsed.Run()
+	if err == nil && out.err != nil {
+		err = fmt.Errorf("standard output: %w", out.err)
+	}
 	switch {
 	case err == nil:
 		return 0
@@ -109,7 +113,7 @@ func fail(stderr io.Writer, err error, code int) int {
 	return code
 }
 
-// OneLine returns the text of err without line breaks.
+// OneLine returns the plain text of err without line breaks.
 func OneLine(err error) string {
-	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+	return Plain(strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; "))
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/cmd/attn/internal/files"
 )
 
@@ -43,6 +44,10 @@ func (p projection) columns(model int) int {
 	}
 	return p.w.shape[1]
 }
+
+// maxPrinted bounds the weighted values, of which each query has one for each key and
+// column: about 10 MB of text.
+const maxPrinted = 1 << 20
 
 // The fields with expected values, in the order of the steps.
 var expectedFields = []string{
@@ -107,6 +112,14 @@ func (wt *walkthrough) parse(text []byte) error {
 	if d := wt.projections[1].columns(wt.model); d != wt.dim {
 		return fmt.Errorf("keys have %d columns, queries %d: they must be equal", d, wt.dim)
 	}
+	// In float64, where the product cannot overflow.
+	if n := float64(wt.batch) * float64(wt.seq) * float64(wt.seq) * float64(wt.valueDim); n > maxPrinted {
+		return fmt.Errorf("x has %d tokens in %d batches and values of %d columns: the steps would have %.3g weighted values, at most %d are printed; give a smaller example, or use attn heatmap", wt.seq, wt.batch, wt.valueDim, n, maxPrinted)
+	}
+	for i, label := range wt.Labels {
+		wt.Labels[i] = cli.Label(label)
+	}
+	wt.Title = cli.Plain(wt.Title)
 	if wt.Labels != nil && len(wt.Labels) != wt.seq {
 		return fmt.Errorf("labels names %d tokens, x has %d", len(wt.Labels), wt.seq)
 	}

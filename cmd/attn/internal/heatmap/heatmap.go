@@ -63,6 +63,10 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if err != nil {
 		return err
 	}
+	cells := func(s span) int { step := (s.len() + c.Size - 1) / c.Size; return (s.len() + step - 1) / step }
+	if err := picture.CheckSize(cells(rows), cells(keys), len(c.Head)); err != nil {
+		return fmt.Errorf("--head names %d heads, --size is %d: %w: give fewer heads or a smaller --size", len(c.Head), c.Size, err)
+	}
 	heat := picture.HeatMap{Log: c.Log}
 	if heat.Query, heat.Key, err = c.axes(ctx, in.Dims, rows, keys); err != nil {
 		return err
@@ -96,7 +100,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if err := c.weigh(ctx, dev, operands, rows, keys, &heat, out.Err); err != nil {
 		return err
 	}
-	heat.Title = c.title(&heat, in.Dims)
+	heat.Title = cli.Plain(c.title(&heat, in.Dims))
 	page := func(w io.Writer) error { return heat.WritePage(w, c.facts(dev, in, rows, keys)) }
 	for flag, write := range map[string]func(io.Writer) error{"png": heat.WritePNG, "svg": heat.WriteSVG, "html": page} {
 		if err := set.Write(ctx, "--"+flag, write); err != nil {
@@ -165,6 +169,9 @@ func readLabels(ctx context.Context, flag, path string, n int) (labels []string,
 	}
 	if len(labels) != n {
 		return nil, fmt.Errorf("--%s %s: %d labels for %d tokens", flag, path, len(labels), n)
+	}
+	for i, label := range labels {
+		labels[i] = cli.Label(label)
 	}
 	return labels, nil
 }

@@ -44,7 +44,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		} else {
 			passed++
 		}
-		if _, err := fmt.Fprintf(out.Out, "%s  %s: %s\n", verdict, dir, result); err != nil {
+		if _, err := fmt.Fprintf(out.Out, "%s  %s: %s\n", verdict, cli.Plain(dir), cli.Plain(result)); err != nil {
 			return err
 		}
 	}

@@ -95,8 +95,41 @@ func plainDomain(d string) string {
 	return d
 }
 
+// maxMessages bounds the parts of a message: an empty one takes 2 bytes of a file and
+// hundreds of bytes of memory.
+const maxMessages = 10_000
+
+// countMessages counts the messages and texts in data, to just above maxMessages and up
+// to the first malformed field.
+func countMessages(data []byte, d protoreflect.MessageDescriptor) int {
+	n := 0
+	for len(data) > 0 && n <= maxMessages {
+		number, kind, size := protowire.ConsumeTag(data)
+		if size < 0 {
+			break
+		}
+		value := protowire.ConsumeFieldValue(number, kind, data[size:])
+		if value < 0 {
+			break
+		}
+		field := d.Fields().ByNumber(number)
+		if field != nil && kind == protowire.BytesType && field.Kind() != protoreflect.BytesKind {
+			n++
+			if field.Message() != nil {
+				inside, _ := protowire.ConsumeBytes(data[size : size+value])
+				n += countMessages(inside, field.Message())
+			}
+		}
+		data = data[size+value:]
+	}
+	return n
+}
+
 // decode decodes a message. name is for errors.
 func decode(name string, data []byte, m proto.Message) error {
+	if n := countMessages(data, m.ProtoReflect().Descriptor()); n > maxMessages {
+		return fmt.Errorf("%s: it has more than %d parts (nodes, tensors, attributes), a case of one node has fewer: %w", name, maxMessages, ErrUnsupported)
+	}
 	if proto.Unmarshal(data, m) != nil { // the text of the error is not stable
 		return fmt.Errorf("%s: its bytes do not parse (cut short?): %w", name, ErrMalformed)
 	}

@@ -138,14 +138,24 @@ func cell(rows, cols int) vg.Point {
 	return size
 }
 
+// CheckSize returns an error for panels of rows x cols cells that are too many to draw.
+func CheckSize(rows, cols, panels int) error {
+	size := cell(rows, cols)
+	pixels := (size.X * vg.Length(cols)).Dots(pictureDPI) * (size.Y * vg.Length(rows)).Dots(pictureDPI) * float64(panels)
+	if pixels > maxPixels {
+		return fmt.Errorf("the heat map would have %.0f million pixels, at most %d million are drawn", pixels/1e6, maxPixels/1_000_000)
+	}
+	return nil
+}
+
 // layout places the panels on the picture, with or without the heading.
 func (h *HeatMap) layout(heading bool) (*drawing, error) {
 	w := h.Weights
 	shades := h.shades()
 	size := cell(w.Rows, w.Cols)
 	data := vg.Point{X: size.X * vg.Length(w.Cols), Y: size.Y * vg.Length(w.Rows)}
-	if pixels := data.X.Dots(pictureDPI) * data.Y.Dots(pictureDPI) * float64(w.Batch); pixels > maxPixels {
-		return nil, fmt.Errorf("the heat map would have %.0f million pixels, at most %d million are drawn", pixels/1e6, maxPixels/1_000_000)
+	if err := CheckSize(w.Rows, w.Cols, w.Batch); err != nil {
+		return nil, err
 	}
 	d := &drawing{}
 	var around margins // of all panels

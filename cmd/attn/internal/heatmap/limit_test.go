@@ -1,0 +1,24 @@
+package heatmap
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+)
+
+// TestHeatmapLimits: a picture that is too large is refused before it is computed, and a
+// long label with control characters is drawn.
+func TestHeatmapLimits(t *testing.T) {
+	dir := t.TempDir()
+	x := clitest.Save(t, dir, "x.npy", "<f4", make([]float64, 2048), 2048, 1)
+	code, stdout, stderr := attn(t, "heatmap", "--backend=none", "--q", x, "--k", x, "--size=2048", "--png", dir+"/h.png", "--head", strings.Repeat("0,", 199)+"0")
+	clitest.WantFailure(t, code, stdout, stderr, "--head names 200 heads", "at most 16 million")
+
+	y := clitest.Save(t, dir, "y.npy", "<f4", []float64{1, 2}, 2, 1)
+	labels := clitest.WriteFile(t, dir, "labels", []byte(strings.Repeat("w", 65000)+"\n\x1b[31m\xff\n"))
+	mustRun(t, "heatmap", "--backend=cpu", "--q", y, "--k", y, "--png", dir+"/h.png", "--labels", labels)
+	if size := clitest.ReadPNG(t, dir+"/h.png").Bounds().Size(); size.X > 4000 || size.Y > 4000 {
+		t.Errorf("the picture has %v pixels", size)
+	}
+}
