@@ -101,6 +101,8 @@ type Options struct {
 	LSE bool
 	// Weights requests the softmax weights. The three stages compute them in place of
 	// the fused kernel; they take B·H·Sq·Sk·4 bytes, that is O(S²) memory.
+	// A visible NaN or Inf in v does not reach O where its weight is exactly 0, as in PV:
+	// without Weights it does.
 	Weights bool
 	// Resume continues from what an earlier call with the same operands and options
 	// finished before its device was lost or its context cancelled: the Partial of the
