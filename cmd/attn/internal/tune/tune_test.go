@@ -98,7 +98,7 @@ func TestTune(t *testing.T) {
 // TestTuneFiles shows files that are of no use: a word, and no failure.
 func TestTuneFiles(t *testing.T) {
 	for _, c := range []struct{ name, data, says string }{
-		{"damaged", "{", "damaged"},
+		{"damaged", `{"format": "attn tuning"`, "damaged"},
 		{"foreign", `{"name": "left-pad"}`, "not a tuning file"},
 		{"newer", `{"format": "attn tuning", "version": 99}`, "newer version"},
 	} {
