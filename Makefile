@@ -14,7 +14,7 @@ test-all:
 	@sh .ci/test-all
 
 soak:
-	ATTN_SOAK=$(or $(DURATION),10m) go test -v -count=1 -timeout 0 ./internal/soak
+	ATTN_SOAK=$(or $(DURATION),10m) go test -v -count=1 -timeout 0 ./bench/soak
 
 bench:
 	go run ./cmd/attn bench

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/seed90331342/attn/internal/budget"
+	"github.com/seed90331342/attn/backend/budget"
 )
 
 // Sentinel errors. Every error of this module wraps one of them or a context error, for

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/bench/report"
-	"github.com/seed90331342/attn/internal/budget"
 )
 
 // TestOutOfMemory refuses requests for memory: each of the first, which differ, and one of

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/budget"
+	"github.com/seed90331342/attn/backend/budget"
 )
 
 // Attention implements backend.Backend: for each query row i of a head, over

@@ -15,8 +15,8 @@ import (
 	"gonum.org/v1/gonum/blas/gonum"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cpu/internal/peak"
-	"github.com/seed90331342/attn/internal/budget"
 )
 
 // Info implements backend.Backend.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/gpu/internal/port"
-	"github.com/seed90331342/attn/internal/budget"
 )
 
 // faulty opens a backend on a device whose calls can be made to fail.

@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/queue"
-	"github.com/seed90331342/attn/internal/budget"
 )
 
 // mostMemory is more than any device has, 1 TiB. A driver that is asked for a larger tensor

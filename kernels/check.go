@@ -8,8 +8,8 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/backend/oracle"
-	"github.com/seed90331342/attn/internal/budget"
 )
 
 // CheckOptions choose the rows that [Call.Check] recomputes.

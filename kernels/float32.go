@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/budget"
+	"github.com/seed90331342/attn/backend/budget"
 )
 
 // AttentionFloat32 computes attention of row-major slices and returns the output

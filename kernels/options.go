@@ -421,5 +421,3 @@ func broadcast(name string, t backend.Tensor, shape backend.Shape, mask bool) (b
 }
 
 func ceilDiv(a, b int) int { return a/b + min(1, a%b) }
-
-func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/budget"
+	"github.com/seed90331342/attn/backend/budget"
 )
 
 // Top holds the largest weights of each query row, in host memory.

@@ -11,7 +11,7 @@ import (
 	"unicode"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/budget"
+	"github.com/seed90331342/attn/backend/budget"
 )
 
 // What a report may contain. Figures within these bounds, which no machine exceeds, cannot

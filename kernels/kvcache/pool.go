@@ -7,7 +7,7 @@ import (
 	"sync"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/budget"
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/kernels"
 )
 

@@ -7,7 +7,7 @@ import (
 	"math/rand/v2"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/budget"
+	"github.com/seed90331342/attn/backend/budget"
 )
 
 // Distribution is the distribution of new weights. fanIn is the number of rows of a

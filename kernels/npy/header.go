@@ -19,7 +19,7 @@ import (
 
 	"github.com/x448/float16"
 
-	"github.com/seed90331342/attn/internal/budget"
+	"github.com/seed90331342/attn/backend/budget"
 )
 
 // Header describes the data of a .npy file.

@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/internal/budget"
+	"github.com/seed90331342/attn/backend/budget"
 )
 
 // TransferBytes is the size of a transfer between host and device: large enough to make

@@ -23,9 +23,9 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
-	"github.com/seed90331342/attn/internal/budget"
 )
 
 // Device is an open device. Its methods are safe for concurrent use: the submissions of

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/gpu/internal/cut"
-	"github.com/seed90331342/attn/internal/budget"
 )
 
 // checkpoint keeps on the host what a streamed call has finished, so that another call can

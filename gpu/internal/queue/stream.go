@@ -5,9 +5,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/port"
-	"github.com/seed90331342/attn/internal/budget"
 )
 
 // stream keeps windows of host memory on the device: uploaded when a step needs them,

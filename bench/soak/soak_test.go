@@ -20,9 +20,9 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/gpu"
-	"github.com/seed90331342/attn/internal/budget"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
 )
