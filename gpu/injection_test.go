@@ -58,14 +58,19 @@ func (d *faultyDevice) Failed() string {
 	return d.failed
 }
 
-// check returns the failure of a call, nil to forward it.
-func (d *faultyDevice) check(call string) error {
+// saw reports a call to the function that watches.
+func (d *faultyDevice) saw(call string) {
 	d.mu.Lock()
 	watch := d.watch
 	d.mu.Unlock()
 	if watch != nil {
 		watch(call)
 	}
+}
+
+// check returns the failure of a call, nil to forward it.
+func (d *faultyDevice) check(call string) error {
+	d.saw(call)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.lost != nil || d.left < 0 {
@@ -141,12 +146,17 @@ func (d *faultyDevice) Write(b port.Buffer, offset uint64, data []byte) error {
 	return d.Device.Write(b, offset, data)
 }
 
-// Wait implements port.Device. When it fails, the submission continues.
+// Wait implements port.Device. When it fails, the submission continues; when it succeeds,
+// it is also seen as Ended.
 func (d *faultyDevice) Wait(ctx context.Context, t port.Ticket) error {
 	if err := d.check("Wait"); err != nil {
 		return err
 	}
-	return d.Device.Wait(ctx, t)
+	if err := d.Device.Wait(ctx, t); err != nil {
+		return err
+	}
+	d.saw("Ended")
+	return nil
 }
 
 // Read implements port.Device.

@@ -76,7 +76,7 @@ func TestCancelledWithinTheBudget(t *testing.T) {
 					cancel()
 				}
 				started++
-			case "Wait":
+			case "Ended": // a wait that the cancellation ends is repeated
 				ended++
 			}
 		})
