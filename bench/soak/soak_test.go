@@ -1,5 +1,5 @@
 // Package soak has one test, which runs work of every kind in many goroutines for a long
-// time: make soak, or DURATION=1h make soak.
+// time: make soak, or make soak DURATION=1h.
 package soak
 
 import (
