@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/atomicfile"
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cmd/attn/internal/files"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/npy"
@@ -47,7 +48,10 @@ func ReadInts(flag, path string) ([][]int32, error) {
 	if err != nil {
 		return nil, err
 	}
-	flat := make([]int32, len(all))
+	flat, err := budget.Make[int32](len(all))
+	if err != nil {
+		return nil, f.Errorf("%w", err)
+	}
 	for i, x := range all {
 		if flat[i] = int32(x); int64(flat[i]) != x {
 			return nil, f.Errorf("%d does not fit in 32 bits", x)
@@ -245,7 +249,10 @@ func WriteTensor(ctx context.Context, w io.Writer, t backend.Tensor, shape []int
 	if t.DType() == backend.F16 {
 		return npy.Write(w, "<f2", shape, data)
 	}
-	wide := make([]uint32, len(data)) // bf16 is the upper half of f4
+	wide, err := budget.Make[uint32](len(data)) // bf16 is the upper half of f4
+	if err != nil {
+		return err
+	}
 	for i, bits := range data {
 		wide[i] = uint32(bits) << 16
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/kernels"
@@ -283,8 +284,8 @@ func (in *Inputs) Prepare(dev *kernels.Device, lse, weights bool) (*kernels.Call
 	return dev.Prepare(t[0], t[1], t[2], opt)
 }
 
-// CheckMemory returns an error for files whose data does not fit in the memory of
-// the machine, for which Go would end the program.
+// CheckMemory returns ErrMemory for files whose data does not fit in memory, before it is
+// read.
 func (in *Inputs) CheckMemory() error {
 	var need int64
 	for i, f := range in.QKV {
@@ -296,15 +297,8 @@ func (in *Inputs) CheckMemory() error {
 	for _, m := range in.Masks {
 		need += m.Memory(m.DType())
 	}
-	cpu, err := backend.Open("cpu") // knows the memory
-	if err != nil {
-		return err
-	}
-	defer cpu.Close()
-	for _, limit := range cpu.Info().Limits {
-		if limit.Name == "memory" && need > limit.Value {
-			return fmt.Errorf("the inputs need %s of memory, the machine has %s", cli.Bytes(need), cli.Bytes(limit.Value))
-		}
+	if limit := budget.Limit(); need > limit {
+		return fmt.Errorf("the inputs need %s of memory, the limit is %s: %w", cli.Bytes(need), cli.Bytes(limit), budget.ErrMemory)
 	}
 	return nil
 }

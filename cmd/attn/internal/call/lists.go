@@ -13,6 +13,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 )
@@ -52,11 +53,12 @@ func (l *Starts) Decode(ctx *kong.DecodeContext) error {
 	if len(rows) != 1 {
 		return fmt.Errorf("the file has %d rows, it must have one axis", len(rows))
 	}
-	*l = nil
-	for _, x := range rows[0] {
-		*l = append(*l, int(x))
+	starts, err := budget.Make[int](len(rows[0]))
+	for i := range starts {
+		starts[i] = int(rows[0][i])
 	}
-	return nil
+	*l = starts
+	return err
 }
 
 // Logits is a flag of numbers, X,X,... or FILE.npy. Some may be -Inf, which is

@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"github.com/seed90331342/attn/backend/atomicfile"
+	"github.com/seed90331342/attn/backend/budget"
 )
 
 // MaxText bounds reports, problems, walkthroughs and labels, and all that comes from a
@@ -47,13 +48,22 @@ func read(path string, most int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !info.Mode().IsRegular() {
-		most = min(most, MaxText)
+	size := info.Size()
+	if size == 0 || !info.Mode().IsRegular() { // unknown
+		size, most = MaxText, min(most, MaxText)
 	}
-	if info.Size() <= most {
-		text, err := io.ReadAll(io.LimitReader(f, most+1))
-		if err != nil || int64(len(text)) <= most {
-			return text, err
+	if size <= most {
+		// Memory that is not written to is not used.
+		text, err := budget.Make[byte](int(size) + 1)
+		if err != nil {
+			return nil, err
+		}
+		n, err := io.ReadFull(f, text)
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return text[:n], nil
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
 	return nil, fmt.Errorf("it has more than %d bytes, the most that is read", most)

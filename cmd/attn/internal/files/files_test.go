@@ -1,10 +1,12 @@
 package files
 
 import (
+	"errors"
 	"os"
 	"strings"
 	"testing"
 
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
 )
 
@@ -18,6 +20,11 @@ func TestRead(t *testing.T) {
 	if text, err := Read(t.Context(), path, 4); err == nil || err.Error() != "it has more than 4 bytes, the most that is read" {
 		t.Errorf("%q, %v", text, err)
 	}
+	stop := budget.Fail(1)
+	if text, err := Read(t.Context(), path, 5); !errors.Is(err, budget.ErrMemory) {
+		t.Errorf("without memory: %q, %v", text, err)
+	}
+	stop()
 	if _, err := Read(t.Context(), dir+"/none", 4); err == nil || err.Error() != "no such file or directory" {
 		t.Errorf("a missing file: %v", err)
 	}

@@ -7,8 +7,8 @@
 //
 // It decodes the fields that describe one node of the operator Attention and its data
 // (onnx.proto) and skips the others. A decoded tensor has the elements of its shape. Every
-// input yields a value or an error that wraps [ErrMalformed] or [ErrUnsupported], never a
-// panic, and takes memory of at most a small multiple of its size.
+// input yields a value or an error that wraps [ErrMalformed], [ErrUnsupported] or
+// backend.ErrMemory, never a panic.
 package onnxfile
 
 import (
@@ -18,6 +18,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/seed90331342/attn/backend/budget"
 )
 
 //go:generate protoc --go_out=. --go_opt=paths=source_relative onnx.proto
@@ -99,36 +101,46 @@ func plainDomain(d string) string {
 // hundreds of bytes of memory.
 const maxMessages = 10_000
 
-// countMessages counts the messages and texts in data, to just above maxMessages and up
-// to the first malformed field.
-func countMessages(data []byte, d protoreflect.MessageDescriptor) int {
-	n := 0
-	for len(data) > 0 && n <= maxMessages {
+// measure counts the messages and texts in data, to just above maxMessages and up to the
+// first malformed field. bytes is the most memory that the numbers and bytes take.
+func measure(data []byte, d protoreflect.MessageDescriptor) (parts int, bytes int64) {
+	for len(data) > 0 && parts <= maxMessages {
 		number, kind, size := protowire.ConsumeTag(data)
 		if size < 0 {
 			break
 		}
-		value := protowire.ConsumeFieldValue(number, kind, data[size:])
-		if value < 0 {
+		length := protowire.ConsumeFieldValue(number, kind, data[size:])
+		if length < 0 {
 			break
 		}
-		field := d.Fields().ByNumber(number)
-		if field != nil && kind == protowire.BytesType && field.Kind() != protoreflect.BytesKind {
-			n++
-			if field.Message() != nil {
-				inside, _ := protowire.ConsumeBytes(data[size : size+value])
-				n += countMessages(inside, field.Message())
-			}
+		value := data[size : size+length]
+		data = data[size+length:]
+		switch field := d.Fields().ByNumber(number); {
+		case field == nil || field.Kind() == protoreflect.BytesKind && !field.IsList(): // a copy
+			bytes += int64(size + length)
+		case field.Message() != nil && kind == protowire.BytesType:
+			inside, _ := protowire.ConsumeBytes(value)
+			n, b := measure(inside, field.Message())
+			parts, bytes = parts+n+1, bytes+b
+		case field.Kind() == protoreflect.StringKind || field.Kind() == protoreflect.BytesKind:
+			parts, bytes = parts+1, bytes+int64(length)
+		default:
+			// A number has at least a byte, with its tag two, and becomes 8 in a list
+			// that grows by a quarter at a time and is copied once.
+			bytes += 24 * int64(size+length)
 		}
-		data = data[size+value:]
 	}
-	return n
+	return parts, bytes
 }
 
 // decode decodes a message. name is for errors.
 func decode(name string, data []byte, m proto.Message) error {
-	if n := countMessages(data, m.ProtoReflect().Descriptor()); n > maxMessages {
+	parts, bytes := measure(data, m.ProtoReflect().Descriptor())
+	if parts > maxMessages {
 		return fmt.Errorf("%s: it has more than %d parts (nodes, tensors, attributes), a case of one node has fewer: %w", name, maxMessages, ErrUnsupported)
+	}
+	if err := budget.Check(bytes); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	if proto.Unmarshal(data, m) != nil { // the text of the error is not stable
 		return fmt.Errorf("%s: its bytes do not parse (cut short?): %w", name, ErrMalformed)

@@ -114,6 +114,7 @@ func (t *Tensor) fill(p *TensorProto) error {
 		t.Data = append(t.Data, binary.LittleEndian.AppendUint16(nil, uint16(v))[:kind.size]...)
 	}
 	want := uint64(kind.size)
+	t.Shape = make([]int, 0, len(p.Dims))
 	for axis, l := range p.Dims {
 		if l < 0 || l > math.MaxInt32 {
 			return fmt.Errorf("its length along axis %d is %d: %w", axis, l, ErrMalformed)

@@ -2,6 +2,8 @@ package run
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -21,7 +23,30 @@ func TestRunBeyondMemory(t *testing.T) {
 		t.Skipf("this file system has no files of 4 TiB: %v", err)
 	}
 	code, stdout, stderr := attn(t, "run", "--backend=cpu", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy")
-	clitest.WantFailure(t, code, stdout, stderr, "the inputs need 6 TiB of memory, the machine has")
+	clitest.WantFailure(t, code, stdout, stderr, "the inputs need 6 TiB of memory, the limit is", "out of memory")
+}
+
+// TestRunOutputMemory: outputs that do not fit in memory are refused before the call is
+// computed.
+func TestRunOutputMemory(t *testing.T) {
+	dir := t.TempDir()
+	head := clitest.RawNPY(clitest.Dict("<f4", false, 1<<23, 1), nil)
+	x := clitest.WriteFile(t, dir, "x.npy", head)
+	if err := os.Truncate(x, int64(len(head))+4<<23); err != nil {
+		t.Fatal(err)
+	}
+	computed := errors.New("the call was computed")
+	backend.Register("hooked", clitest.HookDriver{Before: func(context.Context, *backend.Call) error { return computed }})
+	for _, c := range []struct{ args, want string }{
+		{"--scores " + dir + "/S.npy", "--scores: an output of [1 1 8388608 8388608]: 281474976710656 bytes requested"},
+		{"--topk 2147483647 --topk-keys " + dir + "/I.npy", "--topk: an output of [1 1 8388608 2147483647]: 144115188008747008 bytes requested"},
+		{"--topk 4611686018427387904 --topk-keys " + dir + "/I.npy", "--topk: an output of [1 1 8388608 4611686018427387904]: 2^63 or more bytes requested"},
+		{"--dropout 0.5 --keep-mask " + dir + "/M.npy", "--keep-mask: an output of [1 1 8388608 8388608]: 70368744177664 bytes requested"},
+	} {
+		args := append([]string{"run", "--backend=hooked", "--q", x, "--k", x, "--v", x, "--out", dir + "/o.npy"}, strings.Fields(c.args)...)
+		code, stdout, stderr := attn(t, args...)
+		clitest.WantFailure(t, code, stdout, stderr, c.want, "out of memory")
+	}
 }
 
 // TestRunMapped reads the same numbers from a file that is mapped and from files that

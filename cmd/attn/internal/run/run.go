@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/atomicfile"
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/kernels"
@@ -83,7 +84,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if c.Plan {
 		return printPlan(out.Out, dev, in, plan)
 	}
-	if err := in.CheckMemory(); err != nil {
+	if err := errors.Join(in.CheckMemory(), c.checkMemory(in.Dims)); err != nil {
 		return err
 	}
 	operands, err := in.Load(ctx, dev, out.Err)
@@ -132,6 +133,29 @@ func (c *Command) checkPairs() error {
 		return errors.New("--keep-mask is given without a --dropout")
 	case c.CuQ != nil && (top || c.Scores != "" || c.KeepMask != ""):
 		return errors.New("--scores, --topk and --keep-mask cannot be given for packed sequences, whose lengths differ")
+	}
+	return nil
+}
+
+// checkMemory checks the outputs that are allocated after the call, which may take long.
+func (c *Command) checkMemory(d kernels.Dims) error {
+	for _, f := range []struct {
+		flag    string
+		given   bool
+		columns int
+		size    int // bytes
+	}{
+		{"--scores", c.Scores != "", d.SeqK, 4},
+		{"--topk", c.TopK > 0, c.TopK, 4 + 4},
+		{"--keep-mask", c.KeepMask != "", d.SeqK, 1},
+	} {
+		if !f.given {
+			continue
+		}
+		bytes := backend.Shape{d.Batch, d.Heads, d.SeqQ * f.size, f.columns}.Elements() // negative when too large
+		if err := budget.Check(int64(bytes)); err != nil {
+			return fmt.Errorf("%s: an output of %v: %w", f.flag, []int{d.Batch, d.Heads, d.SeqQ, f.columns}, err)
+		}
 	}
 	return nil
 }

@@ -82,14 +82,10 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	return t.run(ctx, shapes)
 }
 
-// show prints the entries of the tuning file. An unreadable file is not a
-// failure, as calls ignore it too.
+// show prints the entries of the tuning file, of a damaged one those that can be read.
 func (c *Command) show(out *cli.Streams) error {
-	entries, err := gpu.ReadTuneFile(c.File)
-	if err != nil {
-		fmt.Fprintf(out.Err, "attn: %s\n", cli.OneLine(err))
-	}
-	if len(entries) == 0 {
+	entries, unreadable := gpu.ReadTuneFile(c.File)
+	if len(entries) == 0 && unreadable == nil {
 		_, err := fmt.Fprintf(out.Out, "%s: no measurements\n", c.File)
 		return err
 	}
@@ -103,7 +99,7 @@ func (c *Command) show(out *cli.Streams) error {
 			return err
 		}
 	}
-	return nil
+	return unreadable
 }
 
 // shape is a call to measure.
