@@ -13,7 +13,7 @@ func TestPeakMemory(t *testing.T) {
 	be := open(t, Options{})
 	before := be.PeakMemory()
 	if be.PeakMemory() > before {
-		t.Error("the peak rises by itself")
+		t.Error("the peak rises without an allocation")
 	}
 	before = be.PeakMemory()
 	shape := backend.Shape{1, 2, 64, 32}

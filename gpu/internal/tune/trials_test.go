@@ -52,7 +52,7 @@ func TestTrials(t *testing.T) {
 		err     error
 	}{
 		{name: "the fastest", list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", took: 2 * ms}, {name: "S", took: 5 * ms}}, best: "M"},
-		{name: "a reference never wins beside another", list: []made{{name: plainName, reference: true, took: ms}, {name: "L", took: 3 * ms}}, best: "L"},
+		{name: "a reference never wins against another variant", list: []made{{name: plainName, reference: true, took: ms}, {name: "L", took: 3 * ms}}, best: "L"},
 		{name: "a reference alone does", list: []made{plain, {name: "L", wrong: wrong}}, best: plainName,
 			failed: map[string]string{"L": wrong.Error()}},
 		{name: "the fastest is wrong", list: []made{plain, {name: "L", took: 3 * ms}, {name: "M", took: ms, wrong: wrong}}, best: "L",

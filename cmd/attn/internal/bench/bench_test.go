@@ -136,7 +136,7 @@ func TestBenchRefuses(t *testing.T) {
 		{"an unknown type", "--dtype is \"f64\"", []string{"--dtype", "f64"}},
 		{"a mask type", "--dtype is \"bool\"", []string{"--dtype", "bool"}},
 		{"an unknown backend", "--backend: backend \"tpu\" is unknown", []string{"--backend", "tpu"}},
-		{"an unknown backend beside a known one", "backend \"tpu\" is unknown", []string{"--backend", "cpu,tpu"}},
+		{"an unknown backend next to a known one", "backend \"tpu\" is unknown", []string{"--backend", "cpu,tpu"}},
 		{"a comparison of backends", "--compare needs --backend cpu", []string{"--compare"}},
 		{"a plan of a comparison", "exclude each other", []string{"--compare", "--plan", "--backend", "cpu"}},
 		{"ceilings of an unknown backend", "backend \"tpu\" is unknown", []string{"--ceilings", "--backend", "tpu"}},

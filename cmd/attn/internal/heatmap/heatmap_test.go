@@ -230,7 +230,7 @@ func TestHeatmapSVG(t *testing.T) {
 	mustRun(t, "heatmap", "--backend=cpu", "--q", long, "--k", long, "--svg", dir+"/h.svg", "--size=100", "--title=Mine")
 	found, text := svgElements(t, dir+"/h.svg")
 	if found["image"] != 2 {
-		t.Errorf("%v, should have an image beside the colour bar's", found)
+		t.Errorf("%v, should have an image in addition to the colour bar's", found)
 	}
 	if want := "Mine · each cell is the maximum of 2 x 2 weights"; !slices.Contains(text, want) {
 		t.Errorf("no %q in %q", want, text)
