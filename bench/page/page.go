@@ -18,6 +18,8 @@ import (
 	"io"
 	"regexp"
 	"strings"
+
+	"github.com/seed90331342/attn/bench/plain"
 )
 
 var (
@@ -41,9 +43,9 @@ type Page struct {
 
 var frameTemplate = template.Must(template.New("page").Parse(frame))
 
-// Write writes the page.
+// Write writes the page, with U+FFFD for characters that are not safe in it.
 func Write(w io.Writer, p Page) error {
-	return frameTemplate.Execute(w, struct {
+	return frameTemplate.Execute(&plain.Writer{W: w}, struct {
 		Page
 		Style template.CSS
 		JS    template.JS

@@ -7,6 +7,22 @@ import (
 	"testing"
 )
 
+// TestPlainText: no escape, direction mark or broken UTF-8 reaches a page.
+func TestPlainText(t *testing.T) {
+	var got strings.Builder
+	if err := Write(&got, Page{Title: "a\x1b[2Jb", Body: "<p>c\u202ed\xffe</p>"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"a\ufffd[2Jb", "<p>c\ufffdd\ufffde</p>"} {
+		if !strings.Contains(got.String(), want) {
+			t.Errorf("%q is not in %s", want, got.String())
+		}
+	}
+	if strings.ContainsAny(got.String(), "\x1b\u202e") {
+		t.Error("the page has the characters")
+	}
+}
+
 // TestDrawing: what is left of an SVG file is one element without a size or colours
 // of its own.
 func TestDrawing(t *testing.T) {

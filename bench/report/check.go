@@ -8,10 +8,10 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"unicode"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/bench/plain"
 )
 
 // What a report may contain. Figures within these bounds, which no machine exceeds, cannot
@@ -101,15 +101,15 @@ func bounds(path string, leaf reflect.Value) string {
 		return ""
 	}
 	if leaf.Kind() == reflect.String {
-		limit := maxWord
+		limit, breaks := maxWord, ""
 		if prose.MatchString(path) {
-			limit = maxProse
+			limit, breaks = maxProse, "\n\t"
 		}
 		switch text := leaf.String(); {
 		case len(text) > limit:
 			return fmt.Sprintf("have at most %d bytes", limit)
-		case strings.ContainsFunc(text, func(c rune) bool { return unicode.IsControl(c) && c != '\n' && c != '\t' }):
-			return "have no control characters"
+		case strings.ContainsFunc(text, func(c rune) bool { return !plain.Safe(c) && !strings.ContainsRune(breaks, c) }):
+			return "have no control or formatting characters"
 		}
 		return ""
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
 )
 
 // realReport is a report of cases of the CPU and of a GPU on a busy machine, with some of
@@ -153,6 +154,8 @@ func TestReadNamesTheField(t *testing.T) {
 		{`"backend": "cpu"`, `"backend": "npu"`, "environment.backends"},
 		{`"time": `, `"time": 9`, "growth[0].time"},
 		{`"cpu": "`, `"cpu": "\u001b[31m`, "environment.cpu"},
+		{`"cpu": "`, `"cpu": "\u202e`, "environment.cpu"},
+		{`"cpu": "`, `"cpu": "\n`, "environment.cpu"},
 	} {
 		text := strings.Replace(string(realReport(t)), tc.old, tc.new, 1)
 		if _, err := Read(strings.NewReader(text)); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), tc.want) {
@@ -166,8 +169,12 @@ func TestReadAsksForMemory(t *testing.T) {
 	if err := checkSize(make([]byte, maxText+1)); !errors.Is(err, backend.ErrOption) {
 		t.Errorf("a text that is too long: %v", err)
 	}
-	if err := checkSize(bytes.Repeat([]byte("{},"), maxText/3)); !errors.Is(err, backend.ErrMemory) {
-		t.Errorf("%d cases: %v", maxText/3, err)
+	const cases = 1000
+	text := bytes.Repeat([]byte("{},"), cases)
+	defer budget.Fail(1)()
+	err, asked, least := checkSize(text), 0, cases*int(reflect.TypeFor[Measurement]().Size())
+	if _, scan := fmt.Sscan(fmt.Sprint(err), &asked); scan != nil || asked < least || !errors.Is(err, backend.ErrMemory) {
+		t.Errorf("%d cases: %v, should ask for at least %d bytes", cases, err, least)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/stats"
+	"github.com/seed90331342/attn/bench/plain"
 )
 
 // Measurement is one case with its figures. Times are in seconds, rates in 10^9 a second,
@@ -271,13 +272,13 @@ func (m *Measurement) unmeasured() bool {
 // outcome describes the status in words.
 func (m *Measurement) outcome() string {
 	if m.Status != OK {
-		return m.Note
+		return plain.Line(m.Note)
 	}
 	words := []string{"ok"}
 	if m.noisy() {
 		words = append(words, fmt.Sprintf("noisy: other processes used %.0f%% of the CPU time", *m.OthersPercent))
 	}
-	return strings.Join(append(words, nonEmpty(m.Note)...), ", ")
+	return strings.Join(append(words, nonEmpty(plain.Line(m.Note))...), ", ")
 }
 
 // who names what ran: the contender of a comparison, else the backend.

@@ -36,6 +36,34 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+// hostile is a family with a device whose texts would erase the screen, turn the direction
+// of the text, and start a line of their own.
+type hostile struct{ clitest.HookDriver }
+
+const hostileText = "evil\x1b[2J\u202e\xff\ngpu: fast"
+
+// Devices implements backend.Driver.
+func (hostile) Devices() ([]backend.Info, error) {
+	return []backend.Info{{Name: "hostile", Device: hostileText, Driver: hostileText}}, nil
+}
+
+// TestDevicesPlain lists a device with hostile texts.
+func TestDevicesPlain(t *testing.T) {
+	backend.Register("hostile", hostile{})
+	defer backend.Register("hostile", clitest.HookDriver{})
+	const plain = "evil\ufffd[2J\ufffd\ufffd; gpu: fast"
+	out := mustRun(t, "devices")
+	for _, want := range []string{"\nhostile: " + plain + "\n", "  driver  " + plain + "\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("attn devices does not print %q:\n%s", want, out)
+		}
+	}
+	out = mustRun(t, "devices", "--json")
+	if strings.ContainsAny(out, "\x1b\u202e") || !strings.Contains(out, `evil\u001b[2J\u202e\ufffd\ngpu: fast`) {
+		t.Errorf("attn devices --json prints %q", out)
+	}
+}
+
 // TestDevices lists the families of backends in both forms, including one without a
 // device.
 func TestDevices(t *testing.T) {

@@ -18,6 +18,9 @@ import (
 	"github.com/seed90331342/attn/kernels/npy"
 )
 
+// Note prints a line that is not an error.
+type Note func(format string, args ...any)
+
 // File is a .npy file whose header agrees with its size.
 type File struct {
 	Flag string // the flag with the path, for errors; "" where they have it already
@@ -114,8 +117,8 @@ func (f *File) mappable(dtype backend.DType) bool {
 
 // Upload returns the data as a tensor of dtype in the device's memory, for the
 // caller to release. A mapped file must stay mapped until then: unmap, which is
-// nil otherwise, ends that. Rounding of f8 is noted on notes.
-func (f *File) Upload(ctx context.Context, dev *kernels.Device, dtype backend.DType, shape backend.Shape, notes io.Writer) (t backend.Tensor, unmap func(), err error) {
+// nil otherwise, ends that. Rounding of f8 is noted.
+func (f *File) Upload(ctx context.Context, dev *kernels.Device, dtype backend.DType, shape backend.Shape, note Note) (t backend.Tensor, unmap func(), err error) {
 	if f.mappable(dtype) {
 		// Where mapping is not available the file is read.
 		if host, unmap, err := f.mapped(dtype, shape); err == nil {
@@ -128,7 +131,7 @@ func (f *File) Upload(ctx context.Context, dev *kernels.Device, dtype backend.DT
 		}
 	}
 	if dtype != backend.Bool {
-		data, err := f.Float32s(ctx, notes)
+		data, err := f.Float32s(ctx, note)
 		if err == nil {
 			t, err = dev.FromFloat32(ctx, dtype, data, shape)
 		}
@@ -162,8 +165,8 @@ func (f *File) mapped(dtype backend.DType, shape backend.Shape) (t backend.Tenso
 	return t, unmap, err
 }
 
-// Float32s reads the data of a file of numbers. Rounding of f8 is noted on notes.
-func (f *File) Float32s(ctx context.Context, notes io.Writer) ([]float32, error) {
+// Float32s reads the data of a file of numbers. Rounding of f8 is noted.
+func (f *File) Float32s(ctx context.Context, note Note) ([]float32, error) {
 	overflows := 0
 	data, err := read(ctx, f, func(dst []float32, raw []byte) { overflows += f.Header.Float32s(dst, raw) })
 	if err == nil && f.Size == 8 {
@@ -171,7 +174,7 @@ func (f *File) Float32s(ctx context.Context, notes io.Writer) ([]float32, error)
 		if overflows > 0 {
 			beyond = fmt.Sprintf("; %d numbers beyond the range of f4 became infinite", overflows)
 		}
-		fmt.Fprintf(notes, "attn: note: --%s %s is f8, rounded to f4%s\n", f.Flag, f.Path, beyond)
+		note("--%s %s is f8, rounded to f4%s", f.Flag, f.Path, beyond)
 	}
 	return data, err
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/cpu"
@@ -343,7 +344,7 @@ func (c *Command) open() (devices []*kernels.Device, missing []string, err error
 				names = append(names, info.Name)
 			}
 			if l.Err != nil {
-				missing = append(missing, fmt.Sprintf("%s · none: %s", l.Family, cli.OneLine(l.Err)))
+				missing = append(missing, fmt.Sprintf("%s · none: %s", l.Family, plain.Line(l.Err.Error())))
 			}
 		}
 	}
@@ -361,7 +362,7 @@ func (c *Command) open() (devices []*kernels.Device, missing []string, err error
 			case err != nil && len(c.Backend) > 0:
 				return devices, missing, fmt.Errorf("--backend: %w", err)
 			case err != nil: // a listed device that does not open: the others are measured
-				missing = append(missing, fmt.Sprintf("%s · does not open: %s", name, cli.OneLine(err)))
+				missing = append(missing, fmt.Sprintf("%s · does not open: %s", name, plain.Line(err.Error())))
 			case slices.ContainsFunc(devices, func(d *kernels.Device) bool {
 				return d.Info().Name == be.Info().Name && d.Info().Threads == be.Info().Threads
 			}): // "auto" and its own name, or a name twice

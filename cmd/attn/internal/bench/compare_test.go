@@ -11,19 +11,24 @@ import (
 	"github.com/seed90331342/attn/bench/report"
 )
 
-// slower returns the report at path with all times of calls multiplied, in another file.
-func slower(t *testing.T, path string, factor float64) string {
+// steady returns the report at path with times of calls that vary by 1%, as on a quiet
+// machine, multiplied by factor, in another file.
+func steady(t *testing.T, path string, factor float64) string {
 	t.Helper()
 	r := decoded(t, path)
 	for i := range r.Cases {
 		for j := range r.Cases[i].Rounds {
-			for k := range r.Cases[i].Rounds[j].TimesS {
-				r.Cases[i].Rounds[j].TimesS[k] *= factor
+			round := &r.Cases[i].Rounds[j]
+			for k := range round.TimesS {
+				round.TimesS[k] = 1e-5 * (1 + 0.01*float64(k%5)) * factor
+			}
+			for k := range round.PaceS {
+				round.PaceS[k] = 1e-5
 			}
 		}
 		r.Cases[i].Derive(backend.CPU)
 	}
-	to := filepath.Join(t.TempDir(), "slower.json")
+	to := filepath.Join(t.TempDir(), "steady.json")
 	if err := atomicfile.Write(t.Context(), to, r.WriteJSON); err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +40,7 @@ func TestCompare(t *testing.T) {
 	if code, out, stderr := benchmark(t.Context(), "--seq", "64", "--heads", "1", "--backend", "cpu", "--threads", "1", "--json", path); code != 0 {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
-	twice := slower(t, path, 2)
+	path, twice := steady(t, path, 1), steady(t, path, 2)
 	for _, tc := range []struct {
 		why, want string
 		code      int
@@ -46,7 +51,7 @@ func TestCompare(t *testing.T) {
 		{"slower", "1 case: 1 slower", 1, []string{path, twice, "--fail-over", "5%"}},
 		{"slower by less than the gate", "1 case: 1 slower", 0, []string{path, twice, "--fail-over", "150"}},
 		{"faster", "1 case: 1 faster", 0, []string{twice, path, "--fail-over=5%"}},
-		{"less than what is looked for", "1 case: 1 same", 0, []string{path, slower(t, path, 1.05), "--percent", "10%", "--fail-over", "1%"}},
+		{"less than what is looked for", "1 case: 1 same", 0, []string{path, steady(t, path, 1.05), "--percent", "10%", "--fail-over", "1%"}},
 	} {
 		code, out, stderr := attn(t, append([]string{"compare"}, tc.args...)...)
 		if code != tc.code || !strings.Contains(out, tc.want) || (code != 0) != strings.Contains(stderr, "% slower, which is over 5%") {

@@ -3,7 +3,6 @@ package call
 import (
 	"context"
 	"fmt"
-	"io"
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
@@ -313,30 +312,30 @@ type Operands struct {
 	unmaps []func() // of files that tensors lie in
 }
 
-// Load reads the files into the memory of dev. Rounding of f8 is noted on notes. The
+// Load reads the files into the memory of dev. Rounding of f8 is noted. The
 // caller calls Release.
-func (in *Inputs) Load(ctx context.Context, dev *kernels.Device, notes io.Writer) (*Operands, error) {
+func (in *Inputs) Load(ctx context.Context, dev *kernels.Device, note array.Note) (*Operands, error) {
 	o := &Operands{Options: in.opt, dev: dev}
-	err := in.load(ctx, o, notes)
+	err := in.load(ctx, o, note)
 	if err != nil {
 		o.Release()
 	}
 	return o, err
 }
 
-func (in *Inputs) load(ctx context.Context, o *Operands, notes io.Writer) (err error) {
+func (in *Inputs) load(ctx context.Context, o *Operands, note array.Note) (err error) {
 	for i, to := range []*backend.Tensor{&o.Q, &o.K, &o.V}[:len(in.QKV)] {
 		if in.Past[i] != nil {
-			*to, err = in.join(ctx, o, i, notes)
+			*to, err = in.join(ctx, o, i, note)
 		} else {
-			*to, err = in.upload(ctx, o, in.QKV[i], notes)
+			*to, err = in.upload(ctx, o, in.QKV[i], note)
 		}
 		if err != nil {
 			return err
 		}
 	}
 	for _, m := range in.Masks {
-		if *m.field(&o.Options), err = o.upload(ctx, m.File, m.DType(), m.Shape, notes); err != nil {
+		if *m.field(&o.Options), err = o.upload(ctx, m.File, m.DType(), m.Shape, note); err != nil {
 			return err
 		}
 	}
@@ -353,8 +352,8 @@ func (o *Operands) Release() {
 	}
 }
 
-func (o *Operands) upload(ctx context.Context, f *array.File, dtype backend.DType, shape backend.Shape, notes io.Writer) (backend.Tensor, error) {
-	t, unmap, err := f.Upload(ctx, o.dev, dtype, shape, notes)
+func (o *Operands) upload(ctx context.Context, f *array.File, dtype backend.DType, shape backend.Shape, note array.Note) (backend.Tensor, error) {
+	t, unmap, err := f.Upload(ctx, o.dev, dtype, shape, note)
 	if unmap != nil {
 		o.unmaps = append(o.unmaps, unmap)
 	}
@@ -365,8 +364,8 @@ func (o *Operands) upload(ctx context.Context, f *array.File, dtype backend.DTyp
 }
 
 // upload uploads a file of q, k or v as [B, H, S, D].
-func (in *Inputs) upload(ctx context.Context, o *Operands, f *array.File, notes io.Writer) (backend.Tensor, error) {
-	t, err := o.upload(ctx, f, in.DType, in.stored(in.shape(f)), notes)
+func (in *Inputs) upload(ctx context.Context, o *Operands, f *array.File, note array.Note) (backend.Tensor, error) {
+	t, err := o.upload(ctx, f, in.DType, in.stored(in.shape(f)), note)
 	if err != nil {
 		return t, err
 	}
@@ -384,14 +383,14 @@ func (in *Inputs) Alloc(ctx context.Context, o *Operands, shape backend.Shape) (
 }
 
 // join uploads operand i after its past.
-func (in *Inputs) join(ctx context.Context, o *Operands, i int, notes io.Writer) (backend.Tensor, error) {
+func (in *Inputs) join(ctx context.Context, o *Operands, i int, note array.Note) (backend.Tensor, error) {
 	all, err := in.Alloc(ctx, o, in.whole(i))
 	if err != nil {
 		return all, err
 	}
 	first := 0
 	for _, f := range []*array.File{in.Past[i], in.QKV[i]} {
-		part, err := in.upload(ctx, o, f, notes)
+		part, err := in.upload(ctx, o, f, note)
 		if err != nil {
 			return all, err
 		}

@@ -170,14 +170,6 @@ func (p *Problem) decode(text []byte) error {
 	return nil
 }
 
-// Print writes p as JSON.
-func (p *Problem) Print(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	return e.Encode(p)
-}
-
 // resolve makes p canonical for a call of lengths d, past of whose keys are earlier ones.
 func (p *Problem) resolve(d kernels.Dims, past int) error {
 	have := Dims(d)

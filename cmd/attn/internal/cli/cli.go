@@ -9,17 +9,21 @@
 package cli
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/seed90331342/attn/bench/plain"
 )
 
-// Streams are the outputs of a command: results go to Out, notes and progress
-// to Err.
+// Streams are the outputs of a command: results go to Out, which replaces characters that
+// are not safe on a terminal, notes and progress to Err.
 type Streams struct {
 	Out, Err io.Writer
 	Args     []string // the arguments, starting with the command's name
@@ -52,7 +56,8 @@ func Run(ctx context.Context, grammar any, args []string, stdout, stderr io.Writ
 		}
 	}()
 	args = joinNegative(args)
-	out := &output{w: stdout}
+	printed := &output{w: stdout}
+	out := &plain.Writer{W: printed}
 	// kong calls Exit after it has printed the help, and then goes on parsing.
 	exited := false
 	parser, err := kong.New(grammar, append(options,
@@ -75,8 +80,8 @@ func Run(ctx context.Context, grammar any, args []string, stdout, stderr io.Writ
 		return fail(stderr, err, ExitUsage)
 	}
 	err = parsed.Run()
-	if err == nil && out.err != nil {
-		err = fmt.Errorf("standard output: %w", out.err)
+	if err == nil && printed.err != nil {
+		err = fmt.Errorf("standard output: %w", printed.err)
 	}
 	switch {
 	case err == nil:
@@ -109,11 +114,39 @@ func joinNegative(args []string) []string {
 
 // fail prints err as one line. No other function prints errors.
 func fail(stderr io.Writer, err error, code int) int {
-	fmt.Fprintf(stderr, "attn: %s\n", OneLine(err))
+	fmt.Fprintf(stderr, "attn: %s\n", plain.Line(err.Error()))
 	return code
 }
 
-// OneLine returns the plain text of err without line breaks.
-func OneLine(err error) string {
-	return Plain(strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; "))
+// Note prints a line that is not an error.
+func (s *Streams) Note(format string, args ...any) {
+	fmt.Fprintf(s.Err, "attn: note: %s\n", plain.Line(fmt.Sprintf(format, args...)))
+}
+
+// PrintJSON prints v as JSON.
+func (s *Streams) PrintJSON(v any) error {
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	_, err := s.Out.Write(plain.JSON(text.Bytes()))
+	return err
+}
+
+// output is standard output. After an error it drops what follows, so that a command
+// whose reader has gone still writes its files; Run returns the error in the end.
+type output struct {
+	w   io.Writer
+	err error
+}
+
+// Write implements io.Writer.
+func (o *output) Write(p []byte) (int, error) {
+	if o.err == nil {
+		_, o.err = o.w.Write(p)
+	}
+	return len(p), nil
 }

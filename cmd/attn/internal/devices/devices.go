@@ -4,12 +4,11 @@ package devices
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"strings"
 	"text/tabwriter"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 )
 
@@ -47,9 +46,7 @@ func (c *Command) Run(_ context.Context, out *cli.Streams) error {
 		r.Families = append(r.Families, f)
 	}
 	if c.JSON {
-		enc := json.NewEncoder(out.Out)
-		enc.SetIndent("", "  ")
-		return enc.Encode(r)
+		return out.PrintJSON(r)
 	}
 	_, err := out.Out.Write(r.text())
 	return err
@@ -62,12 +59,12 @@ func (r Report) text() []byte {
 		if len(f.Devices) == 0 {
 			why := "no device"
 			if f.Error != "" {
-				why = strings.ReplaceAll(f.Error, "\n", "; ")
+				why = plain.Line(f.Error)
 			}
 			fmt.Fprintf(&buf, "%s: none (%s)\n\n", f.Family, why)
 		}
 		for _, d := range f.Devices {
-			fmt.Fprintf(&buf, "%s: %s\n", d.Name, d.Device)
+			fmt.Fprintf(&buf, "%s: %s\n", d.Name, plain.Line(d.Device))
 			w := tabwriter.NewWriter(&buf, 0, 0, 2, ' ', 0)
 			rows := [][2]string{{"type", string(d.Type)}, {"provider", d.Provider}, {"driver", d.Driver}}
 			if d.Threads > 0 {
@@ -78,7 +75,7 @@ func (r Report) text() []byte {
 			}
 			for _, row := range rows {
 				if row[1] != "" {
-					fmt.Fprintf(w, "  %s\t%s\n", row[0], row[1])
+					fmt.Fprintf(w, "  %s\t%s\n", row[0], plain.Line(row[1]))
 				}
 			}
 			w.Flush() // cannot fail on a bytes.Buffer

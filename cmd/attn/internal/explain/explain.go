@@ -59,7 +59,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return err
 	}
 	if len(wt.unknown) > 0 {
-		fmt.Fprintf(out.Err, "attn: note: %s: unknown fields: %s\n", wt.path, cli.Plain(strings.Join(wt.unknown, ", ")))
+		out.Note("%s: unknown fields: %s", wt.path, strings.Join(wt.unknown, ", "))
 	}
 	// The steps are printed before the check, as they show the difference.
 	found, err := checkExpected(ctx, wt, st)

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn/internal/files"
 )
 
@@ -117,9 +117,9 @@ func (wt *walkthrough) parse(text []byte) error {
 		return fmt.Errorf("x has %d tokens in %d batches and values of %d columns: the steps would have %.3g weighted values, at most %d are printed; give a smaller example, or use attn heatmap", wt.seq, wt.batch, wt.valueDim, n, maxPrinted)
 	}
 	for i, label := range wt.Labels {
-		wt.Labels[i] = cli.Label(label)
+		wt.Labels[i] = plain.Label(label)
 	}
-	wt.Title = cli.Plain(wt.Title)
+	wt.Title = plain.Text(wt.Title)
 	if wt.Labels != nil && len(wt.Labels) != wt.seq {
 		return fmt.Errorf("labels names %d tokens, x has %d", len(wt.Labels), wt.seq)
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/backend/atomicfile"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/cmd/attn/internal/files"
@@ -92,7 +93,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if err := in.CheckMemory(); err != nil {
 		return err
 	}
-	operands, err := in.Load(ctx, dev, out.Err)
+	operands, err := in.Load(ctx, dev, out.Note)
 	if err != nil {
 		return err
 	}
@@ -100,7 +101,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if err := c.weigh(ctx, dev, operands, rows, keys, &heat, out.Err); err != nil {
 		return err
 	}
-	heat.Title = cli.Plain(c.title(&heat, in.Dims))
+	heat.Title = plain.Text(c.title(&heat, in.Dims))
 	page := func(w io.Writer) error { return heat.WritePage(w, c.facts(dev, in, rows, keys)) }
 	for flag, write := range map[string]func(io.Writer) error{"png": heat.WritePNG, "svg": heat.WriteSVG, "html": page} {
 		if err := set.Write(ctx, "--"+flag, write); err != nil {
@@ -171,7 +172,7 @@ func readLabels(ctx context.Context, flag, path string, n int) (labels []string,
 		return nil, fmt.Errorf("--%s %s: %d labels for %d tokens", flag, path, len(labels), n)
 	}
 	for i, label := range labels {
-		labels[i] = cli.Label(label)
+		labels[i] = plain.Label(label)
 	}
 	return labels, nil
 }

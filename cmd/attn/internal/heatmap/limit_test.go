@@ -1,6 +1,9 @@
 package heatmap
 
 import (
+	"bytes"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -17,6 +20,15 @@ func TestHeatmapLimits(t *testing.T) {
 
 	y := clitest.Save(t, dir, "y.npy", "<f4", []float64{1, 2}, 2, 1)
 	labels := clitest.WriteFile(t, dir, "labels", []byte(strings.Repeat("w", 65000)+"\n\x1b[31m\xff\n"))
+	// The page names the files.
+	hostile := clitest.Save(t, dir, "y\x1b[2J\u202e.npy", "<f4", []float64{1, 2}, 2, 1)
+	mustRun(t, "heatmap", "--backend=cpu", "--q", hostile, "--k", y, "--html", dir+"/h.html", "--svg", dir+"/h.svg")
+	for _, name := range []string{"h.html", "h.svg"} {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || bytes.ContainsAny(text, "\x1b\u202e") || !bytes.Contains(text, []byte("y\ufffd[2J\ufffd.npy")) {
+			t.Errorf("%s: %v, %.300q", name, err, text)
+		}
+	}
 	mustRun(t, "heatmap", "--backend=cpu", "--q", y, "--k", y, "--png", dir+"/h.png", "--labels", labels)
 	if size := clitest.ReadPNG(t, dir+"/h.png").Bounds().Size(); size.X > 4000 || size.Y > 4000 {
 		t.Errorf("the picture has %v pixels", size)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/cmd/attn/internal/files"
 	"github.com/seed90331342/attn/cmd/attn/internal/onnxfile"
@@ -40,11 +41,11 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		}
 		verdict := "ok  "
 		if err != nil {
-			verdict, result = "FAIL", cli.OneLine(err)
+			verdict, result = "FAIL", plain.Line(err.Error())
 		} else {
 			passed++
 		}
-		if _, err := fmt.Fprintf(out.Out, "%s  %s: %s\n", verdict, cli.Plain(dir), cli.Plain(result)); err != nil {
+		if _, err := fmt.Fprintf(out.Out, "%s  %s: %s\n", verdict, dir, result); err != nil {
 			return err
 		}
 	}

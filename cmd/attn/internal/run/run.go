@@ -53,7 +53,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return err
 	}
 	if c.PrintProblem {
-		return c.Print(out.Out)
+		return out.PrintJSON(c.Problem)
 	}
 	var set atomicfile.Set
 	defer set.Discard()
@@ -87,7 +87,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if err := errors.Join(in.CheckMemory(), c.checkMemory(in.Dims)); err != nil {
 		return err
 	}
-	operands, err := in.Load(ctx, dev, out.Err)
+	operands, err := in.Load(ctx, dev, out.Note)
 	if err != nil {
 		return err
 	}

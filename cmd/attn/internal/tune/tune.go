@@ -17,6 +17,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench"
+	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/gpu"
 )
@@ -280,7 +281,7 @@ func printEntry(out io.Writer, e gpu.TuneEntry) error {
 	fmt.Fprintln(w, "  variant\tms\tGFLOP/s\tof FMA peak\t")
 	for _, t := range e.Trials {
 		if t.Failed != "" {
-			fmt.Fprintf(w, "  %s\t-\t-\t-\t%s\n", t.Variant, t.Failed)
+			fmt.Fprintf(w, "  %s\t-\t-\t-\t%s\n", t.Variant, plain.Line(t.Failed))
 			continue
 		}
 		note, percent := "", "-"
