@@ -36,6 +36,7 @@ const (
 	maxDrawn    = 4096 // more cells are the pixels of an image
 	gap         = vg.Length(16)
 	barWidth    = vg.Length(72)
+	widestLabel = vg.Length(64 * 16) // 64 characters that are 1.6 times as wide as high
 	pictureDPI  = 144
 	maxPixels   = 16_000_000 // 4000 x 4000
 )
@@ -247,14 +248,14 @@ func (d *drawing) draw(dc draw.Canvas) {
 type margins struct{ left, right, bottom, top vg.Length }
 
 // marginsOf measures the margins around data of the given size. They depend a
-// little on the size of the plot, as labels may exceed the ends of an axis; the
-// third iteration measures at the final size.
+// little on the size of the plot, as labels may exceed the ends of an axis. The
+// first iteration has room for any label, the third measures at the final size.
 func marginsOf(p *plot.Plot, data vg.Point) margins {
 	var m margins
 	for range 3 {
 		w, h := m.left+data.X+m.right, m.bottom+data.Y+m.top
 		if m == (margins{}) {
-			w, h = w+data.X, h+data.Y
+			w, h = w+widestLabel, h+widestLabel
 		}
 		inner := p.DataCanvas(draw.NewCanvas(vgimg.New(1, 1), w, h))
 		m = margins{inner.Min.X, w - inner.Max.X, inner.Min.Y, h - inner.Max.Y}

@@ -27,7 +27,7 @@ func TestHeatMapSizes(t *testing.T) {
 		batch, n int
 		label    string
 		value    float32
-	}{{1, 1, "x", 1}, {1, 13, "x", .1}, {3, 5, "a rather long token ", .2}, {1, 200, "x", .005}, {2, 2, "x", 0}, {1, 2, "x", float32(math.NaN())}} {
+	}{{1, 1, "x", 1}, {1, 13, "x", .1}, {3, 5, "a rather long token ", .2}, {1, 200, "x", .005}, {2, 2, "x", 0}, {1, 2, "x", float32(math.NaN())}, {1, 2, strings.Repeat("W", 63), .5}, {2, 1, strings.Repeat("東", 63), 1}} {
 		w := matrix.Matrix{Batch: tt.batch, Rows: tt.n, Cols: tt.n, Data: slices.Repeat([]float32{tt.value}, tt.batch*tt.n*tt.n)}
 		path := filepath.Join(t.TempDir(), "h.png")
 		f, err := os.Create(path)
