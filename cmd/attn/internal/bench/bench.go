@@ -122,6 +122,9 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 
 // checkOutputs checks that the files of the report can be written.
 func (c *Command) checkOutputs() error {
+	if info, err := os.Stat(c.Plot); c.Plot != "" && err == nil && !info.IsDir() {
+		return fmt.Errorf("--plot %s: it is a file, it must be a folder", c.Plot)
+	}
 	var set atomicfile.Set
 	defer set.Discard()
 	for _, f := range []struct{ flag, path string }{{"json", c.JSON}, {"csv", c.CSV}, {"gobench", c.GoBench}, {"html", c.HTML}} {
@@ -227,12 +230,12 @@ func (c *Command) config() (bench.Config, error) {
 		{c.Preset != "" && cases, "--preset replaces the flags --seq to --mask"},
 	} {
 		if refused.when {
-			return cfg, fmt.Errorf("%s: %w", refused.text, backend.ErrOption)
+			return cfg, errors.New(refused.text)
 		}
 	}
 	for _, n := range c.Threads {
 		if n < 0 || n > maxThreads {
-			return cfg, fmt.Errorf("--threads is %d, it must be 1 to %d, or 0 for GOMAXPROCS: %w", n, maxThreads, backend.ErrOption)
+			return cfg, fmt.Errorf("--threads is %d, it must be 1 to %d, or 0 for GOMAXPROCS", n, maxThreads)
 		}
 	}
 	if c.Preset != "" {
@@ -267,7 +270,7 @@ func (c *Command) preset(cfg bench.Config) (bench.Config, error) {
 		}
 		return cfg, cfg.Check()
 	}
-	return cfg, fmt.Errorf("--preset is %q, it must be one of %s: %w", c.Preset, strings.Join(names, ", "), backend.ErrOption)
+	return cfg, fmt.Errorf("--preset is %q, it must be one of %s", c.Preset, strings.Join(names, ", "))
 }
 
 // series returns the combinations of the flags that are lists.
@@ -275,7 +278,7 @@ func (c *Command) series() ([]bench.Series, error) {
 	one := bench.Series{Causal: c.Causal, Softcap: c.Softcap, Mask: c.Mask, Window: (*kernels.Window)(c.Window)}
 	if c.SeqQ != nil {
 		if one.SeqQ = *c.SeqQ; one.SeqQ < 1 { // package bench reads 0 as the number of keys
-			return nil, fmt.Errorf("--seq-q is %d, it must be at least 1: %w", one.SeqQ, backend.ErrOption)
+			return nil, fmt.Errorf("--seq-q is %d, it must be at least 1", one.SeqQ)
 		}
 	}
 	if c.Seq != "" {
@@ -297,7 +300,7 @@ func (c *Command) series() ([]bench.Series, error) {
 	} {
 		for _, n := range f.values {
 			if n < 1 { // package bench reads 0 as the default
-				return nil, fmt.Errorf("--%s is %d, it must be at least 1: %w", f.name, n, backend.ErrOption)
+				return nil, fmt.Errorf("--%s is %d, it must be at least 1", f.name, n)
 			}
 		}
 		all = combined(all, f.values, f.set)
@@ -312,7 +315,7 @@ func (c *Command) series() ([]bench.Series, error) {
 	}
 	for _, v := range c.Variant {
 		if !slices.Contains(bench.Variants, v) {
-			return nil, fmt.Errorf("--variant is %q, it must be one of %s: %w", v, strings.Join(bench.Variants, ", "), backend.ErrOption)
+			return nil, fmt.Errorf("--variant is %q, it must be one of %s", v, strings.Join(bench.Variants, ", "))
 		}
 	}
 	all = combined(all, dtypes, func(s *bench.Series, d backend.DType) { s.DType = d })

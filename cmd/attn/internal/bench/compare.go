@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/cmd/attn/internal/files"
@@ -53,7 +52,7 @@ func (c *Compare) Run(ctx context.Context, out *cli.Streams) error {
 		}
 	}
 	if compared == 0 {
-		return fmt.Errorf("%s and %s have no measured case in common: %w", c.Old, c.New, backend.ErrOption)
+		return fmt.Errorf("%s and %s have no measured case in common", c.Old, c.New)
 	}
 	limit := 0.0
 	if c.FailOver != nil {

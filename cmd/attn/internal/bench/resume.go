@@ -8,7 +8,6 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 )
@@ -38,11 +37,11 @@ func (c *Command) resume(ctx context.Context, out *cli.Streams) (*report.Report,
 	}
 	args := r.Environment.Args
 	if len(args) == 0 {
-		return nil, fmt.Errorf("--resume: %s does not contain the arguments of its run: %w", c.Resume, backend.ErrOption)
+		return nil, fmt.Errorf("--resume: %s does not contain the arguments of its run", c.Resume)
 	}
 	for _, word := range caseArgs(out.Args)[1:] {
 		if name, _, _ := strings.Cut(word, "="); name != "--budget" && strings.HasPrefix(word, "-") {
-			return nil, fmt.Errorf("--resume takes the flags from %s (attn %s), leave out %s: %w", c.Resume, strings.Join(args, " "), word, backend.ErrOption)
+			return nil, fmt.Errorf("--resume takes the flags from %s (attn %s), leave out %s", c.Resume, strings.Join(args, " "), word)
 		}
 	}
 	var earlier struct {
@@ -53,7 +52,7 @@ func (c *Command) resume(ctx context.Context, out *cli.Streams) (*report.Report,
 		return nil, err
 	}
 	if _, err := parser.Parse(args); err != nil {
-		return nil, fmt.Errorf("--resume: the flags of %s: %v: %w", c.Resume, err, backend.ErrOption)
+		return nil, fmt.Errorf("--resume: the flags of %s: %v", c.Resume, err)
 	}
 	now := *c
 	*c = earlier.Bench

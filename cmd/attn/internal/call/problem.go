@@ -2,12 +2,9 @@
 package call
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"reflect"
 	"strings"
@@ -107,7 +104,7 @@ func (p *Problem) Given() bool {
 	return !reflect.DeepEqual(*p, Problem{Options: Options{Layout: "bhsd", Visible: Visible{Align: topLeft}}})
 }
 
-// Check checks flags that need each other.
+// Check checks flags, or fields, that need each other.
 func (p *Problem) Check() error {
 	var missing []string
 	for _, f := range [][2]string{{"--q", p.Q}, {"--k", p.K}, {"--v", p.V}} {
@@ -150,24 +147,23 @@ func (p *Problem) Read(ctx context.Context, path string) error {
 }
 
 func (p *Problem) decode(text []byte) error {
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	switch err := d.Decode(p); {
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return errors.New("the file is cut short")
-	case err != nil:
+	if err := files.DecodeJSON(text, p, true); err != nil {
 		return err
-	case d.More():
-		return errors.New("something follows the problem, one object is expected")
+	}
+	switch {
 	case p.Layout != "bhsd" && p.Layout != "bshd":
 		return fmt.Errorf("layout is %q, it must be bhsd or bshd", p.Layout)
 	case p.Visible.Align != "" && p.Visible.Align != topLeft && p.Visible.Align != bottomRight:
 		return fmt.Errorf("align is %q, it must be %s or %s", p.Visible.Align, topLeft, bottomRight)
 	case p.DType != "":
-		_, err := cli.ParseDType("dtype", p.DType)
-		return err
+		if _, err := cli.ParseDType("dtype", p.DType); err != nil {
+			return err
+		}
 	}
-	return nil
+	if p.Q == "" || p.K == "" || p.V == "" {
+		return errors.New("q, k or v is missing: the files of the operands")
+	}
+	return p.Check()
 }
 
 // resolve makes p canonical for a call of lengths d, past of whose keys are earlier ones.

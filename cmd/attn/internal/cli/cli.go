@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -77,7 +78,7 @@ func Run(ctx context.Context, grammar any, args []string, stdout, stderr io.Writ
 	case exited:
 		return code
 	case err != nil:
-		return fail(stderr, err, ExitUsage)
+		return fail(stderr, errors.New(reworded.Replace(noValue.ReplaceAllString(err.Error(), "a value is missing"))), ExitUsage)
 	}
 	err = parsed.Run()
 	if err == nil && printed.err != nil {
@@ -96,6 +97,17 @@ func Run(ctx context.Context, grammar any, args []string, stdout, stderr io.Writ
 	}
 	return fail(stderr, err, ExitFailed)
 }
+
+// kong's errors name Go's types, and the tokens of its scanner.
+var (
+	noValue  = regexp.MustCompile(`expected \S+ value but got ("EOL" \(<EOL>\)|".*" \(long flag\).*)`)
+	reworded = strings.NewReplacer(
+		"a valid 64 bit uint", "a whole number of at least 0 and below 2^64",
+		"a valid 64 bit int", "a whole number of 64 bits",
+		"expected a float", "expected a number",
+		"expected duration", "expected a duration such as 90s or 5m",
+	)
+)
 
 // joinNegative joins flags and values that start with one minus sign ("--scale
 // -0.5"), which kong would parse as short flags. attn has none but -h.

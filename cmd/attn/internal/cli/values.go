@@ -138,5 +138,5 @@ func ParseDType(flag, name string) (backend.DType, error) {
 			return d, nil
 		}
 	}
-	return 0, fmt.Errorf("%s is %q, it must be f32, f16 or bf16: %w", flag, name, backend.ErrOption)
+	return 0, fmt.Errorf("%s is %q, it must be f32, f16 or bf16", flag, name)
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn/internal/files"
@@ -75,10 +74,10 @@ func readWalkthrough(ctx context.Context, path string) (*walkthrough, error) {
 
 func (wt *walkthrough) parse(text []byte) error {
 	var raw map[string]json.RawMessage
-	if err := decodeJSON(text, &raw); err != nil {
+	if err := files.DecodeJSON(text, &raw, false); err != nil {
 		return err
 	}
-	if err := decodeJSON(text, wt); err != nil {
+	if err := files.DecodeJSON(text, wt, false); err != nil {
 		return err
 	}
 	arrays := map[string]*numbers{}
@@ -135,37 +134,6 @@ func (wt *walkthrough) parse(text []byte) error {
 		}
 	}
 	return nil
-}
-
-// decodeJSON is json.Unmarshal with line numbers in its errors.
-func decodeJSON(text []byte, into any) error {
-	err := json.Unmarshal(text, into)
-	line := func(offset int64) int {
-		return 1 + strings.Count(string(text[:min(int(offset), len(text))]), "\n")
-	}
-	var syntax *json.SyntaxError
-	var kind *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &syntax):
-		return fmt.Errorf("line %d: not JSON: %w", line(syntax.Offset), err)
-	case errors.As(err, &kind) && kind.Field != "":
-		return fmt.Errorf("line %d: %s is a %s, it must be %s", line(kind.Offset), kind.Field, kind.Value, kindName(kind.Field))
-	case err != nil:
-		return errors.New("not a JSON object with fields such as x and scale")
-	}
-	return nil
-}
-
-func kindName(field string) string {
-	switch field {
-	case "title":
-		return "a string"
-	case "scale":
-		return "a number"
-	case "digits":
-		return "a whole number"
-	}
-	return "an array of strings"
 }
 
 func (wt *walkthrough) takeInput(x *numbers) error {

@@ -2,12 +2,17 @@
 package files
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"reflect"
+	"slices"
+	"strings"
 
 	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/backend/budget"
@@ -67,6 +72,60 @@ func read(path string, most int64) ([]byte, error) {
 		}
 	}
 	return nil, fmt.Errorf("it has more than %d bytes, the most that is read", most)
+}
+
+// DecodeJSON decodes text, one value, with line numbers in its errors. With strict, a field
+// that is not one of into's is an error.
+func DecodeJSON(text []byte, into any, strict bool) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	if strict {
+		d.DisallowUnknownFields()
+	}
+	err := d.Decode(into)
+	if err == nil && len(bytes.TrimSpace(text[d.InputOffset():])) > 0 {
+		err = errors.New("something follows the object")
+	}
+	line := func(offset int64) int { return 1 + bytes.Count(text[:min(int(offset), len(text))], []byte("\n")) }
+	syntax, kind := new(json.SyntaxError), new(json.UnmarshalTypeError)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("line %d: not JSON: the file is cut short", line(int64(len(text))))
+	case errors.As(err, &syntax):
+		return fmt.Errorf("line %d: not JSON: %w", line(syntax.Offset), err)
+	case errors.As(err, &kind) && kind.Field == "":
+		return fmt.Errorf("line %d: not a JSON object but %s", line(kind.Offset), article(kind.Value))
+	case errors.As(err, &kind):
+		embedded := func(name string) bool { return name != strings.ToLower(name) }
+		field := strings.Join(slices.DeleteFunc(strings.Split(kind.Field, "."), embedded), ".")
+		return fmt.Errorf("line %d: %s is %s, it must be %s", line(kind.Offset), field, article(kind.Value), kindName(kind.Type.Kind()))
+	}
+	return fmt.Errorf("line %d: %s", line(d.InputOffset()), strings.TrimPrefix(err.Error(), "json: "))
+}
+
+func article(kind string) string {
+	if strings.HasPrefix(kind, "array") || strings.HasPrefix(kind, "object") {
+		return "an " + kind
+	}
+	return "a " + kind
+}
+
+// kindName names the JSON of a Go type.
+func kindName(k reflect.Kind) string {
+	switch k {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	case reflect.Slice:
+		return "an array"
+	case reflect.Struct, reflect.Map:
+		return "an object"
+	}
+	return "a whole number"
 }
 
 // Open opens a regular file and returns its size.

@@ -169,7 +169,7 @@ func readLabels(ctx context.Context, flag, path string, n int) (labels []string,
 		labels = strings.Split(lines, "\n")
 	}
 	if len(labels) != n {
-		return nil, fmt.Errorf("--%s %s: %d labels for %d tokens", flag, path, len(labels), n)
+		return nil, fmt.Errorf("--%s %s: %d labels for %d tokens: give one for each", flag, path, len(labels), n)
 	}
 	for i, label := range labels {
 		labels[i] = plain.Label(label)

@@ -426,10 +426,16 @@ func TestRunBadOptions(t *testing.T) {
 		{"not there", c.dir + "/none.json", "none.json: no such file"},
 		{"empty", json("empty.json", ""), "the file is cut short"},
 		{"cut", json("cut.json", good[:len(good)/2]), "the file is cut short"},
-		{"two", json("two.json", good+good), "something follows the problem"},
+		{"two", json("two.json", good+good), "something follows the object"},
 		{"an unknown field", json("field.json", `{"q":"x","colour":1}`), `unknown field "colour"`},
 		{"another layout", json("layout.json", `{"layout":"sbhd"}`), `layout is "sbhd"`},
 		{"another type", json("type.json", `{"dtype":"f64"}`), `dtype is "f64"`},
+		{"no keys", json("keys.json", `{"q":"q.npy","v":"v.npy"}`), "q, k or v is missing"},
+		{"a past without values", json("past.json", strings.Replace(good, `"v":`, `"past_k":"k.npy","v":`, 1)), "--past-k and --past-v go together"},
+		{"a list", json("list.json", "[1]"), "line 1: not a JSON object but an array"},
+		{"a number as a file", json("file.json", "{\n\"q\": 1}"), "line 2: q is a number, it must be a string"},
+		{"a string as a number", json("scale.json", `{"scale":"1"}`), "line 1: scale is a string, it must be a number"},
+		{"a fraction as lengths", json("klen.json", `{"visible":{"klen":[1.5]}}`), "line 1: visible.klen is a number 1.5, it must be a whole number"},
 		{"other lengths", json("dims.json", strings.Replace(good, `"seq_q": 5`, `"seq_q": 6`, 1)), "those of its files are"},
 	} {
 		t.Run("problem "+tt.name, func(t *testing.T) {

@@ -124,7 +124,7 @@ func (c *Command) checkPairs() error {
 	top := c.TopKKeys != "" || c.TopKWeights != ""
 	switch {
 	case c.TopK < 0:
-		return errors.New("--topk is negative, it must be at least 1")
+		return fmt.Errorf("--topk is %d, it must be at least 1", c.TopK)
 	case top && c.TopK == 0:
 		return errors.New("--topk is missing: the number of weights for each query")
 	case c.TopK > 0 && !top:

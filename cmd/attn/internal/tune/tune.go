@@ -44,7 +44,7 @@ const probeLimit = 2 * time.Minute
 // Run measures, shows or clears.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if c.Show && c.Clear {
-		return fmt.Errorf("--show and --clear exclude each other: %w", backend.ErrOption)
+		return errors.New("--show and --clear exclude each other")
 	}
 	if c.File == "" {
 		path, err := gpu.TuneFile()
@@ -116,13 +116,16 @@ func (c *Command) shapes() ([]shape, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--seq: %w", err)
 	}
+	if c.Budget <= 0 {
+		return nil, fmt.Errorf("--budget is %v, it must be more than 0", c.Budget)
+	}
 	if c.Heads < 1 {
-		return nil, fmt.Errorf("--heads is %d, it must be at least 1: %w", c.Heads, backend.ErrOption)
+		return nil, fmt.Errorf("--heads is %d, it must be at least 1", c.Heads)
 	}
 	var shapes []shape
 	for _, dim := range c.Dim {
 		if dim < 1 {
-			return nil, fmt.Errorf("--dim is %d, it must be at least 1: %w", dim, backend.ErrOption)
+			return nil, fmt.Errorf("--dim is %d, it must be at least 1", dim)
 		}
 		for _, name := range c.DType {
 			dtype, err := cli.ParseDType("--dtype", name)
@@ -170,7 +173,7 @@ type tuning struct {
 func (t *tuning) open() error {
 	family, selector, _ := strings.Cut(t.Backend, ":")
 	if family != "gpu" {
-		return fmt.Errorf("--backend is %q, only gpu has variants: %w", t.Backend, backend.ErrOption)
+		return fmt.Errorf("--backend is %q, only gpu has variants", t.Backend)
 	}
 	be, err := gpu.Open(selector, gpu.Options{Tune: gpu.TuneStored, TuneFile: t.File})
 	if err == nil {

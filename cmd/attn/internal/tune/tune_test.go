@@ -121,6 +121,7 @@ func TestTuneRefuses(t *testing.T) {
 		{"--dtype f64", `"f64"`},
 		{"--seq 4k..1k", "reverse order"},
 		{"--heads 0", "--heads is 0"},
+		{"--budget -1s", "--budget is -1s"},
 		{"--show --clear", "exclude each other"},
 		{"--backend gpu:nonesuch", "nonesuch"},
 	} {
