@@ -46,7 +46,7 @@ func (b *Backend) Warmup(ctx context.Context, c *backend.Call, staged bool) erro
 			if err := b.qk(r, w, c.Q, c.K); err != nil {
 				return err
 			}
-			if err := b.softmax(r, w, c.LSE, &c.Problem, false); err != nil {
+			if err := b.runSoftmax(r, w, c.LSE, &c.Problem, false); err != nil {
 				return err
 			}
 			return r.Run(b.product(product{y: c.O, a: w, w: c.V, skip: true, names: pvNames}))

@@ -49,7 +49,7 @@ func (b *Backend) chooseSoftmax(n int) queue.Kernel {
 func (b *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
 	in := p.Operands()
 	o := operands{[]backend.Operand{{Name: "s", Tensor: s}, {Name: "lse", Tensor: lse}}, in[:]}
-	return b.call(ctx, "softmax", o, func(r *queue.Runner) error { return b.softmax(r, s, lse, p, false) })
+	return b.call(ctx, "softmax", o, func(r *queue.Runner) error { return b.runSoftmax(r, s, lse, p, false) })
 }
 
 // Scores implements backend.Scorer with the first part of the softmax kernel.
@@ -57,15 +57,24 @@ func (b *Backend) Scores(ctx context.Context, s backend.Tensor, p *backend.Probl
 	q := p.Until(at)
 	in := q.Operands()
 	o := operands{[]backend.Operand{{Name: "s", Tensor: s}}, in[:]}
-	return b.call(ctx, "scores", o, func(r *queue.Runner) error { return b.softmax(r, s, backend.Tensor{}, &q, true) })
+	return b.call(ctx, "scores", o, func(r *queue.Runner) error { return b.runSoftmax(r, s, backend.Tensor{}, &q, true) })
 }
 
-// softmax queues Softmax, or Scores with scores.
-func (b *Backend) softmax(r *queue.Runner, st, lt backend.Tensor, p *backend.Problem, scores bool) error {
+// runSoftmax queues Softmax, or Scores with scores.
+func (b *Backend) runSoftmax(r *queue.Runner, s, lse backend.Tensor, p *backend.Problem, scores bool) error {
+	op, err := b.softmax(s, lse, p, scores)
+	if err != nil {
+		return err
+	}
+	return r.Run(op)
+}
+
+// softmax returns the operation of Softmax, or of Scores with scores.
+func (b *Backend) softmax(st, lt backend.Tensor, p *backend.Problem, scores bool) (*queue.Op, error) {
 	sh := st.Shape()
 	pairs, err := cut.PairsOf(p, sh)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	opts := options{p: p, heads: sh[backend.Heads], pairs: &pairs}
 	s, lse := cut.Updates("s", st, cut.PairAxes), cut.Writes("lse", lt, cut.RowAxes)
@@ -75,7 +84,7 @@ func (b *Backend) softmax(r *queue.Runner, st, lt backend.Tensor, p *backend.Pro
 	if !scores {
 		c.State = func(x cut.Box) uint64 { return uint64(rows(x)) * 2 * softmaxThreads * 4 }
 	}
-	return r.Run(&queue.Op{
+	return &queue.Op{
 		Cutter: c, Space: cut.Space(sh[0], sh[1], sh[2], sh[3], 1),
 		// A row in pieces takes a pass for its sum and one for its weights.
 		Sweep: func(x cut.Box, piece int) queue.Sweep {
@@ -110,5 +119,5 @@ func (b *Backend) softmax(r *queue.Runner, st, lt backend.Tensor, p *backend.Pro
 				Groups: rows(p.Box), Each: softmaxOps * float64(p.Len(cut.Col)),
 			}
 		},
-	})
+	}, nil
 }

@@ -133,7 +133,7 @@ func (l *library) createPipeline(desc PipelineDesc, _ int) (rawPipeline, error) 
 func (l *library) build(p *purePipeline, desc PipelineDesc) (err error) {
 	source := &wgpu.ShaderModuleDescriptor{Label: desc.Label, WGSL: letsToVars(desc.WGSL)}
 	if l.spirv {
-		if source.SPIRV, err = compile(desc.WGSL); err != nil {
+		if source.SPIRV, err = SPIRV(desc.WGSL); err != nil {
 			return err
 		}
 		source.WGSL = ""

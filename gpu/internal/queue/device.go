@@ -84,13 +84,8 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 			return nil, fmt.Errorf("%s: limit %s is %d, kernels need %d or more: %w", name, x.name, x.has, x.least, backend.ErrUnsupported)
 		}
 	}
-	d := &Device{
-		Port: dev, Limits: l, name: name, pacing: newPacing(kind, c),
-		pipelines: pipelines{byHash: map[uint64][]*Pipeline{}, most: maxPipelines},
-		streaming: make(chan struct{}, 1),
-	}
-	d.bound.Store(c.MemoryBytes)
-	d.runners.New = func() any { return new(Runner) }
+	d := NewPlanner(l, name, kind, c)
+	d.Port = dev
 	keep := c.PoolBytes
 	if keep == 0 {
 		keep = defaultPoolBytes

@@ -29,22 +29,36 @@ type Command struct {
 	Heads   int           `name:"heads" default:"1" help:"Query heads."`
 	Dim     []int         `name:"dim" default:"64,128" help:"Head sizes. Default: 64,128." placeholder:"LIST"`
 	DType   []string      `name:"dtype" default:"f32" help:"Element types: f32, f16, bf16. Default: f32." placeholder:"LIST"`
-	Mask    bool          `name:"mask" help:"Tune the kernels of calls with a mask, a bias or softcap."`
+	Mask    bool          `name:"mask" help:"Tune the kernels of calls with a mask, a bias or softcap. With --emit: a mask of type bool."`
 	Budget  time.Duration `name:"budget" default:"2m" help:"Time for the whole run. Shapes beyond it are counted as not measured. Default: 2m." placeholder:"DURATION"`
 	File    string        `name:"file" help:"Tuning file. Default: attn/tuning.json in the user's cache folder, where later calls look for it." placeholder:"FILE"`
 	Show    bool          `name:"show" help:"Print the tuning file and measure nothing."`
 	Clear   bool          `name:"clear" help:"Remove the tuning file."`
-	Probe   string        `name:"probe" hidden:"" help:"Run and check this variant only. attn tune starts itself with it to try variants that may lose the device."`
+	Emission
+	Probe string `name:"probe" hidden:"" help:"Run and check this variant only. attn tune starts itself with it to try variants that may lose the device."`
 }
 
 // probeLimit bounds the time of a variant in a process of its own. Most of it is
 // for the compiler.
 const probeLimit = 2 * time.Minute
 
-// Run measures, shows or clears.
+// Run measures, shows, clears or emits.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if c.Show && c.Clear {
 		return errors.New("--show and --clear exclude each other")
+	}
+	if err := c.Emission.check(); err != nil {
+		return err
+	}
+	if c.Emit != "" {
+		if c.Show || c.Clear || c.Probe != "" {
+			return fmt.Errorf("--emit excludes --show, --clear and --probe: %w", backend.ErrOption)
+		}
+		shapes, err := c.shapes()
+		if err != nil {
+			return err
+		}
+		return c.emit(ctx, out, shapes)
 	}
 	if c.File == "" {
 		path, err := gpu.TuneFile()

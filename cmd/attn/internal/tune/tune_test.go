@@ -26,7 +26,7 @@ func grammar() any {
 	}{}
 }
 
-var attn, _ = clitest.Program(grammar, bench.Vars())
+var attn, mustRun = clitest.Program(grammar, bench.Vars())
 
 // TestMain runs the command line in place of the tests in processes that tests and
 // attn tune start.

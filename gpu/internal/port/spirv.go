@@ -1,5 +1,3 @@
-//go:build !(cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64)))
-
 package port
 
 import (
@@ -22,18 +20,18 @@ const (
 var letOfValue = regexp.MustCompile(`\blet (\w+[^=\n]*= *[^&\s])`)
 
 // letsToVars replaces let declarations with var declarations, which have the same
-// meaning. The library compiles a component of a let of a memory location (let v = x[i])
+// meaning. gogpu compiles a component of a let of a memory location (let v = x[i])
 // as another read of memory. It therefore returns values that were written later, and a
 // vec4 of workgroup memory takes four reads, more than half of a kernel's time. A var
 // keeps its value.
 func letsToVars(wgsl string) string { return letOfValue.ReplaceAllString(wgsl, "var $1") }
 
-// compile compiles WGSL to SPIR-V as the library does, and removes the stores that clear
-// workgroup memory. Each of them clears a whole array in one thread, and drivers expand
-// it element by element. Mesa's software driver takes ten times as long to compile it as
-// the rest of the kernel, and every workgroup repeats the work. attn's kernels write
-// their workgroup memory before they read it.
-func compile(wgsl string) ([]uint32, error) {
+// SPIRV compiles WGSL to SPIR-V as gogpu does for Vulkan, and removes the stores that clear
+// workgroup memory. Each of them clears a whole array in one thread, and drivers expand it
+// element by element. Mesa's software driver takes ten times as long to compile it as the
+// rest of the kernel, and every workgroup repeats the work. attn's kernels write their
+// workgroup memory before they read it.
+func SPIRV(wgsl string) ([]uint32, error) {
 	code, err := naga.Compile(letsToVars(wgsl))
 	if err != nil {
 		return nil, err

@@ -1,0 +1,185 @@
+package tune
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/atomicfile"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/gpu"
+)
+
+// Emission holds the flags that select the calls of --emit, next to those of Command.
+type Emission struct {
+	Emit    string `name:"emit" help:"Write the kernels of each shape into this folder as WGSL, SPIR-V and JSON, and measure nothing. Needs no GPU." placeholder:"DIR"`
+	SeqQ    int    `name:"seq-q" help:"With --emit: number of queries, the last of them at the last key; 1 is decoding. Default: the number of keys." placeholder:"N"`
+	KVHeads int    `name:"kv-heads" help:"With --emit: key and value heads, a divisor of --heads. Default: --heads." placeholder:"N"`
+	Q8      bool   `name:"q8" help:"With --emit: keys and values of 8-bit integers with a scale a row."`
+	Causal  bool   `name:"causal" help:"With --emit: hide later keys from a row."`
+	ALiBi   bool   `name:"alibi" help:"With --emit: add linear biases to the scores."`
+	Staged  bool   `name:"staged" help:"With --emit: the kernels of QK, Softmax and PV."`
+}
+
+// check returns an error for flags that have no effect.
+func (e *Emission) check() error {
+	if *e != (Emission{}) && e.Emit == "" {
+		return fmt.Errorf("--seq-q, --kv-heads, --q8, --causal, --alibi and --staged select kernels for --emit DIR, which is missing: %w", backend.ErrOption)
+	}
+	return nil
+}
+
+// emittedCall describes the call of an emitted kernel.
+type emittedCall struct {
+	Q       backend.Shape `json:"q"`
+	K       backend.Shape `json:"k"`
+	DType   string        `json:"dtype"`    // of queries and output
+	KVDType string        `json:"kv_dtype"` // of keys and values
+	Scale   float64       `json:"scale"`
+	Causal  bool          `json:"causal,omitempty"`
+	Mask    bool          `json:"mask,omitempty"` // of type bool, [Sq, Sk]
+	ALiBi   bool          `json:"alibi,omitempty"`
+}
+
+// emitted is the JSON of a kernel.
+type emitted struct {
+	Name string      `json:"name"`
+	Call emittedCall `json:"call"`
+	gpu.KernelSource
+}
+
+// call returns a call of a shape, on tensors without memory.
+func (e *Emission) call(s shape) (*backend.Call, emittedCall, error) {
+	kvHeads, seqQ, kv := s.heads, s.seq, s.dtype
+	switch {
+	case e.KVHeads < 0 || e.KVHeads > 0 && s.heads%e.KVHeads != 0:
+		return nil, emittedCall{}, fmt.Errorf("--kv-heads is %d, it must divide --heads, which is %d: %w", e.KVHeads, s.heads, backend.ErrOption)
+	case e.SeqQ < 0:
+		return nil, emittedCall{}, fmt.Errorf("--seq-q is %d, it must be at least 1: %w", e.SeqQ, backend.ErrOption)
+	case e.Q8 && s.dim%4 != 0:
+		return nil, emittedCall{}, fmt.Errorf("--dim is %d, it must be a multiple of 4 with --q8: %w", s.dim, backend.ErrOption)
+	case e.Q8 && e.Staged:
+		return nil, emittedCall{}, fmt.Errorf("--q8 and --staged exclude each other: the stages take no q8 tensors: %w", backend.ErrOption)
+	}
+	if e.KVHeads > 0 {
+		kvHeads = e.KVHeads
+	}
+	if e.SeqQ > 0 {
+		seqQ = e.SeqQ
+	}
+	if e.Q8 {
+		kv = backend.Q8
+	}
+	about := emittedCall{
+		Q: backend.Shape{1, s.heads, seqQ, s.dim}, K: backend.Shape{1, kvHeads, s.seq, s.dim}, DType: s.dtype.String(), KVDType: kv.String(),
+		Scale: 1 / math.Sqrt(float64(s.dim)), Causal: e.Causal, Mask: s.mask, ALiBi: e.ALiBi,
+	}
+	q, err := backend.Meta(s.dtype, about.Q)
+	k, kerr := backend.Meta(kv, about.K)
+	if err = errors.Join(err, kerr); err != nil {
+		return nil, about, err
+	}
+	c := &backend.Call{Q: q, K: k, V: k, O: q, Problem: backend.Problem{Scale: float32(about.Scale), Visible: backend.Everything()}}
+	if e.Causal {
+		c.Visible.Right, c.Visible.Offset = 0, s.seq-seqQ
+	}
+	if s.mask {
+		if c.Mask, err = backend.Meta(backend.Bool, backend.Shape{1, 1, seqQ, s.seq}); err != nil {
+			return nil, about, err
+		}
+	}
+	if e.ALiBi {
+		c.Slopes = make([]float32, s.heads)
+		for i := range c.Slopes {
+			c.Slopes[i] = float32(math.Exp2(-8 * float64(i+1) / float64(s.heads)))
+		}
+	}
+	return c, about, nil
+}
+
+// name names a kernel of a call: the shader, the head size, the variant, the types, the
+// options and the lengths, such as flash-064-L-f32-causal-2048.
+func (e *emitted) name() string {
+	c := &e.Call
+	parts := []string{e.Kernel, fmt.Sprintf("%03d", c.Q[backend.Dim])}
+	add := func(on bool, part string) {
+		if on {
+			parts = append(parts, part)
+		}
+	}
+	variant := strings.NewReplacer("/", "-", " ", "-").Replace(e.Variant)
+	add(variant != "" && variant != "plain", variant)
+	rows, decodes := e.Constants["ROWS"]
+	add(decodes && e.Kernel == "decode", fmt.Sprintf("r%d", rows))
+	add(true, c.DType)
+	add(c.KVDType != c.DType, c.KVDType)
+	add(c.Causal, "causal")
+	add(c.Mask, "mask")
+	add(c.ALiBi, "alibi")
+	length := fmt.Sprint(c.K[backend.Seq])
+	if c.Q[backend.Seq] != c.K[backend.Seq] {
+		length = fmt.Sprintf("%dx%d", c.Q[backend.Seq], c.K[backend.Seq])
+	}
+	return strings.Join(append(parts, length), "-")
+}
+
+// emit writes the kernels of the shapes into the folder, all or none of them.
+func (c *Command) emit(ctx context.Context, out *cli.Streams, shapes []shape) error {
+	if err := os.MkdirAll(c.Emit, 0o755); err != nil {
+		return fmt.Errorf("--emit: %w", err)
+	}
+	var files atomicfile.Set
+	defer files.Discard()
+	write := func(name string, content func(io.Writer) error) error {
+		if err := files.Add(name, filepath.Join(c.Emit, name)); err != nil {
+			return err
+		}
+		return files.Write(ctx, name, content)
+	}
+	var lines strings.Builder
+	for _, s := range shapes {
+		call, about, err := c.call(s)
+		if err != nil {
+			return err
+		}
+		list, err := gpu.KernelSources(call, c.Staged)
+		if err != nil {
+			return err
+		}
+		for _, k := range list {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			e := emitted{Call: about, KernelSource: k}
+			e.Name = e.name()
+			err := errors.Join(
+				write(e.Name+".wgsl", func(w io.Writer) error {
+					_, err := io.WriteString(w, k.WGSL)
+					return err
+				}),
+				write(e.Name+".spv", func(w io.Writer) error { return binary.Write(w, binary.LittleEndian, k.SPIRV) }),
+				write(e.Name+".json", func(w io.Writer) error {
+					enc := json.NewEncoder(w)
+					enc.SetIndent("", " ")
+					return enc.Encode(e)
+				}))
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(&lines, "%s: %d workgroups of %d threads and %d bytes, %d words of SPIR-V\n", e.Name, k.Groups, k.Threads, k.Memory, len(k.SPIRV))
+		}
+	}
+	if err := files.Commit(ctx); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(out.Out, "%swritten to %s\n", lines.String(), c.Emit)
+	return err
+}

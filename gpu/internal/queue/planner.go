@@ -1,0 +1,57 @@
+package queue
+
+import (
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// NewPlanner returns a Device with limits and no device behind it. It plans operations
+// (Count, Dispatches) and must not run any.
+func NewPlanner(l gputypes.Limits, name string, kind backend.DeviceType, c Config) *Device {
+	d := &Device{
+		Limits: l, name: name, pacing: newPacing(kind, c),
+		pipelines: pipelines{byHash: map[uint64][]*Pipeline{}, most: maxPipelines},
+		streaming: make(chan struct{}, 1),
+	}
+	d.bound.Store(c.MemoryBytes)
+	d.runners.New = func() any { return new(Runner) }
+	return d
+}
+
+// Dispatch is a dispatch of an operation.
+type Dispatch struct {
+	Kernel Kernel
+	Sizes  []uint64       // bytes of the bindings, with the uniform's
+	Params shaders.Params // contents of the uniform
+	Grid   [3]uint32      // workgroups
+	Groups int            // workgroups that compute; those beyond it return at once
+}
+
+// Dispatches calls f for each dispatch of op, in order. The tensors need no memory.
+func (d *Device) Dispatches(op *Op, f func(x Dispatch) error) error {
+	return op.walk(func(_ Piece, s Step) error {
+		x := Dispatch{Kernel: s.Kernel, Params: s.Params}
+		uniform := d.Pipeline(s.Kernel).uniform
+		for i, w := range s.Windows {
+			if i == uniform {
+				x.Sizes = append(x.Sizes, uint64(s.Params.Size()))
+			}
+			switch {
+			case w.Buf == Table:
+				w.Size = uint64(len(op.Table))
+			case w.Size == 0:
+				w.Size = BlankBytes
+			}
+			x.Sizes = append(x.Sizes, w.Size)
+		}
+		if len(s.Windows) == uniform {
+			x.Sizes = append(x.Sizes, uint64(s.Params.Size()))
+		}
+		return d.split(s, func(first, n int, grid [3]uint32) error {
+			s.Params.(shaders.Ranged).SetRange(first, first+n)
+			x.Grid, x.Groups = grid, n
+			return f(x)
+		})
+	})
+}

@@ -1,0 +1,175 @@
+package gpu
+
+import (
+	"encoding/binary"
+	"fmt"
+	"regexp"
+	"time"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/gpu/internal/tune"
+)
+
+// KernelSource is a kernel with the constants of a call, and the first dispatch in which the
+// call runs it.
+type KernelSource struct {
+	Kernel    string            `json:"kernel"`            // file of package shaders
+	Variant   string            `json:"variant,omitempty"` // of several that compute the same
+	Entry     string            `json:"entry"`             // point of the shader
+	Constants map[string]uint32 `json:"constants"`
+	Threads   int               `json:"threads"`          // of a workgroup
+	Memory    int               `json:"workgroup_memory"` // in bytes
+	Bindings  []KernelBinding   `json:"bindings"`         // of group 0, in order
+	Uniform   []uint32          `json:"uniform"`          // words of the uniform
+	Grid      [3]uint32         `json:"grid"`             // workgroups dispatched
+	Groups    int               `json:"groups"`           // workgroups of them that compute
+
+	WGSL  string   `json:"-"`
+	SPIRV []uint32 `json:"-"` // of the WGSL, as gogpu's compiler translates it
+}
+
+// KernelBinding is a binding of a kernel.
+type KernelBinding struct {
+	Name  string `json:"name"`  // in the WGSL
+	Kind  string `json:"kind"`  // read, read_write or uniform
+	Bytes uint64 `json:"bytes"` // bound
+}
+
+// emitLimits are those of common discrete GPUs. The time of a submission is so long that
+// ordinary calls take one.
+var emitLimits = gputypes.Limits{
+	MaxBufferSize: 1 << 40, MaxStorageBufferBindingSize: 1<<32 - 4, MaxStorageBuffersPerShaderStage: 16,
+	MaxComputeWorkgroupStorageSize: 48 << 10, MaxComputeInvocationsPerWorkgroup: 1024, MaxComputeWorkgroupsPerDimension: 65535,
+	MinStorageBufferOffsetAlignment: 32, MinUniformBufferOffsetAlignment: 64,
+}
+
+const emitBudget = time.Hour
+
+// KernelSources returns the kernels that calls like c may run on a discrete GPU with 48 KiB of
+// workgroup memory, without opening a device: all variants for prefill, the kernels of a split
+// and of the merge for decoding, and with staged those of QK, Softmax and PV. c's operands need
+// no memory. Errors are those of Attention.
+func KernelSources(c *backend.Call, staged bool) ([]KernelSource, error) {
+	b := &Backend{
+		info: backend.Info{Name: "gpu", Type: backend.Discrete}, decodeRows: decodeRows,
+		dev: queue.NewPlanner(emitLimits, "gpu", backend.Discrete, queue.Config{Budget: emitBudget}),
+	}
+	if err := tooLong(operandsOf(c)); err != nil {
+		return nil, err
+	}
+	s := sources{b: b, have: map[string]bool{}}
+	if staged {
+		err := s.stages(c)
+		return s.list, err
+	}
+	calls, err := slicesOf(c)
+	if err == nil {
+		err = s.attention(calls[0]) // the others have the same kernels
+	}
+	return s.list, err
+}
+
+// sources collects kernels.
+type sources struct {
+	b    *Backend
+	list []KernelSource
+	have map[string]bool // by key
+}
+
+// attention adds the kernels of an attention call.
+func (s *sources) attention(c *backend.Call) error {
+	if s.b.decodes(c) {
+		x, err := s.b.newDecode(c)
+		if err != nil {
+			return err
+		}
+		return s.add("", x.op())
+	}
+	a, err := s.b.newAttention(c)
+	if err != nil {
+		return err
+	}
+	for _, v := range append(a.shape().Candidates(), tune.Variant{}) {
+		x, err := s.b.newPrefill(c, func(tune.Shape) (tune.Variant, string) { return v, "emitted" })
+		if err == nil {
+			err = s.add(v.Label(), x.op())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stages adds the kernels of the three stages.
+func (s *sources) stages(c *backend.Call) error {
+	d := c.Dims()
+	w, err := backend.Meta(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
+	if err != nil {
+		return err
+	}
+	kt, err := c.K.Swap(backend.Seq, backend.Dim)
+	if err != nil {
+		return err
+	}
+	for _, t := range []productTile{productL, productS} {
+		if err := s.add("qk "+t.name, s.b.product(product{y: w, a: c.Q, w: kt, tile: &t})); err != nil {
+			return err
+		}
+		if err := s.add("pv "+t.name, s.b.product(product{y: c.O, a: w, w: c.V, skip: true, tile: &t})); err != nil {
+			return err
+		}
+	}
+	op, err := s.b.softmax(w, c.LSE, &c.Problem, false)
+	if err != nil {
+		return err
+	}
+	return s.add("", op)
+}
+
+// add adds the kernels of op.
+func (s *sources) add(variant string, op *queue.Op) error {
+	return s.b.dev.Dispatches(op, func(x queue.Dispatch) error {
+		key := variant + " " + x.Kernel.Key()
+		if s.have[key] {
+			return nil
+		}
+		s.have[key] = true
+		k, err := sourceOf(x)
+		k.Variant = variant
+		s.list = append(s.list, k)
+		return err
+	})
+}
+
+// bindingName finds the name of a binding in WGSL.
+var bindingName = regexp.MustCompile(`(?m)^@group\(0\) @binding\(\d+\) var<[^>]*> (\w+):`)
+
+func sourceOf(x queue.Dispatch) (k KernelSource, err error) {
+	shader := x.Kernel.Shader
+	k = KernelSource{
+		Kernel: shader.Name, Entry: "main", Constants: x.Kernel.Consts, Threads: shader.Threads, Memory: shader.WorkgroupMemory,
+		Grid: x.Grid, Groups: x.Groups,
+	}
+	for b := x.Params.Append(nil); len(b) > 0; b = b[4:] {
+		k.Uniform = append(k.Uniform, binary.LittleEndian.Uint32(b))
+	}
+	if k.WGSL, err = shader.Specialise(x.Kernel.Consts); err != nil {
+		return k, err
+	}
+	names := bindingName.FindAllStringSubmatch(k.WGSL, -1)
+	if len(names) != len(x.Sizes) {
+		return k, fmt.Errorf("kernel %s declares %d bindings and gets %d: %w", k.Kernel, len(names), len(x.Sizes), backend.ErrUnsupported)
+	}
+	for i, size := range x.Sizes {
+		kind := map[byte]string{'r': "read", 'w': "read_write", 'u': "uniform"}[shader.Bindings[i]]
+		k.Bindings = append(k.Bindings, KernelBinding{names[i][1], kind, size})
+	}
+	if k.SPIRV, err = port.SPIRV(k.WGSL); err != nil {
+		return k, fmt.Errorf("kernel %s: %w: %w", k.Kernel, err, backend.ErrUnsupported)
+	}
+	return k, nil
+}
