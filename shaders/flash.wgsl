@@ -21,7 +21,9 @@
 // Both are 4 multiply-adds a word. A thread reads one row of the array a (q of its rows,
 // later their weights) and one row of b (k of its keys, later v of its columns), at
 // constant places once the loops are unrolled. The length of a row in vec4 is odd, which
-// puts lanes on different banks.
+// puts lanes on different banks. Neighbouring threads form pairs: 2i and 2i + 1 have the
+// same tx, 2i and 2i + 2 the same ty, and 16-byte loads of the same words by neighbours
+// merge for both operands. TY is even.
 //
 // Loops marked 'unroll' index registers. A compiler that keeps such a loop puts the
 // registers into memory; EXPAND = 1 unrolls it in the text. EXPAND = 2 also unrolls loops
@@ -218,8 +220,8 @@ fn main(
     if (id >= p.total) {
         return;
     }
-    let tx = t % TX;
-    let ty = t / TX;
+    let tx = (t / 2u) % TX;
+    let ty = t / (2u * TX) * 2u + t % 2u;
     let r0 = (id % p.blocks) * (TY * ROWS);
     let head = (id / p.blocks) % p.heads;
     let batch = id / p.blocks / p.heads;

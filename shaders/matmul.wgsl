@@ -14,7 +14,7 @@
 //
 // As in flash.wgsl, a thread reads one row of as_ (its rows, four along x to a vec4) and
 // one row of ws (its columns), at constant places once the loops are unrolled, and the
-// length of these rows in vec4 is odd. Tiles of 8x8 (variant L) read 16 vec4 for 256
+// length of these rows in vec4 is odd. Threads are in pairs as there. Tiles of 8x8 (variant L) read 16 vec4 for 256
 // multiply-adds, 4 a word. Tiles of 4x4 (S) need twice as many reads and serve grids that
 // would be too small. Where w is contiguous along x (keys of QKᵀ), ws keeps that order and
 // registers transpose four columns.
@@ -100,8 +100,8 @@ fn main(
     if (id >= p.total) {
         return;
     }
-    let tx = t % TX;
-    let ty = t / TX;
+    let tx = (t / 2u) % TX;
+    let ty = t / (2u * TX) * 2u + t % 2u;
     let c0 = (id % p.col_tiles) * (4u * TX * CV);
     let r0 = ((id / p.col_tiles) % p.row_tiles) * (TY * ROWS);
     let bh = id / p.col_tiles / p.row_tiles;

@@ -36,7 +36,7 @@ func TestMultiplyAddsPerWord(t *testing.T) {
 }
 
 // Every variant is consistent: the parts of a stage fit into its arrays, and a workgroup
-// into its memory and 256 threads.
+// into its memory and 256 threads. Threads come in pairs along ty.
 func TestVariants(t *testing.T) {
 	memory := map[string]int{"L": 16 << 10, "M": 16 << 10, "S": 16 << 10, "L32": 32 << 10, "L48": 48 << 10}
 	for c, vs := range variants {
@@ -44,7 +44,7 @@ func TestVariants(t *testing.T) {
 			t.Errorf("class %d: tiles of %d keys, %d lanes, splits of %d", c.Width, c.Keys, c.Lanes, c.Split)
 		}
 		for _, v := range vs {
-			if v.kt()%v.jj != 0 || (4*v.rv)%v.together() != 0 || v.threads() > 256 || v.memory() > memory[v.Name] {
+			if v.ty%2 != 0 || v.kt()%v.jj != 0 || (4*v.rv)%v.together() != 0 || v.threads() > 256 || v.memory() > memory[v.Name] {
 				t.Errorf("class %d: %+v: %d bytes, %d threads", c.Width, v, v.memory(), v.threads())
 			}
 			if v.turns(c.Width)*v.cv*4*v.Lanes != max(c.Width, 4*v.Lanes*v.cv) {
