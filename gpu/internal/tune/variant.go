@@ -60,21 +60,20 @@ type Variant struct {
 
 // variants holds the variants of each tiling. L has tiles of 8 rows by 8 keys and 8
 // columns a thread (width 256: 4 keys and 16 columns). M has 4 rows, which takes half
-// the registers. S has 4 rows and half the threads, for small grids. They fit in 16 KiB
+// the registers. S has 4 rows and half the threads or a few more, for small grids. They fit in 16 KiB
 // of workgroup memory. L32 and L48 stage twice as much at once, or have more rows, in 32
 // and 48 KiB.
 var variants = map[Tiling][]Variant{}
 
 func init() {
 	for _, c := range tilings {
-		ty := 16
-		if c.Lanes == 16 {
-			ty = 8 // 128 threads: with 256 threads of 8x8 tiles a processor holds one workgroup
-		}
+		// At most 128 threads: with more, 8x8 tiles leave registers for one workgroup only
+		// on a processor. Threads come in pairs along rows.
+		ty := min(128/c.Lanes, 16) &^ 1
 		l := Variant{Name: "L", Tiling: c, rv: 2, ty: ty, qd: 4, jj: max(16/c.Lanes, 1), cv: 2, Expand: shaders.Full}
 		m, s, l32, l48 := l, l, l, l
 		m.Name, m.rv = "M", 1
-		s.Name, s.rv, s.ty = "S", 1, ty/2
+		s.Name, s.rv, s.ty = "S", 1, (ty/2+3)&^3
 		l32.Name, l32.qd, l32.jj = "L32", 8, 2*l.jj
 		if c.Width == 256 {
 			l32.qd, l32.jj, l32.cv = 4, 1, 4 // all columns in one turn
