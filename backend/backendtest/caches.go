@@ -75,15 +75,15 @@ func testCaches(t *testing.T, dev *kernels.Device, bits *digests) {
 			b := c.build()
 			x := b.on(t, dev)
 			defer x.release()
-			got := x.mustRun(t, false)
-			bits.see(t, c, false, got)
+			got := x.mustRun(t, fused)
+			bits.see(t, c, fused, got)
 			if err := b.compare(got); err != nil {
 				t.Fatalf("%v: %v", c, err)
 			}
 			c.PageSize = 0
 			whole := c.build().on(t, dev)
 			defer whole.release()
-			want := whole.mustRun(t, false)
+			want := whole.mustRun(t, fused)
 			for i, o := range got.o {
 				if !sameNumber(o, want.o[i]) {
 					t.Fatalf("%v: o[%d] is %v in pages, %v without", c, i, o, want.o[i])

@@ -24,18 +24,15 @@ func testCase(t testing.TB, dev *kernels.Device, c Case, bits *digests) {
 	b := c.build()
 	on := b.on(t, dev)
 	defer on.release()
-	fused := on.mustRun(t, false)
-	bits.see(t, c, false, fused)
-	if err := b.compare(fused); err != nil {
-		t.Errorf("fused: %v: %v", c, err)
-	}
-	if c.keyType() == backend.Q8 || c.PageSize > 0 {
-		return // the stages take neither
-	}
-	staged := on.mustRun(t, true)
-	bits.see(t, c, true, staged)
-	if err := b.compare(staged); err != nil {
-		t.Errorf("stages: %v: %v", c, err)
+	for _, how := range []how{fused, staged} {
+		if how == staged && (c.keyType() == backend.Q8 || c.PageSize > 0) {
+			return // the stages take neither
+		}
+		a := on.mustRun(t, how)
+		bits.see(t, c, how, a)
+		if err := b.compare(a); err != nil {
+			t.Errorf("%v: %v: %v", how, c, err)
+		}
 	}
 }
 
@@ -74,7 +71,7 @@ func testHeadSizes(t *testing.T, dev *kernels.Device, h Harness) {
 				b := c.build()
 				on := b.on(t, dev)
 				defer on.release()
-				a, err := on.run(t, false)
+				a, err := on.run(t, fused)
 				switch {
 				case errors.Is(err, backend.ErrUnsupported):
 					t.Logf("refused: %v", err)
@@ -119,6 +116,11 @@ func drawCase(t *rapid.T) Case {
 	}
 	if seldom("offset?") {
 		o.Offset = n("offset", -40, 40)
+	}
+	if seldom("offsets?") {
+		for range c.Batch {
+			o.Offsets = append(o.Offsets, n("offsets", -40, 40))
+		}
 	}
 	if seldom("scale?") {
 		o.Scale = new(rapid.SampledFrom([]float64{0, 1, -0.25, 0.1}).Draw(t, "scale"))
@@ -230,13 +232,13 @@ func testDrawn(t *testing.T, dev *kernels.Device, n int) {
 		b := drawCase(rt).build()
 		on := b.on(t, dev)
 		defer on.release()
-		for _, weights := range []bool{false, true} {
-			a, err := on.run(t, weights)
+		for _, how := range []how{fused, staged} {
+			a, err := on.run(t, how)
 			if err == nil {
 				err = b.compare(a)
 			}
 			if err != nil {
-				rt.Fatalf("weights %v: %v: %v", weights, b.Case, err)
+				rt.Fatalf("%v: %v: %v", how, b.Case, err)
 			}
 		}
 	})
@@ -251,7 +253,7 @@ func testAgainst(t *testing.T, one, two *kernels.Device, n int) {
 		var answers [2]answer
 		for i, dev := range []*kernels.Device{one, two} {
 			on := b.on(t, dev)
-			a, err := on.run(t, false)
+			a, err := on.run(t, fused)
 			on.release()
 			if err != nil {
 				rt.Fatalf("%s: %v: %v", dev.Info().Name, b.Case, err)

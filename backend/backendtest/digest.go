@@ -46,12 +46,12 @@ func readDigests(t *testing.T, file string) *digests {
 }
 
 // see compares the bits of one answer.
-func (d *digests) see(t testing.TB, c Case, weights bool, a answer) {
+func (d *digests) see(t testing.TB, c Case, how how, a answer) {
 	t.Helper()
 	if d.file == "" {
 		return
 	}
-	name, sum := fmt.Sprintf("%s, weights %v", c.Name, weights), a.digest()
+	name, sum := fmt.Sprintf("%s, weights %v", c.Name, how == staged), a.digest()
 	fmt.Fprintf(&d.lines, "%s %s\n", sum, name)
 	d.seen++
 	switch want, ok := d.want[name]; {

@@ -33,14 +33,14 @@ func testExtremes(t *testing.T, dev *kernels.Device, n int) {
 		stretch(b.v.data, power("v", -60, 60-8)) // at most 2^8 values
 		on := b.on(t, dev)
 		defer on.release()
-		for _, weights := range []bool{false, true} {
-			a, err := on.run(t, weights)
+		for _, how := range []how{fused, staged} {
+			a, err := on.run(t, how)
 			a.weights = nil // a relative bound is infinite where scores are huge
 			if err == nil {
 				err = b.compare(a)
 			}
 			if err != nil {
-				rt.Fatalf("weights %v, scale 2^%d, softcap %g, q to 2^%d, k to 2^%d: %v: %v", weights, scale, c.Options.Softcap, q, k, b.Case, err)
+				rt.Fatalf("%v, scale 2^%d, softcap %g, q to 2^%d, k to 2^%d: %v: %v", how, scale, c.Options.Softcap, q, k, b.Case, err)
 			}
 		}
 	})

@@ -152,14 +152,14 @@ func testConcurrent(t *testing.T, dev *kernels.Device) {
 		on := Cases()[i].build().on(t, dev)
 		defer on.release()
 		cases = append(cases, on)
-		alone = append(alone, on.mustRun(t, false))
+		alone = append(alone, on.mustRun(t, fused))
 	}
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
 			for n := range 2 * len(cases) {
 				i := (n + g) % len(cases)
-				got, err := cases[i].run(t, false)
+				got, err := cases[i].run(t, fused)
 				if err != nil {
 					t.Errorf("%v: %v", cases[i].Case, err)
 					return
@@ -204,7 +204,7 @@ func testCancel(t *testing.T, dev *kernels.Device) {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("cancelled in the middle: error is %v, should be %v", err, context.DeadlineExceeded)
 	}
-	if err := small.compare(small.mustRun(t, false)); err != nil {
+	if err := small.compare(small.mustRun(t, fused)); err != nil {
 		t.Errorf("after a cancelled call: %v", err)
 	}
 }

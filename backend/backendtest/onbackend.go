@@ -179,9 +179,19 @@ func (o *onDevice) release() {
 // answer is the result of a call in row-major order.
 type answer struct{ o, lse, weights []float32 }
 
-// run computes the case with outputs in its layout, with weights (by stages) or without
-// (fused).
-func (o *onDevice) run(tb testing.TB, weights bool) (answer, error) {
+// how a case is computed.
+type how int
+
+const (
+	fused   how = iota
+	staged      // by the functions of the three stages
+	weighed     // with Options.Weights
+)
+
+func (h how) String() string { return [...]string{"fused", "stages", "with weights"}[h] }
+
+// run computes the case with outputs in its layout.
+func (o *onDevice) run(tb testing.TB, how how) (answer, error) {
 	tb.Helper()
 	nan := func(last int, dtype backend.DType) operand {
 		x := operand{backend.Shape{o.Batch, o.Heads, o.SeqQ, last}, dtype, nil}
@@ -197,27 +207,48 @@ func (o *onDevice) run(tb testing.TB, weights bool) (answer, error) {
 	defer lse.release()
 	r := kernels.Result{O: out.view, LSE: lse.view}
 	var w flat
-	if weights {
+	if how != fused {
 		w = put(tb, o.dev, nan(o.SeqK, backend.F32), o.Layout)
 		defer w.release()
 		r.Weights = w.view
 	}
-	if err := runInto(tb.Context(), o.dev, r, o.q.view, o.k.view, o.v.view, o.opt); err != nil {
+	var err error
+	if how == staged {
+		err = o.stages(tb.Context(), r)
+	} else {
+		err = runInto(tb.Context(), o.dev, r, o.q.view, o.k.view, o.v.view, o.opt)
+	}
+	if err != nil {
 		return answer{}, err
 	}
 	a := answer{o: out.get(tb, o.dev, "o"), lse: lse.get(tb, o.dev, "lse")}
-	if weights {
+	if how != fused {
 		a.weights = w.get(tb, o.dev, "weights")
 	}
 	return a, nil
 }
 
+// stages computes the case by the functions of the three stages.
+func (o *onDevice) stages(ctx context.Context, r kernels.Result) error {
+	if err := o.dev.Backend().QK(ctx, r.Weights, o.q.view, o.k.view); err != nil {
+		return err
+	}
+	opt := o.opt
+	if opt.Scale == nil {
+		opt.Scale = new(1 / math.Sqrt(float64(o.Dim)))
+	}
+	if err := o.dev.Softmax(ctx, r.Weights, r.LSE, opt); err != nil {
+		return err
+	}
+	return o.dev.Backend().PV(ctx, r.O, r.Weights, o.v.view)
+}
+
 // mustRun is run for problems that every backend supports.
-func (o *onDevice) mustRun(tb testing.TB, weights bool) answer {
+func (o *onDevice) mustRun(tb testing.TB, how how) answer {
 	tb.Helper()
-	a, err := o.run(tb, weights)
+	a, err := o.run(tb, how)
 	if err != nil {
-		tb.Fatalf("%v: %v", o.Case, err)
+		tb.Fatalf("%v: %v: %v", how, o.Case, err)
 	}
 	return a
 }

@@ -20,10 +20,10 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 	t.Run("same bits again", func(t *testing.T) {
 		on := base.build().on(t, dev)
 		defer on.release()
-		for _, weights := range []bool{false, true} {
-			first := on.mustRun(t, weights)
+		for _, how := range []how{fused, staged} {
+			first := on.mustRun(t, how)
 			for range 3 {
-				sameBits(t, first, on.mustRun(t, weights))
+				sameBits(t, first, on.mustRun(t, how))
 			}
 		}
 	})
@@ -32,14 +32,14 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 		b := base.build()
 		on := b.on(t, dev)
 		defer on.release()
-		whole := on.mustRun(t, false)
+		whole := on.mustRun(t, fused)
 		rows := dims.Heads * dims.SeqQ
 		for batch := range dims.Batch {
 			alone := *b
 			alone.Batch = 1
 			alone.q, alone.k, alone.v = oneBatch(b.q, batch), oneBatch(b.k, batch), oneBatch(b.v, batch)
 			one := alone.on(t, dev)
-			got := one.mustRun(t, false)
+			got := one.mustRun(t, fused)
 			one.release()
 			n := rows * dims.ValueDim
 			sameBits(t, answer{o: whole.o[batch*n : (batch+1)*n], lse: whole.lse[batch*rows : (batch+1)*rows]}, got)
@@ -52,14 +52,14 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 		b.q, b.k, b.v = oneHead(b.q), oneHead(b.k), oneHead(b.v)
 		on := b.on(t, dev)
 		defer on.release()
-		prefill := on.mustRun(t, false)
+		prefill := on.mustRun(t, fused)
 		for _, i := range []int{0, 1, 31, 32, 63, 64, 69} {
 			one := *b
 			one.SeqQ = 1
 			one.Options.Offset += i
 			one.q = operand{backend.Shape{1, 1, 1, b.Dim}, b.q.dtype, b.q.data[i*b.Dim : (i+1)*b.Dim]}
 			moved := one.on(t, dev)
-			decode := moved.mustRun(t, false)
+			decode := moved.mustRun(t, fused)
 			moved.release()
 			sameBits(t, answer{o: prefill.o[i*b.ValueDim : (i+1)*b.ValueDim], lse: prefill.lse[i : i+1]}, decode)
 		}
@@ -72,7 +72,7 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 				c := base
 				c.Layout, c.DType = layout, dtype
 				on := c.build().on(t, dev)
-				got := on.mustRun(t, false)
+				got := on.mustRun(t, fused)
 				on.release()
 				if layout == Contiguous {
 					first = got
@@ -92,7 +92,7 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 		var got [2]answer
 		for i, c := range []Case{clean, dirty} {
 			on := c.build().on(t, dev)
-			got[i] = on.mustRun(t, false)
+			got[i] = on.mustRun(t, fused)
 			on.release()
 		}
 		sameBits(t, got[0], got[1])
@@ -104,27 +104,27 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 		b := c.build()
 		on := b.on(t, dev)
 		defer on.release()
-		first := on.mustRun(t, false)
+		first := on.mustRun(t, fused)
 		perm := rand.New(rand.NewPCG(1, 2)).Perm(dims.SeqK)
 		p := *b
 		p.k, p.v = permuteRows(b.k, perm), permuteRows(b.v, perm)
 		moved := p.on(t, dev)
 		defer moved.release()
-		near(t, b, first, moved.mustRun(t, false), 0)
+		near(t, b, first, moved.mustRun(t, fused), 0)
 	})
 
 	t.Run("a constant added to all scores", func(t *testing.T) {
 		b := base.build()
 		on := b.on(t, dev)
 		defer on.release()
-		first := on.mustRun(t, false)
+		first := on.mustRun(t, fused)
 		const constant = 3.5
 		c := *b
 		c.BiasShape = backend.Shape{1, 1, 1, 1}
 		c.bias = operand{c.BiasShape, backend.F32, []float32{constant}}
 		moved := c.on(t, dev)
 		defer moved.release()
-		near(t, &c, first, moved.mustRun(t, false), constant)
+		near(t, &c, first, moved.mustRun(t, fused), constant)
 	})
 
 	t.Run("the largest biases hide nothing", func(t *testing.T) {
@@ -133,7 +133,7 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 		equal.Options.Scale, equal.Options.Softcap = new(float64), 0
 		on := equal.build().on(t, dev)
 		defer on.release()
-		want := on.mustRun(t, false)
+		want := on.mustRun(t, fused)
 		for _, shape := range []backend.Shape{{1, 1, 1, 1}, {1, dims.Heads, dims.SeqQ, dims.SeqK}} {
 			for _, bias := range []float32{-math.MaxFloat32, -backend.MaxBias, math.MaxFloat32} {
 				c := *base.build()
@@ -141,7 +141,7 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 				c.BiasShape = shape
 				c.bias = operand{shape, backend.F32, slices.Repeat([]float32{bias}, shape.Elements())}
 				moved := c.on(t, dev)
-				got := moved.mustRun(t, false)
+				got := moved.mustRun(t, fused)
 				moved.release()
 				sameBits(t, answer{o: want.o}, answer{o: got.o})
 				for i, lse := range got.lse {
@@ -163,7 +163,7 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 		// The errors of the weights cancel. Those of the two sums over the keys and of
 		// the division remain (package oracle).
 		bound := 0x1p-24 * (oracle.Lambda*math.Sqrt(float64(dims.SeqK))*17/4 + 4)
-		for i, x := range on.mustRun(t, false).o {
+		for i, x := range on.mustRun(t, fused).o {
 			if !(math.Abs(float64(x)-1) <= bound) {
 				t.Fatalf("o[%d] is %v, all values are 1: off by more than %.3g", i, x, bound)
 			}
@@ -174,19 +174,27 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 // sameBits fails when two answers differ in any bit.
 func sameBits(t *testing.T, want, got answer) {
 	t.Helper()
+	if err := differ(want, got); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// differ returns an error when two answers differ in any bit.
+func differ(want, got answer) error {
 	for _, x := range []struct {
 		name      string
 		want, got []float32
 	}{{"o", want.o, got.o}, {"lse", want.lse, got.lse}, {"weights", want.weights, got.weights}} {
 		if len(x.want) != len(x.got) {
-			t.Fatalf("%s has %d elements, was %d", x.name, len(x.got), len(x.want))
+			return fmt.Errorf("%s has %d elements, was %d", x.name, len(x.got), len(x.want))
 		}
 		for i := range x.want {
 			if !sameNumber(x.want[i], x.got[i]) {
-				t.Fatalf("%s[%d] is %v, was %v: not the same bits", x.name, i, x.got[i], x.want[i])
+				return fmt.Errorf("%s[%d] is %v, was %v: not the same bits", x.name, i, x.got[i], x.want[i])
 			}
 		}
 	}
+	return nil
 }
 
 // near fails when two answers for the rows of b differ by more than both bounds. The LSE of

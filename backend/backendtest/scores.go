@@ -100,7 +100,7 @@ func testTopWeights(t *testing.T, dev *kernels.Device) {
 		t.Run(c.Name, func(t *testing.T) {
 			on := c.build().on(t, dev)
 			defer on.release()
-			all, err := on.run(t, true)
+			all, err := on.run(t, weighed)
 			if err != nil {
 				t.Fatal(err)
 			}

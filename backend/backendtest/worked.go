@@ -127,13 +127,18 @@ func (w *workedExample) test(t *testing.T, dev *kernels.Device) {
 	// bound).
 	same(t, "softmax", weights, wantSoftmax, printed+inputs, softmaxRel+16*u)
 
+	o, err := dev.PV(t.Context(), r.Weights, v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Release()
 	fused, err := dev.Attention(t.Context(), q, k, v, kernels.Options{Scale: &w.Scale})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer fused.Release()
 	if w.OutputsExact != nil {
-		same(t, "outputs, stages", read(t, dev, r.O), join(w.OutputsExact), 0, 32*u)
+		same(t, "outputs, stages", read(t, dev, o), join(w.OutputsExact), 0, 32*u)
 		same(t, "outputs, fused", read(t, dev, fused.O), join(w.OutputsExact), 0, 32*u)
 	}
 	if w.SoftmaxRounded != nil {
