@@ -161,11 +161,11 @@ type Merger interface {
 // Warmer is implemented by backends that compile code when a call first needs it, which
 // takes longer than most calls.
 type Warmer interface {
-	// Warmup compiles what Attention needs for c or, if staged, what QK, Softmax and PV
-	// need for the same operands, and runs nothing. Operands need no memory (see
-	// [Meta]). Calls of other sequence lengths usually need the same code. The errors
-	// are those of the calls.
-	Warmup(ctx context.Context, c *Call, staged bool) error
+	// Warmup compiles what Attention needs for c and, with weights, what QK and Softmax
+	// need for its weights, and runs nothing. Operands need no memory (see [Meta]).
+	// Calls of other sequence lengths usually need the same code. The errors are those
+	// of the calls.
+	Warmup(ctx context.Context, c *Call, weights bool) error
 }
 
 // PeakMeter is implemented by backends that can measure their peak arithmetic rate.

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
@@ -65,11 +66,22 @@ func (c Case) row(info backend.Info) report.Measurement {
 
 // options returns the call's options; bias is the mask.
 func (c Case) options(bias backend.Tensor) kernels.Options {
-	return kernels.Options{Causal: c.Causal, Window: c.Window, Align: kernels.LowerRight, Softcap: c.Softcap, Bias: bias, Weights: c.stored()}
+	return kernels.Options{Causal: c.Causal, Window: c.Window, Align: kernels.LowerRight, Softcap: c.Softcap, Bias: bias}
 }
 
 // stored reports whether the variant stores scores or weights.
 func (c Case) stored() bool { return c.Variant != Fused }
+
+// stages returns the stages that the variant consists of; none for Fused.
+func (c Case) stages() []string {
+	switch c.Variant {
+	case Fused:
+		return nil
+	case Stages:
+		return parts
+	}
+	return []string{c.Variant}
+}
 
 // shapes are the shapes of a case's tensors: q that of Q and O, k that of K and V, w that of
 // scores and weights.
@@ -136,5 +148,22 @@ func (c Case) plan(ctx context.Context, dev *kernels.Device) (backend.Plan, erro
 	if err != nil {
 		return backend.Plan{}, err
 	}
-	return call.Plan(ctx)
+	return c.planOf(ctx, call)
+}
+
+// planOf returns how the case runs: the plan of its call, or that of all three stages.
+func (c Case) planOf(ctx context.Context, call *kernels.Call) (backend.Plan, error) {
+	p, err := call.Plan(ctx)
+	if err != nil || !c.stored() {
+		return p, err
+	}
+	shape := c.shapes().w
+	bytes := 4 * int64(shape.Elements())
+	return backend.Plan{
+		Backend: p.Backend, Pairs: p.Pairs, FLOPs: p.FLOPs, Chunks: len(parts),
+		Path:  "three stages: QK, Softmax, PV",
+		Why:   fmt.Sprintf("they keep all scores %v: O(S²) memory, and hidden pairs are computed too", shape),
+		Bytes: p.Bytes + 4*bytes, // QK writes them, Softmax reads and writes them, PV reads them
+		Cut:   fmt.Sprintf("3 stages over %d MiB of weights", bytes>>20),
+	}, nil
 }

@@ -56,9 +56,8 @@ type bencher struct {
 
 	pace *pacer // nil when the backend has no threads on the host
 	op   *operands
-	// stagesCall is the call as three stages, stagesOut their output; zero when left out.
-	stagesCall *kernels.Call
-	stagesOut  kernels.Result
+	// staged are op's inputs with outputs for the three stages; nil when they are left out.
+	staged     *operands
 	trace      recorder // of what happens once: uploads and the first call
 	once       traced   // before the first repetition
 	note       string   // what is missing
@@ -119,7 +118,7 @@ func (b *bencher) warmUp() (err error) {
 		return err
 	}
 	// The plan differs from the one without tensors if some do not fit on the device.
-	plan, err := b.op.call.Plan(b.work)
+	plan, err := b.c.planOf(b.work, b.op.call)
 	if err != nil {
 		return err
 	}
@@ -236,7 +235,9 @@ func (b *bencher) release() {
 	if b.op != nil {
 		b.op.release()
 	}
-	b.stagesOut.Release()
+	if b.staged != nil {
+		b.staged.releaseOutputs()
+	}
 }
 
 // probe times the call and, for the fused one, the three stages, to predict longer cases.
@@ -252,7 +253,7 @@ func (b *bencher) probe() (err error) {
 	if err = b.settle(); err != nil || b.c.Variant != Fused {
 		return err
 	}
-	if _, err = b.prepareStages(); err != nil || b.stagesCall == nil {
+	if _, err = b.prepareStages(); err != nil || b.staged == nil {
 		return err
 	}
 	seconds, err := timed(b.work, b.runStages)
@@ -296,7 +297,7 @@ func timed(ctx context.Context, call func(context.Context) error) (float64, erro
 }
 
 // runStages runs the three stages once.
-func (b *bencher) runStages(ctx context.Context) error { return b.stagesCall.RunInto(ctx, b.stagesOut) }
+func (b *bencher) runStages(ctx context.Context) error { return b.staged.run(ctx) }
 
 // prepareStages runs the three stages once, or returns why they are left out.
 func (b *bencher) prepareStages() (note string, err error) {
@@ -311,15 +312,15 @@ func (b *bencher) prepareStages() (note string, err error) {
 		return fmt.Sprintf("stages skipped: %s of the budget is left", format.Duration(left.Seconds())), nil
 	}
 	b.step("three stages")
-	staged := b.c
-	staged.Variant = Stages
-	if b.stagesCall, err = b.dev.Prepare(b.op.q, b.op.k, b.op.v, staged.options(b.op.bias)); err == nil {
-		b.stagesOut, err = b.stagesCall.Run(b.work)
+	b.staged = b.op.inputs(Stages)
+	if err = b.staged.renew(b.work); err == nil {
+		err = b.runStages(b.work)
 	}
 	if err == nil {
 		return "", nil
 	}
-	b.stagesCall = nil
+	b.staged.releaseOutputs()
+	b.staged = nil
 	if stop := b.work.Err(); stop != nil {
 		return "", stop
 	}

@@ -89,10 +89,23 @@ func (op *operands) renew(ctx context.Context) error {
 	return err
 }
 
+// inputs returns the operands of another variant with op's inputs and without outputs.
+func (op *operands) inputs(variant string) *operands {
+	other := &operands{dev: op.dev, c: op.c, call: op.call, q: op.q, k: op.k, v: op.v, bias: op.bias}
+	other.c.Variant = variant
+	return other
+}
+
 func (op *operands) release() {
-	for _, t := range []*backend.Tensor{&op.q, &op.k, &op.v, &op.o, &op.bias, &op.w} {
+	op.releaseOutputs()
+	for _, t := range []*backend.Tensor{&op.q, &op.k, &op.v, &op.bias} {
 		t.Release()
 	}
+}
+
+func (op *operands) releaseOutputs() {
+	op.o.Release()
+	op.w.Release()
 }
 
 func (op *operands) result() kernels.Result { return kernels.Result{O: op.o, Weights: op.w} }
@@ -109,7 +122,7 @@ func (op *operands) stages(ctx context.Context, names ...string) error {
 			err = op.dev.Backend().QK(ctx, op.w, op.q, op.k)
 		case Softmax:
 			opt := op.c.options(op.bias)
-			opt.Weights, opt.Scale = false, new(1/math.Sqrt(float64(op.c.Dim)))
+			opt.Scale = new(1 / math.Sqrt(float64(op.c.Dim)))
 			err = op.dev.Softmax(ctx, op.w, backend.Tensor{}, opt)
 		case PV:
 			err = op.dev.Backend().PV(ctx, op.o, op.w, op.v)
@@ -123,8 +136,8 @@ func (op *operands) stages(ctx context.Context, names ...string) error {
 
 // run runs the case's variant once.
 func (op *operands) run(ctx context.Context) error {
-	if slices.Contains(parts, op.c.Variant) {
-		return op.stages(ctx, op.c.Variant)
+	if op.c.stored() {
+		return op.stages(ctx, op.c.stages()...)
 	}
 	return op.call.RunInto(ctx, op.result())
 }

@@ -128,7 +128,7 @@ func (b *bencher) round() error {
 	if err := b.kernel(); err != nil {
 		return err
 	}
-	if b.stagesCall == nil || b.stop() != "" || floats.Sum(b.stages) > stagesSeconds {
+	if b.staged == nil || b.stop() != "" || floats.Sum(b.stages) > stagesSeconds {
 		return nil // the comparison needs fewer digits than the figure
 	}
 	seconds, err := timed(b.work, b.runStages)

@@ -89,9 +89,16 @@ func TestVariants(t *testing.T) {
 	for _, v := range Variants {
 		cfg := small(24)
 		cfg.Series[0].Variant, cfg.Series[0].Causal, cfg.Series[0].Mask, cfg.Series[0].KVHeads = v, true, true, 1
-		c := runOn(t, cfg, &fake{name: "cpu"}).Cases[0]
+		be := &fake{name: "cpu", delay: time.Second}
+		c := runOn(t, cfg, be).Cases[0]
 		if c.Status != report.OK || c.MedianS == nil || c.Variant != v || (c.GFLOPS == nil) != (v == Softmax) || (c.StagesS != nil) != (v == Fused) {
 			t.Errorf("%s: %+v", v, c)
+		}
+		if n := be.calls.Load(); (n > 0) != (v == Fused) {
+			t.Errorf("%s: %d fused calls", v, n)
+		}
+		if c.StagesS != nil && *c.StagesS != 3*callTime.Seconds() { // no fused call, which takes longer
+			t.Errorf("%s: the stages take %v s, should be %v", v, *c.StagesS, 3*callTime.Seconds())
 		}
 	}
 	for _, v := range []string{Stages, QK, Softmax, PV} {

@@ -28,15 +28,15 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 	})
 }
 
-// Warmup compiles the pipelines that Attention needs for c, or with staged those of QK,
-// Softmax and PV, by a rehearsal of the calls. Stages may need others for keys that are
-// not a multiple of 4, and for much longer rows or more of them.
+// Warmup compiles the pipelines that Attention needs for c and, with weights, those of QK and
+// Softmax, by a rehearsal of the calls. Stages may need others for keys that are not a
+// multiple of 4, and for much longer rows or more of them.
 // backend.ErrUnsupported when the device does not accept one.
-func (b *Backend) Warmup(ctx context.Context, c *backend.Call, staged bool) error {
+func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
 	return b.within(ctx, "warmup", func() error {
 		return b.dev.Warmup(ctx, func(r *queue.Runner) error {
-			if !staged {
-				return b.attention(r, c, true)
+			if err := b.attention(r, c, true); err != nil || !weights {
+				return err
 			}
 			d := c.Dims()
 			w, err := backend.Meta(backend.F32, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK})
@@ -46,10 +46,7 @@ func (b *Backend) Warmup(ctx context.Context, c *backend.Call, staged bool) erro
 			if err := b.qk(r, w, c.Q, c.K); err != nil {
 				return err
 			}
-			if err := b.runSoftmax(r, w, c.LSE, &c.Problem, false); err != nil {
-				return err
-			}
-			return r.Run(b.product(product{y: c.O, a: w, w: c.V, skip: true, names: pvNames}))
+			return b.runSoftmax(r, w, backend.Tensor{}, &c.Problem, false)
 		})
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/seed90331342/attn/backend"
@@ -125,18 +124,15 @@ func (c *Call) checkPath(weights bool) error {
 	if weights {
 		on = weightPath
 		if c.k.DType() == backend.Q8 {
-			return fmt.Errorf("weights are requested, but k is q8, which the stages do not take: %w", backend.ErrUnsupported)
+			return fmt.Errorf("weights are requested, but k is q8, which QK does not take: %w", backend.ErrUnsupported)
 		}
 	}
 	if c.packed() {
 		on |= packedPath
 	}
-	if on == 0 || weights == c.opt.Weights {
-		return c.opt.CheckPath(on)
-	}
-	opt := c.opt
-	opt.Weights = weights
-	return opt.CheckPath(on)
+	defer func(was bool) { c.opt.Weights = was }(c.opt.Weights)
+	c.opt.Weights = weights
+	return c.opt.CheckPath(on)
 }
 
 // addAll validates the options and appends the subcalls of a call that is not packed.
@@ -336,20 +332,19 @@ func (c *Call) RunInto(ctx context.Context, out Result) (err error) {
 	if err := c.bindOutputs(out); err != nil {
 		return err
 	}
-	if len(c.subs) != 1 || c.subs[0].region != wholeRegion(c.dims) {
-		// The output of a subcall may overlap an input of another one, which backends do
-		// not see.
+	if len(c.subs) != 1 || c.subs[0].region != wholeRegion(c.dims) || !out.Weights.IsZero() {
+		// The output of a backend call may overlap an operand of another one, which
+		// backends do not see.
 		if err := c.distinct(out); err != nil {
 			return err
 		}
 	}
-	if !out.Weights.IsZero() {
-		err = c.runStages(ctx, out.Weights)
-	} else {
-		err = c.dev.on(ctx).Attention(ctx, c.calls...)
+	err = c.dev.on(ctx).Attention(ctx, c.calls...)
+	if left, ok := errors.AsType[*backend.Interrupted](err); ok && (len(c.calls) > 1 || !out.Weights.IsZero()) {
+		return left.Err // neither one of several calls nor one with weights can be resumed
 	}
-	if left, ok := errors.AsType[*backend.Interrupted](err); ok && len(c.calls) > 1 {
-		return left.Err // one of several calls cannot be resumed
+	if err == nil && !out.Weights.IsZero() {
+		err = c.runWeights(ctx, out.Weights)
 	}
 	if err != nil || c.opt.Verify == 0 {
 		return err
@@ -388,11 +383,11 @@ func (c *Call) distinct(out Result) error {
 	all := c.all()
 	all.O, all.LSE = out.O, out.LSE
 	outputs, inputs := all.Operands()
-	return backend.Distinct(slices.Concat(outputs[:], []backend.Operand{{Name: "weights", Tensor: out.Weights}}), inputs[:])
+	return backend.Distinct([]backend.Operand{outputs[0], outputs[1], {Name: "weights", Tensor: out.Weights}}, inputs[:])
 }
 
-// runStages computes the call by the three stages and leaves the weights in w.
-func (c *Call) runStages(ctx context.Context, w backend.Tensor) error {
+// runWeights computes the weights, for which a fused call has no memory, by stages into w.
+func (c *Call) runWeights(ctx context.Context, w backend.Tensor) error {
 	for i := range c.subs {
 		s := &c.subs[i]
 		var view slicer
@@ -403,10 +398,7 @@ func (c *Call) runStages(ctx context.Context, w backend.Tensor) error {
 		if err := c.dev.on(ctx).QK(ctx, own, s.Q, s.K); err != nil {
 			return fmt.Errorf("weights: %w", err)
 		}
-		if err := c.dev.on(ctx).Softmax(ctx, own, s.LSE, &s.Problem); err != nil {
-			return fmt.Errorf("weights: %w", err)
-		}
-		if err := c.dev.on(ctx).PV(ctx, s.O, own, s.V); err != nil {
+		if err := c.dev.on(ctx).Softmax(ctx, own, backend.Tensor{}, &s.Problem); err != nil {
 			return fmt.Errorf("weights: %w", err)
 		}
 		if err := c.dev.hideOutside(ctx, w, s.region); err != nil {

@@ -1,6 +1,7 @@
 package kernels_test
 
 import (
+	"context"
 	"errors"
 	"testing"
 
@@ -90,4 +91,56 @@ func TestRebindRefuses(t *testing.T) {
 	if err := call.Rebind(x, x, half); !errors.Is(err, backend.ErrDType) {
 		t.Errorf("another dtype: error is %v", err)
 	}
+}
+
+// afterAttention is a backend that calls a function after each Attention.
+type afterAttention struct {
+	backend.Backend
+	then func(error) error
+}
+
+func (b afterAttention) Attention(ctx context.Context, calls ...*backend.Call) error {
+	return b.then(b.Backend.Attention(ctx, calls...))
+}
+
+// TestWeightsFollowTheFusedCall: a call with weights runs the fused call first. It ends with
+// its context between the two, and cannot be resumed.
+func TestWeightsFollowTheFusedCall(t *testing.T) {
+	be := cpu.New(cpu.Options{})
+	defer be.Close()
+	s := backend.Shape{1, 2, 8, 8}
+	x := upload(t, kernels.NewDevice(be), normal(s.Elements(), 1), s)
+	for _, weights := range []bool{false, true} {
+		ctx, cancel := context.WithCancel(t.Context())
+		dev := kernels.NewDevice(afterAttention{be, func(err error) error { cancel(); return err }})
+		r, err := dev.Attention(ctx, x, x, x, kernels.Options{Weights: weights})
+		r.Release()
+		if ended := errors.Is(err, context.Canceled); ended != weights {
+			t.Errorf("cancelled after the fused call, weights %v: error is %v", weights, err)
+		}
+		dev = kernels.NewDevice(afterAttention{be, func(error) error {
+			return &backend.Interrupted{Partial: new(backend.Partial), Err: backend.ErrDeviceLost}
+		}})
+		_, err = dev.Attention(t.Context(), x, x, x, kernels.Options{Weights: weights})
+		if _, resumable := errors.AsType[*backend.Interrupted](err); resumable == weights || !errors.Is(err, backend.ErrDeviceLost) {
+			t.Errorf("interrupted, weights %v: error is %v", weights, err)
+		}
+	}
+}
+
+// TestWeightsOverlap: weights must not share memory with any operand or other output, also
+// one that the stages do not read.
+func TestWeightsOverlap(t *testing.T) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
+		s := backend.Shape{1, 2, 8, 8}
+		fresh := func() backend.Tensor { return upload(t, dev, normal(s.Elements(), 1), s) }
+		for _, name := range []string{"q", "k", "v", "bias", "o", "nothing"} {
+			at := map[string]backend.Tensor{"q": fresh(), "k": fresh(), "v": fresh(), "bias": fresh(), "o": fresh(), "nothing": fresh()}
+			call := prepare(t, dev, at["q"], at["k"], at["v"], kernels.Options{Bias: at["bias"]})
+			err := call.RunInto(t.Context(), kernels.Result{O: at["o"], Weights: at[name]})
+			if overlap := errors.Is(err, backend.ErrOverlap); overlap != (name != "nothing") || err != nil && !overlap {
+				t.Errorf("weights in the memory of %s: error is %v", name, err)
+			}
+		}
+	})
 }

@@ -133,7 +133,8 @@ func TestCheck(t *testing.T) {
 	})
 }
 
-// TestPlanOfWeights: the plan of a call with weights names the stages and O(S²) memory.
+// TestPlanOfWeights: the plan of a call with weights is that of the call without, and names the
+// stages that follow and O(S²) memory.
 func TestPlanOfWeights(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		m, err := backend.Meta(backend.F32, backend.Shape{1, 2, 4096, 64})
@@ -144,13 +145,14 @@ func TestPlanOfWeights(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		staged, err := prepare(t, dev, m, m, m, kernels.Options{Weights: true}).Plan(t.Context())
+		both, err := prepare(t, dev, m, m, m, kernels.Options{Weights: true}).Plan(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		weights := int64(2 * 4096 * 4096 * 4)
-		if staged.Bytes < fused.Bytes+weights || !strings.Contains(staged.Why, "O(S²)") || !strings.Contains(staged.Path, "stages") {
-			t.Errorf("plan with weights: %+v", staged)
+		if both.Bytes != fused.Bytes+3*weights || both.Scratch != fused.Scratch || both.Chunks != fused.Chunks+2 || !strings.HasPrefix(both.Why, fused.Why) ||
+			!strings.Contains(both.Why, "O(S²)") || both.Path != fused.Path+", QK and Softmax for weights" {
+			t.Errorf("plan with weights: %+v", both)
 		}
 		if fused.FLOPs != 4*2*4096*4096*64 || fused.Scratch > 64<<20 {
 			t.Errorf("fused plan: %+v", fused)

@@ -99,10 +99,9 @@ type Options struct {
 
 	// LSE requests the log-sum-exp of each row's scores (natural logarithm).
 	LSE bool
-	// Weights requests the softmax weights. The three stages compute them in place of
-	// the fused kernel; they take B·H·Sq·Sk·4 bytes, that is O(S²) memory.
-	// A visible NaN or Inf in v does not reach O where its weight is exactly 0, as in PV:
-	// without Weights it does.
+	// Weights requests the softmax weights. The stages QK and Softmax compute them after
+	// the fused kernel, from which O and LSE come as without Weights; they take
+	// B·H·Sq·Sk·4 bytes, that is O(S²) memory.
 	Weights bool
 	// Resume continues from what an earlier call with the same operands and options
 	// finished before its device was lost or its context cancelled: the Partial of the

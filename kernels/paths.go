@@ -33,7 +33,7 @@ var paths = []struct {
 	err    error
 }{
 	{packedPath, "packed sequences differ in length: call Attention for each sequence", backend.ErrUnsupported},
-	{weightPath, "the three stages, which return weights, cannot use it", backend.ErrUnsupported},
+	{weightPath, "the stages QK and Softmax, which compute weights, cannot use it", backend.ErrUnsupported},
 	{stagePath, "a stage alone cannot use it", backend.ErrUnsupported},
 	{slicePath, "a call with slices returns the output alone and cannot use it: call Attention", backend.ErrUnsupported},
 	{LayerPath, "a layer computes its own queries, keys and values", backend.ErrUnsupported},

@@ -20,18 +20,25 @@ func (c *Call) Plan(ctx context.Context) (sum backend.Plan, err error) {
 	if err := c.bindOutputs(out); err != nil {
 		return backend.Plan{}, err
 	}
-	if len(c.calls) == 1 && !c.opt.Weights {
-		return c.dev.on(ctx).Plan(ctx, c.calls[0])
+	if len(c.calls) == 1 {
+		sum, err = c.dev.on(ctx).Plan(ctx, c.calls[0])
+	} else {
+		sum, err = c.planTogether(ctx, out)
 	}
-	if sum, err = c.sumOfPlans(out); err != nil {
+	if err == nil && c.opt.Weights && len(c.calls) > 0 {
+		c.addWeights(&sum, out.Weights)
+	}
+	return sum, err
+}
+
+// planTogether returns the plan of a call that several backend calls compute, or none.
+func (c *Call) planTogether(ctx context.Context, out Result) (backend.Plan, error) {
+	sum, err := c.sumOfPlans(out)
+	if err != nil {
 		return sum, err
 	}
-	if empty(c.dims) {
+	if len(c.calls) == 0 {
 		sum.Backend, sum.Path, sum.Why = c.dev.Info().Name, "none", "there are no scores: the output is empty or zeros"
-		return sum, nil
-	}
-	if c.opt.Weights {
-		c.planStages(&sum, out.Weights)
 		return sum, nil
 	}
 	var largest int64
@@ -81,18 +88,16 @@ func (c *Call) sumOfPlans(out Result) (backend.Plan, error) {
 	return sum, nil
 }
 
-// planStages completes the plan of a call that returns weights.
-func (c *Call) planStages(p *backend.Plan, weights backend.Tensor) {
-	p.Backend = c.dev.Info().Name
-	p.Path = "three stages: QK, Softmax, PV"
-	p.Why = fmt.Sprintf("weights are requested, which keeps all scores %v: O(S²) memory, and hidden pairs are computed too", weights.Shape())
+// addWeights adds the stages that compute the weights to the plan p of the other results.
+func (c *Call) addWeights(p *backend.Plan, weights backend.Tensor) {
+	p.Path += ", QK and Softmax for weights"
+	p.Why += fmt.Sprintf("; weights are requested, which keeps all scores %v: O(S²) memory, and two stages compute the scores again", weights.Shape())
 	if n := len(c.calls); n > 1 {
-		p.Why = fmt.Sprintf("weights are requested, which keeps all scores %v: O(S²) memory; prefix, segments and offsets divide them into %d regions, which are computed with their hidden pairs, and the rest is zeros", weights.Shape(), n)
+		p.Why += fmt.Sprintf(", in %d regions; the rest is zeros", n)
 	}
-	// QK writes the weights, Softmax reads and writes them, PV reads them.
-	p.Bytes += 4 * weights.Bytes()
-	p.Chunks = 3 * len(c.calls)
-	p.Cut = fmt.Sprintf("3 stages over %d MiB of weights", weights.Bytes()>>20)
+	p.Bytes += 3 * weights.Bytes() // QK writes them, Softmax reads and writes them
+	p.Chunks += 2 * len(c.calls)
+	p.Cut += fmt.Sprintf("; 2 stages over %d MiB of weights", weights.Bytes()>>20)
 }
 
 // Warmup compiles what the call needs and runs nothing, so that the first call takes no

@@ -13,13 +13,13 @@ import (
 // warmer records the calls of Warmup.
 type warmer struct {
 	backend.Backend
-	calls  []backend.Call
-	staged []bool
-	err    error
+	calls   []backend.Call
+	weights []bool
+	err     error
 }
 
-func (w *warmer) Warmup(_ context.Context, c *backend.Call, staged bool) error {
-	w.calls, w.staged = append(w.calls, *c), append(w.staged, staged)
+func (w *warmer) Warmup(_ context.Context, c *backend.Call, weights bool) error {
+	w.calls, w.weights = append(w.calls, *c), append(w.weights, weights)
 	return w.err
 }
 
@@ -53,8 +53,8 @@ func TestWarmup(t *testing.T) {
 		}
 		n := len(w.calls) - 1
 		c := w.calls[n]
-		if c.O.Shape() != (backend.Shape{2, 4, 3, 5}) || c.O.DType() != backend.F16 || c.LSE.IsZero() == opt.LSE || w.staged[n] != opt.Weights {
-			t.Errorf("%+v: warmed o %v %v, lse %v, staged %v", opt, c.O.DType(), c.O.Shape(), c.LSE.Shape(), w.staged[n])
+		if c.O.Shape() != (backend.Shape{2, 4, 3, 5}) || c.O.DType() != backend.F16 || c.LSE.IsZero() == opt.LSE || w.weights[n] != opt.Weights {
+			t.Errorf("%+v: warmed o %v %v, lse %v, weights %v", opt, c.O.DType(), c.O.Shape(), c.LSE.Shape(), w.weights[n])
 		}
 	}
 	if w.calls[0].Visible.Right != 0 {

@@ -226,13 +226,15 @@ func check(t *testing.T, n int, property func(rt *rapid.T)) {
 	rapid.Check(t, property)
 }
 
-// testDrawn compares random problems with the oracle, fused and by stages.
+// testDrawn compares random problems with the oracle, fused and by stages. With weights they
+// have the output and the LSE of the fused call and the weights of the stages.
 func testDrawn(t *testing.T, dev *kernels.Device, n int) {
 	check(t, n, func(rt *rapid.T) {
 		b := drawCase(rt).build()
 		on := b.on(t, dev)
 		defer on.release()
-		for _, how := range []how{fused, staged} {
+		var answers [3]answer
+		for _, how := range []how{fused, staged, weighed} {
 			a, err := on.run(t, how)
 			if err == nil {
 				err = b.compare(a)
@@ -240,6 +242,12 @@ func testDrawn(t *testing.T, dev *kernels.Device, n int) {
 			if err != nil {
 				rt.Fatalf("%v: %v: %v", how, b.Case, err)
 			}
+			answers[how] = a
+		}
+		want := answers[fused]
+		want.weights = answers[staged].weights
+		if err := differ(want, answers[weighed]); err != nil {
+			rt.Fatalf("with weights: %v: %v", b.Case, err)
 		}
 	})
 }

@@ -153,6 +153,30 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 		}
 	})
 
+	t.Run("visible values come out with a weight of 0", func(t *testing.T) {
+		for _, rows := range []int{1, dims.SeqQ} {
+			for _, keys := range []int{2, dims.SeqK} {
+				for _, v := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+					c := Case{Name: "weight of 0", Dims: kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: rows, SeqK: keys, Dim: 1, ValueDim: 1}, Options: kernels.Options{Scale: new(1.0)}}
+					b := c.build()
+					b.q.data, b.k.data = slices.Repeat([]float32{1}, rows), make([]float32, keys)
+					b.k.data[0], b.v.data[0] = -1000, float32(v)
+					on := b.on(t, dev)
+					defer on.release()
+					want, got := on.mustRun(t, fused), on.mustRun(t, weighed)
+					if err := b.compare(got); err != nil {
+						t.Error(err)
+					}
+					want.weights = on.mustRun(t, staged).weights
+					sameBits(t, want, got)
+					if got.o[0] == got.o[0] || got.weights[0] != 0 {
+						t.Errorf("%d rows, %d keys: the output is %v for a value of %v with a weight of %v", rows, keys, got.o[0], v, got.weights[0])
+					}
+				}
+			}
+		}
+	})
+
 	t.Run("values of 1 give 1", func(t *testing.T) {
 		b := base.build()
 		for i := range b.v.data {

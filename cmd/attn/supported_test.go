@@ -173,7 +173,7 @@ func supportRows() []supportRow {
 		{"attention sinks", "`Sinks`", "`--sinks`", with(kernels.Options{Sinks: []float32{1, -1, 0, 2}})},
 		{"dropout (Philox 4x32-10)", "`Dropout`", "`--dropout`, `--seed`", with(kernels.Options{Dropout: backend.Dropout{P: .3, Seed: 7}})},
 		{"log-sum-exp out", "`LSE`", "`--lse`", with(kernels.Options{LSE: true})},
-		{"weights out, by three stages, O(S²) memory", "`Weights`", "`--weights`", with(kernels.Options{Weights: true})},
+		{"weights out, by two more stages, O(S²) memory", "`Weights`", "`--weights`", with(kernels.Options{Weights: true})},
 		{"scores out, at three points before the softmax", "`Scores`", "`--scores`, `--scores-at`", supportCall{other: scoresSupport}},
 		{"largest weights of each query, O(S·n) memory", "`TopWeights`", "`--topk`", supportCall{other: topSupport}},
 		{"packed sequences of different lengths", "`CuQ`, `CuK`", "`--cu-q`, `--cu-k`", supportCall{other: packedSupport}},

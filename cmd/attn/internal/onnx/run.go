@@ -105,7 +105,7 @@ func dtypeOf(t onnxfile.DataType) backend.DType {
 func (c *attentionCall) how() string {
 	path := "fused"
 	if c.outputs[outScores] != "" {
-		path = "stages"
+		path = "fused and stages"
 	}
 	text := fmt.Sprintf("%s, %v", path, c.dtype())
 	if q := c.in[inQ].Type.String(); q != c.dtype().String() {

@@ -334,7 +334,7 @@ func TestRunPlan(t *testing.T) {
 	if got := clitest.Files(t, dir); !slices.Equal(got, []string{"k.npy", "q.npy"}) {
 		t.Errorf("the folder holds %v", got)
 	}
-	if out := mustRun(t, "run", "--plan", "--backend=cpu", "--layout=bshd", "--weights=w.npy", "--q", q, "--k", k, "--v", k); !strings.Contains(out, "three stages") {
+	if out := mustRun(t, "run", "--plan", "--backend=cpu", "--layout=bshd", "--weights=w.npy", "--q", q, "--k", k, "--v", k); !strings.Contains(out, "QK and Softmax for weights") {
 		t.Errorf("the plan with weights is\n%s", out)
 	}
 }
