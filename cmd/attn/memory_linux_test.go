@@ -54,6 +54,10 @@ func TestInputsBeyondMemory(t *testing.T) {
 	ids := file("ids.npy", 8<<40, clitest.RawNPY(clitest.Dict("<i8", false, 1<<40), nil)...)
 	sparse := file("sparse", 20<<30)
 	tokens := file("tokens.json", 0, []byte(`{"x": [`+strings.Repeat("[1],", 3999)+"[1]]}")...)
+	columns := file("columns.json", 0, []byte(`{"x": [[1`+strings.Repeat(",1", 39999)+"]]}")...)
+	wide := "[[1" + strings.Repeat(",1", 99_999) + "]]"
+	weights := file("weights.json", 0, []byte(`{"x": [[1]], "w_query": [[1`+strings.Repeat(",1", 1<<20)+"]]}")...)
+	queries := file("queries.json", 0, []byte(`{"x": [`+strings.Repeat("[1],", 999)+`[1]], "w_query": `+wide+`, "w_key": `+wide+"}")...)
 	field := func(number protowire.Number, content []byte) []byte {
 		return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), content)
 	}
@@ -82,7 +86,10 @@ func TestInputsBeyondMemory(t *testing.T) {
 		{"a report to resume without an end", []string{"bench", "--resume", endless}, "--resume: /dev/zero: it has more than 67108864 bytes"},
 		{"a walk-through without an end", []string{"explain", endless}, "/dev/zero: it has more than 67108864 bytes"},
 		{"a walk-through of 20 GiB", []string{"explain", sparse}, sparse + ": it has more than 67108864 bytes"},
-		{"a walk-through of 4,000 tokens", []string{"explain", tokens}, "x has 4000 tokens in 1 batches and values of 1 columns: the steps would have 1.6e+07 weighted values, at most 1048576 are printed"},
+		{"a walk-through of 4,000 tokens", []string{"explain", tokens}, "x has 4000 tokens of 1 columns in 1 batches, queries have 1 columns and values 1: a step would have 1.6e+07 numbers, at most 1048576 are printed"},
+		{"a walk-through of 40,000 columns", []string{"explain", columns}, "a step would have 1.6e+09 numbers"},
+		{"a walk-through with queries of 100,000 columns", []string{"explain", queries}, "a step would have 1e+08 numbers"},
+		{"a walk-through with a million weights", []string{"explain", weights}, "w_query has more than 1048576 numbers"},
 		{"a model without an end", []string{"onnx", "--backend=cpu", folder("endless", endless)}, "model.onnx: it has more than 67108864 bytes"},
 		{"a model of 20 GiB", []string{"onnx", "--backend=cpu", folder("sparse-model", sparse)}, "model.onnx: it has more than 2147483647 bytes"},
 		{"a model of 20 million empty nodes", []string{"onnx", "--backend=cpu", nodes}, "model.onnx: model: it has more than 10000 parts"},

@@ -19,6 +19,9 @@ type numbers struct {
 
 // parseNumbers parses the array in a field of the file.
 func parseNumbers(field string, raw json.RawMessage) (*numbers, error) {
+	if bytes.Count(raw, []byte(",")) >= maxNumbers {
+		return nil, fmt.Errorf("%s has more than %d numbers", field, maxNumbers)
+	}
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()
 	var value any

@@ -44,9 +44,22 @@ func (p projection) columns(model int) int {
 	return p.w.shape[1]
 }
 
-// maxPrinted bounds the weighted values, of which each query has one for each key and
-// column: about 10 MB of text.
-const maxPrinted = 1 << 20
+// maxNumbers bounds the numbers of a step, about 10 MB of text, and of a field.
+const maxNumbers = 1 << 20
+
+// largest returns the numbers of the largest step: the weighted values, of which each query
+// has one for each key and column, the queries, or the identity for a missing projection. It
+// is a float64, as the products may overflow.
+func (wt *walkthrough) largest() float64 {
+	rows, model := float64(wt.batch)*float64(wt.seq), float64(wt.model)
+	n := rows * max(float64(wt.seq)*float64(wt.valueDim), float64(wt.dim))
+	for _, p := range wt.projections {
+		if p.w == nil {
+			n = max(n, model*model)
+		}
+	}
+	return n
+}
 
 // The fields with expected values, in the order of the steps.
 var expectedFields = []string{
@@ -111,9 +124,9 @@ func (wt *walkthrough) parse(text []byte) error {
 	if d := wt.projections[1].columns(wt.model); d != wt.dim {
 		return fmt.Errorf("keys have %d columns, queries %d: they must be equal", d, wt.dim)
 	}
-	// In float64, where the product cannot overflow.
-	if n := float64(wt.batch) * float64(wt.seq) * float64(wt.seq) * float64(wt.valueDim); n > maxPrinted {
-		return fmt.Errorf("x has %d tokens in %d batches and values of %d columns: the steps would have %.3g weighted values, at most %d are printed; give a smaller example, or use attn heatmap", wt.seq, wt.batch, wt.valueDim, n, maxPrinted)
+	if n := wt.largest(); n > maxNumbers {
+		return fmt.Errorf("x has %d tokens of %d columns in %d batches, queries have %d columns and values %d: a step would have %.3g numbers, at most %d are printed; give a smaller example, or use attn heatmap",
+			wt.seq, wt.model, wt.batch, wt.dim, wt.valueDim, n, maxNumbers)
 	}
 	for i, label := range wt.Labels {
 		wt.Labels[i] = plain.Label(label)
