@@ -163,18 +163,24 @@ func readLabels(ctx context.Context, flag, path string, n int) (labels []string,
 	if err != nil {
 		return nil, fmt.Errorf("--%s %s: %w", flag, path, err)
 	}
+	labels = parseLabels(text)
+	if len(labels) != n {
+		return nil, fmt.Errorf("--%s %s: %d labels for %d tokens: give one for each", flag, path, len(labels), n)
+	}
+	return labels, nil
+}
+
+// parseLabels returns the tokens in the text of a file.
+func parseLabels(text []byte) (labels []string) {
 	// The first of the tokens may be "[": a file that is not JSON is lines.
 	if trimmed := bytes.TrimSpace(text); len(trimmed) == 0 || trimmed[0] != '[' || json.Unmarshal(trimmed, &labels) != nil {
 		lines := strings.ReplaceAll(strings.TrimSuffix(string(text), "\n"), "\r\n", "\n")
 		labels = strings.Split(lines, "\n")
 	}
-	if len(labels) != n {
-		return nil, fmt.Errorf("--%s %s: %d labels for %d tokens: give one for each", flag, path, len(labels), n)
-	}
 	for i, label := range labels {
 		labels[i] = plain.Label(label)
 	}
-	return labels, nil
+	return labels
 }
 
 // weigh computes the cells of each head.

@@ -155,7 +155,7 @@ func Normal(seed uint64, n int) []float64 {
 	return data
 }
 
-func WriteFile(t *testing.T, dir, name string, content []byte) string {
+func WriteFile(t testing.TB, dir, name string, content []byte) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
 	if err := os.WriteFile(path, content, 0o644); err != nil {

@@ -1,0 +1,50 @@
+package explain
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/seed90331342/attn/kernels"
+)
+
+// FuzzWalkthrough reads arbitrary files. The steps of a small one are computed, compared with
+// the expected values and printed.
+func FuzzWalkthrough(f *testing.F) {
+	examples, err := filepath.Glob("../../../../backend/backendtest/testdata/worked-examples/*.json")
+	if err != nil || len(examples) < 3 {
+		f.Fatal(examples, err)
+	}
+	for _, path := range examples {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Add([]byte(`{"x": [[1, 2], [3, 4]], "scale": 0.5, "digits": 2, "labels": ["a", "b"], "title": "t", "b_query": [1, 2]}`))
+	dev, err := kernels.Open("cpu")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { dev.Close() })
+	f.Fuzz(func(t *testing.T, text []byte) {
+		wt := &walkthrough{path: "x.json", expected: map[string]*numbers{}}
+		if err := wt.parse(text); err != nil || wt.largest() > 1000 {
+			return
+		}
+		st, err := computeSteps(t.Context(), dev, wt)
+		if err != nil {
+			return // a scale out of range, values beyond that of float32
+		}
+		defer st.close()
+		var out bytes.Buffer
+		explanation{&out, wt, st, variant{weights: st.weights, output: st.output}, "cpu"}.print()
+		if !utf8.Valid(out.Bytes()) {
+			t.Errorf("printed %q", &out)
+		}
+		_, _ = checkExpected(t.Context(), wt, st) // the values may differ
+	})
+}
