@@ -261,7 +261,7 @@ func TestRunPairs(t *testing.T) {
 	}{
 		{[]string{"--topk=3"}, "--topk has no output"},
 		{[]string{"--topk-keys", c.dir + "/i.npy"}, "--topk is missing"},
-		{[]string{"--topk=-1"}, "--topk is negative"},
+		{[]string{"--topk=-1"}, "--topk is -1, it must be at least 1"},
 		{[]string{"--keep-mask", c.dir + "/k.npy"}, "without a --dropout"},
 		{[]string{"--scores", c.dir + "/s.npy", "--scores-at=softmax"}, "--scores-at must be one of"},
 	} {
