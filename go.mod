@@ -13,9 +13,9 @@ require (
 	github.com/chromedp/cdproto v0.159.0
 	github.com/chromedp/chromedp v0.23.0
 	github.com/go-webgpu/goffi v0.6.3
-	github.com/gogpu/gputypes v0.5.2
-	github.com/gogpu/naga v0.18.0
-	github.com/gogpu/wgpu v0.31.5
+	github.com/gogpu/gputypes v0.8.0
+	github.com/gogpu/naga v0.19.0
+	github.com/gogpu/wgpu v0.34.5
 	github.com/google/go-cmp v0.7.0
 	github.com/rajveermalviya/go-webgpu/wgpu v0.17.1
 	github.com/sbinet/npyio v0.6.0
@@ -39,7 +39,7 @@ require (
 	github.com/ajstarks/svgo v0.0.0-20211024235047-1546f124cd8b // indirect
 	github.com/go-json-experiment/json v0.0.0-20260213210345-44df1a37e875 // indirect
 	github.com/go-webgpu/webgpu v0.5.5 // indirect
-	github.com/gogpu/gpucontext v0.28.0 // indirect
+	github.com/gogpu/gpucontext v0.31.3 // indirect
 	github.com/golang/freetype v0.0.0-20170609003504-e2365dfdc4a0 // indirect
 	github.com/stretchr/testify v1.9.0 // indirect
 	golang.org/x/exp/typeparams v0.0.0-20231108232855-2478ac86f678 // indirect

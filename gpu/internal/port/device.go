@@ -176,7 +176,7 @@ func (d *device) CreatePipeline(desc PipelineDesc) (Pipeline, error) {
 	}
 	dynamic := -1
 	for i, k := range desc.Bindings {
-		if k == Uniform && dynamic < 0 && dynamicOffsets {
+		if k == Uniform && dynamic < 0 {
 			dynamic = i
 		}
 	}
@@ -318,8 +318,8 @@ func (d *device) record(c *Command) error {
 
 // bind returns the bind group of a dispatch and the offset of its dynamic binding. It
 // checks the spans because gogpu does not, and shaders run there without index clamps.
-// The dynamic offset is not part of the group, so calls find their group again wherever
-// their parameters lie.
+// Whole steps of the dynamic offset are not part of the group, so calls find their group
+// again wherever their parameters lie.
 func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offset uint64, err error) {
 	if len(bindings) > maxKeyBindings {
 		return g, 0, fmt.Errorf("dispatch with %d bindings, the limit is %d: %w", len(bindings), maxKeyBindings, ErrInvalid)
@@ -337,7 +337,7 @@ func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offset uint6
 		}
 		at := b.Offset
 		if i == p.dynamic {
-			offset, at = at, 0
+			offset, at = at/dynamicStep*dynamicStep, at%dynamicStep
 		}
 		d.key.add(x.id, at, b.Size)
 	}

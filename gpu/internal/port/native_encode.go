@@ -151,7 +151,7 @@ func (l *library) discard() { l.encoder.commands = l.encoder.commands[:0] }
 // submit starts the commands. With timed, it reads the device's clock before and after
 // them unless too many timed submissions are running.
 func (l *library) submit(timed bool) (Ticket, error) {
-	return l.submitTo(l.clock.slot(timed, Ticket(l.state.done)))
+	return l.submitTo(l.clock.slot(timed, l.endedTicket()))
 }
 
 // submitTo starts the commands and writes their timestamps to a slot unless it is nil.
@@ -185,7 +185,7 @@ func (l *library) createGroup(p rawPipeline, bindings []Binding, dynamic int) (r
 		b := &bindings[i]
 		offset := b.Offset
 		if i == dynamic {
-			offset = 0
+			offset %= dynamicStep
 		}
 		l.encoder.entries[i] = C.port_entry{
 			binding: C.uint32_t(i), buffer: b.Buffer.(*buffer).raw.ref, offset: C.uint64_t(offset), size: C.uint64_t(b.Size),

@@ -18,7 +18,7 @@ type library struct {
 	state            *portState
 	submitted        uint64
 	encoder          nativeEncoder
-	clock            nativeClock
+	clock            clock
 }
 
 type rawBuffer struct {
@@ -34,9 +34,9 @@ type rawPipeline struct {
 
 type rawGroup = unsafe.Pointer
 
-// dynamicOffsets reports whether the offset of a pipeline's first uniform is set by the
-// dispatch.
-const dynamicOffsets = true
+// dynamicStep is the unit of the offset that a dispatch sets for a pipeline's first uniform.
+// The rest of the offset is part of the bind group.
+const dynamicStep = 1
 
 func (l *library) lost() error {
 	if l.state.lost == 0 {

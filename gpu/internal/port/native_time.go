@@ -3,7 +3,6 @@
 package port
 
 import (
-	"encoding/binary"
 	"math"
 	"time"
 
@@ -12,10 +11,6 @@ import (
 )
 
 const (
-	// timedSlots is the number of timed submissions whose times are kept: those in
-	// flight and a few more for callers that ask late.
-	timedSlots = 8
-	stampBytes = 16 // a slot's two timestamps
 	// The clock's unit is measured between two readings, each the narrowest of
 	// calibrateTries. They are calibrateTime apart, or longer on a busy machine: until
 	// the width of the readings, 50 µs on an idle machine, is below calibrateError of
@@ -28,58 +23,18 @@ const (
 	nanosecond = 0.01
 )
 
-// nativeClock is a device's clock: a query set with two timestamps for each slot. The
-// first timed submission creates it.
-type nativeClock struct {
-	there   bool // the adapter has timestamps
-	queries *wgpu.QuerySet
-	slots   [timedSlots]timedSlot
-	next    int
-	unit    float64 // nanoseconds a tick
-}
+// rawClock has two timestamps for each slot.
+type rawClock struct{ queries *wgpu.QuerySet }
 
-// timedSlot holds the timestamps of one submission.
-type timedSlot struct {
-	first    uint32 // of its two queries
-	ticket   Ticket
+// rawStamps is where the timestamps of a slot are resolved, and copied for reading.
+type rawStamps struct {
 	resolved *wgpu.Buffer
 	staging  rawBuffer
 }
 
-// slot returns a slot whose submission has ended, nil when there is none.
-func (c *nativeClock) slot(timed bool, ended Ticket) *timedSlot {
-	s := &c.slots[c.next]
-	if !timed || !c.there || s.ticket > ended {
-		return nil
-	}
-	c.next = (c.next + 1) % timedSlots
-	return s
-}
+func (l *library) endedTicket() Ticket { return Ticket(l.state.done) }
 
-func (l *library) took(t Ticket) (time.Duration, bool, error) {
-	if t > Ticket(l.state.done) {
-		return 0, false, nil
-	}
-	for i := range l.clock.slots {
-		s := &l.clock.slots[i]
-		if s.ticket != t || t == 0 {
-			continue
-		}
-		begin, end, err := l.stamps(s)
-		if err != nil || end < begin { // the counter wrapped around
-			return 0, false, err
-		}
-		return time.Duration(math.Round(float64(end-begin) * l.clock.unit)), true, nil
-	}
-	return 0, false, nil
-}
-
-// stamps reads a slot's two timestamps, in ticks.
-func (l *library) stamps(s *timedSlot) (begin, end uint64, err error) {
-	var raw [stampBytes]byte
-	err = l.read(s.staging, 0, raw[:])
-	return binary.LittleEndian.Uint64(raw[:]), binary.LittleEndian.Uint64(raw[8:]), err
-}
+func (l *library) readStamps(s *timedSlot, dst []byte) error { return l.read(s.staging, 0, dst) }
 
 // startClock creates the queries, once, and measures the unit of their ticks against the
 // host's clock, because the library does not report it.
@@ -170,7 +125,7 @@ func (l *library) tick() (at time.Time, least time.Duration, ticks uint64, err e
 }
 
 // release releases the queries and buffers of startClock.
-func (c *nativeClock) release() {
+func (c *clock) release() {
 	for i := range c.slots {
 		for _, b := range []*wgpu.Buffer{c.slots[i].resolved, c.slots[i].staging.b} {
 			if b != nil {

@@ -12,7 +12,7 @@ import (
 )
 
 // Provider names the library behind the port.
-const Provider = "gogpu/wgpu v0.31.5 (pure Go)"
+const Provider = "gogpu/wgpu v0.34.5 (pure Go)"
 
 // quiet keeps a driver from printing to standard error; nil where no driver does.
 var quiet func()
@@ -96,6 +96,7 @@ func (a *pureAdapter) Open(l gputypes.Limits) (Device, error) {
 		dev: dev, queue: dev.Queue(), spirv: a.a.Info().Backend == gputypes.BackendVulkan,
 		unwritten: map[rawBuffer]bool{}, copied: map[rawBuffer]bool{}, filled: map[rawBuffer]bool{},
 	}
+	lib.clock.there = true
 	return newDevice(lib, l), nil
 }
 

@@ -31,8 +31,10 @@ type library struct {
 	encoder        *wgpu.CommandEncoder
 	pass           *wgpu.ComputePassEncoder
 	copied, filled map[rawBuffer]bool
+	offset         [1]uint32 // of the last dispatch's parameters
 
 	pending *wgpu.MapPending
+	clock   clock
 }
 
 type (
@@ -41,8 +43,10 @@ type (
 	rawGroup    = *wgpu.BindGroup
 )
 
-// dynamicOffsets: the library's Vulkan driver has none.
-const dynamicOffsets = false
+// dynamicStep is the unit of the offset that a dispatch sets for a pipeline's first uniform:
+// the library accepts no other multiples, whatever the device's limit. The rest of the
+// offset is part of the bind group.
+const dynamicStep = 256
 
 // released is a buffer that is freed when a submission has ended. The library keeps the
 // buffers that a submission copies, but not those that it binds.
@@ -53,7 +57,7 @@ type released struct {
 
 func (l *library) lost() error { return nil } // the library reports losses as errors only
 
-// growStack makes room on the goroutine's stack for a call of the library. wgpu 0.31 passes
+// growStack makes room on the goroutine's stack for a call of the library. wgpu 0.34 passes
 // addresses of variables on its stack to Vulkan as integers; if the stack grows, and so
 // moves, before Vulkan writes there, the result is lost: a first write on a fresh goroutine
 // failed with "vkMapMemory returned null pointer".
@@ -119,10 +123,10 @@ type purePipeline struct {
 	pipelineLayout *wgpu.PipelineLayout
 }
 
-func (l *library) createPipeline(desc PipelineDesc, _ int) (rawPipeline, error) {
+func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, error) {
 	growStack()
 	p := new(purePipeline)
-	if err := l.build(p, desc); err != nil {
+	if err := l.build(p, desc, dynamic); err != nil {
 		l.releasePipeline(p)
 		return nil, translate(err, ErrShader)
 	}
@@ -130,7 +134,7 @@ func (l *library) createPipeline(desc PipelineDesc, _ int) (rawPipeline, error) 
 }
 
 // build fills in p as far as it gets.
-func (l *library) build(p *purePipeline, desc PipelineDesc) (err error) {
+func (l *library) build(p *purePipeline, desc PipelineDesc, dynamic int) (err error) {
 	source := &wgpu.ShaderModuleDescriptor{Label: desc.Label, WGSL: letsToVars(desc.WGSL)}
 	if l.spirv {
 		if source.SPIRV, err = SPIRV(desc.WGSL); err != nil {
@@ -144,10 +148,11 @@ func (l *library) build(p *purePipeline, desc PipelineDesc) (err error) {
 	types := map[BindingKind]gputypes.BufferBindingType{
 		Uniform: gputypes.BufferBindingTypeUniform, ReadOnly: gputypes.BufferBindingTypeReadOnlyStorage, ReadWrite: gputypes.BufferBindingTypeStorage,
 	}
-	entries := make([]wgpu.BindGroupLayoutEntry, len(desc.Bindings))
+	entries := make([]gputypes.BindGroupLayoutEntry, len(desc.Bindings))
 	for i, k := range desc.Bindings {
-		entries[i] = wgpu.BindGroupLayoutEntry{
-			Binding: uint32(i), Visibility: wgpu.ShaderStageCompute, Buffer: &gputypes.BufferBindingLayout{Type: types[k]},
+		entries[i] = gputypes.BindGroupLayoutEntry{
+			Binding: uint32(i), Visibility: wgpu.ShaderStageCompute,
+			Buffer: &gputypes.BufferBindingLayout{Type: types[k], HasDynamicOffset: i == dynamic},
 		}
 	}
 	if p.layout, err = l.dev.CreateBindGroupLayout(&wgpu.BindGroupLayoutDescriptor{Label: desc.Label, Entries: entries}); err != nil {
@@ -179,11 +184,15 @@ func (l *library) releasePipeline(p rawPipeline) {
 	}
 }
 
-func (l *library) createGroup(p rawPipeline, bindings []Binding, _ int) (rawGroup, error) {
+func (l *library) createGroup(p rawPipeline, bindings []Binding, dynamic int) (rawGroup, error) {
 	growStack()
 	entries := make([]wgpu.BindGroupEntry, len(bindings))
 	for i, b := range bindings {
-		entries[i] = wgpu.BindGroupEntry{Binding: uint32(i), Buffer: b.Buffer.(*buffer).raw, Offset: b.Offset, Size: b.Size}
+		offset := b.Offset
+		if i == dynamic {
+			offset %= dynamicStep
+		}
+		entries[i] = wgpu.BindGroupEntry{Binding: uint32(i), Buffer: b.Buffer.(*buffer).raw, Offset: offset, Size: b.Size}
 	}
 	g, err := l.dev.CreateBindGroup(&wgpu.BindGroupDescriptor{Layout: p.layout, Entries: entries})
 	return g, translate(err, ErrInvalid)
@@ -250,7 +259,7 @@ func (l *library) copy(src, dst rawBuffer, c *Command) error {
 	return nil
 }
 
-func (l *library) dispatch(p rawPipeline, g rawGroup, _ bool, _ uint64, groups [3]uint32) (err error) {
+func (l *library) dispatch(p rawPipeline, g rawGroup, dynamic bool, offset uint64, groups [3]uint32) (err error) {
 	growStack()
 	if err := l.begin(); err != nil {
 		return err
@@ -261,7 +270,12 @@ func (l *library) dispatch(p rawPipeline, g rawGroup, _ bool, _ uint64, groups [
 		}
 	}
 	l.pass.SetPipeline(p.p)
-	l.pass.SetBindGroup(0, g, nil)
+	var offsets []uint32
+	if dynamic {
+		l.offset[0] = uint32(offset)
+		offsets = l.offset[:]
+	}
+	l.pass.SetBindGroup(0, g, offsets)
 	l.pass.Dispatch(groups[0], groups[1], groups[2])
 	return nil
 }
@@ -281,11 +295,15 @@ func (l *library) discard() {
 	clear(l.filled)
 }
 
-// submit starts the commands. It is never timed: the library has no query sets above its
-// drivers.
-func (l *library) submit(bool) (Ticket, error) {
+// submit starts the commands. With timed, it reads the device's clock before and after
+// them unless too many timed submissions are running.
+func (l *library) submit(timed bool) (Ticket, error) {
 	growStack()
+	slot := l.clock.slot(timed, l.endedTicket())
 	err := l.end()
+	if err == nil && slot != nil {
+		err = l.timed(slot)
+	}
 	if err != nil {
 		l.discard()
 		return 0, err
@@ -298,11 +316,11 @@ func (l *library) submit(bool) (Ticket, error) {
 	l.done = nil
 	clear(l.unwritten)
 	l.last, l.probed = index, time.Now()
+	if slot != nil {
+		slot.ticket = Ticket(index)
+	}
 	return Ticket(index), nil
 }
-
-func (l *library) startClock() error                        { return nil }
-func (l *library) took(Ticket) (time.Duration, bool, error) { return 0, false, nil }
 
 // probeTime is the time without progress after which poll looks for a loss.
 const probeTime = 500 * time.Millisecond
@@ -360,5 +378,6 @@ func (l *library) close() {
 		x.b.Release()
 	}
 	l.released = nil
+	l.releaseClock()
 	l.dev.Release()
 }

@@ -1,0 +1,191 @@
+//go:build !(cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64)))
+
+package port
+
+import (
+	"encoding/binary"
+	"reflect"
+	"testing"
+
+	"github.com/gogpu/gputypes"
+	"github.com/gogpu/naga"
+	"github.com/gogpu/wgpu"
+	"github.com/gogpu/wgpu/core"
+	"github.com/gogpu/wgpu/hal/vulkan/vk"
+)
+
+// The tests of this file fail when a later version of gogpu/wgpu or gogpu/naga no longer
+// has a defect that this package works around. They name the code that can then go.
+
+func fixed(t *testing.T, what, remove string) {
+	t.Helper()
+	t.Errorf("the library %s now: remove %s and this test", what, remove)
+}
+
+func TestUpstreamTimestamps(t *testing.T) {
+	if _, ok := reflect.TypeFor[wgpu.ComputePassDescriptor]().FieldByName("TimestampWrites"); ok {
+		fixed(t, "has timestamps of compute passes", "driverOf")
+	}
+}
+
+func TestUpstreamMapsToIntegerAddress(t *testing.T) {
+	m, ok := reflect.TypeFor[*vk.Commands]().MethodByName("MapMemory")
+	if last := m.Type.NumIn() - 1; !ok || m.Type.In(last).Kind() != reflect.Uintptr {
+		fixed(t, "passes a pointer to vkMapMemory", "growStack")
+	}
+}
+
+func TestUpstreamListsNoAdapters(t *testing.T) {
+	for _, name := range []string{"EnumerateAdapters", "Adapters"} {
+		if _, ok := reflect.TypeFor[*wgpu.Instance]().MethodByName(name); ok {
+			fixed(t, "lists adapters", "the requests of Adapters")
+		}
+	}
+}
+
+func TestUpstreamPollIgnoresLosses(t *testing.T) {
+	if m, ok := reflect.TypeFor[*wgpu.Queue]().MethodByName("Poll"); !ok || m.Type.NumOut() != 1 {
+		fixed(t, "reports losses when it polls", "the submission of poll")
+	}
+}
+
+// openRaw opens the library's device of the first adapter.
+func openRaw(t *testing.T, limits func(*gputypes.Limits)) (*wgpu.Device, error) {
+	t.Helper()
+	all, err := Adapters()
+	if err != nil {
+		t.Skipf("needs a WebGPU adapter: %v", err)
+	}
+	for _, a := range all {
+		t.Cleanup(a.Release)
+	}
+	l := all[0].Limits()
+	if limits != nil {
+		limits(&l)
+	}
+	growStack()
+	d, err := all[0].(*pureAdapter).a.RequestDevice(&wgpu.DeviceDescriptor{RequiredLimits: l})
+	if err == nil {
+		t.Cleanup(d.Release)
+	}
+	return d, err
+}
+
+func TestUpstreamAcceptsAnyLimits(t *testing.T) {
+	if _, err := openRaw(t, func(l *gputypes.Limits) { l.MaxComputeInvocationsPerWorkgroup++ }); err != nil {
+		fixed(t, "checks limits", "the checks of Open")
+	}
+}
+
+func rawBuffers(t *testing.T, d *wgpu.Device) (a, b *wgpu.Buffer) {
+	t.Helper()
+	growStack()
+	var bufs [2]*wgpu.Buffer
+	for i := range bufs {
+		var err error
+		bufs[i], err = d.CreateBuffer(&wgpu.BufferDescriptor{Size: 16, Usage: gputypes.BufferUsageCopySrc | gputypes.BufferUsageCopyDst})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(bufs[i].Release)
+	}
+	return bufs[0], bufs[1]
+}
+
+func TestUpstreamRefusesCopiesBothWays(t *testing.T) {
+	d, err := openRaw(t, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := rawBuffers(t, d)
+	e, err := d.CreateCommandEncoder(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.CopyBufferToBuffer(a, 0, b, 0, 16)
+	e.CopyBufferToBuffer(b, 0, a, 0, 16)
+	commands, err := e.Finish()
+	if err == nil {
+		commands.Release()
+		fixed(t, "accepts copies to and from a buffer", "the command buffers of copy")
+	}
+}
+
+// A write needs its destination until the submission that contains it has ended.
+func TestUpstreamDestroysWrittenBuffers(t *testing.T) {
+	d, err := openRaw(t, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, _ := rawBuffers(t, d)
+	raw, ok := driverOf[*core.Buffer](a, "core")
+	if !ok {
+		t.Fatal("a buffer has no core")
+	}
+	if err := d.Queue().WriteBuffer(a, 0, make([]byte, 16)); err != nil {
+		t.Fatal(err)
+	}
+	if a.Release(); !raw.IsDestroyed() {
+		fixed(t, "keeps buffers with pending writes", "unwritten and released")
+	}
+	// The write is dropped with the device.
+}
+
+// SPIR-V numbers, from its specification, unified1.
+const (
+	opLoad        = 61
+	opAccessChain = 65
+)
+
+const oneRead = `
+var<workgroup> w: array<vec4<f32>, 4>;
+@group(0) @binding(0) var<storage, read_write> out: array<f32>;
+@compute @workgroup_size(4) fn main(@builtin(local_invocation_index) i: u32) {
+	w[i] = vec4<f32>(f32(i));
+	workgroupBarrier();
+	let v = w[3u - i];
+	out[i] = v.x + v.y + v.z + v.w;
+}`
+
+// groupAccesses counts the loads from arrays in workgroup memory, and the stores that clear
+// a whole array.
+func groupAccesses(t *testing.T, wgsl string) (reads, clears int) {
+	t.Helper()
+	code, err := naga.Compile(wgsl)
+	if err != nil {
+		t.Fatal(err)
+	}
+	null, group, inside := map[uint32]bool{}, map[uint32]bool{}, map[uint32]bool{}
+	for at := 4 * spirvHeader; at < len(code); {
+		n := int(binary.LittleEndian.Uint32(code[at:]) >> 16)
+		word := func(i int) uint32 { return binary.LittleEndian.Uint32(code[at+4*i:]) }
+		switch word(0) & 0xffff {
+		case opConstantNull:
+			null[word(2)] = true
+		case opVariable:
+			group[word(2)] = word(3) == storageClassGroup
+		case opAccessChain:
+			inside[word(2)] = group[word(3)] || inside[word(3)]
+		case opLoad:
+			if inside[word(3)] {
+				reads++
+			}
+		case opStore:
+			if group[word(1)] && null[word(2)] {
+				clears++
+			}
+		}
+		at += 4 * n
+	}
+	return reads, clears
+}
+
+func TestUpstreamCompiler(t *testing.T) {
+	reads, clears := groupAccesses(t, oneRead)
+	if once, _ := groupAccesses(t, letsToVars(oneRead)); reads <= once {
+		fixed(t, "reads a let once", "letsToVars")
+	}
+	if clears == 0 {
+		fixed(t, "clears no workgroup memory", "the stores that compile removes")
+	}
+}
