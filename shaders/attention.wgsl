@@ -42,7 +42,7 @@ const ACC: u32 = 8u; // 4 · DVB
 @group(0) @binding(2) var<storage, read> v: array<u32>;
 @group(0) @binding(3) var<storage, read> mask: array<u32>;
 @group(0) @binding(4) var<storage, read> bias: array<u32>;
-@group(0) @binding(5) var<storage, read_write> o: array<atomic<u32>>;
+@group(0) @binding(5) var<storage, read_write> o: Words;
 @group(0) @binding(6) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(7) var<storage, read_write> state: array<f32>;
 @group(0) @binding(8) var<uniform> p: AttentionParams;
@@ -165,8 +165,10 @@ fn main(
     let b = id / p.blocks / p.heads;
     let kh = (p.head0 + h) / p.group - p.head0 / p.group;
     let q_at = p.q.base + b * p.q.b + h * p.q.h;
-    let k_at = p.k.base + select(b * p.k.b, 0u, PAGED == 1u) + kh * p.k.h;
-    let v_at = p.v.base + select(b * p.v.b, 0u, PAGED == 1u) + kh * p.v.h;
+    let k_batch = select(b * p.k.b, 0u, PAGED == 1u);
+    let v_batch = select(b * p.v.b, 0u, PAGED == 1u);
+    let k_at = p.k.base + k_batch + kh * p.k.h;
+    let v_at = p.v.base + v_batch + kh * p.v.h;
 
     // The running maximum, this thread's part of the sum, and the output.
     var m = vec4<f32>(LOWEST);

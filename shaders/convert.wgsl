@@ -35,7 +35,7 @@ struct ConvertParams {
 }
 
 @group(0) @binding(0) var<storage, read> src: array<u32>;
-@group(0) @binding(1) var<storage, read_write> o: array<atomic<u32>>;
+@group(0) @binding(1) var<storage, read_write> o: Words;
 @group(0) @binding(2) var<uniform> p: ConvertParams;
 
 var<workgroup> tops: array<u32, 64>; // bits of each thread's largest |x|
@@ -106,7 +106,8 @@ fn quantise(row: u32, t: u32) {
     let to = o_row(row);
     let bad = top >= 0x7f800000u;
     let zero = bad || top < 0x04800000u; // 2^-118
-    let scale = select(bitcast<f32>(top), 1.0, zero) * 0.007874015748031496;
+    let largest = select(bitcast<f32>(top), 1.0, zero);
+    let scale = largest * 0.007874015748031496;
     let by = 1.0 / scale;
     for (var i = lane; i < p.units; i += 16u) {
         var w = 0u;
@@ -114,10 +115,10 @@ fn quantise(row: u32, t: u32) {
             let n = i32(round(value(load(at, 4u * i + e)) * by));
             w = w | (bitcast<u32>(n) & 0xffu) << (8u * e);
         }
-        atomicStore(&o[to + 1u + i], select(w, 0u, zero));
+        atomicStore(&o.data[to + 1u + i], select(w, 0u, zero));
     }
     if (lane == 0u) {
-        atomicStore(&o[to], select(select(bitcast<u32>(scale), 0u, zero), 0x7fc00000u, bad));
+        atomicStore(&o.data[to], select(select(bitcast<u32>(scale), 0u, zero), 0x7fc00000u, bad));
     }
 }
 
@@ -146,13 +147,13 @@ fn main(
         if (p.pairs == 1u) {
             let lower = converted(load(from_row, 2u * unit));
             let upper = converted(load(from_row, 2u * unit + 1u));
-            atomicStore(&o[(to >> 1u) + unit], lower | upper << 16u);
+            atomicStore(&o.data[(to >> 1u) + unit], lower | upper << 16u);
             continue;
         }
         let i = to + unit * p.o.d;
         let bits = converted(load(from_row, unit));
         if (p.out_type == 0u) {
-            atomicStore(&o[i], bits);
+            atomicStore(&o.data[i], bits);
         } else {
             put16(i, bits);
         }

@@ -335,13 +335,17 @@ fn main(
         return;
     }
     let last = min(first + ROWS, rows) - 1u;
-    let k_at = p.k.base + select(b * p.k.b, 0u, PAGED == 1u) + kh * p.k.h;
-    let v_at = p.v.base + select(b * p.v.b, 0u, PAGED == 1u) + kh * p.v.h;
+    let k_batch = select(b * p.k.b, 0u, PAGED == 1u);
+    let v_batch = select(b * p.v.b, 0u, PAGED == 1u);
+    let k_at = p.k.base + k_batch + kh * p.k.h;
+    let v_at = p.v.base + v_batch + kh * p.v.h;
 
     // The keys of the split that any of the rows sees, and those that all of them see.
     let several = first / p.rows != last / p.rows;
-    let i_first = i32(p.row0 + select(first % p.rows, 0u, several));
-    let i_last = i32(p.row0 + select(last % p.rows, p.rows - 1u, several));
+    let row_first = select(first % p.rows, 0u, several);
+    let row_last = select(last % p.rows, p.rows - 1u, several);
+    let i_first = i32(p.row0 + row_first);
+    let i_last = i32(p.row0 + row_last);
     let from_key = p.key0 + split * SPLIT;
     var cap = i32(p.key0 + p.keys);
     if ((p.flags & HAS_KLEN) != 0u) {

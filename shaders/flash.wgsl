@@ -109,7 +109,7 @@ const SPLIT: u32 = 1024u; // keys of a split
 @group(0) @binding(3) var<storage, read> mask: array<u32>;
 @group(0) @binding(4) var<storage, read> bias: array<u32>;
 @group(0) @binding(5) var<storage, read_write> o: array<u32>; // !OUT16
-@group(0) @binding(5) var<storage, read_write> o: array<atomic<u32>>; // OUT16
+@group(0) @binding(5) var<storage, read_write> o: Words; // OUT16
 @group(0) @binding(6) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(7) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(8) var<uniform> p: AttentionParams;
@@ -163,7 +163,8 @@ fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) 
     if ((p.flags & HAS_MASK) != 0u) {
         for (var r = 0u; r < 4u; r++) { // unroll deep
             if (!w.hidden[r]) {
-                let i = pairs.mask[r] + j * p.mask.d;
+                let base = pairs.mask[r];
+                let i = base + j * p.mask.d;
                 w.hidden[r] = !unmasked(i);
             }
         }
@@ -172,7 +173,8 @@ fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) 
         let column = (p.key0 + j) / p.block_k * p.blocked.d;
         for (var r = 0u; r < 4u; r++) { // unroll deep
             if (!w.hidden[r]) {
-                w.hidden[r] = block(pairs.blocks[r] + column) == 0u;
+                let base = pairs.blocks[r];
+                w.hidden[r] = block(base + column) == 0u;
             }
         }
     }
@@ -180,7 +182,9 @@ fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) 
         let away = i32(p.row0 + row) + p.offset - i32(p.key0 + j);
         for (var r = 0u; r < 4u; r++) { // unroll deep
             if (!w.hidden[r]) {
-                let y = biases(pairs.bias[r] + j * p.bias.d, pairs.relative[r] + j * p.relative.d, batch, head, away + i32(r));
+                let base = pairs.bias[r];
+                let start = pairs.relative[r];
+                let y = biases(base + j * p.bias.d, start + j * p.relative.d, batch, head, away + i32(r));
                 w.hidden[r] = bitcast<u32>(y) == MINUS_INF;
                 w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
             }
@@ -227,8 +231,10 @@ fn main(
     let batch = id / p.blocks / p.heads;
     let kv_head = (p.head0 + head) / p.group - p.head0 / p.group;
     let q_at = p.q.base + batch * p.q.b + head * p.q.h;
-    let k_at = p.k.base + select(batch * p.k.b, 0u, PAGED == 1u) + kv_head * p.k.h;
-    let v_at = p.v.base + select(batch * p.v.b, 0u, PAGED == 1u) + kv_head * p.v.h;
+    let k_batch = select(batch * p.k.b, 0u, PAGED == 1u);
+    let v_batch = select(batch * p.v.b, 0u, PAGED == 1u);
+    let k_at = p.k.base + k_batch + kv_head * p.k.h;
+    let v_at = p.v.base + v_batch + kv_head * p.v.h;
     let state_at = id * (KEEP * THREADS) + t;
 
     // The running maximum of the split, this thread's part of the sum, and the output.
@@ -433,7 +439,8 @@ fn main(
                     if (check) {
                         let bits = hid[(j * RV + h) / 8u] >> (4u * ((j * RV + h) % 8u));
                         let hidden = (vec4<u32>(bits) & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>(0u);
-                        sum = sum + select(e, vec4<f32>(0.0), hidden);
+                        let shown = select(e, vec4<f32>(0.0), hidden);
+                        sum = sum + shown;
                         e = select(e, vec4<f32>(HIDDEN), hidden);
                     } else {
                         sum = sum + e;

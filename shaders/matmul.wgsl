@@ -77,7 +77,7 @@ struct MatmulParams {
 @group(0) @binding(0) var<storage, read> a: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> bias: array<u32>;
-@group(0) @binding(3) var<storage, read_write> o: array<atomic<u32>>;
+@group(0) @binding(3) var<storage, read_write> o: Words;
 @group(0) @binding(4) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(5) var<uniform> p: MatmulParams;
 

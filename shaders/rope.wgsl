@@ -34,13 +34,13 @@ struct RoPEParams {
 @group(0) @binding(0) var<storage, read> x: array<u32>;
 @group(0) @binding(1) var<storage, read> cosine: array<f32>;
 @group(0) @binding(2) var<storage, read> sine: array<f32>;
-@group(0) @binding(3) var<storage, read_write> o: array<atomic<u32>>;
+@group(0) @binding(3) var<storage, read_write> o: Words;
 @group(0) @binding(4) var<uniform> p: RoPEParams;
 
 fn load_x(i: u32) -> f32 {
     let at = select(i >> 1u, i, p.in_type == 0u);
     if (INPLACE == 1u) {
-        return decode(atomicLoad(&o[at]), i, p.in_type);
+        return decode(atomicLoad(&o.data[at]), i, p.in_type);
     }
     return decode(x[at], i, p.in_type);
 }

@@ -174,7 +174,8 @@ fn main(
         sum = sum + exp2_acc(vec4<f32>((sink - top) * LOG2E)).x;
     }
     let empty = bitcast<u32>(sum) == 0u;
-    let inverse = 1.0 / select(sum, 1.0, empty);
+    let divisor = select(sum, 1.0, empty);
+    let inverse = 1.0 / divisor;
     for (var j = t; j < p.keys; j += 256u) {
         var w: Scores;
         if (HELD == 1u) { // static

@@ -22,7 +22,7 @@ const QUADS: u32 = 16u; // vec4 columns of the output
 const WIDTH: u32 = 21u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m
 
 @group(0) @binding(0) var<storage, read> state: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read_write> o: array<atomic<u32>>;
+@group(0) @binding(1) var<storage, read_write> o: Words;
 @group(0) @binding(2) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(3) var<uniform> p: AttentionParams;
 

@@ -111,7 +111,7 @@ func TestConstantIndices(t *testing.T) {
 		if n < c.least {
 			t.Errorf("%s: looked at %d indices only", c.kernel.Name, n)
 		}
-		if c.kernel.Name == "flash" && (!strings.Contains(src, "atomicXor") || !strings.Contains(src, "o: array<atomic<u32>>")) {
+		if c.kernel.Name == "flash" && (!strings.Contains(src, "atomicXor") || !strings.Contains(src, "o: Words")) {
 			t.Error("o does not take 16-bit elements")
 		}
 	}

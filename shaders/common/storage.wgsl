@@ -2,7 +2,13 @@
 // Elements of 16 bits lie two to a word. A row of q8 is its scale, an f32, followed by
 // words of four signed integers each; element d is scale·integer d.
 //
-// Kernels that call put or put16 have a binding o: array<atomic<u32>>.
+// Kernels that call put or put16 have a binding o: Words.
+
+// Words are words that threads may share. The array is in a structure because of Metal: naga
+// 0.18 and 0.19 take the address of the bounds check of an array's atomic element.
+struct Words {
+    data: array<atomic<u32>>,
+}
 
 // decode returns element i of a tensor of type 0, 1 or 2, given the word that holds it.
 fn decode(word: u32, i: u32, dtype: u32) -> f32 {
@@ -94,14 +100,14 @@ fn encode16(x: f32, dtype: u32) -> u32 {
 // may be writing: put16 flips the bits that change in its half atomically.
 fn put16(i: u32, bits: u32) {
     let shift = (i & 1u) * 16u;
-    let old = atomicLoad(&o[i >> 1u]) >> shift;
-    atomicXor(&o[i >> 1u], ((old ^ bits) & 0xffffu) << shift);
+    let old = atomicLoad(&o.data[i >> 1u]) >> shift;
+    atomicXor(&o.data[i >> 1u], ((old ^ bits) & 0xffffu) << shift);
 }
 
 // put stores x as element i of o, rounded to the type of o.
 fn put(i: u32, x: f32) {
     if (p.out_type == 0u) {
-        atomicStore(&o[i], bitcast<u32>(x));
+        atomicStore(&o.data[i], bitcast<u32>(x));
     } else {
         put16(i, encode16(x, p.out_type));
     }
