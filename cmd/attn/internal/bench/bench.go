@@ -53,6 +53,7 @@ type Command struct {
 	Compare bool          `name:"compare" help:"With --backend cpu: compare its instruction sets, its gonum path, and the BLAS of the build, in turns."`
 	Ceiling bool          `name:"ceilings" help:"Measure only the peak rates of the backends; those of the CPU for each instruction set on 1, 2, 4, ... --threads threads."`
 	Plan    bool          `name:"plan" help:"Print how each case would run (path, chunks, limits), and run none."`
+	Table   string        `name:"gpu-table" placeholder:"FILE" type:"path" help:"Print the rows of docs/gpu.md that the results of bench/gpu.sh contain, and measure nothing."`
 	Threads []int         `name:"threads" help:"Threads of the CPU backend; a list measures each. Default: GOMAXPROCS." placeholder:"N"`
 	Memory  cli.Size      `name:"device-memory" placeholder:"SIZE" help:"Limit of the GPU memory in use: 256M, 2G. Tensors beyond it stay in host memory and are streamed. Default: all of it."`
 	Budget  time.Duration `name:"budget" help:"Time for the whole run, shared among backends and series; cases beyond it are predicted. Default: 48s without --seq, no limit with it." placeholder:"DURATION"`
@@ -77,6 +78,9 @@ func Vars() kong.Vars {
 // Run measures, prints the table and writes the files. It checks all flags before
 // it measures.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
+	if c.Table != "" {
+		return gpuTable(ctx, c.Table, out.Out)
+	}
 	var before *report.Report
 	if c.Resume != "" {
 		var err error
