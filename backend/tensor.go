@@ -143,16 +143,16 @@ func allocHost[T float32 | uint16 | bool | byte](n int, dtype DType, shape Shape
 // IsZero reports whether t is the zero Tensor, which means none.
 func (t Tensor) IsZero() bool { return t.shape == Shape{} && t.mem == nil }
 
-// Check checks an operand: it returns ErrShape when t is the zero Tensor or has an empty axis,
-// and ErrDType when it has none of the dtypes. name is that of the operand in errors.
+// Check checks an operand: it returns ErrShape when t is the zero Tensor or its rows have no
+// elements, and ErrDType when it has none of the dtypes. name is that of the operand in errors.
 func (t Tensor) Check(name string, dtypes ...DType) error {
-	if !t.IsZero() && slices.Min(t.shape[:]) < 1 {
-		return fmt.Errorf("%s has shape %v: every length must be at least 1: %w", name, t.shape, ErrShape)
+	if !t.IsZero() && t.shape[Dim] < 1 {
+		return fmt.Errorf("%s has shape %v: the last length must be at least 1: %w", name, t.shape, ErrShape)
 	}
 	return t.CheckDType(name, dtypes...)
 }
 
-// CheckDType is Check for an operand that may have empty axes.
+// CheckDType is Check for an operand whose rows may have no elements.
 func (t Tensor) CheckDType(name string, dtypes ...DType) error {
 	switch {
 	case t.IsZero():

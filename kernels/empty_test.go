@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
 // TestEmptySizes: calls without batches, heads, rows or keys return empty results, zeros and an
@@ -178,6 +179,85 @@ func TestSlicesRefuse(t *testing.T) {
 		}
 		if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, Dim: 2}, x, x, x, kernels.Options{Mask: meta}); !errors.Is(err, backend.ErrDevice) || !strings.Contains(err.Error(), "mask: the tensor is not in host memory") {
 			t.Errorf("a mask in device memory: %v", err)
+		}
+	})
+}
+
+// TestEmptyOperations: Copy, Project, Rotate, Merge and layers take tensors without batches, heads
+// or rows, and refuse rows without elements.
+func TestEmptyOperations(t *testing.T) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
+		ctx := t.Context()
+		tensor := func(b, h, s, d int) backend.Tensor {
+			shape := backend.Shape{b, h, s, d}
+			return upload(t, dev, normal(shape.Elements(), 1), shape)
+		}
+		w, part := tensor(1, 1, 8, 4), tensor(1, 1, 3, 8)
+		for _, l := range [][3]int{{0, 2, 3}, {2, 0, 3}, {2, 2, 0}, {0, 0, 0}} {
+			of := func(d int) backend.Tensor { return tensor(l[0], l[1], l[2], d) }
+			to := tensor(1, 1, 3, 8)
+			for name, err := range map[string]error{
+				"Copy": dev.Copy(ctx, []backend.Tensor{of(8), to}, []backend.Tensor{of(8), part}), "Project": dev.Project(ctx, of(4), of(8), w, tensor(1, 1, 1, 4)),
+				"Rotate": dev.Rotate(ctx, of(8), of(8), kernels.Angles{Cos: of(4), Sin: of(4)}),
+				"Merge":  dev.Merge(ctx, kernels.Result{O: of(8), LSE: of(1)}, kernels.Result{O: of(8), LSE: of(1)}),
+			} {
+				if err != nil {
+					t.Errorf("%s of %v: %v", name, l, err)
+				}
+			}
+			sameBits(t, "the other tensor of Copy", dev, to, part)
+		}
+		for name, err := range map[string]error{
+			"Copy": dev.Copy(ctx, []backend.Tensor{tensor(1, 1, 3, 0)}, []backend.Tensor{tensor(1, 1, 3, 0)}), "Project": dev.Project(ctx, tensor(1, 1, 3, 4), tensor(1, 1, 3, 0), tensor(1, 1, 0, 4), backend.Tensor{}),
+			"Rotate": dev.Rotate(ctx, tensor(1, 1, 3, 0), tensor(1, 1, 3, 0), kernels.Angles{Cos: w, Sin: w}),
+			"Merge":  dev.Merge(ctx, kernels.Result{O: tensor(1, 1, 3, 0), LSE: tensor(1, 1, 3, 1)}, kernels.Result{O: tensor(1, 1, 3, 0), LSE: tensor(1, 1, 3, 1)}),
+		} {
+			if !errors.Is(err, backend.ErrShape) {
+				t.Errorf("%s of rows without elements: error is %v, should be %v", name, err, backend.ErrShape)
+			}
+		}
+		config := nn.MultiHeadConfig{Model: 8, Heads: 2, Bias: true, RoPE: &nn.RoPE{}}
+		weights, err := config.Initialise(nn.Initialiser{Seed: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		bias, err := weights.Bo.Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range bias {
+			bias[i] = float32(i + 1)
+		}
+		layer, err := nn.NewMultiHeadAttention(ctx, dev, config, weights)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer layer.Release()
+		for _, l := range []struct{ batch, rows, memory int }{{0, 3, 3}, {2, 0, 0}, {2, 0, 5}, {2, 3, 0}} {
+			opt := nn.MultiHeadOptions{Memory: tensor(l.batch, 1, l.memory, 8)}
+			if l.memory == l.rows {
+				opt.Memory = backend.Tensor{}
+			}
+			opt.LSE, opt.Weights = true, true
+			r, err := layer.Apply(ctx, tensor(l.batch, 1, l.rows, 8), opt)
+			if err != nil {
+				t.Errorf("layer of %+v: %v", l, err)
+				continue
+			}
+			defer r.Release()
+			if o, sums, pairs := r.O.Shape(), r.LSE.Shape(), r.Weights.Shape(); o != (backend.Shape{l.batch, 1, l.rows, 8}) || sums != (backend.Shape{l.batch, 2, l.rows, 1}) || pairs != (backend.Shape{l.batch, 2, l.rows, l.memory}) {
+				t.Errorf("layer of %+v: shapes %v, %v, %v", l, o, sums, pairs)
+			}
+			// Without keys the output is the bias.
+			out, err := dev.Float32s(ctx, r.O)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, x := range out {
+				if x != bias[i%8] {
+					t.Fatalf("layer of %+v: o[%d] is %v, should be %v", l, i, x, bias[i%8])
+				}
+			}
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/seed90331342/attn/backend"
 )
@@ -30,8 +31,17 @@ func (d *Device) Copy(ctx context.Context, dst, src []backend.Tensor) (err error
 			return fmt.Errorf("dst has shape %v, src has %v: they must be equal: %w", dst[i].Shape(), src[i].Shape(), backend.ErrShape)
 		}
 	}
+	if slices.ContainsFunc(dst, noElements) {
+		dst, src = slices.DeleteFunc(slices.Clone(dst), noElements), slices.DeleteFunc(slices.Clone(src), noElements)
+	}
 	return c.Copy(ctx, dst, src)
 }
+
+// noElements reports whether t has an axis of length 0.
+func noElements(t backend.Tensor) bool { return t.Shape().Elements() == 0 }
+
+// nothing is a call without results. It returns the errors of a closed device and of ctx.
+func (d *Device) nothing(ctx context.Context) error { return d.on(ctx).Attention(ctx) }
 
 // lacks returns ErrUnsupported for an operation that the backend does not implement.
 func (d *Device) lacks(operation string) error {
@@ -70,6 +80,9 @@ func (d *Device) Project(ctx context.Context, y, x, w, bias backend.Tensor) (err
 		if err := bias.CheckShape("bias", backend.Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", floats...); err != nil {
 			return err
 		}
+	}
+	if noElements(y) {
+		return d.nothing(ctx)
 	}
 	return p.Project(ctx, y, x, w, bias)
 }
@@ -135,6 +148,9 @@ func (d *Device) Rotate(ctx context.Context, y, x backend.Tensor, a Angles) (err
 			return fmt.Errorf("%s: %w", o.Name, err)
 		}
 	}
+	if noElements(y) {
+		return d.nothing(ctx)
+	}
 	return r.Rotate(ctx, y, x, parts[0], parts[1], a.Interleaved)
 }
 
@@ -168,6 +184,9 @@ func (d *Device) Merge(ctx context.Context, r, part Result) (err error) {
 	if err := cmp.Or(part.O.CheckShape("the part's o", rows, rule, backend.F32), r.LSE.CheckShape("lse", sums, rule, backend.F32),
 		part.LSE.CheckShape("the part's lse", sums, rule, backend.F32)); err != nil {
 		return err
+	}
+	if noElements(r.O) {
+		return d.nothing(ctx)
 	}
 	return m.Merge(ctx, r.O, r.LSE, part.O, part.LSE)
 }

@@ -130,7 +130,7 @@ func (d *Device) noKeys(ctx context.Context, o, lse backend.Tensor, sinks []floa
 		rows = lse.Shape()
 	}
 	if rows.Elements() == 0 {
-		return d.on(ctx).Attention(ctx)
+		return d.nothing(ctx)
 	}
 	if o.IsZero() {
 		if made[0], err = d.on(ctx).Alloc(ctx, backend.F32, rows); err != nil {

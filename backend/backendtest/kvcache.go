@@ -71,7 +71,7 @@ func (s *history) turned(t *testing.T, o operand, x backend.Tensor, from []int, 
 	}
 	var positions [][]int
 	for _, p := range from {
-		positions = append(positions, nn.Positions(p, o.shape[2])...)
+		positions = append(positions, positionsOf(p, o.shape[2])...)
 	}
 	angles, err := s.rope.Angles(t.Context(), s.dev, o.shape[3], positions)
 	if err != nil {

@@ -27,7 +27,7 @@ func testMultiHead(t *testing.T, dev *kernels.Device) {
 		{name: "causal, grouped, bias, rope", config: nn.MultiHeadConfig{Model: 30, Heads: 6, KVHeads: 2, HeadDim: 8, ValueDim: 5, Bias: true, RoPE: rope}, causal: true},
 		{name: "cross", config: nn.MultiHeadConfig{Model: 16, Memory: 21, Heads: 4, KVHeads: 1, Bias: true}, seqK: 41},
 		{name: "cross with rope, interleaved and partial", config: nn.MultiHeadConfig{Model: 14, Heads: 2, HeadDim: 9, RoPE: &nn.RoPE{Dim: 4, Interleaved: true}}, seqK: 19},
-		{name: "positions of their own", config: nn.MultiHeadConfig{Model: 8, Heads: 2}, positions: [][]int{nn.Positions(70, seqOfLayers)[0], nn.Positions(1000, seqOfLayers)[0]}},
+		{name: "positions of their own", config: nn.MultiHeadConfig{Model: 8, Heads: 2}, positions: [][]int{positionsOf(70, seqOfLayers)[0], positionsOf(1000, seqOfLayers)[0]}},
 		{name: "f16", config: nn.MultiHeadConfig{Model: 20, Heads: 2, KVHeads: 1, Bias: true, RoPE: rope, DType: backend.F16}, dtype: backend.F16, causal: true},
 		{name: "bf16 with f32 weights", config: nn.MultiHeadConfig{Model: 20, Heads: 5, RoPE: rope}, dtype: backend.BF16},
 	} {

@@ -309,7 +309,11 @@ func mergeSupport(s *support) error {
 
 func rotateSupport(s *support) error {
 	q, _, _ := s.drawn()
-	angles, err := (&nn.RoPE{Dim: 8, Interleaved: true}).Angles(s.t.Context(), s.dev, s.d.Dim, nn.Positions(3, s.d.SeqQ))
+	positions, err := nn.Positions(3, s.d.SeqQ)
+	if err != nil {
+		return err
+	}
+	angles, err := (&nn.RoPE{Dim: 8, Interleaved: true}).Angles(s.t.Context(), s.dev, s.d.Dim, positions)
 	if err != nil {
 		return err
 	}

@@ -340,12 +340,17 @@ func (l *MultiHeadAttention) angles(ctx context.Context, given kernels.Angles, t
 		return given, made, nil
 	}
 	rows := t.Shape()[backend.Seq]
-	positions := Positions(0, rows)
+	from := []int{0}
 	if cache != nil {
-		positions = nil
-		for _, n := range cache.Lens() {
-			positions = append(positions, Positions(n, rows)...)
+		from = cache.Lens()
+	}
+	var positions [][]int
+	for _, n := range from {
+		of, err := Positions(n, rows)
+		if err != nil {
+			return a, made, err
 		}
+		positions = append(positions, of...)
 	}
 	made, err = l.config.RoPE.Angles(ctx, l.dev, l.config.HeadDim, positions)
 	return made, made, err

@@ -100,7 +100,7 @@ func TestLayersStayOnTheDevice(t *testing.T) {
 		x := random(t, dev, 1, 2, 1, 9, 32)
 		z := random(t, dev, 2, 2, 1, 13, 32)
 		angles := func(n int) kernels.Angles {
-			a, err := rope.Angles(t.Context(), dev, 8, nn.Positions(0, n))
+			a, err := rope.Angles(t.Context(), dev, 8, positionsOf(t, 0, n))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -282,7 +282,7 @@ func TestLayerRefuses(t *testing.T) {
 
 	l := layerOf(t, dev, c)
 	x, z := random(t, dev, 1, 2, 1, 5, 8), random(t, dev, 2, 2, 1, 7, 6)
-	short, err := (&nn.RoPE{}).Angles(ctx, dev, 4, nn.Positions(0, 4))
+	short, err := (&nn.RoPE{}).Angles(ctx, dev, 4, positionsOf(t, 0, 4))
 	if err != nil {
 		t.Fatal(err)
 	}

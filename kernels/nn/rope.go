@@ -32,13 +32,19 @@ type RoPE struct {
 }
 
 // Positions returns the positions from, from+1, .. of n rows, the same in each batch, for
-// [RoPE.Angles].
-func Positions(from, n int) [][]int {
-	ids := make([]int, max(n, 0))
+// [RoPE.Angles]. It returns ErrOption when n is negative, and ErrMemory.
+func Positions(from, n int) ([][]int, error) {
+	if n < 0 {
+		return nil, fmt.Errorf("positions: n is %d, it must be at least 0: %w", n, backend.ErrOption)
+	}
+	ids, err := budget.Make[int](n)
+	if err != nil {
+		return nil, fmt.Errorf("positions of %d rows: %w", n, err)
+	}
 	for i := range ids {
 		ids[i] = from + i
 	}
-	return [][]int{ids}
+	return [][]int{ids}, nil
 }
 
 // Angles returns the rotation angles of rows at positions, for the caller to Release:
@@ -57,8 +63,8 @@ func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, pos
 	if err != nil {
 		return a, err
 	}
-	if len(positions) == 0 || len(positions[0]) == 0 {
-		return a, fmt.Errorf("there are no positions, each row needs one: %w", backend.ErrShape)
+	if len(positions) == 0 {
+		return a, fmt.Errorf("there are no positions, give the list of all batches or one for each: %w", backend.ErrShape)
 	}
 	seq, pairs := len(positions[0]), len(theta)
 	shape := backend.Shape{len(positions), 1, seq, pairs}
@@ -78,8 +84,8 @@ func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, pos
 		if len(ids) != seq {
 			return a, fmt.Errorf("batch %d has %d positions, batch 0 has %d: they must be equally many: %w", b, len(ids), seq, backend.ErrShape)
 		}
-		if err := ctx.Err(); err != nil {
-			return a, err
+		if ctx != nil && ctx.Err() != nil { // FromFloat32 refuses nil
+			return a, ctx.Err()
 		}
 		for i, t := range ids {
 			if t < -maxLength || t > maxLength {

@@ -28,7 +28,11 @@ func ExampleRoPE() {
 		log.Fatal(err)
 	}
 	defer q.Release()
-	angles, err := (&nn.RoPE{}).Angles(ctx, dev, 2, nn.Positions(0, 3))
+	positions, err := nn.Positions(0, 3)
+	if err != nil {
+		log.Fatal(err)
+	}
+	angles, err := (&nn.RoPE{}).Angles(ctx, dev, 2, positions)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -94,7 +98,7 @@ func TestAnglesFarOut(t *testing.T) {
 
 func TestAnglesRefuse(t *testing.T) {
 	dev := onCPU(t)
-	five := nn.Positions(0, 5)
+	five := positionsOf(t, 0, 5)
 	for _, c := range []struct {
 		name      string
 		rope      nn.RoPE
@@ -111,7 +115,6 @@ func TestAnglesRefuse(t *testing.T) {
 		{"NaN base", nn.RoPE{Base: math.NaN()}, 8, five, backend.ErrOption, "base is NaN"},
 		{"base that overflows", nn.RoPE{Base: 5e-324}, 128, five, backend.ErrOption, "base is 5e-324"},
 		{"no batch", nn.RoPE{}, 8, nil, backend.ErrShape, "there are no positions"},
-		{"no rows", nn.RoPE{}, 8, nn.Positions(0, -1), backend.ErrShape, "there are no positions"},
 		{"ragged", nn.RoPE{}, 8, [][]int{{1, 2}, {1}}, backend.ErrShape, "batch 1 has 1 positions, batch 0 has 2"},
 		{"too far", nn.RoPE{}, 8, [][]int{{1, 1<<30 + 1}}, backend.ErrOption, "position 1 of batch 0 is 1073741825"},
 	} {
@@ -123,5 +126,23 @@ func TestAnglesRefuse(t *testing.T) {
 	cancel()
 	if _, err := (&nn.RoPE{}).Angles(done, dev, 8, five); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
+	}
+}
+
+func positionsOf(t *testing.T, from, n int) [][]int {
+	t.Helper()
+	positions, err := nn.Positions(from, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return positions
+}
+
+// TestPositionsRefuse: more positions than memory holds, and fewer than none, are an error.
+func TestPositionsRefuse(t *testing.T) {
+	for n, want := range map[int]error{-1: backend.ErrOption, math.MinInt: backend.ErrOption, 1 << 50: backend.ErrMemory, math.MaxInt: backend.ErrMemory} {
+		if positions, err := nn.Positions(0, n); !errors.Is(err, want) || positions != nil {
+			t.Errorf("%d rows: error is %v, should be %v", n, err, want)
+		}
 	}
 }

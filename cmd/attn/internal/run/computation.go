@@ -39,7 +39,10 @@ func (r *computation) rotate(ctx context.Context) error {
 	for i, t := range []*backend.Tensor{&r.Q, &r.K} {
 		seq := t.Shape()[backend.Seq]
 		first := i * past // row to rotate
-		positions := nn.Positions(past, seq-first)
+		positions, err := nn.Positions(past, seq-first)
+		if err != nil {
+			return err
+		}
 		cu := [][]int{r.Options.CuQ, r.Options.CuK}[i]
 		if cu == nil {
 			cu = r.Options.CuQ
