@@ -11,6 +11,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
 // flipping is a backend that flips a bit of what it reads back of results.
@@ -85,8 +87,9 @@ func TestVerify(t *testing.T) {
 	})
 }
 
-// TestNothingPanics calls every exported method of Device and Call with zero values, on devices
-// without a backend, closed and open ones, with and without a context.
+// TestNothingPanics calls every exported method of Device, Call, caches and layers with zero
+// values, on devices without a backend, closed and open ones, on zero values of these types,
+// with and without a context.
 func TestNothingPanics(t *testing.T) {
 	closed := kernels.NewDevice(cpu.New(cpu.Options{}))
 	closed.Close()
@@ -95,8 +98,35 @@ func TestNothingPanics(t *testing.T) {
 	x := upload(t, open, []float32{1}, backend.Shape{1, 1, 1, 1})
 	prepared := prepare(t, open, x, x, x, kernels.Options{})
 	orphan := prepare(t, nil, x, x, x, kernels.Options{})
+	cache, err := kvcache.New(t.Context(), open, kvcache.Config{Dim: 2, Capacity: 4, RoPE: &nn.RoPE{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	paged, err := kvcache.NewPaged(t.Context(), open, kvcache.PagedConfig{Dim: 2, Pages: 2, PageSize: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sequence, err := paged.NewSequence()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := nn.MultiHeadConfig{Model: 2, RoPE: &nn.RoPE{}}
+	weights, err := config.Initialise(nn.Initialiser{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer, err := nn.NewMultiHeadAttention(t.Context(), open, config, weights)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, target := range map[string]any{
-		"a nil Device": (*kernels.Device)(nil), "a zero Device": new(kernels.Device), "a Device of nil": kernels.NewDevice(nil),
+		"a zero Cache": new(kvcache.Cache), "a zero Paged": new(kvcache.Paged), "a zero Sequence": new(kvcache.Sequence), "a zero Batch": new(kvcache.Batch),
+		"a Batch of a zero Paged": new(kvcache.Paged).Batch(new(kvcache.Sequence)), "a Batch of a zero Sequence": paged.Batch(new(kvcache.Sequence)),
+		"a Cache": cache, "a Paged": paged, "a Sequence": sequence, "a Batch": paged.Batch(sequence),
+		"a zero layer": new(nn.MultiHeadAttention), "a layer": layer, "zero Projections": nn.Projections{}, "a zero RoPE": new(nn.RoPE), "a nil RoPE": (*nn.RoPE)(nil),
+		"a zero layer's config": nn.MultiHeadConfig{}, "a layer's config": config, "zero weights": nn.MultiHeadWeights{}, "weights": weights,
+		"the package's functions": functions{},
+		"a nil Device":            (*kernels.Device)(nil), "a zero Device": new(kernels.Device), "a Device of nil": kernels.NewDevice(nil),
 		"a Device of a nil pointer": kernels.NewDevice((*cpu.Backend)(nil)), "a closed Device": closed, "an open Device": open,
 		"a nil Call": (*kernels.Call)(nil), "a zero Call": new(kernels.Call), "a Call": prepared, "a Call of a nil Device": orphan,
 	} {
@@ -120,9 +150,74 @@ func TestNothingPanics(t *testing.T) {
 							t.Errorf("%s: %s (context %v) panics: %v", name, method, ctx, p)
 						}
 					}()
-					of.Method(i).Call(args)
+					call := of.Method(i).Call
+					if signature.IsVariadic() {
+						call = of.Method(i).CallSlice
+					}
+					call(args)
 				}()
 			}
+		}
+	}
+}
+
+// functions has the functions of kvcache and nn as methods.
+type functions struct{}
+
+func (functions) New(ctx context.Context, dev *kernels.Device, c kvcache.Config) error {
+	_, err := kvcache.New(ctx, dev, c)
+	return err
+}
+
+func (functions) NewPaged(ctx context.Context, dev *kernels.Device, c kvcache.PagedConfig) error {
+	_, err := kvcache.NewPaged(ctx, dev, c)
+	return err
+}
+
+func (functions) NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c nn.MultiHeadConfig, w nn.MultiHeadWeights) error {
+	_, err := nn.NewMultiHeadAttention(ctx, dev, c, w)
+	return err
+}
+
+func (functions) SelfAttention(ctx context.Context, dev *kernels.Device, x backend.Tensor, p nn.Projections, opt kernels.Options) error {
+	_, err := nn.SelfAttention(ctx, dev, x, p, opt)
+	return err
+}
+
+// TestZeroValuesOfCaches: zero values and a nil context are errors that name the way out.
+func TestZeroValuesOfCaches(t *testing.T) {
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	ctx := t.Context()
+	x := upload(t, dev, []float32{1, 2}, backend.Shape{1, 1, 1, 2})
+	out := kernels.Result{O: upload(t, dev, []float32{1, 2}, x.Shape())}
+	one := func(_ any, err error) error { return err }
+	config := kvcache.Config{Dim: 2, Capacity: 4, RoPE: &nn.RoPE{}}
+	cache, err := kvcache.New(ctx, dev, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Release()
+	if err := cache.Append(ctx, x, x, nil); err != nil {
+		t.Fatal(err)
+	}
+	var missing context.Context
+	zero, batch := new(kvcache.Cache), new(kvcache.Paged).Batch(new(kvcache.Sequence))
+	for name, err := range map[string]error{
+		"Append": zero.Append(ctx, x, x, nil), "Attention": one(zero.Attention(ctx, x, kvcache.CallOptions{})), "AttentionInto": zero.AttentionInto(ctx, out, x, kvcache.CallOptions{}),
+		"Rewind": zero.Rewind(0, 0), "Reset": zero.Reset(), "NewSequence": one(new(kvcache.Paged).NewSequence()), "Fork": one(new(kvcache.Sequence).Fork()),
+		"Batch.Append": batch.Append(ctx, x, x, nil), "Batch.Attention": one(batch.Attention(ctx, x, kvcache.CallOptions{})),
+	} {
+		if !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), "make it with New or NewPaged") {
+			t.Errorf("%s of a zero value: error is %v", name, err)
+		}
+	}
+	for name, err := range map[string]error{
+		"New": one(kvcache.New(missing, dev, config)), "Append": cache.Append(missing, x, x, nil), "Attention": one(cache.Attention(missing, x, kvcache.CallOptions{})),
+		"AttentionInto": cache.AttentionInto(missing, out, x, kvcache.CallOptions{}), "Angles": one((&nn.RoPE{}).Angles(missing, dev, 2, [][]int{{0}})),
+	} {
+		if !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), "the context is nil") {
+			t.Errorf("%s without a context: error is %v", name, err)
 		}
 	}
 }

@@ -54,7 +54,7 @@ type write struct {
 // ErrOption for a sequence that is in the batch twice or of another cache, and the backend's.
 func (x *batch) Append(ctx context.Context, k, v backend.Tensor, count []int) (err error) {
 	defer backend.Annotate(&err, "append")
-	p, seqs := x.pool, x.seqs
+	p, seqs := x.pool.orNone(), x.seqs
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := x.check(true); err != nil {

@@ -65,7 +65,7 @@ func New(ctx context.Context, dev *kernels.Device, c Config) (x *Cache, err erro
 }
 
 // Release frees the memory. Later calls return ErrReleased.
-func (c *Cache) Release() { c.pool.release() }
+func (c *Cache) Release() { c.pool.orNone().release() }
 
 // Rewind removes tokens from the end of sequence b and leaves length of them, for example
 // to discard tokens that speculative decoding rejects.
@@ -74,9 +74,10 @@ func (c *Cache) Release() { c.pool.release() }
 // sequence's, or one for which the window needs tokens that are overwritten; ErrReleased.
 func (c *Cache) Rewind(b, length int) (err error) {
 	defer backend.Annotate(&err, "rewind")
-	c.pool.mu.Lock()
-	defer c.pool.mu.Unlock()
-	if err := c.pool.released(); err != nil {
+	p := c.pool.orNone()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.released(); err != nil {
 		return err
 	}
 	if b < 0 || b >= len(c.seqs) {
@@ -86,7 +87,7 @@ func (c *Cache) Rewind(b, length int) (err error) {
 	if length < 0 || length > s.n {
 		return fmt.Errorf("length is %d, it must be 0 to the %d tokens of sequence %d: %w", length, s.n, b, backend.ErrOption)
 	}
-	if oldest := s.oldest(); oldest > 0 && length-(c.pool.config.Window-1) < oldest {
+	if oldest := s.oldest(); oldest > 0 && length-(p.config.Window-1) < oldest {
 		return fmt.Errorf("sequence %d has its tokens from %d on, the window needs older ones at length %d: Reset and append again: %w", b, oldest, length, backend.ErrOption)
 	}
 	s.n = length
@@ -96,9 +97,10 @@ func (c *Cache) Rewind(b, length int) (err error) {
 // Reset removes all tokens. It returns ErrReleased after Release.
 func (c *Cache) Reset() (err error) {
 	defer backend.Annotate(&err, "reset")
-	c.pool.mu.Lock()
-	defer c.pool.mu.Unlock()
-	if err := c.pool.released(); err != nil {
+	p := c.pool.orNone()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.released(); err != nil {
 		return err
 	}
 	for _, s := range c.seqs {

@@ -58,13 +58,14 @@ type batch struct {
 }
 
 // Rotates reports whether the cache has a rotary embedding.
-func (x *batch) Rotates() bool { return x.pool.config.RoPE != nil }
+func (x *batch) Rotates() bool { return x.pool.orNone().config.RoPE != nil }
 
 // Lens returns the number of tokens appended to each sequence, including those that a
 // window has dropped.
 func (x *batch) Lens() []int {
-	x.pool.mu.RLock()
-	defer x.pool.mu.RUnlock()
+	p := x.pool.orNone()
+	p.mu.RLock()
+	defer p.mu.RUnlock()
 	n := make([]int, len(x.seqs))
 	for b, s := range x.seqs {
 		if s != nil {
@@ -77,21 +78,22 @@ func (x *batch) Lens() []int {
 // check returns an error for sequences that cannot be used. With once, each may be among
 // them once only.
 func (x *batch) check(once bool) error {
-	if len(x.seqs) == 0 {
+	p := x.pool.orNone()
+	if len(x.seqs) == 0 && p != none {
 		return fmt.Errorf("the batch has no sequences: %w", backend.ErrShape)
 	}
 	for i, s := range x.sequences {
 		if s == nil {
 			return fmt.Errorf("sequence %d is nil, make it with NewSequence: %w", i, backend.ErrOption)
 		}
-		if err := s.usable(x.pool); err != nil {
+		if err := s.usable(p); err != nil {
 			return fmt.Errorf("sequence %d: %w", i, err)
 		}
 		if j := slices.Index(x.sequences, s); once && j < i {
 			return fmt.Errorf("sequences %d and %d are the same, to continue it in two ways Fork it: %w", j, i, backend.ErrOption)
 		}
 	}
-	return x.pool.released()
+	return p.released()
 }
 
 // step is one attention call to a cache. It is kept for the next one, which does not
@@ -163,7 +165,7 @@ func (x *batch) AttentionInto(ctx context.Context, out kernels.Result, q backend
 // attend computes a call into out, or with alloc into a new result.
 func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q backend.Tensor, opt CallOptions) (_ kernels.Result, err error) {
 	defer backend.Annotate(&err, "cache")
-	p := x.pool
+	p := x.pool.orNone()
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	if err := x.check(false); err != nil {

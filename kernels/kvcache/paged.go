@@ -79,21 +79,23 @@ func NewPaged(ctx context.Context, dev *kernels.Device, c PagedConfig) (x *Paged
 }
 
 // Release frees the memory. Later calls return ErrReleased.
-func (c *Paged) Release() { c.pool.release() }
+func (c *Paged) Release() { c.pool.orNone().release() }
 
 // FreePages returns the number of pages that no sequence refers to.
 func (c *Paged) FreePages() int {
-	c.pool.mu.RLock()
-	defer c.pool.mu.RUnlock()
-	return len(c.pool.free)
+	p := c.pool.orNone()
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return len(p.free)
 }
 
 // NewSequence returns an empty sequence, for the caller to Free. It returns ErrReleased
 // after Release.
 func (c *Paged) NewSequence() (*Sequence, error) {
-	c.pool.mu.RLock()
-	defer c.pool.mu.RUnlock()
-	if err := c.pool.released(); err != nil {
+	p := c.pool.orNone()
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if err := p.released(); err != nil {
 		return nil, fmt.Errorf("sequence: %w", err)
 	}
 	return &Sequence{cache: c}, nil
@@ -103,10 +105,10 @@ func (c *Paged) NewSequence() (*Sequence, error) {
 // no page: each of the two copies a shared page when it first writes to it. It returns
 // ErrReleased after Free or Release.
 func (s *Sequence) Fork() (*Sequence, error) {
-	p := s.cache.pool
+	p := s.pool()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := s.usable(s.cache.pool); err != nil {
+	if err := s.usable(p); err != nil {
 		return nil, fmt.Errorf("fork: %w", err)
 	}
 	return &Sequence{cache: s.cache, placement: placement{pages: p.share(s.pages), first: s.first, n: s.n}}, nil
@@ -114,7 +116,7 @@ func (s *Sequence) Fork() (*Sequence, error) {
 
 // Free releases the sequence's references to its pages. A second Free does nothing.
 func (s *Sequence) Free() {
-	p := s.cache.pool
+	p := s.pool()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !s.freed {
@@ -125,15 +127,24 @@ func (s *Sequence) Free() {
 
 // Len returns the number of tokens appended, including those that a window has dropped.
 func (s *Sequence) Len() int {
-	s.cache.pool.mu.RLock()
-	defer s.cache.pool.mu.RUnlock()
+	p := s.pool()
+	p.mu.RLock()
+	defer p.mu.RUnlock()
 	return s.n
+}
+
+// pool returns the pool of the cache of s.
+func (s *Sequence) pool() *pool {
+	if s.cache == nil {
+		return none
+	}
+	return s.cache.pool.orNone()
 }
 
 // usable returns an error when s is not a sequence of the cache of p, or no longer one.
 func (s *Sequence) usable(p *pool) error {
 	switch {
-	case s.cache.pool != p:
+	case s.pool() != p:
 		return fmt.Errorf("the sequence is of another cache: %w", backend.ErrOption)
 	case s.freed:
 		return fmt.Errorf("the sequence was freed, make a new one: %w", backend.ErrReleased)

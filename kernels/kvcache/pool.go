@@ -124,8 +124,22 @@ func (p *pool) release() {
 	p.k, p.v = backend.Tensor{}, backend.Tensor{}
 }
 
-// released returns ErrReleased after a release.
+// none is the pool of zero values.
+var none = new(pool)
+
+// orNone returns p, or none when p is nil.
+func (p *pool) orNone() *pool {
+	if p == nil {
+		return none
+	}
+	return p
+}
+
+// released returns ErrReleased after a release, and ErrOption for none.
 func (p *pool) released() error {
+	if p == none {
+		return fmt.Errorf("the cache is a zero value, make it with New or NewPaged: %w", backend.ErrOption)
+	}
 	if p.k.IsZero() {
 		return fmt.Errorf("the cache was released, make a new one: %w", backend.ErrReleased)
 	}

@@ -26,6 +26,9 @@ func (c MultiHeadConfig) LoadWeights(files fs.FS) (w MultiHeadWeights, err error
 	if c, err = c.withDefaults(); err != nil {
 		return w, err
 	}
+	if files == nil {
+		return w, fmt.Errorf("there are no files, give a folder with os.DirFS: %w", backend.ErrOption)
+	}
 	for _, p := range w.named() {
 		name := p.name + ".npy"
 		// Opening a pipe of a folder would wait for a writer.
@@ -102,6 +105,9 @@ func axes(shape backend.Shape, bias bool) []int {
 // [MultiHeadWeights], found before anything is written, and those of to.
 func (w MultiHeadWeights) WriteNPZ(to io.Writer) (err error) {
 	defer backend.Annotate(&err, "weights")
+	if to == nil {
+		return fmt.Errorf("the writer is nil, give a file: %w", backend.ErrOption)
+	}
 	var data [8][]float32
 	for i, p := range w.named() {
 		if p.t.IsZero() {
