@@ -147,7 +147,7 @@ func launch(s *float64) *float64 {
 // figures returns the rate of a case and its percent of the ceiling that binds it.
 func figures(m *report.Measurement) string {
 	if m.Status != report.OK || m.MedianS == nil {
-		return strings.TrimSuffix(fmt.Sprintf("%s: %s", m.Status, m.Note), ": ")
+		return strings.TrimSuffix(fmt.Sprintf("%s: %s", m.Status, strings.TrimPrefix(m.Note, string(m.Status)+": ")), ": ")
 	}
 	text := fmt.Sprintf("%.4g s", *m.MedianS)
 	switch {

@@ -17,7 +17,7 @@ func TestGPUTable(t *testing.T) {
 	const one = `{"backend": "gpu", "status": "ok", "variant": "fused", "dtype": "f32", "batch": 1, "plan": {}, "max_error": 0, "error_bound": 1e-6, "repetitions": 1, "rounds": [{"times_s": [0.02], "pace_s": [], "ceiling_gflops": 20000}], `
 	const measured = one + `"heads": 16, "kv_heads": 16, "seq_q": 8192, "seq_k": 8192, "dim": 64}`
 	const streamed = one + `"heads": 1, "kv_heads": 1, "seq_q": 16384, "seq_k": 262144, "dim": 64}`
-	const predicted = `{"backend": "gpu", "status": "predicted", "note": "beyond the budget", "predicted_s": 9, "variant": "fused", "dtype": "f32", "batch": 1, "heads": 1, "kv_heads": 1, "seq_q": 1048576, "seq_k": 1048576, "dim": 64}`
+	const predicted = `{"backend": "gpu", "status": "predicted", "note": "predicted: beyond the budget", "predicted_s": 9, "variant": "fused", "dtype": "f32", "batch": 1, "heads": 1, "kv_heads": 1, "seq_q": 1048576, "seq_k": 1048576, "dim": 64}`
 	run := func(cases string) string { return `{"schema": 2, ` + environment + `, "cases": [` + cases + `]}` }
 	results := `{"gpu_table": 1, "rows": [
 {"name": "suite", "aim": "passes", "ok": true, "lines": ["PASS"]},
