@@ -27,7 +27,7 @@ type Header struct {
 	Kind  byte // numpy's letter: 'f', 'b', 'i' or 'u'
 	Size  int  // bytes of an element: 1, 2, 4 or 8
 	Order binary.ByteOrder
-	Shape []int // every length at least 1; empty for a single number
+	Shape []int // empty for a single number
 	Count int   // elements
 	Start int64 // offset of the data in the file
 }
@@ -221,9 +221,9 @@ func (h *Header) parse(text string, ints bool) error {
 	h.Count = 1
 	for _, l := range h.Shape {
 		switch {
-		case l < 1:
-			return fmt.Errorf("shape %v: every length must be at least 1", h.Shape)
-		case h.Count > math.MaxInt/16/l:
+		case l < 0:
+			return fmt.Errorf("shape %v: every length must be at least 0", h.Shape)
+		case h.Count > math.MaxInt/16/max(l, 1):
 			return fmt.Errorf("shape %v is larger than any file", h.Shape)
 		}
 		h.Count *= l

@@ -47,6 +47,9 @@ func ReadInts(flag, path string) ([][]int32, error) {
 	if len(f.Shape) < 1 || len(f.Shape) > 2 {
 		return nil, f.Errorf("shape %v has %d axes, it must have 1 or 2", f.Shape, len(f.Shape))
 	}
+	if f.Count == 0 {
+		return nil, f.Errorf("shape %v has no numbers", f.Shape)
+	}
 	all, err := read(context.Background(), f, f.Int64s)
 	if err != nil {
 		return nil, err

@@ -113,6 +113,9 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 
 // ranges checks the selection and returns its rows and keys.
 func (c *Command) ranges(d kernels.Dims) (rows, keys span, err error) {
+	if d.Batch == 0 || d.Heads == 0 || d.SeqQ == 0 || d.SeqK == 0 {
+		return rows, keys, fmt.Errorf("--q and --k have %d batches, %d heads, %d queries and %d keys: there is nothing to draw", d.Batch, d.Heads, d.SeqQ, d.SeqK)
+	}
 	if c.Batch < 0 || c.Batch >= d.Batch {
 		return rows, keys, fmt.Errorf("--batch is %d, it must be 0 to %d", c.Batch, d.Batch-1)
 	}

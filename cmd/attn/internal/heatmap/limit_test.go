@@ -18,6 +18,10 @@ func TestHeatmapLimits(t *testing.T) {
 	code, stdout, stderr := attn(t, "heatmap", "--backend=none", "--q", x, "--k", x, "--size=2048", "--png", dir+"/h.png", "--head", strings.Repeat("0,", 199)+"0")
 	clitest.WantFailure(t, code, stdout, stderr, "--head names 200 heads", "at most 16 million")
 
+	empty := clitest.Save(t, dir, "empty.npy", "<f4", nil, 0, 1)
+	code, stdout, stderr = attn(t, "heatmap", "--backend=none", "--q", x, "--k", empty, "--png", dir+"/h.png")
+	clitest.WantFailure(t, code, stdout, stderr, "2048 queries and 0 keys: there is nothing to draw")
+
 	y := clitest.Save(t, dir, "y.npy", "<f4", []float64{1, 2}, 2, 1)
 	labels := clitest.WriteFile(t, dir, "labels", []byte(strings.Repeat("w", 65000)+"\n\x1b[31m\xff\n"))
 	// The page names the files.

@@ -105,6 +105,10 @@ func (r *computation) attend(ctx context.Context) error {
 		return fmt.Errorf("check failed, nothing was written: %s, an error of %.3g above the bound of %.3g (%d rows against float64)",
 			report.Worst, report.MaxError, report.Bound, report.Rows)
 	}
+	if report.Rows == 0 {
+		_, err = fmt.Fprintln(r.streams.Out, "check: there are no rows")
+		return err
+	}
 	_, err = fmt.Fprintf(r.streams.Out, "check: %d rows against float64: largest error %.3g, bound %.3g (%s)\n", report.Rows, report.MaxError, report.Bound, report.Worst)
 	return err
 }

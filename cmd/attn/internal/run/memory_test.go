@@ -49,6 +49,35 @@ func TestRunOutputMemory(t *testing.T) {
 	}
 }
 
+// TestRunEmpty runs without queries, keys, heads and batches: outputs are empty, or zeros.
+func TestRunEmpty(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		q, k []int
+		o    string // shape
+		rows int
+	}{
+		{"no queries", []int{0, 4}, []int{3, 4}, "(0, 4)", 0},
+		{"no keys", []int{3, 4}, []int{0, 4}, "(3, 4)", 3},
+		{"neither", []int{0, 4}, []int{0, 4}, "(0, 4)", 0},
+		{"no heads", []int{2, 0, 3, 4}, []int{2, 0, 3, 4}, "(2, 0, 3, 4)", 0},
+		{"no batches", []int{0, 3, 4}, []int{0, 3, 4}, "(0, 3, 4)", 0},
+	} {
+		dir := t.TempDir()
+		q := clitest.Save(t, dir, "q.npy", "<f4", clitest.Normal(1, clitest.Elements(c.q)), c.q...)
+		k := clitest.Save(t, dir, "k.npy", "<f4", clitest.Normal(2, clitest.Elements(c.k)), c.k...)
+		out := mustRun(t, "run", "--backend=cpu", "--check", "--q", q, "--k", k, "--v", k, "--out", dir+"/o.npy", "--lse", dir+"/l.npy", "--weights", dir+"/w.npy",
+			"--scores", dir+"/s.npy", "--topk=2", "--topk-keys", dir+"/t.npy", "--present-k", dir+"/p.npy", "--rope=10000")
+		if !strings.HasPrefix(out, "check: ") || (c.rows == 0) != strings.Contains(out, "no rows") {
+			t.Errorf("%s: %s", c.name, out)
+		}
+		o, err := os.ReadFile(dir + "/o.npy")
+		if err != nil || !bytes.Contains(o, []byte("'shape': "+c.o)) || !bytes.HasSuffix(o, append([]byte("\n"), make([]byte, 16*c.rows)...)) {
+			t.Errorf("%s: %v, %q, should be zeros of shape %s", c.name, err, o, c.o)
+		}
+	}
+}
+
 // TestRunMapped reads the same numbers from a file that is mapped and from files that
 // cannot be: of another byte order, alignment or type.
 func TestRunMapped(t *testing.T) {
