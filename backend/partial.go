@@ -6,7 +6,7 @@ import "fmt"
 // options continues from it ([Call].Resume), on the same device or another one, and yields
 // the result of an uninterrupted call, to the bit if devices and drivers are the same.
 type Partial struct {
-	// Call identifies the call, so that no other call continues from it.
+	// Call is the [Call.Signature], so that no other call continues from it.
 	Call string
 	// O and LSE, in host memory, have the shapes of the call's; LSE is the zero Tensor
 	// when it was not requested. Only the rows in Done are valid.
@@ -15,6 +15,29 @@ type Partial struct {
 	Done []Rows
 	// Work is the state of the rows in progress, nil if there are none.
 	Work *Work
+}
+
+// Signature describes c without the contents of its operands: a [Partial] of a call with
+// another signature cannot be continued.
+func (c *Call) Signature() string {
+	s := fmt.Sprintf("%+v of %v, keys and values %v, to %v, lse %t, mask %t, bias %t, scale %v, softcap %v, visible %+v", c.Dims(), c.Q.DType(), c.K.DType(), c.O.DType(),
+		!c.LSE.IsZero(), !c.Mask.IsZero(), !c.Bias.IsZero(), c.Scale, c.Softcap, c.Visible)
+	for _, o := range []struct {
+		is   bool
+		text string
+	}{
+		{c.Pages != nil, fmt.Sprintf("pages of %d", c.K.Shape()[Seq])},
+		{c.Slopes != nil, fmt.Sprintf("slopes %v", c.Slopes)},
+		{!c.Relative.IsZero(), "relative"},
+		{!c.Blocks.IsZero(), fmt.Sprintf("blocks of %d by %d", c.BlockQ, c.BlockK)},
+		{c.Sinks != nil, fmt.Sprintf("sinks %v", c.Sinks)},
+		{c.Dropout.P > 0, fmt.Sprintf("dropout %+v", c.Dropout)},
+	} {
+		if o.is {
+			s += ", " + o.text
+		}
+	}
+	return s
 }
 
 // Rows are query rows of some batches and heads: Lo <= index < Hi along [Batch],

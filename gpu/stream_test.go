@@ -241,37 +241,3 @@ func wipe(t testing.TB, b *Backend, x backend.Tensor) {
 		t.Fatal(err)
 	}
 }
-
-func TestResumeOfAnotherCall(t *testing.T) {
-	b := openFull(t, Options{MemoryBytes: 220 << 10})
-	defer b.Close()
-	c := streamedCall(t, b, 100, 1000, 16)
-	ctx, cancel := context.WithCancel(t.Context())
-	calls := 0
-	err := b.Attention(backend.WithTrace(ctx, &backend.Trace{Progress: func(_, _ float64) {
-		if calls++; calls == 5 {
-			cancel()
-		}
-	}}), c)
-	var left *backend.Interrupted
-	if !errors.Is(err, context.Canceled) || !errors.As(err, &left) {
-		t.Fatalf("cancelled: %v", err)
-	}
-	for name, change := range map[string]func(c *backend.Call){
-		"another scale": func(c *backend.Call) { c.Scale++ },
-		"slopes":        func(c *backend.Call) { c.Slopes = []float32{1, 2, 3} },
-		"sinks":         func(c *backend.Call) { c.Sinks = []float32{1, 2, 3} },
-		"dropout":       func(c *backend.Call) { c.Dropout = backend.Dropout{P: 0.5, Seed: 1} },
-		"blocks":        func(c *backend.Call) { c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 1, 1), 100, 1000 },
-		"a bias by distance": func(c *backend.Call) {
-			c.Relative = upload(t, b, host(t, backend.Shape{1, 1, 1, 1099}, wave))
-		},
-	} {
-		other := *c
-		other.Resume = left.Partial
-		change(&other)
-		if err := b.Attention(t.Context(), &other); !errors.Is(err, backend.ErrOption) {
-			t.Errorf("resumed with %s: %v", name, err)
-		}
-	}
-}

@@ -193,6 +193,17 @@ func (c *Call) bindOutputs(out Result) error {
 	return view.err
 }
 
+// bindRun is bindOutputs for a run, which continues only from a Partial of its own.
+func (c *Call) bindRun(out Result) error {
+	if err := c.bindOutputs(out); err != nil || c.opt.Resume == nil || len(c.calls) == 0 {
+		return err
+	}
+	if was, is := c.opt.Resume.Call, c.calls[0].Signature(); was != is {
+		return fmt.Errorf("resume is of another call, %s, this one is %s: %w", was, is, backend.ErrOption)
+	}
+	return nil
+}
+
 // unbindOutputs drops the outputs, so that c does not keep their memory reachable.
 func (c *Call) unbindOutputs() {
 	if c == nil {
@@ -329,7 +340,7 @@ func (c *Call) RunInto(ctx context.Context, out Result) (err error) {
 	if empty(c.dims) {
 		return c.dev.noKeys(ctx, out.O, out.LSE, c.opt.Sinks)
 	}
-	if err := c.bindOutputs(out); err != nil {
+	if err := c.bindRun(out); err != nil {
 		return err
 	}
 	if len(c.subs) != 1 || c.subs[0].region != wholeRegion(c.dims) || !out.Weights.IsZero() {

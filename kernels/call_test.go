@@ -3,6 +3,7 @@ package kernels_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -140,6 +141,87 @@ func TestWeightsOverlap(t *testing.T) {
 			err := call.RunInto(t.Context(), kernels.Result{O: at["o"], Weights: at[name]})
 			if overlap := errors.Is(err, backend.ErrOverlap); overlap != (name != "nothing") || err != nil && !overlap {
 				t.Errorf("weights in the memory of %s: error is %v", name, err)
+			}
+		}
+	})
+}
+
+// signing is a backend that keeps the signature of the last call and computes nothing.
+type signing struct {
+	backend.Backend
+	last string
+}
+
+func (b *signing) Attention(_ context.Context, calls ...*backend.Call) error {
+	b.last = calls[0].Signature()
+	return nil
+}
+
+// TestResumeOfAnotherCall: a call continues from a Partial of its own; one of a call with other
+// options, shapes or types is refused before anything runs.
+func TestResumeOfAnotherCall(t *testing.T) {
+	each(t, func(t *testing.T, dev *kernels.Device) {
+		ctx := t.Context()
+		s := backend.Shape{1, 2, 8, 8}
+		x := upload(t, dev, normal(s.Elements(), 1), s)
+		short, err := x.Slice(backend.Seq, 0, 7)
+		if err != nil {
+			t.Fatal(err)
+		}
+		half, err := dev.FromFloat32(ctx, backend.F16, normal(s.Elements(), 1), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer half.Release()
+		be := &signing{Backend: dev.Backend()}
+		r, err := kernels.NewDevice(be).Attention(ctx, x, x, x, kernels.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Release()
+		o, err := backend.AllocHost(backend.F32, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := &backend.Partial{Call: be.last, O: o}
+		blocks, err := backend.HostBool([]bool{true}, backend.Shape{1, 1, 1, 1})
+		if err == nil {
+			blocks, err = dev.Upload(ctx, blocks)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer blocks.Release()
+		want, err := dev.Attention(ctx, x, x, x, kernels.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer want.Release()
+		got, err := dev.Attention(ctx, x, x, x, kernels.Options{Resume: own})
+		if err != nil {
+			t.Fatalf("its own Partial: %v", err)
+		}
+		defer got.Release()
+		sameBits(t, "o", dev, got.O, want.O)
+		for name, other := range map[string]struct {
+			q, k backend.Tensor
+			opt  kernels.Options
+		}{
+			"scale": {x, x, kernels.Options{Scale: new(2.0)}}, "softcap": {x, x, kernels.Options{Softcap: 3}}, "causal": {x, x, kernels.Options{Causal: true}},
+			"slopes": {x, x, kernels.Options{ALiBi: []float32{1, 2}}}, "sinks": {x, x, kernels.Options{Sinks: []float32{1, 2}}},
+			"dropout": {x, x, kernels.Options{Dropout: backend.Dropout{P: 0.5}}}, "blocks": {x, x, kernels.Options{BlockMask: blocks, BlockSize: 8}},
+			"a bias": {x, x, kernels.Options{Bias: upload(t, dev, normal(8, 1), backend.Shape{1, 1, 1, 8})}}, "a mask": {x, x, kernels.Options{Mask: blocks}},
+			"a bias by distance": {x, x, kernels.Options{RelativeBias: upload(t, dev, normal(15, 1), backend.Shape{1, 1, 1, 15})}},
+			"lse":                {x, x, kernels.Options{LSE: true}}, "fewer keys": {x, short, kernels.Options{}}, "fewer rows": {short, x, kernels.Options{}}, "f16": {half, half, kernels.Options{}},
+		} {
+			other.opt.Resume = own
+			call := prepare(t, dev, other.q, other.k, other.k, other.opt)
+			_, run := call.Run(ctx)
+			_, planned := call.Plan(ctx)
+			for what, err := range map[string]error{"run": run, "plan": planned} {
+				if !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), "resume is of another call") {
+					t.Errorf("%s, %s: error is %v", name, what, err)
+				}
 			}
 		}
 	})

@@ -105,8 +105,9 @@ type Options struct {
 	Weights bool
 	// Resume continues from what an earlier call with the same operands and options
 	// finished before its device was lost or its context cancelled: the Partial of the
-	// *backend.Interrupted that errors.As finds in its error. A Prefix, segments and
-	// Offsets that need several calls cannot be resumed.
+	// *backend.Interrupted that errors.As finds in its error. The Partial of a call with
+	// other shapes or options is ErrOption. A Prefix, segments and Offsets that need
+	// several calls cannot be resumed.
 	Resume *backend.Partial
 	// Verify n > 0 recomputes n random rows of each run in float64, as [Call.Check] does,
 	// and returns ErrVerify when a value is off by more than its error bound, for devices

@@ -39,12 +39,10 @@ func (r *Runner) keep(op *Op) error {
 		return nil
 	}
 	k := &checkpoint{r: r, call: c, cutter: op.Cutter, kernel: op.Kernel.Key()}
-	k.now.Call = signature(c)
+	k.now.Call = c.Signature()
 	old := new(backend.Partial)
 	if c.Resume != nil {
-		if old = c.Resume; old.Call != k.now.Call {
-			return fmt.Errorf("resume is of another call, %s, this one is %s: %w", old.Call, k.now.Call, backend.ErrOption)
-		}
+		old = c.Resume
 		k.now.Done, k.now.Work = slices.Clone(old.Done), old.Work
 	}
 	op.Cutter.Follow(k)
@@ -68,28 +66,6 @@ func (r *Runner) keep(op *Op) error {
 		r.checkpoint = k
 	}
 	return nil
-}
-
-// signature describes a call without the contents of its operands.
-func signature(c *backend.Call) string {
-	s := fmt.Sprintf("%+v of %v to %v, lse %t, mask %t, bias %t, scale %v, softcap %v, visible %+v", c.Dims(), cut.Storage(c), c.O.DType(),
-		!c.LSE.IsZero(), !c.Mask.IsZero(), !c.Bias.IsZero(), c.Scale, c.Softcap, c.Visible)
-	for _, o := range []struct {
-		is   bool
-		text string
-	}{
-		{c.Pages != nil, fmt.Sprintf("pages of %d", c.K.Shape()[backend.Seq])},
-		{c.Slopes != nil, fmt.Sprintf("slopes %v", c.Slopes)},
-		{!c.Relative.IsZero(), "relative"},
-		{!c.Blocks.IsZero(), fmt.Sprintf("blocks of %d by %d", c.BlockQ, c.BlockK)},
-		{c.Sinks != nil, fmt.Sprintf("sinks %v", c.Sinks)},
-		{c.Dropout.P > 0, fmt.Sprintf("dropout %+v", c.Dropout)},
-	} {
-		if o.is {
-			s += ", " + o.text
-		}
-	}
-	return s
 }
 
 // restore copies the rows of from that are done to an output. It returns the host tensor
