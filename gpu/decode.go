@@ -3,7 +3,6 @@ package gpu
 import (
 	"fmt"
 	"math"
-	"math/bits"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
@@ -17,10 +16,8 @@ const (
 	// workgroups for each split. The smallest tiles of the prefill kernel have 16 to 64
 	// rows of one head; so few rows would leave most of a tile empty and the grid small.
 	decodeRows    = 16
-	decodeThreads = 128
-	decodeParts   = 4   // vec4 of a row's sums, see splitmerge.wgsl
-	decodeBuffers = 6   // storage buffers of decode.wgsl
-	chunkGranules = 512 // granules of kv in decode.wgsl
+	decodeParts   = 4 // vec4 of a row's sums, see splitmerge.wgsl
+	decodeBuffers = 6 // storage buffers of decode.wgsl
 )
 
 // decode is an attention call that runs as splits of the keys and a merge
@@ -47,10 +44,6 @@ func (b *Backend) decodes(c *backend.Call) bool {
 func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	d := c.Dims()
 	group := d.Heads / d.KVHeads
-	if k, l := shaders.Decode, &b.dev.Limits; k.Threads > int(l.MaxComputeInvocationsPerWorkgroup) || k.WorkgroupMemory > int(l.MaxComputeWorkgroupStorageSize) {
-		return nil, fmt.Errorf("decoding needs %d threads and %d bytes of workgroup memory, %s has %d and %d: %w",
-			k.Threads, k.WorkgroupMemory, b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)
-	}
 	a, err := b.newAttention(c)
 	if err != nil {
 		return nil, err
@@ -68,7 +61,9 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	if x.cutter, err = a.newCutter(decodeBuffers); err != nil {
 		return nil, err
 	}
-	x.variants()
+	if err := x.variants(); err != nil {
+		return nil, err
+	}
 	if err := a.check(x.splits); err != nil {
 		return nil, err
 	}
@@ -93,41 +88,62 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	return x, x.cutter.Fits(x.all)
 }
 
-// variants sets the kernels.
-func (x *decode) variants() {
+// variants sets the kernels. Where Q takes too much workgroup memory, a workgroup has fewer
+// rows.
+func (x *decode) variants() error {
 	c, kv := x.tiling, x.c.K.DType()
 	el := cut.GranuleBytes / kv.Size()
-	quads := c.Width / 4
-	// gran granules of a key at a time: a power of two that fits the chunk, and whose
-	// part of the queries fits qs.
-	gran := min(1<<(bits.Len(uint(chunkGranules/c.Keys))-1), 8, 64/el)
-	vg := c.Width / el
-	// jc keys at a time: a multiple of 4 that fits the chunk and divides the tile.
-	jc := 4
-	for n := 4; n <= c.Keys && n*vg <= chunkGranules; n += 4 {
-		if c.Keys%n == 0 {
-			jc = n
-		}
+	// A thread has a key of a tile and so many columns of the output.
+	threads := (c.Keys + 31) &^ 31
+	columns := ceil(c.Width, threads)
+	ahead := 16 // keys, in at most as many registers
+	for ahead*columns > 16 {
+		ahead /= 2
 	}
-	below := func(n int) int { return min(1<<(bits.Len(uint(n))-1), x.rows) } // a power of two
-	qslots, pslots := below(decodeThreads/(c.Keys/2)), below(decodeThreads/quads)
+	full := x.d.Dim%(4*el) == 0
+	wide := kv != backend.Q8 && cut.AlignedRows(x.c.K, el) && cut.AlignedRows(x.c.V, el)
 	expand := int(shaders.Full)
 	if x.b.info.Type == backend.CPU {
 		expand = int(shaders.Registers) // compiles in less time
 	}
-	wide := kv != backend.Q8 && cut.AlignedRows(x.c.K, el) && cut.AlignedRows(x.c.V, el)
 	extra := x.flags()&(shaders.HasSlopes|shaders.HasBlocks|shaders.HasDropout) != 0 || !x.c.Relative.IsZero()
-	x.splits = x.withBindings(queue.NewKernel(shaders.Decode, map[string]int{
+	consts := map[string]int{
 		"EXPAND": expand, "IN": int(x.c.Q.DType()), "KV": int(kv), "WIDE": when(wide, 1), "EXTRA": when(extra, 1),
-		"EL": el, "ROWS": x.rows, "SPLIT": c.Split, "BC": c.Keys, "TX": c.Lanes, "TQ": c.Keys / c.Lanes / 4, "QUADS": quads,
-		"GRAN": gran, "QG": gran * el / 4, "SHIFT": when(gran == 4, 1), "KLOADS": ceil(c.Keys*gran, decodeThreads),
-		"KT": c.Keys / 2, "QSLOTS": qslots, "QROWS": x.rows / qslots,
-		"VLOADS": ceil(jc*vg, decodeThreads), "VG": vg, "JC": jc, "VCHUNKS": c.Keys / jc,
-		"PSLOTS": pslots, "PROWS": x.rows / pslots, "WIDTH": x.width / 4,
-	}))
+		"FULL": when(full && (wide || kv == backend.Q8), 1),
+		"EL":   el, "THREADS": threads, "ROWS": x.rows, "SPLIT": c.Split, "BC": c.Keys, "TX": c.Lanes, "QUADS": c.Width / 4,
+		"CHUNKS": ceil(x.d.Dim, 4*el), "QN": x.rows * el, "KN": 4 * c.Keys, "KLOADS": ceil(4*c.Keys, threads),
+		"PN": x.rows * c.Keys / 16, "SQ": ceil(x.rows*c.Keys/4, threads), "SN": 1, "RN": 1, "UNIT": 1,
+		"COLS": columns, "AHEAD": ahead, "VN": ahead * columns, "ACC": x.rows * columns, "WIDTH": x.width / 4,
+	}
+	if kv == backend.Q8 {
+		consts["SN"] = c.Keys / 4
+	}
+	if wide && el == 8 {
+		consts["UNIT"] = 2
+	}
+	if x.HasTable() {
+		consts["RN"] = 2 * c.Keys
+	}
+	shader, l := shaders.Decode, &x.b.dev.Limits
+	shader.Threads, shader.WorkgroupMemory = threads, decodeMemory(consts)
+	if threads > int(l.MaxComputeInvocationsPerWorkgroup) || shader.WorkgroupMemory > int(l.MaxComputeWorkgroupStorageSize) {
+		if x.rows > 1 && threads <= int(l.MaxComputeInvocationsPerWorkgroup) {
+			x.rows /= 2
+			return x.variants()
+		}
+		return fmt.Errorf("decoding needs %d threads and %d bytes of workgroup memory, %s has %d and %d: %w",
+			threads, shader.WorkgroupMemory, x.b.info.Name, l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupStorageSize, backend.ErrUnsupported)
+	}
+	x.splits = x.withBindings(queue.NewKernel(shader, consts))
 	x.merge = queue.NewKernel(shaders.SplitMerge, map[string]int{
-		"EXPAND": expand, "SPLIT": c.Split, "TX": c.Lanes, "QUADS": quads, "WIDTH": x.width / 4,
+		"EXPAND": expand, "SPLIT": c.Split, "TX": c.Lanes, "QUADS": c.Width / 4, "WIDTH": x.width / 4,
 	})
+	return nil
+}
+
+// decodeMemory returns the workgroup memory of decode.wgsl in bytes.
+func decodeMemory(consts map[string]int) int {
+	return 16*(consts["KN"]+consts["CHUNKS"]*consts["QN"]+consts["PN"]+consts["SN"]) + 32 + 8*consts["RN"]
 }
 
 func (x *decode) op() *queue.Op {
@@ -182,7 +198,7 @@ func (x *decode) step(p queue.Piece) queue.Step {
 }
 
 func (x *decode) describe(p *backend.Plan, e queue.Extent) {
-	load := "16 bytes a load"
+	load := "16 bytes a load of K"
 	if x.c.K.DType() == backend.Q8 {
 		load = "4 integers a load"
 	} else if x.splits.Consts["WIDE"] == 0 {

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -281,34 +282,50 @@ func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 	}
 }
 
-// TestDecodeWhereItCan lowers each limit of decoding to just enough and to less. Below it,
-// the prefill path takes the call, with the same bits.
+// TestDecodeWhereItCan lowers each limit of decoding to just enough and to less. With less
+// workgroup memory, a workgroup has fewer rows. Below that decoding is refused, and below
+// the other limits the prefill path takes the call. All yield the same bits.
 func TestDecodeWhereItCan(t *testing.T) {
-	const sk, d = 2100, 16
+	const heads, sk, d = 8, 2100, 128
+	memory := func(rows int) uint32 {
+		const kn, chunks = 4 * d, d / 16
+		return uint32(16*(kn+chunks*4*rows+rows*d/16+1) + 32 + 8)
+	}
 	var want []float32
 	for _, x := range []struct {
-		name    string
-		limits  gputypes.Limits
-		decodes bool
+		name   string
+		limits gputypes.Limits
+		rows   int // of a workgroup, 0 for prefill
 	}{
-		{"all limits", gputypes.Limits{}, true},
-		{"128 threads", gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 128}, true},
-		{"64 threads", gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 64}, false},
-		{"workgroup memory for it", gputypes.Limits{MaxComputeWorkgroupStorageSize: uint32(shaders.Decode.WorkgroupMemory)}, true},
-		{"a word less", gputypes.Limits{MaxComputeWorkgroupStorageSize: uint32(shaders.Decode.WorkgroupMemory - 4)}, false},
-		{"a binding of a split", gputypes.Limits{MaxStorageBufferBindingSize: 1024 * d * 4}, true},
-		{"a binding of half a split", gputypes.Limits{MaxStorageBufferBindingSize: 512 * d * 4}, false},
+		{"all limits", gputypes.Limits{}, 8},
+		{"128 threads", gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 128}, 8},
+		{"64 threads", gputypes.Limits{MaxComputeInvocationsPerWorkgroup: 64}, 0},
+		{"workgroup memory for 8 rows", gputypes.Limits{MaxComputeWorkgroupStorageSize: memory(8)}, 8},
+		{"a word less", gputypes.Limits{MaxComputeWorkgroupStorageSize: memory(8) - 4}, 4},
+		{"workgroup memory for 1 row", gputypes.Limits{MaxComputeWorkgroupStorageSize: memory(1)}, 1},
+		{"a word less than that", gputypes.Limits{MaxComputeWorkgroupStorageSize: memory(1) - 4}, -1}, // too little for prefill
+		{"a binding of a split", gputypes.Limits{MaxStorageBufferBindingSize: 1024 * d * 4}, 8},
+		{"a binding of half a split", gputypes.Limits{MaxStorageBufferBindingSize: 512 * d * 4}, 0},
 	} {
 		b := open(t, Options{Limits: x.limits})
 		k := upload(t, b, host(t, backend.Shape{1, 1, sk, d}, wave))
-		c := &backend.Call{Q: upload(t, b, host(t, backend.Shape{1, 1, 1, d}, wave)), K: k, V: k,
-			O: alloc(t, b, backend.F32, backend.Shape{1, 1, 1, d}), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+		c := &backend.Call{Q: upload(t, b, host(t, backend.Shape{1, heads, 1, d}, wave)), K: k, V: k,
+			O: alloc(t, b, backend.F32, backend.Shape{1, heads, 1, d}), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+		if x.rows < 0 {
+			if _, err := b.newDecode(c); !errors.Is(err, backend.ErrUnsupported) {
+				t.Errorf("%s: got %v, should be %v", x.name, err, backend.ErrUnsupported)
+			}
+			b.Close()
+			continue
+		}
 		plan, err := b.Plan(t.Context(), c)
 		if err != nil {
 			t.Fatalf("%s: %v", x.name, err)
 		}
-		if got := strings.Contains(plan.Path, "decode"); got != x.decodes {
+		if decodes := strings.Contains(plan.Path, "decode"); decodes != (x.rows > 0) {
 			t.Errorf("%s: the path is %s", x.name, plan.Path)
+		} else if decodes && !strings.Contains(plan.Cut, fmt.Sprintf("blocks of %d rows", x.rows)) {
+			t.Errorf("%s: %s, should have blocks of %d rows", x.name, plan.Cut, x.rows)
 		}
 		if err := b.Attention(context.Background(), c); err != nil {
 			t.Fatalf("%s: %v", x.name, err)

@@ -12,7 +12,7 @@ import (
 var options = map[string]map[string][]uint32{
 	"attention":  {"IN": {0, 2}, "KV": {0, 1, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}},
 	"flash":      {"IN": {0, 1}, "KV": {0, 2, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}, "OUT16": {0, 1}, "VEC": {0, 1}, "PAIRED": {0, 1}},
-	"decode":     {"IN": {0, 1}, "KV": {0, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}, "WIDE": {0, 1}, "EXTRA": {0, 1}},
+	"decode":     {"IN": {0, 1}, "KV": {0, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}, "WIDE": {0, 1}, "FULL": {0, 1}, "EXTRA": {0, 1}},
 	"splitmerge": {"EXPAND": {0, 2}},
 	"matmul":     {"A": {0, 1}, "W": {0, 2}, "AVEC": {0, 1}, "WVEC": {0, 1}, "ALONG": {0, 1}, "SKIP": {0, 1}},
 	"softmax":    {"EXPAND": {0, 1}, "BOTH": {0, 1}, "HELD": {0, 1}},
