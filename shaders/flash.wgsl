@@ -77,6 +77,8 @@ const KV: u32 = 0u; // type of k and v: the same, or 4 q8
 const PAGED: u32 = 0u; // 1: k and v are pools of pages, see common/pages.wgsl
 const OUT16: u32 = 0u; // 1: elements of o have 16 bits
 const VEC: u32 = 0u; // 1: q, k and v (unless q8) are contiguous along D, in aligned fours
+const Q2: u32 = 0u; // 1: q is bound as fours of 16-bit elements; needs VEC
+const KV2: u32 = 0u; // the same for k and v
 const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
 const EXTRA: u32 = 1u; // see common/options.wgsl
 const PAIRED: u32 = 1u; // 0: the call has no softcap, mask, bias, slopes or dropout
@@ -103,9 +105,12 @@ const VN: u32 = 2u; // the same for v: JJ·TX·TX·CV / THREADS, rounded up
 const STEPS: u32 = 4u; // KT / JJ
 const SPLIT: u32 = 1024u; // keys of a split
 
-@group(0) @binding(0) var<storage, read> q: array<vec4<u32>>;
-@group(0) @binding(1) var<storage, read> k: array<vec4<u32>>;
-@group(0) @binding(2) var<storage, read> v: array<vec4<u32>>;
+@group(0) @binding(0) var<storage, read> q: array<vec4<u32>>; // !Q2
+@group(0) @binding(0) var<storage, read> q: array<vec2<u32>>; // Q2
+@group(0) @binding(1) var<storage, read> k: array<vec4<u32>>; // !KV2
+@group(0) @binding(1) var<storage, read> k: array<vec2<u32>>; // KV2
+@group(0) @binding(2) var<storage, read> v: array<vec4<u32>>; // !KV2
+@group(0) @binding(2) var<storage, read> v: array<vec2<u32>>; // KV2
 @group(0) @binding(3) var<storage, read> mask: array<u32>;
 @group(0) @binding(4) var<storage, read> bias: array<u32>;
 @group(0) @binding(5) var<storage, read_write> o: array<u32>; // !OUT16
@@ -120,6 +125,60 @@ const SPLIT: u32 = 1024u; // keys of a split
 // Used by the products with K and with V in turn, and for maxima, sums and outputs.
 var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // q [row][depth/4], p [key][row/4]
 var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // k [key][depth/4], v [key][column/4]
+
+// stored_$x returns elements d to d + 3 of the row of $x that begins at element at, as $x
+// holds them: the bits of four f32, two words of four 16-bit elements, or a word of q8 and
+// the row's scale. Elements beyond the end of the row are 0. Registers hold these until they
+// are converted on their way to workgroup memory, so that loads wait for no conversion.
+// each $x $TYPE $TWO: q IN Q2, k KV KV2, v KV KV2
+fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
+    var x = vec4<u32>(0u);
+    if ($TYPE == 4u) { // static
+        if (d < end) {
+            let i = at + 1u + d / 4u;
+            x.x = $x[i >> 2u][i & 3u];
+            x.y = $x[at >> 2u][at & 3u];
+        }
+    }
+    if ($TYPE != 4u) { // static
+        if (VEC == 1u) { // static
+            if (d < end) {
+                let four = $x[(at + d) >> 2u];
+                if ($TWO == 0u) { // static
+                    x = four;
+                }
+                if ($TWO == 1u) { // static
+                    x = vec4<u32>(four.x, four.y, 0u, 0u);
+                }
+            }
+        }
+        if (VEC == 0u) { // static
+            for (var e = 0u; e < 4u; e++) { // unroll always
+                if (d + e < end) { x[e] = bitcast<u32>(scalar_$x(at + (d + e) * step)); }
+            }
+        }
+    }
+    return x;
+}
+
+// value_$x returns the elements that stored_$x returned.
+// each $x $TYPE $TWO: q IN Q2, k KV KV2, v KV KV2
+fn value_$x(x: vec4<u32>) -> vec4<f32> {
+    var r = bitcast<vec4<f32>>(x);
+    if ($TYPE == 4u) { // static
+        r = integers(x.x) * bitcast<f32>(x.y);
+    }
+    if ($TWO == 1u) { // static
+        if ($TYPE == 1u) { // static
+            r = vec4<f32>(unpack2x16float(x.x), unpack2x16float(x.y));
+        }
+        if ($TYPE == 2u) { // static
+            let bits = vec4<u32>(x.x << 16u, x.x & 0xffff0000u, x.y << 16u, x.y & 0xffff0000u);
+            r = bitcast<vec4<f32>>(bits);
+        }
+    }
+    return r;
+}
 
 // Scores are the scores of four rows with one key, before their unit.
 struct Scores {
@@ -314,28 +373,28 @@ fn main(
                 s[i] = vec4<f32>(0.0);
             }
             for (var d0 = 0u; d0 < p.dim; d0 += 4u * QD) {
-                var qr: array<vec4<f32>, QN>;
-                var kr: array<vec4<f32>, KN>;
+                var qr: array<vec4<u32>, QN>;
+                var kr: array<vec4<u32>, KN>;
                 for (var n = 0u; n < QN; n++) { // unroll
                     let x = t + THREADS * n;
-                    qr[n] = load4_q(q_at + min(r0 + x / QD, p.rows - 1u) * p.q.s, d0 + 4u * (x % QD), p.dim, p.q.d);
+                    qr[n] = stored_q(q_at + min(r0 + x / QD, p.rows - 1u) * p.q.s, d0 + 4u * (x % QD), p.dim, p.q.d);
                 }
                 for (var n = 0u; n < KN; n++) { // unroll
                     let x = t + THREADS * n;
-                    kr[n] = load4_k(k_row(k_at, batch, min(j0 + x / QD, p.keys - 1u)), d0 + 4u * (x % QD), p.dim, p.k.d);
+                    kr[n] = stored_k(k_row(k_at, batch, min(j0 + x / QD, p.keys - 1u)), d0 + 4u * (x % QD), p.dim, p.k.d);
                 }
                 workgroupBarrier();
                 for (var n = 0u; n < QN; n++) { // unroll
                     let x = t + THREADS * n;
                     if (x < TY * ROWS * QD) {
-                        a[x / (QD * ROWS)][x % (QD * ROWS)] = qr[n];
+                        a[x / (QD * ROWS)][x % (QD * ROWS)] = value_q(qr[n]);
                     }
                 }
                 for (var n = 0u; n < KN; n++) { // unroll
                     let x = t + THREADS * n;
                     if (x < TX * KT * QD) {
                         let key = x / QD;
-                        b[key % TX][(key / TX) * QD + x % QD] = kr[n];
+                        b[key % TX][(key / TX) * QD + x % QD] = value_k(kr[n]);
                     }
                 }
                 workgroupBarrier();
@@ -458,11 +517,11 @@ fn main(
             for (var c = 0u; c < STEPS; c++) {
                 for (var turn = 0u; turn < VP; turn++) { // unroll
                     let j1 = j0 + c * (JJ * TX);
-                    var vr: array<vec4<f32>, VN>;
+                    var vr: array<vec4<u32>, VN>;
                     for (var n = 0u; n < VN; n++) { // unroll
                         let x = t + THREADS * n;
                         let column = 4u * (turn * (TX * CV) + x % (TX * CV));
-                        vr[n] = load4_v(v_row(v_at, batch, min(j1 + x / (TX * CV), p.keys - 1u)), column, p.vdim, p.v.d);
+                        vr[n] = stored_v(v_row(v_at, batch, min(j1 + x / (TX * CV), p.keys - 1u)), column, p.vdim, p.v.d);
                     }
                     workgroupBarrier();
                     if (turn == 0u) {
@@ -489,7 +548,7 @@ fn main(
                         let x = t + THREADS * n;
                         if (x < JJ * TX * TX * CV) {
                             let quad = x % (TX * CV);
-                            b[quad % TX][(x / (TX * CV)) * CV + quad / TX] = vr[n];
+                            b[quad % TX][(x / (TX * CV)) * CV + quad / TX] = value_v(vr[n]);
                         }
                     }
                     workgroupBarrier();

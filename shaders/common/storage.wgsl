@@ -38,32 +38,24 @@ fn scalar_$x(i: u32) -> f32 {
 // load4_$x returns elements d to d + 3 of the row of the binding $x: array<vec4<u32>> that
 // begins at element at, with zeros beyond the row's end. The row has end elements, step
 // apart; with $VEC = 1 they are contiguous, in aligned fours.
-// each $x $TYPE $VEC: q IN VEC, k KV VEC, v KV VEC, a A AVEC, w W WVEC
+// each $x $TYPE $VEC: a A AVEC, w W WVEC
 fn load4_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<f32> {
     var x = vec4<f32>(0.0);
-    if ($TYPE == 4u) { // static
+    if ($VEC == 1u) { // static
         if (d < end) {
-            let i = at + 1u + d / 4u;
-            x = integers($x[i >> 2u][i & 3u]) * bitcast<f32>($x[at >> 2u][at & 3u]);
+            let i = at + d;
+            if ($TYPE == 0u) { // static
+                let bits = $x[i >> 2u]; // gogpu's compiler misses names inside of bitcast
+                x = bitcast<vec4<f32>>(bits);
+            }
+            if ($TYPE != 0u) { // static
+                x = decode16($x[i >> 3u][(i >> 1u) & 3u], $x[i >> 3u][((i >> 1u) & 3u) + 1u], $TYPE);
+            }
         }
     }
-    if ($TYPE != 4u) { // static
-        if ($VEC == 1u) { // static
-            if (d < end) {
-                let i = at + d;
-                if ($TYPE == 0u) { // static
-                    let bits = $x[i >> 2u]; // gogpu's compiler misses names inside of bitcast
-                    x = bitcast<vec4<f32>>(bits);
-                }
-                if ($TYPE != 0u) { // static
-                    x = decode16($x[i >> 3u][(i >> 1u) & 3u], $x[i >> 3u][((i >> 1u) & 3u) + 1u], $TYPE);
-                }
-            }
-        }
-        if ($VEC == 0u) { // static
-            for (var e = 0u; e < 4u; e++) { // unroll always
-                if (d + e < end) { x[e] = scalar_$x(at + (d + e) * step); }
-            }
+    if ($VEC == 0u) { // static
+        for (var e = 0u; e < 4u; e++) { // unroll always
+            if (d + e < end) { x[e] = scalar_$x(at + (d + e) * step); }
         }
     }
     return x;

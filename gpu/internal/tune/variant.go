@@ -198,6 +198,7 @@ func (s Shape) Kernel(v Variant) queue.Kernel {
 		turns, rows := key.turns, 4*v.rv
 		sa, sb := v.lengths()
 		up := func(n int) int { return (n + v.threads() - 1) / v.threads() }
+		two := func(t backend.DType) bool { return key.wide && (t == backend.F16 || t == backend.BF16) }
 		flag := func(on bool) int {
 			if on {
 				return 1
@@ -205,7 +206,7 @@ func (s Shape) Kernel(v Variant) queue.Kernel {
 			return 0
 		}
 		return map[string]int{
-			"EXPAND": int(v.Expand), "IN": int(s.In), "KV": int(s.KV), "OUT16": flag(s.Half), "VEC": flag(key.wide), "PAIRED": flag(s.Paired),
+			"EXPAND": int(v.Expand), "IN": int(s.In), "KV": int(s.KV), "OUT16": flag(s.Half), "VEC": flag(key.wide), "Q2": flag(two(s.In)), "KV2": flag(two(s.KV)), "PAIRED": flag(s.Paired),
 			"TX": v.Lanes, "TY": v.ty, "THREADS": v.threads(), "RV": v.rv, "KT": v.kt(), "CV": v.cv, "VP": turns,
 			"QD": v.qd, "JJ": v.jj, "ER": v.together(), "SA": sa, "SB": sb, "S4": v.RowsByKeys(), "ROWS": rows,
 			"COLS": v.cv * turns, "O4": rows * v.cv * turns, "KEEP": v.keep(s.ValueDim), "STEPS": v.kt() / v.jj, "SPLIT": v.Split,
