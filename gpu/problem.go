@@ -126,8 +126,9 @@ func (a *attention) all() cut.Box { return cut.Space(a.d.Batch, a.d.Heads, a.d.S
 // change only where rows are loaded from.
 func (a *attention) shape() tune.Shape {
 	d, c, l := a.d, a.c, &a.b.dev.Limits
+	tiling := tune.TilingOf(d.Dim, d.ValueDim)
 	return tune.Shape{
-		Tiling: tune.TilingOf(d.Dim, d.ValueDim), ValueDim: d.ValueDim, Heads: d.Batch * d.Heads, SeqQ: d.SeqQ,
+		Tiling: tiling, ValueDim: d.ValueDim, Partial: d.Dim < tiling.Width || d.ValueDim%(4*tiling.Lanes) != 0, Heads: d.Batch * d.Heads, SeqQ: d.SeqQ,
 		In: c.Q.DType(), KV: c.K.DType(),
 		Paired:   a.paired(),
 		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType() == backend.Q8 || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),

@@ -79,6 +79,7 @@ const OUT16: u32 = 0u; // 1: elements of o have 16 bits
 const VEC: u32 = 0u; // 1: q, k and v (unless q8) are contiguous along D, in aligned fours
 const Q2: u32 = 0u; // 1: q is bound as fours of 16-bit elements; needs VEC
 const KV2: u32 = 0u; // the same for k and v
+const FULL: u32 = 0u; // 1: rows of q, k and v fill the chunks of 4·QD and the turns; needs VEC
 const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
 const EXTRA: u32 = 1u; // see common/options.wgsl
 const PAIRED: u32 = 1u; // 0: the call has no softcap, mask, bias, slopes or dropout
@@ -134,7 +135,7 @@ var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // k [key][depth/4], v [key][
 fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
     var x = vec4<u32>(0u);
     if ($TYPE == 4u) { // static
-        if (d < end) {
+        if (FULL == 1u || d < end) {
             let i = at + 1u + d / 4u;
             x.x = $x[i >> 2u][i & 3u];
             x.y = $x[at >> 2u][at & 3u];
@@ -142,7 +143,7 @@ fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
     }
     if ($TYPE != 4u) { // static
         if (VEC == 1u) { // static
-            if (d < end) {
+            if (FULL == 1u || d < end) {
                 let four = $x[(at + d) >> 2u];
                 if ($TWO == 0u) { // static
                     x = four;
@@ -386,13 +387,13 @@ fn main(
                 workgroupBarrier();
                 for (var n = 0u; n < QN; n++) { // unroll
                     let x = t + THREADS * n;
-                    if (x < TY * ROWS * QD) {
+                    if (QN * THREADS == TY * ROWS * QD || x < TY * ROWS * QD) {
                         a[x / (QD * ROWS)][x % (QD * ROWS)] = value_q(qr[n]);
                     }
                 }
                 for (var n = 0u; n < KN; n++) { // unroll
                     let x = t + THREADS * n;
-                    if (x < TX * KT * QD) {
+                    if (KN * THREADS == TX * KT * QD || x < TX * KT * QD) {
                         let key = x / QD;
                         b[key % TX][(key / TX) * QD + x % QD] = value_k(kr[n]);
                     }
@@ -546,7 +547,7 @@ fn main(
                     }
                     for (var n = 0u; n < VN; n++) { // unroll
                         let x = t + THREADS * n;
-                        if (x < JJ * TX * TX * CV) {
+                        if (VN * THREADS == JJ * TX * TX * CV || x < JJ * TX * TX * CV) {
                             let quad = x % (TX * CV);
                             b[quad % TX][(x / (TX * CV)) * CV + quad / TX] = value_v(vr[n]);
                         }

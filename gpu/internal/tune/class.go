@@ -17,6 +17,7 @@ type class struct {
 	dim, valueDim      int
 	in, kv             backend.DType
 	paired, wide, half bool
+	partial            bool
 	rows               int  // the most rows of all heads; 0 is no bound
 	short              bool // at most shortRows a head, so that large tiles are partly empty
 }
@@ -31,7 +32,7 @@ func (s Shape) class() class {
 	columns := 4 * s.Tiling.Lanes
 	k := class{
 		dim: s.Tiling.Width, valueDim: (s.ValueDim + columns - 1) / columns * columns,
-		in: s.In, kv: s.KV, paired: s.Paired, wide: s.Wide, half: s.Half, short: s.SeqQ <= shortRows,
+		in: s.In, kv: s.KV, paired: s.Paired, wide: s.Wide, half: s.Half, short: s.SeqQ <= shortRows, partial: s.Partial,
 	}
 	for _, n := range rowClasses {
 		if s.Heads*s.SeqQ <= n {
@@ -48,7 +49,7 @@ func (k class) unhashed() Class {
 	for _, f := range []struct {
 		on   bool
 		name string
-	}{{k.kv != k.in, "kv-" + k.kv.String()}, {k.paired, "paired"}, {!k.wide, "scalar"}, {k.half, "half-out"}, {k.short, "short"}} {
+	}{{k.kv != k.in, "kv-" + k.kv.String()}, {k.paired, "paired"}, {!k.wide, "scalar"}, {k.half, "half-out"}, {k.short, "short"}, {k.partial, "partial"}} {
 		if f.on {
 			features = append(features, f.name)
 		}

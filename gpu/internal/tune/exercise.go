@@ -91,6 +91,10 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 			out = backend.F16
 		}
 	}
+	dim, valueDim := k.dim, k.valueDim
+	if k.partial {
+		dim, valueDim = dim-4, valueDim-4
+	}
 	x.long.Scale = float32(1 / math.Sqrt(float64(k.dim)))
 	x.long.Visible = backend.Everything()
 	var mask backend.Tensor
@@ -102,9 +106,9 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 		wide  bool
 		skip  bool
 	}{
-		{&x.long.Q, k.in, backend.Shape{1, 1, perHead, k.dim}, k.wide, false},
-		{&x.long.K, k.kv, backend.Shape{1, 1, most, k.dim}, k.wide, false},
-		{&x.long.V, k.kv, backend.Shape{1, 1, most, k.valueDim}, k.wide, false},
+		{&x.long.Q, k.in, backend.Shape{1, 1, perHead, dim}, k.wide, false},
+		{&x.long.K, k.kv, backend.Shape{1, 1, most, dim}, k.wide, false},
+		{&x.long.V, k.kv, backend.Shape{1, 1, most, valueDim}, k.wide, false},
 		{&x.long.Bias, backend.F32, backend.Shape{1, 1, perHead, most}, true, !k.paired},
 		{&mask, backend.Bool, backend.Shape{1, 1, perHead, most}, true, !k.paired},
 	} {
@@ -119,7 +123,7 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 			return nil, err
 		}
 	}
-	if x.long.O, err = x.alloc(out, backend.Shape{1, heads, perHead, k.valueDim}); err != nil {
+	if x.long.O, err = x.alloc(out, backend.Shape{1, heads, perHead, valueDim}); err != nil {
 		return nil, err
 	}
 	if x.long.LSE, err = x.alloc(backend.F32, backend.Shape{1, heads, perHead, 1}); err != nil {

@@ -87,7 +87,7 @@ func (f *fake) Run(ctx context.Context, c *backend.Call, v Variant, rounds int) 
 var (
 	info = backend.Info{Device: "GPU", Driver: "driver", Provider: "provider"}
 	soft = Shape{
-		Tiling: TilingOf(24, 24), ValueDim: 24, Heads: 4, SeqQ: 40, In: backend.F32, KV: backend.F32, Wide: true, Software: true,
+		Tiling: TilingOf(24, 24), ValueDim: 24, Partial: true, Heads: 4, SeqQ: 40, In: backend.F32, KV: backend.F32, Wide: true, Software: true,
 		Limits: Limits{Threads: 256, Memory: 32 << 10, Binding: 1 << 27},
 	}
 )
@@ -111,6 +111,7 @@ func TestClasses(t *testing.T) {
 		{"another type of keys", func(s *Shape) { s.KV = backend.F16 }, false},
 		{"a mask", func(s *Shape) { s.Paired = true }, false},
 		{"odd strides", func(s *Shape) { s.Wide = false }, false},
+		{"heads that fill the class", func(s *Shape) { s.Partial = false }, false},
 		{"a 16 bit output", func(s *Shape) { s.Half = true }, false},
 		{"a larger head", func(s *Shape) { s.Tiling = TilingOf(80, 64) }, false},
 	} {

@@ -186,12 +186,19 @@ type kernelKey struct {
 	turns              int
 	in, kv             backend.DType
 	paired, wide, half bool
+	full               bool
+}
+
+// full reports whether rows fill what v stages of them, so that it need not look for
+// their end.
+func (s Shape) full(v Variant) bool {
+	return s.Wide && !s.Partial && !v.Scalar && v.Width%(4*v.qd) == 0 && s.ValueDim%(4*v.Lanes*v.cv) == 0
 }
 
 // Kernel returns the kernel of v for calls of shape s. The caller must not change its
 // constants.
 func (s Shape) Kernel(v Variant) queue.Kernel {
-	key := kernelKey{v, v.turns(s.ValueDim), s.In, s.KV, s.Paired, s.Wide && !v.Scalar, s.Half}
+	key := kernelKey{v, v.turns(s.ValueDim), s.In, s.KV, s.Paired, s.Wide && !v.Scalar, s.Half, s.full(v)}
 	shader := shaders.Flash
 	shader.WorkgroupMemory, shader.Threads = v.memory(), v.threads()
 	return queue.Cached(key, shader, func() map[string]int {
@@ -206,7 +213,7 @@ func (s Shape) Kernel(v Variant) queue.Kernel {
 			return 0
 		}
 		return map[string]int{
-			"EXPAND": int(v.Expand), "IN": int(s.In), "KV": int(s.KV), "OUT16": flag(s.Half), "VEC": flag(key.wide), "Q2": flag(two(s.In)), "KV2": flag(two(s.KV)), "PAIRED": flag(s.Paired),
+			"EXPAND": int(v.Expand), "IN": int(s.In), "KV": int(s.KV), "OUT16": flag(s.Half), "VEC": flag(key.wide), "Q2": flag(two(s.In)), "KV2": flag(two(s.KV)), "FULL": flag(key.full), "PAIRED": flag(s.Paired),
 			"TX": v.Lanes, "TY": v.ty, "THREADS": v.threads(), "RV": v.rv, "KT": v.kt(), "CV": v.cv, "VP": turns,
 			"QD": v.qd, "JJ": v.jj, "ER": v.together(), "SA": sa, "SB": sb, "S4": v.RowsByKeys(), "ROWS": rows,
 			"COLS": v.cv * turns, "O4": rows * v.cv * turns, "KEEP": v.keep(s.ValueDim), "STEPS": v.kt() / v.jj, "SPLIT": v.Split,
@@ -231,6 +238,7 @@ type Shape struct {
 
 	In, KV   backend.DType // of queries, and of keys and values
 	Paired   bool          // there is a mask, a bias or softcap
+	Partial  bool          // keys have fewer elements than Tiling.Width, or values than whole vec4 of lanes
 	Wide     bool          // elements along D are adjacent, and rows begin at multiples of 4
 	Half     bool          // the output has 16-bit elements
 	Software bool          // the device is a software driver

@@ -53,7 +53,7 @@ func TestVariants(t *testing.T) {
 		}
 	}
 	// The constants of the unchanged file are those of L of class 64.
-	s := Shape{Tiling: TilingOf(64, 64), ValueDim: 64, In: backend.F32, KV: backend.F32, Paired: true}
+	s := Shape{Tiling: TilingOf(64, 64), ValueDim: 64, In: backend.F32, KV: backend.F32, Partial: true, Paired: true}
 	k := s.Kernel(variants[s.Tiling][0])
 	have := shaders.Flash.Constants()
 	for name, value := range k.Consts {
@@ -63,6 +63,32 @@ func TestVariants(t *testing.T) {
 	}
 	if k.Shader.WorkgroupMemory != shaders.Flash.WorkgroupMemory || k.Shader.Threads != shaders.Flash.Threads {
 		t.Errorf("L has %d bytes and %d threads, the file %d and %d", k.Shader.WorkgroupMemory, k.Shader.Threads, shaders.Flash.WorkgroupMemory, shaders.Flash.Threads)
+	}
+}
+
+// Only kernels for rows that fill all stages omit the guards at the ends of rows.
+func TestFull(t *testing.T) {
+	for _, c := range []struct {
+		variant       string
+		dim, valueDim int
+		partial, wide bool
+		want          bool
+	}{
+		{"L", 64, 64, false, true, true},
+		{"L", 64, 64, true, true, false},
+		{"L", 64, 64, false, false, false},
+		{"L", 64, 32, false, true, false}, // half a turn of columns
+		{"L", 80, 80, false, true, true},
+		{"L32", 80, 80, false, true, false}, // two chunks and a half
+		{"L32", 96, 96, false, true, true},
+		{"L32", 256, 256, false, true, true},
+	} {
+		s := Shape{Tiling: TilingOf(c.dim, c.valueDim), ValueDim: c.valueDim, Partial: c.partial, Wide: c.wide}
+		for _, v := range variants[s.Tiling] {
+			if v.Name == c.variant && (s.full(v) != c.want || s.full(v.Quick())) {
+				t.Errorf("%+v: full is %v, on software drivers %v", c, s.full(v), s.full(v.Quick()))
+			}
+		}
 	}
 }
 
