@@ -149,7 +149,7 @@ func (x *prefill) step(p queue.Piece) queue.Step {
 	}
 	blocks := ceil(p.Len(cut.Row), x.rows)
 	w := &shaders.AttentionParams{
-		Blocks: blocks, Heads: p.Len(cut.Head), Head0: p.Lo[cut.Head], Group: max(x.K.Group, 1),
+		Blocks: blocks, Heads: p.Len(cut.Head), BatchHeads: p.Len(cut.Batch) * p.Len(cut.Head), Head0: p.Lo[cut.Head], Group: max(x.K.Group, 1),
 		Rows: p.Len(cut.Row), Row0: p.Lo[cut.Row], Keys: p.Len(cut.Col), Key0: p.Lo[cut.Col], AllKeys: x.d.SeqK, Dim: x.d.Dim, VDim: x.d.ValueDim,
 		Flags:   when(!p.First, shaders.GoOn) | when(!p.Last, shaders.Leave) | when(!x.c.LSE.IsZero(), shaders.WantLSE),
 		OutType: int(x.c.O.DType()), Running: int(x.totals(p.Of.Box) / 16),

@@ -274,6 +274,21 @@ fn without_dropped(weights: vec4<f32>, batch: u32, head: u32, row: u32, j: u32) 
     return select(weights, vec4<f32>(HIDDEN), x < vec4<u32>(p.threshold));
 }
 
+// block_of returns which query block the n-th workgroup of each head computes. Blocks with
+// many visible keys come first, so that the last workgroups to run are short. The number of
+// visible keys of row i, min(i + hi, keys) - max(i + lo, 0), falls with the distance from
+// the middle of the rows that see the most: blocks follow each other outwards from there,
+// upper and lower in turns as long as there are both. Pieces of keys keep the order.
+fn block_of(n: u32) -> u32 {
+    let middle = i32(p.all_keys) / 2 - p.hi / 2 - p.lo / 2 - i32(p.row0);
+    let first = u32(clamp(middle / i32(TY * ROWS), 0, i32(p.blocks) - 1));
+    let both = min(first, p.blocks - 1u - first); // blocks that have a partner on the other side
+    if (n > 2u * both) {
+        return select(first - (n - both), first + (n - both), first == both);
+    }
+    return select(first - n / 2u, first + (n + 1u) / 2u, n % 2u == 1u);
+}
+
 @compute @workgroup_size(128)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -286,9 +301,9 @@ fn main(
     }
     let tx = (t / 2u) % TX;
     let ty = t / (2u * TX) * 2u + t % 2u;
-    let r0 = (id % p.blocks) * (TY * ROWS);
-    let head = (id / p.blocks) % p.heads;
-    let batch = id / p.blocks / p.heads;
+    let r0 = block_of(id / p.batch_heads) * (TY * ROWS);
+    let head = (id % p.batch_heads) % p.heads;
+    let batch = (id % p.batch_heads) / p.heads;
     let kv_head = (p.head0 + head) / p.group - p.head0 / p.group;
     let q_at = p.q.base + batch * p.q.b + head * p.q.h;
     let k_batch = select(batch * p.k.b, 0u, PAGED == 1u);

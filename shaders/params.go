@@ -90,6 +90,7 @@ type AttentionParams struct {
 	Pages        int     // pages of a batch in the table
 	TableAt      int     // position of the first batch's pages in the table
 	PageBits     int     // log2 of page, 32 when page is not a power of 2
+	BatchHeads   int     // query heads of the box in all batches; flash only
 	S            Strides // scores of the softmax stage
 	Q            Strides
 	K            Strides
@@ -153,7 +154,7 @@ func (p *AttentionParams) Append(b []byte) []byte {
 	b = put32(b, uint32(p.Pages))
 	b = put32(b, uint32(p.TableAt))
 	b = put32(b, uint32(p.PageBits))
-	b = put32(b, 0)
+	b = put32(b, uint32(p.BatchHeads))
 	b = p.S.append(b)
 	b = p.Q.append(b)
 	b = p.K.append(b)

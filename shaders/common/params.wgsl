@@ -61,7 +61,7 @@ struct AttentionParams {
     pages: u32, // pages of a batch in the table
     table_at: u32, // position of the first batch's pages in the table
     page_bits: u32, // log2 of page, 32 when page is not a power of 2
-    pad0: u32,
+    batch_heads: u32, // query heads of the box in all batches; flash only
     s: Strides, // scores of the softmax stage
     q: Strides,
     k: Strides,
