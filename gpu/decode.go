@@ -96,6 +96,9 @@ func (x *decode) variants() error {
 	// A thread has a key of a tile and so many columns of the output.
 	threads := (c.Keys + 31) &^ 31
 	columns := ceil(c.Width, threads)
+	for x.rows*c.Lanes > threads { // a thread sums one class of one row
+		x.rows /= 2
+	}
 	ahead := 16 // keys, in at most as many registers
 	for ahead*columns > 16 {
 		ahead /= 2
