@@ -55,13 +55,18 @@ func testEdges(t *testing.T, dev *kernels.Device) {
 }
 
 // testHeadSizes runs D and Dv on both sides of every tile edge, and the sizes of absorbed
-// multi-head latent attention.
+// multi-head latent attention, with enough rows for prefill and, at some sizes, few enough
+// for decoding.
 func testHeadSizes(t *testing.T, dev *kernels.Device, h Harness) {
 	for i, d := range append(edges, 80, 112, 576) {
-		for _, c := range []Case{
+		cases := []Case{
 			{Name: "D", Dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 21, SeqK: 40, Dim: d, ValueDim: d}},
 			{Name: "Dv", Dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 21, SeqK: 40, Dim: 5, ValueDim: d}},
-		} {
+		}
+		if d%16 == 0 || d == 129 { // sizes that fill their tiles and one that does not
+			cases = append(cases, Case{Name: "decode D", Dims: kernels.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 4, SeqK: 40, Dim: d, ValueDim: d}})
+		}
+		for _, c := range cases {
 			c.Name, c.Seed = fmt.Sprintf("%s %d", c.Name, d), uint64(i)
 			t.Run(c.Name, func(t *testing.T) {
 				if !h.Lowered || d <= 256 {
