@@ -182,13 +182,14 @@ func TestBenchSweepsLists(t *testing.T) {
 func TestBenchPredicts(t *testing.T) {
 	backend.Register("cpu1", one{openCPU(t)})
 	path := filepath.Join(t.TempDir(), "r.json")
-	code, out, stderr := benchmark(t.Context(), "--seq", "256,1M", "--heads", "1", "--backend", "cpu1", "--budget", "20s", "--json", path)
+	code, out, stderr := benchmark(t.Context(), "--seq", "256,1M", "--heads", "1", "--dim", "8", "--backend", "cpu1", "--budget", "20s", "--json", path)
 	if code != 0 || !strings.Contains(out, "  1048576   predicted ") || !strings.Contains(out, " of the budget is left\n") {
 		t.Fatalf("exit code %d: %s%s", code, out, stderr)
 	}
 	c := decoded(t, path).Cases[1]
-	// A million keys and queries are 2.8e14 operations: minutes at the least.
-	if c.Status != report.Predicted || c.PredictedS == nil || *c.PredictedS < 60 || c.FLOPs != 256<<40 {
+	// A million keys and queries are 3.5e13 operations, minutes at the least. Small heads
+	// leave memory no reason to refuse them.
+	if c.Status != report.Predicted || c.PredictedS == nil || *c.PredictedS < 60 || c.FLOPs != 32<<40 {
 		t.Errorf("%+v", c)
 	}
 }
