@@ -32,7 +32,7 @@ type Emission struct {
 // check returns an error for flags that have no effect.
 func (e *Emission) check() error {
 	if *e != (Emission{}) && e.Emit == "" {
-		return fmt.Errorf("--seq-q, --kv-heads, --q8, --causal, --alibi and --staged select kernels for --emit DIR, which is missing: %w", backend.ErrOption)
+		return errors.New("--seq-q, --kv-heads, --q8, --causal, --alibi and --staged select kernels for --emit DIR, which is missing")
 	}
 	return nil
 }
@@ -61,13 +61,13 @@ func (e *Emission) call(s shape) (*backend.Call, emittedCall, error) {
 	kvHeads, seqQ, kv := s.heads, s.seq, s.dtype
 	switch {
 	case e.KVHeads < 0 || e.KVHeads > 0 && s.heads%e.KVHeads != 0:
-		return nil, emittedCall{}, fmt.Errorf("--kv-heads is %d, it must divide --heads, which is %d: %w", e.KVHeads, s.heads, backend.ErrOption)
+		return nil, emittedCall{}, fmt.Errorf("--kv-heads is %d, it must divide --heads, which is %d", e.KVHeads, s.heads)
 	case e.SeqQ < 0:
-		return nil, emittedCall{}, fmt.Errorf("--seq-q is %d, it must be at least 1: %w", e.SeqQ, backend.ErrOption)
+		return nil, emittedCall{}, fmt.Errorf("--seq-q is %d, it must be at least 1", e.SeqQ)
 	case e.Q8 && s.dim%4 != 0:
-		return nil, emittedCall{}, fmt.Errorf("--dim is %d, it must be a multiple of 4 with --q8: %w", s.dim, backend.ErrOption)
+		return nil, emittedCall{}, fmt.Errorf("--dim is %d, it must be a multiple of 4 with --q8", s.dim)
 	case e.Q8 && e.Staged:
-		return nil, emittedCall{}, fmt.Errorf("--q8 and --staged exclude each other: the stages take no q8 tensors: %w", backend.ErrOption)
+		return nil, emittedCall{}, errors.New("--q8 and --staged exclude each other: the stages take no q8 tensors")
 	}
 	if e.KVHeads > 0 {
 		kvHeads = e.KVHeads

@@ -52,7 +52,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	}
 	if c.Emit != "" {
 		if c.Show || c.Clear || c.Probe != "" {
-			return fmt.Errorf("--emit excludes --show, --clear and --probe: %w", backend.ErrOption)
+			return errors.New("--emit excludes --show, --clear and --probe")
 		}
 		shapes, err := c.shapes()
 		if err != nil {
