@@ -267,6 +267,20 @@ func rectangle(x, y, w, h vg.Length) vg.Rectangle {
 	return vg.Rectangle{Min: vg.Point{X: x, Y: y}, Max: vg.Point{X: x + w, Y: y + h}}
 }
 
+// corners is a heat map that plot leaves room for by its corner cells: the others do not
+// exceed them, and there may be a million, which plot looks at several times.
+type corners struct{ *plotter.HeatMap }
+
+// GlyphBoxes implements plot.GlyphBoxer.
+func (c corners) GlyphBoxes(p *plot.Plot) (boxes []plot.GlyphBox) {
+	cols, rows := c.GridXYZ.Dims()
+	room := vg.Rectangle{Min: vg.Point{X: -5, Y: -5}, Max: vg.Point{X: 5, Y: 5}} // as plotter.HeatMap
+	for _, at := range [][2]int{{0, 0}, {cols - 1, rows - 1}} {
+		boxes = append(boxes, plot.GlyphBox{X: p.X.Norm(c.GridXYZ.X(at[0])), Y: p.Y.Norm(c.GridXYZ.Y(at[1])), Rectangle: room})
+	}
+	return boxes
+}
+
 // panel returns the plot of one matrix.
 func (h *HeatMap) panel(name string, m matrix.Matrix, shades palette.ColorMap, size vg.Point) (*plot.Plot, error) {
 	p := sansPlot()
@@ -280,7 +294,7 @@ func (h *HeatMap) panel(name string, m matrix.Matrix, shades palette.ColorMap, s
 	}
 	cells.Min, cells.Max = shades.Min(), shades.Max()
 	cells.NaN, cells.Underflow, cells.Overflow = notANumber, notANumber, notANumber
-	p.Add(cells)
+	p.Add(corners{cells})
 	p.X.Label.Text, p.Y.Label.Text = "key", "query"
 	p.X.Tick.Marker, p.Y.Tick.Marker = h.Key.ticks(m.Cols, false), h.Query.ticks(m.Rows, true)
 	// Package plot sets labels too high by their descent; the padding corrects it.
