@@ -103,7 +103,7 @@ func session(b *Backend) (out []float32, err error) {
 // compiled counts the compiled pipelines.
 func (b *Backend) compiled() (n int) {
 	for _, p := range b.dev.Pipelines() {
-		if p.Compiled() {
+		if b.dev.Compiled(p) {
 			n++
 		}
 	}

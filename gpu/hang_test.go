@@ -30,6 +30,9 @@ type simulated struct {
 	live   port.Live
 	limits gputypes.Limits
 	closed bool
+
+	compile  time.Duration // how long each compilation takes
+	compiled []string      // labels
 }
 
 type simulatedBuffer struct {
@@ -71,7 +74,11 @@ func (d *simulated) CreateBuffer(size uint64, _ gputypes.BufferUsage) (port.Buff
 	return &simulatedBuffer{d: d, size: size}, nil
 }
 
-func (d *simulated) CreatePipeline(port.PipelineDesc) (port.Pipeline, error) {
+func (d *simulated) CreatePipeline(desc port.PipelineDesc) (port.Pipeline, error) {
+	time.Sleep(d.compile)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.compiled = append(d.compiled, desc.Label)
 	return simulatedPipeline{}, nil
 }
 
@@ -246,6 +253,47 @@ func TestHang(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A compiler that takes long holds up no call for longer than its context. What it compiles
+// serves the next call, and calls that need the same kernel meanwhile wait for one compilation.
+func TestSlowCompiler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, d := simulate(t, Options{}, func() time.Duration { return 0 })
+		d.compile = time.Minute
+		c := plain(t, b, 64, 64, 64)
+		attention := func(ctx context.Context) error { return b.Attention(ctx, c) }
+		for i, run := range []func(context.Context) error{
+			attention, attention, // one starts the compilation, the other finds it started
+			func(ctx context.Context) error { return b.Warmup(ctx, c, false) },
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			began := time.Now()
+			err := run(ctx)
+			cancel()
+			if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took != time.Second {
+				t.Errorf("call %d returned after %v: %v", i, took, err)
+			}
+		}
+		began, ended := time.Now(), make(chan error)
+		for range 3 {
+			go func() { ended <- attention(t.Context()) }()
+		}
+		for range 3 {
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+		if took := time.Since(began); took != 57*time.Second {
+			t.Errorf("the calls waited for %v, the compilation had 57s left", took)
+		}
+		if len(d.compiled) != 1 {
+			t.Errorf("compiled %q, want one kernel once", d.compiled)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // Submissions that end late, and not in their order, are waited for before what they write

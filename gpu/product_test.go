@@ -120,7 +120,7 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 				})
 			}
 			k := v.kernel(productShape{w: c.dtype, aWide: c.wide, wWide: c.wide, along: c.keys, skip: c.skip})
-			if !b.dev.Pipeline(k).Compiled() {
+			if !b.dev.Compiled(b.dev.Pipeline(k)) {
 				t.Errorf("%s: %s was not run", c.what, k.Key())
 			}
 		}

@@ -77,7 +77,7 @@ func TestSoftmaxGivesTheSameBits(t *testing.T) {
 				t.Errorf("%d keys: lse [%d] is %v, should be %v", keys, r, got, math.Log(sum))
 			}
 		}
-		if v := b.chooseSoftmax(keys); !b.dev.Pipeline(v).Compiled() || (v.Consts["HELD"] == 1) != (keys <= 3840) {
+		if v := b.chooseSoftmax(keys); !b.dev.Compiled(b.dev.Pipeline(v)) || (v.Consts["HELD"] == 1) != (keys <= 3840) {
 			t.Errorf("%d keys: %s is not what ran", keys, v.Key())
 		}
 		for _, o := range []struct {
@@ -89,7 +89,7 @@ func TestSoftmaxGivesTheSameBits(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("%d keys %s", keys, o.what), func(t *testing.T) {
 				got, lse, b := run(o.opt)
-				if !b.dev.Pipeline(softmaxAny).Compiled() && (o.opt.MaxWork == 0 || keys > 5*softmaxGrain) {
+				if !b.dev.Compiled(b.dev.Pipeline(softmaxAny)) && (o.opt.MaxWork == 0 || keys > 5*softmaxGrain) {
 					t.Error("the row was held")
 				}
 				for i := range want {

@@ -86,19 +86,18 @@ type Pipeline struct {
 	uniform int    // the binding of the uniform
 	pace    pace
 
-	mu       sync.Mutex // held while it compiles
-	compiled port.Pipeline
-
 	// Guarded by the lock of pipelines.
-	users int    // steps that are recorded or run with it
-	used  uint64 // when it was acquired last, in acquisitions of the device
+	compiled  port.Pipeline
+	compiling *compilation // while it is compiled
+	users     int          // steps that are recorded or run with it
+	used      uint64       // when it was acquired last, in acquisitions of the device
 }
 
-// Compiled reports whether p is compiled now.
-func (p *Pipeline) Compiled() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.compiled != nil
+// compilation is one compilation of a pipeline, for all calls that wait for it.
+type compilation struct {
+	done chan struct{} // closed at its end
+	took time.Duration
+	err  error
 }
 
 // SetSpeed sets the speed from which the pace of p is corrected, in operations a second.
@@ -130,6 +129,13 @@ func (d *Device) Pipelines() (all []*Pipeline) {
 	return all
 }
 
+// Compiled reports whether p is compiled now.
+func (d *Device) Compiled(p *Pipeline) bool {
+	d.pipelines.mu.Lock()
+	defer d.pipelines.mu.Unlock()
+	return p.compiled != nil
+}
+
 // Pipeline returns the pipeline of k, which need not be compiled.
 func (d *Device) Pipeline(k Kernel) *Pipeline {
 	h := k.hash()
@@ -149,26 +155,42 @@ func (d *Device) Pipeline(k Kernel) *Pipeline {
 }
 
 // Acquire returns p compiled. It stays so until Release. Acquire returns
-// backend.ErrUnsupported when the device does not support or accept the kernel.
+// backend.ErrUnsupported when the device does not support or accept the kernel, and the
+// error of ctx when that ends first. A compilation cannot be interrupted: it goes on for
+// the next call.
 func (d *Device) Acquire(ctx context.Context, p *Pipeline) (port.Pipeline, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	fresh := p.compiled == nil
-	if fresh {
-		if err := d.compile(ctx, p); err != nil {
-			return nil, err
-		}
-	}
 	c := &d.pipelines
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	for p.compiled == nil {
+		x := p.compiling
+		ours := x == nil
+		if ours {
+			x = &compilation{done: make(chan struct{})}
+			p.compiling = x
+			go d.compile(p, x)
+		}
+		c.mu.Unlock()
+		select {
+		case <-x.done:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if x.err != nil {
+			return nil, x.err
+		}
+		if f := backend.TraceOf(ctx).Compile; ours && f != nil {
+			f(p.kernel.Key(), x.took)
+		}
+		c.mu.Lock()
+	}
 	c.clock++
 	p.users, p.used = p.users+1, c.clock
-	if fresh {
-		c.live = append(c.live, p)
-		c.trim()
+	compiled, unused := p.compiled, c.trim()
+	c.mu.Unlock()
+	for _, u := range unused {
+		u.Release()
 	}
-	return p.compiled, nil
+	return compiled, nil
 }
 
 // Release ends the use of a pipeline that Acquire returned.
@@ -178,9 +200,9 @@ func (d *Device) Release(p *Pipeline) {
 	d.pipelines.mu.Unlock()
 }
 
-// trim releases the compiled pipelines beyond the bound that were unused for longest.
-// The caller holds the lock.
-func (c *pipelines) trim() {
+// trim removes the compiled pipelines beyond the bound that were unused for longest and
+// returns them. The caller holds the lock and releases them after it.
+func (c *pipelines) trim() (unused []port.Pipeline) {
 	for len(c.live) > c.most {
 		oldest := -1
 		for i, p := range c.live {
@@ -189,30 +211,42 @@ func (c *pipelines) trim() {
 			}
 		}
 		if oldest < 0 {
-			return
+			break
 		}
-		p := c.live[oldest]
-		if !p.mu.TryLock() { // a call is about to use it
-			return
-		}
-		p.compiled.Release()
-		p.compiled = nil
-		p.mu.Unlock()
+		unused = append(unused, c.live[oldest].compiled)
+		c.live[oldest].compiled = nil
 		c.live = slices.Delete(c.live, oldest, oldest+1)
 	}
+	return unused
 }
 
-// compile compiles p, whose lock the caller holds.
-func (d *Device) compile(ctx context.Context, p *Pipeline) error {
+// compile compiles p and ends x.
+func (d *Device) compile(p *Pipeline, x *compilation) {
 	start := time.Now()
+	compiled, err := d.create(p)
+	x.took, x.err = time.Since(start), err
+	c := &d.pipelines
+	c.mu.Lock()
+	p.compiling = nil
+	if err == nil {
+		c.clock++
+		p.compiled, p.used = compiled, c.clock
+		c.live = append(c.live, p)
+	}
+	c.mu.Unlock()
+	close(x.done)
+}
+
+// create compiles p by the driver.
+func (d *Device) create(p *Pipeline) (port.Pipeline, error) {
 	k, l := p.kernel.Shader, &d.Limits
 	if k.WorkgroupMemory > int(l.MaxComputeWorkgroupStorageSize) || k.Threads > int(l.MaxComputeInvocationsPerWorkgroup) {
-		return fmt.Errorf("kernel %s needs %d bytes of workgroup memory and %d threads, %s has %d and %d: %w", k.Name, k.WorkgroupMemory, k.Threads,
+		return nil, fmt.Errorf("kernel %s needs %d bytes of workgroup memory and %d threads, %s has %d and %d: %w", k.Name, k.WorkgroupMemory, k.Threads,
 			d.name, l.MaxComputeWorkgroupStorageSize, l.MaxComputeInvocationsPerWorkgroup, backend.ErrUnsupported)
 	}
 	src, err := k.Specialise(p.kernel.Consts)
 	if err != nil {
-		return fmt.Errorf("%w: %w", err, backend.ErrUnsupported)
+		return nil, fmt.Errorf("%w: %w", err, backend.ErrUnsupported)
 	}
 	kinds := make([]port.BindingKind, len(k.Bindings))
 	for i, c := range k.Bindings {
@@ -225,16 +259,11 @@ func (d *Device) compile(ctx context.Context, p *Pipeline) error {
 			kinds[i] = port.Uniform
 		}
 	}
-	label := p.kernel.Key()
-	compiled, err := d.Port.CreatePipeline(port.PipelineDesc{Label: label, WGSL: src, Entry: "main", Bindings: kinds})
+	compiled, err := d.Port.CreatePipeline(port.PipelineDesc{Label: p.kernel.Key(), WGSL: src, Entry: "main", Bindings: kinds})
 	if err != nil {
-		return d.wrap(err)
+		return nil, d.wrap(err)
 	}
-	p.compiled = compiled
-	if f := backend.TraceOf(ctx).Compile; f != nil {
-		f(label, time.Since(start))
-	}
-	return nil
+	return compiled, nil
 }
 
 // PieceWork returns the number of operations that one workgroup of k may do in a

@@ -170,7 +170,7 @@ func TestPipelinesAreBounded(t *testing.T) {
 	if f.live != most || f.compiled != 6 {
 		t.Errorf("%d live pipelines after %d were compiled, want %d", f.live, f.compiled, most)
 	}
-	if !held.Compiled() {
+	if !d.Compiled(held) {
 		t.Error("a pipeline in use was released")
 	}
 	d.Release(use(4)) // is still there
@@ -180,7 +180,7 @@ func TestPipelinesAreBounded(t *testing.T) {
 	}
 	d.Release(held)
 	d.Release(use(6))
-	if held.Compiled() || f.live != most {
+	if d.Compiled(held) || f.live != most {
 		t.Errorf("%d live pipelines, want %d without the oldest", f.live, most)
 	}
 	// All in use: none can go.
