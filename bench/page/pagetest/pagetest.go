@@ -1,5 +1,5 @@
-// Package pagetest opens pages in a headless Chromium for tests. Without Chromium it skips
-// the test.
+// Package pagetest looks at pages and pictures in tests. Pages are opened in a headless
+// Chromium; without Chromium their tests are skipped.
 package pagetest
 
 import (

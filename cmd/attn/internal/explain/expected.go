@@ -6,7 +6,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/seed90331342/attn/cmd/attn/internal/matrix"
+	"github.com/seed90331342/attn/cmd/internal/matrix"
 )
 
 // u is the unit roundoff of float32.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
-	"github.com/seed90331342/attn/cmd/attn/internal/picture"
+	"github.com/seed90331342/attn/cmd/internal/picture"
 )
 
 // Command is attn explain: every step of self-attention on a small example, printed

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/seed90331342/attn/bench/page/pagetest"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
 )
 
@@ -215,7 +216,7 @@ func TestHeatMap(t *testing.T) {
 		"x": [[100, 0, 0], [0, 100, 0], [0, 0, 100]],
 		"w_query": [[0, 1, 0], [0, 0, 1], [0, 0, 1]], "labels": ["the", "quick", "fox"]}`))
 	mustRun(t, "explain", "--backend=cpu", "--png", dir+"/h.png", file)
-	img := clitest.ReadPNG(t, dir+"/h.png")
+	img := pagetest.ReadPNG(t, dir+"/h.png")
 	dark := func(x, y int) bool {
 		r, g, b, _ := img.At(x, y).RGBA()
 		return r>>8 == 0x08 && g>>8 == 0x30 && b>>8 == 0x6b
@@ -241,5 +242,5 @@ func TestHeatMap(t *testing.T) {
 			}
 		}
 	}
-	clitest.WantWhiteBorder(t, img)
+	pagetest.WantWhiteBorder(t, img)
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/seed90331342/attn/cmd/attn/internal/matrix"
+	"github.com/seed90331342/attn/cmd/internal/matrix"
 )
 
 // variant is the weights of the values, computed or rounded, and their output.

@@ -5,7 +5,7 @@ import (
 	"math"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cmd/attn/internal/matrix"
+	"github.com/seed90331342/attn/cmd/internal/matrix"
 	"github.com/seed90331342/attn/kernels"
 )
 

@@ -16,7 +16,7 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/cmd/attn/internal/files"
-	"github.com/seed90331342/attn/cmd/attn/internal/picture"
+	"github.com/seed90331342/attn/cmd/internal/picture"
 	"github.com/seed90331342/attn/kernels"
 )
 

@@ -139,7 +139,7 @@ func TestHeatmapCommand(t *testing.T) {
 	} {
 		out := filepath.Join(dir, "h.png")
 		mustRun(t, append([]string{"heatmap", "--backend=cpu", "--q", q, "--k", k, "--png", out}, tt.args...)...)
-		img := clitest.ReadPNG(t, out)
+		img := pagetest.ReadPNG(t, out)
 		at := darkCells(img, tt.rows, tt.cols)
 		for i := range tt.rows {
 			for j := range tt.cols {
@@ -148,7 +148,7 @@ func TestHeatmapCommand(t *testing.T) {
 				}
 			}
 		}
-		clitest.WantWhiteBorder(t, img)
+		pagetest.WantWhiteBorder(t, img)
 	}
 }
 
@@ -166,7 +166,7 @@ func TestHeatmapLayout(t *testing.T) {
 	out := dir + "/h.png"
 	mustRun(t, "heatmap", "--backend=cpu", "--layout=bshd", "--head=1", "--png", out, "--mask", clitest.Save(t, dir, "m.npy", "|b1", mask, n, n),
 		"--q", clitest.Save(t, dir, "q.npy", "<f4", q, 1, n, 2, n), "--k", clitest.Save(t, dir, "k.npy", "<f4", k, 1, n, 2, n))
-	at := darkCells(clitest.ReadPNG(t, out), n, n)
+	at := darkCells(pagetest.ReadPNG(t, out), n, n)
 	for i := range n {
 		for j := range n {
 			want := i != 1 && j == (i+n-1)%n // query 1 sees the others alike

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed90331342/attn/bench/page/pagetest"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
 )
 
@@ -34,7 +35,7 @@ func TestHeatmapLimits(t *testing.T) {
 		}
 	}
 	mustRun(t, "heatmap", "--backend=cpu", "--q", y, "--k", y, "--png", dir+"/h.png", "--labels", labels)
-	if size := clitest.ReadPNG(t, dir+"/h.png").Bounds().Size(); size.X > 4000 || size.Y > 4000 {
+	if size := pagetest.ReadPNG(t, dir+"/h.png").Bounds().Size(); size.X > 4000 || size.Y > 4000 {
 		t.Errorf("the picture has %v pixels", size)
 	}
 }

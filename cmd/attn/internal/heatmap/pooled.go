@@ -1,6 +1,6 @@
 package heatmap
 
-import "github.com/seed90331342/attn/cmd/attn/internal/matrix"
+import "github.com/seed90331342/attn/cmd/internal/matrix"
 
 // span is the range of indices lo <= i < hi.
 type span struct{ lo, hi int }

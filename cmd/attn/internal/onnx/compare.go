@@ -6,8 +6,8 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cmd/attn/internal/matrix"
 	"github.com/seed90331342/attn/cmd/attn/internal/onnxfile"
+	"github.com/seed90331342/attn/cmd/internal/matrix"
 )
 
 // The tolerance of f32, and of f64, which is computed in float32: |got - want| <=

@@ -13,8 +13,8 @@ import (
 	"gonum.org/v1/plot/palette"
 	"gonum.org/v1/plot/plotter"
 
-	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
-	"github.com/seed90331342/attn/cmd/attn/internal/matrix"
+	"github.com/seed90331342/attn/bench/page/pagetest"
+	"github.com/seed90331342/attn/cmd/internal/matrix"
 )
 
 // TestHeatMapSizes draws shapes with different layouts: one token, many tokens, long
@@ -46,8 +46,8 @@ func TestHeatMapSizes(t *testing.T) {
 		if err := f.Close(); err != nil {
 			t.Fatal(err)
 		}
-		img := clitest.ReadPNG(t, path)
-		clitest.WantWhiteBorder(t, img)
+		img := pagetest.ReadPNG(t, path)
+		pagetest.WantWhiteBorder(t, img)
 	}
 	huge := HeatMap{Weights: matrix.Matrix{Batch: 1, Rows: 30000, Cols: 30000}}
 	if err := huge.WritePNG(nil); err == nil || !strings.Contains(err.Error(), "million pixels") {
