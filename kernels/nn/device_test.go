@@ -20,22 +20,25 @@ func onCPU(t *testing.T) *kernels.Device {
 	return dev
 }
 
-// each runs f on the CPU and on the GPU. Without an adapter it skips the GPU, but fails
-// under CI.
-func each(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
-	for _, name := range []string{"cpu", "gpu"} {
-		t.Run(name, func(t *testing.T) {
-			dev, err := kernels.Open(name)
-			if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
-				t.Skipf("no WebGPU adapter: %v", err)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer dev.Close()
-			f(t, dev)
-		})
+// onGPU returns a device that the test closes. Without an adapter it skips the test, but
+// fails under CI.
+func onGPU(t *testing.T) *kernels.Device {
+	t.Helper()
+	dev, err := kernels.Open("gpu")
+	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
+		t.Skipf("no WebGPU adapter: %v", err)
 	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dev.Close() })
+	return dev
+}
+
+// each runs f on the CPU and on the GPU.
+func each(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
+	t.Run("cpu", func(t *testing.T) { f(t, onCPU(t)) })
+	t.Run("gpu", func(t *testing.T) { f(t, onGPU(t)) })
 }
 
 // random returns a tensor of normal numbers that the test releases.
