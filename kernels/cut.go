@@ -125,7 +125,7 @@ func (o *Options) segmentIDs(d Dims, keys int) (qs, ks [][]int32, err error) {
 		of   string
 	}{{"qsegments", qs, d.SeqQ, "rows"}, {"ksegments", ks, keys, "keys"}} {
 		if n := len(s.ids); n != 1 && n != d.Batch {
-			return nil, nil, fmt.Errorf("%s has %d lists, there are %d batches: give 1 or %d: %w", s.name, n, d.Batch, d.Batch, backend.ErrShape)
+			return nil, nil, fmt.Errorf("%s has %d lists, there are %d batches: give %s: %w", s.name, n, d.Batch, either(1, d.Batch), backend.ErrShape)
 		}
 		for b, ids := range s.ids {
 			if len(ids) != s.n {

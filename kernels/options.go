@@ -241,11 +241,19 @@ func (o *Options) checkLengths(n, heads int, of string) error {
 	case o.Offsets != nil && len(o.Offsets) != n:
 		return fmt.Errorf("offsets has %d, there are %d %s: give one for each: %w", len(o.Offsets), n, of, backend.ErrShape)
 	case o.Prefix != nil && len(o.Prefix) != 1 && len(o.Prefix) != n:
-		return fmt.Errorf("prefix has %d lengths, there are %d %s: give 1 or %d: %w", len(o.Prefix), n, of, n, backend.ErrShape)
+		return fmt.Errorf("prefix has %d lengths, there are %d %s: give %s: %w", len(o.Prefix), n, of, either(1, n), backend.ErrShape)
 	case o.ALiBi != nil && len(o.ALiBi) != heads && len(o.ALiBi) != n*heads:
-		return fmt.Errorf("alibi has %d slopes, there are %d heads in %d %s: give %d or %d: %w", len(o.ALiBi), heads, n, of, heads, n*heads, backend.ErrShape)
+		return fmt.Errorf("alibi has %d slopes, there are %d heads in %d %s: give %s: %w", len(o.ALiBi), heads, n, of, either(heads, n*heads), backend.ErrShape)
 	}
 	return nil
+}
+
+// either names two numbers that are accepted, or the one that they are.
+func either(a, b int) string {
+	if a == b {
+		return fmt.Sprint(a)
+	}
+	return fmt.Sprintf("%d or %d", a, b)
 }
 
 // visibility returns Causal, Window, Align, Offset, Offsets and KLen as the one rule of
