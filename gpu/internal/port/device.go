@@ -17,13 +17,14 @@ import (
 // library's objects. device validates arguments, tracks objects, keeps bind groups and
 // bounds waits.
 //
-// The lock is held around every call of the library: error scopes of wgpu-native belong
-// to the device, and gogpu must not release a buffer while a submission that binds it is
-// being recorded.
+// mu is held around every call of the library but compilations: errors of wgpu-native
+// reach one state of the device, and gogpu must not release a buffer while a submission
+// that binds it is being recorded.
 type device struct {
 	lib    *library
 	limits gputypes.Limits
 
+	compiling sync.Mutex // held around a compilation and taken before mu
 	mu        sync.Mutex
 	closed    bool
 	lost      error
@@ -168,10 +169,16 @@ func (d *device) releaseBuffer(b *buffer) {
 	d.lib.releaseBuffer(b.raw)
 }
 
+// createPipeline is library.createPipeline, except in tests.
+var createPipeline = (*library).createPipeline
+
 func (d *device) CreatePipeline(desc PipelineDesc) (Pipeline, error) {
+	d.compiling.Lock()
+	defer d.compiling.Unlock()
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.usable(); err != nil {
+	err := d.usable()
+	d.mu.Unlock()
+	if err != nil {
 		return nil, err
 	}
 	dynamic := -1
@@ -180,7 +187,15 @@ func (d *device) CreatePipeline(desc PipelineDesc) (Pipeline, error) {
 			dynamic = i
 		}
 	}
-	raw, err := d.lib.createPipeline(desc, dynamic)
+	raw, err := createPipeline(d.lib, desc, dynamic)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err == nil {
+		if err = d.usable(); err != nil { // closed or lost meanwhile
+			d.lib.releasePipeline(raw)
+			return nil, err
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("pipeline %s: %w", desc.Label, d.note(err))
 	}
@@ -427,6 +442,10 @@ func (d *device) Close() error {
 		pause(start)
 		d.mu.Lock()
 	}
+	d.mu.Unlock()
+	d.compiling.Lock() // waits for a compilation
+	defer d.compiling.Unlock()
+	d.mu.Lock()
 	for p := range d.pipelines {
 		d.releasePipeline(p)
 	}

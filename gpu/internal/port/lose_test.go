@@ -7,3 +7,12 @@ func Lose(d Device) {
 	defer x.mu.Unlock()
 	x.lost = ErrLost
 }
+
+// WhileCompiling calls f during each compilation until the function that it returns.
+func WhileCompiling(f func()) (end func()) {
+	createPipeline = func(l *library, desc PipelineDesc, dynamic int) (rawPipeline, error) {
+		f()
+		return l.createPipeline(desc, dynamic)
+	}
+	return func() { createPipeline = (*library).createPipeline }
+}

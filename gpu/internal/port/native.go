@@ -58,9 +58,10 @@ static void port_note(port_state *s, char const *message) {
 }
 static void port_on_lost(int reason, char const *message, void *ud) { port_note(ud, message); ((port_state *)ud)->lost = 1; }
 static void port_on_error(int type, char const *message, void *ud) {
-	if (type == 0 || ((port_state *)ud)->error) return; // later ones follow from the first
-	port_note(ud, message);
-	((port_state *)ud)->error = type;
+	port_state *s = port_compiling ? port_compiling : ud;
+	if (type == 0 || s->error) return; // later ones follow from the first
+	port_note(s, message);
+	s->error = type;
 }
 static void port_on_map(int status, void *ud) { ((port_state *)ud)->mapped = status + 1; }
 static void port_on_done(int status, void *ud) { ((port_state *)ud)->done++; }
@@ -87,6 +88,19 @@ typedef struct { void *adapter; port_device_desc const *desc; port_opened *opene
 static void port_do_open(void *request) {
 	port_request *r = request;
 	wgpuAdapterRequestDevice(r->adapter, r->desc, port_on_device, r->opened);
+}
+
+
+// Buffers are created and unmapped without the binding's error scopes, which would take the
+// errors of a compilation on another thread for theirs.
+typedef struct { void const *next; char const *label; uint32_t usage; uint64_t size; bool mapped; } port_buffer_desc;
+extern void *wgpuDeviceCreateBuffer(void *device, port_buffer_desc const *desc);
+extern void *wgpuBufferGetMappedRange(void *buffer, size_t offset, size_t size);
+extern void wgpuBufferUnmap(void *buffer);
+extern void wgpuBufferRelease(void *buffer);
+static void *port_create_buffer(void *device, uint64_t size, uint32_t usage) {
+	port_buffer_desc desc = { .size = size, .usage = usage };
+	return wgpuDeviceCreateBuffer(device, &desc);
 }
 
 static port_state *port_new_state(void) { return calloc(1, sizeof(port_state)); }
@@ -270,6 +284,33 @@ type portState = C.port_state
 // notify asks for a callback when all earlier submissions have ended.
 func (l *library) notify() { C.port_notify(l.queueRef, l.state) }
 
+func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuffer, error) {
+	b := rawBuffer{C.port_create_buffer(l.devRef, C.uint64_t(size), C.uint32_t(usage))}
+	if err := l.outcome(nil, ErrInvalid); err != nil {
+		if b.ref != nil {
+			b.free()
+		}
+		return rawBuffer{}, err
+	}
+	return b, nil
+}
+
+func (b rawBuffer) free() { C.wgpuBufferRelease(b.ref) }
+
+// releaseBuffer polls, because the library frees released memory only then.
+func (l *library) releaseBuffer(b rawBuffer) {
+	if !l.unsound() {
+		b.free()
+		l.update()
+	}
+}
+
+func (l *library) copyMapped(b rawBuffer, offset uint64, dst []byte) error {
+	copy(dst, unsafe.Slice((*byte)(C.wgpuBufferGetMappedRange(b.ref, C.size_t(offset), C.size_t(len(dst)))), len(dst)))
+	C.wgpuBufferUnmap(b.ref)
+	return l.outcome(nil, ErrInvalid)
+}
+
 // startMap starts to map a buffer for reading.
 func (l *library) startMap(b rawBuffer, offset, size uint64) error {
 	C.port_map(b.ref, C.size_t(offset), C.size_t(size), l.state)
@@ -281,7 +322,7 @@ func (l *library) update() { C.port_poll(l.devRef, l.state) }
 
 // unsound reports whether the library must not be called any more: what the device has
 // stays allocated.
-func (l *library) unsound() bool { return l.state.unsound != 0 }
+func (l *library) unsound() bool { return l.state.unsound != 0 || l.broken.Load() }
 
 func (l *library) close() {
 	if l.unsound() {
@@ -293,4 +334,4 @@ func (l *library) close() {
 }
 
 // message returns the text of the last callback.
-func (l *library) message() string { return C.GoString(&l.state.message[0]) }
+func message(s *portState) string { return C.GoString(&s.message[0]) }

@@ -2,7 +2,8 @@
 #include <stdint.h>
 #include <string.h>
 
-// The results of callbacks. Every call that can run a callback holds the device's lock.
+// The results of callbacks. Every call that can run a callback holds the device's lock, but
+// for compilations, which have a state of their own.
 typedef struct {
 	int lost;
 	int error; // type of the first error outside a scope, 0 for none
@@ -12,6 +13,10 @@ typedef struct {
 	void *device;
 	int unsound; // the library panicked although the device is not lost: it is left alone from then on
 } port_state;
+
+// The state for the errors of a compilation on this thread, which does not hold the device's
+// lock; else null.
+extern _Thread_local port_state *port_compiling;
 
 extern _Bool wgpuDevicePoll(void *device, _Bool wait, void const *submission);
 static inline void port_do_poll(void *device) { wgpuDevicePoll(device, 0, NULL); }

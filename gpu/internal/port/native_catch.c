@@ -3,6 +3,8 @@
 #include <unwind.h>
 #include "native.h"
 
+_Thread_local port_state *port_compiling;
+
 // wgpu-native panics when a submission or a poll finds the device lost. The panic unwinds the
 // stack, finds no handler, and the process aborts. port_try is a frame with a handler, which
 // C has no word for: an exception that arrives there continues at port_caught.

@@ -162,7 +162,7 @@ func (l *library) submitTo(slot *timedSlot) (Ticket, error) {
 	if slot != nil {
 		e.stamps = C.port_stamps{
 			queries: handleOf(l.clock.queries), first: C.uint32_t(slot.first),
-			resolved: handleOf(slot.resolved), staging: slot.staging.ref, size: stampBytes,
+			resolved: slot.resolved.ref, staging: slot.staging.ref, size: stampBytes,
 		}
 	}
 	var err error

@@ -28,8 +28,7 @@ type rawClock struct{ queries *wgpu.QuerySet }
 
 // rawStamps is where the timestamps of a slot are resolved, and copied for reading.
 type rawStamps struct {
-	resolved *wgpu.Buffer
-	staging  rawBuffer
+	resolved, staging rawBuffer
 }
 
 func (l *library) endedTicket() Ticket { return Ticket(l.state.done) }
@@ -59,7 +58,7 @@ func (l *library) startClock() (err error) {
 		if err != nil {
 			return err
 		}
-		s.resolved = resolved.b
+		s.resolved = resolved
 		if s.staging, err = l.createBuffer(stampBytes, gputypes.BufferUsageMapRead|gputypes.BufferUsageCopyDst); err != nil {
 			return err
 		}
@@ -127,9 +126,9 @@ func (l *library) tick() (at time.Time, least time.Duration, ticks uint64, err e
 // release releases the queries and buffers of startClock.
 func (c *clock) release() {
 	for i := range c.slots {
-		for _, b := range []*wgpu.Buffer{c.slots[i].resolved, c.slots[i].staging.b} {
-			if b != nil {
-				b.Release()
+		for _, b := range []rawBuffer{c.slots[i].resolved, c.slots[i].staging} {
+			if b.ref != nil {
+				b.free()
 			}
 		}
 		c.slots[i] = timedSlot{}

@@ -1,0 +1,126 @@
+package port_test
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/seed90331342/attn/gpu/internal/port"
+)
+
+// A compilation holds up no other call of the device: each would wait forever here.
+func TestCallsDuringCompilation(t *testing.T) {
+	d := open(t, nil)
+	src, err := d.CreateBuffer(64, storage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dst, err := d.CreateBuffer(64, staging)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := 0
+	defer port.WhileCompiling(func() {
+		ran++
+		if err := d.Write(src, 0, words(1, 2)); err != nil {
+			t.Error(err)
+		}
+		ticket, err := d.Submit([]port.Command{{Src: src, Dst: dst, Size: 8}})
+		if err != nil {
+			t.Error(err)
+		}
+		if err := d.Wait(t.Context(), ticket); err != nil {
+			t.Error(err)
+		}
+		got := make([]byte, 8)
+		if err := d.Read(dst, 0, got); err != nil || string(got) != string(words(1, 2)) {
+			t.Errorf("read %v, %v", got, err)
+		}
+		b, err := d.CreateBuffer(16, storage)
+		if err != nil {
+			t.Error(err)
+		} else {
+			b.Release()
+		}
+		if l := d.Live(); l.Buffers != 2 || d.Hung() || d.Lost() != nil {
+			t.Errorf("%+v, hung %v, lost %v", l, d.Hung(), d.Lost())
+		}
+	})()
+	p, err := d.CreatePipeline(doublerDesc)
+	if err != nil || ran != 1 {
+		t.Fatalf("%d compilations, %v", ran, err)
+	}
+	p.Release()
+}
+
+// A device that is closed during a compilation is closed after it, and leaves nothing.
+func TestCloseDuringCompilation(t *testing.T) {
+	d := open(t, nil)
+	closed := make(chan error)
+	defer port.WhileCompiling(func() {
+		go func() { closed <- d.Close() }()
+		for { // until the device refuses calls
+			b, err := d.CreateBuffer(16, storage)
+			if err != nil {
+				break
+			}
+			b.Release()
+		}
+		select {
+		case <-closed:
+			t.Error("closed while a shader compiles")
+		default:
+		}
+	})()
+	if _, err := d.CreatePipeline(doublerDesc); !errors.Is(err, port.ErrClosed) {
+		t.Errorf("the pipeline of a closed device: %v", err)
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if l := d.Live(); l != (port.Live{}) {
+		t.Errorf("Close left %+v", l)
+	}
+}
+
+// The errors of compilations and of other calls at the same time reach their own callers.
+func TestErrorsDuringCompilation(t *testing.T) {
+	d := open(t, nil)
+	wrong := doublerDesc
+	wrong.WGSL = strings.Replace(doubler, "2u", "undeclared", 1)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for range 20 {
+			if _, err := d.CreatePipeline(wrong); !errors.Is(err, port.ErrShader) || !strings.Contains(err.Error(), "undeclared") {
+				t.Errorf("a wrong shader: %v", err)
+			}
+			p, err := d.CreatePipeline(doublerDesc)
+			if err != nil {
+				t.Errorf("a right shader: %v", err)
+				continue
+			}
+			p.Release()
+		}
+	})
+	for range 200 {
+		b, err := d.CreateBuffer(64, storage)
+		if err != nil {
+			t.Errorf("a buffer: %v", err)
+			continue
+		}
+		if err := d.Write(b, 0, words(1, 2)); err != nil {
+			t.Error(err)
+		}
+		if ticket, err := d.Submit(nil); err != nil {
+			t.Error(err)
+		} else if err := d.Wait(t.Context(), ticket); err != nil {
+			t.Error(err)
+		}
+		if err := d.Write(b, 64, words(1, 2)); !errors.Is(err, port.ErrInvalid) {
+			t.Errorf("a write behind the end: %v", err)
+		}
+		b.Release()
+	}
+	wg.Wait()
+}
