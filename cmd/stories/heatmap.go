@@ -1,0 +1,46 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/seed90331342/attn/backend/atomicfile"
+	"github.com/seed90331342/attn/cmd/internal/matrix"
+	"github.com/seed90331342/attn/cmd/internal/picture"
+)
+
+// maxDrawn bounds the tokens of a heat map.
+const maxDrawn = 96
+
+// draw writes a page for each layer with the attention weights of its heads, computed
+// again over the beginning of the first story.
+func (w *writer) draw(ctx context.Context, folder string) error {
+	tokens := w.stories[0].tokens
+	tokens = tokens[:min(len(tokens), maxDrawn)]
+	_, weights, err := w.forward(ctx, [][]int{tokens}, nil)
+	if err == nil {
+		err = os.MkdirAll(folder, 0o755)
+	}
+	axis := picture.Axis{Labels: []string{"(start)"}, End: len(tokens), Step: 1}
+	for i, token := range tokens[1:] {
+		axis.Labels = append(axis.Labels, w.decode(tokens[i], token))
+	}
+	for i := 0; i < layers && err == nil; i++ {
+		h := picture.HeatMap{Title: fmt.Sprintf("Layer %d", i+1), Query: axis, Key: axis,
+			Weights: matrix.Matrix{Batch: heads, Rows: len(tokens), Cols: len(tokens), Data: weights[i]}}
+		for head := range heads {
+			h.Names = append(h.Names, fmt.Sprintf("head %d", head+1))
+		}
+		path := filepath.Join(folder, fmt.Sprintf("layer-%d.html", i+1))
+		err = atomicfile.Write(ctx, path, func(to io.Writer) error {
+			return h.WritePage(to, [][2]string{{"model", "stories260K"}, {"device", w.dev.Info().Device}})
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("--heatmap: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+// Stories writes stories with a small language model. It shows how a program uses attn: it
+// loads weights, computes a prompt at once (prefill) into a paged cache of keys and values,
+// forks that cache for several stories, and continues them token by token (decode).
+//
+//	go run ./cmd/stories --prompt "The little dog"
+//	go run ./cmd/stories --batch 4 --steps 100 --stats --backend cpu
+//	go run ./cmd/stories --heatmap pages
+//
+// The model, stories260K of llama2.c, has 260,000 parameters and was trained on TinyStories
+// (Eldan & Li 2023). It is part of the program.
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+
+	_ "github.com/seed90331342/attn/cpu"
+	_ "github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+var (
+	//go:embed stories260K/checkpoint_legacy.bin
+	checkpointFile []byte
+	//go:embed stories260K/tokenizer.bin
+	tokenizerFile []byte
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	context.AfterFunc(ctx, stop) // a second signal ends the program
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	if errors.Is(err, context.Canceled) {
+		fmt.Fprintln(os.Stderr, "\nstories: interrupted")
+		os.Exit(130) // 128 + SIGINT, as shells
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "stories:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, out, messages io.Writer) error {
+	w := writer{out: out, tokenizer: loadTokenizer(tokenizerFile)}
+	f := flag.NewFlagSet("stories", flag.ContinueOnError)
+	device := f.String("backend", "auto", "`device` that computes: auto, cpu, gpu, gpu:1")
+	prompt := f.String("prompt", "", "`text` that the stories begin with")
+	f.IntVar(&w.steps, "steps", 256, "largest `number` of tokens, with those of the prompt")
+	f.Float64Var(&w.temperature, "temperature", 0.7, "0 takes the most probable token, larger `values` are more random")
+	f.Uint64Var(&w.seed, "seed", 1, "`number` that determines the random choices")
+	f.IntVar(&w.batch, "batch", 1, "`number` of stories from the same prompt")
+	heatmap := f.String("heatmap", "", "`folder` for pages of the attention weights, one a layer")
+	stats := f.Bool("stats", false, "print speed and memory")
+	f.SetOutput(io.Discard)
+	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
+		f.SetOutput(messages)
+		f.PrintDefaults()
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("%w; stories --help lists the flags", err)
+	}
+	tokens := w.encode(*prompt)
+	switch {
+	case f.NArg() > 0:
+		return fmt.Errorf("unexpected argument %q: quote the prompt, as in --prompt \"The little dog\"", f.Arg(0))
+	case len(tokens) > positions:
+		return fmt.Errorf("--prompt has %d tokens, the model takes %d: shorten it", len(tokens), positions)
+	case w.steps < len(tokens) || w.steps > positions:
+		return fmt.Errorf("--steps is %d, it must be %d, for the prompt and one more token, to %d", w.steps, len(tokens), positions)
+	case w.batch < 1 || w.batch > 1024:
+		return fmt.Errorf("--batch is %d, it must be 1 to 1024", w.batch)
+	case !(w.temperature >= 0 && w.temperature <= 100):
+		return fmt.Errorf("--temperature is %v, it must be 0 to 100", w.temperature)
+	}
+	dev, err := kernels.Open(*device)
+	if err != nil {
+		return fmt.Errorf("--backend: %w", err)
+	}
+	defer dev.Close()
+	if w.model, err = loadModel(ctx, dev); err != nil {
+		return err
+	}
+	if err = w.write(ctx, tokens); err == nil && *stats {
+		err = w.report(messages)
+	}
+	if err == nil && *heatmap != "" {
+		err = w.draw(ctx, *heatmap)
+	}
+	return err
+}

@@ -1,0 +1,400 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
+)
+
+// expected is what the model writes greedily in 200 tokens, as llama2.c states it
+// (test_all.py, expected_stdout).
+const expected = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball. " +
+	"She wanted to play with it, but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn't know what to do. " +
+	"She said, \"I want to play with your ball, but I can't find it.\"\nLily was sad and didn't know what to do. She said, \"I'm sorry, Lily. " +
+	"I didn't know what to do.\"\nLily didn't want to help her mom, so she"
+
+// write runs the command and returns its output.
+func write(t *testing.T, args ...string) (out, messages string) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	if err := run(t.Context(), args, &stdout, &stderr); err != nil {
+		t.Fatalf("stories %q: %v", args, err)
+	}
+	return stdout.String(), stderr.String()
+}
+
+// needGPU skips the test where there is no WebGPU adapter. In CI that is a failure.
+func needGPU(t *testing.T) {
+	dev, err := kernels.Open("gpu")
+	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") == "" {
+		t.Skip("no WebGPU adapter")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev.Close()
+}
+
+// eachTier runs f with every CPU tier.
+func eachTier(t *testing.T, f func(t *testing.T)) {
+	for _, tier := range cpu.Tiers() {
+		t.Run(tier, func(t *testing.T) {
+			t.Setenv("ATTN_CPU_TIER", tier)
+			f(t)
+		})
+	}
+}
+
+// TestGreedy compares 200 tokens with llama2.c's, to the byte: on each CPU tier and on
+// WebGPU, one story and several, decoded from the first token or after a prompt. With
+// -short the GPU writes the last eight after a prompt.
+func TestGreedy(t *testing.T) {
+	greedy := func(t *testing.T, device string, batch, prompted int) {
+		t.Helper()
+		tokens := loadTokenizer(tokenizerFile)
+		prompt := tokens.decode(beginning, tokens.encode(expected)[1:][:prompted]...)
+		out, _ := write(t, "--temperature", "0", "--steps", "200", "--backend", device, "--batch", strconv.Itoa(batch), "--prompt", prompt)
+		if out != expected+"\n"+strings.Repeat("\n"+expected+"\n", batch-1) {
+			t.Errorf("with a prompt of %d tokens it writes %q", prompted, out)
+		}
+	}
+	eachTier(t, func(t *testing.T) {
+		for _, c := range [][2]int{{1, 0}, {1, 100}, {3, 0}, {4, 111}, {1, 199}} {
+			greedy(t, "cpu", c[0], c[1])
+		}
+	})
+	t.Run("gpu", func(t *testing.T) {
+		needGPU(t)
+		if greedy(t, "gpu", 3, 192); !testing.Short() {
+			greedy(t, "gpu", 1, 0)
+		}
+	})
+}
+
+// TestCaches feeds the expected text to caches of every kind, a token at a time, and
+// compares the logits, which are up to 20 in magnitude. Those of float32 caches have the
+// same bits as in one call over the whole text. The other caches store keys and values with
+// 11, 8 and about 8 bits; their bounds are four times the largest difference measured in 200
+// tokens: 0.024, 0.15 and 1.08. All but q8, whose logits are closer together than that, lead
+// to the same tokens.
+func TestCaches(t *testing.T) {
+	eachTier(t, func(t *testing.T) {
+		dev, err := kernels.Open("cpu")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dev.Close()
+		steps := 200
+		if testing.Short() {
+			steps = 80
+		}
+		testCaches(t, dev, steps)
+	})
+	t.Run("gpu", func(t *testing.T) {
+		if testing.Short() {
+			t.Skip("long")
+		}
+		needGPU(t)
+		dev, err := kernels.Open("gpu")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dev.Close()
+		testCaches(t, dev, 16)
+	})
+}
+
+func testCaches(t *testing.T, dev *kernels.Device, steps int) {
+	m, err := loadModel(t.Context(), dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens := loadTokenizer(tokenizerFile).encode(expected)[:steps]
+	forward := func(tokens []int, caches []nn.KVCache) []float32 {
+		logits, _, err := m.forward(t.Context(), [][]int{tokens}, caches)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return logits[0]
+	}
+	var want [][]float32
+	for _, c := range []struct {
+		dtype backend.DType
+		paged bool
+		bound float64
+	}{
+		{backend.F32, false, 0}, {backend.F32, true, 0}, {backend.F16, false, 0.096}, {backend.F16, true, 0.096},
+		{backend.BF16, false, 0.6}, {backend.BF16, true, 0.6}, {backend.Q8, false, 4.32}, {backend.Q8, true, 4.32},
+	} {
+		caches := cachesOf(t, dev, c.dtype, c.paged)
+		worst, same := 0., 0
+		for i := range tokens {
+			logits := forward(tokens[i:i+1], caches)
+			if len(want) == i { // the first cache
+				want = append(want, logits)
+				if i%8 == 7 && !slices.Equal(forward(tokens[:i+1], nil), logits) {
+					t.Errorf("logits differ between %d tokens in one call and one a call", i+1)
+				}
+			}
+			for j, x := range logits {
+				worst = max(worst, math.Abs(float64(x-want[i][j])))
+			}
+			if sample(logits, 0, nil) == sample(want[i], 0, nil) {
+				same++
+			}
+		}
+		t.Logf("%v, paged %t: logits differ by at most %.2g, %d of %d next tokens are the same", c.dtype, c.paged, worst, same, steps)
+		if !(worst <= c.bound) || same < steps && c.dtype != backend.Q8 {
+			t.Errorf("%v, paged %t: logits differ by %v, the bound is %v; %d of %d next tokens are the same", c.dtype, c.paged, worst, c.bound, same, steps)
+		}
+	}
+}
+
+// cachesOf returns a cache for each layer.
+func cachesOf(t *testing.T, dev *kernels.Device, dtype backend.DType, paged bool) (list []nn.KVCache) {
+	for range layers {
+		if paged {
+			c, err := kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: kvHeads, Dim: headDim, DType: dtype, PageSize: pageSize, Pages: 256 / pageSize})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(c.Release)
+			s, err := c.NewSequence()
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, c.Batch(s))
+			continue
+		}
+		c, err := kvcache.New(t.Context(), dev, kvcache.Config{KVHeads: kvHeads, Dim: headDim, DType: dtype, Capacity: 256})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Release)
+		list = append(list, c)
+	}
+	return list
+}
+
+// TestSampling compares stories with a temperature: a seed determines them, the first one
+// does not depend on the others, and seeds and stories differ.
+func TestSampling(t *testing.T) {
+	story := func(args ...string) string {
+		out, _ := write(t, append(args, "--backend", "cpu", "--steps", "60", "--prompt", "The little dog")...)
+		return out
+	}
+	one, several := story("--seed", "7"), story("--seed", "7", "--batch", "3")
+	if again := story("--seed", "7"); again != one {
+		t.Errorf("with the same seed it writes %q and %q", one, again)
+	}
+	if other := story("--seed", "8"); other == one {
+		t.Errorf("with another seed it writes the same: %q", other)
+	}
+	stories := strings.Split(several, "\n\n")
+	if len(stories) != 3 || stories[0]+"\n" != one || stories[1] == stories[0] || stories[2] == stories[1] {
+		t.Errorf("three stories are %q, one is %q", stories, one)
+	}
+	for _, s := range stories {
+		if !strings.HasPrefix(s, "The little dog") {
+			t.Errorf("a story does not begin with the prompt: %q", s)
+		}
+	}
+}
+
+// TestSampleFrequencies compares frequencies of drawn tokens with their probabilities,
+// within five standard deviations.
+func TestSampleFrequencies(t *testing.T) {
+	const n, temperature = 20000, 0.5
+	logits := []float32{1, -1, 0.5, float32(math.Inf(-1)), 1}
+	count, sum := make([]int, len(logits)), 0.
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range n {
+		count[sample(logits, temperature, rng)]++
+	}
+	for _, x := range logits {
+		sum += math.Exp(float64(x) / temperature)
+	}
+	for i, x := range logits {
+		p := math.Exp(float64(x)/temperature) / sum
+		if off := math.Abs(float64(count[i]) - n*p); off > 5*math.Sqrt(n*p) {
+			t.Errorf("token %d is drawn %d times of %d, its probability is %v", i, count[i], n, p)
+		}
+	}
+}
+
+// TestTokenizer encodes and decodes texts. Control characters are not printed.
+func TestTokenizer(t *testing.T) {
+	tokens := loadTokenizer(tokenizerFile)
+	for _, text := range []string{"", "Once upon a time", "naïve 東京 😀", "two\nlines\tand tabs", expected} {
+		if got := tokens.decode(beginning, tokens.encode(text)[1:]...); got != text {
+			t.Errorf("%q becomes %q", text, got)
+		}
+	}
+	for text, want := range map[string]string{"\x1b[2J": "\uFFFD[2J", "a\x7f": "a\uFFFD", "\xff": "\uFFFD"} {
+		if got := tokens.decode(beginning, tokens.encode(text)[1:]...); got != want {
+			t.Errorf("%q becomes %q, should be %q", text, got, want)
+		}
+	}
+	if n := len(tokens.encode(expected)); n != 201 {
+		t.Errorf("the expected text has %d tokens", n)
+	}
+}
+
+// TestModel compares the lengths with those in the checkpoint.
+func TestModel(t *testing.T) {
+	dev, err := kernels.Open("cpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	m, err := loadModel(t.Context(), dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := [7]int32{dim, hidden, layers, heads, kvHeads, vocab, positions}; m.Header != want {
+		t.Errorf("the checkpoint has lengths %d, not %d", m.Header, want)
+	}
+	if rest := len(checkpointFile) - binary.Size(m.checkpoint); rest != positions*headDim*4 {
+		t.Errorf("%d bytes follow the weights, should be cosines and sines of %d positions", rest, positions)
+	}
+}
+
+// TestErrors runs the command with arguments that it refuses.
+func TestErrors(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("東", 200)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--step", "3"}, "flag provided but not defined: -step; stories --help lists the flags"},
+		{[]string{"--steps", "many"}, `invalid value "many" for flag -steps`},
+		{[]string{"--steps", "0"}, "--steps is 0, it must be 1, for the prompt and one more token, to 512"},
+		{[]string{"--steps", "513"}, "--steps is 513, it must be 1, "},
+		{[]string{"--steps", "4", "--prompt", "The little dog"}, "--steps is 4, it must be 5, "},
+		{[]string{"--prompt", long}, "--prompt has 602 tokens, the model takes 512: shorten it"},
+		{[]string{"--batch", "0"}, "--batch is 0, it must be 1 to 1024"},
+		{[]string{"--batch", "1025"}, "--batch is 1025"},
+		{[]string{"--temperature", "-1"}, "--temperature is -1, it must be 0 to 100"},
+		{[]string{"--temperature", "NaN"}, "--temperature is NaN"},
+		{[]string{"--backend", "tpu"}, `--backend: backend "tpu" is unknown, there are auto, cpu, gpu`},
+		{[]string{"The", "little"}, `unexpected argument "The": quote the prompt`},
+		{[]string{"--backend", "cpu", "--steps", "2", "--heatmap", file}, "--heatmap: "},
+	} {
+		var out, messages bytes.Buffer
+		err := run(t.Context(), c.args, &out, &messages)
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("stories %q: error %v, should be one line with %q", c.args, err, c.want)
+		}
+		if messages.Len() > 0 {
+			t.Errorf("stories %q prints %q", c.args, &messages)
+		}
+	}
+	if _, messages := write(t, "--help"); !strings.Contains(messages, "-temperature") {
+		t.Errorf("help is %q", messages)
+	}
+}
+
+// TestInterrupt cancels the context while a story grows.
+func TestInterrupt(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var out strings.Builder
+	err := run(ctx, []string{"--backend", "cpu", "--temperature", "0"}, writeFunc(func(p []byte) (int, error) {
+		if out.Len() >= 10 {
+			cancel()
+		}
+		return out.Write(p)
+	}), io.Discard)
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	if text := out.String(); !strings.HasPrefix(expected, text) || len(text) < 10 || len(text) > 20 {
+		t.Errorf("it writes %q", text)
+	}
+}
+
+// writeFunc is an io.Writer.
+type writeFunc func(p []byte) (int, error)
+
+func (f writeFunc) Write(p []byte) (int, error) { return f(p) }
+
+// TestHeatmap compares the title and the labels of each layer's page, and the weights of
+// the model: each row sums to 1 and sees no later token.
+func TestHeatmap(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new", "pages")
+	write(t, "--backend", "cpu", "--temperature", "0", "--steps", "12", "--heatmap", dir)
+	for i := range layers {
+		page, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("layer-%d.html", i+1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{fmt.Sprintf("Layer %d", i+1), "head 8", "(start)", "Once", "little"} {
+			if !bytes.Contains(page, []byte(want)) {
+				t.Errorf("the page of layer %d does not contain %q", i+1, want)
+			}
+		}
+	}
+	dev, err := kernels.Open("cpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	m, err := loadModel(t.Context(), dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 12
+	_, weights, err := m.forward(t.Context(), [][]int{loadTokenizer(tokenizerFile).encode(expected)[:n]}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for layer, w := range weights {
+		for row := range heads * n {
+			sum := 0.
+			for j, x := range w[row*n:][:n] {
+				if sum += float64(x); j > row%n && x != 0 {
+					t.Errorf("layer %d: row %d sees token %d", layer+1, row%n, j)
+				}
+			}
+			if math.Abs(sum-1) > 1e-6 {
+				t.Errorf("layer %d: the weights of row %d sum to %v", layer+1, row%n, sum)
+			}
+		}
+	}
+}
+
+// TestStats compares the figures that do not depend on time: 4 stories of 64 tokens share
+// the pages that the prompt fills.
+func TestStats(t *testing.T) {
+	tokens := loadTokenizer(tokenizerFile)
+	prompt := tokens.decode(beginning, tokens.encode(expected)[1:40]...)
+	_, messages := write(t, "--backend", "cpu", "--temperature", "0", "--steps", "64", "--batch", "4", "--stats", "--prompt", prompt)
+	// 40 positions of the prompt fill 2 pages and begin a third; each story has 64.
+	pages := layers * (2 + 4*2)
+	cache := fmt.Sprintf("%d bytes in %d pages\n", pages*pageSize*2*kvHeads*headDim*4, pages)
+	for _, want := range []string{"device    ", "prefill     40 tokens, ", "decode      96 tokens, ", "% of the time, with its projections\n", cache} {
+		if !strings.Contains(messages, want) {
+			t.Errorf("the figures are\n%s without %q", messages, want)
+		}
+	}
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"encoding/binary"
+	"math"
+	"strings"
+)
+
+// Tokens with a meaning. The 256 bytes follow.
+const (
+	beginning = 1 + iota
+	ending
+	firstByte
+)
+
+// tokenizer splits texts into the tokens of a byte pair encoding (Sennrich et al. 2016).
+type tokenizer struct {
+	pieces []string
+	scores []float32 // pairs with the highest are merged first
+	ids    map[string]int
+}
+
+// loadTokenizer reads a tokenizer of llama2.c: the length of the longest piece, then a
+// score, a length and the bytes of each piece.
+func loadTokenizer(data []byte) *tokenizer {
+	t := &tokenizer{ids: map[string]int{}}
+	for at := 4; at < len(data); {
+		score, n := binary.LittleEndian.Uint32(data[at:]), int(binary.LittleEndian.Uint32(data[at+4:]))
+		piece := string(data[at+8 : at+8+n])
+		t.ids[piece] = len(t.pieces)
+		t.pieces, t.scores = append(t.pieces, piece), append(t.scores, math.Float32frombits(score))
+		at += 8 + n
+	}
+	return t
+}
+
+// encode returns the tokens of text after the token beginning. Text begins with a space,
+// as in training.
+func (t *tokenizer) encode(text string) []int {
+	tokens := []int{beginning}
+	if text != "" {
+		text = " " + strings.ToValidUTF8(text, "\uFFFD")
+	}
+	for _, r := range text {
+		if id, ok := t.ids[string(r)]; ok {
+			tokens = append(tokens, id)
+			continue
+		}
+		for _, b := range []byte(string(r)) {
+			tokens = append(tokens, firstByte+int(b))
+		}
+	}
+	for {
+		best, at := -1, 0
+		for i := 1; i+1 < len(tokens); i++ {
+			id, ok := t.ids[t.pieces[tokens[i]]+t.pieces[tokens[i+1]]]
+			if ok && (best < 0 || t.scores[id] > t.scores[best]) {
+				best, at = id, i
+			}
+		}
+		if best < 0 {
+			return tokens
+		}
+		tokens = append(append(tokens[:at:at], best), tokens[at+2:]...)
+	}
+}
+
+// decode returns the text of tokens, of which the first continues after.
+func (t *tokenizer) decode(after int, tokens ...int) (text string) {
+	for _, token := range tokens {
+		piece := t.pieces[token]
+		if b := token - firstByte; b >= 0 && b < 256 {
+			if piece = string([]byte{byte(b)}); b < ' ' && b != '\n' && b != '\t' || b == 0x7f {
+				piece = "\uFFFD" // control characters are not for terminals
+			}
+		} else if after == beginning {
+			piece = strings.TrimPrefix(piece, " ")
+		}
+		text, after = text+piece, token
+	}
+	return text
+}
