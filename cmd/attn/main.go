@@ -5,7 +5,7 @@
 // on the CPU or on a GPU through WebGPU:
 //
 //	attn devices    list the backends and their devices
-//	attn run        compute attention over .npy files
+//	attn run        compute attention over .npy and .safetensors files
 //	attn explain    print every step of attention on a small example
 //	attn heatmap    draw attention weights
 //	attn bench      measure speed and error
@@ -43,7 +43,7 @@ import (
 // commands is the grammar of the command line.
 type commands struct {
 	Devices devices.Command `cmd:"" help:"List the backends, their devices and limits, and the choice of auto."`
-	Run     run.Command     `cmd:"" help:"Compute attention over .npy files."`
+	Run     run.Command     `cmd:"" help:"Compute attention over .npy and .safetensors files."`
 	Explain explain.Command `cmd:"" help:"Print every step of attention on a small example."`
 	HeatMap heatmap.Command `cmd:"" name:"heatmap" help:"Draw the attention weights of chosen heads, queries and keys."`
 	Bench   bench.Command   `cmd:"" help:"Measure speed, percent of the machine's limit, and error."`

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -53,6 +54,7 @@ func TestInputsBeyondMemory(t *testing.T) {
 	logits := file("logits.npy", 8<<40, clitest.RawNPY(clitest.Dict("<f4", false, 2<<40), nil)...)
 	ids := file("ids.npy", 8<<40, clitest.RawNPY(clitest.Dict("<i8", false, 1<<40), nil)...)
 	sparse := file("sparse", 20<<30)
+	tensors := file("x.safetensors", 20<<30, binary.LittleEndian.AppendUint64(nil, 95_000_000)...)
 	tokens := file("tokens.json", 0, []byte(`{"x": [`+strings.Repeat("[1],", 3999)+"[1]]}")...)
 	columns := file("columns.json", 0, []byte(`{"x": [[1`+strings.Repeat(",1", 39999)+"]]}")...)
 	wide := "[[1" + strings.Repeat(",1", 99_999) + "]]"
@@ -75,6 +77,7 @@ func TestInputsBeyondMemory(t *testing.T) {
 		{"slopes of 8 TiB", with(run, "--alibi", logits), "--alibi: " + logits + ": 8796093022208 bytes requested"},
 		{"documents of 8 TiB", with(run, "--segments", ids), "--segments: " + ids + ": 8796093022208 bytes requested"},
 		{"sequences of 8 TiB", with(run, "--cu-q", ids), "--cu-q: " + ids + ": 8796093022208 bytes requested"},
+		{"tensors with a header of 95 MB", with(run, "--bias", tensors+"#b"), "--bias " + tensors + "#b: malformed .safetensors header: it does not start with {"},
 		{"2^31-1 largest weights", with(run, "--topk=2147483647", "--topk-keys", dir+"/I.npy"), "--topk: an output of [1 1 8 2147483647]: 137438953408 bytes requested"},
 		{"a problem without an end", with(run[:2], "--problem", endless, "--out", dir+"/o.npy"), "--problem /dev/zero: it has more than 67108864 bytes"},
 		{"a problem of 20 GiB", with(run[:2], "--problem", sparse, "--out", dir+"/o.npy"), "--problem " + sparse + ": it has more than 67108864 bytes"},

@@ -22,9 +22,9 @@ import (
 	"github.com/seed90331342/attn/backend/budget"
 )
 
-// Header describes the data of a .npy file.
+// Header describes the data of a .npy file, or of a tensor of package safetensors.
 type Header struct {
-	Kind  byte // numpy's letter: 'f', 'b', 'i' or 'u'
+	Kind  byte // numpy's letter: 'f', 'b', 'i' or 'u'; 'w' for bf16, which numpy lacks
 	Size  int  // bytes of an element: 1, 2, 4 or 8
 	Order binary.ByteOrder
 	Shape []int // empty for a single number
@@ -32,10 +32,13 @@ type Header struct {
 	Start int64 // offset of the data in the file
 }
 
-// TypeName returns numpy's short name without the byte order: f2, f4, f8, i4, bool.
+// TypeName returns numpy's short name without the byte order: f2, f4, f8, i4, bool; or bf16.
 func (h *Header) TypeName() string {
-	if h.Kind == 'b' {
+	switch h.Kind {
+	case 'b':
 		return "bool"
+	case 'w':
+		return "bf16"
 	}
 	return string(h.Kind) + strconv.Itoa(h.Size)
 }
@@ -64,12 +67,16 @@ func (h *Header) Int64s(dst []int64, raw []byte) {
 // Float32s decodes len(dst) floating-point numbers from raw. It returns how many finite
 // numbers were out of the range of float32 and became infinite.
 func (h *Header) Float32s(dst []float32, raw []byte) (overflows int) {
-	switch h.Size {
-	case 2:
+	switch {
+	case h.Kind == 'w': // the upper half of f4
+		for i := range dst {
+			dst[i] = math.Float32frombits(uint32(h.Order.Uint16(raw[2*i:])) << 16)
+		}
+	case h.Size == 2:
 		for i := range dst {
 			dst[i] = float16.Frombits(h.Order.Uint16(raw[2*i:])).Float32()
 		}
-	case 4:
+	case h.Size == 4:
 		for i := range dst {
 			dst[i] = math.Float32frombits(h.Order.Uint32(raw[4*i:]))
 		}
@@ -211,14 +218,21 @@ func (h *Header) parse(text string, ints bool) error {
 		h.Order = binary.BigEndian
 	}
 	h.Kind, h.Size = descr[1], int(descr[2]-'0')
+	var lengths []int
 	for _, word := range strings.FieldsFunc(shape, func(r rune) bool { return r == ',' || unicode.IsSpace(r) }) {
 		l, err := strconv.Atoi(strings.TrimSuffix(word, "L"))
 		if err != nil {
 			return fmt.Errorf("malformed .npy header: length %q is not an integer", word)
 		}
-		h.Shape = append(h.Shape, l)
+		lengths = append(lengths, l)
 	}
-	h.Count = 1
+	return h.SetShape(lengths)
+}
+
+// SetShape sets Shape and Count. It returns an error for a negative length, and for a shape
+// whose bytes no integer counts.
+func (h *Header) SetShape(shape []int) error {
+	h.Shape, h.Count = shape, 1
 	for _, l := range h.Shape {
 		switch {
 		case l < 0:

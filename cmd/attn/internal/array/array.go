@@ -1,4 +1,4 @@
-// Package array reads .npy files into tensors, and writes them.
+// Package array reads .npy files and tensors of .safetensors files, and writes .npy files.
 package array
 
 import (
@@ -8,24 +8,45 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/backend/mapfile"
 	"github.com/seed90331342/attn/cmd/attn/internal/files"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/npy"
+	"github.com/seed90331342/attn/kernels/safetensors"
 )
 
 // Note prints a line that is not an error.
 type Note func(format string, args ...any)
 
-// File is a .npy file whose header agrees with its size.
+// File is an array in a file whose header agrees with its size: a .npy file, or by
+// FILE.safetensors#NAME a tensor of a .safetensors file.
 type File struct {
 	Flag string // the flag with the path, for errors; "" where they have it already
-	Path string
+	Path string // as it was given
 	npy.Header
+}
+
+// extension is that of files of several tensors.
+const extension = ".safetensors"
+
+// Named reports whether a text is the path of an array rather than a list of numbers.
+func Named(s string) bool {
+	return strings.HasSuffix(s, ".npy") || strings.HasSuffix(s, extension) || strings.Contains(s, extension+"#")
+}
+
+// split returns the path of a file, and with tensor the name of a tensor in it. The file may be
+// missing its tensor's name.
+func split(s string) (path, name string, tensor bool) {
+	if path, name, ok := strings.Cut(s, extension+"#"); ok {
+		return path + extension, name, true
+	}
+	return s, "", strings.HasSuffix(s, extension)
 }
 
 // Open reads and checks the header of a file of floating point numbers or, if
@@ -68,15 +89,43 @@ func ReadInts(flag, path string) ([][]int32, error) {
 
 func open(flag, path string, ints bool) (*File, error) {
 	f := &File{Flag: flag, Path: path}
+	path, name, tensor := split(path)
 	file, size, err := files.Open(path)
 	if err != nil {
 		return nil, f.Errorf("%w", err)
 	}
 	defer file.Close()
-	if f.Header, err = npy.ReadHeader(file, size, ints); err != nil {
+	if tensor {
+		err = f.find(file, size, name, ints)
+	} else {
+		f.Header, err = npy.ReadHeader(file, size, ints)
+	}
+	if err != nil {
 		return nil, f.Errorf("%w", atomicfile.Reason(err))
 	}
 	return f, nil
+}
+
+// find reads the header of a tensor of a .safetensors file.
+func (f *File) find(file io.ReaderAt, size int64, name string, ints bool) error {
+	h, err := safetensors.ReadHeader(file, size)
+	if err != nil {
+		return err
+	}
+	if name == "" {
+		return fmt.Errorf("it has several tensors, name one as in %s#NAME: it has %s", f.Path, h.List(""))
+	}
+	if f.Header, err = h.Tensor(name); err != nil {
+		return err
+	}
+	if whole := f.Kind == 'i' || f.Kind == 'u'; whole != ints {
+		must := "numbers of F16, BF16, F32 or F64 (BOOL for a mask)"
+		if ints {
+			must = "integers"
+		}
+		return fmt.Errorf("elements are %s, they must be %s", f.TypeName(), must)
+	}
+	return nil
 }
 
 // Errorf returns an error about the file.
@@ -92,6 +141,8 @@ func (f *File) DType() backend.DType {
 	switch {
 	case f.Kind == 'b':
 		return backend.Bool
+	case f.Kind == 'w':
+		return backend.BF16
 	case f.Size == 2:
 		return backend.F16
 	}
@@ -152,11 +203,17 @@ func (f *File) Upload(ctx context.Context, dev *kernels.Device, dtype backend.DT
 
 // mapped returns the data as a host tensor that lies in the mapped file.
 func (f *File) mapped(dtype backend.DType, shape backend.Shape) (t backend.Tensor, unmap func(), err error) {
-	data, unmap, err := mapFile(f.Path, int(f.Start)+f.Count*f.Size)
+	path, _, _ := split(f.Path)
+	file, _, err := files.Open(path)
 	if err != nil {
 		return t, nil, err
 	}
-	at := unsafe.Pointer(unsafe.SliceData(data[f.Start:]))
+	defer file.Close()
+	data, unmap, err := mapfile.Map(file, f.Start, f.Count*f.Size)
+	if err != nil {
+		return t, nil, err
+	}
+	at := unsafe.Pointer(unsafe.SliceData(data))
 	if dtype == backend.F32 {
 		t, err = backend.HostF32(unsafe.Slice((*float32)(at), f.Count), shape)
 	} else {
@@ -191,7 +248,8 @@ func decodeBools(dst []bool, raw []byte) {
 
 // read reads all elements. decode converts the bytes of a chunk.
 func read[T any](ctx context.Context, f *File, decode func(dst []T, raw []byte)) ([]T, error) {
-	file, _, err := files.Open(f.Path)
+	path, _, _ := split(f.Path)
+	file, _, err := files.Open(path)
 	if err != nil {
 		return nil, f.Errorf("%w", err)
 	}

@@ -102,7 +102,7 @@ func (in *Inputs) agree(typed bool) error {
 		if len(f.Shape) != len(q.Shape) {
 			return f.Errorf("shape is %v, that of --q %s is %v: they must have as many axes", f.Shape, q.Path, q.Shape)
 		}
-		if !typed && f.Size != q.Size {
+		if !typed && f.TypeName() != q.TypeName() {
 			return f.Errorf("elements are %s, those of --q %s are %s: choose a type with --dtype", f.TypeName(), q.Path, q.TypeName())
 		}
 		if i < len(in.QKV)-1 {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
 
 	"github.com/alecthomas/kong"
 
@@ -17,7 +16,7 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 )
 
-// IDs is a flag of rows of integers: N,N,... is one row, FILE.npy has one or two axes.
+// IDs is a flag of rows of integers: N,N,... is one row, a file has one or two axes.
 type IDs [][]int32
 
 // Decode implements kong.MapperValue.
@@ -40,7 +39,7 @@ func (l *IDs) Decode(ctx *kong.DecodeContext) error {
 	return err
 }
 
-// Starts is a flag of the first rows of packed sequences: N,N,... or FILE.npy of one axis.
+// Starts is a flag of the first rows of packed sequences: N,N,... or a file of one axis.
 type Starts []int
 
 // Decode implements kong.MapperValue.
@@ -60,7 +59,7 @@ func (l *Starts) Decode(ctx *kong.DecodeContext) error {
 	return err
 }
 
-// Logits is a flag of numbers, X,X,... or FILE.npy. Some may be -Inf, which is
+// Logits is a flag of numbers, X,X,... or a file. Some may be -Inf, which is
 // text in JSON. The empty list stands for automatic values.
 type Logits []float32
 
@@ -97,7 +96,7 @@ func (l Logits) auto() bool { return l != nil && len(l) == 0 }
 // listOrFile returns the value of a flag; path reports that it names a file.
 func listOrFile(ctx *kong.DecodeContext) (s string, path bool, err error) {
 	err = ctx.Scan.PopValueInto("list", &s)
-	return s, strings.HasSuffix(s, ".npy"), err
+	return s, array.Named(s), err
 }
 
 // MarshalJSON implements json.Marshaler.

@@ -1,4 +1,4 @@
-// Package call makes an attention call of flags, or of a JSON file, and .npy files.
+// Package call makes an attention call of flags, or of a JSON file, and files of arrays.
 package call
 
 import (
@@ -20,12 +20,12 @@ import (
 // causal masks, windows and alignment are the one visibility rule. Paths stay as
 // they were given.
 type Problem struct {
-	Q     string `json:"q" name:"q" placeholder:"Q.npy" group:"Inputs" help:"Queries: [S,D], [B,S,D] or [B,H,S,D] of f2, f4 or f8 (rounded to f4); packed sequences [total,H,D]."`
+	Q     string `json:"q" name:"q" placeholder:"Q.npy" group:"Inputs" help:"Queries: [S,D], [B,S,D] or [B,H,S,D] of f2, f4 or f8 (rounded to f4); packed sequences [total,H,D]. Every input may be FILE.safetensors#NAME, a tensor of a file, also of bf16."`
 	K     string `json:"k" name:"k" placeholder:"K.npy" group:"Inputs" help:"Keys, of q's rank; their heads divide q's."`
 	V     string `json:"v" name:"v" placeholder:"V.npy" group:"Inputs" help:"Values, of q's rank, with k's heads and length and any head size."`
 	PastK string `json:"past_k,omitempty" name:"past-k" placeholder:"K.npy" group:"Inputs" help:"Earlier keys (a cache), before those of --k. Positions continue after them."`
 	PastV string `json:"past_v,omitempty" name:"past-v" placeholder:"V.npy" group:"Inputs" help:"Earlier values."`
-	CuQ   Starts `json:"cu_q,omitempty" name:"cu-q" placeholder:"0,N,..|FILE" group:"Inputs" help:"Packed sequences: the first row of each and the total, as a list or a .npy file. q, k and v are [total,H,D]; each sequence attends to itself, without padding."`
+	CuQ   Starts `json:"cu_q,omitempty" name:"cu-q" placeholder:"0,N,..|FILE" group:"Inputs" help:"Packed sequences: the first row of each and the total, as a list or a file. q, k and v are [total,H,D]; each sequence attends to itself, without padding."`
 	CuK   Starts `json:"cu_k,omitempty" name:"cu-k" placeholder:"0,N,..|FILE" group:"Inputs" help:"The same for the keys. Default: --cu-q."`
 
 	Options `embed:""`
@@ -33,11 +33,11 @@ type Problem struct {
 
 	Bias         string `json:"bias,omitempty" name:"bias" placeholder:"M.npy" group:"Scores" help:"Float array added to the scores, in addition to a bool --mask."`
 	RelativeBias string `json:"relative_bias,omitempty" name:"relative-bias" placeholder:"R.npy" group:"Scores" help:"Bias for each distance, [Sq+Sk-1], [H,Sq+Sk-1] or [B,H,Sq+Sk-1]: element j-i+Sq-1 is added to the score of row i and key j."`
-	ALiBi        Logits `json:"alibi,omitempty" name:"alibi" placeholder:"auto|X,X|FILE" group:"Scores" help:"Linear biases: slopes, one for each head or for each batch and head, as numbers or a .npy file; auto is 2^(-8/H), 2^(-16/H), .. as in the paper for H a power of two."`
-	Sinks        Logits `json:"sinks,omitempty" name:"sinks" placeholder:"X,X|FILE" group:"Scores" help:"Attention sinks: a logit for each head that only enters the denominator, as numbers or a .npy file."`
+	ALiBi        Logits `json:"alibi,omitempty" name:"alibi" placeholder:"auto|X,X|FILE" group:"Scores" help:"Linear biases: slopes, one for each head or for each batch and head, as numbers or a file; auto is 2^(-8/H), 2^(-16/H), .. as in the paper for H a power of two."`
+	Sinks        Logits `json:"sinks,omitempty" name:"sinks" placeholder:"X,X|FILE" group:"Scores" help:"Attention sinks: a logit for each head that only enters the denominator, as numbers or a file."`
 
 	Prefix     []int  `json:"prefix,omitempty" name:"prefix" placeholder:"N,N" group:"Visibility" help:"Number of first keys that --causal and the right side of --window do not hide, one for all batches or for each."`
-	Segments   IDs    `json:"segments,omitempty" name:"segments" placeholder:"N,N|FILE" group:"Visibility" help:"Document ids: a row sees only keys of its own id. One integer for each row, as a list or a .npy file [S] or [B,S]."`
+	Segments   IDs    `json:"segments,omitempty" name:"segments" placeholder:"N,N|FILE" group:"Visibility" help:"Document ids: a row sees only keys of its own id. One integer for each row, as a list or a file [S] or [B,S]."`
 	KVSegments IDs    `json:"kv_segments,omitempty" name:"kv-segments" placeholder:"N,N|FILE" group:"Visibility" help:"Document ids of the keys. Default: --segments."`
 	BlockMask  string `json:"block_mask,omitempty" name:"block-mask" placeholder:"M.npy" group:"Visibility" help:"Bool array [Sq/block,Sk/block] of visible blocks, with axes for batches and heads as in --mask. Hidden blocks are not computed."`
 	BlockSize  int    `json:"block_size,omitempty" name:"block-size" placeholder:"N" group:"Visibility" help:"Rows and keys of a block of --block-mask."`
@@ -49,7 +49,7 @@ type Problem struct {
 // Options are the options that every command over files has.
 type Options struct {
 	Layout  string      `json:"layout" name:"layout" enum:"bhsd,bshd" default:"bhsd" group:"Inputs" help:"Order of the axes of 4-D files: bhsd is [B,H,S,D], bshd is [B,S,H,D]."`
-	DType   string      `json:"dtype" name:"dtype" enum:",f32,f16,bf16" default:"" placeholder:"TYPE" group:"Inputs" help:"Compute on f32, f16 or bf16 elements. Default: the type of the files (f2 is f16, f4 and f8 are f32)."`
+	DType   string      `json:"dtype" name:"dtype" enum:",f32,f16,bf16" default:"" placeholder:"TYPE" group:"Inputs" help:"Compute on f32, f16 or bf16 elements. Default: the type of the files (f2 is f16, f4 and f8 are f32, bf16 is itself)."`
 	Scale   *float64    `json:"scale,omitempty" name:"scale" placeholder:"X" group:"Scores" help:"Factor of QKᵀ. Default: 1/sqrt(D)."`
 	Softcap float64     `json:"softcap,omitempty" name:"softcap" placeholder:"C" group:"Scores" help:"Replace scores s by C·tanh(s/C)."`
 	Mask    string      `json:"mask,omitempty" name:"mask" placeholder:"M.npy" group:"Scores" help:"Bool (true is visible) or float (added to the scores) array that broadcasts, as in numpy, to the scores of q's rank: [Sq,Sk], [B,Sq,Sk] or [B,H,Sq,Sk]. A 4-D one is always [B,H,Sq,Sk]. Keys beyond its last axis are hidden."`

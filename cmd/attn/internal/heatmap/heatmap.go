@@ -26,7 +26,7 @@ import (
 type Command struct {
 	cli.Device `embed:""`
 
-	Q string `name:"q" required:"" placeholder:"Q.npy" help:"Queries: [S,D], [B,S,D] or [B,H,S,D] of f2, f4 or f8 (rounded to f4)."`
+	Q string `name:"q" required:"" placeholder:"Q.npy" help:"Queries: [S,D], [B,S,D] or [B,H,S,D] of f2, f4 or f8 (rounded to f4), or FILE.safetensors#NAME, also of bf16."`
 	K string `name:"k" required:"" placeholder:"K.npy" help:"Keys, of q's rank; their heads divide q's."`
 
 	PNG  string `name:"png" placeholder:"H.png" help:"Draw into this file: queries down, keys across, darker for larger weights."`

@@ -16,7 +16,7 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Command is attn run: attention over .npy files.
+// Command is attn run: attention over .npy and .safetensors files.
 type Command struct {
 	cli.Device   `embed:""`
 	call.Problem `embed:""`

@@ -1,0 +1,40 @@
+package mapfile
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestMap maps bytes on both sides of a page's edge.
+func TestMap(t *testing.T) {
+	page := os.Getpagesize()
+	content := make([]byte, 3*page)
+	for i := range content {
+		content[i] = byte(i * 7 / 5)
+	}
+	path := filepath.Join(t.TempDir(), "x")
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, c := range [][2]int{{0, 1}, {0, 3 * page}, {1, page}, {page - 1, 2}, {page, page}, {2*page + 3, page - 3}} {
+		got, unmap, err := Map(f, int64(c[0]), c[1])
+		if errors.Is(err, errors.ErrUnsupported) {
+			t.Skip("this system maps no files")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, content[c[0]:c[0]+c[1]]) {
+			t.Errorf("bytes %d to %d differ", c[0], c[0]+c[1])
+		}
+		unmap()
+	}
+}

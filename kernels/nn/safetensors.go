@@ -1,0 +1,250 @@
+package nn
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/backend/mapfile"
+	"github.com/seed90331342/attn/kernels/npy"
+	"github.com/seed90331342/attn/kernels/safetensors"
+)
+
+// layout is how a family of models names and stores the weights and biases of q, k, v and
+// o. Equal names are parts of one tensor, in this order.
+type layout struct {
+	weights, biases [4]string
+	columns         bool // a weight is [in, out], as in [MultiHeadWeights]; otherwise [out, in]
+}
+
+// linear is a layout of PyTorch's Linear modules.
+func linear(q, k, v, o string) layout {
+	l := layout{weights: [4]string{q, k, v, o}}
+	for i, name := range l.weights {
+		l.weights[i], l.biases[i] = name+".weight", name+".bias"
+	}
+	return l
+}
+
+// layouts are listed in the comment of LoadSafetensors. The first whose weights exist is read.
+var layouts = []layout{
+	linear("q_proj", "k_proj", "v_proj", "o_proj"),
+	linear("q_proj", "k_proj", "v_proj", "out_proj"),
+	linear("wq", "wk", "wv", "wo"),
+	linear("self.query", "self.key", "self.value", "output.dense"),
+	linear("qkv_proj", "qkv_proj", "qkv_proj", "o_proj"),
+	linear("qkv", "qkv", "qkv", "proj"),
+	{weights: [4]string{"in_proj_weight", "in_proj_weight", "in_proj_weight", "out_proj.weight"},
+		biases: [4]string{"in_proj_bias", "in_proj_bias", "in_proj_bias", "out_proj.bias"}},
+	{weights: [4]string{"q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight"},
+		biases: [4]string{"in_proj_bias", "in_proj_bias", "in_proj_bias", "out_proj.bias"}},
+	{weights: [4]string{"c_attn.weight", "c_attn.weight", "c_attn.weight", "c_proj.weight"},
+		biases: [4]string{"c_attn.bias", "c_attn.bias", "c_attn.bias", "c_proj.bias"}, columns: true},
+	{weights: [4]string{"wq", "wk", "wv", "wo"}, biases: [4]string{"bq", "bk", "bv", "bo"}, columns: true},
+}
+
+// LoadSafetensors reads the weights of a layer from a .safetensors file of the given size.
+// The names of its tensors begin with prefix, such as "model.layers.0.self_attn.", and go on as
+// one of these layouts has them:
+//
+//	q_proj k_proj v_proj o_proj         Llama, Mistral, Qwen: .weight [out, in], .bias [out]
+//	q_proj k_proj v_proj out_proj       OPT, BART, Whisper, CLIP: the same
+//	wq wk wv wo                         Llama of Meta: the same; positions are interleaved
+//	self.query .key .value output.dense BERT: the same
+//	qkv_proj o_proj                     Phi-3: the same, q, k and v packed [(H+Hkv)·D+Hkv·Dv, M]
+//	qkv proj                            vision transformers of timm: the same
+//	in_proj_weight out_proj.weight      PyTorch's MultiheadAttention: packed [3M, M],
+//	                                    in_proj_bias [3M], out_proj.bias
+//	q_proj_weight k_proj_weight ..      MultiheadAttention with kdim and vdim: [M, M], [M, Memory]
+//	c_attn c_proj                       GPT-2: .weight [in, out], packed [M, 3M], .bias [3M]
+//	wq wk wv wo, bq bk bv bo            [MultiHeadWeights]: [in, out], without .weight
+//
+// Heads are adjacent rows of [out, in] and columns of [in, out]; grouped heads are fewer
+// rows of k and v. Llama's rotary embedding pairs element i of a head with i+D/2, as [RoPE]
+// does; the weights of Meta need [RoPE].Interleaved. Elements are F16, BF16, F32 or F64. With
+// Bias, projections whose bias is not in the file have zeros, but one bias must exist. Where r
+// is an [os.File], the system maps its tensors if it can, otherwise some rows at a time are
+// read. Other tensors, such as norms of q and k, are ignored.
+//
+// Errors are those of [MultiHeadConfig.LoadWeights].
+func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix string) (w MultiHeadWeights, err error) {
+	defer backend.Annotate(&err, "weights")
+	if c, err = c.withDefaults(); err != nil {
+		return w, err
+	}
+	if r == nil {
+		return w, fmt.Errorf("the reader is nil, give a file: %w", backend.ErrOption)
+	}
+	h, err := safetensors.ReadHeader(r, size)
+	if errors.Is(err, backend.ErrMemory) {
+		return w, err
+	}
+	if err != nil {
+		return w, fmt.Errorf("%w: %w", err, backend.ErrFile)
+	}
+	l, err := layoutOf(h, prefix)
+	if err != nil {
+		return w, err
+	}
+	biases := 0
+	for i, p := range w.named() {
+		names, shape := l.weights, c.shapeOf(p.name)
+		if p.bias {
+			names = l.biases
+		}
+		name := prefix + names[i%4]
+		switch exists := h.Has(name); {
+		case p.bias && !exists && !c.Bias:
+			continue
+		case p.bias && !c.Bias:
+			return w, fmt.Errorf("there is a tensor %q, but the config has no Bias: %w", name, backend.ErrShape)
+		case p.bias && !exists:
+			if *p.t, err = backend.AllocHost(backend.F32, shape); err != nil {
+				return w, err
+			}
+			continue
+		}
+		part := part{transposed: !l.columns && !p.bias, bias: p.bias, rows: shape[backend.Seq], columns: shape[backend.Dim]}
+		for j, other := range "qkvo" {
+			if names[j] != names[i%4] {
+				continue
+			}
+			if c.shapeOf(p.name[:1] + string(other))[backend.Seq] != part.rows {
+				return w, fmt.Errorf("%q has the weights of q, k and v, but Model is %d and Memory %d: they must be equal: %w", name, c.Model, c.Memory, backend.ErrShape)
+			}
+			if j == i%4 {
+				part.first = part.total
+			}
+			part.total += c.shapeOf(p.name[:1] + string(other))[backend.Dim]
+		}
+		data, err := part.read(r, h, name)
+		if err == nil {
+			*p.t, err = backend.HostF32(data, shape)
+		}
+		if err != nil {
+			return w, fmt.Errorf("%s: %w", name, err)
+		}
+		if p.bias {
+			biases++
+		}
+	}
+	if c.Bias && biases == 0 {
+		return w, fmt.Errorf("the config has Bias, but there is no %s%s: %w", prefix, l.biases[0], backend.ErrFile)
+	}
+	return w, nil
+}
+
+// layoutOf returns the layout of the tensors whose names begin with prefix.
+func layoutOf(h *safetensors.Header, prefix string) (layout, error) {
+	var firsts []string
+	for _, l := range layouts {
+		missing := slices.ContainsFunc(l.weights[:], func(name string) bool { return !h.Has(prefix + name) })
+		if !missing {
+			return l, nil
+		}
+		firsts = append(firsts, l.weights[0])
+	}
+	have := prefix
+	if h.List(prefix) == "none" {
+		have = ""
+	}
+	return layout{}, fmt.Errorf("no layout has all of its weights after the prefix %q (one starts with %s); the file has %s: %w",
+		prefix, strings.Join(slices.Compact(firsts), ", "), h.List(have), backend.ErrFile)
+}
+
+// part is a weight or a bias [rows, columns], alone in a tensor or next to others.
+type part struct {
+	rows, columns    int
+	first, total     int // its first column in those of the tensor
+	transposed, bias bool
+}
+
+// read reads a part of the named tensor.
+func (p part) read(r io.ReaderAt, headers *safetensors.Header, name string) ([]float32, error) {
+	h, err := headers.Tensor(name)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", err, backend.ErrDType)
+	}
+	want := []int{p.rows, p.total}
+	switch {
+	case p.bias:
+		want = want[1:]
+	case p.transposed:
+		want = []int{p.total, p.rows}
+	}
+	if !slices.Equal(h.Shape, want) {
+		return nil, fmt.Errorf("shape is %v, for the config it must be %v: %w", h.Shape, want, backend.ErrShape)
+	}
+	if h.Kind != 'f' && h.Kind != 'w' {
+		return nil, fmt.Errorf("elements are %s, they must be f2, f4, f8 or bf16: %w", h.TypeName(), backend.ErrDType)
+	}
+	// Lines of the file are rows, or columns from the first on.
+	line, end, width := 0, p.rows, p.total
+	if p.transposed {
+		line, end, width = p.first, p.first+p.columns, p.rows
+	}
+	const block = 16 // lines: whole cache lines of the transpose
+	data, err := budget.Make[float32](p.rows * p.columns)
+	if err != nil {
+		return nil, err
+	}
+	lines, err := budget.Make[float32](min(block, end-line) * width)
+	if err != nil {
+		return nil, err
+	}
+	bytes, done, err := opened(r, h, len(lines)*h.Size)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	overflows := 0
+	for ; line < end; line += block {
+		n := min(block, end-line)
+		raw, err := bytes(line*width*h.Size, n*width*h.Size)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", err, backend.ErrFile)
+		}
+		overflows += h.Float32s(lines[:n*width], raw)
+		for i := range n {
+			from := lines[i*width:][:width]
+			if !p.transposed {
+				copy(data[(line+i)*p.columns:][:p.columns], from[p.first:])
+			}
+		}
+		if p.transposed {
+			for row := range p.rows {
+				to := data[row*p.columns+line-p.first:][:n]
+				for i := range to {
+					to[i] = lines[i*width+row]
+				}
+			}
+		}
+	}
+	if overflows > 0 {
+		return nil, fmt.Errorf("numbers out of the range of float32: %d: %w", overflows, backend.ErrDType)
+	}
+	return data, nil
+}
+
+// opened returns a function that returns bytes of the tensor h, at most a number of them at a
+// time, until done is called.
+func opened(r io.ReaderAt, h npy.Header, most int) (bytes func(at, n int) ([]byte, error), done func(), err error) {
+	if f, ok := r.(*os.File); ok {
+		if mapped, unmap, err := mapfile.Map(f, h.Start, h.Count*h.Size); err == nil {
+			return func(at, n int) ([]byte, error) { return mapped[at : at+n], nil }, unmap, nil
+		}
+	}
+	buf, err := budget.Make[byte](most)
+	return func(at, n int) ([]byte, error) {
+		got, err := r.ReadAt(buf[:n], h.Start+int64(at))
+		if got == n {
+			err = nil
+		}
+		return buf[:n], err
+	}, func() {}, err
+}

@@ -1,0 +1,322 @@
+package nn_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/x448/float16"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/kernels/nn"
+)
+
+// stored is a tensor of a file.
+type stored struct {
+	dtype string
+	shape []int
+	data  []float32
+}
+
+// safetensors returns a file of tensors, after the format's description.
+func safetensors(tensors map[string]stored) []byte {
+	var data []byte
+	header := map[string]any{"__metadata__": map[string]string{"format": "pt"}}
+	for _, name := range slices.Sorted(maps.Keys(tensors)) {
+		s, start := tensors[name], len(data)
+		for _, x := range s.data {
+			switch bits := math.Float32bits(x); s.dtype {
+			case "F32":
+				data = binary.LittleEndian.AppendUint32(data, bits)
+			case "F64":
+				data = binary.LittleEndian.AppendUint64(data, math.Float64bits(float64(x)))
+			case "F16":
+				data = binary.LittleEndian.AppendUint16(data, float16.Fromfloat32(x).Bits())
+			case "BF16":
+				data = binary.LittleEndian.AppendUint16(data, uint16(bits>>16))
+			default: // of one byte
+				data = append(data, byte(x))
+			}
+		}
+		header[name] = map[string]any{"dtype": s.dtype, "shape": s.shape, "data_offsets": []int{start, len(data)}}
+	}
+	text, err := json.Marshal(header)
+	if err != nil {
+		panic(err)
+	}
+	return append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...), data...)
+}
+
+// grouped is a layer whose weights all have different shapes, none of a multiple of 16 columns.
+var grouped = nn.MultiHeadConfig{Model: 40, Memory: 24, Heads: 4, KVHeads: 2, HeadDim: 9, ValueDim: 7, Bias: true}
+
+// module has weights as their modules store them.
+type module struct {
+	t    *testing.T
+	data map[string][]float32 // wq to bo, [in, out]
+	c    nn.MultiHeadConfig
+}
+
+// modules returns a layer's weights, which all types represent, and the same for modules.
+func modules(t *testing.T, c nn.MultiHeadConfig) (nn.MultiHeadWeights, module) {
+	t.Helper()
+	w, err := c.Initialise(nn.Initialiser{Seed: 9})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := module{t, map[string][]float32{}, c}
+	for i, data := range numbers(t, w) {
+		for j := range data {
+			if i >= 4 {
+				data[j] = float32(i*64 + j)
+			}
+			data[j] = backend.BF16.Round(backend.F16.Round(data[j]))
+		}
+		m.data[[]string{"wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo"}[i]] = data
+	}
+	return w, m
+}
+
+// conv is the weight of kinds next to each other as GPT-2's Conv1D stores it: [in, out].
+func (m module) conv(kinds string) (s stored) {
+	in := map[byte]int{'q': 40, 'k': m.c.Memory, 'v': m.c.Memory, 'o': 28}[kinds[0]]
+	for row := range in {
+		for _, kind := range kinds {
+			w := m.data["w"+string(kind)]
+			s.data = append(s.data, w[row*len(w)/in:(row+1)*len(w)/in]...)
+		}
+	}
+	s.dtype, s.shape = "F32", []int{in, len(s.data) / in}
+	return s
+}
+
+// linear is the same as PyTorch's Linear stores it: [out, in].
+func (m module) linear(kinds string) (s stored) {
+	c := m.conv(kinds)
+	s.dtype, s.shape = "F32", []int{c.shape[1], c.shape[0]}
+	for out := range s.shape[0] {
+		for in := range s.shape[1] {
+			s.data = append(s.data, c.data[in*s.shape[0]+out])
+		}
+	}
+	return s
+}
+
+// bias is the bias of kinds next to each other: [out].
+func (m module) bias(kinds string) (s stored) {
+	for _, kind := range kinds {
+		s.data = append(s.data, m.data["b"+string(kind)]...)
+	}
+	s.dtype, s.shape = "F32", []int{len(s.data)}
+	return s
+}
+
+// inLayouts are layers as families of models store them, each in the terms of its modules.
+var inLayouts = []struct {
+	name   string
+	packed bool // which needs Memory equal to Model
+	prefix string
+	module func(m module) map[string]stored
+}{
+	{"q_proj k_proj v_proj o_proj", false, "model.layers.0.self_attn.", func(m module) map[string]stored {
+		return m.separate("q_proj", "k_proj", "v_proj", "o_proj")
+	}},
+	{"q_proj k_proj v_proj out_proj", false, "decoder.layers.0.self_attn.", func(m module) map[string]stored {
+		return m.separate("q_proj", "k_proj", "v_proj", "out_proj")
+	}},
+	{"wq wk wv wo of Meta", false, "layers.0.attention.", func(m module) map[string]stored {
+		return m.separate("wq", "wk", "wv", "wo")
+	}},
+	{"BERT", false, "encoder.layer.0.attention.", func(m module) map[string]stored {
+		return m.separate("self.query", "self.key", "self.value", "output.dense")
+	}},
+	{"qkv_proj o_proj", true, "", func(m module) map[string]stored {
+		return map[string]stored{"qkv_proj.weight": m.linear("qkv"), "o_proj.weight": m.linear("o"), "qkv_proj.bias": m.bias("qkv"), "o_proj.bias": m.bias("o")}
+	}},
+	{"qkv proj", true, "", func(m module) map[string]stored {
+		return map[string]stored{"qkv.weight": m.linear("qkv"), "proj.weight": m.linear("o"), "qkv.bias": m.bias("qkv"), "proj.bias": m.bias("o")}
+	}},
+	{"MultiheadAttention", true, "", func(m module) map[string]stored {
+		return map[string]stored{"in_proj_weight": m.linear("qkv"), "in_proj_bias": m.bias("qkv"), "out_proj.weight": m.linear("o"), "out_proj.bias": m.bias("o")}
+	}},
+	{"MultiheadAttention with kdim", false, "", func(m module) map[string]stored {
+		return map[string]stored{"q_proj_weight": m.linear("q"), "k_proj_weight": m.linear("k"), "v_proj_weight": m.linear("v"), "in_proj_bias": m.bias("qkv"),
+			"out_proj.weight": m.linear("o"), "out_proj.bias": m.bias("o")}
+	}},
+	{"c_attn c_proj", true, "", func(m module) map[string]stored {
+		return map[string]stored{"c_attn.weight": m.conv("qkv"), "c_attn.bias": m.bias("qkv"), "c_proj.weight": m.conv("o"), "c_proj.bias": m.bias("o")}
+	}},
+	{"wq wk wv wo", false, "", func(m module) map[string]stored {
+		return map[string]stored{"wq": m.conv("q"), "wk": m.conv("k"), "wv": m.conv("v"), "wo": m.conv("o"), "bq": m.bias("q"), "bk": m.bias("k"), "bv": m.bias("v"), "bo": m.bias("o")}
+	}},
+}
+
+// separate has a Linear module for each of q, k, v and o.
+func (m module) separate(modules ...string) map[string]stored {
+	all := map[string]stored{}
+	for i, name := range modules {
+		all[name+".weight"], all[name+".bias"] = m.linear("qkvo"[i:i+1]), m.bias("qkvo"[i:i+1])
+	}
+	return all
+}
+
+// TestSafetensorsLayouts loads known weights from each layout in each type, from memory and
+// from a file. They are those of the plain layer.
+func TestSafetensorsLayouts(t *testing.T) {
+	for _, l := range inLayouts {
+		c := grouped
+		if l.packed {
+			c.Memory = c.Model
+		}
+		want, m := modules(t, c)
+		modules := l.module(m)
+		for _, dtype := range []string{"F32", "F16", "BF16", "F64"} {
+			tensors := map[string]stored{"lm_head": {"F8_E4M3", []int{3}, make([]float32, 3)}} // which is ignored
+			for name, s := range modules {
+				tensors[l.prefix+name] = stored{dtype, s.shape, s.data}
+			}
+			content := safetensors(tensors)
+			path := filepath.Join(t.TempDir(), "x.safetensors")
+			if err := os.WriteFile(path, content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			file, err := os.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for kind, r := range map[string]io.ReaderAt{"memory": bytes.NewReader(content), "a file": file} {
+				got, err := c.LoadSafetensors(r, int64(len(content)), l.prefix)
+				if err != nil || !same(numbers(t, got), numbers(t, want)) || got.Wv.Shape() != want.Wv.Shape() || got.Bo.Shape() != want.Bo.Shape() {
+					t.Errorf("%s, %s from %s: %v", l.name, dtype, kind, err)
+				}
+			}
+			file.Close()
+			if t.Failed() {
+				return
+			}
+		}
+	}
+}
+
+// TestSafetensorsBiases: with Bias, biases that are not in the file are zeros, as those of o in
+// Qwen and of k in Whisper.
+func TestSafetensorsBiases(t *testing.T) {
+	_, m := modules(t, grouped)
+	tensors := m.separate("q_proj", "k_proj", "v_proj", "o_proj")
+	delete(tensors, "o_proj.bias")
+	delete(tensors, "k_proj.bias")
+	content := safetensors(tensors)
+	w, err := grouped.LoadSafetensors(bytes.NewReader(content), int64(len(content)), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := numbers(t, w)
+	if !slices.Equal(got[4], m.data["bq"]) || !slices.Equal(got[5], make([]float32, 18)) || !slices.Equal(got[7], make([]float32, 40)) {
+		t.Errorf("biases are %v", got[4:])
+	}
+}
+
+func TestLoadSafetensorsRefuses(t *testing.T) {
+	square := grouped
+	square.Memory = square.Model
+	none := grouped
+	none.Bias = false
+	_, m := modules(t, grouped)
+	good := m.separate("a.q_proj", "a.k_proj", "a.v_proj", "a.o_proj")
+	_, m = modules(t, square)
+	for name, s := range map[string]stored{"mha.in_proj_weight": m.linear("qkv"), "mha.out_proj.weight": m.linear("o"), "mha.in_proj_bias": m.bias("qkv"), "mha.out_proj.bias": m.bias("o")} {
+		good[name] = s
+	}
+	// with returns the good file with another tensor, or without it.
+	with := func(name string, s stored) []byte {
+		tensors := maps.Clone(good)
+		if tensors[name] = s; s.data == nil {
+			delete(tensors, name)
+		}
+		return safetensors(tensors)
+	}
+	as := func(name, dtype string, change func(s *stored)) []byte {
+		s := good[name]
+		s.dtype, s.data, s.shape = dtype, slices.Clone(s.data), slices.Clone(s.shape)
+		change(&s)
+		return with(name, s)
+	}
+	whole := safetensors(good)
+	for _, c := range []struct {
+		name    string
+		config  nn.MultiHeadConfig
+		content []byte
+		prefix  string
+		want    error
+		text    string
+	}{
+		{"config", nn.MultiHeadConfig{}, whole, "a.", backend.ErrOption, "Model is 0"},
+		{"another format", grouped, archived(t, fresh(t, 1)), "a.", backend.ErrFile, "not a .safetensors file"},
+		{"truncated", grouped, whole[:len(whole)-1], "a.", backend.ErrFile, "truncated: tensor"},
+		{"another prefix", grouped, whole, "b.", backend.ErrFile, `after the prefix "b." (one starts with q_proj.weight, wq.weight, self.query.weight, qkv_proj.weight, qkv.weight, in_proj_weight, q_proj_weight, c_attn.weight, wq); the file has ["a.k_proj.bias" `},
+		{"a weight missing", grouped, with("a.o_proj.weight", stored{}), "a.", backend.ErrFile, `the file has ["a.k_proj.bias" "a.k_proj.weight" "a.o_proj.bias" "a.q_proj.bias" "a.q_proj.weight" "a.v_proj.bias" "a.v_proj.weight"]`},
+		{"biases too many", none, whole, "a.", backend.ErrShape, `there is a tensor "a.q_proj.bias", but the config has no Bias`},
+		{"no biases", grouped, safetensors(map[string]stored{"q_proj.weight": good["a.q_proj.weight"], "k_proj.weight": good["a.k_proj.weight"],
+			"v_proj.weight": good["a.v_proj.weight"], "o_proj.weight": good["a.o_proj.weight"]}), "", backend.ErrFile, "the config has Bias, but there is no q_proj.bias"},
+		{"shape", square, whole, "a.", backend.ErrShape, "a.k_proj.weight: shape is [18 24], for the config it must be [18 40]"},
+		{"transposed", grouped, as("a.k_proj.weight", "F32", func(s *stored) { slices.Reverse(s.shape) }), "a.", backend.ErrShape, "a.k_proj.weight: shape is [24 18], for the config it must be [18 24]"},
+		{"packed and shape", square, as("mha.in_proj_weight", "F32", func(s *stored) { slices.Reverse(s.shape) }), "mha.", backend.ErrShape, "mha.in_proj_weight: shape is [40 68], for the config it must be [68 40]"},
+		{"packed for another memory", grouped, whole, "mha.", backend.ErrShape, `"mha.in_proj_weight" has the weights of q, k and v, but Model is 40 and Memory 24: they must be equal`},
+		{"integers", grouped, as("a.q_proj.bias", "I8", func(*stored) {}), "a.", backend.ErrDType, "a.q_proj.bias: elements are i1, they must be f2, f4, f8 or bf16"},
+		{"8-bit numbers", grouped, as("a.q_proj.bias", "F8_E5M2", func(*stored) {}), "a.", backend.ErrDType, `a.q_proj.bias: tensor "a.q_proj.bias" is F8_E5M2, which is not read: convert it to F32, F16 or BF16`},
+		{"4 bits", grouped, as("a.q_proj.bias", "NF4", func(*stored) {}), "a.", backend.ErrDType, "is NF4, which is not read"},
+	} {
+		if _, err := c.config.LoadSafetensors(bytes.NewReader(c.content), int64(len(c.content)), c.prefix); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
+		}
+	}
+	if _, err := grouped.LoadSafetensors(nil, 0, ""); !errors.Is(err, backend.ErrOption) {
+		t.Errorf("no reader: %v", err)
+	}
+	// A file that shrinks, and memory that runs out.
+	if _, err := square.LoadSafetensors(bytes.NewReader(whole[:len(whole)-9]), int64(len(whole)), "mha."); !errors.Is(err, backend.ErrFile) || !errors.Is(err, io.EOF) {
+		t.Errorf("a file that shrinks: %v", err)
+	}
+	for n := 1; ; n++ {
+		stop := budget.Fail(n)
+		_, err := grouped.LoadSafetensors(bytes.NewReader(whole), int64(len(whole)), "a.")
+		if stop() < n {
+			break
+		}
+		if !errors.Is(err, backend.ErrMemory) {
+			t.Errorf("request %d of memory fails: %v", n, err)
+		}
+	}
+}
+
+// FuzzSafetensors loads layers from arbitrary files: the result is an error, or weights of the
+// config.
+func FuzzSafetensors(f *testing.F) {
+	c := nn.MultiHeadConfig{Model: 2, Bias: true}
+	two := func(rows int) stored { return stored{"F16", []int{rows, 2}, make([]float32, 2*rows)} }
+	f.Add(safetensors(map[string]stored{"in_proj_weight": two(6), "out_proj.weight": two(2), "out_proj.bias": {"BF16", []int{2}, make([]float32, 2)}}))
+	f.Add(safetensors(map[string]stored{"wq": two(2), "wk": two(2), "wv": two(2), "wo": two(2), "bq": {"F64", []int{2}, make([]float32, 2)}}))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		w, err := c.LoadSafetensors(bytes.NewReader(content), int64(len(content)), "")
+		if err != nil {
+			return
+		}
+		if err := w.WriteNPZ(io.Discard); err != nil {
+			t.Fatal(err)
+		}
+		if w.Wq.Shape() != (backend.Shape{1, 1, 2, 2}) || w.Bo.Shape() != (backend.Shape{1, 1, 1, 2}) {
+			t.Fatal(fmt.Sprint(w))
+		}
+	})
+}
