@@ -73,6 +73,7 @@ func Run(t *testing.T, h Harness) {
 	run("TopWeights", func(t *testing.T) { testTopWeights(t, dev) })
 	run("Edges", func(t *testing.T) { testEdges(t, dev) })
 	run("HeadSizes", func(t *testing.T) { testHeadSizes(t, dev, h) })
+	run("Models", func(t *testing.T) { testModels(t, dev) })
 	run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, dev) })
 	run("Projections", func(t *testing.T) { testProjections(t, dev) })
 	run("Rotate", func(t *testing.T) { testRotate(t, dev) })

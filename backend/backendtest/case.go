@@ -54,7 +54,7 @@ func (l Layout) place(s backend.Shape) (st backend.Strides, offset, size int) {
 	return st, offset, size
 }
 
-// Case is an attention problem whose tensors are drawn from Seed.
+// Case is an attention problem whose tensors are drawn from Seed, or recorded.
 type Case struct {
 	Name string
 	kernels.Dims
@@ -84,6 +84,8 @@ type Case struct {
 	// result of query rows that do not see them.
 	PoisonK, PoisonV map[int]float32
 	Seed             uint64
+	// recorded, unless nil, has q, k and v.
+	recorded *recorded
 }
 
 // operand is a tensor in host memory: its elements row by row, rounded to dtype.
@@ -110,20 +112,28 @@ func (c Case) build() *built {
 	if gain == 0 {
 		gain = 1
 	}
-	draw := func(s backend.Shape, dtype backend.DType, gain float64) operand {
+	store := func(s backend.Shape, dtype backend.DType, element func(i int) float32) operand {
 		o := operand{s, dtype, make([]float32, s.Elements())}
 		for i := range o.data {
-			o.data[i] = dtype.Round(float32(rng.NormFloat64() * gain))
+			o.data[i] = dtype.Round(element(i))
 		}
 		if dtype == backend.Q8 {
 			o.quantise()
 		}
 		return o
 	}
+	draw := func(s backend.Shape, dtype backend.DType, gain float64) operand {
+		return store(s, dtype, func(int) float32 { return float32(rng.NormFloat64() * gain) })
+	}
 	b := &built{Case: c}
-	b.q = draw(backend.Shape{c.Batch, c.Heads, c.SeqQ, c.Dim}, c.DType, gain)
-	b.k = draw(backend.Shape{c.Batch, c.KVHeads, c.SeqK, c.Dim}, c.keyType(), 1)
-	b.v = draw(backend.Shape{c.Batch, c.KVHeads, c.SeqK, c.ValueDim}, c.keyType(), 1)
+	sq, sk, sv := backend.Shape{c.Batch, c.Heads, c.SeqQ, c.Dim}, backend.Shape{c.Batch, c.KVHeads, c.SeqK, c.Dim}, backend.Shape{c.Batch, c.KVHeads, c.SeqK, c.ValueDim}
+	if r := c.recorded; r != nil {
+		b.q = store(sq, c.DType, func(i int) float32 { return r.q[i] })
+		b.k = store(sk, c.keyType(), func(i int) float32 { return r.k[i] })
+		b.v = store(sv, c.keyType(), func(i int) float32 { return r.v[i] })
+	} else {
+		b.q, b.k, b.v = draw(sq, c.DType, gain), draw(sk, c.keyType(), 1), draw(sv, c.keyType(), 1)
+	}
 	poison(b.k, c.PoisonK)
 	poison(b.v, c.PoisonV)
 	if c.keyType() == backend.Q8 {

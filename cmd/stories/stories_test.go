@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest/recording"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
@@ -397,4 +398,22 @@ func TestStats(t *testing.T) {
 			t.Errorf("the figures are\n%s without %q", messages, want)
 		}
 	}
+}
+
+// TestRecording compares the queries, keys and values of the first 128 tokens with those
+// that every backend is tested with.
+func TestRecording(t *testing.T) {
+	dev, recorder := recording.Open(t)
+	m, err := loadModel(t.Context(), dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := m.forward(t.Context(), [][]int{loadTokenizer(tokenizerFile).encode(expected)[:128]}, nil); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for i := range layers {
+		names = append(names, fmt.Sprintf("layer-%d", i+1))
+	}
+	recorder.Check("stories260K.safetensors", names)
 }

@@ -3,6 +3,7 @@ package nn_test
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/backendtest/recording"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
@@ -316,4 +318,19 @@ func TestTransliteration(t *testing.T) {
 		}
 		test(t, onGPU(t), words)
 	})
+}
+
+// TestRecording compares the queries, keys and values of a word with those that every
+// backend is tested with.
+func TestRecording(t *testing.T) {
+	dev, recorder := recording.Open(t)
+	loadTransliterator(t, dev).transliterate("آتزمون", "atzmon")
+	var names []string
+	for i := range translitLayers {
+		names = append(names, fmt.Sprintf("encoder-%d", i+1))
+	}
+	for i := range translitLayers {
+		names = append(names, fmt.Sprintf("decoder-%d", i+1), fmt.Sprintf("cross-%d", i+1))
+	}
+	recorder.Check("aren-transliteration.safetensors", names)
 }

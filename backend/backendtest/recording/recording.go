@@ -1,0 +1,148 @@
+// Package recording records the operands of a trained model's attention calls in files that
+// package backendtest reads: random numbers have no outliers, and no keys that many rows
+// attend to.
+package recording
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/x448/float16"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/safetensors"
+)
+
+var update = flag.Bool("update-recordings", false, "write the recorded queries, keys and values instead of comparing them")
+
+// Recorder is the CPU backend. It keeps the operands of attention calls.
+type Recorder struct {
+	*cpu.Backend
+	t     testing.TB
+	calls [][3]tensor // q, k, v
+}
+
+type tensor struct {
+	shape backend.Shape
+	data  []float32
+}
+
+// Open returns a recording device, which the test closes.
+func Open(t testing.TB) (*kernels.Device, *Recorder) {
+	r := &Recorder{Backend: cpu.New(cpu.Options{}), t: t}
+	dev := kernels.NewDevice(r)
+	t.Cleanup(func() { dev.Close() })
+	return dev, r
+}
+
+// Attention implements backend.Backend.
+func (r *Recorder) Attention(ctx context.Context, calls ...*backend.Call) error {
+	for _, c := range calls {
+		var call [3]tensor
+		for i, x := range []backend.Tensor{c.Q, c.K, c.V} {
+			if lens := c.Visible.KLen; i > 0 && lens != nil {
+				var err error
+				if x, err = x.Slice(backend.Seq, 0, lens[0]); err != nil {
+					r.t.Fatal(err)
+				}
+			}
+			data, err := kernels.NewDevice(r.Backend).Float32s(ctx, x)
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			call[i] = tensor{x.Shape(), data}
+		}
+		r.calls = append(r.calls, call)
+	}
+	return r.Backend.Attention(ctx, calls...)
+}
+
+// Check compares the first recorded calls with the tensors name.q, name.k and name.v of a
+// file of package backendtest. They are stored in float16; other CPUs and tiers yield
+// numbers that differ in the last bits of float32.
+func (r *Recorder) Check(file string, names []string) {
+	r.t.Helper()
+	file = filepath.Join("..", "..", "backend", "backendtest", "testdata", "models", file)
+	if len(r.calls) < len(names) {
+		r.t.Fatalf("%d calls are recorded, there should be %d", len(r.calls), len(names))
+	}
+	tensors := map[string]tensor{}
+	for i, name := range names {
+		for j, operand := range []string{"q", "k", "v"} {
+			tensors[name+"."+operand] = r.calls[i][j]
+		}
+	}
+	if *update {
+		if err := os.WriteFile(file, encode(tensors), 0o644); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	h, err := safetensors.ReadHeader(bytes.NewReader(raw), int64(len(raw)))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for name, want := range tensors {
+		if err := compare(raw, h, name, want); err != nil {
+			r.t.Errorf("%s is stale, run the test with -update-recordings: %v", file, err)
+		}
+	}
+}
+
+// compare compares a tensor of a file.
+func compare(raw []byte, h *safetensors.Header, name string, want tensor) error {
+	stored, err := h.Tensor(name)
+	if err != nil {
+		return err
+	}
+	got := make([]float32, stored.Count)
+	stored.Float32s(got, raw[stored.Start:])
+	if !slices.Equal(stored.Shape, want.shape[:]) {
+		return fmt.Errorf("%s has shape %d, should be %d", name, stored.Shape, want.shape)
+	}
+	largest := 0.
+	for _, x := range want.data {
+		largest = max(largest, math.Abs(float64(x)))
+	}
+	for i, x := range want.data {
+		if tol := 1e-4*largest + math.Abs(float64(x))*0x1p-11; !(math.Abs(float64(got[i]-x)) <= tol) {
+			return fmt.Errorf("%s: element %d is %v, should be %v", name, i, got[i], x)
+		}
+	}
+	return nil
+}
+
+// encode returns a .safetensors file.
+func encode(tensors map[string]tensor) []byte {
+	type entry struct {
+		DType   string        `json:"dtype"`
+		Shape   backend.Shape `json:"shape"`
+		Offsets [2]int        `json:"data_offsets"`
+	}
+	header := map[string]entry{}
+	var data []byte
+	for _, name := range slices.Sorted(maps.Keys(tensors)) {
+		x, from := tensors[name], len(data)
+		for _, v := range x.data {
+			data = binary.LittleEndian.AppendUint16(data, float16.Fromfloat32(v).Bits())
+		}
+		header[name] = entry{"F16", x.shape, [2]int{from, len(data)}}
+	}
+	text, _ := json.Marshal(header) // of strings and numbers, cannot fail
+	return slices.Concat(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text, data)
+}
