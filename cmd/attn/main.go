@@ -10,7 +10,7 @@
 //	attn heatmap    draw attention weights
 //	attn bench      measure speed and error
 //	attn compare    compare two reports of attn bench
-//	attn onnx       run conformance cases of the ONNX operator Attention
+//	attn onnx       run conformance cases of ONNX's and ONNX Runtime's operators of attention
 //	attn tune       choose the fastest GPU kernels of this machine
 //
 // For example:
@@ -48,7 +48,7 @@ type commands struct {
 	HeatMap heatmap.Command `cmd:"" name:"heatmap" help:"Draw the attention weights of chosen heads, queries and keys."`
 	Bench   bench.Command   `cmd:"" help:"Measure speed, percent of the machine's limit, and error."`
 	Compare bench.Compare   `cmd:"" help:"Report changes between two reports of attn bench that are larger than the noise."`
-	ONNX    onnx.Command    `cmd:"" name:"onnx" help:"Run conformance cases of the ONNX operator Attention."`
+	ONNX    onnx.Command    `cmd:"" name:"onnx" help:"Run conformance cases of operators of attention, of ONNX and ONNX Runtime."`
 	Tune    tune.Command    `cmd:"" help:"Measure the variants of the GPU kernels and store the fastest for later calls."`
 }
 

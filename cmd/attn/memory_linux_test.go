@@ -65,6 +65,8 @@ func TestInputsBeyondMemory(t *testing.T) {
 	}
 	nodes := folder("nodes", "", field(7, bytes.Repeat(field(1, nil), 20<<20))...) // GraphProto.node
 
+	empty := file("empty.jsonc", 0, []byte("[{}"+strings.Repeat(",{}", 8_000_000)+"]")...)
+
 	run := []string{"run", "--backend=cpu", "--q", x, "--k", x, "--v", x, "--out", dir + "/o.npy"}
 	heat := []string{"heatmap", "--backend=cpu", "--q", x, "--k", x, "--png", dir + "/h.png"}
 	with := func(args []string, more ...string) []string { return append(args[:len(args):len(args)], more...) }
@@ -96,6 +98,9 @@ func TestInputsBeyondMemory(t *testing.T) {
 		{"a model without an end", []string{"onnx", "--backend=cpu", folder("endless", endless)}, "model.onnx: it has more than 67108864 bytes"},
 		{"a model of 20 GiB", []string{"onnx", "--backend=cpu", folder("sparse-model", sparse)}, "model.onnx: it has more than 2147483647 bytes"},
 		{"a model of 20 million empty nodes", []string{"onnx", "--backend=cpu", nodes}, "model.onnx: model: it has more than 10000 parts"},
+		{"operator tests without an end", []string{"onnx", "--jsonc", "--backend=cpu", endless}, endless + ": it has more than 67108864 bytes"},
+		{"operator tests of 20 GiB", []string{"onnx", "--jsonc", "--backend=cpu", sparse}, sparse + ": it has more than 67108864 bytes"},
+		{"8 million empty operator tests", []string{"onnx", "--jsonc", "--backend=cpu", empty}, empty + ": it has more than 10000 elements"},
 		{"a tuning file of 20 GiB", []string{"tune", "--show", "--file", sparse}, sparse + " has more than 4194304 bytes"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -37,6 +37,7 @@ var licences = map[string]string{
 	"github.com/google/go-cmp":                 "BSD-3-Clause",
 	"github.com/rajveermalviya/go-webgpu/wgpu": "Apache-2.0",
 	"github.com/sbinet/npyio":                  "BSD-3-Clause",
+	"github.com/tidwall/jsonc":                 "MIT",
 	"github.com/x448/float16":                  "MIT",
 	"go.uber.org/goleak":                       "MIT",
 	"golang.org/x/image":                       "BSD-3-Clause",

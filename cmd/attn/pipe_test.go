@@ -36,6 +36,7 @@ func TestInterruptPipe(t *testing.T) {
 		{"a report to resume", os.O_WRONLY, []string{"bench", "--resume", pipe}},
 		{"labels", os.O_WRONLY, append([]string{"heatmap", "--png", dir + "/h.png", "--labels", pipe}, qk...)},
 		{"a model", os.O_WRONLY, []string{"onnx", "--backend=cpu", dir}},
+		{"operator tests", os.O_WRONLY, []string{"onnx", "--jsonc", "--backend=cpu", pipe}},
 		{"the output", os.O_RDONLY, append([]string{"run", "--backend=cpu", "--v", x, "--out", pipe}, qk...)},
 		{"a picture", os.O_RDONLY, append([]string{"heatmap", "--backend=cpu", "--size=2048", "--svg", pipe}, qk...)},
 	} {

@@ -10,19 +10,26 @@ import (
 	"github.com/seed90331342/attn/cmd/internal/matrix"
 )
 
-// The tolerance of f32, and of f64, which is computed in float32: |got - want| <=
-// absolute + relative·|want|.
-const (
-	relative = 1e-5
-	absolute = 1e-6
+// tolerance is the allowed error of a result: f32, and f64, which is computed in float32,
+// absolute + 1e-5·|want|, f16 and bf16 one unit in the last place or half, whichever is
+// more, and integers and bools none.
+type tolerance struct{ absolute, half float64 }
+
+const relative = 1e-5
+
+var (
+	// exactly is for tensors with the bits of the expected results.
+	exactly = tolerance{absolute: 1e-6}
+	// printed is for tensors printed with six decimals, or four for the half types: five
+	// units of the last one for f32, as the inputs were rounded, too.
+	printed = tolerance{absolute: 5e-6, half: 1e-4}
 )
 
-// compareTensors compares a result with the expected one and returns the largest
-// error as a share of the tolerance, 0 to 1. f32 and f64 have the tolerance above, f16
-// and bf16 one unit in the last place, integers and bools none. Infinities must be
-// equal, and NaN must stand where NaN is expected. For other results it returns an
-// error that names the first element that differs.
-func compareTensors(name string, got, want *onnxfile.Tensor) (float64, error) {
+// compare compares a result with the expected one and returns the largest error as a share
+// of the tolerance, 0 to 1. Infinities must be equal, and NaN must stand where NaN is
+// expected. For other results it returns an error that names the first element that
+// differs.
+func (tol tolerance) compare(name string, got, want *onnxfile.Tensor) (float64, error) {
 	if got.Type != want.Type {
 		return 0, fmt.Errorf("%s is %v, should be %v: %w", name, got.Type, want.Type, backend.ErrDType)
 	}
@@ -31,7 +38,7 @@ func compareTensors(name string, got, want *onnxfile.Tensor) (float64, error) {
 	}
 	worst, wrong, first := 0.0, 0, -1
 	for i := range got.Elements() {
-		off := differs(got, want, i)
+		off := tol.differs(got, want, i)
 		worst = max(worst, off)
 		if off > 1 {
 			wrong++
@@ -44,11 +51,11 @@ func compareTensors(name string, got, want *onnxfile.Tensor) (float64, error) {
 		return worst, nil
 	}
 	return worst, fmt.Errorf("%s%s is %v, should be %v, %.3g times the tolerance; %d of %d elements differ, by up to %.3g times",
-		name, matrix.Index(want.Shape, first), got.At(first), want.At(first), differs(got, want, first), wrong, got.Elements(), worst)
+		name, matrix.Index(want.Shape, first), got.At(first), want.At(first), tol.differs(got, want, first), wrong, got.Elements(), worst)
 }
 
 // differs returns the error of element i as a multiple of the tolerance.
-func differs(got, want *onnxfile.Tensor, i int) float64 {
+func (tol tolerance) differs(got, want *onnxfile.Tensor, i int) float64 {
 	g, w := got.At(i), want.At(i)
 	switch {
 	case !got.Type.Float():
@@ -61,9 +68,13 @@ func differs(got, want *onnxfile.Tensor, i int) float64 {
 	case g != g || w != w || math.IsInf(g, 0) || math.IsInf(w, 0):
 		return math.Inf(1)
 	case got.Type == onnxfile.Float16 || got.Type == onnxfile.BFloat16:
-		return math.Abs(float64(place(got.Bits(i)) - place(want.Bits(i))))
+		units := math.Abs(float64(place(got.Bits(i)) - place(want.Bits(i))))
+		if tol.half > 0 {
+			return min(units, math.Abs(g-w)/tol.half)
+		}
+		return units
 	}
-	return math.Abs(g-w) / (absolute + relative*math.Abs(w))
+	return math.Abs(g-w) / (tol.absolute + relative*math.Abs(w))
 }
 
 // place numbers the values of a half type in ascending order: neighbours differ by 1,

@@ -20,9 +20,10 @@ type onnxProblem struct {
 	batch, heads, kvHeads, seqQ, seqK, past, dim, valueDim int
 	flat, causal                                           bool
 	scale, softcap                                         float64
+	left, right                                            int // of opset 25; -1 is unbounded
 }
 
-// key returns element e of key j, past or new; of a value, with inV.
+// keys returns the number of keys, past and new.
 func (p *onnxProblem) keys() int { return p.past + p.seqK }
 
 // row returns the index of element 0 of one (batch, head, position) in a tensor of Q,
@@ -45,19 +46,21 @@ func (p *onnxProblem) key(in, b, h, j, size, e int) float64 {
 // bias returns the term added to a score: the mask, aligned at the last axis, and -Inf
 // for hidden keys.
 func (p *onnxProblem) bias(b, h, i, j int) float64 {
+	at := i + p.past // the position of the query
 	if lens := p.in[inNonpad]; lens != nil {
 		n := int(lens.Int(b))
-		if j >= n || p.causal && j > i+n-p.seqQ {
+		if at = i + n - p.seqQ; j >= n {
 			return math.Inf(-1)
 		}
-	} else if p.causal && j > i+p.past {
+	}
+	if p.causal && j > at || p.opset >= 25 && (p.left >= 0 && j < at-p.left || p.right >= 0 && j > at+p.right) {
 		return math.Inf(-1)
 	}
 	mask := p.in[inMask]
 	if mask == nil {
 		return 0
 	}
-	at, axes := 0, len(mask.Shape)
+	element, axes := 0, len(mask.Shape)
 	for axis, x := range []int{b, h, i, j}[4-axes:] {
 		l := mask.Shape[axis]
 		if l == 1 && (axis < axes-1 || p.opset == 23) {
@@ -66,12 +69,12 @@ func (p *onnxProblem) bias(b, h, i, j int) float64 {
 		if x >= l {
 			return math.Inf(-1) // only along the keys
 		}
-		at = at*l + x
+		element = element*l + x
 	}
 	if mask.Type != onnxfile.Bool {
-		return mask.At(at)
+		return mask.At(element)
 	}
-	return map[bool]float64{true: 0, false: math.Inf(-1)}[mask.Int(at) != 0]
+	return map[bool]float64{true: 0, false: math.Inf(-1)}[mask.Int(element) != 0]
 }
 
 // solve fills want, except outputs that are nil.
@@ -127,7 +130,6 @@ func (p *onnxProblem) solve(mode int, wanted [numOutputs]bool) {
 
 // solveRow returns the weights of one row and the scores of each output mode.
 func (p *onnxProblem) solveRow(b, h, kv, i int) (weights []float64, modes [4][]float64) {
-	top, sum := math.Inf(-1), 0.0
 	for j := range p.keys() {
 		x := 0.0
 		for e := range p.dim {
@@ -141,23 +143,32 @@ func (p *onnxProblem) solveRow(b, h, kv, i int) (weights []float64, modes [4][]f
 		modes[1] = append(modes[1], x)
 		x += p.bias(b, h, i, j)
 		modes[2] = append(modes[2], x)
-		top = math.Max(top, x)
 	}
-	for _, x := range modes[2] {
+	weights = softmax(modes[2], math.Inf(-1))
+	modes[3] = weights
+	return weights, modes
+}
+
+// softmax returns the weights of a row of scores and a sink, a logit without a value. A row
+// without visible keys has zeros.
+func softmax(scores []float64, sink float64) []float64 {
+	top := math.Max(slices.Max(scores), sink)
+	sum, weights := 0.0, make([]float64, len(scores))
+	for j, x := range append(slices.Clone(scores), sink) {
 		w := 0.0
 		if !math.IsInf(x, -1) {
 			w = math.Exp(x - top)
 		}
-		weights = append(weights, w)
-		sum += w
+		if sum += w; j < len(weights) {
+			weights[j] = w
+		}
 	}
 	for j := range weights {
 		if sum > 0 {
 			weights[j] /= sum
 		}
 	}
-	modes[3] = weights
-	return weights, modes
+	return weights
 }
 
 // filled returns a tensor of data, rounded to the type.
@@ -189,7 +200,7 @@ func (p *onnxProblem) drawMask(rng *rand.Rand) *onnxfile.Tensor {
 	for i := range shape {
 		if last := i == len(shape)-1; rng.IntN(3) == 0 && (!last || p.opset == 23) {
 			shape[i] = 1
-		} else if last && p.opset == 24 && rng.IntN(2) == 0 {
+		} else if last && p.opset >= 24 && rng.IntN(2) == 0 {
 			shape[i] = 1 + rng.IntN(shape[i])
 		}
 	}
@@ -211,7 +222,7 @@ func drawONNX(seed uint64) *onnxProblem {
 		batch: 1 + rng.IntN(3), kvHeads: 1 + rng.IntN(3), seqQ: 1 + rng.IntN(5), seqK: 1 + rng.IntN(7), dim: 8, valueDim: 8 + 2*rng.IntN(2),
 		flat: flip(), causal: flip(),
 	}
-	p.opset = 23 + rng.Int64N(2)
+	p.opset = 23 + rng.Int64N(3)
 	p.heads = p.kvHeads * (1 + rng.IntN(3))
 	p.ints, p.floats = map[string]int64{}, map[string]float32{}
 	q := []onnxfile.DataType{onnxfile.Float, onnxfile.Float, onnxfile.Float16, onnxfile.BFloat16, onnxfile.Double}[rng.IntN(5)]
@@ -231,7 +242,7 @@ func drawONNX(seed uint64) *onnxProblem {
 	p.in[inV] = uniform(rng, v, -1, shape(p.kvHeads, p.seqK, p.valueDim)...)
 	switch cache := rng.IntN(4); {
 	case cache == 0: // none
-	case cache == 1 && p.opset == 24:
+	case cache == 1 && p.opset >= 24:
 		lens := make([]float64, p.batch)
 		for b := range lens {
 			lens[b] = float64(rng.IntN(p.seqK + 1))
@@ -254,6 +265,10 @@ func drawONNX(seed uint64) *onnxProblem {
 	}
 	if p.causal {
 		p.ints["is_causal"] = 1
+	}
+	if p.opset == 25 {
+		p.left, p.right = rng.IntN(5)-1, rng.IntN(5)-1
+		p.ints["left_window_size"], p.ints["right_window_size"] = int64(p.left), int64(p.right)
 	}
 	p.scale = 1 / math.Sqrt(float64(p.dim))
 	if flip() {
@@ -393,8 +408,9 @@ func TestONNXRefused(t *testing.T) {
 		says   string
 	}{
 		{"opset 22", func(p *onnxProblem) { p.opset = 22 }, "opset 22"},
-		{"opset 25", func(p *onnxProblem) { p.opset = 25 }, "opset 25"},
-		{"an unknown attribute", func(p *onnxProblem) { p.ints["left_window_size"] = 2 }, `"left_window_size"`},
+		{"opset 26", func(p *onnxProblem) { p.opset = 26 }, "opset 26"},
+		{"an attribute of opset 25", func(p *onnxProblem) { p.ints["left_window_size"] = 2 }, `"left_window_size"`},
+		{"a window below -1", func(p *onnxProblem) { p.opset, p.ints["left_window_size"] = 25, -2 }, "left_window_size is -2"},
 		{"scale as an integer", func(p *onnxProblem) { p.ints["scale"] = 1 }, "attribute scale is a int, it must be a float"},
 		{"mode 4", func(p *onnxProblem) { p.ints["qk_matmul_output_mode"] = 4 }, "qk_matmul_output_mode is 4"},
 		{"no heads", func(p *onnxProblem) { p.ints["q_num_heads"] = 0 }, "q_num_heads is 0"},

@@ -1,6 +1,7 @@
 package onnx
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -43,22 +44,69 @@ func FuzzONNXCase(f *testing.F) {
 				list = append(list, x)
 			}
 		}
-		op, err := attentionNode(m)
+		n, err := newNode(m)
 		if err == nil && len(list) > 0 {
 			tensors := map[string]*onnxfile.Tensor{}
 			for i, name := range m.Inputs {
 				tensors[name] = list[min(i, len(list)-1)]
 			}
-			var call *attentionCall
-			if call, err = op.call(tensors); err == nil {
-				_, err = call.run(t.Context(), dev)
+			_, _, err = n.run(t.Context(), dev, tensors)
+		}
+		wantKnown(t, err)
+	})
+}
+
+// wantKnown fails the test for an error that wraps none of the sentinels that a bad case
+// has.
+func wantKnown(t *testing.T, err error) {
+	t.Helper()
+	for _, known := range []error{nil, backend.ErrShape, backend.ErrDType, backend.ErrOption, backend.ErrUnsupported, backend.ErrMemory, onnxfile.ErrMalformed, onnxfile.ErrUnsupported} {
+		if errors.Is(err, known) {
+			return
+		}
+	}
+	t.Errorf("error %v wraps none that a bad case should", err)
+}
+
+// FuzzJSONC runs arbitrary files of operator tests: each case has outputs or an error that
+// wraps a sentinel.
+func FuzzJSONC(f *testing.F) {
+	for _, file := range publishedJSONC(f) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Add([]byte(`[{"operator": "GroupQueryAttention", "cases": [{"inputs": [{"data": [1e400, "NaN", true], "dims": [-1], "type": "float16"}]},], /* */ }] //`))
+	dev, err := kernels.Open("cpu")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { dev.Close() })
+	f.Fuzz(func(t *testing.T, text []byte) {
+		tests, err := jsoncTests(bytes.Clone(text)) // a fuzz target must not change its input
+		wantKnown(t, err)
+		for _, text := range tests {
+			var test jsoncTest
+			if err := decodeJSONC(text, &test); err != nil {
+				wantKnown(t, err)
+				continue
+			}
+			cases, err := elements(test.Cases)
+			wantKnown(t, err)
+			for _, text := range cases {
+				var c jsoncCase
+				err := decodeJSONC(text, &c)
+				if err == nil {
+					var n *node
+					var in map[string]*onnxfile.Tensor
+					if n, in, _, err = test.node(&c); err == nil {
+						_, _, err = n.run(t.Context(), dev, in)
+					}
+				}
+				wantKnown(t, err)
 			}
 		}
-		for _, known := range []error{nil, backend.ErrShape, backend.ErrDType, backend.ErrOption, backend.ErrUnsupported} {
-			if errors.Is(err, known) {
-				return
-			}
-		}
-		t.Errorf("error %v wraps none that a bad case should", err)
 	})
 }

@@ -1,268 +1,234 @@
 package onnx
 
 import (
+	"context"
+	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/onnxfile"
+	"github.com/seed90331342/attn/kernels"
 )
 
-// The inputs and outputs of the operator, by position.
-const (
-	inQ = iota
-	inK
-	inV
-	inMask
-	inPastKey
-	inPastValue
-	inNonpad // opset 24
-	numInputs
-)
-
-const (
-	outY = iota
-	outPresentKey
-	outPresentValue
-	outScores
-	numOutputs
-)
-
-// Values of the attribute qk_matmul_output_mode: the contents of qk_matmul_output.
-const (
-	scoresRaw     = iota // scale·q·k
-	scoresCapped         // with softcap
-	scoresBiased         // with the mask too
-	scoresSoftmax        // the weights
-)
-
-// attentionOp is an Attention node with decoded attributes. The operator's order is
-// that of backend.Problem: scale, softcap, mask, softmax; softcap comes before the
-// mask since the correction in ONNX 1.23, and hidden keys stay hidden. The attribute
-// softmax_precision has no effect: softmax is float32, for f64 and the half types too.
-type attentionOp struct {
-	opset           int64
-	inputs          [numInputs]string
-	outputs         [numOutputs]string
-	causal          bool
-	qHeads, kvHeads int // 0 when not given
-	scale           *float64
-	softcap         float64
-	scores          int
+// operator is an operator with the decoded attributes of a node.
+type operator interface {
+	// run computes the outputs. in and out are by position, nil for missing ones. how
+	// describes the computation.
+	run(ctx context.Context, dev *kernels.Device, in []*onnxfile.Tensor) (out []*onnxfile.Tensor, how string, err error)
 }
 
-// attentionNode returns the model's one node, an Attention of opset 23 or 24.
-func attentionNode(m *onnxfile.Model) (*attentionOp, error) {
+// schema describes an operator.
+type schema struct {
+	domain      string
+	first, last int64 // versions of the operator set
+	// inputs are by position, the first required ones must be there. So are outputs.
+	inputs   []string
+	required int
+	outputs  []string
+	decode   func(n *node, a *attributes) operator
+}
+
+// microsoft is the domain of ONNX Runtime's own operators.
+const microsoft = "com.microsoft"
+
+// schemas are the operators by name.
+var schemas = map[string]*schema{
+	"Attention": {
+		first: 23, last: 25, required: 3, decode: newAttention,
+		inputs:  inputNames,
+		outputs: []string{"Y", "present_key", "present_value", "qk_matmul_output"},
+	},
+	"RotaryEmbedding": {
+		first: 23, last: 27, required: 3, decode: newRotaryEmbedding,
+		inputs:  []string{"X", "cos_cache", "sin_cache", "position_ids"},
+		outputs: []string{"Y"},
+	},
+	"TensorScatter": {
+		first: 24, last: 27, required: 2, decode: newTensorScatter,
+		inputs:  []string{"past_cache", "update", "write_indices"},
+		outputs: []string{"present_cache"},
+	},
+	"MultiHeadAttention": {
+		domain: microsoft, first: 1, last: 1, required: 1, decode: newMultiHead,
+		inputs: []string{"query", "key", "value", "bias", "key_padding_mask", "attention_bias", "past_key", "past_value",
+			"past_sequence_length", "cache_indirection"},
+		outputs: []string{"output", "present_key", "present_value", "qk"},
+	},
+	"GroupQueryAttention": {
+		domain: microsoft, first: 1, last: 1, required: 1, decode: newGroupQuery,
+		inputs: []string{"query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos_cache", "sin_cache",
+			"position_ids", "attention_bias", "head_sink", "k_scale", "v_scale"},
+		outputs: []string{"output", "present_key", "present_value", "output_qk"},
+	},
+}
+
+// node is the node of a model.
+type node struct {
+	*schema
+	name            string // of the operator
+	opset           int64
+	inputs, outputs []string // names of tensors
+	op              operator
+}
+
+// newNode returns the model's one node.
+func newNode(m *onnxfile.Model) (*node, error) {
 	if n := len(m.Nodes); n != 1 {
-		return nil, fmt.Errorf("the graph has %d nodes, it must have one, an Attention: %w", n, backend.ErrUnsupported)
+		return nil, fmt.Errorf("the graph has %d nodes, it must have one: %w", n, backend.ErrUnsupported)
 	}
-	n := m.Nodes[0]
-	if n.OpType != "Attention" || n.Domain != "" {
-		return nil, fmt.Errorf("the node is %q of domain %q, it must be Attention of the ONNX operators: %w", n.OpType, n.Domain, backend.ErrUnsupported)
+	p := m.Nodes[0]
+	s := schemas[p.OpType]
+	if s == nil || s.domain != p.Domain {
+		var known []string
+		for name, s := range schemas {
+			known = append(known, strings.TrimPrefix(s.domain+"."+name, "."))
+		}
+		slices.Sort(known)
+		return nil, fmt.Errorf("the node is %q of domain %q, it must be one of %s: %w", p.OpType, p.Domain, strings.Join(known, ", "), backend.ErrUnsupported)
 	}
-	op := &attentionOp{opset: m.Opsets[""]}
-	if op.opset != 23 && op.opset != 24 {
-		return nil, fmt.Errorf("the model imports opset %d, it must be 23 or 24: %w", op.opset, backend.ErrUnsupported)
+	n := &node{schema: s, name: p.OpType, opset: m.Opsets[s.domain], inputs: p.Input, outputs: p.Output}
+	if n.opset < s.first || n.opset > s.last {
+		return nil, fmt.Errorf("the model imports opset %d, %s is known from %d to %d: %w", n.opset, n.name, s.first, s.last, backend.ErrUnsupported)
 	}
-	if len(n.Input) > numInputs || len(n.Output) > numOutputs {
-		return nil, fmt.Errorf("the node has %d inputs and %d outputs, Attention has up to %d and %d: %w", len(n.Input), len(n.Output), numInputs, numOutputs, backend.ErrUnsupported)
+	if len(n.inputs) > len(s.inputs) || len(n.outputs) > len(s.outputs) {
+		return nil, fmt.Errorf("the node has %d inputs and %d outputs, %s has up to %d and %d: %w",
+			len(n.inputs), len(n.outputs), n.name, len(s.inputs), len(s.outputs), backend.ErrUnsupported)
 	}
-	copy(op.inputs[:], n.Input)
-	copy(op.outputs[:], n.Output)
-	if op.opset == 23 && op.inputs[inNonpad] != "" {
-		return nil, fmt.Errorf("the node has a seventh input in opset 23, nonpad_kv_seqlen came with opset 24: %w", backend.ErrUnsupported)
+	a := &attributes{list: map[string]*onnxfile.AttributeProto{}}
+	for _, x := range p.Attribute {
+		a.list[x.Name] = x
 	}
-	for _, a := range n.Attribute {
-		if err := op.set(a); err != nil {
-			return nil, err
+	n.op = s.decode(n, a)
+	for _, x := range p.Attribute {
+		if a.list[x.Name] != nil && a.err == nil {
+			a.err = fmt.Errorf("attribute %q is none of %s in opset %d: %w", x.Name, n.name, n.opset, backend.ErrUnsupported)
 		}
 	}
-	return op, nil
+	return n, a.err
 }
 
-// set sets one attribute.
-func (op *attentionOp) set(a *onnxfile.AttributeProto) error {
-	want := onnxfile.AttributeProto_INT
-	if a.Name == "scale" || a.Name == "softcap" {
-		want = onnxfile.AttributeProto_FLOAT
+// has reports whether the node has an output.
+func (n *node) has(output int) bool { return output < len(n.outputs) && n.outputs[output] != "" }
+
+// run computes the node's outputs, by name.
+func (n *node) run(ctx context.Context, dev *kernels.Device, tensors map[string]*onnxfile.Tensor) (map[string]*onnxfile.Tensor, string, error) {
+	in := make([]*onnxfile.Tensor, len(n.schema.inputs))
+	for i, what := range n.schema.inputs {
+		name := ""
+		if i < len(n.inputs) {
+			name = n.inputs[i]
+		}
+		switch t := tensors[name]; {
+		case name == "" && i < n.required:
+			return nil, "", fmt.Errorf("input %s is missing: %w", what, backend.ErrShape)
+		case name == "":
+		case t == nil:
+			return nil, "", fmt.Errorf("%s is %q, which the graph does not have: %w", what, name, backend.ErrShape)
+		default:
+			in[i] = t
+		}
 	}
-	ok := true
-	switch i := a.I; a.Name {
-	case "is_causal":
-		op.causal, ok = i == 1, i == 0 || i == 1
-	case "q_num_heads":
-		op.qHeads, ok = int(i), 0 < i && i <= math.MaxInt32
-	case "kv_num_heads":
-		op.kvHeads, ok = int(i), 0 < i && i <= math.MaxInt32
-	case "qk_matmul_output_mode":
-		op.scores, ok = int(i), scoresRaw <= i && i <= scoresSoftmax
-	case "softmax_precision":
-		ok = i == int64(int32(i)) && onnxfile.DataType(i).Float()
-	case "scale":
-		op.scale = new(float64(a.F))
-	case "softcap":
-		op.softcap = float64(a.F)
-	default:
-		return fmt.Errorf("attribute %q is none of Attention in opset %d: %w", a.Name, op.opset, backend.ErrUnsupported)
+	out, how, err := n.op.run(ctx, dev, in)
+	if err != nil {
+		return nil, "", err
 	}
-	if a.Type != want {
-		return fmt.Errorf("attribute %s is a %v, it must be a %v: %w", a.Name, kindName(a.Type), kindName(want), backend.ErrOption)
+	got := map[string]*onnxfile.Tensor{}
+	for i, name := range n.outputs {
+		if name != "" && i < len(out) {
+			got[name] = out[i]
+		}
 	}
-	if !ok {
-		return fmt.Errorf("attribute %s is %d, out of its range: %w", a.Name, a.I, backend.ErrOption)
+	return got, how, nil
+}
+
+// check runs the node on tensors, compares its results with the wanted values of the
+// graph's outputs, and describes both.
+func (n *node) check(ctx context.Context, dev *kernels.Device, tensors map[string]*onnxfile.Tensor, outputs []string, want []*onnxfile.Tensor, tol tolerance) (string, error) {
+	got, how, err := n.run(ctx, dev, tensors)
+	if err != nil {
+		return "", err
 	}
-	return nil
+	var shares []string
+	for i, name := range outputs {
+		if want[i] == nil {
+			continue
+		}
+		t := got[name]
+		if t == nil {
+			return "", fmt.Errorf("graph output %q is not an output of the %s node", name, n.name)
+		}
+		off, err := tol.compare(name, t, want[i])
+		if err != nil {
+			return "", err
+		}
+		shares = append(shares, fmt.Sprintf("%s %.2g%%", name, 100*off))
+	}
+	if shares == nil {
+		return "", errors.New("the graph has no outputs: nothing to compare")
+	}
+	return fmt.Sprintf("%s; %s of the tolerance", how, strings.Join(shares, ", ")), nil
+}
+
+// attributes are the attributes of a node that have not been read. err is the first error.
+type attributes struct {
+	list map[string]*onnxfile.AttributeProto
+	err  error
+}
+
+// take returns an attribute of a type; nil when the node does not have it.
+func (a *attributes) take(name string, want onnxfile.AttributeProto_AttributeType) *onnxfile.AttributeProto {
+	x := a.list[name]
+	delete(a.list, name)
+	if x != nil && x.Type != want {
+		a.fail("attribute %s is a %v, it must be a %v: %w", name, kindName(x.Type), kindName(want), backend.ErrOption)
+		return nil
+	}
+	return x
 }
 
 // kindName returns the name of an attribute's type.
 func kindName(t onnxfile.AttributeProto_AttributeType) string { return strings.ToLower(t.String()) }
 
-// attentionCall is a node with its inputs, checked.
-type attentionCall struct {
-	*attentionOp
-	in   [numInputs]*onnxfile.Tensor
-	dims backend.Dims // SeqK includes past keys
-	past int          // past keys
-	flat bool         // 3-D: [batch, sequence, heads·size]
-	lens []int        // existing keys of each batch; nil is all
+func (a *attributes) fail(format string, args ...any) {
+	if a.err == nil {
+		a.err = fmt.Errorf(format, args...)
+	}
 }
 
-// inputNames are the names of the operator's inputs.
-var inputNames = [numInputs]string{"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen"}
-
-// call finds the node's inputs among tensors and checks the rules of the operator.
-// Package kernels checks how the other lengths fit each other.
-func (op *attentionOp) call(tensors map[string]*onnxfile.Tensor) (*attentionCall, error) {
-	c := &attentionCall{attentionOp: op}
-	for i, name := range op.inputs {
-		switch t := tensors[name]; {
-		case name == "" && i <= inV:
-			return nil, fmt.Errorf("input %s is missing: %w", inputNames[i], backend.ErrShape)
-		case name == "":
-		case t == nil:
-			return nil, fmt.Errorf("%s is %q, which the graph does not have: %w", inputNames[i], name, backend.ErrShape)
-		default:
-			c.in[i] = t
-		}
+// integer returns an attribute from low to high.
+func (a *attributes) integer(name string, missing, low, high int64) int {
+	x := a.take(name, onnxfile.AttributeProto_INT)
+	if x == nil {
+		return int(missing)
 	}
-	for _, check := range []func() error{c.checkTypes, c.checkShapes, c.checkLengths} {
-		if err := check(); err != nil {
-			return nil, err
-		}
+	if x.I < low || x.I > high {
+		a.fail("attribute %s is %d, it must be %d to %d: %w", name, x.I, low, high, backend.ErrOption)
 	}
-	return c, nil
+	return int(x.I)
 }
 
-func (c *attentionCall) checkTypes() error {
-	for i, t := range c.in {
-		ok := true
-		switch {
-		case t == nil:
-		case i == inNonpad:
-			ok = t.Type == onnxfile.Int64
-		case i == inMask:
-			ok = t.Type == onnxfile.Bool || t.Type.Float()
-		case i == inK, i == inPastKey:
-			ok = t.Type == c.in[inQ].Type
-		case i == inPastValue:
-			ok = t.Type == c.in[inV].Type
-		default:
-			ok = t.Type.Float()
-		}
-		if !ok {
-			return fmt.Errorf("%s is %v, Q is %v, V is %v: Q and V must be f32, f16, bf16 or f64, K as Q, past as present, attn_mask one of these or bool, nonpad_kv_seqlen int64: %w",
-				inputNames[i], t.Type, c.in[inQ].Type, c.in[inV].Type, backend.ErrDType)
-		}
-	}
-	return nil
-}
+// flag returns an attribute of 0 or 1.
+func (a *attributes) flag(name string) bool { return a.integer(name, 0, 0, 1) == 1 }
 
-func (c *attentionCall) checkShapes() error {
-	q, k, v := c.in[inQ].Shape, c.in[inK].Shape, c.in[inV].Shape
-	if len(q) != len(k) || len(q) != len(v) || len(q) != 3 && len(q) != 4 {
-		return fmt.Errorf("shapes Q %v, K %v and V %v must all have 3 axes or all 4: %w", q, k, v, backend.ErrShape)
-	}
-	c.flat = len(q) == 3
-	var err error
-	if q, err = c.headed("Q", q, "q_num_heads", c.qHeads); err == nil {
-		if k, err = c.headed("K", k, "kv_num_heads", c.kvHeads); err == nil {
-			v, err = c.headed("V", v, "kv_num_heads", c.kvHeads)
-		}
-	}
-	if err != nil {
-		return err
-	}
-	c.dims = backend.Dims{Batch: q[0], Heads: q[1], KVHeads: k[1], SeqQ: q[2], SeqK: k[2], Dim: q[3], ValueDim: v[3]}
-	if k[0] != q[0] || v[0] != q[0] {
-		return fmt.Errorf("shapes Q %v, K %v and V %v must have the same number of batches: %w", c.in[inQ].Shape, c.in[inK].Shape, c.in[inV].Shape, backend.ErrShape)
-	}
-	if err := c.checkPast(k, v); err != nil {
-		return err
-	}
-	if d := c.dims; min(d.Batch, d.Heads, d.KVHeads, d.SeqQ, d.SeqK, d.Dim, d.ValueDim) < 1 {
-		return fmt.Errorf("shapes Q %v, K %v and V %v with a past of %d: every length must be at least 1: %w", c.in[inQ].Shape, c.in[inK].Shape, c.in[inV].Shape, c.past, backend.ErrShape)
-	}
-	return nil
-}
-
-// checkPast counts the past keys. k and v are the lengths [batch, heads, sequence,
-// size] of the new ones.
-func (c *attentionCall) checkPast(k, v []int) error {
-	pk, pv := c.in[inPastKey], c.in[inPastValue]
-	if (pk == nil) != (pv == nil) {
-		return fmt.Errorf("past_key and past_value need each other: %w", backend.ErrShape)
-	}
-	if pk == nil {
+// number returns an attribute; nil when it is missing.
+func (a *attributes) number(name string) *float64 {
+	x := a.take(name, onnxfile.AttributeProto_FLOAT)
+	if x == nil {
 		return nil
 	}
-	for _, p := range []struct {
-		name      string
-		past, own []int
-	}{{"past_key", pk.Shape, k}, {"past_value", pv.Shape, v}} {
-		if len(p.past) != 4 || p.past[0] != p.own[0] || p.past[1] != p.own[1] || p.past[3] != p.own[3] || p.past[2] != pk.Shape[2] {
-			return fmt.Errorf("%s has shape %v, it must be [%d %d past %d] with one past for keys and values: %w", p.name, p.past, p.own[0], p.own[1], p.own[3], backend.ErrShape)
-		}
-	}
-	c.past = pk.Shape[2]
-	c.dims.SeqK += c.past
-	return nil
+	return new(float64(x.F))
 }
 
-// headed returns the lengths [batch, heads, sequence, size] of a tensor of 3 or 4
-// axes.
-func (c *attentionCall) headed(name string, shape []int, attribute string, heads int) ([]int, error) {
-	if !c.flat {
-		if heads != 0 && heads != shape[1] {
-			return nil, fmt.Errorf("%s %v has %d heads, %s says %d: %w", name, shape, shape[1], attribute, heads, backend.ErrShape)
-		}
-		return shape, nil
+// word returns an attribute that is one of words; the first is that of a missing one.
+func (a *attributes) word(name string, words ...string) string {
+	x := a.take(name, onnxfile.AttributeProto_STRING)
+	if x == nil {
+		return words[0]
 	}
-	if heads == 0 || shape[2]%heads != 0 {
-		return nil, fmt.Errorf("%s has shape %v and %s is %d: with 3 axes the last must be a multiple of it: %w", name, shape, attribute, heads, backend.ErrShape)
+	if !slices.Contains(words, string(x.S)) {
+		a.fail("attribute %s is %q, it must be one of %s: %w", name, x.S, strings.Join(words, ", "), backend.ErrOption)
 	}
-	return []int{shape[0], heads, shape[1], shape[2] / heads}, nil
-}
-
-// checkLengths reads nonpad_kv_seqlen.
-func (c *attentionCall) checkLengths() error {
-	t := c.in[inNonpad]
-	if t == nil {
-		return nil
-	}
-	if !slices.Equal(t.Shape, []int{c.dims.Batch}) {
-		return fmt.Errorf("nonpad_kv_seqlen has shape %v, it must be [%d], one number a batch: %w", t.Shape, c.dims.Batch, backend.ErrShape)
-	}
-	if c.in[inPastKey] != nil {
-		return fmt.Errorf("nonpad_kv_seqlen and past_key exclude each other: %w", backend.ErrOption)
-	}
-	for b := range c.dims.Batch {
-		n := t.Int(b)
-		if n < 0 || n > int64(c.dims.SeqK) {
-			return fmt.Errorf("nonpad_kv_seqlen[%d] is %d, there are %d keys: %w", b, n, c.dims.SeqK, backend.ErrOption)
-		}
-		c.lens = append(c.lens, int(n))
-	}
-	return nil
+	return string(x.S)
 }

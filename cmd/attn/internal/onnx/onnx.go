@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -18,11 +19,12 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// Command is attn onnx: conformance cases of the ONNX operator Attention.
+// Command is attn onnx: conformance cases of operators of attention.
 type Command struct {
 	cli.Device `embed:""`
 
-	Cases []string `arg:"" name:"case-dir" help:"Folders with a model.onnx (one Attention node, opset 23 or 24) and test_data_set_* of input_N.pb and output_N.pb, as published by the ONNX project."`
+	JSONC bool     `name:"jsonc" help:"The arguments are files of ONNX Runtime's operator tests (js/web/test/data/ops/*.jsonc), with MultiHeadAttention or GroupQueryAttention."`
+	Cases []string `arg:"" name:"case" help:"Folders with a model.onnx (one node: Attention of opset 23 to 25, RotaryEmbedding or TensorScatter, or ONNX Runtime's MultiHeadAttention or GroupQueryAttention) and test_data_set_* of input_N.pb and output_N.pb, as published by the ONNX project; with --jsonc files."`
 }
 
 // Run runs every case, prints a line for each, and counts the failures. A case that
@@ -33,30 +35,47 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return err
 	}
 	defer dev.Close()
-	passed := 0
-	for _, dir := range c.Cases {
-		result, err := runCase(ctx, dev, dir)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		verdict := "ok  "
-		if err != nil {
-			verdict, result = "FAIL", plain.Line(err.Error())
+	r := report{out: out.Out}
+	for _, path := range c.Cases {
+		if c.JSONC {
+			err = r.runFile(ctx, dev, path)
 		} else {
-			passed++
+			result, failure := runCase(ctx, dev, path)
+			err = r.line(ctx, path, result, failure)
 		}
-		if _, err := fmt.Fprintf(out.Out, "%s  %s: %s\n", verdict, dir, result); err != nil {
+		if err != nil {
 			return err
 		}
 	}
-	failed := len(c.Cases) - passed
-	if _, err := fmt.Fprintf(out.Out, "%d passed, %d failed\n", passed, failed); err != nil {
+	if _, err := fmt.Fprintf(out.Out, "%d passed, %d failed\n", r.passed, r.failed); err != nil {
 		return err
 	}
-	if failed > 0 {
+	if r.failed > 0 {
 		return cli.ErrReported
 	}
 	return nil
+}
+
+// report prints and counts the results of cases.
+type report struct {
+	out            io.Writer
+	passed, failed int
+}
+
+// line reports a case. It returns the error that ends the command.
+func (r *report) line(ctx context.Context, name, result string, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	verdict := "ok  "
+	if err != nil {
+		verdict, result = "FAIL", plain.Line(err.Error())
+		r.failed++
+	} else {
+		r.passed++
+	}
+	_, err = fmt.Fprintf(r.out, "%s  %s: %s\n", verdict, name, result)
+	return err
 }
 
 // maxMessage is the most bytes that a message of protobuf has.
@@ -64,6 +83,9 @@ const maxMessage = 1<<31 - 1
 
 // runCase runs all data sets of a folder and describes the result.
 func runCase(ctx context.Context, dev *kernels.Device, dir string) (string, error) {
+	if info, err := os.Stat(dir); err == nil && info.Mode().IsRegular() {
+		return "", errors.New("it is a file, not a folder: files of operator tests need --jsonc")
+	}
 	data, err := files.Read(ctx, filepath.Join(dir, "model.onnx"), maxMessage)
 	if err != nil {
 		return "", fmt.Errorf("model.onnx: %w", err)
@@ -72,7 +94,7 @@ func runCase(ctx context.Context, dev *kernels.Device, dir string) (string, erro
 	if err != nil {
 		return "", fmt.Errorf("model.onnx: %w", err)
 	}
-	op, err := attentionNode(model)
+	n, err := newNode(model)
 	if err != nil {
 		return "", fmt.Errorf("model.onnx: %w", err)
 	}
@@ -85,7 +107,7 @@ func runCase(ctx context.Context, dev *kernels.Device, dir string) (string, erro
 	}
 	var results []string
 	for _, set := range sets {
-		r, err := runDataSet(ctx, dev, model, op, filepath.Join(dir, set))
+		r, err := runDataSet(ctx, dev, model, n, filepath.Join(dir, set))
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", set, err)
 		}
@@ -98,7 +120,7 @@ func runCase(ctx context.Context, dev *kernels.Device, dir string) (string, erro
 
 // runDataSet runs the graph on the inputs of a folder and compares the results with
 // its outputs.
-func runDataSet(ctx context.Context, dev *kernels.Device, m *onnxfile.Model, op *attentionOp, dir string) (string, error) {
+func runDataSet(ctx context.Context, dev *kernels.Device, m *onnxfile.Model, n *node, dir string) (string, error) {
 	tensors := map[string]*onnxfile.Tensor{}
 	for _, t := range m.Initializers {
 		tensors[t.Name] = t
@@ -114,30 +136,7 @@ func runDataSet(ctx context.Context, dev *kernels.Device, m *onnxfile.Model, op 
 	if err != nil {
 		return "", err
 	}
-	call, err := op.call(tensors)
-	if err != nil {
-		return "", err
-	}
-	got, err := call.run(ctx, dev)
-	if err != nil {
-		return "", err
-	}
-	if len(want) == 0 {
-		return "", errors.New("the graph has no outputs: nothing to compare")
-	}
-	var shares []string
-	for i, name := range m.Outputs {
-		t := got[name]
-		if t == nil {
-			return "", fmt.Errorf("graph output %q is not an output of the Attention node", name)
-		}
-		off, err := compareTensors(name, t, want[i])
-		if err != nil {
-			return "", err
-		}
-		shares = append(shares, fmt.Sprintf("%s %.2g%%", name, 100*off))
-	}
-	return fmt.Sprintf("%s; %s of the tolerance", call.how(), strings.Join(shares, ", ")), nil
+	return n.check(ctx, dev, tensors, m.Outputs, want, exactly)
 }
 
 // readTensors reads kind_0.pb, kind_1.pb, ... in dir, one for each name.

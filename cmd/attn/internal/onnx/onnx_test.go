@@ -149,9 +149,14 @@ func TestONNXFailures(t *testing.T) {
 // TestONNXUsage: nothing runs without a case or without the backend.
 func TestONNXUsage(t *testing.T) {
 	code, stdout, stderr := attn(t, "onnx")
-	clitest.WantFailure(t, code, stdout, stderr, "case-dir")
+	clitest.WantFailure(t, code, stdout, stderr, "<case>")
 	code, stdout, stderr = attn(t, "onnx", "--backend", "npu", filepath.Join(publishedONNX, "test_attention_3d"))
 	clitest.WantFailure(t, code, stdout, stderr, `"npu"`)
+	file := publishedJSONC(t)[0]
+	code, stdout, stderr = attn(t, "onnx", "--backend", "cpu", file)
+	if want := "FAIL  " + file + ": it is a file, not a folder: files of operator tests need --jsonc\n0 passed, 1 failed\n"; code != 1 || stdout != want || stderr != "" {
+		t.Errorf("exit code %d, stderr %q, stdout %q, should be %q", code, stderr, stdout, want)
+	}
 }
 
 // TestONNXDataSets: a case passes if all of its data sets do.
@@ -201,7 +206,7 @@ func TestONNXCompare(t *testing.T) {
 		{"integers that float64 cannot tell apart", tensor(onnxfile.Int64, 1, 2, 3, 4, 5, 6, 7, 8), tensor(onnxfile.Int64, 2, 2, 3, 4, 5, 6, 7, 8), false},
 		{"bools", tensor(onnxfile.Bool, 1, 0), tensor(onnxfile.Bool, 1, 1), false},
 	} {
-		if off, err := compareTensors("x", c.got, c.want); (err == nil) != c.ok || (off <= 1) != c.ok {
+		if off, err := exactly.compare("x", c.got, c.want); (err == nil) != c.ok || (off <= 1) != c.ok {
 			t.Errorf("%s: %v, %v times the tolerance", c.name, err, off)
 		}
 	}

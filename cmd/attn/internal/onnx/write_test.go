@@ -60,7 +60,7 @@ func (c *onnxFiles) write(t *testing.T, dir string) string {
 			files++
 		}
 	}
-	tensors("input", 1, 11, inputNames[:], c.in)
+	tensors("input", 1, 11, inputNames, c.in)
 	tensors("output", 2, 12, onnxOutputNames, c.want)
 	put(&node, 4, []byte("Attention"))
 	for name, v := range c.ints {

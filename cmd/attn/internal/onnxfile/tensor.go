@@ -12,9 +12,10 @@ import (
 // DataType is the element type of a tensor, numbered as in the schema.
 type DataType int32
 
-// The decoded element types: those of the operator Attention.
+// The decoded element types: those of the operators of attention.
 const (
 	Float    DataType = 1
+	Int32    DataType = 6
 	Int64    DataType = 7
 	Bool     DataType = 9
 	Float16  DataType = 10
@@ -30,13 +31,13 @@ var types = map[DataType]struct {
 	field protoreflect.Name
 }{
 	Float: {"f32", 4, "float_data"}, Double: {"f64", 8, "double_data"}, Float16: {"f16", 2, "int32_data"}, BFloat16: {"bf16", 2, "int32_data"},
-	Bool: {"bool", 1, "int32_data"}, Int64: {"int64", 8, "int64_data"},
+	Bool: {"bool", 1, "int32_data"}, Int32: {"int32", 4, "int32_data"}, Int64: {"int64", 8, "int64_data"},
 }
 
 // elementFields are the fields of TensorProto with elements.
 var elementFields = []protoreflect.Name{"float_data", "int32_data", "string_data", "int64_data", "raw_data", "double_data", "uint64_data"}
 
-// String returns a short name: f32, f16, bf16, f64, bool, int64.
+// String returns a short name: f32, f16, bf16, f64, bool, int32, int64.
 func (d DataType) String() string {
 	if t, ok := types[d]; ok {
 		return t.name
@@ -68,6 +69,11 @@ func DecodeTensor(data []byte) (*Tensor, error) {
 		return nil, err
 	}
 	return newTensor(&p)
+}
+
+// NewTensor returns a tensor of elements in data, little endian.
+func NewTensor(d DataType, shape []int64, data []byte) (*Tensor, error) {
+	return newTensor(&TensorProto{DataType: int32(d), Dims: shape, RawData: data})
 }
 
 func newTensor(p *TensorProto) (*Tensor, error) {
@@ -107,11 +113,11 @@ func (t *Tensor) fill(p *TensorProto) error {
 	for _, numbers := range []any{p.FloatData, p.DoubleData, p.Int64Data} { // one of them at most has elements
 		t.Data, _ = binary.Append(t.Data, binary.LittleEndian, numbers) // cannot fail for these types
 	}
-	for i, v := range p.Int32Data { // the bits of f16 and bf16, or a bool
-		if limit := map[int]int32{1: 1, 2: math.MaxUint16}[kind.size]; v < 0 || v > limit {
+	for i, v := range p.Int32Data { // the bits of f16 and bf16, a bool, or an int32
+		if limit := map[int]int32{1: 1, 2: math.MaxUint16}[kind.size]; t.Type != Int32 && (v < 0 || v > limit) {
 			return fmt.Errorf("element %d is %d, not a %v: %w", i, v, t.Type, ErrMalformed)
 		}
-		t.Data = append(t.Data, binary.LittleEndian.AppendUint16(nil, uint16(v))[:kind.size]...)
+		t.Data = append(t.Data, binary.LittleEndian.AppendUint32(nil, uint32(v))[:kind.size]...)
 	}
 	want := uint64(kind.size)
 	t.Shape = make([]int, 0, len(p.Dims))
@@ -151,8 +157,11 @@ func (t *Tensor) At(i int) float64 {
 
 // Int returns element i of a tensor of integers or bools.
 func (t *Tensor) Int(i int) int64 {
-	if t.Type == Bool {
+	switch t.Type {
+	case Bool:
 		return int64(t.Data[i])
+	case Int32:
+		return int64(int32(binary.LittleEndian.Uint32(t.Data[4*i:])))
 	}
 	return int64(binary.LittleEndian.Uint64(t.Data[8*i:]))
 }

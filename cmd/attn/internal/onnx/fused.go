@@ -7,91 +7,77 @@ import (
 	"math"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cmd/attn/internal/onnxfile"
 	"github.com/seed90331342/attn/kernels"
 )
 
-// run computes the node's outputs, by name. Past and new keys and values are joined
-// in host memory: present_key and present_value are exact for every type.
-func (c *attentionCall) run(ctx context.Context, dev *kernels.Device) (map[string]*onnxfile.Tensor, error) {
-	d, dtype := c.dims, c.dtype()
-	keys := joined(c.in[inPastKey], c.in[inK], d.KVHeads, d.Dim)
-	values := joined(c.in[inPastValue], c.in[inV], d.KVHeads, d.ValueDim)
+// fused is a call of the fused kernel whose operands are in host memory.
+type fused struct {
+	q            *onnxfile.Tensor // [batch, heads, sequence, size] or flat, [batch, sequence, heads·size]
+	keys, values *onnxfile.Tensor // [batch, kv heads, keys, size]
+	heads        int
+	mask         *onnxfile.Tensor // bools that hide keys or numbers to add, 4 axes; nil means none
+	// opt.Weights requests the scores at a point of the computation, or the weights.
+	opt    kernels.Options
+	scores int
+}
+
+// Values of [fused].scores.
+const (
+	scoresRaw     = iota // scale·q·k
+	scoresCapped         // with softcap
+	scoresBiased         // with the mask too
+	scoresSoftmax        // the weights
+)
+
+// run returns the output in the layout of q, and the scores when requested.
+func (c *fused) run(ctx context.Context, dev *kernels.Device) (y, scores *onnxfile.Tensor, err error) {
 	up := uploader{ctx: ctx, dev: dev}
 	defer up.release()
-	q := up.upload("Q", c.in[inQ], dtype, c.stored(backend.Shape{d.Batch, d.Heads, d.SeqQ, d.Dim}))
-	k := up.upload("K", keys, dtype, backend.Shape(keys.Shape))
-	v := up.upload("V", values, dtype, backend.Shape(values.Shape))
-	opt := c.options()
-	if mask := c.in[inMask]; mask != nil {
-		mask, shape, err := c.fullMask(mask)
-		if err != nil {
-			return nil, err
-		}
-		if mask.Type == onnxfile.Bool {
-			opt.Mask = up.upload("attn_mask", mask, backend.Bool, shape)
+	q := up.rows("Q", c.q, c.dtype(), c.heads)
+	k := up.upload("K", c.keys, c.dtype(), backend.Shape(c.keys.Shape))
+	v := up.upload("V", c.values, c.dtype(), backend.Shape(c.values.Shape))
+	opt := c.opt
+	if c.mask != nil {
+		shape := backend.Shape(c.mask.Shape)
+		if c.mask.Type == onnxfile.Bool {
+			opt.Mask = up.upload("attn_mask", c.mask, backend.Bool, shape)
 		} else {
-			opt.Bias = up.upload("attn_mask", mask, dtypeOf(mask.Type), shape)
+			opt.Bias = up.upload("attn_mask", c.mask, dtypeOf(c.mask.Type), shape)
 		}
 	}
 	if up.err != nil {
-		return nil, up.err
-	}
-	var err error
-	if c.flat {
-		if q, err = q.Swap(backend.Heads, backend.Seq); err != nil {
-			return nil, err
-		}
+		return nil, nil, up.err
 	}
 	r, err := dev.Attention(ctx, q, k, v, opt)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer r.Release()
-	got := map[string]*onnxfile.Tensor{c.outputs[outPresentKey]: keys, c.outputs[outPresentValue]: values}
-	if name := c.outputs[outScores]; name != "" {
-		scores := r.Weights
+	if opt.Weights {
+		s := r.Weights
 		if opt.Weights = false; c.scores != scoresSoftmax {
 			at := map[int]backend.ScorePoint{scoresRaw: backend.Scaled, scoresCapped: backend.Capped, scoresBiased: backend.Biased}[c.scores]
-			if scores, err = dev.Scores(ctx, q, k, at, opt); err != nil {
-				return nil, err
+			if s, err = dev.Scores(ctx, q, k, at, opt); err != nil {
+				return nil, nil, err
 			}
-			defer scores.Release()
+			defer s.Release()
 		}
-		if got[name], err = c.output(ctx, dev, scores, []int{d.Batch, d.Heads, d.SeqQ, d.SeqK}); err != nil {
-			return nil, err
-		}
-	}
-	o, shape := r.O, []int{d.Batch, d.Heads, d.SeqQ, d.ValueDim}
-	if c.flat {
-		shape = []int{d.Batch, d.SeqQ, d.Heads * d.ValueDim}
-		if o, err = o.Swap(backend.Heads, backend.Seq); err != nil {
-			return nil, err
+		shape := s.Shape()
+		if scores, err = download(ctx, dev, s, c.q.Type, shape[:]); err != nil {
+			return nil, nil, err
 		}
 	}
-	got[c.outputs[outY]], err = c.output(ctx, dev, o, shape)
-	delete(got, "") // outputs that the node leaves out
-	return got, err
-}
-
-// options returns the options of the call, without its mask. With nonpad_kv_seqlen
-// the last query of each batch is at its last existing key.
-func (c *attentionCall) options() kernels.Options {
-	opt := kernels.Options{
-		Scale: c.scale, Softcap: c.softcap, Causal: c.causal, Offset: c.past, KLen: c.lens,
-		Weights: c.outputs[outScores] != "",
-	}
-	for _, n := range c.lens {
-		opt.Offsets = append(opt.Offsets, n-c.dims.SeqQ)
-	}
-	return opt
+	y, err = unrows(ctx, dev, r.O, c.q)
+	return y, scores, err
 }
 
 // dtype returns the element type on the device. f64 is rounded to f32, and types that
 // differ are widened to it, which is exact.
-func (c *attentionCall) dtype() backend.DType {
-	if q := c.in[inQ].Type; q == c.in[inV].Type {
-		return dtypeOf(q)
+func (c *fused) dtype() backend.DType {
+	if c.q.Type == c.values.Type {
+		return dtypeOf(c.q.Type)
 	}
 	return backend.F32
 }
@@ -102,24 +88,20 @@ func dtypeOf(t onnxfile.DataType) backend.DType {
 }
 
 // how describes the computation.
-func (c *attentionCall) how() string {
+func (c *fused) how() string {
 	path := "fused"
-	if c.outputs[outScores] != "" {
+	if c.opt.Weights {
 		path = "fused and stages"
 	}
-	text := fmt.Sprintf("%s, %v", path, c.dtype())
-	if q := c.in[inQ].Type.String(); q != c.dtype().String() {
-		text += " for " + q
-	}
-	return text
+	return fmt.Sprintf("%s, %s", path, typeText(c.q.Type, c.dtype()))
 }
 
-// stored returns the shape of Q in its file, with four axes.
-func (c *attentionCall) stored(s backend.Shape) backend.Shape {
-	if c.flat {
-		s[backend.Heads], s[backend.Seq] = s[backend.Seq], s[backend.Heads]
+// typeText describes the type of an operand and the type that it has on the device.
+func typeText(t onnxfile.DataType, d backend.DType) string {
+	if t.String() == d.String() {
+		return d.String()
 	}
-	return s
+	return d.String() + " for " + t.String()
 }
 
 // joined returns past keys or values followed by the new ones, [batch, heads,
@@ -151,29 +133,6 @@ func joined(past, own *onnxfile.Tensor, heads, size int) *onnxfile.Tensor {
 		}
 	}
 	return t
-}
-
-// fullMask returns the mask with the four axes of the scores: missing ones at the
-// front have length 1. Since opset 24 a last axis of length 1 is shorter than the
-// keys like any other, and hides the missing keys; before, it broadcasts. With a
-// hidden second key, package kernels does not broadcast it.
-func (c *attentionCall) fullMask(t *onnxfile.Tensor) (*onnxfile.Tensor, backend.Shape, error) {
-	n := len(t.Shape)
-	shape := backend.Shape{1, 1, 1, 1}
-	if n < 1 || n > 4 {
-		return nil, shape, fmt.Errorf("attn_mask has shape %v, it must have 1 to 4 axes: %w", t.Shape, backend.ErrShape)
-	}
-	copy(shape[4-n:], t.Shape)
-	if c.opset == 23 || shape[backend.Dim] != 1 || c.dims.SeqK == 1 {
-		return t, shape, nil
-	}
-	shape[backend.Dim] = 2
-	padded := &onnxfile.Tensor{Type: t.Type, Shape: shape[:]}
-	for i := range t.Elements() {
-		padded.Data = appendNumber(padded.Data, t.Type, t.At(i))
-		padded.Data = appendNumber(padded.Data, t.Type, math.Inf(-1))
-	}
-	return padded, shape, nil
 }
 
 // appendNumber appends x, rounded to the type d, little endian. For a bool it appends
@@ -247,15 +206,60 @@ func (u *uploader) upload(name string, t *onnxfile.Tensor, dtype backend.DType, 
 	return up
 }
 
-// output downloads a tensor as one of Q's type.
-func (c *attentionCall) output(ctx context.Context, dev *kernels.Device, x backend.Tensor, shape []int) (*onnxfile.Tensor, error) {
+// rows is upload for a tensor of 4 axes or of the 3 axes [batch, sequence, heads·size].
+// It returns [batch, heads, sequence, size].
+func (u *uploader) rows(name string, t *onnxfile.Tensor, dtype backend.DType, heads int) backend.Tensor {
+	s := t.Shape
+	if len(s) == 4 {
+		return u.upload(name, t, dtype, backend.Shape(s))
+	}
+	x := u.upload(name, t, dtype, backend.Shape{s[0], s[1], heads, s[2] / heads})
+	if u.err == nil {
+		x, u.err = x.Swap(backend.Heads, backend.Seq)
+	}
+	return x
+}
+
+// unrows downloads x [batch, heads, sequence, size] in the type and the layout of a tensor
+// that rows accepts.
+func unrows(ctx context.Context, dev *kernels.Device, x backend.Tensor, as *onnxfile.Tensor) (*onnxfile.Tensor, error) {
+	s := x.Shape()
+	shape := s[:]
+	if len(as.Shape) == 3 {
+		shape = []int{s[0], s[2], s[1] * s[3]}
+		var err error
+		if x, err = x.Swap(backend.Heads, backend.Seq); err != nil {
+			return nil, err
+		}
+	}
+	return download(ctx, dev, x, as.Type, shape)
+}
+
+// download downloads a tensor as one of type d.
+func download(ctx context.Context, dev *kernels.Device, x backend.Tensor, d onnxfile.DataType, shape []int) (*onnxfile.Tensor, error) {
 	data, err := dev.Float32s(ctx, x)
 	if err != nil {
 		return nil, err
 	}
-	t := &onnxfile.Tensor{Type: c.in[inQ].Type, Shape: shape}
+	t, err := newTensor(d, shape)
+	if err != nil {
+		return nil, err
+	}
 	for _, x := range data {
-		t.Data = appendNumber(t.Data, t.Type, float64(x))
+		t.Data = appendNumber(t.Data, d, float64(x))
 	}
 	return t, nil
+}
+
+// newTensor returns a tensor without elements and with the memory for them.
+func newTensor(d onnxfile.DataType, shape []int) (*onnxfile.Tensor, error) {
+	n := d.Size()
+	for _, l := range shape {
+		if l > 0 && n > math.MaxInt/l {
+			return nil, fmt.Errorf("shape %v is too large: %w", shape, backend.ErrShape)
+		}
+		n *= l
+	}
+	data, err := budget.Make[byte](n)
+	return &onnxfile.Tensor{Type: d, Shape: shape, Data: data[:0]}, err
 }
