@@ -24,10 +24,7 @@ func (w *writer) draw(ctx context.Context, folder string) error {
 	if err == nil {
 		err = os.MkdirAll(folder, 0o755)
 	}
-	axis := picture.Axis{Labels: []string{"(start)"}, End: len(tokens), Step: 1}
-	for i, token := range tokens[1:] {
-		axis.Labels = append(axis.Labels, w.decode(tokens[i], token))
-	}
+	axis := picture.Axis{Labels: w.labels(tokens), End: len(tokens), Step: 1}
 	for i := 0; i < layers && err == nil; i++ {
 		h := picture.HeatMap{Title: fmt.Sprintf("Layer %d", i+1), Query: axis, Key: axis,
 			Weights: matrix.Matrix{Batch: heads, Rows: len(tokens), Cols: len(tokens), Data: weights[i]}}

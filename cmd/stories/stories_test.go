@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -408,7 +409,9 @@ func TestRecording(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := m.forward(t.Context(), [][]int{loadTokenizer(tokenizerFile).encode(expected)[:128]}, nil); err != nil {
+	pieces := loadTokenizer(tokenizerFile)
+	tokens := pieces.encode(expected)[:128]
+	if _, _, err := m.forward(t.Context(), [][]int{tokens}, nil); err != nil {
 		t.Fatal(err)
 	}
 	var names []string
@@ -416,4 +419,11 @@ func TestRecording(t *testing.T) {
 		names = append(names, fmt.Sprintf("layer-%d", i+1))
 	}
 	recorder.Check("stories260K.safetensors", names)
+	labels, err := json.Marshal(pieces.labels(tokens))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stored := recorder.File("stories260K.labels.json", labels); !bytes.Equal(stored, labels) {
+		t.Errorf("the stored labels are %s, should be %s", stored, labels)
+	}
 }

@@ -80,3 +80,12 @@ func (t *tokenizer) decode(after int, tokens ...int) (text string) {
 	}
 	return text
 }
+
+// labels returns the text of each token of a whole text.
+func (t *tokenizer) labels(tokens []int) []string {
+	list := []string{"(start)"}
+	for i, token := range tokens[1:] {
+		list = append(list, t.decode(tokens[i], token))
+	}
+	return list
+}

@@ -74,7 +74,6 @@ func (r *Recorder) Attention(ctx context.Context, calls ...*backend.Call) error 
 // numbers that differ in the last bits of float32.
 func (r *Recorder) Check(file string, names []string) {
 	r.t.Helper()
-	file = filepath.Join("..", "..", "backend", "backendtest", "testdata", "models", file)
 	if len(r.calls) < len(names) {
 		r.t.Fatalf("%d calls are recorded, there should be %d", len(r.calls), len(names))
 	}
@@ -84,15 +83,7 @@ func (r *Recorder) Check(file string, names []string) {
 			tensors[name+"."+operand] = r.calls[i][j]
 		}
 	}
-	if *update {
-		if err := os.WriteFile(file, encode(tensors), 0o644); err != nil {
-			r.t.Fatal(err)
-		}
-	}
-	raw, err := os.ReadFile(file)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	raw := r.File(file, encode(tensors))
 	h, err := safetensors.ReadHeader(bytes.NewReader(raw), int64(len(raw)))
 	if err != nil {
 		r.t.Fatal(err)
@@ -102,6 +93,22 @@ func (r *Recorder) Check(file string, names []string) {
 			r.t.Errorf("%s is stale, run the test with -update-recordings: %v", file, err)
 		}
 	}
+}
+
+// File returns the content of a file of package backendtest, which -update-recordings writes.
+func (r *Recorder) File(name string, content []byte) []byte {
+	r.t.Helper()
+	path := filepath.Join("..", "..", "backend", "backendtest", "testdata", "models", name)
+	if *update {
+		if err := os.WriteFile(path, content, 0o644); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	stored, err := os.ReadFile(path)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return stored
 }
 
 // compare compares a tensor of a file.
