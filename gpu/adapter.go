@@ -31,7 +31,7 @@ func (d Driver) Devices() ([]backend.Info, error) {
 	}
 	infos := make([]backend.Info, len(adapters))
 	for i, a := range adapters {
-		infos[i] = describe(i, a.Info(), d.Options.lower(a.Limits()))
+		infos[i] = describe("gpu:"+strconv.Itoa(i), a.Info(), d.Options.lower(a.Limits()))
 		a.Release()
 	}
 	return infos, nil
@@ -56,6 +56,9 @@ func Open(selector string, opt Options) (*Backend, error) {
 			return nil, err
 		}
 	}
+	if opt.Shared != nil {
+		return openShared(selector, opt)
+	}
 	adapters, err := port.Adapters()
 	if err != nil {
 		return nil, queue.Translate("gpu", err)
@@ -70,12 +73,17 @@ func Open(selector string, opt Options) (*Backend, error) {
 		return nil, err
 	}
 	a := adapters[i]
-	limits := opt.lower(a.Limits())
+	name, limits := "gpu:"+strconv.Itoa(i), opt.lower(a.Limits())
 	dev, err := a.Open(limits)
 	if err != nil {
-		return nil, queue.Translate("gpu:"+strconv.Itoa(i), err)
+		return nil, queue.Translate(name, err)
 	}
-	b, err := newBackend(dev, describe(i, a.Info(), limits), opt)
+	return openOn(dev, describe(name, a.Info(), limits), opt)
+}
+
+// openOn returns a Backend on an open device, which it closes when that fails.
+func openOn(dev port.Device, info backend.Info, opt Options) (*Backend, error) {
+	b, err := newBackend(dev, info, opt)
 	if err != nil {
 		_ = dev.Close() // the error of newBackend matters more
 		return nil, err
@@ -129,7 +137,7 @@ func (o Options) lower(l gputypes.Limits) gputypes.Limits {
 	return l
 }
 
-func describe(i int, a gputypes.AdapterInfo, l gputypes.Limits) backend.Info {
+func describe(name string, a gputypes.AdapterInfo, l gputypes.Limits) backend.Info {
 	t, ok := map[gputypes.DeviceType]backend.DeviceType{
 		gputypes.DeviceTypeDiscreteGPU: backend.Discrete, gputypes.DeviceTypeIntegratedGPU: backend.Integrated,
 		gputypes.DeviceTypeVirtualGPU: backend.Virtual, gputypes.DeviceTypeCPU: backend.CPU,
@@ -138,7 +146,7 @@ func describe(i int, a gputypes.AdapterInfo, l gputypes.Limits) backend.Info {
 		t = backend.Other
 	}
 	return backend.Info{
-		Name: fmt.Sprintf("gpu:%d", i), Device: a.Name, Type: t, Provider: Provider, Driver: driverName(a),
+		Name: name, Device: a.Name, Type: t, Provider: Provider, Driver: driverName(a),
 		Limits: []backend.Limit{
 			{Name: "max buffer bytes", Value: int64(min(l.MaxBufferSize, math.MaxInt64))},
 			{Name: "max binding bytes", Value: int64(min(l.MaxStorageBufferBindingSize, math.MaxInt64))},

@@ -33,7 +33,7 @@ func faulty(t *testing.T, opt Options) (*Backend, *faultyDevice) {
 		t.Fatal(err)
 	}
 	f := injectFaults(dev)
-	b, err := newBackend(f, describe(0, adapters[0].Info(), dev.Limits()), opt)
+	b, err := newBackend(f, describe("gpu:0", adapters[0].Info(), dev.Limits()), opt)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -55,6 +55,9 @@ const Provider = port.Provider
 // Options change how a device is opened. The zero value takes everything that
 // the adapter offers.
 type Options struct {
+	// Shared, unless nil, is a device of the program, on which the backend computes. The
+	// selector of Open is then empty, and Limits lower those of the device.
+	Shared *Shared
 	// Limits replace the adapter's where they are not zero: maxima lower them, minimal
 	// alignments raise them. Tests use them to reach every branch that cuts work. These
 	// have an effect: MaxBufferSize, MaxStorageBufferBindingSize,

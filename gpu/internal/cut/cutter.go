@@ -86,7 +86,9 @@ func New(l Limits, m Memory, inner, granule int, operands ...*Operand) *Cutter {
 		}
 		o.part = l.Part()
 		if s := StoreOf(o.T); s != nil {
-			o.OnHost = s.Host != nil
+			if o.OnHost = s.Host != nil; !o.OnHost {
+				o.part = s.Part // a program's buffer is one part of any size
+			}
 		} else {
 			bytes := int64(Distinct(o.T.Shape(), o.T.Strides()).Elements()) * int64(o.T.DType().Size())
 			if o.OnHost = !m.Fits(bytes); !o.OnHost {

@@ -44,6 +44,8 @@ type buffer struct {
 	raw  rawBuffer
 	id   uint64
 	size uint64
+	// imported means that the program owns the buffer.
+	imported bool
 }
 
 type pipeline struct {
@@ -145,11 +147,16 @@ func (d *device) CreateBuffer(size uint64, usage gputypes.BufferUsage) (Buffer, 
 	if err != nil {
 		return nil, fmt.Errorf("buffer of %d bytes: %w", size, d.note(err))
 	}
+	return d.keep(&buffer{raw: raw, size: size}), nil
+}
+
+// keep counts b among the device's buffers.
+func (d *device) keep(b *buffer) *buffer {
 	d.lastID++
-	b := &buffer{d: d, raw: raw, id: d.lastID, size: size}
+	b.d, b.id = d, d.lastID
 	d.buffers[b] = struct{}{}
-	d.live.Bytes += size
-	return b, nil
+	d.live.Bytes += b.size
+	return b
 }
 
 func (b *buffer) Size() uint64 { return b.size }
@@ -166,6 +173,10 @@ func (d *device) releaseBuffer(b *buffer) {
 	delete(d.buffers, b)
 	d.live.Bytes -= b.size
 	d.groups.dropBuffer(b.id)
+	if b.imported {
+		d.lib.dereference(b.raw)
+		return
+	}
 	d.lib.releaseBuffer(b.raw)
 }
 
@@ -298,7 +309,7 @@ func (d *device) submit(commands []Command, timed bool) (Ticket, error) {
 	if err != nil {
 		return 0, d.note(err)
 	}
-	if d.ended == d.last {
+	if d.ended >= d.last { // greater where a program submits to the same queue
 		d.progress = time.Now()
 	}
 	d.last = t
@@ -336,8 +347,8 @@ func (d *device) record(c *Command) error {
 // Whole steps of the dynamic offset are not part of the group, so calls find their group
 // again wherever their parameters lie.
 func (d *device) bind(p *pipeline, bindings []Binding) (g rawGroup, offset uint64, err error) {
-	if len(bindings) > maxKeyBindings {
-		return g, 0, fmt.Errorf("dispatch with %d bindings, the limit is %d: %w", len(bindings), maxKeyBindings, ErrInvalid)
+	if len(bindings) > MaxBindings {
+		return g, 0, fmt.Errorf("dispatch with %d bindings, the limit is %d: %w", len(bindings), MaxBindings, ErrInvalid)
 	}
 	d.key = groupKey{pipeline: p.id}
 	for i := range bindings {

@@ -9,16 +9,16 @@ import (
 // uses a few. Programs that need more use other windows each time.
 const maxGroups = 256
 
-// maxKeyBindings is the most bindings of a dispatch: attn's kernels have up to 11
+// MaxBindings is the most bindings of a dispatch: attn's kernels have up to 11
 // storage buffers and a uniform.
-const maxKeyBindings = 12
+const MaxBindings = 12
 
 // groupKey identifies a bind group by the numbers of its pipeline and buffers. Numbers
 // are not used again, so a key cannot match the memory of a released buffer.
 type groupKey struct {
 	pipeline uint64
 	n        int
-	spans    [maxKeyBindings]groupSpan
+	spans    [MaxBindings]groupSpan
 }
 
 type groupSpan struct{ buffer, offset, size uint64 }

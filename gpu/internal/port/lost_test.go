@@ -3,6 +3,7 @@ package port_test
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/gpu/internal/port"
@@ -57,5 +58,19 @@ func TestLost(t *testing.T) {
 	}
 	if err := roundTrip(open(t, nil)); err != nil {
 		t.Errorf("the next device: %v", err)
+	}
+}
+
+// TestSubmissionsElsewhere submits after a program's own submissions to the same queue. A
+// device that was idle for long is not lost.
+func TestSubmissionsElsewhere(t *testing.T) {
+	d := open(t, nil)
+	for range 20 {
+		if err := port.Elsewhere(d, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if err := roundTrip(d); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

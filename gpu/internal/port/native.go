@@ -50,21 +50,14 @@ typedef struct {
 extern void wgpuAdapterRequestDevice(void *adapter, void const *desc, void (*cb)(int, void *, char const *, void *), void *userdata);
 extern void wgpuDeviceSetUncapturedErrorCallback(void *device, port_error_fn cb, void *userdata);
 extern void wgpuBufferMapAsync(void *buffer, uint32_t mode, size_t offset, size_t size, void (*cb)(int, void *), void *userdata);
+extern void wgpuDeviceReference(void *device);
 extern void wgpuDeviceRelease(void *device);
+extern void wgpuBufferReference(void *buffer);
 extern void wgpuQueueOnSubmittedWorkDone(void *queue, void (*cb)(int, void *), void *userdata);
 
-static void port_note(port_state *s, char const *message) {
-	strncpy(s->message, message ? message : "", sizeof s->message - 1);
-}
 static void port_on_lost(int reason, char const *message, void *ud) { port_note(ud, message); ((port_state *)ud)->lost = 1; }
-static void port_on_error(int type, char const *message, void *ud) {
-	port_state *s = port_compiling ? port_compiling : ud;
-	if (type == 0 || s->error) return; // later ones follow from the first
-	port_note(s, message);
-	s->error = type;
-}
 static void port_on_map(int status, void *ud) { ((port_state *)ud)->mapped = status + 1; }
-static void port_on_done(int status, void *ud) { ((port_state *)ud)->done++; }
+static void port_on_done(int status, void *ud) { __atomic_add_fetch(&((port_state *)ud)->done, 1, __ATOMIC_RELEASE); }
 
 typedef struct { int status; void *device; char message[1024]; } port_opened;
 static void port_on_device(int status, void *device, char const *message, void *ud) {
@@ -98,9 +91,17 @@ extern void *wgpuDeviceCreateBuffer(void *device, port_buffer_desc const *desc);
 extern void *wgpuBufferGetMappedRange(void *buffer, size_t offset, size_t size);
 extern void wgpuBufferUnmap(void *buffer);
 extern void wgpuBufferRelease(void *buffer);
-static void *port_create_buffer(void *device, uint64_t size, uint32_t usage) {
+static void *port_create_buffer(uint64_t size, uint32_t usage, port_state *state) {
 	port_buffer_desc desc = { .size = size, .usage = usage };
-	return wgpuDeviceCreateBuffer(device, &desc);
+	port_enter(state);
+	void *buffer = wgpuDeviceCreateBuffer(state->device, &desc);
+	port_leave(state);
+	return buffer;
+}
+static void port_unmap(void *buffer, port_state *state) {
+	port_enter(state);
+	wgpuBufferUnmap(buffer);
+	port_leave(state);
 }
 
 static port_state *port_new_state(void) { return calloc(1, sizeof(port_state)); }
@@ -119,9 +120,20 @@ static void *port_open(void *adapter, port_limits const *limits, int timestamps,
 	state->device = device;
 	return device;
 }
+// port_share returns the state of a device that the program owns. The reference keeps the
+// device until port_release.
+static port_state *port_share(void *device) {
+	port_state *state = port_new_state();
+	wgpuDeviceReference(device);
+	state->device = device;
+	state->shared = 1;
+	return state;
+}
 static void port_map(void *buffer, size_t offset, size_t size, port_state *state) {
 	state->mapped = 0;
+	port_enter(state);
 	wgpuBufferMapAsync(buffer, 1, offset, size, port_on_map, state);
+	port_leave(state);
 }
 static void port_poll(void *device, port_state *state) { port_guard(state, port_do_poll, device); }
 static void port_release(void *device, port_state *state) { port_guard(state, wgpuDeviceRelease, device); }
@@ -206,10 +218,12 @@ func (a *nativeAdapter) Info() gputypes.AdapterInfo {
 	}
 }
 
-// Limits copies the fields by name. The libraries' structures differ in their order and
+// limitsOf copies the fields by name. The libraries' structures differ in their order and
 // in a few fields that compute does not use.
-func (a *nativeAdapter) Limits() (l gputypes.Limits) {
-	from, to := reflect.ValueOf(a.a.GetLimits().Limits), reflect.ValueOf(&l).Elem()
+func (a *nativeAdapter) Limits() gputypes.Limits { return limitsOf(a.a.GetLimits().Limits) }
+
+func limitsOf(has wgpu.Limits) (l gputypes.Limits) {
+	from, to := reflect.ValueOf(has), reflect.ValueOf(&l).Elem()
 	for i := range to.NumField() {
 		if f := from.FieldByName(to.Type().Field(i).Name); f.IsValid() {
 			to.Field(i).Set(f)
@@ -272,10 +286,78 @@ func (a *nativeAdapter) Open(l gputypes.Limits) (Device, error) {
 		}
 		return nil, fmt.Errorf("open device on %q: %w", a.Info().Name, fault(C.GoString(text), kind))
 	}
-	lib.dev = deviceOf(lib.devRef)
-	lib.queue = lib.dev.GetQueue()
-	lib.queueRef = handleOf(lib.queue)
+	lib.use(deviceOf(lib.devRef))
 	return newDevice(lib, l), nil
+}
+
+// use sets the device and its queue.
+func (l *library) use(dev *wgpu.Device) {
+	l.dev, l.devRef, l.queue = dev, handleOf(dev), dev.GetQueue()
+	l.queueRef = handleOf(l.queue)
+}
+
+// The library's types, of which programs have objects.
+type (
+	NativeAdapter = wgpu.Adapter
+	NativeDevice  = wgpu.Device
+	NativeBuffer  = wgpu.Buffer
+)
+
+// Share returns a Device over a device that the program has opened on an adapter, and its
+// queue. Close releases what was created through it and its reference to the device. lower
+// returns the limits to keep, of those of the device. Share returns ErrInvalid for limits
+// beyond those.
+func Share(a *NativeAdapter, dev *NativeDevice, lower func(gputypes.Limits) gputypes.Limits) (Device, gputypes.AdapterInfo, error) {
+	if a == nil || dev == nil {
+		return nil, gputypes.AdapterInfo{}, errNoDevice
+	}
+	info, most := (&nativeAdapter{a: a}).Info(), limitsOf(dev.GetLimits().Limits)
+	l := lower(most)
+	if err := within(l, most); err != nil {
+		return nil, info, err
+	}
+	lib := &library{state: C.port_share(handleOf(dev))}
+	lib.use(dev)
+	lib.clock.there = dev.HasFeature(wgpu.FeatureName_TimestampQuery)
+	return newDevice(lib, l), info, nil
+}
+
+// importBuffer returns a program's buffer, its size and its usages. The library does not
+// report whether it is mapped or destroyed.
+func (l *library) importBuffer(b *NativeBuffer) (raw rawBuffer, size uint64, usage gputypes.BufferUsage, err error) {
+	if reflect.ValueOf(b).Elem().FieldByName("deviceRef").UnsafePointer() != l.devRef {
+		return raw, 0, 0, ErrForeign
+	}
+	return rawBuffer{handleOf(b)}, b.GetSize(), gputypes.BufferUsage(b.GetUsage()), nil
+}
+
+// reference keeps a program's buffer until dereference, even if the program releases it.
+func (l *library) reference(b rawBuffer) { C.wgpuBufferReference(b.ref) }
+
+func (l *library) dereference(b rawBuffer) {
+	if !l.unsound() {
+		b.free()
+		l.update()
+	}
+}
+
+// scoped takes the lock of the error scopes of a program's device and returns the function
+// that frees it. A compilation may run next to another call of the library, and the scopes
+// belong to the device.
+func (l *library) scoped() func() {
+	if l.state.shared == 0 {
+		return func() {}
+	}
+	l.scopes.Lock()
+	return l.scopes.Unlock
+}
+
+// catch calls f, in which the binding's errors go to the state and not to the program.
+func (l *library) catch(f func()) {
+	defer l.scoped()()
+	C.port_enter(l.state)
+	f()
+	C.port_leave(l.state)
 }
 
 // portState is the C structure in which callbacks leave their results.
@@ -285,7 +367,8 @@ type portState = C.port_state
 func (l *library) notify() { C.port_notify(l.queueRef, l.state) }
 
 func (l *library) createBuffer(size uint64, usage gputypes.BufferUsage) (rawBuffer, error) {
-	b := rawBuffer{C.port_create_buffer(l.devRef, C.uint64_t(size), C.uint32_t(usage))}
+	defer l.scoped()()
+	b := rawBuffer{C.port_create_buffer(C.uint64_t(size), C.uint32_t(usage), l.state)}
 	if err := l.outcome(nil, ErrInvalid); err != nil {
 		if b.ref != nil {
 			b.free()
@@ -307,12 +390,14 @@ func (l *library) releaseBuffer(b rawBuffer) {
 
 func (l *library) copyMapped(b rawBuffer, offset uint64, dst []byte) error {
 	copy(dst, unsafe.Slice((*byte)(C.wgpuBufferGetMappedRange(b.ref, C.size_t(offset), C.size_t(len(dst)))), len(dst)))
-	C.wgpuBufferUnmap(b.ref)
+	defer l.scoped()()
+	C.port_unmap(b.ref, l.state)
 	return l.outcome(nil, ErrInvalid)
 }
 
 // startMap starts to map a buffer for reading.
 func (l *library) startMap(b rawBuffer, offset, size uint64) error {
+	defer l.scoped()()
 	C.port_map(b.ref, C.size_t(offset), C.size_t(size), l.state)
 	return nil
 }

@@ -11,6 +11,7 @@ typedef struct {
 	uint64_t done; // submissions that have ended
 	char message[1024];
 	void *device;
+	int shared; // the program owns the device, and with it the handlers of errors and of its loss
 	int unsound; // the library panicked although the device is not lost: it is left alone from then on
 } port_state;
 
@@ -20,6 +21,32 @@ extern _Thread_local port_state *port_compiling;
 
 extern _Bool wgpuDevicePoll(void *device, _Bool wait, void const *submission);
 static inline void port_do_poll(void *device) { wgpuDevicePoll(device, 0, NULL); }
+
+static inline void port_note(port_state *s, char const *message) {
+	strncpy(s->message, message ? message : "", sizeof s->message - 1);
+}
+static inline void port_on_error(int type, char const *message, void *ud) {
+	port_state *s = port_compiling ? port_compiling : ud;
+	if (type == 0 || s->error) return; // later ones follow from the first
+	port_note(s, message);
+	s->error = type;
+}
+
+extern void wgpuDevicePushErrorScope(void *device, int filter);
+extern void wgpuDevicePopErrorScope(void *device, void (*cb)(int, char const *, void *), void *userdata);
+
+// On a program's device, errors between port_enter and port_leave go to the state and not
+// to the program's handler.
+static inline void port_enter(port_state *s) {
+	if (!s->shared) return;
+	wgpuDevicePushErrorScope(s->device, 1); // lack of memory
+	wgpuDevicePushErrorScope(s->device, 0); // violated rules
+}
+static inline void port_leave(port_state *s) {
+	if (!s->shared) return;
+	wgpuDevicePopErrorScope(s->device, port_on_error, s);
+	wgpuDevicePopErrorScope(s->device, port_on_error, s);
+}
 
 // port_try calls f(arg). It returns 1 when the library panicked, where that can be caught.
 int port_try(void (*f)(void *), void *arg);

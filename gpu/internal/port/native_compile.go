@@ -11,7 +11,7 @@ package port
 
 // A pipeline is compiled in one call of C, while other threads use the device: its errors
 // reach a state of its own by port_compiling, and there are no error scopes, which the
-// threads of a device share. The declarations are those of webgpu.h in wgpu-native v0.17.
+// threads of a device share, but on a program's device. The declarations are those of webgpu.h in wgpu-native v0.17.
 
 typedef struct port_chained { struct port_chained const *next; int type; } port_chained;
 typedef struct { port_chained chain; char const *code; } port_wgsl;
@@ -88,13 +88,16 @@ static void port_do_compile(void *compilation) {
 
 static void port_compile(port_compilation *c) {
 	port_compiling = c->state;
+	port_enter(c->state);
 	port_guard(c->state, port_do_compile, c);
+	port_leave(c->state);
 	port_compiling = NULL;
 }
 
-static port_state *port_state_of(void *device) {
+static port_state *port_state_of(port_state const *device) {
 	port_state *s = calloc(1, sizeof *s);
-	s->device = device;
+	s->device = device->device;
+	s->shared = device->shared;
 	return s;
 }
 */
@@ -115,7 +118,7 @@ func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, e
 		return rawPipeline{}, fmt.Errorf("%d bindings, the limit is %d: %w", len(desc.Bindings), C.port_max_entries, ErrInvalid)
 	}
 	c := (*C.port_compilation)(C.calloc(1, C.sizeof_port_compilation))
-	c.state = C.port_state_of(l.devRef)
+	c.state = C.port_state_of(l.state)
 	c.device, c.n, c.dynamic = l.devRef, C.size_t(len(desc.Bindings)), C.int(dynamic)
 	c.label, c.code, c.entry = C.CString(desc.Label), C.CString(desc.WGSL), C.CString(desc.Entry)
 	defer func() {
@@ -126,6 +129,7 @@ func (l *library) createPipeline(desc PipelineDesc, dynamic int) (rawPipeline, e
 	for i, k := range desc.Bindings {
 		c.types[i] = map[BindingKind]C.uint32_t{Uniform: 1, ReadWrite: 2, ReadOnly: 3}[k] // WGPUBufferBindingType
 	}
+	defer l.scoped()()
 	C.port_compile(c)
 	if c.state.unsound != 0 {
 		l.broken.Store(true)

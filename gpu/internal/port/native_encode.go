@@ -45,9 +45,12 @@ typedef struct {
 // is null.
 typedef struct { void *queries; uint32_t first; void *resolved, *staging; uint64_t size; } port_stamps;
 
-static void *port_make_group(void *device, void *layout, port_entry const *entries, size_t n) {
+static void *port_make_group(void *layout, port_entry const *entries, size_t n, port_state *state) {
 	port_group_desc desc = { .layout = layout, .count = n, .entries = entries };
-	return wgpuDeviceCreateBindGroup(device, &desc);
+	port_enter(state);
+	void *group = wgpuDeviceCreateBindGroup(state->device, &desc);
+	port_leave(state);
+	return group;
 }
 
 static void port_end_pass(void **pass) {
@@ -69,6 +72,7 @@ typedef struct {
 static void port_do_run(void *submission) {
 	port_submission *s = submission;
 	port_stamps const *stamps = s->stamps;
+	port_enter(s->state);
 	void *encoder = wgpuDeviceCreateCommandEncoder(s->device, NULL), *pass = NULL;
 	if (stamps->queries) wgpuCommandEncoderWriteTimestamp(encoder, stamps->queries, stamps->first);
 	for (port_command const *c = s->commands; c < s->commands + s->n; c++) {
@@ -90,6 +94,7 @@ static void port_do_run(void *submission) {
 	}
 	void *commands = s->state->error ? NULL : wgpuCommandEncoderFinish(encoder, NULL);
 	wgpuCommandEncoderRelease(encoder);
+	port_leave(s->state);
 	if (!s->state->error) wgpuQueueSubmit(s->queue, 1, &commands);
 	if (commands) wgpuCommandBufferRelease(commands);
 }
@@ -101,13 +106,15 @@ static int port_run(void *device, void *queue, port_command const *c, size_t n, 
 	return state->error == 0 && state->lost == 0;
 }
 
-typedef struct { void *queue, *buffer; uint64_t offset; void const *data; size_t size; } port_write_args;
+typedef struct { void *queue, *buffer; uint64_t offset; void const *data; size_t size; port_state *state; } port_write_args;
 static void port_do_write(void *args) {
 	port_write_args *w = args;
+	port_enter(w->state);
 	wgpuQueueWriteBuffer(w->queue, w->buffer, w->offset, w->data, w->size);
+	port_leave(w->state);
 }
 static void port_write(void *queue, void *buffer, uint64_t offset, void const *data, size_t size, port_state *state) {
-	port_write_args w = { queue, buffer, offset, data, size };
+	port_write_args w = { queue, buffer, offset, data, size, state };
 	port_guard(state, port_do_write, &w);
 }
 */
@@ -121,7 +128,7 @@ import (
 // nativeEncoder collects a submission. Its memory is used again by the next one.
 type nativeEncoder struct {
 	commands []C.port_command
-	entries  [maxKeyBindings]C.port_entry
+	entries  [MaxBindings]C.port_entry
 	stamps   C.port_stamps
 }
 
@@ -156,6 +163,7 @@ func (l *library) submit(timed bool) (Ticket, error) {
 
 // submitTo starts the commands and writes their timestamps to a slot unless it is nil.
 func (l *library) submitTo(slot *timedSlot) (Ticket, error) {
+	defer l.scoped()()
 	defer l.discard()
 	e := &l.encoder
 	e.stamps = C.port_stamps{}
@@ -191,7 +199,8 @@ func (l *library) createGroup(p rawPipeline, bindings []Binding, dynamic int) (r
 			binding: C.uint32_t(i), buffer: b.Buffer.(*buffer).raw.ref, offset: C.uint64_t(offset), size: C.uint64_t(b.Size),
 		}
 	}
-	g := C.port_make_group(l.devRef, p.layoutRef, &l.encoder.entries[0], C.size_t(len(bindings)))
+	defer l.scoped()()
+	g := C.port_make_group(p.layoutRef, &l.encoder.entries[0], C.size_t(len(bindings)), l.state)
 	if err := l.outcome(nil, ErrInvalid); err != nil {
 		C.wgpuBindGroupRelease(g)
 		return nil, err
@@ -207,6 +216,7 @@ func (l *library) releaseGroup(g rawGroup) {
 
 // write starts a copy of data, which is not empty, to a buffer.
 func (l *library) write(b rawBuffer, offset uint64, data []byte) error {
+	defer l.scoped()()
 	C.port_write(l.queueRef, b.ref, C.uint64_t(offset), unsafe.Pointer(unsafe.SliceData(data)), C.size_t(len(data)), l.state)
 	return l.outcome(nil, ErrInvalid)
 }

@@ -4,6 +4,7 @@ package port
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -16,6 +17,7 @@ type library struct {
 	queue            *wgpu.Queue
 	devRef, queueRef unsafe.Pointer
 	state            *portState
+	scopes           sync.Mutex  // see scoped
 	broken           atomic.Bool // a compilation panicked, see unsound
 	submitted        uint64
 	encoder          nativeEncoder

@@ -47,7 +47,10 @@ func (l *library) startClock() (err error) {
 			c.release()
 		}
 	}()
-	if c.queries, err = l.dev.CreateQuerySet(&wgpu.QuerySetDescriptor{Type: wgpu.QueryType_Timestamp, Count: 2 * timedSlots}); err != nil {
+	l.catch(func() {
+		c.queries, err = l.dev.CreateQuerySet(&wgpu.QuerySetDescriptor{Type: wgpu.QueryType_Timestamp, Count: 2 * timedSlots})
+	})
+	if err != nil {
 		c.queries = nil // the binding has released it
 		return l.outcome(err, ErrInvalid)
 	}

@@ -42,6 +42,10 @@ var (
 	ErrInvalid = errors.New("WebGPU validation failed")
 	// ErrClosed reports a device used after Close.
 	ErrClosed = errors.New("WebGPU device closed")
+	// ErrForeign reports a buffer of the program that is on another device.
+	ErrForeign = errors.New("buffer is on another WebGPU device")
+	// ErrReleased reports a buffer that the program has released.
+	ErrReleased = errors.New("WebGPU buffer was released")
 )
 
 // stallLimit is the time after which a device with an unfinished submission counts as
@@ -81,6 +85,12 @@ type Device interface {
 	// CreateBuffer returns a zeroed buffer of size bytes, a positive multiple of 4. It
 	// returns ErrMemory when there is no room and ErrInvalid above MaxBufferSize.
 	CreateBuffer(size uint64, usage gputypes.BufferUsage) (Buffer, error)
+	// Import returns a buffer that the program has made on this device, see Share. Its
+	// Release ends the use of the buffer here and leaves it to the program. It returns
+	// ErrInvalid for a buffer without the usages of ImportUsage, one that is mapped and
+	// one that is imported already, ErrForeign for one of another device and ErrReleased
+	// for one that was released.
+	Import(b *NativeBuffer) (Buffer, error)
 	// CreatePipeline compiles a compute shader. It returns ErrShader with the
 	// compiler's message when the shader is rejected.
 	CreatePipeline(desc PipelineDesc) (Pipeline, error)
@@ -123,6 +133,10 @@ type Buffer interface {
 	// nothing after an earlier Release or the device's Close.
 	Release()
 }
+
+// ImportUsage are the usages that Import needs: kernels bind buffers, and calls copy from
+// and to them where kernels cannot bind them.
+const ImportUsage = gputypes.BufferUsageStorage | gputypes.BufferUsageCopySrc | gputypes.BufferUsageCopyDst
 
 // Pipeline is a compiled compute shader with the layout of its bindings.
 type Pipeline interface {

@@ -72,32 +72,23 @@ func (a *pureAdapter) Limits() gputypes.Limits    { return a.a.Limits() }
 // Open checks the limits that compute uses, because the library accepts any.
 func (a *pureAdapter) Open(l gputypes.Limits) (Device, error) {
 	growStack()
-	have := a.a.Limits()
-	for _, c := range []struct {
-		name      string
-		want, has uint64
-	}{
-		{"MaxBufferSize", l.MaxBufferSize, have.MaxBufferSize},
-		{"MaxStorageBufferBindingSize", l.MaxStorageBufferBindingSize, have.MaxStorageBufferBindingSize},
-		{"MaxComputeWorkgroupStorageSize", uint64(l.MaxComputeWorkgroupStorageSize), uint64(have.MaxComputeWorkgroupStorageSize)},
-		{"MaxComputeInvocationsPerWorkgroup", uint64(l.MaxComputeInvocationsPerWorkgroup), uint64(have.MaxComputeInvocationsPerWorkgroup)},
-		{"MaxComputeWorkgroupsPerDimension", uint64(l.MaxComputeWorkgroupsPerDimension), uint64(have.MaxComputeWorkgroupsPerDimension)},
-		{"MaxStorageBuffersPerShaderStage", uint64(l.MaxStorageBuffersPerShaderStage), uint64(have.MaxStorageBuffersPerShaderStage)},
-	} {
-		if c.want > c.has {
-			return nil, fmt.Errorf("open device on %q: %s of %d is over the adapter's %d: %w", a.a.Info().Name, c.name, c.want, c.has, ErrInvalid)
-		}
+	if err := within(l, a.a.Limits()); err != nil {
+		return nil, fmt.Errorf("open device on %q: %w", a.a.Info().Name, err)
 	}
 	dev, err := a.a.RequestDevice(&wgpu.DeviceDescriptor{Label: "attn", RequiredLimits: l})
 	if err != nil {
 		return nil, fmt.Errorf("open device on %q: %w", a.a.Info().Name, translate(err, ErrInvalid))
 	}
-	lib := &library{
-		dev: dev, queue: dev.Queue(), spirv: a.a.Info().Backend == gputypes.BackendVulkan,
-		unwritten: map[rawBuffer]bool{}, copied: map[rawBuffer]bool{}, filled: map[rawBuffer]bool{},
-	}
+	lib := newLibrary(dev, a.a.Info().Backend)
 	lib.clock.there = true
 	return newDevice(lib, l), nil
+}
+
+func newLibrary(dev *wgpu.Device, api gputypes.Backend) *library {
+	return &library{
+		dev: dev, queue: dev.Queue(), spirv: api == gputypes.BackendVulkan,
+		unwritten: map[rawBuffer]bool{}, copied: map[rawBuffer]bool{}, filled: map[rawBuffer]bool{},
+	}
 }
 
 // translate wraps the library's error in the port's sentinel: kind, unless the library
@@ -110,6 +101,8 @@ func translate(err, kind error) error {
 		kind = ErrLost
 	case errors.Is(err, wgpu.ErrOutOfMemory):
 		kind = ErrMemory
+	case errors.Is(err, wgpu.ErrSubmitBufferDestroyed):
+		kind = ErrReleased
 	}
 	return fault(err.Error(), kind)
 }

@@ -4,6 +4,7 @@ package port
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -15,7 +16,9 @@ import (
 type library struct {
 	dev   *wgpu.Device
 	queue *wgpu.Queue
-	spirv bool // shaders are compiled by compile
+	// shared means that the program owns the device and its queue.
+	shared bool
+	spirv  bool // shaders are compiled by compile
 
 	// unwritten holds the buffers with writes that wait for the next submission. The
 	// library copies to them then, even if they are released.
@@ -55,7 +58,14 @@ type released struct {
 	after uint64
 }
 
-func (l *library) lost() error { return nil } // the library reports losses as errors only
+// lost reports a device that the program has released. The library reports other losses as
+// errors only.
+func (l *library) lost() error {
+	if l.shared && l.dev.HalDevice() == nil {
+		return fmt.Errorf("the program has released its device: %w", ErrLost)
+	}
+	return nil
+}
 
 // growStack makes room on the goroutine's stack for a call of the library. wgpu 0.34 passes
 // addresses of variables on its stack to Vulkan as integers; if the stack grows, and so
@@ -89,8 +99,10 @@ func (l *library) releaseBuffer(b rawBuffer) {
 // flush starts the writes that wait.
 func (l *library) flush() {
 	growStack()
-	if index, err := l.queue.Submit(); err == nil {
-		l.last = index
+	if l.lost() == nil {
+		if index, err := l.queue.Submit(); err == nil {
+			l.last = index
+		}
 	}
 	clear(l.unwritten)
 }
@@ -100,7 +112,10 @@ func (l *library) free() {
 	if len(l.released) == 0 {
 		return
 	}
-	ended := l.queue.Poll()
+	ended := l.last
+	if l.lost() == nil {
+		ended = l.queue.Poll()
+	}
 	l.released = slices.DeleteFunc(l.released, func(x released) bool {
 		if x.after > ended {
 			return false
@@ -379,5 +394,7 @@ func (l *library) close() {
 	}
 	l.released = nil
 	l.releaseClock()
-	l.dev.Release()
+	if !l.shared {
+		l.dev.Release()
+	}
 }

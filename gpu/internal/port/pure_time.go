@@ -120,6 +120,9 @@ func (l *library) readStamps(s *timedSlot, dst []byte) error {
 func (l *library) releaseClock() {
 	c := &l.clock
 	device := l.dev.HalDevice()
+	if device == nil {
+		return // the program has released its device, with all that was made on it
+	}
 	for i := range c.slots {
 		if b := c.slots[i].resolved; b != nil {
 			device.DestroyBuffer(b)

@@ -316,6 +316,8 @@ func Translate(what string, err error) error {
 		{port.ErrClosed, backend.ErrClosed},
 		{port.ErrShader, backend.ErrUnsupported},
 		{port.ErrInvalid, backend.ErrUnsupported},
+		{port.ErrForeign, backend.ErrDevice},
+		{port.ErrReleased, backend.ErrReleased},
 	} {
 		if errors.Is(err, t.port) {
 			return fmt.Errorf("%s: %w: %w", what, err, t.backend)

@@ -1,0 +1,71 @@
+package port
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gogpu/gputypes"
+)
+
+// errNoDevice reports a Share without an adapter or a device.
+var errNoDevice = fmt.Errorf("the adapter or the device is nil: %w", ErrInvalid)
+
+// within returns ErrInvalid when limits that compute uses exceed those of an adapter or of
+// a program's device.
+func within(limits, most gputypes.Limits) error {
+	for _, c := range []struct {
+		name      string
+		want, has uint64
+	}{
+		{"MaxBufferSize", limits.MaxBufferSize, most.MaxBufferSize},
+		{"MaxStorageBufferBindingSize", limits.MaxStorageBufferBindingSize, most.MaxStorageBufferBindingSize},
+		{"MaxComputeWorkgroupStorageSize", uint64(limits.MaxComputeWorkgroupStorageSize), uint64(most.MaxComputeWorkgroupStorageSize)},
+		{"MaxComputeInvocationsPerWorkgroup", uint64(limits.MaxComputeInvocationsPerWorkgroup), uint64(most.MaxComputeInvocationsPerWorkgroup)},
+		{"MaxComputeWorkgroupsPerDimension", uint64(limits.MaxComputeWorkgroupsPerDimension), uint64(most.MaxComputeWorkgroupsPerDimension)},
+		{"MaxStorageBuffersPerShaderStage", uint64(limits.MaxStorageBuffersPerShaderStage), uint64(most.MaxStorageBuffersPerShaderStage)},
+	} {
+		if c.want > c.has {
+			return fmt.Errorf("%s of %d is over the limit of %d: %w", c.name, c.want, c.has, ErrInvalid)
+		}
+	}
+	return nil
+}
+
+func (d *device) Import(b *NativeBuffer) (Buffer, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return nil, err
+	}
+	if b == nil {
+		return nil, fmt.Errorf("the buffer is nil: %w", ErrInvalid)
+	}
+	raw, size, usage, err := d.lib.importBuffer(b)
+	if err != nil {
+		return nil, err
+	}
+	if missing := ImportUsage &^ usage; missing != 0 {
+		return nil, fmt.Errorf("the buffer has no usage %s, create it with Storage, CopySrc and CopyDst: %w", usageNames(missing), ErrInvalid)
+	}
+	for x := range d.buffers {
+		if x.raw == raw {
+			return nil, fmt.Errorf("the buffer is in use already, make views of that tensor or release it first: %w", ErrInvalid)
+		}
+	}
+	d.lib.reference(raw)
+	return d.keep(&buffer{raw: raw, size: size, imported: true}), nil
+}
+
+// usageNames returns the names of the usages that Import needs.
+func usageNames(u gputypes.BufferUsage) string {
+	var names []string
+	for _, x := range []struct {
+		bit  gputypes.BufferUsage
+		name string
+	}{{gputypes.BufferUsageStorage, "Storage"}, {gputypes.BufferUsageCopySrc, "CopySrc"}, {gputypes.BufferUsageCopyDst, "CopyDst"}} {
+		if u&x.bit != 0 {
+			names = append(names, x.name)
+		}
+	}
+	return strings.Join(names, ", ")
+}

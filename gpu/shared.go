@@ -1,0 +1,151 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/shaders"
+)
+
+// Shared is a device that a program has opened with the WebGPU library of this build (see
+// [Provider]): a *wgpu.Adapter and the *wgpu.Device that it returned, of
+// github.com/rajveermalviya/go-webgpu/wgpu with cgo and of github.com/gogpu/wgpu without.
+// [Backend.Wrap] makes tensors of the program's buffers, without a copy.
+//
+//	be, err := gpu.Open("", gpu.Options{Shared: &gpu.Shared{Adapter: adapter, Device: device}})
+//	x, err := be.Wrap(buffer, backend.F32, backend.Shape{1, 8, 128, 64})
+//	dev := kernels.NewDevice(be)
+//
+// # Ownership
+//
+// The program owns the adapter, the device, its queue and the buffers that it made. The
+// backend never releases or destroys them, nor does it open another device when that one is
+// lost. Close waits for the device and releases what the backend has made on it; the program
+// then releases the device. A program that releases the device first gets ErrDeviceLost from
+// gogpu/wgpu, and Close still works; go-webgpu keeps the device until Close.
+//
+// # Order
+//
+// A WebGPU device has one queue, and the backend submits to it. A call therefore sees the
+// results of everything that the program submitted before the call, and what the program
+// submits after the call has returned sees the results of the call; neither side has to wait
+// for the other. During a call the program must not submit work that writes its operands or
+// uses its outputs.
+//
+// # Goroutines
+//
+// With gogpu/wgpu, other goroutines may use the device and its queue during calls. With
+// go-webgpu they may too, but its error scopes belong to the device: an error of one
+// goroutine may be returned to another. There, polls of the backend also run the program's
+// callbacks, in the goroutine of a call, and callbacks must not call the backend.
+//
+// # Errors
+//
+// Errors of the backend's own calls are returned by its methods and do not reach the
+// program's handlers. A loss is reported to the program's handler as usual; methods return
+// ErrDeviceLost, at the latest when they submit or wait. go-webgpu ends the process when a
+// device that was opened with a nil descriptor is lost.
+type Shared struct {
+	Adapter *port.NativeAdapter
+	Device  *port.NativeDevice
+}
+
+// openShared opens a backend on the device of opt.Shared.
+func openShared(selector string, opt Options) (*Backend, error) {
+	const name = "gpu:shared"
+	if selector != "" {
+		return nil, fmt.Errorf("gpu:%s: Options.Shared is the device to open, the selector must be empty: %w", selector, backend.ErrOption)
+	}
+	var few error
+	dev, info, err := port.Share(opt.Shared.Adapter, opt.Shared.Device, func(l gputypes.Limits) gputypes.Limits {
+		few = tooFew(l)
+		l.MaxComputeInvocationsPerWorkgroup = min(l.MaxComputeInvocationsPerWorkgroup, l.MaxComputeWorkgroupSizeX)
+		return opt.lower(l)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("Options.Shared: %w", queue.Translate(name, err))
+	}
+	if few != nil {
+		_ = dev.Close() // nothing was made on it
+		return nil, fmt.Errorf("Options.Shared: %s: %w", name, few)
+	}
+	return openOn(dev, describe(name, info, dev.Limits()), opt)
+}
+
+// tooFew returns ErrUnsupported when a program's device was opened with a limit that is too
+// low for every kernel. Calls report limits that are too low for theirs.
+func tooFew(l gputypes.Limits) error {
+	for _, x := range []struct {
+		name       string
+		has, least uint64
+	}{
+		{"MaxBindGroups", uint64(l.MaxBindGroups), 1},
+		{"MaxBindingsPerBindGroup", uint64(l.MaxBindingsPerBindGroup), port.MaxBindings},
+		{"MaxDynamicUniformBuffersPerPipelineLayout", uint64(l.MaxDynamicUniformBuffersPerPipelineLayout), 1},
+		{"MaxUniformBuffersPerShaderStage", uint64(l.MaxUniformBuffersPerShaderStage), 1},
+		{"MaxUniformBufferBindingSize", l.MaxUniformBufferBindingSize, uint64((&shaders.AttentionParams{}).Size())},
+	} {
+		if x.has < x.least {
+			return fmt.Errorf("limit %s is %d, kernels need %d or more: open the device with the adapter's limits: %w", x.name, x.has, x.least, backend.ErrUnsupported)
+		}
+	}
+	return nil
+}
+
+// Wrap returns a buffer of the program, on the device of Options.Shared, as a contiguous
+// tensor at its start. A part of a buffer is a view of a tensor of all of it. Bool and Q8
+// are stored as [backend.Bool] and [backend.Q8] describe.
+//
+// The buffer needs the usages Storage, CopySrc and CopyDst and a size that is a multiple of
+// 16 bytes, because kernels read 16 bytes at a time. It must not be mapped, and is wrapped
+// once at a time. It counts neither to Options.MemoryBytes nor to PeakMemory.
+//
+// Release of the tensor ends its use here; the buffer and its contents stay with the
+// program. A program that releases the buffer first gets ErrReleased from later calls with
+// gogpu/wgpu; go-webgpu keeps the buffer until the tensor is released. Running submissions
+// keep it in both. With go-webgpu the program must not destroy or map a wrapped buffer: its
+// library does not report that and panics when such a buffer is submitted.
+//
+// Errors: ErrDevice for a buffer of another device, ErrReleased, ErrUnsupported for a buffer
+// that is nil, lacks a usage, is mapped, is wrapped already or has another size, ErrDType,
+// and ErrShape for a shape that exceeds the buffer.
+func (b *Backend) Wrap(buffer *port.NativeBuffer, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
+	err = b.within(context.Background(), "wrap", func() error {
+		t, err = b.wrap(buffer, dtype, shape)
+		return err
+	})
+	return t, err
+}
+
+func (b *Backend) wrap(buffer *port.NativeBuffer, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
+	buf, err := b.dev.Port.Import(buffer)
+	if err != nil {
+		return t, queue.Translate(b.info.Name, err)
+	}
+	free := sync.OnceFunc(buf.Release)
+	defer func() {
+		if err != nil {
+			free()
+		}
+	}()
+	if size := buf.Size(); size%cut.GranuleBytes != 0 || size == 0 {
+		return t, fmt.Errorf("the buffer has %d bytes, kernels read %d at a time: create it with %d: %w",
+			size, cut.GranuleBytes, cut.AlignUp(max(int(size), 1), cut.GranuleBytes), backend.ErrUnsupported)
+	}
+	mem := backend.NewMemory(b, b.info.Name, int64(buf.Size()), &cut.Store{Parts: []cut.Buffer{buf}, Part: buf.Size()}, free)
+	if t, err = backend.NewTensor(mem, dtype, shape); err != nil {
+		return backend.Tensor{}, err
+	}
+	if err = t.CheckDType("the buffer", backend.F32, backend.F16, backend.BF16, backend.Bool, backend.Q8); err != nil {
+		return backend.Tensor{}, err
+	}
+	runtime.AddCleanup(mem, func(free func()) { free() }, free) // of tensors that a program forgets
+	return t, nil
+}

@@ -1,0 +1,79 @@
+//go:build cgo && !gogpu && ((linux && amd64 && !android) || (darwin && !ios) || (windows && amd64))
+
+package gpu_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/gogpu/gputypes"
+	"github.com/rajveermalviya/go-webgpu/wgpu"
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/gpu/internal/port"
+)
+
+// native reports whether the library of this build is go-webgpu.
+const native = true
+
+// openNative opens a device as a program does. few is a limit with which no kernel runs.
+func openNative(t *testing.T, timestamps, few bool) (*wgpu.Adapter, *wgpu.Device) {
+	t.Helper()
+	instance := wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: wgpu.InstanceBackend_Primary})
+	t.Cleanup(instance.Release)
+	adapter, err := instance.RequestAdapter(&wgpu.RequestAdapterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(adapter.Release)
+	limits := adapter.GetLimits()
+	desc := wgpu.DeviceDescriptor{RequiredLimits: &wgpu.RequiredLimits{Limits: limits.Limits}}
+	if timestamps {
+		desc.RequiredFeatures = []wgpu.FeatureName{wgpu.FeatureName_TimestampQuery}
+	}
+	if few {
+		desc.RequiredLimits.Limits.MaxBindingsPerBindGroup = 4
+	}
+	device, err := adapter.RequestDevice(&desc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return adapter, device
+}
+
+func newBuffer(device *wgpu.Device, size uint64, usage gputypes.BufferUsage) (*wgpu.Buffer, error) {
+	return device.CreateBuffer(&wgpu.BufferDescriptor{Size: size, Usage: wgpu.BufferUsage(usage)})
+}
+
+// TestSharedErrors makes calls of the backend fail in the library: their errors are returned
+// and do not reach the program's handler, which would end the process. The program's own
+// errors remain its own.
+func TestSharedErrors(t *testing.T) {
+	p := openProgram(t, false, false)
+	b := p.share(t, gpu.Options{})
+	shape := backend.Shape{1, 1, 64, 32}
+	destroyed, _ := p.buffer(t, 4*64*32, port.ImportUsage)
+	ob, _ := p.buffer(t, 4*64*32, port.ImportUsage)
+	x, o := wrap(t, b, destroyed, shape), wrap(t, b, ob, shape)
+	destroyed.Destroy()
+	for range 2 {
+		if err := attend(t.Context(), b, x, o); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "destroyed") {
+			t.Errorf("a call with a destroyed buffer: %v", err)
+		}
+	}
+	if _, err := gpu.Port(b).CreateBuffer(128, gputypes.BufferUsageMapRead|gputypes.BufferUsageStorage); !errors.Is(err, port.ErrInvalid) {
+		t.Errorf("a buffer with usages that exclude each other: %v", err)
+	}
+	if _, err := gpu.Port(b).CreatePipeline(port.PipelineDesc{Label: "wrong", WGSL: "no shader", Entry: "main"}); !errors.Is(err, port.ErrShader) {
+		t.Errorf("a wrong shader: %v", err)
+	}
+	another, _ := p.buffer(t, 4*64*32, port.ImportUsage)
+	if err := compute(p.device, ob, "no statement"); err == nil {
+		t.Error("the program's wrong shader is not refused")
+	}
+	if err := attend(t.Context(), b, wrap(t, b, another, shape), o); err != nil {
+		t.Errorf("with another buffer: %v", err)
+	}
+	p.fill(t, ob, "x[i] = 1.0;")
+}

@@ -1,0 +1,391 @@
+package gpu_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gogpu/gputypes"
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/gpu/internal/port"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// needAdapter skips a test without an adapter, or fails it where CI promises one.
+func needAdapter(t *testing.T) {
+	t.Helper()
+	_, err := gpu.Driver{}.Devices()
+	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
+		t.Skipf("needs a WebGPU adapter (CI=true makes that a failure): %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// program is a program with a device of its own.
+type program struct {
+	adapter *port.NativeAdapter
+	device  *port.NativeDevice
+	release func() // releases the device, once
+}
+
+func openProgram(t *testing.T, timestamps, few bool) *program {
+	t.Helper()
+	needAdapter(t)
+	adapter, device := openNative(t, timestamps, few)
+	p := &program{adapter, device, sync.OnceFunc(device.Release)}
+	t.Cleanup(p.release)
+	return p
+}
+
+// share opens a backend on the program's device.
+func (p *program) share(t *testing.T, opt gpu.Options) *gpu.Backend {
+	t.Helper()
+	opt.Shared, opt.Tune = &gpu.Shared{Adapter: p.adapter, Device: p.device}, gpu.TuneOff
+	b, err := gpu.Open("", opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	return b
+}
+
+// buffer returns a buffer of the program and the function that releases it, once.
+func (p *program) buffer(t *testing.T, size uint64, usage gputypes.BufferUsage) (*port.NativeBuffer, func()) {
+	t.Helper()
+	b, err := newBuffer(p.device, size, usage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := sync.OnceFunc(b.Release)
+	t.Cleanup(release)
+	return b, release
+}
+
+func wrap(t *testing.T, b *gpu.Backend, buffer *port.NativeBuffer, shape backend.Shape) backend.Tensor {
+	t.Helper()
+	x, err := b.Wrap(buffer, backend.F32, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// fill sets the elements of a program's buffer by a shader of the program. Its size is a
+// multiple of 128 bytes.
+func (p *program) fill(t *testing.T, buffer *port.NativeBuffer, statement string) {
+	t.Helper()
+	if err := compute(p.device, buffer, statement); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// attend computes o = attention(x, x, x) by the heads and rows of the views.
+func attend(ctx context.Context, b *gpu.Backend, x, o backend.Tensor) error {
+	call, err := kernels.NewDevice(b).Prepare(x, x, x, kernels.Options{Causal: true})
+	if err != nil {
+		return err
+	}
+	return call.RunInto(ctx, kernels.Result{O: o})
+}
+
+const wave = `x[i] = f32(i * 37u % 101u) / 64.0 - 0.75;`
+
+// TestShared compares, bit for bit, a call in the middle of a program's buffers with the call
+// on a device of the backend's own: with the limits of the device, with bindings smaller than
+// the buffers, and with a largest buffer smaller than those.
+func TestShared(t *testing.T) {
+	p := openProgram(t, false, false)
+	const heads, rows, dim, first = 2, 300, 40, 36 // the first element of the views
+	shape, strides := backend.Shape{1, heads, rows, dim}, backend.Strides{0, dim, heads * dim, 1}
+	const n = 25600 // elements, more than first + heads·rows·dim
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(i*37%101)/64 - 0.75
+	}
+	view := func(whole backend.Tensor) backend.Tensor {
+		t.Helper()
+		v, err := whole.View(shape, strides, first)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	run := func(b *gpu.Backend, in, out backend.Tensor) []float32 {
+		t.Helper()
+		if err := attend(t.Context(), b, view(in), view(out)); err != nil {
+			t.Fatal(err)
+		}
+		o, err := kernels.NewDevice(b).Float32s(t.Context(), view(out))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	own, err := gpu.Open("", gpu.Options{Tune: gpu.TuneOff})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	in, err := kernels.NewDevice(own).FromFloat32(t.Context(), backend.F32, x, backend.Shape{1, 1, 1, n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := own.Alloc(t.Context(), backend.F32, backend.Shape{1, 1, 1, n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := run(own, in, out)
+	for _, limits := range []gputypes.Limits{{}, {MaxStorageBufferBindingSize: 36 << 10}, {MaxStorageBufferBindingSize: 36 << 10, MaxBufferSize: 64 << 10}} {
+		b := p.share(t, gpu.Options{Limits: limits})
+		xb, _ := p.buffer(t, 4*n, port.ImportUsage)
+		ob, _ := p.buffer(t, 4*n, port.ImportUsage)
+		p.fill(t, xb, wave)
+		if got := run(b, wrap(t, b, xb, backend.Shape{1, 1, 1, n}), wrap(t, b, ob, backend.Shape{1, 1, 1, n})); !slices.Equal(got, want) {
+			t.Errorf("other bits with limits %+v", limits)
+		}
+		if name := b.Info().Name; name != "gpu:shared" {
+			t.Errorf("the name is %q", name)
+		}
+		if b.Info().Device != own.Info().Device || b.Info().Driver != own.Info().Driver {
+			t.Errorf("described as %+v, an own device of the same adapter as %+v", b.Info(), own.Info())
+		}
+	}
+}
+
+// TestSharedOrder computes inputs, attention and what follows from it for many rounds, in two
+// goroutines with a device between them and without a wait of the program's.
+func TestSharedOrder(t *testing.T) {
+	p := openProgram(t, false, false)
+	b := p.share(t, gpu.Options{})
+	var goroutines sync.WaitGroup
+	for range 2 {
+		xb, _ := p.buffer(t, 4*64*32, port.ImportUsage)
+		ob, _ := p.buffer(t, 4*64*32, port.ImportUsage)
+		shape := backend.Shape{1, 1, 64, 32}
+		x, o := wrap(t, b, xb, shape), wrap(t, b, ob, shape)
+		goroutines.Go(func() {
+			for i := range 20 {
+				err := compute(p.device, xb, fmt.Sprintf("x[i] = %d.0;", i)) // attention averages equal values
+				if err == nil {
+					err = attend(context.Background(), b, x, o)
+				}
+				if err == nil {
+					err = compute(p.device, ob, "x[i] = 2.0 * x[i];")
+				}
+				if err == nil {
+					err = compute(p.device, xb, "x[i] = -1.0;")
+				}
+				var got []float32
+				if err == nil {
+					got, err = kernels.NewDevice(b).Float32s(context.Background(), o)
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for _, g := range got {
+					if math.Abs(float64(g)-2*float64(i)) > 1e-4 {
+						t.Errorf("round %d: %v, want %d", i, g, 2*i)
+						return
+					}
+				}
+			}
+		})
+	}
+	goroutines.Wait()
+}
+
+// TestSharedRefused opens backends and wraps buffers that cannot be used: each error names
+// what is wrong and what would be right.
+func TestSharedRefused(t *testing.T) {
+	p := openProgram(t, false, false)
+	few := openProgram(t, false, true)
+	b := p.share(t, gpu.Options{})
+	refused := func(what string, err, kind error, texts ...string) {
+		t.Helper()
+		for _, text := range texts {
+			if !errors.Is(err, kind) || !strings.Contains(err.Error(), text) {
+				t.Errorf("%s: %v, want %v with %q", what, err, kind, text)
+			}
+		}
+	}
+	for what, c := range map[string]struct {
+		selector string
+		opt      gpu.Options
+		kind     error
+		text     string
+	}{
+		"no adapter":      {"", gpu.Options{Shared: &gpu.Shared{Device: p.device}}, backend.ErrUnsupported, "the adapter or the device is nil"},
+		"no device":       {"", gpu.Options{Shared: &gpu.Shared{Adapter: p.adapter}}, backend.ErrUnsupported, "the adapter or the device is nil"},
+		"a selector":      {"1", gpu.Options{Shared: &gpu.Shared{Adapter: p.adapter, Device: p.device}}, backend.ErrOption, "gpu:1: Options.Shared is the device to open, the selector must be empty"},
+		"too few":         {"", gpu.Options{Shared: &gpu.Shared{Adapter: few.adapter, Device: few.device}}, backend.ErrUnsupported, "limit MaxBindingsPerBindGroup is 4, kernels need 12 or more"},
+		"more than it is": {"", gpu.Options{Shared: &gpu.Shared{Adapter: p.adapter, Device: p.device}, Limits: gputypes.Limits{MaxBufferSize: math.MaxUint64}}, backend.ErrUnsupported, "MaxBufferSize of 18446744073709551615 is over the limit of "},
+	} {
+		_, err := gpu.Open(c.selector, c.opt)
+		refused(what, err, c.kind, c.text)
+	}
+
+	shape := backend.Shape{1, 1, 4, 8}
+	_, err := b.Wrap(nil, backend.F32, shape)
+	refused("no buffer", err, backend.ErrUnsupported, "wrap: gpu:shared: the buffer is nil")
+	storage, _ := p.buffer(t, 128, gputypes.BufferUsageStorage)
+	_, err = b.Wrap(storage, backend.F32, shape)
+	refused("usage", err, backend.ErrUnsupported, "the buffer has no usage CopySrc, CopyDst, create it with Storage, CopySrc and CopyDst")
+	odd, _ := p.buffer(t, 132, port.ImportUsage)
+	_, err = b.Wrap(odd, backend.F32, shape)
+	refused("size", err, backend.ErrUnsupported, "the buffer has 132 bytes, kernels read 16 at a time: create it with 144")
+	good, _ := p.buffer(t, 128, port.ImportUsage)
+	_, err = b.Wrap(good, backend.F32, backend.Shape{1, 1, 5, 8})
+	refused("shape", err, backend.ErrShape, "shape [1 1 5 8] of f32 needs 160 bytes, the memory has 128")
+	_, err = b.Wrap(good, backend.F32, backend.Shape{1, 1, -1, 8})
+	refused("negative shape", err, backend.ErrShape, "negative")
+	_, err = b.Wrap(good, 99, backend.Shape{1, 1, 1, 8})
+	refused("dtype", err, backend.ErrDType, "the buffer is dtype?, it must be one of [f32 f16 bf16 bool q8]")
+	other := openProgram(t, false, false)
+	theirs, _ := other.buffer(t, 128, port.ImportUsage)
+	_, err = b.Wrap(theirs, backend.F32, shape)
+	refused("other device", err, backend.ErrDevice, "buffer is on another WebGPU device")
+
+	// Nothing of that is left, and the same buffer can be wrapped once at a time.
+	x := wrap(t, b, good, shape)
+	_, err = b.Wrap(good, backend.F32, shape)
+	refused("twice", err, backend.ErrUnsupported, "in use already, make views of that tensor or release it first")
+	own, err := gpu.Open("", gpu.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	o, err := own.Alloc(t.Context(), backend.F32, shape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused("tensors of two devices", attend(t.Context(), own, x, o), backend.ErrDevice, "is in gpu:shared, the call runs on gpu:0")
+	_, err = own.Wrap(theirs, backend.F32, shape)
+	refused("a device of the backend's own", err, backend.ErrDevice, "buffer is on another WebGPU device")
+	x.Release()
+	wrap(t, b, good, shape).Release()
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.Wrap(good, backend.F32, shape)
+	refused("closed", err, backend.ErrClosed, "gpu:shared")
+}
+
+// TestSharedLeavesNothing opens, uses and closes backends on one device: their objects are
+// gone, and the program's device and buffers work on.
+func TestSharedLeavesNothing(t *testing.T) {
+	p := openProgram(t, false, false)
+	xb, _ := p.buffer(t, 4*64*32, port.ImportUsage)
+	ob, _ := p.buffer(t, 4*64*32, port.ImportUsage)
+	p.fill(t, xb, wave)
+	var want []float32
+	for i := range 5 {
+		b := p.share(t, gpu.Options{})
+		blank := gpu.Port(b).Live()
+		shape := backend.Shape{1, 1, 64, 32}
+		x, o := wrap(t, b, xb, shape), wrap(t, b, ob, shape)
+		if live := gpu.Port(b).Live(); live.Buffers != blank.Buffers+2 || live.Bytes != blank.Bytes+2*4*64*32 {
+			t.Errorf("%+v with two wrapped buffers, %+v without", live, blank)
+		}
+		if err := attend(t.Context(), b, x, o); err != nil {
+			t.Fatal(err)
+		}
+		got, err := kernels.NewDevice(b).Float32s(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			want = got
+		} else if !slices.Equal(got, want) {
+			t.Errorf("round %d: other bits", i)
+		}
+		o.Release()
+		if i%2 == 0 {
+			x.Release()
+		} // else Close ends its use
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if live := gpu.Port(b).Live(); live != (port.Live{}) {
+			t.Errorf("round %d left %+v", i, live)
+		}
+		p.fill(t, ob, "x[i] = 7.0;")
+	}
+}
+
+// TestSharedReleasedFirst releases what the program owns before the backend is done with it:
+// go-webgpu keeps it as long, and gogpu/wgpu makes it an error of later calls.
+func TestSharedReleasedFirst(t *testing.T) {
+	p := openProgram(t, false, false)
+	b := p.share(t, gpu.Options{})
+	shape := backend.Shape{1, 1, 64, 32}
+	xb, release := p.buffer(t, 4*64*32, port.ImportUsage)
+	ob, _ := p.buffer(t, 4*64*32, port.ImportUsage)
+	p.fill(t, xb, wave)
+	x, o := wrap(t, b, xb, shape), wrap(t, b, ob, shape)
+	if err := attend(t.Context(), b, x, o); err != nil {
+		t.Fatal(err)
+	}
+	check := func(what string, err, want error) {
+		t.Helper()
+		if native {
+			want = nil
+		}
+		if !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", what, err, want)
+		}
+	}
+	release()
+	check("a call after the release of the buffer", attend(t.Context(), b, x, o), backend.ErrReleased)
+	x.Release()
+	if !native {
+		_, err := b.Wrap(xb, backend.F32, shape)
+		check("Wrap after the release", err, backend.ErrReleased)
+	}
+	yb, _ := p.buffer(t, 4*64*32, port.ImportUsage)
+	y := wrap(t, b, yb, shape)
+	if err := attend(t.Context(), b, y, o); err != nil {
+		t.Errorf("with another buffer: %v", err)
+	}
+	p.release()
+	check("a call after the release of the device", attend(t.Context(), b, y, o), backend.ErrDeviceLost)
+	if err := b.Close(); err != nil {
+		t.Errorf("Close after the release of the device: %v", err)
+	}
+	if !native {
+		_, err := gpu.Open("", gpu.Options{Shared: &gpu.Shared{Adapter: p.adapter, Device: p.device}})
+		check("Open on a released device", err, backend.ErrDeviceLost)
+	}
+}
+
+// TestSharedTimestamps traces calls: kernels have times only on a device that the program has
+// opened with timestamp queries.
+func TestSharedTimestamps(t *testing.T) {
+	for _, timestamps := range []bool{false, true} {
+		p := openProgram(t, timestamps, false)
+		b := p.share(t, gpu.Options{})
+		xb, _ := p.buffer(t, 4*64*32, port.ImportUsage)
+		ob, _ := p.buffer(t, 4*64*32, port.ImportUsage)
+		shape := backend.Shape{1, 1, 64, 32}
+		x, o := wrap(t, b, xb, shape), wrap(t, b, ob, shape)
+		var times atomic.Int32
+		ctx := backend.WithTrace(t.Context(), &backend.Trace{Kernel: func(time.Duration) { times.Add(1) }})
+		if err := attend(ctx, b, x, o); err != nil {
+			t.Fatal(err)
+		}
+		if got := times.Load() > 0; got != timestamps {
+			t.Errorf("with the feature: %v, kernels have times: %v", timestamps, got)
+		}
+	}
+}
