@@ -1,17 +1,21 @@
-# make test      what must hold before a commit: formatting, vet, staticcheck, the suite once
-# make test-all  what repeats it: every kernel variant, the second provider, races, arm64, fuzzing
-# make soak      all kinds of work in 16 goroutines for DURATION (10m): results and memory stay the same
-# make bench     the main job: attention on every backend, with its ceiling in the same run
-# make build     one binary, ./attn
-# make update    refresh golden files and generated code (protoc and protoc-gen-go are needed for one file)
+# make test        what must hold before a commit: formatting, vet, staticcheck, the suite once
+# make test-all    what repeats it: every kernel variant, the second provider, races, arm64, fuzzing
+# make test-peers  results next to those of PyTorch, which Debian has as python3-torch
+# make soak        all kinds of work in 16 goroutines for DURATION (10m): results and memory stay the same
+# make bench       the main job: attention on every backend, with its ceiling in the same run
+# make build       one binary, ./attn
+# make update      refresh golden files and generated code (protoc and protoc-gen-go are needed for one file)
 
-.PHONY: test test-all soak bench build update
+.PHONY: test test-all test-peers soak bench build update
 
 test:
 	@sh .ci/test
 
 test-all:
 	@sh .ci/test-all
+
+test-peers:
+	@sh .ci/test-peers
 
 soak:
 	ATTN_SOAK=$(or $(DURATION),10m) go test -v -count=1 -timeout 0 ./bench/soak

@@ -199,7 +199,7 @@ func turned(row []num, r nn.RoPE, at int, dtype backend.DType) []num {
 // attend is one row of attention. Scores that are off by δ make each weight, after
 // normalising, off by expm1(2δ) of itself. To that comes package oracle's bound of the
 // arithmetic, for magnitudes as large as the errors may make them.
-func attend(q []num, k, v [][]num, dtype backend.DType) (o []num, lse num) {
+func attend(q []num, k, v [][]num, dtype backend.DType) (o []num, lse num, weights []num) {
 	scale := 1 / math.Sqrt(float64(len(q)))
 	s, top, delta, reach := make([]float64, len(k)), math.Inf(-1), 0.0, 0.0
 	for j := range k {
@@ -221,11 +221,15 @@ func attend(q []num, k, v [][]num, dtype backend.DType) (o []num, lse num) {
 	drift := u * oracle.Lambda * math.Sqrt(float64(len(k))) * 17 / 8
 	lse = num{top + math.Log(sum), 0}
 	lse.err = delta + eps + drift + u*(4+2*(math.Abs(lse.x)+reach))
-	o = make([]num, len(v[0]))
+	o, weights = make([]num, len(v[0])), make([]num, len(k))
+	for j := range s {
+		p := s[j] / sum
+		weights[j] = num{p, (math.Expm1(2*delta)+math.Exp(2*delta)*(2*eps+drift+6*u))*p + 0x1p-125}
+	}
 	for d := range o {
 		abs := 0.0
 		for j := range s {
-			p := s[j] / sum
+			p := weights[j].x
 			o[d].x += p * v[j][d].x
 			abs += p * (math.Abs(v[j][d].x) + v[j][d].err)
 			o[d].err += p * v[j][d].err
@@ -233,7 +237,7 @@ func attend(q []num, k, v [][]num, dtype backend.DType) (o []num, lse num) {
 		o[d].err += (math.Expm1(2*delta) + math.Exp(2*delta)*(2*eps+2*drift+4*u)) * abs
 		o[d] = o[d].stored(dtype)
 	}
-	return o, lse
+	return o, lse, weights
 }
 
 // compare compares a layer's output with float64.
@@ -307,7 +311,7 @@ func (c layer) compare(t *testing.T, w nn.MultiHeadWeights, hx, hz operand, got,
 				if c.causal {
 					n = min(n, i+1)
 				}
-				o, lse := attend(q[h][i], k[kv][:n], v[kv][:n], c.dtype)
+				o, lse, _ := attend(q[h][i], k[kv][:n], v[kv][:n], c.dtype)
 				joined = append(joined, o...)
 				worstLSE.See(float64(gotLSE[(batch*heads+h)*seqOfLayers+i]), lse.x, lse.err, func() string { return fmt.Sprintf("lse[%d,%d,%d]", batch, h, i) })
 			}

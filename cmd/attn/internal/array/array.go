@@ -113,7 +113,7 @@ func (f *File) find(file io.ReaderAt, size int64, name string, ints bool) error 
 		return err
 	}
 	if name == "" {
-		return fmt.Errorf("it has several tensors, name one as in %s#NAME: it has %s", f.Path, h.List(""))
+		return fmt.Errorf("name one of its tensors as %s#NAME: it has %s", strings.TrimSuffix(f.Path, "#"), h.List(""))
 	}
 	if f.Header, err = h.Tensor(name); err != nil {
 		return err

@@ -130,8 +130,8 @@ func TestRunBadSafetensors(t *testing.T) {
 		want string
 	}{
 		{"a missing tensor", []string{"--v", path + "#w"}, "--v " + path + `#w: there is no tensor "w", ` + names},
-		{"no name", []string{"--v", path}, "--v " + path + ": it has several tensors, name one as in " + path + "#NAME: it has [\"brain\""},
-		{"an empty name", []string{"--v", path + "#"}, "it has several tensors, name one"},
+		{"no name", []string{"--v", path}, "--v " + path + ": name one of its tensors as " + path + "#NAME: it has [\"brain\""},
+		{"an empty name", []string{"--v", path + "#"}, ": name one of its tensors as " + path + "#NAME"},
 		{"two names", []string{"--v", path + "#q#k"}, `there is no tensor "q#k"`},
 		{"a missing file", []string{"--v", dir + "/y.safetensors#q"}, "y.safetensors#q: no such file"},
 		{"a truncated file", []string{"--v", cut + "#q"}, "--v " + cut + `#q: truncated: tensor "q" ends at byte`},
@@ -142,7 +142,7 @@ func TestRunBadSafetensors(t *testing.T) {
 		{"a mask as values", []string{"--v", path + "#mask"}, "#mask: elements are bool"},
 		{"numbers as segments", []string{"--segments", path + "#q"}, path + "#q: elements are f4, they must be integers"},
 		{"no segments", []string{"--segments", path + "#none"}, "#none: shape [0] has no numbers"},
-		{"segments without a name", []string{"--segments", path}, "it has several tensors, name one"},
+		{"segments without a name", []string{"--segments", path}, ": name one of its tensors as " + path + "#NAME"},
 		{"integers as sinks", []string{"--sinks", path + "#ids"}, "#ids: elements are u1"},
 		{"mixed types", []string{"--v", path + "#half"}, "#half: elements are f2, those of --q " + path + "#q are f4: choose a type with --dtype"},
 		{"f16 and bf16", []string{"--q", path + "#half", "--k", path + "#half", "--v", path + "#brain"}, "#brain: elements are bf16, those of --q " + path + "#half are f2"},
