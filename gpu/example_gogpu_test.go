@@ -3,88 +3,28 @@
 package gpu_test
 
 import (
-	"context"
-	"fmt"
-	"log"
-
 	"github.com/gogpu/gputypes"
 	"github.com/gogpu/wgpu"
-	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu"
-	"github.com/seed90331342/attn/kernels"
 )
 
-// A program computes 4 tokens of size 8 with gogpu/wgpu, attends to them in the same
-// buffers, and goes on with the result. It is built with CGO_ENABLED=0.
-func Example_shared() {
-	o, err := attendToOwnBuffer()
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Printf("%.3f\n", o)
-}
-
-func attendToOwnBuffer() ([]float32, error) {
-	const tokens, dim, bytes = 4, 8, 4 * 8 * 4
-	// The program's own device, buffers and shader.
+// openDevice opens a device as a program does that is built without cgo.
+func openDevice() (adapter *wgpu.Adapter, device *wgpu.Device, release func(), err error) {
 	instance, err := wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: wgpu.BackendsVulkan | wgpu.BackendsMetal | wgpu.BackendsDX12})
 	if err != nil {
-		return nil, err
+		return nil, nil, nil, err
 	}
-	defer instance.Release()
-	adapter, err := instance.RequestAdapter(nil)
-	if err != nil {
-		return nil, err
+	if adapter, err = instance.RequestAdapter(nil); err == nil {
+		device, err = adapter.RequestDevice(nil)
 	}
-	defer adapter.Release()
-	device, err := adapter.RequestDevice(nil)
-	if err != nil {
-		return nil, err
-	}
-	defer device.Release()
-	var buffers [2]*wgpu.Buffer // x and o
-	for i := range buffers {
-		buffers[i], err = device.CreateBuffer(&wgpu.BufferDescriptor{
-			Size: bytes, Usage: wgpu.BufferUsageStorage | wgpu.BufferUsageCopySrc | wgpu.BufferUsageCopyDst,
-		})
-		if err != nil {
-			return nil, err
-		}
-		defer buffers[i].Release()
-	}
-	if err := compute(device, buffers[0], `x[i] = f32(i * 5u % 8u) / 4.0;`); err != nil {
-		return nil, err
-	}
+	return adapter, device, func() {
+		device.Release()
+		adapter.Release()
+		instance.Release()
+	}, err
+}
 
-	// attn reads the tokens where they are, and writes its result to the other buffer.
-	be, err := gpu.Open("", gpu.Options{Shared: &gpu.Shared{Adapter: adapter, Device: device}})
-	if err != nil {
-		return nil, err
-	}
-	dev := kernels.NewDevice(be)
-	defer dev.Close() // before the device is released
-	var tensors [2]backend.Tensor
-	for i, b := range buffers {
-		if tensors[i], err = be.Wrap(b, backend.F32, backend.Shape{1, 1, tokens, dim}); err != nil {
-			return nil, err
-		}
-		defer tensors[i].Release()
-	}
-	x, o := tensors[0], tensors[1]
-	call, err := dev.Prepare(x, x, x, kernels.Options{Causal: true})
-	if err != nil {
-		return nil, err
-	}
-	if err := call.RunInto(context.Background(), kernels.Result{O: o}); err != nil {
-		return nil, err
-	}
-
-	// The program goes on with the result. Work on one queue runs in order, also where attn
-	// reads what the program has changed.
-	if err := compute(device, buffers[1], `x[i] = 2.0 * x[i];`); err != nil {
-		return nil, err
-	}
-	return dev.Float32s(context.Background(), o)
+func newBuffer(device *wgpu.Device, size uint64, usage gputypes.BufferUsage) (*wgpu.Buffer, error) {
+	return device.CreateBuffer(&wgpu.BufferDescriptor{Size: size, Usage: usage})
 }
 
 // compute runs a statement for each element i of a buffer x.

@@ -3,84 +3,25 @@
 package gpu_test
 
 import (
-	"context"
-	"fmt"
-	"log"
-
+	"github.com/gogpu/gputypes"
 	"github.com/rajveermalviya/go-webgpu/wgpu"
-	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/gpu"
-	"github.com/seed90331342/attn/kernels"
 )
 
-// A program computes 4 tokens of size 8 with go-webgpu, attends to them in the same buffers,
-// and goes on with the result.
-func Example_shared() {
-	o, err := attendToOwnBuffer()
-	if err != nil {
-		log.Fatal(err)
+// openDevice opens a device as a program does that is built with cgo.
+func openDevice() (adapter *wgpu.Adapter, device *wgpu.Device, release func(), err error) {
+	instance := wgpu.CreateInstance(&wgpu.InstanceDescriptor{Backends: wgpu.InstanceBackend_Primary})
+	if adapter, err = instance.RequestAdapter(&wgpu.RequestAdapterOptions{}); err == nil {
+		device, err = adapter.RequestDevice(&wgpu.DeviceDescriptor{})
 	}
-	fmt.Printf("%.3f\n", o)
+	return adapter, device, func() {
+		device.Release()
+		adapter.Release()
+		instance.Release()
+	}, err
 }
 
-func attendToOwnBuffer() ([]float32, error) {
-	const tokens, dim, bytes = 4, 8, 4 * 8 * 4
-	// The program's own device, buffers and shader.
-	instance := wgpu.CreateInstance(nil)
-	defer instance.Release()
-	adapter, err := instance.RequestAdapter(&wgpu.RequestAdapterOptions{})
-	if err != nil {
-		return nil, err
-	}
-	defer adapter.Release()
-	device, err := adapter.RequestDevice(&wgpu.DeviceDescriptor{})
-	if err != nil {
-		return nil, err
-	}
-	defer device.Release()
-	var buffers [2]*wgpu.Buffer // x and o
-	for i := range buffers {
-		buffers[i], err = device.CreateBuffer(&wgpu.BufferDescriptor{
-			Size: bytes, Usage: wgpu.BufferUsage_Storage | wgpu.BufferUsage_CopySrc | wgpu.BufferUsage_CopyDst,
-		})
-		if err != nil {
-			return nil, err
-		}
-		defer buffers[i].Release()
-	}
-	if err := compute(device, buffers[0], `x[i] = f32(i * 5u % 8u) / 4.0;`); err != nil {
-		return nil, err
-	}
-
-	// attn reads the tokens where they are, and writes its result to the other buffer.
-	be, err := gpu.Open("", gpu.Options{Shared: &gpu.Shared{Adapter: adapter, Device: device}})
-	if err != nil {
-		return nil, err
-	}
-	dev := kernels.NewDevice(be)
-	defer dev.Close()
-	var tensors [2]backend.Tensor
-	for i, b := range buffers {
-		if tensors[i], err = be.Wrap(b, backend.F32, backend.Shape{1, 1, tokens, dim}); err != nil {
-			return nil, err
-		}
-		defer tensors[i].Release()
-	}
-	x, o := tensors[0], tensors[1]
-	call, err := dev.Prepare(x, x, x, kernels.Options{Causal: true})
-	if err != nil {
-		return nil, err
-	}
-	if err := call.RunInto(context.Background(), kernels.Result{O: o}); err != nil {
-		return nil, err
-	}
-
-	// The program goes on with the result. Work on one queue runs in order, also where attn
-	// reads what the program has changed.
-	if err := compute(device, buffers[1], `x[i] = 2.0 * x[i];`); err != nil {
-		return nil, err
-	}
-	return dev.Float32s(context.Background(), o)
+func newBuffer(device *wgpu.Device, size uint64, usage gputypes.BufferUsage) (*wgpu.Buffer, error) {
+	return device.CreateBuffer(&wgpu.BufferDescriptor{Size: size, Usage: wgpu.BufferUsage(usage)})
 }
 
 // compute runs a statement for each element i of a buffer x.

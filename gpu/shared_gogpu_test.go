@@ -44,10 +44,6 @@ func openNative(t *testing.T, timestamps, few bool) (*wgpu.Adapter, *wgpu.Device
 	return adapter, device
 }
 
-func newBuffer(device *wgpu.Device, size uint64, usage gputypes.BufferUsage) (*wgpu.Buffer, error) {
-	return device.CreateBuffer(&wgpu.BufferDescriptor{Size: size, Usage: usage})
-}
-
 // TestSharedMapped wraps a mapped buffer.
 func TestSharedMapped(t *testing.T) {
 	p := openProgram(t, false, false)

@@ -42,10 +42,6 @@ func openNative(t *testing.T, timestamps, few bool) (*wgpu.Adapter, *wgpu.Device
 	return adapter, device
 }
 
-func newBuffer(device *wgpu.Device, size uint64, usage gputypes.BufferUsage) (*wgpu.Buffer, error) {
-	return device.CreateBuffer(&wgpu.BufferDescriptor{Size: size, Usage: wgpu.BufferUsage(usage)})
-}
-
 // TestSharedErrors makes calls of the backend fail in the library: their errors are returned
 // and do not reach the program's handler, which would end the process. The program's own
 // errors remain its own.
