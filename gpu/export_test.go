@@ -4,3 +4,6 @@ import "github.com/seed90331342/attn/gpu/internal/port"
 
 // Port returns the device of b.
 func Port(b *Backend) port.Device { return b.dev.Port }
+
+// OpenProgram opens a device as a program does. The tests in package gpu_test set it.
+var OpenProgram func() (*Shared, error)

@@ -36,6 +36,9 @@
 // Values of more than 256 columns take one pass over the keys for each 256 of them; q8
 // values have at most 256, because a row has one scale.
 //
+// Options.Shared takes a device that the program has opened, and [Backend.Wrap] makes tensors
+// of the program's buffers, without a copy: see [Shared].
+//
 // A bias next to a relative bias, or a mask next to a block mask, needs a kernel with ten
 // storage buffers, or eight for few query rows. Devices that bind fewer return
 // backend.ErrUnsupported.

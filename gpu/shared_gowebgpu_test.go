@@ -5,6 +5,7 @@ package gpu_test
 import (
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/gogpu/gputypes"
@@ -72,4 +73,34 @@ func TestSharedErrors(t *testing.T) {
 		t.Errorf("with another buffer: %v", err)
 	}
 	p.fill(t, ob, "x[i] = 1.0;")
+}
+
+// TestSharedPolls polls the device in another goroutine during calls: the end of each
+// submission is counted once, whichever goroutine hears of it.
+func TestSharedPolls(t *testing.T) {
+	p := openProgram(t, false, false)
+	b := p.share(t, gpu.Options{})
+	shape := backend.Shape{1, 1, 64, 32}
+	xb, _ := p.buffer(t, 4*64*32, port.ImportUsage)
+	ob, _ := p.buffer(t, 4*64*32, port.ImportUsage)
+	x, o := wrap(t, b, xb, shape), wrap(t, b, ob, shape)
+	stop, polls := make(chan struct{}), sync.WaitGroup{}
+	polls.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				p.device.Poll(false, nil)
+			}
+		}
+	})
+	for range 100 {
+		if err := attend(t.Context(), b, x, o); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	close(stop)
+	polls.Wait()
 }

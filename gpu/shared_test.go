@@ -20,6 +20,13 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
+func init() {
+	gpu.OpenProgram = func() (*gpu.Shared, error) {
+		adapter, device, _, err := openDevice()
+		return &gpu.Shared{Adapter: adapter, Device: device}, err
+	}
+}
+
 // needAdapter skips a test without an adapter, or fails it where CI promises one.
 func needAdapter(t *testing.T) {
 	t.Helper()

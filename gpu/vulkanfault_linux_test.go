@@ -54,7 +54,7 @@ func (p *faultPage) disarm() {
 
 const (
 	faultPageEnv = "ATTN_VKFAULT"
-	faultEnv     = "ATTN_VKFAULT_SWEEP" // kind, first position, end
+	faultEnv     = "ATTN_VKFAULT_SWEEP" // kind, first position, end, whether a program opens the devices
 )
 
 // TestVulkanFaults makes Vulkan itself fail, below the WebGPU library: each fault at each of
@@ -84,17 +84,23 @@ func TestVulkanFaults(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for kind, f := range vulkanFaults {
-		t.Run(f.name, func(t *testing.T) {
+	for i := range 2 * len(vulkanFaults) {
+		kind, shared := i%len(vulkanFaults), i >= len(vulkanFaults)
+		f := vulkanFaults[kind]
+		name := f.name
+		if shared {
+			name += " on a program's device"
+		}
+		t.Run(name, func(t *testing.T) {
 			end := f.most
-			if testing.Short() {
+			if testing.Short() || shared {
 				end = f.short
 			}
 			outcomes, tried := map[string]int{}, 0
 			for first := 0; first < end; {
 				cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestVulkanFaults$")
 				cmd.Env = append(os.Environ(), "VK_LAYER_PATH="+dir, "VK_INSTANCE_LAYERS=VK_LAYER_ATTN_fault", faultPageEnv+"="+page,
-					fmt.Sprintf("%s=%d %d %d", faultEnv, kind+1, first, end))
+					fmt.Sprintf("%s=%d %d %d %t", faultEnv, kind+1, first, end, shared))
 				out, err := cmd.CombinedOutput()
 				ended := false
 				for line := range strings.Lines(string(out)) {
@@ -123,8 +129,20 @@ func TestVulkanFaults(t *testing.T) {
 // sweepFaults runs in the child process.
 func sweepFaults(t *testing.T) {
 	var kind, first, end int
-	if _, err := fmt.Sscan(os.Getenv(faultEnv), &kind, &first, &end); err != nil {
+	var shared bool
+	if _, err := fmt.Sscan(os.Getenv(faultEnv), &kind, &first, &end, &shared); err != nil {
 		t.Fatal(err)
+	}
+	// Devices of the program are not released: go-webgpu ends the process when that waits
+	// for a lost one.
+	device := func() (s *Shared) {
+		if shared {
+			var err error
+			if s, err = OpenProgram(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return s
 	}
 	file, err := os.OpenFile(os.Getenv(faultPageEnv), os.O_RDWR, 0)
 	if err != nil {
@@ -136,7 +154,7 @@ func sweepFaults(t *testing.T) {
 	}
 	page := (*faultPage)(unsafe.Pointer(&data[0]))
 	page.disarm() // an earlier process may have ended while a fault was armed
-	want := faultSession(nil, t.Context())
+	want := faultSession(nil, t.Context(), device())
 	if want.err != nil {
 		t.Fatal(want.err)
 	}
@@ -145,6 +163,7 @@ func sweepFaults(t *testing.T) {
 	for position := first; position < end; position++ {
 		late := time.AfterFunc(2*time.Minute, func() { panic("position " + strconv.Itoa(position) + ": no end in 2 minutes") })
 		ctx, cancel := context.WithCancel(t.Context())
+		program := device()
 		page.arm(kind, position)
 		if f.name == "hang" {
 			go func() {
@@ -154,7 +173,7 @@ func sweepFaults(t *testing.T) {
 				cancel()
 			}()
 		}
-		got := faultSession(nil, ctx)
+		got := faultSession(nil, ctx, program)
 		fired := page.fired.Load() != 0
 		page.disarm()
 		cancel()
@@ -173,7 +192,7 @@ func sweepFaults(t *testing.T) {
 				fmt.Printf("outcome: %v\n", f.want[i])
 			}
 			if got.b != nil {
-				next, lost := faultSession(got.b, t.Context()), errors.Is(got.err, backend.ErrDeviceLost)
+				next, lost := faultSession(got.b, t.Context(), nil), errors.Is(got.err, backend.ErrDeviceLost)
 				if lost && !errors.Is(next.err, backend.ErrDeviceLost) || !lost && (next.err != nil || !slices.Equal(next.out, want.out)) {
 					t.Errorf("position %d, %v: afterwards %v", position, got.err, next.err)
 				}
@@ -193,12 +212,12 @@ type faultResult struct {
 	err error
 }
 
-// faultSession runs one attention call of several submissions, on a device of its own unless
-// b is set.
-func faultSession(b *Backend, ctx context.Context) (r faultResult) {
+// faultSession runs one attention call of several submissions: on b, or on a device of its
+// own or of a program.
+func faultSession(b *Backend, ctx context.Context, program *Shared) (r faultResult) {
 	const sq, sk, d = 16, 2048, 64 // 8 MFLOP
 	if r.b = b; b == nil {
-		if r.b, r.err = Open("", Options{MaxWork: 2e6}); r.err != nil {
+		if r.b, r.err = Open("", Options{MaxWork: 2e6, Shared: program}); r.err != nil {
 			return r
 		}
 	}
