@@ -30,8 +30,8 @@ type Harness struct {
 	// Draws is the number of random problems to compare with the oracle; 0 means 100.
 	// With -short all numbers of random problems are a tenth.
 	Draws int
-	// PairsEvery n > 1 runs only every n-th case of [Pairs], for code paths that differ
-	// little from the backend's usual one.
+	// PairsEvery n > 1 runs only every n-th case of [Pairs] and of trained models, for code
+	// paths that differ little from the backend's usual one.
 	PairsEvery int
 	// Lowered means that the limits of the device are lowered: it may refuse head sizes
 	// over 256 and pages of 16-bit elements that are not aligned to 4 bytes.
@@ -73,7 +73,7 @@ func Run(t *testing.T, h Harness) {
 	run("TopWeights", func(t *testing.T) { testTopWeights(t, dev) })
 	run("Edges", func(t *testing.T) { testEdges(t, dev) })
 	run("HeadSizes", func(t *testing.T) { testHeadSizes(t, dev, h) })
-	run("Models", func(t *testing.T) { testModels(t, dev) })
+	run("Models", func(t *testing.T) { testModels(t, dev, h) })
 	run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, dev) })
 	run("Projections", func(t *testing.T) { testProjections(t, dev) })
 	run("Rotate", func(t *testing.T) { testRotate(t, dev) })

@@ -139,8 +139,8 @@ func (w *writer) report(to io.Writer) error {
 		return fmt.Sprintf("%4d tokens, %.0f a second", n, float64(n)/max(d.Seconds(), 1e-9))
 	}
 	share := 100 * w.attending.Seconds() / (w.prefill + w.decoding).Seconds()
-	bytes := w.pages * pageSize * 2 * kvHeads * headDim * backend.F32.Size()
-	_, err := fmt.Fprintf(to, "\ndevice    %s\nprefill   %s\ndecode    %s\nattention %3.0f%% of the time, with its projections\ncache     %d bytes in %d pages\n",
-		w.dev.Info().Device, speed(w.prompted, w.prefill), speed(w.decoded, w.decoding), share, bytes, w.pages)
+	info, bytes := w.dev.Info(), w.pages*pageSize*2*kvHeads*headDim*backend.F32.Size()
+	_, err := fmt.Fprintf(to, "\ndevice    %s, %s\nprefill   %s\ndecode    %s\nattention %3.0f%% of the time, with its projections\ncache     %d bytes in %d pages\n",
+		info.Name, info.Device, speed(w.prompted, w.prefill), speed(w.decoded, w.decoding), share, bytes, w.pages)
 	return err
 }
