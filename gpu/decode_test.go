@@ -30,6 +30,34 @@ func TestConformanceOfDecode(t *testing.T) {
 	})
 }
 
+// Sums of 0 have no sign. Only the first tile has values other than -0, and its weights
+// round to 0 next to those of the next.
+func TestSumsOfZeroHaveNoSign(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	const d, tile, keys = 32, 32, 96
+	k := upload(t, b, host(t, backend.Shape{1, 1, keys, d}, func(i int) float32 { return float32(min(i/(tile*d), 1)) }))
+	v := upload(t, b, host(t, backend.Shape{1, 1, keys, d}, func(i int) float32 {
+		if i < tile*d {
+			return -1
+		}
+		return float32(math.Copysign(0, -1))
+	}))
+	for _, rows := range []int{1, 40} { // decoding, and prefill
+		shape := backend.Shape{1, 1, rows, d}
+		q := upload(t, b, host(t, shape, func(int) float32 { return 10 }))
+		c := &backend.Call{Q: q, K: k, V: v, O: alloc(t, b, backend.F32, shape), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+		if err := b.Attention(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		for i, x := range floats(t, b, c.O) {
+			if math.Float32bits(x) != 0 {
+				t.Fatalf("%d rows: element %d is %v (bits %#x), should be +0", rows, i, x, math.Float32bits(x))
+			}
+		}
+	}
+}
+
 // half uploads f(0), f(1), ... rounded to dtype.
 func half(t testing.TB, b *Backend, dtype backend.DType, shape backend.Shape, f func(i int) float32) backend.Tensor {
 	t.Helper()

@@ -148,6 +148,72 @@ func TestVariantsGiveTheSameBits(t *testing.T) {
 	}
 }
 
+// TestOptionsGiveTheSameBits compares kernels for one option, which GPUs run, with the kernel
+// that looks at its flags, which the suite runs on a software driver.
+func TestOptionsGiveTheSameBits(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	v := named(t, 32, "S")
+	v.Expand = shaders.Registers
+	plain := spread(t, b, 32, 32, backend.F32, false)
+	rows, keys := plain.Q.Shape()[backend.Seq], plain.K.Shape()[backend.Seq]
+	hides := func(key int) bool { return key%7 == 0 }
+	seen := make([]bool, keys)
+	for i := range seen {
+		seen[i] = !hides(i)
+	}
+	h, err := backend.HostBool(seen, backend.Shape{1, 1, 1, keys})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mask := upload(t, b, h)
+	bias := upload(t, b, host(t, backend.Shape{1, 1, rows, keys}, func(i int) float32 {
+		switch {
+		case hides(i % keys):
+			return float32(math.NaN())
+		case i%11 == 0:
+			return float32(math.Inf(-1))
+		}
+		return wave(i)
+	}))
+	for i, c := range []struct {
+		name string
+		set  func(c *backend.Call)
+	}{
+		{"a mask", func(c *backend.Call) { c.Mask = mask }},
+		{"a bias, NaN where a mask hides it", func(c *backend.Call) { c.Mask, c.Bias = mask, bias }},
+		{"a bias and slopes", func(c *backend.Call) { c.Mask, c.Bias, c.Slopes = mask, bias, []float32{0.01, -0.02} }},
+		{"blocks", func(c *backend.Call) { c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 10, 12), 16, 200 }},
+		{"slopes and softcap", func(c *backend.Call) { c.Slopes, c.Softcap = []float32{0.01, -0.02}, 3 }},
+		{"dropout", func(c *backend.Call) { c.Dropout = backend.Dropout{P: 0.3, Seed: 1} }},
+	} {
+		if testing.Short() && i > 1 {
+			break // each compiles two kernels
+		}
+		call := *plain
+		c.set(&call)
+		var want [2][]float32
+		for i, v := range []tune.Variant{v.Quick(), v} {
+			b.choose = func(tune.Shape) (tune.Variant, string) { return v, "the test asks for it" }
+			if err := b.Attention(t.Context(), &call); err != nil {
+				t.Fatal(err)
+			}
+			got := [2][]float32{floats(t, b, call.O), floats(t, b, call.LSE)}
+			if i == 0 {
+				want = got
+				continue
+			}
+			for i := range got {
+				for j := range got[i] {
+					if math.Float32bits(got[i][j]) != math.Float32bits(want[i][j]) {
+						t.Fatalf("%s: element %d of output %d is %v, should be %v", c.name, j, i, got[i][j], want[i][j])
+					}
+				}
+			}
+		}
+	}
+}
+
 // spread returns a call of 2 heads that share one, with rows that see keys of one, two or
 // three splits and one that sees none.
 func spread(t testing.TB, b *Backend, d, dv int, dtype backend.DType, features bool) *backend.Call {

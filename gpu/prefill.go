@@ -66,7 +66,11 @@ func (x *prefill) flash(choose chooser) (whyNot string, err error) {
 	kernel := x.withBindings(s.Kernel(v))
 	c.Granule, c.StateAbove = v.Keys, v.Split
 	c.AlignGranules()
-	c.Most[cut.Col] = cut.LongestPiece(v.Keys, v.Loops(x.d.Dim, x.d.ValueDim)+x.rounds(v.RowsByKeys()), x.each*float64(v.Rows()*v.Keys), x.b.dev.PieceWork(kernel))
+	loops := v.Loops(x.d.Dim, x.d.ValueDim) + x.rounds(v.RowsByKeys())
+	if s.Pairs.Mask {
+		loops += v.MaskLoops()
+	}
+	c.Most[cut.Col] = cut.LongestPiece(v.Keys, loops, x.each*float64(v.Rows()*v.Keys), x.b.dev.PieceWork(kernel))
 	area := 16 * uint64(v.Area(x.d.ValueDim))
 	c.State = func(x cut.Box) uint64 {
 		return uint64(x.Len(cut.Batch)*x.Len(cut.Head)*ceil(x.Len(cut.Row), v.Rows())) * area

@@ -130,7 +130,7 @@ func (a *attention) shape() tune.Shape {
 	return tune.Shape{
 		Tiling: tiling, ValueDim: d.ValueDim, Partial: d.Dim < tiling.Width || d.ValueDim%(4*tiling.Lanes) != 0, Heads: d.Batch * d.Heads, SeqQ: d.SeqQ,
 		In: c.Q.DType(), KV: c.K.DType(),
-		Paired:   a.paired(),
+		Pairs:    a.kinds(),
 		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType() == backend.Q8 || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
 		Half:     c.O.DType() != backend.F32,
 		Software: a.b.info.Type == backend.CPU,
@@ -192,8 +192,15 @@ func (o *options) withBindings(k queue.Kernel) queue.Kernel {
 	return k
 }
 
-// paired reports whether an option applies to each pair of a row and a key.
-func (o *options) paired() bool { return o.flags()&^shaders.HasSinks != 0 }
+// kinds returns the options that change the kernel's loops.
+func (o *options) kinds() tune.Pairs {
+	p := o.p
+	plain := !p.Bias.IsZero() && p.Bias.DType() == backend.F32 && p.Relative.IsZero()
+	return tune.Pairs{
+		Mask: !p.Mask.IsZero(), Blocks: !p.Blocks.IsZero(), Bias: plain, OtherBias: !plain && (!p.Bias.IsZero() || !p.Relative.IsZero()),
+		Slopes: p.Slopes != nil, Softcap: p.Softcap > 0, Dropout: p.Dropout.P > 0,
+	}
+}
 
 // flags returns the flags of the options, without HasKLen.
 func (o *options) flags() int {

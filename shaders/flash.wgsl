@@ -63,12 +63,14 @@
 // Elements of q8 take part as scale·integer, rounded to float32.
 //
 // Hidden keys never take part. Their scores are not read, and their weight is the marker
-// HIDDEN, which the product with V skips (0·NaN is NaN).
+// HIDDEN, a -0. The product with V multiplies it like any weight as long as the staged values
+// are finite, and skips it otherwise (0·NaN is NaN). Products of 0 can change the sign of a
+// sum that is 0: o has +0 there.
 //
 // The file is long because it loads three operands in every type and layout, and has every
 // option, in the one loop over tiles.
 //
-// Workgroup memory as it stands: 16·(TY·SA + TX·SB) = 12,672 bytes.
+// Workgroup memory as it stands: 16·(TY·SA + TX·SB + MN) + 4 = 13,700 bytes.
 
 // Rewritten for each variant:
 const EXPAND: u32 = 0u; // 0: loops stay loops, 1: 'unroll' is unrolled, 2: 'unroll deep' too
@@ -83,6 +85,12 @@ const FULL: u32 = 0u; // 1: rows of q, k and v fill the chunks of 4·QD and the 
 const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
 const EXTRA: u32 = 1u; // see common/options.wgsl
 const PAIRED: u32 = 1u; // 0: the call has no softcap, mask, bias, slopes or dropout
+const MASKS: u32 = 2u; // 0: the call has no mask, 1: it has, 2: see its flags; also the next
+const BLOCKED: u32 = 2u; // block masks
+const BIASES: u32 = 2u; // biases; 1 is an f32 bias without a relative bias or slopes
+const SLOPED: u32 = 2u;
+const CAPPED: u32 = 2u; // softcap
+const DROPS: u32 = 2u; // dropout
 const TX: u32 = 8u;
 const TY: u32 = 16u;
 const THREADS: u32 = 128u; // TX · TY
@@ -105,6 +113,9 @@ const KN: u32 = 2u; // the same for k: TX·KT·QD / THREADS, rounded up
 const VN: u32 = 2u; // the same for v: JJ·TX·TX·CV / THREADS, rounded up
 const STEPS: u32 = 4u; // KT / JJ
 const SPLIT: u32 = 1024u; // keys of a split
+const MW: u32 = 2u; // words of a row of the mask: KT / (32 / TX), rounded up
+const MN: u32 = 64u; // TY · RV · MW, or 1 without a mask
+const MARKS: u32 = 2u; // words of the mask that a thread stages: TY·ROWS·MW / THREADS, rounded up
 
 @group(0) @binding(0) var<storage, read> q: array<vec4<u32>>; // !Q2
 @group(0) @binding(0) var<storage, read> q: array<vec2<u32>>; // Q2
@@ -126,6 +137,8 @@ const SPLIT: u32 = 1024u; // keys of a split
 // Used by the products with K and with V in turn, and for maxima, sums and outputs.
 var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // q [row][depth/4], p [key][row/4]
 var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // k [key][depth/4], v [key][column/4]
+var<workgroup> shown: array<vec4<u32>, MN>; // [row/4][word]: bits of keys that a mask shows
+var<workgroup> special: atomic<u32>; // the last round in which v had a NaN or an infinity
 
 // stored_$x returns elements d to d + 3 of the row of $x that begins at element at, as $x
 // holds them: the bits of four f32, two words of four 16-bit elements, or a word of q8 and
@@ -181,10 +194,21 @@ fn value_$x(x: vec4<u32>) -> vec4<f32> {
     return r;
 }
 
+// finite reports whether x has neither a NaN nor an infinity.
+fn finite(x: vec4<f32>) -> bool {
+    let bits = bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu);
+    return max(max(bits.x, bits.y), max(bits.z, bits.w)) < 0x7f800000u;
+}
+
 // Scores are the scores of four rows with one key, before their unit.
 struct Scores {
     x: vec4<f32>,
     hidden: vec4<bool>,
+}
+
+// has reports whether the call has the option with a constant and a flag.
+fn has(option: u32, flag: u32) -> bool {
+    return option == 1u || (option == 2u && (p.flags & flag) != 0u);
 }
 
 // distances returns |i - j| for four rows of the box, from row on, and key j of the piece.
@@ -193,64 +217,92 @@ fn distances(row: u32, j: u32) -> vec4<f32> {
     return vec4<f32>(abs(vec4<i32>(at) + vec4<i32>(0, 1, 2, 3)));
 }
 
-// Pairs holds where four rows of masks and biases begin.
+// Pairs holds where four rows of block masks and biases begin.
 struct Pairs {
-    mask: vec4<u32>,
     blocks: vec4<u32>,
     bias: vec4<u32>,
     relative: vec4<u32>,
 }
 
+// pairs_of clamps rows to those of the box, because hidden pairs are read too.
 fn pairs_of(batch: u32, head: u32, row: u32) -> Pairs {
-    let rows = vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u);
+    let rows = min(vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(p.rows - 1u));
     var r: Pairs;
-    r.mask = vec4<u32>(p.mask.base + batch * p.mask.b + head * p.mask.h) + rows * vec4<u32>(p.mask.s);
     r.bias = vec4<u32>(p.bias.base + batch * p.bias.b + head * p.bias.h) + rows * vec4<u32>(p.bias.s);
     r.relative = vec4<u32>(p.relative.base + batch * p.relative.b + head * p.relative.h) + rows * vec4<u32>(p.relative.s);
     r.blocks = vec4<u32>(0u);
-    if ((p.flags & HAS_BLOCKS) != 0u) {
+    if (has(BLOCKED, HAS_BLOCKS)) {
         r.blocks = vec4<u32>(p.blocked.base + batch * p.blocked.b + head * p.blocked.h)
             + (rows + vec4<u32>(p.row0)) / vec4<u32>(p.block_q) * vec4<u32>(p.blocked.s);
     }
     return r;
 }
 
-// paired applies masks, biases and slopes to the scores of four rows of the box, from row
-// on, with key j of the piece. Slopes without a bias are already in the scores, because
+// paired applies block masks, biases and slopes to the scores of four rows of the box, from row
+// on, with key j of the piece. It reads them for hidden pairs too: without branches, a
+// compiler loads many at once. Slopes without a bias are already in the scores, because
 // they hide nothing.
 fn paired(given: Scores, pairs: Pairs, batch: u32, head: u32, row: u32, j: u32) -> Scores {
     var w = given;
-    if ((p.flags & HAS_MASK) != 0u) {
-        for (var r = 0u; r < 4u; r++) { // unroll deep
-            if (!w.hidden[r]) {
-                let base = pairs.mask[r];
-                let i = base + j * p.mask.d;
-                w.hidden[r] = !unmasked(i);
-            }
-        }
-    }
-    if ((p.flags & HAS_BLOCKS) != 0u) {
-        let column = (p.key0 + j) / p.block_k * p.blocked.d;
-        for (var r = 0u; r < 4u; r++) { // unroll deep
-            if (!w.hidden[r]) {
+    if (BLOCKED != 0u) { // static
+        if (has(BLOCKED, HAS_BLOCKS)) {
+            let column = (p.key0 + j) / p.block_k * p.blocked.d;
+            for (var r = 0u; r < 4u; r++) { // unroll deep
                 let base = pairs.blocks[r];
-                w.hidden[r] = block(base + column) == 0u;
+                let seen = block(base + column) != 0u;
+                w.hidden[r] = w.hidden[r] | !seen;
             }
         }
     }
-    if ((p.flags & HAS_BIAS) != 0u) {
-        let away = i32(p.row0 + row) + p.offset - i32(p.key0 + j);
-        for (var r = 0u; r < 4u; r++) { // unroll deep
-            if (!w.hidden[r]) {
+    if (BIASES == 1u) { // static
+        for (var r = 0u; r < 4u; r++) { // unroll
+            let base = pairs.bias[r];
+            let bits = bias[base + j * p.bias.d];
+            let y = bounded(bitcast<f32>(bits), MAX_BIAS);
+            w.hidden[r] = w.hidden[r] | (bits == MINUS_INF);
+            w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
+        }
+    }
+    if (BIASES == 2u) { // static
+        if ((p.flags & HAS_BIAS) != 0u) {
+            let away = i32(p.row0 + row) + p.offset - i32(p.key0 + j);
+            for (var r = 0u; r < 4u; r++) { // unroll deep
                 let base = pairs.bias[r];
                 let start = pairs.relative[r];
                 let y = biases(base + j * p.bias.d, start + j * p.relative.d, batch, head, away + i32(r));
-                w.hidden[r] = bitcast<u32>(y) == MINUS_INF;
+                w.hidden[r] = w.hidden[r] | (bitcast<u32>(y) == MINUS_INF);
                 w.x[r] = fma(w.x[r], p.unit, y * LOG2E);
             }
         }
     }
     return w;
+}
+
+// marks returns a bit for each of 32 keys of the piece, from j on: 1 where the row of the mask
+// that begins at element at shows the key. Bits after the last key have no meaning.
+fn marks(at: u32, j: u32) -> u32 {
+    var r = 0u;
+    if (p.mask.d == 1u) {
+        let last = (at + p.keys - 1u) >> 2u;
+        let first = (at + j) >> 2u;
+        let shift = ((at + j) & 3u) * 8u;
+        var word = mask[min(first, last)];
+        for (var n = 0u; n < 8u; n++) { // unroll deep
+            let next = mask[min(first + n + 1u, last)];
+            let four = (word >> shift) | ((next << (31u - shift)) << 1u);
+            // The highest bit of each byte that is not 0, then these bits next to each other.
+            let high = (((four & 0x7f7f7f7fu) + 0x7f7f7f7fu) | four) & 0x80808080u;
+            r |= (((high >> 7u) * 0x01020408u) >> 24u) << (4u * n);
+            word = next;
+        }
+    } else {
+        for (var n = 0u; n < 32u; n++) {
+            if (unmasked(at + min(j + n, p.keys - 1u) * p.mask.d)) {
+                r |= 1u << n;
+            }
+        }
+    }
+    return r;
 }
 
 // without_dropped returns the weights of four rows of the box, from row on, with key j of
@@ -358,16 +410,20 @@ fn main(
     if (end > begin) {
         to_split = (end - 1) / split_keys;
     }
-    let unit = select(p.unit, 1.0, (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u);
-    let paired_tiles = (p.flags & (HAS_MASK | HAS_BIAS | HAS_DROPOUT)) != 0u;
+    let unit = select(p.unit, 1.0, has(BIASES, HAS_BIAS) || has(SLOPED, HAS_SLOPES));
+    let paired_tiles = has(MASKS, HAS_MASK) || has(BIASES, HAS_BIAS) || has(DROPS, HAS_DROPOUT);
 
+    var round = 0u; // counts what is staged of v
+    if (t == 0u) {
+        atomicStore(&special, 0u);
+    }
     for (var part = from_split; part <= to_split; part++) {
         let part_from = max(begin, part * split_keys);
         let part_to = min(end, (part + 1) * split_keys);
         for (var tile = (part_from / tile_keys) * tile_keys; tile < part_to; tile += tile_keys) {
             var mixed = false; // the block mask hides some pairs of the tile, but not all
             if (PAIRED == 1u) { // static
-                if ((p.flags & HAS_BLOCKS) != 0u) {
+                if (has(BLOCKED, HAS_BLOCKS)) {
                     // Skip to the next tile with a visible pair. A loop of its own, because
                     // a software driver executes the rest of a loop body after a continue.
                     var look = blocks_seen(batch, head, r0, TY * ROWS, u32(tile), TX * KT, u32(part_to));
@@ -383,6 +439,20 @@ fn main(
             }
             let j0 = u32(tile) - p.key0;
             let check = paired_tiles || mixed || tile < all_from || tile + tile_keys > all_to;
+
+            if (MASKS != 0u) { // static
+                if (has(MASKS, HAS_MASK)) {
+                    let mask_at = p.mask.base + batch * p.mask.b + head * p.mask.h;
+                    for (var n = 0u; n < MARKS; n++) { // unroll
+                        let x = t + THREADS * n;
+                        if (MARKS * THREADS == TY * ROWS * MW || x < TY * ROWS * MW) {
+                            let row = x / MW;
+                            shown[row / 4u * MW + x % MW][row % 4u] =
+                                marks(mask_at + min(r0 + row, p.rows - 1u) * p.mask.s, j0 + 32u / TX * TX * (x % MW));
+                        }
+                    }
+                }
+            }
 
             var s: array<vec4<f32>, S4>; // [key][row/4]
             for (var i = 0u; i < S4; i++) { // unroll
@@ -438,12 +508,12 @@ fn main(
             }
 
             if (PAIRED == 1u) { // static
-                if ((p.flags & HAS_SOFTCAP) != 0u) {
+                if (has(CAPPED, HAS_SOFTCAP)) {
                     for (var i = 0u; i < S4; i++) { // unroll
                         s[i] = tanh_acc(s[i] * p.scale / p.softcap);
                     }
                 }
-                if ((p.flags & (HAS_BIAS | HAS_SLOPES)) == HAS_SLOPES) {
+                if (has(SLOPED, HAS_SLOPES) && !has(BIASES, HAS_BIAS)) {
                     let slope = vec4<f32>(slope_of(batch, head));
                     for (var h = 0u; h < RV; h++) { // unroll
                         for (var j = 0u; j < KT; j++) { // unroll
@@ -472,9 +542,14 @@ fn main(
                     for (var j = 0u; j < KT; j++) { // unroll
                         let key = vec4<i32>(tile + i32(tx + TX * j));
                         var w = Scores(s[j * RV + h], (key < from_key) | (key >= to_key));
+                        if (MASKS != 0u) { // static
+                            if (has(MASKS, HAS_MASK)) {
+                                let bits = shown[(ty * RV + h) * MW + j / (32u / TX)] >> vec4<u32>(tx);
+                                w.hidden = w.hidden | ((bits & vec4<u32>(1u << (j % (32u / TX) * TX))) == vec4<u32>(0u));
+                            }
+                        }
                         if (PAIRED == 1u) { // static
-                            w.hidden = w.hidden | (vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u) >= vec4<u32>(p.rows));
-                            w = paired(w, pairs, batch, head, row, j0 + tx + TX * j);
+                            w = paired(w, pairs, batch, head, row, min(j0 + tx + TX * j, p.keys - 1u));
                         }
                         s[j * RV + h] = w.x;
                         most[h] = max(most[h], select(w.x * unit, vec4<f32>(LOWEST), w.hidden));
@@ -514,12 +589,9 @@ fn main(
                     if (check) {
                         let bits = hid[(j * RV + h) / 8u] >> (4u * ((j * RV + h) % 8u));
                         let hidden = (vec4<u32>(bits) & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>(0u);
-                        let shown = select(e, vec4<f32>(0.0), hidden);
-                        sum = sum + shown;
                         e = select(e, vec4<f32>(HIDDEN), hidden);
-                    } else {
-                        sum = sum + e;
                     }
+                    sum = sum + e;
                     s[j * RV + h] = e;
                 }
                 l[h] = fma(l[h], rescale[h], sum);
@@ -533,6 +605,7 @@ fn main(
             for (var c = 0u; c < STEPS; c++) {
                 for (var turn = 0u; turn < VP; turn++) { // unroll
                     let j1 = j0 + c * (JJ * TX);
+                    round += 1u;
                     var vr: array<vec4<u32>, VN>;
                     for (var n = 0u; n < VN; n++) { // unroll
                         let x = t + THREADS * n;
@@ -551,7 +624,7 @@ fn main(
                             }
                         }
                         if (PAIRED == 1u) { // static
-                            if ((p.flags & HAS_DROPOUT) != 0u) {
+                            if (has(DROPS, HAS_DROPOUT)) {
                                 for (var x = 0u; x < JJ * RV; x++) {
                                     let at = (x / RV * TX + tx) * RV + x % RV;
                                     a[ty][at] = without_dropped(a[ty][at], batch, head,
@@ -564,11 +637,15 @@ fn main(
                         let x = t + THREADS * n;
                         if (VN * THREADS == JJ * TX * TX * CV || x < JJ * TX * TX * CV) {
                             let quad = x % (TX * CV);
-                            b[quad % TX][(x / (TX * CV)) * CV + quad / TX] = value_v(vr[n]);
+                            let y = value_v(vr[n]);
+                            b[quad % TX][(x / (TX * CV)) * CV + quad / TX] = y;
+                            if (check && !finite(y)) {
+                                atomicStore(&special, round);
+                            }
                         }
                     }
                     workgroupBarrier();
-                    if (check) {
+                    if (check && atomicLoad(&special) == round) {
                         for (var y = 0u; y < JJ * TX; y++) { // unroll deep
                             var w: array<vec4<f32>, RV>;
                             for (var h = 0u; h < RV; h++) { // unroll
@@ -681,7 +758,7 @@ fn main(
                 m[h] = top;
             }
         }
-        empty[h] = bitcast<vec4<u32>>(sum) == vec4<u32>(0u);
+        empty[h] = (bitcast<vec4<u32>>(sum) & vec4<u32>(0x7fffffffu)) == vec4<u32>(0u);
         let safe = select(sum, vec4<f32>(1.0), empty[h]);
         inverse[h] = vec4<f32>(1.0) / safe * scale;
         if (tx == 0u && (p.flags & WANT_LSE) != 0u) {
@@ -703,7 +780,7 @@ fn main(
             workgroupBarrier();
             for (var e = 0u; e < ER; e++) { // unroll
                 a[ty][e * TX + tx] = select(
-                    acc[(y * ER + e) * COLS + i] * inverse[(y * ER + e) / 4u][(y * ER + e) % 4u],
+                    unsigned_zeros(acc[(y * ER + e) * COLS + i]) * inverse[(y * ER + e) / 4u][(y * ER + e) % 4u],
                     vec4<f32>(0.0), empty[(y * ER + e) / 4u][(y * ER + e) % 4u]);
             }
             workgroupBarrier();

@@ -54,7 +54,7 @@ var files embed.FS
 // The kernels.
 var (
 	Attention  = kernel("attention", "rrrrrwwwu", 14848, 64)
-	Flash      = kernel("flash", "rrrrrwwwu", 12672, 128)
+	Flash      = kernel("flash", "rrrrrwwwu", 13700, 128)
 	Decode     = kernel("decode", "rrrrrwu", 5432, 64)
 	SplitMerge = kernel("splitmerge", "rwwu", 64, 128)
 	Matmul     = kernel("matmul", "rrrwwu", 13184, 128)

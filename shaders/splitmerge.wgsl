@@ -108,7 +108,7 @@ fn main(
             select(fma(m, LN2, log_acc(safe)), bitcast<f32>(MINUS_INF), empty);
     }
     if (t < QUADS) {
-        let x = select(sum * inverse, vec4<f32>(0.0), empty);
+        let x = select(unsigned_zeros(sum) * inverse, vec4<f32>(0.0), empty);
         let at = p.o.base + b * p.o.b + h * p.o.h + row * p.o.s;
         for (var c = 0u; c < 4u; c++) { // unroll
             if (4u * t + c < p.vdim) {

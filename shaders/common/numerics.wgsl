@@ -98,3 +98,9 @@ fn largest(s: vec4<f32>) -> f32 {
 fn add(w: f32, x: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
     return fma(vec4<f32>(w), x, sum);
 }
+
+// unsigned_zeros returns x with +0 for -0. The sign of a sum that is 0 depends on whether
+// products of 0 were added to it, and kernels skip them in some tiles only.
+fn unsigned_zeros(x: vec4<f32>) -> vec4<f32> {
+    return select(x, vec4<f32>(0.0), bitcast<vec4<u32>>(x) == vec4<u32>(0x80000000u));
+}

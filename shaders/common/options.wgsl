@@ -2,8 +2,8 @@
 // these functions have the bindings mask and bias. A variant with BOTH = 1 also has
 // blocks and relative; without it the block mask is in mask, or the relative bias in bias.
 
-const HIDDEN: f32 = -1.0; // marks a hidden key among weights, which are never negative
-const HIDDEN_BITS: u32 = 0xbf800000u;
+const HIDDEN: f32 = -0.0; // marks a hidden key among weights, which never have a sign
+const HIDDEN_BITS: u32 = 0x80000000u;
 const MOST_BLOCKS: u32 = 64u; // mask blocks that are read at most to skip a tile
 const MAX_BIAS: u32 = 0x7f000000u; // the bits of 2^127, see bounded
 const MAX_RELATIVE: u32 = 0x7e800000u; // the bits of 2^126

@@ -32,7 +32,7 @@ func (s Shape) class() class {
 	columns := 4 * s.Tiling.Lanes
 	k := class{
 		dim: s.Tiling.Width, valueDim: (s.ValueDim + columns - 1) / columns * columns,
-		in: s.In, kv: s.KV, paired: s.Paired, wide: s.Wide, half: s.Half, short: s.SeqQ <= shortRows, partial: s.Partial,
+		in: s.In, kv: s.KV, paired: s.Pairs != (Pairs{}), wide: s.Wide, half: s.Half, short: s.SeqQ <= shortRows, partial: s.Partial,
 	}
 	for _, n := range rowClasses {
 		if s.Heads*s.SeqQ <= n {
@@ -41,6 +41,18 @@ func (s Shape) class() class {
 		}
 	}
 	return k
+}
+
+// exercised are the options of the calls that are measured for all classes with options.
+var exercised = Pairs{Mask: true, Bias: true, Softcap: true}
+
+// typical returns the shape that stands for those of its class.
+func (s Shape) typical() Shape {
+	k := s.class()
+	if s.ValueDim = k.valueDim; k.paired {
+		s.Pairs = exercised
+	}
+	return s
 }
 
 // unhashed returns the class as the file has it, without Source.
@@ -60,7 +72,7 @@ func (k class) unhashed() Class {
 // stored returns the class of the shape as the file has it. Source is a hash of the
 // kernel's source and of the candidates' constants.
 func (s Shape) stored() Class {
-	s.ValueDim = s.class().valueDim
+	s = s.typical()
 	var keys []string
 	for _, v := range s.Candidates() {
 		keys = append(keys, v.Label()+" "+s.Kernel(v).Key())
@@ -74,7 +86,7 @@ func (s Shape) stored() Class {
 // code returns a hash of the source that is compiled for v. Specialising takes about
 // 50 ms and is done for the best variant only.
 func (s Shape) code(v Variant) (string, error) {
-	s.ValueDim = s.class().valueDim
+	s = s.typical()
 	k := s.Kernel(v)
 	src, err := k.Shader.Specialise(k.Consts)
 	return hash(src), err

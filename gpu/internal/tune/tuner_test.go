@@ -109,7 +109,7 @@ func TestClasses(t *testing.T) {
 		{"half the columns", func(s *Shape) { s.ValueDim = 32 }, false},
 		{"another type", func(s *Shape) { s.In = backend.BF16 }, false},
 		{"another type of keys", func(s *Shape) { s.KV = backend.F16 }, false},
-		{"a mask", func(s *Shape) { s.Paired = true }, false},
+		{"a mask", func(s *Shape) { s.Pairs.Mask = true }, false},
 		{"odd strides", func(s *Shape) { s.Wide = false }, false},
 		{"heads that fill the class", func(s *Shape) { s.Partial = false }, false},
 		{"a 16 bit output", func(s *Shape) { s.Half = true }, false},
@@ -149,7 +149,7 @@ func TestClasses(t *testing.T) {
 func TestExerciseTypes(t *testing.T) {
 	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8} {
 		s := soft
-		s.KV, s.Half, s.Paired, s.Wide = kv, true, true, kv == backend.Q8
+		s.KV, s.Half, s.Pairs, s.Wide = kv, true, exercised, kv == backend.Q8
 		x, err := newExercise(t.Context(), newFake(t), s)
 		if err != nil {
 			t.Fatalf("%v: %v", kv, err)
@@ -171,7 +171,7 @@ func TestExerciseTypes(t *testing.T) {
 // which no variant is right takes the plain kernel.
 func TestWrongResults(t *testing.T) {
 	s := soft
-	s.Paired = true
+	s.Pairs.Mask = true
 	f := newFake(t)
 	x, err := newExercise(t.Context(), f, s)
 	if err != nil {

@@ -140,10 +140,22 @@ func (v Variant) lengths() (sa, sb int) {
 	return sa | 1, sb | 1
 }
 
-// memory returns the bytes of workgroup memory.
+// maskWords returns the words that hold a row of a mask of a tile, see flash.wgsl.
+func (v Variant) maskWords() int {
+	keys := 32 / v.Lanes
+	return (v.kt() + keys - 1) / keys
+}
+
+// masked returns the words of a mask that a thread stages for a tile.
+func (v Variant) masked() int { return (v.Rows()*v.maskWords() + v.threads() - 1) / v.threads() }
+
+// MaskLoops returns what a mask adds to Loops.
+func (v Variant) MaskLoops() int { return v.masked() * (1 + 32) }
+
+// memory returns the bytes of workgroup memory with a mask.
 func (v Variant) memory() int {
 	sa, sb := v.lengths()
-	return 16 * (v.ty*sa + v.Lanes*sb)
+	return 16*(v.ty*sa+v.Lanes*sb+v.ty*v.rv*v.maskWords()) + 4
 }
 
 // keep returns the vec4 of state of a thread: output, maxima and sums.
@@ -187,6 +199,32 @@ type kernelKey struct {
 	in, kv             backend.DType
 	paired, wide, half bool
 	full               bool
+	pairs              Pairs
+}
+
+// Values of the constants for options in flash.wgsl.
+const (
+	optionAbsent = iota
+	optionPresent
+	optionFlagged // the parameters have it or not
+)
+
+func (k kernelKey) option(present bool) int {
+	switch {
+	case k.Scalar && k.paired:
+		return optionFlagged
+	case present:
+		return optionPresent
+	}
+	return optionAbsent
+}
+
+// biases returns the constant BIASES: only a plain float32 bias has a kernel of its own.
+func (k kernelKey) biases() int {
+	if k.pairs.OtherBias || k.pairs.Bias && k.pairs.Slopes {
+		return optionFlagged
+	}
+	return k.option(k.pairs.Bias)
 }
 
 // full reports whether rows fill what v stages of them, so that it need not look for
@@ -198,7 +236,10 @@ func (s Shape) full(v Variant) bool {
 // Kernel returns the kernel of v for calls of shape s. The caller must not change its
 // constants.
 func (s Shape) Kernel(v Variant) queue.Kernel {
-	key := kernelKey{v, v.turns(s.ValueDim), s.In, s.KV, s.Paired, s.Wide && !v.Scalar, s.Half, s.full(v)}
+	key := kernelKey{v, v.turns(s.ValueDim), s.In, s.KV, s.Pairs != (Pairs{}), s.Wide && !v.Scalar, s.Half, s.full(v), s.Pairs}
+	if v.Scalar {
+		key.pairs = Pairs{} // one kernel, which looks at its flags
+	}
 	shader := shaders.Flash
 	shader.WorkgroupMemory, shader.Threads = v.memory(), v.threads()
 	return queue.Cached(key, shader, func() map[string]int {
@@ -212,10 +253,17 @@ func (s Shape) Kernel(v Variant) queue.Kernel {
 			}
 			return 0
 		}
+		mn := 1
+		if key.option(key.pairs.Mask) != optionAbsent {
+			mn = v.ty * v.rv * v.maskWords()
+		}
 		return map[string]int{
-			"EXPAND": int(v.Expand), "IN": int(s.In), "KV": int(s.KV), "OUT16": flag(s.Half), "VEC": flag(key.wide), "Q2": flag(two(s.In)), "KV2": flag(two(s.KV)), "FULL": flag(key.full), "PAIRED": flag(s.Paired),
+			"MASKS": key.option(key.pairs.Mask), "BLOCKED": key.option(key.pairs.Blocks), "BIASES": key.biases(), "SLOPED": key.option(key.pairs.Slopes),
+			"CAPPED": key.option(key.pairs.Softcap), "DROPS": key.option(key.pairs.Dropout),
+			"EXPAND": int(v.Expand), "IN": int(s.In), "KV": int(s.KV), "OUT16": flag(s.Half), "VEC": flag(key.wide), "Q2": flag(two(s.In)), "KV2": flag(two(s.KV)), "FULL": flag(key.full), "PAIRED": flag(key.paired),
 			"TX": v.Lanes, "TY": v.ty, "THREADS": v.threads(), "RV": v.rv, "KT": v.kt(), "CV": v.cv, "VP": turns,
 			"QD": v.qd, "JJ": v.jj, "ER": v.together(), "SA": sa, "SB": sb, "S4": v.RowsByKeys(), "ROWS": rows,
+			"MW": v.maskWords(), "MN": mn, "MARKS": v.masked(),
 			"COLS": v.cv * turns, "O4": rows * v.cv * turns, "KEEP": v.keep(s.ValueDim), "STEPS": v.kt() / v.jj, "SPLIT": v.Split,
 			"QN": up(v.Rows() * v.qd), "KN": up(v.Keys * v.qd), "VN": up(v.jj * v.Lanes * v.Lanes * v.cv),
 		}
@@ -229,6 +277,15 @@ type Limits struct {
 	Binding uint64 // bytes of a storage buffer binding
 }
 
+// Pairs are the options of a call that apply to each pair of a row and a key.
+type Pairs struct {
+	Mask, Blocks     bool
+	Bias             bool // float32, and no relative bias
+	OtherBias        bool // any other bias
+	Slopes           bool
+	Softcap, Dropout bool
+}
+
 // Shape is the part of a call that the choice of a variant depends on.
 type Shape struct {
 	Tiling   Tiling
@@ -237,11 +294,11 @@ type Shape struct {
 	SeqQ     int
 
 	In, KV   backend.DType // of queries, and of keys and values
-	Paired   bool          // there is a mask, a bias or softcap
-	Partial  bool          // keys have fewer elements than Tiling.Width, or values than whole vec4 of lanes
-	Wide     bool          // elements along D are adjacent, and rows begin at multiples of 4
-	Half     bool          // the output has 16-bit elements
-	Software bool          // the device is a software driver
+	Pairs    Pairs
+	Partial  bool // keys have fewer elements than Tiling.Width, or values than whole vec4 of lanes
+	Wide     bool // elements along D are adjacent, and rows begin at multiples of 4
+	Half     bool // the output has 16-bit elements
+	Software bool // the device is a software driver
 	Limits   Limits
 }
 
@@ -293,7 +350,7 @@ func (s Shape) Rule() (v Variant, why string) {
 // [Shape.Rule] first. GPUs also get L with fewer unrolled loops, because its code is the
 // longest.
 func (s Shape) Candidates() []Variant {
-	s.ValueDim = s.class().valueDim
+	s = s.typical()
 	var list []Variant
 	add := func(v Variant) {
 		if s.Fits(v) == "" {

@@ -53,8 +53,10 @@ func TestVariants(t *testing.T) {
 		}
 	}
 	// The constants of the unchanged file are those of L of class 64.
-	s := Shape{Tiling: TilingOf(64, 64), ValueDim: 64, In: backend.F32, KV: backend.F32, Partial: true, Paired: true}
-	k := s.Kernel(variants[s.Tiling][0])
+	s := Shape{Tiling: TilingOf(64, 64), ValueDim: 64, In: backend.F32, KV: backend.F32, Partial: true, Pairs: exercised}
+	v := variants[s.Tiling][0]
+	v.Scalar = true
+	k := s.Kernel(v)
 	have := shaders.Flash.Constants()
 	for name, value := range k.Consts {
 		if name != "EXPAND" && have[name] != fmt.Sprint(value) {
@@ -92,11 +94,50 @@ func TestFull(t *testing.T) {
 	}
 }
 
+// Kernels for GPUs know the options of a call, and those for software drivers look at flags.
+func TestOptionConstants(t *testing.T) {
+	names := []string{"PAIRED", "MASKS", "BLOCKED", "BIASES", "SLOPED", "CAPPED", "DROPS"}
+	for _, c := range []struct {
+		pairs Pairs
+		want  string
+	}{
+		{Pairs{}, "[0 0 0 0 0 0 0]"},
+		{Pairs{Mask: true}, "[1 1 0 0 0 0 0]"},
+		{Pairs{Blocks: true, Bias: true}, "[1 0 1 1 0 0 0]"},
+		{Pairs{Bias: true, Slopes: true}, "[1 0 0 2 1 0 0]"},
+		{Pairs{OtherBias: true}, "[1 0 0 2 0 0 0]"},
+		{Pairs{Softcap: true, Dropout: true}, "[1 0 0 0 0 1 1]"},
+	} {
+		s := Shape{Tiling: TilingOf(64, 64), ValueDim: 64, Pairs: c.pairs}
+		values := func(v Variant) string {
+			var list []uint32
+			for _, name := range names {
+				list = append(list, s.Kernel(v).Consts[name])
+			}
+			return fmt.Sprint(list)
+		}
+		quick := "[1 2 2 2 2 2 2]"
+		if c.pairs == (Pairs{}) {
+			quick = c.want
+		}
+		v := variants[s.Tiling][0]
+		if got := values(v); got != c.want {
+			t.Errorf("%+v: %s, should be %s", c.pairs, got, c.want)
+		}
+		if got := values(v.Quick()); got != quick {
+			t.Errorf("%+v on software drivers: %s, should be %s", c.pairs, got, quick)
+		}
+	}
+}
+
 // All variants compile, with loops unrolled as for software drivers.
 func TestVariantsCompile(t *testing.T) {
 	for c, vs := range variants {
 		for i, v := range vs {
-			s := Shape{Tiling: c, ValueDim: c.Width, In: backend.F32, KV: backend.F32, Paired: i%2 == 0}
+			s := Shape{Tiling: c, ValueDim: c.Width, In: backend.F32, KV: backend.F32}
+			if i%2 == 0 {
+				s.Pairs = exercised
+			}
 			if i%2 == 1 {
 				s.In, s.KV, s.Wide, s.Half = backend.F16, backend.F16, true, true
 			}
