@@ -50,8 +50,17 @@ import (
 //
 // Errors of the backend's own calls are returned by its methods and do not reach the
 // program's handlers. A loss is reported to the program's handler as usual; methods return
-// ErrDeviceLost, at the latest when they submit or wait. go-webgpu ends the process when a
-// device that was opened with a nil descriptor is lost.
+// ErrDeviceLost, at the latest when they submit or wait. A call that a loss interrupted
+// cannot be resumed on that device, and its wrapped buffers are lost. go-webgpu ends the
+// process when a device that was opened with a nil descriptor is lost.
+//
+// # Limits and features
+//
+// The backend keeps the limits with which the device was opened, and errors name the limit
+// that a call exceeds. A device with WebGPU's default limits runs all calls but those that
+// need ten storage buffers, see the package's comment. Kernels have times
+// ([backend.Trace]) where the device was opened with timestamp queries. Measured choices of
+// kernels are stored by adapter and limits, as for other devices.
 type Shared struct {
 	Adapter *port.NativeAdapter
 	Device  *port.NativeDevice

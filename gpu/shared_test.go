@@ -170,6 +170,74 @@ func TestShared(t *testing.T) {
 	}
 }
 
+// TestSharedTypes compares calls with keys and values of each type in a program's buffers,
+// which are as small as they can be, with those in tensors of the backend.
+func TestSharedTypes(t *testing.T) {
+	p := openProgram(t, false, false)
+	b := p.share(t, gpu.Options{})
+	dev := kernels.NewDevice(b)
+	shape := backend.Shape{1, 1, 5, 12} // 120, 240 or 80 bytes
+	x := make([]float32, shape.Elements())
+	for i := range x {
+		x[i] = float32(i*37%101)/64 - 0.75
+	}
+	for _, typ := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8} {
+		run := func(kv backend.Tensor) []float32 {
+			t.Helper()
+			q, err := dev.FromFloat32(t.Context(), backend.F32, x, shape)
+			if err == nil {
+				err = dev.Copy(t.Context(), []backend.Tensor{kv}, []backend.Tensor{q})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := dev.Attention(t.Context(), q, kv, kv, kernels.Options{Causal: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			o, err := dev.Float32s(t.Context(), r.O)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return o
+		}
+		own, err := dev.Alloc(t.Context(), typ, shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		buffer, _ := p.buffer(t, uint64(typ.Bytes(shape)+15)&^15, port.ImportUsage)
+		wrapped, err := b.Wrap(buffer, typ, shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(run(wrapped), run(own)) {
+			t.Errorf("%v: other bits", typ)
+		}
+	}
+}
+
+// TestSharedDefaultLimits opens a device as most programs do: without any limits.
+func TestSharedDefaultLimits(t *testing.T) {
+	needAdapter(t)
+	adapter, device, release, err := openDevice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	p := &program{adapter: adapter, device: device}
+	b := p.share(t, gpu.Options{})
+	defer b.Close()
+	dev := kernels.NewDevice(b)
+	x := make([]float32, 2*70*64)
+	for i := range x {
+		x[i] = float32(i*37%101)/64 - 0.75
+	}
+	o, err := dev.AttentionFloat32(t.Context(), kernels.Dims{Heads: 2, SeqQ: 70, Dim: 64}, x, x, x, kernels.Options{Verify: 8})
+	if err != nil || len(o) != len(x) {
+		t.Errorf("%d elements, %v", len(o), err)
+	}
+}
+
 // TestSharedOrder computes inputs, attention and what follows from it for many rounds, in two
 // goroutines with a device between them and without a wait of the program's.
 func TestSharedOrder(t *testing.T) {
