@@ -57,8 +57,9 @@ import (
 // # Limits and features
 //
 // The backend keeps the limits with which the device was opened, and errors name the limit
-// that a call exceeds. A device with WebGPU's default limits runs all calls but those that
-// need ten storage buffers, see the package's comment. Kernels have times
+// that a call exceeds. With WebGPU's default limits these are calls that need more than 8
+// storage buffers, see the package's comment, and some with pages of an odd number of 16-bit
+// elements. Kernels have times
 // ([backend.Trace]) where the device was opened with timestamp queries. Measured choices of
 // kernels are stored by adapter and limits, as for other devices.
 type Shared struct {
