@@ -45,7 +45,7 @@ func write(t *testing.T, args ...string) (out, messages string) {
 // needGPU skips the test where there is no WebGPU adapter. In CI that is a failure.
 func needGPU(t *testing.T) {
 	dev, err := kernels.Open("gpu")
-	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") == "" {
+	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
 		t.Skip("no WebGPU adapter")
 	}
 	if err != nil {

@@ -45,7 +45,7 @@ func (w *writer) write(ctx context.Context, prompt []int) error {
 	pages := w.batch * layers * (w.steps/pageSize + 1)
 	cache, err := kvcache.NewPaged(ctx, w.dev, kvcache.PagedConfig{KVHeads: kvHeads, Dim: headDim, PageSize: pageSize, Pages: pages})
 	if err != nil {
-		return err
+		return fmt.Errorf("no cache for --batch %d and --steps %d, lower either: %w", w.batch, w.steps, err)
 	}
 	first := &story{tokens: prompt}
 	for i := range first.layers {
