@@ -72,15 +72,21 @@ func scaleOf(a *attributes) *float64 {
 }
 
 func (op *multiHeadOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile.Tensor) ([]*onnxfile.Tensor, string, error) {
-	for i, name := range schemas["MultiHeadAttention"].inputs {
-		if t := in[i]; t != nil && i >= mhPastLength {
-			return nil, "", fmt.Errorf("input %s is given, attn does not support it: leave it out: %w", name, backend.ErrUnsupported)
-		} else if t != nil && (i == mhPaddingMask) != (t.Type == onnxfile.Int32) || t != nil && i != mhPaddingMask && t.Type != in[mhQuery].Type {
-			return nil, "", fmt.Errorf("%s is %v and query %v: key_padding_mask must be int32, the others must have the type of query: %w", name, t.Type, in[mhQuery].Type, backend.ErrDType)
-		}
-	}
 	if !in[mhQuery].Type.Float() {
 		return nil, "", fmt.Errorf("query is %v, it must be f32, f16, bf16 or f64: %w", in[mhQuery].Type, backend.ErrDType)
+	}
+	for i, name := range schemas["MultiHeadAttention"].inputs {
+		t, want := in[i], in[mhQuery].Type
+		if i == mhPaddingMask {
+			want = onnxfile.Int32
+		}
+		switch {
+		case t == nil:
+		case i >= mhPastLength:
+			return nil, "", fmt.Errorf("input %s is given, attn does not support it: leave it out: %w", name, backend.ErrUnsupported)
+		case t.Type != want:
+			return nil, "", fmt.Errorf("%s is %v and query %v: key_padding_mask must be int32, the others must have the type of query: %w", name, t.Type, in[mhQuery].Type, backend.ErrDType)
+		}
 	}
 	q, k, v, err := op.operands(in)
 	if err != nil {

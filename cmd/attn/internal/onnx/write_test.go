@@ -1,10 +1,13 @@
 package onnx
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -13,17 +16,18 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/onnxfile"
 )
 
-// onnxFiles is a case to write: the operator with values of its inputs and outputs;
+// onnxFiles is a case to write: an operator with values of its inputs and outputs;
 // nil for missing ones.
 type onnxFiles struct {
+	operator string // "" is Attention
+	producer string // the name of the program that wrote the model
 	opset    int64
 	ints     map[string]int64
 	floats   map[string]float32
+	texts    map[string]string
 	in, want []*onnxfile.Tensor
 	constant int // this input, when not 0, comes with the model
 }
-
-var onnxOutputNames = []string{"Y", "present_key", "present_value", "qk_matmul_output"}
 
 // write writes the folder of a case.
 func (c *onnxFiles) write(t *testing.T, dir string) string {
@@ -60,25 +64,36 @@ func (c *onnxFiles) write(t *testing.T, dir string) string {
 			files++
 		}
 	}
-	tensors("input", 1, 11, inputNames, c.in)
-	tensors("output", 2, 12, onnxOutputNames, c.want)
-	put(&node, 4, []byte("Attention"))
-	for name, v := range c.ints {
+	operator := cmp.Or(c.operator, "Attention")
+	tensors("input", 1, 11, schemas[operator].inputs, c.in)
+	tensors("output", 2, 12, schemas[operator].outputs, c.want)
+	put(&node, 4, []byte(operator))
+	for _, name := range slices.Sorted(maps.Keys(c.ints)) {
 		var a []byte
 		put(&a, 1, []byte(name))
-		varint(&a, 3, v)
+		varint(&a, 3, c.ints[name])
 		varint(&a, 20, 2)
 		put(&node, 5, a)
 	}
-	for name, v := range c.floats {
+	for _, name := range slices.Sorted(maps.Keys(c.floats)) {
 		var a []byte
 		put(&a, 1, []byte(name))
-		a = protowire.AppendFixed32(protowire.AppendTag(a, 2, protowire.Fixed32Type), math.Float32bits(v))
+		a = protowire.AppendFixed32(protowire.AppendTag(a, 2, protowire.Fixed32Type), math.Float32bits(c.floats[name]))
 		varint(&a, 20, 1)
+		put(&node, 5, a)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.texts)) {
+		var a []byte
+		put(&a, 1, []byte(name))
+		put(&a, 4, []byte(c.texts[name]))
+		varint(&a, 20, 3)
 		put(&node, 5, a)
 	}
 	put(&graph, 1, node)
 	var model, opset []byte
+	if c.producer != "" {
+		put(&model, 2, []byte(c.producer))
+	}
 	put(&model, 7, graph)
 	varint(&opset, 2, c.opset)
 	put(&model, 8, opset)
