@@ -16,7 +16,8 @@ import (
 
 // Shared is a device that a program has opened with the WebGPU library of this build (see
 // [Provider]): a *wgpu.Adapter and the *wgpu.Device that it returned, of
-// github.com/rajveermalviya/go-webgpu/wgpu with cgo and of github.com/gogpu/wgpu without.
+// github.com/rajveermalviya/go-webgpu/wgpu with cgo and of github.com/gogpu/wgpu without, or
+// with the build tag gogpu. A program with objects of the other library does not compile.
 // [Backend.Wrap] makes tensors of the program's buffers, without a copy.
 //
 //	be, err := gpu.Open("", gpu.Options{Shared: &gpu.Shared{Adapter: adapter, Device: device}})
@@ -73,6 +74,9 @@ func openShared(selector string, opt Options) (*Backend, error) {
 	if selector != "" {
 		return nil, fmt.Errorf("gpu:%s: Options.Shared is the device to open, the selector must be empty: %w", selector, backend.ErrOption)
 	}
+	if opt.Shared.Adapter == nil || opt.Shared.Device == nil {
+		return nil, fmt.Errorf("Options.Shared has no Adapter or no Device, set both: %w", backend.ErrOption)
+	}
 	var few error
 	dev, info, err := port.Share(opt.Shared.Adapter, opt.Shared.Device, func(l gputypes.Limits) gputypes.Limits {
 		few = tooFew(l)
@@ -123,9 +127,9 @@ func tooFew(l gputypes.Limits) error {
 // keep it in both. With go-webgpu the program must not destroy or map a wrapped buffer: its
 // library does not report that and panics when such a buffer is submitted.
 //
-// Errors: ErrDevice for a buffer of another device, ErrReleased, ErrUnsupported for a buffer
-// that is nil, lacks a usage, is mapped, is wrapped already or has another size, ErrDType,
-// and ErrShape for a shape that exceeds the buffer.
+// Errors: ErrOption for a nil buffer, ErrDevice for one of another device, ErrReleased,
+// ErrUnsupported for one that lacks a usage, is mapped, is wrapped already or has another
+// size, ErrDType, and ErrShape for a shape that exceeds the buffer.
 func (b *Backend) Wrap(buffer *port.NativeBuffer, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
 	err = b.within(context.Background(), "wrap", func() error {
 		t, err = b.wrap(buffer, dtype, shape)
@@ -135,6 +139,9 @@ func (b *Backend) Wrap(buffer *port.NativeBuffer, dtype backend.DType, shape bac
 }
 
 func (b *Backend) wrap(buffer *port.NativeBuffer, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
+	if buffer == nil {
+		return t, fmt.Errorf("the buffer is nil: %w", backend.ErrOption)
+	}
 	buf, err := b.dev.Port.Import(buffer)
 	if err != nil {
 		return t, queue.Translate(b.info.Name, err)

@@ -301,8 +301,8 @@ func TestSharedRefused(t *testing.T) {
 		kind     error
 		text     string
 	}{
-		"no adapter":      {"", gpu.Options{Shared: &gpu.Shared{Device: p.device}}, backend.ErrUnsupported, "the adapter or the device is nil"},
-		"no device":       {"", gpu.Options{Shared: &gpu.Shared{Adapter: p.adapter}}, backend.ErrUnsupported, "the adapter or the device is nil"},
+		"no adapter":      {"", gpu.Options{Shared: &gpu.Shared{Device: p.device}}, backend.ErrOption, "Options.Shared has no Adapter or no Device, set both"},
+		"no device":       {"", gpu.Options{Shared: &gpu.Shared{Adapter: p.adapter}}, backend.ErrOption, "Options.Shared has no Adapter or no Device, set both"},
 		"a selector":      {"1", gpu.Options{Shared: &gpu.Shared{Adapter: p.adapter, Device: p.device}}, backend.ErrOption, "gpu:1: Options.Shared is the device to open, the selector must be empty"},
 		"too few":         {"", gpu.Options{Shared: &gpu.Shared{Adapter: few.adapter, Device: few.device}}, backend.ErrUnsupported, "limit MaxBindingsPerBindGroup is 4, kernels need 12 or more"},
 		"more than it is": {"", gpu.Options{Shared: &gpu.Shared{Adapter: p.adapter, Device: p.device}, Limits: gputypes.Limits{MaxBufferSize: math.MaxUint64}}, backend.ErrUnsupported, "MaxBufferSize of 18446744073709551615 is over the limit of "},
@@ -313,7 +313,7 @@ func TestSharedRefused(t *testing.T) {
 
 	shape := backend.Shape{1, 1, 4, 8}
 	_, err := b.Wrap(nil, backend.F32, shape)
-	refused("no buffer", err, backend.ErrUnsupported, "wrap: gpu:shared: the buffer is nil")
+	refused("no buffer", err, backend.ErrOption, "wrap: the buffer is nil")
 	storage, _ := p.buffer(t, 128, gputypes.BufferUsageStorage)
 	_, err = b.Wrap(storage, backend.F32, shape)
 	refused("usage", err, backend.ErrUnsupported, "the buffer has no usage CopySrc, CopyDst, create it with Storage, CopySrc and CopyDst")

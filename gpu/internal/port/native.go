@@ -308,9 +308,6 @@ type (
 // returns the limits to keep, of those of the device. Share returns ErrInvalid for limits
 // beyond those.
 func Share(a *NativeAdapter, dev *NativeDevice, lower func(gputypes.Limits) gputypes.Limits) (Device, gputypes.AdapterInfo, error) {
-	if a == nil || dev == nil {
-		return nil, gputypes.AdapterInfo{}, errNoDevice
-	}
 	info, most := (&nativeAdapter{a: a}).Info(), limitsOf(dev.GetLimits().Limits)
 	l := lower(most)
 	if err := within(l, most); err != nil {

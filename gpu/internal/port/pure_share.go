@@ -23,9 +23,6 @@ type (
 // limits beyond those and ErrLost for a device that was released.
 func Share(a *NativeAdapter, dev *NativeDevice, lower func(gputypes.Limits) gputypes.Limits) (Device, gputypes.AdapterInfo, error) {
 	growStack()
-	if a == nil || dev == nil {
-		return nil, gputypes.AdapterInfo{}, errNoDevice
-	}
 	info := a.Info()
 	lib := newLibrary(dev, info.Backend)
 	lib.shared = true

@@ -7,9 +7,6 @@ import (
 	"github.com/gogpu/gputypes"
 )
 
-// errNoDevice reports a Share without an adapter or a device.
-var errNoDevice = fmt.Errorf("the adapter or the device is nil: %w", ErrInvalid)
-
 // within returns ErrInvalid when limits that compute uses exceed those of an adapter or of
 // a program's device.
 func within(limits, most gputypes.Limits) error {
@@ -36,9 +33,6 @@ func (d *device) Import(b *NativeBuffer) (Buffer, error) {
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
 		return nil, err
-	}
-	if b == nil {
-		return nil, fmt.Errorf("the buffer is nil: %w", ErrInvalid)
 	}
 	raw, size, usage, err := d.lib.importBuffer(b)
 	if err != nil {
