@@ -72,7 +72,7 @@ func (b *Backend) product(m product) *queue.Op {
 	}
 	// Whether a piece is aligned depends on the cut. It changes loads, but no bit.
 	kernel := func(a, w cut.View, x cut.Box) queue.Kernel {
-		k := productShape{a: m.a.DType(), w: m.w.DType(), skip: m.skip}
+		k := productShape{a: m.a.DType(), w: m.w.DType(), skip: m.skip, whole: x.Len(cut.Sum)%(4*productQD) == 0}
 		k.aWide = a.AlignedAlong(backend.Dim, x.Len(cut.Sum))
 		if k.along = m.w.Strides()[backend.Seq] < m.w.Strides()[backend.Dim]; k.along {
 			k.wWide = w.AlignedAlong(backend.Seq, x.Len(cut.Sum))
@@ -81,8 +81,9 @@ func (b *Backend) product(m product) *queue.Op {
 		}
 		return t.kernel(k)
 	}
+	whole := func(t backend.Tensor) cut.View { return cut.View{Base: t.Offset(), Strides: t.Strides()} }
 	all := cut.Space(ys[0], ys[1], ys[2], ys[3], depth)
-	uncut := kernel(cut.View{Base: m.a.Offset(), Strides: m.a.Strides()}, cut.View{Base: m.w.Offset(), Strides: m.w.Strides()}, all)
+	uncut := kernel(whole(m.a), whole(m.w), all)
 	const chunks = cut.Tile / (4 * productQD)
 	c := b.dev.NewCutter(cut.Sum, cut.Tile, a, w, bias, y)
 	c.AlignGranules()
@@ -208,6 +209,7 @@ type productShape struct {
 	a, w         backend.DType
 	aWide, wWide bool // elements are adjacent in aligned groups of four
 	along        bool // adjacent elements of w are along the summed axis
+	whole        bool // the summed axis consists of whole chunks
 	skip         bool
 }
 
@@ -223,8 +225,10 @@ func (v productTile) kernel(s productShape) queue.Kernel {
 	shader.WorkgroupMemory, shader.Threads = v.memory(), v.threads()
 	return queue.Cached(productKey{v, s}, shader, func() map[string]int {
 		sa, sb := v.lengths()
+		a, w := s.aWide && !v.scalar, s.wWide && !v.scalar
 		return map[string]int{
-			"EXPAND": int(v.expand), "A": int(s.a), "W": int(s.w), "AVEC": when(s.aWide && !v.scalar, 1), "WVEC": when(s.wWide && !v.scalar, 1),
+			"EXPAND": int(v.expand), "A": int(s.a), "W": int(s.w), "AVEC": when(a, 1), "WVEC": when(w, 1),
+			"A2": when(a && s.a != backend.F32, 1), "W2": when(w && s.w != backend.F32, 1), "FULL": when(a && w && s.whole, 1),
 			"ALONG": when(s.along, 1), "SKIP": when(s.skip, 1),
 			"TX": productLanes, "TY": v.ty, "THREADS": v.threads(), "ROWS": v.rows, "CV": v.cv, "QD": productQD,
 			"ER": v.together(), "SA": sa, "SB": sb, "O4": v.rows * v.cv, "W4": 4 * v.cv,

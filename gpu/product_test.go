@@ -31,7 +31,7 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 		wide    bool // there are fours to load
 		tiles   []productTile
 	}{
-		{"scores", 150, 72, 140, backend.F32, true, false, true, true, []productTile{as(productL, shaders.Full, false)}},
+		{"scores", 150, 80, 140, backend.F32, true, false, true, true, []productTile{as(productL, shaders.Full, false)}},
 		{"values", 150, 140, 72, backend.F32, false, true, true, true, []productTile{
 			as(productL, shaders.Registers, false), as(productS, shaders.Looped, true)}},
 		{"values of 16 bits", 140, 76, 68, backend.BF16, false, true, false, true, []productTile{as(productL, shaders.Full, false)}},
@@ -119,7 +119,9 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 					}
 				})
 			}
-			k := v.kernel(productShape{w: c.dtype, aWide: c.wide, wWide: c.wide, along: c.keys, skip: c.skip})
+			k := v.kernel(productShape{
+				w: c.dtype, aWide: c.wide, wWide: c.wide, along: c.keys, whole: c.x%(4*productQD) == 0, skip: c.skip,
+			})
 			if !b.dev.Compiled(b.dev.Pipeline(k)) {
 				t.Errorf("%s: %s was not run", c.what, k.Key())
 			}

@@ -140,60 +140,6 @@ var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // k [key][depth/4], v [key][
 var<workgroup> shown: array<vec4<u32>, MN>; // [row/4][word]: bits of keys that a mask shows
 var<workgroup> special: atomic<u32>; // the last round in which v had a NaN or an infinity
 
-// stored_$x returns elements d to d + 3 of the row of $x that begins at element at, as $x
-// holds them: the bits of four f32, two words of four 16-bit elements, or a word of q8 and
-// the row's scale. Elements beyond the end of the row are 0. Registers hold these until they
-// are converted on their way to workgroup memory, so that loads wait for no conversion.
-// each $x $TYPE $TWO: q IN Q2, k KV KV2, v KV KV2
-fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
-    var x = vec4<u32>(0u);
-    if ($TYPE == 4u) { // static
-        if (FULL == 1u || d < end) {
-            let i = at + 1u + d / 4u;
-            x.x = $x[i >> 2u][i & 3u];
-            x.y = $x[at >> 2u][at & 3u];
-        }
-    }
-    if ($TYPE != 4u) { // static
-        if (VEC == 1u) { // static
-            if (FULL == 1u || d < end) {
-                let four = $x[(at + d) >> 2u];
-                if ($TWO == 0u) { // static
-                    x = four;
-                }
-                if ($TWO == 1u) { // static
-                    x = vec4<u32>(four.x, four.y, 0u, 0u);
-                }
-            }
-        }
-        if (VEC == 0u) { // static
-            for (var e = 0u; e < 4u; e++) { // unroll always
-                if (d + e < end) { x[e] = bitcast<u32>(scalar_$x(at + (d + e) * step)); }
-            }
-        }
-    }
-    return x;
-}
-
-// value_$x returns the elements that stored_$x returned.
-// each $x $TYPE $TWO: q IN Q2, k KV KV2, v KV KV2
-fn value_$x(x: vec4<u32>) -> vec4<f32> {
-    var r = bitcast<vec4<f32>>(x);
-    if ($TYPE == 4u) { // static
-        r = integers(x.x) * bitcast<f32>(x.y);
-    }
-    if ($TWO == 1u) { // static
-        if ($TYPE == 1u) { // static
-            r = vec4<f32>(unpack2x16float(x.x), unpack2x16float(x.y));
-        }
-        if ($TYPE == 2u) { // static
-            let bits = vec4<u32>(x.x << 16u, x.x & 0xffff0000u, x.y << 16u, x.y & 0xffff0000u);
-            r = bitcast<vec4<f32>>(bits);
-        }
-    }
-    return r;
-}
-
 // finite reports whether x has neither a NaN nor an infinity.
 fn finite(x: vec4<f32>) -> bool {
     let bits = bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu);

@@ -34,6 +34,9 @@ const A: u32 = 0u; // type of a: 0 f32, 1 f16, 2 bf16
 const W: u32 = 0u; // type of w
 const AVEC: u32 = 0u; // 1: a is contiguous along x, in aligned fours
 const WVEC: u32 = 0u; // 1: w is contiguous along x or n, in aligned fours
+const A2: u32 = 0u; // 1: a is bound as fours of 16-bit elements; needs AVEC
+const W2: u32 = 0u; // the same for w; needs WVEC
+const FULL: u32 = 0u; // 1: the sums fill the chunks of 4·QD; needs AVEC and WVEC
 const ALONG: u32 = 0u; // 1: w is contiguous along x, else along n
 const SKIP: u32 = 1u; // 1: an a of exactly 0 hides its w, as PV needs (0·NaN is NaN)
 const TX: u32 = 8u;
@@ -74,8 +77,10 @@ struct MatmulParams {
     bias_stride: u32,
 }
 
-@group(0) @binding(0) var<storage, read> a: array<vec4<u32>>;
-@group(0) @binding(1) var<storage, read> w: array<vec4<u32>>;
+@group(0) @binding(0) var<storage, read> a: array<vec4<u32>>; // !A2
+@group(0) @binding(0) var<storage, read> a: array<vec2<u32>>; // A2
+@group(0) @binding(1) var<storage, read> w: array<vec4<u32>>; // !W2
+@group(0) @binding(1) var<storage, read> w: array<vec2<u32>>; // W2
 @group(0) @binding(2) var<storage, read> bias: array<u32>;
 @group(0) @binding(3) var<storage, read_write> o: Words;
 @group(0) @binding(4) var<storage, read_write> state: array<vec4<f32>>;
@@ -127,45 +132,47 @@ fn main(
         }
     }
     for (var x0 = 0u; x0 < p.depth; x0 += 4u * QD) {
-        var ar: array<vec4<f32>, AN>;
-        var wr: array<vec4<f32>, WN>;
+        var ar: array<vec4<u32>, AN>;
+        var wr: array<vec4<u32>, WN>;
         for (var n = 0u; n < AN; n++) { // unroll
             let row = r0 + ay * ROWS + part * AN + n;
-            ar[n] = load4_a(a_at + min(row, p.rows - 1u) * p.a.s, x0 + 4u * aq, p.depth, p.a.d);
+            ar[n] = stored_a(a_at + min(row, p.rows - 1u) * p.a.s, x0 + 4u * aq, p.depth, p.a.d);
         }
         for (var n = 0u; n < WN; n++) { // unroll
             let e = t + THREADS * n;
-            wr[n] = vec4<f32>(0.0);
+            wr[n] = vec4<u32>(0u);
             if (ALONG == 0u) { // static
                 let x = x0 + e / (TX * CV);
-                if (x < p.depth) {
-                    wr[n] = load4_w(w_at + x * p.w.s, c0 + 4u * (e % (TX * CV)), p.cols, p.w.d);
+                let column = min(c0 + 4u * (e % (TX * CV)), (p.cols - 1u) & 0xfffffffcu);
+                if (FULL == 1u || x < p.depth) {
+                    wr[n] = stored_w(w_at + x * p.w.s, column, p.cols, p.w.d);
                 }
             }
             if (ALONG == 1u) { // static
                 let column = min(c0 + e / QD, p.cols - 1u);
-                wr[n] = load4_w(w_at + column * p.w.d, x0 + 4u * (e % QD), p.depth, p.w.s);
+                wr[n] = stored_w(w_at + column * p.w.d, x0 + 4u * (e % QD), p.depth, p.w.s);
             }
         }
         workgroupBarrier();
         for (var n = 0u; n < AN; n++) { // unroll
-            as_[ay][(part * AN + n) * QD + aq] = ar[n];
+            as_[ay][(part * AN + n) * QD + aq] = value_a(ar[n]);
         }
         for (var n = 0u; n < WN; n++) { // unroll
             let e = t + THREADS * n;
             if (ALONG == 0u) { // static
                 let quad = e % (TX * CV);
-                ws[quad % TX][(e / (TX * CV)) * CV + quad / TX] = wr[n];
+                ws[quad % TX][(e / (TX * CV)) * CV + quad / TX] = value_w(wr[n]);
             }
             if (ALONG == 1u) { // static
                 let c = e / QD;
-                ws[(c / 4u) % TX][(4u * (c / (4u * TX)) + c % 4u) * QD + e % QD] = wr[n];
+                ws[(c / 4u) % TX][(4u * (c / (4u * TX)) + c % 4u) * QD + e % QD] = value_w(wr[n]);
             }
         }
         if (SKIP == 1u) { // static
+            // Where subnormals count as 0, this finds more zeros than add_nonzero.
             var zero = vec4<bool>(false);
             for (var n = 0u; n < AN; n++) { // unroll
-                zero = zero | ((bitcast<vec4<u32>>(ar[n]) & vec4<u32>(0x7fffffffu)) == vec4<u32>(0u));
+                zero = zero | (value_a(ar[n]) == vec4<f32>(0.0));
             }
             zeros[ay][part * QD + aq] = select(0u, 1u, zero.x || zero.y || zero.z || zero.w);
         }

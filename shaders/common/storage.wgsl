@@ -18,11 +18,6 @@ fn decode(word: u32, i: u32, dtype: u32) -> f32 {
     return select(select(brain, half, dtype == 1u), bitcast<f32>(word), dtype == 0u);
 }
 
-// decode16 returns the four 16-bit elements of two words.
-fn decode16(lower: u32, upper: u32, dtype: u32) -> vec4<f32> {
-    return vec4<f32>(decode(lower, 0u, dtype), decode(lower, 1u, dtype), decode(upper, 0u, dtype), decode(upper, 1u, dtype));
-}
-
 // load_q returns element i of the binding q: array<u32>, whose type is IN.
 fn load_q(i: u32) -> f32 {
     return decode(q[select(i >> 1u, i, IN == 0u)], i, IN);
@@ -35,30 +30,58 @@ fn scalar_$x(i: u32) -> f32 {
     return decode($x[word >> 2u][word & 3u], i, $TYPE);
 }
 
-// load4_$x returns elements d to d + 3 of the row of the binding $x: array<vec4<u32>> that
-// begins at element at, with zeros beyond the row's end. The row has end elements, step
-// apart; with $VEC = 1 they are contiguous, in aligned fours.
-// each $x $TYPE $VEC: a A AVEC, w W WVEC
-fn load4_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<f32> {
-    var x = vec4<f32>(0.0);
-    if ($VEC == 1u) { // static
-        if (d < end) {
-            let i = at + d;
-            if ($TYPE == 0u) { // static
-                let bits = $x[i >> 2u]; // gogpu's compiler misses names inside of bitcast
-                x = bitcast<vec4<f32>>(bits);
-            }
-            if ($TYPE != 0u) { // static
-                x = decode16($x[i >> 3u][(i >> 1u) & 3u], $x[i >> 3u][((i >> 1u) & 3u) + 1u], $TYPE);
-            }
+// stored_$x returns elements d to d + 3 of the row of $x that begins at element at, as $x
+// holds them: the bits of four f32, two words of four 16-bit elements, or a word of q8 and
+// the row's scale. Elements beyond the end of the row are 0. Registers hold these until they
+// are converted on their way to workgroup memory, so that loads wait for no conversion.
+// each $x $TYPE $TWO $VEC: q IN Q2 VEC, k KV KV2 VEC, v KV KV2 VEC, a A A2 AVEC, w W W2 WVEC
+fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
+    var x = vec4<u32>(0u);
+    if ($TYPE == 4u) { // static
+        if (FULL == 1u || d < end) {
+            let i = at + 1u + d / 4u;
+            x.x = $x[i >> 2u][i & 3u];
+            x.y = $x[at >> 2u][at & 3u];
         }
     }
-    if ($VEC == 0u) { // static
-        for (var e = 0u; e < 4u; e++) { // unroll always
-            if (d + e < end) { x[e] = scalar_$x(at + (d + e) * step); }
+    if ($TYPE != 4u) { // static
+        if ($VEC == 1u) { // static
+            if (FULL == 1u || d < end) {
+                let four = $x[(at + d) >> 2u];
+                if ($TWO == 0u) { // static
+                    x = four;
+                }
+                if ($TWO == 1u) { // static
+                    x = vec4<u32>(four.x, four.y, 0u, 0u);
+                }
+            }
+        }
+        if ($VEC == 0u) { // static
+            for (var e = 0u; e < 4u; e++) { // unroll always
+                if (d + e < end) { x[e] = bitcast<u32>(scalar_$x(at + (d + e) * step)); }
+            }
         }
     }
     return x;
+}
+
+// value_$x returns the elements that stored_$x returned.
+// each $x $TYPE $TWO: q IN Q2, k KV KV2, v KV KV2, a A A2, w W W2
+fn value_$x(x: vec4<u32>) -> vec4<f32> {
+    var r = bitcast<vec4<f32>>(x);
+    if ($TYPE == 4u) { // static
+        r = integers(x.x) * bitcast<f32>(x.y);
+    }
+    if ($TWO == 1u) { // static
+        if ($TYPE == 1u) { // static
+            r = vec4<f32>(unpack2x16float(x.x), unpack2x16float(x.y));
+        }
+        if ($TYPE == 2u) { // static
+            let bits = vec4<u32>(x.x << 16u, x.x & 0xffff0000u, x.y << 16u, x.y & 0xffff0000u);
+            r = bitcast<vec4<f32>>(bits);
+        }
+    }
+    return r;
 }
 
 // integers returns the four integers of a word of q8.
