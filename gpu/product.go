@@ -70,8 +70,8 @@ func (b *Backend) product(m product) *queue.Op {
 	if m.tile != nil {
 		t = *m.tile
 	}
-	// Whether a piece is aligned depends on the cut. It changes loads, but no bit.
-	kernel := func(a, w cut.View, x cut.Box) queue.Kernel {
+	// Whether a piece is aligned depends on the cut. It changes loads and stores, but no bit.
+	kernel := func(a, w, y cut.View, x cut.Box) queue.Kernel {
 		k := productShape{a: m.a.DType(), w: m.w.DType(), skip: m.skip, whole: x.Len(cut.Sum)%(4*productQD) == 0}
 		k.aWide = a.AlignedAlong(backend.Dim, x.Len(cut.Sum))
 		if k.along = m.w.Strides()[backend.Seq] < m.w.Strides()[backend.Dim]; k.along {
@@ -79,11 +79,12 @@ func (b *Backend) product(m product) *queue.Op {
 		} else {
 			k.wWide = w.AlignedAlong(backend.Dim, x.Len(cut.Col))
 		}
+		k.yWide = m.y.DType() == backend.F32 && y.AlignedAlong(backend.Dim, x.Len(cut.Col))
 		return t.kernel(k)
 	}
 	whole := func(t backend.Tensor) cut.View { return cut.View{Base: t.Offset(), Strides: t.Strides()} }
 	all := cut.Space(ys[0], ys[1], ys[2], ys[3], depth)
-	uncut := kernel(whole(m.a), whole(m.w), all)
+	uncut := kernel(whole(m.a), whole(m.w), whole(m.y), all)
 	const chunks = cut.Tile / (4 * productQD)
 	c := b.dev.NewCutter(cut.Sum, cut.Tile, a, w, bias, y)
 	c.AlignGranules()
@@ -106,7 +107,7 @@ func (b *Backend) product(m product) *queue.Op {
 			av, wv := a.View(p.Box, c.Align).Granules(), w.View(p.Box, c.Align).Granules()
 			bv, yv := bias.View(p.Box, c.Align), y.View(p.Box, c.Align)
 			return queue.Step{
-				Kernel: kernel(av, wv, p.Box),
+				Kernel: kernel(av, wv, yv, p.Box),
 				Params: &shaders.MatmulParams{
 					RowTiles: t.tiles(p.Len(cut.Row), 1), ColTiles: t.tiles(1, p.Len(cut.Col)), Heads: p.Len(cut.Head), Head0: p.Lo[cut.Head], Group: group,
 					Rows: p.Len(cut.Row), Cols: p.Len(cut.Col), Depth: p.Len(cut.Sum), Flags: when(!p.First, shaders.GoOn) | when(!p.Last, shaders.Leave),
@@ -208,6 +209,7 @@ func (b *Backend) chooseProduct(products, m, n int) productTile {
 type productShape struct {
 	a, w         backend.DType
 	aWide, wWide bool // elements are adjacent in aligned groups of four
+	yWide        bool // the same for y, and its elements are float32
 	along        bool // adjacent elements of w are along the summed axis
 	whole        bool // the summed axis consists of whole chunks
 	skip         bool
@@ -227,7 +229,7 @@ func (v productTile) kernel(s productShape) queue.Kernel {
 		sa, sb := v.lengths()
 		a, w := s.aWide && !v.scalar, s.wWide && !v.scalar
 		return map[string]int{
-			"EXPAND": int(v.expand), "A": int(s.a), "W": int(s.w), "AVEC": when(a, 1), "WVEC": when(w, 1),
+			"EXPAND": int(v.expand), "A": int(s.a), "W": int(s.w), "AVEC": when(a, 1), "WVEC": when(w, 1), "OVEC": when(s.yWide && !v.scalar, 1),
 			"A2": when(a && s.a != backend.F32, 1), "W2": when(w && s.w != backend.F32, 1), "FULL": when(a && w && s.whole, 1),
 			"ALONG": when(s.along, 1), "SKIP": when(s.skip, 1),
 			"TX": productLanes, "TY": v.ty, "THREADS": v.threads(), "ROWS": v.rows, "CV": v.cv, "QD": productQD,

@@ -27,15 +27,16 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 		dtype   backend.DType // of w
 		keys    bool          // w lies in memory as the keys of QKᵀ do
 		skip    bool
+		bias    bool
 		short   bool // with -short too
 		wide    bool // there are fours to load
 		tiles   []productTile
 	}{
-		{"scores", 150, 80, 140, backend.F32, true, false, true, true, []productTile{as(productL, shaders.Full, false)}},
-		{"values", 150, 140, 72, backend.F32, false, true, true, true, []productTile{
+		{"scores and a bias", 150, 80, 140, backend.F32, true, false, true, true, true, []productTile{as(productL, shaders.Full, false)}},
+		{"values", 150, 140, 72, backend.F32, false, true, false, true, true, []productTile{
 			as(productL, shaders.Registers, false), as(productS, shaders.Looped, true)}},
-		{"values of 16 bits", 140, 76, 68, backend.BF16, false, true, false, true, []productTile{as(productL, shaders.Full, false)}},
-		{"16 bits and nothing even", 131, 45, 67, backend.F16, true, true, false, false, []productTile{
+		{"values of 16 bits", 140, 76, 68, backend.BF16, false, true, false, false, true, []productTile{as(productL, shaders.Full, false)}},
+		{"16 bits and nothing even", 131, 45, 67, backend.F16, true, true, false, false, false, []productTile{
 			as(productL, shaders.Looped, false), as(productS, shaders.Full, false)}},
 	} {
 		if testing.Short() && !c.short {
@@ -60,6 +61,12 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 				return float32(math.Inf(-1))
 			}
 			return c.dtype.Round(wave(3*i + 1))
+		}
+		added := func(n int) float32 {
+			if !c.bias {
+				return 0
+			}
+			return wave(5*n + 2)
 		}
 		run := func(t *testing.T, b *Backend, v productTile) []float32 {
 			t.Helper()
@@ -86,11 +93,15 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			var bias backend.Tensor
+			if c.bias {
+				bias = upload(t, b, host(t, backend.Shape{1, 1, 1, c.n}, added))
+			}
 			y := alloc(t, b, backend.F32, backend.Shape{1, 2, c.m, c.n})
 			err := b.call(context.Background(), "product", operands{
-				[]backend.Operand{{Name: "y", Tensor: y}}, []backend.Operand{{Name: "a", Tensor: a}, {Name: "w", Tensor: w}},
+				[]backend.Operand{{Name: "y", Tensor: y}}, []backend.Operand{{Name: "a", Tensor: a}, {Name: "w", Tensor: w}, {Name: "bias", Tensor: bias}},
 			}, func(r *queue.Runner) error {
-				return r.Run(b.product(product{y: y, a: a, w: w, skip: c.skip, names: [3]string{"y", "a", "w"}, tile: &v}))
+				return r.Run(b.product(product{y: y, a: a, w: w, bias: bias, skip: c.skip, names: [3]string{"y", "a", "w"}, tile: &v}))
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -99,7 +110,8 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 		}
 		want := run(t, b, as(productS, shaders.Registers, true))
 		for i, got := range want {
-			row, n, sum := i/c.n, i%c.n, 0.0
+			row, n := i/c.n, i%c.n
+			sum := float64(added(n))
 			for x := range c.x {
 				if l := left(row*c.x + x); !c.skip || l != 0 {
 					sum += float64(l) * float64(right(x*c.n+n))
@@ -120,7 +132,7 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 				})
 			}
 			k := v.kernel(productShape{
-				w: c.dtype, aWide: c.wide, wWide: c.wide, along: c.keys, whole: c.x%(4*productQD) == 0, skip: c.skip,
+				w: c.dtype, aWide: c.wide, wWide: c.wide, yWide: c.wide, along: c.keys, whole: c.x%(4*productQD) == 0, skip: c.skip,
 			})
 			if !b.dev.Compiled(b.dev.Pipeline(k)) {
 				t.Errorf("%s: %s was not run", c.what, k.Key())

@@ -65,6 +65,7 @@ func TestKernelsCompile(t *testing.T) {
 			}
 			if k.Name == "matmul" { // as package gpu does
 				c["A2"], c["W2"], c["FULL"] = c["AVEC"]*c["A"], c["WVEC"]*c["W"]/2, c["AVEC"]*c["WVEC"]*c["SKIP"]
+				c["OVEC"] = c["AVEC"]
 			}
 			src, err := k.Specialise(c)
 			if err != nil {

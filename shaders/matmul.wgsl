@@ -36,6 +36,7 @@ const AVEC: u32 = 0u; // 1: a is contiguous along x, in aligned fours
 const WVEC: u32 = 0u; // 1: w is contiguous along x or n, in aligned fours
 const A2: u32 = 0u; // 1: a is bound as fours of 16-bit elements; needs AVEC
 const W2: u32 = 0u; // the same for w; needs WVEC
+const OVEC: u32 = 0u; // 1: elements of o have 32 bits and are contiguous along n, in aligned fours
 const FULL: u32 = 0u; // 1: the sums fill the chunks of 4·QD; needs AVEC and WVEC
 const ALONG: u32 = 0u; // 1: w is contiguous along x, else along n
 const SKIP: u32 = 1u; // 1: an a of exactly 0 hides its w, as PV needs (0·NaN is NaN)
@@ -82,7 +83,8 @@ struct MatmulParams {
 @group(0) @binding(1) var<storage, read> w: array<vec4<u32>>; // !W2
 @group(0) @binding(1) var<storage, read> w: array<vec2<u32>>; // W2
 @group(0) @binding(2) var<storage, read> bias: array<u32>;
-@group(0) @binding(3) var<storage, read_write> o: Words;
+@group(0) @binding(3) var<storage, read_write> o: Words; // !OVEC
+@group(0) @binding(3) var<storage, read_write> o: array<vec4<f32>>; // OVEC
 @group(0) @binding(4) var<storage, read_write> state: array<vec4<f32>>;
 @group(0) @binding(5) var<uniform> p: MatmulParams;
 
@@ -229,26 +231,53 @@ fn main(
         return;
     }
 
-    // Through workgroup memory, ER rows of a thread at once, neighbouring threads write
-    // neighbouring columns.
     let o_at = p.o.base + b * p.o.b + h * p.o.h;
-    for (var i = 0u; i < CV; i++) { // unroll
-        for (var z = 0u; z < ROWS / ER; z++) { // unroll
-            workgroupBarrier();
-            for (var e = 0u; e < ER; e++) { // unroll
-                as_[ty][e * TX + tx] = s[(z * ER + e) * CV + i];
+    if (OVEC == 1u) { // static
+        if (p.bias_type != 0u) {
+            for (var i = 0u; i < CV; i++) { // unroll
+                var y = vec4<f32>(0.0);
+                for (var e = 0u; e < 4u; e++) { // unroll always
+                    let c = min(c0 + 4u * (TX * i + tx) + e, p.cols - 1u);
+                    y[e] = load_bias(p.bias_base + c * p.bias_stride);
+                }
+                for (var r = 0u; r < ROWS; r++) { // unroll
+                    s[r * CV + i] = s[r * CV + i] + y;
+                }
             }
-            workgroupBarrier();
-            for (var x = t; x < 4u * ER * THREADS; x += THREADS) {
-                let e = (x / (4u * TX)) % ER;
-                let row = r0 + (x / (4u * TX * ER)) * ROWS + z * ER + e;
-                let c = c0 + 4u * TX * i + x % (4u * TX);
-                if (row < p.rows && c < p.cols) {
-                    var v = as_[x / (4u * TX * ER)][e * TX + (x / 4u) % TX][x % 4u];
-                    if (p.bias_type != 0u) {
-                        v = v + load_bias(p.bias_base + c * p.bias_stride);
+        }
+        for (var r = 0u; r < ROWS; r++) { // unroll
+            let row = r0 + ty * ROWS + r;
+            if (row < p.rows) {
+                for (var i = 0u; i < CV; i++) { // unroll
+                    let c = c0 + 4u * (TX * i + tx);
+                    if (c < p.cols) {
+                        o[(o_at + row * p.o.s + c) >> 2u] = s[r * CV + i];
                     }
-                    put(o_at + row * p.o.s + c * p.o.d, v);
+                }
+            }
+        }
+    }
+    if (OVEC == 0u) { // static
+        // Through workgroup memory, ER rows of a thread at once, neighbouring threads write
+        // neighbouring columns.
+        for (var i = 0u; i < CV; i++) { // unroll
+            for (var z = 0u; z < ROWS / ER; z++) { // unroll
+                workgroupBarrier();
+                for (var e = 0u; e < ER; e++) { // unroll
+                    as_[ty][e * TX + tx] = s[(z * ER + e) * CV + i];
+                }
+                workgroupBarrier();
+                for (var x = t; x < 4u * ER * THREADS; x += THREADS) {
+                    let e = (x / (4u * TX)) % ER;
+                    let row = r0 + (x / (4u * TX * ER)) * ROWS + z * ER + e;
+                    let c = c0 + 4u * TX * i + x % (4u * TX);
+                    if (row < p.rows && c < p.cols) {
+                        var v = as_[x / (4u * TX * ER)][e * TX + (x / 4u) % TX][x % 4u];
+                        if (p.bias_type != 0u) {
+                            v = v + load_bias(p.bias_base + c * p.bias_stride);
+                        }
+                        put(o_at + row * p.o.s + c * p.o.d, v);
+                    }
                 }
             }
         }
