@@ -80,9 +80,15 @@ func (g *gqaText) String() string {
 	for i, text := range g.inputs {
 		in[i] = text
 	}
+	attributes := g.attributes
+	for _, name := range []string{"num_heads", "kv_num_heads"} {
+		if !strings.Contains(attributes, `"`+name+`"`) {
+			attributes = fmt.Sprintf(`{"name": %q, "data": 1, "type": "int"}, %s`, name, attributes)
+		}
+	}
 	return fmt.Sprintf(`[{"name": "bad", "operator": "GroupQueryAttention", "opset": {"domain": "com.microsoft", "version": 1},
-		"attributes": [{"name": "num_heads", "data": 1, "type": "int"}, {"name": "kv_num_heads", "data": 1, "type": "int"}, %s],
-		"cases": [{"name": "case", "inputs": [%s], "outputs": [%s],},],},]`, g.attributes, strings.Join(in, ", "), q)
+		"attributes": [%s],
+		"cases": [{"name": "case", "inputs": [%s], "outputs": [%s],},],},]`, attributes, strings.Join(in, ", "), q)
 }
 
 func numbers(n ...int) string {
@@ -145,6 +151,9 @@ func TestGroupQueryRefused(t *testing.T) {
 		{"a softcap below 0", func(g *gqaText) { g.attributes = `{"name": "softcap", "data": -1.5, "type": "float"}` }, "softcap is -1.5"},
 		{"an unknown attribute", func(g *gqaText) { g.attributes = `{"name": "k_quant_type", "data": "PER_TENSOR", "type": "string"}` }, `attribute "k_quant_type" is none of GroupQueryAttention`},
 		{"heads that do not divide", func(g *gqaText) { g.attributes = `{"name": "kv_num_heads", "data": 3, "type": "int"}` }, "num_heads is 1 and kv_num_heads 3"},
+		{"an attribute twice", func(g *gqaText) {
+			g.attributes = `{"name": "softcap", "data": 1.5, "type": "float"}, {"name": "softcap", "data": 2, "type": "float"}`
+		}, `attribute "softcap" is given twice`},
 		{"no heads", func(g *gqaText) { g.attributes = `{"name": "num_heads", "data": 0, "type": "int"}` }, "num_heads is 0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

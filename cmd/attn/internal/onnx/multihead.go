@@ -125,16 +125,16 @@ func (op *multiHeadOp) run(ctx context.Context, dev *kernels.Device, in []*onnxf
 func (op *multiHeadOp) operands(in []*onnxfile.Tensor) (q, k, v *onnxfile.Tensor, err error) {
 	q, k, v = in[mhQuery], in[mhKey], in[mhValue]
 	switch {
-	case len(q.Shape) == 5 && k == nil && v == nil && q.Shape[3] == 3:
+	case len(q.Shape) == 5 && k == nil && v == nil && q.Shape[2] == op.heads && q.Shape[3] == 3:
 		all := q
 		q, k, v = op.unpacked(all, 0), op.unpacked(all, 1), op.unpacked(all, 2)
-	case len(q.Shape) == 3 && k != nil && len(k.Shape) == 5 && v == nil && k.Shape[3] == 2:
+	case len(q.Shape) == 3 && k != nil && len(k.Shape) == 5 && v == nil && k.Shape[2] == op.heads && k.Shape[3] == 2:
 		pairs := k
 		k, v = op.unpacked(pairs, 0), op.unpacked(pairs, 1)
 	case len(q.Shape) == 3 && k != nil && v != nil && len(k.Shape) == len(v.Shape) && (len(k.Shape) == 3 || len(k.Shape) == 4):
 	default:
-		return nil, nil, nil, fmt.Errorf("query has shape %v, key %v and value %v: they must be [B S H·D], [B L H·D] and [B L H·Dv], or [B S H·D] with [B H L D] and [B H L Dv], or [B S H·D] with key [B L H 2 D] alone, or query [B S H 3 D] alone: %w",
-			shapeOf(in[mhQuery]), shapeOf(in[mhKey]), shapeOf(in[mhValue]), backend.ErrShape)
+		return nil, nil, nil, fmt.Errorf("query has shape %v, key %v and value %v: they must be [B S H·D], [B L H·D] and [B L H·Dv], or [B S H·D] with [B H L D] and [B H L Dv], or [B S H·D] with key [B L H 2 D] alone, or query [B S H 3 D] alone, with H = num_heads = %d: %w",
+			shapeOf(in[mhQuery]), shapeOf(in[mhKey]), shapeOf(in[mhValue]), op.heads, backend.ErrShape)
 	}
 	for i, t := range []*onnxfile.Tensor{q, k, v} {
 		what := []string{"query", "key", "value"}[i]

@@ -98,6 +98,9 @@ func newNode(m *onnxfile.Model) (*node, error) {
 	}
 	a := &attributes{list: map[string]*onnxfile.AttributeProto{}}
 	for _, x := range p.Attribute {
+		if a.list[x.Name] != nil {
+			a.fail("attribute %q is given twice: %w", x.Name, backend.ErrOption)
+		}
 		a.list[x.Name] = x
 	}
 	n.op = s.decode(n, a)

@@ -26,6 +26,8 @@ func TestMultiHeadRefused(t *testing.T) {
 		{"no key", map[int]string{mhKey: missing}, "query has shape [2 3 8], key missing and value [2 5 8]: they must be"},
 		{"a key of 4 axes alone", map[int]string{mhKey: f32(2, 2, 5, 4)}, "key [2 2 5 4] and value [2 5 8]: they must be"},
 		{"packed and not", map[int]string{mhKey: f32(2, 5, 2, 2, 4)}, "key [2 5 2 2 4] and value [2 5 8]: they must be"},
+		{"packed pairs of other heads", map[int]string{mhKey: f32(2, 5, 4, 2, 2), mhValue: missing}, "key [2 5 4 2 2] and value missing: they must be"},
+		{"all packed with other heads", map[int]string{mhQuery: f32(2, 3, 4, 3, 2), mhKey: missing, mhValue: missing}, "with H = num_heads = 2"},
 		{"heads that do not divide", map[int]string{mhQuery: f32(2, 3, 7)}, "query has shape [2 3 7] for 2 batches and num_heads 2"},
 		{"other batches", map[int]string{mhValue: f32(1, 5, 8)}, "value has shape [1 5 8] for 2 batches"},
 		{"no queries", map[int]string{mhQuery: f32(2, 0, 8)}, "query has shape [2 0 8]"},
