@@ -127,15 +127,19 @@ type productTile struct {
 	rows   int // of a thread
 	cv     int // vec4 of columns of a thread
 	ty     int // threads along rows
+	time   int // of a result, relative to other tiles, by the table in docs/gpu.md
 	expand uint32
 	// scalar loads elements one at a time even where four are adjacent.
 	scalar bool
 }
 
-// A thread has 8x8 results in tiles L, and 4x4 in tiles S, for small grids.
+// A thread has 8x8 results in tiles L, 4x8 in tiles M, and 4x4 in tiles S, for small grids.
 var (
-	productL = productTile{name: "L", rows: 8, cv: 2, ty: 16, expand: shaders.Full}
-	productS = productTile{name: "S", rows: 4, cv: 1, ty: 8, expand: shaders.Full}
+	productL = productTile{name: "L", rows: 8, cv: 2, ty: 16, time: 20, expand: shaders.Full}
+	productM = productTile{name: "M", rows: 4, cv: 2, ty: 8, time: 22, expand: shaders.Full}
+	productS = productTile{name: "S", rows: 4, cv: 1, ty: 8, time: 27, expand: shaders.Full}
+
+	productTiles = []productTile{productL, productM, productS}
 )
 
 // Threads along columns, and vec4 along the summed axis that are staged at once. All
@@ -151,6 +155,9 @@ func (v productTile) threads() int { return v.ty * productLanes }
 
 // tiles returns the number of tiles that cover m rows and n columns.
 func (v productTile) tiles(m, n int) int { return ceil(m, v.height()) * ceil(n, v.width()) }
+
+// cost is the time that a large GPU takes for these tiles, relative to other tiles.
+func (v productTile) cost(m, n int) int { return v.tiles(m, n) * v.height() * v.width() * v.time }
 
 // together is the number of rows of a thread that are written at once: as many as fit in
 // the memory of its staged rows of a.
@@ -189,15 +196,15 @@ func (v productTile) fits(l gputypes.Limits) bool {
 		uint64(4*v.height()*v.width()) <= queue.MaxWindow(l)
 }
 
-// chooseProduct returns the tile for so many products of m rows and n columns. It is L
-// when there are enough tiles to keep a large GPU busy, unless their area exceeds twice
-// that of S: S has half the speed where reads limit it.
+// chooseProduct returns the fastest tile for so many products of m rows and n columns that
+// has as many threads as keep a large GPU busy, or S.
 func (b *Backend) chooseProduct(products, m, n int) productTile {
 	v := productS
-	large := productL.tiles(m, n)
-	padded := large * productL.height() * productL.width()
-	if products*large >= tune.Busy && productL.fits(b.dev.Limits) && padded <= 2*productS.tiles(m, n)*productS.height()*productS.width() {
-		v = productL
+	for _, t := range productTiles {
+		busy := products*t.tiles(m, n)*t.threads() >= tune.Busy*productL.threads()
+		if busy && t.fits(b.dev.Limits) && t.cost(m, n) < v.cost(m, n) {
+			v = t
+		}
 	}
 	if b.info.Type == backend.CPU { // compiles in a third of the time, and half as often
 		v.expand, v.scalar = shaders.Registers, true

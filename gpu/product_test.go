@@ -32,12 +32,13 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 		wide    bool // there are fours to load
 		tiles   []productTile
 	}{
-		{"scores and a bias", 150, 80, 140, backend.F32, true, false, true, true, true, []productTile{as(productL, shaders.Full, false)}},
+		{"scores and a bias", 150, 80, 140, backend.F32, true, false, true, true, true, []productTile{
+			as(productL, shaders.Full, false), as(productM, shaders.Full, false)}},
 		{"values", 150, 140, 72, backend.F32, false, true, false, true, true, []productTile{
-			as(productL, shaders.Registers, false), as(productS, shaders.Looped, true)}},
+			as(productL, shaders.Registers, false), as(productM, shaders.Full, false), as(productS, shaders.Looped, true)}},
 		{"values of 16 bits", 140, 76, 68, backend.BF16, false, true, false, false, true, []productTile{as(productL, shaders.Full, false)}},
 		{"16 bits and nothing even", 131, 45, 67, backend.F16, true, true, false, false, false, []productTile{
-			as(productL, shaders.Looped, false), as(productS, shaders.Full, false)}},
+			as(productL, shaders.Looped, false), as(productM, shaders.Full, false), as(productS, shaders.Full, false)}},
 	} {
 		if testing.Short() && !c.short {
 			continue
@@ -153,13 +154,13 @@ func (v productTile) perWord(skip bool) float64 {
 }
 
 // TestProductMultiplyAddsPerWord checks that L does about 4 multiply-adds for each word that
-// it reads from workgroup memory, and S half as many.
+// it reads from workgroup memory, M two thirds of that and S half.
 func TestProductMultiplyAddsPerWord(t *testing.T) {
 	for _, c := range []struct {
 		v     productTile
 		skip  bool
 		least float64
-	}{{productL, false, 4}, {productL, true, 3.87}, {productS, false, 2}, {productS, true, 1.88}} {
+	}{{productL, false, 4}, {productL, true, 3.87}, {productM, false, 2.66}, {productM, true, 2.55}, {productS, false, 2}, {productS, true, 1.88}} {
 		if r := c.v.perWord(c.skip); r < c.least || r > c.least+0.02 {
 			t.Errorf("%s, skip %v: %.3g multiply-adds a word, should be %.3g", c.v.name, c.skip, r, c.least)
 		}
@@ -169,7 +170,7 @@ func TestProductMultiplyAddsPerWord(t *testing.T) {
 // TestProductTilesAreWhole checks that threads share staged elements evenly, that rows fit
 // their memory, and that the file's constants are those of L.
 func TestProductTilesAreWhole(t *testing.T) {
-	for _, v := range []productTile{productL, productS} {
+	for _, v := range productTiles {
 		sa, sb := v.lengths()
 		k := v.kernel(productShape{skip: true})
 		staged := int(k.Consts["AN"]) * productLanes
@@ -194,6 +195,8 @@ func TestChooseProduct(t *testing.T) {
 	few, small := all, all
 	few.MaxComputeInvocationsPerWorkgroup = 64
 	small.MaxStorageBufferBindingSize = 24 << 10
+	smaller := all
+	smaller.MaxStorageBufferBindingSize = 6 << 10
 	for _, c := range []struct {
 		what           string
 		products, m, n int
@@ -202,10 +205,14 @@ func TestChooseProduct(t *testing.T) {
 	}{
 		{"many tiles", 16, 4096, 4096, all, "L"},
 		{"few tiles", 1, 512, 512, all, "S"},
-		{"many single rows", 10000, 1, 4096, all, "S"},
+		{"few tiles of L", 1, 2048, 1024, all, "M"},
+		{"many single rows", 10000, 1, 4096, all, "M"},
+		{"half a tile of L", 1000, 64, 256, all, "M"},
+		{"half a tile of M", 16, 8192, 32, all, "S"},
 		{"values of one column", 16, 8192, 64, all, "L"},
-		{"few threads", 16, 4096, 4096, few, "S"},
-		{"small bindings", 16, 4096, 4096, small, "S"},
+		{"few threads", 16, 4096, 4096, few, "M"},
+		{"small bindings", 16, 4096, 4096, small, "M"},
+		{"smaller bindings", 16, 4096, 4096, smaller, "S"},
 	} {
 		b := &Backend{dev: &queue.Device{Limits: c.limits}, info: backend.Info{Type: backend.Discrete}}
 		if v := b.chooseProduct(c.products, c.m, c.n); v.name != c.want || v.scalar {

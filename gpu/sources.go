@@ -115,7 +115,7 @@ func (s *sources) stages(c *backend.Call) error {
 	if err != nil {
 		return err
 	}
-	for _, t := range []productTile{productL, productS} {
+	for _, t := range productTiles {
 		if err := s.add("qk "+t.name, s.b.product(product{y: w, a: c.Q, w: kt, tile: &t})); err != nil {
 			return err
 		}

@@ -14,10 +14,10 @@
 //
 // As in flash.wgsl, a thread reads one row of as_ (its rows, four along x to a vec4) and
 // one row of ws (its columns), at constant places once the loops are unrolled, and the
-// length of these rows in vec4 is odd. Threads are in pairs as there. Tiles of 8x8 (variant L) read 16 vec4 for 256
-// multiply-adds, 4 a word. Tiles of 4x4 (S) need twice as many reads and serve grids that
-// would be too small. Where w is contiguous along x (keys of QKᵀ), ws keeps that order and
-// registers transpose four columns.
+// length of these rows in vec4 is odd. Threads are in pairs as there. Tiles of 8x8 (variant
+// L) read 16 vec4 for 256 multiply-adds, 4 a word. Tiles of 4x8 (M) and 4x4 (S) do 2.67 and
+// 2 a word and serve grids that would be too small. Where w is contiguous along x (keys of
+// QKᵀ), ws keeps that order and registers transpose four columns.
 //
 // PV must skip weights of exactly 0. The thread that stages weights notes whether there is
 // a 0 among them, and only threads with a 0 in their rows of a chunk check each weight.
