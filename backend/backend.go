@@ -34,7 +34,14 @@ import (
 
 // Backend computes attention on one device. Its methods are safe for concurrent use.
 // Methods that take a context return its error soon after it is cancelled; the contents of
-// the outputs are then unspecified. Results depend on the inputs alone: the same call yields
+// the outputs are then unspecified.
+//
+// A device with a queue may return from a call when it is submitted. Calls that use its
+// result follow it on the device, and Download and Wait wait for it. An error that occurs
+// after a call has returned is returned, with the name of the call, by the first call that
+// uses the result, or by Wait.
+//
+// Results depend on the inputs alone: the same call yields
 // the same bits, whatever else runs, and the result of a row does not depend on other rows
 // and batches.
 //
@@ -80,9 +87,8 @@ type Backend interface {
 	// and Inf in v do not propagate through it.
 	PV(ctx context.Context, o, w, v Tensor) error
 
-	// Attention computes O, and LSE if it is set, of each call and returns when all are
-	// complete. It reads the keys once, uses O(Sq + Sk) memory in addition to the
-	// operands, and does not keep the calls. ErrUnsupported names what it cannot compute;
+	// Attention computes O, and LSE if it is set, of each call. It reads the keys once,
+	// uses O(Sq + Sk) memory in addition to the operands, and does not keep the calls. ErrUnsupported names what it cannot compute;
 	// an Interrupted holds what a streamed call had finished.
 	//
 	// Several calls, such as packed sequences, run together, each with the bits of a call
@@ -95,6 +101,10 @@ type Backend interface {
 	// Plan returns how Attention would run c, without running it. Only shapes, strides
 	// and dtypes of the operands matter; they need no memory (see [Meta]).
 	Plan(ctx context.Context, c *Call) (Plan, error)
+
+	// Wait waits until all calls are complete. It returns the first error that occurred
+	// after a call had returned and that no other call has returned.
+	Wait(ctx context.Context) error
 
 	// Close waits for running calls and frees the device. Tensors that still exist
 	// become unusable; later calls return ErrClosed. A second Close does nothing.

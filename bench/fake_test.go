@@ -217,6 +217,8 @@ func (f *fake) Plan(_ context.Context, c *backend.Call) (backend.Plan, error) {
 	return p, nil
 }
 
+func (f *fake) Wait(ctx context.Context) error { return ctx.Err() }
+
 func (f *fake) Close() error { return nil }
 
 // metered is a fake with a peak rate.

@@ -134,12 +134,18 @@ func (op *operands) stages(ctx context.Context, names ...string) error {
 	return nil
 }
 
-// run runs the case's variant once.
+// run runs the case's variant once, to its completion.
 func (op *operands) run(ctx context.Context) error {
+	var err error
 	if op.c.stored() {
-		return op.stages(ctx, op.c.stages()...)
+		err = op.stages(ctx, op.c.stages()...)
+	} else {
+		err = op.call.RunInto(ctx, op.result())
 	}
-	return op.call.RunInto(ctx, op.result())
+	if err != nil {
+		return err
+	}
+	return op.dev.Wait(ctx)
 }
 
 // before runs the stages that the variant's first call needs.

@@ -132,6 +132,12 @@ func (be *Backend) Upload(ctx context.Context, host backend.Tensor) (t backend.T
 	return t, err
 }
 
+// Wait implements backend.Backend. Calls return when they are complete, so it returns at
+// once.
+func (be *Backend) Wait(ctx context.Context) error {
+	return be.do(ctx, "wait", func() error { return nil })
+}
+
 // Close implements backend.Backend. It waits for running calls, and for the
 // backend's goroutines to end.
 func (be *Backend) Close() error {

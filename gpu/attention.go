@@ -177,7 +177,10 @@ func (b *Backend) tuned(r *queue.Runner, x path) (path, error) {
 	if !ok || !a.tiled || !b.tuner.Claim(a.shape()) {
 		return x, nil
 	}
-	if err := r.Flush(); err != nil { // trials use the device alone
+	if err := r.Flush(); err != nil {
+		return nil, err
+	}
+	if err := b.dev.Idle(r.Context()); err != nil { // trials use the device alone
 		return nil, err
 	}
 	if err := b.tuner.FirstUse(r.Context(), tuneRunner{b}, a.shape()); err != nil {

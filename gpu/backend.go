@@ -63,7 +63,7 @@ func newBackend(dev port.Device, info backend.Info, opt Options) (b *Backend, er
 // Info describes the adapter. The limits are those in force.
 func (b *Backend) Info() backend.Info { return b.info }
 
-// Close waits for running calls and releases everything on the device. When the device
+// Close waits for the submissions of all calls and releases everything on the device. When the device
 // hangs, calls that wait for it return backend.ErrClosed, its memory is left to the driver,
 // and Close returns backend.ErrDeviceLost.
 func (b *Backend) Close() error {
@@ -118,21 +118,25 @@ func (b *Backend) within(ctx context.Context, name string, f func() error) error
 		return err
 	}
 	defer b.calling.Done()
-	if err := b.dev.Port.Lost(); err != nil {
-		return queue.Translate(b.info.Name, err)
+	err := b.dev.Lost()
+	if err == nil {
+		err = f()
 	}
-	if err := f(); err != nil {
+	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }
 
 // operands are the tensors of an operation.
-type operands struct{ out, in []backend.Operand }
+type operands struct {
+	out, in []backend.Operand
+	inPlace bool // the first of out is read too
+}
 
 func operandsOf(c *backend.Call) operands {
 	out, in := c.Operands()
-	return operands{out[:], in[:]}
+	return operands{out: out[:], in: in[:]}
 }
 
 // call runs one operation, which f queues.
@@ -159,7 +163,21 @@ func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) 
 				return err
 			}
 		}
-		return b.dev.Do(ctx, func(r *queue.Runner) error {
+		w := queue.Work{Name: name}
+		for i := range n {
+			o := of(i)
+			for _, x := range o.out {
+				if s := cut.StoreOf(x.Tensor); s != nil {
+					whole := x.Tensor.Memory().Bytes() <= x.Tensor.Bytes()
+					w.Written = append(w.Written, queue.Output{Store: s, Whole: whole})
+				}
+			}
+			w.Read = stores(w.Read, o.in)
+			if o.inPlace {
+				w.Read = stores(w.Read, o.out[:1])
+			}
+		}
+		return b.dev.Do(ctx, w, func(r *queue.Runner) error {
 			for i := range n {
 				if i > 0 {
 					if err := r.Separate(); err != nil {
@@ -173,6 +191,22 @@ func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) 
 			return nil
 		})
 	})
+}
+
+// stores appends the memory of tensors to a list.
+func stores(list []*cut.Store, of []backend.Operand) []*cut.Store {
+	for _, x := range of {
+		if s := cut.StoreOf(x.Tensor); s != nil {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// Wait waits until the device has ended all calls. It returns the error of a call that
+// had returned before the device had ended it, unless another call has returned that error.
+func (b *Backend) Wait(ctx context.Context) error {
+	return b.within(ctx, "wait", func() error { return b.dev.Wait(ctx) })
 }
 
 // maxLength bounds lengths, so that kernels' positions and their differences fit 32 bits.

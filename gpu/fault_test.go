@@ -92,6 +92,7 @@ func session(b *Backend) (out []float32, err error) {
 		func() error { return b.Rotate(ctx, o, o, lse, plse, false) },
 		func() error { return b.Project(ctx, po, o, w, backend.Tensor{}) },
 		func() error { return b.Download(ctx, h, po) },
+		func() error { return b.Wait(ctx) },
 	} {
 		if err := f(); err != nil {
 			return nil, err
@@ -204,7 +205,10 @@ func TestLostDevice(t *testing.T) {
 			tried[call] = true
 			loseFor(t, call, want)
 		}
-		dev.Fail(-1, nil) // back again
+		dev.Fail(-1, nil)                                                                     // back again
+		if err := b.Wait(t.Context()); err != nil && !errors.Is(err, backend.ErrDeviceLost) { // of calls that had returned
+			t.Errorf("lost at call %d, %s: wait: %v", i, call, err)
+		}
 	}
 	for _, call := range []string{"CreateBuffer", "Write", "Submit", "SubmitTimed", "Wait", "Took", "Read"} {
 		if !tried[call] {

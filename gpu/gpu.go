@@ -17,6 +17,13 @@
 // submission takes a bounded time (Options.Budget). Between submissions a call checks its
 // context and reports progress. No cut changes a bit of the results.
 //
+// A call returns when its last submission is made. Up to 512 submissions of all calls, and
+// those that are expected to take ten budgets, are on the device at a time: a call that
+// exceeds that waits for the oldest. These calls wait for their own results: those that
+// stream or report progress or kernel times, and the first with each kernel, whose speed is
+// not known. Memory that is released while submissions use it is used again in their order;
+// the device holds at most 64 MiB of it in addition to the pool.
+//
 // Tensors larger than the adapter's largest buffer take several buffers. Tensors for
 // which the device has no room stay in host memory: calls stream windows of them, with
 // the same results in every bit.
@@ -69,9 +76,10 @@ type Options struct {
 	// MinStorageBufferOffsetAlignment and MinUniformBufferOffsetAlignment.
 	Limits gputypes.Limits
 	// Budget is how long a cancelled call may keep the device busy; 0 means 200 ms.
-	// Two submissions are on the device at a time, so each is sized to half of it, by
-	// the speed of its kernel as measured while it runs. One tile of one workgroup
-	// cannot be cut and may take longer.
+	// Two submissions of a call are on the device at a time, so each is sized to half of
+	// it, by the speed of its kernel as measured while it runs. One tile of one workgroup
+	// cannot be cut and may take longer. Calls that have returned may be queued before
+	// them.
 	Budget time.Duration
 	// MaxWork also bounds the floating point operations of one submission; 0 is no
 	// bound. Tests set it to cut work the same way on any machine.

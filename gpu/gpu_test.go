@@ -29,12 +29,17 @@ func open(t testing.TB, opt Options) *Backend {
 // TestConformance also holds the output bits to those recorded for the software driver of
 // that version, whose compiler decides the order of sums.
 func TestConformance(t *testing.T) {
-	b := open(t, Options{})
-	device := strings.ToLower(strings.NewReplacer(" ", "-", "(", "", ")", "", ",", "", "/", "-").Replace(b.Info().Device))
-	b.Close()
 	backendtest.Run(t, backendtest.Harness{
-		Digests: filepath.Join("testdata", "digests-"+device+".txt"),
+		Digests: digests(t),
 		Open:    func(t testing.TB) backend.Backend { return open(t, Options{}) },
 		Against: func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) },
 	})
+}
+
+// digests returns the file with the recorded bits of the default adapter.
+func digests(t testing.TB) string {
+	b := open(t, Options{})
+	defer b.Close()
+	device := strings.ToLower(strings.NewReplacer(" ", "-", "(", "", ")", "", ",", "", "/", "-").Replace(b.Info().Device))
+	return filepath.Join("testdata", "digests-"+device+".txt")
 }

@@ -148,15 +148,14 @@ func (d *faultyDevice) Write(b port.Buffer, offset uint64, data []byte) error {
 
 // Wait implements port.Device. When it fails, the submission continues; when it succeeds,
 // it is also seen as Ended.
-func (d *faultyDevice) Wait(ctx context.Context, t port.Ticket) error {
+func (d *faultyDevice) Wait(ctx context.Context, t port.Ticket, due time.Time) (blocked bool, err error) {
 	if err := d.check("Wait"); err != nil {
-		return err
+		return false, err
 	}
-	if err := d.Device.Wait(ctx, t); err != nil {
-		return err
+	if blocked, err = d.Device.Wait(ctx, t, due); err == nil {
+		d.saw("Ended")
 	}
-	d.saw("Ended")
-	return nil
+	return blocked, err
 }
 
 // Read implements port.Device.

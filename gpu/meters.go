@@ -19,6 +19,9 @@ var (
 // measured returns the result of f, as a call of b.
 func measured[T any](ctx context.Context, b *Backend, name string, f func() (T, error)) (result T, err error) {
 	err = b.within(ctx, name, func() error {
+		if err := b.dev.Idle(ctx); err != nil { // f measures the device alone
+			return err
+		}
 		result, err = f()
 		return err
 	})

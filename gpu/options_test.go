@@ -119,6 +119,9 @@ func BenchmarkBlocks(b *testing.B) {
 				if err := be.Attention(context.Background(), c); err != nil {
 					b.Fatal(err)
 				}
+				if err := be.Wait(context.Background()); err != nil {
+					b.Fatal(err)
+				}
 			}
 		})
 	}

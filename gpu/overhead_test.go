@@ -15,13 +15,19 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// small returns a call of 64 queries and keys of one head with preallocated outputs.
+// small returns a function that makes a call of 64 queries and keys of one head with
+// preallocated outputs, and waits for it.
 func small(t testing.TB, b *Backend) func() error {
 	t.Helper()
 	c := plain(t, b, 64, 64, 64)
 	out := kernels.Result{O: c.O, LSE: c.LSE}
 	call := prepare(t, b, c.Q, c.K, c.V, kernels.Options{})
-	return func() error { return call.RunInto(t.Context(), out) }
+	return func() error {
+		if err := call.RunInto(t.Context(), out); err != nil {
+			return err
+		}
+		return b.Wait(t.Context())
+	}
 }
 
 // BenchmarkCallOverhead reports how much longer a call of 64 queries and keys takes than an

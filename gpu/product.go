@@ -15,7 +15,7 @@ import (
 //
 //	s [B, H, Sq, Sk] F32    q [B, H, Sq, D]    k [B, Hkv, Sk, D]
 func (b *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
-	o := operands{[]backend.Operand{{Name: "s", Tensor: s}}, []backend.Operand{{Name: "q", Tensor: q}, {Name: "k", Tensor: k}}}
+	o := operands{out: []backend.Operand{{Name: "s", Tensor: s}}, in: []backend.Operand{{Name: "q", Tensor: q}, {Name: "k", Tensor: k}}}
 	return b.call(ctx, "qk", o, func(r *queue.Runner) error { return b.qk(r, s, q, k) })
 }
 
@@ -35,7 +35,7 @@ var pvNames = [3]string{"o", "w", "v"}
 //
 //	o [B, H, Sq, Dv]    w [B, H, Sq, Sk] F32    v [B, Hkv, Sk, Dv]
 func (b *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
-	ops := operands{[]backend.Operand{{Name: "o", Tensor: o}}, []backend.Operand{{Name: "w", Tensor: w}, {Name: "v", Tensor: v}}}
+	ops := operands{out: []backend.Operand{{Name: "o", Tensor: o}}, in: []backend.Operand{{Name: "w", Tensor: w}, {Name: "v", Tensor: v}}}
 	return b.call(ctx, "pv", ops, func(r *queue.Runner) error {
 		return r.Run(b.product(product{y: o, a: w, w: v, skip: true, names: pvNames}))
 	})
@@ -45,7 +45,7 @@ func (b *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 //
 //	y [B, H, S, N]    x [B, H, S, M]    w [B, H, M, N]    bias [1, 1, 1, N] or none
 func (b *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) error {
-	o := operands{[]backend.Operand{{Name: "y", Tensor: y}}, []backend.Operand{{Name: "x", Tensor: x}, {Name: "w", Tensor: w}, {Name: "bias", Tensor: bias}}}
+	o := operands{out: []backend.Operand{{Name: "y", Tensor: y}}, in: []backend.Operand{{Name: "x", Tensor: x}, {Name: "w", Tensor: w}, {Name: "bias", Tensor: bias}}}
 	return b.call(ctx, "project", o, func(r *queue.Runner) error {
 		return r.Run(b.product(product{y: y, a: x, w: w, bias: bias, names: [3]string{"y", "x", "w"}}))
 	})

@@ -52,7 +52,7 @@ func BenchmarkProvider(b *testing.B) {
 			v := drawn(b, be, c.dtype, backend.Shape{1, heads, c.seqK, dim})
 			o := drawn(b, be, c.dtype, backend.Shape{1, heads, c.seqQ, dim})
 			call := prepare(b, be, q, k, v, kernels.Options{})
-			repeat(b, 4*float64(heads*c.seqQ*c.seqK*dim), func(ctx context.Context) error {
+			repeat(b, be, 4*float64(heads*c.seqQ*c.seqK*dim), func(ctx context.Context) error {
 				return call.RunInto(ctx, kernels.Result{O: o})
 			})
 		})
@@ -63,14 +63,14 @@ func BenchmarkProvider(b *testing.B) {
 		s := drawn(b, be, backend.F32, backend.Shape{1, heads, seq, seq})
 		flops := 2 * float64(heads*seq*seq*dim)
 		b.Run("QK", func(b *testing.B) {
-			repeat(b, flops, func(ctx context.Context) error { return be.QK(ctx, s, x, x) })
+			repeat(b, be, flops, func(ctx context.Context) error { return be.QK(ctx, s, x, x) })
 		})
 		b.Run("softmax", func(b *testing.B) {
 			p := &backend.Problem{Scale: 1, Visible: backend.Everything()}
-			repeat(b, 0, func(ctx context.Context) error { return be.Softmax(ctx, s, backend.Tensor{}, p) })
+			repeat(b, be, 0, func(ctx context.Context) error { return be.Softmax(ctx, s, backend.Tensor{}, p) })
 		})
 		b.Run("PV", func(b *testing.B) {
-			repeat(b, flops, func(ctx context.Context) error { return be.PV(ctx, o, s, x) })
+			repeat(b, be, flops, func(ctx context.Context) error { return be.PV(ctx, o, s, x) })
 		})
 	})
 	for _, c := range []struct {
@@ -117,12 +117,15 @@ func drawn(b *testing.B, be *Backend, dtype backend.DType, shape backend.Shape) 
 
 // repeat times call after a warm-up. It reports the medians by the host's clock and the
 // device's, if there is one, and the operations a second.
-func repeat(b *testing.B, flops float64, call func(ctx context.Context) error) {
+func repeat(b *testing.B, be *Backend, flops float64, call func(ctx context.Context) error) {
 	b.Helper()
 	var walls, kernels []float64
 	for n := -1; n < 0 || b.Loop(); n++ {
 		begin := time.Now()
 		if err := call(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		if err := be.Wait(b.Context()); err != nil {
 			b.Fatal(err)
 		}
 		if n >= 0 {

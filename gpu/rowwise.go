@@ -36,7 +36,7 @@ func (b *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, int
 	if y == x {
 		in = in[:2]
 	}
-	return b.call(ctx, "rotate", operands{[]backend.Operand{{Name: "y", Tensor: y}}, in}, func(r *queue.Runner) error {
+	return b.call(ctx, "rotate", operands{out: []backend.Operand{{Name: "y", Tensor: y}}, in: in, inPlace: len(in) < 3}, func(r *queue.Runner) error {
 		return r.Run(b.rotate(y, x, cos, sin, interleaved))
 	})
 }
@@ -69,7 +69,7 @@ func (b *Backend) rotate(y, x, cos, sin backend.Tensor, interleaved bool) *queue
 // bits; rows of Q8 keep their scales and integers.
 func (b *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 	of := func(i int) operands {
-		return operands{[]backend.Operand{{Name: "dst", Tensor: dst[i]}}, []backend.Operand{{Name: "src", Tensor: src[i]}}}
+		return operands{out: []backend.Operand{{Name: "dst", Tensor: dst[i]}}, in: []backend.Operand{{Name: "src", Tensor: src[i]}}}
 	}
 	return b.calls(ctx, "copy", len(dst), of, func(r *queue.Runner, i int) error {
 		op, err := b.convert(dst[i], src[i])
@@ -130,7 +130,7 @@ func inPairs(v cut.View, dim int) bool {
 func (b *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) error {
 	out := []backend.Operand{{Name: "o", Tensor: o}, {Name: "lse", Tensor: lse}}
 	in := []backend.Operand{{Name: "the part's o", Tensor: po}, {Name: "the part's lse", Tensor: plse}}
-	return b.call(ctx, "merge", operands{out, in}, func(r *queue.Runner) error {
+	return b.call(ctx, "merge", operands{out: out, in: in, inPlace: true}, func(r *queue.Runner) error {
 		dim := o.Shape()[backend.Dim]
 		ops := []*cut.Operand{
 			cut.Reads(in[0].Name, po, cut.RowAxes, 1), cut.Reads(in[1].Name, plse, cut.RowAxes, 1),

@@ -37,8 +37,8 @@ import (
 // A WebGPU device has one queue, and the backend submits to it. A call therefore sees the
 // results of everything that the program submitted before the call, and what the program
 // submits after the call has returned sees the results of the call; neither side has to wait
-// for the other. During a call the program must not submit work that writes its operands or
-// uses its outputs.
+// for the other, and neither needs to call Wait. During a call the program must not submit
+// work that writes its operands or uses its outputs.
 //
 // # Goroutines
 //
@@ -146,7 +146,11 @@ func (b *Backend) wrap(buffer *port.NativeBuffer, dtype backend.DType, shape bac
 	if err != nil {
 		return t, queue.Translate(b.info.Name, err)
 	}
-	free := sync.OnceFunc(buf.Release)
+	store := &cut.Store{Parts: []cut.Buffer{buf}, Part: buf.Size()}
+	free := sync.OnceFunc(func() {
+		b.dev.Forget(store)
+		buf.Release()
+	})
 	defer func() {
 		if err != nil {
 			free()
@@ -156,7 +160,7 @@ func (b *Backend) wrap(buffer *port.NativeBuffer, dtype backend.DType, shape bac
 		return t, fmt.Errorf("the buffer has %d bytes, kernels read %d at a time: create it with %d: %w",
 			size, cut.GranuleBytes, cut.AlignUp(max(int(size), 1), cut.GranuleBytes), backend.ErrUnsupported)
 	}
-	mem := backend.NewMemory(b, b.info.Name, int64(buf.Size()), &cut.Store{Parts: []cut.Buffer{buf}, Part: buf.Size()}, free)
+	mem := backend.NewMemory(b, b.info.Name, int64(buf.Size()), store, free)
 	if t, err = backend.NewTensor(mem, dtype, shape); err != nil {
 		return backend.Tensor{}, err
 	}

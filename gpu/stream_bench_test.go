@@ -43,6 +43,9 @@ func BenchmarkStreamed(b *testing.B) {
 			if err := be.Attention(b.Context(), calls[i]); err != nil {
 				b.Fatal(err)
 			}
+			if err := be.Wait(b.Context()); err != nil {
+				b.Fatal(err)
+			}
 			took[i] += time.Since(start)
 		}
 	}

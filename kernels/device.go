@@ -78,6 +78,15 @@ func (d *Device) Download(ctx context.Context, host, src backend.Tensor) error {
 	return d.on(ctx).Download(ctx, host, src)
 }
 
+// Wait waits until all calls of the device are complete, as measurements need. Programs that
+// download results need not call it. It returns the first error that occurred after a call
+// had returned, unless another call has returned that error.
+//
+// On a GPU a call returns when it is submitted. Calls that use its result follow it on the
+// device, and calls that return host data wait for it. An error that occurs meanwhile is
+// returned, with the name of the call, by the first call that uses the result.
+func (d *Device) Wait(ctx context.Context) error { return d.on(ctx).Wait(ctx) }
+
 // refusal is a backend whose methods return err.
 type refusal struct{ err error }
 
@@ -90,6 +99,7 @@ func (r refusal) Upload(context.Context, backend.Tensor) (t backend.Tensor, err 
 	return t, r.err
 }
 func (r refusal) Download(context.Context, backend.Tensor, backend.Tensor) error { return r.err }
+func (r refusal) Wait(context.Context) error                                     { return r.err }
 func (r refusal) QK(_ context.Context, _, _, _ backend.Tensor) error             { return r.err }
 func (r refusal) Softmax(_ context.Context, _, _ backend.Tensor, _ *backend.Problem) error {
 	return r.err

@@ -37,6 +37,9 @@ func Benchmark(b *testing.B, dev *kernels.Device) {
 				if err := call.RunInto(b.Context(), out); err != nil {
 					b.Fatal(err)
 				}
+				if err := dev.Wait(b.Context()); err != nil {
+					b.Fatal(err)
+				}
 			}
 			b.ReportMetric(float64(plan.FLOPs)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
 		})

@@ -197,6 +197,9 @@ func (s *server) run(ctx context.Context, calls int) (answer, error) {
 		if err := s.call.RunInto(ctx, s.out); err != nil {
 			return a, err
 		}
+		if err := s.dev.Wait(ctx); err != nil {
+			return a, err
+		}
 		a.Seconds = append(a.Seconds, time.Since(begin).Seconds())
 	}
 	return a, nil

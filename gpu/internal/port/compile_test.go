@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
@@ -30,7 +31,7 @@ func TestCallsDuringCompilation(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		if err := d.Wait(t.Context(), ticket); err != nil {
+		if _, err := d.Wait(t.Context(), ticket, time.Time{}); err != nil {
 			t.Error(err)
 		}
 		got := make([]byte, 8)
@@ -114,7 +115,7 @@ func TestErrorsDuringCompilation(t *testing.T) {
 		}
 		if ticket, err := d.Submit(nil); err != nil {
 			t.Error(err)
-		} else if err := d.Wait(t.Context(), ticket); err != nil {
+		} else if _, err := d.Wait(t.Context(), ticket, time.Time{}); err != nil {
 			t.Error(err)
 		}
 		if err := d.Write(b, 64, words(1, 2)); !errors.Is(err, port.ErrInvalid) {

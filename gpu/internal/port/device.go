@@ -271,7 +271,7 @@ func (l *library) read(b rawBuffer, offset uint64, dst []byte) error {
 	if err := l.startMap(b, offset, uint64(len(dst))); err != nil {
 		return err
 	}
-	for start, polls := time.Now(), 0; ; pause(start) {
+	for start, polls := time.Now(), 0; ; pause(start, time.Time{}) {
 		if done, err := l.mapped(); err != nil {
 			return err
 		} else if done {
@@ -389,13 +389,14 @@ func (d *device) Took(t Ticket) (time.Duration, bool, error) {
 
 // Wait polls instead of blocking in the library. The wait of wgpu-native gives up after
 // 5 s and then reports work as done that is not.
-func (d *device) Wait(ctx context.Context, t Ticket) error {
-	for start := time.Now(); ; pause(start) {
+func (d *device) Wait(ctx context.Context, t Ticket, due time.Time) (blocked bool, err error) {
+	for start := time.Now(); ; pause(start, due) {
 		if done, err := d.done(t); done || err != nil {
-			return err
+			return blocked, err
 		}
+		blocked = true
 		if err := ctx.Err(); err != nil {
-			return err
+			return blocked, err
 		}
 	}
 }
@@ -450,7 +451,7 @@ func (d *device) Close() error {
 			return d.note(fmt.Errorf("submission %d did not end within %v, its memory remains with the driver: %w", d.ended+1, hangLimit, ErrLost))
 		}
 		d.mu.Unlock()
-		pause(start)
+		pause(start, time.Time{})
 		d.mu.Lock()
 	}
 	d.mu.Unlock()

@@ -40,7 +40,7 @@ func TestLost(t *testing.T) {
 		"CreatePipeline": func() error { _, err := d.CreatePipeline(doublerDesc); return err },
 		"Write":          func() error { return d.Write(bufs[0], 0, words(1)) },
 		"Submit":         func() error { _, err := d.Submit(dispatch); return err },
-		"Wait":           func() error { return d.Wait(t.Context(), ticket+1) },
+		"Wait":           func() error { _, err := d.Wait(t.Context(), ticket+1, time.Time{}); return err },
 		"Read":           func() error { return d.Read(bufs[3], 0, make([]byte, 8)) },
 		"Lost":           d.Lost,
 	} {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
@@ -54,7 +55,7 @@ func run(t *testing.T, d port.Device, desc port.PipelineDesc) port.Pipeline {
 	defer buf.Release()
 	ticket, err := d.Submit([]port.Command{{Pipeline: p, Bindings: []port.Binding{{Buffer: buf, Size: 256}}, Groups: [3]uint32{1, 1, 1}}})
 	if err == nil {
-		err = d.Wait(t.Context(), ticket)
+		_, err = d.Wait(t.Context(), ticket, time.Time{})
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -106,9 +106,10 @@ type Device interface {
 	// ok is false where the device or the library has no timestamps, and for all but the
 	// last few submissions.
 	Took(t Ticket) (took time.Duration, ok bool, err error)
-	// Wait waits for a submission and all earlier ones. It returns the context's error,
-	// and ErrLost when the device is lost or makes no progress.
-	Wait(ctx context.Context, t Ticket) error
+	// Wait waits for a submission and all earlier ones, which are expected to end at due,
+	// and reports whether they had not ended yet. It returns the context's error, and
+	// ErrLost when the device is lost or makes no progress.
+	Wait(ctx context.Context, t Ticket, due time.Time) (blocked bool, err error)
 	// Hung reports whether submissions are running and none has ended for hangLimit.
 	Hung() bool
 	// Read copies from a buffer with usage MapRead that no running submission uses.
@@ -199,17 +200,31 @@ type Live struct {
 	Bytes uint64
 }
 
-// spinTime is the time for which a wait only yields between polls: about that of a short
-// kernel. The shortest sleep is a millisecond where timers are coarse.
+// spinTime is the time for which a wait only yields between polls, when it begins and around
+// its expected end: about that of a short kernel. The shortest sleep is a millisecond where
+// timers are coarse.
 const spinTime = 200 * time.Microsecond
 
-// pause passes the time between two polls of a wait that began at start. Waits for short
-// kernels poll often. Waits for long ones leave the processor to a software driver.
-func pause(start time.Time) {
-	waited := time.Since(start)
-	if waited < spinTime {
-		runtime.Gosched()
+// pause passes the time between two polls of a wait that began at start and is expected to
+// end at due. Waits for short kernels poll often. Waits for long ones leave the processor to
+// a software driver.
+func pause(start, due time.Time) {
+	if d := pauseOf(time.Since(start), time.Until(due)); d > 0 {
+		time.Sleep(d)
 		return
 	}
-	time.Sleep(min(waited/8, time.Millisecond))
+	runtime.Gosched()
+}
+
+// pauseOf returns the time between two polls, 0 to only yield, by the time since the
+// beginning and that to the expected end, which is negative once it has passed.
+func pauseOf(waited, left time.Duration) time.Duration {
+	if waited < spinTime || -spinTime < left && left < spinTime {
+		return 0
+	}
+	d := min(waited/8, time.Millisecond)
+	if left > 0 {
+		d = min(d, left-spinTime)
+	}
+	return d
 }

@@ -114,7 +114,7 @@ func roundTrip(d port.Device) error {
 	if err != nil {
 		return err
 	}
-	if err := d.Wait(context.Background(), t); err != nil {
+	if _, err := d.Wait(context.Background(), t, time.Time{}); err != nil {
 		return err
 	}
 	got := make([]byte, 16)
@@ -198,7 +198,7 @@ func TestCopiesBothWays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Wait(t.Context(), ticket); err != nil {
+	if _, err := d.Wait(t.Context(), ticket, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	got := make([]byte, 16)
@@ -294,7 +294,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 		begin := time.Now()
 		ticket, err := d.SubmitTimed(commands)
 		if err == nil {
-			err = d.Wait(t.Context(), ticket)
+			_, err = d.Wait(t.Context(), ticket, time.Time{})
 		}
 		wall = time.Since(begin)
 		if err == nil {
@@ -362,7 +362,7 @@ func TestGroupsAreKept(t *testing.T) {
 		t.Helper()
 		ticket, err := d.Submit(commands)
 		if err == nil {
-			err = d.Wait(t.Context(), ticket)
+			_, err = d.Wait(t.Context(), ticket, time.Time{})
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -455,7 +455,7 @@ fn main(@builtin(local_invocation_index) t: u32) {
 			})
 		}
 		if err == nil {
-			err = d.Wait(t.Context(), ticket)
+			_, err = d.Wait(t.Context(), ticket, time.Time{})
 		}
 		got := make([]byte, 1024)
 		if err == nil {

@@ -9,8 +9,12 @@ import (
 	"github.com/seed90331342/attn/shaders"
 )
 
-// maxDispatches bounds the dispatches of one submission.
-const maxDispatches = 128
+// Bounds of one submission. The parameters of some 50 dispatches of the largest kernel fit,
+// 1.2 KiB each at an alignment of 256 bytes.
+const (
+	maxDispatches = 128
+	batchBytes    = 64 << 10
+)
 
 // dispatch is one dispatch of a step.
 type dispatch struct {
@@ -40,22 +44,23 @@ func (x *dispatch) writes(buf cut.Buffer) bool {
 // calls.
 type batch struct {
 	list    []dispatch
-	data    []byte // parameters as they are written to the slot
+	data    []byte // parameters as they are written to the ring
 	work    float64
 	seconds float64
 
+	compiled []port.Pipeline // of list
 	commands []port.Command
 	bindings []port.Binding
 }
 
 // holds returns the bytes of parameters of b with x.
-func (b *batch) holds(x *dispatch, s *slots) int {
-	return cut.AlignUp(len(b.data), s.align) + x.params.Size()
+func (b *batch) holds(x *dispatch, align int) int {
+	return cut.AlignUp(len(b.data), align) + x.params.Size()
 }
 
 // add adds x with its present parameters.
-func (b *batch) add(x dispatch, s *slots) {
-	at := cut.AlignUp(len(b.data), s.align)
+func (b *batch) add(x dispatch, align int) {
+	at := cut.AlignUp(len(b.data), align)
 	for len(b.data) < at {
 		b.data = append(b.data, 0)
 	}
@@ -69,25 +74,43 @@ func (b *batch) add(x dispatch, s *slots) {
 // clear empties b.
 func (b *batch) clear() {
 	clear(b.list)
+	clear(b.compiled)
 	clear(b.commands)
 	clear(b.bindings)
-	*b = batch{list: b.list[:0], data: b.data[:0], commands: b.commands[:0], bindings: b.bindings[:0]}
+	*b = batch{list: b.list[:0], data: b.data[:0], compiled: b.compiled[:0], commands: b.commands[:0], bindings: b.bindings[:0]}
 }
 
-// record writes the parameters to f's slot and makes the commands of b.
-func (b *batch) record(ctx context.Context, d *Device, f *flight) error {
-	if err := d.Port.Write(f.slot, 0, b.data); err != nil {
+// acquire compiles the pipelines of b. It returns those that it has acquired, also with an
+// error.
+func (b *batch) acquire(ctx context.Context, d *Device) error {
+	for i := range b.list {
+		p, err := d.Acquire(ctx, b.list[i].pipeline)
+		if err != nil {
+			return err
+		}
+		b.compiled = append(b.compiled, p)
+	}
+	return nil
+}
+
+// release ends the use of the pipelines that acquire has acquired.
+func (b *batch) release(d *Device) {
+	for i := range b.compiled {
+		d.Release(b.list[i].pipeline)
+	}
+}
+
+// record writes the parameters to f's part of the ring and makes the commands of b.
+func (b *batch) record(d *Device, f *flight) error {
+	ring := &d.sent.ring
+	if err := d.Port.Write(ring.buf, f.lo, b.data); err != nil {
 		return d.wrap(err)
 	}
 	for i := range b.list {
 		x := &b.list[i]
-		p, err := d.Acquire(ctx, x.pipeline)
-		if err != nil {
-			return err
-		}
 		f.pipelines = append(f.pipelines, x.pipeline)
 		b.copies(x.before)
-		uniform := port.Binding{Buffer: f.slot, Offset: x.offset, Size: uint64(x.params.Size())}
+		uniform := port.Binding{Buffer: ring.buf, Offset: f.lo + x.offset, Size: uint64(x.params.Size())}
 		from := len(b.bindings)
 		for j, w := range x.windows {
 			if j == x.pipeline.uniform {
@@ -101,7 +124,7 @@ func (b *batch) record(ctx context.Context, d *Device, f *flight) error {
 		if len(x.windows) == x.pipeline.uniform {
 			b.bindings = append(b.bindings, uniform)
 		}
-		b.commands = append(b.commands, port.Command{Pipeline: p, Bindings: b.bindings[from:len(b.bindings):len(b.bindings)], Groups: x.grid})
+		b.commands = append(b.commands, port.Command{Pipeline: b.compiled[i], Bindings: b.bindings[from:len(b.bindings):len(b.bindings)], Groups: x.grid})
 		b.copies(x.after)
 	}
 	return nil
@@ -114,86 +137,71 @@ func (b *batch) copies(list []cut.Copy) {
 	}
 }
 
-// flight is a submission on the device.
-type flight struct {
-	ticket    port.Ticket
-	slot      port.Buffer // the uniform buffer that it reads
-	pipelines []*Pipeline // one for each dispatch
-	began     time.Time
-	work      float64
-	seconds   float64 // expected
-}
-
-// end releases what f used.
-func (f *flight) end(d *Device) {
-	for _, p := range f.pipelines {
-		d.Release(p)
-	}
-	d.slots.give(f.slot)
-}
-
-// only returns the pipeline of all dispatches of f, nil if there are several.
-func (f *flight) only() *Pipeline {
-	for _, p := range f.pipelines {
-		if p != f.pipelines[0] {
-			return nil
+// send submits b for c.
+func (b *batch) send(ctx context.Context, d *Device, c *call, timed bool) (t port.Ticket, err error) {
+	defer func() {
+		if err != nil {
+			b.release(d)
 		}
+	}()
+	if err := b.acquire(ctx, d); err != nil {
+		return 0, err
 	}
-	return f.pipelines[0]
+	s := d.sent
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	f, err := d.room(ctx, uint64(len(b.data)), b.seconds)
+	if err != nil {
+		return 0, err
+	}
+	if err = b.record(d, f); err == nil {
+		f.call, f.began = c, time.Now()
+		submit := d.Port.Submit
+		if timed {
+			submit = d.Port.SubmitTimed
+		}
+		f.ticket, err = submit(b.commands)
+		err = d.wrap(err)
+	}
+	if err != nil {
+		s.mu.Lock()
+		s.recycle(f)
+		s.mu.Unlock()
+		return 0, err
+	}
+	t = f.ticket
+	s.add(f)
+	return t, nil
 }
 
-// flights are the submissions of a call on the device, oldest first.
+// flights are the submissions of a call that it has not waited for, oldest first.
 type flights struct {
-	list   [MaxFlight + 1]flight // the last one is for the slices of the flight that pop returned
-	n      int
-	landed int       // how many have ended
-	ended  time.Time // when the last one of them had
-}
-
-// next returns an empty flight behind the others. It counts once n is incremented.
-func (l *flights) next() *flight {
-	f := &l.list[l.n]
-	f.clear()
-	return f
-}
-
-// clear empties f but keeps its slices.
-func (f *flight) clear() {
-	clear(f.pipelines)
-	*f = flight{pipelines: f.pipelines[:0]}
-}
-
-// reset prepares l for the next call.
-func (l *flights) reset() {
-	for i := range l.list {
-		l.list[i].clear()
+	list [MaxFlight]struct {
+		ticket port.Ticket
+		work   float64
 	}
-	l.n, l.landed, l.ended = 0, 0, time.Time{}
+	n      int
+	landed int // how many were waited for
 }
 
-// pop removes the oldest flight. It is valid until the next call of next.
-func (l *flights) pop() *flight {
-	first := l.list[0]
+// add appends a submission.
+func (l *flights) add(t port.Ticket, work float64) {
+	l.list[l.n].ticket, l.list[l.n].work = t, work
+	l.n++
+}
+
+// pop removes the oldest submission and returns its work.
+func (l *flights) pop() float64 {
+	work := l.list[0].work
 	copy(l.list[:], l.list[1:])
-	l.list[MaxFlight] = first
 	l.n--
 	l.landed++
-	return &l.list[MaxFlight]
+	return work
 }
 
 // started returns how many submissions the call has started.
 func (l *flights) started() int { return l.landed + l.n }
-
-// learn corrects the pace of f's pipeline. Short submissions say more about the cost of a
-// submission than about the kernel, and are ignored.
-func (l *flights) learn(f *flight, now time.Time, share float64) {
-	from := f.began
-	if l.ended.After(from) {
-		from = l.ended // it waited for the one before
-	}
-	l.ended = now
-	took := now.Sub(from).Seconds()
-	if p := f.only(); p != nil && f.seconds > 0 && max(took, f.seconds) > share/8 {
-		p.pace.measured(took / f.seconds)
-	}
-}

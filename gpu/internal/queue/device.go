@@ -38,12 +38,13 @@ type Device struct {
 	name      string
 	pacing    pacing
 	pipelines pipelines
-	slots     *slots
+	sent      *sent
 	runners   sync.Pool
 
 	bound     atomic.Int64  // on the memory of tensors and calls; 0 is none
 	tensors   atomic.Int64  // bytes of tensors in device memory
 	streaming chan struct{} // holds one element while a call streams
+	written   atomic.Int64  // bytes of writes that may not have ended
 
 	// blank replaces operands that a call does not have. Each binding has its own
 	// buffer, because none may be bound twice in a dispatch that writes one of them.
@@ -93,9 +94,9 @@ func New(dev port.Device, name string, kind backend.DeviceType, c Config) (*Devi
 	if c.MemoryBytes > 0 {
 		keep = min(keep, d.Memory().Pool())
 	}
-	d.Pool = newPool(dev, keep)
+	d.Pool = newPool(dev, keep, d.reclaim)
 	var err error
-	if d.slots, err = newSlots(dev); err != nil {
+	if d.sent.ring, err = newRing(dev); err != nil {
 		return nil, d.wrap(err)
 	}
 	for i := range d.blank {
@@ -160,8 +161,9 @@ func (d *Device) Alloc(bytes uint64) (_ *cut.Store, free func(), err error) {
 	}
 	s := &cut.Store{Part: d.cutLimits().Part()}
 	free = func() {
+		d.Forget(s)
 		for _, buf := range s.Parts {
-			d.Pool.Put(buf, StorageUsage)
+			d.Pool.retire(buf, StorageUsage)
 		}
 		d.tensors.Add(-int64(bytes))
 	}
@@ -200,10 +202,12 @@ const (
 	maxLearned = 512 << 20
 )
 
-// Write copies data to the bytes of a store from at on; both are multiples of 4. It
-// waits for the copy, so that the library frees its own buffer.
+// Write copies data to the bytes of a store from at on; both are multiples of 4. Each time
+// cut.TransferBytes are written it waits for the copies, so that the library frees its own
+// buffers.
 func (d *Device) Write(ctx context.Context, s *cut.Store, at uint64, data []byte) error {
-	err := s.Each(at, at+uint64(len(data)), func(buf cut.Buffer, to, n uint64) error {
+	n := len(data)
+	err := s.Each(at, at+uint64(n), func(buf cut.Buffer, to, n uint64) error {
 		err := d.Port.Write(buf, to, data[:n])
 		data = data[n:]
 		return d.wrap(err)
@@ -211,10 +215,15 @@ func (d *Device) Write(ctx context.Context, s *cut.Store, at uint64, data []byte
 	if err != nil {
 		return err
 	}
-	return d.Submit(ctx, nil)
+	if d.written.Add(int64(n)) >= cut.TransferBytes {
+		return d.Submit(ctx, nil)
+	}
+	_, err = d.Port.Submit(nil) // starts the copies: a library may not order those of one submission
+	return d.wrap(err)
 }
 
-// Read copies the bytes of a store from at on to dst; at and len(dst) are multiples of 4.
+// Read copies the bytes of a store from at on to dst; at and len(dst) are multiples of 4. It
+// waits for the calls that write to the store, and returns their error.
 func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) (err error) {
 	if len(dst) == 0 {
 		return nil
@@ -231,7 +240,11 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 				return err
 			}
 			some := min(n, most)
-			if err := d.Submit(ctx, []port.Command{{Src: buf, SrcOffset: from, Dst: staging, Size: some}}); err != nil {
+			err := d.Submit(ctx, []port.Command{{Src: buf, SrcOffset: from, Dst: staging, Size: some}})
+			if failed := d.sent.errorOf(s); failed != nil {
+				err = failed
+			}
+			if err != nil {
 				return err
 			}
 			if err := d.Port.Read(staging, 0, dst[:some]); err != nil {
@@ -292,13 +305,18 @@ func Moved(ctx context.Context, bytes int64, began time.Time) {
 	}
 }
 
-// Submit runs commands and waits for them.
+// Submit runs commands and waits for them and all that was submitted before.
 func (d *Device) Submit(ctx context.Context, commands []port.Command) error {
+	written := d.written.Load()
 	t, err := d.Port.Submit(commands)
-	if err == nil {
-		err = d.Port.Wait(ctx, t)
+	if err != nil {
+		return d.wrap(err)
 	}
-	return d.wrap(err)
+	if err := d.await(ctx, t); err != nil {
+		return err
+	}
+	d.written.CompareAndSwap(written, 0)
+	return nil
 }
 
 // wrap wraps an error of the port for the device.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
@@ -85,6 +86,8 @@ type Pipeline struct {
 	kinds   string // of its bindings except the uniform
 	uniform int    // the binding of the uniform
 	pace    pace
+	// measured is set when a submission with it has ended.
+	measured atomic.Bool
 
 	// Guarded by the lock of pipelines.
 	compiled  port.Pipeline

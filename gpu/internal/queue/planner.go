@@ -12,7 +12,7 @@ func NewPlanner(l gputypes.Limits, name string, kind backend.DeviceType, c Confi
 	d := &Device{
 		Limits: l, name: name, pacing: newPacing(kind, c),
 		pipelines: pipelines{byHash: map[uint64][]*Pipeline{}, most: maxPipelines},
-		streaming: make(chan struct{}, 1),
+		streaming: make(chan struct{}, 1), sent: newSent(),
 	}
 	d.bound.Store(c.MemoryBytes)
 	d.runners.New = func() any { return new(Runner) }

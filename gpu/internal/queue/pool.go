@@ -16,17 +16,21 @@ const (
 	stagingUsage = gputypes.BufferUsageMapRead | gputypes.BufferUsageCopyDst
 )
 
-// Pool keeps released buffers for later calls, up to a bound in bytes. No submission uses
-// a buffer of the pool: calls wait for their submissions before they put a buffer back.
+// Pool keeps released buffers for later calls, up to a bound in bytes. Submissions may still
+// use a buffer of the pool: later submissions and writes follow them on the device. Buffers
+// that are mapped are put back when nothing uses them.
 type Pool struct {
-	dev  port.Device
-	keep int64 // bytes
+	dev     port.Device
+	keep    int64  // bytes
+	reclaim func() // waits for the submissions that use retired memory
 
 	mu   sync.Mutex
 	free map[poolKey][]port.Buffer
 	idle int64 // bytes in free
 	// used is the bytes in use, peak the most since TakePeak.
 	used, peak int64
+	// retired is the bytes that were released while submissions may have used them.
+	retired int64
 }
 
 type poolKey struct {
@@ -34,8 +38,8 @@ type poolKey struct {
 	size  uint64
 }
 
-func newPool(dev port.Device, keep int64) *Pool {
-	return &Pool{dev: dev, keep: keep, free: map[poolKey][]port.Buffer{}}
+func newPool(dev port.Device, keep int64, reclaim func()) *Pool {
+	return &Pool{dev: dev, keep: keep, reclaim: reclaim, free: map[poolKey][]port.Buffer{}}
 }
 
 // sizeClass rounds a size up to the next eighth of a power of two, at most 12.5% more, so
@@ -54,7 +58,7 @@ func sizeClass(size, most uint64) uint64 {
 }
 
 // Get returns a buffer of at least size bytes with unspecified contents. When the device
-// has no room, it releases the pool's buffers and tries again.
+// has no room, it waits for retired memory, releases the pool's buffers and tries again.
 func (p *Pool) Get(size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
 	key := poolKey{usage, sizeClass(size, p.dev.Limits().MaxBufferSize)}
 	p.mu.Lock()
@@ -66,10 +70,22 @@ func (p *Pool) Get(size uint64, usage gputypes.BufferUsage) (port.Buffer, error)
 		p.mu.Unlock()
 		return b, nil
 	}
+	waits := p.retired > maxRetired
 	p.mu.Unlock()
+	if waits {
+		p.reclaim()
+	}
 	b, err := p.dev.CreateBuffer(key.size, usage)
-	if errors.Is(err, port.ErrMemory) && p.Drain() {
-		b, err = p.dev.CreateBuffer(key.size, usage)
+	if errors.Is(err, port.ErrMemory) {
+		p.mu.Lock()
+		waits = p.retired > 0
+		p.mu.Unlock()
+		if waits {
+			p.reclaim()
+		}
+		if p.Drain() || waits {
+			b, err = p.dev.CreateBuffer(key.size, usage)
+		}
 	}
 	if err == nil {
 		p.mu.Lock()
@@ -98,14 +114,36 @@ func (p *Pool) TakePeak() int64 {
 func (p *Pool) Put(b port.Buffer, usage gputypes.BufferUsage) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.put(b, usage)
+}
+
+// retire returns a buffer that submissions may use to the pool.
+func (p *Pool) retire(b port.Buffer, usage gputypes.BufferUsage) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.put(b, usage) {
+		p.retired += int64(b.Size())
+	}
+}
+
+// settled notes that no submission runs.
+func (p *Pool) settled() {
+	p.mu.Lock()
+	p.retired = 0
+	p.mu.Unlock()
+}
+
+// put keeps b, or releases it and returns false. The caller holds the lock.
+func (p *Pool) put(b port.Buffer, usage gputypes.BufferUsage) bool {
 	p.count(-int64(b.Size()))
 	if p.idle+int64(b.Size()) > p.keep {
 		b.Release()
-		return
+		return false
 	}
 	p.idle += int64(b.Size())
 	key := poolKey{usage, b.Size()}
 	p.free[key] = append(p.free[key], b)
+	return true
 }
 
 // putAfter puts a buffer back, or releases it after an error, when a submission may

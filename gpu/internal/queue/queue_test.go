@@ -54,34 +54,50 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// The time of a submission changes its pipeline's speed, unless it was short or ran
-// several pipelines. The wait for the submission before it does not count.
+// The time of submissions changes the speed of the pipeline that they have in common, unless
+// they were short or it is not known when they began or ended. The wait for the submission
+// before them does not count.
 func TestLearn(t *testing.T) {
 	share := (&pacing{budget: time.Hour}).share() // long enough that no pause of this test matters
 	now := time.Now()
 	ago := func(seconds float64) time.Time { return now.Add(-time.Duration(seconds * 1e9)) }
 	for _, c := range []struct {
 		name            string
-		began, ended    time.Time // of this submission, of the one before
-		seconds, factor float64
+		began, ended    time.Time // of these submissions, of the one before
+		exact, blocked  bool      // that was waited for, and these are
+		n               int       // submissions, of which each
+		seconds, factor float64   // was expected to take
 	}{
-		{"as expected", ago(share), time.Time{}, share, 1},
-		{"four times as long", ago(4 * share), time.Time{}, share, 0.5},
-		{"four times as long, three of them behind another", ago(4 * share), ago(share), share, 1},
-		{"in no time", ago(1e-9), time.Time{}, share, 4}, // by maxStep
-		{"a short one that took long for that", ago(share / 100), time.Time{}, share / 1000, 1},
+		{"as expected", ago(share), time.Time{}, false, true, 1, share, 1},
+		{"four times as long", ago(4 * share), time.Time{}, false, true, 1, share, 0.5},
+		{"four times as long, after one that ended before", ago(4 * share), ago(5 * share), false, true, 1, share, 0.5},
+		{"four times as long, three of them behind another", ago(4 * share), ago(share), true, true, 1, share, 1},
+		{"four of them", ago(4 * share), time.Time{}, false, true, 4, share, 1},
+		{"two of them, twice as long", ago(4 * share), time.Time{}, false, true, 2, share, math.Sqrt2 / 2},
+		{"behind another that ended at an unknown time", ago(4 * share), ago(3 * share), false, true, 1, share, 1},
+		{"found ended four times as late", ago(4 * share), time.Time{}, false, false, 1, share, 1},
+		{"found ended early", ago(share / 4), time.Time{}, false, false, 1, share, 2},
+		{"in no time", ago(1e-9), time.Time{}, false, true, 1, share, 4}, // by maxStep
+		{"a short one that took long for that", ago(share / 100), time.Time{}, false, true, 1, share / 1000, 1},
 	} {
 		var p, q Pipeline
-		p.pace.set(1e9)
-		l := flights{ended: c.ended}
-		l.learn(&flight{began: c.began, seconds: c.seconds, pipelines: []*Pipeline{&p, &p}}, now, share)
-		if got := p.pace.speed() / 1e9; math.Abs(got/c.factor-1) > 0.05 {
+		learn := func(pipelines ...*Pipeline) float64 {
+			p.pace.set(1e9)
+			s := sent{ended: c.ended, exact: c.exact}
+			var list []*flight
+			for range c.n {
+				list = append(list, &flight{began: c.began, seconds: c.seconds, pipelines: pipelines})
+			}
+			s.learn(list, c.blocked, now, share)
+			if s.ended != now || s.exact != c.blocked {
+				t.Errorf("%s: ended at %v, exact %v", c.name, s.ended, s.exact)
+			}
+			return p.pace.speed() / 1e9
+		}
+		if got := learn(&p, &p); math.Abs(got/c.factor-1) > 0.05 {
 			t.Errorf("%s: the speed changed by %.3g, not %.3g", c.name, got, c.factor)
 		}
-		before := p.pace.speed()
-		l = flights{ended: c.ended}
-		l.learn(&flight{began: c.began, seconds: c.seconds, pipelines: []*Pipeline{&p, &q}}, now, share)
-		if p.pace.speed() != before {
+		if learn(&p, &q) != 1 {
 			t.Errorf("%s: a submission of several pipelines changed the speed", c.name)
 		}
 	}

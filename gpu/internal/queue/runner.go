@@ -26,6 +26,8 @@ type Runner struct {
 	rehearsal bool
 	needed    []*Pipeline // in a rehearsal
 
+	call       *call
+	first      bool // a kernel runs for the first time on the device
 	batch      batch
 	flights    flights
 	progress   progress
@@ -50,11 +52,34 @@ type held struct {
 	gathers [maxBindings]port.Buffer // for gathered windows, by binding
 }
 
+// Work is a call as its error messages name it and the memory behind its operands. An
+// operand that is updated in place is listed as written and as read.
+type Work struct {
+	Name    string
+	Written []Output
+	Read    []*cut.Store
+}
+
+// Output is memory that a call writes to.
+type Output struct {
+	Store *cut.Store
+	Whole bool // the call writes all of it
+}
+
 // Do runs a call: f queues its operations. When the context traces progress, f runs in a
 // rehearsal first. When the call is interrupted and can be resumed, the error is a
 // backend.Interrupted.
-func (d *Device) Do(ctx context.Context, f func(r *Runner) error) (err error) {
+//
+// Do returns when everything is submitted. It waits for the results of calls that stream or
+// are traced, and of kernels that run for the first time, whose speed is not known. Do returns the
+// error of an earlier call that left an operand incomplete.
+func (d *Device) Do(ctx context.Context, w Work, f func(r *Runner) error) (err error) {
+	c, err := d.sent.begin(w.Name, w.Written, w.Read)
+	if err != nil {
+		return err
+	}
 	r := d.NewRunner(ctx)
+	r.call = c
 	defer func() { r.Finish(err) }()
 	if r.trace.Progress != nil {
 		r.rehearsal = true
@@ -64,6 +89,9 @@ func (d *Device) Do(ctx context.Context, f func(r *Runner) error) (err error) {
 		r.rehearsal = false
 	}
 	if err = f(r); err == nil {
+		err = r.push()
+	}
+	if err == nil && (r.first || r.stream != nil || r.trace.Kernel != nil || r.trace.Progress != nil) {
 		err = r.Flush()
 	}
 	if err == nil {
@@ -116,7 +144,7 @@ func (d *Device) Streamed(op *Op) (moved, memory uint64, err error) {
 // NewRunner returns a Runner. The caller must Finish it.
 func (d *Device) NewRunner(ctx context.Context) *Runner {
 	r := d.runners.Get().(*Runner)
-	r.d, r.ctx, r.trace = d, ctx, backend.TraceOf(ctx)
+	r.d, r.ctx, r.trace, r.call = d, ctx, backend.TraceOf(ctx), new(call)
 	return r
 }
 
@@ -196,16 +224,16 @@ func (r *Runner) add(x *dispatch) error {
 		}
 		return nil
 	}
-	s := r.d.slots
-	if size := x.params.Size(); size > int(s.size) {
-		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer has %d: %w", x.pipeline.kernel.Shader.Name, size, s.size, backend.ErrUnsupported)
+	ring := &r.d.sent.ring
+	if size := x.params.Size(); size > ring.most() {
+		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer has %d: %w", x.pipeline.kernel.Shader.Name, size, ring.most(), backend.ErrUnsupported)
 	}
-	if b := &r.batch; len(b.list) > 0 && (b.holds(x, s) > int(s.size) || len(b.list) == maxDispatches || r.d.pacing.full(b.seconds+x.seconds, b.work+x.work)) {
+	if b := &r.batch; len(b.list) > 0 && (b.holds(x, ring.align) > ring.most() || len(b.list) == maxDispatches || r.d.pacing.full(b.seconds+x.seconds, b.work+x.work)) {
 		if err := r.push(); err != nil {
 			return err
 		}
 	}
-	r.batch.add(*x, s)
+	r.batch.add(*x, ring.align)
 	return nil
 }
 
@@ -246,68 +274,43 @@ func (r *Runner) push() error {
 			return err
 		}
 	}
-	slot, err := r.slot()
-	if err != nil {
-		return err
+	for i := range r.batch.list {
+		r.first = r.first || !r.batch.list[i].pipeline.measured.Load()
 	}
-	f := r.flights.next()
-	f.slot, f.work, f.seconds = slot, r.batch.work, r.batch.seconds
-	if err = r.batch.record(r.ctx, r.d, f); err == nil {
-		f.began = time.Now()
-		submit := r.d.Port.Submit
-		if r.trace.Kernel != nil {
-			submit = r.d.Port.SubmitTimed
-		}
-		f.ticket, err = submit(r.batch.commands)
-		err = r.d.wrap(err)
+	t, err := r.batch.send(r.ctx, r.d, r.call, r.trace.Kernel != nil)
+	if err == nil {
+		r.flights.add(t, r.batch.work)
 	}
-	if err != nil {
-		f.end(r.d)
-		return err
-	}
-	r.flights.n++
-	return nil
+	return err
 }
 
-// slot returns a free uniform buffer. Only a call with nothing on the device waits for
-// other calls, so calls never wait for one another in a circle.
-func (r *Runner) slot() (port.Buffer, error) {
-	for {
-		if slot := r.d.slots.try(); slot != nil {
-			return slot, nil
-		}
-		if r.flights.n == 0 {
-			return r.d.slots.wait(r.ctx)
-		}
-		if err := r.land(r.ctx); err != nil {
-			return nil, err
-		}
-	}
-}
-
-// land waits for the submission that was started first and corrects the pace by its
-// time. After an error of the context the submission still runs.
+// land waits for the submission that was started first. After an error of the context the
+// submission still runs.
 func (r *Runner) land(ctx context.Context) error {
-	err := r.d.Port.Wait(ctx, r.flights.list[0].ticket)
-	if err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+	t := r.flights.list[0].ticket
+	if r.d.sent.runs(t) {
+		if err := r.d.await(ctx, t); err != nil {
+			if ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+				r.flights.pop()
+			}
+			return err
+		}
+	}
+	work := r.flights.pop()
+	if err := r.d.sent.result(r.call); err != nil {
 		return err
 	}
-	f := r.flights.pop()
-	if err == nil && r.trace.Kernel != nil {
-		var took time.Duration
-		var ok bool
-		if took, ok, err = r.d.Port.Took(f.ticket); ok && err == nil {
+	if r.trace.Kernel != nil {
+		took, ok, err := r.d.Port.Took(t)
+		if err != nil {
+			return r.d.wrap(err)
+		}
+		if ok {
 			r.trace.Kernel(took)
 		}
 	}
-	err = r.d.wrap(err)
-	f.end(r.d)
-	if err != nil {
-		return err
-	}
-	r.flights.learn(f, time.Now(), r.d.pacing.share())
 	p := &r.progress
-	p.done += f.work
+	p.done += work
 	if r.trace.Progress != nil {
 		scale := 1.0
 		if p.plan > 0 && p.total > 0 {
@@ -343,35 +346,35 @@ func (r *Runner) Separate() error {
 	return r.writeBack(r.staged)
 }
 
-// grace is how long a call whose context has ended waits for its running submissions:
-// several times the default budget. Those of a device that hangs are left to it. That is
-// safe: the device runs later submissions and writes after them, and frees buffers that
-// were released when it has ended those that use them.
+// grace is how long a streamed call whose context has ended waits for its running
+// submissions: several times the default budget. Those of a device that hangs are left to
+// it.
 const grace = time.Second
 
-// Finish ends a call that returned err. It waits for running submissions, at most for the
-// grace or the budget, and releases what the call held. The Runner must not be used
-// afterwards.
+// Finish ends a call that returned err and releases what it held. Its submissions may still
+// run, but those of a call that streams are waited for, at most for the grace or the budget,
+// because the next one takes the same memory. The Runner must not be used afterwards.
 func (r *Runner) Finish(err error) {
-	if r.flights.n > 0 {
+	if r.flights.n > 0 && r.stream != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), max(grace, r.d.pacing.budget))
-		for r.flights.n > 0 {
-			// The call has its error.
-			if r.land(ctx) != nil && ctx.Err() != nil {
-				r.flights.pop().end(r.d)
-			}
+		for r.flights.n > 0 && ctx.Err() == nil {
+			_ = r.land(ctx) // the call has its error
 		}
 		cancel()
 	}
+	d := r.d
+	d.sent.end(r.call, err)
 	r.endStream(err)
 	for _, buf := range r.held.all {
-		r.d.Pool.putAfter(buf, StorageUsage, err)
+		if err == nil {
+			d.Pool.retire(buf, StorageUsage)
+		} else {
+			d.Pool.putAfter(buf, StorageUsage, err)
+		}
 	}
 	r.batch.clear()
 	clear(r.needed)
 	clear(r.held.all)
-	d := r.d
-	r.flights.reset()
-	*r = Runner{needed: r.needed[:0], batch: r.batch, flights: r.flights, held: held{all: r.held.all[:0]}}
+	*r = Runner{needed: r.needed[:0], batch: r.batch, held: held{all: r.held.all[:0]}}
 	d.runners.Put(r)
 }
