@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -154,6 +155,7 @@ func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) 
 				pins[i].Unpin()
 			}
 		}()
+		w := queue.Work{Name: name}
 		for i := range pins {
 			o := of(i)
 			if err := tooLong(o); err != nil {
@@ -162,10 +164,7 @@ func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) 
 			if err := pins[i].Pin(b, b.info.Name, o.out, o.in); err != nil {
 				return err
 			}
-		}
-		w := queue.Work{Name: name}
-		for i := range n {
-			o := of(i)
+			w.Written, w.Read = slices.Grow(w.Written, len(o.out)), slices.Grow(w.Read, len(o.in)+1)
 			for _, x := range o.out {
 				if s := cut.StoreOf(x.Tensor); s != nil {
 					whole := x.Tensor.Memory().Bytes() <= x.Tensor.Bytes()

@@ -78,8 +78,7 @@ func (d *Device) Do(ctx context.Context, w Work, f func(r *Runner) error) (err e
 	if err != nil {
 		return err
 	}
-	r := d.NewRunner(ctx)
-	r.call = c
+	r := d.newRunner(ctx, c)
 	defer func() { r.Finish(err) }()
 	if r.trace.Progress != nil {
 		r.rehearsal = true
@@ -142,9 +141,11 @@ func (d *Device) Streamed(op *Op) (moved, memory uint64, err error) {
 }
 
 // NewRunner returns a Runner. The caller must Finish it.
-func (d *Device) NewRunner(ctx context.Context) *Runner {
+func (d *Device) NewRunner(ctx context.Context) *Runner { return d.newRunner(ctx, new(call)) }
+
+func (d *Device) newRunner(ctx context.Context, c *call) *Runner {
 	r := d.runners.Get().(*Runner)
-	r.d, r.ctx, r.trace, r.call = d, ctx, backend.TraceOf(ctx), new(call)
+	r.d, r.ctx, r.trace, r.call = d, ctx, backend.TraceOf(ctx), c
 	return r
 }
 
