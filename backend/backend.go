@@ -88,8 +88,9 @@ type Backend interface {
 	PV(ctx context.Context, o, w, v Tensor) error
 
 	// Attention computes O, and LSE if it is set, of each call. It reads the keys once,
-	// uses O(Sq + Sk) memory in addition to the operands, and does not keep the calls. ErrUnsupported names what it cannot compute;
-	// an Interrupted holds what a streamed call had finished.
+	// uses O(Sq + Sk) memory in addition to the operands, and does not keep the calls.
+	// ErrUnsupported names what it cannot compute; an Interrupted holds what a streamed
+	// call had finished.
 	//
 	// Several calls, such as packed sequences, run together, each with the bits of a call
 	// alone. They may read the same memory and may write to different elements of one

@@ -198,7 +198,7 @@ var declared = regexp.MustCompile(`(?m)^(?:(?:fn|struct) (\w+)(?s:.*?)^}|const (
 var prelude = sync.OnceValue(func() []declaration {
 	entries, err := files.ReadDir("common")
 	if err != nil {
-		panic(err)
+		panic(err) // the folder is embedded
 	}
 	var all []declaration
 	for _, e := range entries {

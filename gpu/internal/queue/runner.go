@@ -352,9 +352,9 @@ func (r *Runner) Separate() error {
 // it.
 const grace = time.Second
 
-// Finish ends a call that returned err and releases what it held. Its submissions may still
-// run, but those of a call that streams are waited for, at most for the grace or the budget,
-// because the next one takes the same memory. The Runner must not be used afterwards.
+// Finish ends a call that returned err and releases what it held. It does not wait for
+// submissions, except those of a call that streams, because the next such call takes the same
+// memory: at most for the grace or the budget. The Runner must not be used afterwards.
 func (r *Runner) Finish(err error) {
 	if r.flights.n > 0 && r.stream != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), max(grace, r.d.pacing.budget))
