@@ -183,10 +183,16 @@ func (c *attentionCall) checkShapes() error {
 	if err != nil {
 		return err
 	}
-	c.dims = backend.Dims{Batch: q[0], Heads: q[1], KVHeads: k[1], SeqQ: q[2], SeqK: k[2], Dim: q[3], ValueDim: v[3]}
-	if k[0] != q[0] || v[0] != q[0] {
-		return fmt.Errorf("shapes Q %v, K %v and V %v must have the same number of batches: %w", c.in[inQ].Shape, c.in[inK].Shape, c.in[inV].Shape, backend.ErrShape)
+	for _, t := range []struct {
+		name       string
+		have, want []int
+	}{{"K", k, []int{q[0], k[1], k[2], q[3]}}, {"V", v, []int{q[0], k[1], k[2], v[3]}}} {
+		if !slices.Equal(t.have, t.want) {
+			return fmt.Errorf("%s is %v, [batch heads sequence size], it must be %v: shapes Q %v, K %v and V %v must have the same batch, Q and K the same size, K and V the same heads and sequence: %w",
+				t.name, t.have, t.want, c.in[inQ].Shape, c.in[inK].Shape, c.in[inV].Shape, backend.ErrShape)
+		}
 	}
+	c.dims = backend.Dims{Batch: q[0], Heads: q[1], KVHeads: k[1], SeqQ: q[2], SeqK: k[2], Dim: q[3], ValueDim: v[3]}
 	if err := c.checkPast(k, v); err != nil {
 		return err
 	}

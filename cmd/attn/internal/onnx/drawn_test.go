@@ -433,7 +433,17 @@ func TestONNXRefused(t *testing.T) {
 		{"heads that do not divide", func(p *onnxProblem) {
 			p.in[inK], p.in[inV] = zeros(onnxfile.Float, 1, 3, 4, 8), zeros(onnxfile.Float, 1, 3, 4, 8)
 		}, "the kv heads must divide"},
-		{"batches that differ", func(p *onnxProblem) { p.in[inK] = zeros(onnxfile.Float, 2, 2, 4, 8) }, "must have the same number of batches"},
+		{"batches that differ", func(p *onnxProblem) { p.in[inK] = zeros(onnxfile.Float, 2, 2, 4, 8) }, "K is [2 2 4 8], [batch heads sequence size], it must be [1 2 4 8]"},
+		{"values of other batches", func(p *onnxProblem) { p.in[inV] = zeros(onnxfile.Float, 2, 2, 4, 8) }, "V is [2 2 4 8], [batch heads sequence size], it must be [1 2 4 8]"},
+		{"keys of another size", func(p *onnxProblem) { p.in[inK] = zeros(onnxfile.Float, 1, 2, 4, 6) }, "K is [1 2 4 6], [batch heads sequence size], it must be [1 2 4 8]"},
+		{"keys of another size with 3 axes", func(p *onnxProblem) {
+			p.ints["q_num_heads"], p.ints["kv_num_heads"] = 2, 2
+			p.in[inQ], p.in[inK], p.in[inV] = zeros(onnxfile.Float, 1, 3, 16), zeros(onnxfile.Float, 1, 4, 12), zeros(onnxfile.Float, 1, 4, 16)
+		}, "K is [1 2 4 6], [batch heads sequence size], it must be [1 2 4 8]: shapes Q [1 3 16], K [1 4 12] and V [1 4 16]"},
+		{"values of other heads and a past", func(p *onnxProblem) {
+			p.in[inV], p.in[inPastKey], p.in[inPastValue] = zeros(onnxfile.Float, 1, 1, 4, 8), zeros(onnxfile.Float, 1, 2, 3, 8), zeros(onnxfile.Float, 1, 1, 3, 8)
+		}, "V is [1 1 4 8], [batch heads sequence size], it must be [1 2 4 8]"},
+		{"fewer values than keys", func(p *onnxProblem) { p.in[inV] = zeros(onnxfile.Float, 1, 2, 3, 8) }, "V is [1 2 3 8], [batch heads sequence size], it must be [1 2 4 8]"},
 		{"no queries", func(p *onnxProblem) { p.in[inQ] = zeros(onnxfile.Float, 1, 2, 0, 8) }, "every length must be at least 1"},
 		{"a past key alone", func(p *onnxProblem) { p.in[inPastKey] = zeros(onnxfile.Float, 1, 2, 3, 8) }, "need each other"},
 		{"pasts of two lengths", func(p *onnxProblem) {

@@ -155,6 +155,7 @@ func TestGroupQueryRefused(t *testing.T) {
 			g.attributes = `{"name": "softcap", "data": 1.5, "type": "float"}, {"name": "softcap", "data": 2, "type": "float"}`
 		}, `attribute "softcap" is given twice`},
 		{"no heads", func(g *gqaText) { g.attributes = `{"name": "num_heads", "data": 0, "type": "int"}` }, "num_heads is 0"},
+		{"no heads of keys", func(g *gqaText) { g.attributes = `{"name": "kv_num_heads", "data": 0, "type": "int"}` }, "attribute kv_num_heads is 0, it must be 1 to 2147483647"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGQAText()

@@ -200,7 +200,8 @@ func (a *attributes) fail(format string, args ...any) {
 	}
 }
 
-// integer returns an attribute from low to high.
+// integer returns an attribute from low to high; missing when it is absent or out of
+// range: decoders compute with valid numbers.
 func (a *attributes) integer(name string, missing, low, high int64) int {
 	x := a.take(name, onnxfile.AttributeProto_INT)
 	if x == nil {
@@ -208,6 +209,7 @@ func (a *attributes) integer(name string, missing, low, high int64) int {
 	}
 	if x.I < low || x.I > high {
 		a.fail("attribute %s is %d, it must be %d to %d: %w", name, x.I, low, high, backend.ErrOption)
+		return int(missing)
 	}
 	return int(x.I)
 }
