@@ -51,6 +51,18 @@ func (g *Gradients) Operands() (outputs [7]Operand, inputs [11]Operand) {
 	return outputs, inputs
 }
 
+// NewGradientsPlan returns a Plan with the fields that depend on g alone, as NewPlan does: five
+// products, QKᵀ and dO·Vᵀ for the scores' gradients, and those of dQ, dK and dV, are
+// 2·(3·D + 2·Dv) operations for each visible pair.
+func NewGradientsPlan(g *Gradients) Plan {
+	d := g.Dims()
+	p := NewPlan(&g.Call)
+	p.FLOPs = p.Pairs * 2 * int64(3*d.Dim+2*d.ValueDim)
+	outputs, inputs := g.Operands()
+	p.Bytes = bytesOf(outputs[:]) + bytesOf(inputs[:])
+	return p
+}
+
 // Differentiator is implemented by backends that compute gradients of attention.
 type Differentiator interface {
 	// Backward computes the gradients that g requests, in O(Sq + Sk) memory in addition to

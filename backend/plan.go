@@ -46,13 +46,19 @@ func NewPlan(c *Call) Plan {
 		p.Bytes = c.Pages.bytes(c)
 	}
 	outputs, inputs := c.Operands()
-	for _, operands := range [2][]Operand{outputs[:], inputs[:]} {
-		for _, o := range operands {
-			paged := c.Pages != nil && (o.Name == "k" || o.Name == "v") // counted above
-			if !paged && !o.Tensor.IsZero() {
-				p.Bytes += o.Tensor.Bytes()
-			}
+	if c.Pages != nil {
+		inputs[1], inputs[2] = Operand{}, Operand{} // k and v, which are counted above
+	}
+	p.Bytes += bytesOf(outputs[:]) + bytesOf(inputs[:])
+	return p
+}
+
+// bytesOf returns the bytes of the operands that are set.
+func bytesOf(operands []Operand) (n int64) {
+	for _, o := range operands {
+		if !o.Tensor.IsZero() {
+			n += o.Tensor.Bytes()
 		}
 	}
-	return p
+	return n
 }

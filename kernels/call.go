@@ -82,6 +82,7 @@ type Call struct {
 type subcall struct {
 	region
 	backend.Call
+	sequence int // the packed sequence, or 0
 }
 
 // Prepare validates an attention call and returns it. The operands may be [backend.Meta]
@@ -152,7 +153,7 @@ func (c *Call) addAll() error {
 	if err := c.all().CheckPages(); err != nil {
 		return err
 	}
-	return c.add(&p, 0, 0)
+	return c.add(&p, 0, 0, 0)
 }
 
 // all returns the call with all its operands, before it is cut.
@@ -160,8 +161,9 @@ func (c *Call) all() *backend.Call {
 	return &backend.Call{Q: c.q, K: c.k, V: c.v, Problem: c.problem, Pages: c.opt.Pages}
 }
 
-// add appends the subcalls of p, whose first row and key are row and key of the call.
-func (c *Call) add(p *problem, row, key int) error {
+// add appends the subcalls of p, whose first row and key are row and key of the call; sequence is
+// the packed sequence, or 0.
+func (c *Call) add(p *problem, sequence, row, key int) error {
 	return p.eachRegion(func(x region, own backend.Problem) error {
 		pages, err := x.pages(c.opt.Pages, c.k.Shape()[backend.Seq])
 		if err != nil {
@@ -169,7 +171,7 @@ func (c *Call) add(p *problem, row, key int) error {
 		}
 		x.lo[backend.Seq], x.hi[backend.Seq] = x.lo[backend.Seq]+row, x.hi[backend.Seq]+row
 		x.lo[backend.Dim], x.hi[backend.Dim] = x.lo[backend.Dim]+key, x.hi[backend.Dim]+key
-		c.subs = append(c.subs, subcall{x, backend.Call{Problem: own, Pages: pages, Resume: c.opt.Resume}})
+		c.subs = append(c.subs, subcall{x, backend.Call{Problem: own, Pages: pages, Resume: c.opt.Resume}, sequence})
 		return c.subs[len(c.subs)-1].bind(c)
 	})
 }

@@ -58,7 +58,7 @@ func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report 
 	}
 	subs := c.subs
 	if empty(c.dims) { // rows without keys
-		subs = []subcall{{wholeRegion(c.dims), backend.Call{Q: c.q, K: c.k, V: c.v, O: out.O, LSE: out.LSE, Problem: c.problem, Pages: c.opt.Pages}}}
+		subs = []subcall{{wholeRegion(c.dims), backend.Call{Q: c.q, K: c.k, V: c.v, O: out.O, LSE: out.LSE, Problem: c.problem, Pages: c.opt.Pages}, 0}}
 	}
 	for _, at := range rows {
 		n := slices.IndexFunc(subs, func(s subcall) bool { return s.has(at) })

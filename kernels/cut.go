@@ -422,5 +422,5 @@ func (c *Call) addSequence(n int) error {
 	if err != nil || empty(c.dims) {
 		return err
 	}
-	return c.add(&p, row, key)
+	return c.add(&p, n, row, key)
 }

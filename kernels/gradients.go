@@ -1,0 +1,339 @@
+package kernels
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// Gradients are the gradients of a loss that [Call.Backward] writes, in device memory. The
+// zero Tensor where one is not requested.
+type Gradients struct {
+	// Q, K and V have the shapes of the operands, and their dtypes or F32.
+	Q, K, V backend.Tensor
+	// Bias and RelativeBias are F32 and have the shapes of the options: the gradient of a
+	// bias that is broadcast along an axis is the sum over that axis.
+	Bias, RelativeBias backend.Tensor
+	// ALiBi is F32, [1, H, 1, 1] or, with slopes for each of B batches or packed
+	// sequences, [B, H, 1, 1]. Sinks is F32 [1, H, 1, 1].
+	ALiBi, Sinks backend.Tensor
+}
+
+// all returns the gradients in the order of [backend.Gradients].
+func (g *Gradients) all() [7]backend.Operand {
+	return [7]backend.Operand{{Name: "dq", Tensor: g.Q}, {Name: "dk", Tensor: g.K}, {Name: "dv", Tensor: g.V}, {Name: "dbias", Tensor: g.Bias},
+		{Name: "drelativebias", Tensor: g.RelativeBias}, {Name: "dalibi", Tensor: g.ALiBi}, {Name: "dsinks", Tensor: g.Sinks}}
+}
+
+// Release frees all tensors of g.
+func (g Gradients) Release() {
+	for _, o := range g.all() {
+		o.Tensor.Release()
+	}
+}
+
+// Backward computes the gradients of a loss with respect to the operands and the options of
+// the call, from d, the gradients of the loss with respect to the call's results:
+//
+//	d.O [B, H, Sq, Dv], F32, F16 or BF16    d.LSE [B, H, Sq, 1] F32, or the zero Tensor for 0
+//
+// result has what Run returned with Options.LSE, or the O and LSE over more keys, merged from
+// calls over disjoint sets of keys (see [Device.Merge]). Then the gradients are those of all
+// the keys together: K and V for the keys of this call, Q this call's part of a sum.
+//
+// Backward computes the scores again instead of keeping them, in O(Sq + Sk) memory (Dao et
+// al. 2022, FlashAttention, section 3.1). The same call yields the same bits.
+// [backend.Gradients] has the formulas. Pages and int8 keys have no gradients.
+//
+// Errors: ErrShape, ErrDType, ErrOption and ErrUnsupported name the argument and the rule;
+// ErrUnsupported also when the backend is no [backend.Differentiator]; the others are those
+// of [Device.Attention].
+func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) (err error) {
+	defer backend.Annotate(&err, "backward")
+	if err := c.checkBackward(&grads, d, result); err != nil {
+		return err
+	}
+	diff, ok := c.dev.on(ctx).(backend.Differentiator)
+	if !ok {
+		return c.dev.lacks("gradients")
+	}
+	if len(c.subs) == 1 && c.subs[0].region == wholeRegion(c.dims) {
+		g, err := c.gradients(&c.subs[0], &grads, d, result)
+		if err != nil {
+			return err
+		}
+		return diff.Backward(ctx, &g)
+	}
+	if err := c.distinctGradients(&grads, d, result); err != nil {
+		return err
+	}
+	return c.dev.summed(ctx, &grads, func(sums *Gradients) error {
+		for i := range c.subs {
+			g, err := c.gradients(&c.subs[i], sums, d, result)
+			if err != nil {
+				return err
+			}
+			g.Add = true
+			if err := diff.Backward(ctx, &g); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// checkBackward checks the arguments of Backward.
+func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
+	if err := c.ready(); err != nil {
+		return err
+	}
+	switch {
+	case c.opt.Pages != nil:
+		return fmt.Errorf("Pages is set, but keys in pages have no gradients: use contiguous keys: %w", backend.ErrUnsupported)
+	case c.k.DType() == backend.Q8:
+		return fmt.Errorf("k is q8, which has no gradients: use f32, f16 or bf16: %w", backend.ErrUnsupported)
+	case result.LSE.IsZero():
+		return fmt.Errorf("the result has no lse, which gradients need: set Options.LSE: %w", backend.ErrOption)
+	case !d.Weights.IsZero():
+		return fmt.Errorf("weights have no gradients: leave d.Weights empty: %w", backend.ErrUnsupported)
+	}
+	result.Weights = backend.Tensor{}
+	if err := c.checkOutputs(result); err != nil {
+		return err
+	}
+	rows := result.O.Shape()
+	sums := rows
+	sums[backend.Dim] = 1
+	if err := d.O.CheckShape("d.o", rows, "shape of o", floats...); err != nil {
+		return err
+	}
+	if !d.LSE.IsZero() {
+		if err := d.LSE.CheckShape("d.lse", sums, "shape of lse", backend.F32); err != nil {
+			return err
+		}
+	}
+	return c.checkGradients(grads)
+}
+
+// checkGradients checks the shapes and dtypes of grads.
+func (c *Call) checkGradients(grads *Gradients) error {
+	f32 := backend.F32
+	slopes := backend.Shape{1, c.dims.Heads, 1, 1}
+	sinks := slopes
+	if c.dims.Heads > 0 {
+		slopes[backend.Batch] = max(1, len(c.opt.ALiBi)/c.dims.Heads)
+	}
+	for i, rule := range [7]struct {
+		shape   backend.Shape
+		of      string
+		missing bool
+		dtype   backend.DType
+	}{
+		{c.q.Shape(), "shape of q", false, c.q.DType()},
+		{c.k.Shape(), "shape of k", false, c.k.DType()},
+		{c.v.Shape(), "shape of v", false, c.v.DType()},
+		{c.opt.Bias.Shape(), "shape of Options.Bias", c.opt.Bias.IsZero(), f32},
+		{c.opt.RelativeBias.Shape(), "shape of Options.RelativeBias", c.opt.RelativeBias.IsZero(), f32},
+		{slopes, "one for each slope of Options.ALiBi", c.opt.ALiBi == nil, f32},
+		{sinks, "one for each of Options.Sinks", c.opt.Sinks == nil, f32},
+	} {
+		switch g := grads.all()[i]; {
+		case g.Tensor.IsZero():
+		case rule.missing:
+			return fmt.Errorf("%s is requested, but the call does not have that option: %w", g.Name, backend.ErrOption)
+		default:
+			if err := g.Tensor.CheckShape(g.Name, rule.shape, rule.of, rule.dtype, f32); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// gradients returns the backward pass of s, which writes its part of grads.
+func (c *Call) gradients(s *subcall, grads *Gradients, d, result Result) (backend.Gradients, error) {
+	g := backend.Gradients{Call: s.Call}
+	g.Resume = nil
+	x := &s.region
+	var view slicer
+	g.O, g.LSE = view.rows(result.O, x), view.rows(result.LSE, x)
+	g.DO, g.DLSE = view.rows(d.O, x), view.rows(d.LSE, x)
+	g.DQ = view.rows(grads.Q, x)
+	g.DK, g.DV = view.keys(grads.K, c.dims, x, false), view.keys(grads.V, c.dims, x, false)
+	g.DBias, g.DRelative = view.part(grads.Bias, x), grads.RelativeBias
+	if !g.DRelative.IsZero() {
+		y := *x // from the element of the last row and the first key on
+		y.lo[backend.Seq], y.hi[backend.Seq] = 0, 1
+		y.lo[backend.Dim] += c.dims.SeqQ - x.hi[backend.Seq]
+		y.hi[backend.Dim] += c.dims.SeqQ - x.lo[backend.Seq] - 1
+		g.DRelative = view.part(g.DRelative, &y)
+	}
+	y := *x
+	if c.packed() {
+		y.lo[backend.Batch], y.hi[backend.Batch] = s.sequence, s.sequence+1
+	}
+	g.DSlopes, g.DSinks = view.part(grads.ALiBi, &y), view.part(grads.Sinks, &y)
+	return g, view.err
+}
+
+// part returns the part x of t, whose axes of length 1 stand for all of x.
+func (s *slicer) part(t backend.Tensor, x *region) backend.Tensor {
+	for axis, n := range t.Shape() {
+		if n > 1 {
+			t = s.slice(t, axis, x.lo[axis], x.hi[axis])
+		}
+	}
+	return t
+}
+
+// distinctGradients returns ErrOverlap when gradients overlap inputs or each other: those of
+// one backend call may overlap an operand of another one.
+func (c *Call) distinctGradients(grads *Gradients, d, result Result) error {
+	all := c.all()
+	all.O, all.LSE = result.O, result.LSE
+	g := backend.Gradients{Call: *all, DO: d.O, DLSE: d.LSE}
+	_, inputs := g.Operands()
+	outputs := grads.all()
+	return backend.Distinct(outputs[:], inputs[:])
+}
+
+// summed calls add with grads set to zeros, in F32. Gradients of other dtypes are summed in
+// new memory and rounded once.
+func (d *Device) summed(ctx context.Context, grads *Gradients, add func(sums *Gradients) error) error {
+	sums := *grads
+	var rounded, exact []backend.Tensor
+	defer func() {
+		for _, t := range exact {
+			t.Release()
+		}
+	}()
+	for _, t := range []*backend.Tensor{&sums.Q, &sums.K, &sums.V} {
+		if t.IsZero() || t.DType() == backend.F32 {
+			continue
+		}
+		sum, err := d.Alloc(ctx, backend.F32, t.Shape())
+		if err != nil {
+			return err
+		}
+		rounded, exact = append(rounded, *t), append(exact, sum)
+		*t = sum
+	}
+	if err := d.clear(ctx, &sums); err != nil {
+		return err
+	}
+	if err := add(&sums); err != nil || len(exact) == 0 {
+		return err
+	}
+	return d.Copy(ctx, rounded, exact)
+}
+
+// clear sets all gradients of g to zeros.
+func (d *Device) clear(ctx context.Context, g *Gradients) error {
+	host, err := backend.HostF32(make([]float32, 1), backend.Shape{1, 1, 1, 1})
+	if err != nil {
+		return err
+	}
+	zero, err := d.Upload(ctx, host)
+	if err != nil {
+		return err
+	}
+	defer zero.Release()
+	var dst, src []backend.Tensor
+	for _, o := range g.all() {
+		if o.Tensor.IsZero() || noElements(o.Tensor) {
+			continue
+		}
+		zeros, err := zero.Broadcast(o.Tensor.Shape())
+		if err != nil {
+			return err
+		}
+		dst, src = append(dst, o.Tensor), append(src, zeros)
+	}
+	return d.Copy(ctx, dst, src)
+}
+
+// AllocGradients allocates the gradients of the operands, and on request those of every
+// option of the call that has one, for [Call.Backward]. The caller releases them.
+func (c *Call) AllocGradients(ctx context.Context, options bool) (g Gradients, err error) {
+	defer backend.Annotate(&err, "backward")
+	if err := c.ready(); err != nil {
+		return g, err
+	}
+	alloc := func(to *backend.Tensor, dtype backend.DType, shape backend.Shape) {
+		if err == nil {
+			*to, err = c.dev.Alloc(ctx, dtype, shape)
+		}
+	}
+	alloc(&g.Q, c.q.DType(), c.q.Shape())
+	alloc(&g.K, c.k.DType(), c.k.Shape())
+	alloc(&g.V, c.v.DType(), c.v.Shape())
+	if options {
+		if !c.opt.Bias.IsZero() {
+			alloc(&g.Bias, backend.F32, c.opt.Bias.Shape())
+		}
+		if !c.opt.RelativeBias.IsZero() {
+			alloc(&g.RelativeBias, backend.F32, c.opt.RelativeBias.Shape())
+		}
+		heads := backend.Shape{1, c.dims.Heads, 1, 1}
+		if c.opt.Sinks != nil {
+			alloc(&g.Sinks, backend.F32, heads)
+		}
+		if n := len(c.opt.ALiBi); n > 0 && c.dims.Heads > 0 {
+			heads[backend.Batch] = n / c.dims.Heads
+			alloc(&g.ALiBi, backend.F32, heads)
+		}
+	}
+	if err != nil {
+		g.Release()
+		return Gradients{}, err
+	}
+	return g, nil
+}
+
+// PlanBackward returns how the device would run Backward for the gradients of the operands:
+// 2.5 times the FLOPs of the forward pass, five products instead of two. It runs nothing.
+func (c *Call) PlanBackward(ctx context.Context) (sum backend.Plan, err error) {
+	defer backend.Annotate(&err, "plan")
+	out, err := c.outputs(backend.Meta)
+	if err != nil {
+		return sum, err
+	}
+	diff, ok := c.dev.on(ctx).(backend.Differentiator)
+	if !ok {
+		return sum, c.dev.lacks("gradients")
+	}
+	var grads Gradients
+	var errs [3]error
+	grads.Q, errs[0] = backend.Meta(c.q.DType(), c.q.Shape())
+	grads.K, errs[1] = backend.Meta(c.k.DType(), c.k.Shape())
+	grads.V, errs[2] = backend.Meta(c.v.DType(), c.v.Shape())
+	if out.LSE, err = backend.Meta(backend.F32, backend.Shape{c.dims.Batch, c.dims.Heads, c.dims.SeqQ, 1}); err != nil {
+		return sum, err
+	}
+	if err := cmp.Or(errs[:]...); err != nil {
+		return sum, err
+	}
+	if err := c.checkBackward(&grads, Result{O: out.O}, out); err != nil {
+		return sum, err
+	}
+	for i := range c.subs {
+		g, err := c.gradients(&c.subs[i], &grads, Result{O: out.O}, out)
+		if err != nil {
+			return sum, err
+		}
+		g.Add = len(c.subs) > 1
+		p, err := diff.PlanBackward(ctx, &g)
+		if err != nil {
+			return sum, err
+		}
+		if i == 0 {
+			sum = p
+			continue
+		}
+		sum.Pairs, sum.FLOPs, sum.Bytes = sum.Pairs+p.Pairs, sum.FLOPs+p.FLOPs, sum.Bytes+p.Bytes
+		sum.Scratch, sum.Chunks, sum.Streamed = max(sum.Scratch, p.Scratch), sum.Chunks+p.Chunks, sum.Streamed+p.Streamed
+	}
+	return sum, nil
+}
