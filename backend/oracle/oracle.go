@@ -50,6 +50,48 @@
 // u_o is the unit roundoff of the output's dtype if it is not float32. tiny bounds the loss of
 // flushed subnormal numbers: 2^-125 for each weight times |v_j|, for each product, and half a
 // subnormal step of the output's dtype.
+//
+// # Gradients
+//
+// [Differentiate] computes, with do and dlse the gradients of the row's o and lse and f_j =
+// keep_j / (1 - P),
+//
+//	t_j  = f_j·Σ_x do_x·v_jx - Σ_x do_x·o_x + dlse
+//	ds_j = p_j·t_j                dx_j = scale·c_j·ds_j
+//	c_j  = 1 - tanh²(x_j)         x_j = scale·Σ_d q_d·k_jd / softcap;  1 without softcap
+//
+// and adds to the gradients
+//
+//	dq += Σ_j dx_j·k_j    dk_j += dx_j·q    dv_j += p_j·f_j·do
+//	dbias_j, drelative_j += ds_j    dslope -= ds_j·distance_j
+//	dsink += exp(sink - lse)·(dlse - Σ_x do_x·o_x)
+//
+// A backend computes p_j = exp(s_j - lse) from the stored lse. The error of its exponent is
+//
+//	e = u·(A·(λ√D + 17) + 3·|lse|) + [the bound of lse]
+//
+// for the score as above (16), lse times log2(e) (2|lse|) and the difference (A + |lse|). The
+// relative error of p_j is ε = expm1(e) + 8u. The error of t_j is, with M_j = f_j·Σ|do·v_j|,
+// N = Σ_x |do_x|·(|o_x| + [the bound of o_x]),
+//
+//	τ_j = u·((λ√Dv + 5)·(M_j + N) + 2·|dlse|) + Σ_x |do_x|·[the bound of o_x]
+//
+// for two dot products, the factor of dropout (3), two differences, and the stored o: its own
+// bound includes the rounding of a 16-bit o. Therefore
+//
+//	|ds_j - ref| <= σ_j = p_j·((ε + 2u)·|t_j| + (1 + ε + 2u)·τ_j)
+//
+// The argument of tanh has the error ξ = u·(λ√D + 3)·Σ_d |scale·q_d·k_jd|/softcap, tanh and
+// its division 12u. With c⁺ the largest c_j within ξ of x_j,
+//
+//	|c_j - ref|  <= γ_j = 2·(c⁺·ξ + 12u) + 3u                        0 without softcap
+//	|dx_j - ref| <= |scale|·(σ_j·(c_j + γ_j) + p_j·|t_j|·(γ_j + 3u))
+//
+// The error of a weight of dv is ε + 4u times the weight. A gradient is a sum of n products,
+// which adds u·(λ√n + 2) times the sum of their magnitudes to their errors. n counts the pairs
+// of rows and keys that are visible, over all rows, heads and batches that share the element.
+// Flushed subnormals add 2^-125 for each weight and each product, times the factors that
+// follow, and the output's dtype adds its rounding as in o.
 package oracle
 
 import (
@@ -101,6 +143,32 @@ type Answer struct {
 	LSEBound float64
 	// WeightBound·Weights[j] + 2^-125 is the bound of weight j.
 	WeightBound float64
+
+	reach float64 // A
+}
+
+// hides reports whether key j is hidden.
+func (r *Row) hides(j int) bool {
+	return r.Hidden != nil && r.Hidden(j) || r.Bias != nil && math.IsInf(r.Bias(j), -1) ||
+		r.Relative != nil && math.IsInf(r.Relative(j), -1)
+}
+
+// product returns scale·q·k_j and the sum of the magnitudes of its terms.
+func (r *Row) product(j int) (s, abs float64) {
+	for i, q := range r.Q {
+		x := float64(q) * float64(r.K[j*len(r.Q)+i])
+		s += x
+		abs += math.Abs(x)
+	}
+	return s * float64(r.Scale), abs * math.Abs(float64(r.Scale))
+}
+
+// sink returns the score of the sink, clamped; -Inf without one.
+func (r *Row) sink() float64 {
+	if r.Sink == nil {
+		return math.Inf(-1)
+	}
+	return float64(backend.Bound(*r.Sink, backend.MaxBias))
 }
 
 // Solve computes the reference of r and its bounds.
@@ -111,26 +179,14 @@ func Solve(r Row) Answer {
 		Scores: make([]float64, n), Weights: make([]float64, n),
 		O: make([]float64, r.Dv), OBound: make([]float64, r.Dv),
 	}
-	hidden := func(j int) bool {
-		return r.Hidden != nil && r.Hidden(j) || r.Bias != nil && math.IsInf(r.Bias(j), -1) ||
-			r.Relative != nil && math.IsInf(r.Relative(j), -1)
-	}
-
 	m := math.Inf(-1)
 	reach := 0.0 // A
 	for j := range n {
-		if hidden(j) {
+		if r.hides(j) {
 			a.Scores[j] = math.NaN()
 			continue
 		}
-		s, abs := 0.0, 0.0
-		for i, q := range r.Q {
-			x := float64(q) * float64(r.K[j*d+i])
-			s += x
-			abs += math.Abs(x)
-		}
-		s *= float64(r.Scale)
-		abs *= math.Abs(float64(r.Scale))
+		s, abs := r.product(j)
 		if r.Softcap > 0 {
 			s = float64(r.Softcap) * math.Tanh(s/float64(r.Softcap))
 		}
@@ -157,14 +213,12 @@ func Solve(r Row) Answer {
 		reach = math.Max(reach, abs)
 	}
 
-	sink := math.Inf(-1)
-	if r.Sink != nil {
-		sink = float64(backend.Bound(*r.Sink, backend.MaxBias))
-		m = math.Max(m, sink)
-		if !math.IsInf(sink, 0) {
-			reach = math.Max(reach, math.Abs(sink))
-		}
+	sink := r.sink()
+	m = math.Max(m, sink)
+	if !math.IsInf(sink, 0) {
+		reach = math.Max(reach, math.Abs(sink))
 	}
+	a.reach = reach
 	eps := math.Expm1(u*reach*(Lambda*math.Sqrt(float64(d))+24)) + 8*u
 	drift := u * Lambda * math.Sqrt(float64(n)) * 17 / 8
 	a.WeightBound = 2*eps + drift + 6*u
@@ -175,7 +229,7 @@ func Solve(r Row) Answer {
 
 	sum := math.Exp(sink - m)
 	for j := range n {
-		if !hidden(j) {
+		if !r.hides(j) {
 			a.Weights[j] = math.Exp(a.Scores[j] - m)
 			sum += a.Weights[j]
 		}
@@ -183,7 +237,7 @@ func Solve(r Row) Answer {
 	a.LSE = m + math.Log(sum)
 	a.LSEBound = eps + drift + u*(4+2*(math.Abs(a.LSE)+reach))
 	for j := range n {
-		if !hidden(j) { // 0/NaN would be NaN
+		if !r.hides(j) { // 0/NaN would be NaN
 			a.Weights[j] /= sum
 		}
 	}
@@ -203,7 +257,7 @@ func Solve(r Row) Answer {
 		// A NaN denominator propagates even if dropout drops all weights.
 		o, abs, all := 0*a.LSE, 0.0, 0.0
 		for j := range n {
-			if hidden(j) || r.Keeps != nil && !r.Keeps(j) {
+			if r.hides(j) || r.Keeps != nil && !r.Keeps(j) {
 				continue
 			}
 			v := float64(r.V[j*r.Dv+i])

@@ -1,0 +1,150 @@
+package oracle
+
+import (
+	"math"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// flushed bounds the loss of a subnormal number that becomes 0.
+const flushed = 0x1p-125
+
+// Sum is an element of a gradient, the sum of what rows add to it. Its Value is NaN when the
+// contract leaves it unspecified, because one of the rows sees a NaN or an Inf.
+type Sum struct {
+	Value    float64
+	abs, err float64 // of the terms: sum of the magnitudes, of the error bounds
+	terms    int
+}
+
+// add adds x·y, where x has an error of at most err and y is exact.
+func (s *Sum) add(x, err, y float64) {
+	if s == nil {
+		return
+	}
+	s.Value += x * y
+	s.abs += math.Abs(x * y)
+	s.err += err*math.Abs(y) + flushed
+	s.terms++
+}
+
+// Bound returns the error bound of the element when it is stored as out.
+func (s *Sum) Bound(out backend.DType) float64 {
+	bound := s.err + u*(Lambda*math.Sqrt(float64(s.terms))+2)*s.abs
+	if out != backend.F32 {
+		bound += out.UnitRoundoff() * (math.Abs(s.Value) + bound)
+	}
+	return bound + tiny(out, 1, 0)
+}
+
+// RowGradients are the gradients to which a row adds. Those that are nil are not computed.
+type RowGradients struct {
+	DQ []Sum // [D]
+	DK []Sum // [Sk, D]
+	DV []Sum // [Sk, Dv]
+	// DBias and DRelative return the elements for key j.
+	DBias, DRelative func(j int) *Sum
+	DSlope, DSink    *Sum
+}
+
+// Differentiate adds to g the gradients of do·o + dlse·lse, where (o, lse) is the result of r.
+// r.Out is the dtype of o.
+func Differentiate(r Row, do []float32, dlse float32, g RowGradients) {
+	a := Solve(r)
+	if math.IsInf(a.LSE, -1) {
+		return
+	}
+	d, n := len(r.Q), len(r.K)/len(r.Q)
+	rootD, rootDv := Lambda*math.Sqrt(float64(d)), Lambda*math.Sqrt(float64(r.Dv))
+	eps := math.Expm1(u*(a.reach*(rootD+17)+3*math.Abs(a.LSE))+a.LSEBound) + 8*u
+
+	// nan is NaN if the row sees a number that is not finite, otherwise 0.
+	nan := 0 * (a.LSE + float64(dlse) + total(r.Q) + total(do))
+	for j := range n {
+		if !r.hides(j) {
+			nan += 0 * (total(r.K[j*d:(j+1)*d]) + total(r.V[j*r.Dv:(j+1)*r.Dv]))
+		}
+	}
+	rest := float64(dlse) + nan // t without its first term
+	absO, errO := 0.0, 0.0
+	for x, do := range do {
+		do := float64(do)
+		rest -= do * a.O[x]
+		absO += math.Abs(do) * (math.Abs(a.O[x]) + a.OBound[x])
+		errO += math.Abs(do) * a.OBound[x]
+	}
+	// score returns the gradient of a score and its bound.
+	score := func(p, dp, absDP float64) (ds, bound, t float64) {
+		t = dp + rest
+		tau := u*((rootDv+5)*(absDP+absO)+2*math.Abs(float64(dlse))) + errO + 2*float64(r.Dv)*flushed
+		return p * t, p*((eps+2*u)*math.Abs(t)+(1+eps+2*u)*tau) + flushed*(1+math.Abs(t)+tau), t
+	}
+
+	if ds, bound, _ := score(math.Exp(r.sink()-a.LSE), 0, 0); r.Sink != nil {
+		g.DSink.add(ds, bound, 1)
+	}
+	for j := range n {
+		if r.hides(j) {
+			continue
+		}
+		p, factor := math.Exp(a.Scores[j]-a.LSE)+nan, 1.0
+		if r.Keeps != nil {
+			factor = r.KeepFactor
+			if !r.Keeps(j) {
+				factor = 0
+			}
+		}
+		dp, absDP := 0.0, 0.0
+		for x, do := range do {
+			y := factor * float64(do) * float64(r.V[j*r.Dv+x])
+			dp += y
+			absDP += math.Abs(y)
+			if g.DV != nil {
+				g.DV[j*r.Dv+x].add(p*factor, factor*(p*(eps+4*u)+flushed), float64(do))
+			}
+		}
+		ds, sigma, t := score(p, dp, absDP)
+		if g.DBias != nil {
+			g.DBias(j).add(ds, sigma, 1)
+		}
+		if g.DRelative != nil {
+			g.DRelative(j).add(ds, sigma, 1)
+		}
+		if g.DSlope != nil {
+			g.DSlope.add(ds, sigma, -r.Distance(j))
+		}
+		c, gamma := r.slopeOfCap(j, rootD)
+		scale := float64(r.Scale)
+		dx := scale * c * ds
+		xi := math.Abs(scale)*(sigma*(c+gamma)+p*math.Abs(t)*(gamma+3*u)+flushed) + flushed
+		for i := range d {
+			if g.DQ != nil {
+				g.DQ[i].add(dx, xi, float64(r.K[j*d+i]))
+			}
+			if g.DK != nil {
+				g.DK[j*d+i].add(dx, xi, float64(r.Q[i]))
+			}
+		}
+	}
+}
+
+// slopeOfCap returns c_j and γ_j of the package comment.
+func (r *Row) slopeOfCap(j int, rootD float64) (c, gamma float64) {
+	if r.Softcap == 0 {
+		return 1, 0
+	}
+	// sech is exact where 1 - tanh² cancels.
+	sech2 := func(x float64) float64 { return 1 / (math.Cosh(x) * math.Cosh(x)) }
+	s, abs := r.product(j)
+	x := math.Abs(s) / float64(r.Softcap)
+	xi := u * (rootD + 3) * abs / float64(r.Softcap)
+	return sech2(x), 2*(sech2(math.Max(0, x-xi))*xi+12*u) + 3*u
+}
+
+// total returns the sum of x, which is not finite if an element is not.
+func total(x []float32) (sum float64) {
+	for _, y := range x {
+		sum += float64(y)
+	}
+	return sum
+}
