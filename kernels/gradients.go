@@ -91,7 +91,7 @@ func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
 	}
 	switch {
 	case c.opt.Pages != nil:
-		return fmt.Errorf("Pages is set, but keys in pages have no gradients: use contiguous keys: %w", backend.ErrUnsupported)
+		return fmt.Errorf("keys in pages have no gradients: use contiguous keys instead of Pages: %w", backend.ErrUnsupported)
 	case c.k.DType() == backend.Q8:
 		return fmt.Errorf("k is q8, which has no gradients: use f32, f16 or bf16: %w", backend.ErrUnsupported)
 	case result.LSE.IsZero():
