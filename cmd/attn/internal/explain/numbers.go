@@ -17,6 +17,9 @@ type numbers struct {
 	decimals []int // of each number in the file
 }
 
+// maxAxes is the most axes of an array: those of weighted_values_rounded in batches.
+const maxAxes = 4
+
 // parseNumbers parses the array in a field of the file.
 func parseNumbers(field string, raw json.RawMessage) (*numbers, error) {
 	if bytes.Count(raw, []byte(",")) >= maxNumbers {
@@ -30,29 +33,32 @@ func parseNumbers(field string, raw json.RawMessage) (*numbers, error) {
 	}
 	a := &numbers{}
 	var err error
-	if a.shape, err = a.append(field, value); err == nil && len(a.shape) == 0 {
+	if a.shape, err = a.append(field, value, maxAxes); err == nil && len(a.shape) == 0 {
 		err = fmt.Errorf("%s is a number, it must be an array", field)
 	}
 	return a, err
 }
 
-// append appends the numbers of value and returns its shape. at is its place, for
-// errors.
-func (a *numbers) append(at string, value any) (shape []int, err error) {
+// append appends the numbers of value, which has at most the given axes, and returns its
+// shape. at is its place, for errors.
+func (a *numbers) append(at string, value any, axes int) (shape []int, err error) {
 	switch value := value.(type) {
 	case json.Number:
 		x, err := value.Float64()
 		if err != nil || math.Abs(x) > math.MaxFloat32 {
-			return nil, fmt.Errorf("%s is %s, beyond the range of float32", at, value)
+			return nil, fmt.Errorf("%s is %.40s, beyond the range of float32", at, value)
 		}
 		a.data, a.decimals = append(a.data, x), append(a.decimals, decimalsOf(string(value)))
 		return nil, nil
 	case []any:
+		if axes == 0 {
+			return nil, fmt.Errorf("%s is an array, it must be a number: arrays have at most %d axes", at, maxAxes)
+		}
 		if len(value) == 0 {
 			return nil, fmt.Errorf("%s is empty, every length must be at least 1", at)
 		}
 		for i, row := range value {
-			s, err := a.append(fmt.Sprintf("%s[%d]", at, i), row)
+			s, err := a.append(fmt.Sprintf("%s[%d]", at, i), row, axes-1)
 			if err != nil {
 				return nil, err
 			}
@@ -65,7 +71,7 @@ func (a *numbers) append(at string, value any) (shape []int, err error) {
 		return append([]int{len(value)}, shape...), nil
 	}
 	text, _ := json.Marshal(value) // it was JSON
-	return nil, fmt.Errorf("%s is %s, it must be a number", at, text)
+	return nil, fmt.Errorf("%s is %.40s, it must be a number", at, text)
 }
 
 // decimalsOf returns the decimals of a number as written: 2 for 0.50, 3 for
