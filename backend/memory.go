@@ -84,7 +84,7 @@ type Operand struct {
 }
 
 // maxOperands is the largest number of operands of a call.
-const maxOperands = 12
+const maxOperands = 18
 
 // Pinned holds the operands of a running call, see [Pinned.Pin]. The zero value holds none.
 type Pinned struct {
@@ -102,7 +102,7 @@ type Pinned struct {
 // only.
 //
 // Errors: ErrDevice, ErrReleased and ErrOverlap, with the operand's name. Pin takes at most
-// 12 operands and does not allocate when it succeeds.
+// 18 operands and does not allocate when it succeeds.
 func (p *Pinned) Pin(owner any, where string, outputs, inputs []Operand) error {
 	if err := Distinct(outputs, inputs); err != nil {
 		return err

@@ -75,7 +75,7 @@ type Options struct {
 
 // Backend computes in host memory. It implements backend.Backend,
 // backend.Projector, backend.Rotator, backend.Merger, backend.Scorer,
-// backend.Copier, backend.PeakMeter and backend.BandwidthMeter.
+// backend.Copier, backend.Differentiator, backend.PeakMeter and backend.BandwidthMeter.
 type Backend struct {
 	opt     Options
 	gate    gate
@@ -90,6 +90,7 @@ var (
 	_ backend.Merger         = (*Backend)(nil)
 	_ backend.Scorer         = (*Backend)(nil)
 	_ backend.Copier         = (*Backend)(nil)
+	_ backend.Differentiator = (*Backend)(nil)
 	_ backend.PeakMeter      = (*Backend)(nil)
 	_ backend.BandwidthMeter = (*Backend)(nil)
 )

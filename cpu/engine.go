@@ -57,6 +57,7 @@ type workspace struct {
 	stage           []float32 // some rows between memory and a tile
 	bias            []float32 // of a row
 	table           []float32 // bias of a tile by distance
+	capped          []float32 // the scores before biases, for the softcap's derivative; may be nil
 	k, v            []float32 // packed or converted
 	gathered        []float32 // the values of pieces
 	scale, one      []float32 // factors of transpositions
@@ -126,21 +127,26 @@ func (x *partition) rowsOf(t *tile, first, n int, do func(r, h, i, n int)) {
 func (x *partition) cutTiles(w *scratch, p *taskRange) []tile {
 	tiles := w.tiles[:p.to-p.from]
 	for n := range tiles {
-		at := p.from + n
-		t := tile{index: p.tile + at, h: p.hk * x.share}
+		t := x.tileAt(p, p.from+n)
 		if len(w.spans) > 0 {
 			t.spans = w.spans[n*x.rows:]
-		}
-		if x.headTiles == 0 {
-			t.h, t.i = x.row(t.h, 0, at*x.rows)
-			t.n = min(x.rows, x.share*x.d.SeqQ-at*x.rows)
-		} else {
-			t.h, t.i = t.h+at/x.headTiles, at%x.headTiles*x.rows
-			t.n = min(x.rows, x.d.SeqQ-t.i)
 		}
 		tiles[n] = t
 	}
 	return tiles
+}
+
+// tileAt returns tile at of the group of p.
+func (x *partition) tileAt(p *taskRange, at int) tile {
+	t := tile{index: p.tile + at, h: p.hk * x.share}
+	if x.headTiles == 0 {
+		t.h, t.i = x.row(t.h, 0, at*x.rows)
+		t.n = min(x.rows, x.share*x.d.SeqQ-at*x.rows)
+	} else {
+		t.h, t.i = t.h+at/x.headTiles, at%x.headTiles*x.rows
+		t.n = min(x.rows, x.d.SeqQ-t.i)
+	}
+	return t
 }
 
 // cutWorkspace cuts the workspace of a task from scratch.
@@ -155,6 +161,7 @@ func (e *engine) cutWorkspace(w *scratch) *workspace {
 	b.stage = w.floats(x.Lanes * max(e.dimK, e.dimV, keyBlock))
 	b.table = w.floats(keyBlock + x.Width)
 	b.bias = b.table[:keyBlock]
+	b.capped = nil
 	return b
 }
 

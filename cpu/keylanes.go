@@ -15,20 +15,9 @@ func (a *attention) stepKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRang
 	// non-finite values.
 	clean := a.hiding || a.masked || x.KeyLanes
 	for row := range t.n {
-		seen := span{max(0, min(n, t.spans[row].lo-here.lo)), max(0, min(n, t.spans[row].hi-here.lo))}
-		clean = clean || seen.lo > 0 || seen.hi < n
 		s := b.s[row*keyBlock : row*keyBlock+lanes]
-		if a.cap > 0 {
-			x.Softcap(s, a.cap)
-		}
-		if a.masked || a.added {
-			h, i := a.row(t.h, t.i, row)
-			a.biasRow(x, b.bias, p.b, h, i, here.lo, n)
-			clear(b.bias[n:lanes])
-			x.Bias(s, b.bias)
-		}
-		fill(s[:seen.lo], negInf)
-		fill(s[seen.hi:], negInf)
+		seen := a.adjustLanes(b, p, t, row, here, s)
+		clean = clean || seen.lo > 0 || seen.hi < n
 		m := max(t.cur.m[row], x.ScaleMax(s, 1, b.lanes[:]))
 		b.alpha[row] = t.cur.m[row] - m
 		t.cur.m[row] = m
@@ -53,6 +42,28 @@ func (a *attention) stepKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRang
 	if replaced {
 		a.addVisibleNonFinite(p, t, here, b.s)
 	}
+}
+
+// adjustLanes applies softcap, biases and masks to s, a row of scores of t with the keys
+// of here. It returns the elements of s that the visibility rule shows; the others are -Inf.
+func (a *attention) adjustLanes(b *workspace, p *taskRange, t *tile, row int, here span, s []float32) (seen span) {
+	x, n := a.kernels, here.hi-here.lo
+	if a.cap > 0 {
+		x.Softcap(s, a.cap)
+		if b.capped != nil {
+			copy(b.capped[row*keyBlock:], s)
+		}
+	}
+	if a.masked || a.added {
+		h, i := a.row(t.h, t.i, row)
+		a.biasRow(x, b.bias, p.b, h, i, here.lo, n)
+		clear(b.bias[n:len(s)])
+		x.Bias(s, b.bias)
+	}
+	seen = span{max(0, min(n, t.spans[row].lo-here.lo)), max(0, min(n, t.spans[row].hi-here.lo))}
+	fill(s[:seen.lo], negInf)
+	fill(s[seen.hi:], negInf)
+	return seen
 }
 
 // scoreKeyLanes computes the scores of t and the keys of here, and of zeros up to

@@ -15,71 +15,78 @@ import (
 func TestOptionEdges(t *testing.T) {
 	skipWithRace(t)
 	rng := rand.New(rand.NewPCG(1, 9))
-	one := func(n ...int) int { return n[rng.IntN(len(n))] }
 	rounds := 300
 	if testing.Short() {
 		rounds = 100
 	}
 	for n := range rounds {
-		const heads = 2
-		sq, sk := one(1, 5, 23, 24, 25, 40, 63, 64, 65, 130), one(1, 15, 64, 127, 128, 129, 203, 1030)
-		c := backend.Call{Q: random(t, uint64(n), backend.Shape{1, heads, sq, 9}), K: random(t, 2, backend.Shape{1, 1, sk, 9}), V: random(t, 3, backend.Shape{1, 1, sk, 7}),
-			Problem: backend.Problem{Scale: 0.7, Visible: backend.Everything()}}
-		broadcast := func(x backend.Tensor, shape backend.Shape) backend.Tensor {
-			y, err := x.Broadcast(shape)
+		say, c := drawOptions(t, rng, n)
+		compareTiers(t, say, 1+n%3, c)
+	}
+}
+
+// drawOptions returns the nth of some calls of two heads, with a quarter of the options
+// each, and a description of it.
+func drawOptions(t *testing.T, rng *rand.Rand, n int) (say string, c backend.Call) {
+	one := func(n ...int) int { return n[rng.IntN(len(n))] }
+	const heads = 2
+	sq, sk := one(1, 5, 23, 24, 25, 40, 63, 64, 65, 130), one(1, 15, 64, 127, 128, 129, 203, 1030)
+	c = backend.Call{Q: random(t, uint64(n), backend.Shape{1, heads, sq, 9}), K: random(t, 2, backend.Shape{1, 1, sk, 9}), V: random(t, 3, backend.Shape{1, 1, sk, 7}),
+		Problem: backend.Problem{Scale: 0.7, Visible: backend.Everything()}}
+	broadcast := func(x backend.Tensor, shape backend.Shape) backend.Tensor {
+		y, err := x.Broadcast(shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return y
+	}
+	say = fmt.Sprintf("%d x %d", sq, sk)
+	for _, o := range []struct {
+		say string
+		do  func()
+	}{
+		{"window", func() { c.Visible = backend.Visibility{Offset: sk - sq, Left: 100, Right: n % 7} }},
+		{"softcap", func() { c.Softcap = 2 }},
+		{"mask", func() {
+			c.Mask = broadcast(flags(t, uint64(n), backend.Shape{1, 1, sq, sk}), backend.Shape{1, heads, sq, sk})
+		}},
+		{"mask of rows", func() {
+			c.Mask = broadcast(flags(t, uint64(n), backend.Shape{1, heads, sq, 1}), backend.Shape{1, heads, sq, sk})
+		}},
+		{"bias", func() {
+			x := random(t, uint64(n), backend.Shape{1, heads, sq, sk})
+			c.Bias = typed(t, x, []backend.DType{backend.F32, backend.F16, backend.BF16}[n%3])
+		}},
+		{"slopes", func() { c.Slopes = []float32{0.3, 0.01} }},
+		{"relative", func() {
+			x := random(t, uint64(n), backend.Shape{1, heads, 1, sq + sk - 1})
+			data, err := x.Float32s()
 			if err != nil {
 				t.Fatal(err)
 			}
-			return y
-		}
-		say := fmt.Sprintf("%d x %d", sq, sk)
-		for _, o := range []struct {
-			say string
-			do  func()
-		}{
-			{"window", func() { c.Visible = backend.Visibility{Offset: sk - sq, Left: 100, Right: n % 7} }},
-			{"softcap", func() { c.Softcap = 2 }},
-			{"mask", func() {
-				c.Mask = broadcast(flags(t, uint64(n), backend.Shape{1, 1, sq, sk}), backend.Shape{1, heads, sq, sk})
-			}},
-			{"mask of rows", func() {
-				c.Mask = broadcast(flags(t, uint64(n), backend.Shape{1, heads, sq, 1}), backend.Shape{1, heads, sq, sk})
-			}},
-			{"bias", func() {
-				x := random(t, uint64(n), backend.Shape{1, heads, sq, sk})
-				c.Bias = typed(t, x, []backend.DType{backend.F32, backend.F16, backend.BF16}[n%3])
-			}},
-			{"slopes", func() { c.Slopes = []float32{0.3, 0.01} }},
-			{"relative", func() {
-				x := random(t, uint64(n), backend.Shape{1, heads, 1, sq + sk - 1})
-				data, err := x.Float32s()
-				if err != nil {
-					t.Fatal(err)
-				}
-				data[rng.IntN(len(data))] = negInf
-				c.Relative = typed(t, x, []backend.DType{backend.F32, backend.F16, backend.BF16}[n%3])
-			}},
-			{"blocks", func() {
-				c.BlockQ, c.BlockK = one(1, 7, 16, 64, 100), one(1, 7, 16, 64, 100)
-				c.Blocks = flags(t, uint64(n), backend.Shape{1, heads, ceilDiv(sq, c.BlockQ), ceilDiv(sk, c.BlockK)})
-				seen, err := c.Blocks.Bools()
-				if err != nil {
-					t.Fatal(err)
-				}
-				for i := range seen { // three in four, or one
-					seen[i] = seen[i] == (n%2 == 0)
-				}
-			}},
-			{"sinks", func() { c.Sinks = []float32{1, -2} }},
-			{"dropout", func() { c.Dropout = backend.Dropout{P: 0.4, Seed: 5, First: [4]int{1, 2, one(0, 3, 4), 7}} }},
-		} {
-			if rng.IntN(4) == 0 {
-				say += ", " + o.say
-				o.do()
+			data[rng.IntN(len(data))] = negInf
+			c.Relative = typed(t, x, []backend.DType{backend.F32, backend.F16, backend.BF16}[n%3])
+		}},
+		{"blocks", func() {
+			c.BlockQ, c.BlockK = one(1, 7, 16, 64, 100), one(1, 7, 16, 64, 100)
+			c.Blocks = flags(t, uint64(n), backend.Shape{1, heads, ceilDiv(sq, c.BlockQ), ceilDiv(sk, c.BlockK)})
+			seen, err := c.Blocks.Bools()
+			if err != nil {
+				t.Fatal(err)
 			}
+			for i := range seen { // three in four, or one
+				seen[i] = seen[i] == (n%2 == 0)
+			}
+		}},
+		{"sinks", func() { c.Sinks = []float32{1, -2} }},
+		{"dropout", func() { c.Dropout = backend.Dropout{P: 0.4, Seed: 5, First: [4]int{1, 2, one(0, 3, 4), 7}} }},
+	} {
+		if rng.IntN(4) == 0 {
+			say += ", " + o.say
+			o.do()
 		}
-		compareTiers(t, say, 1+n%3, c)
 	}
+	return say, c
 }
 
 // optionCase is one option of BenchmarkOptions.

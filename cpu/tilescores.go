@@ -13,6 +13,7 @@ func (a *attention) adjust(b *workspace, p *taskRange, t *tile, keys span, edge 
 	s := b.s[:n*x.Width]
 	if a.cap > 0 {
 		x.Softcap(s, a.cap)
+		copy(b.capped, s)
 	}
 	copy(b.mx, b.before)
 	if a.added {

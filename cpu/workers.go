@@ -316,6 +316,7 @@ type scratch struct {
 
 	// The engine's state, which is too large to be allocated for each call.
 	workspace workspace
+	gradients gradientSpace
 	tiles     [maxTiles]tile
 }
 

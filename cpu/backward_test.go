@@ -1,0 +1,367 @@
+package cpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/backend/oracle"
+)
+
+// backwardOf returns a request for gradients of c, with random DO and DLSE, after a forward
+// call on be.
+func backwardOf(t testing.TB, be *Backend, c backend.Call) *backend.Gradients {
+	t.Helper()
+	d := c.Dims()
+	c.O, c.LSE = alloc(t, c.O.Shape()), alloc(t, backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
+	if err := be.Attention(t.Context(), &c); err != nil {
+		t.Fatal(err)
+	}
+	return &backend.Gradients{Call: c, DO: random(t, 20, c.O.Shape()), DLSE: random(t, 21, c.LSE.Shape()),
+		DQ: random(t, 22, c.Q.Shape()), DK: random(t, 23, c.K.Shape()), DV: random(t, 24, c.V.Shape())}
+}
+
+// withO returns c with an unset output.
+func withO(t testing.TB, c backend.Call) backend.Call {
+	d := c.Dims()
+	c.O = alloc(t, backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim})
+	return c
+}
+
+// referenceGradients returns the gradients of g, a call with one batch, computed in float64,
+// in the order of Gradients.Operands, with a DBias [H, Sq, Sk].
+func referenceGradients(t *testing.T, g *backend.Gradients) (grads [7][]float64) {
+	t.Helper()
+	d := g.Dims()
+	dO, dLSE := data(t, g.DO), data(t, g.DLSE)
+	for n, size := range [7]int{d.Heads * d.SeqQ * d.Dim, d.KVHeads * d.SeqK * d.Dim, d.KVHeads * d.SeqK * d.ValueDim,
+		d.Heads * d.SeqQ * d.SeqK, d.Heads * (d.SeqQ + d.SeqK - 1), d.Heads, d.Heads} {
+		grads[n] = make([]float64, size)
+	}
+	eachRow(t, &g.Call, func(h, hk, i int, r *oracle.Row) {
+		a, row := oracle.Solve(*r), h*d.SeqQ+i
+		if math.IsInf(a.LSE, -1) {
+			return
+		}
+		D := -float64(dLSE[row])
+		for x, o := range a.O {
+			D += o * float64(dO[row*d.ValueDim+x])
+		}
+		if r.Sink != nil {
+			grads[6][h] -= math.Exp(float64(*r.Sink)-a.LSE) * D
+		}
+		for j, s := range a.Scores {
+			if s != s {
+				continue
+			}
+			key, keep, dP := hk*d.SeqK+j, 1.0, 0.0
+			if r.Keeps != nil {
+				if keep = r.KeepFactor; !r.Keeps(j) {
+					keep = 0
+				}
+			}
+			P := math.Exp(s - a.LSE)
+			for x := range d.ValueDim {
+				dP += keep * float64(dO[row*d.ValueDim+x]) * float64(r.V[j*d.ValueDim+x])
+				grads[2][key*d.ValueDim+x] += P * keep * float64(dO[row*d.ValueDim+x])
+			}
+			dS := P * (dP - D)
+			grads[3][row*d.SeqK+j] = dS
+			grads[4][h*(d.SeqQ+d.SeqK-1)+j-i+d.SeqQ-1] += dS
+			if r.Distance != nil {
+				grads[5][h] -= r.Distance(j) * dS
+			}
+			dX := float64(g.Scale) * dS
+			if g.Softcap > 0 {
+				product := 0.0
+				for x, q := range r.Q {
+					product += float64(q) * float64(r.K[j*d.Dim+x])
+				}
+				tanh := math.Tanh(float64(g.Scale) * product / float64(g.Softcap))
+				dX *= 1 - tanh*tanh
+			}
+			for x, q := range r.Q {
+				grads[0][row*d.Dim+x] += dX * float64(r.K[j*d.Dim+x])
+				grads[1][key*d.Dim+x] += dX * float64(q)
+			}
+		}
+	})
+	return grads
+}
+
+// requestBiases requests the gradients of the biases and sinks of g, summed over some axes,
+// sums want over these axes, and has them added to in some calls.
+func requestBiases(t *testing.T, rng *rand.Rand, g *backend.Gradients, want *[7][]float64) {
+	t.Helper()
+	d := g.Dims()
+	one := func(n int) int { return []int{1, n}[rng.IntN(2)] }
+	if !g.Bias.IsZero() {
+		shape := backend.Shape{1, one(d.Heads), one(d.SeqQ), one(d.SeqK)}
+		g.DBias = random(t, 25, shape)
+		sums := make([]float64, shape.Elements())
+		for n, x := range want[3] {
+			h, i, j := n/d.SeqK/d.SeqQ%shape[1], n/d.SeqK%d.SeqQ%shape[2], n%d.SeqK%shape[3]
+			sums[(h*shape[2]+i)*shape[3]+j] += x
+		}
+		want[3] = sums
+	}
+	if !g.Relative.IsZero() {
+		n := d.SeqQ + d.SeqK - 1
+		shape := backend.Shape{1, one(d.Heads), 1, n}
+		g.DRelative = random(t, 26, shape)
+		for i, x := range want[4][n:] {
+			if shape[1] == 1 {
+				want[4][i] += x
+			}
+		}
+	}
+	if g.Slopes != nil {
+		g.DSlopes = random(t, 27, backend.Shape{1, d.Heads, 1, 1})
+	}
+	if g.Sinks != nil {
+		g.DSinks = random(t, 28, backend.Shape{1, d.Heads, 1, 1})
+	}
+	if g.Add = rng.IntN(3) == 0; g.Add {
+		outputs, _ := g.Operands()
+		for k, o := range outputs {
+			if !o.Tensor.IsZero() {
+				for i, x := range data(t, o.Tensor) {
+					want[k][i] += float64(x)
+				}
+			}
+		}
+	}
+}
+
+// data returns the elements of a contiguous F32 tensor.
+func data(t testing.TB, x backend.Tensor) []float32 {
+	t.Helper()
+	s, err := x.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s[:x.Shape().Elements()]
+}
+
+// TestBackward compares the gradients of each tier with those of float64 for options alone
+// and together, at lengths at and next to the edges of vectors, tiles and key blocks.
+func TestBackward(t *testing.T) {
+	skipWithRace(t)
+	rng := rand.New(rand.NewPCG(2, 9))
+	rounds := 150
+	if testing.Short() {
+		rounds = 60
+	}
+	for n := range rounds {
+		say, c := drawOptions(t, rng, n)
+		for _, tier := range Tiers() {
+			be := New(Options{Tier: tier, Threads: 1 + n%3})
+			g := backwardOf(t, be, withO(t, c))
+			want := referenceGradients(t, g)
+			requestBiases(t, rng, g, &want)
+			err := be.Backward(t.Context(), g)
+			be.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			outputs, _ := g.Operands()
+			for k, o := range outputs {
+				if o.Tensor.IsZero() {
+					continue
+				}
+				most := 0.0
+				for _, x := range want[k] {
+					most = max(most, math.Abs(x))
+				}
+				if k == 5 { // terms of up to the lengths cancel
+					most += float64(g.Dims().SeqQ + g.Dims().SeqK)
+				}
+				for i, y := range data(t, o.Tensor) {
+					if x := want[k][i]; !(math.Abs(x-float64(y)) <= 4e-6*max(1, most)) {
+						t.Fatalf("%s, %s, round %d: %s: element %d is %v, should be %v", tier, say, n, o.Name, i, y, x)
+					}
+				}
+			}
+		}
+	}
+}
+
+// everyGradient returns a request for all gradients of a call with most options, over more
+// than one range of keys.
+func everyGradient(t testing.TB, be *Backend) *backend.Gradients {
+	t.Helper()
+	const b, h, hkv, sq, sk, d, dv = 2, 4, 2, 70, 1100, 24, 21
+	g := backwardOf(t, be, withO(t, backend.Call{Q: random(t, 1, backend.Shape{b, h, sq, d}), K: random(t, 2, backend.Shape{b, hkv, sk, d}), V: random(t, 3, backend.Shape{b, hkv, sk, dv}),
+		Problem: backend.Problem{Scale: 0.3, Softcap: 5, Bias: random(t, 4, backend.Shape{b, h, sq, sk}),
+			Visible:  backend.Visibility{Offset: 600, Left: 900, Right: 70, KLen: []int{sk, 650}},
+			Relative: random(t, 9, backend.Shape{b, h, 1, sq + sk - 1}), Slopes: []float32{0.1, 0.2, 0, 0.4}, Sinks: []float32{1, negInf, 0, -3},
+			Mask: flags(t, 10, backend.Shape{b, h, sq, sk}), Blocks: flags(t, 11, backend.Shape{b, h, ceilDiv(sq, 40), ceilDiv(sk, 20)}), BlockQ: 40, BlockK: 20,
+			Dropout: backend.Dropout{P: 0.2, Seed: 8}}}))
+	g.DBias, g.DRelative = alloc(t, backend.Shape{b, h, 1, sk}), alloc(t, backend.Shape{b, 1, 1, sq + sk - 1})
+	g.DSlopes, g.DSinks = alloc(t, backend.Shape{b, h, 1, 1}), alloc(t, backend.Shape{1, h, 1, 1})
+	return g
+}
+
+// TestBackwardThreads shows that gradients have the same bits on any number of threads, and in
+// a call on one of the batches.
+func TestBackwardThreads(t *testing.T) {
+	eachTier(t, func(t *testing.T, tier string) {
+		if tier == tierGonum {
+			skipWithRace(t)
+		}
+		g := everyGradient(t, open(t, Options{Tier: tier}))
+		want := *g
+		for _, threads := range []int{1, 2, 3, 7} {
+			be := open(t, Options{Tier: tier, Threads: threads})
+			if threads > 1 {
+				g.DQ, g.DK, g.DV = alloc(t, g.Q.Shape()), alloc(t, g.K.Shape()), alloc(t, g.V.Shape())
+				g.DBias, g.DRelative = alloc(t, g.DBias.Shape()), alloc(t, g.DRelative.Shape())
+				g.DSlopes, g.DSinks = alloc(t, g.DSlopes.Shape()), alloc(t, g.DSinks.Shape())
+			}
+			if err := be.Backward(t.Context(), g); err != nil {
+				t.Fatal(err)
+			}
+			got, _ := g.Operands()
+			outputs, _ := want.Operands()
+			for i, o := range outputs {
+				sameBits(t, fmt.Sprintf("%d threads: %s", threads, o.Name), got[i].Tensor, o.Tensor)
+			}
+			for b := range g.Dims().Batch {
+				if threads != 2 {
+					break
+				}
+				one := *g
+				one.Visible.KLen, one.Slopes = g.Visible.KLen[b:b+1], g.Slopes
+				one.Dropout.First[backend.Batch] = b
+				for _, x := range []*backend.Tensor{&one.Q, &one.K, &one.V, &one.O, &one.LSE, &one.DO, &one.DLSE, &one.Bias, &one.Relative, &one.Mask, &one.Blocks} {
+					var err error
+					if *x, err = x.Slice(backend.Batch, b, b+1); err != nil {
+						t.Fatal(err)
+					}
+				}
+				one.DQ, one.DK, one.DV = alloc(t, one.Q.Shape()), alloc(t, one.K.Shape()), alloc(t, one.V.Shape())
+				one.DBias, one.DRelative, one.DSlopes, one.DSinks = backend.Tensor{}, backend.Tensor{}, backend.Tensor{}, backend.Tensor{}
+				if err := be.Backward(t.Context(), &one); err != nil {
+					t.Fatal(err)
+				}
+				got, _ := one.Operands()
+				for i, o := range outputs[:3] {
+					part, err := o.Tensor.Slice(backend.Batch, b, b+1)
+					if err != nil {
+						t.Fatal(err)
+					}
+					sameBits(t, fmt.Sprintf("batch %d alone: %s", b, o.Name), got[i].Tensor, part)
+				}
+			}
+		}
+	})
+}
+
+// countdown is a context that is cancelled by the nth look at it.
+type countdown struct {
+	context.Context
+	left atomic.Int64
+}
+
+func (c *countdown) Err() error {
+	if c.left.Add(-1) < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// TestBackwardCancel shows that Backward returns the context's error, whichever task notices
+// it first, while others wait for that task.
+func TestBackwardCancel(t *testing.T) {
+	be := open(t, Options{Threads: 3})
+	g := everyGradient(t, be)
+	for looks := int64(0); ; looks = looks*5/4 + 1 {
+		ctx := &countdown{Context: t.Context()}
+		ctx.left.Store(looks)
+		err := be.Backward(ctx, g)
+		if err == nil {
+			if looks < 50 {
+				t.Fatalf("the context was looked at no more than %d times", looks)
+			}
+			return
+		}
+		if !errors.Is(err, context.Canceled) {
+			t.Fatalf("cancelled by look %d: error %v", looks, err)
+		}
+	}
+}
+
+// TestBackwardMemory shows that Backward returns ErrMemory where an allocation is refused, and
+// succeeds afterwards.
+func TestBackwardMemory(t *testing.T) {
+	for nth := 1; ; nth++ {
+		be := New(Options{Threads: 1})
+		g := everyGradient(t, be)
+		gradientPool.New, scratchPool.New = nil, nil
+		for gradientPool.Get() != nil || scratchPool.Get() != nil {
+		}
+		gradientPool.New, scratchPool.New = func() any { return new(gradients) }, func() any { return new(scratch) }
+		stop := budget.Fail(nth)
+		err := be.Backward(t.Context(), g)
+		requests := stop()
+		be.Close()
+		if requests < nth {
+			if nth < 5 {
+				t.Errorf("Backward makes %d requests for memory, the sums and the scratch are 4 or more", requests)
+			}
+			return
+		}
+		if !errors.Is(err, backend.ErrMemory) {
+			t.Fatalf("request %d refused: error %v", nth, err)
+		}
+	}
+}
+
+// TestBackwardHidden shows that the contents of hidden keys and of fully masked rows reach no
+// gradient, NaN and Inf included.
+func TestBackwardHidden(t *testing.T) {
+	eachTier(t, func(t *testing.T, tier string) {
+		be := open(t, Options{Tier: tier})
+		const sq, sk, d = 70, 300, 16
+		for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1)), math.MaxFloat32} {
+			var results [2]*backend.Gradients
+			for n := range results {
+				c := withO(t, backend.Call{Q: random(t, 1, backend.Shape{1, 2, sq, d}), K: random(t, 2, backend.Shape{1, 1, sk, d}), V: random(t, 3, backend.Shape{1, 1, sk, d}),
+					Problem: backend.Problem{Scale: 0.3, Softcap: 3, Visible: backend.Everything(), Mask: flags(t, 4, backend.Shape{1, 2, sq, sk})}})
+				seen, err := c.Mask.Bools()
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := range seen {
+					if i%sk%7 == 2 || i/sk == 5 {
+						seen[i] = false
+					}
+				}
+				g := backwardOf(t, be, c)
+				if n == 1 {
+					for x := range d {
+						for j := 2; j < sk; j += 7 {
+							data(t, c.K)[j*d+x], data(t, c.V)[j*d+x] = bad, bad
+						}
+						data(t, c.Q)[5*d+x], data(t, g.DO)[5*d+x] = bad, bad
+					}
+				}
+				if err := be.Backward(t.Context(), g); err != nil {
+					t.Fatal(err)
+				}
+				results[n] = g
+			}
+			want, _ := results[0].Operands()
+			got, _ := results[1].Operands()
+			for i := range want[:3] {
+				sameBits(t, fmt.Sprintf("hidden %v: %s", bad, want[i].Name), got[i].Tensor, want[i].Tensor)
+			}
+		}
+	})
+}
