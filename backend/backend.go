@@ -134,10 +134,17 @@ type Rotator interface {
 	//
 	//	y, x [B, H, S, D]    cos, sin [B, H, S, R/2] F32    R even, 2 to D
 	//
-	// Pair i is (i, i + R/2) or, if interleaved, (2i, 2i+1). y and x are F32, F16 or
-	// BF16, each independently. y may be x itself, the same view. cos and sin are
-	// usually broadcast over the heads by strides of zero.
-	Rotate(ctx context.Context, y, x, cos, sin Tensor, interleaved bool) error
+	// y and x are F32, F16 or BF16, each independently. y may be x itself, the same view.
+	// cos and sin are usually broadcast over the heads by strides of zero.
+	Rotate(ctx context.Context, y, x, cos, sin Tensor, how Rotation) error
+}
+
+// Rotation is how a [Rotator] rotates.
+type Rotation struct {
+	// Interleaved means that pair i of a row is (2i, 2i+1), not (i, i + R/2).
+	Interleaved bool
+	// Inverse rotates back: by -sin in place of sin. A rotation's gradient is rotated so.
+	Inverse bool
 }
 
 // Copier is implemented by backends that copy between tensors in their memory, as a cache of

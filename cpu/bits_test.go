@@ -82,7 +82,7 @@ func testThreads(t *testing.T, tier string) {
 		must(be.Download(ctx, mergedLSE, lse))
 		must(be.Merge(ctx, merged, mergedLSE, staged, stagedLSE))
 		rotated := alloc(t, backend.Shape{b, h, sq, dv})
-		must(be.Rotate(ctx, rotated, o, cos, sin, true))
+		must(be.Rotate(ctx, rotated, o, cos, sin, backend.Rotation{Interleaved: true}))
 		return []backend.Tensor{o, lse, s, weights, stagedLSE, staged, y, merged, mergedLSE, rotated}
 	}
 	want := all(1)

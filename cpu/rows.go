@@ -136,9 +136,9 @@ func (j *copyJob) task(ctx context.Context, w *scratch, t int) error {
 //	y_a = x_a·cos_i - x_b·sin_i    y_b = x_a·sin_i + x_b·cos_i
 //
 // Errors as for Attention.
-func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, interleaved bool) error {
+func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how backend.Rotation) error {
 	return be.do(ctx, "rotate", func() error {
-		j := rotateJob{dim: x.Shape()[backend.Dim], pairs: cos.Shape()[backend.Dim], interleaved: interleaved, inPlace: y == x}
+		j := rotateJob{dim: x.Shape()[backend.Dim], pairs: cos.Shape()[backend.Dim], how: how, inPlace: y == x}
 		out := []operand{{"y", y, &j.y}}
 		in := []operand{{"cos", cos, &j.cos}, {"sin", sin, &j.sin}, {"x", x, &j.x}}
 		if j.inPlace {
@@ -162,7 +162,7 @@ type rotateJob struct {
 	rowPartition
 	y, x, cos, sin view
 	dim, pairs     int
-	interleaved    bool
+	how            backend.Rotation
 	inPlace        bool
 }
 
@@ -179,7 +179,12 @@ func (j *rotateJob) task(_ context.Context, w *scratch, t int) error {
 		j.x.pack(row, j.dim, b, h, i, 1, 0, n)
 		j.cos.pack(cos, j.pairs, b, h, i, 1, 0, j.pairs)
 		j.sin.pack(sin, j.pairs, b, h, i, 1, 0, j.pairs)
-		if j.interleaved {
+		if j.how.Inverse {
+			for i := range sin {
+				sin[i] = -sin[i]
+			}
+		}
+		if j.how.Interleaved {
 			rotateInterleaved(row[:2*j.pairs], cos, sin)
 		} else {
 			rotateHalves(row[:j.pairs], row[j.pairs:2*j.pairs], cos, sin)

@@ -48,8 +48,8 @@ func (w waiting) Project(ctx context.Context, y, x, m, bias backend.Tensor) erro
 	return w.after(ctx, w.Backend.Project(ctx, y, x, m, bias))
 }
 
-func (w waiting) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, interleaved bool) error {
-	return w.after(ctx, w.Backend.Rotate(ctx, y, x, cos, sin, interleaved))
+func (w waiting) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how backend.Rotation) error {
+	return w.after(ctx, w.Backend.Rotate(ctx, y, x, cos, sin, how))
 }
 
 func (w waiting) Copy(ctx context.Context, dst, src []backend.Tensor) error {

@@ -89,7 +89,7 @@ func session(b *Backend) (out []float32, err error) {
 		func() error { return b.Softmax(ctx, s, plse, &c.Problem) },
 		func() error { return b.PV(ctx, po, s, k) },
 		func() error { return b.Merge(ctx, o, lse, po, plse) },
-		func() error { return b.Rotate(ctx, o, o, lse, plse, false) },
+		func() error { return b.Rotate(ctx, o, o, lse, plse, backend.Rotation{}) },
 		func() error { return b.Project(ctx, po, o, w, backend.Tensor{}) },
 		func() error { return b.Download(ctx, h, po) },
 		func() error { return b.Wait(ctx) },

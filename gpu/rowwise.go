@@ -31,17 +31,17 @@ const (
 // Rotate turns pairs of elements of each row by angles:
 //
 //	y, x [B, H, S, D]    cos, sin [B, H, S, R/2] F32
-func (b *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, interleaved bool) error {
+func (b *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how backend.Rotation) error {
 	in := []backend.Operand{{Name: "cos", Tensor: cos}, {Name: "sin", Tensor: sin}, {Name: "x", Tensor: x}}
 	if y == x {
 		in = in[:2]
 	}
 	return b.call(ctx, "rotate", operands{out: []backend.Operand{{Name: "y", Tensor: y}}, in: in, inPlace: len(in) < 3}, func(r *queue.Runner) error {
-		return r.Run(b.rotate(y, x, cos, sin, interleaved))
+		return r.Run(b.rotate(y, x, cos, sin, how))
 	})
 }
 
-func (b *Backend) rotate(y, x, cos, sin backend.Tensor, interleaved bool) *queue.Op {
+func (b *Backend) rotate(y, x, cos, sin backend.Tensor, how backend.Rotation) *queue.Op {
 	sh, pairs, inPlace := y.Shape(), cos.Shape()[backend.Dim], y == x
 	units := sh[backend.Dim] - pairs
 	ops := []*cut.Operand{cut.Reads("x", x, cut.RowAxes, 1), cut.Reads("cos", cos, cut.RowAxes, 1), cut.Reads("sin", sin, cut.RowAxes, 1), cut.Writes("y", y, cut.RowAxes)}
@@ -58,7 +58,7 @@ func (b *Backend) rotate(y, x, cos, sin backend.Tensor, interleaved bool) *queue
 		return queue.Step{
 			Kernel: kernel, Groups: ceil(n, rotateUnits), Each: rotateUnits * rotateOps,
 			Params: &shaders.RoPEParams{
-				Heads: part.Len(cut.Head), Rows: part.Len(cut.Row), Pairs: pairs, Units: units, All: n, Interleaved: when(interleaved, 1),
+				Heads: part.Len(cut.Head), Rows: part.Len(cut.Row), Pairs: pairs, Units: units, All: n, Interleaved: when(how.Interleaved, 1), Inverse: when(how.Inverse, 1),
 				InType: int(x.DType()), OutType: int(y.DType()), X: strides(v[0]), Cosine: strides(v[1]), Sine: strides(v[2]), O: strides(v[3]),
 			},
 		}

@@ -110,7 +110,7 @@ func (r refusal) Project(_ context.Context, _, _, _, _ backend.Tensor) error { r
 func (r refusal) Merge(_ context.Context, _, _, _, _ backend.Tensor) error   { return r.err }
 func (r refusal) Copy(_ context.Context, _, _ []backend.Tensor) error        { return r.err }
 func (r refusal) Warmup(context.Context, *backend.Call, bool) error          { return r.err }
-func (r refusal) Rotate(_ context.Context, _, _, _, _ backend.Tensor, _ bool) error {
+func (r refusal) Rotate(_ context.Context, _, _, _, _ backend.Tensor, _ backend.Rotation) error {
 	return r.err
 }
 func (r refusal) Scores(context.Context, backend.Tensor, *backend.Problem, backend.ScorePoint) error {

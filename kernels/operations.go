@@ -94,9 +94,8 @@ type Angles struct {
 	// Cos and Sin are [B, H, S, R/2] F32. The first three lengths are those of the
 	// rotated tensor or 1.
 	Cos, Sin backend.Tensor
-	// Interleaved means that pair i of a row is its elements 2i and 2i+1, not i and
-	// i+R/2.
-	Interleaved bool
+	// Rotation is which elements are pairs, and the direction.
+	backend.Rotation
 }
 
 // Release frees the memory of a.
@@ -151,7 +150,7 @@ func (d *Device) Rotate(ctx context.Context, y, x backend.Tensor, a Angles) (err
 	if noElements(y) {
 		return d.nothing(ctx)
 	}
-	return r.Rotate(ctx, y, x, parts[0], parts[1], a.Interleaved)
+	return r.Rotate(ctx, y, x, parts[0], parts[1], a.Rotation)
 }
 
 // Merge combines results over two disjoint sets of keys into the result over their union,

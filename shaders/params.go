@@ -410,6 +410,7 @@ type RoPEParams struct {
 	Units       int // of a row
 	All         int // units of the box
 	Interleaved int
+	Inverse     int // 1: by -sin
 	InType      int // type of x: 0 f32, 1 f16, 2 bf16
 	OutType     int // type of o
 	X           Strides
@@ -431,9 +432,9 @@ func (p *RoPEParams) Append(b []byte) []byte {
 	b = put32(b, uint32(p.Units))
 	b = put32(b, uint32(p.All))
 	b = put32(b, uint32(p.Interleaved))
+	b = put32(b, uint32(p.Inverse))
 	b = put32(b, uint32(p.InType))
 	b = put32(b, uint32(p.OutType))
-	b = put32(b, 0)
 	b = put32(b, 0)
 	b = p.X.append(b)
 	b = p.Cosine.append(b)

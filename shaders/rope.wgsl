@@ -21,10 +21,10 @@ struct RoPEParams {
     units: u32, // of a row
     all: u32, // units of the box
     interleaved: u32,
+    inverse: u32, // 1: by -sin
     in_type: u32, // type of x: 0 f32, 1 f16, 2 bf16
     out_type: u32, // type of o
     pad0: u32,
-    pad1: u32,
     x: Strides,
     cosine: Strides,
     sine: Strides,
@@ -82,7 +82,8 @@ fn main(
         }
         let v = load_x(x_at + j * p.x.d);
         let c = cosine[p.cosine.base + b * p.cosine.b + h * p.cosine.h + row * p.cosine.s + unit * p.cosine.d];
-        let s = sine[p.sine.base + b * p.sine.b + h * p.sine.h + row * p.sine.s + unit * p.sine.d];
+        var s = sine[p.sine.base + b * p.sine.b + h * p.sine.h + row * p.sine.s + unit * p.sine.d];
+        s = select(s, -s, p.inverse == 1u);
         put(o_at + i * p.o.d, u * c - v * s);
         put(o_at + j * p.o.d, u * s + v * c);
     }

@@ -77,6 +77,7 @@ func (c rotation) test(t *testing.T, dev *kernels.Device, seed uint64) {
 	if err := c.compare(x, got); err != nil {
 		t.Error(err)
 	}
+	c.testInverse(t, dev, to, from.view, got)
 	if c.in != c.out {
 		return
 	}
@@ -86,6 +87,31 @@ func (c rotation) test(t *testing.T, dev *kernels.Device, seed uint64) {
 	for i, p := range from.get(t, dev, "x in place") {
 		if p != got[i] {
 			t.Fatalf("in place element %d is %v, from x to y %v", i, p, got[i])
+		}
+	}
+}
+
+// testInverse compares the inverse rotation by the angles of the negated positions, whose
+// cosines and negated sines are the same numbers, with the rotation y.
+func (c rotation) testInverse(t *testing.T, dev *kernels.Device, to flat, x backend.Tensor, y []float32) {
+	back := make([][]int, len(c.positions))
+	for b, positions := range c.positions {
+		for _, at := range positions {
+			back[b] = append(back[b], -at)
+		}
+	}
+	angles, err := c.rope.Angles(t.Context(), dev, c.dim, back)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer angles.Release()
+	angles.Inverse = true
+	if err := dev.Rotate(t.Context(), to.view, x, angles); err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range to.get(t, dev, "y of the inverse") {
+		if p != y[i] {
+			t.Fatalf("element %d is %v by the inverse of the negated angles, %v by the angles", i, p, y[i])
 		}
 	}
 }

@@ -137,7 +137,7 @@ func (r *rotation) run(ctx context.Context, dev *kernels.Device) (*onnxfile.Tens
 	if err != nil {
 		return nil, err
 	}
-	if err := dev.Rotate(ctx, x, x, kernels.Angles{Cos: cos, Sin: sin, Interleaved: r.interleaved}); err != nil {
+	if err := dev.Rotate(ctx, x, x, kernels.Angles{Cos: cos, Sin: sin, Rotation: backend.Rotation{Interleaved: r.interleaved}}); err != nil {
 		return nil, err
 	}
 	return unrows(ctx, dev, x, r.x)
