@@ -27,7 +27,8 @@ type Harness struct {
 	// problems are compared with each other.
 	Against      func(t testing.TB) backend.Backend
 	AgainstDraws int
-	// Draws is the number of random problems to compare with the oracle; 0 means 100.
+	// Draws is the number of random problems to compare with the oracle; 0 means 100. The
+	// gradients of twice as many are compared, or of 1,000.
 	// With -short all numbers of random problems are a tenth.
 	Draws int
 	// PairsEvery n > 1 runs only every n-th case of [Pairs] and of trained models, for code
@@ -83,6 +84,7 @@ func Run(t *testing.T, h Harness) {
 	run("Extremes", func(t *testing.T) { testExtremes(t, dev, draws(h.Draws, 100)) })
 	run("Properties", func(t *testing.T) { testProperties(t, dev) })
 	run("Merge", func(t *testing.T) { testMerge(t, dev) })
+	run("Gradients", func(t *testing.T) { testGradients(t, dev, h) })
 	run("Refused", func(t *testing.T) { testRefused(t, dev) })
 	run("Plan", func(t *testing.T) { testPlan(t, dev) })
 	run("Concurrent", func(t *testing.T) { testConcurrent(t, dev) })

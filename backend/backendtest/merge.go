@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"testing"
@@ -39,17 +40,7 @@ func mergeParts(t *testing.T, on *onDevice, cuts []int, rightFirst bool) {
 	merges := float64(len(cuts) - 1)
 	var parts []kernels.Result
 	for i := range len(cuts) - 1 {
-		k, err := on.k.view.Slice(backend.Seq, cuts[i], cuts[i+1])
-		if err != nil {
-			t.Fatal(err)
-		}
-		v, err := on.v.view.Slice(backend.Seq, cuts[i], cuts[i+1])
-		if err != nil {
-			t.Fatal(err)
-		}
-		opt := on.opt
-		opt.Offset -= cuts[i] // keys count from the part's first
-		opt.LSE = true
+		k, v, opt := on.keys(t, cuts[i], cuts[i+1])
 		r, err := dev.Attention(t.Context(), on.q.view, k, v, opt)
 		if err != nil {
 			t.Fatal(err)
@@ -76,6 +67,21 @@ func mergeParts(t *testing.T, on *onDevice, cuts []int, rightFirst bool) {
 	if err := b.compareMerged(answer{o: o, lse: lse}, merges); err != nil {
 		t.Error(err)
 	}
+}
+
+// keys returns the keys, the values and the options of a call over keys [lo, hi).
+func (o *onDevice) keys(tb testing.TB, lo, hi int) (k, v backend.Tensor, opt kernels.Options) {
+	tb.Helper()
+	k, errK := o.k.view.Slice(backend.Seq, lo, hi)
+	v, errV := o.v.view.Slice(backend.Seq, lo, hi)
+	if err := cmp.Or(errK, errV); err != nil {
+		tb.Fatal(err)
+	}
+	opt = o.opt
+	opt.Offset -= lo // keys count from the part's first
+	opt.Dropout.First[backend.Dim] += lo
+	opt.LSE = true
+	return k, v, opt
 }
 
 // compareMerged compares an answer with the oracle after a number of merges. The bound: the

@@ -176,6 +176,25 @@ func (o *onDevice) release() {
 	}
 }
 
+// blank returns an output full of NaN in the layout of the case.
+func (o *onDevice) blank(tb testing.TB, shape backend.Shape, dtype backend.DType) flat {
+	tb.Helper()
+	x := operand{shape, dtype, make([]float32, shape.Elements())}
+	for i := range x.data {
+		x.data[i] = float32(math.NaN())
+	}
+	return put(tb, o.dev, x, o.Layout)
+}
+
+// outputs returns the outputs of the case.
+func (o *onDevice) outputs(tb testing.TB) (out, lse flat) {
+	tb.Helper()
+	shape := backend.Shape{o.Batch, o.Heads, o.SeqQ, o.ValueDim}
+	out = o.blank(tb, shape, o.DType)
+	shape[backend.Dim] = 1
+	return out, o.blank(tb, shape, backend.F32)
+}
+
 // answer is the result of a call in row-major order.
 type answer struct{ o, lse, weights []float32 }
 
@@ -193,22 +212,13 @@ func (h how) String() string { return [...]string{"fused", "stages", "with weigh
 // run computes the case with outputs in its layout.
 func (o *onDevice) run(tb testing.TB, how how) (answer, error) {
 	tb.Helper()
-	nan := func(last int, dtype backend.DType) operand {
-		x := operand{backend.Shape{o.Batch, o.Heads, o.SeqQ, last}, dtype, nil}
-		x.data = make([]float32, x.shape.Elements())
-		for i := range x.data {
-			x.data[i] = float32(math.NaN())
-		}
-		return x
-	}
-	out := put(tb, o.dev, nan(o.ValueDim, o.DType), o.Layout)
-	lse := put(tb, o.dev, nan(1, backend.F32), o.Layout)
+	out, lse := o.outputs(tb)
 	defer out.release()
 	defer lse.release()
 	r := kernels.Result{O: out.view, LSE: lse.view}
 	var w flat
 	if how != fused {
-		w = put(tb, o.dev, nan(o.SeqK, backend.F32), o.Layout)
+		w = o.blank(tb, backend.Shape{o.Batch, o.Heads, o.SeqQ, o.SeqK}, backend.F32)
 		defer w.release()
 		r.Weights = w.view
 	}

@@ -209,13 +209,21 @@ func differ(want, got answer) error {
 		name      string
 		want, got []float32
 	}{{"o", want.o, got.o}, {"lse", want.lse, got.lse}, {"weights", want.weights, got.weights}} {
-		if len(x.want) != len(x.got) {
-			return fmt.Errorf("%s has %d elements, was %d", x.name, len(x.got), len(x.want))
+		if err := differIn(x.name, x.want, x.got); err != nil {
+			return err
 		}
-		for i := range x.want {
-			if !sameNumber(x.want[i], x.got[i]) {
-				return fmt.Errorf("%s[%d] is %v, was %v: not the same bits", x.name, i, x.got[i], x.want[i])
-			}
+	}
+	return nil
+}
+
+// differIn returns an error when two lists of numbers differ in any bit.
+func differIn(name string, want, got []float32) error {
+	if len(want) != len(got) {
+		return fmt.Errorf("%s has %d elements, was %d", name, len(got), len(want))
+	}
+	for i := range want {
+		if !sameNumber(want[i], got[i]) {
+			return fmt.Errorf("%s[%d] is %v, was %v: not the same bits", name, i, got[i], want[i])
 		}
 	}
 	return nil

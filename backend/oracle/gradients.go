@@ -28,8 +28,11 @@ func (s *Sum) add(x, err, y float64) {
 	s.terms++
 }
 
-// Bound returns the error bound of the element when it is stored as out.
+// Bound returns the error bound of the element when it is stored as out; 0 if no row adds to it.
 func (s *Sum) Bound(out backend.DType) float64 {
+	if s.terms == 0 {
+		return 0
+	}
 	bound := s.err + u*(Lambda*math.Sqrt(float64(s.terms))+2)*s.abs
 	if out != backend.F32 {
 		bound += out.UnitRoundoff() * (math.Abs(s.Value) + bound)
