@@ -254,9 +254,9 @@ func (d *Device) clear(ctx context.Context, g *Gradients) error {
 	return d.Copy(ctx, dst, src)
 }
 
-// AllocGradients allocates the gradients of the operands, and on request those of every
-// option of the call that has one, for [Call.Backward]. The caller releases them.
-func (c *Call) AllocGradients(ctx context.Context, options bool) (g Gradients, err error) {
+// AllocGradients allocates the gradients of the operands, or of every option of the call that
+// has one, or both, for [Call.Backward]. The caller releases them.
+func (c *Call) AllocGradients(ctx context.Context, operands, options bool) (g Gradients, err error) {
 	defer backend.Annotate(&err, "backward")
 	if err := c.ready(); err != nil {
 		return g, err
@@ -266,9 +266,11 @@ func (c *Call) AllocGradients(ctx context.Context, options bool) (g Gradients, e
 			*to, err = c.dev.Alloc(ctx, dtype, shape)
 		}
 	}
-	alloc(&g.Q, c.q.DType(), c.q.Shape())
-	alloc(&g.K, c.k.DType(), c.k.Shape())
-	alloc(&g.V, c.v.DType(), c.v.Shape())
+	if operands {
+		alloc(&g.Q, c.q.DType(), c.q.Shape())
+		alloc(&g.K, c.k.DType(), c.k.Shape())
+		alloc(&g.V, c.v.DType(), c.v.Shape())
+	}
 	if options {
 		if !c.opt.Bias.IsZero() {
 			alloc(&g.Bias, backend.F32, c.opt.Bias.Shape())

@@ -101,7 +101,7 @@ func TestBackwardOfRegions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	grads, err := c.AllocGradients(t.Context(), true)
+	grads, err := c.AllocGradients(t.Context(), true, true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,6 @@
 //	y = concat over heads of softmax(scale·q·kᵀ + bias)·v, times Wo, + Bo
 //
 // where z is x, or the memory of cross attention. For generation, a layer appends its keys
-// and values to a cache of package kvcache. Layers compute forward only; there are no
-// gradients.
+// and values to a cache of package kvcache. For training, Forward and Backward of
+// [MultiHeadAttention] compute the gradients of its input and weights.
 package nn

@@ -166,75 +166,73 @@ type MultiHeadOptions struct {
 //
 // Errors as for [kernels.Device.Attention] and [kernels.Device.Rotate].
 func (l *MultiHeadAttention) Apply(ctx context.Context, x backend.Tensor, opt MultiHeadOptions) (r kernels.Result, err error) {
-	defer func() {
-		if err != nil {
-			r.Release()
-			r = kernels.Result{}
-		}
-		backend.Annotate(&err, "multi-head attention")
-	}()
-	z := x
-	if !opt.Memory.IsZero() {
-		z = opt.Memory
+	var p Pass
+	err = l.apply(ctx, &p, x, opt)
+	if err == nil {
+		r, p.Result = p.Result, kernels.Result{}
 	}
-	d, err := l.dims(x, z)
+	p.Release()
+	backend.Annotate(&err, "multi-head attention")
+	return r, err
+}
+
+// apply computes a forward pass. The caller releases p, also after an error.
+func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x backend.Tensor, opt MultiHeadOptions) (err error) {
+	p.x, p.z, p.opt = x, x, opt
+	if !opt.Memory.IsZero() {
+		p.z = opt.Memory
+	}
+	d, err := l.dims(x, p.z)
 	if err != nil {
-		return r, err
+		return err
 	}
 	// Validate before anything is computed.
-	var call *kernels.Call
 	if opt.Cache != nil {
 		err = l.checkCache(&d, &opt)
 	} else {
-		call, err = l.prepare(d, x.DType(), opt.Options)
+		p.call, err = l.prepare(d, x.DType(), opt.Options)
 	}
 	if err != nil {
-		return r, err
+		return err
 	}
-	q, k, v, err := l.in.apply(ctx, l.dev, x, z)
-	if err != nil {
-		return r, err
+	if p.q, p.k, p.v, err = l.in.apply(ctx, l.dev, x, p.z); err != nil {
+		return err
 	}
-	defer q.Release()
-	defer k.Release()
-	defer v.Release()
-	if err := l.rotate(ctx, q, k, &opt); err != nil {
-		return r, err
+	if err := l.rotate(ctx, p.q, p.k, &opt, false); err != nil {
+		return err
 	}
-	joined, err := l.dev.Alloc(ctx, x.DType(), backend.Shape{d.Batch, 1, d.SeqQ, d.Heads * d.ValueDim})
-	if err != nil {
-		return r, err
+	if p.joined, err = l.dev.Alloc(ctx, x.DType(), backend.Shape{d.Batch, 1, d.SeqQ, d.Heads * d.ValueDim}); err != nil {
+		return err
 	}
-	defer joined.Release()
 	var out kernels.Result
-	if out.O, err = splitHeads(joined, d.Heads); err != nil {
-		return r, err
+	if out.O, err = splitHeads(p.joined, d.Heads); err != nil {
+		return err
 	}
 	rows := backend.Shape{d.Batch, d.Heads, d.SeqQ, 1}
 	if opt.LSE {
-		if r.LSE, err = l.dev.Alloc(ctx, backend.F32, rows); err != nil {
-			return r, err
+		if p.LSE, err = l.dev.Alloc(ctx, backend.F32, rows); err != nil {
+			return err
 		}
 	}
 	rows[backend.Dim] = d.SeqK
 	if opt.Weights {
-		if r.Weights, err = l.dev.Alloc(ctx, backend.F32, rows); err != nil {
-			return r, err
+		if p.Weights, err = l.dev.Alloc(ctx, backend.F32, rows); err != nil {
+			return err
 		}
 	}
-	out.LSE, out.Weights = r.LSE, r.Weights
+	out.LSE, out.Weights = p.LSE, p.Weights
 	if opt.Cache == nil {
-		if err = call.Rebind(q, k, v); err == nil {
-			err = call.RunInto(ctx, out)
+		if err = p.call.Rebind(p.q, p.k, p.v); err == nil {
+			err = p.call.RunInto(ctx, out)
 		}
-	} else if err = opt.Cache.Append(ctx, k, v, opt.Count); err == nil {
-		err = opt.Cache.AttentionInto(ctx, out, q, kvcache.CallOptions{Options: opt.Options, Count: opt.Count})
+	} else if err = opt.Cache.Append(ctx, p.k, p.v, opt.Count); err == nil {
+		err = opt.Cache.AttentionInto(ctx, out, p.q, kvcache.CallOptions{Options: opt.Options, Count: opt.Count})
 	}
 	if err != nil {
-		return r, err
+		return err
 	}
-	r.O, err = project(ctx, l.dev, "o", joined, l.wo, l.bo, 1)
-	return r, err
+	p.O, err = project(ctx, l.dev, "o", p.joined, l.wo, l.bo, 1)
+	return err
 }
 
 // dims checks the inputs and returns the lengths of the attention.
@@ -303,8 +301,8 @@ func (l *MultiHeadAttention) checkCache(d *kernels.Dims, opt *MultiHeadOptions) 
 	return nil
 }
 
-// rotate rotates q and k in place, by the angles of opt or those of the layer's RoPE.
-func (l *MultiHeadAttention) rotate(ctx context.Context, q, k backend.Tensor, opt *MultiHeadOptions) error {
+// rotate rotates q and k in place, by the angles of opt or those of the layer's RoPE, or back.
+func (l *MultiHeadAttention) rotate(ctx context.Context, q, k backend.Tensor, opt *MultiHeadOptions, back bool) error {
 	forQ, made, err := l.angles(ctx, opt.Angles, q, opt.Cache)
 	if err != nil {
 		return err
@@ -323,6 +321,9 @@ func (l *MultiHeadAttention) rotate(ctx context.Context, q, k backend.Tensor, op
 	}
 	if forQ == none || forK == none {
 		return fmt.Errorf("only one of Angles and MemoryAngles is set: give both or neither: %w", backend.ErrOption)
+	}
+	if back {
+		forQ.Inverse, forK.Inverse = !forQ.Inverse, !forK.Inverse
 	}
 	if err := l.dev.Rotate(ctx, q, q, forQ); err != nil {
 		return fmt.Errorf("q: %w", err)

@@ -1,0 +1,269 @@
+package nn
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Pass is one forward pass of a layer with what [MultiHeadAttention.Backward] needs of it.
+// It keeps x and the memory alive, which must not change until Backward.
+type Pass struct {
+	// Result is what [MultiHeadAttention.Apply] returns, with the LSE.
+	kernels.Result
+	call    *kernels.Call
+	x, z    backend.Tensor
+	q, k, v backend.Tensor
+	joined  backend.Tensor // the attention's output, [B, 1, S, H·Dv]
+	opt     MultiHeadOptions
+}
+
+// Release frees the results and the memory of p.
+func (p *Pass) Release() {
+	if p == nil {
+		return
+	}
+	p.Result.Release()
+	for _, t := range [...]backend.Tensor{p.q, p.k, p.v, p.joined} {
+		t.Release()
+	}
+}
+
+// LayerGradients are the gradients of a layer's input and weights, all F32 in device memory.
+type LayerGradients struct {
+	// X is that of x, [B, 1, S, Model], and Memory that of Options.Memory, if it is set.
+	X, Memory backend.Tensor
+	// Weights has the shapes of the weights, with biases if the layer has them.
+	Weights MultiHeadWeights
+	// Attention has the gradients of the options that [kernels.Gradients] has: Bias,
+	// RelativeBias, ALiBi and Sinks. Q, K and V are the zero Tensor.
+	Attention kernels.Gradients
+}
+
+// Release frees all tensors of g.
+func (g *LayerGradients) Release() {
+	g.X.Release()
+	g.Memory.Release()
+	g.Weights.release()
+	g.Attention.Release()
+}
+
+// Forward is Apply that keeps q, k, v and the attention's output for Backward, O(S) memory.
+// The caller releases the Pass. A Cache, which is for generation, is refused with ErrOption.
+func (l *MultiHeadAttention) Forward(ctx context.Context, x backend.Tensor, opt MultiHeadOptions) (*Pass, error) {
+	if opt.Cache != nil {
+		return nil, fmt.Errorf("multi-head attention: forward: a Cache is set, which is for generation: leave it out: %w", backend.ErrOption)
+	}
+	opt.LSE = true
+	p := new(Pass)
+	if err := l.apply(ctx, p, x, opt); err != nil {
+		p.Release()
+		return nil, fmt.Errorf("multi-head attention: forward: %w", err)
+	}
+	return p, nil
+}
+
+// Backward computes the gradients of a loss with respect to the input of the pass p and the
+// weights, for the caller to Release, from dy [B, 1, S, M], the gradient of the loss with
+// respect to p.O, F32, F16 or BF16. For a linear layer y = x·W + B these are
+//
+//	dx = dy·Wᵀ    dW = xᵀ·dy    dB = Σ dy
+//
+// summed over all batches and rows. Intermediate gradients are F32. The same pass yields the
+// same bits.
+//
+// Errors as for [kernels.Call.Backward].
+func (l *MultiHeadAttention) Backward(ctx context.Context, p *Pass, dy backend.Tensor) (g LayerGradients, err error) {
+	b := backward{ctx: ctx, dev: l.dev}
+	defer func() {
+		for _, t := range b.temporary {
+			t.Release()
+		}
+		if err != nil {
+			g.Release()
+			g = LayerGradients{}
+		}
+		backend.Annotate(&err, "multi-head attention: backward")
+	}()
+	if p == nil || p.call == nil {
+		return g, fmt.Errorf("there is no pass, make it with Forward: %w", backend.ErrOption)
+	}
+	if err := dy.CheckShape("dy", p.O.Shape(), "shape of y", floats...); err != nil {
+		return g, err
+	}
+	l.backward(&b, p, dy, &g)
+	return g, b.err
+}
+
+// backward computes g. Its steps do nothing after an error.
+func (l *MultiHeadAttention) backward(b *backward, p *Pass, dy backend.Tensor, g *LayerGradients) {
+	c, w := l.config, &g.Weights
+	d := p.call.Dims()
+	dy = b.contiguous(dy)
+	// y = joined·Wo + Bo
+	b.linear(&w.Wo, &w.Bo, p.joined, dy, !l.bo.IsZero())
+	dJoined := b.alloc(backend.Shape{d.Batch, 1, d.SeqQ, d.Heads * d.ValueDim})
+	b.project(dJoined, dy, b.transposed(l.wo))
+	dq := b.alloc(backend.Shape{d.Batch, 1, d.SeqQ, c.Heads * c.HeadDim})
+	dk := b.alloc(backend.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.HeadDim})
+	dv := b.alloc(backend.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.ValueDim})
+	q, k := b.heads(dq, c.Heads), b.heads(dk, c.KVHeads)
+	b.attention(&g.Attention, p, [3]backend.Tensor{q, k, b.heads(dv, c.KVHeads)}, b.heads(dJoined, c.Heads))
+	if b.err == nil {
+		b.err = l.rotate(b.ctx, q, k, &p.opt, true)
+	}
+	b.linear(&w.Wq, &w.Bq, p.x, dq, !l.in.Bq.IsZero())
+	b.linear(&w.Wk, &w.Bk, p.z, dk, !l.in.Bk.IsZero())
+	b.linear(&w.Wv, &w.Bv, p.z, dv, !l.in.Bv.IsZero())
+	weights, outputs := []backend.Tensor{l.in.Wq, l.in.Wk, l.in.Wv}, []backend.Tensor{dq, dk, dv}
+	if !p.opt.Memory.IsZero() {
+		b.input(&g.Memory, outputs[1:], weights[1:])
+		weights, outputs = weights[:1], outputs[:1]
+	}
+	b.input(&g.X, outputs, weights)
+}
+
+// backward runs the steps of a backward pass. After the first error they do nothing.
+type backward struct {
+	ctx       context.Context
+	dev       *kernels.Device
+	temporary []backend.Tensor // released at the end
+	err       error
+}
+
+func (b *backward) must(t backend.Tensor, err error) backend.Tensor {
+	if b.err == nil {
+		b.err = err
+	}
+	return t
+}
+
+// alloc returns a new F32 tensor that is released at the end.
+func (b *backward) alloc(shape backend.Shape) backend.Tensor {
+	if b.err != nil {
+		return backend.Tensor{}
+	}
+	t := b.must(b.dev.Alloc(b.ctx, backend.F32, shape))
+	b.temporary = append(b.temporary, t)
+	return t
+}
+
+// kept returns a new F32 tensor that the caller of Backward gets.
+func (b *backward) kept(to *backend.Tensor, shape backend.Shape) backend.Tensor {
+	if b.err == nil {
+		*to = b.must(b.dev.Alloc(b.ctx, backend.F32, shape))
+	}
+	return *to
+}
+
+// project computes y = x·w.
+func (b *backward) project(y, x, w backend.Tensor) {
+	if b.err == nil {
+		b.err = b.dev.Project(b.ctx, y, x, w, backend.Tensor{})
+	}
+}
+
+func (b *backward) copy(dst, src backend.Tensor) {
+	if b.err == nil {
+		b.err = b.dev.Copy(b.ctx, []backend.Tensor{dst}, []backend.Tensor{src})
+	}
+}
+
+// contiguous returns t, or a copy, as rows without gaps.
+func (b *backward) contiguous(t backend.Tensor) backend.Tensor {
+	if b.err != nil || t.IsContiguous() {
+		return t
+	}
+	c := b.alloc(t.Shape())
+	b.copy(c, t)
+	return c
+}
+
+// flat returns t [B, 1, S, N] as the rows of all batches, [1, 1, B·S, N].
+func (b *backward) flat(t backend.Tensor) backend.Tensor {
+	s, st := t.Shape(), t.Strides()
+	if b.err != nil {
+		return t
+	}
+	if s[backend.Batch] > 1 && st[backend.Batch] != s[backend.Seq]*st[backend.Seq] {
+		t = b.contiguous(t)
+		st = t.Strides()
+	}
+	if b.err != nil {
+		return t
+	}
+	return b.must(t.View(backend.Shape{1, 1, s[backend.Batch] * s[backend.Seq], s[backend.Dim]}, st, 0))
+}
+
+func (b *backward) transposed(t backend.Tensor) backend.Tensor {
+	if b.err != nil {
+		return t
+	}
+	return b.must(t.Swap(backend.Seq, backend.Dim))
+}
+
+func (b *backward) heads(t backend.Tensor, heads int) backend.Tensor {
+	if b.err != nil {
+		return t
+	}
+	return b.must(splitHeads(t, heads))
+}
+
+// attention computes the gradients d of q, k and v, and those of the options.
+func (b *backward) attention(options *kernels.Gradients, p *Pass, d [3]backend.Tensor, dO backend.Tensor) {
+	o := b.heads(p.joined, p.call.Dims().Heads)
+	if b.err != nil {
+		return
+	}
+	if *options, b.err = p.call.AllocGradients(b.ctx, false, true); b.err != nil {
+		return
+	}
+	grads := *options
+	grads.Q, grads.K, grads.V = d[0], d[1], d[2]
+	b.err = p.call.Backward(b.ctx, grads, kernels.Result{O: dO}, kernels.Result{O: o, LSE: p.LSE})
+}
+
+// linear computes the gradients of the weight and the bias of y = x·w + bias.
+func (b *backward) linear(dw, dbias *backend.Tensor, x, dy backend.Tensor, bias bool) {
+	x, dy = b.flat(x), b.flat(dy)
+	n := dy.Shape()[backend.Dim]
+	b.project(b.kept(dw, backend.Shape{1, 1, x.Shape()[backend.Dim], n}), b.transposed(x), dy)
+	if !bias || b.err != nil {
+		return
+	}
+	rows := dy.Shape()[backend.Seq]
+	one := b.must(b.dev.FromFloat32(b.ctx, backend.F32, []float32{1}, backend.Shape{1, 1, 1, 1}))
+	b.temporary = append(b.temporary, one)
+	if b.err == nil {
+		one = b.must(one.Broadcast(backend.Shape{1, 1, 1, rows}))
+	}
+	b.project(b.kept(dbias, backend.Shape{1, 1, 1, n}), one, dy)
+}
+
+// input computes dx = Σ dy·wᵀ over the layers that read x: one product of the gradients of all
+// outputs, side by side, and the transposed weights below each other.
+func (b *backward) input(dx *backend.Tensor, dy, weights []backend.Tensor) {
+	s, all := dy[0].Shape(), 0
+	for _, w := range weights {
+		all += w.Shape()[backend.Dim]
+	}
+	model := weights[0].Shape()[backend.Seq]
+	side, below := dy[0], b.transposed(weights[0])
+	if len(weights) > 1 {
+		side = b.alloc(backend.Shape{s[backend.Batch], 1, s[backend.Seq], all})
+		below = b.alloc(backend.Shape{1, 1, all, model})
+		at := 0
+		for i, w := range weights {
+			if b.err != nil {
+				return
+			}
+			n := w.Shape()[backend.Dim]
+			b.copy(b.must(side.Slice(backend.Dim, at, at+n)), dy[i])
+			b.copy(b.must(below.Slice(backend.Seq, at, at+n)), b.transposed(w))
+			at += n
+		}
+	}
+	b.project(b.kept(dx, backend.Shape{s[backend.Batch], 1, s[backend.Seq], model}), side, below)
+}
