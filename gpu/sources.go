@@ -31,6 +31,16 @@ type KernelSource struct {
 	SPIRV []uint32 `json:"-"` // of the WGSL, as gogpu's compiler translates it
 }
 
+// Metal returns the kernel in Metal's language, as gogpu's compiler translates it, with bounds
+// checks. The numbers of buffers and of the fields of _mslBufferSizes are those of bindings.
+func (k *KernelSource) Metal() (string, error) {
+	code, err := port.Metal(k.WGSL)
+	if err != nil {
+		return "", fmt.Errorf("kernel %s: %w: %w", k.Kernel, err, backend.ErrUnsupported)
+	}
+	return code, nil
+}
+
 // KernelBinding is a binding of a kernel.
 type KernelBinding struct {
 	Name  string `json:"name"`  // in the WGSL

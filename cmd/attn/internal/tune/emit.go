@@ -20,7 +20,7 @@ import (
 
 // Emission holds the flags that select the calls of --emit, next to those of Command.
 type Emission struct {
-	Emit    string `name:"emit" help:"Write the kernels of each shape into this folder as WGSL, SPIR-V and JSON, and measure nothing. Needs no GPU." placeholder:"DIR"`
+	Emit    string `name:"emit" help:"Write the kernels of each shape into this folder as WGSL, SPIR-V, CUDA and JSON, and measure nothing. Needs no GPU." placeholder:"DIR"`
 	SeqQ    int    `name:"seq-q" help:"With --emit: number of queries, the last of them at the last key; 1 is decoding. Default: the number of keys." placeholder:"N"`
 	KVHeads int    `name:"kv-heads" help:"With --emit: key and value heads, a divisor of --heads. Default: --heads." placeholder:"N"`
 	Q8      bool   `name:"q8" help:"With --emit: keys and values of 8-bit integers with a scale a row."`
@@ -54,6 +54,7 @@ type emitted struct {
 	Name string      `json:"name"`
 	Call emittedCall `json:"call"`
 	gpu.KernelSource
+	*simulation
 }
 
 // call returns a call of a shape, on tensors without memory.
@@ -160,11 +161,21 @@ func (c *Command) emit(ctx context.Context, out *cli.Streams, shapes []shape) er
 			}
 			e := emitted{Call: about, KernelSource: k}
 			e.Name = e.name()
-			err := errors.Join(
-				write(e.Name+".wgsl", func(w io.Writer) error {
-					_, err := io.WriteString(w, k.WGSL)
+			cuda, err := e.simulate()
+			if err != nil {
+				return err
+			}
+			text := func(s string) func(io.Writer) error {
+				return func(w io.Writer) error {
+					_, err := io.WriteString(w, s)
 					return err
-				}),
+				}
+			}
+			if cuda != "" {
+				err = write(e.Name+".cu", text(cuda))
+			}
+			err = errors.Join(err,
+				write(e.Name+".wgsl", text(k.WGSL)),
 				write(e.Name+".spv", func(w io.Writer) error { return binary.Write(w, binary.LittleEndian, k.SPIRV) }),
 				write(e.Name+".json", func(w io.Writer) error {
 					enc := json.NewEncoder(w)
