@@ -236,6 +236,7 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 	})
 	t.Run("same bits in any batch", func(t *testing.T) { testGradientsInBatch(t, dev) })
 	t.Run("key ranges", func(t *testing.T) { testGradientsOfRanges(t, dev) })
+	t.Run("PyTorch", func(t *testing.T) { testTorchGradients(t, dev) })
 	t.Run("add", func(t *testing.T) { testGradientsAdd(t, dev) })
 	for n, w := range worst {
 		t.Logf("%s: %d elements, at most %.2g of the bound", gradientNames[n], w.Considered, w.Off)

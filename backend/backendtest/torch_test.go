@@ -95,6 +95,14 @@ type torchProblem struct {
 	ALiBi         []byte    `json:"alibi"`
 	Sinks         []byte    `json:"sinks"`
 
+	// Of gradients.
+	Softcap float64 `json:"softcap"`
+	Keep    []byte  `json:"keep"` // 1 for each weight that dropout keeps
+	// KeepFactor multiplies the weights that are kept.
+	KeepFactor float64 `json:"keep_factor"`
+	DO         []byte  `json:"do"`
+	DLSE       []byte  `json:"dlse"`
+
 	// Of nn.MultiheadAttention.
 	Seed        uint64 `json:"seed"` // of its weights
 	LayerBias   bool   `json:"layer_bias"`
@@ -111,6 +119,8 @@ type torchAnswer struct {
 	o, weights []float64
 	file       []byte // of the layer
 	failed     string // the error in evaluation, after which the answer is that of training
+
+	gradients, single [7][]float64 // computed in float64 and in float32
 }
 
 // solve sends a problem.
@@ -126,6 +136,8 @@ func (p *torch) solve(problem torchProblem) (torchAnswer, error) {
 	var a struct {
 		O, Weights, File []byte
 		Failed           string
+
+		Gradients, Single [7][]byte
 	}
 	if err == nil {
 		err = json.Unmarshal(line, &a)
@@ -133,14 +145,11 @@ func (p *torch) solve(problem torchProblem) (torchAnswer, error) {
 	if err != nil {
 		return torchAnswer{}, fmt.Errorf("PyTorch: %w: %s", err, p.stderr)
 	}
-	return torchAnswer{doubles(a.O), doubles(a.Weights), a.File, a.Failed}, nil
-}
-
-func doubles(raw []byte) (x []float64) {
-	for at := range slices.Chunk(raw, 8) {
-		x = append(x, math.Float64frombits(binary.LittleEndian.Uint64(at)))
+	answer := torchAnswer{o: doubles(a.O), weights: doubles(a.Weights), file: a.File, failed: a.Failed}
+	for n := range a.Gradients {
+		answer.gradients[n], answer.single[n] = doubles(a.Gradients[n]), doubles(a.Single[n])
 	}
-	return x
+	return answer, nil
 }
 
 // raw returns numbers as float64. Booleans are 0 and 1.
@@ -155,9 +164,13 @@ func raw[T float32 | bool](data []T) (b []byte) {
 				number = 1
 			}
 		}
-		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(number))
+		b = appendDouble(b, number)
 	}
 	return b
+}
+
+func appendDouble(b []byte, x float64) []byte {
+	return binary.LittleEndian.AppendUint64(b, math.Float64bits(x))
 }
 
 // compared are the worst values of the backend and of the float64 reference against PyTorch.

@@ -1,4 +1,4 @@
-"""Computes attention with PyTorch in float64: python3 torch_peer.py
+"""Computes attention and its gradients with PyTorch in float64: python3 torch_peer.py
 
 Each line of the input is a problem as JSON, each line of the output its answer. Arrays
 are float64 in base64. Masks and biases are made here from the options of a problem, from
@@ -30,8 +30,11 @@ def longer(t, keys, fill):
     return F.pad(t, (0, short), value=fill) if t.shape[-1] > 1 and short > 0 else t
 
 
-def scores_bias(r, batch, heads, rows, keys):
-    """Returns what is added to the scores [B, H, Sq, Sk]: -Inf where a key is hidden."""
+def scores_bias(r, batch, heads, rows, keys, leaf=array):
+    """Returns what is added to the scores [B, H, Sq, Sk]: -Inf where a key is hidden.
+
+    leaf returns the biases, with respect to which PyTorch may differentiate.
+    """
     i, j = torch.arange(rows)[:, None], torch.arange(keys)[None, :]
     offsets = torch.tensor(r["offsets"] or [0] * batch) + r["offset"] + (keys - rows if r["lower_right"] else 0)
     position = i[None, None] + offsets[:, None, None, None]
@@ -58,11 +61,11 @@ def scores_bias(r, batch, heads, rows, keys):
         seen &= blocks.repeat_interleave(n, 2)[:, :, :rows].repeat_interleave(n, 3)[..., :keys]
     bias = torch.zeros(batch, heads, rows, keys, dtype=torch.float64)
     if r["bias"]:
-        bias = bias + longer(array(r, "bias", *r["bias_shape"]), keys, -math.inf)
+        bias = bias + longer(leaf(r, "bias", *r["bias_shape"]), keys, -math.inf)
     if r["relative"]:
-        bias = bias + array(r, "relative", *r["relative_shape"])[:, :, 0][:, :, j - i + rows - 1]
+        bias = bias + leaf(r, "relative", *r["relative_shape"])[:, :, 0][:, :, j - i + rows - 1]
     if r["alibi"]:
-        slopes = array(r, "alibi", -1, heads)
+        slopes = leaf(r, "alibi", -1, heads)
         bias = bias - slopes[:, :, None, None] * (j - position).abs()
     return bias.masked_fill(~seen, -math.inf)
 
@@ -88,6 +91,46 @@ def attention(q, k, v, bias, causal):
     if hasattr(F, "scaled_dot_product_attention"):
         return F.scaled_dot_product_attention(q, k, v, bias, is_causal=causal), None
     return F._scaled_dot_product_attention(q, k, v, bias, 0.0, True, causal)  # 1.13
+
+
+def gradients(r):
+    """Returns the gradients of sum(do * o) + sum(dlse * lse) by autograd of ordinary operations.
+
+    They are in the order of backend.Gradients, in float64 and in float32.
+    """
+    return {"gradients": differentiate(r, torch.float64), "single": differentiate(r, torch.float32)}
+
+
+def differentiate(r, dtype):
+    batch, heads, kv, rows, keys, d, dv = r["dims"]
+    leaves = {}
+
+    def leaf(r, name, *shape):
+        leaves[name] = array(r, name, *shape).to(dtype).requires_grad_()
+        return leaves[name]
+
+    with torch.enable_grad():
+        q, k, v = leaf(r, "q", batch, heads, rows, d), leaf(r, "k", batch, kv, keys, d), leaf(r, "v", batch, kv, keys, dv)
+        k, v = k.repeat_interleave(heads // kv, 1), v.repeat_interleave(heads // kv, 1)
+        s = r["scale"] * (q @ k.transpose(-1, -2))
+        if r["softcap"]:
+            s = r["softcap"] * torch.tanh(s / r["softcap"])
+        s = (s + scores_bias(r, batch, heads, rows, keys, leaf)).to(dtype)
+        if r["sinks"]:
+            s = torch.cat([s, leaf(r, "sinks", 1, heads, 1, 1).expand(batch, heads, rows, 1)], -1)
+        blind = (s == -math.inf).all(-1, keepdim=True)
+        s = s.masked_fill(blind, 0)
+        w = torch.softmax(s, -1).masked_fill(blind, 0)[..., :keys]
+        if r["keep"]:
+            w = w * (r["keep_factor"] * array(r, "keep", batch, heads, rows, keys)).to(dtype)
+        loss = (array(r, "do", batch, heads, rows, dv).to(dtype) * (w @ v)).sum()
+        if r["dlse"]:
+            lse = torch.logsumexp(s, -1, keepdim=True).masked_fill(blind, 0)
+            loss = loss + (array(r, "dlse", batch, heads, rows, 1).to(dtype) * lse).sum()
+    names = [name if name in leaves else None for name in ("q", "k", "v", "bias", "relative", "alibi", "sinks")]
+    used = [leaves[name] for name in names if name]
+    found = iter(torch.autograd.grad(loss, used))
+    return [encode(next(found)) if name else None for name in names]
 
 
 def stored(tensors):
@@ -138,4 +181,4 @@ print(torch.__version__, flush=True)
 with torch.no_grad():
     for line in sys.stdin:
         r = json.loads(line)
-        print(json.dumps({"sdpa": sdpa, "mha": mha}[r["op"]](r)), flush=True)
+        print(json.dumps({"sdpa": sdpa, "mha": mha, "gradients": gradients}[r["op"]](r)), flush=True)
