@@ -1,0 +1,86 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// TestTrain trains on different numbers of threads: the problem is solved, and all losses have
+// the same bits. Without learning the loss is that of a guess.
+func TestTrain(t *testing.T) {
+	var first []float64
+	for _, threads := range []int{1, 2, 3, 7, 1} {
+		dev := kernels.NewDevice(cpu.New(cpu.Options{Threads: threads}))
+		defer dev.Close()
+		losses, solved, err := train(t.Context(), dev, 1, 400, io.Discard)
+		if err != nil || !solved {
+			t.Fatalf("%d threads: solved %v after %d steps, %v", threads, solved, len(losses), err)
+		}
+		if first == nil {
+			first = losses
+		}
+		if !slices.Equal(first, losses) {
+			t.Errorf("%d threads: losses differ from those of one thread", threads)
+		}
+	}
+	if guess := math.Log(symbols); first[0] < guess-0.5 || first[len(first)-1] > guess/10 {
+		t.Errorf("the loss falls from %v to %v, a guess has %v", first[0], first[len(first)-1], guess)
+	}
+}
+
+// TestNeedsAttention: a model that cannot look back does not solve the problem.
+func TestNeedsAttention(t *testing.T) {
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	m, err := newModel(dev, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wv, err := m.weights.Wv.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := draw(newRand(1), batch)
+	for n := 1; n <= 200; n++ {
+		clear(wv)
+		if _, _, err := m.run(t.Context(), list, true); err != nil {
+			t.Fatal(err)
+		}
+		m.update(n)
+	}
+	clear(wv)
+	if _, right, err := m.run(t.Context(), draw(newRand(2), tests), false); err != nil || right > tests/4 {
+		t.Errorf("%d of %d right without values, %v", right, tests, err)
+	}
+}
+
+func TestRun(t *testing.T) {
+	for _, name := range []string{"loss.png", "loss.svg"} {
+		path := filepath.Join(t.TempDir(), name)
+		var out bytes.Buffer
+		if err := run(t.Context(), []string{"--loss", path}, &out, io.Discard); err != nil || !strings.HasSuffix(out.String(), "512 of 512 right\n") {
+			t.Fatalf("%v, printed:\n%s", err, out.String())
+		}
+		file, err := os.ReadFile(path)
+		if err != nil || len(file) < 1000 {
+			t.Errorf("%s has %d bytes, %v", name, len(file), err)
+		}
+	}
+	for _, c := range []struct{ args, says string }{
+		{"--steps 0", "--steps is 0, it must be 1 to 1000000"}, {"--loss a.gif", "must end in .png or .svg"}, {"--steps 1", "not solved after 1 steps"},
+		{"now", `unexpected argument "now"`}, {"--backend tpu", "--backend: "}, {"--rate 1", "recall --help lists the flags"},
+	} {
+		if err := run(t.Context(), strings.Fields(c.args), io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: error %v, want %q", c.args, err, c.says)
+		}
+	}
+}
