@@ -20,6 +20,7 @@ const (
 	maxText    = 64 << 20 // of the file, in bytes
 	maxWord    = 1000     // characters of a text, except those of prose
 	maxProse   = 100_000
+	maxRows    = 10_000  // of a list; a case takes 40 µs to check, and 3 bytes of the file
 	maxLength  = 1 << 30 // of the dimensions of a call
 	maxCount   = 1 << 60
 	minSeconds = 1e-15
@@ -46,6 +47,9 @@ func checkSize(text []byte) error {
 // check derives figures again from those that were measured: it fills in those that are null or
 // 0, and returns ErrOption for others, as for values that no run can have.
 func (r *Report) check() error {
+	if n := max(len(r.Cases), len(r.Ceilings), len(r.Growth)); n > maxRows {
+		return r.refuse("the longest of cases, ceilings and growth", n, fmt.Sprintf("have at most %d rows", maxRows))
+	}
 	var wrong error
 	leaves(reflect.ValueOf(r).Elem(), "", func(path string, leaf reflect.Value) {
 		if must := bounds(path, leaf); must != "" && wrong == nil {

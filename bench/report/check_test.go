@@ -178,6 +178,25 @@ func TestReadAsksForMemory(t *testing.T) {
 	}
 }
 
+// A short text can stand for more cases than can be checked in a moment.
+func TestReadRefusesManyRows(t *testing.T) {
+	for _, list := range []string{"cases", "ceilings", "growth"} {
+		var r map[string]any
+		if err := json.Unmarshal(realReport(t), &r); err != nil {
+			t.Fatal(err)
+		}
+		r[list] = make([]struct{}, maxRows+1)
+		text, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = Read(bytes.NewReader(text))
+		if want := "is 10001, it must have at most 10000 rows"; !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, should say %q", list, err, want)
+		}
+	}
+}
+
 func FuzzReport(f *testing.F) {
 	// Short seeds with all fields: one case with a round of a call.
 	var r Report
