@@ -237,7 +237,7 @@ func (t *jsoncTensor) tensor() (*onnxfile.Tensor, error) {
 			data, err = appendElement(data, kind, x)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("element %d is %v, not a %v: %w", i, x, kind, onnxfile.ErrMalformed)
+			return nil, fmt.Errorf("element %d is %.40v, not a %v: %w", i, x, kind, onnxfile.ErrMalformed)
 		}
 	}
 	return onnxfile.NewTensor(kind, t.Dims, data)

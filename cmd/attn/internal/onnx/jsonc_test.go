@@ -231,6 +231,8 @@ func TestJSONCFailures(t *testing.T) {
 		{"dims below 0", tensor(`{"data": [1], "dims": [-1], "type": "float32"}`), "its length along axis 0 is -1"},
 		{"dims of another kind", tensor(`{"data": [1], "dims": [1.5], "type": "float32"}`), "inputs: dims is a number 1.5"},
 		{"numbers beyond f32", tensor(`{"data": [1e39], "dims": [1], "type": "float32"}`), "element 0 is 1e39, not a f32"},
+		{"a number of many digits", tensor(`{"data": [1` + strings.Repeat("0", 9000) + `], "dims": [1], "type": "float32"}`), "element 0 is 1" + strings.Repeat("0", 39) + ", not a f32"},
+		{"many axes", tensor(`{"data": [1], "dims": [1` + strings.Repeat(",1", 9000) + `], "type": "float32"}`), "it has 9001 axes, at most 8 are read"},
 		{"a list in a list", tensor(`{"data": [[1]], "dims": [1], "type": "float32"}`), "element 0 is [, not a f32"},
 		{"data without a list", tensor(`{"data": 1, "dims": [1], "type": "float32"}`), "its data is not a list"},
 		{"a fraction for an integer", tensor(`{"data": [1.5], "dims": [1], "type": "int32"}`), "element 0 is 1.5, not a int32"},

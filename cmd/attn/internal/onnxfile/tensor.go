@@ -85,6 +85,10 @@ func newTensor(p *TensorProto) (*Tensor, error) {
 	return t, err
 }
 
+// maxAxes is more than the operators of attention have, and few for an error that names the
+// shape.
+const maxAxes = 8
+
 // fill sets Shape and Data.
 func (t *Tensor) fill(p *TensorProto) error {
 	kind, ok := types[t.Type]
@@ -95,6 +99,8 @@ func (t *Tensor) fill(p *TensorProto) error {
 		return fmt.Errorf("it has no element type: %w", ErrMalformed)
 	case !ok:
 		return fmt.Errorf("elements of %v: %w", t.Type, ErrUnsupported)
+	case len(p.Dims) > maxAxes:
+		return fmt.Errorf("it has %d axes, at most %d are read: %w", len(p.Dims), maxAxes, ErrUnsupported)
 	}
 	var used protoreflect.Name
 	for _, name := range elementFields {
