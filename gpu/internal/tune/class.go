@@ -14,12 +14,13 @@ import (
 // and the size of their grid. The number of keys is not part of it, because a workgroup
 // takes the tiles of keys one after the other with any variant.
 type class struct {
-	dim, valueDim      int
-	in, kv             backend.DType
-	paired, wide, half bool
-	partial            bool
-	rows               int  // the most rows of all heads; 0 is no bound
-	short              bool // at most shortRows a head, so that large tiles are partly empty
+	dim, valueDim int
+	in, kv        backend.DType
+	pairs         Pairs // of the calls that are measured
+	wide, half    bool
+	partial       bool
+	rows          int  // the most rows of all heads; 0 is no bound
+	short         bool // at most shortRows a head, so that large tiles are partly empty
 }
 
 // rowClasses are the bounds of class.rows. In workgroups of 128 rows they are 4, 32 and
@@ -32,7 +33,7 @@ func (s Shape) class() class {
 	columns := 4 * s.Tiling.Lanes
 	k := class{
 		dim: s.Tiling.Width, valueDim: (s.ValueDim + columns - 1) / columns * columns,
-		in: s.In, kv: s.KV, paired: s.Pairs != (Pairs{}), wide: s.Wide, half: s.Half, short: s.SeqQ <= shortRows, partial: s.Partial,
+		in: s.In, kv: s.KV, pairs: s.measured(), wide: s.Wide, half: s.Half, short: s.SeqQ <= shortRows, partial: s.Partial,
 	}
 	for _, n := range rowClasses {
 		if s.Heads*s.SeqQ <= n {
@@ -43,15 +44,24 @@ func (s Shape) class() class {
 	return k
 }
 
-// exercised are the options of the calls that are measured for all classes with options.
+// exercised are the options of the calls that are measured for all calls with options on
+// software drivers, whose kernel with options is one for all of them.
 var exercised = Pairs{Mask: true, Bias: true, Softcap: true}
+
+// measured returns the options of the calls that stand for s. Masks of both kinds and biases
+// of all kinds cost about the same.
+func (s Shape) measured() Pairs {
+	p := s.Pairs
+	if s.Software && p != (Pairs{}) {
+		return exercised
+	}
+	return Pairs{Mask: p.Mask || p.Blocks, Bias: p.Bias || p.OtherBias, Slopes: p.Slopes, Softcap: p.Softcap, Dropout: p.Dropout}
+}
 
 // typical returns the shape that stands for those of its class.
 func (s Shape) typical() Shape {
 	k := s.class()
-	if s.ValueDim = k.valueDim; k.paired {
-		s.Pairs = exercised
-	}
+	s.ValueDim, s.Pairs = k.valueDim, k.pairs
 	return s
 }
 
@@ -61,7 +71,8 @@ func (k class) unhashed() Class {
 	for _, f := range []struct {
 		on   bool
 		name string
-	}{{k.kv != k.in, "kv-" + k.kv.String()}, {k.paired, "paired"}, {!k.wide, "scalar"}, {k.half, "half-out"}, {k.short, "short"}, {k.partial, "partial"}} {
+	}{{k.kv != k.in, "kv-" + k.kv.String()}, {k.pairs.Mask, "mask"}, {k.pairs.Bias, "bias"}, {k.pairs.Slopes, "alibi"}, {k.pairs.Softcap, "softcap"},
+		{k.pairs.Dropout, "dropout"}, {!k.wide, "scalar"}, {k.half, "half-out"}, {k.short, "short"}, {k.partial, "partial"}} {
 		if f.on {
 			features = append(features, f.name)
 		}

@@ -40,6 +40,8 @@ const (
 	// variant.
 	edgeRows  = 150
 	edgeExtra = 9
+	// slope makes biases of up to 1 of the distances in both calls.
+	slope = 1.0 / 2048
 	// workgroupRows is the most rows of a workgroup. Four workgroups for each that runs
 	// at a time are as good as an unbounded grid.
 	workgroupRows = 128
@@ -97,7 +99,15 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 	}
 	x.long.Scale = float32(1 / math.Sqrt(float64(k.dim)))
 	x.long.Visible = backend.Everything()
-	var mask backend.Tensor
+	if k.pairs.Slopes {
+		x.long.Slopes = slices.Repeat([]float32{slope}, heads)
+	}
+	if k.pairs.Softcap {
+		x.long.Softcap = 20
+	}
+	if k.pairs.Dropout {
+		x.long.Dropout = backend.Dropout{P: 0.25, Seed: 1}
+	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, t := range []struct {
 		to    *backend.Tensor
@@ -109,8 +119,8 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 		{&x.long.Q, k.in, backend.Shape{1, 1, perHead, dim}, k.wide, false},
 		{&x.long.K, k.kv, backend.Shape{1, 1, most, dim}, k.wide, false},
 		{&x.long.V, k.kv, backend.Shape{1, 1, most, valueDim}, k.wide, false},
-		{&x.long.Bias, backend.F32, backend.Shape{1, 1, perHead, most}, true, !k.paired},
-		{&mask, backend.Bool, backend.Shape{1, 1, perHead, most}, true, !k.paired},
+		{&x.long.Bias, backend.F32, backend.Shape{1, 1, perHead, most}, true, !k.pairs.Bias},
+		{&x.long.Mask, backend.Bool, backend.Shape{1, 1, perHead, most}, true, !k.pairs.Mask},
 	} {
 		if t.skip {
 			continue
@@ -131,15 +141,13 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 	}
 	x.edge = x.long
 	x.edge.Visible = backend.Visibility{Offset: most - min(perHead, edgeRows), Left: backend.Unbounded}
-	if k.paired {
-		x.edge.Mask, x.edge.Softcap = mask, 20
-	}
+	x.edge.Slopes = x.edge.Slopes[:min(2, len(x.edge.Slopes))]
 	for _, cut := range []struct {
 		axis, n int
 		of      []*backend.Tensor
 	}{
 		{backend.Seq, keys, []*backend.Tensor{&x.long.K, &x.long.V}},
-		{backend.Dim, keys, []*backend.Tensor{&x.long.Bias}},
+		{backend.Dim, keys, []*backend.Tensor{&x.long.Bias, &x.long.Mask}},
 		{backend.Seq, edgeRows, []*backend.Tensor{&x.edge.Q, &x.edge.O, &x.edge.LSE, &x.edge.Bias, &x.edge.Mask}},
 		{backend.Heads, 2, []*backend.Tensor{&x.edge.Q, &x.edge.K, &x.edge.V, &x.edge.O, &x.edge.LSE, &x.edge.Bias, &x.edge.Mask}},
 	} {
@@ -223,9 +231,15 @@ func (x *exercise) alloc(dtype backend.DType, shape backend.Shape) (backend.Tens
 // magnitude and with the number of keys.
 func (x *exercise) bounds(k class, keys int, out backend.DType) {
 	ones := slices.Repeat([]float32{1}, keys*k.dim)
-	row := oracle.Row{Q: ones[:k.dim], K: ones, V: ones[:keys], Dv: 1, Scale: x.long.Scale, Out: out}
-	if k.paired {
+	row := oracle.Row{Q: ones[:k.dim], K: ones, V: ones[:keys], Dv: 1, Scale: x.long.Scale, Softcap: x.long.Softcap, Out: out}
+	if k.pairs.Bias {
 		row.Bias = func(int) float64 { return 1 }
+	}
+	if k.pairs.Slopes {
+		row.Slope, row.Distance = slope, func(int) float64 { return float64(keys) }
+	}
+	if k.pairs.Dropout {
+		row.Keeps, row.KeepFactor = func(int) bool { return true }, 1/(1-float64(x.long.Dropout.P))
 	}
 	a := oracle.Solve(row)
 	x.offO, x.offLSE = 2*a.OBound[0], 2*a.LSEBound

@@ -56,7 +56,7 @@ type Class struct {
 	Dim      int    `json:"dim"`
 	ValueDim int    `json:"value_dim"`
 	// Features are properties of the call that change the kernel's loops, such as
-	// paired and scalar.
+	// mask and scalar.
 	Features string `json:"features,omitempty"`
 	Rows     int    `json:"rows"`   // the most query rows of all heads; 0 is no bound
 	Source   string `json:"source"` // a hash of the kernel and of its variants' constants

@@ -146,6 +146,51 @@ func TestClasses(t *testing.T) {
 }
 
 // The operands of an exercise have the types of the calls that are tuned.
+// On a GPU each set of options has a class of its own, whose calls have these options. On
+// software drivers all sets share a kernel and a class.
+func TestOptionClasses(t *testing.T) {
+	gpu := soft
+	gpu.Software = false
+	seen := map[Class]Pairs{}
+	for _, x := range []struct{ pairs, measured Pairs }{
+		{Pairs{}, Pairs{}},
+		{Pairs{Mask: true}, Pairs{Mask: true}},
+		{Pairs{Blocks: true}, Pairs{Mask: true}},
+		{Pairs{Bias: true}, Pairs{Bias: true}},
+		{Pairs{OtherBias: true}, Pairs{Bias: true}},
+		{Pairs{Slopes: true}, Pairs{Slopes: true}},
+		{Pairs{Softcap: true}, Pairs{Softcap: true}},
+		{Pairs{Dropout: true}, Pairs{Dropout: true}},
+		{Pairs{Mask: true, Bias: true, Slopes: true, Softcap: true, Dropout: true}, Pairs{Mask: true, Bias: true, Slopes: true, Softcap: true, Dropout: true}},
+	} {
+		s := gpu
+		s.Pairs = x.pairs
+		if p, had := seen[s.stored()]; had != (x.pairs != x.measured) || had && p != x.measured {
+			t.Errorf("%+v shares the class of %+v", x.pairs, p)
+		}
+		seen[s.stored()] = x.pairs
+		r := newFake(t)
+		e, err := newExercise(t.Context(), r, s)
+		if err != nil {
+			t.Fatalf("%+v: %v", x.pairs, err)
+		}
+		for _, c := range []*backend.Call{&e.long, &e.edge} {
+			got := Pairs{Mask: !c.Mask.IsZero(), Bias: !c.Bias.IsZero(), Slopes: c.Slopes != nil, Softcap: c.Softcap > 0, Dropout: c.Dropout.P > 0}
+			if got != x.measured {
+				t.Errorf("%+v: calls with %+v are measured", x.pairs, got)
+			}
+			if _, err := r.Run(t.Context(), c, Variant{}, 1); err != nil {
+				t.Errorf("%+v: %v", x.pairs, err)
+			}
+		}
+		e.release()
+		s.Software = true
+		if got := s.measured(); got != exercised && x.pairs != (Pairs{}) {
+			t.Errorf("%+v on software drivers: calls with %+v are measured", x.pairs, got)
+		}
+	}
+}
+
 func TestExerciseTypes(t *testing.T) {
 	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8} {
 		s := soft

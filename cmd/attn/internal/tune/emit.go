@@ -25,14 +25,13 @@ type Emission struct {
 	KVHeads int    `name:"kv-heads" help:"With --emit: key and value heads, a divisor of --heads. Default: --heads." placeholder:"N"`
 	Q8      bool   `name:"q8" help:"With --emit: keys and values of 8-bit integers with a scale a row."`
 	Causal  bool   `name:"causal" help:"With --emit: hide later keys from a row."`
-	ALiBi   bool   `name:"alibi" help:"With --emit: add linear biases to the scores."`
 	Staged  bool   `name:"staged" help:"With --emit: the kernels of QK, Softmax and PV."`
 }
 
 // check returns an error for flags that have no effect.
 func (e *Emission) check() error {
 	if *e != (Emission{}) && e.Emit == "" {
-		return errors.New("--seq-q, --kv-heads, --q8, --causal, --alibi and --staged select kernels for --emit DIR, which is missing")
+		return errors.New("--seq-q, --kv-heads, --q8, --causal and --staged select kernels for --emit DIR, which is missing")
 	}
 	return nil
 }
@@ -46,7 +45,9 @@ type emittedCall struct {
 	Scale   float64       `json:"scale"`
 	Causal  bool          `json:"causal,omitempty"`
 	Mask    bool          `json:"mask,omitempty"` // of type bool, [Sq, Sk]
+	Bias    bool          `json:"bias,omitempty"` // of type f32, [Sq, Sk]
 	ALiBi   bool          `json:"alibi,omitempty"`
+	Softcap bool          `json:"softcap,omitempty"`
 }
 
 // emitted is the JSON of a kernel.
@@ -81,7 +82,7 @@ func (e *Emission) call(s shape) (*backend.Call, emittedCall, error) {
 	}
 	about := emittedCall{
 		Q: backend.Shape{1, s.heads, seqQ, s.dim}, K: backend.Shape{1, kvHeads, s.seq, s.dim}, DType: s.dtype.String(), KVDType: kv.String(),
-		Scale: 1 / math.Sqrt(float64(s.dim)), Causal: e.Causal, Mask: s.mask, ALiBi: e.ALiBi,
+		Scale: 1 / math.Sqrt(float64(s.dim)), Causal: e.Causal, Mask: s.Mask, Bias: s.Bias, ALiBi: s.ALiBi, Softcap: s.Softcap,
 	}
 	q, err := backend.Meta(s.dtype, about.Q)
 	k, kerr := backend.Meta(kv, about.K)
@@ -92,18 +93,7 @@ func (e *Emission) call(s shape) (*backend.Call, emittedCall, error) {
 	if e.Causal {
 		c.Visible.Right, c.Visible.Offset = 0, s.seq-seqQ
 	}
-	if s.mask {
-		if c.Mask, err = backend.Meta(backend.Bool, backend.Shape{1, 1, seqQ, s.seq}); err != nil {
-			return nil, about, err
-		}
-	}
-	if e.ALiBi {
-		c.Slopes = make([]float32, s.heads)
-		for i := range c.Slopes {
-			c.Slopes[i] = float32(math.Exp2(-8 * float64(i+1) / float64(s.heads)))
-		}
-	}
-	return c, about, nil
+	return c, about, s.apply(c)
 }
 
 // name names a kernel of a call: the shader, the head size, the variant, the types, the
@@ -124,7 +114,9 @@ func (e *emitted) name() string {
 	add(c.KVDType != c.DType, c.KVDType)
 	add(c.Causal, "causal")
 	add(c.Mask, "mask")
+	add(c.Bias, "bias")
 	add(c.ALiBi, "alibi")
+	add(c.Softcap, "softcap")
 	length := fmt.Sprint(c.K[backend.Seq])
 	if c.Q[backend.Seq] != c.K[backend.Seq] {
 		length = fmt.Sprintf("%dx%d", c.Q[backend.Seq], c.K[backend.Seq])

@@ -37,8 +37,8 @@ func TestEmit(t *testing.T) {
 			{Name: "flash-064-L-f32-causal-2048", Total: 256, Group: 112, Useful: 128 * (1025 + 1152) / 2 * 2 * 64, Dim: 64, Seq: 2048, Rows: 10, Causal: true, Scale: 0.125, Data: f32},
 			{Name: "flash-064-L-bf16-causal-2048", Total: 256, Group: 112, Useful: 128 * (1025 + 1152) / 2 * 2 * 64, Data: bf16},
 		}},
-		{"--seq 256 --dim 64 --causal --alibi --mask", []string{"flash-064-S-f32-causal-mask-alibi-256"}, []simulated{
-			{Name: "flash-064-L-f32-causal-mask-alibi-256", Total: 2, Group: 0, Useful: 128 * (129 + 256) / 2 * 2 * 64, Data: []string{"f32", "f32", "f32", "bool", "f32"}},
+		{"--seq 256 --dim 64 --causal --alibi --mask --bias --softcap", []string{"flash-064-S-f32-causal-mask-bias-alibi-softcap-256"}, []simulated{
+			{Name: "flash-064-L-f32-causal-mask-bias-alibi-softcap-256", Total: 2, Group: 0, Useful: 128 * (129 + 256) / 2 * 2 * 64, Data: []string{"f32", "f32", "f32", "bool", "f32"}},
 		}},
 		{"--seq 16k --seq-q 1 --heads 32 --kv-heads 8 --dim 128 --q8", []string{"splitmerge-128-f32-q8-1x16384"}, []simulated{
 			// Splits of 1,024 keys of 8 heads, 4 rows each. A row of int8 has 4 bytes of scale.

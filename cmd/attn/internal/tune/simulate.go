@@ -116,7 +116,7 @@ func (e *emitted) work() {
 		}
 		// The rows that are checked are a part of the block.
 		part := (block + 1) * height / (x.Group + 1)
-		if c.DType == "f32" && c.KVDType == "f32" && !c.Mask && !c.ALiBi && rows == keys && part > 1 && x.Group*part >= block*height {
+		if c.DType == "f32" && c.KVDType == "f32" && !c.Mask && !c.Bias && !c.ALiBi && !c.Softcap && rows == keys && part > 1 && x.Group*part >= block*height {
 			x.Dim, x.Seq, x.Rows, x.Causal, x.Scale = dim, keys, part, c.Causal, c.Scale
 		}
 	}

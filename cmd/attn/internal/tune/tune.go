@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"slices"
@@ -24,16 +25,16 @@ import (
 
 // Command is attn tune.
 type Command struct {
-	Backend string        `name:"backend" default:"gpu" help:"Device: gpu, gpu:N or gpu:NAME. Default: gpu." placeholder:"NAME"`
-	Seq     string        `name:"seq" default:"512,4k,32k,256k" help:"Query rows of a head: 256,1k,4096, or 256..4k for powers of two. Default: 512,4k,32k,256k." placeholder:"LIST"`
-	Heads   int           `name:"heads" default:"1" help:"Query heads."`
-	Dim     []int         `name:"dim" default:"64,128" help:"Head sizes. Default: 64,128." placeholder:"LIST"`
-	DType   []string      `name:"dtype" default:"f32" help:"Element types: f32, f16, bf16. Default: f32." placeholder:"LIST"`
-	Mask    bool          `name:"mask" help:"Tune the kernels of calls with a mask, a bias or softcap. With --emit: a mask of type bool."`
-	Budget  time.Duration `name:"budget" default:"2m" help:"Time for the whole run. Shapes beyond it are counted as not measured. Default: 2m." placeholder:"DURATION"`
-	File    string        `name:"file" help:"Tuning file. Default: attn/tuning.json in the user's cache folder, where later calls look for it." placeholder:"FILE"`
-	Show    bool          `name:"show" help:"Print the tuning file and measure nothing."`
-	Clear   bool          `name:"clear" help:"Remove the tuning file."`
+	Backend string   `name:"backend" default:"gpu" help:"Device: gpu, gpu:N or gpu:NAME. Default: gpu." placeholder:"NAME"`
+	Seq     string   `name:"seq" default:"512,4k,32k,256k" help:"Query rows of a head: 256,1k,4096, or 256..4k for powers of two. Default: 512,4k,32k,256k." placeholder:"LIST"`
+	Heads   int      `name:"heads" default:"1" help:"Query heads."`
+	Dim     []int    `name:"dim" default:"64,128" help:"Head sizes. Default: 64,128." placeholder:"LIST"`
+	DType   []string `name:"dtype" default:"f32" help:"Element types: f32, f16, bf16. Default: f32." placeholder:"LIST"`
+	Pairs
+	Budget time.Duration `name:"budget" default:"2m" help:"Time for the whole run. Shapes beyond it are counted as not measured. Default: 2m." placeholder:"DURATION"`
+	File   string        `name:"file" help:"Tuning file. Default: attn/tuning.json in the user's cache folder, where later calls look for it." placeholder:"FILE"`
+	Show   bool          `name:"show" help:"Print the tuning file and measure nothing."`
+	Clear  bool          `name:"clear" help:"Remove the tuning file."`
 	Emission
 	Probe string `name:"probe" hidden:"" help:"Run and check this variant only. attn tune starts itself with it to try variants that may lose the device."`
 }
@@ -121,7 +122,38 @@ func (c *Command) show(out *cli.Streams) error {
 type shape struct {
 	seq, heads, dim int
 	dtype           backend.DType
-	mask            bool
+	Pairs
+}
+
+// Pairs are the flags of options that select the kernel.
+type Pairs struct {
+	Mask    bool `name:"mask" help:"Calls with a mask of type bool."`
+	Bias    bool `name:"bias" help:"Calls with a bias of type f32."`
+	ALiBi   bool `name:"alibi" help:"Calls with linear biases."`
+	Softcap bool `name:"softcap" help:"Calls with softcap."`
+}
+
+// apply sets the options of c, on tensors without memory.
+func (p Pairs) apply(c *backend.Call) error {
+	d := c.Dims()
+	shape := backend.Shape{1, 1, d.SeqQ, d.SeqK}
+	var err, err2 error
+	if p.Mask {
+		c.Mask, err = backend.Meta(backend.Bool, shape)
+	}
+	if p.Bias {
+		c.Bias, err2 = backend.Meta(backend.F32, shape)
+	}
+	if p.ALiBi {
+		c.Slopes = make([]float32, d.Heads)
+		for i := range c.Slopes {
+			c.Slopes[i] = float32(math.Exp2(-8 * float64(i+1) / float64(d.Heads)))
+		}
+	}
+	if p.Softcap {
+		c.Softcap = 30
+	}
+	return errors.Join(err, err2)
 }
 
 // shapes returns the combinations of the flags.
@@ -147,7 +179,7 @@ func (c *Command) shapes() ([]shape, error) {
 				return nil, err
 			}
 			for _, seq := range seqs {
-				shapes = append(shapes, shape{seq, c.Heads, dim, dtype, c.Mask})
+				shapes = append(shapes, shape{seq, c.Heads, dim, dtype, c.Pairs})
 			}
 		}
 	}
@@ -161,17 +193,19 @@ func (s shape) call() (*backend.Call, error) {
 		return nil, err
 	}
 	c := &backend.Call{Q: x, K: x, V: x, O: x, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
-	if s.mask {
-		c.Softcap = 1 // a mask and a bias use the same kernel
-	}
-	return c, nil
+	return c, s.apply(c)
 }
 
 // args are the flags that select the shape alone.
 func (s shape) args() []string {
 	args := []string{"--seq", strconv.Itoa(s.seq), "--heads", strconv.Itoa(s.heads), "--dim", strconv.Itoa(s.dim), "--dtype", s.dtype.String()}
-	if s.mask {
-		args = append(args, "--mask")
+	for _, f := range []struct {
+		on   bool
+		name string
+	}{{s.Mask, "--mask"}, {s.Bias, "--bias"}, {s.ALiBi, "--alibi"}, {s.Softcap, "--softcap"}} {
+		if f.on {
+			args = append(args, f.name)
+		}
 	}
 	return args
 }
