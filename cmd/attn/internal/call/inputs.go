@@ -372,6 +372,27 @@ func (in *Inputs) upload(ctx context.Context, o *Operands, f *array.File, note a
 	return in.BHSD(t)
 }
 
+// Bias returns the file of the bias, or nil.
+func (in *Inputs) Bias() *Mask {
+	var opt kernels.Options
+	for _, m := range in.Masks {
+		if m.field(&opt) == &opt.Bias {
+			return m
+		}
+	}
+	return nil
+}
+
+// LoadRows reads a further file with the shape of the output, in its own type, as [B, H, Sq,
+// Dv]. Release of o frees it.
+func (in *Inputs) LoadRows(ctx context.Context, o *Operands, f *array.File, note array.Note) (backend.Tensor, error) {
+	t, err := o.upload(ctx, f, f.DType(), in.stored(in.shape(f)), note)
+	if err != nil {
+		return t, err
+	}
+	return in.BHSD(t)
+}
+
 // Alloc allocates a tensor [B, H, S, D] in the order of the files, which Release releases.
 func (in *Inputs) Alloc(ctx context.Context, o *Operands, shape backend.Shape) (backend.Tensor, error) {
 	t, err := o.dev.Alloc(ctx, in.DType, in.stored(shape))

@@ -24,6 +24,7 @@ type computation struct {
 	files   *atomicfile.Set
 	streams *cli.Streams
 
+	call   *kernels.Call
 	result kernels.Result
 }
 
@@ -81,11 +82,12 @@ func (r *computation) rotate(ctx context.Context) error {
 // attend computes and checks the call.
 func (r *computation) attend(ctx context.Context) error {
 	opt := r.Options // without LSE and Weights for the other outputs
-	opt.LSE, opt.Weights = r.LSE != "", r.Weights != ""
+	opt.LSE, opt.Weights = r.LSE != "" || r.DO != "", r.Weights != ""
 	prepared, err := r.dev.Prepare(r.Q, r.K, r.V, opt)
 	if err != nil {
 		return err
 	}
+	r.call = prepared
 	status := cli.NewStatus(r.streams.Err)
 	defer status.Clear()
 	traced := ctx

@@ -36,13 +36,15 @@ type Command struct {
 	PresentK    string `name:"present-k" placeholder:"K.npy" group:"Outputs" help:"Also write the keys after the earlier ones, in the layout of --k."`
 	PresentV    string `name:"present-v" placeholder:"V.npy" group:"Outputs" help:"Also write the values after the earlier ones, in the layout of --v."`
 
+	gradients `embed:""`
+
 	Check bool `name:"check" help:"Recompute sampled rows in float64, print the largest error and its bound, and fail above it."`
 	Plan  bool `name:"plan" help:"Print how the call would run, and stop. Reads only the headers of the files."`
 }
 
 // Run computes, plans or prints the call.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
-	if c.Out == "" && !c.Plan && !c.PrintProblem {
+	if c.Out == "" && c.DO == "" && !c.Plan && !c.PrintProblem {
 		return errors.New("--out is missing: the file for the output")
 	}
 	in, err := c.open(ctx)
@@ -50,6 +52,9 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		return err
 	}
 	if err := c.checkPairs(); err != nil {
+		return err
+	}
+	if err := c.checkGradients(in); err != nil {
 		return err
 	}
 	if c.PrintProblem {
@@ -61,6 +66,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 		for _, f := range [][2]string{
 			{"out", c.Out}, {"lse", c.LSE}, {"weights", c.Weights}, {"present-k", c.PresentK}, {"present-v", c.PresentV},
 			{"scores", c.Scores}, {"topk-keys", c.TopKKeys}, {"topk-weights", c.TopKWeights}, {"keep-mask", c.KeepMask},
+			{"dq", c.DQ}, {"dk", c.DK}, {"dv", c.DV}, {"dbias", c.DBias}, {"dsinks", c.DSinks},
 		} {
 			if err := set.Add("--"+f[0], f[1]); err != nil {
 				return err
@@ -81,6 +87,11 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if err != nil {
 		return err
 	}
+	if c.DO != "" {
+		if _, err := prepared.PlanBackward(ctx); err != nil {
+			return err
+		}
+	}
 	if c.Plan {
 		return printPlan(out.Out, dev, in, plan)
 	}
@@ -94,7 +105,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	defer operands.Release()
 	r := &computation{Command: c, in: in, Operands: operands, dev: dev, files: &set, streams: out}
 	defer func() { r.result.Release() }()
-	for _, step := range []func(context.Context) error{r.rotate, r.attend, r.writeOperands, r.writePairs, set.Commit} {
+	for _, step := range []func(context.Context) error{r.rotate, r.attend, r.writeOperands, r.writePairs, r.differentiate, set.Commit} {
 		if err := step(ctx); err != nil {
 			return err
 		}
