@@ -44,7 +44,7 @@ func (b *built) gradientType(n int) backend.DType {
 }
 
 // loss draws the gradients of the outputs, NaN in rows whose lse is -Inf. Every third case
-// has no dlse.
+// has no dlse, and every fifth do in float32.
 func (b *built) loss(lse []float32) (do, dlse operand) {
 	rng := rand.New(rand.NewPCG(b.Seed, 0x67726164))
 	draw := func(last int, dtype backend.DType) operand {
@@ -57,7 +57,11 @@ func (b *built) loss(lse []float32) (do, dlse operand) {
 		}
 		return o
 	}
-	do = draw(b.ValueDim, b.DType)
+	dtype := b.DType
+	if b.Seed%5 == 0 {
+		dtype = backend.F32
+	}
+	do = draw(b.ValueDim, dtype)
 	if b.Seed%3 > 0 {
 		dlse = draw(1, backend.F32)
 	}
@@ -155,13 +159,13 @@ func (o *onDevice) forward(tb testing.TB) *differentiated {
 	return x
 }
 
-// backward computes all gradients of the case, in its layout.
-func (x *differentiated) backward(tb testing.TB) (got gradients, err error) {
+// backward computes gradients of the case, in its layout: those that are listed, or all.
+func (x *differentiated) backward(tb testing.TB, only ...int) (got gradients, err error) {
 	tb.Helper()
 	var grads kernels.Gradients
 	var out [7]flat
 	for n, to := range []*backend.Tensor{&grads.Q, &grads.K, &grads.V, &grads.Bias, &grads.RelativeBias, &grads.ALiBi, &grads.Sinks} {
-		if s := x.gradientShapes()[n]; s != (backend.Shape{}) {
+		if s := x.gradientShapes()[n]; s != (backend.Shape{}) && (only == nil || slices.Contains(only, n)) {
 			out[n] = x.blank(tb, s, x.gradientType(n))
 			defer out[n].release()
 			*to = out[n].view
@@ -234,12 +238,45 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 			see(rt, of, err)
 		})
 	})
+	for _, d := range []int{80, 129, 256, 576} {
+		if !h.Lowered || d <= 256 {
+			t.Run(fmt.Sprintf("head size %d", d), func(t *testing.T) {
+				of, err := checkGradients(t, dev, Case{Name: "head size", Dims: dims(1, 2, 1, 21, 40, d, d), Seed: 6})
+				see(t, of, err)
+			})
+		}
+	}
+	t.Run("one at a time", func(t *testing.T) { testGradientsAlone(t, dev) })
 	t.Run("same bits in any batch", func(t *testing.T) { testGradientsInBatch(t, dev) })
 	t.Run("key ranges", func(t *testing.T) { testGradientsOfRanges(t, dev) })
 	t.Run("PyTorch", func(t *testing.T) { testTorchGradients(t, dev) })
 	t.Run("add", func(t *testing.T) { testGradientsAdd(t, dev) })
 	for n, w := range worst {
 		t.Logf("%s: %d elements, at most %.2g of the bound", gradientNames[n], w.Considered, w.Off)
+	}
+}
+
+// testGradientsAlone requests each gradient without the others.
+func testGradientsAlone(t *testing.T, dev *kernels.Device) {
+	c := Case{Name: "alone", Dims: dims(2, 4, 2, 37, 75, 16, 12), BiasShape: backend.Shape{1, 4, 37, 75}, RelativeShape: backend.Shape{1, 1, 1, 111},
+		Options: kernels.Options{Causal: true, Offset: 30, ALiBi: slopes(4), Sinks: []float32{1, 2, -1, 0}}, Seed: 2}
+	on := c.build().on(t, dev)
+	defer on.release()
+	x := on.forward(t)
+	sums := x.differentiate(x.do, x.dlse)
+	for n := range sums {
+		got, err := x.backward(t, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var alone [7][]oracle.Sum
+		alone[n] = sums[n]
+		if _, err := x.compareGradients(got, alone); err != nil {
+			t.Errorf("%s alone: %v", gradientNames[n], err)
+		}
+	}
+	if _, err := x.backward(t, len(sums)); err != nil {
+		t.Errorf("no gradients: %v", err)
 	}
 }
 
@@ -280,6 +317,7 @@ func testGradientsInBatch(t *testing.T, dev *kernels.Device) {
 func testGradientsOfRanges(t *testing.T, dev *kernels.Device) {
 	c := Case{Name: "ranges", Dims: dims(2, 2, 1, 70, 300, 16, 12), Seed: 4, Options: kernels.Options{Causal: true, Offset: 230,
 		ALiBi: slopes(2), Dropout: backend.Dropout{P: 0.2, Seed: 7}}}
+	var sums [7][]oracle.Sum // of all cuts
 	for _, cuts := range [][]int{{0, 150, 300}, {0, 1, 300}, {0, 128, 299, 300}} {
 		on := c.build().on(t, dev)
 		x := on.forward(t)
@@ -327,7 +365,9 @@ func testGradientsOfRanges(t *testing.T, dev *kernels.Device) {
 				t.Errorf("cut at %v: %v", cuts, err)
 			}
 		}
-		sums := on.differentiate(x.do, x.dlse)
+		if sums[0] == nil {
+			sums = on.differentiate(x.do, x.dlse)
+		}
 		var worst oracle.Worst
 		for _, n := range []int{0, 5} {
 			for i, y := range got[n] {
