@@ -192,17 +192,10 @@ func (j *gradients) block(s *gradientSpace, b *workspace, p *taskRange, t *tile,
 		b.s = weights
 	}
 	x.Scores(s.ds, v, j.dimV, n, s.dOt, j.d.ValueDim, b.mx)
-	dots := s.dots[:w]
-	for r := range n {
-		p, w, ds := b.s[r*w:(r+1)*w], s.w[r*w:(r+1)*w], s.ds[r*w:(r+1)*w]
-		for c, D := range dots {
-			ds[c] = scoreGradient(p[c], w[c], ds[c], factor, D)
-		}
-	}
+	x.ScoreGradients(s.ds, b.s, s.w, n, s.dots, factor)
 }
 
-// scoreGradient returns the gradient of a score whose weight is p, and w after dropout, which
-// multiplies the weights that it keeps by factor.
+// scoreGradient is vec.Kernels.ScoreGradients for one score.
 func scoreGradient(p, w, dp, factor, dot float32) float32 {
 	if p == 0 {
 		return 0
@@ -219,8 +212,7 @@ func scoreGradient(p, w, dp, factor, dot float32) float32 {
 func (j *gradients) addBlock(s *gradientSpace, b *workspace, p *taskRange, t *tile, here span, dQ, dK, dV []float32) {
 	x, n, first := j.kernels, here.hi-here.lo, here.lo-p.keys.lo
 	if !j.dV.isZero() {
-		w, ldw := j.byKey(s, s.w, t, n)
-		x.Mix(vec.F32, dV[first*j.dimV:], j.dimV, b.run(s.dO, j.dimV, t.n, j.dimV), j.dimV, w, ldw, s.ones, n, j.dimV)
+		j.addOuter(s, b, t, n, dV[first*j.dimV:], s.dO, j.dimV, s.w)
 	}
 	if j.cap > 0 {
 		j.uncap(s, t, n)
@@ -234,9 +226,24 @@ func (j *gradients) addBlock(s *gradientSpace, b *workspace, p *taskRange, t *ti
 		x.Values(dQ, k, j.dimK, s.ds, n, j.d.Dim, s.ones)
 	}
 	if !j.dK.isZero() {
-		ds, ld := j.byKey(s, s.ds, t, n)
-		x.Mix(vec.F32, dK[first*j.dimK:], j.dimK, b.run(s.q, j.dimK, t.n, j.dimK), j.dimK, ds, ld, s.ones, n, j.dimK)
+		j.addOuter(s, b, t, n, dK[first*j.dimK:], s.q, j.dimK, s.ds)
 	}
+}
+
+// addOuter adds, for each of n keys, the sum of the rows of t, times their factors in x:
+//
+//	sums [n, dim]    rows [t.n, dim]
+func (j *gradients) addOuter(s *gradientSpace, b *workspace, t *tile, n int, sums, rows []float32, dim int, x []float32) {
+	if !j.keyLanes {
+		j.kernels.AddOuter(sums, dim, rows, dim, t.n, x, n, dim)
+		return
+	}
+	for r := range t.n {
+		for c, y := range x[r*keyBlock : r*keyBlock+n] {
+			s.turned[c*t.n+r] = y
+		}
+	}
+	j.kernels.Mix(vec.F32, sums, dim, b.run(rows, dim, t.n, dim), dim, s.turned, t.n, s.ones, n, dim)
 }
 
 // uncap multiplies gradients of capped scores by the derivative of the softcap, 1 - tanh².
@@ -255,20 +262,6 @@ func (j *gradients) uncap(s *gradientSpace, t *tile, n int) {
 			}
 		}
 	}
-}
-
-// byKey returns a tile of n keys with the query rows of a key adjacent, and the distance
-// between keys.
-func (j *gradients) byKey(s *gradientSpace, x []float32, t *tile, n int) (rows []float32, ld int) {
-	if !j.keyLanes {
-		return x, j.kernels.Width
-	}
-	for r := range t.n {
-		for c, y := range x[r*keyBlock : r*keyBlock+n] {
-			s.turned[c*t.n+r] = y
-		}
-	}
-	return s.turned, t.n
 }
 
 // writeQueries writes the rows of dQ of tile t, of which sum is the sum.

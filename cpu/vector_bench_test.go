@@ -2,9 +2,7 @@ package cpu
 
 import (
 	"fmt"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/seed90331342/attn/backend"
 )
@@ -79,32 +77,8 @@ func benchVector(b *testing.B, c vectorCase, threads int) {
 		ceiling = func() (float64, error) { return be.ReadBandwidth(b.Context(), call.K, call.V) }
 		work = float64(call.K.Bytes() + call.V.Bytes())
 	}
-	attend := func() {
-		if err := be.Attention(b.Context(), call); err != nil {
-			b.Fatal(err)
-		}
-	}
-	attend()
-	var shares, rates []float64
-	for b.Loop() {
-		most, err := ceiling()
-		if err != nil {
-			b.Fatal(err)
-		}
-		calls, start := 0, time.Now()
-		for time.Since(start) < 40*time.Millisecond {
-			attend()
-			calls++
-		}
-		rate := work * float64(calls) / time.Since(start).Seconds()
-		shares, rates = append(shares, 100*rate/most), append(rates, rate/1e9)
-	}
-	slices.Sort(shares)
-	slices.Sort(rates)
-	b.ReportMetric(shares[len(shares)/2], "%ofCeiling")
-	b.ReportMetric(c.want[threads-1], "%wanted")
-	b.ReportMetric(rates[len(rates)/2], map[bool]string{false: "GFLOP/s", true: "GB/s"}[c.reads])
-	b.ReportMetric(0, "ns/op")
+	benchCeiling(b, c.want[threads-1], map[bool]string{false: "GFLOP/s", true: "GB/s"}[c.reads], work, ceiling,
+		func() error { return be.Attention(b.Context(), call) })
 }
 
 // call builds the case's call.

@@ -14,7 +14,9 @@ func newTwin(lanes, width int) *Kernels {
 	x := &Kernels{Tier: "go", Lanes: lanes, Width: width,
 		scores4: t.scores(4), scores1: t.scores(1), values4: t.values(4), values1: t.values(1),
 		weights: t.weights, exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias, edge: t.edge,
-		columnMax: t.columnMax, fold: t.fold, nonFinite: t.nonFinite, transpose: t.transpose, biasSquare: t.biasSquare,
+		columnMax: t.columnMax, fold: t.fold, scoreGradients: t.scoreGradients,
+		outerRows: 3, outerVectors: 2, outer: [2][2]outerFunc{{t.outer(1, 1), t.outer(1, 2)}, {t.outer(3, 1), t.outer(3, 2)}},
+		nonFinite: t.nonFinite, transpose: t.transpose, biasSquare: t.biasSquare,
 		join: t.join, diagonal: t.diagonal, hide: t.hide, drop: t.drop, dropRow: t.dropRow,
 		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16,
 		loadQ8: t.loadQ8}
@@ -254,6 +256,35 @@ func (t twin) fold(o, x *float32, rows int, a, b *float32) {
 		out, in := floats(o, 4*t.width, r, t.width), floats(x, 4*t.width, r, t.width)
 		for lane := range out {
 			out[lane] = float32(out[lane]*as[lane]) + float32(in[lane]*bs[lane])
+		}
+	}
+}
+
+func (t twin) outer(rows, vectors int) outerFunc {
+	return func(o *float32, ldo int, x *float32, ldx, n int, p *float32, groups int) {
+		for r := range groups * rows {
+			out, weights := floats(o, ldo, r, vectors*t.lanes), floats(p, 4*t.width, r, n)
+			for c := range out {
+				sum := float32(0)
+				for lane, weight := range weights {
+					sum = fma(floats(x, ldx, lane, vectors*t.lanes)[c], weight, sum)
+				}
+				out[c] += sum
+			}
+		}
+	}
+}
+
+func (t twin) scoreGradients(ds, p, w *float32, rows int, dots *float32, factor float32) {
+	n := rows * t.width
+	d, weights, dropped, D := floats(ds, 0, 0, n), floats(p, 0, 0, n), floats(w, 0, 0, n), floats(dots, 0, 0, t.width)
+	for i, weight := range weights {
+		x := d[i] * factor
+		if dropped[i] == 0 {
+			x = 0
+		}
+		if d[i] = weight * (x - D[i%t.width]); weight == 0 {
+			d[i] = 0
 		}
 	}
 }

@@ -46,7 +46,8 @@ type Kernels struct {
 	Lanes, Width int
 	// KeyLanes is set in a table for tiles that always have keys as lanes. It lacks
 	// the kernels of the other layout: Scores, Weights, Values, BiasSquare, Diagonal,
-	// Hide, Edge, ColumnMax, Fold, Drop and Transpose. Its Dots and Mix read F32
+	// Hide, Edge, ColumnMax, Fold, Drop, Transpose, AddOuter and
+	// ScoreGradients. Its Dots and Mix read F32
 	// only, and its Mix may skip weights of 0 even if their values are not finite.
 	KeyLanes bool
 
@@ -60,6 +61,7 @@ type Kernels struct {
 	edge             func(s *float32, rows, key int, lo, hi *int32)
 	columnMax        func(s *float32, rows int, mx *float32)
 	fold             func(o, x *float32, rows int, a, b *float32)
+	scoreGradients   func(ds, p, w *float32, rows int, dots *float32, factor float32)
 	nonFinite        func(x *float32, ld, rows, vectors int) int32
 	biasSquare       func(s, b *float32, ldb int, mx *float32)
 	join             func(x, b *float32, vectors int)
@@ -76,6 +78,11 @@ type Kernels struct {
 	dots [elements]dotsFunc
 	mix  [elements]mixes
 
+	// The register tile of AddOuter, in rows and vectors, and kernels for one row or the
+	// tile's, and for one vector or the tile's.
+	outerRows, outerVectors int
+	outer                   [2][2]outerFunc
+
 	// Only with KeyLanes, instead of dots and mix.
 	rowScores func(s []float32, lds int, k []float32, ldk, n int, q []float32, ldq, rows, d int)
 	rowValues func(o []float32, ldo int, runs []Run, ldv int, p []float32, ldp int, alpha []float32, rows, d int)
@@ -88,8 +95,9 @@ func Tiers() []*Kernels { return tiers }
 var tiers = append(slices.Clip(assembly), &kernelsGonum)
 
 type (
-	dotsFunc func(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int)
-	mixFunc  func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
+	dotsFunc  func(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int)
+	outerFunc func(o *float32, ldo int, x *float32, ldx, n int, p *float32, groups int)
+	mixFunc   func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
 	// mixes are the kernels for values of one type, two for each of mixRows: [0] computes
 	// one vector of elements at a time, [1] mixStrip of them.
 	mixes [3][2]mixFunc
@@ -309,6 +317,47 @@ func (x *Kernels) ColumnMax(s []float32, rows int, mx []float32) {
 func (x *Kernels) Fold(o, t []float32, rows int, a, b []float32) {
 	_, _, _, _ = o[rows*x.Width-1], t[rows*x.Width-1], a[x.Width-1], b[x.Width-1]
 	x.fold(&o[0], &t[0], rows, &a[0], &b[0])
+}
+
+// AddOuter adds sums over the lanes of a tile, each the same sum as in Mix:
+//
+//	O[key][d] += Σ_lane X[lane][d]·P[key][lane]
+//
+//	o [keys, d], rows ldo apart    rows [lanes, d], rows ldr apart    p [keys, Width]
+//
+// d is a multiple of Lanes.
+func (x *Kernels) AddOuter(o []float32, ldo int, rows []float32, ldr, lanes int, p []float32, keys, d int) {
+	w := x.Width
+	_, _, _ = o[(keys-1)*ldo+d-1], rows[(lanes-1)*ldr+d-1], p[(keys-1)*w+lanes-1]
+	for c := 0; c < d; {
+		wide, vectors := 1, x.outerVectors
+		if c+vectors*x.Lanes > d {
+			wide, vectors = 0, 1
+		}
+		most := max(1, budget/(x.outerRows*vectors*lanes))
+		r := 0
+		for r+x.outerRows <= keys {
+			groups := min(most, (keys-r)/x.outerRows)
+			x.outer[1][wide](&o[r*ldo+c], 4*ldo, &rows[c], 4*ldr, lanes, &p[r*w], groups)
+			r += groups * x.outerRows
+		}
+		if r < keys {
+			x.outer[0][wide](&o[r*ldo+c], 4*ldo, &rows[c], 4*ldr, lanes, &p[r*w], keys-r)
+		}
+		c += vectors * x.Lanes
+	}
+}
+
+// ScoreGradients turns the gradients of weights into those of scores. With dropout w are the
+// weights p after it, and factor is that of the weights that are kept:
+//
+//	DS[key][lane] = P·((DS·factor, or 0 where W = 0) - dots[lane]), or 0 where P = 0
+//
+//	ds, p, w [rows, Width]    dots [Width]
+func (x *Kernels) ScoreGradients(ds, p, w []float32, rows int, dots []float32, factor float32) {
+	n := rows * x.Width
+	_, _, _, _ = ds[n-1], p[n-1], w[n-1], dots[x.Width-1]
+	x.scoreGradients(&ds[0], &p[0], &w[0], rows, &dots[0], factor)
 }
 
 // NonFinite reports whether any of the elements is NaN or infinite.

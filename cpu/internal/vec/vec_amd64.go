@@ -43,6 +43,21 @@ func columnMaxAVX512(s *float32, rows int, mx *float32)
 // foldAVX512 is Kernels.fold.
 func foldAVX512(o *float32, x *float32, rows int, a *float32, b *float32)
 
+// outer1x1AVX512 is Kernels.outer1x1.
+func outer1x1AVX512(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
+
+// outer1x4AVX512 is Kernels.outer1x4.
+func outer1x4AVX512(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
+
+// outer4x1AVX512 is Kernels.outer4x1.
+func outer4x1AVX512(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
+
+// outer4x4AVX512 is Kernels.outer4x4.
+func outer4x4AVX512(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
+
+// scoreGradientsAVX512 is Kernels.scoreGradients.
+func scoreGradientsAVX512(ds *float32, p *float32, w *float32, rows int, dots *float32, factor float32)
+
 // nonFiniteAVX512 is Kernels.nonFinite.
 func nonFiniteAVX512(x *float32, ld int, rows int, vectors int) (found int32)
 
@@ -201,6 +216,21 @@ func columnMaxAVX2(s *float32, rows int, mx *float32)
 
 // foldAVX2 is Kernels.fold.
 func foldAVX2(o *float32, x *float32, rows int, a *float32, b *float32)
+
+// outer1x1AVX2 is Kernels.outer1x1.
+func outer1x1AVX2(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
+
+// outer1x2AVX2 is Kernels.outer1x2.
+func outer1x2AVX2(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
+
+// outer6x1AVX2 is Kernels.outer6x1.
+func outer6x1AVX2(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
+
+// outer6x2AVX2 is Kernels.outer6x2.
+func outer6x2AVX2(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
+
+// scoreGradientsAVX2 is Kernels.scoreGradients.
+func scoreGradientsAVX2(ds *float32, p *float32, w *float32, rows int, dots *float32, factor float32)
 
 // nonFiniteAVX2 is Kernels.nonFinite.
 func nonFiniteAVX2(x *float32, ld int, rows int, vectors int) (found int32)

@@ -230,8 +230,8 @@ func (a *isa) bounded(y reg.VecVirtual) reg.VecVirtual {
 	return b
 }
 
-// where replaces s by y where x equals the vector at m.
-func (a *isa) where(x reg.VecVirtual, m Mem, y, s reg.VecVirtual) {
+// where replaces s by y where x equals the vector m.
+func (a *isa) where(x reg.VecVirtual, m Op, y, s reg.VecVirtual) {
 	if a.wide() {
 		k := K()
 		VCMPPS(Imm(0), m, x, k)

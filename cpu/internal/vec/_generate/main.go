@@ -26,6 +26,13 @@ func main() {
 		a.edge()
 		a.columnMax()
 		a.fold()
+		rows, vectors := a.outerTile()
+		for _, rows := range []int{1, rows} {
+			for _, vectors := range []int{1, vectors} {
+				a.outerSum(rows, vectors)
+			}
+		}
+		a.scoreGradients()
 		a.nonFinite()
 		a.transpose()
 		a.biasSquare()

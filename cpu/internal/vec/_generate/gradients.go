@@ -1,0 +1,85 @@
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+)
+
+// outerSum adds sums over lanes to o, a tile of rows and vectors groups times.
+func (a *isa) outerSum(rows, vectors int) {
+	name := fmt.Sprintf("outer%dx%d", rows, vectors)
+	a.text(name, "o *float32, ldo int, x *float32, ldx, n int, p *float32, groups int", "is Kernels."+name+".")
+	o, ldo, x, ldx, n, p, groups := param("o"), param("ldo"), param("x"), param("ldx"), param("n"), param("p"), param("groups")
+	xp, pp := GP64(), GP64()
+	tile := *a
+	tile.cols = vectors
+	acc, b, t := tile.accumulators(rows), a.vecs(vectors), a.vecs(a.temps)
+	Label("group")
+	MOVQ(x, xp)
+	MOVQ(p, pp)
+	for i := range acc {
+		for j := range acc[i] {
+			a.zero(acc[i][j])
+		}
+	}
+	byFour("lane", n, func(m int) {
+		for u := range m {
+			for j := range b {
+				VMOVUPS(a.at(xp, j), b[j])
+			}
+			a.outer(acc, b, t, u, func(i int) Mem { return Mem{Base: pp, Disp: i*a.rowBytes() + 4*u} })
+			ADDQ(ldx, xp)
+		}
+		ADDQ(Imm(uint64(4*m)), pp)
+	})
+	for i := range acc {
+		for j := range acc[i] {
+			VADDPS(a.at(o, j), acc[i][j], acc[i][j])
+			VMOVUPS(acc[i][j], a.at(o, j))
+		}
+		ADDQ(ldo, o)
+	}
+	ADDQ(U32(uint32(rows*a.rowBytes())), p)
+	DECQ(groups)
+	JNZ(LabelRef("group"))
+	end()
+}
+
+// outerTile returns the rows and the vectors of outerSum's register tile. On AVX2 it is 6
+// rows of 2 vectors, not 4 of 3, because head sizes are rarely multiples of 3 vectors.
+func (a *isa) outerTile() (rows, vectors int) {
+	if a.wide() {
+		return 4, 4
+	}
+	return 6, 2
+}
+
+// scoreGradients replaces rows of all lanes of ds, the gradients of weights, by those of scores.
+func (a *isa) scoreGradients() {
+	a.text("scoreGradients", "ds, p, w *float32, rows int, dots *float32, factor float32", "is Kernels.scoreGradients.")
+	ds, p, w, rows, dots := param("ds"), param("p"), param("w"), param("rows"), param("dots")
+	factor, zero, dot := a.broadcastParam("factor"), a.vec(), a.vecs(a.cols)
+	a.zero(zero)
+	for j := range dot {
+		VMOVUPS(a.at(dots, j), dot[j])
+	}
+	loop("row", rows, 1, func() {
+		for j := range dot {
+			x, weight := a.vec(), a.vec()
+			VMULPS(a.at(ds, j), factor, x)
+			VMOVUPS(a.at(w, j), weight)
+			a.where(weight, zero, zero, x)
+			VSUBPS(dot[j], x, x)
+			VMOVUPS(a.at(p, j), weight)
+			VMULPS(weight, x, x)
+			a.where(weight, zero, zero, x)
+			VMOVUPS(x, a.at(ds, j))
+		}
+		for _, next := range []Op{ds, p, w} {
+			ADDQ(U32(uint32(a.rowBytes())), next)
+		}
+	})
+	end()
+}
