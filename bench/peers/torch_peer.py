@@ -121,17 +121,18 @@ class Peer:
         return {"seconds": seconds}
 
 
-torch.set_num_threads(int(sys.argv[1]))
-if sys.argv[2:3] == ["cuda"]:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.set_float32_matmul_precision("highest")
-peer = Peer(*sys.argv[3:4])
-with torch.no_grad():
-    for line in sys.stdin:
-        try:
-            request = json.loads(line)
-            answer = {"load": peer.load, "run": peer.run}[request["do"]](request)
-        except Exception as err:
-            answer = {"error": str(err).split("\n")[0]}
-        print(json.dumps(answer), flush=True)
+if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[1]))
+    if sys.argv[2:3] == ["cuda"]:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
+    peer = Peer(*sys.argv[3:4])
+    with torch.no_grad():
+        for line in sys.stdin:
+            try:
+                request = json.loads(line)
+                answer = {"load": peer.load, "run": peer.run}[request["do"]](request)
+            except Exception as err:
+                answer = {"error": str(err).split("\n")[0]}
+            print(json.dumps(answer), flush=True)
