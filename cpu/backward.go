@@ -50,17 +50,7 @@ func (be *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (back
 	defer be.gate.leave()
 	j := gradients{wantsQ: !g.DQ.IsZero()}
 	j.cut(&g.Call, be)
-	p := backend.NewPlan(&g.Call)
-	p.FLOPs = p.Pairs * 2 * int64(3*j.d.Dim+2*j.d.ValueDim)
-	p.Bytes = 0
-	out, in := g.Operands()
-	for _, list := range [2][]backend.Operand{out[:], in[:]} {
-		for _, o := range list {
-			if !o.Tensor.IsZero() {
-				p.Bytes += o.Tensor.Bytes()
-			}
-		}
-	}
+	p := backend.NewGradientsPlan(g)
 	p.Backend = name
 	p.Limits = []backend.Limit{{Name: "threads", Value: int64(be.threads())}}
 	p.Path = "backward " + j.kernels.Tier + " kernels"

@@ -79,8 +79,8 @@ func (j *gradients) clean(rows []float32, dim int) {
 	}
 }
 
-// visitTile calls do for the blocks of p's keys that t, whose spans are set, sees, with their weights and the
-// gradients of their scores in s.
+// visitTile calls do for the blocks of p's keys that t, whose spans are set, sees, with their
+// weights and the gradients of their scores in s.
 func (j *gradients) visitTile(ctx context.Context, s *gradientSpace, b *workspace, p *taskRange, t *tile, do func(here span)) error {
 	if t.keys.clip(p.keys.lo, p.keys.hi).empty() {
 		return nil
