@@ -178,7 +178,7 @@ func TestDecodeGivesTheBitsOfPrefill(t *testing.T) {
 				return floats(t, b, c.O), floats(t, b, c.LSE)
 			}
 			o, lse := call(q, x.p)
-			for _, i := range []int{0, 3, 20} { // of the causal ones, 3 sees just one split of 1024
+			for _, i := range []int{0, 3, 20} { // of the causal ones, 3 sees whole splits of 256 only
 				row, err := q.Slice(backend.Seq, i, i+1)
 				if err != nil {
 					t.Fatal(err)
@@ -251,7 +251,7 @@ func TestDecodeCutsChangeNoBit(t *testing.T) {
 		return floats(t, b, c.O), floats(t, b, c.LSE), plan
 	}
 	o, lse, whole := results(Options{}, 0)
-	const split = 1024 * d * 4 // bytes of a split's keys
+	const split = 256 * d * 4 // bytes of a split's keys
 	for _, x := range []struct {
 		name string
 		opt  Options
@@ -273,6 +273,52 @@ func TestDecodeCutsChangeNoBit(t *testing.T) {
 		}
 		sameRow(t, x.name, co, o)
 		sameRow(t, x.name+": lse", clse, lse)
+	}
+}
+
+// decodeCall returns a call of one query row a head, without memory.
+func decodeCall(t *testing.T, dtype backend.DType, batch, heads, kvHeads, keys, d int) *backend.Call {
+	t.Helper()
+	meta := func(dtype backend.DType, heads, rows int) backend.Tensor {
+		x, err := backend.Meta(dtype, backend.Shape{batch, heads, rows, d})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	k := meta(dtype, kvHeads, keys)
+	return &backend.Call{Q: meta(backend.F32, heads, 1), K: k, V: k, O: meta(backend.F32, heads, 1),
+		Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+}
+
+// TestDecodeFillsADevice counts the workgroups of a short context: 4,096 keys of 8 heads are
+// 128 or more, about one for each processor of a large GPU. Head sizes of 81 to 96 have
+// 120, because a smaller multiple of their 96 keys would merge more often in prefill.
+func TestDecodeFillsADevice(t *testing.T) {
+	for _, d := range []int{32, 64, 80, 96, 128, 256} {
+		for _, group := range []int{1, 4, 16} {
+			for _, dtype := range []backend.DType{backend.F32, backend.BF16, backend.Q8} {
+				b := newPlanner()
+				x, err := b.newDecode(decodeCall(t, dtype, 1, 8*group, 8, 4096, d))
+				if err != nil {
+					t.Fatal(err)
+				}
+				groups := map[string]int{}
+				if err := b.dev.Dispatches(x.op(), func(d queue.Dispatch) error {
+					groups[d.Kernel.Shader.Name] += d.Groups
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+				least := 128
+				if d == 96 {
+					least = 120
+				}
+				if groups["decode"] < least || groups["splitmerge"] != 8*group {
+					t.Errorf("D=%d, %d query heads a key head, %v: %v workgroups, should be %d or more to decode and %d to merge", d, group, dtype, groups, least, 8*group)
+				}
+			}
+		}
 	}
 }
 
@@ -332,8 +378,8 @@ func TestDecodeWhereItCan(t *testing.T) {
 		{"a word less", gputypes.Limits{MaxComputeWorkgroupStorageSize: memory(8) - 4}, 4},
 		{"workgroup memory for 1 row", gputypes.Limits{MaxComputeWorkgroupStorageSize: memory(1)}, 1},
 		{"a word less than that", gputypes.Limits{MaxComputeWorkgroupStorageSize: memory(1) - 4}, -1}, // too little for prefill
-		{"a binding of a split", gputypes.Limits{MaxStorageBufferBindingSize: 1024 * d * 4}, 8},
-		{"a binding of half a split", gputypes.Limits{MaxStorageBufferBindingSize: 512 * d * 4}, 0},
+		{"a binding of a split", gputypes.Limits{MaxStorageBufferBindingSize: 256 * d * 4}, 8},
+		{"a binding of half a split", gputypes.Limits{MaxStorageBufferBindingSize: 128 * d * 4}, 0},
 	} {
 		b := open(t, Options{Limits: x.limits})
 		k := upload(t, b, host(t, backend.Shape{1, 1, sk, d}, wave))

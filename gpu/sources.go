@@ -58,15 +58,20 @@ var emitLimits = gputypes.Limits{
 
 const emitBudget = time.Hour
 
+// newPlanner returns a Backend without a device, which plans as on a discrete GPU.
+func newPlanner() *Backend {
+	return &Backend{
+		info: backend.Info{Name: "gpu", Type: backend.Discrete}, decodeRows: decodeRows,
+		dev: queue.NewPlanner(emitLimits, "gpu", backend.Discrete, queue.Config{Budget: emitBudget}),
+	}
+}
+
 // KernelSources returns the kernels that calls like c may run on a discrete GPU with 48 KiB of
 // workgroup memory, without opening a device: all variants for prefill, the kernels of a split
 // and of the merge for decoding, and with staged those of QK, Softmax and PV. c's operands need
 // no memory. Errors are those of Attention.
 func KernelSources(c *backend.Call, staged bool) ([]KernelSource, error) {
-	b := &Backend{
-		info: backend.Info{Name: "gpu", Type: backend.Discrete}, decodeRows: decodeRows,
-		dev: queue.NewPlanner(emitLimits, "gpu", backend.Discrete, queue.Config{Budget: emitBudget}),
-	}
+	b := newPlanner()
 	if err := tooLong(operandsOf(c)); err != nil {
 		return nil, err
 	}

@@ -37,7 +37,7 @@
 //     keys of a tile, BC = KT·TX = 32, 64, 80, 96, 128 or 64, and TX = BC/8 (BC/4 for 256).
 //     Variants of a class differ only in RV, TY and in how much they stage at once.
 //   - Tiles of BC keys begin at multiples of BC, and splits of SPLIT keys at multiples of
-//     SPLIT, which is the multiple of BC nearest to 1024.
+//     SPLIT, which is the multiple of BC nearest to 256.
 //   - x = Σ q_d·k_d by fma in ascending order of d, and with softcap tanh(x·scale/cap). The
 //     unit is log2(e)·scale, or log2(e)·cap. A score is x·unit, in units of log 2. With
 //     slopes or a bias it is fma(x, unit, y·log2(e)) and the unit becomes 1; y is the bias
@@ -112,7 +112,7 @@ const QN: u32 = 4u; // vec4 of q that a thread stages: TY·ROWS·QD / THREADS, r
 const KN: u32 = 2u; // the same for k: TX·KT·QD / THREADS, rounded up
 const VN: u32 = 2u; // the same for v: JJ·TX·TX·CV / THREADS, rounded up
 const STEPS: u32 = 4u; // KT / JJ
-const SPLIT: u32 = 1024u; // keys of a split
+const SPLIT: u32 = 256u; // keys of a split
 const MW: u32 = 2u; // words of a row of the mask: KT / (32 / TX), rounded up
 const MN: u32 = 64u; // TY · RV · MW, or 1 without a mask
 const MARKS: u32 = 2u; // words of the mask that a thread stages: TY·ROWS·MW / THREADS, rounded up

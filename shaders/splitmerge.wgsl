@@ -16,7 +16,7 @@
 
 // Rewritten for each variant:
 const EXPAND: u32 = 0u; // 0: loops stay loops, 1 and 2: marked loops are unrolled
-const SPLIT: u32 = 1024u; // keys of a split
+const SPLIT: u32 = 256u; // keys of a split
 const TX: u32 = 8u; // classes of keys, the parts of l
 const QUADS: u32 = 16u; // vec4 columns of the output
 const WIDTH: u32 = 21u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m

@@ -83,10 +83,11 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 		perHead = shortRows
 	}
 	heads := max(rows/perHead, 1)
-	keys, most := longKeys, s.Tiling.Split+s.Tiling.Keys+edgeExtra
+	keys := longKeys
 	if s.Software {
 		keys = longKeysCPU
 	}
+	most := keys + s.Tiling.Split + s.Tiling.Keys + edgeExtra
 	out := backend.F32
 	if k.half {
 		if out = k.in; k.in == backend.F32 {

@@ -195,6 +195,10 @@ func TestExerciseTypes(t *testing.T) {
 	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.BF16, backend.Q8} {
 		s := soft
 		s.KV, s.Half, s.Pairs, s.Wide = kv, true, exercised, kv == backend.Q8
+		keys := longKeysCPU
+		if s.Software = kv == backend.F32; !s.Software {
+			keys = longKeys
+		}
 		x, err := newExercise(t.Context(), newFake(t), s)
 		if err != nil {
 			t.Fatalf("%v: %v", kv, err)
@@ -208,6 +212,9 @@ func TestExerciseTypes(t *testing.T) {
 		}
 		if x.edge.Mask.IsZero() || x.long.Bias.IsZero() || x.edge.Softcap == 0 || x.edge.O.Shape()[backend.Seq] >= x.edge.K.Shape()[backend.Seq] {
 			t.Errorf("%v: %+v", kv, x.edge)
+		}
+		if n, edge := x.long.K.Shape()[backend.Seq], x.edge.V.Shape()[backend.Seq]; n != keys || edge <= n+s.Tiling.Split || edge%s.Tiling.Keys == 0 {
+			t.Errorf("%v: %d keys are timed and %d compared, in splits of %d and tiles of %d", kv, n, edge, s.Tiling.Split, s.Tiling.Keys)
 		}
 	}
 }

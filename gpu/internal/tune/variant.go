@@ -24,11 +24,11 @@ type Tiling struct {
 	Width int // the largest head size, of keys and of values
 	Keys  int // of a tile
 	Lanes int // parts of a row's sum: key j is in part j mod Lanes
-	Split int // keys of a split: the multiple of Keys that is nearest to 1024
+	Split int // keys of a split: the multiple of Keys that is nearest to 256
 }
 
 var tilings = []Tiling{
-	{32, 32, 4, 1024}, {64, 64, 8, 1024}, {80, 80, 10, 1040}, {96, 96, 12, 1056}, {128, 128, 16, 1024}, {256, 64, 16, 1024},
+	{32, 32, 4, 256}, {64, 64, 8, 256}, {80, 80, 10, 240}, {96, 96, 12, 288}, {128, 128, 16, 256}, {256, 64, 16, 256},
 }
 
 // TilingOf returns the smallest tiling that holds heads of both sizes, else the largest.

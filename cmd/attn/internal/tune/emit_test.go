@@ -42,7 +42,7 @@ func TestEmit(t *testing.T) {
 		}},
 		{"--seq 16k --seq-q 1 --heads 32 --kv-heads 8 --dim 128 --q8", []string{"splitmerge-128-f32-q8-1x16384"}, []simulated{
 			// Splits of 1,024 keys of 8 heads, 4 rows each. A row of int8 has 4 bytes of scale.
-			{Name: "decode-128-r4-f32-q8-1x16384", Total: 128, Group: 64, Useful: 4 * 1024 * 2 * 128, Bytes: 2 * 1024 * 132, Data: []string{"f32", "q8", "q8"}},
+			{Name: "decode-128-r4-f32-q8-1x16384", Total: 512, Group: 256, Useful: 4 * 256 * 2 * 128, Bytes: 2 * 256 * 132, Data: []string{"f32", "q8", "q8"}},
 		}},
 		{"--seq 512 --dim 64 --dtype bf16 --staged", []string{"matmul-064-qk-L-bf16-512", "matmul-064-pv-S-bf16-512", "softmax-064-bf16-512"}, []simulated{
 			{Name: "matmul-064-qk-L-bf16-512", Total: 32, Group: 16, Useful: 512 * 512 * 64 / 32, Data: []string{"bf16", "bf16"}},
