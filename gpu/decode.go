@@ -70,11 +70,9 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 	x.cutter.Granule = x.tiling.Split
 	x.cutter.AlignGranules()
 	x.all = a.all().Visible(c.Visible, x.tiling.Split)
-	// The splits of a row are adjacent until they are merged.
+	// The splits of a row are adjacent until they are merged. MaxState bounds a merge, too:
+	// splitmerge.wgsl makes 16 iterations for 128 splits, whose state takes 26 KiB or more.
 	splits := ceil(x.all.Len(cut.Col), x.tiling.Split)
-	if splits > cut.MaxLoops/17*8 { // splitmerge.wgsl makes 17 iterations for 8 splits
-		return nil, fmt.Errorf("%d splits of %d keys are too many for one merge: %w", splits, x.tiling.Split, backend.ErrUnsupported)
-	}
 	rows := int(x.cutter.MaxState / uint64(4*x.width*max(splits, 1)))
 	if rows == 0 {
 		return nil, fmt.Errorf("the %d splits of a row take %d bytes of scratch, a binding holds %d: %w",

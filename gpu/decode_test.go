@@ -12,6 +12,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -318,6 +319,96 @@ func TestDecodeFillsADevice(t *testing.T) {
 					t.Errorf("D=%d, %d query heads a key head, %v: %v workgroups, should be %d or more to decode and %d to merge", d, group, dtype, groups, least, 8*group)
 				}
 			}
+		}
+	}
+}
+
+// TestDecodeOfLongContexts checks that scratch memory stays within 64 MiB and each dispatch
+// within the limit of workgroups, and that prefill takes contexts whose splits of one row
+// take more.
+func TestDecodeOfLongContexts(t *testing.T) {
+	for _, x := range []struct {
+		batch, heads, keys, d int
+		wide                  bool // a grid with two dimensions
+	}{
+		{1, 32, 1 << 20, 128, false},
+		{4, 32, 1 << 20, 32, true},
+		{1, 8, 27 << 20, 128, false},
+		{1, 8, 30 << 20, 128, false}, // too long
+		{1, 8, 14 << 20, 256, false},
+	} {
+		b := newPlanner()
+		b.choose = func(s tune.Shape) (tune.Variant, string) { return s.Rule() }
+		call := decodeCall(t, backend.Q8, x.batch, x.heads, 8, x.keys, x.d)
+		p, err := b.path(call)
+		if err != nil {
+			t.Fatalf("%+v: %v", x, err)
+		}
+		_, decodes := p.(*decode)
+		if _, err := b.newDecode(call); decodes == errors.Is(err, backend.ErrUnsupported) || decodes != (x.keys < 30<<20) {
+			t.Errorf("%+v: decodes: %v, %v", x, decodes, err)
+		}
+		if !decodes {
+			continue
+		}
+		e, err := b.dev.Count(p.op())
+		if err != nil || e.State > 64<<20 {
+			t.Errorf("%+v: %d bytes of state, %v", x, e.State, err)
+		}
+		most, groups := b.dev.Limits.MaxComputeWorkgroupsPerDimension, 0
+		wide := false
+		if err := b.dev.Dispatches(p.op(), func(d queue.Dispatch) error {
+			for _, n := range d.Grid {
+				if n > most {
+					t.Errorf("%+v: a grid of %v, a dimension has %d workgroups at most", x, d.Grid, most)
+				}
+			}
+			if d.Kernel.Shader.Name == "decode" {
+				groups += d.Groups
+				wide = wide || d.Grid[1] > 1
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if want := x.batch * 8 * ceil(x.keys, 256); groups < want || wide != x.wide {
+			t.Errorf("%+v: %d workgroups, should be %d or more, in two dimensions: %v", x, groups, want, wide)
+		}
+	}
+}
+
+// TestMergeOfManySplits compares decoding with prefill, bit for bit, over more splits than
+// splitmerge.wgsl computes factors of at once: maxima that rise, fall and repeat, and rows
+// that see the first splits, the last ones, all or one.
+func TestMergeOfManySplits(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	const sq, sk, d = 17, 300 * 256, 8
+	size := []float32{1, 3, 3, 0.5, 2, 9, 0.1}
+	q := upload(t, b, host(t, backend.Shape{1, 1, sq, d}, wave))
+	k := upload(t, b, host(t, backend.Shape{1, 1, sk, d}, func(i int) float32 { return wave(i) * size[i/(d*4096)%len(size)] }))
+	v := upload(t, b, host(t, backend.Shape{1, 1, sk, d}, func(i int) float32 { return wave(i + 7) }))
+	for _, x := range []backend.Visibility{
+		backend.Everything(),
+		{Offset: 40_000, Left: backend.Unbounded},
+		{Offset: 33_000, Left: 200, Right: backend.Unbounded},
+		{Offset: 128*256 - 8, Left: 128*256 - 9, Right: 128*256 + 3},
+		{Offset: 50_000, Left: 100, Right: 20},
+	} {
+		c := backend.Call{Q: q, K: k, V: v, Problem: backend.Problem{Scale: 1, Visible: x}}
+		o, lse := attend(t, b, c)
+		for _, i := range []int{0, 9, 16} {
+			row, err := q.Slice(backend.Seq, i, i+1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := c
+			c.Q = row
+			c.Visible.Offset += i
+			ro, rlse := attend(t, b, c)
+			what := fmt.Sprintf("%+v, row %d", x, i)
+			sameRow(t, what, ro, o[i*d:(i+1)*d])
+			sameRow(t, what+": lse", rlse, lse[i:i+1])
 		}
 	}
 }

@@ -56,7 +56,7 @@ var (
 	Attention  = kernel("attention", "rrrrrwwwu", 14848, 64)
 	Flash      = kernel("flash", "rrrrrwwwu", 13700, 128)
 	Decode     = kernel("decode", "rrrrrwu", 5432, 64)
-	SplitMerge = kernel("splitmerge", "rwwu", 64, 128)
+	SplitMerge = kernel("splitmerge", "rwwu", 2112, 128)
 	Matmul     = kernel("matmul", "rrrwwu", 13184, 128)
 	Softmax    = kernel("softmax", "rrwwwu", 4352, 64)
 	Merge      = kernel("merge", "rrwwu", 0, 64)

@@ -79,8 +79,8 @@ func TestBindingsMatchTheFile(t *testing.T) {
 
 // WorkgroupMemory and the head comment both state the sum of the declarations.
 func TestWorkgroupMemory(t *testing.T) {
-	decl := regexp.MustCompile(`var<workgroup> \w+: (?:(?:array<)+(vec4<f32>|vec4<u32>|f32|u32), (.+)>|(atomic<u32>));`)
-	size := map[string]int{"vec4<f32>": 16, "vec4<u32>": 16, "f32": 4, "u32": 4, "": 4}
+	decl := regexp.MustCompile(`var<workgroup> \w+: (?:(?:array<)+(vec4<f32>|vec4<u32>|vec2<f32>|f32|u32), (.+)>|(atomic<u32>));`)
+	size := map[string]int{"vec4<f32>": 16, "vec4<u32>": 16, "vec2<f32>": 8, "f32": 4, "u32": 4, "": 4}
 	for _, k := range all {
 		sum := 0
 		for _, m := range decl.FindAllStringSubmatch(k.Source, -1) {

@@ -10,9 +10,12 @@
 // is copied. Splits in which the row sees no key, by position, were not written and are
 // not read. A fully masked row yields zeros and an LSE of -Inf.
 //
-// A thread has a vec4 of O or of l. It loads eight splits at once, to overlap the loads.
+// m' is a prefix maximum, which is exact in any order. BLOCK splits at a time, a thread
+// computes a and b of one split; then a thread has a vec4 of O or of l and goes through
+// the splits, a product and an fma each. It loads AHEAD of them at once, to overlap the
+// loads: contexts of a million keys have 4,096 splits.
 //
-// Workgroup memory: parts 64 bytes.
+// Workgroup memory: parts 64 + tops 1,024 + factors 1,024 = 2,112 bytes.
 
 // Rewritten for each variant:
 const EXPAND: u32 = 0u; // 0: loops stay loops, 1 and 2: marked loops are unrolled
@@ -21,12 +24,17 @@ const TX: u32 = 8u; // classes of keys, the parts of l
 const QUADS: u32 = 16u; // vec4 columns of the output
 const WIDTH: u32 = 21u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m
 
+const BLOCK: u32 = 128u; // splits whose factors are computed at once, one a thread
+const AHEAD: u32 = 16u; // splits loaded at once
+
 @group(0) @binding(0) var<storage, read> state: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read_write> o: Words;
 @group(0) @binding(2) var<storage, read_write> lse: array<f32>;
 @group(0) @binding(3) var<uniform> p: AttentionParams;
 
 var<workgroup> parts: array<vec4<f32>, 4>; // of l
+var<workgroup> tops: array<array<f32, BLOCK>, 2>; // prefix maxima of two rounds in turn
+var<workgroup> factors: array<vec2<f32>, BLOCK>; // a and b
 
 @compute @workgroup_size(128)
 fn main(
@@ -57,26 +65,48 @@ fn main(
         s1 = (u32(to_key) - 1u - p.key0) / SPLIT + 1u;
     }
 
-    var m = LOWEST;
+    var m = LOWEST; // of the splits before the block
     var sum = vec4<f32>(0.0); // of O or l
     let quad = min(t, QUADS + 3u);
-    for (var s = s0; s < s1; s += 8u) {
-        var xs: array<vec4<f32>, 8>;
-        var ms: array<f32, 8>;
-        for (var n = 0u; n < 8u; n++) { // unroll
-            let at = (id * p.splits + min(s + n, s1 - 1u)) * WIDTH;
-            xs[n] = state[at + quad];
-            ms[n] = state[at + WIDTH - 1u].x;
+    let at = id * p.splits * WIDTH;
+    for (var from_s = s0; from_s < s1; from_s += BLOCK) {
+        let s = from_s + t;
+        var m_s = LOWEST;
+        if (s < s1) {
+            m_s = state[at + s * WIDTH + WIDTH - 1u].x;
         }
-        for (var n = 0u; n < 8u; n++) { // unroll
-            if (s + n == s0) {
-                sum = xs[n];
-                m = ms[n];
-            } else if (s + n < s1) {
-                let top = max(m, ms[n]);
-                let e = exp2_down(vec4<f32>(m - top, ms[n] - top, 0.0, 0.0));
-                sum = fma(vec4<f32>(e.y), xs[n], sum * e.x);
-                m = top;
+        var top = m_s;
+        var now = 0u;
+        tops[now][t] = top;
+        for (var back = 1u; back < BLOCK; back *= 2u) {
+            workgroupBarrier();
+            if (t >= back) {
+                top = max(tops[now][t - back], top);
+            }
+            now = 1u - now;
+            tops[now][t] = top;
+        }
+        workgroupBarrier();
+        var before = m;
+        if (t > 0u) {
+            before = max(m, tops[now][t - 1u]);
+        }
+        top = max(m, top);
+        let e = exp2_down(vec4<f32>(before - top, m_s - top, 0.0, 0.0));
+        factors[t] = select(e.xy, vec2<f32>(0.0, 1.0), s == s0);
+        m = max(m, tops[now][BLOCK - 1u]);
+        workgroupBarrier();
+
+        let end = min(from_s + BLOCK, s1);
+        for (var x = from_s; x < end; x += AHEAD) {
+            var loaded: array<vec4<f32>, AHEAD>;
+            for (var n = 0u; n < AHEAD; n++) { // unroll
+                loaded[n] = state[at + min(x + n, end - 1u) * WIDTH + quad];
+            }
+            for (var n = 0u; n < AHEAD; n++) { // unroll
+                // No branch: a compiler may move the loads behind it.
+                let f = factors[min(x + n, end - 1u) - from_s];
+                sum = select(sum, fma(vec4<f32>(f.y), loaded[n], sum * f.x), x + n < end);
             }
         }
     }
