@@ -31,6 +31,7 @@ type simulated struct {
 	limits gputypes.Limits
 	closed bool
 
+	full     bool          // whether it refuses more memory
 	compile  time.Duration // how long each compilation takes
 	compiled []string      // labels
 }
@@ -69,6 +70,9 @@ func (d *simulated) Live() port.Live {
 func (d *simulated) CreateBuffer(size uint64, _ gputypes.BufferUsage) (port.Buffer, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.full {
+		return nil, port.ErrMemory
+	}
 	d.live.Buffers++
 	d.live.Bytes += size
 	return &simulatedBuffer{d: d, size: size}, nil
@@ -271,6 +275,32 @@ func TestHang(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A request for memory that a running call may still use ends with its context.
+func TestFullWhileRunning(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, d := simulate(t, Options{PoolBytes: -1}, func() time.Duration { return 10 * time.Second })
+		defer b.Close()
+		src := upload(t, b, host(t, backend.Shape{1, 1, 8, 8}, wave))
+		dst := alloc(t, b, backend.F32, src.Shape())
+		for range 2 { // the first one of a kernel is waited for
+			if err := b.Copy(t.Context(), []backend.Tensor{dst}, []backend.Tensor{src}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		dst.Release() // the submission still writes to it
+		d.mu.Lock()
+		d.full = true
+		d.mu.Unlock()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		_, err := b.Alloc(ctx, backend.F32, backend.Shape{1, 1, 8, 8})
+		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took > 200*time.Millisecond {
+			t.Errorf("Alloc returned after %v: %v", took, err)
+		}
+	})
 }
 
 // A compiler that takes long holds up no call for longer than its context. What it compiles

@@ -55,7 +55,7 @@ func (b *Backend) PeakMemory() int64 { return b.dev.Pool.TakePeak() }
 // device could have the room; backend.ErrShape for a negative or overlarge shape.
 func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
 	err = b.within(ctx, "alloc", func() error {
-		if t, err = b.alloc(dtype, shape); !errors.Is(err, queue.ErrFull) {
+		if t, err = b.alloc(ctx, dtype, shape); !errors.Is(err, queue.ErrFull) {
 			return err
 		}
 		host, err := backend.AllocHost(dtype, shape)
@@ -71,7 +71,7 @@ func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.
 }
 
 // alloc returns a contiguous tensor in device memory, or queue.ErrFull.
-func (b *Backend) alloc(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+func (b *Backend) alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 	if shape.Elements() < 0 {
 		return backend.Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, backend.ErrShape)
 	}
@@ -79,7 +79,7 @@ func (b *Backend) alloc(dtype backend.DType, shape backend.Shape) (backend.Tenso
 	if bytes > mostMemory || b.info.Type == backend.CPU && budget.Check(int64(bytes)) != nil {
 		return backend.Tensor{}, queue.ErrFull // a device that is the processor has the host's memory
 	}
-	s, free, err := b.dev.Alloc(bytes)
+	s, free, err := b.dev.Alloc(ctx, bytes)
 	if err != nil {
 		return backend.Tensor{}, fmt.Errorf("%v of %v, %d bytes: %w", shape, dtype, bytes, err)
 	}
@@ -131,7 +131,7 @@ func (b *Backend) upload(ctx context.Context, host backend.Tensor) (backend.Tens
 	defer pins.Unpin()
 	shape, strides := host.Shape(), host.Strides()
 	stored := cut.Distinct(shape, strides)
-	t, err := b.alloc(host.DType(), stored)
+	t, err := b.alloc(ctx, host.DType(), stored)
 	if errors.Is(err, queue.ErrFull) {
 		return b.onHost(host)
 	}

@@ -101,8 +101,8 @@ type tuneRunner struct{ b *Backend }
 func (r tuneRunner) Lanes() int                                { return r.b.dev.Lanes() }
 func (r tuneRunner) Peak(ctx context.Context) (float64, error) { return meter.Peak(ctx, r.b.dev) }
 
-func (r tuneRunner) Alloc(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
-	return r.b.alloc(dtype, shape)
+func (r tuneRunner) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	return r.b.alloc(ctx, dtype, shape)
 }
 
 func (r tuneRunner) Upload(ctx context.Context, dst, host backend.Tensor) error {

@@ -126,7 +126,7 @@ func BenchmarkIndexClamps(b *testing.B) {
 		b.Run(f.name, func(b *testing.B) {
 			var rates []float64
 			for b.Loop() {
-				rate, err := borrow(d, 1, bytes, func(out []cut.Window) (float64, error) {
+				rate, err := borrow(b.Context(), d, 1, bytes, func(out []cut.Window) (float64, error) {
 					return fastest(b.Context(), d, f.name, float64(groups*64*tileOps), cut.MaxLoops/64, tileProbes(form, out[0], groups))
 				})
 				if err != nil {

@@ -110,10 +110,10 @@ func grid(d *queue.Device, most, size int) (groups int, bytes uint64) {
 }
 
 // borrow calls f with windows on n buffers of so many bytes.
-func borrow(d *queue.Device, n int, bytes uint64, f func(w []cut.Window) (float64, error)) (float64, error) {
+func borrow(ctx context.Context, d *queue.Device, n int, bytes uint64, f func(w []cut.Window) (float64, error)) (float64, error) {
 	var windows []cut.Window
 	for range n {
-		buf, err := d.Pool.Get(bytes, queue.StorageUsage)
+		buf, err := d.Pool.Get(ctx, bytes, queue.StorageUsage)
 		if err != nil {
 			return 0, queue.Translate(fmt.Sprintf("%d bytes", bytes), err)
 		}
@@ -127,7 +127,7 @@ func borrow(d *queue.Device, n int, bytes uint64, f func(w []cut.Window) (float6
 // returns a rate of units, of which a thread has each in a round.
 func onGrid(ctx context.Context, d *queue.Device, k shaders.Kernel, size, each int, params func(rounds int) shaders.Params) (float64, error) {
 	groups, bytes := grid(d, probeGroups, probeThreads*size)
-	return borrow(d, 1, bytes, func(out []cut.Window) (float64, error) {
+	return borrow(ctx, d, 1, bytes, func(out []cut.Window) (float64, error) {
 		return fastest(ctx, d, k.Name, float64(groups*probeThreads*each), cut.MaxLoops, func(rounds int) []probe {
 			return []probe{{k, out, params(rounds), groups}}
 		})
@@ -155,7 +155,7 @@ func Copy(ctx context.Context, d *queue.Device, software bool) (float64, error) 
 	}
 	groups, lap := grid(d, probeGroups, probeThreads*moveBytes)
 	laps := max(most/lap, 1)
-	return borrow(d, 2, laps*lap, func(w []cut.Window) (float64, error) {
+	return borrow(ctx, d, 2, laps*lap, func(w []cut.Window) (float64, error) {
 		return fastest(ctx, d, "copy", 2*float64(lap), cut.MaxLoops, func(rounds int) []probe {
 			return []probe{{shaders.Copy, w, &shaders.CopyParams{Rounds: rounds, Laps: int(laps), Threads: groups * probeThreads}, groups}}
 		})
@@ -177,7 +177,7 @@ func Read(ctx context.Context, d *queue.Device, operands []backend.Tensor) (floa
 		return 0, nil
 	}
 	groups, size := grid(d, readGroups, probeThreads*16)
-	return borrow(d, 1, size, func(out []cut.Window) (float64, error) {
+	return borrow(ctx, d, 1, size, func(out []cut.Window) (float64, error) {
 		var parts []readPart
 		most := cut.MaxLoops
 		for some := range slices.Chunk(all, readWindows) {
@@ -256,7 +256,7 @@ func Launch(ctx context.Context, d *queue.Device) (median time.Duration, err err
 		return 0, err
 	}
 	defer d.Release(peak)
-	uniform, err := d.Pool.Get(16, queue.UniformUsage)
+	uniform, err := d.Pool.Get(ctx, 16, queue.UniformUsage)
 	if err != nil {
 		return 0, queue.Translate("launch", err)
 	}

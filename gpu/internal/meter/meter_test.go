@@ -51,7 +51,7 @@ func filled(t *testing.T, d *queue.Device, n int, value float32) *cut.Store {
 	for range n {
 		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(value))
 	}
-	s, free, err := d.Alloc(uint64(len(data)))
+	s, free, err := d.Alloc(t.Context(), uint64(len(data)))
 	if err == nil {
 		t.Cleanup(free)
 		err = d.Write(t.Context(), s, 0, data)

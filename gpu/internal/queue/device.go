@@ -155,7 +155,7 @@ func (d *Device) Reserve(bytes int64) error {
 }
 
 // Alloc returns device memory for a tensor and the function that frees it, or ErrFull.
-func (d *Device) Alloc(bytes uint64) (_ *cut.Store, free func(), err error) {
+func (d *Device) Alloc(ctx context.Context, bytes uint64) (_ *cut.Store, free func(), err error) {
 	if err := d.Reserve(int64(bytes)); err != nil {
 		return nil, nil, err
 	}
@@ -168,7 +168,7 @@ func (d *Device) Alloc(bytes uint64) (_ *cut.Store, free func(), err error) {
 		d.tensors.Add(-int64(bytes))
 	}
 	for at := uint64(0); at < bytes || at == 0; at += s.Part {
-		buf, err := d.Pool.Get(min(s.Part, bytes-at), StorageUsage)
+		buf, err := d.Pool.Get(ctx, min(s.Part, bytes-at), StorageUsage)
 		if err != nil {
 			free()
 			if errors.Is(err, port.ErrMemory) {
@@ -229,7 +229,7 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 		return nil
 	}
 	most := min(cut.TransferBytes, uint64(len(dst)), d.cutLimits().Part())
-	staging, err := d.Pool.Get(most, stagingUsage)
+	staging, err := d.Pool.Get(ctx, most, stagingUsage)
 	if err != nil {
 		return d.wrap(err)
 	}

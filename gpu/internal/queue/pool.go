@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"context"
 	"errors"
 	"math/bits"
 	"sync"
@@ -21,8 +22,8 @@ const (
 // that are mapped are put back when nothing uses them.
 type Pool struct {
 	dev     port.Device
-	keep    int64  // bytes
-	reclaim func() // waits for the submissions that use retired memory
+	keep    int64                       // bytes
+	reclaim func(context.Context) error // waits for the submissions that use retired memory
 
 	mu   sync.Mutex
 	free map[poolKey][]port.Buffer
@@ -38,7 +39,7 @@ type poolKey struct {
 	size  uint64
 }
 
-func newPool(dev port.Device, keep int64, reclaim func()) *Pool {
+func newPool(dev port.Device, keep int64, reclaim func(context.Context) error) *Pool {
 	return &Pool{dev: dev, keep: keep, reclaim: reclaim, free: map[poolKey][]port.Buffer{}}
 }
 
@@ -59,7 +60,8 @@ func sizeClass(size, most uint64) uint64 {
 
 // Get returns a buffer of at least size bytes with unspecified contents. When the device
 // has no room, it waits for retired memory, releases the pool's buffers and tries again.
-func (p *Pool) Get(size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
+// It returns the context's error if that ends first.
+func (p *Pool) Get(ctx context.Context, size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
 	key := poolKey{usage, sizeClass(size, p.dev.Limits().MaxBufferSize)}
 	p.mu.Lock()
 	if l := p.free[key]; len(l) > 0 {
@@ -73,7 +75,9 @@ func (p *Pool) Get(size uint64, usage gputypes.BufferUsage) (port.Buffer, error)
 	waits := p.retired > maxRetired
 	p.mu.Unlock()
 	if waits {
-		p.reclaim()
+		if err := p.reclaim(ctx); err != nil {
+			return nil, err
+		}
 	}
 	b, err := p.dev.CreateBuffer(key.size, usage)
 	if errors.Is(err, port.ErrMemory) {
@@ -81,7 +85,9 @@ func (p *Pool) Get(size uint64, usage gputypes.BufferUsage) (port.Buffer, error)
 		waits = p.retired > 0
 		p.mu.Unlock()
 		if waits {
-			p.reclaim()
+			if err := p.reclaim(ctx); err != nil {
+				return nil, err
+			}
 		}
 		if p.Drain() || waits {
 			b, err = p.dev.CreateBuffer(key.size, usage)

@@ -253,7 +253,7 @@ func (r *Runner) stateOf(size uint64) (port.Buffer, error) {
 
 // hold returns a buffer of at least size bytes that the call keeps to its end.
 func (r *Runner) hold(size uint64) (port.Buffer, error) {
-	buf, err := r.d.Pool.Get(size, StorageUsage)
+	buf, err := r.d.Pool.Get(r.ctx, size, StorageUsage)
 	if err != nil {
 		return nil, Translate(fmt.Sprintf("%s: scratch of %d bytes", r.d.name, size), err)
 	}

@@ -450,9 +450,10 @@ func (d *Device) Lost() error {
 func (d *Device) settleTime() time.Duration { return max(grace, maxAhead*d.pacing.budget) }
 
 // reclaim waits for the submissions that use released memory, for a bounded time: a device
-// that hangs keeps it.
-func (d *Device) reclaim() {
-	ctx, cancel := context.WithTimeout(context.Background(), d.settleTime())
+// that hangs keeps it. It returns the error of ctx alone.
+func (d *Device) reclaim(ctx context.Context) error {
+	bounded, cancel := context.WithTimeout(ctx, d.settleTime())
 	defer cancel()
-	_ = d.Idle(ctx) // the calls have their errors
+	_ = d.Idle(bounded) // the calls have their errors
+	return ctx.Err()
 }

@@ -163,7 +163,7 @@ func (r *Runner) upload(a *cut.Staged) (port.Buffer, error) {
 	if r.rehearsal {
 		return nil, nil
 	}
-	if w.buf, err = r.d.Pool.Get(a.Size(), StorageUsage); err != nil {
+	if w.buf, err = r.d.Pool.Get(r.ctx, a.Size(), StorageUsage); err != nil {
 		r.stream.resident = slices.DeleteFunc(r.stream.resident, func(x *resident) bool { return x == w })
 		return nil, Translate(fmt.Sprintf("%s: %d bytes to stream %s through (Options.MemoryBytes bounds them)", r.d.name, a.Size(), a.Of.Name), err)
 	}

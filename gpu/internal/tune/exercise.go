@@ -16,7 +16,7 @@ import (
 // Runner runs calls on a device.
 type Runner interface {
 	// Alloc returns a contiguous tensor of the device.
-	Alloc(dtype backend.DType, shape backend.Shape) (backend.Tensor, error)
+	Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error)
 	// Upload copies a host tensor to a tensor of the device, Download the reverse.
 	Upload(ctx context.Context, dst, host backend.Tensor) error
 	Download(ctx context.Context, host, src backend.Tensor) error
@@ -134,10 +134,10 @@ func newExercise(ctx context.Context, r Runner, s Shape) (_ *exercise, err error
 			return nil, err
 		}
 	}
-	if x.long.O, err = x.alloc(out, backend.Shape{1, heads, perHead, valueDim}); err != nil {
+	if x.long.O, err = x.alloc(ctx, out, backend.Shape{1, heads, perHead, valueDim}); err != nil {
 		return nil, err
 	}
-	if x.long.LSE, err = x.alloc(backend.F32, backend.Shape{1, heads, perHead, 1}); err != nil {
+	if x.long.LSE, err = x.alloc(ctx, backend.F32, backend.Shape{1, heads, perHead, 1}); err != nil {
 		return nil, err
 	}
 	x.edge = x.long
@@ -199,7 +199,7 @@ func (x *exercise) upload(ctx context.Context, rng *rand.Rand, dtype backend.DTy
 	if err != nil {
 		return host, err
 	}
-	t, err := x.alloc(dtype, stored)
+	t, err := x.alloc(ctx, dtype, stored)
 	if err != nil {
 		return t, err
 	}
@@ -219,8 +219,8 @@ func draw[T any](shape backend.Shape, next func() T) []T {
 }
 
 // alloc allocates a tensor until release.
-func (x *exercise) alloc(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
-	t, err := x.r.Alloc(dtype, shape)
+func (x *exercise) alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	t, err := x.r.Alloc(ctx, dtype, shape)
 	if err == nil {
 		x.held = append(x.held, t)
 	}

@@ -36,12 +36,12 @@ func newFake(t *testing.T) *fake {
 func (f *fake) Lanes() int                            { return 1 }
 func (f *fake) Peak(context.Context) (float64, error) { return 1e12, nil }
 
-func (f *fake) Alloc(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+func (f *fake) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 	host, err := backend.AllocHost(dtype, shape)
 	if err != nil {
 		return host, err
 	}
-	t, err := f.be.Upload(context.Background(), host)
+	t, err := f.be.Upload(ctx, host)
 	f.hosts[t.Memory()] = host
 	return t, err
 }
