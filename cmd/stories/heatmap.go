@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/internal/matrix"
 	"github.com/seed90331342/attn/cmd/internal/picture"
@@ -17,27 +18,23 @@ const maxDrawn = 96
 
 // draw writes a page for each layer with the attention weights of its heads, computed
 // again over the beginning of the first story.
-func (w *writer) draw(ctx context.Context, folder string) error {
-	tokens := w.stories[0].tokens
-	tokens = tokens[:min(len(tokens), maxDrawn)]
-	_, weights, err := w.forward(ctx, [][]int{tokens}, nil)
+func (w *writer) draw(ctx context.Context, folder string) (err error) {
+	defer backend.Annotate(&err, "--heatmap")
+	tokens := w.stories[0].tokens[:min(len(w.stories[0].tokens), maxDrawn)]
+	_, weights, err := w.forward(ctx, [][]int{tokens}, whole)
 	if err == nil {
 		err = os.MkdirAll(folder, 0o755)
 	}
-	axis := picture.Axis{Labels: w.labels(tokens), End: len(tokens), Step: 1}
+	axis := picture.Axis{Labels: append([]string{"(start)"}, w.texts(tokens)...), End: len(tokens), Step: 1}
 	for i := 0; i < layers && err == nil; i++ {
 		h := picture.HeatMap{Title: fmt.Sprintf("Layer %d", i+1), Query: axis, Key: axis,
 			Weights: matrix.Matrix{Batch: heads, Rows: len(tokens), Cols: len(tokens), Data: weights[i]}}
 		for head := range heads {
 			h.Names = append(h.Names, fmt.Sprintf("head %d", head+1))
 		}
-		path := filepath.Join(folder, fmt.Sprintf("layer-%d.html", i+1))
-		err = atomicfile.Write(ctx, path, func(to io.Writer) error {
+		err = atomicfile.Write(ctx, filepath.Join(folder, fmt.Sprintf("layer-%d.html", i+1)), func(to io.Writer) error {
 			return h.WritePage(to, [][2]string{{"model", "stories260K"}, {"device", w.dev.Info().Device}})
 		})
 	}
-	if err != nil {
-		return fmt.Errorf("--heatmap: %w", err)
-	}
-	return nil
+	return err
 }

@@ -25,12 +25,11 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-var (
-	//go:embed stories260K/checkpoint_legacy.bin
-	checkpointFile []byte
-	//go:embed stories260K/tokenizer.bin
-	tokenizerFile []byte
-)
+//go:embed stories260K/checkpoint_legacy.bin
+var checkpointFile []byte
+
+//go:embed stories260K/tokenizer.bin
+var tokenizerFile []byte
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -87,7 +86,7 @@ func run(ctx context.Context, args []string, out, messages io.Writer) error {
 		return err
 	}
 	if err = w.write(ctx, tokens); err == nil && *stats {
-		err = w.report(messages)
+		w.report(messages)
 	}
 	if err == nil && *heatmap != "" {
 		err = w.draw(ctx, *heatmap)

@@ -13,11 +13,7 @@ import (
 )
 
 // The lengths of stories260K: positions is the largest number of tokens of a text.
-const (
-	dim, hidden, layers, heads, kvHeads, vocab, positions = 64, 172, 5, 8, 4, 512, 512
-
-	headDim = dim / heads
-)
+const dim, hidden, layers, heads, headDim, kvHeads, vocab, positions = 64, 172, 5, 8, dim / heads, 4, 512, 512
 
 // checkpoint is a file of llama2.c, version 0, with weights as [outputs][inputs]. What
 // follows in the file are cosines and sines, which package nn computes.
@@ -43,68 +39,56 @@ type model struct {
 	checkpoint
 	dev          *kernels.Device
 	attention    [layers]*nn.MultiHeadAttention
-	gateUp, down [layers]backend.Tensor
-	classifier   backend.Tensor
+	gateUp, down [layers]*nn.Linear
+	classifier   *nn.Linear
 	attending    time.Duration // in attention layers
 }
 
 func loadModel(ctx context.Context, dev *kernels.Device) (*model, error) {
 	m := &model{dev: dev}
 	_, err := binary.Decode(checkpointFile, binary.LittleEndian, &m.checkpoint)
-	// host returns weights [outputs][in] as [1, 1, in, outputs].
-	host := func(w []float32, in int) (t backend.Tensor) {
-		out, transposed := len(w)/in, make([]float32, len(w))
-		for i, x := range w {
-			transposed[i%in*out+i/in] = x
-		}
+	transposed := func(w []float32) (t backend.Tensor) {
 		if err == nil {
-			t, err = backend.HostF32(transposed, backend.Shape{1, 1, in, out})
+			t, err = nn.Transposed(w, dim)
 		}
 		return t
 	}
-	upload := func(w []float32, in int) (t backend.Tensor) {
-		if t = host(w, in); err == nil {
-			t, err = dev.Upload(ctx, t)
+	linear := func(w []float32, inputs int) (l *nn.Linear) {
+		if err == nil {
+			l, err = nn.NewLinear(ctx, dev, inputs, w, nil)
 		}
-		return t
+		return l
 	}
 	c := nn.MultiHeadConfig{Model: dim, Heads: heads, KVHeads: kvHeads, RoPE: &nn.RoPE{Interleaved: true}}
 	for i := range layers {
-		w := nn.MultiHeadWeights{Wq: host(m.Wq[i][:], dim), Wk: host(m.Wk[i][:], dim), Wv: host(m.Wv[i][:], dim), Wo: host(m.Wo[i][:], dim)}
+		w := nn.MultiHeadWeights{Wq: transposed(m.Wq[i][:]), Wk: transposed(m.Wk[i][:]), Wv: transposed(m.Wv[i][:]), Wo: transposed(m.Wo[i][:])}
 		if err == nil {
 			m.attention[i], err = nn.NewMultiHeadAttention(ctx, dev, c, w)
 		}
-		m.gateUp[i], m.down[i] = upload(slices.Concat(m.Gate[i][:], m.Up[i][:]), dim), upload(m.Down[i][:], hidden)
+		m.gateUp[i], m.down[i] = linear(slices.Concat(m.Gate[i][:], m.Up[i][:]), dim), linear(m.Down[i][:], hidden)
 	}
-	m.classifier = upload(m.Embedding[:], dim)
+	m.classifier = linear(m.Embedding[:], dim)
 	return m, err
 }
 
 // forward appends the same number of tokens to each sequence and returns the logits of its
-// next token, [B][vocab]. caches[i] is that of layer i. Without caches, tokens are whole
-// sequences, and weights are the attention weights of each layer, [B][heads][S][S].
-func (m *model) forward(ctx context.Context, tokens [][]int, caches []nn.KVCache) (logits, weights [][]float32, err error) {
-	n := len(tokens[0])
+// next token, [B][vocab]. options returns those of a layer: its cache, or whole. For whole
+// sequences, weights are the attention weights of each layer, [B][heads][S][S].
+func (m *model) forward(ctx context.Context, tokens [][]int, options func(layer int) nn.MultiHeadOptions) (logits, weights [][]float32, err error) {
 	var x, last []float32
 	for _, t := range slices.Concat(tokens...) {
 		x = append(x, m.Embedding[t*dim:][:dim]...)
 	}
 	for i := range layers {
 		began := time.Now()
-		opt := nn.MultiHeadOptions{}
-		if opt.Causal, opt.Weights = caches == nil, caches == nil; caches != nil {
-			opt.Cache = caches[i]
-		}
-		attended, w, err := m.run(ctx, norm(x, m.Norm[i][:]), backend.Shape{len(tokens), 1, n, dim}, func(x backend.Tensor) (kernels.Result, error) {
-			return m.attention[i].Apply(ctx, x, opt)
-		})
-		weights = append(weights, w)
-		m.attending += time.Since(began)
+		attended, w, err := m.attention[i].ApplyFloat32(ctx, norm(x, m.Norm[i][:]), len(tokens), options(i))
 		if err != nil {
 			return nil, nil, err
 		}
+		m.attending += time.Since(began)
+		weights = append(weights, w)
 		add(x, attended)
-		gateUp, err := m.project(ctx, norm(x, m.FeedNorm[i][:]), m.gateUp[i])
+		gateUp, err := m.gateUp[i].ApplyFloat32(ctx, norm(x, m.FeedNorm[i][:]))
 		if err != nil {
 			return nil, nil, err
 		}
@@ -114,47 +98,22 @@ func (m *model) forward(ctx context.Context, tokens [][]int, caches []nn.KVCache
 				h = append(h, row[hidden+j]*gate/(1+float32(math.Exp(-float64(gate)))))
 			}
 		}
-		fed, err := m.project(ctx, h, m.down[i])
+		fed, err := m.down[i].ApplyFloat32(ctx, h)
 		if err != nil {
 			return nil, nil, err
 		}
 		add(x, fed)
 	}
-	for sequence := range slices.Chunk(x, n*dim) {
-		last = append(last, sequence[(n-1)*dim:]...)
+	for sequence := range slices.Chunk(x, len(x)/len(tokens)) {
+		last = append(last, sequence[len(sequence)-dim:]...)
 	}
-	all, err := m.project(ctx, norm(last, m.LastNorm[:]), m.classifier)
+	all, err := m.classifier.ApplyFloat32(ctx, norm(last, m.LastNorm[:]))
 	return slices.Collect(slices.Chunk(all, vocab)), weights, err
 }
 
-// project returns the rows of x times w, [1, 1, inputs, outputs].
-func (m *model) project(ctx context.Context, x []float32, w backend.Tensor) (y []float32, err error) {
-	in, out := w.Shape()[backend.Seq], w.Shape()[backend.Dim]
-	y, _, err = m.run(ctx, x, backend.Shape{1, 1, len(x) / in, in}, func(x backend.Tensor) (r kernels.Result, err error) {
-		if r.O, err = m.dev.Alloc(ctx, backend.F32, backend.Shape{1, 1, x.Shape()[backend.Seq], out}); err == nil {
-			err = m.dev.Project(ctx, r.O, x, w, backend.Tensor{})
-		}
-		return r, err
-	})
-	return y, err
-}
-
-// run copies x to the device, and the result of f back.
-func (m *model) run(ctx context.Context, x []float32, shape backend.Shape, f func(backend.Tensor) (kernels.Result, error)) (o, weights []float32, err error) {
-	in, err := m.dev.FromFloat32(ctx, backend.F32, x, shape)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer in.Release()
-	r, err := f(in)
-	defer r.Release()
-	if err == nil {
-		o, err = m.dev.Float32s(ctx, r.O)
-	}
-	if err == nil && !r.Weights.IsZero() {
-		weights, err = m.dev.Float32s(ctx, r.Weights)
-	}
-	return o, weights, err
+// whole returns the options of a layer for whole sequences.
+func whole(int) nn.MultiHeadOptions {
+	return nn.MultiHeadOptions{Options: kernels.Options{Causal: true, Weights: true}}
 }
 
 // norm divides each row of x by its root mean square (Zhang & Sennrich 2019).

@@ -7,11 +7,7 @@ import (
 )
 
 // Tokens with a meaning. The 256 bytes follow.
-const (
-	beginning = 1 + iota
-	ending
-	firstByte
-)
+const beginning, ending, firstByte = 1, 2, 3
 
 // tokenizer splits texts into the tokens of a byte pair encoding (Sennrich et al. 2016).
 type tokenizer struct {
@@ -53,8 +49,7 @@ func (t *tokenizer) encode(text string) []int {
 	for {
 		best, at := -1, 0
 		for i := 1; i+1 < len(tokens); i++ {
-			id, ok := t.ids[t.pieces[tokens[i]]+t.pieces[tokens[i+1]]]
-			if ok && (best < 0 || t.scores[id] > t.scores[best]) {
+			if id, ok := t.ids[t.pieces[tokens[i]]+t.pieces[tokens[i+1]]]; ok && (best < 0 || t.scores[id] > t.scores[best]) {
 				best, at = id, i
 			}
 		}
@@ -65,27 +60,20 @@ func (t *tokenizer) encode(text string) []int {
 	}
 }
 
-// decode returns the text of tokens, of which the first continues after.
-func (t *tokenizer) decode(after int, tokens ...int) (text string) {
-	for _, token := range tokens {
+// texts returns the text of each token but the first, which the others continue.
+func (t *tokenizer) texts(tokens []int) (list []string) {
+	for i, token := range tokens[1:] {
 		piece := t.pieces[token]
 		if b := token - firstByte; b >= 0 && b < 256 {
 			if piece = string([]byte{byte(b)}); b < ' ' && b != '\n' && b != '\t' || b == 0x7f {
 				piece = "\uFFFD" // control characters are not for terminals
 			}
-		} else if after == beginning {
+		} else if tokens[i] == beginning {
 			piece = strings.TrimPrefix(piece, " ")
 		}
-		text, after = text+piece, token
-	}
-	return text
-}
-
-// labels returns the text of each token of a whole text.
-func (t *tokenizer) labels(tokens []int) []string {
-	list := []string{"(start)"}
-	for i, token := range tokens[1:] {
-		list = append(list, t.decode(tokens[i], token))
+		list = append(list, piece)
 	}
 	return list
 }
+
+func (t *tokenizer) decode(tokens []int) string { return strings.Join(t.texts(tokens), "") }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels/kvcache"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -53,80 +52,64 @@ func (w *writer) write(ctx context.Context, prompt []int) error {
 			return err
 		}
 	}
-	if _, err := io.WriteString(w.out, w.decode(beginning, prompt[1:]...)); err != nil {
-		return err
-	}
-	began := time.Now()
-	logits, _, err := w.forward(ctx, [][]int{prompt}, batches(cache, first))
-	if err != nil {
-		return err
-	}
-	w.prefill, w.prompted = time.Since(began), len(prompt)
-	for i := range w.batch {
-		s := &story{slices.Clone(prompt), first.layers, rand.New(rand.NewPCG(w.seed, uint64(i)))}
-		for j := 0; i > 0 && j < layers; j++ {
-			if s.layers[j], err = first.layers[j].Fork(); err != nil {
-				return err
-			}
+	text, began := w.decode(prompt), time.Now()
+	for running, next := []*story{first}, [][]int{prompt}; len(running) > 0; {
+		if _, err := io.WriteString(w.out, text); err != nil {
+			return err
 		}
-		w.stories = append(w.stories, s)
-	}
-	logits, began = slices.Repeat(logits, w.batch), time.Now()
-	for running := w.stories; ; {
-		var rest []*story
-		var next [][]int
-		for i, s := range running {
-			token, after := sample(logits[i], w.temperature, s.rng), s.tokens[len(s.tokens)-1]
+		logits, _, err := w.forward(ctx, next, func(layer int) nn.MultiHeadOptions {
+			var sequences []*kvcache.Sequence
+			for _, s := range running {
+				sequences = append(sequences, s.layers[layer])
+			}
+			return nn.MultiHeadOptions{Cache: cache.Batch(sequences...)}
+		})
+		if err != nil {
+			return err
+		}
+		if w.stories == nil { // next was the prompt
+			for i := range w.batch {
+				s := &story{slices.Clone(prompt), first.layers, rand.New(rand.NewPCG(w.seed, uint64(i)))}
+				for j := 0; i > 0 && j < layers; j++ {
+					if s.layers[j], err = first.layers[j].Fork(); err != nil {
+						return err
+					}
+				}
+				w.stories = append(w.stories, s)
+			}
+			running, logits = w.stories, slices.Repeat(logits, w.batch)
+			w.prefill, w.prompted, began = time.Since(began), len(prompt), time.Now()
+		}
+		stories := running
+		text, running, next = "", nil, nil
+		for i, s := range stories {
+			token := sample(logits[i], w.temperature, s.rng)
 			if token == beginning || token == ending {
 				continue
 			}
-			if s == w.stories[0] {
-				if _, err := io.WriteString(w.out, w.decode(after, token)); err != nil {
-					return err
-				}
+			if s.tokens = append(s.tokens, token); s == w.stories[0] {
+				text = w.decode(s.tokens[len(s.tokens)-2:])
 			}
-			if s.tokens = append(s.tokens, token); len(s.tokens) <= w.steps {
-				rest, next = append(rest, s), append(next, []int{token})
+			if len(s.tokens) <= w.steps {
+				running, next = append(running, s), append(next, []int{token})
 			}
-		}
-		if running = rest; len(running) == 0 {
-			break
-		}
-		if logits, _, err = w.forward(ctx, next, batches(cache, running...)); err != nil {
-			return err
 		}
 		w.decoded += len(running)
 	}
 	w.decoding, w.pages = time.Since(began), pages-cache.FreePages()
-	_, err = fmt.Fprintln(w.out)
+	_, err = fmt.Fprintln(w.out, text)
 	for i := 1; i < w.batch && err == nil; i++ {
-		_, err = fmt.Fprintf(w.out, "\n%s\n", w.decode(beginning, w.stories[i].tokens[1:]...))
+		_, err = fmt.Fprintf(w.out, "\n%s\n", w.decode(w.stories[i].tokens))
 	}
 	return err
 }
 
-// batches returns the sequences of stories for each layer.
-func batches(cache *kvcache.Paged, stories ...*story) (list []nn.KVCache) {
-	for i := range layers {
-		var sequences []*kvcache.Sequence
-		for _, s := range stories {
-			sequences = append(sequences, s.layers[i])
-		}
-		list = append(list, cache.Batch(sequences...))
-	}
-	return list
-}
-
 // sample draws a token from softmax(logits/temperature): the largest logit after Gumbel
-// noise is added (Gumbel 1954). At 0 it returns the most probable token.
+// noise times the temperature is added (Gumbel 1954). At 0 it is the most probable token.
 func sample(logits []float32, temperature float64, rng *rand.Rand) (token int) {
 	best := math.Inf(-1)
 	for i, x := range logits {
-		y := float64(x)
-		if temperature > 0 {
-			y = y/temperature - math.Log(rng.ExpFloat64())
-		}
-		if y > best {
+		if y := float64(x) - temperature*math.Log(rng.ExpFloat64()); y > best {
 			best, token = y, i
 		}
 	}
@@ -134,13 +117,12 @@ func sample(logits []float32, temperature float64, rng *rand.Rand) (token int) {
 }
 
 // report prints speed and memory.
-func (w *writer) report(to io.Writer) error {
-	speed := func(n int, d time.Duration) string {
-		return fmt.Sprintf("%4d tokens, %.0f a second", n, float64(n)/max(d.Seconds(), 1e-9))
-	}
-	share := 100 * w.attending.Seconds() / (w.prefill + w.decoding).Seconds()
-	info, bytes := w.dev.Info(), w.pages*pageSize*2*kvHeads*headDim*backend.F32.Size()
-	_, err := fmt.Fprintf(to, "\ndevice    %s, %s\nprefill   %s\ndecode    %s\nattention %3.0f%% of the time, with its projections\ncache     %d bytes in %d pages\n",
-		info.Name, info.Device, speed(w.prompted, w.prefill), speed(w.decoded, w.decoding), share, bytes, w.pages)
-	return err
+func (w *writer) report(to io.Writer) {
+	prefill, decoding := max(w.prefill, 1).Seconds(), max(w.decoding, 1).Seconds()
+	info := w.dev.Info()
+	fmt.Fprintf(to, "\ndevice    %s, %s\n", info.Name, info.Device)
+	fmt.Fprintf(to, "prefill   %4d tokens, %.0f a second\n", w.prompted, float64(w.prompted)/prefill)
+	fmt.Fprintf(to, "decode    %4d tokens, %.0f a second\n", w.decoded, float64(w.decoded)/decoding)
+	fmt.Fprintf(to, "attention %3.0f%% of the time, with its projections\n", 100*w.attending.Seconds()/(prefill+decoding))
+	fmt.Fprintf(to, "cache     %d bytes in %d pages\n", w.pages*pageSize*2*kvHeads*headDim*4, w.pages)
 }

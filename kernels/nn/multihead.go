@@ -176,6 +176,27 @@ func (l *MultiHeadAttention) Apply(ctx context.Context, x backend.Tensor, opt Mu
 	return r, err
 }
 
+// ApplyFloat32 is Apply for a number of batches of x in host memory:
+//
+//	x [B][S][M]    y [B][S][M]    weights [B][H][S][Sk] when the options ask for them
+func (l *MultiHeadAttention) ApplyFloat32(ctx context.Context, x []float32, batches int, opt MultiHeadOptions) (y, weights []float32, err error) {
+	m := l.config.Model
+	t, err := l.dev.FromFloat32(ctx, backend.F32, x, backend.Shape{batches, 1, len(x) / m / max(batches, 1), m})
+	if err != nil {
+		return nil, nil, fmt.Errorf("multi-head attention: x: %w", err)
+	}
+	defer t.Release()
+	r, err := l.Apply(ctx, t, opt)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer r.Release()
+	if y, err = l.dev.Float32s(ctx, r.O); err == nil && opt.Weights {
+		weights, err = l.dev.Float32s(ctx, r.Weights)
+	}
+	return y, weights, err
+}
+
 // apply computes a forward pass. The caller releases p, also after an error.
 func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x backend.Tensor, opt MultiHeadOptions) (err error) {
 	p.x, p.z, p.opt = x, x, opt

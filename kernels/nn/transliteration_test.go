@@ -110,18 +110,11 @@ func (x *transliterator) variable(name string) variable {
 	return v
 }
 
-// linear returns rows lo to hi-1 of a weight, [outputs, inputs], transposed and contiguous,
-// and the same elements of its bias.
+// linear returns rows lo to hi-1 of a weight, [outputs, inputs], transposed, and the same
+// elements of its bias.
 func (x *transliterator) linear(name string, lo, hi int) (w, b backend.Tensor) {
 	all := x.variable(name + "/weight")
-	in := all.cols
-	data := make([]float32, in*(hi-lo))
-	for i := lo; i < hi; i++ {
-		for j := range in {
-			data[j*(hi-lo)+i-lo] = all.data[i*in+j]
-		}
-	}
-	w, err := backend.HostF32(data, backend.Shape{1, 1, in, hi - lo})
+	w, err := nn.Transposed(all.data[lo*all.cols:hi*all.cols], all.cols)
 	x.check(err)
 	b, err = backend.HostF32(x.variable(name + "/bias").data[lo:hi], backend.Shape{1, 1, 1, hi - lo})
 	x.check(err)
@@ -152,36 +145,18 @@ func (x *transliterator) attention(scope string) *nn.MultiHeadAttention {
 
 // apply runs an attention layer on rows of translitSize elements.
 func (x *transliterator) apply(l *nn.MultiHeadAttention, rows []float32, opt nn.MultiHeadOptions) []float32 {
-	in, err := x.dev.FromFloat32(x.t.Context(), backend.F32, rows, backend.Shape{1, 1, len(rows) / translitSize, translitSize})
-	x.check(err)
-	defer in.Release()
-	r, err := l.Apply(x.t.Context(), in, opt)
-	x.check(err)
-	defer r.Release()
-	out, err := x.dev.Float32s(x.t.Context(), r.O)
+	out, _, err := l.ApplyFloat32(x.t.Context(), rows, 1, opt)
 	x.check(err)
 	return out
 }
 
 // project runs a linear layer.
 func (x *transliterator) project(name string, rows []float32) []float32 {
-	ctx, outputs := x.t.Context(), x.variable(name+"/bias").cols
-	w, b := x.linear(name, 0, outputs)
-	in := w.Shape()[backend.Seq]
-	host, err := backend.HostF32(rows, backend.Shape{1, 1, len(rows) / in, in})
+	w := x.variable(name + "/weight")
+	l, err := nn.NewLinear(x.t.Context(), x.dev, w.cols, w.data, x.variable(name+"/bias").data)
 	x.check(err)
-	var on []backend.Tensor
-	for _, h := range []backend.Tensor{host, w, b} {
-		d, err := x.dev.Upload(ctx, h)
-		x.check(err)
-		defer d.Release()
-		on = append(on, d)
-	}
-	y, err := x.dev.Alloc(ctx, backend.F32, backend.Shape{1, 1, len(rows) / in, outputs})
-	x.check(err)
-	defer y.Release()
-	x.check(x.dev.Project(ctx, y, on[0], on[1], on[2]))
-	out, err := x.dev.Float32s(ctx, y)
+	defer l.Release()
+	out, err := l.ApplyFloat32(x.t.Context(), rows)
 	x.check(err)
 	return out
 }

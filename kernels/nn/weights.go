@@ -16,7 +16,7 @@ import (
 //
 // The lengths are those of the [MultiHeadConfig]. Either all biases are present or none.
 // The columns of a head are adjacent, for Wo its rows. PyTorch's Linear stores the
-// transpose.
+// transpose, see [Transposed].
 type MultiHeadWeights struct {
 	Wq, Wk, Wv, Wo backend.Tensor
 	Bq, Bk, Bv, Bo backend.Tensor

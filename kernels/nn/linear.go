@@ -1,0 +1,102 @@
+package nn
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Linear is a linear layer, with weights in the device's memory:
+//
+//	y = x·W + B    W [1, 1, In, Out]    B [1, 1, 1, Out], or none
+//
+// Its methods are safe for concurrent use.
+type Linear struct {
+	dev  *kernels.Device
+	w, b backend.Tensor
+}
+
+// NewLinear returns a layer with the given number of inputs, for the caller to Release. The
+// weights are as in PyTorch's Linear:
+//
+//	weights [Out][In]    bias [Out], or nil
+//
+// Errors: ErrShape for lengths that do not match, ErrMemory, and the backend's.
+func NewLinear(ctx context.Context, dev *kernels.Device, inputs int, weights, bias []float32) (l *Linear, err error) {
+	defer backend.Annotate(&err, "linear layer")
+	host, err := Transposed(weights, inputs)
+	if err != nil {
+		return nil, err
+	}
+	l = &Linear{dev: dev}
+	if l.w, err = dev.Upload(ctx, host); err != nil {
+		return nil, err
+	}
+	if bias != nil {
+		if l.b, err = dev.FromFloat32(ctx, backend.F32, bias, backend.Shape{1, 1, 1, host.Shape()[backend.Dim]}); err != nil {
+			l.Release()
+			return nil, fmt.Errorf("bias: %w", err)
+		}
+	}
+	return l, nil
+}
+
+// Release frees the memory of the weights.
+func (l *Linear) Release() {
+	l.w.Release()
+	l.b.Release()
+}
+
+// Apply computes the layer's output for x and allocates it, for the caller to Release:
+//
+//	x [B, 1, S, In]    y [B, 1, S, Out] of x's dtype
+//
+// Errors: ErrShape and ErrDType for x, ErrUnsupported when the device has no projections,
+// and the backend's.
+func (l *Linear) Apply(ctx context.Context, x backend.Tensor) (y backend.Tensor, err error) {
+	defer backend.Annotate(&err, "linear layer")
+	if err := x.Check("x", floats...); err != nil {
+		return y, err
+	}
+	if in := l.w.Shape()[backend.Seq]; x.Shape()[backend.Dim] != in {
+		return y, fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the inputs of the layer: %w", x.Shape(), in, backend.ErrShape)
+	}
+	return project(ctx, l.dev, "y", x, l.w, l.b, 1)
+}
+
+// ApplyFloat32 is Apply for the rows of x in host memory: x [S][In], y [S][Out].
+func (l *Linear) ApplyFloat32(ctx context.Context, x []float32) (y []float32, err error) {
+	in := l.w.Shape()[backend.Seq]
+	t, err := l.dev.FromFloat32(ctx, backend.F32, x, backend.Shape{1, 1, len(x) / in, in})
+	if err != nil {
+		return nil, fmt.Errorf("linear layer: x: %w", err)
+	}
+	defer t.Release()
+	out, err := l.Apply(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Release()
+	return l.dev.Float32s(ctx, out)
+}
+
+// Transposed returns the weights [Out][In] of PyTorch's Linear as a tensor [1, 1, In, Out] in
+// host memory, as [MultiHeadWeights] has them. It returns ErrShape when inputs, In, does not
+// divide the length of weights, and ErrMemory.
+func Transposed(weights []float32, inputs int) (backend.Tensor, error) {
+	if inputs < 1 || len(weights)%inputs != 0 {
+		return backend.Tensor{}, fmt.Errorf("%d weights are not rows of %d inputs: %w", len(weights), inputs, backend.ErrShape)
+	}
+	data, err := budget.Make[float32](len(weights))
+	if err != nil {
+		return backend.Tensor{}, err
+	}
+	outputs := len(weights) / inputs
+	for i, w := range weights {
+		data[i%inputs*outputs+i/inputs] = w
+	}
+	return backend.HostF32(data, backend.Shape{1, 1, inputs, outputs})
+}

@@ -1,0 +1,135 @@
+package nn_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/nn"
+)
+
+// TestLinear compares a layer of three inputs and two outputs with results by hand, for
+// tensors and for slices.
+func TestLinear(t *testing.T) {
+	weights, x := []float32{1, 2, 3, 4, 5, 6}, []float32{1, 0, -1, 0, 2, 0}
+	each(t, func(t *testing.T, dev *kernels.Device) {
+		for _, c := range []struct{ bias, want []float32 }{
+			{nil, []float32{-2, -2, 4, 10}},
+			{[]float32{10, 20}, []float32{8, 18, 14, 30}},
+		} {
+			l, err := nn.NewLinear(t.Context(), dev, 3, weights, c.bias)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Release()
+			if y, err := l.ApplyFloat32(t.Context(), x); err != nil || !slices.Equal(y, c.want) {
+				t.Errorf("with the bias %v, y is %v, %v, should be %v", c.bias, y, err, c.want)
+			}
+			in, err := dev.FromFloat32(t.Context(), backend.F32, x, backend.Shape{2, 1, 1, 3})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer in.Release()
+			out, err := l.Apply(t.Context(), in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer out.Release()
+			if y, err := dev.Float32s(t.Context(), out); err != nil || out.Shape() != (backend.Shape{2, 1, 1, 2}) || !slices.Equal(y, c.want) {
+				t.Errorf("with the bias %v, y is %v of shape %v, %v, should be %v", c.bias, y, out.Shape(), err, c.want)
+			}
+		}
+	})
+}
+
+// TestSlices compares ApplyFloat32 of a layer of attention with Apply: two batches of three
+// rows, with weights.
+func TestSlices(t *testing.T) {
+	dev, ctx := onCPU(t), t.Context()
+	c := nn.MultiHeadConfig{Model: 8, Heads: 2}
+	w, err := c.Initialise(nn.Initialiser{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := nn.NewMultiHeadAttention(ctx, dev, c, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release()
+	in := random(t, dev, 1, 2, 1, 3, 8)
+	opt := nn.MultiHeadOptions{Options: kernels.Options{Causal: true, Weights: true}}
+	want, err := l.Apply(ctx, in, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer want.Release()
+	floats := func(t *testing.T, x backend.Tensor) []float32 {
+		data, err := dev.Float32s(ctx, x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	y, weights, err := l.ApplyFloat32(ctx, floats(t, in), 2, opt)
+	if err != nil || !slices.Equal(y, floats(t, want.O)) || !slices.Equal(weights, floats(t, want.Weights)) {
+		t.Errorf("y is %v, weights are %v, %v", y, weights, err)
+	}
+	opt.Weights = false
+	if y, weights, err := l.ApplyFloat32(ctx, floats(t, in), 2, opt); err != nil || len(y) != 2*3*8 || weights != nil {
+		t.Errorf("without weights, y is %v, weights are %v, %v", y, weights, err)
+	}
+}
+
+// TestLinearErrors: errors name the argument.
+func TestLinearErrors(t *testing.T) {
+	dev, ctx := onCPU(t), t.Context()
+	c := nn.MultiHeadConfig{Model: 4}
+	w, err := c.Initialise(nn.Initialiser{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	attention, err := nn.NewMultiHeadAttention(ctx, dev, c, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer attention.Release()
+	l, err := nn.NewLinear(ctx, dev, 2, []float32{1, 2, 3, 4}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release()
+	apply := func(shape ...int) error {
+		_, err := l.Apply(ctx, random(t, dev, 1, shape...))
+		return err
+	}
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{func() error { _, err := nn.NewLinear(ctx, dev, 3, []float32{1, 2, 3, 4}, nil); return err }(), "linear layer: 4 weights are not rows of 3 inputs"},
+		{func() error { _, err := nn.NewLinear(ctx, dev, 0, nil, nil); return err }(), "linear layer: 0 weights are not rows of 0 inputs"},
+		{func() error { _, err := nn.NewLinear(ctx, dev, 2, []float32{1, 2, 3, 4}, []float32{1}); return err }(), "linear layer: bias: "},
+		{apply(1, 1, 2, 3), "linear layer: x has shape [1 1 2 3], it must be [B, 1, S, 2], the inputs of the layer"},
+		{apply(1, 2, 2, 2), "linear layer: x has shape [1 2 2 2], it must be [B, 1, S, M]"},
+		{func() error { _, err := l.ApplyFloat32(ctx, []float32{1, 2, 3}); return err }(), "linear layer: x: "},
+		{func() error {
+			_, _, err := attention.ApplyFloat32(ctx, make([]float32, 9), 1, nn.MultiHeadOptions{})
+			return err
+		}(), "multi-head attention: x: "},
+		{func() error {
+			_, _, err := attention.ApplyFloat32(ctx, make([]float32, 4), 0, nn.MultiHeadOptions{})
+			return err
+		}(), "multi-head attention: x: "},
+		{func() error {
+			_, _, err := attention.ApplyFloat32(ctx, make([]float32, 4), -1, nn.MultiHeadOptions{})
+			return err
+		}(), "multi-head attention: x: "},
+	} {
+		if !errors.Is(c.err, backend.ErrShape) || !strings.HasPrefix(c.err.Error(), c.want) {
+			t.Errorf("error %v, should begin with %q", c.err, c.want)
+		}
+	}
+}
