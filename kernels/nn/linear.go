@@ -69,8 +69,8 @@ func (l *Linear) Apply(ctx context.Context, x backend.Tensor) (y backend.Tensor,
 
 // ApplyFloat32 is Apply for the rows of x in host memory: x [S][In], y [S][Out].
 func (l *Linear) ApplyFloat32(ctx context.Context, x []float32) (y []float32, err error) {
-	in := l.w.Shape()[backend.Seq]
-	t, err := l.dev.FromFloat32(ctx, backend.F32, x, backend.Shape{1, 1, len(x) / in, in})
+	in := l.w.Shape()[backend.Seq] // 0 in a layer that nobody made
+	t, err := l.dev.FromFloat32(ctx, backend.F32, x, backend.Shape{1, 1, len(x) / max(in, 1), in})
 	if err != nil {
 		return nil, fmt.Errorf("linear layer: x: %w", err)
 	}

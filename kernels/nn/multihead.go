@@ -180,8 +180,8 @@ func (l *MultiHeadAttention) Apply(ctx context.Context, x backend.Tensor, opt Mu
 //
 //	x [B][S][M]    y [B][S][M]    weights [B][H][S][Sk] when the options ask for them
 func (l *MultiHeadAttention) ApplyFloat32(ctx context.Context, x []float32, batches int, opt MultiHeadOptions) (y, weights []float32, err error) {
-	m := l.config.Model
-	t, err := l.dev.FromFloat32(ctx, backend.F32, x, backend.Shape{batches, 1, len(x) / m / max(batches, 1), m})
+	m := l.config.Model // 0 in a layer that nobody made
+	t, err := l.dev.FromFloat32(ctx, backend.F32, x, backend.Shape{batches, 1, len(x) / max(m, 1) / max(batches, 1), m})
 	if err != nil {
 		return nil, nil, fmt.Errorf("multi-head attention: x: %w", err)
 	}
