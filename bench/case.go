@@ -9,16 +9,17 @@ import (
 	"github.com/seed90331342/attn/kernels"
 )
 
-// The parts of attention that a [Case] may run, as in package report.
+// What a [Case] may run, as in package report.
 const (
-	Fused   = report.Fused
-	Stages  = report.Stages
-	QK      = report.QK
-	Softmax = report.Softmax
-	PV      = report.PV
+	Fused    = report.Fused
+	Stages   = report.Stages
+	QK       = report.QK
+	Softmax  = report.Softmax
+	PV       = report.PV
+	Backward = report.Backward
 )
 
-// Variants lists the parts.
+// Variants lists the variants.
 var Variants = report.Variants
 
 // Case is a call that is timed, over inputs drawn by seed: a series at one length.
@@ -66,18 +67,15 @@ func (c Case) row(info backend.Info) report.Measurement {
 
 // options returns the call's options; bias is the mask.
 func (c Case) options(bias backend.Tensor) kernels.Options {
-	return kernels.Options{Causal: c.Causal, Window: c.Window, Align: kernels.LowerRight, Softcap: c.Softcap, Bias: bias}
+	return kernels.Options{Causal: c.Causal, Window: c.Window, Align: kernels.LowerRight, Softcap: c.Softcap, Bias: bias, LSE: c.Variant == Backward}
 }
 
 // stored reports whether the variant stores scores or weights.
-func (c Case) stored() bool { return c.Variant != Fused }
+func (c Case) stored() bool { return c.Variant != Fused && c.Variant != Backward }
 
-// stages returns the stages that the variant consists of; none for Fused.
+// stages returns the stages that the variant, which stores scores, consists of.
 func (c Case) stages() []string {
-	switch c.Variant {
-	case Fused:
-		return nil
-	case Stages:
+	if c.Variant == Stages {
 		return parts
 	}
 	return []string{c.Variant}
@@ -97,6 +95,9 @@ func (c Case) shapes() shapes {
 	}
 }
 
+// lse is the shape of the log-sum-exp of each row.
+func (s *shapes) lse() backend.Shape { return backend.Shape{s.q[0], s.q[1], s.q[2], 1} }
+
 // weights returns the number of weights, which may exceed an int.
 func (c Case) weights() float64 {
 	d := c.Dims()
@@ -113,6 +114,9 @@ func (c Case) hostBytes() int64 {
 	}
 	if c.stored() {
 		all = append(all, s.w)
+	}
+	if c.Variant == Backward {
+		all = append(all, s.q, s.q, s.k, s.k, s.lse())
 	}
 	var sum int64
 	for _, s := range all {
@@ -153,6 +157,9 @@ func (c Case) plan(ctx context.Context, dev *kernels.Device) (backend.Plan, erro
 
 // planOf returns how the case runs: the plan of its call, or that of all three stages.
 func (c Case) planOf(ctx context.Context, call *kernels.Call) (backend.Plan, error) {
+	if c.Variant == Backward {
+		return call.PlanBackward(ctx)
+	}
 	p, err := call.Plan(ctx)
 	if err != nil || !c.stored() {
 		return p, err

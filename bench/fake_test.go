@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
 )
 
 // fake is a plain backend in host memory, F32 only, that misbehaves on demand.
@@ -385,4 +386,64 @@ func (f *wrongStage) PV(ctx context.Context, o, w, v backend.Tensor) error {
 		return err
 	}
 	return f.spoil(PV, o)
+}
+
+// differentiator is a fake whose results the CPU backend computes. Gradients take three times as
+// long as a call. One of the results may be wrong.
+type differentiator struct {
+	fake
+	cpu   *cpu.Backend
+	wrong string
+}
+
+func newDifferentiator(wrong string) *differentiator {
+	return &differentiator{fake: fake{name: "cpu"}, cpu: cpu.New(cpu.Options{Threads: 1}), wrong: wrong}
+}
+
+func (f *differentiator) Attention(ctx context.Context, calls ...*backend.Call) error {
+	f.calls.Add(1)
+	if err := f.take(ctx, 0); err != nil {
+		return err
+	}
+	if err := f.cpu.Attention(ctx, calls...); err != nil {
+		return err
+	}
+	outputs, _ := calls[0].Operands()
+	return f.spoil(outputs[:])
+}
+
+func (f *differentiator) Backward(ctx context.Context, g *backend.Gradients) error {
+	for range 3 {
+		if err := f.take(ctx, 0); err != nil {
+			return err
+		}
+	}
+	if err := f.cpu.Backward(ctx, g); err != nil {
+		return err
+	}
+	outputs, _ := g.Operands()
+	return f.spoil(outputs[:])
+}
+
+// spoil makes the result that is to be wrong wrong.
+func (f *differentiator) spoil(results []backend.Operand) error {
+	for _, o := range results {
+		if o.Name != f.wrong {
+			continue
+		}
+		x, err := o.Tensor.Float32s()
+		if err != nil {
+			return err
+		}
+		for i := range x {
+			x[i] *= 1.001
+		}
+	}
+	return nil
+}
+
+func (f *differentiator) PlanBackward(_ context.Context, g *backend.Gradients) (backend.Plan, error) {
+	p := backend.NewGradientsPlan(g)
+	p.Backend, p.Path = f.name, "pretended"
+	return p, nil
 }

@@ -19,9 +19,12 @@ type operands struct {
 	// bias is the zero Tensor without a mask, w (scores, then weights) where the variant
 	// stores none.
 	q, k, v, o, bias, w backend.Tensor
+	// Of Backward: a drawn gradient of o, the result's LSE, and what is measured.
+	dO, lse backend.Tensor
+	grads   kernels.Gradients
 }
 
-// load draws Q, K, V and the mask from the standard normal distribution, uploads them,
+// load draws Q, K, V, the mask and dO from the standard normal distribution, uploads them,
 // allocates the outputs and prepares the call. The caller releases the operands.
 func (c Case) load(ctx context.Context, dev *kernels.Device, seed uint64) (op *operands, err error) {
 	op = &operands{dev: dev, c: c}
@@ -36,7 +39,8 @@ func (c Case) load(ctx context.Context, dev *kernels.Device, seed uint64) (op *o
 		shape backend.Shape
 		dtype backend.DType
 		skip  bool
-	}{{&op.q, s.q, c.DType, false}, {&op.k, s.k, c.DType, false}, {&op.v, s.k, c.DType, false}, {&op.bias, s.mask, backend.F32, !c.Mask}} {
+	}{{&op.q, s.q, c.DType, false}, {&op.k, s.k, c.DType, false}, {&op.v, s.k, c.DType, false}, {&op.bias, s.mask, backend.F32, !c.Mask},
+		{&op.dO, s.q, c.DType, c.Variant != Backward}} {
 		if in.skip {
 			continue
 		}
@@ -49,11 +53,10 @@ func (c Case) load(ctx context.Context, dev *kernels.Device, seed uint64) (op *o
 			return op, err
 		}
 	}
-	if err := op.renew(ctx); err != nil {
+	if op.call, err = dev.Prepare(op.q, op.k, op.v, c.options(op.bias)); err != nil {
 		return op, err
 	}
-	op.call, err = dev.Prepare(op.q, op.k, op.v, c.options(op.bias))
-	return op, err
+	return op, op.renew(ctx)
 }
 
 // normals draws n standard normal numbers.
@@ -74,6 +77,20 @@ func normals(ctx context.Context, r *rand.Rand, n int) ([]float32, error) {
 // renew allocates new outputs in place of those that were written.
 func (op *operands) renew(ctx context.Context) error {
 	s := op.c.shapes()
+	if op.c.Variant == Backward {
+		grads, err := op.call.AllocGradients(ctx, true, false)
+		if err != nil {
+			return err
+		}
+		op.grads.Release()
+		op.grads = grads
+		if !op.lse.IsZero() { // the results of the forward pass stay, they are inputs
+			return nil
+		}
+		if op.lse, err = op.dev.Alloc(ctx, backend.F32, s.lse()); err != nil {
+			return err
+		}
+	}
 	o, err := op.dev.Alloc(ctx, op.c.DType, s.q)
 	if err != nil {
 		return err
@@ -98,17 +115,19 @@ func (op *operands) inputs(variant string) *operands {
 
 func (op *operands) release() {
 	op.releaseOutputs()
-	for _, t := range []*backend.Tensor{&op.q, &op.k, &op.v, &op.bias} {
+	for _, t := range []*backend.Tensor{&op.q, &op.k, &op.v, &op.bias, &op.dO} {
 		t.Release()
 	}
 }
 
 func (op *operands) releaseOutputs() {
-	op.o.Release()
-	op.w.Release()
+	op.result().Release()
+	op.grads.Release()
 }
 
-func (op *operands) result() kernels.Result { return kernels.Result{O: op.o, Weights: op.w} }
+func (op *operands) result() kernels.Result {
+	return kernels.Result{O: op.o, LSE: op.lse, Weights: op.w}
+}
 
 // parts are the variants that are a single stage, in their order.
 var parts = []string{QK, Softmax, PV}
@@ -137,9 +156,12 @@ func (op *operands) stages(ctx context.Context, names ...string) error {
 // run runs the case's variant once, to its completion.
 func (op *operands) run(ctx context.Context) error {
 	var err error
-	if op.c.stored() {
+	switch {
+	case op.c.stored():
 		err = op.stages(ctx, op.c.stages()...)
-	} else {
+	case op.c.Variant == Backward:
+		err = op.call.Backward(ctx, op.grads, kernels.Result{O: op.dO}, op.result())
+	default:
 		err = op.call.RunInto(ctx, op.result())
 	}
 	if err != nil {
@@ -148,14 +170,17 @@ func (op *operands) run(ctx context.Context) error {
 	return op.dev.Wait(ctx)
 }
 
-// before runs the stages that the variant's first call needs.
+// before runs what the variant's first call needs: stages, or the forward pass.
 func (op *operands) before(ctx context.Context) error {
+	if op.c.Variant == Backward {
+		return op.call.RunInto(ctx, op.result())
+	}
 	return op.stages(ctx, parts[:max(slices.Index(parts, op.c.Variant), 0)]...)
 }
 
 // check completes the attention call by the stages that the variant does not run, and
-// recomputes rows of the result in float64. A softmax that was repeated in place starts
-// again from the scores.
+// recomputes rows of the result in float64, for Backward those of the gradients too. A softmax
+// that was repeated in place starts again from the scores.
 func (op *operands) check(ctx context.Context, opt kernels.CheckOptions) (kernels.CheckReport, error) {
 	var err error
 	switch op.c.Variant {
@@ -167,7 +192,11 @@ func (op *operands) check(ctx context.Context, opt kernels.CheckOptions) (kernel
 	if err != nil {
 		return kernels.CheckReport{}, err
 	}
-	return op.call.Check(ctx, op.result(), opt)
+	report, err := op.call.Check(ctx, op.result(), opt)
+	if err != nil || op.c.Variant != Backward || !report.OK() {
+		return report, err
+	}
+	return op.call.CheckBackward(ctx, op.grads, kernels.Result{O: op.dO}, op.result(), opt)
 }
 
 // reads returns the operands that a call reads. If a window hides keys from all rows, K
@@ -191,5 +220,9 @@ func (op *operands) reads() []backend.Tensor {
 		}
 		return t
 	}
-	return []backend.Tensor{op.q, seen(op.k), seen(op.v), op.bias}
+	read := []backend.Tensor{op.q, seen(op.k), seen(op.v), op.bias}
+	if op.c.Variant == Backward {
+		read = append(read, op.o, op.lse, op.dO)
+	}
+	return read
 }

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"errors"
+	"io"
 	"math"
 	"strings"
 	"testing"
@@ -86,7 +87,7 @@ func TestSeriesAreRunOneAfterTheOther(t *testing.T) {
 
 // Each single stage is timed and checked; a wrong one has no figure.
 func TestVariants(t *testing.T) {
-	for _, v := range Variants {
+	for _, v := range []string{Fused, Stages, QK, Softmax, PV} {
 		cfg := small(24)
 		cfg.Series[0].Variant, cfg.Series[0].Causal, cfg.Series[0].Mask, cfg.Series[0].KVHeads = v, true, true, 1
 		be := &fake{name: "cpu", delay: time.Second}
@@ -106,6 +107,55 @@ func TestVariants(t *testing.T) {
 		cfg.Series[0].Variant = v
 		if c := runOn(t, cfg, &wrongStage{fake: fake{name: "cpu"}, stage: v}).Cases[0]; c.Status != report.Wrong || c.MedianS != nil {
 			t.Errorf("%s: %+v", v, c)
+		}
+	}
+}
+
+// TestBackward: the backward pass is timed without the forward call, and each of its outputs is
+// checked. A backend without gradients is named.
+func TestBackward(t *testing.T) {
+	cfg := small(24)
+	cfg.Series[0].Variant, cfg.Series[0].Causal, cfg.Series[0].Mask, cfg.Series[0].KVHeads = Backward, true, true, 1
+	for _, wrong := range []string{"o", "dq", "dk", "dv"} {
+		c := runOn(t, cfg, newDifferentiator(wrong)).Cases[0]
+		if c.Status != report.Wrong || c.MedianS != nil || !strings.Contains(c.Note, " "+wrong+"[") {
+			t.Errorf("a wrong %s: %+v", wrong, c)
+		}
+	}
+	if err := runOn(t, cfg, &fake{name: "plain"}).Err(); err == nil || !strings.Contains(err.Error(), "plain has no gradients") {
+		t.Errorf("a backend without gradients: %v", err)
+	}
+	be := newDifferentiator("")
+	cfg.Series = append(cfg.Series, cfg.Series[0])
+	cfg.Series[1].Variant = Fused
+	r := runOn(t, cfg, be)
+	c := r.Cases[0]
+	if c.Status != report.OK || c.MedianS == nil || c.StagesS != nil || *c.MedianS != 3*callTime.Seconds() {
+		t.Fatalf("%+v", c)
+	}
+	// 5 products of 2·D operations for each of 2 heads of 1+2+...+24 pairs.
+	if want := int64(2 * 300 * 5 * 2 * 4); c.FLOPs != want || c.Plan.FLOPs != want || c.FLOPsFull != want/25*48 || 2*c.FLOPs != 5*r.Cases[1].FLOPs {
+		t.Errorf("%d operations, %d planned, %d of all pairs, want %d", c.FLOPs, c.Plan.FLOPs, c.FLOPsFull, want)
+	}
+	// Q, dQ, O and dO, K, dK, V and dV, LSE; the mask.
+	if want := int64(4*(4*2*24*4+4*24*4+2*24) + 4*24*24); c.Bytes != want || c.Plan.Bytes != want || c.Memory.Operands+c.Memory.Square != want {
+		t.Errorf("%d bytes, %d planned, memory %+v, want %d", c.Bytes, c.Plan.Bytes, c.Memory, want)
+	}
+	for _, form := range []struct {
+		name, want string
+		write      func(io.Writer) error
+	}{
+		{"text", "f32 causal + mask f32 backward", r.WriteTable}, {"CSV", ",backward,", r.WriteCSV}, {"page", "cpu · backward", r.WritePage},
+		{"gobench", "/variant=backward/f32/b1h2s24d4/kv1/causal/mask", r.WriteGoBench}, {"JSON", `"variant": "backward"`, r.WriteJSON},
+	} {
+		var out strings.Builder
+		if err := form.write(&out); err != nil || !strings.Contains(out.String(), form.want) {
+			t.Errorf("%s: %v, or it lacks %q", form.name, err, form.want)
+		}
+		if form.name == "JSON" {
+			if _, err := report.Read(strings.NewReader(out.String())); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }

@@ -66,8 +66,13 @@ func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report 
 			return CheckReport{}, err
 		}
 	}
+	return k.report(len(rows)), nil
+}
+
+// report returns the report of a comparison of that many rows.
+func (k *checker) report(rows int) CheckReport {
 	worst := fmt.Sprintf("%s is %v, should be %v", k.worst.Where, k.worst.Got, k.worst.Ref)
-	return CheckReport{Rows: len(rows), MaxError: k.worst.Error, Bound: k.worst.Bound, Off: k.worst.Off, Worst: worst}, nil
+	return CheckReport{Rows: rows, MaxError: k.worst.Error, Bound: k.worst.Bound, Off: k.worst.Off, Worst: worst}
 }
 
 // verify returns ErrVerify when rows of out that Options.Verify draws are wrong.
@@ -173,57 +178,103 @@ func (k *checker) row(ctx context.Context, s *subcall, n int, of rowIndex) error
 }
 
 // reference downloads the inputs of row at of c, which is subcall n.
-func (k *checker) reference(ctx context.Context, c *backend.Call, n int, at rowIndex) (row oracle.Row, err error) {
-	d := c.Dims()
-	head, err := k.head(ctx, c, headIndex{n, at.b, at.h / (d.Heads / d.KVHeads)})
+func (k *checker) reference(ctx context.Context, c *backend.Call, n int, at rowIndex) (oracle.Row, error) {
+	x := region{lo: [4]int{at.b, at.h, at.i}, hi: [4]int{at.b + 1, at.h + 1, at.i + 1, c.Dims().SeqK}}
+	p, err := k.patch(ctx, c, n, x)
 	if err != nil {
-		return row, err
+		return oracle.Row{}, err
 	}
-	row = oracle.Row{K: head.k, V: head.v, Dv: d.ValueDim, Scale: c.Scale, Softcap: c.Softcap, Out: c.O.DType()}
-	if row.Q, err = k.download(ctx, c.Q, at, 1); err != nil {
-		return row, err
+	return p.row(at.i), nil
+}
+
+// patch has the inputs of some rows and keys of a query head, region, of a backend call.
+type patch struct {
+	region
+	call                         *backend.Call
+	q                            []float32
+	head                         headData // all keys
+	mask, blocks, bias, relative []float32
+}
+
+// patch downloads the inputs of region x, which is within one head, of c, which is subcall n.
+func (k *checker) patch(ctx context.Context, c *backend.Call, n int, x region) (p patch, err error) {
+	d := c.Dims()
+	b, h := x.lo[backend.Batch], x.lo[backend.Heads]
+	p = patch{region: x, call: c}
+	if p.head, err = k.head(ctx, c, headIndex{n, b, h / (d.Heads / d.KVHeads)}); err != nil {
+		return p, err
 	}
-	var mask, blocks []float32
-	if !c.Mask.IsZero() {
-		if mask, err = k.download(ctx, c.Mask, at, 1); err != nil {
-			return row, err
-		}
-	}
+	blocks, relative := x, x
 	if !c.Blocks.IsZero() {
-		if blocks, err = k.download(ctx, c.Blocks, rowIndex{at.b, at.h, at.i / c.BlockQ}, 1); err != nil {
-			return row, err
+		blocks.lo[backend.Seq], blocks.hi[backend.Seq] = x.lo[backend.Seq]/c.BlockQ, ceilDiv(x.hi[backend.Seq], c.BlockQ)
+		blocks.lo[backend.Dim], blocks.hi[backend.Dim] = x.lo[backend.Dim]/c.BlockK, ceilDiv(x.hi[backend.Dim], c.BlockK)
+	}
+	relative.lo[backend.Seq], relative.hi[backend.Seq] = 0, 1
+	relative.lo[backend.Dim] += d.SeqQ - x.hi[backend.Seq]
+	relative.hi[backend.Dim] += d.SeqQ - x.lo[backend.Seq] - 1
+	for _, of := range []struct {
+		to *[]float32
+		t  backend.Tensor
+		x  region
+	}{{&p.mask, c.Mask, x}, {&p.blocks, c.Blocks, blocks}, {&p.bias, c.Bias, x}, {&p.relative, c.Relative, relative}} {
+		if of.t.IsZero() {
+			continue
+		}
+		var view slicer
+		part := view.scores(of.t, &of.x)
+		if view.err != nil {
+			return p, view.err
+		}
+		if *of.to, err = k.dev.Float32s(ctx, part); err != nil {
+			return p, err
 		}
 	}
-	lo, hi := c.Visible.Range(at.b, at.i, d.SeqK)
+	p.q, err = k.download(ctx, c.Q, rowIndex{b, h, x.lo[backend.Seq]}, x.hi[backend.Seq]-x.lo[backend.Seq])
+	return p, err
+}
+
+// row returns row i of the call with the keys of p.
+func (p *patch) row(i int) oracle.Row {
+	c, d := p.call, p.call.Dims()
+	b, h, first, keys := p.lo[backend.Batch], p.lo[backend.Heads], p.lo[backend.Dim], p.hi[backend.Dim]-p.lo[backend.Dim]
+	r := i - p.lo[backend.Seq]
+	row := oracle.Row{Q: p.q[r*d.Dim:][:d.Dim], K: p.head.k[first*d.Dim:][:keys*d.Dim], V: p.head.v[first*d.ValueDim:][:keys*d.ValueDim],
+		Dv: d.ValueDim, Scale: c.Scale, Softcap: c.Softcap, Out: c.O.DType()}
+	ofRow := func(all []float32) []float32 {
+		if all == nil {
+			return nil
+		}
+		return all[r*keys:][:keys]
+	}
+	mask, bias := ofRow(p.mask), ofRow(p.bias)
+	var blocks []float32
+	if p.blocks != nil {
+		perRow := ceilDiv(first+keys, c.BlockK) - first/c.BlockK
+		blocks = p.blocks[(i/c.BlockQ-p.lo[backend.Seq]/c.BlockQ)*perRow:]
+	}
+	lo, hi := c.Visible.Range(b, i, d.SeqK)
 	row.Hidden = func(j int) bool {
-		return j < lo || j >= hi || mask != nil && mask[j] == 0 || blocks != nil && blocks[j/c.BlockK] == 0
+		at := first + j
+		return at < lo || at >= hi || mask != nil && mask[j] == 0 || blocks != nil && blocks[at/c.BlockK-first/c.BlockK] == 0
 	}
-	if !c.Bias.IsZero() {
-		bias, err := k.download(ctx, c.Bias, at, 1)
-		if err != nil {
-			return row, err
-		}
+	if bias != nil {
 		row.Bias = func(j int) float64 { return float64(bias[j]) }
 	}
-	if !c.Relative.IsZero() {
-		bias, err := k.download(ctx, c.Relative, rowIndex{at.b, at.h, 0}, 1)
-		if err != nil {
-			return row, err
-		}
-		row.Relative = func(j int) float64 { return float64(bias[j-at.i+d.SeqQ-1]) }
+	if p.relative != nil {
+		row.Relative = func(j int) float64 { return float64(p.relative[j+p.hi[backend.Seq]-1-i]) }
 	}
 	if c.Slopes != nil {
-		row.Slope = float64(c.Slope(at.b, at.h, d.Heads))
-		row.Distance = func(j int) float64 { return math.Abs(float64(at.i + c.Visible.Offset - j)) }
+		row.Slope = float64(c.Slope(b, h, d.Heads))
+		row.Distance = func(j int) float64 { return math.Abs(float64(i + c.Visible.Offset - first - j)) }
 	}
 	if c.Sinks != nil {
-		row.Sink = &c.Sinks[at.h]
+		row.Sink = &c.Sinks[h]
 	}
 	if c.Dropout.P > 0 {
-		row.Keeps = func(j int) bool { return c.Dropout.Keeps(at.b, at.h, at.i, j) }
+		row.Keeps = func(j int) bool { return c.Dropout.Keeps(b, h, i, first+j) }
 		row.KeepFactor = 1 / (1 - float64(c.Dropout.P))
 	}
-	return row, nil
+	return row
 }
 
 // head returns the keys and values of a head, and keeps those of a few.

@@ -54,6 +54,23 @@ type RowGradients struct {
 // r.Out is the dtype of o.
 func Differentiate(r Row, do []float32, dlse float32, g RowGradients) {
 	a := Solve(r)
+	r.differentiate(&a, do, dlse, g)
+}
+
+// DifferentiatePart is [Differentiate] for a row whose o and lse are results over more keys
+// than those of r, as they are stored: it adds what the keys of r contribute.
+func DifferentiatePart(r Row, o []float32, lse float32, do []float32, dlse float32, g RowGradients) {
+	a := Answer{LSE: float64(lse), O: make([]float64, len(o)), OBound: make([]float64, len(o))}
+	for x, y := range o {
+		a.O[x] = float64(y)
+	}
+	own := Solve(r)
+	a.Scores, a.reach = own.Scores, own.reach
+	r.differentiate(&a, do, dlse, g)
+}
+
+// differentiate is Differentiate with the result a of the row.
+func (r *Row) differentiate(a *Answer, do []float32, dlse float32, g RowGradients) {
 	if math.IsInf(a.LSE, -1) {
 		return
 	}

@@ -182,7 +182,10 @@ func (m *Measurement) check(e *Environment) (field string, value any, must strin
 	if p := m.Plan; p != nil { // as far as it does not depend on the backend
 		was := *p
 		m.Plan = new(was)
-		m.Plan.Backend, m.Plan.Pairs, m.Plan.FLOPs = m.Backend, m.Pairs, 4*int64(m.Dim)*m.Pairs
+		m.Plan.Backend, m.Plan.Pairs, m.Plan.FLOPs = m.Backend, m.Pairs, 4*int64(m.Dim)*m.Pairs // the whole call's, of a stage too
+		if m.Variant == Backward {
+			m.Plan.FLOPs = m.FLOPs
+		}
 		if field, value, must = differing(p, m.Plan); must != "" {
 			return "plan." + field, value, must
 		}

@@ -82,6 +82,7 @@ func (m *Measurement) count(t backend.DeviceType) {
 	all := rows * int64(m.SeqK)
 	q, k := size*rows*int64(m.Dim), size*int64(m.Batch)*int64(m.KVHeads)*int64(m.SeqK)*int64(m.Dim) // also of O and V
 	operands, scores, stage := 2*q+2*k, 4*all, 2*int64(m.Dim)
+	unseen := 2 * k / int64(m.SeqK) * int64(m.SeqK-m.SeenKeys())
 	var mask int64
 	if m.Mask != "" {
 		mask = 4 * int64(m.SeqQ) * int64(m.SeqK)
@@ -96,8 +97,12 @@ func (m *Measurement) count(t backend.DeviceType) {
 		m.FLOPs, m.FLOPsFull, m.Bytes = 0, 0, 2*scores+mask
 	case Stages: // the scores are written, read and written, and read
 		m.Bytes = operands + mask + 4*scores
+	case Backward: // five products; as large as the operands are their gradients
+		m.FLOPs, m.FLOPsFull = m.Pairs*5*stage, all*5*stage
+		m.Memory.Operands = 2*operands + 4*rows
+		m.Bytes, m.Memory.Square = m.Memory.Operands+mask-unseen, mask
 	default: // without the keys and values that no row sees
-		m.Bytes = operands + mask - 2*k/int64(m.SeqK)*int64(m.SeqK-m.SeenKeys())
+		m.Bytes = operands + mask - unseen
 		m.Memory.Square = mask
 	}
 	m.Intensity = float64(m.FLOPs) / float64(m.Bytes)

@@ -26,7 +26,7 @@ type Measurement struct {
 	// Name is the case in the form of a Go benchmark, without backend and variant:
 	// "f32/b1h8s1024d64/causal".
 	Name string `json:"name"`
-	// Variant is what ran: Fused, Stages, QK, Softmax or PV.
+	// Variant is what ran, one of [Variants].
 	Variant string `json:"variant"`
 	// DType is the type of Q, K, V and O: "f32", "f16" or "bf16".
 	DType string `json:"dtype"`
@@ -90,9 +90,9 @@ type Measurement struct {
 	MovedBytes int64    `json:"moved_bytes"`
 	// Pairs counts the visible (query, key) pairs over batches and query heads.
 	Pairs int64 `json:"pairs"`
-	// FLOPs counts 2·(D+Dv) operations a visible pair; softmax is not counted. "qk" and
-	// "pv" compute hidden pairs too and count 2·D and 2·Dv for every pair. FLOPsFull
-	// counts every pair in any case.
+	// FLOPs counts 2·(D+Dv) operations a visible pair, and "backward" 2·(3·D+2·Dv);
+	// softmax is not counted. "qk" and "pv" compute hidden pairs too and count 2·D and
+	// 2·Dv for every pair. FLOPsFull counts every pair in any case.
 	FLOPs     int64 `json:"flops"`
 	FLOPsFull int64 `json:"flops_full"`
 	// GFLOPS is FLOPs / MedianS / 10^9. GFLOPSFull is the same of FLOPsFull, which other
@@ -124,8 +124,8 @@ type Measurement struct {
 	// memory. SpeedupVsStages is StagesS / MedianS.
 	StagesS         *float64 `json:"stages_s"`
 	SpeedupVsStages *float64 `json:"speedup_vs_stages"`
-	// MaxError is |o - float64 result| of the sampled element with the largest ratio of
-	// error to bound, ErrorBound the bound of that element. MaxError is null when it is
+	// MaxError is |x - float64 result| of the sampled element x of the output or gradients
+	// with the largest ratio of error to bound, ErrorBound the bound of that element. MaxError is null when it is
 	// not finite.
 	MaxError   *float64 `json:"max_error"`
 	ErrorBound *float64 `json:"error_bound"`
@@ -149,8 +149,8 @@ type Round struct {
 
 // Memory is the memory of a case in bytes, counted exactly and measured.
 type Memory struct {
-	// Operands counts Q, K, V and O, Scratch the backend's planned working memory: both
-	// grow with S.
+	// Operands counts Q, K, V and O, and of Backward also the LSE and the gradients of all
+	// these; Scratch the backend's planned working memory. Both grow with S.
 	Operands int64 `json:"operands"`
 	Scratch  int64 `json:"scratch"`
 	// Square counts what grows with S²: a mask, and the weights that the stages store.
@@ -196,8 +196,8 @@ const (
 	Predicted Status = "predicted"
 )
 
-// The variants of a case are the parts of attention that run. The stages store scores and
-// weights of [B, H, Sq, Sk] and compute every pair, visible or not.
+// The variants of a case are what runs. The stages store scores and weights of [B, H, Sq, Sk]
+// and compute every pair, visible or not.
 const (
 	// Fused is the fused attention call, Stages the same call as three stages.
 	Fused  = "fused"
@@ -206,10 +206,13 @@ const (
 	QK      = "qk"
 	Softmax = "softmax"
 	PV      = "pv"
+	// Backward computes the gradients of Q, K and V from the result of the fused call, whose
+	// time does not count.
+	Backward = "backward"
 )
 
 // Variants lists the variants.
-var Variants = []string{Fused, Stages, QK, Softmax, PV}
+var Variants = []string{Fused, Stages, QK, Softmax, PV, Backward}
 
 // Bound names the ceiling that limits a call.
 type Bound string

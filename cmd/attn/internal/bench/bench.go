@@ -44,7 +44,7 @@ type Command struct {
 	KVHeads []int         `name:"kv-heads" help:"Key and value heads, a divisor of --heads. Default: --heads." placeholder:"N"`
 	Dim     []int         `name:"dim" placeholder:"N" help:"Head size. Default: 64."`
 	DType   []string      `name:"dtype" placeholder:"TYPE" help:"Element type: f32, f16 or bf16. Default: f32."`
-	Variant []string      `name:"variant" placeholder:"NAME" help:"Operation: fused, stages (all three, with the weights in memory), qk, softmax or pv. Default: fused."`
+	Variant []string      `name:"variant" placeholder:"NAME" help:"Operation: fused, stages (all three, with the weights in memory), qk, softmax, pv, or backward (the gradients of q, k and v, without the forward call). Default: fused."`
 	Causal  bool          `name:"causal" help:"Hide later keys from a row."`
 	Window  *cli.Window   `name:"window" placeholder:"L,R" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
 	Softcap float64       `name:"softcap" placeholder:"C" help:"Bound scores to (-C, C). Default: off."`

@@ -103,15 +103,20 @@ func (r *computation) attend(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return r.checked("rows", report)
+}
+
+// checked prints a report of rows, or returns an error when one is wrong.
+func (r *computation) checked(rows string, report kernels.CheckReport) error {
 	if !report.OK() {
-		return fmt.Errorf("check failed, nothing was written: %s, an error of %.3g above the bound of %.3g (%d rows against float64)",
-			report.Worst, report.MaxError, report.Bound, report.Rows)
+		return fmt.Errorf("check failed, nothing was written: %s, an error of %.3g above the bound of %.3g (%d %s against float64)",
+			report.Worst, report.MaxError, report.Bound, report.Rows, rows)
 	}
 	if report.Rows == 0 {
-		_, err = fmt.Fprintln(r.streams.Out, "check: there are no rows")
+		_, err := fmt.Fprintf(r.streams.Out, "check: there are no %s\n", rows)
 		return err
 	}
-	_, err = fmt.Fprintf(r.streams.Out, "check: %d rows against float64: largest error %.3g, bound %.3g (%s)\n", report.Rows, report.MaxError, report.Bound, report.Worst)
+	_, err := fmt.Fprintf(r.streams.Out, "check: %d %s against float64: largest error %.3g, bound %.3g (%s)\n", report.Rows, rows, report.MaxError, report.Bound, report.Worst)
 	return err
 }
 

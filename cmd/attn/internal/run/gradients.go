@@ -68,7 +68,6 @@ func (r *computation) differentiate(ctx context.Context) error {
 	}
 	var grads kernels.Gradients
 	defer func() { grads.Release() }()
-	d := r.in.Dims
 	outputs := []struct {
 		flag, path string
 		to         *backend.Tensor
@@ -80,7 +79,7 @@ func (r *computation) differentiate(ctx context.Context) error {
 		{"dk", r.DK, &grads.K, r.in.DType, r.K.Shape(), nil},
 		{"dv", r.DV, &grads.V, r.in.DType, r.V.Shape(), nil},
 		{"dbias", r.DBias, &grads.Bias, backend.F32, r.Options.Bias.Shape(), nil},
-		{"dsinks", r.DSinks, &grads.Sinks, backend.F32, backend.Shape{1, d.Heads, 1, 1}, []int{d.Heads}},
+		{"dsinks", r.DSinks, &grads.Sinks, backend.F32, backend.Shape{1, r.in.Dims.Heads, 1, 1}, []int{r.in.Dims.Heads}},
 	}
 	if bias := r.in.Bias(); bias != nil {
 		outputs[3].file = bias.File.Shape
@@ -93,8 +92,18 @@ func (r *computation) differentiate(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := r.call.Backward(ctx, grads, kernels.Result{O: do}, r.result); err != nil {
+	d := kernels.Result{O: do}
+	if err := r.call.Backward(ctx, grads, d, r.result); err != nil {
 		return err
+	}
+	if r.Check {
+		report, err := r.call.CheckBackward(ctx, grads, d, r.result, kernels.CheckOptions{})
+		if err != nil {
+			return err
+		}
+		if err := r.checked("rows of dq, dk and dv", report); err != nil {
+			return err
+		}
 	}
 	for _, o := range outputs {
 		t, shape := *o.to, o.file

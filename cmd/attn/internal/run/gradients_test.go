@@ -2,6 +2,7 @@ package run
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
@@ -44,10 +45,14 @@ func TestRunGradients(t *testing.T) {
 			}
 			return clitest.Save(t, dir, name, "<f4", data, p.b, heads, seq, dim)
 		}
-		mustRun(t, "run", "--backend=cpu", "--layout", layout, "--scale=0.5", "--softcap=2", "--causal", "--causal-align=bottom-right", "--sinks=0,1,-1,0.5",
+		out := mustRun(t, "run", "--check", "--backend=cpu", "--layout", layout, "--scale=0.5", "--softcap=2", "--causal", "--causal-align=bottom-right", "--sinks=0,1,-1,0.5",
 			"--q", save("q.npy", p.q, p.h, p.sq, p.d), "--k", save("k.npy", p.k, p.hkv, p.sk, p.d), "--v", save("v.npy", p.v, p.hkv, p.sk, p.dv),
 			"--bias", clitest.Save(t, dir, "b.npy", "<f4", bias, 1, p.h, 1, p.sk), "--do", save("do.npy", do, p.h, p.sq, p.dv),
 			"--dq", dir+"/dq.npy", "--dk", dir+"/dk.npy", "--dv", dir+"/dv.npy", "--dbias", dir+"/dbias.npy", "--dsinks", dir+"/dsinks.npy")
+		// 16 rows of dq, 16 of dk and dv.
+		if want := "check: 32 rows of dq, dk and dv against float64: largest error "; !strings.Contains(out, want) {
+			t.Errorf("%s: the output lacks %q:\n%s", layout, want, out)
+		}
 		for i, f := range []struct {
 			name            string
 			heads, seq, dim int

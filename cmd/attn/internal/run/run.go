@@ -38,7 +38,7 @@ type Command struct {
 
 	gradients `embed:""`
 
-	Check bool `name:"check" help:"Recompute sampled rows in float64, print the largest error and its bound, and fail above it."`
+	Check bool `name:"check" help:"Recompute sampled rows, of dq, dk and dv too, in float64, print the largest error and its bound, and fail above it."`
 	Plan  bool `name:"plan" help:"Print how the call would run, and stop. Reads only the headers of the files."`
 }
 

@@ -1,0 +1,94 @@
+package kernels_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// TestCheckBackward: gradients with every kind of option pass, and one element that is off by
+// a thousandth is found in each of dq, dk and dv.
+func TestCheckBackward(t *testing.T) {
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	ctx := t.Context()
+	const batch, heads, kvHeads, seqQ, seqK, dim, valueDim = 2, 4, 2, 13, 21, 8, 5
+	tensor := func(seed uint64, s ...int) backend.Tensor {
+		shape := backend.Shape(s)
+		return upload(t, dev, normal(shape.Elements(), seed), shape)
+	}
+	seen := make([]bool, heads*4*6)
+	for i := range seen {
+		seen[i] = i%3 < 2
+	}
+	blocks, err := backend.HostBool(seen, backend.Shape{1, heads, 4, 6})
+	if err != nil {
+		t.Fatal(err)
+	}
+	segments := func(n int) [][]int32 {
+		ids := make([]int32, n)
+		for i := range ids {
+			ids[i] = int32(3 * i / n)
+		}
+		return [][]int32{ids}
+	}
+	for _, c := range []struct {
+		name string
+		opt  kernels.Options
+		lse  bool // the loss depends on lse
+	}{
+		{"plain", kernels.Options{}, false},
+		{"causal with softcap", kernels.Options{Causal: true, Align: kernels.LowerRight, Softcap: 2}, true},
+		{"bias and relative bias", kernels.Options{Bias: tensor(5, 1, heads, seqQ, seqK), RelativeBias: tensor(6, 1, 1, 1, seqQ+seqK-1)}, true},
+		{"ALiBi, sinks and dropout", kernels.Options{ALiBi: []float32{1, .5, .25, .125}, Sinks: []float32{0, 1, -1, 2}, Dropout: backend.Dropout{P: 0.25, Seed: 3}, Offset: 8}, true},
+		{"blocks", kernels.Options{BlockMask: blocks, BlockSize: 4}, false},
+		{"segments and offsets", kernels.Options{QSegments: segments(seqQ), KSegments: segments(seqK), Offsets: []int{0, 4}, Causal: true}, true},
+		{"key lengths", kernels.Options{KLen: []int{7, 0}}, false},
+		{"no keys in range", kernels.Options{KLen: []int{0, 0}}, true},
+	} {
+		q, k, v := tensor(1, batch, heads, seqQ, dim), tensor(2, batch, kvHeads, seqK, dim), tensor(3, batch, kvHeads, seqK, valueDim)
+		c.opt.LSE = true
+		call := prepare(t, dev, q, k, v, c.opt)
+		r, err := call.Run(ctx)
+		if err != nil {
+			t.Fatal(c.name, err)
+		}
+		grads, err := call.AllocGradients(ctx, true, false)
+		if err != nil {
+			t.Fatal(c.name, err)
+		}
+		d := kernels.Result{O: tensor(4, batch, heads, seqQ, valueDim)}
+		if c.lse {
+			d.LSE = tensor(7, batch, heads, seqQ, 1)
+		}
+		if err := call.Backward(ctx, grads, d, r); err != nil {
+			t.Fatal(c.name, err)
+		}
+		all := kernels.CheckOptions{Rows: 1000}
+		const rows = batch * (heads*seqQ + kvHeads*seqK)
+		if report, err := call.CheckBackward(ctx, grads, d, r, all); err != nil || !report.OK() || report.Rows != rows {
+			t.Errorf("%s: %+v, %v, want %d rows that are right", c.name, report, err, rows)
+		}
+		if report, err := call.CheckBackward(ctx, kernels.Gradients{K: grads.K}, d, r, kernels.CheckOptions{Rows: 3}); err != nil || !report.OK() || report.Rows != 3 {
+			t.Errorf("%s, dk alone: %+v, %v", c.name, report, err)
+		}
+		for name, g := range map[string]backend.Tensor{"dq[1,": grads.Q, "dk[1,": grads.K, "dv[1,": grads.V} {
+			x, err := g.Float32s()
+			if err != nil {
+				t.Fatal(err)
+			}
+			last := &x[len(x)-1]
+			was := *last
+			*last = was*1.001 + 1e-30 // some are 0
+			if report, err := call.CheckBackward(ctx, grads, d, r, all); err != nil || report.OK() || !strings.HasPrefix(report.Worst, name) {
+				t.Errorf("%s: a wrong element of %s...]: %+v, %v", c.name, name, report, err)
+			}
+			*last = was
+		}
+		r.Release()
+		grads.Release()
+	}
+}
