@@ -90,7 +90,7 @@ func (wt *walkthrough) solve(b int, scale float64, decimals int) map[string][][]
 		for j, s := range row {
 			row[j] = scaled(s, scale)
 		}
-		weights = append(weights, softmax(row))
+		weights = append(weights, softmax(wt.capped(row)))
 	}
 	fields := map[string][][]fuzzy{"queries": q, "keys": k, "values": v, "scores": scores, "softmax": weights, "outputs_exact": product(weights, transposed(v))}
 	if decimals < 0 {
@@ -146,6 +146,18 @@ func scaled(s fuzzy, scale float64) fuzzy {
 		y.rad += u * math.Abs(y.mid)
 	}
 	return y
+}
+
+// capped returns a row of scores after the softcap, whose slope is at most 1.
+func (wt *walkthrough) capped(row []fuzzy) []fuzzy {
+	if wt.Softcap == 0 {
+		return row
+	}
+	out := make([]fuzzy, len(row))
+	for j, s := range row {
+		out[j] = fuzzy{wt.Softcap * math.Tanh(s.mid/wt.Softcap), s.rad + 8*u*math.Abs(s.mid)}
+	}
+	return out
 }
 
 // softmax uses exact interval arithmetic for the radii of the scores: weight j is

@@ -4,6 +4,7 @@ package explain
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -17,8 +18,9 @@ import (
 type Command struct {
 	cli.Device `embed:""`
 
-	File  string `arg:"" name:"file" placeholder:"FILE.json" help:"The example: x, and optionally w_query, w_key, w_value, b_query, b_key, b_value, scale, labels and expected values, which are checked."`
+	File  string `arg:"" name:"file" placeholder:"FILE.json" help:"The example: x, and optionally w_query, w_key, w_value, b_query, b_key, b_value, scale, softcap, labels, d_outputs, and expected values, which are checked."`
 	Round *int   `name:"round" placeholder:"N" help:"Round the weights to N decimals before they multiply the values. Each row still adds up to 1."`
+	Grads bool   `name:"gradients" help:"Also print each step of the backward pass, from the gradient of the outputs (d_outputs in the file, else 1) to those of queries, keys and values."`
 	PNG   string `name:"png" placeholder:"H.png" help:"Draw the weights as a heat map: queries down, keys across."`
 }
 
@@ -26,6 +28,9 @@ type Command struct {
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if c.Round != nil && (*c.Round < 0 || *c.Round > 15) {
 		return fmt.Errorf("--round is %d, it must be 0 to 15 decimals", *c.Round)
+	}
+	if c.Round != nil && c.Grads {
+		return errors.New("--gradients are those of the exact weights: leave --round out")
 	}
 	wt, err := readWalkthrough(ctx, c.File)
 	if err != nil {
@@ -53,8 +58,14 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 			return err
 		}
 	}
+	var grads *gradients
+	if c.Grads {
+		if grads, err = st.differentiate(ctx, wt); err != nil {
+			return fmt.Errorf("%s: %w", wt.path, err)
+		}
+	}
 	var text bytes.Buffer
-	explanation{&text, wt, st, shown, dev.Info().Name}.print()
+	explanation{&text, wt, st, shown, grads, dev.Info().Name}.print()
 	if _, err := out.Out.Write(text.Bytes()); err != nil {
 		return err
 	}

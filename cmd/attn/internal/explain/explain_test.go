@@ -35,7 +35,7 @@ func TestExplainWorkedExamples(t *testing.T) {
 		for _, variant := range []struct {
 			suffix string
 			args   []string
-		}{{"", nil}, {".round1", []string{"--round", "1"}}} {
+		}{{"", nil}, {".round1", []string{"--round", "1"}}, {".gradients", []string{"--gradients"}}} {
 			name := filepath.Base(example)
 			golden := filepath.Join("testdata", strings.TrimSuffix(name, ".json")+variant.suffix+".golden")
 			for _, be := range []string{"cpu", "gpu"} {
@@ -149,6 +149,8 @@ func TestExplainBadFiles(t *testing.T) {
 		{"labels that are numbers", `{"x": [[1, 2]], "labels": [1]}`, "labels"},
 		{"a scale that is a word", `{"x": [[1, 2]], "scale": "big"}`, "scale is a string, it must be a number"},
 		{"a scale beyond float32", `{"x": [[1, 2]], "scale": 1e300}`, "scale is 1e+300"},
+		{"a negative softcap", `{"x": [[1, 2]], "softcap": -1}`, "softcap is -1, it must be positive, or 0 for none"},
+		{"a gradient of another shape", `{"x": [[1, 2]], "d_outputs": [[1]]}`, "d_outputs has shape [1 1], it must be [1 2]"},
 		{"negative digits", `{"x": [[1, 2]], "digits": -1}`, "digits is -1"},
 	}
 	for _, tt := range tests {
@@ -170,6 +172,7 @@ func TestExplainBadFiles(t *testing.T) {
 		{[]string{"none.json"}, "none.json: no such file"},
 		{[]string{good, "--round", "-1"}, "--round"},
 		{[]string{good, "--round", "16"}, "--round is 16"},
+		{[]string{good, "--round", "1", "--gradients"}, "leave --round out"},
 		{[]string{good, "--png", "/none/h.png"}, "/none does not exist"},
 		{[]string{good, "--backend", "tpu"}, `backend "tpu" is unknown`},
 	} {

@@ -25,6 +25,7 @@ func FuzzWalkthrough(f *testing.F) {
 		f.Add(text)
 	}
 	f.Add([]byte(`{"x": [[1, 2], [3, 4]], "scale": 0.5, "digits": 2, "labels": ["a", "b"], "title": "t", "b_query": [1, 2]}`))
+	f.Add([]byte(`{"x": [[1, 2], [3, 4]], "softcap": 2, "d_outputs": [[1, 0], [0, -1]]}`))
 	dev, err := kernels.Open("cpu")
 	if err != nil {
 		f.Fatal(err)
@@ -41,7 +42,11 @@ func FuzzWalkthrough(f *testing.F) {
 		}
 		defer st.close()
 		var out bytes.Buffer
-		explanation{&out, wt, st, variant{weights: st.weights, output: st.output}, "cpu"}.print()
+		grads, err := st.differentiate(t.Context(), wt)
+		if err != nil {
+			t.Error(err)
+		}
+		explanation{&out, wt, st, variant{weights: st.weights, output: st.output}, grads, "cpu"}.print()
 		if !utf8.Valid(out.Bytes()) {
 			t.Errorf("printed %q", &out)
 		}

@@ -25,6 +25,7 @@ type explanation struct {
 	wt      *walkthrough
 	st      *steps
 	shown   variant
+	grads   *gradients // nil when they are not requested
 	backend string
 }
 
@@ -57,8 +58,7 @@ func (e explanation) print() {
 func (e explanation) batch(b int) {
 	tokens := e.wt.labels()
 	step := func(s matrix.Matrix, columns []string, format string, args ...any) {
-		fmt.Fprintf(e, "\n%s [%d, %d]\n", fmt.Sprintf(format, args...), s.Rows, s.Cols)
-		e.matrix(s.At(b), tokens, columns)
+		e.step(b, s, columns, format, args...)
 	}
 	step(e.st.x, nil, "Input x")
 	if query, key, value := e.wt.projections[0], e.wt.projections[1], e.wt.projections[2]; e.plain() {
@@ -69,12 +69,22 @@ func (e explanation) batch(b int) {
 		step(e.st.v, nil, "Values = %s", value.formula())
 	}
 	step(e.st.scores, tokens, "Scores = %v · Q·Kᵀ, a row for each query, a column for each key", float32(e.st.scale))
+	if c := e.wt.Softcap; c > 0 {
+		step(e.st.capped, tokens, "Capped scores = %v · tanh(scores/%v)", c, c)
+	}
 	step(e.st.weights, tokens, "Softmax of each row")
 	if e.shown.rounded {
 		step(e.shown.weights, tokens, "Softmax, rounded to %s so that each row still adds up to 1", decimalsText(e.shown.decimals))
 	}
 	e.weighted(b)
 	step(e.shown.output, nil, "Output, for each query the sum of its weighted values")
+	e.gradients(b)
+}
+
+// step prints batch b of a step, with a row for each token.
+func (e explanation) step(b int, s matrix.Matrix, columns []string, format string, args ...any) {
+	fmt.Fprintf(e, "\n%s [%d, %d]\n", fmt.Sprintf(format, args...), s.Rows, s.Cols)
+	e.matrix(s.At(b), e.wt.labels(), columns)
 }
 
 // plain reports whether query = key = value = x.

@@ -14,11 +14,13 @@ type steps struct {
 	scale           float64
 	x, q, k, v      matrix.Matrix
 	scores, weights matrix.Matrix // scores include the scale
+	capped          matrix.Matrix // scores after the softcap, if there is one
 	output          matrix.Matrix
 
-	dev     *kernels.Device
-	deviceV backend.Tensor // v, for rounded weights
-	release []backend.Tensor
+	dev           *kernels.Device
+	device        [3]backend.Tensor // q, k and v
+	deviceWeights backend.Tensor
+	release       []backend.Tensor
 }
 
 // computeSteps computes a walk-through stage by stage. The caller calls close.
@@ -46,17 +48,15 @@ func (st *steps) run(ctx context.Context, wt *walkthrough) error {
 	if err != nil {
 		return err
 	}
-	var qkv [3]backend.Tensor
 	for i, to := range []*matrix.Matrix{&st.q, &st.k, &st.v} {
-		if qkv[i], err = st.project(ctx, x, wt.projections[i], wt); err != nil {
+		if st.device[i], err = st.project(ctx, x, wt.projections[i], wt); err != nil {
 			return err
 		}
-		if *to, err = st.download(ctx, qkv[i]); err != nil {
+		if *to, err = st.download(ctx, st.device[i]); err != nil {
 			return err
 		}
 	}
-	st.deviceV = qkv[2]
-	s, err := st.dev.QK(ctx, qkv[0], qkv[1])
+	s, err := st.dev.QK(ctx, st.device[0], st.device[1])
 	if err != nil {
 		return err
 	}
@@ -67,13 +67,21 @@ func (st *steps) run(ctx context.Context, wt *walkthrough) error {
 	for i := range st.scores.Data {
 		st.scores.Data[i] *= float32(st.scale)
 	}
-	if err := st.dev.Softmax(ctx, s, backend.Tensor{}, kernels.Options{Scale: &st.scale}); err != nil {
+	if c := wt.Softcap; c > 0 {
+		st.capped = st.scores
+		st.capped.Data = make([]float32, len(st.scores.Data))
+		for i, x := range st.scores.Data {
+			st.capped.Data[i] = float32(c * math.Tanh(float64(x)/c))
+		}
+	}
+	if err := st.dev.Softmax(ctx, s, backend.Tensor{}, kernels.Options{Scale: &st.scale, Softcap: wt.Softcap}); err != nil {
 		return err
 	}
 	if st.weights, err = st.download(ctx, s); err != nil {
 		return err
 	}
-	st.output, err = st.weigh(ctx, s)
+	st.deviceWeights = s
+	st.output, err = st.product(ctx, s, st.device[2])
 	return err
 }
 
@@ -106,9 +114,9 @@ func (st *steps) project(ctx context.Context, x backend.Tensor, p projection, wt
 	return y, st.dev.Project(ctx, y, x, w, b)
 }
 
-// weigh computes weights·v.
-func (st *steps) weigh(ctx context.Context, weights backend.Tensor) (matrix.Matrix, error) {
-	o, err := st.dev.PV(ctx, weights, st.deviceV)
+// product computes a·b.
+func (st *steps) product(ctx context.Context, a, b backend.Tensor) (matrix.Matrix, error) {
+	o, err := st.dev.PV(ctx, a, b)
 	if err != nil {
 		return matrix.Matrix{}, err
 	}
@@ -132,7 +140,7 @@ func (st *steps) rounded(ctx context.Context, decimals int) (weights, output mat
 	}
 	w, err := st.upload(ctx, weights)
 	if err == nil {
-		output, err = st.weigh(ctx, w)
+		output, err = st.product(ctx, w, st.device[2])
 	}
 	return weights, output, err
 }

@@ -18,11 +18,14 @@ type walkthrough struct {
 	Title  string   `json:"title"`
 	Labels []string `json:"labels"` // one for each token
 	Scale  *float64 `json:"scale"`  // nil: 1/sqrt(D)
-	Digits *int     `json:"digits"` // decimals of printed scores and softmax
+	// Softcap c > 0 replaces scaled scores s by c·tanh(s/c).
+	Softcap float64 `json:"softcap"`
+	Digits  *int    `json:"digits"` // decimals of printed scores and softmax
 
 	batched           bool // x and all expected values have a batch axis
 	batch, seq, model int
 	x                 *numbers
+	dOutputs          *numbers      // the gradient of the outputs; nil: 1
 	projections       [3]projection // query, key, value
 	expected          map[string]*numbers
 	dim, valueDim     int      // columns of queries and keys, and of values
@@ -67,9 +70,12 @@ var expectedFields = []string{
 	"weighted_values_rounded", "outputs_rounded", "outputs_exact",
 }
 
+// dOutputs is the field with the gradient of the outputs.
+const dOutputs = "d_outputs"
+
 // wordFields are text.
 var wordFields = []string{
-	"title", "note", "documents", "labels", "scale", "digits", "module_shown", "weighted_values_layout",
+	"title", "note", "documents", "labels", "scale", "softcap", "digits", "module_shown", "weighted_values_layout",
 }
 
 // readWalkthrough reads and checks a file.
@@ -94,7 +100,7 @@ func (wt *walkthrough) parse(text []byte) error {
 		return err
 	}
 	arrays := map[string]*numbers{}
-	for _, field := range slices.Concat([]string{"x", "w_query", "w_key", "w_value", "b_query", "b_key", "b_value"}, expectedFields) {
+	for _, field := range slices.Concat([]string{"x", "w_query", "w_key", "w_value", "b_query", "b_key", "b_value", dOutputs}, expectedFields) {
 		if r, ok := raw[field]; ok {
 			a, err := parseNumbers(field, r)
 			if err != nil {
@@ -138,7 +144,7 @@ func (wt *walkthrough) parse(text []byte) error {
 	if wt.Digits != nil && (*wt.Digits < 0 || *wt.Digits > 15) {
 		return fmt.Errorf("digits is %d, it must be 0 to 15", *wt.Digits)
 	}
-	for _, field := range expectedFields {
+	for _, field := range append([]string{dOutputs}, expectedFields...) {
 		if a := arrays[field]; a != nil {
 			if want := wt.expectedShape(field); !slices.Equal(a.shape, want) {
 				return fmt.Errorf("%s has shape %v, it must be %v", field, a.shape, want)
@@ -146,6 +152,8 @@ func (wt *walkthrough) parse(text []byte) error {
 			wt.expected[field] = a
 		}
 	}
+	wt.dOutputs = wt.expected[dOutputs]
+	delete(wt.expected, dOutputs)
 	return nil
 }
 
