@@ -35,14 +35,15 @@ type Backend struct {
 }
 
 var (
-	_ backend.Backend     = (*Backend)(nil)
-	_ backend.Copier      = (*Backend)(nil)
-	_ backend.MemoryMeter = (*Backend)(nil)
-	_ backend.Merger      = (*Backend)(nil)
-	_ backend.Projector   = (*Backend)(nil)
-	_ backend.Rotator     = (*Backend)(nil)
-	_ backend.Scorer      = (*Backend)(nil)
-	_ backend.Warmer      = (*Backend)(nil)
+	_ backend.Backend        = (*Backend)(nil)
+	_ backend.Copier         = (*Backend)(nil)
+	_ backend.Differentiator = (*Backend)(nil)
+	_ backend.MemoryMeter    = (*Backend)(nil)
+	_ backend.Merger         = (*Backend)(nil)
+	_ backend.Projector      = (*Backend)(nil)
+	_ backend.Rotator        = (*Backend)(nil)
+	_ backend.Scorer         = (*Backend)(nil)
+	_ backend.Warmer         = (*Backend)(nil)
 )
 
 func newBackend(dev port.Device, info backend.Info, opt Options) (b *Backend, err error) {
@@ -132,7 +133,7 @@ func (b *Backend) within(ctx context.Context, name string, f func() error) error
 // operands are the tensors of an operation.
 type operands struct {
 	out, in []backend.Operand
-	inPlace bool // the first of out is read too
+	inPlace int // so many of out are read too
 }
 
 func operandsOf(c *backend.Call) operands {
@@ -172,9 +173,7 @@ func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) 
 				}
 			}
 			w.Read = stores(w.Read, o.in)
-			if o.inPlace {
-				w.Read = stores(w.Read, o.out[:1])
-			}
+			w.Read = stores(w.Read, o.out[:o.inPlace])
 		}
 		return b.dev.Do(ctx, w, func(r *queue.Runner) error {
 			for i := range n {

@@ -66,7 +66,6 @@ var exceptions = []struct {
 	{regexp.MustCompile(`^decode-.*-(f32|bf16)$`), "registers", 128, "what is loaded ahead stays in registers"},
 	{regexp.MustCompile(`^decode-.*-q8$`), "registers", 192, "what is loaded ahead stays in registers"},
 	{regexp.MustCompile(`^attention-`), dynamicRule, 84, "loops that stay; this compiler unrolls them"},
-	{regexp.MustCompile(`^softmax-`), dynamicRule, 2, "loops that stay; this compiler unrolls them"},
 }
 
 // exceptionsOf is the version of the driver that exceptions are for. Other versions may need
@@ -145,6 +144,7 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		sources = append(sources, gradientSources(t, c)...)
 		for _, s := range sources {
 			if seen[s.WGSL] {
 				continue
@@ -153,6 +153,8 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 			name := []string{s.Kernel, fmt.Sprintf("%03d", q[backend.Dim])}
 			if s.Kernel == "decode" {
 				name = append(name, fmt.Sprintf("r%d", s.Constants["ROWS"]))
+			} else if s.Kernel == "gradient" {
+				name = append(name, []string{"dv", "dk", "dq", "ds"}[s.Constants["OF"]])
 			} else if s.Variant != "" {
 				name = append(name, strings.NewReplacer(" ", "-", "/", "-").Replace(s.Variant))
 			}
@@ -192,6 +194,33 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 		add("", long, long, f32, f32, true, nil)
 	}
 	return list
+}
+
+// gradientSources returns the kernels of the gradients of c, unless its keys are q8.
+func gradientSources(t *testing.T, c *backend.Call) []KernelSource {
+	t.Helper()
+	if c.K.DType() == backend.Q8 {
+		return nil
+	}
+	d := c.Dims()
+	meta := func(s backend.Shape) backend.Tensor {
+		x, err := backend.Meta(backend.F32, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	g := &backend.Gradients{Call: *c, DO: c.O, DQ: c.Q, DK: c.K, DV: c.V, DBias: meta(backend.Shape{1, 1, d.SeqQ, d.SeqK})}
+	g.LSE = meta(backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
+	s := newSources()
+	x, err := s.b.newGradients(g, backend.Meta)
+	for i := 0; err == nil && i < len(x.ops); i++ {
+		err = s.add("", x.ops[i])
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.list
 }
 
 // compileAll sets stats and figures and returns the version of the driver. A process compiles

@@ -55,19 +55,25 @@ func (b *Backend) PeakMemory() int64 { return b.dev.Pool.TakePeak() }
 // device could have the room; backend.ErrShape for a negative or overlarge shape.
 func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
 	err = b.within(ctx, "alloc", func() error {
-		if t, err = b.alloc(ctx, dtype, shape); !errors.Is(err, queue.ErrFull) {
-			return err
-		}
-		host, err := backend.AllocHost(dtype, shape)
-		if err == nil {
-			t, err = b.onHost(host)
-		}
-		if err != nil {
-			return fmt.Errorf("%s (%s) has no room, and the host: %w", b.info.Name, b.info.Device, err)
-		}
-		return nil
+		t, err = b.place(ctx, dtype, shape)
+		return err
 	})
 	return t, err
+}
+
+// place is Alloc within a call.
+func (b *Backend) place(ctx context.Context, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
+	if t, err = b.alloc(ctx, dtype, shape); !errors.Is(err, queue.ErrFull) {
+		return t, err
+	}
+	host, err := backend.AllocHost(dtype, shape)
+	if err == nil {
+		t, err = b.onHost(host)
+	}
+	if err != nil {
+		return t, fmt.Errorf("%s (%s) has no room, and the host: %w", b.info.Name, b.info.Device, err)
+	}
+	return t, nil
 }
 
 // alloc returns a contiguous tensor in device memory, or queue.ErrFull.

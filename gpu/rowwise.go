@@ -36,7 +36,7 @@ func (b *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how
 	if y == x {
 		in = in[:2]
 	}
-	return b.call(ctx, "rotate", operands{out: []backend.Operand{{Name: "y", Tensor: y}}, in: in, inPlace: len(in) < 3}, func(r *queue.Runner) error {
+	return b.call(ctx, "rotate", operands{out: []backend.Operand{{Name: "y", Tensor: y}}, in: in, inPlace: when(y == x, 1)}, func(r *queue.Runner) error {
 		return r.Run(b.rotate(y, x, cos, sin, how))
 	})
 }
@@ -130,7 +130,7 @@ func inPairs(v cut.View, dim int) bool {
 func (b *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) error {
 	out := []backend.Operand{{Name: "o", Tensor: o}, {Name: "lse", Tensor: lse}}
 	in := []backend.Operand{{Name: "the part's o", Tensor: po}, {Name: "the part's lse", Tensor: plse}}
-	return b.call(ctx, "merge", operands{out: out, in: in, inPlace: true}, func(r *queue.Runner) error {
+	return b.call(ctx, "merge", operands{out: out, in: in, inPlace: 1}, func(r *queue.Runner) error {
 		dim := o.Shape()[backend.Dim]
 		ops := []*cut.Operand{
 			cut.Reads(in[0].Name, po, cut.RowAxes, 1), cut.Reads(in[1].Name, plse, cut.RowAxes, 1),

@@ -48,7 +48,7 @@ func (b *Backend) chooseSoftmax(n int) queue.Kernel {
 //	s [B, H, Sq, Sk] F32    lse [B, H, Sq, 1] F32 or none
 func (b *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
 	in := p.Operands()
-	o := operands{out: []backend.Operand{{Name: "s", Tensor: s}, {Name: "lse", Tensor: lse}}, in: in[:], inPlace: true}
+	o := operands{out: []backend.Operand{{Name: "s", Tensor: s}, {Name: "lse", Tensor: lse}}, in: in[:], inPlace: 1}
 	return b.call(ctx, "softmax", o, func(r *queue.Runner) error { return b.runSoftmax(r, s, lse, p, false) })
 }
 
@@ -56,7 +56,7 @@ func (b *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend
 func (b *Backend) Scores(ctx context.Context, s backend.Tensor, p *backend.Problem, at backend.ScorePoint) error {
 	q := p.Until(at)
 	in := q.Operands()
-	o := operands{out: []backend.Operand{{Name: "s", Tensor: s}}, in: in[:], inPlace: true}
+	o := operands{out: []backend.Operand{{Name: "s", Tensor: s}}, in: in[:], inPlace: 1}
 	return b.call(ctx, "scores", o, func(r *queue.Runner) error { return b.runSoftmax(r, s, backend.Tensor{}, &q, true) })
 }
 

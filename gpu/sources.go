@@ -71,11 +71,10 @@ func newPlanner() *Backend {
 // and of the merge for decoding, and with staged those of QK, Softmax and PV. c's operands need
 // no memory. Errors are those of Attention.
 func KernelSources(c *backend.Call, staged bool) ([]KernelSource, error) {
-	b := newPlanner()
 	if err := tooLong(operandsOf(c)); err != nil {
 		return nil, err
 	}
-	s := sources{b: b, have: map[string]bool{}}
+	s := newSources()
 	if staged {
 		err := s.stages(c)
 		return s.list, err
@@ -93,6 +92,8 @@ type sources struct {
 	list []KernelSource
 	have map[string]bool // by key
 }
+
+func newSources() *sources { return &sources{b: newPlanner(), have: map[string]bool{}} }
 
 // attention adds the kernels of an attention call.
 func (s *sources) attention(c *backend.Call) error {

@@ -18,10 +18,11 @@ var options = map[string]map[string][]uint32{
 	"softmax":    {"EXPAND": {0, 1}, "BOTH": {0, 1}, "HELD": {0, 1}},
 	"rope":       {"INPLACE": {0, 1}},
 	"convert":    {"Q8": {0, 1}},
+	"gradient":   {"EXPAND": {0, 2}, "IN": {0, 1}, "BOTH": {0, 1}, "OF": {0, 1, 2, 3}},
 }
 
 // all lists the kernels.
-var all = []Kernel{Attention, Flash, Decode, SplitMerge, Matmul, Softmax, Merge, RoPE, Convert, Peak, Copy, Read, Banks}
+var all = []Kernel{Attention, Flash, Decode, SplitMerge, Matmul, Softmax, Merge, RoPE, Convert, Delta, Gradient, Reduce, Peak, Copy, Read, Banks}
 
 // each calls f with every combination of values.
 func each(values map[string][]uint32, f func(map[string]uint32)) {

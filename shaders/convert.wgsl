@@ -27,9 +27,9 @@ struct ConvertParams {
     in_type: u32, // type of src
     out_type: u32, // type of o
     pairs: u32, // 1: units are pairs of elements
+    adds: u32, // 1: adds src to o; both are f32
     pad0: u32,
     pad1: u32,
-    pad2: u32,
     src: Strides,
     o: Strides,
 }
@@ -151,7 +151,10 @@ fn main(
             continue;
         }
         let i = to + unit * p.o.d;
-        let bits = converted(load(from_row, unit));
+        var bits = converted(load(from_row, unit));
+        if (p.adds == 1u) {
+            bits = bitcast<u32>(bitcast<f32>(atomicLoad(&o.data[i])) + bitcast<f32>(bits));
+        }
         if (p.out_type == 0u) {
             atomicStore(&o.data[i], bits);
         } else {

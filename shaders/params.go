@@ -208,6 +208,7 @@ type ConvertParams struct {
 	InType  int // type of src
 	OutType int // type of o
 	Pairs   int // 1: units are pairs of elements
+	Adds    int // 1: adds src to o; both are f32
 	Src     Strides
 	O       Strides
 }
@@ -226,7 +227,7 @@ func (p *ConvertParams) Append(b []byte) []byte {
 	b = put32(b, uint32(p.InType))
 	b = put32(b, uint32(p.OutType))
 	b = put32(b, uint32(p.Pairs))
-	b = put32(b, 0)
+	b = put32(b, uint32(p.Adds))
 	b = put32(b, 0)
 	b = put32(b, 0)
 	b = p.Src.append(b)
@@ -255,6 +256,58 @@ func (p *CopyParams) Append(b []byte) []byte {
 	b = put32(b, 0)
 	return b
 }
+
+// DeltaParams are the parameters of delta.wgsl.
+type DeltaParams struct {
+	First   int // workgroups of the box that earlier dispatches ran
+	Total   int // workgroups of the box up to the end of this dispatch
+	Heads   int
+	Rows    int
+	VDim    int
+	GType   int // type of dO: 0 f32, 1 f16, 2 bf16
+	OType   int // type of o
+	Shifted int // 1: there is a dLSE
+	Sunk    int // 1: sums is written
+	G       Strides
+	O       Strides
+	LSE     Strides
+	DLSE    Strides
+	Out     Strides // of rows
+	Sums    Strides
+	Sinks   [64]float32 // of up to 64 heads
+}
+
+// Size implements Params.
+func (p *DeltaParams) Size() int { return 496 }
+
+// Append implements Params.
+func (p *DeltaParams) Append(b []byte) []byte {
+	b = put32(b, uint32(p.First))
+	b = put32(b, uint32(p.Total))
+	b = put32(b, uint32(p.Heads))
+	b = put32(b, uint32(p.Rows))
+	b = put32(b, uint32(p.VDim))
+	b = put32(b, uint32(p.GType))
+	b = put32(b, uint32(p.OType))
+	b = put32(b, uint32(p.Shifted))
+	b = put32(b, uint32(p.Sunk))
+	b = put32(b, 0)
+	b = put32(b, 0)
+	b = put32(b, 0)
+	b = p.G.append(b)
+	b = p.O.append(b)
+	b = p.LSE.append(b)
+	b = p.DLSE.append(b)
+	b = p.Out.append(b)
+	b = p.Sums.append(b)
+	for _, x := range p.Sinks {
+		b = put32(b, math.Float32bits(x))
+	}
+	return b
+}
+
+// SetRange implements Ranged.
+func (p *DeltaParams) SetRange(first, total int) { p.First, p.Total = first, total }
 
 // MatmulParams are the parameters of matmul.wgsl.
 type MatmulParams struct {
@@ -399,6 +452,55 @@ func (p *ReadParams) Append(b []byte) []byte {
 	b = put32(b, 0)
 	return b
 }
+
+// ReduceParams are the parameters of reduce.wgsl.
+type ReduceParams struct {
+	First   int // workgroups of the box that earlier dispatches ran
+	Total   int // workgroups of the box up to the end of this dispatch
+	Kind    int
+	All     int // elements of o in the box
+	Batches int // TOTALS: that are summed; ZEROS: of the box
+	Heads   int // the same
+	Rows    int
+	Keys    int
+	Pitch   int // elements from a row of s to the next
+	Base    int // the first element of s
+	Sloped  int // 1: each term has the factor -|away + row - key|
+	Away    int
+	SBatch  int // TOTALS: elements from a batch of s to the next
+	SHead   int
+	OHeads  int // TOTALS: heads of o
+	Chained int // 1: sums go on from o, so that cuts of the rows change no bit
+	O       Strides
+}
+
+// Size implements Params.
+func (p *ReduceParams) Size() int { return 96 }
+
+// Append implements Params.
+func (p *ReduceParams) Append(b []byte) []byte {
+	b = put32(b, uint32(p.First))
+	b = put32(b, uint32(p.Total))
+	b = put32(b, uint32(p.Kind))
+	b = put32(b, uint32(p.All))
+	b = put32(b, uint32(p.Batches))
+	b = put32(b, uint32(p.Heads))
+	b = put32(b, uint32(p.Rows))
+	b = put32(b, uint32(p.Keys))
+	b = put32(b, uint32(p.Pitch))
+	b = put32(b, uint32(p.Base))
+	b = put32(b, uint32(p.Sloped))
+	b = put32(b, uint32(p.Away))
+	b = put32(b, uint32(p.SBatch))
+	b = put32(b, uint32(p.SHead))
+	b = put32(b, uint32(p.OHeads))
+	b = put32(b, uint32(p.Chained))
+	b = p.O.append(b)
+	return b
+}
+
+// SetRange implements Ranged.
+func (p *ReduceParams) SetRange(first, total int) { p.First, p.Total = first, total }
 
 // RoPEParams are the parameters of rope.wgsl.
 type RoPEParams struct {

@@ -26,7 +26,7 @@ var (
 var goTypes = map[string]string{"u32": "int", "i32": "int", "f32": "float32"}
 
 // words are the Go spellings of parts of names that are no plain words.
-var words = map[string]string{"lse": "LSE", "kv": "KV", "klen": "KLen", "vdim": "VDim", "q": "Q", "k": "K", "v": "V"}
+var words = map[string]string{"lse": "LSE", "kv": "KV", "dlse": "DLSE", "klen": "KLen", "vdim": "VDim", "q": "Q", "k": "K", "v": "V"}
 
 func main() {
 	log.SetFlags(0)

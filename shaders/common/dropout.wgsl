@@ -30,6 +30,7 @@ fn philox(counter: vec4<u32>, key: vec2<u32>) -> vec4<u32> {
 fn dropped(batch: u32, head: u32, row: u32, j: u32) -> bool {
     let n = p.drop_row + row;
     let x = philox(vec4<u32>(n / 4u, p.drop_key + j, p.drop_head + head, p.drop_batch + batch), vec2<u32>(p.seed0, p.seed1));
-    let drawn = x[n % 4u];
+    let two = select(x.xy, x.zw, (n & 2u) != 0u);
+    let drawn = select(two.x, two.y, (n & 1u) != 0u);
     return drawn < p.threshold;
 }

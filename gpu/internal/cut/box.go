@@ -15,7 +15,11 @@
 // them, and copies it back after a step that writes them.
 package cut
 
-import "github.com/seed90331342/attn/backend"
+import (
+	"slices"
+
+	"github.com/seed90331342/attn/backend"
+)
 
 // Axes of the index space. Each axis of an operand follows one of them, or is Whole.
 const (
@@ -31,7 +35,7 @@ const (
 // Axes of tensors [B, H, Sq, x], [B, Hkv, Sk, x] and [B, H, Sq, Sk].
 var (
 	RowAxes  = [4]int{Batch, Head, Row, Whole}
-	keyAxes  = [4]int{Batch, Head, Col, Whole}
+	KeyAxes  = [4]int{Batch, Head, Col, Whole}
 	PairAxes = [4]int{Batch, Head, Row, Col}
 )
 
@@ -90,14 +94,7 @@ func Bounds(v backend.Visibility) (lo, hi int) {
 func (x Box) Visible(v backend.Visibility, tile int) Box {
 	lo, hi := Bounds(v)
 	first := max(x.Lo[Col], x.Lo[Row]+lo)
-	last := min(x.Hi[Col], x.Hi[Row]-1+hi)
-	if v.KLen != nil {
-		longest := 0
-		for b := x.Lo[Batch]; b < x.Hi[Batch]; b++ {
-			longest = max(longest, v.KLen[b])
-		}
-		last = min(last, longest)
-	}
+	last := min(x.Hi[Col], x.Hi[Row]-1+hi, x.longest(v))
 	if first >= last {
 		x.Hi[Col] = x.Lo[Col]
 		return x
@@ -105,4 +102,26 @@ func (x Box) Visible(v backend.Visibility, tile int) Box {
 	x.Lo[Col] = first / tile * tile
 	x.Hi[Col] = min(AlignUp(last, tile), x.Hi[Col])
 	return x
+}
+
+// VisibleRows narrows x to the rows that see any of its keys, from a multiple of tile on. The
+// result has no rows when no key is seen.
+func (x Box) VisibleRows(v backend.Visibility, tile int) Box {
+	lo, hi := Bounds(v)
+	end := min(x.Hi[Col], x.longest(v))
+	first := max(x.Lo[Row], x.Lo[Col]-hi+1)
+	last := min(x.Hi[Row], end-lo)
+	if x.Lo[Col] >= end || first >= last {
+		first, last = x.Lo[Row], x.Lo[Row]
+	}
+	x.Lo[Row], x.Hi[Row] = max(first/tile*tile, x.Lo[Row]), last
+	return x
+}
+
+// longest returns the most keys that v gives a batch of x.
+func (x Box) longest(v backend.Visibility) int {
+	if v.KLen == nil {
+		return x.Hi[Col]
+	}
+	return slices.Max(v.KLen[x.Lo[Batch]:x.Hi[Batch]])
 }

@@ -80,7 +80,7 @@ func CallOf(c *backend.Call) (*Call, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", x.name, err)
 		}
-		*x.to = Reads(x.name, t, keyAxes, d.Heads/d.KVHeads)
+		*x.to = Reads(x.name, t, KeyAxes, d.Heads/d.KVHeads)
 		if o.Pages != nil {
 			(*x.to).Name, (*x.to).Pages = x.name+"'s pool of pages", o.Pages
 		}

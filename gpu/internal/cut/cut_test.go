@@ -49,10 +49,14 @@ func TestVisible(t *testing.T) {
 		x := Space(2, 1, seqQ, seqK, 1)
 		x.Lo[Row] = rng.IntN(seqQ)
 		x.Lo[Batch] = rng.IntN(2)
+		rows := x.VisibleRows(v, tile)
 		got := x.Visible(v, tile)
 		for b := x.Lo[Batch]; b < x.Hi[Batch]; b++ {
 			for i := x.Lo[Row]; i < x.Hi[Row]; i++ {
 				lo, hi := v.Range(b, i, seqK)
+				if lo < hi && (i < rows.Lo[Row] || i >= rows.Hi[Row]) {
+					t.Fatalf("%+v of %+v: row %d sees a key outside of [%d, %d)", v, x, i, rows.Lo[Row], rows.Hi[Row])
+				}
 				for j := lo; j < hi; j++ {
 					if j < got.Lo[Col] || j >= got.Hi[Col] {
 						t.Fatalf("%+v of %+v: row %d sees key %d outside of [%d, %d)", v, x, i, j, got.Lo[Col], got.Hi[Col])

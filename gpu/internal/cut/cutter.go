@@ -21,7 +21,7 @@ type Cutter struct {
 	// State returns the bytes of state with which pieces of a box continue.
 	State func(Box) uint64
 	// StateAbove is the length along the inner axis above which a box takes state even when
-	// it is one piece; 0 is never.
+	// it is one piece; 0 is never, and -1 always.
 	StateAbove int
 
 	Align uint64
@@ -32,6 +32,7 @@ type Cutter struct {
 	Room uint64
 
 	inner      int
+	heads      int // query heads that a workgroup needs together
 	maxBinding uint64
 	maxStaged  uint64
 	resume     Resume
@@ -76,7 +77,7 @@ const maxStateBytes = 64 << 20
 func New(l Limits, m Memory, inner, granule int, operands ...*Operand) *Cutter {
 	most := min(l.Binding, l.Buffer, maxStateBytes) &^ 3
 	c := &Cutter{
-		Operands: operands, inner: inner, Granule: granule, Align: l.Align,
+		Operands: operands, inner: inner, heads: 1, Granule: granule, Align: l.Align,
 		MaxState: most, maxStaged: most, maxBinding: l.Binding &^ (GranuleBytes - 1),
 	}
 	streamed := false
@@ -84,6 +85,7 @@ func New(l Limits, m Memory, inner, granule int, operands ...*Operand) *Cutter {
 		if o.T.IsZero() {
 			continue
 		}
+		c.heads = max(c.heads, o.Heads)
 		o.part = l.Part()
 		if s := StoreOf(o.T); s != nil {
 			if o.OnHost = s.Host != nil; !o.OnHost {
@@ -139,7 +141,7 @@ func (c *Cutter) Fits(x Box) error {
 // streaming.
 func (c *Cutter) Boxes(x Box, f func(x Box, piece int) error) error {
 	for a, m := range c.Most {
-		if m > 0 && a != c.inner && x.Len(a) > m {
+		if m > 0 && a != c.inner && x.Len(a) > max(m, c.grain(a)) {
 			return c.halve(x, a, f)
 		}
 	}
@@ -163,11 +165,11 @@ func (c *Cutter) Boxes(x Box, f func(x Box, piece int) error) error {
 		}
 		piece = max(piece/2/c.Granule*c.Granule, c.Granule)
 	}
-	continues := piece < x.Len(c.inner) || c.StateAbove > 0 && x.Len(c.inner) > c.StateAbove
+	continues := piece < x.Len(c.inner) || c.StateAbove != 0 && x.Len(c.inner) > c.StateAbove
 	if continues && c.State != nil && c.State(x) > c.MaxState {
 		for _, a := range []int{Batch, Head, Row, Col} {
 			// All rows of a workgroup share its state, so halving may not reduce it.
-			if a != c.inner && x.Len(a) > c.grain(a) && c.State(x.firstHalf(a)) < c.State(x) {
+			if a != c.inner && x.Len(a) > c.grain(a) && c.State(c.firstHalf(x, a)) < c.State(x) {
 				return c.halve(x, a, f)
 			}
 		}
@@ -208,7 +210,7 @@ func (c *Cutter) Pieces(x Box, piece int, f func(x Box, first, last bool) error)
 
 // halve divides x in two along an axis.
 func (c *Cutter) halve(x Box, axis int, f func(x Box, piece int) error) error {
-	left, right := x.firstHalf(axis), x
+	left, right := c.firstHalf(x, axis), x
 	right.Lo[axis] = left.Hi[axis]
 	if err := c.Boxes(left, f); err != nil {
 		return err
@@ -216,10 +218,23 @@ func (c *Cutter) halve(x Box, axis int, f func(x Box, piece int) error) error {
 	return c.Boxes(right, f)
 }
 
+// firstHalf returns the first half of x along an axis, which keeps together the heads that
+// a workgroup needs.
+func (c *Cutter) firstHalf(x Box, axis int) Box {
+	half := x.firstHalf(axis)
+	if axis == Head {
+		half.Hi[Head] = x.Lo[Head] + max(half.Len(Head)/c.heads, 1)*c.heads
+	}
+	return half
+}
+
 // grain is the length along an axis below which a box cannot be cut.
 func (c *Cutter) grain(axis int) int {
-	if axis == c.inner {
+	switch axis {
+	case c.inner:
 		return c.Granule
+	case Head:
+		return c.heads
 	}
 	return 1
 }
@@ -234,6 +249,8 @@ func (c *Cutter) smallest(o *Operand) uint64 {
 		case a == Whole, o.Pages != nil && a != Head:
 		case a == c.inner:
 			l = min(l, c.Granule)
+		case a == Head:
+			l = max(o.Heads, 1)
 		default:
 			l = 1
 		}

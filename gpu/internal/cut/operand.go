@@ -10,6 +10,8 @@ type Operand struct {
 	Use  Use
 	// Group is the number of query heads that share one head of the tensor; 0 means 1.
 	Group int
+	// Heads is the number of query heads that a workgroup needs together; 0 means 1.
+	Heads int
 	// Block is the numbers of rows and keys that share one element; 0 means 1.
 	Block [2]int
 	// Diagonal, unless 0, is the number of query rows of a call in which row i and key j

@@ -1,0 +1,89 @@
+// What the gradients of a row need in addition to the operands, one row a workgroup:
+//
+//     D = Σ_c dO_c·O_c - dLSE        sink = -exp(Sink - LSE)·D
+//
+// rows holds D and a copy of LSE for each row; sums holds the gradient of the head's sink,
+// which is 0 for a row whose LSE is -Inf. A thread sums every 64th column.
+//
+// Workgroup memory: part 256 bytes.
+
+struct DeltaParams {
+    first: u32, // workgroups of the box that earlier dispatches ran
+    total: u32, // workgroups of the box up to the end of this dispatch
+    heads: u32,
+    rows: u32,
+    vdim: u32,
+    g_type: u32, // type of dO: 0 f32, 1 f16, 2 bf16
+    o_type: u32, // type of o
+    shifted: u32, // 1: there is a dLSE
+    sunk: u32, // 1: sums is written
+    pad0: u32,
+    pad1: u32,
+    pad2: u32,
+    g: Strides,
+    o: Strides,
+    lse: Strides,
+    dlse: Strides,
+    out: Strides, // of rows
+    sums: Strides,
+    sinks: array<vec4<f32>, 16>, // of up to 64 heads
+}
+
+@group(0) @binding(0) var<storage, read> g: array<u32>;
+@group(0) @binding(1) var<storage, read> o: array<u32>;
+@group(0) @binding(2) var<storage, read> lse: array<f32>;
+@group(0) @binding(3) var<storage, read> dlse: array<f32>;
+@group(0) @binding(4) var<storage, read_write> rows: array<f32>;
+@group(0) @binding(5) var<storage, read_write> sums: array<f32>;
+@group(0) @binding(6) var<uniform> p: DeltaParams;
+
+var<workgroup> part: array<f32, 64>;
+
+// load_$x returns element i of $x.
+// each $x: g, o
+fn load_$x(i: u32) -> f32 {
+    return decode($x[select(i >> 1u, i, p.$x_type == 0u)], i, p.$x_type);
+}
+
+@compute @workgroup_size(64)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) t: u32,
+) {
+    let id = p.first + group.y * groups.x + group.x;
+    if (id >= p.total) {
+        return;
+    }
+    let row = id % p.rows;
+    let h = (id / p.rows) % p.heads;
+    let b = id / p.rows / p.heads;
+    let g_at = p.g.base + b * p.g.b + h * p.g.h + row * p.g.s;
+    let o_at = p.o.base + b * p.o.b + h * p.o.h + row * p.o.s;
+    var sum = 0.0;
+    for (var c = t; c < p.vdim; c += 64u) {
+        sum = fma(load_g(g_at + c * p.g.d), load_o(o_at + c * p.o.d), sum);
+    }
+    part[t] = sum;
+    workgroupBarrier();
+    if (t > 0u) {
+        return;
+    }
+    var d = 0.0;
+    for (var x = 0u; x < 64u; x++) {
+        d = d + part[x];
+    }
+    if (p.shifted == 1u) {
+        d = d - dlse[p.dlse.base + b * p.dlse.b + h * p.dlse.h + row * p.dlse.s];
+    }
+    let total = lse[p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s];
+    let at = p.out.base + b * p.out.b + h * p.out.h + row * p.out.s;
+    rows[at] = d;
+    rows[at + p.out.d] = total;
+    if (p.sunk == 1u) {
+        let sink = p.sinks[h / 4u][h % 4u];
+        let e = exp2_acc(vec4<f32>((sink - total) * LOG2E)).x;
+        let none = bitcast<u32>(total) == MINUS_INF || bitcast<u32>(sink) == MINUS_INF;
+        sums[p.sums.base + b * p.sums.b + h * p.sums.h + row * p.sums.s] = select(-(e * d), 0.0, none);
+    }
+}
