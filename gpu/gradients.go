@@ -444,7 +444,7 @@ func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool)
 		x.names = append(x.names, name)
 	}
 	x.ops = append(x.ops, &queue.Op{
-		Cutter: c, Space: cut.Space(x.d.Batch, x.d.Heads, x.d.SeqQ, x.d.SeqK, 1),
+		Cutter: c, Space: cut.Space(x.d.Batch, x.d.Heads, x.d.SeqQ, x.d.SeqK, 1), Chained: true,
 		Sweep: func(box cut.Box, piece int) queue.Sweep {
 			return queue.Sweep{Box: box, Piece: piece, Passes: 1, Last: true, State: c.State(box)}
 		},

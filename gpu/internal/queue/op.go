@@ -17,6 +17,8 @@ type Op struct {
 	Sweep func(x cut.Box, piece int) Sweep
 	// Step returns the step that computes a piece.
 	Step func(p Piece) Step
+	// Chained means that boxes update what earlier boxes wrote.
+	Chained bool
 	// Table is the contents of the window Table in steps; nil means that none has it.
 	Table []byte
 	// Call, unless nil, is a call that continues from Call.Resume and may be interrupted.

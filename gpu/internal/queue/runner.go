@@ -177,7 +177,14 @@ func (r *Runner) Run(op *Op) error {
 		}
 		table = cut.Window{Buf: buf, Size: size}
 	}
-	return op.walk(func(_ Piece, s Step) error {
+	var box cut.Box
+	return op.walk(func(p Piece, s Step) error {
+		if op.Chained && p.Of.Box != box {
+			if err := r.Separate(); err != nil {
+				return err
+			}
+			box = p.Of.Box
+		}
 		for i, w := range s.Windows {
 			switch w.Buf {
 			case state:
