@@ -345,13 +345,19 @@ func (r *Runner) Flush() error {
 // Separate ends one of several operations that may write other rows of the same tensor
 // in host memory: what it wrote is copied back before the next one begins.
 func (r *Runner) Separate() error {
-	if r.stream == nil || r.rehearsal {
+	if r.stream == nil {
 		return nil
 	}
-	if err := r.Flush(); err != nil {
+	if !r.rehearsal {
+		if err := r.Flush(); err != nil {
+			return err
+		}
+	}
+	if err := r.writeBack(r.staged); err != nil {
 		return err
 	}
-	return r.writeBack(r.staged)
+	r.dropWindows(nil) // later windows may overlap them
+	return nil
 }
 
 // grace is how long a streamed call whose context has ended waits for its running

@@ -261,9 +261,17 @@ func (r *Runner) endStream(err error) {
 	if r.stream == nil {
 		return
 	}
-	for _, w := range r.stream.resident {
-		r.d.Pool.putAfter(w.buf, StorageUsage, err)
-	}
+	r.dropWindows(err)
 	r.stream = nil
 	<-r.d.streaming
+}
+
+// dropWindows releases the windows on the device. err is that of the call.
+func (r *Runner) dropWindows(err error) {
+	for _, w := range r.stream.resident {
+		if w.buf != nil {
+			r.d.Pool.putAfter(w.buf, StorageUsage, err)
+		}
+	}
+	r.stream.resident = nil
 }
