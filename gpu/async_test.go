@@ -52,6 +52,10 @@ func (w waiting) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how 
 	return w.after(ctx, w.Backend.Rotate(ctx, y, x, cos, sin, how))
 }
 
+func (w waiting) Backward(ctx context.Context, g *backend.Gradients) error {
+	return w.after(ctx, w.Backend.Backward(ctx, g))
+}
+
 func (w waiting) Copy(ctx context.Context, dst, src []backend.Tensor) error {
 	return w.after(ctx, w.Backend.Copy(ctx, dst, src))
 }
@@ -67,8 +71,12 @@ func (w waiting) Scores(ctx context.Context, s backend.Tensor, p *backend.Proble
 // TestConformanceWaiting runs the part of the suite with recorded bits, and that with
 // caches, with a wait after each call. TestConformance waits where it reads results.
 func TestConformanceWaiting(t *testing.T) {
+	only := []string{"Cases", "Pairs", "Caches", "Digests", "KVCache", "MultiHead"}
+	if !testing.Short() {
+		only = append(only, "Gradients")
+	}
 	backendtest.Run(t, backendtest.Harness{
-		Digests: digests(t), Only: []string{"Cases", "Pairs", "Caches", "Digests", "KVCache", "MultiHead"},
+		Digests: digests(t), Only: only,
 		Open: func(t testing.TB) backend.Backend { return waiting{open(t, Options{})} },
 	})
 }

@@ -41,7 +41,7 @@ func faulty(t *testing.T, opt Options) (*Backend, *faultyDevice) {
 	return b, f
 }
 
-// session makes every kind of call: upload, alloc, attention in pieces with a trace, the
+// session makes every kind of call: upload, alloc, attention in pieces with a trace, gradients, the
 // stages, a merge, a rotation, a layer, download. It releases its tensors.
 func session(b *Backend) (out []float32, err error) {
 	ctx := context.Background()
@@ -70,6 +70,7 @@ func session(b *Backend) (out []float32, err error) {
 	q, k, o := up(backend.Shape{1, 2, 40, 8}), up(backend.Shape{1, 1, 200, 8}), up(backend.Shape{1, 2, 40, 8})
 	po, lse, plse := up(backend.Shape{1, 2, 40, 8}), up(backend.Shape{1, 2, 40, 1}), up(backend.Shape{1, 2, 40, 1})
 	s, w := up(backend.Shape{1, 2, 40, 200}), up(backend.Shape{1, 1, 8, 8})
+	dq, dk := up(backend.Shape{1, 2, 40, 8}), up(backend.Shape{1, 1, 200, 8})
 	if err != nil {
 		return nil, err
 	}
@@ -78,13 +79,18 @@ func session(b *Backend) (out []float32, err error) {
 		return nil, err
 	}
 	c := &backend.Call{Q: q, K: k, V: k, O: o, LSE: lse, Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
-	out = make([]float32, 40*2*8)
-	h, err := backend.HostF32(out, backend.Shape{1, 2, 40, 8})
+	out = make([]float32, 2*40*2*8)
+	h, err := backend.HostF32(out[:40*2*8], backend.Shape{1, 2, 40, 8})
+	if err != nil {
+		return nil, err
+	}
+	hdq, err := backend.HostF32(out[40*2*8:], backend.Shape{1, 2, 40, 8})
 	if err != nil {
 		return nil, err
 	}
 	for _, f := range []func() error{
 		func() error { return b.Attention(traced, c) },
+		func() error { return b.Backward(ctx, &backend.Gradients{Call: *c, DO: q, DQ: dq, DK: dk}) },
 		func() error { return b.QK(ctx, s, q, k) },
 		func() error { return b.Softmax(ctx, s, plse, &c.Problem) },
 		func() error { return b.PV(ctx, po, s, k) },
@@ -92,6 +98,7 @@ func session(b *Backend) (out []float32, err error) {
 		func() error { return b.Rotate(ctx, o, o, lse, plse, backend.Rotation{}) },
 		func() error { return b.Project(ctx, po, o, w, backend.Tensor{}) },
 		func() error { return b.Download(ctx, h, po) },
+		func() error { return b.Download(ctx, hdq, dq) },
 		func() error { return b.Wait(ctx) },
 	} {
 		if err := f(); err != nil {
@@ -248,6 +255,7 @@ func loseFor(t *testing.T, call string, want []float32) {
 		"Project":   func() error { return b.Project(ctx, c.O, s, c.V, backend.Tensor{}) },
 		"Merge":     func() error { return b.Merge(ctx, c.O, c.LSE, c.Q, s) },
 		"Warmup":    func() error { return b.Warmup(ctx, c, false) },
+		"Backward":  func() error { return b.Backward(ctx, &backend.Gradients{Call: *c, DO: c.Q, DQ: s}) },
 		"Plan":      func() error { _, err := b.Plan(t.Context(), c); return err },
 		"PeakFLOPS": func() error { _, err := b.PeakFLOPS(ctx); return err },
 	} {

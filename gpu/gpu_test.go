@@ -30,9 +30,10 @@ func open(t testing.TB, opt Options) *Backend {
 // that version, whose compiler decides the order of sums.
 func TestConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
-		Digests: digests(t),
-		Open:    func(t testing.TB) backend.Backend { return open(t, Options{}) },
-		Against: func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) },
+		Digests:        digests(t),
+		GradientsEvery: 8,
+		Open:           func(t testing.TB) backend.Backend { return open(t, Options{}) },
+		Against:        func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) },
 	})
 }
 

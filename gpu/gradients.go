@@ -35,22 +35,41 @@ func (b *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
 	return b.call(ctx, "backward", o, func(r *queue.Runner) (err error) {
 		r.Expect(func() float64 { return float64(backend.NewGradientsPlan(g).FLOPs) })
 		if x == nil { // a rehearsal has built it
-			place := func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) { return b.place(ctx, dtype, shape) }
+			place := func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+				return b.place(ctx, dtype, shape)
+			}
 			if x, err = b.newGradients(g, place); err != nil {
 				return err
 			}
 		}
-		for i, op := range x.ops {
-			if i > 0 {
-				if err := r.Separate(); err != nil {
-					return err
-				}
-			}
-			if err := r.Run(op); err != nil {
+		return x.run(r)
+	})
+}
+
+// run queues the operations.
+func (x *gradients) run(r *queue.Runner) error {
+	for i, op := range x.ops {
+		if i > 0 {
+			if err := r.Separate(); err != nil {
 				return err
 			}
 		}
-		return nil
+		if err := r.Run(op); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// WarmupBackward compiles the pipelines that Backward needs for g, by a rehearsal of the call.
+// Errors are those of Warmup.
+func (b *Backend) WarmupBackward(ctx context.Context, g *backend.Gradients) error {
+	return b.within(ctx, "warmup", func() error {
+		x, err := b.newGradients(g, backend.Meta)
+		if err != nil {
+			return err
+		}
+		return b.dev.Warmup(ctx, x.run)
 	})
 }
 

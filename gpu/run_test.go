@@ -49,17 +49,38 @@ func submissions(dev *faultyDevice, f func()) (n int) {
 	return n
 }
 
+// backwardOf returns the gradients of the operands of c, which has run.
+func backwardOf(t testing.TB, b *Backend, c *backend.Call) *backend.Gradients {
+	t.Helper()
+	g := &backend.Gradients{Call: *c, DO: upload(t, b, host(t, c.O.Shape(), wave))}
+	for to, of := range map[*backend.Tensor]backend.Tensor{&g.DQ: c.Q, &g.DK: c.K, &g.DV: c.V} {
+		*to = alloc(t, b, backend.F32, of.Shape())
+	}
+	return g
+}
+
 // TestCancelledWithinTheBudget cancels a call at each of its submissions: it starts no more,
 // leaves at most two on the device, and leaves the backend usable.
 func TestCancelledWithinTheBudget(t *testing.T) {
 	b, dev := faulty(t, Options{MaxWork: 2e5})
 	c := plain(t, b, 100, 300, 16)
+	t.Run("attention", func(t *testing.T) {
+		testCancelled(t, b, dev, c.O, func(ctx context.Context) error { return b.Attention(ctx, c) })
+	})
+	g := backwardOf(t, b, c)
+	t.Run("backward", func(t *testing.T) {
+		testCancelled(t, b, dev, g.DQ, func(ctx context.Context) error { return b.Backward(ctx, g) })
+	})
+}
+
+// testCancelled cancels call, which writes o.
+func testCancelled(t *testing.T, b *Backend, dev *faultyDevice, o backend.Tensor, call func(context.Context) error) {
 	var want []float32
 	total := submissions(dev, func() {
-		if err := b.Attention(t.Context(), c); err != nil {
+		if err := call(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		want = floats(t, b, c.O)
+		want = floats(t, b, o)
 	}) - 1 // the download's
 	if total < 5 {
 		t.Fatalf("%d submissions, nothing to cancel between", total)
@@ -80,7 +101,7 @@ func TestCancelledWithinTheBudget(t *testing.T) {
 				ended++
 			}
 		})
-		err := b.Attention(ctx, c)
+		err := call(ctx)
 		dev.Watch(nil)
 		cancel()
 		// The last one may run when the call is cancelled.
@@ -98,7 +119,7 @@ func TestCancelledWithinTheBudget(t *testing.T) {
 			t.Errorf("cancelled at submission %d: %+v, before %+v", at, l, before)
 		}
 	}
-	if err := b.Attention(t.Context(), c); err != nil || !slices.Equal(floats(t, b, c.O), want) {
+	if err := call(t.Context()); err != nil || !slices.Equal(floats(t, b, o), want) {
 		t.Errorf("after all of that: another result, %v", err)
 	}
 }
@@ -221,6 +242,36 @@ func TestWarmup(t *testing.T) {
 		if len(compiled) > 0 {
 			t.Errorf("%+v: calls after Warmup compiled %q", opt, compiled)
 		}
+	}
+	// Backward has a warmup of its own, of the gradients that it names.
+	for _, opt := range []kernels.Options{{Causal: true, LSE: true}, {LSE: true, ALiBi: []float32{1, 2}, Sinks: []float32{0, 1}}} {
+		x := upload(t, b, host(t, backend.Shape{1, 2, 72, 24}, wave))
+		call := prepare(t, b, x, x, x, opt)
+		r, err := call.Run(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		grads, err := call.AllocGradients(ctx, true, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		compiled = nil
+		if n := submissions(dev, func() {
+			if err := call.WarmupBackward(ctx, true, true); err != nil {
+				t.Fatal(err)
+			}
+		}); n != 0 || len(compiled) == 0 {
+			t.Errorf("%+v: %d submissions, compiled %q for Backward", opt, n, compiled)
+		}
+		compiled = nil
+		if err := call.Backward(ctx, grads, r, r); err != nil {
+			t.Fatal(err)
+		}
+		if len(compiled) > 0 {
+			t.Errorf("%+v: Backward after WarmupBackward compiled %q", opt, compiled)
+		}
+		grads.Release()
+		r.Release()
 	}
 	// Cancelled or refused, it returns the error.
 	done, cancel := context.WithCancel(ctx)

@@ -38,9 +38,10 @@ func TestConformanceStreamed(t *testing.T) {
 		t.Skip("the suite runs resident and cut")
 	}
 	backendtest.Run(t, backendtest.Harness{
-		PairsEvery: 4,
-		Open:       func(t testing.TB) backend.Backend { return openFull(t, Options{MemoryBytes: 3 << 20}) },
-		Draws:      5,
+		PairsEvery:   4,
+		LittleMemory: true,
+		Open:         func(t testing.TB) backend.Backend { return openFull(t, Options{MemoryBytes: 3 << 20}) },
+		Draws:        5,
 	})
 }
 

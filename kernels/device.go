@@ -116,7 +116,8 @@ func (r refusal) Rotate(_ context.Context, _, _, _, _ backend.Tensor, _ backend.
 func (r refusal) Scores(context.Context, backend.Tensor, *backend.Problem, backend.ScorePoint) error {
 	return r.err
 }
-func (r refusal) Backward(context.Context, *backend.Gradients) error { return r.err }
+func (r refusal) Backward(context.Context, *backend.Gradients) error       { return r.err }
+func (r refusal) WarmupBackward(context.Context, *backend.Gradients) error { return r.err }
 func (r refusal) PlanBackward(context.Context, *backend.Gradients) (p backend.Plan, err error) {
 	return p, r.err
 }

@@ -1,7 +1,6 @@
 package kernels
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 
@@ -59,7 +58,7 @@ func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) 
 	if !ok {
 		return c.dev.lacks("gradients")
 	}
-	if len(c.subs) == 1 && c.subs[0].region == wholeRegion(c.dims) {
+	if c.whole() {
 		g, err := c.gradients(&c.subs[0], &grads, d, result)
 		if err != nil {
 			return err
@@ -83,6 +82,10 @@ func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) 
 		return nil
 	})
 }
+
+// whole reports whether the call is one backend call over all of its operands. Otherwise the
+// gradients are sums.
+func (c *Call) whole() bool { return len(c.subs) == 1 && c.subs[0].region == wholeRegion(c.dims) }
 
 // checkBackward checks the arguments of Backward.
 func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
@@ -261,30 +264,37 @@ func (c *Call) AllocGradients(ctx context.Context, operands, options bool) (g Gr
 	if err := c.ready(); err != nil {
 		return g, err
 	}
-	alloc := func(to *backend.Tensor, dtype backend.DType, shape backend.Shape) {
+	return c.newGradients(operands, options, func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+		return c.dev.Alloc(ctx, dtype, shape)
+	})
+}
+
+// newGradients is AllocGradients with memory from alloc.
+func (c *Call) newGradients(operands, options bool, alloc func(backend.DType, backend.Shape) (backend.Tensor, error)) (g Gradients, err error) {
+	add := func(to *backend.Tensor, dtype backend.DType, shape backend.Shape) {
 		if err == nil {
-			*to, err = c.dev.Alloc(ctx, dtype, shape)
+			*to, err = alloc(dtype, shape)
 		}
 	}
 	if operands {
-		alloc(&g.Q, c.q.DType(), c.q.Shape())
-		alloc(&g.K, c.k.DType(), c.k.Shape())
-		alloc(&g.V, c.v.DType(), c.v.Shape())
+		add(&g.Q, c.q.DType(), c.q.Shape())
+		add(&g.K, c.k.DType(), c.k.Shape())
+		add(&g.V, c.v.DType(), c.v.Shape())
 	}
 	if options {
 		if !c.opt.Bias.IsZero() {
-			alloc(&g.Bias, backend.F32, c.opt.Bias.Shape())
+			add(&g.Bias, backend.F32, c.opt.Bias.Shape())
 		}
 		if !c.opt.RelativeBias.IsZero() {
-			alloc(&g.RelativeBias, backend.F32, c.opt.RelativeBias.Shape())
+			add(&g.RelativeBias, backend.F32, c.opt.RelativeBias.Shape())
 		}
 		heads := backend.Shape{1, c.dims.Heads, 1, 1}
 		if c.opt.Sinks != nil {
-			alloc(&g.Sinks, backend.F32, heads)
+			add(&g.Sinks, backend.F32, heads)
 		}
 		if n := len(c.opt.ALiBi); n > 0 && c.dims.Heads > 0 {
 			heads[backend.Batch] = n / c.dims.Heads
-			alloc(&g.ALiBi, backend.F32, heads)
+			add(&g.ALiBi, backend.F32, heads)
 		}
 	}
 	if err != nil {
@@ -298,44 +308,78 @@ func (c *Call) AllocGradients(ctx context.Context, operands, options bool) (g Gr
 // 2.5 times the FLOPs of the forward pass, five products instead of two. It runs nothing.
 func (c *Call) PlanBackward(ctx context.Context) (sum backend.Plan, err error) {
 	defer backend.Annotate(&err, "plan")
-	out, err := c.outputs(backend.Meta)
-	if err != nil {
+	if err := c.ready(); err != nil {
 		return sum, err
 	}
 	diff, ok := c.dev.on(ctx).(backend.Differentiator)
 	if !ok {
 		return sum, c.dev.lacks("gradients")
 	}
-	var grads Gradients
-	var errs [3]error
-	grads.Q, errs[0] = backend.Meta(c.q.DType(), c.q.Shape())
-	grads.K, errs[1] = backend.Meta(c.k.DType(), c.k.Shape())
-	grads.V, errs[2] = backend.Meta(c.v.DType(), c.v.Shape())
-	if out.LSE, err = backend.Meta(backend.F32, backend.Shape{c.dims.Batch, c.dims.Heads, c.dims.SeqQ, 1}); err != nil {
-		return sum, err
+	first := true
+	err = c.rehearse(true, false, func(g *backend.Gradients) error {
+		p, err := diff.PlanBackward(ctx, g)
+		if first {
+			sum, first = p, false
+			return err
+		}
+		sum.Pairs, sum.FLOPs, sum.Bytes = sum.Pairs+p.Pairs, sum.FLOPs+p.FLOPs, sum.Bytes+p.Bytes
+		sum.Scratch, sum.Chunks, sum.Streamed = max(sum.Scratch, p.Scratch), sum.Chunks+p.Chunks, sum.Streamed+p.Streamed
+		return err
+	})
+	if err != nil {
+		return backend.Plan{}, err
 	}
-	if err := cmp.Or(errs[:]...); err != nil {
-		return sum, err
+	return sum, nil
+}
+
+// WarmupBackward compiles what Backward needs for the gradients that [Call.AllocGradients] returns
+// for the same arguments, and runs nothing. In all else it is as [Call.Warmup].
+func (c *Call) WarmupBackward(ctx context.Context, operands, options bool) (err error) {
+	defer backend.Annotate(&err, "warmup")
+	if err := c.ready(); err != nil {
+		return err
+	}
+	on := c.dev.on(ctx)
+	if _, ok := on.(backend.Differentiator); !ok {
+		return c.dev.lacks("gradients")
+	}
+	w, ok := on.(backend.Warmer)
+	if !ok {
+		return ctx.Err()
+	}
+	return c.rehearse(operands, options, func(g *backend.Gradients) error { return w.WarmupBackward(ctx, g) })
+}
+
+// rehearse calls f with the backward passes of the call, without memory for their results.
+func (c *Call) rehearse(operands, options bool, f func(g *backend.Gradients) error) error {
+	out, err := c.outputs(backend.Meta)
+	if err != nil {
+		return err
+	}
+	if out.LSE, err = backend.Meta(backend.F32, backend.Shape{c.dims.Batch, c.dims.Heads, c.dims.SeqQ, 1}); err != nil {
+		return err
+	}
+	grads, err := c.newGradients(operands, options, func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+		if !c.whole() {
+			dtype = backend.F32 // see summed
+		}
+		return backend.Meta(dtype, shape)
+	})
+	if err != nil {
+		return err
 	}
 	if err := c.checkBackward(&grads, Result{O: out.O}, out); err != nil {
-		return sum, err
+		return err
 	}
 	for i := range c.subs {
 		g, err := c.gradients(&c.subs[i], &grads, Result{O: out.O}, out)
 		if err != nil {
-			return sum, err
+			return err
 		}
-		g.Add = len(c.subs) > 1
-		p, err := diff.PlanBackward(ctx, &g)
-		if err != nil {
-			return sum, err
+		g.Add = !c.whole()
+		if err := f(&g); err != nil {
+			return err
 		}
-		if i == 0 {
-			sum = p
-			continue
-		}
-		sum.Pairs, sum.FLOPs, sum.Bytes = sum.Pairs+p.Pairs, sum.FLOPs+p.FLOPs, sum.Bytes+p.Bytes
-		sum.Scratch, sum.Chunks, sum.Streamed = max(sum.Scratch, p.Scratch), sum.Chunks+p.Chunks, sum.Streamed+p.Streamed
 	}
-	return sum, nil
+	return nil
 }

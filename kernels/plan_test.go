@@ -12,10 +12,21 @@ import (
 
 // warmer records the calls of Warmup.
 type warmer struct {
+	differentiator
+	calls     []backend.Call
+	weights   []bool
+	gradients []backend.Gradients
+	err       error
+}
+
+type differentiator interface {
 	backend.Backend
-	calls   []backend.Call
-	weights []bool
-	err     error
+	backend.Differentiator
+}
+
+func (w *warmer) WarmupBackward(_ context.Context, g *backend.Gradients) error {
+	w.gradients = append(w.gradients, *g)
+	return w.err
 }
 
 func (w *warmer) Warmup(_ context.Context, c *backend.Call, weights bool) error {
@@ -42,7 +53,7 @@ func TestWarmup(t *testing.T) {
 	if err := prepare(t, dev, q, k, v, kernels.Options{}).Warmup(done); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	w := &warmer{Backend: dev.Backend()}
+	w := &warmer{differentiator: dev.Backend().(differentiator)}
 	warm := kernels.NewDevice(w)
 	if _, err := warm.Prepare(q, v, k, kernels.Options{}); !errors.Is(err, backend.ErrShape) || len(w.calls) > 0 {
 		t.Errorf("shapes that do not fit: %v after %d calls", err, len(w.calls))
@@ -60,8 +71,24 @@ func TestWarmup(t *testing.T) {
 	if w.calls[0].Visible.Right != 0 {
 		t.Errorf("the call that was warmed up is not causal: %+v", w.calls[0].Visible)
 	}
+	for _, c := range []struct{ operands, options bool }{{true, false}, {true, true}} {
+		call := prepare(t, warm, q, k, v, kernels.Options{Sinks: make([]float32, 4), LSE: true})
+		if err := call.WarmupBackward(t.Context(), c.operands, c.options); err != nil {
+			t.Fatal(err)
+		}
+		g := w.gradients[len(w.gradients)-1]
+		if g.DQ.DType() != backend.F16 || g.DV.Shape() != v.Shape() || g.DSinks.IsZero() == c.options || g.LSE.IsZero() || g.DO.Shape() != g.O.Shape() || g.Add {
+			t.Errorf("%+v: warmed %+v", c, g)
+		}
+	}
+	if err := prepare(t, dev, q, k, v, kernels.Options{}).WarmupBackward(t.Context(), true, true); err != nil {
+		t.Errorf("gradients on a backend that has nothing to compile: %v", err)
+	}
 	w.err = backend.ErrUnsupported
 	if err := prepare(t, warm, q, k, v, kernels.Options{}).Warmup(t.Context()); !errors.Is(err, backend.ErrUnsupported) {
 		t.Errorf("the backend's error: %v", err)
+	}
+	if err := prepare(t, warm, q, k, v, kernels.Options{}).WarmupBackward(t.Context(), true, false); !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("the backend's error for gradients: %v", err)
 	}
 }

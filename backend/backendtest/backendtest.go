@@ -24,7 +24,7 @@ type Harness struct {
 	// Open opens a new backend; the suite closes it.
 	Open func(t testing.TB) backend.Backend
 	// Against, unless nil, opens another backend. The results of both on AgainstDraws random
-	// problems are compared with each other.
+	// problems are compared with each other, and the gradients of a tenth as many.
 	Against      func(t testing.TB) backend.Backend
 	AgainstDraws int
 	// Draws is the number of random problems to compare with the oracle; 0 means 100. The
@@ -34,9 +34,14 @@ type Harness struct {
 	// PairsEvery n > 1 runs only every n-th case of [Pairs] and of trained models, for code
 	// paths that differ little from the backend's usual one.
 	PairsEvery int
+	// GradientsEvery n > 1 computes the gradients of only every n-th of these cases with -short, for
+	// backends that take long.
+	GradientsEvery int
 	// Lowered means that the limits of the device are lowered: it may refuse head sizes
 	// over 256 and pages of 16-bit elements that are not aligned to 4 bytes.
 	Lowered bool
+	// LittleMemory means that gradients with head sizes over 256 may end with ErrMemory.
+	LittleMemory bool
 	// Digests is a file of recorded digests of output bits, for backends whose bits do
 	// not depend on the machine; -update-digests writes it.
 	Digests string
@@ -96,6 +101,7 @@ func Run(t *testing.T, h Harness) {
 			other := kernels.NewDevice(h.Against(t))
 			defer other.Close()
 			testAgainst(t, dev, other, draws(h.AgainstDraws, 1000))
+			t.Run("gradients", func(t *testing.T) { testGradientsAgainst(t, dev, other, draws(h.AgainstDraws/10, 100)) })
 		})
 	}
 }

@@ -42,6 +42,7 @@ func RunOutOfMemory(t *testing.T, be backend.Backend, m Memory) {
 		{"fused", all, func(x *worker) { x.attention(150, 300, kernels.Options{Causal: true, LSE: true}) }},
 		{"weights", all[:2], func(x *worker) { x.attention(40, 70, kernels.Options{Weights: true, Softcap: 3}) }},
 		{"one row of many keys", all, func(x *worker) { x.attention(1, 3000, kernels.Options{}) }},
+		{"gradients", all[:2], (*worker).gradients},
 		{"packed", all, func(x *worker) { x.attention(60, 60, kernels.Options{CuQ: []int{0, 7, 7, 60}}) }},
 		{"slices", all, (*worker).slices},
 		{"scores", all[:2], (*worker).scores},
@@ -225,6 +226,30 @@ func (x *worker) attention(sq, sk int, opt kernels.Options) {
 	if x.err == nil {
 		_, err = call.Check(x.ctx, r, kernels.CheckOptions{Rows: 3})
 		x.must(err)
+	}
+}
+
+func (x *worker) gradients() {
+	q, k, v := x.operands(60, 130)
+	if x.err != nil {
+		return
+	}
+	call, err := x.dev.Prepare(q, k, v, kernels.Options{Causal: true, LSE: true, Sinks: []float32{0, 1}, ALiBi: []float32{1, 0.5}})
+	if !x.must(err) {
+		return
+	}
+	r, err := call.Run(x.ctx)
+	if !x.must(err) {
+		return
+	}
+	defer r.Release()
+	g, err := call.AllocGradients(x.ctx, true, true)
+	if !x.must(err) {
+		return
+	}
+	defer g.Release()
+	if x.must(call.Backward(x.ctx, g, kernels.Result{O: r.O}, r)) {
+		x.yield(g.Q, g.K, g.V, g.ALiBi, g.Sinks)
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"math"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -60,6 +62,38 @@ func TestNeedsAttention(t *testing.T) {
 	clear(wv)
 	if _, right, err := m.run(t.Context(), draw(newRand(2), tests), false); err != nil || right > tests/4 {
 		t.Errorf("%d of %d right without values, %v", right, tests, err)
+	}
+}
+
+// TestTrainOnGPU compares the losses of a few steps with those on the CPU. Later ones differ as
+// rounding decides what is learnt first.
+func TestTrainOnGPU(t *testing.T) {
+	dev, err := kernels.Open("gpu")
+	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
+		t.Skipf("no WebGPU adapter: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	host := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer host.Close()
+	const steps = 10
+	got, _, err := train(t.Context(), dev, 1, steps, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, _, err := train(t.Context(), host, 1, steps, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != steps || want[steps-1] > want[0]-0.1 {
+		t.Fatalf("%d losses; the loss falls from %v to %v on the CPU", len(got), want[0], want[len(want)-1])
+	}
+	for i := range want {
+		if math.Abs(got[i]-want[i]) > 1e-4*want[i] {
+			t.Errorf("step %d: loss %v, %v on the CPU", i+1, got[i], want[i])
+		}
 	}
 }
 

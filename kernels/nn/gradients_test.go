@@ -105,17 +105,24 @@ func TestLayerGradients(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		config    nn.MultiHeadConfig
-		keys      int // of a memory; 0 is self-attention
-		threads   int
+		keys      int  // of a memory; 0 is self-attention
+		threads   int  // of the CPU; 0 is the GPU
 		scattered bool // dy and x are views with gaps
 	}{
 		{"self", nn.MultiHeadConfig{Model: 8, Heads: 2}, 0, 1, false},
 		{"biases, grouped heads, rope", nn.MultiHeadConfig{Model: 12, Heads: 4, KVHeads: 2, HeadDim: 4, Bias: true, RoPE: &nn.RoPE{}}, 0, 2, true},
 		{"memory", nn.MultiHeadConfig{Model: 8, Memory: 6, Heads: 2, Bias: true, RoPE: &nn.RoPE{}}, 5, 3, false},
+		{"grouped heads on the GPU", nn.MultiHeadConfig{Model: 12, Heads: 4, KVHeads: 2, HeadDim: 4, Bias: true, RoPE: &nn.RoPE{}}, 0, 0, true},
+		{"memory on the GPU", nn.MultiHeadConfig{Model: 8, Memory: 6, Heads: 2, Bias: true, RoPE: &nn.RoPE{}}, 5, 0, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			dev := kernels.NewDevice(cpu.New(cpu.Options{Threads: c.threads}))
-			defer dev.Close()
+			var dev *kernels.Device
+			if c.threads == 0 {
+				dev = onGPU(t)
+			} else {
+				dev = kernels.NewDevice(cpu.New(cpu.Options{Threads: c.threads}))
+				defer dev.Close()
+			}
 			testLayerGradients(t, dev, c.config, c.keys, c.scattered)
 		})
 	}
@@ -142,10 +149,16 @@ func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadCo
 	if config.KVHeads > 0 {
 		ref.kvHeads = config.KVHeads
 	}
-	wide := func(t backend.Tensor, n int) []float64 {
+	wide := func(x backend.Tensor, n int) []float64 {
 		y := make([]float64, n)
-		if !t.IsZero() {
-			data, _ := t.Float32s()
+		if !x.IsZero() {
+			data, err := x.Float32s()
+			if err != nil { // not in host memory
+				data, err = dev.Float32s(ctx, x)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
 			for i, x := range data[:n] {
 				y[i] = float64(x)
 			}
