@@ -39,7 +39,7 @@ func TestDropoutShare(t *testing.T) {
 			}
 		}
 		want, sd := n*n*(1-float64(p)), n*math.Sqrt(float64(p)*(1-float64(p)))
-		if math.Abs(float64(kept)-want) > 5*sd {
+		if !(math.Abs(float64(kept)-want) <= 5*sd) {
 			t.Errorf("P=%v keeps %d of %d, about %.0f were expected", p, kept, n*n, want)
 		}
 	}

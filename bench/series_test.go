@@ -242,7 +242,7 @@ func TestPatience(t *testing.T) {
 		// 2048 takes 2 s a call, 4096 takes 8 s; a million does not fit.
 		r.call, r.seq = cost{0.5, 1}, 1024
 		want := (100 - leastSeconds(2) - leastSeconds(8)) / 5
-		if got := r.patience(1024); math.Abs(got-want) > 1e-9 {
+		if got := r.patience(1024); !(math.Abs(got-want) <= 1e-9) {
 			t.Errorf("%v s, want %v", got, want)
 		}
 	})

@@ -103,7 +103,7 @@ func TestExampleShared(t *testing.T) {
 			}
 		}
 		for i := range dim {
-			if want := 2 * o[i] / sum; math.Abs(float64(got[row*dim+i])-want) > 1e-5 {
+			if want := 2 * o[i] / sum; !(math.Abs(float64(got[row*dim+i])-want) <= 1e-5) {
 				t.Errorf("row %d, column %d: %v, want %v", row, i, got[row*dim+i], want)
 			}
 		}

@@ -270,7 +270,7 @@ func TestSharedOrder(t *testing.T) {
 					return
 				}
 				for _, g := range got {
-					if math.Abs(float64(g)-2*float64(i)) > 1e-4 {
+					if !(math.Abs(float64(g)-2*float64(i)) <= 1e-4) {
 						t.Errorf("round %d: %v, want %d", i, g, 2*i)
 						return
 					}

@@ -69,7 +69,7 @@ func TestSoftmaxGivesTheSameBits(t *testing.T) {
 				if sum > 0 {
 					exact = math.Exp(x) / sum
 				}
-				if got := float64(want[r*keys+j]); math.Abs(got-exact) > 3e-6*exact+1e-37 {
+				if got := float64(want[r*keys+j]); !(math.Abs(got-exact) <= 3e-6*exact+1e-37) {
 					t.Fatalf("%d keys: weight [%d, %d] is %v, should be %v", keys, r, j, got, exact)
 				}
 			}

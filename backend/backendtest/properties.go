@@ -145,7 +145,7 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 				moved.release()
 				sameBits(t, answer{o: want.o}, answer{o: got.o})
 				for i, lse := range got.lse {
-					if exact := max(-backend.MaxBias, min(float64(bias), backend.MaxBias)); math.Abs(float64(lse)-exact) > 4*0x1p-23*math.Abs(exact) {
+					if exact := max(-backend.MaxBias, min(float64(bias), backend.MaxBias)); !(math.Abs(float64(lse)-exact) <= 4*0x1p-23*math.Abs(exact)) {
 						t.Fatalf("LSE of row %d is %v with biases of %v", i, lse, bias)
 					}
 				}

@@ -163,7 +163,7 @@ func (w *workedExample) testRounded(t *testing.T, dev *kernels.Device, weights [
 			for c, want := range channels {
 				// One rounding of the weight (0.9 is not a float32) and one of the
 				// product.
-				if got := rounded[i*n+j] * values[j*dv+c]; math.Abs(float64(got)-want) > 2*u*math.Abs(want) {
+				if got := rounded[i*n+j] * values[j*dv+c]; !(math.Abs(float64(got)-want) <= 2*u*math.Abs(want)) {
 					t.Errorf("weighted_values_rounded[%d,%d,%d] is %v, should be %v", j, i, c, got, want)
 				}
 			}

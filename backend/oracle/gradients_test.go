@@ -133,7 +133,7 @@ func TestDifferentiate(t *testing.T) {
 				}
 				want := (8*(loss(1)-loss(-1)) - (loss(2) - loss(-2))) / (12 * h)
 				of.x[i] = at
-				if got := of.sums[i].Value; math.Abs(got-want) > 1e-9 {
+				if got := of.sums[i].Value; !(math.Abs(got-want) <= 1e-9) {
 					t.Errorf("options %07b: %s[%d] is %v, the difference of the loss %v", options, of.name, i, got, want)
 				}
 				// Where no row adds, the gradient is exactly 0.

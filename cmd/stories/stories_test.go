@@ -378,7 +378,7 @@ func TestHeatmap(t *testing.T) {
 					t.Errorf("layer %d: row %d sees token %d", layer+1, row%n, j)
 				}
 			}
-			if math.Abs(sum-1) > 1e-6 {
+			if !(math.Abs(sum-1) <= 1e-6) {
 				t.Errorf("layer %d: the weights of row %d sum to %v", layer+1, row%n, sum)
 			}
 		}

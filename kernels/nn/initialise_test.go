@@ -74,13 +74,13 @@ func TestInitialisers(t *testing.T) {
 			if c.uniform {
 				spread, share = 0.8, 1/math.Sqrt(3)
 			}
-			if math.Abs(mean) > 5*std/math.Sqrt(n) {
+			if !(math.Abs(mean) <= 5*std/math.Sqrt(n)) {
 				t.Errorf("%s, weight %d: mean is %v, std %v of %v numbers", c.name, i, mean, std, n)
 			}
-			if math.Abs(variance/(std*std)-1) > 5*math.Sqrt(spread/n) {
+			if !(math.Abs(variance/(std*std)-1) <= 5*math.Sqrt(spread/n)) {
 				t.Errorf("%s, weight %d: variance is %v, should be %v", c.name, i, variance, std*std)
 			}
-			if math.Abs(inside/n-share) > 5*math.Sqrt(share*(1-share)/n) {
+			if !(math.Abs(inside/n-share) <= 5*math.Sqrt(share*(1-share)/n)) {
 				t.Errorf("%s, weight %d: %v of the numbers lie within one standard deviation, should be %v", c.name, i, inside/n, share)
 			}
 			edge := math.Sqrt(3) * std
@@ -106,7 +106,7 @@ func TestInitialisersAreSeeded(t *testing.T) {
 				x, y := float64(one[i][k]), float64(with[k])
 				xy, xx, yy = xy+x*y, xx+x*x, yy+y*y
 			}
-			if r := xy / math.Sqrt(xx*yy); math.Abs(r) > 5/math.Sqrt(float64(n)) {
+			if r := xy / math.Sqrt(xx*yy); !(math.Abs(r) <= 5/math.Sqrt(float64(n))) {
 				t.Errorf("weight %d: correlation with %s is %v", i, what, r)
 			}
 		}

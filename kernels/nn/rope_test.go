@@ -86,10 +86,10 @@ func TestAnglesFarOut(t *testing.T) {
 			// Rounding to float32, and a float64 angle with an error of 2 ulp.
 			far, _ := angle.Float64()
 			bound := 0x1p-25 + math.Abs(far)*0x1p-51
-			if got, want := float64(cos[4*i+pair]), math.Cos(rest); math.Abs(got-want) > bound {
+			if got, want := float64(cos[4*i+pair]), math.Cos(rest); !(math.Abs(got-want) <= bound) {
 				t.Errorf("cos of %v is %v, should be %v", angle, got, want)
 			}
-			if got, want := float64(sin[4*i+pair]), math.Sin(rest); math.Abs(got-want) > bound {
+			if got, want := float64(sin[4*i+pair]), math.Sin(rest); !(math.Abs(got-want) <= bound) {
 				t.Errorf("sin of %v is %v, should be %v", angle, got, want)
 			}
 		}

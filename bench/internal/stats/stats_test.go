@@ -67,7 +67,7 @@ func TestMedianIntervalHoldsTheMedian(t *testing.T) {
 				held++
 			}
 		}
-		if got, dev := float64(held)/trials, math.Sqrt(sure*(1-sure)/trials); math.Abs(got-sure) > 4*dev {
+		if got, dev := float64(held)/trials, math.Sqrt(sure*(1-sure)/trials); !(math.Abs(got-sure) <= 4*dev) {
 			t.Errorf("of %d: held %v of the time, should be %v", n, got, sure)
 		}
 	}

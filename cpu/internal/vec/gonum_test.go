@@ -20,7 +20,7 @@ func TestGonumProducts(t *testing.T) {
 		x.Mix(F32, o, d, all, d, p, n, alpha, rows, d)
 		near := func(what string, got float32, want, size float64, terms int) {
 			// As many roundings as there are terms (Higham 2002, ch. 3).
-			if math.Abs(float64(got)-want) > float64(terms+2)*0x1p-24*size {
+			if !(math.Abs(float64(got)-want) <= float64(terms+2)*0x1p-24*size) {
 				t.Fatalf("%v: %s is %v, should be %v", c, what, got, want)
 			}
 		}

@@ -94,7 +94,7 @@ func TestLearn(t *testing.T) {
 			}
 			return p.pace.speed() / 1e9
 		}
-		if got := learn(&p, &p); math.Abs(got/c.factor-1) > 0.05 {
+		if got := learn(&p, &p); !(math.Abs(got/c.factor-1) <= 0.05) {
 			t.Errorf("%s: the speed changed by %.3g, not %.3g", c.name, got, c.factor)
 		}
 		if learn(&p, &q) != 1 {

@@ -38,7 +38,7 @@ func near(t *testing.T, name string, got matrix.Matrix, want []float64, within f
 		t.Fatalf("%s has %d numbers, should have %d", name, len(got.Data), len(want))
 	}
 	for i, x := range got.Data {
-		if math.Abs(float64(x)-want[i]) > within {
+		if !(math.Abs(float64(x)-want[i]) <= within) {
 			t.Errorf("%s is %v, should be %v", name, got.Data, want)
 			return
 		}

@@ -55,7 +55,7 @@ func TestPooled(t *testing.T) {
 					if mean {
 						want = sum / n
 					}
-					if got := float64(m.Row(r)[c]); math.Abs(got-want) > 1e-6 {
+					if got := float64(m.Row(r)[c]); !(math.Abs(got-want) <= 1e-6) {
 						t.Errorf("size %d, mean %v, cell %d,%d is %v, should be %v", size, mean, r, c, got, want)
 					}
 				}
