@@ -21,8 +21,8 @@ import (
 // block by block (Dao et al. 2022, FlashAttention, algorithm 4). A task is a range of keys of
 // one key head. It keeps the sums of dK and dV in its cache and takes each tile of query rows
 // over its blocks of 128 keys, in order. The sum of dQ passes from each range of keys to the
-// next one, tile by tile. Therefore the order of every sum depends on the shapes alone, and
-// so do the bits of a result.
+// next one, tile by tile, and so do those of biases. Therefore the order of every sum depends
+// on the shapes alone, and so do the bits of a result.
 //
 // Errors are those of Attention, and ErrMemory.
 func (be *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
@@ -38,7 +38,7 @@ func (be *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
 		if err := j.open(g, be); err != nil {
 			return err
 		}
-		return j.run(ctx, be.workers, g)
+		return j.run(ctx, be.workers)
 	})
 }
 
@@ -59,7 +59,8 @@ func (be *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (back
 		j.tasks, j.d.Batch, j.d.KVHeads, j.parts, j.partKeys, j.tiles, j.threads)
 	floats, rows := gradientJob{&j}.size()
 	p.Chunks = j.tasks
-	p.Scratch = int64(j.threads)*(int64(floats+alignSlack)*4+int64(rows)*16) + int64(j.sumFloats()+j.queryRows()+j.tasks)*4
+	p.Scratch = int64(j.threads)*(int64(floats+alignSlack)*4+int64(rows)*16) + int64(j.sumFloats()+j.queryRows()+j.tasks)*4 +
+		int64(newBiasSums(g).all())*8
 	return p, nil
 }
 
@@ -71,6 +72,7 @@ type gradients struct {
 	dV view
 	wantsQ bool
 	add    bool
+	biasGradients
 
 	cacheKeys int // keys whose K, V, dK and dV fit the cache, a multiple of keyBlock
 	partKeys  int // keys of a task, a multiple of keyBlock, at most cacheKeys
@@ -87,7 +89,8 @@ var gradientPool = sync.Pool{New: func() any { return new(gradients) }}
 
 // release forgets the operands.
 func (j *gradients) release() {
-	*j = gradients{dots: j.dots, sums: j.sums, done: j.done}
+	*j = gradients{dots: j.dots, sums: j.sums, done: j.done,
+		biasGradients: biasGradients{distances: j.distances[:0], byRow: j.byRow[:0], byKey: j.byKey[:0]}}
 	gradientPool.Put(j)
 }
 
@@ -108,6 +111,9 @@ func (j *gradients) open(g *backend.Gradients, be *Backend) (err error) {
 	}
 	if err == nil {
 		j.done, err = resized(j.done, j.tasks)
+	}
+	if err == nil {
+		err = j.openBiases(g)
 	}
 	if err != nil {
 		return fmt.Errorf("sums of %d query rows: %w", j.queryRows(), err)
@@ -146,22 +152,19 @@ func (j *gradients) sumFloats() int {
 	return j.slots * j.tiles * j.queryFloats()
 }
 
-// run computes the gradients that g requests.
-func (j *gradients) run(ctx context.Context, ws *workers, g *backend.Gradients) error {
+// run computes the gradients.
+func (j *gradients) run(ctx context.Context, ws *workers) error {
 	dots := dotJob{gradients: j, rowPartition: newRowPartition(j.o.shape, j.threads)}
 	if err := ws.run(ctx, &dots, dots.rowPartition.tasks, j.threads); err != nil {
 		return err
 	}
-	if j.wantsQ || !j.dK.isZero() || !j.dV.isZero() {
+	if j.wantsQ || !j.dK.isZero() || !j.dV.isZero() || j.wantsScores() {
 		if err := ws.run(ctx, gradientJob{j}, j.tasks, j.threads); err != nil {
 			return err
 		}
 	}
-	biases, err := j.openBiasJob(g)
-	if err != nil || biases == nil {
-		return err
-	}
-	return ws.run(ctx, biases, biases.biasTasks(), j.threads)
+	j.writeBiases()
+	return nil
 }
 
 // dotJob computes D of each query row.
@@ -204,8 +207,9 @@ func (j gradientJob) size() (floats, rows int) {
 }
 
 // task computes a range of keys of one key head. The tasks of a slot are a chain: each adds
-// to the sums of a tile after the task before it. Tasks begin in the order of their chains, so
-// a task waits only for one that runs or has ended.
+// to the sums of a tile after the task before it. Where heads share a DBias, each adds to a
+// row of it after the head before it. Tasks begin in an order in which a task waits only for
+// one that runs or has ended.
 func (j gradientJob) task(ctx context.Context, w *scratch, n int) error {
 	n = j.tasks - 1 - n // tasks are handed out in descending order
 	slot, turn := n%j.slots, n/j.slots
@@ -220,19 +224,27 @@ func (j gradientJob) task(ctx context.Context, w *scratch, n int) error {
 	dK, dV := w.floats(j.partKeys*j.dimK), w.floats(j.partKeys*j.dimV)
 	clear(dK)
 	clear(dV)
-	before := n - j.slots
+	before, chained := n-j.slots, j.wantsQ || j.wantsScores()
 	for at := range j.tiles {
 		t := j.tileAt(&p, at)
 		t.spans = w.spans
 		j.findVisible(&p, &t)
+		j.clearBias(&p, &t)
 		if t.keys.clip(p.keys.lo, p.keys.hi).empty() && (!j.wantsQ || part > 0 && part+1 < j.parts) {
 			continue
 		}
-		var dQ []float32
-		if j.wantsQ {
+		if chained {
 			if err := j.wait(ctx, before, at); err != nil {
 				return err
 			}
+		}
+		if j.shared() {
+			if err := j.wait(ctx, j.sameKeys(group-1, part), j.lastWith(at)); err != nil {
+				return err
+			}
+		}
+		var dQ []float32
+		if j.wantsQ {
 			dQ = j.sums[(slot*j.tiles+at)*j.queryFloats():][:j.queryFloats()]
 			if part == 0 {
 				clear(dQ)
@@ -241,14 +253,14 @@ func (j gradientJob) task(ctx context.Context, w *scratch, n int) error {
 		if err := j.visitTile(ctx, s, b, &p, &t, func(here span) { j.addBlock(s, b, &p, &t, here, dQ, dK, dV) }); err != nil {
 			return err
 		}
-		if j.wantsQ {
-			if part+1 == j.parts {
-				j.writeQueries(s, b, &p, &t, dQ)
-			}
+		if j.wantsQ && part+1 == j.parts {
+			j.writeQueries(s, b, &p, &t, dQ)
+		}
+		if chained {
 			j.done[n].Store(int32(at + 1))
 		}
 	}
-	if j.wantsQ {
+	if chained {
 		if err := j.wait(ctx, before, j.tiles-1); err != nil {
 			return err
 		}
@@ -259,6 +271,22 @@ func (j gradientJob) task(ctx context.Context, w *scratch, n int) error {
 		j.storeGradient(s, &j.dV, dV[r*j.dimV:(r+1)*j.dimV], 1, p.b, p.hk, p.keys.lo+r)
 	}
 	return nil
+}
+
+// sameKeys returns the task of a key head, counted over all batches, for a range of keys.
+func (j *gradients) sameKeys(group, part int) int {
+	if group < 0 {
+		return -1
+	}
+	return (group/j.slots*j.parts+part)*j.slots + group%j.slots
+}
+
+// lastWith returns the last tile of a key head with rows of tile at in any of its heads.
+func (j *gradients) lastWith(at int) int {
+	if j.headTiles == 0 {
+		return j.tiles - 1
+	}
+	return (j.share-1)*j.headTiles + at%j.headTiles
 }
 
 // spinsBeforeSleep is how often a task looks for the end of a tile, of some 10 microseconds

@@ -79,3 +79,69 @@ func benchCeiling(b *testing.B, want float64, unit string, work float64, ceiling
 	b.ReportMetric(rates[len(rates)/2], unit)
 	b.ReportMetric(0, "ns/op")
 }
+
+// gradientCases are options with their gradients.
+func gradientCases() []struct {
+	say     string
+	do      func(b *testing.B, c *backend.Call)
+	request func(b *testing.B, g *backend.Gradients)
+} {
+	const heads, s = 8, 2048
+	options := map[string]func(b *testing.B, c *backend.Call){}
+	for _, o := range optionCases() {
+		options[o.say] = o.do
+	}
+	dBias := func(shape ...int) func(b *testing.B, g *backend.Gradients) {
+		return func(b *testing.B, g *backend.Gradients) { g.DBias = alloc(b, backend.Shape(shape)) }
+	}
+	return []struct {
+		say     string
+		do      func(b *testing.B, c *backend.Call)
+		request func(b *testing.B, g *backend.Gradients)
+	}{
+		{"dbias/BHSqSk", options["bias/f32/BHSqSk"], dBias(1, heads, s, s)},
+		{"dbias/SqSk", options["bias/f32/SqSk"], dBias(1, 1, s, s)},
+		{"dbias/HSk", options["bias/f32/BHSqSk"], dBias(1, heads, 1, s)},
+		{"drelative/H", options["relative"], func(b *testing.B, g *backend.Gradients) { g.DRelative = alloc(b, backend.Shape{1, heads, 1, 2*s - 1}) }},
+		{"drelative/1", options["relative"], func(b *testing.B, g *backend.Gradients) { g.DRelative = alloc(b, backend.Shape{1, 1, 1, 2*s - 1}) }},
+		{"dslopes", options["alibi"], func(b *testing.B, g *backend.Gradients) { g.DSlopes = alloc(b, backend.Shape{1, heads, 1, 1}) }},
+		{"dsinks", options["sinks"], func(b *testing.B, g *backend.Gradients) { g.DSinks = alloc(b, backend.Shape{1, heads, 1, 1}) }},
+	}
+}
+
+// BenchmarkBackwardOptions is BenchmarkOptions for gradients of q, k and v, and for those of
+// options: the rate of visible pairs in percent of that of plain attention.
+//
+//	go test -run '^$' -bench BackwardOptions -benchtime 15x ./cpu
+func BenchmarkBackwardOptions(b *testing.B) {
+	bench := func(say string, do func(b *testing.B, c *backend.Call), request func(b *testing.B, g *backend.Gradients)) {
+		b.Run(say, func(b *testing.B) {
+			be := open(b, Options{Threads: 1})
+			c := plain(b, 8, 2048, 64)
+			base := backwardOf(b, be, *c)
+			do(b, c)
+			g := backwardOf(b, be, *c)
+			if request != nil {
+				request(b, g)
+			}
+			backward := func(g *backend.Gradients) func() error {
+				return func() error { return be.Backward(b.Context(), g) }
+			}
+			benchAgainst(b, backward(base), backward(g), seenPairs(b, &base.Call), seenPairs(b, c))
+			b.ReportMetric(60, "%wanted")
+		})
+	}
+	for _, o := range optionCases() {
+		bench(o.say, o.do, nil)
+	}
+	for _, share := range []int{4, 8} {
+		bench(fmt.Sprintf("heads8on%d", 8/share), func(b *testing.B, c *backend.Call) {
+			shape := c.K.Shape()
+			shape[backend.Heads] /= share
+			c.K, c.V = random(b, 2, shape), random(b, 3, shape)
+		}, nil)
+	}
+	for _, o := range gradientCases() {
+		bench(o.say, o.do, o.request)
+	}
+}

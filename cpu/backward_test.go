@@ -208,6 +208,81 @@ func everyGradient(t testing.TB, be *Backend) *backend.Gradients {
 	return g
 }
 
+// TestBackwardBiases shows that gradients of biases of every shape have the same bits on any
+// number of threads, where tasks that run at the same time add to one element, with and without
+// those of operands.
+func TestBackwardBiases(t *testing.T) {
+	eachTier(t, func(t *testing.T, tier string) {
+		if tier == tierGonum {
+			skipWithRace(t)
+		}
+		g := everyGradient(t, open(t, Options{Tier: tier}))
+		d := g.Dims()
+		for shape := range 16 {
+			if tier == tierGonum && shape%3 > 0 {
+				continue // the order is that of the other tiers
+			}
+			of := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
+			for axis := range of {
+				if shape>>axis&1 > 0 {
+					of[axis] = 1
+				}
+			}
+			var want backend.Tensor
+			for n, threads := range []int{1, 2, 3, 7} {
+				be := open(t, Options{Tier: tier, Threads: threads})
+				g.DBias = random(t, 30, of)
+				if n == 3 {
+					g.DQ, g.DK, g.DV = backend.Tensor{}, backend.Tensor{}, backend.Tensor{}
+				}
+				if err := be.Backward(t.Context(), g); err != nil {
+					t.Fatal(err)
+				}
+				if n == 0 {
+					want = g.DBias
+				}
+				sameBits(t, fmt.Sprintf("%v on %d threads", of, threads), g.DBias, want)
+			}
+			g = everyGradient(t, open(t, Options{Tier: tier}))
+		}
+	})
+}
+
+// TestPlanBackwardCountsSums shows that the scratch of a plan has the sums in float64 from which
+// gradients of biases follow.
+func TestPlanBackwardCountsSums(t *testing.T) {
+	be := open(t, Options{})
+	g := everyGradient(t, be)
+	scratch := func() int64 {
+		p, err := be.PlanBackward(t.Context(), g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.Scratch
+	}
+	d := g.Dims()
+	g.DBias, g.DRelative, g.DSlopes = backend.Tensor{}, backend.Tensor{}, backend.Tensor{}
+	none := scratch()
+	for _, c := range []struct {
+		name string
+		to   *backend.Tensor
+		s    backend.Shape
+		each int // sums of a head
+	}{
+		{"dbias of keys", &g.DBias, backend.Shape{1, 1, 1, d.SeqK}, d.SeqK},
+		{"dbias of rows", &g.DBias, backend.Shape{1, 1, d.SeqQ, 1}, d.SeqQ},
+		{"dbias of pairs", &g.DBias, backend.Shape{1, 1, d.SeqQ, d.SeqK}, 0},
+		{"drelative", &g.DRelative, backend.Shape{1, 1, 1, d.SeqQ + d.SeqK - 1}, d.SeqQ + d.SeqK - 1},
+		{"dslopes", &g.DSlopes, backend.Shape{1, d.Heads, 1, 1}, d.SeqQ + d.SeqK - 1},
+	} {
+		*c.to = alloc(t, c.s)
+		if got, want := scratch()-none, int64(8*d.Batch*d.Heads*c.each); got != want {
+			t.Errorf("%s: %d bytes more, want %d", c.name, got, want)
+		}
+		*c.to = backend.Tensor{}
+	}
+}
+
 // TestBackwardThreads shows that gradients have the same bits on any number of threads, and in
 // a call on one of the batches.
 func TestBackwardThreads(t *testing.T) {

@@ -22,7 +22,7 @@ type gradientSpace struct {
 	w      []float32 // weights after dropout, dO's factors in dV
 	ds     []float32 // gradients of the biased scores, then of the dot products over Scale
 	capped []float32 // scores before biases
-	turned []float32 // with keys as lanes: weights or gradients with query rows adjacent
+	turned []float32 // transposed weights or gradients
 	ones   []float32
 	old    []float32 // a row of a gradient to add to
 }
@@ -49,7 +49,7 @@ func (j *gradients) cutGradients(w *scratch, b *workspace) *gradientSpace {
 		s.capped = w.floats(j.scoreFloats())
 		b.capped = s.capped
 	}
-	if j.keyLanes {
+	if j.keyLanes || j.wantsScores() {
 		s.turned = w.floats(rows * keyBlock)
 	}
 	fill(s.ones, 1)
@@ -207,12 +207,15 @@ func scoreGradient(p, w, dp, factor, dot float32) float32 {
 }
 
 // addBlock adds what t and the keys of here, which block has computed, contribute to the
-// sums of dQ, and of dK and dV, which begin with the first key of p. dQ and dK are yet to be
-// multiplied by Scale.
+// sums of biases, of dQ, and of dK and dV, which begin with the first key of p. dQ and dK are yet
+// to be multiplied by Scale.
 func (j *gradients) addBlock(s *gradientSpace, b *workspace, p *taskRange, t *tile, here span, dQ, dK, dV []float32) {
 	x, n, first := j.kernels, here.hi-here.lo, here.lo-p.keys.lo
 	if !j.dV.isZero() {
 		j.addOuter(s, b, t, n, dV[first*j.dimV:], s.dO, j.dimV, s.w)
+	}
+	if j.wantsScores() {
+		j.addBiases(s, b, p, t, here)
 	}
 	if j.cap > 0 {
 		j.uncap(s, t, n)

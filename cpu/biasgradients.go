@@ -1,202 +1,228 @@
 package cpu
 
 import (
-	"context"
 	"math"
-	"unsafe"
 
 	"github.com/seed90331342/attn/backend"
 )
 
-// biasJob computes DBias, DRelative, DSlopes and DSinks. A task owns some elements of one of
-// them. It computes dS of the rows and keys that add to them once more, and adds in float64,
-// in the order of batches, heads, ranges of keys, tiles and key blocks.
-type biasJob struct {
-	*gradients
-	parts    [4]biasPart // in the order of Gradients.Operands
-	headRows int         // tiles of a head, none of which reaches into the next one
+// biasGradients are the gradients of biases and sinks, and the sums over dS from which they
+// follow when the keys of all tasks are done. DBias with rows and keys has no sums: tasks add
+// to it in place, head after head.
+//
+// The order of each sum depends on the shapes alone. Each has the
+// terms of one head. In the chain of tasks of that head, each adds a tile after the task before
+// it: the keys of a row come in order, and so do the rows of a distance. While one task is at a
+// tile, those after it in the chain are at earlier tiles and later keys, at other distances.
+type biasGradients struct {
+	dBias, dRelative, dSlopes, dSinks view
+
+	distances []float64 // [B, H, Sq+Sk-1], as Relative
+	byRow     []float64 // [B, H, Sq], for DBias without keys
+	byKey     []float64 // [B, H, Sk], for DBias without rows
 }
 
-// biasPart is the tasks of one gradient; without tasks it is not requested.
-type biasPart struct {
-	to    view
-	shape backend.Shape // tasks along each axis
-}
+// biasSums are the lengths of the sums of biasGradients.
+type biasSums struct{ distances, byRow, byKey int }
 
-// regionTiles is the number of tiles whose rows a task of DBias owns. With twice as many, its
-// sums would not fit the second-level cache.
-const regionTiles = 2
+func (n biasSums) all() int { return n.distances + n.byRow + n.byKey }
 
-// openBiasJob opens the gradients of biases that g requests.
-func (j *gradients) openBiasJob(g *backend.Gradients) (*biasJob, error) {
-	if g.DBias.IsZero() && g.DRelative.IsZero() && g.DSlopes.IsZero() && g.DSinks.IsZero() {
-		return nil, nil
-	}
-	a := &biasJob{gradients: j, headRows: ceilDiv(j.d.SeqQ, j.rows)}
-	if err := openViews([]operand{{"dbias", g.DBias, &a.parts[0].to}, {"drelative", g.DRelative, &a.parts[1].to},
-		{"dslopes", g.DSlopes, &a.parts[2].to}, {"dsinks", g.DSinks, &a.parts[3].to}}); err != nil {
-		return nil, err
-	}
-	for i := range a.parts {
-		p := &a.parts[i]
-		if p.shape = p.to.shape; p.to.isZero() {
-			continue
-		}
-		p.shape[backend.Seq], p.shape[backend.Dim] = 1, 1
-		if i == 0 && p.to.shape[backend.Seq] > 1 {
-			p.shape[backend.Seq] = ceilDiv(a.headRows, regionTiles)
-		}
-		if i == 0 && p.to.shape[backend.Dim] > 1 {
-			p.shape[backend.Dim] = ceilDiv(j.d.SeqK, j.cacheKeys)
-		}
-	}
-	return a, nil
-}
+// distances returns the number of distances between rows and keys.
+func distances(d backend.Dims) int { return max(0, d.SeqQ+d.SeqK-1) }
 
-// biasTasks returns the number of tasks.
-func (j *biasJob) biasTasks() (n int) {
-	for _, p := range j.parts {
-		n += p.shape.Elements()
+// newBiasSums returns the sums that g needs.
+func newBiasSums(g *backend.Gradients) (n biasSums) {
+	d := g.Dims()
+	heads := d.Batch * d.Heads
+	if !g.DRelative.IsZero() || !g.DSlopes.IsZero() {
+		n.distances = heads * distances(d)
+	}
+	if s := g.DBias.Shape(); !g.DBias.IsZero() {
+		switch {
+		case s[backend.Dim] == 1:
+			n.byRow = heads * d.SeqQ
+		case s[backend.Seq] == 1:
+			n.byKey = heads * d.SeqK
+		}
 	}
 	return n
 }
 
-// sumCount returns the number of sums that a task of part i owns at most.
-func (j *biasJob) sumCount(i int) int {
-	switch p := &j.parts[i]; {
-	case p.to.isZero() || i == 3:
-		return 0
-	case i > 0:
-		return j.d.SeqQ + j.d.SeqK - 1
-	default:
-		return min(p.to.shape[backend.Seq], regionTiles*j.rows) * min(p.to.shape[backend.Dim], j.cacheKeys)
+// openBiases opens the gradients of biases that g requests and allocates their sums.
+func (j *gradients) openBiases(g *backend.Gradients) error {
+	a := &j.biasGradients
+	if err := openViews([]operand{{"dbias", g.DBias, &a.dBias}, {"drelative", g.DRelative, &a.dRelative},
+		{"dslopes", g.DSlopes, &a.dSlopes}, {"dsinks", g.DSinks, &a.dSinks}}); err != nil {
+		return err
+	}
+	n := newBiasSums(g)
+	for _, of := range []struct {
+		sums *[]float64
+		n    int
+	}{{&a.distances, n.distances}, {&a.byRow, n.byRow}, {&a.byKey, n.byKey}} {
+		var err error
+		if *of.sums, err = resized(*of.sums, of.n); err != nil {
+			return err
+		}
+		clear(*of.sums)
+	}
+	return nil
+}
+
+// direct reports whether tasks add to DBias in place, shared whether several heads add to the
+// same element.
+func (a *biasGradients) direct() bool {
+	return !a.dBias.isZero() && a.dBias.shape[backend.Seq] > 1 && a.dBias.shape[backend.Dim] > 1
+}
+
+func (j *gradients) shared() bool {
+	return j.direct() && (j.dBias.shape[backend.Batch] < j.d.Batch || j.dBias.shape[backend.Heads] < j.d.Heads)
+}
+
+// wantsScores reports whether a gradient of a bias needs dS.
+func (a *biasGradients) wantsScores() bool {
+	return a.direct() || len(a.distances)+len(a.byRow)+len(a.byKey) > 0
+}
+
+// biasRow returns the elements of keys in the row of DBias to which row i adds, and their
+// stride.
+func (a *biasGradients) biasRow(b, h, i int, keys span) ([]float32, int) {
+	v := &a.dBias
+	step := v.stride[backend.Dim]
+	at := v.index(min(b, v.shape[backend.Batch]-1), min(h, v.shape[backend.Heads]-1), i) + keys.lo*step
+	return v.f32[at : at+(keys.hi-keys.lo-1)*step+1], step
+}
+
+// clearBias sets the elements of DBias to zero to which the rows of t are the first that add,
+// for the keys of p. Those of hidden keys stay zero.
+func (j *gradients) clearBias(p *taskRange, t *tile) {
+	if j.add || !j.direct() || p.keys.empty() {
+		return
+	}
+	for r := range t.n {
+		h, i := j.row(t.h, t.i, r)
+		if p.b > 0 && j.dBias.shape[backend.Batch] == 1 || h > 0 && j.dBias.shape[backend.Heads] == 1 {
+			continue
+		}
+		to, step := j.biasRow(p.b, h, i, p.keys)
+		if step == 1 {
+			clear(to)
+			continue
+		}
+		for c := 0; c < len(to); c += step {
+			to[c] = 0
+		}
 	}
 }
 
-func (j *biasJob) size() (floats, rows int) {
-	most := max(j.sumCount(0), j.sumCount(1), j.sumCount(2))
-	return j.workspaceFloats() + j.gradientFloats() + 2*most, j.rows
-}
-
-func (j *biasJob) task(ctx context.Context, w *scratch, n int) error {
-	i := 0
-	for ; n >= j.parts[i].shape.Elements(); i++ {
-		n -= j.parts[i].shape.Elements()
-	}
-	part := &j.parts[i]
-	var at [4]int // the task's place along each axis
-	for axis := 3; axis >= 0; axis-- {
-		at[axis], n = n%part.shape[axis], n/part.shape[axis]
-	}
-	// own returns the part of an axis of the given length that the task sums over.
-	own := func(axis, length, step int) span {
-		if part.to.shape[axis] == 1 {
-			return span{0, length}
-		}
-		return span{at[axis] * step, min(length, (at[axis]+1)*step)}
-	}
-	batches, heads := own(backend.Batch, j.d.Batch, 1), own(backend.Heads, j.d.Heads, 1)
-	if i == 3 {
-		j.storeSum(&part.to, at[0], at[1], 0, 0, j.sinkGradient(at[1]))
-		return nil
-	}
-	rows, keys := span{0, j.headRows}, span{0, j.d.SeqK}
-	width, byRow, byKey := 1, 0, 0 // the sum for row r and key c is that at r·byRow + c·byKey
-	if i > 0 {
-		width, byRow, byKey = j.d.SeqQ+j.d.SeqK-1, -1, 1
-	} else {
-		rows, keys = own(backend.Seq, j.headRows, regionTiles), own(backend.Dim, j.d.SeqK, j.cacheKeys)
-		if part.to.shape[backend.Dim] > 1 {
-			width, byKey = keys.hi-keys.lo, 1
-		}
-		if part.to.shape[backend.Seq] > 1 {
-			byRow = width
-			width *= min(rows.hi*j.rows, j.d.SeqQ) - rows.lo*j.rows
-		}
-	}
-	sums := unsafe.Slice((*float64)(unsafe.Pointer(unsafe.SliceData(w.floats(2*width)))), width)
-	clear(sums)
-	first := 0
-	if i > 0 {
-		first = j.d.SeqQ - 1
-	}
-	add := func(b *workspace, s *gradientSpace, t *tile, here span) {
-		ld, step := j.kernels.Width, 1
-		if j.keyLanes {
-			ld, step = 1, keyBlock
-		}
-		for c := range here.hi - here.lo {
-			to := first + (t.i-rows.lo*j.rows)*byRow + (here.lo-keys.lo+c)*byKey
-			for r := range t.n {
-				sums[to+r*byRow] += float64(s.ds[c*ld+r*step])
+// addBiases adds the gradients of the biased scores of t and the keys of here, in s.ds.
+func (j *gradients) addBiases(s *gradientSpace, b *workspace, p *taskRange, t *tile, here span) {
+	n, ds := here.hi-here.lo, s.ds
+	if !j.keyLanes {
+		x := j.kernels
+		for lane := 0; lane < t.n; lane += x.Lanes {
+			for c := 0; c < n; c += x.Lanes {
+				x.Transpose(s.turned[lane*keyBlock+c:], keyBlock, s.ds[c*x.Width+lane:], x.Width, b.one)
 			}
 		}
+		ds = s.turned
 	}
-	used := w.used
-	for b := batches.lo; b < batches.hi; b++ {
-		for h := heads.lo; h < heads.hi; h++ {
-			for lo := keys.lo; lo < keys.hi; lo += j.cacheKeys {
-				w.used = used
-				p := taskRange{b: b, hk: h / j.share, keys: span{lo, min(lo+j.cacheKeys, keys.hi)}}
-				if err := j.eachBlock(ctx, w, &p, h, rows, add); err != nil {
-					return err
+	direct := j.direct()
+	for r := range t.n {
+		h, i := j.row(t.h, t.i, r)
+		row, head := ds[r*keyBlock:][:n], p.b*j.d.Heads+h
+		if direct {
+			to, step := j.biasRow(p.b, h, i, here)
+			for c, y := range row {
+				to[c*step] += y
+			}
+		}
+		if len(j.byRow) > 0 {
+			sum := 0.0
+			for _, y := range row {
+				sum += float64(y)
+			}
+			j.byRow[head*j.d.SeqQ+i] += sum
+		}
+		if len(j.byKey) > 0 {
+			addTo(j.byKey[head*j.d.SeqK+here.lo:], row)
+		}
+		if len(j.distances) > 0 {
+			addTo(j.distances[head*distances(j.d)+here.lo-i+j.d.SeqQ-1:], row)
+		}
+	}
+}
+
+// addTo adds row to sums.
+func addTo(sums []float64, row []float32) {
+	sums = sums[:len(row)]
+	for c, y := range row {
+		sums[c] += float64(y)
+	}
+}
+
+// writeBiases writes the gradients that follow from the sums, of all heads and batches that
+// share an element, in their order.
+func (j *gradients) writeBiases() {
+	n := distances(j.d)
+	each := func(v *view, length int, term func(b, h, c int) float64) {
+		if v.isZero() {
+			return
+		}
+		batches, heads := v.shape[backend.Batch], v.shape[backend.Heads]
+		for b := range batches {
+			for h := range heads {
+				for c := range length {
+					sum := 0.0
+					for ob := b; ob < j.d.Batch; ob += batches {
+						for oh := h; oh < j.d.Heads; oh += heads {
+							sum += term(ob, oh, c)
+						}
+					}
+					i := 0
+					if v.shape[backend.Dim] == 1 {
+						i, c = c, 0
+					}
+					j.storeSum(v, b, h, i, c, sum)
 				}
 			}
 		}
 	}
-	switch i {
-	case 0:
-		for n, x := range sums {
-			r, c := rows.lo*j.rows, n
-			if byRow > 0 {
-				r, c = r+n/byRow, n%byRow
-			}
-			if byKey > 0 {
-				c += keys.lo
-			}
-			j.storeSum(&part.to, at[0], at[1], min(r, part.to.shape[backend.Seq]-1), c, x)
-		}
-	case 1:
-		for c, x := range sums {
-			j.storeSum(&part.to, at[0], at[1], 0, c, x)
-		}
-	case 2:
-		slope := 0.0
-		for c, x := range sums {
+	head := func(b, h, length int) int { return (b*j.d.Heads + h) * length }
+	each(&j.dRelative, n, func(b, h, c int) float64 { return j.distances[head(b, h, n)+c] })
+	each(&j.dSlopes, 1, func(b, h, _ int) (slope float64) {
+		for c, x := range j.distances[head(b, h, n):][:n] {
 			slope -= math.Abs(float64(j.problem.Visible.Offset-(c-(j.d.SeqQ-1)))) * x
 		}
-		j.storeSum(&part.to, at[0], at[1], 0, 0, slope)
+		return slope
+	})
+	each(&j.dSinks, 1, j.sinkGradient)
+	switch {
+	case j.dBias.isZero() || j.direct():
+	case j.dBias.shape[backend.Dim] > 1:
+		each(&j.dBias, j.d.SeqK, func(b, h, c int) float64 { return j.byKey[head(b, h, j.d.SeqK)+c] })
+	case j.dBias.shape[backend.Seq] > 1:
+		each(&j.dBias, j.d.SeqQ, func(b, h, c int) float64 { return j.byRow[head(b, h, j.d.SeqQ)+c] })
+	default:
+		each(&j.dBias, 1, func(b, h, _ int) (sum float64) {
+			for _, x := range j.byRow[head(b, h, j.d.SeqQ):][:j.d.SeqQ] {
+				sum += x
+			}
+			return sum
+		})
 	}
-	return nil
 }
 
-// eachBlock calls do for the key blocks of p and the tiles of head h whose dS is not all 0.
-func (j *gradients) eachBlock(ctx context.Context, w *scratch, p *taskRange, h int, tiles span,
-	do func(b *workspace, s *gradientSpace, t *tile, here span)) error {
-	b := j.cutWorkspace(w)
-	s := j.cutGradients(w, b)
-	for n := tiles.lo; n < tiles.hi; n++ {
-		t := tile{h: h, i: n * j.rows, n: min(j.rows, j.d.SeqQ-n*j.rows), spans: w.spans}
-		j.findVisible(p, &t)
-		if err := j.visitTile(ctx, s, b, p, &t, func(here span) { do(b, s, &t, here) }); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// sinkGradient returns the gradient of the sink of head h.
-func (j *biasJob) sinkGradient(h int) float64 {
-	sum, sink := 0.0, j.problem.Sink(h)
+// sinkGradient returns what batch b adds to the gradient of the sink of head h.
+func (j *gradients) sinkGradient(b, h, _ int) (sum float64) {
+	sink := j.problem.Sink(h)
 	if sink == negInf {
 		return 0
 	}
-	for b := range j.d.Batch {
-		dots := j.dots[(b*j.d.Heads+h)*j.d.SeqQ:]
-		for i := range j.d.SeqQ {
-			if lse := j.lse.at(b, h, i, 0); lse != negInf {
-				sum -= math.Exp(float64(sink)-float64(lse)) * float64(dots[i])
-			}
+	dots := j.dots[(b*j.d.Heads+h)*j.d.SeqQ:]
+	for i := range j.d.SeqQ {
+		if lse := j.lse.at(b, h, i, 0); lse != negInf {
+			sum -= math.Exp(float64(sink)-float64(lse)) * float64(dots[i])
 		}
 	}
 	return sum
