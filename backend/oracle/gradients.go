@@ -65,7 +65,7 @@ func DifferentiatePart(r Row, o []float32, lse float32, do []float32, dlse float
 		a.O[x] = float64(y)
 	}
 	own := Solve(r)
-	a.Scores, a.reach = own.Scores, own.reach
+	a.Scores, a.reach, a.visible = own.Scores, own.reach, own.visible
 	r.differentiate(&a, do, dlse, g)
 }
 
@@ -74,16 +74,14 @@ func (r *Row) differentiate(a *Answer, do []float32, dlse float32, g RowGradient
 	if math.IsInf(a.LSE, -1) {
 		return
 	}
-	d, n := len(r.Q), len(r.K)/len(r.Q)
+	d := len(r.Q)
 	rootD, rootDv := Lambda*math.Sqrt(float64(d)), Lambda*math.Sqrt(float64(r.Dv))
 	eps := math.Expm1(u*(a.reach*(rootD+17)+3*math.Abs(a.LSE))+a.LSEBound) + 8*u
 
 	// nan is NaN if the row sees a number that is not finite, otherwise 0.
 	nan := 0 * (a.LSE + float64(dlse) + total(r.Q) + total(do))
-	for j := range n {
-		if !r.hides(j) {
-			nan += 0 * (total(r.K[j*d:(j+1)*d]) + total(r.V[j*r.Dv:(j+1)*r.Dv]))
-		}
+	for _, j := range a.visible {
+		nan += 0 * (total(r.K[j*d:(j+1)*d]) + total(r.V[j*r.Dv:(j+1)*r.Dv]))
 	}
 	rest := float64(dlse) + nan // t without its first term
 	absO, errO := 0.0, 0.0
@@ -103,10 +101,7 @@ func (r *Row) differentiate(a *Answer, do []float32, dlse float32, g RowGradient
 	if ds, bound, _ := score(math.Exp(r.sink()-a.LSE), 0, 0); r.Sink != nil {
 		g.DSink.add(ds, bound, 1)
 	}
-	for j := range n {
-		if r.hides(j) {
-			continue
-		}
+	for _, j := range a.visible {
 		p, factor := math.Exp(a.Scores[j]-a.LSE)+nan, 1.0
 		if r.Keeps != nil {
 			factor = r.KeepFactor

@@ -144,7 +144,8 @@ type Answer struct {
 	// WeightBound·Weights[j] + 2^-125 is the bound of weight j.
 	WeightBound float64
 
-	reach float64 // A
+	reach   float64 // A
+	visible []int   // the keys that are not hidden
 }
 
 // hides reports whether key j is hidden.
@@ -186,6 +187,7 @@ func Solve(r Row) Answer {
 			a.Scores[j] = math.NaN()
 			continue
 		}
+		a.visible = append(a.visible, j)
 		s, abs := r.product(j)
 		if r.Softcap > 0 {
 			s = float64(r.Softcap) * math.Tanh(s/float64(r.Softcap))
@@ -228,45 +230,43 @@ func Solve(r Row) Answer {
 	}
 
 	sum := math.Exp(sink - m)
-	for j := range n {
-		if !r.hides(j) {
-			a.Weights[j] = math.Exp(a.Scores[j] - m)
-			sum += a.Weights[j]
-		}
+	for _, j := range a.visible {
+		a.Weights[j] = math.Exp(a.Scores[j] - m)
+		sum += a.Weights[j]
 	}
 	a.LSE = m + math.Log(sum)
 	a.LSEBound = eps + drift + u*(4+2*(math.Abs(a.LSE)+reach))
-	for j := range n {
-		if !r.hides(j) { // 0/NaN would be NaN
-			a.Weights[j] /= sum
-		}
-	}
-	if r.Keeps != nil {
-		for j := range n {
-			if !r.Keeps(j) {
-				a.Weights[j] *= 0 // NaN stays
-			} else {
-				a.Weights[j] *= r.KeepFactor
-			}
+	kept := make([]int, 0, len(a.visible))
+	for _, j := range a.visible {
+		a.Weights[j] /= sum
+		switch {
+		case r.Keeps == nil:
+			kept = append(kept, j)
+		case r.Keeps(j):
+			kept = append(kept, j)
+			a.Weights[j] *= r.KeepFactor
+		default:
+			a.Weights[j] *= 0 // NaN stays
 		}
 	}
 	if r.V == nil {
 		return a
 	}
-	for i := range r.Dv {
-		// A NaN denominator propagates even if dropout drops all weights.
-		o, abs, all := 0*a.LSE, 0.0, 0.0
-		for j := range n {
-			if r.hides(j) || r.Keeps != nil && !r.Keeps(j) {
-				continue
-			}
-			v := float64(r.V[j*r.Dv+i])
-			o += a.Weights[j] * v
-			abs += a.Weights[j] * math.Abs(v)
-			all += math.Abs(v)
+	abs, all := make([]float64, r.Dv), make([]float64, r.Dv)
+	for i := range a.O {
+		a.O[i] = 0 * a.LSE // a NaN denominator propagates even if dropout drops all weights
+	}
+	for _, j := range kept {
+		w := a.Weights[j]
+		for i, v := range r.V[j*r.Dv : (j+1)*r.Dv] {
+			size := math.Abs(float64(v))
+			a.O[i] += w * float64(v)
+			abs[i] += w * size
+			all[i] += size
 		}
-		a.O[i] = o
-		a.OBound[i] = (2*eps+2*drift+6*u)*abs + tiny(r.Out, n, all)
+	}
+	for i, o := range a.O {
+		a.OBound[i] = (2*eps+2*drift+6*u)*abs[i] + tiny(r.Out, n, all[i])
 		if r.Out != backend.F32 {
 			a.OBound[i] += r.Out.UnitRoundoff() * math.Abs(o)
 		}
