@@ -86,11 +86,7 @@ func (f *fake) QK(ctx context.Context, s, q, k backend.Tensor) error {
 	return f.qk(s, q, k)
 }
 
-func (f *fake) qk(s, q, k backend.Tensor) error {
-	return products(s, q, k, func(at [4]int, d int) ([4]int, [4]int) {
-		return [4]int{at[0], at[1], at[2], d}, [4]int{at[0], at[1], at[3], d}
-	}, q.Shape()[backend.Dim])
-}
+func (f *fake) qk(s, q, k backend.Tensor) error { return products(s, q, k, backend.Dim) }
 
 func (f *fake) PV(ctx context.Context, o, w, v backend.Tensor) error {
 	if err := f.take(ctx, 0); err != nil {
@@ -99,11 +95,7 @@ func (f *fake) PV(ctx context.Context, o, w, v backend.Tensor) error {
 	return f.pv(o, w, v)
 }
 
-func (f *fake) pv(o, w, v backend.Tensor) error {
-	return products(o, w, v, func(at [4]int, j int) ([4]int, [4]int) {
-		return [4]int{at[0], at[1], at[2], j}, [4]int{at[0], at[1], j, at[3]}
-	}, v.Shape()[backend.Seq])
-}
+func (f *fake) pv(o, w, v backend.Tensor) error { return products(o, w, v, backend.Seq) }
 
 func (f *fake) Softmax(ctx context.Context, s, _ backend.Tensor, p *backend.Problem) error {
 	if err := f.take(ctx, 0); err != nil {
@@ -299,9 +291,9 @@ func (m *device) Attention(ctx context.Context, calls ...*backend.Call) error {
 	return err
 }
 
-// products writes sums over n of the products of the elements of a and b at the indices
-// that at returns.
-func products(out, a, b backend.Tensor, at func(out [4]int, n int) (a, b [4]int), n int) error {
+// products writes the sums of products of the elements of a along its last axis and those
+// of b along another.
+func products(out, a, b backend.Tensor, along int) error {
 	group := out.Shape()[backend.Heads] / b.Shape()[backend.Heads]
 	o, err := out.Float32s()
 	if err != nil {
@@ -315,12 +307,15 @@ func products(out, a, b backend.Tensor, at func(out [4]int, n int) (a, b [4]int)
 	if err != nil {
 		return err
 	}
+	n, stepA, stepB := a.Shape()[backend.Dim], a.Strides()[backend.Dim], b.Strides()[along]
 	each(out.Shape(), func(i [4]int) {
-		sum := 0.0
+		first := [4]int{i[0], i[1] / group, i[3], 0}
+		if along == backend.Seq {
+			first = [4]int{i[0], i[1] / group, 0, i[3]}
+		}
+		sum, atA, atB := 0.0, index(a, [4]int{i[0], i[1], i[2], 0}), index(b, first)
 		for k := range n {
-			ia, ib := at(i, k)
-			ib[1] /= group
-			sum += float64(x[index(a, ia)]) * float64(y[index(b, ib)])
+			sum += float64(x[atA+k*stepA]) * float64(y[atB+k*stepB])
 		}
 		o[index(out, i)] = float32(sum)
 	})
