@@ -1,7 +1,7 @@
 // The inputs of every program, and the samples of its output that are compared. A formula
 // instead of a file yields the same numbers everywhere.
 
-/** element returns input number i of a stream (0 q, 1 k, 2 v): in [-2, 2), exact in float32. */
+/** element returns input number i of a stream (0 q, 1 k, 2 v, 3 the gradient of the output): in [-2, 2), exact in float32. */
 export function element(i, stream) {
   let x = (Math.imul(i, 2654435769) + Math.imul(stream + 1, 1663821211)) >>> 0;
   x = Math.imul(x ^ (x >>> 15), 739982445) >>> 0;
@@ -47,5 +47,8 @@ export function visible({ heads, seq, causal }) {
   return heads * (causal ? (seq * (seq + 1)) / 2 : seq * seq);
 }
 
-/** flops counts two products of dim operations, 2 each, for each visible pair. */
-export const flops = (c) => visible(c) * 4 * c.dim;
+/**
+ * flops counts two products of dim operations, 2 each, for each visible pair, and five more
+ * of the backward pass.
+ */
+export const flops = (c) => visible(c) * (c.backward ? 14 : 4) * c.dim;

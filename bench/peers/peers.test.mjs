@@ -25,6 +25,7 @@ test("both layouts hold the same elements", () => {
 test("FLOPs are those of visible pairs", () => {
   assert.equal(flops({ heads: 8, seq: 4096, dim: 64, causal: false }), 8 * 4 * 4096 * 4096 * 64);
   assert.equal(visible({ heads: 2, seq: 3, dim: 1, causal: true }), 2 * 6);
+  assert.equal(flops({ heads: 1, seq: 3, dim: 5, causal: true, backward: true }), 3.5 * flops({ heads: 1, seq: 3, dim: 5, causal: true }));
 });
 
 // fields reads a protobuf message: [number, value] pairs, messages as bytes.

@@ -62,7 +62,7 @@ function peers(attn, threads) {
     for (const op of Object.keys(operators)) {
       list.push({
         name: `ONNX Runtime ${op}`, start: start(process.execPath, [join(here, "ort.mjs"), op, n]),
-        takes: (c) => c.causal || op !== "GroupQueryAttention",
+        takes: (c) => !c.backward && (c.causal || op !== "GroupQueryAttention"),
       });
     }
   }

@@ -1,7 +1,7 @@
 """Serves PyTorch's attention: python3 torch_peer.py THREADS [cuda ROUTE]
 
 On the CPU scaled_dot_product_attention where PyTorch has it (2.0), else matmul,
-softmax, matmul. On a CUDA device scaled_dot_product_attention by one ROUTE alone:
+softmax, matmul, and in cases with "backward" the gradients of q, k and v. On a CUDA device scaled_dot_product_attention by one ROUTE alone:
 math, efficient or flash; products of float32 never by TF32; a call ends when the
 device is done. The protocol is in serve.mjs, the inputs are those of inputs.mjs.
 """
@@ -77,7 +77,7 @@ class Peer:
         before = torch.cuda.memory_allocated()
         o = call()
         extra = torch.cuda.max_memory_allocated() - before - o.numel() * o.element_size()
-        return self.answer(c, o, max(0, extra), "scaled_dot_product_attention, " + self.route)
+        return self.answer(c, [o], max(0, extra), "scaled_dot_product_attention, " + self.route)
 
     def load(self, request):
         if self.route:
@@ -102,14 +102,22 @@ class Peer:
                 return torch.matmul(torch.softmax(s, -1), v)
 
             self.call = three
-        o, extra = extra_memory(self.call)
-        return self.answer(c, o, extra, name)
+        if c.get("backward"):
+            forward, inputs, d_o = self.call, [x.requires_grad_() for x in (q, k, v)], operand(c, 3)
 
-    def answer(self, c, o, extra, route):
+            def both():
+                with torch.enable_grad():
+                    return torch.autograd.grad(forward(), inputs, d_o)
+
+            self.call, name = both, name + ", autograd"
+        o, extra = extra_memory(self.call)
+        return self.answer(c, o if c.get("backward") else [o], extra, name)
+
+    def answer(self, c, results, extra, route):
         sample = []
         for j in range(SAMPLES):
             h, s, d = j % c["heads"], (c["seq"] - 1 + j * 7919) % c["seq"], (j * 31) % c["dim"]
-            sample.append(float(o[0, h, s, d]))
+            sample.append(float(results[j % len(results)][0, h, s, d]))
         return {"extra": extra, "sample": sample, "version": torch.__version__, "route": route}
 
     def run(self, request):

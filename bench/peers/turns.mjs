@@ -8,7 +8,9 @@ export const cases = [
   ...[1024, 4096].map((seq) => ({ seq, dim: 128, causal: false })),
   ...[1024, 4096].map((seq) => ({ seq, dim: 64, causal: true })),
   { seq: 4096, dim: 128, causal: true },
-].map((c) => ({ heads: 8, ...c, name: `${c.causal ? "causal" : "plain"} S=${c.seq} D=${c.dim}` }));
+  ...[1024, 2048, 4096].map((seq) => ({ seq, dim: 64, causal: false, backward: true })),
+  ...[1024, 4096].map((seq) => ({ seq, dim: 64, causal: true, backward: true })),
+].map((c) => ({ heads: 8, ...c, name: `${c.causal ? "causal" : "plain"} S=${c.seq} D=${c.dim}${c.backward ? " and gradients" : ""}` }));
 
 // A turn consists of calls for turnSeconds in total, at most maxCalls. A case has the
 // requested repetitions, or fewer after caseSeconds, but at least three.

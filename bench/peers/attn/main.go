@@ -58,6 +58,8 @@ type problem struct {
 	Seq    int  `json:"seq"`
 	Dim    int  `json:"dim"`
 	Causal bool `json:"causal"`
+	// Backward measures the gradients of q, k and v as well, after the forward call.
+	Backward bool `json:"backward"`
 	// DType is the type of all tensors in memory; "" is f32.
 	DType string `json:"dtype"`
 }
@@ -120,7 +122,17 @@ type server struct {
 	dev     *kernels.Device
 	q, k, v backend.Tensor
 	out     kernels.Result
+	dO      backend.Tensor
+	grads   kernels.Gradients // empty unless they are measured
 	call    *kernels.Call
+}
+
+// attend runs the call once, and its backward pass if that is measured.
+func (s *server) attend(ctx context.Context) error {
+	if err := s.call.RunInto(ctx, s.out); err != nil || s.grads.Q.IsZero() {
+		return err
+	}
+	return s.call.Backward(ctx, s.grads, kernels.Result{O: s.dO}, s.out)
 }
 
 func (s *server) do(ctx context.Context, r request) (answer, error) {
@@ -154,7 +166,10 @@ func (s *server) load(ctx context.Context, c problem) (answer, error) {
 	}
 	shape := backend.Shape{1, c.Heads, c.Seq, c.Dim}
 	// The output has been written once, so that the timed calls do not touch new pages.
-	for stream, t := range []*backend.Tensor{&s.q, &s.k, &s.v, &s.out.O} {
+	s.grads.Release()
+	s.out.LSE.Release()
+	s.grads, s.out.LSE = kernels.Gradients{}, backend.Tensor{}
+	for stream, t := range []*backend.Tensor{&s.q, &s.k, &s.v, &s.dO, &s.out.O} {
 		data := make([]float32, shape.Elements())
 		for i := range data {
 			data[i] = element(uint32(i), uint32(stream))
@@ -164,24 +179,38 @@ func (s *server) load(ctx context.Context, c problem) (answer, error) {
 			return answer{}, err
 		}
 	}
-	if s.call, err = s.dev.Prepare(s.q, s.k, s.v, kernels.Options{Causal: c.Causal}); err != nil {
+	if s.call, err = s.dev.Prepare(s.q, s.k, s.v, kernels.Options{Causal: c.Causal, LSE: c.Backward}); err != nil {
 		return answer{}, err
+	}
+	results := []*backend.Tensor{&s.out.O}
+	if c.Backward {
+		if s.out.LSE, err = s.dev.Alloc(ctx, backend.F32, backend.Shape{1, c.Heads, c.Seq, 1}); err != nil {
+			return answer{}, err
+		}
+		if s.grads, err = s.call.AllocGradients(ctx, true, false); err != nil {
+			return answer{}, err
+		}
+		results = []*backend.Tensor{&s.grads.Q, &s.grads.K, &s.grads.V}
 	}
 	plan, err := s.call.Plan(ctx)
 	if err != nil {
 		return answer{}, err
 	}
 	a := answer{Path: plan.Path}
-	if a.Extra, err = extraMemory(func() error { return s.call.RunInto(ctx, s.out) }); err != nil {
+	if a.Extra, err = extraMemory(func() error { return s.attend(ctx) }); err != nil {
 		return answer{}, err
 	}
-	o, err := s.dev.Float32s(ctx, s.out.O)
-	if err != nil {
-		return answer{}, err
+	var data [][]float32
+	for _, t := range results {
+		x, err := s.dev.Float32s(ctx, *t)
+		if err != nil {
+			return answer{}, err
+		}
+		data = append(data, x)
 	}
 	for j := range samples {
 		h, row, d := place(c, j)
-		a.Sample = append(a.Sample, o[(h*c.Seq+row)*c.Dim+d])
+		a.Sample = append(a.Sample, data[j%len(data)][(h*c.Seq+row)*c.Dim+d])
 	}
 	return a, nil
 }
@@ -194,7 +223,7 @@ func (s *server) run(ctx context.Context, calls int) (answer, error) {
 	var a answer
 	for range calls {
 		begin := time.Now()
-		if err := s.call.RunInto(ctx, s.out); err != nil {
+		if err := s.attend(ctx); err != nil {
 			return a, err
 		}
 		if err := s.dev.Wait(ctx); err != nil {

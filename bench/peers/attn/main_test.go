@@ -60,6 +60,21 @@ func TestServe(t *testing.T) {
 	}
 }
 
+// With one key, dq and dk are zeros and dv is the gradient of the output.
+func TestServeGradients(t *testing.T) {
+	a := ask(t, `{"do":"load","case":{"heads":1,"seq":1,"dim":4,"backward":true}}`, `{"do":"run","calls":2}`, `{"do":"load","case":{"heads":1,"seq":1,"dim":4}}`)
+	for j, got := range a[0].Sample {
+		_, _, d := place(problem{Heads: 1, Seq: 1, Dim: 4}, j)
+		want := [3]float32{2: element(uint32(d), 3)}[j%3]
+		if got-want > 1e-6 || want-got > 1e-6 {
+			t.Errorf("sample %d is %v, want %v", j, got, want)
+		}
+	}
+	if len(a[0].Sample) != samples || len(a[1].Seconds) != 2 || len(a[2].Sample) != samples || a[2].Error != "" {
+		t.Errorf("%+v", a)
+	}
+}
+
 func TestServeSixteenBits(t *testing.T) {
 	a := ask(t, `{"do":"load","case":{"heads":1,"seq":1,"dim":4,"dtype":"bf16"}}`, `{"do":"device"}`, `{"do":"load","case":{"heads":1,"seq":1,"dim":4,"dtype":"f64"}}`)
 	for j, got := range a[0].Sample { // one key: the output is the value
