@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/backendtest"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/kernels"
@@ -66,19 +65,6 @@ func (w waiting) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) err
 
 func (w waiting) Scores(ctx context.Context, s backend.Tensor, p *backend.Problem, at backend.ScorePoint) error {
 	return w.after(ctx, w.Backend.Scores(ctx, s, p, at))
-}
-
-// TestConformanceWaiting runs the part of the suite with recorded bits, and that with
-// caches, with a wait after each call. TestConformance waits where it reads results.
-func TestConformanceWaiting(t *testing.T) {
-	only := []string{"Cases", "Pairs", "Caches", "Digests", "KVCache", "MultiHead"}
-	if !testing.Short() {
-		only = append(only, "Gradients")
-	}
-	backendtest.Run(t, backendtest.Harness{
-		Digests: digests(t), Only: only,
-		Open: func(t testing.TB) backend.Backend { return waiting{open(t, Options{})} },
-	})
 }
 
 // TestCallsDoNotWait times calls, reads and waits on a device whose submissions take a

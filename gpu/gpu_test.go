@@ -26,13 +26,15 @@ func open(t testing.TB, opt Options) *Backend {
 	return b
 }
 
-// TestConformance also holds the output bits to those recorded for the software driver of
-// that version, whose compiler decides the order of sums.
+// TestConformance waits where it reads results and, the second time, after each call. It also
+// holds the output bits to those recorded for the software driver of that version, whose
+// compiler decides the order of sums.
 func TestConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
 		Digests:        digests(t),
 		GradientsEvery: 8,
 		Open:           func(t testing.TB) backend.Backend { return open(t, Options{}) },
+		Again:          func(be backend.Backend) backend.Backend { return waiting{be.(*Backend)} },
 		Against:        func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) },
 	})
 }

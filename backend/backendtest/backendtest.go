@@ -23,6 +23,9 @@ import (
 type Harness struct {
 	// Open opens a new backend; the suite closes it.
 	Open func(t testing.TB) backend.Backend
+	// Again, unless nil, wraps the backend. Calls, caches, layers and, without -short,
+	// gradients run a second time on the wrapped one, whose kernels are compiled.
+	Again func(be backend.Backend) backend.Backend
 	// Against, unless nil, opens another backend. The results of both on AgainstDraws random
 	// problems are compared with each other, and the gradients of a tenth as many.
 	Against      func(t testing.TB) backend.Backend
@@ -51,7 +54,8 @@ type Harness struct {
 
 // Run runs the suite as subtests of t.
 func Run(t *testing.T, h Harness) {
-	dev := kernels.NewDevice(h.Open(t))
+	be := h.Open(t)
+	dev := kernels.NewDevice(be)
 	t.Cleanup(func() {
 		if err := dev.Close(); err != nil {
 			t.Errorf("close: %v", err)
@@ -63,14 +67,23 @@ func Run(t *testing.T, h Harness) {
 		}
 	}
 	bits := readDigests(t, h.Digests)
+	twice := func(name string, f func(t *testing.T, dev *kernels.Device, bits *digests)) {
+		run(name, func(t *testing.T) {
+			f(t, dev, bits)
+			if h.Again != nil && (name != "Gradients" || !testing.Short()) {
+				again := kernels.NewDevice(h.Again(be)) // closed as dev
+				t.Run("again", func(t *testing.T) { f(t, again, &digests{file: bits.file, want: bits.want}) })
+			}
+		})
+	}
 	run("Transfer", func(t *testing.T) { testTransfer(t, dev) })
-	run("Cases", func(t *testing.T) { testCases(t, dev, bits) })
-	run("Pairs", func(t *testing.T) { testPairs(t, dev, h, bits) })
-	run("Caches", func(t *testing.T) { testCaches(t, dev, bits) })
+	twice("Cases", testCases)
+	twice("Pairs", func(t *testing.T, dev *kernels.Device, bits *digests) { testPairs(t, dev, h, bits) })
+	twice("Caches", testCaches)
 	if h.Digests != "" {
 		run("Digests", bits.finish)
 	}
-	run("KVCache", func(t *testing.T) { testKVCache(t, dev) })
+	twice("KVCache", func(t *testing.T, dev *kernels.Device, _ *digests) { testKVCache(t, dev) })
 	run("PagedCache", func(t *testing.T) { testPagedCache(t, dev) })
 	run("Copy", func(t *testing.T) { testCopy(t, dev) })
 	run("Batch", func(t *testing.T) { testBatch(t, dev) })
@@ -83,13 +96,13 @@ func Run(t *testing.T, h Harness) {
 	run("WorkedExamples", func(t *testing.T) { testWorkedExamples(t, dev) })
 	run("Projections", func(t *testing.T) { testProjections(t, dev) })
 	run("Rotate", func(t *testing.T) { testRotate(t, dev) })
-	run("MultiHead", func(t *testing.T) { testMultiHead(t, dev) })
+	twice("MultiHead", func(t *testing.T, dev *kernels.Device, _ *digests) { testMultiHead(t, dev) })
 	run("Stages", func(t *testing.T) { testStages(t, dev) })
 	run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Draws, 100)) })
 	run("Extremes", func(t *testing.T) { testExtremes(t, dev, draws(h.Draws, 100)) })
 	run("Properties", func(t *testing.T) { testProperties(t, dev) })
 	run("Merge", func(t *testing.T) { testMerge(t, dev) })
-	run("Gradients", func(t *testing.T) { testGradients(t, dev, h) })
+	twice("Gradients", func(t *testing.T, dev *kernels.Device, _ *digests) { testGradients(t, dev, h) })
 	run("Refused", func(t *testing.T) { testRefused(t, dev) })
 	run("Plan", func(t *testing.T) { testPlan(t, dev) })
 	run("Concurrent", func(t *testing.T) { testConcurrent(t, dev) })
