@@ -145,7 +145,7 @@ func TestBackward(t *testing.T) {
 		name, want string
 		write      func(io.Writer) error
 	}{
-		{"text", "f32 causal + mask f32 backward", r.WriteTable}, {"CSV", ",backward,", r.WriteCSV}, {"page", "cpu · backward", r.WritePage},
+		{"text", "f32 causal + mask f32 backward", r.WriteTable}, {"legend", "\nbackward   gradients of q, k and v", r.WriteTable}, {"CSV", ",backward,", r.WriteCSV}, {"page", "cpu · backward", r.WritePage},
 		{"gobench", "/variant=backward/f32/b1h2s24d4/kv1/causal/mask", r.WriteGoBench}, {"JSON", `"variant": "backward"`, r.WriteJSON},
 	} {
 		var out strings.Builder

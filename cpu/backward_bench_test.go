@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // backwardCases are the rows of the table that BenchmarkBackward prints.
@@ -144,4 +145,40 @@ func BenchmarkBackwardOptions(b *testing.B) {
 	for _, o := range gradientCases() {
 		bench(o.say, o.do, o.request)
 	}
+	ids := make([]int32, 2048)
+	for i := range ids {
+		ids[i] = int32(i / 256)
+	}
+	for say, opt := range map[string]kernels.Options{
+		"segments8": {QSegments: [][]int32{ids}}, "prefix1000": {Causal: true, Prefix: []int{1000}}, "packed8": {CuQ: []int{0, 256, 512, 768, 1024, 1280, 1536, 1792, 2048}},
+	} {
+		b.Run(say, func(b *testing.B) { benchRegions(b, opt) })
+	}
+}
+
+// benchRegions is BenchmarkBackwardOptions for options that the front computes by several calls.
+func benchRegions(b *testing.B, opt kernels.Options) {
+	be := open(b, Options{Threads: 1})
+	c := plain(b, 8, 2048, 64)
+	base := backwardOf(b, be, *c)
+	opt.LSE = true
+	call, err := kernels.NewDevice(be).Prepare(c.Q, c.K, c.V, opt)
+	if err != nil {
+		b.Fatal(err)
+	}
+	r, err := call.Run(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	grads, err := call.AllocGradients(b.Context(), true, false)
+	if err != nil {
+		b.Fatal(err)
+	}
+	plan, err := call.PlanBackward(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	benchAgainst(b, func() error { return be.Backward(b.Context(), base) },
+		func() error { return call.Backward(b.Context(), grads, kernels.Result{O: base.DO}, r) }, seenPairs(b, &base.Call), float64(plan.Pairs))
+	b.ReportMetric(60, "%wanted")
 }

@@ -283,6 +283,8 @@ func (r *Report) legend() [][2]string {
 		{"?", "of fewer than 6 rounds, with less confidence", some((*Measurement).unsure)},
 		{kernelHead, "computing time on the device by its own clock, measured in separate calls", some(func(m *Measurement) bool { return m.KernelS != nil })},
 		{"GFLOP/s", "2·(D+Dv) operations for each visible pair of query and key; softmax is not counted", true},
+		{Backward, "gradients of q, k and v from the result of a forward call, which is not timed; 2·(3·D+2·Dv) operations for each visible pair",
+			some(func(m *Measurement) bool { return m.Variant == Backward })},
 		{"GB/s", "each operand and output once, except keys and values that no row sees", true},
 		{"ceiling", "the limiting one, measured between the repetitions on all threads of the backend: fma, GFLOP/s of float32 fused " +
 			"multiply-adds (2 operations) in registers; read, GB/s of these operands, from cache if they fit, else from memory", true},
