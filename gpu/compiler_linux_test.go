@@ -63,8 +63,9 @@ var exceptions = []struct {
 	why     string
 }{
 	{regexp.MustCompile(`^flash-128-L32-`), "registers", 240, "32 KiB of workgroup memory, for devices on which it was measured"},
-	{regexp.MustCompile(`^decode-.*-(f32|bf16)$`), "registers", 128, "what is loaded ahead stays in registers"},
-	{regexp.MustCompile(`^decode-.*-q8$`), "registers", 192, "what is loaded ahead stays in registers"},
+	{regexp.MustCompile(`^decode-(032|064|128)-r4-f32$`), "registers", 128, "16 keys of K and 16 values that are loaded ahead stay in registers"},
+	{regexp.MustCompile(`^decode-(080|096|128)-.*f16$`), "registers", 128, "a thread converts two columns of up to 16 keys at once"},
+	{regexp.MustCompile(`^decode-256-`), "registers", 160, "a thread has four columns of up to 4 rows, or eight of 2"},
 	{regexp.MustCompile(`^attention-`), dynamicRule, 84, "loops that stay; this compiler unrolls them"},
 }
 

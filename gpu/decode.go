@@ -18,6 +18,8 @@ const (
 	decodeRows    = 16
 	decodeParts   = 4 // vec4 of a row's sums, see splitmerge.wgsl
 	decodeBuffers = 6 // storage buffers of decode.wgsl
+
+	everyMemory = 16 << 10 // bytes of workgroup memory of every WebGPU device
 )
 
 // decode is an attention call that runs as splits of the keys and a merge
@@ -90,19 +92,22 @@ func (b *Backend) newDecode(c *backend.Call) (*decode, error) {
 // rows.
 func (x *decode) variants() error {
 	c, kv := x.tiling, x.c.K.DType()
-	el := cut.GranuleBytes / kv.Size()
 	// A thread has a key of a tile and so many columns of the output.
 	threads := (c.Keys + 31) &^ 31
-	columns := ceil(c.Width, threads)
 	for x.rows*c.Lanes > threads { // a thread sums one class of one row
 		x.rows /= 2
 	}
+	el, sides := cut.GranuleBytes/kv.Size(), 1
+	wide := kv != backend.Q8 && cut.AlignedRows(x.c.K, el) && cut.AlignedRows(x.c.V, el)
+	if wide && el == 8 {
+		sides = min(x.rows, 2) // a thread has half of the rows and twice the columns
+	}
+	columns := ceil(c.Width, threads/sides)
 	ahead := 16 // keys, in at most as many registers
 	for ahead*columns > 16 {
 		ahead /= 2
 	}
 	full := x.d.Dim%(4*el) == 0
-	wide := kv != backend.Q8 && cut.AlignedRows(x.c.K, el) && cut.AlignedRows(x.c.V, el)
 	expand := int(shaders.Full)
 	if x.b.info.Type == backend.CPU {
 		expand = int(shaders.Registers) // compiles in less time
@@ -113,17 +118,35 @@ func (x *decode) variants() error {
 		"FULL": when(full && (wide || kv == backend.Q8), 1),
 		"EL":   el, "THREADS": threads, "ROWS": x.rows, "SPLIT": c.Split, "BC": c.Keys, "TX": c.Lanes, "QUADS": c.Width / 4,
 		"CHUNKS": ceil(x.d.Dim, 4*el), "QN": x.rows * el, "KN": 4 * c.Keys, "KLOADS": ceil(4*c.Keys, threads),
-		"PN": x.rows * c.Keys / 16, "SQ": ceil(x.rows*c.Keys/4, threads), "SN": 1, "RN": 1, "UNIT": 1,
-		"COLS": columns, "AHEAD": ahead, "VN": ahead * columns, "ACC": x.rows * columns, "WIDTH": x.width / 4,
-	}
-	if kv == backend.Q8 {
-		consts["SN"] = c.Keys / 4
-	}
-	if wide && el == 8 {
-		consts["UNIT"] = 2
+		"PN": x.rows * c.Keys / 16, "SQ": ceil(x.rows*c.Keys/4, threads), "SN": 1, "SG": 1, "GN": 1, "WN": 1, "RN": 1, "UNIT": 1, "KUNIT": when(wide, el-1) + 1,
+		"COLS": columns, "AHEAD": ahead, "LINES": columns, "VN": ahead * columns, "SIDES": sides, "ACC": x.rows / sides * columns, "WIDTH": x.width / 4,
 	}
 	if x.HasTable() {
 		consts["RN"] = 2 * c.Keys
+	}
+	// Values of q8 and of aligned 16-bit elements go through workgroup memory. More than 8
+	// words of them in registers would exceed 96 registers where the head size is 64.
+	if kv == backend.Q8 || wide && el == 8 {
+		pack, words := 4, 1 // keys of a word, words of a load
+		if wide {
+			pack, words = 2, 4
+			consts["VWIDE"], consts["UNIT"] = 1, el
+		}
+		loads := c.Width * kv.Size() / 4 / words
+		for ahead = 32; ; ahead /= 2 {
+			lines := ceil(ahead/pack*loads, threads)
+			consts["PACK"], consts["AHEAD"], consts["LN"], consts["LINES"] = pack, ahead, loads, lines
+			// Room for what all threads load, because RADV would move loads behind a branch.
+			// Where each thread has one load, fewer keys would save nothing.
+			consts["VN"], consts["GN"], consts["WN"] = lines*pack*words, ceil(lines*threads, loads), c.Width/4
+			if kv == backend.Q8 {
+				consts["SN"], consts["SG"] = c.Keys/ahead, ahead/4
+			}
+			fits := consts["VN"] <= 8 && decodeMemory(consts) <= everyMemory
+			if c.Keys%ahead == 0 && (fits || ahead/pack*loads <= threads) {
+				break
+			}
+		}
 	}
 	shader, l := shaders.Decode, &x.b.dev.Limits
 	shader.Threads, shader.WorkgroupMemory = threads, decodeMemory(consts)
@@ -144,7 +167,7 @@ func (x *decode) variants() error {
 
 // decodeMemory returns the workgroup memory of decode.wgsl in bytes.
 func decodeMemory(consts map[string]int) int {
-	return 16*(consts["KN"]+consts["CHUNKS"]*consts["QN"]+consts["PN"]+consts["SN"]) + 32 + 8*consts["RN"]
+	return 16*(consts["KN"]+consts["GN"]*consts["WN"]+consts["CHUNKS"]*consts["QN"]+consts["PN"]+consts["SN"]*consts["SG"]) + 32 + 8*consts["RN"]
 }
 
 func (x *decode) op() *queue.Op {

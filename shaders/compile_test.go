@@ -12,7 +12,7 @@ import (
 var options = map[string]map[string][]uint32{
 	"attention":  {"IN": {0, 2}, "KV": {0, 1, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}},
 	"flash":      {"IN": {0, 1}, "KV": {0, 2, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}, "OUT16": {0, 1}, "VEC": {0, 1}, "PAIRED": {0, 1}},
-	"decode":     {"IN": {0, 1}, "KV": {0, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}, "WIDE": {0, 1}, "FULL": {0, 1}, "EXTRA": {0, 1}},
+	"decode":     {"IN": {0, 1}, "KV": {0, 2, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}, "WIDE": {0, 1}, "FULL": {0, 1}, "EXTRA": {0, 1}},
 	"splitmerge": {"EXPAND": {0, 2}},
 	"matmul":     {"A": {0, 1}, "W": {0, 2}, "AVEC": {0, 1}, "WVEC": {0, 1}, "ALONG": {0, 1}, "SKIP": {0, 1}},
 	"softmax":    {"EXPAND": {0, 1}, "BOTH": {0, 1}, "HELD": {0, 1}},
@@ -62,6 +62,14 @@ func TestKernelsCompile(t *testing.T) {
 				c["FULL"] = c["VEC"] * c["OUT16"]
 				for _, option := range []string{"MASKS", "BLOCKED", "BIASES", "SLOPED", "CAPPED", "DROPS"} {
 					c[option] = 2 - c["OUT16"]
+				}
+			}
+			if k.Name == "decode" { // as package gpu does
+				c["EL"] = 4 << (c["KV"] / 2)
+				if c["KV"] == 4 {
+					c["PACK"], c["WIDE"] = 4, 0
+				} else if c["KV"] == 2 && c["WIDE"] == 1 {
+					c["PACK"], c["VWIDE"], c["LN"] = 2, 1, 8
 				}
 			}
 			if k.Name == "matmul" { // as package gpu does

@@ -16,7 +16,8 @@
 // skipped, and one that all rows see entirely is not checked key by key.
 //
 // A thread computes the scores of one key of a tile with all rows, then weights of a row
-// with four neighbouring keys, and COLS columns of the output for all rows:
+// with four neighbouring keys, and COLS columns of the output for all rows. Where SIDES is 2,
+// a thread has twice the columns of half of the rows, which reads fewer weights:
 //
 //                thread t: key t                  column t + THREADS·x
 //            ┌──────┬──────────────────┐        ┌──────┬────────────┐
@@ -26,13 +27,15 @@
 // Q stays in workgroup memory. Chunks of K, of four granules (16 bytes) of each key, go
 // through it: neighbouring threads load neighbouring granules, and a thread computes with
 // its key. A key's granules are permuted by place. The scores take the place of the last
-// chunk. Values never go through it, because each is needed by one thread, whose
+// chunk. Values of q8 and of 16-bit elements in aligned rows go through workgroup memory: a
+// thread loads 4 bytes of four keys, or 16 bytes of two, and transposes them. Then a word
+// holds a column of PACK keys. Other values are loaded by the threads that need them, whose
 // neighbours load the neighbouring columns.
 //
 // No load of K or V is conditional. The next chunk of K and the next AHEAD values are under
 // way while a thread computes with those before. Keys after the last key that any row sees
-// are replaced by that one, which may be loaded again. Whatever hidden keys hold, even NaN,
-// select drops it.
+// are replaced by that one, which may be loaded again: positions are clamped, one operation
+// a key. Whatever hidden keys hold, even NaN, select drops it.
 //
 // The operations on a row and their order are those of flash.wgsl: both yield the same
 // bits for a row. Dots go along d, the maximum tile by tile, O along the keys of a split,
@@ -46,7 +49,7 @@
 // The file is long because it loads its operands in every type and layout, ahead of their
 // use, and has every option.
 //
-// Workgroup memory as it stands: 16·(KN + CHUNKS·QN + PN + SN) + 32 + 8·RN = 5,432 bytes.
+// Workgroup memory as it stands: 16·(KN + GN·WN + CHUNKS·QN + PN + SN·SG) + 32 + 8·RN = 5,448 bytes.
 
 // Rewritten for each variant:
 const EXPAND: u32 = 0u; // 0: loops stay loops, 1: 'unroll' is unrolled, 2: 'unroll deep' too
@@ -58,7 +61,10 @@ const FULL: u32 = 0u; // 1: the head size of q and k fills its chunks
 const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
 const EXTRA: u32 = 1u; // 0: the call has no slopes, block mask, relative bias or dropout
 const EL: u32 = 4u; // elements in 16 bytes
-const UNIT: u32 = 1u; // 2: v is 16-bit and WIDE, so that positions can count words
+const KUNIT: u32 = 4u; // elements that a position in k counts: EL where WIDE, else 1
+const VWIDE: u32 = 0u; // 1: WIDE and 16-bit, so that v is read 16 bytes at a time
+const UNIT: u32 = 1u; // elements that a position in v counts: EL where VWIDE, else 1
+const PACK: u32 = 1u; // keys of a word of staged: 4 for q8, 2 where VWIDE, 1 if not staged
 const THREADS: u32 = 64u; // BC, rounded up to a multiple of 32
 const ROWS: u32 = 4u; // query rows of a workgroup
 const SPLIT: u32 = 256u; // keys of a workgroup
@@ -67,22 +73,29 @@ const TX: u32 = 8u; // classes of keys
 const CHUNKS: u32 = 4u; // of K in a tile: D / (4 · EL), rounded up
 const QN: u32 = 16u; // vec4 of q for a chunk: EL · ROWS
 const KN: u32 = 256u; // granules of a chunk of K: 4 · BC
+const GN: u32 = 1u; // LINES · THREADS / LN if values are staged, rounded up, else 1
+const WN: u32 = 1u; // QUADS if they are staged, else 1
 const PN: u32 = 16u; // ROWS · BC / 16
-const SN: u32 = 1u; // BC / 4 for q8, else 1
+const SN: u32 = 1u; // BC / AHEAD for q8, else 1
+const SG: u32 = 1u; // AHEAD / 4 for q8, else 1
 const RN: u32 = 1u; // 2 · BC for pages, else 1
 const KLOADS: u32 = 4u; // KN / THREADS, rounded up
 const SQ: u32 = 1u; // vec4 of keys of a thread in the softmax
+const SIDES: u32 = 1u; // 2: half of the threads have the first rows of the output
 const COLS: u32 = 1u; // columns of a thread
 const AHEAD: u32 = 16u; // keys whose values are loaded ahead of their use, a divisor of BC
-const VN: u32 = 16u; // AHEAD · COLS
-const ACC: u32 = 4u; // ROWS · COLS
+const LN: u32 = 1u; // loads of a row of staged values: QUADS for q8, QUADS / 2 where VWIDE
+const LINES: u32 = 1u; // COLS, where staged AHEAD / PACK · LN / THREADS, rounded up
+const VN: u32 = 16u; // words that a thread loads ahead: AHEAD · COLS, 4 · LINES (q8), 8 · LINES
+const ACC: u32 = 4u; // ROWS / SIDES · COLS
 const QUADS: u32 = 16u; // vec4 columns of the output
 const WIDTH: u32 = 21u; // vec4 of a row's state for one split: QUADS of O, 4 of l, m
 
 @group(0) @binding(0) var<storage, read> q: array<u32>;
 @group(0) @binding(1) var<storage, read> k: array<vec4<u32>>; // WIDE
 @group(0) @binding(1) var<storage, read> k: array<u32>; // !WIDE
-@group(0) @binding(2) var<storage, read> v: array<u32>;
+@group(0) @binding(2) var<storage, read> v: array<vec4<u32>>; // VWIDE
+@group(0) @binding(2) var<storage, read> v: array<u32>; // !VWIDE
 @group(0) @binding(3) var<storage, read> mask: array<u32>;
 @group(0) @binding(4) var<storage, read> bias: array<u32>;
 @group(0) @binding(5) var<storage, read_write> state: array<vec4<f32>>;
@@ -92,9 +105,10 @@ const WIDTH: u32 = 21u; // vec4 of a row's state for one split: QUADS of O, 4 of
 @group(0) @binding(9) var<storage, read> table: array<u32>; // PAGED
 
 var<workgroup> kv: array<vec4<u32>, KN>; // a chunk of K, then [row][key/4]: dots, then weights
+var<workgroup> staged: array<array<vec4<u32>, WN>, GN>; // values: [key/PACK][column/4], see column_at
 var<workgroup> qs: array<array<vec4<f32>, QN>, CHUNKS>; // [chunk][depth/4][row]
 var<workgroup> part: array<vec4<f32>, PN>; // [row][key/16]: maxima
-var<workgroup> scales: array<vec4<f32>, SN>; // [key/4]: of values of q8
+var<workgroup> scales: array<array<vec4<f32>, SG>, SN>; // [key/AHEAD][key/4]: of values of q8
 var<workgroup> rescales: array<f32, 8>; // [row]
 var<workgroup> rows_k: array<u32, RN>; // [tile % 2][key]: where keys of pages begin
 var<workgroup> rows_v: array<u32, RN>; // the same for values
@@ -107,28 +121,30 @@ fn pairs(a: u32, b: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(vec4<u32>(a << 16u, a & 0xffff0000u, b << 16u, b & 0xffff0000u));
 }
 
-// key_at returns where the row of a key of the piece, number in_tile of its tile, begins.
-fn key_at(at: u32, b: u32, j: u32, turn: u32, in_tile: u32) -> u32 {
+// key_at returns where the row of a key begins, plus in_row: n keys after start but not after
+// limit, which include in_row, and number in_tile of its tile. Callers keep start in a
+// variable: compilers would turn j·s + n·s into (j + n)·s, another addition for each n.
+fn key_at(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32) -> u32 {
     var row = 0u;
     if (PAGED == 0u) { // static
-        row = k_row(at, b, j);
+        row = min(start + n * (p.k.s / KUNIT), limit);
     }
     if (PAGED == 1u) { // static
-        row = rows_k[turn * BC + in_tile];
+        row = rows_k[turn * BC + in_tile] + in_row;
     }
     return row;
 }
 
-// value_at does so for values, in words where WIDE pairs them, given at in the same unit.
-fn value_at(at: u32, j: u32, turn: u32, in_tile: u32) -> u32 {
-    var row = 0u;
+// value_at does so for values.
+fn value_at(start: u32, n: u32, limit: u32, in_row: u32, turn: u32, in_tile: u32) -> u32 {
+    var i = 0u;
     if (PAGED == 0u) { // static
-        row = at + j * (p.v.s / UNIT);
+        i = min(start + n * (p.v.s / UNIT), limit);
     }
     if (PAGED == 1u) { // static
-        row = rows_v[turn * BC + in_tile];
+        i = rows_v[turn * BC + in_tile] + in_row;
     }
-    return row;
+    return i;
 }
 
 // word_k returns word w of the row of k that begins at element at, as if its elements were
@@ -136,14 +152,6 @@ fn value_at(at: u32, j: u32, turn: u32, in_tile: u32) -> u32 {
 fn word_k(at: u32, w: u32) -> u32 {
     var r = 0u;
     if (WIDE == 0u) { // static
-        if (KV == 4u) { // static
-            if (FULL == 1u) { // static
-                r = k[at + 1u + w];
-            }
-            if (FULL == 0u) { // static
-                r = k[at + 1u + min(w, (p.dim - 1u) / 4u)];
-            }
-        }
         if (KV == 0u) { // static
             r = select(0u, k[at + min(w, p.dim - 1u) * p.k.d], w < p.dim);
         }
@@ -161,35 +169,34 @@ fn word_k(at: u32, w: u32) -> u32 {
 // Chunk is what a thread loads of a chunk of K.
 struct Chunk {
     x: array<vec4<u32>, KLOADS>,
-    scale: f32, // of key t of the tile
 }
 
-// fetch returns the thread's part of the chunk with depths from d0 of the tile from key j0
-// of the piece on. Keys after last are replaced by last, depths beyond the end by the last
-// ones.
-fn fetch(t: u32, at: u32, b: u32, j0: u32, last: u32, turn: u32, d0: u32) -> Chunk {
+// fetch returns the thread's part of the chunk of a tile with depths from d0 on. Keys after
+// limit are replaced by that one, depths beyond the end by the last ones.
+fn fetch(t: u32, start: u32, limit: u32, turn: u32, d0: u32) -> Chunk {
     var r: Chunk;
     for (var n = 0u; n < KLOADS; n++) { // unroll
         if (WIDE == 1u) { // static
-            let in_tile = min((t + THREADS * n) / 4u, BC - 1u);
-            var d = d0 + (t + THREADS * n) % 4u * EL;
+            var d = d0 + t % 4u * EL;
             if (FULL == 0u) { // static
                 d = min(d, p.dim - EL);
             }
-            r.x[n] = k[(key_at(at, b, min(j0 + in_tile, last), turn, in_tile) + d) / EL];
+            let in_tile = min(t / 4u + THREADS / 4u * n, BC - 1u);
+            r.x[n] = k[key_at(start + d / EL, THREADS / 4u * n, limit + d / EL, d / EL, turn, in_tile)];
         }
         if (WIDE == 0u) { // static
             for (var c = 0u; c < 4u; c++) { // unroll
-                let in_tile = min((t + THREADS * (4u * n + c)) / 16u, BC - 1u);
-                let row = key_at(at, b, min(j0 + in_tile, last), turn, in_tile);
-                r.x[n][c] = word_k(row, d0 * 4u / EL + (t + THREADS * (4u * n + c)) % 16u);
+                let w = d0 * 4u / EL + t % 16u;
+                let in_tile = min(t / 16u + THREADS / 16u * (4u * n + c), BC - 1u);
+                if (KV == 4u) { // static
+                    let at = 1u + min(w, (p.dim - 1u) / 4u);
+                    r.x[n][c] = k[key_at(start + at, THREADS / 16u * (4u * n + c), limit + at, at, turn, in_tile)];
+                }
+                if (KV != 4u) { // static
+                    r.x[n][c] = word_k(key_at(start, THREADS / 16u * (4u * n + c), limit, 0u, turn, in_tile), w);
+                }
             }
         }
-    }
-    if (KV == 4u) { // static
-        let in_tile = min(t, BC - 1u);
-        let scale = k[key_at(at, b, min(j0 + in_tile, last), turn, in_tile)];
-        r.scale = bitcast<f32>(scale);
     }
     return r;
 }
@@ -221,34 +228,46 @@ fn stage(t: u32, chunk: Chunk) {
     }
 }
 
-// value_word returns the word with a column of the value that begins at value_at.
-fn value_word(at: u32, column: u32) -> u32 {
-    if (KV == 4u) {
-        return v[at + 1u + column / 4u];
+// value_word returns the word with the element at position i of value_at.
+fn value_word(i: u32) -> u32 {
+    var word = 0u;
+    if (PACK == 1u) { // static
+        word = v[select(i, i >> 1u, EL == 8u)];
     }
-    if (UNIT == 2u) {
-        return v[at + column / 2u];
-    }
-    if (KV == 0u) {
-        return v[at + column * p.v.d];
-    }
-    return v[(at + column * p.v.d) >> 1u];
+    return word;
 }
 
-// value returns what value_word holds of a column.
-fn value(word: u32, at: u32, column: u32, scale: f32) -> f32 {
+// value returns the element at position i, given its value_word.
+fn value(word: u32, i: u32) -> f32 {
     if (KV == 0u) {
         return bitcast<f32>(word);
     }
-    if (KV == 4u) {
-        return integer(word, column) * scale;
-    }
-    let i = select(at + column * p.v.d, column, UNIT == 2u);
     let bits = word >> ((i & 1u) * 16u);
     if (KV == 1u) {
         return unpack2x16float(bits).x;
     }
     return bitcast<f32>(bits << 16u);
+}
+
+// column_at returns the column at place w of a row of staged. Neighbouring threads write 16
+// bytes of VWIDE rows next to each other: columns 0 to 3, 8 to 11 and so on, then the others.
+fn column_at(w: u32) -> u32 {
+    return select(w, w / 4u % LN * 8u + w / (4u * LN) * 4u + w % 4u, VWIDE == 1u);
+}
+
+// paired returns the words of columns 2n to 2n + 3, given words n and n + 1 of two keys.
+fn paired(a: vec2<u32>, b: vec2<u32>) -> vec4<u32> {
+    let even = (a & vec2<u32>(0xffffu)) | (b << vec2<u32>(16u));
+    let odd = (a >> vec2<u32>(16u)) | (b & vec2<u32>(0xffff0000u));
+    return vec4<u32>(even.x, odd.x, even.y, odd.y);
+}
+
+// transposed returns words whose bytes are byte 0, 1, 2 and 3 of the four words.
+fn transposed(w: vec4<u32>) -> vec4<u32> {
+    let even = (w.xz & vec2<u32>(0x00ff00ffu)) | ((w.yw & vec2<u32>(0x00ff00ffu)) << vec2<u32>(8u));
+    let odd = ((w.xz >> vec2<u32>(8u)) & vec2<u32>(0x00ff00ffu)) | (w.yw & vec2<u32>(0xff00ff00u));
+    return vec4<u32>((even.x & 0xffffu) | (even.y << 16u), (odd.x & 0xffffu) | (odd.y << 16u),
+        (even.x >> 16u) | (even.y & 0xffff0000u), (odd.x >> 16u) | (odd.y & 0xffff0000u));
 }
 
 // dot4 adds four depths to a dot product, in ascending order.
@@ -392,30 +411,77 @@ fn main(
     if (PAGED == 1u) { // static
         if (t < BC) {
             let j = min(u32(next) - p.key0 + t, last_key);
-            rows_k[t] = k_row(k_at, b, j);
+            rows_k[t] = k_row(k_at, b, j) / KUNIT;
             rows_v[t] = v_row(v_at * UNIT, b, j) / UNIT;
         }
         workgroupBarrier();
     }
-    var chunk = fetch(t, k_at, b, u32(next) - p.key0, last_key, turn, 0u);
-    var columns: array<u32, COLS>;
-    for (var x = 0u; x < COLS; x++) { // unroll
-        columns[x] = min(t + THREADS * x, p.vdim - 1u);
+    // Positions of the thread's first key of the next tile to load from, and of the last key.
+    var key_of_line = t / 16u;
+    if (WIDE == 1u) { // static
+        key_of_line = t / 4u;
     }
-    var values: array<u32, VN>; // [key][column]: words of the next values
-    for (var n = 0u; n < AHEAD; n++) { // unroll
-        let at = value_at(v_at, min(u32(next) - p.key0 + n, last_key), turn, n);
-        for (var x = 0u; x < COLS; x++) { // unroll
-            values[n * COLS + x] = value_word(at, columns[x]);
+    let k_step = p.k.s / KUNIT;
+    var k_start = k_at / KUNIT + (u32(next) - p.key0 + key_of_line) * k_step;
+    let k_limit = k_at / KUNIT + last_key * k_step;
+    var chunk = fetch(t, k_start, k_limit, turn, 0u);
+    var next_scale = 0.0; // of key t of the next tile
+    if (KV == 4u) { // static
+        let bits = k[key_at(k_at + (u32(next) - p.key0 + t) * k_step, 0u, k_limit, 0u, turn, min(t, BC - 1u))];
+        next_scale = bitcast<f32>(bits);
+    }
+    // The same for values: lines begin with the thread's columns, and where values are
+    // staged with loads t % LN of PACK neighbouring keys.
+    let v_step = p.v.s / UNIT;
+    var lines: array<u32, LINES>; // in a row
+    var v_start: array<u32, LINES>;
+    var v_limit: array<u32, LINES>;
+    for (var x = 0u; x < LINES; x++) { // unroll
+        let n = t + THREADS * x;
+        var key_of_value = 0u;
+        if (PACK == 1u) { // static
+            lines[x] = min(n, p.vdim - 1u) * p.v.d;
+        }
+        if (PACK != 1u) { // static
+            lines[x] = select(1u, 0u, VWIDE == 1u) + min(n % LN, (p.vdim - 1u) / (4u * QUADS / LN));
+            key_of_value = n / LN * PACK;
+        }
+        v_start[x] = v_at + lines[x] + (u32(next) - p.key0 + key_of_value) * v_step;
+        v_limit[x] = v_at + lines[x] + last_key * v_step;
+    }
+    var values: array<u32, VN>; // words of the next values: [key][column] or [line][key % PACK]
+    for (var x = 0u; x < LINES; x++) { // unroll
+        if (PACK != 1u) { // static
+            for (var c = 0u; c < PACK; c++) { // unroll
+                let in_tile = min((t + THREADS * x) / LN, AHEAD / PACK - 1u) * PACK + c;
+                let loaded = v[value_at(v_start[x], c, v_limit[x], lines[x], turn, in_tile)];
+                if (VWIDE == 0u) { // static
+                    values[PACK * x + c] = loaded;
+                }
+                if (VWIDE == 1u) { // static
+                    for (var e = 0u; e < 4u; e++) { // unroll
+                        values[(PACK * x + c) * 4u + e] = loaded[e];
+                    }
+                }
+            }
+        }
+        if (PACK == 1u) { // static
+            for (var n = 0u; n < AHEAD; n++) { // unroll
+                values[n * COLS + x] = value_word(value_at(v_start[x], n, v_limit[x], lines[x], turn, n));
+            }
         }
     }
 
+    var row0 = 0u; // of the thread's rows of the output
+    if (SIDES != 1u) { // static
+        row0 = t / (THREADS / SIDES) % SIDES * (ROWS / SIDES);
+    }
     var m: array<f32, SQ>; // of the row of vec4 t + THREADS·i of the scores
     for (var i = 0u; i < SQ; i++) { // unroll
         m[i] = LOWEST;
     }
     var l = 0.0; // of row t / TX and class t % TX
-    var acc: array<f32, ACC>; // [row][column]
+    var acc: array<f32, ACC>; // [row][column], rows from row0 on
     for (var i = 0u; i < ACC; i++) { // unroll
         acc[i] = 0.0;
     }
@@ -432,13 +498,12 @@ fn main(
         let check = paired || tile < all_from || tile + i32(BC) > all_to;
         var value_scale = 0.0; // of key t
         if (KV == 4u) { // static
-            let in_tile = min(t, BC - 1u);
-            let bits = v[value_at(v_at, min(j0 + in_tile, last_key), turn, in_tile)];
+            let bits = v[value_at(v_at + (j0 + t) * v_step, 0u, v_at + last_key * v_step, 0u, turn, min(t, BC - 1u))];
             value_scale = bitcast<f32>(bits);
         }
         if (PAGED == 1u) { // static
             let j = min(j1 + min(t, BC - 1u), last_key);
-            let next_k = k_row(k_at, b, j);
+            let next_k = k_row(k_at, b, j) / KUNIT;
             let next_v = v_row(v_at * UNIT, b, j) / UNIT;
             workgroupBarrier();
             if (t < BC) {
@@ -448,20 +513,34 @@ fn main(
             workgroupBarrier();
         }
 
+        // With EXTRA tiles are skipped. Else the next tile begins where this one ends.
+        var k_next = k_start + BC * k_step;
+        if (EXTRA == 1u) { // static
+            k_next = k_at / KUNIT + (j1 + key_of_line) * k_step;
+        }
+        let key_scale = next_scale;
+        if (KV == 4u) { // static
+            let bits = k[key_at(k_at + (j1 + t) * k_step, 0u, k_limit, 0u, 1u - turn, min(t, BC - 1u))];
+            next_scale = bitcast<f32>(bits);
+        }
+
         var dots: array<f32, ROWS>; // of key t
         for (var i = 0u; i < ROWS; i++) { // unroll
             dots[i] = 0.0;
         }
         for (var d0 = 0u; d0 < p.dim; d0 += 4u * EL) {
             let ends = d0 + 4u * EL >= p.dim;
-            let from_key = select(j0, j1, ends);
             let from_turn = select(turn, 1u - turn, ends);
             let from_depth = select(d0 + 4u * EL, 0u, ends);
             workgroupBarrier();
             stage(t, chunk);
             workgroupBarrier();
-            let key_scale = chunk.scale;
-            chunk = fetch(t, k_at, b, from_key, last_key, from_turn, from_depth);
+            var limit = k_limit;
+            if (THREADS > BC) { // keys of later tiles are not loaded yet
+                let j = select(j0, j1, ends);
+                limit = min(limit, k_at / KUNIT + (j + BC - 1u) * k_step);
+            }
+            chunk = fetch(t, select(k_start, k_next, ends), limit, from_turn, from_depth);
             // In no branch, because RADV moves loads behind branches.
             for (var g = 0u; g < 4u; g++) { // unroll deep
                 if (FULL == 1u || d0 + g * EL < p.dim) {
@@ -493,6 +572,7 @@ fn main(
                 }
             }
         }
+        k_start = k_next;
         workgroupBarrier();
         if (t < BC) {
             for (var i = 0u; i < ROWS; i++) { // unroll
@@ -534,7 +614,7 @@ fn main(
         }
         if (KV == 4u) { // static
             if (t < BC) {
-                scales[t / 4u][t % 4u] = value_scale;
+                scales[t / AHEAD][t % AHEAD / 4u][t % 4u] = value_scale;
             }
         }
         workgroupBarrier();
@@ -561,38 +641,93 @@ fn main(
             }
         }
 
-        for (var i = 0u; i < ROWS; i++) { // unroll
+        for (var i = 0u; i < ROWS / SIDES; i++) { // unroll
             for (var x = 0u; x < COLS; x++) { // unroll
-                acc[i * COLS + x] = acc[i * COLS + x] * rescales[i];
+                acc[i * COLS + x] = acc[i * COLS + x] * rescales[row0 + i];
             }
         }
         var stop = BC;
         if (EXPAND != 2u) { // static
             stop = min(BC, u32(end - tile)); // no row sees keys from there on
         }
+        var v_next: array<u32, LINES>; // of v_start
+        if (EXTRA == 1u) { // static
+            for (var x = 0u; x < LINES; x++) { // unroll
+                var key_of_value = 0u;
+                if (PACK != 1u) { // static
+                    key_of_value = (t + THREADS * x) / LN * PACK;
+                }
+                v_next[x] = v_at + lines[x] + (j1 + key_of_value) * v_step;
+            }
+        }
         for (var hide = 0u; hide < 2u; hide++) { // unroll always
             if (check == (hide == 1u)) {
                 for (var j = 0u; j < stop; j += AHEAD) {
                     let ends = j + AHEAD == BC;
-                    let after = select(j0 + j + AHEAD, j1, ends);
                     let after_turn = select(turn, 1u - turn, ends);
                     let after_in = select(j + AHEAD, 0u, ends);
-                    for (var n = 0u; n < AHEAD / 4u; n++) { // unroll
-                        var scale = vec4<f32>(0.0);
-                        if (KV == 4u) { // static
-                            scale = scales[j / 4u + n];
+                    var v_here = v_start; // naga 0.13 indexes no array that is a let by a variable
+                    for (var x = 0u; x < LINES; x++) { // unroll
+                        v_start[x] = v_start[x] + AHEAD * v_step;
+                        if (EXTRA == 1u) { // static
+                            v_start[x] = select(v_start[x], v_next[x], ends);
                         }
-                        var y: array<vec4<f32>, COLS>; // of four keys
-                        for (var c = 0u; c < 4u; c++) { // unroll
-                            let at = value_at(v_at, min(j0 + j + 4u * n + c, last_key), turn, j + 4u * n + c);
-                            let at_after = value_at(v_at, min(after + 4u * n + c, last_key), after_turn, after_in + 4u * n + c);
-                            for (var x = 0u; x < COLS; x++) { // unroll
-                                y[x][c] = value(values[(4u * n + c) * COLS + x], at, columns[x], scale[c]);
-                                values[(4u * n + c) * COLS + x] = value_word(at_after, columns[x]);
+                    }
+                    if (PACK != 1u) { // static
+                        workgroupBarrier();
+                        for (var x = 0u; x < LINES; x++) { // unroll
+                            let n = t + THREADS * x;
+                            if (PACK == 4u) { // static
+                                staged[n / LN][n % LN] = transposed(vec4<u32>(values[4u * x], values[4u * x + 1u], values[4u * x + 2u], values[4u * x + 3u]));
+                            }
+                            if (PACK == 2u) { // static
+                                for (var e = 0u; e < 2u; e++) { // unroll
+                                    let first_key = vec2<u32>(values[8u * x + 2u * e], values[8u * x + 2u * e + 1u]);
+                                    let second_key = vec2<u32>(values[8u * x + 2u * e + 4u], values[8u * x + 2u * e + 5u]);
+                                    staged[n / LN][n % LN + e * LN] = paired(first_key, second_key);
+                                }
                             }
                         }
-                        for (var i = 0u; i < ROWS; i++) { // unroll
-                            let bits = kv[i * (BC / 4u) + j / 4u + n];
+                        workgroupBarrier();
+                        for (var x = 0u; x < LINES; x++) { // unroll
+                            for (var c = 0u; c < PACK; c++) { // unroll
+                                let in_block = min((t + THREADS * x) / LN, AHEAD / PACK - 1u) * PACK + c;
+                                let loaded = v[value_at(v_start[x], c, v_limit[x], lines[x], after_turn, after_in + in_block)];
+                                if (VWIDE == 0u) { // static
+                                    values[PACK * x + c] = loaded;
+                                }
+                                if (VWIDE == 1u) { // static
+                                    for (var e = 0u; e < 4u; e++) { // unroll
+                                        values[(PACK * x + c) * 4u + e] = loaded[e];
+                                    }
+                                }
+                            }
+                        }
+                    }
+                    for (var n = 0u; n < AHEAD / 4u; n++) { // unroll
+                        var y: array<vec4<f32>, COLS>; // of four keys
+                        for (var x = 0u; x < COLS; x++) { // unroll
+                            let in_row = min(t % (THREADS / SIDES) + THREADS / SIDES * x, 4u * QUADS - 1u);
+                            if (PACK == 4u) { // static
+                                let word = staged[n][in_row / 4u][in_row % 4u];
+                                y[x] = integers(word) * scales[j / AHEAD][n];
+                            }
+                            if (PACK == 2u) { // static
+                                let word = staged[2u * n][in_row / 4u][in_row % 4u];
+                                let word1 = staged[2u * n + 1u][in_row / 4u][in_row % 4u];
+                                y[x] = pairs(word, word1);
+                            }
+                            if (PACK == 1u) { // static
+                                for (var c = 0u; c < 4u; c++) { // unroll
+                                    let at = value_at(v_here[x], 4u * n + c, v_limit[x], lines[x], turn, j + 4u * n + c);
+                                    let at_after = value_at(v_start[x], 4u * n + c, v_limit[x], lines[x], after_turn, after_in + 4u * n + c);
+                                    y[x][c] = value(values[(4u * n + c) * COLS + x], at);
+                                    values[(4u * n + c) * COLS + x] = value_word(at_after);
+                                }
+                            }
+                        }
+                        for (var i = 0u; i < ROWS / SIDES; i++) { // unroll
+                            let bits = kv[(row0 + i) * (BC / 4u) + j / 4u + n];
                             let w = bitcast<vec4<f32>>(bits);
                             for (var x = 0u; x < COLS; x++) { // unroll
                                 for (var c = 0u; c < 4u; c++) { // unroll
@@ -614,23 +749,22 @@ fn main(
     }
 
     // The state of a row: O, the parts of l, m.
-    let head_rows = (b * p.heads + h0) * p.rows + first;
-    let at = p.part0 + split;
-    for (var i = 0u; i < ROWS; i++) { // unroll
+    let at = (((b * p.heads + h0) * p.rows + first) * p.splits + p.part0 + split) * WIDTH;
+    for (var i = 0u; i < ROWS / SIDES; i++) { // unroll
         for (var x = 0u; x < COLS; x++) { // unroll
-            let column = t + THREADS * x;
-            if (first + i <= last && column < 4u * QUADS) {
-                state[((head_rows + i) * p.splits + at) * WIDTH + column / 4u][column % 4u] = acc[i * COLS + x];
+            let w = t % (THREADS / SIDES) + THREADS / SIDES * x;
+            if (first + row0 + i <= last && w < 4u * QUADS) {
+                state[at + (row0 + i) * p.splits * WIDTH + column_at(w) / 4u][w % 4u] = acc[i * COLS + x];
             }
         }
     }
     if (t < ROWS * TX && first + t / TX <= last) {
-        state[((head_rows + t / TX) * p.splits + at) * WIDTH + QUADS + t % TX / 4u][t % TX % 4u] = l;
+        state[at + t / TX * p.splits * WIDTH + QUADS + t % TX / 4u][t % TX % 4u] = l;
     }
     for (var i = 0u; i < SQ; i++) { // unroll
         let x = t + THREADS * i;
         if (x < ROWS * BC / 4u && x % (BC / 4u) == 0u && first + x / (BC / 4u) <= last) {
-            state[((head_rows + x / (BC / 4u)) * p.splits + at) * WIDTH + QUADS + 4u].x = m[i];
+            state[at + x / (BC / 4u) * p.splits * WIDTH + QUADS + 4u].x = m[i];
         }
     }
 }

@@ -55,7 +55,7 @@ var files embed.FS
 var (
 	Attention  = kernel("attention", "rrrrrwwwu", 14848, 64)
 	Flash      = kernel("flash", "rrrrrwwwu", 13700, 128)
-	Decode     = kernel("decode", "rrrrrwu", 5432, 64)
+	Decode     = kernel("decode", "rrrrrwu", 5448, 64)
 	SplitMerge = kernel("splitmerge", "rwwu", 2112, 128)
 	Matmul     = kernel("matmul", "rrrwwu", 13184, 128)
 	Softmax    = kernel("softmax", "rrwwwu", 4352, 64)
