@@ -32,7 +32,7 @@ func open(t testing.TB, opt Options) *Backend {
 func TestConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
 		Digests:        digests(t),
-		GradientsEvery: 8,
+		GradientsEvery: 64,
 		Open:           func(t testing.TB) backend.Backend { return open(t, Options{}) },
 		Again:          func(be backend.Backend) backend.Backend { return waiting{be.(*Backend)} },
 		Against:        func(testing.TB) backend.Backend { return cpu.New(cpu.Options{}) },

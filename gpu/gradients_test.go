@@ -275,11 +275,16 @@ func (m *made) results(s *sums) []struct {
 		{"dslopes", g.DSlopes, s.slopes}, {"dsinks", g.DSinks, s.sinks}}
 }
 
-// TestGradients compares every element of all gradients with the reference.
+// TestGradients compares every element of all gradients with the reference. With -short it runs
+// those with every option alone: the suite has such as the others.
 func TestGradients(t *testing.T) {
 	b := open(t, Options{})
 	t.Cleanup(func() { _ = b.Close() })
-	for _, c := range gradientCases() {
+	cases := gradientCases()
+	if testing.Short() {
+		cases = cases[5:]
+	}
+	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			m := c.make(t, b)
 			if err := b.Backward(context.Background(), m.g); err != nil {
@@ -311,6 +316,9 @@ func TestGradients(t *testing.T) {
 // the keys of a row, and sums of boxes that are added to a gradient, may depend on cuts.
 func TestGradientsCut(t *testing.T) {
 	cases := gradientCases()[4:]
+	if testing.Short() {
+		cases = cases[1:]
+	}
 	var want, o, lse [][]float32
 	for _, limits := range []struct {
 		name string

@@ -37,8 +37,8 @@ type Harness struct {
 	// PairsEvery n > 1 runs only every n-th case of [Pairs] and of trained models, for code
 	// paths that differ little from the backend's usual one.
 	PairsEvery int
-	// GradientsEvery n > 1 computes the gradients of only every n-th of these cases with -short, for
-	// backends that take long.
+	// GradientsEvery n > 1 computes the gradients of only every n-th case with -short, of few random
+	// problems, of no large heads, and all of a call at once, for backends that take long.
 	GradientsEvery int
 	// Lowered means that the limits of the device are lowered: it may refuse head sizes
 	// over 256 and pages of 16-bit elements that are not aligned to 4 bytes.
