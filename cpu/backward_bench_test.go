@@ -110,11 +110,11 @@ func gradientCases() []struct {
 	}
 }
 
-// BenchmarkBackwardOptions is BenchmarkOptions for gradients of q, k and v, and for those of
+// BenchmarkGradients is BenchmarkOptions for gradients of q, k and v, and for those of
 // options: the rate of visible pairs in percent of that of plain attention.
 //
-//	go test -run '^$' -bench BackwardOptions -benchtime 15x ./cpu
-func BenchmarkBackwardOptions(b *testing.B) {
+//	go test -run '^$' -bench Gradients -benchtime 15x ./cpu
+func BenchmarkGradients(b *testing.B) {
 	bench := func(say string, do func(b *testing.B, c *backend.Call), request func(b *testing.B, g *backend.Gradients)) {
 		b.Run(say, func(b *testing.B) {
 			be := open(b, Options{Threads: 1})
@@ -156,7 +156,7 @@ func BenchmarkBackwardOptions(b *testing.B) {
 	}
 }
 
-// benchRegions is BenchmarkBackwardOptions for options that the front computes by several calls.
+// benchRegions is BenchmarkGradients for options that the front computes by several calls.
 func benchRegions(b *testing.B, opt kernels.Options) {
 	be := open(b, Options{Threads: 1})
 	c := plain(b, 8, 2048, 64)
