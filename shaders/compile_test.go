@@ -59,7 +59,7 @@ func TestKernelsCompile(t *testing.T) {
 			n++
 			if k.Name == "flash" { // as package tune does
 				c["Q2"], c["KV2"] = c["VEC"]*(c["IN"]&3+1)/2, c["VEC"]*(c["KV"]&3+1)/2
-				c["FULL"] = c["VEC"] * c["OUT16"]
+				c["FULL"], c["AHEAD"] = c["VEC"]*c["OUT16"], c["OUT16"]
 				for _, option := range []string{"MASKS", "BLOCKED", "BIASES", "SLOPED", "CAPPED", "DROPS"} {
 					c[option] = 2 - c["OUT16"]
 				}

@@ -111,6 +111,7 @@ const KEEP: u32 = 20u; // O4 + 2·RV, vec4 of state of a thread
 const QN: u32 = 4u; // vec4 of q that a thread stages: TY·ROWS·QD / THREADS, rounded up
 const KN: u32 = 2u; // the same for k: TX·KT·QD / THREADS, rounded up
 const VN: u32 = 2u; // the same for v: JJ·TX·TX·CV / THREADS, rounded up
+const AHEAD: u32 = 0u; // 1: v of a step is loaded while the step before is multiplied
 const STEPS: u32 = 4u; // KT / JJ
 const SPLIT: u32 = 256u; // keys of a split
 const MW: u32 = 2u; // words of a row of the mask: KT / (32 / TX), rounded up
@@ -270,6 +271,13 @@ fn without_dropped(weights: vec4<f32>, batch: u32, head: u32, row: u32, j: u32) 
         }
     }
     return select(weights, vec4<f32>(HIDDEN), x < vec4<u32>(p.threshold));
+}
+
+// next_v loads what is element x, in vec4, of a turn over the keys of a step of v, which begin
+// at j. Keys and turns after the last are clamped, because steps are loaded ahead.
+fn next_v(v_at: u32, batch: u32, j: u32, turn: u32, x: u32) -> vec4<u32> {
+    let key = min(j + turn / VP * (JJ * TX) + x / (TX * CV), p.keys - 1u);
+    return stored_v(v_row(v_at, batch, key), 4u * (turn % VP * (TX * CV) + x % (TX * CV)), p.vdim, p.v.d);
 }
 
 // block_of returns which query block the n-th workgroup of each head computes. Blocks with
@@ -511,6 +519,13 @@ fn main(
                 }
             }
 
+            var vr: array<vec4<u32>, VN>;
+            if (AHEAD == 1u) { // static
+                for (var n = 0u; n < VN; n++) { // unroll
+                    vr[n] = next_v(v_at, batch, j0, 0u, t + THREADS * n);
+                }
+            }
+
             // The maxima of rows over all threads.
             workgroupBarrier();
             for (var h = 0u; h < RV; h++) { // unroll
@@ -552,11 +567,10 @@ fn main(
                 for (var turn = 0u; turn < VP; turn++) { // unroll
                     let j1 = j0 + c * (JJ * TX);
                     round += 1u;
-                    var vr: array<vec4<u32>, VN>;
-                    for (var n = 0u; n < VN; n++) { // unroll
-                        let x = t + THREADS * n;
-                        let column = 4u * (turn * (TX * CV) + x % (TX * CV));
-                        vr[n] = stored_v(v_row(v_at, batch, min(j1 + x / (TX * CV), p.keys - 1u)), column, p.vdim, p.v.d);
+                    if (AHEAD == 0u) { // static
+                        for (var n = 0u; n < VN; n++) { // unroll
+                            vr[n] = next_v(v_at, batch, j1, turn, t + THREADS * n);
+                        }
                     }
                     workgroupBarrier();
                     if (turn == 0u) {
@@ -591,6 +605,11 @@ fn main(
                         }
                     }
                     workgroupBarrier();
+                    if (AHEAD == 1u) { // static
+                        for (var n = 0u; n < VN; n++) { // unroll
+                            vr[n] = next_v(v_at, batch, j1, turn + 1u, t + THREADS * n);
+                        }
+                    }
                     if (check && atomicLoad(&special) == round) {
                         for (var y = 0u; y < JJ * TX; y++) { // unroll deep
                             var w: array<vec4<f32>, RV>;

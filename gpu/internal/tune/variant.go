@@ -233,6 +233,12 @@ func (s Shape) full(v Variant) bool {
 	return s.Wide && !s.Partial && !v.Scalar && v.Width%(4*v.qd) == 0 && s.ValueDim%(4*v.Lanes*v.cv) == 0
 }
 
+// ahead reports whether v loads values a step ahead. The registers that this takes pay only
+// where the head size, what is staged and the absence of options leave enough of them.
+func (k kernelKey) ahead() bool {
+	return (k.Width == 96 || k.Width == 128) && k.rv == 2 && !k.risky() && k.wide && !k.paired && k.in == backend.F32 && k.kv == backend.F32
+}
+
 // Kernel returns the kernel of v for calls of shape s. The caller must not change its
 // constants.
 func (s Shape) Kernel(v Variant) queue.Kernel {
@@ -265,7 +271,7 @@ func (s Shape) Kernel(v Variant) queue.Kernel {
 			"QD": v.qd, "JJ": v.jj, "ER": v.together(), "SA": sa, "SB": sb, "S4": v.RowsByKeys(), "ROWS": rows,
 			"MW": v.maskWords(), "MN": mn, "MARKS": v.masked(),
 			"COLS": v.cv * turns, "O4": rows * v.cv * turns, "KEEP": v.keep(s.ValueDim), "STEPS": v.kt() / v.jj, "SPLIT": v.Split,
-			"QN": up(v.Rows() * v.qd), "KN": up(v.Keys * v.qd), "VN": up(v.jj * v.Lanes * v.Lanes * v.cv),
+			"QN": up(v.Rows() * v.qd), "KN": up(v.Keys * v.qd), "VN": up(v.jj * v.Lanes * v.Lanes * v.cv), "AHEAD": flag(key.ahead()),
 		}
 	})
 }
