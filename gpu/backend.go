@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/meter"
 	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
@@ -26,6 +27,8 @@ type Backend struct {
 	choose chooser // of the variant of the register-tiled kernel: the tuner's, except in tests
 	// decodeRows is the most query rows a key head that the decode path takes.
 	decodeRows int
+	// exponentials describes for plans which exp2 the kernels use.
+	exponentials string
 
 	life     sync.Mutex
 	closed   bool
@@ -48,8 +51,15 @@ var (
 
 func newBackend(dev port.Device, info backend.Info, opt Options) (b *Backend, err error) {
 	b = &Backend{info: info, decodeRows: cmp.Or(opt.decodeRows, decodeRows)}
+	if opt.exp2 == nil {
+		opt.exp2 = meter.Exp2
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), exp2Time)
+	own := false
+	own, b.exponentials = chooseExp2(opt.exp2(ctx, dev))
+	cancel()
 	b.dev, err = queue.New(dev, info.Name, info.Type, queue.Config{
-		Budget: opt.Budget, MaxWork: opt.MaxWork, PoolBytes: opt.PoolBytes, MemoryBytes: opt.MemoryBytes,
+		Budget: opt.Budget, MaxWork: opt.MaxWork, PoolBytes: opt.PoolBytes, MemoryBytes: opt.MemoryBytes, OwnExp2: own,
 	})
 	if err != nil {
 		return nil, err
@@ -60,6 +70,21 @@ func newBackend(dev port.Device, info backend.Info, opt Options) (b *Backend, er
 	b.tuner = newTuner(opt, info)
 	b.choose = b.tuner.Choose
 	return b, nil
+}
+
+// exp2Time bounds the measurement of exp2, which takes milliseconds, on a device that hangs.
+const exp2Time = 10 * time.Second
+
+// chooseExp2 reports whether kernels use the device's exp2, by what meter.Exp2 returned,
+// and describes the choice. A device on which it cannot be measured has none.
+func chooseExp2(ulp float64, err error) (own bool, text string) {
+	switch {
+	case err != nil:
+		return false, fmt.Sprintf("exponentials in software (the device's: %v)", err)
+	case ulp > meter.MaxExp2Error:
+		return false, fmt.Sprintf("exponentials in software (the device's are off by up to %.3g ulp)", ulp)
+	}
+	return true, fmt.Sprintf("exponentials of the device (off by up to %.3g ulp)", ulp)
 }
 
 // Info describes the adapter. The limits are those in force.

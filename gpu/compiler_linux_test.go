@@ -124,6 +124,9 @@ func buildCompiler(t *testing.T) string {
 	return program
 }
 
+// softwareExp2 names kernels that do not use the device's exp2.
+const softwareExp2 = "software-exp2"
+
 // shippedKernels returns the kernels of calls with the most common head sizes, each once. All of
 // them take a processor a minute; with -short only head size 64.
 func shippedKernels(t *testing.T) (list []*compiledKernel) {
@@ -141,7 +144,7 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 		if change != nil {
 			change(c)
 		}
-		sources, err := KernelSources(c, staged)
+		sources, err := kernelSources(c, staged, suffix != softwareExp2)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -177,6 +180,7 @@ func shippedKernels(t *testing.T) (list []*compiledKernel) {
 		for _, dtype := range types {
 			add("", long, long, dtype, dtype, false, nil)
 		}
+		add(softwareExp2, long, long, f32, f32, false, nil)
 		add("mask", long, long, f32, f32, false, func(c *backend.Call) {
 			c.Mask, _ = backend.Meta(backend.Bool, backend.Shape{1, 1, n, n})
 		})
@@ -213,7 +217,7 @@ func gradientSources(t *testing.T, c *backend.Call) []KernelSource {
 	}
 	g := &backend.Gradients{Call: *c, DO: c.O, DQ: c.Q, DK: c.K, DV: c.V, DBias: meta(backend.Shape{1, 1, d.SeqQ, d.SeqK})}
 	g.LSE = meta(backend.Shape{d.Batch, d.Heads, d.SeqQ, 1})
-	s := newSources()
+	s := newSources(true)
 	x, err := s.b.newGradients(g, backend.Meta)
 	for i := 0; err == nil && i < len(x.ops); i++ {
 		err = s.add("", x.ops[i])

@@ -119,7 +119,13 @@ func sameRow(t testing.TB, what string, got, want []float32) {
 // same rows of a call that is long enough for the prefill path: each class of head sizes,
 // each storage type, and everything that hides keys, over three splits.
 func TestDecodeGivesTheBitsOfPrefill(t *testing.T) {
-	b := open(t, Options{})
+	compareDecodeWithPrefill(t, Options{}, testing.Short())
+}
+
+// compareDecodeWithPrefill compares the paths on a device opened with opt, with few only for
+// head size 64.
+func compareDecodeWithPrefill(t *testing.T, opt Options, few bool) {
+	b := open(t, opt)
 	defer b.Close()
 	const heads, sq, sk = 6, 21, 2300
 	one := backend.Problem{Scale: 0.3, Visible: backend.Everything()}
@@ -127,7 +133,7 @@ func TestDecodeGivesTheBitsOfPrefill(t *testing.T) {
 		d, dv int
 		dtype backend.DType
 	}{{24, 32, backend.F16}, {64, 64, backend.F32}, {80, 72, backend.BF16}, {90, 96, backend.F32}, {128, 128, backend.BF16}, {256, 200, backend.F16}, {576, 512, backend.F16}} {
-		if testing.Short() && class.d != 64 {
+		if few && class.d != 64 {
 			continue
 		}
 		q := half(t, b, class.dtype, backend.Shape{2, heads, sq, class.d}, wave)
@@ -299,7 +305,7 @@ func TestDecodeFillsADevice(t *testing.T) {
 	for _, d := range []int{32, 64, 80, 96, 128, 256} {
 		for _, group := range []int{1, 4, 16} {
 			for _, dtype := range []backend.DType{backend.F32, backend.BF16, backend.Q8} {
-				b := newPlanner()
+				b := newPlanner(false)
 				x, err := b.newDecode(decodeCall(t, dtype, 1, 8*group, 8, 4096, d))
 				if err != nil {
 					t.Fatal(err)
@@ -337,7 +343,7 @@ func TestDecodeOfLongContexts(t *testing.T) {
 		{1, 8, 30 << 20, 128, false}, // too long
 		{1, 8, 14 << 20, 256, false},
 	} {
-		b := newPlanner()
+		b := newPlanner(false)
 		b.choose = func(s tune.Shape) (tune.Variant, string) { return s.Rule() }
 		call := decodeCall(t, backend.Q8, x.batch, x.heads, 8, x.keys, x.d)
 		p, err := b.path(call)

@@ -52,6 +52,7 @@
 package gpu
 
 import (
+	"context"
 	"time"
 
 	"github.com/gogpu/gputypes"
@@ -101,6 +102,8 @@ type Options struct {
 	// and calls stream from and to it.
 	MemoryBytes int64
 
-	// decodeRows, unless 0, replaces the constant decodeRows in tests.
+	// decodeRows, unless 0, replaces the constant decodeRows in tests, and exp2, unless
+	// nil, meter.Exp2.
 	decodeRows int
+	exp2       func(context.Context, port.Device) (ulp float64, err error)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu/internal/meter"
 	"github.com/seed90331342/attn/gpu/internal/port"
 )
 
@@ -202,6 +203,9 @@ func simulate(t *testing.T, opt Options, took func() time.Duration, change ...fu
 		f(&d.limits)
 	}
 	opt.Tune = TuneOff
+	if opt.exp2 == nil { // nothing to measure
+		opt.exp2 = func(context.Context, port.Device) (float64, error) { return 0, port.ErrShader }
+	}
 	b, err := newBackend(d, backend.Info{Name: "gpu:0", Device: "simulated", Type: backend.Discrete}, opt)
 	if err != nil {
 		t.Fatal(err)
@@ -275,6 +279,20 @@ func TestHang(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A device that hangs when it is opened holds that up for a bounded time.
+func TestHangWhileOpening(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		b, _ := simulate(t, Options{exp2: meter.Exp2}, func() time.Duration { return -1 })
+		if took := time.Since(began); took > exp2Time+time.Second || b.dev.OwnExp2 {
+			t.Errorf("opened after %v, with the device's exp2: %v", took, b.dev.OwnExp2)
+		}
+		if err := b.Close(); !errors.Is(err, backend.ErrDeviceLost) {
+			t.Errorf("Close: %v", err)
+		}
+	})
 }
 
 // A request for memory that a running call may still use ends with its context.

@@ -172,8 +172,8 @@ func (x *prefill) step(p queue.Piece) queue.Step {
 
 func (x *prefill) describe(p *backend.Plan, e queue.Extent) {
 	p.Path = x.path
-	p.Why = fmt.Sprintf("%s; one pass over the keys for %d rows a workgroup, %s storage, float32 arithmetic; %s",
-		x.why, x.rows, x.storage(), x.b.dev.Pacing(x.kernel))
+	p.Why = fmt.Sprintf("%s; one pass over the keys for %d rows a workgroup, %s storage, float32 arithmetic, %s; %s",
+		x.why, x.rows, x.storage(), x.b.exponentials, x.b.dev.Pacing(x.kernel))
 	p.Cut = fmt.Sprintf("%d batches x %d heads x %d query blocks of %d; %d pieces of up to %d keys, key tiles of %d",
 		x.d.Batch, x.d.Heads, ceil(x.d.SeqQ, x.rows), x.rows, e.Pieces, e.MaxPiece, x.keys)
 }

@@ -133,7 +133,7 @@ func (a *attention) shape() tune.Shape {
 		Pairs:    a.kinds(),
 		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType() == backend.Q8 || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
 		Half:     c.O.DType() != backend.F32,
-		Software: a.b.info.Type == backend.CPU,
+		Software: a.b.info.Type == backend.CPU, OwnExp2: a.b.dev.OwnExp2,
 		Limits: tune.Limits{
 			Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize), Binding: queue.MaxWindow(*l),
 		},

@@ -58,23 +58,29 @@ var emitLimits = gputypes.Limits{
 
 const emitBudget = time.Hour
 
-// newPlanner returns a Backend without a device, which plans as on a discrete GPU.
-func newPlanner() *Backend {
+// newPlanner returns a Backend without a device, which plans as on a discrete GPU, with the
+// device's exp2 or without.
+func newPlanner(ownExp2 bool) *Backend {
 	return &Backend{
 		info: backend.Info{Name: "gpu", Type: backend.Discrete}, decodeRows: decodeRows,
-		dev: queue.NewPlanner(emitLimits, "gpu", backend.Discrete, queue.Config{Budget: emitBudget}),
+		dev: queue.NewPlanner(emitLimits, "gpu", backend.Discrete, queue.Config{Budget: emitBudget, OwnExp2: ownExp2}),
 	}
 }
 
 // KernelSources returns the kernels that calls like c may run on a discrete GPU with 48 KiB of
 // workgroup memory, without opening a device: all variants for prefill, the kernels of a split
-// and of the merge for decoding, and with staged those of QK, Softmax and PV. c's operands need
-// no memory. Errors are those of Attention.
+// and of the merge for decoding, and with staged those of QK, Softmax and PV. They use the
+// exp2 of the device, as where it is precise enough. c's operands need no memory. Errors are
+// those of Attention.
 func KernelSources(c *backend.Call, staged bool) ([]KernelSource, error) {
+	return kernelSources(c, staged, true)
+}
+
+func kernelSources(c *backend.Call, staged, ownExp2 bool) ([]KernelSource, error) {
 	if err := tooLong(operandsOf(c)); err != nil {
 		return nil, err
 	}
-	s := newSources()
+	s := newSources(ownExp2)
 	if staged {
 		err := s.stages(c)
 		return s.list, err
@@ -93,7 +99,9 @@ type sources struct {
 	have map[string]bool // by key
 }
 
-func newSources() *sources { return &sources{b: newPlanner(), have: map[string]bool{}} }
+func newSources(ownExp2 bool) *sources {
+	return &sources{b: newPlanner(ownExp2), have: map[string]bool{}}
+}
 
 // attention adds the kernels of an attention call.
 func (s *sources) attention(c *backend.Call) error {

@@ -13,16 +13,17 @@ var options = map[string]map[string][]uint32{
 	"attention":  {"IN": {0, 2}, "KV": {0, 1, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}},
 	"flash":      {"IN": {0, 1}, "KV": {0, 2, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}, "OUT16": {0, 1}, "VEC": {0, 1}, "PAIRED": {0, 1}},
 	"decode":     {"IN": {0, 1}, "KV": {0, 2, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}, "WIDE": {0, 1}, "FULL": {0, 1}, "EXTRA": {0, 1}},
-	"splitmerge": {"EXPAND": {0, 2}},
+	"splitmerge": {"EXPAND": {0, 2}, "EXP2": {0, 1}},
 	"matmul":     {"A": {0, 1}, "W": {0, 2}, "AVEC": {0, 1}, "WVEC": {0, 1}, "ALONG": {0, 1}, "SKIP": {0, 1}},
-	"softmax":    {"EXPAND": {0, 1}, "BOTH": {0, 1}, "HELD": {0, 1}},
+	"softmax":    {"EXPAND": {0, 1}, "BOTH": {0, 1}, "HELD": {0, 1}, "EXP2": {0, 1}},
+	"merge":      {"EXP2": {0, 1}},
 	"rope":       {"INPLACE": {0, 1}},
 	"convert":    {"Q8": {0, 1}},
 	"gradient":   {"EXPAND": {0, 2}, "IN": {0, 1}, "BOTH": {0, 1}, "OF": {0, 1, 2, 3}},
 }
 
 // all lists the kernels.
-var all = []Kernel{Attention, Flash, Decode, SplitMerge, Matmul, Softmax, Merge, RoPE, Convert, Delta, Gradient, Reduce, Peak, Copy, Read, Banks}
+var all = []Kernel{Attention, Flash, Decode, SplitMerge, Matmul, Softmax, Merge, RoPE, Convert, Delta, Gradient, Reduce, Peak, Copy, Read, Banks, Exponentials}
 
 // each calls f with every combination of values.
 func each(values map[string][]uint32, f func(map[string]uint32)) {
@@ -59,7 +60,7 @@ func TestKernelsCompile(t *testing.T) {
 			n++
 			if k.Name == "flash" { // as package tune does
 				c["Q2"], c["KV2"] = c["VEC"]*(c["IN"]&3+1)/2, c["VEC"]*(c["KV"]&3+1)/2
-				c["FULL"], c["AHEAD"] = c["VEC"]*c["OUT16"], c["OUT16"]
+				c["FULL"], c["AHEAD"], c["EXP2"] = c["VEC"]*c["OUT16"], c["OUT16"], c["OUT16"]
 				for _, option := range []string{"MASKS", "BLOCKED", "BIASES", "SLOPED", "CAPPED", "DROPS"} {
 					c[option] = 2 - c["OUT16"]
 				}
@@ -71,6 +72,9 @@ func TestKernelsCompile(t *testing.T) {
 				} else if c["KV"] == 2 && c["WIDE"] == 1 {
 					c["PACK"], c["VWIDE"], c["LN"] = 2, 1, 8
 				}
+			}
+			if k.Name == "attention" || k.Name == "decode" {
+				c["EXP2"] = c["BOTH"]
 			}
 			if k.Name == "matmul" { // as package gpu does
 				c["A2"], c["W2"], c["FULL"] = c["AVEC"]*c["A"], c["WVEC"]*c["W"]/2, c["AVEC"]*c["WVEC"]*c["SKIP"]

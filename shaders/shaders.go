@@ -69,6 +69,8 @@ var (
 	Copy       = kernel("copy", "rwu", 0, 64)
 	Read       = kernel("read", "rrrrwu", 0, 64)
 	Banks      = kernel("banks", "wu", 4096, 64)
+	// Exponentials has no uniform.
+	Exponentials = kernel("exponentials", "rw", 0, 64)
 )
 
 func kernel(name, bindings string, memory, threads int) Kernel {
@@ -134,11 +136,13 @@ func (k Kernel) Constants() map[string]string {
 //   - A binding whose line ends in the comment NAME is dropped when the constant NAME is 0,
 //     and one whose line ends in !NAME when it is not 0.
 //
-// It returns an error for a constant that the file does not have.
+// The constant EXP2, which functions of common look at, belongs to every kernel: 1 computes
+// exponentials by the device's exp2. For other constants that the file does not have it
+// returns an error.
 func (k Kernel) Specialise(values map[string]uint32) (string, error) {
 	have := k.Constants()
 	for name := range values {
-		if _, ok := have[name]; !ok {
+		if _, ok := have[name]; !ok && name != "EXP2" {
 			names := make([]string, 0, len(have))
 			for n := range have {
 				names = append(names, n)
@@ -147,7 +151,7 @@ func (k Kernel) Specialise(values map[string]uint32) (string, error) {
 			return "", fmt.Errorf("shader %s has no constant %s, it has %s", k.Name, name, strings.Join(names, ", "))
 		}
 	}
-	consts := map[string]uint32{}
+	consts := map[string]uint32{"EXP2": values["EXP2"]}
 	src := constant.ReplaceAllStringFunc(k.Source, func(line string) string {
 		m := constant.FindStringSubmatch(line)
 		value, ok := values[m[1]]

@@ -10,22 +10,39 @@ fn is_nan(x: vec4<f32>) -> vec4<bool> {
     return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
 }
 
+// exp2_own returns 2^x by the device's exp2, where package gpu has found that to be within 2
+// ulp, exactly 1 for 0, 0 below -126 and NaN for a NaN. Above x = 63 the result is finite,
+// at most 2^64: the difference x - 63 may round by 1, and to x from 2^30 on. A min would
+// drop a NaN.
+fn exp2_own(x: vec4<f32>) -> vec4<f32> {
+    return exp2(x - max(x - vec4<f32>(63.0), vec4<f32>(0.0)));
+}
+
 // exp2_acc returns 2^x to 2 ulp for x <= 127, and 0 below -126 (Cephes exp2f: 2^n times
 // a polynomial of degree 6 on [-1/2, 1/2]; Moshier 1989). exp2_acc(0) is exactly 1.
-// The exp2 of a driver may be off by 3 + 2|x| ulp, which is too much for weights.
+//
+// The exp2 of a driver may be off by 3 + 2|x| ulp, which is too much for weights. EXP2 = 1
+// computes exp2_acc and exp2_down by exp2_own instead.
 fn exp2_acc(x: vec4<f32>) -> vec4<f32> {
-    let y = clamp(x, vec4<f32>(-126.0), vec4<f32>(127.0));
-    let n = floor(y + vec4<f32>(0.5));
-    let f = y - n;
-    var r = fma(vec4<f32>(1.535336188319500e-4), f, vec4<f32>(1.339887440266574e-3));
-    r = fma(r, f, vec4<f32>(9.618437357674640e-3));
-    r = fma(r, f, vec4<f32>(5.550332471162809e-2));
-    r = fma(r, f, vec4<f32>(2.402264791363012e-1));
-    r = fma(r, f, vec4<f32>(6.931472028550421e-1));
-    r = fma(r, f, vec4<f32>(1.0));
-    r = r * bitcast<vec4<f32>>((vec4<i32>(n) + vec4<i32>(127)) << vec4<u32>(23u));
-    r = select(r, vec4<f32>(0.0), x < vec4<f32>(-126.0));
-    return select(r, x, is_nan(x));
+    var r: vec4<f32>;
+    if (EXP2 == 1u) { // static
+        r = exp2_own(x);
+    }
+    if (EXP2 == 0u) { // static
+        let y = clamp(x, vec4<f32>(-126.0), vec4<f32>(127.0));
+        let n = floor(y + vec4<f32>(0.5));
+        let f = y - n;
+        r = fma(vec4<f32>(1.535336188319500e-4), f, vec4<f32>(1.339887440266574e-3));
+        r = fma(r, f, vec4<f32>(9.618437357674640e-3));
+        r = fma(r, f, vec4<f32>(5.550332471162809e-2));
+        r = fma(r, f, vec4<f32>(2.402264791363012e-1));
+        r = fma(r, f, vec4<f32>(6.931472028550421e-1));
+        r = fma(r, f, vec4<f32>(1.0));
+        r = r * bitcast<vec4<f32>>((vec4<i32>(n) + vec4<i32>(127)) << vec4<u32>(23u));
+        r = select(r, vec4<f32>(0.0), x < vec4<f32>(-126.0));
+        r = select(r, x, is_nan(x));
+    }
+    return r;
 }
 
 // exp2_down returns 2^x to 4 ulp for x = score - maximum: exp2_acc with one term less
@@ -35,16 +52,23 @@ fn exp2_acc(x: vec4<f32>) -> vec4<f32> {
 // The cut at -126 compares bits, because a compiler may assume that no comparison meets
 // a NaN. A NaN propagates through f.
 fn exp2_down(x: vec4<f32>) -> vec4<f32> {
-    let n = floor(max(x, vec4<f32>(-126.0)) + vec4<f32>(0.5));
-    let f = x - n;
-    var r = fma(vec4<f32>(1.3264727e-3), f, vec4<f32>(9.6715126e-3));
-    r = fma(r, f, vec4<f32>(5.5507337e-2));
-    r = fma(r, f, vec4<f32>(2.4022242e-1));
-    r = fma(r, f, vec4<f32>(6.9314698e-1));
-    r = fma(r, f, vec4<f32>(1.0));
-    r = r * bitcast<vec4<f32>>((vec4<i32>(min(n, vec4<f32>(64.0))) + vec4<i32>(127)) << vec4<u32>(23u));
-    let below = bitcast<vec4<u32>>(x) - vec4<u32>(0xc2fc0001u); // 0 for the first number below -126
-    return select(r, vec4<f32>(0.0), below <= vec4<u32>(0x3c83ffffu)); // as far as -Inf
+    var r: vec4<f32>;
+    if (EXP2 == 1u) { // static
+        r = exp2_own(x);
+    }
+    if (EXP2 == 0u) { // static
+        let n = floor(max(x, vec4<f32>(-126.0)) + vec4<f32>(0.5));
+        let f = x - n;
+        r = fma(vec4<f32>(1.3264727e-3), f, vec4<f32>(9.6715126e-3));
+        r = fma(r, f, vec4<f32>(5.5507337e-2));
+        r = fma(r, f, vec4<f32>(2.4022242e-1));
+        r = fma(r, f, vec4<f32>(6.9314698e-1));
+        r = fma(r, f, vec4<f32>(1.0));
+        r = r * bitcast<vec4<f32>>((vec4<i32>(min(n, vec4<f32>(64.0))) + vec4<i32>(127)) << vec4<u32>(23u));
+        let below = bitcast<vec4<u32>>(x) - vec4<u32>(0xc2fc0001u); // 0 for the first number below -126
+        r = select(r, vec4<f32>(0.0), below <= vec4<u32>(0x3c83ffffu)); // as far as -Inf
+    }
+    return r;
 }
 
 // tanh_acc returns tanh(x) to 3 ulp (Cephes tanhf): an odd polynomial below 0.625, and

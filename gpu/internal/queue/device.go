@@ -34,6 +34,8 @@ type Device struct {
 	Port   port.Device
 	Limits gputypes.Limits
 	Pool   *Pool
+	// OwnExp2 is that of Config.
+	OwnExp2 bool
 
 	name      string
 	pacing    pacing
@@ -65,6 +67,7 @@ type Config struct {
 	MaxWork     float64       // operations of a submission; 0 is no bound
 	PoolBytes   int64         // device memory kept for reuse; negative keeps none
 	MemoryBytes int64         // bound on device memory; 0 is none
+	OwnExp2     bool          // kernels use the device's exp2, see package meter
 }
 
 const defaultPoolBytes = 64 << 20
@@ -229,11 +232,11 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 		return nil
 	}
 	most := min(cut.TransferBytes, uint64(len(dst)), d.cutLimits().Part())
-	staging, err := d.Pool.Get(ctx, most, stagingUsage)
+	staging, err := d.Pool.Get(ctx, most, StagingUsage)
 	if err != nil {
 		return d.wrap(err)
 	}
-	defer func() { d.Pool.putAfter(staging, stagingUsage, err) }()
+	defer func() { d.Pool.putAfter(staging, StagingUsage, err) }()
 	return s.Each(at, at+uint64(len(dst)), func(buf cut.Buffer, from, n uint64) error {
 		for n > 0 {
 			if err := ctx.Err(); err != nil {

@@ -59,8 +59,10 @@ func (k Kernel) Key() string {
 // to 1.
 func (k Kernel) With(bindings, name string) Kernel {
 	k.Shader.Bindings += bindings
-	k.Consts = maps.Clone(k.Consts)
-	k.Consts[name] = 1
+	consts := make(map[string]uint32, len(k.Consts)+1)
+	maps.Copy(consts, k.Consts)
+	consts[name] = 1
+	k.Consts = consts
 	return k
 }
 
@@ -242,17 +244,39 @@ func (d *Device) compile(p *Pipeline, x *compilation) {
 
 // create compiles p by the driver.
 func (d *Device) create(p *Pipeline) (port.Pipeline, error) {
-	k, l := p.kernel.Shader, &d.Limits
+	x := d.own(p.kernel)
+	k, l := x.Shader, &d.Limits
 	if k.WorkgroupMemory > int(l.MaxComputeWorkgroupStorageSize) || k.Threads > int(l.MaxComputeInvocationsPerWorkgroup) {
 		return nil, fmt.Errorf("kernel %s needs %d bytes of workgroup memory and %d threads, %s has %d and %d: %w", k.Name, k.WorkgroupMemory, k.Threads,
 			d.name, l.MaxComputeWorkgroupStorageSize, l.MaxComputeInvocationsPerWorkgroup, backend.ErrUnsupported)
 	}
-	src, err := k.Specialise(p.kernel.Consts)
+	desc, err := x.Desc()
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", err, backend.ErrUnsupported)
+		return nil, err
 	}
-	kinds := make([]port.BindingKind, len(k.Bindings))
-	for i, c := range k.Bindings {
+	compiled, err := d.Port.CreatePipeline(desc)
+	if err != nil {
+		return nil, d.wrap(err)
+	}
+	return compiled, nil
+}
+
+// own returns k as it runs on d.
+func (d *Device) own(k Kernel) Kernel {
+	if d.OwnExp2 {
+		return k.With("", "EXP2")
+	}
+	return k
+}
+
+// Desc returns what compiles k.
+func (k Kernel) Desc() (port.PipelineDesc, error) {
+	src, err := k.Shader.Specialise(k.Consts)
+	if err != nil {
+		return port.PipelineDesc{}, fmt.Errorf("%w: %w", err, backend.ErrUnsupported)
+	}
+	kinds := make([]port.BindingKind, len(k.Shader.Bindings))
+	for i, c := range k.Shader.Bindings {
 		switch c {
 		case 'r':
 			kinds[i] = port.ReadOnly
@@ -262,11 +286,7 @@ func (d *Device) create(p *Pipeline) (port.Pipeline, error) {
 			kinds[i] = port.Uniform
 		}
 	}
-	compiled, err := d.Port.CreatePipeline(port.PipelineDesc{Label: p.kernel.Key(), WGSL: src, Entry: "main", Bindings: kinds})
-	if err != nil {
-		return nil, d.wrap(err)
-	}
-	return compiled, nil
+	return port.PipelineDesc{Label: k.Key(), WGSL: src, Entry: "main", Bindings: kinds}, nil
 }
 
 // PieceWork returns the number of operations that one workgroup of k may do in a

@@ -12,7 +12,7 @@ func NewPlanner(l gputypes.Limits, name string, kind backend.DeviceType, c Confi
 	d := &Device{
 		Limits: l, name: name, pacing: newPacing(kind, c),
 		pipelines: pipelines{byHash: map[uint64][]*Pipeline{}, most: maxPipelines},
-		streaming: make(chan struct{}, 1), sent: newSent(),
+		streaming: make(chan struct{}, 1), sent: newSent(), OwnExp2: c.OwnExp2,
 	}
 	d.bound.Store(c.MemoryBytes)
 	d.runners.New = func() any { return new(Runner) }
@@ -31,7 +31,7 @@ type Dispatch struct {
 // Dispatches calls f for each dispatch of op, in order. The tensors need no memory.
 func (d *Device) Dispatches(op *Op, f func(x Dispatch) error) error {
 	return op.walk(func(_ Piece, s Step) error {
-		x := Dispatch{Kernel: s.Kernel, Params: s.Params}
+		x := Dispatch{Kernel: d.own(s.Kernel), Params: s.Params}
 		uniform := d.Pipeline(s.Kernel).uniform
 		for i, w := range s.Windows {
 			if i == uniform {

@@ -14,7 +14,7 @@ import (
 const (
 	StorageUsage = gputypes.BufferUsageStorage | gputypes.BufferUsageCopySrc | gputypes.BufferUsageCopyDst
 	UniformUsage = gputypes.BufferUsageUniform | gputypes.BufferUsageCopyDst
-	stagingUsage = gputypes.BufferUsageMapRead | gputypes.BufferUsageCopyDst
+	StagingUsage = gputypes.BufferUsageMapRead | gputypes.BufferUsageCopyDst
 )
 
 // Pool keeps released buffers for later calls, up to a bound in bytes. Submissions may still

@@ -198,7 +198,7 @@ type kernelKey struct {
 	turns              int
 	in, kv             backend.DType
 	paired, wide, half bool
-	full               bool
+	full, ownExp2      bool
 	pairs              Pairs
 }
 
@@ -234,15 +234,25 @@ func (s Shape) full(v Variant) bool {
 }
 
 // ahead reports whether v loads values a step ahead. The registers that this takes pay only
-// where the head size, what is staged and the absence of options leave enough of them.
+// where the head size, the exponentials, what is staged and the absence of options leave
+// enough of them. M and S are for devices with fewer registers.
 func (k kernelKey) ahead() bool {
-	return (k.Width == 96 || k.Width == 128) && k.rv == 2 && !k.risky() && k.wide && !k.paired && k.in == backend.F32 && k.kv == backend.F32
+	if k.rv < 2 || k.risky() || !k.wide || k.paired || k.in != backend.F32 || k.kv != backend.F32 {
+		return false
+	}
+	switch k.Width {
+	case 96, 128:
+		return true
+	case 64, 256:
+		return k.ownExp2
+	}
+	return false
 }
 
 // Kernel returns the kernel of v for calls of shape s. The caller must not change its
 // constants.
 func (s Shape) Kernel(v Variant) queue.Kernel {
-	key := kernelKey{v, v.turns(s.ValueDim), s.In, s.KV, s.Pairs != (Pairs{}), s.Wide && !v.Scalar, s.Half, s.full(v), s.Pairs}
+	key := kernelKey{v, v.turns(s.ValueDim), s.In, s.KV, s.Pairs != (Pairs{}), s.Wide && !v.Scalar, s.Half, s.full(v), s.OwnExp2, s.Pairs}
 	if v.Scalar {
 		key.pairs = Pairs{} // one kernel, which looks at its flags
 	}
@@ -305,6 +315,7 @@ type Shape struct {
 	Wide     bool // elements along D are adjacent, and rows begin at multiples of 4
 	Half     bool // the output has 16-bit elements
 	Software bool // the device is a software driver
+	OwnExp2  bool // kernels use the device's exp2
 	Limits   Limits
 }
 
