@@ -8,11 +8,12 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
 )
 
 // Backward computes the gradients that g requests. A workgroup owns the elements of a result
-// that it writes: 32 keys for DK and DV, 32 rows for DQ. It computes the scores of its tiles
+// that it writes: up to 128 keys for DK and DV, or rows for DQ. It computes the scores of its tiles
 // again: all three take 5·D + 3·Dv multiply-adds for each visible pair. Scratch is 8
 // or 12 bytes for each query row and up to 64 MiB of sums. Errors are those of Attention;
 // backend.ErrUnsupported where a mask meets a block mask, or a bias a relative bias, on a device
@@ -88,7 +89,7 @@ func (b *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (p bac
 		p.Backend, p.Limits = b.info.Name, b.info.Limits
 		p.Path = "WGSL by key blocks and query blocks"
 		p.Why = fmt.Sprintf("each workgroup computes the scores of its tiles again, %s storage, float32 sums in a fixed order", cut.Storage(&g.Call))
-		p.Cut = fmt.Sprintf("%s; tiles of %d rows and %d keys", strings.Join(x.names, ", "), cut.Tile, cut.Tile)
+		p.Cut = fmt.Sprintf("%s; 8 rows or keys a thread, of tiles of %d", strings.Join(x.names, ", "), tilingOf(g.Dims().Dim).others())
 		for _, op := range x.ops {
 			e, err := b.dev.Count(op)
 			if err != nil {
@@ -116,27 +117,8 @@ const (
 	ofScores
 )
 
-// Kinds of reduce.wgsl.
-const (
-	reducePairs = iota
-	reduceKeys
-	reduceRows
-	reduceDiagonals
-	reduceTotals
-	reduceZeros
-)
-
-const (
-	// gradientBuffers is the number of storage buffers of gradient.wgsl.
-	gradientBuffers = 8
-	// reduceThreads is the size of a workgroup of reduce.wgsl.
-	reduceThreads = 64
-	// reduceOps is the approximate cost of a term of a reduction.
-	reduceOps = 10
-	// The most rows and keys of which a thread of reduce.wgsl sums one or every 64th.
-	mostReduceRows = 8 << 10
-	mostReduceKeys = 1 << 20
-)
+// gradientBuffers is the number of storage buffers of gradient.wgsl.
+const gradientBuffers = 8
 
 // gradients is the backward pass of a call as operations that follow one another.
 type gradients struct {
@@ -303,21 +285,79 @@ func (x *gradients) inputs(heads int) (*inputs, error) {
 	return in, nil
 }
 
-// kernel returns gradient.wgsl for a result with so many blocks of columns a workgroup.
-func (x *gradients) kernel(in *inputs, of, blocks int) queue.Kernel {
-	expand := int(shaders.Full)
-	if x.b.info.Type == backend.CPU {
-		expand = shaders.Looped // compiles in less time
+// tiling is how gradient.wgsl divides its tiles among the threads of a workgroup.
+type tiling struct{ lanes, ty int }
+
+// Vec4 of depths that gradient.wgsl stages at once.
+const gradientDepths = 4
+
+// tilingOf returns the tiling for a result with so many columns: 8 for each lane, up to 128.
+func tilingOf(columns int) tiling {
+	for _, t := range []tiling{{4, 16}, {8, 16}, {10, 12}, {12, 10}} {
+		if columns <= t.columns() {
+			return t
+		}
 	}
-	return in.withBindings(queue.NewKernel(shaders.Gradient, map[string]int{
-		"EXPAND": expand, "IN": int(x.g.Q.DType()), "KV": int(x.g.K.DType()), "DO": int(x.g.DO.DType()), "OF": of, "BLOCKS": blocks, "ACC": 4 * blocks,
+	return tiling{16, 8}
+}
+
+func (t tiling) owned() int   { return 8 * t.ty }
+func (t tiling) others() int  { return 4 * t.lanes }
+func (t tiling) columns() int { return 8 * t.lanes }
+func (t tiling) threads() int { return t.lanes * t.ty }
+
+// together returns the others of a thread that are staged at once: a power of two.
+func (t tiling) together() int {
+	if t.lanes < 8 {
+		return 4
+	}
+	return when(t.lanes == 8, 1) + 1
+}
+
+// loops bounds the loop iterations of a thread for one tile, with the loops marked 'unroll deep'.
+func (t tiling) loops(dim, valueDim int) int {
+	chunks := ceil(dim, 4*gradientDepths) + ceil(valueDim, 4*gradientDepths)
+	return 4 + chunks*(1+gradientDepths) + 4/t.together()*(1+t.together()*t.lanes) + 33
+}
+
+// kernel returns gradient.wgsl for a result of dim columns.
+func (x *gradients) kernel(in *inputs, of, dim int) queue.Kernel {
+	t, g, q := tilingOf(dim), x.g, gradientDepths
+	expand, wide := int(shaders.Full), true
+	for _, o := range []backend.Tensor{g.Q, g.K, g.V, g.DO} {
+		wide = wide && cut.AlignedRows(o, 4)
+	}
+	if x.b.info.Type == backend.CPU { // compiles in less time
+		expand, wide = shaders.Registers, false
+	}
+	full := wide && x.d.Dim%(4*q) == 0 && x.d.ValueDim%(4*q) == 0 && (of == ofScores || dim%t.columns() == 0)
+	two := func(o backend.Tensor) int { return when(wide && o.DType().Size() == 2, 1) }
+	phases, ka, kb := 2, 1, t.lanes
+	switch of {
+	case ofV:
+		phases = 1
+	case ofScores:
+		ka, kb = 4, 1
+	}
+	up := func(n int) int { return ceil(n, t.threads()) }
+	jj := t.together()
+	sa, sb := 1+max(8*q, 2*jj*t.lanes), 1+max(4*q, 2*jj*t.lanes)
+	shader := shaders.Gradient
+	shader.Threads, shader.WorkgroupMemory = t.threads(), 16*(t.ty*sa+t.lanes*sb)+8*t.owned()+8
+	return in.withBindings(queue.NewKernel(shader, map[string]int{
+		"EXPAND": expand, "IN": int(g.Q.DType()), "KV": int(g.K.DType()), "DO": int(g.DO.DType()),
+		"VEC": when(wide, 1), "Q2": two(g.Q), "KV2": two(g.K), "G2": two(g.DO), "FULL": when(full, 1),
+		"PAIRED": when(in.kinds() != tune.Pairs{}, 1), "OF": of, "KEYS": when(of == ofV || of == ofK, 1), "PHASES": phases, "SCORES": 8 * phases,
+		"TX": t.lanes, "TY": t.ty, "THREADS": t.threads(), "KA": ka, "KB": kb, "QD": q, "JJ": jj, "STEPS": 4 / jj,
+		"SA": sa, "SB": sb, "OWNED": t.owned(), "QN": up(t.owned() * q), "KN": up(t.others() * q), "VN": up(2 * jj * t.lanes * t.lanes),
 	}))
 }
 
 // step returns the step of gradient.wgsl for a piece. The caller sets Groups and Each, and in the
 // parameters what depends on the result.
 func (x *gradients) step(in *inputs, c *cut.Cutter, k queue.Kernel, p queue.Piece) (queue.Step, *shaders.AttentionParams) {
-	q, kv, v, do, info := in.q.View(p.Box, c.Align), in.k.View(p.Box, c.Align), in.v.View(p.Box, c.Align), in.do.View(p.Box, c.Align), in.rows.View(p.Box, c.Align)
+	view := func(o *cut.Operand) cut.View { return o.View(p.Box, c.Align).Granules() }
+	q, kv, v, do, info := view(in.q), view(in.k), view(in.v), view(in.do), in.rows.View(p.Box, c.Align)
 	pairs := in.views(p.Box, c.Align)
 	w := &shaders.AttentionParams{
 		Heads: p.Len(cut.Head), KVHeads: ceil(p.Len(cut.Head), x.group), Head0: p.Lo[cut.Head], Group: x.group,
@@ -346,13 +386,10 @@ func (x *gradients) sum(of int, name string, t backend.Tensor) error {
 	}
 	to.Group = group
 	dim := t.Shape()[backend.Dim]
-	blocks := 1 // of columns of a workgroup
-	for blocks < 4 && blocks*cut.Tile < dim {
-		blocks *= 2
-	}
-	parts := ceil(dim, blocks*cut.Tile)
-	pitch := parts * blocks * cut.Tile
-	kernel := x.kernel(in, of, blocks)
+	tile := tilingOf(dim)
+	parts := ceil(dim, tile.columns())
+	pitch := parts * tile.columns()
+	kernel := x.kernel(in, of, dim)
 	// owned returns the heads that workgroups own, and the rows or keys of each.
 	owned := func(box cut.Box) (heads, length int) {
 		if of == ofQ {
@@ -362,33 +399,31 @@ func (x *gradients) sum(of int, name string, t backend.Tensor) error {
 	}
 	// The order of sums over several heads is that of whole tiles, unless a binding cannot hold
 	// a tile of all heads that share a key head.
-	granule := cut.Tile
+	granule := tile.others()
 	for granule > 1 && uint64(4*heads*granule*max(x.d.Dim, x.d.ValueDim)) > queue.MaxWindow(x.b.dev.Limits)/2 {
 		granule /= 2
 	}
 	c := x.b.dev.NewCutter(inner, granule, append(in.list, to)...)
 	in.limit(c)
+	c.AlignGranules()
 	c.StateAbove = -1
 	c.State = func(box cut.Box) uint64 {
 		heads, length := owned(box)
 		return uint64(box.Len(cut.Batch)*heads*length) * uint64(4*pitch)
 	}
-	// Loop iterations of gradient.wgsl for a tile, if marked loops stay: staging and products of
-	// a chunk or block, scores, and weights.
-	const product = 1 + 4 + 4 + 8*(1+4)
-	loops := 3 + product*(ceil(x.d.Dim, cut.Tile)+ceil(x.d.ValueDim, cut.Tile)+blocks) + 4 + 8 + 4*(1+4*4) + 4 + in.rounds(16)
-	each := 2 * float64(heads*(x.d.Dim+x.d.ValueDim+blocks*cut.Tile)) // for a row, or a key, of the tiles and one that is owned
-	c.Most[inner] = cut.LongestPiece(cut.Tile, heads*loops, each*cut.Tile*cut.Tile, x.b.dev.PieceWork(kernel))
+	loops := tile.loops(x.d.Dim, x.d.ValueDim) + in.rounds(17)
+	each := 2 * float64(heads*(x.d.Dim+x.d.ValueDim+tile.columns())*tile.owned()) // for a row, or a key, of the tiles
+	c.Most[inner] = cut.LongestPiece(tile.others(), heads*loops, each*float64(tile.others()), x.b.dev.PieceWork(kernel))
 	x.names = append(x.names, name)
 	x.ops = append(x.ops, &queue.Op{
 		Cutter: c, Space: cut.Space(x.d.Batch, x.d.Heads, x.d.SeqQ, x.d.SeqK, 1),
 		Sweep: func(box cut.Box, piece int) queue.Sweep {
-			seen := box.VisibleRows(x.p.Visible, cut.Tile)
+			seen := box.VisibleRows(x.p.Visible, tile.others())
 			if of == ofQ {
-				seen = box.Visible(x.p.Visible, cut.Tile)
+				seen = box.Visible(x.p.Visible, tile.others())
 			}
 			if seen.Len(inner) == 0 { // results without terms are zeros
-				seen.Hi[inner] = min(seen.Lo[inner]+cut.Tile, box.Hi[inner])
+				seen.Hi[inner] = min(seen.Lo[inner]+tile.others(), box.Hi[inner])
 			}
 			return queue.Sweep{Box: seen, Piece: piece, Passes: 1, Last: true, State: c.State(seen)}
 		},
@@ -398,9 +433,9 @@ func (x *gradients) sum(of int, name string, t backend.Tensor) error {
 				return x.finish(t, to.View(p.Box, c.Align), p, heads, length, pitch)
 			}
 			s, w := x.step(in, c, kernel, p)
-			w.Blocks, w.Parts, w.Splits = ceil(length, cut.Tile), parts, pitch/4
-			s.Groups = p.Len(cut.Batch) * heads * w.Blocks * parts
-			s.Each = each * cut.Tile * float64(p.Len(inner))
+			w.Blocks, w.Parts, w.Splits, w.BatchHeads = ceil(length, tile.owned()), parts, pitch/4, p.Len(cut.Batch)*heads
+			s.Groups = w.BatchHeads * w.Blocks * parts
+			s.Each = each * float64(p.Len(inner))
 			return s
 		},
 	})
@@ -425,125 +460,4 @@ func (x *gradients) finish(t backend.Tensor, to cut.View, p queue.Piece, heads, 
 			Src: shaders.Strides{B: heads * length * pitch, H: length * pitch, S: pitch, D: 1}, O: strides(to),
 		},
 	}
-}
-
-// scores appends the operations that add the gradients of scores to t by a kind of
-// reduction, one head at a time, in ascending order.
-func (x *gradients) scores(kind int, name string, t backend.Tensor, sloped bool) error {
-	x.clear(name, t)
-	to, scratch := t, one(t) && kind == reduceRows
-	if scratch {
-		to = x.sums
-		x.zeros(name, to)
-	}
-	in, err := x.inputs(1)
-	if err != nil {
-		return err
-	}
-	out := cut.Updates(name, to, cut.PairAxes)
-	for i, n := range to.Shape() {
-		if n == 1 {
-			out.Axes[i] = cut.Whole
-		}
-	}
-	if kind == reduceDiagonals {
-		out.Axes[backend.Seq], out.Axes[backend.Dim], out.Diagonal = cut.Whole, cut.Col, x.d.SeqQ
-	}
-	kernel := x.kernel(in, ofScores, 1)
-	c := x.b.dev.NewCutter(cut.Sum, 1, append(in.list, out)...)
-	in.limit(c)
-	c.AtMost(cut.Batch, 1)
-	c.AtMost(cut.Head, 1)
-	c.AtMost(cut.Row, mostReduceRows)
-	c.AtMost(cut.Col, mostReduceKeys)
-	pitch := func(box cut.Box) int { return 4 * ceil(box.Len(cut.Col), 4) }
-	c.StateAbove = -1
-	c.State = func(box cut.Box) uint64 { return uint64(box.Len(cut.Row)) * uint64(4*pitch(box)) }
-	if !scratch {
-		x.names = append(x.names, name)
-	}
-	x.ops = append(x.ops, &queue.Op{
-		Cutter: c, Space: cut.Space(x.d.Batch, x.d.Heads, x.d.SeqQ, x.d.SeqK, 1), Chained: true,
-		Sweep: func(box cut.Box, piece int) queue.Sweep {
-			return queue.Sweep{Box: box, Piece: piece, Passes: 1, Last: true, State: c.State(box)}
-		},
-		Step: func(p queue.Piece) queue.Step {
-			rows, keys := p.Len(cut.Row), p.Len(cut.Col)
-			if p.Pass < p.Of.Passes {
-				s, w := x.step(in, c, kernel, p)
-				w.Blocks, w.Parts, w.Splits = ceil(rows, cut.Tile), ceil(keys, cut.Tile), pitch(p.Box)/4
-				s.Groups = w.Blocks * w.Parts
-				s.Each = 2 * float64(x.d.Dim+x.d.ValueDim) * cut.Tile * cut.Tile
-				return s
-			}
-			view := out.View(p.Box, c.Align)
-			w := &shaders.ReduceParams{
-				Kind: kind, Rows: rows, Keys: keys, Pitch: pitch(p.Box), Sloped: when(sloped, 1), Chained: when(!x.g.Add, 1),
-				Away: p.Lo[cut.Row] + x.p.Visible.Offset - p.Lo[cut.Col], O: strides(view),
-			}
-			s := queue.Step{Kernel: queue.Kernel{Shader: shaders.Reduce}, Params: w, Windows: []cut.Window{p.State, view.Window}}
-			switch kind {
-			case reducePairs:
-				w.All, s.Each = rows*keys, reduceOps*reduceThreads
-			case reduceKeys:
-				w.All, s.Each = keys, reduceOps*reduceThreads*float64(rows)
-			case reduceDiagonals:
-				w.All, s.Each = rows+keys-1, reduceOps*reduceThreads*float64(min(rows, keys))
-			case reduceRows:
-				w.All, s.Each = rows, reduceOps*float64(keys)
-			}
-			s.Groups = ceil(w.All, reduceThreads)
-			if kind == reduceRows {
-				s.Groups = rows
-			}
-			return s
-		},
-	})
-	if scratch {
-		x.totals(name, t)
-	}
-	return nil
-}
-
-// clear appends the operation that sets t to zeros, unless gradients are added to it.
-func (x *gradients) clear(name string, t backend.Tensor) {
-	if !x.g.Add {
-		x.zeros(name, t)
-	}
-}
-
-func (x *gradients) zeros(name string, t backend.Tensor) {
-	dim := t.Shape()[backend.Dim]
-	ops := []*cut.Operand{new(cut.Operand), cut.Writes(name, t, cut.RowAxes)}
-	x.ops = append(x.ops, x.b.rowOp(t.Shape(), ops, func(part cut.Box, v []cut.View) queue.Step {
-		w := &shaders.ReduceParams{
-			Kind: reduceZeros, All: rows(part) * dim, Batches: part.Len(cut.Batch), Heads: part.Len(cut.Head), Rows: part.Len(cut.Row), Keys: dim,
-			O: strides(v[1]),
-		}
-		return queue.Step{Kernel: queue.Kernel{Shader: shaders.Reduce}, Params: w, Groups: ceil(w.All, reduceThreads), Each: reduceOps * reduceThreads}
-	}))
-}
-
-// totals appends the operation that adds the sums of rows to t [B or 1, H or 1, 1, 1].
-func (x *gradients) totals(name string, t backend.Tensor) {
-	whole := [4]int{cut.Whole, cut.Whole, cut.Whole, cut.Whole}
-	from, to := cut.Reads("scratch", x.sums, whole, 1), cut.Updates(name, t, whole)
-	c := x.b.dev.NewCutter(cut.Sum, 1, from, to)
-	s := t.Shape()
-	all := cut.Space(1, 1, 1, 1, 1)
-	x.names = append(x.names, name)
-	x.ops = append(x.ops, &queue.Op{
-		Cutter: c, Space: all,
-		Step: func(p queue.Piece) queue.Step {
-			v, o := from.View(p.Box, c.Align), to.View(p.Box, c.Align)
-			w := &shaders.ReduceParams{
-				Kind: reduceTotals, All: s[0] * s[1], Batches: x.d.Batch / s[0], Heads: x.d.Heads / s[1], Rows: x.d.SeqQ,
-				Base: v.Base, SBatch: v.Strides[backend.Batch], SHead: v.Strides[backend.Heads], OHeads: s[1], O: strides(o),
-			}
-			return queue.Step{
-				Kernel: queue.Kernel{Shader: shaders.Reduce}, Params: w, Windows: []cut.Window{v.Window, o.Window},
-				Groups: w.All, Each: reduceOps * float64(w.Batches*w.Heads*w.Rows),
-			}
-		},
-	})
 }

@@ -285,30 +285,54 @@ func TestGradients(t *testing.T) {
 		cases = cases[5:]
 	}
 	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			m := c.make(t, b)
-			if err := b.Backward(context.Background(), m.g); err != nil {
-				t.Fatal(err)
+		t.Run(c.name, func(t *testing.T) { testGradientCase(t, b, c) })
+	}
+}
+
+func testGradientCase(t *testing.T, b *Backend, c gradientCase) {
+	m := c.make(t, b)
+	if err := b.Backward(context.Background(), m.g); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range m.results(m.solve()) {
+		if r.got.IsZero() {
+			continue
+		}
+		var worst oracle.Worst
+		for i, x := range elements(t, b, r.got) {
+			want, bound := r.want[i].Value, r.want[i].Bound(r.got.DType())
+			if m.add { // the sum with what was there is rounded as often as there are heads
+				want += float64(m.before)
+				bound += 8 * 0x1p-24 * (math.Abs(want) + float64(m.before))
 			}
-			for _, r := range m.results(m.solve()) {
-				if r.got.IsZero() {
-					continue
-				}
-				var worst oracle.Worst
-				for i, x := range elements(t, b, r.got) {
-					want, bound := r.want[i].Value, r.want[i].Bound(r.got.DType())
-					if m.add { // the sum with what was there is rounded as often as there are heads
-						want += float64(m.before)
-						bound += 8 * 0x1p-24 * (math.Abs(want) + float64(m.before))
-					}
-					worst.See(float64(x), want, bound, func() string { return fmt.Sprintf("%s[%d]", r.name, i) })
-				}
-				if err := worst.Err(); err != nil {
-					t.Error(err)
-				}
-				t.Logf("%s: %d elements, the worst at %.3g of its bound", r.name, worst.Considered, worst.Off)
-			}
-		})
+			worst.See(float64(x), want, bound, func() string { return fmt.Sprintf("%s[%d]", r.name, i) })
+		}
+		if err := worst.Err(); err != nil {
+			t.Error(err)
+		}
+		t.Logf("%s: %d elements, the worst at %.3g of its bound", r.name, worst.Considered, worst.Off)
+	}
+}
+
+// TestGradientsAsOnGPU computes gradients with the kernels of hardware GPUs, whose loops are unrolled
+// and which load four elements at once.
+func TestGradientsAsOnGPU(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: the kernels of software drivers differ in loads and unrolled loops alone")
+	}
+	b := open(t, Options{})
+	t.Cleanup(func() { _ = b.Close() })
+	b.info.Type = backend.Discrete
+	d := backend.Dims{Batch: 1, Heads: 2, KVHeads: 1, SeqQ: 150, SeqK: 140, Dim: 64, ValueDim: 64}
+	partial := d
+	partial.Dim, partial.ValueDim = 24, 20
+	causal := func(_ testing.TB, _ *Backend, _ backend.Dims, p *backend.Problem) { p.Visible.Right = 0 }
+	for _, c := range []gradientCase{
+		{name: "full rows", dims: d, in: backend.F32, do: backend.F32, dlse: true},
+		{name: "partial rows, causal", dims: partial, in: backend.F32, do: backend.F32, change: causal},
+		{name: "f16 and bf16", dims: d, in: backend.F16, do: backend.BF16},
+	} {
+		t.Run(c.name, func(t *testing.T) { testGradientCase(t, b, c) })
 	}
 }
 

@@ -141,12 +141,6 @@ var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // k [key][depth/4], v [key][
 var<workgroup> shown: array<vec4<u32>, MN>; // [row/4][word]: bits of keys that a mask shows
 var<workgroup> special: atomic<u32>; // the last round in which v had a NaN or an infinity
 
-// finite reports whether x has neither a NaN nor an infinity.
-fn finite(x: vec4<f32>) -> bool {
-    let bits = bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu);
-    return max(max(bits.x, bits.y), max(bits.z, bits.w)) < 0x7f800000u;
-}
-
 // Scores are the scores of four rows with one key, before their unit.
 struct Scores {
     x: vec4<f32>,

@@ -4,32 +4,32 @@
 //     dS = P ∘ (keep·dP - D)    dP = dO·Vᵀ    dX = scale · dS ∘ (1 - tanh²)
 //     dV = (keep·P)ᵀ·dO         dK = dXᵀ·Q    dQ = dX·K
 //
-// OF chooses the result. For dV and dK a workgroup owns 32 keys of one key head: it loops over
-// the tiles of 32 rows that see one of them, and in each over the query heads that share the
-// key head. For dQ it owns 32 rows of one query head and loops over the tiles of keys that they
-// see. Every sum is a chain of fma in that order. Tiles of rows begin at multiples of 32 of the
-// call, so that neither the keys next to a key nor the pieces of a cut change a bit. For dS a
-// workgroup computes one tile.
+// OF chooses the result. A workgroup owns 8·TY rows of the result, keys of one key head for dV
+// and dK and rows of one query head for dQ, and loops over tiles of 4·TX others: the rows that see
+// one of its keys, or the keys that one of its rows sees. For dV and dK it takes the query
+// heads that share the key head in turn for each tile. Every sum is a chain of fma in that
+// order. Tiles of rows begin at multiples of 4·TX of the call, so that neither the keys next
+// to a key nor the pieces of a cut change a bit. For dS a workgroup computes one tile.
 //
-// Thread (tx, ty) of 8 x 8 has rows 4·ty + r and
+// Thread (tx, ty) of TX x TY has 8 owned rows or keys, 4 others of a tile, and 8 columns:
 //
-//                 keys 4·tx + c             columns 32·i + 4·tx + c
-//            ┌──────┬──────┬─ 8 ─┐        ┌──────┬─ 8 ─┐
-//     rows   │ 4x4  │      │     │        │ 4x4  │     │   · BLOCKS blocks of 32
-//     4·ty+r ├──────┼ S,dP ┼     │        ├──────┼ sum │
-//            └──────┴──────┴─────┘        └──────┴─────┘
+//                others KA·tx + KB·j       columns 4·(TX·i + tx) + 0..3
+//            ┌──────┬──────┬─ TX ─┐        ┌──────┬─ TX ─┐
+//     owned  │ 8x4  │      │      │        │ 8x8  │      │
+//   8·ty + r ├──────┼ S,dP ┼      │        ├──────┼ sum  │
+//            └──────┴──────┴─ TY ─┘        └──────┴─ TY ─┘
 //
-// in registers. For dV and dK the tile of weights is transposed on its way through workgroup
-// memory, and the rows on the right are the keys 4·ty + r. Results with more columns than
-// BLOCKS blocks take several workgroups, which compute the weights again.
+// The products are those of flash.wgsl, with the owned in place of its rows. Results with more
+// than 8·TX columns take several workgroups, which compute the weights again.
 //
 // The sums are state, in float32: rows of p.splits vec4. convert.wgsl rounds them to their
 // type. dS is [row][key] in state.
 //
-// A hidden pair never takes part: its weight is the marker HIDDEN, which the products skip.
-// Rows whose LSE is -Inf are hidden.
+// A hidden pair never takes part: its weight is the marker HIDDEN, a -0. The product with the
+// others multiplies it as long as they are finite, and skips it otherwise. Rows whose LSE is
+// -Inf are hidden.
 //
-// Workgroup memory: a 4,608 + b 4,608 + w 4,608 + info 256 = 14,080 bytes.
+// Workgroup memory as it stands: 16·(TY·SA + TX·SB) + 8·8·TY + 8 = 13,704 bytes.
 
 // The binding g is dO, with the strides o. The binding rows has D and LSE of each row, with the
 // strides s.
@@ -39,16 +39,41 @@ const EXPAND: u32 = 0u; // 0: loops stay loops, 1: 'unroll' is unrolled, 2: 'unr
 const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
 const KV: u32 = 0u; // type of k and v
 const DO: u32 = 0u; // type of dO
+const VEC: u32 = 0u; // 1: q, k, v and dO are contiguous along D, in aligned fours
+const Q2: u32 = 0u; // 1: q is bound as fours of 16-bit elements; needs VEC
+const KV2: u32 = 0u; // the same for k and v
+const G2: u32 = 0u; // the same for dO
+const FULL: u32 = 0u; // 1: rows fill the chunks and the columns of a workgroup; needs VEC
 const BOTH: u32 = 0u; // 1: blocks and relative are bound, see common/options.wgsl
 const EXTRA: u32 = 1u; // see common/options.wgsl
+const PAIRED: u32 = 1u; // 0: the call has no softcap, mask, bias, slopes or dropout
 const OF: u32 = 0u; // the result: 0 dV, 1 dK, 2 dQ, 3 dS
-const BLOCKS: u32 = 2u; // blocks of 32 columns of a workgroup
-const ACC: u32 = 8u; // 4 · BLOCKS
+const KEYS: u32 = 1u; // 1: the workgroup owns keys, for dV and dK
+const PHASES: u32 = 1u; // products of a tile: 1 for dV, else 2
+const SCORES: u32 = 8u; // 8 · PHASES
+const TX: u32 = 8u;
+const TY: u32 = 16u;
+const THREADS: u32 = 128u; // TX · TY
+const KA: u32 = 1u; // others of a thread are KA·tx + KB·j: 1 and TX, for dS 4 and 1
+const KB: u32 = 8u;
+const QD: u32 = 4u; // vec4 of depths staged at once
+const JJ: u32 = 2u; // others of a thread staged at once in the product with them
+const STEPS: u32 = 2u; // 4 / JJ
+const SA: u32 = 33u; // length of a row of a: 1 + max(8·QD, 2·JJ·TX)
+const SB: u32 = 33u; // length of a row of b: 1 + max(4·QD, 2·JJ·TX)
+const OWNED: u32 = 128u; // 8 · TY, at least 4 · TX
+const QN: u32 = 4u; // vec4 of the owned that a thread stages: TY·8·QD / THREADS
+const KN: u32 = 1u; // the same for the others: TX·4·QD / THREADS, rounded up
+const VN: u32 = 2u; // the same for the product with them: JJ·TX·TX·2 / THREADS, rounded up
 
-@group(0) @binding(0) var<storage, read> q: array<u32>;
-@group(0) @binding(1) var<storage, read> k: array<u32>;
-@group(0) @binding(2) var<storage, read> v: array<u32>;
-@group(0) @binding(3) var<storage, read> g: array<u32>;
+@group(0) @binding(0) var<storage, read> q: array<vec4<u32>>; // !Q2
+@group(0) @binding(0) var<storage, read> q: array<vec2<u32>>; // Q2
+@group(0) @binding(1) var<storage, read> k: array<vec4<u32>>; // !KV2
+@group(0) @binding(1) var<storage, read> k: array<vec2<u32>>; // KV2
+@group(0) @binding(2) var<storage, read> v: array<vec4<u32>>; // !KV2
+@group(0) @binding(2) var<storage, read> v: array<vec2<u32>>; // KV2
+@group(0) @binding(3) var<storage, read> g: array<vec4<u32>>; // !G2
+@group(0) @binding(3) var<storage, read> g: array<vec2<u32>>; // G2
 @group(0) @binding(4) var<storage, read> rows: array<f32>;
 @group(0) @binding(5) var<storage, read> mask: array<u32>;
 @group(0) @binding(6) var<storage, read> bias: array<u32>;
@@ -57,55 +82,76 @@ const ACC: u32 = 8u; // 4 · BLOCKS
 @group(0) @binding(9) var<storage, read> blocks: array<u32>; // BOTH
 @group(0) @binding(10) var<storage, read> relative: array<u32>; // BOTH
 
-// Rows of 8 vec4 are padded to 9, which puts lanes on different banks.
-var<workgroup> a: array<vec4<f32>, 288>; // q or dO as [row][column/4]
-var<workgroup> b: array<vec4<f32>, 288>; // k or v as [column][key/4], or a factor of the sums as [term][column/4]
-var<workgroup> w: array<vec4<f32>, 288>; // weights, [row of the sums][term/4]
-var<workgroup> info: array<vec4<f32>, 16>; // LSE, then D, of the rows of the tile
+var<workgroup> a: array<array<vec4<f32>, SA>, TY>; // the owned [row][depth/4], weights [other][owned/4]
+var<workgroup> b: array<array<vec4<f32>, SB>, TX>; // others [other][depth/4], [other][column/4]
+var<workgroup> info: array<vec2<f32>, OWNED>; // LSE in units of log 2, and D, of the rows of the tile
+var<workgroup> dead: atomic<u32>; // the last tile with a row whose LSE is -Inf
+var<workgroup> special: atomic<u32>; // the last round in which the others had a NaN or an infinity
 
-// element_$x returns element i of $x.
-// each $x $TYPE: q IN, k KV, v KV, g DO
-fn element_$x(i: u32) -> f32 {
-    return decode($x[select(i >> 1u, i, $TYPE == 0u)], i, $TYPE);
+// row_$x returns where row i of the part of $x that begins at element at, or its last row, begins.
+// each $x $s $n: q q rows, g o rows, k k keys, v v keys
+fn row_$x(at: u32, i: u32) -> u32 {
+    return at + min(i, p.$n - 1u) * p.$s.s;
 }
 
-// $to_$x copies 32 columns from c0 of 32 rows of $x from r0 to $to, with zeros beyond the end.
-// each $x $s $to: q q a, g o a, g o b, q q b, k k b
-fn $to_$x(t: u32, at: u32, r0: u32, count: u32, c0: u32, width: u32) {
-    let quad = t % 8u;
-    let c = c0 + 4u * quad;
-    for (var i = 0u; i < 4u; i++) {
-        let row = t / 8u + 8u * i;
-        var x = vec4<f32>(0.0);
-        if (r0 + row < count) {
-            let start = at + (r0 + row) * p.$s.s;
-            for (var e = 0u; e < 4u; e++) { // unroll always
-                if (c + e < width) { x[e] = element_$x(start + (c + e) * p.$s.d); }
-            }
-        }
-        $to[row * 9u + quad] = x;
+// each $x $s: q q, g o, k k, v v
+fn four_$x(row: u32, d: u32, end: u32) -> vec4<u32> {
+    return stored_$x(row, d, end, p.$s.d);
+}
+
+// owned_$n returns elements of what is owned in a product of scores: of $k for dV and dK, else of
+// $r. others_$n returns those of the other operand.
+// each $n $r $k: 0 q k, 1 g v
+fn owned_$n(row: u32, d: u32, end: u32) -> vec4<u32> {
+    if (KEYS == 1u) {
+        return four_$k(row, d, end);
     }
+    return four_$r(row, d, end);
 }
 
-// across_$x copies 32 columns from c0 of 32 rows of $x from j0 to b, transposed.
-// each $x: k, v
-fn across_$x(t: u32, at: u32, j0: u32, c0: u32, width: u32) {
-    let column = t % 32u;
-    let c = c0 + column;
-    for (var i = 0u; i < 4u; i++) {
-        let quad = t / 32u + 2u * i;
-        let j = j0 + 4u * quad;
-        var x = vec4<f32>(0.0);
-        if (c < width) {
-            for (var e = 0u; e < 4u; e++) { // unroll always
-                if (j + e < p.keys) { x[e] = element_$x(at + (j + e) * p.$x.s + c * p.$x.d); }
-            }
-        }
-        b[column * 9u + quad] = x;
+// each $n $r $k: 0 q k, 1 g v
+fn others_$n(row: u32, d: u32, end: u32) -> vec4<u32> {
+    if (KEYS == 1u) {
+        return four_$r(row, d, end);
     }
+    return four_$k(row, d, end);
 }
 
-@compute @workgroup_size(64)
+// row_owned_$n returns where row i of what is owned begins.
+// each $n $r $k: 0 q k, 1 g v
+fn row_owned_$n(r_at: u32, k_at: u32, i: u32) -> u32 {
+    if (KEYS == 1u) {
+        return row_$k(k_at, i);
+    }
+    return row_$r(r_at, i);
+}
+
+// each $n $r $k: 0 q k, 1 g v
+fn row_others_$n(r_at: u32, k_at: u32, i: u32) -> u32 {
+    if (KEYS == 1u) {
+        return row_$r(r_at, i);
+    }
+    return row_$k(k_at, i);
+}
+
+// value_owned_$n returns the numbers that owned_$n returned.
+// each $n $r $k: 0 q k, 1 g v
+fn value_owned_$n(x: vec4<u32>) -> vec4<f32> {
+    if (KEYS == 1u) {
+        return value_$k(x);
+    }
+    return value_$r(x);
+}
+
+// each $n $r $k: 0 q k, 1 g v
+fn value_others_$n(x: vec4<u32>) -> vec4<f32> {
+    if (KEYS == 1u) {
+        return value_$r(x);
+    }
+    return value_$k(x);
+}
+
+@compute @workgroup_size(128)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
@@ -115,18 +161,23 @@ fn main(
     if (id >= p.total) {
         return;
     }
-    let tx = t % 8u;
-    let ty = t / 8u;
+    let tx = (t / 2u) % TX;
+    let ty = t / (2u * TX) * 2u + t % 2u;
     let part = id % p.parts; // of the columns of the result, or the tile of keys of dS
-    let own = id / p.parts % p.blocks * 32u; // the first row or key that this workgroup owns
-    let owner = id / p.parts / p.blocks; // its head and batch
+    let owner = id / p.parts % p.batch_heads; // the head and batch that this workgroup owns
+    // In a causal call the first keys and the last rows see most: they come first.
+    var own = id / p.parts / p.batch_heads;
+    if (KEYS == 0u) {
+        own = p.blocks - 1u - own;
+    }
+    own = own * OWNED;
 
     // The query heads of the workgroup, their key head, and the tiles that it runs over.
     var batch = owner / p.heads;
     var first_head = owner % p.heads;
     var members = 1u;
     var length = p.rows; // rows, or keys, that workgroups own in a head
-    if (OF < 2u) {
+    if (KEYS == 1u) {
         batch = owner / p.kv_heads;
         first_head = owner % p.kv_heads * p.group;
         members = p.group;
@@ -139,12 +190,14 @@ fn main(
     if ((p.flags & HAS_KLEN) != 0u) {
         cap = min(cap, p.klen[batch / 4u][batch % 4u]);
     }
+    let owned = i32(OWNED);
+    let others = i32(4u * TX);
     var begin = 0;
     var end = 0;
-    if (OF < 2u) {
+    if (KEYS == 1u) {
         let j_first = i32(p.key0 + own);
-        let j_end = min(j_first + 32, cap);
-        begin = max(j_first - p.hi + 1, i32(p.row0)) / 32 * 32; // tiles order the sums over heads
+        let j_end = min(j_first + owned, cap);
+        begin = max(j_first - p.hi + 1, i32(p.row0)) / others * others; // tiles order the sums over heads
         begin = max(begin, i32(p.row0));
         end = min(j_end - p.lo, i32(p.row0 + p.rows));
         if (j_first >= j_end) {
@@ -152,34 +205,33 @@ fn main(
         }
     } else {
         let i_first = i32(p.row0 + own);
-        let i_last = i32(p.row0 + min(own + 32u, p.rows)) - 1;
+        let i_last = i32(p.row0 + min(own + OWNED, p.rows)) - 1;
         begin = max(i_first + p.lo, i32(p.key0));
         end = min(i_last + p.hi, cap);
         if (OF == 3u) { // static
-            let j_first = i32(p.key0 + part * 32u);
-            let j_end = min(j_first + 32, cap);
+            let j_first = i32(p.key0 + part * (4u * TX));
+            let j_end = min(j_first + others, cap);
             let empty = max(begin, j_first) >= min(end, j_end);
             begin = j_first;
             end = select(j_end, j_first, empty);
         }
     }
 
-    var acc: array<vec4<f32>, ACC>; // [block][row]
-    var tile: array<vec4<f32>, 4>; // weights of the thread's rows with its keys
-    for (var i = 0u; i < ACC; i++) { // unroll
+    var acc: array<vec4<f32>, 16>; // [owned][column/4]
+    var s: array<vec4<f32>, SCORES>; // [other][owned/4] of q·k and of dO·v; weights replace q·k
+    for (var i = 0u; i < 16u; i++) { // unroll
         acc[i] = vec4<f32>(0.0);
     }
-    for (var r = 0u; r < 4u; r++) { // unroll
-        tile[r] = vec4<f32>(0.0);
+    for (var i = 0u; i < SCORES; i++) { // unroll
+        s[i] = vec4<f32>(0.0);
     }
-    let state_at = (owner * length + own + 4u * ty) * p.splits + part * (8u * BLOCKS) + tx;
+    let state_at = (owner * length + own + 8u * ty) * p.splits + part * (2u * TX) + tx;
     if (OF != 3u) { // static
         if ((p.flags & GO_ON) != 0u) {
-            for (var i = 0u; i < BLOCKS; i++) { // unroll
-                for (var r = 0u; r < 4u; r++) { // unroll
-                    if (own + 4u * ty + r < length) {
-                        acc[4u * i + r] = state[state_at + r * p.splits + 8u * i];
-                    }
+            for (var r = 0u; r < 8u; r++) { // unroll
+                if (own + 8u * ty + r < length) {
+                    acc[2u * r] = state[state_at + r * p.splits];
+                    acc[2u * r + 1u] = state[state_at + r * p.splits + TX];
                 }
             }
         }
@@ -187,170 +239,312 @@ fn main(
     let paired = (p.flags & (HAS_MASK | HAS_BLOCKS | HAS_BIAS | HAS_SLOPES | HAS_DROPOUT)) != 0u;
     let biased = (p.flags & (HAS_BIAS | HAS_SLOPES)) != 0u;
 
-    for (var at = begin; at < end; at += 32) {
+    if (t == 0u) {
+        atomicStore(&dead, 0u);
+        atomicStore(&special, 0u);
+    }
+    workgroupBarrier();
+    var tiles = 0u; // that the workgroup has begun
+    var round = 0u; // counts what is staged of the others
+    for (var at = begin; at < end; at += others) {
         for (var member = 0u; member < members; member++) {
             let head = first_head + member;
             var r0 = own;
             var j0 = u32(at) - p.key0;
-            if (OF < 2u) {
+            var tile_rows = OWNED;
+            var tile_keys = 4u * TX;
+            if (KEYS == 1u) {
                 r0 = u32(at) - p.row0;
                 j0 = own;
+                tile_rows = 4u * TX;
+                tile_keys = OWNED;
             }
+            let other0 = select(j0, r0, KEYS == 1u);
             let i_first = i32(p.row0 + r0);
-            let i_last = i32(p.row0 + min(r0 + 32u, p.rows)) - 1;
+            let i_last = i32(p.row0 + min(r0 + tile_rows, p.rows)) - 1;
             let key = i32(p.key0 + j0);
             var look = 2u;
-            if ((p.flags & HAS_BLOCKS) != 0u) {
-                look = blocks_seen(batch, head, r0, 32u, u32(key), 32u, u32(cap));
+            if (PAIRED == 1u) { // static
+                if ((p.flags & HAS_BLOCKS) != 0u) {
+                    look = blocks_seen(batch, head, r0, tile_rows, u32(key), tile_keys, u32(cap));
+                }
             }
             if (look != 0u) {
+                tiles += 1u;
                 let q_at = p.q.base + batch * p.q.b + head * p.q.h;
                 let g_at = p.o.base + batch * p.o.b + head * p.o.h;
-                if (t < 32u) { // rows after the last are as if they saw nothing
+                for (var x = t; x < tile_rows; x += THREADS) { // rows after the last are as if they saw nothing
                     var d = 0.0;
                     var lse = bitcast<f32>(MINUS_INF);
-                    if (r0 + t < p.rows) {
-                        let row_at = p.s.base + batch * p.s.b + head * p.s.h + (r0 + t) * p.s.s;
+                    if (r0 + x < p.rows) {
+                        let row_at = p.s.base + batch * p.s.b + head * p.s.h + (r0 + x) * p.s.s;
                         d = rows[row_at];
                         lse = rows[row_at + p.s.d];
                     }
-                    info[t / 4u][t % 4u] = lse;
-                    info[8u + t / 4u][t % 4u] = d;
+                    if (bitcast<u32>(lse) == MINUS_INF) {
+                        atomicStore(&dead, tiles);
+                    }
+                    info[x] = vec2<f32>(lse * LOG2E, d);
                 }
 
-                var s: array<vec4<f32>, 4>; // q·k of the thread's rows
-                var u: array<vec4<f32>, 4>; // dO·v
-                for (var r = 0u; r < 4u; r++) { // unroll
-                    s[r] = vec4<f32>(0.0);
-                    u[r] = vec4<f32>(0.0);
+                for (var i = 0u; i < SCORES; i++) { // unroll
+                    s[i] = vec4<f32>(0.0);
                 }
-                for (var d0 = 0u; d0 < p.dim; d0 += 32u) {
-                    workgroupBarrier();
-                    a_q(t, q_at, r0, p.rows, d0, p.dim);
-                    across_k(t, k_at, j0, d0, p.dim);
-                    workgroupBarrier();
-                    for (var x = 0u; x < 8u; x++) { // unroll deep
-                        let b0 = b[(4u * x) * 9u + tx];
-                        let b1 = b[(4u * x + 1u) * 9u + tx];
-                        let b2 = b[(4u * x + 2u) * 9u + tx];
-                        let b3 = b[(4u * x + 3u) * 9u + tx];
-                        for (var r = 0u; r < 4u; r++) { // unroll
-                            let y = a[(4u * ty + r) * 9u + x];
-                            s[r] = add(y.w, b3, add(y.z, b2, add(y.y, b1, add(y.x, b0, s[r]))));
+                for (var phase = 0u; phase < PHASES; phase++) { // unroll always
+                    var depth = p.dim;
+                    if (phase == 1u) { // static
+                        depth = p.vdim;
+                    }
+                    var a_at: array<u32, QN>; // rows that the thread stages
+                    var b_at: array<u32, KN>;
+                    for (var n = 0u; n < QN; n++) { // unroll
+                        if (phase == 0u) { // static
+                            a_at[n] = row_owned_0(q_at, k_at, own + (t + THREADS * n) / QD);
+                        }
+                        if (phase == 1u) { // static
+                            a_at[n] = row_owned_1(g_at, v_at, own + (t + THREADS * n) / QD);
                         }
                     }
-                }
-                if (OF != 0u) { // static
-                    for (var d0 = 0u; d0 < p.vdim; d0 += 32u) {
+                    for (var n = 0u; n < KN; n++) { // unroll
+                        if (phase == 0u) { // static
+                            b_at[n] = row_others_0(q_at, k_at, other0 + (t + THREADS * n) / QD);
+                        }
+                        if (phase == 1u) { // static
+                            b_at[n] = row_others_1(g_at, v_at, other0 + (t + THREADS * n) / QD);
+                        }
+                    }
+                    for (var d0 = 0u; d0 < depth; d0 += 4u * QD) {
+                        var ar: array<vec4<u32>, QN>;
+                        var br: array<vec4<u32>, KN>;
+                        for (var n = 0u; n < QN; n++) { // unroll
+                            let x = t + THREADS * n;
+                            if (phase == 0u) { // static
+                                ar[n] = owned_0(a_at[n], d0 + 4u * (x % QD), depth);
+                            }
+                            if (phase == 1u) { // static
+                                ar[n] = owned_1(a_at[n], d0 + 4u * (x % QD), depth);
+                            }
+                        }
+                        for (var n = 0u; n < KN; n++) { // unroll
+                            let x = t + THREADS * n;
+                            if (phase == 0u) { // static
+                                br[n] = others_0(b_at[n], d0 + 4u * (x % QD), depth);
+                            }
+                            if (phase == 1u) { // static
+                                br[n] = others_1(b_at[n], d0 + 4u * (x % QD), depth);
+                            }
+                        }
                         workgroupBarrier();
-                        a_g(t, g_at, r0, p.rows, d0, p.vdim);
-                        across_v(t, v_at, j0, d0, p.vdim);
+                        for (var n = 0u; n < QN; n++) { // unroll
+                            let x = t + THREADS * n;
+                            if (QN * THREADS == OWNED * QD || x < OWNED * QD) {
+                                if (phase == 0u) { // static
+                                    a[x / (8u * QD)][x % (8u * QD)] = value_owned_0(ar[n]);
+                                }
+                                if (phase == 1u) { // static
+                                    a[x / (8u * QD)][x % (8u * QD)] = value_owned_1(ar[n]);
+                                }
+                            }
+                        }
+                        for (var n = 0u; n < KN; n++) { // unroll
+                            let x = t + THREADS * n;
+                            if (KN * THREADS == 4u * TX * QD || x < 4u * TX * QD) {
+                                let other = x / QD;
+                                let to = other / KB % 4u * QD + x % QD;
+                                if (phase == 0u) { // static
+                                    b[other / KA % TX][to] = value_others_0(br[n]);
+                                }
+                                if (phase == 1u) { // static
+                                    b[other / KA % TX][to] = value_others_1(br[n]);
+                                }
+                            }
+                        }
                         workgroupBarrier();
-                        for (var x = 0u; x < 8u; x++) { // unroll deep
-                            let b0 = b[(4u * x) * 9u + tx];
-                            let b1 = b[(4u * x + 1u) * 9u + tx];
-                            let b2 = b[(4u * x + 2u) * 9u + tx];
-                            let b3 = b[(4u * x + 3u) * 9u + tx];
-                            for (var r = 0u; r < 4u; r++) { // unroll
-                                let y = a[(4u * ty + r) * 9u + x];
-                                u[r] = add(y.w, b3, add(y.z, b2, add(y.y, b1, add(y.x, b0, u[r]))));
+                        for (var d = 0u; d < QD; d++) { // unroll deep
+                            var w: array<vec4<f32>, 8>; // [owned/4][depth]
+                            for (var h = 0u; h < 2u; h++) { // unroll
+                                let w0 = a[ty][(4u * h) * QD + d];
+                                let w1 = a[ty][(4u * h + 1u) * QD + d];
+                                let w2 = a[ty][(4u * h + 2u) * QD + d];
+                                let w3 = a[ty][(4u * h + 3u) * QD + d];
+                                w[4u * h] = vec4<f32>(w0.x, w1.x, w2.x, w3.x);
+                                w[4u * h + 1u] = vec4<f32>(w0.y, w1.y, w2.y, w3.y);
+                                w[4u * h + 2u] = vec4<f32>(w0.z, w1.z, w2.z, w3.z);
+                                w[4u * h + 3u] = vec4<f32>(w0.w, w1.w, w2.w, w3.w);
+                            }
+                            for (var j = 0u; j < 4u; j++) { // unroll
+                                let x = b[tx][j * QD + d];
+                                for (var h = 0u; h < 2u; h++) { // unroll
+                                    s[phase * 8u + j * 2u + h] = add(x.w, w[4u * h + 3u], add(x.z, w[4u * h + 2u],
+                                        add(x.y, w[4u * h + 1u], add(x.x, w[4u * h], s[phase * 8u + j * 2u + h]))));
+                                }
                             }
                         }
                     }
                 }
 
-                var check = paired || key < i_last + p.lo || key + 32 > min(i_first + p.hi, cap);
-                for (var x = 0u; x < 8u; x++) { // unroll deep
-                    let dead = bitcast<vec4<u32>>(info[x]) == vec4<u32>(MINUS_INF);
-                    check = check || dead.x || dead.y || dead.z || dead.w;
+                let check = paired || key < i_last + p.lo || key + i32(tile_keys) > min(i_first + p.hi, cap) || atomicLoad(&dead) == tiles;
+                var drops = 0u; // bit 4·n + c: dropout takes pair c of the n-th four
+                if (PAIRED == 1u) { // static
+                    if ((p.flags & HAS_DROPOUT) != 0u) {
+                        for (var x = 0u; x < 32u; x++) {
+                            let n = x / 4u;
+                            let c = x % 4u;
+                            let row = select(r0 + 8u * ty + n, r0 + KA * tx + KB * (n / 2u), KEYS == 1u);
+                            let j = select(j0 + KA * tx + KB * c, j0 + 8u * ty + 4u * (n % 2u) + c, KEYS == 1u);
+                            if (dropped(batch, head, row, j)) {
+                                drops |= 1u << x;
+                            }
+                        }
+                    }
                 }
-                let lses = info[ty];
-                let ds = info[8u + ty];
-                for (var r = 0u; r < 4u; r++) { // unroll
-                    let row = r0 + 4u * ty + r;
-                    let lse = lses[r];
+                for (var n = 0u; n < 8u; n++) { // unroll deep
+                    // A row and four keys.
+                    var row = 8u * ty + n;
+                    var j = j0 + KA * tx;
+                    var step = KB;
+                    var x = vec4<f32>(s[n / 4u][n % 4u], s[2u + n / 4u][n % 4u], s[4u + n / 4u][n % 4u], s[6u + n / 4u][n % 4u]);
+                    if (KEYS == 1u) { // static
+                        row = KA * tx + KB * (n / 2u);
+                        j = j0 + 8u * ty + 4u * (n % 2u);
+                        step = 1u;
+                        x = s[n];
+                    }
+                    let lse = info[row].x;
                     var hidden = vec4<bool>(false);
                     var more = vec4<f32>(0.0);
                     if (check) {
-                        let i = i32(p.row0 + row);
-                        let j = vec4<i32>(key + i32(4u * tx)) + vec4<i32>(0, 1, 2, 3);
-                        var seen = (j >= vec4<i32>(i + p.lo)) & (j < vec4<i32>(min(i + p.hi, cap)));
+                        let i = i32(p.row0 + r0 + row);
+                        let at_key = vec4<i32>(i32(p.key0 + j)) + vec4<i32>(i32(step)) * vec4<i32>(0, 1, 2, 3);
+                        var seen = (at_key >= vec4<i32>(i + p.lo)) & (at_key < vec4<i32>(min(i + p.hi, cap)));
                         if (bitcast<u32>(lse) == MINUS_INF) {
                             seen = vec4<bool>(false);
                         }
-                        let options = added(seen, batch, head, row, j0 + 4u * tx, 1u, biased);
-                        hidden = !options.seen;
-                        more = options.y;
+                        if (PAIRED == 1u) { // static
+                            let options = added(seen, batch, head, r0 + row, j, step, biased);
+                            seen = options.seen;
+                            more = options.y;
+                        }
+                        hidden = !seen;
                     }
-                    var x = s[r];
-                    var factor = p.scale;
                     var slope = vec4<f32>(p.scale);
-                    if ((p.flags & HAS_SOFTCAP) != 0u) {
-                        x = tanh_acc(x * p.scale / p.softcap);
-                        factor = p.softcap;
-                        slope = fma(-x, x, vec4<f32>(1.0)) * p.scale;
+                    var z = fma(x, vec4<f32>(p.unit), vec4<f32>(-lse));
+                    if (PAIRED == 1u) { // static
+                        if ((p.flags & HAS_SOFTCAP) != 0u) {
+                            x = tanh_acc(x * p.scale / p.softcap);
+                            slope = fma(-x, x, vec4<f32>(1.0)) * p.scale;
+                            z = fma(x, vec4<f32>(p.unit), vec4<f32>(-lse));
+                        }
+                        if (biased) {
+                            z = fma(x, vec4<f32>(p.unit), more * LOG2E) - lse;
+                        }
                     }
                     // A probability is at most 1, however much a large score is off.
-                    let z = (fma(x, vec4<f32>(factor), more) - vec4<f32>(lse)) * LOG2E;
-                    let y = select(min(z, vec4<f32>(0.0)), z, is_nan(z));
-                    let e = exp2_acc(y);
-                    var dropped_keys = vec4<bool>(false);
-                    if ((p.flags & HAS_DROPOUT) != 0u) {
-                        for (var c = 0u; c < 4u; c++) { // unroll
-                            dropped_keys[c] = dropped(batch, head, row, j0 + 4u * tx + c);
+                    let e = exp2_down(min(z, vec4<f32>(0.0)));
+                    let dropped_keys = (vec4<u32>(drops >> (4u * n)) & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>(0u);
+                    var y = select(e, vec4<f32>(HIDDEN), hidden);
+                    if (PAIRED == 1u) { // static
+                        y = select(e * p.keep, vec4<f32>(HIDDEN), hidden | dropped_keys);
+                    }
+                    if (PHASES == 2u) { // static
+                        var u = vec4<f32>(s[8u + n / 4u][n % 4u], s[10u + n / 4u][n % 4u], s[12u + n / 4u][n % 4u], s[14u + n / 4u][n % 4u]);
+                        if (KEYS == 1u) { // static
+                            u = s[8u + n];
                         }
-                    }
-                    if (OF == 0u) { // static
-                        tile[r] = select(e * p.keep, vec4<f32>(HIDDEN), hidden | dropped_keys);
-                    }
-                    if (OF != 0u) { // static
-                        let d = vec4<f32>(ds[r]);
-                        let dp = select(fma(u[r], vec4<f32>(p.keep), -d), -d, dropped_keys);
+                        let d = vec4<f32>(info[row].y);
+                        var dp = u - d;
+                        if (PAIRED == 1u) { // static
+                            dp = select(fma(u, vec4<f32>(p.keep), -d), -d, dropped_keys);
+                        }
                         if (OF != 3u) { // static
-                            tile[r] = select(e * dp * slope, vec4<f32>(HIDDEN), hidden);
+                            y = select(e * dp * slope, vec4<f32>(HIDDEN), hidden);
                         }
                         if (OF == 3u) { // static
-                            tile[r] = select(e * dp, vec4<f32>(0.0), hidden);
+                            y = select(e * dp, vec4<f32>(0.0), hidden);
                         }
+                    }
+                    if (KEYS == 1u) { // static
+                        s[n] = y;
+                    }
+                    if (KEYS == 0u) { // static
+                        s[n / 4u][n % 4u] = y.x;
+                        s[2u + n / 4u][n % 4u] = y.y;
+                        s[4u + n / 4u][n % 4u] = y.z;
+                        s[6u + n / 4u][n % 4u] = y.w;
                     }
                 }
 
                 if (OF != 3u) { // static
-                    if (OF == 2u) { // static
-                        for (var r = 0u; r < 4u; r++) { // unroll
-                            w[(4u * ty + r) * 9u + tx] = tile[r];
-                        }
-                    }
-                    if (OF != 2u) { // static
-                        for (var c = 0u; c < 4u; c++) { // unroll
-                            w[(4u * tx + c) * 9u + ty] = vec4<f32>(tile[0][c], tile[1][c], tile[2][c], tile[3][c]);
-                        }
-                    }
-                    for (var i = 0u; i < BLOCKS; i++) { // unroll
-                        let c0 = (part * BLOCKS + i) * 32u;
-                        workgroupBarrier();
-                        if (OF == 0u) { // static
-                            b_g(t, g_at, r0, p.rows, c0, p.vdim);
-                        }
-                        if (OF == 1u) { // static
-                            b_q(t, q_at, r0, p.rows, c0, p.dim);
-                        }
-                        if (OF == 2u) { // static
-                            b_k(t, k_at, j0, p.keys, c0, p.dim);
+                    for (var c = 0u; c < STEPS; c++) {
+                        round += 1u;
+                        var vr: array<vec4<u32>, VN>;
+                        for (var n = 0u; n < VN; n++) { // unroll
+                            let x = t + THREADS * n;
+                            let i = other0 + c * (JJ * TX) + x / (2u * TX);
+                            let column = 4u * (part * (2u * TX) + x % (2u * TX));
+                            if (OF == 0u) { // static
+                                vr[n] = four_g(row_g(g_at, i), column, p.vdim);
+                            }
+                            if (OF == 1u) { // static
+                                vr[n] = four_q(row_q(q_at, i), column, p.dim);
+                            }
+                            if (OF == 2u) { // static
+                                vr[n] = four_k(row_k(k_at, i), column, p.dim);
+                            }
                         }
                         workgroupBarrier();
-                        for (var x = 0u; x < 8u; x++) { // unroll deep
-                            let b0 = b[(4u * x) * 9u + tx];
-                            let b1 = b[(4u * x + 1u) * 9u + tx];
-                            let b2 = b[(4u * x + 2u) * 9u + tx];
-                            let b3 = b[(4u * x + 3u) * 9u + tx];
-                            for (var r = 0u; r < 4u; r++) { // unroll
-                                let y = w[(4u * ty + r) * 9u + x];
-                                let sum = acc[4u * i + r];
-                                if (check) {
-                                    acc[4u * i + r] = add_seen(y.w, b3, add_seen(y.z, b2, add_seen(y.y, b1, add_seen(y.x, b0, sum))));
-                                } else {
-                                    acc[4u * i + r] = add(y.w, b3, add(y.z, b2, add(y.y, b1, add(y.x, b0, sum))));
+                        for (var y = 0u; y < STEPS; y++) { // unroll
+                            if (c == y) {
+                                for (var j = 0u; j < JJ; j++) { // unroll
+                                    for (var h = 0u; h < 2u; h++) { // unroll
+                                        a[ty][(j * TX + tx) * 2u + h] = s[(y * JJ + j) * 2u + h];
+                                    }
+                                }
+                            }
+                        }
+                        for (var n = 0u; n < VN; n++) { // unroll
+                            let x = t + THREADS * n;
+                            if (VN * THREADS == JJ * TX * TX * 2u || x < JJ * TX * TX * 2u) {
+                                let quad = x % (2u * TX);
+                                var y = vec4<f32>(0.0);
+                                if (OF == 0u) { // static
+                                    y = value_g(vr[n]);
+                                }
+                                if (OF == 1u) { // static
+                                    y = value_q(vr[n]);
+                                }
+                                if (OF == 2u) { // static
+                                    y = value_k(vr[n]);
+                                }
+                                b[quad % TX][x / (2u * TX) * 2u + quad / TX] = y;
+                                if (check && !finite(y)) {
+                                    atomicStore(&special, round);
+                                }
+                            }
+                        }
+                        workgroupBarrier();
+                        if (check && atomicLoad(&special) == round) {
+                            for (var y = 0u; y < JJ * TX; y++) { // unroll deep
+                                for (var h = 0u; h < 2u; h++) { // unroll
+                                    let w = a[ty][y * 2u + h];
+                                    for (var i = 0u; i < 2u; i++) { // unroll
+                                        let x = b[tx][y * 2u + i];
+                                        for (var r = 0u; r < 4u; r++) { // unroll
+                                            acc[(4u * h + r) * 2u + i] = add_seen(w[r], x, acc[(4u * h + r) * 2u + i]);
+                                        }
+                                    }
+                                }
+                            }
+                        } else {
+                            for (var y = 0u; y < JJ * TX; y++) { // unroll deep
+                                for (var h = 0u; h < 2u; h++) { // unroll
+                                    let w = a[ty][y * 2u + h];
+                                    for (var i = 0u; i < 2u; i++) { // unroll
+                                        let x = b[tx][y * 2u + i];
+                                        for (var r = 0u; r < 4u; r++) { // unroll
+                                            acc[(4u * h + r) * 2u + i] = add(w[r], x, acc[(4u * h + r) * 2u + i]);
+                                        }
+                                    }
                                 }
                             }
                         }
@@ -361,18 +555,18 @@ fn main(
     }
 
     if (OF == 3u) { // static
-        for (var r = 0u; r < 4u; r++) { // unroll
-            if (own + 4u * ty + r < p.rows && part * 32u + 4u * tx < p.keys) {
-                state[(own + 4u * ty + r) * p.splits + p.part0 + part * 8u + tx] = tile[r];
+        for (var r = 0u; r < 8u; r++) { // unroll
+            if (own + 8u * ty + r < p.rows && part * (4u * TX) + 4u * tx < p.keys) {
+                state[(own + 8u * ty + r) * p.splits + p.part0 + part * TX + tx] =
+                    vec4<f32>(s[r / 4u][r % 4u], s[2u + r / 4u][r % 4u], s[4u + r / 4u][r % 4u], s[6u + r / 4u][r % 4u]);
             }
         }
     }
     if (OF != 3u) { // static
-        for (var i = 0u; i < BLOCKS; i++) { // unroll
-            for (var r = 0u; r < 4u; r++) { // unroll
-                if (own + 4u * ty + r < length) {
-                    state[state_at + r * p.splits + 8u * i] = acc[4u * i + r];
-                }
+        for (var r = 0u; r < 8u; r++) { // unroll
+            if (own + 8u * ty + r < length) {
+                state[state_at + r * p.splits] = unsigned_zeros(acc[2u * r]);
+                state[state_at + r * p.splits + TX] = unsigned_zeros(acc[2u * r + 1u]);
             }
         }
     }

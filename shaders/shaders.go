@@ -63,7 +63,7 @@ var (
 	RoPE       = kernel("rope", "rrrwu", 0, 64)
 	Convert    = kernel("convert", "rwu", 256, 64)
 	Delta      = kernel("delta", "rrrrwwu", 256, 64)
-	Gradient   = kernel("gradient", "rrrrrrrwu", 14080, 64)
+	Gradient   = kernel("gradient", "rrrrrrrwu", 13704, 128)
 	Reduce     = kernel("reduce", "rwu", 256, 64)
 	Peak       = kernel("peak", "wu", 0, 64)
 	Copy       = kernel("copy", "rwu", 0, 64)

@@ -114,6 +114,12 @@ fn log_acc(x: f32) -> f32 {
     return select(r, x, (bits & 0x7fffffffu) >= 0x7f800000u);
 }
 
+// finite reports whether x has neither a NaN nor an infinity.
+fn finite(x: vec4<f32>) -> bool {
+    let bits = bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu);
+    return max(max(bits.x, bits.y), max(bits.z, bits.w)) < 0x7f800000u;
+}
+
 fn largest(s: vec4<f32>) -> f32 {
     return max(max(s.x, s.y), max(s.z, s.w));
 }

@@ -24,7 +24,7 @@ fn load_q(i: u32) -> f32 {
 }
 
 // scalar_$x returns element i of the binding $x: array<vec4<u32>>.
-// each $x $TYPE: q IN, k KV, v KV, a A, w W
+// each $x $TYPE: q IN, k KV, v KV, g DO, a A, w W
 fn scalar_$x(i: u32) -> f32 {
     let word = select(i >> 1u, i, $TYPE == 0u);
     return decode($x[word >> 2u][word & 3u], i, $TYPE);
@@ -34,7 +34,7 @@ fn scalar_$x(i: u32) -> f32 {
 // holds them: the bits of four f32, two words of four 16-bit elements, or a word of q8 and
 // the row's scale. Elements beyond the end of the row are 0. Registers hold these until they
 // are converted on their way to workgroup memory, so that loads wait for no conversion.
-// each $x $TYPE $TWO $VEC: q IN Q2 VEC, k KV KV2 VEC, v KV KV2 VEC, a A A2 AVEC, w W W2 WVEC
+// each $x $TYPE $TWO $VEC: q IN Q2 VEC, k KV KV2 VEC, v KV KV2 VEC, g DO G2 VEC, a A A2 AVEC, w W W2 WVEC
 fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
     var x = vec4<u32>(0u);
     if ($TYPE == 4u) { // static
@@ -66,7 +66,7 @@ fn stored_$x(at: u32, d: u32, end: u32, step: u32) -> vec4<u32> {
 }
 
 // value_$x returns the elements that stored_$x returned.
-// each $x $TYPE $TWO: q IN Q2, k KV KV2, v KV KV2, a A A2, w W W2
+// each $x $TYPE $TWO: q IN Q2, k KV KV2, v KV KV2, g DO G2, a A A2, w W W2
 fn value_$x(x: vec4<u32>) -> vec4<f32> {
     var r = bitcast<vec4<f32>>(x);
     if ($TYPE == 4u) { // static
