@@ -50,9 +50,10 @@ func TestInterruptPipe(t *testing.T) {
 			ended := make(chan error)
 			go func() {
 				err := cmd.Wait()
-				// A program that did not open its end must not block the test.
+				// A program that did not open its end must not block the test. Closed before the
+				// next case begins, which would take this for its program's end.
 				if both, err := os.OpenFile(pipe, os.O_RDWR, 0); err == nil {
-					defer both.Close()
+					both.Close()
 				}
 				ended <- err
 			}()
