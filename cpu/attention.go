@@ -25,7 +25,8 @@ import (
 //	l  = a·l + Σ P        O = a·O + P·V
 //
 // where P·V is summed from zero in each block, and every 1,024 keys begin a new
-// sum, so that the error does not grow with the number of keys.
+// sum, so that the error does not grow with the number of keys. Results of
+// [ShardKeys] keys are merged as [Backend.Merge] does.
 //
 // Key blocks start at multiples of 128 for every call, and the rows of a tile do
 // not influence each other. The bits of a row therefore do not depend on the
@@ -202,6 +203,9 @@ func (a *attention) task(ctx context.Context, w *scratch, n int) error {
 		if a.chunks > 1 {
 			t.all = stateIn(w.floats(a.stateFloats), a.outputFloats(), a.tileRows())
 		}
+		if a.chunks > shardChunks {
+			t.merged = stateIn(w.floats(a.stateFloats), a.outputFloats(), a.tileRows())
+		}
 		a.findVisible(&p, t)
 		keys = keys.union(t.keys)
 		if !t.keys.empty() {
@@ -221,7 +225,7 @@ func (a *attention) task(ctx context.Context, w *scratch, n int) error {
 	for n := range tiles {
 		t := &tiles[n]
 		if a.parts == 1 {
-			a.write(b, &p, t, t.sum(&fold))
+			a.write(b, &p, t, &fold)
 		} else if t.hasCur {
 			a.saveState(t)
 		}
@@ -232,7 +236,7 @@ func (a *attention) task(ctx context.Context, w *scratch, n int) error {
 	for n := range tiles { // this is the last part
 		t := &tiles[n]
 		a.foldParts(t, &fold)
-		a.write(b, &p, t, t.sum(&fold))
+		a.write(b, &p, t, &fold)
 	}
 	return nil
 }
@@ -273,7 +277,7 @@ func (a *attention) block(b *workspace, p *taskRange, tiles []tile, j0 int, fold
 		if a.parts > 1 && t.hasCur && t.chunk != j0/chunkKeys {
 			a.saveState(t)
 		}
-		t.enter(j0/chunkKeys, fold)
+		a.enter(t, j0/chunkKeys, fold)
 		here := span{t.here.lo / first * first, t.here.hi}
 		if a.keyLanes {
 			a.stepKeyLanes(b, p, t, &r, here)
@@ -301,27 +305,73 @@ func (a *attention) saveState(t *tile) {
 func (a *attention) foldParts(t *tile, fold *folder) {
 	t.hasCur = false
 	for c := range a.chunks {
-		at, s := a.savedState(t, c)
-		switch {
-		case !a.saved[at]:
-		case t.hasCur:
-			fold.fold(&t.cur, &s)
-		default:
+		if at, s := a.savedState(t, c); a.saved[at] {
+			a.enter(t, c, fold)
 			t.cur.copy(&s)
-			t.hasCur = true
 		}
 	}
 }
 
-// write divides the outputs of t's rows by their sums and writes O and LSE.
-func (a *attention) write(b *workspace, p *taskRange, t *tile, s *state) {
-	clear(b.alpha)
+// enter prepares t for keys of a chunk.
+func (a *attention) enter(t *tile, chunk int, fold *folder) {
+	if (t.hasCur || t.hasAll) && t.chunk/shardChunks != chunk/shardChunks {
+		a.mergeShard(t, fold)
+	}
+	t.enter(chunk, fold)
+}
+
+// complete turns the maxima of t's sums s into LSE and sets the factors of its outputs. With
+// sinks these count.
+func (a *attention) complete(t *tile, s *state, factors []float32, sinks bool) {
+	clear(factors)
 	for r := range t.n {
-		h, i := a.row(t.h, t.i, r)
-		lse, inv := rowLSE(s.m[r], float64(s.l[r]), a.problem.Sink(h))
-		b.alpha[r] = inv
-		if !a.lse.isZero() {
-			a.lse.f32[a.lse.index(p.b, h, i)] = lse
+		sink := negInf
+		if sinks {
+			h, _ := a.row(t.h, t.i, r)
+			sink = a.problem.Sink(h)
+		}
+		s.m[r], factors[r] = rowLSE(s.m[r], float64(s.l[r]), sink)
+	}
+}
+
+// mergeShard completes the rows of t over the shard of its chunk and merges them with the
+// shards before.
+func (a *attention) mergeShard(t *tile, fold *folder) {
+	s, x, y := t.sum(fold), fold.a, fold.b
+	first := t.chunk < shardChunks
+	a.complete(t, s, x, first)
+	fold.multiply(s.o, x)
+	t.hasCur, t.hasAll = false, false
+	if first {
+		t.merged.copy(s)
+		t.hasMerged = true
+		return
+	}
+	if !t.hasMerged { // no row sees the first shard: its result is that of no keys
+		t.merged.reset()
+		a.complete(t, &t.merged, x, true)
+		t.hasMerged = true
+	}
+	for r := range t.n {
+		x[r], y[r], t.merged.m[r] = mergeLSE(t.merged.m[r], s.m[r])
+	}
+	fold.add(t.merged.o, s.o, x, y)
+}
+
+// write divides the outputs of t's rows by their sums and writes O and LSE.
+func (a *attention) write(b *workspace, p *taskRange, t *tile, fold *folder) {
+	s := &t.merged
+	if a.chunks > shardChunks {
+		a.mergeShard(t, fold)
+		fill(b.alpha, 1)
+	} else {
+		s = t.sum(fold)
+		a.complete(t, s, b.alpha, true)
+	}
+	if !a.lse.isZero() {
+		for r := range t.n {
+			h, i := a.row(t.h, t.i, r)
+			a.lse.f32[a.lse.index(p.b, h, i)] = s.m[r]
 		}
 	}
 	a.writeOutputs(b, p, t, s.o, b.alpha)

@@ -304,3 +304,78 @@ func rowsOfHead(t *testing.T, x backend.Tensor, h, from, to int) []float32 {
 	s := x.Strides()
 	return data[h*s[1]+from*s[2] : h*s[1]+to*s[2]]
 }
+
+// TestShards shows that a call over many keys has the bits of calls over its shards whose
+// results are merged in order.
+func TestShards(t *testing.T) { eachTier(t, testShards) }
+
+func testShards(t *testing.T, tier string) {
+	const h, hkv, keys, d, dv = 4, 2, 2*ShardKeys + 1500, 8, 5
+	k, v := random(t, 2, backend.Shape{1, hkv, keys, d}), random(t, 3, backend.Shape{1, hkv, keys, dv})
+	causal := func(rows, left int) backend.Visibility {
+		return backend.Visibility{Offset: keys - rows, Left: left, Right: 0}
+	}
+	straddling := causal(90, backend.Unbounded)
+	straddling.Offset = 2*ShardKeys - 45 // some rows see the last shard, some do not
+	all := backend.Everything()
+	all.KLen = []int{keys - 7}
+	slopes, sinks := []float32{0.1, 0.002, 0, 0.4}, []float32{1, negInf, 0, 3}
+	for _, c := range []struct {
+		name string
+		rows int
+		backend.Problem
+	}{
+		{"decode", 1, backend.Problem{Visible: all}},
+		{"decode, sinks", 3, backend.Problem{Visible: all, Sinks: sinks}},
+		{"prefill, causal", 90, backend.Problem{Visible: straddling, Sinks: sinks, Slopes: slopes}},
+		{"prefill, softcap", 20, backend.Problem{Visible: causal(20, backend.Unbounded), Softcap: 3, Slopes: slopes}},
+		{"window in the second shard", 70, backend.Problem{Visible: causal(70, ShardKeys), Sinks: sinks}},
+		{"window in the last shard", 70, backend.Problem{Visible: causal(70, 300), Sinks: sinks}},
+		{"large scores", 5, backend.Problem{Visible: all, Slopes: []float32{30, -30, 1, 0.01}}},
+	} {
+		c.Scale = 0.3
+		q := random(t, 1, backend.Shape{1, h, c.rows, d})
+		o, lse := backend.Shape{1, h, c.rows, dv}, backend.Shape{1, h, c.rows, 1}
+		one := open(t, Options{Threads: 1, Tier: tier})
+		wantO, wantLSE := alloc(t, o), alloc(t, lse)
+		for lo := 0; lo < keys; lo += ShardKeys {
+			hi := min(lo+ShardKeys, keys)
+			part := backend.Call{Q: q, K: slice(t, k, lo, hi), V: slice(t, v, lo, hi), O: alloc(t, o), LSE: alloc(t, lse), Problem: c.Problem}
+			part.Visible.Offset -= lo
+			if part.Visible.KLen != nil {
+				part.Visible.KLen = []int{max(0, min(c.Visible.KLen[0]-lo, hi-lo))}
+			}
+			if lo == 0 {
+				part.O, part.LSE = wantO, wantLSE
+			} else {
+				part.Sinks = nil
+			}
+			if err := one.Attention(t.Context(), &part); err != nil {
+				t.Fatal(err)
+			}
+			if lo > 0 {
+				if err := one.Merge(t.Context(), wantO, wantLSE, part.O, part.LSE); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, threads := range []int{1, 7} {
+			whole := backend.Call{Q: q, K: k, V: v, O: alloc(t, o), LSE: alloc(t, lse), Problem: c.Problem}
+			if err := open(t, Options{Threads: threads, Tier: tier}).Attention(t.Context(), &whole); err != nil {
+				t.Fatal(err)
+			}
+			sameBits(t, fmt.Sprintf("%s, %d threads: o", c.name, threads), whole.O, wantO)
+			sameBits(t, fmt.Sprintf("%s, %d threads: lse", c.name, threads), whole.LSE, wantLSE)
+		}
+	}
+}
+
+// slice returns keys [lo, hi) of x.
+func slice(t *testing.T, x backend.Tensor, lo, hi int) backend.Tensor {
+	t.Helper()
+	y, err := x.Slice(backend.Seq, lo, hi)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return y
+}

@@ -159,8 +159,13 @@ func (x *partition) workspaceFloats() int {
 }
 
 // tileStates returns the number of states of a tile: one for the current chunk, one for
-// the chunks before it.
-func (x *partition) tileStates() int { return min(2, x.chunks) }
+// the chunks before it, one for the shards before.
+func (x *partition) tileStates() int {
+	if x.chunks > shardChunks {
+		return 3
+	}
+	return min(2, x.chunks)
+}
 
 // savedFloats returns the floats for the states of a call whose keys are cut.
 func (x *partition) savedFloats() int {

@@ -3,7 +3,6 @@ package cpu
 import (
 	"context"
 	"fmt"
-	"math"
 	"sync"
 
 	"github.com/seed90331342/attn/backend"
@@ -260,16 +259,13 @@ func (j *mergeJob) task(_ context.Context, w *scratch, t int) error {
 			j.lse.f32[at] = plse
 			continue
 		}
-		m := float64(max(lse, plse)) // NaN when either is
-		x, y := math.Exp(float64(lse)-m), math.Exp(float64(plse)-m)
-		sum := x + y
+		x, y, sum := mergeLSE(lse, plse)
 		j.o.pack(o, j.dim, b, h, i, 1, 0, j.dim)
-		wx, wy := float32(x/sum), float32(y/sum)
 		for c := range o {
-			o[c] = wx*o[c] + wy*po[c]
+			o[c] = float32(x*o[c]) + float32(y*po[c]) + 0 // no zero is negative
 		}
 		j.o.store(o, b, h, i, 0)
-		j.lse.f32[at] = float32(m + math.Log(sum))
+		j.lse.f32[at] = sum
 	}
 	return nil
 }

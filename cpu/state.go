@@ -13,6 +13,16 @@ import (
 // cache of some thousand keys still has a chunk for every core.
 const chunkKeys = 8 * keyBlock
 
+// ShardKeys is the number of keys in a shard. A call over more keys computes (O, LSE) of
+// each shard, which begins at a multiple of ShardKeys, and merges them in order as
+// [Backend.Merge] does. A sequence whose keys are divided between machines at such
+// multiples, and merged there, therefore has the bits of one call. Sinks belong to the
+// first shard.
+const ShardKeys = 32 * chunkKeys
+
+// shardChunks is the number of chunks in a shard.
+const shardChunks = ShardKeys / chunkKeys
+
 // noScore is the largest score of a row that has seen no key. It is finite, because
 // -Inf - (-Inf) is NaN.
 const noScore = -math.MaxFloat32
@@ -72,16 +82,48 @@ func (f *folder) fold(s, t *state) {
 	for i := range s.l {
 		s.l[i] = float32(a[i]*s.l[i]) + float32(b[i]*t.l[i])
 	}
+	f.add(s.o, t.o, a, b)
+}
+
+// add computes o = a·o + b·t for each row.
+func (f *folder) add(o, t, a, b []float32) {
 	if f.ld == 0 {
-		f.k.Fold(s.o, t.o, len(s.o)/f.k.Width, a, b)
+		f.k.Fold(o, t, len(o)/f.k.Width, a, b)
 		return
 	}
-	for r := range len(s.o) / f.ld {
-		x, y := s.o[r*f.ld:(r+1)*f.ld], t.o[r*f.ld:(r+1)*f.ld]
+	for r := range len(o) / f.ld {
+		x, y := o[r*f.ld:(r+1)*f.ld], t[r*f.ld:(r+1)*f.ld]
 		for c := range x {
 			x[c] = float32(a[r]*x[c]) + float32(b[r]*y[c])
 		}
 	}
+}
+
+// multiply computes o = a·o for each row.
+func (f *folder) multiply(o, a []float32) {
+	for i := range o {
+		if f.ld == 0 {
+			o[i] *= a[i%f.k.Width]
+		} else {
+			o[i] *= a[i/f.ld]
+		}
+	}
+}
+
+// mergeLSE returns the factors of the outputs of two results in their merge, and its LSE:
+//
+//	m = max(x, y)    sum = exp(x - m) + exp(y - m)
+//	ox = exp(x - m)/sum    oy = exp(y - m)/sum    lse = m + log(sum)
+func mergeLSE(x, y float32) (ox, oy, lse float32) {
+	switch negInf {
+	case y:
+		return 1, 0, x
+	case x:
+		return 0, 1, y
+	}
+	m := float64(max(x, y)) // NaN when either is
+	a, b := math.Exp(float64(x)-m), math.Exp(float64(y)-m)
+	return float32(a / (a + b)), float32(b / (a + b)), float32(m + math.Log(a+b))
 }
 
 // rowLSE finishes a row whose scores, in units of log2 e, have the maximum m and the
@@ -107,12 +149,15 @@ func rowLSE(m float32, l float64, sink float32) (lse, inv float32) {
 }
 
 // progress is the state of rows between key blocks: cur is the sum over the current
-// chunk, all that over the chunks before it.
+// chunk, all that over the chunks of its shard before it. merged is the result of the
+// shards before, with O in o and LSE in m.
 type progress struct {
-	cur, all state
-	chunk    int  // the chunk of cur
-	hasCur   bool // cur has seen keys
-	hasAll   bool // all has seen keys
+	cur, all  state
+	merged    state
+	chunk     int  // the chunk of cur
+	hasCur    bool // cur has seen keys
+	hasAll    bool // all has seen keys
+	hasMerged bool // merged is set
 }
 
 // enter prepares p for keys of a chunk.
@@ -138,7 +183,7 @@ func (p *progress) leave(f *folder) {
 	p.hasCur = false
 }
 
-// sum returns the sum over all chunks.
+// sum returns the sum over all chunks of the shard.
 func (p *progress) sum(f *folder) *state {
 	switch {
 	case p.hasAll:

@@ -40,12 +40,15 @@
 // where 8u is the error of the exponential. The sums of the weights and of their products with
 // v each add λ·√Sk·u for the accumulation over Sk keys and λ·√(Sk/64)·9u for one rescaling in
 // each block of at least 64 keys, by an exponential and a product (9u): together
-// λ·√Sk·(17/8)·u. The errors of the weights count at most twice in o = Σ p·v / Σ p, and the
+// λ·√Sk·(17/8)·u. A backend may merge the results of every 32,768 keys. The weight of such a
+// result, exp(lse_part - lse), has the relative error u·(16 + 4·|lse|) for the rounding of its
+// lse, the subtraction and the exponential; n = ⌈Sk/32768⌉ - 1 merges add μ = λ·√n·u·(16 +
+// 4·|lse|). The errors of the weights count at most twice in o = Σ p·v / Σ p, and the
 // division, the product and dropout add 6u:
 //
-//	|o - ref| <= (2ε + u·(λ·√Sk·17/4 + 6))·Σ_j w_j·|v_j|
+//	|o - ref| <= (2ε + 2μ + u·(λ·√Sk·17/4 + 6))·Σ_j w_j·|v_j|
 //	           + u_o·|ref| + tiny
-//	|lse - ref| <= ε + u·(λ·√Sk·17/8 + 4 + 2·(|ref| + A))
+//	|lse - ref| <= ε + μ + u·(λ·√Sk·17/8 + 4 + 2·(|ref| + A))
 //
 // u_o is the unit roundoff of the output's dtype if it is not float32. tiny bounds the loss of
 // flushed subnormal numbers: 2^-125 for each weight times |v_j|, for each product, and half a
@@ -235,6 +238,7 @@ func Solve(r Row) Answer {
 		sum += a.Weights[j]
 	}
 	a.LSE = m + math.Log(sum)
+	drift += u * Lambda * math.Sqrt(float64((n-1)/32768)) * (16 + 4*math.Abs(a.LSE))
 	a.LSEBound = eps + drift + u*(4+2*(math.Abs(a.LSE)+reach))
 	kept := make([]int, 0, len(a.visible))
 	for _, j := range a.visible {
