@@ -69,6 +69,7 @@ func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, err
 	defer be.gate.leave()
 	a := attention{engine: engine{partition: newPartition(be.kernels, c, be.threads())}}
 	a.blocked = !c.Blocks.IsZero()
+	a.gatherSmall(c)
 	p := backend.NewPlan(c)
 	p.Backend = name
 	p.Limits = []backend.Limit{{Name: "threads", Value: int64(be.threads())}}
@@ -110,6 +111,7 @@ func (be *Backend) openAttention(c *backend.Call, threads int) (*attention, erro
 		return nil, err
 	}
 	a.partition = newPartition(be.kernels, c, threads)
+	a.gatherSmall(c)
 	a.scale, a.cap = scaleAndCap(&c.Problem)
 	if err := a.allocStates(); err != nil {
 		a.release()
@@ -189,6 +191,14 @@ func (a *attention) scratchBytes() int64 {
 }
 
 func (a *attention) task(ctx context.Context, w *scratch, n int) error {
+	if a.taskGroups > 0 {
+		return a.smallTask(ctx, w, n)
+	}
+	return a.tilesTask(ctx, w, n)
+}
+
+// tilesTask computes the tiles of task n.
+func (a *attention) tilesTask(ctx context.Context, w *scratch, n int) error {
 	p := a.at(n)
 	b := a.cutWorkspace(w)
 	if a.blocked && !a.keyLanes {

@@ -34,6 +34,7 @@ type partition struct {
 	tiles      int  // tiles of a group
 	taskTiles  int  // tiles of a task
 	groupTasks int  // tasks of a group over all keys
+	taskGroups int  // groups of a task, where they are small problems; else 0
 	chunks     int  // chunks of all keys
 	taskChunks int  // chunks of a task
 	parts      int  // tasks over the same tiles
@@ -180,6 +181,10 @@ func (x *partition) String() string {
 	what := fmt.Sprintf("up to %d tiles of %d query rows", x.taskTiles, x.rows)
 	if x.tiles == 1 && x.keyLanes {
 		what = fmt.Sprintf("%d query rows, keys as lanes", x.rows)
+	}
+	if x.taskGroups > 0 {
+		return fmt.Sprintf("%d tasks of up to %d groups of %d query rows (%d batches x %d kv heads), all %d keys at once, %d goroutines",
+			x.tasks, x.taskGroups, x.rows, x.d.Batch, x.d.KVHeads, x.d.SeqK, x.threads)
 	}
 	return fmt.Sprintf("%d tasks of %s (%d batches x %d kv heads x %d tiles x %d ranges of keys), key blocks of %d, chunks of %d, %d goroutines",
 		x.tasks, what, x.d.Batch, x.d.KVHeads, x.tiles, x.parts, keyBlock, chunkKeys, x.threads)

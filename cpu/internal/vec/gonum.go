@@ -140,23 +140,22 @@ func exp2SumGonum(x *float32, vectors int, m float32, sum *float32) {
 func scaleMaxGonum(x *float32, vectors int, c float32, mx *float32) {
 	s := unsafe.Slice(x, 4*vectors)
 	inf := float32(math.Inf(-1))
-	m := [4]float32{inf, inf, inf, inf}
 	m0, m1, m2, m3 := inf, inf, inf, inf
 	for t := s; len(t) >= 4; t = t[4:] {
 		x0, x1, x2, x3 := t[0]*c, t[1]*c, t[2]*c, t[3]*c
 		t[0], t[1], t[2], t[3] = x0, x1, x2, x3
 		m0, m1, m2, m3 = max(m0, x0), max(m1, x1), max(m2, x2), max(m3, x3)
 	}
-	if sum := m0 + m1 + m2 + m3; sum == sum {
-		m = [4]float32{m0, m1, m2, m3}
-	} else {
-		for i, y := range s {
-			if y > m[i%4] {
-				m[i%4] = y
+	m := max(m0, m1, m2, m3)
+	if m != m {
+		m = inf
+		for _, y := range s {
+			if y > m {
+				m = y
 			}
 		}
 	}
-	*(*[4]float32)(unsafe.Pointer(mx)) = m
+	*mx = m
 }
 
 func softcapGonum(x *float32, vectors int, c float32) {

@@ -133,14 +133,10 @@ func (t twin) exp2Sum(x *float32, vectors int, m float32, sum *float32) {
 }
 
 func (t twin) scaleMax(x *float32, vectors int, c float32, mx *float32) {
-	m := floats(mx, 0, 0, t.lanes)
-	for i := range m {
-		m[i] = float32(math.Inf(-1))
-	}
-	s := floats(x, 0, 0, vectors*t.lanes)
-	for i := range s {
+	*mx = float32(math.Inf(-1))
+	for i, s := 0, floats(x, 0, 0, vectors*t.lanes); i < len(s); i++ {
 		s[i] *= c
-		m[i%t.lanes] = larger(s[i], m[i%t.lanes])
+		*mx = larger(s[i], *mx)
 	}
 }
 

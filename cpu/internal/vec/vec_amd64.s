@@ -1486,13 +1486,22 @@ TEXT ·scaleMaxAVX512(SB), NOSPLIT, $0-32
 	VMOVUPS      constants<>+1408(SB), Z1
 
 next:
-	VMULPS  (AX), Z0, Z2
-	VMOVUPS Z2, (AX)
-	VMAXPS  Z1, Z2, Z1
-	ADDQ    $0x00000040, AX
-	SUBQ    $0x00000001, CX
-	JNZ     next
-	VMOVUPS Z1, (DX)
+	VMULPS       (AX), Z0, Z2
+	VMOVUPS      Z2, (AX)
+	VMAXPS       Z1, Z2, Z1
+	ADDQ         $0x00000040, AX
+	SUBQ         $0x00000001, CX
+	JNZ          next
+	VMOVUPS      Z1, (DX)
+	VMOVUPS      (DX), Y0
+	VMAXPS       32(DX), Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VMAXPS       X1, X0, X0
+	VPERMILPS    $0x4e, X0, X1
+	VMAXPS       X1, X0, X0
+	VPERMILPS    $0xb1, X0, X1
+	VMAXPS       X1, X0, X0
+	VMOVSS       X0, (DX)
 	VZEROUPPER
 	RET
 
@@ -8593,13 +8602,19 @@ TEXT ·scaleMaxAVX2(SB), NOSPLIT, $0-32
 	VMOVUPS      constants<>+1408(SB), Y1
 
 next:
-	VMULPS  (AX), Y0, Y2
-	VMOVUPS Y2, (AX)
-	VMAXPS  Y1, Y2, Y1
-	ADDQ    $0x00000020, AX
-	SUBQ    $0x00000001, CX
-	JNZ     next
-	VMOVUPS Y1, (DX)
+	VMULPS       (AX), Y0, Y2
+	VMOVUPS      Y2, (AX)
+	VMAXPS       Y1, Y2, Y1
+	ADDQ         $0x00000020, AX
+	SUBQ         $0x00000001, CX
+	JNZ          next
+	VEXTRACTF128 $0x01, Y1, X0
+	VMAXPS       X0, X1, X1
+	VPERMILPS    $0x4e, X1, X0
+	VMAXPS       X0, X1, X1
+	VPERMILPS    $0xb1, X1, X0
+	VMAXPS       X0, X1, X1
+	VMOVSS       X1, (DX)
 	VZEROUPPER
 	RET
 

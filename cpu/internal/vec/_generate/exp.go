@@ -268,7 +268,8 @@ func (a *isa) join() {
 	end()
 }
 
-// scaleMax multiplies vectors of x by c and computes their maximum, lane by lane.
+// scaleMax multiplies vectors of x by c and writes the largest product to mx, which has
+// room for a vector.
 func (a *isa) scaleMax() {
 	a.text("scaleMax", "x *float32, vectors int, c float32, mx *float32", "is Kernels.scaleMax.")
 	x, vectors, mx := param("x"), param("vectors"), param("mx")
@@ -281,7 +282,21 @@ func (a *isa) scaleMax() {
 		VMAXPS(m, y, m) // m where y is NaN
 		ADDQ(U32(uint32(a.bytes())), x)
 	})
-	VMOVUPS(m, a.at(mx, 0))
+	half := m // no lane is NaN
+	if a.wide() {
+		half = YMM()
+		VMOVUPS(m, Mem{Base: mx})
+		VMOVUPS(Mem{Base: mx}, half)
+		VMAXPS(Mem{Base: mx, Disp: 32}, half, half)
+	}
+	quarter, other := half.AsX(), XMM()
+	VEXTRACTF128(Imm(1), half, other)
+	VMAXPS(other, quarter, quarter)
+	VPERMILPS(Imm(0x4e), quarter, other) // elements 2, 3, 0, 1
+	VMAXPS(other, quarter, quarter)
+	VPERMILPS(Imm(0xb1), quarter, other) // elements 1, 0, 3, 2
+	VMAXPS(other, quarter, quarter)
+	VMOVSS(quarter, Mem{Base: mx})
 	end()
 }
 
