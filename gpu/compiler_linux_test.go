@@ -69,8 +69,6 @@ var exceptions = []struct {
 	{regexp.MustCompile(`^decode-(080|096|128)-.*f16$`), "registers", 128, "a thread converts two columns of up to 16 keys at once"},
 	{regexp.MustCompile(`^decode-080-.*f16$`), waitRule, 2, "the compiler swaps registers of the next chunk of K right after it loads them"},
 	{regexp.MustCompile(`^decode-256-`), "registers", 160, "a thread has four columns of up to 4 rows, or eight of 2"},
-	{regexp.MustCompile(`^attention-256-`), "bytes of scratch memory", 16384, "it indexes its output, which is too long for registers, by a variable; it is the last resort"},
-	{regexp.MustCompile(`^attention-`), dynamicRule, 84, "loops that stay; this compiler unrolls them"},
 }
 
 // exceptionsOf is the version of the driver that exceptions are for. Other versions may need

@@ -11,6 +11,8 @@ import (
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest"
+	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/queue"
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
 )
@@ -278,4 +280,40 @@ func TestPlainIsTheLastResort(t *testing.T) {
 	if err := b.Attention(context.Background(), c); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestPlainUnrolledChangesNoBit compares the plain kernel with unrolled loops and as they are
+// written, bit for bit: options, over several pieces of the keys.
+func TestPlainUnrolledChangesNoBit(t *testing.T) {
+	b := open(t, Options{})
+	defer b.Close()
+	c := problem(t, b)
+	var o, lse [2][]float32
+	for _, level := range []uint32{shaders.Looped, shaders.Registers} {
+		pieces := 0
+		err := b.call(context.Background(), "attention", operandsOf(c), func(r *queue.Runner) error {
+			x, err := b.newPrefill(c, plainOnly)
+			if err != nil {
+				return err
+			}
+			x.kernel.Consts["EXPAND"] = level
+			x.cutter.Most[cut.Col] = cut.Tile
+			op := x.op()
+			step := op.Step
+			op.Step = func(p queue.Piece) queue.Step {
+				pieces++
+				return step(p)
+			}
+			return r.Run(op)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pieces < 2 {
+			t.Errorf("level %d: %d pieces, want several", level, pieces)
+		}
+		o[level], lse[level] = floats(t, b, c.O), floats(t, b, c.LSE)
+	}
+	sameRow(t, "o unrolled", o[shaders.Registers], o[shaders.Looped])
+	sameRow(t, "lse unrolled", lse[shaders.Registers], lse[shaders.Looped])
 }

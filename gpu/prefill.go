@@ -103,7 +103,7 @@ func (x *prefill) plain(because string) error {
 	x.path, x.why = "plain WGSL", because
 	x.cutter, x.rows, x.keys = c, cut.Tile, cut.Tile
 	x.kernel = x.withBindings(queue.NewKernel(shaders.Attention, map[string]int{
-		"IN": int(x.c.Q.DType()), "KV": int(x.c.K.DType()), "DVB": blocks, "ACC": 4 * blocks,
+		"EXPAND": int(shaders.Registers), "IN": int(x.c.Q.DType()), "KV": int(x.c.K.DType()), "DVB": blocks, "ACC": 4 * blocks,
 	}))
 	// Loop iterations of attention.wgsl for a tile, as if none were unrolled: staging
 	// and products of a chunk, scores, maxima, exponentials, and the blocks of columns.

@@ -29,6 +29,7 @@
 // Workgroup memory: qs 4,608 + kv 4,608 + ps 4,608 + part 1,024 = 14,848 bytes.
 
 // Rewritten for each variant:
+const EXPAND: u32 = 0u; // 0: loops stay loops, 1: marked loops are unrolled
 const IN: u32 = 0u; // type of q: 0 f32, 1 f16, 2 bf16
 const KV: u32 = 0u; // type of k and v: the same, or 4 q8
 const PAGED: u32 = 0u; // 1: k and v are pools of pages, see common/pages.wgsl
@@ -176,14 +177,14 @@ fn main(
     var acc: array<vec4<f32>, ACC>; // [block][row]
     let width = DVB * 32u + 16u; // of a row's state: o, 8 parts of l, m
     let state_at = ((b * p.heads + h) * p.rows + r0 + 4u * ty) * width;
-    for (var i = 0u; i < ACC; i++) {
+    for (var i = 0u; i < ACC; i++) { // unroll
         acc[i] = vec4<f32>(0.0);
     }
     if ((p.flags & GO_ON) != 0u) {
-        for (var r = 0u; r < 4u; r++) {
+        for (var r = 0u; r < 4u; r++) { // unroll
             if (r0 + 4u * ty + r < p.rows) {
                 let at = state_at + r * width;
-                for (var i = 0u; i < DVB; i++) {
+                for (var i = 0u; i < DVB; i++) { // unroll
                     let c = at + 32u * i + 4u * tx;
                     acc[4u * i + r] = vec4<f32>(state[c], state[c + 1u], state[c + 2u], state[c + 3u]);
                 }
@@ -222,7 +223,7 @@ fn main(
         let check = paired || tile < all_from || tile + 32 > all_to;
 
         var s: array<vec4<f32>, 4>; // of the thread's rows
-        for (var r = 0u; r < 4u; r++) {
+        for (var r = 0u; r < 4u; r++) { // unroll
             s[r] = vec4<f32>(0.0);
         }
         for (var d0 = 0u; d0 < p.dim; d0 += 32u) {
@@ -235,7 +236,7 @@ fn main(
                 let b1 = kv[(4u * x + 1u) * 9u + tx];
                 let b2 = kv[(4u * x + 2u) * 9u + tx];
                 let b3 = kv[(4u * x + 3u) * 9u + tx];
-                for (var r = 0u; r < 4u; r++) {
+                for (var r = 0u; r < 4u; r++) { // unroll
                     let a = qs[(4u * ty + r) * 9u + x];
                     s[r] = add(a.w, b3, add(a.z, b2, add(a.y, b1, add(a.x, b0, s[r]))));
                 }
@@ -243,7 +244,7 @@ fn main(
         }
 
         var w: array<Scores, 4>;
-        for (var r = 0u; r < 4u; r++) {
+        for (var r = 0u; r < 4u; r++) { // unroll
             w[r] = score(s[r], b, h, r0 + 4u * ty + r, j0 + 4u * tx, cap, check);
             part[tx * 32u + 4u * ty + r] = largest(w[r].s);
         }
@@ -257,7 +258,7 @@ fn main(
         m = top;
 
         var sums = vec4<f32>(0.0);
-        for (var r = 0u; r < 4u; r++) {
+        for (var r = 0u; r < 4u; r++) { // unroll
             let e = exp2_acc((w[r].s - vec4<f32>(m[r])) * LOG2E);
             sums[r] = dot(select(vec4<f32>(0.0), e, w[r].seen), vec4<f32>(1.0));
             ps[(4u * ty + r) * 9u + tx] = select(vec4<f32>(HIDDEN), e, w[r].seen);
@@ -271,11 +272,11 @@ fn main(
         }
         l = fma(l, rescale, sums);
 
-        for (var i = 0u; i < DVB; i++) {
+        for (var i = 0u; i < DVB; i++) { // unroll
             workgroupBarrier();
             stage_v(t, v_at, b, j0, 32u * i);
             workgroupBarrier();
-            for (var r = 0u; r < 4u; r++) {
+            for (var r = 0u; r < 4u; r++) { // unroll
                 acc[4u * i + r] = acc[4u * i + r] * rescale[r];
             }
             for (var x = 0u; x < 8u; x++) {
@@ -283,7 +284,7 @@ fn main(
                 let b1 = kv[(4u * x + 1u) * 9u + tx];
                 let b2 = kv[(4u * x + 2u) * 9u + tx];
                 let b3 = kv[(4u * x + 3u) * 9u + tx];
-                for (var r = 0u; r < 4u; r++) {
+                for (var r = 0u; r < 4u; r++) { // unroll
                     let a = ps[(4u * ty + r) * 9u + x];
                     let sum = acc[4u * i + r];
                     if (check) {
@@ -297,10 +298,10 @@ fn main(
     }
 
     if ((p.flags & LEAVE) != 0u) {
-        for (var r = 0u; r < 4u; r++) {
+        for (var r = 0u; r < 4u; r++) { // unroll
             if (r0 + 4u * ty + r < p.rows) {
                 let at = state_at + r * width;
-                for (var i = 0u; i < DVB; i++) {
+                for (var i = 0u; i < DVB; i++) { // unroll
                     let c = at + 32u * i + 4u * tx;
                     let x = acc[4u * i + r];
                     state[c] = x.x;
@@ -345,7 +346,7 @@ fn main(
     let safe = select(sum, vec4<f32>(1.0), empty);
     let inverse = select(vec4<f32>(1.0) / safe * scale, vec4<f32>(0.0), empty);
     if (tx == 0u && (p.flags & WANT_LSE) != 0u) {
-        for (var r = 0u; r < 4u; r++) {
+        for (var r = 0u; r < 4u; r++) { // unroll
             let row = r0 + 4u * ty + r;
             if (row < p.rows) {
                 lse[p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s] =
@@ -355,7 +356,7 @@ fn main(
     }
 
     // Through ps, neighbouring threads write neighbouring columns of the output.
-    for (var i = 0u; i < DVB; i++) {
+    for (var i = 0u; i < DVB; i++) { // unroll
         workgroupBarrier();
         let none = vec4<f32>(0.0);
         ps[(4u * ty) * 9u + tx] = select(acc[4u * i] * inverse.x, none, empty.x);

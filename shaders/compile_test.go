@@ -10,7 +10,7 @@ import (
 // options are the values of the constants that package gpu gives a kernel by the options
 // and types of a call, and by the device. Tile sizes keep the values of the file.
 var options = map[string]map[string][]uint32{
-	"attention":  {"IN": {0, 2}, "KV": {0, 1, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}},
+	"attention":  {"EXPAND": {1}, "IN": {0, 2}, "KV": {0, 1, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}},
 	"flash":      {"IN": {0, 1}, "KV": {0, 2, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}, "OUT16": {0, 1}, "VEC": {0, 1}, "PAIRED": {0, 1}},
 	"decode":     {"IN": {0, 1}, "KV": {0, 2, 4}, "PAGED": {0, 1}, "BOTH": {0, 1}, "WIDE": {0, 1}, "FULL": {0, 1}, "EXTRA": {0, 1}},
 	"splitmerge": {"EXPAND": {0, 2}, "EXP2": {0, 1}},
