@@ -1,18 +1,22 @@
 # make test        what must hold before a commit: formatting, vet, staticcheck, the suite once
 # make test-all    what repeats it: every kernel variant, the second provider, races, arm64, fuzzing
+# make test-beam   the module cmd/attn-beam: attention on Apache Beam, with worker processes
 # make test-peers  results next to those of PyTorch, which Debian has as python3-torch
 # make soak        all kinds of work in 16 goroutines for DURATION (10m): results and memory stay the same
 # make bench       the main job: attention on every backend, with its ceiling in the same run
 # make build       one binary, ./attn
 # make update      refresh golden files and generated code (protoc and protoc-gen-go are needed for one file)
 
-.PHONY: test test-all test-peers soak bench build update
+.PHONY: test test-all test-beam test-peers soak bench build update
 
 test:
 	@sh .ci/test
 
 test-all:
 	@sh .ci/test-all
+
+test-beam:
+	@sh .ci/test-beam
 
 test-peers:
 	@sh .ci/test-peers
