@@ -1,0 +1,98 @@
+package plan
+
+import (
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed90331342/attn/kernels"
+)
+
+var update = flag.Bool("update", false, "write the tables of docs/distributed.md")
+
+// gpu is a worker with a GPU and a network of 16 Gbit/s.
+func gpu(workers int) Machine {
+	return Machine{Workers: workers, Speed: 10e12, Bandwidth: 2e9, Overhead: 100 * time.Millisecond}
+}
+
+// tables returns the tables of docs/distributed.md that programs compute, by their names.
+func tables(t *testing.T) map[string]string {
+	lengths := []struct {
+		name string
+		s    int
+	}{{"1M", 1_000_000}, {"10M", 10_000_000}, {"100M", 100_000_000}}
+	var bytes, times strings.Builder
+	bytes.WriteString("| S | operations | units | q, k and v read | partial results | output |\n| --- | --- | --- | --- | --- | --- |\n")
+	times.WriteString("| S | workers | CPU: units | merge | efficiency | GPU: units | merge | efficiency |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
+	for _, l := range lengths {
+		p := planned(t, l.s, 1, causal)
+		fmt.Fprintf(&bytes, "| %s | %s | %s | %s | %s | %s |\n", l.name, si(p.FLOPs, "FLOP"), thousands(p.Units), si(float64(p.Read), "B"), si(float64(p.Partials), "B"), si(float64(p.Output), "B"))
+		for _, workers := range []int{1, 16, 256, 4096} {
+			p := planned(t, l.s, workers, causal)
+			c, g := p.On(node(workers)), p.On(gpu(workers))
+			fmt.Fprintf(&times, "| %s | %s | %s | %s | %.0f%% | %s | %s | %.0f%% |\n", l.name, thousands(int64(workers)),
+				short(c.Units), short(c.Merge), 100*c.Efficiency, short(g.Units), short(g.Merge), 100*g.Efficiency)
+		}
+	}
+	var printed strings.Builder
+	if err := planned(t, 10_000_000, 256, causal).Print(&printed, node(256)); err != nil {
+		t.Fatal(err)
+	}
+	return map[string]string{"bytes": bytes.String(), "times": times.String(), "plan": "    " + strings.ReplaceAll(strings.TrimSuffix(printed.String(), "\n"), "\n", "\n    ") + "\n"}
+}
+
+// TestDocs: the tables of docs/distributed.md are those that the plan computes now.
+func TestDocs(t *testing.T) {
+	page := filepath.Join("..", "..", "..", "..", "docs", "distributed.md")
+	content, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(content)
+	for name, want := range tables(t) {
+		begin, end := fmt.Sprintf("<!-- %s: computed -->\n\n", name), fmt.Sprintf("\n<!-- end of %s -->", name)
+		before, rest, ok := strings.Cut(text, begin)
+		got, after, ok2 := strings.Cut(rest, end)
+		if !ok || !ok2 {
+			t.Fatalf("%s has no table %q between %q and %q", page, name, begin, end)
+		}
+		if got != want && !*update {
+			t.Errorf("table %q of %s is\n%s\nwant (go test ./cmd/attn-beam/internal/plan -update)\n%s", name, page, got, want)
+		}
+		text = before + begin + want + end + after
+	}
+	if *update {
+		if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestFigures: the figures in the text of docs/distributed.md.
+func TestFigures(t *testing.T) {
+	p := planned(t, 100_000_000, 1, causal)
+	million, cores := planned(t, 1_000_000, 4096, causal), node(4096)
+	window := kernels.Options{Causal: true, Window: &kernels.Window{Left: 4095, Right: kernels.Unbounded}}
+	for what, x := range map[string][2]float64{
+		"FLOP for each byte of partial results":    {p.FLOPs / float64(p.Partials), 32e3},
+		"FLOP for each byte that units read":       {p.FLOPs / float64(p.Read), 11e3},
+		"partial results of the output":            {float64(p.Partials) / float64(p.Output), 1500},
+		"FLOP of a unit of 1M rows on 4,096 cores": {million.FLOPs / float64(million.Units), 0.075 * cores.Speed},
+		"speed of 4,096 cores, of that of 256":     {planned(t, 1_000_000, 256, causal).On(node(256)).Units.Seconds() / million.On(cores).Units.Seconds(), 5.6},
+	} {
+		if math.Abs(x[0]/x[1]-1) > 0.05 {
+			t.Errorf("%s: %.4g, the text has %g", what, x[0], x[1])
+		}
+	}
+	if got := planned(t, 10_000_000, 4096, causal).On(cores).Balance; got < 0.999 {
+		t.Errorf("10M rows on 4,096 workers: balance %v, the text has 0.999", got)
+	}
+	if x := sequence(t, 100_000_000, 1, window); x.Pairs > million.Cut.Pairs {
+		t.Errorf("100M rows with a window have %d pairs, 1M without have %d: the text says less", x.Pairs, million.Cut.Pairs)
+	}
+}
