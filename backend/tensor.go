@@ -116,24 +116,39 @@ func hostTensor[T float32 | uint16 | bool | byte](data []T, dtype DType, shape S
 // AllocHost returns a contiguous tensor of zeros in host memory. It returns ErrShape for a
 // shape that is negative or too large, and ErrMemory when there is not enough memory.
 func AllocHost(dtype DType, shape Shape) (Tensor, error) {
+	if dtype == Bool {
+		return allocHost(budget.Make[bool], dtype, shape)
+	}
+	return allocNumbers(dtype, shape, budget.Make[float32], budget.Make[uint16], budget.Make[byte])
+}
+
+// AllocHostUncleared is AllocHost with unspecified contents, for types other than Bool. It
+// takes no time to clear memory.
+func AllocHostUncleared(dtype DType, shape Shape) (Tensor, error) {
+	if dtype == Bool {
+		return AllocHost(dtype, shape)
+	}
+	return allocNumbers(dtype, shape, budget.MakeUncleared[float32], budget.MakeUncleared[uint16], budget.MakeUncleared[byte])
+}
+
+// allocNumbers returns a tensor in memory that one of the functions makes.
+func allocNumbers(dtype DType, shape Shape, words func(int) ([]float32, error), halves func(int) ([]uint16, error), bytes func(int) ([]byte, error)) (Tensor, error) {
+	switch dtype {
+	case F32:
+		return allocHost(words, dtype, shape)
+	case Q8:
+		return allocHost(bytes, dtype, shape)
+	default:
+		return allocHost(halves, dtype, shape)
+	}
+}
+
+func allocHost[T float32 | uint16 | bool | byte](alloc func(n int) ([]T, error), dtype DType, shape Shape) (Tensor, error) {
 	n := int(dtype.Bytes(shape)) / dtype.Size()
 	if n < 0 {
 		return Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, ErrShape)
 	}
-	switch dtype {
-	case F32:
-		return allocHost[float32](n, dtype, shape)
-	case Bool:
-		return allocHost[bool](n, dtype, shape)
-	case Q8:
-		return allocHost[byte](n, dtype, shape)
-	default:
-		return allocHost[uint16](n, dtype, shape)
-	}
-}
-
-func allocHost[T float32 | uint16 | bool | byte](n int, dtype DType, shape Shape) (Tensor, error) {
-	data, err := budget.Make[T](n)
+	data, err := alloc(n)
 	if err != nil {
 		return Tensor{}, fmt.Errorf("shape %v of %v: %w", shape, dtype, err)
 	}

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"math"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -47,6 +48,28 @@ func Check(bytes int64) error {
 
 // Make returns make([]T, n), or ErrMemory as Check does. A negative n is too many.
 func Make[T any](n int) ([]T, error) {
+	return allocate(n, func(int64) []T { return make([]T, n) })
+}
+
+// MakeUncleared is Make for numbers with unspecified values: from 16 MiB on it does not
+// clear memory that the process has used before. Clearing takes a second for some GB, in
+// which nothing could interrupt it.
+func MakeUncleared[T float32 | uint16 | byte](n int) ([]T, error) {
+	return allocate(n, func(bytes int64) []T {
+		if bytes < step {
+			return make([]T, n)
+		}
+		// A Builder is the only type of the standard library that allocates memory
+		// without clearing it.
+		var b strings.Builder
+		b.Grow(int(bytes))
+		b.WriteByte(0) // an empty string need not have an address
+		return unsafe.Slice((*T)(unsafe.Pointer(unsafe.StringData(b.String()))), n)
+	})
+}
+
+// allocate returns n elements that alloc makes, of so many bytes, or ErrMemory.
+func allocate[T any](n int, alloc func(bytes int64) []T) ([]T, error) {
 	bytes := int64(-1)
 	if size := int64(max(unsafe.Sizeof(*new(T)), 1)); n >= 0 && int64(n) <= math.MaxInt64/size {
 		bytes = int64(n) * size
@@ -62,7 +85,7 @@ func Make[T any](n int) ([]T, error) {
 			return nil, err
 		}
 	}
-	return make([]T, n), nil
+	return alloc(bytes), nil
 }
 
 // small grants requests without reading the limits until their sum reaches a step.
