@@ -7,31 +7,23 @@
 //
 // An [Array] holds URIs and lengths, no data, and travels to workers as JSON. A worker seeks
 // where the file system can: local files. The readers of gs:// and s3:// are streams, which
-// start at the beginning of a shard, and what lies before a range is read and dropped: a
-// shard of one head and 32,768 rows wastes nothing, one of 8 heads half of what is read.
+// start at the beginning of a shard, and what lies before a range is read and dropped: of a
+// shard with 8 heads, 3.5 on average to read one.
 //
 // Files that are written appear complete or not at all. Programs import the file systems
 // that they use; local files are always there.
 package shards
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"slices"
 	"strings"
-	"sync"
-	"unicode"
-
-	"github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem"
-	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem/local" // the default
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
@@ -139,123 +131,6 @@ func fourAxes(shape []int) (four [4]int, err error) {
 	return four, fmt.Errorf("shape %v, it must be [B, H, rows, D], [B, rows, D] or [rows, D]: %w", shape, backend.ErrShape)
 }
 
-// expand returns the files of a list of URIs and globs.
-func expand(ctx context.Context, name, uris string) (files []string, err error) {
-	for _, uri := range strings.Split(uris, ",") {
-		if !strings.ContainsAny(uri, "*?[") {
-			if uri == "" {
-				return nil, fmt.Errorf("%s: %q has an empty URI, give the URI of a .npy file: %w", name, uris, backend.ErrOption)
-			}
-			files = append(files, uri)
-			continue
-		}
-		system, err := filesystem.New(ctx, uri)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		matches, err := system.List(ctx, uri)
-		if err = errors.Join(err, system.Close()); err != nil {
-			return nil, fmt.Errorf("%s: %s: %w", name, uri, err)
-		}
-		if len(matches) == 0 {
-			return nil, fmt.Errorf("%s: no file matches %s: %w", name, uri, fs.ErrNotExist)
-		}
-		slices.SortFunc(matches, byNumber)
-		files = append(files, matches...)
-	}
-	return files, nil
-}
-
-// byNumber compares names, where a run of digits counts as a number.
-func byNumber(a, b string) int {
-	x, y := a, b
-	for x != "" && y != "" {
-		i, j := digits(x), digits(y)
-		if i == 0 || j == 0 {
-			if x[0] != y[0] {
-				return cmp.Compare(x[0], y[0])
-			}
-			x, y = x[1:], y[1:]
-			continue
-		}
-		m, n := strings.TrimLeft(x[:i], "0"), strings.TrimLeft(y[:j], "0")
-		if c := cmp.Or(cmp.Compare(len(m), len(n)), cmp.Compare(m, n)); c != 0 {
-			return c
-		}
-		x, y = x[i:], y[j:]
-	}
-	return cmp.Or(cmp.Compare(len(x), len(y)), cmp.Compare(a, b))
-}
-
-// digits returns the number of digits that s begins with.
-func digits(s string) int {
-	return len(s) - len(strings.TrimLeftFunc(s, func(r rune) bool { return r < 128 && unicode.IsDigit(r) }))
-}
-
-// header reads the header of a file and checks its size and elements.
-func header(ctx context.Context, uri string) (h npy.Header, err error) {
-	r, size, err := open(ctx, uri)
-	if err != nil {
-		return h, err
-	}
-	if h, _, err = npy.Open(r, size); err != nil {
-		err = fmt.Errorf("%w: %w", err, backend.ErrShape)
-	} else if h.Kind != 'f' || h.Size > 4 {
-		err = fmt.Errorf("elements are %s, they must be f2 or f4: convert them (numpy's astype): %w", h.TypeName(), backend.ErrDType)
-	}
-	return h, errors.Join(err, r.Close())
-}
-
-// file is an open file and its file system.
-type file struct {
-	io.ReadCloser
-	system filesystem.Interface
-}
-
-func (f file) Close() error { return errors.Join(f.ReadCloser.Close(), f.system.Close()) }
-
-// open opens a file for reading and returns its size.
-func open(ctx context.Context, uri string) (f file, size int64, err error) {
-	system, err := filesystem.New(ctx, uri)
-	if err != nil {
-		return f, 0, err
-	}
-	r, err := system.OpenRead(ctx, uri)
-	if err != nil {
-		return f, 0, errors.Join(reason(uri, err), system.Close())
-	}
-	f = file{r, system}
-	if s, ok := r.(io.Seeker); ok {
-		if size, err = s.Seek(0, io.SeekEnd); err == nil {
-			_, err = s.Seek(0, io.SeekStart)
-		}
-	} else {
-		size, err = system.Size(ctx, uri)
-	}
-	if err != nil {
-		return f, 0, errors.Join(reason(uri, err), f.Close())
-	}
-	return f, size, nil
-}
-
-// reason returns err without the name of the file, and with advice for a missing one.
-func reason(uri string, err error) error {
-	if err = atomicfile.Reason(err); errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the file is missing, write it or correct the URI: %w", err)
-	}
-	return err
-}
-
-// skip moves f forward by n bytes.
-func (f file) skip(n int64) error {
-	if s, ok := f.ReadCloser.(io.Seeker); ok {
-		_, err := s.Seek(n, io.SeekCurrent)
-		return err
-	}
-	_, err := io.CopyN(io.Discard, f, n)
-	return err
-}
-
 // Check reads the headers of all shards again and compares them with a. It finds shards that
 // are missing, truncated or other ones than they were.
 func (a *Array) Check(ctx context.Context) error {
@@ -299,20 +174,6 @@ func (a *Array) check(ctx context.Context) []error {
 	return failures
 }
 
-// together calls f for 0 to n-1, 32 at a time: remote file systems take long to answer, and
-// answer many requests at once.
-func together(n int, f func(i int)) {
-	var wait sync.WaitGroup
-	for first := range min(n, 32) {
-		wait.Go(func() {
-			for i := first; i < n; i += 32 {
-				f(i)
-			}
-		})
-	}
-	wait.Wait()
-}
-
 // covered reports rows of the array that no shard holds, or that two hold.
 func (a *Array) covered() error {
 	for b := range a.Shape[0] {
@@ -348,26 +209,32 @@ func (a *Array) overlaps(b, h int, rows cut.Range, f func(s *Shard, part cut.Ran
 	return nil
 }
 
-// raw reads rows of a head from a shard and calls f with pieces of whole elements.
-func (a *Array) raw(ctx context.Context, s *Shard, b, h int, rows cut.Range, f func(raw []byte) error) error {
+// piece is some rows of a head that lie in one shard.
+type piece struct {
+	batch, head int
+	rows        cut.Range
+	take        func(raw []byte) error // takes the bytes of the rows, whole elements at a time
+}
+
+// read reads pieces of a shard, which are in the order of the file.
+func (a *Array) read(ctx context.Context, s *Shard, pieces []piece) error {
 	r, _, err := open(ctx, s.URI)
 	if err != nil {
 		return a.wrong(s.URI, err)
 	}
-	row := int64(a.Shape[3] * a.size())
-	before := int64((b-s.Batch.Lo)*s.Heads.Len()+h-s.Heads.Lo)*int64(s.Rows.Len()) + int64(rows.Lo-s.Rows.Lo)
-	err = r.skip(s.Start + before*row)
-	left := int64(rows.Len()) * row
-	buf := make([]byte, min(left, 1<<20))
-	for err == nil && left > 0 {
-		piece := buf[:min(left, int64(len(buf)))]
-		if _, err = io.ReadFull(r, piece); err == nil {
-			err = f(piece)
+	at := int64(0)
+	for _, p := range pieces {
+		before := ((p.batch-s.Batch.Lo)*s.Heads.Len()+p.head-s.Heads.Lo)*s.Rows.Len() + p.rows.Lo - s.Rows.Lo
+		start := s.Start + a.Bytes(before)
+		if err = r.skip(start - at); err == nil {
+			err = takeAll(r, a.Bytes(p.rows.Len()), p.take)
 		}
-		left -= int64(len(piece))
-	}
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		err = fmt.Errorf("it ends before or in rows %d to %d of head %d of batch %d, it was changed after the job began: start again: %w", rows.Lo, rows.Hi-1, h, b, backend.ErrShape)
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			err = fmt.Errorf("it ends before or in rows %d to %d of head %d of batch %d, it was changed after the job began: start again: %w", p.rows.Lo, p.rows.Hi-1, p.head, p.batch, backend.ErrShape)
+		}
+		if at = start + a.Bytes(p.rows.Len()); err != nil {
+			break
+		}
 	}
 	if err = errors.Join(err, r.Close()); err != nil {
 		return a.wrong(s.URI, err)
@@ -375,25 +242,53 @@ func (a *Array) raw(ctx context.Context, s *Shard, b, h int, rows cut.Range, f f
 	return nil
 }
 
+// takeAll calls take for the next n bytes of r, up to a megabyte at a time.
+func takeAll(r io.Reader, n int64, take func([]byte) error) error {
+	buf := make([]byte, min(n, 1<<20))
+	for ; n > 0; n -= int64(len(buf)) {
+		buf = buf[:min(n, int64(len(buf)))]
+		if _, err := io.ReadFull(r, buf); err != nil {
+			return err
+		}
+		if err := take(buf); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // size is the number of bytes of an element.
 func (a *Array) size() int { return int(a.Type[1] - '0') }
 
-// Read reads rows of the heads of a batch to dst, [heads, rows, elements].
+// Read reads rows of the heads of a batch to dst, [heads, rows, elements]. It opens each shard
+// once.
 func (a *Array) Read(ctx context.Context, dst []float32, batch int, heads, rows cut.Range) error {
 	if n := heads.Len() * rows.Len() * a.Shape[3]; len(dst) != n || batch >= a.Shape[0] || heads.Hi > a.Shape[1] || rows.Hi > a.Shape[2] {
 		return fmt.Errorf("%s: batch %d, heads %v and rows %v of shape %v into %d numbers: %w", a.Name, batch, heads, rows, a.Shape, len(dst), backend.ErrShape)
 	}
+	var order []*Shard
+	pieces := map[*Shard][]piece{}
 	for h := heads.Lo; h < heads.Hi; h++ {
 		err := a.overlaps(batch, h, rows, func(s *Shard, part cut.Range) error {
-			code := s.code(a)
-			return a.raw(ctx, s, batch, h, part, func(raw []byte) error {
+			code, to := s.code(a), dst[:part.Len()*a.Shape[3]]
+			dst = dst[len(to):]
+			if pieces[s] == nil {
+				order = append(order, s)
+			}
+			pieces[s] = append(pieces[s], piece{batch, h, part, func(raw []byte) error {
 				n := len(raw) / code.Size
-				code.Float32s(dst[:n], raw)
-				dst = dst[n:]
+				code.Float32s(to[:n], raw)
+				to = to[n:]
 				return nil
-			})
+			}})
+			return nil
 		})
 		if err != nil {
+			return err
+		}
+	}
+	for _, s := range order {
+		if err := a.read(ctx, s, pieces[s]); err != nil {
 			return err
 		}
 	}

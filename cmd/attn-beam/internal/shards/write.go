@@ -180,7 +180,7 @@ func (a *Array) Gather(ctx context.Context, uri string, shape []int) error {
 		for b := range a.Shape[0] {
 			for h := range a.Shape[1] {
 				err := a.overlaps(b, h, cut.Range{Hi: a.Shape[2]}, func(s *Shard, part cut.Range) error {
-					return a.raw(ctx, s, b, h, part, func(raw []byte) error {
+					return a.read(ctx, s, []piece{{b, h, part, func(raw []byte) error {
 						if s.BigEndian {
 							for i := 0; i < len(raw); i += a.size() {
 								slices.Reverse(raw[i : i+a.size()])
@@ -188,7 +188,7 @@ func (a *Array) Gather(ctx context.Context, uri string, shape []int) error {
 						}
 						_, err := out.Write(raw)
 						return err
-					})
+					}}})
 				})
 				if err != nil {
 					return err
