@@ -1,0 +1,212 @@
+package beamattn
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/apache/beam/sdks/v2/go/pkg/beam"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
+	"github.com/seed90331342/attn/cmd/attn-beam/internal/shards"
+	"github.com/seed90331342/attn/cmd/attn-beam/internal/workers"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+func TestMain(m *testing.M) {
+	workers.Serve()
+	beam.Init()
+	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	os.Exit(m.Run())
+}
+
+// problem is a call with its operands.
+type problem struct {
+	dims    kernels.Dims
+	dtype   backend.DType
+	q, k, v []float32
+	options kernels.Options
+}
+
+// draw returns a problem whose elements dtype holds exactly.
+func draw(d kernels.Dims, dtype backend.DType, o kernels.Options) *problem {
+	rng := rand.New(rand.NewPCG(1, uint64(d.SeqK)))
+	tensor := func(n int) []float32 {
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = dtype.Round(float32(rng.NormFloat64()))
+		}
+		return x
+	}
+	p := &problem{dims: d, dtype: dtype, options: o}
+	p.q = tensor(d.Batch * d.Heads * d.SeqQ * d.Dim)
+	p.k = tensor(d.Batch * d.KVHeads * d.SeqK * d.Dim)
+	p.v = tensor(d.Batch * d.KVHeads * d.SeqK * d.ValueDim)
+	return p
+}
+
+// spec writes the operands in n shards each and returns the call over them.
+func (p *problem) spec(t *testing.T, n int) Spec {
+	t.Helper()
+	dir := t.TempDir()
+	elements := "f4"
+	if p.dtype == backend.F16 {
+		elements = "f2"
+	}
+	for _, x := range []struct {
+		name               string
+		data               []float32
+		heads, rows, width int
+	}{{"q", p.q, p.dims.Heads, p.dims.SeqQ, p.dims.Dim}, {"k", p.k, p.dims.KVHeads, p.dims.SeqK, p.dims.Dim}, {"v", p.v, p.dims.KVHeads, p.dims.SeqK, p.dims.ValueDim}} {
+		for i := range n {
+			lo, hi := x.rows*i/n, x.rows*(i+1)/n
+			var shard []float32
+			for h := range p.dims.Batch * x.heads {
+				shard = append(shard, x.data[(h*x.rows+lo)*x.width:(h*x.rows+hi)*x.width]...)
+			}
+			if err := shards.WriteTensor(t.Context(), fmt.Sprintf("%s/%s-%d.npy", dir, x.name, i), elements, []int{p.dims.Batch, x.heads, hi - lo, x.width}, shard); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return Spec{Q: dir + "/q-*.npy", K: dir + "/k-*.npy", V: dir + "/v-*.npy", Out: dir + "/out", Options: p.options, DType: p.dtype.String(), Backend: "cpu"}
+}
+
+// direct returns O and LSE of one call.
+func (p *problem) direct(t *testing.T) (o, lse []float32) {
+	t.Helper()
+	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
+	defer dev.Close()
+	var tensors [3]backend.Tensor
+	for i, x := range []struct {
+		data  []float32
+		shape backend.Shape
+	}{
+		{p.q, backend.Shape{p.dims.Batch, p.dims.Heads, p.dims.SeqQ, p.dims.Dim}}, {p.k, backend.Shape{p.dims.Batch, p.dims.KVHeads, p.dims.SeqK, p.dims.Dim}},
+		{p.v, backend.Shape{p.dims.Batch, p.dims.KVHeads, p.dims.SeqK, p.dims.ValueDim}},
+	} {
+		var err error
+		if tensors[i], err = dev.FromFloat32(t.Context(), p.dtype, x.data, x.shape); err != nil {
+			t.Fatal(err)
+		}
+	}
+	opt := p.options
+	opt.LSE = true
+	r, err := dev.Attention(t.Context(), tensors[0], tensors[1], tensors[2], opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Release()
+	if o, err = dev.Float32s(t.Context(), r.O); err == nil {
+		lse, err = dev.Float32s(t.Context(), r.LSE)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o, lse
+}
+
+// run runs a job in n worker processes.
+func run(t *testing.T, spec Spec, n int) error {
+	t.Helper()
+	spec.Branches = n
+	job, err := Prepare(t.Context(), spec)
+	if err != nil {
+		return err
+	}
+	p, s := beam.NewPipelineWithRoot()
+	job.Attention(s)
+	_, err = workers.Run(t.Context(), p, workers.Options{Workers: n, Env: map[string]string{"GOMAXPROCS": "1"}})
+	return err
+}
+
+// results reads the outputs that the manifest of a folder names.
+func results(t *testing.T, out string, p *problem) (o, lse []float32) {
+	t.Helper()
+	m, err := shards.ReadManifest(t.Context(), out+"/manifest.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(a *shards.Array) []float32 {
+		if a == nil {
+			return nil
+		}
+		if err := a.Check(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var all []float32
+		for b := range a.Shape[0] {
+			part := make([]float32, a.Shape[1]*a.Shape[2]*a.Shape[3])
+			if err := a.Read(t.Context(), part, b, cut.Range{Hi: a.Shape[1]}, cut.Range{Hi: a.Shape[2]}); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, part...)
+		}
+		return all
+	}
+	if left, err := filepath.Glob(out + "/partial/*"); err != nil || len(left) > 0 {
+		t.Errorf("partial results are left: %v (%v)", left, err)
+	}
+	return read(m.Outputs["o"]), read(m.Outputs["lse"])
+}
+
+func sameBits(a, b []float32) bool {
+	return slices.EqualFunc(a, b, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) })
+}
+
+// TestOptions: every option that partial results carry, with the bits of one call. Keys
+// are more than two splits.
+func TestOptions(t *testing.T) {
+	const keys = 2*cpu.ShardKeys + 1500
+	inf := float32(math.Inf(-1))
+	segments := make([]int32, keys)
+	for i := range segments {
+		segments[i] = int32(i / 30000)
+	}
+	rows := make([]int32, 300)
+	for i := range rows {
+		rows[i] = int32(i / 110)
+	}
+	for _, c := range []struct {
+		name  string
+		dtype backend.DType
+		o     kernels.Options
+	}{
+		{"plain", backend.F32, kernels.Options{}},
+		{"causal", backend.F32, kernels.Options{Causal: true, Align: kernels.LowerRight}},
+		{"causal from the first key", backend.F32, kernels.Options{Causal: true}},
+		{"window with an offset", backend.F32, kernels.Options{Window: &kernels.Window{Left: 40000, Right: 7}, Offset: 2*cpu.ShardKeys - 100}},
+		{"offsets", backend.F32, kernels.Options{Causal: true, Offsets: []int{40000, -100}}},
+		{"klen", backend.F32, kernels.Options{KLen: []int{40000, 0}}},
+		{"softcap and scale", backend.F32, kernels.Options{Softcap: 2, Scale: new(0.3)}},
+		{"sinks", backend.F32, kernels.Options{Sinks: []float32{0.5, 2, inf, -1}, Causal: true, Align: kernels.LowerRight}},
+		{"sinks and rows that see the second split only", backend.F32, kernels.Options{Sinks: []float32{0.5, 2, inf, -1}, Window: &kernels.Window{Left: 100}, Offset: cpu.ShardKeys + 200}},
+		{"sinks and rows that see nothing", backend.F32, kernels.Options{Sinks: []float32{0.5, 2, inf, -1}, Causal: true, Offset: -150}},
+		{"alibi", backend.F32, kernels.Options{ALiBi: []float32{0.001, 0.0001, 0.5, 0}, Causal: true, Align: kernels.LowerRight}},
+		{"segments", backend.F32, kernels.Options{QSegments: [][]int32{rows}, KSegments: [][]int32{segments}}},
+		{"f16", backend.F16, kernels.Options{Causal: true, Align: kernels.LowerRight}},
+		{"bf16", backend.BF16, kernels.Options{Causal: true, Align: kernels.LowerRight}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.o.LSE = true
+			p := draw(kernels.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 300, SeqK: keys, Dim: 8, ValueDim: 5}, c.dtype, c.o)
+			spec := p.spec(t, 3)
+			if err := run(t, spec, 2); err != nil {
+				t.Fatal(err)
+			}
+			o, lse := results(t, spec.Out, p)
+			wantO, wantLSE := p.direct(t)
+			if !sameBits(o, wantO) || !sameBits(lse, wantLSE) {
+				t.Errorf("O has the bits of one call: %t, LSE: %t", sameBits(o, wantO), sameBits(lse, wantLSE))
+			}
+		})
+	}
+}
