@@ -4,12 +4,15 @@ import (
 	"flag"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -92,7 +95,32 @@ func TestFigures(t *testing.T) {
 	if got := planned(t, 10_000_000, 4096, causal).On(cores).Balance; got < 0.999 {
 		t.Errorf("10M rows on 4,096 workers: balance %v, the text has 0.999", got)
 	}
+	for _, c := range []struct {
+		s, workers    int
+		turns, random float64
+	}{{1_000_000, 256, 0.93, 0.7}, {10_000_000, 4096, 0.99, 0.7}} {
+		turns, random := placed(sequence(t, c.s, c.workers, causal), c.workers)
+		if math.Abs(turns-c.turns) > 0.005 || math.Abs(random-c.random) > 0.05 {
+			t.Errorf("%d rows on %d workers: balance %.3f in turns and %.3f at random, the text has %v and %v", c.s, c.workers, turns, random, c.turns, c.random)
+		}
+	}
 	if x := sequence(t, 100_000_000, 1, window); x.Pairs > million.Cut.Pairs {
 		t.Errorf("100M rows with a window have %d pairs, 1M without have %d: the text says less", x.Pairs, million.Cut.Pairs)
 	}
+}
+
+// placed returns the mean load of workers, of the largest one, when they get the units of x in
+// advance: in turns, and at random.
+func placed(x *cut.Cut, workers int) (turns, random float64) {
+	draw := rand.New(rand.NewPCG(1, 2))
+	a, b, n := make([]int64, workers), make([]int64, workers), 0
+	for _, block := range x.Blocks {
+		for _, u := range block.Units() {
+			a[n%workers] += u.Pairs
+			b[draw.IntN(workers)] += u.Pairs
+			n++
+		}
+	}
+	mean := float64(x.Pairs) / float64(workers)
+	return mean / float64(slices.Max(a)), mean / float64(slices.Max(b))
 }
