@@ -27,6 +27,7 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -112,7 +113,8 @@ type Cut struct {
 }
 
 // New cuts a call with lengths d and options o. It returns ErrUnsupported for an option that
-// partial results cannot carry, and ErrShape and ErrOption as kernels.Device.Prepare does.
+// partial results cannot carry, ErrShape and ErrOption as kernels.Device.Prepare does, and
+// ErrMemory for more blocks than fit in memory.
 func New(d kernels.Dims, o kernels.Options, c Config) (*Cut, error) {
 	if err := Supported(&o); err != nil {
 		return nil, err
@@ -150,6 +152,14 @@ func New(d kernels.Dims, o kernels.Options, c Config) (*Cut, error) {
 		most := x.Pairs / int64(x.Config.Workers*unitsPerWorker*group*max(1, width))
 		x.Config.Rows = int(max(minRows, min(maxRows, most/rowStep*rowStep)))
 	}
+	blocks := 0
+	for _, p := range parts {
+		blocks += (p.Hi[0] - p.Lo[0]) * d.KVHeads * ((p.Hi[1]-p.Lo[1])/x.Config.Rows + 1)
+	}
+	if x.Blocks, err = budget.Make[Block](blocks); err != nil {
+		return nil, fmt.Errorf("%d blocks of %d rows: %w", blocks, x.Config.Rows, err)
+	}
+	x.Blocks = x.Blocks[:0]
 	for _, p := range parts {
 		for b := p.Lo[0]; b < p.Hi[0]; b++ {
 			for h := range d.KVHeads {

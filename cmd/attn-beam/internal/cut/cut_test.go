@@ -371,6 +371,15 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// TestTooManyBlocks: a cut that does not fit in memory is an error.
+func TestTooManyBlocks(t *testing.T) {
+	d := kernels.Dims{Batch: 1 << 20, Heads: 64, KVHeads: 64, SeqQ: 1 << 20, SeqK: 1 << 20, Dim: 64, ValueDim: 64}
+	_, err := New(d, kernels.Options{Causal: true}, Config{Rows: 1})
+	if !errors.Is(err, backend.ErrMemory) || !strings.Contains(err.Error(), "blocks of 1 rows") {
+		t.Errorf("error %v, want ErrMemory", err)
+	}
+}
+
 // TestEmpty: rows without keys are fully masked blocks; a call without rows has no blocks.
 func TestEmpty(t *testing.T) {
 	d := kernels.Dims{Batch: 1, Heads: 2, KVHeads: 2, SeqQ: 4, Dim: 1, ValueDim: 1}

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem"
@@ -371,5 +372,31 @@ func TestByNumber(t *testing.T) {
 	slices.SortFunc(got, byNumber)
 	if !slices.Equal(got, want) {
 		t.Errorf("order %q", got)
+	}
+}
+
+// TestWriteTwice: workers that write the same file at once, as engines may let them, leave it
+// whole at any time.
+func TestWriteTwice(t *testing.T) {
+	for _, dir := range folders(t) {
+		data := make([]float32, 5000)
+		for i := range data {
+			data[i] = float32(i)
+		}
+		uri := dir + "/o.npy"
+		var wait sync.WaitGroup
+		for range 8 {
+			wait.Go(func() {
+				for range 5 {
+					if err := WriteTensor(t.Context(), uri, "f4", []int{5000}, data); err != nil {
+						t.Error(err)
+					}
+					if got, err := ReadTensor(t.Context(), uri, "f4", []int{5000}); err != nil || !slices.Equal(got, data) {
+						t.Errorf("%d numbers, %v", len(got), err)
+					}
+				}
+			})
+		}
+		wait.Wait()
 	}
 }
