@@ -89,7 +89,7 @@ func gradientCases() []struct {
 } {
 	const heads, s = 8, 2048
 	options := map[string]func(b *testing.B, c *backend.Call){}
-	for _, o := range optionCases() {
+	for _, o := range optionCases(2048, 2048) {
 		options[o.say] = o.do
 	}
 	dBias := func(shape ...int) func(b *testing.B, g *backend.Gradients) {
@@ -132,7 +132,7 @@ func BenchmarkGradients(b *testing.B) {
 			b.ReportMetric(60, "%wanted")
 		})
 	}
-	for _, o := range optionCases() {
+	for _, o := range optionCases(2048, 2048) {
 		bench(o.say, o.do, nil)
 	}
 	for _, share := range []int{4, 8} {

@@ -32,10 +32,19 @@ func (a *attention) stepKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRang
 			a.dropRow(x, &b.draw, s, p.b, h, i, here.lo)
 		}
 	}
-	if a.readV && !clean {
+	if a.readV && (!clean || !x.KeyLanes && r.v == nil) {
+		// Values that are not finite leave outputs that are not, whatever their weights.
+		// Reading them once is cheaper than looking at them first.
+		o := t.cur.o[:t.n*a.dimV]
+		if clean {
+			copy(b.v, o)
+		}
 		runs := a.runsOf(b, &a.v, p, here.lo, n, vec.MixAhead(t.n), t.keys.hi)
-		x.Mix(a.v.element(), t.cur.o, a.dimV, runs, a.v.stride[backend.Seq], b.s, keyBlock, b.alpha, t.n, a.dimV)
-		return
+		x.Mix(a.v.element(), o, a.dimV, runs, a.v.stride[backend.Seq], b.s, keyBlock, b.alpha, t.n, a.dimV)
+		if !clean || !x.NonFinite(o, a.dimV, t.n, a.dimV) {
+			return
+		}
+		copy(o, b.v)
 	}
 	v, ldv, replaced := a.values(r, b, p, here.lo, clean)
 	x.Mix(vec.F32, t.cur.o, a.dimV, b.run(v, ldv, n, a.dimV), ldv, b.s, keyBlock, b.alpha, t.n, a.dimV)
@@ -54,11 +63,14 @@ func (a *attention) adjustLanes(b *workspace, p *taskRange, t *tile, row int, he
 			copy(b.capped[row*keyBlock:], s)
 		}
 	}
-	if a.masked || a.added {
-		h, i := a.row(t.h, t.i, row)
-		a.biasRow(x, b.bias, p.b, h, i, here.lo, n)
+	h, i := a.row(t.h, t.i, row)
+	if a.added {
+		a.addedRow(x, b.bias[:n], p.b, h, i, here.lo)
 		clear(b.bias[n:len(s)])
 		x.Bias(s, b.bias)
+	}
+	if a.masked {
+		a.maskRow(x, s[:n], p.b, h, i, here.lo)
 	}
 	seen = span{max(0, min(n, t.spans[row].lo-here.lo)), max(0, min(n, t.spans[row].hi-here.lo))}
 	fill(s[:seen.lo], negInf)

@@ -96,13 +96,13 @@ type optionCase struct {
 	do    func(b *testing.B, c *backend.Call)
 }
 
-// optionCases are the options of a call of 8 heads, 2,048 rows and keys, and head size 64.
-func optionCases() []optionCase {
-	const heads, s = 8, 2048
-	all := backend.Shape{1, heads, s, s}
+// optionCases are the options of a call of 8 heads, sq rows and sk keys.
+func optionCases(sq, sk int) []optionCase {
+	const heads = 8
+	all := backend.Shape{1, heads, sq, sk}
 	bias := func(heads int, dtype backend.DType) func(b *testing.B, c *backend.Call) {
 		return func(b *testing.B, c *backend.Call) {
-			x := typed(b, random(b, 7, backend.Shape{1, heads, s, s}), dtype)
+			x := typed(b, random(b, 7, backend.Shape{1, heads, sq, sk}), dtype)
 			var err error
 			if c.Bias, err = x.Broadcast(all); err != nil {
 				b.Fatal(err)
@@ -112,7 +112,7 @@ func optionCases() []optionCase {
 	mask := func(heads int) func(b *testing.B, c *backend.Call) {
 		return func(b *testing.B, c *backend.Call) {
 			var err error
-			if c.Mask, err = flags(b, 8, backend.Shape{1, heads, s, s}).Broadcast(all); err != nil {
+			if c.Mask, err = flags(b, 8, backend.Shape{1, heads, sq, sk}).Broadcast(all); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -133,7 +133,7 @@ func optionCases() []optionCase {
 	return []optionCase{
 		{"causal", 60, visible(backend.Visibility{Left: backend.Unbounded})},
 		{"window256", 60, visible(backend.Visibility{Left: 256})},
-		{"klen1500", 60, visible(backend.Visibility{Left: backend.Unbounded, Right: backend.Unbounded, KLen: []int{1500}})},
+		{"klen75%", 60, visible(backend.Visibility{Left: backend.Unbounded, Right: backend.Unbounded, KLen: []int{sk * 3 / 4}})},
 		{"softcap", 60, func(_ *testing.B, c *backend.Call) { c.Softcap = 20 }},
 		{"mask/SqSk", 60, mask(1)},
 		{"mask/BHSqSk", 60, mask(heads)},
@@ -143,14 +143,16 @@ func optionCases() []optionCase {
 		{"bias/f16/BHSqSk", 60, bias(heads, backend.F16)},
 		{"alibi", 60, slopes},
 		{"alibi+mask", 60, func(b *testing.B, c *backend.Call) { slopes(b, c); mask(1)(b, c) }},
-		{"relative", 60, func(b *testing.B, c *backend.Call) { c.Relative = random(b, 9, backend.Shape{1, heads, 1, 2*s - 1}) }},
+		{"relative", 60, func(b *testing.B, c *backend.Call) {
+			c.Relative = random(b, 9, backend.Shape{1, heads, 1, sq + sk - 1})
+		}},
 		{"relative+bias", 60, func(b *testing.B, c *backend.Call) {
-			c.Relative = random(b, 9, backend.Shape{1, heads, 1, 2*s - 1})
+			c.Relative = random(b, 9, backend.Shape{1, heads, 1, sq + sk - 1})
 			bias(1, backend.F32)(b, c)
 		}},
 		{"sinks", 60, func(_ *testing.B, c *backend.Call) { c.Sinks = make([]float32, heads) }},
 		{"blocks64", 60, func(b *testing.B, c *backend.Call) {
-			c.BlockQ, c.BlockK, c.Blocks = 64, 64, flags(b, 8, backend.Shape{1, heads, s / 64, s / 64})
+			c.BlockQ, c.BlockK, c.Blocks = 64, 64, flags(b, 8, backend.Shape{1, heads, ceilDiv(sq, 64), sk / 64})
 		}},
 		{"dropout", 40, func(_ *testing.B, c *backend.Call) { c.Dropout = backend.Dropout{P: 0.1, Seed: 1} }},
 		{"dropout/row1", 40, func(_ *testing.B, c *backend.Call) {
@@ -168,7 +170,7 @@ func optionCases() []optionCase {
 //	go test -run '^$' -bench Options -benchtime 15x ./cpu
 func BenchmarkOptions(b *testing.B) {
 	for _, tier := range Tiers() {
-		for _, o := range optionCases() {
+		for _, o := range optionCases(2048, 2048) {
 			b.Run(tier+"/"+o.say, func(b *testing.B) {
 				be := open(b, Options{Tier: tier, Threads: 1})
 				base, c := plain(b, 8, 2048, 64), plain(b, 8, 2048, 64)

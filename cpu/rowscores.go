@@ -68,7 +68,7 @@ func (sc *scoring) adjustRow(k *vec.Kernels, s []float32, b, h, i, j int, bias [
 		}
 	}
 	if sc.masked {
-		sc.maskRow(s, b, h, i, j)
+		sc.maskRow(k, s, b, h, i, j)
 	}
 }
 
@@ -77,7 +77,7 @@ func (sc *scoring) adjustRow(k *vec.Kernels, s []float32, b, h, i, j int, bias [
 // that is the only term: the kernels do that when they add it.
 func (sc *scoring) addedRow(k *vec.Kernels, dst []float32, b, h, i, j int) {
 	if sc.bias.isZero() {
-		sc.distances(dst, b, h, j-i)
+		sc.distances(k, dst, b, h, j-i)
 		return
 	}
 	sc.bias.load(k, dst, len(dst), b, h, i, 1, j, len(dst))
@@ -87,7 +87,7 @@ func (sc *scoring) addedRow(k *vec.Kernels, dst []float32, b, h, i, j int) {
 	var table [keyBlock]float32
 	for ; len(dst) > 0; j += len(table) {
 		some := dst[:min(len(dst), len(table))]
-		sc.distances(table[:len(some)], b, h, j-i)
+		sc.distances(k, table[:len(some)], b, h, j-i)
 		joinBiases(k, some, table[:])
 		dst = dst[len(some):]
 	}
@@ -112,7 +112,7 @@ func (sc *scoring) biasAlone() bool {
 
 // distances writes the terms that depend on the distance between row and key, for
 // distances from d on; 0 for distances that no pair has.
-func (sc *scoring) distances(dst []float32, b, h, d int) {
+func (sc *scoring) distances(k *vec.Kernels, dst []float32, b, h, d int) {
 	if sc.relative.isZero() {
 		clear(dst)
 	} else {
@@ -123,8 +123,12 @@ func (sc *scoring) distances(dst []float32, b, h, d int) {
 		clear(dst[hi:])
 		if s := dst[lo:hi]; len(s) > 0 {
 			sc.relative.pack(s, len(s), b, h, 0, 1, at+lo, len(s))
-			for n, x := range s {
-				s[n] = backend.Bound(x, backend.MaxRelative)
+			whole := len(s) / k.Lanes * k.Lanes
+			if whole > 0 {
+				k.Bound(s[:whole], backend.MaxRelative)
+			}
+			for n, x := range s[whole:] {
+				s[whole+n] = backend.Bound(x, backend.MaxRelative)
 			}
 		}
 	}
@@ -138,15 +142,18 @@ func (sc *scoring) distances(dst []float32, b, h, d int) {
 
 // maskRow writes -Inf to the elements of a row, from key j on, that the mask or the
 // block mask hides.
-func (sc *scoring) maskRow(s []float32, b, h, i, j int) {
+func (sc *scoring) maskRow(k *vec.Kernels, s []float32, b, h, i, j int) {
 	if !sc.mask.isZero() {
-		step := sc.mask.stride[backend.Dim]
+		step, whole := sc.mask.stride[backend.Dim], 0
 		at := sc.mask.index(b, h, i) + j*step
-		for n := range s {
-			if !sc.mask.bools[at] {
+		if step == 1 && len(s) >= k.Lanes {
+			whole = len(s) / k.Lanes * k.Lanes
+			k.HideRow(s[:whole], sc.mask.bools[at:])
+		}
+		for n := whole; n < len(s); n++ {
+			if !sc.mask.bools[at+n*step] {
 				s[n] = negInf
 			}
-			at += step
 		}
 	}
 	if sc.blockMask.isZero() {
@@ -160,15 +167,6 @@ func (sc *scoring) maskRow(s []float32, b, h, i, j int) {
 			fill(s[n:end], negInf)
 		}
 		n = end
-	}
-}
-
-// biasRow is addedRow for n keys, with -Inf for those that a mask hides.
-func (sc *scoring) biasRow(k *vec.Kernels, dst []float32, b, h, i, j, n int) {
-	dst = dst[:n]
-	sc.addedRow(k, dst, b, h, i, j)
-	if sc.masked {
-		sc.maskRow(dst, b, h, i, j)
 	}
 }
 

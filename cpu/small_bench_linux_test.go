@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -55,6 +56,47 @@ func BenchmarkSmall(b *testing.B) {
 			b.ReportMetric(times[len(times)/2], "ns/problem")
 			b.ReportMetric(0, "ns/op")
 		})
+	}
+}
+
+// BenchmarkDecodeOptions is BenchmarkOptions for one row over 32,768 keys, in processor time.
+//
+//	go test -run '^$' -bench DecodeOptions -benchtime 15x ./cpu
+func BenchmarkDecodeOptions(b *testing.B) {
+	const keys = 32768
+	for _, v := range []vectorCase{
+		{name: "d64", heads: 8, sq: 1, sk: keys, dim: 64},
+		{name: "d128", heads: 8, sq: 1, sk: keys, dim: 128},
+		{name: "d64/8to1", heads: 8, kv: 1, sq: 1, sk: keys, dim: 64},
+	} {
+		for _, o := range optionCases(1, keys) {
+			if strings.HasPrefix(o.say, "causal") || strings.HasPrefix(o.say, "window") || strings.HasPrefix(o.say, "klen") || strings.Contains(o.say, "16") {
+				continue
+			}
+			b.Run(v.name+"/"+o.say, func(b *testing.B) {
+				be := open(b, Options{Threads: 1})
+				base := v.call(b)
+				with := *base
+				c := &with
+				o.do(b, c)
+				timed := func(c *backend.Call) float64 {
+					return processorTime(b, func() {
+						if err := be.Attention(b.Context(), c); err != nil {
+							b.Fatal(err)
+						}
+					})
+				}
+				timed(c)
+				var ratios []float64
+				for b.Loop() {
+					ratios = append(ratios, 100*timed(base)/timed(c))
+				}
+				slices.Sort(ratios)
+				b.ReportMetric(ratios[len(ratios)/2], "%ofPlain")
+				b.ReportMetric(80, "%wanted")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
 	}
 }
 

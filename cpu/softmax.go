@@ -150,9 +150,14 @@ func (r *softmaxRow) score(x []float32, key, n int) float32 {
 		for c := 0; c < n; c += keyBlock {
 			some := min(keyBlock, n-c)
 			lanes := roundUp(some, r.k.Lanes)
-			r.biasRow(r.k, r.bias, r.b, r.h, r.i, key+c, some)
-			clear(r.bias[some:lanes])
-			r.k.Bias(x[c:c+lanes], r.bias)
+			if r.added {
+				r.addedRow(r.k, r.bias[:some], r.b, r.h, r.i, key+c)
+				clear(r.bias[some:lanes])
+				r.k.Bias(x[c:c+lanes], r.bias)
+			}
+			if r.masked {
+				r.maskRow(r.k, x[c:c+some], r.b, r.h, r.i, key+c)
+			}
 		}
 	}
 	if plain && n == len(x) {

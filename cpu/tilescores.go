@@ -55,7 +55,7 @@ func (a *attention) add(b *workspace, p *taskRange, t *tile, lo, n int) {
 	var table []float32 // by distance, from that between the tile's last row and key lo on
 	if t.i+t.n <= a.d.SeqQ && !a.biasAlone() {
 		table = b.table[:n-1+x.Width]
-		a.distances(table, p.b, t.h, lo-t.i-(x.Width-1))
+		a.distances(x, table, p.b, t.h, lo-t.i-(x.Width-1))
 		if a.bias.isZero() {
 			slices.Reverse(table)
 			x.Diagonal(b.s, table, n, b.mx)

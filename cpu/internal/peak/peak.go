@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-//go:generate sh -c "cd _generate && go run . -kernels fma -out ../fma_amd64.s -stubs ../fma_amd64.go -pkg peak"
-//go:generate sh -c "cd _generate && go run . -kernels read -out ../read_amd64.s -stubs ../read_amd64.go -pkg peak"
+//go:generate sh -c "cd _generate && GOWORK=off go run . -kernels fma -out ../fma_amd64.s -stubs ../fma_amd64.go -pkg peak"
+//go:generate sh -c "cd _generate && GOWORK=off go run . -kernels read -out ../read_amd64.s -stubs ../read_amd64.go -pkg peak"
 
 // kernel is the pair of loops in one tier of instructions.
 type kernel struct {

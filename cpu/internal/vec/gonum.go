@@ -25,7 +25,7 @@ var kernelsGonum = Kernels{
 	Tier: "gonum", Lanes: 4, Width: 64, KeyLanes: true,
 	rowScores: scoresGonum, rowValues: valuesGonum,
 	exp2: exp2Gonum, exp2Sum: exp2SumGonum, scaleMax: scaleMaxGonum, softcap: softcapGonum,
-	bias: biasGonum, join: joinGonum, dropRow: dropRowGonum, nonFinite: nonFiniteGonum,
+	bias: biasGonum, join: joinGonum, bound: boundGonum, hideRow: hideRowGonum, dropRow: dropRowGonum, nonFinite: nonFiniteGonum,
 	loadF16: loadF16Gonum, loadBF16: loadBF16Gonum, loadQ8: loadQ8Gonum, storeF16: storeF16Gonum,
 }
 
@@ -183,6 +183,24 @@ func joinGonum(x, b *float32, vectors int) {
 	s, bias := unsafe.Slice(x, 4*vectors), unsafe.Slice(b, 4*vectors)
 	for i, y := range bias {
 		s[i] = Join(s[i], y)
+	}
+}
+
+func boundGonum(x *float32, vectors int, limit float32) {
+	s := unsafe.Slice(x, 4*vectors)
+	for i, y := range s {
+		if y > limit || y < -limit { // hardly ever
+			s[i] = backend.Bound(y, limit)
+		}
+	}
+}
+
+// hideRowGonum has no branches, which a mask without a pattern would have mispredicted.
+func hideRowGonum(x *float32, mask *bool, vectors int) {
+	s, seen := unsafe.Slice((*uint32)(unsafe.Pointer(x)), 4*vectors), unsafe.Slice((*uint8)(unsafe.Pointer(mask)), 4*vectors)
+	for i, one := range seen {
+		hidden := uint32(one) - 1 // all bits
+		s[i] = s[i]&^hidden | 0xff800000&hidden
 	}
 }
 

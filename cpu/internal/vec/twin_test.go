@@ -5,6 +5,8 @@ import (
 	"unsafe"
 
 	"github.com/x448/float16"
+
+	"github.com/seed90331342/attn/backend"
 )
 
 // newTwin returns kernels in plain Go with that many lanes and that width, which
@@ -17,7 +19,7 @@ func newTwin(lanes, width int) *Kernels {
 		columnMax: t.columnMax, fold: t.fold, scoreGradients: t.scoreGradients,
 		outerRows: 3, outerVectors: 2, outer: [2][2]outerFunc{{t.outer(1, 1), t.outer(1, 2)}, {t.outer(3, 1), t.outer(3, 2)}},
 		nonFinite: t.nonFinite, transpose: t.transpose, biasSquare: t.biasSquare,
-		join: t.join, diagonal: t.diagonal, hide: t.hide, drop: t.drop, dropRow: t.dropRow,
+		join: t.join, bound: t.bound, diagonal: t.diagonal, hide: t.hide, hideRow: t.hideRow, drop: t.drop, dropRow: t.dropRow,
 		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16,
 		loadQ8: t.loadQ8}
 	for e := range elements {
@@ -204,6 +206,21 @@ func (t twin) hide(s *float32, mask *bool, ld, squares int) {
 			if !sees {
 				floats(s, 4*t.width, r, t.lanes)[lane] = float32(math.Inf(-1))
 			}
+		}
+	}
+}
+
+func (t twin) bound(x *float32, vectors int, limit float32) {
+	s := floats(x, 0, 0, vectors*t.lanes)
+	for i, y := range s {
+		s[i] = backend.Bound(y, limit)
+	}
+}
+
+func (t twin) hideRow(x *float32, mask *bool, vectors int) {
+	for i, sees := range floats(mask, 0, 0, vectors*t.lanes) {
+		if !sees {
+			floats(x, 0, 0, vectors*t.lanes)[i] = float32(math.Inf(-1))
 		}
 	}
 }

@@ -34,7 +34,7 @@ import (
 	"unsafe"
 )
 
-//go:generate sh -c "cd _generate && go run . -out ../vec_amd64.s -stubs ../vec_amd64.go -pkg vec"
+//go:generate sh -c "cd _generate && GOWORK=off go run . -out ../vec_amd64.s -stubs ../vec_amd64.go -pkg vec"
 
 // Kernels are the kernels of one tier. The functions in its fields take pointers, and
 // distances between rows in bytes, as the assembly does; callers use the methods.
@@ -65,8 +65,10 @@ type Kernels struct {
 	nonFinite        func(x *float32, ld, rows, vectors int) int32
 	biasSquare       func(s, b *float32, ldb int, mx *float32)
 	join             func(x, b *float32, vectors int)
+	bound            func(x *float32, vectors int, limit float32)
 	diagonal         func(s, b *float32, rows int, mx *float32)
 	hide             func(s *float32, mask *bool, ld, squares int)
+	hideRow          func(x *float32, mask *bool, vectors int)
 	drop             func(s *float32, times int, d *uint64)
 	dropRow          func(x *float32, vectors int, d *uint64, word int)
 	transpose        func(dst *float32, ldd int, src *float32, lds int, mul *float32)
@@ -255,6 +257,9 @@ func (x *Kernels) Bias(s, b []float32) { x.bias(&s[0], &b[:len(s)][0], len(s)/x.
 // +Inf where either is. The length of s is a multiple of Lanes.
 func (x *Kernels) Join(s, b []float32) { x.join(&s[0], &b[:len(s)][0], len(s)/x.Lanes) }
 
+// Bound clamps finite elements of s to ±limit. The length of s is a multiple of Lanes.
+func (x *Kernels) Bound(s []float32, limit float32) { x.bound(&s[0], len(s)/x.Lanes, limit) }
+
 // BiasSquare is Bias for a square of a score tile, with the biases of a lane in a
 // row, and computes mx = max(mx, S) over the square as Scores does:
 //
@@ -286,6 +291,11 @@ func (x *Kernels) Hide(s []float32, mask []bool, ld, squares int) {
 	n := x.Lanes
 	_, _ = s[(squares*n-1)*x.Width+n-1], mask[(n-1)*ld+squares*n-1]
 	x.hide(&s[0], &mask[0], ld, squares)
+}
+
+// HideRow replaces s by -Inf where mask is false. The length of s is a multiple of Lanes.
+func (x *Kernels) HideRow(s []float32, mask []bool) {
+	x.hideRow(&s[0], &mask[:len(s)][0], len(s)/x.Lanes)
 }
 
 // Edge hides the keys outside of each lane's range: where key+r is not in [lo, hi) of

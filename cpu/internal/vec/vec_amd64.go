@@ -73,8 +73,14 @@ func diagonalAVX512(s *float32, b *float32, rows int, mx *float32)
 // joinAVX512 is Kernels.join.
 func joinAVX512(x *float32, b *float32, vectors int)
 
+// boundAVX512 is Kernels.bound.
+func boundAVX512(x *float32, vectors int, limit float32)
+
 // hideAVX512 is Kernels.hide.
 func hideAVX512(s *float32, mask *bool, ld int, squares int)
+
+// hideRowAVX512 is Kernels.hideRow.
+func hideRowAVX512(x *float32, mask *bool, vectors int)
 
 // dropAVX512 is Kernels.drop.
 func dropAVX512(s *float32, times int, d *uint64)
@@ -247,8 +253,14 @@ func diagonalAVX2(s *float32, b *float32, rows int, mx *float32)
 // joinAVX2 is Kernels.join.
 func joinAVX2(x *float32, b *float32, vectors int)
 
+// boundAVX2 is Kernels.bound.
+func boundAVX2(x *float32, vectors int, limit float32)
+
 // hideAVX2 is Kernels.hide.
 func hideAVX2(s *float32, mask *bool, ld int, squares int)
+
+// hideRowAVX2 is Kernels.hideRow.
+func hideRowAVX2(x *float32, mask *bool, vectors int)
 
 // dropAVX2 is Kernels.drop.
 func dropAVX2(s *float32, times int, d *uint64)

@@ -2266,22 +2266,46 @@ TEXT ·nonFiniteAVX512(SB), NOSPLIT, $0-36
 	MOVQ   vectors+24(FP), BX
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
 
 row:
 	MOVQ AX, SI
 	MOVQ BX, DI
+	SHRQ $0x02, DI
+	JZ   vector_rest
 
 vector:
 	VFMADD231PS (SI), Z0, Z1
-	ADDQ        $0x00000040, SI
+	VFMADD231PS 64(SI), Z0, Z2
+	VFMADD231PS 128(SI), Z0, Z3
+	VFMADD231PS 192(SI), Z0, Z4
+	ADDQ        $0x00000100, SI
 	SUBQ        $0x00000001, DI
 	JNZ         vector
-	ADDQ        CX, AX
-	SUBQ        $0x00000001, DX
-	JNZ         row
-	VCMPPS      $0x03, Z1, Z1, K1
-	KMOVW       K1, AX
-	MOVL        AX, found+32(FP)
+
+vector_rest:
+	MOVQ BX, DI
+	ANDQ $0x03, DI
+	JZ   vector_done
+
+vector_one:
+	VFMADD231PS (SI), Z0, Z1
+	ADDQ        $0x00000040, SI
+	SUBQ        $0x00000001, DI
+	JNZ         vector_one
+
+vector_done:
+	ADDQ   CX, AX
+	SUBQ   $0x00000001, DX
+	JNZ    row
+	VADDPS Z2, Z1, Z1
+	VADDPS Z3, Z1, Z1
+	VADDPS Z4, Z1, Z1
+	VCMPPS $0x03, Z1, Z1, K1
+	KMOVW  K1, AX
+	MOVL   AX, found+32(FP)
 	VZEROUPPER
 	RET
 
@@ -2847,6 +2871,29 @@ next:
 	VZEROUPPER
 	RET
 
+// func boundAVX512(x *float32, vectors int, limit float32)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·boundAVX512(SB), NOSPLIT, $0-20
+	MOVQ         x+0(FP), AX
+	MOVQ         vectors+8(FP), CX
+	VBROADCASTSS limit+16(FP), Z0
+	VPXORD       Z1, Z1, Z1
+	VSUBPS       Z0, Z1, Z1
+
+next:
+	VMOVUPS (AX), Z2
+	VMAXPS  Z2, Z1, Z3
+	VMINPS  Z3, Z0, Z3
+	VANDPS  constants<>+1152(SB), Z2, Z4
+	VCMPPS  $0x00, constants<>+1344(SB), Z4, K1
+	VMOVAPS Z2, K1, Z3
+	VMOVUPS Z3, (AX)
+	ADDQ    $0x00000040, AX
+	SUBQ    $0x00000001, CX
+	JNZ     next
+	VZEROUPPER
+	RET
+
 // func hideAVX512(s *float32, mask *bool, ld int, squares int)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·hideAVX512(SB), NOSPLIT, $64-32
@@ -2973,6 +3020,26 @@ square:
 	ADDQ       $0x00000010, CX
 	SUBQ       $0x00000001, BX
 	JNZ        square
+	VZEROUPPER
+	RET
+
+// func hideRowAVX512(x *float32, mask *bool, vectors int)
+// Requires: AVX, AVX512F
+TEXT ·hideRowAVX512(SB), NOSPLIT, $0-24
+	MOVQ    x+0(FP), AX
+	MOVQ    mask+8(FP), CX
+	MOVQ    vectors+16(FP), DX
+	VMOVUPS constants<>+1408(SB), Z0
+	VPXORD  Z1, Z1, Z1
+
+next:
+	VPMOVZXBD (CX), Z2
+	VPCMPD    $0x00, Z1, Z2, K1
+	VMOVUPS   Z0, K1, (AX)
+	ADDQ      $0x00000040, AX
+	ADDQ      $0x00000010, CX
+	SUBQ      $0x00000001, DX
+	JNZ       next
 	VZEROUPPER
 	RET
 
@@ -9322,22 +9389,46 @@ TEXT ·nonFiniteAVX2(SB), NOSPLIT, $0-36
 	MOVQ   vectors+24(FP), BX
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
 
 row:
 	MOVQ AX, SI
 	MOVQ BX, DI
+	SHRQ $0x02, DI
+	JZ   vector_rest
 
 vector:
 	VFMADD231PS (SI), Y0, Y1
-	ADDQ        $0x00000020, SI
+	VFMADD231PS 32(SI), Y0, Y2
+	VFMADD231PS 64(SI), Y0, Y3
+	VFMADD231PS 96(SI), Y0, Y4
+	ADDQ        $0x00000080, SI
 	SUBQ        $0x00000001, DI
 	JNZ         vector
-	ADDQ        CX, AX
-	SUBQ        $0x00000001, DX
-	JNZ         row
-	VCMPPS      $0x03, Y1, Y1, Y1
-	VMOVMSKPS   Y1, AX
-	MOVL        AX, found+32(FP)
+
+vector_rest:
+	MOVQ BX, DI
+	ANDQ $0x03, DI
+	JZ   vector_done
+
+vector_one:
+	VFMADD231PS (SI), Y0, Y1
+	ADDQ        $0x00000020, SI
+	SUBQ        $0x00000001, DI
+	JNZ         vector_one
+
+vector_done:
+	ADDQ      CX, AX
+	SUBQ      $0x00000001, DX
+	JNZ       row
+	VADDPS    Y2, Y1, Y1
+	VADDPS    Y3, Y1, Y1
+	VADDPS    Y4, Y1, Y1
+	VCMPPS    $0x03, Y1, Y1, Y1
+	VMOVMSKPS Y1, AX
+	MOVL      AX, found+32(FP)
 	VZEROUPPER
 	RET
 
@@ -9657,6 +9748,29 @@ next:
 	VZEROUPPER
 	RET
 
+// func boundAVX2(x *float32, vectors int, limit float32)
+// Requires: AVX
+TEXT ·boundAVX2(SB), NOSPLIT, $0-20
+	MOVQ         x+0(FP), AX
+	MOVQ         vectors+8(FP), CX
+	VBROADCASTSS limit+16(FP), Y0
+	VXORPS       Y1, Y1, Y1
+	VSUBPS       Y0, Y1, Y1
+
+next:
+	VMOVUPS   (AX), Y2
+	VMAXPS    Y2, Y1, Y3
+	VMINPS    Y3, Y0, Y3
+	VANDPS    constants<>+1152(SB), Y2, Y4
+	VCMPPS    $0x00, constants<>+1344(SB), Y4, Y4
+	VBLENDVPS Y4, Y2, Y3, Y3
+	VMOVUPS   Y3, (AX)
+	ADDQ      $0x00000020, AX
+	SUBQ      $0x00000001, CX
+	JNZ       next
+	VZEROUPPER
+	RET
+
 // func hideAVX2(s *float32, mask *bool, ld int, squares int)
 // Requires: AVX, AVX2, MMX+
 TEXT ·hideAVX2(SB), NOSPLIT, $64-32
@@ -9758,6 +9872,28 @@ square:
 	ADDQ         $0x00000008, CX
 	SUBQ         $0x00000001, BX
 	JNZ          square
+	VZEROUPPER
+	RET
+
+// func hideRowAVX2(x *float32, mask *bool, vectors int)
+// Requires: AVX, AVX2
+TEXT ·hideRowAVX2(SB), NOSPLIT, $0-24
+	MOVQ    x+0(FP), AX
+	MOVQ    mask+8(FP), CX
+	MOVQ    vectors+16(FP), DX
+	VMOVUPS constants<>+1408(SB), Y0
+	VXORPS  Y1, Y1, Y1
+
+next:
+	VPMOVZXBD (CX), Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VMOVUPS   (AX), Y3
+	VBLENDVPS Y2, Y0, Y3, Y3
+	VMOVUPS   Y3, (AX)
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000008, CX
+	SUBQ      $0x00000001, DX
+	JNZ       next
 	VZEROUPPER
 	RET
 

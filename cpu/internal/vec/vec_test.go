@@ -446,6 +446,21 @@ func TestRowSteps(t *testing.T) {
 		x.Join(joined, by)
 		twin.Join(joined2, by)
 		within(t, "join", joined, joined2, 0)
+		for _, n := range []int{x.Lanes, len(b)} {
+			bounded, bounded2 := clone(b), clone(b)
+			x.Bound(bounded[:n], 0x1p126)
+			twin.Bound(bounded2[:n], 0x1p126)
+			within(t, "bounded", bounded, bounded2, 0)
+		}
+		mask := make([]bool, len(s))
+		for i := range mask {
+			mask[i] = rng.IntN(2) == 0
+		}
+		for _, n := range []int{x.Lanes, len(s)} {
+			x.HideRow(s[:n], mask)
+			twin.HideRow(s2[:n], mask)
+			within(t, "hidden", s, s2, chain)
+		}
 
 		all := filled(3*x.Lanes, inf)
 		if m := x.ScaleMax(all, 1, make([]float32, x.Lanes)); m != inf {

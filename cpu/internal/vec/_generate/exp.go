@@ -243,6 +243,26 @@ func (a *isa) where(x reg.VecVirtual, m Op, y, s reg.VecVirtual) {
 	VBLENDVPS(is, y, s, s)
 }
 
+// bound clamps finite elements of vectors of x to ±limit.
+func (a *isa) bound() {
+	a.text("bound", "x *float32, vectors int, limit float32", "is Kernels.bound.")
+	x, vectors := param("x"), param("vectors")
+	high, low := a.broadcastParam("limit"), a.vec()
+	a.zero(low)
+	VSUBPS(high, low, low)
+	loop("next", vectors, 1, func() {
+		y, z, size := a.vec(), a.vec(), a.vec()
+		VMOVUPS(a.at(x, 0), y)
+		VMAXPS(y, low, z) // the second operand, y, where that is NaN
+		VMINPS(z, high, z)
+		VANDPS(cAbs.mem(), y, size)
+		a.where(size, cInf.mem(), y, z)
+		VMOVUPS(z, a.at(x, 0))
+		ADDQ(U32(uint32(a.bytes())), x)
+	})
+	end()
+}
+
 // join adds vectors of b, which are bounded, to those of x, which it bounds before and
 // after. Infinite elements win over finite ones, and -Inf over +Inf.
 func (a *isa) join() {

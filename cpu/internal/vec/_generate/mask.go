@@ -60,6 +60,33 @@ func (a *isa) hide() {
 	end()
 }
 
+// hideRow writes -Inf to vectors of x where mask is false.
+func (a *isa) hideRow() {
+	a.text("hideRow", "x *float32, mask *bool, vectors int", "is Kernels.hideRow.")
+	x, mask, vectors := param("x"), param("mask"), param("vectors")
+	hidden, zero := a.vec(), a.vec()
+	VMOVUPS(cNegInf.mem(), hidden)
+	a.zero(zero)
+	loop("next", vectors, 1, func() {
+		seen := a.vec()
+		VPMOVZXBD(Mem{Base: mask}, seen)
+		if a.wide() {
+			k := K()
+			VPCMPD(Imm(0), zero, seen, k)
+			VMOVUPS(hidden, k, a.at(x, 0))
+		} else {
+			y := a.vec()
+			VPCMPEQD(zero, seen, seen)
+			VMOVUPS(a.at(x, 0), y)
+			VBLENDVPS(seen, hidden, y, y)
+			VMOVUPS(y, a.at(x, 0))
+		}
+		ADDQ(U32(uint32(a.bytes())), x)
+		ADDQ(U32(uint32(a.lanes)), mask)
+	})
+	end()
+}
+
 // maskAhead is biasAhead for a mask of bytes: the tile of the next 128 keys.
 const maskAhead = 128
 

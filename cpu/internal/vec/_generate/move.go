@@ -109,19 +109,26 @@ func (a *isa) biasSquare() {
 func (a *isa) nonFinite() {
 	a.text("nonFinite", "x *float32, ld, rows, vectors int) (found int32", "is Kernels.nonFinite.")
 	x, ld, rows, vectors := param("x"), param("ld"), param("rows"), param("vectors")
-	zero, acc := a.vec(), a.vec()
+	zero, sums := a.vec(), a.vecs(4) // as many as hide the latency of an FMA
 	a.zero(zero)
-	a.zero(acc)
-	p, n := GP64(), GP64()
+	for i := range sums {
+		a.zero(sums[i])
+	}
+	p := GP64()
 	loop("row", rows, 1, func() {
 		MOVQ(x, p)
-		MOVQ(vectors, n)
-		loop("vector", n, 1, func() {
-			VFMADD231PS(a.at(p, 0), zero, acc) // 0·x is NaN for NaN and Inf only
-			ADDQ(U32(uint32(a.bytes())), p)
+		byFour("vector", vectors, func(n int) {
+			for i := range n {
+				VFMADD231PS(a.at(p, i), zero, sums[i]) // 0·x is NaN for NaN and Inf only
+			}
+			ADDQ(U32(uint32(n*a.bytes())), p)
 		})
 		ADDQ(ld, x)
 	})
+	acc := sums[0]
+	for _, s := range sums[1:] {
+		VADDPS(s, acc, acc)
+	}
 	r := GP32()
 	if a.wide() {
 		k := K()
