@@ -44,6 +44,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
+	"github.com/seed90331342/attn/cmd/attn-beam/internal/plan"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/shards"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -138,36 +139,18 @@ func Prepare(ctx context.Context, s Spec) (*Job, error) {
 	if s.Branches < 0 {
 		return nil, fmt.Errorf("branches is %d, it must be at least 1, or 0 for 1: %w", s.Branches, backend.ErrOption)
 	}
-	if err := cut.Supported(&s.Options); err != nil {
+	inputs, dims, dtype, err := s.open(ctx)
+	if err != nil {
 		return nil, err
-	}
-	inputs := map[string]*shards.Array{}
-	for name, uris := range map[string]string{"q": s.Q, "k": s.K, "v": s.V} {
-		if uris == "" {
-			return nil, fmt.Errorf("%s is missing: the URIs of its shards: %w", name, backend.ErrOption)
-		}
-		a, err := shards.Open(ctx, name, uris)
-		if err != nil {
-			return nil, err
-		}
-		inputs[name] = a
 	}
 	q, k, v := inputs["q"], inputs["k"], inputs["v"]
-	dims, err := shards.Dims(q, k, v, s.Options)
-	if err != nil {
-		return nil, err
-	}
-	dtype, err := dtypeOf(s.DType, q.Type)
-	if err != nil {
-		return nil, err
-	}
 	config := cut.Config{Workers: s.Workers, Split: s.split}
 	note := strings.TrimSuffix(s.Out, "/") + "/job.json"
 	manifest := strings.TrimSuffix(s.Out, "/") + "/manifest.json"
 	old, err := shards.ReadManifest(ctx, note)
 	switch {
 	case err == nil && !s.Resume:
-		return nil, fmt.Errorf("%s has a job already: resume it, or choose another folder: %w", s.Out, backend.ErrOption)
+		return nil, fmt.Errorf("%s has a job already: resume it, or choose another folder: %w", s.Out, fs.ErrExist)
 	case err == nil:
 		config = old.Config // other blocks would be other files
 	case !errors.Is(err, fs.ErrNotExist):
@@ -183,16 +166,13 @@ func Prepare(ctx context.Context, s Spec) (*Job, error) {
 	}
 	this := shards.Manifest{Inputs: inputs, Options: options, Config: x.Config}
 	if old.Inputs != nil && !same(old, this) {
-		return nil, fmt.Errorf("%s has another job: its inputs or options are not these; choose another folder: %w", s.Out, backend.ErrOption)
+		return nil, fmt.Errorf("%s has a job with other inputs or options: choose another folder: %w", s.Out, fs.ErrExist)
 	}
 	if err := shards.WriteManifest(ctx, note, this); err != nil {
 		return nil, err
 	}
 	folder := strings.TrimSuffix(s.Out, "/")
-	elements := "f4"
-	if dtype == backend.F16 {
-		elements = "f2"
-	}
+	elements := elementsOf(dtype)
 	j := &Job{Cut: x, Left: x.Blocks, Manifest: manifest, branches: max(1, s.Branches), call: call{
 		Q: q, K: k, V: v, Heads: dims.Heads, DType: dtype.String(), Backend: s.Backend,
 		Scale: s.Options.Scale, Softcap: s.Options.Softcap, ALiBi: bits(s.Options.ALiBi), Sinks: bits(s.Options.Sinks),
@@ -211,6 +191,39 @@ func Prepare(ctx context.Context, s Spec) (*Job, error) {
 	return j, nil
 }
 
+// open reads the headers of all shards and validates the call.
+func (s *Spec) open(ctx context.Context) (inputs map[string]*shards.Array, d kernels.Dims, dtype backend.DType, err error) {
+	if err := cut.Supported(&s.Options); err != nil {
+		return nil, d, 0, err
+	}
+	inputs = map[string]*shards.Array{}
+	for _, x := range [][2]string{{"q", s.Q}, {"k", s.K}, {"v", s.V}} {
+		if x[1] == "" {
+			return nil, d, 0, fmt.Errorf("%s is missing: the URIs of its shards: %w", x[0], backend.ErrOption)
+		}
+		if inputs[x[0]], err = shards.Open(ctx, x[0], x[1]); err != nil {
+			return nil, d, 0, err
+		}
+	}
+	if dtype, err = dtypeOf(s.DType, inputs["q"].Type); err == nil {
+		d, err = shards.Dims(inputs["q"], inputs["k"], inputs["v"], s.Options)
+	}
+	return inputs, d, dtype, err
+}
+
+// Plan cuts the call and predicts its cost. It reads only the headers of the shards.
+func Plan(ctx context.Context, s Spec) (*plan.Plan, error) {
+	inputs, d, dtype, err := s.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	x, err := cut.New(d, s.Options, cut.Config{Workers: s.Workers})
+	if err != nil {
+		return nil, err
+	}
+	return plan.New(x, size(inputs["q"].Type), size(inputs["k"].Type), size(elementsOf(dtype))), nil
+}
+
 // skipFinished removes the blocks whose shards are written from those that are left.
 func (j *Job) skipFinished(ctx context.Context) error {
 	left := map[int]bool{}
@@ -225,6 +238,28 @@ func (j *Job) skipFinished(ctx context.Context) error {
 	}
 	j.Left = slices.DeleteFunc(slices.Clone(j.Left), func(b cut.Block) bool { return !left[b.ID] })
 	return nil
+}
+
+// Missing returns the units of the blocks that are left whose results are not written, in
+// words that name the shards of their keys: at most n of them.
+func (j *Job) Missing(ctx context.Context, n int) ([]string, error) {
+	if err := j.skipFinished(ctx); err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, b := range j.Left {
+		for _, u := range b.Units() {
+			if len(names) == n {
+				return names, nil
+			}
+			if done, err := j.call.done(ctx, &u); err != nil {
+				return nil, err
+			} else if !done {
+				names = append(names, j.call.name(&u))
+			}
+		}
+	}
+	return names, nil
 }
 
 // outputs returns o and, if requested, lse, by their names.
@@ -251,6 +286,17 @@ func dtypeOf(name, elements string) (backend.DType, error) {
 	}
 	return 0, fmt.Errorf("dtype is %q, it must be f32, f16 or bf16: %w", name, backend.ErrOption)
 }
+
+// elementsOf returns numpy's name of the elements of the output.
+func elementsOf(dtype backend.DType) string {
+	if dtype == backend.F16 {
+		return "f2"
+	}
+	return "f4"
+}
+
+// size returns the bytes of an element, f2 or f4.
+func size(elements string) int { return int(elements[1] - '0') }
 
 // described returns the options that decide the result, for a comparison. Segments may be
 // long: their hash stands for them.
@@ -311,4 +357,14 @@ func (c *call) name(u *cut.Unit) string {
 	}
 	return fmt.Sprintf("rows %d to %d of heads %d to %d of batch %d over keys %d to %d (%s)",
 		b.Rows.Lo, b.Rows.Hi-1, b.Heads.Lo, b.Heads.Hi-1, b.Batch, u.Keys.Lo, u.Keys.Hi-1, strings.Join(files, ", "))
+}
+
+// Gather writes the output of a finished job as one .npy file, [B, H, Sq, Dv].
+func (j *Job) Gather(ctx context.Context, uri string) error {
+	m, err := shards.ReadManifest(ctx, j.Manifest)
+	if err != nil {
+		return err
+	}
+	o := m.Outputs["o"]
+	return o.Gather(ctx, uri, o.Shape[:])
 }

@@ -149,9 +149,7 @@ func (c *call) attend(ctx context.Context, dev *kernels.Device, u *cut.Unit) err
 	heads, rows, keys := b.Heads.Len(), b.Rows.Len(), u.Keys.Len()
 	width := c.V.Shape[3]
 	n := heads * rows
-	if _, err := shards.ReadTensor(ctx, c.partial(u), "f4", []int{n * (width + 1)}); err == nil {
-		return nil
-	} else if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, backend.ErrShape) {
+	if done, err := c.done(ctx, u); done || err != nil {
 		return err
 	}
 	dtype, err := dtypeOf(c.DType, "")
@@ -210,6 +208,16 @@ func (c *call) attend(ctx context.Context, dev *kernels.Device, u *cut.Unit) err
 	readCounter.Inc(ctx, c.Q.Bytes(n)+c.K.Bytes(keys)+c.V.Bytes(keys))
 	writeCounter.Inc(ctx, int64(4*n*(width+1)))
 	return nil
+}
+
+// done reports whether the partial result of u is written.
+func (c *call) done(ctx context.Context, u *cut.Unit) (bool, error) {
+	n := u.Block.Heads.Len() * u.Block.Rows.Len()
+	_, err := shards.ReadTensor(ctx, c.partial(u), "f4", []int{n * (c.V.Shape[3] + 1)})
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, backend.ErrShape) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // mergeFn merges the partial results of a block, in the order of their keys, on the CPU.

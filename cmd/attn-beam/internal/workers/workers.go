@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"regexp"
 	"strconv"
@@ -78,6 +79,7 @@ func serve(args []string) error {
 		}
 	}
 	beam.Init()
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // the runner receives the log otherwise
 	ctx := grpcx.WriteWorkerID(context.Background(), id)
 	info, err := tools.ProvisionInfo(ctx, endpoint)
 	if err != nil {
