@@ -137,7 +137,12 @@ func (j *copyJob) task(ctx context.Context, w *scratch, t int) error {
 // Errors as for Attention.
 func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how backend.Rotation) error {
 	return be.do(ctx, "rotate", func() error {
-		j := rotateJob{dim: x.Shape()[backend.Dim], pairs: cos.Shape()[backend.Dim], how: how, inPlace: y == x}
+		j := rotateJobs.Get().(*rotateJob)
+		defer func() {
+			*j = rotateJob{} // keeps no memory alive
+			rotateJobs.Put(j)
+		}()
+		j.dim, j.pairs, j.how, j.inPlace = x.Shape()[backend.Dim], cos.Shape()[backend.Dim], how, y == x
 		out := []operand{{"y", y, &j.y}}
 		in := []operand{{"cos", cos, &j.cos}, {"sin", sin, &j.sin}, {"x", x, &j.x}}
 		if j.inPlace {
@@ -151,10 +156,17 @@ func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, ho
 		if j.inPlace {
 			j.x = j.y
 		}
-		j.rowPartition = newRowPartition(y.Shape(), be.threads())
-		return be.workers.run(ctx, &j, j.tasks, be.threads())
+		threads := be.threads()
+		if y.Shape().Elements() < copyAlone {
+			threads = 1
+		}
+		j.rowPartition = newRowPartition(y.Shape(), threads)
+		return be.workers.run(ctx, j, j.tasks, threads)
 	})
 }
+
+// rotateJobs pools the jobs of calls, as copyJobs does.
+var rotateJobs = sync.Pool{New: func() any { return new(rotateJob) }}
 
 // rotateJob is one Rotate call.
 type rotateJob struct {

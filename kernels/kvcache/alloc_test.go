@@ -11,11 +11,17 @@ import (
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
 )
 
-// TestStepsDoNotAllocate: on the CPU, a step of generation without a rotary embedding does
-// not allocate once its memory is there. A page list grows now and then.
+// TestStepsDoNotAllocate: on the CPU, a step of generation does not allocate once its memory
+// is there. A page list grows now and then, and so do the angles of a rotary embedding.
 func TestStepsDoNotAllocate(t *testing.T) {
+	t.Run("plain", func(t *testing.T) { testStepsDoNotAllocate(t, nil) })
+	t.Run("rotary embedding", func(t *testing.T) { testStepsDoNotAllocate(t, &nn.RoPE{}) })
+}
+
+func testStepsDoNotAllocate(t *testing.T, rope kvcache.Rotary) {
 	dev := onCPU(t, cpu.Options{Threads: 1})
 	const batch, steps = 2, 200
 	host := func(heads int) backend.Tensor {
@@ -26,12 +32,12 @@ func TestStepsDoNotAllocate(t *testing.T) {
 		return x
 	}
 	k, q, out := host(2), host(4), kernels.Result{O: host(4)}
-	cache, err := kvcache.New(t.Context(), dev, kvcache.Config{Batch: batch, KVHeads: 2, Dim: 16, Capacity: 2 * steps})
+	cache, err := kvcache.New(t.Context(), dev, kvcache.Config{Batch: batch, KVHeads: 2, Dim: 16, Capacity: 2 * steps, RoPE: rope})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer cache.Release()
-	paged, err := kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, PageSize: 16, Pages: 60})
+	paged, err := kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, PageSize: 16, Pages: 60, RoPE: rope})
 	if err != nil {
 		t.Fatal(err)
 	}

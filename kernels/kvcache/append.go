@@ -18,6 +18,7 @@ type appendPlan struct {
 	moves       []move
 	writes      []write
 	dst, src    []backend.Tensor
+	rotated     backend.Tensor // the memory of rotated keys
 }
 
 // growth is the state of a sequence after an append.
@@ -77,11 +78,14 @@ func (x *batch) Append(ctx context.Context, k, v backend.Tensor, count []int) (e
 	if dtype == backend.Q8 {
 		dtype = backend.F32
 	}
-	k, owned, err := p.rotate(ctx, "k", k, dtype, p.next.from)
+	if err := p.extendAngles(ctx, p.next.from, k.Shape()[backend.Seq]); err != nil {
+		return err
+	}
+	defer releaseRotated(&p.next.rotated)
+	k, err = p.rotate(ctx, "k", k, dtype, p.next.from, &p.next.rotated)
 	if err != nil {
 		return err
 	}
-	defer owned.Release()
 	if !p.paged && len(p.next.moves) > 0 {
 		if err := p.compact(ctx, seqs); err != nil {
 			return err

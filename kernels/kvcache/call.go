@@ -103,7 +103,7 @@ type step struct {
 	q, k, v backend.Tensor
 	asked   CallOptions
 	opt     kernels.Options // of the call
-	owned   backend.Tensor  // q's memory when it was rotated
+	rotated backend.Tensor  // the memory of q when it was rotated
 
 	count, klen, offsets, from []int
 	pages                      backend.Pages
@@ -134,9 +134,9 @@ func (p *pool) step(ctx context.Context, seqs []*placement, q backend.Tensor, op
 
 // putBack frees what s owns and keeps the rest.
 func (p *pool) putBack(s *step) {
-	s.owned.Release()
+	releaseRotated(&s.rotated)
 	clear(s.pages.Table)
-	s.q, s.owned, s.asked, s.opt = backend.Tensor{}, backend.Tensor{}, CallOptions{}, kernels.Options{}
+	s.q, s.asked, s.opt = backend.Tensor{}, CallOptions{}, kernels.Options{}
 	p.steps.Put(s)
 }
 
@@ -242,6 +242,6 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*placement, q backend.T
 			return err
 		}
 	}
-	s.q, s.owned, err = p.rotate(ctx, "q", q, q.DType(), s.from)
+	s.q, err = p.rotate(ctx, "q", q, q.DType(), s.from, &s.rotated)
 	return err
 }

@@ -7,16 +7,8 @@ import (
 	"sync"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/kernels"
 )
-
-// Rotary is a rotary position embedding, such as nn.RoPE.
-type Rotary interface {
-	// Angles returns the rotation angles of rows of headDim elements at positions,
-	// [B or 1][S], for the caller to Release.
-	Angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (kernels.Angles, error)
-}
 
 // pool is the memory of a cache, in pages of the same size. In a Cache, sequence b owns
 // page b, whose size is the capacity.
@@ -32,7 +24,8 @@ type pool struct {
 	// refer to each page. Only a Paged has them.
 	free, refs []int32
 	next       appendPlan // of the append in progress, kept for its memory
-	steps      sync.Pool  // of *step
+	angles     angleTable
+	steps      sync.Pool // of *step
 }
 
 // placement locates the tokens of one sequence in a pool: the token at position first+i is in
@@ -121,7 +114,8 @@ func (p *pool) release() {
 	defer p.mu.Unlock()
 	p.k.Release()
 	p.v.Release()
-	p.k, p.v = backend.Tensor{}, backend.Tensor{}
+	p.angles.Release()
+	p.k, p.v, p.angles = backend.Tensor{}, backend.Tensor{}, angleTable{}
 }
 
 // none is the pool of zero values.
@@ -144,36 +138,6 @@ func (p *pool) released() error {
 		return fmt.Errorf("the cache was released, make a new one: %w", backend.ErrReleased)
 	}
 	return nil
-}
-
-// rotate returns x rotated, in a new tensor of dtype that the caller releases; row i of
-// batch b is at position from[b]+i. Without an embedding it returns x, and no new tensor.
-func (p *pool) rotate(ctx context.Context, name string, x backend.Tensor, dtype backend.DType, from []int) (y, owned backend.Tensor, err error) {
-	if p.config.RoPE == nil {
-		return x, owned, nil
-	}
-	positions := make([][]int, len(from))
-	for b, first := range from {
-		if positions[b], err = budget.Make[int](x.Shape()[backend.Seq]); err != nil {
-			return y, owned, err
-		}
-		for i := range positions[b] {
-			positions[b][i] = first + i
-		}
-	}
-	angles, err := p.config.RoPE.Angles(ctx, p.dev, p.config.Dim, positions)
-	if err != nil {
-		return y, owned, err
-	}
-	defer angles.Release()
-	if owned, err = p.dev.Alloc(ctx, dtype, x.Shape()); err != nil {
-		return y, owned, err
-	}
-	if err := p.dev.Rotate(ctx, owned, x, angles); err != nil {
-		owned.Release()
-		return y, backend.Tensor{}, fmt.Errorf("%s: %w", name, err)
-	}
-	return owned, owned, nil
 }
 
 // counts returns count, or n for each of batch sequences when it is nil, in memory.

@@ -1,0 +1,130 @@
+package kvcache_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/kvcache"
+	"github.com/seed90331342/attn/kernels/nn"
+)
+
+// TestRotaryCache compares the bits of a cache that rotates with those of one whose keys and
+// queries are rotated before: steps, prompts, tokens that are taken back, and sequences of
+// different lengths.
+func TestRotaryCache(t *testing.T) {
+	const heads, dim, capacity = 2, 8, 700
+	dev, ctx, rope := onCPU(t, cpu.Options{Threads: 1}), t.Context(), &nn.RoPE{Interleaved: true}
+	for _, batch := range []int{1, 2} {
+		rng := rand.New(rand.NewPCG(21, uint64(batch)))
+		config := kvcache.Config{Batch: batch, KVHeads: heads, Dim: dim, Capacity: capacity}
+		plain, err := kvcache.New(ctx, dev, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config.RoPE = rope
+		rotary, err := kvcache.New(ctx, dev, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tensor := func(n int) backend.Tensor {
+			data := make([]float32, batch*heads*n*dim)
+			for i := range data {
+				data[i] = rng.Float32() - 0.5
+			}
+			x, err := backend.HostF32(data, backend.Shape{batch, heads, n, dim})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return x
+		}
+		rotated := func(x backend.Tensor, from []int) backend.Tensor {
+			n := x.Shape()[backend.Seq]
+			positions := make([][]int, batch)
+			for b := range positions {
+				for i := range n {
+					positions[b] = append(positions[b], from[b]+i)
+				}
+			}
+			angles, err := rope.Angles(ctx, dev, dim, positions)
+			if err != nil {
+				t.Fatal(err)
+			}
+			y, err := backend.AllocHost(backend.F32, x.Shape())
+			if err == nil {
+				err = dev.Rotate(ctx, y, x, angles)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return y
+		}
+		for step := range 300 {
+			n := 1
+			if rng.IntN(20) == 0 {
+				n = 1 + rng.IntN(40)
+			}
+			before := rotary.Lens()
+			if slices.Max(before)+n > capacity {
+				break
+			}
+			k, v := tensor(n), tensor(n)
+			var count []int
+			if rng.IntN(10) == 0 { // the sequences have different lengths from now on
+				for range batch {
+					count = append(count, n-rng.IntN(2))
+				}
+			}
+			if err := rotary.Append(ctx, k, v, count); err != nil {
+				t.Fatal(err)
+			}
+			if err := plain.Append(ctx, rotated(k, before), v, count); err != nil {
+				t.Fatal(err)
+			}
+			lens := rotary.Lens()
+			rows := min(n, slices.Min(lens))
+			if rows == 0 {
+				continue
+			}
+			from := slices.Clone(lens)
+			for b := range from {
+				from[b] -= rows
+			}
+			q := tensor(rows)
+			got, err := rotary.Attention(ctx, q, kvcache.CallOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := plain.Attention(ctx, rotated(q, from), kvcache.CallOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			g, w := hostFloats(t, got), hostFloats(t, want)
+			if !slices.Equal(g, w) {
+				t.Fatal(fmt.Errorf("batch %d, step %d of %d tokens at %v: %v, should be %v", batch, step, n, before, g[:4], w[:4]))
+			}
+			if rng.IntN(8) == 0 {
+				b := rng.IntN(batch)
+				back := rng.IntN(min(24, lens[b]))
+				for _, c := range []*kvcache.Cache{rotary, plain} {
+					if err := c.Rewind(b, lens[b]-back); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		}
+	}
+}
+
+func hostFloats(t *testing.T, r kernels.Result) []float32 {
+	t.Helper()
+	data, err := r.O.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
