@@ -26,7 +26,10 @@ const (
 func (a *attention) gatherSmall(c *backend.Call) {
 	p, d := &c.Problem, &a.d
 	plain := p.Mask.IsZero() && p.Blocks.IsZero() && p.Bias.IsZero() && p.Relative.IsZero() &&
-		p.Slopes == nil && p.Softcap == 0 && p.Dropout.P == 0 && c.Pages == nil
+		p.Slopes == nil && p.Softcap == 0 && p.Dropout.P == 0
+	if c.Pages != nil && c.K.Shape()[backend.Seq]%a.kernels.Lanes != 0 { // groups of keys lie in one page
+		return
+	}
 	if !plain || !a.keyLanes || a.kernels.KeyLanes || a.tiles > 1 || d.SeqK > keyBlock {
 		return
 	}
@@ -45,7 +48,7 @@ func (a *attention) gatherSmall(c *backend.Call) {
 // smallSpace is the memory of a task of small problems.
 type smallSpace struct {
 	q      []float32 // [rows, dimK], times scale; the padding is 0
-	k, v   []float32 // rows that the kernels cannot read in place; the padding of a row is 0
+	k, v   []float32 // rows that the kernels cannot read in place
 	s      []float32 // [rows, ld]
 	ld     int
 	o      []float32 // [rows, dimV]
@@ -64,12 +67,6 @@ func (a *attention) cutSmall(w *scratch) smallSpace {
 		alpha: w.floats(a.rows), lanes: w.floats(a.kernels.Lanes), memory: &w.workspace}
 	clear(x.q)
 	clear(x.alpha)
-	if a.d.Dim < a.dimK {
-		clear(x.k)
-	}
-	if a.d.ValueDim < a.dimV {
-		clear(x.v)
-	}
 	return x
 }
 
@@ -94,8 +91,8 @@ func (a *attention) smallTask(ctx context.Context, w *scratch, n int) error {
 // copyValue writes the outputs of a group of one key: its value, because the key's weight
 // is 2^0. It returns false if it cannot rule out that a score is not finite.
 func (a *attention) copyValue(b, hk int) bool {
-	k := a.k.f32[a.k.index(b, hk, 0):][:a.d.Dim]
-	v := a.v.f32[a.v.index(b, hk, 0):][:a.d.ValueDim]
+	k := a.k.f32[a.k.rowIndex(b, hk, 0):][:a.d.Dim]
+	v := a.v.f32[a.v.rowIndex(b, hk, 0):][:a.d.ValueDim]
 	for r := range a.rows {
 		h, i := a.row(hk*a.share, 0, r)
 		if _, hi := a.problem.Visible.Range(b, i, 1); hi == 0 {
@@ -118,7 +115,7 @@ func (a *attention) copyValue(b, hk int) bool {
 
 // small computes a group. It returns false, and writes nothing, for a group that the
 // engine must compute: one without visible keys, or with keys that some row does not see
-// and whose values are not finite.
+// and whose values are not finite, or lie in pages.
 func (a *attention) small(x *smallSpace, b, hk int) bool {
 	kernels, h0 := a.kernels, hk*a.share
 	n, least, first := 0, a.d.SeqK, 0 // the largest and the smallest end of a row's keys
@@ -128,11 +125,10 @@ func (a *attention) small(x *smallSpace, b, hk int) bool {
 		n, least, first = max(n, hi), min(least, hi), max(first, lo)
 	}
 	every := least == n && first == 0 // all rows see the first n keys
-	k, ldk := a.k.rowsAt(b, hk, 0)
-	v, ldv := a.v.rowsAt(b, hk, 0)
-	if n == 0 || !every && kernels.NonFinite(v, ldv, n, a.d.ValueDim) {
+	if n == 0 || !every && !a.finiteValues(b, hk, n) {
 		return false
 	}
+	p := taskRange{b: b, hk: hk}
 	for r := range a.rows {
 		h, i := a.row(h0, 0, r)
 		copy(x.q[r*a.dimK:], a.q.f32[a.q.index(b, h, i):][:a.d.Dim])
@@ -141,12 +137,12 @@ func (a *attention) small(x *smallSpace, b, hk int) bool {
 	lanes, done := roundUp(n, kernels.Lanes), 0
 	if a.d.Dim == a.dimK {
 		if done = n / kernels.Lanes * kernels.Lanes; done > 0 {
-			kernels.Dots(vec.F32, x.s, x.ld, x.memory.run(k, ldk, done, a.dimK), ldk, x.q, a.dimK, a.rows, a.dimK)
+			kernels.Dots(vec.F32, x.s, x.ld, a.runsOf(x.memory, &a.k, &p, 0, done, vec.DotsAhead, n), a.k.stride[backend.Seq], x.q, a.dimK, a.rows, a.dimK)
 		}
 	}
 	if done < n {
 		// The rows of x.k after these have unspecified scores, which are hidden below.
-		copyRows(x.k, a.dimK, k[done*ldk:], ldk, n-done, a.d.Dim)
+		loadRows(kernels, &a.k, x.k, a.dimK, b, hk, done, n-done)
 		kernels.Dots(vec.F32, x.s[done:], x.ld, x.memory.run(x.k, a.dimK, lanes-done, a.dimK), a.dimK, x.q, a.dimK, a.rows, a.dimK)
 	}
 	for r := range a.rows {
@@ -161,12 +157,15 @@ func (a *attention) small(x *smallSpace, b, hk int) bool {
 		kernels.Exp2(s, x.m[r])
 		x.l[r] = sumByFours(s)
 	}
-	if a.d.ValueDim < a.dimV {
-		copyRows(x.v, a.dimV, v, ldv, n, a.d.ValueDim)
-		v, ldv = x.v, a.dimV
+	runs, ldv := []vec.Run(nil), a.v.stride[backend.Seq]
+	if a.d.ValueDim == a.dimV {
+		runs = a.runsOf(x.memory, &a.v, &p, 0, n, vec.MixAhead(a.rows), n)
+	} else {
+		loadRows(kernels, &a.v, x.v, a.dimV, b, hk, 0, n)
+		runs, ldv = x.memory.run(x.v, a.dimV, n, a.dimV), a.dimV
 	}
 	clear(x.o)
-	kernels.Mix(vec.F32, x.o, a.dimV, x.memory.run(v, ldv, n, a.dimV), ldv, x.s, x.ld, x.alpha, a.rows, a.dimV)
+	kernels.Mix(vec.F32, x.o, a.dimV, runs, ldv, x.s, x.ld, x.alpha, a.rows, a.dimV)
 	for r := range a.rows {
 		h, i := a.row(h0, 0, r)
 		lse, inv := float32(0), float32(0)
@@ -186,9 +185,12 @@ func (a *attention) small(x *smallSpace, b, hk int) bool {
 	return true
 }
 
-// copyRows copies n rows of cols elements.
-func copyRows(dst []float32, ldd int, src []float32, lds, n, cols int) {
-	for r := range n {
-		copy(dst[r*ldd:r*ldd+cols], src[r*lds:])
+// finiteValues reports that the first n values of a head are finite. It does not look into
+// pages.
+func (a *attention) finiteValues(b, hk, n int) bool {
+	if a.v.pages != nil {
+		return false
 	}
+	v, ldv := a.v.rowsAt(b, hk, 0)
+	return !a.kernels.NonFinite(v, ldv, n, a.d.ValueDim)
 }

@@ -55,6 +55,12 @@ func testSmallProblems(t *testing.T, tier string) {
 				c.Sinks = append(c.Sinks, rng.Float32())
 			}
 		}
+		if batch == 1 && rng.IntN(2) == 0 {
+			size := pick(8, 16, 64) // the pool has more pages than the call, in a drawn order
+			c.K, c.V = values(kv, sk+3*size, d), values(kv, sk+3*size, dv)
+			paged(t, &c, size)
+			c.Pages.Keys = sk
+		}
 		wanted := rng.IntN(2) == 0
 		run := func(engine bool) (o, lse backend.Tensor) {
 			c := c
