@@ -18,7 +18,7 @@
 //
 // [New] returns a backend with another number of threads. [Options.Tier] and the
 // environment variable ATTN_CPU_TIER select one of the [Tiers] of the machine:
-// avx512, avx2, gonum. Backend.Plan reports how a call is computed, and why.
+// avx512, avx2, neon, gonum. Backend.Plan reports how a call is computed, and why.
 //
 // On one tier results have the same bits whatever the number of threads. A row's
 // result depends neither on the rows, heads and batches around it nor on their
@@ -182,8 +182,8 @@ const tierEnv = "ATTN_CPU_TIER"
 var ErrTier = errors.New("this machine has no such tier")
 
 // Tiers returns the values of Options.Tier that this machine supports, the fastest
-// first: "avx512" (AVX-512F, DQ and VL), "avx2" (with FMA and F16C), and always
-// "gonum".
+// first: "avx512" (AVX-512F, DQ and VL), "avx2" (with FMA and F16C), "neon" (every arm64,
+// run on an emulator only), and always "gonum".
 func Tiers() []string {
 	var names []string
 	for _, k := range vec.Tiers() {

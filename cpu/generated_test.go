@@ -18,12 +18,13 @@ func TestGenerated(t *testing.T) {
 		t.Skip("-short, or the race detector: the generators are not compiled")
 	}
 	for _, c := range []struct {
-		dir, file string
-		args      []string
+		dir, file, main string
+		args            []string
 	}{
-		{"internal/vec", "vec_amd64", nil},
-		{"internal/peak", "fma_amd64", []string{"-kernels", "fma"}},
-		{"internal/peak", "read_amd64", []string{"-kernels", "read"}},
+		{"internal/vec", "vec_amd64", ".", nil},
+		{"internal/vec", "vec_arm64", "./arm64", nil},
+		{"internal/peak", "fma_amd64", ".", []string{"-kernels", "fma"}},
+		{"internal/peak", "read_amd64", ".", []string{"-kernels", "read"}},
 	} {
 		t.Run(c.file, func(t *testing.T) {
 			dir := t.TempDir()
@@ -42,7 +43,7 @@ func TestGenerated(t *testing.T) {
 				t.Skipf("the generator's modules are not available: %v: %s", err, bytes.TrimSpace(out))
 			}
 			// The arguments are those of go:generate, which the files repeat in their heads.
-			args := append([]string{"run", "."}, c.args...)
+			args := append([]string{"run", c.main}, c.args...)
 			args = append(args, "-out", "../"+c.file+".s", "-stubs", "../"+c.file+".go", "-pkg", filepath.Base(c.dir))
 			if out, err := command(t.Context(), args...); err != nil {
 				t.Fatalf("go %s: %v: %s", strings.Join(args, " "), err, out)

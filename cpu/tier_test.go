@@ -45,9 +45,9 @@ func TestTiers(t *testing.T) {
 	if _, err := backend.Open("cpu"); !errors.Is(err, ErrTier) || !strings.Contains(err.Error(), tierEnv) || !strings.Contains(err.Error(), "mmx") {
 		t.Errorf("an unknown tier: error %v", err)
 	}
-	be := New(Options{Tier: "neon"})
+	be := New(Options{Tier: "sse"})
 	c := plain(t, 1, 8, 8)
-	if err := be.Attention(t.Context(), c); !errors.Is(err, ErrTier) || !strings.Contains(err.Error(), "neon") {
+	if err := be.Attention(t.Context(), c); !errors.Is(err, ErrTier) || !strings.Contains(err.Error(), "sse") {
 		t.Errorf("a call on an unknown tier: error %v", err)
 	}
 	if _, err := be.Plan(t.Context(), c); !errors.Is(err, ErrTier) {

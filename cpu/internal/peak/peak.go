@@ -24,7 +24,7 @@ import (
 
 // kernel is the pair of loops in one tier of instructions.
 type kernel struct {
-	tier  string // "avx512", "avx2", "go"
+	tier  string // "avx512", "avx2", "neon", "go"
 	flops int    // operations in one turn of fma
 	// fma takes n turns.
 	fma func(n int, x, y float32)
@@ -47,8 +47,8 @@ const (
 // ErrTier reports a tier that the machine does not have.
 var ErrTier = errors.New("this machine has no such instructions")
 
-// Tiers returns the names of the machine's tiers, the widest first: "avx512" and "avx2"
-// where the machine has them, and always "go".
+// Tiers returns the names of the machine's tiers, the widest first: "avx512", "avx2" and
+// "neon" where the machine has them, and always "go".
 func Tiers() []string {
 	var names []string
 	for _, k := range kernels() {

@@ -35,10 +35,16 @@ func floats[T any](p *T, ld, r, n int) []T {
 	return unsafe.Slice((*T)(unsafe.Add(unsafe.Pointer(p), r*ld)), n)
 }
 
-// fma returns a·b + c with one rounding, except in one case in 2^29, because the sum is
-// rounded to float64 first.
+// fma returns a·b + c with one rounding. The sum of the exact product and c is rounded to
+// odd in float64: where it is not exact its last bit is 1, so that rounding it to float32
+// sees on which side of a tie it was (Boldo & Melquiond 2008).
 func fma(a, b, c float32) float32 {
-	return float32(math.FMA(float64(a), float64(b), float64(c)))
+	p, z := float64(a)*float64(b), float64(c)
+	s := p + z
+	if lost := (p - (s - (s - p))) + (z - (s - p)); lost != 0 && lost-lost == 0 && math.Float64bits(s)&1 == 0 { // Knuth's sum, of finite numbers
+		s = math.Nextafter(s, math.Inf(int(math.Copysign(1, lost))))
+	}
+	return float32(s)
 }
 
 // larger returns the larger of two scores; it ignores NaN.

@@ -20,9 +20,9 @@
 //	then o = a·o + sum in one more
 //
 // [Tiers] lists the tables of kernels that the machine runs: generated assembly (see
-// _generate) for AVX-512F/DQ/VL and for AVX2 with FMA and F16C, and blas32.Gemm with
-// plain Go everywhere. The tests compare each with a twin in plain Go, within the
-// errors that the methods state.
+// _generate) for AVX-512F/DQ/VL, for AVX2 with FMA and F16C and for NEON, and blas32.Gemm
+// with plain Go everywhere. The tests compare each with a twin in plain Go, within the
+// errors that the methods state. NEON has only run on an emulator.
 //
 // Methods check that their slices are long enough, and do not read or write
 // outside of the operands that they state. Assembly cannot be preempted, so one
@@ -35,11 +35,12 @@ import (
 )
 
 //go:generate sh -c "cd _generate && GOWORK=off go run . -out ../vec_amd64.s -stubs ../vec_amd64.go -pkg vec"
+//go:generate sh -c "cd _generate && GOWORK=off go run ./arm64 -out ../vec_arm64.s -stubs ../vec_arm64.go -pkg vec"
 
 // Kernels are the kernels of one tier. The functions in its fields take pointers, and
 // distances between rows in bytes, as the assembly does; callers use the methods.
 type Kernels struct {
-	// Tier is the name: "avx512", "avx2", "gonum".
+	// Tier is the name: "avx512", "avx2", "neon", "gonum".
 	Tier string
 	// Lanes is the number of float32 in a vector, Width the number of query rows in
 	// a tile, a multiple of Lanes.

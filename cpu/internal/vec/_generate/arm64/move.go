@@ -1,0 +1,173 @@
+package main
+
+// transposeMul writes the transpose of a square of lanes x lanes, times mul.
+func transposeMul() {
+	f := text("transpose", "dst *float32, ldd int, src *float32, lds int, mul *float32", "")
+	p := f.params("dst", "ldd", "src", "lds", "mul")
+	dst, ldd, src, lds := p[0], p[1], p[2], p[3]
+	m, x, rows := f.vec(), f.vec(), f.vectors(lanes)
+	f.ld(p[4], 0, 4, m)
+	f.zero(rows...)
+	for i := range rows {
+		f.ldStep(src, lds, x)
+		f.fma(x, m, rows[i]) // x·m + 0 turns -0 into 0
+	}
+	f.transpose(rows)
+	for i, row := range rows {
+		f.st(row, dst, 0)
+		if i < len(rows)-1 {
+			f.add(ldd, dst)
+		}
+	}
+	f.ret()
+}
+
+// nonFinite returns a number other than 0 when one of rows x vectors has NaN or Inf.
+func nonFinite() {
+	f := text("nonFinite", "x *float32, ld, rows, vectors int", "found int32")
+	args := f.params("x", "ld", "rows", "vectors")
+	x, ld, rows, vectors := args[0], args[1], args[2], args[3]
+	zero, sums, y, p := f.vec(), f.vectors(4), f.vec(), f.gp() // as many sums as hide the latency of an FMA
+	f.zero(zero)
+	f.zero(sums...)
+	f.loop("row", rows, func() {
+		f.mov(x, p)
+		f.byFour("vector", vectors, func(n int) {
+			for _, sum := range sums[:n] {
+				f.ldNext(p, y)
+				f.fma(y, zero, sum) // 0·y is NaN for NaN and Inf only
+			}
+		})
+		f.add(ld, x)
+	})
+	acc := sums[0]
+	for _, sum := range sums[1:] {
+		f.fadd(acc, sum, acc)
+	}
+	f.equal(acc, acc, acc) // all ones but where NaN
+	f.bits("VEOR", acc, f.ones(), acc)
+	f.largestWord(acc)
+	f.emit(vector, "FMOVS F%d, %v", acc, p)
+	f.emit(store, "MOVW %v, %s", p, f.arg("found"))
+	f.ret()
+}
+
+// ones returns a register with all bits set.
+func (f *function) ones() vec {
+	v := f.vec()
+	f.zero(v)
+	f.isIntZero(v, v)
+	return v
+}
+
+// load16 writes rows x vectors of 16 bit numbers as float32.
+func load16(name string, convert func(f *function, n, d vec)) {
+	f := text(name, "dst *float32, ldd int, src *uint16, lds, rows, vectors int", "")
+	f.rows(2, func(src, from, to gp) {
+		x := f.vec()
+		f.ld(from, 0, 2, x)
+		convert(f, x, x)
+		f.st(x, to, 0)
+	}, nil)
+	f.ret()
+}
+
+// rows repeats body for each vector of rows of src, whose elements have size bytes, and of
+// dst. It calls begin at the beginning of a row.
+func (f *function) rows(size int, body func(src, from, to gp), begin func(src gp)) {
+	p := f.params("dst", "ldd", "src", "lds", "rows", "vectors")
+	dst, ldd, src, lds, rows, vectors := p[0], p[1], p[2], p[3], p[4], p[5]
+	to, from, n := f.gp(), f.gp(), f.gp()
+	f.loop("row", rows, func() {
+		f.mov(dst, to)
+		f.mov(src, from)
+		f.mov(vectors, n)
+		if begin != nil {
+			begin(src)
+		}
+		f.loop("vector", n, func() {
+			body(src, from, to)
+			f.addI(bytes, to)
+			f.addI(lanes*size, from)
+		})
+		f.add(ldd, dst)
+		f.add(lds, src)
+	})
+}
+
+// loadQ8 writes rows x vectors of integers as float32, times the scale at the beginning
+// of their row.
+func loadQ8() {
+	f := text("loadQ8", "dst *float32, ldd int, src *byte, lds, rows, vectors int", "")
+	scale, x := f.vec(), f.vec()
+	f.rows(1, func(_, from, to gp) {
+		f.ld(from, 4, 1, x)
+		f.fromBytes(true, x, x)
+		f.fromInt(x, x)
+		f.fmul(x, scale, x)
+		f.st(x, to, 0)
+	}, func(src gp) { f.spread(src, scale) })
+	f.ret()
+}
+
+// storeF16 rounds vectors of src to binary16.
+func storeF16() {
+	f := text("storeF16", "dst *uint16, src *float32, vectors int", "")
+	p := f.params("dst", "src", "vectors")
+	dst, src, vectors := p[0], p[1], p[2]
+	x := f.vec()
+	f.loop("next", vectors, func() {
+		f.ldNext(src, x)
+		f.toF16(x, x)
+		f.emit(store, "FMOVD F%d, (%v)", x, dst)
+		f.addI(bytes/2, dst)
+	})
+	f.ret()
+}
+
+// hide writes -Inf to squares of scores where a mask, whose rows are lanes, is false.
+func hide() {
+	f := text("hide", "s *float32, mask *bool, ld, squares int", "")
+	args := f.params("s", "mask", "ld", "squares")
+	s, mask, ld, squares := args[0], args[1], args[2], args[3]
+	hidden, rows, x, p := f.constant(cNegInf), f.vectors(lanes), f.vec(), f.gp()
+	f.loop("square", squares, func() {
+		f.mov(mask, p)
+		for i := range rows {
+			f.ld(p, 0, 1, rows[i])
+			f.fromBytes(false, rows[i], rows[i])
+			if i < len(rows)-1 {
+				f.add(ld, p)
+			}
+		}
+		f.transpose(rows)
+		for i, sees := range rows {
+			f.ld(s, i*rowBytes, 4, x)
+			f.isIntZero(sees, sees)
+			f.where(sees, hidden, x)
+			f.st(x, s, i*rowBytes)
+		}
+		f.addI(lanes*rowBytes, s)
+		f.addI(lanes, mask)
+	})
+	f.ret()
+}
+
+// hideRow writes -Inf to vectors of x where mask is false.
+func hideRow() {
+	f := text("hideRow", "x *float32, mask *bool, vectors int", "")
+	p := f.params("x", "mask", "vectors")
+	x, mask, vectors := p[0], p[1], p[2]
+	hidden, sees, y := f.constant(cNegInf), f.vec(), f.vec()
+	f.loop("next", vectors, func() {
+		f.ld(mask, 0, 1, sees)
+		f.fromBytes(false, sees, sees)
+		f.isIntZero(sees, sees)
+		f.ld(x, 0, 4, y)
+		f.where(sees, hidden, y)
+		f.st(y, x, 0)
+		f.addI(bytes, x)
+		f.addI(lanes, mask)
+	})
+	f.ret()
+}
