@@ -3,6 +3,8 @@ package cpu
 import (
 	"context"
 	"errors"
+	"maps"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -48,6 +50,28 @@ func TestConformance(t *testing.T) {
 			}
 			backendtest.Run(t, h)
 		})
+	}
+}
+
+// TestDigestsOfVectorTiers shows that the recorded results of the vector tiers have the same bits.
+// Calls that return weights add rows by lanes, so their bits are those of a number of lanes.
+func TestDigestsOfVectorTiers(t *testing.T) {
+	fused := func(tier string) map[string]string {
+		raw, err := os.ReadFile(filepath.Join("testdata", "digests-"+tier+".txt"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := map[string]string{}
+		for line := range strings.Lines(string(raw)) {
+			if sum, name, _ := strings.Cut(line, " "); strings.HasSuffix(name, "weights false\n") {
+				found[name] = sum
+			}
+		}
+		return found
+	}
+	avx2, neon := fused("avx2"), fused("neon")
+	if len(avx2) == 0 || !maps.Equal(avx2, neon) {
+		t.Errorf("of %d results on avx2 and %d on neon not all have the same bits", len(avx2), len(neon))
 	}
 }
 
