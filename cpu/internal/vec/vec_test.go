@@ -105,7 +105,7 @@ func TestScoresAndValues(t *testing.T) {
 // same bits, scores and values.
 func TestDecodeIsPrefill(t *testing.T) {
 	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
-		w, n := x.Width, 5*x.Lanes
+		w, n := x.Width, 9*x.Lanes
 		for _, d := range []int{x.Lanes, 3 * x.Lanes, 4 * x.Lanes, 9 * x.Lanes} {
 			for _, heads := range []int{1, 2, 4, 5, 8} {
 				k, q := random(rng, n*(d+1)), random(rng, heads*d)
@@ -171,7 +171,7 @@ func inRuns[T float32 | uint16 | byte](rng *rand.Rand, by int, k []T, ld, n, d i
 // converting them first.
 func TestDecodeNarrow(t *testing.T) {
 	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
-		n := 3 * x.Lanes
+		n := 9 * x.Lanes // runs of more than 4 vectors of keys, which neon takes at once
 		for _, d := range []int{x.Lanes, 5 * x.Lanes, 8 * x.Lanes} {
 			for _, heads := range []int{1, 6, 9} {
 				bits := make([]uint16, n*(d+3))
