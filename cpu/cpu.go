@@ -4,8 +4,8 @@
 //	O = softmax(scale·Q·Kᵀ + bias) · V
 //
 // One engine computes tiles of query rows against blocks of 128 keys, with an online
-// softmax between the two products. The tiles run on one of three tables of
-// kernels (package vec): generated assembly for AVX-512 and for AVX2, and gonum's
+// softmax between the two products. The tiles run on one of four tables of
+// kernels (package vec): generated assembly for AVX-512, AVX2 and NEON, and gonum's
 // blas32.Gemm for all other machines. A program that plugs another BLAS into
 // gonum (blas32.Use) speeds the gonum kernels up. A call needs some hundred KiB
 // of memory a thread in addition to its operands, whatever their lengths.
