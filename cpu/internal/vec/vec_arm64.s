@@ -1243,7 +1243,8 @@ next:
 	ADD $16, R0, R0
 	SUB $1, R1, R1
 	CBNZ R1, next
-	FMOVQ F1, 0(R2)
+	WORD $0x6e30c821 // FMAXNMV S1, V1.4S
+	FMOVS F1, (R2)
 	RET
 
 // func softcapNEON(x *float32, vectors int, c float32)

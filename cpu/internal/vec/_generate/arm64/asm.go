@@ -389,7 +389,12 @@ func (f *function) products(n, m, low, high vec) {
 	f.word(vector, 0x6ea0c000|uint32(m)<<16|uint32(n)<<5|uint32(high), "UMULL2 V%d.2D, V%d.4S, V%d.4S", high, n, m)
 }
 
-// largestWord writes the largest of the words of n to its lowest lane.
+// largestLane and largestWord write the largest number of n, or word without a sign, to its
+// lowest lane.
+func (f *function) largestLane(n vec) {
+	f.word(vector, 0x6e30c800|uint32(n)<<5|uint32(n), "FMAXNMV S%d, V%d.4S", n, n)
+}
+
 func (f *function) largestWord(n vec) {
 	f.word(vector, 0x6eb0a800|uint32(n)<<5|uint32(n), "UMAXV S%d, V%d.4S", n, n)
 }

@@ -127,7 +127,7 @@ func exp2Sum() {
 	f.ret()
 }
 
-// scaleMax multiplies vectors of x by c and computes their maximum, lane by lane.
+// scaleMax multiplies vectors of x by c and writes the largest product to mx.
 func scaleMax() {
 	f := text("scaleMax", "x *float32, vectors int, c float32, mx *float32", "")
 	p := f.params("x", "vectors", "mx")
@@ -140,7 +140,8 @@ func scaleMax() {
 		f.larger(m, y, m)
 		f.addI(bytes, x)
 	})
-	f.st(m, mx, 0)
+	f.largestLane(m) // none is NaN
+	f.emit(store, "FMOVS F%d, (%v)", m, mx)
 	f.ret()
 }
 
