@@ -1,16 +1,12 @@
 package plan
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"math"
 	"testing"
 	"time"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/cut"
-	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -117,26 +113,5 @@ func TestSchedule(t *testing.T) {
 	}
 	if end, sum := schedule(nil, 2); end != 0 || sum != 0 {
 		t.Errorf("nothing: %v, %v", end, sum)
-	}
-}
-
-// TestSpeed: a speed is measured with the types and head sizes of a call.
-func TestSpeed(t *testing.T) {
-	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
-	defer dev.Close()
-	for _, dtype := range []backend.DType{backend.F32, backend.F16} {
-		d := kernels.Dims{Batch: 3, Heads: 4, KVHeads: 2, SeqQ: 1e7, SeqK: 1e7, Dim: 8, ValueDim: 5}
-		// Processors compute between 1 MFLOP and 1 PFLOP in a second.
-		if got, err := Speed(t.Context(), dev, d, dtype); err != nil || got < 1e6 || got > 1e15 {
-			t.Errorf("%v: %v FLOP/s, %v", dtype, got, err)
-		}
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := Speed(ctx, dev, kernels.Dims{Heads: 1, KVHeads: 1, Dim: 8, ValueDim: 8}, backend.F32); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
-	if _, err := Speed(t.Context(), dev, kernels.Dims{Heads: 1, KVHeads: 1, Dim: 8}, backend.F32); !errors.Is(err, backend.ErrShape) {
-		t.Errorf("no values: %v", err)
 	}
 }
