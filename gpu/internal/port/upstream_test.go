@@ -43,6 +43,21 @@ func TestUpstreamListsNoAdapters(t *testing.T) {
 	}
 }
 
+// The compiler accepts f16, but Vulkan devices do not offer it.
+func TestUpstreamHasNoShaderF16(t *testing.T) {
+	all, err := Adapters()
+	if err != nil {
+		t.Skipf("needs a WebGPU adapter: %v", err)
+	}
+	for _, each := range all {
+		t.Cleanup(each.Release)
+		a := each.(*pureAdapter).a
+		if a.Info().Backend == gputypes.BackendVulkan && a.Features().Contains(gputypes.FeatureShaderF16) {
+			fixed(t, "offers shader-f16", "the unpacking of f16 in kernels of such devices")
+		}
+	}
+}
+
 func TestUpstreamPollIgnoresLosses(t *testing.T) {
 	if m, ok := reflect.TypeFor[*wgpu.Queue]().MethodByName("Poll"); !ok || m.Type.NumOut() != 1 {
 		fixed(t, "reports losses when it polls", "the submission of poll")
