@@ -1,12 +1,10 @@
 package vec
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
-	"unsafe"
 )
 
 // eachTier runs f for each tier that the machine has, with its twin.
@@ -100,133 +98,6 @@ func TestScoresAndValues(t *testing.T) {
 			}
 		}
 	})
-}
-
-// TestDecodeIsPrefill shows that keys as lanes and queries as lanes give the
-// same bits, scores and values.
-func TestDecodeIsPrefill(t *testing.T) {
-	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
-		w, n := x.Width, 9*x.Lanes
-		for _, d := range []int{x.Lanes, 3 * x.Lanes, 4 * x.Lanes, 9 * x.Lanes} {
-			for _, heads := range []int{1, 2, 4, 5, 8} {
-				k, q := random(rng, n*(d+1)), random(rng, heads*d)
-				qt := make([]float32, d*w)
-				for h := range heads {
-					for i := range d {
-						qt[i*w+h] = q[h*d+i]
-					}
-				}
-				s, st := make([]float32, heads*n), make([]float32, n*w)
-				runs := inRuns(rng, x.Lanes, k, d+1, n, d)
-				x.Dots(F32, s, n, runs, d+1, q, d, heads, d)
-				x.Scores(st, k, d+1, n, qt, d, filled(w, 0))
-				for h := range heads {
-					for j := range n {
-						if s[h*n+j] != st[j*w+h] {
-							t.Fatalf("score %d of row %d of %d: %v, with queries as lanes %v", j, h, heads, s[h*n+j], st[j*w+h])
-						}
-					}
-				}
-				two := make([]float32, heads*n)
-				twin.Dots(F32, two, n, runs, d+1, q, d, heads, d)
-				within(t, "dots", s, two, 0)
-
-				o, alpha := random(rng, heads*d), random(rng, w)
-				ot := make([]float32, d*w)
-				for h := range heads {
-					for i := range d {
-						ot[i*w+h] = o[h*d+i]
-					}
-				}
-				o2 := clone(o)
-				runs = inRuns(rng, 1, k, d+1, n, d)
-				x.Mix(F32, o, d, runs, d+1, s, n, alpha, heads, d)
-				x.Values(ot, k, d+1, st, n, d, alpha)
-				twin.Mix(F32, o2, d, runs, d+1, s, n, alpha, heads, d)
-				within(t, "mix", o, o2, 0)
-				for h := range heads {
-					for i := range d {
-						if o[h*d+i] != ot[i*w+h] {
-							t.Fatalf("element %d of row %d of %d: %v, with queries as lanes %v", i, h, heads, o[h*d+i], ot[i*w+h])
-						}
-					}
-				}
-			}
-		}
-	})
-}
-
-// inRuns returns n rows of k, copied to runs of their own whose lengths are multiples
-// of by.
-func inRuns[T float32 | uint16 | byte](rng *rand.Rand, by int, k []T, ld, n, d int) (runs []Run) {
-	for at := 0; at < n; {
-		m := by * (1 + rng.IntN((n-at)/by))
-		own := clone(k[at*ld : (at+m)*ld])
-		runs = append(runs, RunOf(own, ld, m, d, own))
-		at += m
-	}
-	return runs
-}
-
-// TestDecodeNarrow shows that kernels that convert keys and values yield the bits of
-// converting them first.
-func TestDecodeNarrow(t *testing.T) {
-	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
-		n := 9 * x.Lanes // runs of more than 4 vectors of keys, which neon takes at once
-		for _, d := range []int{x.Lanes, 5 * x.Lanes, 8 * x.Lanes} {
-			for _, heads := range []int{1, 6, 9} {
-				bits := make([]uint16, n*(d+3))
-				for i := range bits {
-					bits[i] = uint16(rng.IntN(0x4400)) | uint16(rng.IntN(2))<<15
-				}
-				rows := make([]byte, n*(d+12))
-				for i := range rows {
-					rows[i] = byte(rng.IntN(256))
-				}
-				for r := range n {
-					binary.NativeEndian.PutUint32(rows[r*(d+12):], math.Float32bits(rng.Float32()))
-				}
-				for _, kernels := range []*Kernels{x, twin} {
-					wide := make([]float32, n*d)
-					kernels.LoadF16(wide, d, bits, d+3, n, d)
-					narrow(t, kernels, x, F16, inRuns(rng, x.Lanes, bits, d+3, n, d), d+3, wide, heads, d)
-					kernels.LoadBF16(wide, d, bits, d+3, n, d)
-					narrow(t, kernels, x, BF16, inRuns(rng, x.Lanes, bits, d+3, n, d), d+3, wide, heads, d)
-					kernels.LoadQ8(wide, d, rows, d+12, n, d)
-					for i, y := range wide {
-						row := rows[i/d*(d+12):]
-						if want := math.Float32frombits(binary.NativeEndian.Uint32(row)) * float32(int8(row[4+i%d])); y != want {
-							t.Fatalf("%s: integer %d of row %d is %v, should be %v", kernels.Tier, i%d, i/d, y, want)
-						}
-					}
-					narrow(t, kernels, x, Q8, inRuns(rng, x.Lanes, rows, d+12, n, d), d+12, wide, heads, d)
-				}
-			}
-		}
-	})
-}
-
-// narrow compares rows of a type with the same rows in float32.
-func narrow(t *testing.T, x, plain *Kernels, e Element, runs []Run, ld int, wide []float32, heads, d int) {
-	t.Helper()
-	rng := rand.New(rand.NewPCG(uint64(d), uint64(e)))
-	n := len(wide) / d
-	q, alpha, o := random(rng, heads*d), random(rng, heads), random(rng, heads*d)
-	s, s2 := make([]float32, heads*n), make([]float32, heads*n)
-	all := []Run{RunOf(wide, d, n, d, wide)}
-	x.Dots(e, s, n, runs, ld, q, d, heads, d)
-	plain.Dots(F32, s2, n, all, d, q, d, heads, d)
-	what := fmt.Sprintf("%s, type %d, %d heads of %d", x.Tier, e, heads, d)
-	within(t, what+", scores", s, s2, 0)
-	o2 := clone(o)
-	var odd []Run // Mix takes runs of any length
-	for _, r := range runs {
-		second := (*byte)(unsafe.Add(unsafe.Pointer(r.rows), ld*e.size()))
-		odd = append(odd, Run{r.rows, r.next, 1}, Run{second, r.next, r.n - 1})
-	}
-	x.Mix(e, o, d, odd, ld, s, n, alpha, heads, d)
-	plain.Mix(F32, o2, d, all, d, s, n, alpha, heads, d)
-	within(t, what+", values", o, o2, 0)
 }
 
 // TestExp2 shows that powers are within 2 ulp, and which are exact.
