@@ -210,3 +210,22 @@ func TestOptions(t *testing.T) {
 		})
 	}
 }
+
+// TestBalance: each unit belongs to one branch, and branches have almost as many pairs.
+func TestBalance(t *testing.T) {
+	for _, branches := range []int{2, 4, 7} {
+		x, err := cut.New(kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 65536, SeqK: 65536, Dim: 64, ValueDim: 64}, kernels.Options{Causal: true}, cut.Config{Workers: branches})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all, most int64
+		for i := range branches {
+			var pairs int64
+			(&unitsFn{Blocks: x.Blocks, Branch: i, Branches: branches}).ProcessElement(nil, func(u cut.Unit) { pairs += u.Pairs })
+			all, most = all+pairs, max(most, pairs)
+		}
+		if all != x.Pairs || float64(most) > 1.05*float64(all)/float64(branches) {
+			t.Errorf("%d branches: %d pairs of %d, at most %d in one", branches, all, x.Pairs, most)
+		}
+	}
+}

@@ -82,8 +82,9 @@ func mark(_ []byte, emit func(int)) { emit(-1) }
 // together gives all elements one key.
 func together(id int) (int, int) { return 0, id }
 
-// unitsFn emits the units of a branch: each one in turn, in the order of blocks, which begin
-// with the largest.
+// unitsFn emits the units of a branch. Each unit goes to the branch with the fewest pairs so
+// far, in the order of blocks, which begin with the largest: branches of a worker each cannot
+// give work to one another.
 type unitsFn struct {
 	Blocks           []cut.Block
 	Branch, Branches int
@@ -93,17 +94,18 @@ type unitsFn struct {
 const noUnits = -1
 
 func (f *unitsFn) ProcessElement(_ []byte, emit func(cut.Unit)) {
-	n := 0
+	loads := make([]int64, f.Branches)
 	for _, b := range f.Blocks {
 		units := b.Units()
 		if len(units) == 0 {
 			units = []cut.Unit{{Block: b, Split: noUnits}}
 		}
 		for _, u := range units {
-			if n%f.Branches == f.Branch {
+			to := slices.Index(loads, slices.Min(loads))
+			loads[to] += u.Pairs
+			if to == f.Branch {
 				emit(u)
 			}
-			n++
 		}
 	}
 }
