@@ -75,7 +75,7 @@ func write(t *testing.T, dir string, heads, rows, width, shards int) {
 	}
 }
 
-// oneMachine runs attn run --check, and returns its output file and what it printed.
+// oneMachine runs attn run --check. It returns the output file and the printed text.
 func oneMachine(t *testing.T, dir string, flags ...string) (file []byte, check string) {
 	t.Helper()
 	attn := filepath.Join(t.TempDir(), "attn.exe")

@@ -127,11 +127,14 @@ func explain(ctx context.Context, job *beamattn.Job, err error) error {
 	if i := strings.LastIndex(text, "failed:\n"); i >= 0 {
 		text = text[i+len("failed:\n"):]
 	}
-	missing, e := job.Missing(ctx, 3)
+	missing, e := job.Missing(ctx, 4)
 	if e != nil || len(missing) == 0 {
 		return errors.New(text)
 	}
-	return fmt.Errorf("%s; not computed: %s, ..; --resume continues", text, strings.Join(missing, "; "))
+	if len(missing) == 4 {
+		missing[3] = "and others"
+	}
+	return fmt.Errorf("%s; not computed: %s; --resume continues", text, strings.Join(missing, "; "))
 }
 
 // planCommand is attn-beam plan.

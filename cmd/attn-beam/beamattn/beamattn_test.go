@@ -1,6 +1,7 @@
 package beamattn
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
@@ -134,6 +135,9 @@ func results(t *testing.T, out string, p *problem) (o, lse []float32) {
 	m, err := shards.ReadManifest(t.Context(), out+"/manifest.json")
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !bytes.Contains(m.Options, []byte(`"DType"`)) {
+		t.Errorf("the manifest has the options %s", m.Options)
 	}
 	read := func(a *shards.Array) []float32 {
 		if a == nil {

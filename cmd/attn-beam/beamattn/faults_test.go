@@ -222,3 +222,12 @@ func TestPrepare(t *testing.T) {
 		t.Errorf("resume of another job: %v", err)
 	}
 }
+
+// TestAttentionFails: a pipeline of a call that Prepare refuses fails with its error.
+func TestAttentionFails(t *testing.T) {
+	p, s := beam.NewPipelineWithRoot()
+	Attention(s, Spec{Q: t.TempDir() + "/q.npy", Out: t.TempDir()})
+	if _, err := workers.Run(t.Context(), p, workers.Options{}); err == nil || !strings.Contains(err.Error(), "q.npy") || !strings.Contains(err.Error(), "missing") {
+		t.Errorf("error %v", err)
+	}
+}

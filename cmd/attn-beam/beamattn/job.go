@@ -90,6 +90,7 @@ type Job struct {
 	Manifest string
 
 	call     call
+	options  json.RawMessage // of the manifest
 	branches int
 }
 
@@ -173,7 +174,7 @@ func Prepare(ctx context.Context, s Spec) (*Job, error) {
 	}
 	folder := strings.TrimSuffix(s.Out, "/")
 	elements := elementsOf(dtype)
-	j := &Job{Cut: x, Left: x.Blocks, Manifest: manifest, branches: max(1, s.Branches), call: call{
+	j := &Job{Cut: x, Left: x.Blocks, Manifest: manifest, options: options, branches: max(1, s.Branches), call: call{
 		Q: q, K: k, V: v, Heads: dims.Heads, DType: dtype.String(), Backend: s.Backend,
 		Scale: s.Options.Scale, Softcap: s.Options.Softcap, ALiBi: bits(s.Options.ALiBi), Sinks: bits(s.Options.Sinks),
 		Scratch: folder + "/partial",

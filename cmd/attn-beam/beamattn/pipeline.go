@@ -2,6 +2,7 @@ package beamattn
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,6 +27,7 @@ import (
 
 func init() {
 	register.DoFn2x0[[]byte, func(cut.Unit)](&unitsFn{})
+	register.DoFn2x1[[]byte, func(string), error](&failFn{})
 	register.DoFn3x1[context.Context, cut.Unit, func(int, cut.Unit), error](&attendFn{})
 	register.DoFn4x1[context.Context, int, func(*cut.Unit) bool, func(int), error](&mergeFn{})
 	register.DoFn4x1[context.Context, int, func(*int) bool, func(string), error](&manifestFn{})
@@ -49,15 +51,20 @@ var (
 	mergesCounter = beam.NewCounter("attn", "merges")
 )
 
-// Attention is Prepare and [Job.Attention] in one. As the functions of Beam that build
-// pipelines, it panics on an error.
+// Attention is Prepare and [Job.Attention] in one. An error of Prepare becomes that of the
+// pipeline when it runs.
 func Attention(s beam.Scope, spec Spec) beam.PCollection {
 	j, err := Prepare(context.Background(), spec)
 	if err != nil {
-		panic(err)
+		return beam.ParDo(s, &failFn{Text: err.Error()}, beam.Impulse(s))
 	}
 	return j.Attention(s)
 }
+
+// failFn fails with a text.
+type failFn struct{ Text string }
+
+func (f *failFn) ProcessElement(_ []byte, _ func(string)) error { return errors.New(f.Text) }
 
 // Attention adds the job to a pipeline. The result has one element, the URI of the manifest,
 // when all shards are written.
@@ -73,7 +80,7 @@ func (j *Job) Attention(s beam.Scope) beam.PCollection {
 	blocks := beam.GroupByKey(s, beam.Flatten(s, partials...))
 	written := beam.Flatten(s, beam.ParDo(s, &mergeFn{Call: j.call}, blocks), beam.ParDo(s, mark, beam.Impulse(s)))
 	all := beam.GroupByKey(s, beam.ParDo(s, together, written))
-	return beam.ParDo(s, &manifestFn{Call: j.call, Config: j.Cut.Config, URI: j.Manifest, Blocks: len(j.Left)}, all)
+	return beam.ParDo(s, &manifestFn{Call: j.call, Options: j.options, Config: j.Cut.Config, URI: j.Manifest, Blocks: len(j.Left)}, all)
 }
 
 // mark is the element that ends a job without blocks.
@@ -352,10 +359,11 @@ func (c *call) remove(ctx context.Context, units []cut.Unit) error {
 
 // manifestFn writes the manifest when all blocks are written.
 type manifestFn struct {
-	Call   call
-	Config cut.Config
-	URI    string
-	Blocks int
+	Call    call
+	Options json.RawMessage
+	Config  cut.Config
+	URI     string
+	Blocks  int
 }
 
 func (f *manifestFn) ProcessElement(ctx context.Context, _ int, next func(*int) bool, emit func(string)) error {
@@ -373,7 +381,7 @@ func (f *manifestFn) ProcessElement(ctx context.Context, _ int, next func(*int) 
 		}
 	}
 	inputs := map[string]*shards.Array{"q": f.Call.Q, "k": f.Call.K, "v": f.Call.V}
-	if err := shards.WriteManifest(ctx, f.URI, shards.Manifest{Inputs: inputs, Config: f.Config, Outputs: outputs}); err != nil {
+	if err := shards.WriteManifest(ctx, f.URI, shards.Manifest{Inputs: inputs, Options: f.Options, Config: f.Config, Outputs: outputs}); err != nil {
 		return err
 	}
 	emit(f.URI)

@@ -98,7 +98,7 @@ func ReadTensor(ctx context.Context, uri, elements string, shape []int) (data []
 	return npy.Read(from, h, func(dst []float32, raw []byte) { h.Float32s(dst, raw) })
 }
 
-// Manifest describes a job: what it reads, how it is cut and what it has written.
+// Manifest describes a job: its inputs, options, cut and outputs.
 type Manifest struct {
 	Inputs map[string]*Array
 	// Options are those of the call, in the form of the program.
