@@ -67,6 +67,7 @@ type workspace struct {
 	seen            [16 * keyBlock]bool // rows of a mask, at most 16
 	square          [16 * 16]float32    // weights after dropout
 	draw            vec.Draw
+	ramp            ramp
 	runs            []vec.Run
 }
 

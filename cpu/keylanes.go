@@ -65,7 +65,7 @@ func (a *attention) adjustLanes(b *workspace, p *taskRange, t *tile, row int, he
 	}
 	h, i := a.row(t.h, t.i, row)
 	if a.added {
-		a.addedRow(x, b.bias[:n], p.b, h, i, here.lo)
+		a.addedRow(x, &b.ramp, b.bias[:n], p.b, h, i, here.lo)
 		clear(b.bias[n:len(s)])
 		x.Bias(s, b.bias)
 	}

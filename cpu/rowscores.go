@@ -46,8 +46,8 @@ var negInf = float32(math.Inf(-1))
 //
 //	s = scale·s    s = softcap·tanh(s/softcap)    s = s + bias    hidden: -Inf
 //
-// bias has room for len(s) floats.
-func (sc *scoring) adjustRow(k *vec.Kernels, s []float32, b, h, i, j int, bias []float32) {
+// bias has room for whole vectors.
+func (sc *scoring) adjustRow(k *vec.Kernels, r *ramp, s []float32, b, h, i, j int, bias []float32) {
 	for n := range s {
 		s[n] *= sc.problem.Scale
 	}
@@ -58,7 +58,7 @@ func (sc *scoring) adjustRow(k *vec.Kernels, s []float32, b, h, i, j int, bias [
 	}
 	if sc.added {
 		bias = bias[:len(s)]
-		sc.addedRow(k, bias, b, h, i, j)
+		sc.addedRow(k, r, bias, b, h, i, j)
 		for n, x := range bias {
 			if x == negInf {
 				s[n] = negInf // not s+x: s may be NaN or +Inf
@@ -75,33 +75,18 @@ func (sc *scoring) adjustRow(k *vec.Kernels, s []float32, b, h, i, j int, bias [
 // addedRow writes the sum of the biases of a row from key j on: the bias, and the terms
 // that depend on the distance, bounded as in backend.Problem. It does not bound a bias
 // that is the only term: the kernels do that when they add it.
-func (sc *scoring) addedRow(k *vec.Kernels, dst []float32, b, h, i, j int) {
+//
+// dst has at most keyBlock elements and room for whole vectors. The elements up to there
+// become unspecified.
+func (sc *scoring) addedRow(k *vec.Kernels, r *ramp, dst []float32, b, h, i, j int) {
 	if sc.bias.isZero() {
-		sc.distances(k, dst, b, h, j-i)
+		sc.distances(k, r, dst, b, h, j-i)
 		return
 	}
 	sc.bias.load(k, dst, len(dst), b, h, i, 1, j, len(dst))
-	if sc.biasAlone() {
-		return
-	}
-	var table [keyBlock]float32
-	for ; len(dst) > 0; j += len(table) {
-		some := dst[:min(len(dst), len(table))]
-		sc.distances(k, table[:len(some)], b, h, j-i)
-		joinBiases(k, some, table[:])
-		dst = dst[len(some):]
-	}
-}
-
-// joinBiases adds the biases by, which depend on the distance, to the biases dst, as
-// vec.Kernels.Join does.
-func joinBiases(k *vec.Kernels, dst, by []float32) {
-	whole := len(dst) / k.Lanes * k.Lanes
-	if whole > 0 {
-		k.Join(dst[:whole], by)
-	}
-	for n := whole; n < len(dst); n++ {
-		dst[n] = vec.Join(dst[n], by[n])
+	if !sc.biasAlone() {
+		sc.distances(k, r, r.terms[:len(dst)], b, h, j-i)
+		k.Join(dst[:roundUp(len(dst), k.Lanes)], r.terms[:])
 	}
 }
 
@@ -111,33 +96,49 @@ func (sc *scoring) biasAlone() bool {
 }
 
 // distances writes the terms that depend on the distance between row and key, for
-// distances from d on; 0 for distances that no pair has.
-func (sc *scoring) distances(k *vec.Kernels, dst []float32, b, h, d int) {
+// distances from d on; 0 for distances that no pair has. dst has room for whole vectors, as
+// in addedRow.
+func (sc *scoring) distances(k *vec.Kernels, r *ramp, dst []float32, b, h, d int) {
+	padded := dst[:roundUp(len(dst), k.Lanes)]
+	slope := sc.problem.Slope(b, h, sc.heads)
 	if sc.relative.isZero() {
-		clear(dst)
-	} else {
-		at := d + sc.seqQ - 1
-		lo := min(len(dst), max(0, -at))
-		hi := max(lo, min(len(dst), sc.relative.shape[backend.Dim]-at))
-		clear(dst[:lo])
-		clear(dst[hi:])
-		if s := dst[lo:hi]; len(s) > 0 {
-			sc.relative.pack(s, len(s), b, h, 0, 1, at+lo, len(s))
-			whole := len(s) / k.Lanes * k.Lanes
-			if whole > 0 {
-				k.Bound(s[:whole], backend.MaxRelative)
-			}
-			for n, x := range s[whole:] {
-				s[whole+n] = backend.Bound(x, backend.MaxRelative)
-			}
+		copy(dst, r.from(d-sc.problem.Visible.Offset, len(dst), sc.seqQ))
+		k.ScaleMax(padded, slope, r.lanes[:])
+		return
+	}
+	at := d + sc.seqQ - 1
+	lo := min(len(dst), max(0, -at))
+	hi := max(lo, min(len(dst), sc.relative.shape[backend.Dim]-at))
+	clear(dst[:lo])
+	clear(dst[hi:])
+	sc.relative.load(k, dst[lo:hi], hi-lo, b, h, 0, 1, at+lo, hi-lo)
+	k.Bound(padded, backend.MaxRelative)
+	if slope != 0 {
+		for n, far := range r.from(d-sc.problem.Visible.Offset, len(dst), sc.seqQ) {
+			dst[n] += float32(slope * far)
 		}
 	}
-	if slope := sc.problem.Slope(b, h, sc.heads); slope != 0 {
-		far := sc.problem.Visible.Offset - d
-		for n := range dst {
-			dst[n] -= slope * float32(max(far-n, n-far))
+}
+
+// ramp holds -|d| for adjacent distances d, which the rows of a tile share.
+type ramp struct {
+	first, n int // values holds those of n distances from first on
+	values   [keyBlock + 2*maxLanes]float32
+	terms    [keyBlock]float32 // of a row
+	lanes    [maxLanes]float32
+}
+
+// from returns -|d| for n distances from d on. The next rows of the head, of which there
+// are fewer than rows, begin at smaller distances.
+func (r *ramp) from(d, n, rows int) []float32 {
+	if d < r.first || d+n > r.first+r.n {
+		before := min(rows, maxLanes) - 1
+		r.first, r.n = d-before, n+before
+		for i := range r.n {
+			r.values[i] = float32(min(r.first+i, -r.first-i))
 		}
 	}
+	return r.values[d-r.first:][:n]
 }
 
 // maskRow writes -Inf to the elements of a row, from key j on, that the mask or the

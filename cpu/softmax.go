@@ -74,7 +74,7 @@ func (j *softmaxJob) size() (floats, rows int) { return 2*keyBlock + 2*j.k.Lanes
 func (j *softmaxJob) task(ctx context.Context, w *scratch, t int) error {
 	b, h, from, to := j.at(t)
 	j.seedDropout(&w.workspace.draw)
-	x := softmaxRow{j, w.floats(keyBlock), w.floats(keyBlock), w.floats(j.k.Lanes), w.floats(j.k.Lanes), &w.workspace.draw, b, h, 0}
+	x := softmaxRow{j, w.floats(keyBlock), w.floats(keyBlock), w.floats(j.k.Lanes), w.floats(j.k.Lanes), &w.workspace.draw, &w.workspace.ramp, b, h, 0}
 	for x.i = from; x.i < to; x.i++ {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -92,6 +92,7 @@ type softmaxRow struct {
 	*softmaxJob
 	row, bias, lanes, sums []float32
 	draw                   *vec.Draw
+	ramp                   *ramp
 	b, h, i                int
 }
 
@@ -151,7 +152,7 @@ func (r *softmaxRow) score(x []float32, key, n int) float32 {
 			some := min(keyBlock, n-c)
 			lanes := roundUp(some, r.k.Lanes)
 			if r.added {
-				r.addedRow(r.k, r.bias[:some], r.b, r.h, r.i, key+c)
+				r.addedRow(r.k, r.ramp, r.bias[:some], r.b, r.h, r.i, key+c)
 				clear(r.bias[some:lanes])
 				r.k.Bias(x[c:c+lanes], r.bias)
 			}
@@ -225,7 +226,7 @@ func (j *scoreJob) task(ctx context.Context, w *scratch, t int) error {
 			if first, end := max(lo-j0, 0), min(hi-j0, len(x)); first < end {
 				x := x[first:end]
 				j.s.pack(x, len(x), b, h, i, 1, j0+first, len(x))
-				j.adjustRow(j.k, x, b, h, i, j0+first, bias)
+				j.adjustRow(j.k, &w.workspace.ramp, x, b, h, i, j0+first, bias)
 			}
 			j.s.store(x, b, h, i, j0)
 		}

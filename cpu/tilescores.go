@@ -55,7 +55,7 @@ func (a *attention) add(b *workspace, p *taskRange, t *tile, lo, n int) {
 	var table []float32 // by distance, from that between the tile's last row and key lo on
 	if t.i+t.n <= a.d.SeqQ && !a.biasAlone() {
 		table = b.table[:n-1+x.Width]
-		a.distances(x, table, p.b, t.h, lo-t.i-(x.Width-1))
+		a.distances(x, &b.ramp, table, p.b, t.h, lo-t.i-(x.Width-1))
 		if a.bias.isZero() {
 			slices.Reverse(table)
 			x.Diagonal(b.s, table, n, b.mx)
@@ -98,9 +98,9 @@ func (a *attention) stageAdded(b *workspace, p *taskRange, t *tile, table []floa
 			row := b.stage[q*keyBlock:][:roundUp(n, x.Lanes)]
 			switch {
 			case !together:
-				a.addedRow(x, row[:n], p.b, h, i+q-r, lo)
+				a.addedRow(x, &b.ramp, row[:n], p.b, h, i+q-r, lo)
 			case table != nil:
-				joinBiases(x, row[:n], table[x.Width-1-lane-q:])
+				x.Join(row, table[x.Width-1-lane-q:][:len(row)])
 			}
 			clear(row[n:])
 		}
