@@ -330,10 +330,18 @@ func (a *attention) enter(t *tile, chunk int, fold *folder) {
 	t.enter(chunk, fold)
 }
 
-// complete turns the maxima of t's sums s into LSE and sets the factors of its outputs. With
-// sinks these count.
+// complete turns the maxima of t's sums s into LSE, if these are needed, and sets the
+// factors of its outputs. With sinks these count.
 func (a *attention) complete(t *tile, s *state, factors []float32, sinks bool) {
 	clear(factors)
+	if a.lse.isZero() && a.chunks <= shardChunks && a.problem.Sinks == nil {
+		for r, l := range s.l[:t.n] {
+			if l != 0 {
+				factors[r] = 1 / l
+			}
+		}
+		return
+	}
 	for r := range t.n {
 		sink := negInf
 		if sinks {

@@ -1,6 +1,9 @@
 package cpu
 
-import "github.com/seed90331342/attn/cpu/internal/vec"
+import (
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/vec"
+)
 
 // engine computes tiles of query rows against blocks of keys and values, for Attention,
 // QK, PV and Project. It holds a partition and the operands, and moves tiles between
@@ -178,15 +181,30 @@ func (e *engine) packQueries(w *scratch, p *taskRange, t *tile) {
 		return
 	}
 	for lane := 0; lane < x.Width; lane += x.Lanes {
-		n := max(0, min(x.Lanes, t.n-lane))
-		e.rowsOf(t, lane, n, func(r, h, i, n int) {
-			loadRows(x, &e.q, b.stage[r*e.dimK:], e.dimK, p.b, h, i, n)
-		})
-		clear(b.stage[n*e.dimK : x.Lanes*e.dimK])
+		rows, ld, ok := e.square(&e.q, p, t, lane)
+		if !ok || e.d.Dim != e.dimK {
+			rows, ld = b.stage, e.dimK
+			n := max(0, min(x.Lanes, t.n-lane))
+			e.rowsOf(t, lane, n, func(r, h, i, n int) {
+				loadRows(x, &e.q, rows[r*ld:], ld, p.b, h, i, n)
+			})
+			clear(rows[n*ld : x.Lanes*ld])
+		}
 		for c := 0; c < e.dimK; c += x.Lanes {
-			x.Transpose(t.q[c*x.Width+lane:], x.Width, b.stage[c:], e.dimK, b.scale)
+			x.Transpose(t.q[c*x.Width+lane:], x.Width, rows[c:], ld, b.scale)
 		}
 	}
+}
+
+// square returns the rows of v, which has a row for each query row, of the vector of query
+// rows of t from lane on, if kernels can transpose them in place: they are Lanes rows of
+// float32 in one head.
+func (e *engine) square(v *view, p *taskRange, t *tile, lane int) (rows []float32, ld int, ok bool) {
+	h, i := e.row(t.h, t.i, lane)
+	if n := e.kernels.Lanes; t.n-lane < n || i+n > e.d.SeqQ || v.dtype != backend.F32 || v.stride[backend.Dim] != 1 {
+		return nil, 0, false
+	}
+	return v.f32[v.index(p.b, h, i):], v.stride[backend.Seq], true
 }
 
 // keys returns the keys of r from lo on as float32 rows, in place or converted.
@@ -285,8 +303,15 @@ func (e *engine) writeOutputs(b *workspace, p *taskRange, t *tile, o, mul []floa
 		return
 	}
 	for lane := 0; lane < t.n; lane += x.Lanes {
+		rows, ld, ok := e.square(&e.o, p, t, lane)
+		if ok = ok && e.d.ValueDim == e.dimV; !ok {
+			rows, ld = b.stage, e.dimV
+		}
 		for c := 0; c < e.dimV; c += x.Lanes {
-			x.Transpose(b.stage[c:], e.dimV, o[c*x.Width+lane:], x.Width, mul[lane:])
+			x.Transpose(rows[c:], ld, o[c*x.Width+lane:], x.Width, mul[lane:])
+		}
+		if ok {
+			continue
 		}
 		for r := range min(x.Lanes, t.n-lane) {
 			h, i := e.row(t.h, t.i, lane+r)

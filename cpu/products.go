@@ -10,7 +10,7 @@ import (
 // QK implements backend.Backend: s = q·kᵀ. Errors as for Attention.
 func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 	return be.do(ctx, "qk", func() error {
-		j := qkJob{inPlace: rowsInPlace(s)}
+		j := qkJob{}
 		pinned, err := openOperands(
 			[]operand{{"s", s, &j.s}},
 			[]operand{{"q", q, &j.q}, {"k", k, &j.k}})
@@ -28,8 +28,7 @@ func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 // qkJob is one QK call.
 type qkJob struct {
 	engine
-	s       view
-	inPlace bool // the kernels can write the rows of s
+	s view
 }
 
 func (j *qkJob) size() (floats, rows int) {
@@ -55,7 +54,7 @@ func (j *qkJob) task(ctx context.Context, w *scratch, n int) error {
 				fill(b.mx, 0)
 				k, ldk := j.keys(&r, b, &p, r.lo)
 				j.kernels.Scores(b.s, k, ldk, n, t.q, j.d.Dim, b.mx)
-				j.writeTransposed(b, &j.s, j.inPlace, &p, t, r.lo, n)
+				j.writeTransposed(b, &j.s, &p, t, r.lo, n)
 				continue
 			}
 			j.scoreKeyLanes(b, &p, t, &r, r.span)

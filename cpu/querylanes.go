@@ -1,7 +1,5 @@
 package cpu
 
-import "github.com/seed90331342/attn/backend"
-
 // stepQueryLanes takes tile t, with query rows as lanes, over the keys of here,
 // which are in r; here.lo is a multiple of 4. The keys that the block mask leaves
 // are packed without gaps.
@@ -58,16 +56,13 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 //	dst [n, Width]
 func (e *engine) packTransposed(b *workspace, dst []float32, src *view, p *taskRange, t *tile, lo, n int) {
 	x := e.kernels
-	inPlace := src.dtype == backend.F32 && src.stride[backend.Dim] == 1
 	for lane := 0; lane < x.Width; lane += x.Lanes {
 		rows := max(0, min(x.Lanes, t.n-lane))
 		done := 0
-		if h, i := e.row(t.h, t.i, lane); inPlace && rows == x.Lanes && i+rows <= e.d.SeqQ {
+		if from, ld, ok := e.square(src, p, t, lane); ok {
 			// Whole squares are read in place; the rest is staged.
-			from, ld := src.f32[src.index(p.b, h, i)+lo:], src.stride[backend.Seq]
-			done = n / x.Lanes * x.Lanes
-			for c := 0; c < done; c += x.Lanes {
-				x.Transpose(dst[c*x.Width+lane:], x.Width, from[c:], ld, b.one)
+			for ; done+x.Lanes <= n; done += x.Lanes {
+				x.Transpose(dst[done*x.Width+lane:], x.Width, from[lo+done:], ld, b.one)
 			}
 		}
 		if done == n {
@@ -86,12 +81,11 @@ func (e *engine) packTransposed(b *workspace, dst []float32, src *view, p *taskR
 
 // writeTransposed writes the first n rows of the score tile b.s to elements
 // [lo, lo+n) of the rows of t in dst, transposed.
-func (e *engine) writeTransposed(b *workspace, dst *view, inPlace bool, p *taskRange, t *tile, lo, n int) {
+func (e *engine) writeTransposed(b *workspace, dst *view, p *taskRange, t *tile, lo, n int) {
 	x := e.kernels
 	for lane := 0; lane < t.n; lane += x.Lanes {
 		rows, done := min(x.Lanes, t.n-lane), 0
-		if h, i := e.row(t.h, t.i, lane); inPlace && rows == x.Lanes && i+rows <= e.d.SeqQ {
-			to, ld := dst.rowsAt(p.b, h, i)
+		if to, ld, ok := e.square(dst, p, t, lane); ok {
 			for ; done+x.Lanes <= n; done += x.Lanes {
 				x.Transpose(to[lo+done:], ld, b.s[done*x.Width+lane:], x.Width, b.one)
 			}

@@ -64,14 +64,12 @@ func (a *attention) add(b *workspace, p *taskRange, t *tile, lo, n int) {
 	}
 	// Squares may reach beyond the keys.
 	fill(b.s[n*x.Width:roundUp(n, x.Lanes)*x.Width], negInf)
-	inPlace := a.biasAlone() && a.bias.dtype == backend.F32 && a.bias.stride[backend.Dim] == 1
+	alone := a.biasAlone()
 	for lane := 0; lane < x.Width; lane += x.Lanes {
 		rows, whole := max(0, min(x.Lanes, t.n-lane)), 0
-		if h, i := a.row(t.h, t.i, lane); inPlace && rows == x.Lanes && i+rows <= a.d.SeqQ {
-			whole = n / x.Lanes * x.Lanes
-			from, ld := a.bias.f32[a.bias.index(p.b, h, i)+lo:], a.bias.stride[backend.Seq]
-			for j := 0; j < whole; j += x.Lanes {
-				x.BiasSquare(b.s[j*x.Width+lane:], from[j:], ld, b.mx[lane:])
+		if from, ld, ok := a.square(&a.bias, p, t, lane); ok && alone {
+			for ; whole+x.Lanes <= n; whole += x.Lanes {
+				x.BiasSquare(b.s[whole*x.Width+lane:], from[lo+whole:], ld, b.mx[lane:])
 			}
 		}
 		if whole == n {
