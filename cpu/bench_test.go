@@ -29,6 +29,37 @@ func random(t testing.TB, seed uint64, shape backend.Shape) backend.Tensor {
 	return x
 }
 
+// typed returns x, a contiguous F32 tensor, rounded to dtype.
+func typed(tb testing.TB, x backend.Tensor, dtype backend.DType) backend.Tensor {
+	tb.Helper()
+	if dtype == backend.F32 {
+		return x
+	}
+	shape := x.Shape()
+	y, err := backend.AllocHost(dtype, shape)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	to, err := openView("y", y)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	from, err := x.Float32s()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	n := shape[backend.Dim]
+	for b := range shape[backend.Batch] {
+		for h := range shape[backend.Heads] {
+			for s := range shape[backend.Seq] {
+				to.store(from[:n], b, h, s, 0)
+				from = from[n:]
+			}
+		}
+	}
+	return y
+}
+
 // plain returns a call of plain attention over random operands.
 func plain(t testing.TB, heads, seq, dim int) *backend.Call {
 	shape := backend.Shape{1, heads, seq, dim}
@@ -42,74 +73,33 @@ func plain(t testing.TB, heads, seq, dim int) *backend.Call {
 	}
 }
 
-// benchCases are the shapes of BenchmarkAttention, BenchmarkGemm and
-// BenchmarkRatio, which are about the gonum path; BenchmarkVector is about the
-// others.
-var benchCases = []struct{ heads, seq, dim int }{{1, 2048, 64}, {8, 2048, 64}, {8, 2048, 128}}
-
-func eachBenchCase(b *testing.B, f func(b *testing.B, heads, seq, dim, threads int)) {
-	for _, c := range benchCases {
-		for _, threads := range []int{1, 2} {
-			b.Run(fmt.Sprintf("cpu/f32/b1h%ds%dd%d/threads%d", c.heads, c.seq, c.dim, threads), func(b *testing.B) {
-				f(b, c.heads, c.seq, c.dim, threads)
-			})
-		}
-	}
-}
-
-func BenchmarkAttention(b *testing.B) {
-	eachBenchCase(b, func(b *testing.B, heads, seq, dim, threads int) {
-		be, c := open(b, Options{Threads: threads, Tier: tierGonum}), plain(b, heads, seq, dim)
-		b.ReportAllocs()
-		for b.Loop() {
-			if err := be.Attention(b.Context(), c); err != nil {
-				b.Fatal(err)
-			}
-		}
-		reportFLOPS(b, heads, seq, dim)
-	})
-}
-
-// BenchmarkGemm does the matrix products of BenchmarkAttention and nothing else:
-// the same tiles in the same memory, V transposed already.
-func BenchmarkGemm(b *testing.B) {
-	eachBenchCase(b, func(b *testing.B, heads, seq, dim, threads int) {
-		be, j := open(b, Options{Tier: tierGonum}), newGemmJob(b, heads, seq, dim)
-		for b.Loop() {
-			if err := be.workers.run(b.Context(), j, j.tasks, threads); err != nil {
-				b.Fatal(err)
-			}
-		}
-		reportFLOPS(b, heads, seq, dim)
-	})
-}
-
 // BenchmarkRatio reports the speed of attention in percent of that of blas32.Gemm alone
 // on the same tiles. The two take turns, so that a busy machine slows both; the median of
 // the turns counts.
+//
+//	go test -run '^$' -bench Ratio ./cpu
 func BenchmarkRatio(b *testing.B) {
-	eachBenchCase(b, func(b *testing.B, heads, seq, dim, threads int) {
-		be, c, j := open(b, Options{Threads: threads, Tier: tierGonum}), plain(b, heads, seq, dim), newGemmJob(b, heads, seq, dim)
-		var ratios []float64
-		for b.Loop() {
-			start := time.Now()
-			if err := be.workers.run(b.Context(), j, j.tasks, threads); err != nil {
-				b.Fatal(err)
-			}
-			middle := time.Now()
-			if err := be.Attention(b.Context(), c); err != nil {
-				b.Fatal(err)
-			}
-			ratios = append(ratios, middle.Sub(start).Seconds()/time.Since(middle).Seconds())
+	for _, d := range []struct{ heads, seq, dim int }{{1, 2048, 64}, {8, 2048, 64}, {8, 2048, 128}} {
+		for threads := 1; threads <= 2; threads++ {
+			b.Run(fmt.Sprintf("h%ds%dd%d/threads%d", d.heads, d.seq, d.dim, threads), func(b *testing.B) {
+				be, c, j := open(b, Options{Threads: threads, Tier: tierGonum}), plain(b, d.heads, d.seq, d.dim), newGemmJob(b, d.heads, d.seq, d.dim)
+				var ratios []float64
+				for b.Loop() {
+					start := time.Now()
+					if err := be.workers.run(b.Context(), j, j.tasks, threads); err != nil {
+						b.Fatal(err)
+					}
+					middle := time.Now()
+					if err := be.Attention(b.Context(), c); err != nil {
+						b.Fatal(err)
+					}
+					ratios = append(ratios, middle.Sub(start).Seconds()/time.Since(middle).Seconds())
+				}
+				slices.Sort(ratios)
+				b.ReportMetric(100*ratios[len(ratios)/2], "%ofGemm")
+			})
 		}
-		slices.Sort(ratios)
-		b.ReportMetric(100*ratios[len(ratios)/2], "%ofGemm")
-	})
-}
-
-func reportFLOPS(b *testing.B, heads, seq, dim int) {
-	flops := 4 * float64(heads) * float64(seq) * float64(seq) * float64(dim)
-	b.ReportMetric(flops*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+	}
 }
 
 // gemmRows is the number of query rows in a tile of the gonum kernels.

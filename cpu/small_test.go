@@ -96,3 +96,45 @@ func testSmallProblems(t *testing.T, tier string) {
 		t.Errorf("%d of 1200 calls were of small problems", small)
 	}
 }
+
+// paged puts the keys and values of c, of one batch, into pages in a drawn order.
+func paged(tb testing.TB, c *backend.Call, size int) {
+	tb.Helper()
+	seq := c.K.Shape()[backend.Seq]
+	order := rand.New(rand.NewPCG(7, 7)).Perm(ceilDiv(seq, size))
+	be := open(tb, Options{})
+	pool := func(from backend.Tensor) backend.Tensor {
+		s := from.Shape()
+		// A head's pages are adjacent, as in kvcache.Paged.
+		to, err := backend.AllocHost(from.DType(), backend.Shape{s[backend.Heads], len(order), size, s[backend.Dim]})
+		if err == nil {
+			to, err = to.Swap(backend.Batch, backend.Heads)
+		}
+		if err != nil {
+			tb.Fatal(err)
+		}
+		for i, p := range order {
+			lo, hi := i*size, min((i+1)*size, seq)
+			rows, err := from.Slice(backend.Seq, lo, hi)
+			if err != nil {
+				tb.Fatal(err)
+			}
+			page, err := to.Slice(backend.Batch, p, p+1)
+			if err == nil {
+				page, err = page.Slice(backend.Seq, 0, hi-lo)
+			}
+			if err == nil {
+				err = be.Copy(tb.Context(), []backend.Tensor{page}, []backend.Tensor{rows})
+			}
+			if err != nil {
+				tb.Fatal(err)
+			}
+		}
+		return to
+	}
+	c.K, c.V = pool(c.K), pool(c.V)
+	c.Pages = &backend.Pages{Table: [][]int32{make([]int32, len(order))}, Keys: seq}
+	for i, p := range order {
+		c.Pages.Table[0][i] = int32(p)
+	}
+}

@@ -1,0 +1,173 @@
+package speed
+
+import (
+	"fmt"
+	"path"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// namedOption is a row of BenchmarkOptions.
+type namedOption struct {
+	name   string
+	decode bool // BenchmarkInference decodes with it
+	do     option
+}
+
+var options = []namedOption{
+	{"causal", false, causal},
+	{"window256", false, window(256)},
+	{"klen75%", false, func(c *backend.Call) { c.Visible.KLen = []int{c.Dims().SeqK * 3 / 4} }},
+	{"softcap", true, softcap},
+	{"mask/SqSk", true, mask(1)},
+	{"mask/BHSqSk", true, mask(8)},
+	{"bias/f32/SqSk", true, bias(1, backend.F32)},
+	{"bias/f32/BHSqSk", true, bias(8, backend.F32)},
+	{"bias/f16/SqSk", false, bias(1, backend.F16)},
+	{"bias/f16/BHSqSk", false, bias(8, backend.F16)},
+	{"alibi", true, alibi},
+	{"alibi+mask", true, func(c *backend.Call) { alibi(c); mask(1)(c) }},
+	{"relative", true, relative},
+	{"relative+bias", true, func(c *backend.Call) { relative(c); bias(1, backend.F32)(c) }},
+	{"sinks", false, func(c *backend.Call) { c.Sinks = make([]float32, c.Dims().Heads) }},
+	{"blocks64", false, blocks(64, 75)},
+	{"dropout", true, func(c *backend.Call) { c.Dropout = backend.Dropout{P: 0.1, Seed: 1} }},
+	{"dropout/row1", false, func(c *backend.Call) { c.Dropout = backend.Dropout{P: 0.1, Seed: 1, First: [4]int{0, 0, 1}} }},
+}
+
+func causal(c *backend.Call) { c.Visible.Right = 0 }
+
+func window(keys int) option {
+	return func(c *backend.Call) { c.Visible = backend.Visibility{Left: keys - 1} }
+}
+
+func softcap(c *backend.Call) { c.Softcap = 20 }
+
+// mask hides a quarter of the keys of each row; heads is 1 or the number of query heads.
+func mask(heads int) option {
+	return func(c *backend.Call) {
+		d := c.Dims()
+		c.Mask = must(flags(75, backend.Shape{1, heads, d.SeqQ, d.SeqK}).Broadcast(backend.Shape{1, d.Heads, d.SeqQ, d.SeqK}))
+	}
+}
+
+func bias(heads int, dtype backend.DType) option {
+	return func(c *backend.Call) {
+		d := c.Dims()
+		x := random(10, backend.Shape{1, heads, d.SeqQ, d.SeqK})
+		if dtype != backend.F32 {
+			from := must(x.Float32s())
+			bits := make([]uint16, len(from))
+			for i, f := range from {
+				bits[i] = dtype.Encode(f)
+			}
+			x = must(backend.HostBits(bits, dtype, x.Shape()))
+		}
+		c.Bias = must(x.Broadcast(backend.Shape{1, d.Heads, d.SeqQ, d.SeqK}))
+	}
+}
+
+func alibi(c *backend.Call) {
+	for h := range c.Dims().Heads {
+		c.Slopes = append(c.Slopes, 1/float32(int(2)<<h))
+	}
+}
+
+func relative(c *backend.Call) {
+	d := c.Dims()
+	c.Relative = random(11, backend.Shape{1, d.Heads, 1, d.SeqQ + d.SeqK - 1})
+}
+
+// blocks shows that percentage of the blocks of size rows and keys.
+func blocks(size, percent int) option {
+	return func(c *backend.Call) {
+		d := c.Dims()
+		c.BlockQ, c.BlockK = size, size
+		c.Blocks = flags(percent, backend.Shape{1, d.Heads, (d.SeqQ + size - 1) / size, d.SeqK / size})
+	}
+}
+
+// with returns the row against the same without o, on one thread.
+func (r row) with(o namedOption, want float64) row {
+	r.name, r.option, r.againstPlain, r.one, r.want = path.Join(r.name, o.name), o.do, true, true, [2]float64{want}
+	return r
+}
+
+// optionRows returns r with each option, and in 16 bits.
+func optionRows(r row, want float64) (rows []row) {
+	for _, o := range options {
+		rows = append(rows, r.with(o, want))
+	}
+	for _, dtype := range []backend.DType{backend.F16, backend.BF16} {
+		r := r.with(namedOption{name: dtype.String()}, want)
+		r.dtype = dtype
+		rows = append(rows, r)
+	}
+	return rows
+}
+
+// BenchmarkOptions measures what each option costs a call of 2,048 rows and keys, on one
+// thread and in turns with the plain call. In the instructions of AVX2:
+//
+//	ATTN_CPU_TIER=avx2 go test -run '^$' -bench Options ./bench/speed
+func BenchmarkOptions(b *testing.B) {
+	for _, r := range optionRows(row{sq: 2048, dim: 64}, 60) {
+		b.Run(r.label(), func(b *testing.B) { r.bench(b, 1) })
+	}
+	for _, g := range regions {
+		b.Run(g.name+"/s2048d64", func(b *testing.B) { benchRegions(b, g.options, false) })
+	}
+}
+
+// BenchmarkBlocks measures masks of blocks by their density, 8,192 rows and keys: xBase is
+// how many times as fast the call is as the one without a mask.
+func BenchmarkBlocks(b *testing.B) {
+	for _, size := range []int{16, 32, 64, 128} {
+		for _, percent := range []int{5, 10, 25, 50, 100} {
+			r := row{heads: 1, sq: 8192, dim: 64}.with(namedOption{do: blocks(size, percent)}, 0)
+			b.Run(fmt.Sprintf("block%d/density%d%%", size, percent), func(b *testing.B) { r.bench(b, 1) })
+		}
+	}
+}
+
+// regions are calls over 2,048 tokens that package kernels computes by several calls.
+var regions = []struct {
+	name    string
+	options kernels.Options
+}{
+	{"prefix1024", kernels.Options{Causal: true, Prefix: []int{1024}}},
+	{"documents8", kernels.Options{QSegments: segments(func(i int) int { return i / 256 })}},
+	{"documents33", kernels.Options{QSegments: segments(func(i int) int { return min(i/32, 32) })}},
+	{"documents33/causal", kernels.Options{Causal: true, QSegments: segments(func(i int) int { return min(i/32, 32) })}},
+	{"packed8", kernels.Options{CuQ: []int{0, 256, 512, 768, 1024, 1280, 1536, 1792, 2048}}},
+}
+
+// segments returns the documents of 2,048 tokens.
+func segments(of func(token int) int) [][]int32 {
+	ids := make([]int32, 2048)
+	for i := range ids {
+		ids[i] = int32(of(i))
+	}
+	return [][]int32{ids}
+}
+
+// benchRegions measures a call with opt, or its gradients of q, k and v, against plain
+// attention over the same operands.
+func benchRegions(b *testing.B, opt kernels.Options, backward bool) {
+	be, ctx := must(cpu.Open(cpu.Options{Threads: 1})), b.Context()
+	defer be.Close()
+	r := row{sq: 2048, dim: 64, backward: backward}
+	base, c := r.job(b, be), r.call(b, be)
+	opt.LSE = backward
+	call := must(kernels.NewDevice(be).Prepare(c.Q, c.K, c.V, opt))
+	result := must(call.Run(ctx))
+	plan, run := must(call.Plan(ctx)), func() error { return call.RunInto(ctx, result) }
+	if backward {
+		grads := must(call.AllocGradients(ctx, true, false))
+		plan, run = must(call.PlanBackward(ctx)), func() error { return call.Backward(ctx, grads, kernels.Result{O: c.O}, result) }
+	}
+	measure(b, be, job{run: run, pairs: float64(plan.Pairs), flops: float64(plan.FLOPs), reads: []backend.Tensor{c.K, c.V}}, &base, 60)
+}
