@@ -10,16 +10,20 @@ export function element(i, stream) {
 }
 
 /**
- * operand returns q, k or v of a case: element i of [heads, seq, dim] in order, laid
- * out so ("bhsd") or as [seq, heads, dim] ("bshd").
+ * operand returns q, k or v of a case: element i of [batch, heads, seq, dim] in order, laid
+ * out so ("bhsd") or as [batch, seq, heads, dim] ("bshd"). k and v have as many rows as the
+ * case has keys.
  */
-export function operand({ heads, seq, dim }, stream, layout) {
-  const data = new Float32Array(heads * seq * dim);
+export function operand({ batch = 1, heads, seq, keys = seq, dim }, stream, layout) {
+  const rows = stream === 1 || stream === 2 ? keys : seq;
+  const data = new Float32Array(batch * heads * rows * dim);
   let i = 0;
-  for (let h = 0; h < heads; h++) {
-    for (let s = 0; s < seq; s++) {
-      const at = layout === "bshd" ? (s * heads + h) * dim : (h * seq + s) * dim;
-      for (let d = 0; d < dim; d++) data[at + d] = element(i++, stream);
+  for (let b = 0; b < batch; b++) {
+    for (let h = 0; h < heads; h++) {
+      for (let s = 0; s < rows; s++) {
+        const at = layout === "bshd" ? ((b * rows + s) * heads + h) * dim : i;
+        for (let d = 0; d < dim; d++) data[at + d] = element(i++, stream);
+      }
     }
   }
   return data;
@@ -28,23 +32,23 @@ export function operand({ heads, seq, dim }, stream, layout) {
 /** samples is the number of elements of an output that are compared. */
 export const samples = 64;
 
-/** place returns the head, row and column of sample j; the first is the last row's. */
-export function place({ heads, seq, dim }, j) {
-  return [j % heads, (seq - 1 + j * 7919) % seq, (j * 31) % dim];
+/** place returns the problem of the batch, the head, row and column of sample j; the first is a last row's. */
+export function place({ batch = 1, heads, seq, dim }, j) {
+  return [(j * 1009) % batch, j % heads, (seq - 1 + j * 7919) % seq, (j * 31) % dim];
 }
 
 /** sampled returns the samples of an output in either layout. */
 export function sampled(c, data, layout) {
   return Array.from({ length: samples }, (_, j) => {
-    const [h, s, d] = place(c, j);
-    const row = layout === "bshd" ? s * c.heads + h : h * c.seq + s;
+    const [b, h, s, d] = place(c, j);
+    const row = layout === "bshd" ? (b * c.seq + s) * c.heads + h : (b * c.heads + h) * c.seq + s;
     return data[row * c.dim + d];
   });
 }
 
 /** visible returns the number of visible pairs of query and key over all heads. */
-export function visible({ heads, seq, causal }) {
-  return heads * (causal ? (seq * (seq + 1)) / 2 : seq * seq);
+export function visible({ batch = 1, heads, seq, keys = seq, causal, window = seq }) {
+  return batch * heads * (causal ? (window * (window + 1)) / 2 + (seq - window) * window : seq * keys);
 }
 
 /**

@@ -54,19 +54,19 @@ export function model({ op, domain, inputs, outputs, attributes }) {
  */
 export const operators = {
   MultiHeadAttention: (c) => {
-    const x = [1, c.seq, c.heads * c.dim];
+    const x = [c.batch ?? 1, c.seq, c.heads * c.dim], kv = [c.batch ?? 1, c.keys ?? c.seq, c.heads * c.dim];
     return {
       layout: "bshd", op: "MultiHeadAttention", domain: microsoft,
-      inputs: [["q", FLOAT, x], ["k", FLOAT, x], ["v", FLOAT, x]],
+      inputs: [["q", FLOAT, x], ["k", FLOAT, kv], ["v", FLOAT, kv]],
       outputs: [["o", FLOAT, x]],
       attributes: { num_heads: c.heads, unidirectional: c.causal ? 1 : 0 },
     };
   },
   Attention: (c) => {
-    const x = [1, c.heads, c.seq, c.dim];
+    const x = [c.batch ?? 1, c.heads, c.seq, c.dim], kv = [c.batch ?? 1, c.heads, c.keys ?? c.seq, c.dim];
     return {
       layout: "bhsd", op: "Attention", domain: "",
-      inputs: [["q", FLOAT, x], ["k", FLOAT, x], ["v", FLOAT, x]],
+      inputs: [["q", FLOAT, x], ["k", FLOAT, kv], ["v", FLOAT, kv]],
       outputs: [["o", FLOAT, x]],
       attributes: { is_causal: c.causal ? 1 : 0 },
     };
@@ -79,7 +79,7 @@ export const operators = {
       inputs: [["q", FLOAT, x], ["k", FLOAT, x], ["v", FLOAT, x], null, null,
         ["last", INT32, [1]], ["total", INT32, [1]]],
       outputs: [["o", FLOAT, x], ["present_k", FLOAT, cache], ["present_v", FLOAT, cache]],
-      attributes: { num_heads: c.heads, kv_num_heads: c.heads },
+      attributes: { num_heads: c.heads, kv_num_heads: c.heads, ...(c.window && { local_window_size: c.window }) },
     };
   },
 };

@@ -14,17 +14,20 @@ test("inputs are those of every other program", () => {
 });
 
 test("both layouts hold the same elements", () => {
-  const c = { heads: 3, seq: 5, dim: 4, causal: true };
+  const c = { batch: 2, heads: 3, seq: 5, dim: 4, causal: true };
   const a = operand(c, 1, "bhsd"), b = operand(c, 1, "bshd");
   assert.notDeepEqual(a, b);
   assert.deepEqual(sampled(c, a, "bhsd"), sampled(c, b, "bshd"));
   assert.equal(sampled(c, a, "bhsd").length, samples);
-  assert.deepEqual(place(c, 0), [0, 4, 0]);
+  assert.equal(operand({ ...c, keys: 7 }, 1, "bhsd").length, 2 * 3 * 7 * 4);
+  assert.deepEqual(place(c, 0), [0, 0, 4, 0]);
 });
 
 test("FLOPs are those of visible pairs", () => {
   assert.equal(flops({ heads: 8, seq: 4096, dim: 64, causal: false }), 8 * 4 * 4096 * 4096 * 64);
   assert.equal(visible({ heads: 2, seq: 3, dim: 1, causal: true }), 2 * 6);
+  assert.equal(visible({ heads: 1, seq: 5, dim: 1, causal: true, window: 2 }), 1 + 2 + 2 + 2 + 2);
+  assert.equal(visible({ batch: 3, heads: 2, seq: 4, keys: 9, dim: 1, causal: false }), 3 * 2 * 4 * 9);
   assert.equal(flops({ heads: 1, seq: 3, dim: 5, causal: true, backward: true }), 3.5 * flops({ heads: 1, seq: 3, dim: 5, causal: true }));
 });
 
@@ -151,7 +154,7 @@ test("peers on a GPU", () => {
 test("tables", () => {
   const rows = [{ name: "plain S=1 D=1", results: [{ gflops: 100, percent: 85.6, extra: 1.5 * 2 ** 20 }, { gflops: 80, percent: 68, extra: null }, undefined, { error: "x" }] }];
   assert.equal(speedTable(["attn", "a", "b", "c"], rows).split("\n")[2], "| plain S=1 D=1 | 100 (86) | 80 (68) | - | error | 1.25x |");
-  assert.equal(speedTable(["attn"], [{ name: "x", results: [{ gflops: 1, percent: 1 }] }]).split("\n")[2], "| x | 1 (1) | - |");
+  assert.equal(speedTable(["attn"], [{ name: "x", results: [{ gflops: 1, percent: 1 }] }]).split("\n")[2], "| x | 1.0 (1) | - |");
   assert.equal(memoryTable(["attn", "a", "b", "c"], rows).split("\n")[2], "| plain S=1 D=1 | 1.5 | - | - | - |");
   assert.equal(new Set(cases.map((c) => c.name)).size, cases.length);
 });

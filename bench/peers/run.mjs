@@ -62,13 +62,13 @@ function peers(attn, threads) {
     for (const op of Object.keys(operators)) {
       list.push({
         name: `ONNX Runtime ${op}`, start: start(process.execPath, [join(here, "ort.mjs"), op, n]),
-        takes: (c) => !c.backward && (c.causal || op !== "GroupQueryAttention"),
+        takes: (c) => !c.backward && (op === "GroupQueryAttention" ? c.causal : !c.window),
       });
     }
   }
   if (python) {
     const openmp = { OMP_NUM_THREADS: n, OMP_PROC_BIND: "true", MKL_NUM_THREADS: n, OPENBLAS_NUM_THREADS: n };
-    list.push({ name: "PyTorch", start: start(python, [join(here, "torch_peer.py"), n], openmp), takes: () => true });
+    list.push({ name: "PyTorch", start: start(python, [join(here, "torch_peer.py"), n], openmp), takes: (c) => !c.window });
   }
   return list;
 }
@@ -100,7 +100,7 @@ async function table(list, cases, title, extra = {}, settle = 0) {
 }
 
 async function onCPU() {
-  console.log(`${cpus()[0].model.trim()} · ${cpus().length} CPUs · ${new Date().toISOString().slice(0, 10)} · float32, B=1 H=8\n`);
+  console.log(`${cpus()[0].model.trim()} · ${cpus().length} CPUs · ${new Date().toISOString().slice(0, 10)} · float32, B=1 H=8 unless stated\n`);
   if (!existsSync(join(here, "node_modules", "onnxruntime-node"))) console.log("ONNX Runtime is absent: npm install in bench/peers\n");
   if (!python) console.log("PyTorch is absent: apt-get install python3-torch, or any python3 with torch and numpy\n");
   for (const threads of flags.threads.split(",").map(Number)) {

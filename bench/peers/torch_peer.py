@@ -31,13 +31,13 @@ def only(route):
 
 
 def operand(c, stream):
-    n = c["heads"] * c["seq"] * c["dim"]
-    x = np.arange(n, dtype=np.uint32) * np.uint32(2654435769)
+    shape = c.get("batch", 1), c["heads"], c.get("keys", c["seq"]) if stream in (1, 2) else c["seq"], c["dim"]
+    x = np.arange(math.prod(shape), dtype=np.uint32) * np.uint32(2654435769)
     x += np.uint32((stream + 1) * 1663821211 % 2**32)
     x = (x ^ (x >> np.uint32(15))) * np.uint32(739982445)
     x ^= x >> np.uint32(13)
     x = (x >> np.uint32(8)).astype(np.float32) / np.float32(1 << 22) - np.float32(2)
-    return torch.from_numpy(x.reshape(1, c["heads"], c["seq"], c["dim"]))
+    return torch.from_numpy(x.reshape(shape))
 
 
 def status(key):
@@ -116,8 +116,8 @@ class Peer:
     def answer(self, c, results, extra, route):
         sample = []
         for j in range(SAMPLES):
-            h, s, d = j % c["heads"], (c["seq"] - 1 + j * 7919) % c["seq"], (j * 31) % c["dim"]
-            sample.append(float(results[j % len(results)][0, h, s, d]))
+            b, h, s, d = j * 1009 % c.get("batch", 1), j % c["heads"], (c["seq"] - 1 + j * 7919) % c["seq"], (j * 31) % c["dim"]
+            sample.append(float(results[j % len(results)][b, h, s, d]))
         return {"extra": extra, "sample": sample, "version": torch.__version__, "route": route}
 
     def run(self, request):

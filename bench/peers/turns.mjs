@@ -2,7 +2,9 @@
 
 import { flops } from "./inputs.mjs";
 
-/** cases of the table, float32, one batch of 8 heads. */
+const rows = (seq, keys, dim) => ({ seq, keys, dim, causal: false, name: `${seq === 1 ? "1 row" : `${seq} rows`}, ${keys} keys D=${dim}` });
+
+/** cases of the table, float32, one batch of 8 heads where they do not say otherwise. */
 export const cases = [
   ...[256, 512, 1024, 2048, 4096, 8192].map((seq) => ({ seq, dim: 64, causal: false })),
   ...[1024, 4096].map((seq) => ({ seq, dim: 128, causal: false })),
@@ -10,7 +12,11 @@ export const cases = [
   { seq: 4096, dim: 128, causal: true },
   ...[1024, 2048, 4096].map((seq) => ({ seq, dim: 64, causal: false, backward: true })),
   ...[1024, 4096].map((seq) => ({ seq, dim: 64, causal: true, backward: true })),
-].map((c) => ({ heads: 8, ...c, name: `${c.causal ? "causal" : "plain"} S=${c.seq} D=${c.dim}${c.backward ? " and gradients" : ""}` }));
+  rows(1, 32768, 128),
+  ...[4, 8, 16, 32].flatMap((seq) => [4096, 32768].flatMap((keys) => [64, 128].map((dim) => rows(seq, keys, dim)))),
+  { seq: 8192, dim: 64, causal: true, window: 256, name: "window 256 S=8192 D=64" },
+  ...[[1, 8], [4, 8], [8, 16]].map(([seq, dim]) => ({ batch: 100000, heads: 1, seq, dim, causal: false, name: `100000 problems S=${seq} D=${dim}` })),
+].map((c) => ({ heads: 8, name: `${c.causal ? "causal" : "plain"} S=${c.seq} D=${c.dim}${c.backward ? " and gradients" : ""}`, ...c }));
 
 // A turn consists of calls for turnSeconds in total, at most maxCalls. A case has the
 // requested repetitions, or fewer after caseSeconds, but at least three.
@@ -97,7 +103,7 @@ export function speedTable(peers, rows) {
 
 function cell(r) {
   if (!r) return "-";
-  return r.error ? "error" : `${r.gflops.toFixed(0)} (${r.percent.toFixed(0)})`;
+  return r.error ? "error" : `${r.gflops.toFixed(r.gflops < 10 ? 1 : 0)} (${r.percent.toFixed(0)})`;
 }
 
 /** memoryTable writes the memory of a first call in addition to inputs and outputs. */

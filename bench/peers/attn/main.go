@@ -52,12 +52,16 @@ func open(name string, threads int) (*kernels.Device, error) {
 	return kernels.Open(name)
 }
 
-// problem is the case to measure, of one batch.
+// problem is the case to measure.
 type problem struct {
+	Batch  int  `json:"batch"` // 0 is 1
 	Heads  int  `json:"heads"`
 	Seq    int  `json:"seq"`
+	Keys   int  `json:"keys"` // 0 is as many as Seq
 	Dim    int  `json:"dim"`
 	Causal bool `json:"causal"`
+	// Window is the number of keys that a row sees, its own the last; 0 is all.
+	Window int `json:"window"`
 	// Backward measures the gradients of q, k and v as well, after the forward call.
 	Backward bool `json:"backward"`
 	// DType is the type of all tensors in memory; "" is f32.
@@ -164,12 +168,16 @@ func (s *server) load(ctx context.Context, c problem) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	shape := backend.Shape{1, c.Heads, c.Seq, c.Dim}
+	c.Batch = max(c.Batch, 1)
 	// The output has been written once, so that the timed calls do not touch new pages.
 	s.grads.Release()
 	s.out.LSE.Release()
 	s.grads, s.out.LSE = kernels.Gradients{}, backend.Tensor{}
 	for stream, t := range []*backend.Tensor{&s.q, &s.k, &s.v, &s.dO, &s.out.O} {
+		shape := backend.Shape{c.Batch, c.Heads, c.Seq, c.Dim}
+		if c.Keys > 0 && (t == &s.k || t == &s.v) {
+			shape[backend.Seq] = c.Keys
+		}
 		data := make([]float32, shape.Elements())
 		for i := range data {
 			data[i] = element(uint32(i), uint32(stream))
@@ -179,12 +187,16 @@ func (s *server) load(ctx context.Context, c problem) (answer, error) {
 			return answer{}, err
 		}
 	}
-	if s.call, err = s.dev.Prepare(s.q, s.k, s.v, kernels.Options{Causal: c.Causal, LSE: c.Backward}); err != nil {
+	opt := kernels.Options{Causal: c.Causal, LSE: c.Backward}
+	if c.Window > 0 {
+		opt.Window = &kernels.Window{Left: c.Window - 1}
+	}
+	if s.call, err = s.dev.Prepare(s.q, s.k, s.v, opt); err != nil {
 		return answer{}, err
 	}
 	results := []*backend.Tensor{&s.out.O}
 	if c.Backward {
-		if s.out.LSE, err = s.dev.Alloc(ctx, backend.F32, backend.Shape{1, c.Heads, c.Seq, 1}); err != nil {
+		if s.out.LSE, err = s.dev.Alloc(ctx, backend.F32, backend.Shape{c.Batch, c.Heads, c.Seq, 1}); err != nil {
 			return answer{}, err
 		}
 		if s.grads, err = s.call.AllocGradients(ctx, true, false); err != nil {
@@ -209,8 +221,8 @@ func (s *server) load(ctx context.Context, c problem) (answer, error) {
 		data = append(data, x)
 	}
 	for j := range samples {
-		h, row, d := place(c, j)
-		a.Sample = append(a.Sample, data[j%len(data)][(h*c.Seq+row)*c.Dim+d])
+		b, h, row, d := place(c, j)
+		a.Sample = append(a.Sample, data[j%len(data)][((b*c.Heads+h)*c.Seq+row)*c.Dim+d])
 	}
 	return a, nil
 }
@@ -237,9 +249,9 @@ func (s *server) run(ctx context.Context, calls int) (answer, error) {
 // samples is the number of elements of an output that are compared.
 const samples = 64
 
-// place returns the head, row and column of sample j, like inputs.mjs.
-func place(c problem, j int) (h, s, d int) {
-	return j % c.Heads, (c.Seq - 1 + j*7919) % c.Seq, j * 31 % c.Dim
+// place returns the problem of the batch, the head, row and column of sample j, like inputs.mjs.
+func place(c problem, j int) (b, h, s, d int) {
+	return j * 1009 % c.Batch, j % c.Heads, (c.Seq - 1 + j*7919) % c.Seq, j * 31 % c.Dim
 }
 
 // element returns input number i of a stream, in [-2, 2), like inputs.mjs.

@@ -54,7 +54,7 @@ func TestServe(t *testing.T) {
 	}
 	// One key: the output is the value.
 	for j, got := range a[3].Sample {
-		if _, _, d := place(problem{Heads: 1, Seq: 1, Dim: 4}, j); got != element(uint32(d), 2) {
+		if _, _, _, d := place(problem{Batch: 1, Heads: 1, Seq: 1, Dim: 4}, j); got != element(uint32(d), 2) {
 			t.Errorf("sample %d is %v, want %v", j, got, element(uint32(d), 2))
 		}
 	}
@@ -64,7 +64,7 @@ func TestServe(t *testing.T) {
 func TestServeGradients(t *testing.T) {
 	a := ask(t, `{"do":"load","case":{"heads":1,"seq":1,"dim":4,"backward":true}}`, `{"do":"run","calls":2}`, `{"do":"load","case":{"heads":1,"seq":1,"dim":4}}`)
 	for j, got := range a[0].Sample {
-		_, _, d := place(problem{Heads: 1, Seq: 1, Dim: 4}, j)
+		_, _, _, d := place(problem{Batch: 1, Heads: 1, Seq: 1, Dim: 4}, j)
 		want := [3]float32{2: element(uint32(d), 3)}[j%3]
 		if got-want > 1e-6 || want-got > 1e-6 {
 			t.Errorf("sample %d is %v, want %v", j, got, want)
@@ -78,7 +78,7 @@ func TestServeGradients(t *testing.T) {
 func TestServeSixteenBits(t *testing.T) {
 	a := ask(t, `{"do":"load","case":{"heads":1,"seq":1,"dim":4,"dtype":"bf16"}}`, `{"do":"device"}`, `{"do":"load","case":{"heads":1,"seq":1,"dim":4,"dtype":"f64"}}`)
 	for j, got := range a[0].Sample { // one key: the output is the value
-		_, _, d := place(problem{Heads: 1, Seq: 1, Dim: 4}, j)
+		_, _, _, d := place(problem{Batch: 1, Heads: 1, Seq: 1, Dim: 4}, j)
 		if want := backend.BF16.Round(element(uint32(d), 2)); got != want {
 			t.Errorf("sample %d is %v, want %v", j, got, want)
 		}
