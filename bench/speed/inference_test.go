@@ -149,7 +149,8 @@ func plainLoop(o, q, k, v, s []float32, seq, dim int, scale float32) {
 }
 
 // benchStep measures the halves of a step of generation: 64 tokens, 8 heads of 64 elements.
-// µs/over is the time that attention takes in addition to the backend's call.
+// µs/over is the time that attention takes in addition to the backend's call, and
+// allocs/step must be 0.
 func benchStep(b *testing.B, rope kvcache.Rotary) {
 	const heads, dim, tokens = 8, 64, 64
 	dev, ctx := kernels.NewDevice(cpu.New(cpu.Options{Threads: 1})), b.Context()
@@ -197,7 +198,7 @@ func benchStep(b *testing.B, rope kvcache.Rotary) {
 				}
 			}
 			m.report(b)
-			b.ReportMetric(testing.AllocsPerRun(100, func() { check(c.do()) }), "allocs/op")
+			b.ReportMetric(testing.AllocsPerRun(100, func() { check(c.do()) }), "allocs/step")
 			if rope == nil && c.name != "append" {
 				b.ReportMetric(2, "µs/wanted")
 			}
