@@ -2,7 +2,7 @@ package backend
 
 import (
 	"fmt"
-	"sync"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -19,9 +19,8 @@ type Memory struct {
 	bytes  int64
 	free   func()
 
-	mu       sync.Mutex
-	users    int
-	released bool
+	// state is 2 for each call that uses the memory, and 1 once it is released.
+	state atomic.Int64
 }
 
 // NewMemory wraps bytes bytes of device memory. owner is the identity that [Pinned.Pin]
@@ -46,33 +45,28 @@ func (m *Memory) Handle() any { return m.handle }
 // Bytes returns the size.
 func (m *Memory) Bytes() int64 { return m.bytes }
 
+func (m *Memory) released() bool { return m.state.Load()&1 != 0 }
+
 func (m *Memory) pin() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.released {
-		return ErrReleased
+	for {
+		was := m.state.Load()
+		if was&1 != 0 {
+			return ErrReleased
+		}
+		if m.state.CompareAndSwap(was, was+2) {
+			return nil
+		}
 	}
-	m.users++
-	return nil
 }
 
 func (m *Memory) unpin() {
-	m.mu.Lock()
-	m.users--
-	last := m.released && m.users == 0
-	m.mu.Unlock()
-	if last && m.free != nil {
+	if m.state.Add(-2) == 1 && m.free != nil {
 		m.free()
 	}
 }
 
 func (m *Memory) release() {
-	m.mu.Lock()
-	first := !m.released
-	m.released = true
-	idle := m.users == 0
-	m.mu.Unlock()
-	if first && idle && m.free != nil {
+	if m.state.Or(1) == 0 && m.free != nil {
 		m.free()
 	}
 }
@@ -108,11 +102,11 @@ func (p *Pinned) Pin(owner any, where string, outputs, inputs []Operand) error {
 		return err
 	}
 	for _, list := range [2][]Operand{outputs, inputs} {
-		for _, o := range list {
-			if o.Tensor.IsZero() {
+		for i := range list {
+			if list[i].Tensor.IsZero() {
 				continue
 			}
-			if err := p.add(owner, where, o); err != nil {
+			if err := p.add(owner, where, &list[i]); err != nil {
 				p.Unpin()
 				return err
 			}
@@ -125,7 +119,8 @@ func (p *Pinned) Pin(owner any, where string, outputs, inputs []Operand) error {
 // [Pinned.Pin] does. A caller that cuts a call into several needs it: the output of one may
 // overlap the input of another.
 func Distinct(outputs, inputs []Operand) error {
-	for i, out := range outputs {
+	for i := range outputs {
+		out := &outputs[i]
 		if out.Tensor.IsZero() {
 			continue
 		}
@@ -133,21 +128,21 @@ func Distinct(outputs, inputs []Operand) error {
 			return fmt.Errorf("%s of shape %v has strides %v, by which two of its elements share memory: %w",
 				out.Name, out.Tensor.Shape(), out.Tensor.Strides(), ErrOverlap)
 		}
-		for _, other := range outputs[:i] {
-			if out.Tensor.overlaps(other.Tensor) {
-				return fmt.Errorf("%s and %s share memory, outputs must not: %w", out.Name, other.Name, ErrOverlap)
+		for j := range outputs[:i] {
+			if out.Tensor.overlaps(&outputs[j].Tensor) {
+				return fmt.Errorf("%s and %s share memory, outputs must not: %w", out.Name, outputs[j].Name, ErrOverlap)
 			}
 		}
-		for _, in := range inputs {
-			if out.Tensor.overlaps(in.Tensor) {
-				return fmt.Errorf("%s is written while %s is read from the same memory: %w", out.Name, in.Name, ErrOverlap)
+		for j := range inputs {
+			if out.Tensor.overlaps(&inputs[j].Tensor) {
+				return fmt.Errorf("%s is written while %s is read from the same memory: %w", out.Name, inputs[j].Name, ErrOverlap)
 			}
 		}
 	}
 	return nil
 }
 
-func (p *Pinned) add(owner any, where string, o Operand) error {
+func (p *Pinned) add(owner any, where string, o *Operand) error {
 	m := o.Tensor.mem
 	if m == nil {
 		return fmt.Errorf("%s has a shape but no memory, allocate or upload it first: %w", o.Name, ErrDevice)

@@ -89,7 +89,7 @@ func TestQ8Tensors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first.overlaps(last) || !head.overlaps(x) || x.selfOverlaps() {
+	if first.overlaps(&last) || !head.overlaps(&x) || x.selfOverlaps() {
 		t.Error("heads side by side overlap, or a part does not overlap the whole")
 	}
 	tight, err := x.View(Shape{1, 1, 4, 8}, Strides{0, 0, 8, 1}, 0)

@@ -335,10 +335,7 @@ func hostSlice[T any](t Tensor, want ...DType) ([]T, error) {
 	if !t.OnHost() {
 		return nil, fmt.Errorf("tensor is not in host memory, download it first: %w", ErrDevice)
 	}
-	t.mem.mu.Lock()
-	released := t.mem.released
-	t.mem.mu.Unlock()
-	if released {
+	if t.mem.released() {
 		return nil, ErrReleased
 	}
 	data := t.mem.handle.([]T)
@@ -353,9 +350,7 @@ func (t Tensor) Alias() (Tensor, error) {
 		return Tensor{}, fmt.Errorf("tensor is not in host memory: %w", ErrDevice)
 	}
 	m := t.mem
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.released {
+	if m.released() {
 		return Tensor{}, ErrReleased
 	}
 	t.mem = &Memory{where: m.where, handle: m.handle, base: m.base, bytes: m.bytes}
@@ -372,7 +367,7 @@ func (t Tensor) Release() {
 }
 
 // last returns the position of t's last element in the memory, and false when it overflows.
-func (t Tensor) last() (int, bool) {
+func (t *Tensor) last() (int, bool) {
 	sum := uint64(t.offset)
 	for i, l := range t.shape {
 		if l == 0 {
@@ -388,8 +383,8 @@ func (t Tensor) last() (int, bool) {
 }
 
 // overlaps reports whether the spans of memory of t and o overlap.
-func (t Tensor) overlaps(o Tensor) bool {
-	if t.mem == nil || o.mem == nil || t.shape.Elements() == 0 || o.shape.Elements() == 0 {
+func (t *Tensor) overlaps(o *Tensor) bool {
+	if t.mem == nil || o.mem == nil {
 		return false
 	}
 	host := t.mem.owner == nil && o.mem.owner == nil
@@ -402,15 +397,21 @@ func (t Tensor) overlaps(o Tensor) bool {
 }
 
 // lead returns the number of bytes before a row of t that belong to the row.
-func (t Tensor) lead() int {
+func (t *Tensor) lead() int {
 	if t.dtype == Q8 {
 		return q8Lead
 	}
 	return 0
 }
 
-// span returns the addresses of t's first byte and of the byte after its last byte.
-func (t Tensor) span() (lo, hi uintptr) {
+// span returns the addresses of t's first byte and of the byte after its last byte, 0 for
+// no elements.
+func (t *Tensor) span() (lo, hi uintptr) {
+	for _, l := range t.shape {
+		if l == 0 {
+			return 0, 0
+		}
+	}
 	size := uintptr(t.dtype.Size())
 	last, _ := t.last()
 	return t.mem.base + uintptr(t.offset)*size - uintptr(t.lead()), t.mem.base + uintptr(last+1)*size
@@ -418,7 +419,7 @@ func (t Tensor) span() (lo, hi uintptr) {
 
 // selfOverlaps reports whether two indices of t may have the same element. They cannot if, in
 // the order of strides, each stride exceeds the extent of all smaller ones.
-func (t Tensor) selfOverlaps() bool {
+func (t *Tensor) selfOverlaps() bool {
 	var axes [4]int
 	n := 0
 	for i, l := range t.shape {

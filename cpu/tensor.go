@@ -55,21 +55,27 @@ func openOperands(out, in []operand) (pinned backend.Pinned, err error) {
 
 // openViews opens the views of operands that are pinned.
 func openViews(list []operand) (err error) {
-	for _, o := range list {
-		if *o.to, err = openView(o.name, o.t); err != nil {
+	for i := range list {
+		if err = list[i].to.open(list[i].name, &list[i].t); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// openView opens t; the zero Tensor gives the zero view. Errors name the tensor: they are
-// ErrDevice and ErrReleased.
+// openView returns the view of t, as open makes it.
 func openView(name string, t backend.Tensor) (v view, err error) {
+	err = v.open(name, &t)
+	return v, err
+}
+
+// open makes v, a zero view, the view of t; the zero Tensor leaves it zero. Errors name the
+// tensor: they are ErrDevice and ErrReleased.
+func (v *view) open(name string, t *backend.Tensor) (err error) {
 	if t.IsZero() {
-		return view{}, nil
+		return nil
 	}
-	v = view{dtype: t.DType(), shape: t.Shape(), stride: t.Strides()}
+	v.dtype, v.shape, v.stride = t.DType(), t.Shape(), t.Strides()
 	switch v.dtype {
 	case backend.F32:
 		if v.f32 = hostData[float32](t); v.f32 == nil {
@@ -87,14 +93,14 @@ func openView(name string, t backend.Tensor) (v view, err error) {
 		v.q8, err = t.Q8Rows()
 	}
 	if err != nil {
-		return v, fmt.Errorf("%s: %w", name, err)
+		return fmt.Errorf("%s: %w", name, err)
 	}
-	return v, nil
+	return nil
 }
 
 // hostData returns the memory of t from its first element on when that is host
 // memory of type T, else nil. Unlike Tensor.Float32s it does not allocate.
-func hostData[T any](t backend.Tensor) []T {
+func hostData[T any](t *backend.Tensor) []T {
 	if !t.OnHost() {
 		return nil
 	}

@@ -68,7 +68,7 @@ type slicer struct{ err error }
 
 // slice returns t from lo to hi along axis; the zero Tensor stays one.
 func (s *slicer) slice(t backend.Tensor, axis, lo, hi int) backend.Tensor {
-	if t.IsZero() || s.err != nil {
+	if lo == 0 && hi == t.Shape()[axis] || t.IsZero() || s.err != nil {
 		return t
 	}
 	var view backend.Tensor
