@@ -71,7 +71,7 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	x := partition{kernels: k, d: d, share: d.Heads / d.KVHeads, keyLanes: k.KeyLanes,
 		dimK: roundUp(d.Dim, k.Lanes), dimV: roundUp(d.ValueDim, k.Lanes),
 		chunks: ceilDiv(d.SeqK, chunkKeys), parts: 1,
-		loadK: c.Pages != nil || !rowsInPlace(c.K), loadV: c.Pages != nil || !rowsInPlace(c.V)}
+		loadK: c.Pages != nil || !rowsInPlace(&c.K), loadV: c.Pages != nil || !rowsInPlace(&c.V)}
 	groups, group := d.Batch*d.KVHeads, x.share*d.SeqQ
 	want := max(1, tasksPerThread*threads)
 	decode := group <= k.Width/2
@@ -87,7 +87,7 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	}
 	if x.keyLanes {
 		x.loadK, x.loadV = x.loadK || d.Dim != x.dimK, x.loadV || d.ValueDim != x.dimV
-		x.readK, x.readV = readsInPlace(k, c.K, c.Pages), readsInPlace(k, c.V, c.Pages)
+		x.readK, x.readV = readsInPlace(k, &c.K, c.Pages), readsInPlace(k, &c.V, c.Pages)
 		x.stateFloats = x.rows*x.dimV + 2*x.laneRows()
 	} else {
 		x.stateFloats = (x.dimV + 2) * k.Width
@@ -116,7 +116,7 @@ func (x *partition) cutKeys(chunks int) {
 
 // readsInPlace reports whether kernels with keys as lanes read the rows of t in
 // place: whole vectors of adjacent elements, and whole groups of keys in each page.
-func readsInPlace(k *vec.Kernels, t backend.Tensor, pages *backend.Pages) bool {
+func readsInPlace(k *vec.Kernels, t *backend.Tensor, pages *backend.Pages) bool {
 	shape, f32 := t.Shape(), t.DType() == backend.F32
 	return shape[backend.Dim]%k.Lanes == 0 && t.Strides()[backend.Dim] == 1 && (f32 || !k.KeyLanes) &&
 		(!f32 || rowsInPlace(t)) && (pages == nil || shape[backend.Seq]%k.Lanes == 0)

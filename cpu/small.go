@@ -33,7 +33,7 @@ func (a *attention) gatherSmall(c *backend.Call) {
 	if !plain || !a.keyLanes || a.kernels.KeyLanes || a.tiles > 1 || d.SeqK > keyBlock {
 		return
 	}
-	for _, t := range [4]backend.Tensor{c.Q, c.K, c.V, c.O} {
+	for _, t := range [4]*backend.Tensor{&c.Q, &c.K, &c.V, &c.O} {
 		if !rowsInPlace(t) {
 			return
 		}

@@ -141,7 +141,7 @@ func (v *view) adjacent(s, n int) int {
 // rowsInPlace reports whether the kernels can read and write the rows of t in place:
 // float32, adjacent along dim, rows that do not overlap. It depends on type, shape
 // and strides only, so a plan can use it.
-func rowsInPlace(t backend.Tensor) bool {
+func rowsInPlace(t *backend.Tensor) bool {
 	shape, stride := t.Shape(), t.Strides()
 	return t.DType() == backend.F32 &&
 		(shape[backend.Dim] == 1 || stride[backend.Dim] == 1) &&
