@@ -53,7 +53,7 @@ func (j *qkJob) task(ctx context.Context, w *scratch, n int) error {
 			if !j.keyLanes {
 				fill(b.mx, 0)
 				k, ldk := j.keys(&r, b, &p, r.lo)
-				j.kernels.Scores(b.s, k, ldk, n, t.q, j.d.Dim, b.mx)
+				j.kernels.Scores(b.s, k, ldk, n, t.q, j.d.Dim, b.mx, 0)
 				j.writeTransposed(b, &j.s, &p, t, r.lo, n)
 				continue
 			}
@@ -150,7 +150,7 @@ func (j *pvJob) task(ctx context.Context, w *scratch, n int) error {
 				x.Mix(vec.F32, t.cur.o, j.dimV, b.run(v, ldv, n, j.dimV), ldv, b.s, keyBlock, b.alpha, t.n, j.dimV)
 			} else {
 				j.packTransposed(b, b.s, &j.w, &p, t, r.lo, n)
-				x.Values(t.cur.o, v, ldv, b.s, n, j.d.ValueDim, b.alpha)
+				x.Values(t.cur.o, v, ldv, b.s, n, j.d.ValueDim, b.alpha, 0)
 			}
 			if replaced {
 				j.addNonFinite(&p, t, r.lo, r.hi, t.cur.o, b.s, func(_, _, _, _ int, weight float32) bool {

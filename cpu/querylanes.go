@@ -8,20 +8,36 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 	pieces, n, edges := a.pieces(b, p, t, here), 0, false
 	b.before = t.cur.m
 	copy(b.mx, t.cur.m)
+	plain := a.cap == 0 && !a.masked && !a.added && !t.mixed
 	for _, piece := range pieces {
-		if n > 0 {
-			b.before = b.beta
-			copy(b.before, b.mx)
-		}
-		b.s = s[n*w:]
 		k, ldk := a.keys(r, b, p, piece.lo)
-		x.Scores(b.s, k, ldk, piece.hi-piece.lo, t.q, a.d.Dim, b.mx)
-		edge := piece.lo < t.every.lo || piece.hi > t.every.hi
-		if a.cap > 0 || a.masked || a.added || edge || t.mixed {
-			a.adjust(b, p, t, piece, edge)
+		// Where only edges hide keys, those that all rows see need no adjustment.
+		every := t.every.clip(piece.lo, piece.hi)
+		every.lo = roundUp(every.lo, 4)
+		if every.hi < piece.hi {
+			every.hi &^= 3
 		}
-		n += piece.hi - piece.lo
-		edges = edges || edge
+		if !plain || every.empty() {
+			every = piece
+		}
+		for _, part := range [3]span{{piece.lo, every.lo}, every, {every.hi, piece.hi}} {
+			if part.empty() {
+				continue
+			}
+			if n > 0 {
+				b.before = b.beta
+				copy(b.before, b.mx)
+			}
+			b.s = s[n*w:]
+			m := part.hi - part.lo
+			x.Scores(b.s, k[(part.lo-piece.lo)*ldk:], ldk, m, t.q, a.d.Dim, b.mx, a.ahead(p, t, part.lo, a.loadK))
+			edge := part.lo < t.every.lo || part.hi > t.every.hi
+			if edge || !plain {
+				a.adjust(b, p, t, part, edge)
+			}
+			n += m
+			edges = edges || edge
+		}
 	}
 	fours := ceilDiv(n, 4)
 	fill(s[n*w:fours*4*w], negInf)
@@ -43,11 +59,20 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 	if len(pieces) > 1 {
 		v, ldv = a.gather(b, pieces, v, ldv, here.lo)
 	}
-	x.Values(t.cur.o, v, ldv, s, n, a.d.ValueDim, b.alpha)
+	x.Values(t.cur.o, v, ldv, s, n, a.d.ValueDim, b.alpha, a.ahead(p, t, here.lo, a.loadV || len(pieces) > 1))
 	if replaced {
 		eachPiece(func(piece span) { a.addVisibleNonFinite(p, t, piece, b.s) })
 	}
 	b.s = s
+}
+
+// ahead returns the distance in rows at which the kernels prefetch keys or values from lo
+// on: the rows of the next block, or, if there is none or the rows are copies, none.
+func (a *attention) ahead(p *taskRange, t *tile, lo int, copied bool) int {
+	if copied || lo+keyBlock >= min(t.keys.hi, p.keys.hi) {
+		return 0
+	}
+	return keyBlock
 }
 
 // packTransposed writes elements [lo, lo+n) of the rows of t in src, transposed, to

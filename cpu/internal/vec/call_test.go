@@ -28,11 +28,14 @@ func BenchmarkCall(b *testing.B) {
 			f()
 			calls = append(calls, time.Since(start))
 		}
-		timed.scores4 = func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32) {
-			clock(func() { x.scores4(s, k, ldk, qt, d, groups, mx) })
-		}
-		timed.values4 = func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32) {
-			clock(func() { x.values4(o, v, ldv, p, keys, groups, alpha) })
+		timed.tiles = slices.Clone(x.tiles)
+		for i, tile := range x.tiles {
+			timed.tiles[i].scores = func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32, ahead int) {
+				clock(func() { tile.scores(s, k, ldk, qt, d, groups, mx, ahead) })
+			}
+			timed.tiles[i].values = func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32, ahead int) {
+				clock(func() { tile.values(o, v, ldv, p, keys, groups, alpha, ahead) })
+			}
 		}
 		timed.weights = func(s *float32, fours int, m, mx, l, alpha *float32) {
 			clock(func() { x.weights(s, fours, m, mx, l, alpha) })
@@ -49,9 +52,9 @@ func BenchmarkCall(b *testing.B) {
 			name string
 			do   func()
 		}{
-			{"scores", func() { timed.Scores(s, k, d, keys, qt, d, m[0]) }},
+			{"scores", func() { timed.Scores(s, k, d, keys, qt, d, m[0], 0) }},
 			{"weights", func() { timed.Weights(s, keys/4, m[0], m[1], m[2], m[3]) }},
-			{"values", func() { timed.Values(o, k, d, s, keys, d, m[3]) }},
+			{"values", func() { timed.Values(o, k, d, s, keys, d, m[3], 0) }},
 			{"softcap", func() { timed.Softcap(s[:keys*w], 2) }},
 			{"dots", func() { timed.Dots(F32, s, keys, run, d, q, d, heads, d) }},
 			{"mix", func() { timed.Mix(F32, o, d, run, d, s, keys, m[3], 4, d) }},

@@ -10,7 +10,31 @@ var assembly = func() (list []*Kernels) {
 		return nil
 	}
 	if x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL {
+		kernelsAVX512.narrow = []*Kernels{
+			kernelsAVX512.narrowed(1, tileKernels{
+				tiles:   []registerTile{{16, scores16AVX512x1, values16AVX512x1}, {4, scores4AVX512x1, values4AVX512x1}, {1, scores1AVX512x1, values1AVX512x1}},
+				weights: weightsAVX512x1, edge: edgeAVX512x1, columnMax: columnMaxAVX512x1, fold: foldAVX512x1,
+				biasSquare: biasSquareAVX512x1, diagonal: diagonalAVX512x1, hide: hideAVX512x1, drop: dropAVX512x1,
+			}),
+			kernelsAVX512.narrowed(2, tileKernels{
+				tiles:   []registerTile{{8, scores8AVX512x2, values8AVX512x2}, {4, scores4AVX512x2, values4AVX512x2}, {1, scores1AVX512x2, values1AVX512x2}},
+				weights: weightsAVX512x2, edge: edgeAVX512x2, columnMax: columnMaxAVX512x2, fold: foldAVX512x2,
+				biasSquare: biasSquareAVX512x2, diagonal: diagonalAVX512x2, hide: hideAVX512x2, drop: dropAVX512x2,
+			}),
+		}
 		list = append(list, &kernelsAVX512)
+	}
+	kernelsAVX2.narrow = []*Kernels{
+		kernelsAVX2.narrowed(1, tileKernels{
+			tiles:   []registerTile{{12, scores12AVX2x1, values12AVX2x1}, {8, scores8AVX2x1, values8AVX2x1}, {1, scores1AVX2x1, values1AVX2x1}},
+			weights: weightsAVX2x1, edge: edgeAVX2x1, columnMax: columnMaxAVX2x1, fold: foldAVX2x1,
+			biasSquare: biasSquareAVX2x1, diagonal: diagonalAVX2x1, hide: hideAVX2x1, drop: dropAVX2x1,
+		}),
+		kernelsAVX2.narrowed(2, tileKernels{
+			tiles:   []registerTile{{6, scores6AVX2x2, values6AVX2x2}, {4, scores4AVX2x2, values4AVX2x2}, {1, scores1AVX2x2, values1AVX2x2}},
+			weights: weightsAVX2x2, edge: edgeAVX2x2, columnMax: columnMaxAVX2x2, fold: foldAVX2x2,
+			biasSquare: biasSquareAVX2x2, diagonal: diagonalAVX2x2, hide: hideAVX2x2, drop: dropAVX2x2,
+		}),
 	}
 	// F16C has no flag in x/sys/cpu: every processor with AVX2 has it.
 	return append(list, &kernelsAVX2)
@@ -18,9 +42,12 @@ var assembly = func() (list []*Kernels) {
 
 var kernelsAVX512 = Kernels{
 	Tier: "avx512", Lanes: 16, Width: 64,
-	scores4: scores4AVX512, scores1: scores1AVX512, values4: values4AVX512, values1: values1AVX512, weights: weightsAVX512,
-	biasSquare: biasSquareAVX512, diagonal: diagonalAVX512, hide: hideAVX512, hideRow: hideRowAVX512, edge: edgeAVX512, columnMax: columnMaxAVX512,
-	fold: foldAVX512, scoreGradients: scoreGradientsAVX512, drop: dropAVX512, transpose: transposeAVX512,
+	tileKernels: tileKernels{
+		tiles:   []registerTile{{4, scores4AVX512, values4AVX512}, {1, scores1AVX512, values1AVX512}},
+		weights: weightsAVX512, edge: edgeAVX512, columnMax: columnMaxAVX512, fold: foldAVX512,
+		biasSquare: biasSquareAVX512, diagonal: diagonalAVX512, hide: hideAVX512, drop: dropAVX512,
+	},
+	hideRow: hideRowAVX512, scoreGradients: scoreGradientsAVX512, transpose: transposeAVX512,
 	exp2: exp2AVX512, exp2Sum: exp2SumAVX512, scaleMax: scaleMaxAVX512, softcap: softcapAVX512,
 	bias: biasAVX512, join: joinAVX512, bound: boundAVX512, dropRow: dropRowAVX512, nonFinite: nonFiniteAVX512,
 	loadF16: loadF16AVX512, loadBF16: loadBF16AVX512, loadQ8: loadQ8AVX512, storeF16: storeF16AVX512,
@@ -36,9 +63,12 @@ var kernelsAVX512 = Kernels{
 
 var kernelsAVX2 = Kernels{
 	Tier: "avx2", Lanes: 8, Width: 24,
-	scores4: scores4AVX2, scores1: scores1AVX2, values4: values4AVX2, values1: values1AVX2, weights: weightsAVX2,
-	biasSquare: biasSquareAVX2, diagonal: diagonalAVX2, hide: hideAVX2, hideRow: hideRowAVX2, edge: edgeAVX2, columnMax: columnMaxAVX2,
-	fold: foldAVX2, scoreGradients: scoreGradientsAVX2, drop: dropAVX2, transpose: transposeAVX2,
+	tileKernels: tileKernels{
+		tiles:   []registerTile{{4, scores4AVX2, values4AVX2}, {1, scores1AVX2, values1AVX2}},
+		weights: weightsAVX2, edge: edgeAVX2, columnMax: columnMaxAVX2, fold: foldAVX2,
+		biasSquare: biasSquareAVX2, diagonal: diagonalAVX2, hide: hideAVX2, drop: dropAVX2,
+	},
+	hideRow: hideRowAVX2, scoreGradients: scoreGradientsAVX2, transpose: transposeAVX2,
 	exp2: exp2AVX2, exp2Sum: exp2SumAVX2, scaleMax: scaleMaxAVX2, softcap: softcapAVX2,
 	bias: biasAVX2, join: joinAVX2, bound: boundAVX2, dropRow: dropRowAVX2, nonFinite: nonFiniteAVX2,
 	loadF16: loadF16AVX2, loadBF16: loadBF16AVX2, loadQ8: loadQ8AVX2, storeF16: storeF16AVX2,

@@ -6,9 +6,12 @@ var assembly = []*Kernels{&kernelsNEON}
 
 var kernelsNEON = Kernels{
 	Tier: "neon", Lanes: 4, Width: 16,
-	scores4: scores4NEON, scores1: scores1NEON, values4: values4NEON, values1: values1NEON, weights: weightsNEON,
-	biasSquare: biasSquareNEON, diagonal: diagonalNEON, hide: hideNEON, hideRow: hideRowNEON, edge: edgeNEON, columnMax: columnMaxNEON,
-	fold: foldNEON, scoreGradients: scoreGradientsNEON, drop: dropNEON, transpose: transposeNEON,
+	tileKernels: tileKernels{
+		tiles:   []registerTile{{4, scores4NEON, values4NEON}, {1, scores1NEON, values1NEON}},
+		weights: weightsNEON, edge: edgeNEON, columnMax: columnMaxNEON, fold: foldNEON,
+		biasSquare: biasSquareNEON, diagonal: diagonalNEON, hide: hideNEON, drop: dropNEON,
+	},
+	hideRow: hideRowNEON, scoreGradients: scoreGradientsNEON, transpose: transposeNEON,
 	exp2: exp2NEON, exp2Sum: exp2SumNEON, scaleMax: scaleMaxNEON, softcap: softcapNEON,
 	bias: biasNEON, join: joinNEON, bound: boundNEON, dropRow: dropRowNEON, nonFinite: nonFiniteNEON,
 	loadF16: loadF16NEON, loadBF16: loadBF16NEON, loadQ8: loadQ8NEON, storeF16: storeF16NEON,

@@ -14,12 +14,15 @@ import (
 func newTwin(lanes, width int) *Kernels {
 	t := twin{lanes, width}
 	x := &Kernels{Tier: "go", Lanes: lanes, Width: width,
-		scores4: t.scores(4), scores1: t.scores(1), values4: t.values(4), values1: t.values(1),
-		weights: t.weights, exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias, edge: t.edge,
-		columnMax: t.columnMax, fold: t.fold, scoreGradients: t.scoreGradients,
+		tileKernels: tileKernels{
+			tiles:   []registerTile{{4, t.scores(4), t.values(4)}, {1, t.scores(1), t.values(1)}},
+			weights: t.weights, edge: t.edge, columnMax: t.columnMax, fold: t.fold,
+			biasSquare: t.biasSquare, diagonal: t.diagonal, hide: t.hide, drop: t.drop,
+		},
+		exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias, scoreGradients: t.scoreGradients,
 		outerRows: 3, outerVectors: 2, outer: [2][2]outerFunc{{t.outer(1, 1), t.outer(1, 2)}, {t.outer(3, 1), t.outer(3, 2)}},
-		nonFinite: t.nonFinite, transpose: t.transpose, biasSquare: t.biasSquare,
-		join: t.join, bound: t.bound, diagonal: t.diagonal, hide: t.hide, hideRow: t.hideRow, drop: t.drop, dropRow: t.dropRow,
+		nonFinite: t.nonFinite, transpose: t.transpose,
+		join: t.join, bound: t.bound, hideRow: t.hideRow, dropRow: t.dropRow,
 		loadF16: t.load(f16), loadBF16: t.load(bf16), storeF16: t.storeF16,
 		loadQ8: t.loadQ8}
 	for e := range elements {
@@ -55,8 +58,8 @@ func larger(a, b float32) float32 {
 	return b
 }
 
-func (t twin) scores(rows int) func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32) {
-	return func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32) {
+func (t twin) scores(rows int) func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32, ahead int) {
+	return func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32, _ int) {
 		m := floats(mx, 0, 0, t.width)
 		for r := range groups * rows {
 			out, key := floats(s, 4*t.width, r, t.width), floats(k, ldk, r, d)
@@ -72,8 +75,8 @@ func (t twin) scores(rows int) func(s, k *float32, ldk int, qt *float32, d, grou
 	}
 }
 
-func (t twin) values(rows int) func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32) {
-	return func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32) {
+func (t twin) values(rows int) func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32, ahead int) {
+	return func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32, _ int) {
 		a := floats(alpha, 0, 0, t.width)
 		for c := range groups * rows {
 			out := floats(o, 4*t.width, c, t.width)

@@ -52,31 +52,24 @@ type Kernels struct {
 	// only, and its Mix may skip weights of 0 even if their values are not finite.
 	KeyLanes bool
 
-	scores4, scores1 func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32)
-	values4, values1 func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32)
-	weights          func(s *float32, fours int, m, mx, l, alpha *float32)
-	exp2, softcap    func(x *float32, vectors int, c float32)
-	exp2Sum          func(x *float32, vectors int, m float32, sum *float32)
-	scaleMax         func(x *float32, vectors int, c float32, mx *float32)
-	bias             func(x, b *float32, vectors int)
-	edge             func(s *float32, rows, key int, lo, hi *int32)
-	columnMax        func(s *float32, rows int, mx *float32)
-	fold             func(o, x *float32, rows int, a, b *float32)
-	scoreGradients   func(ds, p, w *float32, rows int, dots *float32, factor float32)
-	nonFinite        func(x *float32, ld, rows, vectors int) int32
-	biasSquare       func(s, b *float32, ldb int, mx *float32)
-	join             func(x, b *float32, vectors int)
-	bound            func(x *float32, vectors int, limit float32)
-	diagonal         func(s, b *float32, rows int, mx *float32)
-	hide             func(s *float32, mask *bool, ld, squares int)
-	hideRow          func(x *float32, mask *bool, vectors int)
-	drop             func(s *float32, times int, d *uint64)
-	dropRow          func(x *float32, vectors int, d *uint64, word int)
-	transpose        func(dst *float32, ldd int, src *float32, lds int, mul *float32)
-	loadF16          func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
-	loadBF16         func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
-	storeF16         func(dst *uint16, src *float32, vectors int)
-	loadQ8           func(dst *float32, ldd int, src *byte, lds, rows, vectors int)
+	tileKernels
+	narrow []*Kernels // tables of the same tier with a smaller Width, in ascending order
+
+	exp2, softcap  func(x *float32, vectors int, c float32)
+	exp2Sum        func(x *float32, vectors int, m float32, sum *float32)
+	scaleMax       func(x *float32, vectors int, c float32, mx *float32)
+	bias           func(x, b *float32, vectors int)
+	scoreGradients func(ds, p, w *float32, rows int, dots *float32, factor float32)
+	nonFinite      func(x *float32, ld, rows, vectors int) int32
+	join           func(x, b *float32, vectors int)
+	bound          func(x *float32, vectors int, limit float32)
+	hideRow        func(x *float32, mask *bool, vectors int)
+	dropRow        func(x *float32, vectors int, d *uint64, word int)
+	transpose      func(dst *float32, ldd int, src *float32, lds int, mul *float32)
+	loadF16        func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
+	loadBF16       func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
+	storeF16       func(dst *uint16, src *float32, vectors int)
+	loadQ8         func(dst *float32, ldd int, src *byte, lds, rows, vectors int)
 
 	dots [elements]dotsFunc
 	mix  [elements]mixes
@@ -173,20 +166,20 @@ const budget = 1 << 15
 //
 //	s [n, Width]    k [n, d], rows ldk apart    qt [d, Width]    mx [Width]
 //
-// A NaN among the scores of a lane leaves mx unspecified in that lane.
-func (x *Kernels) Scores(s, k []float32, ldk, n int, qt []float32, d int, mx []float32) {
+// A NaN among the scores of a lane leaves mx unspecified in that lane. The assembly
+// prefetches the keys that are ahead rows further.
+func (x *Kernels) Scores(s, k []float32, ldk, n int, qt []float32, d int, mx []float32, ahead int) {
 	w := x.Width
 	_, _, _, _ = s[n*w-1], k[(n-1)*ldk+d-1], qt[d*w-1], mx[w-1]
-	most := max(1, budget/(4*(w/x.Lanes)*d))
 	r := 0
-	for r+4 <= n {
-		groups := min(most, (n-r)/4)
-		x.scores4(&s[r*w], &k[r*ldk], 4*ldk, &qt[0], d, groups, &mx[0])
-		r += 4 * groups
-	}
-	if r < n {
-		x.scores1(&s[r*w], &k[r*ldk], 4*ldk, &qt[0], d, n-r, &mx[0])
-	}
+	cut(x.tiles, n, func(t *registerTile, tiles int) {
+		most := max(1, budget/(t.rows*(w/x.Lanes)*d))
+		for tiles > 0 {
+			some := min(most, tiles)
+			t.scores(&s[r*w], &k[r*ldk], 4*ldk, &qt[0], d, some, &mx[0], 4*ldk*ahead)
+			r, tiles = r+some*t.rows, tiles-some
+		}
+	})
 }
 
 // Weights turns a score tile into weights, with the maximum mx from Scores (which must
@@ -209,19 +202,20 @@ func (x *Kernels) Weights(s []float32, fours int, m, mx, l, alpha []float32) {
 //	Oᵀ[d][lane] = alpha[lane]·Oᵀ[d][lane] + Σ_key V[key][d]·P[key][lane]
 //
 //	o [d, Width]    v [keys, d], rows ldv apart    p [keys, Width]    alpha [Width]
-func (x *Kernels) Values(o, v []float32, ldv int, p []float32, keys, d int, alpha []float32) {
+//
+// The assembly prefetches the values that are ahead rows further.
+func (x *Kernels) Values(o, v []float32, ldv int, p []float32, keys, d int, alpha []float32, ahead int) {
 	w := x.Width
 	_, _, _, _ = o[d*w-1], v[(keys-1)*ldv+d-1], p[keys*w-1], alpha[w-1]
-	most := max(1, budget/(4*(w/x.Lanes)*keys))
 	c := 0
-	for c+4 <= d {
-		groups := min(most, (d-c)/4)
-		x.values4(&o[c*w], &v[c], 4*ldv, &p[0], keys, groups, &alpha[0])
-		c += 4 * groups
-	}
-	if c < d {
-		x.values1(&o[c*w], &v[c], 4*ldv, &p[0], keys, d-c, &alpha[0])
-	}
+	cut(x.tiles, d, func(t *registerTile, tiles int) {
+		most := max(1, budget/(t.rows*(w/x.Lanes)*keys))
+		for tiles > 0 {
+			some := min(most, tiles)
+			t.values(&o[c*w], &v[c], 4*ldv, &p[0], keys, some, &alpha[0], 4*ldv*ahead)
+			c, tiles = c+some*t.rows, tiles-some
+		}
+	})
 }
 
 // Exp2 replaces x by 2^(x-m), as Weights does; the length is a multiple of Lanes.

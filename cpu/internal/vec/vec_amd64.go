@@ -5,19 +5,40 @@
 package vec
 
 // scores4AVX512 is Kernels.scores4.
-func scores4AVX512(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32)
+func scores4AVX512(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
 
 // values4AVX512 is Kernels.values4.
-func values4AVX512(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32)
+func values4AVX512(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
 
 // scores1AVX512 is Kernels.scores1.
-func scores1AVX512(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32)
+func scores1AVX512(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
 
 // values1AVX512 is Kernels.values1.
-func values1AVX512(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32)
+func values1AVX512(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
 
 // weightsAVX512 is Kernels.weights.
 func weightsAVX512(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
+
+// edgeAVX512 is Kernels.edge.
+func edgeAVX512(s *float32, rows int, key int, lo *int32, hi *int32)
+
+// columnMaxAVX512 is Kernels.columnMax.
+func columnMaxAVX512(s *float32, rows int, mx *float32)
+
+// foldAVX512 is Kernels.fold.
+func foldAVX512(o *float32, x *float32, rows int, a *float32, b *float32)
+
+// biasSquareAVX512 is Kernels.biasSquare.
+func biasSquareAVX512(s *float32, b *float32, ldb int, mx *float32)
+
+// diagonalAVX512 is Kernels.diagonal.
+func diagonalAVX512(s *float32, b *float32, rows int, mx *float32)
+
+// hideAVX512 is Kernels.hide.
+func hideAVX512(s *float32, mask *bool, ld int, squares int)
+
+// dropAVX512 is Kernels.drop.
+func dropAVX512(s *float32, times int, d *uint64)
 
 // exp2AVX512 is Kernels.exp2.
 func exp2AVX512(x *float32, vectors int, m float32)
@@ -33,15 +54,6 @@ func softcapAVX512(x *float32, vectors int, c float32)
 
 // biasAVX512 is Kernels.bias.
 func biasAVX512(x *float32, b *float32, vectors int)
-
-// edgeAVX512 is Kernels.edge.
-func edgeAVX512(s *float32, rows int, key int, lo *int32, hi *int32)
-
-// columnMaxAVX512 is Kernels.columnMax.
-func columnMaxAVX512(s *float32, rows int, mx *float32)
-
-// foldAVX512 is Kernels.fold.
-func foldAVX512(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // outer1x1AVX512 is Kernels.outer1x1.
 func outer1x1AVX512(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
@@ -64,26 +76,14 @@ func nonFiniteAVX512(x *float32, ld int, rows int, vectors int) (found int32)
 // transposeAVX512 is Kernels.transpose.
 func transposeAVX512(dst *float32, ldd int, src *float32, lds int, mul *float32)
 
-// biasSquareAVX512 is Kernels.biasSquare.
-func biasSquareAVX512(s *float32, b *float32, ldb int, mx *float32)
-
-// diagonalAVX512 is Kernels.diagonal.
-func diagonalAVX512(s *float32, b *float32, rows int, mx *float32)
-
 // joinAVX512 is Kernels.join.
 func joinAVX512(x *float32, b *float32, vectors int)
 
 // boundAVX512 is Kernels.bound.
 func boundAVX512(x *float32, vectors int, limit float32)
 
-// hideAVX512 is Kernels.hide.
-func hideAVX512(s *float32, mask *bool, ld int, squares int)
-
 // hideRowAVX512 is Kernels.hideRow.
 func hideRowAVX512(x *float32, mask *bool, vectors int)
-
-// dropAVX512 is Kernels.drop.
-func dropAVX512(s *float32, times int, d *uint64)
 
 // dropRowAVX512 is Kernels.dropRow.
 func dropRowAVX512(x *float32, vectors int, d *uint64, word int)
@@ -185,19 +185,40 @@ func mixQ81x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float
 func mixQ81x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // scores4AVX2 is Kernels.scores4.
-func scores4AVX2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32)
+func scores4AVX2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
 
 // values4AVX2 is Kernels.values4.
-func values4AVX2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32)
+func values4AVX2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
 
 // scores1AVX2 is Kernels.scores1.
-func scores1AVX2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32)
+func scores1AVX2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
 
 // values1AVX2 is Kernels.values1.
-func values1AVX2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32)
+func values1AVX2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
 
 // weightsAVX2 is Kernels.weights.
 func weightsAVX2(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
+
+// edgeAVX2 is Kernels.edge.
+func edgeAVX2(s *float32, rows int, key int, lo *int32, hi *int32)
+
+// columnMaxAVX2 is Kernels.columnMax.
+func columnMaxAVX2(s *float32, rows int, mx *float32)
+
+// foldAVX2 is Kernels.fold.
+func foldAVX2(o *float32, x *float32, rows int, a *float32, b *float32)
+
+// biasSquareAVX2 is Kernels.biasSquare.
+func biasSquareAVX2(s *float32, b *float32, ldb int, mx *float32)
+
+// diagonalAVX2 is Kernels.diagonal.
+func diagonalAVX2(s *float32, b *float32, rows int, mx *float32)
+
+// hideAVX2 is Kernels.hide.
+func hideAVX2(s *float32, mask *bool, ld int, squares int)
+
+// dropAVX2 is Kernels.drop.
+func dropAVX2(s *float32, times int, d *uint64)
 
 // exp2AVX2 is Kernels.exp2.
 func exp2AVX2(x *float32, vectors int, m float32)
@@ -213,15 +234,6 @@ func softcapAVX2(x *float32, vectors int, c float32)
 
 // biasAVX2 is Kernels.bias.
 func biasAVX2(x *float32, b *float32, vectors int)
-
-// edgeAVX2 is Kernels.edge.
-func edgeAVX2(s *float32, rows int, key int, lo *int32, hi *int32)
-
-// columnMaxAVX2 is Kernels.columnMax.
-func columnMaxAVX2(s *float32, rows int, mx *float32)
-
-// foldAVX2 is Kernels.fold.
-func foldAVX2(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // outer1x1AVX2 is Kernels.outer1x1.
 func outer1x1AVX2(o *float32, ldo int, x *float32, ldx int, n int, p *float32, groups int)
@@ -244,26 +256,14 @@ func nonFiniteAVX2(x *float32, ld int, rows int, vectors int) (found int32)
 // transposeAVX2 is Kernels.transpose.
 func transposeAVX2(dst *float32, ldd int, src *float32, lds int, mul *float32)
 
-// biasSquareAVX2 is Kernels.biasSquare.
-func biasSquareAVX2(s *float32, b *float32, ldb int, mx *float32)
-
-// diagonalAVX2 is Kernels.diagonal.
-func diagonalAVX2(s *float32, b *float32, rows int, mx *float32)
-
 // joinAVX2 is Kernels.join.
 func joinAVX2(x *float32, b *float32, vectors int)
 
 // boundAVX2 is Kernels.bound.
 func boundAVX2(x *float32, vectors int, limit float32)
 
-// hideAVX2 is Kernels.hide.
-func hideAVX2(s *float32, mask *bool, ld int, squares int)
-
 // hideRowAVX2 is Kernels.hideRow.
 func hideRowAVX2(x *float32, mask *bool, vectors int)
-
-// dropAVX2 is Kernels.drop.
-func dropAVX2(s *float32, times int, d *uint64)
 
 // dropRowAVX2 is Kernels.dropRow.
 func dropRowAVX2(x *float32, vectors int, d *uint64, word int)
@@ -363,3 +363,171 @@ func mixQ81x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32
 
 // mixQ81x1AVX2 is Kernels.mixQ81x1.
 func mixQ81x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// scores8AVX512x2 is Kernels.scores8.
+func scores8AVX512x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// values8AVX512x2 is Kernels.values8.
+func values8AVX512x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+
+// scores4AVX512x2 is Kernels.scores4.
+func scores4AVX512x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// values4AVX512x2 is Kernels.values4.
+func values4AVX512x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+
+// scores1AVX512x2 is Kernels.scores1.
+func scores1AVX512x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// values1AVX512x2 is Kernels.values1.
+func values1AVX512x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+
+// weightsAVX512x2 is Kernels.weights.
+func weightsAVX512x2(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
+
+// edgeAVX512x2 is Kernels.edge.
+func edgeAVX512x2(s *float32, rows int, key int, lo *int32, hi *int32)
+
+// columnMaxAVX512x2 is Kernels.columnMax.
+func columnMaxAVX512x2(s *float32, rows int, mx *float32)
+
+// foldAVX512x2 is Kernels.fold.
+func foldAVX512x2(o *float32, x *float32, rows int, a *float32, b *float32)
+
+// biasSquareAVX512x2 is Kernels.biasSquare.
+func biasSquareAVX512x2(s *float32, b *float32, ldb int, mx *float32)
+
+// diagonalAVX512x2 is Kernels.diagonal.
+func diagonalAVX512x2(s *float32, b *float32, rows int, mx *float32)
+
+// hideAVX512x2 is Kernels.hide.
+func hideAVX512x2(s *float32, mask *bool, ld int, squares int)
+
+// dropAVX512x2 is Kernels.drop.
+func dropAVX512x2(s *float32, times int, d *uint64)
+
+// scores16AVX512x1 is Kernels.scores16.
+func scores16AVX512x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// values16AVX512x1 is Kernels.values16.
+func values16AVX512x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+
+// scores4AVX512x1 is Kernels.scores4.
+func scores4AVX512x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// values4AVX512x1 is Kernels.values4.
+func values4AVX512x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+
+// scores1AVX512x1 is Kernels.scores1.
+func scores1AVX512x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// values1AVX512x1 is Kernels.values1.
+func values1AVX512x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+
+// weightsAVX512x1 is Kernels.weights.
+func weightsAVX512x1(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
+
+// edgeAVX512x1 is Kernels.edge.
+func edgeAVX512x1(s *float32, rows int, key int, lo *int32, hi *int32)
+
+// columnMaxAVX512x1 is Kernels.columnMax.
+func columnMaxAVX512x1(s *float32, rows int, mx *float32)
+
+// foldAVX512x1 is Kernels.fold.
+func foldAVX512x1(o *float32, x *float32, rows int, a *float32, b *float32)
+
+// biasSquareAVX512x1 is Kernels.biasSquare.
+func biasSquareAVX512x1(s *float32, b *float32, ldb int, mx *float32)
+
+// diagonalAVX512x1 is Kernels.diagonal.
+func diagonalAVX512x1(s *float32, b *float32, rows int, mx *float32)
+
+// hideAVX512x1 is Kernels.hide.
+func hideAVX512x1(s *float32, mask *bool, ld int, squares int)
+
+// dropAVX512x1 is Kernels.drop.
+func dropAVX512x1(s *float32, times int, d *uint64)
+
+// scores6AVX2x2 is Kernels.scores6.
+func scores6AVX2x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// values6AVX2x2 is Kernels.values6.
+func values6AVX2x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+
+// scores4AVX2x2 is Kernels.scores4.
+func scores4AVX2x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// values4AVX2x2 is Kernels.values4.
+func values4AVX2x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+
+// scores1AVX2x2 is Kernels.scores1.
+func scores1AVX2x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// values1AVX2x2 is Kernels.values1.
+func values1AVX2x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+
+// weightsAVX2x2 is Kernels.weights.
+func weightsAVX2x2(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
+
+// edgeAVX2x2 is Kernels.edge.
+func edgeAVX2x2(s *float32, rows int, key int, lo *int32, hi *int32)
+
+// columnMaxAVX2x2 is Kernels.columnMax.
+func columnMaxAVX2x2(s *float32, rows int, mx *float32)
+
+// foldAVX2x2 is Kernels.fold.
+func foldAVX2x2(o *float32, x *float32, rows int, a *float32, b *float32)
+
+// biasSquareAVX2x2 is Kernels.biasSquare.
+func biasSquareAVX2x2(s *float32, b *float32, ldb int, mx *float32)
+
+// diagonalAVX2x2 is Kernels.diagonal.
+func diagonalAVX2x2(s *float32, b *float32, rows int, mx *float32)
+
+// hideAVX2x2 is Kernels.hide.
+func hideAVX2x2(s *float32, mask *bool, ld int, squares int)
+
+// dropAVX2x2 is Kernels.drop.
+func dropAVX2x2(s *float32, times int, d *uint64)
+
+// scores12AVX2x1 is Kernels.scores12.
+func scores12AVX2x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// values12AVX2x1 is Kernels.values12.
+func values12AVX2x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+
+// scores8AVX2x1 is Kernels.scores8.
+func scores8AVX2x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// values8AVX2x1 is Kernels.values8.
+func values8AVX2x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+
+// scores1AVX2x1 is Kernels.scores1.
+func scores1AVX2x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// values1AVX2x1 is Kernels.values1.
+func values1AVX2x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+
+// weightsAVX2x1 is Kernels.weights.
+func weightsAVX2x1(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
+
+// edgeAVX2x1 is Kernels.edge.
+func edgeAVX2x1(s *float32, rows int, key int, lo *int32, hi *int32)
+
+// columnMaxAVX2x1 is Kernels.columnMax.
+func columnMaxAVX2x1(s *float32, rows int, mx *float32)
+
+// foldAVX2x1 is Kernels.fold.
+func foldAVX2x1(o *float32, x *float32, rows int, a *float32, b *float32)
+
+// biasSquareAVX2x1 is Kernels.biasSquare.
+func biasSquareAVX2x1(s *float32, b *float32, ldb int, mx *float32)
+
+// diagonalAVX2x1 is Kernels.diagonal.
+func diagonalAVX2x1(s *float32, b *float32, rows int, mx *float32)
+
+// hideAVX2x1 is Kernels.hide.
+func hideAVX2x1(s *float32, mask *bool, ld int, squares int)
+
+// dropAVX2x1 is Kernels.drop.
+func dropAVX2x1(s *float32, times int, d *uint64)

@@ -104,8 +104,8 @@ DATA constants<>+392(SB)/4, $0xff000000
 DATA constants<>+396(SB)/4, $0xff000000
 GLOBL constants<>(SB), RODATA|NOPTR, $400
 
-// func scores4NEON(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32)
-TEXT ·scores4NEON(SB), NOSPLIT, $0-56
+// func scores4NEON(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+TEXT ·scores4NEON(SB), NOSPLIT, $0-64
 	MOVD s+0(FP), R0
 	MOVD k+8(FP), R1
 	MOVD ldk+16(FP), R2
@@ -287,8 +287,8 @@ dim_done:
 	CBNZ R5, group
 	RET
 
-// func values4NEON(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32)
-TEXT ·values4NEON(SB), NOSPLIT, $0-56
+// func values4NEON(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+TEXT ·values4NEON(SB), NOSPLIT, $0-64
 	MOVD o+0(FP), R0
 	MOVD v+8(FP), R1
 	MOVD ldv+16(FP), R2
@@ -466,8 +466,8 @@ key_done:
 	CBNZ R5, group
 	RET
 
-// func scores1NEON(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32)
-TEXT ·scores1NEON(SB), NOSPLIT, $0-56
+// func scores1NEON(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+TEXT ·scores1NEON(SB), NOSPLIT, $0-64
 	MOVD s+0(FP), R0
 	MOVD k+8(FP), R1
 	MOVD ldk+16(FP), R2
@@ -547,8 +547,8 @@ dim_done:
 	CBNZ R5, group
 	RET
 
-// func values1NEON(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32)
-TEXT ·values1NEON(SB), NOSPLIT, $0-56
+// func values1NEON(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+TEXT ·values1NEON(SB), NOSPLIT, $0-64
 	MOVD o+0(FP), R0
 	MOVD v+8(FP), R1
 	MOVD ldv+16(FP), R2

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// eachTier runs f for each tier that the machine has, with its twin.
+// eachTier runs f for each tier that the machine has, and for its tables with narrower
+// tiles, with their twins.
 func eachTier(t *testing.T, f func(t *testing.T, x, twin *Kernels, rng *rand.Rand)) {
 	each(t, Tiers(), f)
 }
@@ -21,10 +22,12 @@ func eachAssembly(t *testing.T, f func(t *testing.T, x, twin *Kernels, rng *rand
 }
 
 func each(t *testing.T, tiers []*Kernels, f func(t *testing.T, x, twin *Kernels, rng *rand.Rand)) {
-	for _, x := range tiers {
-		t.Run(x.Tier, func(t *testing.T) {
-			f(t, x, newTwin(x.Lanes, x.Width), rand.New(rand.NewPCG(1, 2)))
-		})
+	for _, tier := range tiers {
+		for _, x := range append([]*Kernels{tier}, tier.narrow...) {
+			t.Run(fmt.Sprintf("%s/%d", x.Tier, x.Width), func(t *testing.T) {
+				f(t, x, newTwin(x.Lanes, x.Width), rand.New(rand.NewPCG(1, 2)))
+			})
+		}
 	}
 }
 
@@ -79,21 +82,21 @@ func TestScoresAndValues(t *testing.T) {
 	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
 		w := x.Width
 		for _, d := range []int{1, 2, 3, 4, 5, 7, 8, 15, 17, 64, 130} {
-			for _, n := range []int{1, 2, 3, 4, 6, 9, 31, 128} {
+			for _, n := range []int{1, 2, 3, 4, 6, 9, 16, 31, 128} {
 				ld := d + n%3
 				k, qt := random(rng, n*ld), random(rng, d*w)
 				mx := random(rng, w)
 				s, s2, mx2 := filled(n*w, 9), filled(n*w, 9), clone(mx)
-				x.Scores(s, k, ld, n, qt, d, mx)
-				twin.Scores(s2, k, ld, n, qt, d, mx2)
+				x.Scores(s, k, ld, n, qt, d, mx, n)
+				twin.Scores(s2, k, ld, n, qt, d, mx2, 0)
 				what := fmt.Sprintf("%d keys of %d", n, d)
 				within(t, "scores, "+what, s, s2, 0)
 				within(t, "maximum, "+what, mx, mx2, 0)
 
 				o, alpha := random(rng, d*w), random(rng, w)
 				o2 := clone(o)
-				x.Values(o, k, ld, s, n, d, alpha)
-				twin.Values(o2, k, ld, s, n, d, alpha)
+				x.Values(o, k, ld, s, n, d, alpha, n)
+				twin.Values(o2, k, ld, s, n, d, alpha, 0)
 				within(t, "values, "+what, o, o2, 0)
 			}
 		}

@@ -8,20 +8,29 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// isa is an instruction set with the shape of its register tile: 4 rows by cols
-// vectors of accumulators. 4x4 takes 16 of 32 registers and leaves room for the
-// 4 vectors and the broadcasts that feed them; 4x3 takes 12 of 16.
+// isa is an instruction set with the shapes of its register tiles: rows by cols vectors
+// of accumulators. 4x4 takes 16 of 32 registers and leaves room for the 4 vectors and the
+// broadcasts that feed them; 4x3 takes 12 of 16. Narrow tiles have more rows, so that
+// there are at least 8 chains of FMAs: two a cycle take 4 cycles each.
 type isa struct {
 	name  string
 	lanes int
 	cols  int
-	temps int // registers for broadcasts
+	rows  []int // of the register tiles, in descending order
+	temps int   // registers for broadcasts; 0: FMAs broadcast from memory
 	vec   func() reg.VecVirtual
 }
 
 var (
-	avx512 = &isa{"AVX512", 16, 4, 3, ZMM}
-	avx2   = &isa{"AVX2", 8, 3, 1, YMM}
+	avx512 = &isa{"AVX512", 16, 4, []int{4, 1}, 3, ZMM}
+	avx2   = &isa{"AVX2", 8, 3, []int{4, 1}, 1, YMM}
+	// narrow are instruction sets with narrower query tiles.
+	narrow = []*isa{
+		{"AVX512x2", 16, 2, []int{8, 4, 1}, 3, ZMM},
+		{"AVX512x1", 16, 1, []int{16, 4, 1}, 0, ZMM},
+		{"AVX2x2", 8, 2, []int{6, 4, 1}, 2, YMM},
+		{"AVX2x1", 8, 1, []int{12, 8, 1}, 3, YMM},
+	}
 )
 
 func (a *isa) bytes() int    { return 4 * a.lanes }

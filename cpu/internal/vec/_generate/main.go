@@ -13,19 +13,12 @@ func main() {
 	ConstraintExpr("amd64")
 	layConstants()
 	for _, a := range []*isa{avx512, avx2} {
-		for _, rows := range []int{4, 1} {
-			a.scores(rows)
-			a.values(rows)
-		}
-		a.weights()
+		a.tile()
 		a.exp2()
 		a.exp2Sum()
 		a.scaleMax()
 		a.softcap()
 		a.bias()
-		a.edge()
-		a.columnMax()
-		a.fold()
 		rows, vectors := a.outerTile()
 		for _, rows := range []int{1, rows} {
 			for _, vectors := range []int{1, vectors} {
@@ -35,13 +28,9 @@ func main() {
 		a.scoreGradients()
 		a.nonFinite()
 		a.transpose()
-		a.biasSquare()
-		a.diagonal()
 		a.join()
 		a.bound()
-		a.hide()
 		a.hideRow()
-		a.drop()
 		a.dropRow()
 		a.loadF16()
 		a.loadBF16()
@@ -57,5 +46,25 @@ func main() {
 			a.mix(e, 1, 1)
 		}
 	}
+	for _, a := range narrow {
+		a.tile()
+	}
 	Generate()
+}
+
+// tile writes the kernels that depend on the number of query rows in a tile, except those
+// of gradients: their sums over the lanes of a tile would change.
+func (a *isa) tile() {
+	for _, rows := range a.rows {
+		a.scores(rows)
+		a.values(rows)
+	}
+	a.weights()
+	a.edge()
+	a.columnMax()
+	a.fold()
+	a.biasSquare()
+	a.diagonal()
+	a.hide()
+	a.drop()
 }

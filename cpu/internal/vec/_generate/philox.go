@@ -81,10 +81,11 @@ func (a *isa) dropped(words reg.VecVirtual, p reg.Register, m Mem) {
 // four elements from 4i on, lane 2i+1 for those half a group later; a group yields the
 // words of two vectors.
 func (a *isa) drop() {
-	groups, rows := 2, 1
-	if !a.wide() {
-		groups, rows = 3, 2 // of 16 elements in 24
+	groups := 1 // as many as fill whole rows
+	for 2*groups%a.cols != 0 {
+		groups++
 	}
+	rows := 2 * groups / a.cols
 	a.text("drop", "s *float32, times int, d *uint64", "is Kernels.drop.")
 	s, times, p := param("s"), param("times"), param("d")
 	m0, m1, base := a.vec(), a.vec(), a.vec()

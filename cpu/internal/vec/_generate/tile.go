@@ -11,6 +11,12 @@ import (
 // outer writes rows x cols multiply-adds: acc[i][j] += broadcast(at(i)) * b[j].
 func (a *isa) outer(acc [][]reg.VecVirtual, b, t []reg.VecVirtual, u int, at func(i int) Mem) {
 	for i := range acc {
+		if len(t) == 0 {
+			for j := range b {
+				VFMADD231PS_BCST(at(i), b[j], acc[i][j])
+			}
+			continue
+		}
 		x := t[(u*len(acc)+i)%len(t)]
 		VBROADCASTSS(at(i), x)
 		for j := range b {
@@ -49,16 +55,65 @@ func tripled(ld reg.Register) reg.GPVirtual {
 	return ld3
 }
 
+// prefetcher prefetches rows line by line in the order of memory. The processor does not
+// predict the streams of a tile.
+type prefetcher struct {
+	look, left  reg.GPVirtual // the next line, lines left of its row
+	lines, jump Mem           // of a row, bytes from one row to the next
+}
+
+// prefetch returns a prefetcher of rows of bytes bytes, ld apart. The first row lies ahead
+// bytes, a parameter of the function, after first.
+func prefetch(first, ld, bytes reg.GPVirtual) *prefetcher {
+	p := &prefetcher{GP64(), GP64(), AllocLocal(8), AllocLocal(8)}
+	MOVQ(bytes, p.left)
+	ADDQ(Imm(63), p.left)
+	SHRQ(Imm(6), p.left)
+	MOVQ(p.left, p.lines)
+	MOVQ(p.left, p.look)
+	SHLQ(Imm(6), p.look)
+	NEGQ(p.look)
+	ADDQ(ld, p.look)
+	MOVQ(p.look, p.jump)
+	MOVQ(argument("ahead"), p.look)
+	ADDQ(first, p.look)
+	return p
+}
+
+// next prefetches as many lines as hold n elements.
+func (p *prefetcher) next(n int) {
+	for i := range (n + 15) / 16 {
+		same := fmt.Sprintf("same%d", i)
+		PREFETCHT1(Mem{Base: p.look})
+		ADDQ(Imm(64), p.look)
+		DECQ(p.left)
+		JNZ(LabelRef(same))
+		ADDQ(p.jump, p.look)
+		MOVQ(p.lines, p.left)
+		Label(same)
+	}
+}
+
 // scores writes the score tile: rows keys against all lanes, groups times.
 func (a *isa) scores(rows int) {
-	a.text(fmt.Sprintf("scores%d", rows), "s, k *float32, ldk int, qt *float32, d, groups int, mx *float32",
+	a.text(fmt.Sprintf("scores%d", rows), "s, k *float32, ldk int, qt *float32, d, groups int, mx *float32, ahead int",
 		fmt.Sprintf("is Kernels.scores%d.", rows))
-	s, k, ld, qt, d, groups, mx := param("s"), param("k"), param("ldk"), param("qt"), param("d"), param("groups"), param("mx")
+	s, k, ld, qt, d, groups := param("s"), param("k"), param("ldk"), param("qt"), param("d"), argument("groups")
 	ld3 := tripled(ld)
-	kp, q := GP64(), GP64()
+	q := GP64()
+	kp := make([]reg.GPVirtual, (rows+3)/4) // keys 0, 4, 8 and so on of the group
+	for g := range kp {
+		kp[g] = GP64()
+	}
 	acc, b, t := a.accumulators(rows), a.vecs(a.cols), a.vecs(a.temps)
+	MOVQ(d, q)
+	SHLQ(Imm(2), q)
+	ahead := prefetch(k, ld, q)
 	Label("group")
-	MOVQ(k, kp)
+	MOVQ(k, kp[0])
+	for g := range kp[1:] {
+		LEAQ(Mem{Base: kp[g], Index: ld, Scale: 4}, kp[g+1])
+	}
 	MOVQ(qt, q)
 	for i := range acc {
 		for j := range acc[i] {
@@ -70,10 +125,15 @@ func (a *isa) scores(rows int) {
 			for j := range b {
 				VMOVUPS(a.at(q, u*a.cols+j), b[j])
 			}
-			a.outer(acc, b, t, u, func(i int) Mem { return rowAt(kp, ld, ld3, i, 4*u) })
+			a.outer(acc, b, t, u, func(i int) Mem { return rowAt(kp[i/4], ld, ld3, i%4, 4*u) })
 		}
 		ADDQ(U32(uint32(n*a.rowBytes())), q)
-		ADDQ(Imm(uint64(4*n)), kp)
+		if n == 4 && rows > 1 {
+			ahead.next(4 * rows)
+		}
+		for g := range kp {
+			ADDQ(Imm(uint64(4*n)), kp[g])
+		}
 	})
 	for i := range acc {
 		for j := range b {
@@ -87,14 +147,16 @@ func (a *isa) scores(rows int) {
 			}
 		}
 	}
+	mx := param("mx")
 	for j := range b {
 		VMAXPS(a.at(mx, j), acc[0][j], acc[0][j])
 		VMOVUPS(acc[0][j], a.at(mx, j))
 	}
 	ADDQ(U32(uint32(rows*a.rowBytes())), s)
-	if rows == 4 {
+	for range rows / 4 {
 		LEAQ(Mem{Base: k, Index: ld, Scale: 4}, k)
-	} else {
+	}
+	for range rows % 4 {
 		ADDQ(ld, k)
 	}
 	DECQ(groups)
@@ -104,12 +166,14 @@ func (a *isa) scores(rows int) {
 
 // values writes the value tile: rows elements of the outputs of all lanes, groups times.
 func (a *isa) values(rows int) {
-	a.text(fmt.Sprintf("values%d", rows), "o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32",
+	a.text(fmt.Sprintf("values%d", rows), "o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32, ahead int",
 		fmt.Sprintf("is Kernels.values%d.", rows))
 	o, v, ld, p0, keys, groups, alpha := param("o"), param("v"), param("ldv"), param("p"), param("keys"), param("groups"), param("alpha")
 	ld3 := tripled(ld)
 	vp, p := GP64(), GP64()
 	acc, b, t := a.accumulators(rows), a.vecs(a.cols), a.vecs(a.temps)
+	IMUL3Q(U32(uint32(4*rows)), groups, p)
+	ahead := prefetch(v, ld, p)
 	Label("group")
 	MOVQ(v, vp)
 	MOVQ(p0, p)
@@ -126,6 +190,9 @@ func (a *isa) values(rows int) {
 			a.outer(acc, b, t, u, func(i int) Mem { return rowAt(vp, ld, ld3, u, 4*i) })
 		}
 		ADDQ(U32(uint32(n*a.rowBytes())), p)
+		if n == 4 && rows > 1 {
+			ahead.next(4 * rows)
+		}
 		if n == 4 {
 			LEAQ(Mem{Base: vp, Index: ld, Scale: 4}, vp)
 		} else {

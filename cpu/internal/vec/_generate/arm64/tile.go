@@ -19,7 +19,7 @@ func (f *function) clear(acc [][]vec) {
 
 // scores writes the score tile: rows keys against all lanes, groups times.
 func scores(rows int) {
-	f := text(fmt.Sprintf("scores%d", rows), "s, k *float32, ldk int, qt *float32, d, groups int, mx *float32", "")
+	f := text(fmt.Sprintf("scores%d", rows), "s, k *float32, ldk int, qt *float32, d, groups int, mx *float32, ahead int", "")
 	p := f.params("s", "k", "ldk", "qt", "d", "groups", "mx")
 	s, k, ld, qt, d, groups, mx := p[0], p[1], p[2], p[3], p[4], p[5], p[6]
 	q, kp := f.gp(), make([]gp, rows)
@@ -82,7 +82,7 @@ func (f *function) outer(acc [][]vec, b []vec, lane func(i int) (vec, int)) {
 
 // values writes the value tile: rows elements of the outputs of all lanes, groups times.
 func values(rows int) {
-	f := text(fmt.Sprintf("values%d", rows), "o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32", "")
+	f := text(fmt.Sprintf("values%d", rows), "o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32, ahead int", "")
 	args := f.params("o", "v", "ldv", "p", "keys", "groups", "alpha")
 	o, v, ld, p0, keys, groups, alpha := args[0], args[1], args[2], args[3], args[4], args[5], args[6]
 	vp, p := f.gp(), f.gp()

@@ -1,0 +1,55 @@
+package vec
+
+// tileKernels are the kernels that depend on Width, less those of gradients.
+type tileKernels struct {
+	tiles      []registerTile // with rows in descending order; the last has 1
+	weights    func(s *float32, fours int, m, mx, l, alpha *float32)
+	edge       func(s *float32, rows, key int, lo, hi *int32)
+	columnMax  func(s *float32, rows int, mx *float32)
+	fold       func(o, x *float32, rows int, a, b *float32)
+	biasSquare func(s, b *float32, ldb int, mx *float32)
+	diagonal   func(s, b *float32, rows int, mx *float32)
+	hide       func(s *float32, mask *bool, ld, squares int)
+	drop       func(s *float32, times int, d *uint64)
+}
+
+// registerTile is the kernels of Scores and Values for a number of rows: keys, or
+// elements of the outputs.
+type registerTile struct {
+	rows   int
+	scores func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32, ahead int)
+	values func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32, ahead int)
+}
+
+// cut calls do for each of t with the number of its tiles that n rows are cut into.
+func cut(t []registerTile, n int, do func(t *registerTile, tiles int)) {
+	for i := range t {
+		tiles := n / t[i].rows
+		// One large tile less may leave whole tiles of the next size.
+		if tiles > 0 && i+2 < len(t) && n%t[i].rows%t[i+1].rows != 0 && (n%t[i].rows+t[i].rows)%t[i+1].rows == 0 {
+			tiles--
+		}
+		if tiles > 0 {
+			do(&t[i], tiles)
+			n -= tiles * t[i].rows
+		}
+	}
+}
+
+// Narrow returns the table of x's tier with the smallest Width that is at least rows, or
+// else x. It computes the same numbers, and lacks AddOuter and ScoreGradients.
+func (x *Kernels) Narrow(rows int) *Kernels {
+	for _, y := range x.narrow {
+		if y.Width >= rows {
+			return y
+		}
+	}
+	return x
+}
+
+// narrowed returns x with tiles of the given number of vectors of query rows.
+func (x Kernels) narrowed(vectors int, kernels tileKernels) *Kernels {
+	x.Width, x.tileKernels = vectors*x.Lanes, kernels
+	x.scoreGradients, x.outer = nil, [2][2]outerFunc{}
+	return &x
+}
