@@ -127,7 +127,7 @@ func (j *gradients) open(g *backend.Gradients, be *Backend) (err error) {
 // cut divides c into tasks.
 func (j *gradients) cut(c *backend.Call, be *Backend) {
 	threads := be.threads()
-	j.partition = newPartition(be.kernels, c, threads)
+	j.partition = newGradientPartition(be.kernels, c, threads)
 	groups, blocks := j.d.Batch*j.d.KVHeads, ceilDiv(j.d.SeqK, keyBlock)
 	// A task reads K and V and adds to dK and dV for each tile.
 	some := max(1, min(8, cacheFloats/(2*keyBlock*(j.dimK+j.dimV))))

@@ -99,7 +99,7 @@ func peakOfThisProcess(t *testing.T, seq, left int) int64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a.Scratch != b.Scratch || a.Scratch > 4*mib*int64(be.threads()) {
+	if a.Scratch > b.Scratch || a.Scratch > 4*mib*int64(be.threads()) {
 		t.Fatalf("a window takes %d bytes of scratch, no window %d; at most 4 MiB a thread are expected", a.Scratch, b.Scratch)
 	}
 	if err := be.Attention(t.Context(), c); err != nil {

@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/vec"
@@ -68,13 +69,69 @@ const (
 // part of a batch has threads 0 and gets as few tasks as possible.
 func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	d := c.Dims()
+	few := k.Narrow(1).Width / 2 // rows that leave most lanes of the narrowest tile empty
+	if d.SeqK <= keyBlock {
+		few = k.Width / 2 // all keys at once, see smallTask
+	}
+	if d.Heads/d.KVHeads*d.SeqQ <= few {
+		return cutTasks(k, true, c, threads)
+	}
+	return cutTasks(queryWidth(k, c), false, c, threads)
+}
+
+// newGradientPartition is newPartition for a backward pass, where tiles have the full
+// width: its sums over the query rows of a tile depend on their number.
+func newGradientPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
+	d := c.Dims()
+	return cutTasks(k, d.Heads/d.KVHeads*d.SeqQ <= k.Width/2, c, threads)
+}
+
+// queryWidth returns the table of k's tier with which c takes the least time. Wider tiles
+// read less for each multiply-add; narrower ones have fewer empty lanes and compute fewer
+// pairs that the visibility rule hides.
+func queryWidth(k *vec.Kernels, c *backend.Call) *vec.Kernels {
+	d, v := c.Dims(), &c.Visible
+	best, least := k, math.Inf(1)
+	for w := 0; w < k.Width; {
+		x := k.Narrow(w + 1)
+		w = x.Width
+		share := d.Heads / d.KVHeads
+		rows := share * roundUp(d.SeqQ, w)
+		if d.SeqQ < w { // tiles span heads
+			rows = roundUp(share*d.SeqQ, w)
+		}
+		keys := d.SeqK
+		switch {
+		case v.Left != backend.Unbounded && v.Right != backend.Unbounded:
+			keys = min(keys, v.Left+v.Right+w)
+		case v.Left != v.Right: // about half of them, if the rows are as many
+			keys -= max(0, min(d.SeqQ, keys)-w) / 2
+		}
+		time := float64(rows) * float64(keys)
+		// Measured with windows: the shorter a tile's products, the more its other steps count.
+		switch w / x.Lanes {
+		case 1:
+			time *= 1.2
+		case 2:
+			time *= 1.06
+		}
+		if time <= least {
+			best, least = x, time
+		}
+	}
+	return best
+}
+
+// cutTasks divides c into tasks with tiles of the width of k, or, when decoding, with keys
+// as lanes.
+func cutTasks(k *vec.Kernels, decode bool, c *backend.Call, threads int) partition {
+	d := c.Dims()
 	x := partition{kernels: k, d: d, share: d.Heads / d.KVHeads, keyLanes: k.KeyLanes,
 		dimK: roundUp(d.Dim, k.Lanes), dimV: roundUp(d.ValueDim, k.Lanes),
 		chunks: ceilDiv(d.SeqK, chunkKeys), parts: 1,
 		loadK: c.Pages != nil || !rowsInPlace(&c.K), loadV: c.Pages != nil || !rowsInPlace(&c.V)}
 	groups, group := d.Batch*d.KVHeads, x.share*d.SeqQ
 	want := max(1, tasksPerThread*threads)
-	decode := group <= k.Width/2
 	if decode {
 		x.keyLanes = true
 		want = max(1, decodeTasks*threads)
