@@ -215,11 +215,8 @@ type Call struct {
 // Operands returns the call's outputs and inputs under the names that errors use. Those
 // that the call lacks are the zero Tensor.
 func (c *Call) Operands() (outputs [2]Operand, inputs [7]Operand) {
-	outputs = [2]Operand{{"o", c.O}, {"lse", c.LSE}}
-	inputs = [7]Operand{{"q", c.Q}, {"k", c.K}, {"v", c.V}}
-	p := c.Problem.Operands()
-	copy(inputs[3:], p[:])
-	return outputs, inputs
+	return [2]Operand{{"o", c.O}, {"lse", c.LSE}},
+		[7]Operand{{"q", c.Q}, {"k", c.K}, {"v", c.V}, {"mask", c.Mask}, {"bias", c.Bias}, {"relative", c.Relative}, {"blocks", c.Blocks}}
 }
 
 // Dims are the lengths of an attention call.

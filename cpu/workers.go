@@ -151,7 +151,13 @@ type crew struct {
 // those that wake up late take the remaining tasks. After the first call, run does
 // not allocate.
 func (ws *workers) run(ctx context.Context, j job, tasks, threads int) error {
-	c := ws.offer(ctx, j, tasks, max(min(threads, tasks)-1, 0))
+	helpers := min(threads, tasks) - 1
+	if helpers <= 0 {
+		var next atomic.Int64
+		next.Store(int64(tasks))
+		return compute(ctx, j, &next)
+	}
+	c := ws.offer(ctx, j, tasks, helpers)
 	c.compute()
 	return ws.finish(c)
 }
@@ -167,24 +173,22 @@ func (ws *workers) offer(ctx context.Context, j job, tasks, helpers int) *crew {
 	}
 	c.ctx, c.job, c.err, c.places, c.spins = ctx, j, nil, helpers, 0
 	c.next.Store(int64(tasks))
-	if helpers > 0 {
-		if helpers < runtime.GOMAXPROCS(0) { // otherwise spinning takes a core from another goroutine
-			c.spins = maxSpins
+	if helpers < runtime.GOMAXPROCS(0) { // otherwise spinning takes a core from another goroutine
+		c.spins = maxSpins
+	}
+	ws.crews = append(ws.crews, c)
+	ws.places.Add(int32(helpers))
+	if ws.started == 0 {
+		ws.ended.Go(ws.idleDecoy)
+	}
+	for ; ws.started < helpers; ws.started++ {
+		ws.ended.Go(ws.help)
+	}
+	if wake := min(helpers, ws.asleep); wake > 0 {
+		for range wake {
+			ws.work.Signal()
 		}
-		ws.crews = append(ws.crews, c)
-		ws.places.Add(int32(helpers))
-		if ws.started == 0 {
-			ws.ended.Go(ws.idleDecoy)
-		}
-		for ; ws.started < helpers; ws.started++ {
-			ws.ended.Go(ws.help)
-		}
-		if wake := min(helpers, ws.asleep); wake > 0 {
-			for range wake {
-				ws.work.Signal()
-			}
-			ws.decoy.Signal()
-		}
+		ws.decoy.Signal()
 	}
 	ws.mu.Unlock()
 	return c
@@ -277,34 +281,33 @@ func (ws *workers) close() {
 	ws.mu.Unlock()
 }
 
-// compute takes tasks until none is left or one returns an error.
+// compute computes tasks and keeps the first error.
 func (c *crew) compute() {
-	w, err := getScratch(c.job.size())
-	if err != nil {
-		c.fail(err)
-		return
-	}
-	defer putScratch(w)
-	for t := int(c.next.Add(-1)); t >= 0; t = int(c.next.Add(-1)) {
-		err := c.ctx.Err()
-		if err == nil {
-			w.used = 0
-			err = c.job.task(c.ctx, w, t)
-		}
-		if err != nil {
-			c.fail(err)
-			return
-		}
-	}
-}
-
-// fail keeps the first error.
-func (c *crew) fail(err error) {
+	err := compute(c.ctx, c.job, &c.next)
 	c.mu.Lock()
 	if c.err == nil {
 		c.err = err
 	}
 	c.mu.Unlock()
+}
+
+// compute takes tasks of j until none of next is left or one returns an error.
+func compute(ctx context.Context, j job, next *atomic.Int64) error {
+	w, err := getScratch(j.size())
+	if err != nil {
+		return err
+	}
+	defer putScratch(w)
+	for t := int(next.Add(-1)); t >= 0; t = int(next.Add(-1)) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		w.used = 0
+		if err := j.task(ctx, w, t); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // scratch is the memory that one goroutine works in. Each goroutine of a call takes
