@@ -41,7 +41,7 @@ func (r Result) Release() {
 func (d *Device) Attention(ctx context.Context, q, k, v backend.Tensor, opt Options) (Result, error) {
 	c := callPool.Get().(*Call)
 	defer c.recycle()
-	if err := c.prepare(d, q, k, v, opt); err != nil {
+	if err := c.prepare(d, q, k, v, &opt); err != nil {
 		return Result{}, err
 	}
 	return c.Run(ctx)
@@ -90,15 +90,15 @@ type subcall struct {
 // is used. The errors are the validation errors of [Device.Attention].
 func (d *Device) Prepare(q, k, v backend.Tensor, opt Options) (*Call, error) {
 	c := new(Call)
-	if err := c.prepare(d, q, k, v, opt); err != nil {
+	if err := c.prepare(d, q, k, v, &opt); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-func (c *Call) prepare(d *Device, q, k, v backend.Tensor, opt Options) (err error) {
+func (c *Call) prepare(d *Device, q, k, v backend.Tensor, opt *Options) (err error) {
 	defer backend.Annotate(&err, "attention")
-	c.dev, c.opt = d, opt
+	c.dev, c.opt = d, *opt
 	c.q, c.k, c.v = q, k, v
 	if c.dims, err = operandDims(q, k, v, opt.Pages); err != nil {
 		return err
@@ -150,8 +150,10 @@ func (c *Call) addAll() error {
 		return fmt.Errorf("resume is empty, it must be the Partial of a *backend.Interrupted: %w", backend.ErrOption)
 	}
 	c.problem, c.keys = p.Problem, p.dims.SeqK
-	if err := c.all().CheckPages(); err != nil {
-		return err
+	if c.opt.Pages != nil {
+		if err := c.all().CheckPages(); err != nil {
+			return err
+		}
 	}
 	return c.add(&p, 0, 0, 0)
 }
@@ -171,8 +173,10 @@ func (c *Call) add(p *problem, sequence, row, key int) error {
 		}
 		x.lo[backend.Seq], x.hi[backend.Seq] = x.lo[backend.Seq]+row, x.hi[backend.Seq]+row
 		x.lo[backend.Dim], x.hi[backend.Dim] = x.lo[backend.Dim]+key, x.hi[backend.Dim]+key
-		c.subs = append(c.subs, subcall{x, backend.Call{Problem: own, Pages: pages, Resume: c.opt.Resume}, sequence})
-		return c.subs[len(c.subs)-1].bind(c)
+		c.subs = append(c.subs, subcall{region: x, sequence: sequence})
+		s := &c.subs[len(c.subs)-1]
+		s.Problem, s.Pages, s.Resume = own, pages, c.opt.Resume
+		return s.bind(c)
 	})
 }
 
@@ -269,7 +273,7 @@ func (c *Call) Reset(q, k, v backend.Tensor, opt Options) error {
 	}
 	d := c.dev
 	c.clear()
-	err := c.prepare(d, q, k, v, opt)
+	err := c.prepare(d, q, k, v, &opt)
 	if err != nil {
 		c.clear()
 		c.dev = d

@@ -376,6 +376,9 @@ func (o *Options) tensors(p *problem) (err error) {
 			return fmt.Errorf("%w (a block has %d rows and keys)", err, n)
 		}
 	}
+	if o.Mask.IsZero() && o.Bias.IsZero() {
+		return nil
+	}
 	if p.Mask, err = broadcastShort("mask", o.Mask, scores, true); err != nil {
 		return err
 	}
