@@ -172,10 +172,12 @@ func (x *partition) cutKeys(chunks int) {
 }
 
 // readsInPlace reports whether kernels with keys as lanes read the rows of t in
-// place: whole vectors of adjacent elements, and whole groups of keys in each page.
+// place: whole vectors of adjacent elements in rows of a multiple of 16 bytes, and whole
+// groups of keys in each page.
 func readsInPlace(k *vec.Kernels, t *backend.Tensor, pages *backend.Pages) bool {
 	shape, f32 := t.Shape(), t.DType() == backend.F32
-	return shape[backend.Dim]%k.Lanes == 0 && t.Strides()[backend.Dim] == 1 && (f32 || !k.KeyLanes) &&
+	d := shape[backend.Dim]
+	return d%k.Lanes == 0 && d*t.DType().Size()%16 == 0 && t.Strides()[backend.Dim] == 1 && (f32 || !k.KeyLanes) &&
 		(!f32 || rowsInPlace(t)) && (pages == nil || shape[backend.Seq]%k.Lanes == 0)
 }
 

@@ -80,8 +80,8 @@ func inRuns[T float32 | uint16 | byte](rng *rand.Rand, by int, k []T, ld, n, d i
 func TestDecodeNarrow(t *testing.T) {
 	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
 		n := 9 * x.Lanes // runs of more than 4 vectors of keys, which neon takes at once
-		for _, d := range []int{x.Lanes, 5 * x.Lanes, 8 * x.Lanes} {
-			for _, heads := range []int{1, 6, 9} {
+		for _, d := range []int{16, 80, 8 * x.Lanes} {
+			for _, heads := range []int{1, 6, 9, 12} {
 				bits := make([]uint16, n*(d+3))
 				for i := range bits {
 					bits[i] = uint16(rng.IntN(0x4400)) | uint16(rng.IntN(2))<<15

@@ -144,8 +144,8 @@ func RunOf[T float32 | uint16 | byte](rows []T, ld, n, d int, next []T) Run {
 	return Run{(*byte)(unsafe.Pointer(&rows[0])), uintptr(unsafe.Pointer(unsafe.SliceData(next))), n}
 }
 
-// DotsAhead is the distance in rows at which Dots prefetches.
-const DotsAhead = 32
+// DotsAhead is the distance in rows at which Dots prefetches, two of its tiles.
+const DotsAhead = 64
 
 // MixAhead is the same for Mix with the given number of heads. From 8 heads on strips are
 // narrow and a row takes little time.
@@ -424,7 +424,8 @@ func (x *Kernels) LoadQ8(dst []float32, ldd int, src []byte, lds, rows, cols int
 //
 //	s [heads, n], rows lds apart    k [n, d] of type e, rows ldk apart    q [heads, d], rows ldq apart
 //
-// The n keys are those of all runs. The length of each run and d are multiples of Lanes.
+// The n keys are those of all runs. The length of each run and d are multiples of Lanes, and
+// the size of d elements is one of 16 bytes.
 func (x *Kernels) Dots(e Element, s []float32, lds int, runs []Run, ldk int, q []float32, ldq, heads, d int) {
 	n := 0
 	for i := range runs {

@@ -31,7 +31,12 @@ const (
 	cFlush
 	cHigh
 	cLow
-	cBits // 1, 2, 4 and so on, one to a lane
+	cUpper // half of a word
+	cByte0
+	cByte1
+	cBiased0 // 2^23 + 128
+	cBiased1 // 2^15 + 128
+	cBits    // 1, 2, 4 and so on, one to a lane
 )
 
 var table Mem
@@ -48,7 +53,8 @@ func layConstants() {
 		bits = append(bits, math.Float32bits(x))
 	}
 	bits = append(bits, 0x7fffffff, 0x80000000, math.Float32bits(math.Log2E), 0x7f800000, 0xff800000, math.Float32bits(-126),
-		math.Float32bits(0x1p127), math.Float32bits(-0x1p127))
+		math.Float32bits(0x1p127), math.Float32bits(-0x1p127), 0xffff0000,
+		0xff, 0xff00, math.Float32bits(0x1p23+128), math.Float32bits(0x1p15+128))
 	table = GLOBL("constants", RODATA|NOPTR)
 	for i, b := range bits {
 		for j := range 16 {

@@ -1,0 +1,388 @@
+package main
+
+import (
+	"fmt"
+	"math/bits"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// The functions named split are element.split.
+
+func splitF32(_ *dotsKernel, w reg.VecVirtual, _ Mem) func(int) reg.VecVirtual {
+	return func(int) reg.VecVirtual { return w }
+}
+
+func splitBF16(a *dotsKernel, w reg.VecVirtual, _ Mem) func(int) reg.VecVirtual {
+	return func(n int) reg.VecVirtual {
+		x := a.vec()
+		if n == 0 {
+			VPSLLD(Imm(16), w, x)
+		} else if a.wide() {
+			VPANDD(cUpper.mem(), w, x)
+		} else {
+			VPAND(cUpper.mem(), w, x)
+		}
+		return x
+	}
+}
+
+func splitF16(a *dotsKernel, w reg.VecVirtual, _ Mem) func(int) reg.VecVirtual {
+	// The conversion takes adjacent halves.
+	if a.wide() {
+		return func(n int) reg.VecVirtual {
+			x := a.vec()
+			if n == 1 {
+				VPSRLD(Imm(16), w, w)
+			}
+			y := YMM()
+			VPMOVDW(w, y)
+			VCVTPH2PS(y, x)
+			return x
+		}
+	}
+	both := a.vec()
+	return func(n int) reg.VecVirtual {
+		x := a.vec()
+		if n == 0 {
+			low := a.vec()
+			a.zero(low)
+			VPBLENDW(Imm(0x55), w, low, low)
+			VPSRLD(Imm(16), w, both)
+			VPACKUSDW(both, low, both)
+			VPERMQ(Imm(0xd8), both, both)
+		} else {
+			VPERMQ(Imm(0x4e), both, both)
+		}
+		VCVTPH2PS(both.AsX(), x)
+		return x
+	}
+}
+
+// splitQ8 converts bytes without shifting each of them. In the last bits of the fraction
+// of 2^23 + 128, a byte with its sign bit inverted adds the integer, and so does the second
+// byte of a word in 2^15 + 128.
+func splitQ8(a *dotsKernel, w reg.VecVirtual, scale Mem) func(int) reg.VecVirtual {
+	return func(n int) reg.VecVirtual {
+		if n == 2 {
+			VPSRLD(Imm(16), w, w)
+		}
+		x := a.vec()
+		if a.wide() {
+			VMOVAPS(a.byteMask[n%2], x)
+			VPTERNLOGD(U8(0x6a), a.biased[n%2], w, x) // (x & w) ^ biased
+			VSUBPS(a.biased[n%2], x, x)
+		} else {
+			biased := (cBiased0 + constant(n%2)).mem()
+			VPAND((cByte0 + constant(n%2)).mem(), w, x)
+			VPXOR(biased, x, x)
+			VSUBPS(biased, x, x)
+		}
+		VMULPS(scale, x, x)
+		return x
+	}
+}
+
+// piece returns the bytes of a row of keys that dots reads at once.
+func (a *isa) piece() int { return 2 * a.lanes }
+
+// dots writes scores with keys as lanes. It transposes words of 32 bits and converts them
+// afterwards, because shuffles bind: narrow keys need as few a byte as float32. Each score
+// is summed in the same order as in scores.
+func (a *isa) dots(e element) {
+	a.text("dots"+e.suffix, "s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int", "is Kernels.dots"+e.suffix+".")
+	lds, ldk, ldq := argument("lds"), param("ldk"), argument("ldq")
+	s, q, heads, bytes := argument("s"), argument("q"), argument("heads"), argument("chunks")
+	SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes*e.bytes)))), bytes) // of a row
+	d := &dotsKernel{isa: a, element: e, ldk: ldk, ldk3: tripled(ldk), bytes: bytes,
+		sp: AllocLocal(8), kp: AllocLocal(8), count: AllocLocal(8)}
+	if e.lead > 0 {
+		d.scales = AllocLocal(d.most() * a.bytes())
+		for i := 0; a.wide() && i < 2; i++ {
+			d.byteMask[i], d.biased[i] = a.vec(), a.vec()
+			VMOVUPS((cByte0 + constant(i)).mem(), d.byteMask[i])
+			VMOVUPS((cBiased0 + constant(i)).mem(), d.biased[i])
+		}
+	}
+	if e.lead == 0 {
+		d.lines, d.jump = AllocLocal(8), AllocLocal(8)
+		n := GP64()
+		MOVQ(bytes, n)
+		ADDQ(Imm(63), n)
+		SHRQ(Imm(6), n)
+		MOVQ(n, d.lines)
+		SHLQ(Imm(6), n)
+		SUBQ(ldk, n)
+		NEGQ(n)
+		MOVQ(n, d.jump)
+	}
+	d.ahead = GP64() // bytes from a row to the one to prefetch
+	MOVQ(argument("next"), d.ahead)
+	SUBQ(argument("k"), d.ahead)
+	for _, rows := range []int{8, 4, 1} {
+		label := fmt.Sprintf("rows%d", rows)
+		Label(label)
+		CMPQ(heads, Imm(uint64(rows)))
+		JL(LabelRef(label + "_done"))
+		d.allGroups(label, rows)
+		p := GP64()
+		MOVQ(lds, p)
+		SHLQ(Imm(uint64(bits.TrailingZeros(uint(rows)))), p)
+		ADDQ(p, s)
+		MOVQ(ldq, p)
+		SHLQ(Imm(uint64(bits.TrailingZeros(uint(rows)))), p)
+		ADDQ(p, q)
+		SUBQ(Imm(uint64(rows)), heads)
+		JMP(LabelRef(label))
+		Label(label + "_done")
+	}
+	end()
+}
+
+// dotsKernel is what the parts of dots share.
+type dotsKernel struct {
+	*isa
+	element
+	ldk, ldk3, ahead     reg.GPVirtual
+	bytes, sp, kp, count Mem
+	scales               Mem
+	lines, jump          Mem // of a row: its lines, the bytes from their end to the next row
+	byteMask, biased     [2]reg.VecVirtual
+}
+
+// most returns the number of groups of keys, one to a lane, that a tile has at most.
+func (d *dotsKernel) most() int { return 32 / d.lanes }
+
+// allGroups computes the scores of rows query rows. Several chains of FMAs hide their
+// latency.
+func (d *dotsKernel) allGroups(label string, rows int) {
+	p := GP64()
+	MOVQ(argument("s"), p)
+	MOVQ(p, d.sp)
+	MOVQ(argument("k"), p)
+	MOVQ(p, d.kp)
+	MOVQ(argument("groups"), p)
+	MOVQ(p, d.count)
+	for _, groups := range []int{map[int]int{8: 1, 4: 2, 1: d.most()}[rows], 1} {
+		part := fmt.Sprintf("%s_by%d", label, groups)
+		Label(part)
+		CMPQ(d.count, Imm(uint64(groups)))
+		JL(LabelRef(part + "_done"))
+		d.tile(part, rows, groups)
+		SUBQ(Imm(uint64(groups)), d.count)
+		JMP(LabelRef(part))
+		Label(part + "_done")
+		if groups == 1 {
+			break
+		}
+	}
+}
+
+// tile computes the scores of rows query rows and of groups vectors of keys.
+func (d *dotsKernel) tile(label string, rows, groups int) {
+	a := d.isa
+	acc := make([][]reg.VecVirtual, groups)
+	base := make([]reg.GPVirtual, groups)
+	p, zero := GP64(), a.vec()
+	MOVQ(d.kp, p)
+	a.zero(zero)
+	for g := range base {
+		base[g] = GP64()
+		MOVQ(p, base[g])
+		for lane := 0; lane < a.lanes; lane += 4 {
+			if d.lead > 0 {
+				for r := range 4 {
+					scale := GP32()
+					MOVL(rowAt(p, d.ldk, d.ldk3, r, 0), scale)
+					MOVL(scale, d.scales.Offset(g*a.bytes()+4*(lane+r)))
+				}
+			}
+			LEAQ(Mem{Base: p, Index: d.ldk, Scale: 4}, p)
+		}
+		acc[g] = a.vecs(rows)
+		for r := range acc[g] {
+			VMOVAPS(zero, acc[g][r])
+		}
+	}
+	MOVQ(p, d.kp)
+	queries := []reg.GPVirtual{GP64()} // one for each four rows
+	MOVQ(argument("q"), queries[0])
+	var ldq, ldq3 reg.GPVirtual
+	if rows > 1 {
+		ldq = param("ldq")
+		ldq3 = tripled(ldq)
+	}
+	if rows > 4 {
+		queries = append(queries, GP64())
+		LEAQ(Mem{Base: queries[0], Index: ldq, Scale: 4}, queries[1])
+	}
+	at, row := GP64(), GP64() // row: from base to the rows to prefetch
+	XORQ(at, at)
+	MOVQ(d.ahead, row)
+	left := GP64()
+	if d.lead == 0 {
+		ADDQ(base[0], row)
+		MOVQ(d.lines, left)
+	}
+	loop := label + "_piece"
+	body := func(n int) {
+		for g := range groups {
+			d.prefetch(fmt.Sprintf("%s%d_%d", loop, g, n), base[g], row, left)
+			for i, w := range d.words(n, base[g], at) {
+				each := d.split(d, w, d.scales.Offset(g*a.bytes()))
+				for n := range 4 / d.element.bytes {
+					x := each(n)
+					for r := range rows {
+						m := rowAt(queries[r/4], ldq, ldq3, r%4, 4*(i*4/d.element.bytes+n))
+						if a.wide() {
+							VFMADD231PS_BCST(m, x, acc[g][r])
+							continue
+						}
+						y := a.vec()
+						VBROADCASTSS(m, y)
+						VFMADD231PS(y, x, acc[g][r])
+					}
+				}
+			}
+		}
+		ADDQ(U32(uint32(4*n)), at)
+	}
+	if d.lead > 0 && a.wide() {
+		CMPQ(d.bytes, Imm(16))
+		JE(LabelRef(loop + "_last"))
+	}
+	Label(loop)
+	body(a.piece() / 4)
+	for _, q := range queries {
+		ADDQ(U32(uint32(4*a.piece()/d.element.bytes)), q)
+	}
+	if d.lead > 0 {
+		LEAQ(Mem{Base: row, Index: d.ldk, Scale: uint8(a.piece() * a.lanes / 64)}, row)
+		TESTQ(U32(63), at)
+		JNZ(LabelRef(loop + "_same"))
+		MOVQ(d.ahead, row)
+		ADDQ(at, row)
+		Label(loop + "_same")
+	}
+	if d.lead > 0 && a.wide() {
+		MOVQ(d.bytes, left)
+		SUBQ(at, left)
+		CMPQ(left, Imm(16)) // half a piece
+		JG(LabelRef(loop))
+		JL(LabelRef(loop + "_done"))
+		Label(loop + "_last")
+		body(4)
+		Label(loop + "_done")
+	} else {
+		CMPQ(at, d.bytes)
+		JNE(LabelRef(loop))
+	}
+	sp, lds := GP64(), GP64()
+	MOVQ(d.sp, sp)
+	MOVQ(argument("lds"), lds)
+	ADDQ(U32(uint32(groups*a.bytes())), d.sp)
+	for r := range rows {
+		for g := range groups {
+			VMOVUPS(acc[g][r], a.at(sp, g))
+		}
+		if r < rows-1 {
+			ADDQ(lds, sp)
+		}
+	}
+}
+
+// prefetch prefetches as many lines as are read from a group at once. The processor does
+// not predict so many streams.
+func (d *dotsKernel) prefetch(label string, base, row, left reg.GPVirtual) {
+	n := d.piece() * d.lanes / 64
+	if d.lead > 0 {
+		// A line of each row while a line is being read.
+		p := GP64()
+		LEAQ(Mem{Base: base, Index: row, Scale: 1}, p)
+		for i := range n {
+			PREFETCHT1(rowAt(p, d.ldk, d.ldk3, i%4, 0))
+			if i%4 == 3 && i < n-1 {
+				LEAQ(Mem{Base: p, Index: d.ldk, Scale: 4}, p)
+			}
+		}
+		return
+	}
+	// Row by row, which memory delivers faster.
+	for i := range n {
+		PREFETCHT1(Mem{Base: row})
+		ADDQ(Imm(64), row)
+		DECQ(left)
+		same := fmt.Sprintf("%s_%d", label, i)
+		JNZ(LabelRef(same))
+		ADDQ(d.jump, row)
+		MOVQ(d.lines, left)
+		Label(same)
+	}
+}
+
+// words returns the next n words of each row of a group, the rows as lanes.
+func (d *dotsKernel) words(n int, base, at reg.GPVirtual) []reg.VecVirtual {
+	a, p := d.isa, GP64()
+	LEAQ(Mem{Base: base, Index: at, Scale: 1}, p)
+	if n == 8 {
+		low, high := d.wordsOf8(p), d.wordsOf8(p)
+		w := a.vecs(8)
+		for c := range 4 {
+			VSHUFF32X4(U8(0x88), high[c], low[c], w[c])
+			VSHUFF32X4(U8(0xdd), high[c], low[c], w[4+c])
+		}
+		return w
+	}
+	// Four rows each, four rows apart, in the 128 bits of a vector.
+	r := a.vecs(4)
+	for j := range a.lanes / 4 {
+		for i := range r {
+			m := rowAt(p, d.ldk, d.ldk3, i, d.lead)
+			switch {
+			case j == 0 && a.wide():
+				VBROADCASTF32X4(m, r[i])
+			case j == 0:
+				VBROADCASTF128(m, r[i])
+			case a.wide():
+				VINSERTF32X4(Imm(uint64(j)), m, r[i], r[i])
+			default:
+				VINSERTF128(Imm(1), m, r[i], r[i])
+			}
+		}
+		if j < a.lanes/4-1 {
+			LEAQ(Mem{Base: p, Index: d.ldk, Scale: 4}, p)
+		}
+	}
+	return a.quads(r)
+}
+
+// wordsOf8 returns words c and 4+c, for c from 0 to 3, of 8 rows, four rows to 128 bits. It
+// moves p to the next 8 rows.
+func (d *dotsKernel) wordsOf8(p reg.GPVirtual) []reg.VecVirtual {
+	r := d.vecs(4)
+	for i := range r {
+		VBROADCASTF64X4(rowAt(p, d.ldk, d.ldk3, i, d.lead), r[i])
+	}
+	LEAQ(Mem{Base: p, Index: d.ldk, Scale: 4}, p)
+	for i := range r {
+		VINSERTF64X4(Imm(1), rowAt(p, d.ldk, d.ldk3, i, d.lead), r[i], r[i])
+	}
+	LEAQ(Mem{Base: p, Index: d.ldk, Scale: 4}, p)
+	return d.quads(r)
+}
+
+// quads transposes squares of 4x4 in each 128 bits of r.
+func (a *isa) quads(r []reg.VecVirtual) []reg.VecVirtual {
+	pairs, out := a.vecs(4), a.vecs(4)
+	for i := 0; i < 4; i += 2 {
+		VUNPCKLPS(r[i+1], r[i], pairs[i])
+		VUNPCKHPS(r[i+1], r[i], pairs[i+1])
+	}
+	for c := range 2 {
+		VUNPCKLPD(pairs[2+c], pairs[c], out[2*c])
+		VUNPCKHPD(pairs[2+c], pairs[c], out[2*c+1])
+	}
+	return out
+}
