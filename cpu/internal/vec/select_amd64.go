@@ -54,10 +54,10 @@ var kernelsAVX512 = Kernels{
 	outerRows: 4, outerVectors: 4, outer: [2][2]outerFunc{{outer1x1AVX512, outer1x4AVX512}, {outer4x1AVX512, outer4x4AVX512}},
 	dots: [elements]dotsFunc{F32: dotsAVX512, F16: dotsF16AVX512, BF16: dotsBF16AVX512, Q8: dotsQ8AVX512},
 	mix: [elements]mixes{
-		F32:  {{mix1x1AVX512, mix1x8AVX512}, {mix4x1AVX512, mix4x4AVX512}, {mix8x1AVX512, mix8x2AVX512}},
-		F16:  {{mixF161x1AVX512, mixF161x8AVX512}, {mixF164x1AVX512, mixF164x4AVX512}, {mixF168x1AVX512, mixF168x2AVX512}},
-		BF16: {{mixBF161x1AVX512, mixBF161x8AVX512}, {mixBF164x1AVX512, mixBF164x4AVX512}, {mixBF168x1AVX512, mixBF168x2AVX512}},
-		Q8:   {{mixQ81x1AVX512, mixQ81x8AVX512}, {mixQ84x1AVX512, mixQ84x4AVX512}, {mixQ88x1AVX512, mixQ88x2AVX512}},
+		F32:  {{mix1x1AVX512, mix1x4AVX512, mix1x8AVX512}, {mix4x1AVX512, mix4x4AVX512}, {mix8x1AVX512, mix8x2AVX512}},
+		F16:  {{mixF161x1AVX512, mixF161x4AVX512, mixF161x8AVX512}, {mixF164x1AVX512, mixF164x4AVX512}, {mixF168x1AVX512, mixF168x2AVX512}},
+		BF16: {{mixBF161x1AVX512, mixBF161x4AVX512, mixBF161x8AVX512}, {mixBF164x1AVX512, mixBF164x4AVX512}, {mixBF168x1AVX512, mixBF168x2AVX512}},
+		Q8:   {{mixQ81x1AVX512, mixQ81x4AVX512, mixQ81x8AVX512}, {mixQ84x1AVX512, mixQ84x4AVX512}, {mixQ88x1AVX512, mixQ88x2AVX512}},
 	},
 }
 
@@ -75,9 +75,9 @@ var kernelsAVX2 = Kernels{
 	outerRows: 6, outerVectors: 2, outer: [2][2]outerFunc{{outer1x1AVX2, outer1x2AVX2}, {outer6x1AVX2, outer6x2AVX2}},
 	dots: [elements]dotsFunc{F32: dotsAVX2, F16: dotsF16AVX2, BF16: dotsBF16AVX2, Q8: dotsQ8AVX2},
 	mix: [elements]mixes{
-		F32:  {{mix1x1AVX2, mix1x8AVX2}, {mix4x1AVX2, mix4x4AVX2}, {mix8x1AVX2, mix8x2AVX2}},
-		F16:  {{mixF161x1AVX2, mixF161x8AVX2}, {mixF164x1AVX2, mixF164x4AVX2}, {mixF168x1AVX2, mixF168x2AVX2}},
-		BF16: {{mixBF161x1AVX2, mixBF161x8AVX2}, {mixBF164x1AVX2, mixBF164x4AVX2}, {mixBF168x1AVX2, mixBF168x2AVX2}},
-		Q8:   {{mixQ81x1AVX2, mixQ81x8AVX2}, {mixQ84x1AVX2, mixQ84x4AVX2}, {mixQ88x1AVX2, mixQ88x2AVX2}},
+		F32:  {{mix1x1AVX2, mix1x4AVX2, mix1x8AVX2}, {mix4x1AVX2, mix4x4AVX2}, {mix8x1AVX2, mix8x2AVX2}},
+		F16:  {{mixF161x1AVX2, mixF161x4AVX2, mixF161x8AVX2}, {mixF164x1AVX2, mixF164x4AVX2}, {mixF168x1AVX2, mixF168x2AVX2}},
+		BF16: {{mixBF161x1AVX2, mixBF161x4AVX2, mixBF161x8AVX2}, {mixBF164x1AVX2, mixBF164x4AVX2}, {mixBF168x1AVX2, mixBF168x2AVX2}},
+		Q8:   {{mixQ81x1AVX2, mixQ81x4AVX2, mixQ81x8AVX2}, {mixQ84x1AVX2, mixQ84x4AVX2}, {mixQ88x1AVX2, mixQ88x2AVX2}},
 	},
 }

@@ -398,7 +398,7 @@ func (t twin) dots(e Element) dotsFunc {
 
 func (t twin) mixes(e Element) (all mixes) {
 	for i, heads := range mixRows {
-		for j, vectors := range []int{1, mixStrip[i]} {
+		for j, vectors := range mixStrips[i] {
 			all[i][j] = func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int) {
 				var values [][]float32
 				for _, r := range unsafe.Slice((*Run)(unsafe.Pointer(runs)), n) {

@@ -94,17 +94,16 @@ type (
 	dotsFunc  func(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int)
 	outerFunc func(o *float32, ldo int, x *float32, ldx, n int, p *float32, groups int)
 	mixFunc   func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
-	// mixes are the kernels for values of one type, two for each of mixRows: [0] computes
-	// one vector of elements at a time, [1] mixStrip of them.
-	mixes [3][2]mixFunc
+	// mixes are the kernels for values of one type, those of mixStrips for each of mixRows.
+	mixes [3][3]mixFunc
 )
 
-// mixRows is the number of rows of weights that the kernels of mixes take, and mixStrip
-// the number of vectors of elements that the wider ones compute at once: as many as
-// there are accumulators for.
+// mixRows is the number of rows of weights that the kernels of mixes take, and mixStrips
+// the numbers of vectors of elements that they compute at once: at most as many as there
+// are accumulators for. A narrow strip waits for its FMAs.
 var (
-	mixRows  = [3]int{1, 4, 8}
-	mixStrip = [3]int{8, 4, 2}
+	mixRows   = [3]int{1, 4, 8}
+	mixStrips = [3][]int{{1, 4, 8}, {1, 4}, {1, 2}}
 )
 
 // Element is the type of keys or values in memory.
@@ -476,13 +475,13 @@ func (x *Kernels) Mix(e Element, o []float32, ldo int, runs []Run, ldv int, p []
 		for h+mixRows[kind] > heads {
 			kind--
 		}
-		strip := mixStrip[kind]
-		done := vectors / strip * strip
-		if done > 0 {
-			x.mix[e][kind][1](&o[h*ldo], 4*ldo, words, len(runs), apart, &p[h*ldp], 4*ldp, &alpha[h], 0, done/strip)
-		}
-		if c := done * x.Lanes; done < vectors {
-			x.mix[e][kind][0](&o[h*ldo+c], 4*ldo, words, len(runs), apart, &p[h*ldp], 4*ldp, &alpha[h], c*e.size(), vectors-done)
+		done := 0
+		for i, strip := range slices.Backward(mixStrips[kind]) {
+			if strips := (vectors - done) / strip; strips > 0 {
+				c := done * x.Lanes
+				x.mix[e][kind][i](&o[h*ldo+c], 4*ldo, words, len(runs), apart, &p[h*ldp], 4*ldp, &alpha[h], c*e.size(), strips)
+				done += strips * strip
+			}
 		}
 		h += mixRows[kind]
 	}

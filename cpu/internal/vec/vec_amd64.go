@@ -118,6 +118,9 @@ func mix4x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32
 // mix1x8AVX512 is Kernels.mix1x8.
 func mix1x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
+// mix1x4AVX512 is Kernels.mix1x4.
+func mix1x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
 // mix1x1AVX512 is Kernels.mix1x1.
 func mix1x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
@@ -138,6 +141,9 @@ func mixF164x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *floa
 
 // mixF161x8AVX512 is Kernels.mixF161x8.
 func mixF161x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF161x4AVX512 is Kernels.mixF161x4.
+func mixF161x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixF161x1AVX512 is Kernels.mixF161x1.
 func mixF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -160,6 +166,9 @@ func mixBF164x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *flo
 // mixBF161x8AVX512 is Kernels.mixBF161x8.
 func mixBF161x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
+// mixBF161x4AVX512 is Kernels.mixBF161x4.
+func mixBF161x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
 // mixBF161x1AVX512 is Kernels.mixBF161x1.
 func mixBF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
@@ -180,6 +189,9 @@ func mixQ84x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float
 
 // mixQ81x8AVX512 is Kernels.mixQ81x8.
 func mixQ81x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ81x4AVX512 is Kernels.mixQ81x4.
+func mixQ81x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixQ81x1AVX512 is Kernels.mixQ81x1.
 func mixQ81x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -298,6 +310,9 @@ func mix4x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, 
 // mix1x8AVX2 is Kernels.mix1x8.
 func mix1x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
+// mix1x4AVX2 is Kernels.mix1x4.
+func mix1x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
 // mix1x1AVX2 is Kernels.mix1x1.
 func mix1x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
@@ -318,6 +333,9 @@ func mixF164x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float3
 
 // mixF161x8AVX2 is Kernels.mixF161x8.
 func mixF161x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF161x4AVX2 is Kernels.mixF161x4.
+func mixF161x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixF161x1AVX2 is Kernels.mixF161x1.
 func mixF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -340,6 +358,9 @@ func mixBF164x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float
 // mixBF161x8AVX2 is Kernels.mixBF161x8.
 func mixBF161x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
+// mixBF161x4AVX2 is Kernels.mixBF161x4.
+func mixBF161x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
 // mixBF161x1AVX2 is Kernels.mixBF161x1.
 func mixBF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
@@ -360,6 +381,9 @@ func mixQ84x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32
 
 // mixQ81x8AVX2 is Kernels.mixQ81x8.
 func mixQ81x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ81x4AVX2 is Kernels.mixQ81x4.
+func mixQ81x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixQ81x1AVX2 is Kernels.mixQ81x1.
 func mixQ81x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)

@@ -5386,6 +5386,69 @@ key:
 	VZEROUPPER
 	RET
 
+// func mix1x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mix1x4AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
+
+key:
+	PREFETCHT1   (SI)
+	PREFETCHT1   64(SI)
+	PREFETCHT1   128(SI)
+	PREFETCHT1   192(SI)
+	VBROADCASTSS (R9), Z4
+	VFMADD231PS  (DX), Z4, Z0
+	VFMADD231PS  64(DX), Z4, Z1
+	VFMADD231PS  128(DX), Z4, Z2
+	VFMADD231PS  192(DX), Z4, Z3
+	ADDQ         AX, DX
+	ADDQ         AX, SI
+	ADDQ         $0x04, R9
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z4
+	VFMADD231PS  (DX), Z4, Z0
+	VMOVUPS      Z0, (DX)
+	VFMADD231PS  64(DX), Z4, Z1
+	VMOVUPS      Z1, 64(DX)
+	VFMADD231PS  128(DX), Z4, Z2
+	VMOVUPS      Z2, 128(DX)
+	VFMADD231PS  192(DX), Z4, Z3
+	VMOVUPS      Z3, 192(DX)
+	ADDQ         $0x00000100, o+0(FP)
+	ADDQ         $0x00000100, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
 // func mix1x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·mix1x1AVX512(SB), NOSPLIT, $8-80
@@ -7643,6 +7706,71 @@ key:
 	VZEROUPPER
 	RET
 
+// func mixF161x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixF161x4AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
+
+key:
+	PREFETCHT1   (SI)
+	PREFETCHT1   64(SI)
+	VCVTPH2PS    (DX), Z4
+	VCVTPH2PS    32(DX), Z5
+	VCVTPH2PS    64(DX), Z6
+	VCVTPH2PS    96(DX), Z7
+	VBROADCASTSS (R9), Z8
+	VFMADD231PS  Z4, Z8, Z0
+	VFMADD231PS  Z5, Z8, Z1
+	VFMADD231PS  Z6, Z8, Z2
+	VFMADD231PS  Z7, Z8, Z3
+	ADDQ         AX, DX
+	ADDQ         AX, SI
+	ADDQ         $0x04, R9
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z4
+	VFMADD231PS  (DX), Z4, Z0
+	VMOVUPS      Z0, (DX)
+	VFMADD231PS  64(DX), Z4, Z1
+	VMOVUPS      Z1, 64(DX)
+	VFMADD231PS  128(DX), Z4, Z2
+	VMOVUPS      Z2, 128(DX)
+	VFMADD231PS  192(DX), Z4, Z3
+	VMOVUPS      Z3, 192(DX)
+	ADDQ         $0x00000100, o+0(FP)
+	ADDQ         $0x00000080, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
 // func mixF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·mixF161x1AVX512(SB), NOSPLIT, $8-80
@@ -9744,6 +9872,75 @@ key:
 	VMOVUPS      Z7, 448(DX)
 	ADDQ         $0x00000200, o+0(FP)
 	ADDQ         $0x00000100, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixBF161x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixBF161x4AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
+
+key:
+	PREFETCHT1   (SI)
+	PREFETCHT1   64(SI)
+	VPMOVZXWD    (DX), Z4
+	VPSLLD       $0x10, Z4, Z4
+	VPMOVZXWD    32(DX), Z5
+	VPSLLD       $0x10, Z5, Z5
+	VPMOVZXWD    64(DX), Z6
+	VPSLLD       $0x10, Z6, Z6
+	VPMOVZXWD    96(DX), Z7
+	VPSLLD       $0x10, Z7, Z7
+	VBROADCASTSS (R9), Z8
+	VFMADD231PS  Z4, Z8, Z0
+	VFMADD231PS  Z5, Z8, Z1
+	VFMADD231PS  Z6, Z8, Z2
+	VFMADD231PS  Z7, Z8, Z3
+	ADDQ         AX, DX
+	ADDQ         AX, SI
+	ADDQ         $0x04, R9
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z4
+	VFMADD231PS  (DX), Z4, Z0
+	VMOVUPS      Z0, (DX)
+	VFMADD231PS  64(DX), Z4, Z1
+	VMOVUPS      Z1, 64(DX)
+	VFMADD231PS  128(DX), Z4, Z2
+	VMOVUPS      Z2, 128(DX)
+	VFMADD231PS  192(DX), Z4, Z3
+	VMOVUPS      Z3, 192(DX)
+	ADDQ         $0x00000100, o+0(FP)
+	ADDQ         $0x00000080, CX
 	SUBQ         $0x00000001, (SP)
 	JNZ          strip
 	VZEROUPPER
@@ -14114,6 +14311,80 @@ key:
 	VZEROUPPER
 	RET
 
+// func mixQ81x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixQ81x4AVX512(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	MOVQ   p+40(FP), R9
+	MOVQ   CX, R10
+	NEGQ   R10
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
+
+key:
+	PREFETCHT1   (SI)
+	VPMOVSXBD    4(DX), Z4
+	VCVTDQ2PS    Z4, Z4
+	VMULPS.BCST  (DX)(R10*1), Z4, Z4
+	VPMOVSXBD    20(DX), Z5
+	VCVTDQ2PS    Z5, Z5
+	VMULPS.BCST  (DX)(R10*1), Z5, Z5
+	VPMOVSXBD    36(DX), Z6
+	VCVTDQ2PS    Z6, Z6
+	VMULPS.BCST  (DX)(R10*1), Z6, Z6
+	VPMOVSXBD    52(DX), Z7
+	VCVTDQ2PS    Z7, Z7
+	VMULPS.BCST  (DX)(R10*1), Z7, Z7
+	VBROADCASTSS (R9), Z8
+	VFMADD231PS  Z4, Z8, Z0
+	VFMADD231PS  Z5, Z8, Z1
+	VFMADD231PS  Z6, Z8, Z2
+	VFMADD231PS  Z7, Z8, Z3
+	ADDQ         AX, DX
+	ADDQ         AX, SI
+	ADDQ         $0x04, R9
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Z4
+	VFMADD231PS  (DX), Z4, Z0
+	VMOVUPS      Z0, (DX)
+	VFMADD231PS  64(DX), Z4, Z1
+	VMOVUPS      Z1, 64(DX)
+	VFMADD231PS  128(DX), Z4, Z2
+	VMOVUPS      Z2, 128(DX)
+	VFMADD231PS  192(DX), Z4, Z3
+	VMOVUPS      Z3, 192(DX)
+	ADDQ         $0x00000100, o+0(FP)
+	ADDQ         $0x00000040, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
 // func mixQ81x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·mixQ81x1AVX512(SB), NOSPLIT, $8-80
@@ -18258,6 +18529,67 @@ key:
 	VZEROUPPER
 	RET
 
+// func mix1x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, FMA3, MMX+
+TEXT ·mix1x4AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
+
+key:
+	PREFETCHT1   (SI)
+	PREFETCHT1   64(SI)
+	VBROADCASTSS (R9), Y4
+	VFMADD231PS  (DX), Y4, Y0
+	VFMADD231PS  32(DX), Y4, Y1
+	VFMADD231PS  64(DX), Y4, Y2
+	VFMADD231PS  96(DX), Y4, Y3
+	ADDQ         AX, DX
+	ADDQ         AX, SI
+	ADDQ         $0x04, R9
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y4
+	VFMADD231PS  (DX), Y4, Y0
+	VMOVUPS      Y0, (DX)
+	VFMADD231PS  32(DX), Y4, Y1
+	VMOVUPS      Y1, 32(DX)
+	VFMADD231PS  64(DX), Y4, Y2
+	VMOVUPS      Y2, 64(DX)
+	VFMADD231PS  96(DX), Y4, Y3
+	VMOVUPS      Y3, 96(DX)
+	ADDQ         $0x00000080, o+0(FP)
+	ADDQ         $0x00000080, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
 // func mix1x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, FMA3, MMX+
 TEXT ·mix1x1AVX2(SB), NOSPLIT, $8-80
@@ -20022,6 +20354,70 @@ key:
 	VZEROUPPER
 	RET
 
+// func mixF161x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, F16C, FMA3, MMX+
+TEXT ·mixF161x4AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
+
+key:
+	PREFETCHT1   (SI)
+	VCVTPH2PS    (DX), Y4
+	VCVTPH2PS    16(DX), Y5
+	VCVTPH2PS    32(DX), Y6
+	VCVTPH2PS    48(DX), Y7
+	VBROADCASTSS (R9), Y8
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y6, Y8, Y2
+	VFMADD231PS  Y7, Y8, Y3
+	ADDQ         AX, DX
+	ADDQ         AX, SI
+	ADDQ         $0x04, R9
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y4
+	VFMADD231PS  (DX), Y4, Y0
+	VMOVUPS      Y0, (DX)
+	VFMADD231PS  32(DX), Y4, Y1
+	VMOVUPS      Y1, 32(DX)
+	VFMADD231PS  64(DX), Y4, Y2
+	VMOVUPS      Y2, 64(DX)
+	VFMADD231PS  96(DX), Y4, Y3
+	VMOVUPS      Y3, 96(DX)
+	ADDQ         $0x00000080, o+0(FP)
+	ADDQ         $0x00000040, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
 // func mixF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, F16C, FMA3, MMX+
 TEXT ·mixF161x1AVX2(SB), NOSPLIT, $8-80
@@ -21516,6 +21912,74 @@ key:
 TEXT ·mixBF161x8AVX2(SB), NOSPLIT, $8-80
 	MOVQ strips+72(FP), AX
 	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   p+40(FP), R9
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
+
+key:
+	PREFETCHT1   (SI)
+	VPMOVZXWD    (DX), Y4
+	VPSLLD       $0x10, Y4, Y4
+	VPMOVZXWD    16(DX), Y5
+	VPSLLD       $0x10, Y5, Y5
+	VPMOVZXWD    32(DX), Y6
+	VPSLLD       $0x10, Y6, Y6
+	VPMOVZXWD    48(DX), Y7
+	VPSLLD       $0x10, Y7, Y7
+	VBROADCASTSS (R9), Y8
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y6, Y8, Y2
+	VFMADD231PS  Y7, Y8, Y3
+	ADDQ         AX, DX
+	ADDQ         AX, SI
+	ADDQ         $0x04, R9
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y4
+	VFMADD231PS  (DX), Y4, Y0
+	VMOVUPS      Y0, (DX)
+	VFMADD231PS  32(DX), Y4, Y1
+	VMOVUPS      Y1, 32(DX)
+	VFMADD231PS  64(DX), Y4, Y2
+	VMOVUPS      Y2, 64(DX)
+	VFMADD231PS  96(DX), Y4, Y3
+	VMOVUPS      Y3, 96(DX)
+	ADDQ         $0x00000080, o+0(FP)
+	ADDQ         $0x00000040, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixBF161x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·mixBF161x4AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
 	MOVQ ldp+48(FP), CX
@@ -24077,6 +24541,84 @@ key:
 TEXT ·mixQ81x8AVX2(SB), NOSPLIT, $8-80
 	MOVQ strips+72(FP), AX
 	ADDQ AX, AX
+	MOVQ AX, (SP)
+	MOVQ ldv+32(FP), AX
+	MOVQ ldp+48(FP), CX
+	LEAQ (CX)(CX*2), CX
+	MOVQ first+64(FP), CX
+
+strip:
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   p+40(FP), R9
+	MOVQ   CX, R10
+	NEGQ   R10
+	MOVQ   runs+16(FP), DI
+	MOVQ   n+24(FP), R8
+
+run:
+	MOVQ (DI), DX
+	MOVQ 8(DI), SI
+	MOVQ 16(DI), BX
+	ADDQ $0x00000018, DI
+	ADDQ CX, DX
+	ADDQ CX, SI
+
+key:
+	PREFETCHT1   (SI)
+	VPMOVSXBD    4(DX), Y4
+	VCVTDQ2PS    Y4, Y4
+	VBROADCASTSS (DX)(R10*1), Y5
+	VMULPS       Y5, Y4, Y4
+	VPMOVSXBD    12(DX), Y5
+	VCVTDQ2PS    Y5, Y5
+	VBROADCASTSS (DX)(R10*1), Y6
+	VMULPS       Y6, Y5, Y5
+	VPMOVSXBD    20(DX), Y6
+	VCVTDQ2PS    Y6, Y6
+	VBROADCASTSS (DX)(R10*1), Y7
+	VMULPS       Y7, Y6, Y6
+	VPMOVSXBD    28(DX), Y7
+	VCVTDQ2PS    Y7, Y7
+	VBROADCASTSS (DX)(R10*1), Y8
+	VMULPS       Y8, Y7, Y7
+	VBROADCASTSS (R9), Y8
+	VFMADD231PS  Y4, Y8, Y0
+	VFMADD231PS  Y5, Y8, Y1
+	VFMADD231PS  Y6, Y8, Y2
+	VFMADD231PS  Y7, Y8, Y3
+	ADDQ         AX, DX
+	ADDQ         AX, SI
+	ADDQ         $0x04, R9
+	SUBQ         $0x00000001, BX
+	JNZ          key
+	SUBQ         $0x00000001, R8
+	JNZ          run
+	MOVQ         o+0(FP), DX
+	MOVQ         ldo+8(FP), BX
+	MOVQ         alpha+56(FP), BX
+	VBROADCASTSS (BX), Y4
+	VFMADD231PS  (DX), Y4, Y0
+	VMOVUPS      Y0, (DX)
+	VFMADD231PS  32(DX), Y4, Y1
+	VMOVUPS      Y1, 32(DX)
+	VFMADD231PS  64(DX), Y4, Y2
+	VMOVUPS      Y2, 64(DX)
+	VFMADD231PS  96(DX), Y4, Y3
+	VMOVUPS      Y3, 96(DX)
+	ADDQ         $0x00000080, o+0(FP)
+	ADDQ         $0x00000020, CX
+	SUBQ         $0x00000001, (SP)
+	JNZ          strip
+	VZEROUPPER
+	RET
+
+// func mixQ81x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·mixQ81x4AVX2(SB), NOSPLIT, $8-80
+	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
 	MOVQ ldp+48(FP), CX

@@ -118,6 +118,9 @@ func mix4x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, 
 // mix1x8NEON is Kernels.mix1x8.
 func mix1x8NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
+// mix1x4NEON is Kernels.mix1x4.
+func mix1x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
 // mix1x1NEON is Kernels.mix1x1.
 func mix1x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
@@ -138,6 +141,9 @@ func mixF164x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float3
 
 // mixF161x8NEON is Kernels.mixF161x8.
 func mixF161x8NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixF161x4NEON is Kernels.mixF161x4.
+func mixF161x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixF161x1NEON is Kernels.mixF161x1.
 func mixF161x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -160,6 +166,9 @@ func mixBF164x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float
 // mixBF161x8NEON is Kernels.mixBF161x8.
 func mixBF161x8NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
+// mixBF161x4NEON is Kernels.mixBF161x4.
+func mixBF161x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
 // mixBF161x1NEON is Kernels.mixBF161x1.
 func mixBF161x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
@@ -180,6 +189,9 @@ func mixQ84x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32
 
 // mixQ81x8NEON is Kernels.mixQ81x8.
 func mixQ81x8NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
+
+// mixQ81x4NEON is Kernels.mixQ81x4.
+func mixQ81x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // mixQ81x1NEON is Kernels.mixQ81x1.
 func mixQ81x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)

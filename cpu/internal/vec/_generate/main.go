@@ -43,6 +43,7 @@ func main() {
 			a.mix(e, 4, 4)
 			a.mix(e, 4, 1)
 			a.mix(e, 1, 8)
+			a.mix(e, 1, 4)
 			a.mix(e, 1, 1)
 		}
 	}
