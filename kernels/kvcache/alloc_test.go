@@ -5,6 +5,8 @@
 package kvcache_test
 
 import (
+	"cmp"
+	"slices"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -17,11 +19,12 @@ import (
 // TestStepsDoNotAllocate: on the CPU, a step of generation does not allocate once its memory
 // is there. A page list grows now and then, and so do the angles of a rotary embedding.
 func TestStepsDoNotAllocate(t *testing.T) {
-	t.Run("plain", func(t *testing.T) { testStepsDoNotAllocate(t, nil) })
-	t.Run("rotary embedding", func(t *testing.T) { testStepsDoNotAllocate(t, &nn.RoPE{}) })
+	t.Run("plain", func(t *testing.T) { testStepsDoNotAllocate(t, nil, nil) })
+	t.Run("rotary embedding", func(t *testing.T) { testStepsDoNotAllocate(t, &nn.RoPE{}, nil) })
+	t.Run("ragged with a rotary embedding", func(t *testing.T) { testStepsDoNotAllocate(t, &nn.RoPE{}, []int{0, 100}) })
 }
 
-func testStepsDoNotAllocate(t *testing.T, rope kvcache.Rotary) {
+func testStepsDoNotAllocate(t *testing.T, rope kvcache.Rotary, lengths []int) {
 	dev := onCPU(t, cpu.Options{Threads: 1})
 	const batch, steps = 2, 200
 	host := func(heads int) backend.Tensor {
@@ -32,7 +35,7 @@ func testStepsDoNotAllocate(t *testing.T, rope kvcache.Rotary) {
 		return x
 	}
 	k, q, out := host(2), host(4), kernels.Result{O: host(4)}
-	cache, err := kvcache.New(t.Context(), dev, kvcache.Config{Batch: batch, KVHeads: 2, Dim: 16, Capacity: 2 * steps, RoPE: rope})
+	cache, err := kvcache.New(t.Context(), dev, kvcache.Config{Batch: batch, KVHeads: 2, Dim: 16, Capacity: 2*steps + 100, RoPE: rope})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,6 +55,15 @@ func testStepsDoNotAllocate(t *testing.T, rope kvcache.Rotary) {
 	}
 	pages := paged.Batch(sequences...)
 	ctx := t.Context()
+	for i := range slices.Max(append(lengths, 0)) {
+		count := []int{0, 0}
+		for b, n := range lengths {
+			count[b] = min(1, max(0, n-i))
+		}
+		if err := cmp.Or(cache.Append(ctx, k, k, count), pages.Append(ctx, k, k, count)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for name, step := range map[string]func() error{
 		"contiguous": func() error {
 			if err := cache.Append(ctx, k, k, nil); err != nil {

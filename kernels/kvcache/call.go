@@ -111,12 +111,12 @@ type step struct {
 }
 
 // step returns the call that attends from q to seqs, for the caller to put back.
-func (p *pool) step(ctx context.Context, seqs []*placement, q backend.Tensor, opt CallOptions) (*step, error) {
+func (p *pool) step(ctx context.Context, seqs []*placement, q backend.Tensor, opt *CallOptions) (*step, error) {
 	s, _ := p.steps.Get().(*step)
 	if s == nil {
 		s = new(step)
 	}
-	s.asked = opt
+	s.asked = *opt
 	err := p.fill(ctx, s, seqs, q)
 	switch {
 	case err != nil:
@@ -148,7 +148,7 @@ func (p *pool) putBack(s *step) {
 // Errors as for [kernels.Device.Attention], ErrShape when the cache is empty or has fewer
 // tokens than q has rows, and ErrReleased.
 func (x *batch) Attention(ctx context.Context, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
-	out, err := x.attend(ctx, true, kernels.Result{}, q, opt)
+	out, err := x.attend(ctx, true, kernels.Result{}, q, &opt)
 	if err != nil {
 		out.Release()
 		return kernels.Result{}, err
@@ -158,12 +158,12 @@ func (x *batch) Attention(ctx context.Context, q backend.Tensor, opt CallOptions
 
 // AttentionInto is Attention into preallocated tensors, as [kernels.Call.RunInto] takes them.
 func (x *batch) AttentionInto(ctx context.Context, out kernels.Result, q backend.Tensor, opt CallOptions) error {
-	_, err := x.attend(ctx, false, out, q, opt)
+	_, err := x.attend(ctx, false, out, q, &opt)
 	return err
 }
 
 // attend computes a call into out, or with alloc into a new result.
-func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q backend.Tensor, opt CallOptions) (_ kernels.Result, err error) {
+func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q backend.Tensor, opt *CallOptions) (_ kernels.Result, err error) {
 	defer backend.Annotate(&err, "cache")
 	p := x.pool.orNone()
 	p.mu.RLock()

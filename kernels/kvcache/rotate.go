@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
@@ -27,27 +28,48 @@ const (
 	stepTokens = 16
 )
 
-// angleTable holds the angles of the positions [from, from+tableTokens), if any, for
+// angleTable holds the angles of tableTokens positions of each sequence, if any, for
 // sequences that grow by steps.
 type angleTable struct {
 	kernels.Angles
-	from int
-	end  int // position after the last append
+	from []int // first position of each sequence, or that of all
+	end  []int // positions after the last append
 }
 
-// has reports whether t has the angles of n positions from first on.
-func (t *angleTable) has(first, n int) bool {
-	return !t.Cos.IsZero() && first >= t.from && first+n <= t.from+tableTokens
+// row returns the row of t with the angles of position at of sequence b; negative for a
+// position before them.
+func (t *angleTable) row(b, at int) int {
+	if len(t.from) == 1 {
+		b = 0
+	}
+	return at - t.from[b]
 }
 
-// allEqual reports whether the sequences continue at the same position.
-func allEqual(from []int) bool {
-	for _, first := range from {
-		if first != from[0] {
+// has reports whether t has the angles of n positions of each sequence, from from[b] on.
+func (t *angleTable) has(from []int, n int) bool {
+	if len(t.from) != 1 && len(t.from) != len(from) {
+		return false
+	}
+	for b, first := range from {
+		if row := t.row(b, first); row < 0 || row+n > tableTokens {
 			return false
 		}
 	}
 	return true
+}
+
+// continues reports whether an append at from continues the last one, of which tokens may
+// be taken back, and notes where it ends.
+func (t *angleTable) continues(from []int, n int) bool {
+	continues := len(t.end) == len(from)
+	for b, first := range from {
+		continues = continues && first <= t.end[b] && first >= t.end[b]-stepTokens
+	}
+	t.end = t.end[:0]
+	for _, first := range from {
+		t.end = append(t.end, first+n)
+	}
+	return continues
 }
 
 // extendAngles makes a new angleTable before an append of n tokens that continues the
@@ -55,21 +77,21 @@ func allEqual(from []int) bool {
 // may be too large, while rotate needs those of the tokens only.
 func (p *pool) extendAngles(ctx context.Context, from []int, n int) error {
 	t := &p.angles
-	if p.config.RoPE == nil || !allEqual(from) {
+	if p.config.RoPE == nil || !t.continues(from, n) || n > stepTokens || t.has(from, n) {
 		return nil
 	}
-	first := from[0]
-	continues := first <= t.end && first >= t.end-stepTokens // tokens may be taken back
-	t.end = first + n
-	if !continues || n > stepTokens || t.has(first, n) {
-		return nil
+	if !slices.ContainsFunc(from, func(first int) bool { return first != from[0] }) {
+		from = from[:1]
 	}
-	first = max(0, first-stepTokens)
-	positions := make([]int, tableTokens)
-	for i := range positions {
-		positions[i] = first + i
+	first := make([]int, len(from))
+	for b := range from {
+		first[b] = max(0, from[b]-stepTokens)
 	}
-	a, err := p.config.RoPE.Angles(ctx, p.dev, p.config.Dim, [][]int{positions})
+	positions, err := positionsOf(first, tableTokens)
+	if err != nil {
+		return err
+	}
+	a, err := p.config.RoPE.Angles(ctx, p.dev, p.config.Dim, positions)
 	if err != nil || a.Cos.Shape()[backend.Seq] != tableTokens || a.Sin.Shape()[backend.Seq] != tableTokens {
 		a.Release()
 		if errors.Is(err, backend.ErrMemory) {
@@ -82,40 +104,26 @@ func (p *pool) extendAngles(ctx context.Context, from []int, n int) error {
 	return nil
 }
 
-// anglesOf returns the angles of n rows of each batch; those of batch b begin at position
-// from[b]. The caller releases owned.
-func (p *pool) anglesOf(ctx context.Context, from []int, n int) (a, owned kernels.Angles, err error) {
-	if t := &p.angles; allEqual(from) && t.has(from[0], n) {
-		a, lo := t.Angles, from[0]-t.from
-		if a.Cos, err = t.Cos.Slice(backend.Seq, lo, lo+n); err == nil {
-			a.Sin, err = t.Sin.Slice(backend.Seq, lo, lo+n)
-		}
-		return a, owned, err
-	}
-	positions := make([][]int, len(from))
+// positionsOf returns the positions of n rows of each batch from from[b] on.
+func positionsOf(from []int, n int) (positions [][]int, err error) {
+	positions = make([][]int, len(from))
 	for b, first := range from {
 		if positions[b], err = budget.Make[int](n); err != nil {
-			return a, owned, err
+			return nil, err
 		}
 		for i := range positions[b] {
 			positions[b][i] = first + i
 		}
 	}
-	owned, err = p.config.RoPE.Angles(ctx, p.dev, p.config.Dim, positions)
-	return owned, owned, err
+	return positions, nil
 }
 
 // rotate returns x rotated, as dtype; row i of batch b is at position from[b]+i. The result
 // is in memory, which rotate replaces where it does not fit, for the caller to release.
 // Without an embedding rotate returns x.
-func (p *pool) rotate(ctx context.Context, name string, x backend.Tensor, dtype backend.DType, from []int, memory *backend.Tensor) (backend.Tensor, error) {
+func (p *pool) rotate(ctx context.Context, name string, x backend.Tensor, dtype backend.DType, from []int, memory *backend.Tensor) (_ backend.Tensor, err error) {
 	if p.config.RoPE == nil {
 		return x, nil
-	}
-	angles, owned, err := p.anglesOf(ctx, from, x.Shape()[backend.Seq])
-	defer owned.Release()
-	if err != nil {
-		return x, err
 	}
 	if memory.IsZero() || memory.Shape() != x.Shape() || memory.DType() != dtype {
 		memory.Release()
@@ -123,10 +131,51 @@ func (p *pool) rotate(ctx context.Context, name string, x backend.Tensor, dtype 
 			return x, err
 		}
 	}
-	if err := p.dev.Rotate(ctx, *memory, x, angles); err != nil {
+	if n := x.Shape()[backend.Seq]; p.angles.has(from, n) {
+		err = p.rotateByTable(ctx, *memory, x, from)
+	} else {
+		var positions [][]int
+		var angles kernels.Angles
+		if positions, err = positionsOf(from, n); err != nil {
+			return x, err
+		}
+		if angles, err = p.config.RoPE.Angles(ctx, p.dev, p.config.Dim, positions); err != nil {
+			return x, err
+		}
+		defer angles.Release()
+		err = p.dev.Rotate(ctx, *memory, x, angles)
+	}
+	if err != nil {
 		return x, fmt.Errorf("%s: %w", name, err)
 	}
 	return *memory, nil
+}
+
+// rotateByTable rotates x by the angles of the table, sequences with the same rows of it
+// together.
+func (p *pool) rotateByTable(ctx context.Context, y, x backend.Tensor, from []int) (err error) {
+	t, n := &p.angles, x.Shape()[backend.Seq]
+	slice := func(x backend.Tensor, axis, lo, hi int) backend.Tensor {
+		if err == nil {
+			x, err = x.Slice(axis, lo, hi)
+		}
+		return x
+	}
+	for b, end := 0, 0; b < len(from) && err == nil; b = end {
+		row := t.row(b, from[b])
+		for end = b + 1; end < len(from) && t.row(end, from[end]) == row; end++ {
+		}
+		a := t.Angles
+		a.Cos, a.Sin = slice(a.Cos, backend.Seq, row, row+n), slice(a.Sin, backend.Seq, row, row+n)
+		if len(t.from) > 1 {
+			a.Cos, a.Sin = slice(a.Cos, backend.Batch, b, end), slice(a.Sin, backend.Batch, b, end)
+		}
+		dst, src := slice(y, backend.Batch, b, end), slice(x, backend.Batch, b, end)
+		if err == nil {
+			err = p.dev.Rotate(ctx, dst, src, a)
+		}
+	}
+	return err
 }
 
 // releaseRotated releases memory of rotate, unless it is that of a step in host memory: a
