@@ -180,8 +180,15 @@ func (c *Call) add(p *problem, sequence, row, key int) error {
 	})
 }
 
+// whole reports whether s computes all of c.
+func (s *subcall) whole(c *Call) bool { return s.region == wholeRegion(c.dims) }
+
 // bind sets the inputs of s to its parts of c's.
 func (s *subcall) bind(c *Call) error {
+	if s.whole(c) {
+		s.Q, s.K, s.V = c.q, c.k, c.v
+		return nil
+	}
 	var view slicer
 	s.Q = view.rows(c.q, &s.region)
 	s.K = view.keys(c.k, c.dims, &s.region, s.Pages != nil)
@@ -194,6 +201,10 @@ func (c *Call) bindOutputs(out Result) error {
 	var view slicer
 	for i := range c.subs {
 		s := &c.subs[i]
+		if s.whole(c) {
+			s.O, s.LSE = out.O, out.LSE
+			continue
+		}
 		s.O, s.LSE = view.rows(out.O, &s.region), view.rows(out.LSE, &s.region)
 	}
 	return view.err
@@ -349,7 +360,7 @@ func (c *Call) RunInto(ctx context.Context, out Result) (err error) {
 	if err := c.bindRun(out); err != nil {
 		return err
 	}
-	if len(c.subs) != 1 || c.subs[0].region != wholeRegion(c.dims) || !out.Weights.IsZero() {
+	if len(c.subs) != 1 || !c.subs[0].whole(c) || !out.Weights.IsZero() {
 		// The output of a backend call may overlap an operand of another one, which
 		// backends do not see.
 		if err := c.distinct(out); err != nil {
