@@ -3123,7 +3123,7 @@ vector_done:
 	RET
 
 // func transposeAVX512(dst *float32, ldd int, src *float32, lds int, mul *float32)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·transposeAVX512(SB), NOSPLIT, $0-40
 	MOVQ        dst+0(FP), AX
 	MOVQ        ldd+8(FP), CX
@@ -3131,53 +3131,73 @@ TEXT ·transposeAVX512(SB), NOSPLIT, $0-40
 	MOVQ        lds+24(FP), BX
 	MOVQ        mul+32(FP), SI
 	VMOVUPS     (SI), Z0
+	MOVQ        BX, SI
+	SHLQ        $0x04, SI
+	MOVQ        CX, DI
+	SHLQ        $0x04, DI
 	VPXORD      Z1, Z1, Z1
 	VFMADD231PS (DX), Z0, Z1
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z2, Z2, Z2
 	VFMADD231PS (DX), Z0, Z2
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z3, Z3, Z3
 	VFMADD231PS (DX), Z0, Z3
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z4, Z4, Z4
 	VFMADD231PS (DX), Z0, Z4
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z5, Z5, Z5
 	VFMADD231PS (DX), Z0, Z5
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z6, Z6, Z6
 	VFMADD231PS (DX), Z0, Z6
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z7, Z7, Z7
 	VFMADD231PS (DX), Z0, Z7
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z8, Z8, Z8
 	VFMADD231PS (DX), Z0, Z8
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z9, Z9, Z9
 	VFMADD231PS (DX), Z0, Z9
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z10, Z10, Z10
 	VFMADD231PS (DX), Z0, Z10
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z11, Z11, Z11
 	VFMADD231PS (DX), Z0, Z11
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z12, Z12, Z12
 	VFMADD231PS (DX), Z0, Z12
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z13, Z13, Z13
 	VFMADD231PS (DX), Z0, Z13
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z14, Z14, Z14
 	VFMADD231PS (DX), Z0, Z14
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z15, Z15, Z15
 	VFMADD231PS (DX), Z0, Z15
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VPXORD      Z16, Z16, Z16
 	VFMADD231PS (DX), Z0, Z16
+	PREFETCHT0  (DX)(SI*1)
 	VUNPCKLPS   Z2, Z1, Z0
 	VUNPCKHPS   Z2, Z1, Z1
 	VUNPCKLPS   Z4, Z3, Z2
@@ -3243,36 +3263,52 @@ TEXT ·transposeAVX512(SB), NOSPLIT, $0-40
 	VSHUFF32X4  $0xdd, Z5, Z7, Z5
 	VSHUFF32X4  $0xdd, Z8, Z1, Z1
 	VMOVUPS     Z11, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z12, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z10, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z9, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z17, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z16, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z14, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z13, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z15, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z4, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z6, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z5, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z3, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z0, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z2, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Z1, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	VZEROUPPER
 	RET
 
@@ -16805,7 +16841,7 @@ vector_done:
 	RET
 
 // func transposeAVX2(dst *float32, ldd int, src *float32, lds int, mul *float32)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·transposeAVX2(SB), NOSPLIT, $0-40
 	MOVQ        dst+0(FP), AX
 	MOVQ        ldd+8(FP), CX
@@ -16813,29 +16849,41 @@ TEXT ·transposeAVX2(SB), NOSPLIT, $0-40
 	MOVQ        lds+24(FP), BX
 	MOVQ        mul+32(FP), SI
 	VMOVUPS     (SI), Y0
+	MOVQ        BX, SI
+	SHLQ        $0x04, SI
+	MOVQ        CX, DI
+	SHLQ        $0x04, DI
 	VXORPS      Y1, Y1, Y1
 	VFMADD231PS (DX), Y0, Y1
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VXORPS      Y2, Y2, Y2
 	VFMADD231PS (DX), Y0, Y2
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VXORPS      Y3, Y3, Y3
 	VFMADD231PS (DX), Y0, Y3
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VXORPS      Y4, Y4, Y4
 	VFMADD231PS (DX), Y0, Y4
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VXORPS      Y5, Y5, Y5
 	VFMADD231PS (DX), Y0, Y5
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VXORPS      Y6, Y6, Y6
 	VFMADD231PS (DX), Y0, Y6
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VXORPS      Y7, Y7, Y7
 	VFMADD231PS (DX), Y0, Y7
+	PREFETCHT0  (DX)(SI*1)
 	ADDQ        BX, DX
 	VXORPS      Y8, Y8, Y8
 	VFMADD231PS (DX), Y0, Y8
+	PREFETCHT0  (DX)(SI*1)
 	VUNPCKLPS   Y2, Y1, Y0
 	VUNPCKHPS   Y2, Y1, Y1
 	VUNPCKLPS   Y4, Y3, Y2
@@ -16861,20 +16909,28 @@ TEXT ·transposeAVX2(SB), NOSPLIT, $0-40
 	VPERM2F128  $0x20, Y5, Y1, Y6
 	VPERM2F128  $0x31, Y5, Y1, Y1
 	VMOVUPS     Y7, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Y8, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Y4, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Y6, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Y3, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Y0, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Y2, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	ADDQ        CX, AX
 	VMOVUPS     Y1, (AX)
+	PREFETCHT0  (AX)(DI*1)
 	VZEROUPPER
 	RET
 

@@ -48,17 +48,24 @@ func (a *isa) transposed(r []reg.VecVirtual) []reg.VecVirtual {
 	return out
 }
 
-// transpose writes the transpose of a square of lanes x lanes, times mul.
+// transpose writes the transpose of a square of lanes x lanes, times mul. It prefetches
+// the rows 16 rows after those of both squares.
 func (a *isa) transpose() {
 	a.text("transpose", "dst *float32, ldd int, src *float32, lds int, mul *float32", "is Kernels.transpose.")
 	dst, ldd, src, lds, mul := param("dst"), param("ldd"), param("src"), param("lds"), param("mul")
 	m := a.vec()
 	VMOVUPS(a.at(mul, 0), m)
-	rows := a.vecs(a.lanes)
+	// Large tensors are not in the cache, and the processor does not predict so many rows.
+	rows, from, to := a.vecs(a.lanes), GP64(), GP64()
+	MOVQ(lds, from)
+	SHLQ(Imm(4), from)
+	MOVQ(ldd, to)
+	SHLQ(Imm(4), to)
 	for i := range rows {
 		// x·m + 0 turns -0 into 0.
 		a.zero(rows[i])
 		VFMADD231PS(a.at(src, 0), m, rows[i])
+		PREFETCHT0(Mem{Base: src, Index: from, Scale: 1})
 		if i < len(rows)-1 {
 			ADDQ(lds, src)
 		}
@@ -66,6 +73,7 @@ func (a *isa) transpose() {
 	out := a.transposed(rows)
 	for i := range out {
 		VMOVUPS(out[i], a.at(dst, 0))
+		PREFETCHT0(Mem{Base: dst, Index: to, Scale: 1})
 		if i < len(out)-1 {
 			ADDQ(ldd, dst)
 		}
