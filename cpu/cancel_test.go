@@ -46,7 +46,7 @@ func testStagesLookAtTheContext(t *testing.T, tier string) {
 		most int
 		do   func(ctx context.Context) error
 	}{
-		{"qk", maxTiles * be.kernels.Width * keyBlock, func(ctx context.Context) error { return be.QK(ctx, s, q, k) }},
+		{"qk", maxRows * keyBlock, func(ctx context.Context) error { return be.QK(ctx, s, q, k) }},
 		{"scores", keys, func(ctx context.Context) error { return be.Scores(ctx, s, p, backend.Biased) }},
 		{"softmax", keys, func(ctx context.Context) error { return be.Softmax(ctx, s, backend.Tensor{}, p) }},
 	} {

@@ -51,9 +51,11 @@ const (
 	// cacheFloats is the share of a core's second-level cache that a task uses:
 	// 512 KiB, half of that of the smallest processors with AVX-512.
 	cacheFloats = 512 << 10 / 4
-	// maxTiles bounds the tiles of a task: with 8, a block of K and V is converted
-	// at most once for 512 rows.
-	maxTiles = 8
+	// maxRows bounds the query rows of a task: a block of K and V is converted at most
+	// once for as many.
+	maxRows = 512
+	// maxTiles bounds the tiles of a task.
+	maxTiles = 32
 	// tasksPerThread is the number of tasks to make for each goroutine, so that one
 	// slow core does not delay the call.
 	tasksPerThread = 4
@@ -68,15 +70,20 @@ const (
 // newPartition divides c among at most threads goroutines. A call that is a small
 // part of a batch has threads 0 and gets as few tasks as possible.
 func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
-	d := c.Dims()
-	few := k.Narrow(1).Width / 2 // rows that leave most lanes of the narrowest tile empty
-	if d.SeqK <= keyBlock {
-		few = k.Width / 2 // all keys at once, see smallTask
+	d, x := c.Dims(), queryWidth(k, c)
+	rows := d.Heads / d.KVHeads * d.SeqQ
+	decode := rows <= k.Width/2
+	if lanes := roundUp(rows, x.Width); d.SeqK > keyBlock { // else see smallTask
+		full := lanes / 2
+		if c.Pages != nil || !rowsInPlace(&c.K) || !rowsInPlace(&c.V) {
+			full = lanes * 3 / 4 // keys as lanes need no copies
+		}
+		decode = decode && rows <= full
 	}
-	if d.Heads/d.KVHeads*d.SeqQ <= few {
-		return cutTasks(k, true, c, threads)
+	if decode {
+		x = k
 	}
-	return cutTasks(queryWidth(k, c), false, c, threads)
+	return cutTasks(x, decode, c, threads)
 }
 
 // newGradientPartition is newPartition for a backward pass, where tiles have the full
@@ -149,7 +156,7 @@ func cutTasks(k *vec.Kernels, decode bool, c *backend.Call, threads int) partiti
 	} else {
 		x.stateFloats = (x.dimV + 2) * k.Width
 	}
-	most := min(maxTiles, max(1, (cacheFloats-keyBlock*(x.dimK+x.dimV))/(k.Width*(x.dimK+x.dimV))))
+	most := min(maxTiles, maxRows/k.Width, max(1, (cacheFloats-keyBlock*(x.dimK+x.dimV))/(k.Width*(x.dimK+x.dimV))))
 	if x.keyLanes {
 		most = min(most, x.tiles)
 	}
@@ -281,7 +288,7 @@ func ceilDiv(a, b int) int { return (a + b - 1) / b }
 func roundUp(n, step int) int { return ceilDiv(n, step) * step }
 
 // rowPartition divides the rows of a tensor [B, H, S, N] into tasks of up to
-// maxTiles·rowStep rows of one head. The operations that treat rows independently use it.
+// maxRows rows of one head. The operations that treat rows independently use it.
 type rowPartition struct {
 	heads, seq int
 	taskRows   int
@@ -296,7 +303,7 @@ const rowStep = 64
 func newRowPartition(shape backend.Shape, threads int) rowPartition {
 	x := rowPartition{heads: shape[backend.Heads], seq: shape[backend.Seq]}
 	steps, heads := ceilDiv(x.seq, rowStep), shape[backend.Batch]*x.heads
-	x.taskRows = rowStep * max(1, min(heads*steps/max(1, tasksPerThread*threads), maxTiles))
+	x.taskRows = rowStep * max(1, min(heads*steps/max(1, tasksPerThread*threads), maxRows/rowStep))
 	x.headTasks = ceilDiv(x.seq, x.taskRows)
 	x.tasks = heads * x.headTasks
 	return x
