@@ -3680,18 +3680,13 @@ next:
 
 // func dotsAVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·dotsAVX512(SB), NOSPLIT, $40-80
+TEXT ·dotsAVX512(SB), NOSPLIT, $32-80
 	MOVQ ldk+24(FP), AX
 	SHLQ $0x06, chunks+64(FP)
 	LEAQ (AX)(AX*2), CX
-	MOVQ chunks+64(FP), DX
-	ADDQ $0x3f, DX
-	SHRQ $0x06, DX
+	MOVQ AX, DX
+	SUBQ chunks+64(FP), DX
 	MOVQ DX, 24(SP)
-	SHLQ $0x06, DX
-	SUBQ AX, DX
-	NEGQ DX
-	MOVQ DX, 32(SP)
 	MOVQ next+32(FP), DX
 	SUBQ k+16(FP), DX
 
@@ -3730,74 +3725,36 @@ rows8_by1:
 	LEAQ    (BX)(DI*4), R9
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows8_by1_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows8_by1_piece0_8_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	PREFETCHT1 128(R12)
+	PREFETCHT1 192(R12)
+	PREFETCHT1 256(R12)
+	PREFETCHT1 320(R12)
+	PREFETCHT1 384(R12)
+	PREFETCHT1 448(R12)
+	ADDQ       $0x00000200, R12
+	JMP        rows8_by1_piece0_8_done
 
-rows8_by1_piece0_8_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows8_by1_piece0_8_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
+	LEAQ       (R13)(AX*4), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
 
-rows8_by1_piece0_8_1:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_2
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_2:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_3
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_3:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_4
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_4:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_5
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_5:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_6
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_6:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_7
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_7:
+rows8_by1_piece0_8_done:
 	LEAQ             (SI)(R10*1), R13
 	VBROADCASTF64X4  (R13), Z9
 	VBROADCASTF64X4  (R13)(AX*1), Z10
@@ -3910,28 +3867,35 @@ rows8_by1_piece0_8_7:
 	ADDQ             $0x00000020, R10
 	ADDQ             $0x00000020, BX
 	ADDQ             $0x00000020, R9
-	CMPQ             R10, chunks+64(FP)
-	JNE              rows8_by1_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000040, (SP)
-	VMOVUPS          Z1, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z2, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z3, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z4, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z5, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z6, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z7, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z8, (BX)
-	SUBQ             $0x01, 16(SP)
-	JMP              rows8_by1
+	LEAQ             (R11)(AX*8), R11
+	TESTQ            $0x0000003f, R10
+	JNZ              rows8_by1_piece_same
+	MOVQ             DX, R11
+	ADDQ             R10, R11
+
+rows8_by1_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows8_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000040, (SP)
+	VMOVUPS Z1, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z2, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z3, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z4, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z5, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z6, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z7, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z8, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows8_by1
 
 rows8_by1_done:
 	MOVQ lds+8(FP), BX
@@ -3983,74 +3947,36 @@ rows4_by2:
 	LEAQ    (R8)(R8*2), R9
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows4_by2_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows4_by2_piece0_8_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	PREFETCHT1 128(R12)
+	PREFETCHT1 192(R12)
+	PREFETCHT1 256(R12)
+	PREFETCHT1 320(R12)
+	PREFETCHT1 384(R12)
+	PREFETCHT1 448(R12)
+	ADDQ       $0x00000200, R12
+	JMP        rows4_by2_piece0_8_done
 
-rows4_by2_piece0_8_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows4_by2_piece0_8_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
+	LEAQ       (R13)(AX*4), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
 
-rows4_by2_piece0_8_1:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_2
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_2:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_3
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_3:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_4
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_4:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_5
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_5:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_6
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_6:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_7
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_7:
+rows4_by2_piece0_8_done:
 	LEAQ             (SI)(R10*1), R13
 	VBROADCASTF64X4  (R13), Z8
 	VBROADCASTF64X4  (R13)(AX*1), Z9
@@ -4128,70 +4054,32 @@ rows4_by2_piece0_8_7:
 	VFMADD231PS.BCST 28(BX)(R8*1), Z8, Z1
 	VFMADD231PS.BCST 28(BX)(R8*2), Z8, Z2
 	VFMADD231PS.BCST 28(BX)(R9*1), Z8, Z3
-	PREFETCHT1       (R11)
-	ADDQ             $0x40, R11
-	DECQ             R12
-	JNZ              rows4_by2_piece1_8_0
-	ADDQ             32(SP), R11
-	MOVQ             24(SP), R12
+	CMPQ             24(SP), $0x00
+	JNE              rows4_by2_piece1_8_rows
+	PREFETCHT1       (R12)
+	PREFETCHT1       64(R12)
+	PREFETCHT1       128(R12)
+	PREFETCHT1       192(R12)
+	PREFETCHT1       256(R12)
+	PREFETCHT1       320(R12)
+	PREFETCHT1       384(R12)
+	PREFETCHT1       448(R12)
+	ADDQ             $0x00000200, R12
+	JMP              rows4_by2_piece1_8_done
 
-rows4_by2_piece1_8_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows4_by2_piece1_8_rows:
+	LEAQ       (DI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
+	LEAQ       (R13)(AX*4), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
 
-rows4_by2_piece1_8_1:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_2
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_2:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_3
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_3:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_4
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_4:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_5
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_5:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_6
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_6:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_7
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_7:
+rows4_by2_piece1_8_done:
 	LEAQ             (DI)(R10*1), R13
 	VBROADCASTF64X4  (R13), Z8
 	VBROADCASTF64X4  (R13)(AX*1), Z9
@@ -4271,24 +4159,31 @@ rows4_by2_piece1_8_7:
 	VFMADD231PS.BCST 28(BX)(R9*1), Z8, Z7
 	ADDQ             $0x00000020, R10
 	ADDQ             $0x00000020, BX
-	CMPQ             R10, chunks+64(FP)
-	JNE              rows4_by2_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000080, (SP)
-	VMOVUPS          Z0, (BX)
-	VMOVUPS          Z4, 64(BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z1, (BX)
-	VMOVUPS          Z5, 64(BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z2, (BX)
-	VMOVUPS          Z6, 64(BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z3, (BX)
-	VMOVUPS          Z7, 64(BX)
-	SUBQ             $0x02, 16(SP)
-	JMP              rows4_by2
+	LEAQ             (R11)(AX*8), R11
+	TESTQ            $0x0000003f, R10
+	JNZ              rows4_by2_piece_same
+	MOVQ             DX, R11
+	ADDQ             R10, R11
+
+rows4_by2_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows4_by2_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000080, (SP)
+	VMOVUPS Z0, (BX)
+	VMOVUPS Z4, 64(BX)
+	ADDQ    SI, BX
+	VMOVUPS Z1, (BX)
+	VMOVUPS Z5, 64(BX)
+	ADDQ    SI, BX
+	VMOVUPS Z2, (BX)
+	VMOVUPS Z6, 64(BX)
+	ADDQ    SI, BX
+	VMOVUPS Z3, (BX)
+	VMOVUPS Z7, 64(BX)
+	SUBQ    $0x02, 16(SP)
+	JMP     rows4_by2
 
 rows4_by2_done:
 rows4_by1:
@@ -4311,74 +4206,36 @@ rows4_by1:
 	LEAQ    (DI)(DI*2), R8
 	XORQ    R9, R9
 	MOVQ    DX, R10
-	ADDQ    SI, R10
-	MOVQ    24(SP), R11
+	MOVQ    SI, R11
+	ADDQ    R10, R11
 
 rows4_by1_piece:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_0
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
+	CMPQ       24(SP), $0x00
+	JNE        rows4_by1_piece0_8_rows
+	PREFETCHT1 (R11)
+	PREFETCHT1 64(R11)
+	PREFETCHT1 128(R11)
+	PREFETCHT1 192(R11)
+	PREFETCHT1 256(R11)
+	PREFETCHT1 320(R11)
+	PREFETCHT1 384(R11)
+	PREFETCHT1 448(R11)
+	ADDQ       $0x00000200, R11
+	JMP        rows4_by1_piece0_8_done
 
-rows4_by1_piece0_8_0:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_1
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
+rows4_by1_piece0_8_rows:
+	LEAQ       (SI)(R10*1), R12
+	PREFETCHT1 (R12)
+	PREFETCHT1 (R12)(AX*1)
+	PREFETCHT1 (R12)(AX*2)
+	PREFETCHT1 (R12)(CX*1)
+	LEAQ       (R12)(AX*4), R12
+	PREFETCHT1 (R12)
+	PREFETCHT1 (R12)(AX*1)
+	PREFETCHT1 (R12)(AX*2)
+	PREFETCHT1 (R12)(CX*1)
 
-rows4_by1_piece0_8_1:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_2
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_2:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_3
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_3:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_4
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_4:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_5
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_5:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_6
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_6:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_7
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_7:
+rows4_by1_piece0_8_done:
 	LEAQ             (SI)(R9*1), R12
 	VBROADCASTF64X4  (R12), Z4
 	VBROADCASTF64X4  (R12)(AX*1), Z5
@@ -4458,20 +4315,27 @@ rows4_by1_piece0_8_7:
 	VFMADD231PS.BCST 28(BX)(R8*1), Z4, Z3
 	ADDQ             $0x00000020, R9
 	ADDQ             $0x00000020, BX
-	CMPQ             R9, chunks+64(FP)
-	JNE              rows4_by1_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000040, (SP)
-	VMOVUPS          Z0, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z1, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z2, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z3, (BX)
-	SUBQ             $0x01, 16(SP)
-	JMP              rows4_by1
+	LEAQ             (R10)(AX*8), R10
+	TESTQ            $0x0000003f, R9
+	JNZ              rows4_by1_piece_same
+	MOVQ             DX, R10
+	ADDQ             R9, R10
+
+rows4_by1_piece_same:
+	CMPQ    R9, chunks+64(FP)
+	JNE     rows4_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000040, (SP)
+	VMOVUPS Z0, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z1, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z2, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z3, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows4_by1
 
 rows4_by1_done:
 	MOVQ lds+8(FP), BX
@@ -4515,74 +4379,36 @@ rows1_by2:
 	MOVQ    q+40(FP), BX
 	XORQ    R8, R8
 	MOVQ    DX, R9
-	ADDQ    SI, R9
-	MOVQ    24(SP), R10
+	MOVQ    SI, R10
+	ADDQ    R9, R10
 
 rows1_by2_piece:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_0
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
+	CMPQ       24(SP), $0x00
+	JNE        rows1_by2_piece0_8_rows
+	PREFETCHT1 (R10)
+	PREFETCHT1 64(R10)
+	PREFETCHT1 128(R10)
+	PREFETCHT1 192(R10)
+	PREFETCHT1 256(R10)
+	PREFETCHT1 320(R10)
+	PREFETCHT1 384(R10)
+	PREFETCHT1 448(R10)
+	ADDQ       $0x00000200, R10
+	JMP        rows1_by2_piece0_8_done
 
-rows1_by2_piece0_8_0:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_1
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
+rows1_by2_piece0_8_rows:
+	LEAQ       (SI)(R9*1), R11
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(AX*1)
+	PREFETCHT1 (R11)(AX*2)
+	PREFETCHT1 (R11)(CX*1)
+	LEAQ       (R11)(AX*4), R11
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(AX*1)
+	PREFETCHT1 (R11)(AX*2)
+	PREFETCHT1 (R11)(CX*1)
 
-rows1_by2_piece0_8_1:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_2
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_2:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_3
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_3:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_4
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_4:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_5
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_5:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_6
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_6:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_7
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_7:
+rows1_by2_piece0_8_done:
 	LEAQ             (SI)(R8*1), R11
 	VBROADCASTF64X4  (R11), Z2
 	VBROADCASTF64X4  (R11)(AX*1), Z3
@@ -4636,70 +4462,32 @@ rows1_by2_piece0_8_7:
 	VFMADD231PS.BCST 20(BX), Z7, Z0
 	VFMADD231PS.BCST 24(BX), Z10, Z0
 	VFMADD231PS.BCST 28(BX), Z2, Z0
-	PREFETCHT1       (R9)
-	ADDQ             $0x40, R9
-	DECQ             R10
-	JNZ              rows1_by2_piece1_8_0
-	ADDQ             32(SP), R9
-	MOVQ             24(SP), R10
+	CMPQ             24(SP), $0x00
+	JNE              rows1_by2_piece1_8_rows
+	PREFETCHT1       (R10)
+	PREFETCHT1       64(R10)
+	PREFETCHT1       128(R10)
+	PREFETCHT1       192(R10)
+	PREFETCHT1       256(R10)
+	PREFETCHT1       320(R10)
+	PREFETCHT1       384(R10)
+	PREFETCHT1       448(R10)
+	ADDQ             $0x00000200, R10
+	JMP              rows1_by2_piece1_8_done
 
-rows1_by2_piece1_8_0:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_1
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
+rows1_by2_piece1_8_rows:
+	LEAQ       (DI)(R9*1), R11
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(AX*1)
+	PREFETCHT1 (R11)(AX*2)
+	PREFETCHT1 (R11)(CX*1)
+	LEAQ       (R11)(AX*4), R11
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(AX*1)
+	PREFETCHT1 (R11)(AX*2)
+	PREFETCHT1 (R11)(CX*1)
 
-rows1_by2_piece1_8_1:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_2
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_2:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_3
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_3:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_4
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_4:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_5
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_5:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_6
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_6:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_7
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_7:
+rows1_by2_piece1_8_done:
 	LEAQ             (DI)(R8*1), R11
 	VBROADCASTF64X4  (R11), Z2
 	VBROADCASTF64X4  (R11)(AX*1), Z3
@@ -4755,15 +4543,22 @@ rows1_by2_piece1_8_7:
 	VFMADD231PS.BCST 28(BX), Z2, Z1
 	ADDQ             $0x00000020, R8
 	ADDQ             $0x00000020, BX
-	CMPQ             R8, chunks+64(FP)
-	JNE              rows1_by2_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000080, (SP)
-	VMOVUPS          Z0, (BX)
-	VMOVUPS          Z1, 64(BX)
-	SUBQ             $0x02, 16(SP)
-	JMP              rows1_by2
+	LEAQ             (R9)(AX*8), R9
+	TESTQ            $0x0000003f, R8
+	JNZ              rows1_by2_piece_same
+	MOVQ             DX, R9
+	ADDQ             R8, R9
+
+rows1_by2_piece_same:
+	CMPQ    R8, chunks+64(FP)
+	JNE     rows1_by2_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000080, (SP)
+	VMOVUPS Z0, (BX)
+	VMOVUPS Z1, 64(BX)
+	SUBQ    $0x02, 16(SP)
+	JMP     rows1_by2
 
 rows1_by2_done:
 rows1_by1:
@@ -4781,74 +4576,36 @@ rows1_by1:
 	MOVQ    q+40(FP), BX
 	XORQ    DI, DI
 	MOVQ    DX, R8
-	ADDQ    SI, R8
-	MOVQ    24(SP), R9
+	MOVQ    SI, R9
+	ADDQ    R8, R9
 
 rows1_by1_piece:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_0
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
+	CMPQ       24(SP), $0x00
+	JNE        rows1_by1_piece0_8_rows
+	PREFETCHT1 (R9)
+	PREFETCHT1 64(R9)
+	PREFETCHT1 128(R9)
+	PREFETCHT1 192(R9)
+	PREFETCHT1 256(R9)
+	PREFETCHT1 320(R9)
+	PREFETCHT1 384(R9)
+	PREFETCHT1 448(R9)
+	ADDQ       $0x00000200, R9
+	JMP        rows1_by1_piece0_8_done
 
-rows1_by1_piece0_8_0:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_1
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
+rows1_by1_piece0_8_rows:
+	LEAQ       (SI)(R8*1), R10
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(AX*1)
+	PREFETCHT1 (R10)(AX*2)
+	PREFETCHT1 (R10)(CX*1)
+	LEAQ       (R10)(AX*4), R10
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(AX*1)
+	PREFETCHT1 (R10)(AX*2)
+	PREFETCHT1 (R10)(CX*1)
 
-rows1_by1_piece0_8_1:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_2
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_2:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_3
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_3:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_4
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_4:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_5
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_5:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_6
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_6:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_7
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_7:
+rows1_by1_piece0_8_done:
 	LEAQ             (SI)(DI*1), R10
 	VBROADCASTF64X4  (R10), Z1
 	VBROADCASTF64X4  (R10)(AX*1), Z2
@@ -4904,14 +4661,21 @@ rows1_by1_piece0_8_7:
 	VFMADD231PS.BCST 28(BX), Z1, Z0
 	ADDQ             $0x00000020, DI
 	ADDQ             $0x00000020, BX
-	CMPQ             DI, chunks+64(FP)
-	JNE              rows1_by1_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000040, (SP)
-	VMOVUPS          Z0, (BX)
-	SUBQ             $0x01, 16(SP)
-	JMP              rows1_by1
+	LEAQ             (R8)(AX*8), R8
+	TESTQ            $0x0000003f, DI
+	JNZ              rows1_by1_piece_same
+	MOVQ             DX, R8
+	ADDQ             DI, R8
+
+rows1_by1_piece_same:
+	CMPQ    DI, chunks+64(FP)
+	JNE     rows1_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000040, (SP)
+	VMOVUPS Z0, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows1_by1
 
 rows1_by1_done:
 	MOVQ lds+8(FP), BX
@@ -5535,18 +5299,13 @@ key:
 
 // func dotsF16AVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·dotsF16AVX512(SB), NOSPLIT, $40-80
+TEXT ·dotsF16AVX512(SB), NOSPLIT, $32-80
 	MOVQ ldk+24(FP), AX
 	SHLQ $0x05, chunks+64(FP)
 	LEAQ (AX)(AX*2), CX
-	MOVQ chunks+64(FP), DX
-	ADDQ $0x3f, DX
-	SHRQ $0x06, DX
+	MOVQ AX, DX
+	SUBQ chunks+64(FP), DX
 	MOVQ DX, 24(SP)
-	SHLQ $0x06, DX
-	SUBQ AX, DX
-	NEGQ DX
-	MOVQ DX, 32(SP)
 	MOVQ next+32(FP), DX
 	SUBQ k+16(FP), DX
 
@@ -5585,74 +5344,36 @@ rows8_by1:
 	LEAQ    (BX)(DI*4), R9
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows8_by1_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows8_by1_piece0_8_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	PREFETCHT1 128(R12)
+	PREFETCHT1 192(R12)
+	PREFETCHT1 256(R12)
+	PREFETCHT1 320(R12)
+	PREFETCHT1 384(R12)
+	PREFETCHT1 448(R12)
+	ADDQ       $0x00000200, R12
+	JMP        rows8_by1_piece0_8_done
 
-rows8_by1_piece0_8_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows8_by1_piece0_8_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
+	LEAQ       (R13)(AX*4), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
 
-rows8_by1_piece0_8_1:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_2
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_2:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_3
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_3:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_4
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_4:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_5
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_5:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_6
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_6:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_7
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_7:
+rows8_by1_piece0_8_done:
 	LEAQ             (SI)(R10*1), R13
 	VBROADCASTF64X4  (R13), Z9
 	VBROADCASTF64X4  (R13)(AX*1), Z10
@@ -5869,28 +5590,35 @@ rows8_by1_piece0_8_7:
 	ADDQ             $0x00000020, R10
 	ADDQ             $0x00000040, BX
 	ADDQ             $0x00000040, R9
-	CMPQ             R10, chunks+64(FP)
-	JNE              rows8_by1_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000040, (SP)
-	VMOVUPS          Z1, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z2, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z3, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z4, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z5, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z6, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z7, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z8, (BX)
-	SUBQ             $0x01, 16(SP)
-	JMP              rows8_by1
+	LEAQ             (R11)(AX*8), R11
+	TESTQ            $0x0000003f, R10
+	JNZ              rows8_by1_piece_same
+	MOVQ             DX, R11
+	ADDQ             R10, R11
+
+rows8_by1_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows8_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000040, (SP)
+	VMOVUPS Z1, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z2, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z3, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z4, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z5, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z6, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z7, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z8, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows8_by1
 
 rows8_by1_done:
 	MOVQ lds+8(FP), BX
@@ -5942,74 +5670,36 @@ rows4_by2:
 	LEAQ    (R8)(R8*2), R9
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows4_by2_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows4_by2_piece0_8_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	PREFETCHT1 128(R12)
+	PREFETCHT1 192(R12)
+	PREFETCHT1 256(R12)
+	PREFETCHT1 320(R12)
+	PREFETCHT1 384(R12)
+	PREFETCHT1 448(R12)
+	ADDQ       $0x00000200, R12
+	JMP        rows4_by2_piece0_8_done
 
-rows4_by2_piece0_8_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows4_by2_piece0_8_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
+	LEAQ       (R13)(AX*4), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
 
-rows4_by2_piece0_8_1:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_2
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_2:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_3
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_3:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_4
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_4:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_5
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_5:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_6
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_6:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_7
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_7:
+rows4_by2_piece0_8_done:
 	LEAQ             (SI)(R10*1), R13
 	VBROADCASTF64X4  (R13), Z8
 	VBROADCASTF64X4  (R13)(AX*1), Z9
@@ -6159,70 +5849,32 @@ rows4_by2_piece0_8_7:
 	VFMADD231PS.BCST 60(BX)(R8*1), Z8, Z1
 	VFMADD231PS.BCST 60(BX)(R8*2), Z8, Z2
 	VFMADD231PS.BCST 60(BX)(R9*1), Z8, Z3
-	PREFETCHT1       (R11)
-	ADDQ             $0x40, R11
-	DECQ             R12
-	JNZ              rows4_by2_piece1_8_0
-	ADDQ             32(SP), R11
-	MOVQ             24(SP), R12
+	CMPQ             24(SP), $0x00
+	JNE              rows4_by2_piece1_8_rows
+	PREFETCHT1       (R12)
+	PREFETCHT1       64(R12)
+	PREFETCHT1       128(R12)
+	PREFETCHT1       192(R12)
+	PREFETCHT1       256(R12)
+	PREFETCHT1       320(R12)
+	PREFETCHT1       384(R12)
+	PREFETCHT1       448(R12)
+	ADDQ             $0x00000200, R12
+	JMP              rows4_by2_piece1_8_done
 
-rows4_by2_piece1_8_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows4_by2_piece1_8_rows:
+	LEAQ       (DI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
+	LEAQ       (R13)(AX*4), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
 
-rows4_by2_piece1_8_1:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_2
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_2:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_3
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_3:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_4
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_4:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_5
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_5:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_6
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_6:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_7
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_7:
+rows4_by2_piece1_8_done:
 	LEAQ             (DI)(R10*1), R13
 	VBROADCASTF64X4  (R13), Z8
 	VBROADCASTF64X4  (R13)(AX*1), Z9
@@ -6374,24 +6026,31 @@ rows4_by2_piece1_8_7:
 	VFMADD231PS.BCST 60(BX)(R9*1), Z8, Z7
 	ADDQ             $0x00000020, R10
 	ADDQ             $0x00000040, BX
-	CMPQ             R10, chunks+64(FP)
-	JNE              rows4_by2_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000080, (SP)
-	VMOVUPS          Z0, (BX)
-	VMOVUPS          Z4, 64(BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z1, (BX)
-	VMOVUPS          Z5, 64(BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z2, (BX)
-	VMOVUPS          Z6, 64(BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z3, (BX)
-	VMOVUPS          Z7, 64(BX)
-	SUBQ             $0x02, 16(SP)
-	JMP              rows4_by2
+	LEAQ             (R11)(AX*8), R11
+	TESTQ            $0x0000003f, R10
+	JNZ              rows4_by2_piece_same
+	MOVQ             DX, R11
+	ADDQ             R10, R11
+
+rows4_by2_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows4_by2_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000080, (SP)
+	VMOVUPS Z0, (BX)
+	VMOVUPS Z4, 64(BX)
+	ADDQ    SI, BX
+	VMOVUPS Z1, (BX)
+	VMOVUPS Z5, 64(BX)
+	ADDQ    SI, BX
+	VMOVUPS Z2, (BX)
+	VMOVUPS Z6, 64(BX)
+	ADDQ    SI, BX
+	VMOVUPS Z3, (BX)
+	VMOVUPS Z7, 64(BX)
+	SUBQ    $0x02, 16(SP)
+	JMP     rows4_by2
 
 rows4_by2_done:
 rows4_by1:
@@ -6414,74 +6073,36 @@ rows4_by1:
 	LEAQ    (DI)(DI*2), R8
 	XORQ    R9, R9
 	MOVQ    DX, R10
-	ADDQ    SI, R10
-	MOVQ    24(SP), R11
+	MOVQ    SI, R11
+	ADDQ    R10, R11
 
 rows4_by1_piece:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_0
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
+	CMPQ       24(SP), $0x00
+	JNE        rows4_by1_piece0_8_rows
+	PREFETCHT1 (R11)
+	PREFETCHT1 64(R11)
+	PREFETCHT1 128(R11)
+	PREFETCHT1 192(R11)
+	PREFETCHT1 256(R11)
+	PREFETCHT1 320(R11)
+	PREFETCHT1 384(R11)
+	PREFETCHT1 448(R11)
+	ADDQ       $0x00000200, R11
+	JMP        rows4_by1_piece0_8_done
 
-rows4_by1_piece0_8_0:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_1
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
+rows4_by1_piece0_8_rows:
+	LEAQ       (SI)(R10*1), R12
+	PREFETCHT1 (R12)
+	PREFETCHT1 (R12)(AX*1)
+	PREFETCHT1 (R12)(AX*2)
+	PREFETCHT1 (R12)(CX*1)
+	LEAQ       (R12)(AX*4), R12
+	PREFETCHT1 (R12)
+	PREFETCHT1 (R12)(AX*1)
+	PREFETCHT1 (R12)(AX*2)
+	PREFETCHT1 (R12)(CX*1)
 
-rows4_by1_piece0_8_1:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_2
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_2:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_3
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_3:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_4
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_4:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_5
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_5:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_6
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_6:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_7
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_7:
+rows4_by1_piece0_8_done:
 	LEAQ             (SI)(R9*1), R12
 	VBROADCASTF64X4  (R12), Z4
 	VBROADCASTF64X4  (R12)(AX*1), Z5
@@ -6633,20 +6254,27 @@ rows4_by1_piece0_8_7:
 	VFMADD231PS.BCST 60(BX)(R8*1), Z4, Z3
 	ADDQ             $0x00000020, R9
 	ADDQ             $0x00000040, BX
-	CMPQ             R9, chunks+64(FP)
-	JNE              rows4_by1_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000040, (SP)
-	VMOVUPS          Z0, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z1, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z2, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z3, (BX)
-	SUBQ             $0x01, 16(SP)
-	JMP              rows4_by1
+	LEAQ             (R10)(AX*8), R10
+	TESTQ            $0x0000003f, R9
+	JNZ              rows4_by1_piece_same
+	MOVQ             DX, R10
+	ADDQ             R9, R10
+
+rows4_by1_piece_same:
+	CMPQ    R9, chunks+64(FP)
+	JNE     rows4_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000040, (SP)
+	VMOVUPS Z0, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z1, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z2, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z3, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows4_by1
 
 rows4_by1_done:
 	MOVQ lds+8(FP), BX
@@ -6690,74 +6318,36 @@ rows1_by2:
 	MOVQ    q+40(FP), BX
 	XORQ    R8, R8
 	MOVQ    DX, R9
-	ADDQ    SI, R9
-	MOVQ    24(SP), R10
+	MOVQ    SI, R10
+	ADDQ    R9, R10
 
 rows1_by2_piece:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_0
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
+	CMPQ       24(SP), $0x00
+	JNE        rows1_by2_piece0_8_rows
+	PREFETCHT1 (R10)
+	PREFETCHT1 64(R10)
+	PREFETCHT1 128(R10)
+	PREFETCHT1 192(R10)
+	PREFETCHT1 256(R10)
+	PREFETCHT1 320(R10)
+	PREFETCHT1 384(R10)
+	PREFETCHT1 448(R10)
+	ADDQ       $0x00000200, R10
+	JMP        rows1_by2_piece0_8_done
 
-rows1_by2_piece0_8_0:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_1
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
+rows1_by2_piece0_8_rows:
+	LEAQ       (SI)(R9*1), R11
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(AX*1)
+	PREFETCHT1 (R11)(AX*2)
+	PREFETCHT1 (R11)(CX*1)
+	LEAQ       (R11)(AX*4), R11
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(AX*1)
+	PREFETCHT1 (R11)(AX*2)
+	PREFETCHT1 (R11)(CX*1)
 
-rows1_by2_piece0_8_1:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_2
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_2:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_3
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_3:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_4
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_4:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_5
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_5:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_6
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_6:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_7
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_7:
+rows1_by2_piece0_8_done:
 	LEAQ             (SI)(R8*1), R11
 	VBROADCASTF64X4  (R11), Z2
 	VBROADCASTF64X4  (R11)(AX*1), Z3
@@ -6859,70 +6449,32 @@ rows1_by2_piece0_8_7:
 	VPMOVDW          Z2, Y2
 	VCVTPH2PS        Y2, Z2
 	VFMADD231PS.BCST 60(BX), Z2, Z0
-	PREFETCHT1       (R9)
-	ADDQ             $0x40, R9
-	DECQ             R10
-	JNZ              rows1_by2_piece1_8_0
-	ADDQ             32(SP), R9
-	MOVQ             24(SP), R10
+	CMPQ             24(SP), $0x00
+	JNE              rows1_by2_piece1_8_rows
+	PREFETCHT1       (R10)
+	PREFETCHT1       64(R10)
+	PREFETCHT1       128(R10)
+	PREFETCHT1       192(R10)
+	PREFETCHT1       256(R10)
+	PREFETCHT1       320(R10)
+	PREFETCHT1       384(R10)
+	PREFETCHT1       448(R10)
+	ADDQ             $0x00000200, R10
+	JMP              rows1_by2_piece1_8_done
 
-rows1_by2_piece1_8_0:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_1
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
+rows1_by2_piece1_8_rows:
+	LEAQ       (DI)(R9*1), R11
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(AX*1)
+	PREFETCHT1 (R11)(AX*2)
+	PREFETCHT1 (R11)(CX*1)
+	LEAQ       (R11)(AX*4), R11
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(AX*1)
+	PREFETCHT1 (R11)(AX*2)
+	PREFETCHT1 (R11)(CX*1)
 
-rows1_by2_piece1_8_1:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_2
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_2:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_3
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_3:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_4
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_4:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_5
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_5:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_6
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_6:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_7
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_7:
+rows1_by2_piece1_8_done:
 	LEAQ             (DI)(R8*1), R11
 	VBROADCASTF64X4  (R11), Z2
 	VBROADCASTF64X4  (R11)(AX*1), Z3
@@ -7026,15 +6578,22 @@ rows1_by2_piece1_8_7:
 	VFMADD231PS.BCST 60(BX), Z2, Z1
 	ADDQ             $0x00000020, R8
 	ADDQ             $0x00000040, BX
-	CMPQ             R8, chunks+64(FP)
-	JNE              rows1_by2_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000080, (SP)
-	VMOVUPS          Z0, (BX)
-	VMOVUPS          Z1, 64(BX)
-	SUBQ             $0x02, 16(SP)
-	JMP              rows1_by2
+	LEAQ             (R9)(AX*8), R9
+	TESTQ            $0x0000003f, R8
+	JNZ              rows1_by2_piece_same
+	MOVQ             DX, R9
+	ADDQ             R8, R9
+
+rows1_by2_piece_same:
+	CMPQ    R8, chunks+64(FP)
+	JNE     rows1_by2_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000080, (SP)
+	VMOVUPS Z0, (BX)
+	VMOVUPS Z1, 64(BX)
+	SUBQ    $0x02, 16(SP)
+	JMP     rows1_by2
 
 rows1_by2_done:
 rows1_by1:
@@ -7052,74 +6611,36 @@ rows1_by1:
 	MOVQ    q+40(FP), BX
 	XORQ    DI, DI
 	MOVQ    DX, R8
-	ADDQ    SI, R8
-	MOVQ    24(SP), R9
+	MOVQ    SI, R9
+	ADDQ    R8, R9
 
 rows1_by1_piece:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_0
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
+	CMPQ       24(SP), $0x00
+	JNE        rows1_by1_piece0_8_rows
+	PREFETCHT1 (R9)
+	PREFETCHT1 64(R9)
+	PREFETCHT1 128(R9)
+	PREFETCHT1 192(R9)
+	PREFETCHT1 256(R9)
+	PREFETCHT1 320(R9)
+	PREFETCHT1 384(R9)
+	PREFETCHT1 448(R9)
+	ADDQ       $0x00000200, R9
+	JMP        rows1_by1_piece0_8_done
 
-rows1_by1_piece0_8_0:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_1
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
+rows1_by1_piece0_8_rows:
+	LEAQ       (SI)(R8*1), R10
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(AX*1)
+	PREFETCHT1 (R10)(AX*2)
+	PREFETCHT1 (R10)(CX*1)
+	LEAQ       (R10)(AX*4), R10
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(AX*1)
+	PREFETCHT1 (R10)(AX*2)
+	PREFETCHT1 (R10)(CX*1)
 
-rows1_by1_piece0_8_1:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_2
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_2:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_3
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_3:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_4
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_4:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_5
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_5:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_6
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_6:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_7
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_7:
+rows1_by1_piece0_8_done:
 	LEAQ             (SI)(DI*1), R10
 	VBROADCASTF64X4  (R10), Z1
 	VBROADCASTF64X4  (R10)(AX*1), Z2
@@ -7223,14 +6744,21 @@ rows1_by1_piece0_8_7:
 	VFMADD231PS.BCST 60(BX), Z1, Z0
 	ADDQ             $0x00000020, DI
 	ADDQ             $0x00000040, BX
-	CMPQ             DI, chunks+64(FP)
-	JNE              rows1_by1_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000040, (SP)
-	VMOVUPS          Z0, (BX)
-	SUBQ             $0x01, 16(SP)
-	JMP              rows1_by1
+	LEAQ             (R8)(AX*8), R8
+	TESTQ            $0x0000003f, DI
+	JNZ              rows1_by1_piece_same
+	MOVQ             DX, R8
+	ADDQ             DI, R8
+
+rows1_by1_piece_same:
+	CMPQ    DI, chunks+64(FP)
+	JNE     rows1_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000040, (SP)
+	VMOVUPS Z0, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows1_by1
 
 rows1_by1_done:
 	MOVQ lds+8(FP), BX
@@ -7858,18 +7386,13 @@ key:
 
 // func dotsBF16AVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·dotsBF16AVX512(SB), NOSPLIT, $40-80
+TEXT ·dotsBF16AVX512(SB), NOSPLIT, $32-80
 	MOVQ ldk+24(FP), AX
 	SHLQ $0x05, chunks+64(FP)
 	LEAQ (AX)(AX*2), CX
-	MOVQ chunks+64(FP), DX
-	ADDQ $0x3f, DX
-	SHRQ $0x06, DX
+	MOVQ AX, DX
+	SUBQ chunks+64(FP), DX
 	MOVQ DX, 24(SP)
-	SHLQ $0x06, DX
-	SUBQ AX, DX
-	NEGQ DX
-	MOVQ DX, 32(SP)
 	MOVQ next+32(FP), DX
 	SUBQ k+16(FP), DX
 
@@ -7908,74 +7431,36 @@ rows8_by1:
 	LEAQ    (BX)(DI*4), R9
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows8_by1_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows8_by1_piece0_8_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	PREFETCHT1 128(R12)
+	PREFETCHT1 192(R12)
+	PREFETCHT1 256(R12)
+	PREFETCHT1 320(R12)
+	PREFETCHT1 384(R12)
+	PREFETCHT1 448(R12)
+	ADDQ       $0x00000200, R12
+	JMP        rows8_by1_piece0_8_done
 
-rows8_by1_piece0_8_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows8_by1_piece0_8_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
+	LEAQ       (R13)(AX*4), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
 
-rows8_by1_piece0_8_1:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_2
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_2:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_3
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_3:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_4
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_4:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_5
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_5:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_6
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_6:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_8_7
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows8_by1_piece0_8_7:
+rows8_by1_piece0_8_done:
 	LEAQ             (SI)(R10*1), R13
 	VBROADCASTF64X4  (R13), Z9
 	VBROADCASTF64X4  (R13)(AX*1), Z10
@@ -8168,28 +7653,35 @@ rows8_by1_piece0_8_7:
 	ADDQ             $0x00000020, R10
 	ADDQ             $0x00000040, BX
 	ADDQ             $0x00000040, R9
-	CMPQ             R10, chunks+64(FP)
-	JNE              rows8_by1_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000040, (SP)
-	VMOVUPS          Z1, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z2, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z3, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z4, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z5, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z6, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z7, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z8, (BX)
-	SUBQ             $0x01, 16(SP)
-	JMP              rows8_by1
+	LEAQ             (R11)(AX*8), R11
+	TESTQ            $0x0000003f, R10
+	JNZ              rows8_by1_piece_same
+	MOVQ             DX, R11
+	ADDQ             R10, R11
+
+rows8_by1_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows8_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000040, (SP)
+	VMOVUPS Z1, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z2, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z3, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z4, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z5, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z6, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z7, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z8, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows8_by1
 
 rows8_by1_done:
 	MOVQ lds+8(FP), BX
@@ -8241,74 +7733,36 @@ rows4_by2:
 	LEAQ    (R8)(R8*2), R9
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows4_by2_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows4_by2_piece0_8_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	PREFETCHT1 128(R12)
+	PREFETCHT1 192(R12)
+	PREFETCHT1 256(R12)
+	PREFETCHT1 320(R12)
+	PREFETCHT1 384(R12)
+	PREFETCHT1 448(R12)
+	ADDQ       $0x00000200, R12
+	JMP        rows4_by2_piece0_8_done
 
-rows4_by2_piece0_8_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows4_by2_piece0_8_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
+	LEAQ       (R13)(AX*4), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
 
-rows4_by2_piece0_8_1:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_2
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_2:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_3
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_3:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_4
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_4:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_5
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_5:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_6
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_6:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_8_7
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece0_8_7:
+rows4_by2_piece0_8_done:
 	LEAQ             (SI)(R10*1), R13
 	VBROADCASTF64X4  (R13), Z8
 	VBROADCASTF64X4  (R13)(AX*1), Z9
@@ -8434,70 +7888,32 @@ rows4_by2_piece0_8_7:
 	VFMADD231PS.BCST 60(BX)(R8*1), Z8, Z1
 	VFMADD231PS.BCST 60(BX)(R8*2), Z8, Z2
 	VFMADD231PS.BCST 60(BX)(R9*1), Z8, Z3
-	PREFETCHT1       (R11)
-	ADDQ             $0x40, R11
-	DECQ             R12
-	JNZ              rows4_by2_piece1_8_0
-	ADDQ             32(SP), R11
-	MOVQ             24(SP), R12
+	CMPQ             24(SP), $0x00
+	JNE              rows4_by2_piece1_8_rows
+	PREFETCHT1       (R12)
+	PREFETCHT1       64(R12)
+	PREFETCHT1       128(R12)
+	PREFETCHT1       192(R12)
+	PREFETCHT1       256(R12)
+	PREFETCHT1       320(R12)
+	PREFETCHT1       384(R12)
+	PREFETCHT1       448(R12)
+	ADDQ             $0x00000200, R12
+	JMP              rows4_by2_piece1_8_done
 
-rows4_by2_piece1_8_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows4_by2_piece1_8_rows:
+	LEAQ       (DI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
+	LEAQ       (R13)(AX*4), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
+	PREFETCHT1 (R13)(AX*2)
+	PREFETCHT1 (R13)(CX*1)
 
-rows4_by2_piece1_8_1:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_2
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_2:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_3
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_3:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_4
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_4:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_5
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_5:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_6
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_6:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_8_7
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
-
-rows4_by2_piece1_8_7:
+rows4_by2_piece1_8_done:
 	LEAQ             (DI)(R10*1), R13
 	VBROADCASTF64X4  (R13), Z8
 	VBROADCASTF64X4  (R13)(AX*1), Z9
@@ -8625,24 +8041,31 @@ rows4_by2_piece1_8_7:
 	VFMADD231PS.BCST 60(BX)(R9*1), Z8, Z7
 	ADDQ             $0x00000020, R10
 	ADDQ             $0x00000040, BX
-	CMPQ             R10, chunks+64(FP)
-	JNE              rows4_by2_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000080, (SP)
-	VMOVUPS          Z0, (BX)
-	VMOVUPS          Z4, 64(BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z1, (BX)
-	VMOVUPS          Z5, 64(BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z2, (BX)
-	VMOVUPS          Z6, 64(BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z3, (BX)
-	VMOVUPS          Z7, 64(BX)
-	SUBQ             $0x02, 16(SP)
-	JMP              rows4_by2
+	LEAQ             (R11)(AX*8), R11
+	TESTQ            $0x0000003f, R10
+	JNZ              rows4_by2_piece_same
+	MOVQ             DX, R11
+	ADDQ             R10, R11
+
+rows4_by2_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows4_by2_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000080, (SP)
+	VMOVUPS Z0, (BX)
+	VMOVUPS Z4, 64(BX)
+	ADDQ    SI, BX
+	VMOVUPS Z1, (BX)
+	VMOVUPS Z5, 64(BX)
+	ADDQ    SI, BX
+	VMOVUPS Z2, (BX)
+	VMOVUPS Z6, 64(BX)
+	ADDQ    SI, BX
+	VMOVUPS Z3, (BX)
+	VMOVUPS Z7, 64(BX)
+	SUBQ    $0x02, 16(SP)
+	JMP     rows4_by2
 
 rows4_by2_done:
 rows4_by1:
@@ -8665,74 +8088,36 @@ rows4_by1:
 	LEAQ    (DI)(DI*2), R8
 	XORQ    R9, R9
 	MOVQ    DX, R10
-	ADDQ    SI, R10
-	MOVQ    24(SP), R11
+	MOVQ    SI, R11
+	ADDQ    R10, R11
 
 rows4_by1_piece:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_0
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
+	CMPQ       24(SP), $0x00
+	JNE        rows4_by1_piece0_8_rows
+	PREFETCHT1 (R11)
+	PREFETCHT1 64(R11)
+	PREFETCHT1 128(R11)
+	PREFETCHT1 192(R11)
+	PREFETCHT1 256(R11)
+	PREFETCHT1 320(R11)
+	PREFETCHT1 384(R11)
+	PREFETCHT1 448(R11)
+	ADDQ       $0x00000200, R11
+	JMP        rows4_by1_piece0_8_done
 
-rows4_by1_piece0_8_0:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_1
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
+rows4_by1_piece0_8_rows:
+	LEAQ       (SI)(R10*1), R12
+	PREFETCHT1 (R12)
+	PREFETCHT1 (R12)(AX*1)
+	PREFETCHT1 (R12)(AX*2)
+	PREFETCHT1 (R12)(CX*1)
+	LEAQ       (R12)(AX*4), R12
+	PREFETCHT1 (R12)
+	PREFETCHT1 (R12)(AX*1)
+	PREFETCHT1 (R12)(AX*2)
+	PREFETCHT1 (R12)(CX*1)
 
-rows4_by1_piece0_8_1:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_2
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_2:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_3
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_3:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_4
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_4:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_5
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_5:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_6
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_6:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_8_7
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
-
-rows4_by1_piece0_8_7:
+rows4_by1_piece0_8_done:
 	LEAQ             (SI)(R9*1), R12
 	VBROADCASTF64X4  (R12), Z4
 	VBROADCASTF64X4  (R12)(AX*1), Z5
@@ -8860,20 +8245,27 @@ rows4_by1_piece0_8_7:
 	VFMADD231PS.BCST 60(BX)(R8*1), Z4, Z3
 	ADDQ             $0x00000020, R9
 	ADDQ             $0x00000040, BX
-	CMPQ             R9, chunks+64(FP)
-	JNE              rows4_by1_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000040, (SP)
-	VMOVUPS          Z0, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z1, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z2, (BX)
-	ADDQ             SI, BX
-	VMOVUPS          Z3, (BX)
-	SUBQ             $0x01, 16(SP)
-	JMP              rows4_by1
+	LEAQ             (R10)(AX*8), R10
+	TESTQ            $0x0000003f, R9
+	JNZ              rows4_by1_piece_same
+	MOVQ             DX, R10
+	ADDQ             R9, R10
+
+rows4_by1_piece_same:
+	CMPQ    R9, chunks+64(FP)
+	JNE     rows4_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000040, (SP)
+	VMOVUPS Z0, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z1, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z2, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Z3, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows4_by1
 
 rows4_by1_done:
 	MOVQ lds+8(FP), BX
@@ -8917,74 +8309,36 @@ rows1_by2:
 	MOVQ    q+40(FP), BX
 	XORQ    R8, R8
 	MOVQ    DX, R9
-	ADDQ    SI, R9
-	MOVQ    24(SP), R10
+	MOVQ    SI, R10
+	ADDQ    R9, R10
 
 rows1_by2_piece:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_0
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
+	CMPQ       24(SP), $0x00
+	JNE        rows1_by2_piece0_8_rows
+	PREFETCHT1 (R10)
+	PREFETCHT1 64(R10)
+	PREFETCHT1 128(R10)
+	PREFETCHT1 192(R10)
+	PREFETCHT1 256(R10)
+	PREFETCHT1 320(R10)
+	PREFETCHT1 384(R10)
+	PREFETCHT1 448(R10)
+	ADDQ       $0x00000200, R10
+	JMP        rows1_by2_piece0_8_done
 
-rows1_by2_piece0_8_0:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_1
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
+rows1_by2_piece0_8_rows:
+	LEAQ       (SI)(R9*1), R11
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(AX*1)
+	PREFETCHT1 (R11)(AX*2)
+	PREFETCHT1 (R11)(CX*1)
+	LEAQ       (R11)(AX*4), R11
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(AX*1)
+	PREFETCHT1 (R11)(AX*2)
+	PREFETCHT1 (R11)(CX*1)
 
-rows1_by2_piece0_8_1:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_2
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_2:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_3
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_3:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_4
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_4:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_5
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_5:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_6
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_6:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece0_8_7
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece0_8_7:
+rows1_by2_piece0_8_done:
 	LEAQ             (SI)(R8*1), R11
 	VBROADCASTF64X4  (R11), Z2
 	VBROADCASTF64X4  (R11)(AX*1), Z3
@@ -9062,70 +8416,32 @@ rows1_by2_piece0_8_7:
 	VFMADD231PS.BCST 56(BX), Z3, Z0
 	VPANDD           constants<>+1664(SB), Z2, Z2
 	VFMADD231PS.BCST 60(BX), Z2, Z0
-	PREFETCHT1       (R9)
-	ADDQ             $0x40, R9
-	DECQ             R10
-	JNZ              rows1_by2_piece1_8_0
-	ADDQ             32(SP), R9
-	MOVQ             24(SP), R10
+	CMPQ             24(SP), $0x00
+	JNE              rows1_by2_piece1_8_rows
+	PREFETCHT1       (R10)
+	PREFETCHT1       64(R10)
+	PREFETCHT1       128(R10)
+	PREFETCHT1       192(R10)
+	PREFETCHT1       256(R10)
+	PREFETCHT1       320(R10)
+	PREFETCHT1       384(R10)
+	PREFETCHT1       448(R10)
+	ADDQ             $0x00000200, R10
+	JMP              rows1_by2_piece1_8_done
 
-rows1_by2_piece1_8_0:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_1
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
+rows1_by2_piece1_8_rows:
+	LEAQ       (DI)(R9*1), R11
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(AX*1)
+	PREFETCHT1 (R11)(AX*2)
+	PREFETCHT1 (R11)(CX*1)
+	LEAQ       (R11)(AX*4), R11
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(AX*1)
+	PREFETCHT1 (R11)(AX*2)
+	PREFETCHT1 (R11)(CX*1)
 
-rows1_by2_piece1_8_1:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_2
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_2:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_3
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_3:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_4
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_4:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_5
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_5:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_6
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_6:
-	PREFETCHT1 (R9)
-	ADDQ       $0x40, R9
-	DECQ       R10
-	JNZ        rows1_by2_piece1_8_7
-	ADDQ       32(SP), R9
-	MOVQ       24(SP), R10
-
-rows1_by2_piece1_8_7:
+rows1_by2_piece1_8_done:
 	LEAQ             (DI)(R8*1), R11
 	VBROADCASTF64X4  (R11), Z2
 	VBROADCASTF64X4  (R11)(AX*1), Z3
@@ -9205,15 +8521,22 @@ rows1_by2_piece1_8_7:
 	VFMADD231PS.BCST 60(BX), Z2, Z1
 	ADDQ             $0x00000020, R8
 	ADDQ             $0x00000040, BX
-	CMPQ             R8, chunks+64(FP)
-	JNE              rows1_by2_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000080, (SP)
-	VMOVUPS          Z0, (BX)
-	VMOVUPS          Z1, 64(BX)
-	SUBQ             $0x02, 16(SP)
-	JMP              rows1_by2
+	LEAQ             (R9)(AX*8), R9
+	TESTQ            $0x0000003f, R8
+	JNZ              rows1_by2_piece_same
+	MOVQ             DX, R9
+	ADDQ             R8, R9
+
+rows1_by2_piece_same:
+	CMPQ    R8, chunks+64(FP)
+	JNE     rows1_by2_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000080, (SP)
+	VMOVUPS Z0, (BX)
+	VMOVUPS Z1, 64(BX)
+	SUBQ    $0x02, 16(SP)
+	JMP     rows1_by2
 
 rows1_by2_done:
 rows1_by1:
@@ -9231,74 +8554,36 @@ rows1_by1:
 	MOVQ    q+40(FP), BX
 	XORQ    DI, DI
 	MOVQ    DX, R8
-	ADDQ    SI, R8
-	MOVQ    24(SP), R9
+	MOVQ    SI, R9
+	ADDQ    R8, R9
 
 rows1_by1_piece:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_0
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
+	CMPQ       24(SP), $0x00
+	JNE        rows1_by1_piece0_8_rows
+	PREFETCHT1 (R9)
+	PREFETCHT1 64(R9)
+	PREFETCHT1 128(R9)
+	PREFETCHT1 192(R9)
+	PREFETCHT1 256(R9)
+	PREFETCHT1 320(R9)
+	PREFETCHT1 384(R9)
+	PREFETCHT1 448(R9)
+	ADDQ       $0x00000200, R9
+	JMP        rows1_by1_piece0_8_done
 
-rows1_by1_piece0_8_0:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_1
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
+rows1_by1_piece0_8_rows:
+	LEAQ       (SI)(R8*1), R10
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(AX*1)
+	PREFETCHT1 (R10)(AX*2)
+	PREFETCHT1 (R10)(CX*1)
+	LEAQ       (R10)(AX*4), R10
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(AX*1)
+	PREFETCHT1 (R10)(AX*2)
+	PREFETCHT1 (R10)(CX*1)
 
-rows1_by1_piece0_8_1:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_2
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_2:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_3
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_3:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_4
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_4:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_5
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_5:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_6
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_6:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_8_7
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
-
-rows1_by1_piece0_8_7:
+rows1_by1_piece0_8_done:
 	LEAQ             (SI)(DI*1), R10
 	VBROADCASTF64X4  (R10), Z1
 	VBROADCASTF64X4  (R10)(AX*1), Z2
@@ -9378,14 +8663,21 @@ rows1_by1_piece0_8_7:
 	VFMADD231PS.BCST 60(BX), Z1, Z0
 	ADDQ             $0x00000020, DI
 	ADDQ             $0x00000040, BX
-	CMPQ             DI, chunks+64(FP)
-	JNE              rows1_by1_piece
-	MOVQ             (SP), BX
-	MOVQ             lds+8(FP), SI
-	ADDQ             $0x00000040, (SP)
-	VMOVUPS          Z0, (BX)
-	SUBQ             $0x01, 16(SP)
-	JMP              rows1_by1
+	LEAQ             (R8)(AX*8), R8
+	TESTQ            $0x0000003f, DI
+	JNZ              rows1_by1_piece_same
+	MOVQ             DX, R8
+	ADDQ             DI, R8
+
+rows1_by1_piece_same:
+	CMPQ    DI, chunks+64(FP)
+	JNE     rows1_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000040, (SP)
+	VMOVUPS Z0, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows1_by1
 
 rows1_by1_done:
 	MOVQ lds+8(FP), BX
@@ -17345,18 +16637,13 @@ next:
 
 // func dotsAVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·dotsAVX2(SB), NOSPLIT, $40-80
+TEXT ·dotsAVX2(SB), NOSPLIT, $32-80
 	MOVQ ldk+24(FP), AX
 	SHLQ $0x05, chunks+64(FP)
 	LEAQ (AX)(AX*2), CX
-	MOVQ chunks+64(FP), DX
-	ADDQ $0x3f, DX
-	SHRQ $0x06, DX
+	MOVQ AX, DX
+	SUBQ chunks+64(FP), DX
 	MOVQ DX, 24(SP)
-	SHLQ $0x06, DX
-	SUBQ AX, DX
-	NEGQ DX
-	MOVQ DX, 32(SP)
 	MOVQ next+32(FP), DX
 	SUBQ k+16(FP), DX
 
@@ -17393,26 +16680,23 @@ rows8_by1:
 	LEAQ    (BX)(DI*4), R9
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows8_by1_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_4_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows8_by1_piece0_4_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	ADDQ       $0x00000080, R12
+	JMP        rows8_by1_piece0_4_done
 
-rows8_by1_piece0_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows8_by1_piece0_4_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows8_by1_piece0_4_1:
+rows8_by1_piece0_4_done:
 	LEAQ           (SI)(R10*1), R13
 	VBROADCASTF128 (R13), Y8
 	VBROADCASTF128 (R13)(AX*1), Y9
@@ -17498,28 +16782,35 @@ rows8_by1_piece0_4_1:
 	ADDQ           $0x00000010, R10
 	ADDQ           $0x00000010, BX
 	ADDQ           $0x00000010, R9
-	CMPQ           R10, chunks+64(FP)
-	JNE            rows8_by1_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000020, (SP)
-	VMOVUPS        Y1, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y2, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y3, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y4, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y5, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y6, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y7, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y0, (BX)
-	SUBQ           $0x01, 16(SP)
-	JMP            rows8_by1
+	LEAQ           (R11)(AX*2), R11
+	TESTQ          $0x0000003f, R10
+	JNZ            rows8_by1_piece_same
+	MOVQ           DX, R11
+	ADDQ           R10, R11
+
+rows8_by1_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows8_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000020, (SP)
+	VMOVUPS Y1, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y2, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y3, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y4, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y5, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y6, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y7, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y0, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows8_by1
 
 rows8_by1_done:
 	MOVQ lds+8(FP), BX
@@ -17567,26 +16858,23 @@ rows4_by2:
 	LEAQ    (R8)(R8*2), R9
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows4_by2_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_4_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows4_by2_piece0_4_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	ADDQ       $0x00000080, R12
+	JMP        rows4_by2_piece0_4_done
 
-rows4_by2_piece0_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows4_by2_piece0_4_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows4_by2_piece0_4_1:
+rows4_by2_piece0_4_done:
 	LEAQ           (SI)(R10*1), R13
 	VBROADCASTF128 (R13), Y8
 	VBROADCASTF128 (R13)(AX*1), Y9
@@ -17637,22 +16925,19 @@ rows4_by2_piece0_4_1:
 	VFMADD231PS    Y9, Y8, Y3
 	VBROADCASTSS   12(BX)(R9*1), Y9
 	VFMADD231PS    Y9, Y8, Y4
-	PREFETCHT1     (R11)
-	ADDQ           $0x40, R11
-	DECQ           R12
-	JNZ            rows4_by2_piece1_4_0
-	ADDQ           32(SP), R11
-	MOVQ           24(SP), R12
+	CMPQ           24(SP), $0x00
+	JNE            rows4_by2_piece1_4_rows
+	PREFETCHT1     (R12)
+	PREFETCHT1     64(R12)
+	ADDQ           $0x00000080, R12
+	JMP            rows4_by2_piece1_4_done
 
-rows4_by2_piece1_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows4_by2_piece1_4_rows:
+	LEAQ       (DI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows4_by2_piece1_4_1:
+rows4_by2_piece1_4_done:
 	LEAQ           (DI)(R10*1), R13
 	VBROADCASTF128 (R13), Y8
 	VBROADCASTF128 (R13)(AX*1), Y9
@@ -17705,24 +16990,31 @@ rows4_by2_piece1_4_1:
 	VFMADD231PS    Y9, Y8, Y0
 	ADDQ           $0x00000010, R10
 	ADDQ           $0x00000010, BX
-	CMPQ           R10, chunks+64(FP)
-	JNE            rows4_by2_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000040, (SP)
-	VMOVUPS        Y1, (BX)
-	VMOVUPS        Y5, 32(BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y2, (BX)
-	VMOVUPS        Y6, 32(BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y3, (BX)
-	VMOVUPS        Y7, 32(BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y4, (BX)
-	VMOVUPS        Y0, 32(BX)
-	SUBQ           $0x02, 16(SP)
-	JMP            rows4_by2
+	LEAQ           (R11)(AX*2), R11
+	TESTQ          $0x0000003f, R10
+	JNZ            rows4_by2_piece_same
+	MOVQ           DX, R11
+	ADDQ           R10, R11
+
+rows4_by2_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows4_by2_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000040, (SP)
+	VMOVUPS Y1, (BX)
+	VMOVUPS Y5, 32(BX)
+	ADDQ    SI, BX
+	VMOVUPS Y2, (BX)
+	VMOVUPS Y6, 32(BX)
+	ADDQ    SI, BX
+	VMOVUPS Y3, (BX)
+	VMOVUPS Y7, 32(BX)
+	ADDQ    SI, BX
+	VMOVUPS Y4, (BX)
+	VMOVUPS Y0, 32(BX)
+	SUBQ    $0x02, 16(SP)
+	JMP     rows4_by2
 
 rows4_by2_done:
 rows4_by1:
@@ -17743,26 +17035,23 @@ rows4_by1:
 	LEAQ    (DI)(DI*2), R8
 	XORQ    R9, R9
 	MOVQ    DX, R10
-	ADDQ    SI, R10
-	MOVQ    24(SP), R11
+	MOVQ    SI, R11
+	ADDQ    R10, R11
 
 rows4_by1_piece:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_4_0
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
+	CMPQ       24(SP), $0x00
+	JNE        rows4_by1_piece0_4_rows
+	PREFETCHT1 (R11)
+	PREFETCHT1 64(R11)
+	ADDQ       $0x00000080, R11
+	JMP        rows4_by1_piece0_4_done
 
-rows4_by1_piece0_4_0:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_4_1
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
+rows4_by1_piece0_4_rows:
+	LEAQ       (SI)(R10*1), R12
+	PREFETCHT1 (R12)
+	PREFETCHT1 (R12)(AX*1)
 
-rows4_by1_piece0_4_1:
+rows4_by1_piece0_4_done:
 	LEAQ           (SI)(R9*1), R12
 	VBROADCASTF128 (R12), Y4
 	VBROADCASTF128 (R12)(AX*1), Y5
@@ -17815,20 +17104,27 @@ rows4_by1_piece0_4_1:
 	VFMADD231PS    Y5, Y4, Y0
 	ADDQ           $0x00000010, R9
 	ADDQ           $0x00000010, BX
-	CMPQ           R9, chunks+64(FP)
-	JNE            rows4_by1_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000020, (SP)
-	VMOVUPS        Y1, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y2, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y3, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y0, (BX)
-	SUBQ           $0x01, 16(SP)
-	JMP            rows4_by1
+	LEAQ           (R10)(AX*2), R10
+	TESTQ          $0x0000003f, R9
+	JNZ            rows4_by1_piece_same
+	MOVQ           DX, R10
+	ADDQ           R9, R10
+
+rows4_by1_piece_same:
+	CMPQ    R9, chunks+64(FP)
+	JNE     rows4_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000020, (SP)
+	VMOVUPS Y1, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y2, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y3, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y0, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows4_by1
 
 rows4_by1_done:
 	MOVQ lds+8(FP), BX
@@ -17876,26 +17172,23 @@ rows1_by4:
 	MOVQ    q+40(FP), BX
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows1_by4_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece0_4_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows1_by4_piece0_4_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	ADDQ       $0x00000080, R12
+	JMP        rows1_by4_piece0_4_done
 
-rows1_by4_piece0_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece0_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows1_by4_piece0_4_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows1_by4_piece0_4_1:
+rows1_by4_piece0_4_done:
 	LEAQ           (SI)(R10*1), R13
 	VBROADCASTF128 (R13), Y4
 	VBROADCASTF128 (R13)(AX*1), Y5
@@ -17922,22 +17215,19 @@ rows1_by4_piece0_4_1:
 	VFMADD231PS    Y5, Y8, Y1
 	VBROADCASTSS   12(BX), Y5
 	VFMADD231PS    Y5, Y4, Y1
-	PREFETCHT1     (R11)
-	ADDQ           $0x40, R11
-	DECQ           R12
-	JNZ            rows1_by4_piece1_4_0
-	ADDQ           32(SP), R11
-	MOVQ           24(SP), R12
+	CMPQ           24(SP), $0x00
+	JNE            rows1_by4_piece1_4_rows
+	PREFETCHT1     (R12)
+	PREFETCHT1     64(R12)
+	ADDQ           $0x00000080, R12
+	JMP            rows1_by4_piece1_4_done
 
-rows1_by4_piece1_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece1_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows1_by4_piece1_4_rows:
+	LEAQ       (DI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows1_by4_piece1_4_1:
+rows1_by4_piece1_4_done:
 	LEAQ           (DI)(R10*1), R13
 	VBROADCASTF128 (R13), Y4
 	VBROADCASTF128 (R13)(AX*1), Y5
@@ -17964,22 +17254,19 @@ rows1_by4_piece1_4_1:
 	VFMADD231PS    Y5, Y8, Y2
 	VBROADCASTSS   12(BX), Y5
 	VFMADD231PS    Y5, Y4, Y2
-	PREFETCHT1     (R11)
-	ADDQ           $0x40, R11
-	DECQ           R12
-	JNZ            rows1_by4_piece2_4_0
-	ADDQ           32(SP), R11
-	MOVQ           24(SP), R12
+	CMPQ           24(SP), $0x00
+	JNE            rows1_by4_piece2_4_rows
+	PREFETCHT1     (R12)
+	PREFETCHT1     64(R12)
+	ADDQ           $0x00000080, R12
+	JMP            rows1_by4_piece2_4_done
 
-rows1_by4_piece2_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece2_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows1_by4_piece2_4_rows:
+	LEAQ       (R8)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows1_by4_piece2_4_1:
+rows1_by4_piece2_4_done:
 	LEAQ           (R8)(R10*1), R13
 	VBROADCASTF128 (R13), Y4
 	VBROADCASTF128 (R13)(AX*1), Y5
@@ -18006,22 +17293,19 @@ rows1_by4_piece2_4_1:
 	VFMADD231PS    Y5, Y8, Y3
 	VBROADCASTSS   12(BX), Y5
 	VFMADD231PS    Y5, Y4, Y3
-	PREFETCHT1     (R11)
-	ADDQ           $0x40, R11
-	DECQ           R12
-	JNZ            rows1_by4_piece3_4_0
-	ADDQ           32(SP), R11
-	MOVQ           24(SP), R12
+	CMPQ           24(SP), $0x00
+	JNE            rows1_by4_piece3_4_rows
+	PREFETCHT1     (R12)
+	PREFETCHT1     64(R12)
+	ADDQ           $0x00000080, R12
+	JMP            rows1_by4_piece3_4_done
 
-rows1_by4_piece3_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece3_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows1_by4_piece3_4_rows:
+	LEAQ       (R9)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows1_by4_piece3_4_1:
+rows1_by4_piece3_4_done:
 	LEAQ           (R9)(R10*1), R13
 	VBROADCASTF128 (R13), Y4
 	VBROADCASTF128 (R13)(AX*1), Y5
@@ -18050,17 +17334,24 @@ rows1_by4_piece3_4_1:
 	VFMADD231PS    Y5, Y4, Y0
 	ADDQ           $0x00000010, R10
 	ADDQ           $0x00000010, BX
-	CMPQ           R10, chunks+64(FP)
-	JNE            rows1_by4_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000080, (SP)
-	VMOVUPS        Y1, (BX)
-	VMOVUPS        Y2, 32(BX)
-	VMOVUPS        Y3, 64(BX)
-	VMOVUPS        Y0, 96(BX)
-	SUBQ           $0x04, 16(SP)
-	JMP            rows1_by4
+	LEAQ           (R11)(AX*2), R11
+	TESTQ          $0x0000003f, R10
+	JNZ            rows1_by4_piece_same
+	MOVQ           DX, R11
+	ADDQ           R10, R11
+
+rows1_by4_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows1_by4_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000080, (SP)
+	VMOVUPS Y1, (BX)
+	VMOVUPS Y2, 32(BX)
+	VMOVUPS Y3, 64(BX)
+	VMOVUPS Y0, 96(BX)
+	SUBQ    $0x04, 16(SP)
+	JMP     rows1_by4
 
 rows1_by4_done:
 rows1_by1:
@@ -18076,26 +17367,23 @@ rows1_by1:
 	MOVQ    q+40(FP), BX
 	XORQ    DI, DI
 	MOVQ    DX, R8
-	ADDQ    SI, R8
-	MOVQ    24(SP), R9
+	MOVQ    SI, R9
+	ADDQ    R8, R9
 
 rows1_by1_piece:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_4_0
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
+	CMPQ       24(SP), $0x00
+	JNE        rows1_by1_piece0_4_rows
+	PREFETCHT1 (R9)
+	PREFETCHT1 64(R9)
+	ADDQ       $0x00000080, R9
+	JMP        rows1_by1_piece0_4_done
 
-rows1_by1_piece0_4_0:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_4_1
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
+rows1_by1_piece0_4_rows:
+	LEAQ       (SI)(R8*1), R10
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(AX*1)
 
-rows1_by1_piece0_4_1:
+rows1_by1_piece0_4_done:
 	LEAQ           (SI)(DI*1), R10
 	VBROADCASTF128 (R10), Y1
 	VBROADCASTF128 (R10)(AX*1), Y2
@@ -18124,14 +17412,21 @@ rows1_by1_piece0_4_1:
 	VFMADD231PS    Y2, Y1, Y0
 	ADDQ           $0x00000010, DI
 	ADDQ           $0x00000010, BX
-	CMPQ           DI, chunks+64(FP)
-	JNE            rows1_by1_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000020, (SP)
-	VMOVUPS        Y0, (BX)
-	SUBQ           $0x01, 16(SP)
-	JMP            rows1_by1
+	LEAQ           (R8)(AX*2), R8
+	TESTQ          $0x0000003f, DI
+	JNZ            rows1_by1_piece_same
+	MOVQ           DX, R8
+	ADDQ           DI, R8
+
+rows1_by1_piece_same:
+	CMPQ    DI, chunks+64(FP)
+	JNE     rows1_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000020, (SP)
+	VMOVUPS Y0, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows1_by1
 
 rows1_by1_done:
 	MOVQ lds+8(FP), BX
@@ -18696,18 +17991,13 @@ key:
 
 // func dotsF16AVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+
-TEXT ·dotsF16AVX2(SB), NOSPLIT, $40-80
+TEXT ·dotsF16AVX2(SB), NOSPLIT, $32-80
 	MOVQ ldk+24(FP), AX
 	SHLQ $0x04, chunks+64(FP)
 	LEAQ (AX)(AX*2), CX
-	MOVQ chunks+64(FP), DX
-	ADDQ $0x3f, DX
-	SHRQ $0x06, DX
+	MOVQ AX, DX
+	SUBQ chunks+64(FP), DX
 	MOVQ DX, 24(SP)
-	SHLQ $0x06, DX
-	SUBQ AX, DX
-	NEGQ DX
-	MOVQ DX, 32(SP)
 	MOVQ next+32(FP), DX
 	SUBQ k+16(FP), DX
 
@@ -18744,26 +18034,23 @@ rows8_by1:
 	LEAQ    (BX)(DI*4), R9
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows8_by1_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_4_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows8_by1_piece0_4_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	ADDQ       $0x00000080, R12
+	JMP        rows8_by1_piece0_4_done
 
-rows8_by1_piece0_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows8_by1_piece0_4_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows8_by1_piece0_4_1:
+rows8_by1_piece0_4_done:
 	LEAQ           (SI)(R10*1), R13
 	VBROADCASTF128 (R13), Y8
 	VBROADCASTF128 (R13)(AX*1), Y9
@@ -18945,28 +18232,35 @@ rows8_by1_piece0_4_1:
 	ADDQ           $0x00000010, R10
 	ADDQ           $0x00000020, BX
 	ADDQ           $0x00000020, R9
-	CMPQ           R10, chunks+64(FP)
-	JNE            rows8_by1_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000020, (SP)
-	VMOVUPS        Y1, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y2, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y3, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y4, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y5, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y6, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y7, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y0, (BX)
-	SUBQ           $0x01, 16(SP)
-	JMP            rows8_by1
+	LEAQ           (R11)(AX*2), R11
+	TESTQ          $0x0000003f, R10
+	JNZ            rows8_by1_piece_same
+	MOVQ           DX, R11
+	ADDQ           R10, R11
+
+rows8_by1_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows8_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000020, (SP)
+	VMOVUPS Y1, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y2, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y3, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y4, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y5, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y6, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y7, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y0, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows8_by1
 
 rows8_by1_done:
 	MOVQ lds+8(FP), BX
@@ -19014,26 +18308,23 @@ rows4_by2:
 	LEAQ    (R8)(R8*2), R9
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows4_by2_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_4_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows4_by2_piece0_4_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	ADDQ       $0x00000080, R12
+	JMP        rows4_by2_piece0_4_done
 
-rows4_by2_piece0_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows4_by2_piece0_4_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows4_by2_piece0_4_1:
+rows4_by2_piece0_4_done:
 	LEAQ           (SI)(R10*1), R13
 	VBROADCASTF128 (R13), Y8
 	VBROADCASTF128 (R13)(AX*1), Y9
@@ -19148,22 +18439,19 @@ rows4_by2_piece0_4_1:
 	VFMADD231PS    Y9, Y8, Y3
 	VBROADCASTSS   28(BX)(R9*1), Y9
 	VFMADD231PS    Y9, Y8, Y4
-	PREFETCHT1     (R11)
-	ADDQ           $0x40, R11
-	DECQ           R12
-	JNZ            rows4_by2_piece1_4_0
-	ADDQ           32(SP), R11
-	MOVQ           24(SP), R12
+	CMPQ           24(SP), $0x00
+	JNE            rows4_by2_piece1_4_rows
+	PREFETCHT1     (R12)
+	PREFETCHT1     64(R12)
+	ADDQ           $0x00000080, R12
+	JMP            rows4_by2_piece1_4_done
 
-rows4_by2_piece1_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows4_by2_piece1_4_rows:
+	LEAQ       (DI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows4_by2_piece1_4_1:
+rows4_by2_piece1_4_done:
 	LEAQ           (DI)(R10*1), R13
 	VBROADCASTF128 (R13), Y8
 	VBROADCASTF128 (R13)(AX*1), Y9
@@ -19280,24 +18568,31 @@ rows4_by2_piece1_4_1:
 	VFMADD231PS    Y9, Y8, Y0
 	ADDQ           $0x00000010, R10
 	ADDQ           $0x00000020, BX
-	CMPQ           R10, chunks+64(FP)
-	JNE            rows4_by2_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000040, (SP)
-	VMOVUPS        Y1, (BX)
-	VMOVUPS        Y5, 32(BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y2, (BX)
-	VMOVUPS        Y6, 32(BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y3, (BX)
-	VMOVUPS        Y7, 32(BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y4, (BX)
-	VMOVUPS        Y0, 32(BX)
-	SUBQ           $0x02, 16(SP)
-	JMP            rows4_by2
+	LEAQ           (R11)(AX*2), R11
+	TESTQ          $0x0000003f, R10
+	JNZ            rows4_by2_piece_same
+	MOVQ           DX, R11
+	ADDQ           R10, R11
+
+rows4_by2_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows4_by2_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000040, (SP)
+	VMOVUPS Y1, (BX)
+	VMOVUPS Y5, 32(BX)
+	ADDQ    SI, BX
+	VMOVUPS Y2, (BX)
+	VMOVUPS Y6, 32(BX)
+	ADDQ    SI, BX
+	VMOVUPS Y3, (BX)
+	VMOVUPS Y7, 32(BX)
+	ADDQ    SI, BX
+	VMOVUPS Y4, (BX)
+	VMOVUPS Y0, 32(BX)
+	SUBQ    $0x02, 16(SP)
+	JMP     rows4_by2
 
 rows4_by2_done:
 rows4_by1:
@@ -19318,26 +18613,23 @@ rows4_by1:
 	LEAQ    (DI)(DI*2), R8
 	XORQ    R9, R9
 	MOVQ    DX, R10
-	ADDQ    SI, R10
-	MOVQ    24(SP), R11
+	MOVQ    SI, R11
+	ADDQ    R10, R11
 
 rows4_by1_piece:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_4_0
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
+	CMPQ       24(SP), $0x00
+	JNE        rows4_by1_piece0_4_rows
+	PREFETCHT1 (R11)
+	PREFETCHT1 64(R11)
+	ADDQ       $0x00000080, R11
+	JMP        rows4_by1_piece0_4_done
 
-rows4_by1_piece0_4_0:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_4_1
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
+rows4_by1_piece0_4_rows:
+	LEAQ       (SI)(R10*1), R12
+	PREFETCHT1 (R12)
+	PREFETCHT1 (R12)(AX*1)
 
-rows4_by1_piece0_4_1:
+rows4_by1_piece0_4_done:
 	LEAQ           (SI)(R9*1), R12
 	VBROADCASTF128 (R12), Y4
 	VBROADCASTF128 (R12)(AX*1), Y5
@@ -19454,20 +18746,27 @@ rows4_by1_piece0_4_1:
 	VFMADD231PS    Y5, Y4, Y0
 	ADDQ           $0x00000010, R9
 	ADDQ           $0x00000020, BX
-	CMPQ           R9, chunks+64(FP)
-	JNE            rows4_by1_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000020, (SP)
-	VMOVUPS        Y1, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y2, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y3, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y0, (BX)
-	SUBQ           $0x01, 16(SP)
-	JMP            rows4_by1
+	LEAQ           (R10)(AX*2), R10
+	TESTQ          $0x0000003f, R9
+	JNZ            rows4_by1_piece_same
+	MOVQ           DX, R10
+	ADDQ           R9, R10
+
+rows4_by1_piece_same:
+	CMPQ    R9, chunks+64(FP)
+	JNE     rows4_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000020, (SP)
+	VMOVUPS Y1, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y2, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y3, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y0, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows4_by1
 
 rows4_by1_done:
 	MOVQ lds+8(FP), BX
@@ -19515,26 +18814,23 @@ rows1_by4:
 	MOVQ    q+40(FP), BX
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows1_by4_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece0_4_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows1_by4_piece0_4_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	ADDQ       $0x00000080, R12
+	JMP        rows1_by4_piece0_4_done
 
-rows1_by4_piece0_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece0_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows1_by4_piece0_4_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows1_by4_piece0_4_1:
+rows1_by4_piece0_4_done:
 	LEAQ           (SI)(R10*1), R13
 	VBROADCASTF128 (R13), Y4
 	VBROADCASTF128 (R13)(AX*1), Y5
@@ -19601,22 +18897,19 @@ rows1_by4_piece0_4_1:
 	VCVTPH2PS      X4, Y4
 	VBROADCASTSS   28(BX), Y5
 	VFMADD231PS    Y5, Y4, Y1
-	PREFETCHT1     (R11)
-	ADDQ           $0x40, R11
-	DECQ           R12
-	JNZ            rows1_by4_piece1_4_0
-	ADDQ           32(SP), R11
-	MOVQ           24(SP), R12
+	CMPQ           24(SP), $0x00
+	JNE            rows1_by4_piece1_4_rows
+	PREFETCHT1     (R12)
+	PREFETCHT1     64(R12)
+	ADDQ           $0x00000080, R12
+	JMP            rows1_by4_piece1_4_done
 
-rows1_by4_piece1_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece1_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows1_by4_piece1_4_rows:
+	LEAQ       (DI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows1_by4_piece1_4_1:
+rows1_by4_piece1_4_done:
 	LEAQ           (DI)(R10*1), R13
 	VBROADCASTF128 (R13), Y4
 	VBROADCASTF128 (R13)(AX*1), Y5
@@ -19683,22 +18976,19 @@ rows1_by4_piece1_4_1:
 	VCVTPH2PS      X4, Y4
 	VBROADCASTSS   28(BX), Y5
 	VFMADD231PS    Y5, Y4, Y2
-	PREFETCHT1     (R11)
-	ADDQ           $0x40, R11
-	DECQ           R12
-	JNZ            rows1_by4_piece2_4_0
-	ADDQ           32(SP), R11
-	MOVQ           24(SP), R12
+	CMPQ           24(SP), $0x00
+	JNE            rows1_by4_piece2_4_rows
+	PREFETCHT1     (R12)
+	PREFETCHT1     64(R12)
+	ADDQ           $0x00000080, R12
+	JMP            rows1_by4_piece2_4_done
 
-rows1_by4_piece2_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece2_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows1_by4_piece2_4_rows:
+	LEAQ       (R8)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows1_by4_piece2_4_1:
+rows1_by4_piece2_4_done:
 	LEAQ           (R8)(R10*1), R13
 	VBROADCASTF128 (R13), Y4
 	VBROADCASTF128 (R13)(AX*1), Y5
@@ -19765,22 +19055,19 @@ rows1_by4_piece2_4_1:
 	VCVTPH2PS      X4, Y4
 	VBROADCASTSS   28(BX), Y5
 	VFMADD231PS    Y5, Y4, Y3
-	PREFETCHT1     (R11)
-	ADDQ           $0x40, R11
-	DECQ           R12
-	JNZ            rows1_by4_piece3_4_0
-	ADDQ           32(SP), R11
-	MOVQ           24(SP), R12
+	CMPQ           24(SP), $0x00
+	JNE            rows1_by4_piece3_4_rows
+	PREFETCHT1     (R12)
+	PREFETCHT1     64(R12)
+	ADDQ           $0x00000080, R12
+	JMP            rows1_by4_piece3_4_done
 
-rows1_by4_piece3_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece3_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows1_by4_piece3_4_rows:
+	LEAQ       (R9)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows1_by4_piece3_4_1:
+rows1_by4_piece3_4_done:
 	LEAQ           (R9)(R10*1), R13
 	VBROADCASTF128 (R13), Y4
 	VBROADCASTF128 (R13)(AX*1), Y5
@@ -19849,17 +19136,24 @@ rows1_by4_piece3_4_1:
 	VFMADD231PS    Y5, Y4, Y0
 	ADDQ           $0x00000010, R10
 	ADDQ           $0x00000020, BX
-	CMPQ           R10, chunks+64(FP)
-	JNE            rows1_by4_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000080, (SP)
-	VMOVUPS        Y1, (BX)
-	VMOVUPS        Y2, 32(BX)
-	VMOVUPS        Y3, 64(BX)
-	VMOVUPS        Y0, 96(BX)
-	SUBQ           $0x04, 16(SP)
-	JMP            rows1_by4
+	LEAQ           (R11)(AX*2), R11
+	TESTQ          $0x0000003f, R10
+	JNZ            rows1_by4_piece_same
+	MOVQ           DX, R11
+	ADDQ           R10, R11
+
+rows1_by4_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows1_by4_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000080, (SP)
+	VMOVUPS Y1, (BX)
+	VMOVUPS Y2, 32(BX)
+	VMOVUPS Y3, 64(BX)
+	VMOVUPS Y0, 96(BX)
+	SUBQ    $0x04, 16(SP)
+	JMP     rows1_by4
 
 rows1_by4_done:
 rows1_by1:
@@ -19875,26 +19169,23 @@ rows1_by1:
 	MOVQ    q+40(FP), BX
 	XORQ    DI, DI
 	MOVQ    DX, R8
-	ADDQ    SI, R8
-	MOVQ    24(SP), R9
+	MOVQ    SI, R9
+	ADDQ    R8, R9
 
 rows1_by1_piece:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_4_0
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
+	CMPQ       24(SP), $0x00
+	JNE        rows1_by1_piece0_4_rows
+	PREFETCHT1 (R9)
+	PREFETCHT1 64(R9)
+	ADDQ       $0x00000080, R9
+	JMP        rows1_by1_piece0_4_done
 
-rows1_by1_piece0_4_0:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_4_1
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
+rows1_by1_piece0_4_rows:
+	LEAQ       (SI)(R8*1), R10
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(AX*1)
 
-rows1_by1_piece0_4_1:
+rows1_by1_piece0_4_done:
 	LEAQ           (SI)(DI*1), R10
 	VBROADCASTF128 (R10), Y1
 	VBROADCASTF128 (R10)(AX*1), Y2
@@ -19963,14 +19254,21 @@ rows1_by1_piece0_4_1:
 	VFMADD231PS    Y2, Y1, Y0
 	ADDQ           $0x00000010, DI
 	ADDQ           $0x00000020, BX
-	CMPQ           DI, chunks+64(FP)
-	JNE            rows1_by1_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000020, (SP)
-	VMOVUPS        Y0, (BX)
-	SUBQ           $0x01, 16(SP)
-	JMP            rows1_by1
+	LEAQ           (R8)(AX*2), R8
+	TESTQ          $0x0000003f, DI
+	JNZ            rows1_by1_piece_same
+	MOVQ           DX, R8
+	ADDQ           DI, R8
+
+rows1_by1_piece_same:
+	CMPQ    DI, chunks+64(FP)
+	JNE     rows1_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000020, (SP)
+	VMOVUPS Y0, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows1_by1
 
 rows1_by1_done:
 	MOVQ lds+8(FP), BX
@@ -20525,18 +19823,13 @@ key:
 
 // func dotsBF16AVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·dotsBF16AVX2(SB), NOSPLIT, $40-80
+TEXT ·dotsBF16AVX2(SB), NOSPLIT, $32-80
 	MOVQ ldk+24(FP), AX
 	SHLQ $0x04, chunks+64(FP)
 	LEAQ (AX)(AX*2), CX
-	MOVQ chunks+64(FP), DX
-	ADDQ $0x3f, DX
-	SHRQ $0x06, DX
+	MOVQ AX, DX
+	SUBQ chunks+64(FP), DX
 	MOVQ DX, 24(SP)
-	SHLQ $0x06, DX
-	SUBQ AX, DX
-	NEGQ DX
-	MOVQ DX, 32(SP)
 	MOVQ next+32(FP), DX
 	SUBQ k+16(FP), DX
 
@@ -20573,26 +19866,23 @@ rows8_by1:
 	LEAQ    (BX)(DI*4), R9
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows8_by1_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_4_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows8_by1_piece0_4_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	ADDQ       $0x00000080, R12
+	JMP        rows8_by1_piece0_4_done
 
-rows8_by1_piece0_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows8_by1_piece0_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows8_by1_piece0_4_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows8_by1_piece0_4_1:
+rows8_by1_piece0_4_done:
 	LEAQ           (SI)(R10*1), R13
 	VBROADCASTF128 (R13), Y8
 	VBROADCASTF128 (R13)(AX*1), Y9
@@ -20750,28 +20040,35 @@ rows8_by1_piece0_4_1:
 	ADDQ           $0x00000010, R10
 	ADDQ           $0x00000020, BX
 	ADDQ           $0x00000020, R9
-	CMPQ           R10, chunks+64(FP)
-	JNE            rows8_by1_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000020, (SP)
-	VMOVUPS        Y1, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y2, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y3, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y4, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y5, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y6, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y7, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y0, (BX)
-	SUBQ           $0x01, 16(SP)
-	JMP            rows8_by1
+	LEAQ           (R11)(AX*2), R11
+	TESTQ          $0x0000003f, R10
+	JNZ            rows8_by1_piece_same
+	MOVQ           DX, R11
+	ADDQ           R10, R11
+
+rows8_by1_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows8_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000020, (SP)
+	VMOVUPS Y1, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y2, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y3, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y4, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y5, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y6, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y7, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y0, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows8_by1
 
 rows8_by1_done:
 	MOVQ lds+8(FP), BX
@@ -20819,26 +20116,23 @@ rows4_by2:
 	LEAQ    (R8)(R8*2), R9
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows4_by2_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_4_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows4_by2_piece0_4_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	ADDQ       $0x00000080, R12
+	JMP        rows4_by2_piece0_4_done
 
-rows4_by2_piece0_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece0_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows4_by2_piece0_4_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows4_by2_piece0_4_1:
+rows4_by2_piece0_4_done:
 	LEAQ           (SI)(R10*1), R13
 	VBROADCASTF128 (R13), Y8
 	VBROADCASTF128 (R13)(AX*1), Y9
@@ -20929,22 +20223,19 @@ rows4_by2_piece0_4_1:
 	VFMADD231PS    Y9, Y8, Y3
 	VBROADCASTSS   28(BX)(R9*1), Y9
 	VFMADD231PS    Y9, Y8, Y4
-	PREFETCHT1     (R11)
-	ADDQ           $0x40, R11
-	DECQ           R12
-	JNZ            rows4_by2_piece1_4_0
-	ADDQ           32(SP), R11
-	MOVQ           24(SP), R12
+	CMPQ           24(SP), $0x00
+	JNE            rows4_by2_piece1_4_rows
+	PREFETCHT1     (R12)
+	PREFETCHT1     64(R12)
+	ADDQ           $0x00000080, R12
+	JMP            rows4_by2_piece1_4_done
 
-rows4_by2_piece1_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows4_by2_piece1_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows4_by2_piece1_4_rows:
+	LEAQ       (DI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows4_by2_piece1_4_1:
+rows4_by2_piece1_4_done:
 	LEAQ           (DI)(R10*1), R13
 	VBROADCASTF128 (R13), Y8
 	VBROADCASTF128 (R13)(AX*1), Y9
@@ -21037,24 +20328,31 @@ rows4_by2_piece1_4_1:
 	VFMADD231PS    Y9, Y8, Y0
 	ADDQ           $0x00000010, R10
 	ADDQ           $0x00000020, BX
-	CMPQ           R10, chunks+64(FP)
-	JNE            rows4_by2_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000040, (SP)
-	VMOVUPS        Y1, (BX)
-	VMOVUPS        Y5, 32(BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y2, (BX)
-	VMOVUPS        Y6, 32(BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y3, (BX)
-	VMOVUPS        Y7, 32(BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y4, (BX)
-	VMOVUPS        Y0, 32(BX)
-	SUBQ           $0x02, 16(SP)
-	JMP            rows4_by2
+	LEAQ           (R11)(AX*2), R11
+	TESTQ          $0x0000003f, R10
+	JNZ            rows4_by2_piece_same
+	MOVQ           DX, R11
+	ADDQ           R10, R11
+
+rows4_by2_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows4_by2_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000040, (SP)
+	VMOVUPS Y1, (BX)
+	VMOVUPS Y5, 32(BX)
+	ADDQ    SI, BX
+	VMOVUPS Y2, (BX)
+	VMOVUPS Y6, 32(BX)
+	ADDQ    SI, BX
+	VMOVUPS Y3, (BX)
+	VMOVUPS Y7, 32(BX)
+	ADDQ    SI, BX
+	VMOVUPS Y4, (BX)
+	VMOVUPS Y0, 32(BX)
+	SUBQ    $0x02, 16(SP)
+	JMP     rows4_by2
 
 rows4_by2_done:
 rows4_by1:
@@ -21075,26 +20373,23 @@ rows4_by1:
 	LEAQ    (DI)(DI*2), R8
 	XORQ    R9, R9
 	MOVQ    DX, R10
-	ADDQ    SI, R10
-	MOVQ    24(SP), R11
+	MOVQ    SI, R11
+	ADDQ    R10, R11
 
 rows4_by1_piece:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_4_0
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
+	CMPQ       24(SP), $0x00
+	JNE        rows4_by1_piece0_4_rows
+	PREFETCHT1 (R11)
+	PREFETCHT1 64(R11)
+	ADDQ       $0x00000080, R11
+	JMP        rows4_by1_piece0_4_done
 
-rows4_by1_piece0_4_0:
-	PREFETCHT1 (R10)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        rows4_by1_piece0_4_1
-	ADDQ       32(SP), R10
-	MOVQ       24(SP), R11
+rows4_by1_piece0_4_rows:
+	LEAQ       (SI)(R10*1), R12
+	PREFETCHT1 (R12)
+	PREFETCHT1 (R12)(AX*1)
 
-rows4_by1_piece0_4_1:
+rows4_by1_piece0_4_done:
 	LEAQ           (SI)(R9*1), R12
 	VBROADCASTF128 (R12), Y4
 	VBROADCASTF128 (R12)(AX*1), Y5
@@ -21187,20 +20482,27 @@ rows4_by1_piece0_4_1:
 	VFMADD231PS    Y5, Y4, Y0
 	ADDQ           $0x00000010, R9
 	ADDQ           $0x00000020, BX
-	CMPQ           R9, chunks+64(FP)
-	JNE            rows4_by1_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000020, (SP)
-	VMOVUPS        Y1, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y2, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y3, (BX)
-	ADDQ           SI, BX
-	VMOVUPS        Y0, (BX)
-	SUBQ           $0x01, 16(SP)
-	JMP            rows4_by1
+	LEAQ           (R10)(AX*2), R10
+	TESTQ          $0x0000003f, R9
+	JNZ            rows4_by1_piece_same
+	MOVQ           DX, R10
+	ADDQ           R9, R10
+
+rows4_by1_piece_same:
+	CMPQ    R9, chunks+64(FP)
+	JNE     rows4_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000020, (SP)
+	VMOVUPS Y1, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y2, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y3, (BX)
+	ADDQ    SI, BX
+	VMOVUPS Y0, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows4_by1
 
 rows4_by1_done:
 	MOVQ lds+8(FP), BX
@@ -21248,26 +20550,23 @@ rows1_by4:
 	MOVQ    q+40(FP), BX
 	XORQ    R10, R10
 	MOVQ    DX, R11
-	ADDQ    SI, R11
-	MOVQ    24(SP), R12
+	MOVQ    SI, R12
+	ADDQ    R11, R12
 
 rows1_by4_piece:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece0_4_0
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+	CMPQ       24(SP), $0x00
+	JNE        rows1_by4_piece0_4_rows
+	PREFETCHT1 (R12)
+	PREFETCHT1 64(R12)
+	ADDQ       $0x00000080, R12
+	JMP        rows1_by4_piece0_4_done
 
-rows1_by4_piece0_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece0_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows1_by4_piece0_4_rows:
+	LEAQ       (SI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows1_by4_piece0_4_1:
+rows1_by4_piece0_4_done:
 	LEAQ           (SI)(R10*1), R13
 	VBROADCASTF128 (R13), Y4
 	VBROADCASTF128 (R13)(AX*1), Y5
@@ -21310,22 +20609,19 @@ rows1_by4_piece0_4_1:
 	VPAND          constants<>+1664(SB), Y4, Y4
 	VBROADCASTSS   28(BX), Y5
 	VFMADD231PS    Y5, Y4, Y1
-	PREFETCHT1     (R11)
-	ADDQ           $0x40, R11
-	DECQ           R12
-	JNZ            rows1_by4_piece1_4_0
-	ADDQ           32(SP), R11
-	MOVQ           24(SP), R12
+	CMPQ           24(SP), $0x00
+	JNE            rows1_by4_piece1_4_rows
+	PREFETCHT1     (R12)
+	PREFETCHT1     64(R12)
+	ADDQ           $0x00000080, R12
+	JMP            rows1_by4_piece1_4_done
 
-rows1_by4_piece1_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece1_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows1_by4_piece1_4_rows:
+	LEAQ       (DI)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows1_by4_piece1_4_1:
+rows1_by4_piece1_4_done:
 	LEAQ           (DI)(R10*1), R13
 	VBROADCASTF128 (R13), Y4
 	VBROADCASTF128 (R13)(AX*1), Y5
@@ -21368,22 +20664,19 @@ rows1_by4_piece1_4_1:
 	VPAND          constants<>+1664(SB), Y4, Y4
 	VBROADCASTSS   28(BX), Y5
 	VFMADD231PS    Y5, Y4, Y2
-	PREFETCHT1     (R11)
-	ADDQ           $0x40, R11
-	DECQ           R12
-	JNZ            rows1_by4_piece2_4_0
-	ADDQ           32(SP), R11
-	MOVQ           24(SP), R12
+	CMPQ           24(SP), $0x00
+	JNE            rows1_by4_piece2_4_rows
+	PREFETCHT1     (R12)
+	PREFETCHT1     64(R12)
+	ADDQ           $0x00000080, R12
+	JMP            rows1_by4_piece2_4_done
 
-rows1_by4_piece2_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece2_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows1_by4_piece2_4_rows:
+	LEAQ       (R8)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows1_by4_piece2_4_1:
+rows1_by4_piece2_4_done:
 	LEAQ           (R8)(R10*1), R13
 	VBROADCASTF128 (R13), Y4
 	VBROADCASTF128 (R13)(AX*1), Y5
@@ -21426,22 +20719,19 @@ rows1_by4_piece2_4_1:
 	VPAND          constants<>+1664(SB), Y4, Y4
 	VBROADCASTSS   28(BX), Y5
 	VFMADD231PS    Y5, Y4, Y3
-	PREFETCHT1     (R11)
-	ADDQ           $0x40, R11
-	DECQ           R12
-	JNZ            rows1_by4_piece3_4_0
-	ADDQ           32(SP), R11
-	MOVQ           24(SP), R12
+	CMPQ           24(SP), $0x00
+	JNE            rows1_by4_piece3_4_rows
+	PREFETCHT1     (R12)
+	PREFETCHT1     64(R12)
+	ADDQ           $0x00000080, R12
+	JMP            rows1_by4_piece3_4_done
 
-rows1_by4_piece3_4_0:
-	PREFETCHT1 (R11)
-	ADDQ       $0x40, R11
-	DECQ       R12
-	JNZ        rows1_by4_piece3_4_1
-	ADDQ       32(SP), R11
-	MOVQ       24(SP), R12
+rows1_by4_piece3_4_rows:
+	LEAQ       (R9)(R11*1), R13
+	PREFETCHT1 (R13)
+	PREFETCHT1 (R13)(AX*1)
 
-rows1_by4_piece3_4_1:
+rows1_by4_piece3_4_done:
 	LEAQ           (R9)(R10*1), R13
 	VBROADCASTF128 (R13), Y4
 	VBROADCASTF128 (R13)(AX*1), Y5
@@ -21486,17 +20776,24 @@ rows1_by4_piece3_4_1:
 	VFMADD231PS    Y5, Y4, Y0
 	ADDQ           $0x00000010, R10
 	ADDQ           $0x00000020, BX
-	CMPQ           R10, chunks+64(FP)
-	JNE            rows1_by4_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000080, (SP)
-	VMOVUPS        Y1, (BX)
-	VMOVUPS        Y2, 32(BX)
-	VMOVUPS        Y3, 64(BX)
-	VMOVUPS        Y0, 96(BX)
-	SUBQ           $0x04, 16(SP)
-	JMP            rows1_by4
+	LEAQ           (R11)(AX*2), R11
+	TESTQ          $0x0000003f, R10
+	JNZ            rows1_by4_piece_same
+	MOVQ           DX, R11
+	ADDQ           R10, R11
+
+rows1_by4_piece_same:
+	CMPQ    R10, chunks+64(FP)
+	JNE     rows1_by4_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000080, (SP)
+	VMOVUPS Y1, (BX)
+	VMOVUPS Y2, 32(BX)
+	VMOVUPS Y3, 64(BX)
+	VMOVUPS Y0, 96(BX)
+	SUBQ    $0x04, 16(SP)
+	JMP     rows1_by4
 
 rows1_by4_done:
 rows1_by1:
@@ -21512,26 +20809,23 @@ rows1_by1:
 	MOVQ    q+40(FP), BX
 	XORQ    DI, DI
 	MOVQ    DX, R8
-	ADDQ    SI, R8
-	MOVQ    24(SP), R9
+	MOVQ    SI, R9
+	ADDQ    R8, R9
 
 rows1_by1_piece:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_4_0
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
+	CMPQ       24(SP), $0x00
+	JNE        rows1_by1_piece0_4_rows
+	PREFETCHT1 (R9)
+	PREFETCHT1 64(R9)
+	ADDQ       $0x00000080, R9
+	JMP        rows1_by1_piece0_4_done
 
-rows1_by1_piece0_4_0:
-	PREFETCHT1 (R8)
-	ADDQ       $0x40, R8
-	DECQ       R9
-	JNZ        rows1_by1_piece0_4_1
-	ADDQ       32(SP), R8
-	MOVQ       24(SP), R9
+rows1_by1_piece0_4_rows:
+	LEAQ       (SI)(R8*1), R10
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(AX*1)
 
-rows1_by1_piece0_4_1:
+rows1_by1_piece0_4_done:
 	LEAQ           (SI)(DI*1), R10
 	VBROADCASTF128 (R10), Y1
 	VBROADCASTF128 (R10)(AX*1), Y2
@@ -21576,14 +20870,21 @@ rows1_by1_piece0_4_1:
 	VFMADD231PS    Y2, Y1, Y0
 	ADDQ           $0x00000010, DI
 	ADDQ           $0x00000020, BX
-	CMPQ           DI, chunks+64(FP)
-	JNE            rows1_by1_piece
-	MOVQ           (SP), BX
-	MOVQ           lds+8(FP), SI
-	ADDQ           $0x00000020, (SP)
-	VMOVUPS        Y0, (BX)
-	SUBQ           $0x01, 16(SP)
-	JMP            rows1_by1
+	LEAQ           (R8)(AX*2), R8
+	TESTQ          $0x0000003f, DI
+	JNZ            rows1_by1_piece_same
+	MOVQ           DX, R8
+	ADDQ           DI, R8
+
+rows1_by1_piece_same:
+	CMPQ    DI, chunks+64(FP)
+	JNE     rows1_by1_piece
+	MOVQ    (SP), BX
+	MOVQ    lds+8(FP), SI
+	ADDQ    $0x00000020, (SP)
+	VMOVUPS Y0, (BX)
+	SUBQ    $0x01, 16(SP)
+	JMP     rows1_by1
 
 rows1_by1_done:
 	MOVQ lds+8(FP), BX

@@ -107,16 +107,11 @@ func (a *isa) dots(e element) {
 		}
 	}
 	if e.lead == 0 {
-		d.lines, d.jump = AllocLocal(8), AllocLocal(8)
+		d.gap = AllocLocal(8)
 		n := GP64()
-		MOVQ(bytes, n)
-		ADDQ(Imm(63), n)
-		SHRQ(Imm(6), n)
-		MOVQ(n, d.lines)
-		SHLQ(Imm(6), n)
-		SUBQ(ldk, n)
-		NEGQ(n)
-		MOVQ(n, d.jump)
+		MOVQ(ldk, n)
+		SUBQ(bytes, n)
+		MOVQ(n, d.gap)
 	}
 	d.ahead = GP64() // bytes from a row to the one to prefetch
 	MOVQ(argument("next"), d.ahead)
@@ -148,7 +143,7 @@ type dotsKernel struct {
 	ldk, ldk3, ahead     reg.GPVirtual
 	bytes, sp, kp, count Mem
 	scales               Mem
-	lines, jump          Mem // of a row: its lines, the bytes from their end to the next row
+	gap                  Mem // between rows
 	byteMask, biased     [2]reg.VecVirtual
 }
 
@@ -221,15 +216,15 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	at, row := GP64(), GP64() // row: from base to the rows to prefetch
 	XORQ(at, at)
 	MOVQ(d.ahead, row)
-	left := GP64()
+	line := GP64() // to prefetch where there are no gaps
 	if d.lead == 0 {
-		ADDQ(base[0], row)
-		MOVQ(d.lines, left)
+		MOVQ(base[0], line)
+		ADDQ(row, line)
 	}
 	loop := label + "_piece"
 	body := func(n int) {
 		for g := range groups {
-			d.prefetch(fmt.Sprintf("%s%d_%d", loop, g, n), base[g], row, left)
+			d.prefetch(fmt.Sprintf("%s%d_%d", loop, g, n), base[g], row, line)
 			for i, w := range d.words(n, base[g], at) {
 				each := d.split(d, w, d.scales.Offset(g*a.bytes()))
 				for n := range 4 / d.element.bytes {
@@ -258,15 +253,14 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	for _, q := range queries {
 		ADDQ(U32(uint32(4*a.piece()/d.element.bytes)), q)
 	}
-	if d.lead > 0 {
-		LEAQ(Mem{Base: row, Index: d.ldk, Scale: uint8(a.piece() * a.lanes / 64)}, row)
-		TESTQ(U32(63), at)
-		JNZ(LabelRef(loop + "_same"))
-		MOVQ(d.ahead, row)
-		ADDQ(at, row)
-		Label(loop + "_same")
-	}
+	LEAQ(Mem{Base: row, Index: d.ldk, Scale: uint8(a.piece() * a.lanes / 64)}, row)
+	TESTQ(U32(63), at)
+	JNZ(LabelRef(loop + "_same"))
+	MOVQ(d.ahead, row)
+	ADDQ(at, row)
+	Label(loop + "_same")
 	if d.lead > 0 && a.wide() {
+		left := GP64()
 		MOVQ(d.bytes, left)
 		SUBQ(at, left)
 		CMPQ(left, Imm(16)) // half a piece
@@ -294,31 +288,30 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 }
 
 // prefetch prefetches as many lines as are read from a group at once. The processor does
-// not predict so many streams.
-func (d *dotsKernel) prefetch(label string, base, row, left reg.GPVirtual) {
+// not predict so many streams. Memory delivers lines faster in the order of their addresses.
+func (d *dotsKernel) prefetch(label string, base, row, line reg.GPVirtual) {
 	n := d.piece() * d.lanes / 64
-	if d.lead > 0 {
-		// A line of each row while a line is being read.
-		p := GP64()
-		LEAQ(Mem{Base: base, Index: row, Scale: 1}, p)
+	if d.lead == 0 {
+		CMPQ(d.gap, Imm(0))
+		JNE(LabelRef(label + "_rows"))
 		for i := range n {
-			PREFETCHT1(rowAt(p, d.ldk, d.ldk3, i%4, 0))
-			if i%4 == 3 && i < n-1 {
-				LEAQ(Mem{Base: p, Index: d.ldk, Scale: 4}, p)
-			}
+			PREFETCHT1(Mem{Base: line, Disp: 64 * i})
 		}
-		return
+		ADDQ(U32(uint32(64*n)), line)
+		JMP(LabelRef(label + "_done"))
+		Label(label + "_rows")
 	}
-	// Row by row, which memory delivers faster.
+	// A line of each row while a line is being read.
+	p := GP64()
+	LEAQ(Mem{Base: base, Index: row, Scale: 1}, p)
 	for i := range n {
-		PREFETCHT1(Mem{Base: row})
-		ADDQ(Imm(64), row)
-		DECQ(left)
-		same := fmt.Sprintf("%s_%d", label, i)
-		JNZ(LabelRef(same))
-		ADDQ(d.jump, row)
-		MOVQ(d.lines, left)
-		Label(same)
+		PREFETCHT1(rowAt(p, d.ldk, d.ldk3, i%4, 0))
+		if i%4 == 3 && i < n-1 {
+			LEAQ(Mem{Base: p, Index: d.ldk, Scale: 4}, p)
+		}
+	}
+	if d.lead == 0 {
+		Label(label + "_done")
 	}
 }
 
