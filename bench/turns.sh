@@ -29,4 +29,4 @@ while read -r name; do
 	done
 	echo "$name" >&2
 done <"$dir/names"
-go tool benchstat -filter '.unit:(sec/op OR "%ofCeiling" OR "%ofBase" OR "µs/over" OR "ms/latency")' "$dir/before.txt" "$dir/after.txt"
+go tool benchstat -filter '.unit:(sec/op OR "%ofCeiling" OR "%ofBase" OR "µs/over" OR "ms/latency")' "before=$dir/before.txt" "after=$dir/after.txt"
