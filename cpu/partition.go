@@ -76,7 +76,7 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	if lanes := roundUp(rows, x.Width); d.SeqK > keyBlock { // else see smallTask
 		full := lanes / 2
 		if c.Pages != nil || !rowsInPlace(&c.K) || !rowsInPlace(&c.V) {
-			full = lanes * 3 / 4 // keys as lanes need no copies
+			full = max(12, lanes*3/4) // keys as lanes need no copies
 		}
 		decode = decode && rows <= full
 	}
