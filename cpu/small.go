@@ -145,6 +145,7 @@ func (a *attention) small(x *smallSpace, b, hk int) bool {
 		loadRows(kernels, &a.k, x.k, a.dimK, b, hk, done, n-done)
 		kernels.Dots(vec.F32, x.s[done:], x.ld, x.memory.run(x.k, a.dimK, lanes-done, a.dimK), a.dimK, x.q, a.dimK, a.rows, a.dimK)
 	}
+	few := n <= 8 && lanes == x.ld // calls of kernels take longer than a loop
 	for r := range a.rows {
 		s, lo, hi := x.s[r*x.ld:r*x.ld+lanes], 0, n
 		if !every {
@@ -153,9 +154,27 @@ func (a *attention) small(x *smallSpace, b, hk int) bool {
 		}
 		fill(s[:lo], negInf)
 		fill(s[hi:], negInf)
-		x.m[r] = max(noScore, kernels.ScaleMax(s, 1, x.lanes))
-		kernels.Exp2(s, x.m[r])
-		x.l[r] = sumByFours(s)
+		if !few {
+			x.m[r] = max(noScore, kernels.ScaleMax(s, 1, x.lanes))
+			kernels.Exp2(s, x.m[r])
+			continue
+		}
+		m := float32(noScore)
+		for _, y := range s[lo:hi] {
+			if y > m { // NaN is not
+				m = y
+			}
+		}
+		x.m[r] = m
+		for j := lo; j < hi; j++ {
+			s[j] -= m
+		}
+	}
+	if few {
+		kernels.Exp2(x.s[:a.rows*x.ld], 0)
+	}
+	for r := range a.rows {
+		x.l[r] = sumByFours(x.s[r*x.ld : r*x.ld+lanes])
 	}
 	runs, ldv := []vec.Run(nil), a.v.stride[backend.Seq]
 	if a.d.ValueDim == a.dimV {

@@ -2406,7 +2406,7 @@ next:
 	RET
 
 // func scaleMaxAVX512(x *float32, vectors int, c float32, mx *float32)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512DQ, AVX512F
 TEXT ·scaleMaxAVX512(SB), NOSPLIT, $0-32
 	MOVQ         x+0(FP), AX
 	MOVQ         vectors+8(FP), CX
@@ -2415,22 +2415,21 @@ TEXT ·scaleMaxAVX512(SB), NOSPLIT, $0-32
 	VMOVUPS      constants<>+1408(SB), Z1
 
 next:
-	VMULPS       (AX), Z0, Z2
-	VMOVUPS      Z2, (AX)
-	VMAXPS       Z1, Z2, Z1
-	ADDQ         $0x00000040, AX
-	SUBQ         $0x00000001, CX
-	JNZ          next
-	VMOVUPS      Z1, (DX)
-	VMOVUPS      (DX), Y0
-	VMAXPS       32(DX), Y0, Y0
-	VEXTRACTF128 $0x01, Y0, X1
-	VMAXPS       X1, X0, X0
-	VPERMILPS    $0x4e, X0, X1
-	VMAXPS       X1, X0, X0
-	VPERMILPS    $0xb1, X0, X1
-	VMAXPS       X1, X0, X0
-	VMOVSS       X0, (DX)
+	VMULPS        (AX), Z0, Z2
+	VMOVUPS       Z2, (AX)
+	VMAXPS        Z1, Z2, Z1
+	ADDQ          $0x00000040, AX
+	SUBQ          $0x00000001, CX
+	JNZ           next
+	VEXTRACTF32X8 $0x01, Z1, Y0
+	VMAXPS        Y1, Y0, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VMAXPS        X1, X0, X0
+	VPERMILPS     $0x4e, X0, X1
+	VMAXPS        X1, X0, X0
+	VPERMILPS     $0xb1, X0, X1
+	VMAXPS        X1, X0, X0
+	VMOVSS        X0, (DX)
 	VZEROUPPER
 	RET
 

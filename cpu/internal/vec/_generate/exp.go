@@ -305,9 +305,8 @@ func (a *isa) scaleMax() {
 	half := m // no lane is NaN
 	if a.wide() {
 		half = YMM()
-		VMOVUPS(m, Mem{Base: mx})
-		VMOVUPS(Mem{Base: mx}, half)
-		VMAXPS(Mem{Base: mx, Disp: 32}, half, half)
+		VEXTRACTF32X8(Imm(1), m, half)
+		VMAXPS(m.AsY(), half, half)
 	}
 	quarter, other := half.AsX(), XMM()
 	VEXTRACTF128(Imm(1), half, other)
