@@ -5,13 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 
 	"github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem"
 
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cmd/attn-beam/beamattn"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/npy"
 )
@@ -28,15 +27,15 @@ type callFlags struct {
 	ALiBi   []float32 `name:"alibi" placeholder:"X,X" group:"Scores" help:"Linear biases: a slope for each head, or for each batch and head."`
 	Sinks   []float32 `name:"sinks" placeholder:"X,X" group:"Scores" help:"Attention sinks: a logit for each head that only enters the denominator."`
 
-	Causal     bool    `name:"causal" group:"Visibility" help:"Hide the keys after a row's own position."`
-	Window     *window `name:"window" placeholder:"L,R" group:"Visibility" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
-	Offset     int     `name:"offset" placeholder:"N" group:"Visibility" help:"Move every row's position by N keys."`
-	Offsets    []int   `name:"offsets" placeholder:"N,N" group:"Visibility" help:"Move the positions of the rows of each batch."`
-	KLen       []int   `name:"klen" placeholder:"N,N" group:"Visibility" help:"Number of existing keys, one for each batch."`
-	Prefix     []int   `name:"prefix" placeholder:"N,N" group:"Visibility" help:"Number of first keys that --causal and the right side of --window do not hide."`
-	Segments   string  `name:"segments" placeholder:"URI" group:"Visibility" help:"Document ids of the rows, a .npy file of integers, [S] or [B,S]: a row sees only keys of its own id, which are adjacent."`
-	KVSegments string  `name:"kv-segments" placeholder:"URI" group:"Visibility" help:"Document ids of the keys. Default: --segments."`
-	Align      string  `name:"causal-align" enum:"top-left,bottom-right" default:"top-left" group:"Visibility" help:"Origin of the positions: the first query is at the first key (top-left), or the last query at the last key (bottom-right)."`
+	Causal     bool          `name:"causal" group:"Visibility" help:"Hide the keys after a row's own position."`
+	Window     *flags.Window `name:"window" placeholder:"L,R" group:"Visibility" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
+	Offset     int           `name:"offset" placeholder:"N" group:"Visibility" help:"Move every row's position by N keys."`
+	Offsets    []int         `name:"offsets" placeholder:"N,N" group:"Visibility" help:"Move the positions of the rows of each batch."`
+	KLen       []int         `name:"klen" placeholder:"N,N" group:"Visibility" help:"Number of existing keys, one for each batch."`
+	Prefix     []int         `name:"prefix" placeholder:"N,N" group:"Visibility" help:"Number of first keys that --causal and the right side of --window do not hide."`
+	Segments   string        `name:"segments" placeholder:"URI" group:"Visibility" help:"Document ids of the rows, a .npy file of integers, [S] or [B,S]: a row sees only keys of its own id, which are adjacent."`
+	KVSegments string        `name:"kv-segments" placeholder:"URI" group:"Visibility" help:"Document ids of the keys. Default: --segments."`
+	Align      string        `name:"causal-align" enum:"top-left,bottom-right" default:"top-left" group:"Visibility" help:"Origin of the positions: the first query is at the first key (top-left), or the last query at the last key (bottom-right)."`
 
 	Workers int `name:"workers" default:"1" placeholder:"N" help:"Number of workers that the call is cut for; with --runner prism, of worker processes."`
 }
@@ -104,24 +103,4 @@ func readIDs(ctx context.Context, name, uri string) (rows [][]int32, err error) 
 		rows = append(rows, row)
 	}
 	return rows, nil
-}
-
-// window is a flag L,R.
-type window kernels.Window
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (w *window) UnmarshalText(text []byte) error {
-	left, right, ok := strings.Cut(string(text), ",")
-	side := func(s string) (n int) {
-		if s == "inf" {
-			return kernels.Unbounded
-		}
-		x, err := strconv.ParseInt(s, 10, 32)
-		ok = ok && err == nil && x >= 0
-		return int(x)
-	}
-	if *w = (window{Left: side(left), Right: side(right)}); !ok {
-		return fmt.Errorf("%q must be L,R: numbers of keys before and after a row's own position, or inf for no limit", text)
-	}
-	return nil
 }

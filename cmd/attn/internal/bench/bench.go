@@ -21,6 +21,7 @@ import (
 	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/bench/report"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
@@ -46,7 +47,7 @@ type Command struct {
 	DType   []string      `name:"dtype" placeholder:"TYPE" help:"Element type: f32, f16 or bf16. Default: f32."`
 	Variant []string      `name:"variant" placeholder:"NAME" help:"Operation: fused, stages (all three, with the weights in memory), qk, softmax, pv, or backward (the gradients of q, k and v, without the forward call). Default: fused."`
 	Causal  bool          `name:"causal" help:"Hide later keys from a row."`
-	Window  *cli.Window   `name:"window" placeholder:"L,R" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
+	Window  *flags.Window `name:"window" placeholder:"L,R" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
 	Softcap float64       `name:"softcap" placeholder:"C" help:"Bound scores to (-C, C). Default: off."`
 	Mask    bool          `name:"mask" help:"Add a random f32 mask [Sq, Sk] to the scores of all heads."`
 	Backend []string      `name:"backend" help:"Backends: cpu, gpu, gpu:1, ...; repeat the flag or separate names with commas. Default: all." placeholder:"NAME"`

@@ -12,6 +12,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/cmd/attn/internal/files"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -48,14 +49,14 @@ type Problem struct {
 
 // Options are the options that every command over files has.
 type Options struct {
-	Layout  string      `json:"layout" name:"layout" enum:"bhsd,bshd" default:"bhsd" group:"Inputs" help:"Order of the axes of 4-D files: bhsd is [B,H,S,D], bshd is [B,S,H,D]."`
-	DType   string      `json:"dtype" name:"dtype" enum:",f32,f16,bf16" default:"" placeholder:"TYPE" group:"Inputs" help:"Compute on f32, f16 or bf16 elements. Default: the type of the files (f2 is f16, f4 and f8 are f32, bf16 is itself)."`
-	Scale   *float64    `json:"scale,omitempty" name:"scale" placeholder:"X" group:"Scores" help:"Factor of QKᵀ. Default: 1/sqrt(D)."`
-	Softcap float64     `json:"softcap,omitempty" name:"softcap" placeholder:"C" group:"Scores" help:"Replace scores s by C·tanh(s/C)."`
-	Mask    string      `json:"mask,omitempty" name:"mask" placeholder:"M.npy" group:"Scores" help:"Bool (true is visible) or float (added to the scores) array that broadcasts, as in numpy, to the scores of q's rank: [Sq,Sk], [B,Sq,Sk] or [B,H,Sq,Sk]. A 4-D one is always [B,H,Sq,Sk]. Keys beyond its last axis are hidden."`
-	Causal  bool        `json:"-" name:"causal" group:"Visibility" help:"Hide the keys after a row's own position."`
-	Window  *cli.Window `json:"-" name:"window" placeholder:"L,R" group:"Visibility" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
-	Visible Visible     `json:"visible" embed:""`
+	Layout  string        `json:"layout" name:"layout" enum:"bhsd,bshd" default:"bhsd" group:"Inputs" help:"Order of the axes of 4-D files: bhsd is [B,H,S,D], bshd is [B,S,H,D]."`
+	DType   string        `json:"dtype" name:"dtype" enum:",f32,f16,bf16" default:"" placeholder:"TYPE" group:"Inputs" help:"Compute on f32, f16 or bf16 elements. Default: the type of the files (f2 is f16, f4 and f8 are f32, bf16 is itself)."`
+	Scale   *float64      `json:"scale,omitempty" name:"scale" placeholder:"X" group:"Scores" help:"Factor of QKᵀ. Default: 1/sqrt(D)."`
+	Softcap float64       `json:"softcap,omitempty" name:"softcap" placeholder:"C" group:"Scores" help:"Replace scores s by C·tanh(s/C)."`
+	Mask    string        `json:"mask,omitempty" name:"mask" placeholder:"M.npy" group:"Scores" help:"Bool (true is visible) or float (added to the scores) array that broadcasts, as in numpy, to the scores of q's rank: [Sq,Sk], [B,Sq,Sk] or [B,H,Sq,Sk]. A 4-D one is always [B,H,Sq,Sk]. Keys beyond its last axis are hidden."`
+	Causal  bool          `json:"-" name:"causal" group:"Visibility" help:"Hide the keys after a row's own position."`
+	Window  *flags.Window `json:"-" name:"window" placeholder:"L,R" group:"Visibility" help:"Hide the keys more than L before or R after a row's own position; inf is no limit."`
+	Visible Visible       `json:"visible" embed:""`
 }
 
 // Visible is backend.Visibility: row i sees key j when -left <= j - (i+offset) <=

@@ -1,0 +1,45 @@
+// Package flags has the flags that several programs share.
+package flags
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/seed90331342/attn/kernels"
+)
+
+// Window is a flag of a sliding window: L,R, where inf is no limit.
+type Window kernels.Window
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (w *Window) UnmarshalText(text []byte) error {
+	left, right, ok := strings.Cut(string(text), ",")
+	if !ok || strings.Contains(right, ",") {
+		return fmt.Errorf("%q must be L,R: the keys visible before and after a row's own position", text)
+	}
+	for _, side := range []struct {
+		text string
+		to   *int
+	}{{left, &w.Left}, {right, &w.Right}} {
+		s := strings.TrimSpace(side.text)
+		if s == "inf" {
+			*side.to = kernels.Unbounded
+			continue
+		}
+		n, err := strconv.ParseInt(s, 10, 32)
+		if err != nil {
+			return fmt.Errorf("the side %q is neither a whole number of keys nor inf", s)
+		}
+		if n < 0 {
+			return fmt.Errorf("the side %d is negative, it must be at least 0, or inf for no limit", n)
+		}
+		*side.to = int(n)
+	}
+	return nil
+}
+
+// String formats w as the flag.
+func (w Window) String() string {
+	return strings.ReplaceAll(fmt.Sprintf("%d,%d", w.Left, w.Right), strconv.Itoa(kernels.Unbounded), "inf")
+}
