@@ -178,6 +178,7 @@ func (e *engine) packQueries(w *scratch, p *taskRange, t *tile) {
 		for c, y := range t.q[:t.n*e.dimK] {
 			t.q[c] = y*e.scale + 0 // no zero is negative, as after Kernels.Transpose
 		}
+		clear(t.q[t.n*e.dimK:])
 		return
 	}
 	for lane := 0; lane < x.Width; lane += x.Lanes {

@@ -81,17 +81,17 @@ func (a *attention) adjustLanes(b *workspace, p *taskRange, t *tile, row int, he
 // scoreKeyLanes computes the scores of t and the keys of here, and of zeros up to
 // the next multiple of Lanes.
 func (e *engine) scoreKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRange, here span) {
-	x, n, done := e.kernels, here.hi-here.lo, 0
+	x, n, rows, done := e.kernels, here.hi-here.lo, e.dotRows(t.n), 0
 	switch {
 	case e.readK:
 		if done = n / x.Lanes * x.Lanes; done > 0 {
 			runs := e.runsOf(b, &e.k, p, here.lo, done, vec.DotsAhead, t.keys.hi)
-			x.Dots(e.k.element(), b.s, keyBlock, runs, e.k.stride[backend.Seq], t.q, e.dimK, t.n, e.dimK)
+			x.Dots(e.k.element(), b.s, keyBlock, runs, e.k.stride[backend.Seq], t.q, e.dimK, rows, e.dimK)
 		}
 	case e.tiles > 1: // they share the converted keys
 		if done = n / x.Lanes * x.Lanes; done > 0 {
 			k, ldk := e.keys(r, b, p, here.lo)
-			x.Dots(vec.F32, b.s, keyBlock, b.run(k, ldk, done, e.dimK), ldk, t.q, e.dimK, t.n, e.dimK)
+			x.Dots(vec.F32, b.s, keyBlock, b.run(k, ldk, done, e.dimK), ldk, t.q, e.dimK, rows, e.dimK)
 		}
 	}
 	// Convert a few keys at a time, which stay in the first-level cache.
@@ -108,7 +108,7 @@ func (e *engine) scoreKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRange,
 		}
 		loadRows(x, &e.k, k, e.dimK, p.b, p.hk, here.lo+c, some)
 		clear(k[some*e.dimK : padded*e.dimK])
-		x.Dots(vec.F32, b.s[c:], keyBlock, b.run(k, e.dimK, padded, e.dimK), e.dimK, t.q, e.dimK, t.n, e.dimK)
+		x.Dots(vec.F32, b.s[c:], keyBlock, b.run(k, e.dimK, padded, e.dimK), e.dimK, t.q, e.dimK, rows, e.dimK)
 	}
 }
 

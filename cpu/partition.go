@@ -191,10 +191,23 @@ func readsInPlace(k *vec.Kernels, t *backend.Tensor, pages *backend.Pages) bool 
 // laneRows returns the rows of a tile rounded up to whole vectors.
 func (x *partition) laneRows() int { return roundUp(x.rows, x.kernels.Lanes) }
 
+// dotRows returns the number of query rows that Dots computes for n of a tile: it takes 8,
+// 4 or 1 at a time, and reads and transposes the keys for each of these again.
+func (x *partition) dotRows(n int) int {
+	rest := n % 8
+	switch {
+	case rest < 2 || x.kernels.KeyLanes:
+		return n
+	case rest <= 4:
+		return n - rest + 4
+	}
+	return n - rest + 8
+}
+
 // queryFloats returns the floats of a tile's packed query rows.
 func (x *partition) queryFloats() int {
 	if x.keyLanes {
-		return x.rows * x.dimK
+		return x.dotRows(x.rows) * x.dimK
 	}
 	return x.dimK * x.kernels.Width
 }
@@ -203,7 +216,7 @@ func (x *partition) queryFloats() int {
 // rows more, as squares at the end of gathered keys reach beyond them.
 func (x *partition) scoreFloats() int {
 	if x.keyLanes {
-		return x.rows * keyBlock
+		return x.dotRows(x.rows) * keyBlock
 	}
 	return (keyBlock + x.kernels.Lanes) * x.kernels.Width
 }
