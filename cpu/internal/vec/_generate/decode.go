@@ -21,7 +21,7 @@ type element struct {
 }
 
 var elements = []element{
-	{"", 4, 0, func(_ *isa, m, _ Mem, to reg.VecVirtual) { VMOVUPS(m, to) }, splitF32},
+	{"", 4, 0, func(_ *isa, m, _ Mem, to reg.VecVirtual) { VMOVUPS(m, to) }, nil},
 	{"F16", 2, 0, func(_ *isa, m, _ Mem, to reg.VecVirtual) { VCVTPH2PS(m, to) }, splitF16},
 	{"BF16", 2, 0, func(_ *isa, m, _ Mem, to reg.VecVirtual) {
 		VPMOVZXWD(m, to)

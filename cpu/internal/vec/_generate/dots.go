@@ -11,10 +11,6 @@ import (
 
 // The functions named split are element.split.
 
-func splitF32(_ *dotsKernel, w reg.VecVirtual, _ Mem) func(int) reg.VecVirtual {
-	return func(int) reg.VecVirtual { return w }
-}
-
 func splitBF16(a *dotsKernel, w reg.VecVirtual, _ Mem) func(int) reg.VecVirtual {
 	return func(n int) reg.VecVirtual {
 		x := a.vec()

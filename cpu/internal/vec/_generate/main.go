@@ -37,7 +37,11 @@ func main() {
 		a.loadQ8()
 		a.storeF16()
 		for _, e := range elements {
-			a.dots(e)
+			if e.split == nil {
+				a.dotsF32()
+			} else {
+				a.dots(e)
+			}
 			a.mix(e, 8, 2)
 			a.mix(e, 8, 1)
 			a.mix(e, 4, 4)

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"fmt"
+	"math/bits"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// dotsF32 is dots for float32 keys. It transposes squares of lanes x lanes, and reads a whole
+// line of each key at once: from memory that is faster than the words of twice as many keys.
+func (a *isa) dotsF32() {
+	a.text("dots", "s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int", "is Kernels.dots.")
+	lds, ldk, ldq := param("lds"), param("ldk"), param("ldq")
+	s, k, q, heads, chunks, groups := argument("s"), argument("k"), argument("q"), argument("heads"), argument("chunks"), argument("groups")
+	c := AllocLocal(8) // there are too few registers for all counters
+	kp, qp, sp, row, h := GP64(), GP64(), GP64(), GP64(), GP64()
+	qc, ahead := GP64(), GP64()
+	lds3, ldq3 := tripled(lds), tripled(ldq)
+	lines, jump, left := AllocLocal(8), AllocLocal(8), GP64()
+	MOVQ(chunks, left) // of a row: vectors, bytes, lines
+	SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.bytes())))), left)
+	ADDQ(Imm(63), left)
+	SHRQ(Imm(6), left)
+	MOVQ(left, lines)
+	SHLQ(Imm(6), left)
+	MOVQ(ldk, ahead)
+	SUBQ(left, ahead)
+	MOVQ(ahead, jump)
+	MOVQ(lines, left)
+	MOVQ(argument("next"), ahead)
+	loop("group", groups, 1, func() {
+		MOVQ(k, kp)
+		MOVQ(q, qc)
+		// Sums start at zero.
+		zero := a.vec()
+		a.zero(zero)
+		MOVQ(s, sp)
+		MOVQ(heads, h)
+		loop("clear", h, 1, func() {
+			VMOVUPS(zero, a.at(sp, 0))
+			ADDQ(lds, sp)
+		})
+		MOVQ(chunks, h)
+		MOVQ(h, c)
+		loop("chunk", c, 1, func() {
+			rows := a.vecs(a.lanes)
+			MOVQ(kp, row)
+			for i := range rows {
+				VMOVUPS(Mem{Base: row}, rows[i])
+				if i < len(rows)-1 {
+					ADDQ(ldk, row)
+				}
+			}
+			// The processor does not predict so many streams. Prefetch as many lines
+			// as were read, row by row, some rows ahead.
+			for i := range a.lanes * a.bytes() / 64 {
+				PREFETCHT1(Mem{Base: ahead})
+				ADDQ(Imm(64), ahead)
+				DECQ(left)
+				JNZ(LabelRef(fmt.Sprintf("same%d", i)))
+				ADDQ(jump, ahead)
+				MOVQ(lines, left)
+				Label(fmt.Sprintf("same%d", i))
+			}
+			t := a.transposed(rows)
+			MOVQ(qc, qp)
+			MOVQ(s, sp)
+			// Several rows at a time give as many independent chains of FMAs.
+			body := func(n int) {
+				sums, queries := []reg.Register{sp}, []reg.Register{qp}
+				if n > 4 {
+					s4, q4 := GP64(), GP64()
+					LEAQ(Mem{Base: sp, Index: lds, Scale: 4}, s4)
+					LEAQ(Mem{Base: qp, Index: ldq, Scale: 4}, q4)
+					sums, queries = append(sums, s4), append(queries, q4)
+				}
+				acc := make([]reg.VecVirtual, n)
+				for r := range acc {
+					acc[r] = a.vec()
+					VMOVUPS(rowAt(sums[r/4], lds, lds3, r%4, 0), acc[r])
+				}
+				for i := range t {
+					for r := range acc {
+						m := rowAt(queries[r/4], ldq, ldq3, r%4, 4*i)
+						if a.wide() {
+							VFMADD231PS_BCST(m, t[i], acc[r])
+							continue
+						}
+						x := a.vec()
+						VBROADCASTSS(m, x)
+						VFMADD231PS(x, t[i], acc[r])
+					}
+				}
+				for r := range acc {
+					VMOVUPS(acc[r], rowAt(sums[r/4], lds, lds3, r%4, 0))
+				}
+				switch n {
+				case 8:
+					LEAQ(Mem{Base: sums[1], Index: lds, Scale: 4}, sp)
+					LEAQ(Mem{Base: queries[1], Index: ldq, Scale: 4}, qp)
+				case 4:
+					LEAQ(Mem{Base: sp, Index: lds, Scale: 4}, sp)
+					LEAQ(Mem{Base: qp, Index: ldq, Scale: 4}, qp)
+				default:
+					ADDQ(lds, sp)
+					ADDQ(ldq, qp)
+				}
+			}
+			if a.wide() {
+				MOVQ(heads, h)
+				CMPQ(h, Imm(8))
+				JL(LabelRef("under8"))
+				SHRQ(Imm(3), h)
+				loop("eight", h, 1, func() { body(8) })
+				Label("under8")
+				MOVQ(heads, h)
+				ANDQ(Imm(7), h)
+				byFour("head", h, body)
+			} else {
+				byFour("head", heads, body)
+			}
+			ADDQ(U32(uint32(a.bytes())), kp)
+			ADDQ(U32(uint32(a.bytes())), qc)
+		})
+		ADDQ(U32(uint32(a.bytes())), s)
+		p := GP64()
+		MOVQ(ldk, p)
+		SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), p)
+		ADDQ(p, k)
+	})
+	end()
+}
