@@ -145,7 +145,7 @@ func (a *attention) small(x *smallSpace, b, hk int) bool {
 		loadRows(kernels, &a.k, x.k, a.dimK, b, hk, done, n-done)
 		kernels.Dots(vec.F32, x.s[done:], x.ld, x.memory.run(x.k, a.dimK, lanes-done, a.dimK), a.dimK, x.q, a.dimK, a.rows, a.dimK)
 	}
-	few := n <= 8 && lanes == x.ld // calls of kernels take longer than a loop
+	few := n <= 4 && lanes == x.ld // calls of kernels take longer than a loop
 	for r := range a.rows {
 		s, lo, hi := x.s[r*x.ld:r*x.ld+lanes], 0, n
 		if !every {

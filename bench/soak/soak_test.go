@@ -31,10 +31,11 @@ const (
 	durationEnv = "ATTN_SOAK" // such as 10m
 	duration    = 20 * time.Second
 	goroutines  = 16
-	// rounds is the number of times that all work stops to read what the process holds. The
-	// first three warm up, with a device opened by each goroutine at once: drivers and the Go
-	// runtime keep the most threads and memory that they ever used.
-	rounds, warmUp = 8, 3
+	// rounds is the least number of times that all work stops to read what the process holds,
+	// with a device opened by each goroutine at once. Rounds that begin with fewer than warmUp
+	// opens warm up, as drivers and the Go runtime keep the most threads and memory that they
+	// ever used; there are rounds until twice as many, however long a busy machine takes.
+	rounds, warmUp = 8, 128
 	// byChance is the memory that the garbage collector and the C allocator keep at times,
 	// perOpen what drivers keep of each closed device: 0.2 MiB were measured with Mesa's.
 	byChance, perOpen = 32 << 20, 256 << 10
@@ -63,7 +64,8 @@ func TestSoak(t *testing.T) {
 	s.open("gpu, streamed", func() (backend.Backend, error) { return gpu.Open("", gpu.Options{MemoryBytes: 540 << 10}) })
 
 	var base, last held
-	for round := range rounds {
+	for round := 0; round < rounds || last.opens < 2*warmUp; round++ {
+		warm := last.opens < warmUp
 		s.round(round, total/rounds)
 		last = hold()
 		last.opens = s.done["open"].Load()
@@ -71,7 +73,7 @@ func TestSoak(t *testing.T) {
 		if t.Failed() {
 			return
 		}
-		if round < warmUp {
+		if warm {
 			base = base.most(last)
 		}
 	}
@@ -162,7 +164,7 @@ func (s *soak) round(round int, long time.Duration) {
 				d, problem := s.devices[rng.IntN(len(s.devices))], rng.IntN(len(problems))
 				n := rng.IntN(weights)
 				job := jobs[slices.IndexFunc(jobs, func(j job) bool { n -= j.weight; return n < 0 })]
-				if i == 0 && round < warmUp {
+				if i == 0 {
 					d, job = s.devices[g%len(s.devices)], jobs[len(jobs)-1]
 				}
 				out, which, err := job.do(s.t.Context(), d, problem, rng)
