@@ -223,7 +223,7 @@ func (a *attention) tilesTask(ctx context.Context, w *scratch, n int) error {
 		}
 	}
 	fold := folder{k: a.kernels, a: b.alpha, b: b.beta}
-	if a.keyLanes {
+	if a.rowOutputs {
 		fold.ld = a.dimV
 	}
 	for j0 := max(keys.lo, p.keys.lo) / keyBlock * keyBlock; j0 < min(keys.hi, p.keys.hi); j0 += keyBlock {

@@ -14,8 +14,9 @@ import (
 //	query rows as lanes   queries [dimK, Width]   scores [keys, Width]      outputs [dimV, Width]
 //	keys as lanes         queries [rows, dimK]    scores [rows, keyBlock]   outputs [rows, dimV]
 //
-// The first fills the vector registers when there are many rows, the second when
-// there are few. The gonum kernels always use the second.
+// With few query rows as lanes the outputs may be those of the second layout, which is
+// Kernels.RowOutputs. The first fills the vector registers when there are many rows, the
+// second when there are few. The gonum kernels always use the second.
 type engine struct {
 	partition
 	q, k, v, o view
@@ -276,7 +277,10 @@ func (e *engine) addNonFinite(p *taskRange, t *tile, lo, hi int, o, s []float32,
 			for r := range t.n {
 				weight, out := (j-lo)*w+r, c*w+r
 				if e.keyLanes {
-					weight, out = r*keyBlock+j-lo, r*e.dimV+c
+					weight = r*keyBlock + j - lo
+				}
+				if e.rowOutputs {
+					out = r*e.dimV + c
 				}
 				if h, i := e.row(t.h, t.i, r); uses(h, i, j, r, s[weight]) {
 					o[out] += s[weight] * y
@@ -287,10 +291,10 @@ func (e *engine) addNonFinite(p *taskRange, t *tile, lo, hi int, o, s []float32,
 }
 
 // writeOutputs writes the outputs o of t, each row times its factor in mul, which
-// covers tileRows rows. With keys as lanes mul may be nil, for 1.
+// covers tileRows rows. With outputs row by row mul may be nil, for 1.
 func (e *engine) writeOutputs(b *workspace, p *taskRange, t *tile, o, mul []float32) {
 	x := e.kernels
-	if e.keyLanes {
+	if e.rowOutputs {
 		for r := range t.n {
 			h, i := e.row(t.h, t.i, r)
 			row := o[r*e.dimV : (r+1)*e.dimV]

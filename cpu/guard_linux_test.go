@@ -83,7 +83,7 @@ func testGuardPages(t *testing.T, tier string) {
 	be := open(t, Options{Tier: tier})
 	for _, n := range []struct{ sq, sk, dim, dv int }{
 		{1, 1, 1, 1}, {1, 131, 17, 33}, {1, 127, 16, 16}, {1, 129, 64, 128}, {7, 45, 31, 1}, {65, 66, 20, 19},
-		{63, 130, 16, 40}, {66, 127, 3, 5}, {130, 259, 64, 64}, {24, 25, 24, 8}, {2, 1030, 48, 15},
+		{63, 130, 16, 40}, {66, 127, 3, 5}, {130, 259, 64, 64}, {24, 25, 24, 8}, {2, 1030, 48, 15}, {3, 131, 17, 35},
 	} {
 		for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 			for _, atEnd := range []bool{false, true} {

@@ -30,6 +30,7 @@ type partition struct {
 	share   int // query heads of a group
 
 	keyLanes   bool // tiles have keys as lanes, else query rows
+	rowOutputs bool // outputs lie row by row
 	rows       int  // query rows of a full tile
 	headTiles  int  // tiles of a head; 0 where tiles span heads
 	tiles      int  // tiles of a group
@@ -78,6 +79,9 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 		if c.Pages != nil || !rowsInPlace(&c.K) || !rowsInPlace(&c.V) {
 			full = max(12, lanes*3/4) // keys as lanes need no copies
 		}
+		if c.Dropout.P > 0 && x.RowOutputs() && (d.SeqQ < rows || c.Dropout.First[backend.Seq]%4 != 0) {
+			full = rows // dropTile would draw row by row, half a vector at a time
+		}
 		decode = decode && rows <= full
 	}
 	if decode {
@@ -116,10 +120,12 @@ func queryWidth(k *vec.Kernels, c *backend.Call) *vec.Kernels {
 		}
 		time := float64(rows) * float64(keys)
 		// Measured with windows: the shorter a tile's products, the more its other steps count.
-		switch w / x.Lanes {
-		case 1:
+		switch {
+		case x.RowOutputs(): // the scores fill half of each vector
+			time *= 1.8
+		case w == x.Lanes:
 			time *= 1.2
-		case 2:
+		case w == 2*x.Lanes:
 			time *= 1.06
 		}
 		if time <= least {
@@ -149,6 +155,7 @@ func cutTasks(k *vec.Kernels, decode bool, c *backend.Call, threads int) partiti
 		x.rows, x.headTiles = k.Width, ceilDiv(d.SeqQ, k.Width)
 		x.tiles = x.headTiles * x.share
 	}
+	x.rowOutputs = x.keyLanes || k.RowOutputs()
 	if x.keyLanes {
 		x.loadK, x.loadV = x.loadK || d.Dim != x.dimK, x.loadV || d.ValueDim != x.dimV
 		x.readK, x.readV = readsInPlace(k, &c.K, c.Pages), readsInPlace(k, &c.V, c.Pages)

@@ -111,7 +111,7 @@ func (j *pvJob) size() (floats, rows int) {
 func (j *pvJob) begin(p *taskRange, t *tile) {
 	o, rows := t.cur.o, j.kernels.Width
 	rowStep, dimStep := 1, rows
-	if j.keyLanes {
+	if j.rowOutputs {
 		rows, rowStep, dimStep = t.n, j.dimV, 1
 	}
 	clear(o)
@@ -160,7 +160,7 @@ func (j *pvJob) task(ctx context.Context, w *scratch, n int) error {
 		}
 	}
 	factors := b.alpha
-	if j.keyLanes {
+	if j.rowOutputs {
 		factors = nil
 	}
 	for n := range tiles {

@@ -55,6 +55,17 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 		eachPiece(func(piece span) { a.dropTile(b, p, t, piece.lo, piece.hi-piece.lo) })
 	}
 	clean := a.hiding || edges || t.mixed || r.clean != nil
+	if clean && a.rowOutputs && !a.loadV && !r.checked && len(pieces) == 1 {
+		// As in stepKeyLanes, reading values once is cheaper than looking at them first.
+		o := t.cur.o
+		copy(b.v, o)
+		v, ldv, _ := a.values(r, b, p, here.lo, false)
+		x.Values(o, v, ldv, s, n, a.d.ValueDim, b.alpha, a.ahead(p, t, here.lo, false))
+		if !x.NonFinite(o, a.dimV, t.n, a.d.ValueDim) {
+			return
+		}
+		copy(o, b.v)
+	}
 	v, ldv, replaced := a.values(r, b, p, here.lo, clean)
 	if len(pieces) > 1 {
 		v, ldv = a.gather(b, pieces, v, ldv, here.lo)

@@ -32,7 +32,7 @@ const noScore = -math.MaxFloat32
 //
 //	l = Σ 2^(s - m)    o = Σ 2^(s - m)·v
 //
-// With query rows as lanes o is [Dv, Width], else [rows, Dv rounded up to Lanes].
+// o is [Dv, Width], or with partition.rowOutputs [rows, Dv rounded up to Lanes].
 type state struct{ o, m, l []float32 }
 
 // reset sets s to the sum over no keys.
@@ -59,7 +59,7 @@ func (s *state) copy(t *state) {
 // folder folds states of one call.
 type folder struct {
 	k    *vec.Kernels
-	ld   int       // between rows; 0 with query rows as lanes
+	ld   int       // between rows; 0 if o is [Dv, Width]
 	a, b []float32 // memory for a factor of each row, rounded up to Lanes
 }
 

@@ -48,7 +48,7 @@ func TestDecodeIsPrefill(t *testing.T) {
 				o2 := clone(o)
 				runs = inRuns(rng, 1, k, d+1, n, d)
 				x.Mix(F32, o, d, runs, d+1, s, n, alpha, heads, d)
-				x.Values(ot, k, d+1, st, n, d, alpha, 0)
+				valuesByLane(x, ot, k, d+1, st, n, d, alpha, 0)
 				twin.Mix(F32, o2, d, runs, d+1, s, n, alpha, heads, d)
 				within(t, "mix", o, o2, 0)
 				for h := range heads {

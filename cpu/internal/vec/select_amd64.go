@@ -9,8 +9,28 @@ var assembly = func() (list []*Kernels) {
 	if !x.HasAVX2 || !x.HasFMA {
 		return nil
 	}
+	kernelsAVX2.narrow = []*Kernels{
+		kernelsAVX2.narrowed(1, tileKernels{
+			tiles:   []registerTile{{12, scores12AVX2x1, values12AVX2x1}, {8, scores8AVX2x1, values8AVX2x1}, {1, scores1AVX2x1, values1AVX2x1}},
+			weights: weightsAVX2x1, edge: edgeAVX2x1, columnMax: columnMaxAVX2x1, fold: foldAVX2x1,
+			biasSquare: biasSquareAVX2x1, diagonal: diagonalAVX2x1, hide: hideAVX2x1, drop: dropAVX2x1,
+		}),
+		kernelsAVX2.narrowed(2, tileKernels{
+			tiles:   []registerTile{{6, scores6AVX2x2, values6AVX2x2}, {4, scores4AVX2x2, values4AVX2x2}, {1, scores1AVX2x2, values1AVX2x2}},
+			weights: weightsAVX2x2, edge: edgeAVX2x2, columnMax: columnMaxAVX2x2, fold: foldAVX2x2,
+			biasSquare: biasSquareAVX2x2, diagonal: diagonalAVX2x2, hide: hideAVX2x2, drop: dropAVX2x2,
+		}),
+	}
 	if x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL {
+		// 8 query rows fill half a vector.
+		half := kernelsAVX2.narrowed(1, tileKernels{
+			tiles:   []registerTile{{16, scores16AVX512Half, nil}, {4, scores4AVX512Half, nil}, {1, scores1AVX512Half, nil}},
+			weights: weightsAVX512Half, edge: edgeAVX512Half, columnMax: columnMaxAVX512Half, fold: foldAVX2x1, halfValues: halfValuesAVX512,
+			biasSquare: biasSquareAVX512Half, diagonal: diagonalAVX512Half, hide: hideAVX512Half, drop: dropAVX512Half,
+		})
+		half.Tier, half.exp2, half.softcap = kernelsAVX512.Tier, exp2AVX512Half, softcapAVX512Half
 		kernelsAVX512.narrow = []*Kernels{
+			half,
 			kernelsAVX512.narrowed(1, tileKernels{
 				tiles:   []registerTile{{16, scores16AVX512x1, values16AVX512x1}, {4, scores4AVX512x1, values4AVX512x1}, {1, scores1AVX512x1, values1AVX512x1}},
 				weights: weightsAVX512x1, edge: edgeAVX512x1, columnMax: columnMaxAVX512x1, fold: foldAVX512x1,
@@ -23,18 +43,6 @@ var assembly = func() (list []*Kernels) {
 			}),
 		}
 		list = append(list, &kernelsAVX512)
-	}
-	kernelsAVX2.narrow = []*Kernels{
-		kernelsAVX2.narrowed(1, tileKernels{
-			tiles:   []registerTile{{12, scores12AVX2x1, values12AVX2x1}, {8, scores8AVX2x1, values8AVX2x1}, {1, scores1AVX2x1, values1AVX2x1}},
-			weights: weightsAVX2x1, edge: edgeAVX2x1, columnMax: columnMaxAVX2x1, fold: foldAVX2x1,
-			biasSquare: biasSquareAVX2x1, diagonal: diagonalAVX2x1, hide: hideAVX2x1, drop: dropAVX2x1,
-		}),
-		kernelsAVX2.narrowed(2, tileKernels{
-			tiles:   []registerTile{{6, scores6AVX2x2, values6AVX2x2}, {4, scores4AVX2x2, values4AVX2x2}, {1, scores1AVX2x2, values1AVX2x2}},
-			weights: weightsAVX2x2, edge: edgeAVX2x2, columnMax: columnMaxAVX2x2, fold: foldAVX2x2,
-			biasSquare: biasSquareAVX2x2, diagonal: diagonalAVX2x2, hide: hideAVX2x2, drop: dropAVX2x2,
-		}),
 	}
 	// F16C has no flag in x/sys/cpu: every processor with AVX2 has it.
 	return append(list, &kernelsAVX2)

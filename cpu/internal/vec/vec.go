@@ -202,10 +202,15 @@ func (x *Kernels) Weights(s []float32, fours int, m, mx, l, alpha []float32) {
 //
 //	o [d, Width]    v [keys, d], rows ldv apart    p [keys, Width]    alpha [Width]
 //
-// The assembly prefetches the values that are ahead rows further.
+// With RowOutputs, o is [Width, d rounded up to Lanes]. The assembly prefetches the values
+// that are ahead rows further.
 func (x *Kernels) Values(o, v []float32, ldv int, p []float32, keys, d int, alpha []float32, ahead int) {
 	w := x.Width
 	_, _, _, _ = o[d*w-1], v[(keys-1)*ldv+d-1], p[keys*w-1], alpha[w-1]
+	if x.RowOutputs() {
+		x.valuesInRows(o, v, ldv, p, keys, d, alpha, ahead)
+		return
+	}
 	c := 0
 	cut(x.tiles, d, func(t *registerTile, tiles int) {
 		most := max(1, budget/(t.rows*(w/x.Lanes)*keys))
@@ -366,7 +371,7 @@ func (x *Kernels) NonFinite(v []float32, ld, rows, d int) bool {
 	if vectors := d / x.Lanes; vectors > 0 && x.nonFinite(&v[0], 4*ld, rows, vectors) != 0 {
 		return true
 	}
-	for r := range rows {
+	for r := 0; r < rows && d%x.Lanes > 0; r++ {
 		for _, y := range v[r*ld+d/x.Lanes*x.Lanes : r*ld+d] {
 			if y-y != 0 {
 				return true

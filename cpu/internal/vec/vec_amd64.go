@@ -25,9 +25,6 @@ func edgeAVX512(s *float32, rows int, key int, lo *int32, hi *int32)
 // columnMaxAVX512 is Kernels.columnMax.
 func columnMaxAVX512(s *float32, rows int, mx *float32)
 
-// foldAVX512 is Kernels.fold.
-func foldAVX512(o *float32, x *float32, rows int, a *float32, b *float32)
-
 // biasSquareAVX512 is Kernels.biasSquare.
 func biasSquareAVX512(s *float32, b *float32, ldb int, mx *float32)
 
@@ -39,6 +36,9 @@ func hideAVX512(s *float32, mask *bool, ld int, squares int)
 
 // dropAVX512 is Kernels.drop.
 func dropAVX512(s *float32, times int, d *uint64)
+
+// foldAVX512 is Kernels.fold.
+func foldAVX512(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // exp2AVX512 is Kernels.exp2.
 func exp2AVX512(x *float32, vectors int, m float32)
@@ -217,9 +217,6 @@ func edgeAVX2(s *float32, rows int, key int, lo *int32, hi *int32)
 // columnMaxAVX2 is Kernels.columnMax.
 func columnMaxAVX2(s *float32, rows int, mx *float32)
 
-// foldAVX2 is Kernels.fold.
-func foldAVX2(o *float32, x *float32, rows int, a *float32, b *float32)
-
 // biasSquareAVX2 is Kernels.biasSquare.
 func biasSquareAVX2(s *float32, b *float32, ldb int, mx *float32)
 
@@ -231,6 +228,9 @@ func hideAVX2(s *float32, mask *bool, ld int, squares int)
 
 // dropAVX2 is Kernels.drop.
 func dropAVX2(s *float32, times int, d *uint64)
+
+// foldAVX2 is Kernels.fold.
+func foldAVX2(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // exp2AVX2 is Kernels.exp2.
 func exp2AVX2(x *float32, vectors int, m float32)
@@ -415,9 +415,6 @@ func edgeAVX512x2(s *float32, rows int, key int, lo *int32, hi *int32)
 // columnMaxAVX512x2 is Kernels.columnMax.
 func columnMaxAVX512x2(s *float32, rows int, mx *float32)
 
-// foldAVX512x2 is Kernels.fold.
-func foldAVX512x2(o *float32, x *float32, rows int, a *float32, b *float32)
-
 // biasSquareAVX512x2 is Kernels.biasSquare.
 func biasSquareAVX512x2(s *float32, b *float32, ldb int, mx *float32)
 
@@ -429,6 +426,9 @@ func hideAVX512x2(s *float32, mask *bool, ld int, squares int)
 
 // dropAVX512x2 is Kernels.drop.
 func dropAVX512x2(s *float32, times int, d *uint64)
+
+// foldAVX512x2 is Kernels.fold.
+func foldAVX512x2(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // scores16AVX512x1 is Kernels.scores16.
 func scores16AVX512x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
@@ -457,9 +457,6 @@ func edgeAVX512x1(s *float32, rows int, key int, lo *int32, hi *int32)
 // columnMaxAVX512x1 is Kernels.columnMax.
 func columnMaxAVX512x1(s *float32, rows int, mx *float32)
 
-// foldAVX512x1 is Kernels.fold.
-func foldAVX512x1(o *float32, x *float32, rows int, a *float32, b *float32)
-
 // biasSquareAVX512x1 is Kernels.biasSquare.
 func biasSquareAVX512x1(s *float32, b *float32, ldb int, mx *float32)
 
@@ -471,6 +468,9 @@ func hideAVX512x1(s *float32, mask *bool, ld int, squares int)
 
 // dropAVX512x1 is Kernels.drop.
 func dropAVX512x1(s *float32, times int, d *uint64)
+
+// foldAVX512x1 is Kernels.fold.
+func foldAVX512x1(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // scores6AVX2x2 is Kernels.scores6.
 func scores6AVX2x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
@@ -499,9 +499,6 @@ func edgeAVX2x2(s *float32, rows int, key int, lo *int32, hi *int32)
 // columnMaxAVX2x2 is Kernels.columnMax.
 func columnMaxAVX2x2(s *float32, rows int, mx *float32)
 
-// foldAVX2x2 is Kernels.fold.
-func foldAVX2x2(o *float32, x *float32, rows int, a *float32, b *float32)
-
 // biasSquareAVX2x2 is Kernels.biasSquare.
 func biasSquareAVX2x2(s *float32, b *float32, ldb int, mx *float32)
 
@@ -513,6 +510,9 @@ func hideAVX2x2(s *float32, mask *bool, ld int, squares int)
 
 // dropAVX2x2 is Kernels.drop.
 func dropAVX2x2(s *float32, times int, d *uint64)
+
+// foldAVX2x2 is Kernels.fold.
+func foldAVX2x2(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // scores12AVX2x1 is Kernels.scores12.
 func scores12AVX2x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
@@ -541,9 +541,6 @@ func edgeAVX2x1(s *float32, rows int, key int, lo *int32, hi *int32)
 // columnMaxAVX2x1 is Kernels.columnMax.
 func columnMaxAVX2x1(s *float32, rows int, mx *float32)
 
-// foldAVX2x1 is Kernels.fold.
-func foldAVX2x1(o *float32, x *float32, rows int, a *float32, b *float32)
-
 // biasSquareAVX2x1 is Kernels.biasSquare.
 func biasSquareAVX2x1(s *float32, b *float32, ldb int, mx *float32)
 
@@ -555,3 +552,45 @@ func hideAVX2x1(s *float32, mask *bool, ld int, squares int)
 
 // dropAVX2x1 is Kernels.drop.
 func dropAVX2x1(s *float32, times int, d *uint64)
+
+// foldAVX2x1 is Kernels.fold.
+func foldAVX2x1(o *float32, x *float32, rows int, a *float32, b *float32)
+
+// scores16AVX512Half is Kernels.scores16.
+func scores16AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// scores4AVX512Half is Kernels.scores4.
+func scores4AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// scores1AVX512Half is Kernels.scores1.
+func scores1AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
+// weightsAVX512Half is Kernels.weights.
+func weightsAVX512Half(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
+
+// edgeAVX512Half is Kernels.edge.
+func edgeAVX512Half(s *float32, rows int, key int, lo *int32, hi *int32)
+
+// columnMaxAVX512Half is Kernels.columnMax.
+func columnMaxAVX512Half(s *float32, rows int, mx *float32)
+
+// biasSquareAVX512Half is Kernels.biasSquare.
+func biasSquareAVX512Half(s *float32, b *float32, ldb int, mx *float32)
+
+// diagonalAVX512Half is Kernels.diagonal.
+func diagonalAVX512Half(s *float32, b *float32, rows int, mx *float32)
+
+// hideAVX512Half is Kernels.hide.
+func hideAVX512Half(s *float32, mask *bool, ld int, squares int)
+
+// dropAVX512Half is Kernels.drop.
+func dropAVX512Half(s *float32, times int, d *uint64)
+
+// exp2AVX512Half is Kernels.exp2.
+func exp2AVX512Half(x *float32, vectors int, m float32)
+
+// softcapAVX512Half is Kernels.softcap.
+func softcapAVX512Half(x *float32, vectors int, c float32)
+
+// halfValuesAVX512 is Kernels.halfValues.
+func halfValuesAVX512(o *float32, ldo int, v *float32, ldv int, p *float32, keys int, d int, alpha *float32, ahead int)

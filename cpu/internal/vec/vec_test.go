@@ -95,12 +95,29 @@ func TestScoresAndValues(t *testing.T) {
 
 				o, alpha := random(rng, d*w), random(rng, w)
 				o2 := clone(o)
-				x.Values(o, k, ld, s, n, d, alpha, n)
+				valuesByLane(x, o, k, ld, s, n, d, alpha, n)
 				twin.Values(o2, k, ld, s, n, d, alpha, 0)
 				within(t, "values, "+what, o, o2, 0)
 			}
 		}
 	})
+}
+
+// valuesByLane is Values for outputs [d, Width] whatever the layout of x.
+func valuesByLane(x *Kernels, o, v []float32, ldv int, p []float32, keys, d int, alpha []float32, ahead int) {
+	if !x.RowOutputs() {
+		x.Values(o, v, ldv, p, keys, d, alpha, ahead)
+		return
+	}
+	ld := (d + x.Lanes - 1) / x.Lanes * x.Lanes
+	rows := make([]float32, x.Width*ld)
+	for i := range d * x.Width {
+		rows[i%x.Width*ld+i/x.Width] = o[i]
+	}
+	x.Values(rows, v, ldv, p, keys, d, alpha, ahead)
+	for i := range d * x.Width {
+		o[i] = rows[i%x.Width*ld+i/x.Width]
+	}
 }
 
 // TestExp2 shows that powers are within 2 ulp, and which are exact.

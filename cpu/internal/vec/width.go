@@ -11,6 +11,8 @@ type tileKernels struct {
 	diagonal   func(s, b *float32, rows int, mx *float32)
 	hide       func(s *float32, mask *bool, ld, squares int)
 	drop       func(s *float32, times int, d *uint64)
+	// halfValues is Values with elements as lanes, or nil.
+	halfValues func(o *float32, ldo int, v *float32, ldv int, p *float32, keys, d int, alpha *float32, ahead int)
 }
 
 // registerTile is the kernels of Scores and Values for a number of rows: keys, or
@@ -45,6 +47,21 @@ func (x *Kernels) Narrow(rows int) *Kernels {
 		}
 	}
 	return x
+}
+
+// RowOutputs reports whether Values has elements as lanes. A vector that the query rows of
+// the tile do not fill is then used in full.
+func (x *Kernels) RowOutputs() bool { return x.halfValues != nil }
+
+// valuesInRows is Values with RowOutputs.
+func (x *Kernels) valuesInRows(o, v []float32, ldv int, p []float32, keys, d int, alpha []float32, ahead int) {
+	ldo := (d + x.Lanes - 1) / x.Lanes * x.Lanes
+	_ = o[(x.Width-1)*ldo+d-1]
+	strip := 4 * x.Lanes // two vectors, each of twice as many elements
+	most := max(1, budget/(2*x.Width*keys)) * strip
+	for c := 0; c < d; c += most {
+		x.halfValues(&o[c], 4*ldo, &v[c], 4*ldv, &p[0], keys, min(most, d-c), &alpha[0], 4*ldv*ahead)
+	}
 }
 
 // narrowed returns x with tiles of the given number of vectors of query rows.

@@ -36,7 +36,7 @@ func (a *isa) exponential(inRegisters bool) exponential {
 // on AVX2 a mask clears it. NaN stays NaN.
 func (e exponential) of(y reg.VecVirtual) reg.VecVirtual {
 	r := e.vec()
-	if e.wide() {
+	if e.masks() {
 		f := e.vec()
 		VREDUCEPS(Imm(1), y, f)
 		e.polynomial(f, r)
@@ -64,7 +64,7 @@ func (e exponential) polynomial(f, r reg.VecVirtual) {
 
 // flush makes results below 2^-126 zero until restore; AVX2 does not need it.
 func (a *isa) flush() (restore func()) {
-	if !a.wide() {
+	if !a.masks() {
 		return func() {}
 	}
 	old, on := AllocLocal(4), AllocLocal(4)
@@ -82,7 +82,7 @@ func (a *isa) weights() {
 	a.text("weights", "s *float32, fours int, m, mx, l, alpha *float32", "is Kernels.weights.")
 	s, fours, pm, mx, l, alpha := param("s"), param("fours"), param("m"), param("mx"), param("l"), param("alpha")
 	restore := a.flush()
-	e := a.exponential(a.wide())
+	e := a.exponential(a.masks())
 	sum := a.vecs(a.cols)
 	m := make([]Op, a.cols)
 	for j := range m {
@@ -94,7 +94,7 @@ func (a *isa) weights() {
 		VMOVUPS(e.of(old), a.at(alpha, j))
 		a.zero(sum[j])
 		m[j] = a.at(mx, j)
-		if a.wide() {
+		if a.masks() {
 			m[j] = new
 		}
 	}
@@ -132,7 +132,7 @@ func (a *isa) exp2() {
 	a.text("exp2", "x *float32, vectors int, m float32", "is Kernels.exp2.")
 	x, vectors := param("x"), param("vectors")
 	restore := a.flush()
-	m, e := a.broadcastParam("m"), a.exponential(a.wide())
+	m, e := a.broadcastParam("m"), a.exponential(a.masks())
 	loop("next", vectors, 1, func() {
 		y := a.vec()
 		VMOVUPS(a.at(x, 0), y)
@@ -148,7 +148,7 @@ func (a *isa) exp2() {
 func (a *isa) softcap() {
 	a.text("softcap", "x *float32, vectors int, c float32", "is Kernels.softcap.")
 	x, vectors := param("x"), param("vectors")
-	c, e := a.broadcastParam("c"), a.exponential(a.wide())
+	c, e := a.broadcastParam("c"), a.exponential(a.masks())
 	loop("next", vectors, 1, func() {
 		y, size := a.vec(), a.vec()
 		VMOVUPS(a.at(x, 0), y)
@@ -178,7 +178,7 @@ func (a *isa) softcap() {
 		}
 		VMULPS(y, z, z)
 		VFMADD213PS(y, z, q)
-		if a.wide() {
+		if a.masks() {
 			k := K()
 			VCMPPS(Imm(14), cSmall.mem(), size, k) // greater than
 			VMOVAPS(big, k, q)
@@ -232,7 +232,7 @@ func (a *isa) bounded(y reg.VecVirtual) reg.VecVirtual {
 
 // where replaces s by y where x equals the vector m.
 func (a *isa) where(x reg.VecVirtual, m Op, y, s reg.VecVirtual) {
-	if a.wide() {
+	if a.masks() {
 		k := K()
 		VCMPPS(Imm(0), m, x, k)
 		VMOVAPS(y, k, s)

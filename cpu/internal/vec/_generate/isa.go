@@ -24,6 +24,8 @@ type isa struct {
 var (
 	avx512 = &isa{"AVX512", 16, 4, []int{4, 1}, 3, ZMM}
 	avx2   = &isa{"AVX2", 8, 3, []int{4, 1}, 1, YMM}
+	// half is AVX-512 with vectors of 8 query rows.
+	half = &isa{"AVX512Half", 8, 1, []int{16, 4, 1}, 0, YMM}
 	// narrow are instruction sets with narrower query tiles.
 	narrow = []*isa{
 		{"AVX512x2", 16, 2, []int{8, 4, 1}, 3, ZMM},
@@ -36,6 +38,9 @@ var (
 func (a *isa) bytes() int    { return 4 * a.lanes }
 func (a *isa) rowBytes() int { return a.cols * a.bytes() }
 func (a *isa) wide() bool    { return a.lanes == 16 }
+
+// masks reports whether a has the instructions of AVX-512.
+func (a *isa) masks() bool { return a == half || a.wide() }
 
 // text begins the function base+a.name with the given parameters and doc comment.
 func (a *isa) text(base, signature, doc string) {
@@ -52,7 +57,7 @@ func (a *isa) vecs(n int) []reg.VecVirtual {
 }
 
 func (a *isa) zero(r reg.VecVirtual) {
-	if a.wide() {
+	if a.masks() {
 		VPXORD(r, r, r)
 		return
 	}

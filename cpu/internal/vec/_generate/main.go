@@ -54,6 +54,13 @@ func main() {
 	for _, a := range narrow {
 		a.tile()
 	}
+	for _, rows := range half.rows {
+		half.scores(rows)
+	}
+	half.softmax()
+	half.exp2()
+	half.softcap()
+	avx512.halfValues(half, 2)
 	Generate()
 }
 
@@ -64,10 +71,15 @@ func (a *isa) tile() {
 		a.scores(rows)
 		a.values(rows)
 	}
+	a.softmax()
+	a.fold()
+}
+
+// softmax writes the kernels between the two products of a tile.
+func (a *isa) softmax() {
 	a.weights()
 	a.edge()
 	a.columnMax()
-	a.fold()
 	a.biasSquare()
 	a.diagonal()
 	a.hide()

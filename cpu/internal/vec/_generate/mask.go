@@ -23,7 +23,7 @@ func (a *isa) hide() {
 				x := a.vec()
 				VPMOVZXBD(Mem{Base: p}, x)
 				VPSLLD(Imm(uint64(i)), x, x)
-				if a.wide() {
+				if a.masks() {
 					VPORD(x, seen, seen)
 				} else {
 					VPOR(x, seen, seen)
@@ -34,7 +34,7 @@ func (a *isa) hide() {
 				ADDQ(ld, p)
 			}
 		}
-		if a.wide() {
+		if a.masks() {
 			VPTERNLOGD(U8(0x55), seen, seen, seen) // not
 			VMOVDQU32(seen, bits)
 			for j := range a.lanes {

@@ -42,7 +42,7 @@ func (a *isa) philox(p reg.Register, c [4]reg.VecVirtual, m0, m1 reg.VecVirtual)
 
 // xor3 computes to ^= x ^ y.
 func (a *isa) xor3(x Mem, y, to reg.VecVirtual) {
-	if a.wide() {
+	if a.masks() {
 		VPTERNLOGQ(U8(0x96), x, y, to)
 		return
 	}
@@ -64,7 +64,7 @@ func (a *isa) counters(p reg.Register, g int, base reg.VecVirtual) [4]reg.VecVir
 // threshold, and by 0 elsewhere.
 func (a *isa) dropped(words reg.VecVirtual, p reg.Register, m Mem) {
 	x := a.vec()
-	if a.wide() {
+	if a.masks() {
 		k := K()
 		VPCMPUD(Imm(5), drawAt(p, drawThreshold), words, k) // not less
 		VMOVUPS_Z(drawAt(p, drawFactor), k, x)

@@ -215,6 +215,79 @@ func (a *isa) values(rows int) {
 	end()
 }
 
+// halfValues writes the values of a tile of b's query rows with elements as lanes: the outputs
+// of all rows, some vectors at a time. Masks end the last ones.
+func (a *isa) halfValues(b *isa, vectors int) {
+	a.text("halfValues", "o *float32, ldo int, v *float32, ldv int, p *float32, keys, d int, alpha *float32, ahead int", "is Kernels.halfValues.")
+	o, v, ld, p0, keys, left := param("o"), param("v"), param("ldv"), param("p"), param("keys"), param("d")
+	ld3 := tripled(ld)
+	vp, p := GP64(), GP64()
+	MOVQ(left, p)
+	SHLQ(Imm(2), p)
+	ahead := prefetch(v, ld, p)
+	acc, x, w, k := make([][]reg.VecVirtual, b.lanes), a.vecs(vectors), a.vecs(3), make([]reg.OpmaskVirtual, vectors)
+	for r := range acc {
+		acc[r] = a.vecs(vectors)
+	}
+	Label("strip")
+	mask := GP64()
+	MOVQ(I32(-1), mask)
+	CMPQ(left, U32(uint32(vectors*a.lanes)))
+	JGE(LabelRef("whole"))
+	BZHIQ(left, mask, mask)
+	Label("whole")
+	for j := range k {
+		k[j] = K()
+		KMOVW(mask.As32(), k[j])
+		SHRQ(Imm(uint64(a.lanes)), mask)
+	}
+	MOVQ(v, vp)
+	MOVQ(p0, p)
+	for r := range acc {
+		for j := range acc[r] {
+			a.zero(acc[r][j])
+		}
+	}
+	byFour("key", keys, func(n int) {
+		for u := range n {
+			for j := range x {
+				VMOVUPS_Z(rowAt(vp, ld, ld3, u, j*a.bytes()), k[j], x[j])
+			}
+			for r := range acc {
+				y := w[(u*len(acc)+r)%len(w)]
+				VBROADCASTSS(Mem{Base: p, Disp: u*b.bytes() + 4*r}, y)
+				for j := range x {
+					VFMADD231PS(x[j], y, acc[r][j])
+				}
+			}
+		}
+		ADDQ(U32(uint32(n*b.bytes())), p)
+		if n == 4 {
+			ahead.next(4 * vectors * a.lanes)
+			LEAQ(Mem{Base: vp, Index: ld, Scale: 4}, vp)
+		} else {
+			ADDQ(ld, vp)
+		}
+	})
+	op, alpha := GP64(), GP64()
+	MOVQ(o, op)
+	MOVQ(argument("alpha"), alpha)
+	for r := range acc {
+		VBROADCASTSS(Mem{Base: alpha, Disp: 4 * r}, w[0])
+		for j := range x {
+			VMOVUPS_Z(a.at(op, j), k[j], x[j])
+			VFMADD231PS(x[j], w[0], acc[r][j])
+			VMOVUPS(acc[r][j], k[j], a.at(op, j))
+		}
+		ADDQ(argument("ldo"), op)
+	}
+	ADDQ(U32(uint32(vectors*a.bytes())), o)
+	ADDQ(U32(uint32(vectors*a.bytes())), v)
+	SUBQ(U32(uint32(vectors*a.lanes)), left)
+	JG(LabelRef("strip"))
+	end()
+}
+
 // fold writes o = o*a + x*b, with three roundings, for rows of all lanes.
 func (a *isa) fold() {
 	a.text("fold", "o, x *float32, rows int, a, b *float32", "is Kernels.fold.")
@@ -242,18 +315,26 @@ func (a *isa) fold() {
 func (a *isa) columnMax() {
 	a.text("columnMax", "s *float32, rows int, mx *float32", "is Kernels.columnMax.")
 	s, rows, mx := param("s"), param("rows"), param("mx")
-	m := a.vecs(a.cols)
-	for j := range m {
-		VMOVUPS(a.at(mx, j), m[j])
-	}
-	loop("row", rows, 1, func() {
-		for j := range m {
-			VMAXPS(a.at(s, j), m[j], m[j])
+	m := [4][]reg.VecVirtual{} // as many as hide the latency of a maximum
+	for u := range m {
+		m[u] = a.vecs(a.cols)
+		for j := range m[u] {
+			VMOVUPS(a.at(mx, j), m[u][j])
 		}
-		ADDQ(U32(uint32(a.rowBytes())), s)
+	}
+	byFour("row", rows, func(n int) {
+		for u := range n {
+			for j := range m[u] {
+				VMAXPS(a.at(s, u*a.cols+j), m[u][j], m[u][j])
+			}
+		}
+		ADDQ(U32(uint32(n*a.rowBytes())), s)
 	})
-	for j := range m {
-		VMOVUPS(m[j], a.at(mx, j))
+	for j := range a.cols {
+		for u := 1; u < len(m); u++ {
+			VMAXPS(m[u][j], m[0][j], m[0][j])
+		}
+		VMOVUPS(m[0][j], a.at(mx, j))
 	}
 	end()
 }
@@ -267,7 +348,7 @@ func (a *isa) edge() {
 	first := XMM()
 	MOVQ(key, first)
 	VPBROADCASTD(first, j)
-	if a.wide() {
+	if a.masks() {
 		VPTERNLOGD(U8(0xff), one, one, one)
 	} else {
 		VPCMPEQD(one, one, one)
@@ -280,7 +361,7 @@ func (a *isa) edge() {
 	loop("row", rows, 1, func() {
 		for c := range los {
 			x := a.vec()
-			if a.wide() {
+			if a.masks() {
 				k := K()
 				VPCMPD(Imm(2), j, los[c], k)    // lo <= j
 				VPCMPD(Imm(6), j, his[c], k, k) // and hi > j
