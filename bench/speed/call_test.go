@@ -47,7 +47,7 @@ func (r row) label() string {
 	return path.Join(r.name, shape)
 }
 
-// plain returns the row without what makes it special: float32, one tensor, no option.
+// plain returns the row's call with float32 keys in one tensor and without options.
 func (r row) plain() row {
 	r.dtype, r.pages, r.option, r.gradients = backend.F32, 0, nil, nil
 	return r
