@@ -39,7 +39,7 @@ func (a *attention) stepKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRang
 		if clean {
 			copy(b.v, o)
 		}
-		runs := a.runsOf(b, &a.v, p, here.lo, n, vec.MixAhead(t.n), t.keys.hi)
+		runs := a.runsOf(b, &a.v, p, here.lo, n, t.keys.hi)
 		x.Mix(a.v.element(), o, a.dimV, runs, a.v.stride[backend.Seq], b.s, keyBlock, b.alpha, t.n, a.dimV)
 		if !clean || !x.NonFinite(o, a.dimV, t.n, a.dimV) {
 			return
@@ -85,7 +85,7 @@ func (e *engine) scoreKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRange,
 	switch {
 	case e.readK:
 		if done = n / x.Lanes * x.Lanes; done > 0 {
-			runs := e.runsOf(b, &e.k, p, here.lo, done, vec.DotsAhead, t.keys.hi)
+			runs := e.runsOf(b, &e.k, p, here.lo, done, t.keys.hi)
 			x.Dots(e.k.element(), b.s, keyBlock, runs, e.k.stride[backend.Seq], t.q, e.dimK, rows, e.dimK)
 		}
 	case e.tiles > 1: // they share the converted keys
@@ -113,22 +113,20 @@ func (e *engine) scoreKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRange,
 }
 
 // runsOf returns rows [lo, lo+n) of keys or values as the kernels read them. The
-// kernels prefetch the rows that come ahead rows later, as far as end.
-func (e *engine) runsOf(b *workspace, v *view, p *taskRange, lo, n, ahead, end int) []vec.Run {
+// kernels prefetch those of the next block, as far as end.
+func (e *engine) runsOf(b *workspace, v *view, p *taskRange, lo, n, end int) []vec.Run {
 	b.runs = b.runs[:0]
+	const ahead = keyBlock
 	if v.pages == nil {
 		later := lo
 		if lo+ahead < end {
 			later += ahead
 		}
-		b.runs = append(b.runs, v.run(v.index(p.b, p.hk, lo), v.index(p.b, p.hk, later), n))
+		b.runs = v.appendRun(b.runs, v.index(p.b, p.hk, lo), v.index(p.b, p.hk, later), n)
 		return b.runs
 	}
-	// Runs are so short that the prefetched rows lie in one page too. The processor
-	// does not predict the next page, so rows are prefetched earlier than where they
-	// are contiguous.
+	// Runs are so short that the prefetched rows lie in one page too.
 	size, ld := v.shape[backend.Seq], v.stride[backend.Seq]
-	ahead = v.pagesAhead()
 	piece := commonDivisor(size, ahead)
 	table, head := v.pages[p.b], p.hk*v.stride[backend.Heads]
 	page, row := lo/size, lo%size
@@ -140,7 +138,7 @@ func (e *engine) runsOf(b *workspace, v *view, p *taskRange, lo, n, ahead, end i
 		if lo+ahead < end {
 			later = int(table[nextPage])*v.stride[backend.Batch] + head + nextRow*ld
 		}
-		b.runs = append(b.runs, v.run(at, later, m))
+		b.runs = v.appendRun(b.runs, at, later, m)
 		lo, n = lo+m, n-m
 		if row += m; row == size {
 			page, row = page+1, 0
@@ -152,19 +150,9 @@ func (e *engine) runsOf(b *workspace, v *view, p *taskRange, lo, n, ahead, end i
 	return b.runs
 }
 
-// pagesAhead returns the distance in rows at which kernels prefetch pages: the power
-// of two nearest to 16 KiB, 16 to 128 (measured on f32 rows of 64 and 128).
-func (v *view) pagesAhead() int {
-	n := 128
-	for n > 16 && n*v.shape[backend.Dim]*v.dtype.Size() > 16<<10 {
-		n /= 2
-	}
-	return n
-}
-
 // run returns n rows of float32 as one run.
 func (b *workspace) run(rows []float32, ld, n, d int) []vec.Run {
-	b.runs = append(b.runs[:0], vec.RunOf(rows, ld, n, d, rows))
+	b.runs = vec.AppendRun(b.runs[:0], rows, ld, n, d, rows)
 	return b.runs
 }
 

@@ -137,7 +137,7 @@ func (a *attention) small(x *smallSpace, b, hk int) bool {
 	lanes, done := roundUp(n, kernels.Lanes), 0
 	if a.d.Dim == a.dimK {
 		if done = n / kernels.Lanes * kernels.Lanes; done > 0 {
-			kernels.Dots(vec.F32, x.s, x.ld, a.runsOf(x.memory, &a.k, &p, 0, done, vec.DotsAhead, n), a.k.stride[backend.Seq], x.q, a.dimK, a.rows, a.dimK)
+			kernels.Dots(vec.F32, x.s, x.ld, a.runsOf(x.memory, &a.k, &p, 0, done, n), a.k.stride[backend.Seq], x.q, a.dimK, a.rows, a.dimK)
 		}
 	}
 	if done < n {
@@ -178,7 +178,7 @@ func (a *attention) small(x *smallSpace, b, hk int) bool {
 	}
 	runs, ldv := []vec.Run(nil), a.v.stride[backend.Seq]
 	if a.d.ValueDim == a.dimV {
-		runs = a.runsOf(x.memory, &a.v, &p, 0, n, vec.MixAhead(a.rows), n)
+		runs = a.runsOf(x.memory, &a.v, &p, 0, n, n)
 	} else {
 		loadRows(kernels, &a.v, x.v, a.dimV, b, hk, 0, n)
 		runs, ldv = x.memory.run(x.v, a.dimV, n, a.dimV), a.dimV

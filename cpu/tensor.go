@@ -315,15 +315,15 @@ func (v *view) element() vec.Element {
 	return vec.F32
 }
 
-// run returns the n rows from index i on; the kernels prefetch those from index next
+// appendRun appends the n rows from index i on; the kernels prefetch those from index next
 // on.
-func (v *view) run(i, next, n int) vec.Run {
+func (v *view) appendRun(runs []vec.Run, i, next, n int) []vec.Run {
 	ld, d := v.stride[backend.Seq], v.shape[backend.Dim]
 	switch {
 	case v.f32 != nil:
-		return vec.RunOf(v.f32[i:], ld, n, d, v.f32[next:])
+		return vec.AppendRun(runs, v.f32[i:], ld, n, d, v.f32[next:])
 	case v.bits != nil:
-		return vec.RunOf(v.bits[i:], ld, n, d, v.bits[next:])
+		return vec.AppendRun(runs, v.bits[i:], ld, n, d, v.bits[next:])
 	}
-	return vec.RunOf(v.q8[i:], ld, n, d, v.q8[next:])
+	return vec.AppendRun(runs, v.q8[i:], ld, n, d, v.q8[next:])
 }

@@ -41,13 +41,13 @@ func BenchmarkCall(b *testing.B) {
 			clock(func() { x.weights(s, fours, m, mx, l, alpha) })
 		}
 		timed.softcap = func(s *float32, vectors int, c float32) { clock(func() { x.softcap(s, vectors, c) }) }
-		timed.dots[F32] = func(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int) {
-			clock(func() { x.dots[F32](s, lds, k, ldk, next, q, ldq, heads, chunks, groups) })
+		timed.dots[F32] = func(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int) {
+			clock(func() { x.dots[F32](s, lds, k, ldk, run, q, ldq, heads, chunks, groups) })
 		}
 		timed.mix[F32][1][1] = func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int) {
 			clock(func() { x.mix[F32][1][1](o, ldo, runs, n, ldv, p, ldp, alpha, first, strips) })
 		}
-		run := []Run{RunOf(k, d, keys, d, nil)}
+		run := AppendRun(nil, k, d, keys, d, nil)
 		for _, c := range []struct {
 			name string
 			do   func()

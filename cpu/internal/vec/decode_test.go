@@ -69,7 +69,7 @@ func inRuns[T float32 | uint16 | byte](rng *rand.Rand, by int, k []T, ld, n, d i
 	for at := 0; at < n; {
 		m := by * (1 + rng.IntN((n-at)/by))
 		own := clone(k[at*ld : (at+m)*ld])
-		runs = append(runs, RunOf(own, ld, m, d, own))
+		runs = AppendRun(runs, own, ld, m, d, own)
 		at += m
 	}
 	return runs
@@ -120,7 +120,7 @@ func narrow(t *testing.T, x, plain *Kernels, e Element, runs []Run, ld int, wide
 	n := len(wide) / d
 	q, alpha, o := random(rng, heads*d), random(rng, heads), random(rng, heads*d)
 	s, s2 := make([]float32, heads*n), make([]float32, heads*n)
-	all := []Run{RunOf(wide, d, n, d, wide)}
+	all := AppendRun(nil, wide, d, n, d, wide)
 	x.Dots(e, s, n, runs, ld, q, d, heads, d)
 	plain.Dots(F32, s2, n, all, d, q, d, heads, d)
 	what := fmt.Sprintf("%s, type %d, %d heads of %d", x.Tier, e, heads, d)
@@ -128,8 +128,10 @@ func narrow(t *testing.T, x, plain *Kernels, e Element, runs []Run, ld int, wide
 	o2 := clone(o)
 	var odd []Run // Mix takes runs of any length
 	for _, r := range runs {
-		second := (*byte)(unsafe.Add(unsafe.Pointer(r.rows), ld*e.size()))
-		odd = append(odd, Run{r.rows, r.next, 1}, Run{second, r.next, r.n - 1})
+		first, rest := r, r
+		first.n, rest.n = 1, r.n-1
+		rest.rows = (*byte)(unsafe.Add(unsafe.Pointer(r.rows), ld*e.size()))
+		odd = append(odd, first, rest)
 	}
 	x.Mix(e, o, d, odd, ld, s, n, alpha, heads, d)
 	plain.Mix(F32, o2, d, all, d, s, n, alpha, heads, d)

@@ -14,7 +14,7 @@ func TestGonumProducts(t *testing.T) {
 	for _, c := range []struct{ rows, n, d int }{{1, 4, 4}, {64, 128, 64}, {65, 132, 20}, {9, 260, 400}} {
 		rows, n, d := c.rows, c.n, c.d
 		k, q, p, o := random(rng, n*d), random(rng, rows*d), random(rng, rows*n), random(rng, rows*d)
-		alpha, all := random(rng, rows), []Run{RunOf(k, d, n, d, k)}
+		alpha, all := random(rng, rows), AppendRun(nil, k, d, n, d, k)
 		s, before := make([]float32, rows*n), clone(o)
 		x.Dots(F32, s, n, all, d, q, d, rows, d)
 		x.Mix(F32, o, d, all, d, p, n, alpha, rows, d)
@@ -57,7 +57,7 @@ func TestGonumProducts(t *testing.T) {
 				copy(moved[off+j*ld:], k[j*d:(j+1)*d])
 			}
 			runs := inRuns(rng, 4, moved[off:], ld, n, d)
-			for _, runs := range [][]Run{runs, {RunOf(moved[off:], ld, n, d, k)}} {
+			for _, runs := range [][]Run{runs, AppendRun(nil, moved[off:], ld, n, d, k)} {
 				s2, o2 := make([]float32, rows*n), clone(before)
 				x.Dots(F32, s2, n, runs, ld, q, d, rows, d)
 				within(t, "scores of other runs", s2, s, 0)
@@ -77,8 +77,8 @@ func TestGonumZeros(t *testing.T) {
 		for hi := lo + 4; hi <= n; hi += 4 {
 			padded, all, some := make([]float32, n), make([]float32, d), make([]float32, d)
 			copy(padded[lo:hi], p[lo:hi])
-			x.Mix(F32, all, d, []Run{RunOf(v, d, n, d, v)}, d, padded, n, one, 1, d)
-			x.Mix(F32, some, d, []Run{RunOf(v[lo*d:], d, hi-lo, d, v)}, d, p[lo:], n, one, 1, d)
+			x.Mix(F32, all, d, AppendRun(nil, v, d, n, d, v), d, padded, n, one, 1, d)
+			x.Mix(F32, some, d, AppendRun(nil, v[lo*d:], d, hi-lo, d, v), d, p[lo:], n, one, 1, d)
 			within(t, "outputs", all, some, 0)
 		}
 	}

@@ -382,7 +382,7 @@ func (t twin) loadQ8(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
 }
 
 func (t twin) dots(e Element) dotsFunc {
-	return func(s *float32, lds int, k *byte, ldk int, _ uintptr, q *float32, ldq, heads, chunks, groups int) {
+	return func(s *float32, lds int, k *byte, ldk int, _ *uintptr, q *float32, ldq, heads, chunks, groups int) {
 		for j := range groups * t.lanes {
 			key := e.row(&floats(k, ldk, j, 1)[0], 0, chunks*t.lanes)
 			for h := range heads {

@@ -30,6 +30,7 @@
 package vec
 
 import (
+	"math"
 	"slices"
 	"unsafe"
 )
@@ -91,7 +92,7 @@ func Tiers() []*Kernels { return tiers }
 var tiers = append(slices.Clip(assembly), &kernelsGonum)
 
 type (
-	dotsFunc  func(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int)
+	dotsFunc  func(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int)
 	outerFunc func(o *float32, ldo int, x *float32, ldx, n int, p *float32, groups int)
 	mixFunc   func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int)
 	// mixes are the kernels for values of one type, those of mixStrips for each of mixRows.
@@ -124,35 +125,36 @@ const q8Lead = 4
 // size returns the size of an element in bytes.
 func (e Element) size() int { return [...]int{4, 2, 2, 1}[e] }
 
-// Run is rows of keys or of values at a constant distance in memory. The assembly
-// depends on the layout of its fields.
+// Run is rows of keys or of values at a constant distance in memory, and rows to prefetch,
+// as four streams, each a quarter of the rows. The assembly depends on the layout of its
+// fields. It advances next and left.
 type Run struct {
-	rows *byte
-	next uintptr // the rows to prefetch
-	n    int
+	rows  *byte
+	next  uintptr // of the first stream, the line to prefetch next
+	n     int
+	left  int // lines of the stream's row from next on
+	apart int // bytes from one stream to the next
+	lines int // of a row
+	jump  int // bytes from the end of a row's lines to the next row
 }
 
-// RunOf returns n rows of d elements, ld apart, the first at rows[0]. The kernels
-// prefetch the row at next when they read the first row, and so on; they do not read
-// it.
-func RunOf[T float32 | uint16 | byte](rows []T, ld, n, d int, next []T) Run {
-	if unsafe.Sizeof(rows[0]) == 1 {
+// AppendRun appends n rows of d elements, ld apart, the first at rows[0]. While the kernels
+// read them, they prefetch as many rows from next on.
+func AppendRun[T float32 | uint16 | byte](runs []Run, rows []T, ld, n, d int, next []T) []Run {
+	size := int(unsafe.Sizeof(rows[0]))
+	if size == 1 {
 		d += q8Lead
 	}
 	_ = rows[(n-1)*ld+d-1]
-	return Run{(*byte)(unsafe.Pointer(&rows[0])), uintptr(unsafe.Pointer(unsafe.SliceData(next))), n}
-}
-
-// DotsAhead is the distance in rows at which Dots prefetches, two of its tiles.
-const DotsAhead = 64
-
-// MixAhead is the same for Mix with the given number of heads. From 8 heads on strips are
-// narrow and a row takes little time.
-func MixAhead(heads int) int {
-	if heads >= 8 {
-		return 128
+	runs = append(runs, Run{})
+	r := &runs[len(runs)-1] // to copy a Run that was just written takes long
+	r.rows, r.next, r.n = (*byte)(unsafe.Pointer(&rows[0])), uintptr(unsafe.Pointer(unsafe.SliceData(next))), n
+	r.lines = (d*size + 63) / 64
+	r.left, r.apart, r.jump = r.lines, n/4*ld*size, ld*size-64*r.lines
+	if r.jump <= 0 {
+		r.left = math.MaxInt // there are no gaps to leave out
 	}
-	return 16
+	return runs
 }
 
 // budget is the most multiply-adds of whole vectors in one call of assembly: 11
@@ -449,7 +451,7 @@ func (x *Kernels) Dots(e Element, s []float32, lds int, runs []Run, ldk int, q [
 	for i := range runs {
 		for j := 0; j < runs[i].n; j += most {
 			some := min(most, runs[i].n-j)
-			x.dots[e](&s[at+j], 4*lds, (*byte)(unsafe.Add(unsafe.Pointer(runs[i].rows), j*apart)), apart, runs[i].next+uintptr(j*apart),
+			x.dots[e](&s[at+j], 4*lds, (*byte)(unsafe.Add(unsafe.Pointer(runs[i].rows), j*apart)), apart, (*uintptr)(unsafe.Pointer(&runs[i])),
 				&q[0], 4*ldq, heads, d/x.Lanes, some/x.Lanes)
 		}
 		at += runs[i].n

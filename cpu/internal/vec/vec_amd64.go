@@ -101,7 +101,7 @@ func loadQ8AVX512(dst *float32, ldd int, src *byte, lds int, rows int, vectors i
 func storeF16AVX512(dst *uint16, src *float32, vectors int)
 
 // dotsAVX512 is Kernels.dots.
-func dotsAVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsAVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mix8x2AVX512 is Kernels.mix8x2.
 func mix8x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -125,7 +125,7 @@ func mix1x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32
 func mix1x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsF16AVX512 is Kernels.dotsF16.
-func dotsF16AVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsF16AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mixF168x2AVX512 is Kernels.mixF168x2.
 func mixF168x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -149,7 +149,7 @@ func mixF161x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *floa
 func mixF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsBF16AVX512 is Kernels.dotsBF16.
-func dotsBF16AVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsBF16AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mixBF168x2AVX512 is Kernels.mixBF168x2.
 func mixBF168x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -173,7 +173,7 @@ func mixBF161x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *flo
 func mixBF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsQ8AVX512 is Kernels.dotsQ8.
-func dotsQ8AVX512(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsQ8AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mixQ88x2AVX512 is Kernels.mixQ88x2.
 func mixQ88x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -293,7 +293,7 @@ func loadQ8AVX2(dst *float32, ldd int, src *byte, lds int, rows int, vectors int
 func storeF16AVX2(dst *uint16, src *float32, vectors int)
 
 // dotsAVX2 is Kernels.dots.
-func dotsAVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsAVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mix8x2AVX2 is Kernels.mix8x2.
 func mix8x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -317,7 +317,7 @@ func mix1x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, 
 func mix1x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsF16AVX2 is Kernels.dotsF16.
-func dotsF16AVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsF16AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mixF168x2AVX2 is Kernels.mixF168x2.
 func mixF168x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -341,7 +341,7 @@ func mixF161x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float3
 func mixF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsBF16AVX2 is Kernels.dotsBF16.
-func dotsBF16AVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsBF16AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mixBF168x2AVX2 is Kernels.mixBF168x2.
 func mixBF168x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -365,7 +365,7 @@ func mixBF161x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float
 func mixBF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsQ8AVX2 is Kernels.dotsQ8.
-func dotsQ8AVX2(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsQ8AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mixQ88x2AVX2 is Kernels.mixQ88x2.
 func mixQ88x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)

@@ -101,7 +101,7 @@ func loadQ8NEON(dst *float32, ldd int, src *byte, lds int, rows int, vectors int
 func storeF16NEON(dst *uint16, src *float32, vectors int)
 
 // dotsNEON is Kernels.dots.
-func dotsNEON(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsNEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mix8x2NEON is Kernels.mix8x2.
 func mix8x2NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -125,7 +125,7 @@ func mix1x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, 
 func mix1x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsF16NEON is Kernels.dotsF16.
-func dotsF16NEON(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsF16NEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mixF168x2NEON is Kernels.mixF168x2.
 func mixF168x2NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -149,7 +149,7 @@ func mixF161x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float3
 func mixF161x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsBF16NEON is Kernels.dotsBF16.
-func dotsBF16NEON(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsBF16NEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mixBF168x2NEON is Kernels.mixBF168x2.
 func mixBF168x2NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
@@ -173,7 +173,7 @@ func mixBF161x4NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float
 func mixBF161x1NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // dotsQ8NEON is Kernels.dotsQ8.
-func dotsQ8NEON(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+func dotsQ8NEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 
 // mixQ88x2NEON is Kernels.mixQ88x2.
 func mixQ88x2NEON(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)

@@ -2771,18 +2771,19 @@ next:
 	CBNZ R2, next
 	RET
 
-// func dotsNEON(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// func dotsNEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 TEXT ·dotsNEON(SB), NOSPLIT, $0-80
 	MOVD s+0(FP), R0
 	MOVD lds+8(FP), R1
 	MOVD k+16(FP), R2
 	MOVD ldk+24(FP), R3
-	MOVD next+32(FP), R4
+	MOVD run+32(FP), R4
 	MOVD q+40(FP), R5
 	MOVD ldq+48(FP), R6
 	MOVD heads+56(FP), R7
 	MOVD chunks+64(FP), R8
 	MOVD groups+72(FP), R9
+	MOVD 8(R4), R4
 	SUB R2, R4, R4
 	LSR $2, R9, R17
 	CBZ R17, group_rest
@@ -3355,7 +3356,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -3585,7 +3586,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -3771,7 +3772,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -3978,7 +3979,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -4101,7 +4102,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -4249,7 +4250,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -4351,7 +4352,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -4411,18 +4412,19 @@ key_done:
 	CBNZ R4, strip
 	RET
 
-// func dotsF16NEON(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// func dotsF16NEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 TEXT ·dotsF16NEON(SB), NOSPLIT, $0-80
 	MOVD s+0(FP), R0
 	MOVD lds+8(FP), R1
 	MOVD k+16(FP), R2
 	MOVD ldk+24(FP), R3
-	MOVD next+32(FP), R4
+	MOVD run+32(FP), R4
 	MOVD q+40(FP), R5
 	MOVD ldq+48(FP), R6
 	MOVD heads+56(FP), R7
 	MOVD chunks+64(FP), R8
 	MOVD groups+72(FP), R9
+	MOVD 8(R4), R4
 	SUB R2, R4, R4
 	LSR $2, R9, R17
 	CBZ R17, group_rest
@@ -5035,7 +5037,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -5280,7 +5282,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -5471,7 +5473,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -5708,7 +5710,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -5836,7 +5838,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -6039,7 +6041,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -6171,7 +6173,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -6236,18 +6238,19 @@ key_done:
 	CBNZ R4, strip
 	RET
 
-// func dotsBF16NEON(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// func dotsBF16NEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 TEXT ·dotsBF16NEON(SB), NOSPLIT, $0-80
 	MOVD s+0(FP), R0
 	MOVD lds+8(FP), R1
 	MOVD k+16(FP), R2
 	MOVD ldk+24(FP), R3
-	MOVD next+32(FP), R4
+	MOVD run+32(FP), R4
 	MOVD q+40(FP), R5
 	MOVD ldq+48(FP), R6
 	MOVD heads+56(FP), R7
 	MOVD chunks+64(FP), R8
 	MOVD groups+72(FP), R9
+	MOVD 8(R4), R4
 	SUB R2, R4, R4
 	LSR $2, R9, R17
 	CBZ R17, group_rest
@@ -6860,7 +6863,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -7105,7 +7108,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -7296,7 +7299,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -7533,7 +7536,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -7661,7 +7664,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -7864,7 +7867,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -7996,7 +7999,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -8061,18 +8064,19 @@ key_done:
 	CBNZ R4, strip
 	RET
 
-// func dotsQ8NEON(s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq int, heads int, chunks int, groups int)
+// func dotsQ8NEON(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 TEXT ·dotsQ8NEON(SB), NOSPLIT, $0-80
 	MOVD s+0(FP), R0
 	MOVD lds+8(FP), R1
 	MOVD k+16(FP), R2
 	MOVD ldk+24(FP), R3
-	MOVD next+32(FP), R4
+	MOVD run+32(FP), R4
 	MOVD q+40(FP), R5
 	MOVD ldq+48(FP), R6
 	MOVD heads+56(FP), R7
 	MOVD chunks+64(FP), R8
 	MOVD groups+72(FP), R9
+	MOVD 8(R4), R4
 	SUB R2, R4, R4
 	LSR $2, R9, R17
 	CBZ R17, group_rest
@@ -8885,7 +8889,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -9170,7 +9174,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -9386,7 +9390,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -9693,7 +9697,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -9846,7 +9850,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -10179,7 +10183,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -10381,7 +10385,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $24, R5, R5
+	ADD $56, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12

@@ -16,7 +16,7 @@ type element struct {
 	// load reads the vector at m of a row with the given scale.
 	load func(a *isa, m, scale Mem, to reg.VecVirtual)
 	// split returns the n-th vector of the elements that the words of 32 bits in w hold,
-	// in turns, times scale.
+	// in turns, times scale. It is nil for float32, which dotsF32 writes.
 	split func(d *dotsKernel, w reg.VecVirtual, scale Mem) func(n int) reg.VecVirtual
 }
 
@@ -42,7 +42,7 @@ var elements = []element{
 
 // mix writes the value product of heads rows with elements as lanes: strips of
 // vectors vectors, o = alpha*o + Σ p·v with the sum from zero. The values are those of
-// n runs of three words each: the first row, the first row to prefetch, the length.
+// n runs.
 func (a *isa) mix(e element, heads, vectors int) {
 	name := fmt.Sprintf("mix%s%dx%d", e.suffix, heads, vectors)
 	a.text(name, "o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int", "is Kernels."+name+".")
@@ -55,8 +55,8 @@ func (a *isa) mix(e element, heads, vectors int) {
 	}
 	MOVQ(count, strips)
 	o, ldv, ldp := argument("o"), param("ldv"), param("ldp")
-	off, vp, n, ahead, ldp3 := GP64(), GP64(), GP64(), GP64(), tripled(ldp)
-	run, left := GP64(), GP64()
+	off, vp, n, ldp3 := GP64(), GP64(), GP64(), tripled(ldp)
+	run, left, rest := AllocLocal(8), AllocLocal(8), AllocLocal(8)
 	p := []reg.GPVirtual{GP64()} // one for each four rows
 	if heads > 4 {
 		p = append(p, GP64())
@@ -79,20 +79,32 @@ func (a *isa) mix(e element, heads, vectors int) {
 			MOVQ(off, back)
 			NEGQ(back)
 		}
-		MOVQ(argument("runs"), run)
-		MOVQ(argument("n"), left)
+		next := GP64()
+		MOVQ(argument("runs"), next)
+		MOVQ(next, run)
+		MOVQ(argument("n"), next)
+		MOVQ(next, left)
 		loop("run", left, 1, func() {
-			MOVQ(Mem{Base: run}, vp)
-			MOVQ(Mem{Base: run, Disp: 8}, ahead)
-			MOVQ(Mem{Base: run, Disp: 16}, n)
-			ADDQ(U32(24), run)
+			next := GP64()
+			MOVQ(run, next)
+			MOVQ(Mem{Base: next, Disp: runRows}, vp)
+			MOVQ(Mem{Base: next, Disp: runLen}, next)
+			MOVQ(next, rest)
 			ADDQ(off, vp)
-			ADDQ(off, ahead)
+			ahead := continued(run)
+			if e.lead > 0 { // the rows are longer than their elements
+				ahead.prefetch("run", 1)
+			}
+			Label("keys")
+			// As many lines as the next keys have in the strip.
+			size := vectors * a.lanes * e.bytes
+			ahead.prefetch("keys", max(1, size/256))
+			MOVQ(U32(uint32(max(1, 256/size))), n)
+			CMPQ(n, rest)
+			CMOVQGT(rest, n)
+			SUBQ(n, rest)
 			loop("key", n, 1, func() {
 				x := a.vecs(vectors)
-				for j := 0; j < vectors*a.lanes*e.bytes; j += 64 {
-					PREFETCHT1(Mem{Base: ahead, Disp: j})
-				}
 				inMemory := heads == 1 && e.bytes == 4 // each value is used once
 				if !inMemory {
 					scale := Mem{}
@@ -122,11 +134,14 @@ func (a *isa) mix(e element, heads, vectors int) {
 					}
 				}
 				ADDQ(ldv, vp)
-				ADDQ(ldv, ahead)
 				for i := range p {
 					ADDQ(Imm(4), p[i])
 				}
 			})
+			CMPQ(rest, Imm(0))
+			JNE(LabelRef("keys"))
+			ahead.save()
+			ADDQ(U32(runSize), run)
 		})
 		op, ldo, alpha := GP64(), GP64(), GP64()
 		MOVQ(o, op)

@@ -88,7 +88,7 @@ func (a *isa) piece() int { return 2 * a.lanes }
 // afterwards, because shuffles bind: narrow keys need as few a byte as float32. Each score
 // is summed in the same order as in scores.
 func (a *isa) dots(e element) {
-	a.text("dots"+e.suffix, "s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int", "is Kernels.dots"+e.suffix+".")
+	a.text("dots"+e.suffix, "s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int", "is Kernels.dots"+e.suffix+".")
 	lds, ldk, ldq := argument("lds"), param("ldk"), argument("ldq")
 	s, q, heads, bytes := argument("s"), argument("q"), argument("heads"), argument("chunks")
 	SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes*e.bytes)))), bytes) // of a row
@@ -102,16 +102,6 @@ func (a *isa) dots(e element) {
 			VMOVUPS((cBiased0 + constant(i)).mem(), d.biased[i])
 		}
 	}
-	if e.lead == 0 {
-		d.gap = AllocLocal(8)
-		n := GP64()
-		MOVQ(ldk, n)
-		SUBQ(bytes, n)
-		MOVQ(n, d.gap)
-	}
-	d.ahead = GP64() // bytes from a row to the one to prefetch
-	MOVQ(argument("next"), d.ahead)
-	SUBQ(argument("k"), d.ahead)
 	for _, rows := range []int{8, 4, 1} {
 		label := fmt.Sprintf("rows%d", rows)
 		Label(label)
@@ -136,10 +126,9 @@ func (a *isa) dots(e element) {
 type dotsKernel struct {
 	*isa
 	element
-	ldk, ldk3, ahead     reg.GPVirtual
+	ldk, ldk3            reg.GPVirtual
 	bytes, sp, kp, count Mem
 	scales               Mem
-	gap                  Mem // between rows
 	byteMask, biased     [2]reg.VecVirtual
 }
 
@@ -209,18 +198,28 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 		queries = append(queries, GP64())
 		LEAQ(Mem{Base: queries[0], Index: ldq, Scale: 4}, queries[1])
 	}
-	at, row := GP64(), GP64() // row: from base to the rows to prefetch
+	at, ahead := GP64(), continued(argument("run"))
 	XORQ(at, at)
-	MOVQ(d.ahead, row)
-	line := GP64() // to prefetch where there are no gaps
-	if d.lead == 0 {
-		MOVQ(base[0], line)
-		ADDQ(row, line)
+	if d.lead > 0 { // the rows are longer than their elements
+		ahead.prefetch(label, 1)
 	}
+	// Prefetch as many lines as are read, in steps of four.
+	lines := a.piece() * a.lanes / 64
 	loop := label + "_piece"
 	body := func(n int) {
 		for g := range groups {
-			d.prefetch(fmt.Sprintf("%s%d_%d", loop, g, n), base[g], row, line)
+			part := fmt.Sprintf("%s%d_%d", loop, g, n)
+			switch {
+			case lines >= 4:
+				ahead.prefetch(part, lines/4)
+			case groups > 1 && g%2 == 0:
+				ahead.prefetch(part, 1)
+			case groups == 1:
+				TESTQ(U32(uint32(a.piece())), at)
+				JNZ(LabelRef(part + "_odd"))
+				ahead.prefetch(part, 1)
+				Label(part + "_odd")
+			}
 			for i, w := range d.words(n, base[g], at) {
 				each := d.split(d, w, d.scales.Offset(g*a.bytes()))
 				for n := range 4 / d.element.bytes {
@@ -249,12 +248,6 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	for _, q := range queries {
 		ADDQ(U32(uint32(4*a.piece()/d.element.bytes)), q)
 	}
-	LEAQ(Mem{Base: row, Index: d.ldk, Scale: uint8(a.piece() * a.lanes / 64)}, row)
-	TESTQ(U32(63), at)
-	JNZ(LabelRef(loop + "_same"))
-	MOVQ(d.ahead, row)
-	ADDQ(at, row)
-	Label(loop + "_same")
 	if d.lead > 0 && a.wide() {
 		left := GP64()
 		MOVQ(d.bytes, left)
@@ -269,6 +262,7 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 		CMPQ(at, d.bytes)
 		JNE(LabelRef(loop))
 	}
+	ahead.save()
 	sp, lds := GP64(), GP64()
 	MOVQ(d.sp, sp)
 	MOVQ(argument("lds"), lds)
@@ -280,34 +274,6 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 		if r < rows-1 {
 			ADDQ(lds, sp)
 		}
-	}
-}
-
-// prefetch prefetches as many lines as are read from a group at once. The processor does
-// not predict so many streams. Memory delivers lines faster in the order of their addresses.
-func (d *dotsKernel) prefetch(label string, base, row, line reg.GPVirtual) {
-	n := d.piece() * d.lanes / 64
-	if d.lead == 0 {
-		CMPQ(d.gap, Imm(0))
-		JNE(LabelRef(label + "_rows"))
-		for i := range n {
-			PREFETCHT1(Mem{Base: line, Disp: 64 * i})
-		}
-		ADDQ(U32(uint32(64*n)), line)
-		JMP(LabelRef(label + "_done"))
-		Label(label + "_rows")
-	}
-	// A line of each row while a line is being read.
-	p := GP64()
-	LEAQ(Mem{Base: base, Index: row, Scale: 1}, p)
-	for i := range n {
-		PREFETCHT1(rowAt(p, d.ldk, d.ldk3, i%4, 0))
-		if i%4 == 3 && i < n-1 {
-			LEAQ(Mem{Base: p, Index: d.ldk, Scale: 4}, p)
-		}
-	}
-	if d.lead == 0 {
-		Label(label + "_done")
 	}
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"math/bits"
 
 	. "github.com/mmcloughlin/avo/build"
@@ -12,25 +11,14 @@ import (
 // dotsF32 is dots for float32 keys. It transposes squares of lanes x lanes, and reads a whole
 // line of each key at once: from memory that is faster than the words of twice as many keys.
 func (a *isa) dotsF32() {
-	a.text("dots", "s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int", "is Kernels.dots.")
+	a.text("dots", "s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int", "is Kernels.dots.")
 	lds, ldk, ldq := param("lds"), param("ldk"), param("ldq")
 	s, k, q, heads, chunks, groups := argument("s"), argument("k"), argument("q"), argument("heads"), argument("chunks"), argument("groups")
 	c := AllocLocal(8) // there are too few registers for all counters
 	kp, qp, sp, row, h := GP64(), GP64(), GP64(), GP64(), GP64()
-	qc, ahead := GP64(), GP64()
+	qc := GP64()
 	lds3, ldq3 := tripled(lds), tripled(ldq)
-	lines, jump, left := AllocLocal(8), AllocLocal(8), GP64()
-	MOVQ(chunks, left) // of a row: vectors, bytes, lines
-	SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.bytes())))), left)
-	ADDQ(Imm(63), left)
-	SHRQ(Imm(6), left)
-	MOVQ(left, lines)
-	SHLQ(Imm(6), left)
-	MOVQ(ldk, ahead)
-	SUBQ(left, ahead)
-	MOVQ(ahead, jump)
-	MOVQ(lines, left)
-	MOVQ(argument("next"), ahead)
+	ahead := continued(argument("run"))
 	loop("group", groups, 1, func() {
 		MOVQ(k, kp)
 		MOVQ(q, qc)
@@ -54,17 +42,8 @@ func (a *isa) dotsF32() {
 					ADDQ(ldk, row)
 				}
 			}
-			// The processor does not predict so many streams. Prefetch as many lines
-			// as were read, row by row, some rows ahead.
-			for i := range a.lanes * a.bytes() / 64 {
-				PREFETCHT1(Mem{Base: ahead})
-				ADDQ(Imm(64), ahead)
-				DECQ(left)
-				JNZ(LabelRef(fmt.Sprintf("same%d", i)))
-				ADDQ(jump, ahead)
-				MOVQ(lines, left)
-				Label(fmt.Sprintf("same%d", i))
-			}
+			// As many lines as were read.
+			ahead.prefetch("chunk", a.lanes*a.bytes()/256)
 			t := a.transposed(rows)
 			MOVQ(qc, qp)
 			MOVQ(s, sp)
@@ -131,5 +110,6 @@ func (a *isa) dotsF32() {
 		SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), p)
 		ADDQ(p, k)
 	})
+	ahead.save()
 	end()
 }

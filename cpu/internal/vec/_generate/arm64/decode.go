@@ -42,10 +42,11 @@ func (e element) loadScale(f *function, at, back gp, to vec) {
 // each score is summed in the same order as in scores. A tile is 4 or 1 vectors of keys by 4
 // or 1 heads.
 func dots(e element) {
-	f := text("dots"+e.suffix, "s *float32, lds int, k *byte, ldk int, next uintptr, q *float32, ldq, heads, chunks, groups int", "")
-	p := f.params("s", "lds", "k", "ldk", "next", "q", "ldq", "heads", "chunks", "groups")
+	f := text("dots"+e.suffix, "s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int", "")
+	p := f.params("s", "lds", "k", "ldk", "run", "q", "ldq", "heads", "chunks", "groups")
 	s, lds, k, ldk, ahead, q, ldq, heads, chunks, groups := p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9]
 	again, qc, sp, kp, at, row, c := f.gp(), f.gp(), f.gp(), f.gp(), f.gp(), f.gp(), f.gp()
+	f.emit(load, "MOVD 8(%v), %v", ahead, ahead)
 	f.emit(integer, "SUB %v, %v, %v", k, ahead, ahead) // from a row to the one to prefetch
 	f.byFour("group", groups, func(vectors int) {
 		f.emit(integer, "MOVD $0, %v", again)
@@ -125,7 +126,8 @@ func (f *function) skip(label string, condition func(label string), body func())
 
 // mix writes the value product of heads rows with elements as lanes: strips of
 // vectors vectors, o = alpha·o + Σ p·v with the sum from zero. The values are those of
-// n runs of three words each: the first row, the first row to prefetch, the length.
+// n runs of seven words each, of which it reads the first row, the first row to prefetch,
+// and the length.
 func mix(e element, heads, vectors int) {
 	f := text(fmt.Sprintf("mix%s%dx%d", e.suffix, heads, vectors),
 		"o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int", "")
@@ -150,7 +152,7 @@ func mix(e element, heads, vectors int) {
 			for i, to := range []gp{vp, ahead, n} {
 				f.emit(load, "MOVD %d(%v), %v", 8*i, run, to)
 			}
-			f.addI(24, run)
+			f.addI(56, run)
 			f.add(off, vp)
 			f.add(off, ahead)
 			f.byFour("key", n, func(m int) {
