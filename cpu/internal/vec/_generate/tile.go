@@ -55,17 +55,26 @@ func tripled(ld reg.Register) reg.GPVirtual {
 	return ld3
 }
 
-// prefetcher prefetches rows line by line in the order of memory. The processor does not
-// predict the streams of a tile.
+// prefetcher prefetches the rows of up to four streams line by line, a line of each in turns:
+// the processor helps with the pages of several streams. It does not predict those of a tile.
 type prefetcher struct {
-	look, left  reg.GPVirtual // the next line, lines left of its row
-	lines, jump Mem           // of a row, bytes from one row to the next
+	look, left    reg.GPVirtual // the next line of the first stream, lines left of its row
+	apart, apart3 reg.GPVirtual // bytes from a stream to the next, 3·apart
+	lines, jump   Mem           // of a row, bytes from one row to the next
+	streams       int
 }
 
 // prefetch returns a prefetcher of rows of bytes bytes, ld apart. The first row lies ahead
-// bytes, a parameter of the function, after first.
-func prefetch(first, ld, bytes reg.GPVirtual) *prefetcher {
-	p := &prefetcher{GP64(), GP64(), AllocLocal(8), AllocLocal(8)}
+// bytes, a parameter of the function, after first; each stream has rows rows.
+func prefetch(first, ld, bytes reg.GPVirtual, streams int, rows reg.GPVirtual) *prefetcher {
+	p := &prefetcher{look: GP64(), left: GP64(), lines: AllocLocal(8), jump: AllocLocal(8), streams: streams}
+	if streams > 1 {
+		p.apart = rows
+		IMULQ(ld, p.apart)
+	}
+	if streams > 3 {
+		p.apart3 = tripled(p.apart)
+	}
 	MOVQ(bytes, p.left)
 	ADDQ(Imm(63), p.left)
 	SHRQ(Imm(6), p.left)
@@ -80,11 +89,16 @@ func prefetch(first, ld, bytes reg.GPVirtual) *prefetcher {
 	return p
 }
 
-// next prefetches as many lines as hold n elements.
+// linesOf returns the number of lines that hold n elements.
+func linesOf(n int) int { return (n + 15) / 16 }
+
+// next prefetches as many lines as hold n elements, a multiple of the streams.
 func (p *prefetcher) next(n int) {
-	for i := range (n + 15) / 16 {
+	for i := 0; i < linesOf(n); i += p.streams {
+		for j := range p.streams {
+			PREFETCHT1(rowAt(p.look, p.apart, p.apart3, j, 0))
+		}
 		same := fmt.Sprintf("same%d", i)
-		PREFETCHT1(Mem{Base: p.look})
 		ADDQ(Imm(64), p.look)
 		DECQ(p.left)
 		JNZ(LabelRef(same))
@@ -98,7 +112,7 @@ func (p *prefetcher) next(n int) {
 func (a *isa) scores(rows int) {
 	a.text(fmt.Sprintf("scores%d", rows), "s, k *float32, ldk int, qt *float32, d, groups int, mx *float32, ahead int",
 		fmt.Sprintf("is Kernels.scores%d.", rows))
-	s, k, ld, qt, d, groups := param("s"), param("k"), param("ldk"), param("qt"), param("d"), argument("groups")
+	s, k, ld, qt, d, groups := param("s"), param("k"), param("ldk"), argument("qt"), argument("d"), argument("groups")
 	ld3 := tripled(ld)
 	q := GP64()
 	kp := make([]reg.GPVirtual, (rows+3)/4) // keys 0, 4, 8 and so on of the group
@@ -108,7 +122,9 @@ func (a *isa) scores(rows int) {
 	acc, b, t := a.accumulators(rows), a.vecs(a.cols), a.vecs(a.temps)
 	MOVQ(d, q)
 	SHLQ(Imm(2), q)
-	ahead := prefetch(k, ld, q)
+	each, streams := GP64(), linesOf(4*rows)
+	IMUL3Q(U32(uint32(rows/streams)), param("groups"), each)
+	ahead := prefetch(k, ld, q, streams, each)
 	Label("group")
 	MOVQ(k, kp[0])
 	for g := range kp[1:] {
@@ -164,16 +180,25 @@ func (a *isa) scores(rows int) {
 	end()
 }
 
+// prefetchValues returns a prefetcher of the rows that come ahead bytes after keys rows of
+// values.
+func prefetchValues(v, ld, bytes reg.GPVirtual, streams int) *prefetcher {
+	each := param("keys")
+	IMUL3Q(U32(uint32(64/streams)), each, each)
+	SHRQ(Imm(6), each)
+	return prefetch(v, ld, bytes, streams, each)
+}
+
 // values writes the value tile: rows elements of the outputs of all lanes, groups times.
 func (a *isa) values(rows int) {
 	a.text(fmt.Sprintf("values%d", rows), "o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32, ahead int",
 		fmt.Sprintf("is Kernels.values%d.", rows))
-	o, v, ld, p0, keys, groups, alpha := param("o"), param("v"), param("ldv"), param("p"), param("keys"), param("groups"), param("alpha")
+	o, v, ld, p0, keys, groups := param("o"), param("v"), param("ldv"), argument("p"), argument("keys"), param("groups")
 	ld3 := tripled(ld)
 	vp, p := GP64(), GP64()
 	acc, b, t := a.accumulators(rows), a.vecs(a.cols), a.vecs(a.temps)
 	IMUL3Q(U32(uint32(4*rows)), groups, p)
-	ahead := prefetch(v, ld, p)
+	ahead := prefetchValues(v, ld, p, linesOf(4*rows))
 	Label("group")
 	MOVQ(v, vp)
 	MOVQ(p0, p)
@@ -199,6 +224,7 @@ func (a *isa) values(rows int) {
 			ADDQ(ld, vp)
 		}
 	})
+	alpha := param("alpha")
 	for j := range b {
 		VMOVUPS(a.at(alpha, j), b[j])
 	}
@@ -219,12 +245,12 @@ func (a *isa) values(rows int) {
 // of all rows, some vectors at a time. Masks end the last ones.
 func (a *isa) halfValues(b *isa, vectors int) {
 	a.text("halfValues", "o *float32, ldo int, v *float32, ldv int, p *float32, keys, d int, alpha *float32, ahead int", "is Kernels.halfValues.")
-	o, v, ld, p0, keys, left := param("o"), param("v"), param("ldv"), param("p"), param("keys"), param("d")
+	o, v, ld, p0, keys, left := param("o"), param("v"), param("ldv"), argument("p"), argument("keys"), param("d")
 	ld3 := tripled(ld)
 	vp, p := GP64(), GP64()
 	MOVQ(left, p)
 	SHLQ(Imm(2), p)
-	ahead := prefetch(v, ld, p)
+	ahead := prefetchValues(v, ld, p, 4)
 	acc, x, w, k := make([][]reg.VecVirtual, b.lanes), a.vecs(vectors), a.vecs(3), make([]reg.OpmaskVirtual, vectors)
 	for r := range acc {
 		acc[r] = a.vecs(vectors)
