@@ -500,23 +500,119 @@ DATA constants<>+1968(SB)/4, $0x47008000
 DATA constants<>+1972(SB)/4, $0x47008000
 DATA constants<>+1976(SB)/4, $0x47008000
 DATA constants<>+1980(SB)/4, $0x47008000
-DATA constants<>+1984(SB)/4, $0x00000001
-DATA constants<>+1988(SB)/4, $0x00000002
-DATA constants<>+1992(SB)/4, $0x00000004
-DATA constants<>+1996(SB)/4, $0x00000008
-DATA constants<>+2000(SB)/4, $0x00000010
-DATA constants<>+2004(SB)/4, $0x00000020
-DATA constants<>+2008(SB)/4, $0x00000040
-DATA constants<>+2012(SB)/4, $0x00000080
-DATA constants<>+2016(SB)/4, $0x00000100
-DATA constants<>+2020(SB)/4, $0x00000200
-DATA constants<>+2024(SB)/4, $0x00000400
-DATA constants<>+2028(SB)/4, $0x00000800
-DATA constants<>+2032(SB)/4, $0x00001000
-DATA constants<>+2036(SB)/4, $0x00002000
-DATA constants<>+2040(SB)/4, $0x00004000
-DATA constants<>+2044(SB)/4, $0x00008000
-GLOBL constants<>(SB), RODATA|NOPTR, $2048
+DATA constants<>+1984(SB)/4, $0x0c800000
+DATA constants<>+1988(SB)/4, $0x0c800000
+DATA constants<>+1992(SB)/4, $0x0c800000
+DATA constants<>+1996(SB)/4, $0x0c800000
+DATA constants<>+2000(SB)/4, $0x0c800000
+DATA constants<>+2004(SB)/4, $0x0c800000
+DATA constants<>+2008(SB)/4, $0x0c800000
+DATA constants<>+2012(SB)/4, $0x0c800000
+DATA constants<>+2016(SB)/4, $0x0c800000
+DATA constants<>+2020(SB)/4, $0x0c800000
+DATA constants<>+2024(SB)/4, $0x0c800000
+DATA constants<>+2028(SB)/4, $0x0c800000
+DATA constants<>+2032(SB)/4, $0x0c800000
+DATA constants<>+2036(SB)/4, $0x0c800000
+DATA constants<>+2040(SB)/4, $0x0c800000
+DATA constants<>+2044(SB)/4, $0x0c800000
+DATA constants<>+2048(SB)/4, $0x33800000
+DATA constants<>+2052(SB)/4, $0x33800000
+DATA constants<>+2056(SB)/4, $0x33800000
+DATA constants<>+2060(SB)/4, $0x33800000
+DATA constants<>+2064(SB)/4, $0x33800000
+DATA constants<>+2068(SB)/4, $0x33800000
+DATA constants<>+2072(SB)/4, $0x33800000
+DATA constants<>+2076(SB)/4, $0x33800000
+DATA constants<>+2080(SB)/4, $0x33800000
+DATA constants<>+2084(SB)/4, $0x33800000
+DATA constants<>+2088(SB)/4, $0x33800000
+DATA constants<>+2092(SB)/4, $0x33800000
+DATA constants<>+2096(SB)/4, $0x33800000
+DATA constants<>+2100(SB)/4, $0x33800000
+DATA constants<>+2104(SB)/4, $0x33800000
+DATA constants<>+2108(SB)/4, $0x33800000
+DATA constants<>+2112(SB)/4, $0x00000001
+DATA constants<>+2116(SB)/4, $0x00000002
+DATA constants<>+2120(SB)/4, $0x00000004
+DATA constants<>+2124(SB)/4, $0x00000008
+DATA constants<>+2128(SB)/4, $0x00000010
+DATA constants<>+2132(SB)/4, $0x00000020
+DATA constants<>+2136(SB)/4, $0x00000040
+DATA constants<>+2140(SB)/4, $0x00000080
+DATA constants<>+2144(SB)/4, $0x00000100
+DATA constants<>+2148(SB)/4, $0x00000200
+DATA constants<>+2152(SB)/4, $0x00000400
+DATA constants<>+2156(SB)/4, $0x00000800
+DATA constants<>+2160(SB)/4, $0x00001000
+DATA constants<>+2164(SB)/4, $0x00002000
+DATA constants<>+2168(SB)/4, $0x00004000
+DATA constants<>+2172(SB)/4, $0x00008000
+DATA constants<>+2176(SB)/4, $0x00808080
+DATA constants<>+2180(SB)/4, $0x04808080
+DATA constants<>+2184(SB)/4, $0x08808080
+DATA constants<>+2188(SB)/4, $0x0c808080
+DATA constants<>+2192(SB)/4, $0x00808080
+DATA constants<>+2196(SB)/4, $0x04808080
+DATA constants<>+2200(SB)/4, $0x08808080
+DATA constants<>+2204(SB)/4, $0x0c808080
+DATA constants<>+2208(SB)/4, $0x00808080
+DATA constants<>+2212(SB)/4, $0x04808080
+DATA constants<>+2216(SB)/4, $0x08808080
+DATA constants<>+2220(SB)/4, $0x0c808080
+DATA constants<>+2224(SB)/4, $0x00808080
+DATA constants<>+2228(SB)/4, $0x04808080
+DATA constants<>+2232(SB)/4, $0x08808080
+DATA constants<>+2236(SB)/4, $0x0c808080
+DATA constants<>+2240(SB)/4, $0x01808080
+DATA constants<>+2244(SB)/4, $0x05808080
+DATA constants<>+2248(SB)/4, $0x09808080
+DATA constants<>+2252(SB)/4, $0x0d808080
+DATA constants<>+2256(SB)/4, $0x01808080
+DATA constants<>+2260(SB)/4, $0x05808080
+DATA constants<>+2264(SB)/4, $0x09808080
+DATA constants<>+2268(SB)/4, $0x0d808080
+DATA constants<>+2272(SB)/4, $0x01808080
+DATA constants<>+2276(SB)/4, $0x05808080
+DATA constants<>+2280(SB)/4, $0x09808080
+DATA constants<>+2284(SB)/4, $0x0d808080
+DATA constants<>+2288(SB)/4, $0x01808080
+DATA constants<>+2292(SB)/4, $0x05808080
+DATA constants<>+2296(SB)/4, $0x09808080
+DATA constants<>+2300(SB)/4, $0x0d808080
+DATA constants<>+2304(SB)/4, $0x02808080
+DATA constants<>+2308(SB)/4, $0x06808080
+DATA constants<>+2312(SB)/4, $0x0a808080
+DATA constants<>+2316(SB)/4, $0x0e808080
+DATA constants<>+2320(SB)/4, $0x02808080
+DATA constants<>+2324(SB)/4, $0x06808080
+DATA constants<>+2328(SB)/4, $0x0a808080
+DATA constants<>+2332(SB)/4, $0x0e808080
+DATA constants<>+2336(SB)/4, $0x02808080
+DATA constants<>+2340(SB)/4, $0x06808080
+DATA constants<>+2344(SB)/4, $0x0a808080
+DATA constants<>+2348(SB)/4, $0x0e808080
+DATA constants<>+2352(SB)/4, $0x02808080
+DATA constants<>+2356(SB)/4, $0x06808080
+DATA constants<>+2360(SB)/4, $0x0a808080
+DATA constants<>+2364(SB)/4, $0x0e808080
+DATA constants<>+2368(SB)/4, $0x03808080
+DATA constants<>+2372(SB)/4, $0x07808080
+DATA constants<>+2376(SB)/4, $0x0b808080
+DATA constants<>+2380(SB)/4, $0x0f808080
+DATA constants<>+2384(SB)/4, $0x03808080
+DATA constants<>+2388(SB)/4, $0x07808080
+DATA constants<>+2392(SB)/4, $0x0b808080
+DATA constants<>+2396(SB)/4, $0x0f808080
+DATA constants<>+2400(SB)/4, $0x03808080
+DATA constants<>+2404(SB)/4, $0x07808080
+DATA constants<>+2408(SB)/4, $0x0b808080
+DATA constants<>+2412(SB)/4, $0x0f808080
+DATA constants<>+2416(SB)/4, $0x03808080
+DATA constants<>+2420(SB)/4, $0x07808080
+DATA constants<>+2424(SB)/4, $0x0b808080
+DATA constants<>+2428(SB)/4, $0x0f808080
+GLOBL constants<>(SB), RODATA|NOPTR, $2432
 
 // func scores4AVX512(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
 // Requires: AVX, AVX512F, MMX+
@@ -12160,231 +12256,63 @@ rows1_by2_piece0_8_same0:
 	MOVQ       40(R10), R9
 
 rows1_by2_piece0_8_same1:
-	LEAQ             (BX)(DI*1), R10
-	VBROADCASTF64X4  4(R10), Z6
-	VBROADCASTF64X4  4(R10)(AX*1), Z7
-	VBROADCASTF64X4  4(R10)(AX*2), Z8
-	VBROADCASTF64X4  4(R10)(CX*1), Z9
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF64X4     $0x01, 4(R10), Z6, Z6
-	VINSERTF64X4     $0x01, 4(R10)(AX*1), Z7, Z7
-	VINSERTF64X4     $0x01, 4(R10)(AX*2), Z8, Z8
-	VINSERTF64X4     $0x01, 4(R10)(CX*1), Z9, Z9
-	LEAQ             (R10)(AX*4), R10
-	VUNPCKLPS        Z7, Z6, Z10
-	VUNPCKHPS        Z7, Z6, Z6
-	VUNPCKLPS        Z9, Z8, Z7
-	VUNPCKHPS        Z9, Z8, Z8
-	VUNPCKLPD        Z7, Z10, Z9
-	VUNPCKHPD        Z7, Z10, Z7
-	VUNPCKLPD        Z8, Z6, Z10
-	VUNPCKHPD        Z8, Z6, Z6
-	VBROADCASTF64X4  4(R10), Z8
-	VBROADCASTF64X4  4(R10)(AX*1), Z11
-	VBROADCASTF64X4  4(R10)(AX*2), Z12
-	VBROADCASTF64X4  4(R10)(CX*1), Z13
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF64X4     $0x01, 4(R10), Z8, Z8
-	VINSERTF64X4     $0x01, 4(R10)(AX*1), Z11, Z11
-	VINSERTF64X4     $0x01, 4(R10)(AX*2), Z12, Z12
-	VINSERTF64X4     $0x01, 4(R10)(CX*1), Z13, Z13
-	LEAQ             (R10)(AX*4), R10
-	VUNPCKLPS        Z11, Z8, Z14
-	VUNPCKHPS        Z11, Z8, Z8
-	VUNPCKLPS        Z13, Z12, Z11
-	VUNPCKHPS        Z13, Z12, Z12
-	VUNPCKLPD        Z11, Z14, Z13
-	VUNPCKHPD        Z11, Z14, Z11
-	VUNPCKLPD        Z12, Z8, Z14
-	VUNPCKHPD        Z12, Z8, Z8
-	VSHUFF32X4       $0x88, Z13, Z9, Z12
-	VSHUFF32X4       $0xdd, Z13, Z9, Z13
-	VSHUFF32X4       $0x88, Z11, Z7, Z9
-	VSHUFF32X4       $0xdd, Z11, Z7, Z11
-	VSHUFF32X4       $0x88, Z14, Z10, Z7
-	VSHUFF32X4       $0xdd, Z14, Z10, Z14
-	VSHUFF32X4       $0x88, Z8, Z6, Z10
-	VSHUFF32X4       $0xdd, Z8, Z6, Z6
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z12, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST (DX), Z8, Z4
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z12, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 4(DX), Z8, Z4
-	VPSRLD           $0x10, Z12, Z12
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z12, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 8(DX), Z8, Z4
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z12, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 12(DX), Z8, Z4
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z9, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 16(DX), Z8, Z4
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z9, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 20(DX), Z8, Z4
-	VPSRLD           $0x10, Z9, Z9
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z9, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 24(DX), Z8, Z4
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z9, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 28(DX), Z8, Z4
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z7, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 32(DX), Z8, Z4
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z7, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 36(DX), Z8, Z4
-	VPSRLD           $0x10, Z7, Z7
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z7, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 40(DX), Z8, Z4
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z7, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 44(DX), Z8, Z4
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z10, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 48(DX), Z7, Z4
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z10, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 52(DX), Z7, Z4
-	VPSRLD           $0x10, Z10, Z10
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z10, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 56(DX), Z7, Z4
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z10, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 60(DX), Z7, Z4
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z13, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 64(DX), Z7, Z4
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z13, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 68(DX), Z7, Z4
-	VPSRLD           $0x10, Z13, Z13
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z13, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 72(DX), Z7, Z4
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z13, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 76(DX), Z7, Z4
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z11, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 80(DX), Z7, Z4
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z11, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 84(DX), Z7, Z4
-	VPSRLD           $0x10, Z11, Z11
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z11, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 88(DX), Z7, Z4
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z11, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 92(DX), Z7, Z4
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z14, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 96(DX), Z7, Z4
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z14, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 100(DX), Z7, Z4
-	VPSRLD           $0x10, Z14, Z14
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z14, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 104(DX), Z7, Z4
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z14, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 108(DX), Z7, Z4
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z6, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 112(DX), Z7, Z4
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z6, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 116(DX), Z7, Z4
-	VPSRLD           $0x10, Z6, Z6
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z6, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 120(DX), Z7, Z4
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z6, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 124(DX), Z7, Z4
-	MOVQ             run+32(FP), R10
-	MOVQ             32(R10), R11
-	LEAQ             (R11)(R11*2), R12
-	PREFETCHT1       (R8)
-	PREFETCHT1       (R8)(R11*1)
-	PREFETCHT1       (R8)(R11*2)
-	PREFETCHT1       (R8)(R12*1)
-	ADDQ             $0x40, R8
-	DECQ             R9
-	JNZ              rows1_by2_piece1_8_same0
-	ADDQ             48(R10), R8
-	MOVQ             40(R10), R9
+	LEAQ            (BX)(DI*1), R10
+	VBROADCASTF64X4 4(R10), Z6
+	VBROADCASTF64X4 4(R10)(AX*1), Z7
+	VBROADCASTF64X4 4(R10)(AX*2), Z8
+	VBROADCASTF64X4 4(R10)(CX*1), Z9
+	LEAQ            (R10)(AX*4), R10
+	VINSERTF64X4    $0x01, 4(R10), Z6, Z6
+	VINSERTF64X4    $0x01, 4(R10)(AX*1), Z7, Z7
+	VINSERTF64X4    $0x01, 4(R10)(AX*2), Z8, Z8
+	VINSERTF64X4    $0x01, 4(R10)(CX*1), Z9, Z9
+	LEAQ            (R10)(AX*4), R10
+	VUNPCKLPS       Z7, Z6, Z10
+	VUNPCKHPS       Z7, Z6, Z6
+	VUNPCKLPS       Z9, Z8, Z7
+	VUNPCKHPS       Z9, Z8, Z8
+	VUNPCKLPD       Z7, Z10, Z9
+	VUNPCKHPD       Z7, Z10, Z7
+	VUNPCKLPD       Z8, Z6, Z10
+	VUNPCKHPD       Z8, Z6, Z6
+	VBROADCASTF64X4 4(R10), Z8
+	VBROADCASTF64X4 4(R10)(AX*1), Z11
+	VBROADCASTF64X4 4(R10)(AX*2), Z12
+	VBROADCASTF64X4 4(R10)(CX*1), Z13
+	LEAQ            (R10)(AX*4), R10
+	VINSERTF64X4    $0x01, 4(R10), Z8, Z8
+	VINSERTF64X4    $0x01, 4(R10)(AX*1), Z11, Z11
+	VINSERTF64X4    $0x01, 4(R10)(AX*2), Z12, Z12
+	VINSERTF64X4    $0x01, 4(R10)(CX*1), Z13, Z13
+	LEAQ            (R10)(AX*4), R10
+	VUNPCKLPS       Z11, Z8, Z14
+	VUNPCKHPS       Z11, Z8, Z8
+	VUNPCKLPS       Z13, Z12, Z11
+	VUNPCKHPS       Z13, Z12, Z12
+	VUNPCKLPD       Z11, Z14, Z13
+	VUNPCKHPD       Z11, Z14, Z11
+	VUNPCKLPD       Z12, Z8, Z14
+	VUNPCKHPD       Z12, Z8, Z8
+	VSHUFF32X4      $0x88, Z13, Z9, Z12
+	VSHUFF32X4      $0xdd, Z13, Z9, Z13
+	VSHUFF32X4      $0x88, Z11, Z7, Z9
+	VSHUFF32X4      $0xdd, Z11, Z7, Z11
+	VSHUFF32X4      $0x88, Z14, Z10, Z7
+	VSHUFF32X4      $0xdd, Z14, Z10, Z14
+	VSHUFF32X4      $0x88, Z8, Z6, Z10
+	VSHUFF32X4      $0xdd, Z8, Z6, Z6
+	MOVQ            run+32(FP), R10
+	MOVQ            32(R10), R11
+	LEAQ            (R11)(R11*2), R12
+	PREFETCHT1      (R8)
+	PREFETCHT1      (R8)(R11*1)
+	PREFETCHT1      (R8)(R11*2)
+	PREFETCHT1      (R8)(R12*1)
+	ADDQ            $0x40, R8
+	DECQ            R9
+	JNZ             rows1_by2_piece1_8_same0
+	ADDQ            48(R10), R8
+	MOVQ            40(R10), R9
 
 rows1_by2_piece1_8_same0:
 	PREFETCHT1 (R8)
@@ -12398,226 +12326,426 @@ rows1_by2_piece1_8_same0:
 	MOVQ       40(R10), R9
 
 rows1_by2_piece1_8_same1:
-	LEAQ             (SI)(DI*1), R10
-	VBROADCASTF64X4  4(R10), Z6
-	VBROADCASTF64X4  4(R10)(AX*1), Z7
-	VBROADCASTF64X4  4(R10)(AX*2), Z8
-	VBROADCASTF64X4  4(R10)(CX*1), Z9
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF64X4     $0x01, 4(R10), Z6, Z6
-	VINSERTF64X4     $0x01, 4(R10)(AX*1), Z7, Z7
-	VINSERTF64X4     $0x01, 4(R10)(AX*2), Z8, Z8
-	VINSERTF64X4     $0x01, 4(R10)(CX*1), Z9, Z9
-	LEAQ             (R10)(AX*4), R10
-	VUNPCKLPS        Z7, Z6, Z10
-	VUNPCKHPS        Z7, Z6, Z6
-	VUNPCKLPS        Z9, Z8, Z7
-	VUNPCKHPS        Z9, Z8, Z8
-	VUNPCKLPD        Z7, Z10, Z9
-	VUNPCKHPD        Z7, Z10, Z7
-	VUNPCKLPD        Z8, Z6, Z10
-	VUNPCKHPD        Z8, Z6, Z6
-	VBROADCASTF64X4  4(R10), Z8
-	VBROADCASTF64X4  4(R10)(AX*1), Z11
-	VBROADCASTF64X4  4(R10)(AX*2), Z12
-	VBROADCASTF64X4  4(R10)(CX*1), Z13
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF64X4     $0x01, 4(R10), Z8, Z8
-	VINSERTF64X4     $0x01, 4(R10)(AX*1), Z11, Z11
-	VINSERTF64X4     $0x01, 4(R10)(AX*2), Z12, Z12
-	VINSERTF64X4     $0x01, 4(R10)(CX*1), Z13, Z13
-	LEAQ             (R10)(AX*4), R10
-	VUNPCKLPS        Z11, Z8, Z14
-	VUNPCKHPS        Z11, Z8, Z8
-	VUNPCKLPS        Z13, Z12, Z11
-	VUNPCKHPS        Z13, Z12, Z12
-	VUNPCKLPD        Z11, Z14, Z13
-	VUNPCKHPD        Z11, Z14, Z11
-	VUNPCKLPD        Z12, Z8, Z14
-	VUNPCKHPD        Z12, Z8, Z8
-	VSHUFF32X4       $0x88, Z13, Z9, Z12
-	VSHUFF32X4       $0xdd, Z13, Z9, Z13
-	VSHUFF32X4       $0x88, Z11, Z7, Z9
-	VSHUFF32X4       $0xdd, Z11, Z7, Z11
-	VSHUFF32X4       $0x88, Z14, Z10, Z7
-	VSHUFF32X4       $0xdd, Z14, Z10, Z14
-	VSHUFF32X4       $0x88, Z8, Z6, Z10
-	VSHUFF32X4       $0xdd, Z8, Z6, Z6
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z12, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST (DX), Z8, Z5
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z12, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 4(DX), Z8, Z5
-	VPSRLD           $0x10, Z12, Z12
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z12, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 8(DX), Z8, Z5
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z12, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 12(DX), Z8, Z5
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z9, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 16(DX), Z8, Z5
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z9, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 20(DX), Z8, Z5
-	VPSRLD           $0x10, Z9, Z9
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z9, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 24(DX), Z8, Z5
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z9, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 28(DX), Z8, Z5
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z7, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 32(DX), Z8, Z5
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z7, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 36(DX), Z8, Z5
-	VPSRLD           $0x10, Z7, Z7
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z7, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 40(DX), Z8, Z5
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z7, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 44(DX), Z8, Z5
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z10, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 48(DX), Z7, Z5
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z10, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 52(DX), Z7, Z5
-	VPSRLD           $0x10, Z10, Z10
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z10, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 56(DX), Z7, Z5
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z10, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 60(DX), Z7, Z5
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z13, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 64(DX), Z7, Z5
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z13, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 68(DX), Z7, Z5
-	VPSRLD           $0x10, Z13, Z13
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z13, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 72(DX), Z7, Z5
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z13, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 76(DX), Z7, Z5
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z11, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 80(DX), Z7, Z5
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z11, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 84(DX), Z7, Z5
-	VPSRLD           $0x10, Z11, Z11
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z11, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 88(DX), Z7, Z5
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z11, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 92(DX), Z7, Z5
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z14, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 96(DX), Z7, Z5
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z14, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 100(DX), Z7, Z5
-	VPSRLD           $0x10, Z14, Z14
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z14, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 104(DX), Z7, Z5
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z14, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 108(DX), Z7, Z5
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z6, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 112(DX), Z7, Z5
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z6, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 116(DX), Z7, Z5
-	VPSRLD           $0x10, Z6, Z6
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z6, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 120(DX), Z7, Z5
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z6, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 124(DX), Z7, Z5
-	ADDQ             $0x00000020, DI
-	ADDQ             $0x00000080, DX
-	MOVQ             chunks+64(FP), R10
-	SUBQ             DI, R10
-	CMPQ             R10, $0x10
-	JG               rows1_by2_piece
-	JL               rows1_by2_piece_done
+	LEAQ            (SI)(DI*1), R10
+	VBROADCASTF64X4 4(R10), Z8
+	VBROADCASTF64X4 4(R10)(AX*1), Z15
+	VBROADCASTF64X4 4(R10)(AX*2), Z16
+	VBROADCASTF64X4 4(R10)(CX*1), Z17
+	LEAQ            (R10)(AX*4), R10
+	VINSERTF64X4    $0x01, 4(R10), Z8, Z8
+	VINSERTF64X4    $0x01, 4(R10)(AX*1), Z15, Z15
+	VINSERTF64X4    $0x01, 4(R10)(AX*2), Z16, Z16
+	VINSERTF64X4    $0x01, 4(R10)(CX*1), Z17, Z17
+	LEAQ            (R10)(AX*4), R10
+	VUNPCKLPS       Z15, Z8, Z18
+	VUNPCKHPS       Z15, Z8, Z8
+	VUNPCKLPS       Z17, Z16, Z15
+	VUNPCKHPS       Z17, Z16, Z16
+	VUNPCKLPD       Z15, Z18, Z17
+	VUNPCKHPD       Z15, Z18, Z15
+	VUNPCKLPD       Z16, Z8, Z18
+	VUNPCKHPD       Z16, Z8, Z8
+	VBROADCASTF64X4 4(R10), Z16
+	VBROADCASTF64X4 4(R10)(AX*1), Z19
+	VBROADCASTF64X4 4(R10)(AX*2), Z22
+	VBROADCASTF64X4 4(R10)(CX*1), Z23
+	LEAQ            (R10)(AX*4), R10
+	VINSERTF64X4    $0x01, 4(R10), Z16, Z16
+	VINSERTF64X4    $0x01, 4(R10)(AX*1), Z19, Z19
+	VINSERTF64X4    $0x01, 4(R10)(AX*2), Z22, Z22
+	VINSERTF64X4    $0x01, 4(R10)(CX*1), Z23, Z23
+	LEAQ            (R10)(AX*4), R10
+	VUNPCKLPS       Z19, Z16, Z24
+	VUNPCKHPS       Z19, Z16, Z16
+	VUNPCKLPS       Z23, Z22, Z19
+	VUNPCKHPS       Z23, Z22, Z22
+	VUNPCKLPD       Z19, Z24, Z23
+	VUNPCKHPD       Z19, Z24, Z19
+	VUNPCKLPD       Z22, Z16, Z24
+	VUNPCKHPD       Z22, Z16, Z16
+	VSHUFF32X4      $0x88, Z23, Z17, Z22
+	VSHUFF32X4      $0xdd, Z23, Z17, Z23
+	VSHUFF32X4      $0x88, Z19, Z15, Z17
+	VSHUFF32X4      $0xdd, Z19, Z15, Z19
+	VSHUFF32X4      $0x88, Z24, Z18, Z15
+	VSHUFF32X4      $0xdd, Z24, Z18, Z24
+	VSHUFF32X4      $0x88, Z16, Z8, Z18
+	VSHUFF32X4      $0xdd, Z16, Z8, Z8
+	VBROADCASTSS    (DX), Z16
+	VMOVAPS         Z0, Z25
+	VPTERNLOGD      $0x6a, Z1, Z12, Z25
+	VSUBPS          Z1, Z25, Z25
+	VMULPS          24(SP), Z25, Z25
+	VFMADD231PS     Z16, Z25, Z4
+	VMOVAPS         Z0, Z25
+	VPTERNLOGD      $0x6a, Z1, Z22, Z25
+	VSUBPS          Z1, Z25, Z25
+	VMULPS          88(SP), Z25, Z25
+	VFMADD231PS     Z16, Z25, Z5
+	VBROADCASTSS    4(DX), Z16
+	VMOVAPS         Z2, Z25
+	VPTERNLOGD      $0x6a, Z3, Z12, Z25
+	VSUBPS          Z3, Z25, Z25
+	VMULPS          24(SP), Z25, Z25
+	VFMADD231PS     Z16, Z25, Z4
+	VMOVAPS         Z2, Z25
+	VPTERNLOGD      $0x6a, Z3, Z22, Z25
+	VSUBPS          Z3, Z25, Z25
+	VMULPS          88(SP), Z25, Z25
+	VFMADD231PS     Z16, Z25, Z5
+	VBROADCASTSS    8(DX), Z16
+	VPSRLD          $0x10, Z12, Z12
+	VMOVAPS         Z0, Z25
+	VPTERNLOGD      $0x6a, Z1, Z12, Z25
+	VSUBPS          Z1, Z25, Z25
+	VMULPS          24(SP), Z25, Z25
+	VFMADD231PS     Z16, Z25, Z4
+	VPSRLD          $0x10, Z22, Z22
+	VMOVAPS         Z0, Z25
+	VPTERNLOGD      $0x6a, Z1, Z22, Z25
+	VSUBPS          Z1, Z25, Z25
+	VMULPS          88(SP), Z25, Z25
+	VFMADD231PS     Z16, Z25, Z5
+	VBROADCASTSS    12(DX), Z16
+	VMOVAPS         Z2, Z25
+	VPTERNLOGD      $0x6a, Z3, Z12, Z25
+	VSUBPS          Z3, Z25, Z25
+	VMULPS          24(SP), Z25, Z25
+	VFMADD231PS     Z16, Z25, Z4
+	VMOVAPS         Z2, Z12
+	VPTERNLOGD      $0x6a, Z3, Z22, Z12
+	VSUBPS          Z3, Z12, Z12
+	VMULPS          88(SP), Z12, Z12
+	VFMADD231PS     Z16, Z12, Z5
+	VBROADCASTSS    16(DX), Z12
+	VMOVAPS         Z0, Z16
+	VPTERNLOGD      $0x6a, Z1, Z9, Z16
+	VSUBPS          Z1, Z16, Z16
+	VMULPS          24(SP), Z16, Z16
+	VFMADD231PS     Z12, Z16, Z4
+	VMOVAPS         Z0, Z16
+	VPTERNLOGD      $0x6a, Z1, Z17, Z16
+	VSUBPS          Z1, Z16, Z16
+	VMULPS          88(SP), Z16, Z16
+	VFMADD231PS     Z12, Z16, Z5
+	VBROADCASTSS    20(DX), Z12
+	VMOVAPS         Z2, Z16
+	VPTERNLOGD      $0x6a, Z3, Z9, Z16
+	VSUBPS          Z3, Z16, Z16
+	VMULPS          24(SP), Z16, Z16
+	VFMADD231PS     Z12, Z16, Z4
+	VMOVAPS         Z2, Z16
+	VPTERNLOGD      $0x6a, Z3, Z17, Z16
+	VSUBPS          Z3, Z16, Z16
+	VMULPS          88(SP), Z16, Z16
+	VFMADD231PS     Z12, Z16, Z5
+	VBROADCASTSS    24(DX), Z12
+	VPSRLD          $0x10, Z9, Z9
+	VMOVAPS         Z0, Z16
+	VPTERNLOGD      $0x6a, Z1, Z9, Z16
+	VSUBPS          Z1, Z16, Z16
+	VMULPS          24(SP), Z16, Z16
+	VFMADD231PS     Z12, Z16, Z4
+	VPSRLD          $0x10, Z17, Z17
+	VMOVAPS         Z0, Z16
+	VPTERNLOGD      $0x6a, Z1, Z17, Z16
+	VSUBPS          Z1, Z16, Z16
+	VMULPS          88(SP), Z16, Z16
+	VFMADD231PS     Z12, Z16, Z5
+	VBROADCASTSS    28(DX), Z12
+	VMOVAPS         Z2, Z16
+	VPTERNLOGD      $0x6a, Z3, Z9, Z16
+	VSUBPS          Z3, Z16, Z16
+	VMULPS          24(SP), Z16, Z16
+	VFMADD231PS     Z12, Z16, Z4
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z17, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z12, Z9, Z5
+	VBROADCASTSS    32(DX), Z9
+	VMOVAPS         Z0, Z12
+	VPTERNLOGD      $0x6a, Z1, Z7, Z12
+	VSUBPS          Z1, Z12, Z12
+	VMULPS          24(SP), Z12, Z12
+	VFMADD231PS     Z9, Z12, Z4
+	VMOVAPS         Z0, Z12
+	VPTERNLOGD      $0x6a, Z1, Z15, Z12
+	VSUBPS          Z1, Z12, Z12
+	VMULPS          88(SP), Z12, Z12
+	VFMADD231PS     Z9, Z12, Z5
+	VBROADCASTSS    36(DX), Z9
+	VMOVAPS         Z2, Z12
+	VPTERNLOGD      $0x6a, Z3, Z7, Z12
+	VSUBPS          Z3, Z12, Z12
+	VMULPS          24(SP), Z12, Z12
+	VFMADD231PS     Z9, Z12, Z4
+	VMOVAPS         Z2, Z12
+	VPTERNLOGD      $0x6a, Z3, Z15, Z12
+	VSUBPS          Z3, Z12, Z12
+	VMULPS          88(SP), Z12, Z12
+	VFMADD231PS     Z9, Z12, Z5
+	VBROADCASTSS    40(DX), Z9
+	VPSRLD          $0x10, Z7, Z7
+	VMOVAPS         Z0, Z12
+	VPTERNLOGD      $0x6a, Z1, Z7, Z12
+	VSUBPS          Z1, Z12, Z12
+	VMULPS          24(SP), Z12, Z12
+	VFMADD231PS     Z9, Z12, Z4
+	VPSRLD          $0x10, Z15, Z15
+	VMOVAPS         Z0, Z12
+	VPTERNLOGD      $0x6a, Z1, Z15, Z12
+	VSUBPS          Z1, Z12, Z12
+	VMULPS          88(SP), Z12, Z12
+	VFMADD231PS     Z9, Z12, Z5
+	VBROADCASTSS    44(DX), Z9
+	VMOVAPS         Z2, Z12
+	VPTERNLOGD      $0x6a, Z3, Z7, Z12
+	VSUBPS          Z3, Z12, Z12
+	VMULPS          24(SP), Z12, Z12
+	VFMADD231PS     Z9, Z12, Z4
+	VMOVAPS         Z2, Z7
+	VPTERNLOGD      $0x6a, Z3, Z15, Z7
+	VSUBPS          Z3, Z7, Z7
+	VMULPS          88(SP), Z7, Z7
+	VFMADD231PS     Z9, Z7, Z5
+	VBROADCASTSS    48(DX), Z7
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z10, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z18, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    52(DX), Z7
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z10, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z18, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    56(DX), Z7
+	VPSRLD          $0x10, Z10, Z10
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z10, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VPSRLD          $0x10, Z18, Z18
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z18, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    60(DX), Z7
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z10, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z18, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    64(DX), Z7
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z13, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z23, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    68(DX), Z7
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z13, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z23, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    72(DX), Z7
+	VPSRLD          $0x10, Z13, Z13
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z13, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VPSRLD          $0x10, Z23, Z23
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z23, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    76(DX), Z7
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z13, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z23, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    80(DX), Z7
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z11, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z19, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    84(DX), Z7
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z11, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z19, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    88(DX), Z7
+	VPSRLD          $0x10, Z11, Z11
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z11, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VPSRLD          $0x10, Z19, Z19
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z19, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    92(DX), Z7
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z11, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z19, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    96(DX), Z7
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z14, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z24, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    100(DX), Z7
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z14, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z24, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    104(DX), Z7
+	VPSRLD          $0x10, Z14, Z14
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z14, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VPSRLD          $0x10, Z24, Z24
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z24, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    108(DX), Z7
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z14, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z24, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    112(DX), Z7
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z6, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z8, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    116(DX), Z7
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z6, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z8, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    120(DX), Z7
+	VPSRLD          $0x10, Z6, Z6
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z6, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VPSRLD          $0x10, Z8, Z8
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z8, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    124(DX), Z7
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z6, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z2, Z6
+	VPTERNLOGD      $0x6a, Z3, Z8, Z6
+	VSUBPS          Z3, Z6, Z6
+	VMULPS          88(SP), Z6, Z6
+	VFMADD231PS     Z7, Z6, Z5
+	ADDQ            $0x00000020, DI
+	ADDQ            $0x00000080, DX
+	MOVQ            chunks+64(FP), R10
+	SUBQ            DI, R10
+	CMPQ            R10, $0x10
+	JG              rows1_by2_piece
+	JL              rows1_by2_piece_done
 
 rows1_by2_piece_last:
 	MOVQ       run+32(FP), R10
@@ -12645,130 +12773,46 @@ rows1_by2_piece0_4_same0:
 	MOVQ       40(R10), R9
 
 rows1_by2_piece0_4_same1:
-	LEAQ             (BX)(DI*1), BX
-	VBROADCASTF32X4  4(BX), Z6
-	VBROADCASTF32X4  4(BX)(AX*1), Z7
-	VBROADCASTF32X4  4(BX)(AX*2), Z8
-	VBROADCASTF32X4  4(BX)(CX*1), Z9
-	LEAQ             (BX)(AX*4), BX
-	VINSERTF32X4     $0x01, 4(BX), Z6, Z6
-	VINSERTF32X4     $0x01, 4(BX)(AX*1), Z7, Z7
-	VINSERTF32X4     $0x01, 4(BX)(AX*2), Z8, Z8
-	VINSERTF32X4     $0x01, 4(BX)(CX*1), Z9, Z9
-	LEAQ             (BX)(AX*4), BX
-	VINSERTF32X4     $0x02, 4(BX), Z6, Z6
-	VINSERTF32X4     $0x02, 4(BX)(AX*1), Z7, Z7
-	VINSERTF32X4     $0x02, 4(BX)(AX*2), Z8, Z8
-	VINSERTF32X4     $0x02, 4(BX)(CX*1), Z9, Z9
-	LEAQ             (BX)(AX*4), BX
-	VINSERTF32X4     $0x03, 4(BX), Z6, Z6
-	VINSERTF32X4     $0x03, 4(BX)(AX*1), Z7, Z7
-	VINSERTF32X4     $0x03, 4(BX)(AX*2), Z8, Z8
-	VINSERTF32X4     $0x03, 4(BX)(CX*1), Z9, Z9
-	VUNPCKLPS        Z7, Z6, Z10
-	VUNPCKHPS        Z7, Z6, Z6
-	VUNPCKLPS        Z9, Z8, Z7
-	VUNPCKHPS        Z9, Z8, Z8
-	VUNPCKLPD        Z7, Z10, Z9
-	VUNPCKHPD        Z7, Z10, Z7
-	VUNPCKLPD        Z8, Z6, Z10
-	VUNPCKHPD        Z8, Z6, Z6
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z9, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST (DX), Z8, Z4
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z9, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 4(DX), Z8, Z4
-	VPSRLD           $0x10, Z9, Z9
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z9, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 8(DX), Z8, Z4
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z9, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 12(DX), Z8, Z4
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z7, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 16(DX), Z8, Z4
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z7, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 20(DX), Z8, Z4
-	VPSRLD           $0x10, Z7, Z7
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z7, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 24(DX), Z8, Z4
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z7, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           24(SP), Z8, Z8
-	VFMADD231PS.BCST 28(DX), Z8, Z4
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z10, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 32(DX), Z7, Z4
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z10, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 36(DX), Z7, Z4
-	VPSRLD           $0x10, Z10, Z10
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z10, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 40(DX), Z7, Z4
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z10, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 44(DX), Z7, Z4
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z6, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 48(DX), Z7, Z4
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z6, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 52(DX), Z7, Z4
-	VPSRLD           $0x10, Z6, Z6
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z6, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 56(DX), Z7, Z4
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z6, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           24(SP), Z7, Z7
-	VFMADD231PS.BCST 60(DX), Z7, Z4
-	MOVQ             run+32(FP), BX
-	MOVQ             32(BX), R10
-	LEAQ             (R10)(R10*2), R11
-	PREFETCHT1       (R8)
-	PREFETCHT1       (R8)(R10*1)
-	PREFETCHT1       (R8)(R10*2)
-	PREFETCHT1       (R8)(R11*1)
-	ADDQ             $0x40, R8
-	DECQ             R9
-	JNZ              rows1_by2_piece1_4_same0
-	ADDQ             48(BX), R8
-	MOVQ             40(BX), R9
+	LEAQ            (BX)(DI*1), BX
+	VBROADCASTF32X4 4(BX), Z6
+	VBROADCASTF32X4 4(BX)(AX*1), Z7
+	VBROADCASTF32X4 4(BX)(AX*2), Z8
+	VBROADCASTF32X4 4(BX)(CX*1), Z9
+	LEAQ            (BX)(AX*4), BX
+	VINSERTF32X4    $0x01, 4(BX), Z6, Z6
+	VINSERTF32X4    $0x01, 4(BX)(AX*1), Z7, Z7
+	VINSERTF32X4    $0x01, 4(BX)(AX*2), Z8, Z8
+	VINSERTF32X4    $0x01, 4(BX)(CX*1), Z9, Z9
+	LEAQ            (BX)(AX*4), BX
+	VINSERTF32X4    $0x02, 4(BX), Z6, Z6
+	VINSERTF32X4    $0x02, 4(BX)(AX*1), Z7, Z7
+	VINSERTF32X4    $0x02, 4(BX)(AX*2), Z8, Z8
+	VINSERTF32X4    $0x02, 4(BX)(CX*1), Z9, Z9
+	LEAQ            (BX)(AX*4), BX
+	VINSERTF32X4    $0x03, 4(BX), Z6, Z6
+	VINSERTF32X4    $0x03, 4(BX)(AX*1), Z7, Z7
+	VINSERTF32X4    $0x03, 4(BX)(AX*2), Z8, Z8
+	VINSERTF32X4    $0x03, 4(BX)(CX*1), Z9, Z9
+	VUNPCKLPS       Z7, Z6, Z10
+	VUNPCKHPS       Z7, Z6, Z6
+	VUNPCKLPS       Z9, Z8, Z7
+	VUNPCKHPS       Z9, Z8, Z8
+	VUNPCKLPD       Z7, Z10, Z9
+	VUNPCKHPD       Z7, Z10, Z7
+	VUNPCKLPD       Z8, Z6, Z10
+	VUNPCKHPD       Z8, Z6, Z6
+	MOVQ            run+32(FP), BX
+	MOVQ            32(BX), R10
+	LEAQ            (R10)(R10*2), R11
+	PREFETCHT1      (R8)
+	PREFETCHT1      (R8)(R10*1)
+	PREFETCHT1      (R8)(R10*2)
+	PREFETCHT1      (R8)(R11*1)
+	ADDQ            $0x40, R8
+	DECQ            R9
+	JNZ             rows1_by2_piece1_4_same0
+	ADDQ            48(BX), R8
+	MOVQ            40(BX), R9
 
 rows1_by2_piece1_4_same0:
 	PREFETCHT1 (R8)
@@ -12782,119 +12826,219 @@ rows1_by2_piece1_4_same0:
 	MOVQ       40(BX), R9
 
 rows1_by2_piece1_4_same1:
-	LEAQ             (SI)(DI*1), BX
-	VBROADCASTF32X4  4(BX), Z6
-	VBROADCASTF32X4  4(BX)(AX*1), Z7
-	VBROADCASTF32X4  4(BX)(AX*2), Z8
-	VBROADCASTF32X4  4(BX)(CX*1), Z9
-	LEAQ             (BX)(AX*4), BX
-	VINSERTF32X4     $0x01, 4(BX), Z6, Z6
-	VINSERTF32X4     $0x01, 4(BX)(AX*1), Z7, Z7
-	VINSERTF32X4     $0x01, 4(BX)(AX*2), Z8, Z8
-	VINSERTF32X4     $0x01, 4(BX)(CX*1), Z9, Z9
-	LEAQ             (BX)(AX*4), BX
-	VINSERTF32X4     $0x02, 4(BX), Z6, Z6
-	VINSERTF32X4     $0x02, 4(BX)(AX*1), Z7, Z7
-	VINSERTF32X4     $0x02, 4(BX)(AX*2), Z8, Z8
-	VINSERTF32X4     $0x02, 4(BX)(CX*1), Z9, Z9
-	LEAQ             (BX)(AX*4), BX
-	VINSERTF32X4     $0x03, 4(BX), Z6, Z6
-	VINSERTF32X4     $0x03, 4(BX)(AX*1), Z7, Z7
-	VINSERTF32X4     $0x03, 4(BX)(AX*2), Z8, Z8
-	VINSERTF32X4     $0x03, 4(BX)(CX*1), Z9, Z9
-	VUNPCKLPS        Z7, Z6, Z10
-	VUNPCKHPS        Z7, Z6, Z6
-	VUNPCKLPS        Z9, Z8, Z7
-	VUNPCKHPS        Z9, Z8, Z8
-	VUNPCKLPD        Z7, Z10, Z9
-	VUNPCKHPD        Z7, Z10, Z7
-	VUNPCKLPD        Z8, Z6, Z10
-	VUNPCKHPD        Z8, Z6, Z6
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z9, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST (DX), Z8, Z5
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z9, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 4(DX), Z8, Z5
-	VPSRLD           $0x10, Z9, Z9
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z9, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 8(DX), Z8, Z5
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z9, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 12(DX), Z8, Z5
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z7, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 16(DX), Z8, Z5
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z7, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 20(DX), Z8, Z5
-	VPSRLD           $0x10, Z7, Z7
-	VMOVAPS          Z0, Z8
-	VPTERNLOGD       $0x6a, Z1, Z7, Z8
-	VSUBPS           Z1, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 24(DX), Z8, Z5
-	VMOVAPS          Z2, Z8
-	VPTERNLOGD       $0x6a, Z3, Z7, Z8
-	VSUBPS           Z3, Z8, Z8
-	VMULPS           88(SP), Z8, Z8
-	VFMADD231PS.BCST 28(DX), Z8, Z5
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z10, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 32(DX), Z7, Z5
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z10, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 36(DX), Z7, Z5
-	VPSRLD           $0x10, Z10, Z10
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z10, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 40(DX), Z7, Z5
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z10, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 44(DX), Z7, Z5
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z6, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 48(DX), Z7, Z5
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z6, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 52(DX), Z7, Z5
-	VPSRLD           $0x10, Z6, Z6
-	VMOVAPS          Z0, Z7
-	VPTERNLOGD       $0x6a, Z1, Z6, Z7
-	VSUBPS           Z1, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 56(DX), Z7, Z5
-	VMOVAPS          Z2, Z7
-	VPTERNLOGD       $0x6a, Z3, Z6, Z7
-	VSUBPS           Z3, Z7, Z7
-	VMULPS           88(SP), Z7, Z7
-	VFMADD231PS.BCST 60(DX), Z7, Z5
-	ADDQ             $0x00000010, DI
+	LEAQ            (SI)(DI*1), BX
+	VBROADCASTF32X4 4(BX), Z8
+	VBROADCASTF32X4 4(BX)(AX*1), Z11
+	VBROADCASTF32X4 4(BX)(AX*2), Z12
+	VBROADCASTF32X4 4(BX)(CX*1), Z13
+	LEAQ            (BX)(AX*4), BX
+	VINSERTF32X4    $0x01, 4(BX), Z8, Z8
+	VINSERTF32X4    $0x01, 4(BX)(AX*1), Z11, Z11
+	VINSERTF32X4    $0x01, 4(BX)(AX*2), Z12, Z12
+	VINSERTF32X4    $0x01, 4(BX)(CX*1), Z13, Z13
+	LEAQ            (BX)(AX*4), BX
+	VINSERTF32X4    $0x02, 4(BX), Z8, Z8
+	VINSERTF32X4    $0x02, 4(BX)(AX*1), Z11, Z11
+	VINSERTF32X4    $0x02, 4(BX)(AX*2), Z12, Z12
+	VINSERTF32X4    $0x02, 4(BX)(CX*1), Z13, Z13
+	LEAQ            (BX)(AX*4), BX
+	VINSERTF32X4    $0x03, 4(BX), Z8, Z8
+	VINSERTF32X4    $0x03, 4(BX)(AX*1), Z11, Z11
+	VINSERTF32X4    $0x03, 4(BX)(AX*2), Z12, Z12
+	VINSERTF32X4    $0x03, 4(BX)(CX*1), Z13, Z13
+	VUNPCKLPS       Z11, Z8, Z14
+	VUNPCKHPS       Z11, Z8, Z8
+	VUNPCKLPS       Z13, Z12, Z11
+	VUNPCKHPS       Z13, Z12, Z12
+	VUNPCKLPD       Z11, Z14, Z13
+	VUNPCKHPD       Z11, Z14, Z11
+	VUNPCKLPD       Z12, Z8, Z14
+	VUNPCKHPD       Z12, Z8, Z8
+	VBROADCASTSS    (DX), Z12
+	VMOVAPS         Z0, Z15
+	VPTERNLOGD      $0x6a, Z1, Z9, Z15
+	VSUBPS          Z1, Z15, Z15
+	VMULPS          24(SP), Z15, Z15
+	VFMADD231PS     Z12, Z15, Z4
+	VMOVAPS         Z0, Z15
+	VPTERNLOGD      $0x6a, Z1, Z13, Z15
+	VSUBPS          Z1, Z15, Z15
+	VMULPS          88(SP), Z15, Z15
+	VFMADD231PS     Z12, Z15, Z5
+	VBROADCASTSS    4(DX), Z12
+	VMOVAPS         Z2, Z15
+	VPTERNLOGD      $0x6a, Z3, Z9, Z15
+	VSUBPS          Z3, Z15, Z15
+	VMULPS          24(SP), Z15, Z15
+	VFMADD231PS     Z12, Z15, Z4
+	VMOVAPS         Z2, Z15
+	VPTERNLOGD      $0x6a, Z3, Z13, Z15
+	VSUBPS          Z3, Z15, Z15
+	VMULPS          88(SP), Z15, Z15
+	VFMADD231PS     Z12, Z15, Z5
+	VBROADCASTSS    8(DX), Z12
+	VPSRLD          $0x10, Z9, Z9
+	VMOVAPS         Z0, Z15
+	VPTERNLOGD      $0x6a, Z1, Z9, Z15
+	VSUBPS          Z1, Z15, Z15
+	VMULPS          24(SP), Z15, Z15
+	VFMADD231PS     Z12, Z15, Z4
+	VPSRLD          $0x10, Z13, Z13
+	VMOVAPS         Z0, Z15
+	VPTERNLOGD      $0x6a, Z1, Z13, Z15
+	VSUBPS          Z1, Z15, Z15
+	VMULPS          88(SP), Z15, Z15
+	VFMADD231PS     Z12, Z15, Z5
+	VBROADCASTSS    12(DX), Z12
+	VMOVAPS         Z2, Z15
+	VPTERNLOGD      $0x6a, Z3, Z9, Z15
+	VSUBPS          Z3, Z15, Z15
+	VMULPS          24(SP), Z15, Z15
+	VFMADD231PS     Z12, Z15, Z4
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z13, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z12, Z9, Z5
+	VBROADCASTSS    16(DX), Z9
+	VMOVAPS         Z0, Z12
+	VPTERNLOGD      $0x6a, Z1, Z7, Z12
+	VSUBPS          Z1, Z12, Z12
+	VMULPS          24(SP), Z12, Z12
+	VFMADD231PS     Z9, Z12, Z4
+	VMOVAPS         Z0, Z12
+	VPTERNLOGD      $0x6a, Z1, Z11, Z12
+	VSUBPS          Z1, Z12, Z12
+	VMULPS          88(SP), Z12, Z12
+	VFMADD231PS     Z9, Z12, Z5
+	VBROADCASTSS    20(DX), Z9
+	VMOVAPS         Z2, Z12
+	VPTERNLOGD      $0x6a, Z3, Z7, Z12
+	VSUBPS          Z3, Z12, Z12
+	VMULPS          24(SP), Z12, Z12
+	VFMADD231PS     Z9, Z12, Z4
+	VMOVAPS         Z2, Z12
+	VPTERNLOGD      $0x6a, Z3, Z11, Z12
+	VSUBPS          Z3, Z12, Z12
+	VMULPS          88(SP), Z12, Z12
+	VFMADD231PS     Z9, Z12, Z5
+	VBROADCASTSS    24(DX), Z9
+	VPSRLD          $0x10, Z7, Z7
+	VMOVAPS         Z0, Z12
+	VPTERNLOGD      $0x6a, Z1, Z7, Z12
+	VSUBPS          Z1, Z12, Z12
+	VMULPS          24(SP), Z12, Z12
+	VFMADD231PS     Z9, Z12, Z4
+	VPSRLD          $0x10, Z11, Z11
+	VMOVAPS         Z0, Z12
+	VPTERNLOGD      $0x6a, Z1, Z11, Z12
+	VSUBPS          Z1, Z12, Z12
+	VMULPS          88(SP), Z12, Z12
+	VFMADD231PS     Z9, Z12, Z5
+	VBROADCASTSS    28(DX), Z9
+	VMOVAPS         Z2, Z12
+	VPTERNLOGD      $0x6a, Z3, Z7, Z12
+	VSUBPS          Z3, Z12, Z12
+	VMULPS          24(SP), Z12, Z12
+	VFMADD231PS     Z9, Z12, Z4
+	VMOVAPS         Z2, Z7
+	VPTERNLOGD      $0x6a, Z3, Z11, Z7
+	VSUBPS          Z3, Z7, Z7
+	VMULPS          88(SP), Z7, Z7
+	VFMADD231PS     Z9, Z7, Z5
+	VBROADCASTSS    32(DX), Z7
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z10, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z14, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    36(DX), Z7
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z10, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z14, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    40(DX), Z7
+	VPSRLD          $0x10, Z10, Z10
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z10, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VPSRLD          $0x10, Z14, Z14
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z14, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    44(DX), Z7
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z10, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z14, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    48(DX), Z7
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z6, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z8, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    52(DX), Z7
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z6, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z8, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    56(DX), Z7
+	VPSRLD          $0x10, Z6, Z6
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z6, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VPSRLD          $0x10, Z8, Z8
+	VMOVAPS         Z0, Z9
+	VPTERNLOGD      $0x6a, Z1, Z8, Z9
+	VSUBPS          Z1, Z9, Z9
+	VMULPS          88(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z5
+	VBROADCASTSS    60(DX), Z7
+	VMOVAPS         Z2, Z9
+	VPTERNLOGD      $0x6a, Z3, Z6, Z9
+	VSUBPS          Z3, Z9, Z9
+	VMULPS          24(SP), Z9, Z9
+	VFMADD231PS     Z7, Z9, Z4
+	VMOVAPS         Z2, Z6
+	VPTERNLOGD      $0x6a, Z3, Z8, Z6
+	VSUBPS          Z3, Z6, Z6
+	VMULPS          88(SP), Z6, Z6
+	VFMADD231PS     Z7, Z6, Z5
+	ADDQ            $0x00000010, DI
 
 rows1_by2_piece_done:
 	MOVQ    run+32(FP), DX
@@ -15608,50 +15752,50 @@ square:
 	PREFETCHT1   128(SI)
 	VMOVDQU      Y1, (SP)
 	VPBROADCASTD (SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      (AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, (AX)
 	VPBROADCASTD 4(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      96(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 96(AX)
 	VPBROADCASTD 8(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      192(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 192(AX)
 	VPBROADCASTD 12(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      288(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 288(AX)
 	VPBROADCASTD 16(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      384(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 384(AX)
 	VPBROADCASTD 20(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      480(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 480(AX)
 	VPBROADCASTD 24(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      576(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 576(AX)
 	VPBROADCASTD 28(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      672(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 672(AX)
@@ -23328,6 +23472,18 @@ rows1_by4:
 	MOVL       (DX)(CX*1), SI
 	MOVL       SI, 52(SP)
 	LEAQ       (DX)(AX*4), DX
+	VMOVUPS    24(SP), Y1
+	VPAND      constants<>+1152(SB), Y1, Y2
+	VMULPS     constants<>+2048(SB), Y1, Y1
+	VMOVUPS    Y1, 24(SP)
+	VXORPS     Y3, Y3, Y3
+	VPCMPGTD   Y3, Y2, Y3
+	VMOVUPS    constants<>+1984(SB), Y1
+	VPCMPGTD   Y2, Y1, Y1
+	VPAND      Y3, Y1, Y1
+	VMOVMSKPS  Y1, SI
+	TESTL      SI, SI
+	JNZ        rows1_by4_done
 	VMOVAPS    Y0, Y1
 	MOVQ       DX, SI
 	MOVL       (DX), DI
@@ -23348,6 +23504,18 @@ rows1_by4:
 	MOVL       (DX)(CX*1), DI
 	MOVL       DI, 84(SP)
 	LEAQ       (DX)(AX*4), DX
+	VMOVUPS    56(SP), Y2
+	VPAND      constants<>+1152(SB), Y2, Y3
+	VMULPS     constants<>+2048(SB), Y2, Y2
+	VMOVUPS    Y2, 56(SP)
+	VXORPS     Y4, Y4, Y4
+	VPCMPGTD   Y4, Y3, Y4
+	VMOVUPS    constants<>+1984(SB), Y2
+	VPCMPGTD   Y3, Y2, Y2
+	VPAND      Y4, Y2, Y2
+	VMOVMSKPS  Y2, DI
+	TESTL      DI, DI
+	JNZ        rows1_by4_done
 	VMOVAPS    Y0, Y2
 	MOVQ       DX, DI
 	MOVL       (DX), R8
@@ -23368,6 +23536,18 @@ rows1_by4:
 	MOVL       (DX)(CX*1), R8
 	MOVL       R8, 116(SP)
 	LEAQ       (DX)(AX*4), DX
+	VMOVUPS    88(SP), Y3
+	VPAND      constants<>+1152(SB), Y3, Y4
+	VMULPS     constants<>+2048(SB), Y3, Y3
+	VMOVUPS    Y3, 88(SP)
+	VXORPS     Y5, Y5, Y5
+	VPCMPGTD   Y5, Y4, Y5
+	VMOVUPS    constants<>+1984(SB), Y3
+	VPCMPGTD   Y4, Y3, Y3
+	VPAND      Y5, Y3, Y3
+	VMOVMSKPS  Y3, R8
+	TESTL      R8, R8
+	JNZ        rows1_by4_done
 	VMOVAPS    Y0, Y3
 	MOVQ       DX, R8
 	MOVL       (DX), R9
@@ -23388,6 +23568,18 @@ rows1_by4:
 	MOVL       (DX)(CX*1), R9
 	MOVL       R9, 148(SP)
 	LEAQ       (DX)(AX*4), DX
+	VMOVUPS    120(SP), Y4
+	VPAND      constants<>+1152(SB), Y4, Y5
+	VMULPS     constants<>+2048(SB), Y4, Y4
+	VMOVUPS    Y4, 120(SP)
+	VXORPS     Y6, Y6, Y6
+	VPCMPGTD   Y6, Y5, Y6
+	VMOVUPS    constants<>+1984(SB), Y4
+	VPCMPGTD   Y5, Y4, Y4
+	VPAND      Y6, Y4, Y4
+	VMOVMSKPS  Y4, R9
+	TESTL      R9, R9
+	JNZ        rows1_by4_done
 	VMOVAPS    Y0, Y0
 	MOVQ       DX, 8(SP)
 	MOVQ       q+40(FP), DX
@@ -23442,223 +23634,167 @@ rows1_by4_piece0_4_same0:
 	VUNPCKHPD      Y5, Y8, Y5
 	VUNPCKLPD      Y6, Y4, Y8
 	VUNPCKHPD      Y6, Y4, Y4
-	VPAND          constants<>+1728(SB), Y7, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         24(SP), Y6, Y6
-	VBROADCASTSS   (DX), Y9
-	VFMADD231PS    Y9, Y6, Y1
-	VPAND          constants<>+1792(SB), Y7, Y6
-	VPXOR          constants<>+1920(SB), Y6, Y6
-	VSUBPS         constants<>+1920(SB), Y6, Y6
-	VMULPS         24(SP), Y6, Y6
-	VBROADCASTSS   4(DX), Y9
-	VFMADD231PS    Y9, Y6, Y1
-	VPSRLD         $0x10, Y7, Y7
-	VPAND          constants<>+1728(SB), Y7, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         24(SP), Y6, Y6
-	VBROADCASTSS   8(DX), Y9
-	VFMADD231PS    Y9, Y6, Y1
-	VPAND          constants<>+1792(SB), Y7, Y6
-	VPXOR          constants<>+1920(SB), Y6, Y6
-	VSUBPS         constants<>+1920(SB), Y6, Y6
-	VMULPS         24(SP), Y6, Y6
-	VBROADCASTSS   12(DX), Y7
-	VFMADD231PS    Y7, Y6, Y1
-	VPAND          constants<>+1728(SB), Y5, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         24(SP), Y6, Y6
-	VBROADCASTSS   16(DX), Y7
-	VFMADD231PS    Y7, Y6, Y1
-	VPAND          constants<>+1792(SB), Y5, Y6
-	VPXOR          constants<>+1920(SB), Y6, Y6
-	VSUBPS         constants<>+1920(SB), Y6, Y6
-	VMULPS         24(SP), Y6, Y6
-	VBROADCASTSS   20(DX), Y7
-	VFMADD231PS    Y7, Y6, Y1
-	VPSRLD         $0x10, Y5, Y5
-	VPAND          constants<>+1728(SB), Y5, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         24(SP), Y6, Y6
-	VBROADCASTSS   24(DX), Y7
-	VFMADD231PS    Y7, Y6, Y1
-	VPAND          constants<>+1792(SB), Y5, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
-	VMULPS         24(SP), Y5, Y5
-	VBROADCASTSS   28(DX), Y6
-	VFMADD231PS    Y6, Y5, Y1
-	VPAND          constants<>+1728(SB), Y8, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         24(SP), Y5, Y5
-	VBROADCASTSS   32(DX), Y6
-	VFMADD231PS    Y6, Y5, Y1
-	VPAND          constants<>+1792(SB), Y8, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
-	VMULPS         24(SP), Y5, Y5
-	VBROADCASTSS   36(DX), Y6
-	VFMADD231PS    Y6, Y5, Y1
-	VPSRLD         $0x10, Y8, Y8
-	VPAND          constants<>+1728(SB), Y8, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         24(SP), Y5, Y5
-	VBROADCASTSS   40(DX), Y6
-	VFMADD231PS    Y6, Y5, Y1
-	VPAND          constants<>+1792(SB), Y8, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
-	VMULPS         24(SP), Y5, Y5
-	VBROADCASTSS   44(DX), Y6
-	VFMADD231PS    Y6, Y5, Y1
-	VPAND          constants<>+1728(SB), Y4, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         24(SP), Y5, Y5
-	VBROADCASTSS   48(DX), Y6
-	VFMADD231PS    Y6, Y5, Y1
-	VPAND          constants<>+1792(SB), Y4, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
-	VMULPS         24(SP), Y5, Y5
-	VBROADCASTSS   52(DX), Y6
-	VFMADD231PS    Y6, Y5, Y1
-	VPSRLD         $0x10, Y4, Y4
-	VPAND          constants<>+1728(SB), Y4, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         24(SP), Y5, Y5
-	VBROADCASTSS   56(DX), Y6
-	VFMADD231PS    Y6, Y5, Y1
-	VPAND          constants<>+1792(SB), Y4, Y4
-	VPXOR          constants<>+1920(SB), Y4, Y4
-	VSUBPS         constants<>+1920(SB), Y4, Y4
-	VMULPS         24(SP), Y4, Y4
-	VBROADCASTSS   60(DX), Y5
-	VFMADD231PS    Y5, Y4, Y1
 	LEAQ           (SI)(R9*1), R12
-	VBROADCASTF128 4(R12), Y4
-	VBROADCASTF128 4(R12)(AX*1), Y5
-	VBROADCASTF128 4(R12)(AX*2), Y6
-	VBROADCASTF128 4(R12)(CX*1), Y7
+	VBROADCASTF128 4(R12), Y6
+	VBROADCASTF128 4(R12)(AX*1), Y9
+	VBROADCASTF128 4(R12)(AX*2), Y10
+	VBROADCASTF128 4(R12)(CX*1), Y11
 	LEAQ           (R12)(AX*4), R12
-	VINSERTF128    $0x01, 4(R12), Y4, Y4
-	VINSERTF128    $0x01, 4(R12)(AX*1), Y5, Y5
-	VINSERTF128    $0x01, 4(R12)(AX*2), Y6, Y6
-	VINSERTF128    $0x01, 4(R12)(CX*1), Y7, Y7
-	VUNPCKLPS      Y5, Y4, Y8
-	VUNPCKHPS      Y5, Y4, Y4
-	VUNPCKLPS      Y7, Y6, Y5
-	VUNPCKHPS      Y7, Y6, Y6
-	VUNPCKLPD      Y5, Y8, Y7
-	VUNPCKHPD      Y5, Y8, Y5
-	VUNPCKLPD      Y6, Y4, Y8
-	VUNPCKHPD      Y6, Y4, Y4
-	VPAND          constants<>+1728(SB), Y7, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         56(SP), Y6, Y6
-	VBROADCASTSS   (DX), Y9
-	VFMADD231PS    Y9, Y6, Y2
-	VPAND          constants<>+1792(SB), Y7, Y6
-	VPXOR          constants<>+1920(SB), Y6, Y6
-	VSUBPS         constants<>+1920(SB), Y6, Y6
-	VMULPS         56(SP), Y6, Y6
-	VBROADCASTSS   4(DX), Y9
-	VFMADD231PS    Y9, Y6, Y2
-	VPSRLD         $0x10, Y7, Y7
-	VPAND          constants<>+1728(SB), Y7, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         56(SP), Y6, Y6
-	VBROADCASTSS   8(DX), Y9
-	VFMADD231PS    Y9, Y6, Y2
-	VPAND          constants<>+1792(SB), Y7, Y6
-	VPXOR          constants<>+1920(SB), Y6, Y6
-	VSUBPS         constants<>+1920(SB), Y6, Y6
-	VMULPS         56(SP), Y6, Y6
-	VBROADCASTSS   12(DX), Y7
-	VFMADD231PS    Y7, Y6, Y2
-	VPAND          constants<>+1728(SB), Y5, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         56(SP), Y6, Y6
+	VINSERTF128    $0x01, 4(R12), Y6, Y6
+	VINSERTF128    $0x01, 4(R12)(AX*1), Y9, Y9
+	VINSERTF128    $0x01, 4(R12)(AX*2), Y10, Y10
+	VINSERTF128    $0x01, 4(R12)(CX*1), Y11, Y11
+	VUNPCKLPS      Y9, Y6, Y12
+	VUNPCKHPS      Y9, Y6, Y6
+	VUNPCKLPS      Y11, Y10, Y9
+	VUNPCKHPS      Y11, Y10, Y10
+	VUNPCKLPD      Y9, Y12, Y11
+	VUNPCKHPD      Y9, Y12, Y9
+	VUNPCKLPD      Y10, Y6, Y12
+	VUNPCKHPD      Y10, Y6, Y6
+	VBROADCASTSS   (DX), Y10
+	VPSHUFB        constants<>+2176(SB), Y7, Y13
+	VCVTDQ2PS      Y13, Y13
+	VMULPS         24(SP), Y13, Y13
+	VFMADD231PS    Y10, Y13, Y1
+	VPSHUFB        constants<>+2176(SB), Y11, Y13
+	VCVTDQ2PS      Y13, Y13
+	VMULPS         56(SP), Y13, Y13
+	VFMADD231PS    Y10, Y13, Y2
+	VBROADCASTSS   4(DX), Y10
+	VPSHUFB        constants<>+2240(SB), Y7, Y13
+	VCVTDQ2PS      Y13, Y13
+	VMULPS         24(SP), Y13, Y13
+	VFMADD231PS    Y10, Y13, Y1
+	VPSHUFB        constants<>+2240(SB), Y11, Y13
+	VCVTDQ2PS      Y13, Y13
+	VMULPS         56(SP), Y13, Y13
+	VFMADD231PS    Y10, Y13, Y2
+	VBROADCASTSS   8(DX), Y10
+	VPSHUFB        constants<>+2304(SB), Y7, Y13
+	VCVTDQ2PS      Y13, Y13
+	VMULPS         24(SP), Y13, Y13
+	VFMADD231PS    Y10, Y13, Y1
+	VPSHUFB        constants<>+2304(SB), Y11, Y13
+	VCVTDQ2PS      Y13, Y13
+	VMULPS         56(SP), Y13, Y13
+	VFMADD231PS    Y10, Y13, Y2
+	VBROADCASTSS   12(DX), Y10
+	VPSHUFB        constants<>+2368(SB), Y7, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         24(SP), Y7, Y7
+	VFMADD231PS    Y10, Y7, Y1
+	VPSHUFB        constants<>+2368(SB), Y11, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         56(SP), Y7, Y7
+	VFMADD231PS    Y10, Y7, Y2
 	VBROADCASTSS   16(DX), Y7
-	VFMADD231PS    Y7, Y6, Y2
-	VPAND          constants<>+1792(SB), Y5, Y6
-	VPXOR          constants<>+1920(SB), Y6, Y6
-	VSUBPS         constants<>+1920(SB), Y6, Y6
-	VMULPS         56(SP), Y6, Y6
+	VPSHUFB        constants<>+2176(SB), Y5, Y10
+	VCVTDQ2PS      Y10, Y10
+	VMULPS         24(SP), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y1
+	VPSHUFB        constants<>+2176(SB), Y9, Y10
+	VCVTDQ2PS      Y10, Y10
+	VMULPS         56(SP), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y2
 	VBROADCASTSS   20(DX), Y7
-	VFMADD231PS    Y7, Y6, Y2
-	VPSRLD         $0x10, Y5, Y5
-	VPAND          constants<>+1728(SB), Y5, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         56(SP), Y6, Y6
+	VPSHUFB        constants<>+2240(SB), Y5, Y10
+	VCVTDQ2PS      Y10, Y10
+	VMULPS         24(SP), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y1
+	VPSHUFB        constants<>+2240(SB), Y9, Y10
+	VCVTDQ2PS      Y10, Y10
+	VMULPS         56(SP), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y2
 	VBROADCASTSS   24(DX), Y7
-	VFMADD231PS    Y7, Y6, Y2
-	VPAND          constants<>+1792(SB), Y5, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
+	VPSHUFB        constants<>+2304(SB), Y5, Y10
+	VCVTDQ2PS      Y10, Y10
+	VMULPS         24(SP), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y1
+	VPSHUFB        constants<>+2304(SB), Y9, Y10
+	VCVTDQ2PS      Y10, Y10
+	VMULPS         56(SP), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y2
+	VBROADCASTSS   28(DX), Y7
+	VPSHUFB        constants<>+2368(SB), Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VMULPS         24(SP), Y5, Y5
+	VFMADD231PS    Y7, Y5, Y1
+	VPSHUFB        constants<>+2368(SB), Y9, Y5
+	VCVTDQ2PS      Y5, Y5
 	VMULPS         56(SP), Y5, Y5
-	VBROADCASTSS   28(DX), Y6
-	VFMADD231PS    Y6, Y5, Y2
-	VPAND          constants<>+1728(SB), Y8, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         56(SP), Y5, Y5
-	VBROADCASTSS   32(DX), Y6
-	VFMADD231PS    Y6, Y5, Y2
-	VPAND          constants<>+1792(SB), Y8, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
-	VMULPS         56(SP), Y5, Y5
-	VBROADCASTSS   36(DX), Y6
-	VFMADD231PS    Y6, Y5, Y2
-	VPSRLD         $0x10, Y8, Y8
-	VPAND          constants<>+1728(SB), Y8, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         56(SP), Y5, Y5
-	VBROADCASTSS   40(DX), Y6
-	VFMADD231PS    Y6, Y5, Y2
-	VPAND          constants<>+1792(SB), Y8, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
-	VMULPS         56(SP), Y5, Y5
-	VBROADCASTSS   44(DX), Y6
-	VFMADD231PS    Y6, Y5, Y2
-	VPAND          constants<>+1728(SB), Y4, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         56(SP), Y5, Y5
-	VBROADCASTSS   48(DX), Y6
-	VFMADD231PS    Y6, Y5, Y2
-	VPAND          constants<>+1792(SB), Y4, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
-	VMULPS         56(SP), Y5, Y5
-	VBROADCASTSS   52(DX), Y6
-	VFMADD231PS    Y6, Y5, Y2
-	VPSRLD         $0x10, Y4, Y4
-	VPAND          constants<>+1728(SB), Y4, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         56(SP), Y5, Y5
-	VBROADCASTSS   56(DX), Y6
-	VFMADD231PS    Y6, Y5, Y2
-	VPAND          constants<>+1792(SB), Y4, Y4
-	VPXOR          constants<>+1920(SB), Y4, Y4
-	VSUBPS         constants<>+1920(SB), Y4, Y4
-	VMULPS         56(SP), Y4, Y4
+	VFMADD231PS    Y7, Y5, Y2
+	VBROADCASTSS   32(DX), Y5
+	VPSHUFB        constants<>+2176(SB), Y8, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         24(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y1
+	VPSHUFB        constants<>+2176(SB), Y12, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         56(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y2
+	VBROADCASTSS   36(DX), Y5
+	VPSHUFB        constants<>+2240(SB), Y8, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         24(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y1
+	VPSHUFB        constants<>+2240(SB), Y12, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         56(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y2
+	VBROADCASTSS   40(DX), Y5
+	VPSHUFB        constants<>+2304(SB), Y8, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         24(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y1
+	VPSHUFB        constants<>+2304(SB), Y12, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         56(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y2
+	VBROADCASTSS   44(DX), Y5
+	VPSHUFB        constants<>+2368(SB), Y8, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         24(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y1
+	VPSHUFB        constants<>+2368(SB), Y12, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         56(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y2
+	VBROADCASTSS   48(DX), Y5
+	VPSHUFB        constants<>+2176(SB), Y4, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         24(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y1
+	VPSHUFB        constants<>+2176(SB), Y6, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         56(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y2
+	VBROADCASTSS   52(DX), Y5
+	VPSHUFB        constants<>+2240(SB), Y4, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         24(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y1
+	VPSHUFB        constants<>+2240(SB), Y6, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         56(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y2
+	VBROADCASTSS   56(DX), Y5
+	VPSHUFB        constants<>+2304(SB), Y4, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         24(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y1
+	VPSHUFB        constants<>+2304(SB), Y6, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         56(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y2
 	VBROADCASTSS   60(DX), Y5
+	VPSHUFB        constants<>+2368(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         24(SP), Y4, Y4
+	VFMADD231PS    Y5, Y4, Y1
+	VPSHUFB        constants<>+2368(SB), Y6, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         56(SP), Y4, Y4
 	VFMADD231PS    Y5, Y4, Y2
 	MOVQ           run+32(FP), R12
 	MOVQ           32(R12), R13
@@ -23692,223 +23828,167 @@ rows1_by4_piece2_4_same0:
 	VUNPCKHPD      Y5, Y8, Y5
 	VUNPCKLPD      Y6, Y4, Y8
 	VUNPCKHPD      Y6, Y4, Y4
-	VPAND          constants<>+1728(SB), Y7, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         88(SP), Y6, Y6
-	VBROADCASTSS   (DX), Y9
-	VFMADD231PS    Y9, Y6, Y3
-	VPAND          constants<>+1792(SB), Y7, Y6
-	VPXOR          constants<>+1920(SB), Y6, Y6
-	VSUBPS         constants<>+1920(SB), Y6, Y6
-	VMULPS         88(SP), Y6, Y6
-	VBROADCASTSS   4(DX), Y9
-	VFMADD231PS    Y9, Y6, Y3
-	VPSRLD         $0x10, Y7, Y7
-	VPAND          constants<>+1728(SB), Y7, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         88(SP), Y6, Y6
-	VBROADCASTSS   8(DX), Y9
-	VFMADD231PS    Y9, Y6, Y3
-	VPAND          constants<>+1792(SB), Y7, Y6
-	VPXOR          constants<>+1920(SB), Y6, Y6
-	VSUBPS         constants<>+1920(SB), Y6, Y6
-	VMULPS         88(SP), Y6, Y6
-	VBROADCASTSS   12(DX), Y7
-	VFMADD231PS    Y7, Y6, Y3
-	VPAND          constants<>+1728(SB), Y5, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         88(SP), Y6, Y6
-	VBROADCASTSS   16(DX), Y7
-	VFMADD231PS    Y7, Y6, Y3
-	VPAND          constants<>+1792(SB), Y5, Y6
-	VPXOR          constants<>+1920(SB), Y6, Y6
-	VSUBPS         constants<>+1920(SB), Y6, Y6
-	VMULPS         88(SP), Y6, Y6
-	VBROADCASTSS   20(DX), Y7
-	VFMADD231PS    Y7, Y6, Y3
-	VPSRLD         $0x10, Y5, Y5
-	VPAND          constants<>+1728(SB), Y5, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         88(SP), Y6, Y6
-	VBROADCASTSS   24(DX), Y7
-	VFMADD231PS    Y7, Y6, Y3
-	VPAND          constants<>+1792(SB), Y5, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
-	VMULPS         88(SP), Y5, Y5
-	VBROADCASTSS   28(DX), Y6
-	VFMADD231PS    Y6, Y5, Y3
-	VPAND          constants<>+1728(SB), Y8, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         88(SP), Y5, Y5
-	VBROADCASTSS   32(DX), Y6
-	VFMADD231PS    Y6, Y5, Y3
-	VPAND          constants<>+1792(SB), Y8, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
-	VMULPS         88(SP), Y5, Y5
-	VBROADCASTSS   36(DX), Y6
-	VFMADD231PS    Y6, Y5, Y3
-	VPSRLD         $0x10, Y8, Y8
-	VPAND          constants<>+1728(SB), Y8, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         88(SP), Y5, Y5
-	VBROADCASTSS   40(DX), Y6
-	VFMADD231PS    Y6, Y5, Y3
-	VPAND          constants<>+1792(SB), Y8, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
-	VMULPS         88(SP), Y5, Y5
-	VBROADCASTSS   44(DX), Y6
-	VFMADD231PS    Y6, Y5, Y3
-	VPAND          constants<>+1728(SB), Y4, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         88(SP), Y5, Y5
-	VBROADCASTSS   48(DX), Y6
-	VFMADD231PS    Y6, Y5, Y3
-	VPAND          constants<>+1792(SB), Y4, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
-	VMULPS         88(SP), Y5, Y5
-	VBROADCASTSS   52(DX), Y6
-	VFMADD231PS    Y6, Y5, Y3
-	VPSRLD         $0x10, Y4, Y4
-	VPAND          constants<>+1728(SB), Y4, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         88(SP), Y5, Y5
-	VBROADCASTSS   56(DX), Y6
-	VFMADD231PS    Y6, Y5, Y3
-	VPAND          constants<>+1792(SB), Y4, Y4
-	VPXOR          constants<>+1920(SB), Y4, Y4
-	VSUBPS         constants<>+1920(SB), Y4, Y4
-	VMULPS         88(SP), Y4, Y4
-	VBROADCASTSS   60(DX), Y5
-	VFMADD231PS    Y5, Y4, Y3
 	LEAQ           (R8)(R9*1), R12
-	VBROADCASTF128 4(R12), Y4
-	VBROADCASTF128 4(R12)(AX*1), Y5
-	VBROADCASTF128 4(R12)(AX*2), Y6
-	VBROADCASTF128 4(R12)(CX*1), Y7
+	VBROADCASTF128 4(R12), Y6
+	VBROADCASTF128 4(R12)(AX*1), Y9
+	VBROADCASTF128 4(R12)(AX*2), Y10
+	VBROADCASTF128 4(R12)(CX*1), Y11
 	LEAQ           (R12)(AX*4), R12
-	VINSERTF128    $0x01, 4(R12), Y4, Y4
-	VINSERTF128    $0x01, 4(R12)(AX*1), Y5, Y5
-	VINSERTF128    $0x01, 4(R12)(AX*2), Y6, Y6
-	VINSERTF128    $0x01, 4(R12)(CX*1), Y7, Y7
-	VUNPCKLPS      Y5, Y4, Y8
-	VUNPCKHPS      Y5, Y4, Y4
-	VUNPCKLPS      Y7, Y6, Y5
-	VUNPCKHPS      Y7, Y6, Y6
-	VUNPCKLPD      Y5, Y8, Y7
-	VUNPCKHPD      Y5, Y8, Y5
-	VUNPCKLPD      Y6, Y4, Y8
-	VUNPCKHPD      Y6, Y4, Y4
-	VPAND          constants<>+1728(SB), Y7, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         120(SP), Y6, Y6
-	VBROADCASTSS   (DX), Y9
-	VFMADD231PS    Y9, Y6, Y0
-	VPAND          constants<>+1792(SB), Y7, Y6
-	VPXOR          constants<>+1920(SB), Y6, Y6
-	VSUBPS         constants<>+1920(SB), Y6, Y6
-	VMULPS         120(SP), Y6, Y6
-	VBROADCASTSS   4(DX), Y9
-	VFMADD231PS    Y9, Y6, Y0
-	VPSRLD         $0x10, Y7, Y7
-	VPAND          constants<>+1728(SB), Y7, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         120(SP), Y6, Y6
-	VBROADCASTSS   8(DX), Y9
-	VFMADD231PS    Y9, Y6, Y0
-	VPAND          constants<>+1792(SB), Y7, Y6
-	VPXOR          constants<>+1920(SB), Y6, Y6
-	VSUBPS         constants<>+1920(SB), Y6, Y6
-	VMULPS         120(SP), Y6, Y6
-	VBROADCASTSS   12(DX), Y7
-	VFMADD231PS    Y7, Y6, Y0
-	VPAND          constants<>+1728(SB), Y5, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         120(SP), Y6, Y6
+	VINSERTF128    $0x01, 4(R12), Y6, Y6
+	VINSERTF128    $0x01, 4(R12)(AX*1), Y9, Y9
+	VINSERTF128    $0x01, 4(R12)(AX*2), Y10, Y10
+	VINSERTF128    $0x01, 4(R12)(CX*1), Y11, Y11
+	VUNPCKLPS      Y9, Y6, Y12
+	VUNPCKHPS      Y9, Y6, Y6
+	VUNPCKLPS      Y11, Y10, Y9
+	VUNPCKHPS      Y11, Y10, Y10
+	VUNPCKLPD      Y9, Y12, Y11
+	VUNPCKHPD      Y9, Y12, Y9
+	VUNPCKLPD      Y10, Y6, Y12
+	VUNPCKHPD      Y10, Y6, Y6
+	VBROADCASTSS   (DX), Y10
+	VPSHUFB        constants<>+2176(SB), Y7, Y13
+	VCVTDQ2PS      Y13, Y13
+	VMULPS         88(SP), Y13, Y13
+	VFMADD231PS    Y10, Y13, Y3
+	VPSHUFB        constants<>+2176(SB), Y11, Y13
+	VCVTDQ2PS      Y13, Y13
+	VMULPS         120(SP), Y13, Y13
+	VFMADD231PS    Y10, Y13, Y0
+	VBROADCASTSS   4(DX), Y10
+	VPSHUFB        constants<>+2240(SB), Y7, Y13
+	VCVTDQ2PS      Y13, Y13
+	VMULPS         88(SP), Y13, Y13
+	VFMADD231PS    Y10, Y13, Y3
+	VPSHUFB        constants<>+2240(SB), Y11, Y13
+	VCVTDQ2PS      Y13, Y13
+	VMULPS         120(SP), Y13, Y13
+	VFMADD231PS    Y10, Y13, Y0
+	VBROADCASTSS   8(DX), Y10
+	VPSHUFB        constants<>+2304(SB), Y7, Y13
+	VCVTDQ2PS      Y13, Y13
+	VMULPS         88(SP), Y13, Y13
+	VFMADD231PS    Y10, Y13, Y3
+	VPSHUFB        constants<>+2304(SB), Y11, Y13
+	VCVTDQ2PS      Y13, Y13
+	VMULPS         120(SP), Y13, Y13
+	VFMADD231PS    Y10, Y13, Y0
+	VBROADCASTSS   12(DX), Y10
+	VPSHUFB        constants<>+2368(SB), Y7, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         88(SP), Y7, Y7
+	VFMADD231PS    Y10, Y7, Y3
+	VPSHUFB        constants<>+2368(SB), Y11, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         120(SP), Y7, Y7
+	VFMADD231PS    Y10, Y7, Y0
 	VBROADCASTSS   16(DX), Y7
-	VFMADD231PS    Y7, Y6, Y0
-	VPAND          constants<>+1792(SB), Y5, Y6
-	VPXOR          constants<>+1920(SB), Y6, Y6
-	VSUBPS         constants<>+1920(SB), Y6, Y6
-	VMULPS         120(SP), Y6, Y6
+	VPSHUFB        constants<>+2176(SB), Y5, Y10
+	VCVTDQ2PS      Y10, Y10
+	VMULPS         88(SP), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y3
+	VPSHUFB        constants<>+2176(SB), Y9, Y10
+	VCVTDQ2PS      Y10, Y10
+	VMULPS         120(SP), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y0
 	VBROADCASTSS   20(DX), Y7
-	VFMADD231PS    Y7, Y6, Y0
-	VPSRLD         $0x10, Y5, Y5
-	VPAND          constants<>+1728(SB), Y5, Y6
-	VPXOR          constants<>+1856(SB), Y6, Y6
-	VSUBPS         constants<>+1856(SB), Y6, Y6
-	VMULPS         120(SP), Y6, Y6
+	VPSHUFB        constants<>+2240(SB), Y5, Y10
+	VCVTDQ2PS      Y10, Y10
+	VMULPS         88(SP), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y3
+	VPSHUFB        constants<>+2240(SB), Y9, Y10
+	VCVTDQ2PS      Y10, Y10
+	VMULPS         120(SP), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y0
 	VBROADCASTSS   24(DX), Y7
-	VFMADD231PS    Y7, Y6, Y0
-	VPAND          constants<>+1792(SB), Y5, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
+	VPSHUFB        constants<>+2304(SB), Y5, Y10
+	VCVTDQ2PS      Y10, Y10
+	VMULPS         88(SP), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y3
+	VPSHUFB        constants<>+2304(SB), Y9, Y10
+	VCVTDQ2PS      Y10, Y10
+	VMULPS         120(SP), Y10, Y10
+	VFMADD231PS    Y7, Y10, Y0
+	VBROADCASTSS   28(DX), Y7
+	VPSHUFB        constants<>+2368(SB), Y5, Y5
+	VCVTDQ2PS      Y5, Y5
+	VMULPS         88(SP), Y5, Y5
+	VFMADD231PS    Y7, Y5, Y3
+	VPSHUFB        constants<>+2368(SB), Y9, Y5
+	VCVTDQ2PS      Y5, Y5
 	VMULPS         120(SP), Y5, Y5
-	VBROADCASTSS   28(DX), Y6
-	VFMADD231PS    Y6, Y5, Y0
-	VPAND          constants<>+1728(SB), Y8, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         120(SP), Y5, Y5
-	VBROADCASTSS   32(DX), Y6
-	VFMADD231PS    Y6, Y5, Y0
-	VPAND          constants<>+1792(SB), Y8, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
-	VMULPS         120(SP), Y5, Y5
-	VBROADCASTSS   36(DX), Y6
-	VFMADD231PS    Y6, Y5, Y0
-	VPSRLD         $0x10, Y8, Y8
-	VPAND          constants<>+1728(SB), Y8, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         120(SP), Y5, Y5
-	VBROADCASTSS   40(DX), Y6
-	VFMADD231PS    Y6, Y5, Y0
-	VPAND          constants<>+1792(SB), Y8, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
-	VMULPS         120(SP), Y5, Y5
-	VBROADCASTSS   44(DX), Y6
-	VFMADD231PS    Y6, Y5, Y0
-	VPAND          constants<>+1728(SB), Y4, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         120(SP), Y5, Y5
-	VBROADCASTSS   48(DX), Y6
-	VFMADD231PS    Y6, Y5, Y0
-	VPAND          constants<>+1792(SB), Y4, Y5
-	VPXOR          constants<>+1920(SB), Y5, Y5
-	VSUBPS         constants<>+1920(SB), Y5, Y5
-	VMULPS         120(SP), Y5, Y5
-	VBROADCASTSS   52(DX), Y6
-	VFMADD231PS    Y6, Y5, Y0
-	VPSRLD         $0x10, Y4, Y4
-	VPAND          constants<>+1728(SB), Y4, Y5
-	VPXOR          constants<>+1856(SB), Y5, Y5
-	VSUBPS         constants<>+1856(SB), Y5, Y5
-	VMULPS         120(SP), Y5, Y5
-	VBROADCASTSS   56(DX), Y6
-	VFMADD231PS    Y6, Y5, Y0
-	VPAND          constants<>+1792(SB), Y4, Y4
-	VPXOR          constants<>+1920(SB), Y4, Y4
-	VSUBPS         constants<>+1920(SB), Y4, Y4
-	VMULPS         120(SP), Y4, Y4
+	VFMADD231PS    Y7, Y5, Y0
+	VBROADCASTSS   32(DX), Y5
+	VPSHUFB        constants<>+2176(SB), Y8, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         88(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y3
+	VPSHUFB        constants<>+2176(SB), Y12, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         120(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y0
+	VBROADCASTSS   36(DX), Y5
+	VPSHUFB        constants<>+2240(SB), Y8, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         88(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y3
+	VPSHUFB        constants<>+2240(SB), Y12, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         120(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y0
+	VBROADCASTSS   40(DX), Y5
+	VPSHUFB        constants<>+2304(SB), Y8, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         88(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y3
+	VPSHUFB        constants<>+2304(SB), Y12, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         120(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y0
+	VBROADCASTSS   44(DX), Y5
+	VPSHUFB        constants<>+2368(SB), Y8, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         88(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y3
+	VPSHUFB        constants<>+2368(SB), Y12, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         120(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y0
+	VBROADCASTSS   48(DX), Y5
+	VPSHUFB        constants<>+2176(SB), Y4, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         88(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y3
+	VPSHUFB        constants<>+2176(SB), Y6, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         120(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y0
+	VBROADCASTSS   52(DX), Y5
+	VPSHUFB        constants<>+2240(SB), Y4, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         88(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y3
+	VPSHUFB        constants<>+2240(SB), Y6, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         120(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y0
+	VBROADCASTSS   56(DX), Y5
+	VPSHUFB        constants<>+2304(SB), Y4, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         88(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y3
+	VPSHUFB        constants<>+2304(SB), Y6, Y7
+	VCVTDQ2PS      Y7, Y7
+	VMULPS         120(SP), Y7, Y7
+	VFMADD231PS    Y5, Y7, Y0
 	VBROADCASTSS   60(DX), Y5
+	VPSHUFB        constants<>+2368(SB), Y4, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         88(SP), Y4, Y4
+	VFMADD231PS    Y5, Y4, Y3
+	VPSHUFB        constants<>+2368(SB), Y6, Y4
+	VCVTDQ2PS      Y4, Y4
+	VMULPS         120(SP), Y4, Y4
 	VFMADD231PS    Y5, Y4, Y0
 	ADDQ           $0x00000010, R9
 	ADDQ           $0x00000040, DX
@@ -29833,50 +29913,50 @@ square:
 	PREFETCHT1   128(SI)
 	VMOVDQU      Y1, (SP)
 	VPBROADCASTD (SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      (AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, (AX)
 	VPBROADCASTD 4(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      64(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 64(AX)
 	VPBROADCASTD 8(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      128(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 128(AX)
 	VPBROADCASTD 12(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      192(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 192(AX)
 	VPBROADCASTD 16(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      256(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 256(AX)
 	VPBROADCASTD 20(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      320(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 320(AX)
 	VPBROADCASTD 24(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      384(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 384(AX)
 	VPBROADCASTD 28(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      448(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 448(AX)
@@ -31416,50 +31496,50 @@ square:
 	PREFETCHT1   128(SI)
 	VMOVDQU      Y1, (SP)
 	VPBROADCASTD (SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      (AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, (AX)
 	VPBROADCASTD 4(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      32(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 32(AX)
 	VPBROADCASTD 8(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      64(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 64(AX)
 	VPBROADCASTD 12(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      96(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 96(AX)
 	VPBROADCASTD 16(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      128(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 128(AX)
 	VPBROADCASTD 20(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      160(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 160(AX)
 	VPBROADCASTD 24(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      192(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 192(AX)
 	VPBROADCASTD 28(SP), Y1
-	VPAND        constants<>+1984(SB), Y1, Y1
-	VPCMPEQD     constants<>+1984(SB), Y1, Y1
+	VPAND        constants<>+2112(SB), Y1, Y1
+	VPCMPEQD     constants<>+2112(SB), Y1, Y1
 	VMOVUPS      224(AX), Y2
 	VBLENDVPS    Y1, Y2, Y0, Y2
 	VMOVUPS      Y2, 224(AX)

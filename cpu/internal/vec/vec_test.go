@@ -10,24 +10,30 @@ import (
 // eachTier runs f for each tier that the machine has, and for its tables with narrower
 // tiles, with their twins.
 func eachTier(t *testing.T, f func(t *testing.T, x, twin *Kernels, rng *rand.Rand)) {
-	each(t, Tiers(), f)
+	each(t, withNarrow(Tiers()), f)
 }
 
 // eachAssembly is eachTier for the tiers that have kernels for both layouts.
 func eachAssembly(t *testing.T, f func(t *testing.T, x, twin *Kernels, rng *rand.Rand)) {
-	if len(assembly) == 0 {
-		t.Skip("no assembly for this machine")
-	}
-	each(t, assembly, f)
+	each(t, withNarrow(assembly), f)
 }
 
-func each(t *testing.T, tiers []*Kernels, f func(t *testing.T, x, twin *Kernels, rng *rand.Rand)) {
-	for _, tier := range tiers {
-		for _, x := range append([]*Kernels{tier}, tier.narrow...) {
-			t.Run(fmt.Sprintf("%s/%d", x.Tier, x.Width), func(t *testing.T) {
-				f(t, x, newTwin(x.Lanes, x.Width), rand.New(rand.NewPCG(1, 2)))
-			})
-		}
+func withNarrow(tiers []*Kernels) (tables []*Kernels) {
+	for _, x := range tiers {
+		tables = append(append(tables, x), x.narrow...)
+	}
+	return tables
+}
+
+// each runs f for each of tables, with its twin.
+func each(t *testing.T, tables []*Kernels, f func(t *testing.T, x, twin *Kernels, rng *rand.Rand)) {
+	if len(tables) == 0 {
+		t.Skip("no assembly for this machine")
+	}
+	for _, x := range tables {
+		t.Run(fmt.Sprintf("%s/%d", x.Tier, x.Width), func(t *testing.T) {
+			f(t, x, newTwin(x.Lanes, x.Width), rand.New(rand.NewPCG(1, 2)))
+		})
 	}
 }
 

@@ -36,7 +36,10 @@ const (
 	cByte1
 	cBiased0 // 2^23 + 128
 	cBiased1 // 2^15 + 128
+	cTiny    // 2^-102
+	cDown    // 2^-24
 	cBits    // 1, 2, 4 and so on, one to a lane
+	cToTop   // four shuffles of bytes: the n-th moves byte n of a word to its top
 )
 
 var table Mem
@@ -54,14 +57,23 @@ func layConstants() {
 	}
 	bits = append(bits, 0x7fffffff, 0x80000000, math.Float32bits(math.Log2E), 0x7f800000, 0xff800000, math.Float32bits(-126),
 		math.Float32bits(0x1p127), math.Float32bits(-0x1p127), 0xffff0000,
-		0xff, 0xff00, math.Float32bits(0x1p23+128), math.Float32bits(0x1p15+128))
+		0xff, 0xff00, math.Float32bits(0x1p23+128), math.Float32bits(0x1p15+128),
+		math.Float32bits(0x1p-102), math.Float32bits(0x1p-24))
 	table = GLOBL("constants", RODATA|NOPTR)
 	for i, b := range bits {
 		for j := range 16 {
 			DATA(64*i+4*j, U32(b))
 		}
 	}
-	for j := range 16 {
-		DATA(64*len(bits)+4*j, U32(1<<j))
+	at := 64 * len(bits)
+	for n := range 5 {
+		for lane := range uint32(16) {
+			word := uint32(1) << lane
+			if n > 0 {
+				word = (lane%4*4+uint32(n-1))<<24 | 0x808080
+			}
+			DATA(at, U32(word))
+			at += 4
+		}
 	}
 }

@@ -59,18 +59,23 @@ func splitF16(a *dotsKernel, w reg.VecVirtual, _ Mem) func(int) reg.VecVirtual {
 
 // splitQ8 converts bytes without shifting each of them. In the last bits of the fraction
 // of 2^23 + 128, a byte with its sign bit inverted adds the integer, and so does the second
-// byte of a word in 2^15 + 128.
+// byte of a word in 2^15 + 128. AVX2, which lacks VPTERNLOGD, converts the integer times
+// 2^24 where scaleDown has divided the scales by that.
 func splitQ8(a *dotsKernel, w reg.VecVirtual, scale Mem) func(int) reg.VecVirtual {
 	return func(n int) reg.VecVirtual {
-		if n == 2 {
+		x := a.vec()
+		if n == 2 && !a.scaledDown {
 			VPSRLD(Imm(16), w, w)
 		}
-		x := a.vec()
-		if a.wide() {
+		switch {
+		case a.scaledDown:
+			VPSHUFB((cToTop + constant(n)).mem(), w, x)
+			VCVTDQ2PS(x, x)
+		case a.wide():
 			VMOVAPS(a.byteMask[n%2], x)
 			VPTERNLOGD(U8(0x6a), a.biased[n%2], w, x) // (x & w) ^ biased
 			VSUBPS(a.biased[n%2], x, x)
-		} else {
+		default:
 			biased := (cBiased0 + constant(n%2)).mem()
 			VPAND((cByte0 + constant(n%2)).mem(), w, x)
 			VPXOR(biased, x, x)
@@ -79,6 +84,24 @@ func splitQ8(a *dotsKernel, w reg.VecVirtual, scale Mem) func(int) reg.VecVirtua
 		VMULPS(scale, x, x)
 		return x
 	}
+}
+
+// scaleDown divides the vector at scales by 2^24. It jumps to inexact if that rounds any.
+func (d *dotsKernel) scaleDown(scales Mem, inexact string) {
+	s, size, positive := d.vec(), d.vec(), d.vec()
+	VMOVUPS(scales, s)
+	VPAND(cAbs.mem(), s, size)
+	VMULPS(cDown.mem(), s, s)
+	VMOVUPS(s, scales)
+	d.zero(positive)
+	VPCMPGTD(positive, size, positive)
+	VMOVUPS(cTiny.mem(), s)
+	VPCMPGTD(size, s, s)
+	VPAND(positive, s, s)
+	lanes := GP32()
+	VMOVMSKPS(s, lanes)
+	TESTL(lanes, lanes)
+	JNZ(LabelRef(inexact))
 }
 
 // piece returns the bytes of a row of keys that dots reads at once.
@@ -130,6 +153,7 @@ type dotsKernel struct {
 	bytes, sp, kp, count Mem
 	scales               Mem
 	byteMask, biased     [2]reg.VecVirtual
+	scaledDown           bool // scales is divided by 2^24
 }
 
 // most returns the number of groups of keys, one to a lane, that a tile has at most.
@@ -165,6 +189,7 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	a := d.isa
 	acc := make([][]reg.VecVirtual, groups)
 	base := make([]reg.GPVirtual, groups)
+	d.scaledDown = rows == 1 && d.lead > 0 && !a.wide() && groups > 1
 	p, zero := GP64(), a.vec()
 	MOVQ(d.kp, p)
 	a.zero(zero)
@@ -180,6 +205,9 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 				}
 			}
 			LEAQ(Mem{Base: p, Index: d.ldk, Scale: 4}, p)
+		}
+		if d.scaledDown {
+			d.scaleDown(d.scales.Offset(g*a.bytes()), label+"_done")
 		}
 		acc[g] = a.vecs(rows)
 		for r := range acc[g] {
@@ -206,34 +234,40 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	// Prefetch as many lines as are read, in steps of four.
 	lines := a.piece() * a.lanes / 64
 	loop := label + "_piece"
+	// Conversions of int8 bind, but a core looks ahead over few of them. Therefore the chains
+	// of two groups alternate. Other types are read from memory more slowly like that.
+	pair := 1
+	if rows == 1 && d.lead > 0 {
+		pair = min(groups, 2)
+	}
+	perWord := 4 / d.element.bytes
 	body := func(n int) {
-		for g := range groups {
-			part := fmt.Sprintf("%s%d_%d", loop, g, n)
-			switch {
-			case lines >= 4:
-				ahead.prefetch(part, lines/4)
-			case groups > 1 && g%2 == 0:
-				ahead.prefetch(part, 1)
-			case groups == 1:
-				TESTQ(U32(uint32(a.piece())), at)
-				JNZ(LabelRef(part + "_odd"))
-				ahead.prefetch(part, 1)
-				Label(part + "_odd")
+		for first := 0; first < groups; first += pair {
+			var words [][]reg.VecVirtual
+			for g := first; g < first+pair; g++ {
+				part := fmt.Sprintf("%s%d_%d", loop, g, n)
+				switch {
+				case lines >= 4:
+					ahead.prefetch(part, lines/4)
+				case groups > 1 && g%2 == 0:
+					ahead.prefetch(part, 1)
+				case groups == 1:
+					TESTQ(U32(uint32(a.piece())), at)
+					JNZ(LabelRef(part + "_odd"))
+					ahead.prefetch(part, 1)
+					Label(part + "_odd")
+				}
+				words = append(words, d.words(n, base[g], at))
 			}
-			for i, w := range d.words(n, base[g], at) {
-				each := d.split(d, w, d.scales.Offset(g*a.bytes()))
-				for n := range 4 / d.element.bytes {
-					x := each(n)
-					for r := range rows {
-						m := rowAt(queries[r/4], ldq, ldq3, r%4, 4*(i*4/d.element.bytes+n))
-						if a.wide() {
-							VFMADD231PS_BCST(m, x, acc[g][r])
-							continue
-						}
-						y := a.vec()
-						VBROADCASTSS(m, y)
-						VFMADD231PS(y, x, acc[g][r])
-					}
+			for i := range words[0] {
+				var each []func(int) reg.VecVirtual
+				for j, w := range words {
+					each = append(each, d.split(d, w[i], d.scales.Offset((first+j)*a.bytes())))
+				}
+				for n := range perWord {
+					d.multiply(acc[first:first+pair], each, n, func(r int) Mem {
+						return rowAt(queries[r/4], ldq, ldq3, r%4, 4*(i*perWord+n))
+					})
 				}
 			}
 		}
@@ -273,6 +307,31 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 		}
 		if r < rows-1 {
 			ADDQ(lds, sp)
+		}
+	}
+}
+
+// multiply adds the products of the n-th vectors of keys and of an element of each query row
+// to the sums of each group.
+func (d *dotsKernel) multiply(acc [][]reg.VecVirtual, keys []func(n int) reg.VecVirtual, n int, query func(r int) Mem) {
+	var y reg.VecVirtual
+	if len(keys) > 1 {
+		y = d.vec()
+		VBROADCASTSS(query(0), y)
+	}
+	for g := range keys {
+		x := keys[g](n)
+		for r := range acc[g] {
+			switch {
+			case len(keys) > 1:
+				VFMADD231PS(y, x, acc[g][r])
+			case d.wide():
+				VFMADD231PS_BCST(query(r), x, acc[g][r])
+			default:
+				z := d.vec()
+				VBROADCASTSS(query(r), z)
+				VFMADD231PS(z, x, acc[g][r])
+			}
 		}
 	}
 }
