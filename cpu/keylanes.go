@@ -116,38 +116,51 @@ func (e *engine) scoreKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRange,
 // kernels prefetch those of the next block, as far as end.
 func (e *engine) runsOf(b *workspace, v *view, p *taskRange, lo, n, end int) []vec.Run {
 	b.runs = b.runs[:0]
-	const ahead = keyBlock
 	if v.pages == nil {
 		later := lo
-		if lo+ahead < end {
-			later += ahead
+		if lo+keyBlock < end {
+			later += keyBlock
 		}
 		b.runs = v.appendRun(b.runs, v.index(p.b, p.hk, lo), v.index(p.b, p.hk, later), n)
 		return b.runs
 	}
-	// Runs are so short that the prefetched rows lie in one page too.
-	size, ld := v.shape[backend.Seq], v.stride[backend.Seq]
-	piece := commonDivisor(size, ahead)
-	table, head := v.pages[p.b], p.hk*v.stride[backend.Heads]
-	page, row := lo/size, lo%size
-	nextPage, nextRow := (lo+ahead)/size, (lo+ahead)%size
-	for m := piece - row%piece; n > 0; m = piece {
+	// Each run prefetches a share of the four quarters of the next block, whose rows are as
+	// many as to lie in one page each.
+	size, ld, stride := v.shape[backend.Seq], v.stride[backend.Seq], v.stride[backend.Batch]
+	piece, quarter, bytes := commonDivisor(size, keyBlock), n/4, v.dtype.Size()
+	pages, head, last := v.pages[p.b], p.hk*v.stride[backend.Heads], (end-1)/size
+	from := pagedRow{lo / size, lo % size}
+	var ahead [4]pagedRow
+	for s := range ahead {
+		r := lo + keyBlock + s*quarter
+		ahead[s] = pagedRow{r / size, r % size}
+	}
+	for m := piece - from.row%piece; n > 0; m = piece {
 		m = min(m, n)
-		at := int(table[page])*v.stride[backend.Batch] + head + row*ld
-		later := at
-		if lo+ahead < end {
-			later = int(table[nextPage])*v.stride[backend.Batch] + head + nextRow*ld
+		at := int(pages[from.page])*stride + head + from.row*ld
+		next := [4]int{at, at, at, at}
+		for s := range ahead {
+			if a := &ahead[s]; a.page <= last {
+				next[s] = int(pages[a.page])*stride + head + a.row*ld
+				a.add(m/4, size)
+			}
 		}
-		b.runs = v.appendRun(b.runs, at, later, m)
-		lo, n = lo+m, n-m
-		if row += m; row == size {
-			page, row = page+1, 0
-		}
-		if nextRow += m; nextRow == size {
-			nextPage, nextRow = nextPage+1, 0
-		}
+		b.runs = v.appendRun(b.runs, at, next[0], m)
+		b.runs[len(b.runs)-1].Spread(bytes*(next[1]-next[0]), bytes*(next[2]-next[0]), bytes*(next[3]-next[0]))
+		from.add(m, size)
+		n -= m
 	}
 	return b.runs
+}
+
+// pagedRow is a row of a page.
+type pagedRow struct{ page, row int }
+
+// add moves r by n rows, at most the size of a page.
+func (r *pagedRow) add(n, size int) {
+	if r.row += n; r.row >= size {
+		r.page, r.row = r.page+1, r.row-size
+	}
 }
 
 // run returns n rows of float32 as one run.

@@ -132,10 +132,10 @@ type Run struct {
 	rows  *byte
 	next  uintptr // of the first stream, the line to prefetch next
 	n     int
-	left  int // lines of the stream's row from next on
-	apart int // bytes from one stream to the next
-	lines int // of a row
-	jump  int // bytes from the end of a row's lines to the next row
+	left  int    // lines of the stream's row from next on
+	apart [3]int // bytes from the first stream to each of the others
+	lines int    // of a row
+	jump  int    // bytes from the end of a row's lines to the next row
 }
 
 // AppendRun appends n rows of d elements, ld apart, the first at rows[0]. While the kernels
@@ -146,16 +146,21 @@ func AppendRun[T float32 | uint16 | byte](runs []Run, rows []T, ld, n, d int, ne
 		d += q8Lead
 	}
 	_ = rows[(n-1)*ld+d-1]
+	quarter := n / 4 * ld * size
 	runs = append(runs, Run{})
 	r := &runs[len(runs)-1] // to copy a Run that was just written takes long
 	r.rows, r.next, r.n = (*byte)(unsafe.Pointer(&rows[0])), uintptr(unsafe.Pointer(unsafe.SliceData(next))), n
 	r.lines = (d*size + 63) / 64
-	r.left, r.apart, r.jump = r.lines, n/4*ld*size, ld*size-64*r.lines
+	r.left, r.jump = r.lines, ld*size-64*r.lines
+	r.Spread(quarter, 2*quarter, 3*quarter)
 	if r.jump <= 0 {
 		r.left = math.MaxInt // there are no gaps to leave out
 	}
 	return runs
 }
+
+// Spread sets the bytes from the first stream of rows to prefetch to each of the others.
+func (r *Run) Spread(second, third, fourth int) { r.apart = [3]int{second, third, fourth} }
 
 // budget is the most multiply-adds of whole vectors in one call of assembly: 11
 // microseconds at one a cycle and 3 GHz.

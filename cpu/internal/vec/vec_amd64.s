@@ -3891,50 +3891,60 @@ chunk:
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z16
 	MOVQ       run+32(FP), SI
-	MOVQ       32(SI), DI
-	LEAQ       (DI)(DI*2), R8
 	PREFETCHT1 (R12)
+	MOVQ       32(SI), DI
 	PREFETCHT1 (R12)(DI*1)
-	PREFETCHT1 (R12)(DI*2)
-	PREFETCHT1 (R12)(R8*1)
+	MOVQ       40(SI), DI
+	PREFETCHT1 (R12)(DI*1)
+	MOVQ       48(SI), DI
+	PREFETCHT1 (R12)(DI*1)
 	ADDQ       $0x40, R12
 	DECQ       R13
 	JNZ        chunk_same0
-	ADDQ       48(SI), R12
-	MOVQ       40(SI), R13
+	ADDQ       64(SI), R12
+	MOVQ       56(SI), R13
 
 chunk_same0:
 	PREFETCHT1 (R12)
+	MOVQ       32(SI), DI
 	PREFETCHT1 (R12)(DI*1)
-	PREFETCHT1 (R12)(DI*2)
-	PREFETCHT1 (R12)(R8*1)
+	MOVQ       40(SI), DI
+	PREFETCHT1 (R12)(DI*1)
+	MOVQ       48(SI), DI
+	PREFETCHT1 (R12)(DI*1)
 	ADDQ       $0x40, R12
 	DECQ       R13
 	JNZ        chunk_same1
-	ADDQ       48(SI), R12
-	MOVQ       40(SI), R13
+	ADDQ       64(SI), R12
+	MOVQ       56(SI), R13
 
 chunk_same1:
 	PREFETCHT1 (R12)
+	MOVQ       32(SI), DI
 	PREFETCHT1 (R12)(DI*1)
-	PREFETCHT1 (R12)(DI*2)
-	PREFETCHT1 (R12)(R8*1)
+	MOVQ       40(SI), DI
+	PREFETCHT1 (R12)(DI*1)
+	MOVQ       48(SI), DI
+	PREFETCHT1 (R12)(DI*1)
 	ADDQ       $0x40, R12
 	DECQ       R13
 	JNZ        chunk_same2
-	ADDQ       48(SI), R12
-	MOVQ       40(SI), R13
+	ADDQ       64(SI), R12
+	MOVQ       56(SI), R13
 
 chunk_same2:
 	PREFETCHT1 (R12)
+	MOVQ       32(SI), DI
 	PREFETCHT1 (R12)(DI*1)
-	PREFETCHT1 (R12)(DI*2)
-	PREFETCHT1 (R12)(R8*1)
+	MOVQ       40(SI), DI
+	PREFETCHT1 (R12)(DI*1)
+	MOVQ       48(SI), DI
+	PREFETCHT1 (R12)(DI*1)
 	ADDQ       $0x40, R12
 	DECQ       R13
 	JNZ        chunk_same3
-	ADDQ       48(SI), R12
-	MOVQ       40(SI), R13
+	ADDQ       64(SI), R12
+	MOVQ       56(SI), R13
 
 chunk_same3:
 	VUNPCKLPS  Z2, Z1, Z17
@@ -4337,17 +4347,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000002, SI
@@ -4384,7 +4395,7 @@ key:
 	MOVQ             8(SP), BX
 	MOVQ             R10, 8(BX)
 	MOVQ             R11, 24(BX)
-	ADDQ             $0x00000038, 8(SP)
+	ADDQ             $0x00000048, 8(SP)
 	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -4482,17 +4493,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000004, SI
@@ -4520,7 +4532,7 @@ key:
 	MOVQ             8(SP), BX
 	MOVQ             R10, 8(BX)
 	MOVQ             R11, 24(BX)
-	ADDQ             $0x00000038, 8(SP)
+	ADDQ             $0x00000048, 8(SP)
 	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -4609,17 +4621,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R9)
+	MOVQ       32(SI), R11
 	PREFETCHT1 (R9)(R11*1)
-	PREFETCHT1 (R9)(R11*2)
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(SI), R11
+	PREFETCHT1 (R9)(R11*1)
+	MOVQ       48(SI), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       48(SI), R9
-	MOVQ       40(SI), R10
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
 
 keys_same0:
 	MOVQ    $0x00000001, SI
@@ -4661,7 +4674,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R9, 8(BX)
 	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -4746,17 +4759,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R9)
+	MOVQ       32(SI), R11
 	PREFETCHT1 (R9)(R11*1)
-	PREFETCHT1 (R9)(R11*2)
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(SI), R11
+	PREFETCHT1 (R9)(R11*1)
+	MOVQ       48(SI), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       48(SI), R9
-	MOVQ       40(SI), R10
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
 
 keys_same0:
 	MOVQ    $0x00000004, SI
@@ -4783,7 +4797,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R9, 8(BX)
 	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -4848,28 +4862,32 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same1
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same1:
 	MOVQ    $0x00000001, BX
@@ -4896,7 +4914,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -4959,17 +4977,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000001, BX
@@ -4992,7 +5011,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -5044,17 +5063,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000004, BX
@@ -5074,7 +5094,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -5137,28 +5157,32 @@ rows8_by1:
 
 rows8_by1_piece:
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_8_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows8_by1_piece0_8_same0:
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_8_same1
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows8_by1_piece0_8_same1:
 	LEAQ             (BX)(R9*1), R12
@@ -5458,28 +5482,32 @@ rows4_by2:
 
 rows4_by2_piece:
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_8_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_piece0_8_same0:
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_8_same1
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_piece0_8_same1:
 	LEAQ             (BX)(R9*1), R12
@@ -5632,28 +5660,32 @@ rows4_by2_piece0_8_same1:
 	VFMADD231PS.BCST 60(DX)(DI*2), Z8, Z2
 	VFMADD231PS.BCST 60(DX)(R8*1), Z8, Z3
 	MOVQ             run+32(FP), R12
-	MOVQ             32(R12), R13
-	LEAQ             (R13)(R13*2), R14
 	PREFETCHT1       (R10)
+	MOVQ             32(R12), R13
 	PREFETCHT1       (R10)(R13*1)
-	PREFETCHT1       (R10)(R13*2)
-	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R12), R13
+	PREFETCHT1       (R10)(R13*1)
+	MOVQ             48(R12), R13
+	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
 	DECQ             R11
 	JNZ              rows4_by2_piece1_8_same0
-	ADDQ             48(R12), R10
-	MOVQ             40(R12), R11
+	ADDQ             64(R12), R10
+	MOVQ             56(R12), R11
 
 rows4_by2_piece1_8_same0:
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece1_8_same1
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_piece1_8_same1:
 	LEAQ             (SI)(R9*1), R12
@@ -5855,28 +5887,32 @@ rows4_by1:
 
 rows4_by1_piece:
 	MOVQ       run+32(FP), R11
-	MOVQ       32(R11), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R9)
+	MOVQ       32(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	PREFETCHT1 (R9)(R12*2)
-	PREFETCHT1 (R9)(R13*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_8_same0
-	ADDQ       48(R11), R9
-	MOVQ       40(R11), R10
+	ADDQ       64(R11), R9
+	MOVQ       56(R11), R10
 
 rows4_by1_piece0_8_same0:
 	PREFETCHT1 (R9)
+	MOVQ       32(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	PREFETCHT1 (R9)(R12*2)
-	PREFETCHT1 (R9)(R13*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_8_same1
-	ADDQ       48(R11), R9
-	MOVQ       40(R11), R10
+	ADDQ       64(R11), R9
+	MOVQ       56(R11), R10
 
 rows4_by1_piece0_8_same1:
 	LEAQ             (BX)(R8*1), R11
@@ -6095,28 +6131,32 @@ rows1_by2:
 
 rows1_by2_piece:
 	MOVQ       run+32(FP), R10
-	MOVQ       32(R10), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R8)
+	MOVQ       32(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	PREFETCHT1 (R8)(R11*2)
-	PREFETCHT1 (R8)(R12*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R11
+	PREFETCHT1 (R8)(R11*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_8_same0
-	ADDQ       48(R10), R8
-	MOVQ       40(R10), R9
+	ADDQ       64(R10), R8
+	MOVQ       56(R10), R9
 
 rows1_by2_piece0_8_same0:
 	PREFETCHT1 (R8)
+	MOVQ       32(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	PREFETCHT1 (R8)(R11*2)
-	PREFETCHT1 (R8)(R12*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R11
+	PREFETCHT1 (R8)(R11*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_8_same1
-	ADDQ       48(R10), R8
-	MOVQ       40(R10), R9
+	ADDQ       64(R10), R8
+	MOVQ       56(R10), R9
 
 rows1_by2_piece0_8_same1:
 	LEAQ             (BX)(DI*1), R10
@@ -6221,28 +6261,32 @@ rows1_by2_piece0_8_same1:
 	VCVTPH2PS        Y2, Z2
 	VFMADD231PS.BCST 60(DX), Z2, Z0
 	MOVQ             run+32(FP), R10
-	MOVQ             32(R10), R11
-	LEAQ             (R11)(R11*2), R12
 	PREFETCHT1       (R8)
+	MOVQ             32(R10), R11
 	PREFETCHT1       (R8)(R11*1)
-	PREFETCHT1       (R8)(R11*2)
-	PREFETCHT1       (R8)(R12*1)
+	MOVQ             40(R10), R11
+	PREFETCHT1       (R8)(R11*1)
+	MOVQ             48(R10), R11
+	PREFETCHT1       (R8)(R11*1)
 	ADDQ             $0x40, R8
 	DECQ             R9
 	JNZ              rows1_by2_piece1_8_same0
-	ADDQ             48(R10), R8
-	MOVQ             40(R10), R9
+	ADDQ             64(R10), R8
+	MOVQ             56(R10), R9
 
 rows1_by2_piece1_8_same0:
 	PREFETCHT1 (R8)
+	MOVQ       32(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	PREFETCHT1 (R8)(R11*2)
-	PREFETCHT1 (R8)(R12*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R11
+	PREFETCHT1 (R8)(R11*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece1_8_same1
-	ADDQ       48(R10), R8
-	MOVQ       40(R10), R9
+	ADDQ       64(R10), R8
+	MOVQ       56(R10), R9
 
 rows1_by2_piece1_8_same1:
 	LEAQ             (SI)(DI*1), R10
@@ -6382,28 +6426,32 @@ rows1_by1:
 
 rows1_by1_piece:
 	MOVQ       run+32(FP), R9
-	MOVQ       32(R9), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (DI)
+	MOVQ       32(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	PREFETCHT1 (DI)(R10*2)
-	PREFETCHT1 (DI)(R11*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_8_same0
-	ADDQ       48(R9), DI
-	MOVQ       40(R9), R8
+	ADDQ       64(R9), DI
+	MOVQ       56(R9), R8
 
 rows1_by1_piece0_8_same0:
 	PREFETCHT1 (DI)
+	MOVQ       32(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	PREFETCHT1 (DI)(R10*2)
-	PREFETCHT1 (DI)(R11*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_8_same1
-	ADDQ       48(R9), DI
-	MOVQ       40(R9), R8
+	ADDQ       64(R9), DI
+	MOVQ       56(R9), R8
 
 rows1_by1_piece0_8_same1:
 	LEAQ             (BX)(SI*1), R9
@@ -6581,17 +6629,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000004, SI
@@ -6628,7 +6677,7 @@ key:
 	MOVQ             8(SP), BX
 	MOVQ             R10, 8(BX)
 	MOVQ             R11, 24(BX)
-	ADDQ             $0x00000038, 8(SP)
+	ADDQ             $0x00000048, 8(SP)
 	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -6726,17 +6775,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000008, SI
@@ -6764,7 +6814,7 @@ key:
 	MOVQ             8(SP), BX
 	MOVQ             R10, 8(BX)
 	MOVQ             R11, 24(BX)
-	ADDQ             $0x00000038, 8(SP)
+	ADDQ             $0x00000048, 8(SP)
 	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -6853,17 +6903,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R9)
+	MOVQ       32(SI), R11
 	PREFETCHT1 (R9)(R11*1)
-	PREFETCHT1 (R9)(R11*2)
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(SI), R11
+	PREFETCHT1 (R9)(R11*1)
+	MOVQ       48(SI), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       48(SI), R9
-	MOVQ       40(SI), R10
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
 
 keys_same0:
 	MOVQ    $0x00000002, SI
@@ -6905,7 +6956,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R9, 8(BX)
 	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -6990,17 +7041,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R9)
+	MOVQ       32(SI), R11
 	PREFETCHT1 (R9)(R11*1)
-	PREFETCHT1 (R9)(R11*2)
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(SI), R11
+	PREFETCHT1 (R9)(R11*1)
+	MOVQ       48(SI), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       48(SI), R9
-	MOVQ       40(SI), R10
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
 
 keys_same0:
 	MOVQ    $0x00000008, SI
@@ -7027,7 +7079,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R9, 8(BX)
 	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -7092,17 +7144,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000001, BX
@@ -7137,7 +7190,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -7200,17 +7253,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000002, BX
@@ -7237,7 +7291,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -7289,17 +7343,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000008, BX
@@ -7320,7 +7375,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -7383,28 +7438,32 @@ rows8_by1:
 
 rows8_by1_piece:
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_8_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows8_by1_piece0_8_same0:
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_8_same1
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows8_by1_piece0_8_same1:
 	LEAQ             (BX)(R9*1), R12
@@ -7680,28 +7739,32 @@ rows4_by2:
 
 rows4_by2_piece:
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_8_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_piece0_8_same0:
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_8_same1
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_piece0_8_same1:
 	LEAQ             (BX)(R9*1), R12
@@ -7830,28 +7893,32 @@ rows4_by2_piece0_8_same1:
 	VFMADD231PS.BCST 60(DX)(DI*2), Z8, Z2
 	VFMADD231PS.BCST 60(DX)(R8*1), Z8, Z3
 	MOVQ             run+32(FP), R12
-	MOVQ             32(R12), R13
-	LEAQ             (R13)(R13*2), R14
 	PREFETCHT1       (R10)
+	MOVQ             32(R12), R13
 	PREFETCHT1       (R10)(R13*1)
-	PREFETCHT1       (R10)(R13*2)
-	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R12), R13
+	PREFETCHT1       (R10)(R13*1)
+	MOVQ             48(R12), R13
+	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
 	DECQ             R11
 	JNZ              rows4_by2_piece1_8_same0
-	ADDQ             48(R12), R10
-	MOVQ             40(R12), R11
+	ADDQ             64(R12), R10
+	MOVQ             56(R12), R11
 
 rows4_by2_piece1_8_same0:
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece1_8_same1
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_piece1_8_same1:
 	LEAQ             (SI)(R9*1), R12
@@ -8029,28 +8096,32 @@ rows4_by1:
 
 rows4_by1_piece:
 	MOVQ       run+32(FP), R11
-	MOVQ       32(R11), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R9)
+	MOVQ       32(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	PREFETCHT1 (R9)(R12*2)
-	PREFETCHT1 (R9)(R13*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_8_same0
-	ADDQ       48(R11), R9
-	MOVQ       40(R11), R10
+	ADDQ       64(R11), R9
+	MOVQ       56(R11), R10
 
 rows4_by1_piece0_8_same0:
 	PREFETCHT1 (R9)
+	MOVQ       32(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	PREFETCHT1 (R9)(R12*2)
-	PREFETCHT1 (R9)(R13*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_8_same1
-	ADDQ       48(R11), R9
-	MOVQ       40(R11), R10
+	ADDQ       64(R11), R9
+	MOVQ       56(R11), R10
 
 rows4_by1_piece0_8_same1:
 	LEAQ             (BX)(R8*1), R11
@@ -8245,28 +8316,32 @@ rows1_by2:
 
 rows1_by2_piece:
 	MOVQ       run+32(FP), R10
-	MOVQ       32(R10), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R8)
+	MOVQ       32(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	PREFETCHT1 (R8)(R11*2)
-	PREFETCHT1 (R8)(R12*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R11
+	PREFETCHT1 (R8)(R11*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_8_same0
-	ADDQ       48(R10), R8
-	MOVQ       40(R10), R9
+	ADDQ       64(R10), R8
+	MOVQ       56(R10), R9
 
 rows1_by2_piece0_8_same0:
 	PREFETCHT1 (R8)
+	MOVQ       32(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	PREFETCHT1 (R8)(R11*2)
-	PREFETCHT1 (R8)(R12*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R11
+	PREFETCHT1 (R8)(R11*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_8_same1
-	ADDQ       48(R10), R8
-	MOVQ       40(R10), R9
+	ADDQ       64(R10), R8
+	MOVQ       56(R10), R9
 
 rows1_by2_piece0_8_same1:
 	LEAQ             (BX)(DI*1), R10
@@ -8347,28 +8422,32 @@ rows1_by2_piece0_8_same1:
 	VPANDD           constants<>+1664(SB), Z2, Z2
 	VFMADD231PS.BCST 60(DX), Z2, Z0
 	MOVQ             run+32(FP), R10
-	MOVQ             32(R10), R11
-	LEAQ             (R11)(R11*2), R12
 	PREFETCHT1       (R8)
+	MOVQ             32(R10), R11
 	PREFETCHT1       (R8)(R11*1)
-	PREFETCHT1       (R8)(R11*2)
-	PREFETCHT1       (R8)(R12*1)
+	MOVQ             40(R10), R11
+	PREFETCHT1       (R8)(R11*1)
+	MOVQ             48(R10), R11
+	PREFETCHT1       (R8)(R11*1)
 	ADDQ             $0x40, R8
 	DECQ             R9
 	JNZ              rows1_by2_piece1_8_same0
-	ADDQ             48(R10), R8
-	MOVQ             40(R10), R9
+	ADDQ             64(R10), R8
+	MOVQ             56(R10), R9
 
 rows1_by2_piece1_8_same0:
 	PREFETCHT1 (R8)
+	MOVQ       32(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	PREFETCHT1 (R8)(R11*2)
-	PREFETCHT1 (R8)(R12*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R11
+	PREFETCHT1 (R8)(R11*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece1_8_same1
-	ADDQ       48(R10), R8
-	MOVQ       40(R10), R9
+	ADDQ       64(R10), R8
+	MOVQ       56(R10), R9
 
 rows1_by2_piece1_8_same1:
 	LEAQ             (SI)(DI*1), R10
@@ -8484,28 +8563,32 @@ rows1_by1:
 
 rows1_by1_piece:
 	MOVQ       run+32(FP), R9
-	MOVQ       32(R9), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (DI)
+	MOVQ       32(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	PREFETCHT1 (DI)(R10*2)
-	PREFETCHT1 (DI)(R11*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_8_same0
-	ADDQ       48(R9), DI
-	MOVQ       40(R9), R8
+	ADDQ       64(R9), DI
+	MOVQ       56(R9), R8
 
 rows1_by1_piece0_8_same0:
 	PREFETCHT1 (DI)
+	MOVQ       32(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	PREFETCHT1 (DI)(R10*2)
-	PREFETCHT1 (DI)(R11*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_8_same1
-	ADDQ       48(R9), DI
-	MOVQ       40(R9), R8
+	ADDQ       64(R9), DI
+	MOVQ       56(R9), R8
 
 rows1_by1_piece0_8_same1:
 	LEAQ             (BX)(SI*1), R9
@@ -8659,17 +8742,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000004, SI
@@ -8708,7 +8792,7 @@ key:
 	MOVQ             8(SP), BX
 	MOVQ             R10, 8(BX)
 	MOVQ             R11, 24(BX)
-	ADDQ             $0x00000038, 8(SP)
+	ADDQ             $0x00000048, 8(SP)
 	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -8806,17 +8890,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000008, SI
@@ -8845,7 +8930,7 @@ key:
 	MOVQ             8(SP), BX
 	MOVQ             R10, 8(BX)
 	MOVQ             R11, 24(BX)
-	ADDQ             $0x00000038, 8(SP)
+	ADDQ             $0x00000048, 8(SP)
 	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -8934,17 +9019,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R9)
+	MOVQ       32(SI), R11
 	PREFETCHT1 (R9)(R11*1)
-	PREFETCHT1 (R9)(R11*2)
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(SI), R11
+	PREFETCHT1 (R9)(R11*1)
+	MOVQ       48(SI), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       48(SI), R9
-	MOVQ       40(SI), R10
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
 
 keys_same0:
 	MOVQ    $0x00000002, SI
@@ -8990,7 +9076,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R9, 8(BX)
 	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -9075,17 +9161,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R9)
+	MOVQ       32(SI), R11
 	PREFETCHT1 (R9)(R11*1)
-	PREFETCHT1 (R9)(R11*2)
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(SI), R11
+	PREFETCHT1 (R9)(R11*1)
+	MOVQ       48(SI), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       48(SI), R9
-	MOVQ       40(SI), R10
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
 
 keys_same0:
 	MOVQ    $0x00000008, SI
@@ -9113,7 +9200,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R9, 8(BX)
 	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -9178,17 +9265,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000001, BX
@@ -9231,7 +9319,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -9294,17 +9382,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000002, BX
@@ -9335,7 +9424,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -9387,17 +9476,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000008, BX
@@ -9419,7 +9509,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -9516,17 +9606,18 @@ rows8_by1:
 	MOVQ       24(R9), R11
 	XORQ       R9, R9
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows8_by1_same0:
 	CMPQ chunks+64(FP), $0x10
@@ -9534,28 +9625,32 @@ rows8_by1_same0:
 
 rows8_by1_piece:
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_8_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows8_by1_piece0_8_same0:
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_8_same1
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows8_by1_piece0_8_same1:
 	LEAQ             (BX)(R9*1), R12
@@ -10006,28 +10101,32 @@ rows8_by1_piece0_8_same1:
 
 rows8_by1_piece_last:
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_4_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows8_by1_piece0_4_same0:
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_4_same1
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows8_by1_piece0_4_same1:
 	LEAQ             (BX)(R9*1), BX
@@ -10398,17 +10497,18 @@ rows4_by2:
 	MOVQ       24(R9), R11
 	XORQ       R9, R9
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_same0:
 	CMPQ chunks+64(FP), $0x10
@@ -10416,28 +10516,32 @@ rows4_by2_same0:
 
 rows4_by2_piece:
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_8_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_piece0_8_same0:
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_8_same1
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_piece0_8_same1:
 	LEAQ             (BX)(R9*1), R12
@@ -10750,28 +10854,32 @@ rows4_by2_piece0_8_same1:
 	VFMADD231PS.BCST 124(DX)(DI*2), Z13, Z6
 	VFMADD231PS.BCST 124(DX)(R8*1), Z13, Z7
 	MOVQ             run+32(FP), R12
-	MOVQ             32(R12), R13
-	LEAQ             (R13)(R13*2), R14
 	PREFETCHT1       (R10)
+	MOVQ             32(R12), R13
 	PREFETCHT1       (R10)(R13*1)
-	PREFETCHT1       (R10)(R13*2)
-	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R12), R13
+	PREFETCHT1       (R10)(R13*1)
+	MOVQ             48(R12), R13
+	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
 	DECQ             R11
 	JNZ              rows4_by2_piece1_8_same0
-	ADDQ             48(R12), R10
-	MOVQ             40(R12), R11
+	ADDQ             64(R12), R10
+	MOVQ             56(R12), R11
 
 rows4_by2_piece1_8_same0:
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece1_8_same1
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_piece1_8_same1:
 	LEAQ             (SI)(R9*1), R12
@@ -11093,28 +11201,32 @@ rows4_by2_piece1_8_same1:
 
 rows4_by2_piece_last:
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_4_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_piece0_4_same0:
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_4_same1
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_piece0_4_same1:
 	LEAQ             (BX)(R9*1), BX
@@ -11278,28 +11390,32 @@ rows4_by2_piece0_4_same1:
 	VFMADD231PS.BCST 60(DX)(DI*2), Z13, Z6
 	VFMADD231PS.BCST 60(DX)(R8*1), Z13, Z7
 	MOVQ             run+32(FP), BX
-	MOVQ             32(BX), R12
-	LEAQ             (R12)(R12*2), R13
 	PREFETCHT1       (R10)
+	MOVQ             32(BX), R12
 	PREFETCHT1       (R10)(R12*1)
-	PREFETCHT1       (R10)(R12*2)
-	PREFETCHT1       (R10)(R13*1)
+	MOVQ             40(BX), R12
+	PREFETCHT1       (R10)(R12*1)
+	MOVQ             48(BX), R12
+	PREFETCHT1       (R10)(R12*1)
 	ADDQ             $0x40, R10
 	DECQ             R11
 	JNZ              rows4_by2_piece1_4_same0
-	ADDQ             48(BX), R10
-	MOVQ             40(BX), R11
+	ADDQ             64(BX), R10
+	MOVQ             56(BX), R11
 
 rows4_by2_piece1_4_same0:
 	PREFETCHT1 (R10)
+	MOVQ       32(BX), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(BX), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(BX), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece1_4_same1
-	ADDQ       48(BX), R10
-	MOVQ       40(BX), R11
+	ADDQ       64(BX), R10
+	MOVQ       56(BX), R11
 
 rows4_by2_piece1_4_same1:
 	LEAQ             (SI)(R9*1), BX
@@ -11541,17 +11657,18 @@ rows4_by1:
 	MOVQ       24(R8), R10
 	XORQ       R8, R8
 	MOVQ       run+32(FP), R11
-	MOVQ       32(R11), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R9)
+	MOVQ       32(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	PREFETCHT1 (R9)(R12*2)
-	PREFETCHT1 (R9)(R13*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_same0
-	ADDQ       48(R11), R9
-	MOVQ       40(R11), R10
+	ADDQ       64(R11), R9
+	MOVQ       56(R11), R10
 
 rows4_by1_same0:
 	CMPQ chunks+64(FP), $0x10
@@ -11559,28 +11676,32 @@ rows4_by1_same0:
 
 rows4_by1_piece:
 	MOVQ       run+32(FP), R11
-	MOVQ       32(R11), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R9)
+	MOVQ       32(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	PREFETCHT1 (R9)(R12*2)
-	PREFETCHT1 (R9)(R13*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_8_same0
-	ADDQ       48(R11), R9
-	MOVQ       40(R11), R10
+	ADDQ       64(R11), R9
+	MOVQ       56(R11), R10
 
 rows4_by1_piece0_8_same0:
 	PREFETCHT1 (R9)
+	MOVQ       32(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	PREFETCHT1 (R9)(R12*2)
-	PREFETCHT1 (R9)(R13*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_8_same1
-	ADDQ       48(R11), R9
-	MOVQ       40(R11), R10
+	ADDQ       64(R11), R9
+	MOVQ       56(R11), R10
 
 rows4_by1_piece0_8_same1:
 	LEAQ             (BX)(R8*1), R11
@@ -11902,28 +12023,32 @@ rows4_by1_piece0_8_same1:
 
 rows4_by1_piece_last:
 	MOVQ       run+32(FP), R11
-	MOVQ       32(R11), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R9)
+	MOVQ       32(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	PREFETCHT1 (R9)(R12*2)
-	PREFETCHT1 (R9)(R13*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_4_same0
-	ADDQ       48(R11), R9
-	MOVQ       40(R11), R10
+	ADDQ       64(R11), R9
+	MOVQ       56(R11), R10
 
 rows4_by1_piece0_4_same0:
 	PREFETCHT1 (R9)
+	MOVQ       32(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	PREFETCHT1 (R9)(R12*2)
-	PREFETCHT1 (R9)(R13*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_4_same1
-	ADDQ       48(R11), R9
-	MOVQ       40(R11), R10
+	ADDQ       64(R11), R9
+	MOVQ       56(R11), R10
 
 rows4_by1_piece0_4_same1:
 	LEAQ             (BX)(R8*1), BX
@@ -12214,17 +12339,18 @@ rows1_by2:
 	MOVQ       24(DI), R9
 	XORQ       DI, DI
 	MOVQ       run+32(FP), R10
-	MOVQ       32(R10), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R8)
+	MOVQ       32(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	PREFETCHT1 (R8)(R11*2)
-	PREFETCHT1 (R8)(R12*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R11
+	PREFETCHT1 (R8)(R11*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_same0
-	ADDQ       48(R10), R8
-	MOVQ       40(R10), R9
+	ADDQ       64(R10), R8
+	MOVQ       56(R10), R9
 
 rows1_by2_same0:
 	CMPQ chunks+64(FP), $0x10
@@ -12232,28 +12358,32 @@ rows1_by2_same0:
 
 rows1_by2_piece:
 	MOVQ       run+32(FP), R10
-	MOVQ       32(R10), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R8)
+	MOVQ       32(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	PREFETCHT1 (R8)(R11*2)
-	PREFETCHT1 (R8)(R12*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R11
+	PREFETCHT1 (R8)(R11*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_8_same0
-	ADDQ       48(R10), R8
-	MOVQ       40(R10), R9
+	ADDQ       64(R10), R8
+	MOVQ       56(R10), R9
 
 rows1_by2_piece0_8_same0:
 	PREFETCHT1 (R8)
+	MOVQ       32(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	PREFETCHT1 (R8)(R11*2)
-	PREFETCHT1 (R8)(R12*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R11
+	PREFETCHT1 (R8)(R11*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_8_same1
-	ADDQ       48(R10), R8
-	MOVQ       40(R10), R9
+	ADDQ       64(R10), R8
+	MOVQ       56(R10), R9
 
 rows1_by2_piece0_8_same1:
 	LEAQ            (BX)(DI*1), R10
@@ -12302,28 +12432,32 @@ rows1_by2_piece0_8_same1:
 	VSHUFF32X4      $0x88, Z8, Z6, Z10
 	VSHUFF32X4      $0xdd, Z8, Z6, Z6
 	MOVQ            run+32(FP), R10
-	MOVQ            32(R10), R11
-	LEAQ            (R11)(R11*2), R12
 	PREFETCHT1      (R8)
+	MOVQ            32(R10), R11
 	PREFETCHT1      (R8)(R11*1)
-	PREFETCHT1      (R8)(R11*2)
-	PREFETCHT1      (R8)(R12*1)
+	MOVQ            40(R10), R11
+	PREFETCHT1      (R8)(R11*1)
+	MOVQ            48(R10), R11
+	PREFETCHT1      (R8)(R11*1)
 	ADDQ            $0x40, R8
 	DECQ            R9
 	JNZ             rows1_by2_piece1_8_same0
-	ADDQ            48(R10), R8
-	MOVQ            40(R10), R9
+	ADDQ            64(R10), R8
+	MOVQ            56(R10), R9
 
 rows1_by2_piece1_8_same0:
 	PREFETCHT1 (R8)
+	MOVQ       32(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	PREFETCHT1 (R8)(R11*2)
-	PREFETCHT1 (R8)(R12*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R11
+	PREFETCHT1 (R8)(R11*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece1_8_same1
-	ADDQ       48(R10), R8
-	MOVQ       40(R10), R9
+	ADDQ       64(R10), R8
+	MOVQ       56(R10), R9
 
 rows1_by2_piece1_8_same1:
 	LEAQ            (SI)(DI*1), R10
@@ -12749,28 +12883,32 @@ rows1_by2_piece1_8_same1:
 
 rows1_by2_piece_last:
 	MOVQ       run+32(FP), R10
-	MOVQ       32(R10), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R8)
+	MOVQ       32(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	PREFETCHT1 (R8)(R11*2)
-	PREFETCHT1 (R8)(R12*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R11
+	PREFETCHT1 (R8)(R11*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_4_same0
-	ADDQ       48(R10), R8
-	MOVQ       40(R10), R9
+	ADDQ       64(R10), R8
+	MOVQ       56(R10), R9
 
 rows1_by2_piece0_4_same0:
 	PREFETCHT1 (R8)
+	MOVQ       32(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	PREFETCHT1 (R8)(R11*2)
-	PREFETCHT1 (R8)(R12*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R11
+	PREFETCHT1 (R8)(R11*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_4_same1
-	ADDQ       48(R10), R8
-	MOVQ       40(R10), R9
+	ADDQ       64(R10), R8
+	MOVQ       56(R10), R9
 
 rows1_by2_piece0_4_same1:
 	LEAQ            (BX)(DI*1), BX
@@ -12802,28 +12940,32 @@ rows1_by2_piece0_4_same1:
 	VUNPCKLPD       Z8, Z6, Z10
 	VUNPCKHPD       Z8, Z6, Z6
 	MOVQ            run+32(FP), BX
-	MOVQ            32(BX), R10
-	LEAQ            (R10)(R10*2), R11
 	PREFETCHT1      (R8)
+	MOVQ            32(BX), R10
 	PREFETCHT1      (R8)(R10*1)
-	PREFETCHT1      (R8)(R10*2)
-	PREFETCHT1      (R8)(R11*1)
+	MOVQ            40(BX), R10
+	PREFETCHT1      (R8)(R10*1)
+	MOVQ            48(BX), R10
+	PREFETCHT1      (R8)(R10*1)
 	ADDQ            $0x40, R8
 	DECQ            R9
 	JNZ             rows1_by2_piece1_4_same0
-	ADDQ            48(BX), R8
-	MOVQ            40(BX), R9
+	ADDQ            64(BX), R8
+	MOVQ            56(BX), R9
 
 rows1_by2_piece1_4_same0:
 	PREFETCHT1 (R8)
+	MOVQ       32(BX), R10
 	PREFETCHT1 (R8)(R10*1)
-	PREFETCHT1 (R8)(R10*2)
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(BX), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(BX), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece1_4_same1
-	ADDQ       48(BX), R8
-	MOVQ       40(BX), R9
+	ADDQ       64(BX), R8
+	MOVQ       56(BX), R9
 
 rows1_by2_piece1_4_same1:
 	LEAQ            (SI)(DI*1), BX
@@ -13103,17 +13245,18 @@ rows1_by1:
 	MOVQ       24(SI), R8
 	XORQ       SI, SI
 	MOVQ       run+32(FP), R9
-	MOVQ       32(R9), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (DI)
+	MOVQ       32(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	PREFETCHT1 (DI)(R10*2)
-	PREFETCHT1 (DI)(R11*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_same0
-	ADDQ       48(R9), DI
-	MOVQ       40(R9), R8
+	ADDQ       64(R9), DI
+	MOVQ       56(R9), R8
 
 rows1_by1_same0:
 	CMPQ chunks+64(FP), $0x10
@@ -13121,28 +13264,32 @@ rows1_by1_same0:
 
 rows1_by1_piece:
 	MOVQ       run+32(FP), R9
-	MOVQ       32(R9), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (DI)
+	MOVQ       32(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	PREFETCHT1 (DI)(R10*2)
-	PREFETCHT1 (DI)(R11*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_8_same0
-	ADDQ       48(R9), DI
-	MOVQ       40(R9), R8
+	ADDQ       64(R9), DI
+	MOVQ       56(R9), R8
 
 rows1_by1_piece0_8_same0:
 	PREFETCHT1 (DI)
+	MOVQ       32(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	PREFETCHT1 (DI)(R10*2)
-	PREFETCHT1 (DI)(R11*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_8_same1
-	ADDQ       48(R9), DI
-	MOVQ       40(R9), R8
+	ADDQ       64(R9), DI
+	MOVQ       56(R9), R8
 
 rows1_by1_piece0_8_same1:
 	LEAQ             (BX)(SI*1), R9
@@ -13368,28 +13515,32 @@ rows1_by1_piece0_8_same1:
 
 rows1_by1_piece_last:
 	MOVQ       run+32(FP), R9
-	MOVQ       32(R9), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (DI)
+	MOVQ       32(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	PREFETCHT1 (DI)(R10*2)
-	PREFETCHT1 (DI)(R11*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_4_same0
-	ADDQ       48(R9), DI
-	MOVQ       40(R9), R8
+	ADDQ       64(R9), DI
+	MOVQ       56(R9), R8
 
 rows1_by1_piece0_4_same0:
 	PREFETCHT1 (DI)
+	MOVQ       32(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	PREFETCHT1 (DI)(R10*2)
-	PREFETCHT1 (DI)(R11*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_4_same1
-	ADDQ       48(R9), DI
-	MOVQ       40(R9), R8
+	ADDQ       64(R9), DI
+	MOVQ       56(R9), R8
 
 rows1_by1_piece0_4_same1:
 	LEAQ             (BX)(SI*1), BX
@@ -13577,32 +13728,34 @@ run:
 	MOVQ       8(SI), R11
 	MOVQ       24(SI), R12
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R11)
+	MOVQ       32(SI), R13
 	PREFETCHT1 (R11)(R13*1)
-	PREFETCHT1 (R11)(R13*2)
-	PREFETCHT1 (R11)(R14*1)
+	MOVQ       40(SI), R13
+	PREFETCHT1 (R11)(R13*1)
+	MOVQ       48(SI), R13
+	PREFETCHT1 (R11)(R13*1)
 	ADDQ       $0x40, R11
 	DECQ       R12
 	JNZ        run_same0
-	ADDQ       48(SI), R11
-	MOVQ       40(SI), R12
+	ADDQ       64(SI), R11
+	MOVQ       56(SI), R12
 
 run_same0:
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R11)
+	MOVQ       32(SI), R13
 	PREFETCHT1 (R11)(R13*1)
-	PREFETCHT1 (R11)(R13*2)
-	PREFETCHT1 (R11)(R14*1)
+	MOVQ       40(SI), R13
+	PREFETCHT1 (R11)(R13*1)
+	MOVQ       48(SI), R13
+	PREFETCHT1 (R11)(R13*1)
 	ADDQ       $0x40, R11
 	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       48(SI), R11
-	MOVQ       40(SI), R12
+	ADDQ       64(SI), R11
+	MOVQ       56(SI), R12
 
 keys_same0:
 	MOVQ    $0x00000008, SI
@@ -13643,7 +13796,7 @@ key:
 	MOVQ             8(SP), BX
 	MOVQ             R11, 8(BX)
 	MOVQ             R12, 24(BX)
-	ADDQ             $0x00000038, 8(SP)
+	ADDQ             $0x00000048, 8(SP)
 	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -13741,32 +13894,34 @@ run:
 	MOVQ       8(SI), R11
 	MOVQ       24(SI), R12
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R11)
+	MOVQ       32(SI), R13
 	PREFETCHT1 (R11)(R13*1)
-	PREFETCHT1 (R11)(R13*2)
-	PREFETCHT1 (R11)(R14*1)
+	MOVQ       40(SI), R13
+	PREFETCHT1 (R11)(R13*1)
+	MOVQ       48(SI), R13
+	PREFETCHT1 (R11)(R13*1)
 	ADDQ       $0x40, R11
 	DECQ       R12
 	JNZ        run_same0
-	ADDQ       48(SI), R11
-	MOVQ       40(SI), R12
+	ADDQ       64(SI), R11
+	MOVQ       56(SI), R12
 
 run_same0:
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R11)
+	MOVQ       32(SI), R13
 	PREFETCHT1 (R11)(R13*1)
-	PREFETCHT1 (R11)(R13*2)
-	PREFETCHT1 (R11)(R14*1)
+	MOVQ       40(SI), R13
+	PREFETCHT1 (R11)(R13*1)
+	MOVQ       48(SI), R13
+	PREFETCHT1 (R11)(R13*1)
 	ADDQ       $0x40, R11
 	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       48(SI), R11
-	MOVQ       40(SI), R12
+	ADDQ       64(SI), R11
+	MOVQ       56(SI), R12
 
 keys_same0:
 	MOVQ    $0x00000010, SI
@@ -13796,7 +13951,7 @@ key:
 	MOVQ             8(SP), BX
 	MOVQ             R11, 8(BX)
 	MOVQ             R12, 24(BX)
-	ADDQ             $0x00000038, 8(SP)
+	ADDQ             $0x00000048, 8(SP)
 	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -13885,32 +14040,34 @@ run:
 	MOVQ       8(SI), R10
 	MOVQ       24(SI), R11
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        run_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 run_same0:
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000004, SI
@@ -13960,7 +14117,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R10, 8(BX)
 	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -14045,32 +14202,34 @@ run:
 	MOVQ       8(SI), R10
 	MOVQ       24(SI), R11
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        run_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 run_same0:
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000010, SI
@@ -14099,7 +14258,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R10, 8(BX)
 	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -14164,32 +14323,34 @@ run:
 	MOVQ       8(BX), R8
 	MOVQ       24(BX), R9
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (R8)
+	MOVQ       32(BX), R10
 	PREFETCHT1 (R8)(R10*1)
-	PREFETCHT1 (R8)(R10*2)
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(BX), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(BX), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        run_same0
-	ADDQ       48(BX), R8
-	MOVQ       40(BX), R9
+	ADDQ       64(BX), R8
+	MOVQ       56(BX), R9
 
 run_same0:
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (R8)
+	MOVQ       32(BX), R10
 	PREFETCHT1 (R8)(R10*1)
-	PREFETCHT1 (R8)(R10*2)
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(BX), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(BX), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       48(BX), R8
-	MOVQ       40(BX), R9
+	ADDQ       64(BX), R8
+	MOVQ       56(BX), R9
 
 keys_same0:
 	MOVQ    $0x00000002, BX
@@ -14240,7 +14401,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         R8, 8(DX)
 	MOVQ         R9, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -14303,32 +14464,34 @@ run:
 	MOVQ       8(BX), R8
 	MOVQ       24(BX), R9
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (R8)
+	MOVQ       32(BX), R10
 	PREFETCHT1 (R8)(R10*1)
-	PREFETCHT1 (R8)(R10*2)
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(BX), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(BX), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        run_same0
-	ADDQ       48(BX), R8
-	MOVQ       40(BX), R9
+	ADDQ       64(BX), R8
+	MOVQ       56(BX), R9
 
 run_same0:
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (R8)
+	MOVQ       32(BX), R10
 	PREFETCHT1 (R8)(R10*1)
-	PREFETCHT1 (R8)(R10*2)
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(BX), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(BX), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       48(BX), R8
-	MOVQ       40(BX), R9
+	ADDQ       64(BX), R8
+	MOVQ       56(BX), R9
 
 keys_same0:
 	MOVQ    $0x00000004, BX
@@ -14363,7 +14526,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         R8, 8(DX)
 	MOVQ         R9, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -14415,32 +14578,34 @@ run:
 	MOVQ       8(BX), R8
 	MOVQ       24(BX), R9
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (R8)
+	MOVQ       32(BX), R10
 	PREFETCHT1 (R8)(R10*1)
-	PREFETCHT1 (R8)(R10*2)
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(BX), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(BX), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        run_same0
-	ADDQ       48(BX), R8
-	MOVQ       40(BX), R9
+	ADDQ       64(BX), R8
+	MOVQ       56(BX), R9
 
 run_same0:
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (R8)
+	MOVQ       32(BX), R10
 	PREFETCHT1 (R8)(R10*1)
-	PREFETCHT1 (R8)(R10*2)
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(BX), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(BX), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       48(BX), R8
-	MOVQ       40(BX), R9
+	ADDQ       64(BX), R8
+	MOVQ       56(BX), R9
 
 keys_same0:
 	MOVQ    $0x00000010, BX
@@ -14463,7 +14628,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         R8, 8(DX)
 	MOVQ         R9, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -17440,17 +17605,18 @@ chunk:
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Y7
 	MOVQ       run+32(FP), SI
-	MOVQ       32(SI), DI
-	LEAQ       (DI)(DI*2), R13
 	PREFETCHT1 (R11)
+	MOVQ       32(SI), DI
 	PREFETCHT1 (R11)(DI*1)
-	PREFETCHT1 (R11)(DI*2)
-	PREFETCHT1 (R11)(R13*1)
+	MOVQ       40(SI), DI
+	PREFETCHT1 (R11)(DI*1)
+	MOVQ       48(SI), DI
+	PREFETCHT1 (R11)(DI*1)
 	ADDQ       $0x40, R11
 	DECQ       R12
 	JNZ        chunk_same0
-	ADDQ       48(SI), R11
-	MOVQ       40(SI), R12
+	ADDQ       64(SI), R11
+	MOVQ       56(SI), R12
 
 chunk_same0:
 	VUNPCKLPS  Y1, Y0, Y8
@@ -17646,17 +17812,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000008, SI
@@ -17692,7 +17859,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R10, 8(BX)
 	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -17774,17 +17941,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000008, SI
@@ -17820,7 +17988,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R10, 8(BX)
 	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -17902,17 +18070,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R9)
+	MOVQ       32(SI), R11
 	PREFETCHT1 (R9)(R11*1)
-	PREFETCHT1 (R9)(R11*2)
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(SI), R11
+	PREFETCHT1 (R9)(R11*1)
+	MOVQ       48(SI), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       48(SI), R9
-	MOVQ       40(SI), R10
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
 
 keys_same0:
 	MOVQ    $0x00000004, SI
@@ -17944,7 +18113,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R9, 8(BX)
 	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -18013,17 +18182,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R9)
+	MOVQ       32(SI), R11
 	PREFETCHT1 (R9)(R11*1)
-	PREFETCHT1 (R9)(R11*2)
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(SI), R11
+	PREFETCHT1 (R9)(R11*1)
+	MOVQ       48(SI), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       48(SI), R9
-	MOVQ       40(SI), R10
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
 
 keys_same0:
 	MOVQ    $0x00000008, SI
@@ -18050,7 +18220,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R9, 8(BX)
 	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -18115,17 +18285,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000001, BX
@@ -18152,7 +18323,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -18215,17 +18386,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000002, BX
@@ -18248,7 +18420,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -18300,17 +18472,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000008, BX
@@ -18330,7 +18503,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -18393,17 +18566,18 @@ rows8_by1_piece:
 	TESTQ      $0x00000010, R9
 	JNZ        rows8_by1_piece0_4_odd
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_4_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows8_by1_piece0_4_same0:
 rows8_by1_piece0_4_odd:
@@ -18665,17 +18839,18 @@ rows4_by2:
 
 rows4_by2_piece:
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_4_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_piece0_4_same0:
 	LEAQ           (BX)(R9*1), R12
@@ -18956,17 +19131,18 @@ rows4_by1_piece:
 	TESTQ      $0x00000010, R8
 	JNZ        rows4_by1_piece0_4_odd
 	MOVQ       run+32(FP), R11
-	MOVQ       32(R11), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R9)
+	MOVQ       32(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	PREFETCHT1 (R9)(R12*2)
-	PREFETCHT1 (R9)(R13*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_4_same0
-	ADDQ       48(R11), R9
-	MOVQ       40(R11), R10
+	ADDQ       64(R11), R9
+	MOVQ       56(R11), R10
 
 rows4_by1_piece0_4_same0:
 rows4_by1_piece0_4_odd:
@@ -19155,17 +19331,18 @@ rows1_by4:
 
 rows1_by4_piece:
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows1_by4_piece0_4_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows1_by4_piece0_4_same0:
 	LEAQ           (BX)(R9*1), R12
@@ -19301,17 +19478,18 @@ rows1_by4_piece0_4_same0:
 	VBROADCASTSS   28(DX), Y5
 	VFMADD231PS    Y5, Y4, Y2
 	MOVQ           run+32(FP), R12
-	MOVQ           32(R12), R13
-	LEAQ           (R13)(R13*2), R14
 	PREFETCHT1     (R10)
+	MOVQ           32(R12), R13
 	PREFETCHT1     (R10)(R13*1)
-	PREFETCHT1     (R10)(R13*2)
-	PREFETCHT1     (R10)(R14*1)
+	MOVQ           40(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           48(R12), R13
+	PREFETCHT1     (R10)(R13*1)
 	ADDQ           $0x40, R10
 	DECQ           R11
 	JNZ            rows1_by4_piece2_4_same0
-	ADDQ           48(R12), R10
-	MOVQ           40(R12), R11
+	ADDQ           64(R12), R10
+	MOVQ           56(R12), R11
 
 rows1_by4_piece2_4_same0:
 	LEAQ           (DI)(R9*1), R12
@@ -19484,17 +19662,18 @@ rows1_by1_piece:
 	TESTQ      $0x00000010, SI
 	JNZ        rows1_by1_piece0_4_odd
 	MOVQ       run+32(FP), R9
-	MOVQ       32(R9), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (DI)
+	MOVQ       32(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	PREFETCHT1 (DI)(R10*2)
-	PREFETCHT1 (DI)(R11*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_4_same0
-	ADDQ       48(R9), DI
-	MOVQ       40(R9), R8
+	ADDQ       64(R9), DI
+	MOVQ       56(R9), R8
 
 rows1_by1_piece0_4_same0:
 rows1_by1_piece0_4_odd:
@@ -19631,17 +19810,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000010, SI
@@ -19677,7 +19857,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R10, 8(BX)
 	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -19759,17 +19939,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000010, SI
@@ -19805,7 +19986,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R10, 8(BX)
 	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -19887,17 +20068,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R9)
+	MOVQ       32(SI), R11
 	PREFETCHT1 (R9)(R11*1)
-	PREFETCHT1 (R9)(R11*2)
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(SI), R11
+	PREFETCHT1 (R9)(R11*1)
+	MOVQ       48(SI), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       48(SI), R9
-	MOVQ       40(SI), R10
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
 
 keys_same0:
 	MOVQ    $0x00000008, SI
@@ -19929,7 +20111,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R9, 8(BX)
 	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -19998,17 +20180,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R9)
+	MOVQ       32(SI), R11
 	PREFETCHT1 (R9)(R11*1)
-	PREFETCHT1 (R9)(R11*2)
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(SI), R11
+	PREFETCHT1 (R9)(R11*1)
+	MOVQ       48(SI), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       48(SI), R9
-	MOVQ       40(SI), R10
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
 
 keys_same0:
 	MOVQ    $0x00000010, SI
@@ -20035,7 +20218,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R9, 8(BX)
 	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -20097,17 +20280,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000004, BX
@@ -20134,7 +20318,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -20189,17 +20373,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000004, BX
@@ -20226,7 +20411,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -20278,17 +20463,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000010, BX
@@ -20309,7 +20495,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -20372,17 +20558,18 @@ rows8_by1_piece:
 	TESTQ      $0x00000010, R9
 	JNZ        rows8_by1_piece0_4_odd
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_4_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows8_by1_piece0_4_same0:
 rows8_by1_piece0_4_odd:
@@ -20620,17 +20807,18 @@ rows4_by2:
 
 rows4_by2_piece:
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_4_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_piece0_4_same0:
 	LEAQ           (BX)(R9*1), R12
@@ -20863,17 +21051,18 @@ rows4_by1_piece:
 	TESTQ      $0x00000010, R8
 	JNZ        rows4_by1_piece0_4_odd
 	MOVQ       run+32(FP), R11
-	MOVQ       32(R11), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R9)
+	MOVQ       32(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	PREFETCHT1 (R9)(R12*2)
-	PREFETCHT1 (R9)(R13*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_4_same0
-	ADDQ       48(R11), R9
-	MOVQ       40(R11), R10
+	ADDQ       64(R11), R9
+	MOVQ       56(R11), R10
 
 rows4_by1_piece0_4_same0:
 rows4_by1_piece0_4_odd:
@@ -21038,17 +21227,18 @@ rows1_by4:
 
 rows1_by4_piece:
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows1_by4_piece0_4_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows1_by4_piece0_4_same0:
 	LEAQ           (BX)(R9*1), R12
@@ -21136,17 +21326,18 @@ rows1_by4_piece0_4_same0:
 	VBROADCASTSS   28(DX), Y5
 	VFMADD231PS    Y5, Y4, Y2
 	MOVQ           run+32(FP), R12
-	MOVQ           32(R12), R13
-	LEAQ           (R13)(R13*2), R14
 	PREFETCHT1     (R10)
+	MOVQ           32(R12), R13
 	PREFETCHT1     (R10)(R13*1)
-	PREFETCHT1     (R10)(R13*2)
-	PREFETCHT1     (R10)(R14*1)
+	MOVQ           40(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           48(R12), R13
+	PREFETCHT1     (R10)(R13*1)
 	ADDQ           $0x40, R10
 	DECQ           R11
 	JNZ            rows1_by4_piece2_4_same0
-	ADDQ           48(R12), R10
-	MOVQ           40(R12), R11
+	ADDQ           64(R12), R10
+	MOVQ           56(R12), R11
 
 rows1_by4_piece2_4_same0:
 	LEAQ           (DI)(R9*1), R12
@@ -21271,17 +21462,18 @@ rows1_by1_piece:
 	TESTQ      $0x00000010, SI
 	JNZ        rows1_by1_piece0_4_odd
 	MOVQ       run+32(FP), R9
-	MOVQ       32(R9), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (DI)
+	MOVQ       32(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	PREFETCHT1 (DI)(R10*2)
-	PREFETCHT1 (DI)(R11*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_4_same0
-	ADDQ       48(R9), DI
-	MOVQ       40(R9), R8
+	ADDQ       64(R9), DI
+	MOVQ       56(R9), R8
 
 rows1_by1_piece0_4_same0:
 rows1_by1_piece0_4_odd:
@@ -21394,17 +21586,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000010, SI
@@ -21441,7 +21634,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R10, 8(BX)
 	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -21523,17 +21716,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000010, SI
@@ -21570,7 +21764,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R10, 8(BX)
 	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -21652,17 +21846,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R9)
+	MOVQ       32(SI), R11
 	PREFETCHT1 (R9)(R11*1)
-	PREFETCHT1 (R9)(R11*2)
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(SI), R11
+	PREFETCHT1 (R9)(R11*1)
+	MOVQ       48(SI), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       48(SI), R9
-	MOVQ       40(SI), R10
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
 
 keys_same0:
 	MOVQ    $0x00000008, SI
@@ -21696,7 +21891,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R9, 8(BX)
 	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -21765,17 +21960,18 @@ run:
 
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R11
-	LEAQ       (R11)(R11*2), R12
 	PREFETCHT1 (R9)
+	MOVQ       32(SI), R11
 	PREFETCHT1 (R9)(R11*1)
-	PREFETCHT1 (R9)(R11*2)
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(SI), R11
+	PREFETCHT1 (R9)(R11*1)
+	MOVQ       48(SI), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       48(SI), R9
-	MOVQ       40(SI), R10
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
 
 keys_same0:
 	MOVQ    $0x00000010, SI
@@ -21803,7 +21999,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R9, 8(BX)
 	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -21865,17 +22061,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000004, BX
@@ -21906,7 +22103,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -21961,17 +22158,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000004, BX
@@ -22002,7 +22200,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -22054,17 +22252,18 @@ run:
 
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R9
-	LEAQ       (R9)(R9*2), R10
 	PREFETCHT1 (DI)
+	MOVQ       32(BX), R9
 	PREFETCHT1 (DI)(R9*1)
-	PREFETCHT1 (DI)(R9*2)
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(BX), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(BX), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       48(BX), DI
-	MOVQ       40(BX), R8
+	ADDQ       64(BX), DI
+	MOVQ       56(BX), R8
 
 keys_same0:
 	MOVQ    $0x00000010, BX
@@ -22086,7 +22285,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         DI, 8(DX)
 	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -22161,34 +22360,36 @@ rows8_by1:
 	MOVQ       24(R9), R11
 	XORQ       R9, R9
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows8_by1_same0:
 rows8_by1_piece:
 	TESTQ      $0x00000010, R9
 	JNZ        rows8_by1_piece0_4_odd
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_4_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows8_by1_piece0_4_same0:
 rows8_by1_piece0_4_odd:
@@ -22644,32 +22845,34 @@ rows4_by2:
 	MOVQ       24(R9), R11
 	XORQ       R9, R9
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_same0:
 rows4_by2_piece:
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_4_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows4_by2_piece0_4_same0:
 	LEAQ           (BX)(R9*1), R12
@@ -23162,34 +23365,36 @@ rows4_by1:
 	MOVQ       24(R8), R10
 	XORQ       R8, R8
 	MOVQ       run+32(FP), R11
-	MOVQ       32(R11), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R9)
+	MOVQ       32(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	PREFETCHT1 (R9)(R12*2)
-	PREFETCHT1 (R9)(R13*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_same0
-	ADDQ       48(R11), R9
-	MOVQ       40(R11), R10
+	ADDQ       64(R11), R9
+	MOVQ       56(R11), R10
 
 rows4_by1_same0:
 rows4_by1_piece:
 	TESTQ      $0x00000010, R8
 	JNZ        rows4_by1_piece0_4_odd
 	MOVQ       run+32(FP), R11
-	MOVQ       32(R11), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R9)
+	MOVQ       32(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	PREFETCHT1 (R9)(R12*2)
-	PREFETCHT1 (R9)(R13*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_4_same0
-	ADDQ       48(R11), R9
-	MOVQ       40(R11), R10
+	ADDQ       64(R11), R9
+	MOVQ       56(R11), R10
 
 rows4_by1_piece0_4_same0:
 rows4_by1_piece0_4_odd:
@@ -23588,32 +23793,34 @@ rows1_by4:
 	MOVQ       24(R9), R11
 	XORQ       R9, R9
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows1_by4_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows1_by4_same0:
 rows1_by4_piece:
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R10)
+	MOVQ       32(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	PREFETCHT1 (R10)(R13*2)
-	PREFETCHT1 (R10)(R14*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows1_by4_piece0_4_same0
-	ADDQ       48(R12), R10
-	MOVQ       40(R12), R11
+	ADDQ       64(R12), R10
+	MOVQ       56(R12), R11
 
 rows1_by4_piece0_4_same0:
 	LEAQ           (BX)(R9*1), R12
@@ -23797,17 +24004,18 @@ rows1_by4_piece0_4_same0:
 	VMULPS         56(SP), Y4, Y4
 	VFMADD231PS    Y5, Y4, Y2
 	MOVQ           run+32(FP), R12
-	MOVQ           32(R12), R13
-	LEAQ           (R13)(R13*2), R14
 	PREFETCHT1     (R10)
+	MOVQ           32(R12), R13
 	PREFETCHT1     (R10)(R13*1)
-	PREFETCHT1     (R10)(R13*2)
-	PREFETCHT1     (R10)(R14*1)
+	MOVQ           40(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           48(R12), R13
+	PREFETCHT1     (R10)(R13*1)
 	ADDQ           $0x40, R10
 	DECQ           R11
 	JNZ            rows1_by4_piece2_4_same0
-	ADDQ           48(R12), R10
-	MOVQ           40(R12), R11
+	ADDQ           64(R12), R10
+	MOVQ           56(R12), R11
 
 rows1_by4_piece2_4_same0:
 	LEAQ           (DI)(R9*1), R12
@@ -24040,34 +24248,36 @@ rows1_by1:
 	MOVQ       24(SI), R8
 	XORQ       SI, SI
 	MOVQ       run+32(FP), R9
-	MOVQ       32(R9), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (DI)
+	MOVQ       32(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	PREFETCHT1 (DI)(R10*2)
-	PREFETCHT1 (DI)(R11*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_same0
-	ADDQ       48(R9), DI
-	MOVQ       40(R9), R8
+	ADDQ       64(R9), DI
+	MOVQ       56(R9), R8
 
 rows1_by1_same0:
 rows1_by1_piece:
 	TESTQ      $0x00000010, SI
 	JNZ        rows1_by1_piece0_4_odd
 	MOVQ       run+32(FP), R9
-	MOVQ       32(R9), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (DI)
+	MOVQ       32(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	PREFETCHT1 (DI)(R10*2)
-	PREFETCHT1 (DI)(R11*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_4_same0
-	ADDQ       48(R9), DI
-	MOVQ       40(R9), R8
+	ADDQ       64(R9), DI
+	MOVQ       56(R9), R8
 
 rows1_by1_piece0_4_same0:
 rows1_by1_piece0_4_odd:
@@ -24256,32 +24466,34 @@ run:
 	MOVQ       8(SI), R11
 	MOVQ       24(SI), R12
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R11)
+	MOVQ       32(SI), R13
 	PREFETCHT1 (R11)(R13*1)
-	PREFETCHT1 (R11)(R13*2)
-	PREFETCHT1 (R11)(R14*1)
+	MOVQ       40(SI), R13
+	PREFETCHT1 (R11)(R13*1)
+	MOVQ       48(SI), R13
+	PREFETCHT1 (R11)(R13*1)
 	ADDQ       $0x40, R11
 	DECQ       R12
 	JNZ        run_same0
-	ADDQ       48(SI), R11
-	MOVQ       40(SI), R12
+	ADDQ       64(SI), R11
+	MOVQ       56(SI), R12
 
 run_same0:
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R11)
+	MOVQ       32(SI), R13
 	PREFETCHT1 (R11)(R13*1)
-	PREFETCHT1 (R11)(R13*2)
-	PREFETCHT1 (R11)(R14*1)
+	MOVQ       40(SI), R13
+	PREFETCHT1 (R11)(R13*1)
+	MOVQ       48(SI), R13
+	PREFETCHT1 (R11)(R13*1)
 	ADDQ       $0x40, R11
 	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       48(SI), R11
-	MOVQ       40(SI), R12
+	ADDQ       64(SI), R11
+	MOVQ       56(SI), R12
 
 keys_same0:
 	MOVQ    $0x00000020, SI
@@ -24320,7 +24532,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R11, 8(BX)
 	MOVQ         R12, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -24402,32 +24614,34 @@ run:
 	MOVQ       8(SI), R11
 	MOVQ       24(SI), R12
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R11)
+	MOVQ       32(SI), R13
 	PREFETCHT1 (R11)(R13*1)
-	PREFETCHT1 (R11)(R13*2)
-	PREFETCHT1 (R11)(R14*1)
+	MOVQ       40(SI), R13
+	PREFETCHT1 (R11)(R13*1)
+	MOVQ       48(SI), R13
+	PREFETCHT1 (R11)(R13*1)
 	ADDQ       $0x40, R11
 	DECQ       R12
 	JNZ        run_same0
-	ADDQ       48(SI), R11
-	MOVQ       40(SI), R12
+	ADDQ       64(SI), R11
+	MOVQ       56(SI), R12
 
 run_same0:
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R13
-	LEAQ       (R13)(R13*2), R14
 	PREFETCHT1 (R11)
+	MOVQ       32(SI), R13
 	PREFETCHT1 (R11)(R13*1)
-	PREFETCHT1 (R11)(R13*2)
-	PREFETCHT1 (R11)(R14*1)
+	MOVQ       40(SI), R13
+	PREFETCHT1 (R11)(R13*1)
+	MOVQ       48(SI), R13
+	PREFETCHT1 (R11)(R13*1)
 	ADDQ       $0x40, R11
 	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       48(SI), R11
-	MOVQ       40(SI), R12
+	ADDQ       64(SI), R11
+	MOVQ       56(SI), R12
 
 keys_same0:
 	MOVQ    $0x00000020, SI
@@ -24466,7 +24680,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R11, 8(BX)
 	MOVQ         R12, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -24548,32 +24762,34 @@ run:
 	MOVQ       8(SI), R10
 	MOVQ       24(SI), R11
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        run_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 run_same0:
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000010, SI
@@ -24611,7 +24827,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R10, 8(BX)
 	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -24680,32 +24896,34 @@ run:
 	MOVQ       8(SI), R10
 	MOVQ       24(SI), R11
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        run_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 run_same0:
 keys:
 	MOVQ       8(SP), SI
-	MOVQ       32(SI), R12
-	LEAQ       (R12)(R12*2), R13
 	PREFETCHT1 (R10)
+	MOVQ       32(SI), R12
 	PREFETCHT1 (R10)(R12*1)
-	PREFETCHT1 (R10)(R12*2)
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(SI), R12
+	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(SI), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       48(SI), R10
-	MOVQ       40(SI), R11
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
 
 keys_same0:
 	MOVQ    $0x00000020, SI
@@ -24735,7 +24953,7 @@ key:
 	MOVQ         8(SP), BX
 	MOVQ         R10, 8(BX)
 	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -24797,32 +25015,34 @@ run:
 	MOVQ       8(BX), R8
 	MOVQ       24(BX), R9
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (R8)
+	MOVQ       32(BX), R10
 	PREFETCHT1 (R8)(R10*1)
-	PREFETCHT1 (R8)(R10*2)
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(BX), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(BX), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        run_same0
-	ADDQ       48(BX), R8
-	MOVQ       40(BX), R9
+	ADDQ       64(BX), R8
+	MOVQ       56(BX), R9
 
 run_same0:
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (R8)
+	MOVQ       32(BX), R10
 	PREFETCHT1 (R8)(R10*1)
-	PREFETCHT1 (R8)(R10*2)
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(BX), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(BX), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       48(BX), R8
-	MOVQ       40(BX), R9
+	ADDQ       64(BX), R8
+	MOVQ       56(BX), R9
 
 keys_same0:
 	MOVQ    $0x00000008, BX
@@ -24861,7 +25081,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         R8, 8(DX)
 	MOVQ         R9, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -24916,32 +25136,34 @@ run:
 	MOVQ       8(BX), R8
 	MOVQ       24(BX), R9
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (R8)
+	MOVQ       32(BX), R10
 	PREFETCHT1 (R8)(R10*1)
-	PREFETCHT1 (R8)(R10*2)
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(BX), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(BX), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        run_same0
-	ADDQ       48(BX), R8
-	MOVQ       40(BX), R9
+	ADDQ       64(BX), R8
+	MOVQ       56(BX), R9
 
 run_same0:
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (R8)
+	MOVQ       32(BX), R10
 	PREFETCHT1 (R8)(R10*1)
-	PREFETCHT1 (R8)(R10*2)
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(BX), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(BX), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       48(BX), R8
-	MOVQ       40(BX), R9
+	ADDQ       64(BX), R8
+	MOVQ       56(BX), R9
 
 keys_same0:
 	MOVQ    $0x00000008, BX
@@ -24980,7 +25202,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         R8, 8(DX)
 	MOVQ         R9, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -25032,32 +25254,34 @@ run:
 	MOVQ       8(BX), R8
 	MOVQ       24(BX), R9
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (R8)
+	MOVQ       32(BX), R10
 	PREFETCHT1 (R8)(R10*1)
-	PREFETCHT1 (R8)(R10*2)
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(BX), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(BX), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        run_same0
-	ADDQ       48(BX), R8
-	MOVQ       40(BX), R9
+	ADDQ       64(BX), R8
+	MOVQ       56(BX), R9
 
 run_same0:
 keys:
 	MOVQ       8(SP), BX
-	MOVQ       32(BX), R10
-	LEAQ       (R10)(R10*2), R11
 	PREFETCHT1 (R8)
+	MOVQ       32(BX), R10
 	PREFETCHT1 (R8)(R10*1)
-	PREFETCHT1 (R8)(R10*2)
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(BX), R10
+	PREFETCHT1 (R8)(R10*1)
+	MOVQ       48(BX), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       48(BX), R8
-	MOVQ       40(BX), R9
+	ADDQ       64(BX), R8
+	MOVQ       56(BX), R9
 
 keys_same0:
 	MOVQ    $0x00000020, BX
@@ -25081,7 +25305,7 @@ key:
 	MOVQ         8(SP), DX
 	MOVQ         R8, 8(DX)
 	MOVQ         R9, 24(DX)
-	ADDQ         $0x00000038, 8(SP)
+	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX

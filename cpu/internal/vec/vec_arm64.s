@@ -3356,7 +3356,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -3586,7 +3586,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -3772,7 +3772,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -3979,7 +3979,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -4102,7 +4102,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -4250,7 +4250,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -4352,7 +4352,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -5037,7 +5037,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -5282,7 +5282,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -5473,7 +5473,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -5710,7 +5710,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -5838,7 +5838,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -6041,7 +6041,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -6173,7 +6173,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -6863,7 +6863,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -7108,7 +7108,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -7299,7 +7299,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -7536,7 +7536,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -7664,7 +7664,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -7867,7 +7867,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -7999,7 +7999,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -8889,7 +8889,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -9174,7 +9174,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -9390,7 +9390,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -9697,7 +9697,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -9850,7 +9850,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -10183,7 +10183,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -10385,7 +10385,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $56, R5, R5
+	ADD $72, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12

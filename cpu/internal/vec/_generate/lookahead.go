@@ -14,7 +14,9 @@ const (
 	runNext  // of the first of four streams, the line to prefetch next
 	runLen   // in rows
 	runLeft  // lines of the stream's row from next on
-	runApart // bytes from one stream to the next
+	runApart // bytes from the first stream to each of the others
+	_
+	_
 	runLines // of a row
 	runJump  // bytes from the end of a row's lines to the next row
 	runSize
@@ -40,14 +42,15 @@ func continued(run Mem) *lookahead {
 
 // prefetch prefetches n lines of each stream.
 func (l *lookahead) prefetch(label string, n int) {
-	run, apart := GP64(), GP64()
+	run := GP64()
 	MOVQ(l.run, run)
-	MOVQ(Mem{Base: run, Disp: runApart}, apart)
-	apart3 := tripled(apart)
 	for i := range n {
 		same := fmt.Sprintf("%s_same%d", label, i)
-		for s := range 4 {
-			PREFETCHT1(rowAt(l.next, apart, apart3, s, 0))
+		PREFETCHT1(Mem{Base: l.next})
+		for s := range 3 {
+			apart := GP64()
+			MOVQ(Mem{Base: run, Disp: runApart + 8*s}, apart)
+			PREFETCHT1(Mem{Base: l.next, Index: apart, Scale: 1})
 		}
 		ADDQ(Imm(64), l.next)
 		DECQ(l.left)

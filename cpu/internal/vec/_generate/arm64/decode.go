@@ -126,7 +126,7 @@ func (f *function) skip(label string, condition func(label string), body func())
 
 // mix writes the value product of heads rows with elements as lanes: strips of
 // vectors vectors, o = alpha·o + Σ p·v with the sum from zero. The values are those of
-// n runs of seven words each, of which it reads the first row, the first row to prefetch,
+// n runs of nine words each, of which it reads the first row, the first row to prefetch,
 // and the length.
 func mix(e element, heads, vectors int) {
 	f := text(fmt.Sprintf("mix%s%dx%d", e.suffix, heads, vectors),
@@ -152,7 +152,7 @@ func mix(e element, heads, vectors int) {
 			for i, to := range []gp{vp, ahead, n} {
 				f.emit(load, "MOVD %d(%v), %v", 8*i, run, to)
 			}
-			f.addI(56, run)
+			f.addI(72, run)
 			f.add(off, vp)
 			f.add(off, ahead)
 			f.byFour("key", n, func(m int) {
