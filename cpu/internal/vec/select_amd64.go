@@ -24,7 +24,7 @@ var assembly = func() (list []*Kernels) {
 	if x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL {
 		// 8 query rows fill half a vector.
 		half := kernelsAVX2.narrowed(1, tileKernels{
-			tiles:   []registerTile{{16, scores16AVX512Half, nil}, {4, scores4AVX512Half, nil}, {1, scores1AVX512Half, nil}},
+			tiles:   []registerTile{{32, scores32AVX512Half, nil}, {16, scores16AVX512Half, nil}, {4, scores4AVX512Half, nil}, {1, scores1AVX512Half, nil}},
 			weights: weightsAVX512Half, edge: edgeAVX512Half, columnMax: columnMaxAVX512Half, fold: foldAVX2x1, halfValues: halfValuesAVX512,
 			biasSquare: biasSquareAVX512Half, diagonal: diagonalAVX512Half, hide: hideAVX512Half, drop: dropAVX512Half,
 		})

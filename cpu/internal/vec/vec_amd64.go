@@ -565,6 +565,9 @@ func scores4AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, grou
 // scores1AVX512Half is Kernels.scores1.
 func scores1AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
 
+// scores32AVX512Half is Kernels.scores32.
+func scores32AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+
 // weightsAVX512Half is Kernels.weights.
 func weightsAVX512Half(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
 

@@ -57,6 +57,7 @@ func main() {
 	for _, rows := range half.rows {
 		half.scores(rows)
 	}
+	half.scorePairs()
 	half.softmax()
 	half.exp2()
 	half.softcap()

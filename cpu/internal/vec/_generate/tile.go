@@ -92,13 +92,14 @@ func prefetch(first, ld, bytes reg.GPVirtual, streams int, rows reg.GPVirtual) *
 // linesOf returns the number of lines that hold n elements.
 func linesOf(n int) int { return (n + 15) / 16 }
 
-// next prefetches as many lines as hold n elements, a multiple of the streams.
-func (p *prefetcher) next(n int) {
+// next prefetches as many lines as hold n elements, a multiple of the streams. at is a
+// number that no other call of the function has.
+func (p *prefetcher) next(at, n int) {
 	for i := 0; i < linesOf(n); i += p.streams {
 		for j := range p.streams {
 			PREFETCHT1(rowAt(p.look, p.apart, p.apart3, j, 0))
 		}
-		same := fmt.Sprintf("same%d", i)
+		same := fmt.Sprintf("same%d_%d", at, i)
 		ADDQ(Imm(64), p.look)
 		DECQ(p.left)
 		JNZ(LabelRef(same))
@@ -145,7 +146,7 @@ func (a *isa) scores(rows int) {
 		}
 		ADDQ(U32(uint32(n*a.rowBytes())), q)
 		if n == 4 && rows > 1 {
-			ahead.next(4 * rows)
+			ahead.next(0, 4*rows)
 		}
 		for g := range kp {
 			ADDQ(Imm(uint64(4*n)), kp[g])
@@ -216,7 +217,7 @@ func (a *isa) values(rows int) {
 		}
 		ADDQ(U32(uint32(n*a.rowBytes())), p)
 		if n == 4 && rows > 1 {
-			ahead.next(4 * rows)
+			ahead.next(0, 4*rows)
 		}
 		if n == 4 {
 			LEAQ(Mem{Base: vp, Index: ld, Scale: 4}, vp)
@@ -289,7 +290,7 @@ func (a *isa) halfValues(b *isa, vectors int) {
 		}
 		ADDQ(U32(uint32(n*b.bytes())), p)
 		if n == 4 {
-			ahead.next(4 * vectors * a.lanes)
+			ahead.next(0, 4*vectors*a.lanes)
 			LEAQ(Mem{Base: vp, Index: ld, Scale: 4}, vp)
 		} else {
 			ADDQ(ld, vp)
