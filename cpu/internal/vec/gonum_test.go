@@ -56,7 +56,7 @@ func TestGonumProducts(t *testing.T) {
 			for j := range n {
 				copy(moved[off+j*ld:], k[j*d:(j+1)*d])
 			}
-			runs := inRuns(rng, 4, moved[off:], ld, n, d)
+			runs := inRuns(rng, 4, n, moved[off:], ld, n, d)
 			for _, runs := range [][]Run{runs, AppendRun(nil, moved[off:], ld, n, d, k)} {
 				s2, o2 := make([]float32, rows*n), clone(before)
 				x.Dots(F32, s2, n, runs, ld, q, d, rows, d)

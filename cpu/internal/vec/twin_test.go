@@ -382,9 +382,14 @@ func (t twin) loadQ8(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
 }
 
 func (t twin) dots(e Element) dotsFunc {
-	return func(s *float32, lds int, k *byte, ldk int, _ *uintptr, q *float32, ldq, heads, chunks, groups int) {
+	return func(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq, heads, chunks, groups int) {
+		runs := unsafe.Slice((*Run)(unsafe.Pointer(run)), 1)
 		for j := range groups * t.lanes {
-			key := e.row(&floats(k, ldk, j, 1)[0], 0, chunks*t.lanes)
+			from, i := k, j
+			if groups*t.lanes > runs[0].n && j >= runs[0].n {
+				from, i = unsafe.Slice(&runs[0], 2)[1].rows, j-runs[0].n
+			}
+			key := e.row(&floats(from, ldk, i, 1)[0], 0, chunks*t.lanes)
 			for h := range heads {
 				query, sum := floats(q, ldq, h, len(key)), float32(0)
 				for i, x := range key {

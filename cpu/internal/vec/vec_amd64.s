@@ -5112,10 +5112,26 @@ key:
 
 // func dotsF16AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·dotsF16AVX512(SB), NOSPLIT, $24-80
+TEXT ·dotsF16AVX512(SB), NOSPLIT, $40-80
 	MOVQ ldk+24(FP), AX
 	SHLQ $0x05, chunks+64(FP)
 	LEAQ (AX)(AX*2), CX
+	MOVQ run+32(FP), DX
+	XORQ BX, BX
+	MOVQ groups+72(FP), SI
+	SHLQ $0x04, SI
+	CMPQ SI, 16(DX)
+	JLE  one_run
+	ADDQ $0x00000048, DX
+	MOVQ (DX), BX
+	SUBQ k+16(FP), BX
+	MOVQ AX, SI
+	SHLQ $0x04, SI
+	SUBQ SI, BX
+
+one_run:
+	MOVQ DX, 24(SP)
+	MOVQ BX, 32(SP)
 
 rows8:
 	CMPQ heads+56(FP), $0x08
@@ -5150,10 +5166,10 @@ rows8_by1:
 	MOVQ    ldq+48(FP), SI
 	LEAQ    (SI)(SI*2), DI
 	LEAQ    (DX)(SI*4), R8
-	MOVQ    run+32(FP), R9
-	MOVQ    8(R9), R10
-	MOVQ    24(R9), R11
 	XORQ    R9, R9
+	MOVQ    run+32(FP), R11
+	MOVQ    8(R11), R10
+	MOVQ    24(R11), R11
 
 rows8_by1_piece:
 	MOVQ       run+32(FP), R12
@@ -5475,10 +5491,10 @@ rows4_by2:
 	MOVQ    q+40(FP), DX
 	MOVQ    ldq+48(FP), DI
 	LEAQ    (DI)(DI*2), R8
-	MOVQ    run+32(FP), R9
-	MOVQ    8(R9), R10
-	MOVQ    24(R9), R11
 	XORQ    R9, R9
+	MOVQ    run+32(FP), R11
+	MOVQ    8(R11), R10
+	MOVQ    24(R11), R11
 
 rows4_by2_piece:
 	MOVQ       run+32(FP), R12
@@ -5880,10 +5896,10 @@ rows4_by1:
 	MOVQ    q+40(FP), DX
 	MOVQ    ldq+48(FP), SI
 	LEAQ    (SI)(SI*2), DI
-	MOVQ    run+32(FP), R8
-	MOVQ    8(R8), R9
-	MOVQ    24(R8), R10
 	XORQ    R8, R8
+	MOVQ    run+32(FP), R10
+	MOVQ    8(R10), R9
+	MOVQ    24(R10), R10
 
 rows4_by1_piece:
 	MOVQ       run+32(FP), R11
@@ -6115,6 +6131,7 @@ rows1_by2:
 	LEAQ    (DX)(AX*4), DX
 	LEAQ    (DX)(AX*4), DX
 	LEAQ    (DX)(AX*4), DX
+	ADDQ    32(SP), DX
 	VMOVAPS Z16, Z0
 	MOVQ    DX, SI
 	LEAQ    (DX)(AX*4), DX
@@ -6124,12 +6141,12 @@ rows1_by2:
 	VMOVAPS Z16, Z1
 	MOVQ    DX, 8(SP)
 	MOVQ    q+40(FP), DX
-	MOVQ    run+32(FP), DI
-	MOVQ    8(DI), R8
-	MOVQ    24(DI), R9
 	XORQ    DI, DI
 
 rows1_by2_piece:
+	MOVQ       run+32(FP), R9
+	MOVQ       8(R9), R8
+	MOVQ       24(R9), R9
 	MOVQ       run+32(FP), R10
 	PREFETCHT1 (R8)
 	MOVQ       32(R10), R11
@@ -6159,17 +6176,20 @@ rows1_by2_piece0_8_same0:
 	MOVQ       56(R10), R9
 
 rows1_by2_piece0_8_same1:
-	LEAQ             (BX)(DI*1), R10
-	VBROADCASTF64X4  (R10), Z2
-	VBROADCASTF64X4  (R10)(AX*1), Z3
-	VBROADCASTF64X4  (R10)(AX*2), Z4
-	VBROADCASTF64X4  (R10)(CX*1), Z5
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF64X4     $0x01, (R10), Z2, Z2
-	VINSERTF64X4     $0x01, (R10)(AX*1), Z3, Z3
-	VINSERTF64X4     $0x01, (R10)(AX*2), Z4, Z4
-	VINSERTF64X4     $0x01, (R10)(CX*1), Z5, Z5
-	LEAQ             (R10)(AX*4), R10
+	MOVQ             run+32(FP), R10
+	MOVQ             R8, 8(R10)
+	MOVQ             R9, 24(R10)
+	LEAQ             (BX)(DI*1), R8
+	VBROADCASTF64X4  (R8), Z2
+	VBROADCASTF64X4  (R8)(AX*1), Z3
+	VBROADCASTF64X4  (R8)(AX*2), Z4
+	VBROADCASTF64X4  (R8)(CX*1), Z5
+	LEAQ             (R8)(AX*4), R8
+	VINSERTF64X4     $0x01, (R8), Z2, Z2
+	VINSERTF64X4     $0x01, (R8)(AX*1), Z3, Z3
+	VINSERTF64X4     $0x01, (R8)(AX*2), Z4, Z4
+	VINSERTF64X4     $0x01, (R8)(CX*1), Z5, Z5
+	LEAQ             (R8)(AX*4), R8
 	VUNPCKLPS        Z3, Z2, Z6
 	VUNPCKHPS        Z3, Z2, Z2
 	VUNPCKLPS        Z5, Z4, Z3
@@ -6178,16 +6198,16 @@ rows1_by2_piece0_8_same1:
 	VUNPCKHPD        Z3, Z6, Z3
 	VUNPCKLPD        Z4, Z2, Z6
 	VUNPCKHPD        Z4, Z2, Z2
-	VBROADCASTF64X4  (R10), Z4
-	VBROADCASTF64X4  (R10)(AX*1), Z7
-	VBROADCASTF64X4  (R10)(AX*2), Z8
-	VBROADCASTF64X4  (R10)(CX*1), Z9
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF64X4     $0x01, (R10), Z4, Z4
-	VINSERTF64X4     $0x01, (R10)(AX*1), Z7, Z7
-	VINSERTF64X4     $0x01, (R10)(AX*2), Z8, Z8
-	VINSERTF64X4     $0x01, (R10)(CX*1), Z9, Z9
-	LEAQ             (R10)(AX*4), R10
+	VBROADCASTF64X4  (R8), Z4
+	VBROADCASTF64X4  (R8)(AX*1), Z7
+	VBROADCASTF64X4  (R8)(AX*2), Z8
+	VBROADCASTF64X4  (R8)(CX*1), Z9
+	LEAQ             (R8)(AX*4), R8
+	VINSERTF64X4     $0x01, (R8), Z4, Z4
+	VINSERTF64X4     $0x01, (R8)(AX*1), Z7, Z7
+	VINSERTF64X4     $0x01, (R8)(AX*2), Z8, Z8
+	VINSERTF64X4     $0x01, (R8)(CX*1), Z9, Z9
+	LEAQ             (R8)(AX*4), R8
 	VUNPCKLPS        Z7, Z4, Z10
 	VUNPCKHPS        Z7, Z4, Z4
 	VUNPCKLPS        Z9, Z8, Z7
@@ -6260,7 +6280,10 @@ rows1_by2_piece0_8_same1:
 	VPMOVDW          Z2, Y2
 	VCVTPH2PS        Y2, Z2
 	VFMADD231PS.BCST 60(DX), Z2, Z0
-	MOVQ             run+32(FP), R10
+	MOVQ             24(SP), R9
+	MOVQ             8(R9), R8
+	MOVQ             24(R9), R9
+	MOVQ             24(SP), R10
 	PREFETCHT1       (R8)
 	MOVQ             32(R10), R11
 	PREFETCHT1       (R8)(R11*1)
@@ -6289,17 +6312,20 @@ rows1_by2_piece1_8_same0:
 	MOVQ       56(R10), R9
 
 rows1_by2_piece1_8_same1:
-	LEAQ             (SI)(DI*1), R10
-	VBROADCASTF64X4  (R10), Z2
-	VBROADCASTF64X4  (R10)(AX*1), Z3
-	VBROADCASTF64X4  (R10)(AX*2), Z4
-	VBROADCASTF64X4  (R10)(CX*1), Z5
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF64X4     $0x01, (R10), Z2, Z2
-	VINSERTF64X4     $0x01, (R10)(AX*1), Z3, Z3
-	VINSERTF64X4     $0x01, (R10)(AX*2), Z4, Z4
-	VINSERTF64X4     $0x01, (R10)(CX*1), Z5, Z5
-	LEAQ             (R10)(AX*4), R10
+	MOVQ             24(SP), R10
+	MOVQ             R8, 8(R10)
+	MOVQ             R9, 24(R10)
+	LEAQ             (SI)(DI*1), R8
+	VBROADCASTF64X4  (R8), Z2
+	VBROADCASTF64X4  (R8)(AX*1), Z3
+	VBROADCASTF64X4  (R8)(AX*2), Z4
+	VBROADCASTF64X4  (R8)(CX*1), Z5
+	LEAQ             (R8)(AX*4), R8
+	VINSERTF64X4     $0x01, (R8), Z2, Z2
+	VINSERTF64X4     $0x01, (R8)(AX*1), Z3, Z3
+	VINSERTF64X4     $0x01, (R8)(AX*2), Z4, Z4
+	VINSERTF64X4     $0x01, (R8)(CX*1), Z5, Z5
+	LEAQ             (R8)(AX*4), R8
 	VUNPCKLPS        Z3, Z2, Z6
 	VUNPCKHPS        Z3, Z2, Z2
 	VUNPCKLPS        Z5, Z4, Z3
@@ -6308,16 +6334,16 @@ rows1_by2_piece1_8_same1:
 	VUNPCKHPD        Z3, Z6, Z3
 	VUNPCKLPD        Z4, Z2, Z6
 	VUNPCKHPD        Z4, Z2, Z2
-	VBROADCASTF64X4  (R10), Z4
-	VBROADCASTF64X4  (R10)(AX*1), Z7
-	VBROADCASTF64X4  (R10)(AX*2), Z8
-	VBROADCASTF64X4  (R10)(CX*1), Z9
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF64X4     $0x01, (R10), Z4, Z4
-	VINSERTF64X4     $0x01, (R10)(AX*1), Z7, Z7
-	VINSERTF64X4     $0x01, (R10)(AX*2), Z8, Z8
-	VINSERTF64X4     $0x01, (R10)(CX*1), Z9, Z9
-	LEAQ             (R10)(AX*4), R10
+	VBROADCASTF64X4  (R8), Z4
+	VBROADCASTF64X4  (R8)(AX*1), Z7
+	VBROADCASTF64X4  (R8)(AX*2), Z8
+	VBROADCASTF64X4  (R8)(CX*1), Z9
+	LEAQ             (R8)(AX*4), R8
+	VINSERTF64X4     $0x01, (R8), Z4, Z4
+	VINSERTF64X4     $0x01, (R8)(AX*1), Z7, Z7
+	VINSERTF64X4     $0x01, (R8)(AX*2), Z8, Z8
+	VINSERTF64X4     $0x01, (R8)(CX*1), Z9, Z9
+	LEAQ             (R8)(AX*4), R8
 	VUNPCKLPS        Z7, Z4, Z10
 	VUNPCKHPS        Z7, Z4, Z4
 	VUNPCKLPS        Z9, Z8, Z7
@@ -6394,9 +6420,6 @@ rows1_by2_piece1_8_same1:
 	ADDQ             $0x00000040, DX
 	CMPQ             DI, chunks+64(FP)
 	JNE              rows1_by2_piece
-	MOVQ             run+32(FP), DX
-	MOVQ             R8, 8(DX)
-	MOVQ             R9, 24(DX)
 	MOVQ             (SP), DX
 	MOVQ             lds+8(FP), BX
 	ADDQ             $0x00000080, (SP)
@@ -6416,13 +6439,14 @@ rows1_by1:
 	LEAQ    (DX)(AX*4), DX
 	LEAQ    (DX)(AX*4), DX
 	LEAQ    (DX)(AX*4), DX
+	ADDQ    32(SP), DX
 	VMOVAPS Z17, Z0
 	MOVQ    DX, 8(SP)
 	MOVQ    q+40(FP), DX
-	MOVQ    run+32(FP), SI
-	MOVQ    8(SI), DI
-	MOVQ    24(SI), R8
 	XORQ    SI, SI
+	MOVQ    run+32(FP), R8
+	MOVQ    8(R8), DI
+	MOVQ    24(R8), R8
 
 rows1_by1_piece:
 	MOVQ       run+32(FP), R9
@@ -7393,10 +7417,26 @@ key:
 
 // func dotsBF16AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·dotsBF16AVX512(SB), NOSPLIT, $24-80
+TEXT ·dotsBF16AVX512(SB), NOSPLIT, $40-80
 	MOVQ ldk+24(FP), AX
 	SHLQ $0x05, chunks+64(FP)
 	LEAQ (AX)(AX*2), CX
+	MOVQ run+32(FP), DX
+	XORQ BX, BX
+	MOVQ groups+72(FP), SI
+	SHLQ $0x04, SI
+	CMPQ SI, 16(DX)
+	JLE  one_run
+	ADDQ $0x00000048, DX
+	MOVQ (DX), BX
+	SUBQ k+16(FP), BX
+	MOVQ AX, SI
+	SHLQ $0x04, SI
+	SUBQ SI, BX
+
+one_run:
+	MOVQ DX, 24(SP)
+	MOVQ BX, 32(SP)
 
 rows8:
 	CMPQ heads+56(FP), $0x08
@@ -7431,10 +7471,10 @@ rows8_by1:
 	MOVQ    ldq+48(FP), SI
 	LEAQ    (SI)(SI*2), DI
 	LEAQ    (DX)(SI*4), R8
-	MOVQ    run+32(FP), R9
-	MOVQ    8(R9), R10
-	MOVQ    24(R9), R11
 	XORQ    R9, R9
+	MOVQ    run+32(FP), R11
+	MOVQ    8(R11), R10
+	MOVQ    24(R11), R11
 
 rows8_by1_piece:
 	MOVQ       run+32(FP), R12
@@ -7732,10 +7772,10 @@ rows4_by2:
 	MOVQ    q+40(FP), DX
 	MOVQ    ldq+48(FP), DI
 	LEAQ    (DI)(DI*2), R8
-	MOVQ    run+32(FP), R9
-	MOVQ    8(R9), R10
-	MOVQ    24(R9), R11
 	XORQ    R9, R9
+	MOVQ    run+32(FP), R11
+	MOVQ    8(R11), R10
+	MOVQ    24(R11), R11
 
 rows4_by2_piece:
 	MOVQ       run+32(FP), R12
@@ -8089,10 +8129,10 @@ rows4_by1:
 	MOVQ    q+40(FP), DX
 	MOVQ    ldq+48(FP), SI
 	LEAQ    (SI)(SI*2), DI
-	MOVQ    run+32(FP), R8
-	MOVQ    8(R8), R9
-	MOVQ    24(R8), R10
 	XORQ    R8, R8
+	MOVQ    run+32(FP), R10
+	MOVQ    8(R10), R9
+	MOVQ    24(R10), R10
 
 rows4_by1_piece:
 	MOVQ       run+32(FP), R11
@@ -8300,6 +8340,7 @@ rows1_by2:
 	LEAQ    (DX)(AX*4), DX
 	LEAQ    (DX)(AX*4), DX
 	LEAQ    (DX)(AX*4), DX
+	ADDQ    32(SP), DX
 	VMOVAPS Z16, Z0
 	MOVQ    DX, SI
 	LEAQ    (DX)(AX*4), DX
@@ -8309,12 +8350,12 @@ rows1_by2:
 	VMOVAPS Z16, Z1
 	MOVQ    DX, 8(SP)
 	MOVQ    q+40(FP), DX
-	MOVQ    run+32(FP), DI
-	MOVQ    8(DI), R8
-	MOVQ    24(DI), R9
 	XORQ    DI, DI
 
 rows1_by2_piece:
+	MOVQ       run+32(FP), R9
+	MOVQ       8(R9), R8
+	MOVQ       24(R9), R9
 	MOVQ       run+32(FP), R10
 	PREFETCHT1 (R8)
 	MOVQ       32(R10), R11
@@ -8344,17 +8385,20 @@ rows1_by2_piece0_8_same0:
 	MOVQ       56(R10), R9
 
 rows1_by2_piece0_8_same1:
-	LEAQ             (BX)(DI*1), R10
-	VBROADCASTF64X4  (R10), Z2
-	VBROADCASTF64X4  (R10)(AX*1), Z3
-	VBROADCASTF64X4  (R10)(AX*2), Z4
-	VBROADCASTF64X4  (R10)(CX*1), Z5
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF64X4     $0x01, (R10), Z2, Z2
-	VINSERTF64X4     $0x01, (R10)(AX*1), Z3, Z3
-	VINSERTF64X4     $0x01, (R10)(AX*2), Z4, Z4
-	VINSERTF64X4     $0x01, (R10)(CX*1), Z5, Z5
-	LEAQ             (R10)(AX*4), R10
+	MOVQ             run+32(FP), R10
+	MOVQ             R8, 8(R10)
+	MOVQ             R9, 24(R10)
+	LEAQ             (BX)(DI*1), R8
+	VBROADCASTF64X4  (R8), Z2
+	VBROADCASTF64X4  (R8)(AX*1), Z3
+	VBROADCASTF64X4  (R8)(AX*2), Z4
+	VBROADCASTF64X4  (R8)(CX*1), Z5
+	LEAQ             (R8)(AX*4), R8
+	VINSERTF64X4     $0x01, (R8), Z2, Z2
+	VINSERTF64X4     $0x01, (R8)(AX*1), Z3, Z3
+	VINSERTF64X4     $0x01, (R8)(AX*2), Z4, Z4
+	VINSERTF64X4     $0x01, (R8)(CX*1), Z5, Z5
+	LEAQ             (R8)(AX*4), R8
 	VUNPCKLPS        Z3, Z2, Z6
 	VUNPCKHPS        Z3, Z2, Z2
 	VUNPCKLPS        Z5, Z4, Z3
@@ -8363,16 +8407,16 @@ rows1_by2_piece0_8_same1:
 	VUNPCKHPD        Z3, Z6, Z3
 	VUNPCKLPD        Z4, Z2, Z6
 	VUNPCKHPD        Z4, Z2, Z2
-	VBROADCASTF64X4  (R10), Z4
-	VBROADCASTF64X4  (R10)(AX*1), Z7
-	VBROADCASTF64X4  (R10)(AX*2), Z8
-	VBROADCASTF64X4  (R10)(CX*1), Z9
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF64X4     $0x01, (R10), Z4, Z4
-	VINSERTF64X4     $0x01, (R10)(AX*1), Z7, Z7
-	VINSERTF64X4     $0x01, (R10)(AX*2), Z8, Z8
-	VINSERTF64X4     $0x01, (R10)(CX*1), Z9, Z9
-	LEAQ             (R10)(AX*4), R10
+	VBROADCASTF64X4  (R8), Z4
+	VBROADCASTF64X4  (R8)(AX*1), Z7
+	VBROADCASTF64X4  (R8)(AX*2), Z8
+	VBROADCASTF64X4  (R8)(CX*1), Z9
+	LEAQ             (R8)(AX*4), R8
+	VINSERTF64X4     $0x01, (R8), Z4, Z4
+	VINSERTF64X4     $0x01, (R8)(AX*1), Z7, Z7
+	VINSERTF64X4     $0x01, (R8)(AX*2), Z8, Z8
+	VINSERTF64X4     $0x01, (R8)(CX*1), Z9, Z9
+	LEAQ             (R8)(AX*4), R8
 	VUNPCKLPS        Z7, Z4, Z10
 	VUNPCKHPS        Z7, Z4, Z4
 	VUNPCKLPS        Z9, Z8, Z7
@@ -8421,7 +8465,10 @@ rows1_by2_piece0_8_same1:
 	VFMADD231PS.BCST 56(DX), Z3, Z0
 	VPANDD           constants<>+1664(SB), Z2, Z2
 	VFMADD231PS.BCST 60(DX), Z2, Z0
-	MOVQ             run+32(FP), R10
+	MOVQ             24(SP), R9
+	MOVQ             8(R9), R8
+	MOVQ             24(R9), R9
+	MOVQ             24(SP), R10
 	PREFETCHT1       (R8)
 	MOVQ             32(R10), R11
 	PREFETCHT1       (R8)(R11*1)
@@ -8450,17 +8497,20 @@ rows1_by2_piece1_8_same0:
 	MOVQ       56(R10), R9
 
 rows1_by2_piece1_8_same1:
-	LEAQ             (SI)(DI*1), R10
-	VBROADCASTF64X4  (R10), Z2
-	VBROADCASTF64X4  (R10)(AX*1), Z3
-	VBROADCASTF64X4  (R10)(AX*2), Z4
-	VBROADCASTF64X4  (R10)(CX*1), Z5
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF64X4     $0x01, (R10), Z2, Z2
-	VINSERTF64X4     $0x01, (R10)(AX*1), Z3, Z3
-	VINSERTF64X4     $0x01, (R10)(AX*2), Z4, Z4
-	VINSERTF64X4     $0x01, (R10)(CX*1), Z5, Z5
-	LEAQ             (R10)(AX*4), R10
+	MOVQ             24(SP), R10
+	MOVQ             R8, 8(R10)
+	MOVQ             R9, 24(R10)
+	LEAQ             (SI)(DI*1), R8
+	VBROADCASTF64X4  (R8), Z2
+	VBROADCASTF64X4  (R8)(AX*1), Z3
+	VBROADCASTF64X4  (R8)(AX*2), Z4
+	VBROADCASTF64X4  (R8)(CX*1), Z5
+	LEAQ             (R8)(AX*4), R8
+	VINSERTF64X4     $0x01, (R8), Z2, Z2
+	VINSERTF64X4     $0x01, (R8)(AX*1), Z3, Z3
+	VINSERTF64X4     $0x01, (R8)(AX*2), Z4, Z4
+	VINSERTF64X4     $0x01, (R8)(CX*1), Z5, Z5
+	LEAQ             (R8)(AX*4), R8
 	VUNPCKLPS        Z3, Z2, Z6
 	VUNPCKHPS        Z3, Z2, Z2
 	VUNPCKLPS        Z5, Z4, Z3
@@ -8469,16 +8519,16 @@ rows1_by2_piece1_8_same1:
 	VUNPCKHPD        Z3, Z6, Z3
 	VUNPCKLPD        Z4, Z2, Z6
 	VUNPCKHPD        Z4, Z2, Z2
-	VBROADCASTF64X4  (R10), Z4
-	VBROADCASTF64X4  (R10)(AX*1), Z7
-	VBROADCASTF64X4  (R10)(AX*2), Z8
-	VBROADCASTF64X4  (R10)(CX*1), Z9
-	LEAQ             (R10)(AX*4), R10
-	VINSERTF64X4     $0x01, (R10), Z4, Z4
-	VINSERTF64X4     $0x01, (R10)(AX*1), Z7, Z7
-	VINSERTF64X4     $0x01, (R10)(AX*2), Z8, Z8
-	VINSERTF64X4     $0x01, (R10)(CX*1), Z9, Z9
-	LEAQ             (R10)(AX*4), R10
+	VBROADCASTF64X4  (R8), Z4
+	VBROADCASTF64X4  (R8)(AX*1), Z7
+	VBROADCASTF64X4  (R8)(AX*2), Z8
+	VBROADCASTF64X4  (R8)(CX*1), Z9
+	LEAQ             (R8)(AX*4), R8
+	VINSERTF64X4     $0x01, (R8), Z4, Z4
+	VINSERTF64X4     $0x01, (R8)(AX*1), Z7, Z7
+	VINSERTF64X4     $0x01, (R8)(AX*2), Z8, Z8
+	VINSERTF64X4     $0x01, (R8)(CX*1), Z9, Z9
+	LEAQ             (R8)(AX*4), R8
 	VUNPCKLPS        Z7, Z4, Z10
 	VUNPCKHPS        Z7, Z4, Z4
 	VUNPCKLPS        Z9, Z8, Z7
@@ -8531,9 +8581,6 @@ rows1_by2_piece1_8_same1:
 	ADDQ             $0x00000040, DX
 	CMPQ             DI, chunks+64(FP)
 	JNE              rows1_by2_piece
-	MOVQ             run+32(FP), DX
-	MOVQ             R8, 8(DX)
-	MOVQ             R9, 24(DX)
 	MOVQ             (SP), DX
 	MOVQ             lds+8(FP), BX
 	ADDQ             $0x00000080, (SP)
@@ -8553,13 +8600,14 @@ rows1_by1:
 	LEAQ    (DX)(AX*4), DX
 	LEAQ    (DX)(AX*4), DX
 	LEAQ    (DX)(AX*4), DX
+	ADDQ    32(SP), DX
 	VMOVAPS Z17, Z0
 	MOVQ    DX, 8(SP)
 	MOVQ    q+40(FP), DX
-	MOVQ    run+32(FP), SI
-	MOVQ    8(SI), DI
-	MOVQ    24(SI), R8
 	XORQ    SI, SI
+	MOVQ    run+32(FP), R8
+	MOVQ    8(R8), DI
+	MOVQ    24(R8), R8
 
 rows1_by1_piece:
 	MOVQ       run+32(FP), R9
@@ -9527,7 +9575,7 @@ key:
 
 // func dotsQ8AVX512(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·dotsQ8AVX512(SB), NOSPLIT, $152-80
+TEXT ·dotsQ8AVX512(SB), NOSPLIT, $168-80
 	MOVQ    ldk+24(FP), AX
 	SHLQ    $0x04, chunks+64(FP)
 	LEAQ    (AX)(AX*2), CX
@@ -9535,6 +9583,22 @@ TEXT ·dotsQ8AVX512(SB), NOSPLIT, $152-80
 	VMOVUPS constants<>+1856(SB), Z1
 	VMOVUPS constants<>+1792(SB), Z2
 	VMOVUPS constants<>+1920(SB), Z3
+	MOVQ    run+32(FP), DX
+	XORQ    BX, BX
+	MOVQ    groups+72(FP), SI
+	SHLQ    $0x04, SI
+	CMPQ    SI, 16(DX)
+	JLE     one_run
+	ADDQ    $0x00000048, DX
+	MOVQ    (DX), BX
+	SUBQ    k+16(FP), BX
+	MOVQ    AX, SI
+	SHLQ    $0x04, SI
+	SUBQ    SI, BX
+
+one_run:
+	MOVQ DX, 152(SP)
+	MOVQ BX, 160(SP)
 
 rows8:
 	CMPQ heads+56(FP), $0x08
@@ -9601,10 +9665,10 @@ rows8_by1:
 	MOVQ       ldq+48(FP), SI
 	LEAQ       (SI)(SI*2), DI
 	LEAQ       (DX)(SI*4), R8
-	MOVQ       run+32(FP), R9
-	MOVQ       8(R9), R10
-	MOVQ       24(R9), R11
 	XORQ       R9, R9
+	MOVQ       run+32(FP), R11
+	MOVQ       8(R11), R10
+	MOVQ       24(R11), R11
 	MOVQ       run+32(FP), R12
 	PREFETCHT1 (R10)
 	MOVQ       32(R12), R13
@@ -10492,10 +10556,10 @@ rows4_by2:
 	MOVQ       q+40(FP), DX
 	MOVQ       ldq+48(FP), DI
 	LEAQ       (DI)(DI*2), R8
-	MOVQ       run+32(FP), R9
-	MOVQ       8(R9), R10
-	MOVQ       24(R9), R11
 	XORQ       R9, R9
+	MOVQ       run+32(FP), R11
+	MOVQ       8(R11), R10
+	MOVQ       24(R11), R11
 	MOVQ       run+32(FP), R12
 	PREFETCHT1 (R10)
 	MOVQ       32(R12), R13
@@ -11652,10 +11716,10 @@ rows4_by1:
 	MOVQ       q+40(FP), DX
 	MOVQ       ldq+48(FP), SI
 	LEAQ       (SI)(SI*2), DI
-	MOVQ       run+32(FP), R8
-	MOVQ       8(R8), R9
-	MOVQ       24(R8), R10
 	XORQ       R8, R8
+	MOVQ       run+32(FP), R10
+	MOVQ       8(R10), R9
+	MOVQ       24(R10), R10
 	MOVQ       run+32(FP), R11
 	PREFETCHT1 (R9)
 	MOVQ       32(R11), R12
@@ -12293,6 +12357,7 @@ rows1_by2:
 	MOVL       (DX)(CX*1), SI
 	MOVL       SI, 84(SP)
 	LEAQ       (DX)(AX*4), DX
+	ADDQ       160(SP), DX
 	VMOVAPS    Z20, Z4
 	MOVQ       DX, SI
 	MOVL       (DX), DI
@@ -12334,10 +12399,10 @@ rows1_by2:
 	VMOVAPS    Z20, Z5
 	MOVQ       DX, 8(SP)
 	MOVQ       q+40(FP), DX
-	MOVQ       run+32(FP), DI
-	MOVQ       8(DI), R8
-	MOVQ       24(DI), R9
 	XORQ       DI, DI
+	MOVQ       run+32(FP), R9
+	MOVQ       8(R9), R8
+	MOVQ       24(R9), R9
 	MOVQ       run+32(FP), R10
 	PREFETCHT1 (R8)
 	MOVQ       32(R10), R11
@@ -12353,10 +12418,16 @@ rows1_by2:
 	MOVQ       56(R10), R9
 
 rows1_by2_same0:
+	MOVQ run+32(FP), R10
+	MOVQ R8, 8(R10)
+	MOVQ R9, 24(R10)
 	CMPQ chunks+64(FP), $0x10
 	JE   rows1_by2_piece_last
 
 rows1_by2_piece:
+	MOVQ       run+32(FP), R9
+	MOVQ       8(R9), R8
+	MOVQ       24(R9), R9
 	MOVQ       run+32(FP), R10
 	PREFETCHT1 (R8)
 	MOVQ       32(R10), R11
@@ -12386,17 +12457,20 @@ rows1_by2_piece0_8_same0:
 	MOVQ       56(R10), R9
 
 rows1_by2_piece0_8_same1:
-	LEAQ            (BX)(DI*1), R10
-	VBROADCASTF64X4 4(R10), Z6
-	VBROADCASTF64X4 4(R10)(AX*1), Z7
-	VBROADCASTF64X4 4(R10)(AX*2), Z8
-	VBROADCASTF64X4 4(R10)(CX*1), Z9
-	LEAQ            (R10)(AX*4), R10
-	VINSERTF64X4    $0x01, 4(R10), Z6, Z6
-	VINSERTF64X4    $0x01, 4(R10)(AX*1), Z7, Z7
-	VINSERTF64X4    $0x01, 4(R10)(AX*2), Z8, Z8
-	VINSERTF64X4    $0x01, 4(R10)(CX*1), Z9, Z9
-	LEAQ            (R10)(AX*4), R10
+	MOVQ            run+32(FP), R10
+	MOVQ            R8, 8(R10)
+	MOVQ            R9, 24(R10)
+	LEAQ            (BX)(DI*1), R8
+	VBROADCASTF64X4 4(R8), Z6
+	VBROADCASTF64X4 4(R8)(AX*1), Z7
+	VBROADCASTF64X4 4(R8)(AX*2), Z8
+	VBROADCASTF64X4 4(R8)(CX*1), Z9
+	LEAQ            (R8)(AX*4), R8
+	VINSERTF64X4    $0x01, 4(R8), Z6, Z6
+	VINSERTF64X4    $0x01, 4(R8)(AX*1), Z7, Z7
+	VINSERTF64X4    $0x01, 4(R8)(AX*2), Z8, Z8
+	VINSERTF64X4    $0x01, 4(R8)(CX*1), Z9, Z9
+	LEAQ            (R8)(AX*4), R8
 	VUNPCKLPS       Z7, Z6, Z10
 	VUNPCKHPS       Z7, Z6, Z6
 	VUNPCKLPS       Z9, Z8, Z7
@@ -12405,16 +12479,16 @@ rows1_by2_piece0_8_same1:
 	VUNPCKHPD       Z7, Z10, Z7
 	VUNPCKLPD       Z8, Z6, Z10
 	VUNPCKHPD       Z8, Z6, Z6
-	VBROADCASTF64X4 4(R10), Z8
-	VBROADCASTF64X4 4(R10)(AX*1), Z11
-	VBROADCASTF64X4 4(R10)(AX*2), Z12
-	VBROADCASTF64X4 4(R10)(CX*1), Z13
-	LEAQ            (R10)(AX*4), R10
-	VINSERTF64X4    $0x01, 4(R10), Z8, Z8
-	VINSERTF64X4    $0x01, 4(R10)(AX*1), Z11, Z11
-	VINSERTF64X4    $0x01, 4(R10)(AX*2), Z12, Z12
-	VINSERTF64X4    $0x01, 4(R10)(CX*1), Z13, Z13
-	LEAQ            (R10)(AX*4), R10
+	VBROADCASTF64X4 4(R8), Z8
+	VBROADCASTF64X4 4(R8)(AX*1), Z11
+	VBROADCASTF64X4 4(R8)(AX*2), Z12
+	VBROADCASTF64X4 4(R8)(CX*1), Z13
+	LEAQ            (R8)(AX*4), R8
+	VINSERTF64X4    $0x01, 4(R8), Z8, Z8
+	VINSERTF64X4    $0x01, 4(R8)(AX*1), Z11, Z11
+	VINSERTF64X4    $0x01, 4(R8)(AX*2), Z12, Z12
+	VINSERTF64X4    $0x01, 4(R8)(CX*1), Z13, Z13
+	LEAQ            (R8)(AX*4), R8
 	VUNPCKLPS       Z11, Z8, Z14
 	VUNPCKHPS       Z11, Z8, Z8
 	VUNPCKLPS       Z13, Z12, Z11
@@ -12431,7 +12505,10 @@ rows1_by2_piece0_8_same1:
 	VSHUFF32X4      $0xdd, Z14, Z10, Z14
 	VSHUFF32X4      $0x88, Z8, Z6, Z10
 	VSHUFF32X4      $0xdd, Z8, Z6, Z6
-	MOVQ            run+32(FP), R10
+	MOVQ            152(SP), R9
+	MOVQ            8(R9), R8
+	MOVQ            24(R9), R9
+	MOVQ            152(SP), R10
 	PREFETCHT1      (R8)
 	MOVQ            32(R10), R11
 	PREFETCHT1      (R8)(R11*1)
@@ -12460,17 +12537,20 @@ rows1_by2_piece1_8_same0:
 	MOVQ       56(R10), R9
 
 rows1_by2_piece1_8_same1:
-	LEAQ            (SI)(DI*1), R10
-	VBROADCASTF64X4 4(R10), Z8
-	VBROADCASTF64X4 4(R10)(AX*1), Z15
-	VBROADCASTF64X4 4(R10)(AX*2), Z16
-	VBROADCASTF64X4 4(R10)(CX*1), Z17
-	LEAQ            (R10)(AX*4), R10
-	VINSERTF64X4    $0x01, 4(R10), Z8, Z8
-	VINSERTF64X4    $0x01, 4(R10)(AX*1), Z15, Z15
-	VINSERTF64X4    $0x01, 4(R10)(AX*2), Z16, Z16
-	VINSERTF64X4    $0x01, 4(R10)(CX*1), Z17, Z17
-	LEAQ            (R10)(AX*4), R10
+	MOVQ            152(SP), R10
+	MOVQ            R8, 8(R10)
+	MOVQ            R9, 24(R10)
+	LEAQ            (SI)(DI*1), R8
+	VBROADCASTF64X4 4(R8), Z8
+	VBROADCASTF64X4 4(R8)(AX*1), Z15
+	VBROADCASTF64X4 4(R8)(AX*2), Z16
+	VBROADCASTF64X4 4(R8)(CX*1), Z17
+	LEAQ            (R8)(AX*4), R8
+	VINSERTF64X4    $0x01, 4(R8), Z8, Z8
+	VINSERTF64X4    $0x01, 4(R8)(AX*1), Z15, Z15
+	VINSERTF64X4    $0x01, 4(R8)(AX*2), Z16, Z16
+	VINSERTF64X4    $0x01, 4(R8)(CX*1), Z17, Z17
+	LEAQ            (R8)(AX*4), R8
 	VUNPCKLPS       Z15, Z8, Z18
 	VUNPCKHPS       Z15, Z8, Z8
 	VUNPCKLPS       Z17, Z16, Z15
@@ -12479,16 +12559,16 @@ rows1_by2_piece1_8_same1:
 	VUNPCKHPD       Z15, Z18, Z15
 	VUNPCKLPD       Z16, Z8, Z18
 	VUNPCKHPD       Z16, Z8, Z8
-	VBROADCASTF64X4 4(R10), Z16
-	VBROADCASTF64X4 4(R10)(AX*1), Z19
-	VBROADCASTF64X4 4(R10)(AX*2), Z22
-	VBROADCASTF64X4 4(R10)(CX*1), Z23
-	LEAQ            (R10)(AX*4), R10
-	VINSERTF64X4    $0x01, 4(R10), Z16, Z16
-	VINSERTF64X4    $0x01, 4(R10)(AX*1), Z19, Z19
-	VINSERTF64X4    $0x01, 4(R10)(AX*2), Z22, Z22
-	VINSERTF64X4    $0x01, 4(R10)(CX*1), Z23, Z23
-	LEAQ            (R10)(AX*4), R10
+	VBROADCASTF64X4 4(R8), Z16
+	VBROADCASTF64X4 4(R8)(AX*1), Z19
+	VBROADCASTF64X4 4(R8)(AX*2), Z22
+	VBROADCASTF64X4 4(R8)(CX*1), Z23
+	LEAQ            (R8)(AX*4), R8
+	VINSERTF64X4    $0x01, 4(R8), Z16, Z16
+	VINSERTF64X4    $0x01, 4(R8)(AX*1), Z19, Z19
+	VINSERTF64X4    $0x01, 4(R8)(AX*2), Z22, Z22
+	VINSERTF64X4    $0x01, 4(R8)(CX*1), Z23, Z23
+	LEAQ            (R8)(AX*4), R8
 	VUNPCKLPS       Z19, Z16, Z24
 	VUNPCKHPS       Z19, Z16, Z16
 	VUNPCKLPS       Z23, Z22, Z19
@@ -12875,13 +12955,16 @@ rows1_by2_piece1_8_same1:
 	VFMADD231PS     Z7, Z6, Z5
 	ADDQ            $0x00000020, DI
 	ADDQ            $0x00000080, DX
-	MOVQ            chunks+64(FP), R10
-	SUBQ            DI, R10
-	CMPQ            R10, $0x10
+	MOVQ            chunks+64(FP), R8
+	SUBQ            DI, R8
+	CMPQ            R8, $0x10
 	JG              rows1_by2_piece
 	JL              rows1_by2_piece_done
 
 rows1_by2_piece_last:
+	MOVQ       run+32(FP), R9
+	MOVQ       8(R9), R8
+	MOVQ       24(R9), R9
 	MOVQ       run+32(FP), R10
 	PREFETCHT1 (R8)
 	MOVQ       32(R10), R11
@@ -12911,6 +12994,9 @@ rows1_by2_piece0_4_same0:
 	MOVQ       56(R10), R9
 
 rows1_by2_piece0_4_same1:
+	MOVQ            run+32(FP), R10
+	MOVQ            R8, 8(R10)
+	MOVQ            R9, 24(R10)
 	LEAQ            (BX)(DI*1), BX
 	VBROADCASTF32X4 4(BX), Z6
 	VBROADCASTF32X4 4(BX)(AX*1), Z7
@@ -12939,35 +13025,41 @@ rows1_by2_piece0_4_same1:
 	VUNPCKHPD       Z7, Z10, Z7
 	VUNPCKLPD       Z8, Z6, Z10
 	VUNPCKHPD       Z8, Z6, Z6
-	MOVQ            run+32(FP), BX
-	PREFETCHT1      (R8)
-	MOVQ            32(BX), R10
-	PREFETCHT1      (R8)(R10*1)
-	MOVQ            40(BX), R10
-	PREFETCHT1      (R8)(R10*1)
-	MOVQ            48(BX), R10
-	PREFETCHT1      (R8)(R10*1)
-	ADDQ            $0x40, R8
-	DECQ            R9
+	MOVQ            152(SP), R8
+	MOVQ            8(R8), BX
+	MOVQ            24(R8), R8
+	MOVQ            152(SP), R9
+	PREFETCHT1      (BX)
+	MOVQ            32(R9), R10
+	PREFETCHT1      (BX)(R10*1)
+	MOVQ            40(R9), R10
+	PREFETCHT1      (BX)(R10*1)
+	MOVQ            48(R9), R10
+	PREFETCHT1      (BX)(R10*1)
+	ADDQ            $0x40, BX
+	DECQ            R8
 	JNZ             rows1_by2_piece1_4_same0
-	ADDQ            64(BX), R8
-	MOVQ            56(BX), R9
+	ADDQ            64(R9), BX
+	MOVQ            56(R9), R8
 
 rows1_by2_piece1_4_same0:
-	PREFETCHT1 (R8)
-	MOVQ       32(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       40(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       48(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	ADDQ       $0x40, R8
-	DECQ       R9
+	PREFETCHT1 (BX)
+	MOVQ       32(R9), R10
+	PREFETCHT1 (BX)(R10*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (BX)(R10*1)
+	MOVQ       48(R9), R10
+	PREFETCHT1 (BX)(R10*1)
+	ADDQ       $0x40, BX
+	DECQ       R8
 	JNZ        rows1_by2_piece1_4_same1
-	ADDQ       64(BX), R8
-	MOVQ       56(BX), R9
+	ADDQ       64(R9), BX
+	MOVQ       56(R9), R8
 
 rows1_by2_piece1_4_same1:
+	MOVQ            152(SP), R9
+	MOVQ            BX, 8(R9)
+	MOVQ            R8, 24(R9)
 	LEAQ            (SI)(DI*1), BX
 	VBROADCASTF32X4 4(BX), Z8
 	VBROADCASTF32X4 4(BX)(AX*1), Z11
@@ -13183,9 +13275,6 @@ rows1_by2_piece1_4_same1:
 	ADDQ            $0x00000010, DI
 
 rows1_by2_piece_done:
-	MOVQ    run+32(FP), DX
-	MOVQ    R8, 8(DX)
-	MOVQ    R9, 24(DX)
 	MOVQ    (SP), DX
 	MOVQ    lds+8(FP), BX
 	ADDQ    $0x00000080, (SP)
@@ -13237,13 +13326,14 @@ rows1_by1:
 	MOVL       (DX)(CX*1), SI
 	MOVL       SI, 84(SP)
 	LEAQ       (DX)(AX*4), DX
+	ADDQ       160(SP), DX
 	VMOVAPS    Z21, Z4
 	MOVQ       DX, 8(SP)
 	MOVQ       q+40(FP), DX
-	MOVQ       run+32(FP), SI
-	MOVQ       8(SI), DI
-	MOVQ       24(SI), R8
 	XORQ       SI, SI
+	MOVQ       run+32(FP), R8
+	MOVQ       8(R8), DI
+	MOVQ       24(R8), R8
 	MOVQ       run+32(FP), R9
 	PREFETCHT1 (DI)
 	MOVQ       32(R9), R10
@@ -18521,10 +18611,26 @@ key:
 
 // func dotsF16AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+
-TEXT ·dotsF16AVX2(SB), NOSPLIT, $24-80
+TEXT ·dotsF16AVX2(SB), NOSPLIT, $40-80
 	MOVQ ldk+24(FP), AX
 	SHLQ $0x04, chunks+64(FP)
 	LEAQ (AX)(AX*2), CX
+	MOVQ run+32(FP), DX
+	XORQ BX, BX
+	MOVQ groups+72(FP), SI
+	SHLQ $0x03, SI
+	CMPQ SI, 16(DX)
+	JLE  one_run
+	ADDQ $0x00000048, DX
+	MOVQ (DX), BX
+	SUBQ k+16(FP), BX
+	MOVQ AX, SI
+	SHLQ $0x04, SI
+	SUBQ SI, BX
+
+one_run:
+	MOVQ DX, 24(SP)
+	MOVQ BX, 32(SP)
 
 rows8:
 	CMPQ heads+56(FP), $0x08
@@ -18557,10 +18663,10 @@ rows8_by1:
 	MOVQ    ldq+48(FP), SI
 	LEAQ    (SI)(SI*2), DI
 	LEAQ    (DX)(SI*4), R8
-	MOVQ    run+32(FP), R9
-	MOVQ    8(R9), R10
-	MOVQ    24(R9), R11
 	XORQ    R9, R9
+	MOVQ    run+32(FP), R11
+	MOVQ    8(R11), R10
+	MOVQ    24(R11), R11
 
 rows8_by1_piece:
 	TESTQ      $0x00000010, R9
@@ -18832,10 +18938,10 @@ rows4_by2:
 	MOVQ    q+40(FP), DX
 	MOVQ    ldq+48(FP), DI
 	LEAQ    (DI)(DI*2), R8
-	MOVQ    run+32(FP), R9
-	MOVQ    8(R9), R10
-	MOVQ    24(R9), R11
 	XORQ    R9, R9
+	MOVQ    run+32(FP), R11
+	MOVQ    8(R11), R10
+	MOVQ    24(R11), R11
 
 rows4_by2_piece:
 	MOVQ       run+32(FP), R12
@@ -19122,10 +19228,10 @@ rows4_by1:
 	MOVQ    q+40(FP), DX
 	MOVQ    ldq+48(FP), SI
 	LEAQ    (SI)(SI*2), DI
-	MOVQ    run+32(FP), R8
-	MOVQ    8(R8), R9
-	MOVQ    24(R8), R10
 	XORQ    R8, R8
+	MOVQ    run+32(FP), R10
+	MOVQ    8(R10), R9
+	MOVQ    24(R10), R10
 
 rows4_by1_piece:
 	TESTQ      $0x00000010, R8
@@ -19313,6 +19419,7 @@ rows1_by4:
 	MOVQ    DX, SI
 	LEAQ    (DX)(AX*4), DX
 	LEAQ    (DX)(AX*4), DX
+	ADDQ    32(SP), DX
 	VMOVAPS Y0, Y2
 	MOVQ    DX, DI
 	LEAQ    (DX)(AX*4), DX
@@ -19324,12 +19431,12 @@ rows1_by4:
 	VMOVAPS Y0, Y0
 	MOVQ    DX, 8(SP)
 	MOVQ    q+40(FP), DX
-	MOVQ    run+32(FP), R9
-	MOVQ    8(R9), R10
-	MOVQ    24(R9), R11
 	XORQ    R9, R9
 
 rows1_by4_piece:
+	MOVQ       run+32(FP), R11
+	MOVQ       8(R11), R10
+	MOVQ       24(R11), R11
 	MOVQ       run+32(FP), R12
 	PREFETCHT1 (R10)
 	MOVQ       32(R12), R13
@@ -19345,16 +19452,19 @@ rows1_by4_piece:
 	MOVQ       56(R12), R11
 
 rows1_by4_piece0_4_same0:
-	LEAQ           (BX)(R9*1), R12
-	VBROADCASTF128 (R12), Y4
-	VBROADCASTF128 (R12)(AX*1), Y5
-	VBROADCASTF128 (R12)(AX*2), Y6
-	VBROADCASTF128 (R12)(CX*1), Y7
-	LEAQ           (R12)(AX*4), R12
-	VINSERTF128    $0x01, (R12), Y4, Y4
-	VINSERTF128    $0x01, (R12)(AX*1), Y5, Y5
-	VINSERTF128    $0x01, (R12)(AX*2), Y6, Y6
-	VINSERTF128    $0x01, (R12)(CX*1), Y7, Y7
+	MOVQ           run+32(FP), R12
+	MOVQ           R10, 8(R12)
+	MOVQ           R11, 24(R12)
+	LEAQ           (BX)(R9*1), R10
+	VBROADCASTF128 (R10), Y4
+	VBROADCASTF128 (R10)(AX*1), Y5
+	VBROADCASTF128 (R10)(AX*2), Y6
+	VBROADCASTF128 (R10)(CX*1), Y7
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, (R10), Y4, Y4
+	VINSERTF128    $0x01, (R10)(AX*1), Y5, Y5
+	VINSERTF128    $0x01, (R10)(AX*2), Y6, Y6
+	VINSERTF128    $0x01, (R10)(CX*1), Y7, Y7
 	VUNPCKLPS      Y5, Y4, Y8
 	VUNPCKHPS      Y5, Y4, Y4
 	VUNPCKLPS      Y7, Y6, Y5
@@ -19411,16 +19521,16 @@ rows1_by4_piece0_4_same0:
 	VCVTPH2PS      X4, Y4
 	VBROADCASTSS   28(DX), Y5
 	VFMADD231PS    Y5, Y4, Y1
-	LEAQ           (SI)(R9*1), R12
-	VBROADCASTF128 (R12), Y4
-	VBROADCASTF128 (R12)(AX*1), Y5
-	VBROADCASTF128 (R12)(AX*2), Y6
-	VBROADCASTF128 (R12)(CX*1), Y7
-	LEAQ           (R12)(AX*4), R12
-	VINSERTF128    $0x01, (R12), Y4, Y4
-	VINSERTF128    $0x01, (R12)(AX*1), Y5, Y5
-	VINSERTF128    $0x01, (R12)(AX*2), Y6, Y6
-	VINSERTF128    $0x01, (R12)(CX*1), Y7, Y7
+	LEAQ           (SI)(R9*1), R10
+	VBROADCASTF128 (R10), Y4
+	VBROADCASTF128 (R10)(AX*1), Y5
+	VBROADCASTF128 (R10)(AX*2), Y6
+	VBROADCASTF128 (R10)(CX*1), Y7
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, (R10), Y4, Y4
+	VINSERTF128    $0x01, (R10)(AX*1), Y5, Y5
+	VINSERTF128    $0x01, (R10)(AX*2), Y6, Y6
+	VINSERTF128    $0x01, (R10)(CX*1), Y7, Y7
 	VUNPCKLPS      Y5, Y4, Y8
 	VUNPCKHPS      Y5, Y4, Y4
 	VUNPCKLPS      Y7, Y6, Y5
@@ -19477,7 +19587,10 @@ rows1_by4_piece0_4_same0:
 	VCVTPH2PS      X4, Y4
 	VBROADCASTSS   28(DX), Y5
 	VFMADD231PS    Y5, Y4, Y2
-	MOVQ           run+32(FP), R12
+	MOVQ           24(SP), R11
+	MOVQ           8(R11), R10
+	MOVQ           24(R11), R11
+	MOVQ           24(SP), R12
 	PREFETCHT1     (R10)
 	MOVQ           32(R12), R13
 	PREFETCHT1     (R10)(R13*1)
@@ -19492,16 +19605,19 @@ rows1_by4_piece0_4_same0:
 	MOVQ           56(R12), R11
 
 rows1_by4_piece2_4_same0:
-	LEAQ           (DI)(R9*1), R12
-	VBROADCASTF128 (R12), Y4
-	VBROADCASTF128 (R12)(AX*1), Y5
-	VBROADCASTF128 (R12)(AX*2), Y6
-	VBROADCASTF128 (R12)(CX*1), Y7
-	LEAQ           (R12)(AX*4), R12
-	VINSERTF128    $0x01, (R12), Y4, Y4
-	VINSERTF128    $0x01, (R12)(AX*1), Y5, Y5
-	VINSERTF128    $0x01, (R12)(AX*2), Y6, Y6
-	VINSERTF128    $0x01, (R12)(CX*1), Y7, Y7
+	MOVQ           24(SP), R12
+	MOVQ           R10, 8(R12)
+	MOVQ           R11, 24(R12)
+	LEAQ           (DI)(R9*1), R10
+	VBROADCASTF128 (R10), Y4
+	VBROADCASTF128 (R10)(AX*1), Y5
+	VBROADCASTF128 (R10)(AX*2), Y6
+	VBROADCASTF128 (R10)(CX*1), Y7
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, (R10), Y4, Y4
+	VINSERTF128    $0x01, (R10)(AX*1), Y5, Y5
+	VINSERTF128    $0x01, (R10)(AX*2), Y6, Y6
+	VINSERTF128    $0x01, (R10)(CX*1), Y7, Y7
 	VUNPCKLPS      Y5, Y4, Y8
 	VUNPCKHPS      Y5, Y4, Y4
 	VUNPCKLPS      Y7, Y6, Y5
@@ -19558,16 +19674,16 @@ rows1_by4_piece2_4_same0:
 	VCVTPH2PS      X4, Y4
 	VBROADCASTSS   28(DX), Y5
 	VFMADD231PS    Y5, Y4, Y3
-	LEAQ           (R8)(R9*1), R12
-	VBROADCASTF128 (R12), Y4
-	VBROADCASTF128 (R12)(AX*1), Y5
-	VBROADCASTF128 (R12)(AX*2), Y6
-	VBROADCASTF128 (R12)(CX*1), Y7
-	LEAQ           (R12)(AX*4), R12
-	VINSERTF128    $0x01, (R12), Y4, Y4
-	VINSERTF128    $0x01, (R12)(AX*1), Y5, Y5
-	VINSERTF128    $0x01, (R12)(AX*2), Y6, Y6
-	VINSERTF128    $0x01, (R12)(CX*1), Y7, Y7
+	LEAQ           (R8)(R9*1), R10
+	VBROADCASTF128 (R10), Y4
+	VBROADCASTF128 (R10)(AX*1), Y5
+	VBROADCASTF128 (R10)(AX*2), Y6
+	VBROADCASTF128 (R10)(CX*1), Y7
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, (R10), Y4, Y4
+	VINSERTF128    $0x01, (R10)(AX*1), Y5, Y5
+	VINSERTF128    $0x01, (R10)(AX*2), Y6, Y6
+	VINSERTF128    $0x01, (R10)(CX*1), Y7, Y7
 	VUNPCKLPS      Y5, Y4, Y8
 	VUNPCKHPS      Y5, Y4, Y4
 	VUNPCKLPS      Y7, Y6, Y5
@@ -19628,9 +19744,6 @@ rows1_by4_piece2_4_same0:
 	ADDQ           $0x00000020, DX
 	CMPQ           R9, chunks+64(FP)
 	JNE            rows1_by4_piece
-	MOVQ           run+32(FP), DX
-	MOVQ           R10, 8(DX)
-	MOVQ           R11, 24(DX)
 	MOVQ           (SP), DX
 	MOVQ           lds+8(FP), BX
 	ADDQ           $0x00000080, (SP)
@@ -19643,20 +19756,25 @@ rows1_by4_piece2_4_same0:
 
 rows1_by4_done:
 rows1_by1:
-	CMPQ    16(SP), $0x01
-	JL      rows1_by1_done
-	MOVQ    8(SP), DX
-	VXORPS  Y0, Y0, Y0
-	MOVQ    DX, BX
-	LEAQ    (DX)(AX*4), DX
-	LEAQ    (DX)(AX*4), DX
+	CMPQ   16(SP), $0x01
+	JL     rows1_by1_done
+	MOVQ   8(SP), DX
+	VXORPS Y0, Y0, Y0
+	MOVQ   DX, BX
+	LEAQ   (DX)(AX*4), DX
+	LEAQ   (DX)(AX*4), DX
+	TESTQ  $0x00000001, 16(SP)
+	JZ     rows1_by1_first
+	ADDQ   32(SP), DX
+
+rows1_by1_first:
 	VMOVAPS Y0, Y0
 	MOVQ    DX, 8(SP)
 	MOVQ    q+40(FP), DX
-	MOVQ    run+32(FP), SI
-	MOVQ    8(SI), DI
-	MOVQ    24(SI), R8
 	XORQ    SI, SI
+	MOVQ    run+32(FP), R8
+	MOVQ    8(R8), DI
+	MOVQ    24(R8), R8
 
 rows1_by1_piece:
 	TESTQ      $0x00000010, SI
@@ -20513,10 +20631,26 @@ key:
 
 // func dotsBF16AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·dotsBF16AVX2(SB), NOSPLIT, $24-80
+TEXT ·dotsBF16AVX2(SB), NOSPLIT, $40-80
 	MOVQ ldk+24(FP), AX
 	SHLQ $0x04, chunks+64(FP)
 	LEAQ (AX)(AX*2), CX
+	MOVQ run+32(FP), DX
+	XORQ BX, BX
+	MOVQ groups+72(FP), SI
+	SHLQ $0x03, SI
+	CMPQ SI, 16(DX)
+	JLE  one_run
+	ADDQ $0x00000048, DX
+	MOVQ (DX), BX
+	SUBQ k+16(FP), BX
+	MOVQ AX, SI
+	SHLQ $0x04, SI
+	SUBQ SI, BX
+
+one_run:
+	MOVQ DX, 24(SP)
+	MOVQ BX, 32(SP)
 
 rows8:
 	CMPQ heads+56(FP), $0x08
@@ -20549,10 +20683,10 @@ rows8_by1:
 	MOVQ    ldq+48(FP), SI
 	LEAQ    (SI)(SI*2), DI
 	LEAQ    (DX)(SI*4), R8
-	MOVQ    run+32(FP), R9
-	MOVQ    8(R9), R10
-	MOVQ    24(R9), R11
 	XORQ    R9, R9
+	MOVQ    run+32(FP), R11
+	MOVQ    8(R11), R10
+	MOVQ    24(R11), R11
 
 rows8_by1_piece:
 	TESTQ      $0x00000010, R9
@@ -20800,10 +20934,10 @@ rows4_by2:
 	MOVQ    q+40(FP), DX
 	MOVQ    ldq+48(FP), DI
 	LEAQ    (DI)(DI*2), R8
-	MOVQ    run+32(FP), R9
-	MOVQ    8(R9), R10
-	MOVQ    24(R9), R11
 	XORQ    R9, R9
+	MOVQ    run+32(FP), R11
+	MOVQ    8(R11), R10
+	MOVQ    24(R11), R11
 
 rows4_by2_piece:
 	MOVQ       run+32(FP), R12
@@ -21042,10 +21176,10 @@ rows4_by1:
 	MOVQ    q+40(FP), DX
 	MOVQ    ldq+48(FP), SI
 	LEAQ    (SI)(SI*2), DI
-	MOVQ    run+32(FP), R8
-	MOVQ    8(R8), R9
-	MOVQ    24(R8), R10
 	XORQ    R8, R8
+	MOVQ    run+32(FP), R10
+	MOVQ    8(R10), R9
+	MOVQ    24(R10), R10
 
 rows4_by1_piece:
 	TESTQ      $0x00000010, R8
@@ -21209,6 +21343,7 @@ rows1_by4:
 	MOVQ    DX, SI
 	LEAQ    (DX)(AX*4), DX
 	LEAQ    (DX)(AX*4), DX
+	ADDQ    32(SP), DX
 	VMOVAPS Y0, Y2
 	MOVQ    DX, DI
 	LEAQ    (DX)(AX*4), DX
@@ -21220,12 +21355,12 @@ rows1_by4:
 	VMOVAPS Y0, Y0
 	MOVQ    DX, 8(SP)
 	MOVQ    q+40(FP), DX
-	MOVQ    run+32(FP), R9
-	MOVQ    8(R9), R10
-	MOVQ    24(R9), R11
 	XORQ    R9, R9
 
 rows1_by4_piece:
+	MOVQ       run+32(FP), R11
+	MOVQ       8(R11), R10
+	MOVQ       24(R11), R11
 	MOVQ       run+32(FP), R12
 	PREFETCHT1 (R10)
 	MOVQ       32(R12), R13
@@ -21241,16 +21376,19 @@ rows1_by4_piece:
 	MOVQ       56(R12), R11
 
 rows1_by4_piece0_4_same0:
-	LEAQ           (BX)(R9*1), R12
-	VBROADCASTF128 (R12), Y4
-	VBROADCASTF128 (R12)(AX*1), Y5
-	VBROADCASTF128 (R12)(AX*2), Y6
-	VBROADCASTF128 (R12)(CX*1), Y7
-	LEAQ           (R12)(AX*4), R12
-	VINSERTF128    $0x01, (R12), Y4, Y4
-	VINSERTF128    $0x01, (R12)(AX*1), Y5, Y5
-	VINSERTF128    $0x01, (R12)(AX*2), Y6, Y6
-	VINSERTF128    $0x01, (R12)(CX*1), Y7, Y7
+	MOVQ           run+32(FP), R12
+	MOVQ           R10, 8(R12)
+	MOVQ           R11, 24(R12)
+	LEAQ           (BX)(R9*1), R10
+	VBROADCASTF128 (R10), Y4
+	VBROADCASTF128 (R10)(AX*1), Y5
+	VBROADCASTF128 (R10)(AX*2), Y6
+	VBROADCASTF128 (R10)(CX*1), Y7
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, (R10), Y4, Y4
+	VINSERTF128    $0x01, (R10)(AX*1), Y5, Y5
+	VINSERTF128    $0x01, (R10)(AX*2), Y6, Y6
+	VINSERTF128    $0x01, (R10)(CX*1), Y7, Y7
 	VUNPCKLPS      Y5, Y4, Y8
 	VUNPCKHPS      Y5, Y4, Y4
 	VUNPCKLPS      Y7, Y6, Y5
@@ -21283,16 +21421,16 @@ rows1_by4_piece0_4_same0:
 	VPAND          constants<>+1664(SB), Y4, Y4
 	VBROADCASTSS   28(DX), Y5
 	VFMADD231PS    Y5, Y4, Y1
-	LEAQ           (SI)(R9*1), R12
-	VBROADCASTF128 (R12), Y4
-	VBROADCASTF128 (R12)(AX*1), Y5
-	VBROADCASTF128 (R12)(AX*2), Y6
-	VBROADCASTF128 (R12)(CX*1), Y7
-	LEAQ           (R12)(AX*4), R12
-	VINSERTF128    $0x01, (R12), Y4, Y4
-	VINSERTF128    $0x01, (R12)(AX*1), Y5, Y5
-	VINSERTF128    $0x01, (R12)(AX*2), Y6, Y6
-	VINSERTF128    $0x01, (R12)(CX*1), Y7, Y7
+	LEAQ           (SI)(R9*1), R10
+	VBROADCASTF128 (R10), Y4
+	VBROADCASTF128 (R10)(AX*1), Y5
+	VBROADCASTF128 (R10)(AX*2), Y6
+	VBROADCASTF128 (R10)(CX*1), Y7
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, (R10), Y4, Y4
+	VINSERTF128    $0x01, (R10)(AX*1), Y5, Y5
+	VINSERTF128    $0x01, (R10)(AX*2), Y6, Y6
+	VINSERTF128    $0x01, (R10)(CX*1), Y7, Y7
 	VUNPCKLPS      Y5, Y4, Y8
 	VUNPCKHPS      Y5, Y4, Y4
 	VUNPCKLPS      Y7, Y6, Y5
@@ -21325,7 +21463,10 @@ rows1_by4_piece0_4_same0:
 	VPAND          constants<>+1664(SB), Y4, Y4
 	VBROADCASTSS   28(DX), Y5
 	VFMADD231PS    Y5, Y4, Y2
-	MOVQ           run+32(FP), R12
+	MOVQ           24(SP), R11
+	MOVQ           8(R11), R10
+	MOVQ           24(R11), R11
+	MOVQ           24(SP), R12
 	PREFETCHT1     (R10)
 	MOVQ           32(R12), R13
 	PREFETCHT1     (R10)(R13*1)
@@ -21340,16 +21481,19 @@ rows1_by4_piece0_4_same0:
 	MOVQ           56(R12), R11
 
 rows1_by4_piece2_4_same0:
-	LEAQ           (DI)(R9*1), R12
-	VBROADCASTF128 (R12), Y4
-	VBROADCASTF128 (R12)(AX*1), Y5
-	VBROADCASTF128 (R12)(AX*2), Y6
-	VBROADCASTF128 (R12)(CX*1), Y7
-	LEAQ           (R12)(AX*4), R12
-	VINSERTF128    $0x01, (R12), Y4, Y4
-	VINSERTF128    $0x01, (R12)(AX*1), Y5, Y5
-	VINSERTF128    $0x01, (R12)(AX*2), Y6, Y6
-	VINSERTF128    $0x01, (R12)(CX*1), Y7, Y7
+	MOVQ           24(SP), R12
+	MOVQ           R10, 8(R12)
+	MOVQ           R11, 24(R12)
+	LEAQ           (DI)(R9*1), R10
+	VBROADCASTF128 (R10), Y4
+	VBROADCASTF128 (R10)(AX*1), Y5
+	VBROADCASTF128 (R10)(AX*2), Y6
+	VBROADCASTF128 (R10)(CX*1), Y7
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, (R10), Y4, Y4
+	VINSERTF128    $0x01, (R10)(AX*1), Y5, Y5
+	VINSERTF128    $0x01, (R10)(AX*2), Y6, Y6
+	VINSERTF128    $0x01, (R10)(CX*1), Y7, Y7
 	VUNPCKLPS      Y5, Y4, Y8
 	VUNPCKHPS      Y5, Y4, Y4
 	VUNPCKLPS      Y7, Y6, Y5
@@ -21382,16 +21526,16 @@ rows1_by4_piece2_4_same0:
 	VPAND          constants<>+1664(SB), Y4, Y4
 	VBROADCASTSS   28(DX), Y5
 	VFMADD231PS    Y5, Y4, Y3
-	LEAQ           (R8)(R9*1), R12
-	VBROADCASTF128 (R12), Y4
-	VBROADCASTF128 (R12)(AX*1), Y5
-	VBROADCASTF128 (R12)(AX*2), Y6
-	VBROADCASTF128 (R12)(CX*1), Y7
-	LEAQ           (R12)(AX*4), R12
-	VINSERTF128    $0x01, (R12), Y4, Y4
-	VINSERTF128    $0x01, (R12)(AX*1), Y5, Y5
-	VINSERTF128    $0x01, (R12)(AX*2), Y6, Y6
-	VINSERTF128    $0x01, (R12)(CX*1), Y7, Y7
+	LEAQ           (R8)(R9*1), R10
+	VBROADCASTF128 (R10), Y4
+	VBROADCASTF128 (R10)(AX*1), Y5
+	VBROADCASTF128 (R10)(AX*2), Y6
+	VBROADCASTF128 (R10)(CX*1), Y7
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, (R10), Y4, Y4
+	VINSERTF128    $0x01, (R10)(AX*1), Y5, Y5
+	VINSERTF128    $0x01, (R10)(AX*2), Y6, Y6
+	VINSERTF128    $0x01, (R10)(CX*1), Y7, Y7
 	VUNPCKLPS      Y5, Y4, Y8
 	VUNPCKHPS      Y5, Y4, Y4
 	VUNPCKLPS      Y7, Y6, Y5
@@ -21428,9 +21572,6 @@ rows1_by4_piece2_4_same0:
 	ADDQ           $0x00000020, DX
 	CMPQ           R9, chunks+64(FP)
 	JNE            rows1_by4_piece
-	MOVQ           run+32(FP), DX
-	MOVQ           R10, 8(DX)
-	MOVQ           R11, 24(DX)
 	MOVQ           (SP), DX
 	MOVQ           lds+8(FP), BX
 	ADDQ           $0x00000080, (SP)
@@ -21443,20 +21584,25 @@ rows1_by4_piece2_4_same0:
 
 rows1_by4_done:
 rows1_by1:
-	CMPQ    16(SP), $0x01
-	JL      rows1_by1_done
-	MOVQ    8(SP), DX
-	VXORPS  Y0, Y0, Y0
-	MOVQ    DX, BX
-	LEAQ    (DX)(AX*4), DX
-	LEAQ    (DX)(AX*4), DX
+	CMPQ   16(SP), $0x01
+	JL     rows1_by1_done
+	MOVQ   8(SP), DX
+	VXORPS Y0, Y0, Y0
+	MOVQ   DX, BX
+	LEAQ   (DX)(AX*4), DX
+	LEAQ   (DX)(AX*4), DX
+	TESTQ  $0x00000001, 16(SP)
+	JZ     rows1_by1_first
+	ADDQ   32(SP), DX
+
+rows1_by1_first:
 	VMOVAPS Y0, Y0
 	MOVQ    DX, 8(SP)
 	MOVQ    q+40(FP), DX
-	MOVQ    run+32(FP), SI
-	MOVQ    8(SI), DI
-	MOVQ    24(SI), R8
 	XORQ    SI, SI
+	MOVQ    run+32(FP), R8
+	MOVQ    8(R8), DI
+	MOVQ    24(R8), R8
 
 rows1_by1_piece:
 	TESTQ      $0x00000010, SI
@@ -22303,10 +22449,26 @@ key:
 
 // func dotsQ8AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
 // Requires: AVX, AVX2, FMA3, MMX+
-TEXT ·dotsQ8AVX2(SB), NOSPLIT, $152-80
+TEXT ·dotsQ8AVX2(SB), NOSPLIT, $168-80
 	MOVQ ldk+24(FP), AX
 	SHLQ $0x03, chunks+64(FP)
 	LEAQ (AX)(AX*2), CX
+	MOVQ run+32(FP), DX
+	XORQ BX, BX
+	MOVQ groups+72(FP), SI
+	SHLQ $0x03, SI
+	CMPQ SI, 16(DX)
+	JLE  one_run
+	ADDQ $0x00000048, DX
+	MOVQ (DX), BX
+	SUBQ k+16(FP), BX
+	MOVQ AX, SI
+	SHLQ $0x04, SI
+	SUBQ SI, BX
+
+one_run:
+	MOVQ DX, 152(SP)
+	MOVQ BX, 160(SP)
 
 rows8:
 	CMPQ heads+56(FP), $0x08
@@ -22355,10 +22517,10 @@ rows8_by1:
 	MOVQ       ldq+48(FP), SI
 	LEAQ       (SI)(SI*2), DI
 	LEAQ       (DX)(SI*4), R8
-	MOVQ       run+32(FP), R9
-	MOVQ       8(R9), R10
-	MOVQ       24(R9), R11
 	XORQ       R9, R9
+	MOVQ       run+32(FP), R11
+	MOVQ       8(R11), R10
+	MOVQ       24(R11), R11
 	MOVQ       run+32(FP), R12
 	PREFETCHT1 (R10)
 	MOVQ       32(R12), R13
@@ -22840,10 +23002,10 @@ rows4_by2:
 	MOVQ       q+40(FP), DX
 	MOVQ       ldq+48(FP), DI
 	LEAQ       (DI)(DI*2), R8
-	MOVQ       run+32(FP), R9
-	MOVQ       8(R9), R10
-	MOVQ       24(R9), R11
 	XORQ       R9, R9
+	MOVQ       run+32(FP), R11
+	MOVQ       8(R11), R10
+	MOVQ       24(R11), R11
 	MOVQ       run+32(FP), R12
 	PREFETCHT1 (R10)
 	MOVQ       32(R12), R13
@@ -23360,10 +23522,10 @@ rows4_by1:
 	MOVQ       q+40(FP), DX
 	MOVQ       ldq+48(FP), SI
 	LEAQ       (SI)(SI*2), DI
-	MOVQ       run+32(FP), R8
-	MOVQ       8(R8), R9
-	MOVQ       24(R8), R10
 	XORQ       R8, R8
+	MOVQ       run+32(FP), R10
+	MOVQ       8(R10), R9
+	MOVQ       24(R10), R10
 	MOVQ       run+32(FP), R11
 	PREFETCHT1 (R9)
 	MOVQ       32(R11), R12
@@ -23709,6 +23871,7 @@ rows1_by4:
 	MOVL       (DX)(CX*1), DI
 	MOVL       DI, 84(SP)
 	LEAQ       (DX)(AX*4), DX
+	ADDQ       160(SP), DX
 	VMOVUPS    56(SP), Y2
 	VPAND      constants<>+1152(SB), Y2, Y3
 	VMULPS     constants<>+2048(SB), Y2, Y2
@@ -23788,10 +23951,10 @@ rows1_by4:
 	VMOVAPS    Y0, Y0
 	MOVQ       DX, 8(SP)
 	MOVQ       q+40(FP), DX
-	MOVQ       run+32(FP), R9
-	MOVQ       8(R9), R10
-	MOVQ       24(R9), R11
 	XORQ       R9, R9
+	MOVQ       run+32(FP), R11
+	MOVQ       8(R11), R10
+	MOVQ       24(R11), R11
 	MOVQ       run+32(FP), R12
 	PREFETCHT1 (R10)
 	MOVQ       32(R12), R13
@@ -23807,7 +23970,14 @@ rows1_by4:
 	MOVQ       56(R12), R11
 
 rows1_by4_same0:
+	MOVQ run+32(FP), R12
+	MOVQ R10, 8(R12)
+	MOVQ R11, 24(R12)
+
 rows1_by4_piece:
+	MOVQ       run+32(FP), R11
+	MOVQ       8(R11), R10
+	MOVQ       24(R11), R11
 	MOVQ       run+32(FP), R12
 	PREFETCHT1 (R10)
 	MOVQ       32(R12), R13
@@ -23823,16 +23993,19 @@ rows1_by4_piece:
 	MOVQ       56(R12), R11
 
 rows1_by4_piece0_4_same0:
-	LEAQ           (BX)(R9*1), R12
-	VBROADCASTF128 4(R12), Y4
-	VBROADCASTF128 4(R12)(AX*1), Y5
-	VBROADCASTF128 4(R12)(AX*2), Y6
-	VBROADCASTF128 4(R12)(CX*1), Y7
-	LEAQ           (R12)(AX*4), R12
-	VINSERTF128    $0x01, 4(R12), Y4, Y4
-	VINSERTF128    $0x01, 4(R12)(AX*1), Y5, Y5
-	VINSERTF128    $0x01, 4(R12)(AX*2), Y6, Y6
-	VINSERTF128    $0x01, 4(R12)(CX*1), Y7, Y7
+	MOVQ           run+32(FP), R12
+	MOVQ           R10, 8(R12)
+	MOVQ           R11, 24(R12)
+	LEAQ           (BX)(R9*1), R10
+	VBROADCASTF128 4(R10), Y4
+	VBROADCASTF128 4(R10)(AX*1), Y5
+	VBROADCASTF128 4(R10)(AX*2), Y6
+	VBROADCASTF128 4(R10)(CX*1), Y7
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, 4(R10), Y4, Y4
+	VINSERTF128    $0x01, 4(R10)(AX*1), Y5, Y5
+	VINSERTF128    $0x01, 4(R10)(AX*2), Y6, Y6
+	VINSERTF128    $0x01, 4(R10)(CX*1), Y7, Y7
 	VUNPCKLPS      Y5, Y4, Y8
 	VUNPCKHPS      Y5, Y4, Y4
 	VUNPCKLPS      Y7, Y6, Y5
@@ -23841,16 +24014,16 @@ rows1_by4_piece0_4_same0:
 	VUNPCKHPD      Y5, Y8, Y5
 	VUNPCKLPD      Y6, Y4, Y8
 	VUNPCKHPD      Y6, Y4, Y4
-	LEAQ           (SI)(R9*1), R12
-	VBROADCASTF128 4(R12), Y6
-	VBROADCASTF128 4(R12)(AX*1), Y9
-	VBROADCASTF128 4(R12)(AX*2), Y10
-	VBROADCASTF128 4(R12)(CX*1), Y11
-	LEAQ           (R12)(AX*4), R12
-	VINSERTF128    $0x01, 4(R12), Y6, Y6
-	VINSERTF128    $0x01, 4(R12)(AX*1), Y9, Y9
-	VINSERTF128    $0x01, 4(R12)(AX*2), Y10, Y10
-	VINSERTF128    $0x01, 4(R12)(CX*1), Y11, Y11
+	LEAQ           (SI)(R9*1), R10
+	VBROADCASTF128 4(R10), Y6
+	VBROADCASTF128 4(R10)(AX*1), Y9
+	VBROADCASTF128 4(R10)(AX*2), Y10
+	VBROADCASTF128 4(R10)(CX*1), Y11
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, 4(R10), Y6, Y6
+	VINSERTF128    $0x01, 4(R10)(AX*1), Y9, Y9
+	VINSERTF128    $0x01, 4(R10)(AX*2), Y10, Y10
+	VINSERTF128    $0x01, 4(R10)(CX*1), Y11, Y11
 	VUNPCKLPS      Y9, Y6, Y12
 	VUNPCKHPS      Y9, Y6, Y6
 	VUNPCKLPS      Y11, Y10, Y9
@@ -24003,7 +24176,10 @@ rows1_by4_piece0_4_same0:
 	VCVTDQ2PS      Y4, Y4
 	VMULPS         56(SP), Y4, Y4
 	VFMADD231PS    Y5, Y4, Y2
-	MOVQ           run+32(FP), R12
+	MOVQ           152(SP), R11
+	MOVQ           8(R11), R10
+	MOVQ           24(R11), R11
+	MOVQ           152(SP), R12
 	PREFETCHT1     (R10)
 	MOVQ           32(R12), R13
 	PREFETCHT1     (R10)(R13*1)
@@ -24018,16 +24194,19 @@ rows1_by4_piece0_4_same0:
 	MOVQ           56(R12), R11
 
 rows1_by4_piece2_4_same0:
-	LEAQ           (DI)(R9*1), R12
-	VBROADCASTF128 4(R12), Y4
-	VBROADCASTF128 4(R12)(AX*1), Y5
-	VBROADCASTF128 4(R12)(AX*2), Y6
-	VBROADCASTF128 4(R12)(CX*1), Y7
-	LEAQ           (R12)(AX*4), R12
-	VINSERTF128    $0x01, 4(R12), Y4, Y4
-	VINSERTF128    $0x01, 4(R12)(AX*1), Y5, Y5
-	VINSERTF128    $0x01, 4(R12)(AX*2), Y6, Y6
-	VINSERTF128    $0x01, 4(R12)(CX*1), Y7, Y7
+	MOVQ           152(SP), R12
+	MOVQ           R10, 8(R12)
+	MOVQ           R11, 24(R12)
+	LEAQ           (DI)(R9*1), R10
+	VBROADCASTF128 4(R10), Y4
+	VBROADCASTF128 4(R10)(AX*1), Y5
+	VBROADCASTF128 4(R10)(AX*2), Y6
+	VBROADCASTF128 4(R10)(CX*1), Y7
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, 4(R10), Y4, Y4
+	VINSERTF128    $0x01, 4(R10)(AX*1), Y5, Y5
+	VINSERTF128    $0x01, 4(R10)(AX*2), Y6, Y6
+	VINSERTF128    $0x01, 4(R10)(CX*1), Y7, Y7
 	VUNPCKLPS      Y5, Y4, Y8
 	VUNPCKHPS      Y5, Y4, Y4
 	VUNPCKLPS      Y7, Y6, Y5
@@ -24036,16 +24215,16 @@ rows1_by4_piece2_4_same0:
 	VUNPCKHPD      Y5, Y8, Y5
 	VUNPCKLPD      Y6, Y4, Y8
 	VUNPCKHPD      Y6, Y4, Y4
-	LEAQ           (R8)(R9*1), R12
-	VBROADCASTF128 4(R12), Y6
-	VBROADCASTF128 4(R12)(AX*1), Y9
-	VBROADCASTF128 4(R12)(AX*2), Y10
-	VBROADCASTF128 4(R12)(CX*1), Y11
-	LEAQ           (R12)(AX*4), R12
-	VINSERTF128    $0x01, 4(R12), Y6, Y6
-	VINSERTF128    $0x01, 4(R12)(AX*1), Y9, Y9
-	VINSERTF128    $0x01, 4(R12)(AX*2), Y10, Y10
-	VINSERTF128    $0x01, 4(R12)(CX*1), Y11, Y11
+	LEAQ           (R8)(R9*1), R10
+	VBROADCASTF128 4(R10), Y6
+	VBROADCASTF128 4(R10)(AX*1), Y9
+	VBROADCASTF128 4(R10)(AX*2), Y10
+	VBROADCASTF128 4(R10)(CX*1), Y11
+	LEAQ           (R10)(AX*4), R10
+	VINSERTF128    $0x01, 4(R10), Y6, Y6
+	VINSERTF128    $0x01, 4(R10)(AX*1), Y9, Y9
+	VINSERTF128    $0x01, 4(R10)(AX*2), Y10, Y10
+	VINSERTF128    $0x01, 4(R10)(CX*1), Y11, Y11
 	VUNPCKLPS      Y9, Y6, Y12
 	VUNPCKHPS      Y9, Y6, Y6
 	VUNPCKLPS      Y11, Y10, Y9
@@ -24202,9 +24381,6 @@ rows1_by4_piece2_4_same0:
 	ADDQ           $0x00000040, DX
 	CMPQ           R9, chunks+64(FP)
 	JNE            rows1_by4_piece
-	MOVQ           run+32(FP), DX
-	MOVQ           R10, 8(DX)
-	MOVQ           R11, 24(DX)
 	MOVQ           (SP), DX
 	MOVQ           lds+8(FP), BX
 	ADDQ           $0x00000080, (SP)
@@ -24217,36 +24393,41 @@ rows1_by4_piece2_4_same0:
 
 rows1_by4_done:
 rows1_by1:
-	CMPQ       16(SP), $0x01
-	JL         rows1_by1_done
-	MOVQ       8(SP), DX
-	VXORPS     Y0, Y0, Y0
-	MOVQ       DX, BX
-	MOVL       (DX), SI
-	MOVL       SI, 24(SP)
-	MOVL       (DX)(AX*1), SI
-	MOVL       SI, 28(SP)
-	MOVL       (DX)(AX*2), SI
-	MOVL       SI, 32(SP)
-	MOVL       (DX)(CX*1), SI
-	MOVL       SI, 36(SP)
-	LEAQ       (DX)(AX*4), DX
-	MOVL       (DX), SI
-	MOVL       SI, 40(SP)
-	MOVL       (DX)(AX*1), SI
-	MOVL       SI, 44(SP)
-	MOVL       (DX)(AX*2), SI
-	MOVL       SI, 48(SP)
-	MOVL       (DX)(CX*1), SI
-	MOVL       SI, 52(SP)
-	LEAQ       (DX)(AX*4), DX
+	CMPQ   16(SP), $0x01
+	JL     rows1_by1_done
+	MOVQ   8(SP), DX
+	VXORPS Y0, Y0, Y0
+	MOVQ   DX, BX
+	MOVL   (DX), SI
+	MOVL   SI, 24(SP)
+	MOVL   (DX)(AX*1), SI
+	MOVL   SI, 28(SP)
+	MOVL   (DX)(AX*2), SI
+	MOVL   SI, 32(SP)
+	MOVL   (DX)(CX*1), SI
+	MOVL   SI, 36(SP)
+	LEAQ   (DX)(AX*4), DX
+	MOVL   (DX), SI
+	MOVL   SI, 40(SP)
+	MOVL   (DX)(AX*1), SI
+	MOVL   SI, 44(SP)
+	MOVL   (DX)(AX*2), SI
+	MOVL   SI, 48(SP)
+	MOVL   (DX)(CX*1), SI
+	MOVL   SI, 52(SP)
+	LEAQ   (DX)(AX*4), DX
+	TESTQ  $0x00000001, 16(SP)
+	JZ     rows1_by1_first
+	ADDQ   160(SP), DX
+
+rows1_by1_first:
 	VMOVAPS    Y0, Y0
 	MOVQ       DX, 8(SP)
 	MOVQ       q+40(FP), DX
-	MOVQ       run+32(FP), SI
-	MOVQ       8(SI), DI
-	MOVQ       24(SI), R8
 	XORQ       SI, SI
+	MOVQ       run+32(FP), R8
+	MOVQ       8(R8), DI
+	MOVQ       24(R8), R8
 	MOVQ       run+32(FP), R9
 	PREFETCHT1 (DI)
 	MOVQ       32(R9), R10

@@ -125,6 +125,7 @@ func (a *isa) dots(e element) {
 			VMOVUPS((cBiased0 + constant(i)).mem(), d.biased[i])
 		}
 	}
+	d.pairRuns()
 	for _, rows := range []int{8, 4, 1} {
 		label := fmt.Sprintf("rows%d", rows)
 		Label(label)
@@ -154,6 +155,32 @@ type dotsKernel struct {
 	scales               Mem
 	byteMask, biased     [2]reg.VecVirtual
 	scaledDown           bool // scales is divided by 2^24
+	second, hop          Mem  // the run of the keys from pairedRun on, and bytes from the end of the first to it
+}
+
+// pairedRun is the length of runs that a tile of one row takes in pairs.
+const pairedRun = 16
+
+// pairRuns sets second and hop. The keys are those of one run or, if they are more than it
+// has, of a pair.
+func (d *dotsKernel) pairRuns() {
+	d.second, d.hop = AllocLocal(8), AllocLocal(8)
+	run, hop, n := GP64(), GP64(), GP64()
+	MOVQ(argument("run"), run)
+	XORQ(hop, hop)
+	MOVQ(argument("groups"), n)
+	SHLQ(Imm(uint64(bits.TrailingZeros(uint(d.lanes)))), n)
+	CMPQ(n, Mem{Base: run, Disp: runLen})
+	JLE(LabelRef("one_run"))
+	ADDQ(U32(runSize), run)
+	MOVQ(Mem{Base: run, Disp: runRows}, hop)
+	SUBQ(argument("k"), hop)
+	MOVQ(d.ldk, n)
+	SHLQ(Imm(uint64(bits.TrailingZeros(pairedRun))), n)
+	SUBQ(n, hop)
+	Label("one_run")
+	MOVQ(run, d.second)
+	MOVQ(hop, d.hop)
 }
 
 // most returns the number of groups of keys, one to a lane, that a tile has at most.
@@ -206,6 +233,16 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 			}
 			LEAQ(Mem{Base: p, Index: d.ldk, Scale: 4}, p)
 		}
+		switch {
+		case rows > 1: // of one run
+		case groups == 1 && a.lanes < pairedRun:
+			TESTQ(U32(1), d.count) // each second group
+			JZ(LabelRef(label + "_first"))
+			ADDQ(d.hop, p)
+			Label(label + "_first")
+		case (g+1)*a.lanes == pairedRun:
+			ADDQ(d.hop, p)
+		}
 		if d.scaledDown {
 			d.scaleDown(d.scales.Offset(g*a.bytes()), label+"_done")
 		}
@@ -226,10 +263,25 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 		queries = append(queries, GP64())
 		LEAQ(Mem{Base: queries[0], Index: ldq, Scale: 4}, queries[1])
 	}
-	at, ahead := GP64(), continued(argument("run"))
+	at := GP64()
 	XORQ(at, at)
+	var ahead *lookahead
+	prefetch := func(label string, g, n int) { ahead.prefetch(label, n) }
+	if rows == 1 && groups > 1 {
+		prefetch = func(label string, g, n int) {
+			run := argument("run")
+			if g*a.lanes >= pairedRun {
+				run = d.second
+			}
+			ahead := continued(run)
+			ahead.prefetch(label, n)
+			ahead.save()
+		}
+	} else {
+		ahead = continued(argument("run"))
+	}
 	if d.lead > 0 { // the rows are longer than their elements
-		ahead.prefetch(label, 1)
+		prefetch(label, 0, 1)
 	}
 	// Prefetch as many lines as are read, in steps of four.
 	lines := a.piece() * a.lanes / 64
@@ -248,13 +300,13 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 				part := fmt.Sprintf("%s%d_%d", loop, g, n)
 				switch {
 				case lines >= 4:
-					ahead.prefetch(part, lines/4)
+					prefetch(part, g, lines/4)
 				case groups > 1 && g%2 == 0:
-					ahead.prefetch(part, 1)
+					prefetch(part, g, 1)
 				case groups == 1:
 					TESTQ(U32(uint32(a.piece())), at)
 					JNZ(LabelRef(part + "_odd"))
-					ahead.prefetch(part, 1)
+					prefetch(part, g, 1)
 					Label(part + "_odd")
 				}
 				words = append(words, d.words(n, base[g], at))
@@ -296,7 +348,9 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 		CMPQ(at, d.bytes)
 		JNE(LabelRef(loop))
 	}
-	ahead.save()
+	if ahead != nil {
+		ahead.save()
+	}
 	sp, lds := GP64(), GP64()
 	MOVQ(d.sp, sp)
 	MOVQ(argument("lds"), lds)
