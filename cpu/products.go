@@ -99,7 +99,7 @@ func (j *pvJob) run(ctx context.Context, be *Backend, o, v backend.Tensor) error
 	j.cutKeys(j.chunks) // otherwise the parts' sums would have to be added
 	// The rows of a weight matrix lie so far apart that those of a block share few
 	// sets of the caches: several tiles read a copy.
-	j.loadV = j.loadV || !j.zeroHides && (!j.keyLanes || j.tiles > 1)
+	j.loadV = j.loadV || !j.zeroHides && j.tiles > 1
 	return be.workers.run(ctx, j, j.tasks, be.threads())
 }
 
@@ -150,7 +150,11 @@ func (j *pvJob) task(ctx context.Context, w *scratch, n int) error {
 				x.Mix(vec.F32, t.cur.o, j.dimV, b.run(v, ldv, n, j.dimV), ldv, b.s, keyBlock, b.alpha, t.n, j.dimV)
 			} else {
 				j.packTransposed(b, b.s, &j.w, &p, t, r.lo, n)
-				x.Values(t.cur.o, v, ldv, b.s, n, j.d.ValueDim, b.alpha, 0)
+				ahead := keyBlock
+				if j.loadV || replaced || r.hi == j.d.SeqK {
+					ahead = 0
+				}
+				x.Values(t.cur.o, v, ldv, b.s, n, j.d.ValueDim, b.alpha, ahead)
 			}
 			if replaced {
 				j.addNonFinite(&p, t, r.lo, r.hi, t.cur.o, b.s, func(_, _, _, _ int, weight float32) bool {
