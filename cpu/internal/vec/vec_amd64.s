@@ -4577,13 +4577,13 @@ key:
 	RET
 
 // func mix4x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
-// Requires: AVX, AVX512F, CMOV, MMX+
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mix4x4AVX512(SB), NOSPLIT, $32-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
 	MOVQ ldp+48(FP), CX
-	LEAQ (CX)(CX*2), DI
+	LEAQ (CX)(CX*2), SI
 	MOVQ first+64(FP), DX
 
 strip:
@@ -4603,82 +4603,74 @@ strip:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   p+40(FP), R8
+	MOVQ   p+40(FP), DI
 	MOVQ   runs+16(FP), BX
 	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
 	MOVQ   BX, 16(SP)
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ 8(SP), R8
+	MOVQ (R8), BX
+	MOVQ 16(R8), R8
+	MOVQ R8, 24(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R9
-	MOVQ 24(SI), R10
+	MOVQ 8(SP), R9
+	MOVQ 8(R9), R8
+	MOVQ 24(R9), R9
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R9)
-	MOVQ       32(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       40(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       48(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	ADDQ       $0x40, R9
-	DECQ       R10
+	MOVQ       8(SP), R10
+	PREFETCHT1 (R8)
+	MOVQ       32(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       64(SI), R9
-	MOVQ       56(SI), R10
+	ADDQ       64(R10), R8
+	MOVQ       56(R10), R9
 
 keys_same0:
-	MOVQ    $0x00000001, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
-
-key:
 	VMOVUPS      (BX), Z16
 	VMOVUPS      64(BX), Z17
 	VMOVUPS      128(BX), Z18
 	VMOVUPS      192(BX), Z19
-	VBROADCASTSS (R8), Z20
+	VBROADCASTSS (DI), Z20
 	VFMADD231PS  Z16, Z20, Z0
 	VFMADD231PS  Z17, Z20, Z1
 	VFMADD231PS  Z18, Z20, Z2
 	VFMADD231PS  Z19, Z20, Z3
-	VBROADCASTSS (R8)(CX*1), Z20
+	VBROADCASTSS (DI)(CX*1), Z20
 	VFMADD231PS  Z16, Z20, Z4
 	VFMADD231PS  Z17, Z20, Z5
 	VFMADD231PS  Z18, Z20, Z6
 	VFMADD231PS  Z19, Z20, Z7
-	VBROADCASTSS (R8)(CX*2), Z20
+	VBROADCASTSS (DI)(CX*2), Z20
 	VFMADD231PS  Z16, Z20, Z8
 	VFMADD231PS  Z17, Z20, Z9
 	VFMADD231PS  Z18, Z20, Z10
 	VFMADD231PS  Z19, Z20, Z11
-	VBROADCASTSS (R8)(DI*1), Z20
+	VBROADCASTSS (DI)(SI*1), Z20
 	VFMADD231PS  Z16, Z20, Z12
 	VFMADD231PS  Z17, Z20, Z13
 	VFMADD231PS  Z18, Z20, Z14
 	VFMADD231PS  Z19, Z20, Z15
 	ADDQ         AX, BX
-	ADDQ         $0x04, R8
-	SUBQ         $0x00000001, SI
-	JNZ          key
-	CMPQ         24(SP), $0x00
+	ADDQ         $0x04, DI
+	DECQ         24(SP)
 	JNE          keys
 	MOVQ         8(SP), BX
-	MOVQ         R9, 8(BX)
-	MOVQ         R10, 24(BX)
+	MOVQ         R8, 8(BX)
+	MOVQ         R9, 24(BX)
 	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
-	MOVQ         ldo+8(FP), SI
+	MOVQ         ldo+8(FP), DI
 	MOVQ         alpha+56(FP), R8
 	VBROADCASTSS (R8), Z16
 	VFMADD231PS  (BX), Z16, Z0
@@ -4689,7 +4681,7 @@ key:
 	VMOVUPS      Z2, 128(BX)
 	VFMADD231PS  192(BX), Z16, Z3
 	VMOVUPS      Z3, 192(BX)
-	ADDQ         SI, BX
+	ADDQ         DI, BX
 	VBROADCASTSS 4(R8), Z16
 	VFMADD231PS  (BX), Z16, Z4
 	VMOVUPS      Z4, (BX)
@@ -4699,7 +4691,7 @@ key:
 	VMOVUPS      Z6, 128(BX)
 	VFMADD231PS  192(BX), Z16, Z7
 	VMOVUPS      Z7, 192(BX)
-	ADDQ         SI, BX
+	ADDQ         DI, BX
 	VBROADCASTSS 8(R8), Z16
 	VFMADD231PS  (BX), Z16, Z8
 	VMOVUPS      Z8, (BX)
@@ -4709,7 +4701,7 @@ key:
 	VMOVUPS      Z10, 128(BX)
 	VFMADD231PS  192(BX), Z16, Z11
 	VMOVUPS      Z11, 192(BX)
-	ADDQ         SI, BX
+	ADDQ         DI, BX
 	VBROADCASTSS 12(R8), Z16
 	VFMADD231PS  (BX), Z16, Z12
 	VMOVUPS      Z12, (BX)
@@ -4826,7 +4818,7 @@ key:
 	RET
 
 // func mix1x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
-// Requires: AVX, AVX512F, CMOV, MMX+
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mix1x8AVX512(SB), NOSPLIT, $32-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
@@ -4844,59 +4836,53 @@ strip:
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   p+40(FP), SI
+	MOVQ   p+40(FP), BX
 	MOVQ   runs+16(FP), DX
 	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
 	MOVQ   DX, 16(SP)
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ 8(SP), SI
+	MOVQ (SI), DX
+	MOVQ 16(SI), SI
+	MOVQ SI, 24(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(SP), DI
+	MOVQ 8(DI), SI
+	MOVQ 24(DI), DI
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	MOVQ       8(SP), R8
+	PREFETCHT1 (SI)
+	MOVQ       32(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	MOVQ       40(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	MOVQ       48(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	ADDQ       $0x40, SI
+	DECQ       DI
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(R8), SI
+	MOVQ       56(R8), DI
 
 keys_same0:
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	PREFETCHT1 (SI)
+	MOVQ       32(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	MOVQ       40(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	MOVQ       48(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	ADDQ       $0x40, SI
+	DECQ       DI
 	JNZ        keys_same1
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(R8), SI
+	MOVQ       56(R8), DI
 
 keys_same1:
-	MOVQ    $0x00000001, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
-
-key:
-	VBROADCASTSS (SI), Z8
+	VBROADCASTSS (BX), Z8
 	VFMADD231PS  (DX), Z8, Z0
 	VFMADD231PS  64(DX), Z8, Z1
 	VFMADD231PS  128(DX), Z8, Z2
@@ -4906,14 +4892,12 @@ key:
 	VFMADD231PS  384(DX), Z8, Z6
 	VFMADD231PS  448(DX), Z8, Z7
 	ADDQ         AX, DX
-	ADDQ         $0x04, SI
-	SUBQ         $0x00000001, BX
-	JNZ          key
-	CMPQ         24(SP), $0x00
+	ADDQ         $0x04, BX
+	DECQ         24(SP)
 	JNE          keys
 	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
+	MOVQ         SI, 8(DX)
+	MOVQ         DI, 24(DX)
 	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
@@ -4945,7 +4929,7 @@ key:
 	RET
 
 // func mix1x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
-// Requires: AVX, AVX512F, CMOV, MMX+
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mix1x4AVX512(SB), NOSPLIT, $32-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
@@ -4959,58 +4943,50 @@ strip:
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
-	MOVQ   p+40(FP), SI
+	MOVQ   p+40(FP), BX
 	MOVQ   runs+16(FP), DX
 	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
 	MOVQ   DX, 16(SP)
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ 8(SP), SI
+	MOVQ (SI), DX
+	MOVQ 16(SI), SI
+	MOVQ SI, 24(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(SP), DI
+	MOVQ 8(DI), SI
+	MOVQ 24(DI), DI
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	MOVQ       8(SP), R8
+	PREFETCHT1 (SI)
+	MOVQ       32(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	MOVQ       40(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	MOVQ       48(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	ADDQ       $0x40, SI
+	DECQ       DI
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(R8), SI
+	MOVQ       56(R8), DI
 
 keys_same0:
-	MOVQ    $0x00000001, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
-
-key:
-	VBROADCASTSS (SI), Z4
+	VBROADCASTSS (BX), Z4
 	VFMADD231PS  (DX), Z4, Z0
 	VFMADD231PS  64(DX), Z4, Z1
 	VFMADD231PS  128(DX), Z4, Z2
 	VFMADD231PS  192(DX), Z4, Z3
 	ADDQ         AX, DX
-	ADDQ         $0x04, SI
-	SUBQ         $0x00000001, BX
-	JNZ          key
-	CMPQ         24(SP), $0x00
+	ADDQ         $0x04, BX
+	DECQ         24(SP)
 	JNE          keys
 	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
+	MOVQ         SI, 8(DX)
+	MOVQ         DI, 24(DX)
 	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
@@ -6176,126 +6152,70 @@ rows1_by2_piece0_8_same0:
 	MOVQ       56(R10), R9
 
 rows1_by2_piece0_8_same1:
-	MOVQ             run+32(FP), R10
-	MOVQ             R8, 8(R10)
-	MOVQ             R9, 24(R10)
-	LEAQ             (BX)(DI*1), R8
-	VBROADCASTF64X4  (R8), Z2
-	VBROADCASTF64X4  (R8)(AX*1), Z3
-	VBROADCASTF64X4  (R8)(AX*2), Z4
-	VBROADCASTF64X4  (R8)(CX*1), Z5
-	LEAQ             (R8)(AX*4), R8
-	VINSERTF64X4     $0x01, (R8), Z2, Z2
-	VINSERTF64X4     $0x01, (R8)(AX*1), Z3, Z3
-	VINSERTF64X4     $0x01, (R8)(AX*2), Z4, Z4
-	VINSERTF64X4     $0x01, (R8)(CX*1), Z5, Z5
-	LEAQ             (R8)(AX*4), R8
-	VUNPCKLPS        Z3, Z2, Z6
-	VUNPCKHPS        Z3, Z2, Z2
-	VUNPCKLPS        Z5, Z4, Z3
-	VUNPCKHPS        Z5, Z4, Z4
-	VUNPCKLPD        Z3, Z6, Z5
-	VUNPCKHPD        Z3, Z6, Z3
-	VUNPCKLPD        Z4, Z2, Z6
-	VUNPCKHPD        Z4, Z2, Z2
-	VBROADCASTF64X4  (R8), Z4
-	VBROADCASTF64X4  (R8)(AX*1), Z7
-	VBROADCASTF64X4  (R8)(AX*2), Z8
-	VBROADCASTF64X4  (R8)(CX*1), Z9
-	LEAQ             (R8)(AX*4), R8
-	VINSERTF64X4     $0x01, (R8), Z4, Z4
-	VINSERTF64X4     $0x01, (R8)(AX*1), Z7, Z7
-	VINSERTF64X4     $0x01, (R8)(AX*2), Z8, Z8
-	VINSERTF64X4     $0x01, (R8)(CX*1), Z9, Z9
-	LEAQ             (R8)(AX*4), R8
-	VUNPCKLPS        Z7, Z4, Z10
-	VUNPCKHPS        Z7, Z4, Z4
-	VUNPCKLPS        Z9, Z8, Z7
-	VUNPCKHPS        Z9, Z8, Z8
-	VUNPCKLPD        Z7, Z10, Z9
-	VUNPCKHPD        Z7, Z10, Z7
-	VUNPCKLPD        Z8, Z4, Z10
-	VUNPCKHPD        Z8, Z4, Z4
-	VSHUFF32X4       $0x88, Z9, Z5, Z8
-	VSHUFF32X4       $0xdd, Z9, Z5, Z9
-	VSHUFF32X4       $0x88, Z7, Z3, Z5
-	VSHUFF32X4       $0xdd, Z7, Z3, Z7
-	VSHUFF32X4       $0x88, Z10, Z6, Z3
-	VSHUFF32X4       $0xdd, Z10, Z6, Z10
-	VSHUFF32X4       $0x88, Z4, Z2, Z6
-	VSHUFF32X4       $0xdd, Z4, Z2, Z2
-	VPMOVDW          Z8, Y4
-	VCVTPH2PS        Y4, Z4
-	VFMADD231PS.BCST (DX), Z4, Z0
-	VPSRLD           $0x10, Z8, Z8
-	VPMOVDW          Z8, Y4
-	VCVTPH2PS        Y4, Z4
-	VFMADD231PS.BCST 4(DX), Z4, Z0
-	VPMOVDW          Z5, Y4
-	VCVTPH2PS        Y4, Z4
-	VFMADD231PS.BCST 8(DX), Z4, Z0
-	VPSRLD           $0x10, Z5, Z5
-	VPMOVDW          Z5, Y4
-	VCVTPH2PS        Y4, Z4
-	VFMADD231PS.BCST 12(DX), Z4, Z0
-	VPMOVDW          Z3, Y4
-	VCVTPH2PS        Y4, Z4
-	VFMADD231PS.BCST 16(DX), Z4, Z0
-	VPSRLD           $0x10, Z3, Z3
-	VPMOVDW          Z3, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 20(DX), Z3, Z0
-	VPMOVDW          Z6, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 24(DX), Z3, Z0
-	VPSRLD           $0x10, Z6, Z6
-	VPMOVDW          Z6, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 28(DX), Z3, Z0
-	VPMOVDW          Z9, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 32(DX), Z3, Z0
-	VPSRLD           $0x10, Z9, Z9
-	VPMOVDW          Z9, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 36(DX), Z3, Z0
-	VPMOVDW          Z7, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 40(DX), Z3, Z0
-	VPSRLD           $0x10, Z7, Z7
-	VPMOVDW          Z7, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 44(DX), Z3, Z0
-	VPMOVDW          Z10, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 48(DX), Z3, Z0
-	VPSRLD           $0x10, Z10, Z10
-	VPMOVDW          Z10, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 52(DX), Z3, Z0
-	VPMOVDW          Z2, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 56(DX), Z3, Z0
-	VPSRLD           $0x10, Z2, Z2
-	VPMOVDW          Z2, Y2
-	VCVTPH2PS        Y2, Z2
-	VFMADD231PS.BCST 60(DX), Z2, Z0
-	MOVQ             24(SP), R9
-	MOVQ             8(R9), R8
-	MOVQ             24(R9), R9
-	MOVQ             24(SP), R10
-	PREFETCHT1       (R8)
-	MOVQ             32(R10), R11
-	PREFETCHT1       (R8)(R11*1)
-	MOVQ             40(R10), R11
-	PREFETCHT1       (R8)(R11*1)
-	MOVQ             48(R10), R11
-	PREFETCHT1       (R8)(R11*1)
-	ADDQ             $0x40, R8
-	DECQ             R9
-	JNZ              rows1_by2_piece1_8_same0
-	ADDQ             64(R10), R8
-	MOVQ             56(R10), R9
+	MOVQ            run+32(FP), R10
+	MOVQ            R8, 8(R10)
+	MOVQ            R9, 24(R10)
+	LEAQ            (BX)(DI*1), R8
+	VBROADCASTF64X4 (R8), Z2
+	VBROADCASTF64X4 (R8)(AX*1), Z3
+	VBROADCASTF64X4 (R8)(AX*2), Z4
+	VBROADCASTF64X4 (R8)(CX*1), Z5
+	LEAQ            (R8)(AX*4), R8
+	VINSERTF64X4    $0x01, (R8), Z2, Z2
+	VINSERTF64X4    $0x01, (R8)(AX*1), Z3, Z3
+	VINSERTF64X4    $0x01, (R8)(AX*2), Z4, Z4
+	VINSERTF64X4    $0x01, (R8)(CX*1), Z5, Z5
+	LEAQ            (R8)(AX*4), R8
+	VUNPCKLPS       Z3, Z2, Z6
+	VUNPCKHPS       Z3, Z2, Z2
+	VUNPCKLPS       Z5, Z4, Z3
+	VUNPCKHPS       Z5, Z4, Z4
+	VUNPCKLPD       Z3, Z6, Z5
+	VUNPCKHPD       Z3, Z6, Z3
+	VUNPCKLPD       Z4, Z2, Z6
+	VUNPCKHPD       Z4, Z2, Z2
+	VBROADCASTF64X4 (R8), Z4
+	VBROADCASTF64X4 (R8)(AX*1), Z7
+	VBROADCASTF64X4 (R8)(AX*2), Z8
+	VBROADCASTF64X4 (R8)(CX*1), Z9
+	LEAQ            (R8)(AX*4), R8
+	VINSERTF64X4    $0x01, (R8), Z4, Z4
+	VINSERTF64X4    $0x01, (R8)(AX*1), Z7, Z7
+	VINSERTF64X4    $0x01, (R8)(AX*2), Z8, Z8
+	VINSERTF64X4    $0x01, (R8)(CX*1), Z9, Z9
+	LEAQ            (R8)(AX*4), R8
+	VUNPCKLPS       Z7, Z4, Z10
+	VUNPCKHPS       Z7, Z4, Z4
+	VUNPCKLPS       Z9, Z8, Z7
+	VUNPCKHPS       Z9, Z8, Z8
+	VUNPCKLPD       Z7, Z10, Z9
+	VUNPCKHPD       Z7, Z10, Z7
+	VUNPCKLPD       Z8, Z4, Z10
+	VUNPCKHPD       Z8, Z4, Z4
+	VSHUFF32X4      $0x88, Z9, Z5, Z8
+	VSHUFF32X4      $0xdd, Z9, Z5, Z9
+	VSHUFF32X4      $0x88, Z7, Z3, Z5
+	VSHUFF32X4      $0xdd, Z7, Z3, Z7
+	VSHUFF32X4      $0x88, Z10, Z6, Z3
+	VSHUFF32X4      $0xdd, Z10, Z6, Z10
+	VSHUFF32X4      $0x88, Z4, Z2, Z6
+	VSHUFF32X4      $0xdd, Z4, Z2, Z2
+	MOVQ            24(SP), R9
+	MOVQ            8(R9), R8
+	MOVQ            24(R9), R9
+	MOVQ            24(SP), R10
+	PREFETCHT1      (R8)
+	MOVQ            32(R10), R11
+	PREFETCHT1      (R8)(R11*1)
+	MOVQ            40(R10), R11
+	PREFETCHT1      (R8)(R11*1)
+	MOVQ            48(R10), R11
+	PREFETCHT1      (R8)(R11*1)
+	ADDQ            $0x40, R8
+	DECQ            R9
+	JNZ             rows1_by2_piece1_8_same0
+	ADDQ            64(R10), R8
+	MOVQ            56(R10), R9
 
 rows1_by2_piece1_8_same0:
 	PREFETCHT1 (R8)
@@ -6312,121 +6232,199 @@ rows1_by2_piece1_8_same0:
 	MOVQ       56(R10), R9
 
 rows1_by2_piece1_8_same1:
-	MOVQ             24(SP), R10
-	MOVQ             R8, 8(R10)
-	MOVQ             R9, 24(R10)
-	LEAQ             (SI)(DI*1), R8
-	VBROADCASTF64X4  (R8), Z2
-	VBROADCASTF64X4  (R8)(AX*1), Z3
-	VBROADCASTF64X4  (R8)(AX*2), Z4
-	VBROADCASTF64X4  (R8)(CX*1), Z5
-	LEAQ             (R8)(AX*4), R8
-	VINSERTF64X4     $0x01, (R8), Z2, Z2
-	VINSERTF64X4     $0x01, (R8)(AX*1), Z3, Z3
-	VINSERTF64X4     $0x01, (R8)(AX*2), Z4, Z4
-	VINSERTF64X4     $0x01, (R8)(CX*1), Z5, Z5
-	LEAQ             (R8)(AX*4), R8
-	VUNPCKLPS        Z3, Z2, Z6
-	VUNPCKHPS        Z3, Z2, Z2
-	VUNPCKLPS        Z5, Z4, Z3
-	VUNPCKHPS        Z5, Z4, Z4
-	VUNPCKLPD        Z3, Z6, Z5
-	VUNPCKHPD        Z3, Z6, Z3
-	VUNPCKLPD        Z4, Z2, Z6
-	VUNPCKHPD        Z4, Z2, Z2
-	VBROADCASTF64X4  (R8), Z4
-	VBROADCASTF64X4  (R8)(AX*1), Z7
-	VBROADCASTF64X4  (R8)(AX*2), Z8
-	VBROADCASTF64X4  (R8)(CX*1), Z9
-	LEAQ             (R8)(AX*4), R8
-	VINSERTF64X4     $0x01, (R8), Z4, Z4
-	VINSERTF64X4     $0x01, (R8)(AX*1), Z7, Z7
-	VINSERTF64X4     $0x01, (R8)(AX*2), Z8, Z8
-	VINSERTF64X4     $0x01, (R8)(CX*1), Z9, Z9
-	LEAQ             (R8)(AX*4), R8
-	VUNPCKLPS        Z7, Z4, Z10
-	VUNPCKHPS        Z7, Z4, Z4
-	VUNPCKLPS        Z9, Z8, Z7
-	VUNPCKHPS        Z9, Z8, Z8
-	VUNPCKLPD        Z7, Z10, Z9
-	VUNPCKHPD        Z7, Z10, Z7
-	VUNPCKLPD        Z8, Z4, Z10
-	VUNPCKHPD        Z8, Z4, Z4
-	VSHUFF32X4       $0x88, Z9, Z5, Z8
-	VSHUFF32X4       $0xdd, Z9, Z5, Z9
-	VSHUFF32X4       $0x88, Z7, Z3, Z5
-	VSHUFF32X4       $0xdd, Z7, Z3, Z7
-	VSHUFF32X4       $0x88, Z10, Z6, Z3
-	VSHUFF32X4       $0xdd, Z10, Z6, Z10
-	VSHUFF32X4       $0x88, Z4, Z2, Z6
-	VSHUFF32X4       $0xdd, Z4, Z2, Z2
-	VPMOVDW          Z8, Y4
-	VCVTPH2PS        Y4, Z4
-	VFMADD231PS.BCST (DX), Z4, Z1
-	VPSRLD           $0x10, Z8, Z8
-	VPMOVDW          Z8, Y4
-	VCVTPH2PS        Y4, Z4
-	VFMADD231PS.BCST 4(DX), Z4, Z1
-	VPMOVDW          Z5, Y4
-	VCVTPH2PS        Y4, Z4
-	VFMADD231PS.BCST 8(DX), Z4, Z1
-	VPSRLD           $0x10, Z5, Z5
-	VPMOVDW          Z5, Y4
-	VCVTPH2PS        Y4, Z4
-	VFMADD231PS.BCST 12(DX), Z4, Z1
-	VPMOVDW          Z3, Y4
-	VCVTPH2PS        Y4, Z4
-	VFMADD231PS.BCST 16(DX), Z4, Z1
-	VPSRLD           $0x10, Z3, Z3
-	VPMOVDW          Z3, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 20(DX), Z3, Z1
-	VPMOVDW          Z6, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 24(DX), Z3, Z1
-	VPSRLD           $0x10, Z6, Z6
-	VPMOVDW          Z6, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 28(DX), Z3, Z1
-	VPMOVDW          Z9, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 32(DX), Z3, Z1
-	VPSRLD           $0x10, Z9, Z9
-	VPMOVDW          Z9, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 36(DX), Z3, Z1
-	VPMOVDW          Z7, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 40(DX), Z3, Z1
-	VPSRLD           $0x10, Z7, Z7
-	VPMOVDW          Z7, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 44(DX), Z3, Z1
-	VPMOVDW          Z10, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 48(DX), Z3, Z1
-	VPSRLD           $0x10, Z10, Z10
-	VPMOVDW          Z10, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 52(DX), Z3, Z1
-	VPMOVDW          Z2, Y3
-	VCVTPH2PS        Y3, Z3
-	VFMADD231PS.BCST 56(DX), Z3, Z1
-	VPSRLD           $0x10, Z2, Z2
-	VPMOVDW          Z2, Y2
-	VCVTPH2PS        Y2, Z2
-	VFMADD231PS.BCST 60(DX), Z2, Z1
-	ADDQ             $0x00000020, DI
-	ADDQ             $0x00000040, DX
-	CMPQ             DI, chunks+64(FP)
-	JNE              rows1_by2_piece
-	MOVQ             (SP), DX
-	MOVQ             lds+8(FP), BX
-	ADDQ             $0x00000080, (SP)
-	VMOVUPS          Z0, (DX)
-	VMOVUPS          Z1, 64(DX)
-	SUBQ             $0x02, 16(SP)
-	JMP              rows1_by2
+	MOVQ            24(SP), R10
+	MOVQ            R8, 8(R10)
+	MOVQ            R9, 24(R10)
+	LEAQ            (SI)(DI*1), R8
+	VBROADCASTF64X4 (R8), Z4
+	VBROADCASTF64X4 (R8)(AX*1), Z11
+	VBROADCASTF64X4 (R8)(AX*2), Z12
+	VBROADCASTF64X4 (R8)(CX*1), Z13
+	LEAQ            (R8)(AX*4), R8
+	VINSERTF64X4    $0x01, (R8), Z4, Z4
+	VINSERTF64X4    $0x01, (R8)(AX*1), Z11, Z11
+	VINSERTF64X4    $0x01, (R8)(AX*2), Z12, Z12
+	VINSERTF64X4    $0x01, (R8)(CX*1), Z13, Z13
+	LEAQ            (R8)(AX*4), R8
+	VUNPCKLPS       Z11, Z4, Z14
+	VUNPCKHPS       Z11, Z4, Z4
+	VUNPCKLPS       Z13, Z12, Z11
+	VUNPCKHPS       Z13, Z12, Z12
+	VUNPCKLPD       Z11, Z14, Z13
+	VUNPCKHPD       Z11, Z14, Z11
+	VUNPCKLPD       Z12, Z4, Z14
+	VUNPCKHPD       Z12, Z4, Z4
+	VBROADCASTF64X4 (R8), Z12
+	VBROADCASTF64X4 (R8)(AX*1), Z15
+	VBROADCASTF64X4 (R8)(AX*2), Z18
+	VBROADCASTF64X4 (R8)(CX*1), Z19
+	LEAQ            (R8)(AX*4), R8
+	VINSERTF64X4    $0x01, (R8), Z12, Z12
+	VINSERTF64X4    $0x01, (R8)(AX*1), Z15, Z15
+	VINSERTF64X4    $0x01, (R8)(AX*2), Z18, Z18
+	VINSERTF64X4    $0x01, (R8)(CX*1), Z19, Z19
+	LEAQ            (R8)(AX*4), R8
+	VUNPCKLPS       Z15, Z12, Z20
+	VUNPCKHPS       Z15, Z12, Z12
+	VUNPCKLPS       Z19, Z18, Z15
+	VUNPCKHPS       Z19, Z18, Z18
+	VUNPCKLPD       Z15, Z20, Z19
+	VUNPCKHPD       Z15, Z20, Z15
+	VUNPCKLPD       Z18, Z12, Z20
+	VUNPCKHPD       Z18, Z12, Z12
+	VSHUFF32X4      $0x88, Z19, Z13, Z18
+	VSHUFF32X4      $0xdd, Z19, Z13, Z19
+	VSHUFF32X4      $0x88, Z15, Z11, Z13
+	VSHUFF32X4      $0xdd, Z15, Z11, Z15
+	VSHUFF32X4      $0x88, Z20, Z14, Z11
+	VSHUFF32X4      $0xdd, Z20, Z14, Z20
+	VSHUFF32X4      $0x88, Z12, Z4, Z14
+	VSHUFF32X4      $0xdd, Z12, Z4, Z4
+	VBROADCASTSS    (DX), Z21
+	VPSLLD          $0x10, Z18, Z12
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z8, Z12
+	VCVTPH2PS       Y12, Z22
+	VFMADD231PS     Z21, Z22, Z0
+	VEXTRACTI64X4   $0x01, Z12, Y12
+	VCVTPH2PS       Y12, Z12
+	VFMADD231PS     Z21, Z12, Z1
+	VBROADCASTSS    4(DX), Z21
+	VPSRLD          $0x10, Z8, Z12
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z18, Z12
+	VCVTPH2PS       Y12, Z8
+	VFMADD231PS     Z21, Z8, Z0
+	VEXTRACTI64X4   $0x01, Z12, Y8
+	VCVTPH2PS       Y8, Z8
+	VFMADD231PS     Z21, Z8, Z1
+	VBROADCASTSS    8(DX), Z12
+	VPSLLD          $0x10, Z13, Z8
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z5, Z8
+	VCVTPH2PS       Y8, Z18
+	VFMADD231PS     Z12, Z18, Z0
+	VEXTRACTI64X4   $0x01, Z8, Y8
+	VCVTPH2PS       Y8, Z8
+	VFMADD231PS     Z12, Z8, Z1
+	VBROADCASTSS    12(DX), Z12
+	VPSRLD          $0x10, Z5, Z8
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z13, Z8
+	VCVTPH2PS       Y8, Z5
+	VFMADD231PS     Z12, Z5, Z0
+	VEXTRACTI64X4   $0x01, Z8, Y5
+	VCVTPH2PS       Y5, Z5
+	VFMADD231PS     Z12, Z5, Z1
+	VBROADCASTSS    16(DX), Z8
+	VPSLLD          $0x10, Z11, Z5
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z3, Z5
+	VCVTPH2PS       Y5, Z12
+	VFMADD231PS     Z8, Z12, Z0
+	VEXTRACTI64X4   $0x01, Z5, Y5
+	VCVTPH2PS       Y5, Z5
+	VFMADD231PS     Z8, Z5, Z1
+	VBROADCASTSS    20(DX), Z8
+	VPSRLD          $0x10, Z3, Z5
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z11, Z5
+	VCVTPH2PS       Y5, Z3
+	VFMADD231PS     Z8, Z3, Z0
+	VEXTRACTI64X4   $0x01, Z5, Y3
+	VCVTPH2PS       Y3, Z3
+	VFMADD231PS     Z8, Z3, Z1
+	VBROADCASTSS    24(DX), Z5
+	VPSLLD          $0x10, Z14, Z3
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z6, Z3
+	VCVTPH2PS       Y3, Z8
+	VFMADD231PS     Z5, Z8, Z0
+	VEXTRACTI64X4   $0x01, Z3, Y3
+	VCVTPH2PS       Y3, Z3
+	VFMADD231PS     Z5, Z3, Z1
+	VBROADCASTSS    28(DX), Z5
+	VPSRLD          $0x10, Z6, Z3
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z14, Z3
+	VCVTPH2PS       Y3, Z6
+	VFMADD231PS     Z5, Z6, Z0
+	VEXTRACTI64X4   $0x01, Z3, Y3
+	VCVTPH2PS       Y3, Z3
+	VFMADD231PS     Z5, Z3, Z1
+	VBROADCASTSS    32(DX), Z5
+	VPSLLD          $0x10, Z19, Z3
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z9, Z3
+	VCVTPH2PS       Y3, Z6
+	VFMADD231PS     Z5, Z6, Z0
+	VEXTRACTI64X4   $0x01, Z3, Y3
+	VCVTPH2PS       Y3, Z3
+	VFMADD231PS     Z5, Z3, Z1
+	VBROADCASTSS    36(DX), Z5
+	VPSRLD          $0x10, Z9, Z3
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z19, Z3
+	VCVTPH2PS       Y3, Z6
+	VFMADD231PS     Z5, Z6, Z0
+	VEXTRACTI64X4   $0x01, Z3, Y3
+	VCVTPH2PS       Y3, Z3
+	VFMADD231PS     Z5, Z3, Z1
+	VBROADCASTSS    40(DX), Z5
+	VPSLLD          $0x10, Z15, Z3
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z7, Z3
+	VCVTPH2PS       Y3, Z6
+	VFMADD231PS     Z5, Z6, Z0
+	VEXTRACTI64X4   $0x01, Z3, Y3
+	VCVTPH2PS       Y3, Z3
+	VFMADD231PS     Z5, Z3, Z1
+	VBROADCASTSS    44(DX), Z5
+	VPSRLD          $0x10, Z7, Z3
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z15, Z3
+	VCVTPH2PS       Y3, Z6
+	VFMADD231PS     Z5, Z6, Z0
+	VEXTRACTI64X4   $0x01, Z3, Y3
+	VCVTPH2PS       Y3, Z3
+	VFMADD231PS     Z5, Z3, Z1
+	VBROADCASTSS    48(DX), Z5
+	VPSLLD          $0x10, Z20, Z3
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z10, Z3
+	VCVTPH2PS       Y3, Z6
+	VFMADD231PS     Z5, Z6, Z0
+	VEXTRACTI64X4   $0x01, Z3, Y3
+	VCVTPH2PS       Y3, Z3
+	VFMADD231PS     Z5, Z3, Z1
+	VBROADCASTSS    52(DX), Z5
+	VPSRLD          $0x10, Z10, Z3
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z20, Z3
+	VCVTPH2PS       Y3, Z6
+	VFMADD231PS     Z5, Z6, Z0
+	VEXTRACTI64X4   $0x01, Z3, Y3
+	VCVTPH2PS       Y3, Z3
+	VFMADD231PS     Z5, Z3, Z1
+	VBROADCASTSS    56(DX), Z5
+	VPSLLD          $0x10, Z4, Z3
+	VPTERNLOGD      $0xe4, constants<>+1664(SB), Z2, Z3
+	VCVTPH2PS       Y3, Z6
+	VFMADD231PS     Z5, Z6, Z0
+	VEXTRACTI64X4   $0x01, Z3, Y3
+	VCVTPH2PS       Y3, Z3
+	VFMADD231PS     Z5, Z3, Z1
+	VBROADCASTSS    60(DX), Z5
+	VPSRLD          $0x10, Z2, Z3
+	VPTERNLOGD      $0xd8, constants<>+1664(SB), Z4, Z3
+	VCVTPH2PS       Y3, Z2
+	VFMADD231PS     Z5, Z2, Z0
+	VEXTRACTI64X4   $0x01, Z3, Y2
+	VCVTPH2PS       Y2, Z2
+	VFMADD231PS     Z5, Z2, Z1
+	ADDQ            $0x00000020, DI
+	ADDQ            $0x00000040, DX
+	CMPQ            DI, chunks+64(FP)
+	JNE             rows1_by2_piece
+	VSHUFPS         $0x88, Z1, Z0, Z2
+	VPERMPD         $0xd8, Z2, Z2
+	VSHUFF64X2      $0xd8, Z2, Z2, Z2
+	VSHUFPS         $0xdd, Z1, Z0, Z0
+	VPERMPD         $0xd8, Z0, Z0
+	VSHUFF64X2      $0xd8, Z0, Z0, Z0
+	MOVQ            (SP), DX
+	MOVQ            lds+8(FP), BX
+	ADDQ            $0x00000080, (SP)
+	VMOVUPS         Z2, (DX)
+	VMOVUPS         Z0, 64(DX)
+	SUBQ            $0x02, 16(SP)
+	JMP             rows1_by2
 
 rows1_by2_done:
 rows1_by1:
@@ -7132,7 +7130,7 @@ key:
 	RET
 
 // func mixF161x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
-// Requires: AVX, AVX512F, CMOV, MMX+
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mixF161x8AVX512(SB), NOSPLIT, $32-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
@@ -7150,44 +7148,38 @@ strip:
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   p+40(FP), SI
+	MOVQ   p+40(FP), BX
 	MOVQ   runs+16(FP), DX
 	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
 	MOVQ   DX, 16(SP)
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ 8(SP), SI
+	MOVQ (SI), DX
+	MOVQ 16(SI), SI
+	MOVQ SI, 24(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(SP), DI
+	MOVQ 8(DI), SI
+	MOVQ 24(DI), DI
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	MOVQ       8(SP), R8
+	PREFETCHT1 (SI)
+	MOVQ       32(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	MOVQ       40(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	MOVQ       48(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	ADDQ       $0x40, SI
+	DECQ       DI
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(R8), SI
+	MOVQ       56(R8), DI
 
 keys_same0:
-	MOVQ    $0x00000001, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
-
-key:
 	VCVTPH2PS    (DX), Z8
 	VCVTPH2PS    32(DX), Z9
 	VCVTPH2PS    64(DX), Z10
@@ -7196,7 +7188,7 @@ key:
 	VCVTPH2PS    160(DX), Z13
 	VCVTPH2PS    192(DX), Z14
 	VCVTPH2PS    224(DX), Z15
-	VBROADCASTSS (SI), Z16
+	VBROADCASTSS (BX), Z16
 	VFMADD231PS  Z8, Z16, Z0
 	VFMADD231PS  Z9, Z16, Z1
 	VFMADD231PS  Z10, Z16, Z2
@@ -7206,14 +7198,12 @@ key:
 	VFMADD231PS  Z14, Z16, Z6
 	VFMADD231PS  Z15, Z16, Z7
 	ADDQ         AX, DX
-	ADDQ         $0x04, SI
-	SUBQ         $0x00000001, BX
-	JNZ          key
-	CMPQ         24(SP), $0x00
+	ADDQ         $0x04, BX
+	DECQ         24(SP)
 	JNE          keys
 	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
+	MOVQ         SI, 8(DX)
+	MOVQ         DI, 24(DX)
 	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
@@ -9277,7 +9267,7 @@ key:
 	RET
 
 // func mixBF161x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
-// Requires: AVX, AVX512F, CMOV, MMX+
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mixBF161x8AVX512(SB), NOSPLIT, $32-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
@@ -9295,44 +9285,38 @@ strip:
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   p+40(FP), SI
+	MOVQ   p+40(FP), BX
 	MOVQ   runs+16(FP), DX
 	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
 	MOVQ   DX, 16(SP)
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ 8(SP), SI
+	MOVQ (SI), DX
+	MOVQ 16(SI), SI
+	MOVQ SI, 24(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(SP), DI
+	MOVQ 8(DI), SI
+	MOVQ 24(DI), DI
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	MOVQ       8(SP), R8
+	PREFETCHT1 (SI)
+	MOVQ       32(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	MOVQ       40(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	MOVQ       48(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	ADDQ       $0x40, SI
+	DECQ       DI
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(R8), SI
+	MOVQ       56(R8), DI
 
 keys_same0:
-	MOVQ    $0x00000001, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
-
-key:
 	VPMOVZXWD    (DX), Z8
 	VPSLLD       $0x10, Z8, Z8
 	VPMOVZXWD    32(DX), Z9
@@ -9349,7 +9333,7 @@ key:
 	VPSLLD       $0x10, Z14, Z14
 	VPMOVZXWD    224(DX), Z15
 	VPSLLD       $0x10, Z15, Z15
-	VBROADCASTSS (SI), Z16
+	VBROADCASTSS (BX), Z16
 	VFMADD231PS  Z8, Z16, Z0
 	VFMADD231PS  Z9, Z16, Z1
 	VFMADD231PS  Z10, Z16, Z2
@@ -9359,14 +9343,12 @@ key:
 	VFMADD231PS  Z14, Z16, Z6
 	VFMADD231PS  Z15, Z16, Z7
 	ADDQ         AX, DX
-	ADDQ         $0x04, SI
-	SUBQ         $0x00000001, BX
-	JNZ          key
-	CMPQ         24(SP), $0x00
+	ADDQ         $0x04, BX
+	DECQ         24(SP)
 	JNE          keys
 	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
+	MOVQ         SI, 8(DX)
+	MOVQ         DI, 24(DX)
 	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
@@ -18339,7 +18321,7 @@ key:
 	RET
 
 // func mix1x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
-// Requires: AVX, CMOV, FMA3, MMX+
+// Requires: AVX, FMA3, MMX+
 TEXT ·mix1x8AVX2(SB), NOSPLIT, $32-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
@@ -18357,45 +18339,39 @@ strip:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   p+40(FP), SI
+	MOVQ   p+40(FP), BX
 	MOVQ   runs+16(FP), DX
 	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
 	MOVQ   DX, 16(SP)
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ 8(SP), SI
+	MOVQ (SI), DX
+	MOVQ 16(SI), SI
+	MOVQ SI, 24(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(SP), DI
+	MOVQ 8(DI), SI
+	MOVQ 24(DI), DI
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	MOVQ       8(SP), R8
+	PREFETCHT1 (SI)
+	MOVQ       32(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	MOVQ       40(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	MOVQ       48(R8), R9
+	PREFETCHT1 (SI)(R9*1)
+	ADDQ       $0x40, SI
+	DECQ       DI
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(R8), SI
+	MOVQ       56(R8), DI
 
 keys_same0:
-	MOVQ    $0x00000001, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
-
-key:
-	VBROADCASTSS (SI), Y8
+	VBROADCASTSS (BX), Y8
 	VFMADD231PS  (DX), Y8, Y0
 	VFMADD231PS  32(DX), Y8, Y1
 	VFMADD231PS  64(DX), Y8, Y2
@@ -18405,14 +18381,12 @@ key:
 	VFMADD231PS  192(DX), Y8, Y6
 	VFMADD231PS  224(DX), Y8, Y7
 	ADDQ         AX, DX
-	ADDQ         $0x04, SI
-	SUBQ         $0x00000001, BX
-	JNZ          key
-	CMPQ         24(SP), $0x00
+	ADDQ         $0x04, BX
+	DECQ         24(SP)
 	JNE          keys
 	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
+	MOVQ         SI, 8(DX)
+	MOVQ         DI, 24(DX)
 	ADDQ         $0x00000048, 8(SP)
 	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
@@ -19473,120 +19447,88 @@ rows1_by4_piece0_4_same0:
 	VUNPCKHPD      Y5, Y8, Y5
 	VUNPCKLPD      Y6, Y4, Y8
 	VUNPCKHPD      Y6, Y4, Y4
-	VXORPS         Y6, Y6, Y6
-	VPBLENDW       $0x55, Y7, Y6, Y6
-	VPSRLD         $0x10, Y7, Y7
-	VPACKUSDW      Y7, Y6, Y7
-	VPERMQ         $0xd8, Y7, Y7
-	VCVTPH2PS      X7, Y6
-	VBROADCASTSS   (DX), Y9
-	VFMADD231PS    Y9, Y6, Y1
-	VPERMQ         $0x4e, Y7, Y7
-	VCVTPH2PS      X7, Y6
-	VBROADCASTSS   4(DX), Y7
-	VFMADD231PS    Y7, Y6, Y1
-	VXORPS         Y6, Y6, Y6
-	VPBLENDW       $0x55, Y5, Y6, Y6
-	VPSRLD         $0x10, Y5, Y5
-	VPACKUSDW      Y5, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VCVTPH2PS      X5, Y6
-	VBROADCASTSS   8(DX), Y7
-	VFMADD231PS    Y7, Y6, Y1
-	VPERMQ         $0x4e, Y5, Y5
-	VCVTPH2PS      X5, Y5
-	VBROADCASTSS   12(DX), Y6
-	VFMADD231PS    Y6, Y5, Y1
-	VXORPS         Y5, Y5, Y5
-	VPBLENDW       $0x55, Y8, Y5, Y5
-	VPSRLD         $0x10, Y8, Y6
-	VPACKUSDW      Y6, Y5, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VCVTPH2PS      X6, Y5
-	VBROADCASTSS   16(DX), Y7
-	VFMADD231PS    Y7, Y5, Y1
-	VPERMQ         $0x4e, Y6, Y6
-	VCVTPH2PS      X6, Y5
-	VBROADCASTSS   20(DX), Y6
-	VFMADD231PS    Y6, Y5, Y1
-	VXORPS         Y5, Y5, Y5
-	VPBLENDW       $0x55, Y4, Y5, Y5
-	VPSRLD         $0x10, Y4, Y4
-	VPACKUSDW      Y4, Y5, Y4
-	VPERMQ         $0xd8, Y4, Y4
-	VCVTPH2PS      X4, Y5
-	VBROADCASTSS   24(DX), Y6
-	VFMADD231PS    Y6, Y5, Y1
-	VPERMQ         $0x4e, Y4, Y4
-	VCVTPH2PS      X4, Y4
-	VBROADCASTSS   28(DX), Y5
-	VFMADD231PS    Y5, Y4, Y1
 	LEAQ           (SI)(R9*1), R10
-	VBROADCASTF128 (R10), Y4
-	VBROADCASTF128 (R10)(AX*1), Y5
-	VBROADCASTF128 (R10)(AX*2), Y6
-	VBROADCASTF128 (R10)(CX*1), Y7
+	VBROADCASTF128 (R10), Y6
+	VBROADCASTF128 (R10)(AX*1), Y9
+	VBROADCASTF128 (R10)(AX*2), Y10
+	VBROADCASTF128 (R10)(CX*1), Y11
 	LEAQ           (R10)(AX*4), R10
-	VINSERTF128    $0x01, (R10), Y4, Y4
-	VINSERTF128    $0x01, (R10)(AX*1), Y5, Y5
-	VINSERTF128    $0x01, (R10)(AX*2), Y6, Y6
-	VINSERTF128    $0x01, (R10)(CX*1), Y7, Y7
-	VUNPCKLPS      Y5, Y4, Y8
-	VUNPCKHPS      Y5, Y4, Y4
-	VUNPCKLPS      Y7, Y6, Y5
-	VUNPCKHPS      Y7, Y6, Y6
-	VUNPCKLPD      Y5, Y8, Y7
-	VUNPCKHPD      Y5, Y8, Y5
-	VUNPCKLPD      Y6, Y4, Y8
-	VUNPCKHPD      Y6, Y4, Y4
-	VXORPS         Y6, Y6, Y6
-	VPBLENDW       $0x55, Y7, Y6, Y6
-	VPSRLD         $0x10, Y7, Y7
-	VPACKUSDW      Y7, Y6, Y7
-	VPERMQ         $0xd8, Y7, Y7
-	VCVTPH2PS      X7, Y6
-	VBROADCASTSS   (DX), Y9
-	VFMADD231PS    Y9, Y6, Y2
-	VPERMQ         $0x4e, Y7, Y7
-	VCVTPH2PS      X7, Y6
-	VBROADCASTSS   4(DX), Y7
-	VFMADD231PS    Y7, Y6, Y2
-	VXORPS         Y6, Y6, Y6
-	VPBLENDW       $0x55, Y5, Y6, Y6
-	VPSRLD         $0x10, Y5, Y5
-	VPACKUSDW      Y5, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VCVTPH2PS      X5, Y6
-	VBROADCASTSS   8(DX), Y7
-	VFMADD231PS    Y7, Y6, Y2
-	VPERMQ         $0x4e, Y5, Y5
+	VINSERTF128    $0x01, (R10), Y6, Y6
+	VINSERTF128    $0x01, (R10)(AX*1), Y9, Y9
+	VINSERTF128    $0x01, (R10)(AX*2), Y10, Y10
+	VINSERTF128    $0x01, (R10)(CX*1), Y11, Y11
+	VUNPCKLPS      Y9, Y6, Y12
+	VUNPCKHPS      Y9, Y6, Y6
+	VUNPCKLPS      Y11, Y10, Y9
+	VUNPCKHPS      Y11, Y10, Y10
+	VUNPCKLPD      Y9, Y12, Y11
+	VUNPCKHPD      Y9, Y12, Y9
+	VUNPCKLPD      Y10, Y6, Y12
+	VUNPCKHPD      Y10, Y6, Y6
+	VBROADCASTSS   (DX), Y13
+	VPSLLD         $0x10, Y11, Y10
+	VPBLENDW       $0x55, Y7, Y10, Y10
+	VCVTPH2PS      X10, Y14
+	VFMADD231PS    Y13, Y14, Y1
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VFMADD231PS    Y13, Y10, Y2
+	VBROADCASTSS   4(DX), Y13
+	VPSRLD         $0x10, Y7, Y10
+	VPBLENDW       $0xaa, Y11, Y10, Y10
+	VCVTPH2PS      X10, Y7
+	VFMADD231PS    Y13, Y7, Y1
+	VEXTRACTI128   $0x01, Y10, X7
+	VCVTPH2PS      X7, Y7
+	VFMADD231PS    Y13, Y7, Y2
+	VBROADCASTSS   8(DX), Y10
+	VPSLLD         $0x10, Y9, Y7
+	VPBLENDW       $0x55, Y5, Y7, Y7
+	VCVTPH2PS      X7, Y11
+	VFMADD231PS    Y10, Y11, Y1
+	VEXTRACTI128   $0x01, Y7, X7
+	VCVTPH2PS      X7, Y7
+	VFMADD231PS    Y10, Y7, Y2
+	VBROADCASTSS   12(DX), Y10
+	VPSRLD         $0x10, Y5, Y7
+	VPBLENDW       $0xaa, Y9, Y7, Y7
+	VCVTPH2PS      X7, Y5
+	VFMADD231PS    Y10, Y5, Y1
+	VEXTRACTI128   $0x01, Y7, X5
 	VCVTPH2PS      X5, Y5
-	VBROADCASTSS   12(DX), Y6
-	VFMADD231PS    Y6, Y5, Y2
-	VXORPS         Y5, Y5, Y5
-	VPBLENDW       $0x55, Y8, Y5, Y5
-	VPSRLD         $0x10, Y8, Y6
-	VPACKUSDW      Y6, Y5, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VCVTPH2PS      X6, Y5
+	VFMADD231PS    Y10, Y5, Y2
 	VBROADCASTSS   16(DX), Y7
+	VPSLLD         $0x10, Y12, Y5
+	VPBLENDW       $0x55, Y8, Y5, Y5
+	VCVTPH2PS      X5, Y9
+	VFMADD231PS    Y7, Y9, Y1
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
 	VFMADD231PS    Y7, Y5, Y2
-	VPERMQ         $0x4e, Y6, Y6
-	VCVTPH2PS      X6, Y5
-	VBROADCASTSS   20(DX), Y6
-	VFMADD231PS    Y6, Y5, Y2
-	VXORPS         Y5, Y5, Y5
+	VBROADCASTSS   20(DX), Y7
+	VPSRLD         $0x10, Y8, Y5
+	VPBLENDW       $0xaa, Y12, Y5, Y5
+	VCVTPH2PS      X5, Y8
+	VFMADD231PS    Y7, Y8, Y1
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
+	VFMADD231PS    Y7, Y5, Y2
+	VBROADCASTSS   24(DX), Y7
+	VPSLLD         $0x10, Y6, Y5
 	VPBLENDW       $0x55, Y4, Y5, Y5
-	VPSRLD         $0x10, Y4, Y4
-	VPACKUSDW      Y4, Y5, Y4
-	VPERMQ         $0xd8, Y4, Y4
-	VCVTPH2PS      X4, Y5
-	VBROADCASTSS   24(DX), Y6
-	VFMADD231PS    Y6, Y5, Y2
-	VPERMQ         $0x4e, Y4, Y4
+	VCVTPH2PS      X5, Y8
+	VFMADD231PS    Y7, Y8, Y1
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
+	VFMADD231PS    Y7, Y5, Y2
+	VBROADCASTSS   28(DX), Y7
+	VPSRLD         $0x10, Y4, Y5
+	VPBLENDW       $0xaa, Y6, Y5, Y5
+	VCVTPH2PS      X5, Y4
+	VFMADD231PS    Y7, Y4, Y1
+	VEXTRACTI128   $0x01, Y5, X4
 	VCVTPH2PS      X4, Y4
-	VBROADCASTSS   28(DX), Y5
-	VFMADD231PS    Y5, Y4, Y2
+	VFMADD231PS    Y7, Y4, Y2
 	MOVQ           24(SP), R11
 	MOVQ           8(R11), R10
 	MOVQ           24(R11), R11
@@ -19626,130 +19568,106 @@ rows1_by4_piece2_4_same0:
 	VUNPCKHPD      Y5, Y8, Y5
 	VUNPCKLPD      Y6, Y4, Y8
 	VUNPCKHPD      Y6, Y4, Y4
-	VXORPS         Y6, Y6, Y6
-	VPBLENDW       $0x55, Y7, Y6, Y6
-	VPSRLD         $0x10, Y7, Y7
-	VPACKUSDW      Y7, Y6, Y7
-	VPERMQ         $0xd8, Y7, Y7
-	VCVTPH2PS      X7, Y6
-	VBROADCASTSS   (DX), Y9
-	VFMADD231PS    Y9, Y6, Y3
-	VPERMQ         $0x4e, Y7, Y7
-	VCVTPH2PS      X7, Y6
-	VBROADCASTSS   4(DX), Y7
-	VFMADD231PS    Y7, Y6, Y3
-	VXORPS         Y6, Y6, Y6
-	VPBLENDW       $0x55, Y5, Y6, Y6
-	VPSRLD         $0x10, Y5, Y5
-	VPACKUSDW      Y5, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VCVTPH2PS      X5, Y6
-	VBROADCASTSS   8(DX), Y7
-	VFMADD231PS    Y7, Y6, Y3
-	VPERMQ         $0x4e, Y5, Y5
-	VCVTPH2PS      X5, Y5
-	VBROADCASTSS   12(DX), Y6
-	VFMADD231PS    Y6, Y5, Y3
-	VXORPS         Y5, Y5, Y5
-	VPBLENDW       $0x55, Y8, Y5, Y5
-	VPSRLD         $0x10, Y8, Y6
-	VPACKUSDW      Y6, Y5, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VCVTPH2PS      X6, Y5
-	VBROADCASTSS   16(DX), Y7
-	VFMADD231PS    Y7, Y5, Y3
-	VPERMQ         $0x4e, Y6, Y6
-	VCVTPH2PS      X6, Y5
-	VBROADCASTSS   20(DX), Y6
-	VFMADD231PS    Y6, Y5, Y3
-	VXORPS         Y5, Y5, Y5
-	VPBLENDW       $0x55, Y4, Y5, Y5
-	VPSRLD         $0x10, Y4, Y4
-	VPACKUSDW      Y4, Y5, Y4
-	VPERMQ         $0xd8, Y4, Y4
-	VCVTPH2PS      X4, Y5
-	VBROADCASTSS   24(DX), Y6
-	VFMADD231PS    Y6, Y5, Y3
-	VPERMQ         $0x4e, Y4, Y4
-	VCVTPH2PS      X4, Y4
-	VBROADCASTSS   28(DX), Y5
-	VFMADD231PS    Y5, Y4, Y3
 	LEAQ           (R8)(R9*1), R10
-	VBROADCASTF128 (R10), Y4
-	VBROADCASTF128 (R10)(AX*1), Y5
-	VBROADCASTF128 (R10)(AX*2), Y6
-	VBROADCASTF128 (R10)(CX*1), Y7
+	VBROADCASTF128 (R10), Y6
+	VBROADCASTF128 (R10)(AX*1), Y9
+	VBROADCASTF128 (R10)(AX*2), Y10
+	VBROADCASTF128 (R10)(CX*1), Y11
 	LEAQ           (R10)(AX*4), R10
-	VINSERTF128    $0x01, (R10), Y4, Y4
-	VINSERTF128    $0x01, (R10)(AX*1), Y5, Y5
-	VINSERTF128    $0x01, (R10)(AX*2), Y6, Y6
-	VINSERTF128    $0x01, (R10)(CX*1), Y7, Y7
-	VUNPCKLPS      Y5, Y4, Y8
-	VUNPCKHPS      Y5, Y4, Y4
-	VUNPCKLPS      Y7, Y6, Y5
-	VUNPCKHPS      Y7, Y6, Y6
-	VUNPCKLPD      Y5, Y8, Y7
-	VUNPCKHPD      Y5, Y8, Y5
-	VUNPCKLPD      Y6, Y4, Y8
-	VUNPCKHPD      Y6, Y4, Y4
-	VXORPS         Y6, Y6, Y6
-	VPBLENDW       $0x55, Y7, Y6, Y6
-	VPSRLD         $0x10, Y7, Y7
-	VPACKUSDW      Y7, Y6, Y7
-	VPERMQ         $0xd8, Y7, Y7
-	VCVTPH2PS      X7, Y6
-	VBROADCASTSS   (DX), Y9
-	VFMADD231PS    Y9, Y6, Y0
-	VPERMQ         $0x4e, Y7, Y7
-	VCVTPH2PS      X7, Y6
-	VBROADCASTSS   4(DX), Y7
-	VFMADD231PS    Y7, Y6, Y0
-	VXORPS         Y6, Y6, Y6
-	VPBLENDW       $0x55, Y5, Y6, Y6
-	VPSRLD         $0x10, Y5, Y5
-	VPACKUSDW      Y5, Y6, Y5
-	VPERMQ         $0xd8, Y5, Y5
-	VCVTPH2PS      X5, Y6
-	VBROADCASTSS   8(DX), Y7
-	VFMADD231PS    Y7, Y6, Y0
-	VPERMQ         $0x4e, Y5, Y5
+	VINSERTF128    $0x01, (R10), Y6, Y6
+	VINSERTF128    $0x01, (R10)(AX*1), Y9, Y9
+	VINSERTF128    $0x01, (R10)(AX*2), Y10, Y10
+	VINSERTF128    $0x01, (R10)(CX*1), Y11, Y11
+	VUNPCKLPS      Y9, Y6, Y12
+	VUNPCKHPS      Y9, Y6, Y6
+	VUNPCKLPS      Y11, Y10, Y9
+	VUNPCKHPS      Y11, Y10, Y10
+	VUNPCKLPD      Y9, Y12, Y11
+	VUNPCKHPD      Y9, Y12, Y9
+	VUNPCKLPD      Y10, Y6, Y12
+	VUNPCKHPD      Y10, Y6, Y6
+	VBROADCASTSS   (DX), Y13
+	VPSLLD         $0x10, Y11, Y10
+	VPBLENDW       $0x55, Y7, Y10, Y10
+	VCVTPH2PS      X10, Y14
+	VFMADD231PS    Y13, Y14, Y3
+	VEXTRACTI128   $0x01, Y10, X10
+	VCVTPH2PS      X10, Y10
+	VFMADD231PS    Y13, Y10, Y0
+	VBROADCASTSS   4(DX), Y13
+	VPSRLD         $0x10, Y7, Y10
+	VPBLENDW       $0xaa, Y11, Y10, Y10
+	VCVTPH2PS      X10, Y7
+	VFMADD231PS    Y13, Y7, Y3
+	VEXTRACTI128   $0x01, Y10, X7
+	VCVTPH2PS      X7, Y7
+	VFMADD231PS    Y13, Y7, Y0
+	VBROADCASTSS   8(DX), Y10
+	VPSLLD         $0x10, Y9, Y7
+	VPBLENDW       $0x55, Y5, Y7, Y7
+	VCVTPH2PS      X7, Y11
+	VFMADD231PS    Y10, Y11, Y3
+	VEXTRACTI128   $0x01, Y7, X7
+	VCVTPH2PS      X7, Y7
+	VFMADD231PS    Y10, Y7, Y0
+	VBROADCASTSS   12(DX), Y10
+	VPSRLD         $0x10, Y5, Y7
+	VPBLENDW       $0xaa, Y9, Y7, Y7
+	VCVTPH2PS      X7, Y5
+	VFMADD231PS    Y10, Y5, Y3
+	VEXTRACTI128   $0x01, Y7, X5
 	VCVTPH2PS      X5, Y5
-	VBROADCASTSS   12(DX), Y6
-	VFMADD231PS    Y6, Y5, Y0
-	VXORPS         Y5, Y5, Y5
-	VPBLENDW       $0x55, Y8, Y5, Y5
-	VPSRLD         $0x10, Y8, Y6
-	VPACKUSDW      Y6, Y5, Y6
-	VPERMQ         $0xd8, Y6, Y6
-	VCVTPH2PS      X6, Y5
+	VFMADD231PS    Y10, Y5, Y0
 	VBROADCASTSS   16(DX), Y7
+	VPSLLD         $0x10, Y12, Y5
+	VPBLENDW       $0x55, Y8, Y5, Y5
+	VCVTPH2PS      X5, Y9
+	VFMADD231PS    Y7, Y9, Y3
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
 	VFMADD231PS    Y7, Y5, Y0
-	VPERMQ         $0x4e, Y6, Y6
-	VCVTPH2PS      X6, Y5
-	VBROADCASTSS   20(DX), Y6
-	VFMADD231PS    Y6, Y5, Y0
-	VXORPS         Y5, Y5, Y5
+	VBROADCASTSS   20(DX), Y7
+	VPSRLD         $0x10, Y8, Y5
+	VPBLENDW       $0xaa, Y12, Y5, Y5
+	VCVTPH2PS      X5, Y8
+	VFMADD231PS    Y7, Y8, Y3
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
+	VFMADD231PS    Y7, Y5, Y0
+	VBROADCASTSS   24(DX), Y7
+	VPSLLD         $0x10, Y6, Y5
 	VPBLENDW       $0x55, Y4, Y5, Y5
-	VPSRLD         $0x10, Y4, Y4
-	VPACKUSDW      Y4, Y5, Y4
-	VPERMQ         $0xd8, Y4, Y4
-	VCVTPH2PS      X4, Y5
-	VBROADCASTSS   24(DX), Y6
-	VFMADD231PS    Y6, Y5, Y0
-	VPERMQ         $0x4e, Y4, Y4
+	VCVTPH2PS      X5, Y8
+	VFMADD231PS    Y7, Y8, Y3
+	VEXTRACTI128   $0x01, Y5, X5
+	VCVTPH2PS      X5, Y5
+	VFMADD231PS    Y7, Y5, Y0
+	VBROADCASTSS   28(DX), Y7
+	VPSRLD         $0x10, Y4, Y5
+	VPBLENDW       $0xaa, Y6, Y5, Y5
+	VCVTPH2PS      X5, Y4
+	VFMADD231PS    Y7, Y4, Y3
+	VEXTRACTI128   $0x01, Y5, X4
 	VCVTPH2PS      X4, Y4
-	VBROADCASTSS   28(DX), Y5
-	VFMADD231PS    Y5, Y4, Y0
+	VFMADD231PS    Y7, Y4, Y0
 	ADDQ           $0x00000010, R9
 	ADDQ           $0x00000020, DX
 	CMPQ           R9, chunks+64(FP)
 	JNE            rows1_by4_piece
+	VSHUFPS        $0x88, Y2, Y1, Y4
+	VPERMPD        $0xd8, Y4, Y4
+	VSHUFPS        $0xdd, Y2, Y1, Y1
+	VPERMPD        $0xd8, Y1, Y1
+	VSHUFPS        $0x88, Y0, Y3, Y2
+	VPERMPD        $0xd8, Y2, Y2
+	VSHUFPS        $0xdd, Y0, Y3, Y0
+	VPERMPD        $0xd8, Y0, Y0
 	MOVQ           (SP), DX
 	MOVQ           lds+8(FP), BX
 	ADDQ           $0x00000080, (SP)
-	VMOVUPS        Y1, (DX)
-	VMOVUPS        Y2, 32(DX)
-	VMOVUPS        Y3, 64(DX)
+	VMOVUPS        Y4, (DX)
+	VMOVUPS        Y1, 32(DX)
+	VMOVUPS        Y2, 64(DX)
 	VMOVUPS        Y0, 96(DX)
 	SUBQ           $0x04, 16(SP)
 	JMP            rows1_by4

@@ -18,15 +18,17 @@ type element struct {
 	// split returns the n-th vector of the elements that the words of 32 bits in w hold,
 	// in turns, times scale. It is nil for float32, which dotsF32 writes.
 	split func(d *dotsKernel, w reg.VecVirtual, scale Mem) func(n int) reg.VecVirtual
+	// splitPairs is split for the words of two groups, which it mixes, or nil.
+	splitPairs func(d *dotsKernel, first, second reg.VecVirtual) []func(n int) reg.VecVirtual
 }
 
 var elements = []element{
-	{"", 4, 0, func(_ *isa, m, _ Mem, to reg.VecVirtual) { VMOVUPS(m, to) }, nil},
-	{"F16", 2, 0, func(_ *isa, m, _ Mem, to reg.VecVirtual) { VCVTPH2PS(m, to) }, splitF16},
+	{"", 4, 0, func(_ *isa, m, _ Mem, to reg.VecVirtual) { VMOVUPS(m, to) }, nil, nil},
+	{"F16", 2, 0, func(_ *isa, m, _ Mem, to reg.VecVirtual) { VCVTPH2PS(m, to) }, splitF16, splitF16Pairs},
 	{"BF16", 2, 0, func(_ *isa, m, _ Mem, to reg.VecVirtual) {
 		VPMOVZXWD(m, to)
 		VPSLLD(Imm(16), to, to)
-	}, splitBF16},
+	}, splitBF16, nil},
 	{"Q8", 1, 4, func(a *isa, m, scale Mem, to reg.VecVirtual) {
 		VPMOVSXBD(m, to)
 		VCVTDQ2PS(to, to)
@@ -37,7 +39,7 @@ var elements = []element{
 		x := a.vec()
 		VBROADCASTSS(scale, x)
 		VMULPS(x, to, to)
-	}, splitQ8},
+	}, splitQ8, nil},
 }
 
 // mix writes the value product of heads rows with elements as lanes: strips of
@@ -99,11 +101,15 @@ func (a *isa) mix(e element, heads, vectors int) {
 			// As many lines as the next keys have in the strip.
 			size := vectors * a.lanes * e.bytes
 			ahead.prefetch("keys", max(1, size/256))
-			MOVQ(U32(uint32(max(1, 256/size))), n)
-			CMPQ(n, rest)
-			CMOVQGT(rest, n)
-			SUBQ(n, rest)
-			loop("key", n, 1, func() {
+			key := func(body func()) { body() }
+			if size < 256 {
+				key = func(body func()) { loop("key", n, 1, body) }
+				MOVQ(U32(uint32(256/size)), n)
+				CMPQ(n, rest)
+				CMOVQGT(rest, n)
+				SUBQ(n, rest)
+			}
+			key(func() {
 				x := a.vecs(vectors)
 				inMemory := heads == 1 && e.bytes == 4 // each value is used once
 				if !inMemory {
@@ -138,7 +144,11 @@ func (a *isa) mix(e element, heads, vectors int) {
 					ADDQ(Imm(4), p[i])
 				}
 			})
-			CMPQ(rest, Imm(0))
+			if size < 256 {
+				CMPQ(rest, Imm(0))
+			} else {
+				DECQ(rest)
+			}
 			JNE(LabelRef("keys"))
 			ahead.save()
 			ADDQ(U32(runSize), run)

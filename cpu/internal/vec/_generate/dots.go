@@ -57,6 +57,58 @@ func splitF16(a *dotsKernel, w reg.VecVirtual, _ Mem) func(int) reg.VecVirtual {
 	}
 }
 
+// splitF16Pairs is splitF16 for the words of two groups. The conversion takes the halves of
+// both: the first vector has the elements of the first half of each group in turns, the
+// second one has the others. inGroups restores the order.
+func splitF16Pairs(a *dotsKernel, first, second reg.VecVirtual) []func(int) reg.VecVirtual {
+	both := a.vec()
+	convert := func(n int) reg.VecVirtual {
+		other := first
+		if n == 0 {
+			VPSLLD(Imm(16), second, both)
+		} else {
+			other = second
+			VPSRLD(Imm(16), first, both)
+		}
+		x := a.vec()
+		if a.wide() {
+			VPTERNLOGD(U8([]uint8{0xe4, 0xd8}[n]), cUpper.mem(), other, both) // other where not upper, where upper
+			VCVTPH2PS(both.AsY(), x)
+		} else {
+			VPBLENDW(Imm([]uint64{0x55, 0xaa}[n]), other, both, both)
+			VCVTPH2PS(both.AsX(), x)
+		}
+		return x
+	}
+	rest := func(int) reg.VecVirtual {
+		x := a.vec()
+		if a.wide() {
+			y := YMM()
+			VEXTRACTI64X4(Imm(1), both, y)
+			VCVTPH2PS(y, x)
+		} else {
+			y := XMM()
+			VEXTRACTI128(Imm(1), both, y)
+			VCVTPH2PS(y, x)
+		}
+		return x
+	}
+	return []func(int) reg.VecVirtual{convert, rest}
+}
+
+// inGroups returns the elements at even and at odd places of x and y.
+func (a *isa) inGroups(x, y reg.VecVirtual) (even, odd reg.VecVirtual) {
+	out := a.vecs(2)
+	for i, take := range []U8{0x88, 0xdd} {
+		VSHUFPS(take, y, x, out[i])
+		VPERMPD(U8(0xd8), out[i], out[i])
+		if a.wide() {
+			VSHUFF64X2(U8(0xd8), out[i], out[i], out[i])
+		}
+	}
+	return out[0], out[1]
+}
+
 // splitQ8 converts bytes without shifting each of them. In the last bits of the fraction
 // of 2^23 + 128, a byte with its sign bit inverted adds the integer, and so does the second
 // byte of a word in 2^15 + 128. AVX2, which lacks VPTERNLOGD, converts the integer times
@@ -289,9 +341,10 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	// Conversions of int8 bind, but a core looks ahead over few of them. Therefore the chains
 	// of two groups alternate. Other types are read from memory more slowly like that.
 	pair := 1
-	if rows == 1 && d.lead > 0 {
+	if rows == 1 && (d.lead > 0 || d.splitPairs != nil) {
 		pair = min(groups, 2)
 	}
+	paired := pair > 1 && d.splitPairs != nil
 	perWord := 4 / d.element.bytes
 	body := func(n int) {
 		for first := 0; first < groups; first += pair {
@@ -313,8 +366,12 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 			}
 			for i := range words[0] {
 				var each []func(int) reg.VecVirtual
-				for j, w := range words {
-					each = append(each, d.split(d, w[i], d.scales.Offset((first+j)*a.bytes())))
+				if paired {
+					each = d.splitPairs(d, words[0][i], words[1][i])
+				} else {
+					for j, w := range words {
+						each = append(each, d.split(d, w[i], d.scales.Offset((first+j)*a.bytes())))
+					}
 				}
 				for n := range perWord {
 					d.multiply(acc[first:first+pair], each, n, func(r int) Mem {
@@ -350,6 +407,11 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	}
 	if ahead != nil {
 		ahead.save()
+	}
+	if paired {
+		for g := 0; g < groups; g += 2 {
+			acc[g][0], acc[g+1][0] = a.inGroups(acc[g][0], acc[g+1][0])
+		}
 	}
 	sp, lds := GP64(), GP64()
 	MOVQ(d.sp, sp)
