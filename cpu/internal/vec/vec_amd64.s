@@ -3859,37 +3859,55 @@ clear:
 
 chunk:
 	MOVQ       BX, SI
+	MOVQ       CX, DI
+	SHLQ       $0x04, DI
 	VMOVUPS    (SI), Z1
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z2
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z3
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z4
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z5
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z6
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z7
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z8
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z9
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z10
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z11
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z12
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z13
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z14
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z15
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Z16
+	PREFETCHT0 (SI)(DI*1)
 	MOVQ       run+32(FP), SI
 	PREFETCHT1 (R12)
 	MOVQ       32(SI), DI
@@ -17661,21 +17679,31 @@ clear:
 
 chunk:
 	MOVQ       BX, SI
+	MOVQ       CX, DI
+	SHLQ       $0x03, DI
 	VMOVUPS    (SI), Y0
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Y1
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Y2
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Y3
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Y4
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Y5
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Y6
+	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
 	VMOVUPS    (SI), Y7
+	PREFETCHT0 (SI)(DI*1)
 	MOVQ       run+32(FP), SI
 	PREFETCHT1 (R11)
 	MOVQ       32(SI), DI

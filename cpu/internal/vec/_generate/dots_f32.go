@@ -36,8 +36,14 @@ func (a *isa) dotsF32() {
 		loop("chunk", c, 1, func() {
 			rows := a.vecs(a.lanes)
 			MOVQ(kp, row)
+			// Lines of the next group that are in the second-level cache move to the first one:
+			// later they would wait for buffers that lines from memory fill.
+			group := GP64()
+			MOVQ(ldk, group)
+			SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), group)
 			for i := range rows {
 				VMOVUPS(Mem{Base: row}, rows[i])
+				PREFETCHT0(Mem{Base: row, Index: group, Scale: 1})
 				if i < len(rows)-1 {
 					ADDQ(ldk, row)
 				}
