@@ -20,7 +20,7 @@ func testSmallProblems(t *testing.T, tier string) {
 	for n := range 600 {
 		batch, kv, share := pick(1, 3, 40), pick(1, 2), pick(1, 1, 2)
 		sq, sk, d, dv := pick(1, 1, 2, 4, 5), pick(1, 1, 2, 7, 8, 9, 16, 33, 64, 127, 128), pick(1, 8, 16, 24, 64), pick(1, 3, 8, 16, 40)
-		values := func(heads, seq, dim int) backend.Tensor {
+		values := func(batch, heads, seq, dim int) backend.Tensor {
 			x := random(t, rng.Uint64(), backend.Shape{batch, seq, heads, dim}) // heads of a row are adjacent
 			data, err := x.Float32s()
 			if err != nil {
@@ -37,7 +37,7 @@ func testSmallProblems(t *testing.T, tier string) {
 			}
 			return x
 		}
-		c := backend.Call{Q: values(kv*share, sq, d), K: values(kv, sk, d), V: values(kv, sk, dv),
+		c := backend.Call{Q: values(batch, kv*share, sq, d), K: values(batch, kv, sk, d), V: values(batch, kv, sk, dv),
 			Problem: backend.Problem{Scale: []float32{0.125, 1, 1e-38}[rng.IntN(3)], Visible: backend.Everything()}}
 		switch rng.IntN(4) {
 		case 0:
@@ -56,10 +56,13 @@ func testSmallProblems(t *testing.T, tier string) {
 			}
 		}
 		if batch == 1 && rng.IntN(2) == 0 {
-			size := pick(8, 16, 64) // the pool has more pages than the call, in a drawn order
-			c.K, c.V = values(kv, sk+3*size, d), values(kv, sk+3*size, dv)
-			paged(t, &c, size)
-			c.Pages.Keys = sk
+			size := pick(8, 16, 64)
+			pages := ceilDiv(sk, size) + 3 // more than the call has
+			c.K, c.V = values(pages, kv, size, d), values(pages, kv, size, dv)
+			c.Pages = &backend.Pages{Table: [][]int32{nil}, Keys: sk}
+			for _, page := range rng.Perm(pages) {
+				c.Pages.Table[0] = append(c.Pages.Table[0], int32(page))
+			}
 		}
 		wanted := rng.IntN(2) == 0
 		run := func(engine bool) (o, lse backend.Tensor) {
@@ -94,47 +97,5 @@ func testSmallProblems(t *testing.T, tier string) {
 	}
 	if vectors := !be.kernels.KeyLanes; vectors != (small > 600) {
 		t.Errorf("%d of 1200 calls were of small problems", small)
-	}
-}
-
-// paged puts the keys and values of c, of one batch, into pages in a drawn order.
-func paged(tb testing.TB, c *backend.Call, size int) {
-	tb.Helper()
-	seq := c.K.Shape()[backend.Seq]
-	order := rand.New(rand.NewPCG(7, 7)).Perm(ceilDiv(seq, size))
-	be := open(tb, Options{})
-	pool := func(from backend.Tensor) backend.Tensor {
-		s := from.Shape()
-		// A head's pages are adjacent, as in kvcache.Paged.
-		to, err := backend.AllocHost(from.DType(), backend.Shape{s[backend.Heads], len(order), size, s[backend.Dim]})
-		if err == nil {
-			to, err = to.Swap(backend.Batch, backend.Heads)
-		}
-		if err != nil {
-			tb.Fatal(err)
-		}
-		for i, p := range order {
-			lo, hi := i*size, min((i+1)*size, seq)
-			rows, err := from.Slice(backend.Seq, lo, hi)
-			if err != nil {
-				tb.Fatal(err)
-			}
-			page, err := to.Slice(backend.Batch, p, p+1)
-			if err == nil {
-				page, err = page.Slice(backend.Seq, 0, hi-lo)
-			}
-			if err == nil {
-				err = be.Copy(tb.Context(), []backend.Tensor{page}, []backend.Tensor{rows})
-			}
-			if err != nil {
-				tb.Fatal(err)
-			}
-		}
-		return to
-	}
-	c.K, c.V = pool(c.K), pool(c.V)
-	c.Pages = &backend.Pages{Table: [][]int32{make([]int32, len(order))}, Keys: seq}
-	for i, p := range order {
-		c.Pages.Table[0][i] = int32(p)
 	}
 }
