@@ -22,7 +22,7 @@ var assembly = func() (list []*Kernels) {
 		}),
 	}
 	if x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL {
-		// 8 query rows fill half a vector.
+		// 8 query rows fill half a vector; all but the products take vectors of 8.
 		half := kernelsAVX2.narrowed(1, tileKernels{
 			tiles:   []registerTile{{32, scores32AVX512Half, nil}, {16, scores16AVX512Half, nil}, {4, scores4AVX512Half, nil}, {1, scores1AVX512Half, nil}},
 			weights: weightsAVX512Half, edge: edgeAVX512Half, columnMax: columnMaxAVX512Half, fold: foldAVX2x1, halfValues: halfValuesAVX512,

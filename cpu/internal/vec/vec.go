@@ -11,8 +11,9 @@
 // K and V are read in place, at any distance between rows. No sum goes across
 // lanes, and only Q and O are transposed. Scores are in units of log2 e: the caller
 // multiplies Q by scale·log2(e) when it packs it. With few query rows, lanes would
-// stay empty; then keys are lanes (Dots, Mix). Both layouts compute each sum in the
-// same order, so a row has the same bits in either:
+// stay empty; then keys are lanes (Dots, Mix). A tile of 8 rows fills vectors of 16 with
+// pairs of keys for Scores and with elements for Values (RowOutputs). All layouts compute
+// each sum in the same order, so a row has the same bits in each:
 //
 //	a score is summed over d upwards from 0, in one chain of FMAs
 //	a block's weights are summed by fours, ((p0+p1)+(p2+p3)), upwards from 0
