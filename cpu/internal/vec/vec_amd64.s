@@ -3858,9 +3858,14 @@ clear:
 	MOVQ    R8, (SP)
 
 chunk:
-	MOVQ       BX, SI
-	MOVQ       CX, DI
-	SHLQ       $0x04, DI
+	MOVQ BX, SI
+	XORQ DI, DI
+	CMPQ groups+72(FP), $0x01
+	JE   last
+	MOVQ CX, DI
+	SHLQ $0x04, DI
+
+last:
 	VMOVUPS    (SI), Z1
 	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI
@@ -17678,9 +17683,14 @@ clear:
 	MOVQ    SI, (SP)
 
 chunk:
-	MOVQ       BX, SI
-	MOVQ       CX, DI
-	SHLQ       $0x03, DI
+	MOVQ BX, SI
+	XORQ DI, DI
+	CMPQ groups+72(FP), $0x01
+	JE   last
+	MOVQ CX, DI
+	SHLQ $0x03, DI
+
+last:
 	VMOVUPS    (SI), Y0
 	PREFETCHT0 (SI)(DI*1)
 	ADDQ       CX, SI

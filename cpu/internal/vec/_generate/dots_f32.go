@@ -36,11 +36,15 @@ func (a *isa) dotsF32() {
 		loop("chunk", c, 1, func() {
 			rows := a.vecs(a.lanes)
 			MOVQ(kp, row)
-			// Lines of the next group that are in the second-level cache move to the first one:
-			// later they would wait for buffers that lines from memory fill.
+			// Lines of the run's next group that are in the second-level cache move to the first
+			// one: later they would wait for buffers that lines from memory fill.
 			group := GP64()
+			XORQ(group, group)
+			CMPQ(groups, Imm(1))
+			JE(LabelRef("last"))
 			MOVQ(ldk, group)
 			SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), group)
+			Label("last")
 			for i := range rows {
 				VMOVUPS(Mem{Base: row}, rows[i])
 				PREFETCHT0(Mem{Base: row, Index: group, Scale: 1})
