@@ -30,7 +30,8 @@ type lookahead struct {
 	next, left reg.GPVirtual
 }
 
-// lookahead continues where the last kernel stopped with the Run whose address run holds.
+// continued returns a lookahead that starts where the last kernel stopped with the Run whose
+// address run holds.
 func continued(run Mem) *lookahead {
 	l := &lookahead{run, GP64(), GP64()}
 	p := GP64()

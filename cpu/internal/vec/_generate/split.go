@@ -69,7 +69,7 @@ func splitF16Pairs(a *dotsKernel, first, second reg.VecVirtual) []func(int) reg.
 		}
 		x := a.vec()
 		if a.wide() {
-			VPTERNLOGD(U8([]uint8{0xe4, 0xd8}[n]), cUpper.mem(), other, both) // other where not upper, where upper
+			VPTERNLOGD(U8([]uint8{0xe4, 0xd8}[n]), cUpper.mem(), other, both) // other in the lower halves; n=1: in the upper ones
 			VCVTPH2PS(both.AsY(), x)
 		} else {
 			VPBLENDW(Imm([]uint64{0x55, 0xaa}[n]), other, both, both)
