@@ -23,12 +23,26 @@ func TestOptionEdges(t *testing.T) {
 	}
 }
 
+// TestWindowsOfFewRows compares each tier with the reference where the window of a few rows
+// begins at each place within four keys of a block and ends some blocks later.
+func TestWindowsOfFewRows(t *testing.T) {
+	skipWithRace(t)
+	for sq := range 17 {
+		for sk := 600; sk < 604 && sq > 0; sk++ {
+			compareTiers(t, fmt.Sprintf("%d x %d", sq, sk), 1, backend.Call{
+				Q: random(t, 1, backend.Shape{1, 2, sq, 9}), K: random(t, 2, backend.Shape{1, 2, sk, 9}), V: random(t, 3, backend.Shape{1, 2, sk, 7}),
+				Problem: backend.Problem{Scale: 0.7, Visible: backend.Visibility{Offset: sk - sq, Left: 300}},
+			})
+		}
+	}
+}
+
 // drawOptions returns the nth of some calls of two heads, with a quarter of the options
 // each, and a description of it.
 func drawOptions(t *testing.T, rng *rand.Rand, n int) (say string, c backend.Call) {
 	one := func(n ...int) int { return n[rng.IntN(len(n))] }
 	const heads = 2
-	sq, sk := one(1, 5, 23, 24, 25, 40, 63, 64, 65, 130), one(1, 15, 64, 127, 128, 129, 203, 1030)
+	sq, sk := one(1, 3, 4, 5, 23, 24, 25, 40, 63, 64, 65, 130), one(1, 15, 64, 127, 128, 129, 203, 1030)
 	c = backend.Call{Q: random(t, uint64(n), backend.Shape{1, heads, sq, 9}), K: random(t, 2, backend.Shape{1, 1, sk, 9}), V: random(t, 3, backend.Shape{1, 1, sk, 7}),
 		Problem: backend.Problem{Scale: 0.7, Visible: backend.Everything()}}
 	broadcast := func(x backend.Tensor, shape backend.Shape) backend.Tensor {
@@ -43,7 +57,7 @@ func drawOptions(t *testing.T, rng *rand.Rand, n int) (say string, c backend.Cal
 		say string
 		do  func()
 	}{
-		{"window", func() { c.Visible = backend.Visibility{Offset: sk - sq, Left: 100, Right: n % 7} }},
+		{"window", func() { c.Visible = backend.Visibility{Offset: sk - sq, Left: one(100, 300), Right: n % 7} }},
 		{"softcap", func() { c.Softcap = 2 }},
 		{"mask", func() {
 			c.Mask = broadcast(flags(t, uint64(n), backend.Shape{1, 1, sq, sk}), backend.Shape{1, heads, sq, sk})

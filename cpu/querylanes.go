@@ -39,6 +39,7 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 			edges = edges || edge
 		}
 	}
+	b.s = s
 	fours := ceilDiv(n, 4)
 	fill(s[n*w:fours*4*w], negInf)
 	x.Weights(s, fours, t.cur.m, b.mx, t.cur.l, b.alpha)
@@ -74,7 +75,6 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 	if replaced {
 		eachPiece(func(piece span) { a.addVisibleNonFinite(p, t, piece, b.s) })
 	}
-	b.s = s
 }
 
 // ahead returns the distance in rows at which the kernels prefetch keys or values from lo
