@@ -14,8 +14,8 @@ import (
 //	query rows as lanes   queries [dimK, Width]   scores [keys, Width]      outputs [dimV, Width]
 //	keys as lanes         queries [rows, dimK]    scores [rows, keyBlock]   outputs [rows, dimV]
 //
-// With few query rows as lanes the outputs may be those of the second layout, which is
-// Kernels.RowOutputs. The first fills the vector registers when there are many rows, the
+// A tile of few query rows may have them as lanes and the outputs of the second layout
+// (Kernels.RowOutputs). The first fills the vector registers when there are many rows, the
 // second when there are few. The gonum kernels always use the second.
 type engine struct {
 	partition

@@ -121,7 +121,7 @@ func queryWidth(k *vec.Kernels, c *backend.Call) *vec.Kernels {
 		time := float64(rows) * float64(keys)
 		// Measured with windows: the shorter a tile's products, the more its other steps count.
 		switch {
-		case x.RowOutputs(): // the scores fill half of each vector
+		case x.RowOutputs(): // the softmax fills half of each vector
 			time *= 1.8
 		case w == x.Lanes:
 			time *= 1.2

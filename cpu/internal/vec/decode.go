@@ -45,6 +45,7 @@ func (x *Kernels) Dots(e Element, s []float32, lds int, runs []Run, ldk int, q [
 
 // pairedRun is the length of runs that the dots of one row and a type other than F32 takes
 // in pairs, where a vector has 8 or 16 lanes: several chains of FMAs hide their latency.
+// The generator has the same constant.
 const pairedRun = 16
 
 // Mix adds a block of values to a few outputs, each the same sum as in Values:

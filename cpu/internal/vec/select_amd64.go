@@ -21,7 +21,7 @@ var assembly = func() (list []*Kernels) {
 			biasSquare: biasSquareAVX2x2, diagonal: diagonalAVX2x2, hide: hideAVX2x2, drop: dropAVX2x2,
 		}),
 	}
-	if x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL {
+	if x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL && x.HasBMI2 {
 		// 8 query rows fill half a vector; all but the products take vectors of 8.
 		half := kernelsAVX2.narrowed(1, tileKernels{
 			tiles:   []registerTile{{32, scores32AVX512Half, nil}, {16, scores16AVX512Half, nil}, {4, scores4AVX512Half, nil}, {1, scores1AVX512Half, nil}},

@@ -63,7 +63,7 @@ type dotsKernel struct {
 	second, hop          Mem  // the run of the keys from pairedRun on, and bytes from the end of the first to it
 }
 
-// pairedRun is the length of runs that a tile of one row takes in pairs.
+// pairedRun is the length of runs that a tile of one row takes in pairs, as in Kernels.Dots.
 const pairedRun = 16
 
 // pairRuns sets second and hop. The keys are those of one run or, if they are more than it
@@ -192,7 +192,8 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	lines := a.piece() * a.lanes / 64
 	loop := label + "_piece"
 	// Conversions of int8 bind, but a core looks ahead over few of them. Therefore the chains
-	// of two groups alternate. Other types are read from memory more slowly like that.
+	// of two groups alternate; f16 converts two groups at once. Other types are read from
+	// memory more slowly like that.
 	pair := 1
 	if rows == 1 && (d.lead > 0 || d.splitPairs != nil) {
 		pair = min(groups, 2)
