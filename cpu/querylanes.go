@@ -56,13 +56,15 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 		eachPiece(func(piece span) { a.dropTile(b, p, t, piece.lo, piece.hi-piece.lo) })
 	}
 	clean := a.hiding || edges || t.mixed || r.clean != nil
-	if clean && a.rowOutputs && !a.loadV && !r.checked && len(pieces) == 1 {
-		// As in stepKeyLanes, reading values once is cheaper than looking at them first.
+	// Tiles that have fewer outputs than the block has values look at those instead. As in
+	// stepKeyLanes, reading values once is cheaper than looking at them first.
+	few := 2*(p.to-p.from)*w <= keyBlock
+	if clean && few && !a.loadV && !r.checked && len(pieces) == 1 {
 		o := t.cur.o
 		copy(b.v, o)
 		v, ldv, _ := a.values(r, b, p, here.lo, false)
 		x.Values(o, v, ldv, s, n, a.d.ValueDim, b.alpha, a.ahead(p, t, here.lo, false))
-		if !x.NonFinite(o, a.dimV, t.n, a.d.ValueDim) {
+		if !x.NonFinite(o, len(o), 1, len(o)) {
 			return
 		}
 		copy(o, b.v)
