@@ -199,14 +199,26 @@ func (e *engine) packQueries(w *scratch, p *taskRange, t *tile) {
 }
 
 // square returns the rows of v, which has a row for each query row, of the vector of query
-// rows of t from lane on, if kernels can transpose them in place: they are Lanes rows of
-// float32 in one head.
+// rows of t from lane on, if kernels can transpose them in place: Lanes rows of float32 at
+// a constant distance.
 func (e *engine) square(v *view, p *taskRange, t *tile, lane int) (rows []float32, ld int, ok bool) {
-	h, i := e.row(t.h, t.i, lane)
-	if n := e.kernels.Lanes; t.n-lane < n || i+n > e.d.SeqQ || v.dtype != backend.F32 || v.stride[backend.Dim] != 1 {
+	if t.n-lane < e.kernels.Lanes || v.dtype != backend.F32 || v.stride[backend.Dim] != 1 {
 		return nil, 0, false
 	}
-	return v.f32[v.index(p.b, h, i):], v.stride[backend.Seq], true
+	h, i := e.row(t.h, t.i, lane)
+	if ld, ok = e.rowDistance(v, i); ok {
+		rows = v.f32[v.index(p.b, h, i):]
+	}
+	return rows, ld, ok
+}
+
+// rowDistance returns the distance in v, which has a row for each query row, between Lanes
+// of them from row i of a head on, if it is constant: they are in one head, or one in each.
+func (e *engine) rowDistance(v *view, i int) (ld int, ok bool) {
+	if e.d.SeqQ == 1 {
+		return v.stride[backend.Heads], true
+	}
+	return v.stride[backend.Seq], i+e.kernels.Lanes <= e.d.SeqQ
 }
 
 // keys returns the keys of r from lo on as float32 rows, in place or converted.

@@ -110,10 +110,11 @@ func (a *attention) hideMask(b *workspace, p *taskRange, t *tile, lo, n int) {
 	x, step := a.kernels, a.mask.stride[backend.Dim]
 	for lane := 0; lane < t.n; lane += x.Lanes {
 		rows, whole := min(x.Lanes, t.n-lane), 0
-		if h, i := a.row(t.h, t.i, lane); step == 1 && rows == x.Lanes && i+rows <= a.d.SeqQ {
+		h, i := a.row(t.h, t.i, lane)
+		if ld, ok := a.rowDistance(&a.mask, i); ok && step == 1 && rows == x.Lanes {
 			// Whole squares are read in place; the rest is staged.
 			if whole = n / x.Lanes * x.Lanes; whole > 0 {
-				x.Hide(b.s[lane:], a.mask.bools[a.mask.index(p.b, h, i)+lo:], a.mask.stride[backend.Seq], whole/x.Lanes)
+				x.Hide(b.s[lane:], a.mask.bools[a.mask.index(p.b, h, i)+lo:], ld, whole/x.Lanes)
 			}
 		}
 		if whole == n {
