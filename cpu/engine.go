@@ -67,7 +67,6 @@ type workspace struct {
 	scale, one      []float32 // factors of transpositions
 	pieces          [keyBlock/8 + 1]span
 	lo, hi          [maxLanes]int32
-	lanes           [maxLanes]float32   // of a maximum over a row
 	seen            [16 * keyBlock]bool // rows of a mask, at most 16
 	square          [16 * 16]float32    // weights after dropout
 	draw            vec.Draw

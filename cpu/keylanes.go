@@ -18,18 +18,12 @@ func (a *attention) stepKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRang
 		s := b.s[row*keyBlock : row*keyBlock+lanes]
 		seen := a.adjustLanes(b, p, t, row, here, s)
 		clean = clean || seen.lo > 0 || seen.hi < n
-		m := max(t.cur.m[row], x.ScaleMax(s, 1, b.lanes[:]))
-		b.alpha[row] = t.cur.m[row] - m
-		t.cur.m[row] = m
-		x.Exp2(s, m)
 	}
-	x.Exp2(b.alpha, 0)
-	for row := range t.n {
-		s := b.s[row*keyBlock : row*keyBlock+lanes]
-		t.cur.l[row] = float32(b.alpha[row]*t.cur.l[row]) + sumByFours(s)
-		if a.problem.Dropout.P > 0 {
+	x.RowWeights(b.s, keyBlock, lanes, t.n, t.cur.m, t.cur.l, b.alpha)
+	if a.problem.Dropout.P > 0 {
+		for row := range t.n {
 			h, i := a.row(t.h, t.i, row)
-			a.dropRow(x, &b.draw, s, p.b, h, i, here.lo)
+			a.dropRow(x, &b.draw, b.s[row*keyBlock:row*keyBlock+lanes], p.b, h, i, here.lo)
 		}
 	}
 	if a.readV && (!clean || !x.KeyLanes && r.v == nil) {
@@ -174,14 +168,4 @@ func commonDivisor(a, b int) int {
 		a, b = b, a%b
 	}
 	return a
-}
-
-// sumByFours adds the elements of s in the order of vec.Kernels.Weights; the
-// length is a multiple of 4.
-func sumByFours(s []float32) float32 {
-	var sum float32
-	for ; len(s) >= 4; s = s[4:] {
-		sum += (s[0] + s[1]) + (s[2] + s[3])
-	}
-	return sum
 }

@@ -53,7 +53,7 @@ type smallSpace struct {
 	ld     int
 	o      []float32 // [rows, dimV]
 	m, l   []float32 // of a row, as in state
-	alpha  []float32 // 0
+	alpha  []float32 // factors of sums over no keys
 	lanes  []float32
 	memory *workspace
 }
@@ -66,7 +66,6 @@ func (a *attention) cutSmall(w *scratch) smallSpace {
 		s: w.floats(a.rows * ld), ld: ld, o: w.floats(a.rows * a.dimV), m: w.floats(a.rows), l: w.floats(a.rows),
 		alpha: w.floats(a.rows), lanes: w.floats(a.kernels.Lanes), memory: &w.workspace}
 	clear(x.q)
-	clear(x.alpha)
 	return x
 }
 
@@ -145,7 +144,6 @@ func (a *attention) small(x *smallSpace, b, hk int) bool {
 		loadRows(kernels, &a.k, x.k, a.dimK, b, hk, done, n-done)
 		kernels.Dots(vec.F32, x.s[done:], x.ld, x.memory.run(x.k, a.dimK, lanes-done, a.dimK), a.dimK, x.q, a.dimK, a.rows, a.dimK)
 	}
-	few := n <= 4 && lanes == x.ld // calls of kernels take longer than a loop
 	for r := range a.rows {
 		s, lo, hi := x.s[r*x.ld:r*x.ld+lanes], 0, n
 		if !every {
@@ -154,28 +152,9 @@ func (a *attention) small(x *smallSpace, b, hk int) bool {
 		}
 		fill(s[:lo], negInf)
 		fill(s[hi:], negInf)
-		if !few {
-			x.m[r] = max(noScore, kernels.ScaleMax(s, 1, x.lanes))
-			kernels.Exp2(s, x.m[r])
-			continue
-		}
-		m := float32(noScore)
-		for _, y := range s[lo:hi] {
-			if y > m { // NaN is not
-				m = y
-			}
-		}
-		x.m[r] = m
-		for j := lo; j < hi; j++ {
-			s[j] -= m
-		}
+		x.m[r], x.l[r] = noScore, 0
 	}
-	if few {
-		kernels.Exp2(x.s[:a.rows*x.ld], 0)
-	}
-	for r := range a.rows {
-		x.l[r] = sumByFours(x.s[r*x.ld : r*x.ld+lanes])
-	}
+	kernels.RowWeights(x.s, x.ld, lanes, a.rows, x.m, x.l, x.alpha)
 	runs, ldv := []vec.Run(nil), a.v.stride[backend.Seq]
 	if a.d.ValueDim == a.dimV {
 		runs = a.runsOf(x.memory, &a.v, &p, 0, n, n)

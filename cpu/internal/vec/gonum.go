@@ -24,7 +24,7 @@ import (
 var kernelsGonum = Kernels{
 	Tier: "gonum", Lanes: 4, Width: 64, KeyLanes: true,
 	rowScores: scoresGonum, rowValues: valuesGonum,
-	exp2: exp2Gonum, exp2Sum: exp2SumGonum, scaleMax: scaleMaxGonum, softcap: softcapGonum,
+	exp2: exp2Gonum, exp2Sum: exp2SumGonum, scaleMax: scaleMaxGonum, rowWeights: rowWeightsGonum, softcap: softcapGonum,
 	bias: biasGonum, join: joinGonum, bound: boundGonum, hideRow: hideRowGonum, dropRow: dropRowGonum, nonFinite: nonFiniteGonum,
 	loadF16: loadF16Gonum, loadBF16: loadBF16Gonum, loadQ8: loadQ8Gonum, storeF16: storeF16Gonum,
 }
@@ -156,6 +156,23 @@ func scaleMaxGonum(x *float32, vectors int, c float32, mx *float32) {
 		}
 	}
 	*mx = m
+}
+
+func rowWeightsGonum(s *float32, lds, vectors, rows int, m, l, alpha *float32) {
+	ms, ls, factors := unsafe.Slice(m, rows), unsafe.Slice(l, rows), unsafe.Slice(alpha, rows)
+	for r := range rows {
+		row := (*float32)(unsafe.Add(unsafe.Pointer(s), r*lds))
+		scaleMaxGonum(row, vectors, 1, &factors[r])
+		largest := max(ms[r], factors[r])
+		factors[r] = exp2(ms[r] - largest)
+		ms[r] = largest
+		exp2Gonum(row, vectors, largest)
+		sum := float32(0)
+		for p := unsafe.Slice(row, 4*vectors); len(p) >= 4; p = p[4:] {
+			sum += (p[0] + p[1]) + (p[2] + p[3])
+		}
+		ls[r] = float32(factors[r]*ls[r]) + sum
+	}
 }
 
 func softcapGonum(x *float32, vectors int, c float32) {

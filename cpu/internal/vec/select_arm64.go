@@ -12,7 +12,7 @@ var kernelsNEON = Kernels{
 		biasSquare: biasSquareNEON, diagonal: diagonalNEON, hide: hideNEON, drop: dropNEON,
 	},
 	hideRow: hideRowNEON, scoreGradients: scoreGradientsNEON, transpose: transposeNEON,
-	exp2: exp2NEON, exp2Sum: exp2SumNEON, scaleMax: scaleMaxNEON, softcap: softcapNEON,
+	exp2: exp2NEON, exp2Sum: exp2SumNEON, scaleMax: scaleMaxNEON, rowWeights: rowWeightsNEON, softcap: softcapNEON,
 	bias: biasNEON, join: joinNEON, bound: boundNEON, dropRow: dropRowNEON, nonFinite: nonFiniteNEON,
 	loadF16: loadF16NEON, loadBF16: loadBF16NEON, loadQ8: loadQ8NEON, storeF16: storeF16NEON,
 	outerRows: 4, outerVectors: 4, outer: [2][2]outerFunc{{outer1x1NEON, outer1x4NEON}, {outer4x1NEON, outer4x4NEON}},

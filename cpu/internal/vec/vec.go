@@ -60,6 +60,7 @@ type Kernels struct {
 	exp2, softcap  func(x *float32, vectors int, c float32)
 	exp2Sum        func(x *float32, vectors int, m float32, sum *float32)
 	scaleMax       func(x *float32, vectors int, c float32, mx *float32)
+	rowWeights     func(s *float32, lds, vectors, rows int, m, l, alpha *float32)
 	bias           func(x, b *float32, vectors int)
 	scoreGradients func(ds, p, w *float32, rows int, dots *float32, factor float32)
 	nonFinite      func(x *float32, ld, rows, vectors int) int32
@@ -249,6 +250,19 @@ func (x *Kernels) ScaleMax(s []float32, c float32, lanes []float32) float32 {
 	lanes = lanes[:x.Lanes]
 	x.scaleMax(&s[0], len(s)/x.Lanes, c, &lanes[0])
 	return lanes[0]
+}
+
+// RowWeights is Weights for rows of scores with keys as lanes. Scores that are NaN do not
+// count as maxima:
+//
+//	m' = max(m, max_key S)    alpha = 2^(m - m')    m = m'    S = 2^(S - m)    l = alpha·l + Σ_key S
+//
+//	s [rows, n], rows lds apart    m, l, alpha [rows]
+//
+// n is a multiple of Lanes.
+func (x *Kernels) RowWeights(s []float32, lds, n, rows int, m, l, alpha []float32) {
+	_, _, _, _ = s[(rows-1)*lds+n-1], m[rows-1], l[rows-1], alpha[rows-1]
+	x.rowWeights(&s[0], 4*lds, n/x.Lanes, rows, &m[0], &l[0], &alpha[0])
 }
 
 // Softcap replaces s by c·tanh(s), to within 4 ulp for tanh and half an ulp for the

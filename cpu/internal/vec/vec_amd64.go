@@ -49,6 +49,9 @@ func exp2SumAVX512(x *float32, vectors int, m float32, sum *float32)
 // scaleMaxAVX512 is Kernels.scaleMax.
 func scaleMaxAVX512(x *float32, vectors int, c float32, mx *float32)
 
+// rowWeightsAVX512 is Kernels.rowWeights.
+func rowWeightsAVX512(s *float32, lds int, vectors int, rows int, m *float32, l *float32, alpha *float32)
+
 // softcapAVX512 is Kernels.softcap.
 func softcapAVX512(x *float32, vectors int, c float32)
 
@@ -240,6 +243,9 @@ func exp2SumAVX2(x *float32, vectors int, m float32, sum *float32)
 
 // scaleMaxAVX2 is Kernels.scaleMax.
 func scaleMaxAVX2(x *float32, vectors int, c float32, mx *float32)
+
+// rowWeightsAVX2 is Kernels.rowWeights.
+func rowWeightsAVX2(s *float32, lds int, vectors int, rows int, m *float32, l *float32, alpha *float32)
 
 // softcapAVX2 is Kernels.softcap.
 func softcapAVX2(x *float32, vectors int, c float32)

@@ -2586,6 +2586,134 @@ next:
 	VZEROUPPER
 	RET
 
+// func rowWeightsAVX512(s *float32, lds int, vectors int, rows int, m *float32, l *float32, alpha *float32)
+// Requires: AVX, AVX512DQ, AVX512F, SSE
+TEXT ·rowWeightsAVX512(SB), NOSPLIT, $8-56
+	MOVQ    s+0(FP), AX
+	MOVQ    lds+8(FP), CX
+	MOVQ    rows+24(FP), DX
+	MOVQ    m+32(FP), BX
+	MOVQ    l+40(FP), SI
+	MOVQ    alpha+48(FP), DI
+	STMXCSR (SP)
+	MOVL    (SP), R8
+	ORL     $0x00008000, R8
+	MOVL    R8, 4(SP)
+	LDMXCSR 4(SP)
+	VMOVUPS constants<>+0(SB), Z0
+	VMOVUPS constants<>+64(SB), Z1
+	VMOVUPS constants<>+128(SB), Z2
+	VMOVUPS constants<>+192(SB), Z3
+	VMOVUPS constants<>+256(SB), Z4
+	VMOVUPS constants<>+320(SB), Z5
+	VMOVUPS constants<>+384(SB), Z6
+
+row:
+	VMOVUPS constants<>+1408(SB), Z7
+	VMOVUPS constants<>+1408(SB), Z8
+	VMOVUPS constants<>+1408(SB), Z9
+	VMOVUPS constants<>+1408(SB), Z10
+	MOVQ    AX, R8
+	MOVQ    vectors+16(FP), R9
+	SHRQ    $0x02, R9
+	JZ      max_rest
+
+max:
+	VMOVUPS (R8), Z11
+	VMAXPS  Z7, Z11, Z7
+	VMOVUPS 64(R8), Z11
+	VMAXPS  Z8, Z11, Z8
+	VMOVUPS 128(R8), Z11
+	VMAXPS  Z9, Z11, Z9
+	VMOVUPS 192(R8), Z11
+	VMAXPS  Z10, Z11, Z10
+	ADDQ    $0x00000100, R8
+	SUBQ    $0x00000001, R9
+	JNZ     max
+
+max_rest:
+	MOVQ vectors+16(FP), R9
+	ANDQ $0x03, R9
+	JZ   max_done
+
+max_one:
+	VMOVUPS (R8), Z11
+	VMAXPS  Z7, Z11, Z7
+	ADDQ    $0x00000040, R8
+	SUBQ    $0x00000001, R9
+	JNZ     max_one
+
+max_done:
+	VMAXPS        Z8, Z7, Z7
+	VMAXPS        Z10, Z9, Z9
+	VMAXPS        Z9, Z7, Z7
+	VEXTRACTF32X8 $0x01, Z7, Y8
+	VMAXPS        Y7, Y8, Y8
+	VEXTRACTF128  $0x01, Y8, X7
+	VMAXPS        X7, X8, X8
+	VPERMILPS     $0x4e, X8, X7
+	VMAXPS        X7, X8, X8
+	VPERMILPS     $0xb1, X8, X7
+	VMAXPS        X7, X8, X8
+	VMAXSS        (BX), X8, X8
+	VBROADCASTSS  (BX), Z7
+	VMOVSS        X8, (BX)
+	VBROADCASTSS  X8, Z8
+	VSUBPS        Z8, Z7, Z7
+	VREDUCEPS     $0x01, Z7, Z10
+	VMOVUPS       Z6, Z9
+	VFMADD213PS   Z5, Z10, Z9
+	VFMADD213PS   Z4, Z10, Z9
+	VFMADD213PS   Z3, Z10, Z9
+	VFMADD213PS   Z2, Z10, Z9
+	VFMADD213PS   Z1, Z10, Z9
+	VFMADD213PS   Z0, Z10, Z9
+	VSCALEFPS     Z7, Z9, Z9
+	VMOVSS        X9, (DI)
+	VXORPS        X7, X7, X7
+	MOVQ          AX, R8
+	MOVQ          vectors+16(FP), R9
+
+vector:
+	VMOVUPS       (R8), Z10
+	VSUBPS        Z8, Z10, Z10
+	VREDUCEPS     $0x01, Z10, Z12
+	VMOVUPS       Z6, Z11
+	VFMADD213PS   Z5, Z12, Z11
+	VFMADD213PS   Z4, Z12, Z11
+	VFMADD213PS   Z3, Z12, Z11
+	VFMADD213PS   Z2, Z12, Z11
+	VFMADD213PS   Z1, Z12, Z11
+	VFMADD213PS   Z0, Z12, Z11
+	VSCALEFPS     Z10, Z11, Z11
+	VMOVUPS       Z11, (R8)
+	VPERMILPS     $0xb1, Z11, Z10
+	VADDPS        Z11, Z10, Z10
+	VPERMILPS     $0x4e, Z10, Z11
+	VADDPS        Z11, Z10, Z10
+	VADDSS        X10, X7, X7
+	VEXTRACTF32X4 $0x01, Z10, X11
+	VADDSS        X11, X7, X7
+	VEXTRACTF32X4 $0x02, Z10, X11
+	VADDSS        X11, X7, X7
+	VEXTRACTF32X4 $0x03, Z10, X10
+	VADDSS        X10, X7, X7
+	ADDQ          $0x00000040, R8
+	SUBQ          $0x00000001, R9
+	JNZ           vector
+	VMULSS        (SI), X9, X9
+	VADDSS        X7, X9, X7
+	VMOVSS        X7, (SI)
+	ADDQ          CX, AX
+	ADDQ          $0x04, BX
+	ADDQ          $0x04, SI
+	ADDQ          $0x04, DI
+	SUBQ          $0x00000001, DX
+	JNZ           row
+	LDMXCSR       (SP)
+	VZEROUPPER
+	RET
+
 // func softcapAVX512(x *float32, vectors int, c float32)
 // Requires: AVX, AVX512DQ, AVX512F
 TEXT ·softcapAVX512(SB), NOSPLIT, $0-20
@@ -16502,6 +16630,125 @@ next:
 	VPERMILPS    $0xb1, X1, X0
 	VMAXPS       X0, X1, X1
 	VMOVSS       X1, (DX)
+	VZEROUPPER
+	RET
+
+// func rowWeightsAVX2(s *float32, lds int, vectors int, rows int, m *float32, l *float32, alpha *float32)
+// Requires: AVX, AVX2, FMA3
+TEXT ·rowWeightsAVX2(SB), NOSPLIT, $0-56
+	MOVQ s+0(FP), AX
+	MOVQ lds+8(FP), CX
+	MOVQ rows+24(FP), DX
+	MOVQ m+32(FP), BX
+	MOVQ l+40(FP), SI
+	MOVQ alpha+48(FP), DI
+
+row:
+	VMOVUPS constants<>+1408(SB), Y0
+	VMOVUPS constants<>+1408(SB), Y1
+	VMOVUPS constants<>+1408(SB), Y2
+	VMOVUPS constants<>+1408(SB), Y3
+	MOVQ    AX, R8
+	MOVQ    vectors+16(FP), R9
+	SHRQ    $0x02, R9
+	JZ      max_rest
+
+max:
+	VMOVUPS (R8), Y4
+	VMAXPS  Y0, Y4, Y0
+	VMOVUPS 32(R8), Y4
+	VMAXPS  Y1, Y4, Y1
+	VMOVUPS 64(R8), Y4
+	VMAXPS  Y2, Y4, Y2
+	VMOVUPS 96(R8), Y4
+	VMAXPS  Y3, Y4, Y3
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000001, R9
+	JNZ     max
+
+max_rest:
+	MOVQ vectors+16(FP), R9
+	ANDQ $0x03, R9
+	JZ   max_done
+
+max_one:
+	VMOVUPS (R8), Y4
+	VMAXPS  Y0, Y4, Y0
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000001, R9
+	JNZ     max_one
+
+max_done:
+	VMAXPS       Y1, Y0, Y0
+	VMAXPS       Y3, Y2, Y2
+	VMAXPS       Y2, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VMAXPS       X1, X0, X0
+	VPERMILPS    $0x4e, X0, X1
+	VMAXPS       X1, X0, X0
+	VPERMILPS    $0xb1, X0, X1
+	VMAXPS       X1, X0, X0
+	VMAXSS       (BX), X0, X0
+	VBROADCASTSS (BX), Y1
+	VMOVSS       X0, (BX)
+	VBROADCASTSS X0, Y0
+	VSUBPS       Y0, Y1, Y1
+	VCMPPS       $0x05, constants<>+1472(SB), Y1, Y4
+	VROUNDPS     $0x09, Y1, Y3
+	VSUBPS       Y3, Y1, Y1
+	VMOVUPS      constants<>+384(SB), Y2
+	VFMADD213PS  constants<>+320(SB), Y1, Y2
+	VFMADD213PS  constants<>+256(SB), Y1, Y2
+	VFMADD213PS  constants<>+192(SB), Y1, Y2
+	VFMADD213PS  constants<>+128(SB), Y1, Y2
+	VFMADD213PS  constants<>+64(SB), Y1, Y2
+	VFMADD213PS  constants<>+0(SB), Y1, Y2
+	VCVTTPS2DQ   Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VPADDD       Y3, Y2, Y2
+	VANDPS       Y4, Y2, Y2
+	VMOVSS       X2, (DI)
+	VXORPS       X1, X1, X1
+	MOVQ         AX, R8
+	MOVQ         vectors+16(FP), R9
+
+vector:
+	VMOVUPS      (R8), Y3
+	VSUBPS       Y0, Y3, Y3
+	VCMPPS       $0x05, constants<>+1472(SB), Y3, Y6
+	VROUNDPS     $0x09, Y3, Y5
+	VSUBPS       Y5, Y3, Y3
+	VMOVUPS      constants<>+384(SB), Y4
+	VFMADD213PS  constants<>+320(SB), Y3, Y4
+	VFMADD213PS  constants<>+256(SB), Y3, Y4
+	VFMADD213PS  constants<>+192(SB), Y3, Y4
+	VFMADD213PS  constants<>+128(SB), Y3, Y4
+	VFMADD213PS  constants<>+64(SB), Y3, Y4
+	VFMADD213PS  constants<>+0(SB), Y3, Y4
+	VCVTTPS2DQ   Y5, Y5
+	VPSLLD       $0x17, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	VANDPS       Y6, Y4, Y4
+	VMOVUPS      Y4, (R8)
+	VPERMILPS    $0xb1, Y4, Y3
+	VADDPS       Y4, Y3, Y3
+	VPERMILPS    $0x4e, Y3, Y4
+	VADDPS       Y4, Y3, Y3
+	VADDSS       X3, X1, X1
+	VEXTRACTF128 $0x01, Y3, X3
+	VADDSS       X3, X1, X1
+	ADDQ         $0x00000020, R8
+	SUBQ         $0x00000001, R9
+	JNZ          vector
+	VMULSS       (SI), X2, X2
+	VADDSS       X1, X2, X1
+	VMOVSS       X1, (SI)
+	ADDQ         CX, AX
+	ADDQ         $0x04, BX
+	ADDQ         $0x04, SI
+	ADDQ         $0x04, DI
+	SUBQ         $0x00000001, DX
+	JNZ          row
 	VZEROUPPER
 	RET
 
@@ -32436,7 +32683,7 @@ dim_done:
 	RET
 
 // func scores32AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
-// Requires: AVX, AVX512F, MMX+
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·scores32AVX512Half(SB), $2128-64
 	MOVQ    s+0(FP), AX
 	MOVQ    k+8(FP), CX
@@ -32586,6 +32833,14 @@ dims:
 	VUNPCKHPS    (R12)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1920(BX)
 	VMOVUPS      Z18, 1984(BX)
+	LEAQ         64(R11), R14
+	IMUL3Q       $0x00000020, DX, R12
+	ADDQ         CX, R12
+	CMPQ         R13, $0x10
+	CMOVQLT      R12, R14
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      (R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD (BX), Z19
@@ -32631,6 +32886,9 @@ dims:
 	MOVQ         2112(SP), R9
 
 same0_0:
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      32(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 8(BX), Z19
@@ -32665,6 +32923,9 @@ same0_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1928(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      64(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 64(BX), Z19
@@ -32710,6 +32971,9 @@ same0_0:
 	MOVQ         2112(SP), R9
 
 same2_0:
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      96(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 72(BX), Z19
@@ -32744,6 +33008,9 @@ same2_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1992(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      128(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 16(BX), Z19
@@ -32789,6 +33056,9 @@ same2_0:
 	MOVQ         2112(SP), R9
 
 same4_0:
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      160(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 24(BX), Z19
@@ -32823,6 +33093,9 @@ same4_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1944(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      192(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 80(BX), Z19
@@ -32868,6 +33141,9 @@ same4_0:
 	MOVQ         2112(SP), R9
 
 same6_0:
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      224(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 88(BX), Z19
@@ -32902,6 +33178,9 @@ same6_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 2008(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      256(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 32(BX), Z19
@@ -32947,6 +33226,9 @@ same6_0:
 	MOVQ         2112(SP), R9
 
 same8_0:
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      288(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 40(BX), Z19
@@ -32981,6 +33263,9 @@ same8_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1960(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      320(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 96(BX), Z19
@@ -33026,6 +33311,9 @@ same8_0:
 	MOVQ         2112(SP), R9
 
 same10_0:
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      352(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 104(BX), Z19
@@ -33060,6 +33348,9 @@ same10_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 2024(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      384(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 48(BX), Z19
@@ -33105,6 +33396,9 @@ same10_0:
 	MOVQ         2112(SP), R9
 
 same12_0:
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      416(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 56(BX), Z19
@@ -33139,6 +33433,9 @@ same12_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1976(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
+	LEAQ         (R14)(DX*2), R14
 	VMOVUPS      448(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 112(BX), Z19
@@ -33184,6 +33481,8 @@ same12_0:
 	MOVQ         2112(SP), R9
 
 same14_0:
+	PREFETCHT0   (R14)
+	PREFETCHT0   (R14)(DX*1)
 	VMOVUPS      480(R10), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 120(BX), Z19

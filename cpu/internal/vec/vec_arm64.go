@@ -28,6 +28,9 @@ func exp2SumNEON(x *float32, vectors int, m float32, sum *float32)
 // scaleMaxNEON is Kernels.scaleMax.
 func scaleMaxNEON(x *float32, vectors int, c float32, mx *float32)
 
+// rowWeightsNEON is Kernels.rowWeights.
+func rowWeightsNEON(s *float32, lds int, vectors int, rows int, m *float32, l *float32, alpha *float32)
+
 // softcapNEON is Kernels.softcap.
 func softcapNEON(x *float32, vectors int, c float32)
 

@@ -201,6 +201,54 @@ func TestWeights(t *testing.T) {
 	})
 }
 
+// TestRowWeights compares RowWeights with the kernels that do the same in parts, to the bit.
+func TestRowWeights(t *testing.T) {
+	eachTier(t, func(t *testing.T, x, _ *Kernels, rng *rand.Rand) {
+		nan, inf := float32(math.NaN()), float32(math.Inf(1))
+		for _, n := range []int{x.Lanes, 2 * x.Lanes, 4 * x.Lanes, 7 * x.Lanes} {
+			const rows = 6
+			lds := n + 3
+			s, m, l, alpha := random(rng, rows*lds), random(rng, rows), random(rng, rows), make([]float32, rows+1)
+			for i := range s {
+				if s[i] *= 20; rng.IntN(5) == 0 {
+					s[i] = -inf
+				}
+			}
+			alpha[rows] = 7
+			m[0] = 100
+			s[lds+n-1] = nan
+			s[2*lds+1], l[2] = inf, 3
+			for i := range n { // rows that see nothing, and no numbers
+				s[3*lds+i], s[4*lds+i] = -inf, nan
+			}
+			m[3], m[4] = -math.MaxFloat32, -math.MaxFloat32
+			want, wantM, wantL := clone(s), clone(m), clone(l)
+			wantAlpha := filled(rows+1, 7)
+			room := make([]float32, x.Lanes)
+			for r := range rows {
+				row := want[r*lds : r*lds+n]
+				wantM[r] = max(m[r], x.ScaleMax(row, 1, room))
+				x.Exp2(row, wantM[r])
+				room[0] = m[r] - wantM[r]
+				x.Exp2(room, 0)
+				wantAlpha[r] = room[0]
+				sum := float32(0)
+				for ; len(row) > 0; row = row[4:] {
+					sum += (row[0] + row[1]) + (row[2] + row[3])
+				}
+				wantL[r] = float32(wantAlpha[r]*l[r]) + sum
+			}
+			x.RowWeights(s, lds, n, rows, m, l, alpha)
+			for _, got := range []struct {
+				name    string
+				x, want []float32
+			}{{"weights", s, want}, {"maxima", m, wantM}, {"sums", l, wantL}, {"factors", alpha, wantAlpha}} {
+				within(t, got.name, got.x, got.want, 0)
+			}
+		}
+	})
+}
+
 // TestSoftcap shows that c·tanh is within 4.5 ulp, half of one for the product.
 func TestSoftcap(t *testing.T) {
 	eachTier(t, func(t *testing.T, x, _ *Kernels, rng *rand.Rand) {

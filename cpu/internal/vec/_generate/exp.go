@@ -302,19 +302,7 @@ func (a *isa) scaleMax() {
 		VMAXPS(m, y, m) // m where y is NaN
 		ADDQ(U32(uint32(a.bytes())), x)
 	})
-	half := m // no lane is NaN
-	if a.wide() {
-		half = YMM()
-		VEXTRACTF32X8(Imm(1), m, half)
-		VMAXPS(m.AsY(), half, half)
-	}
-	quarter, other := half.AsX(), XMM()
-	VEXTRACTF128(Imm(1), half, other)
-	VMAXPS(other, quarter, quarter)
-	VPERMILPS(Imm(0x4e), quarter, other) // elements 2, 3, 0, 1
-	VMAXPS(other, quarter, quarter)
-	VPERMILPS(Imm(0xb1), quarter, other) // elements 1, 0, 3, 2
-	VMAXPS(other, quarter, quarter)
+	quarter := a.largestLane(m) // none is NaN
 	VMOVSS(quarter, Mem{Base: mx})
 	end()
 }
@@ -336,6 +324,96 @@ func (a *isa) exp2Sum() {
 		ADDQ(U32(uint32(a.bytes())), x)
 	})
 	VMOVUPS(s, a.at(sum, 0))
+	restore()
+	end()
+}
+
+// largestLane returns the largest element of m in the first element of a register. None of
+// them is NaN.
+func (a *isa) largestLane(m reg.VecVirtual) reg.Register {
+	half := m
+	if a.wide() {
+		half = YMM()
+		VEXTRACTF32X8(Imm(1), m, half)
+		VMAXPS(m.AsY(), half, half)
+	}
+	quarter, other := half.AsX(), XMM()
+	VEXTRACTF128(Imm(1), half, other)
+	VMAXPS(other, quarter, quarter)
+	VPERMILPS(Imm(0x4e), quarter, other) // elements 2, 3, 0, 1
+	VMAXPS(other, quarter, quarter)
+	VPERMILPS(Imm(0xb1), quarter, other) // elements 1, 0, 3, 2
+	VMAXPS(other, quarter, quarter)
+	return quarter
+}
+
+// rowWeights is weights for rows of scores with keys as lanes.
+func (a *isa) rowWeights() {
+	a.text("rowWeights", "s *float32, lds, vectors, rows int, m, l, alpha *float32", "is Kernels.rowWeights.")
+	s, lds, vectors, rows, pm, l, alpha := param("s"), param("lds"), argument("vectors"), param("rows"), param("m"), param("l"), param("alpha")
+	restore := a.flush()
+	e := a.exponential(a.masks())
+	p, left := GP64(), GP64()
+	loop("row", rows, 1, func() {
+		var mx [4]reg.VecVirtual // as many as hide the latency of a maximum
+		for u := range mx {
+			mx[u] = a.vec()
+			VMOVUPS(cNegInf.mem(), mx[u])
+		}
+		MOVQ(s, p)
+		byFour("max", vectors, func(n int) {
+			for u := range n {
+				y := a.vec()
+				VMOVUPS(a.at(p, u), y)
+				VMAXPS(mx[u], y, mx[u]) // mx where y is NaN
+			}
+			ADDQ(U32(uint32(n*a.bytes())), p)
+		})
+		VMAXPS(mx[1], mx[0], mx[0])
+		VMAXPS(mx[3], mx[2], mx[2])
+		VMAXPS(mx[2], mx[0], mx[0])
+		largest, old := a.largestLane(mx[0]), a.vec()
+		VMAXSS(Mem{Base: pm}, largest, largest)
+		VBROADCASTSS(Mem{Base: pm}, old)
+		VMOVSS(largest, Mem{Base: pm})
+		m := a.vec()
+		VBROADCASTSS(largest, m)
+		VSUBPS(m, old, old)
+		factor, sum := e.of(old), XMM()
+		VMOVSS(factor.AsX(), Mem{Base: alpha})
+		VXORPS(sum, sum, sum)
+		MOVQ(s, p)
+		MOVQ(vectors, left)
+		loop("vector", left, 1, func() {
+			y, four := a.vec(), a.vec()
+			VMOVUPS(a.at(p, 0), y)
+			VSUBPS(m, y, y)
+			x := e.of(y)
+			VMOVUPS(x, a.at(p, 0))
+			VPERMILPS(Imm(0xb1), x, four)
+			VADDPS(x, four, four)
+			VPERMILPS(Imm(0x4e), four, x)
+			VADDPS(x, four, four) // (p0 + p1) + (p2 + p3) in each element
+			VADDSS(four.AsX(), sum, sum)
+			for i := 1; i < a.lanes/4; i++ {
+				next := XMM()
+				if a.wide() {
+					VEXTRACTF32X4(Imm(uint64(i)), four, next)
+				} else {
+					VEXTRACTF128(Imm(uint64(i)), four, next)
+				}
+				VADDSS(next, sum, sum)
+			}
+			ADDQ(U32(uint32(a.bytes())), p)
+		})
+		VMULSS(Mem{Base: l}, factor.AsX(), factor.AsX())
+		VADDSS(sum, factor.AsX(), sum)
+		VMOVSS(sum, Mem{Base: l})
+		ADDQ(lds, s)
+		for _, x := range []reg.GPVirtual{pm, l, alpha} {
+			ADDQ(Imm(4), x)
+		}
+	})
 	restore()
 	end()
 }

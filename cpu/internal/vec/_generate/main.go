@@ -17,6 +17,7 @@ func main() {
 		a.exp2()
 		a.exp2Sum()
 		a.scaleMax()
+		a.rowWeights()
 		a.softcap()
 		a.bias()
 		rows, vectors := a.outerTile()

@@ -77,7 +77,20 @@ func (a *isa) scorePairs() {
 			LEAQ(Mem{Base: at, Index: ld, Scale: 2}, at)
 		}
 	}
+	// The elements that come next, of these keys or the group after them, move from the
+	// second-level cache to the first: later they would wait behind lines from memory.
+	next := GP64()
+	LEAQ(Mem{Base: from, Disp: 4 * pairDims}, next)
+	IMUL3Q(U32(rows), ld, at)
+	ADDQ(k, at)
+	CMPQ(n, Imm(pairDims))
+	CMOVQLT(at, next)
 	for c := range pairDims {
+		PREFETCHT0(Mem{Base: next})
+		PREFETCHT0(Mem{Base: next, Index: ld, Scale: 1})
+		if c < pairDims-1 {
+			LEAQ(Mem{Base: next, Index: ld, Scale: 2}, next)
+		}
 		x := query(c)
 		for i := range acc {
 			two := ZMM()

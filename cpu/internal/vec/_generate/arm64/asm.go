@@ -324,9 +324,12 @@ func (f *function) fmaAt(n, m vec, i int, d vec) {
 }
 
 func (f *function) fadd(n, m, d vec) { f.three(vector, 0x4e20d400, "FADD", n, m, d) }
-func (f *function) fsub(n, m, d vec) { f.three(vector, 0x4ea0d400, "FSUB", n, m, d) }
-func (f *function) fmul(n, m, d vec) { f.three(vector, 0x6e20dc00, "FMUL", n, m, d) }
-func (f *function) fdiv(n, m, d vec) { f.three(vector, 0x6e20fc00, "FDIV", n, m, d) }
+
+// faddPairs adds neighbouring lanes of n, then of m.
+func (f *function) faddPairs(n, m, d vec) { f.three(vector, 0x6e20d400, "FADDP", n, m, d) }
+func (f *function) fsub(n, m, d vec)      { f.three(vector, 0x4ea0d400, "FSUB", n, m, d) }
+func (f *function) fmul(n, m, d vec)      { f.three(vector, 0x6e20dc00, "FMUL", n, m, d) }
+func (f *function) fdiv(n, m, d vec)      { f.three(vector, 0x6e20fc00, "FDIV", n, m, d) }
 
 // fmax and fmin return NaN where an operand is; larger returns the other operand.
 func (f *function) fmax(n, m, d vec)   { f.three(vector, 0x4e20f400, "FMAX", n, m, d) }

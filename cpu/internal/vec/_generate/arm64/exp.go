@@ -145,6 +145,57 @@ func scaleMax() {
 	f.ret()
 }
 
+// rowWeights is weights for rows of scores with keys as lanes.
+func rowWeights() {
+	f := text("rowWeights", "s *float32, lds, vectors, rows int, m, l, alpha *float32", "")
+	p := f.params("s", "lds", "vectors", "rows", "m", "l", "alpha")
+	s, lds, vectors, rows, pm, l, alpha := p[0], p[1], p[2], p[3], p[4], p[5], p[6]
+	e, y, mx, factor, sum := f.exponential(), f.vec(), f.vec(), f.vec(), f.vec()
+	low := f.constant(cNegInf)
+	x, n := f.gp(), f.gp()
+	f.loop("row", rows, func() {
+		f.copy(low, mx)
+		f.mov(s, x)
+		f.mov(vectors, n)
+		f.loop("max", n, func() {
+			f.ld(x, 0, 4, y)
+			f.larger(mx, y, mx)
+			f.addI(bytes, x)
+		})
+		f.largestLane(mx) // none is NaN
+		f.emit(store, "FMOVS F%d, (%v)", mx, alpha)
+		f.spread(alpha, mx)
+		f.spread(pm, factor)
+		f.larger(mx, factor, mx)
+		f.emit(store, "FMOVS F%d, (%v)", mx, pm)
+		f.fsub(factor, mx, factor)
+		e.of(factor)
+		f.emit(store, "FMOVS F%d, (%v)", factor, alpha)
+		f.zero(sum)
+		f.mov(s, x)
+		f.mov(vectors, n)
+		f.loop("vector", n, func() {
+			f.ld(x, 0, 4, y)
+			f.fsub(y, mx, y)
+			e.of(y)
+			f.st(y, x, 0)
+			f.faddPairs(y, y, y)
+			f.faddPairs(y, y, y)
+			f.fadd(sum, y, sum)
+			f.addI(bytes, x)
+		})
+		f.spread(l, y)
+		f.fmul(factor, y, y)
+		f.fadd(y, sum, y)
+		f.emit(store, "FMOVS F%d, (%v)", y, l)
+		f.add(lds, s)
+		for _, p := range []gp{pm, l, alpha} {
+			f.addI(4, p)
+		}
+	})
+	f.ret()
+}
+
 // softcap replaces vectors of x by c·tanh(x).
 func softcap() {
 	f := text("softcap", "x *float32, vectors int, c float32", "")

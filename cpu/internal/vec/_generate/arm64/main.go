@@ -28,6 +28,7 @@ func main() {
 	exp2()
 	exp2Sum()
 	scaleMax()
+	rowWeights()
 	softcap()
 	bias()
 	edge()
