@@ -81,32 +81,34 @@ func testGuardPages(t *testing.T, tier string) {
 		return x
 	}
 	be := open(t, Options{Tier: tier})
-	for _, n := range []struct{ sq, sk, dim, dv int }{
-		{1, 1, 1, 1}, {1, 131, 17, 33}, {1, 127, 16, 16}, {1, 129, 64, 128}, {7, 45, 31, 1}, {65, 66, 20, 19},
-		{63, 130, 16, 40}, {66, 127, 3, 5}, {130, 259, 64, 64}, {24, 25, 24, 8}, {2, 1030, 48, 15}, {3, 131, 17, 35},
+	for _, n := range []struct{ heads, sq, sk, dim, dv int }{
+		{2, 1, 1, 1, 1}, {2, 1, 131, 17, 33}, {2, 1, 127, 16, 16}, {2, 1, 129, 64, 128}, {2, 7, 45, 31, 1}, {2, 65, 66, 20, 19}, {2, 63, 130, 16, 40},
+		{2, 66, 127, 3, 5}, {2, 130, 259, 64, 64}, {2, 24, 25, 24, 8}, {2, 2, 1030, 48, 15}, {2, 3, 131, 17, 35}, {16, 1, 144, 16, 9},
 	} {
 		for _, dtype := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 			for _, atEnd := range []bool{false, true} {
-				for _, what := range []string{"plain", "causal", "bias", "mask", "blocks", "relative", "relative and bias"} {
+				for _, what := range []string{"plain", "causal", "slopes", "bias", "mask", "blocks", "relative", "relative and bias"} {
 					shape := func(heads, seq, dim int) backend.Shape { return backend.Shape{1, heads, seq, dim} }
-					c := backend.Call{Q: tensor(dtype, atEnd, shape(2, n.sq, n.dim)), K: tensor(dtype, atEnd, shape(1, n.sk, n.dim)), V: tensor(dtype, atEnd, shape(1, n.sk, n.dv)),
-						O: tensor(dtype, atEnd, shape(2, n.sq, n.dv)), LSE: tensor(backend.F32, atEnd, shape(2, n.sq, 1)),
+					c := backend.Call{Q: tensor(dtype, atEnd, shape(n.heads, n.sq, n.dim)), K: tensor(dtype, atEnd, shape(1, n.sk, n.dim)), V: tensor(dtype, atEnd, shape(1, n.sk, n.dv)),
+						O: tensor(dtype, atEnd, shape(n.heads, n.sq, n.dv)), LSE: tensor(backend.F32, atEnd, shape(n.heads, n.sq, 1)),
 						Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
 					switch what {
 					case "causal":
 						c.Visible = backend.Visibility{Left: 40, Offset: n.sk - n.sq}
+					case "slopes":
+						c.Slopes = make([]float32, n.heads)
 					case "bias":
-						c.Bias = tensor(dtype, atEnd, shape(2, n.sq, n.sk))
+						c.Bias = tensor(dtype, atEnd, shape(n.heads, n.sq, n.sk))
 					case "relative", "relative and bias":
-						c.Relative = tensor(dtype, atEnd, shape(2, 1, n.sq+n.sk-1))
+						c.Relative = tensor(dtype, atEnd, shape(n.heads, 1, n.sq+n.sk-1))
 						if what != "relative" {
-							c.Bias = tensor(dtype, atEnd, shape(2, n.sq, n.sk))
+							c.Bias = tensor(dtype, atEnd, shape(n.heads, n.sq, n.sk))
 						}
 					case "blocks":
 						c.BlockQ, c.BlockK = 16, 8
-						c.Blocks = tensor(backend.Bool, atEnd, shape(2, ceilDiv(n.sq, 16), ceilDiv(n.sk, 8)))
+						c.Blocks = tensor(backend.Bool, atEnd, shape(n.heads, ceilDiv(n.sq, 16), ceilDiv(n.sk, 8)))
 					case "mask":
-						c.Mask = tensor(backend.Bool, atEnd, shape(2, n.sq, n.sk))
+						c.Mask = tensor(backend.Bool, atEnd, shape(n.heads, n.sq, n.sk))
 					}
 					if err := be.Attention(t.Context(), &c); err != nil {
 						t.Fatal(fmt.Errorf("%+v %v %s: %w", n, dtype, what, err))

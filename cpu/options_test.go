@@ -37,6 +37,68 @@ func TestWindowsOfFewRows(t *testing.T) {
 	}
 }
 
+// TestOneRowOfManyHeads shows that heads which share their keys have the bits of each alone.
+func TestOneRowOfManyHeads(t *testing.T) {
+	eachTier(t, func(t *testing.T, tier string) {
+		const heads, sk, dim = 17, 307, 16
+		be := open(t, Options{Tier: tier})
+		rows := func(seed uint64, cols int) backend.Tensor { return random(t, seed, backend.Shape{1, heads, 1, cols}) }
+		q, k, v := rows(1, dim), random(t, 2, backend.Shape{1, 1, sk, dim}), random(t, 3, backend.Shape{1, 1, sk, dim})
+		far := backend.Everything()
+		far.Offset = 1 << 26
+		slopes := func(first float32) []float32 {
+			for s := []float32{first}; ; s = append(s, s[len(s)-1]/2) {
+				if len(s) == heads {
+					return s
+				}
+			}
+		}
+		for n, p := range []backend.Problem{
+			{Bias: rows(4, sk)},
+			{Relative: rows(4, sk)},
+			{Bias: rows(4, sk), Relative: rows(5, sk)},
+			{Bias: rows(4, sk), Slopes: slopes(1)},
+			{Mask: flags(t, 4, backend.Shape{1, heads, 1, sk})},
+			{Slopes: slopes(1), Visible: backend.Visibility{Offset: 250, Left: 200, Right: 3}},
+			{Slopes: slopes(-0x1p-20), Visible: far},
+			{Slopes: slopes(0x1p120)},
+		} {
+			if p.Scale = 1; p.Visible.Offset == 0 {
+				p.Visible = backend.Everything()
+			}
+			attend := func(from, to int) backend.Tensor {
+				c := backend.Call{Q: q, K: k, V: v, O: alloc(t, backend.Shape{1, to - from, 1, dim}), Problem: p}
+				for _, x := range []*backend.Tensor{&c.Q, &c.Bias, &c.Relative, &c.Mask} {
+					if x.IsZero() {
+						continue
+					}
+					var err error
+					if *x, err = x.Slice(backend.Heads, from, to); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if p.Slopes != nil {
+					c.Slopes = p.Slopes[from:to]
+				}
+				if err := be.Attention(t.Context(), &c); err != nil {
+					t.Fatal(err)
+				}
+				return c.O
+			}
+			for _, together := range []int{8, 16, heads} {
+				got := attend(0, together)
+				for h := range together {
+					one, err := backend.HostF32(rowsOfHead(t, got, h, 0, 1), backend.Shape{1, 1, 1, dim})
+					if err != nil {
+						t.Fatal(err)
+					}
+					sameBits(t, fmt.Sprintf("problem %d, head %d of %d", n, h, together), one, attend(h, h+1))
+				}
+			}
+		}
+	})
+}
+
 // drawOptions returns the nth of some calls of two heads, with a quarter of the options
 // each, and a description of it.
 func drawOptions(t *testing.T, rng *rand.Rand, n int) (say string, c backend.Call) {

@@ -52,6 +52,11 @@ func (a *attention) hideEdge(b *workspace, t *tile, lo, n int) {
 // short table: each key reads a stretch of it that begins one element earlier.
 func (a *attention) add(b *workspace, p *taskRange, t *tile, lo, n int) {
 	x := a.kernels
+	// Fours and squares may reach beyond the keys.
+	fill(b.s[n*x.Width:roundUp(n, x.Lanes)*x.Width], negInf)
+	if a.addSlopes(b, p, t, lo, n) {
+		return
+	}
 	var table []float32 // by distance, from that between the tile's last row and key lo on
 	if t.i+t.n <= a.d.SeqQ && !a.biasAlone() {
 		table = b.table[:n-1+x.Width]
@@ -62,24 +67,69 @@ func (a *attention) add(b *workspace, p *taskRange, t *tile, lo, n int) {
 			return
 		}
 	}
-	// Squares may reach beyond the keys.
-	fill(b.s[n*x.Width:roundUp(n, x.Lanes)*x.Width], negInf)
-	alone := a.biasAlone()
 	for lane := 0; lane < x.Width; lane += x.Lanes {
-		rows, whole := max(0, min(x.Lanes, t.n-lane)), 0
-		if from, ld, ok := a.square(&a.bias, p, t, lane); ok && alone {
-			for ; whole+x.Lanes <= n; whole += x.Lanes {
-				x.BiasSquare(b.s[whole*x.Width+lane:], from[lo+whole:], ld, b.mx[lane:])
-			}
-		}
+		rows := max(0, min(x.Lanes, t.n-lane))
+		whole := a.addSquares(b, p, t, table, lane, lo, n)
 		if whole == n {
 			continue
 		}
-		a.stageAdded(b, p, t, table, lane, rows, lo+whole, n-whole)
+		a.stageAdded(b, p, t, table[min(whole, len(table)):], lane, rows, lo+whole, n-whole)
 		for j := whole; j < n; j += x.Lanes {
-			x.BiasSquare(b.s[j*x.Width+lane:], b.stage[j-whole:], keyBlock, b.mx[lane:])
+			x.BiasSquare(b.s[j*x.Width+lane:], b.stage[j-whole:], keyBlock, backend.MaxBias, b.mx[lane:])
 		}
 	}
+}
+
+// addSlopes is add where slopes are the only biases. It returns false, and adds nothing,
+// where the kernel would have to round distances or to bound products.
+func (a *attention) addSlopes(b *workspace, p *taskRange, t *tile, lo, n int) bool {
+	x := a.kernels
+	if !a.bias.isZero() || !a.relative.isZero() {
+		return false
+	}
+	d, factors := b.table[:x.Width], b.table[x.Width:2*x.Width]
+	clear(b.table[:2*x.Width])
+	for r := range t.n {
+		const most = 1<<24 - keyBlock
+		h, i := a.row(t.h, t.i, r)
+		far, slope := lo-i-a.problem.Visible.Offset, a.problem.Slope(p.b, h, a.heads)
+		if far < -most || far > most || !(max(slope, -slope) <= 0x1p100) {
+			return false
+		}
+		d[r], factors[r] = float32(far), -slope
+	}
+	x.Slopes(b.s, d, factors, ceilDiv(n, 4), b.mx)
+	return true
+}
+
+// addSquares adds the biases of the rows of t from lane on that kernels read in place, for
+// keys from lo on, and returns the number of these keys. table is as in stageAdded.
+func (a *attention) addSquares(b *workspace, p *taskRange, t *tile, table []float32, lane, lo, n int) int {
+	x := a.kernels
+	whole, alone, absent := n/x.Lanes*x.Lanes, a.biasAlone(), a.bias.isZero()
+	bias, ld, biases := a.square(&a.bias, p, t, lane)
+	var relative []float32
+	var ldr int
+	relatives := false
+	if a.d.SeqQ == 1 && a.problem.Slopes == nil { // a relative bias has a row for each query row
+		relative, ldr, relatives = a.square(&a.relative, p, t, lane)
+	}
+	for j := 0; j < whole; j += x.Lanes {
+		s, mx := b.s[j*x.Width+lane:], b.mx[lane:]
+		switch {
+		case biases && alone:
+			x.BiasSquare(s, bias[lo+j:], ld, backend.MaxBias, mx)
+		case biases && table != nil:
+			x.JoinSquare(s, bias[lo+j:], ld, table, x.Width-1-lane+j, -1, -negInf, mx)
+		case biases && relatives:
+			x.JoinSquare(s, bias[lo+j:], ld, relative, lo+j, ldr, backend.MaxRelative, mx)
+		case relatives && absent:
+			x.BiasSquare(s, relative[lo+j:], ldr, backend.MaxRelative, mx)
+		default:
+			return 0
+		}
+	}
+	return whole
 }
 
 // stageAdded writes the biases of some rows of t, from lane on, for n keys from lo on,

@@ -9,7 +9,8 @@ var kernelsNEON = Kernels{
 	tileKernels: tileKernels{
 		tiles:   []registerTile{{4, scores4NEON, values4NEON}, {1, scores1NEON, values1NEON}},
 		weights: weightsNEON, edge: edgeNEON, columnMax: columnMaxNEON, fold: foldNEON,
-		biasSquare: biasSquareNEON, diagonal: diagonalNEON, hide: hideNEON, drop: dropNEON,
+		biasSquare: biasSquareNEON, joinSquare: joinSquareNEON, diagonal: diagonalNEON, slopes: slopesNEON,
+		hide: hideNEON, drop: dropNEON,
 	},
 	hideRow: hideRowNEON, scoreGradients: scoreGradientsNEON, transpose: transposeNEON,
 	exp2: exp2NEON, exp2Sum: exp2SumNEON, scaleMax: scaleMaxNEON, rowWeights: rowWeightsNEON, softcap: softcapNEON,

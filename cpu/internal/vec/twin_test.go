@@ -17,7 +17,7 @@ func newTwin(lanes, width int) *Kernels {
 		tileKernels: tileKernels{
 			tiles:   []registerTile{{4, t.scores(4), t.values(4)}, {1, t.scores(1), t.values(1)}},
 			weights: t.weights, edge: t.edge, columnMax: t.columnMax, fold: t.fold,
-			biasSquare: t.biasSquare, diagonal: t.diagonal, hide: t.hide, drop: t.drop,
+			biasSquare: t.biasSquare, joinSquare: t.joinSquare, diagonal: t.diagonal, slopes: t.slopes, hide: t.hide, drop: t.drop,
 		},
 		exp2: t.exp2, exp2Sum: t.exp2Sum, scaleMax: t.scaleMax, softcap: t.softcap, bias: t.bias, scoreGradients: t.scoreGradients,
 		outerRows: 3, outerVectors: 2, outer: [2][2]outerFunc{{t.outer(1, 1), t.outer(1, 2)}, {t.outer(3, 1), t.outer(3, 2)}},
@@ -161,23 +161,23 @@ func (t twin) softcap(x *float32, vectors int, c float32) {
 func (t twin) bias(x, b *float32, vectors int) {
 	s, bias := floats(x, 0, 0, vectors*t.lanes), floats(b, 0, 0, vectors*t.lanes)
 	for i, y := range bias {
-		s[i] = biased(s[i], y)
+		s[i] = biased(s[i], y, 0x1p127)
 	}
 }
 
-func biased(s, y float32) float32 {
+func biased(s, y, limit float32) float32 {
 	if math.IsInf(float64(y), 0) {
 		return y
 	}
-	return fma(math.Log2E, max(-0x1p127, min(y, 0x1p127)), s)
+	return fma(math.Log2E, max(-limit, min(y, limit)), s)
 }
 
-func (t twin) biasSquare(s, b *float32, ldb int, mx *float32) {
+func (t twin) biasSquare(s, b *float32, ldb int, limit float32, mx *float32) {
 	m := floats(mx, 0, 0, t.lanes)
 	for lane := range t.lanes {
 		for r, y := range floats(b, ldb, lane, t.lanes) {
 			x := &floats(s, 4*t.width, r, t.lanes)[lane]
-			*x = biased(*x, y)
+			*x = biased(*x, y, limit)
 			m[lane] = larger(*x, m[lane])
 		}
 	}
@@ -186,14 +186,39 @@ func (t twin) biasSquare(s, b *float32, ldb int, mx *float32) {
 func (t twin) join(x, b *float32, vectors int) {
 	s := floats(x, 0, 0, vectors*t.lanes)
 	for i, y := range floats(b, 0, 0, len(s)) {
-		inf := math.Inf(1)
-		switch a, b := float64(s[i]), float64(y); {
-		case a == -inf || b == -inf:
-			s[i] = float32(-inf)
-		case a == inf || b == inf:
-			s[i] = float32(inf)
-		default:
-			s[i] = max(-0x1p127, min(max(-0x1p127, min(s[i], 0x1p127))+y, 0x1p127))
+		s[i] = joined(s[i], y)
+	}
+}
+
+func joined(x, y float32) float32 {
+	inf := math.Inf(1)
+	switch a, b := float64(x), float64(y); {
+	case a == -inf || b == -inf:
+		return float32(-inf)
+	case a == inf || b == inf:
+		return float32(inf)
+	}
+	return max(-0x1p127, min(max(-0x1p127, min(x, 0x1p127))+y, 0x1p127))
+}
+
+func (t twin) joinSquare(s, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32) {
+	sums := make([]float32, t.lanes*t.lanes)
+	for lane := range t.lanes {
+		for r, y := range floats(c, ldc, lane, t.lanes) {
+			sums[lane*t.lanes+r] = joined(floats(b, ldb, lane, t.lanes)[r], backend.Bound(y, limit))
+		}
+	}
+	t.biasSquare(s, &sums[0], 4*t.lanes, 0x1p127, mx)
+}
+
+func (t twin) slopes(s, d, factors *float32, fours int, mx *float32) {
+	m := floats(mx, 0, 0, t.width)
+	for r := range 4 * fours {
+		for lane, x := range floats(d, 0, 0, t.width) {
+			y := &floats(s, 4*t.width, r, t.width)[lane]
+			far := float32(math.Abs(float64(x + float32(r))))
+			*y = fma(math.Log2E, floats(factors, 0, 0, t.width)[lane]*far, *y)
+			m[lane] = larger(*y, m[lane])
 		}
 	}
 }
@@ -203,7 +228,7 @@ func (t twin) diagonal(s, b *float32, rows int, mx *float32) {
 	for r := range rows {
 		row := floats(s, 4*t.width, r, t.width)
 		for lane, y := range floats(b, -4, r, t.width) {
-			row[lane] = biased(row[lane], y)
+			row[lane] = biased(row[lane], y, 0x1p127)
 			m[lane] = larger(row[lane], m[lane])
 		}
 	}

@@ -48,8 +48,8 @@ type Kernels struct {
 	// a tile, a multiple of Lanes.
 	Lanes, Width int
 	// KeyLanes is set in a table for tiles that always have keys as lanes. It lacks
-	// the kernels of the other layout: Scores, Weights, Values, BiasSquare, Diagonal,
-	// Hide, Edge, ColumnMax, Fold, Drop, Transpose, AddOuter and
+	// the kernels of the other layout: Scores, Weights, Values, BiasSquare, JoinSquare,
+	// Diagonal, Slopes, Hide, Edge, ColumnMax, Fold, Drop, Transpose, AddOuter and
 	// ScoreGradients. Its Dots and Mix read F32
 	// only, and its Mix may skip weights of 0 even if their values are not finite.
 	KeyLanes bool
@@ -282,15 +282,25 @@ func (x *Kernels) Join(s, b []float32) { x.join(&s[0], &b[:len(s)][0], len(s)/x.
 func (x *Kernels) Bound(s []float32, limit float32) { x.bound(&s[0], len(s)/x.Lanes, limit) }
 
 // BiasSquare is Bias for a square of a score tile, with the biases of a lane in a
-// row, and computes mx = max(mx, S) over the square as Scores does:
+// row and finite biases bounded to ±limit, and computes mx = max(mx, S) over the square
+// as Scores does:
 //
 //	S[r][lane] += log2(e)·b[lane][r]
 //
 //	s [Lanes, Lanes], rows Width apart    b [Lanes, Lanes], rows ldb apart    mx [Lanes]
-func (x *Kernels) BiasSquare(s, b []float32, ldb int, mx []float32) {
+func (x *Kernels) BiasSquare(s, b []float32, ldb int, limit float32, mx []float32) {
 	n := x.Lanes
 	_, _, _ = s[(n-1)*x.Width+n-1], b[(n-1)*ldb+n-1], mx[n-1]
-	x.biasSquare(&s[0], &b[0], 4*ldb, &mx[0])
+	x.biasSquare(&s[0], &b[0], 4*ldb, limit, &mx[0])
+}
+
+// JoinSquare is BiasSquare with the biases Join(b, c), of which c is bounded to ±limit if
+// finite. The first row of c begins at element at; ldc may be negative.
+func (x *Kernels) JoinSquare(s, b []float32, ldb int, c []float32, at, ldc int, limit float32, mx []float32) {
+	n := x.Lanes
+	_, _, _ = s[(n-1)*x.Width+n-1], b[(n-1)*ldb+n-1], mx[n-1]
+	_, _, _ = c[at+n-1], c[at+(n-1)*ldc], c[at+(n-1)*ldc+n-1]
+	x.joinSquare(&s[0], &b[0], 4*ldb, &c[at], 4*ldc, limit, &mx[0])
 }
 
 // Diagonal is Bias for a score tile with a bias by distance, and computes mx =
@@ -302,6 +312,20 @@ func (x *Kernels) BiasSquare(s, b []float32, ldb int, mx []float32) {
 func (x *Kernels) Diagonal(s, b []float32, rows int, mx []float32) {
 	_, _, _ = s[rows*x.Width-1], b[rows+x.Width-2], mx[x.Width-1]
 	x.diagonal(&s[0], &b[rows-1], rows, &mx[0])
+}
+
+// Slopes adds a bias in proportion to the distance between row and key, which it does not
+// bound, and computes mx = max(mx, S) as Scores does:
+//
+//	S[r][lane] += log2(e)·(factors[lane]·|d[lane]+r|)
+//
+//	s [4·fours, Width]    d, factors, mx [Width]
+//
+// float32 has all distances exactly.
+func (x *Kernels) Slopes(s, d, factors []float32, fours int, mx []float32) {
+	w := x.Width
+	_, _, _, _ = s[4*fours*w-1], d[w-1], factors[w-1], mx[w-1]
+	x.slopes(&s[0], &d[0], &factors[0], fours, &mx[0])
 }
 
 // Hide hides scores in squares of a tile: where mask[lane][r] is false, S[r][lane] =

@@ -26,10 +26,16 @@ func edgeAVX512(s *float32, rows int, key int, lo *int32, hi *int32)
 func columnMaxAVX512(s *float32, rows int, mx *float32)
 
 // biasSquareAVX512 is Kernels.biasSquare.
-func biasSquareAVX512(s *float32, b *float32, ldb int, mx *float32)
+func biasSquareAVX512(s *float32, b *float32, ldb int, limit float32, mx *float32)
+
+// joinSquareAVX512 is Kernels.joinSquare.
+func joinSquareAVX512(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
 // diagonalAVX512 is Kernels.diagonal.
 func diagonalAVX512(s *float32, b *float32, rows int, mx *float32)
+
+// slopesAVX512 is Kernels.slopes.
+func slopesAVX512(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
 // hideAVX512 is Kernels.hide.
 func hideAVX512(s *float32, mask *bool, ld int, squares int)
@@ -221,10 +227,16 @@ func edgeAVX2(s *float32, rows int, key int, lo *int32, hi *int32)
 func columnMaxAVX2(s *float32, rows int, mx *float32)
 
 // biasSquareAVX2 is Kernels.biasSquare.
-func biasSquareAVX2(s *float32, b *float32, ldb int, mx *float32)
+func biasSquareAVX2(s *float32, b *float32, ldb int, limit float32, mx *float32)
+
+// joinSquareAVX2 is Kernels.joinSquare.
+func joinSquareAVX2(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
 // diagonalAVX2 is Kernels.diagonal.
 func diagonalAVX2(s *float32, b *float32, rows int, mx *float32)
+
+// slopesAVX2 is Kernels.slopes.
+func slopesAVX2(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
 // hideAVX2 is Kernels.hide.
 func hideAVX2(s *float32, mask *bool, ld int, squares int)
@@ -422,10 +434,16 @@ func edgeAVX512x2(s *float32, rows int, key int, lo *int32, hi *int32)
 func columnMaxAVX512x2(s *float32, rows int, mx *float32)
 
 // biasSquareAVX512x2 is Kernels.biasSquare.
-func biasSquareAVX512x2(s *float32, b *float32, ldb int, mx *float32)
+func biasSquareAVX512x2(s *float32, b *float32, ldb int, limit float32, mx *float32)
+
+// joinSquareAVX512x2 is Kernels.joinSquare.
+func joinSquareAVX512x2(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
 // diagonalAVX512x2 is Kernels.diagonal.
 func diagonalAVX512x2(s *float32, b *float32, rows int, mx *float32)
+
+// slopesAVX512x2 is Kernels.slopes.
+func slopesAVX512x2(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
 // hideAVX512x2 is Kernels.hide.
 func hideAVX512x2(s *float32, mask *bool, ld int, squares int)
@@ -464,10 +482,16 @@ func edgeAVX512x1(s *float32, rows int, key int, lo *int32, hi *int32)
 func columnMaxAVX512x1(s *float32, rows int, mx *float32)
 
 // biasSquareAVX512x1 is Kernels.biasSquare.
-func biasSquareAVX512x1(s *float32, b *float32, ldb int, mx *float32)
+func biasSquareAVX512x1(s *float32, b *float32, ldb int, limit float32, mx *float32)
+
+// joinSquareAVX512x1 is Kernels.joinSquare.
+func joinSquareAVX512x1(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
 // diagonalAVX512x1 is Kernels.diagonal.
 func diagonalAVX512x1(s *float32, b *float32, rows int, mx *float32)
+
+// slopesAVX512x1 is Kernels.slopes.
+func slopesAVX512x1(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
 // hideAVX512x1 is Kernels.hide.
 func hideAVX512x1(s *float32, mask *bool, ld int, squares int)
@@ -506,10 +530,16 @@ func edgeAVX2x2(s *float32, rows int, key int, lo *int32, hi *int32)
 func columnMaxAVX2x2(s *float32, rows int, mx *float32)
 
 // biasSquareAVX2x2 is Kernels.biasSquare.
-func biasSquareAVX2x2(s *float32, b *float32, ldb int, mx *float32)
+func biasSquareAVX2x2(s *float32, b *float32, ldb int, limit float32, mx *float32)
+
+// joinSquareAVX2x2 is Kernels.joinSquare.
+func joinSquareAVX2x2(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
 // diagonalAVX2x2 is Kernels.diagonal.
 func diagonalAVX2x2(s *float32, b *float32, rows int, mx *float32)
+
+// slopesAVX2x2 is Kernels.slopes.
+func slopesAVX2x2(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
 // hideAVX2x2 is Kernels.hide.
 func hideAVX2x2(s *float32, mask *bool, ld int, squares int)
@@ -548,10 +578,16 @@ func edgeAVX2x1(s *float32, rows int, key int, lo *int32, hi *int32)
 func columnMaxAVX2x1(s *float32, rows int, mx *float32)
 
 // biasSquareAVX2x1 is Kernels.biasSquare.
-func biasSquareAVX2x1(s *float32, b *float32, ldb int, mx *float32)
+func biasSquareAVX2x1(s *float32, b *float32, ldb int, limit float32, mx *float32)
+
+// joinSquareAVX2x1 is Kernels.joinSquare.
+func joinSquareAVX2x1(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
 // diagonalAVX2x1 is Kernels.diagonal.
 func diagonalAVX2x1(s *float32, b *float32, rows int, mx *float32)
+
+// slopesAVX2x1 is Kernels.slopes.
+func slopesAVX2x1(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
 // hideAVX2x1 is Kernels.hide.
 func hideAVX2x1(s *float32, mask *bool, ld int, squares int)
@@ -584,10 +620,16 @@ func edgeAVX512Half(s *float32, rows int, key int, lo *int32, hi *int32)
 func columnMaxAVX512Half(s *float32, rows int, mx *float32)
 
 // biasSquareAVX512Half is Kernels.biasSquare.
-func biasSquareAVX512Half(s *float32, b *float32, ldb int, mx *float32)
+func biasSquareAVX512Half(s *float32, b *float32, ldb int, limit float32, mx *float32)
+
+// joinSquareAVX512Half is Kernels.joinSquare.
+func joinSquareAVX512Half(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
 // diagonalAVX512Half is Kernels.diagonal.
 func diagonalAVX512Half(s *float32, b *float32, rows int, mx *float32)
+
+// slopesAVX512Half is Kernels.slopes.
+func slopesAVX512Half(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
 // hideAVX512Half is Kernels.hide.
 func hideAVX512Half(s *float32, mask *bool, ld int, squares int)

@@ -1763,303 +1763,930 @@ row_done:
 	VZEROUPPER
 	RET
 
-// func biasSquareAVX512(s *float32, b *float32, ldb int, mx *float32)
+// func biasSquareAVX512(s *float32, b *float32, ldb int, limit float32, mx *float32)
 // Requires: AVX, AVX512DQ, AVX512F, MMX+
-TEXT ·biasSquareAVX512(SB), NOSPLIT, $0-32
-	MOVQ        s+0(FP), AX
-	MOVQ        b+8(FP), CX
-	MOVQ        ldb+16(FP), DX
-	MOVQ        mx+24(FP), BX
-	VMOVUPS     (CX), Z0
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z1
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z2
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z3
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z4
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z5
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z6
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z7
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z8
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z9
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z10
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z11
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z12
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z13
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z14
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z15
-	PREFETCHT1  512(CX)
-	VUNPCKLPS   Z1, Z0, Z16
-	VUNPCKHPS   Z1, Z0, Z0
-	VUNPCKLPS   Z3, Z2, Z1
-	VUNPCKHPS   Z3, Z2, Z2
-	VUNPCKLPS   Z5, Z4, Z3
-	VUNPCKHPS   Z5, Z4, Z4
-	VUNPCKLPS   Z7, Z6, Z5
-	VUNPCKHPS   Z7, Z6, Z6
-	VUNPCKLPS   Z9, Z8, Z7
-	VUNPCKHPS   Z9, Z8, Z8
-	VUNPCKLPS   Z11, Z10, Z9
-	VUNPCKHPS   Z11, Z10, Z10
-	VUNPCKLPS   Z13, Z12, Z11
-	VUNPCKHPS   Z13, Z12, Z12
-	VUNPCKLPS   Z15, Z14, Z13
-	VUNPCKHPS   Z15, Z14, Z14
-	VUNPCKLPD   Z1, Z16, Z15
-	VUNPCKHPD   Z1, Z16, Z1
-	VUNPCKLPD   Z2, Z0, Z16
-	VUNPCKHPD   Z2, Z0, Z0
-	VUNPCKLPD   Z5, Z3, Z2
-	VUNPCKHPD   Z5, Z3, Z3
-	VUNPCKLPD   Z6, Z4, Z5
-	VUNPCKHPD   Z6, Z4, Z4
-	VUNPCKLPD   Z9, Z7, Z6
-	VUNPCKHPD   Z9, Z7, Z7
-	VUNPCKLPD   Z10, Z8, Z9
-	VUNPCKHPD   Z10, Z8, Z8
-	VUNPCKLPD   Z13, Z11, Z10
-	VUNPCKHPD   Z13, Z11, Z11
-	VUNPCKLPD   Z14, Z12, Z13
-	VUNPCKHPD   Z14, Z12, Z12
-	VSHUFF32X4  $0x88, Z2, Z15, Z14
-	VSHUFF32X4  $0xdd, Z2, Z15, Z2
-	VSHUFF32X4  $0x88, Z10, Z6, Z15
-	VSHUFF32X4  $0xdd, Z10, Z6, Z6
-	VSHUFF32X4  $0x88, Z15, Z14, Z10
-	VSHUFF32X4  $0x88, Z6, Z2, Z17
-	VSHUFF32X4  $0xdd, Z15, Z14, Z14
-	VSHUFF32X4  $0xdd, Z6, Z2, Z2
-	VSHUFF32X4  $0x88, Z3, Z1, Z6
-	VSHUFF32X4  $0xdd, Z3, Z1, Z1
-	VSHUFF32X4  $0x88, Z11, Z7, Z3
-	VSHUFF32X4  $0xdd, Z11, Z7, Z7
-	VSHUFF32X4  $0x88, Z3, Z6, Z11
-	VSHUFF32X4  $0x88, Z7, Z1, Z15
-	VSHUFF32X4  $0xdd, Z3, Z6, Z3
-	VSHUFF32X4  $0xdd, Z7, Z1, Z1
-	VSHUFF32X4  $0x88, Z5, Z16, Z6
-	VSHUFF32X4  $0xdd, Z5, Z16, Z5
-	VSHUFF32X4  $0x88, Z13, Z9, Z7
-	VSHUFF32X4  $0xdd, Z13, Z9, Z9
-	VSHUFF32X4  $0x88, Z7, Z6, Z13
-	VSHUFF32X4  $0x88, Z9, Z5, Z16
-	VSHUFF32X4  $0xdd, Z7, Z6, Z6
-	VSHUFF32X4  $0xdd, Z9, Z5, Z5
-	VSHUFF32X4  $0x88, Z4, Z0, Z7
-	VSHUFF32X4  $0xdd, Z4, Z0, Z0
-	VSHUFF32X4  $0x88, Z12, Z8, Z4
-	VSHUFF32X4  $0xdd, Z12, Z8, Z8
-	VSHUFF32X4  $0x88, Z4, Z7, Z9
-	VSHUFF32X4  $0x88, Z8, Z0, Z12
-	VSHUFF32X4  $0xdd, Z4, Z7, Z4
-	VSHUFF32X4  $0xdd, Z8, Z0, Z0
-	VMOVUPS     constants<>+1280(SB), Z7
-	VMOVUPS     (BX), Z8
-	VMOVUPS     (AX), Z18
-	VMOVUPS     constants<>+1600(SB), Z19
-	VMAXPS      Z10, Z19, Z19
-	VMOVUPS     constants<>+1536(SB), Z20
-	VMINPS      Z19, Z20, Z20
-	VFMADD231PS Z7, Z20, Z18
-	VANDPS      constants<>+1152(SB), Z10, Z19
-	VCMPPS      $0x00, constants<>+1344(SB), Z19, K1
-	VMOVAPS     Z10, K1, Z18
-	VMOVUPS     Z18, (AX)
-	VMAXPS      Z8, Z18, Z8
-	VMOVUPS     256(AX), Z10
-	VMOVUPS     constants<>+1600(SB), Z18
-	VMAXPS      Z11, Z18, Z18
-	VMOVUPS     constants<>+1536(SB), Z19
-	VMINPS      Z18, Z19, Z19
-	VFMADD231PS Z7, Z19, Z10
-	VANDPS      constants<>+1152(SB), Z11, Z18
-	VCMPPS      $0x00, constants<>+1344(SB), Z18, K1
-	VMOVAPS     Z11, K1, Z10
-	VMOVUPS     Z10, 256(AX)
-	VMAXPS      Z8, Z10, Z8
-	VMOVUPS     512(AX), Z10
-	VMOVUPS     constants<>+1600(SB), Z11
-	VMAXPS      Z13, Z11, Z11
-	VMOVUPS     constants<>+1536(SB), Z18
-	VMINPS      Z11, Z18, Z18
-	VFMADD231PS Z7, Z18, Z10
-	VANDPS      constants<>+1152(SB), Z13, Z11
-	VCMPPS      $0x00, constants<>+1344(SB), Z11, K1
-	VMOVAPS     Z13, K1, Z10
-	VMOVUPS     Z10, 512(AX)
-	VMAXPS      Z8, Z10, Z8
-	VMOVUPS     768(AX), Z10
-	VMOVUPS     constants<>+1600(SB), Z11
-	VMAXPS      Z9, Z11, Z11
-	VMOVUPS     constants<>+1536(SB), Z13
-	VMINPS      Z11, Z13, Z13
-	VFMADD231PS Z7, Z13, Z10
-	VANDPS      constants<>+1152(SB), Z9, Z11
-	VCMPPS      $0x00, constants<>+1344(SB), Z11, K1
-	VMOVAPS     Z9, K1, Z10
-	VMOVUPS     Z10, 768(AX)
-	VMAXPS      Z8, Z10, Z8
-	VMOVUPS     1024(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z17, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z17, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z17, K1, Z9
-	VMOVUPS     Z9, 1024(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     1280(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z15, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z15, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z15, K1, Z9
-	VMOVUPS     Z9, 1280(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     1536(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z16, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z16, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z16, K1, Z9
-	VMOVUPS     Z9, 1536(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     1792(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z12, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z12, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z12, K1, Z9
-	VMOVUPS     Z9, 1792(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     2048(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z14, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z14, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z14, K1, Z9
-	VMOVUPS     Z9, 2048(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     2304(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z3, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z3, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z3, K1, Z9
-	VMOVUPS     Z9, 2304(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     2560(AX), Z3
-	VMOVUPS     constants<>+1600(SB), Z9
-	VMAXPS      Z6, Z9, Z9
-	VMOVUPS     constants<>+1536(SB), Z10
-	VMINPS      Z9, Z10, Z10
-	VFMADD231PS Z7, Z10, Z3
-	VANDPS      constants<>+1152(SB), Z6, Z9
-	VCMPPS      $0x00, constants<>+1344(SB), Z9, K1
-	VMOVAPS     Z6, K1, Z3
-	VMOVUPS     Z3, 2560(AX)
-	VMAXPS      Z8, Z3, Z8
-	VMOVUPS     2816(AX), Z3
-	VMOVUPS     constants<>+1600(SB), Z6
-	VMAXPS      Z4, Z6, Z6
-	VMOVUPS     constants<>+1536(SB), Z9
-	VMINPS      Z6, Z9, Z9
-	VFMADD231PS Z7, Z9, Z3
-	VANDPS      constants<>+1152(SB), Z4, Z6
-	VCMPPS      $0x00, constants<>+1344(SB), Z6, K1
-	VMOVAPS     Z4, K1, Z3
-	VMOVUPS     Z3, 2816(AX)
-	VMAXPS      Z8, Z3, Z8
-	VMOVUPS     3072(AX), Z3
-	VMOVUPS     constants<>+1600(SB), Z4
-	VMAXPS      Z2, Z4, Z4
-	VMOVUPS     constants<>+1536(SB), Z6
-	VMINPS      Z4, Z6, Z6
-	VFMADD231PS Z7, Z6, Z3
-	VANDPS      constants<>+1152(SB), Z2, Z4
-	VCMPPS      $0x00, constants<>+1344(SB), Z4, K1
-	VMOVAPS     Z2, K1, Z3
-	VMOVUPS     Z3, 3072(AX)
-	VMAXPS      Z8, Z3, Z8
-	VMOVUPS     3328(AX), Z2
-	VMOVUPS     constants<>+1600(SB), Z3
-	VMAXPS      Z1, Z3, Z3
-	VMOVUPS     constants<>+1536(SB), Z4
-	VMINPS      Z3, Z4, Z4
-	VFMADD231PS Z7, Z4, Z2
-	VANDPS      constants<>+1152(SB), Z1, Z3
-	VCMPPS      $0x00, constants<>+1344(SB), Z3, K1
-	VMOVAPS     Z1, K1, Z2
-	VMOVUPS     Z2, 3328(AX)
-	VMAXPS      Z8, Z2, Z8
-	VMOVUPS     3584(AX), Z1
-	VMOVUPS     constants<>+1600(SB), Z2
-	VMAXPS      Z5, Z2, Z2
-	VMOVUPS     constants<>+1536(SB), Z3
-	VMINPS      Z2, Z3, Z3
-	VFMADD231PS Z7, Z3, Z1
-	VANDPS      constants<>+1152(SB), Z5, Z2
-	VCMPPS      $0x00, constants<>+1344(SB), Z2, K1
-	VMOVAPS     Z5, K1, Z1
-	VMOVUPS     Z1, 3584(AX)
-	VMAXPS      Z8, Z1, Z8
-	VMOVUPS     3840(AX), Z1
-	VMOVUPS     constants<>+1600(SB), Z2
-	VMAXPS      Z0, Z2, Z2
-	VMOVUPS     constants<>+1536(SB), Z3
-	VMINPS      Z2, Z3, Z3
-	VFMADD231PS Z7, Z3, Z1
-	VANDPS      constants<>+1152(SB), Z0, Z2
-	VCMPPS      $0x00, constants<>+1344(SB), Z2, K1
-	VMOVAPS     Z0, K1, Z1
-	VMOVUPS     Z1, 3840(AX)
-	VMAXPS      Z8, Z1, Z8
-	VMOVUPS     Z8, (BX)
+TEXT ·biasSquareAVX512(SB), NOSPLIT, $0-40
+	MOVQ         b+8(FP), AX
+	MOVQ         ldb+16(FP), CX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z1
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z3
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z5
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z6
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z7
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z8
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z9
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z10
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z11
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z12
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z13
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z14
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z15
+	PREFETCHT1   512(AX)
+	VBROADCASTSS limit+24(FP), Z16
+	VPXORD       Z17, Z17, Z17
+	VSUBPS       Z16, Z17, Z17
+	MOVQ         s+0(FP), AX
+	MOVQ         mx+32(FP), CX
+	VUNPCKLPS    Z1, Z0, Z18
+	VUNPCKHPS    Z1, Z0, Z0
+	VUNPCKLPS    Z3, Z2, Z1
+	VUNPCKHPS    Z3, Z2, Z2
+	VUNPCKLPS    Z5, Z4, Z3
+	VUNPCKHPS    Z5, Z4, Z4
+	VUNPCKLPS    Z7, Z6, Z5
+	VUNPCKHPS    Z7, Z6, Z6
+	VUNPCKLPS    Z9, Z8, Z7
+	VUNPCKHPS    Z9, Z8, Z8
+	VUNPCKLPS    Z11, Z10, Z9
+	VUNPCKHPS    Z11, Z10, Z10
+	VUNPCKLPS    Z13, Z12, Z11
+	VUNPCKHPS    Z13, Z12, Z12
+	VUNPCKLPS    Z15, Z14, Z13
+	VUNPCKHPS    Z15, Z14, Z14
+	VUNPCKLPD    Z1, Z18, Z15
+	VUNPCKHPD    Z1, Z18, Z1
+	VUNPCKLPD    Z2, Z0, Z18
+	VUNPCKHPD    Z2, Z0, Z0
+	VUNPCKLPD    Z5, Z3, Z2
+	VUNPCKHPD    Z5, Z3, Z3
+	VUNPCKLPD    Z6, Z4, Z5
+	VUNPCKHPD    Z6, Z4, Z4
+	VUNPCKLPD    Z9, Z7, Z6
+	VUNPCKHPD    Z9, Z7, Z7
+	VUNPCKLPD    Z10, Z8, Z9
+	VUNPCKHPD    Z10, Z8, Z8
+	VUNPCKLPD    Z13, Z11, Z10
+	VUNPCKHPD    Z13, Z11, Z11
+	VUNPCKLPD    Z14, Z12, Z13
+	VUNPCKHPD    Z14, Z12, Z12
+	VSHUFF32X4   $0x88, Z2, Z15, Z14
+	VSHUFF32X4   $0xdd, Z2, Z15, Z2
+	VSHUFF32X4   $0x88, Z10, Z6, Z15
+	VSHUFF32X4   $0xdd, Z10, Z6, Z6
+	VSHUFF32X4   $0x88, Z15, Z14, Z10
+	VSHUFF32X4   $0x88, Z6, Z2, Z19
+	VSHUFF32X4   $0xdd, Z15, Z14, Z14
+	VSHUFF32X4   $0xdd, Z6, Z2, Z2
+	VSHUFF32X4   $0x88, Z3, Z1, Z6
+	VSHUFF32X4   $0xdd, Z3, Z1, Z1
+	VSHUFF32X4   $0x88, Z11, Z7, Z3
+	VSHUFF32X4   $0xdd, Z11, Z7, Z7
+	VSHUFF32X4   $0x88, Z3, Z6, Z11
+	VSHUFF32X4   $0x88, Z7, Z1, Z15
+	VSHUFF32X4   $0xdd, Z3, Z6, Z3
+	VSHUFF32X4   $0xdd, Z7, Z1, Z1
+	VSHUFF32X4   $0x88, Z5, Z18, Z6
+	VSHUFF32X4   $0xdd, Z5, Z18, Z5
+	VSHUFF32X4   $0x88, Z13, Z9, Z7
+	VSHUFF32X4   $0xdd, Z13, Z9, Z9
+	VSHUFF32X4   $0x88, Z7, Z6, Z13
+	VSHUFF32X4   $0x88, Z9, Z5, Z18
+	VSHUFF32X4   $0xdd, Z7, Z6, Z6
+	VSHUFF32X4   $0xdd, Z9, Z5, Z5
+	VSHUFF32X4   $0x88, Z4, Z0, Z7
+	VSHUFF32X4   $0xdd, Z4, Z0, Z0
+	VSHUFF32X4   $0x88, Z12, Z8, Z4
+	VSHUFF32X4   $0xdd, Z12, Z8, Z8
+	VSHUFF32X4   $0x88, Z4, Z7, Z9
+	VSHUFF32X4   $0x88, Z8, Z0, Z12
+	VSHUFF32X4   $0xdd, Z4, Z7, Z4
+	VSHUFF32X4   $0xdd, Z8, Z0, Z0
+	VMOVUPS      constants<>+1280(SB), Z7
+	VMOVUPS      (CX), Z8
+	VMOVUPS      (AX), Z20
+	VMAXPS       Z10, Z17, Z21
+	VMINPS       Z21, Z16, Z21
+	VFMADD231PS  Z7, Z21, Z20
+	VANDPS       constants<>+1152(SB), Z10, Z21
+	VCMPPS       $0x00, constants<>+1344(SB), Z21, K1
+	VMOVAPS      Z10, K1, Z20
+	VMOVUPS      Z20, (AX)
+	VMAXPS       Z8, Z20, Z8
+	VMOVUPS      256(AX), Z10
+	VMAXPS       Z11, Z17, Z20
+	VMINPS       Z20, Z16, Z20
+	VFMADD231PS  Z7, Z20, Z10
+	VANDPS       constants<>+1152(SB), Z11, Z20
+	VCMPPS       $0x00, constants<>+1344(SB), Z20, K1
+	VMOVAPS      Z11, K1, Z10
+	VMOVUPS      Z10, 256(AX)
+	VMAXPS       Z8, Z10, Z8
+	VMOVUPS      512(AX), Z10
+	VMAXPS       Z13, Z17, Z11
+	VMINPS       Z11, Z16, Z11
+	VFMADD231PS  Z7, Z11, Z10
+	VANDPS       constants<>+1152(SB), Z13, Z11
+	VCMPPS       $0x00, constants<>+1344(SB), Z11, K1
+	VMOVAPS      Z13, K1, Z10
+	VMOVUPS      Z10, 512(AX)
+	VMAXPS       Z8, Z10, Z8
+	VMOVUPS      768(AX), Z10
+	VMAXPS       Z9, Z17, Z11
+	VMINPS       Z11, Z16, Z11
+	VFMADD231PS  Z7, Z11, Z10
+	VANDPS       constants<>+1152(SB), Z9, Z11
+	VCMPPS       $0x00, constants<>+1344(SB), Z11, K1
+	VMOVAPS      Z9, K1, Z10
+	VMOVUPS      Z10, 768(AX)
+	VMAXPS       Z8, Z10, Z8
+	VMOVUPS      1024(AX), Z9
+	VMAXPS       Z19, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z19, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z19, K1, Z9
+	VMOVUPS      Z9, 1024(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      1280(AX), Z9
+	VMAXPS       Z15, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z15, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z15, K1, Z9
+	VMOVUPS      Z9, 1280(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      1536(AX), Z9
+	VMAXPS       Z18, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z18, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z18, K1, Z9
+	VMOVUPS      Z9, 1536(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      1792(AX), Z9
+	VMAXPS       Z12, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z12, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z12, K1, Z9
+	VMOVUPS      Z9, 1792(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      2048(AX), Z9
+	VMAXPS       Z14, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z14, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z14, K1, Z9
+	VMOVUPS      Z9, 2048(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      2304(AX), Z9
+	VMAXPS       Z3, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z3, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z3, K1, Z9
+	VMOVUPS      Z9, 2304(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      2560(AX), Z3
+	VMAXPS       Z6, Z17, Z9
+	VMINPS       Z9, Z16, Z9
+	VFMADD231PS  Z7, Z9, Z3
+	VANDPS       constants<>+1152(SB), Z6, Z9
+	VCMPPS       $0x00, constants<>+1344(SB), Z9, K1
+	VMOVAPS      Z6, K1, Z3
+	VMOVUPS      Z3, 2560(AX)
+	VMAXPS       Z8, Z3, Z8
+	VMOVUPS      2816(AX), Z3
+	VMAXPS       Z4, Z17, Z6
+	VMINPS       Z6, Z16, Z6
+	VFMADD231PS  Z7, Z6, Z3
+	VANDPS       constants<>+1152(SB), Z4, Z6
+	VCMPPS       $0x00, constants<>+1344(SB), Z6, K1
+	VMOVAPS      Z4, K1, Z3
+	VMOVUPS      Z3, 2816(AX)
+	VMAXPS       Z8, Z3, Z8
+	VMOVUPS      3072(AX), Z3
+	VMAXPS       Z2, Z17, Z4
+	VMINPS       Z4, Z16, Z4
+	VFMADD231PS  Z7, Z4, Z3
+	VANDPS       constants<>+1152(SB), Z2, Z4
+	VCMPPS       $0x00, constants<>+1344(SB), Z4, K1
+	VMOVAPS      Z2, K1, Z3
+	VMOVUPS      Z3, 3072(AX)
+	VMAXPS       Z8, Z3, Z8
+	VMOVUPS      3328(AX), Z2
+	VMAXPS       Z1, Z17, Z3
+	VMINPS       Z3, Z16, Z3
+	VFMADD231PS  Z7, Z3, Z2
+	VANDPS       constants<>+1152(SB), Z1, Z3
+	VCMPPS       $0x00, constants<>+1344(SB), Z3, K1
+	VMOVAPS      Z1, K1, Z2
+	VMOVUPS      Z2, 3328(AX)
+	VMAXPS       Z8, Z2, Z8
+	VMOVUPS      3584(AX), Z1
+	VMAXPS       Z5, Z17, Z2
+	VMINPS       Z2, Z16, Z2
+	VFMADD231PS  Z7, Z2, Z1
+	VANDPS       constants<>+1152(SB), Z5, Z2
+	VCMPPS       $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS      Z5, K1, Z1
+	VMOVUPS      Z1, 3584(AX)
+	VMAXPS       Z8, Z1, Z8
+	VMOVUPS      3840(AX), Z1
+	VMAXPS       Z0, Z17, Z2
+	VMINPS       Z2, Z16, Z2
+	VFMADD231PS  Z7, Z2, Z1
+	VANDPS       constants<>+1152(SB), Z0, Z2
+	VCMPPS       $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS      Z0, K1, Z1
+	VMOVUPS      Z1, 3840(AX)
+	VMAXPS       Z8, Z1, Z8
+	VMOVUPS      Z8, (CX)
+	VZEROUPPER
+	RET
+
+// func joinSquareAVX512(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
+// Requires: AVX, AVX512DQ, AVX512F, MMX+
+TEXT ·joinSquareAVX512(SB), NOSPLIT, $0-56
+	MOVQ         b+8(FP), AX
+	MOVQ         ldb+16(FP), CX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z1
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z3
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z5
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z6
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z7
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z8
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z9
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z10
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z11
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z12
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z13
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z14
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z15
+	PREFETCHT1   512(AX)
+	VBROADCASTSS limit+40(FP), Z16
+	VPXORD       Z17, Z17, Z17
+	VSUBPS       Z16, Z17, Z17
+	MOVQ         c+24(FP), AX
+	MOVQ         ldc+32(FP), CX
+	VMOVUPS      (AX), Z18
+	PREFETCHT1   512(AX)
+	VMAXPS       Z18, Z17, Z19
+	VMINPS       Z19, Z16, Z19
+	VMOVUPS      constants<>+1600(SB), Z20
+	VMAXPS       Z0, Z20, Z20
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z20, Z21, Z21
+	VADDPS       Z19, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z19
+	VMAXPS       Z21, Z19, Z19
+	VMOVUPS      constants<>+1536(SB), Z20
+	VMINPS       Z19, Z20, Z20
+	VANDPS       constants<>+1152(SB), Z18, Z19
+	VCMPPS       $0x00, constants<>+1344(SB), Z19, K1
+	VMOVAPS      Z18, K1, Z20
+	VANDPS       constants<>+1152(SB), Z0, Z19
+	VCMPPS       $0x00, constants<>+1344(SB), Z19, K1
+	VMOVAPS      Z0, K1, Z20
+	VCMPPS       $0x00, constants<>+1408(SB), Z18, K1
+	VMOVAPS      Z18, K1, Z20
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z18
+	VMINPS       Z18, Z16, Z18
+	VMOVUPS      constants<>+1600(SB), Z19
+	VMAXPS       Z1, Z19, Z19
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z19, Z21, Z21
+	VADDPS       Z18, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z18
+	VMAXPS       Z21, Z18, Z18
+	VMOVUPS      constants<>+1536(SB), Z19
+	VMINPS       Z18, Z19, Z19
+	VANDPS       constants<>+1152(SB), Z0, Z18
+	VCMPPS       $0x00, constants<>+1344(SB), Z18, K1
+	VMOVAPS      Z0, K1, Z19
+	VANDPS       constants<>+1152(SB), Z1, Z18
+	VCMPPS       $0x00, constants<>+1344(SB), Z18, K1
+	VMOVAPS      Z1, K1, Z19
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z19
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z18
+	VMAXPS       Z2, Z18, Z18
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z18, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z18
+	VMINPS       Z1, Z18, Z18
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z18
+	VANDPS       constants<>+1152(SB), Z2, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z2, K1, Z18
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z18
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z2
+	VMAXPS       Z3, Z2, Z2
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z2, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z2
+	VMINPS       Z1, Z2, Z2
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z2
+	VANDPS       constants<>+1152(SB), Z3, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z3, K1, Z2
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z2
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z3
+	VMAXPS       Z4, Z3, Z3
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z3, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z3
+	VMINPS       Z1, Z3, Z3
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z3
+	VANDPS       constants<>+1152(SB), Z4, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z4, K1, Z3
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z4
+	VMAXPS       Z5, Z4, Z4
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z4, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z4
+	VMINPS       Z1, Z4, Z4
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z4
+	VANDPS       constants<>+1152(SB), Z5, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z5, K1, Z4
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z4
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z5
+	VMAXPS       Z6, Z5, Z5
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z5, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z5
+	VMINPS       Z1, Z5, Z5
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z5
+	VANDPS       constants<>+1152(SB), Z6, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z6, K1, Z5
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z5
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z6
+	VMAXPS       Z7, Z6, Z6
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z6, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z6
+	VMINPS       Z1, Z6, Z6
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z6
+	VANDPS       constants<>+1152(SB), Z7, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z7, K1, Z6
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z6
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z7
+	VMAXPS       Z8, Z7, Z7
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z7, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z7
+	VMINPS       Z1, Z7, Z7
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z7
+	VANDPS       constants<>+1152(SB), Z8, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z8, K1, Z7
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z7
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z8
+	VMAXPS       Z9, Z8, Z8
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z8, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z8
+	VMINPS       Z1, Z8, Z8
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z8
+	VANDPS       constants<>+1152(SB), Z9, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z9, K1, Z8
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z8
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z9
+	VMAXPS       Z10, Z9, Z9
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z9, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z9
+	VMINPS       Z1, Z9, Z9
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z9
+	VANDPS       constants<>+1152(SB), Z10, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z10, K1, Z9
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z9
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z11, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z10, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z10
+	VMINPS       Z1, Z10, Z10
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z10
+	VANDPS       constants<>+1152(SB), Z11, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z11, K1, Z10
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z10
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z11
+	VMAXPS       Z12, Z11, Z11
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z11, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z1, Z11, Z11
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z11
+	VANDPS       constants<>+1152(SB), Z12, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z12, K1, Z11
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z11
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z12
+	VMAXPS       Z13, Z12, Z12
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z12, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z12
+	VMINPS       Z1, Z12, Z12
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z12
+	VANDPS       constants<>+1152(SB), Z13, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z13, K1, Z12
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z12
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z13
+	VMAXPS       Z14, Z13, Z13
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z13, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z13
+	VMINPS       Z1, Z13, Z13
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z13
+	VANDPS       constants<>+1152(SB), Z14, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z14, K1, Z13
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z13
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z14
+	VMAXPS       Z15, Z14, Z14
+	VMOVUPS      constants<>+1536(SB), Z16
+	VMINPS       Z14, Z16, Z16
+	VADDPS       Z1, Z16, Z16
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z16, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z14
+	VMINPS       Z1, Z14, Z14
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z14
+	VANDPS       constants<>+1152(SB), Z15, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z15, K1, Z14
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z14
+	MOVQ         s+0(FP), AX
+	MOVQ         mx+48(FP), CX
+	VUNPCKLPS    Z19, Z20, Z0
+	VUNPCKHPS    Z19, Z20, Z1
+	VUNPCKLPS    Z2, Z18, Z15
+	VUNPCKHPS    Z2, Z18, Z2
+	VUNPCKLPS    Z4, Z3, Z16
+	VUNPCKHPS    Z4, Z3, Z3
+	VUNPCKLPS    Z6, Z5, Z4
+	VUNPCKHPS    Z6, Z5, Z5
+	VUNPCKLPS    Z8, Z7, Z6
+	VUNPCKHPS    Z8, Z7, Z7
+	VUNPCKLPS    Z10, Z9, Z8
+	VUNPCKHPS    Z10, Z9, Z9
+	VUNPCKLPS    Z12, Z11, Z10
+	VUNPCKHPS    Z12, Z11, Z11
+	VUNPCKLPS    Z14, Z13, Z12
+	VUNPCKHPS    Z14, Z13, Z13
+	VUNPCKLPD    Z15, Z0, Z14
+	VUNPCKHPD    Z15, Z0, Z0
+	VUNPCKLPD    Z2, Z1, Z15
+	VUNPCKHPD    Z2, Z1, Z1
+	VUNPCKLPD    Z4, Z16, Z2
+	VUNPCKHPD    Z4, Z16, Z4
+	VUNPCKLPD    Z5, Z3, Z16
+	VUNPCKHPD    Z5, Z3, Z3
+	VUNPCKLPD    Z8, Z6, Z5
+	VUNPCKHPD    Z8, Z6, Z6
+	VUNPCKLPD    Z9, Z7, Z8
+	VUNPCKHPD    Z9, Z7, Z7
+	VUNPCKLPD    Z12, Z10, Z9
+	VUNPCKHPD    Z12, Z10, Z10
+	VUNPCKLPD    Z13, Z11, Z12
+	VUNPCKHPD    Z13, Z11, Z11
+	VSHUFF32X4   $0x88, Z2, Z14, Z13
+	VSHUFF32X4   $0xdd, Z2, Z14, Z2
+	VSHUFF32X4   $0x88, Z9, Z5, Z14
+	VSHUFF32X4   $0xdd, Z9, Z5, Z5
+	VSHUFF32X4   $0x88, Z14, Z13, Z9
+	VSHUFF32X4   $0x88, Z5, Z2, Z17
+	VSHUFF32X4   $0xdd, Z14, Z13, Z13
+	VSHUFF32X4   $0xdd, Z5, Z2, Z2
+	VSHUFF32X4   $0x88, Z4, Z0, Z5
+	VSHUFF32X4   $0xdd, Z4, Z0, Z0
+	VSHUFF32X4   $0x88, Z10, Z6, Z4
+	VSHUFF32X4   $0xdd, Z10, Z6, Z6
+	VSHUFF32X4   $0x88, Z4, Z5, Z10
+	VSHUFF32X4   $0x88, Z6, Z0, Z14
+	VSHUFF32X4   $0xdd, Z4, Z5, Z4
+	VSHUFF32X4   $0xdd, Z6, Z0, Z0
+	VSHUFF32X4   $0x88, Z16, Z15, Z5
+	VSHUFF32X4   $0xdd, Z16, Z15, Z6
+	VSHUFF32X4   $0x88, Z12, Z8, Z15
+	VSHUFF32X4   $0xdd, Z12, Z8, Z8
+	VSHUFF32X4   $0x88, Z15, Z5, Z12
+	VSHUFF32X4   $0x88, Z8, Z6, Z16
+	VSHUFF32X4   $0xdd, Z15, Z5, Z5
+	VSHUFF32X4   $0xdd, Z8, Z6, Z6
+	VSHUFF32X4   $0x88, Z3, Z1, Z8
+	VSHUFF32X4   $0xdd, Z3, Z1, Z1
+	VSHUFF32X4   $0x88, Z11, Z7, Z3
+	VSHUFF32X4   $0xdd, Z11, Z7, Z7
+	VSHUFF32X4   $0x88, Z3, Z8, Z11
+	VSHUFF32X4   $0x88, Z7, Z1, Z15
+	VSHUFF32X4   $0xdd, Z3, Z8, Z3
+	VSHUFF32X4   $0xdd, Z7, Z1, Z1
+	VMOVUPS      constants<>+1280(SB), Z7
+	VMOVUPS      (CX), Z8
+	VMOVUPS      (AX), Z18
+	VMOVUPS      constants<>+1600(SB), Z19
+	VMAXPS       Z9, Z19, Z19
+	VMOVUPS      constants<>+1536(SB), Z20
+	VMINPS       Z19, Z20, Z20
+	VFMADD231PS  Z7, Z20, Z18
+	VANDPS       constants<>+1152(SB), Z9, Z19
+	VCMPPS       $0x00, constants<>+1344(SB), Z19, K1
+	VMOVAPS      Z9, K1, Z18
+	VMOVUPS      Z18, (AX)
+	VMAXPS       Z8, Z18, Z8
+	VMOVUPS      256(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z18
+	VMAXPS       Z10, Z18, Z18
+	VMOVUPS      constants<>+1536(SB), Z19
+	VMINPS       Z18, Z19, Z19
+	VFMADD231PS  Z7, Z19, Z9
+	VANDPS       constants<>+1152(SB), Z10, Z18
+	VCMPPS       $0x00, constants<>+1344(SB), Z18, K1
+	VMOVAPS      Z10, K1, Z9
+	VMOVUPS      Z9, 256(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      512(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z12, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z18
+	VMINPS       Z10, Z18, Z18
+	VFMADD231PS  Z7, Z18, Z9
+	VANDPS       constants<>+1152(SB), Z12, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z12, K1, Z9
+	VMOVUPS      Z9, 512(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      768(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z11, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z12
+	VMINPS       Z10, Z12, Z12
+	VFMADD231PS  Z7, Z12, Z9
+	VANDPS       constants<>+1152(SB), Z11, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z11, K1, Z9
+	VMOVUPS      Z9, 768(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      1024(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z17, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z17, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z17, K1, Z9
+	VMOVUPS      Z9, 1024(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      1280(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z14, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z14, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z14, K1, Z9
+	VMOVUPS      Z9, 1280(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      1536(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z16, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z16, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z16, K1, Z9
+	VMOVUPS      Z9, 1536(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      1792(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z15, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z15, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z15, K1, Z9
+	VMOVUPS      Z9, 1792(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      2048(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z13, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z13, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z13, K1, Z9
+	VMOVUPS      Z9, 2048(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      2304(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z4, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z4, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z4, K1, Z9
+	VMOVUPS      Z9, 2304(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      2560(AX), Z4
+	VMOVUPS      constants<>+1600(SB), Z9
+	VMAXPS       Z5, Z9, Z9
+	VMOVUPS      constants<>+1536(SB), Z10
+	VMINPS       Z9, Z10, Z10
+	VFMADD231PS  Z7, Z10, Z4
+	VANDPS       constants<>+1152(SB), Z5, Z9
+	VCMPPS       $0x00, constants<>+1344(SB), Z9, K1
+	VMOVAPS      Z5, K1, Z4
+	VMOVUPS      Z4, 2560(AX)
+	VMAXPS       Z8, Z4, Z8
+	VMOVUPS      2816(AX), Z4
+	VMOVUPS      constants<>+1600(SB), Z5
+	VMAXPS       Z3, Z5, Z5
+	VMOVUPS      constants<>+1536(SB), Z9
+	VMINPS       Z5, Z9, Z9
+	VFMADD231PS  Z7, Z9, Z4
+	VANDPS       constants<>+1152(SB), Z3, Z5
+	VCMPPS       $0x00, constants<>+1344(SB), Z5, K1
+	VMOVAPS      Z3, K1, Z4
+	VMOVUPS      Z4, 2816(AX)
+	VMAXPS       Z8, Z4, Z8
+	VMOVUPS      3072(AX), Z3
+	VMOVUPS      constants<>+1600(SB), Z4
+	VMAXPS       Z2, Z4, Z4
+	VMOVUPS      constants<>+1536(SB), Z5
+	VMINPS       Z4, Z5, Z5
+	VFMADD231PS  Z7, Z5, Z3
+	VANDPS       constants<>+1152(SB), Z2, Z4
+	VCMPPS       $0x00, constants<>+1344(SB), Z4, K1
+	VMOVAPS      Z2, K1, Z3
+	VMOVUPS      Z3, 3072(AX)
+	VMAXPS       Z8, Z3, Z8
+	VMOVUPS      3328(AX), Z2
+	VMOVUPS      constants<>+1600(SB), Z3
+	VMAXPS       Z0, Z3, Z3
+	VMOVUPS      constants<>+1536(SB), Z4
+	VMINPS       Z3, Z4, Z4
+	VFMADD231PS  Z7, Z4, Z2
+	VANDPS       constants<>+1152(SB), Z0, Z3
+	VCMPPS       $0x00, constants<>+1344(SB), Z3, K1
+	VMOVAPS      Z0, K1, Z2
+	VMOVUPS      Z2, 3328(AX)
+	VMAXPS       Z8, Z2, Z8
+	VMOVUPS      3584(AX), Z0
+	VMOVUPS      constants<>+1600(SB), Z2
+	VMAXPS       Z6, Z2, Z2
+	VMOVUPS      constants<>+1536(SB), Z3
+	VMINPS       Z2, Z3, Z3
+	VFMADD231PS  Z7, Z3, Z0
+	VANDPS       constants<>+1152(SB), Z6, Z2
+	VCMPPS       $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS      Z6, K1, Z0
+	VMOVUPS      Z0, 3584(AX)
+	VMAXPS       Z8, Z0, Z8
+	VMOVUPS      3840(AX), Z0
+	VMOVUPS      constants<>+1600(SB), Z2
+	VMAXPS       Z1, Z2, Z2
+	VMOVUPS      constants<>+1536(SB), Z3
+	VMINPS       Z2, Z3, Z3
+	VFMADD231PS  Z7, Z3, Z0
+	VANDPS       constants<>+1152(SB), Z1, Z2
+	VCMPPS       $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS      Z1, K1, Z0
+	VMOVUPS      Z0, 3840(AX)
+	VMAXPS       Z8, Z0, Z8
+	VMOVUPS      Z8, (CX)
 	VZEROUPPER
 	RET
 
@@ -2133,6 +2760,147 @@ row:
 	VMOVUPS     Z2, 64(BX)
 	VMOVUPS     Z3, 128(BX)
 	VMOVUPS     Z4, 192(BX)
+	VZEROUPPER
+	RET
+
+// func slopesAVX512(s *float32, d *float32, factors *float32, fours int, mx *float32)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·slopesAVX512(SB), NOSPLIT, $0-40
+	MOVQ    s+0(FP), AX
+	MOVQ    d+8(FP), CX
+	MOVQ    factors+16(FP), DX
+	MOVQ    fours+24(FP), BX
+	MOVQ    mx+32(FP), SI
+	VMOVUPS constants<>+1280(SB), Z0
+	VMOVUPS (SI), Z1
+	VMOVUPS (CX), Z5
+	VMOVUPS 64(SI), Z2
+	VMOVUPS 64(CX), Z6
+	VMOVUPS 128(SI), Z3
+	VMOVUPS 128(CX), Z7
+	VMOVUPS 192(SI), Z4
+	VMOVUPS 192(CX), Z8
+
+row:
+	VADDPS      constants<>+832(SB), Z5, Z9
+	VADDPS      constants<>+896(SB), Z5, Z10
+	VADDPS      constants<>+896(SB), Z9, Z11
+	VANDPS      constants<>+1152(SB), Z5, Z5
+	VMULPS      (DX), Z5, Z5
+	VMOVUPS     (AX), Z12
+	VFMADD231PS Z0, Z5, Z12
+	VMOVUPS     Z12, (AX)
+	VANDPS      constants<>+1152(SB), Z9, Z9
+	VMULPS      (DX), Z9, Z9
+	VMOVUPS     256(AX), Z5
+	VFMADD231PS Z0, Z9, Z5
+	VMOVUPS     Z5, 256(AX)
+	VMAXPS      Z12, Z5, Z12
+	VANDPS      constants<>+1152(SB), Z10, Z5
+	VMULPS      (DX), Z5, Z5
+	VMOVUPS     512(AX), Z9
+	VFMADD231PS Z0, Z5, Z9
+	VMOVUPS     Z9, 512(AX)
+	VANDPS      constants<>+1152(SB), Z11, Z11
+	VMULPS      (DX), Z11, Z11
+	VMOVUPS     768(AX), Z5
+	VFMADD231PS Z0, Z11, Z5
+	VMOVUPS     Z5, 768(AX)
+	VMAXPS      Z9, Z5, Z9
+	VADDPS      constants<>+896(SB), Z10, Z5
+	VMAXPS      Z12, Z9, Z12
+	VMAXPS      Z1, Z12, Z1
+	VADDPS      constants<>+832(SB), Z6, Z9
+	VADDPS      constants<>+896(SB), Z6, Z10
+	VADDPS      constants<>+896(SB), Z9, Z11
+	VANDPS      constants<>+1152(SB), Z6, Z6
+	VMULPS      64(DX), Z6, Z6
+	VMOVUPS     64(AX), Z12
+	VFMADD231PS Z0, Z6, Z12
+	VMOVUPS     Z12, 64(AX)
+	VANDPS      constants<>+1152(SB), Z9, Z9
+	VMULPS      64(DX), Z9, Z9
+	VMOVUPS     320(AX), Z6
+	VFMADD231PS Z0, Z9, Z6
+	VMOVUPS     Z6, 320(AX)
+	VMAXPS      Z12, Z6, Z12
+	VANDPS      constants<>+1152(SB), Z10, Z6
+	VMULPS      64(DX), Z6, Z6
+	VMOVUPS     576(AX), Z9
+	VFMADD231PS Z0, Z6, Z9
+	VMOVUPS     Z9, 576(AX)
+	VANDPS      constants<>+1152(SB), Z11, Z11
+	VMULPS      64(DX), Z11, Z11
+	VMOVUPS     832(AX), Z6
+	VFMADD231PS Z0, Z11, Z6
+	VMOVUPS     Z6, 832(AX)
+	VMAXPS      Z9, Z6, Z9
+	VADDPS      constants<>+896(SB), Z10, Z6
+	VMAXPS      Z12, Z9, Z12
+	VMAXPS      Z2, Z12, Z2
+	VADDPS      constants<>+832(SB), Z7, Z9
+	VADDPS      constants<>+896(SB), Z7, Z10
+	VADDPS      constants<>+896(SB), Z9, Z11
+	VANDPS      constants<>+1152(SB), Z7, Z7
+	VMULPS      128(DX), Z7, Z7
+	VMOVUPS     128(AX), Z12
+	VFMADD231PS Z0, Z7, Z12
+	VMOVUPS     Z12, 128(AX)
+	VANDPS      constants<>+1152(SB), Z9, Z9
+	VMULPS      128(DX), Z9, Z9
+	VMOVUPS     384(AX), Z7
+	VFMADD231PS Z0, Z9, Z7
+	VMOVUPS     Z7, 384(AX)
+	VMAXPS      Z12, Z7, Z12
+	VANDPS      constants<>+1152(SB), Z10, Z7
+	VMULPS      128(DX), Z7, Z7
+	VMOVUPS     640(AX), Z9
+	VFMADD231PS Z0, Z7, Z9
+	VMOVUPS     Z9, 640(AX)
+	VANDPS      constants<>+1152(SB), Z11, Z11
+	VMULPS      128(DX), Z11, Z11
+	VMOVUPS     896(AX), Z7
+	VFMADD231PS Z0, Z11, Z7
+	VMOVUPS     Z7, 896(AX)
+	VMAXPS      Z9, Z7, Z9
+	VADDPS      constants<>+896(SB), Z10, Z7
+	VMAXPS      Z12, Z9, Z12
+	VMAXPS      Z3, Z12, Z3
+	VADDPS      constants<>+832(SB), Z8, Z9
+	VADDPS      constants<>+896(SB), Z8, Z10
+	VADDPS      constants<>+896(SB), Z9, Z11
+	VANDPS      constants<>+1152(SB), Z8, Z8
+	VMULPS      192(DX), Z8, Z8
+	VMOVUPS     192(AX), Z12
+	VFMADD231PS Z0, Z8, Z12
+	VMOVUPS     Z12, 192(AX)
+	VANDPS      constants<>+1152(SB), Z9, Z9
+	VMULPS      192(DX), Z9, Z9
+	VMOVUPS     448(AX), Z8
+	VFMADD231PS Z0, Z9, Z8
+	VMOVUPS     Z8, 448(AX)
+	VMAXPS      Z12, Z8, Z12
+	VANDPS      constants<>+1152(SB), Z10, Z8
+	VMULPS      192(DX), Z8, Z8
+	VMOVUPS     704(AX), Z9
+	VFMADD231PS Z0, Z8, Z9
+	VMOVUPS     Z9, 704(AX)
+	VANDPS      constants<>+1152(SB), Z11, Z11
+	VMULPS      192(DX), Z11, Z11
+	VMOVUPS     960(AX), Z8
+	VFMADD231PS Z0, Z11, Z8
+	VMOVUPS     Z8, 960(AX)
+	VMAXPS      Z9, Z8, Z9
+	VADDPS      constants<>+896(SB), Z10, Z8
+	VMAXPS      Z12, Z9, Z12
+	VMAXPS      Z4, Z12, Z4
+	ADDQ        $0x00000400, AX
+	SUBQ        $0x00000001, BX
+	JNZ         row
+	VMOVUPS     Z1, (SI)
+	VMOVUPS     Z2, 64(SI)
+	VMOVUPS     Z3, 128(SI)
+	VMOVUPS     Z4, 192(SI)
 	VZEROUPPER
 	RET
 
@@ -3638,12 +4406,12 @@ TEXT ·boundAVX512(SB), NOSPLIT, $0-20
 
 next:
 	VMOVUPS (AX), Z2
-	VMAXPS  Z2, Z1, Z3
-	VMINPS  Z3, Z0, Z3
-	VANDPS  constants<>+1152(SB), Z2, Z4
-	VCMPPS  $0x00, constants<>+1344(SB), Z4, K1
-	VMOVAPS Z2, K1, Z3
-	VMOVUPS Z3, (AX)
+	VMAXPS  Z2, Z1, Z4
+	VMINPS  Z4, Z0, Z4
+	VANDPS  constants<>+1152(SB), Z2, Z3
+	VCMPPS  $0x00, constants<>+1344(SB), Z3, K1
+	VMOVAPS Z2, K1, Z4
+	VMOVUPS Z4, (AX)
 	ADDQ    $0x00000040, AX
 	SUBQ    $0x00000001, CX
 	JNZ     next
@@ -15883,151 +16651,466 @@ row_done:
 	VZEROUPPER
 	RET
 
-// func biasSquareAVX2(s *float32, b *float32, ldb int, mx *float32)
+// func biasSquareAVX2(s *float32, b *float32, ldb int, limit float32, mx *float32)
 // Requires: AVX, FMA3, MMX+
-TEXT ·biasSquareAVX2(SB), NOSPLIT, $0-32
-	MOVQ        s+0(FP), AX
-	MOVQ        b+8(FP), CX
-	MOVQ        ldb+16(FP), DX
-	MOVQ        mx+24(FP), BX
-	VMOVUPS     (CX), Y0
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y1
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y2
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y3
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y4
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y5
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y6
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y7
-	PREFETCHT1  512(CX)
-	VUNPCKLPS   Y1, Y0, Y8
-	VUNPCKHPS   Y1, Y0, Y0
-	VUNPCKLPS   Y3, Y2, Y1
-	VUNPCKHPS   Y3, Y2, Y2
-	VUNPCKLPS   Y5, Y4, Y3
-	VUNPCKHPS   Y5, Y4, Y4
-	VUNPCKLPS   Y7, Y6, Y5
-	VUNPCKHPS   Y7, Y6, Y6
-	VUNPCKLPD   Y1, Y8, Y7
-	VUNPCKHPD   Y1, Y8, Y1
-	VUNPCKLPD   Y2, Y0, Y8
-	VUNPCKHPD   Y2, Y0, Y0
-	VUNPCKLPD   Y5, Y3, Y2
-	VUNPCKHPD   Y5, Y3, Y3
-	VUNPCKLPD   Y6, Y4, Y5
-	VUNPCKHPD   Y6, Y4, Y4
-	VPERM2F128  $0x20, Y2, Y7, Y6
-	VPERM2F128  $0x31, Y2, Y7, Y2
-	VPERM2F128  $0x20, Y3, Y1, Y7
-	VPERM2F128  $0x31, Y3, Y1, Y1
-	VPERM2F128  $0x20, Y5, Y8, Y3
-	VPERM2F128  $0x31, Y5, Y8, Y5
-	VPERM2F128  $0x20, Y4, Y0, Y8
-	VPERM2F128  $0x31, Y4, Y0, Y0
-	VMOVUPS     constants<>+1280(SB), Y4
-	VMOVUPS     (BX), Y9
-	VMOVUPS     (AX), Y10
-	VMOVUPS     constants<>+1600(SB), Y11
-	VMAXPS      Y6, Y11, Y11
-	VMOVUPS     constants<>+1536(SB), Y12
-	VMINPS      Y11, Y12, Y12
-	VFMADD231PS Y4, Y12, Y10
-	VANDPS      constants<>+1152(SB), Y6, Y11
-	VCMPPS      $0x00, constants<>+1344(SB), Y11, Y11
-	VBLENDVPS   Y11, Y6, Y10, Y10
-	VMOVUPS     Y10, (AX)
-	VMAXPS      Y9, Y10, Y9
-	VMOVUPS     96(AX), Y6
-	VMOVUPS     constants<>+1600(SB), Y10
-	VMAXPS      Y7, Y10, Y10
-	VMOVUPS     constants<>+1536(SB), Y11
-	VMINPS      Y10, Y11, Y11
-	VFMADD231PS Y4, Y11, Y6
-	VANDPS      constants<>+1152(SB), Y7, Y10
-	VCMPPS      $0x00, constants<>+1344(SB), Y10, Y10
-	VBLENDVPS   Y10, Y7, Y6, Y6
-	VMOVUPS     Y6, 96(AX)
-	VMAXPS      Y9, Y6, Y9
-	VMOVUPS     192(AX), Y6
-	VMOVUPS     constants<>+1600(SB), Y7
-	VMAXPS      Y3, Y7, Y7
-	VMOVUPS     constants<>+1536(SB), Y10
-	VMINPS      Y7, Y10, Y10
-	VFMADD231PS Y4, Y10, Y6
-	VANDPS      constants<>+1152(SB), Y3, Y7
-	VCMPPS      $0x00, constants<>+1344(SB), Y7, Y7
-	VBLENDVPS   Y7, Y3, Y6, Y6
-	VMOVUPS     Y6, 192(AX)
-	VMAXPS      Y9, Y6, Y9
-	VMOVUPS     288(AX), Y3
-	VMOVUPS     constants<>+1600(SB), Y6
-	VMAXPS      Y8, Y6, Y6
-	VMOVUPS     constants<>+1536(SB), Y7
-	VMINPS      Y6, Y7, Y7
-	VFMADD231PS Y4, Y7, Y3
-	VANDPS      constants<>+1152(SB), Y8, Y6
-	VCMPPS      $0x00, constants<>+1344(SB), Y6, Y6
-	VBLENDVPS   Y6, Y8, Y3, Y3
-	VMOVUPS     Y3, 288(AX)
-	VMAXPS      Y9, Y3, Y9
-	VMOVUPS     384(AX), Y3
-	VMOVUPS     constants<>+1600(SB), Y6
-	VMAXPS      Y2, Y6, Y6
-	VMOVUPS     constants<>+1536(SB), Y7
-	VMINPS      Y6, Y7, Y7
-	VFMADD231PS Y4, Y7, Y3
-	VANDPS      constants<>+1152(SB), Y2, Y6
-	VCMPPS      $0x00, constants<>+1344(SB), Y6, Y6
-	VBLENDVPS   Y6, Y2, Y3, Y3
-	VMOVUPS     Y3, 384(AX)
-	VMAXPS      Y9, Y3, Y9
-	VMOVUPS     480(AX), Y2
-	VMOVUPS     constants<>+1600(SB), Y3
-	VMAXPS      Y1, Y3, Y3
-	VMOVUPS     constants<>+1536(SB), Y6
-	VMINPS      Y3, Y6, Y6
-	VFMADD231PS Y4, Y6, Y2
-	VANDPS      constants<>+1152(SB), Y1, Y3
-	VCMPPS      $0x00, constants<>+1344(SB), Y3, Y3
-	VBLENDVPS   Y3, Y1, Y2, Y2
-	VMOVUPS     Y2, 480(AX)
-	VMAXPS      Y9, Y2, Y9
-	VMOVUPS     576(AX), Y1
-	VMOVUPS     constants<>+1600(SB), Y2
-	VMAXPS      Y5, Y2, Y2
-	VMOVUPS     constants<>+1536(SB), Y3
-	VMINPS      Y2, Y3, Y3
-	VFMADD231PS Y4, Y3, Y1
-	VANDPS      constants<>+1152(SB), Y5, Y2
-	VCMPPS      $0x00, constants<>+1344(SB), Y2, Y2
-	VBLENDVPS   Y2, Y5, Y1, Y1
-	VMOVUPS     Y1, 576(AX)
-	VMAXPS      Y9, Y1, Y9
-	VMOVUPS     672(AX), Y1
-	VMOVUPS     constants<>+1600(SB), Y2
-	VMAXPS      Y0, Y2, Y2
-	VMOVUPS     constants<>+1536(SB), Y3
-	VMINPS      Y2, Y3, Y3
-	VFMADD231PS Y4, Y3, Y1
-	VANDPS      constants<>+1152(SB), Y0, Y2
-	VCMPPS      $0x00, constants<>+1344(SB), Y2, Y2
-	VBLENDVPS   Y2, Y0, Y1, Y1
-	VMOVUPS     Y1, 672(AX)
-	VMAXPS      Y9, Y1, Y9
-	VMOVUPS     Y9, (BX)
+TEXT ·biasSquareAVX2(SB), NOSPLIT, $0-40
+	MOVQ         b+8(FP), AX
+	MOVQ         ldb+16(FP), CX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y1
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y2
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y3
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y4
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y5
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y6
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y7
+	PREFETCHT1   512(AX)
+	VBROADCASTSS limit+24(FP), Y8
+	VXORPS       Y9, Y9, Y9
+	VSUBPS       Y8, Y9, Y9
+	MOVQ         s+0(FP), AX
+	MOVQ         mx+32(FP), CX
+	VUNPCKLPS    Y1, Y0, Y10
+	VUNPCKHPS    Y1, Y0, Y0
+	VUNPCKLPS    Y3, Y2, Y1
+	VUNPCKHPS    Y3, Y2, Y2
+	VUNPCKLPS    Y5, Y4, Y3
+	VUNPCKHPS    Y5, Y4, Y4
+	VUNPCKLPS    Y7, Y6, Y5
+	VUNPCKHPS    Y7, Y6, Y6
+	VUNPCKLPD    Y1, Y10, Y7
+	VUNPCKHPD    Y1, Y10, Y1
+	VUNPCKLPD    Y2, Y0, Y10
+	VUNPCKHPD    Y2, Y0, Y0
+	VUNPCKLPD    Y5, Y3, Y2
+	VUNPCKHPD    Y5, Y3, Y3
+	VUNPCKLPD    Y6, Y4, Y5
+	VUNPCKHPD    Y6, Y4, Y4
+	VPERM2F128   $0x20, Y2, Y7, Y6
+	VPERM2F128   $0x31, Y2, Y7, Y2
+	VPERM2F128   $0x20, Y3, Y1, Y7
+	VPERM2F128   $0x31, Y3, Y1, Y1
+	VPERM2F128   $0x20, Y5, Y10, Y3
+	VPERM2F128   $0x31, Y5, Y10, Y5
+	VPERM2F128   $0x20, Y4, Y0, Y10
+	VPERM2F128   $0x31, Y4, Y0, Y0
+	VMOVUPS      constants<>+1280(SB), Y4
+	VMOVUPS      (CX), Y11
+	VMOVUPS      (AX), Y12
+	VMAXPS       Y6, Y9, Y13
+	VMINPS       Y13, Y8, Y13
+	VFMADD231PS  Y4, Y13, Y12
+	VANDPS       constants<>+1152(SB), Y6, Y13
+	VCMPPS       $0x00, constants<>+1344(SB), Y13, Y13
+	VBLENDVPS    Y13, Y6, Y12, Y12
+	VMOVUPS      Y12, (AX)
+	VMAXPS       Y11, Y12, Y11
+	VMOVUPS      96(AX), Y6
+	VMAXPS       Y7, Y9, Y12
+	VMINPS       Y12, Y8, Y12
+	VFMADD231PS  Y4, Y12, Y6
+	VANDPS       constants<>+1152(SB), Y7, Y12
+	VCMPPS       $0x00, constants<>+1344(SB), Y12, Y12
+	VBLENDVPS    Y12, Y7, Y6, Y6
+	VMOVUPS      Y6, 96(AX)
+	VMAXPS       Y11, Y6, Y11
+	VMOVUPS      192(AX), Y6
+	VMAXPS       Y3, Y9, Y7
+	VMINPS       Y7, Y8, Y7
+	VFMADD231PS  Y4, Y7, Y6
+	VANDPS       constants<>+1152(SB), Y3, Y7
+	VCMPPS       $0x00, constants<>+1344(SB), Y7, Y7
+	VBLENDVPS    Y7, Y3, Y6, Y6
+	VMOVUPS      Y6, 192(AX)
+	VMAXPS       Y11, Y6, Y11
+	VMOVUPS      288(AX), Y3
+	VMAXPS       Y10, Y9, Y6
+	VMINPS       Y6, Y8, Y6
+	VFMADD231PS  Y4, Y6, Y3
+	VANDPS       constants<>+1152(SB), Y10, Y6
+	VCMPPS       $0x00, constants<>+1344(SB), Y6, Y6
+	VBLENDVPS    Y6, Y10, Y3, Y3
+	VMOVUPS      Y3, 288(AX)
+	VMAXPS       Y11, Y3, Y11
+	VMOVUPS      384(AX), Y3
+	VMAXPS       Y2, Y9, Y6
+	VMINPS       Y6, Y8, Y6
+	VFMADD231PS  Y4, Y6, Y3
+	VANDPS       constants<>+1152(SB), Y2, Y6
+	VCMPPS       $0x00, constants<>+1344(SB), Y6, Y6
+	VBLENDVPS    Y6, Y2, Y3, Y3
+	VMOVUPS      Y3, 384(AX)
+	VMAXPS       Y11, Y3, Y11
+	VMOVUPS      480(AX), Y2
+	VMAXPS       Y1, Y9, Y3
+	VMINPS       Y3, Y8, Y3
+	VFMADD231PS  Y4, Y3, Y2
+	VANDPS       constants<>+1152(SB), Y1, Y3
+	VCMPPS       $0x00, constants<>+1344(SB), Y3, Y3
+	VBLENDVPS    Y3, Y1, Y2, Y2
+	VMOVUPS      Y2, 480(AX)
+	VMAXPS       Y11, Y2, Y11
+	VMOVUPS      576(AX), Y1
+	VMAXPS       Y5, Y9, Y2
+	VMINPS       Y2, Y8, Y2
+	VFMADD231PS  Y4, Y2, Y1
+	VANDPS       constants<>+1152(SB), Y5, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS    Y2, Y5, Y1, Y1
+	VMOVUPS      Y1, 576(AX)
+	VMAXPS       Y11, Y1, Y11
+	VMOVUPS      672(AX), Y1
+	VMAXPS       Y0, Y9, Y2
+	VMINPS       Y2, Y8, Y2
+	VFMADD231PS  Y4, Y2, Y1
+	VANDPS       constants<>+1152(SB), Y0, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS    Y2, Y0, Y1, Y1
+	VMOVUPS      Y1, 672(AX)
+	VMAXPS       Y11, Y1, Y11
+	VMOVUPS      Y11, (CX)
+	VZEROUPPER
+	RET
+
+// func joinSquareAVX2(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
+// Requires: AVX, FMA3, MMX+
+TEXT ·joinSquareAVX2(SB), NOSPLIT, $0-56
+	MOVQ         b+8(FP), AX
+	MOVQ         ldb+16(FP), CX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y1
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y2
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y3
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y4
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y5
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y6
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y7
+	PREFETCHT1   512(AX)
+	VBROADCASTSS limit+40(FP), Y8
+	VXORPS       Y9, Y9, Y9
+	VSUBPS       Y8, Y9, Y9
+	MOVQ         c+24(FP), AX
+	MOVQ         ldc+32(FP), CX
+	VMOVUPS      (AX), Y10
+	PREFETCHT1   512(AX)
+	VMAXPS       Y10, Y9, Y11
+	VMINPS       Y11, Y8, Y11
+	VMOVUPS      constants<>+1600(SB), Y12
+	VMAXPS       Y0, Y12, Y12
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y12, Y13, Y13
+	VADDPS       Y11, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y11
+	VMAXPS       Y13, Y11, Y11
+	VMOVUPS      constants<>+1536(SB), Y12
+	VMINPS       Y11, Y12, Y12
+	VANDPS       constants<>+1152(SB), Y10, Y11
+	VCMPPS       $0x00, constants<>+1344(SB), Y11, Y11
+	VBLENDVPS    Y11, Y10, Y12, Y12
+	VANDPS       constants<>+1152(SB), Y0, Y11
+	VCMPPS       $0x00, constants<>+1344(SB), Y11, Y11
+	VBLENDVPS    Y11, Y0, Y12, Y12
+	VCMPPS       $0x00, constants<>+1408(SB), Y10, Y0
+	VBLENDVPS    Y0, Y10, Y12, Y12
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y10
+	VMINPS       Y10, Y8, Y10
+	VMOVUPS      constants<>+1600(SB), Y11
+	VMAXPS       Y1, Y11, Y11
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y11, Y13, Y13
+	VADDPS       Y10, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y10
+	VMAXPS       Y13, Y10, Y10
+	VMOVUPS      constants<>+1536(SB), Y11
+	VMINPS       Y10, Y11, Y11
+	VANDPS       constants<>+1152(SB), Y0, Y10
+	VCMPPS       $0x00, constants<>+1344(SB), Y10, Y10
+	VBLENDVPS    Y10, Y0, Y11, Y11
+	VANDPS       constants<>+1152(SB), Y1, Y10
+	VCMPPS       $0x00, constants<>+1344(SB), Y10, Y10
+	VBLENDVPS    Y10, Y1, Y11, Y11
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y11, Y11
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y10
+	VMAXPS       Y2, Y10, Y10
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y10, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y10
+	VMINPS       Y1, Y10, Y10
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y10, Y10
+	VANDPS       constants<>+1152(SB), Y2, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y2, Y10, Y10
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y10, Y10
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y2
+	VMAXPS       Y3, Y2, Y2
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y2, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y2
+	VMINPS       Y1, Y2, Y2
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y2, Y2
+	VANDPS       constants<>+1152(SB), Y3, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y3, Y2, Y2
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y2, Y2
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y3
+	VMAXPS       Y4, Y3, Y3
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y3, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y3
+	VMINPS       Y1, Y3, Y3
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y3, Y3
+	VANDPS       constants<>+1152(SB), Y4, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y4, Y3, Y3
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y3, Y3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y4
+	VMAXPS       Y5, Y4, Y4
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y4, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y4
+	VMINPS       Y1, Y4, Y4
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y4, Y4
+	VANDPS       constants<>+1152(SB), Y5, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y5, Y4, Y4
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y4, Y4
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y5
+	VMAXPS       Y6, Y5, Y5
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y5, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y5
+	VMINPS       Y1, Y5, Y5
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y5, Y5
+	VANDPS       constants<>+1152(SB), Y6, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y6, Y5, Y5
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y5, Y5
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y6
+	VMAXPS       Y7, Y6, Y6
+	VMOVUPS      constants<>+1536(SB), Y8
+	VMINPS       Y6, Y8, Y8
+	VADDPS       Y1, Y8, Y8
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y8, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y6
+	VMINPS       Y1, Y6, Y6
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y6, Y6
+	VANDPS       constants<>+1152(SB), Y7, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y7, Y6, Y6
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y6, Y6
+	MOVQ         s+0(FP), AX
+	MOVQ         mx+48(FP), CX
+	VUNPCKLPS    Y11, Y12, Y0
+	VUNPCKHPS    Y11, Y12, Y1
+	VUNPCKLPS    Y2, Y10, Y7
+	VUNPCKHPS    Y2, Y10, Y2
+	VUNPCKLPS    Y4, Y3, Y8
+	VUNPCKHPS    Y4, Y3, Y3
+	VUNPCKLPS    Y6, Y5, Y4
+	VUNPCKHPS    Y6, Y5, Y5
+	VUNPCKLPD    Y7, Y0, Y6
+	VUNPCKHPD    Y7, Y0, Y0
+	VUNPCKLPD    Y2, Y1, Y7
+	VUNPCKHPD    Y2, Y1, Y1
+	VUNPCKLPD    Y4, Y8, Y2
+	VUNPCKHPD    Y4, Y8, Y4
+	VUNPCKLPD    Y5, Y3, Y8
+	VUNPCKHPD    Y5, Y3, Y3
+	VPERM2F128   $0x20, Y2, Y6, Y5
+	VPERM2F128   $0x31, Y2, Y6, Y2
+	VPERM2F128   $0x20, Y4, Y0, Y6
+	VPERM2F128   $0x31, Y4, Y0, Y0
+	VPERM2F128   $0x20, Y8, Y7, Y4
+	VPERM2F128   $0x31, Y8, Y7, Y7
+	VPERM2F128   $0x20, Y3, Y1, Y8
+	VPERM2F128   $0x31, Y3, Y1, Y1
+	VMOVUPS      constants<>+1280(SB), Y3
+	VMOVUPS      (CX), Y9
+	VMOVUPS      (AX), Y10
+	VMOVUPS      constants<>+1600(SB), Y11
+	VMAXPS       Y5, Y11, Y11
+	VMOVUPS      constants<>+1536(SB), Y12
+	VMINPS       Y11, Y12, Y12
+	VFMADD231PS  Y3, Y12, Y10
+	VANDPS       constants<>+1152(SB), Y5, Y11
+	VCMPPS       $0x00, constants<>+1344(SB), Y11, Y11
+	VBLENDVPS    Y11, Y5, Y10, Y10
+	VMOVUPS      Y10, (AX)
+	VMAXPS       Y9, Y10, Y9
+	VMOVUPS      96(AX), Y5
+	VMOVUPS      constants<>+1600(SB), Y10
+	VMAXPS       Y6, Y10, Y10
+	VMOVUPS      constants<>+1536(SB), Y11
+	VMINPS       Y10, Y11, Y11
+	VFMADD231PS  Y3, Y11, Y5
+	VANDPS       constants<>+1152(SB), Y6, Y10
+	VCMPPS       $0x00, constants<>+1344(SB), Y10, Y10
+	VBLENDVPS    Y10, Y6, Y5, Y5
+	VMOVUPS      Y5, 96(AX)
+	VMAXPS       Y9, Y5, Y9
+	VMOVUPS      192(AX), Y5
+	VMOVUPS      constants<>+1600(SB), Y6
+	VMAXPS       Y4, Y6, Y6
+	VMOVUPS      constants<>+1536(SB), Y10
+	VMINPS       Y6, Y10, Y10
+	VFMADD231PS  Y3, Y10, Y5
+	VANDPS       constants<>+1152(SB), Y4, Y6
+	VCMPPS       $0x00, constants<>+1344(SB), Y6, Y6
+	VBLENDVPS    Y6, Y4, Y5, Y5
+	VMOVUPS      Y5, 192(AX)
+	VMAXPS       Y9, Y5, Y9
+	VMOVUPS      288(AX), Y4
+	VMOVUPS      constants<>+1600(SB), Y5
+	VMAXPS       Y8, Y5, Y5
+	VMOVUPS      constants<>+1536(SB), Y6
+	VMINPS       Y5, Y6, Y6
+	VFMADD231PS  Y3, Y6, Y4
+	VANDPS       constants<>+1152(SB), Y8, Y5
+	VCMPPS       $0x00, constants<>+1344(SB), Y5, Y5
+	VBLENDVPS    Y5, Y8, Y4, Y4
+	VMOVUPS      Y4, 288(AX)
+	VMAXPS       Y9, Y4, Y9
+	VMOVUPS      384(AX), Y4
+	VMOVUPS      constants<>+1600(SB), Y5
+	VMAXPS       Y2, Y5, Y5
+	VMOVUPS      constants<>+1536(SB), Y6
+	VMINPS       Y5, Y6, Y6
+	VFMADD231PS  Y3, Y6, Y4
+	VANDPS       constants<>+1152(SB), Y2, Y5
+	VCMPPS       $0x00, constants<>+1344(SB), Y5, Y5
+	VBLENDVPS    Y5, Y2, Y4, Y4
+	VMOVUPS      Y4, 384(AX)
+	VMAXPS       Y9, Y4, Y9
+	VMOVUPS      480(AX), Y2
+	VMOVUPS      constants<>+1600(SB), Y4
+	VMAXPS       Y0, Y4, Y4
+	VMOVUPS      constants<>+1536(SB), Y5
+	VMINPS       Y4, Y5, Y5
+	VFMADD231PS  Y3, Y5, Y2
+	VANDPS       constants<>+1152(SB), Y0, Y4
+	VCMPPS       $0x00, constants<>+1344(SB), Y4, Y4
+	VBLENDVPS    Y4, Y0, Y2, Y2
+	VMOVUPS      Y2, 480(AX)
+	VMAXPS       Y9, Y2, Y9
+	VMOVUPS      576(AX), Y0
+	VMOVUPS      constants<>+1600(SB), Y2
+	VMAXPS       Y7, Y2, Y2
+	VMOVUPS      constants<>+1536(SB), Y4
+	VMINPS       Y2, Y4, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	VANDPS       constants<>+1152(SB), Y7, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS    Y2, Y7, Y0, Y0
+	VMOVUPS      Y0, 576(AX)
+	VMAXPS       Y9, Y0, Y9
+	VMOVUPS      672(AX), Y0
+	VMOVUPS      constants<>+1600(SB), Y2
+	VMAXPS       Y1, Y2, Y2
+	VMOVUPS      constants<>+1536(SB), Y4
+	VMINPS       Y2, Y4, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	VANDPS       constants<>+1152(SB), Y1, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS    Y2, Y1, Y0, Y0
+	VMOVUPS      Y0, 672(AX)
+	VMAXPS       Y9, Y0, Y9
+	VMOVUPS      Y9, (CX)
 	VZEROUPPER
 	RET
 
@@ -16087,6 +17170,116 @@ row:
 	VMOVUPS     Y1, (BX)
 	VMOVUPS     Y2, 32(BX)
 	VMOVUPS     Y3, 64(BX)
+	VZEROUPPER
+	RET
+
+// func slopesAVX2(s *float32, d *float32, factors *float32, fours int, mx *float32)
+// Requires: AVX, FMA3
+TEXT ·slopesAVX2(SB), NOSPLIT, $0-40
+	MOVQ    s+0(FP), AX
+	MOVQ    d+8(FP), CX
+	MOVQ    factors+16(FP), DX
+	MOVQ    fours+24(FP), BX
+	MOVQ    mx+32(FP), SI
+	VMOVUPS constants<>+1280(SB), Y0
+	VMOVUPS (SI), Y1
+	VMOVUPS (CX), Y4
+	VMOVUPS 32(SI), Y2
+	VMOVUPS 32(CX), Y5
+	VMOVUPS 64(SI), Y3
+	VMOVUPS 64(CX), Y6
+
+row:
+	VADDPS      constants<>+832(SB), Y4, Y7
+	VADDPS      constants<>+896(SB), Y4, Y8
+	VADDPS      constants<>+896(SB), Y7, Y9
+	VANDPS      constants<>+1152(SB), Y4, Y4
+	VMULPS      (DX), Y4, Y4
+	VMOVUPS     (AX), Y10
+	VFMADD231PS Y0, Y4, Y10
+	VMOVUPS     Y10, (AX)
+	VANDPS      constants<>+1152(SB), Y7, Y7
+	VMULPS      (DX), Y7, Y7
+	VMOVUPS     96(AX), Y4
+	VFMADD231PS Y0, Y7, Y4
+	VMOVUPS     Y4, 96(AX)
+	VMAXPS      Y10, Y4, Y10
+	VANDPS      constants<>+1152(SB), Y8, Y4
+	VMULPS      (DX), Y4, Y4
+	VMOVUPS     192(AX), Y7
+	VFMADD231PS Y0, Y4, Y7
+	VMOVUPS     Y7, 192(AX)
+	VANDPS      constants<>+1152(SB), Y9, Y9
+	VMULPS      (DX), Y9, Y9
+	VMOVUPS     288(AX), Y4
+	VFMADD231PS Y0, Y9, Y4
+	VMOVUPS     Y4, 288(AX)
+	VMAXPS      Y7, Y4, Y7
+	VADDPS      constants<>+896(SB), Y8, Y4
+	VMAXPS      Y10, Y7, Y10
+	VMAXPS      Y1, Y10, Y1
+	VADDPS      constants<>+832(SB), Y5, Y7
+	VADDPS      constants<>+896(SB), Y5, Y8
+	VADDPS      constants<>+896(SB), Y7, Y9
+	VANDPS      constants<>+1152(SB), Y5, Y5
+	VMULPS      32(DX), Y5, Y5
+	VMOVUPS     32(AX), Y10
+	VFMADD231PS Y0, Y5, Y10
+	VMOVUPS     Y10, 32(AX)
+	VANDPS      constants<>+1152(SB), Y7, Y7
+	VMULPS      32(DX), Y7, Y7
+	VMOVUPS     128(AX), Y5
+	VFMADD231PS Y0, Y7, Y5
+	VMOVUPS     Y5, 128(AX)
+	VMAXPS      Y10, Y5, Y10
+	VANDPS      constants<>+1152(SB), Y8, Y5
+	VMULPS      32(DX), Y5, Y5
+	VMOVUPS     224(AX), Y7
+	VFMADD231PS Y0, Y5, Y7
+	VMOVUPS     Y7, 224(AX)
+	VANDPS      constants<>+1152(SB), Y9, Y9
+	VMULPS      32(DX), Y9, Y9
+	VMOVUPS     320(AX), Y5
+	VFMADD231PS Y0, Y9, Y5
+	VMOVUPS     Y5, 320(AX)
+	VMAXPS      Y7, Y5, Y7
+	VADDPS      constants<>+896(SB), Y8, Y5
+	VMAXPS      Y10, Y7, Y10
+	VMAXPS      Y2, Y10, Y2
+	VADDPS      constants<>+832(SB), Y6, Y7
+	VADDPS      constants<>+896(SB), Y6, Y8
+	VADDPS      constants<>+896(SB), Y7, Y9
+	VANDPS      constants<>+1152(SB), Y6, Y6
+	VMULPS      64(DX), Y6, Y6
+	VMOVUPS     64(AX), Y10
+	VFMADD231PS Y0, Y6, Y10
+	VMOVUPS     Y10, 64(AX)
+	VANDPS      constants<>+1152(SB), Y7, Y7
+	VMULPS      64(DX), Y7, Y7
+	VMOVUPS     160(AX), Y6
+	VFMADD231PS Y0, Y7, Y6
+	VMOVUPS     Y6, 160(AX)
+	VMAXPS      Y10, Y6, Y10
+	VANDPS      constants<>+1152(SB), Y8, Y6
+	VMULPS      64(DX), Y6, Y6
+	VMOVUPS     256(AX), Y7
+	VFMADD231PS Y0, Y6, Y7
+	VMOVUPS     Y7, 256(AX)
+	VANDPS      constants<>+1152(SB), Y9, Y9
+	VMULPS      64(DX), Y9, Y9
+	VMOVUPS     352(AX), Y6
+	VFMADD231PS Y0, Y9, Y6
+	VMOVUPS     Y6, 352(AX)
+	VMAXPS      Y7, Y6, Y7
+	VADDPS      constants<>+896(SB), Y8, Y6
+	VMAXPS      Y10, Y7, Y10
+	VMAXPS      Y3, Y10, Y3
+	ADDQ        $0x00000180, AX
+	SUBQ        $0x00000001, BX
+	JNZ         row
+	VMOVUPS     Y1, (SI)
+	VMOVUPS     Y2, 32(SI)
+	VMOVUPS     Y3, 64(SI)
 	VZEROUPPER
 	RET
 
@@ -17539,12 +18732,12 @@ TEXT ·boundAVX2(SB), NOSPLIT, $0-20
 
 next:
 	VMOVUPS   (AX), Y2
-	VMAXPS    Y2, Y1, Y3
-	VMINPS    Y3, Y0, Y3
-	VANDPS    constants<>+1152(SB), Y2, Y4
-	VCMPPS    $0x00, constants<>+1344(SB), Y4, Y4
-	VBLENDVPS Y4, Y2, Y3, Y3
-	VMOVUPS   Y3, (AX)
+	VMAXPS    Y2, Y1, Y4
+	VMINPS    Y4, Y0, Y4
+	VANDPS    constants<>+1152(SB), Y2, Y3
+	VCMPPS    $0x00, constants<>+1344(SB), Y3, Y3
+	VBLENDVPS Y3, Y2, Y4, Y4
+	VMOVUPS   Y4, (AX)
 	ADDQ      $0x00000020, AX
 	SUBQ      $0x00000001, CX
 	JNZ       next
@@ -26961,303 +28154,930 @@ row_done:
 	VZEROUPPER
 	RET
 
-// func biasSquareAVX512x2(s *float32, b *float32, ldb int, mx *float32)
+// func biasSquareAVX512x2(s *float32, b *float32, ldb int, limit float32, mx *float32)
 // Requires: AVX, AVX512DQ, AVX512F, MMX+
-TEXT ·biasSquareAVX512x2(SB), NOSPLIT, $0-32
-	MOVQ        s+0(FP), AX
-	MOVQ        b+8(FP), CX
-	MOVQ        ldb+16(FP), DX
-	MOVQ        mx+24(FP), BX
-	VMOVUPS     (CX), Z0
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z1
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z2
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z3
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z4
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z5
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z6
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z7
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z8
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z9
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z10
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z11
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z12
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z13
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z14
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z15
-	PREFETCHT1  512(CX)
-	VUNPCKLPS   Z1, Z0, Z16
-	VUNPCKHPS   Z1, Z0, Z0
-	VUNPCKLPS   Z3, Z2, Z1
-	VUNPCKHPS   Z3, Z2, Z2
-	VUNPCKLPS   Z5, Z4, Z3
-	VUNPCKHPS   Z5, Z4, Z4
-	VUNPCKLPS   Z7, Z6, Z5
-	VUNPCKHPS   Z7, Z6, Z6
-	VUNPCKLPS   Z9, Z8, Z7
-	VUNPCKHPS   Z9, Z8, Z8
-	VUNPCKLPS   Z11, Z10, Z9
-	VUNPCKHPS   Z11, Z10, Z10
-	VUNPCKLPS   Z13, Z12, Z11
-	VUNPCKHPS   Z13, Z12, Z12
-	VUNPCKLPS   Z15, Z14, Z13
-	VUNPCKHPS   Z15, Z14, Z14
-	VUNPCKLPD   Z1, Z16, Z15
-	VUNPCKHPD   Z1, Z16, Z1
-	VUNPCKLPD   Z2, Z0, Z16
-	VUNPCKHPD   Z2, Z0, Z0
-	VUNPCKLPD   Z5, Z3, Z2
-	VUNPCKHPD   Z5, Z3, Z3
-	VUNPCKLPD   Z6, Z4, Z5
-	VUNPCKHPD   Z6, Z4, Z4
-	VUNPCKLPD   Z9, Z7, Z6
-	VUNPCKHPD   Z9, Z7, Z7
-	VUNPCKLPD   Z10, Z8, Z9
-	VUNPCKHPD   Z10, Z8, Z8
-	VUNPCKLPD   Z13, Z11, Z10
-	VUNPCKHPD   Z13, Z11, Z11
-	VUNPCKLPD   Z14, Z12, Z13
-	VUNPCKHPD   Z14, Z12, Z12
-	VSHUFF32X4  $0x88, Z2, Z15, Z14
-	VSHUFF32X4  $0xdd, Z2, Z15, Z2
-	VSHUFF32X4  $0x88, Z10, Z6, Z15
-	VSHUFF32X4  $0xdd, Z10, Z6, Z6
-	VSHUFF32X4  $0x88, Z15, Z14, Z10
-	VSHUFF32X4  $0x88, Z6, Z2, Z17
-	VSHUFF32X4  $0xdd, Z15, Z14, Z14
-	VSHUFF32X4  $0xdd, Z6, Z2, Z2
-	VSHUFF32X4  $0x88, Z3, Z1, Z6
-	VSHUFF32X4  $0xdd, Z3, Z1, Z1
-	VSHUFF32X4  $0x88, Z11, Z7, Z3
-	VSHUFF32X4  $0xdd, Z11, Z7, Z7
-	VSHUFF32X4  $0x88, Z3, Z6, Z11
-	VSHUFF32X4  $0x88, Z7, Z1, Z15
-	VSHUFF32X4  $0xdd, Z3, Z6, Z3
-	VSHUFF32X4  $0xdd, Z7, Z1, Z1
-	VSHUFF32X4  $0x88, Z5, Z16, Z6
-	VSHUFF32X4  $0xdd, Z5, Z16, Z5
-	VSHUFF32X4  $0x88, Z13, Z9, Z7
-	VSHUFF32X4  $0xdd, Z13, Z9, Z9
-	VSHUFF32X4  $0x88, Z7, Z6, Z13
-	VSHUFF32X4  $0x88, Z9, Z5, Z16
-	VSHUFF32X4  $0xdd, Z7, Z6, Z6
-	VSHUFF32X4  $0xdd, Z9, Z5, Z5
-	VSHUFF32X4  $0x88, Z4, Z0, Z7
-	VSHUFF32X4  $0xdd, Z4, Z0, Z0
-	VSHUFF32X4  $0x88, Z12, Z8, Z4
-	VSHUFF32X4  $0xdd, Z12, Z8, Z8
-	VSHUFF32X4  $0x88, Z4, Z7, Z9
-	VSHUFF32X4  $0x88, Z8, Z0, Z12
-	VSHUFF32X4  $0xdd, Z4, Z7, Z4
-	VSHUFF32X4  $0xdd, Z8, Z0, Z0
-	VMOVUPS     constants<>+1280(SB), Z7
-	VMOVUPS     (BX), Z8
-	VMOVUPS     (AX), Z18
-	VMOVUPS     constants<>+1600(SB), Z19
-	VMAXPS      Z10, Z19, Z19
-	VMOVUPS     constants<>+1536(SB), Z20
-	VMINPS      Z19, Z20, Z20
-	VFMADD231PS Z7, Z20, Z18
-	VANDPS      constants<>+1152(SB), Z10, Z19
-	VCMPPS      $0x00, constants<>+1344(SB), Z19, K1
-	VMOVAPS     Z10, K1, Z18
-	VMOVUPS     Z18, (AX)
-	VMAXPS      Z8, Z18, Z8
-	VMOVUPS     128(AX), Z10
-	VMOVUPS     constants<>+1600(SB), Z18
-	VMAXPS      Z11, Z18, Z18
-	VMOVUPS     constants<>+1536(SB), Z19
-	VMINPS      Z18, Z19, Z19
-	VFMADD231PS Z7, Z19, Z10
-	VANDPS      constants<>+1152(SB), Z11, Z18
-	VCMPPS      $0x00, constants<>+1344(SB), Z18, K1
-	VMOVAPS     Z11, K1, Z10
-	VMOVUPS     Z10, 128(AX)
-	VMAXPS      Z8, Z10, Z8
-	VMOVUPS     256(AX), Z10
-	VMOVUPS     constants<>+1600(SB), Z11
-	VMAXPS      Z13, Z11, Z11
-	VMOVUPS     constants<>+1536(SB), Z18
-	VMINPS      Z11, Z18, Z18
-	VFMADD231PS Z7, Z18, Z10
-	VANDPS      constants<>+1152(SB), Z13, Z11
-	VCMPPS      $0x00, constants<>+1344(SB), Z11, K1
-	VMOVAPS     Z13, K1, Z10
-	VMOVUPS     Z10, 256(AX)
-	VMAXPS      Z8, Z10, Z8
-	VMOVUPS     384(AX), Z10
-	VMOVUPS     constants<>+1600(SB), Z11
-	VMAXPS      Z9, Z11, Z11
-	VMOVUPS     constants<>+1536(SB), Z13
-	VMINPS      Z11, Z13, Z13
-	VFMADD231PS Z7, Z13, Z10
-	VANDPS      constants<>+1152(SB), Z9, Z11
-	VCMPPS      $0x00, constants<>+1344(SB), Z11, K1
-	VMOVAPS     Z9, K1, Z10
-	VMOVUPS     Z10, 384(AX)
-	VMAXPS      Z8, Z10, Z8
-	VMOVUPS     512(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z17, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z17, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z17, K1, Z9
-	VMOVUPS     Z9, 512(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     640(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z15, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z15, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z15, K1, Z9
-	VMOVUPS     Z9, 640(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     768(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z16, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z16, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z16, K1, Z9
-	VMOVUPS     Z9, 768(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     896(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z12, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z12, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z12, K1, Z9
-	VMOVUPS     Z9, 896(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     1024(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z14, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z14, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z14, K1, Z9
-	VMOVUPS     Z9, 1024(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     1152(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z3, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z3, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z3, K1, Z9
-	VMOVUPS     Z9, 1152(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     1280(AX), Z3
-	VMOVUPS     constants<>+1600(SB), Z9
-	VMAXPS      Z6, Z9, Z9
-	VMOVUPS     constants<>+1536(SB), Z10
-	VMINPS      Z9, Z10, Z10
-	VFMADD231PS Z7, Z10, Z3
-	VANDPS      constants<>+1152(SB), Z6, Z9
-	VCMPPS      $0x00, constants<>+1344(SB), Z9, K1
-	VMOVAPS     Z6, K1, Z3
-	VMOVUPS     Z3, 1280(AX)
-	VMAXPS      Z8, Z3, Z8
-	VMOVUPS     1408(AX), Z3
-	VMOVUPS     constants<>+1600(SB), Z6
-	VMAXPS      Z4, Z6, Z6
-	VMOVUPS     constants<>+1536(SB), Z9
-	VMINPS      Z6, Z9, Z9
-	VFMADD231PS Z7, Z9, Z3
-	VANDPS      constants<>+1152(SB), Z4, Z6
-	VCMPPS      $0x00, constants<>+1344(SB), Z6, K1
-	VMOVAPS     Z4, K1, Z3
-	VMOVUPS     Z3, 1408(AX)
-	VMAXPS      Z8, Z3, Z8
-	VMOVUPS     1536(AX), Z3
-	VMOVUPS     constants<>+1600(SB), Z4
-	VMAXPS      Z2, Z4, Z4
-	VMOVUPS     constants<>+1536(SB), Z6
-	VMINPS      Z4, Z6, Z6
-	VFMADD231PS Z7, Z6, Z3
-	VANDPS      constants<>+1152(SB), Z2, Z4
-	VCMPPS      $0x00, constants<>+1344(SB), Z4, K1
-	VMOVAPS     Z2, K1, Z3
-	VMOVUPS     Z3, 1536(AX)
-	VMAXPS      Z8, Z3, Z8
-	VMOVUPS     1664(AX), Z2
-	VMOVUPS     constants<>+1600(SB), Z3
-	VMAXPS      Z1, Z3, Z3
-	VMOVUPS     constants<>+1536(SB), Z4
-	VMINPS      Z3, Z4, Z4
-	VFMADD231PS Z7, Z4, Z2
-	VANDPS      constants<>+1152(SB), Z1, Z3
-	VCMPPS      $0x00, constants<>+1344(SB), Z3, K1
-	VMOVAPS     Z1, K1, Z2
-	VMOVUPS     Z2, 1664(AX)
-	VMAXPS      Z8, Z2, Z8
-	VMOVUPS     1792(AX), Z1
-	VMOVUPS     constants<>+1600(SB), Z2
-	VMAXPS      Z5, Z2, Z2
-	VMOVUPS     constants<>+1536(SB), Z3
-	VMINPS      Z2, Z3, Z3
-	VFMADD231PS Z7, Z3, Z1
-	VANDPS      constants<>+1152(SB), Z5, Z2
-	VCMPPS      $0x00, constants<>+1344(SB), Z2, K1
-	VMOVAPS     Z5, K1, Z1
-	VMOVUPS     Z1, 1792(AX)
-	VMAXPS      Z8, Z1, Z8
-	VMOVUPS     1920(AX), Z1
-	VMOVUPS     constants<>+1600(SB), Z2
-	VMAXPS      Z0, Z2, Z2
-	VMOVUPS     constants<>+1536(SB), Z3
-	VMINPS      Z2, Z3, Z3
-	VFMADD231PS Z7, Z3, Z1
-	VANDPS      constants<>+1152(SB), Z0, Z2
-	VCMPPS      $0x00, constants<>+1344(SB), Z2, K1
-	VMOVAPS     Z0, K1, Z1
-	VMOVUPS     Z1, 1920(AX)
-	VMAXPS      Z8, Z1, Z8
-	VMOVUPS     Z8, (BX)
+TEXT ·biasSquareAVX512x2(SB), NOSPLIT, $0-40
+	MOVQ         b+8(FP), AX
+	MOVQ         ldb+16(FP), CX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z1
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z3
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z5
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z6
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z7
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z8
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z9
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z10
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z11
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z12
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z13
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z14
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z15
+	PREFETCHT1   512(AX)
+	VBROADCASTSS limit+24(FP), Z16
+	VPXORD       Z17, Z17, Z17
+	VSUBPS       Z16, Z17, Z17
+	MOVQ         s+0(FP), AX
+	MOVQ         mx+32(FP), CX
+	VUNPCKLPS    Z1, Z0, Z18
+	VUNPCKHPS    Z1, Z0, Z0
+	VUNPCKLPS    Z3, Z2, Z1
+	VUNPCKHPS    Z3, Z2, Z2
+	VUNPCKLPS    Z5, Z4, Z3
+	VUNPCKHPS    Z5, Z4, Z4
+	VUNPCKLPS    Z7, Z6, Z5
+	VUNPCKHPS    Z7, Z6, Z6
+	VUNPCKLPS    Z9, Z8, Z7
+	VUNPCKHPS    Z9, Z8, Z8
+	VUNPCKLPS    Z11, Z10, Z9
+	VUNPCKHPS    Z11, Z10, Z10
+	VUNPCKLPS    Z13, Z12, Z11
+	VUNPCKHPS    Z13, Z12, Z12
+	VUNPCKLPS    Z15, Z14, Z13
+	VUNPCKHPS    Z15, Z14, Z14
+	VUNPCKLPD    Z1, Z18, Z15
+	VUNPCKHPD    Z1, Z18, Z1
+	VUNPCKLPD    Z2, Z0, Z18
+	VUNPCKHPD    Z2, Z0, Z0
+	VUNPCKLPD    Z5, Z3, Z2
+	VUNPCKHPD    Z5, Z3, Z3
+	VUNPCKLPD    Z6, Z4, Z5
+	VUNPCKHPD    Z6, Z4, Z4
+	VUNPCKLPD    Z9, Z7, Z6
+	VUNPCKHPD    Z9, Z7, Z7
+	VUNPCKLPD    Z10, Z8, Z9
+	VUNPCKHPD    Z10, Z8, Z8
+	VUNPCKLPD    Z13, Z11, Z10
+	VUNPCKHPD    Z13, Z11, Z11
+	VUNPCKLPD    Z14, Z12, Z13
+	VUNPCKHPD    Z14, Z12, Z12
+	VSHUFF32X4   $0x88, Z2, Z15, Z14
+	VSHUFF32X4   $0xdd, Z2, Z15, Z2
+	VSHUFF32X4   $0x88, Z10, Z6, Z15
+	VSHUFF32X4   $0xdd, Z10, Z6, Z6
+	VSHUFF32X4   $0x88, Z15, Z14, Z10
+	VSHUFF32X4   $0x88, Z6, Z2, Z19
+	VSHUFF32X4   $0xdd, Z15, Z14, Z14
+	VSHUFF32X4   $0xdd, Z6, Z2, Z2
+	VSHUFF32X4   $0x88, Z3, Z1, Z6
+	VSHUFF32X4   $0xdd, Z3, Z1, Z1
+	VSHUFF32X4   $0x88, Z11, Z7, Z3
+	VSHUFF32X4   $0xdd, Z11, Z7, Z7
+	VSHUFF32X4   $0x88, Z3, Z6, Z11
+	VSHUFF32X4   $0x88, Z7, Z1, Z15
+	VSHUFF32X4   $0xdd, Z3, Z6, Z3
+	VSHUFF32X4   $0xdd, Z7, Z1, Z1
+	VSHUFF32X4   $0x88, Z5, Z18, Z6
+	VSHUFF32X4   $0xdd, Z5, Z18, Z5
+	VSHUFF32X4   $0x88, Z13, Z9, Z7
+	VSHUFF32X4   $0xdd, Z13, Z9, Z9
+	VSHUFF32X4   $0x88, Z7, Z6, Z13
+	VSHUFF32X4   $0x88, Z9, Z5, Z18
+	VSHUFF32X4   $0xdd, Z7, Z6, Z6
+	VSHUFF32X4   $0xdd, Z9, Z5, Z5
+	VSHUFF32X4   $0x88, Z4, Z0, Z7
+	VSHUFF32X4   $0xdd, Z4, Z0, Z0
+	VSHUFF32X4   $0x88, Z12, Z8, Z4
+	VSHUFF32X4   $0xdd, Z12, Z8, Z8
+	VSHUFF32X4   $0x88, Z4, Z7, Z9
+	VSHUFF32X4   $0x88, Z8, Z0, Z12
+	VSHUFF32X4   $0xdd, Z4, Z7, Z4
+	VSHUFF32X4   $0xdd, Z8, Z0, Z0
+	VMOVUPS      constants<>+1280(SB), Z7
+	VMOVUPS      (CX), Z8
+	VMOVUPS      (AX), Z20
+	VMAXPS       Z10, Z17, Z21
+	VMINPS       Z21, Z16, Z21
+	VFMADD231PS  Z7, Z21, Z20
+	VANDPS       constants<>+1152(SB), Z10, Z21
+	VCMPPS       $0x00, constants<>+1344(SB), Z21, K1
+	VMOVAPS      Z10, K1, Z20
+	VMOVUPS      Z20, (AX)
+	VMAXPS       Z8, Z20, Z8
+	VMOVUPS      128(AX), Z10
+	VMAXPS       Z11, Z17, Z20
+	VMINPS       Z20, Z16, Z20
+	VFMADD231PS  Z7, Z20, Z10
+	VANDPS       constants<>+1152(SB), Z11, Z20
+	VCMPPS       $0x00, constants<>+1344(SB), Z20, K1
+	VMOVAPS      Z11, K1, Z10
+	VMOVUPS      Z10, 128(AX)
+	VMAXPS       Z8, Z10, Z8
+	VMOVUPS      256(AX), Z10
+	VMAXPS       Z13, Z17, Z11
+	VMINPS       Z11, Z16, Z11
+	VFMADD231PS  Z7, Z11, Z10
+	VANDPS       constants<>+1152(SB), Z13, Z11
+	VCMPPS       $0x00, constants<>+1344(SB), Z11, K1
+	VMOVAPS      Z13, K1, Z10
+	VMOVUPS      Z10, 256(AX)
+	VMAXPS       Z8, Z10, Z8
+	VMOVUPS      384(AX), Z10
+	VMAXPS       Z9, Z17, Z11
+	VMINPS       Z11, Z16, Z11
+	VFMADD231PS  Z7, Z11, Z10
+	VANDPS       constants<>+1152(SB), Z9, Z11
+	VCMPPS       $0x00, constants<>+1344(SB), Z11, K1
+	VMOVAPS      Z9, K1, Z10
+	VMOVUPS      Z10, 384(AX)
+	VMAXPS       Z8, Z10, Z8
+	VMOVUPS      512(AX), Z9
+	VMAXPS       Z19, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z19, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z19, K1, Z9
+	VMOVUPS      Z9, 512(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      640(AX), Z9
+	VMAXPS       Z15, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z15, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z15, K1, Z9
+	VMOVUPS      Z9, 640(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      768(AX), Z9
+	VMAXPS       Z18, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z18, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z18, K1, Z9
+	VMOVUPS      Z9, 768(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      896(AX), Z9
+	VMAXPS       Z12, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z12, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z12, K1, Z9
+	VMOVUPS      Z9, 896(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      1024(AX), Z9
+	VMAXPS       Z14, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z14, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z14, K1, Z9
+	VMOVUPS      Z9, 1024(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      1152(AX), Z9
+	VMAXPS       Z3, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z3, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z3, K1, Z9
+	VMOVUPS      Z9, 1152(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      1280(AX), Z3
+	VMAXPS       Z6, Z17, Z9
+	VMINPS       Z9, Z16, Z9
+	VFMADD231PS  Z7, Z9, Z3
+	VANDPS       constants<>+1152(SB), Z6, Z9
+	VCMPPS       $0x00, constants<>+1344(SB), Z9, K1
+	VMOVAPS      Z6, K1, Z3
+	VMOVUPS      Z3, 1280(AX)
+	VMAXPS       Z8, Z3, Z8
+	VMOVUPS      1408(AX), Z3
+	VMAXPS       Z4, Z17, Z6
+	VMINPS       Z6, Z16, Z6
+	VFMADD231PS  Z7, Z6, Z3
+	VANDPS       constants<>+1152(SB), Z4, Z6
+	VCMPPS       $0x00, constants<>+1344(SB), Z6, K1
+	VMOVAPS      Z4, K1, Z3
+	VMOVUPS      Z3, 1408(AX)
+	VMAXPS       Z8, Z3, Z8
+	VMOVUPS      1536(AX), Z3
+	VMAXPS       Z2, Z17, Z4
+	VMINPS       Z4, Z16, Z4
+	VFMADD231PS  Z7, Z4, Z3
+	VANDPS       constants<>+1152(SB), Z2, Z4
+	VCMPPS       $0x00, constants<>+1344(SB), Z4, K1
+	VMOVAPS      Z2, K1, Z3
+	VMOVUPS      Z3, 1536(AX)
+	VMAXPS       Z8, Z3, Z8
+	VMOVUPS      1664(AX), Z2
+	VMAXPS       Z1, Z17, Z3
+	VMINPS       Z3, Z16, Z3
+	VFMADD231PS  Z7, Z3, Z2
+	VANDPS       constants<>+1152(SB), Z1, Z3
+	VCMPPS       $0x00, constants<>+1344(SB), Z3, K1
+	VMOVAPS      Z1, K1, Z2
+	VMOVUPS      Z2, 1664(AX)
+	VMAXPS       Z8, Z2, Z8
+	VMOVUPS      1792(AX), Z1
+	VMAXPS       Z5, Z17, Z2
+	VMINPS       Z2, Z16, Z2
+	VFMADD231PS  Z7, Z2, Z1
+	VANDPS       constants<>+1152(SB), Z5, Z2
+	VCMPPS       $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS      Z5, K1, Z1
+	VMOVUPS      Z1, 1792(AX)
+	VMAXPS       Z8, Z1, Z8
+	VMOVUPS      1920(AX), Z1
+	VMAXPS       Z0, Z17, Z2
+	VMINPS       Z2, Z16, Z2
+	VFMADD231PS  Z7, Z2, Z1
+	VANDPS       constants<>+1152(SB), Z0, Z2
+	VCMPPS       $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS      Z0, K1, Z1
+	VMOVUPS      Z1, 1920(AX)
+	VMAXPS       Z8, Z1, Z8
+	VMOVUPS      Z8, (CX)
+	VZEROUPPER
+	RET
+
+// func joinSquareAVX512x2(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
+// Requires: AVX, AVX512DQ, AVX512F, MMX+
+TEXT ·joinSquareAVX512x2(SB), NOSPLIT, $0-56
+	MOVQ         b+8(FP), AX
+	MOVQ         ldb+16(FP), CX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z1
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z3
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z5
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z6
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z7
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z8
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z9
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z10
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z11
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z12
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z13
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z14
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z15
+	PREFETCHT1   512(AX)
+	VBROADCASTSS limit+40(FP), Z16
+	VPXORD       Z17, Z17, Z17
+	VSUBPS       Z16, Z17, Z17
+	MOVQ         c+24(FP), AX
+	MOVQ         ldc+32(FP), CX
+	VMOVUPS      (AX), Z18
+	PREFETCHT1   512(AX)
+	VMAXPS       Z18, Z17, Z19
+	VMINPS       Z19, Z16, Z19
+	VMOVUPS      constants<>+1600(SB), Z20
+	VMAXPS       Z0, Z20, Z20
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z20, Z21, Z21
+	VADDPS       Z19, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z19
+	VMAXPS       Z21, Z19, Z19
+	VMOVUPS      constants<>+1536(SB), Z20
+	VMINPS       Z19, Z20, Z20
+	VANDPS       constants<>+1152(SB), Z18, Z19
+	VCMPPS       $0x00, constants<>+1344(SB), Z19, K1
+	VMOVAPS      Z18, K1, Z20
+	VANDPS       constants<>+1152(SB), Z0, Z19
+	VCMPPS       $0x00, constants<>+1344(SB), Z19, K1
+	VMOVAPS      Z0, K1, Z20
+	VCMPPS       $0x00, constants<>+1408(SB), Z18, K1
+	VMOVAPS      Z18, K1, Z20
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z18
+	VMINPS       Z18, Z16, Z18
+	VMOVUPS      constants<>+1600(SB), Z19
+	VMAXPS       Z1, Z19, Z19
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z19, Z21, Z21
+	VADDPS       Z18, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z18
+	VMAXPS       Z21, Z18, Z18
+	VMOVUPS      constants<>+1536(SB), Z19
+	VMINPS       Z18, Z19, Z19
+	VANDPS       constants<>+1152(SB), Z0, Z18
+	VCMPPS       $0x00, constants<>+1344(SB), Z18, K1
+	VMOVAPS      Z0, K1, Z19
+	VANDPS       constants<>+1152(SB), Z1, Z18
+	VCMPPS       $0x00, constants<>+1344(SB), Z18, K1
+	VMOVAPS      Z1, K1, Z19
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z19
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z18
+	VMAXPS       Z2, Z18, Z18
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z18, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z18
+	VMINPS       Z1, Z18, Z18
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z18
+	VANDPS       constants<>+1152(SB), Z2, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z2, K1, Z18
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z18
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z2
+	VMAXPS       Z3, Z2, Z2
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z2, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z2
+	VMINPS       Z1, Z2, Z2
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z2
+	VANDPS       constants<>+1152(SB), Z3, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z3, K1, Z2
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z2
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z3
+	VMAXPS       Z4, Z3, Z3
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z3, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z3
+	VMINPS       Z1, Z3, Z3
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z3
+	VANDPS       constants<>+1152(SB), Z4, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z4, K1, Z3
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z4
+	VMAXPS       Z5, Z4, Z4
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z4, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z4
+	VMINPS       Z1, Z4, Z4
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z4
+	VANDPS       constants<>+1152(SB), Z5, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z5, K1, Z4
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z4
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z5
+	VMAXPS       Z6, Z5, Z5
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z5, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z5
+	VMINPS       Z1, Z5, Z5
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z5
+	VANDPS       constants<>+1152(SB), Z6, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z6, K1, Z5
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z5
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z6
+	VMAXPS       Z7, Z6, Z6
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z6, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z6
+	VMINPS       Z1, Z6, Z6
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z6
+	VANDPS       constants<>+1152(SB), Z7, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z7, K1, Z6
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z6
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z7
+	VMAXPS       Z8, Z7, Z7
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z7, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z7
+	VMINPS       Z1, Z7, Z7
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z7
+	VANDPS       constants<>+1152(SB), Z8, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z8, K1, Z7
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z7
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z8
+	VMAXPS       Z9, Z8, Z8
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z8, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z8
+	VMINPS       Z1, Z8, Z8
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z8
+	VANDPS       constants<>+1152(SB), Z9, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z9, K1, Z8
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z8
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z9
+	VMAXPS       Z10, Z9, Z9
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z9, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z9
+	VMINPS       Z1, Z9, Z9
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z9
+	VANDPS       constants<>+1152(SB), Z10, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z10, K1, Z9
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z9
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z11, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z10, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z10
+	VMINPS       Z1, Z10, Z10
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z10
+	VANDPS       constants<>+1152(SB), Z11, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z11, K1, Z10
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z10
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z11
+	VMAXPS       Z12, Z11, Z11
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z11, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z1, Z11, Z11
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z11
+	VANDPS       constants<>+1152(SB), Z12, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z12, K1, Z11
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z11
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z12
+	VMAXPS       Z13, Z12, Z12
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z12, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z12
+	VMINPS       Z1, Z12, Z12
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z12
+	VANDPS       constants<>+1152(SB), Z13, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z13, K1, Z12
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z12
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z13
+	VMAXPS       Z14, Z13, Z13
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z13, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z13
+	VMINPS       Z1, Z13, Z13
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z13
+	VANDPS       constants<>+1152(SB), Z14, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z14, K1, Z13
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z13
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z14
+	VMAXPS       Z15, Z14, Z14
+	VMOVUPS      constants<>+1536(SB), Z16
+	VMINPS       Z14, Z16, Z16
+	VADDPS       Z1, Z16, Z16
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z16, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z14
+	VMINPS       Z1, Z14, Z14
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z14
+	VANDPS       constants<>+1152(SB), Z15, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z15, K1, Z14
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z14
+	MOVQ         s+0(FP), AX
+	MOVQ         mx+48(FP), CX
+	VUNPCKLPS    Z19, Z20, Z0
+	VUNPCKHPS    Z19, Z20, Z1
+	VUNPCKLPS    Z2, Z18, Z15
+	VUNPCKHPS    Z2, Z18, Z2
+	VUNPCKLPS    Z4, Z3, Z16
+	VUNPCKHPS    Z4, Z3, Z3
+	VUNPCKLPS    Z6, Z5, Z4
+	VUNPCKHPS    Z6, Z5, Z5
+	VUNPCKLPS    Z8, Z7, Z6
+	VUNPCKHPS    Z8, Z7, Z7
+	VUNPCKLPS    Z10, Z9, Z8
+	VUNPCKHPS    Z10, Z9, Z9
+	VUNPCKLPS    Z12, Z11, Z10
+	VUNPCKHPS    Z12, Z11, Z11
+	VUNPCKLPS    Z14, Z13, Z12
+	VUNPCKHPS    Z14, Z13, Z13
+	VUNPCKLPD    Z15, Z0, Z14
+	VUNPCKHPD    Z15, Z0, Z0
+	VUNPCKLPD    Z2, Z1, Z15
+	VUNPCKHPD    Z2, Z1, Z1
+	VUNPCKLPD    Z4, Z16, Z2
+	VUNPCKHPD    Z4, Z16, Z4
+	VUNPCKLPD    Z5, Z3, Z16
+	VUNPCKHPD    Z5, Z3, Z3
+	VUNPCKLPD    Z8, Z6, Z5
+	VUNPCKHPD    Z8, Z6, Z6
+	VUNPCKLPD    Z9, Z7, Z8
+	VUNPCKHPD    Z9, Z7, Z7
+	VUNPCKLPD    Z12, Z10, Z9
+	VUNPCKHPD    Z12, Z10, Z10
+	VUNPCKLPD    Z13, Z11, Z12
+	VUNPCKHPD    Z13, Z11, Z11
+	VSHUFF32X4   $0x88, Z2, Z14, Z13
+	VSHUFF32X4   $0xdd, Z2, Z14, Z2
+	VSHUFF32X4   $0x88, Z9, Z5, Z14
+	VSHUFF32X4   $0xdd, Z9, Z5, Z5
+	VSHUFF32X4   $0x88, Z14, Z13, Z9
+	VSHUFF32X4   $0x88, Z5, Z2, Z17
+	VSHUFF32X4   $0xdd, Z14, Z13, Z13
+	VSHUFF32X4   $0xdd, Z5, Z2, Z2
+	VSHUFF32X4   $0x88, Z4, Z0, Z5
+	VSHUFF32X4   $0xdd, Z4, Z0, Z0
+	VSHUFF32X4   $0x88, Z10, Z6, Z4
+	VSHUFF32X4   $0xdd, Z10, Z6, Z6
+	VSHUFF32X4   $0x88, Z4, Z5, Z10
+	VSHUFF32X4   $0x88, Z6, Z0, Z14
+	VSHUFF32X4   $0xdd, Z4, Z5, Z4
+	VSHUFF32X4   $0xdd, Z6, Z0, Z0
+	VSHUFF32X4   $0x88, Z16, Z15, Z5
+	VSHUFF32X4   $0xdd, Z16, Z15, Z6
+	VSHUFF32X4   $0x88, Z12, Z8, Z15
+	VSHUFF32X4   $0xdd, Z12, Z8, Z8
+	VSHUFF32X4   $0x88, Z15, Z5, Z12
+	VSHUFF32X4   $0x88, Z8, Z6, Z16
+	VSHUFF32X4   $0xdd, Z15, Z5, Z5
+	VSHUFF32X4   $0xdd, Z8, Z6, Z6
+	VSHUFF32X4   $0x88, Z3, Z1, Z8
+	VSHUFF32X4   $0xdd, Z3, Z1, Z1
+	VSHUFF32X4   $0x88, Z11, Z7, Z3
+	VSHUFF32X4   $0xdd, Z11, Z7, Z7
+	VSHUFF32X4   $0x88, Z3, Z8, Z11
+	VSHUFF32X4   $0x88, Z7, Z1, Z15
+	VSHUFF32X4   $0xdd, Z3, Z8, Z3
+	VSHUFF32X4   $0xdd, Z7, Z1, Z1
+	VMOVUPS      constants<>+1280(SB), Z7
+	VMOVUPS      (CX), Z8
+	VMOVUPS      (AX), Z18
+	VMOVUPS      constants<>+1600(SB), Z19
+	VMAXPS       Z9, Z19, Z19
+	VMOVUPS      constants<>+1536(SB), Z20
+	VMINPS       Z19, Z20, Z20
+	VFMADD231PS  Z7, Z20, Z18
+	VANDPS       constants<>+1152(SB), Z9, Z19
+	VCMPPS       $0x00, constants<>+1344(SB), Z19, K1
+	VMOVAPS      Z9, K1, Z18
+	VMOVUPS      Z18, (AX)
+	VMAXPS       Z8, Z18, Z8
+	VMOVUPS      128(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z18
+	VMAXPS       Z10, Z18, Z18
+	VMOVUPS      constants<>+1536(SB), Z19
+	VMINPS       Z18, Z19, Z19
+	VFMADD231PS  Z7, Z19, Z9
+	VANDPS       constants<>+1152(SB), Z10, Z18
+	VCMPPS       $0x00, constants<>+1344(SB), Z18, K1
+	VMOVAPS      Z10, K1, Z9
+	VMOVUPS      Z9, 128(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      256(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z12, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z18
+	VMINPS       Z10, Z18, Z18
+	VFMADD231PS  Z7, Z18, Z9
+	VANDPS       constants<>+1152(SB), Z12, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z12, K1, Z9
+	VMOVUPS      Z9, 256(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      384(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z11, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z12
+	VMINPS       Z10, Z12, Z12
+	VFMADD231PS  Z7, Z12, Z9
+	VANDPS       constants<>+1152(SB), Z11, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z11, K1, Z9
+	VMOVUPS      Z9, 384(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      512(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z17, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z17, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z17, K1, Z9
+	VMOVUPS      Z9, 512(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      640(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z14, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z14, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z14, K1, Z9
+	VMOVUPS      Z9, 640(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      768(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z16, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z16, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z16, K1, Z9
+	VMOVUPS      Z9, 768(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      896(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z15, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z15, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z15, K1, Z9
+	VMOVUPS      Z9, 896(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      1024(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z13, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z13, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z13, K1, Z9
+	VMOVUPS      Z9, 1024(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      1152(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z4, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z4, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z4, K1, Z9
+	VMOVUPS      Z9, 1152(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      1280(AX), Z4
+	VMOVUPS      constants<>+1600(SB), Z9
+	VMAXPS       Z5, Z9, Z9
+	VMOVUPS      constants<>+1536(SB), Z10
+	VMINPS       Z9, Z10, Z10
+	VFMADD231PS  Z7, Z10, Z4
+	VANDPS       constants<>+1152(SB), Z5, Z9
+	VCMPPS       $0x00, constants<>+1344(SB), Z9, K1
+	VMOVAPS      Z5, K1, Z4
+	VMOVUPS      Z4, 1280(AX)
+	VMAXPS       Z8, Z4, Z8
+	VMOVUPS      1408(AX), Z4
+	VMOVUPS      constants<>+1600(SB), Z5
+	VMAXPS       Z3, Z5, Z5
+	VMOVUPS      constants<>+1536(SB), Z9
+	VMINPS       Z5, Z9, Z9
+	VFMADD231PS  Z7, Z9, Z4
+	VANDPS       constants<>+1152(SB), Z3, Z5
+	VCMPPS       $0x00, constants<>+1344(SB), Z5, K1
+	VMOVAPS      Z3, K1, Z4
+	VMOVUPS      Z4, 1408(AX)
+	VMAXPS       Z8, Z4, Z8
+	VMOVUPS      1536(AX), Z3
+	VMOVUPS      constants<>+1600(SB), Z4
+	VMAXPS       Z2, Z4, Z4
+	VMOVUPS      constants<>+1536(SB), Z5
+	VMINPS       Z4, Z5, Z5
+	VFMADD231PS  Z7, Z5, Z3
+	VANDPS       constants<>+1152(SB), Z2, Z4
+	VCMPPS       $0x00, constants<>+1344(SB), Z4, K1
+	VMOVAPS      Z2, K1, Z3
+	VMOVUPS      Z3, 1536(AX)
+	VMAXPS       Z8, Z3, Z8
+	VMOVUPS      1664(AX), Z2
+	VMOVUPS      constants<>+1600(SB), Z3
+	VMAXPS       Z0, Z3, Z3
+	VMOVUPS      constants<>+1536(SB), Z4
+	VMINPS       Z3, Z4, Z4
+	VFMADD231PS  Z7, Z4, Z2
+	VANDPS       constants<>+1152(SB), Z0, Z3
+	VCMPPS       $0x00, constants<>+1344(SB), Z3, K1
+	VMOVAPS      Z0, K1, Z2
+	VMOVUPS      Z2, 1664(AX)
+	VMAXPS       Z8, Z2, Z8
+	VMOVUPS      1792(AX), Z0
+	VMOVUPS      constants<>+1600(SB), Z2
+	VMAXPS       Z6, Z2, Z2
+	VMOVUPS      constants<>+1536(SB), Z3
+	VMINPS       Z2, Z3, Z3
+	VFMADD231PS  Z7, Z3, Z0
+	VANDPS       constants<>+1152(SB), Z6, Z2
+	VCMPPS       $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS      Z6, K1, Z0
+	VMOVUPS      Z0, 1792(AX)
+	VMAXPS       Z8, Z0, Z8
+	VMOVUPS      1920(AX), Z0
+	VMOVUPS      constants<>+1600(SB), Z2
+	VMAXPS       Z1, Z2, Z2
+	VMOVUPS      constants<>+1536(SB), Z3
+	VMINPS       Z2, Z3, Z3
+	VFMADD231PS  Z7, Z3, Z0
+	VANDPS       constants<>+1152(SB), Z1, Z2
+	VCMPPS       $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS      Z1, K1, Z0
+	VMOVUPS      Z0, 1920(AX)
+	VMAXPS       Z8, Z0, Z8
+	VMOVUPS      Z8, (CX)
 	VZEROUPPER
 	RET
 
@@ -27303,6 +29123,85 @@ row:
 	JNZ         row
 	VMOVUPS     Z1, (BX)
 	VMOVUPS     Z2, 64(BX)
+	VZEROUPPER
+	RET
+
+// func slopesAVX512x2(s *float32, d *float32, factors *float32, fours int, mx *float32)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·slopesAVX512x2(SB), NOSPLIT, $0-40
+	MOVQ    s+0(FP), AX
+	MOVQ    d+8(FP), CX
+	MOVQ    factors+16(FP), DX
+	MOVQ    fours+24(FP), BX
+	MOVQ    mx+32(FP), SI
+	VMOVUPS constants<>+1280(SB), Z0
+	VMOVUPS (SI), Z1
+	VMOVUPS (CX), Z3
+	VMOVUPS 64(SI), Z2
+	VMOVUPS 64(CX), Z4
+
+row:
+	VADDPS      constants<>+832(SB), Z3, Z5
+	VADDPS      constants<>+896(SB), Z3, Z6
+	VADDPS      constants<>+896(SB), Z5, Z7
+	VANDPS      constants<>+1152(SB), Z3, Z3
+	VMULPS      (DX), Z3, Z3
+	VMOVUPS     (AX), Z8
+	VFMADD231PS Z0, Z3, Z8
+	VMOVUPS     Z8, (AX)
+	VANDPS      constants<>+1152(SB), Z5, Z5
+	VMULPS      (DX), Z5, Z5
+	VMOVUPS     128(AX), Z3
+	VFMADD231PS Z0, Z5, Z3
+	VMOVUPS     Z3, 128(AX)
+	VMAXPS      Z8, Z3, Z8
+	VANDPS      constants<>+1152(SB), Z6, Z3
+	VMULPS      (DX), Z3, Z3
+	VMOVUPS     256(AX), Z5
+	VFMADD231PS Z0, Z3, Z5
+	VMOVUPS     Z5, 256(AX)
+	VANDPS      constants<>+1152(SB), Z7, Z7
+	VMULPS      (DX), Z7, Z7
+	VMOVUPS     384(AX), Z3
+	VFMADD231PS Z0, Z7, Z3
+	VMOVUPS     Z3, 384(AX)
+	VMAXPS      Z5, Z3, Z5
+	VADDPS      constants<>+896(SB), Z6, Z3
+	VMAXPS      Z8, Z5, Z8
+	VMAXPS      Z1, Z8, Z1
+	VADDPS      constants<>+832(SB), Z4, Z5
+	VADDPS      constants<>+896(SB), Z4, Z6
+	VADDPS      constants<>+896(SB), Z5, Z7
+	VANDPS      constants<>+1152(SB), Z4, Z4
+	VMULPS      64(DX), Z4, Z4
+	VMOVUPS     64(AX), Z8
+	VFMADD231PS Z0, Z4, Z8
+	VMOVUPS     Z8, 64(AX)
+	VANDPS      constants<>+1152(SB), Z5, Z5
+	VMULPS      64(DX), Z5, Z5
+	VMOVUPS     192(AX), Z4
+	VFMADD231PS Z0, Z5, Z4
+	VMOVUPS     Z4, 192(AX)
+	VMAXPS      Z8, Z4, Z8
+	VANDPS      constants<>+1152(SB), Z6, Z4
+	VMULPS      64(DX), Z4, Z4
+	VMOVUPS     320(AX), Z5
+	VFMADD231PS Z0, Z4, Z5
+	VMOVUPS     Z5, 320(AX)
+	VANDPS      constants<>+1152(SB), Z7, Z7
+	VMULPS      64(DX), Z7, Z7
+	VMOVUPS     448(AX), Z4
+	VFMADD231PS Z0, Z7, Z4
+	VMOVUPS     Z4, 448(AX)
+	VMAXPS      Z5, Z4, Z5
+	VADDPS      constants<>+896(SB), Z6, Z4
+	VMAXPS      Z8, Z5, Z8
+	VMAXPS      Z2, Z8, Z2
+	ADDQ        $0x00000200, AX
+	SUBQ        $0x00000001, BX
+	JNZ         row
+	VMOVUPS     Z1, (SI)
+	VMOVUPS     Z2, 64(SI)
 	VZEROUPPER
 	RET
 
@@ -28491,303 +30390,930 @@ row_done:
 	VZEROUPPER
 	RET
 
-// func biasSquareAVX512x1(s *float32, b *float32, ldb int, mx *float32)
+// func biasSquareAVX512x1(s *float32, b *float32, ldb int, limit float32, mx *float32)
 // Requires: AVX, AVX512DQ, AVX512F, MMX+
-TEXT ·biasSquareAVX512x1(SB), NOSPLIT, $0-32
-	MOVQ        s+0(FP), AX
-	MOVQ        b+8(FP), CX
-	MOVQ        ldb+16(FP), DX
-	MOVQ        mx+24(FP), BX
-	VMOVUPS     (CX), Z0
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z1
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z2
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z3
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z4
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z5
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z6
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z7
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z8
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z9
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z10
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z11
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z12
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z13
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z14
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Z15
-	PREFETCHT1  512(CX)
-	VUNPCKLPS   Z1, Z0, Z16
-	VUNPCKHPS   Z1, Z0, Z0
-	VUNPCKLPS   Z3, Z2, Z1
-	VUNPCKHPS   Z3, Z2, Z2
-	VUNPCKLPS   Z5, Z4, Z3
-	VUNPCKHPS   Z5, Z4, Z4
-	VUNPCKLPS   Z7, Z6, Z5
-	VUNPCKHPS   Z7, Z6, Z6
-	VUNPCKLPS   Z9, Z8, Z7
-	VUNPCKHPS   Z9, Z8, Z8
-	VUNPCKLPS   Z11, Z10, Z9
-	VUNPCKHPS   Z11, Z10, Z10
-	VUNPCKLPS   Z13, Z12, Z11
-	VUNPCKHPS   Z13, Z12, Z12
-	VUNPCKLPS   Z15, Z14, Z13
-	VUNPCKHPS   Z15, Z14, Z14
-	VUNPCKLPD   Z1, Z16, Z15
-	VUNPCKHPD   Z1, Z16, Z1
-	VUNPCKLPD   Z2, Z0, Z16
-	VUNPCKHPD   Z2, Z0, Z0
-	VUNPCKLPD   Z5, Z3, Z2
-	VUNPCKHPD   Z5, Z3, Z3
-	VUNPCKLPD   Z6, Z4, Z5
-	VUNPCKHPD   Z6, Z4, Z4
-	VUNPCKLPD   Z9, Z7, Z6
-	VUNPCKHPD   Z9, Z7, Z7
-	VUNPCKLPD   Z10, Z8, Z9
-	VUNPCKHPD   Z10, Z8, Z8
-	VUNPCKLPD   Z13, Z11, Z10
-	VUNPCKHPD   Z13, Z11, Z11
-	VUNPCKLPD   Z14, Z12, Z13
-	VUNPCKHPD   Z14, Z12, Z12
-	VSHUFF32X4  $0x88, Z2, Z15, Z14
-	VSHUFF32X4  $0xdd, Z2, Z15, Z2
-	VSHUFF32X4  $0x88, Z10, Z6, Z15
-	VSHUFF32X4  $0xdd, Z10, Z6, Z6
-	VSHUFF32X4  $0x88, Z15, Z14, Z10
-	VSHUFF32X4  $0x88, Z6, Z2, Z17
-	VSHUFF32X4  $0xdd, Z15, Z14, Z14
-	VSHUFF32X4  $0xdd, Z6, Z2, Z2
-	VSHUFF32X4  $0x88, Z3, Z1, Z6
-	VSHUFF32X4  $0xdd, Z3, Z1, Z1
-	VSHUFF32X4  $0x88, Z11, Z7, Z3
-	VSHUFF32X4  $0xdd, Z11, Z7, Z7
-	VSHUFF32X4  $0x88, Z3, Z6, Z11
-	VSHUFF32X4  $0x88, Z7, Z1, Z15
-	VSHUFF32X4  $0xdd, Z3, Z6, Z3
-	VSHUFF32X4  $0xdd, Z7, Z1, Z1
-	VSHUFF32X4  $0x88, Z5, Z16, Z6
-	VSHUFF32X4  $0xdd, Z5, Z16, Z5
-	VSHUFF32X4  $0x88, Z13, Z9, Z7
-	VSHUFF32X4  $0xdd, Z13, Z9, Z9
-	VSHUFF32X4  $0x88, Z7, Z6, Z13
-	VSHUFF32X4  $0x88, Z9, Z5, Z16
-	VSHUFF32X4  $0xdd, Z7, Z6, Z6
-	VSHUFF32X4  $0xdd, Z9, Z5, Z5
-	VSHUFF32X4  $0x88, Z4, Z0, Z7
-	VSHUFF32X4  $0xdd, Z4, Z0, Z0
-	VSHUFF32X4  $0x88, Z12, Z8, Z4
-	VSHUFF32X4  $0xdd, Z12, Z8, Z8
-	VSHUFF32X4  $0x88, Z4, Z7, Z9
-	VSHUFF32X4  $0x88, Z8, Z0, Z12
-	VSHUFF32X4  $0xdd, Z4, Z7, Z4
-	VSHUFF32X4  $0xdd, Z8, Z0, Z0
-	VMOVUPS     constants<>+1280(SB), Z7
-	VMOVUPS     (BX), Z8
-	VMOVUPS     (AX), Z18
-	VMOVUPS     constants<>+1600(SB), Z19
-	VMAXPS      Z10, Z19, Z19
-	VMOVUPS     constants<>+1536(SB), Z20
-	VMINPS      Z19, Z20, Z20
-	VFMADD231PS Z7, Z20, Z18
-	VANDPS      constants<>+1152(SB), Z10, Z19
-	VCMPPS      $0x00, constants<>+1344(SB), Z19, K1
-	VMOVAPS     Z10, K1, Z18
-	VMOVUPS     Z18, (AX)
-	VMAXPS      Z8, Z18, Z8
-	VMOVUPS     64(AX), Z10
-	VMOVUPS     constants<>+1600(SB), Z18
-	VMAXPS      Z11, Z18, Z18
-	VMOVUPS     constants<>+1536(SB), Z19
-	VMINPS      Z18, Z19, Z19
-	VFMADD231PS Z7, Z19, Z10
-	VANDPS      constants<>+1152(SB), Z11, Z18
-	VCMPPS      $0x00, constants<>+1344(SB), Z18, K1
-	VMOVAPS     Z11, K1, Z10
-	VMOVUPS     Z10, 64(AX)
-	VMAXPS      Z8, Z10, Z8
-	VMOVUPS     128(AX), Z10
-	VMOVUPS     constants<>+1600(SB), Z11
-	VMAXPS      Z13, Z11, Z11
-	VMOVUPS     constants<>+1536(SB), Z18
-	VMINPS      Z11, Z18, Z18
-	VFMADD231PS Z7, Z18, Z10
-	VANDPS      constants<>+1152(SB), Z13, Z11
-	VCMPPS      $0x00, constants<>+1344(SB), Z11, K1
-	VMOVAPS     Z13, K1, Z10
-	VMOVUPS     Z10, 128(AX)
-	VMAXPS      Z8, Z10, Z8
-	VMOVUPS     192(AX), Z10
-	VMOVUPS     constants<>+1600(SB), Z11
-	VMAXPS      Z9, Z11, Z11
-	VMOVUPS     constants<>+1536(SB), Z13
-	VMINPS      Z11, Z13, Z13
-	VFMADD231PS Z7, Z13, Z10
-	VANDPS      constants<>+1152(SB), Z9, Z11
-	VCMPPS      $0x00, constants<>+1344(SB), Z11, K1
-	VMOVAPS     Z9, K1, Z10
-	VMOVUPS     Z10, 192(AX)
-	VMAXPS      Z8, Z10, Z8
-	VMOVUPS     256(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z17, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z17, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z17, K1, Z9
-	VMOVUPS     Z9, 256(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     320(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z15, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z15, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z15, K1, Z9
-	VMOVUPS     Z9, 320(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     384(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z16, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z16, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z16, K1, Z9
-	VMOVUPS     Z9, 384(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     448(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z12, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z12, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z12, K1, Z9
-	VMOVUPS     Z9, 448(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     512(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z14, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z14, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z14, K1, Z9
-	VMOVUPS     Z9, 512(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     576(AX), Z9
-	VMOVUPS     constants<>+1600(SB), Z10
-	VMAXPS      Z3, Z10, Z10
-	VMOVUPS     constants<>+1536(SB), Z11
-	VMINPS      Z10, Z11, Z11
-	VFMADD231PS Z7, Z11, Z9
-	VANDPS      constants<>+1152(SB), Z3, Z10
-	VCMPPS      $0x00, constants<>+1344(SB), Z10, K1
-	VMOVAPS     Z3, K1, Z9
-	VMOVUPS     Z9, 576(AX)
-	VMAXPS      Z8, Z9, Z8
-	VMOVUPS     640(AX), Z3
-	VMOVUPS     constants<>+1600(SB), Z9
-	VMAXPS      Z6, Z9, Z9
-	VMOVUPS     constants<>+1536(SB), Z10
-	VMINPS      Z9, Z10, Z10
-	VFMADD231PS Z7, Z10, Z3
-	VANDPS      constants<>+1152(SB), Z6, Z9
-	VCMPPS      $0x00, constants<>+1344(SB), Z9, K1
-	VMOVAPS     Z6, K1, Z3
-	VMOVUPS     Z3, 640(AX)
-	VMAXPS      Z8, Z3, Z8
-	VMOVUPS     704(AX), Z3
-	VMOVUPS     constants<>+1600(SB), Z6
-	VMAXPS      Z4, Z6, Z6
-	VMOVUPS     constants<>+1536(SB), Z9
-	VMINPS      Z6, Z9, Z9
-	VFMADD231PS Z7, Z9, Z3
-	VANDPS      constants<>+1152(SB), Z4, Z6
-	VCMPPS      $0x00, constants<>+1344(SB), Z6, K1
-	VMOVAPS     Z4, K1, Z3
-	VMOVUPS     Z3, 704(AX)
-	VMAXPS      Z8, Z3, Z8
-	VMOVUPS     768(AX), Z3
-	VMOVUPS     constants<>+1600(SB), Z4
-	VMAXPS      Z2, Z4, Z4
-	VMOVUPS     constants<>+1536(SB), Z6
-	VMINPS      Z4, Z6, Z6
-	VFMADD231PS Z7, Z6, Z3
-	VANDPS      constants<>+1152(SB), Z2, Z4
-	VCMPPS      $0x00, constants<>+1344(SB), Z4, K1
-	VMOVAPS     Z2, K1, Z3
-	VMOVUPS     Z3, 768(AX)
-	VMAXPS      Z8, Z3, Z8
-	VMOVUPS     832(AX), Z2
-	VMOVUPS     constants<>+1600(SB), Z3
-	VMAXPS      Z1, Z3, Z3
-	VMOVUPS     constants<>+1536(SB), Z4
-	VMINPS      Z3, Z4, Z4
-	VFMADD231PS Z7, Z4, Z2
-	VANDPS      constants<>+1152(SB), Z1, Z3
-	VCMPPS      $0x00, constants<>+1344(SB), Z3, K1
-	VMOVAPS     Z1, K1, Z2
-	VMOVUPS     Z2, 832(AX)
-	VMAXPS      Z8, Z2, Z8
-	VMOVUPS     896(AX), Z1
-	VMOVUPS     constants<>+1600(SB), Z2
-	VMAXPS      Z5, Z2, Z2
-	VMOVUPS     constants<>+1536(SB), Z3
-	VMINPS      Z2, Z3, Z3
-	VFMADD231PS Z7, Z3, Z1
-	VANDPS      constants<>+1152(SB), Z5, Z2
-	VCMPPS      $0x00, constants<>+1344(SB), Z2, K1
-	VMOVAPS     Z5, K1, Z1
-	VMOVUPS     Z1, 896(AX)
-	VMAXPS      Z8, Z1, Z8
-	VMOVUPS     960(AX), Z1
-	VMOVUPS     constants<>+1600(SB), Z2
-	VMAXPS      Z0, Z2, Z2
-	VMOVUPS     constants<>+1536(SB), Z3
-	VMINPS      Z2, Z3, Z3
-	VFMADD231PS Z7, Z3, Z1
-	VANDPS      constants<>+1152(SB), Z0, Z2
-	VCMPPS      $0x00, constants<>+1344(SB), Z2, K1
-	VMOVAPS     Z0, K1, Z1
-	VMOVUPS     Z1, 960(AX)
-	VMAXPS      Z8, Z1, Z8
-	VMOVUPS     Z8, (BX)
+TEXT ·biasSquareAVX512x1(SB), NOSPLIT, $0-40
+	MOVQ         b+8(FP), AX
+	MOVQ         ldb+16(FP), CX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z1
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z3
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z5
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z6
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z7
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z8
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z9
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z10
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z11
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z12
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z13
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z14
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z15
+	PREFETCHT1   512(AX)
+	VBROADCASTSS limit+24(FP), Z16
+	VPXORD       Z17, Z17, Z17
+	VSUBPS       Z16, Z17, Z17
+	MOVQ         s+0(FP), AX
+	MOVQ         mx+32(FP), CX
+	VUNPCKLPS    Z1, Z0, Z18
+	VUNPCKHPS    Z1, Z0, Z0
+	VUNPCKLPS    Z3, Z2, Z1
+	VUNPCKHPS    Z3, Z2, Z2
+	VUNPCKLPS    Z5, Z4, Z3
+	VUNPCKHPS    Z5, Z4, Z4
+	VUNPCKLPS    Z7, Z6, Z5
+	VUNPCKHPS    Z7, Z6, Z6
+	VUNPCKLPS    Z9, Z8, Z7
+	VUNPCKHPS    Z9, Z8, Z8
+	VUNPCKLPS    Z11, Z10, Z9
+	VUNPCKHPS    Z11, Z10, Z10
+	VUNPCKLPS    Z13, Z12, Z11
+	VUNPCKHPS    Z13, Z12, Z12
+	VUNPCKLPS    Z15, Z14, Z13
+	VUNPCKHPS    Z15, Z14, Z14
+	VUNPCKLPD    Z1, Z18, Z15
+	VUNPCKHPD    Z1, Z18, Z1
+	VUNPCKLPD    Z2, Z0, Z18
+	VUNPCKHPD    Z2, Z0, Z0
+	VUNPCKLPD    Z5, Z3, Z2
+	VUNPCKHPD    Z5, Z3, Z3
+	VUNPCKLPD    Z6, Z4, Z5
+	VUNPCKHPD    Z6, Z4, Z4
+	VUNPCKLPD    Z9, Z7, Z6
+	VUNPCKHPD    Z9, Z7, Z7
+	VUNPCKLPD    Z10, Z8, Z9
+	VUNPCKHPD    Z10, Z8, Z8
+	VUNPCKLPD    Z13, Z11, Z10
+	VUNPCKHPD    Z13, Z11, Z11
+	VUNPCKLPD    Z14, Z12, Z13
+	VUNPCKHPD    Z14, Z12, Z12
+	VSHUFF32X4   $0x88, Z2, Z15, Z14
+	VSHUFF32X4   $0xdd, Z2, Z15, Z2
+	VSHUFF32X4   $0x88, Z10, Z6, Z15
+	VSHUFF32X4   $0xdd, Z10, Z6, Z6
+	VSHUFF32X4   $0x88, Z15, Z14, Z10
+	VSHUFF32X4   $0x88, Z6, Z2, Z19
+	VSHUFF32X4   $0xdd, Z15, Z14, Z14
+	VSHUFF32X4   $0xdd, Z6, Z2, Z2
+	VSHUFF32X4   $0x88, Z3, Z1, Z6
+	VSHUFF32X4   $0xdd, Z3, Z1, Z1
+	VSHUFF32X4   $0x88, Z11, Z7, Z3
+	VSHUFF32X4   $0xdd, Z11, Z7, Z7
+	VSHUFF32X4   $0x88, Z3, Z6, Z11
+	VSHUFF32X4   $0x88, Z7, Z1, Z15
+	VSHUFF32X4   $0xdd, Z3, Z6, Z3
+	VSHUFF32X4   $0xdd, Z7, Z1, Z1
+	VSHUFF32X4   $0x88, Z5, Z18, Z6
+	VSHUFF32X4   $0xdd, Z5, Z18, Z5
+	VSHUFF32X4   $0x88, Z13, Z9, Z7
+	VSHUFF32X4   $0xdd, Z13, Z9, Z9
+	VSHUFF32X4   $0x88, Z7, Z6, Z13
+	VSHUFF32X4   $0x88, Z9, Z5, Z18
+	VSHUFF32X4   $0xdd, Z7, Z6, Z6
+	VSHUFF32X4   $0xdd, Z9, Z5, Z5
+	VSHUFF32X4   $0x88, Z4, Z0, Z7
+	VSHUFF32X4   $0xdd, Z4, Z0, Z0
+	VSHUFF32X4   $0x88, Z12, Z8, Z4
+	VSHUFF32X4   $0xdd, Z12, Z8, Z8
+	VSHUFF32X4   $0x88, Z4, Z7, Z9
+	VSHUFF32X4   $0x88, Z8, Z0, Z12
+	VSHUFF32X4   $0xdd, Z4, Z7, Z4
+	VSHUFF32X4   $0xdd, Z8, Z0, Z0
+	VMOVUPS      constants<>+1280(SB), Z7
+	VMOVUPS      (CX), Z8
+	VMOVUPS      (AX), Z20
+	VMAXPS       Z10, Z17, Z21
+	VMINPS       Z21, Z16, Z21
+	VFMADD231PS  Z7, Z21, Z20
+	VANDPS       constants<>+1152(SB), Z10, Z21
+	VCMPPS       $0x00, constants<>+1344(SB), Z21, K1
+	VMOVAPS      Z10, K1, Z20
+	VMOVUPS      Z20, (AX)
+	VMAXPS       Z8, Z20, Z8
+	VMOVUPS      64(AX), Z10
+	VMAXPS       Z11, Z17, Z20
+	VMINPS       Z20, Z16, Z20
+	VFMADD231PS  Z7, Z20, Z10
+	VANDPS       constants<>+1152(SB), Z11, Z20
+	VCMPPS       $0x00, constants<>+1344(SB), Z20, K1
+	VMOVAPS      Z11, K1, Z10
+	VMOVUPS      Z10, 64(AX)
+	VMAXPS       Z8, Z10, Z8
+	VMOVUPS      128(AX), Z10
+	VMAXPS       Z13, Z17, Z11
+	VMINPS       Z11, Z16, Z11
+	VFMADD231PS  Z7, Z11, Z10
+	VANDPS       constants<>+1152(SB), Z13, Z11
+	VCMPPS       $0x00, constants<>+1344(SB), Z11, K1
+	VMOVAPS      Z13, K1, Z10
+	VMOVUPS      Z10, 128(AX)
+	VMAXPS       Z8, Z10, Z8
+	VMOVUPS      192(AX), Z10
+	VMAXPS       Z9, Z17, Z11
+	VMINPS       Z11, Z16, Z11
+	VFMADD231PS  Z7, Z11, Z10
+	VANDPS       constants<>+1152(SB), Z9, Z11
+	VCMPPS       $0x00, constants<>+1344(SB), Z11, K1
+	VMOVAPS      Z9, K1, Z10
+	VMOVUPS      Z10, 192(AX)
+	VMAXPS       Z8, Z10, Z8
+	VMOVUPS      256(AX), Z9
+	VMAXPS       Z19, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z19, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z19, K1, Z9
+	VMOVUPS      Z9, 256(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      320(AX), Z9
+	VMAXPS       Z15, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z15, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z15, K1, Z9
+	VMOVUPS      Z9, 320(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      384(AX), Z9
+	VMAXPS       Z18, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z18, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z18, K1, Z9
+	VMOVUPS      Z9, 384(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      448(AX), Z9
+	VMAXPS       Z12, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z12, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z12, K1, Z9
+	VMOVUPS      Z9, 448(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      512(AX), Z9
+	VMAXPS       Z14, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z14, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z14, K1, Z9
+	VMOVUPS      Z9, 512(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      576(AX), Z9
+	VMAXPS       Z3, Z17, Z10
+	VMINPS       Z10, Z16, Z10
+	VFMADD231PS  Z7, Z10, Z9
+	VANDPS       constants<>+1152(SB), Z3, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z3, K1, Z9
+	VMOVUPS      Z9, 576(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      640(AX), Z3
+	VMAXPS       Z6, Z17, Z9
+	VMINPS       Z9, Z16, Z9
+	VFMADD231PS  Z7, Z9, Z3
+	VANDPS       constants<>+1152(SB), Z6, Z9
+	VCMPPS       $0x00, constants<>+1344(SB), Z9, K1
+	VMOVAPS      Z6, K1, Z3
+	VMOVUPS      Z3, 640(AX)
+	VMAXPS       Z8, Z3, Z8
+	VMOVUPS      704(AX), Z3
+	VMAXPS       Z4, Z17, Z6
+	VMINPS       Z6, Z16, Z6
+	VFMADD231PS  Z7, Z6, Z3
+	VANDPS       constants<>+1152(SB), Z4, Z6
+	VCMPPS       $0x00, constants<>+1344(SB), Z6, K1
+	VMOVAPS      Z4, K1, Z3
+	VMOVUPS      Z3, 704(AX)
+	VMAXPS       Z8, Z3, Z8
+	VMOVUPS      768(AX), Z3
+	VMAXPS       Z2, Z17, Z4
+	VMINPS       Z4, Z16, Z4
+	VFMADD231PS  Z7, Z4, Z3
+	VANDPS       constants<>+1152(SB), Z2, Z4
+	VCMPPS       $0x00, constants<>+1344(SB), Z4, K1
+	VMOVAPS      Z2, K1, Z3
+	VMOVUPS      Z3, 768(AX)
+	VMAXPS       Z8, Z3, Z8
+	VMOVUPS      832(AX), Z2
+	VMAXPS       Z1, Z17, Z3
+	VMINPS       Z3, Z16, Z3
+	VFMADD231PS  Z7, Z3, Z2
+	VANDPS       constants<>+1152(SB), Z1, Z3
+	VCMPPS       $0x00, constants<>+1344(SB), Z3, K1
+	VMOVAPS      Z1, K1, Z2
+	VMOVUPS      Z2, 832(AX)
+	VMAXPS       Z8, Z2, Z8
+	VMOVUPS      896(AX), Z1
+	VMAXPS       Z5, Z17, Z2
+	VMINPS       Z2, Z16, Z2
+	VFMADD231PS  Z7, Z2, Z1
+	VANDPS       constants<>+1152(SB), Z5, Z2
+	VCMPPS       $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS      Z5, K1, Z1
+	VMOVUPS      Z1, 896(AX)
+	VMAXPS       Z8, Z1, Z8
+	VMOVUPS      960(AX), Z1
+	VMAXPS       Z0, Z17, Z2
+	VMINPS       Z2, Z16, Z2
+	VFMADD231PS  Z7, Z2, Z1
+	VANDPS       constants<>+1152(SB), Z0, Z2
+	VCMPPS       $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS      Z0, K1, Z1
+	VMOVUPS      Z1, 960(AX)
+	VMAXPS       Z8, Z1, Z8
+	VMOVUPS      Z8, (CX)
+	VZEROUPPER
+	RET
+
+// func joinSquareAVX512x1(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
+// Requires: AVX, AVX512DQ, AVX512F, MMX+
+TEXT ·joinSquareAVX512x1(SB), NOSPLIT, $0-56
+	MOVQ         b+8(FP), AX
+	MOVQ         ldb+16(FP), CX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z1
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z2
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z3
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z4
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z5
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z6
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z7
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z8
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z9
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z10
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z11
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z12
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z13
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z14
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z15
+	PREFETCHT1   512(AX)
+	VBROADCASTSS limit+40(FP), Z16
+	VPXORD       Z17, Z17, Z17
+	VSUBPS       Z16, Z17, Z17
+	MOVQ         c+24(FP), AX
+	MOVQ         ldc+32(FP), CX
+	VMOVUPS      (AX), Z18
+	PREFETCHT1   512(AX)
+	VMAXPS       Z18, Z17, Z19
+	VMINPS       Z19, Z16, Z19
+	VMOVUPS      constants<>+1600(SB), Z20
+	VMAXPS       Z0, Z20, Z20
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z20, Z21, Z21
+	VADDPS       Z19, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z19
+	VMAXPS       Z21, Z19, Z19
+	VMOVUPS      constants<>+1536(SB), Z20
+	VMINPS       Z19, Z20, Z20
+	VANDPS       constants<>+1152(SB), Z18, Z19
+	VCMPPS       $0x00, constants<>+1344(SB), Z19, K1
+	VMOVAPS      Z18, K1, Z20
+	VANDPS       constants<>+1152(SB), Z0, Z19
+	VCMPPS       $0x00, constants<>+1344(SB), Z19, K1
+	VMOVAPS      Z0, K1, Z20
+	VCMPPS       $0x00, constants<>+1408(SB), Z18, K1
+	VMOVAPS      Z18, K1, Z20
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z18
+	VMINPS       Z18, Z16, Z18
+	VMOVUPS      constants<>+1600(SB), Z19
+	VMAXPS       Z1, Z19, Z19
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z19, Z21, Z21
+	VADDPS       Z18, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z18
+	VMAXPS       Z21, Z18, Z18
+	VMOVUPS      constants<>+1536(SB), Z19
+	VMINPS       Z18, Z19, Z19
+	VANDPS       constants<>+1152(SB), Z0, Z18
+	VCMPPS       $0x00, constants<>+1344(SB), Z18, K1
+	VMOVAPS      Z0, K1, Z19
+	VANDPS       constants<>+1152(SB), Z1, Z18
+	VCMPPS       $0x00, constants<>+1344(SB), Z18, K1
+	VMOVAPS      Z1, K1, Z19
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z19
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z18
+	VMAXPS       Z2, Z18, Z18
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z18, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z18
+	VMINPS       Z1, Z18, Z18
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z18
+	VANDPS       constants<>+1152(SB), Z2, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z2, K1, Z18
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z18
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z2
+	VMAXPS       Z3, Z2, Z2
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z2, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z2
+	VMINPS       Z1, Z2, Z2
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z2
+	VANDPS       constants<>+1152(SB), Z3, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z3, K1, Z2
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z2
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z3
+	VMAXPS       Z4, Z3, Z3
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z3, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z3
+	VMINPS       Z1, Z3, Z3
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z3
+	VANDPS       constants<>+1152(SB), Z4, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z4, K1, Z3
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z4
+	VMAXPS       Z5, Z4, Z4
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z4, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z4
+	VMINPS       Z1, Z4, Z4
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z4
+	VANDPS       constants<>+1152(SB), Z5, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z5, K1, Z4
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z4
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z5
+	VMAXPS       Z6, Z5, Z5
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z5, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z5
+	VMINPS       Z1, Z5, Z5
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z5
+	VANDPS       constants<>+1152(SB), Z6, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z6, K1, Z5
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z5
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z6
+	VMAXPS       Z7, Z6, Z6
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z6, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z6
+	VMINPS       Z1, Z6, Z6
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z6
+	VANDPS       constants<>+1152(SB), Z7, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z7, K1, Z6
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z6
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z7
+	VMAXPS       Z8, Z7, Z7
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z7, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z7
+	VMINPS       Z1, Z7, Z7
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z7
+	VANDPS       constants<>+1152(SB), Z8, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z8, K1, Z7
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z7
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z8
+	VMAXPS       Z9, Z8, Z8
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z8, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z8
+	VMINPS       Z1, Z8, Z8
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z8
+	VANDPS       constants<>+1152(SB), Z9, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z9, K1, Z8
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z8
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z9
+	VMAXPS       Z10, Z9, Z9
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z9, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z9
+	VMINPS       Z1, Z9, Z9
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z9
+	VANDPS       constants<>+1152(SB), Z10, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z10, K1, Z9
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z9
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z11, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z10, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z10
+	VMINPS       Z1, Z10, Z10
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z10
+	VANDPS       constants<>+1152(SB), Z11, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z11, K1, Z10
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z10
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z11
+	VMAXPS       Z12, Z11, Z11
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z11, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z1, Z11, Z11
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z11
+	VANDPS       constants<>+1152(SB), Z12, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z12, K1, Z11
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z11
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z12
+	VMAXPS       Z13, Z12, Z12
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z12, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z12
+	VMINPS       Z1, Z12, Z12
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z12
+	VANDPS       constants<>+1152(SB), Z13, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z13, K1, Z12
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z12
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z13
+	VMAXPS       Z14, Z13, Z13
+	VMOVUPS      constants<>+1536(SB), Z21
+	VMINPS       Z13, Z21, Z21
+	VADDPS       Z1, Z21, Z21
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z21, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z13
+	VMINPS       Z1, Z13, Z13
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z13
+	VANDPS       constants<>+1152(SB), Z14, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z14, K1, Z13
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z13
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Z0
+	PREFETCHT1   512(AX)
+	VMAXPS       Z0, Z17, Z1
+	VMINPS       Z1, Z16, Z1
+	VMOVUPS      constants<>+1600(SB), Z14
+	VMAXPS       Z15, Z14, Z14
+	VMOVUPS      constants<>+1536(SB), Z16
+	VMINPS       Z14, Z16, Z16
+	VADDPS       Z1, Z16, Z16
+	VMOVUPS      constants<>+1600(SB), Z1
+	VMAXPS       Z16, Z1, Z1
+	VMOVUPS      constants<>+1536(SB), Z14
+	VMINPS       Z1, Z14, Z14
+	VANDPS       constants<>+1152(SB), Z0, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z0, K1, Z14
+	VANDPS       constants<>+1152(SB), Z15, Z1
+	VCMPPS       $0x00, constants<>+1344(SB), Z1, K1
+	VMOVAPS      Z15, K1, Z14
+	VCMPPS       $0x00, constants<>+1408(SB), Z0, K1
+	VMOVAPS      Z0, K1, Z14
+	MOVQ         s+0(FP), AX
+	MOVQ         mx+48(FP), CX
+	VUNPCKLPS    Z19, Z20, Z0
+	VUNPCKHPS    Z19, Z20, Z1
+	VUNPCKLPS    Z2, Z18, Z15
+	VUNPCKHPS    Z2, Z18, Z2
+	VUNPCKLPS    Z4, Z3, Z16
+	VUNPCKHPS    Z4, Z3, Z3
+	VUNPCKLPS    Z6, Z5, Z4
+	VUNPCKHPS    Z6, Z5, Z5
+	VUNPCKLPS    Z8, Z7, Z6
+	VUNPCKHPS    Z8, Z7, Z7
+	VUNPCKLPS    Z10, Z9, Z8
+	VUNPCKHPS    Z10, Z9, Z9
+	VUNPCKLPS    Z12, Z11, Z10
+	VUNPCKHPS    Z12, Z11, Z11
+	VUNPCKLPS    Z14, Z13, Z12
+	VUNPCKHPS    Z14, Z13, Z13
+	VUNPCKLPD    Z15, Z0, Z14
+	VUNPCKHPD    Z15, Z0, Z0
+	VUNPCKLPD    Z2, Z1, Z15
+	VUNPCKHPD    Z2, Z1, Z1
+	VUNPCKLPD    Z4, Z16, Z2
+	VUNPCKHPD    Z4, Z16, Z4
+	VUNPCKLPD    Z5, Z3, Z16
+	VUNPCKHPD    Z5, Z3, Z3
+	VUNPCKLPD    Z8, Z6, Z5
+	VUNPCKHPD    Z8, Z6, Z6
+	VUNPCKLPD    Z9, Z7, Z8
+	VUNPCKHPD    Z9, Z7, Z7
+	VUNPCKLPD    Z12, Z10, Z9
+	VUNPCKHPD    Z12, Z10, Z10
+	VUNPCKLPD    Z13, Z11, Z12
+	VUNPCKHPD    Z13, Z11, Z11
+	VSHUFF32X4   $0x88, Z2, Z14, Z13
+	VSHUFF32X4   $0xdd, Z2, Z14, Z2
+	VSHUFF32X4   $0x88, Z9, Z5, Z14
+	VSHUFF32X4   $0xdd, Z9, Z5, Z5
+	VSHUFF32X4   $0x88, Z14, Z13, Z9
+	VSHUFF32X4   $0x88, Z5, Z2, Z17
+	VSHUFF32X4   $0xdd, Z14, Z13, Z13
+	VSHUFF32X4   $0xdd, Z5, Z2, Z2
+	VSHUFF32X4   $0x88, Z4, Z0, Z5
+	VSHUFF32X4   $0xdd, Z4, Z0, Z0
+	VSHUFF32X4   $0x88, Z10, Z6, Z4
+	VSHUFF32X4   $0xdd, Z10, Z6, Z6
+	VSHUFF32X4   $0x88, Z4, Z5, Z10
+	VSHUFF32X4   $0x88, Z6, Z0, Z14
+	VSHUFF32X4   $0xdd, Z4, Z5, Z4
+	VSHUFF32X4   $0xdd, Z6, Z0, Z0
+	VSHUFF32X4   $0x88, Z16, Z15, Z5
+	VSHUFF32X4   $0xdd, Z16, Z15, Z6
+	VSHUFF32X4   $0x88, Z12, Z8, Z15
+	VSHUFF32X4   $0xdd, Z12, Z8, Z8
+	VSHUFF32X4   $0x88, Z15, Z5, Z12
+	VSHUFF32X4   $0x88, Z8, Z6, Z16
+	VSHUFF32X4   $0xdd, Z15, Z5, Z5
+	VSHUFF32X4   $0xdd, Z8, Z6, Z6
+	VSHUFF32X4   $0x88, Z3, Z1, Z8
+	VSHUFF32X4   $0xdd, Z3, Z1, Z1
+	VSHUFF32X4   $0x88, Z11, Z7, Z3
+	VSHUFF32X4   $0xdd, Z11, Z7, Z7
+	VSHUFF32X4   $0x88, Z3, Z8, Z11
+	VSHUFF32X4   $0x88, Z7, Z1, Z15
+	VSHUFF32X4   $0xdd, Z3, Z8, Z3
+	VSHUFF32X4   $0xdd, Z7, Z1, Z1
+	VMOVUPS      constants<>+1280(SB), Z7
+	VMOVUPS      (CX), Z8
+	VMOVUPS      (AX), Z18
+	VMOVUPS      constants<>+1600(SB), Z19
+	VMAXPS       Z9, Z19, Z19
+	VMOVUPS      constants<>+1536(SB), Z20
+	VMINPS       Z19, Z20, Z20
+	VFMADD231PS  Z7, Z20, Z18
+	VANDPS       constants<>+1152(SB), Z9, Z19
+	VCMPPS       $0x00, constants<>+1344(SB), Z19, K1
+	VMOVAPS      Z9, K1, Z18
+	VMOVUPS      Z18, (AX)
+	VMAXPS       Z8, Z18, Z8
+	VMOVUPS      64(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z18
+	VMAXPS       Z10, Z18, Z18
+	VMOVUPS      constants<>+1536(SB), Z19
+	VMINPS       Z18, Z19, Z19
+	VFMADD231PS  Z7, Z19, Z9
+	VANDPS       constants<>+1152(SB), Z10, Z18
+	VCMPPS       $0x00, constants<>+1344(SB), Z18, K1
+	VMOVAPS      Z10, K1, Z9
+	VMOVUPS      Z9, 64(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      128(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z12, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z18
+	VMINPS       Z10, Z18, Z18
+	VFMADD231PS  Z7, Z18, Z9
+	VANDPS       constants<>+1152(SB), Z12, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z12, K1, Z9
+	VMOVUPS      Z9, 128(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      192(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z11, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z12
+	VMINPS       Z10, Z12, Z12
+	VFMADD231PS  Z7, Z12, Z9
+	VANDPS       constants<>+1152(SB), Z11, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z11, K1, Z9
+	VMOVUPS      Z9, 192(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      256(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z17, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z17, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z17, K1, Z9
+	VMOVUPS      Z9, 256(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      320(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z14, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z14, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z14, K1, Z9
+	VMOVUPS      Z9, 320(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      384(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z16, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z16, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z16, K1, Z9
+	VMOVUPS      Z9, 384(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      448(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z15, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z15, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z15, K1, Z9
+	VMOVUPS      Z9, 448(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      512(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z13, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z13, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z13, K1, Z9
+	VMOVUPS      Z9, 512(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      576(AX), Z9
+	VMOVUPS      constants<>+1600(SB), Z10
+	VMAXPS       Z4, Z10, Z10
+	VMOVUPS      constants<>+1536(SB), Z11
+	VMINPS       Z10, Z11, Z11
+	VFMADD231PS  Z7, Z11, Z9
+	VANDPS       constants<>+1152(SB), Z4, Z10
+	VCMPPS       $0x00, constants<>+1344(SB), Z10, K1
+	VMOVAPS      Z4, K1, Z9
+	VMOVUPS      Z9, 576(AX)
+	VMAXPS       Z8, Z9, Z8
+	VMOVUPS      640(AX), Z4
+	VMOVUPS      constants<>+1600(SB), Z9
+	VMAXPS       Z5, Z9, Z9
+	VMOVUPS      constants<>+1536(SB), Z10
+	VMINPS       Z9, Z10, Z10
+	VFMADD231PS  Z7, Z10, Z4
+	VANDPS       constants<>+1152(SB), Z5, Z9
+	VCMPPS       $0x00, constants<>+1344(SB), Z9, K1
+	VMOVAPS      Z5, K1, Z4
+	VMOVUPS      Z4, 640(AX)
+	VMAXPS       Z8, Z4, Z8
+	VMOVUPS      704(AX), Z4
+	VMOVUPS      constants<>+1600(SB), Z5
+	VMAXPS       Z3, Z5, Z5
+	VMOVUPS      constants<>+1536(SB), Z9
+	VMINPS       Z5, Z9, Z9
+	VFMADD231PS  Z7, Z9, Z4
+	VANDPS       constants<>+1152(SB), Z3, Z5
+	VCMPPS       $0x00, constants<>+1344(SB), Z5, K1
+	VMOVAPS      Z3, K1, Z4
+	VMOVUPS      Z4, 704(AX)
+	VMAXPS       Z8, Z4, Z8
+	VMOVUPS      768(AX), Z3
+	VMOVUPS      constants<>+1600(SB), Z4
+	VMAXPS       Z2, Z4, Z4
+	VMOVUPS      constants<>+1536(SB), Z5
+	VMINPS       Z4, Z5, Z5
+	VFMADD231PS  Z7, Z5, Z3
+	VANDPS       constants<>+1152(SB), Z2, Z4
+	VCMPPS       $0x00, constants<>+1344(SB), Z4, K1
+	VMOVAPS      Z2, K1, Z3
+	VMOVUPS      Z3, 768(AX)
+	VMAXPS       Z8, Z3, Z8
+	VMOVUPS      832(AX), Z2
+	VMOVUPS      constants<>+1600(SB), Z3
+	VMAXPS       Z0, Z3, Z3
+	VMOVUPS      constants<>+1536(SB), Z4
+	VMINPS       Z3, Z4, Z4
+	VFMADD231PS  Z7, Z4, Z2
+	VANDPS       constants<>+1152(SB), Z0, Z3
+	VCMPPS       $0x00, constants<>+1344(SB), Z3, K1
+	VMOVAPS      Z0, K1, Z2
+	VMOVUPS      Z2, 832(AX)
+	VMAXPS       Z8, Z2, Z8
+	VMOVUPS      896(AX), Z0
+	VMOVUPS      constants<>+1600(SB), Z2
+	VMAXPS       Z6, Z2, Z2
+	VMOVUPS      constants<>+1536(SB), Z3
+	VMINPS       Z2, Z3, Z3
+	VFMADD231PS  Z7, Z3, Z0
+	VANDPS       constants<>+1152(SB), Z6, Z2
+	VCMPPS       $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS      Z6, K1, Z0
+	VMOVUPS      Z0, 896(AX)
+	VMAXPS       Z8, Z0, Z8
+	VMOVUPS      960(AX), Z0
+	VMOVUPS      constants<>+1600(SB), Z2
+	VMAXPS       Z1, Z2, Z2
+	VMOVUPS      constants<>+1536(SB), Z3
+	VMINPS       Z2, Z3, Z3
+	VFMADD231PS  Z7, Z3, Z0
+	VANDPS       constants<>+1152(SB), Z1, Z2
+	VCMPPS       $0x00, constants<>+1344(SB), Z2, K1
+	VMOVAPS      Z1, K1, Z0
+	VMOVUPS      Z0, 960(AX)
+	VMAXPS       Z8, Z0, Z8
+	VMOVUPS      Z8, (CX)
 	VZEROUPPER
 	RET
 
@@ -28819,6 +31345,54 @@ row:
 	SUBQ        $0x00000001, DX
 	JNZ         row
 	VMOVUPS     Z1, (BX)
+	VZEROUPPER
+	RET
+
+// func slopesAVX512x1(s *float32, d *float32, factors *float32, fours int, mx *float32)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·slopesAVX512x1(SB), NOSPLIT, $0-40
+	MOVQ    s+0(FP), AX
+	MOVQ    d+8(FP), CX
+	MOVQ    factors+16(FP), DX
+	MOVQ    fours+24(FP), BX
+	MOVQ    mx+32(FP), SI
+	VMOVUPS constants<>+1280(SB), Z0
+	VMOVUPS (SI), Z1
+	VMOVUPS (CX), Z2
+
+row:
+	VADDPS      constants<>+832(SB), Z2, Z3
+	VADDPS      constants<>+896(SB), Z2, Z4
+	VADDPS      constants<>+896(SB), Z3, Z5
+	VANDPS      constants<>+1152(SB), Z2, Z2
+	VMULPS      (DX), Z2, Z2
+	VMOVUPS     (AX), Z6
+	VFMADD231PS Z0, Z2, Z6
+	VMOVUPS     Z6, (AX)
+	VANDPS      constants<>+1152(SB), Z3, Z3
+	VMULPS      (DX), Z3, Z3
+	VMOVUPS     64(AX), Z2
+	VFMADD231PS Z0, Z3, Z2
+	VMOVUPS     Z2, 64(AX)
+	VMAXPS      Z6, Z2, Z6
+	VANDPS      constants<>+1152(SB), Z4, Z2
+	VMULPS      (DX), Z2, Z2
+	VMOVUPS     128(AX), Z3
+	VFMADD231PS Z0, Z2, Z3
+	VMOVUPS     Z3, 128(AX)
+	VANDPS      constants<>+1152(SB), Z5, Z5
+	VMULPS      (DX), Z5, Z5
+	VMOVUPS     192(AX), Z2
+	VFMADD231PS Z0, Z5, Z2
+	VMOVUPS     Z2, 192(AX)
+	VMAXPS      Z3, Z2, Z3
+	VADDPS      constants<>+896(SB), Z4, Z2
+	VMAXPS      Z6, Z3, Z6
+	VMAXPS      Z1, Z6, Z1
+	ADDQ        $0x00000100, AX
+	SUBQ        $0x00000001, BX
+	JNZ         row
+	VMOVUPS     Z1, (SI)
 	VZEROUPPER
 	RET
 
@@ -30278,151 +32852,466 @@ row_done:
 	VZEROUPPER
 	RET
 
-// func biasSquareAVX2x2(s *float32, b *float32, ldb int, mx *float32)
+// func biasSquareAVX2x2(s *float32, b *float32, ldb int, limit float32, mx *float32)
 // Requires: AVX, FMA3, MMX+
-TEXT ·biasSquareAVX2x2(SB), NOSPLIT, $0-32
-	MOVQ        s+0(FP), AX
-	MOVQ        b+8(FP), CX
-	MOVQ        ldb+16(FP), DX
-	MOVQ        mx+24(FP), BX
-	VMOVUPS     (CX), Y0
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y1
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y2
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y3
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y4
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y5
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y6
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y7
-	PREFETCHT1  512(CX)
-	VUNPCKLPS   Y1, Y0, Y8
-	VUNPCKHPS   Y1, Y0, Y0
-	VUNPCKLPS   Y3, Y2, Y1
-	VUNPCKHPS   Y3, Y2, Y2
-	VUNPCKLPS   Y5, Y4, Y3
-	VUNPCKHPS   Y5, Y4, Y4
-	VUNPCKLPS   Y7, Y6, Y5
-	VUNPCKHPS   Y7, Y6, Y6
-	VUNPCKLPD   Y1, Y8, Y7
-	VUNPCKHPD   Y1, Y8, Y1
-	VUNPCKLPD   Y2, Y0, Y8
-	VUNPCKHPD   Y2, Y0, Y0
-	VUNPCKLPD   Y5, Y3, Y2
-	VUNPCKHPD   Y5, Y3, Y3
-	VUNPCKLPD   Y6, Y4, Y5
-	VUNPCKHPD   Y6, Y4, Y4
-	VPERM2F128  $0x20, Y2, Y7, Y6
-	VPERM2F128  $0x31, Y2, Y7, Y2
-	VPERM2F128  $0x20, Y3, Y1, Y7
-	VPERM2F128  $0x31, Y3, Y1, Y1
-	VPERM2F128  $0x20, Y5, Y8, Y3
-	VPERM2F128  $0x31, Y5, Y8, Y5
-	VPERM2F128  $0x20, Y4, Y0, Y8
-	VPERM2F128  $0x31, Y4, Y0, Y0
-	VMOVUPS     constants<>+1280(SB), Y4
-	VMOVUPS     (BX), Y9
-	VMOVUPS     (AX), Y10
-	VMOVUPS     constants<>+1600(SB), Y11
-	VMAXPS      Y6, Y11, Y11
-	VMOVUPS     constants<>+1536(SB), Y12
-	VMINPS      Y11, Y12, Y12
-	VFMADD231PS Y4, Y12, Y10
-	VANDPS      constants<>+1152(SB), Y6, Y11
-	VCMPPS      $0x00, constants<>+1344(SB), Y11, Y11
-	VBLENDVPS   Y11, Y6, Y10, Y10
-	VMOVUPS     Y10, (AX)
-	VMAXPS      Y9, Y10, Y9
-	VMOVUPS     64(AX), Y6
-	VMOVUPS     constants<>+1600(SB), Y10
-	VMAXPS      Y7, Y10, Y10
-	VMOVUPS     constants<>+1536(SB), Y11
-	VMINPS      Y10, Y11, Y11
-	VFMADD231PS Y4, Y11, Y6
-	VANDPS      constants<>+1152(SB), Y7, Y10
-	VCMPPS      $0x00, constants<>+1344(SB), Y10, Y10
-	VBLENDVPS   Y10, Y7, Y6, Y6
-	VMOVUPS     Y6, 64(AX)
-	VMAXPS      Y9, Y6, Y9
-	VMOVUPS     128(AX), Y6
-	VMOVUPS     constants<>+1600(SB), Y7
-	VMAXPS      Y3, Y7, Y7
-	VMOVUPS     constants<>+1536(SB), Y10
-	VMINPS      Y7, Y10, Y10
-	VFMADD231PS Y4, Y10, Y6
-	VANDPS      constants<>+1152(SB), Y3, Y7
-	VCMPPS      $0x00, constants<>+1344(SB), Y7, Y7
-	VBLENDVPS   Y7, Y3, Y6, Y6
-	VMOVUPS     Y6, 128(AX)
-	VMAXPS      Y9, Y6, Y9
-	VMOVUPS     192(AX), Y3
-	VMOVUPS     constants<>+1600(SB), Y6
-	VMAXPS      Y8, Y6, Y6
-	VMOVUPS     constants<>+1536(SB), Y7
-	VMINPS      Y6, Y7, Y7
-	VFMADD231PS Y4, Y7, Y3
-	VANDPS      constants<>+1152(SB), Y8, Y6
-	VCMPPS      $0x00, constants<>+1344(SB), Y6, Y6
-	VBLENDVPS   Y6, Y8, Y3, Y3
-	VMOVUPS     Y3, 192(AX)
-	VMAXPS      Y9, Y3, Y9
-	VMOVUPS     256(AX), Y3
-	VMOVUPS     constants<>+1600(SB), Y6
-	VMAXPS      Y2, Y6, Y6
-	VMOVUPS     constants<>+1536(SB), Y7
-	VMINPS      Y6, Y7, Y7
-	VFMADD231PS Y4, Y7, Y3
-	VANDPS      constants<>+1152(SB), Y2, Y6
-	VCMPPS      $0x00, constants<>+1344(SB), Y6, Y6
-	VBLENDVPS   Y6, Y2, Y3, Y3
-	VMOVUPS     Y3, 256(AX)
-	VMAXPS      Y9, Y3, Y9
-	VMOVUPS     320(AX), Y2
-	VMOVUPS     constants<>+1600(SB), Y3
-	VMAXPS      Y1, Y3, Y3
-	VMOVUPS     constants<>+1536(SB), Y6
-	VMINPS      Y3, Y6, Y6
-	VFMADD231PS Y4, Y6, Y2
-	VANDPS      constants<>+1152(SB), Y1, Y3
-	VCMPPS      $0x00, constants<>+1344(SB), Y3, Y3
-	VBLENDVPS   Y3, Y1, Y2, Y2
-	VMOVUPS     Y2, 320(AX)
-	VMAXPS      Y9, Y2, Y9
-	VMOVUPS     384(AX), Y1
-	VMOVUPS     constants<>+1600(SB), Y2
-	VMAXPS      Y5, Y2, Y2
-	VMOVUPS     constants<>+1536(SB), Y3
-	VMINPS      Y2, Y3, Y3
-	VFMADD231PS Y4, Y3, Y1
-	VANDPS      constants<>+1152(SB), Y5, Y2
-	VCMPPS      $0x00, constants<>+1344(SB), Y2, Y2
-	VBLENDVPS   Y2, Y5, Y1, Y1
-	VMOVUPS     Y1, 384(AX)
-	VMAXPS      Y9, Y1, Y9
-	VMOVUPS     448(AX), Y1
-	VMOVUPS     constants<>+1600(SB), Y2
-	VMAXPS      Y0, Y2, Y2
-	VMOVUPS     constants<>+1536(SB), Y3
-	VMINPS      Y2, Y3, Y3
-	VFMADD231PS Y4, Y3, Y1
-	VANDPS      constants<>+1152(SB), Y0, Y2
-	VCMPPS      $0x00, constants<>+1344(SB), Y2, Y2
-	VBLENDVPS   Y2, Y0, Y1, Y1
-	VMOVUPS     Y1, 448(AX)
-	VMAXPS      Y9, Y1, Y9
-	VMOVUPS     Y9, (BX)
+TEXT ·biasSquareAVX2x2(SB), NOSPLIT, $0-40
+	MOVQ         b+8(FP), AX
+	MOVQ         ldb+16(FP), CX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y1
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y2
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y3
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y4
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y5
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y6
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y7
+	PREFETCHT1   512(AX)
+	VBROADCASTSS limit+24(FP), Y8
+	VXORPS       Y9, Y9, Y9
+	VSUBPS       Y8, Y9, Y9
+	MOVQ         s+0(FP), AX
+	MOVQ         mx+32(FP), CX
+	VUNPCKLPS    Y1, Y0, Y10
+	VUNPCKHPS    Y1, Y0, Y0
+	VUNPCKLPS    Y3, Y2, Y1
+	VUNPCKHPS    Y3, Y2, Y2
+	VUNPCKLPS    Y5, Y4, Y3
+	VUNPCKHPS    Y5, Y4, Y4
+	VUNPCKLPS    Y7, Y6, Y5
+	VUNPCKHPS    Y7, Y6, Y6
+	VUNPCKLPD    Y1, Y10, Y7
+	VUNPCKHPD    Y1, Y10, Y1
+	VUNPCKLPD    Y2, Y0, Y10
+	VUNPCKHPD    Y2, Y0, Y0
+	VUNPCKLPD    Y5, Y3, Y2
+	VUNPCKHPD    Y5, Y3, Y3
+	VUNPCKLPD    Y6, Y4, Y5
+	VUNPCKHPD    Y6, Y4, Y4
+	VPERM2F128   $0x20, Y2, Y7, Y6
+	VPERM2F128   $0x31, Y2, Y7, Y2
+	VPERM2F128   $0x20, Y3, Y1, Y7
+	VPERM2F128   $0x31, Y3, Y1, Y1
+	VPERM2F128   $0x20, Y5, Y10, Y3
+	VPERM2F128   $0x31, Y5, Y10, Y5
+	VPERM2F128   $0x20, Y4, Y0, Y10
+	VPERM2F128   $0x31, Y4, Y0, Y0
+	VMOVUPS      constants<>+1280(SB), Y4
+	VMOVUPS      (CX), Y11
+	VMOVUPS      (AX), Y12
+	VMAXPS       Y6, Y9, Y13
+	VMINPS       Y13, Y8, Y13
+	VFMADD231PS  Y4, Y13, Y12
+	VANDPS       constants<>+1152(SB), Y6, Y13
+	VCMPPS       $0x00, constants<>+1344(SB), Y13, Y13
+	VBLENDVPS    Y13, Y6, Y12, Y12
+	VMOVUPS      Y12, (AX)
+	VMAXPS       Y11, Y12, Y11
+	VMOVUPS      64(AX), Y6
+	VMAXPS       Y7, Y9, Y12
+	VMINPS       Y12, Y8, Y12
+	VFMADD231PS  Y4, Y12, Y6
+	VANDPS       constants<>+1152(SB), Y7, Y12
+	VCMPPS       $0x00, constants<>+1344(SB), Y12, Y12
+	VBLENDVPS    Y12, Y7, Y6, Y6
+	VMOVUPS      Y6, 64(AX)
+	VMAXPS       Y11, Y6, Y11
+	VMOVUPS      128(AX), Y6
+	VMAXPS       Y3, Y9, Y7
+	VMINPS       Y7, Y8, Y7
+	VFMADD231PS  Y4, Y7, Y6
+	VANDPS       constants<>+1152(SB), Y3, Y7
+	VCMPPS       $0x00, constants<>+1344(SB), Y7, Y7
+	VBLENDVPS    Y7, Y3, Y6, Y6
+	VMOVUPS      Y6, 128(AX)
+	VMAXPS       Y11, Y6, Y11
+	VMOVUPS      192(AX), Y3
+	VMAXPS       Y10, Y9, Y6
+	VMINPS       Y6, Y8, Y6
+	VFMADD231PS  Y4, Y6, Y3
+	VANDPS       constants<>+1152(SB), Y10, Y6
+	VCMPPS       $0x00, constants<>+1344(SB), Y6, Y6
+	VBLENDVPS    Y6, Y10, Y3, Y3
+	VMOVUPS      Y3, 192(AX)
+	VMAXPS       Y11, Y3, Y11
+	VMOVUPS      256(AX), Y3
+	VMAXPS       Y2, Y9, Y6
+	VMINPS       Y6, Y8, Y6
+	VFMADD231PS  Y4, Y6, Y3
+	VANDPS       constants<>+1152(SB), Y2, Y6
+	VCMPPS       $0x00, constants<>+1344(SB), Y6, Y6
+	VBLENDVPS    Y6, Y2, Y3, Y3
+	VMOVUPS      Y3, 256(AX)
+	VMAXPS       Y11, Y3, Y11
+	VMOVUPS      320(AX), Y2
+	VMAXPS       Y1, Y9, Y3
+	VMINPS       Y3, Y8, Y3
+	VFMADD231PS  Y4, Y3, Y2
+	VANDPS       constants<>+1152(SB), Y1, Y3
+	VCMPPS       $0x00, constants<>+1344(SB), Y3, Y3
+	VBLENDVPS    Y3, Y1, Y2, Y2
+	VMOVUPS      Y2, 320(AX)
+	VMAXPS       Y11, Y2, Y11
+	VMOVUPS      384(AX), Y1
+	VMAXPS       Y5, Y9, Y2
+	VMINPS       Y2, Y8, Y2
+	VFMADD231PS  Y4, Y2, Y1
+	VANDPS       constants<>+1152(SB), Y5, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS    Y2, Y5, Y1, Y1
+	VMOVUPS      Y1, 384(AX)
+	VMAXPS       Y11, Y1, Y11
+	VMOVUPS      448(AX), Y1
+	VMAXPS       Y0, Y9, Y2
+	VMINPS       Y2, Y8, Y2
+	VFMADD231PS  Y4, Y2, Y1
+	VANDPS       constants<>+1152(SB), Y0, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS    Y2, Y0, Y1, Y1
+	VMOVUPS      Y1, 448(AX)
+	VMAXPS       Y11, Y1, Y11
+	VMOVUPS      Y11, (CX)
+	VZEROUPPER
+	RET
+
+// func joinSquareAVX2x2(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
+// Requires: AVX, FMA3, MMX+
+TEXT ·joinSquareAVX2x2(SB), NOSPLIT, $0-56
+	MOVQ         b+8(FP), AX
+	MOVQ         ldb+16(FP), CX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y1
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y2
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y3
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y4
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y5
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y6
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y7
+	PREFETCHT1   512(AX)
+	VBROADCASTSS limit+40(FP), Y8
+	VXORPS       Y9, Y9, Y9
+	VSUBPS       Y8, Y9, Y9
+	MOVQ         c+24(FP), AX
+	MOVQ         ldc+32(FP), CX
+	VMOVUPS      (AX), Y10
+	PREFETCHT1   512(AX)
+	VMAXPS       Y10, Y9, Y11
+	VMINPS       Y11, Y8, Y11
+	VMOVUPS      constants<>+1600(SB), Y12
+	VMAXPS       Y0, Y12, Y12
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y12, Y13, Y13
+	VADDPS       Y11, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y11
+	VMAXPS       Y13, Y11, Y11
+	VMOVUPS      constants<>+1536(SB), Y12
+	VMINPS       Y11, Y12, Y12
+	VANDPS       constants<>+1152(SB), Y10, Y11
+	VCMPPS       $0x00, constants<>+1344(SB), Y11, Y11
+	VBLENDVPS    Y11, Y10, Y12, Y12
+	VANDPS       constants<>+1152(SB), Y0, Y11
+	VCMPPS       $0x00, constants<>+1344(SB), Y11, Y11
+	VBLENDVPS    Y11, Y0, Y12, Y12
+	VCMPPS       $0x00, constants<>+1408(SB), Y10, Y0
+	VBLENDVPS    Y0, Y10, Y12, Y12
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y10
+	VMINPS       Y10, Y8, Y10
+	VMOVUPS      constants<>+1600(SB), Y11
+	VMAXPS       Y1, Y11, Y11
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y11, Y13, Y13
+	VADDPS       Y10, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y10
+	VMAXPS       Y13, Y10, Y10
+	VMOVUPS      constants<>+1536(SB), Y11
+	VMINPS       Y10, Y11, Y11
+	VANDPS       constants<>+1152(SB), Y0, Y10
+	VCMPPS       $0x00, constants<>+1344(SB), Y10, Y10
+	VBLENDVPS    Y10, Y0, Y11, Y11
+	VANDPS       constants<>+1152(SB), Y1, Y10
+	VCMPPS       $0x00, constants<>+1344(SB), Y10, Y10
+	VBLENDVPS    Y10, Y1, Y11, Y11
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y11, Y11
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y10
+	VMAXPS       Y2, Y10, Y10
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y10, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y10
+	VMINPS       Y1, Y10, Y10
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y10, Y10
+	VANDPS       constants<>+1152(SB), Y2, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y2, Y10, Y10
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y10, Y10
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y2
+	VMAXPS       Y3, Y2, Y2
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y2, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y2
+	VMINPS       Y1, Y2, Y2
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y2, Y2
+	VANDPS       constants<>+1152(SB), Y3, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y3, Y2, Y2
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y2, Y2
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y3
+	VMAXPS       Y4, Y3, Y3
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y3, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y3
+	VMINPS       Y1, Y3, Y3
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y3, Y3
+	VANDPS       constants<>+1152(SB), Y4, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y4, Y3, Y3
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y3, Y3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y4
+	VMAXPS       Y5, Y4, Y4
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y4, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y4
+	VMINPS       Y1, Y4, Y4
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y4, Y4
+	VANDPS       constants<>+1152(SB), Y5, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y5, Y4, Y4
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y4, Y4
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y5
+	VMAXPS       Y6, Y5, Y5
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y5, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y5
+	VMINPS       Y1, Y5, Y5
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y5, Y5
+	VANDPS       constants<>+1152(SB), Y6, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y6, Y5, Y5
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y5, Y5
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y6
+	VMAXPS       Y7, Y6, Y6
+	VMOVUPS      constants<>+1536(SB), Y8
+	VMINPS       Y6, Y8, Y8
+	VADDPS       Y1, Y8, Y8
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y8, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y6
+	VMINPS       Y1, Y6, Y6
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y6, Y6
+	VANDPS       constants<>+1152(SB), Y7, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y7, Y6, Y6
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y6, Y6
+	MOVQ         s+0(FP), AX
+	MOVQ         mx+48(FP), CX
+	VUNPCKLPS    Y11, Y12, Y0
+	VUNPCKHPS    Y11, Y12, Y1
+	VUNPCKLPS    Y2, Y10, Y7
+	VUNPCKHPS    Y2, Y10, Y2
+	VUNPCKLPS    Y4, Y3, Y8
+	VUNPCKHPS    Y4, Y3, Y3
+	VUNPCKLPS    Y6, Y5, Y4
+	VUNPCKHPS    Y6, Y5, Y5
+	VUNPCKLPD    Y7, Y0, Y6
+	VUNPCKHPD    Y7, Y0, Y0
+	VUNPCKLPD    Y2, Y1, Y7
+	VUNPCKHPD    Y2, Y1, Y1
+	VUNPCKLPD    Y4, Y8, Y2
+	VUNPCKHPD    Y4, Y8, Y4
+	VUNPCKLPD    Y5, Y3, Y8
+	VUNPCKHPD    Y5, Y3, Y3
+	VPERM2F128   $0x20, Y2, Y6, Y5
+	VPERM2F128   $0x31, Y2, Y6, Y2
+	VPERM2F128   $0x20, Y4, Y0, Y6
+	VPERM2F128   $0x31, Y4, Y0, Y0
+	VPERM2F128   $0x20, Y8, Y7, Y4
+	VPERM2F128   $0x31, Y8, Y7, Y7
+	VPERM2F128   $0x20, Y3, Y1, Y8
+	VPERM2F128   $0x31, Y3, Y1, Y1
+	VMOVUPS      constants<>+1280(SB), Y3
+	VMOVUPS      (CX), Y9
+	VMOVUPS      (AX), Y10
+	VMOVUPS      constants<>+1600(SB), Y11
+	VMAXPS       Y5, Y11, Y11
+	VMOVUPS      constants<>+1536(SB), Y12
+	VMINPS       Y11, Y12, Y12
+	VFMADD231PS  Y3, Y12, Y10
+	VANDPS       constants<>+1152(SB), Y5, Y11
+	VCMPPS       $0x00, constants<>+1344(SB), Y11, Y11
+	VBLENDVPS    Y11, Y5, Y10, Y10
+	VMOVUPS      Y10, (AX)
+	VMAXPS       Y9, Y10, Y9
+	VMOVUPS      64(AX), Y5
+	VMOVUPS      constants<>+1600(SB), Y10
+	VMAXPS       Y6, Y10, Y10
+	VMOVUPS      constants<>+1536(SB), Y11
+	VMINPS       Y10, Y11, Y11
+	VFMADD231PS  Y3, Y11, Y5
+	VANDPS       constants<>+1152(SB), Y6, Y10
+	VCMPPS       $0x00, constants<>+1344(SB), Y10, Y10
+	VBLENDVPS    Y10, Y6, Y5, Y5
+	VMOVUPS      Y5, 64(AX)
+	VMAXPS       Y9, Y5, Y9
+	VMOVUPS      128(AX), Y5
+	VMOVUPS      constants<>+1600(SB), Y6
+	VMAXPS       Y4, Y6, Y6
+	VMOVUPS      constants<>+1536(SB), Y10
+	VMINPS       Y6, Y10, Y10
+	VFMADD231PS  Y3, Y10, Y5
+	VANDPS       constants<>+1152(SB), Y4, Y6
+	VCMPPS       $0x00, constants<>+1344(SB), Y6, Y6
+	VBLENDVPS    Y6, Y4, Y5, Y5
+	VMOVUPS      Y5, 128(AX)
+	VMAXPS       Y9, Y5, Y9
+	VMOVUPS      192(AX), Y4
+	VMOVUPS      constants<>+1600(SB), Y5
+	VMAXPS       Y8, Y5, Y5
+	VMOVUPS      constants<>+1536(SB), Y6
+	VMINPS       Y5, Y6, Y6
+	VFMADD231PS  Y3, Y6, Y4
+	VANDPS       constants<>+1152(SB), Y8, Y5
+	VCMPPS       $0x00, constants<>+1344(SB), Y5, Y5
+	VBLENDVPS    Y5, Y8, Y4, Y4
+	VMOVUPS      Y4, 192(AX)
+	VMAXPS       Y9, Y4, Y9
+	VMOVUPS      256(AX), Y4
+	VMOVUPS      constants<>+1600(SB), Y5
+	VMAXPS       Y2, Y5, Y5
+	VMOVUPS      constants<>+1536(SB), Y6
+	VMINPS       Y5, Y6, Y6
+	VFMADD231PS  Y3, Y6, Y4
+	VANDPS       constants<>+1152(SB), Y2, Y5
+	VCMPPS       $0x00, constants<>+1344(SB), Y5, Y5
+	VBLENDVPS    Y5, Y2, Y4, Y4
+	VMOVUPS      Y4, 256(AX)
+	VMAXPS       Y9, Y4, Y9
+	VMOVUPS      320(AX), Y2
+	VMOVUPS      constants<>+1600(SB), Y4
+	VMAXPS       Y0, Y4, Y4
+	VMOVUPS      constants<>+1536(SB), Y5
+	VMINPS       Y4, Y5, Y5
+	VFMADD231PS  Y3, Y5, Y2
+	VANDPS       constants<>+1152(SB), Y0, Y4
+	VCMPPS       $0x00, constants<>+1344(SB), Y4, Y4
+	VBLENDVPS    Y4, Y0, Y2, Y2
+	VMOVUPS      Y2, 320(AX)
+	VMAXPS       Y9, Y2, Y9
+	VMOVUPS      384(AX), Y0
+	VMOVUPS      constants<>+1600(SB), Y2
+	VMAXPS       Y7, Y2, Y2
+	VMOVUPS      constants<>+1536(SB), Y4
+	VMINPS       Y2, Y4, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	VANDPS       constants<>+1152(SB), Y7, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS    Y2, Y7, Y0, Y0
+	VMOVUPS      Y0, 384(AX)
+	VMAXPS       Y9, Y0, Y9
+	VMOVUPS      448(AX), Y0
+	VMOVUPS      constants<>+1600(SB), Y2
+	VMAXPS       Y1, Y2, Y2
+	VMOVUPS      constants<>+1536(SB), Y4
+	VMINPS       Y2, Y4, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	VANDPS       constants<>+1152(SB), Y1, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS    Y2, Y1, Y0, Y0
+	VMOVUPS      Y0, 448(AX)
+	VMAXPS       Y9, Y0, Y9
+	VMOVUPS      Y9, (CX)
 	VZEROUPPER
 	RET
 
@@ -30468,6 +33357,85 @@ row:
 	JNZ         row
 	VMOVUPS     Y1, (BX)
 	VMOVUPS     Y2, 32(BX)
+	VZEROUPPER
+	RET
+
+// func slopesAVX2x2(s *float32, d *float32, factors *float32, fours int, mx *float32)
+// Requires: AVX, FMA3
+TEXT ·slopesAVX2x2(SB), NOSPLIT, $0-40
+	MOVQ    s+0(FP), AX
+	MOVQ    d+8(FP), CX
+	MOVQ    factors+16(FP), DX
+	MOVQ    fours+24(FP), BX
+	MOVQ    mx+32(FP), SI
+	VMOVUPS constants<>+1280(SB), Y0
+	VMOVUPS (SI), Y1
+	VMOVUPS (CX), Y3
+	VMOVUPS 32(SI), Y2
+	VMOVUPS 32(CX), Y4
+
+row:
+	VADDPS      constants<>+832(SB), Y3, Y5
+	VADDPS      constants<>+896(SB), Y3, Y6
+	VADDPS      constants<>+896(SB), Y5, Y7
+	VANDPS      constants<>+1152(SB), Y3, Y3
+	VMULPS      (DX), Y3, Y3
+	VMOVUPS     (AX), Y8
+	VFMADD231PS Y0, Y3, Y8
+	VMOVUPS     Y8, (AX)
+	VANDPS      constants<>+1152(SB), Y5, Y5
+	VMULPS      (DX), Y5, Y5
+	VMOVUPS     64(AX), Y3
+	VFMADD231PS Y0, Y5, Y3
+	VMOVUPS     Y3, 64(AX)
+	VMAXPS      Y8, Y3, Y8
+	VANDPS      constants<>+1152(SB), Y6, Y3
+	VMULPS      (DX), Y3, Y3
+	VMOVUPS     128(AX), Y5
+	VFMADD231PS Y0, Y3, Y5
+	VMOVUPS     Y5, 128(AX)
+	VANDPS      constants<>+1152(SB), Y7, Y7
+	VMULPS      (DX), Y7, Y7
+	VMOVUPS     192(AX), Y3
+	VFMADD231PS Y0, Y7, Y3
+	VMOVUPS     Y3, 192(AX)
+	VMAXPS      Y5, Y3, Y5
+	VADDPS      constants<>+896(SB), Y6, Y3
+	VMAXPS      Y8, Y5, Y8
+	VMAXPS      Y1, Y8, Y1
+	VADDPS      constants<>+832(SB), Y4, Y5
+	VADDPS      constants<>+896(SB), Y4, Y6
+	VADDPS      constants<>+896(SB), Y5, Y7
+	VANDPS      constants<>+1152(SB), Y4, Y4
+	VMULPS      32(DX), Y4, Y4
+	VMOVUPS     32(AX), Y8
+	VFMADD231PS Y0, Y4, Y8
+	VMOVUPS     Y8, 32(AX)
+	VANDPS      constants<>+1152(SB), Y5, Y5
+	VMULPS      32(DX), Y5, Y5
+	VMOVUPS     96(AX), Y4
+	VFMADD231PS Y0, Y5, Y4
+	VMOVUPS     Y4, 96(AX)
+	VMAXPS      Y8, Y4, Y8
+	VANDPS      constants<>+1152(SB), Y6, Y4
+	VMULPS      32(DX), Y4, Y4
+	VMOVUPS     160(AX), Y5
+	VFMADD231PS Y0, Y4, Y5
+	VMOVUPS     Y5, 160(AX)
+	VANDPS      constants<>+1152(SB), Y7, Y7
+	VMULPS      32(DX), Y7, Y7
+	VMOVUPS     224(AX), Y4
+	VFMADD231PS Y0, Y7, Y4
+	VMOVUPS     Y4, 224(AX)
+	VMAXPS      Y5, Y4, Y5
+	VADDPS      constants<>+896(SB), Y6, Y4
+	VMAXPS      Y8, Y5, Y8
+	VMAXPS      Y2, Y8, Y2
+	ADDQ        $0x00000100, AX
+	SUBQ        $0x00000001, BX
+	JNZ         row
+	VMOVUPS     Y1, (SI)
+	VMOVUPS     Y2, 32(SI)
 	VZEROUPPER
 	RET
 
@@ -31875,151 +34843,466 @@ row_done:
 	VZEROUPPER
 	RET
 
-// func biasSquareAVX2x1(s *float32, b *float32, ldb int, mx *float32)
+// func biasSquareAVX2x1(s *float32, b *float32, ldb int, limit float32, mx *float32)
 // Requires: AVX, FMA3, MMX+
-TEXT ·biasSquareAVX2x1(SB), NOSPLIT, $0-32
-	MOVQ        s+0(FP), AX
-	MOVQ        b+8(FP), CX
-	MOVQ        ldb+16(FP), DX
-	MOVQ        mx+24(FP), BX
-	VMOVUPS     (CX), Y0
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y1
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y2
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y3
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y4
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y5
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y6
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y7
-	PREFETCHT1  512(CX)
-	VUNPCKLPS   Y1, Y0, Y8
-	VUNPCKHPS   Y1, Y0, Y0
-	VUNPCKLPS   Y3, Y2, Y1
-	VUNPCKHPS   Y3, Y2, Y2
-	VUNPCKLPS   Y5, Y4, Y3
-	VUNPCKHPS   Y5, Y4, Y4
-	VUNPCKLPS   Y7, Y6, Y5
-	VUNPCKHPS   Y7, Y6, Y6
-	VUNPCKLPD   Y1, Y8, Y7
-	VUNPCKHPD   Y1, Y8, Y1
-	VUNPCKLPD   Y2, Y0, Y8
-	VUNPCKHPD   Y2, Y0, Y0
-	VUNPCKLPD   Y5, Y3, Y2
-	VUNPCKHPD   Y5, Y3, Y3
-	VUNPCKLPD   Y6, Y4, Y5
-	VUNPCKHPD   Y6, Y4, Y4
-	VPERM2F128  $0x20, Y2, Y7, Y6
-	VPERM2F128  $0x31, Y2, Y7, Y2
-	VPERM2F128  $0x20, Y3, Y1, Y7
-	VPERM2F128  $0x31, Y3, Y1, Y1
-	VPERM2F128  $0x20, Y5, Y8, Y3
-	VPERM2F128  $0x31, Y5, Y8, Y5
-	VPERM2F128  $0x20, Y4, Y0, Y8
-	VPERM2F128  $0x31, Y4, Y0, Y0
-	VMOVUPS     constants<>+1280(SB), Y4
-	VMOVUPS     (BX), Y9
-	VMOVUPS     (AX), Y10
-	VMOVUPS     constants<>+1600(SB), Y11
-	VMAXPS      Y6, Y11, Y11
-	VMOVUPS     constants<>+1536(SB), Y12
-	VMINPS      Y11, Y12, Y12
-	VFMADD231PS Y4, Y12, Y10
-	VANDPS      constants<>+1152(SB), Y6, Y11
-	VCMPPS      $0x00, constants<>+1344(SB), Y11, Y11
-	VBLENDVPS   Y11, Y6, Y10, Y10
-	VMOVUPS     Y10, (AX)
-	VMAXPS      Y9, Y10, Y9
-	VMOVUPS     32(AX), Y6
-	VMOVUPS     constants<>+1600(SB), Y10
-	VMAXPS      Y7, Y10, Y10
-	VMOVUPS     constants<>+1536(SB), Y11
-	VMINPS      Y10, Y11, Y11
-	VFMADD231PS Y4, Y11, Y6
-	VANDPS      constants<>+1152(SB), Y7, Y10
-	VCMPPS      $0x00, constants<>+1344(SB), Y10, Y10
-	VBLENDVPS   Y10, Y7, Y6, Y6
-	VMOVUPS     Y6, 32(AX)
-	VMAXPS      Y9, Y6, Y9
-	VMOVUPS     64(AX), Y6
-	VMOVUPS     constants<>+1600(SB), Y7
-	VMAXPS      Y3, Y7, Y7
-	VMOVUPS     constants<>+1536(SB), Y10
-	VMINPS      Y7, Y10, Y10
-	VFMADD231PS Y4, Y10, Y6
-	VANDPS      constants<>+1152(SB), Y3, Y7
-	VCMPPS      $0x00, constants<>+1344(SB), Y7, Y7
-	VBLENDVPS   Y7, Y3, Y6, Y6
-	VMOVUPS     Y6, 64(AX)
-	VMAXPS      Y9, Y6, Y9
-	VMOVUPS     96(AX), Y3
-	VMOVUPS     constants<>+1600(SB), Y6
-	VMAXPS      Y8, Y6, Y6
-	VMOVUPS     constants<>+1536(SB), Y7
-	VMINPS      Y6, Y7, Y7
-	VFMADD231PS Y4, Y7, Y3
-	VANDPS      constants<>+1152(SB), Y8, Y6
-	VCMPPS      $0x00, constants<>+1344(SB), Y6, Y6
-	VBLENDVPS   Y6, Y8, Y3, Y3
-	VMOVUPS     Y3, 96(AX)
-	VMAXPS      Y9, Y3, Y9
-	VMOVUPS     128(AX), Y3
-	VMOVUPS     constants<>+1600(SB), Y6
-	VMAXPS      Y2, Y6, Y6
-	VMOVUPS     constants<>+1536(SB), Y7
-	VMINPS      Y6, Y7, Y7
-	VFMADD231PS Y4, Y7, Y3
-	VANDPS      constants<>+1152(SB), Y2, Y6
-	VCMPPS      $0x00, constants<>+1344(SB), Y6, Y6
-	VBLENDVPS   Y6, Y2, Y3, Y3
-	VMOVUPS     Y3, 128(AX)
-	VMAXPS      Y9, Y3, Y9
-	VMOVUPS     160(AX), Y2
-	VMOVUPS     constants<>+1600(SB), Y3
-	VMAXPS      Y1, Y3, Y3
-	VMOVUPS     constants<>+1536(SB), Y6
-	VMINPS      Y3, Y6, Y6
-	VFMADD231PS Y4, Y6, Y2
-	VANDPS      constants<>+1152(SB), Y1, Y3
-	VCMPPS      $0x00, constants<>+1344(SB), Y3, Y3
-	VBLENDVPS   Y3, Y1, Y2, Y2
-	VMOVUPS     Y2, 160(AX)
-	VMAXPS      Y9, Y2, Y9
-	VMOVUPS     192(AX), Y1
-	VMOVUPS     constants<>+1600(SB), Y2
-	VMAXPS      Y5, Y2, Y2
-	VMOVUPS     constants<>+1536(SB), Y3
-	VMINPS      Y2, Y3, Y3
-	VFMADD231PS Y4, Y3, Y1
-	VANDPS      constants<>+1152(SB), Y5, Y2
-	VCMPPS      $0x00, constants<>+1344(SB), Y2, Y2
-	VBLENDVPS   Y2, Y5, Y1, Y1
-	VMOVUPS     Y1, 192(AX)
-	VMAXPS      Y9, Y1, Y9
-	VMOVUPS     224(AX), Y1
-	VMOVUPS     constants<>+1600(SB), Y2
-	VMAXPS      Y0, Y2, Y2
-	VMOVUPS     constants<>+1536(SB), Y3
-	VMINPS      Y2, Y3, Y3
-	VFMADD231PS Y4, Y3, Y1
-	VANDPS      constants<>+1152(SB), Y0, Y2
-	VCMPPS      $0x00, constants<>+1344(SB), Y2, Y2
-	VBLENDVPS   Y2, Y0, Y1, Y1
-	VMOVUPS     Y1, 224(AX)
-	VMAXPS      Y9, Y1, Y9
-	VMOVUPS     Y9, (BX)
+TEXT ·biasSquareAVX2x1(SB), NOSPLIT, $0-40
+	MOVQ         b+8(FP), AX
+	MOVQ         ldb+16(FP), CX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y1
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y2
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y3
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y4
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y5
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y6
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y7
+	PREFETCHT1   512(AX)
+	VBROADCASTSS limit+24(FP), Y8
+	VXORPS       Y9, Y9, Y9
+	VSUBPS       Y8, Y9, Y9
+	MOVQ         s+0(FP), AX
+	MOVQ         mx+32(FP), CX
+	VUNPCKLPS    Y1, Y0, Y10
+	VUNPCKHPS    Y1, Y0, Y0
+	VUNPCKLPS    Y3, Y2, Y1
+	VUNPCKHPS    Y3, Y2, Y2
+	VUNPCKLPS    Y5, Y4, Y3
+	VUNPCKHPS    Y5, Y4, Y4
+	VUNPCKLPS    Y7, Y6, Y5
+	VUNPCKHPS    Y7, Y6, Y6
+	VUNPCKLPD    Y1, Y10, Y7
+	VUNPCKHPD    Y1, Y10, Y1
+	VUNPCKLPD    Y2, Y0, Y10
+	VUNPCKHPD    Y2, Y0, Y0
+	VUNPCKLPD    Y5, Y3, Y2
+	VUNPCKHPD    Y5, Y3, Y3
+	VUNPCKLPD    Y6, Y4, Y5
+	VUNPCKHPD    Y6, Y4, Y4
+	VPERM2F128   $0x20, Y2, Y7, Y6
+	VPERM2F128   $0x31, Y2, Y7, Y2
+	VPERM2F128   $0x20, Y3, Y1, Y7
+	VPERM2F128   $0x31, Y3, Y1, Y1
+	VPERM2F128   $0x20, Y5, Y10, Y3
+	VPERM2F128   $0x31, Y5, Y10, Y5
+	VPERM2F128   $0x20, Y4, Y0, Y10
+	VPERM2F128   $0x31, Y4, Y0, Y0
+	VMOVUPS      constants<>+1280(SB), Y4
+	VMOVUPS      (CX), Y11
+	VMOVUPS      (AX), Y12
+	VMAXPS       Y6, Y9, Y13
+	VMINPS       Y13, Y8, Y13
+	VFMADD231PS  Y4, Y13, Y12
+	VANDPS       constants<>+1152(SB), Y6, Y13
+	VCMPPS       $0x00, constants<>+1344(SB), Y13, Y13
+	VBLENDVPS    Y13, Y6, Y12, Y12
+	VMOVUPS      Y12, (AX)
+	VMAXPS       Y11, Y12, Y11
+	VMOVUPS      32(AX), Y6
+	VMAXPS       Y7, Y9, Y12
+	VMINPS       Y12, Y8, Y12
+	VFMADD231PS  Y4, Y12, Y6
+	VANDPS       constants<>+1152(SB), Y7, Y12
+	VCMPPS       $0x00, constants<>+1344(SB), Y12, Y12
+	VBLENDVPS    Y12, Y7, Y6, Y6
+	VMOVUPS      Y6, 32(AX)
+	VMAXPS       Y11, Y6, Y11
+	VMOVUPS      64(AX), Y6
+	VMAXPS       Y3, Y9, Y7
+	VMINPS       Y7, Y8, Y7
+	VFMADD231PS  Y4, Y7, Y6
+	VANDPS       constants<>+1152(SB), Y3, Y7
+	VCMPPS       $0x00, constants<>+1344(SB), Y7, Y7
+	VBLENDVPS    Y7, Y3, Y6, Y6
+	VMOVUPS      Y6, 64(AX)
+	VMAXPS       Y11, Y6, Y11
+	VMOVUPS      96(AX), Y3
+	VMAXPS       Y10, Y9, Y6
+	VMINPS       Y6, Y8, Y6
+	VFMADD231PS  Y4, Y6, Y3
+	VANDPS       constants<>+1152(SB), Y10, Y6
+	VCMPPS       $0x00, constants<>+1344(SB), Y6, Y6
+	VBLENDVPS    Y6, Y10, Y3, Y3
+	VMOVUPS      Y3, 96(AX)
+	VMAXPS       Y11, Y3, Y11
+	VMOVUPS      128(AX), Y3
+	VMAXPS       Y2, Y9, Y6
+	VMINPS       Y6, Y8, Y6
+	VFMADD231PS  Y4, Y6, Y3
+	VANDPS       constants<>+1152(SB), Y2, Y6
+	VCMPPS       $0x00, constants<>+1344(SB), Y6, Y6
+	VBLENDVPS    Y6, Y2, Y3, Y3
+	VMOVUPS      Y3, 128(AX)
+	VMAXPS       Y11, Y3, Y11
+	VMOVUPS      160(AX), Y2
+	VMAXPS       Y1, Y9, Y3
+	VMINPS       Y3, Y8, Y3
+	VFMADD231PS  Y4, Y3, Y2
+	VANDPS       constants<>+1152(SB), Y1, Y3
+	VCMPPS       $0x00, constants<>+1344(SB), Y3, Y3
+	VBLENDVPS    Y3, Y1, Y2, Y2
+	VMOVUPS      Y2, 160(AX)
+	VMAXPS       Y11, Y2, Y11
+	VMOVUPS      192(AX), Y1
+	VMAXPS       Y5, Y9, Y2
+	VMINPS       Y2, Y8, Y2
+	VFMADD231PS  Y4, Y2, Y1
+	VANDPS       constants<>+1152(SB), Y5, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS    Y2, Y5, Y1, Y1
+	VMOVUPS      Y1, 192(AX)
+	VMAXPS       Y11, Y1, Y11
+	VMOVUPS      224(AX), Y1
+	VMAXPS       Y0, Y9, Y2
+	VMINPS       Y2, Y8, Y2
+	VFMADD231PS  Y4, Y2, Y1
+	VANDPS       constants<>+1152(SB), Y0, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS    Y2, Y0, Y1, Y1
+	VMOVUPS      Y1, 224(AX)
+	VMAXPS       Y11, Y1, Y11
+	VMOVUPS      Y11, (CX)
+	VZEROUPPER
+	RET
+
+// func joinSquareAVX2x1(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
+// Requires: AVX, FMA3, MMX+
+TEXT ·joinSquareAVX2x1(SB), NOSPLIT, $0-56
+	MOVQ         b+8(FP), AX
+	MOVQ         ldb+16(FP), CX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y1
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y2
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y3
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y4
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y5
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y6
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y7
+	PREFETCHT1   512(AX)
+	VBROADCASTSS limit+40(FP), Y8
+	VXORPS       Y9, Y9, Y9
+	VSUBPS       Y8, Y9, Y9
+	MOVQ         c+24(FP), AX
+	MOVQ         ldc+32(FP), CX
+	VMOVUPS      (AX), Y10
+	PREFETCHT1   512(AX)
+	VMAXPS       Y10, Y9, Y11
+	VMINPS       Y11, Y8, Y11
+	VMOVUPS      constants<>+1600(SB), Y12
+	VMAXPS       Y0, Y12, Y12
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y12, Y13, Y13
+	VADDPS       Y11, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y11
+	VMAXPS       Y13, Y11, Y11
+	VMOVUPS      constants<>+1536(SB), Y12
+	VMINPS       Y11, Y12, Y12
+	VANDPS       constants<>+1152(SB), Y10, Y11
+	VCMPPS       $0x00, constants<>+1344(SB), Y11, Y11
+	VBLENDVPS    Y11, Y10, Y12, Y12
+	VANDPS       constants<>+1152(SB), Y0, Y11
+	VCMPPS       $0x00, constants<>+1344(SB), Y11, Y11
+	VBLENDVPS    Y11, Y0, Y12, Y12
+	VCMPPS       $0x00, constants<>+1408(SB), Y10, Y0
+	VBLENDVPS    Y0, Y10, Y12, Y12
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y10
+	VMINPS       Y10, Y8, Y10
+	VMOVUPS      constants<>+1600(SB), Y11
+	VMAXPS       Y1, Y11, Y11
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y11, Y13, Y13
+	VADDPS       Y10, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y10
+	VMAXPS       Y13, Y10, Y10
+	VMOVUPS      constants<>+1536(SB), Y11
+	VMINPS       Y10, Y11, Y11
+	VANDPS       constants<>+1152(SB), Y0, Y10
+	VCMPPS       $0x00, constants<>+1344(SB), Y10, Y10
+	VBLENDVPS    Y10, Y0, Y11, Y11
+	VANDPS       constants<>+1152(SB), Y1, Y10
+	VCMPPS       $0x00, constants<>+1344(SB), Y10, Y10
+	VBLENDVPS    Y10, Y1, Y11, Y11
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y11, Y11
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y10
+	VMAXPS       Y2, Y10, Y10
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y10, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y10
+	VMINPS       Y1, Y10, Y10
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y10, Y10
+	VANDPS       constants<>+1152(SB), Y2, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y2, Y10, Y10
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y10, Y10
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y2
+	VMAXPS       Y3, Y2, Y2
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y2, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y2
+	VMINPS       Y1, Y2, Y2
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y2, Y2
+	VANDPS       constants<>+1152(SB), Y3, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y3, Y2, Y2
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y2, Y2
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y3
+	VMAXPS       Y4, Y3, Y3
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y3, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y3
+	VMINPS       Y1, Y3, Y3
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y3, Y3
+	VANDPS       constants<>+1152(SB), Y4, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y4, Y3, Y3
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y3, Y3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y4
+	VMAXPS       Y5, Y4, Y4
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y4, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y4
+	VMINPS       Y1, Y4, Y4
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y4, Y4
+	VANDPS       constants<>+1152(SB), Y5, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y5, Y4, Y4
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y4, Y4
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y5
+	VMAXPS       Y6, Y5, Y5
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y5, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y5
+	VMINPS       Y1, Y5, Y5
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y5, Y5
+	VANDPS       constants<>+1152(SB), Y6, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y6, Y5, Y5
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y5, Y5
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y6
+	VMAXPS       Y7, Y6, Y6
+	VMOVUPS      constants<>+1536(SB), Y8
+	VMINPS       Y6, Y8, Y8
+	VADDPS       Y1, Y8, Y8
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y8, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y6
+	VMINPS       Y1, Y6, Y6
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y0, Y6, Y6
+	VANDPS       constants<>+1152(SB), Y7, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, Y1
+	VBLENDVPS    Y1, Y7, Y6, Y6
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, Y1
+	VBLENDVPS    Y1, Y0, Y6, Y6
+	MOVQ         s+0(FP), AX
+	MOVQ         mx+48(FP), CX
+	VUNPCKLPS    Y11, Y12, Y0
+	VUNPCKHPS    Y11, Y12, Y1
+	VUNPCKLPS    Y2, Y10, Y7
+	VUNPCKHPS    Y2, Y10, Y2
+	VUNPCKLPS    Y4, Y3, Y8
+	VUNPCKHPS    Y4, Y3, Y3
+	VUNPCKLPS    Y6, Y5, Y4
+	VUNPCKHPS    Y6, Y5, Y5
+	VUNPCKLPD    Y7, Y0, Y6
+	VUNPCKHPD    Y7, Y0, Y0
+	VUNPCKLPD    Y2, Y1, Y7
+	VUNPCKHPD    Y2, Y1, Y1
+	VUNPCKLPD    Y4, Y8, Y2
+	VUNPCKHPD    Y4, Y8, Y4
+	VUNPCKLPD    Y5, Y3, Y8
+	VUNPCKHPD    Y5, Y3, Y3
+	VPERM2F128   $0x20, Y2, Y6, Y5
+	VPERM2F128   $0x31, Y2, Y6, Y2
+	VPERM2F128   $0x20, Y4, Y0, Y6
+	VPERM2F128   $0x31, Y4, Y0, Y0
+	VPERM2F128   $0x20, Y8, Y7, Y4
+	VPERM2F128   $0x31, Y8, Y7, Y7
+	VPERM2F128   $0x20, Y3, Y1, Y8
+	VPERM2F128   $0x31, Y3, Y1, Y1
+	VMOVUPS      constants<>+1280(SB), Y3
+	VMOVUPS      (CX), Y9
+	VMOVUPS      (AX), Y10
+	VMOVUPS      constants<>+1600(SB), Y11
+	VMAXPS       Y5, Y11, Y11
+	VMOVUPS      constants<>+1536(SB), Y12
+	VMINPS       Y11, Y12, Y12
+	VFMADD231PS  Y3, Y12, Y10
+	VANDPS       constants<>+1152(SB), Y5, Y11
+	VCMPPS       $0x00, constants<>+1344(SB), Y11, Y11
+	VBLENDVPS    Y11, Y5, Y10, Y10
+	VMOVUPS      Y10, (AX)
+	VMAXPS       Y9, Y10, Y9
+	VMOVUPS      32(AX), Y5
+	VMOVUPS      constants<>+1600(SB), Y10
+	VMAXPS       Y6, Y10, Y10
+	VMOVUPS      constants<>+1536(SB), Y11
+	VMINPS       Y10, Y11, Y11
+	VFMADD231PS  Y3, Y11, Y5
+	VANDPS       constants<>+1152(SB), Y6, Y10
+	VCMPPS       $0x00, constants<>+1344(SB), Y10, Y10
+	VBLENDVPS    Y10, Y6, Y5, Y5
+	VMOVUPS      Y5, 32(AX)
+	VMAXPS       Y9, Y5, Y9
+	VMOVUPS      64(AX), Y5
+	VMOVUPS      constants<>+1600(SB), Y6
+	VMAXPS       Y4, Y6, Y6
+	VMOVUPS      constants<>+1536(SB), Y10
+	VMINPS       Y6, Y10, Y10
+	VFMADD231PS  Y3, Y10, Y5
+	VANDPS       constants<>+1152(SB), Y4, Y6
+	VCMPPS       $0x00, constants<>+1344(SB), Y6, Y6
+	VBLENDVPS    Y6, Y4, Y5, Y5
+	VMOVUPS      Y5, 64(AX)
+	VMAXPS       Y9, Y5, Y9
+	VMOVUPS      96(AX), Y4
+	VMOVUPS      constants<>+1600(SB), Y5
+	VMAXPS       Y8, Y5, Y5
+	VMOVUPS      constants<>+1536(SB), Y6
+	VMINPS       Y5, Y6, Y6
+	VFMADD231PS  Y3, Y6, Y4
+	VANDPS       constants<>+1152(SB), Y8, Y5
+	VCMPPS       $0x00, constants<>+1344(SB), Y5, Y5
+	VBLENDVPS    Y5, Y8, Y4, Y4
+	VMOVUPS      Y4, 96(AX)
+	VMAXPS       Y9, Y4, Y9
+	VMOVUPS      128(AX), Y4
+	VMOVUPS      constants<>+1600(SB), Y5
+	VMAXPS       Y2, Y5, Y5
+	VMOVUPS      constants<>+1536(SB), Y6
+	VMINPS       Y5, Y6, Y6
+	VFMADD231PS  Y3, Y6, Y4
+	VANDPS       constants<>+1152(SB), Y2, Y5
+	VCMPPS       $0x00, constants<>+1344(SB), Y5, Y5
+	VBLENDVPS    Y5, Y2, Y4, Y4
+	VMOVUPS      Y4, 128(AX)
+	VMAXPS       Y9, Y4, Y9
+	VMOVUPS      160(AX), Y2
+	VMOVUPS      constants<>+1600(SB), Y4
+	VMAXPS       Y0, Y4, Y4
+	VMOVUPS      constants<>+1536(SB), Y5
+	VMINPS       Y4, Y5, Y5
+	VFMADD231PS  Y3, Y5, Y2
+	VANDPS       constants<>+1152(SB), Y0, Y4
+	VCMPPS       $0x00, constants<>+1344(SB), Y4, Y4
+	VBLENDVPS    Y4, Y0, Y2, Y2
+	VMOVUPS      Y2, 160(AX)
+	VMAXPS       Y9, Y2, Y9
+	VMOVUPS      192(AX), Y0
+	VMOVUPS      constants<>+1600(SB), Y2
+	VMAXPS       Y7, Y2, Y2
+	VMOVUPS      constants<>+1536(SB), Y4
+	VMINPS       Y2, Y4, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	VANDPS       constants<>+1152(SB), Y7, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS    Y2, Y7, Y0, Y0
+	VMOVUPS      Y0, 192(AX)
+	VMAXPS       Y9, Y0, Y9
+	VMOVUPS      224(AX), Y0
+	VMOVUPS      constants<>+1600(SB), Y2
+	VMAXPS       Y1, Y2, Y2
+	VMOVUPS      constants<>+1536(SB), Y4
+	VMINPS       Y2, Y4, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	VANDPS       constants<>+1152(SB), Y1, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, Y2
+	VBLENDVPS    Y2, Y1, Y0, Y0
+	VMOVUPS      Y0, 224(AX)
+	VMAXPS       Y9, Y0, Y9
+	VMOVUPS      Y9, (CX)
 	VZEROUPPER
 	RET
 
@@ -32051,6 +35334,54 @@ row:
 	SUBQ        $0x00000001, DX
 	JNZ         row
 	VMOVUPS     Y1, (BX)
+	VZEROUPPER
+	RET
+
+// func slopesAVX2x1(s *float32, d *float32, factors *float32, fours int, mx *float32)
+// Requires: AVX, FMA3
+TEXT ·slopesAVX2x1(SB), NOSPLIT, $0-40
+	MOVQ    s+0(FP), AX
+	MOVQ    d+8(FP), CX
+	MOVQ    factors+16(FP), DX
+	MOVQ    fours+24(FP), BX
+	MOVQ    mx+32(FP), SI
+	VMOVUPS constants<>+1280(SB), Y0
+	VMOVUPS (SI), Y1
+	VMOVUPS (CX), Y2
+
+row:
+	VADDPS      constants<>+832(SB), Y2, Y3
+	VADDPS      constants<>+896(SB), Y2, Y4
+	VADDPS      constants<>+896(SB), Y3, Y5
+	VANDPS      constants<>+1152(SB), Y2, Y2
+	VMULPS      (DX), Y2, Y2
+	VMOVUPS     (AX), Y6
+	VFMADD231PS Y0, Y2, Y6
+	VMOVUPS     Y6, (AX)
+	VANDPS      constants<>+1152(SB), Y3, Y3
+	VMULPS      (DX), Y3, Y3
+	VMOVUPS     32(AX), Y2
+	VFMADD231PS Y0, Y3, Y2
+	VMOVUPS     Y2, 32(AX)
+	VMAXPS      Y6, Y2, Y6
+	VANDPS      constants<>+1152(SB), Y4, Y2
+	VMULPS      (DX), Y2, Y2
+	VMOVUPS     64(AX), Y3
+	VFMADD231PS Y0, Y2, Y3
+	VMOVUPS     Y3, 64(AX)
+	VANDPS      constants<>+1152(SB), Y5, Y5
+	VMULPS      (DX), Y5, Y5
+	VMOVUPS     96(AX), Y2
+	VFMADD231PS Y0, Y5, Y2
+	VMOVUPS     Y2, 96(AX)
+	VMAXPS      Y3, Y2, Y3
+	VADDPS      constants<>+896(SB), Y4, Y2
+	VMAXPS      Y6, Y3, Y6
+	VMAXPS      Y1, Y6, Y1
+	ADDQ        $0x00000080, AX
+	SUBQ        $0x00000001, BX
+	JNZ         row
+	VMOVUPS     Y1, (SI)
 	VZEROUPPER
 	RET
 
@@ -33864,151 +37195,466 @@ row_done:
 	VZEROUPPER
 	RET
 
-// func biasSquareAVX512Half(s *float32, b *float32, ldb int, mx *float32)
+// func biasSquareAVX512Half(s *float32, b *float32, ldb int, limit float32, mx *float32)
 // Requires: AVX, AVX512F, AVX512VL, FMA3, MMX+
-TEXT ·biasSquareAVX512Half(SB), NOSPLIT, $0-32
-	MOVQ        s+0(FP), AX
-	MOVQ        b+8(FP), CX
-	MOVQ        ldb+16(FP), DX
-	MOVQ        mx+24(FP), BX
-	VMOVUPS     (CX), Y0
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y1
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y2
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y3
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y4
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y5
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y6
-	PREFETCHT1  512(CX)
-	ADDQ        DX, CX
-	VMOVUPS     (CX), Y7
-	PREFETCHT1  512(CX)
-	VUNPCKLPS   Y1, Y0, Y8
-	VUNPCKHPS   Y1, Y0, Y0
-	VUNPCKLPS   Y3, Y2, Y1
-	VUNPCKHPS   Y3, Y2, Y2
-	VUNPCKLPS   Y5, Y4, Y3
-	VUNPCKHPS   Y5, Y4, Y4
-	VUNPCKLPS   Y7, Y6, Y5
-	VUNPCKHPS   Y7, Y6, Y6
-	VUNPCKLPD   Y1, Y8, Y7
-	VUNPCKHPD   Y1, Y8, Y1
-	VUNPCKLPD   Y2, Y0, Y8
-	VUNPCKHPD   Y2, Y0, Y0
-	VUNPCKLPD   Y5, Y3, Y2
-	VUNPCKHPD   Y5, Y3, Y3
-	VUNPCKLPD   Y6, Y4, Y5
-	VUNPCKHPD   Y6, Y4, Y4
-	VPERM2F128  $0x20, Y2, Y7, Y6
-	VPERM2F128  $0x31, Y2, Y7, Y2
-	VPERM2F128  $0x20, Y3, Y1, Y7
-	VPERM2F128  $0x31, Y3, Y1, Y1
-	VPERM2F128  $0x20, Y5, Y8, Y3
-	VPERM2F128  $0x31, Y5, Y8, Y5
-	VPERM2F128  $0x20, Y4, Y0, Y8
-	VPERM2F128  $0x31, Y4, Y0, Y0
-	VMOVUPS     constants<>+1280(SB), Y4
-	VMOVUPS     (BX), Y9
-	VMOVUPS     (AX), Y10
-	VMOVUPS     constants<>+1600(SB), Y11
-	VMAXPS      Y6, Y11, Y11
-	VMOVUPS     constants<>+1536(SB), Y12
-	VMINPS      Y11, Y12, Y12
-	VFMADD231PS Y4, Y12, Y10
-	VANDPS      constants<>+1152(SB), Y6, Y11
-	VCMPPS      $0x00, constants<>+1344(SB), Y11, K1
-	VMOVAPS     Y6, K1, Y10
-	VMOVUPS     Y10, (AX)
-	VMAXPS      Y9, Y10, Y9
-	VMOVUPS     32(AX), Y6
-	VMOVUPS     constants<>+1600(SB), Y10
-	VMAXPS      Y7, Y10, Y10
-	VMOVUPS     constants<>+1536(SB), Y11
-	VMINPS      Y10, Y11, Y11
-	VFMADD231PS Y4, Y11, Y6
-	VANDPS      constants<>+1152(SB), Y7, Y10
-	VCMPPS      $0x00, constants<>+1344(SB), Y10, K1
-	VMOVAPS     Y7, K1, Y6
-	VMOVUPS     Y6, 32(AX)
-	VMAXPS      Y9, Y6, Y9
-	VMOVUPS     64(AX), Y6
-	VMOVUPS     constants<>+1600(SB), Y7
-	VMAXPS      Y3, Y7, Y7
-	VMOVUPS     constants<>+1536(SB), Y10
-	VMINPS      Y7, Y10, Y10
-	VFMADD231PS Y4, Y10, Y6
-	VANDPS      constants<>+1152(SB), Y3, Y7
-	VCMPPS      $0x00, constants<>+1344(SB), Y7, K1
-	VMOVAPS     Y3, K1, Y6
-	VMOVUPS     Y6, 64(AX)
-	VMAXPS      Y9, Y6, Y9
-	VMOVUPS     96(AX), Y3
-	VMOVUPS     constants<>+1600(SB), Y6
-	VMAXPS      Y8, Y6, Y6
-	VMOVUPS     constants<>+1536(SB), Y7
-	VMINPS      Y6, Y7, Y7
-	VFMADD231PS Y4, Y7, Y3
-	VANDPS      constants<>+1152(SB), Y8, Y6
-	VCMPPS      $0x00, constants<>+1344(SB), Y6, K1
-	VMOVAPS     Y8, K1, Y3
-	VMOVUPS     Y3, 96(AX)
-	VMAXPS      Y9, Y3, Y9
-	VMOVUPS     128(AX), Y3
-	VMOVUPS     constants<>+1600(SB), Y6
-	VMAXPS      Y2, Y6, Y6
-	VMOVUPS     constants<>+1536(SB), Y7
-	VMINPS      Y6, Y7, Y7
-	VFMADD231PS Y4, Y7, Y3
-	VANDPS      constants<>+1152(SB), Y2, Y6
-	VCMPPS      $0x00, constants<>+1344(SB), Y6, K1
-	VMOVAPS     Y2, K1, Y3
-	VMOVUPS     Y3, 128(AX)
-	VMAXPS      Y9, Y3, Y9
-	VMOVUPS     160(AX), Y2
-	VMOVUPS     constants<>+1600(SB), Y3
-	VMAXPS      Y1, Y3, Y3
-	VMOVUPS     constants<>+1536(SB), Y6
-	VMINPS      Y3, Y6, Y6
-	VFMADD231PS Y4, Y6, Y2
-	VANDPS      constants<>+1152(SB), Y1, Y3
-	VCMPPS      $0x00, constants<>+1344(SB), Y3, K1
-	VMOVAPS     Y1, K1, Y2
-	VMOVUPS     Y2, 160(AX)
-	VMAXPS      Y9, Y2, Y9
-	VMOVUPS     192(AX), Y1
-	VMOVUPS     constants<>+1600(SB), Y2
-	VMAXPS      Y5, Y2, Y2
-	VMOVUPS     constants<>+1536(SB), Y3
-	VMINPS      Y2, Y3, Y3
-	VFMADD231PS Y4, Y3, Y1
-	VANDPS      constants<>+1152(SB), Y5, Y2
-	VCMPPS      $0x00, constants<>+1344(SB), Y2, K1
-	VMOVAPS     Y5, K1, Y1
-	VMOVUPS     Y1, 192(AX)
-	VMAXPS      Y9, Y1, Y9
-	VMOVUPS     224(AX), Y1
-	VMOVUPS     constants<>+1600(SB), Y2
-	VMAXPS      Y0, Y2, Y2
-	VMOVUPS     constants<>+1536(SB), Y3
-	VMINPS      Y2, Y3, Y3
-	VFMADD231PS Y4, Y3, Y1
-	VANDPS      constants<>+1152(SB), Y0, Y2
-	VCMPPS      $0x00, constants<>+1344(SB), Y2, K1
-	VMOVAPS     Y0, K1, Y1
-	VMOVUPS     Y1, 224(AX)
-	VMAXPS      Y9, Y1, Y9
-	VMOVUPS     Y9, (BX)
+TEXT ·biasSquareAVX512Half(SB), NOSPLIT, $0-40
+	MOVQ         b+8(FP), AX
+	MOVQ         ldb+16(FP), CX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y1
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y2
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y3
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y4
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y5
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y6
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y7
+	PREFETCHT1   512(AX)
+	VBROADCASTSS limit+24(FP), Y8
+	VPXORD       Y9, Y9, Y9
+	VSUBPS       Y8, Y9, Y9
+	MOVQ         s+0(FP), AX
+	MOVQ         mx+32(FP), CX
+	VUNPCKLPS    Y1, Y0, Y10
+	VUNPCKHPS    Y1, Y0, Y0
+	VUNPCKLPS    Y3, Y2, Y1
+	VUNPCKHPS    Y3, Y2, Y2
+	VUNPCKLPS    Y5, Y4, Y3
+	VUNPCKHPS    Y5, Y4, Y4
+	VUNPCKLPS    Y7, Y6, Y5
+	VUNPCKHPS    Y7, Y6, Y6
+	VUNPCKLPD    Y1, Y10, Y7
+	VUNPCKHPD    Y1, Y10, Y1
+	VUNPCKLPD    Y2, Y0, Y10
+	VUNPCKHPD    Y2, Y0, Y0
+	VUNPCKLPD    Y5, Y3, Y2
+	VUNPCKHPD    Y5, Y3, Y3
+	VUNPCKLPD    Y6, Y4, Y5
+	VUNPCKHPD    Y6, Y4, Y4
+	VPERM2F128   $0x20, Y2, Y7, Y6
+	VPERM2F128   $0x31, Y2, Y7, Y2
+	VPERM2F128   $0x20, Y3, Y1, Y7
+	VPERM2F128   $0x31, Y3, Y1, Y1
+	VPERM2F128   $0x20, Y5, Y10, Y3
+	VPERM2F128   $0x31, Y5, Y10, Y5
+	VPERM2F128   $0x20, Y4, Y0, Y10
+	VPERM2F128   $0x31, Y4, Y0, Y0
+	VMOVUPS      constants<>+1280(SB), Y4
+	VMOVUPS      (CX), Y11
+	VMOVUPS      (AX), Y12
+	VMAXPS       Y6, Y9, Y13
+	VMINPS       Y13, Y8, Y13
+	VFMADD231PS  Y4, Y13, Y12
+	VANDPS       constants<>+1152(SB), Y6, Y13
+	VCMPPS       $0x00, constants<>+1344(SB), Y13, K1
+	VMOVAPS      Y6, K1, Y12
+	VMOVUPS      Y12, (AX)
+	VMAXPS       Y11, Y12, Y11
+	VMOVUPS      32(AX), Y6
+	VMAXPS       Y7, Y9, Y12
+	VMINPS       Y12, Y8, Y12
+	VFMADD231PS  Y4, Y12, Y6
+	VANDPS       constants<>+1152(SB), Y7, Y12
+	VCMPPS       $0x00, constants<>+1344(SB), Y12, K1
+	VMOVAPS      Y7, K1, Y6
+	VMOVUPS      Y6, 32(AX)
+	VMAXPS       Y11, Y6, Y11
+	VMOVUPS      64(AX), Y6
+	VMAXPS       Y3, Y9, Y7
+	VMINPS       Y7, Y8, Y7
+	VFMADD231PS  Y4, Y7, Y6
+	VANDPS       constants<>+1152(SB), Y3, Y7
+	VCMPPS       $0x00, constants<>+1344(SB), Y7, K1
+	VMOVAPS      Y3, K1, Y6
+	VMOVUPS      Y6, 64(AX)
+	VMAXPS       Y11, Y6, Y11
+	VMOVUPS      96(AX), Y3
+	VMAXPS       Y10, Y9, Y6
+	VMINPS       Y6, Y8, Y6
+	VFMADD231PS  Y4, Y6, Y3
+	VANDPS       constants<>+1152(SB), Y10, Y6
+	VCMPPS       $0x00, constants<>+1344(SB), Y6, K1
+	VMOVAPS      Y10, K1, Y3
+	VMOVUPS      Y3, 96(AX)
+	VMAXPS       Y11, Y3, Y11
+	VMOVUPS      128(AX), Y3
+	VMAXPS       Y2, Y9, Y6
+	VMINPS       Y6, Y8, Y6
+	VFMADD231PS  Y4, Y6, Y3
+	VANDPS       constants<>+1152(SB), Y2, Y6
+	VCMPPS       $0x00, constants<>+1344(SB), Y6, K1
+	VMOVAPS      Y2, K1, Y3
+	VMOVUPS      Y3, 128(AX)
+	VMAXPS       Y11, Y3, Y11
+	VMOVUPS      160(AX), Y2
+	VMAXPS       Y1, Y9, Y3
+	VMINPS       Y3, Y8, Y3
+	VFMADD231PS  Y4, Y3, Y2
+	VANDPS       constants<>+1152(SB), Y1, Y3
+	VCMPPS       $0x00, constants<>+1344(SB), Y3, K1
+	VMOVAPS      Y1, K1, Y2
+	VMOVUPS      Y2, 160(AX)
+	VMAXPS       Y11, Y2, Y11
+	VMOVUPS      192(AX), Y1
+	VMAXPS       Y5, Y9, Y2
+	VMINPS       Y2, Y8, Y2
+	VFMADD231PS  Y4, Y2, Y1
+	VANDPS       constants<>+1152(SB), Y5, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, K1
+	VMOVAPS      Y5, K1, Y1
+	VMOVUPS      Y1, 192(AX)
+	VMAXPS       Y11, Y1, Y11
+	VMOVUPS      224(AX), Y1
+	VMAXPS       Y0, Y9, Y2
+	VMINPS       Y2, Y8, Y2
+	VFMADD231PS  Y4, Y2, Y1
+	VANDPS       constants<>+1152(SB), Y0, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, K1
+	VMOVAPS      Y0, K1, Y1
+	VMOVUPS      Y1, 224(AX)
+	VMAXPS       Y11, Y1, Y11
+	VMOVUPS      Y11, (CX)
+	VZEROUPPER
+	RET
+
+// func joinSquareAVX512Half(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
+// Requires: AVX, AVX512F, AVX512VL, FMA3, MMX+
+TEXT ·joinSquareAVX512Half(SB), NOSPLIT, $0-56
+	MOVQ         b+8(FP), AX
+	MOVQ         ldb+16(FP), CX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y1
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y2
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y3
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y4
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y5
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y6
+	PREFETCHT1   512(AX)
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y7
+	PREFETCHT1   512(AX)
+	VBROADCASTSS limit+40(FP), Y8
+	VPXORD       Y9, Y9, Y9
+	VSUBPS       Y8, Y9, Y9
+	MOVQ         c+24(FP), AX
+	MOVQ         ldc+32(FP), CX
+	VMOVUPS      (AX), Y10
+	PREFETCHT1   512(AX)
+	VMAXPS       Y10, Y9, Y11
+	VMINPS       Y11, Y8, Y11
+	VMOVUPS      constants<>+1600(SB), Y12
+	VMAXPS       Y0, Y12, Y12
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y12, Y13, Y13
+	VADDPS       Y11, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y11
+	VMAXPS       Y13, Y11, Y11
+	VMOVUPS      constants<>+1536(SB), Y12
+	VMINPS       Y11, Y12, Y12
+	VANDPS       constants<>+1152(SB), Y10, Y11
+	VCMPPS       $0x00, constants<>+1344(SB), Y11, K1
+	VMOVAPS      Y10, K1, Y12
+	VANDPS       constants<>+1152(SB), Y0, Y11
+	VCMPPS       $0x00, constants<>+1344(SB), Y11, K1
+	VMOVAPS      Y0, K1, Y12
+	VCMPPS       $0x00, constants<>+1408(SB), Y10, K1
+	VMOVAPS      Y10, K1, Y12
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y10
+	VMINPS       Y10, Y8, Y10
+	VMOVUPS      constants<>+1600(SB), Y11
+	VMAXPS       Y1, Y11, Y11
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y11, Y13, Y13
+	VADDPS       Y10, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y10
+	VMAXPS       Y13, Y10, Y10
+	VMOVUPS      constants<>+1536(SB), Y11
+	VMINPS       Y10, Y11, Y11
+	VANDPS       constants<>+1152(SB), Y0, Y10
+	VCMPPS       $0x00, constants<>+1344(SB), Y10, K1
+	VMOVAPS      Y0, K1, Y11
+	VANDPS       constants<>+1152(SB), Y1, Y10
+	VCMPPS       $0x00, constants<>+1344(SB), Y10, K1
+	VMOVAPS      Y1, K1, Y11
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, K1
+	VMOVAPS      Y0, K1, Y11
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y10
+	VMAXPS       Y2, Y10, Y10
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y10, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y10
+	VMINPS       Y1, Y10, Y10
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, K1
+	VMOVAPS      Y0, K1, Y10
+	VANDPS       constants<>+1152(SB), Y2, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, K1
+	VMOVAPS      Y2, K1, Y10
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, K1
+	VMOVAPS      Y0, K1, Y10
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y2
+	VMAXPS       Y3, Y2, Y2
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y2, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y2
+	VMINPS       Y1, Y2, Y2
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, K1
+	VMOVAPS      Y0, K1, Y2
+	VANDPS       constants<>+1152(SB), Y3, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, K1
+	VMOVAPS      Y3, K1, Y2
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, K1
+	VMOVAPS      Y0, K1, Y2
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y3
+	VMAXPS       Y4, Y3, Y3
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y3, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y3
+	VMINPS       Y1, Y3, Y3
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, K1
+	VMOVAPS      Y0, K1, Y3
+	VANDPS       constants<>+1152(SB), Y4, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, K1
+	VMOVAPS      Y4, K1, Y3
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, K1
+	VMOVAPS      Y0, K1, Y3
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y4
+	VMAXPS       Y5, Y4, Y4
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y4, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y4
+	VMINPS       Y1, Y4, Y4
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, K1
+	VMOVAPS      Y0, K1, Y4
+	VANDPS       constants<>+1152(SB), Y5, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, K1
+	VMOVAPS      Y5, K1, Y4
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, K1
+	VMOVAPS      Y0, K1, Y4
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y5
+	VMAXPS       Y6, Y5, Y5
+	VMOVUPS      constants<>+1536(SB), Y13
+	VMINPS       Y5, Y13, Y13
+	VADDPS       Y1, Y13, Y13
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y13, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y5
+	VMINPS       Y1, Y5, Y5
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, K1
+	VMOVAPS      Y0, K1, Y5
+	VANDPS       constants<>+1152(SB), Y6, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, K1
+	VMOVAPS      Y6, K1, Y5
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, K1
+	VMOVAPS      Y0, K1, Y5
+	ADDQ         CX, AX
+	VMOVUPS      (AX), Y0
+	PREFETCHT1   512(AX)
+	VMAXPS       Y0, Y9, Y1
+	VMINPS       Y1, Y8, Y1
+	VMOVUPS      constants<>+1600(SB), Y6
+	VMAXPS       Y7, Y6, Y6
+	VMOVUPS      constants<>+1536(SB), Y8
+	VMINPS       Y6, Y8, Y8
+	VADDPS       Y1, Y8, Y8
+	VMOVUPS      constants<>+1600(SB), Y1
+	VMAXPS       Y8, Y1, Y1
+	VMOVUPS      constants<>+1536(SB), Y6
+	VMINPS       Y1, Y6, Y6
+	VANDPS       constants<>+1152(SB), Y0, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, K1
+	VMOVAPS      Y0, K1, Y6
+	VANDPS       constants<>+1152(SB), Y7, Y1
+	VCMPPS       $0x00, constants<>+1344(SB), Y1, K1
+	VMOVAPS      Y7, K1, Y6
+	VCMPPS       $0x00, constants<>+1408(SB), Y0, K1
+	VMOVAPS      Y0, K1, Y6
+	MOVQ         s+0(FP), AX
+	MOVQ         mx+48(FP), CX
+	VUNPCKLPS    Y11, Y12, Y0
+	VUNPCKHPS    Y11, Y12, Y1
+	VUNPCKLPS    Y2, Y10, Y7
+	VUNPCKHPS    Y2, Y10, Y2
+	VUNPCKLPS    Y4, Y3, Y8
+	VUNPCKHPS    Y4, Y3, Y3
+	VUNPCKLPS    Y6, Y5, Y4
+	VUNPCKHPS    Y6, Y5, Y5
+	VUNPCKLPD    Y7, Y0, Y6
+	VUNPCKHPD    Y7, Y0, Y0
+	VUNPCKLPD    Y2, Y1, Y7
+	VUNPCKHPD    Y2, Y1, Y1
+	VUNPCKLPD    Y4, Y8, Y2
+	VUNPCKHPD    Y4, Y8, Y4
+	VUNPCKLPD    Y5, Y3, Y8
+	VUNPCKHPD    Y5, Y3, Y3
+	VPERM2F128   $0x20, Y2, Y6, Y5
+	VPERM2F128   $0x31, Y2, Y6, Y2
+	VPERM2F128   $0x20, Y4, Y0, Y6
+	VPERM2F128   $0x31, Y4, Y0, Y0
+	VPERM2F128   $0x20, Y8, Y7, Y4
+	VPERM2F128   $0x31, Y8, Y7, Y7
+	VPERM2F128   $0x20, Y3, Y1, Y8
+	VPERM2F128   $0x31, Y3, Y1, Y1
+	VMOVUPS      constants<>+1280(SB), Y3
+	VMOVUPS      (CX), Y9
+	VMOVUPS      (AX), Y10
+	VMOVUPS      constants<>+1600(SB), Y11
+	VMAXPS       Y5, Y11, Y11
+	VMOVUPS      constants<>+1536(SB), Y12
+	VMINPS       Y11, Y12, Y12
+	VFMADD231PS  Y3, Y12, Y10
+	VANDPS       constants<>+1152(SB), Y5, Y11
+	VCMPPS       $0x00, constants<>+1344(SB), Y11, K1
+	VMOVAPS      Y5, K1, Y10
+	VMOVUPS      Y10, (AX)
+	VMAXPS       Y9, Y10, Y9
+	VMOVUPS      32(AX), Y5
+	VMOVUPS      constants<>+1600(SB), Y10
+	VMAXPS       Y6, Y10, Y10
+	VMOVUPS      constants<>+1536(SB), Y11
+	VMINPS       Y10, Y11, Y11
+	VFMADD231PS  Y3, Y11, Y5
+	VANDPS       constants<>+1152(SB), Y6, Y10
+	VCMPPS       $0x00, constants<>+1344(SB), Y10, K1
+	VMOVAPS      Y6, K1, Y5
+	VMOVUPS      Y5, 32(AX)
+	VMAXPS       Y9, Y5, Y9
+	VMOVUPS      64(AX), Y5
+	VMOVUPS      constants<>+1600(SB), Y6
+	VMAXPS       Y4, Y6, Y6
+	VMOVUPS      constants<>+1536(SB), Y10
+	VMINPS       Y6, Y10, Y10
+	VFMADD231PS  Y3, Y10, Y5
+	VANDPS       constants<>+1152(SB), Y4, Y6
+	VCMPPS       $0x00, constants<>+1344(SB), Y6, K1
+	VMOVAPS      Y4, K1, Y5
+	VMOVUPS      Y5, 64(AX)
+	VMAXPS       Y9, Y5, Y9
+	VMOVUPS      96(AX), Y4
+	VMOVUPS      constants<>+1600(SB), Y5
+	VMAXPS       Y8, Y5, Y5
+	VMOVUPS      constants<>+1536(SB), Y6
+	VMINPS       Y5, Y6, Y6
+	VFMADD231PS  Y3, Y6, Y4
+	VANDPS       constants<>+1152(SB), Y8, Y5
+	VCMPPS       $0x00, constants<>+1344(SB), Y5, K1
+	VMOVAPS      Y8, K1, Y4
+	VMOVUPS      Y4, 96(AX)
+	VMAXPS       Y9, Y4, Y9
+	VMOVUPS      128(AX), Y4
+	VMOVUPS      constants<>+1600(SB), Y5
+	VMAXPS       Y2, Y5, Y5
+	VMOVUPS      constants<>+1536(SB), Y6
+	VMINPS       Y5, Y6, Y6
+	VFMADD231PS  Y3, Y6, Y4
+	VANDPS       constants<>+1152(SB), Y2, Y5
+	VCMPPS       $0x00, constants<>+1344(SB), Y5, K1
+	VMOVAPS      Y2, K1, Y4
+	VMOVUPS      Y4, 128(AX)
+	VMAXPS       Y9, Y4, Y9
+	VMOVUPS      160(AX), Y2
+	VMOVUPS      constants<>+1600(SB), Y4
+	VMAXPS       Y0, Y4, Y4
+	VMOVUPS      constants<>+1536(SB), Y5
+	VMINPS       Y4, Y5, Y5
+	VFMADD231PS  Y3, Y5, Y2
+	VANDPS       constants<>+1152(SB), Y0, Y4
+	VCMPPS       $0x00, constants<>+1344(SB), Y4, K1
+	VMOVAPS      Y0, K1, Y2
+	VMOVUPS      Y2, 160(AX)
+	VMAXPS       Y9, Y2, Y9
+	VMOVUPS      192(AX), Y0
+	VMOVUPS      constants<>+1600(SB), Y2
+	VMAXPS       Y7, Y2, Y2
+	VMOVUPS      constants<>+1536(SB), Y4
+	VMINPS       Y2, Y4, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	VANDPS       constants<>+1152(SB), Y7, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, K1
+	VMOVAPS      Y7, K1, Y0
+	VMOVUPS      Y0, 192(AX)
+	VMAXPS       Y9, Y0, Y9
+	VMOVUPS      224(AX), Y0
+	VMOVUPS      constants<>+1600(SB), Y2
+	VMAXPS       Y1, Y2, Y2
+	VMOVUPS      constants<>+1536(SB), Y4
+	VMINPS       Y2, Y4, Y4
+	VFMADD231PS  Y3, Y4, Y0
+	VANDPS       constants<>+1152(SB), Y1, Y2
+	VCMPPS       $0x00, constants<>+1344(SB), Y2, K1
+	VMOVAPS      Y1, K1, Y0
+	VMOVUPS      Y0, 224(AX)
+	VMAXPS       Y9, Y0, Y9
+	VMOVUPS      Y9, (CX)
 	VZEROUPPER
 	RET
 
@@ -34040,6 +37686,54 @@ row:
 	SUBQ        $0x00000001, DX
 	JNZ         row
 	VMOVUPS     Y1, (BX)
+	VZEROUPPER
+	RET
+
+// func slopesAVX512Half(s *float32, d *float32, factors *float32, fours int, mx *float32)
+// Requires: AVX, FMA3
+TEXT ·slopesAVX512Half(SB), NOSPLIT, $0-40
+	MOVQ    s+0(FP), AX
+	MOVQ    d+8(FP), CX
+	MOVQ    factors+16(FP), DX
+	MOVQ    fours+24(FP), BX
+	MOVQ    mx+32(FP), SI
+	VMOVUPS constants<>+1280(SB), Y0
+	VMOVUPS (SI), Y1
+	VMOVUPS (CX), Y2
+
+row:
+	VADDPS      constants<>+832(SB), Y2, Y3
+	VADDPS      constants<>+896(SB), Y2, Y4
+	VADDPS      constants<>+896(SB), Y3, Y5
+	VANDPS      constants<>+1152(SB), Y2, Y2
+	VMULPS      (DX), Y2, Y2
+	VMOVUPS     (AX), Y6
+	VFMADD231PS Y0, Y2, Y6
+	VMOVUPS     Y6, (AX)
+	VANDPS      constants<>+1152(SB), Y3, Y3
+	VMULPS      (DX), Y3, Y3
+	VMOVUPS     32(AX), Y2
+	VFMADD231PS Y0, Y3, Y2
+	VMOVUPS     Y2, 32(AX)
+	VMAXPS      Y6, Y2, Y6
+	VANDPS      constants<>+1152(SB), Y4, Y2
+	VMULPS      (DX), Y2, Y2
+	VMOVUPS     64(AX), Y3
+	VFMADD231PS Y0, Y2, Y3
+	VMOVUPS     Y3, 64(AX)
+	VANDPS      constants<>+1152(SB), Y5, Y5
+	VMULPS      (DX), Y5, Y5
+	VMOVUPS     96(AX), Y2
+	VFMADD231PS Y0, Y5, Y2
+	VMOVUPS     Y2, 96(AX)
+	VMAXPS      Y3, Y2, Y3
+	VADDPS      constants<>+896(SB), Y4, Y2
+	VMAXPS      Y6, Y3, Y6
+	VMAXPS      Y1, Y6, Y1
+	ADDQ        $0x00000080, AX
+	SUBQ        $0x00000001, BX
+	JNZ         row
+	VMOVUPS     Y1, (SI)
 	VZEROUPPER
 	RET
 

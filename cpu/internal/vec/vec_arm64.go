@@ -68,10 +68,16 @@ func nonFiniteNEON(x *float32, ld int, rows int, vectors int) (found int32)
 func transposeNEON(dst *float32, ldd int, src *float32, lds int, mul *float32)
 
 // biasSquareNEON is Kernels.biasSquare.
-func biasSquareNEON(s *float32, b *float32, ldb int, mx *float32)
+func biasSquareNEON(s *float32, b *float32, ldb int, limit float32, mx *float32)
+
+// joinSquareNEON is Kernels.joinSquare.
+func joinSquareNEON(s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 
 // diagonalNEON is Kernels.diagonal.
 func diagonalNEON(s *float32, b *float32, rows int, mx *float32)
+
+// slopesNEON is Kernels.slopes.
+func slopesNEON(s *float32, d *float32, factors *float32, fours int, mx *float32)
 
 // joinNEON is Kernels.join.
 func joinNEON(x *float32, b *float32, vectors int)

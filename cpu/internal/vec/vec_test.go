@@ -304,10 +304,18 @@ func TestTileSteps(t *testing.T) {
 		square[0], square[w] = nan, -inf
 		square2, mx2 := clone(square), clone(mx)
 		ld := rows*w/n - 1 // rows of b that lap over
-		x.BiasSquare(square, b, ld, mx)
-		twin.BiasSquare(square2, b, ld, mx2)
-		within(t, "bias square", square, square2, 0)
-		within(t, "its maxima", mx, mx2, 0)
+		for _, limit := range []float32{0x1p127, 3} {
+			x.BiasSquare(square, b, ld, limit, mx)
+			twin.BiasSquare(square2, b, ld, limit, mx2)
+			within(t, "bias square", square, square2, 0)
+			within(t, "its maxima", mx, mx2, 0)
+		}
+		for _, c := range []struct{ at, ld int }{{3, ld - 1}, {n, -1}, {0, 0}} {
+			x.JoinSquare(square, b, ld, b, c.at, c.ld, 0x1p126, mx)
+			twin.JoinSquare(square2, b, ld, b, c.at, c.ld, 0x1p126, mx2)
+			within(t, "square of sums", square, square2, 0)
+			within(t, "its maxima", mx, mx2, 0)
+		}
 
 		table, mx := b[:rows+w-1], random(rng, w)
 		mx2 = clone(mx)
@@ -315,6 +323,17 @@ func TestTileSteps(t *testing.T) {
 		twin.Diagonal(s2, table, rows, mx2)
 		within(t, "diagonal", s, s2, 0)
 		within(t, "its maxima", mx, mx2, 0)
+
+		d, factors, far := random(rng, w), random(rng, w), random(rng, 12*w)
+		for i := range d {
+			d[i] = float32(rng.IntN(1<<20) - 1<<19)
+		}
+		d[0], factors[1] = -5, 0
+		far2 := clone(far)
+		x.Slopes(far, d, factors, 3, mx)
+		twin.Slopes(far2, d, factors, 3, mx2)
+		within(t, "slopes", far, far2, 0)
+		within(t, "their maxima", mx, mx2, 0)
 
 		const squares = 3
 		ld = squares*n + 5

@@ -7,8 +7,10 @@ type tileKernels struct {
 	edge       func(s *float32, rows, key int, lo, hi *int32)
 	columnMax  func(s *float32, rows int, mx *float32)
 	fold       func(o, x *float32, rows int, a, b *float32)
-	biasSquare func(s, b *float32, ldb int, mx *float32)
+	biasSquare func(s, b *float32, ldb int, limit float32, mx *float32)
+	joinSquare func(s, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32)
 	diagonal   func(s, b *float32, rows int, mx *float32)
+	slopes     func(s, d, factors *float32, fours int, mx *float32)
 	hide       func(s *float32, mask *bool, ld, squares int)
 	drop       func(s *float32, times int, d *uint64)
 	// halfValues is Values with elements as lanes, or nil.

@@ -213,8 +213,11 @@ func (a *isa) bias() {
 
 // addBias computes s += scale·y, with finite y bounded to ±2^127, or s = y where y is
 // infinite.
-func (a *isa) addBias(s, y, scale reg.VecVirtual) {
-	VFMADD231PS(scale, a.bounded(y), s)
+func (a *isa) addBias(s, y, scale reg.VecVirtual) { a.addBounded(s, y, a.bounded(y), scale) }
+
+// addBounded computes s += scale·bounded, or s = y where y is infinite.
+func (a *isa) addBounded(s, y, bounded, scale reg.VecVirtual) {
+	VFMADD231PS(scale, bounded, s)
 	size := a.vec()
 	VANDPS(cAbs.mem(), y, size)
 	a.where(size, cInf.mem(), y, s)
@@ -247,20 +250,30 @@ func (a *isa) where(x reg.VecVirtual, m Op, y, s reg.VecVirtual) {
 func (a *isa) bound() {
 	a.text("bound", "x *float32, vectors int, limit float32", "is Kernels.bound.")
 	x, vectors := param("x"), param("vectors")
-	high, low := a.broadcastParam("limit"), a.vec()
-	a.zero(low)
-	VSUBPS(high, low, low)
+	within := a.limit()
 	loop("next", vectors, 1, func() {
-		y, z, size := a.vec(), a.vec(), a.vec()
+		y, size := a.vec(), a.vec()
 		VMOVUPS(a.at(x, 0), y)
-		VMAXPS(y, low, z) // the second operand, y, where that is NaN
-		VMINPS(z, high, z)
+		z := within(y)
 		VANDPS(cAbs.mem(), y, size)
 		a.where(size, cInf.mem(), y, z)
 		VMOVUPS(z, a.at(x, 0))
 		ADDQ(U32(uint32(a.bytes())), x)
 	})
 	end()
+}
+
+// limit returns a function that returns y bounded to ±limit, a parameter; NaN stays NaN.
+func (a *isa) limit() func(y reg.VecVirtual) reg.VecVirtual {
+	high, low := a.broadcastParam("limit"), a.vec()
+	a.zero(low)
+	VSUBPS(high, low, low)
+	return func(y reg.VecVirtual) reg.VecVirtual {
+		z := a.vec()
+		VMAXPS(y, low, z) // the second operand, y, where that is NaN
+		VMINPS(z, high, z)
+		return z
+	}
 }
 
 // join adds vectors of b, which are bounded, to those of x, which it bounds before and
@@ -272,20 +285,25 @@ func (a *isa) join() {
 		y, z := a.vec(), a.vec()
 		VMOVUPS(a.at(x, 0), y)
 		VMOVUPS(a.at(b, 0), z)
-		sum := a.bounded(y)
-		VADDPS(z, sum, sum)
-		sum = a.bounded(sum)
-		for _, v := range []reg.VecVirtual{z, y} {
-			size := a.vec()
-			VANDPS(cAbs.mem(), v, size)
-			a.where(size, cInf.mem(), v, sum)
-		}
-		a.where(z, cNegInf.mem(), z, sum)
-		VMOVUPS(sum, a.at(x, 0))
+		VMOVUPS(a.joined(y, z, z), a.at(x, 0))
 		ADDQ(U32(uint32(a.bytes())), x)
 		ADDQ(U32(uint32(a.bytes())), b)
 	})
 	end()
+}
+
+// joined returns the sum of the biases y and z; bounded is z where that is finite.
+func (a *isa) joined(y, z, bounded reg.VecVirtual) reg.VecVirtual {
+	sum := a.bounded(y)
+	VADDPS(bounded, sum, sum)
+	sum = a.bounded(sum)
+	for _, v := range []reg.VecVirtual{z, y} {
+		size := a.vec()
+		VANDPS(cAbs.mem(), v, size)
+		a.where(size, cInf.mem(), v, sum)
+	}
+	a.where(z, cNegInf.mem(), z, sum)
+	return sum
 }
 
 // scaleMax multiplies vectors of x by c and writes the largest product to mx, which has

@@ -83,7 +83,9 @@ func (a *isa) softmax() {
 	a.edge()
 	a.columnMax()
 	a.biasSquare()
+	a.joinSquare()
 	a.diagonal()
+	a.slopes()
 	a.hide()
 	a.drop()
 }

@@ -3,6 +3,7 @@ package main
 import (
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
 )
 
 // hide writes -Inf to squares of scores where a mask, whose rows are lanes, is false.
@@ -112,6 +113,48 @@ func (a *isa) diagonal() {
 		}
 		SUBQ(Imm(4), b)
 		ADDQ(U32(uint32(a.rowBytes())), s)
+	})
+	for c := range m {
+		VMOVUPS(m[c], a.at(mx, c))
+	}
+	end()
+}
+
+// slopes adds multiples of the distances between rows and keys, d at the first key, four
+// keys at a time.
+func (a *isa) slopes() {
+	a.text("slopes", "s *float32, d, factors *float32, fours int, mx *float32", "is Kernels.slopes.")
+	s, d, factors, fours, mx := param("s"), param("d"), param("factors"), param("fours"), param("mx")
+	scale, m, at := a.vec(), a.vecs(a.cols), a.vecs(a.cols)
+	VMOVUPS(cLog2E.mem(), scale)
+	for c := range m {
+		VMOVUPS(a.at(mx, c), m[c])
+		VMOVUPS(a.at(d, c), at[c])
+	}
+	loop("row", fours, 1, func() {
+		for c := range m {
+			var largest [4]reg.VecVirtual
+			later := [4]reg.VecVirtual{at[c], a.vec(), a.vec(), a.vec()} // distances of the keys
+			VADDPS(cOne.mem(), at[c], later[1])
+			VADDPS(cTwo.mem(), at[c], later[2])
+			VADDPS(cTwo.mem(), later[1], later[3])
+			for u, y := range later {
+				x, far := a.vec(), a.vec()
+				VANDPS(cAbs.mem(), y, far)
+				VMULPS(a.at(factors, c), far, far)
+				VMOVUPS(a.at(s, u*a.cols+c), x)
+				VFMADD231PS(scale, far, x)
+				VMOVUPS(x, a.at(s, u*a.cols+c))
+				largest[u] = x
+				if u&1 == 1 {
+					VMAXPS(largest[u-1], x, largest[u-1])
+				}
+			}
+			VADDPS(cTwo.mem(), later[2], at[c])
+			VMAXPS(largest[0], largest[2], largest[0])
+			VMAXPS(m[c], largest[0], m[c]) // m where the other is NaN
+		}
+		ADDQ(U32(uint32(4*a.rowBytes())), s)
 	})
 	for c := range m {
 		VMOVUPS(m[c], a.at(mx, c))

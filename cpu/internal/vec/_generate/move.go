@@ -88,16 +88,46 @@ const biasAhead = 4 * 128
 
 // biasSquare adds the transpose of a square of biases to a square of scores.
 func (a *isa) biasSquare() {
-	a.text("biasSquare", "s *float32, b *float32, ldb int, mx *float32", "is Kernels.biasSquare.")
-	s, b, ldb, mx := param("s"), param("b"), param("ldb"), param("mx")
-	rows := a.vecs(a.lanes)
+	a.text("biasSquare", "s *float32, b *float32, ldb int, limit float32, mx *float32", "is Kernels.biasSquare.")
+	rows, within := a.square("b"), a.limit()
+	a.addSquare(rows, within)
+	end()
+}
+
+// joinSquare is biasSquare for the sums of two squares of biases.
+func (a *isa) joinSquare() {
+	a.text("joinSquare", "s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32", "is Kernels.joinSquare.")
+	rows, within := a.square("b"), a.limit()
+	c, ldc := param("c"), param("ldc")
+	for i, y := range rows {
+		z := a.vec()
+		VMOVUPS(a.at(c, 0), z)
+		PREFETCHT1(Mem{Base: c, Disp: biasAhead})
+		rows[i] = a.joined(y, z, within(z))
+		if i < len(rows)-1 {
+			ADDQ(ldc, c)
+		}
+	}
+	a.addSquare(rows, a.bounded)
+	end()
+}
+
+// square loads the square at the parameter name, whose rows are ld+name apart.
+func (a *isa) square(name string) []reg.VecVirtual {
+	b, ld, rows := param(name), param("ld"+name), a.vecs(a.lanes)
 	for i := range rows {
 		VMOVUPS(a.at(b, 0), rows[i])
 		PREFETCHT1(Mem{Base: b, Disp: biasAhead})
 		if i < len(rows)-1 {
-			ADDQ(ldb, b)
+			ADDQ(ld, b)
 		}
 	}
+	return rows
+}
+
+// addSquare adds the transpose of rows, with bounds, to a square of scores.
+func (a *isa) addSquare(rows []reg.VecVirtual, within func(y reg.VecVirtual) reg.VecVirtual) {
+	s, mx := param("s"), param("mx")
 	out := a.transposed(rows)
 	scale, m := a.vec(), a.vec()
 	VMOVUPS(cLog2E.mem(), scale)
@@ -105,12 +135,11 @@ func (a *isa) biasSquare() {
 	for i, y := range out {
 		x := a.vec()
 		VMOVUPS(Mem{Base: s, Disp: i * a.rowBytes()}, x)
-		a.addBias(x, y, scale)
+		a.addBounded(x, y, within(y), scale)
 		VMOVUPS(x, Mem{Base: s, Disp: i * a.rowBytes()})
 		VMAXPS(m, x, m) // m where x is NaN
 	}
 	VMOVUPS(m, a.at(mx, 0))
-	end()
 }
 
 // nonFinite returns a number other than 0 when one of rows x vectors has NaN or Inf.

@@ -252,10 +252,15 @@ func (f *function) addBias(b bounds, s, y vec) {
 	f.scope(func() {
 		t := f.vec()
 		f.bounded(b, y, t)
-		f.fma(t, b.scale, s)
-		f.absAtLeast(y, b.inf, t)
-		f.where(t, y, s)
+		f.addBounded(b, s, y, t)
 	})
+}
+
+// addBounded computes s += log2(e)·t, or s = y where y is infinite, and overwrites t.
+func (f *function) addBounded(b bounds, s, y, t vec) {
+	f.fma(t, b.scale, s)
+	f.absAtLeast(y, b.inf, t)
+	f.where(t, y, s)
 }
 
 // bias adds log2(e)·b to vectors of x.
@@ -282,19 +287,11 @@ func join() {
 	p := f.params("x", "b", "vectors")
 	x, b, vectors := p[0], p[1], p[2]
 	limits, negInf := f.bounds(), f.constant(cNegInf)
-	y, z, sum, is := f.vec(), f.vec(), f.vec(), f.vec()
+	y, z, sum := f.vec(), f.vec(), f.vec()
 	f.loop("next", vectors, func() {
 		f.ld(x, 0, 4, y)
 		f.ld(b, 0, 4, z)
-		f.bounded(limits, y, sum)
-		f.fadd(sum, z, sum)
-		f.bounded(limits, sum, sum)
-		for _, v := range []vec{z, y} {
-			f.absAtLeast(v, limits.inf, is)
-			f.where(is, v, sum)
-		}
-		f.equal(z, negInf, is)
-		f.where(is, z, sum)
+		f.joined(limits, negInf, y, z, z, sum)
 		f.st(sum, x, 0)
 		f.addI(bytes, x)
 		f.addI(bytes, b)
@@ -302,17 +299,41 @@ func join() {
 	f.ret()
 }
 
+// joined writes the sum of the biases y and z to sum; bounded is z where that is finite.
+func (f *function) joined(limits bounds, negInf, y, z, bounded, sum vec) {
+	f.scope(func() {
+		is := f.vec()
+		f.bounded(limits, y, sum)
+		f.fadd(sum, bounded, sum)
+		f.bounded(limits, sum, sum)
+		for _, v := range []vec{z, y} {
+			f.absAtLeast(v, limits.inf, is)
+			f.where(is, v, sum)
+		}
+		f.equal(z, negInf, is)
+		f.where(is, z, sum)
+	})
+}
+
+// limit returns a function that bounds y to ±limit, a parameter, and writes it to z.
+func (f *function) limit() func(y, z vec) {
+	high, low := f.broadcastParam("limit"), f.vec()
+	f.zero(low)
+	f.fsub(low, high, low)
+	return func(y, z vec) {
+		f.fmax(y, low, z)
+		f.fmin(z, high, z)
+	}
+}
+
 // bound clamps finite elements of vectors of x to ±limit.
 func bound() {
 	f := text("bound", "x *float32, vectors int, limit float32", "")
 	x, vectors := f.param("x"), f.param("vectors")
-	high, inf, low, y, z, is := f.broadcastParam("limit"), f.constant(cInf), f.vec(), f.vec(), f.vec(), f.vec()
-	f.zero(low)
-	f.fsub(low, high, low)
+	within, inf, y, z, is := f.limit(), f.constant(cInf), f.vec(), f.vec(), f.vec()
 	f.loop("next", vectors, func() {
 		f.ld(x, 0, 4, y)
-		f.fmax(y, low, z)
-		f.fmin(z, high, z)
+		within(y, z)
 		f.absAtLeast(y, inf, is)
 		f.where(is, y, z)
 		f.st(z, x, 0)
@@ -323,18 +344,41 @@ func bound() {
 
 // biasSquare adds the transpose of a square of biases to a square of scores.
 func biasSquare() {
-	f := text("biasSquare", "s *float32, b *float32, ldb int, mx *float32", "")
-	p := f.params("s", "b", "ldb", "mx")
-	s, b, ldb, mx := p[0], p[1], p[2], p[3]
-	rows, limits, m, x := f.vectors(lanes), f.bounds(), f.vec(), f.vec()
+	f := text("biasSquare", "s *float32, b *float32, ldb int, limit float32, mx *float32", "")
+	b, ldb, rows := f.param("b"), f.param("ldb"), f.vectors(lanes)
 	for i := range rows {
 		f.ldStep(b, ldb, rows[i])
 	}
+	f.addSquare(f.bounds(), rows, f.limit())
+}
+
+// joinSquare is biasSquare for the sums of two squares of biases.
+func joinSquare() {
+	f := text("joinSquare", "s *float32, b *float32, ldb int, c *float32, ldc int, limit float32, mx *float32", "")
+	p := f.params("b", "ldb", "c", "ldc")
+	b, ldb, c, ldc := p[0], p[1], p[2], p[3]
+	limits, negInf, within, rows := f.bounds(), f.constant(cNegInf), f.limit(), f.vectors(lanes)
+	f.scope(func() {
+		y, z, t := f.vec(), f.vec(), f.vec()
+		for i := range rows {
+			f.ldStep(b, ldb, y)
+			f.ldStep(c, ldc, z)
+			within(z, t)
+			f.joined(limits, negInf, y, z, t, rows[i])
+		}
+	})
+	f.addSquare(limits, rows, func(y, z vec) { f.bounded(limits, y, z) })
+}
+
+// addSquare adds the transpose of rows, with bounds, to a square of scores, and returns.
+func (f *function) addSquare(limits bounds, rows []vec, within func(y, z vec)) {
+	s, mx, m, x, z := f.param("s"), f.param("mx"), f.vec(), f.vec(), f.vec()
 	f.transpose(rows)
 	f.ld(mx, 0, 4, m)
 	for i, y := range rows {
 		f.ld(s, i*rowBytes, 4, x)
-		f.addBias(limits, x, y)
+		within(y, z)
+		f.addBounded(limits, x, y, z)
 		f.st(x, s, i*rowBytes)
 		f.larger(m, x, m)
 	}
@@ -360,6 +404,33 @@ func diagonal() {
 		f.stRow(x, s, 0)
 		f.addI(-4, b)
 		f.addI(rowBytes, s)
+	})
+	f.stRow(m, mx, 0)
+	f.ret()
+}
+
+// slopes adds multiples of the distances between rows and keys, d at the first key.
+func slopes() {
+	f := text("slopes", "s *float32, d, factors *float32, fours int, mx *float32", "")
+	p := f.params("s", "d", "factors", "fours", "mx")
+	s, fours, mx := p[0], p[3], p[4]
+	c, at, factors, m, x, far := f.constants(cOne, cLog2E), f.vectors(cols), f.vectors(cols), f.vectors(cols), f.vectors(cols), f.vec()
+	f.ldRow(p[1], 0, at)
+	f.ldRow(p[2], 0, factors)
+	f.ldRow(mx, 0, m)
+	f.loop("row", fours, func() {
+		for range 4 {
+			f.ldRow(s, 0, x)
+			for j := range m {
+				f.abs(at[j], far)
+				f.fmul(factors[j], far, far)
+				f.fma(far, c[1], x[j])
+				f.larger(m[j], x[j], m[j])
+				f.fadd(at[j], c[0], at[j])
+			}
+			f.stRow(x, s, 0)
+			f.addI(rowBytes, s)
+		}
 	})
 	f.stRow(m, mx, 0)
 	f.ret()
