@@ -1634,48 +1634,49 @@ row:
 	RET
 
 // func edgeAVX512(s *float32, rows int, key int, lo *int32, hi *int32)
-// Requires: AVX, AVX512F, SSE2
+// Requires: AVX, AVX512F
 TEXT ·edgeAVX512(SB), NOSPLIT, $0-40
 	MOVQ         s+0(FP), AX
 	MOVQ         rows+8(FP), CX
-	MOVQ         key+16(FP), DX
-	MOVQ         lo+24(FP), BX
-	MOVQ         hi+32(FP), SI
+	MOVQ         lo+24(FP), DX
+	MOVQ         hi+32(FP), BX
 	VMOVUPS      constants<>+1408(SB), Z2
-	MOVQ         DX, X0
-	VPBROADCASTD X0, Z0
+	VPBROADCASTD key+16(FP), Z0
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
-	VMOVUPS      (BX), Z3
-	VMOVUPS      (SI), Z7
-	VMOVUPS      64(BX), Z4
-	VMOVUPS      64(SI), Z8
-	VMOVUPS      128(BX), Z5
-	VMOVUPS      128(SI), Z9
-	VMOVUPS      192(BX), Z6
-	VMOVUPS      192(SI), Z10
+	VMOVUPS      (DX), Z3
+	VMOVUPS      (BX), Z7
+	VPMAXSD      Z3, Z7, Z7
+	VPSUBD       Z3, Z7, Z7
+	VPSUBD       Z3, Z0, Z3
+	VMOVUPS      64(DX), Z4
+	VMOVUPS      64(BX), Z8
+	VPMAXSD      Z4, Z8, Z8
+	VPSUBD       Z4, Z8, Z8
+	VPSUBD       Z4, Z0, Z4
+	VMOVUPS      128(DX), Z5
+	VMOVUPS      128(BX), Z9
+	VPMAXSD      Z5, Z9, Z9
+	VPSUBD       Z5, Z9, Z9
+	VPSUBD       Z5, Z0, Z5
+	VMOVUPS      192(DX), Z6
+	VMOVUPS      192(BX), Z10
+	VPMAXSD      Z6, Z10, Z10
+	VPSUBD       Z6, Z10, Z10
+	VPSUBD       Z6, Z0, Z6
 
 row:
-	VPCMPD  $0x02, Z0, Z3, K1
-	VPCMPD  $0x06, Z0, Z7, K1, K1
-	VMOVAPS Z2, Z11
-	VMOVUPS (AX), K1, Z11
-	VMOVUPS Z11, (AX)
-	VPCMPD  $0x02, Z0, Z4, K1
-	VPCMPD  $0x06, Z0, Z8, K1, K1
-	VMOVAPS Z2, Z11
-	VMOVUPS 64(AX), K1, Z11
-	VMOVUPS Z11, 64(AX)
-	VPCMPD  $0x02, Z0, Z5, K1
-	VPCMPD  $0x06, Z0, Z9, K1, K1
-	VMOVAPS Z2, Z11
-	VMOVUPS 128(AX), K1, Z11
-	VMOVUPS Z11, 128(AX)
-	VPCMPD  $0x02, Z0, Z6, K1
-	VPCMPD  $0x06, Z0, Z10, K1, K1
-	VMOVAPS Z2, Z11
-	VMOVUPS 192(AX), K1, Z11
-	VMOVUPS Z11, 192(AX)
-	VPSUBD  Z1, Z0, Z0
+	VPCMPUD $0x05, Z7, Z3, K1
+	VMOVUPS Z2, K1, (AX)
+	VPSUBD  Z1, Z3, Z3
+	VPCMPUD $0x05, Z8, Z4, K1
+	VMOVUPS Z2, K1, 64(AX)
+	VPSUBD  Z1, Z4, Z4
+	VPCMPUD $0x05, Z9, Z5, K1
+	VMOVUPS Z2, K1, 128(AX)
+	VPSUBD  Z1, Z5, Z5
+	VPCMPUD $0x05, Z10, Z6, K1
+	VMOVUPS Z2, K1, 192(AX)
+	VPSUBD  Z1, Z6, Z6
 	ADDQ    $0x00000100, AX
 	SUBQ    $0x00000001, CX
 	JNZ     row
@@ -16542,23 +16543,21 @@ row:
 	RET
 
 // func edgeAVX2(s *float32, rows int, key int, lo *int32, hi *int32)
-// Requires: AVX, AVX2, SSE2
+// Requires: AVX, AVX2
 TEXT ·edgeAVX2(SB), NOSPLIT, $0-40
 	MOVQ         s+0(FP), AX
 	MOVQ         rows+8(FP), CX
-	MOVQ         key+16(FP), DX
-	MOVQ         lo+24(FP), BX
-	MOVQ         hi+32(FP), SI
+	MOVQ         lo+24(FP), DX
+	MOVQ         hi+32(FP), BX
 	VMOVUPS      constants<>+1408(SB), Y2
-	MOVQ         DX, X0
-	VPBROADCASTD X0, Y0
+	VPBROADCASTD key+16(FP), Y0
 	VPCMPEQD     Y1, Y1, Y1
-	VMOVUPS      (BX), Y3
-	VMOVUPS      (SI), Y6
-	VMOVUPS      32(BX), Y4
-	VMOVUPS      32(SI), Y7
-	VMOVUPS      64(BX), Y5
-	VMOVUPS      64(SI), Y8
+	VMOVUPS      (DX), Y3
+	VMOVUPS      (BX), Y6
+	VMOVUPS      32(DX), Y4
+	VMOVUPS      32(BX), Y7
+	VMOVUPS      64(DX), Y5
+	VMOVUPS      64(BX), Y8
 
 row:
 	VPCMPGTD  Y0, Y3, Y10
@@ -28065,34 +28064,33 @@ row:
 	RET
 
 // func edgeAVX512x2(s *float32, rows int, key int, lo *int32, hi *int32)
-// Requires: AVX, AVX512F, SSE2
+// Requires: AVX, AVX512F
 TEXT ·edgeAVX512x2(SB), NOSPLIT, $0-40
 	MOVQ         s+0(FP), AX
 	MOVQ         rows+8(FP), CX
-	MOVQ         key+16(FP), DX
-	MOVQ         lo+24(FP), BX
-	MOVQ         hi+32(FP), SI
+	MOVQ         lo+24(FP), DX
+	MOVQ         hi+32(FP), BX
 	VMOVUPS      constants<>+1408(SB), Z2
-	MOVQ         DX, X0
-	VPBROADCASTD X0, Z0
+	VPBROADCASTD key+16(FP), Z0
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
-	VMOVUPS      (BX), Z3
-	VMOVUPS      (SI), Z5
-	VMOVUPS      64(BX), Z4
-	VMOVUPS      64(SI), Z6
+	VMOVUPS      (DX), Z3
+	VMOVUPS      (BX), Z5
+	VPMAXSD      Z3, Z5, Z5
+	VPSUBD       Z3, Z5, Z5
+	VPSUBD       Z3, Z0, Z3
+	VMOVUPS      64(DX), Z4
+	VMOVUPS      64(BX), Z6
+	VPMAXSD      Z4, Z6, Z6
+	VPSUBD       Z4, Z6, Z6
+	VPSUBD       Z4, Z0, Z4
 
 row:
-	VPCMPD  $0x02, Z0, Z3, K1
-	VPCMPD  $0x06, Z0, Z5, K1, K1
-	VMOVAPS Z2, Z7
-	VMOVUPS (AX), K1, Z7
-	VMOVUPS Z7, (AX)
-	VPCMPD  $0x02, Z0, Z4, K1
-	VPCMPD  $0x06, Z0, Z6, K1, K1
-	VMOVAPS Z2, Z7
-	VMOVUPS 64(AX), K1, Z7
-	VMOVUPS Z7, 64(AX)
-	VPSUBD  Z1, Z0, Z0
+	VPCMPUD $0x05, Z5, Z3, K1
+	VMOVUPS Z2, K1, (AX)
+	VPSUBD  Z1, Z3, Z3
+	VPCMPUD $0x05, Z6, Z4, K1
+	VMOVUPS Z2, K1, 64(AX)
+	VPSUBD  Z1, Z4, Z4
 	ADDQ    $0x00000080, AX
 	SUBQ    $0x00000001, CX
 	JNZ     row
@@ -30321,27 +30319,25 @@ row:
 	RET
 
 // func edgeAVX512x1(s *float32, rows int, key int, lo *int32, hi *int32)
-// Requires: AVX, AVX512F, SSE2
+// Requires: AVX, AVX512F
 TEXT ·edgeAVX512x1(SB), NOSPLIT, $0-40
 	MOVQ         s+0(FP), AX
 	MOVQ         rows+8(FP), CX
-	MOVQ         key+16(FP), DX
-	MOVQ         lo+24(FP), BX
-	MOVQ         hi+32(FP), SI
+	MOVQ         lo+24(FP), DX
+	MOVQ         hi+32(FP), BX
 	VMOVUPS      constants<>+1408(SB), Z2
-	MOVQ         DX, X0
-	VPBROADCASTD X0, Z0
+	VPBROADCASTD key+16(FP), Z0
 	VPTERNLOGD   $0xff, Z1, Z1, Z1
-	VMOVUPS      (BX), Z3
-	VMOVUPS      (SI), Z4
+	VMOVUPS      (DX), Z3
+	VMOVUPS      (BX), Z4
+	VPMAXSD      Z3, Z4, Z4
+	VPSUBD       Z3, Z4, Z4
+	VPSUBD       Z3, Z0, Z3
 
 row:
-	VPCMPD  $0x02, Z0, Z3, K1
-	VPCMPD  $0x06, Z0, Z4, K1, K1
-	VMOVAPS Z2, Z5
-	VMOVUPS (AX), K1, Z5
-	VMOVUPS Z5, (AX)
-	VPSUBD  Z1, Z0, Z0
+	VPCMPUD $0x05, Z4, Z3, K1
+	VMOVUPS Z2, K1, (AX)
+	VPSUBD  Z1, Z3, Z3
 	ADDQ    $0x00000040, AX
 	SUBQ    $0x00000001, CX
 	JNZ     row
@@ -32763,21 +32759,19 @@ row:
 	RET
 
 // func edgeAVX2x2(s *float32, rows int, key int, lo *int32, hi *int32)
-// Requires: AVX, AVX2, SSE2
+// Requires: AVX, AVX2
 TEXT ·edgeAVX2x2(SB), NOSPLIT, $0-40
 	MOVQ         s+0(FP), AX
 	MOVQ         rows+8(FP), CX
-	MOVQ         key+16(FP), DX
-	MOVQ         lo+24(FP), BX
-	MOVQ         hi+32(FP), SI
+	MOVQ         lo+24(FP), DX
+	MOVQ         hi+32(FP), BX
 	VMOVUPS      constants<>+1408(SB), Y2
-	MOVQ         DX, X0
-	VPBROADCASTD X0, Y0
+	VPBROADCASTD key+16(FP), Y0
 	VPCMPEQD     Y1, Y1, Y1
-	VMOVUPS      (BX), Y3
-	VMOVUPS      (SI), Y5
-	VMOVUPS      32(BX), Y4
-	VMOVUPS      32(SI), Y6
+	VMOVUPS      (DX), Y3
+	VMOVUPS      (BX), Y5
+	VMOVUPS      32(DX), Y4
+	VMOVUPS      32(BX), Y6
 
 row:
 	VPCMPGTD  Y0, Y3, Y8
@@ -34774,19 +34768,17 @@ row:
 	RET
 
 // func edgeAVX2x1(s *float32, rows int, key int, lo *int32, hi *int32)
-// Requires: AVX, AVX2, SSE2
+// Requires: AVX, AVX2
 TEXT ·edgeAVX2x1(SB), NOSPLIT, $0-40
 	MOVQ         s+0(FP), AX
 	MOVQ         rows+8(FP), CX
-	MOVQ         key+16(FP), DX
-	MOVQ         lo+24(FP), BX
-	MOVQ         hi+32(FP), SI
+	MOVQ         lo+24(FP), DX
+	MOVQ         hi+32(FP), BX
 	VMOVUPS      constants<>+1408(SB), Y2
-	MOVQ         DX, X0
-	VPBROADCASTD X0, Y0
+	VPBROADCASTD key+16(FP), Y0
 	VPCMPEQD     Y1, Y1, Y1
-	VMOVUPS      (BX), Y3
-	VMOVUPS      (SI), Y4
+	VMOVUPS      (DX), Y3
+	VMOVUPS      (BX), Y4
 
 row:
 	VPCMPGTD  Y0, Y3, Y6
@@ -37126,27 +37118,25 @@ row:
 	RET
 
 // func edgeAVX512Half(s *float32, rows int, key int, lo *int32, hi *int32)
-// Requires: AVX, AVX2, AVX512F, AVX512VL, SSE2
+// Requires: AVX, AVX2, AVX512F, AVX512VL
 TEXT ·edgeAVX512Half(SB), NOSPLIT, $0-40
 	MOVQ         s+0(FP), AX
 	MOVQ         rows+8(FP), CX
-	MOVQ         key+16(FP), DX
-	MOVQ         lo+24(FP), BX
-	MOVQ         hi+32(FP), SI
+	MOVQ         lo+24(FP), DX
+	MOVQ         hi+32(FP), BX
 	VMOVUPS      constants<>+1408(SB), Y2
-	MOVQ         DX, X0
-	VPBROADCASTD X0, Y0
+	VPBROADCASTD key+16(FP), Y0
 	VPTERNLOGD   $0xff, Y1, Y1, Y1
-	VMOVUPS      (BX), Y3
-	VMOVUPS      (SI), Y4
+	VMOVUPS      (DX), Y3
+	VMOVUPS      (BX), Y4
+	VPMAXSD      Y3, Y4, Y4
+	VPSUBD       Y3, Y4, Y4
+	VPSUBD       Y3, Y0, Y3
 
 row:
-	VPCMPD  $0x02, Y0, Y3, K1
-	VPCMPD  $0x06, Y0, Y4, K1, K1
-	VMOVAPS Y2, Y5
-	VMOVUPS (AX), K1, Y5
-	VMOVUPS Y5, (AX)
-	VPSUBD  Y1, Y0, Y0
+	VPCMPUD $0x05, Y4, Y3, K1
+	VMOVUPS Y2, K1, (AX)
+	VPSUBD  Y1, Y3, Y3
 	ADDQ    $0x00000020, AX
 	SUBQ    $0x00000001, CX
 	JNZ     row
