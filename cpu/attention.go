@@ -68,7 +68,6 @@ func (be *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, err
 	}
 	defer be.gate.leave()
 	a := attention{engine: engine{partition: newPartition(be.kernels, c, be.threads())}}
-	a.blocked = !c.Blocks.IsZero()
 	a.gatherSmall(c)
 	p := backend.NewPlan(c)
 	p.Backend = name
@@ -92,9 +91,8 @@ func pinCall(pinned *backend.Pinned, c *backend.Call) error {
 type attention struct {
 	engine
 	scoring
-	lse     view
-	cap     float32 // softcap·log2 e, or 0
-	blocked bool    // there is a block mask, which may leave gaps
+	lse view
+	cap float32 // softcap·log2 e, or 0
 
 	states  []float32      // stateFloats for each tile and chunk, where keys are cut
 	saved   []bool         // the states that are set
@@ -160,7 +158,6 @@ func (a *attention) open(c *backend.Call) (err error) {
 	if err = a.scoring.open(&c.Problem, c.Q.Shape()[backend.Heads], c.Q.Shape()[backend.Seq]); err != nil {
 		return err
 	}
-	a.blocked = !a.blockMask.isZero()
 	err = openViews([]operand{{"q", c.Q, &a.q}, {"k", c.K, &a.k}, {"v", c.V, &a.v},
 		{"o", c.O, &a.o}, {"lse", c.LSE, &a.lse}})
 	if c.Pages != nil {
@@ -177,9 +174,6 @@ func (a *attention) release() {
 
 func (a *attention) size() (floats, rows int) {
 	floats = a.workspaceFloats() + a.taskTiles*(a.queryFloats()+a.tileStates()*a.stateFloats)
-	if a.blocked && !a.keyLanes {
-		floats += keyBlock * a.dimV
-	}
 	return floats, a.taskTiles * a.rows
 }
 
@@ -201,9 +195,6 @@ func (a *attention) task(ctx context.Context, w *scratch, n int) error {
 func (a *attention) tilesTask(ctx context.Context, w *scratch, n int) error {
 	p := a.at(n)
 	b := a.cutWorkspace(w)
-	if a.blocked && !a.keyLanes {
-		b.gathered = w.floats(keyBlock * a.dimV)
-	}
 	a.seedDropout(&b.draw)
 	tiles := a.cutTiles(w, &p)
 	keys := span{a.d.SeqK, 0}
@@ -265,7 +256,7 @@ func (a *attention) findVisible(p *taskRange, t *tile) {
 
 // block takes all tiles over the key block from j0 on.
 func (a *attention) block(b *workspace, p *taskRange, tiles []tile, j0 int, fold *folder) {
-	r := keyRange{span: span{j0 + keyBlock, j0}}
+	r, fetched := keyRange{span: span{j0 + keyBlock, j0}}, false
 	for n := range tiles {
 		t := &tiles[n]
 		t.here, t.mixed = a.trim(p.b, t, t.keys.clip(j0, j0+keyBlock))
@@ -289,6 +280,10 @@ func (a *attention) block(b *workspace, p *taskRange, tiles []tile, j0 int, fold
 		}
 		a.enter(t, j0/chunkKeys, fold)
 		here := span{t.here.lo / first * first, t.here.hi}
+		if r.end = 0; !fetched { // one tile is enough
+			r.end = min(t.keys.hi, p.keys.hi)
+			fetched = r.end > j0+keyBlock
+		}
 		if a.keyLanes {
 			a.stepKeyLanes(b, p, t, &r, here)
 		} else {

@@ -159,7 +159,8 @@ func TestBackward(t *testing.T) {
 		rounds = 60
 	}
 	for n := range rounds {
-		say, c := drawOptions(t, rng, n)
+		sq, sk := drawLengths(rng)
+		say, c := drawOptions(t, rng, n, sq, sk)
 		for _, tier := range Tiers() {
 			be := New(Options{Tier: tier, Threads: 1 + n%3})
 			g := backwardOf(t, be, withO(t, c))

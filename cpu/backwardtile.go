@@ -175,7 +175,7 @@ func (j *gradients) block(s *gradientSpace, b *workspace, p *taskRange, t *tile,
 	}
 	w := x.Width
 	b.before = s.m
-	x.Scores(b.s, k, j.dimK, n, s.qt, j.d.Dim, b.mx, 0)
+	x.Scores(b.s, b.run(k, j.dimK, n, j.dimK), j.dimK, s.qt, j.d.Dim, b.mx)
 	edge := here.lo < t.every.lo || here.hi > t.every.hi
 	if j.cap > 0 || j.masked || j.added || edge || t.mixed {
 		j.adjust(b, p, t, here, edge)
@@ -191,7 +191,7 @@ func (j *gradients) block(s *gradientSpace, b *workspace, p *taskRange, t *tile,
 		j.dropTile(b, p, t, here.lo, n)
 		b.s = weights
 	}
-	x.Scores(s.ds, v, j.dimV, n, s.dOt, j.d.ValueDim, b.mx, 0)
+	x.Scores(s.ds, b.run(v, j.dimV, n, j.dimV), j.dimV, s.dOt, j.d.ValueDim, b.mx)
 	x.ScoreGradients(s.ds, b.s, s.w, n, s.dots, factor)
 }
 
@@ -226,7 +226,7 @@ func (j *gradients) addBlock(s *gradientSpace, b *workspace, p *taskRange, t *ti
 	case j.keyLanes:
 		x.Mix(vec.F32, dQ, j.dimK, b.run(k, j.dimK, n, j.dimK), j.dimK, s.ds, keyBlock, s.ones, t.n, j.dimK)
 	default:
-		x.Values(dQ, k, j.dimK, s.ds, n, j.d.Dim, s.ones, 0)
+		x.Values(dQ, b.run(k, j.dimK, n, j.dimK), j.dimK, s.ds, j.d.Dim, s.ones)
 	}
 	if !j.dK.isZero() {
 		j.addOuter(s, b, t, n, dK[first*j.dimK:], s.q, j.dimK, s.ds)

@@ -62,8 +62,7 @@ type workspace struct {
 	bias            []float32 // of a row
 	table           []float32 // bias of a tile by distance
 	capped          []float32 // the scores before biases, for the softcap's derivative; may be nil
-	k, v            []float32 // packed or converted
-	gathered        []float32 // the values of pieces
+	k, v            []float32 // converted, or values with 0 for NaN and Inf
 	scale, one      []float32 // factors of transpositions
 	pieces          [keyBlock/8 + 1]span
 	lo, hi          [maxLanes]int32
@@ -80,10 +79,10 @@ const maxLanes = 64
 // keyRange is a range of keys and values of one head.
 type keyRange struct {
 	span
-	k, v     []float32 // from lo on; nil until loaded
-	ldk, ldv int
-	clean    []float32 // v with 0 for NaN and Inf, if it has any
-	checked  bool      // clean is up to date
+	end        int  // of the keys of which the kernels prefetch those of the next block
+	hasK, hasV bool // the workspace has the converted keys, values
+	checked    bool // whether all values are finite is known
+	replaced   bool // they are not: the workspace has them with 0 for NaN and Inf
 }
 
 // taskRange is the range of tiles and keys of one task.
@@ -220,47 +219,63 @@ func (e *engine) rowDistance(v *view, i int) (ld int, ok bool) {
 	return v.stride[backend.Seq], i+e.kernels.Lanes <= e.d.SeqQ
 }
 
-// keys returns the keys of r from lo on as float32 rows, in place or converted.
-func (e *engine) keys(r *keyRange, b *workspace, p *taskRange, lo int) (k []float32, ld int) {
-	if r.k == nil {
-		if r.k, r.ldk = b.k, e.dimK; e.loadK {
-			loadRows(e.kernels, &e.k, b.k, e.dimK, p.b, p.hk, r.lo, r.hi-r.lo)
-		} else {
-			r.k, r.ldk = e.k.rowsAt(p.b, p.hk, r.lo)
-		}
+// keys returns n keys of r from lo on as float32 rows, ld apart, in place or converted.
+func (e *engine) keys(r *keyRange, b *workspace, p *taskRange, lo, n int) (runs []vec.Run, ld int) {
+	if !e.loadK {
+		return e.runsOf(b, &e.k, p, lo, n, r.end), e.k.rowStride()
 	}
-	return r.k[(lo-r.lo)*r.ldk:], r.ldk
+	if !r.hasK {
+		r.hasK = true
+		loadRows(e.kernels, &e.k, b.k, e.dimK, p.b, p.hk, r.lo, r.hi-r.lo)
+	}
+	return b.run(b.k[(lo-r.lo)*e.dimK:], e.dimK, n, e.dimK), e.dimK
 }
 
-// values returns the values of r from lo on as float32 rows, in place or
-// converted. With clean set it replaces NaN and Inf by 0, because a weight of 0
-// must hide them and 0·NaN is NaN, and reports whether it replaced any.
-func (e *engine) values(r *keyRange, b *workspace, p *taskRange, lo int, clean bool) (v []float32, ld int, replaced bool) {
-	if r.v == nil {
-		if r.v, r.ldv = b.v, e.dimV; e.loadV {
-			loadRows(e.kernels, &e.v, b.v, e.dimV, p.b, p.hk, r.lo, r.hi-r.lo)
-		} else {
-			r.v, r.ldv = e.v.rowsAt(p.b, p.hk, r.lo)
-		}
+// values is keys for the values of pieces of r. With clean set it replaces NaN and Inf by 0,
+// because a weight of 0 must hide them and 0·NaN is NaN, and reports whether it replaced any.
+func (e *engine) values(r *keyRange, b *workspace, p *taskRange, pieces []span, clean bool) (runs []vec.Run, ld int, replaced bool) {
+	if e.loadV && !r.hasV {
+		r.hasV = true
+		loadRows(e.kernels, &e.v, b.v, e.dimV, p.b, p.hk, r.lo, r.hi-r.lo)
 	}
 	if clean && !r.checked {
 		r.checked = true
-		n, dv := r.hi-r.lo, e.d.ValueDim
-		if e.kernels.NonFinite(r.v, r.ldv, n, dv) {
+		if e.anyNonFinite(r, b, p) {
 			if !e.loadV {
-				for j := range n {
-					copy(b.v[j*e.dimV:j*e.dimV+dv], r.v[j*r.ldv:])
-					clear(b.v[j*e.dimV+dv : (j+1)*e.dimV])
-				}
+				loadRows(e.kernels, &e.v, b.v, e.dimV, p.b, p.hk, r.lo, r.hi-r.lo)
 			}
-			zeroNonFinite(b.v[:n*e.dimV])
-			r.clean = b.v
+			zeroNonFinite(b.v[:(r.hi-r.lo)*e.dimV])
+			r.replaced = true
 		}
 	}
-	if clean && r.clean != nil {
-		return r.clean[(lo-r.lo)*e.dimV:], e.dimV, true
+	replaced, b.runs = clean && r.replaced, b.runs[:0]
+	for _, s := range pieces {
+		if e.loadV || replaced {
+			rows := b.v[(s.lo-r.lo)*e.dimV:]
+			b.runs = vec.AppendRun(b.runs, rows, e.dimV, s.hi-s.lo, e.dimV, rows)
+			ld = e.dimV
+			continue
+		}
+		e.appendRuns(b, &e.v, p, s.lo, s.hi-s.lo, r.end)
+		ld = e.v.rowStride()
 	}
-	return r.v[(lo-r.lo)*r.ldv:], r.ldv, false
+	return b.runs, ld, replaced
+}
+
+// anyNonFinite reports whether any of the values of r is NaN or Inf.
+func (e *engine) anyNonFinite(r *keyRange, b *workspace, p *taskRange) bool {
+	dv := e.d.ValueDim
+	if e.loadV {
+		return e.kernels.NonFinite(b.v, e.dimV, r.hi-r.lo, dv)
+	}
+	for s := r.lo; s < r.hi; {
+		n := e.v.adjacent(s, r.hi-s)
+		if e.kernels.NonFinite(e.v.f32[e.v.rowIndex(p.b, p.hk, s):], e.v.rowStride(), n, dv) {
+			return true
+		}
+		s += n
+	}
+	return false
 }
 
 // zeroNonFinite replaces NaN and Inf by zero.

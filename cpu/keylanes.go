@@ -26,22 +26,22 @@ func (a *attention) stepKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRang
 			a.dropRow(x, &b.draw, b.s[row*keyBlock:row*keyBlock+lanes], p.b, h, i, here.lo)
 		}
 	}
-	if a.readV && (!clean || !x.KeyLanes && r.v == nil) {
+	if a.readV && (!clean || !x.KeyLanes && !r.checked) {
 		// Values that are not finite leave outputs that are not, whatever their weights.
 		// Reading them once is cheaper than looking at them first.
 		o := t.cur.o[:t.n*a.dimV]
 		if clean {
 			copy(b.v, o)
 		}
-		runs := a.runsOf(b, &a.v, p, here.lo, n, t.keys.hi)
+		runs := a.runsOf(b, &a.v, p, here.lo, n, r.end)
 		x.Mix(a.v.element(), o, a.dimV, runs, a.v.stride[backend.Seq], b.s, keyBlock, b.alpha, t.n, a.dimV)
 		if !clean || !x.NonFinite(o, a.dimV, t.n, a.dimV) {
 			return
 		}
 		copy(o, b.v)
 	}
-	v, ldv, replaced := a.values(r, b, p, here.lo, clean)
-	x.Mix(vec.F32, t.cur.o, a.dimV, b.run(v, ldv, n, a.dimV), ldv, b.s, keyBlock, b.alpha, t.n, a.dimV)
+	runs, ldv, replaced := a.values(r, b, p, []span{here}, clean)
+	x.Mix(vec.F32, t.cur.o, a.dimV, runs, ldv, b.s, keyBlock, b.alpha, t.n, a.dimV)
 	if replaced {
 		a.addVisibleNonFinite(p, t, here, b.s)
 	}
@@ -79,13 +79,13 @@ func (e *engine) scoreKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRange,
 	switch {
 	case e.readK:
 		if done = n / x.Lanes * x.Lanes; done > 0 {
-			runs := e.runsOf(b, &e.k, p, here.lo, done, t.keys.hi)
+			runs := e.runsOf(b, &e.k, p, here.lo, done, r.end)
 			x.Dots(e.k.element(), b.s, keyBlock, runs, e.k.stride[backend.Seq], t.q, e.dimK, rows, e.dimK)
 		}
 	case e.tiles > 1: // they share the converted keys
 		if done = n / x.Lanes * x.Lanes; done > 0 {
-			k, ldk := e.keys(r, b, p, here.lo)
-			x.Dots(vec.F32, b.s, keyBlock, b.run(k, ldk, done, e.dimK), ldk, t.q, e.dimK, rows, e.dimK)
+			runs, ldk := e.keys(r, b, p, here.lo, done)
+			x.Dots(vec.F32, b.s, keyBlock, runs, ldk, t.q, e.dimK, rows, e.dimK)
 		}
 	}
 	// Convert a few keys at a time, which stay in the first-level cache.
@@ -110,13 +110,19 @@ func (e *engine) scoreKeyLanes(b *workspace, p *taskRange, t *tile, r *keyRange,
 // kernels prefetch those of the next block, as far as end.
 func (e *engine) runsOf(b *workspace, v *view, p *taskRange, lo, n, end int) []vec.Run {
 	b.runs = b.runs[:0]
+	e.appendRuns(b, v, p, lo, n, end)
+	return b.runs
+}
+
+// appendRuns appends the runs that runsOf returns to b.runs.
+func (e *engine) appendRuns(b *workspace, v *view, p *taskRange, lo, n, end int) {
 	if v.pages == nil {
 		later := lo
 		if lo+keyBlock < end {
 			later += keyBlock
 		}
 		b.runs = v.appendRun(b.runs, v.index(p.b, p.hk, lo), v.index(p.b, p.hk, later), n)
-		return b.runs
+		return
 	}
 	// Each run prefetches a share of the four quarters of the next block, whose rows are as
 	// many as to lie in one page each.
@@ -144,7 +150,6 @@ func (e *engine) runsOf(b *workspace, v *view, p *taskRange, lo, n, end int) []v
 		from.add(m, size)
 		n -= m
 	}
-	return b.runs
 }
 
 // pagedRow is a row of a page.

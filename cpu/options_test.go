@@ -18,7 +18,8 @@ func TestOptionEdges(t *testing.T) {
 		rounds = 100
 	}
 	for n := range rounds {
-		say, c := drawOptions(t, rng, n)
+		sq, sk := drawLengths(rng)
+		say, c := drawOptions(t, rng, n, sq, sk)
 		compareTiers(t, say, 1+n%3, c)
 	}
 }
@@ -99,12 +100,18 @@ func TestOneRowOfManyHeads(t *testing.T) {
 	})
 }
 
+// drawLengths returns numbers of queries and keys at and next to the edges of vectors, tiles
+// and key blocks.
+func drawLengths(rng *rand.Rand) (sq, sk int) {
+	one := func(n ...int) int { return n[rng.IntN(len(n))] }
+	return one(1, 3, 4, 5, 23, 24, 25, 40, 63, 64, 65, 130), one(1, 15, 64, 127, 128, 129, 203, 1030)
+}
+
 // drawOptions returns the nth of some calls of two heads, with a quarter of the options
 // each, and a description of it.
-func drawOptions(t *testing.T, rng *rand.Rand, n int) (say string, c backend.Call) {
+func drawOptions(t *testing.T, rng *rand.Rand, n, sq, sk int) (say string, c backend.Call) {
 	one := func(n ...int) int { return n[rng.IntN(len(n))] }
 	const heads = 2
-	sq, sk := one(1, 3, 4, 5, 23, 24, 25, 40, 63, 64, 65, 130), one(1, 15, 64, 127, 128, 129, 203, 1030)
 	c = backend.Call{Q: random(t, uint64(n), backend.Shape{1, heads, sq, 9}), K: random(t, 2, backend.Shape{1, 1, sk, 9}), V: random(t, 3, backend.Shape{1, 1, sk, 7}),
 		Problem: backend.Problem{Scale: 0.7, Visible: backend.Everything()}}
 	broadcast := func(x backend.Tensor, shape backend.Shape) backend.Tensor {

@@ -76,7 +76,7 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	decode := rows <= k.Width/2
 	if lanes := roundUp(rows, x.Width); d.SeqK > keyBlock { // else see smallTask
 		full := lanes / 2
-		if c.Pages != nil || !rowsInPlace(&c.K) || !rowsInPlace(&c.V) {
+		if !tilesInPlace(&c.K, c.Pages) || !tilesInPlace(&c.V, c.Pages) {
 			full = max(12, lanes*3/4) // keys as lanes need no copies
 		}
 		if c.Dropout.P > 0 && x.RowOutputs() && (d.SeqQ < rows || c.Dropout.First[backend.Seq]%4 != 0) {
@@ -142,7 +142,7 @@ func cutTasks(k *vec.Kernels, decode bool, c *backend.Call, threads int) partiti
 	x := partition{kernels: k, d: d, share: d.Heads / d.KVHeads, keyLanes: k.KeyLanes,
 		dimK: roundUp(d.Dim, k.Lanes), dimV: roundUp(d.ValueDim, k.Lanes),
 		chunks: ceilDiv(d.SeqK, chunkKeys), parts: 1,
-		loadK: c.Pages != nil || !rowsInPlace(&c.K), loadV: c.Pages != nil || !rowsInPlace(&c.V)}
+		loadK: !tilesInPlace(&c.K, c.Pages), loadV: !tilesInPlace(&c.V, c.Pages)}
 	groups, group := d.Batch*d.KVHeads, x.share*d.SeqQ
 	want := max(1, tasksPerThread*threads)
 	if decode {
@@ -183,6 +183,13 @@ func (x *partition) cutKeys(chunks int) {
 	x.taskChunks = chunks
 	x.parts = ceilDiv(x.chunks, chunks)
 	x.tasks = x.d.Batch * x.d.KVHeads * x.groupTasks * x.parts
+}
+
+// tilesInPlace reports whether kernels with query rows as lanes read the rows of t in place.
+// Pages of fewer keys, or of odd numbers of them, would take kernels for few keys: they are
+// copied.
+func tilesInPlace(t *backend.Tensor, pages *backend.Pages) bool {
+	return rowsInPlace(t) && (pages == nil || t.Shape()[backend.Seq]%16 == 0)
 }
 
 // readsInPlace reports whether kernels with keys as lanes read the rows of t in

@@ -46,14 +46,14 @@ func (j *qkJob) task(ctx context.Context, w *scratch, n int) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		r := keyRange{span: span{j0, min(j0+keyBlock, p.keys.hi)}}
+		r := keyRange{span: span{j0, min(j0+keyBlock, p.keys.hi)}, end: p.keys.hi}
 		n := r.hi - r.lo
 		for i := range tiles {
 			t := &tiles[i]
 			if !j.keyLanes {
 				fill(b.mx, 0)
-				k, ldk := j.keys(&r, b, &p, r.lo)
-				j.kernels.Scores(b.s, k, ldk, n, t.q, j.d.Dim, b.mx, 0)
+				runs, ldk := j.keys(&r, b, &p, r.lo, n)
+				j.kernels.Scores(b.s, runs, ldk, t.q, j.d.Dim, b.mx)
 				j.writeTransposed(b, &j.s, &p, t, r.lo, n)
 				continue
 			}
@@ -138,23 +138,19 @@ func (j *pvJob) task(ctx context.Context, w *scratch, n int) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		r := keyRange{span: span{j0, min(j0+keyBlock, j.d.SeqK)}}
+		r := keyRange{span: span{j0, min(j0+keyBlock, j.d.SeqK)}, end: j.d.SeqK}
 		n := r.hi - r.lo
-		v, ldv, replaced := j.values(&r, b, &p, r.lo, j.zeroHides || x.KeyLanes)
 		for i := range tiles {
 			t := &tiles[i]
+			runs, ldv, replaced := j.values(&r, b, &p, []span{r.span}, j.zeroHides || x.KeyLanes)
 			if j.keyLanes {
 				j.rowsOf(t, 0, t.n, func(row, h, i, rows int) {
 					j.w.pack(b.s[row*keyBlock:], keyBlock, p.b, h, i, rows, r.lo, n)
 				})
-				x.Mix(vec.F32, t.cur.o, j.dimV, b.run(v, ldv, n, j.dimV), ldv, b.s, keyBlock, b.alpha, t.n, j.dimV)
+				x.Mix(vec.F32, t.cur.o, j.dimV, runs, ldv, b.s, keyBlock, b.alpha, t.n, j.dimV)
 			} else {
 				j.packTransposed(b, b.s, &j.w, &p, t, r.lo, n)
-				ahead := keyBlock
-				if j.loadV || replaced || r.hi == j.d.SeqK {
-					ahead = 0
-				}
-				x.Values(t.cur.o, v, ldv, b.s, n, j.d.ValueDim, b.alpha, ahead)
+				x.Values(t.cur.o, runs, ldv, b.s, j.d.ValueDim, b.alpha)
 			}
 			if replaced {
 				j.addNonFinite(&p, t, r.lo, r.hi, t.cur.o, b.s, func(_, _, _, _ int, weight float32) bool {

@@ -10,7 +10,6 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 	copy(b.mx, t.cur.m)
 	plain := a.cap == 0 && !a.masked && !a.added && !t.mixed
 	for _, piece := range pieces {
-		k, ldk := a.keys(r, b, p, piece.lo)
 		// Where only edges hide keys, those that all rows see need no adjustment.
 		every := t.every.clip(piece.lo, piece.hi)
 		every.lo = roundUp(every.lo, 4)
@@ -30,7 +29,8 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 			}
 			b.s = s[n*w:]
 			m := part.hi - part.lo
-			x.Scores(b.s, k[(part.lo-piece.lo)*ldk:], ldk, m, t.q, a.d.Dim, b.mx, a.ahead(p, t, part.lo, a.loadK))
+			runs, ldk := a.keys(r, b, p, part.lo, m)
+			x.Scores(b.s, runs, ldk, t.q, a.d.Dim, b.mx)
 			edge := part.lo < t.every.lo || part.hi > t.every.hi
 			if edge || !plain {
 				a.adjust(b, p, t, part, edge)
@@ -55,37 +55,25 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 	if a.problem.Dropout.P > 0 {
 		eachPiece(func(piece span) { a.dropTile(b, p, t, piece.lo, piece.hi-piece.lo) })
 	}
-	clean := a.hiding || edges || t.mixed || r.clean != nil
+	clean := a.hiding || edges || t.mixed || r.replaced
 	// Tiles that have fewer outputs than the block has values look at those instead. As in
 	// stepKeyLanes, reading values once is cheaper than looking at them first.
 	few := 2*(p.to-p.from)*w <= keyBlock
 	if clean && few && !a.loadV && !r.checked && len(pieces) == 1 {
 		o := t.cur.o
 		copy(b.v, o)
-		v, ldv, _ := a.values(r, b, p, here.lo, false)
-		x.Values(o, v, ldv, s, n, a.d.ValueDim, b.alpha, a.ahead(p, t, here.lo, false))
+		runs, ldv, _ := a.values(r, b, p, pieces, false)
+		x.Values(o, runs, ldv, s, a.d.ValueDim, b.alpha)
 		if !x.NonFinite(o, len(o), 1, len(o)) {
 			return
 		}
 		copy(o, b.v)
 	}
-	v, ldv, replaced := a.values(r, b, p, here.lo, clean)
-	if len(pieces) > 1 {
-		v, ldv = a.gather(b, pieces, v, ldv, here.lo)
-	}
-	x.Values(t.cur.o, v, ldv, s, n, a.d.ValueDim, b.alpha, a.ahead(p, t, here.lo, a.loadV || len(pieces) > 1))
+	runs, ldv, replaced := a.values(r, b, p, pieces, clean)
+	x.Values(t.cur.o, runs, ldv, s, a.d.ValueDim, b.alpha)
 	if replaced {
 		eachPiece(func(piece span) { a.addVisibleNonFinite(p, t, piece, b.s) })
 	}
-}
-
-// ahead returns the distance in rows at which the kernels prefetch keys or values from lo
-// on: the rows of the next block, or, if there is none or the rows are copies, none.
-func (a *attention) ahead(p *taskRange, t *tile, lo int, copied bool) int {
-	if copied || lo+keyBlock >= min(t.keys.hi, p.keys.hi) {
-		return 0
-	}
-	return keyBlock
 }
 
 // packTransposed writes elements [lo, lo+n) of the rows of t in src, transposed, to

@@ -151,8 +151,12 @@ func rowsInPlace(t *backend.Tensor) bool {
 // rowsAt returns the rows from s on, with their leading dimension, for a tensor that
 // is rowsInPlace.
 func (v *view) rowsAt(b, h, s int) (rows []float32, ld int) {
-	return v.f32[v.index(b, h, s):], max(v.stride[backend.Seq], v.shape[backend.Dim])
+	return v.f32[v.index(b, h, s):], v.rowStride()
 }
+
+// rowStride returns the distance between the rows of a tensor that is rowsInPlace. Where there
+// is one row, the stride may be anything.
+func (v *view) rowStride() int { return max(v.stride[backend.Seq], v.shape[backend.Dim]) }
 
 // pack copies elements [c0, c0+cols) of rows [s, s+n) as float32 to dst, whose
 // rows are ld apart.

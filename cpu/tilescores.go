@@ -270,18 +270,6 @@ func (a *attention) pieces(b *workspace, p *taskRange, t *tile, keys span) []spa
 	return b.pieces[:n]
 }
 
-// gather copies the values of pieces, which v has from key lo on, to adjacent rows.
-func (a *attention) gather(b *workspace, pieces []span, v []float32, ldv, lo int) ([]float32, int) {
-	to := b.gathered
-	for _, piece := range pieces {
-		for j := piece.lo; j < piece.hi; j++ {
-			copy(to[:a.d.ValueDim], v[(j-lo)*ldv:])
-			to = to[a.dimV:]
-		}
-	}
-	return b.gathered, a.dimV
-}
-
 // dropTile applies dropout to the weights of t for n keys from lo on.
 func (a *attention) dropTile(b *workspace, p *taskRange, t *tile, lo, n int) {
 	d, x := &a.problem.Dropout, a.kernels

@@ -30,11 +30,11 @@ func BenchmarkCall(b *testing.B) {
 		}
 		timed.tiles = slices.Clone(x.tiles)
 		for i, tile := range x.tiles {
-			timed.tiles[i].scores = func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32, ahead int) {
-				clock(func() { tile.scores(s, k, ldk, qt, d, groups, mx, ahead) })
+			timed.tiles[i].scores = func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32) {
+				clock(func() { tile.scores(s, k, ldk, run, qt, d, groups, mx) })
 			}
-			timed.tiles[i].values = func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32, ahead int) {
-				clock(func() { tile.values(o, v, ldv, p, keys, groups, alpha, ahead) })
+			timed.tiles[i].values = func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32) {
+				clock(func() { tile.values(o, runs, n, ldv, p, first, groups, alpha) })
 			}
 		}
 		timed.weights = func(s *float32, fours int, m, mx, l, alpha *float32) {
@@ -52,9 +52,9 @@ func BenchmarkCall(b *testing.B) {
 			name string
 			do   func()
 		}{
-			{"scores", func() { timed.Scores(s, k, d, keys, qt, d, m[0], 0) }},
+			{"scores", func() { timed.Scores(s, run, d, qt, d, m[0]) }},
 			{"weights", func() { timed.Weights(s, keys/4, m[0], m[1], m[2], m[3]) }},
-			{"values", func() { timed.Values(o, k, d, s, keys, d, m[3], 0) }},
+			{"values", func() { timed.Values(o, run, d, s, d, m[3]) }},
 			{"softcap", func() { timed.Softcap(s[:keys*w], 2) }},
 			{"dots", func() { timed.Dots(F32, s, keys, run, d, q, d, heads, d) }},
 			{"mix", func() { timed.Mix(F32, o, d, run, d, s, keys, m[3], 4, d) }},

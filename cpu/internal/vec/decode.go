@@ -14,10 +14,7 @@ import (
 // The n keys are those of all runs. The length of each run and d are multiples of Lanes, and
 // the size of d elements is one of 16 bytes.
 func (x *Kernels) Dots(e Element, s []float32, lds int, runs []Run, ldk int, q []float32, ldq, heads, d int) {
-	n := 0
-	for i := range runs {
-		n += runs[i].n
-	}
+	n := rowsOf(runs)
 	_, _ = s[(heads-1)*lds+n-1], q[(heads-1)*ldq+d-1]
 	if x.KeyLanes {
 		for _, r := range runs {
@@ -31,22 +28,28 @@ func (x *Kernels) Dots(e Element, s []float32, lds int, runs []Run, ldk int, q [
 	at := 0
 	for i := 0; i < len(runs); i++ {
 		n, first := runs[i].n, i
-		if e != F32 && heads == 1 && x.Lanes > 4 && n == pairedRun && most >= 2*pairedRun && i+1 < len(runs) && runs[i+1].n == n {
+		if e != F32 && heads == 1 && x.Lanes > 4 && most >= 2*pairedRun && paired(runs[i:]) {
 			n, i = 2*n, i+1
 		}
 		for j := 0; j < n; j += most {
 			some := min(most, n-j)
-			x.dots[e](&s[at+j], 4*lds, (*byte)(unsafe.Add(unsafe.Pointer(runs[first].rows), j*apart)), apart, (*uintptr)(unsafe.Pointer(&runs[first])),
+			x.dots[e](&s[at+j], 4*lds, (*byte)(unsafe.Add(unsafe.Pointer(runs[first].rows), j*apart)), apart, runs[first].words(),
 				&q[0], 4*ldq, heads, d/x.Lanes, some/x.Lanes)
 		}
 		at += n
 	}
 }
 
-// pairedRun is the length of runs that the dots of one row and a type other than F32 takes
-// in pairs, where a vector has 8 or 16 lanes: several chains of FMAs hide their latency.
-// The generator has the same constant.
+// pairedRun is the length of runs that some kernels take in pairs: the dots of one row and a
+// type other than F32, where a vector has 8 or 16 lanes, because several chains of FMAs hide
+// their latency, and the scores of 8 query rows in vectors of 16. The generator has the same
+// constant.
 const pairedRun = 16
+
+// paired reports whether the first two of runs are such a pair.
+func paired(runs []Run) bool {
+	return len(runs) > 1 && runs[0].n == pairedRun && runs[1].n == pairedRun
+}
 
 // Mix adds a block of values to a few outputs, each the same sum as in Values:
 //
@@ -56,17 +59,13 @@ const pairedRun = 16
 //
 // The n values are those of all runs. d is a multiple of Lanes.
 func (x *Kernels) Mix(e Element, o []float32, ldo int, runs []Run, ldv int, p []float32, ldp int, alpha []float32, heads, d int) {
-	n := 0
-	for i := range runs {
-		n += runs[i].n
-	}
+	n := rowsOf(runs)
 	_, _, _ = o[(heads-1)*ldo+d-1], p[(heads-1)*ldp+n-1], alpha[heads-1]
 	if x.KeyLanes {
 		x.rowValues(o, ldo, runs, ldv, p, ldp, alpha, heads, d)
 		return
 	}
 	vectors, apart := d/x.Lanes, e.size()*ldv
-	words := (*uintptr)(unsafe.Pointer(&runs[0]))
 	for h := 0; h < heads; {
 		kind := len(mixRows) - 1
 		for h+mixRows[kind] > heads {
@@ -76,7 +75,7 @@ func (x *Kernels) Mix(e Element, o []float32, ldo int, runs []Run, ldv int, p []
 		for i, strip := range slices.Backward(mixStrips[kind]) {
 			if strips := (vectors - done) / strip; strips > 0 {
 				c := done * x.Lanes
-				x.mix[e][kind][i](&o[h*ldo+c], 4*ldo, words, len(runs), apart, &p[h*ldp], 4*ldp, &alpha[h], c*e.size(), strips)
+				x.mix[e][kind][i](&o[h*ldo+c], 4*ldo, runs[0].words(), len(runs), apart, &p[h*ldp], 4*ldp, &alpha[h], c*e.size(), strips)
 				done += strips * strip
 			}
 		}

@@ -26,7 +26,7 @@ func TestDecodeIsPrefill(t *testing.T) {
 				s, st := make([]float32, heads*n), make([]float32, n*w)
 				runs := inRuns(rng, x.Lanes, n, k, d+1, n, d)
 				x.Dots(F32, s, n, runs, d+1, q, d, heads, d)
-				x.Scores(st, k, d+1, n, qt, d, filled(w, 0), 0)
+				x.Scores(st, runs, d+1, qt, d, filled(w, 0))
 				for h := range heads {
 					for j := range n {
 						if s[h*n+j] != st[j*w+h] {
@@ -48,7 +48,7 @@ func TestDecodeIsPrefill(t *testing.T) {
 				o2 := clone(o)
 				runs = inRuns(rng, 1, n, k, d+1, n, d)
 				x.Mix(F32, o, d, runs, d+1, s, n, alpha, heads, d)
-				valuesByLane(x, ot, k, d+1, st, n, d, alpha, 0)
+				valuesByLane(x, ot, runs, d+1, st, d, alpha)
 				twin.Mix(F32, o2, d, runs, d+1, s, n, alpha, heads, d)
 				within(t, "mix", o, o2, 0)
 				for h := range heads {

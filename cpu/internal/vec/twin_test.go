@@ -58,8 +58,8 @@ func larger(a, b float32) float32 {
 	return b
 }
 
-func (t twin) scores(rows int) func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32, ahead int) {
-	return func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32, _ int) {
+func (t twin) scores(rows int) func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32) {
+	return func(s, k *float32, ldk int, _ *uintptr, qt *float32, d, groups int, mx *float32) {
 		m := floats(mx, 0, 0, t.width)
 		for r := range groups * rows {
 			out, key := floats(s, 4*t.width, r, t.width), floats(k, ldk, r, d)
@@ -75,15 +75,15 @@ func (t twin) scores(rows int) func(s, k *float32, ldk int, qt *float32, d, grou
 	}
 }
 
-func (t twin) values(rows int) func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32, ahead int) {
-	return func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32, _ int) {
-		a := floats(alpha, 0, 0, t.width)
+func (t twin) values(rows int) func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32) {
+	return func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32) {
+		a, values := floats(alpha, 0, 0, t.width), F32.allRows(runs, n, ldv, first, groups*rows)
 		for c := range groups * rows {
 			out := floats(o, 4*t.width, c, t.width)
 			for lane := range out {
 				sum := float32(0)
-				for j := range keys {
-					sum = fma(floats(v, ldv, j, c+1)[c], floats(p, 4*t.width, j, t.width)[lane], sum)
+				for j := range values {
+					sum = fma(values[j][c], floats(p, 4*t.width, j, t.width)[lane], sum)
 				}
 				out[lane] = fma(a[lane], out[lane], sum)
 			}
@@ -400,6 +400,16 @@ func (e Element) row(p *byte, first, n int) []float32 {
 	return out
 }
 
+// allRows is row for the rows of n runs, ld bytes apart.
+func (e Element) allRows(runs *uintptr, n, ld, first, elements int) (rows [][]float32) {
+	for _, r := range unsafe.Slice((*Run)(unsafe.Pointer(runs)), n) {
+		for j := range r.n {
+			rows = append(rows, e.row(&floats(r.rows, ld, j, 1)[0], first, elements))
+		}
+	}
+	return rows
+}
+
 func (t twin) loadQ8(dst *float32, ldd int, src *byte, lds, rows, vectors int) {
 	for r := range rows {
 		copy(floats(dst, ldd, r, vectors*t.lanes), Q8.row(&floats(src, lds, r, 1)[0], 0, vectors*t.lanes))
@@ -430,12 +440,7 @@ func (t twin) mixes(e Element) (all mixes) {
 	for i, heads := range mixRows {
 		for j, vectors := range mixStrips[i] {
 			all[i][j] = func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int) {
-				var values [][]float32
-				for _, r := range unsafe.Slice((*Run)(unsafe.Pointer(runs)), n) {
-					for j := range r.n {
-						values = append(values, e.row(&floats(r.rows, ldv, j, 1)[0], first, strips*vectors*t.lanes))
-					}
-				}
+				values := e.allRows(runs, n, ldv, first, strips*vectors*t.lanes)
 				for h := range heads {
 					a := floats(alpha, 4, h, 1)[0]
 					out := floats(o, ldo, h, strips*vectors*t.lanes)

@@ -154,7 +154,9 @@ func AppendRun[T float32 | uint16 | byte](runs []Run, rows []T, ld, n, d int, ne
 	r.rows, r.next, r.n = (*byte)(unsafe.Pointer(&rows[0])), uintptr(unsafe.Pointer(unsafe.SliceData(next))), n
 	r.lines = (d*size + 63) / 64
 	r.left, r.jump = r.lines, ld*size-64*r.lines
-	r.Spread(quarter, 2*quarter, 3*quarter)
+	if r.next != uintptr(unsafe.Pointer(r.rows)) { // else one stream stays in the first-level cache
+		r.Spread(quarter, 2*quarter, 3*quarter)
+	}
 	if r.jump <= 0 {
 		r.left = math.MaxInt // there are no gaps to leave out
 	}
@@ -164,6 +166,17 @@ func AppendRun[T float32 | uint16 | byte](runs []Run, rows []T, ld, n, d int, ne
 // Spread sets the bytes from the first stream of rows to prefetch to each of the others.
 func (r *Run) Spread(second, third, fourth int) { r.apart = [3]int{second, third, fourth} }
 
+// words returns r as the assembly takes it.
+func (r *Run) words() *uintptr { return (*uintptr)(unsafe.Pointer(r)) }
+
+// rowsOf returns the number of rows of all runs.
+func rowsOf(runs []Run) (n int) {
+	for i := range runs {
+		n += runs[i].n
+	}
+	return n
+}
+
 // budget is the most multiply-adds of whole vectors in one call of assembly: 11
 // microseconds at one a cycle and 3 GHz.
 const budget = 1 << 15
@@ -172,22 +185,29 @@ const budget = 1 << 15
 //
 //	S[key][lane] = Σ_d K[key][d]·Qᵀ[d][lane]    mx[lane] = max(mx[lane], max_key S)
 //
-//	s [n, Width]    k [n, d], rows ldk apart    qt [d, Width]    mx [Width]
+//	s [n, Width]    k [n, d] of F32, rows ldk apart    qt [d, Width]    mx [Width]
 //
-// A NaN among the scores of a lane leaves mx unspecified in that lane. The assembly
-// prefetches the keys that are ahead rows further.
-func (x *Kernels) Scores(s, k []float32, ldk, n int, qt []float32, d int, mx []float32, ahead int) {
+// The n keys are those of all runs, of any length. A NaN among the scores of a lane leaves mx
+// unspecified in that lane.
+func (x *Kernels) Scores(s []float32, runs []Run, ldk int, qt []float32, d int, mx []float32) {
 	w := x.Width
-	_, _, _, _ = s[n*w-1], k[(n-1)*ldk+d-1], qt[d*w-1], mx[w-1]
-	r := 0
-	cut(x.tiles, n, func(t *registerTile, tiles int) {
-		most := max(1, budget/(t.rows*(w/x.Lanes)*d))
-		for tiles > 0 {
-			some := min(most, tiles)
-			t.scores(&s[r*w], &k[r*ldk], 4*ldk, &qt[0], d, some, &mx[0], 4*ldk*ahead)
-			r, tiles = r+some*t.rows, tiles-some
+	_, _ = qt[d*w-1], mx[w-1]
+	for i := 0; i < len(runs); i++ {
+		first, n, r := &runs[i], runs[i].n, 0
+		if x.tiles[0].rows == 2*pairedRun && paired(runs[i:]) {
+			n, i = 2*n, i+1
 		}
-	})
+		_ = s[n*w-1]
+		cut(x.tiles, n, func(t *registerTile, tiles int) {
+			most := max(1, budget/(t.rows*(w/x.Lanes)*d))
+			for tiles > 0 {
+				some := min(most, tiles)
+				t.scores(&s[r*w], (*float32)(unsafe.Add(unsafe.Pointer(first.rows), 4*r*ldk)), 4*ldk, first.words(), &qt[0], d, some, &mx[0])
+				r, tiles = r+some*t.rows, tiles-some
+			}
+		})
+		s = s[n*w:]
+	}
 }
 
 // Weights turns a score tile into weights, with the maximum mx from Scores (which must
@@ -209,23 +229,22 @@ func (x *Kernels) Weights(s []float32, fours int, m, mx, l, alpha []float32) {
 //
 //	Oᵀ[d][lane] = alpha[lane]·Oᵀ[d][lane] + Σ_key V[key][d]·P[key][lane]
 //
-//	o [d, Width]    v [keys, d], rows ldv apart    p [keys, Width]    alpha [Width]
+//	o [d, Width]    v [n, d] of F32, rows ldv apart    p [n, Width]    alpha [Width]
 //
-// With RowOutputs, o is [Width, d rounded up to Lanes]. The assembly prefetches the values
-// that are ahead rows further.
-func (x *Kernels) Values(o, v []float32, ldv int, p []float32, keys, d int, alpha []float32, ahead int) {
-	w := x.Width
-	_, _, _, _ = o[d*w-1], v[(keys-1)*ldv+d-1], p[keys*w-1], alpha[w-1]
+// The n values are those of all runs. With RowOutputs, o is [Width, d rounded up to Lanes].
+func (x *Kernels) Values(o []float32, runs []Run, ldv int, p []float32, d int, alpha []float32) {
+	w, n := x.Width, rowsOf(runs)
+	_, _, _ = o[d*w-1], p[n*w-1], alpha[w-1]
 	if x.RowOutputs() {
-		x.valuesInRows(o, v, ldv, p, keys, d, alpha, ahead)
+		x.valuesInRows(o, runs, ldv, p, n, d, alpha)
 		return
 	}
 	c := 0
 	cut(x.tiles, d, func(t *registerTile, tiles int) {
-		most := max(1, budget/(t.rows*(w/x.Lanes)*keys))
+		most := max(1, budget/(t.rows*(w/x.Lanes)*n))
 		for tiles > 0 {
 			some := min(most, tiles)
-			t.values(&o[c*w], &v[c], 4*ldv, &p[0], keys, some, &alpha[0], 4*ldv*ahead)
+			t.values(&o[c*w], runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, some, &alpha[0])
 			c, tiles = c+some*t.rows, tiles-some
 		}
 	})

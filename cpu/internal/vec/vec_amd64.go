@@ -5,16 +5,16 @@
 package vec
 
 // scores4AVX512 is Kernels.scores4.
-func scores4AVX512(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores4AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values4AVX512 is Kernels.values4.
-func values4AVX512(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values4AVX512(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // scores1AVX512 is Kernels.scores1.
-func scores1AVX512(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores1AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values1AVX512 is Kernels.values1.
-func values1AVX512(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values1AVX512(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // weightsAVX512 is Kernels.weights.
 func weightsAVX512(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
@@ -206,16 +206,16 @@ func mixQ81x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float
 func mixQ81x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // scores4AVX2 is Kernels.scores4.
-func scores4AVX2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores4AVX2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values4AVX2 is Kernels.values4.
-func values4AVX2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values4AVX2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // scores1AVX2 is Kernels.scores1.
-func scores1AVX2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores1AVX2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values1AVX2 is Kernels.values1.
-func values1AVX2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values1AVX2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // weightsAVX2 is Kernels.weights.
 func weightsAVX2(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
@@ -407,22 +407,22 @@ func mixQ81x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32
 func mixQ81x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 
 // scores8AVX512x2 is Kernels.scores8.
-func scores8AVX512x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores8AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values8AVX512x2 is Kernels.values8.
-func values8AVX512x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values8AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // scores4AVX512x2 is Kernels.scores4.
-func scores4AVX512x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores4AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values4AVX512x2 is Kernels.values4.
-func values4AVX512x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values4AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // scores1AVX512x2 is Kernels.scores1.
-func scores1AVX512x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores1AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values1AVX512x2 is Kernels.values1.
-func values1AVX512x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values1AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // weightsAVX512x2 is Kernels.weights.
 func weightsAVX512x2(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
@@ -455,22 +455,22 @@ func dropAVX512x2(s *float32, times int, d *uint64)
 func foldAVX512x2(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // scores16AVX512x1 is Kernels.scores16.
-func scores16AVX512x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores16AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values16AVX512x1 is Kernels.values16.
-func values16AVX512x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values16AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // scores4AVX512x1 is Kernels.scores4.
-func scores4AVX512x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores4AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values4AVX512x1 is Kernels.values4.
-func values4AVX512x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values4AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // scores1AVX512x1 is Kernels.scores1.
-func scores1AVX512x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores1AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values1AVX512x1 is Kernels.values1.
-func values1AVX512x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values1AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // weightsAVX512x1 is Kernels.weights.
 func weightsAVX512x1(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
@@ -503,22 +503,22 @@ func dropAVX512x1(s *float32, times int, d *uint64)
 func foldAVX512x1(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // scores6AVX2x2 is Kernels.scores6.
-func scores6AVX2x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores6AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values6AVX2x2 is Kernels.values6.
-func values6AVX2x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values6AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // scores4AVX2x2 is Kernels.scores4.
-func scores4AVX2x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores4AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values4AVX2x2 is Kernels.values4.
-func values4AVX2x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values4AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // scores1AVX2x2 is Kernels.scores1.
-func scores1AVX2x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores1AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values1AVX2x2 is Kernels.values1.
-func values1AVX2x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values1AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // weightsAVX2x2 is Kernels.weights.
 func weightsAVX2x2(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
@@ -551,22 +551,22 @@ func dropAVX2x2(s *float32, times int, d *uint64)
 func foldAVX2x2(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // scores12AVX2x1 is Kernels.scores12.
-func scores12AVX2x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores12AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values12AVX2x1 is Kernels.values12.
-func values12AVX2x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values12AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // scores8AVX2x1 is Kernels.scores8.
-func scores8AVX2x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores8AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values8AVX2x1 is Kernels.values8.
-func values8AVX2x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values8AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // scores1AVX2x1 is Kernels.scores1.
-func scores1AVX2x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores1AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values1AVX2x1 is Kernels.values1.
-func values1AVX2x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values1AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // weightsAVX2x1 is Kernels.weights.
 func weightsAVX2x1(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
@@ -599,16 +599,16 @@ func dropAVX2x1(s *float32, times int, d *uint64)
 func foldAVX2x1(o *float32, x *float32, rows int, a *float32, b *float32)
 
 // scores16AVX512Half is Kernels.scores16.
-func scores16AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores16AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // scores4AVX512Half is Kernels.scores4.
-func scores4AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores4AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // scores1AVX512Half is Kernels.scores1.
-func scores1AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores1AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // scores32AVX512Half is Kernels.scores32.
-func scores32AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores32AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // weightsAVX512Half is Kernels.weights.
 func weightsAVX512Half(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)
@@ -644,4 +644,4 @@ func exp2AVX512Half(x *float32, vectors int, m float32)
 func softcapAVX512Half(x *float32, vectors int, c float32)
 
 // halfValuesAVX512 is Kernels.halfValues.
-func halfValuesAVX512(o *float32, ldo int, v *float32, ldv int, p *float32, keys int, d int, alpha *float32, ahead int)
+func halfValuesAVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, first int, d int, alpha *float32)

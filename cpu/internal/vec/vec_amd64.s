@@ -614,32 +614,20 @@ DATA constants<>+2424(SB)/4, $0x0b808080
 DATA constants<>+2428(SB)/4, $0x0f808080
 GLOBL constants<>(SB), RODATA|NOPTR, $2432
 
-// func scores4AVX512(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores4AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·scores4AVX512(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), SI
-	SHLQ   $0x02, SI
-	MOVQ   groups+40(FP), DI
-	IMUL3Q $0x00000004, DI, DI
-	MOVQ   SI, R9
-	ADDQ   $0x3f, R9
-	SHRQ   $0x06, R9
-	MOVQ   R9, (SP)
-	MOVQ   R9, R8
-	SHLQ   $0x06, R8
-	NEGQ   R8
-	ADDQ   DX, R8
-	MOVQ   R8, 8(SP)
-	MOVQ   ahead+56(FP), R8
-	ADDQ   CX, R8
+TEXT ·scores4AVX512(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), R8
+	MOVQ 24(SI), R9
 
 group:
 	MOVQ   CX, DI
-	MOVQ   qt+24(FP), SI
+	MOVQ   qt+32(FP), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -656,7 +644,7 @@ group:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   d+32(FP), R10
+	MOVQ   d+40(FP), R10
 	SHRQ   $0x02, R10
 	JZ     dim_rest
 
@@ -758,20 +746,30 @@ dim:
 	VFMADD231PS  Z18, Z20, Z14
 	VFMADD231PS  Z19, Z20, Z15
 	ADDQ         $0x00000400, SI
+	TESTQ        $0x00000003, R10
+	JNZ          dim_later
+	MOVQ         run+24(FP), R11
 	PREFETCHT1   (R8)
+	MOVQ         32(R11), R12
+	PREFETCHT1   (R8)(R12*1)
+	MOVQ         40(R11), R12
+	PREFETCHT1   (R8)(R12*1)
+	MOVQ         48(R11), R12
+	PREFETCHT1   (R8)(R12*1)
 	ADDQ         $0x40, R8
 	DECQ         R9
-	JNZ          same0_0
-	ADDQ         8(SP), R8
-	MOVQ         (SP), R9
+	JNZ          dim_same0
+	ADDQ         64(R11), R8
+	MOVQ         56(R11), R9
 
-same0_0:
+dim_same0:
+dim_later:
 	ADDQ $0x10, DI
 	SUBQ $0x00000001, R10
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+32(FP), R10
+	MOVQ d+40(FP), R10
 	ANDQ $0x03, R10
 	JZ   dim_done
 
@@ -834,7 +832,7 @@ dim_done:
 	VMAXPS  Z9, Z1, Z1
 	VMAXPS  Z10, Z2, Z2
 	VMAXPS  Z11, Z3, Z3
-	MOVQ    mx+48(FP), SI
+	MOVQ    mx+56(FP), SI
 	VMAXPS  (SI), Z0, Z0
 	VMOVUPS Z0, (SI)
 	VMAXPS  64(SI), Z1, Z1
@@ -845,38 +843,24 @@ dim_done:
 	VMOVUPS Z3, 192(SI)
 	ADDQ    $0x00000400, AX
 	LEAQ    (CX)(DX*4), CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    R8, 8(AX)
+	MOVQ    R9, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values4AVX512(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values4AVX512(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·values4AVX512(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000010, BX, R8
-	MOVQ   keys+32(FP), DI
-	IMUL3Q $0x00000040, DI, DI
-	SHRQ   $0x06, DI
-	MOVQ   R8, R10
-	ADDQ   $0x3f, R10
-	SHRQ   $0x06, R10
-	MOVQ   R10, (SP)
-	MOVQ   R10, R9
-	SHLQ   $0x06, R9
-	NEGQ   R9
-	ADDQ   DX, R9
-	MOVQ   R9, 8(SP)
-	MOVQ   ahead+56(FP), R9
-	ADDQ   CX, R9
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -893,161 +877,186 @@ group:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   keys+32(FP), R11
-	SHRQ   $0x02, R11
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS      (R8), Z16
-	VMOVUPS      64(R8), Z17
-	VMOVUPS      128(R8), Z18
-	VMOVUPS      192(R8), Z19
-	VBROADCASTSS (DI), Z20
+	VMOVUPS      (DI), Z16
+	VMOVUPS      64(DI), Z17
+	VMOVUPS      128(DI), Z18
+	VMOVUPS      192(DI), Z19
+	VBROADCASTSS (SI), Z20
 	VFMADD231PS  Z16, Z20, Z0
 	VFMADD231PS  Z17, Z20, Z1
 	VFMADD231PS  Z18, Z20, Z2
 	VFMADD231PS  Z19, Z20, Z3
-	VBROADCASTSS 4(DI), Z20
+	VBROADCASTSS 4(SI), Z20
 	VFMADD231PS  Z16, Z20, Z4
 	VFMADD231PS  Z17, Z20, Z5
 	VFMADD231PS  Z18, Z20, Z6
 	VFMADD231PS  Z19, Z20, Z7
-	VBROADCASTSS 8(DI), Z20
+	VBROADCASTSS 8(SI), Z20
 	VFMADD231PS  Z16, Z20, Z8
 	VFMADD231PS  Z17, Z20, Z9
 	VFMADD231PS  Z18, Z20, Z10
 	VFMADD231PS  Z19, Z20, Z11
-	VBROADCASTSS 12(DI), Z20
+	VBROADCASTSS 12(SI), Z20
 	VFMADD231PS  Z16, Z20, Z12
 	VFMADD231PS  Z17, Z20, Z13
 	VFMADD231PS  Z18, Z20, Z14
 	VFMADD231PS  Z19, Z20, Z15
-	VMOVUPS      256(R8), Z16
-	VMOVUPS      320(R8), Z17
-	VMOVUPS      384(R8), Z18
-	VMOVUPS      448(R8), Z19
-	VBROADCASTSS (DI)(DX*1), Z20
+	VMOVUPS      256(DI), Z16
+	VMOVUPS      320(DI), Z17
+	VMOVUPS      384(DI), Z18
+	VMOVUPS      448(DI), Z19
+	VBROADCASTSS (SI)(CX*1), Z20
 	VFMADD231PS  Z16, Z20, Z0
 	VFMADD231PS  Z17, Z20, Z1
 	VFMADD231PS  Z18, Z20, Z2
 	VFMADD231PS  Z19, Z20, Z3
-	VBROADCASTSS 4(DI)(DX*1), Z20
+	VBROADCASTSS 4(SI)(CX*1), Z20
 	VFMADD231PS  Z16, Z20, Z4
 	VFMADD231PS  Z17, Z20, Z5
 	VFMADD231PS  Z18, Z20, Z6
 	VFMADD231PS  Z19, Z20, Z7
-	VBROADCASTSS 8(DI)(DX*1), Z20
+	VBROADCASTSS 8(SI)(CX*1), Z20
 	VFMADD231PS  Z16, Z20, Z8
 	VFMADD231PS  Z17, Z20, Z9
 	VFMADD231PS  Z18, Z20, Z10
 	VFMADD231PS  Z19, Z20, Z11
-	VBROADCASTSS 12(DI)(DX*1), Z20
+	VBROADCASTSS 12(SI)(CX*1), Z20
 	VFMADD231PS  Z16, Z20, Z12
 	VFMADD231PS  Z17, Z20, Z13
 	VFMADD231PS  Z18, Z20, Z14
 	VFMADD231PS  Z19, Z20, Z15
-	VMOVUPS      512(R8), Z16
-	VMOVUPS      576(R8), Z17
-	VMOVUPS      640(R8), Z18
-	VMOVUPS      704(R8), Z19
-	VBROADCASTSS (DI)(DX*2), Z20
+	VMOVUPS      512(DI), Z16
+	VMOVUPS      576(DI), Z17
+	VMOVUPS      640(DI), Z18
+	VMOVUPS      704(DI), Z19
+	VBROADCASTSS (SI)(CX*2), Z20
 	VFMADD231PS  Z16, Z20, Z0
 	VFMADD231PS  Z17, Z20, Z1
 	VFMADD231PS  Z18, Z20, Z2
 	VFMADD231PS  Z19, Z20, Z3
-	VBROADCASTSS 4(DI)(DX*2), Z20
+	VBROADCASTSS 4(SI)(CX*2), Z20
 	VFMADD231PS  Z16, Z20, Z4
 	VFMADD231PS  Z17, Z20, Z5
 	VFMADD231PS  Z18, Z20, Z6
 	VFMADD231PS  Z19, Z20, Z7
-	VBROADCASTSS 8(DI)(DX*2), Z20
+	VBROADCASTSS 8(SI)(CX*2), Z20
 	VFMADD231PS  Z16, Z20, Z8
 	VFMADD231PS  Z17, Z20, Z9
 	VFMADD231PS  Z18, Z20, Z10
 	VFMADD231PS  Z19, Z20, Z11
-	VBROADCASTSS 12(DI)(DX*2), Z20
+	VBROADCASTSS 12(SI)(CX*2), Z20
 	VFMADD231PS  Z16, Z20, Z12
 	VFMADD231PS  Z17, Z20, Z13
 	VFMADD231PS  Z18, Z20, Z14
 	VFMADD231PS  Z19, Z20, Z15
-	VMOVUPS      768(R8), Z16
-	VMOVUPS      832(R8), Z17
-	VMOVUPS      896(R8), Z18
-	VMOVUPS      960(R8), Z19
-	VBROADCASTSS (DI)(SI*1), Z20
+	VMOVUPS      768(DI), Z16
+	VMOVUPS      832(DI), Z17
+	VMOVUPS      896(DI), Z18
+	VMOVUPS      960(DI), Z19
+	VBROADCASTSS (SI)(BX*1), Z20
 	VFMADD231PS  Z16, Z20, Z0
 	VFMADD231PS  Z17, Z20, Z1
 	VFMADD231PS  Z18, Z20, Z2
 	VFMADD231PS  Z19, Z20, Z3
-	VBROADCASTSS 4(DI)(SI*1), Z20
+	VBROADCASTSS 4(SI)(BX*1), Z20
 	VFMADD231PS  Z16, Z20, Z4
 	VFMADD231PS  Z17, Z20, Z5
 	VFMADD231PS  Z18, Z20, Z6
 	VFMADD231PS  Z19, Z20, Z7
-	VBROADCASTSS 8(DI)(SI*1), Z20
+	VBROADCASTSS 8(SI)(BX*1), Z20
 	VFMADD231PS  Z16, Z20, Z8
 	VFMADD231PS  Z17, Z20, Z9
 	VFMADD231PS  Z18, Z20, Z10
 	VFMADD231PS  Z19, Z20, Z11
-	VBROADCASTSS 12(DI)(SI*1), Z20
+	VBROADCASTSS 12(SI)(BX*1), Z20
 	VFMADD231PS  Z16, Z20, Z12
 	VFMADD231PS  Z17, Z20, Z13
 	VFMADD231PS  Z18, Z20, Z14
 	VFMADD231PS  Z19, Z20, Z15
-	ADDQ         $0x00000400, R8
+	ADDQ         $0x00000400, DI
+	TESTQ        $0x00000003, R11
+	JNZ          key_later
 	PREFETCHT1   (R9)
+	MOVQ         32(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         40(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         48(R8), R12
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
-	JNZ          same0_0
-	ADDQ         8(SP), R9
-	MOVQ         (SP), R10
+	JNZ          key_same0
+	ADDQ         64(R8), R9
+	MOVQ         56(R8), R10
 
-same0_0:
-	LEAQ (DI)(DX*4), DI
+key_same0:
+key_later:
+	LEAQ (SI)(CX*4), SI
 	SUBQ $0x00000001, R11
 	JNZ  key
 
 key_rest:
-	MOVQ keys+32(FP), R11
+	MOVQ 8(SP), R11
 	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS      (R8), Z16
-	VMOVUPS      64(R8), Z17
-	VMOVUPS      128(R8), Z18
-	VMOVUPS      192(R8), Z19
-	VBROADCASTSS (DI), Z20
+	VMOVUPS      (DI), Z16
+	VMOVUPS      64(DI), Z17
+	VMOVUPS      128(DI), Z18
+	VMOVUPS      192(DI), Z19
+	VBROADCASTSS (SI), Z20
 	VFMADD231PS  Z16, Z20, Z0
 	VFMADD231PS  Z17, Z20, Z1
 	VFMADD231PS  Z18, Z20, Z2
 	VFMADD231PS  Z19, Z20, Z3
-	VBROADCASTSS 4(DI), Z20
+	VBROADCASTSS 4(SI), Z20
 	VFMADD231PS  Z16, Z20, Z4
 	VFMADD231PS  Z17, Z20, Z5
 	VFMADD231PS  Z18, Z20, Z6
 	VFMADD231PS  Z19, Z20, Z7
-	VBROADCASTSS 8(DI), Z20
+	VBROADCASTSS 8(SI), Z20
 	VFMADD231PS  Z16, Z20, Z8
 	VFMADD231PS  Z17, Z20, Z9
 	VFMADD231PS  Z18, Z20, Z10
 	VFMADD231PS  Z19, Z20, Z11
-	VBROADCASTSS 12(DI), Z20
+	VBROADCASTSS 12(SI), Z20
 	VFMADD231PS  Z16, Z20, Z12
 	VFMADD231PS  Z17, Z20, Z13
 	VFMADD231PS  Z18, Z20, Z14
 	VFMADD231PS  Z19, Z20, Z15
-	ADDQ         $0x00000100, R8
-	ADDQ         DX, DI
+	ADDQ         $0x00000100, DI
+	ADDQ         CX, SI
 	SUBQ         $0x00000001, R11
 	JNZ          key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Z16
-	VMOVUPS     64(DI), Z17
-	VMOVUPS     128(DI), Z18
-	VMOVUPS     192(DI), Z19
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z16
+	VMOVUPS     64(SI), Z17
+	VMOVUPS     128(SI), Z18
+	VMOVUPS     192(SI), Z19
 	VFMADD231PS (AX), Z16, Z0
 	VMOVUPS     Z0, (AX)
 	VFMADD231PS 64(AX), Z17, Z1
@@ -1081,42 +1090,32 @@ key_done:
 	VFMADD231PS 960(AX), Z19, Z15
 	VMOVUPS     Z15, 960(AX)
 	ADDQ        $0x00000400, AX
-	ADDQ        $0x10, CX
-	DECQ        BX
+	ADDQ        $0x10, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
 
-// func scores1AVX512(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores1AVX512(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F
-TEXT ·scores1AVX512(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), BX
-	SHLQ   $0x02, BX
-	MOVQ   groups+40(FP), SI
-	IMUL3Q $0x00000001, SI, SI
-	ADDQ   $0x3f, BX
-	SHRQ   $0x06, BX
-	MOVQ   BX, (SP)
-	SHLQ   $0x06, BX
-	NEGQ   BX
-	ADDQ   DX, BX
-	MOVQ   BX, 8(SP)
-	MOVQ   ahead+56(FP), BX
-	ADDQ   CX, BX
+TEXT ·scores1AVX512(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), BX
+	MOVQ 8(BX), DI
+	MOVQ 24(BX), R8
 
 group:
 	MOVQ   CX, SI
-	MOVQ   qt+24(FP), BX
+	MOVQ   qt+32(FP), BX
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
-	MOVQ   d+32(FP), DI
-	SHRQ   $0x02, DI
+	MOVQ   d+40(FP), R9
+	SHRQ   $0x02, R9
 	JZ     dim_rest
 
 dim:
@@ -1158,12 +1157,12 @@ dim:
 	VFMADD231PS  Z7, Z8, Z3
 	ADDQ         $0x00000400, BX
 	ADDQ         $0x10, SI
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, R9
 	JNZ          dim
 
 dim_rest:
-	MOVQ d+32(FP), DI
-	ANDQ $0x03, DI
+	MOVQ d+40(FP), R9
+	ANDQ $0x03, R9
 	JZ   dim_done
 
 dim_one:
@@ -1178,7 +1177,7 @@ dim_one:
 	VFMADD231PS  Z7, Z8, Z3
 	ADDQ         $0x00000100, BX
 	ADDQ         $0x04, SI
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, R9
 	JNZ          dim_one
 
 dim_done:
@@ -1186,7 +1185,7 @@ dim_done:
 	VMOVUPS Z1, 64(AX)
 	VMOVUPS Z2, 128(AX)
 	VMOVUPS Z3, 192(AX)
-	MOVQ    mx+48(FP), BX
+	MOVQ    mx+56(FP), BX
 	VMAXPS  (BX), Z0, Z0
 	VMOVUPS Z0, (BX)
 	VMAXPS  64(BX), Z1, Z1
@@ -1197,113 +1196,116 @@ dim_done:
 	VMOVUPS Z3, 192(BX)
 	ADDQ    $0x00000100, AX
 	ADDQ    DX, CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    DI, 8(AX)
+	MOVQ    R8, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values1AVX512(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values1AVX512(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F
 TEXT ·values1AVX512(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000004, BX, R8
-	MOVQ   keys+32(FP), DI
-	IMUL3Q $0x00000040, DI, DI
-	SHRQ   $0x06, DI
-	MOVQ   R8, DI
-	ADDQ   $0x3f, DI
-	SHRQ   $0x06, DI
-	MOVQ   DI, (SP)
-	SHLQ   $0x06, DI
-	NEGQ   DI
-	ADDQ   DX, DI
-	MOVQ   DI, 8(SP)
-	MOVQ   ahead+56(FP), DI
-	ADDQ   CX, DI
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
-	MOVQ   keys+32(FP), R9
-	SHRQ   $0x02, R9
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS      (R8), Z4
-	VMOVUPS      64(R8), Z5
-	VMOVUPS      128(R8), Z6
-	VMOVUPS      192(R8), Z7
-	VBROADCASTSS (DI), Z8
+	VMOVUPS      (DI), Z4
+	VMOVUPS      64(DI), Z5
+	VMOVUPS      128(DI), Z6
+	VMOVUPS      192(DI), Z7
+	VBROADCASTSS (SI), Z8
 	VFMADD231PS  Z4, Z8, Z0
 	VFMADD231PS  Z5, Z8, Z1
 	VFMADD231PS  Z6, Z8, Z2
 	VFMADD231PS  Z7, Z8, Z3
-	VMOVUPS      256(R8), Z4
-	VMOVUPS      320(R8), Z5
-	VMOVUPS      384(R8), Z6
-	VMOVUPS      448(R8), Z7
-	VBROADCASTSS (DI)(DX*1), Z8
+	VMOVUPS      256(DI), Z4
+	VMOVUPS      320(DI), Z5
+	VMOVUPS      384(DI), Z6
+	VMOVUPS      448(DI), Z7
+	VBROADCASTSS (SI)(CX*1), Z8
 	VFMADD231PS  Z4, Z8, Z0
 	VFMADD231PS  Z5, Z8, Z1
 	VFMADD231PS  Z6, Z8, Z2
 	VFMADD231PS  Z7, Z8, Z3
-	VMOVUPS      512(R8), Z4
-	VMOVUPS      576(R8), Z5
-	VMOVUPS      640(R8), Z6
-	VMOVUPS      704(R8), Z7
-	VBROADCASTSS (DI)(DX*2), Z8
+	VMOVUPS      512(DI), Z4
+	VMOVUPS      576(DI), Z5
+	VMOVUPS      640(DI), Z6
+	VMOVUPS      704(DI), Z7
+	VBROADCASTSS (SI)(CX*2), Z8
 	VFMADD231PS  Z4, Z8, Z0
 	VFMADD231PS  Z5, Z8, Z1
 	VFMADD231PS  Z6, Z8, Z2
 	VFMADD231PS  Z7, Z8, Z3
-	VMOVUPS      768(R8), Z4
-	VMOVUPS      832(R8), Z5
-	VMOVUPS      896(R8), Z6
-	VMOVUPS      960(R8), Z7
-	VBROADCASTSS (DI)(SI*1), Z8
+	VMOVUPS      768(DI), Z4
+	VMOVUPS      832(DI), Z5
+	VMOVUPS      896(DI), Z6
+	VMOVUPS      960(DI), Z7
+	VBROADCASTSS (SI)(BX*1), Z8
 	VFMADD231PS  Z4, Z8, Z0
 	VFMADD231PS  Z5, Z8, Z1
 	VFMADD231PS  Z6, Z8, Z2
 	VFMADD231PS  Z7, Z8, Z3
-	ADDQ         $0x00000400, R8
-	LEAQ         (DI)(DX*4), DI
-	SUBQ         $0x00000001, R9
+	ADDQ         $0x00000400, DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x00000001, R11
 	JNZ          key
 
 key_rest:
-	MOVQ keys+32(FP), R9
-	ANDQ $0x03, R9
+	MOVQ 8(SP), R11
+	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS      (R8), Z4
-	VMOVUPS      64(R8), Z5
-	VMOVUPS      128(R8), Z6
-	VMOVUPS      192(R8), Z7
-	VBROADCASTSS (DI), Z8
+	VMOVUPS      (DI), Z4
+	VMOVUPS      64(DI), Z5
+	VMOVUPS      128(DI), Z6
+	VMOVUPS      192(DI), Z7
+	VBROADCASTSS (SI), Z8
 	VFMADD231PS  Z4, Z8, Z0
 	VFMADD231PS  Z5, Z8, Z1
 	VFMADD231PS  Z6, Z8, Z2
 	VFMADD231PS  Z7, Z8, Z3
-	ADDQ         $0x00000100, R8
-	ADDQ         DX, DI
-	SUBQ         $0x00000001, R9
+	ADDQ         $0x00000100, DI
+	ADDQ         CX, SI
+	SUBQ         $0x00000001, R11
 	JNZ          key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Z4
-	VMOVUPS     64(DI), Z5
-	VMOVUPS     128(DI), Z6
-	VMOVUPS     192(DI), Z7
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z4
+	VMOVUPS     64(SI), Z5
+	VMOVUPS     128(SI), Z6
+	VMOVUPS     192(SI), Z7
 	VFMADD231PS (AX), Z4, Z0
 	VMOVUPS     Z0, (AX)
 	VFMADD231PS 64(AX), Z5, Z1
@@ -1313,8 +1315,8 @@ key_done:
 	VFMADD231PS 192(AX), Z7, Z3
 	VMOVUPS     Z3, 192(AX)
 	ADDQ        $0x00000100, AX
-	ADDQ        $0x04, CX
-	DECQ        BX
+	ADDQ        $0x04, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
@@ -5223,7 +5225,7 @@ head_done:
 
 // func mix8x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mix8x2AVX512(SB), NOSPLIT, $32-80
+TEXT ·mix8x2AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -5250,41 +5252,37 @@ strip:
 	VPXORD Z15, Z15, Z15
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R10), BX
+	MOVQ 16(R10), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R10
-	MOVQ 24(SI), R11
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000002, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VMOVUPS          (BX), Z16
@@ -5310,13 +5308,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             24(SP), $0x00
+	CMPQ             16(SP), $0x00
 	JNE              keys
-	MOVQ             8(SP), BX
-	MOVQ             R10, 8(BX)
-	MOVQ             R11, 24(BX)
-	ADDQ             $0x00000048, 8(SP)
-	SUBQ             $0x00000001, 16(SP)
+	MOVQ             R11, 8(R10)
+	MOVQ             R12, 24(R10)
+	ADDQ             $0x00000048, R10
+	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -5377,7 +5374,7 @@ key:
 
 // func mix8x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mix8x1AVX512(SB), NOSPLIT, $32-80
+TEXT ·mix8x1AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -5396,41 +5393,37 @@ strip:
 	VPXORD Z7, Z7, Z7
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R10), BX
+	MOVQ 16(R10), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R10
-	MOVQ 24(SI), R11
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000004, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VMOVUPS          (BX), Z8
@@ -5447,13 +5440,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             24(SP), $0x00
+	CMPQ             16(SP), $0x00
 	JNE              keys
-	MOVQ             8(SP), BX
-	MOVQ             R10, 8(BX)
-	MOVQ             R11, 24(BX)
-	ADDQ             $0x00000048, 8(SP)
-	SUBQ             $0x00000001, 16(SP)
+	MOVQ             R11, 8(R10)
+	MOVQ             R12, 24(R10)
+	ADDQ             $0x00000048, R10
+	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -5498,7 +5490,7 @@ key:
 
 // func mix4x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mix4x4AVX512(SB), NOSPLIT, $32-80
+TEXT ·mix4x4AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -5524,35 +5516,31 @@ strip:
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
 	MOVQ   p+40(FP), DI
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R8
 
 run:
-	MOVQ 8(SP), R8
 	MOVQ (R8), BX
-	MOVQ 16(R8), R8
-	MOVQ R8, 24(SP)
+	MOVQ 16(R8), R9
+	MOVQ R9, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), R9
-	MOVQ 8(R9), R8
-	MOVQ 24(R9), R9
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 keys:
-	MOVQ       8(SP), R10
-	PREFETCHT1 (R8)
-	MOVQ       32(R10), R11
-	PREFETCHT1 (R8)(R11*1)
-	MOVQ       40(R10), R11
-	PREFETCHT1 (R8)(R11*1)
-	MOVQ       48(R10), R11
-	PREFETCHT1 (R8)(R11*1)
-	ADDQ       $0x40, R8
-	DECQ       R9
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), R11
+	PREFETCHT1 (R9)(R11*1)
+	MOVQ       40(R8), R11
+	PREFETCHT1 (R9)(R11*1)
+	MOVQ       48(R8), R11
+	PREFETCHT1 (R9)(R11*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       64(R10), R8
-	MOVQ       56(R10), R9
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
 
 keys_same0:
 	VMOVUPS      (BX), Z16
@@ -5581,13 +5569,12 @@ keys_same0:
 	VFMADD231PS  Z19, Z20, Z15
 	ADDQ         AX, BX
 	ADDQ         $0x04, DI
-	DECQ         24(SP)
+	DECQ         16(SP)
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R8, 8(BX)
-	MOVQ         R9, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R9, 8(R8)
+	MOVQ         R10, 24(R8)
+	ADDQ         $0x00000048, R8
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), DI
@@ -5640,7 +5627,7 @@ keys_same0:
 
 // func mix4x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mix4x1AVX512(SB), NOSPLIT, $32-80
+TEXT ·mix4x1AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -5654,41 +5641,37 @@ strip:
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
 	MOVQ   p+40(FP), R8
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R9), BX
+	MOVQ 16(R9), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R9
-	MOVQ 24(SI), R10
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R9)
-	MOVQ       32(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       40(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       48(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	ADDQ       $0x40, R9
-	DECQ       R10
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       64(SI), R9
-	MOVQ       56(SI), R10
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
 keys_same0:
 	MOVQ    $0x00000004, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VMOVUPS      (BX), Z4
@@ -5704,13 +5687,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R9, 8(BX)
-	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000048, R9
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -5739,7 +5721,7 @@ key:
 
 // func mix1x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mix1x8AVX512(SB), NOSPLIT, $32-80
+TEXT ·mix1x8AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -5757,49 +5739,45 @@ strip:
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
 	MOVQ   p+40(FP), BX
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), SI
 
 run:
-	MOVQ 8(SP), SI
 	MOVQ (SI), DX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ 16(SI), DI
+	MOVQ DI, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), DI
-	MOVQ 8(DI), SI
-	MOVQ 24(DI), DI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
 
 keys:
-	MOVQ       8(SP), R8
-	PREFETCHT1 (SI)
-	MOVQ       32(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	MOVQ       40(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	MOVQ       48(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	ADDQ       $0x40, SI
-	DECQ       DI
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       64(R8), SI
-	MOVQ       56(R8), DI
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
 
 keys_same0:
-	PREFETCHT1 (SI)
-	MOVQ       32(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	MOVQ       40(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	MOVQ       48(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	ADDQ       $0x40, SI
-	DECQ       DI
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
 	JNZ        keys_same1
-	ADDQ       64(R8), SI
-	MOVQ       56(R8), DI
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
 
 keys_same1:
 	VBROADCASTSS (BX), Z8
@@ -5813,13 +5791,12 @@ keys_same1:
 	VFMADD231PS  448(DX), Z8, Z7
 	ADDQ         AX, DX
 	ADDQ         $0x04, BX
-	DECQ         24(SP)
+	DECQ         16(SP)
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         SI, 8(DX)
-	MOVQ         DI, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         DI, 8(SI)
+	MOVQ         R8, 24(SI)
+	ADDQ         $0x00000048, SI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -5850,7 +5827,7 @@ keys_same1:
 
 // func mix1x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mix1x4AVX512(SB), NOSPLIT, $32-80
+TEXT ·mix1x4AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -5864,35 +5841,31 @@ strip:
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
 	MOVQ   p+40(FP), BX
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), SI
 
 run:
-	MOVQ 8(SP), SI
 	MOVQ (SI), DX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ 16(SI), DI
+	MOVQ DI, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), DI
-	MOVQ 8(DI), SI
-	MOVQ 24(DI), DI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
 
 keys:
-	MOVQ       8(SP), R8
-	PREFETCHT1 (SI)
-	MOVQ       32(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	MOVQ       40(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	MOVQ       48(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	ADDQ       $0x40, SI
-	DECQ       DI
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       64(R8), SI
-	MOVQ       56(R8), DI
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
 
 keys_same0:
 	VBROADCASTSS (BX), Z4
@@ -5902,13 +5875,12 @@ keys_same0:
 	VFMADD231PS  192(DX), Z4, Z3
 	ADDQ         AX, DX
 	ADDQ         $0x04, BX
-	DECQ         24(SP)
+	DECQ         16(SP)
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         SI, 8(DX)
-	MOVQ         DI, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         DI, 8(SI)
+	MOVQ         R8, 24(SI)
+	ADDQ         $0x00000048, SI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -5931,7 +5903,7 @@ keys_same0:
 
 // func mix1x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mix1x1AVX512(SB), NOSPLIT, $32-80
+TEXT ·mix1x1AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -5942,41 +5914,37 @@ TEXT ·mix1x1AVX512(SB), NOSPLIT, $32-80
 strip:
 	VPXORD Z0, Z0, Z0
 	MOVQ   p+40(FP), SI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ (DI), DX
+	MOVQ 16(DI), BX
+	MOVQ BX, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
 keys_same0:
 	MOVQ    $0x00000004, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VBROADCASTSS (SI), Z1
@@ -5985,13 +5953,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000048, DI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -7527,7 +7494,7 @@ rows1_done:
 
 // func mixF168x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixF168x2AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixF168x2AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -7554,41 +7521,37 @@ strip:
 	VPXORD Z15, Z15, Z15
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R10), BX
+	MOVQ 16(R10), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R10
-	MOVQ 24(SI), R11
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000004, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VCVTPH2PS        (BX), Z16
@@ -7614,13 +7577,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             24(SP), $0x00
+	CMPQ             16(SP), $0x00
 	JNE              keys
-	MOVQ             8(SP), BX
-	MOVQ             R10, 8(BX)
-	MOVQ             R11, 24(BX)
-	ADDQ             $0x00000048, 8(SP)
-	SUBQ             $0x00000001, 16(SP)
+	MOVQ             R11, 8(R10)
+	MOVQ             R12, 24(R10)
+	ADDQ             $0x00000048, R10
+	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -7681,7 +7643,7 @@ key:
 
 // func mixF168x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixF168x1AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixF168x1AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -7700,41 +7662,37 @@ strip:
 	VPXORD Z7, Z7, Z7
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R10), BX
+	MOVQ 16(R10), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R10
-	MOVQ 24(SI), R11
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VCVTPH2PS        (BX), Z8
@@ -7751,13 +7709,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             24(SP), $0x00
+	CMPQ             16(SP), $0x00
 	JNE              keys
-	MOVQ             8(SP), BX
-	MOVQ             R10, 8(BX)
-	MOVQ             R11, 24(BX)
-	ADDQ             $0x00000048, 8(SP)
-	SUBQ             $0x00000001, 16(SP)
+	MOVQ             R11, 8(R10)
+	MOVQ             R12, 24(R10)
+	ADDQ             $0x00000048, R10
+	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -7802,7 +7759,7 @@ key:
 
 // func mixF164x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixF164x4AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixF164x4AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -7828,41 +7785,37 @@ strip:
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
 	MOVQ   p+40(FP), R8
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R9), BX
+	MOVQ 16(R9), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R9
-	MOVQ 24(SI), R10
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R9)
-	MOVQ       32(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       40(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       48(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	ADDQ       $0x40, R9
-	DECQ       R10
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       64(SI), R9
-	MOVQ       56(SI), R10
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
 keys_same0:
 	MOVQ    $0x00000002, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VCVTPH2PS    (BX), Z16
@@ -7893,13 +7846,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R9, 8(BX)
-	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000048, R9
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -7952,7 +7904,7 @@ key:
 
 // func mixF164x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixF164x1AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixF164x1AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -7966,41 +7918,37 @@ strip:
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
 	MOVQ   p+40(FP), R8
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R9), BX
+	MOVQ 16(R9), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R9
-	MOVQ 24(SI), R10
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R9)
-	MOVQ       32(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       40(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       48(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	ADDQ       $0x40, R9
-	DECQ       R10
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       64(SI), R9
-	MOVQ       56(SI), R10
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VCVTPH2PS    (BX), Z4
@@ -8016,13 +7964,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R9, 8(BX)
-	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000048, R9
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -8051,7 +7998,7 @@ key:
 
 // func mixF161x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mixF161x8AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixF161x8AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -8069,35 +8016,31 @@ strip:
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
 	MOVQ   p+40(FP), BX
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), SI
 
 run:
-	MOVQ 8(SP), SI
 	MOVQ (SI), DX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ 16(SI), DI
+	MOVQ DI, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), DI
-	MOVQ 8(DI), SI
-	MOVQ 24(DI), DI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
 
 keys:
-	MOVQ       8(SP), R8
-	PREFETCHT1 (SI)
-	MOVQ       32(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	MOVQ       40(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	MOVQ       48(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	ADDQ       $0x40, SI
-	DECQ       DI
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       64(R8), SI
-	MOVQ       56(R8), DI
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
 
 keys_same0:
 	VCVTPH2PS    (DX), Z8
@@ -8119,13 +8062,12 @@ keys_same0:
 	VFMADD231PS  Z15, Z16, Z7
 	ADDQ         AX, DX
 	ADDQ         $0x04, BX
-	DECQ         24(SP)
+	DECQ         16(SP)
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         SI, 8(DX)
-	MOVQ         DI, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         DI, 8(SI)
+	MOVQ         R8, 24(SI)
+	ADDQ         $0x00000048, SI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -8156,7 +8098,7 @@ keys_same0:
 
 // func mixF161x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixF161x4AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixF161x4AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -8170,41 +8112,37 @@ strip:
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
 	MOVQ   p+40(FP), SI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ (DI), DX
+	MOVQ 16(DI), BX
+	MOVQ BX, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
 keys_same0:
 	MOVQ    $0x00000002, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VCVTPH2PS    (DX), Z4
@@ -8220,13 +8158,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000048, DI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -8249,7 +8186,7 @@ key:
 
 // func mixF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixF161x1AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixF161x1AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -8260,41 +8197,37 @@ TEXT ·mixF161x1AVX512(SB), NOSPLIT, $32-80
 strip:
 	VPXORD Z0, Z0, Z0
 	MOVQ   p+40(FP), SI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ (DI), DX
+	MOVQ 16(DI), BX
+	MOVQ BX, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
 keys_same0:
 	MOVQ    $0x00000008, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VCVTPH2PS    (DX), Z1
@@ -8304,13 +8237,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000048, DI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -9656,7 +9588,7 @@ rows1_done:
 
 // func mixBF168x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixBF168x2AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixBF168x2AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -9683,41 +9615,37 @@ strip:
 	VPXORD Z15, Z15, Z15
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R10), BX
+	MOVQ 16(R10), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R10
-	MOVQ 24(SI), R11
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000004, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVZXWD        (BX), Z16
@@ -9745,13 +9673,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             24(SP), $0x00
+	CMPQ             16(SP), $0x00
 	JNE              keys
-	MOVQ             8(SP), BX
-	MOVQ             R10, 8(BX)
-	MOVQ             R11, 24(BX)
-	ADDQ             $0x00000048, 8(SP)
-	SUBQ             $0x00000001, 16(SP)
+	MOVQ             R11, 8(R10)
+	MOVQ             R12, 24(R10)
+	ADDQ             $0x00000048, R10
+	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -9812,7 +9739,7 @@ key:
 
 // func mixBF168x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixBF168x1AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixBF168x1AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -9831,41 +9758,37 @@ strip:
 	VPXORD Z7, Z7, Z7
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R10), BX
+	MOVQ 16(R10), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R10
-	MOVQ 24(SI), R11
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVZXWD        (BX), Z8
@@ -9883,13 +9806,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             24(SP), $0x00
+	CMPQ             16(SP), $0x00
 	JNE              keys
-	MOVQ             8(SP), BX
-	MOVQ             R10, 8(BX)
-	MOVQ             R11, 24(BX)
-	ADDQ             $0x00000048, 8(SP)
-	SUBQ             $0x00000001, 16(SP)
+	MOVQ             R11, 8(R10)
+	MOVQ             R12, 24(R10)
+	ADDQ             $0x00000048, R10
+	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -9934,7 +9856,7 @@ key:
 
 // func mixBF164x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixBF164x4AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixBF164x4AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -9960,41 +9882,37 @@ strip:
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
 	MOVQ   p+40(FP), R8
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R9), BX
+	MOVQ 16(R9), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R9
-	MOVQ 24(SI), R10
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R9)
-	MOVQ       32(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       40(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       48(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	ADDQ       $0x40, R9
-	DECQ       R10
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       64(SI), R9
-	MOVQ       56(SI), R10
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
 keys_same0:
 	MOVQ    $0x00000002, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVZXWD    (BX), Z16
@@ -10029,13 +9947,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R9, 8(BX)
-	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000048, R9
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -10088,7 +10005,7 @@ key:
 
 // func mixBF164x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixBF164x1AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixBF164x1AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -10102,41 +10019,37 @@ strip:
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
 	MOVQ   p+40(FP), R8
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R9), BX
+	MOVQ 16(R9), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R9
-	MOVQ 24(SI), R10
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R9)
-	MOVQ       32(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       40(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       48(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	ADDQ       $0x40, R9
-	DECQ       R10
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       64(SI), R9
-	MOVQ       56(SI), R10
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVZXWD    (BX), Z4
@@ -10153,13 +10066,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R9, 8(BX)
-	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000048, R9
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -10188,7 +10100,7 @@ key:
 
 // func mixBF161x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·mixBF161x8AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixBF161x8AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -10206,35 +10118,31 @@ strip:
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
 	MOVQ   p+40(FP), BX
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), SI
 
 run:
-	MOVQ 8(SP), SI
 	MOVQ (SI), DX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ 16(SI), DI
+	MOVQ DI, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), DI
-	MOVQ 8(DI), SI
-	MOVQ 24(DI), DI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
 
 keys:
-	MOVQ       8(SP), R8
-	PREFETCHT1 (SI)
-	MOVQ       32(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	MOVQ       40(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	MOVQ       48(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	ADDQ       $0x40, SI
-	DECQ       DI
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       64(R8), SI
-	MOVQ       56(R8), DI
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
 
 keys_same0:
 	VPMOVZXWD    (DX), Z8
@@ -10264,13 +10172,12 @@ keys_same0:
 	VFMADD231PS  Z15, Z16, Z7
 	ADDQ         AX, DX
 	ADDQ         $0x04, BX
-	DECQ         24(SP)
+	DECQ         16(SP)
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         SI, 8(DX)
-	MOVQ         DI, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         DI, 8(SI)
+	MOVQ         R8, 24(SI)
+	ADDQ         $0x00000048, SI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -10301,7 +10208,7 @@ keys_same0:
 
 // func mixBF161x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixBF161x4AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixBF161x4AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -10315,41 +10222,37 @@ strip:
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
 	MOVQ   p+40(FP), SI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ (DI), DX
+	MOVQ 16(DI), BX
+	MOVQ BX, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
 keys_same0:
 	MOVQ    $0x00000002, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VPMOVZXWD    (DX), Z4
@@ -10369,13 +10272,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000048, DI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -10398,7 +10300,7 @@ key:
 
 // func mixBF161x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixBF161x1AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixBF161x1AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -10409,41 +10311,37 @@ TEXT ·mixBF161x1AVX512(SB), NOSPLIT, $32-80
 strip:
 	VPXORD Z0, Z0, Z0
 	MOVQ   p+40(FP), SI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ (DI), DX
+	MOVQ 16(DI), BX
+	MOVQ BX, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
 keys_same0:
 	MOVQ    $0x00000008, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VPMOVZXWD    (DX), Z1
@@ -10454,13 +10352,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000048, DI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -14676,7 +14573,7 @@ rows1_done:
 
 // func mixQ88x2AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixQ88x2AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixQ88x2AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -14705,55 +14602,50 @@ strip:
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   DX, R10
 	NEGQ   R10
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R11
 
 run:
-	MOVQ       8(SP), SI
-	MOVQ       (SI), BX
-	MOVQ       16(SI), SI
-	MOVQ       SI, 24(SP)
+	MOVQ       (R11), BX
+	MOVQ       16(R11), SI
+	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
-	MOVQ       8(SP), SI
-	MOVQ       8(SI), R11
-	MOVQ       24(SI), R12
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R11)
-	MOVQ       32(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       40(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       48(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	ADDQ       $0x40, R11
-	DECQ       R12
+	MOVQ       8(R11), R12
+	MOVQ       24(R11), R13
+	PREFETCHT1 (R12)
+	MOVQ       32(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       40(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       48(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	ADDQ       $0x40, R12
+	DECQ       R13
 	JNZ        run_same0
-	ADDQ       64(SI), R11
-	MOVQ       56(SI), R12
+	ADDQ       64(R11), R12
+	MOVQ       56(R11), R13
 
 run_same0:
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R11)
-	MOVQ       32(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       40(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       48(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	ADDQ       $0x40, R11
-	DECQ       R12
+	PREFETCHT1 (R12)
+	MOVQ       32(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       40(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       48(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	ADDQ       $0x40, R12
+	DECQ       R13
 	JNZ        keys_same0
-	ADDQ       64(SI), R11
-	MOVQ       56(SI), R12
+	ADDQ       64(R11), R12
+	MOVQ       56(R11), R13
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVSXBD        4(BX), Z16
@@ -14783,13 +14675,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             24(SP), $0x00
+	CMPQ             16(SP), $0x00
 	JNE              keys
-	MOVQ             8(SP), BX
-	MOVQ             R11, 8(BX)
-	MOVQ             R12, 24(BX)
-	ADDQ             $0x00000048, 8(SP)
-	SUBQ             $0x00000001, 16(SP)
+	MOVQ             R12, 8(R11)
+	MOVQ             R13, 24(R11)
+	ADDQ             $0x00000048, R11
+	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -14850,7 +14741,7 @@ key:
 
 // func mixQ88x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixQ88x1AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixQ88x1AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -14871,55 +14762,50 @@ strip:
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   DX, R10
 	NEGQ   R10
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R11
 
 run:
-	MOVQ       8(SP), SI
-	MOVQ       (SI), BX
-	MOVQ       16(SI), SI
-	MOVQ       SI, 24(SP)
+	MOVQ       (R11), BX
+	MOVQ       16(R11), SI
+	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
-	MOVQ       8(SP), SI
-	MOVQ       8(SI), R11
-	MOVQ       24(SI), R12
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R11)
-	MOVQ       32(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       40(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       48(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	ADDQ       $0x40, R11
-	DECQ       R12
+	MOVQ       8(R11), R12
+	MOVQ       24(R11), R13
+	PREFETCHT1 (R12)
+	MOVQ       32(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       40(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       48(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	ADDQ       $0x40, R12
+	DECQ       R13
 	JNZ        run_same0
-	ADDQ       64(SI), R11
-	MOVQ       56(SI), R12
+	ADDQ       64(R11), R12
+	MOVQ       56(R11), R13
 
 run_same0:
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R11)
-	MOVQ       32(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       40(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       48(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	ADDQ       $0x40, R11
-	DECQ       R12
+	PREFETCHT1 (R12)
+	MOVQ       32(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       40(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       48(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	ADDQ       $0x40, R12
+	DECQ       R13
 	JNZ        keys_same0
-	ADDQ       64(SI), R11
-	MOVQ       56(SI), R12
+	ADDQ       64(R11), R12
+	MOVQ       56(R11), R13
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVSXBD        4(BX), Z8
@@ -14938,13 +14824,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             24(SP), $0x00
+	CMPQ             16(SP), $0x00
 	JNE              keys
-	MOVQ             8(SP), BX
-	MOVQ             R11, 8(BX)
-	MOVQ             R12, 24(BX)
-	ADDQ             $0x00000048, 8(SP)
-	SUBQ             $0x00000001, 16(SP)
+	MOVQ             R12, 8(R11)
+	MOVQ             R13, 24(R11)
+	ADDQ             $0x00000048, R11
+	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -14989,7 +14874,7 @@ key:
 
 // func mixQ84x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixQ84x4AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixQ84x4AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -15017,55 +14902,50 @@ strip:
 	MOVQ   p+40(FP), R8
 	MOVQ   DX, R9
 	NEGQ   R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ       8(SP), SI
-	MOVQ       (SI), BX
-	MOVQ       16(SI), SI
-	MOVQ       SI, 24(SP)
+	MOVQ       (R10), BX
+	MOVQ       16(R10), SI
+	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
-	MOVQ       8(SP), SI
-	MOVQ       8(SI), R10
-	MOVQ       24(SI), R11
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        run_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 run_same0:
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000004, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVSXBD    4(BX), Z16
@@ -15104,13 +14984,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R10, 8(BX)
-	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R11, 8(R10)
+	MOVQ         R12, 24(R10)
+	ADDQ         $0x00000048, R10
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -15163,7 +15042,7 @@ key:
 
 // func mixQ84x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixQ84x1AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixQ84x1AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -15179,55 +15058,50 @@ strip:
 	MOVQ   p+40(FP), R8
 	MOVQ   DX, R9
 	NEGQ   R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ       8(SP), SI
-	MOVQ       (SI), BX
-	MOVQ       16(SI), SI
-	MOVQ       SI, 24(SP)
+	MOVQ       (R10), BX
+	MOVQ       16(R10), SI
+	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
-	MOVQ       8(SP), SI
-	MOVQ       8(SI), R10
-	MOVQ       24(SI), R11
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        run_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 run_same0:
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVSXBD    4(BX), Z4
@@ -15245,13 +15119,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R10, 8(BX)
-	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R11, 8(R10)
+	MOVQ         R12, 24(R10)
+	ADDQ         $0x00000048, R10
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -15280,7 +15153,7 @@ key:
 
 // func mixQ81x8AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixQ81x8AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixQ81x8AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -15300,55 +15173,50 @@ strip:
 	MOVQ   p+40(FP), SI
 	MOVQ   CX, DI
 	NEGQ   DI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), R8
 
 run:
-	MOVQ       8(SP), BX
-	MOVQ       (BX), DX
-	MOVQ       16(BX), BX
-	MOVQ       BX, 24(SP)
+	MOVQ       (R8), DX
+	MOVQ       16(R8), BX
+	MOVQ       BX, 16(SP)
 	ADDQ       CX, DX
-	MOVQ       8(SP), BX
-	MOVQ       8(BX), R8
-	MOVQ       24(BX), R9
-	MOVQ       8(SP), BX
-	PREFETCHT1 (R8)
-	MOVQ       32(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       40(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       48(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	ADDQ       $0x40, R8
-	DECQ       R9
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
 	JNZ        run_same0
-	ADDQ       64(BX), R8
-	MOVQ       56(BX), R9
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
 
 run_same0:
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (R8)
-	MOVQ       32(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       40(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       48(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	ADDQ       $0x40, R8
-	DECQ       R9
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       64(BX), R8
-	MOVQ       56(BX), R9
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
 
 keys_same0:
 	MOVQ    $0x00000002, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VPMOVSXBD    4(DX), Z8
@@ -15388,13 +15256,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         R8, 8(DX)
-	MOVQ         R9, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R9, 8(R8)
+	MOVQ         R10, 24(R8)
+	ADDQ         $0x00000048, R8
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -15425,7 +15292,7 @@ key:
 
 // func mixQ81x4AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixQ81x4AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixQ81x4AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -15441,55 +15308,50 @@ strip:
 	MOVQ   p+40(FP), SI
 	MOVQ   CX, DI
 	NEGQ   DI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), R8
 
 run:
-	MOVQ       8(SP), BX
-	MOVQ       (BX), DX
-	MOVQ       16(BX), BX
-	MOVQ       BX, 24(SP)
+	MOVQ       (R8), DX
+	MOVQ       16(R8), BX
+	MOVQ       BX, 16(SP)
 	ADDQ       CX, DX
-	MOVQ       8(SP), BX
-	MOVQ       8(BX), R8
-	MOVQ       24(BX), R9
-	MOVQ       8(SP), BX
-	PREFETCHT1 (R8)
-	MOVQ       32(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       40(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       48(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	ADDQ       $0x40, R8
-	DECQ       R9
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
 	JNZ        run_same0
-	ADDQ       64(BX), R8
-	MOVQ       56(BX), R9
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
 
 run_same0:
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (R8)
-	MOVQ       32(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       40(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       48(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	ADDQ       $0x40, R8
-	DECQ       R9
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       64(BX), R8
-	MOVQ       56(BX), R9
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
 
 keys_same0:
 	MOVQ    $0x00000004, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VPMOVSXBD    4(DX), Z4
@@ -15513,13 +15375,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         R8, 8(DX)
-	MOVQ         R9, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R9, 8(R8)
+	MOVQ         R10, 24(R8)
+	ADDQ         $0x00000048, R8
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -15542,7 +15403,7 @@ key:
 
 // func mixQ81x1AVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX512F, CMOV, MMX+
-TEXT ·mixQ81x1AVX512(SB), NOSPLIT, $32-80
+TEXT ·mixQ81x1AVX512(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -15555,55 +15416,50 @@ strip:
 	MOVQ   p+40(FP), SI
 	MOVQ   CX, DI
 	NEGQ   DI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), R8
 
 run:
-	MOVQ       8(SP), BX
-	MOVQ       (BX), DX
-	MOVQ       16(BX), BX
-	MOVQ       BX, 24(SP)
+	MOVQ       (R8), DX
+	MOVQ       16(R8), BX
+	MOVQ       BX, 16(SP)
 	ADDQ       CX, DX
-	MOVQ       8(SP), BX
-	MOVQ       8(BX), R8
-	MOVQ       24(BX), R9
-	MOVQ       8(SP), BX
-	PREFETCHT1 (R8)
-	MOVQ       32(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       40(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       48(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	ADDQ       $0x40, R8
-	DECQ       R9
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
 	JNZ        run_same0
-	ADDQ       64(BX), R8
-	MOVQ       56(BX), R9
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
 
 run_same0:
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (R8)
-	MOVQ       32(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       40(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       48(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	ADDQ       $0x40, R8
-	DECQ       R9
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       64(BX), R8
-	MOVQ       56(BX), R9
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
 
 keys_same0:
 	MOVQ    $0x00000010, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VPMOVSXBD    4(DX), Z1
@@ -15615,13 +15471,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         R8, 8(DX)
-	MOVQ         R9, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R9, 8(R8)
+	MOVQ         R10, 24(R8)
+	ADDQ         $0x00000048, R8
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -15636,32 +15491,20 @@ key:
 	VZEROUPPER
 	RET
 
-// func scores4AVX2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores4AVX2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, FMA3, MMX+
-TEXT ·scores4AVX2(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), SI
-	SHLQ   $0x02, SI
-	MOVQ   groups+40(FP), DI
-	IMUL3Q $0x00000004, DI, DI
-	MOVQ   SI, R9
-	ADDQ   $0x3f, R9
-	SHRQ   $0x06, R9
-	MOVQ   R9, (SP)
-	MOVQ   R9, R8
-	SHLQ   $0x06, R8
-	NEGQ   R8
-	ADDQ   DX, R8
-	MOVQ   R8, 8(SP)
-	MOVQ   ahead+56(FP), R8
-	ADDQ   CX, R8
+TEXT ·scores4AVX2(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), R8
+	MOVQ 24(SI), R9
 
 group:
 	MOVQ   CX, DI
-	MOVQ   qt+24(FP), SI
+	MOVQ   qt+32(FP), SI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -15674,7 +15517,7 @@ group:
 	VXORPS Y9, Y9, Y9
 	VXORPS Y10, Y10, Y10
 	VXORPS Y11, Y11, Y11
-	MOVQ   d+32(FP), R10
+	MOVQ   d+40(FP), R10
 	SHRQ   $0x02, R10
 	JZ     dim_rest
 
@@ -15756,20 +15599,30 @@ dim:
 	VFMADD231PS  Y13, Y15, Y10
 	VFMADD231PS  Y14, Y15, Y11
 	ADDQ         $0x00000180, SI
+	TESTQ        $0x00000003, R10
+	JNZ          dim_later
+	MOVQ         run+24(FP), R11
 	PREFETCHT1   (R8)
+	MOVQ         32(R11), R12
+	PREFETCHT1   (R8)(R12*1)
+	MOVQ         40(R11), R12
+	PREFETCHT1   (R8)(R12*1)
+	MOVQ         48(R11), R12
+	PREFETCHT1   (R8)(R12*1)
 	ADDQ         $0x40, R8
 	DECQ         R9
-	JNZ          same0_0
-	ADDQ         8(SP), R8
-	MOVQ         (SP), R9
+	JNZ          dim_same0
+	ADDQ         64(R11), R8
+	MOVQ         56(R11), R9
 
-same0_0:
+dim_same0:
+dim_later:
 	ADDQ $0x10, DI
 	SUBQ $0x00000001, R10
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+32(FP), R10
+	MOVQ d+40(FP), R10
 	ANDQ $0x03, R10
 	JZ   dim_done
 
@@ -15820,7 +15673,7 @@ dim_done:
 	VMAXPS  Y6, Y0, Y0
 	VMAXPS  Y7, Y1, Y1
 	VMAXPS  Y8, Y2, Y2
-	MOVQ    mx+48(FP), SI
+	MOVQ    mx+56(FP), SI
 	VMAXPS  (SI), Y0, Y0
 	VMOVUPS Y0, (SI)
 	VMAXPS  32(SI), Y1, Y1
@@ -15829,38 +15682,24 @@ dim_done:
 	VMOVUPS Y2, 64(SI)
 	ADDQ    $0x00000180, AX
 	LEAQ    (CX)(DX*4), CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    R8, 8(AX)
+	MOVQ    R9, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values4AVX2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values4AVX2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3, MMX+
 TEXT ·values4AVX2(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000010, BX, R8
-	MOVQ   keys+32(FP), DI
-	IMUL3Q $0x00000040, DI, DI
-	SHRQ   $0x06, DI
-	MOVQ   R8, R10
-	ADDQ   $0x3f, R10
-	SHRQ   $0x06, R10
-	MOVQ   R10, (SP)
-	MOVQ   R10, R9
-	SHLQ   $0x06, R9
-	NEGQ   R9
-	ADDQ   DX, R9
-	MOVQ   R9, 8(SP)
-	MOVQ   ahead+56(FP), R9
-	ADDQ   CX, R9
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -15873,135 +15712,160 @@ group:
 	VXORPS Y9, Y9, Y9
 	VXORPS Y10, Y10, Y10
 	VXORPS Y11, Y11, Y11
-	MOVQ   keys+32(FP), R11
-	SHRQ   $0x02, R11
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS      (R8), Y12
-	VMOVUPS      32(R8), Y13
-	VMOVUPS      64(R8), Y14
-	VBROADCASTSS (DI), Y15
+	VMOVUPS      (DI), Y12
+	VMOVUPS      32(DI), Y13
+	VMOVUPS      64(DI), Y14
+	VBROADCASTSS (SI), Y15
 	VFMADD231PS  Y12, Y15, Y0
 	VFMADD231PS  Y13, Y15, Y1
 	VFMADD231PS  Y14, Y15, Y2
-	VBROADCASTSS 4(DI), Y15
+	VBROADCASTSS 4(SI), Y15
 	VFMADD231PS  Y12, Y15, Y3
 	VFMADD231PS  Y13, Y15, Y4
 	VFMADD231PS  Y14, Y15, Y5
-	VBROADCASTSS 8(DI), Y15
+	VBROADCASTSS 8(SI), Y15
 	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y15, Y7
 	VFMADD231PS  Y14, Y15, Y8
-	VBROADCASTSS 12(DI), Y15
+	VBROADCASTSS 12(SI), Y15
 	VFMADD231PS  Y12, Y15, Y9
 	VFMADD231PS  Y13, Y15, Y10
 	VFMADD231PS  Y14, Y15, Y11
-	VMOVUPS      96(R8), Y12
-	VMOVUPS      128(R8), Y13
-	VMOVUPS      160(R8), Y14
-	VBROADCASTSS (DI)(DX*1), Y15
+	VMOVUPS      96(DI), Y12
+	VMOVUPS      128(DI), Y13
+	VMOVUPS      160(DI), Y14
+	VBROADCASTSS (SI)(CX*1), Y15
 	VFMADD231PS  Y12, Y15, Y0
 	VFMADD231PS  Y13, Y15, Y1
 	VFMADD231PS  Y14, Y15, Y2
-	VBROADCASTSS 4(DI)(DX*1), Y15
+	VBROADCASTSS 4(SI)(CX*1), Y15
 	VFMADD231PS  Y12, Y15, Y3
 	VFMADD231PS  Y13, Y15, Y4
 	VFMADD231PS  Y14, Y15, Y5
-	VBROADCASTSS 8(DI)(DX*1), Y15
+	VBROADCASTSS 8(SI)(CX*1), Y15
 	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y15, Y7
 	VFMADD231PS  Y14, Y15, Y8
-	VBROADCASTSS 12(DI)(DX*1), Y15
+	VBROADCASTSS 12(SI)(CX*1), Y15
 	VFMADD231PS  Y12, Y15, Y9
 	VFMADD231PS  Y13, Y15, Y10
 	VFMADD231PS  Y14, Y15, Y11
-	VMOVUPS      192(R8), Y12
-	VMOVUPS      224(R8), Y13
-	VMOVUPS      256(R8), Y14
-	VBROADCASTSS (DI)(DX*2), Y15
+	VMOVUPS      192(DI), Y12
+	VMOVUPS      224(DI), Y13
+	VMOVUPS      256(DI), Y14
+	VBROADCASTSS (SI)(CX*2), Y15
 	VFMADD231PS  Y12, Y15, Y0
 	VFMADD231PS  Y13, Y15, Y1
 	VFMADD231PS  Y14, Y15, Y2
-	VBROADCASTSS 4(DI)(DX*2), Y15
+	VBROADCASTSS 4(SI)(CX*2), Y15
 	VFMADD231PS  Y12, Y15, Y3
 	VFMADD231PS  Y13, Y15, Y4
 	VFMADD231PS  Y14, Y15, Y5
-	VBROADCASTSS 8(DI)(DX*2), Y15
+	VBROADCASTSS 8(SI)(CX*2), Y15
 	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y15, Y7
 	VFMADD231PS  Y14, Y15, Y8
-	VBROADCASTSS 12(DI)(DX*2), Y15
+	VBROADCASTSS 12(SI)(CX*2), Y15
 	VFMADD231PS  Y12, Y15, Y9
 	VFMADD231PS  Y13, Y15, Y10
 	VFMADD231PS  Y14, Y15, Y11
-	VMOVUPS      288(R8), Y12
-	VMOVUPS      320(R8), Y13
-	VMOVUPS      352(R8), Y14
-	VBROADCASTSS (DI)(SI*1), Y15
+	VMOVUPS      288(DI), Y12
+	VMOVUPS      320(DI), Y13
+	VMOVUPS      352(DI), Y14
+	VBROADCASTSS (SI)(BX*1), Y15
 	VFMADD231PS  Y12, Y15, Y0
 	VFMADD231PS  Y13, Y15, Y1
 	VFMADD231PS  Y14, Y15, Y2
-	VBROADCASTSS 4(DI)(SI*1), Y15
+	VBROADCASTSS 4(SI)(BX*1), Y15
 	VFMADD231PS  Y12, Y15, Y3
 	VFMADD231PS  Y13, Y15, Y4
 	VFMADD231PS  Y14, Y15, Y5
-	VBROADCASTSS 8(DI)(SI*1), Y15
+	VBROADCASTSS 8(SI)(BX*1), Y15
 	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y15, Y7
 	VFMADD231PS  Y14, Y15, Y8
-	VBROADCASTSS 12(DI)(SI*1), Y15
+	VBROADCASTSS 12(SI)(BX*1), Y15
 	VFMADD231PS  Y12, Y15, Y9
 	VFMADD231PS  Y13, Y15, Y10
 	VFMADD231PS  Y14, Y15, Y11
-	ADDQ         $0x00000180, R8
+	ADDQ         $0x00000180, DI
+	TESTQ        $0x00000003, R11
+	JNZ          key_later
 	PREFETCHT1   (R9)
+	MOVQ         32(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         40(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         48(R8), R12
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
-	JNZ          same0_0
-	ADDQ         8(SP), R9
-	MOVQ         (SP), R10
+	JNZ          key_same0
+	ADDQ         64(R8), R9
+	MOVQ         56(R8), R10
 
-same0_0:
-	LEAQ (DI)(DX*4), DI
+key_same0:
+key_later:
+	LEAQ (SI)(CX*4), SI
 	SUBQ $0x00000001, R11
 	JNZ  key
 
 key_rest:
-	MOVQ keys+32(FP), R11
+	MOVQ 8(SP), R11
 	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS      (R8), Y12
-	VMOVUPS      32(R8), Y13
-	VMOVUPS      64(R8), Y14
-	VBROADCASTSS (DI), Y15
+	VMOVUPS      (DI), Y12
+	VMOVUPS      32(DI), Y13
+	VMOVUPS      64(DI), Y14
+	VBROADCASTSS (SI), Y15
 	VFMADD231PS  Y12, Y15, Y0
 	VFMADD231PS  Y13, Y15, Y1
 	VFMADD231PS  Y14, Y15, Y2
-	VBROADCASTSS 4(DI), Y15
+	VBROADCASTSS 4(SI), Y15
 	VFMADD231PS  Y12, Y15, Y3
 	VFMADD231PS  Y13, Y15, Y4
 	VFMADD231PS  Y14, Y15, Y5
-	VBROADCASTSS 8(DI), Y15
+	VBROADCASTSS 8(SI), Y15
 	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y15, Y7
 	VFMADD231PS  Y14, Y15, Y8
-	VBROADCASTSS 12(DI), Y15
+	VBROADCASTSS 12(SI), Y15
 	VFMADD231PS  Y12, Y15, Y9
 	VFMADD231PS  Y13, Y15, Y10
 	VFMADD231PS  Y14, Y15, Y11
-	ADDQ         $0x00000060, R8
-	ADDQ         DX, DI
+	ADDQ         $0x00000060, DI
+	ADDQ         CX, SI
 	SUBQ         $0x00000001, R11
 	JNZ          key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Y12
-	VMOVUPS     32(DI), Y13
-	VMOVUPS     64(DI), Y14
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Y12
+	VMOVUPS     32(SI), Y13
+	VMOVUPS     64(SI), Y14
 	VFMADD231PS (AX), Y12, Y0
 	VMOVUPS     Y0, (AX)
 	VFMADD231PS 32(AX), Y13, Y1
@@ -16027,41 +15891,31 @@ key_done:
 	VFMADD231PS 352(AX), Y14, Y11
 	VMOVUPS     Y11, 352(AX)
 	ADDQ        $0x00000180, AX
-	ADDQ        $0x10, CX
-	DECQ        BX
+	ADDQ        $0x10, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
 
-// func scores1AVX2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores1AVX2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, FMA3
-TEXT ·scores1AVX2(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), BX
-	SHLQ   $0x02, BX
-	MOVQ   groups+40(FP), SI
-	IMUL3Q $0x00000001, SI, SI
-	ADDQ   $0x3f, BX
-	SHRQ   $0x06, BX
-	MOVQ   BX, (SP)
-	SHLQ   $0x06, BX
-	NEGQ   BX
-	ADDQ   DX, BX
-	MOVQ   BX, 8(SP)
-	MOVQ   ahead+56(FP), BX
-	ADDQ   CX, BX
+TEXT ·scores1AVX2(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), BX
+	MOVQ 8(BX), DI
+	MOVQ 24(BX), R8
 
 group:
 	MOVQ   CX, SI
-	MOVQ   qt+24(FP), BX
+	MOVQ   qt+32(FP), BX
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
-	MOVQ   d+32(FP), DI
-	SHRQ   $0x02, DI
+	MOVQ   d+40(FP), R9
+	SHRQ   $0x02, R9
 	JZ     dim_rest
 
 dim:
@@ -16095,12 +15949,12 @@ dim:
 	VFMADD231PS  Y5, Y6, Y2
 	ADDQ         $0x00000180, BX
 	ADDQ         $0x10, SI
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, R9
 	JNZ          dim
 
 dim_rest:
-	MOVQ d+32(FP), DI
-	ANDQ $0x03, DI
+	MOVQ d+40(FP), R9
+	ANDQ $0x03, R9
 	JZ   dim_done
 
 dim_one:
@@ -16113,14 +15967,14 @@ dim_one:
 	VFMADD231PS  Y5, Y6, Y2
 	ADDQ         $0x00000060, BX
 	ADDQ         $0x04, SI
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, R9
 	JNZ          dim_one
 
 dim_done:
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y1, 32(AX)
 	VMOVUPS Y2, 64(AX)
-	MOVQ    mx+48(FP), BX
+	MOVQ    mx+56(FP), BX
 	VMAXPS  (BX), Y0, Y0
 	VMOVUPS Y0, (BX)
 	VMAXPS  32(BX), Y1, Y1
@@ -16129,101 +15983,104 @@ dim_done:
 	VMOVUPS Y2, 64(BX)
 	ADDQ    $0x00000060, AX
 	ADDQ    DX, CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    DI, 8(AX)
+	MOVQ    R8, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values1AVX2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values1AVX2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3
 TEXT ·values1AVX2(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000004, BX, R8
-	MOVQ   keys+32(FP), DI
-	IMUL3Q $0x00000040, DI, DI
-	SHRQ   $0x06, DI
-	MOVQ   R8, DI
-	ADDQ   $0x3f, DI
-	SHRQ   $0x06, DI
-	MOVQ   DI, (SP)
-	SHLQ   $0x06, DI
-	NEGQ   DI
-	ADDQ   DX, DI
-	MOVQ   DI, 8(SP)
-	MOVQ   ahead+56(FP), DI
-	ADDQ   CX, DI
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
-	MOVQ   keys+32(FP), R9
-	SHRQ   $0x02, R9
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS      (R8), Y3
-	VMOVUPS      32(R8), Y4
-	VMOVUPS      64(R8), Y5
-	VBROADCASTSS (DI), Y6
+	VMOVUPS      (DI), Y3
+	VMOVUPS      32(DI), Y4
+	VMOVUPS      64(DI), Y5
+	VBROADCASTSS (SI), Y6
 	VFMADD231PS  Y3, Y6, Y0
 	VFMADD231PS  Y4, Y6, Y1
 	VFMADD231PS  Y5, Y6, Y2
-	VMOVUPS      96(R8), Y3
-	VMOVUPS      128(R8), Y4
-	VMOVUPS      160(R8), Y5
-	VBROADCASTSS (DI)(DX*1), Y6
+	VMOVUPS      96(DI), Y3
+	VMOVUPS      128(DI), Y4
+	VMOVUPS      160(DI), Y5
+	VBROADCASTSS (SI)(CX*1), Y6
 	VFMADD231PS  Y3, Y6, Y0
 	VFMADD231PS  Y4, Y6, Y1
 	VFMADD231PS  Y5, Y6, Y2
-	VMOVUPS      192(R8), Y3
-	VMOVUPS      224(R8), Y4
-	VMOVUPS      256(R8), Y5
-	VBROADCASTSS (DI)(DX*2), Y6
+	VMOVUPS      192(DI), Y3
+	VMOVUPS      224(DI), Y4
+	VMOVUPS      256(DI), Y5
+	VBROADCASTSS (SI)(CX*2), Y6
 	VFMADD231PS  Y3, Y6, Y0
 	VFMADD231PS  Y4, Y6, Y1
 	VFMADD231PS  Y5, Y6, Y2
-	VMOVUPS      288(R8), Y3
-	VMOVUPS      320(R8), Y4
-	VMOVUPS      352(R8), Y5
-	VBROADCASTSS (DI)(SI*1), Y6
+	VMOVUPS      288(DI), Y3
+	VMOVUPS      320(DI), Y4
+	VMOVUPS      352(DI), Y5
+	VBROADCASTSS (SI)(BX*1), Y6
 	VFMADD231PS  Y3, Y6, Y0
 	VFMADD231PS  Y4, Y6, Y1
 	VFMADD231PS  Y5, Y6, Y2
-	ADDQ         $0x00000180, R8
-	LEAQ         (DI)(DX*4), DI
-	SUBQ         $0x00000001, R9
+	ADDQ         $0x00000180, DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x00000001, R11
 	JNZ          key
 
 key_rest:
-	MOVQ keys+32(FP), R9
-	ANDQ $0x03, R9
+	MOVQ 8(SP), R11
+	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS      (R8), Y3
-	VMOVUPS      32(R8), Y4
-	VMOVUPS      64(R8), Y5
-	VBROADCASTSS (DI), Y6
+	VMOVUPS      (DI), Y3
+	VMOVUPS      32(DI), Y4
+	VMOVUPS      64(DI), Y5
+	VBROADCASTSS (SI), Y6
 	VFMADD231PS  Y3, Y6, Y0
 	VFMADD231PS  Y4, Y6, Y1
 	VFMADD231PS  Y5, Y6, Y2
-	ADDQ         $0x00000060, R8
-	ADDQ         DX, DI
-	SUBQ         $0x00000001, R9
+	ADDQ         $0x00000060, DI
+	ADDQ         CX, SI
+	SUBQ         $0x00000001, R11
 	JNZ          key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Y3
-	VMOVUPS     32(DI), Y4
-	VMOVUPS     64(DI), Y5
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Y3
+	VMOVUPS     32(SI), Y4
+	VMOVUPS     64(SI), Y5
 	VFMADD231PS (AX), Y3, Y0
 	VMOVUPS     Y0, (AX)
 	VFMADD231PS 32(AX), Y4, Y1
@@ -16231,8 +16088,8 @@ key_done:
 	VFMADD231PS 64(AX), Y5, Y2
 	VMOVUPS     Y2, 64(AX)
 	ADDQ        $0x00000060, AX
-	ADDQ        $0x04, CX
-	DECQ        BX
+	ADDQ        $0x04, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
@@ -19324,7 +19181,7 @@ head_done:
 
 // func mix8x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, CMOV, FMA3, MMX+
-TEXT ·mix8x2AVX2(SB), NOSPLIT, $32-80
+TEXT ·mix8x2AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	ADDQ AX, AX
 	MOVQ AX, (SP)
@@ -19344,41 +19201,37 @@ strip:
 	VXORPS Y7, Y7, Y7
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R10), BX
+	MOVQ 16(R10), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R10
-	MOVQ 24(SI), R11
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VMOVUPS      (BX), Y8
@@ -19403,13 +19256,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R10, 8(BX)
-	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R11, 8(R10)
+	MOVQ         R12, 24(R10)
+	ADDQ         $0x00000048, R10
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -19454,7 +19306,7 @@ key:
 
 // func mix8x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, CMOV, FMA3, MMX+
-TEXT ·mix8x1AVX2(SB), NOSPLIT, $32-80
+TEXT ·mix8x1AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -19473,41 +19325,37 @@ strip:
 	VXORPS Y7, Y7, Y7
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R10), BX
+	MOVQ 16(R10), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R10
-	MOVQ 24(SI), R11
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VMOVUPS      (BX), Y8
@@ -19532,13 +19380,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R10, 8(BX)
-	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R11, 8(R10)
+	MOVQ         R12, 24(R10)
+	ADDQ         $0x00000048, R10
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -19583,7 +19430,7 @@ key:
 
 // func mix4x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, CMOV, FMA3, MMX+
-TEXT ·mix4x4AVX2(SB), NOSPLIT, $32-80
+TEXT ·mix4x4AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	ADDQ AX, AX
 	MOVQ AX, (SP)
@@ -19602,41 +19449,37 @@ strip:
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
 	MOVQ   p+40(FP), R8
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R9), BX
+	MOVQ 16(R9), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R9
-	MOVQ 24(SI), R10
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R9)
-	MOVQ       32(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       40(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       48(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	ADDQ       $0x40, R9
-	DECQ       R10
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       64(SI), R9
-	MOVQ       56(SI), R10
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
 keys_same0:
 	MOVQ    $0x00000004, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VMOVUPS      (BX), Y8
@@ -19657,13 +19500,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R9, 8(BX)
-	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000048, R9
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -19700,7 +19542,7 @@ key:
 
 // func mix4x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, CMOV, FMA3, MMX+
-TEXT ·mix4x1AVX2(SB), NOSPLIT, $32-80
+TEXT ·mix4x1AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -19714,41 +19556,37 @@ strip:
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), R8
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R9), BX
+	MOVQ 16(R9), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R9
-	MOVQ 24(SI), R10
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R9)
-	MOVQ       32(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       40(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       48(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	ADDQ       $0x40, R9
-	DECQ       R10
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       64(SI), R9
-	MOVQ       56(SI), R10
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VMOVUPS      (BX), Y4
@@ -19764,13 +19602,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R9, 8(BX)
-	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000048, R9
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -19799,7 +19636,7 @@ key:
 
 // func mix1x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, FMA3, MMX+
-TEXT ·mix1x8AVX2(SB), NOSPLIT, $32-80
+TEXT ·mix1x8AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -19817,35 +19654,31 @@ strip:
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
 	MOVQ   p+40(FP), BX
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), SI
 
 run:
-	MOVQ 8(SP), SI
 	MOVQ (SI), DX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ 16(SI), DI
+	MOVQ DI, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), DI
-	MOVQ 8(DI), SI
-	MOVQ 24(DI), DI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
 
 keys:
-	MOVQ       8(SP), R8
-	PREFETCHT1 (SI)
-	MOVQ       32(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	MOVQ       40(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	MOVQ       48(R8), R9
-	PREFETCHT1 (SI)(R9*1)
-	ADDQ       $0x40, SI
-	DECQ       DI
+	PREFETCHT1 (DI)
+	MOVQ       32(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       40(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	MOVQ       48(SI), R9
+	PREFETCHT1 (DI)(R9*1)
+	ADDQ       $0x40, DI
+	DECQ       R8
 	JNZ        keys_same0
-	ADDQ       64(R8), SI
-	MOVQ       56(R8), DI
+	ADDQ       64(SI), DI
+	MOVQ       56(SI), R8
 
 keys_same0:
 	VBROADCASTSS (BX), Y8
@@ -19859,13 +19692,12 @@ keys_same0:
 	VFMADD231PS  224(DX), Y8, Y7
 	ADDQ         AX, DX
 	ADDQ         $0x04, BX
-	DECQ         24(SP)
+	DECQ         16(SP)
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         SI, 8(DX)
-	MOVQ         DI, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         DI, 8(SI)
+	MOVQ         R8, 24(SI)
+	ADDQ         $0x00000048, SI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -19896,7 +19728,7 @@ keys_same0:
 
 // func mix1x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, CMOV, FMA3, MMX+
-TEXT ·mix1x4AVX2(SB), NOSPLIT, $32-80
+TEXT ·mix1x4AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -19910,41 +19742,37 @@ strip:
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), SI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ (DI), DX
+	MOVQ 16(DI), BX
+	MOVQ BX, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
 keys_same0:
 	MOVQ    $0x00000002, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VBROADCASTSS (SI), Y4
@@ -19956,13 +19784,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000048, DI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -19985,7 +19812,7 @@ key:
 
 // func mix1x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, CMOV, FMA3, MMX+
-TEXT ·mix1x1AVX2(SB), NOSPLIT, $32-80
+TEXT ·mix1x1AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -19996,41 +19823,37 @@ TEXT ·mix1x1AVX2(SB), NOSPLIT, $32-80
 strip:
 	VXORPS Y0, Y0, Y0
 	MOVQ   p+40(FP), SI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ (DI), DX
+	MOVQ 16(DI), BX
+	MOVQ BX, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
 keys_same0:
 	MOVQ    $0x00000008, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VBROADCASTSS (SI), Y1
@@ -20039,13 +19862,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000048, DI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -21286,7 +21108,7 @@ rows1_done:
 
 // func mixF168x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, CMOV, F16C, FMA3, MMX+
-TEXT ·mixF168x2AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixF168x2AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	ADDQ AX, AX
 	MOVQ AX, (SP)
@@ -21306,41 +21128,37 @@ strip:
 	VXORPS Y7, Y7, Y7
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R10), BX
+	MOVQ 16(R10), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R10
-	MOVQ 24(SI), R11
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VCVTPH2PS    (BX), Y8
@@ -21365,13 +21183,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R10, 8(BX)
-	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R11, 8(R10)
+	MOVQ         R12, 24(R10)
+	ADDQ         $0x00000048, R10
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -21416,7 +21233,7 @@ key:
 
 // func mixF168x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, CMOV, F16C, FMA3, MMX+
-TEXT ·mixF168x1AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixF168x1AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -21435,41 +21252,37 @@ strip:
 	VXORPS Y7, Y7, Y7
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R10), BX
+	MOVQ 16(R10), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R10
-	MOVQ 24(SI), R11
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VCVTPH2PS    (BX), Y8
@@ -21494,13 +21307,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R10, 8(BX)
-	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R11, 8(R10)
+	MOVQ         R12, 24(R10)
+	ADDQ         $0x00000048, R10
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -21545,7 +21357,7 @@ key:
 
 // func mixF164x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, CMOV, F16C, FMA3, MMX+
-TEXT ·mixF164x4AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixF164x4AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	ADDQ AX, AX
 	MOVQ AX, (SP)
@@ -21564,41 +21376,37 @@ strip:
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
 	MOVQ   p+40(FP), R8
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R9), BX
+	MOVQ 16(R9), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R9
-	MOVQ 24(SI), R10
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R9)
-	MOVQ       32(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       40(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       48(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	ADDQ       $0x40, R9
-	DECQ       R10
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       64(SI), R9
-	MOVQ       56(SI), R10
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VCVTPH2PS    (BX), Y8
@@ -21619,13 +21427,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R9, 8(BX)
-	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000048, R9
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -21662,7 +21469,7 @@ key:
 
 // func mixF164x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, CMOV, F16C, FMA3, MMX+
-TEXT ·mixF164x1AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixF164x1AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -21676,41 +21483,37 @@ strip:
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), R8
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R9), BX
+	MOVQ 16(R9), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R9
-	MOVQ 24(SI), R10
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R9)
-	MOVQ       32(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       40(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       48(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	ADDQ       $0x40, R9
-	DECQ       R10
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       64(SI), R9
-	MOVQ       56(SI), R10
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VCVTPH2PS    (BX), Y4
@@ -21726,13 +21529,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R9, 8(BX)
-	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000048, R9
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -21761,7 +21563,7 @@ key:
 
 // func mixF161x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, CMOV, F16C, FMA3, MMX+
-TEXT ·mixF161x8AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixF161x8AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	ADDQ AX, AX
 	MOVQ AX, (SP)
@@ -21776,41 +21578,37 @@ strip:
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), SI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ (DI), DX
+	MOVQ 16(DI), BX
+	MOVQ BX, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
 keys_same0:
 	MOVQ    $0x00000004, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VCVTPH2PS    (DX), Y4
@@ -21826,13 +21624,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000048, DI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -21855,7 +21652,7 @@ key:
 
 // func mixF161x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, CMOV, F16C, FMA3, MMX+
-TEXT ·mixF161x4AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixF161x4AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -21869,41 +21666,37 @@ strip:
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), SI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ (DI), DX
+	MOVQ 16(DI), BX
+	MOVQ BX, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
 keys_same0:
 	MOVQ    $0x00000004, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VCVTPH2PS    (DX), Y4
@@ -21919,13 +21712,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000048, DI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -21948,7 +21740,7 @@ key:
 
 // func mixF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, CMOV, F16C, FMA3, MMX+
-TEXT ·mixF161x1AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixF161x1AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -21959,41 +21751,37 @@ TEXT ·mixF161x1AVX2(SB), NOSPLIT, $32-80
 strip:
 	VXORPS Y0, Y0, Y0
 	MOVQ   p+40(FP), SI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ (DI), DX
+	MOVQ 16(DI), BX
+	MOVQ BX, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
 keys_same0:
 	MOVQ    $0x00000010, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VCVTPH2PS    (DX), Y1
@@ -22003,13 +21791,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000048, DI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -23090,7 +22877,7 @@ rows1_done:
 
 // func mixBF168x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
-TEXT ·mixBF168x2AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixBF168x2AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	ADDQ AX, AX
 	MOVQ AX, (SP)
@@ -23110,41 +22897,37 @@ strip:
 	VXORPS Y7, Y7, Y7
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R10), BX
+	MOVQ 16(R10), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R10
-	MOVQ 24(SI), R11
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVZXWD    (BX), Y8
@@ -23170,13 +22953,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R10, 8(BX)
-	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R11, 8(R10)
+	MOVQ         R12, 24(R10)
+	ADDQ         $0x00000048, R10
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -23221,7 +23003,7 @@ key:
 
 // func mixBF168x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
-TEXT ·mixBF168x1AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixBF168x1AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -23240,41 +23022,37 @@ strip:
 	VXORPS Y7, Y7, Y7
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R10), BX
+	MOVQ 16(R10), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R10
-	MOVQ 24(SI), R11
+	MOVQ 8(R10), R11
+	MOVQ 24(R10), R12
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVZXWD    (BX), Y8
@@ -23300,13 +23078,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R10, 8(BX)
-	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R11, 8(R10)
+	MOVQ         R12, 24(R10)
+	ADDQ         $0x00000048, R10
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -23351,7 +23128,7 @@ key:
 
 // func mixBF164x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
-TEXT ·mixBF164x4AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixBF164x4AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	ADDQ AX, AX
 	MOVQ AX, (SP)
@@ -23370,41 +23147,37 @@ strip:
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
 	MOVQ   p+40(FP), R8
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R9), BX
+	MOVQ 16(R9), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R9
-	MOVQ 24(SI), R10
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R9)
-	MOVQ       32(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       40(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       48(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	ADDQ       $0x40, R9
-	DECQ       R10
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       64(SI), R9
-	MOVQ       56(SI), R10
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVZXWD    (BX), Y8
@@ -23427,13 +23200,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R9, 8(BX)
-	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000048, R9
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -23470,7 +23242,7 @@ key:
 
 // func mixBF164x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
-TEXT ·mixBF164x1AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixBF164x1AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -23484,41 +23256,37 @@ strip:
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), R8
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R9
 
 run:
-	MOVQ 8(SP), SI
-	MOVQ (SI), BX
-	MOVQ 16(SI), SI
-	MOVQ SI, 24(SP)
+	MOVQ (R9), BX
+	MOVQ 16(R9), SI
+	MOVQ SI, 16(SP)
 	ADDQ DX, BX
-	MOVQ 8(SP), SI
-	MOVQ 8(SI), R9
-	MOVQ 24(SI), R10
+	MOVQ 8(R9), R10
+	MOVQ 24(R9), R11
 
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R9)
-	MOVQ       32(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       40(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       48(SI), R11
-	PREFETCHT1 (R9)(R11*1)
-	ADDQ       $0x40, R9
-	DECQ       R10
+	PREFETCHT1 (R10)
+	MOVQ       32(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       40(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	MOVQ       48(R9), SI
+	PREFETCHT1 (R10)(SI*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
 	JNZ        keys_same0
-	ADDQ       64(SI), R9
-	MOVQ       56(SI), R10
+	ADDQ       64(R9), R10
+	MOVQ       56(R9), R11
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVZXWD    (BX), Y4
@@ -23535,13 +23303,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R9, 8(BX)
-	MOVQ         R10, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R10, 8(R9)
+	MOVQ         R11, 24(R9)
+	ADDQ         $0x00000048, R9
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -23570,7 +23337,7 @@ key:
 
 // func mixBF161x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
-TEXT ·mixBF161x8AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixBF161x8AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	ADDQ AX, AX
 	MOVQ AX, (SP)
@@ -23585,41 +23352,37 @@ strip:
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), SI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ (DI), DX
+	MOVQ 16(DI), BX
+	MOVQ BX, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
 keys_same0:
 	MOVQ    $0x00000004, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VPMOVZXWD    (DX), Y4
@@ -23639,13 +23402,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000048, DI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -23668,7 +23430,7 @@ key:
 
 // func mixBF161x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
-TEXT ·mixBF161x4AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixBF161x4AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -23682,41 +23444,37 @@ strip:
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), SI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ (DI), DX
+	MOVQ 16(DI), BX
+	MOVQ BX, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
 keys_same0:
 	MOVQ    $0x00000004, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VPMOVZXWD    (DX), Y4
@@ -23736,13 +23494,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000048, DI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -23765,7 +23522,7 @@ key:
 
 // func mixBF161x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
-TEXT ·mixBF161x1AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixBF161x1AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -23776,41 +23533,37 @@ TEXT ·mixBF161x1AVX2(SB), NOSPLIT, $32-80
 strip:
 	VXORPS Y0, Y0, Y0
 	MOVQ   p+40(FP), SI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), DI
 
 run:
-	MOVQ 8(SP), BX
-	MOVQ (BX), DX
-	MOVQ 16(BX), BX
-	MOVQ BX, 24(SP)
+	MOVQ (DI), DX
+	MOVQ 16(DI), BX
+	MOVQ BX, 16(SP)
 	ADDQ CX, DX
-	MOVQ 8(SP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ 8(DI), R8
+	MOVQ 24(DI), R9
 
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (DI)
-	MOVQ       32(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       40(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       48(BX), R9
-	PREFETCHT1 (DI)(R9*1)
-	ADDQ       $0x40, DI
-	DECQ       R8
+	PREFETCHT1 (R8)
+	MOVQ       32(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       40(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	MOVQ       48(DI), BX
+	PREFETCHT1 (R8)(BX*1)
+	ADDQ       $0x40, R8
+	DECQ       R9
 	JNZ        keys_same0
-	ADDQ       64(BX), DI
-	MOVQ       56(BX), R8
+	ADDQ       64(DI), R8
+	MOVQ       56(DI), R9
 
 keys_same0:
 	MOVQ    $0x00000010, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VPMOVZXWD    (DX), Y1
@@ -23821,13 +23574,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         DI, 8(DX)
-	MOVQ         R8, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R8, 8(DI)
+	MOVQ         R9, 24(DI)
+	ADDQ         $0x00000048, DI
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -26005,7 +25757,7 @@ rows1_done:
 
 // func mixQ88x2AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
-TEXT ·mixQ88x2AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixQ88x2AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	ADDQ AX, AX
 	MOVQ AX, (SP)
@@ -26027,55 +25779,50 @@ strip:
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   DX, R10
 	NEGQ   R10
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R11
 
 run:
-	MOVQ       8(SP), SI
-	MOVQ       (SI), BX
-	MOVQ       16(SI), SI
-	MOVQ       SI, 24(SP)
+	MOVQ       (R11), BX
+	MOVQ       16(R11), SI
+	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
-	MOVQ       8(SP), SI
-	MOVQ       8(SI), R11
-	MOVQ       24(SI), R12
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R11)
-	MOVQ       32(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       40(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       48(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	ADDQ       $0x40, R11
-	DECQ       R12
+	MOVQ       8(R11), R12
+	MOVQ       24(R11), R13
+	PREFETCHT1 (R12)
+	MOVQ       32(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       40(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       48(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	ADDQ       $0x40, R12
+	DECQ       R13
 	JNZ        run_same0
-	ADDQ       64(SI), R11
-	MOVQ       56(SI), R12
+	ADDQ       64(R11), R12
+	MOVQ       56(R11), R13
 
 run_same0:
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R11)
-	MOVQ       32(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       40(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       48(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	ADDQ       $0x40, R11
-	DECQ       R12
+	PREFETCHT1 (R12)
+	MOVQ       32(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       40(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       48(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	ADDQ       $0x40, R12
+	DECQ       R13
 	JNZ        keys_same0
-	ADDQ       64(SI), R11
-	MOVQ       56(SI), R12
+	ADDQ       64(R11), R12
+	MOVQ       56(R11), R13
 
 keys_same0:
 	MOVQ    $0x00000020, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVSXBD    4(BX), Y8
@@ -26103,13 +25850,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R11, 8(BX)
-	MOVQ         R12, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R12, 8(R11)
+	MOVQ         R13, 24(R11)
+	ADDQ         $0x00000048, R11
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -26154,7 +25900,7 @@ key:
 
 // func mixQ88x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
-TEXT ·mixQ88x1AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixQ88x1AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -26175,55 +25921,50 @@ strip:
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   DX, R10
 	NEGQ   R10
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R11
 
 run:
-	MOVQ       8(SP), SI
-	MOVQ       (SI), BX
-	MOVQ       16(SI), SI
-	MOVQ       SI, 24(SP)
+	MOVQ       (R11), BX
+	MOVQ       16(R11), SI
+	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
-	MOVQ       8(SP), SI
-	MOVQ       8(SI), R11
-	MOVQ       24(SI), R12
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R11)
-	MOVQ       32(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       40(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       48(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	ADDQ       $0x40, R11
-	DECQ       R12
+	MOVQ       8(R11), R12
+	MOVQ       24(R11), R13
+	PREFETCHT1 (R12)
+	MOVQ       32(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       40(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       48(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	ADDQ       $0x40, R12
+	DECQ       R13
 	JNZ        run_same0
-	ADDQ       64(SI), R11
-	MOVQ       56(SI), R12
+	ADDQ       64(R11), R12
+	MOVQ       56(R11), R13
 
 run_same0:
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R11)
-	MOVQ       32(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       40(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	MOVQ       48(SI), R13
-	PREFETCHT1 (R11)(R13*1)
-	ADDQ       $0x40, R11
-	DECQ       R12
+	PREFETCHT1 (R12)
+	MOVQ       32(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       40(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	MOVQ       48(R11), SI
+	PREFETCHT1 (R12)(SI*1)
+	ADDQ       $0x40, R12
+	DECQ       R13
 	JNZ        keys_same0
-	ADDQ       64(SI), R11
-	MOVQ       56(SI), R12
+	ADDQ       64(R11), R12
+	MOVQ       56(R11), R13
 
 keys_same0:
 	MOVQ    $0x00000020, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVSXBD    4(BX), Y8
@@ -26251,13 +25992,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R11, 8(BX)
-	MOVQ         R12, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R12, 8(R11)
+	MOVQ         R13, 24(R11)
+	ADDQ         $0x00000048, R11
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -26302,7 +26042,7 @@ key:
 
 // func mixQ84x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
-TEXT ·mixQ84x4AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixQ84x4AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	ADDQ AX, AX
 	MOVQ AX, (SP)
@@ -26323,55 +26063,50 @@ strip:
 	MOVQ   p+40(FP), R8
 	MOVQ   DX, R9
 	NEGQ   R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ       8(SP), SI
-	MOVQ       (SI), BX
-	MOVQ       16(SI), SI
-	MOVQ       SI, 24(SP)
+	MOVQ       (R10), BX
+	MOVQ       16(R10), SI
+	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
-	MOVQ       8(SP), SI
-	MOVQ       8(SI), R10
-	MOVQ       24(SI), R11
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        run_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 run_same0:
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVSXBD    4(BX), Y8
@@ -26398,13 +26133,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R10, 8(BX)
-	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R11, 8(R10)
+	MOVQ         R12, 24(R10)
+	ADDQ         $0x00000048, R10
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -26441,7 +26175,7 @@ key:
 
 // func mixQ84x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
-TEXT ·mixQ84x1AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixQ84x1AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -26457,55 +26191,50 @@ strip:
 	MOVQ   p+40(FP), R8
 	MOVQ   DX, R9
 	NEGQ   R9
-	MOVQ   runs+16(FP), BX
-	MOVQ   BX, 8(SP)
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 16(SP)
+	MOVQ   BX, 8(SP)
+	MOVQ   runs+16(FP), R10
 
 run:
-	MOVQ       8(SP), SI
-	MOVQ       (SI), BX
-	MOVQ       16(SI), SI
-	MOVQ       SI, 24(SP)
+	MOVQ       (R10), BX
+	MOVQ       16(R10), SI
+	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
-	MOVQ       8(SP), SI
-	MOVQ       8(SI), R10
-	MOVQ       24(SI), R11
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	MOVQ       8(R10), R11
+	MOVQ       24(R10), R12
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        run_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 run_same0:
 keys:
-	MOVQ       8(SP), SI
-	PREFETCHT1 (R10)
-	MOVQ       32(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       40(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(SI), R12
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
+	PREFETCHT1 (R11)
+	MOVQ       32(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       40(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	MOVQ       48(R10), SI
+	PREFETCHT1 (R11)(SI*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
 	JNZ        keys_same0
-	ADDQ       64(SI), R10
-	MOVQ       56(SI), R11
+	ADDQ       64(R10), R11
+	MOVQ       56(R10), R12
 
 keys_same0:
 	MOVQ    $0x00000020, SI
-	CMPQ    SI, 24(SP)
-	CMOVQGT 24(SP), SI
-	SUBQ    SI, 24(SP)
+	CMPQ    SI, 16(SP)
+	CMOVQGT 16(SP), SI
+	SUBQ    SI, 16(SP)
 
 key:
 	VPMOVSXBD    4(BX), Y4
@@ -26524,13 +26253,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), BX
-	MOVQ         R10, 8(BX)
-	MOVQ         R11, 24(BX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R11, 8(R10)
+	MOVQ         R12, 24(R10)
+	ADDQ         $0x00000048, R10
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -26559,7 +26287,7 @@ key:
 
 // func mixQ81x8AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
-TEXT ·mixQ81x8AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixQ81x8AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	ADDQ AX, AX
 	MOVQ AX, (SP)
@@ -26576,55 +26304,50 @@ strip:
 	MOVQ   p+40(FP), SI
 	MOVQ   CX, DI
 	NEGQ   DI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), R8
 
 run:
-	MOVQ       8(SP), BX
-	MOVQ       (BX), DX
-	MOVQ       16(BX), BX
-	MOVQ       BX, 24(SP)
+	MOVQ       (R8), DX
+	MOVQ       16(R8), BX
+	MOVQ       BX, 16(SP)
 	ADDQ       CX, DX
-	MOVQ       8(SP), BX
-	MOVQ       8(BX), R8
-	MOVQ       24(BX), R9
-	MOVQ       8(SP), BX
-	PREFETCHT1 (R8)
-	MOVQ       32(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       40(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       48(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	ADDQ       $0x40, R8
-	DECQ       R9
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
 	JNZ        run_same0
-	ADDQ       64(BX), R8
-	MOVQ       56(BX), R9
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
 
 run_same0:
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (R8)
-	MOVQ       32(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       40(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       48(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	ADDQ       $0x40, R8
-	DECQ       R9
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       64(BX), R8
-	MOVQ       56(BX), R9
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
 
 keys_same0:
 	MOVQ    $0x00000008, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VPMOVSXBD    4(DX), Y4
@@ -26652,13 +26375,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         R8, 8(DX)
-	MOVQ         R9, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R9, 8(R8)
+	MOVQ         R10, 24(R8)
+	ADDQ         $0x00000048, R8
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -26681,7 +26403,7 @@ key:
 
 // func mixQ81x4AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
-TEXT ·mixQ81x4AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixQ81x4AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -26697,55 +26419,50 @@ strip:
 	MOVQ   p+40(FP), SI
 	MOVQ   CX, DI
 	NEGQ   DI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), R8
 
 run:
-	MOVQ       8(SP), BX
-	MOVQ       (BX), DX
-	MOVQ       16(BX), BX
-	MOVQ       BX, 24(SP)
+	MOVQ       (R8), DX
+	MOVQ       16(R8), BX
+	MOVQ       BX, 16(SP)
 	ADDQ       CX, DX
-	MOVQ       8(SP), BX
-	MOVQ       8(BX), R8
-	MOVQ       24(BX), R9
-	MOVQ       8(SP), BX
-	PREFETCHT1 (R8)
-	MOVQ       32(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       40(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       48(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	ADDQ       $0x40, R8
-	DECQ       R9
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
 	JNZ        run_same0
-	ADDQ       64(BX), R8
-	MOVQ       56(BX), R9
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
 
 run_same0:
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (R8)
-	MOVQ       32(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       40(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       48(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	ADDQ       $0x40, R8
-	DECQ       R9
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       64(BX), R8
-	MOVQ       56(BX), R9
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
 
 keys_same0:
 	MOVQ    $0x00000008, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VPMOVSXBD    4(DX), Y4
@@ -26773,13 +26490,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         R8, 8(DX)
-	MOVQ         R9, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R9, 8(R8)
+	MOVQ         R10, 24(R8)
+	ADDQ         $0x00000048, R8
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -26802,7 +26518,7 @@ key:
 
 // func mixQ81x1AVX2(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, ldp int, alpha *float32, first int, strips int)
 // Requires: AVX, AVX2, CMOV, FMA3, MMX+
-TEXT ·mixQ81x1AVX2(SB), NOSPLIT, $32-80
+TEXT ·mixQ81x1AVX2(SB), NOSPLIT, $24-80
 	MOVQ strips+72(FP), AX
 	MOVQ AX, (SP)
 	MOVQ ldv+32(FP), AX
@@ -26815,55 +26531,50 @@ strip:
 	MOVQ   p+40(FP), SI
 	MOVQ   CX, DI
 	NEGQ   DI
-	MOVQ   runs+16(FP), DX
-	MOVQ   DX, 8(SP)
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 16(SP)
+	MOVQ   DX, 8(SP)
+	MOVQ   runs+16(FP), R8
 
 run:
-	MOVQ       8(SP), BX
-	MOVQ       (BX), DX
-	MOVQ       16(BX), BX
-	MOVQ       BX, 24(SP)
+	MOVQ       (R8), DX
+	MOVQ       16(R8), BX
+	MOVQ       BX, 16(SP)
 	ADDQ       CX, DX
-	MOVQ       8(SP), BX
-	MOVQ       8(BX), R8
-	MOVQ       24(BX), R9
-	MOVQ       8(SP), BX
-	PREFETCHT1 (R8)
-	MOVQ       32(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       40(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       48(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	ADDQ       $0x40, R8
-	DECQ       R9
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
 	JNZ        run_same0
-	ADDQ       64(BX), R8
-	MOVQ       56(BX), R9
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
 
 run_same0:
 keys:
-	MOVQ       8(SP), BX
-	PREFETCHT1 (R8)
-	MOVQ       32(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       40(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       48(BX), R10
-	PREFETCHT1 (R8)(R10*1)
-	ADDQ       $0x40, R8
-	DECQ       R9
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       40(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	MOVQ       48(R8), BX
+	PREFETCHT1 (R9)(BX*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
 	JNZ        keys_same0
-	ADDQ       64(BX), R8
-	MOVQ       56(BX), R9
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
 
 keys_same0:
 	MOVQ    $0x00000020, BX
-	CMPQ    BX, 24(SP)
-	CMOVQGT 24(SP), BX
-	SUBQ    BX, 24(SP)
+	CMPQ    BX, 16(SP)
+	CMOVQGT 16(SP), BX
+	SUBQ    BX, 16(SP)
 
 key:
 	VPMOVSXBD    4(DX), Y1
@@ -26876,13 +26587,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         24(SP), $0x00
+	CMPQ         16(SP), $0x00
 	JNE          keys
-	MOVQ         8(SP), DX
-	MOVQ         R8, 8(DX)
-	MOVQ         R9, 24(DX)
-	ADDQ         $0x00000048, 8(SP)
-	SUBQ         $0x00000001, 16(SP)
+	MOVQ         R9, 8(R8)
+	MOVQ         R10, 24(R8)
+	ADDQ         $0x00000048, R8
+	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -26897,34 +26607,21 @@ key:
 	VZEROUPPER
 	RET
 
-// func scores8AVX512x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores8AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·scores8AVX512x2(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), SI
-	SHLQ   $0x02, SI
-	MOVQ   groups+40(FP), DI
-	IMUL3Q $0x00000004, DI, R9
-	IMULQ  DX, R9
-	MOVQ   SI, R11
-	ADDQ   $0x3f, R11
-	SHRQ   $0x06, R11
-	MOVQ   R11, (SP)
-	MOVQ   R11, R10
-	SHLQ   $0x06, R10
-	NEGQ   R10
-	ADDQ   DX, R10
-	MOVQ   R10, 8(SP)
-	MOVQ   ahead+56(FP), R10
-	ADDQ   CX, R10
+TEXT ·scores8AVX512x2(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), R9
+	MOVQ 24(SI), R10
 
 group:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
-	MOVQ   qt+24(FP), SI
+	MOVQ   qt+32(FP), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -26941,8 +26638,8 @@ group:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   d+32(FP), R12
-	SHRQ   $0x02, R12
+	MOVQ   d+40(FP), R11
+	SHRQ   $0x02, R11
 	JZ     dim_rest
 
 dim:
@@ -27051,23 +26748,32 @@ dim:
 	VFMADD231PS  Z16, Z18, Z14
 	VFMADD231PS  Z17, Z18, Z15
 	ADDQ         $0x00000200, SI
-	PREFETCHT1   (R10)
-	PREFETCHT1   (R10)(R9*1)
-	ADDQ         $0x40, R10
-	DECQ         R11
-	JNZ          same0_0
-	ADDQ         8(SP), R10
-	MOVQ         (SP), R11
+	TESTQ        $0x00000001, R11
+	JNZ          dim_later
+	MOVQ         run+24(FP), R12
+	PREFETCHT1   (R9)
+	MOVQ         32(R12), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         40(R12), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         48(R12), R13
+	PREFETCHT1   (R9)(R13*1)
+	ADDQ         $0x40, R9
+	DECQ         R10
+	JNZ          dim_same0
+	ADDQ         64(R12), R9
+	MOVQ         56(R12), R10
 
-same0_0:
+dim_same0:
+dim_later:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R11
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+32(FP), R12
-	ANDQ $0x03, R12
+	MOVQ d+40(FP), R11
+	ANDQ $0x03, R11
 	JZ   dim_done
 
 dim_one:
@@ -27100,7 +26806,7 @@ dim_one:
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x04, DI
 	ADDQ         $0x04, R8
-	SUBQ         $0x00000001, R12
+	SUBQ         $0x00000001, R11
 	JNZ          dim_one
 
 dim_done:
@@ -27134,7 +26840,7 @@ dim_done:
 	VMAXPS  Z13, Z9, Z9
 	VMAXPS  Z8, Z0, Z0
 	VMAXPS  Z9, Z1, Z1
-	MOVQ    mx+48(FP), SI
+	MOVQ    mx+56(FP), SI
 	VMAXPS  (SI), Z0, Z0
 	VMOVUPS Z0, (SI)
 	VMAXPS  64(SI), Z1, Z1
@@ -27142,39 +26848,24 @@ dim_done:
 	ADDQ    $0x00000400, AX
 	LEAQ    (CX)(DX*4), CX
 	LEAQ    (CX)(DX*4), CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    R9, 8(AX)
+	MOVQ    R10, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values8AVX512x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values8AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·values8AVX512x2(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000020, BX, R8
-	MOVQ   keys+32(FP), R9
-	IMUL3Q $0x00000020, R9, R9
-	SHRQ   $0x06, R9
-	IMULQ  DX, R9
-	MOVQ   R8, R11
-	ADDQ   $0x3f, R11
-	SHRQ   $0x06, R11
-	MOVQ   R11, (SP)
-	MOVQ   R11, R10
-	SHLQ   $0x06, R10
-	NEGQ   R10
-	ADDQ   DX, R10
-	MOVQ   R10, 8(SP)
-	MOVQ   ahead+56(FP), R10
-	ADDQ   CX, R10
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -27191,170 +26882,194 @@ group:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   keys+32(FP), R12
-	SHRQ   $0x02, R12
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS      (R8), Z16
-	VMOVUPS      64(R8), Z17
-	VBROADCASTSS (DI), Z18
+	VMOVUPS      (DI), Z16
+	VMOVUPS      64(DI), Z17
+	VBROADCASTSS (SI), Z18
 	VFMADD231PS  Z16, Z18, Z0
 	VFMADD231PS  Z17, Z18, Z1
-	VBROADCASTSS 4(DI), Z18
+	VBROADCASTSS 4(SI), Z18
 	VFMADD231PS  Z16, Z18, Z2
 	VFMADD231PS  Z17, Z18, Z3
-	VBROADCASTSS 8(DI), Z18
+	VBROADCASTSS 8(SI), Z18
 	VFMADD231PS  Z16, Z18, Z4
 	VFMADD231PS  Z17, Z18, Z5
-	VBROADCASTSS 12(DI), Z18
+	VBROADCASTSS 12(SI), Z18
 	VFMADD231PS  Z16, Z18, Z6
 	VFMADD231PS  Z17, Z18, Z7
-	VBROADCASTSS 16(DI), Z18
+	VBROADCASTSS 16(SI), Z18
 	VFMADD231PS  Z16, Z18, Z8
 	VFMADD231PS  Z17, Z18, Z9
-	VBROADCASTSS 20(DI), Z18
+	VBROADCASTSS 20(SI), Z18
 	VFMADD231PS  Z16, Z18, Z10
 	VFMADD231PS  Z17, Z18, Z11
-	VBROADCASTSS 24(DI), Z18
+	VBROADCASTSS 24(SI), Z18
 	VFMADD231PS  Z16, Z18, Z12
 	VFMADD231PS  Z17, Z18, Z13
-	VBROADCASTSS 28(DI), Z18
+	VBROADCASTSS 28(SI), Z18
 	VFMADD231PS  Z16, Z18, Z14
 	VFMADD231PS  Z17, Z18, Z15
-	VMOVUPS      128(R8), Z16
-	VMOVUPS      192(R8), Z17
-	VBROADCASTSS (DI)(DX*1), Z18
+	VMOVUPS      128(DI), Z16
+	VMOVUPS      192(DI), Z17
+	VBROADCASTSS (SI)(CX*1), Z18
 	VFMADD231PS  Z16, Z18, Z0
 	VFMADD231PS  Z17, Z18, Z1
-	VBROADCASTSS 4(DI)(DX*1), Z18
+	VBROADCASTSS 4(SI)(CX*1), Z18
 	VFMADD231PS  Z16, Z18, Z2
 	VFMADD231PS  Z17, Z18, Z3
-	VBROADCASTSS 8(DI)(DX*1), Z18
+	VBROADCASTSS 8(SI)(CX*1), Z18
 	VFMADD231PS  Z16, Z18, Z4
 	VFMADD231PS  Z17, Z18, Z5
-	VBROADCASTSS 12(DI)(DX*1), Z18
+	VBROADCASTSS 12(SI)(CX*1), Z18
 	VFMADD231PS  Z16, Z18, Z6
 	VFMADD231PS  Z17, Z18, Z7
-	VBROADCASTSS 16(DI)(DX*1), Z18
+	VBROADCASTSS 16(SI)(CX*1), Z18
 	VFMADD231PS  Z16, Z18, Z8
 	VFMADD231PS  Z17, Z18, Z9
-	VBROADCASTSS 20(DI)(DX*1), Z18
+	VBROADCASTSS 20(SI)(CX*1), Z18
 	VFMADD231PS  Z16, Z18, Z10
 	VFMADD231PS  Z17, Z18, Z11
-	VBROADCASTSS 24(DI)(DX*1), Z18
+	VBROADCASTSS 24(SI)(CX*1), Z18
 	VFMADD231PS  Z16, Z18, Z12
 	VFMADD231PS  Z17, Z18, Z13
-	VBROADCASTSS 28(DI)(DX*1), Z18
+	VBROADCASTSS 28(SI)(CX*1), Z18
 	VFMADD231PS  Z16, Z18, Z14
 	VFMADD231PS  Z17, Z18, Z15
-	VMOVUPS      256(R8), Z16
-	VMOVUPS      320(R8), Z17
-	VBROADCASTSS (DI)(DX*2), Z18
+	VMOVUPS      256(DI), Z16
+	VMOVUPS      320(DI), Z17
+	VBROADCASTSS (SI)(CX*2), Z18
 	VFMADD231PS  Z16, Z18, Z0
 	VFMADD231PS  Z17, Z18, Z1
-	VBROADCASTSS 4(DI)(DX*2), Z18
+	VBROADCASTSS 4(SI)(CX*2), Z18
 	VFMADD231PS  Z16, Z18, Z2
 	VFMADD231PS  Z17, Z18, Z3
-	VBROADCASTSS 8(DI)(DX*2), Z18
+	VBROADCASTSS 8(SI)(CX*2), Z18
 	VFMADD231PS  Z16, Z18, Z4
 	VFMADD231PS  Z17, Z18, Z5
-	VBROADCASTSS 12(DI)(DX*2), Z18
+	VBROADCASTSS 12(SI)(CX*2), Z18
 	VFMADD231PS  Z16, Z18, Z6
 	VFMADD231PS  Z17, Z18, Z7
-	VBROADCASTSS 16(DI)(DX*2), Z18
+	VBROADCASTSS 16(SI)(CX*2), Z18
 	VFMADD231PS  Z16, Z18, Z8
 	VFMADD231PS  Z17, Z18, Z9
-	VBROADCASTSS 20(DI)(DX*2), Z18
+	VBROADCASTSS 20(SI)(CX*2), Z18
 	VFMADD231PS  Z16, Z18, Z10
 	VFMADD231PS  Z17, Z18, Z11
-	VBROADCASTSS 24(DI)(DX*2), Z18
+	VBROADCASTSS 24(SI)(CX*2), Z18
 	VFMADD231PS  Z16, Z18, Z12
 	VFMADD231PS  Z17, Z18, Z13
-	VBROADCASTSS 28(DI)(DX*2), Z18
+	VBROADCASTSS 28(SI)(CX*2), Z18
 	VFMADD231PS  Z16, Z18, Z14
 	VFMADD231PS  Z17, Z18, Z15
-	VMOVUPS      384(R8), Z16
-	VMOVUPS      448(R8), Z17
-	VBROADCASTSS (DI)(SI*1), Z18
+	VMOVUPS      384(DI), Z16
+	VMOVUPS      448(DI), Z17
+	VBROADCASTSS (SI)(BX*1), Z18
 	VFMADD231PS  Z16, Z18, Z0
 	VFMADD231PS  Z17, Z18, Z1
-	VBROADCASTSS 4(DI)(SI*1), Z18
+	VBROADCASTSS 4(SI)(BX*1), Z18
 	VFMADD231PS  Z16, Z18, Z2
 	VFMADD231PS  Z17, Z18, Z3
-	VBROADCASTSS 8(DI)(SI*1), Z18
+	VBROADCASTSS 8(SI)(BX*1), Z18
 	VFMADD231PS  Z16, Z18, Z4
 	VFMADD231PS  Z17, Z18, Z5
-	VBROADCASTSS 12(DI)(SI*1), Z18
+	VBROADCASTSS 12(SI)(BX*1), Z18
 	VFMADD231PS  Z16, Z18, Z6
 	VFMADD231PS  Z17, Z18, Z7
-	VBROADCASTSS 16(DI)(SI*1), Z18
+	VBROADCASTSS 16(SI)(BX*1), Z18
 	VFMADD231PS  Z16, Z18, Z8
 	VFMADD231PS  Z17, Z18, Z9
-	VBROADCASTSS 20(DI)(SI*1), Z18
+	VBROADCASTSS 20(SI)(BX*1), Z18
 	VFMADD231PS  Z16, Z18, Z10
 	VFMADD231PS  Z17, Z18, Z11
-	VBROADCASTSS 24(DI)(SI*1), Z18
+	VBROADCASTSS 24(SI)(BX*1), Z18
 	VFMADD231PS  Z16, Z18, Z12
 	VFMADD231PS  Z17, Z18, Z13
-	VBROADCASTSS 28(DI)(SI*1), Z18
+	VBROADCASTSS 28(SI)(BX*1), Z18
 	VFMADD231PS  Z16, Z18, Z14
 	VFMADD231PS  Z17, Z18, Z15
-	ADDQ         $0x00000200, R8
-	PREFETCHT1   (R10)
-	PREFETCHT1   (R10)(R9*1)
-	ADDQ         $0x40, R10
-	DECQ         R11
-	JNZ          same0_0
-	ADDQ         8(SP), R10
-	MOVQ         (SP), R11
+	ADDQ         $0x00000200, DI
+	TESTQ        $0x00000001, R11
+	JNZ          key_later
+	PREFETCHT1   (R9)
+	MOVQ         32(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         40(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         48(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	ADDQ         $0x40, R9
+	DECQ         R10
+	JNZ          key_same0
+	ADDQ         64(R8), R9
+	MOVQ         56(R8), R10
 
-same0_0:
-	LEAQ (DI)(DX*4), DI
-	SUBQ $0x00000001, R12
+key_same0:
+key_later:
+	LEAQ (SI)(CX*4), SI
+	SUBQ $0x00000001, R11
 	JNZ  key
 
 key_rest:
-	MOVQ keys+32(FP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R11
+	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS      (R8), Z16
-	VMOVUPS      64(R8), Z17
-	VBROADCASTSS (DI), Z18
+	VMOVUPS      (DI), Z16
+	VMOVUPS      64(DI), Z17
+	VBROADCASTSS (SI), Z18
 	VFMADD231PS  Z16, Z18, Z0
 	VFMADD231PS  Z17, Z18, Z1
-	VBROADCASTSS 4(DI), Z18
+	VBROADCASTSS 4(SI), Z18
 	VFMADD231PS  Z16, Z18, Z2
 	VFMADD231PS  Z17, Z18, Z3
-	VBROADCASTSS 8(DI), Z18
+	VBROADCASTSS 8(SI), Z18
 	VFMADD231PS  Z16, Z18, Z4
 	VFMADD231PS  Z17, Z18, Z5
-	VBROADCASTSS 12(DI), Z18
+	VBROADCASTSS 12(SI), Z18
 	VFMADD231PS  Z16, Z18, Z6
 	VFMADD231PS  Z17, Z18, Z7
-	VBROADCASTSS 16(DI), Z18
+	VBROADCASTSS 16(SI), Z18
 	VFMADD231PS  Z16, Z18, Z8
 	VFMADD231PS  Z17, Z18, Z9
-	VBROADCASTSS 20(DI), Z18
+	VBROADCASTSS 20(SI), Z18
 	VFMADD231PS  Z16, Z18, Z10
 	VFMADD231PS  Z17, Z18, Z11
-	VBROADCASTSS 24(DI), Z18
+	VBROADCASTSS 24(SI), Z18
 	VFMADD231PS  Z16, Z18, Z12
 	VFMADD231PS  Z17, Z18, Z13
-	VBROADCASTSS 28(DI), Z18
+	VBROADCASTSS 28(SI), Z18
 	VFMADD231PS  Z16, Z18, Z14
 	VFMADD231PS  Z17, Z18, Z15
-	ADDQ         $0x00000080, R8
-	ADDQ         DX, DI
-	SUBQ         $0x00000001, R12
+	ADDQ         $0x00000080, DI
+	ADDQ         CX, SI
+	SUBQ         $0x00000001, R11
 	JNZ          key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Z16
-	VMOVUPS     64(DI), Z17
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z16
+	VMOVUPS     64(SI), Z17
 	VFMADD231PS (AX), Z16, Z0
 	VMOVUPS     Z0, (AX)
 	VFMADD231PS 64(AX), Z17, Z1
@@ -27388,38 +27103,26 @@ key_done:
 	VFMADD231PS 960(AX), Z17, Z15
 	VMOVUPS     Z15, 960(AX)
 	ADDQ        $0x00000400, AX
-	ADDQ        $0x20, CX
-	DECQ        BX
+	ADDQ        $0x20, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
 
-// func scores4AVX512x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores4AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·scores4AVX512x2(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), SI
-	SHLQ   $0x02, SI
-	MOVQ   groups+40(FP), DI
-	IMUL3Q $0x00000004, DI, DI
-	MOVQ   SI, R9
-	ADDQ   $0x3f, R9
-	SHRQ   $0x06, R9
-	MOVQ   R9, (SP)
-	MOVQ   R9, R8
-	SHLQ   $0x06, R8
-	NEGQ   R8
-	ADDQ   DX, R8
-	MOVQ   R8, 8(SP)
-	MOVQ   ahead+56(FP), R8
-	ADDQ   CX, R8
+TEXT ·scores4AVX512x2(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), R8
+	MOVQ 24(SI), R9
 
 group:
 	MOVQ   CX, DI
-	MOVQ   qt+24(FP), SI
+	MOVQ   qt+32(FP), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -27428,7 +27131,7 @@ group:
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   d+32(FP), R10
+	MOVQ   d+40(FP), R10
 	SHRQ   $0x02, R10
 	JZ     dim_rest
 
@@ -27490,20 +27193,30 @@ dim:
 	VFMADD231PS  Z8, Z10, Z6
 	VFMADD231PS  Z9, Z10, Z7
 	ADDQ         $0x00000200, SI
+	TESTQ        $0x00000003, R10
+	JNZ          dim_later
+	MOVQ         run+24(FP), R11
 	PREFETCHT1   (R8)
+	MOVQ         32(R11), R12
+	PREFETCHT1   (R8)(R12*1)
+	MOVQ         40(R11), R12
+	PREFETCHT1   (R8)(R12*1)
+	MOVQ         48(R11), R12
+	PREFETCHT1   (R8)(R12*1)
 	ADDQ         $0x40, R8
 	DECQ         R9
-	JNZ          same0_0
-	ADDQ         8(SP), R8
-	MOVQ         (SP), R9
+	JNZ          dim_same0
+	ADDQ         64(R11), R8
+	MOVQ         56(R11), R9
 
-same0_0:
+dim_same0:
+dim_later:
 	ADDQ $0x10, DI
 	SUBQ $0x00000001, R10
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+32(FP), R10
+	MOVQ d+40(FP), R10
 	ANDQ $0x03, R10
 	JZ   dim_done
 
@@ -27542,45 +27255,31 @@ dim_done:
 	VMAXPS  Z7, Z5, Z5
 	VMAXPS  Z4, Z0, Z0
 	VMAXPS  Z5, Z1, Z1
-	MOVQ    mx+48(FP), SI
+	MOVQ    mx+56(FP), SI
 	VMAXPS  (SI), Z0, Z0
 	VMOVUPS Z0, (SI)
 	VMAXPS  64(SI), Z1, Z1
 	VMOVUPS Z1, 64(SI)
 	ADDQ    $0x00000200, AX
 	LEAQ    (CX)(DX*4), CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    R8, 8(AX)
+	MOVQ    R9, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values4AVX512x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values4AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·values4AVX512x2(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000010, BX, R8
-	MOVQ   keys+32(FP), DI
-	IMUL3Q $0x00000040, DI, DI
-	SHRQ   $0x06, DI
-	MOVQ   R8, R10
-	ADDQ   $0x3f, R10
-	SHRQ   $0x06, R10
-	MOVQ   R10, (SP)
-	MOVQ   R10, R9
-	SHLQ   $0x06, R9
-	NEGQ   R9
-	ADDQ   DX, R9
-	MOVQ   R9, 8(SP)
-	MOVQ   ahead+56(FP), R9
-	ADDQ   CX, R9
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -27589,109 +27288,134 @@ group:
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   keys+32(FP), R11
-	SHRQ   $0x02, R11
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS      (R8), Z8
-	VMOVUPS      64(R8), Z9
-	VBROADCASTSS (DI), Z10
+	VMOVUPS      (DI), Z8
+	VMOVUPS      64(DI), Z9
+	VBROADCASTSS (SI), Z10
 	VFMADD231PS  Z8, Z10, Z0
 	VFMADD231PS  Z9, Z10, Z1
-	VBROADCASTSS 4(DI), Z10
+	VBROADCASTSS 4(SI), Z10
 	VFMADD231PS  Z8, Z10, Z2
 	VFMADD231PS  Z9, Z10, Z3
-	VBROADCASTSS 8(DI), Z10
+	VBROADCASTSS 8(SI), Z10
 	VFMADD231PS  Z8, Z10, Z4
 	VFMADD231PS  Z9, Z10, Z5
-	VBROADCASTSS 12(DI), Z10
+	VBROADCASTSS 12(SI), Z10
 	VFMADD231PS  Z8, Z10, Z6
 	VFMADD231PS  Z9, Z10, Z7
-	VMOVUPS      128(R8), Z8
-	VMOVUPS      192(R8), Z9
-	VBROADCASTSS (DI)(DX*1), Z10
+	VMOVUPS      128(DI), Z8
+	VMOVUPS      192(DI), Z9
+	VBROADCASTSS (SI)(CX*1), Z10
 	VFMADD231PS  Z8, Z10, Z0
 	VFMADD231PS  Z9, Z10, Z1
-	VBROADCASTSS 4(DI)(DX*1), Z10
+	VBROADCASTSS 4(SI)(CX*1), Z10
 	VFMADD231PS  Z8, Z10, Z2
 	VFMADD231PS  Z9, Z10, Z3
-	VBROADCASTSS 8(DI)(DX*1), Z10
+	VBROADCASTSS 8(SI)(CX*1), Z10
 	VFMADD231PS  Z8, Z10, Z4
 	VFMADD231PS  Z9, Z10, Z5
-	VBROADCASTSS 12(DI)(DX*1), Z10
+	VBROADCASTSS 12(SI)(CX*1), Z10
 	VFMADD231PS  Z8, Z10, Z6
 	VFMADD231PS  Z9, Z10, Z7
-	VMOVUPS      256(R8), Z8
-	VMOVUPS      320(R8), Z9
-	VBROADCASTSS (DI)(DX*2), Z10
+	VMOVUPS      256(DI), Z8
+	VMOVUPS      320(DI), Z9
+	VBROADCASTSS (SI)(CX*2), Z10
 	VFMADD231PS  Z8, Z10, Z0
 	VFMADD231PS  Z9, Z10, Z1
-	VBROADCASTSS 4(DI)(DX*2), Z10
+	VBROADCASTSS 4(SI)(CX*2), Z10
 	VFMADD231PS  Z8, Z10, Z2
 	VFMADD231PS  Z9, Z10, Z3
-	VBROADCASTSS 8(DI)(DX*2), Z10
+	VBROADCASTSS 8(SI)(CX*2), Z10
 	VFMADD231PS  Z8, Z10, Z4
 	VFMADD231PS  Z9, Z10, Z5
-	VBROADCASTSS 12(DI)(DX*2), Z10
+	VBROADCASTSS 12(SI)(CX*2), Z10
 	VFMADD231PS  Z8, Z10, Z6
 	VFMADD231PS  Z9, Z10, Z7
-	VMOVUPS      384(R8), Z8
-	VMOVUPS      448(R8), Z9
-	VBROADCASTSS (DI)(SI*1), Z10
+	VMOVUPS      384(DI), Z8
+	VMOVUPS      448(DI), Z9
+	VBROADCASTSS (SI)(BX*1), Z10
 	VFMADD231PS  Z8, Z10, Z0
 	VFMADD231PS  Z9, Z10, Z1
-	VBROADCASTSS 4(DI)(SI*1), Z10
+	VBROADCASTSS 4(SI)(BX*1), Z10
 	VFMADD231PS  Z8, Z10, Z2
 	VFMADD231PS  Z9, Z10, Z3
-	VBROADCASTSS 8(DI)(SI*1), Z10
+	VBROADCASTSS 8(SI)(BX*1), Z10
 	VFMADD231PS  Z8, Z10, Z4
 	VFMADD231PS  Z9, Z10, Z5
-	VBROADCASTSS 12(DI)(SI*1), Z10
+	VBROADCASTSS 12(SI)(BX*1), Z10
 	VFMADD231PS  Z8, Z10, Z6
 	VFMADD231PS  Z9, Z10, Z7
-	ADDQ         $0x00000200, R8
+	ADDQ         $0x00000200, DI
+	TESTQ        $0x00000003, R11
+	JNZ          key_later
 	PREFETCHT1   (R9)
+	MOVQ         32(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         40(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         48(R8), R12
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
-	JNZ          same0_0
-	ADDQ         8(SP), R9
-	MOVQ         (SP), R10
+	JNZ          key_same0
+	ADDQ         64(R8), R9
+	MOVQ         56(R8), R10
 
-same0_0:
-	LEAQ (DI)(DX*4), DI
+key_same0:
+key_later:
+	LEAQ (SI)(CX*4), SI
 	SUBQ $0x00000001, R11
 	JNZ  key
 
 key_rest:
-	MOVQ keys+32(FP), R11
+	MOVQ 8(SP), R11
 	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS      (R8), Z8
-	VMOVUPS      64(R8), Z9
-	VBROADCASTSS (DI), Z10
+	VMOVUPS      (DI), Z8
+	VMOVUPS      64(DI), Z9
+	VBROADCASTSS (SI), Z10
 	VFMADD231PS  Z8, Z10, Z0
 	VFMADD231PS  Z9, Z10, Z1
-	VBROADCASTSS 4(DI), Z10
+	VBROADCASTSS 4(SI), Z10
 	VFMADD231PS  Z8, Z10, Z2
 	VFMADD231PS  Z9, Z10, Z3
-	VBROADCASTSS 8(DI), Z10
+	VBROADCASTSS 8(SI), Z10
 	VFMADD231PS  Z8, Z10, Z4
 	VFMADD231PS  Z9, Z10, Z5
-	VBROADCASTSS 12(DI), Z10
+	VBROADCASTSS 12(SI), Z10
 	VFMADD231PS  Z8, Z10, Z6
 	VFMADD231PS  Z9, Z10, Z7
-	ADDQ         $0x00000080, R8
-	ADDQ         DX, DI
+	ADDQ         $0x00000080, DI
+	ADDQ         CX, SI
 	SUBQ         $0x00000001, R11
 	JNZ          key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Z8
-	VMOVUPS     64(DI), Z9
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z8
+	VMOVUPS     64(SI), Z9
 	VFMADD231PS (AX), Z8, Z0
 	VMOVUPS     Z0, (AX)
 	VFMADD231PS 64(AX), Z9, Z1
@@ -27709,40 +27433,30 @@ key_done:
 	VFMADD231PS 448(AX), Z9, Z7
 	VMOVUPS     Z7, 448(AX)
 	ADDQ        $0x00000200, AX
-	ADDQ        $0x10, CX
-	DECQ        BX
+	ADDQ        $0x10, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
 
-// func scores1AVX512x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores1AVX512x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F
-TEXT ·scores1AVX512x2(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), BX
-	SHLQ   $0x02, BX
-	MOVQ   groups+40(FP), SI
-	IMUL3Q $0x00000001, SI, SI
-	ADDQ   $0x3f, BX
-	SHRQ   $0x06, BX
-	MOVQ   BX, (SP)
-	SHLQ   $0x06, BX
-	NEGQ   BX
-	ADDQ   DX, BX
-	MOVQ   BX, 8(SP)
-	MOVQ   ahead+56(FP), BX
-	ADDQ   CX, BX
+TEXT ·scores1AVX512x2(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), BX
+	MOVQ 8(BX), DI
+	MOVQ 24(BX), R8
 
 group:
 	MOVQ   CX, SI
-	MOVQ   qt+24(FP), BX
+	MOVQ   qt+32(FP), BX
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
-	MOVQ   d+32(FP), DI
-	SHRQ   $0x02, DI
+	MOVQ   d+40(FP), R9
+	SHRQ   $0x02, R9
 	JZ     dim_rest
 
 dim:
@@ -27768,12 +27482,12 @@ dim:
 	VFMADD231PS  Z3, Z4, Z1
 	ADDQ         $0x00000200, BX
 	ADDQ         $0x10, SI
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, R9
 	JNZ          dim
 
 dim_rest:
-	MOVQ d+32(FP), DI
-	ANDQ $0x03, DI
+	MOVQ d+40(FP), R9
+	ANDQ $0x03, R9
 	JZ   dim_done
 
 dim_one:
@@ -27784,109 +27498,112 @@ dim_one:
 	VFMADD231PS  Z3, Z4, Z1
 	ADDQ         $0x00000080, BX
 	ADDQ         $0x04, SI
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, R9
 	JNZ          dim_one
 
 dim_done:
 	VMOVUPS Z0, (AX)
 	VMOVUPS Z1, 64(AX)
-	MOVQ    mx+48(FP), BX
+	MOVQ    mx+56(FP), BX
 	VMAXPS  (BX), Z0, Z0
 	VMOVUPS Z0, (BX)
 	VMAXPS  64(BX), Z1, Z1
 	VMOVUPS Z1, 64(BX)
 	ADDQ    $0x00000080, AX
 	ADDQ    DX, CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    DI, 8(AX)
+	MOVQ    R8, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values1AVX512x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values1AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F
 TEXT ·values1AVX512x2(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000004, BX, R8
-	MOVQ   keys+32(FP), DI
-	IMUL3Q $0x00000040, DI, DI
-	SHRQ   $0x06, DI
-	MOVQ   R8, DI
-	ADDQ   $0x3f, DI
-	SHRQ   $0x06, DI
-	MOVQ   DI, (SP)
-	SHLQ   $0x06, DI
-	NEGQ   DI
-	ADDQ   DX, DI
-	MOVQ   DI, 8(SP)
-	MOVQ   ahead+56(FP), DI
-	ADDQ   CX, DI
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
-	MOVQ   keys+32(FP), R9
-	SHRQ   $0x02, R9
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS      (R8), Z2
-	VMOVUPS      64(R8), Z3
-	VBROADCASTSS (DI), Z4
+	VMOVUPS      (DI), Z2
+	VMOVUPS      64(DI), Z3
+	VBROADCASTSS (SI), Z4
 	VFMADD231PS  Z2, Z4, Z0
 	VFMADD231PS  Z3, Z4, Z1
-	VMOVUPS      128(R8), Z2
-	VMOVUPS      192(R8), Z3
-	VBROADCASTSS (DI)(DX*1), Z4
+	VMOVUPS      128(DI), Z2
+	VMOVUPS      192(DI), Z3
+	VBROADCASTSS (SI)(CX*1), Z4
 	VFMADD231PS  Z2, Z4, Z0
 	VFMADD231PS  Z3, Z4, Z1
-	VMOVUPS      256(R8), Z2
-	VMOVUPS      320(R8), Z3
-	VBROADCASTSS (DI)(DX*2), Z4
+	VMOVUPS      256(DI), Z2
+	VMOVUPS      320(DI), Z3
+	VBROADCASTSS (SI)(CX*2), Z4
 	VFMADD231PS  Z2, Z4, Z0
 	VFMADD231PS  Z3, Z4, Z1
-	VMOVUPS      384(R8), Z2
-	VMOVUPS      448(R8), Z3
-	VBROADCASTSS (DI)(SI*1), Z4
+	VMOVUPS      384(DI), Z2
+	VMOVUPS      448(DI), Z3
+	VBROADCASTSS (SI)(BX*1), Z4
 	VFMADD231PS  Z2, Z4, Z0
 	VFMADD231PS  Z3, Z4, Z1
-	ADDQ         $0x00000200, R8
-	LEAQ         (DI)(DX*4), DI
-	SUBQ         $0x00000001, R9
+	ADDQ         $0x00000200, DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x00000001, R11
 	JNZ          key
 
 key_rest:
-	MOVQ keys+32(FP), R9
-	ANDQ $0x03, R9
+	MOVQ 8(SP), R11
+	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS      (R8), Z2
-	VMOVUPS      64(R8), Z3
-	VBROADCASTSS (DI), Z4
+	VMOVUPS      (DI), Z2
+	VMOVUPS      64(DI), Z3
+	VBROADCASTSS (SI), Z4
 	VFMADD231PS  Z2, Z4, Z0
 	VFMADD231PS  Z3, Z4, Z1
-	ADDQ         $0x00000080, R8
-	ADDQ         DX, DI
-	SUBQ         $0x00000001, R9
+	ADDQ         $0x00000080, DI
+	ADDQ         CX, SI
+	SUBQ         $0x00000001, R11
 	JNZ          key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Z2
-	VMOVUPS     64(DI), Z3
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z2
+	VMOVUPS     64(SI), Z3
 	VFMADD231PS (AX), Z2, Z0
 	VMOVUPS     Z0, (AX)
 	VFMADD231PS 64(AX), Z3, Z1
 	VMOVUPS     Z1, 64(AX)
 	ADDQ        $0x00000080, AX
-	ADDQ        $0x04, CX
-	DECQ        BX
+	ADDQ        $0x04, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
@@ -29455,37 +29172,23 @@ row:
 	VZEROUPPER
 	RET
 
-// func scores16AVX512x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores16AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·scores16AVX512x1(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), SI
-	SHLQ   $0x02, SI
-	MOVQ   groups+40(FP), DI
-	IMUL3Q $0x00000004, DI, R11
-	IMULQ  DX, R11
-	LEAQ   (R11)(R11*2), R14
-	MOVQ   SI, R13
-	ADDQ   $0x3f, R13
-	SHRQ   $0x06, R13
-	MOVQ   R13, (SP)
-	MOVQ   R13, R12
-	SHLQ   $0x06, R12
-	NEGQ   R12
-	ADDQ   DX, R12
-	MOVQ   R12, 8(SP)
-	MOVQ   ahead+56(FP), R12
-	ADDQ   CX, R12
+TEXT ·scores16AVX512x1(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), R11
+	MOVQ 24(SI), R12
 
 group:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	LEAQ   (R8)(DX*4), R9
 	LEAQ   (R9)(DX*4), R10
-	MOVQ   qt+24(FP), SI
+	MOVQ   qt+32(FP), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -29502,8 +29205,8 @@ group:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   d+32(FP), R15
-	SHRQ   $0x02, R15
+	MOVQ   d+40(FP), R13
+	SHRQ   $0x02, R13
 	JZ     dim_rest
 
 dim:
@@ -29576,27 +29279,31 @@ dim:
 	VFMADD231PS.BCST 12(R10)(DX*2), Z16, Z14
 	VFMADD231PS.BCST 12(R10)(BX*1), Z16, Z15
 	ADDQ             $0x00000100, SI
-	PREFETCHT1       (R12)
-	PREFETCHT1       (R12)(R11*1)
-	PREFETCHT1       (R12)(R11*2)
-	PREFETCHT1       (R12)(R14*1)
-	ADDQ             $0x40, R12
-	DECQ             R13
-	JNZ              same0_0
-	ADDQ             8(SP), R12
-	MOVQ             (SP), R13
+	MOVQ             run+24(FP), R14
+	PREFETCHT1       (R11)
+	MOVQ             32(R14), R15
+	PREFETCHT1       (R11)(R15*1)
+	MOVQ             40(R14), R15
+	PREFETCHT1       (R11)(R15*1)
+	MOVQ             48(R14), R15
+	PREFETCHT1       (R11)(R15*1)
+	ADDQ             $0x40, R11
+	DECQ             R12
+	JNZ              dim_same0
+	ADDQ             64(R14), R11
+	MOVQ             56(R14), R12
 
-same0_0:
+dim_same0:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
 	ADDQ $0x10, R9
 	ADDQ $0x10, R10
-	SUBQ $0x00000001, R15
+	SUBQ $0x00000001, R13
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+32(FP), R15
-	ANDQ $0x03, R15
+	MOVQ d+40(FP), R13
+	ANDQ $0x03, R13
 	JZ   dim_done
 
 dim_one:
@@ -29622,7 +29329,7 @@ dim_one:
 	ADDQ             $0x04, R8
 	ADDQ             $0x04, R9
 	ADDQ             $0x04, R10
-	SUBQ             $0x00000001, R15
+	SUBQ             $0x00000001, R13
 	JNZ              dim_one
 
 dim_done:
@@ -29657,7 +29364,7 @@ dim_done:
 	VMAXPS  Z4, Z0, Z0
 	VMAXPS  Z12, Z8, Z8
 	VMAXPS  Z8, Z0, Z0
-	MOVQ    mx+48(FP), SI
+	MOVQ    mx+56(FP), SI
 	VMAXPS  (SI), Z0, Z0
 	VMOVUPS Z0, (SI)
 	ADDQ    $0x00000400, AX
@@ -29665,40 +29372,24 @@ dim_done:
 	LEAQ    (CX)(DX*4), CX
 	LEAQ    (CX)(DX*4), CX
 	LEAQ    (CX)(DX*4), CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    R11, 8(AX)
+	MOVQ    R12, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values16AVX512x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values16AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·values16AVX512x1(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000040, BX, R8
-	MOVQ   keys+32(FP), R9
-	IMUL3Q $0x00000010, R9, R9
-	SHRQ   $0x06, R9
-	IMULQ  DX, R9
-	LEAQ   (R9)(R9*2), R12
-	MOVQ   R8, R11
-	ADDQ   $0x3f, R11
-	SHRQ   $0x06, R11
-	MOVQ   R11, (SP)
-	MOVQ   R11, R10
-	SHLQ   $0x06, R10
-	NEGQ   R10
-	ADDQ   DX, R10
-	MOVQ   R10, 8(SP)
-	MOVQ   ahead+56(FP), R10
-	ADDQ   CX, R10
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -29715,126 +29406,145 @@ group:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   keys+32(FP), R13
-	SHRQ   $0x02, R13
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS          (R8), Z16
-	VFMADD231PS.BCST (DI), Z16, Z0
-	VFMADD231PS.BCST 4(DI), Z16, Z1
-	VFMADD231PS.BCST 8(DI), Z16, Z2
-	VFMADD231PS.BCST 12(DI), Z16, Z3
-	VFMADD231PS.BCST 16(DI), Z16, Z4
-	VFMADD231PS.BCST 20(DI), Z16, Z5
-	VFMADD231PS.BCST 24(DI), Z16, Z6
-	VFMADD231PS.BCST 28(DI), Z16, Z7
-	VFMADD231PS.BCST 32(DI), Z16, Z8
-	VFMADD231PS.BCST 36(DI), Z16, Z9
-	VFMADD231PS.BCST 40(DI), Z16, Z10
-	VFMADD231PS.BCST 44(DI), Z16, Z11
-	VFMADD231PS.BCST 48(DI), Z16, Z12
-	VFMADD231PS.BCST 52(DI), Z16, Z13
-	VFMADD231PS.BCST 56(DI), Z16, Z14
-	VFMADD231PS.BCST 60(DI), Z16, Z15
-	VMOVUPS          64(R8), Z16
-	VFMADD231PS.BCST (DI)(DX*1), Z16, Z0
-	VFMADD231PS.BCST 4(DI)(DX*1), Z16, Z1
-	VFMADD231PS.BCST 8(DI)(DX*1), Z16, Z2
-	VFMADD231PS.BCST 12(DI)(DX*1), Z16, Z3
-	VFMADD231PS.BCST 16(DI)(DX*1), Z16, Z4
-	VFMADD231PS.BCST 20(DI)(DX*1), Z16, Z5
-	VFMADD231PS.BCST 24(DI)(DX*1), Z16, Z6
-	VFMADD231PS.BCST 28(DI)(DX*1), Z16, Z7
-	VFMADD231PS.BCST 32(DI)(DX*1), Z16, Z8
-	VFMADD231PS.BCST 36(DI)(DX*1), Z16, Z9
-	VFMADD231PS.BCST 40(DI)(DX*1), Z16, Z10
-	VFMADD231PS.BCST 44(DI)(DX*1), Z16, Z11
-	VFMADD231PS.BCST 48(DI)(DX*1), Z16, Z12
-	VFMADD231PS.BCST 52(DI)(DX*1), Z16, Z13
-	VFMADD231PS.BCST 56(DI)(DX*1), Z16, Z14
-	VFMADD231PS.BCST 60(DI)(DX*1), Z16, Z15
-	VMOVUPS          128(R8), Z16
-	VFMADD231PS.BCST (DI)(DX*2), Z16, Z0
-	VFMADD231PS.BCST 4(DI)(DX*2), Z16, Z1
-	VFMADD231PS.BCST 8(DI)(DX*2), Z16, Z2
-	VFMADD231PS.BCST 12(DI)(DX*2), Z16, Z3
-	VFMADD231PS.BCST 16(DI)(DX*2), Z16, Z4
-	VFMADD231PS.BCST 20(DI)(DX*2), Z16, Z5
-	VFMADD231PS.BCST 24(DI)(DX*2), Z16, Z6
-	VFMADD231PS.BCST 28(DI)(DX*2), Z16, Z7
-	VFMADD231PS.BCST 32(DI)(DX*2), Z16, Z8
-	VFMADD231PS.BCST 36(DI)(DX*2), Z16, Z9
-	VFMADD231PS.BCST 40(DI)(DX*2), Z16, Z10
-	VFMADD231PS.BCST 44(DI)(DX*2), Z16, Z11
-	VFMADD231PS.BCST 48(DI)(DX*2), Z16, Z12
-	VFMADD231PS.BCST 52(DI)(DX*2), Z16, Z13
-	VFMADD231PS.BCST 56(DI)(DX*2), Z16, Z14
-	VFMADD231PS.BCST 60(DI)(DX*2), Z16, Z15
-	VMOVUPS          192(R8), Z16
-	VFMADD231PS.BCST (DI)(SI*1), Z16, Z0
-	VFMADD231PS.BCST 4(DI)(SI*1), Z16, Z1
-	VFMADD231PS.BCST 8(DI)(SI*1), Z16, Z2
-	VFMADD231PS.BCST 12(DI)(SI*1), Z16, Z3
-	VFMADD231PS.BCST 16(DI)(SI*1), Z16, Z4
-	VFMADD231PS.BCST 20(DI)(SI*1), Z16, Z5
-	VFMADD231PS.BCST 24(DI)(SI*1), Z16, Z6
-	VFMADD231PS.BCST 28(DI)(SI*1), Z16, Z7
-	VFMADD231PS.BCST 32(DI)(SI*1), Z16, Z8
-	VFMADD231PS.BCST 36(DI)(SI*1), Z16, Z9
-	VFMADD231PS.BCST 40(DI)(SI*1), Z16, Z10
-	VFMADD231PS.BCST 44(DI)(SI*1), Z16, Z11
-	VFMADD231PS.BCST 48(DI)(SI*1), Z16, Z12
-	VFMADD231PS.BCST 52(DI)(SI*1), Z16, Z13
-	VFMADD231PS.BCST 56(DI)(SI*1), Z16, Z14
-	VFMADD231PS.BCST 60(DI)(SI*1), Z16, Z15
-	ADDQ             $0x00000100, R8
-	PREFETCHT1       (R10)
-	PREFETCHT1       (R10)(R9*1)
-	PREFETCHT1       (R10)(R9*2)
-	PREFETCHT1       (R10)(R12*1)
-	ADDQ             $0x40, R10
-	DECQ             R11
-	JNZ              same0_0
-	ADDQ             8(SP), R10
-	MOVQ             (SP), R11
+	VMOVUPS          (DI), Z16
+	VFMADD231PS.BCST (SI), Z16, Z0
+	VFMADD231PS.BCST 4(SI), Z16, Z1
+	VFMADD231PS.BCST 8(SI), Z16, Z2
+	VFMADD231PS.BCST 12(SI), Z16, Z3
+	VFMADD231PS.BCST 16(SI), Z16, Z4
+	VFMADD231PS.BCST 20(SI), Z16, Z5
+	VFMADD231PS.BCST 24(SI), Z16, Z6
+	VFMADD231PS.BCST 28(SI), Z16, Z7
+	VFMADD231PS.BCST 32(SI), Z16, Z8
+	VFMADD231PS.BCST 36(SI), Z16, Z9
+	VFMADD231PS.BCST 40(SI), Z16, Z10
+	VFMADD231PS.BCST 44(SI), Z16, Z11
+	VFMADD231PS.BCST 48(SI), Z16, Z12
+	VFMADD231PS.BCST 52(SI), Z16, Z13
+	VFMADD231PS.BCST 56(SI), Z16, Z14
+	VFMADD231PS.BCST 60(SI), Z16, Z15
+	VMOVUPS          64(DI), Z16
+	VFMADD231PS.BCST (SI)(CX*1), Z16, Z0
+	VFMADD231PS.BCST 4(SI)(CX*1), Z16, Z1
+	VFMADD231PS.BCST 8(SI)(CX*1), Z16, Z2
+	VFMADD231PS.BCST 12(SI)(CX*1), Z16, Z3
+	VFMADD231PS.BCST 16(SI)(CX*1), Z16, Z4
+	VFMADD231PS.BCST 20(SI)(CX*1), Z16, Z5
+	VFMADD231PS.BCST 24(SI)(CX*1), Z16, Z6
+	VFMADD231PS.BCST 28(SI)(CX*1), Z16, Z7
+	VFMADD231PS.BCST 32(SI)(CX*1), Z16, Z8
+	VFMADD231PS.BCST 36(SI)(CX*1), Z16, Z9
+	VFMADD231PS.BCST 40(SI)(CX*1), Z16, Z10
+	VFMADD231PS.BCST 44(SI)(CX*1), Z16, Z11
+	VFMADD231PS.BCST 48(SI)(CX*1), Z16, Z12
+	VFMADD231PS.BCST 52(SI)(CX*1), Z16, Z13
+	VFMADD231PS.BCST 56(SI)(CX*1), Z16, Z14
+	VFMADD231PS.BCST 60(SI)(CX*1), Z16, Z15
+	VMOVUPS          128(DI), Z16
+	VFMADD231PS.BCST (SI)(CX*2), Z16, Z0
+	VFMADD231PS.BCST 4(SI)(CX*2), Z16, Z1
+	VFMADD231PS.BCST 8(SI)(CX*2), Z16, Z2
+	VFMADD231PS.BCST 12(SI)(CX*2), Z16, Z3
+	VFMADD231PS.BCST 16(SI)(CX*2), Z16, Z4
+	VFMADD231PS.BCST 20(SI)(CX*2), Z16, Z5
+	VFMADD231PS.BCST 24(SI)(CX*2), Z16, Z6
+	VFMADD231PS.BCST 28(SI)(CX*2), Z16, Z7
+	VFMADD231PS.BCST 32(SI)(CX*2), Z16, Z8
+	VFMADD231PS.BCST 36(SI)(CX*2), Z16, Z9
+	VFMADD231PS.BCST 40(SI)(CX*2), Z16, Z10
+	VFMADD231PS.BCST 44(SI)(CX*2), Z16, Z11
+	VFMADD231PS.BCST 48(SI)(CX*2), Z16, Z12
+	VFMADD231PS.BCST 52(SI)(CX*2), Z16, Z13
+	VFMADD231PS.BCST 56(SI)(CX*2), Z16, Z14
+	VFMADD231PS.BCST 60(SI)(CX*2), Z16, Z15
+	VMOVUPS          192(DI), Z16
+	VFMADD231PS.BCST (SI)(BX*1), Z16, Z0
+	VFMADD231PS.BCST 4(SI)(BX*1), Z16, Z1
+	VFMADD231PS.BCST 8(SI)(BX*1), Z16, Z2
+	VFMADD231PS.BCST 12(SI)(BX*1), Z16, Z3
+	VFMADD231PS.BCST 16(SI)(BX*1), Z16, Z4
+	VFMADD231PS.BCST 20(SI)(BX*1), Z16, Z5
+	VFMADD231PS.BCST 24(SI)(BX*1), Z16, Z6
+	VFMADD231PS.BCST 28(SI)(BX*1), Z16, Z7
+	VFMADD231PS.BCST 32(SI)(BX*1), Z16, Z8
+	VFMADD231PS.BCST 36(SI)(BX*1), Z16, Z9
+	VFMADD231PS.BCST 40(SI)(BX*1), Z16, Z10
+	VFMADD231PS.BCST 44(SI)(BX*1), Z16, Z11
+	VFMADD231PS.BCST 48(SI)(BX*1), Z16, Z12
+	VFMADD231PS.BCST 52(SI)(BX*1), Z16, Z13
+	VFMADD231PS.BCST 56(SI)(BX*1), Z16, Z14
+	VFMADD231PS.BCST 60(SI)(BX*1), Z16, Z15
+	ADDQ             $0x00000100, DI
+	PREFETCHT1       (R9)
+	MOVQ             32(R8), R12
+	PREFETCHT1       (R9)(R12*1)
+	MOVQ             40(R8), R12
+	PREFETCHT1       (R9)(R12*1)
+	MOVQ             48(R8), R12
+	PREFETCHT1       (R9)(R12*1)
+	ADDQ             $0x40, R9
+	DECQ             R10
+	JNZ              key_same0
+	ADDQ             64(R8), R9
+	MOVQ             56(R8), R10
 
-same0_0:
-	LEAQ (DI)(DX*4), DI
-	SUBQ $0x00000001, R13
+key_same0:
+	LEAQ (SI)(CX*4), SI
+	SUBQ $0x00000001, R11
 	JNZ  key
 
 key_rest:
-	MOVQ keys+32(FP), R13
-	ANDQ $0x03, R13
+	MOVQ 8(SP), R11
+	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS          (R8), Z16
-	VFMADD231PS.BCST (DI), Z16, Z0
-	VFMADD231PS.BCST 4(DI), Z16, Z1
-	VFMADD231PS.BCST 8(DI), Z16, Z2
-	VFMADD231PS.BCST 12(DI), Z16, Z3
-	VFMADD231PS.BCST 16(DI), Z16, Z4
-	VFMADD231PS.BCST 20(DI), Z16, Z5
-	VFMADD231PS.BCST 24(DI), Z16, Z6
-	VFMADD231PS.BCST 28(DI), Z16, Z7
-	VFMADD231PS.BCST 32(DI), Z16, Z8
-	VFMADD231PS.BCST 36(DI), Z16, Z9
-	VFMADD231PS.BCST 40(DI), Z16, Z10
-	VFMADD231PS.BCST 44(DI), Z16, Z11
-	VFMADD231PS.BCST 48(DI), Z16, Z12
-	VFMADD231PS.BCST 52(DI), Z16, Z13
-	VFMADD231PS.BCST 56(DI), Z16, Z14
-	VFMADD231PS.BCST 60(DI), Z16, Z15
-	ADDQ             $0x00000040, R8
-	ADDQ             DX, DI
-	SUBQ             $0x00000001, R13
+	VMOVUPS          (DI), Z16
+	VFMADD231PS.BCST (SI), Z16, Z0
+	VFMADD231PS.BCST 4(SI), Z16, Z1
+	VFMADD231PS.BCST 8(SI), Z16, Z2
+	VFMADD231PS.BCST 12(SI), Z16, Z3
+	VFMADD231PS.BCST 16(SI), Z16, Z4
+	VFMADD231PS.BCST 20(SI), Z16, Z5
+	VFMADD231PS.BCST 24(SI), Z16, Z6
+	VFMADD231PS.BCST 28(SI), Z16, Z7
+	VFMADD231PS.BCST 32(SI), Z16, Z8
+	VFMADD231PS.BCST 36(SI), Z16, Z9
+	VFMADD231PS.BCST 40(SI), Z16, Z10
+	VFMADD231PS.BCST 44(SI), Z16, Z11
+	VFMADD231PS.BCST 48(SI), Z16, Z12
+	VFMADD231PS.BCST 52(SI), Z16, Z13
+	VFMADD231PS.BCST 56(SI), Z16, Z14
+	VFMADD231PS.BCST 60(SI), Z16, Z15
+	ADDQ             $0x00000040, DI
+	ADDQ             CX, SI
+	SUBQ             $0x00000001, R11
 	JNZ              key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Z16
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z16
 	VFMADD231PS (AX), Z16, Z0
 	VMOVUPS     Z0, (AX)
 	VFMADD231PS 64(AX), Z16, Z1
@@ -29868,43 +29578,31 @@ key_done:
 	VFMADD231PS 960(AX), Z16, Z15
 	VMOVUPS     Z15, 960(AX)
 	ADDQ        $0x00000400, AX
-	ADDQ        $0x40, CX
-	DECQ        BX
+	ADDQ        $0x40, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
 
-// func scores4AVX512x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores4AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·scores4AVX512x1(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), SI
-	SHLQ   $0x02, SI
-	MOVQ   groups+40(FP), DI
-	IMUL3Q $0x00000004, DI, DI
-	MOVQ   SI, R9
-	ADDQ   $0x3f, R9
-	SHRQ   $0x06, R9
-	MOVQ   R9, (SP)
-	MOVQ   R9, R8
-	SHLQ   $0x06, R8
-	NEGQ   R8
-	ADDQ   DX, R8
-	MOVQ   R8, 8(SP)
-	MOVQ   ahead+56(FP), R8
-	ADDQ   CX, R8
+TEXT ·scores4AVX512x1(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), R8
+	MOVQ 24(SI), R9
 
 group:
 	MOVQ   CX, DI
-	MOVQ   qt+24(FP), SI
+	MOVQ   qt+32(FP), SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
-	MOVQ   d+32(FP), R10
+	MOVQ   d+40(FP), R10
 	SHRQ   $0x02, R10
 	JZ     dim_rest
 
@@ -29930,20 +29628,30 @@ dim:
 	VFMADD231PS.BCST 12(DI)(DX*2), Z4, Z2
 	VFMADD231PS.BCST 12(DI)(BX*1), Z4, Z3
 	ADDQ             $0x00000100, SI
+	TESTQ            $0x00000003, R10
+	JNZ              dim_later
+	MOVQ             run+24(FP), R11
 	PREFETCHT1       (R8)
+	MOVQ             32(R11), R12
+	PREFETCHT1       (R8)(R12*1)
+	MOVQ             40(R11), R12
+	PREFETCHT1       (R8)(R12*1)
+	MOVQ             48(R11), R12
+	PREFETCHT1       (R8)(R12*1)
 	ADDQ             $0x40, R8
 	DECQ             R9
-	JNZ              same0_0
-	ADDQ             8(SP), R8
-	MOVQ             (SP), R9
+	JNZ              dim_same0
+	ADDQ             64(R11), R8
+	MOVQ             56(R11), R9
 
-same0_0:
+dim_same0:
+dim_later:
 	ADDQ $0x10, DI
 	SUBQ $0x00000001, R10
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+32(FP), R10
+	MOVQ d+40(FP), R10
 	ANDQ $0x03, R10
 	JZ   dim_done
 
@@ -29966,104 +29674,115 @@ dim_done:
 	VMAXPS  Z1, Z0, Z0
 	VMAXPS  Z3, Z2, Z2
 	VMAXPS  Z2, Z0, Z0
-	MOVQ    mx+48(FP), SI
+	MOVQ    mx+56(FP), SI
 	VMAXPS  (SI), Z0, Z0
 	VMOVUPS Z0, (SI)
 	ADDQ    $0x00000100, AX
 	LEAQ    (CX)(DX*4), CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    R8, 8(AX)
+	MOVQ    R9, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values4AVX512x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values4AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·values4AVX512x1(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000010, BX, R8
-	MOVQ   keys+32(FP), DI
-	IMUL3Q $0x00000040, DI, DI
-	SHRQ   $0x06, DI
-	MOVQ   R8, R10
-	ADDQ   $0x3f, R10
-	SHRQ   $0x06, R10
-	MOVQ   R10, (SP)
-	MOVQ   R10, R9
-	SHLQ   $0x06, R9
-	NEGQ   R9
-	ADDQ   DX, R9
-	MOVQ   R9, 8(SP)
-	MOVQ   ahead+56(FP), R9
-	ADDQ   CX, R9
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
-	MOVQ   keys+32(FP), R11
-	SHRQ   $0x02, R11
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS          (R8), Z4
-	VFMADD231PS.BCST (DI), Z4, Z0
-	VFMADD231PS.BCST 4(DI), Z4, Z1
-	VFMADD231PS.BCST 8(DI), Z4, Z2
-	VFMADD231PS.BCST 12(DI), Z4, Z3
-	VMOVUPS          64(R8), Z4
-	VFMADD231PS.BCST (DI)(DX*1), Z4, Z0
-	VFMADD231PS.BCST 4(DI)(DX*1), Z4, Z1
-	VFMADD231PS.BCST 8(DI)(DX*1), Z4, Z2
-	VFMADD231PS.BCST 12(DI)(DX*1), Z4, Z3
-	VMOVUPS          128(R8), Z4
-	VFMADD231PS.BCST (DI)(DX*2), Z4, Z0
-	VFMADD231PS.BCST 4(DI)(DX*2), Z4, Z1
-	VFMADD231PS.BCST 8(DI)(DX*2), Z4, Z2
-	VFMADD231PS.BCST 12(DI)(DX*2), Z4, Z3
-	VMOVUPS          192(R8), Z4
-	VFMADD231PS.BCST (DI)(SI*1), Z4, Z0
-	VFMADD231PS.BCST 4(DI)(SI*1), Z4, Z1
-	VFMADD231PS.BCST 8(DI)(SI*1), Z4, Z2
-	VFMADD231PS.BCST 12(DI)(SI*1), Z4, Z3
-	ADDQ             $0x00000100, R8
+	VMOVUPS          (DI), Z4
+	VFMADD231PS.BCST (SI), Z4, Z0
+	VFMADD231PS.BCST 4(SI), Z4, Z1
+	VFMADD231PS.BCST 8(SI), Z4, Z2
+	VFMADD231PS.BCST 12(SI), Z4, Z3
+	VMOVUPS          64(DI), Z4
+	VFMADD231PS.BCST (SI)(CX*1), Z4, Z0
+	VFMADD231PS.BCST 4(SI)(CX*1), Z4, Z1
+	VFMADD231PS.BCST 8(SI)(CX*1), Z4, Z2
+	VFMADD231PS.BCST 12(SI)(CX*1), Z4, Z3
+	VMOVUPS          128(DI), Z4
+	VFMADD231PS.BCST (SI)(CX*2), Z4, Z0
+	VFMADD231PS.BCST 4(SI)(CX*2), Z4, Z1
+	VFMADD231PS.BCST 8(SI)(CX*2), Z4, Z2
+	VFMADD231PS.BCST 12(SI)(CX*2), Z4, Z3
+	VMOVUPS          192(DI), Z4
+	VFMADD231PS.BCST (SI)(BX*1), Z4, Z0
+	VFMADD231PS.BCST 4(SI)(BX*1), Z4, Z1
+	VFMADD231PS.BCST 8(SI)(BX*1), Z4, Z2
+	VFMADD231PS.BCST 12(SI)(BX*1), Z4, Z3
+	ADDQ             $0x00000100, DI
+	TESTQ            $0x00000003, R11
+	JNZ              key_later
 	PREFETCHT1       (R9)
+	MOVQ             32(R8), R12
+	PREFETCHT1       (R9)(R12*1)
+	MOVQ             40(R8), R12
+	PREFETCHT1       (R9)(R12*1)
+	MOVQ             48(R8), R12
+	PREFETCHT1       (R9)(R12*1)
 	ADDQ             $0x40, R9
 	DECQ             R10
-	JNZ              same0_0
-	ADDQ             8(SP), R9
-	MOVQ             (SP), R10
+	JNZ              key_same0
+	ADDQ             64(R8), R9
+	MOVQ             56(R8), R10
 
-same0_0:
-	LEAQ (DI)(DX*4), DI
+key_same0:
+key_later:
+	LEAQ (SI)(CX*4), SI
 	SUBQ $0x00000001, R11
 	JNZ  key
 
 key_rest:
-	MOVQ keys+32(FP), R11
+	MOVQ 8(SP), R11
 	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS          (R8), Z4
-	VFMADD231PS.BCST (DI), Z4, Z0
-	VFMADD231PS.BCST 4(DI), Z4, Z1
-	VFMADD231PS.BCST 8(DI), Z4, Z2
-	VFMADD231PS.BCST 12(DI), Z4, Z3
-	ADDQ             $0x00000040, R8
-	ADDQ             DX, DI
+	VMOVUPS          (DI), Z4
+	VFMADD231PS.BCST (SI), Z4, Z0
+	VFMADD231PS.BCST 4(SI), Z4, Z1
+	VFMADD231PS.BCST 8(SI), Z4, Z2
+	VFMADD231PS.BCST 12(SI), Z4, Z3
+	ADDQ             $0x00000040, DI
+	ADDQ             CX, SI
 	SUBQ             $0x00000001, R11
 	JNZ              key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Z4
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z4
 	VFMADD231PS (AX), Z4, Z0
 	VMOVUPS     Z0, (AX)
 	VFMADD231PS 64(AX), Z4, Z1
@@ -30073,39 +29792,29 @@ key_done:
 	VFMADD231PS 192(AX), Z4, Z3
 	VMOVUPS     Z3, 192(AX)
 	ADDQ        $0x00000100, AX
-	ADDQ        $0x10, CX
-	DECQ        BX
+	ADDQ        $0x10, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
 
-// func scores1AVX512x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores1AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F
-TEXT ·scores1AVX512x1(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), BX
-	SHLQ   $0x02, BX
-	MOVQ   groups+40(FP), SI
-	IMUL3Q $0x00000001, SI, SI
-	ADDQ   $0x3f, BX
-	SHRQ   $0x06, BX
-	MOVQ   BX, (SP)
-	SHLQ   $0x06, BX
-	NEGQ   BX
-	ADDQ   DX, BX
-	MOVQ   BX, 8(SP)
-	MOVQ   ahead+56(FP), BX
-	ADDQ   CX, BX
+TEXT ·scores1AVX512x1(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), BX
+	MOVQ 8(BX), DI
+	MOVQ 24(BX), R8
 
 group:
 	MOVQ   CX, SI
-	MOVQ   qt+24(FP), BX
+	MOVQ   qt+32(FP), BX
 	VPXORD Z0, Z0, Z0
-	MOVQ   d+32(FP), DI
-	SHRQ   $0x02, DI
+	MOVQ   d+40(FP), R9
+	SHRQ   $0x02, R9
 	JZ     dim_rest
 
 dim:
@@ -30119,12 +29828,12 @@ dim:
 	VFMADD231PS.BCST 12(SI), Z1, Z0
 	ADDQ             $0x00000100, BX
 	ADDQ             $0x10, SI
-	SUBQ             $0x00000001, DI
+	SUBQ             $0x00000001, R9
 	JNZ              dim
 
 dim_rest:
-	MOVQ d+32(FP), DI
-	ANDQ $0x03, DI
+	MOVQ d+40(FP), R9
+	ANDQ $0x03, R9
 	JZ   dim_done
 
 dim_one:
@@ -30132,87 +29841,90 @@ dim_one:
 	VFMADD231PS.BCST (SI), Z1, Z0
 	ADDQ             $0x00000040, BX
 	ADDQ             $0x04, SI
-	SUBQ             $0x00000001, DI
+	SUBQ             $0x00000001, R9
 	JNZ              dim_one
 
 dim_done:
 	VMOVUPS Z0, (AX)
-	MOVQ    mx+48(FP), BX
+	MOVQ    mx+56(FP), BX
 	VMAXPS  (BX), Z0, Z0
 	VMOVUPS Z0, (BX)
 	ADDQ    $0x00000040, AX
 	ADDQ    DX, CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    DI, 8(AX)
+	MOVQ    R8, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values1AVX512x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values1AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F
 TEXT ·values1AVX512x1(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000004, BX, R8
-	MOVQ   keys+32(FP), DI
-	IMUL3Q $0x00000040, DI, DI
-	SHRQ   $0x06, DI
-	MOVQ   R8, DI
-	ADDQ   $0x3f, DI
-	SHRQ   $0x06, DI
-	MOVQ   DI, (SP)
-	SHLQ   $0x06, DI
-	NEGQ   DI
-	ADDQ   DX, DI
-	MOVQ   DI, 8(SP)
-	MOVQ   ahead+56(FP), DI
-	ADDQ   CX, DI
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VPXORD Z0, Z0, Z0
-	MOVQ   keys+32(FP), R9
-	SHRQ   $0x02, R9
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS          (R8), Z1
-	VFMADD231PS.BCST (DI), Z1, Z0
-	VMOVUPS          64(R8), Z1
-	VFMADD231PS.BCST (DI)(DX*1), Z1, Z0
-	VMOVUPS          128(R8), Z1
-	VFMADD231PS.BCST (DI)(DX*2), Z1, Z0
-	VMOVUPS          192(R8), Z1
-	VFMADD231PS.BCST (DI)(SI*1), Z1, Z0
-	ADDQ             $0x00000100, R8
-	LEAQ             (DI)(DX*4), DI
-	SUBQ             $0x00000001, R9
+	VMOVUPS          (DI), Z1
+	VFMADD231PS.BCST (SI), Z1, Z0
+	VMOVUPS          64(DI), Z1
+	VFMADD231PS.BCST (SI)(CX*1), Z1, Z0
+	VMOVUPS          128(DI), Z1
+	VFMADD231PS.BCST (SI)(CX*2), Z1, Z0
+	VMOVUPS          192(DI), Z1
+	VFMADD231PS.BCST (SI)(BX*1), Z1, Z0
+	ADDQ             $0x00000100, DI
+	LEAQ             (SI)(CX*4), SI
+	SUBQ             $0x00000001, R11
 	JNZ              key
 
 key_rest:
-	MOVQ keys+32(FP), R9
-	ANDQ $0x03, R9
+	MOVQ 8(SP), R11
+	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS          (R8), Z1
-	VFMADD231PS.BCST (DI), Z1, Z0
-	ADDQ             $0x00000040, R8
-	ADDQ             DX, DI
-	SUBQ             $0x00000001, R9
+	VMOVUPS          (DI), Z1
+	VFMADD231PS.BCST (SI), Z1, Z0
+	ADDQ             $0x00000040, DI
+	ADDQ             CX, SI
+	SUBQ             $0x00000001, R11
 	JNZ              key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Z1
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Z1
 	VFMADD231PS (AX), Z1, Z0
 	VMOVUPS     Z0, (AX)
 	ADDQ        $0x00000040, AX
-	ADDQ        $0x04, CX
-	DECQ        BX
+	ADDQ        $0x04, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
@@ -31638,34 +31350,21 @@ row:
 	VZEROUPPER
 	RET
 
-// func scores6AVX2x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores6AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, FMA3, MMX+
-TEXT ·scores6AVX2x2(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), SI
-	SHLQ   $0x02, SI
-	MOVQ   groups+40(FP), DI
-	IMUL3Q $0x00000003, DI, R9
-	IMULQ  DX, R9
-	MOVQ   SI, R11
-	ADDQ   $0x3f, R11
-	SHRQ   $0x06, R11
-	MOVQ   R11, (SP)
-	MOVQ   R11, R10
-	SHLQ   $0x06, R10
-	NEGQ   R10
-	ADDQ   DX, R10
-	MOVQ   R10, 8(SP)
-	MOVQ   ahead+56(FP), R10
-	ADDQ   CX, R10
+TEXT ·scores6AVX2x2(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), R9
+	MOVQ 24(SI), R10
 
 group:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
-	MOVQ   qt+24(FP), SI
+	MOVQ   qt+32(FP), SI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -31678,8 +31377,8 @@ group:
 	VXORPS Y9, Y9, Y9
 	VXORPS Y10, Y10, Y10
 	VXORPS Y11, Y11, Y11
-	MOVQ   d+32(FP), R12
-	SHRQ   $0x02, R12
+	MOVQ   d+40(FP), R11
+	SHRQ   $0x02, R11
 	JZ     dim_rest
 
 dim:
@@ -31764,23 +31463,32 @@ dim:
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
 	ADDQ         $0x00000100, SI
-	PREFETCHT1   (R10)
-	PREFETCHT1   (R10)(R9*1)
-	ADDQ         $0x40, R10
-	DECQ         R11
-	JNZ          same0_0
-	ADDQ         8(SP), R10
-	MOVQ         (SP), R11
+	TESTQ        $0x00000001, R11
+	JNZ          dim_later
+	MOVQ         run+24(FP), R12
+	PREFETCHT1   (R9)
+	MOVQ         32(R12), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         40(R12), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         48(R12), R13
+	PREFETCHT1   (R9)(R13*1)
+	ADDQ         $0x40, R9
+	DECQ         R10
+	JNZ          dim_same0
+	ADDQ         64(R12), R9
+	MOVQ         56(R12), R10
 
-same0_0:
+dim_same0:
+dim_later:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R11
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+32(FP), R12
-	ANDQ $0x03, R12
+	MOVQ d+40(FP), R11
+	ANDQ $0x03, R11
 	JZ   dim_done
 
 dim_one:
@@ -31807,7 +31515,7 @@ dim_one:
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x04, DI
 	ADDQ         $0x04, R8
-	SUBQ         $0x00000001, R12
+	SUBQ         $0x00000001, R11
 	JNZ          dim_one
 
 dim_done:
@@ -31833,7 +31541,7 @@ dim_done:
 	VMAXPS  Y5, Y1, Y1
 	VMAXPS  Y8, Y0, Y0
 	VMAXPS  Y9, Y1, Y1
-	MOVQ    mx+48(FP), SI
+	MOVQ    mx+56(FP), SI
 	VMAXPS  (SI), Y0, Y0
 	VMOVUPS Y0, (SI)
 	VMAXPS  32(SI), Y1, Y1
@@ -31842,39 +31550,24 @@ dim_done:
 	LEAQ    (CX)(DX*4), CX
 	ADDQ    DX, CX
 	ADDQ    DX, CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    R9, 8(AX)
+	MOVQ    R10, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values6AVX2x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values6AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3, MMX+
 TEXT ·values6AVX2x2(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000018, BX, R8
-	MOVQ   keys+32(FP), R9
-	IMUL3Q $0x00000020, R9, R9
-	SHRQ   $0x06, R9
-	IMULQ  DX, R9
-	MOVQ   R8, R11
-	ADDQ   $0x3f, R11
-	SHRQ   $0x06, R11
-	MOVQ   R11, (SP)
-	MOVQ   R11, R10
-	SHLQ   $0x06, R10
-	NEGQ   R10
-	ADDQ   DX, R10
-	MOVQ   R10, 8(SP)
-	MOVQ   ahead+56(FP), R10
-	ADDQ   CX, R10
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -31887,140 +31580,164 @@ group:
 	VXORPS Y9, Y9, Y9
 	VXORPS Y10, Y10, Y10
 	VXORPS Y11, Y11, Y11
-	MOVQ   keys+32(FP), R12
-	SHRQ   $0x02, R12
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS      (R8), Y12
-	VMOVUPS      32(R8), Y13
-	VBROADCASTSS (DI), Y14
+	VMOVUPS      (DI), Y12
+	VMOVUPS      32(DI), Y13
+	VBROADCASTSS (SI), Y14
 	VFMADD231PS  Y12, Y14, Y0
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS 4(DI), Y14
+	VBROADCASTSS 4(SI), Y14
 	VFMADD231PS  Y12, Y14, Y2
 	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS 8(DI), Y14
+	VBROADCASTSS 8(SI), Y14
 	VFMADD231PS  Y12, Y14, Y4
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS 12(DI), Y14
+	VBROADCASTSS 12(SI), Y14
 	VFMADD231PS  Y12, Y14, Y6
 	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS 16(DI), Y14
+	VBROADCASTSS 16(SI), Y14
 	VFMADD231PS  Y12, Y14, Y8
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS 20(DI), Y14
+	VBROADCASTSS 20(SI), Y14
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
-	VMOVUPS      64(R8), Y12
-	VMOVUPS      96(R8), Y13
-	VBROADCASTSS (DI)(DX*1), Y14
+	VMOVUPS      64(DI), Y12
+	VMOVUPS      96(DI), Y13
+	VBROADCASTSS (SI)(CX*1), Y14
 	VFMADD231PS  Y12, Y14, Y0
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS 4(DI)(DX*1), Y14
+	VBROADCASTSS 4(SI)(CX*1), Y14
 	VFMADD231PS  Y12, Y14, Y2
 	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS 8(DI)(DX*1), Y14
+	VBROADCASTSS 8(SI)(CX*1), Y14
 	VFMADD231PS  Y12, Y14, Y4
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS 12(DI)(DX*1), Y14
+	VBROADCASTSS 12(SI)(CX*1), Y14
 	VFMADD231PS  Y12, Y14, Y6
 	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS 16(DI)(DX*1), Y14
+	VBROADCASTSS 16(SI)(CX*1), Y14
 	VFMADD231PS  Y12, Y14, Y8
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS 20(DI)(DX*1), Y14
+	VBROADCASTSS 20(SI)(CX*1), Y14
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
-	VMOVUPS      128(R8), Y12
-	VMOVUPS      160(R8), Y13
-	VBROADCASTSS (DI)(DX*2), Y14
+	VMOVUPS      128(DI), Y12
+	VMOVUPS      160(DI), Y13
+	VBROADCASTSS (SI)(CX*2), Y14
 	VFMADD231PS  Y12, Y14, Y0
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS 4(DI)(DX*2), Y14
+	VBROADCASTSS 4(SI)(CX*2), Y14
 	VFMADD231PS  Y12, Y14, Y2
 	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS 8(DI)(DX*2), Y14
+	VBROADCASTSS 8(SI)(CX*2), Y14
 	VFMADD231PS  Y12, Y14, Y4
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS 12(DI)(DX*2), Y14
+	VBROADCASTSS 12(SI)(CX*2), Y14
 	VFMADD231PS  Y12, Y14, Y6
 	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS 16(DI)(DX*2), Y14
+	VBROADCASTSS 16(SI)(CX*2), Y14
 	VFMADD231PS  Y12, Y14, Y8
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS 20(DI)(DX*2), Y14
+	VBROADCASTSS 20(SI)(CX*2), Y14
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
-	VMOVUPS      192(R8), Y12
-	VMOVUPS      224(R8), Y13
-	VBROADCASTSS (DI)(SI*1), Y14
+	VMOVUPS      192(DI), Y12
+	VMOVUPS      224(DI), Y13
+	VBROADCASTSS (SI)(BX*1), Y14
 	VFMADD231PS  Y12, Y14, Y0
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS 4(DI)(SI*1), Y14
+	VBROADCASTSS 4(SI)(BX*1), Y14
 	VFMADD231PS  Y12, Y14, Y2
 	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS 8(DI)(SI*1), Y14
+	VBROADCASTSS 8(SI)(BX*1), Y14
 	VFMADD231PS  Y12, Y14, Y4
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS 12(DI)(SI*1), Y14
+	VBROADCASTSS 12(SI)(BX*1), Y14
 	VFMADD231PS  Y12, Y14, Y6
 	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS 16(DI)(SI*1), Y14
+	VBROADCASTSS 16(SI)(BX*1), Y14
 	VFMADD231PS  Y12, Y14, Y8
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS 20(DI)(SI*1), Y14
+	VBROADCASTSS 20(SI)(BX*1), Y14
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
-	ADDQ         $0x00000100, R8
-	PREFETCHT1   (R10)
-	PREFETCHT1   (R10)(R9*1)
-	ADDQ         $0x40, R10
-	DECQ         R11
-	JNZ          same0_0
-	ADDQ         8(SP), R10
-	MOVQ         (SP), R11
+	ADDQ         $0x00000100, DI
+	TESTQ        $0x00000001, R11
+	JNZ          key_later
+	PREFETCHT1   (R9)
+	MOVQ         32(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         40(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         48(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	ADDQ         $0x40, R9
+	DECQ         R10
+	JNZ          key_same0
+	ADDQ         64(R8), R9
+	MOVQ         56(R8), R10
 
-same0_0:
-	LEAQ (DI)(DX*4), DI
-	SUBQ $0x00000001, R12
+key_same0:
+key_later:
+	LEAQ (SI)(CX*4), SI
+	SUBQ $0x00000001, R11
 	JNZ  key
 
 key_rest:
-	MOVQ keys+32(FP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R11
+	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS      (R8), Y12
-	VMOVUPS      32(R8), Y13
-	VBROADCASTSS (DI), Y14
+	VMOVUPS      (DI), Y12
+	VMOVUPS      32(DI), Y13
+	VBROADCASTSS (SI), Y14
 	VFMADD231PS  Y12, Y14, Y0
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS 4(DI), Y14
+	VBROADCASTSS 4(SI), Y14
 	VFMADD231PS  Y12, Y14, Y2
 	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS 8(DI), Y14
+	VBROADCASTSS 8(SI), Y14
 	VFMADD231PS  Y12, Y14, Y4
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS 12(DI), Y14
+	VBROADCASTSS 12(SI), Y14
 	VFMADD231PS  Y12, Y14, Y6
 	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS 16(DI), Y14
+	VBROADCASTSS 16(SI), Y14
 	VFMADD231PS  Y12, Y14, Y8
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS 20(DI), Y14
+	VBROADCASTSS 20(SI), Y14
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
-	ADDQ         $0x00000040, R8
-	ADDQ         DX, DI
-	SUBQ         $0x00000001, R12
+	ADDQ         $0x00000040, DI
+	ADDQ         CX, SI
+	SUBQ         $0x00000001, R11
 	JNZ          key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Y12
-	VMOVUPS     32(DI), Y13
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Y12
+	VMOVUPS     32(SI), Y13
 	VFMADD231PS (AX), Y12, Y0
 	VMOVUPS     Y0, (AX)
 	VFMADD231PS 32(AX), Y13, Y1
@@ -32046,38 +31763,26 @@ key_done:
 	VFMADD231PS 352(AX), Y13, Y11
 	VMOVUPS     Y11, 352(AX)
 	ADDQ        $0x00000180, AX
-	ADDQ        $0x18, CX
-	DECQ        BX
+	ADDQ        $0x18, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
 
-// func scores4AVX2x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores4AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, FMA3, MMX+
-TEXT ·scores4AVX2x2(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), SI
-	SHLQ   $0x02, SI
-	MOVQ   groups+40(FP), DI
-	IMUL3Q $0x00000004, DI, DI
-	MOVQ   SI, R9
-	ADDQ   $0x3f, R9
-	SHRQ   $0x06, R9
-	MOVQ   R9, (SP)
-	MOVQ   R9, R8
-	SHLQ   $0x06, R8
-	NEGQ   R8
-	ADDQ   DX, R8
-	MOVQ   R8, 8(SP)
-	MOVQ   ahead+56(FP), R8
-	ADDQ   CX, R8
+TEXT ·scores4AVX2x2(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), R8
+	MOVQ 24(SI), R9
 
 group:
 	MOVQ   CX, DI
-	MOVQ   qt+24(FP), SI
+	MOVQ   qt+32(FP), SI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -32086,7 +31791,7 @@ group:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   d+32(FP), R10
+	MOVQ   d+40(FP), R10
 	SHRQ   $0x02, R10
 	JZ     dim_rest
 
@@ -32148,20 +31853,30 @@ dim:
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
 	ADDQ         $0x00000100, SI
+	TESTQ        $0x00000003, R10
+	JNZ          dim_later
+	MOVQ         run+24(FP), R11
 	PREFETCHT1   (R8)
+	MOVQ         32(R11), R12
+	PREFETCHT1   (R8)(R12*1)
+	MOVQ         40(R11), R12
+	PREFETCHT1   (R8)(R12*1)
+	MOVQ         48(R11), R12
+	PREFETCHT1   (R8)(R12*1)
 	ADDQ         $0x40, R8
 	DECQ         R9
-	JNZ          same0_0
-	ADDQ         8(SP), R8
-	MOVQ         (SP), R9
+	JNZ          dim_same0
+	ADDQ         64(R11), R8
+	MOVQ         56(R11), R9
 
-same0_0:
+dim_same0:
+dim_later:
 	ADDQ $0x10, DI
 	SUBQ $0x00000001, R10
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+32(FP), R10
+	MOVQ d+40(FP), R10
 	ANDQ $0x03, R10
 	JZ   dim_done
 
@@ -32200,45 +31915,31 @@ dim_done:
 	VMAXPS  Y7, Y5, Y5
 	VMAXPS  Y4, Y0, Y0
 	VMAXPS  Y5, Y1, Y1
-	MOVQ    mx+48(FP), SI
+	MOVQ    mx+56(FP), SI
 	VMAXPS  (SI), Y0, Y0
 	VMOVUPS Y0, (SI)
 	VMAXPS  32(SI), Y1, Y1
 	VMOVUPS Y1, 32(SI)
 	ADDQ    $0x00000100, AX
 	LEAQ    (CX)(DX*4), CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    R8, 8(AX)
+	MOVQ    R9, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values4AVX2x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values4AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3, MMX+
 TEXT ·values4AVX2x2(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000010, BX, R8
-	MOVQ   keys+32(FP), DI
-	IMUL3Q $0x00000040, DI, DI
-	SHRQ   $0x06, DI
-	MOVQ   R8, R10
-	ADDQ   $0x3f, R10
-	SHRQ   $0x06, R10
-	MOVQ   R10, (SP)
-	MOVQ   R10, R9
-	SHLQ   $0x06, R9
-	NEGQ   R9
-	ADDQ   DX, R9
-	MOVQ   R9, 8(SP)
-	MOVQ   ahead+56(FP), R9
-	ADDQ   CX, R9
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -32247,109 +31948,134 @@ group:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   keys+32(FP), R11
-	SHRQ   $0x02, R11
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS      (R8), Y8
-	VMOVUPS      32(R8), Y9
-	VBROADCASTSS (DI), Y10
+	VMOVUPS      (DI), Y8
+	VMOVUPS      32(DI), Y9
+	VBROADCASTSS (SI), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 4(DI), Y10
+	VBROADCASTSS 4(SI), Y10
 	VFMADD231PS  Y8, Y10, Y2
 	VFMADD231PS  Y9, Y10, Y3
-	VBROADCASTSS 8(DI), Y10
+	VBROADCASTSS 8(SI), Y10
 	VFMADD231PS  Y8, Y10, Y4
 	VFMADD231PS  Y9, Y10, Y5
-	VBROADCASTSS 12(DI), Y10
+	VBROADCASTSS 12(SI), Y10
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
-	VMOVUPS      64(R8), Y8
-	VMOVUPS      96(R8), Y9
-	VBROADCASTSS (DI)(DX*1), Y10
+	VMOVUPS      64(DI), Y8
+	VMOVUPS      96(DI), Y9
+	VBROADCASTSS (SI)(CX*1), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 4(DI)(DX*1), Y10
+	VBROADCASTSS 4(SI)(CX*1), Y10
 	VFMADD231PS  Y8, Y10, Y2
 	VFMADD231PS  Y9, Y10, Y3
-	VBROADCASTSS 8(DI)(DX*1), Y10
+	VBROADCASTSS 8(SI)(CX*1), Y10
 	VFMADD231PS  Y8, Y10, Y4
 	VFMADD231PS  Y9, Y10, Y5
-	VBROADCASTSS 12(DI)(DX*1), Y10
+	VBROADCASTSS 12(SI)(CX*1), Y10
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
-	VMOVUPS      128(R8), Y8
-	VMOVUPS      160(R8), Y9
-	VBROADCASTSS (DI)(DX*2), Y10
+	VMOVUPS      128(DI), Y8
+	VMOVUPS      160(DI), Y9
+	VBROADCASTSS (SI)(CX*2), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 4(DI)(DX*2), Y10
+	VBROADCASTSS 4(SI)(CX*2), Y10
 	VFMADD231PS  Y8, Y10, Y2
 	VFMADD231PS  Y9, Y10, Y3
-	VBROADCASTSS 8(DI)(DX*2), Y10
+	VBROADCASTSS 8(SI)(CX*2), Y10
 	VFMADD231PS  Y8, Y10, Y4
 	VFMADD231PS  Y9, Y10, Y5
-	VBROADCASTSS 12(DI)(DX*2), Y10
+	VBROADCASTSS 12(SI)(CX*2), Y10
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
-	VMOVUPS      192(R8), Y8
-	VMOVUPS      224(R8), Y9
-	VBROADCASTSS (DI)(SI*1), Y10
+	VMOVUPS      192(DI), Y8
+	VMOVUPS      224(DI), Y9
+	VBROADCASTSS (SI)(BX*1), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 4(DI)(SI*1), Y10
+	VBROADCASTSS 4(SI)(BX*1), Y10
 	VFMADD231PS  Y8, Y10, Y2
 	VFMADD231PS  Y9, Y10, Y3
-	VBROADCASTSS 8(DI)(SI*1), Y10
+	VBROADCASTSS 8(SI)(BX*1), Y10
 	VFMADD231PS  Y8, Y10, Y4
 	VFMADD231PS  Y9, Y10, Y5
-	VBROADCASTSS 12(DI)(SI*1), Y10
+	VBROADCASTSS 12(SI)(BX*1), Y10
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
-	ADDQ         $0x00000100, R8
+	ADDQ         $0x00000100, DI
+	TESTQ        $0x00000003, R11
+	JNZ          key_later
 	PREFETCHT1   (R9)
+	MOVQ         32(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         40(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         48(R8), R12
+	PREFETCHT1   (R9)(R12*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
-	JNZ          same0_0
-	ADDQ         8(SP), R9
-	MOVQ         (SP), R10
+	JNZ          key_same0
+	ADDQ         64(R8), R9
+	MOVQ         56(R8), R10
 
-same0_0:
-	LEAQ (DI)(DX*4), DI
+key_same0:
+key_later:
+	LEAQ (SI)(CX*4), SI
 	SUBQ $0x00000001, R11
 	JNZ  key
 
 key_rest:
-	MOVQ keys+32(FP), R11
+	MOVQ 8(SP), R11
 	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS      (R8), Y8
-	VMOVUPS      32(R8), Y9
-	VBROADCASTSS (DI), Y10
+	VMOVUPS      (DI), Y8
+	VMOVUPS      32(DI), Y9
+	VBROADCASTSS (SI), Y10
 	VFMADD231PS  Y8, Y10, Y0
 	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS 4(DI), Y10
+	VBROADCASTSS 4(SI), Y10
 	VFMADD231PS  Y8, Y10, Y2
 	VFMADD231PS  Y9, Y10, Y3
-	VBROADCASTSS 8(DI), Y10
+	VBROADCASTSS 8(SI), Y10
 	VFMADD231PS  Y8, Y10, Y4
 	VFMADD231PS  Y9, Y10, Y5
-	VBROADCASTSS 12(DI), Y10
+	VBROADCASTSS 12(SI), Y10
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
-	ADDQ         $0x00000040, R8
-	ADDQ         DX, DI
+	ADDQ         $0x00000040, DI
+	ADDQ         CX, SI
 	SUBQ         $0x00000001, R11
 	JNZ          key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Y8
-	VMOVUPS     32(DI), Y9
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Y8
+	VMOVUPS     32(SI), Y9
 	VFMADD231PS (AX), Y8, Y0
 	VMOVUPS     Y0, (AX)
 	VFMADD231PS 32(AX), Y9, Y1
@@ -32367,40 +32093,30 @@ key_done:
 	VFMADD231PS 224(AX), Y9, Y7
 	VMOVUPS     Y7, 224(AX)
 	ADDQ        $0x00000100, AX
-	ADDQ        $0x10, CX
-	DECQ        BX
+	ADDQ        $0x10, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
 
-// func scores1AVX2x2(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores1AVX2x2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, FMA3
-TEXT ·scores1AVX2x2(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), BX
-	SHLQ   $0x02, BX
-	MOVQ   groups+40(FP), SI
-	IMUL3Q $0x00000001, SI, SI
-	ADDQ   $0x3f, BX
-	SHRQ   $0x06, BX
-	MOVQ   BX, (SP)
-	SHLQ   $0x06, BX
-	NEGQ   BX
-	ADDQ   DX, BX
-	MOVQ   BX, 8(SP)
-	MOVQ   ahead+56(FP), BX
-	ADDQ   CX, BX
+TEXT ·scores1AVX2x2(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), BX
+	MOVQ 8(BX), DI
+	MOVQ 24(BX), R8
 
 group:
 	MOVQ   CX, SI
-	MOVQ   qt+24(FP), BX
+	MOVQ   qt+32(FP), BX
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
-	MOVQ   d+32(FP), DI
-	SHRQ   $0x02, DI
+	MOVQ   d+40(FP), R9
+	SHRQ   $0x02, R9
 	JZ     dim_rest
 
 dim:
@@ -32426,12 +32142,12 @@ dim:
 	VFMADD231PS  Y3, Y4, Y1
 	ADDQ         $0x00000100, BX
 	ADDQ         $0x10, SI
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, R9
 	JNZ          dim
 
 dim_rest:
-	MOVQ d+32(FP), DI
-	ANDQ $0x03, DI
+	MOVQ d+40(FP), R9
+	ANDQ $0x03, R9
 	JZ   dim_done
 
 dim_one:
@@ -32442,109 +32158,112 @@ dim_one:
 	VFMADD231PS  Y3, Y4, Y1
 	ADDQ         $0x00000040, BX
 	ADDQ         $0x04, SI
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, R9
 	JNZ          dim_one
 
 dim_done:
 	VMOVUPS Y0, (AX)
 	VMOVUPS Y1, 32(AX)
-	MOVQ    mx+48(FP), BX
+	MOVQ    mx+56(FP), BX
 	VMAXPS  (BX), Y0, Y0
 	VMOVUPS Y0, (BX)
 	VMAXPS  32(BX), Y1, Y1
 	VMOVUPS Y1, 32(BX)
 	ADDQ    $0x00000040, AX
 	ADDQ    DX, CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    DI, 8(AX)
+	MOVQ    R8, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values1AVX2x2(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values1AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3
 TEXT ·values1AVX2x2(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000004, BX, R8
-	MOVQ   keys+32(FP), DI
-	IMUL3Q $0x00000040, DI, DI
-	SHRQ   $0x06, DI
-	MOVQ   R8, DI
-	ADDQ   $0x3f, DI
-	SHRQ   $0x06, DI
-	MOVQ   DI, (SP)
-	SHLQ   $0x06, DI
-	NEGQ   DI
-	ADDQ   DX, DI
-	MOVQ   DI, 8(SP)
-	MOVQ   ahead+56(FP), DI
-	ADDQ   CX, DI
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
-	MOVQ   keys+32(FP), R9
-	SHRQ   $0x02, R9
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS      (R8), Y2
-	VMOVUPS      32(R8), Y3
-	VBROADCASTSS (DI), Y4
+	VMOVUPS      (DI), Y2
+	VMOVUPS      32(DI), Y3
+	VBROADCASTSS (SI), Y4
 	VFMADD231PS  Y2, Y4, Y0
 	VFMADD231PS  Y3, Y4, Y1
-	VMOVUPS      64(R8), Y2
-	VMOVUPS      96(R8), Y3
-	VBROADCASTSS (DI)(DX*1), Y4
+	VMOVUPS      64(DI), Y2
+	VMOVUPS      96(DI), Y3
+	VBROADCASTSS (SI)(CX*1), Y4
 	VFMADD231PS  Y2, Y4, Y0
 	VFMADD231PS  Y3, Y4, Y1
-	VMOVUPS      128(R8), Y2
-	VMOVUPS      160(R8), Y3
-	VBROADCASTSS (DI)(DX*2), Y4
+	VMOVUPS      128(DI), Y2
+	VMOVUPS      160(DI), Y3
+	VBROADCASTSS (SI)(CX*2), Y4
 	VFMADD231PS  Y2, Y4, Y0
 	VFMADD231PS  Y3, Y4, Y1
-	VMOVUPS      192(R8), Y2
-	VMOVUPS      224(R8), Y3
-	VBROADCASTSS (DI)(SI*1), Y4
+	VMOVUPS      192(DI), Y2
+	VMOVUPS      224(DI), Y3
+	VBROADCASTSS (SI)(BX*1), Y4
 	VFMADD231PS  Y2, Y4, Y0
 	VFMADD231PS  Y3, Y4, Y1
-	ADDQ         $0x00000100, R8
-	LEAQ         (DI)(DX*4), DI
-	SUBQ         $0x00000001, R9
+	ADDQ         $0x00000100, DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x00000001, R11
 	JNZ          key
 
 key_rest:
-	MOVQ keys+32(FP), R9
-	ANDQ $0x03, R9
+	MOVQ 8(SP), R11
+	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS      (R8), Y2
-	VMOVUPS      32(R8), Y3
-	VBROADCASTSS (DI), Y4
+	VMOVUPS      (DI), Y2
+	VMOVUPS      32(DI), Y3
+	VBROADCASTSS (SI), Y4
 	VFMADD231PS  Y2, Y4, Y0
 	VFMADD231PS  Y3, Y4, Y1
-	ADDQ         $0x00000040, R8
-	ADDQ         DX, DI
-	SUBQ         $0x00000001, R9
+	ADDQ         $0x00000040, DI
+	ADDQ         CX, SI
+	SUBQ         $0x00000001, R11
 	JNZ          key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Y2
-	VMOVUPS     32(DI), Y3
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Y2
+	VMOVUPS     32(SI), Y3
 	VFMADD231PS (AX), Y2, Y0
 	VMOVUPS     Y0, (AX)
 	VFMADD231PS 32(AX), Y3, Y1
 	VMOVUPS     Y1, 32(AX)
 	ADDQ        $0x00000040, AX
-	ADDQ        $0x04, CX
-	DECQ        BX
+	ADDQ        $0x04, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
@@ -33682,35 +33401,22 @@ row:
 	VZEROUPPER
 	RET
 
-// func scores12AVX2x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores12AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, FMA3, MMX+
-TEXT ·scores12AVX2x1(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), SI
-	SHLQ   $0x02, SI
-	MOVQ   groups+40(FP), DI
-	IMUL3Q $0x00000004, DI, R10
-	IMULQ  DX, R10
-	MOVQ   SI, R12
-	ADDQ   $0x3f, R12
-	SHRQ   $0x06, R12
-	MOVQ   R12, (SP)
-	MOVQ   R12, R11
-	SHLQ   $0x06, R11
-	NEGQ   R11
-	ADDQ   DX, R11
-	MOVQ   R11, 8(SP)
-	MOVQ   ahead+56(FP), R11
-	ADDQ   CX, R11
+TEXT ·scores12AVX2x1(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), R10
+	MOVQ 24(SI), R11
 
 group:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	LEAQ   (R8)(DX*4), R9
-	MOVQ   qt+24(FP), SI
+	MOVQ   qt+32(FP), SI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -33723,8 +33429,8 @@ group:
 	VXORPS Y9, Y9, Y9
 	VXORPS Y10, Y10, Y10
 	VXORPS Y11, Y11, Y11
-	MOVQ   d+32(FP), R13
-	SHRQ   $0x02, R13
+	MOVQ   d+40(FP), R12
+	SHRQ   $0x02, R12
 	JZ     dim_rest
 
 dim:
@@ -33829,25 +33535,30 @@ dim:
 	VBROADCASTSS 12(R9)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y11
 	ADDQ         $0x00000080, SI
-	PREFETCHT1   (R11)
-	PREFETCHT1   (R11)(R10*1)
-	PREFETCHT1   (R11)(R10*2)
-	ADDQ         $0x40, R11
-	DECQ         R12
-	JNZ          same0_0
-	ADDQ         8(SP), R11
-	MOVQ         (SP), R12
+	MOVQ         run+24(FP), R13
+	PREFETCHT1   (R10)
+	MOVQ         32(R13), R14
+	PREFETCHT1   (R10)(R14*1)
+	MOVQ         40(R13), R14
+	PREFETCHT1   (R10)(R14*1)
+	MOVQ         48(R13), R14
+	PREFETCHT1   (R10)(R14*1)
+	ADDQ         $0x40, R10
+	DECQ         R11
+	JNZ          dim_same0
+	ADDQ         64(R13), R10
+	MOVQ         56(R13), R11
 
-same0_0:
+dim_same0:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
 	ADDQ $0x10, R9
-	SUBQ $0x00000001, R13
+	SUBQ $0x00000001, R12
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+32(FP), R13
-	ANDQ $0x03, R13
+	MOVQ d+40(FP), R12
+	ANDQ $0x03, R12
 	JZ   dim_done
 
 dim_one:
@@ -33880,7 +33591,7 @@ dim_one:
 	ADDQ         $0x04, DI
 	ADDQ         $0x04, R8
 	ADDQ         $0x04, R9
-	SUBQ         $0x00000001, R13
+	SUBQ         $0x00000001, R12
 	JNZ          dim_one
 
 dim_done:
@@ -33907,46 +33618,31 @@ dim_done:
 	VMAXPS  Y10, Y8, Y8
 	VMAXPS  Y4, Y0, Y0
 	VMAXPS  Y8, Y0, Y0
-	MOVQ    mx+48(FP), SI
+	MOVQ    mx+56(FP), SI
 	VMAXPS  (SI), Y0, Y0
 	VMOVUPS Y0, (SI)
 	ADDQ    $0x00000180, AX
 	LEAQ    (CX)(DX*4), CX
 	LEAQ    (CX)(DX*4), CX
 	LEAQ    (CX)(DX*4), CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    R10, 8(AX)
+	MOVQ    R11, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values12AVX2x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values12AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3, MMX+
 TEXT ·values12AVX2x1(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000030, BX, R8
-	MOVQ   keys+32(FP), R9
-	IMUL3Q $0x00000015, R9, R9
-	SHRQ   $0x06, R9
-	IMULQ  DX, R9
-	MOVQ   R8, R11
-	ADDQ   $0x3f, R11
-	SHRQ   $0x06, R11
-	MOVQ   R11, (SP)
-	MOVQ   R11, R10
-	SHLQ   $0x06, R10
-	NEGQ   R10
-	ADDQ   DX, R10
-	MOVQ   R10, 8(SP)
-	MOVQ   ahead+56(FP), R10
-	ADDQ   CX, R10
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -33959,165 +33655,185 @@ group:
 	VXORPS Y9, Y9, Y9
 	VXORPS Y10, Y10, Y10
 	VXORPS Y11, Y11, Y11
-	MOVQ   keys+32(FP), R12
-	SHRQ   $0x02, R12
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS      (R8), Y12
-	VBROADCASTSS (DI), Y13
+	VMOVUPS      (DI), Y12
+	VBROADCASTSS (SI), Y13
 	VFMADD231PS  Y12, Y13, Y0
-	VBROADCASTSS 4(DI), Y13
+	VBROADCASTSS 4(SI), Y13
 	VFMADD231PS  Y12, Y13, Y1
-	VBROADCASTSS 8(DI), Y13
+	VBROADCASTSS 8(SI), Y13
 	VFMADD231PS  Y12, Y13, Y2
-	VBROADCASTSS 12(DI), Y13
+	VBROADCASTSS 12(SI), Y13
 	VFMADD231PS  Y12, Y13, Y3
-	VBROADCASTSS 16(DI), Y13
+	VBROADCASTSS 16(SI), Y13
 	VFMADD231PS  Y12, Y13, Y4
-	VBROADCASTSS 20(DI), Y13
+	VBROADCASTSS 20(SI), Y13
 	VFMADD231PS  Y12, Y13, Y5
-	VBROADCASTSS 24(DI), Y13
+	VBROADCASTSS 24(SI), Y13
 	VFMADD231PS  Y12, Y13, Y6
-	VBROADCASTSS 28(DI), Y13
+	VBROADCASTSS 28(SI), Y13
 	VFMADD231PS  Y12, Y13, Y7
-	VBROADCASTSS 32(DI), Y13
+	VBROADCASTSS 32(SI), Y13
 	VFMADD231PS  Y12, Y13, Y8
-	VBROADCASTSS 36(DI), Y13
+	VBROADCASTSS 36(SI), Y13
 	VFMADD231PS  Y12, Y13, Y9
-	VBROADCASTSS 40(DI), Y13
+	VBROADCASTSS 40(SI), Y13
 	VFMADD231PS  Y12, Y13, Y10
-	VBROADCASTSS 44(DI), Y13
+	VBROADCASTSS 44(SI), Y13
 	VFMADD231PS  Y12, Y13, Y11
-	VMOVUPS      32(R8), Y12
-	VBROADCASTSS (DI)(DX*1), Y13
+	VMOVUPS      32(DI), Y12
+	VBROADCASTSS (SI)(CX*1), Y13
 	VFMADD231PS  Y12, Y13, Y0
-	VBROADCASTSS 4(DI)(DX*1), Y13
+	VBROADCASTSS 4(SI)(CX*1), Y13
 	VFMADD231PS  Y12, Y13, Y1
-	VBROADCASTSS 8(DI)(DX*1), Y13
+	VBROADCASTSS 8(SI)(CX*1), Y13
 	VFMADD231PS  Y12, Y13, Y2
-	VBROADCASTSS 12(DI)(DX*1), Y13
+	VBROADCASTSS 12(SI)(CX*1), Y13
 	VFMADD231PS  Y12, Y13, Y3
-	VBROADCASTSS 16(DI)(DX*1), Y13
+	VBROADCASTSS 16(SI)(CX*1), Y13
 	VFMADD231PS  Y12, Y13, Y4
-	VBROADCASTSS 20(DI)(DX*1), Y13
+	VBROADCASTSS 20(SI)(CX*1), Y13
 	VFMADD231PS  Y12, Y13, Y5
-	VBROADCASTSS 24(DI)(DX*1), Y13
+	VBROADCASTSS 24(SI)(CX*1), Y13
 	VFMADD231PS  Y12, Y13, Y6
-	VBROADCASTSS 28(DI)(DX*1), Y13
+	VBROADCASTSS 28(SI)(CX*1), Y13
 	VFMADD231PS  Y12, Y13, Y7
-	VBROADCASTSS 32(DI)(DX*1), Y13
+	VBROADCASTSS 32(SI)(CX*1), Y13
 	VFMADD231PS  Y12, Y13, Y8
-	VBROADCASTSS 36(DI)(DX*1), Y13
+	VBROADCASTSS 36(SI)(CX*1), Y13
 	VFMADD231PS  Y12, Y13, Y9
-	VBROADCASTSS 40(DI)(DX*1), Y13
+	VBROADCASTSS 40(SI)(CX*1), Y13
 	VFMADD231PS  Y12, Y13, Y10
-	VBROADCASTSS 44(DI)(DX*1), Y13
+	VBROADCASTSS 44(SI)(CX*1), Y13
 	VFMADD231PS  Y12, Y13, Y11
-	VMOVUPS      64(R8), Y12
-	VBROADCASTSS (DI)(DX*2), Y13
+	VMOVUPS      64(DI), Y12
+	VBROADCASTSS (SI)(CX*2), Y13
 	VFMADD231PS  Y12, Y13, Y0
-	VBROADCASTSS 4(DI)(DX*2), Y13
+	VBROADCASTSS 4(SI)(CX*2), Y13
 	VFMADD231PS  Y12, Y13, Y1
-	VBROADCASTSS 8(DI)(DX*2), Y13
+	VBROADCASTSS 8(SI)(CX*2), Y13
 	VFMADD231PS  Y12, Y13, Y2
-	VBROADCASTSS 12(DI)(DX*2), Y13
+	VBROADCASTSS 12(SI)(CX*2), Y13
 	VFMADD231PS  Y12, Y13, Y3
-	VBROADCASTSS 16(DI)(DX*2), Y13
+	VBROADCASTSS 16(SI)(CX*2), Y13
 	VFMADD231PS  Y12, Y13, Y4
-	VBROADCASTSS 20(DI)(DX*2), Y13
+	VBROADCASTSS 20(SI)(CX*2), Y13
 	VFMADD231PS  Y12, Y13, Y5
-	VBROADCASTSS 24(DI)(DX*2), Y13
+	VBROADCASTSS 24(SI)(CX*2), Y13
 	VFMADD231PS  Y12, Y13, Y6
-	VBROADCASTSS 28(DI)(DX*2), Y13
+	VBROADCASTSS 28(SI)(CX*2), Y13
 	VFMADD231PS  Y12, Y13, Y7
-	VBROADCASTSS 32(DI)(DX*2), Y13
+	VBROADCASTSS 32(SI)(CX*2), Y13
 	VFMADD231PS  Y12, Y13, Y8
-	VBROADCASTSS 36(DI)(DX*2), Y13
+	VBROADCASTSS 36(SI)(CX*2), Y13
 	VFMADD231PS  Y12, Y13, Y9
-	VBROADCASTSS 40(DI)(DX*2), Y13
+	VBROADCASTSS 40(SI)(CX*2), Y13
 	VFMADD231PS  Y12, Y13, Y10
-	VBROADCASTSS 44(DI)(DX*2), Y13
+	VBROADCASTSS 44(SI)(CX*2), Y13
 	VFMADD231PS  Y12, Y13, Y11
-	VMOVUPS      96(R8), Y12
-	VBROADCASTSS (DI)(SI*1), Y13
+	VMOVUPS      96(DI), Y12
+	VBROADCASTSS (SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y0
-	VBROADCASTSS 4(DI)(SI*1), Y13
+	VBROADCASTSS 4(SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y1
-	VBROADCASTSS 8(DI)(SI*1), Y13
+	VBROADCASTSS 8(SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y2
-	VBROADCASTSS 12(DI)(SI*1), Y13
+	VBROADCASTSS 12(SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y3
-	VBROADCASTSS 16(DI)(SI*1), Y13
+	VBROADCASTSS 16(SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y4
-	VBROADCASTSS 20(DI)(SI*1), Y13
+	VBROADCASTSS 20(SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y5
-	VBROADCASTSS 24(DI)(SI*1), Y13
+	VBROADCASTSS 24(SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y6
-	VBROADCASTSS 28(DI)(SI*1), Y13
+	VBROADCASTSS 28(SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y7
-	VBROADCASTSS 32(DI)(SI*1), Y13
+	VBROADCASTSS 32(SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y8
-	VBROADCASTSS 36(DI)(SI*1), Y13
+	VBROADCASTSS 36(SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y9
-	VBROADCASTSS 40(DI)(SI*1), Y13
+	VBROADCASTSS 40(SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y10
-	VBROADCASTSS 44(DI)(SI*1), Y13
+	VBROADCASTSS 44(SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y11
-	ADDQ         $0x00000080, R8
-	PREFETCHT1   (R10)
-	PREFETCHT1   (R10)(R9*1)
-	PREFETCHT1   (R10)(R9*2)
-	ADDQ         $0x40, R10
-	DECQ         R11
-	JNZ          same0_0
-	ADDQ         8(SP), R10
-	MOVQ         (SP), R11
+	ADDQ         $0x00000080, DI
+	PREFETCHT1   (R9)
+	MOVQ         32(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         40(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         48(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	ADDQ         $0x40, R9
+	DECQ         R10
+	JNZ          key_same0
+	ADDQ         64(R8), R9
+	MOVQ         56(R8), R10
 
-same0_0:
-	LEAQ (DI)(DX*4), DI
-	SUBQ $0x00000001, R12
+key_same0:
+	LEAQ (SI)(CX*4), SI
+	SUBQ $0x00000001, R11
 	JNZ  key
 
 key_rest:
-	MOVQ keys+32(FP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R11
+	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS      (R8), Y12
-	VBROADCASTSS (DI), Y13
+	VMOVUPS      (DI), Y12
+	VBROADCASTSS (SI), Y13
 	VFMADD231PS  Y12, Y13, Y0
-	VBROADCASTSS 4(DI), Y13
+	VBROADCASTSS 4(SI), Y13
 	VFMADD231PS  Y12, Y13, Y1
-	VBROADCASTSS 8(DI), Y13
+	VBROADCASTSS 8(SI), Y13
 	VFMADD231PS  Y12, Y13, Y2
-	VBROADCASTSS 12(DI), Y13
+	VBROADCASTSS 12(SI), Y13
 	VFMADD231PS  Y12, Y13, Y3
-	VBROADCASTSS 16(DI), Y13
+	VBROADCASTSS 16(SI), Y13
 	VFMADD231PS  Y12, Y13, Y4
-	VBROADCASTSS 20(DI), Y13
+	VBROADCASTSS 20(SI), Y13
 	VFMADD231PS  Y12, Y13, Y5
-	VBROADCASTSS 24(DI), Y13
+	VBROADCASTSS 24(SI), Y13
 	VFMADD231PS  Y12, Y13, Y6
-	VBROADCASTSS 28(DI), Y13
+	VBROADCASTSS 28(SI), Y13
 	VFMADD231PS  Y12, Y13, Y7
-	VBROADCASTSS 32(DI), Y13
+	VBROADCASTSS 32(SI), Y13
 	VFMADD231PS  Y12, Y13, Y8
-	VBROADCASTSS 36(DI), Y13
+	VBROADCASTSS 36(SI), Y13
 	VFMADD231PS  Y12, Y13, Y9
-	VBROADCASTSS 40(DI), Y13
+	VBROADCASTSS 40(SI), Y13
 	VFMADD231PS  Y12, Y13, Y10
-	VBROADCASTSS 44(DI), Y13
+	VBROADCASTSS 44(SI), Y13
 	VFMADD231PS  Y12, Y13, Y11
-	ADDQ         $0x00000020, R8
-	ADDQ         DX, DI
-	SUBQ         $0x00000001, R12
+	ADDQ         $0x00000020, DI
+	ADDQ         CX, SI
+	SUBQ         $0x00000001, R11
 	JNZ          key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Y12
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Y12
 	VFMADD231PS (AX), Y12, Y0
 	VMOVUPS     Y0, (AX)
 	VFMADD231PS 32(AX), Y12, Y1
@@ -34143,40 +33859,27 @@ key_done:
 	VFMADD231PS 352(AX), Y12, Y11
 	VMOVUPS     Y11, 352(AX)
 	ADDQ        $0x00000180, AX
-	ADDQ        $0x30, CX
-	DECQ        BX
+	ADDQ        $0x30, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
 
-// func scores8AVX2x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores8AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, FMA3, MMX+
-TEXT ·scores8AVX2x1(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), SI
-	SHLQ   $0x02, SI
-	MOVQ   groups+40(FP), DI
-	IMUL3Q $0x00000004, DI, R9
-	IMULQ  DX, R9
-	MOVQ   SI, R11
-	ADDQ   $0x3f, R11
-	SHRQ   $0x06, R11
-	MOVQ   R11, (SP)
-	MOVQ   R11, R10
-	SHLQ   $0x06, R10
-	NEGQ   R10
-	ADDQ   DX, R10
-	MOVQ   R10, 8(SP)
-	MOVQ   ahead+56(FP), R10
-	ADDQ   CX, R10
+TEXT ·scores8AVX2x1(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), R9
+	MOVQ 24(SI), R10
 
 group:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
-	MOVQ   qt+24(FP), SI
+	MOVQ   qt+32(FP), SI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -34185,8 +33888,8 @@ group:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   d+32(FP), R12
-	SHRQ   $0x02, R12
+	MOVQ   d+40(FP), R11
+	SHRQ   $0x02, R11
 	JZ     dim_rest
 
 dim:
@@ -34259,23 +33962,32 @@ dim:
 	VBROADCASTSS 12(R8)(BX*1), Y9
 	VFMADD231PS  Y8, Y9, Y7
 	ADDQ         $0x00000080, SI
-	PREFETCHT1   (R10)
-	PREFETCHT1   (R10)(R9*1)
-	ADDQ         $0x40, R10
-	DECQ         R11
-	JNZ          same0_0
-	ADDQ         8(SP), R10
-	MOVQ         (SP), R11
+	TESTQ        $0x00000001, R11
+	JNZ          dim_later
+	MOVQ         run+24(FP), R12
+	PREFETCHT1   (R9)
+	MOVQ         32(R12), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         40(R12), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         48(R12), R13
+	PREFETCHT1   (R9)(R13*1)
+	ADDQ         $0x40, R9
+	DECQ         R10
+	JNZ          dim_same0
+	ADDQ         64(R12), R9
+	MOVQ         56(R12), R10
 
-same0_0:
+dim_same0:
+dim_later:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R11
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+32(FP), R12
-	ANDQ $0x03, R12
+	MOVQ d+40(FP), R11
+	ANDQ $0x03, R11
 	JZ   dim_done
 
 dim_one:
@@ -34299,7 +34011,7 @@ dim_one:
 	ADDQ         $0x00000020, SI
 	ADDQ         $0x04, DI
 	ADDQ         $0x04, R8
-	SUBQ         $0x00000001, R12
+	SUBQ         $0x00000001, R11
 	JNZ          dim_one
 
 dim_done:
@@ -34318,45 +34030,30 @@ dim_done:
 	VMAXPS  Y2, Y0, Y0
 	VMAXPS  Y6, Y4, Y4
 	VMAXPS  Y4, Y0, Y0
-	MOVQ    mx+48(FP), SI
+	MOVQ    mx+56(FP), SI
 	VMAXPS  (SI), Y0, Y0
 	VMOVUPS Y0, (SI)
 	ADDQ    $0x00000100, AX
 	LEAQ    (CX)(DX*4), CX
 	LEAQ    (CX)(DX*4), CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    R9, 8(AX)
+	MOVQ    R10, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values8AVX2x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values8AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3, MMX+
 TEXT ·values8AVX2x1(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000020, BX, R8
-	MOVQ   keys+32(FP), R9
-	IMUL3Q $0x00000020, R9, R9
-	SHRQ   $0x06, R9
-	IMULQ  DX, R9
-	MOVQ   R8, R11
-	ADDQ   $0x3f, R11
-	SHRQ   $0x06, R11
-	MOVQ   R11, (SP)
-	MOVQ   R11, R10
-	SHLQ   $0x06, R10
-	NEGQ   R10
-	ADDQ   DX, R10
-	MOVQ   R10, 8(SP)
-	MOVQ   ahead+56(FP), R10
-	ADDQ   CX, R10
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -34365,124 +34062,148 @@ group:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   keys+32(FP), R12
-	SHRQ   $0x02, R12
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS      (R8), Y8
-	VBROADCASTSS (DI), Y9
+	VMOVUPS      (DI), Y8
+	VBROADCASTSS (SI), Y9
 	VFMADD231PS  Y8, Y9, Y0
-	VBROADCASTSS 4(DI), Y9
+	VBROADCASTSS 4(SI), Y9
 	VFMADD231PS  Y8, Y9, Y1
-	VBROADCASTSS 8(DI), Y9
+	VBROADCASTSS 8(SI), Y9
 	VFMADD231PS  Y8, Y9, Y2
-	VBROADCASTSS 12(DI), Y9
+	VBROADCASTSS 12(SI), Y9
 	VFMADD231PS  Y8, Y9, Y3
-	VBROADCASTSS 16(DI), Y9
+	VBROADCASTSS 16(SI), Y9
 	VFMADD231PS  Y8, Y9, Y4
-	VBROADCASTSS 20(DI), Y9
+	VBROADCASTSS 20(SI), Y9
 	VFMADD231PS  Y8, Y9, Y5
-	VBROADCASTSS 24(DI), Y9
+	VBROADCASTSS 24(SI), Y9
 	VFMADD231PS  Y8, Y9, Y6
-	VBROADCASTSS 28(DI), Y9
+	VBROADCASTSS 28(SI), Y9
 	VFMADD231PS  Y8, Y9, Y7
-	VMOVUPS      32(R8), Y8
-	VBROADCASTSS (DI)(DX*1), Y9
+	VMOVUPS      32(DI), Y8
+	VBROADCASTSS (SI)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y0
-	VBROADCASTSS 4(DI)(DX*1), Y9
+	VBROADCASTSS 4(SI)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y1
-	VBROADCASTSS 8(DI)(DX*1), Y9
+	VBROADCASTSS 8(SI)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y2
-	VBROADCASTSS 12(DI)(DX*1), Y9
+	VBROADCASTSS 12(SI)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y3
-	VBROADCASTSS 16(DI)(DX*1), Y9
+	VBROADCASTSS 16(SI)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y4
-	VBROADCASTSS 20(DI)(DX*1), Y9
+	VBROADCASTSS 20(SI)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y5
-	VBROADCASTSS 24(DI)(DX*1), Y9
+	VBROADCASTSS 24(SI)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y6
-	VBROADCASTSS 28(DI)(DX*1), Y9
+	VBROADCASTSS 28(SI)(CX*1), Y9
 	VFMADD231PS  Y8, Y9, Y7
-	VMOVUPS      64(R8), Y8
-	VBROADCASTSS (DI)(DX*2), Y9
+	VMOVUPS      64(DI), Y8
+	VBROADCASTSS (SI)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y0
-	VBROADCASTSS 4(DI)(DX*2), Y9
+	VBROADCASTSS 4(SI)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y1
-	VBROADCASTSS 8(DI)(DX*2), Y9
+	VBROADCASTSS 8(SI)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y2
-	VBROADCASTSS 12(DI)(DX*2), Y9
+	VBROADCASTSS 12(SI)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y3
-	VBROADCASTSS 16(DI)(DX*2), Y9
+	VBROADCASTSS 16(SI)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y4
-	VBROADCASTSS 20(DI)(DX*2), Y9
+	VBROADCASTSS 20(SI)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y5
-	VBROADCASTSS 24(DI)(DX*2), Y9
+	VBROADCASTSS 24(SI)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y6
-	VBROADCASTSS 28(DI)(DX*2), Y9
+	VBROADCASTSS 28(SI)(CX*2), Y9
 	VFMADD231PS  Y8, Y9, Y7
-	VMOVUPS      96(R8), Y8
-	VBROADCASTSS (DI)(SI*1), Y9
+	VMOVUPS      96(DI), Y8
+	VBROADCASTSS (SI)(BX*1), Y9
 	VFMADD231PS  Y8, Y9, Y0
-	VBROADCASTSS 4(DI)(SI*1), Y9
+	VBROADCASTSS 4(SI)(BX*1), Y9
 	VFMADD231PS  Y8, Y9, Y1
-	VBROADCASTSS 8(DI)(SI*1), Y9
+	VBROADCASTSS 8(SI)(BX*1), Y9
 	VFMADD231PS  Y8, Y9, Y2
-	VBROADCASTSS 12(DI)(SI*1), Y9
+	VBROADCASTSS 12(SI)(BX*1), Y9
 	VFMADD231PS  Y8, Y9, Y3
-	VBROADCASTSS 16(DI)(SI*1), Y9
+	VBROADCASTSS 16(SI)(BX*1), Y9
 	VFMADD231PS  Y8, Y9, Y4
-	VBROADCASTSS 20(DI)(SI*1), Y9
+	VBROADCASTSS 20(SI)(BX*1), Y9
 	VFMADD231PS  Y8, Y9, Y5
-	VBROADCASTSS 24(DI)(SI*1), Y9
+	VBROADCASTSS 24(SI)(BX*1), Y9
 	VFMADD231PS  Y8, Y9, Y6
-	VBROADCASTSS 28(DI)(SI*1), Y9
+	VBROADCASTSS 28(SI)(BX*1), Y9
 	VFMADD231PS  Y8, Y9, Y7
-	ADDQ         $0x00000080, R8
-	PREFETCHT1   (R10)
-	PREFETCHT1   (R10)(R9*1)
-	ADDQ         $0x40, R10
-	DECQ         R11
-	JNZ          same0_0
-	ADDQ         8(SP), R10
-	MOVQ         (SP), R11
+	ADDQ         $0x00000080, DI
+	TESTQ        $0x00000001, R11
+	JNZ          key_later
+	PREFETCHT1   (R9)
+	MOVQ         32(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         40(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         48(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	ADDQ         $0x40, R9
+	DECQ         R10
+	JNZ          key_same0
+	ADDQ         64(R8), R9
+	MOVQ         56(R8), R10
 
-same0_0:
-	LEAQ (DI)(DX*4), DI
-	SUBQ $0x00000001, R12
+key_same0:
+key_later:
+	LEAQ (SI)(CX*4), SI
+	SUBQ $0x00000001, R11
 	JNZ  key
 
 key_rest:
-	MOVQ keys+32(FP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R11
+	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS      (R8), Y8
-	VBROADCASTSS (DI), Y9
+	VMOVUPS      (DI), Y8
+	VBROADCASTSS (SI), Y9
 	VFMADD231PS  Y8, Y9, Y0
-	VBROADCASTSS 4(DI), Y9
+	VBROADCASTSS 4(SI), Y9
 	VFMADD231PS  Y8, Y9, Y1
-	VBROADCASTSS 8(DI), Y9
+	VBROADCASTSS 8(SI), Y9
 	VFMADD231PS  Y8, Y9, Y2
-	VBROADCASTSS 12(DI), Y9
+	VBROADCASTSS 12(SI), Y9
 	VFMADD231PS  Y8, Y9, Y3
-	VBROADCASTSS 16(DI), Y9
+	VBROADCASTSS 16(SI), Y9
 	VFMADD231PS  Y8, Y9, Y4
-	VBROADCASTSS 20(DI), Y9
+	VBROADCASTSS 20(SI), Y9
 	VFMADD231PS  Y8, Y9, Y5
-	VBROADCASTSS 24(DI), Y9
+	VBROADCASTSS 24(SI), Y9
 	VFMADD231PS  Y8, Y9, Y6
-	VBROADCASTSS 28(DI), Y9
+	VBROADCASTSS 28(SI), Y9
 	VFMADD231PS  Y8, Y9, Y7
-	ADDQ         $0x00000020, R8
-	ADDQ         DX, DI
-	SUBQ         $0x00000001, R12
+	ADDQ         $0x00000020, DI
+	ADDQ         CX, SI
+	SUBQ         $0x00000001, R11
 	JNZ          key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Y8
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Y8
 	VFMADD231PS (AX), Y8, Y0
 	VMOVUPS     Y0, (AX)
 	VFMADD231PS 32(AX), Y8, Y1
@@ -34500,39 +34221,29 @@ key_done:
 	VFMADD231PS 224(AX), Y8, Y7
 	VMOVUPS     Y7, 224(AX)
 	ADDQ        $0x00000100, AX
-	ADDQ        $0x20, CX
-	DECQ        BX
+	ADDQ        $0x20, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
 
-// func scores1AVX2x1(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores1AVX2x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, FMA3
-TEXT ·scores1AVX2x1(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), BX
-	SHLQ   $0x02, BX
-	MOVQ   groups+40(FP), SI
-	IMUL3Q $0x00000001, SI, SI
-	ADDQ   $0x3f, BX
-	SHRQ   $0x06, BX
-	MOVQ   BX, (SP)
-	SHLQ   $0x06, BX
-	NEGQ   BX
-	ADDQ   DX, BX
-	MOVQ   BX, 8(SP)
-	MOVQ   ahead+56(FP), BX
-	ADDQ   CX, BX
+TEXT ·scores1AVX2x1(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), BX
+	MOVQ 8(BX), DI
+	MOVQ 24(BX), R8
 
 group:
 	MOVQ   CX, SI
-	MOVQ   qt+24(FP), BX
+	MOVQ   qt+32(FP), BX
 	VXORPS Y0, Y0, Y0
-	MOVQ   d+32(FP), DI
-	SHRQ   $0x02, DI
+	MOVQ   d+40(FP), R9
+	SHRQ   $0x02, R9
 	JZ     dim_rest
 
 dim:
@@ -34550,12 +34261,12 @@ dim:
 	VFMADD231PS  Y1, Y2, Y0
 	ADDQ         $0x00000080, BX
 	ADDQ         $0x10, SI
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, R9
 	JNZ          dim
 
 dim_rest:
-	MOVQ d+32(FP), DI
-	ANDQ $0x03, DI
+	MOVQ d+40(FP), R9
+	ANDQ $0x03, R9
 	JZ   dim_done
 
 dim_one:
@@ -34564,92 +34275,95 @@ dim_one:
 	VFMADD231PS  Y1, Y2, Y0
 	ADDQ         $0x00000020, BX
 	ADDQ         $0x04, SI
-	SUBQ         $0x00000001, DI
+	SUBQ         $0x00000001, R9
 	JNZ          dim_one
 
 dim_done:
 	VMOVUPS Y0, (AX)
-	MOVQ    mx+48(FP), BX
+	MOVQ    mx+56(FP), BX
 	VMAXPS  (BX), Y0, Y0
 	VMOVUPS Y0, (BX)
 	ADDQ    $0x00000020, AX
 	ADDQ    DX, CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    DI, 8(AX)
+	MOVQ    R8, 24(AX)
 	VZEROUPPER
 	RET
 
-// func values1AVX2x1(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values1AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3
 TEXT ·values1AVX2x1(SB), NOSPLIT, $16-64
-	MOVQ   o+0(FP), AX
-	MOVQ   v+8(FP), CX
-	MOVQ   ldv+16(FP), DX
-	MOVQ   groups+40(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	IMUL3Q $0x00000004, BX, R8
-	MOVQ   keys+32(FP), DI
-	IMUL3Q $0x00000040, DI, DI
-	SHRQ   $0x06, DI
-	MOVQ   R8, DI
-	ADDQ   $0x3f, DI
-	SHRQ   $0x06, DI
-	MOVQ   DI, (SP)
-	SHLQ   $0x06, DI
-	NEGQ   DI
-	ADDQ   DX, DI
-	MOVQ   DI, 8(SP)
-	MOVQ   ahead+56(FP), DI
-	ADDQ   CX, DI
+	MOVQ o+0(FP), AX
+	MOVQ ldv+24(FP), CX
+	MOVQ groups+48(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 group:
-	MOVQ   CX, DI
-	MOVQ   p+24(FP), R8
+	MOVQ   p+32(FP), DI
 	VXORPS Y0, Y0, Y0
-	MOVQ   keys+32(FP), R9
-	SHRQ   $0x02, R9
-	JZ     key_rest
+	MOVQ   n+16(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+8(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+40(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS      (R8), Y1
-	VBROADCASTSS (DI), Y2
+	VMOVUPS      (DI), Y1
+	VBROADCASTSS (SI), Y2
 	VFMADD231PS  Y1, Y2, Y0
-	VMOVUPS      32(R8), Y1
-	VBROADCASTSS (DI)(DX*1), Y2
+	VMOVUPS      32(DI), Y1
+	VBROADCASTSS (SI)(CX*1), Y2
 	VFMADD231PS  Y1, Y2, Y0
-	VMOVUPS      64(R8), Y1
-	VBROADCASTSS (DI)(DX*2), Y2
+	VMOVUPS      64(DI), Y1
+	VBROADCASTSS (SI)(CX*2), Y2
 	VFMADD231PS  Y1, Y2, Y0
-	VMOVUPS      96(R8), Y1
-	VBROADCASTSS (DI)(SI*1), Y2
+	VMOVUPS      96(DI), Y1
+	VBROADCASTSS (SI)(BX*1), Y2
 	VFMADD231PS  Y1, Y2, Y0
-	ADDQ         $0x00000080, R8
-	LEAQ         (DI)(DX*4), DI
-	SUBQ         $0x00000001, R9
+	ADDQ         $0x00000080, DI
+	LEAQ         (SI)(CX*4), SI
+	SUBQ         $0x00000001, R11
 	JNZ          key
 
 key_rest:
-	MOVQ keys+32(FP), R9
-	ANDQ $0x03, R9
+	MOVQ 8(SP), R11
+	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS      (R8), Y1
-	VBROADCASTSS (DI), Y2
+	VMOVUPS      (DI), Y1
+	VBROADCASTSS (SI), Y2
 	VFMADD231PS  Y1, Y2, Y0
-	ADDQ         $0x00000020, R8
-	ADDQ         DX, DI
-	SUBQ         $0x00000001, R9
+	ADDQ         $0x00000020, DI
+	ADDQ         CX, SI
+	SUBQ         $0x00000001, R11
 	JNZ          key_one
 
 key_done:
-	MOVQ        alpha+48(FP), DI
-	VMOVUPS     (DI), Y1
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	ADDQ        $0x00000048, R8
+	SUBQ        $0x00000001, (SP)
+	JNZ         run
+	MOVQ        alpha+56(FP), SI
+	VMOVUPS     (SI), Y1
 	VFMADD231PS (AX), Y1, Y0
 	VMOVUPS     Y0, (AX)
 	ADDQ        $0x00000020, AX
-	ADDQ        $0x04, CX
-	DECQ        BX
+	ADDQ        $0x04, first+40(FP)
+	DECQ        DX
 	JNZ         group
 	VZEROUPPER
 	RET
@@ -35620,37 +35334,23 @@ row:
 	VZEROUPPER
 	RET
 
-// func scores16AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores16AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, AVX512VL, MMX+
-TEXT ·scores16AVX512Half(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), SI
-	SHLQ   $0x02, SI
-	MOVQ   groups+40(FP), DI
-	IMUL3Q $0x00000004, DI, R11
-	IMULQ  DX, R11
-	LEAQ   (R11)(R11*2), R14
-	MOVQ   SI, R13
-	ADDQ   $0x3f, R13
-	SHRQ   $0x06, R13
-	MOVQ   R13, (SP)
-	MOVQ   R13, R12
-	SHLQ   $0x06, R12
-	NEGQ   R12
-	ADDQ   DX, R12
-	MOVQ   R12, 8(SP)
-	MOVQ   ahead+56(FP), R12
-	ADDQ   CX, R12
+TEXT ·scores16AVX512Half(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), R11
+	MOVQ 24(SI), R12
 
 group:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	LEAQ   (R8)(DX*4), R9
 	LEAQ   (R9)(DX*4), R10
-	MOVQ   qt+24(FP), SI
+	MOVQ   qt+32(FP), SI
 	VPXORD Y0, Y0, Y0
 	VPXORD Y1, Y1, Y1
 	VPXORD Y2, Y2, Y2
@@ -35667,8 +35367,8 @@ group:
 	VPXORD Y13, Y13, Y13
 	VPXORD Y14, Y14, Y14
 	VPXORD Y15, Y15, Y15
-	MOVQ   d+32(FP), R15
-	SHRQ   $0x02, R15
+	MOVQ   d+40(FP), R13
+	SHRQ   $0x02, R13
 	JZ     dim_rest
 
 dim:
@@ -35741,27 +35441,31 @@ dim:
 	VFMADD231PS.BCST 12(R10)(DX*2), Y16, Y14
 	VFMADD231PS.BCST 12(R10)(BX*1), Y16, Y15
 	ADDQ             $0x00000080, SI
-	PREFETCHT1       (R12)
-	PREFETCHT1       (R12)(R11*1)
-	PREFETCHT1       (R12)(R11*2)
-	PREFETCHT1       (R12)(R14*1)
-	ADDQ             $0x40, R12
-	DECQ             R13
-	JNZ              same0_0
-	ADDQ             8(SP), R12
-	MOVQ             (SP), R13
+	MOVQ             run+24(FP), R14
+	PREFETCHT1       (R11)
+	MOVQ             32(R14), R15
+	PREFETCHT1       (R11)(R15*1)
+	MOVQ             40(R14), R15
+	PREFETCHT1       (R11)(R15*1)
+	MOVQ             48(R14), R15
+	PREFETCHT1       (R11)(R15*1)
+	ADDQ             $0x40, R11
+	DECQ             R12
+	JNZ              dim_same0
+	ADDQ             64(R14), R11
+	MOVQ             56(R14), R12
 
-same0_0:
+dim_same0:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
 	ADDQ $0x10, R9
 	ADDQ $0x10, R10
-	SUBQ $0x00000001, R15
+	SUBQ $0x00000001, R13
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+32(FP), R15
-	ANDQ $0x03, R15
+	MOVQ d+40(FP), R13
+	ANDQ $0x03, R13
 	JZ   dim_done
 
 dim_one:
@@ -35787,7 +35491,7 @@ dim_one:
 	ADDQ             $0x04, R8
 	ADDQ             $0x04, R9
 	ADDQ             $0x04, R10
-	SUBQ             $0x00000001, R15
+	SUBQ             $0x00000001, R13
 	JNZ              dim_one
 
 dim_done:
@@ -35822,7 +35526,7 @@ dim_done:
 	VMAXPS  Y4, Y0, Y0
 	VMAXPS  Y12, Y8, Y8
 	VMAXPS  Y8, Y0, Y0
-	MOVQ    mx+48(FP), SI
+	MOVQ    mx+56(FP), SI
 	VMAXPS  (SI), Y0, Y0
 	VMOVUPS Y0, (SI)
 	ADDQ    $0x00000200, AX
@@ -35830,42 +35534,33 @@ dim_done:
 	LEAQ    (CX)(DX*4), CX
 	LEAQ    (CX)(DX*4), CX
 	LEAQ    (CX)(DX*4), CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    R11, 8(AX)
+	MOVQ    R12, 24(AX)
 	VZEROUPPER
 	RET
 
-// func scores4AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores4AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, AVX512VL, MMX+
-TEXT ·scores4AVX512Half(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), SI
-	SHLQ   $0x02, SI
-	MOVQ   groups+40(FP), DI
-	IMUL3Q $0x00000004, DI, DI
-	MOVQ   SI, R9
-	ADDQ   $0x3f, R9
-	SHRQ   $0x06, R9
-	MOVQ   R9, (SP)
-	MOVQ   R9, R8
-	SHLQ   $0x06, R8
-	NEGQ   R8
-	ADDQ   DX, R8
-	MOVQ   R8, 8(SP)
-	MOVQ   ahead+56(FP), R8
-	ADDQ   CX, R8
+TEXT ·scores4AVX512Half(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), R8
+	MOVQ 24(SI), R9
 
 group:
 	MOVQ   CX, DI
-	MOVQ   qt+24(FP), SI
+	MOVQ   qt+32(FP), SI
 	VPXORD Y0, Y0, Y0
 	VPXORD Y1, Y1, Y1
 	VPXORD Y2, Y2, Y2
 	VPXORD Y3, Y3, Y3
-	MOVQ   d+32(FP), R10
+	MOVQ   d+40(FP), R10
 	SHRQ   $0x02, R10
 	JZ     dim_rest
 
@@ -35891,20 +35586,30 @@ dim:
 	VFMADD231PS.BCST 12(DI)(DX*2), Y4, Y2
 	VFMADD231PS.BCST 12(DI)(BX*1), Y4, Y3
 	ADDQ             $0x00000080, SI
+	TESTQ            $0x00000003, R10
+	JNZ              dim_later
+	MOVQ             run+24(FP), R11
 	PREFETCHT1       (R8)
+	MOVQ             32(R11), R12
+	PREFETCHT1       (R8)(R12*1)
+	MOVQ             40(R11), R12
+	PREFETCHT1       (R8)(R12*1)
+	MOVQ             48(R11), R12
+	PREFETCHT1       (R8)(R12*1)
 	ADDQ             $0x40, R8
 	DECQ             R9
-	JNZ              same0_0
-	ADDQ             8(SP), R8
-	MOVQ             (SP), R9
+	JNZ              dim_same0
+	ADDQ             64(R11), R8
+	MOVQ             56(R11), R9
 
-same0_0:
+dim_same0:
+dim_later:
 	ADDQ $0x10, DI
 	SUBQ $0x00000001, R10
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+32(FP), R10
+	MOVQ d+40(FP), R10
 	ANDQ $0x03, R10
 	JZ   dim_done
 
@@ -35927,43 +35632,36 @@ dim_done:
 	VMAXPS  Y1, Y0, Y0
 	VMAXPS  Y3, Y2, Y2
 	VMAXPS  Y2, Y0, Y0
-	MOVQ    mx+48(FP), SI
+	MOVQ    mx+56(FP), SI
 	VMAXPS  (SI), Y0, Y0
 	VMOVUPS Y0, (SI)
 	ADDQ    $0x00000080, AX
 	LEAQ    (CX)(DX*4), CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    R8, 8(AX)
+	MOVQ    R9, 24(AX)
 	VZEROUPPER
 	RET
 
-// func scores1AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores1AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, AVX512VL
-TEXT ·scores1AVX512Half(SB), NOSPLIT, $16-64
-	MOVQ   s+0(FP), AX
-	MOVQ   k+8(FP), CX
-	MOVQ   ldk+16(FP), DX
-	LEAQ   (DX)(DX*2), BX
-	MOVQ   d+32(FP), BX
-	SHLQ   $0x02, BX
-	MOVQ   groups+40(FP), SI
-	IMUL3Q $0x00000001, SI, SI
-	ADDQ   $0x3f, BX
-	SHRQ   $0x06, BX
-	MOVQ   BX, (SP)
-	SHLQ   $0x06, BX
-	NEGQ   BX
-	ADDQ   DX, BX
-	MOVQ   BX, 8(SP)
-	MOVQ   ahead+56(FP), BX
-	ADDQ   CX, BX
+TEXT ·scores1AVX512Half(SB), NOSPLIT, $0-64
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (DX)(DX*2), BX
+	MOVQ run+24(FP), BX
+	MOVQ 8(BX), DI
+	MOVQ 24(BX), R8
 
 group:
 	MOVQ   CX, SI
-	MOVQ   qt+24(FP), BX
+	MOVQ   qt+32(FP), BX
 	VPXORD Y0, Y0, Y0
-	MOVQ   d+32(FP), DI
-	SHRQ   $0x02, DI
+	MOVQ   d+40(FP), R9
+	SHRQ   $0x02, R9
 	JZ     dim_rest
 
 dim:
@@ -35977,12 +35675,12 @@ dim:
 	VFMADD231PS.BCST 12(SI), Y1, Y0
 	ADDQ             $0x00000080, BX
 	ADDQ             $0x10, SI
-	SUBQ             $0x00000001, DI
+	SUBQ             $0x00000001, R9
 	JNZ              dim
 
 dim_rest:
-	MOVQ d+32(FP), DI
-	ANDQ $0x03, DI
+	MOVQ d+40(FP), R9
+	ANDQ $0x03, R9
 	JZ   dim_done
 
 dim_one:
@@ -35990,51 +35688,56 @@ dim_one:
 	VFMADD231PS.BCST (SI), Y1, Y0
 	ADDQ             $0x00000020, BX
 	ADDQ             $0x04, SI
-	SUBQ             $0x00000001, DI
+	SUBQ             $0x00000001, R9
 	JNZ              dim_one
 
 dim_done:
 	VMOVUPS Y0, (AX)
-	MOVQ    mx+48(FP), BX
+	MOVQ    mx+56(FP), BX
 	VMAXPS  (BX), Y0, Y0
 	VMOVUPS Y0, (BX)
 	ADDQ    $0x00000020, AX
 	ADDQ    DX, CX
-	DECQ    groups+40(FP)
+	DECQ    groups+48(FP)
 	JNZ     group
+	MOVQ    run+24(FP), AX
+	MOVQ    DI, 8(AX)
+	MOVQ    R8, 24(AX)
 	VZEROUPPER
 	RET
 
-// func scores32AVX512Half(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores32AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·scores32AVX512Half(SB), $2128-64
-	MOVQ    s+0(FP), AX
-	MOVQ    k+8(FP), CX
-	MOVQ    ldk+16(FP), DX
-	LEAQ    (SP), BX
-	ADDQ    $0x3f, BX
-	ANDQ    $-64, BX
-	MOVQ    d+32(FP), SI
-	SHLQ    $0x02, SI
-	MOVQ    groups+40(FP), DI
-	IMUL3Q  $0x00000008, DI, DI
-	IMULQ   DX, DI
-	LEAQ    (DI)(DI*2), R8
-	MOVQ    SI, R9
-	ADDQ    $0x3f, R9
-	SHRQ    $0x06, R9
-	MOVQ    R9, 2112(SP)
-	MOVQ    R9, SI
-	SHLQ    $0x06, SI
-	NEGQ    SI
-	ADDQ    DX, SI
-	MOVQ    SI, 2120(SP)
-	MOVQ    ahead+56(FP), SI
-	ADDQ    CX, SI
+	MOVQ s+0(FP), AX
+	MOVQ k+8(FP), CX
+	MOVQ ldk+16(FP), DX
+	LEAQ (SP), BX
+	ADDQ $0x3f, BX
+	ANDQ $-64, BX
+	MOVQ run+24(FP), SI
+	XORQ DI, DI
+	MOVQ groups+48(FP), R8
+	SHLQ $0x05, R8
+	CMPQ R8, 16(SI)
+	JLE  one_run
+	ADDQ $0x00000048, SI
+	MOVQ (SI), DI
+	SUBQ k+8(FP), DI
+	MOVQ DX, R8
+	SHLQ $0x04, R8
+	SUBQ R8, DI
+
+one_run:
+	MOVQ    SI, 2112(SP)
+	MOVQ    DI, 2120(SP)
+	MOVQ    run+24(FP), DI
+	MOVQ    8(DI), SI
+	MOVQ    24(DI), DI
 	VMOVUPS pairs<>+0(SB), Z0
 	VMOVUPS pairs<>+64(SB), Z1
-	MOVQ    $0x0000aaaa, R10
-	KMOVW   R10, K1
+	MOVQ    $0x0000aaaa, R8
+	KMOVW   R8, K1
 
 group:
 	VPXORD Z2, Z2, Z2
@@ -36053,118 +35756,119 @@ group:
 	VPXORD Z15, Z15, Z15
 	VPXORD Z16, Z16, Z16
 	VPXORD Z17, Z17, Z17
-	MOVQ   qt+24(FP), R10
-	MOVQ   CX, R11
-	MOVQ   d+32(FP), R13
-	SUBQ   $0x10, R13
+	MOVQ   qt+32(FP), R8
+	MOVQ   CX, R9
+	MOVQ   d+40(FP), R11
+	SUBQ   $0x10, R11
 	JL     rest
 
 dims:
-	MOVQ         R11, R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	MOVQ         R9, R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, (BX)
 	VMOVUPS      Z18, 64(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 128(BX)
 	VMOVUPS      Z18, 192(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 256(BX)
 	VMOVUPS      Z18, 320(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 384(BX)
 	VMOVUPS      Z18, 448(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 512(BX)
 	VMOVUPS      Z18, 576(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 640(BX)
 	VMOVUPS      Z18, 704(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 768(BX)
 	VMOVUPS      Z18, 832(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 896(BX)
 	VMOVUPS      Z18, 960(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	ADDQ         2120(SP), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1024(BX)
 	VMOVUPS      Z18, 1088(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1152(BX)
 	VMOVUPS      Z18, 1216(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1280(BX)
 	VMOVUPS      Z18, 1344(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1408(BX)
 	VMOVUPS      Z18, 1472(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1536(BX)
 	VMOVUPS      Z18, 1600(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1664(BX)
 	VMOVUPS      Z18, 1728(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1792(BX)
 	VMOVUPS      Z18, 1856(BX)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R12), Z18
-	VUNPCKLPS    (R12)(DX*1), Z18, Z19
-	VUNPCKHPS    (R12)(DX*1), Z18, Z18
+	LEAQ         (R10)(DX*2), R10
+	VMOVUPS      (R10), Z18
+	VUNPCKLPS    (R10)(DX*1), Z18, Z19
+	VUNPCKHPS    (R10)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1920(BX)
 	VMOVUPS      Z18, 1984(BX)
-	LEAQ         64(R11), R14
-	IMUL3Q       $0x00000020, DX, R12
-	ADDQ         CX, R12
-	CMPQ         R13, $0x10
-	CMOVQLT      R12, R14
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      (R10), Y20
+	LEAQ         64(R9), R12
+	IMUL3Q       $0x00000020, DX, R10
+	ADDQ         CX, R10
+	CMPQ         R11, $0x10
+	CMOVQLT      R10, R12
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      (R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD (BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36198,21 +35902,25 @@ dims:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1920(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	PREFETCHT1   (SI)(DI*1)
-	PREFETCHT1   (SI)(DI*2)
-	PREFETCHT1   (SI)(R8*1)
+	MOVQ         32(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         40(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         48(R10), R13
+	PREFETCHT1   (SI)(R13*1)
 	ADDQ         $0x40, SI
-	DECQ         R9
-	JNZ          same0_0
-	ADDQ         2120(SP), SI
-	MOVQ         2112(SP), R9
+	DECQ         DI
+	JNZ          dims0_same0
+	ADDQ         64(R10), SI
+	MOVQ         56(R10), DI
 
-same0_0:
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      32(R10), Y20
+dims0_same0:
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      32(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 8(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36246,10 +35954,10 @@ same0_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1928(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      64(R10), Y20
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      64(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 64(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36283,21 +35991,25 @@ same0_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1984(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	PREFETCHT1   (SI)(DI*1)
-	PREFETCHT1   (SI)(DI*2)
-	PREFETCHT1   (SI)(R8*1)
+	MOVQ         32(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         40(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         48(R10), R13
+	PREFETCHT1   (SI)(R13*1)
 	ADDQ         $0x40, SI
-	DECQ         R9
-	JNZ          same2_0
-	ADDQ         2120(SP), SI
-	MOVQ         2112(SP), R9
+	DECQ         DI
+	JNZ          dims2_same0
+	ADDQ         64(R10), SI
+	MOVQ         56(R10), DI
 
-same2_0:
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      96(R10), Y20
+dims2_same0:
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      96(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 72(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36331,10 +36043,10 @@ same2_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1992(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      128(R10), Y20
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      128(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 16(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36368,21 +36080,25 @@ same2_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1936(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	PREFETCHT1   (SI)(DI*1)
-	PREFETCHT1   (SI)(DI*2)
-	PREFETCHT1   (SI)(R8*1)
+	MOVQ         32(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         40(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         48(R10), R13
+	PREFETCHT1   (SI)(R13*1)
 	ADDQ         $0x40, SI
-	DECQ         R9
-	JNZ          same4_0
-	ADDQ         2120(SP), SI
-	MOVQ         2112(SP), R9
+	DECQ         DI
+	JNZ          dims4_same0
+	ADDQ         64(R10), SI
+	MOVQ         56(R10), DI
 
-same4_0:
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      160(R10), Y20
+dims4_same0:
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      160(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 24(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36416,10 +36132,10 @@ same4_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1944(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      192(R10), Y20
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      192(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 80(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36453,21 +36169,25 @@ same4_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 2000(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	PREFETCHT1   (SI)(DI*1)
-	PREFETCHT1   (SI)(DI*2)
-	PREFETCHT1   (SI)(R8*1)
+	MOVQ         32(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         40(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         48(R10), R13
+	PREFETCHT1   (SI)(R13*1)
 	ADDQ         $0x40, SI
-	DECQ         R9
-	JNZ          same6_0
-	ADDQ         2120(SP), SI
-	MOVQ         2112(SP), R9
+	DECQ         DI
+	JNZ          dims6_same0
+	ADDQ         64(R10), SI
+	MOVQ         56(R10), DI
 
-same6_0:
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      224(R10), Y20
+dims6_same0:
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      224(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 88(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36501,10 +36221,10 @@ same6_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 2008(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      256(R10), Y20
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      256(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 32(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36538,21 +36258,25 @@ same6_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1952(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	PREFETCHT1   (SI)(DI*1)
-	PREFETCHT1   (SI)(DI*2)
-	PREFETCHT1   (SI)(R8*1)
+	MOVQ         32(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         40(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         48(R10), R13
+	PREFETCHT1   (SI)(R13*1)
 	ADDQ         $0x40, SI
-	DECQ         R9
-	JNZ          same8_0
-	ADDQ         2120(SP), SI
-	MOVQ         2112(SP), R9
+	DECQ         DI
+	JNZ          dims8_same0
+	ADDQ         64(R10), SI
+	MOVQ         56(R10), DI
 
-same8_0:
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      288(R10), Y20
+dims8_same0:
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      288(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 40(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36586,10 +36310,10 @@ same8_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1960(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      320(R10), Y20
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      320(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 96(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36623,21 +36347,25 @@ same8_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 2016(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	PREFETCHT1   (SI)(DI*1)
-	PREFETCHT1   (SI)(DI*2)
-	PREFETCHT1   (SI)(R8*1)
+	MOVQ         32(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         40(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         48(R10), R13
+	PREFETCHT1   (SI)(R13*1)
 	ADDQ         $0x40, SI
-	DECQ         R9
-	JNZ          same10_0
-	ADDQ         2120(SP), SI
-	MOVQ         2112(SP), R9
+	DECQ         DI
+	JNZ          dims10_same0
+	ADDQ         64(R10), SI
+	MOVQ         56(R10), DI
 
-same10_0:
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      352(R10), Y20
+dims10_same0:
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      352(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 104(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36671,10 +36399,10 @@ same10_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 2024(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      384(R10), Y20
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      384(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 48(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36708,21 +36436,25 @@ same10_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1968(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	PREFETCHT1   (SI)(DI*1)
-	PREFETCHT1   (SI)(DI*2)
-	PREFETCHT1   (SI)(R8*1)
+	MOVQ         32(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         40(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         48(R10), R13
+	PREFETCHT1   (SI)(R13*1)
 	ADDQ         $0x40, SI
-	DECQ         R9
-	JNZ          same12_0
-	ADDQ         2120(SP), SI
-	MOVQ         2112(SP), R9
+	DECQ         DI
+	JNZ          dims12_same0
+	ADDQ         64(R10), SI
+	MOVQ         56(R10), DI
 
-same12_0:
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      416(R10), Y20
+dims12_same0:
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      416(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 56(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36756,10 +36488,10 @@ same12_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1976(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	LEAQ         (R14)(DX*2), R14
-	VMOVUPS      448(R10), Y20
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	LEAQ         (R12)(DX*2), R12
+	VMOVUPS      448(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 112(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36793,20 +36525,24 @@ same12_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 2032(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
+	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	PREFETCHT1   (SI)(DI*1)
-	PREFETCHT1   (SI)(DI*2)
-	PREFETCHT1   (SI)(R8*1)
+	MOVQ         32(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         40(R10), R13
+	PREFETCHT1   (SI)(R13*1)
+	MOVQ         48(R10), R13
+	PREFETCHT1   (SI)(R13*1)
 	ADDQ         $0x40, SI
-	DECQ         R9
-	JNZ          same14_0
-	ADDQ         2120(SP), SI
-	MOVQ         2112(SP), R9
+	DECQ         DI
+	JNZ          dims14_same0
+	ADDQ         64(R10), SI
+	MOVQ         56(R10), DI
 
-same14_0:
-	PREFETCHT0   (R14)
-	PREFETCHT0   (R14)(DX*1)
-	VMOVUPS      480(R10), Y20
+dims14_same0:
+	PREFETCHT0   (R12)
+	PREFETCHT0   (R12)(DX*1)
+	VMOVUPS      480(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 120(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -36840,85 +36576,86 @@ same14_0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 2040(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	ADDQ         $0x40, R11
-	ADDQ         $0x00000200, R10
-	SUBQ         $0x10, R13
+	ADDQ         $0x40, R9
+	ADDQ         $0x00000200, R8
+	SUBQ         $0x10, R11
 	JGE          dims
 
 rest:
-	ADDQ $0x10, R13
+	ADDQ $0x10, R11
 	JZ   done
 
 dim:
-	MOVQ         R11, R12
-	VMOVUPS      (R10), Y20
+	MOVQ         R9, R10
+	VMOVUPS      (R8), Y20
 	VPERMPS      Z20, Z0, Z18
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z2
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z3
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z4
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z5
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z6
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z7
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z8
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z9
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	ADDQ         2120(SP), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z10
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z11
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z12
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z13
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z14
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z15
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z16
-	LEAQ         (R12)(DX*2), R12
-	VBROADCASTSS (R12), Z19
-	VBROADCASTSS (R12)(DX*1), K1, Z19
+	LEAQ         (R10)(DX*2), R10
+	VBROADCASTSS (R10), Z19
+	VBROADCASTSS (R10)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z17
-	ADDQ         $0x04, R11
-	ADDQ         $0x20, R10
-	DECQ         R13
+	ADDQ         $0x04, R9
+	ADDQ         $0x20, R8
+	DECQ         R11
 	JNZ          dim
 
 done:
@@ -36969,16 +36706,19 @@ done:
 	VMAXPS        Z6, Z2, Z2
 	VMAXPS        Z14, Z10, Z10
 	VMAXPS        Z10, Z2, Z2
-	MOVQ          mx+48(FP), R10
+	MOVQ          mx+56(FP), R8
 	VEXTRACTF64X4 $0x01, Z2, Y18
 	VMAXPS        Y2, Y18, Y18
-	VMAXPS        (R10), Y18, Y18
-	VMOVUPS       Y18, (R10)
+	VMAXPS        (R8), Y18, Y18
+	VMOVUPS       Y18, (R8)
 	ADDQ          $0x00000400, AX
-	IMUL3Q        $0x00000020, DX, R12
-	ADDQ          R12, CX
-	DECQ          groups+40(FP)
+	IMUL3Q        $0x00000020, DX, R10
+	ADDQ          R10, CX
+	DECQ          groups+48(FP)
 	JNZ           group
+	MOVQ          run+24(FP), AX
+	MOVQ          SI, 8(AX)
+	MOVQ          DI, 24(AX)
 	VZEROUPPER
 	RET
 
@@ -37988,46 +37728,26 @@ next:
 	VZEROUPPER
 	RET
 
-// func halfValuesAVX512(o *float32, ldo int, v *float32, ldv int, p *float32, keys int, d int, alpha *float32, ahead int)
+// func halfValuesAVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, first int, d int, alpha *float32)
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·halfValuesAVX512(SB), NOSPLIT, $16-72
-	MOVQ   o+0(FP), AX
-	MOVQ   v+16(FP), CX
-	MOVQ   ldv+24(FP), DX
-	MOVQ   d+48(FP), BX
-	LEAQ   (DX)(DX*2), SI
-	MOVQ   BX, R8
-	SHLQ   $0x02, R8
-	MOVQ   keys+40(FP), R9
-	IMUL3Q $0x00000010, R9, R9
-	SHRQ   $0x06, R9
-	IMULQ  DX, R9
-	LEAQ   (R9)(R9*2), R12
-	MOVQ   R8, R11
-	ADDQ   $0x3f, R11
-	SHRQ   $0x06, R11
-	MOVQ   R11, (SP)
-	MOVQ   R11, R10
-	SHLQ   $0x06, R10
-	NEGQ   R10
-	ADDQ   DX, R10
-	MOVQ   R10, 8(SP)
-	MOVQ   ahead+64(FP), R10
-	ADDQ   CX, R10
+	MOVQ o+0(FP), AX
+	MOVQ ldv+32(FP), CX
+	MOVQ d+56(FP), DX
+	LEAQ (CX)(CX*2), BX
 
 strip:
-	MOVQ  $-1, DI
-	CMPQ  BX, $0x00000020
+	MOVQ  $-1, SI
+	CMPQ  DX, $0x00000020
 	JGE   whole
-	BZHIQ BX, DI, DI
+	BZHIQ DX, SI, SI
 
 whole:
-	KMOVW  DI, K1
-	SHRQ   $0x10, DI
-	KMOVW  DI, K2
-	SHRQ   $0x10, DI
-	MOVQ   CX, DI
-	MOVQ   p+32(FP), R8
+	KMOVW  SI, K1
+	SHRQ   $0x10, SI
+	KMOVW  SI, K2
+	SHRQ   $0x10, SI
+	MOVQ   p+40(FP), DI
 	VPXORD Z3, Z3, Z3
 	VPXORD Z4, Z4, Z4
 	VPXORD Z5, Z5, Z5
@@ -38044,249 +37764,271 @@ whole:
 	VPXORD Z16, Z16, Z16
 	VPXORD Z17, Z17, Z17
 	VPXORD Z18, Z18, Z18
-	MOVQ   keys+40(FP), R13
-	SHRQ   $0x02, R13
-	JZ     key_rest
+	MOVQ   n+24(FP), SI
+	MOVQ   SI, (SP)
+	MOVQ   runs+16(FP), R8
+
+run:
+	MOVQ (R8), SI
+	MOVQ 16(R8), R9
+	MOVQ R9, 8(SP)
+	ADDQ first+48(FP), SI
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
+	MOVQ 8(SP), R11
+	SHRQ $0x02, R11
+	JZ   key_rest
 
 key:
-	VMOVUPS.Z    (DI), K1, Z0
-	VMOVUPS.Z    64(DI), K2, Z1
-	VBROADCASTSS (R8), Z2
+	VMOVUPS.Z    (SI), K1, Z0
+	VMOVUPS.Z    64(SI), K2, Z1
+	VBROADCASTSS (DI), Z2
 	VFMADD231PS  Z0, Z2, Z3
 	VFMADD231PS  Z1, Z2, Z4
-	VBROADCASTSS 4(R8), Z2
+	VBROADCASTSS 4(DI), Z2
 	VFMADD231PS  Z0, Z2, Z5
 	VFMADD231PS  Z1, Z2, Z6
-	VBROADCASTSS 8(R8), Z2
+	VBROADCASTSS 8(DI), Z2
 	VFMADD231PS  Z0, Z2, Z7
 	VFMADD231PS  Z1, Z2, Z8
-	VBROADCASTSS 12(R8), Z2
+	VBROADCASTSS 12(DI), Z2
 	VFMADD231PS  Z0, Z2, Z9
 	VFMADD231PS  Z1, Z2, Z10
-	VBROADCASTSS 16(R8), Z2
+	VBROADCASTSS 16(DI), Z2
 	VFMADD231PS  Z0, Z2, Z11
 	VFMADD231PS  Z1, Z2, Z12
-	VBROADCASTSS 20(R8), Z2
+	VBROADCASTSS 20(DI), Z2
 	VFMADD231PS  Z0, Z2, Z13
 	VFMADD231PS  Z1, Z2, Z14
-	VBROADCASTSS 24(R8), Z2
+	VBROADCASTSS 24(DI), Z2
 	VFMADD231PS  Z0, Z2, Z15
 	VFMADD231PS  Z1, Z2, Z16
-	VBROADCASTSS 28(R8), Z2
+	VBROADCASTSS 28(DI), Z2
 	VFMADD231PS  Z0, Z2, Z17
 	VFMADD231PS  Z1, Z2, Z18
-	VMOVUPS.Z    (DI)(DX*1), K1, Z0
-	VMOVUPS.Z    64(DI)(DX*1), K2, Z1
-	VBROADCASTSS 32(R8), Z2
+	VMOVUPS.Z    (SI)(CX*1), K1, Z0
+	VMOVUPS.Z    64(SI)(CX*1), K2, Z1
+	VBROADCASTSS 32(DI), Z2
 	VFMADD231PS  Z0, Z2, Z3
 	VFMADD231PS  Z1, Z2, Z4
-	VBROADCASTSS 36(R8), Z2
+	VBROADCASTSS 36(DI), Z2
 	VFMADD231PS  Z0, Z2, Z5
 	VFMADD231PS  Z1, Z2, Z6
-	VBROADCASTSS 40(R8), Z2
+	VBROADCASTSS 40(DI), Z2
 	VFMADD231PS  Z0, Z2, Z7
 	VFMADD231PS  Z1, Z2, Z8
-	VBROADCASTSS 44(R8), Z2
+	VBROADCASTSS 44(DI), Z2
 	VFMADD231PS  Z0, Z2, Z9
 	VFMADD231PS  Z1, Z2, Z10
-	VBROADCASTSS 48(R8), Z2
+	VBROADCASTSS 48(DI), Z2
 	VFMADD231PS  Z0, Z2, Z11
 	VFMADD231PS  Z1, Z2, Z12
-	VBROADCASTSS 52(R8), Z2
+	VBROADCASTSS 52(DI), Z2
 	VFMADD231PS  Z0, Z2, Z13
 	VFMADD231PS  Z1, Z2, Z14
-	VBROADCASTSS 56(R8), Z2
+	VBROADCASTSS 56(DI), Z2
 	VFMADD231PS  Z0, Z2, Z15
 	VFMADD231PS  Z1, Z2, Z16
-	VBROADCASTSS 60(R8), Z2
+	VBROADCASTSS 60(DI), Z2
 	VFMADD231PS  Z0, Z2, Z17
 	VFMADD231PS  Z1, Z2, Z18
-	VMOVUPS.Z    (DI)(DX*2), K1, Z0
-	VMOVUPS.Z    64(DI)(DX*2), K2, Z1
-	VBROADCASTSS 64(R8), Z2
+	VMOVUPS.Z    (SI)(CX*2), K1, Z0
+	VMOVUPS.Z    64(SI)(CX*2), K2, Z1
+	VBROADCASTSS 64(DI), Z2
 	VFMADD231PS  Z0, Z2, Z3
 	VFMADD231PS  Z1, Z2, Z4
-	VBROADCASTSS 68(R8), Z2
+	VBROADCASTSS 68(DI), Z2
 	VFMADD231PS  Z0, Z2, Z5
 	VFMADD231PS  Z1, Z2, Z6
-	VBROADCASTSS 72(R8), Z2
+	VBROADCASTSS 72(DI), Z2
 	VFMADD231PS  Z0, Z2, Z7
 	VFMADD231PS  Z1, Z2, Z8
-	VBROADCASTSS 76(R8), Z2
+	VBROADCASTSS 76(DI), Z2
 	VFMADD231PS  Z0, Z2, Z9
 	VFMADD231PS  Z1, Z2, Z10
-	VBROADCASTSS 80(R8), Z2
+	VBROADCASTSS 80(DI), Z2
 	VFMADD231PS  Z0, Z2, Z11
 	VFMADD231PS  Z1, Z2, Z12
-	VBROADCASTSS 84(R8), Z2
+	VBROADCASTSS 84(DI), Z2
 	VFMADD231PS  Z0, Z2, Z13
 	VFMADD231PS  Z1, Z2, Z14
-	VBROADCASTSS 88(R8), Z2
+	VBROADCASTSS 88(DI), Z2
 	VFMADD231PS  Z0, Z2, Z15
 	VFMADD231PS  Z1, Z2, Z16
-	VBROADCASTSS 92(R8), Z2
+	VBROADCASTSS 92(DI), Z2
 	VFMADD231PS  Z0, Z2, Z17
 	VFMADD231PS  Z1, Z2, Z18
-	VMOVUPS.Z    (DI)(SI*1), K1, Z0
-	VMOVUPS.Z    64(DI)(SI*1), K2, Z1
-	VBROADCASTSS 96(R8), Z2
+	VMOVUPS.Z    (SI)(BX*1), K1, Z0
+	VMOVUPS.Z    64(SI)(BX*1), K2, Z1
+	VBROADCASTSS 96(DI), Z2
 	VFMADD231PS  Z0, Z2, Z3
 	VFMADD231PS  Z1, Z2, Z4
-	VBROADCASTSS 100(R8), Z2
+	VBROADCASTSS 100(DI), Z2
 	VFMADD231PS  Z0, Z2, Z5
 	VFMADD231PS  Z1, Z2, Z6
-	VBROADCASTSS 104(R8), Z2
+	VBROADCASTSS 104(DI), Z2
 	VFMADD231PS  Z0, Z2, Z7
 	VFMADD231PS  Z1, Z2, Z8
-	VBROADCASTSS 108(R8), Z2
+	VBROADCASTSS 108(DI), Z2
 	VFMADD231PS  Z0, Z2, Z9
 	VFMADD231PS  Z1, Z2, Z10
-	VBROADCASTSS 112(R8), Z2
+	VBROADCASTSS 112(DI), Z2
 	VFMADD231PS  Z0, Z2, Z11
 	VFMADD231PS  Z1, Z2, Z12
-	VBROADCASTSS 116(R8), Z2
+	VBROADCASTSS 116(DI), Z2
 	VFMADD231PS  Z0, Z2, Z13
 	VFMADD231PS  Z1, Z2, Z14
-	VBROADCASTSS 120(R8), Z2
+	VBROADCASTSS 120(DI), Z2
 	VFMADD231PS  Z0, Z2, Z15
 	VFMADD231PS  Z1, Z2, Z16
-	VBROADCASTSS 124(R8), Z2
+	VBROADCASTSS 124(DI), Z2
 	VFMADD231PS  Z0, Z2, Z17
 	VFMADD231PS  Z1, Z2, Z18
-	ADDQ         $0x00000080, R8
-	PREFETCHT1   (R10)
-	PREFETCHT1   (R10)(R9*1)
-	PREFETCHT1   (R10)(R9*2)
-	PREFETCHT1   (R10)(R12*1)
-	ADDQ         $0x40, R10
-	DECQ         R11
-	JNZ          same0_0
-	ADDQ         8(SP), R10
-	MOVQ         (SP), R11
+	ADDQ         $0x00000080, DI
+	PREFETCHT1   (R9)
+	MOVQ         32(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         40(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         48(R8), R12
+	PREFETCHT1   (R9)(R12*1)
+	ADDQ         $0x40, R9
+	DECQ         R10
+	JNZ          key_same0
+	ADDQ         64(R8), R9
+	MOVQ         56(R8), R10
 
-same0_0:
-	PREFETCHT1 (R10)
-	PREFETCHT1 (R10)(R9*1)
-	PREFETCHT1 (R10)(R9*2)
-	PREFETCHT1 (R10)(R12*1)
-	ADDQ       $0x40, R10
-	DECQ       R11
-	JNZ        same0_4
-	ADDQ       8(SP), R10
-	MOVQ       (SP), R11
+key_same0:
+	PREFETCHT1 (R9)
+	MOVQ       32(R8), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(R8), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R8), R12
+	PREFETCHT1 (R9)(R12*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        key_same1
+	ADDQ       64(R8), R9
+	MOVQ       56(R8), R10
 
-same0_4:
-	LEAQ (DI)(DX*4), DI
-	SUBQ $0x00000001, R13
+key_same1:
+	LEAQ (SI)(CX*4), SI
+	SUBQ $0x00000001, R11
 	JNZ  key
 
 key_rest:
-	MOVQ keys+40(FP), R13
-	ANDQ $0x03, R13
+	MOVQ 8(SP), R11
+	ANDQ $0x03, R11
 	JZ   key_done
 
 key_one:
-	VMOVUPS.Z    (DI), K1, Z0
-	VMOVUPS.Z    64(DI), K2, Z1
-	VBROADCASTSS (R8), Z2
+	VMOVUPS.Z    (SI), K1, Z0
+	VMOVUPS.Z    64(SI), K2, Z1
+	VBROADCASTSS (DI), Z2
 	VFMADD231PS  Z0, Z2, Z3
 	VFMADD231PS  Z1, Z2, Z4
-	VBROADCASTSS 4(R8), Z2
+	VBROADCASTSS 4(DI), Z2
 	VFMADD231PS  Z0, Z2, Z5
 	VFMADD231PS  Z1, Z2, Z6
-	VBROADCASTSS 8(R8), Z2
+	VBROADCASTSS 8(DI), Z2
 	VFMADD231PS  Z0, Z2, Z7
 	VFMADD231PS  Z1, Z2, Z8
-	VBROADCASTSS 12(R8), Z2
+	VBROADCASTSS 12(DI), Z2
 	VFMADD231PS  Z0, Z2, Z9
 	VFMADD231PS  Z1, Z2, Z10
-	VBROADCASTSS 16(R8), Z2
+	VBROADCASTSS 16(DI), Z2
 	VFMADD231PS  Z0, Z2, Z11
 	VFMADD231PS  Z1, Z2, Z12
-	VBROADCASTSS 20(R8), Z2
+	VBROADCASTSS 20(DI), Z2
 	VFMADD231PS  Z0, Z2, Z13
 	VFMADD231PS  Z1, Z2, Z14
-	VBROADCASTSS 24(R8), Z2
+	VBROADCASTSS 24(DI), Z2
 	VFMADD231PS  Z0, Z2, Z15
 	VFMADD231PS  Z1, Z2, Z16
-	VBROADCASTSS 28(R8), Z2
+	VBROADCASTSS 28(DI), Z2
 	VFMADD231PS  Z0, Z2, Z17
 	VFMADD231PS  Z1, Z2, Z18
-	ADDQ         $0x00000020, R8
-	ADDQ         DX, DI
-	SUBQ         $0x00000001, R13
+	ADDQ         $0x00000020, DI
+	ADDQ         CX, SI
+	SUBQ         $0x00000001, R11
 	JNZ          key_one
 
 key_done:
-	MOVQ         AX, DI
-	MOVQ         alpha+56(FP), R8
-	VBROADCASTSS (R8), Z2
-	VMOVUPS.Z    (DI), K1, Z0
+	MOVQ         R9, 8(R8)
+	MOVQ         R10, 24(R8)
+	ADDQ         $0x00000048, R8
+	SUBQ         $0x00000001, (SP)
+	JNZ          run
+	MOVQ         AX, SI
+	MOVQ         alpha+64(FP), DI
+	VBROADCASTSS (DI), Z2
+	VMOVUPS.Z    (SI), K1, Z0
 	VFMADD231PS  Z0, Z2, Z3
-	VMOVUPS      Z3, K1, (DI)
-	VMOVUPS.Z    64(DI), K2, Z1
+	VMOVUPS      Z3, K1, (SI)
+	VMOVUPS.Z    64(SI), K2, Z1
 	VFMADD231PS  Z1, Z2, Z4
-	VMOVUPS      Z4, K2, 64(DI)
-	ADDQ         ldo+8(FP), DI
-	VBROADCASTSS 4(R8), Z2
-	VMOVUPS.Z    (DI), K1, Z0
+	VMOVUPS      Z4, K2, 64(SI)
+	ADDQ         ldo+8(FP), SI
+	VBROADCASTSS 4(DI), Z2
+	VMOVUPS.Z    (SI), K1, Z0
 	VFMADD231PS  Z0, Z2, Z5
-	VMOVUPS      Z5, K1, (DI)
-	VMOVUPS.Z    64(DI), K2, Z1
+	VMOVUPS      Z5, K1, (SI)
+	VMOVUPS.Z    64(SI), K2, Z1
 	VFMADD231PS  Z1, Z2, Z6
-	VMOVUPS      Z6, K2, 64(DI)
-	ADDQ         ldo+8(FP), DI
-	VBROADCASTSS 8(R8), Z2
-	VMOVUPS.Z    (DI), K1, Z0
+	VMOVUPS      Z6, K2, 64(SI)
+	ADDQ         ldo+8(FP), SI
+	VBROADCASTSS 8(DI), Z2
+	VMOVUPS.Z    (SI), K1, Z0
 	VFMADD231PS  Z0, Z2, Z7
-	VMOVUPS      Z7, K1, (DI)
-	VMOVUPS.Z    64(DI), K2, Z1
+	VMOVUPS      Z7, K1, (SI)
+	VMOVUPS.Z    64(SI), K2, Z1
 	VFMADD231PS  Z1, Z2, Z8
-	VMOVUPS      Z8, K2, 64(DI)
-	ADDQ         ldo+8(FP), DI
-	VBROADCASTSS 12(R8), Z2
-	VMOVUPS.Z    (DI), K1, Z0
+	VMOVUPS      Z8, K2, 64(SI)
+	ADDQ         ldo+8(FP), SI
+	VBROADCASTSS 12(DI), Z2
+	VMOVUPS.Z    (SI), K1, Z0
 	VFMADD231PS  Z0, Z2, Z9
-	VMOVUPS      Z9, K1, (DI)
-	VMOVUPS.Z    64(DI), K2, Z1
+	VMOVUPS      Z9, K1, (SI)
+	VMOVUPS.Z    64(SI), K2, Z1
 	VFMADD231PS  Z1, Z2, Z10
-	VMOVUPS      Z10, K2, 64(DI)
-	ADDQ         ldo+8(FP), DI
-	VBROADCASTSS 16(R8), Z2
-	VMOVUPS.Z    (DI), K1, Z0
+	VMOVUPS      Z10, K2, 64(SI)
+	ADDQ         ldo+8(FP), SI
+	VBROADCASTSS 16(DI), Z2
+	VMOVUPS.Z    (SI), K1, Z0
 	VFMADD231PS  Z0, Z2, Z11
-	VMOVUPS      Z11, K1, (DI)
-	VMOVUPS.Z    64(DI), K2, Z1
+	VMOVUPS      Z11, K1, (SI)
+	VMOVUPS.Z    64(SI), K2, Z1
 	VFMADD231PS  Z1, Z2, Z12
-	VMOVUPS      Z12, K2, 64(DI)
-	ADDQ         ldo+8(FP), DI
-	VBROADCASTSS 20(R8), Z2
-	VMOVUPS.Z    (DI), K1, Z0
+	VMOVUPS      Z12, K2, 64(SI)
+	ADDQ         ldo+8(FP), SI
+	VBROADCASTSS 20(DI), Z2
+	VMOVUPS.Z    (SI), K1, Z0
 	VFMADD231PS  Z0, Z2, Z13
-	VMOVUPS      Z13, K1, (DI)
-	VMOVUPS.Z    64(DI), K2, Z1
+	VMOVUPS      Z13, K1, (SI)
+	VMOVUPS.Z    64(SI), K2, Z1
 	VFMADD231PS  Z1, Z2, Z14
-	VMOVUPS      Z14, K2, 64(DI)
-	ADDQ         ldo+8(FP), DI
-	VBROADCASTSS 24(R8), Z2
-	VMOVUPS.Z    (DI), K1, Z0
+	VMOVUPS      Z14, K2, 64(SI)
+	ADDQ         ldo+8(FP), SI
+	VBROADCASTSS 24(DI), Z2
+	VMOVUPS.Z    (SI), K1, Z0
 	VFMADD231PS  Z0, Z2, Z15
-	VMOVUPS      Z15, K1, (DI)
-	VMOVUPS.Z    64(DI), K2, Z1
+	VMOVUPS      Z15, K1, (SI)
+	VMOVUPS.Z    64(SI), K2, Z1
 	VFMADD231PS  Z1, Z2, Z16
-	VMOVUPS      Z16, K2, 64(DI)
-	ADDQ         ldo+8(FP), DI
-	VBROADCASTSS 28(R8), Z2
-	VMOVUPS.Z    (DI), K1, Z0
+	VMOVUPS      Z16, K2, 64(SI)
+	ADDQ         ldo+8(FP), SI
+	VBROADCASTSS 28(DI), Z2
+	VMOVUPS.Z    (SI), K1, Z0
 	VFMADD231PS  Z0, Z2, Z17
-	VMOVUPS      Z17, K1, (DI)
-	VMOVUPS.Z    64(DI), K2, Z1
+	VMOVUPS      Z17, K1, (SI)
+	VMOVUPS.Z    64(SI), K2, Z1
 	VFMADD231PS  Z1, Z2, Z18
-	VMOVUPS      Z18, K2, 64(DI)
-	ADDQ         ldo+8(FP), DI
+	VMOVUPS      Z18, K2, 64(SI)
+	ADDQ         ldo+8(FP), SI
 	ADDQ         $0x00000080, AX
-	ADDQ         $0x00000080, CX
-	SUBQ         $0x00000020, BX
+	ADDQ         $0x00000080, first+48(FP)
+	SUBQ         $0x00000020, DX
 	JG           strip
 	VZEROUPPER
 	RET

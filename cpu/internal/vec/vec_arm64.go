@@ -5,16 +5,16 @@
 package vec
 
 // scores4NEON is Kernels.scores4.
-func scores4NEON(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores4NEON(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values4NEON is Kernels.values4.
-func values4NEON(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values4NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // scores1NEON is Kernels.scores1.
-func scores1NEON(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+func scores1NEON(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 
 // values1NEON is Kernels.values1.
-func values1NEON(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+func values1NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 
 // weightsNEON is Kernels.weights.
 func weightsNEON(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)

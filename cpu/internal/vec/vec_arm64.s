@@ -104,15 +104,15 @@ DATA constants<>+392(SB)/4, $0xff000000
 DATA constants<>+396(SB)/4, $0xff000000
 GLOBL constants<>(SB), RODATA|NOPTR, $400
 
-// func scores4NEON(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores4NEON(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 TEXT ·scores4NEON(SB), NOSPLIT, $0-64
 	MOVD s+0(FP), R0
 	MOVD k+8(FP), R1
 	MOVD ldk+16(FP), R2
-	MOVD qt+24(FP), R3
-	MOVD d+32(FP), R4
-	MOVD groups+40(FP), R5
-	MOVD mx+48(FP), R6
+	MOVD qt+32(FP), R3
+	MOVD d+40(FP), R4
+	MOVD groups+48(FP), R5
+	MOVD mx+56(FP), R6
 group:
 	MOVD R3, R7
 	MOVD R1, R8
@@ -287,18 +287,15 @@ dim_done:
 	CBNZ R5, group
 	RET
 
-// func values4NEON(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values4NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 TEXT ·values4NEON(SB), NOSPLIT, $0-64
 	MOVD o+0(FP), R0
-	MOVD v+8(FP), R1
-	MOVD ldv+16(FP), R2
-	MOVD p+24(FP), R3
-	MOVD keys+32(FP), R4
-	MOVD groups+40(FP), R5
-	MOVD alpha+48(FP), R6
+	MOVD ldv+24(FP), R1
+	MOVD first+40(FP), R2
+	MOVD groups+48(FP), R3
+	MOVD alpha+56(FP), R4
 group:
-	MOVD R1, R7
-	MOVD R3, R8
+	MOVD p+32(FP), R10
 	VMOVI $0, V0.B16
 	VMOVI $0, V1.B16
 	VMOVI $0, V2.B16
@@ -315,13 +312,21 @@ group:
 	VMOVI $0, V13.B16
 	VMOVI $0, V14.B16
 	VMOVI $0, V15.B16
-	LSR $2, R4, R9
-	CBZ R9, key_rest
+	MOVD runs+8(FP), R5
+	MOVD n+16(FP), R6
+run:
+	MOVD 0(R5), R7
+	MOVD 8(R5), R8
+	MOVD 16(R5), R9
+	ADD $72, R5, R5
+	ADD R2, R7, R7
+	LSR $2, R9, R11
+	CBZ R11, key_rest
 	// A turn: multiply-adds 64, loads 12, stores 0, other vector instructions 0, others 3.
 key:
-	VLD1.P (R7)(R2), [V16.S4]
-	FLDPQ 0(R8), (F18, F19)
-	FLDPQ 32(R8), (F20, F21)
+	VLD1.P (R7)(R1), [V16.S4]
+	FLDPQ 0(R10), (F18, F19)
+	FLDPQ 32(R10), (F20, F21)
 	WORD $0x4f901240 // FMLA V0.4S, V18.4S, V16.S[0]
 	WORD $0x4f901261 // FMLA V1.4S, V19.4S, V16.S[0]
 	WORD $0x4f901282 // FMLA V2.4S, V20.4S, V16.S[0]
@@ -338,9 +343,9 @@ key:
 	WORD $0x4fb01a6d // FMLA V13.4S, V19.4S, V16.S[3]
 	WORD $0x4fb01a8e // FMLA V14.4S, V20.4S, V16.S[3]
 	WORD $0x4fb01aaf // FMLA V15.4S, V21.4S, V16.S[3]
-	VLD1.P (R7)(R2), [V17.S4]
-	FLDPQ 64(R8), (F22, F23)
-	FLDPQ 96(R8), (F24, F25)
+	VLD1.P (R7)(R1), [V17.S4]
+	FLDPQ 64(R10), (F22, F23)
+	FLDPQ 96(R10), (F24, F25)
 	WORD $0x4f9112c0 // FMLA V0.4S, V22.4S, V17.S[0]
 	WORD $0x4f9112e1 // FMLA V1.4S, V23.4S, V17.S[0]
 	WORD $0x4f911302 // FMLA V2.4S, V24.4S, V17.S[0]
@@ -357,9 +362,9 @@ key:
 	WORD $0x4fb11aed // FMLA V13.4S, V23.4S, V17.S[3]
 	WORD $0x4fb11b0e // FMLA V14.4S, V24.4S, V17.S[3]
 	WORD $0x4fb11b2f // FMLA V15.4S, V25.4S, V17.S[3]
-	VLD1.P (R7)(R2), [V16.S4]
-	FLDPQ 128(R8), (F18, F19)
-	FLDPQ 160(R8), (F20, F21)
+	VLD1.P (R7)(R1), [V16.S4]
+	FLDPQ 128(R10), (F18, F19)
+	FLDPQ 160(R10), (F20, F21)
 	WORD $0x4f901240 // FMLA V0.4S, V18.4S, V16.S[0]
 	WORD $0x4f901261 // FMLA V1.4S, V19.4S, V16.S[0]
 	WORD $0x4f901282 // FMLA V2.4S, V20.4S, V16.S[0]
@@ -376,9 +381,9 @@ key:
 	WORD $0x4fb01a6d // FMLA V13.4S, V19.4S, V16.S[3]
 	WORD $0x4fb01a8e // FMLA V14.4S, V20.4S, V16.S[3]
 	WORD $0x4fb01aaf // FMLA V15.4S, V21.4S, V16.S[3]
-	VLD1.P (R7)(R2), [V17.S4]
-	FLDPQ 192(R8), (F22, F23)
-	FLDPQ 224(R8), (F24, F25)
+	VLD1.P (R7)(R1), [V17.S4]
+	FLDPQ 192(R10), (F22, F23)
+	FLDPQ 224(R10), (F24, F25)
 	WORD $0x4f9112c0 // FMLA V0.4S, V22.4S, V17.S[0]
 	WORD $0x4f9112e1 // FMLA V1.4S, V23.4S, V17.S[0]
 	WORD $0x4f911302 // FMLA V2.4S, V24.4S, V17.S[0]
@@ -395,17 +400,17 @@ key:
 	WORD $0x4fb11aed // FMLA V13.4S, V23.4S, V17.S[3]
 	WORD $0x4fb11b0e // FMLA V14.4S, V24.4S, V17.S[3]
 	WORD $0x4fb11b2f // FMLA V15.4S, V25.4S, V17.S[3]
-	ADD $256, R8, R8
-	SUB $1, R9, R9
-	CBNZ R9, key
+	ADD $256, R10, R10
+	SUB $1, R11, R11
+	CBNZ R11, key
 key_rest:
-	AND $3, R4, R9
-	CBZ R9, key_done
+	AND $3, R9, R11
+	CBZ R11, key_done
 	// A turn: multiply-adds 16, loads 3, stores 0, other vector instructions 0, others 3.
 key_one:
-	VLD1.P (R7)(R2), [V16.S4]
-	FLDPQ 0(R8), (F18, F19)
-	FLDPQ 32(R8), (F20, F21)
+	VLD1.P (R7)(R1), [V16.S4]
+	FLDPQ 0(R10), (F18, F19)
+	FLDPQ 32(R10), (F20, F21)
 	WORD $0x4f901240 // FMLA V0.4S, V18.4S, V16.S[0]
 	WORD $0x4f901261 // FMLA V1.4S, V19.4S, V16.S[0]
 	WORD $0x4f901282 // FMLA V2.4S, V20.4S, V16.S[0]
@@ -422,12 +427,14 @@ key_one:
 	WORD $0x4fb01a6d // FMLA V13.4S, V19.4S, V16.S[3]
 	WORD $0x4fb01a8e // FMLA V14.4S, V20.4S, V16.S[3]
 	WORD $0x4fb01aaf // FMLA V15.4S, V21.4S, V16.S[3]
-	ADD $64, R8, R8
-	SUB $1, R9, R9
-	CBNZ R9, key_one
+	ADD $64, R10, R10
+	SUB $1, R11, R11
+	CBNZ R11, key_one
 key_done:
-	FLDPQ 0(R6), (F18, F19)
-	FLDPQ 32(R6), (F20, F21)
+	SUB $1, R6, R6
+	CBNZ R6, run
+	FLDPQ 0(R4), (F18, F19)
+	FLDPQ 32(R4), (F20, F21)
 	FLDPQ 0(R0), (F22, F23)
 	FLDPQ 32(R0), (F24, F25)
 	VFMLA V18.S4, V22.S4, V0.S4
@@ -461,20 +468,20 @@ key_done:
 	FSTPQ (F12, F13), 192(R0)
 	FSTPQ (F14, F15), 224(R0)
 	ADD $256, R0, R0
-	ADD $16, R1, R1
-	SUB $1, R5, R5
-	CBNZ R5, group
+	ADD $16, R2, R2
+	SUB $1, R3, R3
+	CBNZ R3, group
 	RET
 
-// func scores1NEON(s *float32, k *float32, ldk int, qt *float32, d int, groups int, mx *float32, ahead int)
+// func scores1NEON(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 TEXT ·scores1NEON(SB), NOSPLIT, $0-64
 	MOVD s+0(FP), R0
 	MOVD k+8(FP), R1
 	MOVD ldk+16(FP), R2
-	MOVD qt+24(FP), R3
-	MOVD d+32(FP), R4
-	MOVD groups+40(FP), R5
-	MOVD mx+48(FP), R6
+	MOVD qt+32(FP), R3
+	MOVD d+40(FP), R4
+	MOVD groups+48(FP), R5
+	MOVD mx+56(FP), R6
 group:
 	MOVD R3, R7
 	MOVD R1, R8
@@ -547,80 +554,87 @@ dim_done:
 	CBNZ R5, group
 	RET
 
-// func values1NEON(o *float32, v *float32, ldv int, p *float32, keys int, groups int, alpha *float32, ahead int)
+// func values1NEON(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 TEXT ·values1NEON(SB), NOSPLIT, $0-64
 	MOVD o+0(FP), R0
-	MOVD v+8(FP), R1
-	MOVD ldv+16(FP), R2
-	MOVD p+24(FP), R3
-	MOVD keys+32(FP), R4
-	MOVD groups+40(FP), R5
-	MOVD alpha+48(FP), R6
+	MOVD ldv+24(FP), R1
+	MOVD first+40(FP), R2
+	MOVD groups+48(FP), R3
+	MOVD alpha+56(FP), R4
 group:
-	MOVD R1, R7
-	MOVD R3, R8
+	MOVD p+32(FP), R10
 	VMOVI $0, V0.B16
 	VMOVI $0, V1.B16
 	VMOVI $0, V2.B16
 	VMOVI $0, V3.B16
-	LSR $2, R4, R9
-	CBZ R9, key_rest
+	MOVD runs+8(FP), R5
+	MOVD n+16(FP), R6
+run:
+	MOVD 0(R5), R7
+	MOVD 8(R5), R8
+	MOVD 16(R5), R9
+	ADD $72, R5, R5
+	ADD R2, R7, R7
+	LSR $2, R9, R11
+	CBZ R11, key_rest
 	// A turn: multiply-adds 16, loads 12, stores 0, other vector instructions 0, others 7.
 key:
 	FMOVS 0(R7), F4
-	ADD R2, R7, R7
-	FLDPQ 0(R8), (F6, F7)
-	FLDPQ 32(R8), (F8, F9)
+	ADD R1, R7, R7
+	FLDPQ 0(R10), (F6, F7)
+	FLDPQ 32(R10), (F8, F9)
 	WORD $0x4f8410c0 // FMLA V0.4S, V6.4S, V4.S[0]
 	WORD $0x4f8410e1 // FMLA V1.4S, V7.4S, V4.S[0]
 	WORD $0x4f841102 // FMLA V2.4S, V8.4S, V4.S[0]
 	WORD $0x4f841123 // FMLA V3.4S, V9.4S, V4.S[0]
 	FMOVS 0(R7), F5
-	ADD R2, R7, R7
-	FLDPQ 64(R8), (F10, F11)
-	FLDPQ 96(R8), (F12, F13)
+	ADD R1, R7, R7
+	FLDPQ 64(R10), (F10, F11)
+	FLDPQ 96(R10), (F12, F13)
 	WORD $0x4f851140 // FMLA V0.4S, V10.4S, V5.S[0]
 	WORD $0x4f851161 // FMLA V1.4S, V11.4S, V5.S[0]
 	WORD $0x4f851182 // FMLA V2.4S, V12.4S, V5.S[0]
 	WORD $0x4f8511a3 // FMLA V3.4S, V13.4S, V5.S[0]
 	FMOVS 0(R7), F4
-	ADD R2, R7, R7
-	FLDPQ 128(R8), (F6, F7)
-	FLDPQ 160(R8), (F8, F9)
+	ADD R1, R7, R7
+	FLDPQ 128(R10), (F6, F7)
+	FLDPQ 160(R10), (F8, F9)
 	WORD $0x4f8410c0 // FMLA V0.4S, V6.4S, V4.S[0]
 	WORD $0x4f8410e1 // FMLA V1.4S, V7.4S, V4.S[0]
 	WORD $0x4f841102 // FMLA V2.4S, V8.4S, V4.S[0]
 	WORD $0x4f841123 // FMLA V3.4S, V9.4S, V4.S[0]
 	FMOVS 0(R7), F5
-	ADD R2, R7, R7
-	FLDPQ 192(R8), (F10, F11)
-	FLDPQ 224(R8), (F12, F13)
+	ADD R1, R7, R7
+	FLDPQ 192(R10), (F10, F11)
+	FLDPQ 224(R10), (F12, F13)
 	WORD $0x4f851140 // FMLA V0.4S, V10.4S, V5.S[0]
 	WORD $0x4f851161 // FMLA V1.4S, V11.4S, V5.S[0]
 	WORD $0x4f851182 // FMLA V2.4S, V12.4S, V5.S[0]
 	WORD $0x4f8511a3 // FMLA V3.4S, V13.4S, V5.S[0]
-	ADD $256, R8, R8
-	SUB $1, R9, R9
-	CBNZ R9, key
+	ADD $256, R10, R10
+	SUB $1, R11, R11
+	CBNZ R11, key
 key_rest:
-	AND $3, R4, R9
-	CBZ R9, key_done
+	AND $3, R9, R11
+	CBZ R11, key_done
 	// A turn: multiply-adds 4, loads 3, stores 0, other vector instructions 0, others 4.
 key_one:
 	FMOVS 0(R7), F4
-	ADD R2, R7, R7
-	FLDPQ 0(R8), (F6, F7)
-	FLDPQ 32(R8), (F8, F9)
+	ADD R1, R7, R7
+	FLDPQ 0(R10), (F6, F7)
+	FLDPQ 32(R10), (F8, F9)
 	WORD $0x4f8410c0 // FMLA V0.4S, V6.4S, V4.S[0]
 	WORD $0x4f8410e1 // FMLA V1.4S, V7.4S, V4.S[0]
 	WORD $0x4f841102 // FMLA V2.4S, V8.4S, V4.S[0]
 	WORD $0x4f841123 // FMLA V3.4S, V9.4S, V4.S[0]
-	ADD $64, R8, R8
-	SUB $1, R9, R9
-	CBNZ R9, key_one
+	ADD $64, R10, R10
+	SUB $1, R11, R11
+	CBNZ R11, key_one
 key_done:
-	FLDPQ 0(R6), (F6, F7)
-	FLDPQ 32(R6), (F8, F9)
+	SUB $1, R6, R6
+	CBNZ R6, run
+	FLDPQ 0(R4), (F6, F7)
+	FLDPQ 32(R4), (F8, F9)
 	FLDPQ 0(R0), (F10, F11)
 	FLDPQ 32(R0), (F12, F13)
 	VFMLA V6.S4, V10.S4, V0.S4
@@ -630,9 +644,9 @@ key_done:
 	FSTPQ (F0, F1), 0(R0)
 	FSTPQ (F2, F3), 32(R0)
 	ADD $64, R0, R0
-	ADD $4, R1, R1
-	SUB $1, R5, R5
-	CBNZ R5, group
+	ADD $4, R2, R2
+	SUB $1, R3, R3
+	CBNZ R3, group
 	RET
 
 // func weightsNEON(s *float32, fours int, m *float32, mx *float32, l *float32, alpha *float32)

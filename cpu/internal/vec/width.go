@@ -14,15 +14,15 @@ type tileKernels struct {
 	hide       func(s *float32, mask *bool, ld, squares int)
 	drop       func(s *float32, times int, d *uint64)
 	// halfValues is Values with elements as lanes, or nil.
-	halfValues func(o *float32, ldo int, v *float32, ldv int, p *float32, keys, d int, alpha *float32, ahead int)
+	halfValues func(o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, first, d int, alpha *float32)
 }
 
 // registerTile is the kernels of Scores and Values for a number of rows: keys, or
 // elements of the outputs.
 type registerTile struct {
 	rows   int
-	scores func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32, ahead int)
-	values func(o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32, ahead int)
+	scores func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32)
+	values func(o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32)
 }
 
 // cut calls do for each of t with the number of its tiles that n rows are cut into.
@@ -55,14 +55,14 @@ func (x *Kernels) Narrow(rows int) *Kernels {
 // the tile do not fill is then used in full.
 func (x *Kernels) RowOutputs() bool { return x.halfValues != nil }
 
-// valuesInRows is Values with RowOutputs.
-func (x *Kernels) valuesInRows(o, v []float32, ldv int, p []float32, keys, d int, alpha []float32, ahead int) {
+// valuesInRows is Values of n keys with RowOutputs.
+func (x *Kernels) valuesInRows(o []float32, runs []Run, ldv int, p []float32, n, d int, alpha []float32) {
 	ldo := (d + x.Lanes - 1) / x.Lanes * x.Lanes
 	_ = o[(x.Width-1)*ldo+d-1]
 	strip := 4 * x.Lanes // two vectors, each of twice as many elements
-	most := max(1, budget/(2*x.Width*keys)) * strip
+	most := max(1, budget/(2*x.Width*n)) * strip
 	for c := 0; c < d; c += most {
-		x.halfValues(&o[c], 4*ldo, &v[c], 4*ldv, &p[0], keys, min(most, d-c), &alpha[0], 4*ldv*ahead)
+		x.halfValues(&o[c], 4*ldo, runs[0].words(), len(runs), 4*ldv, &p[0], 4*c, min(most, d-c), &alpha[0])
 	}
 }
 

@@ -58,7 +58,6 @@ func (a *isa) mix(e element, heads, vectors int) {
 	MOVQ(count, strips)
 	o, ldv, ldp := argument("o"), param("ldv"), param("ldp")
 	off, vp, n, ldp3 := GP64(), GP64(), GP64(), tripled(ldp)
-	run, left, rest := AllocLocal(8), AllocLocal(8), AllocLocal(8)
 	p := []reg.GPVirtual{GP64()} // one for each four rows
 	if heads > 4 {
 		p = append(p, GP64())
@@ -81,19 +80,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 			MOVQ(off, back)
 			NEGQ(back)
 		}
-		next := GP64()
-		MOVQ(argument("runs"), next)
-		MOVQ(next, run)
-		MOVQ(argument("n"), next)
-		MOVQ(next, left)
-		loop("run", left, 1, func() {
-			next := GP64()
-			MOVQ(run, next)
-			MOVQ(Mem{Base: next, Disp: runRows}, vp)
-			MOVQ(Mem{Base: next, Disp: runLen}, next)
-			MOVQ(next, rest)
-			ADDQ(off, vp)
-			ahead := continued(run)
+		eachRun(vp, off, func(rest Mem, ahead *lookahead) {
 			if e.lead > 0 { // the rows are longer than their elements
 				ahead.prefetch("run", 1)
 			}
@@ -150,8 +137,6 @@ func (a *isa) mix(e element, heads, vectors int) {
 				DECQ(rest)
 			}
 			JNE(LabelRef("keys"))
-			ahead.save()
-			ADDQ(U32(runSize), run)
 		})
 		op, ldo, alpha := GP64(), GP64(), GP64()
 		MOVQ(o, op)

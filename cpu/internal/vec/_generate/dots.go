@@ -30,7 +30,7 @@ func (a *isa) dots(e element) {
 			VMOVUPS((cBiased0 + constant(i)).mem(), d.biased[i])
 		}
 	}
-	d.pairRuns()
+	d.second, d.hop = pairRuns(a.lanes, ldk)
 	for _, rows := range []int{8, 4, 1} {
 		label := fmt.Sprintf("rows%d", rows)
 		Label(label)
@@ -61,31 +61,6 @@ type dotsKernel struct {
 	byteMask, biased     [2]reg.VecVirtual
 	scaledDown           bool // scales is divided by 2^24
 	second, hop          Mem  // the run of the keys from pairedRun on, and bytes from the end of the first to it
-}
-
-// pairedRun is the length of runs that a tile of one row takes in pairs, as in Kernels.Dots.
-const pairedRun = 16
-
-// pairRuns sets second and hop. The keys are those of one run or, if they are more than it
-// has, of a pair.
-func (d *dotsKernel) pairRuns() {
-	d.second, d.hop = AllocLocal(8), AllocLocal(8)
-	run, hop, n := GP64(), GP64(), GP64()
-	MOVQ(argument("run"), run)
-	XORQ(hop, hop)
-	MOVQ(argument("groups"), n)
-	SHLQ(Imm(uint64(bits.TrailingZeros(uint(d.lanes)))), n)
-	CMPQ(n, Mem{Base: run, Disp: runLen})
-	JLE(LabelRef("one_run"))
-	ADDQ(U32(runSize), run)
-	MOVQ(Mem{Base: run, Disp: runRows}, hop)
-	SUBQ(argument("k"), hop)
-	MOVQ(d.ldk, n)
-	SHLQ(Imm(uint64(bits.TrailingZeros(pairedRun))), n)
-	SUBQ(n, hop)
-	Label("one_run")
-	MOVQ(run, d.second)
-	MOVQ(hop, d.hop)
 }
 
 // most returns the number of groups of keys, one to a lane, that a tile has at most.

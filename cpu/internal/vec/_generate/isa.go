@@ -101,15 +101,20 @@ func loop(label string, counter Op, step int, body func()) {
 
 // byFour runs body(4) total/4 times and body(1) total%4 times.
 func byFour(label string, total Op, body func(n int)) {
+	countByFour(label, total, func(n int, _ reg.GPVirtual) { body(n) })
+}
+
+// countByFour is byFour, whose bodies also get the number of those that are left, with theirs.
+func countByFour(label string, total Op, body func(n int, left reg.GPVirtual)) {
 	n := GP64()
 	MOVQ(total, n)
 	SHRQ(Imm(2), n)
 	JZ(LabelRef(label + "_rest"))
-	loop(label, n, 1, func() { body(4) })
+	loop(label, n, 1, func() { body(4, n) })
 	Label(label + "_rest")
 	MOVQ(total, n)
 	ANDQ(Imm(3), n)
 	JZ(LabelRef(label + "_done"))
-	loop(label+"_one", n, 1, func() { body(1) })
+	loop(label+"_one", n, 1, func() { body(1, n) })
 	Label(label + "_done")
 }

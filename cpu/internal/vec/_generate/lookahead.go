@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math/bits"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
@@ -26,25 +27,33 @@ const (
 // at a time. Processors only fetch lines ahead of their own accord within a page of 4 KiB,
 // so one stream does not keep memory busy while the kernel computes.
 type lookahead struct {
-	run        Mem // its address
+	run        Op // its address, in a register or in memory
 	next, left reg.GPVirtual
 }
 
 // continued returns a lookahead that starts where the last kernel stopped with the Run whose
 // address run holds.
-func continued(run Mem) *lookahead {
+func continued(run Op) *lookahead {
 	l := &lookahead{run, GP64(), GP64()}
-	p := GP64()
-	MOVQ(run, p)
+	p := l.base()
 	MOVQ(Mem{Base: p, Disp: runNext}, l.next)
 	MOVQ(Mem{Base: p, Disp: runLeft}, l.left)
 	return l
 }
 
+// base returns a register with the address of the run.
+func (l *lookahead) base() reg.Register {
+	if r, ok := l.run.(reg.Register); ok {
+		return r
+	}
+	p := GP64()
+	MOVQ(l.run, p)
+	return p
+}
+
 // prefetch prefetches n lines of each stream.
 func (l *lookahead) prefetch(label string, n int) {
-	run := GP64()
-	MOVQ(l.run, run)
+	run := l.base()
 	for i := range n {
 		same := fmt.Sprintf("%s_same%d", label, i)
 		PREFETCHT1(Mem{Base: l.next})
@@ -64,8 +73,69 @@ func (l *lookahead) prefetch(label string, n int) {
 
 // save lets the next kernel continue.
 func (l *lookahead) save() {
-	p := GP64()
-	MOVQ(l.run, p)
+	p := l.base()
 	MOVQ(l.next, Mem{Base: p, Disp: runNext})
 	MOVQ(l.left, Mem{Base: p, Disp: runLeft})
+}
+
+// keepUp prefetches, on average, at least as many lines as 4 elements of each of rows rows
+// fill. left is the counter of countByFour.
+func (l *lookahead) keepUp(label string, left reg.GPVirtual, rows int) {
+	if rows == 1 {
+		return
+	}
+	later := label + "_later"
+	if every := 16 / rows; every > 1 {
+		TESTQ(U32(uint32(every-1)), left)
+		JNZ(LabelRef(later))
+	}
+	l.prefetch(label, 1)
+	Label(later)
+}
+
+// eachRun runs body for each of the function's n runs: with the first row in rows, first bytes
+// further, with the run's length, and with its lookahead.
+func eachRun(rows reg.GPVirtual, first Op, body func(length Mem, ahead *lookahead)) {
+	run, left, length, n := GP64(), AllocLocal(8), AllocLocal(8), GP64()
+	MOVQ(argument("n"), n)
+	MOVQ(n, left)
+	MOVQ(argument("runs"), run)
+	loop("run", left, 1, func() {
+		MOVQ(Mem{Base: run, Disp: runRows}, rows)
+		n := GP64()
+		MOVQ(Mem{Base: run, Disp: runLen}, n)
+		MOVQ(n, length)
+		ADDQ(first, rows)
+		ahead := continued(run)
+		body(length, ahead)
+		ahead.save()
+		ADDQ(U32(runSize), run)
+	})
+}
+
+// pairedRun is the length of runs that some kernels take in pairs, as in Kernels.paired.
+const pairedRun = 16
+
+// pairRuns returns the run of the keys from pairedRun on, and the bytes from the end of the
+// first run to it. The function's keys, groups of n, are those of one run or, if they are more
+// than it has, of a pair.
+func pairRuns(n int, ldk reg.Register) (second, hop Mem) {
+	second, hop = AllocLocal(8), AllocLocal(8)
+	run, apart, keys := GP64(), GP64(), GP64()
+	MOVQ(argument("run"), run)
+	XORQ(apart, apart)
+	MOVQ(argument("groups"), keys)
+	SHLQ(Imm(uint64(bits.TrailingZeros(uint(n)))), keys)
+	CMPQ(keys, Mem{Base: run, Disp: runLen})
+	JLE(LabelRef("one_run"))
+	ADDQ(U32(runSize), run)
+	MOVQ(Mem{Base: run, Disp: runRows}, apart)
+	SUBQ(argument("k"), apart)
+	MOVQ(ldk, keys)
+	SHLQ(Imm(uint64(bits.TrailingZeros(pairedRun))), keys)
+	SUBQ(keys, apart)
+	Label("one_run")
+	MOVQ(run, second)
+	MOVQ(apart, hop)
+	return second, hop
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -18,7 +20,7 @@ const (
 func (a *isa) scorePairs() {
 	const rows = 2 * pairs
 	// The stack frame is too large for NOSPLIT.
-	TEXT("scores32"+a.name, 0, "func(s, k *float32, ldk int, qt *float32, d, groups int, mx *float32, ahead int)")
+	TEXT("scores32"+a.name, 0, "func(s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32)")
 	Doc("scores32" + a.name + " is Kernels.scores32.")
 	index := GLOBL("pairs", RODATA|NOPTR)
 	for i := range 16 {
@@ -32,11 +34,8 @@ func (a *isa) scorePairs() {
 	LEAQ(AllocLocal(pairs*pairBytes+64), both)
 	ADDQ(Imm(63), both)
 	ANDQ(I32(-64), both)
-	bytes, each := GP64(), GP64()
-	MOVQ(d, bytes)
-	SHLQ(Imm(2), bytes)
-	IMUL3Q(U32(rows/4), param("groups"), each)
-	ahead := prefetch(k, ld, bytes, 4, each)
+	_, hop := pairRuns(rows, ld)
+	ahead := continued(argument("run"))
 	twice, apart, second := ZMM(), ZMM(), K()
 	VMOVUPS(index, twice)
 	VMOVUPS(index.Offset(64), apart)
@@ -53,6 +52,14 @@ func (a *isa) scorePairs() {
 		VMOVUPS(a.at(q, i), y)
 		VPERMPS(y.AsZ(), twice, x)
 		return x
+	}
+	nextPair := func(i int) {
+		if i < pairs-1 {
+			LEAQ(Mem{Base: at, Index: ld, Scale: 2}, at)
+		}
+		if 2*(i+1) == pairedRun {
+			ADDQ(hop, at)
+		}
 	}
 	Label("group")
 	for i := range acc {
@@ -73,9 +80,7 @@ func (a *isa) scorePairs() {
 		VUNPCKHPS(other, first, high)
 		VMOVUPS(low, Mem{Base: both, Disp: i * pairBytes})
 		VMOVUPS(high, Mem{Base: both, Disp: i*pairBytes + 64})
-		if i < pairs-1 {
-			LEAQ(Mem{Base: at, Index: ld, Scale: 2}, at)
-		}
+		nextPair(i)
 	}
 	// The elements that come next, of these keys or the group after them, move from the
 	// second-level cache to the first: later they would wait behind lines from memory.
@@ -98,7 +103,7 @@ func (a *isa) scorePairs() {
 			VFMADD231PS(two, x, acc[i])
 		}
 		if c%2 == 0 { // prefetches in a row would delay the keys
-			ahead.next(c, rows*pairDims/(pairDims/2))
+			ahead.prefetch(fmt.Sprint("dims", c), rows*pairDims*4/256/(pairDims/2))
 		}
 	}
 	ADDQ(Imm(4*pairDims), from)
@@ -116,9 +121,7 @@ func (a *isa) scorePairs() {
 		VBROADCASTSS(Mem{Base: at}, two)
 		VBROADCASTSS(Mem{Base: at, Index: ld, Scale: 1}, second, two)
 		VFMADD231PS(two, x, acc[i])
-		if i < pairs-1 {
-			LEAQ(Mem{Base: at, Index: ld, Scale: 2}, at)
-		}
+		nextPair(i)
 	}
 	ADDQ(Imm(4), from)
 	ADDQ(Imm(uint64(a.bytes())), q)
@@ -144,5 +147,6 @@ func (a *isa) scorePairs() {
 	ADDQ(at, k)
 	DECQ(groups)
 	JNZ(LabelRef("group"))
+	ahead.save()
 	end()
 }

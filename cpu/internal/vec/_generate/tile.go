@@ -55,63 +55,9 @@ func tripled(ld reg.Register) reg.GPVirtual {
 	return ld3
 }
 
-// prefetcher prefetches the rows of up to four streams line by line, a line of each in turns:
-// the processor helps with the pages of several streams. It does not predict those of a tile.
-type prefetcher struct {
-	look, left    reg.GPVirtual // the next line of the first stream, lines left of its row
-	apart, apart3 reg.GPVirtual // bytes from a stream to the next, 3·apart
-	lines, jump   Mem           // of a row, bytes from one row to the next
-	streams       int
-}
-
-// prefetch returns a prefetcher of rows of bytes bytes, ld apart. The first row lies ahead
-// bytes, a parameter of the function, after first; each stream has rows rows.
-func prefetch(first, ld, bytes reg.GPVirtual, streams int, rows reg.GPVirtual) *prefetcher {
-	p := &prefetcher{look: GP64(), left: GP64(), lines: AllocLocal(8), jump: AllocLocal(8), streams: streams}
-	if streams > 1 {
-		p.apart = rows
-		IMULQ(ld, p.apart)
-	}
-	if streams > 3 {
-		p.apart3 = tripled(p.apart)
-	}
-	MOVQ(bytes, p.left)
-	ADDQ(Imm(63), p.left)
-	SHRQ(Imm(6), p.left)
-	MOVQ(p.left, p.lines)
-	MOVQ(p.left, p.look)
-	SHLQ(Imm(6), p.look)
-	NEGQ(p.look)
-	ADDQ(ld, p.look)
-	MOVQ(p.look, p.jump)
-	MOVQ(argument("ahead"), p.look)
-	ADDQ(first, p.look)
-	return p
-}
-
-// linesOf returns the number of lines that hold n elements.
-func linesOf(n int) int { return (n + 15) / 16 }
-
-// next prefetches as many lines as hold n elements, a multiple of the streams. at is a
-// number that no other call of the function has.
-func (p *prefetcher) next(at, n int) {
-	for i := 0; i < linesOf(n); i += p.streams {
-		for j := range p.streams {
-			PREFETCHT1(rowAt(p.look, p.apart, p.apart3, j, 0))
-		}
-		same := fmt.Sprintf("same%d_%d", at, i)
-		ADDQ(Imm(64), p.look)
-		DECQ(p.left)
-		JNZ(LabelRef(same))
-		ADDQ(p.jump, p.look)
-		MOVQ(p.lines, p.left)
-		Label(same)
-	}
-}
-
 // scores writes the score tile: rows keys against all lanes, groups times.
 func (a *isa) scores(rows int) {
-	a.text(fmt.Sprintf("scores%d", rows), "s, k *float32, ldk int, qt *float32, d, groups int, mx *float32, ahead int",
+	a.text(fmt.Sprintf("scores%d", rows), "s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32",
 		fmt.Sprintf("is Kernels.scores%d.", rows))
 	s, k, ld, qt, d, groups := param("s"), param("k"), param("ldk"), argument("qt"), argument("d"), argument("groups")
 	ld3 := tripled(ld)
@@ -121,11 +67,7 @@ func (a *isa) scores(rows int) {
 		kp[g] = GP64()
 	}
 	acc, b, t := a.accumulators(rows), a.vecs(a.cols), a.vecs(a.temps)
-	MOVQ(d, q)
-	SHLQ(Imm(2), q)
-	each, streams := GP64(), linesOf(4*rows)
-	IMUL3Q(U32(uint32(rows/streams)), param("groups"), each)
-	ahead := prefetch(k, ld, q, streams, each)
+	ahead := continued(argument("run"))
 	Label("group")
 	MOVQ(k, kp[0])
 	for g := range kp[1:] {
@@ -137,7 +79,7 @@ func (a *isa) scores(rows int) {
 			a.zero(acc[i][j])
 		}
 	}
-	byFour("dim", d, func(n int) {
+	countByFour("dim", d, func(n int, left reg.GPVirtual) {
 		for u := range n {
 			for j := range b {
 				VMOVUPS(a.at(q, u*a.cols+j), b[j])
@@ -145,8 +87,8 @@ func (a *isa) scores(rows int) {
 			a.outer(acc, b, t, u, func(i int) Mem { return rowAt(kp[i/4], ld, ld3, i%4, 4*u) })
 		}
 		ADDQ(U32(uint32(n*a.rowBytes())), q)
-		if n == 4 && rows > 1 {
-			ahead.next(0, 4*rows)
+		if n == 4 {
+			ahead.keepUp("dim", left, rows)
 		}
 		for g := range kp {
 			ADDQ(Imm(uint64(4*n)), kp[g])
@@ -178,52 +120,42 @@ func (a *isa) scores(rows int) {
 	}
 	DECQ(groups)
 	JNZ(LabelRef("group"))
+	ahead.save()
 	end()
 }
 
-// prefetchValues returns a prefetcher of the rows that come ahead bytes after keys rows of
-// values.
-func prefetchValues(v, ld, bytes reg.GPVirtual, streams int) *prefetcher {
-	each := param("keys")
-	IMUL3Q(U32(uint32(64/streams)), each, each)
-	SHRQ(Imm(6), each)
-	return prefetch(v, ld, bytes, streams, each)
-}
-
-// values writes the value tile: rows elements of the outputs of all lanes, groups times.
+// values writes the value tile: rows elements of the outputs of all lanes, groups times. The
+// values are those of n runs.
 func (a *isa) values(rows int) {
-	a.text(fmt.Sprintf("values%d", rows), "o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32, ahead int",
+	a.text(fmt.Sprintf("values%d", rows), "o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32",
 		fmt.Sprintf("is Kernels.values%d.", rows))
-	o, v, ld, p0, keys, groups := param("o"), param("v"), param("ldv"), argument("p"), argument("keys"), param("groups")
+	o, ld, groups, first := param("o"), param("ldv"), param("groups"), argument("first")
 	ld3 := tripled(ld)
 	vp, p := GP64(), GP64()
 	acc, b, t := a.accumulators(rows), a.vecs(a.cols), a.vecs(a.temps)
-	IMUL3Q(U32(uint32(4*rows)), groups, p)
-	ahead := prefetchValues(v, ld, p, linesOf(4*rows))
 	Label("group")
-	MOVQ(v, vp)
-	MOVQ(p0, p)
+	MOVQ(argument("p"), p)
 	for i := range acc {
 		for j := range acc[i] {
 			a.zero(acc[i][j])
 		}
 	}
-	byFour("key", keys, func(n int) {
-		for u := range n {
-			for j := range b {
-				VMOVUPS(a.at(p, u*a.cols+j), b[j])
+	eachRun(vp, first, func(keys Mem, ahead *lookahead) {
+		countByFour("key", keys, func(n int, left reg.GPVirtual) {
+			for u := range n {
+				for j := range b {
+					VMOVUPS(a.at(p, u*a.cols+j), b[j])
+				}
+				a.outer(acc, b, t, u, func(i int) Mem { return rowAt(vp, ld, ld3, u, 4*i) })
 			}
-			a.outer(acc, b, t, u, func(i int) Mem { return rowAt(vp, ld, ld3, u, 4*i) })
-		}
-		ADDQ(U32(uint32(n*a.rowBytes())), p)
-		if n == 4 && rows > 1 {
-			ahead.next(0, 4*rows)
-		}
-		if n == 4 {
-			LEAQ(Mem{Base: vp, Index: ld, Scale: 4}, vp)
-		} else {
-			ADDQ(ld, vp)
-		}
+			ADDQ(U32(uint32(n*a.rowBytes())), p)
+			if n == 4 {
+				ahead.keepUp("key", left, rows)
+				LEAQ(Mem{Base: vp, Index: ld, Scale: 4}, vp)
+			} else {
+				ADDQ(ld, vp)
+			}
+		})
 	})
 	alpha := param("alpha")
 	for j := range b {
@@ -236,7 +168,7 @@ func (a *isa) values(rows int) {
 		}
 	}
 	ADDQ(U32(uint32(rows*a.rowBytes())), o)
-	ADDQ(Imm(uint64(4*rows)), v)
+	ADDQ(Imm(uint64(4*rows)), first)
 	DECQ(groups)
 	JNZ(LabelRef("group"))
 	end()
@@ -245,13 +177,10 @@ func (a *isa) values(rows int) {
 // halfValues writes the values of a tile of b's query rows with elements as lanes: the outputs
 // of all rows, some vectors at a time. Masks end the last ones.
 func (a *isa) halfValues(b *isa, vectors int) {
-	a.text("halfValues", "o *float32, ldo int, v *float32, ldv int, p *float32, keys, d int, alpha *float32, ahead int", "is Kernels.halfValues.")
-	o, v, ld, p0, keys, left := param("o"), param("v"), param("ldv"), argument("p"), argument("keys"), param("d")
+	a.text("halfValues", "o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, first, d int, alpha *float32", "is Kernels.halfValues.")
+	o, ld, left, first := param("o"), param("ldv"), param("d"), argument("first")
 	ld3 := tripled(ld)
 	vp, p := GP64(), GP64()
-	MOVQ(left, p)
-	SHLQ(Imm(2), p)
-	ahead := prefetchValues(v, ld, p, 4)
 	acc, x, w, k := make([][]reg.VecVirtual, b.lanes), a.vecs(vectors), a.vecs(3), make([]reg.OpmaskVirtual, vectors)
 	for r := range acc {
 		acc[r] = a.vecs(vectors)
@@ -268,33 +197,34 @@ func (a *isa) halfValues(b *isa, vectors int) {
 		KMOVW(mask.As32(), k[j])
 		SHRQ(Imm(uint64(a.lanes)), mask)
 	}
-	MOVQ(v, vp)
-	MOVQ(p0, p)
+	MOVQ(argument("p"), p)
 	for r := range acc {
 		for j := range acc[r] {
 			a.zero(acc[r][j])
 		}
 	}
-	byFour("key", keys, func(n int) {
-		for u := range n {
-			for j := range x {
-				VMOVUPS_Z(rowAt(vp, ld, ld3, u, j*a.bytes()), k[j], x[j])
-			}
-			for r := range acc {
-				y := w[(u*len(acc)+r)%len(w)]
-				VBROADCASTSS(Mem{Base: p, Disp: u*b.bytes() + 4*r}, y)
+	eachRun(vp, first, func(keys Mem, ahead *lookahead) {
+		byFour("key", keys, func(n int) {
+			for u := range n {
 				for j := range x {
-					VFMADD231PS(x[j], y, acc[r][j])
+					VMOVUPS_Z(rowAt(vp, ld, ld3, u, j*a.bytes()), k[j], x[j])
+				}
+				for r := range acc {
+					y := w[(u*len(acc)+r)%len(w)]
+					VBROADCASTSS(Mem{Base: p, Disp: u*b.bytes() + 4*r}, y)
+					for j := range x {
+						VFMADD231PS(x[j], y, acc[r][j])
+					}
 				}
 			}
-		}
-		ADDQ(U32(uint32(n*b.bytes())), p)
-		if n == 4 {
-			ahead.next(0, 4*vectors*a.lanes)
-			LEAQ(Mem{Base: vp, Index: ld, Scale: 4}, vp)
-		} else {
-			ADDQ(ld, vp)
-		}
+			ADDQ(U32(uint32(n*b.bytes())), p)
+			if n == 4 {
+				ahead.prefetch("key", 4*vectors*a.bytes()/256)
+				LEAQ(Mem{Base: vp, Index: ld, Scale: 4}, vp)
+			} else {
+				ADDQ(ld, vp)
+			}
+		})
 	})
 	op, alpha := GP64(), GP64()
 	MOVQ(o, op)
@@ -309,7 +239,7 @@ func (a *isa) halfValues(b *isa, vectors int) {
 		ADDQ(argument("ldo"), op)
 	}
 	ADDQ(U32(uint32(vectors*a.bytes())), o)
-	ADDQ(U32(uint32(vectors*a.bytes())), v)
+	ADDQ(U32(uint32(vectors*a.bytes())), first)
 	SUBQ(U32(uint32(vectors*a.lanes)), left)
 	JG(LabelRef("strip"))
 	end()

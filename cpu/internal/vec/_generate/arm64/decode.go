@@ -124,10 +124,17 @@ func (f *function) skip(label string, condition func(label string), body func())
 	f.lines = append(f.lines, skipped+label+":")
 }
 
+// nextRun loads what the kernels read of the Run at run, and advances run by its nine words.
+func (f *function) nextRun(run, rows, next, n gp) {
+	for i, to := range []gp{rows, next, n} {
+		f.emit(load, "MOVD %d(%v), %v", 8*i, run, to)
+	}
+	f.addI(72, run)
+}
+
 // mix writes the value product of heads rows with elements as lanes: strips of
 // vectors vectors, o = alpha·o + Σ p·v with the sum from zero. The values are those of
-// n runs of nine words each, of which it reads the first row, the first row to prefetch,
-// and the length.
+// n runs.
 func mix(e element, heads, vectors int) {
 	f := text(fmt.Sprintf("mix%s%dx%d", e.suffix, heads, vectors),
 		"o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, ldp int, alpha *float32, first, strips int", "")
@@ -149,10 +156,7 @@ func mix(e element, heads, vectors int) {
 		f.loadParam("runs", run)
 		f.loadParam("n", left)
 		f.loop("run", left, func() {
-			for i, to := range []gp{vp, ahead, n} {
-				f.emit(load, "MOVD %d(%v), %v", 8*i, run, to)
-			}
-			f.addI(72, run)
+			f.nextRun(run, vp, ahead, n)
 			f.add(off, vp)
 			f.add(off, ahead)
 			f.byFour("key", n, func(m int) {

@@ -19,7 +19,7 @@ func (f *function) clear(acc [][]vec) {
 
 // scores writes the score tile: rows keys against all lanes, groups times.
 func scores(rows int) {
-	f := text(fmt.Sprintf("scores%d", rows), "s, k *float32, ldk int, qt *float32, d, groups int, mx *float32, ahead int", "")
+	f := text(fmt.Sprintf("scores%d", rows), "s, k *float32, ldk int, run *uintptr, qt *float32, d, groups int, mx *float32", "")
 	p := f.params("s", "k", "ldk", "qt", "d", "groups", "mx")
 	s, k, ld, qt, d, groups, mx := p[0], p[1], p[2], p[3], p[4], p[5], p[6]
 	q, kp := f.gp(), make([]gp, rows)
@@ -80,29 +80,35 @@ func (f *function) outer(acc [][]vec, b []vec, lane func(i int) (vec, int)) {
 	}
 }
 
-// values writes the value tile: rows elements of the outputs of all lanes, groups times.
+// values writes the value tile: rows elements of the outputs of all lanes, groups times. The
+// values are those of n runs.
 func values(rows int) {
-	f := text(fmt.Sprintf("values%d", rows), "o, v *float32, ldv int, p *float32, keys, groups int, alpha *float32, ahead int", "")
-	args := f.params("o", "v", "ldv", "p", "keys", "groups", "alpha")
-	o, v, ld, p0, keys, groups, alpha := args[0], args[1], args[2], args[3], args[4], args[5], args[6]
-	vp, p := f.gp(), f.gp()
+	f := text(fmt.Sprintf("values%d", rows), "o *float32, runs *uintptr, n, ldv int, p *float32, first, groups int, alpha *float32", "")
+	args := f.params("o", "ldv", "first", "groups", "alpha")
+	o, ld, first, groups, alpha := args[0], args[1], args[2], args[3], args[4]
+	run, left, vp, ahead, n, p := f.gp(), f.gp(), f.gp(), f.gp(), f.gp(), f.gp()
 	acc, x, b := f.accumulators(rows, cols), f.vectors(2), [2][]vec{f.vectors(cols), f.vectors(cols)}
 	f.loop("group", groups, func() {
-		f.mov(v, vp)
-		f.mov(p0, p)
+		f.loadParam("p", p)
 		f.clear(acc)
-		f.byFour("key", keys, func(n int) {
-			for u := range n {
-				if rows == 4 {
-					f.ldStep(vp, ld, x[u%2])
-				} else {
-					f.ld(vp, 0, 1, x[u%2])
-					f.add(ld, vp)
+		f.loadParam("runs", run)
+		f.loadParam("n", left)
+		f.loop("run", left, func() {
+			f.nextRun(run, vp, ahead, n)
+			f.add(first, vp)
+			f.byFour("key", n, func(n int) {
+				for u := range n {
+					if rows == 4 {
+						f.ldStep(vp, ld, x[u%2])
+					} else {
+						f.ld(vp, 0, 1, x[u%2])
+						f.add(ld, vp)
+					}
+					f.ldRow(p, u*rowBytes, b[u%2])
+					f.outer(acc, b[u%2], func(i int) (vec, int) { return x[u%2], i })
 				}
-				f.ldRow(p, u*rowBytes, b[u%2])
-				f.outer(acc, b[u%2], func(i int) (vec, int) { return x[u%2], i })
-			}
-			f.addI(n*rowBytes, p)
+				f.addI(n*rowBytes, p)
+			})
 		})
 		a, old := b[0], b[1]
 		f.ldRow(alpha, 0, a)
@@ -114,7 +120,7 @@ func values(rows int) {
 			f.stRow(acc[i], o, i*rowBytes)
 		}
 		f.addI(rows*rowBytes, o)
-		f.addI(4*rows, v)
+		f.addI(4*rows, first)
 	})
 	f.ret()
 }
