@@ -79,9 +79,6 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 		if !tilesInPlace(&c.K, c.Pages) || !tilesInPlace(&c.V, c.Pages) {
 			full = max(12, lanes*3/4) // keys as lanes need no copies
 		}
-		if c.Dropout.P > 0 && x.RowOutputs() && (d.SeqQ < rows || c.Dropout.First[backend.Seq]%4 != 0) {
-			full = rows // dropTile would draw row by row, half a vector at a time
-		}
 		decode = decode && rows <= full
 	}
 	if decode {

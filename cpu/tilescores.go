@@ -279,7 +279,14 @@ func (a *attention) dropTile(b *workspace, p *taskRange, t *tile, lo, n int) {
 		x.Drop(b.s, n, &b.draw, first(backend.Dim, lo))
 		return
 	}
-	// Rows that do not begin at a multiple of 4 are processed one at a time.
+	if a.d.SeqQ == 1 {
+		for lane := 0; lane < t.n; lane += x.Lanes {
+			b.draw.Heads(x, first(backend.Batch, p.b), first(backend.Heads, t.h+lane), first(backend.Seq, 0))
+			x.DropHeads(b.s[lane:], n, &b.draw, first(backend.Dim, lo))
+		}
+		return
+	}
+	// Other rows that do not begin at a multiple of 4 are processed one at a time.
 	for lane := 0; lane < t.n; lane += x.Lanes {
 		for j := 0; j < n; j += x.Lanes {
 			x.Transpose(b.stage[j:], keyBlock, b.s[j*x.Width+lane:], x.Width, b.one)
@@ -287,7 +294,7 @@ func (a *attention) dropTile(b *workspace, p *taskRange, t *tile, lo, n int) {
 		a.rowsOf(t, lane, min(x.Lanes, t.n-lane), func(r, h, i, m int) {
 			for q := range m {
 				row := b.stage[(r+q)*keyBlock:]
-				a.dropRow(x, &b.draw, row[:roundUp(n, x.Lanes)], p.b, h, i+q, lo)
+				a.dropRow(x, &b.draw, row[:roundUp(n, 2*x.Lanes)], p.b, h, i+q, lo)
 			}
 		})
 		for j := 0; j < n; j += x.Lanes {

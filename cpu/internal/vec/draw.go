@@ -13,6 +13,7 @@ type Draw struct {
 	threshold   uint32
 	factor      float32
 	columns     int // keys in one iteration of the assembly
+	heads       int // that adjacent weights belong to
 }
 
 // drawWide holds vectors of 64 bit lanes, of which only the lower halves matter.
@@ -20,10 +21,12 @@ type drawWide struct {
 	rounds         [20][8]uint64 // two keys for each round
 	counters, keys [3][8]uint64  // first words, and second words less base
 	base, step     [8]uint64
-	head, batch    [8]uint64 // third and fourth words
+	heads          [3][8]uint64 // third words
+	batch          [8]uint64    // fourth words
 	threshold      [16]uint32
 	factor         [16]float32
 	multipliers    [2][8]uint64
+	fixed          [3][5][8]uint64 // written by the assembly
 }
 
 // Seed sets the generator's key, the smallest word that keeps a weight, and the factor
@@ -55,7 +58,6 @@ func repeat(to *[8]uint64, x uint32) {
 func (d *Draw) at(batch, head, row, column uint32) {
 	d.batch, d.head, d.row, d.column = batch, head, row, column
 	repeat(&d.wide.batch, batch)
-	repeat(&d.wide.head, head)
 	repeat(&d.wide.base, column)
 	repeat(&d.wide.step, uint32(d.columns))
 }
@@ -70,7 +72,9 @@ func (d *Draw) Tile(x *Kernels, batch, head, row uint32) {
 		groups++
 	}
 	d.columns = groups * n / each
+	d.heads = 1
 	for g := range groups {
+		repeat(&d.wide.heads[g], head)
 		for i := range n {
 			// Lane 2i is the i-th counter, lane 2i+1 the i-th of the second half.
 			at := g*n + i/2 + i%2*n/2
@@ -82,13 +86,20 @@ func (d *Draw) Tile(x *Kernels, batch, head, row uint32) {
 }
 
 // Row prepares d for DropRow.
-func (d *Draw) Row(x *Kernels, batch, head, row uint32) {
-	d.columns = x.Lanes
+func (d *Draw) Row(x *Kernels, batch, head, row uint32) { d.rows(x, batch, head, row, 1) }
+
+// Heads prepares d for DropHeads: lane 0 is head.
+func (d *Draw) Heads(x *Kernels, batch, head, row uint32) { d.rows(x, batch, head, row, x.Lanes) }
+
+// rows prepares d for weights of one row in each of some heads.
+func (d *Draw) rows(x *Kernels, batch, head, row uint32, heads int) {
+	d.heads, d.columns = heads, x.drawn()/heads
 	for g := range 2 {
 		repeat(&d.wide.counters[g], row/4)
-		for i := range x.Lanes / 2 {
-			// Of four adjacent keys two are in each group.
-			d.wide.keys[g][i] = uint64(i/2*4 + 2*g + i%2)
+		for i := range x.drawn() / 2 {
+			at := i/2*4 + 2*g + i%2 // of four adjacent weights two are in each group
+			d.wide.keys[g][i] = uint64(at / heads)
+			d.wide.heads[g][i] = uint64(head + uint32(at%heads))
 		}
 	}
 	d.at(batch, head, row, 0)
@@ -109,18 +120,34 @@ func (x *Kernels) Drop(p []float32, keys int, d *Draw, column uint32) {
 }
 
 // DropRow is Drop for one row, with keys as lanes; the length of p is a multiple of
-// Lanes.
+// Lanes, or with RowOutputs of twice as many.
 func (x *Kernels) DropRow(p []float32, d *Draw, column uint32) {
 	d.column = column
 	repeat(&d.wide.base, column)
-	x.dropRow(&p[0], len(p)/x.Lanes, &d.wide.rounds[0][0], int(d.row%4))
+	n := x.drawn()
+	_ = p[len(p)/n*n-1]
+	x.dropRow(&p[0], len(p)/n, 4*n, &d.wide.rounds[0][0], int(d.row%4))
 }
 
-// factorOf returns the factor of the weight that lies row rows and column columns after
-// the first.
-func (d *Draw) factorOf(row, column uint32) float32 {
+// DropHeads is Drop for a vector of a tile with one row of each head:
+//
+//	p [keys, Lanes], rows Width apart, and up to 1 more, which is overwritten
+func (x *Kernels) DropHeads(p []float32, keys int, d *Draw, column uint32) {
+	d.column = column
+	repeat(&d.wide.base, column)
+	times := (keys + d.columns - 1) / d.columns
+	_ = p[(times*d.columns-1)*x.Width+x.Lanes-1]
+	x.dropRow(&p[0], times, 4*d.columns*x.Width, &d.wide.rounds[0][0], int(d.row%4))
+}
+
+// drawn returns the number of weights that dropRow takes at once.
+func (x *Kernels) drawn() int { return max(x.Lanes, x.rowLanes) }
+
+// factorOf returns the factor of the weight of that head that lies row rows and column columns
+// after the first.
+func (d *Draw) factorOf(head, row, column uint32) float32 {
 	row += d.row
-	words := backend.Philox([4]uint32{row / 4, d.column + column, d.head, d.batch}, d.key)
+	words := backend.Philox([4]uint32{row / 4, d.column + column, d.head + head, d.batch}, d.key)
 	if words[row%4] < d.threshold {
 		return 0
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// TestDrop compares dropout of tiles and of rows with the contract's generator.
+// TestDrop compares dropout of tiles, of rows and of rows of many heads with the contract's generator.
 func TestDrop(t *testing.T) {
 	eachTier(t, func(t *testing.T, asm, twin *Kernels, _ *rand.Rand) {
 		for _, x := range []*Kernels{asm, twin} {
@@ -37,9 +37,25 @@ func TestDrop(t *testing.T) {
 							t.Fatalf("%s, P = %v: row %d of key %d is multiplied by %v, should be by %v", x.Tier, p, i%x.Width, i/x.Width, got, y)
 						}
 					}
+					for row := range 4 {
+						ones = filled((keys+1)*x.Width, 1)
+						d.Heads(x, first(backend.Batch)+2, first(backend.Heads)+5, first(backend.Seq)+uint32(row))
+						x.DropHeads(ones[x.Width-x.Lanes:], keys, &d, first(backend.Dim)+key0)
+						for i, got := range ones[:keys*x.Width] {
+							head, key, y := i%x.Width-x.Width+x.Lanes, i/x.Width, float32(1)
+							if head >= 0 && !want.Keeps(2, 5+head, row, key0+key) {
+								y = 0
+							} else if head >= 0 {
+								y = want.Factor()
+							}
+							if got != y {
+								t.Fatalf("%s, P = %v: row %d of key %d, head %d, is multiplied by %v, should be by %v", x.Tier, p, row, key, head, got, y)
+							}
+						}
+					}
 				}
 				for row := range 6 {
-					line := filled(5*x.Lanes, 1)
+					line := filled(6*x.Lanes, 1)
 					d.Row(x, first(backend.Batch)+2, first(backend.Heads)+5, first(backend.Seq)+uint32(row))
 					x.DropRow(line, &d, first(backend.Dim)+key0)
 					for j, got := range line {
@@ -70,6 +86,10 @@ func BenchmarkDrop(b *testing.B) {
 		if !x.KeyLanes {
 			d.Tile(x, 1, 2, 4)
 			each("tile", func() { x.Drop(s, 128, &d, 0) })
+			narrow := x.Narrow(1)
+			d.Heads(narrow, 1, 2, 4)
+			s = s[:128*narrow.Width]
+			each("heads", func() { narrow.DropHeads(s, 128, &d, 0) })
 		}
 		d.Row(x, 1, 2, 4)
 		each("row", func() { x.DropRow(s, &d, 0) })

@@ -264,15 +264,17 @@ func (t twin) drop(s *float32, times int, d *uint64) {
 	for r := range times * of.columns {
 		row := floats(s, 4*t.width, r, t.width)
 		for lane := range row {
-			row[lane] *= of.factorOf(uint32(lane), uint32(r))
+			row[lane] *= of.factorOf(0, uint32(lane), uint32(r))
 		}
 	}
 }
 
-func (t twin) dropRow(x *float32, vectors int, d *uint64, _ int) {
+func (t twin) dropRow(s *float32, vectors, step int, d *uint64, _ int) {
 	of := (*Draw)(unsafe.Pointer(d))
-	for j, row := 0, floats(x, 0, 0, vectors*t.lanes); j < len(row); j++ {
-		row[j] *= of.factorOf(0, uint32(j))
+	for n := range vectors {
+		for i, row := 0, floats(s, step, n, t.lanes); i < t.lanes; i++ {
+			row[i] *= of.factorOf(uint32(i%of.heads), 0, uint32(n*of.columns+i/of.heads))
+		}
 	}
 }
 

@@ -67,7 +67,8 @@ type Kernels struct {
 	join           func(x, b *float32, vectors int)
 	bound          func(x *float32, vectors int, limit float32)
 	hideRow        func(x *float32, mask *bool, vectors int)
-	dropRow        func(x *float32, vectors int, d *uint64, word int)
+	dropRow        func(s *float32, vectors, step int, d *uint64, word int)
+	rowLanes       int // the elements of a vector of dropRow, if more than Lanes
 	transpose      func(dst *float32, ldd int, src *float32, lds int, mul *float32)
 	loadF16        func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)
 	loadBF16       func(dst *float32, ldd int, src *uint16, lds, rows, vectors int)

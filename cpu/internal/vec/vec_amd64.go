@@ -95,7 +95,7 @@ func boundAVX512(x *float32, vectors int, limit float32)
 func hideRowAVX512(x *float32, mask *bool, vectors int)
 
 // dropRowAVX512 is Kernels.dropRow.
-func dropRowAVX512(x *float32, vectors int, d *uint64, word int)
+func dropRowAVX512(s *float32, vectors int, step int, d *uint64, word int)
 
 // loadF16AVX512 is Kernels.loadF16.
 func loadF16AVX512(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)
@@ -296,7 +296,7 @@ func boundAVX2(x *float32, vectors int, limit float32)
 func hideRowAVX2(x *float32, mask *bool, vectors int)
 
 // dropRowAVX2 is Kernels.dropRow.
-func dropRowAVX2(x *float32, vectors int, d *uint64, word int)
+func dropRowAVX2(s *float32, vectors int, step int, d *uint64, word int)
 
 // loadF16AVX2 is Kernels.loadF16.
 func loadF16AVX2(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)

@@ -95,7 +95,7 @@ func hideRowNEON(x *float32, mask *bool, vectors int)
 func dropNEON(s *float32, times int, d *uint64)
 
 // dropRowNEON is Kernels.dropRow.
-func dropRowNEON(x *float32, vectors int, d *uint64, word int)
+func dropRowNEON(s *float32, vectors int, step int, d *uint64, word int)
 
 // loadF16NEON is Kernels.loadF16.
 func loadF16NEON(dst *float32, ldd int, src *uint16, lds int, rows int, vectors int)

@@ -8,12 +8,12 @@ const (
 	drawKeys      = 23 * drawStride // [3]: second words less the base
 	drawBase      = 26 * drawStride // the base of second words
 	drawStep      = 27 * drawStride // increment of the base
-	drawHead      = 28 * drawStride // third words
-	drawBatch     = 29 * drawStride // fourth words
-	drawThreshold = 30 * drawStride
-	drawFactor    = 31 * drawStride
-	drawM0        = 32 * drawStride // the two multipliers
-	drawM1        = 33 * drawStride
+	drawHeads     = 28 * drawStride // [3]: third words
+	drawBatch     = 31 * drawStride // fourth words
+	drawThreshold = 32 * drawStride
+	drawFactor    = 33 * drawStride
+	drawM0        = 34 * drawStride // the two multipliers
+	drawM1        = 35 * drawStride
 )
 
 // draw holds what the turns of a loop over four counters share.
@@ -31,11 +31,11 @@ type draw struct {
 func (f *function) draw(p gp) *draw {
 	d := &draw{function: f, p: p, at: f.gp(), stride: f.gp()}
 	f.emit(integer, "MOVD $%d, %v", drawStride, d.stride)
-	d.first, d.second = d.packed(drawCounters), d.packed(drawKeys)
+	d.first, d.second, d.head = d.packed(drawCounters), d.packed(drawKeys), d.packed(drawHeads)
 	for _, x := range []struct {
 		v     *vec
 		field int
-	}{{&d.base, drawBase}, {&d.step, drawStep}, {&d.head, drawHead}, {&d.batch, drawBatch}, {&d.m0, drawM0}, {&d.m1, drawM1},
+	}{{&d.base, drawBase}, {&d.step, drawStep}, {&d.batch, drawBatch}, {&d.m0, drawM0}, {&d.m1, drawM1},
 		{&d.threshold, drawThreshold}, {&d.factor, drawFactor}} {
 		*x.v = f.vec()
 		f.emit(integer, "ADD $%d, %v, %v", x.field, p, d.at)
@@ -116,12 +116,12 @@ func drop() {
 	f.ret()
 }
 
-// dropRow applies dropout to one row: four counters, one for each element, have one word
-// each.
+// dropRow applies dropout to vectors, step bytes apart: four counters, one for each element,
+// have one word each.
 func dropRow() {
-	f := text("dropRow", "x *float32, vectors int, d *uint64, word int", "")
-	p := f.params("x", "vectors", "d", "word")
-	x, vectors, word, left := p[0], p[1], p[3], f.gp()
+	f := text("dropRow", "s *float32, vectors, step int, d *uint64, word int", "")
+	p := f.params("s", "vectors", "d", "word", "step")
+	x, vectors, word, step, left := p[0], p[1], p[3], p[4], f.gp()
 	d := f.draw(p[2])
 	f.loop("vector", vectors, func() {
 		w := d.philox()
@@ -136,7 +136,7 @@ func dropRow() {
 		}
 		f.label("chosen")
 		d.dropped(chosen, x, 0)
-		f.addI(bytes, x)
+		f.add(step, x)
 	})
 	f.ret()
 }
