@@ -37477,6 +37477,8 @@ dims:
 	LEAQ         64(R9), R12
 	IMUL3Q       $0x00000020, DX, R10
 	ADDQ         CX, R10
+	CMPQ         groups+48(FP), $0x01
+	CMOVQEQ      R9, R10
 	CMPQ         R11, $0x10
 	CMOVQLT      R10, R12
 	PREFETCHT0   (R12)
@@ -37801,6 +37803,7 @@ dims6_same0:
 	PREFETCHT0   (R12)
 	PREFETCHT0   (R12)(DX*1)
 	LEAQ         (R12)(DX*2), R12
+	ADDQ         2120(SP), R12
 	VMOVUPS      224(R8), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 88(BX), Z19

@@ -53,7 +53,7 @@ func (a *isa) scorePairs() {
 		VPERMPS(y.AsZ(), twice, x)
 		return x
 	}
-	nextPair := func(i int) {
+	nextPair := func(i int, at reg.GPVirtual) {
 		if i < pairs-1 {
 			LEAQ(Mem{Base: at, Index: ld, Scale: 2}, at)
 		}
@@ -80,22 +80,22 @@ func (a *isa) scorePairs() {
 		VUNPCKHPS(other, first, high)
 		VMOVUPS(low, Mem{Base: both, Disp: i * pairBytes})
 		VMOVUPS(high, Mem{Base: both, Disp: i*pairBytes + 64})
-		nextPair(i)
+		nextPair(i, at)
 	}
-	// The elements that come next, of these keys or the group after them, move from the
-	// second-level cache to the first: later they would wait behind lines from memory.
+	// The elements that come next, of these keys or the group after them in the run, move from
+	// the second-level cache to the first: later they would wait behind lines from memory.
 	next := GP64()
 	LEAQ(Mem{Base: from, Disp: 4 * pairDims}, next)
 	IMUL3Q(U32(rows), ld, at)
 	ADDQ(k, at)
+	CMPQ(groups, Imm(1))
+	CMOVQEQ(from, at)
 	CMPQ(n, Imm(pairDims))
 	CMOVQLT(at, next)
 	for c := range pairDims {
 		PREFETCHT0(Mem{Base: next})
 		PREFETCHT0(Mem{Base: next, Index: ld, Scale: 1})
-		if c < pairDims-1 {
-			LEAQ(Mem{Base: next, Index: ld, Scale: 2}, next)
-		}
+		nextPair(c, next)
 		x := query(c)
 		for i := range acc {
 			two := ZMM()
@@ -121,7 +121,7 @@ func (a *isa) scorePairs() {
 		VBROADCASTSS(Mem{Base: at}, two)
 		VBROADCASTSS(Mem{Base: at, Index: ld, Scale: 1}, second, two)
 		VFMADD231PS(two, x, acc[i])
-		nextPair(i)
+		nextPair(i, at)
 	}
 	ADDQ(Imm(4), from)
 	ADDQ(Imm(uint64(a.bytes())), q)
