@@ -1,0 +1,103 @@
+package vec
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/seed90331342/attn/cpu/internal/peak"
+)
+
+// BenchmarkLevels shows what binds the products of few query rows with float32 keys or values
+// of 128 elements: the rate at which a kernel reads them from the second-level cache, where
+// its arithmetic binds, from 32 MiB, which large last-level caches hold, and from 512 MiB. GB/s
+// is next to readGB/s, that of a loop that reads the same memory and computes nothing.
+// %ofBoth is the rate in percent of the smaller one of readGB/s and the kernel's rate from the
+// second-level cache: 100 if reads and arithmetic overlap completely. Medians of turns.
+//
+//	go test -run '^$' -bench Levels -benchtime 5x ./cpu/internal/vec
+func BenchmarkLevels(b *testing.B) {
+	const keys, d = 128, 128
+	memory := make([]float32, 512<<20/4)
+	for i := range memory {
+		memory[i] = 0.5
+	}
+	for _, x := range assembly {
+		kernels, run := []levelsKernel{}, make([]Run, 0, 1)
+		for _, heads := range []int{1, 4} {
+			q, s, o, alpha := filled(heads*d, 0.5), filled(heads*keys, 0.5), filled(heads*d, 0), filled(heads, 1)
+			kernels = append(kernels,
+				levelsKernel{fmt.Sprintf("dots%d", heads), func(k, next []float32) {
+					x.Dots(F32, s, keys, AppendRun(run, k, d, keys, d, next), d, q, d, heads, d)
+				}},
+				levelsKernel{fmt.Sprintf("mix%d", heads), func(v, next []float32) {
+					x.Mix(F32, o, d, AppendRun(run, v, d, keys, d, next), d, s, keys, alpha, heads, d)
+				}})
+		}
+		for _, rows := range []int{8, 16} {
+			y := x.Narrow(rows)
+			if y.Width != rows {
+				continue
+			}
+			q, s, o, m := filled(rows*d, 0.5), filled(rows*keys, 0.5), filled(rows*d, 0), filled(rows, 1)
+			kernels = append(kernels,
+				levelsKernel{fmt.Sprintf("scores%d", rows), func(k, next []float32) { y.Scores(s, AppendRun(run, k, d, keys, d, next), d, q, d, m) }},
+				levelsKernel{fmt.Sprintf("values%d", rows), func(v, next []float32) { y.Values(o, AppendRun(run, v, d, keys, d, next), d, s, d, m) }})
+		}
+		for _, k := range kernels {
+			b.Run(x.Tier+"/"+k.name, func(b *testing.B) { k.bench(b, x.Tier, memory, keys*d) })
+		}
+	}
+}
+
+// levelsKernel is a kernel on a block of rows. It prefetches the next one.
+type levelsKernel struct {
+	name string
+	do   func(rows, next []float32)
+}
+
+// bench measures k on blocks of memory.
+func (k levelsKernel) bench(b *testing.B, tier string, memory []float32, block int) {
+	levels := []struct {
+		name   string
+		floats int
+	}{{"L2", 512 << 10 / 4}, {"32MiB", 32 << 20 / 4}, {"512MiB", len(memory)}}
+	rates, reads := make([][]float64, len(levels)), make([][]float64, len(levels))
+	for range b.N {
+		for i, l := range levels {
+			from := memory[:l.floats]
+			bytes := unsafe.Slice((*byte)(unsafe.Pointer(&from[0])), 4*len(from))
+			read, err := peak.Bandwidth(b.Context(), tier, [][]byte{bytes}, 1)
+			if err != nil {
+				b.Fatal(err)
+			}
+			reads[i] = append(reads[i], read/1e9)
+			pass := func() {
+				for at := 0; at < len(from); at += block {
+					k.do(from[at:], from[(at+block)%len(from):])
+				}
+			}
+			pass()
+			n, start := 0, time.Now()
+			for ; time.Since(start) < 20*time.Millisecond; n++ {
+				pass()
+			}
+			rates[i] = append(rates[i], float64(n*len(bytes))/time.Since(start).Seconds()/1e9)
+		}
+	}
+	median := func(x []float64) float64 {
+		slices.Sort(x)
+		return x[len(x)/2]
+	}
+	own := median(rates[0])
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(own, "L2:GB/s")
+	for i, l := range levels[1:] {
+		rate, read := median(rates[i+1]), median(reads[i+1])
+		b.ReportMetric(rate, l.name+":GB/s")
+		b.ReportMetric(read, l.name+":readGB/s")
+		b.ReportMetric(100*rate/min(own, read), l.name+":%ofBoth")
+	}
+}
