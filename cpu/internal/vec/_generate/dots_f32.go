@@ -19,6 +19,74 @@ func (a *isa) dotsF32() {
 	qc := GP64()
 	lds3, ldq3 := tripled(lds), tripled(ldq)
 	ahead := continued(argument("run"))
+	// square returns the group's next square of keys, transposed.
+	square := func(label string) []reg.VecVirtual {
+		rows := a.vecs(a.lanes)
+		MOVQ(kp, row)
+		// Lines of the run's next group that are in the second-level cache move to the first
+		// one: later they would wait for buffers that lines from memory fill.
+		group := GP64()
+		XORQ(group, group)
+		CMPQ(groups, Imm(1))
+		JE(LabelRef(label + "_last"))
+		MOVQ(ldk, group)
+		SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), group)
+		Label(label + "_last")
+		for i := range rows {
+			VMOVUPS(Mem{Base: row}, rows[i])
+			PREFETCHT0(Mem{Base: row, Index: group, Scale: 1})
+			if i < len(rows)-1 {
+				ADDQ(ldk, row)
+			}
+		}
+		// As many lines as were read.
+		ahead.prefetch(label, a.lanes*a.bytes()/256)
+		return a.transposed(rows)
+	}
+	multiply := func(t, acc []reg.VecVirtual, queries ...reg.Register) {
+		for i := range t {
+			for r := range acc {
+				m := rowAt(queries[r/4], ldq, ldq3, r%4, 4*i)
+				if a.wide() {
+					VFMADD231PS_BCST(m, t[i], acc[r])
+					continue
+				}
+				x := a.vec()
+				VBROADCASTSS(m, x)
+				VFMADD231PS(x, t[i], acc[r])
+			}
+		}
+	}
+	nextGroup := func() {
+		ADDQ(U32(uint32(a.bytes())), s)
+		MOVQ(ldk, row)
+		SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), row)
+		ADDQ(row, k)
+	}
+	CMPQ(heads, Imm(4))
+	JNE(LabelRef("any"))
+	loop("fours", groups, 1, func() { // with the sums in registers
+		MOVQ(k, kp)
+		MOVQ(q, qp)
+		acc := a.vecs(4)
+		for r := range acc {
+			a.zero(acc[r])
+		}
+		MOVQ(chunks, h)
+		MOVQ(h, c)
+		loop("four", c, 1, func() {
+			multiply(square("four"), acc, qp)
+			ADDQ(U32(uint32(a.bytes())), kp)
+			ADDQ(U32(uint32(a.bytes())), qp)
+		})
+		MOVQ(s, sp)
+		for r := range acc {
+			VMOVUPS(acc[r], rowAt(sp, lds, lds3, r, 0))
+		}
+		nextGroup()
+	})
+	JMP(LabelRef("end"))
+	Label("any")
 	loop("group", groups, 1, func() {
 		MOVQ(k, kp)
 		MOVQ(q, qc)
@@ -34,27 +102,7 @@ func (a *isa) dotsF32() {
 		MOVQ(chunks, h)
 		MOVQ(h, c)
 		loop("chunk", c, 1, func() {
-			rows := a.vecs(a.lanes)
-			MOVQ(kp, row)
-			// Lines of the run's next group that are in the second-level cache move to the first
-			// one: later they would wait for buffers that lines from memory fill.
-			group := GP64()
-			XORQ(group, group)
-			CMPQ(groups, Imm(1))
-			JE(LabelRef("last"))
-			MOVQ(ldk, group)
-			SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), group)
-			Label("last")
-			for i := range rows {
-				VMOVUPS(Mem{Base: row}, rows[i])
-				PREFETCHT0(Mem{Base: row, Index: group, Scale: 1})
-				if i < len(rows)-1 {
-					ADDQ(ldk, row)
-				}
-			}
-			// As many lines as were read.
-			ahead.prefetch("chunk", a.lanes*a.bytes()/256)
-			t := a.transposed(rows)
+			t := square("chunk")
 			MOVQ(qc, qp)
 			MOVQ(s, sp)
 			// Several rows at a time give as many independent chains of FMAs.
@@ -66,23 +114,11 @@ func (a *isa) dotsF32() {
 					LEAQ(Mem{Base: qp, Index: ldq, Scale: 4}, q4)
 					sums, queries = append(sums, s4), append(queries, q4)
 				}
-				acc := make([]reg.VecVirtual, n)
+				acc := a.vecs(n)
 				for r := range acc {
-					acc[r] = a.vec()
 					VMOVUPS(rowAt(sums[r/4], lds, lds3, r%4, 0), acc[r])
 				}
-				for i := range t {
-					for r := range acc {
-						m := rowAt(queries[r/4], ldq, ldq3, r%4, 4*i)
-						if a.wide() {
-							VFMADD231PS_BCST(m, t[i], acc[r])
-							continue
-						}
-						x := a.vec()
-						VBROADCASTSS(m, x)
-						VFMADD231PS(x, t[i], acc[r])
-					}
-				}
+				multiply(t, acc, queries...)
 				for r := range acc {
 					VMOVUPS(acc[r], rowAt(sums[r/4], lds, lds3, r%4, 0))
 				}
@@ -114,12 +150,9 @@ func (a *isa) dotsF32() {
 			ADDQ(U32(uint32(a.bytes())), kp)
 			ADDQ(U32(uint32(a.bytes())), qc)
 		})
-		ADDQ(U32(uint32(a.bytes())), s)
-		p := GP64()
-		MOVQ(ldk, p)
-		SHLQ(Imm(uint64(bits.TrailingZeros(uint(a.lanes)))), p)
-		ADDQ(p, k)
+		nextGroup()
 	})
+	Label("end")
 	ahead.save()
 	end()
 }
