@@ -1,6 +1,7 @@
 // Tests of run.mjs without any peer: node --test. go test runs them if node is installed.
 
 import assert from "node:assert/strict";
+import { spawnSync } from "node:child_process";
 import test from "node:test";
 import { element, flops, operand, place, sampled, samples, visible } from "./inputs.mjs";
 import { gpuCases, gpuPeers, notMeasured } from "./gpu.mjs";
@@ -149,6 +150,15 @@ test("peers on a GPU", () => {
   assert.deepEqual(takers("f32"), ["attn", "PyTorch math", "PyTorch efficient"]);
   assert.deepEqual(takers("bf16"), list.map((p) => p.name));
   assert.equal(new Set(gpuCases.map((c) => c.name)).size, gpuCases.length);
+});
+
+test("usage", () => {
+  const run = (flag) => spawnSync(process.execPath, [new URL("run.mjs", import.meta.url).pathname, flag], { encoding: "utf8" });
+  const help = run("--help"), wrong = run("--onn");
+  assert.equal(help.status, 0);
+  assert.match(help.stdout, /^usage: .*--only REGEXP/);
+  assert.equal(wrong.status, 2);
+  assert.match(wrong.stderr, /^Unknown option '--onn'.*\nusage: /);
 });
 
 test("tables", () => {

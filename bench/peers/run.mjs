@@ -3,7 +3,7 @@
 // tables of README.md.
 //
 //	cd bench/peers && npm install
-//	node bench/peers/run.mjs [--on cpu,gpu] [--gpu gpu:1] [--threads 1,2] [--repetitions 7] [--only REGEXP] [--json FILE]
+//	node bench/peers/run.mjs [--help]
 
 import { execFileSync, spawnSync } from "node:child_process";
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -18,16 +18,33 @@ import { cases, measure, memoryTable, speedTable } from "./turns.mjs";
 
 const here = dirname(fileURLToPath(import.meta.url));
 
-const { values: flags } = parseArgs({
-  options: {
-    on: { type: "string", default: "cpu,gpu" },
-    gpu: { type: "string", default: "gpu" },
-    threads: { type: "string", default: "1,2" },
-    repetitions: { type: "string", default: "7" },
-    only: { type: "string", default: "" },
-    json: { type: "string" },
-  },
-});
+const usage =
+  "usage: node bench/peers/run.mjs [--on cpu,gpu] [--gpu gpu:1] [--threads 1,2] [--repetitions 7] [--only REGEXP] [--json FILE]";
+
+const flags = parse();
+
+// parse returns the command line's flags. It ends the process after --help and unknown flags.
+function parse() {
+  try {
+    const { values } = parseArgs({
+      options: {
+        on: { type: "string", default: "cpu,gpu" },
+        gpu: { type: "string", default: "gpu" },
+        threads: { type: "string", default: "1,2" },
+        repetitions: { type: "string", default: "7" },
+        only: { type: "string", default: "" },
+        json: { type: "string" },
+        help: { type: "boolean", default: false },
+      },
+    });
+    if (!values.help) return values;
+    console.log(usage);
+    process.exit(0);
+  } catch (err) {
+    console.error(`${err.message}\n${usage}`);
+    process.exit(2);
+  }
+}
 
 // Debian's package belongs to the interpreter of the system, which may not be the first in PATH.
 const python = ["python3", "/usr/bin/python3"].find((p) => spawnSync(p, ["-c", "import torch, numpy"]).status === 0);
