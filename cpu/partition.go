@@ -83,6 +83,11 @@ func newPartition(k *vec.Kernels, c *backend.Call, threads int) partition {
 	}
 	if decode {
 		x = k
+		few := k.Narrow(1)
+		padded := func(n int) bool { return roundUp(n, k.Lanes) > roundUp(n, few.Lanes) }
+		if rows <= few.Width && (d.SeqK <= few.Lanes || padded(d.Dim) || padded(d.ValueDim)) {
+			x = few // with vectors that fit
+		}
 	}
 	return cutTasks(x, decode, c, threads)
 }

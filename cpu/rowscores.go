@@ -189,11 +189,11 @@ func (sc *scoring) keeps(b, h, i, j int) bool {
 }
 
 // dropRow applies dropout to the weights s of row i, which belong to the keys from j
-// on. The length of s is a multiple of Lanes, and d is seeded.
+// on. s has room for a multiple of DropLanes, which it overwrites, and d is seeded.
 func (sc *scoring) dropRow(x *vec.Kernels, d *vec.Draw, s []float32, b, h, i, j int) {
 	first := &sc.problem.Dropout.First
 	d.Row(x, uint32(first[backend.Batch]+b), uint32(first[backend.Heads]+h), uint32(first[backend.Seq]+i))
-	x.DropRow(s, d, uint32(first[backend.Dim]+j))
+	x.DropRow(s[:roundUp(len(s), x.DropLanes())], d, uint32(first[backend.Dim]+j))
 }
 
 // seedDropout seeds d if the call has dropout.

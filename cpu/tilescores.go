@@ -294,7 +294,7 @@ func (a *attention) dropTile(b *workspace, p *taskRange, t *tile, lo, n int) {
 		a.rowsOf(t, lane, min(x.Lanes, t.n-lane), func(r, h, i, m int) {
 			for q := range m {
 				row := b.stage[(r+q)*keyBlock:]
-				a.dropRow(x, &b.draw, row[:roundUp(n, 2*x.Lanes)], p.b, h, i+q, lo)
+				a.dropRow(x, &b.draw, row[:n], p.b, h, i+q, lo)
 			}
 		})
 		for j := 0; j < n; j += x.Lanes {

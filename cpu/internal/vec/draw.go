@@ -93,10 +93,10 @@ func (d *Draw) Heads(x *Kernels, batch, head, row uint32) { d.rows(x, batch, hea
 
 // rows prepares d for weights of one row in each of some heads.
 func (d *Draw) rows(x *Kernels, batch, head, row uint32, heads int) {
-	d.heads, d.columns = heads, x.drawn()/heads
+	d.heads, d.columns = heads, x.DropLanes()/heads
 	for g := range 2 {
 		repeat(&d.wide.counters[g], row/4)
-		for i := range x.drawn() / 2 {
+		for i := range x.DropLanes() / 2 {
 			at := i/2*4 + 2*g + i%2 // of four adjacent weights two are in each group
 			d.wide.keys[g][i] = uint64(at / heads)
 			d.wide.heads[g][i] = uint64(head + uint32(at%heads))
@@ -120,11 +120,11 @@ func (x *Kernels) Drop(p []float32, keys int, d *Draw, column uint32) {
 }
 
 // DropRow is Drop for one row, with keys as lanes; the length of p is a multiple of
-// Lanes, or with RowOutputs of twice as many.
+// DropLanes.
 func (x *Kernels) DropRow(p []float32, d *Draw, column uint32) {
 	d.column = column
 	repeat(&d.wide.base, column)
-	n := x.drawn()
+	n := x.DropLanes()
 	_ = p[len(p)/n*n-1]
 	x.dropRow(&p[0], len(p)/n, 4*n, &d.wide.rounds[0][0], int(d.row%4))
 }
@@ -140,8 +140,8 @@ func (x *Kernels) DropHeads(p []float32, keys int, d *Draw, column uint32) {
 	x.dropRow(&p[0], times, 4*d.columns*x.Width, &d.wide.rounds[0][0], int(d.row%4))
 }
 
-// drawn returns the number of weights that dropRow takes at once.
-func (x *Kernels) drawn() int { return max(x.Lanes, x.rowLanes) }
+// DropLanes returns the number of weights that DropRow takes at once.
+func (x *Kernels) DropLanes() int { return max(x.Lanes, x.rowLanes) }
 
 // factorOf returns the factor of the weight of that head that lies row rows and column columns
 // after the first.

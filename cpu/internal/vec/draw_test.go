@@ -55,7 +55,7 @@ func TestDrop(t *testing.T) {
 					}
 				}
 				for row := range 6 {
-					line := filled(6*x.Lanes, 1)
+					line := filled(5*x.DropLanes(), 1)
 					d.Row(x, first(backend.Batch)+2, first(backend.Heads)+5, first(backend.Seq)+uint32(row))
 					x.DropRow(line, &d, first(backend.Dim)+key0)
 					for j, got := range line {

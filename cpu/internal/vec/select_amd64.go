@@ -32,7 +32,7 @@ var assembly = func() (list []*Kernels) {
 			hide: hideAVX512Half, drop: dropAVX512Half,
 		})
 		half.Tier, half.exp2, half.softcap = kernelsAVX512.Tier, exp2AVX512Half, softcapAVX512Half
-		half.dropRow, half.rowLanes = dropRowAVX512, kernelsAVX512.Lanes
+		half.rowWeights, half.dropRow, half.rowLanes = rowWeightsAVX512Half, dropRowAVX512, kernelsAVX512.Lanes
 		kernelsAVX512.narrow = []*Kernels{
 			half,
 			kernelsAVX512.narrowed(1, tileKernels{

@@ -640,6 +640,9 @@ func dropAVX512Half(s *float32, times int, d *uint64)
 // exp2AVX512Half is Kernels.exp2.
 func exp2AVX512Half(x *float32, vectors int, m float32)
 
+// rowWeightsAVX512Half is Kernels.rowWeights.
+func rowWeightsAVX512Half(s *float32, lds int, vectors int, rows int, m *float32, l *float32, alpha *float32)
+
 // softcapAVX512Half is Kernels.softcap.
 func softcapAVX512Half(x *float32, vectors int, c float32)
 

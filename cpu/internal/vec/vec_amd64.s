@@ -39740,6 +39740,128 @@ next:
 	VZEROUPPER
 	RET
 
+// func rowWeightsAVX512Half(s *float32, lds int, vectors int, rows int, m *float32, l *float32, alpha *float32)
+// Requires: AVX, AVX2, AVX512DQ, AVX512F, AVX512VL, FMA3, SSE
+TEXT ·rowWeightsAVX512Half(SB), NOSPLIT, $8-56
+	MOVQ    s+0(FP), AX
+	MOVQ    lds+8(FP), CX
+	MOVQ    rows+24(FP), DX
+	MOVQ    m+32(FP), BX
+	MOVQ    l+40(FP), SI
+	MOVQ    alpha+48(FP), DI
+	STMXCSR (SP)
+	MOVL    (SP), R8
+	ORL     $0x00008000, R8
+	MOVL    R8, 4(SP)
+	LDMXCSR 4(SP)
+	VMOVUPS constants<>+0(SB), Y0
+	VMOVUPS constants<>+64(SB), Y1
+	VMOVUPS constants<>+128(SB), Y2
+	VMOVUPS constants<>+192(SB), Y3
+	VMOVUPS constants<>+256(SB), Y4
+	VMOVUPS constants<>+320(SB), Y5
+	VMOVUPS constants<>+384(SB), Y6
+
+row:
+	VMOVUPS constants<>+1408(SB), Y7
+	VMOVUPS constants<>+1408(SB), Y8
+	VMOVUPS constants<>+1408(SB), Y9
+	VMOVUPS constants<>+1408(SB), Y10
+	MOVQ    AX, R8
+	MOVQ    vectors+16(FP), R9
+	SHRQ    $0x02, R9
+	JZ      max_rest
+
+max:
+	VMOVUPS (R8), Y11
+	VMAXPS  Y7, Y11, Y7
+	VMOVUPS 32(R8), Y11
+	VMAXPS  Y8, Y11, Y8
+	VMOVUPS 64(R8), Y11
+	VMAXPS  Y9, Y11, Y9
+	VMOVUPS 96(R8), Y11
+	VMAXPS  Y10, Y11, Y10
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000001, R9
+	JNZ     max
+
+max_rest:
+	MOVQ vectors+16(FP), R9
+	ANDQ $0x03, R9
+	JZ   max_done
+
+max_one:
+	VMOVUPS (R8), Y11
+	VMAXPS  Y7, Y11, Y7
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000001, R9
+	JNZ     max_one
+
+max_done:
+	VMAXPS       Y8, Y7, Y7
+	VMAXPS       Y10, Y9, Y9
+	VMAXPS       Y9, Y7, Y7
+	VEXTRACTF128 $0x01, Y7, X8
+	VMAXPS       X8, X7, X7
+	VPERMILPS    $0x4e, X7, X8
+	VMAXPS       X8, X7, X7
+	VPERMILPS    $0xb1, X7, X8
+	VMAXPS       X8, X7, X7
+	VMAXSS       (BX), X7, X7
+	VBROADCASTSS (BX), Y8
+	VMOVSS       X7, (BX)
+	VBROADCASTSS X7, Y7
+	VSUBPS       Y7, Y8, Y8
+	VREDUCEPS    $0x01, Y8, Y10
+	VMOVUPS      Y6, Y9
+	VFMADD213PS  Y5, Y10, Y9
+	VFMADD213PS  Y4, Y10, Y9
+	VFMADD213PS  Y3, Y10, Y9
+	VFMADD213PS  Y2, Y10, Y9
+	VFMADD213PS  Y1, Y10, Y9
+	VFMADD213PS  Y0, Y10, Y9
+	VSCALEFPS    Y8, Y9, Y9
+	VMOVSS       X9, (DI)
+	VXORPS       X8, X8, X8
+	MOVQ         AX, R8
+	MOVQ         vectors+16(FP), R9
+
+vector:
+	VMOVUPS      (R8), Y10
+	VSUBPS       Y7, Y10, Y10
+	VREDUCEPS    $0x01, Y10, Y12
+	VMOVUPS      Y6, Y11
+	VFMADD213PS  Y5, Y12, Y11
+	VFMADD213PS  Y4, Y12, Y11
+	VFMADD213PS  Y3, Y12, Y11
+	VFMADD213PS  Y2, Y12, Y11
+	VFMADD213PS  Y1, Y12, Y11
+	VFMADD213PS  Y0, Y12, Y11
+	VSCALEFPS    Y10, Y11, Y11
+	VMOVUPS      Y11, (R8)
+	VPERMILPS    $0xb1, Y11, Y10
+	VADDPS       Y11, Y10, Y10
+	VPERMILPS    $0x4e, Y10, Y11
+	VADDPS       Y11, Y10, Y10
+	VADDSS       X10, X8, X8
+	VEXTRACTF128 $0x01, Y10, X10
+	VADDSS       X10, X8, X8
+	ADDQ         $0x00000020, R8
+	SUBQ         $0x00000001, R9
+	JNZ          vector
+	VMULSS       (SI), X9, X9
+	VADDSS       X8, X9, X8
+	VMOVSS       X8, (SI)
+	ADDQ         CX, AX
+	ADDQ         $0x04, BX
+	ADDQ         $0x04, SI
+	ADDQ         $0x04, DI
+	SUBQ         $0x00000001, DX
+	JNZ          row
+	LDMXCSR      (SP)
+	VZEROUPPER
+	RET
+
 // func softcapAVX512Half(x *float32, vectors int, c float32)
 // Requires: AVX, AVX512DQ, AVX512F, AVX512VL, FMA3
 TEXT ·softcapAVX512Half(SB), NOSPLIT, $0-20

@@ -61,6 +61,7 @@ func main() {
 	half.scorePairs()
 	half.softmax()
 	half.exp2()
+	half.rowWeights()
 	half.softcap()
 	avx512.halfValues(half, 2)
 	Generate()
