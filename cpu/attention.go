@@ -252,6 +252,7 @@ func (a *attention) findVisible(p *taskRange, t *tile) {
 		t.every = t.every.clip(lo, hi)
 		t.keys = t.keys.union(t.spans[r])
 	}
+	a.findColumns(t)
 }
 
 // block takes all tiles over the key block from j0 on.

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -187,6 +188,35 @@ func testDecode(t *testing.T, tier string) {
 				t.Fatal(err)
 			}
 			sameBits(t, fmt.Sprintf("row %d, %s", i, how.say), got, slice(want, i, i+1))
+		}
+	}
+}
+
+// TestWindows shows that rows of a window, where parts of a tile leave out keys, have the bits
+// of each row alone.
+func TestWindows(t *testing.T) { eachTier(t, testWindows) }
+
+func testWindows(t *testing.T, tier string) {
+	const s, d = 300, 22
+	be, shape := open(t, Options{Tier: tier}), backend.Shape{1, 1, s, d}
+	q, k, v := random(t, 1, shape), random(t, 2, shape), random(t, 3, shape)
+	for _, visible := range []backend.Visibility{{Left: 70, Right: 9}, {Left: 10, Right: 2}, {Left: 150, Offset: -37}, {Left: backend.Unbounded, Right: 5, Offset: 31}, {Right: backend.Unbounded}} {
+		want := alloc(t, shape)
+		c := backend.Call{Q: q, K: k, V: v, O: want, Problem: backend.Problem{Scale: 1, Visible: visible}}
+		if err := be.Attention(t.Context(), &c); err != nil {
+			t.Fatal(err)
+		}
+		for i := range s {
+			row, errQ := q.Slice(backend.Seq, i, i+1)
+			wantRow, errO := want.Slice(backend.Seq, i, i+1)
+			if err := errors.Join(errQ, errO); err != nil {
+				t.Fatal(err)
+			}
+			c.Q, c.O, c.Visible.Offset = row, alloc(t, backend.Shape{1, 1, 1, d}), visible.Offset+i
+			if err := be.Attention(t.Context(), &c); err != nil {
+				t.Fatal(err)
+			}
+			sameBits(t, fmt.Sprintf("%+v, row %d", visible, i), c.O, wantRow)
 		}
 	}
 }

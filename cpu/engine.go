@@ -43,14 +43,16 @@ func (s span) clip(lo, hi int) span { return span{max(s.lo, lo), min(s.hi, hi)} 
 // head h on; rows of the next head follow those of a head.
 type tile struct {
 	progress
-	index   int // among all tiles of the call
-	h, i, n int
-	spans   []span    // the keys that each row sees
-	keys    span      // the keys that any row sees
-	every   span      // the keys that every row sees
-	here    span      // the keys of the current block that any row sees
-	mixed   bool      // the block mask hides some of here from some of the rows
-	q       []float32 // the query rows, times scale
+	index    int // among all tiles of the call
+	h, i, n  int
+	spans    []span           // the keys that each row sees
+	keys     span             // the keys that any row sees
+	every    span             // the keys that every row sees
+	here     span             // the keys of the current block that any row sees
+	mixed    bool             // the block mask hides some of here from some of the rows
+	columns  [maxColumns]span // on a diagonal, the keys that any row of each column sees
+	diagonal bool             // columns see fewer keys, and begin and end one after another
+	q        []float32        // the query rows, times scale
 }
 
 // workspace is the memory that the tiles of a task share.
@@ -71,6 +73,7 @@ type workspace struct {
 	draw            vec.Draw
 	ramp            ramp
 	runs            []vec.Run
+	steps           columnSteps
 }
 
 // maxLanes is the largest Width of any kernels.

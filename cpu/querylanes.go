@@ -9,6 +9,7 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 	b.before = t.cur.m
 	copy(b.mx, t.cur.m)
 	plain := a.cap == 0 && !a.masked && !a.added && !t.mixed
+	diagonal := len(pieces) == 1 && a.cutSteps(b, t, here)
 	for _, piece := range pieces {
 		// Where only edges hide keys, those that all rows see need no adjustment.
 		every := t.every.clip(piece.lo, piece.hi)
@@ -29,9 +30,13 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 			}
 			b.s = s[n*w:]
 			m := part.hi - part.lo
-			runs, ldk := a.keys(r, b, p, part.lo, m)
-			x.Scores(b.s, runs, ldk, t.q, a.d.Dim, b.mx)
 			edge := part.lo < t.every.lo || part.hi > t.every.hi
+			if diagonal && edge {
+				a.scoreColumns(b, p, t, r, part, here.lo)
+			} else {
+				runs, ldk := a.keys(r, b, p, part.lo, m)
+				x.Scores(b.s, runs, ldk, t.q, a.d.Dim, b.mx)
+			}
 			if edge || !plain {
 				a.adjust(b, p, t, part, edge)
 			}
@@ -63,14 +68,14 @@ func (a *attention) stepQueryLanes(b *workspace, p *taskRange, t *tile, r *keyRa
 		o := t.cur.o
 		copy(b.v, o)
 		runs, ldv, _ := a.values(r, b, p, pieces, false)
-		x.Values(o, runs, ldv, s, a.d.ValueDim, b.alpha)
+		a.addValues(b, o, runs, ldv, diagonal)
 		if !x.NonFinite(o, len(o), 1, len(o)) {
 			return
 		}
 		copy(o, b.v)
 	}
 	runs, ldv, replaced := a.values(r, b, p, pieces, clean)
-	x.Values(t.cur.o, runs, ldv, s, a.d.ValueDim, b.alpha)
+	a.addValues(b, t.cur.o, runs, ldv, diagonal)
 	if replaced {
 		eachPiece(func(piece span) { a.addVisibleNonFinite(p, t, piece, b.s) })
 	}

@@ -57,8 +57,14 @@ var assembly = func() (list []*Kernels) {
 var kernelsAVX512 = Kernels{
 	Tier: "avx512", Lanes: 16, Width: 64,
 	tileKernels: tileKernels{
-		tiles:   []registerTile{{4, scores4AVX512, values4AVX512}, {1, scores1AVX512, values1AVX512}},
-		weights: weightsAVX512, edge: edgeAVX512, columnMax: columnMaxAVX512, fold: foldAVX512,
+		tiles: []registerTile{{4, scores4AVX512, values4AVX512}, {1, scores1AVX512, values1AVX512}},
+		columns: [][]registerTile{
+			{{16, scores16AVX512Columns1, nil}, {4, scores4AVX512Columns1, nil}, {1, scores1AVX512Columns1, nil}},
+			{{8, scores8AVX512Columns2, nil}, {4, scores4AVX512Columns2, nil}, {1, scores1AVX512Columns2, nil}},
+			{{8, scores8AVX512Columns3, nil}, {4, scores4AVX512Columns3, nil}, {1, scores1AVX512Columns3, nil}},
+		},
+		valuesOfColumns: valuesOfColumnsAVX512,
+		weights:         weightsAVX512, edge: edgeAVX512, columnMax: columnMaxAVX512, fold: foldAVX512,
 		biasSquare: biasSquareAVX512, joinSquare: joinSquareAVX512, diagonal: diagonalAVX512, slopes: slopesAVX512,
 		hide: hideAVX512, drop: dropAVX512,
 	},

@@ -191,19 +191,27 @@ const budget = 1 << 15
 // The n keys are those of all runs, of any length. A NaN among the scores of a lane leaves mx
 // unspecified in that lane.
 func (x *Kernels) Scores(s []float32, runs []Run, ldk int, qt []float32, d int, mx []float32) {
-	w := x.Width
+	x.ScoresOf(0, x.Width/x.Lanes, s, runs, ldk, qt, d, mx)
+}
+
+// ScoresOf is Scores for columns [from, to) of the tile alone.
+func (x *Kernels) ScoresOf(from, to int, s []float32, runs []Run, ldk int, qt []float32, d int, mx []float32) {
+	w, lane, all := x.Width, from*x.Lanes, x.tiles
 	_, _ = qt[d*w-1], mx[w-1]
+	if to-from < w/x.Lanes {
+		all = x.columns[to-from-1]
+	}
 	for i := 0; i < len(runs); i++ {
 		first, n, r := &runs[i], runs[i].n, 0
-		if x.tiles[0].rows == 2*pairedRun && paired(runs[i:]) {
+		if all[0].rows == 2*pairedRun && paired(runs[i:]) {
 			n, i = 2*n, i+1
 		}
 		_ = s[n*w-1]
-		cut(x.tiles, n, func(t *registerTile, tiles int) {
-			most := max(1, budget/(t.rows*(w/x.Lanes)*d))
+		cut(all, n, func(t *registerTile, tiles int) {
+			most := max(1, budget/(t.rows*(to-from)*d))
 			for tiles > 0 {
 				some := min(most, tiles)
-				t.scores(&s[r*w], (*float32)(unsafe.Add(unsafe.Pointer(first.rows), 4*r*ldk)), 4*ldk, first.words(), &qt[0], d, some, &mx[0])
+				t.scores(&s[r*w+lane], (*float32)(unsafe.Add(unsafe.Pointer(first.rows), 4*r*ldk)), 4*ldk, first.words(), &qt[lane], d, some, &mx[lane])
 				r, tiles = r+some*t.rows, tiles-some
 			}
 		})

@@ -598,6 +598,36 @@ func dropAVX2x1(s *float32, times int, d *uint64)
 // foldAVX2x1 is Kernels.fold.
 func foldAVX2x1(o *float32, x *float32, rows int, a *float32, b *float32)
 
+// scores8AVX512Columns3 is Kernels.scores8.
+func scores8AVX512Columns3(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// scores4AVX512Columns3 is Kernels.scores4.
+func scores4AVX512Columns3(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// scores1AVX512Columns3 is Kernels.scores1.
+func scores1AVX512Columns3(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// scores8AVX512Columns2 is Kernels.scores8.
+func scores8AVX512Columns2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// scores4AVX512Columns2 is Kernels.scores4.
+func scores4AVX512Columns2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// scores1AVX512Columns2 is Kernels.scores1.
+func scores1AVX512Columns2(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// scores16AVX512Columns1 is Kernels.scores16.
+func scores16AVX512Columns1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// scores4AVX512Columns1 is Kernels.scores4.
+func scores4AVX512Columns1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// scores1AVX512Columns1 is Kernels.scores1.
+func scores1AVX512Columns1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
+
+// valuesOfColumnsAVX512 is Kernels.valuesOfColumns.
+func valuesOfColumnsAVX512(o *float32, run *uintptr, steps *int, ldv int, p *float32, first int, groups int, alpha *float32)
+
 // scores16AVX512Half is Kernels.scores16.
 func scores16AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 

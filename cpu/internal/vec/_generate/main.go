@@ -55,6 +55,12 @@ func main() {
 	for _, a := range narrow {
 		a.tile()
 	}
+	for _, a := range columns {
+		for _, rows := range a.rows {
+			a.scores(rows)
+		}
+	}
+	avx512.valuesOfColumns(4)
 	for _, rows := range half.rows {
 		half.scores(rows)
 	}

@@ -82,7 +82,7 @@ func (a *isa) scores(rows int) {
 	countByFour("dim", d, func(n int, left reg.GPVirtual) {
 		for u := range n {
 			for j := range b {
-				VMOVUPS(a.at(q, u*a.cols+j), b[j])
+				VMOVUPS(a.vector(q, u, j), b[j])
 			}
 			a.outer(acc, b, t, u, func(i int) Mem { return rowAt(kp[i/4], ld, ld3, i%4, 4*u) })
 		}
@@ -96,7 +96,7 @@ func (a *isa) scores(rows int) {
 	})
 	for i := range acc {
 		for j := range b {
-			VMOVUPS(acc[i][j], a.at(s, i*a.cols+j))
+			VMOVUPS(acc[i][j], a.vector(s, i, j))
 		}
 	}
 	for step := 1; step < rows; step *= 2 {
