@@ -35584,6 +35584,8 @@ dim:
 	VBROADCASTSS 12(R9)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y11
 	ADDQ         $0x00000080, SI
+	TESTQ        $0x00000003, R12
+	JZ           dim_later
 	MOVQ         run+24(FP), R13
 	PREFETCHT1   (R10)
 	MOVQ         32(R13), R14
@@ -35599,6 +35601,7 @@ dim:
 	MOVQ         56(R13), R11
 
 dim_same0:
+dim_later:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
 	ADDQ $0x10, R9
@@ -35821,6 +35824,8 @@ key:
 	VBROADCASTSS 44(SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y11
 	ADDQ         $0x00000080, DI
+	TESTQ        $0x00000003, R11
+	JZ           key_later
 	PREFETCHT1   (R9)
 	MOVQ         32(R8), R12
 	PREFETCHT1   (R9)(R12*1)
@@ -35835,6 +35840,7 @@ key:
 	MOVQ         56(R8), R10
 
 key_same0:
+key_later:
 	LEAQ (SI)(CX*4), SI
 	SUBQ $0x00000001, R11
 	JNZ  key

@@ -78,15 +78,19 @@ func (l *lookahead) save() {
 	MOVQ(l.left, Mem{Base: p, Disp: runLeft})
 }
 
-// keepUp prefetches, on average, at least as many lines as 4 elements of each of rows rows
-// fill. left is the counter of countByFour.
+// keepUp prefetches, on average, as many lines as 4 elements of each of rows rows fill, for 6
+// rows a third more. left is the counter of countByFour.
 func (l *lookahead) keepUp(label string, left reg.GPVirtual, rows int) {
 	if rows == 1 {
 		return
 	}
 	later := label + "_later"
-	if every := 16 / rows; every > 1 {
-		TESTQ(U32(uint32(every-1)), left)
+	switch {
+	case rows == 12:
+		TESTQ(U32(3), left)
+		JZ(LabelRef(later))
+	case rows < 12:
+		TESTQ(U32(uint32(16/rows-1)), left)
 		JNZ(LabelRef(later))
 	}
 	l.prefetch(label, 1)
