@@ -150,6 +150,7 @@ func (e *engine) appendRuns(b *workspace, v *view, p *taskRange, lo, n, end int)
 		from.add(m, size)
 		n -= m
 	}
+	vec.Chain(b.runs)
 }
 
 // pagedRow is a row of a page.

@@ -139,6 +139,8 @@ type Run struct {
 	apart [3]int // bytes from the first stream to each of the others
 	lines int    // of a row
 	jump  int    // bytes from the end of a row's lines to the next row
+	more  int    // bytes to the Run to prefetch after this one, or 0
+	at    int    // of the first Run of a chain, bytes to the one to prefetch
 }
 
 // AppendRun appends n rows of d elements, ld apart, the first at rows[0]. While the kernels
@@ -166,6 +168,16 @@ func AppendRun[T float32 | uint16 | byte](runs []Run, rows []T, ld, n, d int, ne
 
 // Spread sets the bytes from the first stream of rows to prefetch to each of the others.
 func (r *Run) Spread(second, third, fourth int) { r.apart = [3]int{second, third, fourth} }
+
+// Chain lets Values prefetch what follows runs of adjacent rows one run after another: for each
+// of them in turns there would be too many streams.
+func Chain(runs []Run) {
+	for i := range runs[:len(runs)-1] {
+		if r := &runs[i]; r.jump == 0 {
+			r.left, r.more = max(1, r.n/4*r.lines), int(unsafe.Sizeof(*r))
+		}
+	}
+}
 
 // words returns r as the assembly takes it.
 func (r *Run) words() *uintptr { return (*uintptr)(unsafe.Pointer(r)) }

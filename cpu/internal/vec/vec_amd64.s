@@ -858,6 +858,10 @@ TEXT ·values4AVX512(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
@@ -879,17 +883,15 @@ group:
 	VPXORD Z15, Z15, Z15
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -990,30 +992,38 @@ key:
 	VFMADD231PS  Z18, Z20, Z14
 	VFMADD231PS  Z19, Z20, Z15
 	ADDQ         $0x00000400, DI
-	TESTQ        $0x00000003, R11
+	TESTQ        $0x00000003, R12
 	JNZ          key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         40(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         48(R8), R12
-	PREFETCHT1   (R9)(R12*1)
+	MOVQ         32(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         40(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
 	JNZ          key_same0
-	ADDQ         64(R8), R9
-	MOVQ         56(R8), R10
+	CMPQ         72(R8), $0x00
+	JE           key_same0_row
+	ADDQ         72(R8), R8
+	MOVQ         8(R8), R9
+	MOVQ         24(R8), R10
+	JMP          key_same0
+
+key_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
 
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R12
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -1043,13 +1053,11 @@ key_one:
 	VFMADD231PS  Z19, Z20, Z15
 	ADDQ         $0x00000100, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -1093,6 +1101,11 @@ key_done:
 	ADDQ        $0x10, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -1211,6 +1224,10 @@ TEXT ·values1AVX512(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
@@ -1220,17 +1237,15 @@ group:
 	VPXORD Z3, Z3, Z3
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -1272,12 +1287,12 @@ key:
 	VFMADD231PS  Z7, Z8, Z3
 	ADDQ         $0x00000400, DI
 	LEAQ         (SI)(CX*4), SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -1292,13 +1307,11 @@ key_one:
 	VFMADD231PS  Z7, Z8, Z3
 	ADDQ         $0x00000100, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -1318,6 +1331,11 @@ key_done:
 	ADDQ        $0x04, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -6310,7 +6328,7 @@ key:
 	JNE              keys
 	MOVQ             R11, 8(R10)
 	MOVQ             R12, 24(R10)
-	ADDQ             $0x00000048, R10
+	ADDQ             $0x00000058, R10
 	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -6442,7 +6460,7 @@ key:
 	JNE              keys
 	MOVQ             R11, 8(R10)
 	MOVQ             R12, 24(R10)
-	ADDQ             $0x00000048, R10
+	ADDQ             $0x00000058, R10
 	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -6571,7 +6589,7 @@ keys_same0:
 	JNE          keys
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
-	ADDQ         $0x00000048, R8
+	ADDQ         $0x00000058, R8
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -6689,7 +6707,7 @@ key:
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
-	ADDQ         $0x00000048, R9
+	ADDQ         $0x00000058, R9
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -6793,7 +6811,7 @@ keys_same1:
 	JNE          keys
 	MOVQ         DI, 8(SI)
 	MOVQ         R8, 24(SI)
-	ADDQ         $0x00000048, SI
+	ADDQ         $0x00000058, SI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -6877,7 +6895,7 @@ keys_same0:
 	JNE          keys
 	MOVQ         DI, 8(SI)
 	MOVQ         R8, 24(SI)
-	ADDQ         $0x00000048, SI
+	ADDQ         $0x00000058, SI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -6955,7 +6973,7 @@ key:
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
-	ADDQ         $0x00000048, DI
+	ADDQ         $0x00000058, DI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -6983,7 +7001,7 @@ TEXT ·dotsF16AVX512(SB), NOSPLIT, $40-80
 	SHLQ $0x04, SI
 	CMPQ SI, 16(DX)
 	JLE  one_run
-	ADDQ $0x00000048, DX
+	ADDQ $0x00000058, DX
 	MOVQ (DX), BX
 	SUBQ k+16(FP), BX
 	MOVQ AX, SI
@@ -8579,7 +8597,7 @@ key:
 	JNE              keys
 	MOVQ             R11, 8(R10)
 	MOVQ             R12, 24(R10)
-	ADDQ             $0x00000048, R10
+	ADDQ             $0x00000058, R10
 	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -8711,7 +8729,7 @@ key:
 	JNE              keys
 	MOVQ             R11, 8(R10)
 	MOVQ             R12, 24(R10)
-	ADDQ             $0x00000048, R10
+	ADDQ             $0x00000058, R10
 	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -8848,7 +8866,7 @@ key:
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
-	ADDQ         $0x00000048, R9
+	ADDQ         $0x00000058, R9
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -8966,7 +8984,7 @@ key:
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
-	ADDQ         $0x00000048, R9
+	ADDQ         $0x00000058, R9
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -9064,7 +9082,7 @@ keys_same0:
 	JNE          keys
 	MOVQ         DI, 8(SI)
 	MOVQ         R8, 24(SI)
-	ADDQ         $0x00000048, SI
+	ADDQ         $0x00000058, SI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -9160,7 +9178,7 @@ key:
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
-	ADDQ         $0x00000048, DI
+	ADDQ         $0x00000058, DI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -9239,7 +9257,7 @@ key:
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
-	ADDQ         $0x00000048, DI
+	ADDQ         $0x00000058, DI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -9267,7 +9285,7 @@ TEXT ·dotsBF16AVX512(SB), NOSPLIT, $40-80
 	SHLQ $0x04, SI
 	CMPQ SI, 16(DX)
 	JLE  one_run
-	ADDQ $0x00000048, DX
+	ADDQ $0x00000058, DX
 	MOVQ (DX), BX
 	SUBQ k+16(FP), BX
 	MOVQ AX, SI
@@ -10675,7 +10693,7 @@ key:
 	JNE              keys
 	MOVQ             R11, 8(R10)
 	MOVQ             R12, 24(R10)
-	ADDQ             $0x00000048, R10
+	ADDQ             $0x00000058, R10
 	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -10808,7 +10826,7 @@ key:
 	JNE              keys
 	MOVQ             R11, 8(R10)
 	MOVQ             R12, 24(R10)
-	ADDQ             $0x00000048, R10
+	ADDQ             $0x00000058, R10
 	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -10949,7 +10967,7 @@ key:
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
-	ADDQ         $0x00000048, R9
+	ADDQ         $0x00000058, R9
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -11068,7 +11086,7 @@ key:
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
-	ADDQ         $0x00000048, R9
+	ADDQ         $0x00000058, R9
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -11174,7 +11192,7 @@ keys_same0:
 	JNE          keys
 	MOVQ         DI, 8(SI)
 	MOVQ         R8, 24(SI)
-	ADDQ         $0x00000048, SI
+	ADDQ         $0x00000058, SI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -11274,7 +11292,7 @@ key:
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
-	ADDQ         $0x00000048, DI
+	ADDQ         $0x00000058, DI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -11354,7 +11372,7 @@ key:
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
-	ADDQ         $0x00000048, DI
+	ADDQ         $0x00000058, DI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -11386,7 +11404,7 @@ TEXT ·dotsQ8AVX512(SB), NOSPLIT, $168-80
 	SHLQ    $0x04, SI
 	CMPQ    SI, 16(DX)
 	JLE     one_run
-	ADDQ    $0x00000048, DX
+	ADDQ    $0x00000058, DX
 	MOVQ    (DX), BX
 	SUBQ    k+16(FP), BX
 	MOVQ    AX, SI
@@ -15677,7 +15695,7 @@ key:
 	JNE              keys
 	MOVQ             R12, 8(R11)
 	MOVQ             R13, 24(R11)
-	ADDQ             $0x00000048, R11
+	ADDQ             $0x00000058, R11
 	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -15826,7 +15844,7 @@ key:
 	JNE              keys
 	MOVQ             R12, 8(R11)
 	MOVQ             R13, 24(R11)
-	ADDQ             $0x00000048, R11
+	ADDQ             $0x00000058, R11
 	SUBQ             $0x00000001, 8(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
@@ -15986,7 +16004,7 @@ key:
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
-	ADDQ         $0x00000048, R10
+	ADDQ         $0x00000058, R10
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -16121,7 +16139,7 @@ key:
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
-	ADDQ         $0x00000048, R10
+	ADDQ         $0x00000058, R10
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -16258,7 +16276,7 @@ key:
 	JNE          keys
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
-	ADDQ         $0x00000048, R8
+	ADDQ         $0x00000058, R8
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -16377,7 +16395,7 @@ key:
 	JNE          keys
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
-	ADDQ         $0x00000048, R8
+	ADDQ         $0x00000058, R8
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -16473,7 +16491,7 @@ key:
 	JNE          keys
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
-	ADDQ         $0x00000048, R8
+	ADDQ         $0x00000058, R8
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -16695,6 +16713,10 @@ TEXT ·values4AVX2(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
@@ -16712,17 +16734,15 @@ group:
 	VXORPS Y11, Y11, Y11
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -16803,30 +16823,38 @@ key:
 	VFMADD231PS  Y13, Y15, Y10
 	VFMADD231PS  Y14, Y15, Y11
 	ADDQ         $0x00000180, DI
-	TESTQ        $0x00000003, R11
+	TESTQ        $0x00000003, R12
 	JNZ          key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         40(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         48(R8), R12
-	PREFETCHT1   (R9)(R12*1)
+	MOVQ         32(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         40(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
 	JNZ          key_same0
-	ADDQ         64(R8), R9
-	MOVQ         56(R8), R10
+	CMPQ         72(R8), $0x00
+	JE           key_same0_row
+	ADDQ         72(R8), R8
+	MOVQ         8(R8), R9
+	MOVQ         24(R8), R10
+	JMP          key_same0
+
+key_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
 
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R12
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -16851,13 +16879,11 @@ key_one:
 	VFMADD231PS  Y14, Y15, Y11
 	ADDQ         $0x00000060, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -16892,6 +16918,11 @@ key_done:
 	ADDQ        $0x10, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -16996,6 +17027,10 @@ TEXT ·values1AVX2(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
@@ -17004,17 +17039,15 @@ group:
 	VXORPS Y2, Y2, Y2
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -17048,12 +17081,12 @@ key:
 	VFMADD231PS  Y5, Y6, Y2
 	ADDQ         $0x00000180, DI
 	LEAQ         (SI)(CX*4), SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -17066,13 +17099,11 @@ key_one:
 	VFMADD231PS  Y5, Y6, Y2
 	ADDQ         $0x00000060, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -17089,6 +17120,11 @@ key_done:
 	ADDQ        $0x04, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -21284,7 +21320,7 @@ key:
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
-	ADDQ         $0x00000048, R10
+	ADDQ         $0x00000058, R10
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -21408,7 +21444,7 @@ key:
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
-	ADDQ         $0x00000048, R10
+	ADDQ         $0x00000058, R10
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -21528,7 +21564,7 @@ key:
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
-	ADDQ         $0x00000048, R9
+	ADDQ         $0x00000058, R9
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -21630,7 +21666,7 @@ key:
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
-	ADDQ         $0x00000048, R9
+	ADDQ         $0x00000058, R9
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -21720,7 +21756,7 @@ keys_same0:
 	JNE          keys
 	MOVQ         DI, 8(SI)
 	MOVQ         R8, 24(SI)
-	ADDQ         $0x00000048, SI
+	ADDQ         $0x00000058, SI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -21812,7 +21848,7 @@ key:
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
-	ADDQ         $0x00000048, DI
+	ADDQ         $0x00000058, DI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -21890,7 +21926,7 @@ key:
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
-	ADDQ         $0x00000048, DI
+	ADDQ         $0x00000058, DI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -21918,7 +21954,7 @@ TEXT ·dotsF16AVX2(SB), NOSPLIT, $40-80
 	SHLQ $0x03, SI
 	CMPQ SI, 16(DX)
 	JLE  one_run
-	ADDQ $0x00000048, DX
+	ADDQ $0x00000058, DX
 	MOVQ (DX), BX
 	SUBQ k+16(FP), BX
 	MOVQ AX, SI
@@ -23211,7 +23247,7 @@ key:
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
-	ADDQ         $0x00000048, R10
+	ADDQ         $0x00000058, R10
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -23335,7 +23371,7 @@ key:
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
-	ADDQ         $0x00000048, R10
+	ADDQ         $0x00000058, R10
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -23455,7 +23491,7 @@ key:
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
-	ADDQ         $0x00000048, R9
+	ADDQ         $0x00000058, R9
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -23557,7 +23593,7 @@ key:
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
-	ADDQ         $0x00000048, R9
+	ADDQ         $0x00000058, R9
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -23652,7 +23688,7 @@ key:
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
-	ADDQ         $0x00000048, DI
+	ADDQ         $0x00000058, DI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -23740,7 +23776,7 @@ key:
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
-	ADDQ         $0x00000048, DI
+	ADDQ         $0x00000058, DI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -23819,7 +23855,7 @@ key:
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
-	ADDQ         $0x00000048, DI
+	ADDQ         $0x00000058, DI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -23847,7 +23883,7 @@ TEXT ·dotsBF16AVX2(SB), NOSPLIT, $40-80
 	SHLQ $0x03, SI
 	CMPQ SI, 16(DX)
 	JLE  one_run
-	ADDQ $0x00000048, DX
+	ADDQ $0x00000058, DX
 	MOVQ (DX), BX
 	SUBQ k+16(FP), BX
 	MOVQ AX, SI
@@ -24981,7 +25017,7 @@ key:
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
-	ADDQ         $0x00000048, R10
+	ADDQ         $0x00000058, R10
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -25106,7 +25142,7 @@ key:
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
-	ADDQ         $0x00000048, R10
+	ADDQ         $0x00000058, R10
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -25228,7 +25264,7 @@ key:
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
-	ADDQ         $0x00000048, R9
+	ADDQ         $0x00000058, R9
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -25331,7 +25367,7 @@ key:
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
-	ADDQ         $0x00000048, R9
+	ADDQ         $0x00000058, R9
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -25430,7 +25466,7 @@ key:
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
-	ADDQ         $0x00000048, DI
+	ADDQ         $0x00000058, DI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -25522,7 +25558,7 @@ key:
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
-	ADDQ         $0x00000048, DI
+	ADDQ         $0x00000058, DI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -25602,7 +25638,7 @@ key:
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
-	ADDQ         $0x00000048, DI
+	ADDQ         $0x00000058, DI
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -25630,7 +25666,7 @@ TEXT ·dotsQ8AVX2(SB), NOSPLIT, $168-80
 	SHLQ $0x03, SI
 	CMPQ SI, 16(DX)
 	JLE  one_run
-	ADDQ $0x00000048, DX
+	ADDQ $0x00000058, DX
 	MOVQ (DX), BX
 	SUBQ k+16(FP), BX
 	MOVQ AX, SI
@@ -27878,7 +27914,7 @@ key:
 	JNE          keys
 	MOVQ         R12, 8(R11)
 	MOVQ         R13, 24(R11)
-	ADDQ         $0x00000048, R11
+	ADDQ         $0x00000058, R11
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -28020,7 +28056,7 @@ key:
 	JNE          keys
 	MOVQ         R12, 8(R11)
 	MOVQ         R13, 24(R11)
-	ADDQ         $0x00000048, R11
+	ADDQ         $0x00000058, R11
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -28161,7 +28197,7 @@ key:
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
-	ADDQ         $0x00000048, R10
+	ADDQ         $0x00000058, R10
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -28281,7 +28317,7 @@ key:
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
-	ADDQ         $0x00000048, R10
+	ADDQ         $0x00000058, R10
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
@@ -28403,7 +28439,7 @@ key:
 	JNE          keys
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
-	ADDQ         $0x00000048, R8
+	ADDQ         $0x00000058, R8
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -28518,7 +28554,7 @@ key:
 	JNE          keys
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
-	ADDQ         $0x00000048, R8
+	ADDQ         $0x00000058, R8
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -28615,7 +28651,7 @@ key:
 	JNE          keys
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
-	ADDQ         $0x00000048, R8
+	ADDQ         $0x00000058, R8
 	SUBQ         $0x00000001, 8(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
@@ -28887,6 +28923,10 @@ TEXT ·values8AVX512x2(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
@@ -28908,17 +28948,15 @@ group:
 	VPXORD Z15, Z15, Z15
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -29027,30 +29065,38 @@ key:
 	VFMADD231PS  Z16, Z18, Z14
 	VFMADD231PS  Z17, Z18, Z15
 	ADDQ         $0x00000200, DI
-	TESTQ        $0x00000001, R11
+	TESTQ        $0x00000001, R12
 	JNZ          key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         40(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         48(R8), R12
-	PREFETCHT1   (R9)(R12*1)
+	MOVQ         32(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         40(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
 	JNZ          key_same0
-	ADDQ         64(R8), R9
-	MOVQ         56(R8), R10
+	CMPQ         72(R8), $0x00
+	JE           key_same0_row
+	ADDQ         72(R8), R8
+	MOVQ         8(R8), R9
+	MOVQ         24(R8), R10
+	JMP          key_same0
+
+key_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
 
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R12
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -29082,13 +29128,11 @@ key_one:
 	VFMADD231PS  Z17, Z18, Z15
 	ADDQ         $0x00000080, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -29130,6 +29174,11 @@ key_done:
 	ADDQ        $0x20, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -29301,6 +29350,10 @@ TEXT ·values4AVX512x2(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
@@ -29314,17 +29367,15 @@ group:
 	VPXORD Z7, Z7, Z7
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -29385,30 +29436,38 @@ key:
 	VFMADD231PS  Z8, Z10, Z6
 	VFMADD231PS  Z9, Z10, Z7
 	ADDQ         $0x00000200, DI
-	TESTQ        $0x00000003, R11
+	TESTQ        $0x00000003, R12
 	JNZ          key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         40(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         48(R8), R12
-	PREFETCHT1   (R9)(R12*1)
+	MOVQ         32(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         40(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
 	JNZ          key_same0
-	ADDQ         64(R8), R9
-	MOVQ         56(R8), R10
+	CMPQ         72(R8), $0x00
+	JE           key_same0_row
+	ADDQ         72(R8), R8
+	MOVQ         8(R8), R9
+	MOVQ         24(R8), R10
+	JMP          key_same0
+
+key_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
 
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R12
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -29428,13 +29487,11 @@ key_one:
 	VFMADD231PS  Z9, Z10, Z7
 	ADDQ         $0x00000080, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -29460,6 +29517,11 @@ key_done:
 	ADDQ        $0x10, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -29550,6 +29612,10 @@ TEXT ·values1AVX512x2(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
@@ -29557,17 +29623,15 @@ group:
 	VPXORD Z1, Z1, Z1
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -29593,12 +29657,12 @@ key:
 	VFMADD231PS  Z3, Z4, Z1
 	ADDQ         $0x00000200, DI
 	LEAQ         (SI)(CX*4), SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -29609,13 +29673,11 @@ key_one:
 	VFMADD231PS  Z3, Z4, Z1
 	ADDQ         $0x00000080, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -29629,6 +29691,11 @@ key_done:
 	ADDQ        $0x04, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -31421,6 +31488,10 @@ TEXT ·values16AVX512x1(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
@@ -31442,17 +31513,15 @@ group:
 	VPXORD Z15, Z15, Z15
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -31526,26 +31595,34 @@ key:
 	VFMADD231PS.BCST 60(SI)(BX*1), Z16, Z15
 	ADDQ             $0x00000100, DI
 	PREFETCHT1       (R9)
-	MOVQ             32(R8), R12
-	PREFETCHT1       (R9)(R12*1)
-	MOVQ             40(R8), R12
-	PREFETCHT1       (R9)(R12*1)
-	MOVQ             48(R8), R12
-	PREFETCHT1       (R9)(R12*1)
+	MOVQ             32(R8), R13
+	PREFETCHT1       (R9)(R13*1)
+	MOVQ             40(R8), R13
+	PREFETCHT1       (R9)(R13*1)
+	MOVQ             48(R8), R13
+	PREFETCHT1       (R9)(R13*1)
 	ADDQ             $0x40, R9
 	DECQ             R10
 	JNZ              key_same0
-	ADDQ             64(R8), R9
-	MOVQ             56(R8), R10
+	CMPQ             72(R8), $0x00
+	JE               key_same0_row
+	ADDQ             72(R8), R8
+	MOVQ             8(R8), R9
+	MOVQ             24(R8), R10
+	JMP              key_same0
+
+key_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
 
 key_same0:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R12
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -31568,13 +31645,11 @@ key_one:
 	VFMADD231PS.BCST 60(SI), Z16, Z15
 	ADDQ             $0x00000040, DI
 	ADDQ             CX, SI
-	SUBQ             $0x00000001, R11
+	SUBQ             $0x00000001, R12
 	JNZ              key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -31615,6 +31690,11 @@ key_done:
 	ADDQ        $0x40, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -31728,6 +31808,10 @@ TEXT ·values4AVX512x1(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
@@ -31737,17 +31821,15 @@ group:
 	VPXORD Z3, Z3, Z3
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -31772,30 +31854,38 @@ key:
 	VFMADD231PS.BCST 8(SI)(BX*1), Z4, Z2
 	VFMADD231PS.BCST 12(SI)(BX*1), Z4, Z3
 	ADDQ             $0x00000100, DI
-	TESTQ            $0x00000003, R11
+	TESTQ            $0x00000003, R12
 	JNZ              key_later
 	PREFETCHT1       (R9)
-	MOVQ             32(R8), R12
-	PREFETCHT1       (R9)(R12*1)
-	MOVQ             40(R8), R12
-	PREFETCHT1       (R9)(R12*1)
-	MOVQ             48(R8), R12
-	PREFETCHT1       (R9)(R12*1)
+	MOVQ             32(R8), R13
+	PREFETCHT1       (R9)(R13*1)
+	MOVQ             40(R8), R13
+	PREFETCHT1       (R9)(R13*1)
+	MOVQ             48(R8), R13
+	PREFETCHT1       (R9)(R13*1)
 	ADDQ             $0x40, R9
 	DECQ             R10
 	JNZ              key_same0
-	ADDQ             64(R8), R9
-	MOVQ             56(R8), R10
+	CMPQ             72(R8), $0x00
+	JE               key_same0_row
+	ADDQ             72(R8), R8
+	MOVQ             8(R8), R9
+	MOVQ             24(R8), R10
+	JMP              key_same0
+
+key_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
 
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R12
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -31806,13 +31896,11 @@ key_one:
 	VFMADD231PS.BCST 12(SI), Z4, Z3
 	ADDQ             $0x00000040, DI
 	ADDQ             CX, SI
-	SUBQ             $0x00000001, R11
+	SUBQ             $0x00000001, R12
 	JNZ              key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -31829,6 +31917,11 @@ key_done:
 	ADDQ        $0x10, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -31900,23 +31993,25 @@ TEXT ·values1AVX512x1(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
 	VPXORD Z0, Z0, Z0
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -31930,12 +32025,12 @@ key:
 	VFMADD231PS.BCST (SI)(BX*1), Z1, Z0
 	ADDQ             $0x00000100, DI
 	LEAQ             (SI)(CX*4), SI
-	SUBQ             $0x00000001, R11
+	SUBQ             $0x00000001, R12
 	JNZ              key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -31943,13 +32038,11 @@ key_one:
 	VFMADD231PS.BCST (SI), Z1, Z0
 	ADDQ             $0x00000040, DI
 	ADDQ             CX, SI
-	SUBQ             $0x00000001, R11
+	SUBQ             $0x00000001, R12
 	JNZ              key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -31960,6 +32053,11 @@ key_done:
 	ADDQ        $0x04, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -33609,6 +33707,10 @@ TEXT ·values6AVX2x2(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
@@ -33626,17 +33728,15 @@ group:
 	VXORPS Y11, Y11, Y11
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -33721,30 +33821,38 @@ key:
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
 	ADDQ         $0x00000100, DI
-	TESTQ        $0x00000001, R11
+	TESTQ        $0x00000001, R12
 	JNZ          key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         40(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         48(R8), R12
-	PREFETCHT1   (R9)(R12*1)
+	MOVQ         32(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         40(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
 	JNZ          key_same0
-	ADDQ         64(R8), R9
-	MOVQ         56(R8), R10
+	CMPQ         72(R8), $0x00
+	JE           key_same0_row
+	ADDQ         72(R8), R8
+	MOVQ         8(R8), R9
+	MOVQ         24(R8), R10
+	JMP          key_same0
+
+key_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
 
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R12
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -33770,13 +33878,11 @@ key_one:
 	VFMADD231PS  Y13, Y14, Y11
 	ADDQ         $0x00000040, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -33810,6 +33916,11 @@ key_done:
 	ADDQ        $0x18, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -33981,6 +34092,10 @@ TEXT ·values4AVX2x2(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
@@ -33994,17 +34109,15 @@ group:
 	VXORPS Y7, Y7, Y7
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -34065,30 +34178,38 @@ key:
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
 	ADDQ         $0x00000100, DI
-	TESTQ        $0x00000003, R11
+	TESTQ        $0x00000003, R12
 	JNZ          key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         40(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         48(R8), R12
-	PREFETCHT1   (R9)(R12*1)
+	MOVQ         32(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         40(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
 	JNZ          key_same0
-	ADDQ         64(R8), R9
-	MOVQ         56(R8), R10
+	CMPQ         72(R8), $0x00
+	JE           key_same0_row
+	ADDQ         72(R8), R8
+	MOVQ         8(R8), R9
+	MOVQ         24(R8), R10
+	JMP          key_same0
+
+key_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
 
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R12
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -34108,13 +34229,11 @@ key_one:
 	VFMADD231PS  Y9, Y10, Y7
 	ADDQ         $0x00000040, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -34140,6 +34259,11 @@ key_done:
 	ADDQ        $0x10, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -34230,6 +34354,10 @@ TEXT ·values1AVX2x2(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
@@ -34237,17 +34365,15 @@ group:
 	VXORPS Y1, Y1, Y1
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -34273,12 +34399,12 @@ key:
 	VFMADD231PS  Y3, Y4, Y1
 	ADDQ         $0x00000100, DI
 	LEAQ         (SI)(CX*4), SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -34289,13 +34415,11 @@ key_one:
 	VFMADD231PS  Y3, Y4, Y1
 	ADDQ         $0x00000040, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -34309,6 +34433,11 @@ key_done:
 	ADDQ        $0x04, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -35692,6 +35821,10 @@ TEXT ·values12AVX2x1(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
@@ -35709,17 +35842,15 @@ group:
 	VXORPS Y11, Y11, Y11
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -35824,30 +35955,38 @@ key:
 	VBROADCASTSS 44(SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y11
 	ADDQ         $0x00000080, DI
-	TESTQ        $0x00000003, R11
+	TESTQ        $0x00000003, R12
 	JZ           key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         40(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         48(R8), R12
-	PREFETCHT1   (R9)(R12*1)
+	MOVQ         32(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         40(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
 	JNZ          key_same0
-	ADDQ         64(R8), R9
-	MOVQ         56(R8), R10
+	CMPQ         72(R8), $0x00
+	JE           key_same0_row
+	ADDQ         72(R8), R8
+	MOVQ         8(R8), R9
+	MOVQ         24(R8), R10
+	JMP          key_same0
+
+key_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
 
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R12
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -35878,13 +36017,11 @@ key_one:
 	VFMADD231PS  Y12, Y13, Y11
 	ADDQ         $0x00000020, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -35917,6 +36054,11 @@ key_done:
 	ADDQ        $0x30, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -36106,6 +36248,10 @@ TEXT ·values8AVX2x1(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
@@ -36119,17 +36265,15 @@ group:
 	VXORPS Y7, Y7, Y7
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -36202,30 +36346,38 @@ key:
 	VBROADCASTSS 28(SI)(BX*1), Y9
 	VFMADD231PS  Y8, Y9, Y7
 	ADDQ         $0x00000080, DI
-	TESTQ        $0x00000001, R11
+	TESTQ        $0x00000001, R12
 	JNZ          key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         40(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         48(R8), R12
-	PREFETCHT1   (R9)(R12*1)
+	MOVQ         32(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         40(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
 	JNZ          key_same0
-	ADDQ         64(R8), R9
-	MOVQ         56(R8), R10
+	CMPQ         72(R8), $0x00
+	JE           key_same0_row
+	ADDQ         72(R8), R8
+	MOVQ         8(R8), R9
+	MOVQ         24(R8), R10
+	JMP          key_same0
+
+key_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
 
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R12
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -36248,13 +36400,11 @@ key_one:
 	VFMADD231PS  Y8, Y9, Y7
 	ADDQ         $0x00000020, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -36279,6 +36429,11 @@ key_done:
 	ADDQ        $0x20, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -36355,23 +36510,25 @@ TEXT ·values1AVX2x1(SB), NOSPLIT, $16-64
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+8(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 group:
 	MOVQ   p+32(FP), DI
 	VXORPS Y0, Y0, Y0
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R8
+	MOVQ   runs+8(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -36389,12 +36546,12 @@ key:
 	VFMADD231PS  Y1, Y2, Y0
 	ADDQ         $0x00000080, DI
 	LEAQ         (SI)(CX*4), SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -36403,13 +36560,11 @@ key_one:
 	VFMADD231PS  Y1, Y2, Y0
 	ADDQ         $0x00000020, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key_one
 
 key_done:
-	MOVQ        R9, 8(R8)
-	MOVQ        R10, 24(R8)
-	ADDQ        $0x00000048, R8
+	ADDQ        $0x00000058, R11
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -36420,6 +36575,11 @@ key_done:
 	ADDQ        $0x04, first+40(FP)
 	DECQ        DX
 	JNZ         group
+	MOVQ        R9, 8(R8)
+	MOVQ        R10, 24(R8)
+	MOVQ        runs+8(FP), AX
+	SUBQ        AX, R8
+	MOVQ        R8, 80(AX)
 	VZEROUPPER
 	RET
 
@@ -40146,7 +40306,7 @@ TEXT ·scores32AVX512Half(SB), $2128-64
 	SHLQ $0x05, R8
 	CMPQ R8, 16(SI)
 	JLE  one_run
-	ADDQ $0x00000048, SI
+	ADDQ $0x00000058, SI
 	MOVQ (SI), DI
 	SUBQ k+8(FP), DI
 	MOVQ DX, R8
@@ -42295,6 +42455,10 @@ TEXT ·halfValuesAVX512(SB), NOSPLIT, $16-72
 	MOVQ ldv+32(FP), CX
 	MOVQ d+56(FP), DX
 	LEAQ (CX)(CX*2), BX
+	MOVQ runs+16(FP), R8
+	ADDQ 80(R8), R8
+	MOVQ 8(R8), R9
+	MOVQ 24(R8), R10
 
 strip:
 	MOVQ  $-1, SI
@@ -42326,17 +42490,15 @@ whole:
 	VPXORD Z18, Z18, Z18
 	MOVQ   n+24(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+16(FP), R8
+	MOVQ   runs+16(FP), R11
 
 run:
-	MOVQ (R8), SI
-	MOVQ 16(R8), R9
-	MOVQ R9, 8(SP)
+	MOVQ (R11), SI
+	MOVQ 16(R11), R12
+	MOVQ R12, 8(SP)
 	ADDQ first+48(FP), SI
-	MOVQ 8(R8), R9
-	MOVQ 24(R8), R10
-	MOVQ 8(SP), R11
-	SHRQ $0x02, R11
+	MOVQ 8(SP), R12
+	SHRQ $0x02, R12
 	JZ   key_rest
 
 key:
@@ -42446,40 +42608,56 @@ key:
 	VFMADD231PS  Z1, Z2, Z18
 	ADDQ         $0x00000080, DI
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         40(R8), R12
-	PREFETCHT1   (R9)(R12*1)
-	MOVQ         48(R8), R12
-	PREFETCHT1   (R9)(R12*1)
+	MOVQ         32(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         40(R8), R13
+	PREFETCHT1   (R9)(R13*1)
+	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
 	JNZ          key_same0
-	ADDQ         64(R8), R9
-	MOVQ         56(R8), R10
+	CMPQ         72(R8), $0x00
+	JE           key_same0_row
+	ADDQ         72(R8), R8
+	MOVQ         8(R8), R9
+	MOVQ         24(R8), R10
+	JMP          key_same0
+
+key_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
 
 key_same0:
 	PREFETCHT1 (R9)
-	MOVQ       32(R8), R12
-	PREFETCHT1 (R9)(R12*1)
-	MOVQ       40(R8), R12
-	PREFETCHT1 (R9)(R12*1)
-	MOVQ       48(R8), R12
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       32(R8), R13
+	PREFETCHT1 (R9)(R13*1)
+	MOVQ       40(R8), R13
+	PREFETCHT1 (R9)(R13*1)
+	MOVQ       48(R8), R13
+	PREFETCHT1 (R9)(R13*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        key_same1
-	ADDQ       64(R8), R9
-	MOVQ       56(R8), R10
+	CMPQ       72(R8), $0x00
+	JE         key_same1_row
+	ADDQ       72(R8), R8
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	JMP        key_same1
+
+key_same1_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
 
 key_same1:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R12
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R11
-	ANDQ $0x03, R11
+	MOVQ 8(SP), R12
+	ANDQ $0x03, R12
 	JZ   key_done
 
 key_one:
@@ -42511,13 +42689,11 @@ key_one:
 	VFMADD231PS  Z1, Z2, Z18
 	ADDQ         $0x00000020, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R12
 	JNZ          key_one
 
 key_done:
-	MOVQ         R9, 8(R8)
-	MOVQ         R10, 24(R8)
-	ADDQ         $0x00000048, R8
+	ADDQ         $0x00000058, R11
 	SUBQ         $0x00000001, (SP)
 	JNZ          run
 	MOVQ         AX, SI
@@ -42590,5 +42766,10 @@ key_done:
 	ADDQ         $0x00000080, first+48(FP)
 	SUBQ         $0x00000020, DX
 	JG           strip
+	MOVQ         R9, 8(R8)
+	MOVQ         R10, 24(R8)
+	MOVQ         runs+16(FP), AX
+	SUBQ         AX, R8
+	MOVQ         R8, 80(AX)
 	VZEROUPPER
 	RET

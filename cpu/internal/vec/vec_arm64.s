@@ -318,7 +318,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R2, R7, R7
 	LSR $2, R9, R11
 	CBZ R11, key_rest
@@ -573,7 +573,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R2, R7, R7
 	LSR $2, R9, R11
 	CBZ R11, key_rest
@@ -3727,7 +3727,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -3957,7 +3957,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -4143,7 +4143,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -4350,7 +4350,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -4473,7 +4473,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -4621,7 +4621,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -4723,7 +4723,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -5408,7 +5408,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -5653,7 +5653,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -5844,7 +5844,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -6081,7 +6081,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -6209,7 +6209,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -6412,7 +6412,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -6544,7 +6544,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -7234,7 +7234,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -7479,7 +7479,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -7670,7 +7670,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -7907,7 +7907,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -8035,7 +8035,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -8238,7 +8238,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -8370,7 +8370,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -9260,7 +9260,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -9545,7 +9545,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R20
@@ -9761,7 +9761,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -10068,7 +10068,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R15
@@ -10221,7 +10221,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -10554,7 +10554,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12
@@ -10756,7 +10756,7 @@ run:
 	MOVD 0(R5), R7
 	MOVD 8(R5), R8
 	MOVD 16(R5), R9
-	ADD $72, R5, R5
+	ADD $88, R5, R5
 	ADD R3, R7, R7
 	ADD R3, R8, R8
 	LSR $2, R9, R12

@@ -80,7 +80,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 			MOVQ(off, back)
 			NEGQ(back)
 		}
-		eachRun(vp, off, func(rest Mem, ahead *lookahead) {
+		eachRun(vp, off, nil, func(rest Mem, ahead *lookahead) {
 			if e.lead > 0 { // the rows are longer than their elements
 				ahead.prefetch("run", 1)
 			}

@@ -20,6 +20,8 @@ const (
 	_
 	runLines // of a row
 	runJump  // bytes from the end of a row's lines to the next row
+	runMore  // bytes to the Run to prefetch after this one, if it is part of a chain
+	runAt    // of the first Run of a chain, bytes to the one to prefetch
 	runSize
 )
 
@@ -29,12 +31,13 @@ const (
 type lookahead struct {
 	run        Op // its address, in a register or in memory
 	next, left reg.GPVirtual
+	chained    bool // it goes on with the Run that follows: run is a register
 }
 
 // continued returns a lookahead that starts where the last kernel stopped with the Run whose
 // address run holds.
 func continued(run Op) *lookahead {
-	l := &lookahead{run, GP64(), GP64()}
+	l := &lookahead{run, GP64(), GP64(), false}
 	p := l.base()
 	MOVQ(Mem{Base: p, Disp: runNext}, l.next)
 	MOVQ(Mem{Base: p, Disp: runLeft}, l.left)
@@ -65,6 +68,15 @@ func (l *lookahead) prefetch(label string, n int) {
 		ADDQ(Imm(64), l.next)
 		DECQ(l.left)
 		JNZ(LabelRef(same))
+		if l.chained {
+			CMPQ(Mem{Base: run, Disp: runMore}, Imm(0))
+			JE(LabelRef(same + "_row"))
+			ADDQ(Mem{Base: run, Disp: runMore}, run)
+			MOVQ(Mem{Base: run, Disp: runNext}, l.next)
+			MOVQ(Mem{Base: run, Disp: runLeft}, l.left)
+			JMP(LabelRef(same))
+			Label(same + "_row")
+		}
 		ADDQ(Mem{Base: run, Disp: runJump}, l.next)
 		MOVQ(Mem{Base: run, Disp: runLines}, l.left)
 		Label(same)
@@ -97,9 +109,29 @@ func (l *lookahead) keepUp(label string, left reg.GPVirtual, rows int) {
 	Label(later)
 }
 
+// chainOfRuns returns a lookahead that goes from run to run, and starts where the last kernel
+// stopped with the function's runs.
+func chainOfRuns() *lookahead {
+	run := GP64()
+	MOVQ(argument("runs"), run)
+	ADDQ(Mem{Base: run, Disp: runAt}, run)
+	l := continued(run)
+	l.chained = true
+	return l
+}
+
+// saveChain is save for a chain.
+func (l *lookahead) saveChain() {
+	l.save()
+	first, run := GP64(), l.base()
+	MOVQ(argument("runs"), first)
+	SUBQ(first, run)
+	MOVQ(run, Mem{Base: first, Disp: runAt})
+}
+
 // eachRun runs body for each of the function's n runs: with the first row in rows, first bytes
-// further, with the run's length, and with its lookahead.
-func eachRun(rows reg.GPVirtual, first Op, body func(length Mem, ahead *lookahead)) {
+// further, with the run's length, and with its lookahead, or else that of all runs.
+func eachRun(rows reg.GPVirtual, first Op, all *lookahead, body func(length Mem, ahead *lookahead)) {
 	run, left, length, n := GP64(), AllocLocal(8), AllocLocal(8), GP64()
 	MOVQ(argument("n"), n)
 	MOVQ(n, left)
@@ -110,9 +142,13 @@ func eachRun(rows reg.GPVirtual, first Op, body func(length Mem, ahead *lookahea
 		MOVQ(Mem{Base: run, Disp: runLen}, n)
 		MOVQ(n, length)
 		ADDQ(first, rows)
-		ahead := continued(run)
-		body(length, ahead)
-		ahead.save()
+		if all != nil {
+			body(length, all)
+		} else {
+			ahead := continued(run)
+			body(length, ahead)
+			ahead.save()
+		}
 		ADDQ(U32(runSize), run)
 	})
 }

@@ -131,7 +131,7 @@ func (a *isa) values(rows int) {
 		fmt.Sprintf("is Kernels.values%d.", rows))
 	o, ld, groups, first := param("o"), param("ldv"), param("groups"), argument("first")
 	ld3 := tripled(ld)
-	vp, p := GP64(), GP64()
+	vp, p, ahead := GP64(), GP64(), chainOfRuns()
 	acc, b, t := a.accumulators(rows), a.vecs(a.cols), a.vecs(a.temps)
 	Label("group")
 	MOVQ(argument("p"), p)
@@ -140,7 +140,7 @@ func (a *isa) values(rows int) {
 			a.zero(acc[i][j])
 		}
 	}
-	eachRun(vp, first, func(keys Mem, ahead *lookahead) {
+	eachRun(vp, first, ahead, func(keys Mem, ahead *lookahead) {
 		countByFour("key", keys, func(n int, left reg.GPVirtual) {
 			for u := range n {
 				for j := range b {
@@ -171,6 +171,7 @@ func (a *isa) values(rows int) {
 	ADDQ(Imm(uint64(4*rows)), first)
 	DECQ(groups)
 	JNZ(LabelRef("group"))
+	ahead.saveChain()
 	end()
 }
 
@@ -180,7 +181,7 @@ func (a *isa) halfValues(b *isa, vectors int) {
 	a.text("halfValues", "o *float32, ldo int, runs *uintptr, n, ldv int, p *float32, first, d int, alpha *float32", "is Kernels.halfValues.")
 	o, ld, left, first := param("o"), param("ldv"), param("d"), argument("first")
 	ld3 := tripled(ld)
-	vp, p := GP64(), GP64()
+	vp, p, ahead := GP64(), GP64(), chainOfRuns()
 	acc, x, w, k := make([][]reg.VecVirtual, b.lanes), a.vecs(vectors), a.vecs(3), make([]reg.OpmaskVirtual, vectors)
 	for r := range acc {
 		acc[r] = a.vecs(vectors)
@@ -203,7 +204,7 @@ func (a *isa) halfValues(b *isa, vectors int) {
 			a.zero(acc[r][j])
 		}
 	}
-	eachRun(vp, first, func(keys Mem, ahead *lookahead) {
+	eachRun(vp, first, ahead, func(keys Mem, ahead *lookahead) {
 		byFour("key", keys, func(n int) {
 			for u := range n {
 				for j := range x {
@@ -242,6 +243,7 @@ func (a *isa) halfValues(b *isa, vectors int) {
 	ADDQ(U32(uint32(vectors*a.bytes())), first)
 	SUBQ(U32(uint32(vectors*a.lanes)), left)
 	JG(LabelRef("strip"))
+	ahead.saveChain()
 	end()
 }
 

@@ -124,12 +124,12 @@ func (f *function) skip(label string, condition func(label string), body func())
 	f.lines = append(f.lines, skipped+label+":")
 }
 
-// nextRun loads what the kernels read of the Run at run, and advances run by its nine words.
+// nextRun loads what the kernels read of the Run at run, and advances run by its eleven words.
 func (f *function) nextRun(run, rows, next, n gp) {
 	for i, to := range []gp{rows, next, n} {
 		f.emit(load, "MOVD %d(%v), %v", 8*i, run, to)
 	}
-	f.addI(72, run)
+	f.addI(88, run)
 }
 
 // mix writes the value product of heads rows with elements as lanes: strips of
