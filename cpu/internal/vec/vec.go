@@ -31,7 +31,6 @@
 package vec
 
 import (
-	"math"
 	"slices"
 	"unsafe"
 )
@@ -127,68 +126,6 @@ const q8Lead = 4
 
 // size returns the size of an element in bytes.
 func (e Element) size() int { return [...]int{4, 2, 2, 1}[e] }
-
-// Run is rows of keys or of values at a constant distance in memory, and rows to prefetch,
-// as four streams, each a quarter of the rows. The assembly depends on the layout of its
-// fields. It advances next and left.
-type Run struct {
-	rows  *byte
-	next  uintptr // of the first stream, the line to prefetch next
-	n     int
-	left  int    // lines of the stream's row from next on
-	apart [3]int // bytes from the first stream to each of the others
-	lines int    // of a row
-	jump  int    // bytes from the end of a row's lines to the next row
-	more  int    // bytes to the Run to prefetch after this one, or 0
-	at    int    // of the first Run of a chain, bytes to the one to prefetch
-}
-
-// AppendRun appends n rows of d elements, ld apart, the first at rows[0]. While the kernels
-// read them, they prefetch as many rows from next on.
-func AppendRun[T float32 | uint16 | byte](runs []Run, rows []T, ld, n, d int, next []T) []Run {
-	size := int(unsafe.Sizeof(rows[0]))
-	if size == 1 {
-		d += q8Lead
-	}
-	_ = rows[(n-1)*ld+d-1]
-	quarter := n / 4 * ld * size
-	runs = append(runs, Run{})
-	r := &runs[len(runs)-1] // to copy a Run that was just written takes long
-	r.rows, r.next, r.n = (*byte)(unsafe.Pointer(&rows[0])), uintptr(unsafe.Pointer(unsafe.SliceData(next))), n
-	r.lines = (d*size + 63) / 64
-	r.left, r.jump = r.lines, ld*size-64*r.lines
-	if r.next != uintptr(unsafe.Pointer(r.rows)) { // else one stream stays in the first-level cache
-		r.Spread(quarter, 2*quarter, 3*quarter)
-	}
-	if r.jump <= 0 {
-		r.left = math.MaxInt // there are no gaps to leave out
-	}
-	return runs
-}
-
-// Spread sets the bytes from the first stream of rows to prefetch to each of the others.
-func (r *Run) Spread(second, third, fourth int) { r.apart = [3]int{second, third, fourth} }
-
-// Chain lets Values prefetch what follows runs of adjacent rows one run after another: for each
-// of them in turns there would be too many streams.
-func Chain(runs []Run) {
-	for i := range runs[:len(runs)-1] {
-		if r := &runs[i]; r.jump == 0 {
-			r.left, r.more = max(1, r.n/4*r.lines), int(unsafe.Sizeof(*r))
-		}
-	}
-}
-
-// words returns r as the assembly takes it.
-func (r *Run) words() *uintptr { return (*uintptr)(unsafe.Pointer(r)) }
-
-// rowsOf returns the number of rows of all runs.
-func rowsOf(runs []Run) (n int) {
-	for i := range runs {
-		n += runs[i].n
-	}
-	return n
-}
 
 // budget is the most multiply-adds of whole vectors in one call of assembly: 11
 // microseconds at one a cycle and 3 GHz.
