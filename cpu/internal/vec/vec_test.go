@@ -84,55 +84,6 @@ func within(t *testing.T, what string, got, want []float32, limit int64) {
 	}
 }
 
-func TestScoresAndValues(t *testing.T) {
-	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
-		w := x.Width
-		for _, d := range []int{1, 2, 3, 4, 5, 7, 8, 15, 17, 64, 130} {
-			for _, n := range []int{1, 2, 3, 4, 6, 9, 16, 31, 112, 128} {
-				ld := d + n%3
-				k, qt := random(rng, n*ld), random(rng, d*w)
-				runs := inRuns(rng, 1, n, k, ld, n, d)
-				switch {
-				case n == 128:
-					runs = AppendRun(nil, k, ld, n, d, k)
-				case n%pairedRun == 0:
-					runs = inRuns(rng, pairedRun, pairedRun, k, ld, n, d)
-				}
-				mx := random(rng, w)
-				s, s2, mx2 := filled(n*w, 9), filled(n*w, 9), clone(mx)
-				x.Scores(s, runs, ld, qt, d, mx)
-				twin.Scores(s2, runs, ld, qt, d, mx2)
-				what := fmt.Sprintf("%d keys of %d in %d runs", n, d, len(runs))
-				within(t, "scores, "+what, s, s2, 0)
-				within(t, "maximum, "+what, mx, mx2, 0)
-
-				o, alpha := random(rng, d*w), random(rng, w)
-				o2 := clone(o)
-				valuesByLane(x, o, runs, ld, s, d, alpha)
-				twin.Values(o2, runs, ld, s, d, alpha)
-				within(t, "values, "+what, o, o2, 0)
-			}
-		}
-	})
-}
-
-// valuesByLane is Values for outputs [d, Width] whatever the layout of x.
-func valuesByLane(x *Kernels, o []float32, runs []Run, ldv int, p []float32, d int, alpha []float32) {
-	if !x.RowOutputs() {
-		x.Values(o, runs, ldv, p, d, alpha)
-		return
-	}
-	ld := (d + x.Lanes - 1) / x.Lanes * x.Lanes
-	rows := make([]float32, x.Width*ld)
-	for i := range d * x.Width {
-		rows[i%x.Width*ld+i/x.Width] = o[i]
-	}
-	x.Values(rows, runs, ldv, p, d, alpha)
-	for i := range d * x.Width {
-		o[i] = rows[i%x.Width*ld+i/x.Width]
-	}
-}
-
 // TestExp2 shows that powers are within 2 ulp, and which are exact.
 func TestExp2(t *testing.T) {
 	kernels := append([]*Kernels{newTwin(4, 8)}, Tiers()...)
