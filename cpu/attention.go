@@ -244,15 +244,24 @@ func (a *attention) tilesTask(ctx context.Context, w *scratch, n int) error {
 
 // findVisible sets the keys that the rows of t see.
 func (a *attention) findVisible(p *taskRange, t *tile) {
+	visible := &a.problem.Visible
+	alike := visible.Left == backend.Unbounded && visible.Right == backend.Unbounded
 	t.keys, t.every = span{a.d.SeqK, 0}, span{0, a.d.SeqK}
 	for r := range t.n {
+		if alike && r > 0 {
+			t.spans[r] = t.keys
+			continue
+		}
 		_, i := a.row(t.h, t.i, r)
-		lo, hi := a.problem.Visible.Range(p.b, i, a.d.SeqK)
+		lo, hi := visible.Range(p.b, i, a.d.SeqK)
 		t.spans[r] = span{lo, hi}
 		t.every = t.every.clip(lo, hi)
 		t.keys = t.keys.union(t.spans[r])
 	}
-	a.findColumns(t)
+	t.diagonal = false
+	if !alike && !a.keyLanes {
+		a.findColumns(t)
+	}
 }
 
 // block takes all tiles over the key block from j0 on.
@@ -281,7 +290,8 @@ func (a *attention) block(b *workspace, p *taskRange, tiles []tile, j0 int, fold
 		}
 		a.enter(t, j0/chunkKeys, fold)
 		here := span{t.here.lo / first * first, t.here.hi}
-		if r.end = 0; !fetched { // one tile is enough
+		r.end = 0
+		if !fetched { // one tile fetches the next block for all
 			r.end = min(t.keys.hi, p.keys.hi)
 			fetched = r.end > j0+keyBlock
 		}

@@ -11,9 +11,6 @@ type columnSteps [2*maxColumns - 1]int
 // findColumns sets the keys that any row of each column of t sees. It sets t.diagonal where
 // some columns see fewer than t and they begin and end one after another.
 func (a *attention) findColumns(t *tile) {
-	if t.diagonal = false; a.keyLanes {
-		return
-	}
 	before := span{t.keys.lo, t.keys.lo}
 	for c := range a.kernels.Columns() {
 		column := span{a.d.SeqK, 0}

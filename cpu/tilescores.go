@@ -37,14 +37,14 @@ func (a *attention) adjust(b *workspace, p *taskRange, t *tile, keys span, edge 
 
 // hideEdge hides the keys that the visibility rule hides.
 func (a *attention) hideEdge(b *workspace, t *tile, lo, n int) {
-	for r := range a.kernels.Width {
-		b.lo[r], b.hi[r] = 0, 0
-		if r < t.n {
-			b.lo[r] = int32(max(0, min(n, t.spans[r].lo-lo)))
-			b.hi[r] = int32(max(0, min(n, t.spans[r].hi-lo)))
-		}
+	from, to := b.lo[:a.kernels.Width], b.hi[:a.kernels.Width]
+	clear(from[t.n:])
+	clear(to[t.n:])
+	for r, s := range t.spans[:t.n] {
+		from[r] = int32(max(0, min(n, s.lo-lo)))
+		to[r] = int32(max(0, min(n, s.hi-lo)))
 	}
-	a.kernels.Edge(b.s, n, 0, b.lo[:], b.hi[:])
+	a.kernels.Edge(b.s, n, 0, from, to)
 }
 
 // add adds the biases to the scores of t for n keys from lo on, and computes the
