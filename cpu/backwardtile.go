@@ -126,7 +126,7 @@ func (j *gradients) loadTile(s *gradientSpace, b *workspace, p *taskRange, t *ti
 	if j.keyLanes {
 		copy(s.dOt, s.dO)
 		for c, y := range s.q[:t.n*j.dimK] {
-			s.qt[c] = y*j.scale + 0 // no zero is negative, as after Kernels.Transpose
+			s.qt[c] = float32(y*j.scale) + 0 // no zero is negative, as after Kernels.Transpose
 		}
 		return
 	}

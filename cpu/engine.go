@@ -178,7 +178,7 @@ func (e *engine) packQueries(w *scratch, p *taskRange, t *tile) {
 	if e.keyLanes {
 		e.rowsOf(t, 0, t.n, func(r, h, i, n int) { loadRows(x, &e.q, t.q[r*e.dimK:], e.dimK, p.b, h, i, n) })
 		for c, y := range t.q[:t.n*e.dimK] {
-			t.q[c] = y*e.scale + 0 // no zero is negative, as after Kernels.Transpose
+			t.q[c] = float32(y*e.scale) + 0 // no zero is negative, as after Kernels.Transpose
 		}
 		clear(t.q[t.n*e.dimK:])
 		return
@@ -329,7 +329,7 @@ func (e *engine) writeOutputs(b *workspace, p *taskRange, t *tile, o, mul []floa
 			row := o[r*e.dimV : (r+1)*e.dimV]
 			if mul != nil {
 				for c := range row {
-					row[c] = row[c]*mul[r] + 0 // no zero is negative
+					row[c] = float32(row[c]*mul[r]) + 0 // as Kernels.Transpose
 				}
 			}
 			storeRow(x, &e.o, row, p.b, h, i)

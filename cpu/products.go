@@ -42,6 +42,7 @@ func (j *qkJob) task(ctx context.Context, w *scratch, n int) error {
 		j.packQueries(w, &p, &tiles[n])
 		tiles[n].keys = span{0, j.d.SeqK}
 	}
+	clear(b.bias)
 	for j0 := p.keys.lo; j0 < p.keys.hi; j0 += keyBlock {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -60,7 +61,9 @@ func (j *qkJob) task(ctx context.Context, w *scratch, n int) error {
 			j.scoreKeyLanes(b, &p, t, &r, r.span)
 			for row := range t.n {
 				h, i := j.row(t.h, t.i, row)
-				j.s.store(b.s[row*keyBlock:row*keyBlock+n], p.b, h, i, r.lo)
+				s := b.s[row*keyBlock : row*keyBlock+roundUp(n, j.kernels.Lanes)]
+				j.kernels.Bias(s, b.bias) // adding 0 turns -0 into 0, as in Kernels.Transpose
+				j.s.store(s[:n], p.b, h, i, r.lo)
 			}
 		}
 	}
@@ -121,7 +124,7 @@ func (j *pvJob) begin(p *taskRange, t *tile) {
 	for c := range j.d.ValueDim {
 		x := j.bias.at(0, 0, 0, j.c0+p.hk*j.d.ValueDim+c)
 		for r := range rows {
-			o[r*rowStep+c*dimStep] = x
+			o[r*rowStep+c*dimStep] = x + 0 // no zero is negative, and then none of the sums is
 		}
 	}
 }

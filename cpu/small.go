@@ -177,7 +177,7 @@ func (a *attention) small(x *smallSpace, b, hk int) bool {
 		}
 		o := a.o.f32[a.o.index(b, h, i):][:a.d.ValueDim]
 		for c, y := range x.o[r*a.dimV:][:len(o)] {
-			o[c] = y*inv + 0 // no zero is negative
+			o[c] = float32(y*inv) + 0 // no zero is negative
 		}
 	}
 	return true

@@ -353,7 +353,7 @@ func (t twin) transpose(dst *float32, ldd int, src *float32, lds int, mul *float
 	m := floats(mul, 0, 0, t.lanes)
 	for r := range t.lanes {
 		for c, x := range floats(src, lds, r, t.lanes) {
-			floats(dst, ldd, c, t.lanes)[r] = x*m[c] + 0
+			floats(dst, ldd, c, t.lanes)[r] = float32(x*m[c]) + 0
 		}
 	}
 }

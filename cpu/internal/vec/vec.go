@@ -410,7 +410,8 @@ func (x *Kernels) NonFinite(v []float32, ld, rows, d int) bool {
 //
 //	src, dst [Lanes, Lanes], rows lds and ldd apart    mul [Lanes]
 //
-// Adding 0 turns -0 into 0.
+// The product is rounded before 0 is added, so no zero is negative. One FMA would leave -0
+// where a negative product underflows.
 func (x *Kernels) Transpose(dst []float32, ldd int, src []float32, lds int, mul []float32) {
 	n := x.Lanes
 	_, _, _ = dst[(n-1)*ldd+n-1], src[(n-1)*lds+n-1], mul[n-1]

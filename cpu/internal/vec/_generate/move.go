@@ -53,8 +53,9 @@ func (a *isa) transposed(r []reg.VecVirtual) []reg.VecVirtual {
 func (a *isa) transpose() {
 	a.text("transpose", "dst *float32, ldd int, src *float32, lds int, mul *float32", "is Kernels.transpose.")
 	dst, ldd, src, lds, mul := param("dst"), param("ldd"), param("src"), param("lds"), param("mul")
-	m := a.vec()
+	m, zero := a.vec(), a.vec()
 	VMOVUPS(a.at(mul, 0), m)
+	a.zero(zero)
 	// Large tensors are not in the cache, and the processor does not predict so many rows.
 	rows, from, to := a.vecs(a.lanes), GP64(), GP64()
 	MOVQ(lds, from)
@@ -62,9 +63,9 @@ func (a *isa) transpose() {
 	MOVQ(ldd, to)
 	SHLQ(Imm(4), to)
 	for i := range rows {
-		// x·m + 0 turns -0 into 0.
-		a.zero(rows[i])
-		VFMADD231PS(a.at(src, 0), m, rows[i])
+		// Two steps: one FMA leaves -0 where a negative product underflows.
+		VMULPS(a.at(src, 0), m, rows[i])
+		VADDPS(zero, rows[i], rows[i])
 		PREFETCHT0(Mem{Base: src, Index: from, Scale: 1})
 		if i < len(rows)-1 {
 			ADDQ(lds, src)

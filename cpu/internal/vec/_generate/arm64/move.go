@@ -5,12 +5,13 @@ func transposeMul() {
 	f := text("transpose", "dst *float32, ldd int, src *float32, lds int, mul *float32", "")
 	p := f.params("dst", "ldd", "src", "lds", "mul")
 	dst, ldd, src, lds := p[0], p[1], p[2], p[3]
-	m, x, rows := f.vec(), f.vec(), f.vectors(lanes)
+	m, zero, x, rows := f.vec(), f.vec(), f.vec(), f.vectors(lanes)
 	f.ld(p[4], 0, 4, m)
-	f.zero(rows...)
-	for i := range rows {
+	f.zero(zero)
+	for _, row := range rows {
 		f.ldStep(src, lds, x)
-		f.fma(x, m, rows[i]) // x·m + 0 turns -0 into 0
+		f.fmul(x, m, row) // two steps: one FMA leaves -0 where a negative product underflows
+		f.fadd(row, zero, row)
 	}
 	f.transpose(rows)
 	for i, row := range rows {
