@@ -10,8 +10,8 @@ import (
 	"github.com/seed90331342/attn/cpu/internal/peak"
 )
 
-// BenchmarkLevels shows what binds the products of few query rows with float32 keys or values
-// of 128 elements: the rate at which a kernel reads them from the second-level cache, where
+// BenchmarkLevels shows what binds the products of few query rows with keys or values of 128
+// elements: the rate at which a kernel reads them from the second-level cache, where
 // its arithmetic binds, from 32 MiB, which large last-level caches hold, and from 512 MiB. GB/s
 // is next to readGB/s, that of a loop that reads the same memory and computes nothing.
 // %ofBoth is the rate in percent of the smaller one of readGB/s and the kernel's rate from the
@@ -26,15 +26,27 @@ func BenchmarkLevels(b *testing.B) {
 	}
 	for _, x := range assembly {
 		kernels, run := []levelsKernel{}, make([]Run, 0, 1)
-		for _, heads := range []int{1, 4} {
+		for _, heads := range []int{1, 4, 8} {
 			q, s, o, alpha := filled(heads*d, 0.5), filled(heads*keys, 0.5), filled(heads*d, 0), filled(heads, 1)
-			kernels = append(kernels,
-				levelsKernel{fmt.Sprintf("dots%d", heads), func(k, next []float32) {
-					x.Dots(F32, s, keys, AppendRun(run, k, d, keys, d, next), d, q, d, heads, d)
-				}},
-				levelsKernel{fmt.Sprintf("mix%d", heads), func(v, next []float32) {
-					x.Mix(F32, o, d, AppendRun(run, v, d, keys, d, next), d, s, keys, alpha, heads, d)
-				}})
+			for e, name := range []string{"", "f16", "bf16", "q8"} {
+				e, ld := Element(e), d
+				if e == Q8 {
+					ld += q8Lead
+				}
+				rows := func(at, next []float32) []Run {
+					switch e {
+					case F32:
+						return AppendRun(run, at, ld, keys, d, next)
+					case Q8:
+						return AppendRun(run, reinterpret[byte](at), ld, keys, d, reinterpret[byte](next))
+					}
+					return AppendRun(run, reinterpret[uint16](at), ld, keys, d, reinterpret[uint16](next))
+				}
+				block := keys * ld * e.size() / 4
+				kernels = append(kernels,
+					levelsKernel{fmt.Sprintf("dots%d%s", heads, name), block, func(k, next []float32) { x.Dots(e, s, keys, rows(k, next), ld, q, d, heads, d) }},
+					levelsKernel{fmt.Sprintf("mix%d%s", heads, name), block, func(v, next []float32) { x.Mix(e, o, d, rows(v, next), ld, s, keys, alpha, heads, d) }})
+			}
 		}
 		for _, rows := range []int{8, 16} {
 			y := x.Narrow(rows)
@@ -43,23 +55,29 @@ func BenchmarkLevels(b *testing.B) {
 			}
 			q, s, o, m := filled(rows*d, 0.5), filled(rows*keys, 0.5), filled(rows*d, 0), filled(rows, 1)
 			kernels = append(kernels,
-				levelsKernel{fmt.Sprintf("scores%d", rows), func(k, next []float32) { y.Scores(s, AppendRun(run, k, d, keys, d, next), d, q, d, m) }},
-				levelsKernel{fmt.Sprintf("values%d", rows), func(v, next []float32) { y.Values(o, AppendRun(run, v, d, keys, d, next), d, s, d, m) }})
+				levelsKernel{fmt.Sprintf("scores%d", rows), keys * d, func(k, next []float32) { y.Scores(s, AppendRun(run, k, d, keys, d, next), d, q, d, m) }},
+				levelsKernel{fmt.Sprintf("values%d", rows), keys * d, func(v, next []float32) { y.Values(o, AppendRun(run, v, d, keys, d, next), d, s, d, m) }})
 		}
 		for _, k := range kernels {
-			b.Run(x.Tier+"/"+k.name, func(b *testing.B) { k.bench(b, x.Tier, memory, keys*d) })
+			b.Run(x.Tier+"/"+k.name, func(b *testing.B) { k.bench(b, x.Tier, memory) })
 		}
 	}
 }
 
 // levelsKernel is a kernel on a block of rows. It prefetches the next one.
 type levelsKernel struct {
-	name string
-	do   func(rows, next []float32)
+	name  string
+	block int // floats
+	do    func(rows, next []float32)
+}
+
+// reinterpret returns the memory of s as elements of another type.
+func reinterpret[T uint16 | byte](s []float32) []T {
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(s))), uintptr(len(s))*unsafe.Sizeof(s[0])/unsafe.Sizeof(T(0)))
 }
 
 // bench measures k on blocks of memory.
-func (k levelsKernel) bench(b *testing.B, tier string, memory []float32, block int) {
+func (k levelsKernel) bench(b *testing.B, tier string, memory []float32) {
 	levels := []struct {
 		name   string
 		floats int
@@ -74,9 +92,10 @@ func (k levelsKernel) bench(b *testing.B, tier string, memory []float32, block i
 				b.Fatal(err)
 			}
 			reads[i] = append(reads[i], read/1e9)
+			blocks := len(from) / k.block
 			pass := func() {
-				for at := 0; at < len(from); at += block {
-					k.do(from[at:], from[(at+block)%len(from):])
+				for n := range blocks {
+					k.do(from[n*k.block:], from[(n+1)%blocks*k.block:])
 				}
 			}
 			pass()
@@ -84,12 +103,8 @@ func (k levelsKernel) bench(b *testing.B, tier string, memory []float32, block i
 			for ; time.Since(start) < 20*time.Millisecond; n++ {
 				pass()
 			}
-			rates[i] = append(rates[i], float64(n*len(bytes))/time.Since(start).Seconds()/1e9)
+			rates[i] = append(rates[i], float64(n*blocks*4*k.block)/time.Since(start).Seconds()/1e9)
 		}
-	}
-	median := func(x []float64) float64 {
-		slices.Sort(x)
-		return x[len(x)/2]
 	}
 	own := median(rates[0])
 	b.ReportMetric(0, "ns/op")
@@ -100,4 +115,9 @@ func (k levelsKernel) bench(b *testing.B, tier string, memory []float32, block i
 		b.ReportMetric(read, l.name+":readGB/s")
 		b.ReportMetric(100*rate/min(own, read), l.name+":%ofBoth")
 	}
+}
+
+func median(x []float64) float64 {
+	slices.Sort(x)
+	return x[len(x)/2]
 }
