@@ -31,6 +31,7 @@ func testPages(t *testing.T, tier string) {
 			c.Visible = backend.Visibility{Offset: sk - sq, Left: rng.IntN(300), Right: one(0, 5)}
 		}
 		d, dv := one(12, 16, 64, 80), one(4, 16, 48, 96)
+		size := one(1+rng.IntN(40), 16, 16, 32, 48, 64)
 		dtype := []backend.DType{backend.F32, backend.F32, backend.F16, backend.BF16, backend.Q8}[rng.IntN(5)]
 		c.Q = random(t, rng.Uint64(), backend.Shape{1, 2, sq, d})
 		c.K = random(t, rng.Uint64(), backend.Shape{1, 1, sk, d})
@@ -40,11 +41,11 @@ func testPages(t *testing.T, tier string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for range 3 {
-				values[rng.IntN(len(values))] = float32([]float64{math.Inf(1), math.NaN(), 3e38}[rng.IntN(3)])
+			for range 3 { // half of them in the last row of a page
+				row := min(sk-1, rng.IntN(ceilDiv(sk, size))*size+one(size-1, rng.IntN(size)))
+				values[row*dv+rng.IntN(dv)] = float32([]float64{math.Inf(1), math.NaN(), 3e38}[rng.IntN(3)])
 			}
 		}
-		size := one(1+rng.IntN(40), 16, 16, 32, 48, 64)
 		order := rng.Perm(ceilDiv(sk, size) + 2)
 		paged := c
 		c.K, c.V = typed(t, c.K, dtype), typed(t, c.V, dtype)

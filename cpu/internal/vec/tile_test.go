@@ -12,13 +12,15 @@ func TestScoresAndValues(t *testing.T) {
 	eachAssembly(t, func(t *testing.T, x, twin *Kernels, rng *rand.Rand) {
 		w := x.Width
 		for _, d := range []int{1, 2, 3, 4, 5, 7, 8, 15, 17, 64, 130} {
-			for _, n := range []int{1, 2, 3, 4, 6, 9, 16, 31, 112, 128} {
+			for _, n := range []int{1, 2, 3, 4, 6, 9, 16, 31, 40, 112, 128} {
 				ld := d + n%3
 				k, qt := random(rng, n*ld), random(rng, d*w)
 				runs := inRuns(rng, 1, n, k, ld, n, d)
 				switch {
 				case n == 128:
 					runs = AppendRun(nil, k, ld, n, d, k)
+				case n == 40: // no pair
+					runs = append(inRuns(rng, 16, 16, k, ld, 16, d), inRuns(rng, 24, 24, k[16*ld:], ld, 24, d)...)
 				case n%pairedRun == 0:
 					runs = inRuns(rng, pairedRun, pairedRun, k, ld, n, d)
 				}
