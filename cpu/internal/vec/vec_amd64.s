@@ -624,6 +624,9 @@ TEXT ·scores4AVX512(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R8
 	MOVQ 24(SI), R9
+	MOVQ 32(SI), R10
+	MOVQ 40(SI), R11
+	MOVQ 48(SI), R12
 
 group:
 	MOVQ   CX, DI
@@ -644,8 +647,8 @@ group:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   d+40(FP), R10
-	SHRQ   $0x02, R10
+	MOVQ   d+40(FP), R13
+	SHRQ   $0x02, R13
 	JZ     dim_rest
 
 dim:
@@ -746,31 +749,28 @@ dim:
 	VFMADD231PS  Z18, Z20, Z14
 	VFMADD231PS  Z19, Z20, Z15
 	ADDQ         $0x00000400, SI
-	TESTQ        $0x00000003, R10
+	TESTQ        $0x00000003, R13
 	JNZ          dim_later
-	MOVQ         run+24(FP), R11
 	PREFETCHT1   (R8)
-	MOVQ         32(R11), R12
-	PREFETCHT1   (R8)(R12*1)
-	MOVQ         40(R11), R12
-	PREFETCHT1   (R8)(R12*1)
-	MOVQ         48(R11), R12
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R11*1)
 	PREFETCHT1   (R8)(R12*1)
 	ADDQ         $0x40, R8
 	DECQ         R9
 	JNZ          dim_same0
-	ADDQ         64(R11), R8
-	MOVQ         56(R11), R9
+	MOVQ         run+24(FP), R9
+	ADDQ         64(R9), R8
+	MOVQ         56(R9), R9
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
-	SUBQ $0x00000001, R10
+	SUBQ $0x00000001, R13
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R10
-	ANDQ $0x03, R10
+	MOVQ d+40(FP), R13
+	ANDQ $0x03, R13
 	JZ   dim_done
 
 dim_one:
@@ -800,7 +800,7 @@ dim_one:
 	VFMADD231PS  Z19, Z20, Z15
 	ADDQ         $0x00000100, SI
 	ADDQ         $0x04, DI
-	SUBQ         $0x00000001, R10
+	SUBQ         $0x00000001, R13
 	JNZ          dim_one
 
 dim_done:
@@ -862,6 +862,9 @@ TEXT ·values4AVX512(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), R11
+	MOVQ 40(R8), R12
+	MOVQ 48(R8), R13
 
 group:
 	MOVQ   p+32(FP), DI
@@ -883,15 +886,15 @@ group:
 	VPXORD Z15, Z15, Z15
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R11
+	MOVQ   runs+8(FP), R14
 
 run:
-	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
+	MOVQ (R14), SI
+	MOVQ 16(R14), R15
+	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
-	SHRQ $0x02, R12
+	MOVQ 8(SP), R15
+	SHRQ $0x02, R15
 	JZ   key_rest
 
 key:
@@ -992,14 +995,11 @@ key:
 	VFMADD231PS  Z18, Z20, Z14
 	VFMADD231PS  Z19, Z20, Z15
 	ADDQ         $0x00000400, DI
-	TESTQ        $0x00000003, R12
+	TESTQ        $0x00000003, R15
 	JNZ          key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         40(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R12*1)
 	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
@@ -1009,6 +1009,9 @@ key:
 	ADDQ         72(R8), R8
 	MOVQ         8(R8), R9
 	MOVQ         24(R8), R10
+	MOVQ         32(R8), R11
+	MOVQ         40(R8), R12
+	MOVQ         48(R8), R13
 	JMP          key_same0
 
 key_same0_row:
@@ -1018,12 +1021,12 @@ key_same0_row:
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R15
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R15
+	ANDQ $0x03, R15
 	JZ   key_done
 
 key_one:
@@ -1053,11 +1056,11 @@ key_one:
 	VFMADD231PS  Z19, Z20, Z15
 	ADDQ         $0x00000100, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R12
+	SUBQ         $0x00000001, R15
 	JNZ          key_one
 
 key_done:
-	ADDQ        $0x00000058, R11
+	ADDQ        $0x00000058, R14
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -1116,9 +1119,12 @@ TEXT ·scores1AVX512(SB), NOSPLIT, $0-64
 	MOVQ k+8(FP), CX
 	MOVQ ldk+16(FP), DX
 	LEAQ (DX)(DX*2), BX
-	MOVQ run+24(FP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
+	MOVQ 32(SI), BX
+	MOVQ 40(SI), BX
+	MOVQ 48(SI), BX
 
 group:
 	MOVQ   CX, SI
@@ -1228,6 +1234,9 @@ TEXT ·values1AVX512(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), SI
+	MOVQ 40(R8), SI
+	MOVQ 48(R8), SI
 
 group:
 	MOVQ   p+32(FP), DI
@@ -5564,8 +5573,9 @@ four_last:
 	ADDQ       $0x40, R12
 	DECQ       R13
 	JNZ        four_same0
-	ADDQ       64(DI), R12
-	MOVQ       56(DI), R13
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), R12
+	MOVQ       56(R8), R13
 
 four_same0:
 	PREFETCHT1 (R12)
@@ -5578,8 +5588,9 @@ four_same0:
 	ADDQ       $0x40, R12
 	DECQ       R13
 	JNZ        four_same1
-	ADDQ       64(DI), R12
-	MOVQ       56(DI), R13
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), R12
+	MOVQ       56(R8), R13
 
 four_same1:
 	PREFETCHT1 (R12)
@@ -5592,8 +5603,9 @@ four_same1:
 	ADDQ       $0x40, R12
 	DECQ       R13
 	JNZ        four_same2
-	ADDQ       64(DI), R12
-	MOVQ       56(DI), R13
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), R12
+	MOVQ       56(R8), R13
 
 four_same2:
 	PREFETCHT1 (R12)
@@ -5601,11 +5613,12 @@ four_same2:
 	PREFETCHT1 (R12)(R8*1)
 	MOVQ       40(DI), R8
 	PREFETCHT1 (R12)(R8*1)
-	MOVQ       48(DI), R8
-	PREFETCHT1 (R12)(R8*1)
+	MOVQ       48(DI), DI
+	PREFETCHT1 (R12)(DI*1)
 	ADDQ       $0x40, R12
 	DECQ       R13
 	JNZ        four_same3
+	MOVQ       run+32(FP), DI
 	ADDQ       64(DI), R12
 	MOVQ       56(DI), R13
 
@@ -5838,8 +5851,9 @@ chunk_last:
 	ADDQ       $0x40, R12
 	DECQ       R13
 	JNZ        chunk_same0
-	ADDQ       64(SI), R12
-	MOVQ       56(SI), R13
+	MOVQ       run+32(FP), DI
+	ADDQ       64(DI), R12
+	MOVQ       56(DI), R13
 
 chunk_same0:
 	PREFETCHT1 (R12)
@@ -5852,8 +5866,9 @@ chunk_same0:
 	ADDQ       $0x40, R12
 	DECQ       R13
 	JNZ        chunk_same1
-	ADDQ       64(SI), R12
-	MOVQ       56(SI), R13
+	MOVQ       run+32(FP), DI
+	ADDQ       64(DI), R12
+	MOVQ       56(DI), R13
 
 chunk_same1:
 	PREFETCHT1 (R12)
@@ -5866,8 +5881,9 @@ chunk_same1:
 	ADDQ       $0x40, R12
 	DECQ       R13
 	JNZ        chunk_same2
-	ADDQ       64(SI), R12
-	MOVQ       56(SI), R13
+	MOVQ       run+32(FP), DI
+	ADDQ       64(DI), R12
+	MOVQ       56(DI), R13
 
 chunk_same2:
 	PREFETCHT1 (R12)
@@ -5875,11 +5891,12 @@ chunk_same2:
 	PREFETCHT1 (R12)(DI*1)
 	MOVQ       40(SI), DI
 	PREFETCHT1 (R12)(DI*1)
-	MOVQ       48(SI), DI
-	PREFETCHT1 (R12)(DI*1)
+	MOVQ       48(SI), SI
+	PREFETCHT1 (R12)(SI*1)
 	ADDQ       $0x40, R12
 	DECQ       R13
 	JNZ        chunk_same3
+	MOVQ       run+32(FP), SI
 	ADDQ       64(SI), R12
 	MOVQ       56(SI), R13
 
@@ -7063,8 +7080,9 @@ rows8_by1_piece:
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_8_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows8_by1_piece0_8_same0:
 	PREFETCHT1 (R10)
@@ -7072,13 +7090,14 @@ rows8_by1_piece0_8_same0:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_8_same1
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows8_by1_piece0_8_same1:
 	LEAQ             (BX)(R9*1), R12
@@ -7388,8 +7407,9 @@ rows4_by2_piece:
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_8_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_piece0_8_same0:
 	PREFETCHT1 (R10)
@@ -7397,13 +7417,14 @@ rows4_by2_piece0_8_same0:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_8_same1
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_piece0_8_same1:
 	LEAQ             (BX)(R9*1), R12
@@ -7566,8 +7587,9 @@ rows4_by2_piece0_8_same1:
 	ADDQ             $0x40, R10
 	DECQ             R11
 	JNZ              rows4_by2_piece1_8_same0
-	ADDQ             64(R12), R10
-	MOVQ             56(R12), R11
+	MOVQ             run+32(FP), R11
+	ADDQ             64(R11), R10
+	MOVQ             56(R11), R11
 
 rows4_by2_piece1_8_same0:
 	PREFETCHT1 (R10)
@@ -7575,13 +7597,14 @@ rows4_by2_piece1_8_same0:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece1_8_same1
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_piece1_8_same1:
 	LEAQ             (SI)(R9*1), R12
@@ -7793,8 +7816,9 @@ rows4_by1_piece:
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_8_same0
-	ADDQ       64(R11), R9
-	MOVQ       56(R11), R10
+	MOVQ       run+32(FP), R10
+	ADDQ       64(R10), R9
+	MOVQ       56(R10), R10
 
 rows4_by1_piece0_8_same0:
 	PREFETCHT1 (R9)
@@ -7802,13 +7826,14 @@ rows4_by1_piece0_8_same0:
 	PREFETCHT1 (R9)(R12*1)
 	MOVQ       40(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	MOVQ       48(R11), R12
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_8_same1
-	ADDQ       64(R11), R9
-	MOVQ       56(R11), R10
+	MOVQ       run+32(FP), R10
+	ADDQ       64(R10), R9
+	MOVQ       56(R10), R10
 
 rows4_by1_piece0_8_same1:
 	LEAQ             (BX)(R8*1), R11
@@ -8038,8 +8063,9 @@ rows1_by2_piece:
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_8_same0
-	ADDQ       64(R10), R8
-	MOVQ       56(R10), R9
+	MOVQ       run+32(FP), R9
+	ADDQ       64(R9), R8
+	MOVQ       56(R9), R9
 
 rows1_by2_piece0_8_same0:
 	PREFETCHT1 (R8)
@@ -8047,13 +8073,14 @@ rows1_by2_piece0_8_same0:
 	PREFETCHT1 (R8)(R11*1)
 	MOVQ       40(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	MOVQ       48(R10), R11
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_8_same1
-	ADDQ       64(R10), R8
-	MOVQ       56(R10), R9
+	MOVQ       run+32(FP), R9
+	ADDQ       64(R9), R8
+	MOVQ       56(R9), R9
 
 rows1_by2_piece0_8_same1:
 	MOVQ            run+32(FP), R10
@@ -8118,8 +8145,9 @@ rows1_by2_piece0_8_same1:
 	ADDQ            $0x40, R8
 	DECQ            R9
 	JNZ             rows1_by2_piece1_8_same0
-	ADDQ            64(R10), R8
-	MOVQ            56(R10), R9
+	MOVQ            24(SP), R9
+	ADDQ            64(R9), R8
+	MOVQ            56(R9), R9
 
 rows1_by2_piece1_8_same0:
 	PREFETCHT1 (R8)
@@ -8127,13 +8155,14 @@ rows1_by2_piece1_8_same0:
 	PREFETCHT1 (R8)(R11*1)
 	MOVQ       40(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	MOVQ       48(R10), R11
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece1_8_same1
-	ADDQ       64(R10), R8
-	MOVQ       56(R10), R9
+	MOVQ       24(SP), R9
+	ADDQ       64(R9), R8
+	MOVQ       56(R9), R9
 
 rows1_by2_piece1_8_same1:
 	MOVQ            24(SP), R10
@@ -8362,8 +8391,9 @@ rows1_by1_piece:
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_8_same0
-	ADDQ       64(R9), DI
-	MOVQ       56(R9), R8
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), DI
+	MOVQ       56(R8), R8
 
 rows1_by1_piece0_8_same0:
 	PREFETCHT1 (DI)
@@ -8371,13 +8401,14 @@ rows1_by1_piece0_8_same0:
 	PREFETCHT1 (DI)(R10*1)
 	MOVQ       40(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	MOVQ       48(R9), R10
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_8_same1
-	ADDQ       64(R9), DI
-	MOVQ       56(R9), R8
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), DI
+	MOVQ       56(R8), R8
 
 rows1_by1_piece0_8_same1:
 	LEAQ             (BX)(SI*1), R9
@@ -9347,8 +9378,9 @@ rows8_by1_piece:
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_8_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows8_by1_piece0_8_same0:
 	PREFETCHT1 (R10)
@@ -9356,13 +9388,14 @@ rows8_by1_piece0_8_same0:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_8_same1
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows8_by1_piece0_8_same1:
 	LEAQ             (BX)(R9*1), R12
@@ -9648,8 +9681,9 @@ rows4_by2_piece:
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_8_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_piece0_8_same0:
 	PREFETCHT1 (R10)
@@ -9657,13 +9691,14 @@ rows4_by2_piece0_8_same0:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_8_same1
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_piece0_8_same1:
 	LEAQ             (BX)(R9*1), R12
@@ -9802,8 +9837,9 @@ rows4_by2_piece0_8_same1:
 	ADDQ             $0x40, R10
 	DECQ             R11
 	JNZ              rows4_by2_piece1_8_same0
-	ADDQ             64(R12), R10
-	MOVQ             56(R12), R11
+	MOVQ             run+32(FP), R11
+	ADDQ             64(R11), R10
+	MOVQ             56(R11), R11
 
 rows4_by2_piece1_8_same0:
 	PREFETCHT1 (R10)
@@ -9811,13 +9847,14 @@ rows4_by2_piece1_8_same0:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece1_8_same1
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_piece1_8_same1:
 	LEAQ             (SI)(R9*1), R12
@@ -10005,8 +10042,9 @@ rows4_by1_piece:
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_8_same0
-	ADDQ       64(R11), R9
-	MOVQ       56(R11), R10
+	MOVQ       run+32(FP), R10
+	ADDQ       64(R10), R9
+	MOVQ       56(R10), R10
 
 rows4_by1_piece0_8_same0:
 	PREFETCHT1 (R9)
@@ -10014,13 +10052,14 @@ rows4_by1_piece0_8_same0:
 	PREFETCHT1 (R9)(R12*1)
 	MOVQ       40(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	MOVQ       48(R11), R12
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_8_same1
-	ADDQ       64(R11), R9
-	MOVQ       56(R11), R10
+	MOVQ       run+32(FP), R10
+	ADDQ       64(R10), R9
+	MOVQ       56(R10), R10
 
 rows4_by1_piece0_8_same1:
 	LEAQ             (BX)(R8*1), R11
@@ -10226,8 +10265,9 @@ rows1_by2_piece:
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_8_same0
-	ADDQ       64(R10), R8
-	MOVQ       56(R10), R9
+	MOVQ       run+32(FP), R9
+	ADDQ       64(R9), R8
+	MOVQ       56(R9), R9
 
 rows1_by2_piece0_8_same0:
 	PREFETCHT1 (R8)
@@ -10235,13 +10275,14 @@ rows1_by2_piece0_8_same0:
 	PREFETCHT1 (R8)(R11*1)
 	MOVQ       40(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	MOVQ       48(R10), R11
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_8_same1
-	ADDQ       64(R10), R8
-	MOVQ       56(R10), R9
+	MOVQ       run+32(FP), R9
+	ADDQ       64(R9), R8
+	MOVQ       56(R9), R9
 
 rows1_by2_piece0_8_same1:
 	MOVQ             run+32(FP), R10
@@ -10338,8 +10379,9 @@ rows1_by2_piece0_8_same1:
 	ADDQ             $0x40, R8
 	DECQ             R9
 	JNZ              rows1_by2_piece1_8_same0
-	ADDQ             64(R10), R8
-	MOVQ             56(R10), R9
+	MOVQ             24(SP), R9
+	ADDQ             64(R9), R8
+	MOVQ             56(R9), R9
 
 rows1_by2_piece1_8_same0:
 	PREFETCHT1 (R8)
@@ -10347,13 +10389,14 @@ rows1_by2_piece1_8_same0:
 	PREFETCHT1 (R8)(R11*1)
 	MOVQ       40(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	MOVQ       48(R10), R11
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece1_8_same1
-	ADDQ       64(R10), R8
-	MOVQ       56(R10), R9
+	MOVQ       24(SP), R9
+	ADDQ       64(R9), R8
+	MOVQ       56(R9), R9
 
 rows1_by2_piece1_8_same1:
 	MOVQ             24(SP), R10
@@ -10480,8 +10523,9 @@ rows1_by1_piece:
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_8_same0
-	ADDQ       64(R9), DI
-	MOVQ       56(R9), R8
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), DI
+	MOVQ       56(R8), R8
 
 rows1_by1_piece0_8_same0:
 	PREFETCHT1 (DI)
@@ -10489,13 +10533,14 @@ rows1_by1_piece0_8_same0:
 	PREFETCHT1 (DI)(R10*1)
 	MOVQ       40(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	MOVQ       48(R9), R10
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_8_same1
-	ADDQ       64(R9), DI
-	MOVQ       56(R9), R8
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), DI
+	MOVQ       56(R8), R8
 
 rows1_by1_piece0_8_same1:
 	LEAQ             (BX)(SI*1), R9
@@ -11491,13 +11536,14 @@ rows8_by1:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows8_by1_same0:
 	CMPQ chunks+64(FP), $0x10
@@ -11515,8 +11561,9 @@ rows8_by1_piece:
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_8_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows8_by1_piece0_8_same0:
 	PREFETCHT1 (R10)
@@ -11524,13 +11571,14 @@ rows8_by1_piece0_8_same0:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_8_same1
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows8_by1_piece0_8_same1:
 	LEAQ             (BX)(R9*1), R12
@@ -11991,8 +12039,9 @@ rows8_by1_piece_last:
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_4_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows8_by1_piece0_4_same0:
 	PREFETCHT1 (R10)
@@ -12000,13 +12049,14 @@ rows8_by1_piece0_4_same0:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_4_same1
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows8_by1_piece0_4_same1:
 	LEAQ             (BX)(R9*1), BX
@@ -12382,13 +12432,14 @@ rows4_by2:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_same0:
 	CMPQ chunks+64(FP), $0x10
@@ -12406,8 +12457,9 @@ rows4_by2_piece:
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_8_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_piece0_8_same0:
 	PREFETCHT1 (R10)
@@ -12415,13 +12467,14 @@ rows4_by2_piece0_8_same0:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_8_same1
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_piece0_8_same1:
 	LEAQ             (BX)(R9*1), R12
@@ -12744,8 +12797,9 @@ rows4_by2_piece0_8_same1:
 	ADDQ             $0x40, R10
 	DECQ             R11
 	JNZ              rows4_by2_piece1_8_same0
-	ADDQ             64(R12), R10
-	MOVQ             56(R12), R11
+	MOVQ             run+32(FP), R11
+	ADDQ             64(R11), R10
+	MOVQ             56(R11), R11
 
 rows4_by2_piece1_8_same0:
 	PREFETCHT1 (R10)
@@ -12753,13 +12807,14 @@ rows4_by2_piece1_8_same0:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece1_8_same1
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_piece1_8_same1:
 	LEAQ             (SI)(R9*1), R12
@@ -13091,8 +13146,9 @@ rows4_by2_piece_last:
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_4_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_piece0_4_same0:
 	PREFETCHT1 (R10)
@@ -13100,13 +13156,14 @@ rows4_by2_piece0_4_same0:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_4_same1
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_piece0_4_same1:
 	LEAQ             (BX)(R9*1), BX
@@ -13280,8 +13337,9 @@ rows4_by2_piece0_4_same1:
 	ADDQ             $0x40, R10
 	DECQ             R11
 	JNZ              rows4_by2_piece1_4_same0
-	ADDQ             64(BX), R10
-	MOVQ             56(BX), R11
+	MOVQ             run+32(FP), R11
+	ADDQ             64(R11), R10
+	MOVQ             56(R11), R11
 
 rows4_by2_piece1_4_same0:
 	PREFETCHT1 (R10)
@@ -13289,11 +13347,12 @@ rows4_by2_piece1_4_same0:
 	PREFETCHT1 (R10)(R12*1)
 	MOVQ       40(BX), R12
 	PREFETCHT1 (R10)(R12*1)
-	MOVQ       48(BX), R12
-	PREFETCHT1 (R10)(R12*1)
+	MOVQ       48(BX), BX
+	PREFETCHT1 (R10)(BX*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece1_4_same1
+	MOVQ       run+32(FP), BX
 	ADDQ       64(BX), R10
 	MOVQ       56(BX), R11
 
@@ -13542,13 +13601,14 @@ rows4_by1:
 	PREFETCHT1 (R9)(R12*1)
 	MOVQ       40(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	MOVQ       48(R11), R12
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_same0
-	ADDQ       64(R11), R9
-	MOVQ       56(R11), R10
+	MOVQ       run+32(FP), R10
+	ADDQ       64(R10), R9
+	MOVQ       56(R10), R10
 
 rows4_by1_same0:
 	CMPQ chunks+64(FP), $0x10
@@ -13566,8 +13626,9 @@ rows4_by1_piece:
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_8_same0
-	ADDQ       64(R11), R9
-	MOVQ       56(R11), R10
+	MOVQ       run+32(FP), R10
+	ADDQ       64(R10), R9
+	MOVQ       56(R10), R10
 
 rows4_by1_piece0_8_same0:
 	PREFETCHT1 (R9)
@@ -13575,13 +13636,14 @@ rows4_by1_piece0_8_same0:
 	PREFETCHT1 (R9)(R12*1)
 	MOVQ       40(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	MOVQ       48(R11), R12
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_8_same1
-	ADDQ       64(R11), R9
-	MOVQ       56(R11), R10
+	MOVQ       run+32(FP), R10
+	ADDQ       64(R10), R9
+	MOVQ       56(R10), R10
 
 rows4_by1_piece0_8_same1:
 	LEAQ             (BX)(R8*1), R11
@@ -13913,8 +13975,9 @@ rows4_by1_piece_last:
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_4_same0
-	ADDQ       64(R11), R9
-	MOVQ       56(R11), R10
+	MOVQ       run+32(FP), R10
+	ADDQ       64(R10), R9
+	MOVQ       56(R10), R10
 
 rows4_by1_piece0_4_same0:
 	PREFETCHT1 (R9)
@@ -13922,13 +13985,14 @@ rows4_by1_piece0_4_same0:
 	PREFETCHT1 (R9)(R12*1)
 	MOVQ       40(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	MOVQ       48(R11), R12
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_4_same1
-	ADDQ       64(R11), R9
-	MOVQ       56(R11), R10
+	MOVQ       run+32(FP), R10
+	ADDQ       64(R10), R9
+	MOVQ       56(R10), R10
 
 rows4_by1_piece0_4_same1:
 	LEAQ             (BX)(R8*1), BX
@@ -14225,13 +14289,14 @@ rows1_by2:
 	PREFETCHT1 (R8)(R11*1)
 	MOVQ       40(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	MOVQ       48(R10), R11
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_same0
-	ADDQ       64(R10), R8
-	MOVQ       56(R10), R9
+	MOVQ       run+32(FP), R9
+	ADDQ       64(R9), R8
+	MOVQ       56(R9), R9
 
 rows1_by2_same0:
 	MOVQ run+32(FP), R10
@@ -14255,8 +14320,9 @@ rows1_by2_piece:
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_8_same0
-	ADDQ       64(R10), R8
-	MOVQ       56(R10), R9
+	MOVQ       run+32(FP), R9
+	ADDQ       64(R9), R8
+	MOVQ       56(R9), R9
 
 rows1_by2_piece0_8_same0:
 	PREFETCHT1 (R8)
@@ -14264,13 +14330,14 @@ rows1_by2_piece0_8_same0:
 	PREFETCHT1 (R8)(R11*1)
 	MOVQ       40(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	MOVQ       48(R10), R11
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_8_same1
-	ADDQ       64(R10), R8
-	MOVQ       56(R10), R9
+	MOVQ       run+32(FP), R9
+	ADDQ       64(R9), R8
+	MOVQ       56(R9), R9
 
 rows1_by2_piece0_8_same1:
 	MOVQ            run+32(FP), R10
@@ -14335,8 +14402,9 @@ rows1_by2_piece0_8_same1:
 	ADDQ            $0x40, R8
 	DECQ            R9
 	JNZ             rows1_by2_piece1_8_same0
-	ADDQ            64(R10), R8
-	MOVQ            56(R10), R9
+	MOVQ            152(SP), R9
+	ADDQ            64(R9), R8
+	MOVQ            56(R9), R9
 
 rows1_by2_piece1_8_same0:
 	PREFETCHT1 (R8)
@@ -14344,13 +14412,14 @@ rows1_by2_piece1_8_same0:
 	PREFETCHT1 (R8)(R11*1)
 	MOVQ       40(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	MOVQ       48(R10), R11
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece1_8_same1
-	ADDQ       64(R10), R8
-	MOVQ       56(R10), R9
+	MOVQ       152(SP), R9
+	ADDQ       64(R9), R8
+	MOVQ       56(R9), R9
 
 rows1_by2_piece1_8_same1:
 	MOVQ            152(SP), R10
@@ -14792,8 +14861,9 @@ rows1_by2_piece_last:
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_4_same0
-	ADDQ       64(R10), R8
-	MOVQ       56(R10), R9
+	MOVQ       run+32(FP), R9
+	ADDQ       64(R9), R8
+	MOVQ       56(R9), R9
 
 rows1_by2_piece0_4_same0:
 	PREFETCHT1 (R8)
@@ -14801,13 +14871,14 @@ rows1_by2_piece0_4_same0:
 	PREFETCHT1 (R8)(R11*1)
 	MOVQ       40(R10), R11
 	PREFETCHT1 (R8)(R11*1)
-	MOVQ       48(R10), R11
-	PREFETCHT1 (R8)(R11*1)
+	MOVQ       48(R10), R10
+	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
 	DECQ       R9
 	JNZ        rows1_by2_piece0_4_same1
-	ADDQ       64(R10), R8
-	MOVQ       56(R10), R9
+	MOVQ       run+32(FP), R9
+	ADDQ       64(R9), R8
+	MOVQ       56(R9), R9
 
 rows1_by2_piece0_4_same1:
 	MOVQ            run+32(FP), R10
@@ -14855,8 +14926,9 @@ rows1_by2_piece0_4_same1:
 	ADDQ            $0x40, BX
 	DECQ            R8
 	JNZ             rows1_by2_piece1_4_same0
-	ADDQ            64(R9), BX
-	MOVQ            56(R9), R8
+	MOVQ            152(SP), R8
+	ADDQ            64(R8), BX
+	MOVQ            56(R8), R8
 
 rows1_by2_piece1_4_same0:
 	PREFETCHT1 (BX)
@@ -14864,13 +14936,14 @@ rows1_by2_piece1_4_same0:
 	PREFETCHT1 (BX)(R10*1)
 	MOVQ       40(R9), R10
 	PREFETCHT1 (BX)(R10*1)
-	MOVQ       48(R9), R10
-	PREFETCHT1 (BX)(R10*1)
+	MOVQ       48(R9), R9
+	PREFETCHT1 (BX)(R9*1)
 	ADDQ       $0x40, BX
 	DECQ       R8
 	JNZ        rows1_by2_piece1_4_same1
-	ADDQ       64(R9), BX
-	MOVQ       56(R9), R8
+	MOVQ       152(SP), R8
+	ADDQ       64(R8), BX
+	MOVQ       56(R8), R8
 
 rows1_by2_piece1_4_same1:
 	MOVQ            152(SP), R9
@@ -15156,13 +15229,14 @@ rows1_by1:
 	PREFETCHT1 (DI)(R10*1)
 	MOVQ       40(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	MOVQ       48(R9), R10
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_same0
-	ADDQ       64(R9), DI
-	MOVQ       56(R9), R8
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), DI
+	MOVQ       56(R8), R8
 
 rows1_by1_same0:
 	CMPQ chunks+64(FP), $0x10
@@ -15180,8 +15254,9 @@ rows1_by1_piece:
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_8_same0
-	ADDQ       64(R9), DI
-	MOVQ       56(R9), R8
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), DI
+	MOVQ       56(R8), R8
 
 rows1_by1_piece0_8_same0:
 	PREFETCHT1 (DI)
@@ -15189,13 +15264,14 @@ rows1_by1_piece0_8_same0:
 	PREFETCHT1 (DI)(R10*1)
 	MOVQ       40(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	MOVQ       48(R9), R10
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_8_same1
-	ADDQ       64(R9), DI
-	MOVQ       56(R9), R8
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), DI
+	MOVQ       56(R8), R8
 
 rows1_by1_piece0_8_same1:
 	LEAQ             (BX)(SI*1), R9
@@ -15431,8 +15507,9 @@ rows1_by1_piece_last:
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_4_same0
-	ADDQ       64(R9), DI
-	MOVQ       56(R9), R8
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), DI
+	MOVQ       56(R8), R8
 
 rows1_by1_piece0_4_same0:
 	PREFETCHT1 (DI)
@@ -15440,13 +15517,14 @@ rows1_by1_piece0_4_same0:
 	PREFETCHT1 (DI)(R10*1)
 	MOVQ       40(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	MOVQ       48(R9), R10
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_4_same1
-	ADDQ       64(R9), DI
-	MOVQ       56(R9), R8
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), DI
+	MOVQ       56(R8), R8
 
 rows1_by1_piece0_4_same1:
 	LEAQ             (BX)(SI*1), BX
@@ -16518,6 +16596,9 @@ TEXT ·scores4AVX2(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R8
 	MOVQ 24(SI), R9
+	MOVQ 32(SI), R10
+	MOVQ 40(SI), R11
+	MOVQ 48(SI), R12
 
 group:
 	MOVQ   CX, DI
@@ -16534,8 +16615,8 @@ group:
 	VXORPS Y9, Y9, Y9
 	VXORPS Y10, Y10, Y10
 	VXORPS Y11, Y11, Y11
-	MOVQ   d+40(FP), R10
-	SHRQ   $0x02, R10
+	MOVQ   d+40(FP), R13
+	SHRQ   $0x02, R13
 	JZ     dim_rest
 
 dim:
@@ -16616,31 +16697,28 @@ dim:
 	VFMADD231PS  Y13, Y15, Y10
 	VFMADD231PS  Y14, Y15, Y11
 	ADDQ         $0x00000180, SI
-	TESTQ        $0x00000003, R10
+	TESTQ        $0x00000003, R13
 	JNZ          dim_later
-	MOVQ         run+24(FP), R11
 	PREFETCHT1   (R8)
-	MOVQ         32(R11), R12
-	PREFETCHT1   (R8)(R12*1)
-	MOVQ         40(R11), R12
-	PREFETCHT1   (R8)(R12*1)
-	MOVQ         48(R11), R12
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R11*1)
 	PREFETCHT1   (R8)(R12*1)
 	ADDQ         $0x40, R8
 	DECQ         R9
 	JNZ          dim_same0
-	ADDQ         64(R11), R8
-	MOVQ         56(R11), R9
+	MOVQ         run+24(FP), R9
+	ADDQ         64(R9), R8
+	MOVQ         56(R9), R9
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
-	SUBQ $0x00000001, R10
+	SUBQ $0x00000001, R13
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R10
-	ANDQ $0x03, R10
+	MOVQ d+40(FP), R13
+	ANDQ $0x03, R13
 	JZ   dim_done
 
 dim_one:
@@ -16665,7 +16743,7 @@ dim_one:
 	VFMADD231PS  Y14, Y15, Y11
 	ADDQ         $0x00000060, SI
 	ADDQ         $0x04, DI
-	SUBQ         $0x00000001, R10
+	SUBQ         $0x00000001, R13
 	JNZ          dim_one
 
 dim_done:
@@ -16718,6 +16796,9 @@ TEXT ·values4AVX2(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), R11
+	MOVQ 40(R8), R12
+	MOVQ 48(R8), R13
 
 group:
 	MOVQ   p+32(FP), DI
@@ -16735,15 +16816,15 @@ group:
 	VXORPS Y11, Y11, Y11
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R11
+	MOVQ   runs+8(FP), R14
 
 run:
-	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
+	MOVQ (R14), SI
+	MOVQ 16(R14), R15
+	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
-	SHRQ $0x02, R12
+	MOVQ 8(SP), R15
+	SHRQ $0x02, R15
 	JZ   key_rest
 
 key:
@@ -16824,14 +16905,11 @@ key:
 	VFMADD231PS  Y13, Y15, Y10
 	VFMADD231PS  Y14, Y15, Y11
 	ADDQ         $0x00000180, DI
-	TESTQ        $0x00000003, R12
+	TESTQ        $0x00000003, R15
 	JNZ          key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         40(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R12*1)
 	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
@@ -16841,6 +16919,9 @@ key:
 	ADDQ         72(R8), R8
 	MOVQ         8(R8), R9
 	MOVQ         24(R8), R10
+	MOVQ         32(R8), R11
+	MOVQ         40(R8), R12
+	MOVQ         48(R8), R13
 	JMP          key_same0
 
 key_same0_row:
@@ -16850,12 +16931,12 @@ key_same0_row:
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R15
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R15
+	ANDQ $0x03, R15
 	JZ   key_done
 
 key_one:
@@ -16880,11 +16961,11 @@ key_one:
 	VFMADD231PS  Y14, Y15, Y11
 	ADDQ         $0x00000060, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R12
+	SUBQ         $0x00000001, R15
 	JNZ          key_one
 
 key_done:
-	ADDQ        $0x00000058, R11
+	ADDQ        $0x00000058, R14
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -16934,9 +17015,12 @@ TEXT ·scores1AVX2(SB), NOSPLIT, $0-64
 	MOVQ k+8(FP), CX
 	MOVQ ldk+16(FP), DX
 	LEAQ (DX)(DX*2), BX
-	MOVQ run+24(FP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
+	MOVQ 32(SI), BX
+	MOVQ 40(SI), BX
+	MOVQ 48(SI), BX
 
 group:
 	MOVQ   CX, SI
@@ -17032,6 +17116,9 @@ TEXT ·values1AVX2(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), SI
+	MOVQ 40(R8), SI
+	MOVQ 48(R8), SI
 
 group:
 	MOVQ   p+32(FP), DI
@@ -20908,11 +20995,12 @@ four_last:
 	PREFETCHT1 (R12)(R8*1)
 	MOVQ       40(DI), R8
 	PREFETCHT1 (R12)(R8*1)
-	MOVQ       48(DI), R8
-	PREFETCHT1 (R12)(R8*1)
+	MOVQ       48(DI), DI
+	PREFETCHT1 (R12)(DI*1)
 	ADDQ       $0x40, R12
 	DECQ       R13
 	JNZ        four_same0
+	MOVQ       run+32(FP), DI
 	ADDQ       64(DI), R12
 	MOVQ       56(DI), R13
 
@@ -21076,11 +21164,12 @@ chunk_last:
 	PREFETCHT1 (R12)(DI*1)
 	MOVQ       40(SI), DI
 	PREFETCHT1 (R12)(DI*1)
-	MOVQ       48(SI), DI
-	PREFETCHT1 (R12)(DI*1)
+	MOVQ       48(SI), SI
+	PREFETCHT1 (R12)(SI*1)
 	ADDQ       $0x40, R12
 	DECQ       R13
 	JNZ        chunk_same0
+	MOVQ       run+32(FP), SI
 	ADDQ       64(SI), R12
 	MOVQ       56(SI), R13
 
@@ -22012,13 +22101,14 @@ rows8_by1_piece:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_4_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows8_by1_piece0_4_same0:
 rows8_by1_piece0_4_odd:
@@ -22285,13 +22375,14 @@ rows4_by2_piece:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_4_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_piece0_4_same0:
 	LEAQ           (BX)(R9*1), R12
@@ -22577,13 +22668,14 @@ rows4_by1_piece:
 	PREFETCHT1 (R9)(R12*1)
 	MOVQ       40(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	MOVQ       48(R11), R12
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_4_same0
-	ADDQ       64(R11), R9
-	MOVQ       56(R11), R10
+	MOVQ       run+32(FP), R10
+	ADDQ       64(R10), R9
+	MOVQ       56(R10), R10
 
 rows4_by1_piece0_4_same0:
 rows4_by1_piece0_4_odd:
@@ -22778,13 +22870,14 @@ rows1_by4_piece:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows1_by4_piece0_4_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows1_by4_piece0_4_same0:
 	MOVQ           run+32(FP), R12
@@ -22899,13 +22992,14 @@ rows1_by4_piece0_4_same0:
 	PREFETCHT1     (R10)(R13*1)
 	MOVQ           40(R12), R13
 	PREFETCHT1     (R10)(R13*1)
-	MOVQ           48(R12), R13
-	PREFETCHT1     (R10)(R13*1)
+	MOVQ           48(R12), R12
+	PREFETCHT1     (R10)(R12*1)
 	ADDQ           $0x40, R10
 	DECQ           R11
 	JNZ            rows1_by4_piece2_4_same0
-	ADDQ           64(R12), R10
-	MOVQ           56(R12), R11
+	MOVQ           24(SP), R11
+	ADDQ           64(R11), R10
+	MOVQ           56(R11), R11
 
 rows1_by4_piece2_4_same0:
 	MOVQ           24(SP), R12
@@ -23064,13 +23158,14 @@ rows1_by1_piece:
 	PREFETCHT1 (DI)(R10*1)
 	MOVQ       40(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	MOVQ       48(R9), R10
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_4_same0
-	ADDQ       64(R9), DI
-	MOVQ       56(R9), R8
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), DI
+	MOVQ       56(R8), R8
 
 rows1_by1_piece0_4_same0:
 rows1_by1_piece0_4_odd:
@@ -23941,13 +24036,14 @@ rows8_by1_piece:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_4_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows8_by1_piece0_4_same0:
 rows8_by1_piece0_4_odd:
@@ -24190,13 +24286,14 @@ rows4_by2_piece:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_4_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_piece0_4_same0:
 	LEAQ           (BX)(R9*1), R12
@@ -24434,13 +24531,14 @@ rows4_by1_piece:
 	PREFETCHT1 (R9)(R12*1)
 	MOVQ       40(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	MOVQ       48(R11), R12
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_4_same0
-	ADDQ       64(R11), R9
-	MOVQ       56(R11), R10
+	MOVQ       run+32(FP), R10
+	ADDQ       64(R10), R9
+	MOVQ       56(R10), R10
 
 rows4_by1_piece0_4_same0:
 rows4_by1_piece0_4_odd:
@@ -24611,13 +24709,14 @@ rows1_by4_piece:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows1_by4_piece0_4_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows1_by4_piece0_4_same0:
 	MOVQ           run+32(FP), R12
@@ -24716,13 +24815,14 @@ rows1_by4_piece0_4_same0:
 	PREFETCHT1     (R10)(R13*1)
 	MOVQ           40(R12), R13
 	PREFETCHT1     (R10)(R13*1)
-	MOVQ           48(R12), R13
-	PREFETCHT1     (R10)(R13*1)
+	MOVQ           48(R12), R12
+	PREFETCHT1     (R10)(R12*1)
 	ADDQ           $0x40, R10
 	DECQ           R11
 	JNZ            rows1_by4_piece2_4_same0
-	ADDQ           64(R12), R10
-	MOVQ           56(R12), R11
+	MOVQ           24(SP), R11
+	ADDQ           64(R11), R10
+	MOVQ           56(R11), R11
 
 rows1_by4_piece2_4_same0:
 	MOVQ           24(SP), R12
@@ -24857,13 +24957,14 @@ rows1_by1_piece:
 	PREFETCHT1 (DI)(R10*1)
 	MOVQ       40(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	MOVQ       48(R9), R10
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_4_same0
-	ADDQ       64(R9), DI
-	MOVQ       56(R9), R8
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), DI
+	MOVQ       56(R8), R8
 
 rows1_by1_piece0_4_same0:
 rows1_by1_piece0_4_odd:
@@ -25736,13 +25837,14 @@ rows8_by1:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows8_by1_same0:
 rows8_by1_piece:
@@ -25754,13 +25856,14 @@ rows8_by1_piece:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows8_by1_piece0_4_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows8_by1_piece0_4_same0:
 rows8_by1_piece0_4_odd:
@@ -26221,13 +26324,14 @@ rows4_by2:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_same0:
 rows4_by2_piece:
@@ -26237,13 +26341,14 @@ rows4_by2_piece:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows4_by2_piece0_4_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows4_by2_piece0_4_same0:
 	LEAQ           (BX)(R9*1), R12
@@ -26741,13 +26846,14 @@ rows4_by1:
 	PREFETCHT1 (R9)(R12*1)
 	MOVQ       40(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	MOVQ       48(R11), R12
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_same0
-	ADDQ       64(R11), R9
-	MOVQ       56(R11), R10
+	MOVQ       run+32(FP), R10
+	ADDQ       64(R10), R9
+	MOVQ       56(R10), R10
 
 rows4_by1_same0:
 rows4_by1_piece:
@@ -26759,13 +26865,14 @@ rows4_by1_piece:
 	PREFETCHT1 (R9)(R12*1)
 	MOVQ       40(R11), R12
 	PREFETCHT1 (R9)(R12*1)
-	MOVQ       48(R11), R12
-	PREFETCHT1 (R9)(R12*1)
+	MOVQ       48(R11), R11
+	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
 	JNZ        rows4_by1_piece0_4_same0
-	ADDQ       64(R11), R9
-	MOVQ       56(R11), R10
+	MOVQ       run+32(FP), R10
+	ADDQ       64(R10), R9
+	MOVQ       56(R10), R10
 
 rows4_by1_piece0_4_same0:
 rows4_by1_piece0_4_odd:
@@ -27170,13 +27277,14 @@ rows1_by4:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows1_by4_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows1_by4_same0:
 	MOVQ run+32(FP), R12
@@ -27193,13 +27301,14 @@ rows1_by4_piece:
 	PREFETCHT1 (R10)(R13*1)
 	MOVQ       40(R12), R13
 	PREFETCHT1 (R10)(R13*1)
-	MOVQ       48(R12), R13
-	PREFETCHT1 (R10)(R13*1)
+	MOVQ       48(R12), R12
+	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
 	JNZ        rows1_by4_piece0_4_same0
-	ADDQ       64(R12), R10
-	MOVQ       56(R12), R11
+	MOVQ       run+32(FP), R11
+	ADDQ       64(R11), R10
+	MOVQ       56(R11), R11
 
 rows1_by4_piece0_4_same0:
 	MOVQ           run+32(FP), R12
@@ -27394,13 +27503,14 @@ rows1_by4_piece0_4_same0:
 	PREFETCHT1     (R10)(R13*1)
 	MOVQ           40(R12), R13
 	PREFETCHT1     (R10)(R13*1)
-	MOVQ           48(R12), R13
-	PREFETCHT1     (R10)(R13*1)
+	MOVQ           48(R12), R12
+	PREFETCHT1     (R10)(R12*1)
 	ADDQ           $0x40, R10
 	DECQ           R11
 	JNZ            rows1_by4_piece2_4_same0
-	ADDQ           64(R12), R10
-	MOVQ           56(R12), R11
+	MOVQ           152(SP), R11
+	ADDQ           64(R11), R10
+	MOVQ           56(R11), R11
 
 rows1_by4_piece2_4_same0:
 	MOVQ           152(SP), R12
@@ -27643,13 +27753,14 @@ rows1_by1_first:
 	PREFETCHT1 (DI)(R10*1)
 	MOVQ       40(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	MOVQ       48(R9), R10
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_same0
-	ADDQ       64(R9), DI
-	MOVQ       56(R9), R8
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), DI
+	MOVQ       56(R8), R8
 
 rows1_by1_same0:
 rows1_by1_piece:
@@ -27661,13 +27772,14 @@ rows1_by1_piece:
 	PREFETCHT1 (DI)(R10*1)
 	MOVQ       40(R9), R10
 	PREFETCHT1 (DI)(R10*1)
-	MOVQ       48(R9), R10
-	PREFETCHT1 (DI)(R10*1)
+	MOVQ       48(R9), R9
+	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
 	DECQ       R8
 	JNZ        rows1_by1_piece0_4_same0
-	ADDQ       64(R9), DI
-	MOVQ       56(R9), R8
+	MOVQ       run+32(FP), R8
+	ADDQ       64(R8), DI
+	MOVQ       56(R8), R8
 
 rows1_by1_piece0_4_same0:
 rows1_by1_piece0_4_odd:
@@ -28679,6 +28791,9 @@ TEXT ·scores8AVX512x2(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R9
 	MOVQ 24(SI), R10
+	MOVQ 32(SI), R11
+	MOVQ 40(SI), R12
+	MOVQ 48(SI), R13
 
 group:
 	MOVQ   CX, DI
@@ -28700,8 +28815,8 @@ group:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   d+40(FP), R11
-	SHRQ   $0x02, R11
+	MOVQ   d+40(FP), R14
+	SHRQ   $0x02, R14
 	JZ     dim_rest
 
 dim:
@@ -28810,32 +28925,29 @@ dim:
 	VFMADD231PS  Z16, Z18, Z14
 	VFMADD231PS  Z17, Z18, Z15
 	ADDQ         $0x00000200, SI
-	TESTQ        $0x00000001, R11
+	TESTQ        $0x00000001, R14
 	JNZ          dim_later
-	MOVQ         run+24(FP), R12
 	PREFETCHT1   (R9)
-	MOVQ         32(R12), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         40(R12), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         48(R12), R13
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R12*1)
 	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
 	JNZ          dim_same0
-	ADDQ         64(R12), R9
-	MOVQ         56(R12), R10
+	MOVQ         run+24(FP), R10
+	ADDQ         64(R10), R9
+	MOVQ         56(R10), R10
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R14
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R11
-	ANDQ $0x03, R11
+	MOVQ d+40(FP), R14
+	ANDQ $0x03, R14
 	JZ   dim_done
 
 dim_one:
@@ -28868,7 +28980,7 @@ dim_one:
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x04, DI
 	ADDQ         $0x04, R8
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R14
 	JNZ          dim_one
 
 dim_done:
@@ -28929,6 +29041,9 @@ TEXT ·values8AVX512x2(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), R11
+	MOVQ 40(R8), R12
+	MOVQ 48(R8), R13
 
 group:
 	MOVQ   p+32(FP), DI
@@ -28950,15 +29065,15 @@ group:
 	VPXORD Z15, Z15, Z15
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R11
+	MOVQ   runs+8(FP), R14
 
 run:
-	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
+	MOVQ (R14), SI
+	MOVQ 16(R14), R15
+	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
-	SHRQ $0x02, R12
+	MOVQ 8(SP), R15
+	SHRQ $0x02, R15
 	JZ   key_rest
 
 key:
@@ -29067,14 +29182,11 @@ key:
 	VFMADD231PS  Z16, Z18, Z14
 	VFMADD231PS  Z17, Z18, Z15
 	ADDQ         $0x00000200, DI
-	TESTQ        $0x00000001, R12
+	TESTQ        $0x00000001, R15
 	JNZ          key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         40(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R12*1)
 	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
@@ -29084,6 +29196,9 @@ key:
 	ADDQ         72(R8), R8
 	MOVQ         8(R8), R9
 	MOVQ         24(R8), R10
+	MOVQ         32(R8), R11
+	MOVQ         40(R8), R12
+	MOVQ         48(R8), R13
 	JMP          key_same0
 
 key_same0_row:
@@ -29093,12 +29208,12 @@ key_same0_row:
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R15
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R15
+	ANDQ $0x03, R15
 	JZ   key_done
 
 key_one:
@@ -29130,11 +29245,11 @@ key_one:
 	VFMADD231PS  Z17, Z18, Z15
 	ADDQ         $0x00000080, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R12
+	SUBQ         $0x00000001, R15
 	JNZ          key_one
 
 key_done:
-	ADDQ        $0x00000058, R11
+	ADDQ        $0x00000058, R14
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -29194,6 +29309,9 @@ TEXT ·scores4AVX512x2(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R8
 	MOVQ 24(SI), R9
+	MOVQ 32(SI), R10
+	MOVQ 40(SI), R11
+	MOVQ 48(SI), R12
 
 group:
 	MOVQ   CX, DI
@@ -29206,8 +29324,8 @@ group:
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   d+40(FP), R10
-	SHRQ   $0x02, R10
+	MOVQ   d+40(FP), R13
+	SHRQ   $0x02, R13
 	JZ     dim_rest
 
 dim:
@@ -29268,31 +29386,28 @@ dim:
 	VFMADD231PS  Z8, Z10, Z6
 	VFMADD231PS  Z9, Z10, Z7
 	ADDQ         $0x00000200, SI
-	TESTQ        $0x00000003, R10
+	TESTQ        $0x00000003, R13
 	JNZ          dim_later
-	MOVQ         run+24(FP), R11
 	PREFETCHT1   (R8)
-	MOVQ         32(R11), R12
-	PREFETCHT1   (R8)(R12*1)
-	MOVQ         40(R11), R12
-	PREFETCHT1   (R8)(R12*1)
-	MOVQ         48(R11), R12
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R11*1)
 	PREFETCHT1   (R8)(R12*1)
 	ADDQ         $0x40, R8
 	DECQ         R9
 	JNZ          dim_same0
-	ADDQ         64(R11), R8
-	MOVQ         56(R11), R9
+	MOVQ         run+24(FP), R9
+	ADDQ         64(R9), R8
+	MOVQ         56(R9), R9
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
-	SUBQ $0x00000001, R10
+	SUBQ $0x00000001, R13
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R10
-	ANDQ $0x03, R10
+	MOVQ d+40(FP), R13
+	ANDQ $0x03, R13
 	JZ   dim_done
 
 dim_one:
@@ -29312,7 +29427,7 @@ dim_one:
 	VFMADD231PS  Z9, Z10, Z7
 	ADDQ         $0x00000080, SI
 	ADDQ         $0x04, DI
-	SUBQ         $0x00000001, R10
+	SUBQ         $0x00000001, R13
 	JNZ          dim_one
 
 dim_done:
@@ -29356,6 +29471,9 @@ TEXT ·values4AVX512x2(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), R11
+	MOVQ 40(R8), R12
+	MOVQ 48(R8), R13
 
 group:
 	MOVQ   p+32(FP), DI
@@ -29369,15 +29487,15 @@ group:
 	VPXORD Z7, Z7, Z7
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R11
+	MOVQ   runs+8(FP), R14
 
 run:
-	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
+	MOVQ (R14), SI
+	MOVQ 16(R14), R15
+	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
-	SHRQ $0x02, R12
+	MOVQ 8(SP), R15
+	SHRQ $0x02, R15
 	JZ   key_rest
 
 key:
@@ -29438,14 +29556,11 @@ key:
 	VFMADD231PS  Z8, Z10, Z6
 	VFMADD231PS  Z9, Z10, Z7
 	ADDQ         $0x00000200, DI
-	TESTQ        $0x00000003, R12
+	TESTQ        $0x00000003, R15
 	JNZ          key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         40(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R12*1)
 	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
@@ -29455,6 +29570,9 @@ key:
 	ADDQ         72(R8), R8
 	MOVQ         8(R8), R9
 	MOVQ         24(R8), R10
+	MOVQ         32(R8), R11
+	MOVQ         40(R8), R12
+	MOVQ         48(R8), R13
 	JMP          key_same0
 
 key_same0_row:
@@ -29464,12 +29582,12 @@ key_same0_row:
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R15
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R15
+	ANDQ $0x03, R15
 	JZ   key_done
 
 key_one:
@@ -29489,11 +29607,11 @@ key_one:
 	VFMADD231PS  Z9, Z10, Z7
 	ADDQ         $0x00000080, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R12
+	SUBQ         $0x00000001, R15
 	JNZ          key_one
 
 key_done:
-	ADDQ        $0x00000058, R11
+	ADDQ        $0x00000058, R14
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -29534,9 +29652,12 @@ TEXT ·scores1AVX512x2(SB), NOSPLIT, $0-64
 	MOVQ k+8(FP), CX
 	MOVQ ldk+16(FP), DX
 	LEAQ (DX)(DX*2), BX
-	MOVQ run+24(FP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
+	MOVQ 32(SI), BX
+	MOVQ 40(SI), BX
+	MOVQ 48(SI), BX
 
 group:
 	MOVQ   CX, SI
@@ -29618,6 +29739,9 @@ TEXT ·values1AVX512x2(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), SI
+	MOVQ 40(R8), SI
+	MOVQ 48(R8), SI
 
 group:
 	MOVQ   p+32(FP), DI
@@ -31277,7 +31401,7 @@ row:
 
 // func scores16AVX512x1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·scores16AVX512x1(SB), NOSPLIT, $0-64
+TEXT ·scores16AVX512x1(SB), NOSPLIT, $8-64
 	MOVQ s+0(FP), AX
 	MOVQ k+8(FP), CX
 	MOVQ ldk+16(FP), DX
@@ -31285,6 +31409,9 @@ TEXT ·scores16AVX512x1(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R11
 	MOVQ 24(SI), R12
+	MOVQ 32(SI), R13
+	MOVQ 40(SI), R14
+	MOVQ 48(SI), R15
 
 group:
 	MOVQ   CX, DI
@@ -31308,8 +31435,8 @@ group:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   d+40(FP), R13
-	SHRQ   $0x02, R13
+	MOVQ   d+40(FP), BP
+	SHRQ   $0x02, BP
 	JZ     dim_rest
 
 dim:
@@ -31382,31 +31509,28 @@ dim:
 	VFMADD231PS.BCST 12(R10)(DX*2), Z16, Z14
 	VFMADD231PS.BCST 12(R10)(BX*1), Z16, Z15
 	ADDQ             $0x00000100, SI
-	MOVQ             run+24(FP), R14
 	PREFETCHT1       (R11)
-	MOVQ             32(R14), R15
-	PREFETCHT1       (R11)(R15*1)
-	MOVQ             40(R14), R15
-	PREFETCHT1       (R11)(R15*1)
-	MOVQ             48(R14), R15
+	PREFETCHT1       (R11)(R13*1)
+	PREFETCHT1       (R11)(R14*1)
 	PREFETCHT1       (R11)(R15*1)
 	ADDQ             $0x40, R11
 	DECQ             R12
 	JNZ              dim_same0
-	ADDQ             64(R14), R11
-	MOVQ             56(R14), R12
+	MOVQ             run+24(FP), R12
+	ADDQ             64(R12), R11
+	MOVQ             56(R12), R12
 
 dim_same0:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
 	ADDQ $0x10, R9
 	ADDQ $0x10, R10
-	SUBQ $0x00000001, R13
+	SUBQ $0x00000001, BP
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R13
-	ANDQ $0x03, R13
+	MOVQ d+40(FP), BP
+	ANDQ $0x03, BP
 	JZ   dim_done
 
 dim_one:
@@ -31432,7 +31556,7 @@ dim_one:
 	ADDQ             $0x04, R8
 	ADDQ             $0x04, R9
 	ADDQ             $0x04, R10
-	SUBQ             $0x00000001, R13
+	SUBQ             $0x00000001, BP
 	JNZ              dim_one
 
 dim_done:
@@ -31494,6 +31618,9 @@ TEXT ·values16AVX512x1(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), R11
+	MOVQ 40(R8), R12
+	MOVQ 48(R8), R13
 
 group:
 	MOVQ   p+32(FP), DI
@@ -31515,15 +31642,15 @@ group:
 	VPXORD Z15, Z15, Z15
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R11
+	MOVQ   runs+8(FP), R14
 
 run:
-	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
+	MOVQ (R14), SI
+	MOVQ 16(R14), R15
+	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
-	SHRQ $0x02, R12
+	MOVQ 8(SP), R15
+	SHRQ $0x02, R15
 	JZ   key_rest
 
 key:
@@ -31597,11 +31724,8 @@ key:
 	VFMADD231PS.BCST 60(SI)(BX*1), Z16, Z15
 	ADDQ             $0x00000100, DI
 	PREFETCHT1       (R9)
-	MOVQ             32(R8), R13
-	PREFETCHT1       (R9)(R13*1)
-	MOVQ             40(R8), R13
-	PREFETCHT1       (R9)(R13*1)
-	MOVQ             48(R8), R13
+	PREFETCHT1       (R9)(R11*1)
+	PREFETCHT1       (R9)(R12*1)
 	PREFETCHT1       (R9)(R13*1)
 	ADDQ             $0x40, R9
 	DECQ             R10
@@ -31611,6 +31735,9 @@ key:
 	ADDQ             72(R8), R8
 	MOVQ             8(R8), R9
 	MOVQ             24(R8), R10
+	MOVQ             32(R8), R11
+	MOVQ             40(R8), R12
+	MOVQ             48(R8), R13
 	JMP              key_same0
 
 key_same0_row:
@@ -31619,12 +31746,12 @@ key_same0_row:
 
 key_same0:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R15
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R15
+	ANDQ $0x03, R15
 	JZ   key_done
 
 key_one:
@@ -31647,11 +31774,11 @@ key_one:
 	VFMADD231PS.BCST 60(SI), Z16, Z15
 	ADDQ             $0x00000040, DI
 	ADDQ             CX, SI
-	SUBQ             $0x00000001, R12
+	SUBQ             $0x00000001, R15
 	JNZ              key_one
 
 key_done:
-	ADDQ        $0x00000058, R11
+	ADDQ        $0x00000058, R14
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -31710,6 +31837,9 @@ TEXT ·scores4AVX512x1(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R8
 	MOVQ 24(SI), R9
+	MOVQ 32(SI), R10
+	MOVQ 40(SI), R11
+	MOVQ 48(SI), R12
 
 group:
 	MOVQ   CX, DI
@@ -31718,8 +31848,8 @@ group:
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
-	MOVQ   d+40(FP), R10
-	SHRQ   $0x02, R10
+	MOVQ   d+40(FP), R13
+	SHRQ   $0x02, R13
 	JZ     dim_rest
 
 dim:
@@ -31744,31 +31874,28 @@ dim:
 	VFMADD231PS.BCST 12(DI)(DX*2), Z4, Z2
 	VFMADD231PS.BCST 12(DI)(BX*1), Z4, Z3
 	ADDQ             $0x00000100, SI
-	TESTQ            $0x00000003, R10
+	TESTQ            $0x00000003, R13
 	JNZ              dim_later
-	MOVQ             run+24(FP), R11
 	PREFETCHT1       (R8)
-	MOVQ             32(R11), R12
-	PREFETCHT1       (R8)(R12*1)
-	MOVQ             40(R11), R12
-	PREFETCHT1       (R8)(R12*1)
-	MOVQ             48(R11), R12
+	PREFETCHT1       (R8)(R10*1)
+	PREFETCHT1       (R8)(R11*1)
 	PREFETCHT1       (R8)(R12*1)
 	ADDQ             $0x40, R8
 	DECQ             R9
 	JNZ              dim_same0
-	ADDQ             64(R11), R8
-	MOVQ             56(R11), R9
+	MOVQ             run+24(FP), R9
+	ADDQ             64(R9), R8
+	MOVQ             56(R9), R9
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
-	SUBQ $0x00000001, R10
+	SUBQ $0x00000001, R13
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R10
-	ANDQ $0x03, R10
+	MOVQ d+40(FP), R13
+	ANDQ $0x03, R13
 	JZ   dim_done
 
 dim_one:
@@ -31779,7 +31906,7 @@ dim_one:
 	VFMADD231PS.BCST (DI)(BX*1), Z4, Z3
 	ADDQ             $0x00000040, SI
 	ADDQ             $0x04, DI
-	SUBQ             $0x00000001, R10
+	SUBQ             $0x00000001, R13
 	JNZ              dim_one
 
 dim_done:
@@ -31814,6 +31941,9 @@ TEXT ·values4AVX512x1(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), R11
+	MOVQ 40(R8), R12
+	MOVQ 48(R8), R13
 
 group:
 	MOVQ   p+32(FP), DI
@@ -31823,15 +31953,15 @@ group:
 	VPXORD Z3, Z3, Z3
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R11
+	MOVQ   runs+8(FP), R14
 
 run:
-	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
+	MOVQ (R14), SI
+	MOVQ 16(R14), R15
+	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
-	SHRQ $0x02, R12
+	MOVQ 8(SP), R15
+	SHRQ $0x02, R15
 	JZ   key_rest
 
 key:
@@ -31856,14 +31986,11 @@ key:
 	VFMADD231PS.BCST 8(SI)(BX*1), Z4, Z2
 	VFMADD231PS.BCST 12(SI)(BX*1), Z4, Z3
 	ADDQ             $0x00000100, DI
-	TESTQ            $0x00000003, R12
+	TESTQ            $0x00000003, R15
 	JNZ              key_later
 	PREFETCHT1       (R9)
-	MOVQ             32(R8), R13
-	PREFETCHT1       (R9)(R13*1)
-	MOVQ             40(R8), R13
-	PREFETCHT1       (R9)(R13*1)
-	MOVQ             48(R8), R13
+	PREFETCHT1       (R9)(R11*1)
+	PREFETCHT1       (R9)(R12*1)
 	PREFETCHT1       (R9)(R13*1)
 	ADDQ             $0x40, R9
 	DECQ             R10
@@ -31873,6 +32000,9 @@ key:
 	ADDQ             72(R8), R8
 	MOVQ             8(R8), R9
 	MOVQ             24(R8), R10
+	MOVQ             32(R8), R11
+	MOVQ             40(R8), R12
+	MOVQ             48(R8), R13
 	JMP              key_same0
 
 key_same0_row:
@@ -31882,12 +32012,12 @@ key_same0_row:
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R15
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R15
+	ANDQ $0x03, R15
 	JZ   key_done
 
 key_one:
@@ -31898,11 +32028,11 @@ key_one:
 	VFMADD231PS.BCST 12(SI), Z4, Z3
 	ADDQ             $0x00000040, DI
 	ADDQ             CX, SI
-	SUBQ             $0x00000001, R12
+	SUBQ             $0x00000001, R15
 	JNZ              key_one
 
 key_done:
-	ADDQ        $0x00000058, R11
+	ADDQ        $0x00000058, R14
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -31934,9 +32064,12 @@ TEXT ·scores1AVX512x1(SB), NOSPLIT, $0-64
 	MOVQ k+8(FP), CX
 	MOVQ ldk+16(FP), DX
 	LEAQ (DX)(DX*2), BX
-	MOVQ run+24(FP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
+	MOVQ 32(SI), BX
+	MOVQ 40(SI), BX
+	MOVQ 48(SI), BX
 
 group:
 	MOVQ   CX, SI
@@ -31999,6 +32132,9 @@ TEXT ·values1AVX512x1(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), SI
+	MOVQ 40(R8), SI
+	MOVQ 48(R8), SI
 
 group:
 	MOVQ   p+32(FP), DI
@@ -33504,6 +33640,9 @@ TEXT ·scores6AVX2x2(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R9
 	MOVQ 24(SI), R10
+	MOVQ 32(SI), R11
+	MOVQ 40(SI), R12
+	MOVQ 48(SI), R13
 
 group:
 	MOVQ   CX, DI
@@ -33521,8 +33660,8 @@ group:
 	VXORPS Y9, Y9, Y9
 	VXORPS Y10, Y10, Y10
 	VXORPS Y11, Y11, Y11
-	MOVQ   d+40(FP), R11
-	SHRQ   $0x02, R11
+	MOVQ   d+40(FP), R14
+	SHRQ   $0x02, R14
 	JZ     dim_rest
 
 dim:
@@ -33607,32 +33746,29 @@ dim:
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
 	ADDQ         $0x00000100, SI
-	TESTQ        $0x00000001, R11
+	TESTQ        $0x00000001, R14
 	JNZ          dim_later
-	MOVQ         run+24(FP), R12
 	PREFETCHT1   (R9)
-	MOVQ         32(R12), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         40(R12), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         48(R12), R13
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R12*1)
 	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
 	JNZ          dim_same0
-	ADDQ         64(R12), R9
-	MOVQ         56(R12), R10
+	MOVQ         run+24(FP), R10
+	ADDQ         64(R10), R9
+	MOVQ         56(R10), R10
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R14
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R11
-	ANDQ $0x03, R11
+	MOVQ d+40(FP), R14
+	ANDQ $0x03, R14
 	JZ   dim_done
 
 dim_one:
@@ -33659,7 +33795,7 @@ dim_one:
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x04, DI
 	ADDQ         $0x04, R8
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R14
 	JNZ          dim_one
 
 dim_done:
@@ -33713,6 +33849,9 @@ TEXT ·values6AVX2x2(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), R11
+	MOVQ 40(R8), R12
+	MOVQ 48(R8), R13
 
 group:
 	MOVQ   p+32(FP), DI
@@ -33730,15 +33869,15 @@ group:
 	VXORPS Y11, Y11, Y11
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R11
+	MOVQ   runs+8(FP), R14
 
 run:
-	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
+	MOVQ (R14), SI
+	MOVQ 16(R14), R15
+	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
-	SHRQ $0x02, R12
+	MOVQ 8(SP), R15
+	SHRQ $0x02, R15
 	JZ   key_rest
 
 key:
@@ -33823,14 +33962,11 @@ key:
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
 	ADDQ         $0x00000100, DI
-	TESTQ        $0x00000001, R12
+	TESTQ        $0x00000001, R15
 	JNZ          key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         40(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R12*1)
 	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
@@ -33840,6 +33976,9 @@ key:
 	ADDQ         72(R8), R8
 	MOVQ         8(R8), R9
 	MOVQ         24(R8), R10
+	MOVQ         32(R8), R11
+	MOVQ         40(R8), R12
+	MOVQ         48(R8), R13
 	JMP          key_same0
 
 key_same0_row:
@@ -33849,12 +33988,12 @@ key_same0_row:
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R15
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R15
+	ANDQ $0x03, R15
 	JZ   key_done
 
 key_one:
@@ -33880,11 +34019,11 @@ key_one:
 	VFMADD231PS  Y13, Y14, Y11
 	ADDQ         $0x00000040, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R12
+	SUBQ         $0x00000001, R15
 	JNZ          key_one
 
 key_done:
-	ADDQ        $0x00000058, R11
+	ADDQ        $0x00000058, R14
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -33936,6 +34075,9 @@ TEXT ·scores4AVX2x2(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R8
 	MOVQ 24(SI), R9
+	MOVQ 32(SI), R10
+	MOVQ 40(SI), R11
+	MOVQ 48(SI), R12
 
 group:
 	MOVQ   CX, DI
@@ -33948,8 +34090,8 @@ group:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   d+40(FP), R10
-	SHRQ   $0x02, R10
+	MOVQ   d+40(FP), R13
+	SHRQ   $0x02, R13
 	JZ     dim_rest
 
 dim:
@@ -34010,31 +34152,28 @@ dim:
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
 	ADDQ         $0x00000100, SI
-	TESTQ        $0x00000003, R10
+	TESTQ        $0x00000003, R13
 	JNZ          dim_later
-	MOVQ         run+24(FP), R11
 	PREFETCHT1   (R8)
-	MOVQ         32(R11), R12
-	PREFETCHT1   (R8)(R12*1)
-	MOVQ         40(R11), R12
-	PREFETCHT1   (R8)(R12*1)
-	MOVQ         48(R11), R12
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R11*1)
 	PREFETCHT1   (R8)(R12*1)
 	ADDQ         $0x40, R8
 	DECQ         R9
 	JNZ          dim_same0
-	ADDQ         64(R11), R8
-	MOVQ         56(R11), R9
+	MOVQ         run+24(FP), R9
+	ADDQ         64(R9), R8
+	MOVQ         56(R9), R9
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
-	SUBQ $0x00000001, R10
+	SUBQ $0x00000001, R13
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R10
-	ANDQ $0x03, R10
+	MOVQ d+40(FP), R13
+	ANDQ $0x03, R13
 	JZ   dim_done
 
 dim_one:
@@ -34054,7 +34193,7 @@ dim_one:
 	VFMADD231PS  Y9, Y10, Y7
 	ADDQ         $0x00000040, SI
 	ADDQ         $0x04, DI
-	SUBQ         $0x00000001, R10
+	SUBQ         $0x00000001, R13
 	JNZ          dim_one
 
 dim_done:
@@ -34098,6 +34237,9 @@ TEXT ·values4AVX2x2(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), R11
+	MOVQ 40(R8), R12
+	MOVQ 48(R8), R13
 
 group:
 	MOVQ   p+32(FP), DI
@@ -34111,15 +34253,15 @@ group:
 	VXORPS Y7, Y7, Y7
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R11
+	MOVQ   runs+8(FP), R14
 
 run:
-	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
+	MOVQ (R14), SI
+	MOVQ 16(R14), R15
+	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
-	SHRQ $0x02, R12
+	MOVQ 8(SP), R15
+	SHRQ $0x02, R15
 	JZ   key_rest
 
 key:
@@ -34180,14 +34322,11 @@ key:
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
 	ADDQ         $0x00000100, DI
-	TESTQ        $0x00000003, R12
+	TESTQ        $0x00000003, R15
 	JNZ          key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         40(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R12*1)
 	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
@@ -34197,6 +34336,9 @@ key:
 	ADDQ         72(R8), R8
 	MOVQ         8(R8), R9
 	MOVQ         24(R8), R10
+	MOVQ         32(R8), R11
+	MOVQ         40(R8), R12
+	MOVQ         48(R8), R13
 	JMP          key_same0
 
 key_same0_row:
@@ -34206,12 +34348,12 @@ key_same0_row:
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R15
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R15
+	ANDQ $0x03, R15
 	JZ   key_done
 
 key_one:
@@ -34231,11 +34373,11 @@ key_one:
 	VFMADD231PS  Y9, Y10, Y7
 	ADDQ         $0x00000040, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R12
+	SUBQ         $0x00000001, R15
 	JNZ          key_one
 
 key_done:
-	ADDQ        $0x00000058, R11
+	ADDQ        $0x00000058, R14
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -34276,9 +34418,12 @@ TEXT ·scores1AVX2x2(SB), NOSPLIT, $0-64
 	MOVQ k+8(FP), CX
 	MOVQ ldk+16(FP), DX
 	LEAQ (DX)(DX*2), BX
-	MOVQ run+24(FP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
+	MOVQ 32(SI), BX
+	MOVQ 40(SI), BX
+	MOVQ 48(SI), BX
 
 group:
 	MOVQ   CX, SI
@@ -34360,6 +34505,9 @@ TEXT ·values1AVX2x2(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), SI
+	MOVQ 40(R8), SI
+	MOVQ 48(R8), SI
 
 group:
 	MOVQ   p+32(FP), DI
@@ -35591,6 +35739,9 @@ TEXT ·scores12AVX2x1(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R10
 	MOVQ 24(SI), R11
+	MOVQ 32(SI), R12
+	MOVQ 40(SI), R13
+	MOVQ 48(SI), R14
 
 group:
 	MOVQ   CX, DI
@@ -35609,8 +35760,8 @@ group:
 	VXORPS Y9, Y9, Y9
 	VXORPS Y10, Y10, Y10
 	VXORPS Y11, Y11, Y11
-	MOVQ   d+40(FP), R12
-	SHRQ   $0x02, R12
+	MOVQ   d+40(FP), R15
+	SHRQ   $0x02, R15
 	JZ     dim_rest
 
 dim:
@@ -35715,33 +35866,30 @@ dim:
 	VBROADCASTSS 12(R9)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y11
 	ADDQ         $0x00000080, SI
-	TESTQ        $0x00000003, R12
+	TESTQ        $0x00000003, R15
 	JZ           dim_later
-	MOVQ         run+24(FP), R13
 	PREFETCHT1   (R10)
-	MOVQ         32(R13), R14
-	PREFETCHT1   (R10)(R14*1)
-	MOVQ         40(R13), R14
-	PREFETCHT1   (R10)(R14*1)
-	MOVQ         48(R13), R14
+	PREFETCHT1   (R10)(R12*1)
+	PREFETCHT1   (R10)(R13*1)
 	PREFETCHT1   (R10)(R14*1)
 	ADDQ         $0x40, R10
 	DECQ         R11
 	JNZ          dim_same0
-	ADDQ         64(R13), R10
-	MOVQ         56(R13), R11
+	MOVQ         run+24(FP), R11
+	ADDQ         64(R11), R10
+	MOVQ         56(R11), R11
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
 	ADDQ $0x10, R9
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R15
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R12
-	ANDQ $0x03, R12
+	MOVQ d+40(FP), R15
+	ANDQ $0x03, R15
 	JZ   dim_done
 
 dim_one:
@@ -35774,7 +35922,7 @@ dim_one:
 	ADDQ         $0x04, DI
 	ADDQ         $0x04, R8
 	ADDQ         $0x04, R9
-	SUBQ         $0x00000001, R12
+	SUBQ         $0x00000001, R15
 	JNZ          dim_one
 
 dim_done:
@@ -35827,6 +35975,9 @@ TEXT ·values12AVX2x1(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), R11
+	MOVQ 40(R8), R12
+	MOVQ 48(R8), R13
 
 group:
 	MOVQ   p+32(FP), DI
@@ -35844,15 +35995,15 @@ group:
 	VXORPS Y11, Y11, Y11
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R11
+	MOVQ   runs+8(FP), R14
 
 run:
-	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
+	MOVQ (R14), SI
+	MOVQ 16(R14), R15
+	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
-	SHRQ $0x02, R12
+	MOVQ 8(SP), R15
+	SHRQ $0x02, R15
 	JZ   key_rest
 
 key:
@@ -35957,14 +36108,11 @@ key:
 	VBROADCASTSS 44(SI)(BX*1), Y13
 	VFMADD231PS  Y12, Y13, Y11
 	ADDQ         $0x00000080, DI
-	TESTQ        $0x00000003, R12
+	TESTQ        $0x00000003, R15
 	JZ           key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         40(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R12*1)
 	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
@@ -35974,6 +36122,9 @@ key:
 	ADDQ         72(R8), R8
 	MOVQ         8(R8), R9
 	MOVQ         24(R8), R10
+	MOVQ         32(R8), R11
+	MOVQ         40(R8), R12
+	MOVQ         48(R8), R13
 	JMP          key_same0
 
 key_same0_row:
@@ -35983,12 +36134,12 @@ key_same0_row:
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R15
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R15
+	ANDQ $0x03, R15
 	JZ   key_done
 
 key_one:
@@ -36019,11 +36170,11 @@ key_one:
 	VFMADD231PS  Y12, Y13, Y11
 	ADDQ         $0x00000020, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R12
+	SUBQ         $0x00000001, R15
 	JNZ          key_one
 
 key_done:
-	ADDQ        $0x00000058, R11
+	ADDQ        $0x00000058, R14
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -36074,6 +36225,9 @@ TEXT ·scores8AVX2x1(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R9
 	MOVQ 24(SI), R10
+	MOVQ 32(SI), R11
+	MOVQ 40(SI), R12
+	MOVQ 48(SI), R13
 
 group:
 	MOVQ   CX, DI
@@ -36087,8 +36241,8 @@ group:
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   d+40(FP), R11
-	SHRQ   $0x02, R11
+	MOVQ   d+40(FP), R14
+	SHRQ   $0x02, R14
 	JZ     dim_rest
 
 dim:
@@ -36161,32 +36315,29 @@ dim:
 	VBROADCASTSS 12(R8)(BX*1), Y9
 	VFMADD231PS  Y8, Y9, Y7
 	ADDQ         $0x00000080, SI
-	TESTQ        $0x00000001, R11
+	TESTQ        $0x00000001, R14
 	JNZ          dim_later
-	MOVQ         run+24(FP), R12
 	PREFETCHT1   (R9)
-	MOVQ         32(R12), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         40(R12), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         48(R12), R13
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R12*1)
 	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
 	JNZ          dim_same0
-	ADDQ         64(R12), R9
-	MOVQ         56(R12), R10
+	MOVQ         run+24(FP), R10
+	ADDQ         64(R10), R9
+	MOVQ         56(R10), R10
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R14
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R11
-	ANDQ $0x03, R11
+	MOVQ d+40(FP), R14
+	ANDQ $0x03, R14
 	JZ   dim_done
 
 dim_one:
@@ -36210,7 +36361,7 @@ dim_one:
 	ADDQ         $0x00000020, SI
 	ADDQ         $0x04, DI
 	ADDQ         $0x04, R8
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R14
 	JNZ          dim_one
 
 dim_done:
@@ -36254,6 +36405,9 @@ TEXT ·values8AVX2x1(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), R11
+	MOVQ 40(R8), R12
+	MOVQ 48(R8), R13
 
 group:
 	MOVQ   p+32(FP), DI
@@ -36267,15 +36421,15 @@ group:
 	VXORPS Y7, Y7, Y7
 	MOVQ   n+16(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+8(FP), R11
+	MOVQ   runs+8(FP), R14
 
 run:
-	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
+	MOVQ (R14), SI
+	MOVQ 16(R14), R15
+	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
-	SHRQ $0x02, R12
+	MOVQ 8(SP), R15
+	SHRQ $0x02, R15
 	JZ   key_rest
 
 key:
@@ -36348,14 +36502,11 @@ key:
 	VBROADCASTSS 28(SI)(BX*1), Y9
 	VFMADD231PS  Y8, Y9, Y7
 	ADDQ         $0x00000080, DI
-	TESTQ        $0x00000001, R12
+	TESTQ        $0x00000001, R15
 	JNZ          key_later
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         40(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R12*1)
 	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
@@ -36365,6 +36516,9 @@ key:
 	ADDQ         72(R8), R8
 	MOVQ         8(R8), R9
 	MOVQ         24(R8), R10
+	MOVQ         32(R8), R11
+	MOVQ         40(R8), R12
+	MOVQ         48(R8), R13
 	JMP          key_same0
 
 key_same0_row:
@@ -36374,12 +36528,12 @@ key_same0_row:
 key_same0:
 key_later:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R15
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R15
+	ANDQ $0x03, R15
 	JZ   key_done
 
 key_one:
@@ -36402,11 +36556,11 @@ key_one:
 	VFMADD231PS  Y8, Y9, Y7
 	ADDQ         $0x00000020, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R12
+	SUBQ         $0x00000001, R15
 	JNZ          key_one
 
 key_done:
-	ADDQ        $0x00000058, R11
+	ADDQ        $0x00000058, R14
 	SUBQ        $0x00000001, (SP)
 	JNZ         run
 	MOVQ        alpha+56(FP), SI
@@ -36446,9 +36600,12 @@ TEXT ·scores1AVX2x1(SB), NOSPLIT, $0-64
 	MOVQ k+8(FP), CX
 	MOVQ ldk+16(FP), DX
 	LEAQ (DX)(DX*2), BX
-	MOVQ run+24(FP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
+	MOVQ 32(SI), BX
+	MOVQ 40(SI), BX
+	MOVQ 48(SI), BX
 
 group:
 	MOVQ   CX, SI
@@ -36516,6 +36673,9 @@ TEXT ·values1AVX2x1(SB), NOSPLIT, $16-64
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), SI
+	MOVQ 40(R8), SI
+	MOVQ 48(R8), SI
 
 group:
 	MOVQ   p+32(FP), DI
@@ -37566,6 +37726,9 @@ TEXT ·scores8AVX512Columns3(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R9
 	MOVQ 24(SI), R10
+	MOVQ 32(SI), R11
+	MOVQ 40(SI), R12
+	MOVQ 48(SI), R13
 
 group:
 	MOVQ   CX, DI
@@ -37595,8 +37758,8 @@ group:
 	VPXORD Z21, Z21, Z21
 	VPXORD Z22, Z22, Z22
 	VPXORD Z23, Z23, Z23
-	MOVQ   d+40(FP), R11
-	SHRQ   $0x02, R11
+	MOVQ   d+40(FP), R14
+	SHRQ   $0x02, R14
 	JZ     dim_rest
 
 dim:
@@ -37741,32 +37904,29 @@ dim:
 	VFMADD231PS  Z25, Z27, Z22
 	VFMADD231PS  Z26, Z27, Z23
 	ADDQ         $0x00000400, SI
-	TESTQ        $0x00000001, R11
+	TESTQ        $0x00000001, R14
 	JNZ          dim_later
-	MOVQ         run+24(FP), R12
 	PREFETCHT1   (R9)
-	MOVQ         32(R12), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         40(R12), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         48(R12), R13
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R12*1)
 	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
 	JNZ          dim_same0
-	ADDQ         64(R12), R9
-	MOVQ         56(R12), R10
+	MOVQ         run+24(FP), R10
+	ADDQ         64(R10), R9
+	MOVQ         56(R10), R10
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R14
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R11
-	ANDQ $0x03, R11
+	MOVQ d+40(FP), R14
+	ANDQ $0x03, R14
 	JZ   dim_done
 
 dim_one:
@@ -37808,7 +37968,7 @@ dim_one:
 	ADDQ         $0x00000100, SI
 	ADDQ         $0x04, DI
 	ADDQ         $0x04, R8
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R14
 	JNZ          dim_one
 
 dim_done:
@@ -37885,6 +38045,9 @@ TEXT ·scores4AVX512Columns3(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R8
 	MOVQ 24(SI), R9
+	MOVQ 32(SI), R10
+	MOVQ 40(SI), R11
+	MOVQ 48(SI), R12
 
 group:
 	MOVQ   CX, DI
@@ -37901,8 +38064,8 @@ group:
 	VPXORD Z9, Z9, Z9
 	VPXORD Z10, Z10, Z10
 	VPXORD Z11, Z11, Z11
-	MOVQ   d+40(FP), R10
-	SHRQ   $0x02, R10
+	MOVQ   d+40(FP), R13
+	SHRQ   $0x02, R13
 	JZ     dim_rest
 
 dim:
@@ -37983,31 +38146,28 @@ dim:
 	VFMADD231PS  Z13, Z15, Z10
 	VFMADD231PS  Z14, Z15, Z11
 	ADDQ         $0x00000400, SI
-	TESTQ        $0x00000003, R10
+	TESTQ        $0x00000003, R13
 	JNZ          dim_later
-	MOVQ         run+24(FP), R11
 	PREFETCHT1   (R8)
-	MOVQ         32(R11), R12
-	PREFETCHT1   (R8)(R12*1)
-	MOVQ         40(R11), R12
-	PREFETCHT1   (R8)(R12*1)
-	MOVQ         48(R11), R12
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R11*1)
 	PREFETCHT1   (R8)(R12*1)
 	ADDQ         $0x40, R8
 	DECQ         R9
 	JNZ          dim_same0
-	ADDQ         64(R11), R8
-	MOVQ         56(R11), R9
+	MOVQ         run+24(FP), R9
+	ADDQ         64(R9), R8
+	MOVQ         56(R9), R9
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
-	SUBQ $0x00000001, R10
+	SUBQ $0x00000001, R13
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R10
-	ANDQ $0x03, R10
+	MOVQ d+40(FP), R13
+	ANDQ $0x03, R13
 	JZ   dim_done
 
 dim_one:
@@ -38032,7 +38192,7 @@ dim_one:
 	VFMADD231PS  Z14, Z15, Z11
 	ADDQ         $0x00000100, SI
 	ADDQ         $0x04, DI
-	SUBQ         $0x00000001, R10
+	SUBQ         $0x00000001, R13
 	JNZ          dim_one
 
 dim_done:
@@ -38081,9 +38241,12 @@ TEXT ·scores1AVX512Columns3(SB), NOSPLIT, $0-64
 	MOVQ k+8(FP), CX
 	MOVQ ldk+16(FP), DX
 	LEAQ (DX)(DX*2), BX
-	MOVQ run+24(FP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
+	MOVQ 32(SI), BX
+	MOVQ 40(SI), BX
+	MOVQ 48(SI), BX
 
 group:
 	MOVQ   CX, SI
@@ -38178,6 +38341,9 @@ TEXT ·scores8AVX512Columns2(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R9
 	MOVQ 24(SI), R10
+	MOVQ 32(SI), R11
+	MOVQ 40(SI), R12
+	MOVQ 48(SI), R13
 
 group:
 	MOVQ   CX, DI
@@ -38199,8 +38365,8 @@ group:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   d+40(FP), R11
-	SHRQ   $0x02, R11
+	MOVQ   d+40(FP), R14
+	SHRQ   $0x02, R14
 	JZ     dim_rest
 
 dim:
@@ -38309,32 +38475,29 @@ dim:
 	VFMADD231PS  Z16, Z18, Z14
 	VFMADD231PS  Z17, Z18, Z15
 	ADDQ         $0x00000400, SI
-	TESTQ        $0x00000001, R11
+	TESTQ        $0x00000001, R14
 	JNZ          dim_later
-	MOVQ         run+24(FP), R12
 	PREFETCHT1   (R9)
-	MOVQ         32(R12), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         40(R12), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         48(R12), R13
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R12*1)
 	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
 	JNZ          dim_same0
-	ADDQ         64(R12), R9
-	MOVQ         56(R12), R10
+	MOVQ         run+24(FP), R10
+	ADDQ         64(R10), R9
+	MOVQ         56(R10), R10
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
-	SUBQ $0x00000001, R11
+	SUBQ $0x00000001, R14
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R11
-	ANDQ $0x03, R11
+	MOVQ d+40(FP), R14
+	ANDQ $0x03, R14
 	JZ   dim_done
 
 dim_one:
@@ -38367,7 +38530,7 @@ dim_one:
 	ADDQ         $0x00000100, SI
 	ADDQ         $0x04, DI
 	ADDQ         $0x04, R8
-	SUBQ         $0x00000001, R11
+	SUBQ         $0x00000001, R14
 	JNZ          dim_one
 
 dim_done:
@@ -38427,6 +38590,9 @@ TEXT ·scores4AVX512Columns2(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R8
 	MOVQ 24(SI), R9
+	MOVQ 32(SI), R10
+	MOVQ 40(SI), R11
+	MOVQ 48(SI), R12
 
 group:
 	MOVQ   CX, DI
@@ -38439,8 +38605,8 @@ group:
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   d+40(FP), R10
-	SHRQ   $0x02, R10
+	MOVQ   d+40(FP), R13
+	SHRQ   $0x02, R13
 	JZ     dim_rest
 
 dim:
@@ -38501,31 +38667,28 @@ dim:
 	VFMADD231PS  Z8, Z10, Z6
 	VFMADD231PS  Z9, Z10, Z7
 	ADDQ         $0x00000400, SI
-	TESTQ        $0x00000003, R10
+	TESTQ        $0x00000003, R13
 	JNZ          dim_later
-	MOVQ         run+24(FP), R11
 	PREFETCHT1   (R8)
-	MOVQ         32(R11), R12
-	PREFETCHT1   (R8)(R12*1)
-	MOVQ         40(R11), R12
-	PREFETCHT1   (R8)(R12*1)
-	MOVQ         48(R11), R12
+	PREFETCHT1   (R8)(R10*1)
+	PREFETCHT1   (R8)(R11*1)
 	PREFETCHT1   (R8)(R12*1)
 	ADDQ         $0x40, R8
 	DECQ         R9
 	JNZ          dim_same0
-	ADDQ         64(R11), R8
-	MOVQ         56(R11), R9
+	MOVQ         run+24(FP), R9
+	ADDQ         64(R9), R8
+	MOVQ         56(R9), R9
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
-	SUBQ $0x00000001, R10
+	SUBQ $0x00000001, R13
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R10
-	ANDQ $0x03, R10
+	MOVQ d+40(FP), R13
+	ANDQ $0x03, R13
 	JZ   dim_done
 
 dim_one:
@@ -38545,7 +38708,7 @@ dim_one:
 	VFMADD231PS  Z9, Z10, Z7
 	ADDQ         $0x00000100, SI
 	ADDQ         $0x04, DI
-	SUBQ         $0x00000001, R10
+	SUBQ         $0x00000001, R13
 	JNZ          dim_one
 
 dim_done:
@@ -38585,9 +38748,12 @@ TEXT ·scores1AVX512Columns2(SB), NOSPLIT, $0-64
 	MOVQ k+8(FP), CX
 	MOVQ ldk+16(FP), DX
 	LEAQ (DX)(DX*2), BX
-	MOVQ run+24(FP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
+	MOVQ 32(SI), BX
+	MOVQ 40(SI), BX
+	MOVQ 48(SI), BX
 
 group:
 	MOVQ   CX, SI
@@ -38660,7 +38826,7 @@ dim_done:
 
 // func scores16AVX512Columns1(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·scores16AVX512Columns1(SB), NOSPLIT, $0-64
+TEXT ·scores16AVX512Columns1(SB), NOSPLIT, $8-64
 	MOVQ s+0(FP), AX
 	MOVQ k+8(FP), CX
 	MOVQ ldk+16(FP), DX
@@ -38668,6 +38834,9 @@ TEXT ·scores16AVX512Columns1(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R11
 	MOVQ 24(SI), R12
+	MOVQ 32(SI), R13
+	MOVQ 40(SI), R14
+	MOVQ 48(SI), R15
 
 group:
 	MOVQ   CX, DI
@@ -38691,8 +38860,8 @@ group:
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   d+40(FP), R13
-	SHRQ   $0x02, R13
+	MOVQ   d+40(FP), BP
+	SHRQ   $0x02, BP
 	JZ     dim_rest
 
 dim:
@@ -38765,31 +38934,28 @@ dim:
 	VFMADD231PS.BCST 12(R10)(DX*2), Z16, Z14
 	VFMADD231PS.BCST 12(R10)(BX*1), Z16, Z15
 	ADDQ             $0x00000400, SI
-	MOVQ             run+24(FP), R14
 	PREFETCHT1       (R11)
-	MOVQ             32(R14), R15
-	PREFETCHT1       (R11)(R15*1)
-	MOVQ             40(R14), R15
-	PREFETCHT1       (R11)(R15*1)
-	MOVQ             48(R14), R15
+	PREFETCHT1       (R11)(R13*1)
+	PREFETCHT1       (R11)(R14*1)
 	PREFETCHT1       (R11)(R15*1)
 	ADDQ             $0x40, R11
 	DECQ             R12
 	JNZ              dim_same0
-	ADDQ             64(R14), R11
-	MOVQ             56(R14), R12
+	MOVQ             run+24(FP), R12
+	ADDQ             64(R12), R11
+	MOVQ             56(R12), R12
 
 dim_same0:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
 	ADDQ $0x10, R9
 	ADDQ $0x10, R10
-	SUBQ $0x00000001, R13
+	SUBQ $0x00000001, BP
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R13
-	ANDQ $0x03, R13
+	MOVQ d+40(FP), BP
+	ANDQ $0x03, BP
 	JZ   dim_done
 
 dim_one:
@@ -38815,7 +38981,7 @@ dim_one:
 	ADDQ             $0x04, R8
 	ADDQ             $0x04, R9
 	ADDQ             $0x04, R10
-	SUBQ             $0x00000001, R13
+	SUBQ             $0x00000001, BP
 	JNZ              dim_one
 
 dim_done:
@@ -38876,6 +39042,9 @@ TEXT ·scores4AVX512Columns1(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R8
 	MOVQ 24(SI), R9
+	MOVQ 32(SI), R10
+	MOVQ 40(SI), R11
+	MOVQ 48(SI), R12
 
 group:
 	MOVQ   CX, DI
@@ -38884,8 +39053,8 @@ group:
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
-	MOVQ   d+40(FP), R10
-	SHRQ   $0x02, R10
+	MOVQ   d+40(FP), R13
+	SHRQ   $0x02, R13
 	JZ     dim_rest
 
 dim:
@@ -38910,31 +39079,28 @@ dim:
 	VFMADD231PS.BCST 12(DI)(DX*2), Z4, Z2
 	VFMADD231PS.BCST 12(DI)(BX*1), Z4, Z3
 	ADDQ             $0x00000400, SI
-	TESTQ            $0x00000003, R10
+	TESTQ            $0x00000003, R13
 	JNZ              dim_later
-	MOVQ             run+24(FP), R11
 	PREFETCHT1       (R8)
-	MOVQ             32(R11), R12
-	PREFETCHT1       (R8)(R12*1)
-	MOVQ             40(R11), R12
-	PREFETCHT1       (R8)(R12*1)
-	MOVQ             48(R11), R12
+	PREFETCHT1       (R8)(R10*1)
+	PREFETCHT1       (R8)(R11*1)
 	PREFETCHT1       (R8)(R12*1)
 	ADDQ             $0x40, R8
 	DECQ             R9
 	JNZ              dim_same0
-	ADDQ             64(R11), R8
-	MOVQ             56(R11), R9
+	MOVQ             run+24(FP), R9
+	ADDQ             64(R9), R8
+	MOVQ             56(R9), R9
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
-	SUBQ $0x00000001, R10
+	SUBQ $0x00000001, R13
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R10
-	ANDQ $0x03, R10
+	MOVQ d+40(FP), R13
+	ANDQ $0x03, R13
 	JZ   dim_done
 
 dim_one:
@@ -38945,7 +39111,7 @@ dim_one:
 	VFMADD231PS.BCST (DI)(BX*1), Z4, Z3
 	ADDQ             $0x00000100, SI
 	ADDQ             $0x04, DI
-	SUBQ             $0x00000001, R10
+	SUBQ             $0x00000001, R13
 	JNZ              dim_one
 
 dim_done:
@@ -38976,9 +39142,12 @@ TEXT ·scores1AVX512Columns1(SB), NOSPLIT, $0-64
 	MOVQ k+8(FP), CX
 	MOVQ ldk+16(FP), DX
 	LEAQ (DX)(DX*2), BX
-	MOVQ run+24(FP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
+	MOVQ 32(SI), BX
+	MOVQ 40(SI), BX
+	MOVQ 48(SI), BX
 
 group:
 	MOVQ   CX, SI
@@ -39923,7 +40092,7 @@ step6_done:
 
 // func scores16AVX512Half(s *float32, k *float32, ldk int, run *uintptr, qt *float32, d int, groups int, mx *float32)
 // Requires: AVX, AVX512F, AVX512VL, MMX+
-TEXT ·scores16AVX512Half(SB), NOSPLIT, $0-64
+TEXT ·scores16AVX512Half(SB), NOSPLIT, $8-64
 	MOVQ s+0(FP), AX
 	MOVQ k+8(FP), CX
 	MOVQ ldk+16(FP), DX
@@ -39931,6 +40100,9 @@ TEXT ·scores16AVX512Half(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R11
 	MOVQ 24(SI), R12
+	MOVQ 32(SI), R13
+	MOVQ 40(SI), R14
+	MOVQ 48(SI), R15
 
 group:
 	MOVQ   CX, DI
@@ -39954,8 +40126,8 @@ group:
 	VPXORD Y13, Y13, Y13
 	VPXORD Y14, Y14, Y14
 	VPXORD Y15, Y15, Y15
-	MOVQ   d+40(FP), R13
-	SHRQ   $0x02, R13
+	MOVQ   d+40(FP), BP
+	SHRQ   $0x02, BP
 	JZ     dim_rest
 
 dim:
@@ -40028,31 +40200,28 @@ dim:
 	VFMADD231PS.BCST 12(R10)(DX*2), Y16, Y14
 	VFMADD231PS.BCST 12(R10)(BX*1), Y16, Y15
 	ADDQ             $0x00000080, SI
-	MOVQ             run+24(FP), R14
 	PREFETCHT1       (R11)
-	MOVQ             32(R14), R15
-	PREFETCHT1       (R11)(R15*1)
-	MOVQ             40(R14), R15
-	PREFETCHT1       (R11)(R15*1)
-	MOVQ             48(R14), R15
+	PREFETCHT1       (R11)(R13*1)
+	PREFETCHT1       (R11)(R14*1)
 	PREFETCHT1       (R11)(R15*1)
 	ADDQ             $0x40, R11
 	DECQ             R12
 	JNZ              dim_same0
-	ADDQ             64(R14), R11
-	MOVQ             56(R14), R12
+	MOVQ             run+24(FP), R12
+	ADDQ             64(R12), R11
+	MOVQ             56(R12), R12
 
 dim_same0:
 	ADDQ $0x10, DI
 	ADDQ $0x10, R8
 	ADDQ $0x10, R9
 	ADDQ $0x10, R10
-	SUBQ $0x00000001, R13
+	SUBQ $0x00000001, BP
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R13
-	ANDQ $0x03, R13
+	MOVQ d+40(FP), BP
+	ANDQ $0x03, BP
 	JZ   dim_done
 
 dim_one:
@@ -40078,7 +40247,7 @@ dim_one:
 	ADDQ             $0x04, R8
 	ADDQ             $0x04, R9
 	ADDQ             $0x04, R10
-	SUBQ             $0x00000001, R13
+	SUBQ             $0x00000001, BP
 	JNZ              dim_one
 
 dim_done:
@@ -40139,6 +40308,9 @@ TEXT ·scores4AVX512Half(SB), NOSPLIT, $0-64
 	MOVQ run+24(FP), SI
 	MOVQ 8(SI), R8
 	MOVQ 24(SI), R9
+	MOVQ 32(SI), R10
+	MOVQ 40(SI), R11
+	MOVQ 48(SI), R12
 
 group:
 	MOVQ   CX, DI
@@ -40147,8 +40319,8 @@ group:
 	VPXORD Y1, Y1, Y1
 	VPXORD Y2, Y2, Y2
 	VPXORD Y3, Y3, Y3
-	MOVQ   d+40(FP), R10
-	SHRQ   $0x02, R10
+	MOVQ   d+40(FP), R13
+	SHRQ   $0x02, R13
 	JZ     dim_rest
 
 dim:
@@ -40173,31 +40345,28 @@ dim:
 	VFMADD231PS.BCST 12(DI)(DX*2), Y4, Y2
 	VFMADD231PS.BCST 12(DI)(BX*1), Y4, Y3
 	ADDQ             $0x00000080, SI
-	TESTQ            $0x00000003, R10
+	TESTQ            $0x00000003, R13
 	JNZ              dim_later
-	MOVQ             run+24(FP), R11
 	PREFETCHT1       (R8)
-	MOVQ             32(R11), R12
-	PREFETCHT1       (R8)(R12*1)
-	MOVQ             40(R11), R12
-	PREFETCHT1       (R8)(R12*1)
-	MOVQ             48(R11), R12
+	PREFETCHT1       (R8)(R10*1)
+	PREFETCHT1       (R8)(R11*1)
 	PREFETCHT1       (R8)(R12*1)
 	ADDQ             $0x40, R8
 	DECQ             R9
 	JNZ              dim_same0
-	ADDQ             64(R11), R8
-	MOVQ             56(R11), R9
+	MOVQ             run+24(FP), R9
+	ADDQ             64(R9), R8
+	MOVQ             56(R9), R9
 
 dim_same0:
 dim_later:
 	ADDQ $0x10, DI
-	SUBQ $0x00000001, R10
+	SUBQ $0x00000001, R13
 	JNZ  dim
 
 dim_rest:
-	MOVQ d+40(FP), R10
-	ANDQ $0x03, R10
+	MOVQ d+40(FP), R13
+	ANDQ $0x03, R13
 	JZ   dim_done
 
 dim_one:
@@ -40208,7 +40377,7 @@ dim_one:
 	VFMADD231PS.BCST (DI)(BX*1), Y4, Y3
 	ADDQ             $0x00000020, SI
 	ADDQ             $0x04, DI
-	SUBQ             $0x00000001, R10
+	SUBQ             $0x00000001, R13
 	JNZ              dim_one
 
 dim_done:
@@ -40239,9 +40408,12 @@ TEXT ·scores1AVX512Half(SB), NOSPLIT, $0-64
 	MOVQ k+8(FP), CX
 	MOVQ ldk+16(FP), DX
 	LEAQ (DX)(DX*2), BX
-	MOVQ run+24(FP), BX
-	MOVQ 8(BX), DI
-	MOVQ 24(BX), R8
+	MOVQ run+24(FP), SI
+	MOVQ 8(SI), DI
+	MOVQ 24(SI), R8
+	MOVQ 32(SI), BX
+	MOVQ 40(SI), BX
+	MOVQ 48(SI), BX
 
 group:
 	MOVQ   CX, SI
@@ -40318,13 +40490,16 @@ TEXT ·scores32AVX512Half(SB), $2128-64
 one_run:
 	MOVQ    SI, 2112(SP)
 	MOVQ    DI, 2120(SP)
-	MOVQ    run+24(FP), DI
-	MOVQ    8(DI), SI
-	MOVQ    24(DI), DI
+	MOVQ    run+24(FP), R10
+	MOVQ    8(R10), SI
+	MOVQ    24(R10), DI
+	MOVQ    32(R10), R8
+	MOVQ    40(R10), R9
+	MOVQ    48(R10), R10
 	VMOVUPS pairs<>+0(SB), Z0
 	VMOVUPS pairs<>+64(SB), Z1
-	MOVQ    $0x0000aaaa, R8
-	KMOVW   R8, K1
+	MOVQ    $0x0000aaaa, R11
+	KMOVW   R11, K1
 
 group:
 	VPXORD Z2, Z2, Z2
@@ -40343,121 +40518,121 @@ group:
 	VPXORD Z15, Z15, Z15
 	VPXORD Z16, Z16, Z16
 	VPXORD Z17, Z17, Z17
-	MOVQ   qt+32(FP), R8
-	MOVQ   CX, R9
-	MOVQ   d+40(FP), R11
-	SUBQ   $0x10, R11
+	MOVQ   qt+32(FP), R11
+	MOVQ   CX, R12
+	MOVQ   d+40(FP), R14
+	SUBQ   $0x10, R14
 	JL     rest
 
 dims:
-	MOVQ         R9, R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	MOVQ         R12, R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, (BX)
 	VMOVUPS      Z18, 64(BX)
-	LEAQ         (R10)(DX*2), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 128(BX)
 	VMOVUPS      Z18, 192(BX)
-	LEAQ         (R10)(DX*2), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 256(BX)
 	VMOVUPS      Z18, 320(BX)
-	LEAQ         (R10)(DX*2), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 384(BX)
 	VMOVUPS      Z18, 448(BX)
-	LEAQ         (R10)(DX*2), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 512(BX)
 	VMOVUPS      Z18, 576(BX)
-	LEAQ         (R10)(DX*2), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 640(BX)
 	VMOVUPS      Z18, 704(BX)
-	LEAQ         (R10)(DX*2), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 768(BX)
 	VMOVUPS      Z18, 832(BX)
-	LEAQ         (R10)(DX*2), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 896(BX)
 	VMOVUPS      Z18, 960(BX)
-	LEAQ         (R10)(DX*2), R10
-	ADDQ         2120(SP), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	ADDQ         2120(SP), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1024(BX)
 	VMOVUPS      Z18, 1088(BX)
-	LEAQ         (R10)(DX*2), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1152(BX)
 	VMOVUPS      Z18, 1216(BX)
-	LEAQ         (R10)(DX*2), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1280(BX)
 	VMOVUPS      Z18, 1344(BX)
-	LEAQ         (R10)(DX*2), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1408(BX)
 	VMOVUPS      Z18, 1472(BX)
-	LEAQ         (R10)(DX*2), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1536(BX)
 	VMOVUPS      Z18, 1600(BX)
-	LEAQ         (R10)(DX*2), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1664(BX)
 	VMOVUPS      Z18, 1728(BX)
-	LEAQ         (R10)(DX*2), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1792(BX)
 	VMOVUPS      Z18, 1856(BX)
-	LEAQ         (R10)(DX*2), R10
-	VMOVUPS      (R10), Z18
-	VUNPCKLPS    (R10)(DX*1), Z18, Z19
-	VUNPCKHPS    (R10)(DX*1), Z18, Z18
+	LEAQ         (R13)(DX*2), R13
+	VMOVUPS      (R13), Z18
+	VUNPCKLPS    (R13)(DX*1), Z18, Z19
+	VUNPCKHPS    (R13)(DX*1), Z18, Z18
 	VMOVUPS      Z19, 1920(BX)
 	VMOVUPS      Z18, 1984(BX)
-	LEAQ         64(R9), R12
-	IMUL3Q       $0x00000020, DX, R10
-	ADDQ         CX, R10
+	LEAQ         64(R12), R15
+	IMUL3Q       $0x00000020, DX, R13
+	ADDQ         CX, R13
 	CMPQ         groups+48(FP), $0x01
-	CMOVQEQ      R9, R10
-	CMPQ         R11, $0x10
-	CMOVQLT      R10, R12
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      (R8), Y20
+	CMOVQEQ      R12, R13
+	CMPQ         R14, $0x10
+	CMOVQLT      R13, R15
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	VMOVUPS      (R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD (BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -40491,25 +40666,22 @@ dims:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1920(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	MOVQ         32(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         40(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         48(R10), R13
-	PREFETCHT1   (SI)(R13*1)
+	PREFETCHT1   (SI)(R8*1)
+	PREFETCHT1   (SI)(R9*1)
+	PREFETCHT1   (SI)(R10*1)
 	ADDQ         $0x40, SI
 	DECQ         DI
 	JNZ          dims0_same0
-	ADDQ         64(R10), SI
-	MOVQ         56(R10), DI
+	MOVQ         run+24(FP), DI
+	ADDQ         64(DI), SI
+	MOVQ         56(DI), DI
 
 dims0_same0:
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      32(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	VMOVUPS      32(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 8(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -40543,10 +40715,10 @@ dims0_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1928(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      64(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	VMOVUPS      64(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 64(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -40580,25 +40752,22 @@ dims0_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1984(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	MOVQ         32(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         40(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         48(R10), R13
-	PREFETCHT1   (SI)(R13*1)
+	PREFETCHT1   (SI)(R8*1)
+	PREFETCHT1   (SI)(R9*1)
+	PREFETCHT1   (SI)(R10*1)
 	ADDQ         $0x40, SI
 	DECQ         DI
 	JNZ          dims2_same0
-	ADDQ         64(R10), SI
-	MOVQ         56(R10), DI
+	MOVQ         run+24(FP), DI
+	ADDQ         64(DI), SI
+	MOVQ         56(DI), DI
 
 dims2_same0:
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      96(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	VMOVUPS      96(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 72(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -40632,10 +40801,10 @@ dims2_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1992(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      128(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	VMOVUPS      128(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 16(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -40669,25 +40838,22 @@ dims2_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1936(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	MOVQ         32(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         40(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         48(R10), R13
-	PREFETCHT1   (SI)(R13*1)
+	PREFETCHT1   (SI)(R8*1)
+	PREFETCHT1   (SI)(R9*1)
+	PREFETCHT1   (SI)(R10*1)
 	ADDQ         $0x40, SI
 	DECQ         DI
 	JNZ          dims4_same0
-	ADDQ         64(R10), SI
-	MOVQ         56(R10), DI
+	MOVQ         run+24(FP), DI
+	ADDQ         64(DI), SI
+	MOVQ         56(DI), DI
 
 dims4_same0:
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      160(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	VMOVUPS      160(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 24(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -40721,10 +40887,10 @@ dims4_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1944(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      192(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	VMOVUPS      192(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 80(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -40758,26 +40924,23 @@ dims4_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 2000(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	MOVQ         32(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         40(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         48(R10), R13
-	PREFETCHT1   (SI)(R13*1)
+	PREFETCHT1   (SI)(R8*1)
+	PREFETCHT1   (SI)(R9*1)
+	PREFETCHT1   (SI)(R10*1)
 	ADDQ         $0x40, SI
 	DECQ         DI
 	JNZ          dims6_same0
-	ADDQ         64(R10), SI
-	MOVQ         56(R10), DI
+	MOVQ         run+24(FP), DI
+	ADDQ         64(DI), SI
+	MOVQ         56(DI), DI
 
 dims6_same0:
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	ADDQ         2120(SP), R12
-	VMOVUPS      224(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	ADDQ         2120(SP), R15
+	VMOVUPS      224(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 88(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -40811,10 +40974,10 @@ dims6_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 2008(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      256(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	VMOVUPS      256(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 32(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -40848,25 +41011,22 @@ dims6_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1952(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	MOVQ         32(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         40(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         48(R10), R13
-	PREFETCHT1   (SI)(R13*1)
+	PREFETCHT1   (SI)(R8*1)
+	PREFETCHT1   (SI)(R9*1)
+	PREFETCHT1   (SI)(R10*1)
 	ADDQ         $0x40, SI
 	DECQ         DI
 	JNZ          dims8_same0
-	ADDQ         64(R10), SI
-	MOVQ         56(R10), DI
+	MOVQ         run+24(FP), DI
+	ADDQ         64(DI), SI
+	MOVQ         56(DI), DI
 
 dims8_same0:
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      288(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	VMOVUPS      288(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 40(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -40900,10 +41060,10 @@ dims8_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1960(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      320(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	VMOVUPS      320(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 96(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -40937,25 +41097,22 @@ dims8_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 2016(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	MOVQ         32(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         40(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         48(R10), R13
-	PREFETCHT1   (SI)(R13*1)
+	PREFETCHT1   (SI)(R8*1)
+	PREFETCHT1   (SI)(R9*1)
+	PREFETCHT1   (SI)(R10*1)
 	ADDQ         $0x40, SI
 	DECQ         DI
 	JNZ          dims10_same0
-	ADDQ         64(R10), SI
-	MOVQ         56(R10), DI
+	MOVQ         run+24(FP), DI
+	ADDQ         64(DI), SI
+	MOVQ         56(DI), DI
 
 dims10_same0:
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      352(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	VMOVUPS      352(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 104(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -40989,10 +41146,10 @@ dims10_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 2024(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      384(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	VMOVUPS      384(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 48(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -41026,25 +41183,22 @@ dims10_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1968(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	MOVQ         32(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         40(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         48(R10), R13
-	PREFETCHT1   (SI)(R13*1)
+	PREFETCHT1   (SI)(R8*1)
+	PREFETCHT1   (SI)(R9*1)
+	PREFETCHT1   (SI)(R10*1)
 	ADDQ         $0x40, SI
 	DECQ         DI
 	JNZ          dims12_same0
-	ADDQ         64(R10), SI
-	MOVQ         56(R10), DI
+	MOVQ         run+24(FP), DI
+	ADDQ         64(DI), SI
+	MOVQ         56(DI), DI
 
 dims12_same0:
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      416(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	VMOVUPS      416(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 56(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -41078,10 +41232,10 @@ dims12_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 1976(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	LEAQ         (R12)(DX*2), R12
-	VMOVUPS      448(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	LEAQ         (R15)(DX*2), R15
+	VMOVUPS      448(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 112(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -41115,24 +41269,21 @@ dims12_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 2032(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	MOVQ         run+24(FP), R10
 	PREFETCHT1   (SI)
-	MOVQ         32(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         40(R10), R13
-	PREFETCHT1   (SI)(R13*1)
-	MOVQ         48(R10), R13
-	PREFETCHT1   (SI)(R13*1)
+	PREFETCHT1   (SI)(R8*1)
+	PREFETCHT1   (SI)(R9*1)
+	PREFETCHT1   (SI)(R10*1)
 	ADDQ         $0x40, SI
 	DECQ         DI
 	JNZ          dims14_same0
-	ADDQ         64(R10), SI
-	MOVQ         56(R10), DI
+	MOVQ         run+24(FP), DI
+	ADDQ         64(DI), SI
+	MOVQ         56(DI), DI
 
 dims14_same0:
-	PREFETCHT0   (R12)
-	PREFETCHT0   (R12)(DX*1)
-	VMOVUPS      480(R8), Y20
+	PREFETCHT0   (R15)
+	PREFETCHT0   (R15)(DX*1)
+	VMOVUPS      480(R11), Y20
 	VPERMPS      Z20, Z0, Z18
 	VBROADCASTSD 120(BX), Z19
 	VFMADD231PS  Z19, Z18, Z2
@@ -41166,86 +41317,86 @@ dims14_same0:
 	VFMADD231PS  Z19, Z18, Z16
 	VBROADCASTSD 2040(BX), Z19
 	VFMADD231PS  Z19, Z18, Z17
-	ADDQ         $0x40, R9
-	ADDQ         $0x00000200, R8
-	SUBQ         $0x10, R11
+	ADDQ         $0x40, R12
+	ADDQ         $0x00000200, R11
+	SUBQ         $0x10, R14
 	JGE          dims
 
 rest:
-	ADDQ $0x10, R11
+	ADDQ $0x10, R14
 	JZ   done
 
 dim:
-	MOVQ         R9, R10
-	VMOVUPS      (R8), Y20
+	MOVQ         R12, R13
+	VMOVUPS      (R11), Y20
 	VPERMPS      Z20, Z0, Z18
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z2
-	LEAQ         (R10)(DX*2), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z3
-	LEAQ         (R10)(DX*2), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z4
-	LEAQ         (R10)(DX*2), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z5
-	LEAQ         (R10)(DX*2), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z6
-	LEAQ         (R10)(DX*2), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z7
-	LEAQ         (R10)(DX*2), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z8
-	LEAQ         (R10)(DX*2), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z9
-	LEAQ         (R10)(DX*2), R10
-	ADDQ         2120(SP), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	ADDQ         2120(SP), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z10
-	LEAQ         (R10)(DX*2), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z11
-	LEAQ         (R10)(DX*2), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z12
-	LEAQ         (R10)(DX*2), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z13
-	LEAQ         (R10)(DX*2), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z14
-	LEAQ         (R10)(DX*2), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z15
-	LEAQ         (R10)(DX*2), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z16
-	LEAQ         (R10)(DX*2), R10
-	VBROADCASTSS (R10), Z19
-	VBROADCASTSS (R10)(DX*1), K1, Z19
+	LEAQ         (R13)(DX*2), R13
+	VBROADCASTSS (R13), Z19
+	VBROADCASTSS (R13)(DX*1), K1, Z19
 	VFMADD231PS  Z19, Z18, Z17
-	ADDQ         $0x04, R9
-	ADDQ         $0x20, R8
-	DECQ         R11
+	ADDQ         $0x04, R12
+	ADDQ         $0x20, R11
+	DECQ         R14
 	JNZ          dim
 
 done:
@@ -41296,14 +41447,14 @@ done:
 	VMAXPS        Z6, Z2, Z2
 	VMAXPS        Z14, Z10, Z10
 	VMAXPS        Z10, Z2, Z2
-	MOVQ          mx+56(FP), R8
+	MOVQ          mx+56(FP), R11
 	VEXTRACTF64X4 $0x01, Z2, Y18
 	VMAXPS        Y2, Y18, Y18
-	VMAXPS        (R8), Y18, Y18
-	VMOVUPS       Y18, (R8)
+	VMAXPS        (R11), Y18, Y18
+	VMOVUPS       Y18, (R11)
 	ADDQ          $0x00000400, AX
-	IMUL3Q        $0x00000020, DX, R10
-	ADDQ          R10, CX
+	IMUL3Q        $0x00000020, DX, R13
+	ADDQ          R13, CX
 	DECQ          groups+48(FP)
 	JNZ           group
 	MOVQ          run+24(FP), AX
@@ -42461,6 +42612,9 @@ TEXT ·halfValuesAVX512(SB), NOSPLIT, $16-72
 	ADDQ 80(R8), R8
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 32(R8), R11
+	MOVQ 40(R8), R12
+	MOVQ 48(R8), R13
 
 strip:
 	MOVQ  $-1, SI
@@ -42492,15 +42646,15 @@ whole:
 	VPXORD Z18, Z18, Z18
 	MOVQ   n+24(FP), SI
 	MOVQ   SI, (SP)
-	MOVQ   runs+16(FP), R11
+	MOVQ   runs+16(FP), R14
 
 run:
-	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
+	MOVQ (R14), SI
+	MOVQ 16(R14), R15
+	MOVQ R15, 8(SP)
 	ADDQ first+48(FP), SI
-	MOVQ 8(SP), R12
-	SHRQ $0x02, R12
+	MOVQ 8(SP), R15
+	SHRQ $0x02, R15
 	JZ   key_rest
 
 key:
@@ -42610,11 +42764,8 @@ key:
 	VFMADD231PS  Z1, Z2, Z18
 	ADDQ         $0x00000080, DI
 	PREFETCHT1   (R9)
-	MOVQ         32(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         40(R8), R13
-	PREFETCHT1   (R9)(R13*1)
-	MOVQ         48(R8), R13
+	PREFETCHT1   (R9)(R11*1)
+	PREFETCHT1   (R9)(R12*1)
 	PREFETCHT1   (R9)(R13*1)
 	ADDQ         $0x40, R9
 	DECQ         R10
@@ -42624,6 +42775,9 @@ key:
 	ADDQ         72(R8), R8
 	MOVQ         8(R8), R9
 	MOVQ         24(R8), R10
+	MOVQ         32(R8), R11
+	MOVQ         40(R8), R12
+	MOVQ         48(R8), R13
 	JMP          key_same0
 
 key_same0_row:
@@ -42632,11 +42786,8 @@ key_same0_row:
 
 key_same0:
 	PREFETCHT1 (R9)
-	MOVQ       32(R8), R13
-	PREFETCHT1 (R9)(R13*1)
-	MOVQ       40(R8), R13
-	PREFETCHT1 (R9)(R13*1)
-	MOVQ       48(R8), R13
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R12*1)
 	PREFETCHT1 (R9)(R13*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
@@ -42646,6 +42797,9 @@ key_same0:
 	ADDQ       72(R8), R8
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
+	MOVQ       32(R8), R11
+	MOVQ       40(R8), R12
+	MOVQ       48(R8), R13
 	JMP        key_same1
 
 key_same1_row:
@@ -42654,12 +42808,12 @@ key_same1_row:
 
 key_same1:
 	LEAQ (SI)(CX*4), SI
-	SUBQ $0x00000001, R12
+	SUBQ $0x00000001, R15
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R12
-	ANDQ $0x03, R12
+	MOVQ 8(SP), R15
+	ANDQ $0x03, R15
 	JZ   key_done
 
 key_one:
@@ -42691,11 +42845,11 @@ key_one:
 	VFMADD231PS  Z1, Z2, Z18
 	ADDQ         $0x00000020, DI
 	ADDQ         CX, SI
-	SUBQ         $0x00000001, R12
+	SUBQ         $0x00000001, R15
 	JNZ          key_one
 
 key_done:
-	ADDQ         $0x00000058, R11
+	ADDQ         $0x00000058, R14
 	SUBQ         $0x00000001, (SP)
 	JNZ          run
 	MOVQ         AX, SI

@@ -31,17 +31,33 @@ const (
 type lookahead struct {
 	run        Op // its address, in a register or in memory
 	next, left reg.GPVirtual
-	chained    bool // it goes on with the Run that follows: run is a register
+	apart      []reg.GPVirtual // from the first stream to the others, if registers hold that
+	chained    bool            // it goes on with the Run that follows: run is a register
 }
 
 // continued returns a lookahead that starts where the last kernel stopped with the Run whose
 // address run holds.
 func continued(run Op) *lookahead {
-	l := &lookahead{run, GP64(), GP64(), false}
+	l := &lookahead{run: run, next: GP64(), left: GP64()}
+	l.load()
+	return l
+}
+
+// held is continued for kernels that have three registers to spare.
+func held(run Op) *lookahead {
+	l := &lookahead{run: run, next: GP64(), left: GP64(), apart: []reg.GPVirtual{GP64(), GP64(), GP64()}}
+	l.load()
+	return l
+}
+
+// load reads the Run.
+func (l *lookahead) load() {
 	p := l.base()
 	MOVQ(Mem{Base: p, Disp: runNext}, l.next)
 	MOVQ(Mem{Base: p, Disp: runLeft}, l.left)
-	return l
+	for s, apart := range l.apart {
+		MOVQ(Mem{Base: p, Disp: runApart + 8*s}, apart)
+	}
 }
 
 // base returns a register with the address of the run.
@@ -56,24 +72,31 @@ func (l *lookahead) base() reg.Register {
 
 // prefetch prefetches n lines of each stream.
 func (l *lookahead) prefetch(label string, n int) {
-	run := l.base()
+	var p reg.Register
+	if l.apart == nil {
+		p = l.base()
+	}
 	for i := range n {
 		same := fmt.Sprintf("%s_same%d", label, i)
 		PREFETCHT1(Mem{Base: l.next})
 		for s := range 3 {
 			apart := GP64()
-			MOVQ(Mem{Base: run, Disp: runApart + 8*s}, apart)
+			if l.apart != nil {
+				apart = l.apart[s]
+			} else {
+				MOVQ(Mem{Base: p, Disp: runApart + 8*s}, apart)
+			}
 			PREFETCHT1(Mem{Base: l.next, Index: apart, Scale: 1})
 		}
 		ADDQ(Imm(64), l.next)
 		DECQ(l.left)
 		JNZ(LabelRef(same))
+		run := l.base()
 		if l.chained {
 			CMPQ(Mem{Base: run, Disp: runMore}, Imm(0))
 			JE(LabelRef(same + "_row"))
 			ADDQ(Mem{Base: run, Disp: runMore}, run)
-			MOVQ(Mem{Base: run, Disp: runNext}, l.next)
-			MOVQ(Mem{Base: run, Disp: runLeft}, l.left)
+			l.load()
 			JMP(LabelRef(same))
 			Label(same + "_row")
 		}
@@ -115,7 +138,7 @@ func chainOfRuns() *lookahead {
 	run := GP64()
 	MOVQ(argument("runs"), run)
 	ADDQ(Mem{Base: run, Disp: runAt}, run)
-	l := continued(run)
+	l := held(run)
 	l.chained = true
 	return l
 }

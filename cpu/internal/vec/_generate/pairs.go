@@ -35,7 +35,7 @@ func (a *isa) scorePairs() {
 	ADDQ(Imm(63), both)
 	ANDQ(I32(-64), both)
 	_, hop := pairRuns(rows, ld)
-	ahead := continued(argument("run"))
+	ahead := held(argument("run"))
 	twice, apart, second := ZMM(), ZMM(), K()
 	VMOVUPS(index, twice)
 	VMOVUPS(index.Offset(64), apart)

@@ -67,7 +67,7 @@ func (a *isa) scores(rows int) {
 		kp[g] = GP64()
 	}
 	acc, b, t := a.accumulators(rows), a.vecs(a.cols), a.vecs(a.temps)
-	ahead := continued(argument("run"))
+	ahead := held(argument("run"))
 	Label("group")
 	MOVQ(k, kp[0])
 	for g := range kp[1:] {
