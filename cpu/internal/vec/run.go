@@ -20,6 +20,12 @@ type Run struct {
 	at    int    // of the first Run of a chain, bytes to the one to prefetch
 }
 
+// stagger is the bytes by which streams of adjacent rows of float32 are further apart than a
+// quarter of them. Quarters are usually multiples of 4 KiB, and streams that enter new pages
+// at the same time are slower: 8 query rows on 4,096 keys took 4% longer. Scores and Values
+// of few rows prefetch about as much more of each stream; Dots and Mix leave the lines out.
+const stagger = 512
+
 // AppendRun appends n rows of d elements, ld apart, the first at rows[0]. While the kernels
 // read them, they prefetch as many rows from next on.
 func AppendRun[T float32 | uint16 | byte](runs []Run, rows []T, ld, n, d int, next []T) []Run {
@@ -34,6 +40,9 @@ func AppendRun[T float32 | uint16 | byte](runs []Run, rows []T, ld, n, d int, ne
 	r.rows, r.next, r.n = (*byte)(unsafe.Pointer(&rows[0])), uintptr(unsafe.Pointer(unsafe.SliceData(next))), n
 	r.lines = (d*size + 63) / 64
 	r.left, r.jump = r.lines, ld*size-64*r.lines
+	if r.jump == 0 && size == 4 {
+		quarter += stagger
+	}
 	if r.next != uintptr(unsafe.Pointer(r.rows)) { // else one stream stays in the first-level cache
 		r.Spread(quarter, 2*quarter, 3*quarter)
 	}

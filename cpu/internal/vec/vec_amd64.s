@@ -28796,6 +28796,18 @@ TEXT ·scores8AVX512x2(SB), NOSPLIT, $0-64
 	MOVQ 48(SI), R13
 
 group:
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 (R9)(R13*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        group_same0
+	MOVQ       run+24(FP), SI
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
+
+group_same0:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	MOVQ   qt+32(FP), SI
@@ -29046,6 +29058,28 @@ TEXT ·values8AVX512x2(SB), NOSPLIT, $16-64
 	MOVQ 48(R8), R13
 
 group:
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 (R9)(R13*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        group_same0
+	CMPQ       72(R8), $0x00
+	JE         group_same0_row
+	ADDQ       72(R8), R8
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	MOVQ       32(R8), R11
+	MOVQ       40(R8), R12
+	MOVQ       48(R8), R13
+	JMP        group_same0
+
+group_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
+
+group_same0:
 	MOVQ   p+32(FP), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
@@ -31414,6 +31448,18 @@ TEXT ·scores16AVX512x1(SB), NOSPLIT, $8-64
 	MOVQ 48(SI), R15
 
 group:
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(R13*1)
+	PREFETCHT1 (R11)(R14*1)
+	PREFETCHT1 (R11)(R15*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        group_same0
+	MOVQ       run+24(FP), SI
+	ADDQ       64(SI), R11
+	MOVQ       56(SI), R12
+
+group_same0:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	LEAQ   (R8)(DX*4), R9
@@ -31623,6 +31669,28 @@ TEXT ·values16AVX512x1(SB), NOSPLIT, $16-64
 	MOVQ 48(R8), R13
 
 group:
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 (R9)(R13*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        group_same0
+	CMPQ       72(R8), $0x00
+	JE         group_same0_row
+	ADDQ       72(R8), R8
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	MOVQ       32(R8), R11
+	MOVQ       40(R8), R12
+	MOVQ       48(R8), R13
+	JMP        group_same0
+
+group_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
+
+group_same0:
 	MOVQ   p+32(FP), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
@@ -35744,6 +35812,18 @@ TEXT ·scores12AVX2x1(SB), NOSPLIT, $0-64
 	MOVQ 48(SI), R14
 
 group:
+	PREFETCHT1 (R10)
+	PREFETCHT1 (R10)(R12*1)
+	PREFETCHT1 (R10)(R13*1)
+	PREFETCHT1 (R10)(R14*1)
+	ADDQ       $0x40, R10
+	DECQ       R11
+	JNZ        group_same0
+	MOVQ       run+24(FP), SI
+	ADDQ       64(SI), R10
+	MOVQ       56(SI), R11
+
+group_same0:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	LEAQ   (R8)(DX*4), R9
@@ -35980,6 +36060,28 @@ TEXT ·values12AVX2x1(SB), NOSPLIT, $16-64
 	MOVQ 48(R8), R13
 
 group:
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 (R9)(R13*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        group_same0
+	CMPQ       72(R8), $0x00
+	JE         group_same0_row
+	ADDQ       72(R8), R8
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	MOVQ       32(R8), R11
+	MOVQ       40(R8), R12
+	MOVQ       48(R8), R13
+	JMP        group_same0
+
+group_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
+
+group_same0:
 	MOVQ   p+32(FP), DI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
@@ -36230,6 +36332,18 @@ TEXT ·scores8AVX2x1(SB), NOSPLIT, $0-64
 	MOVQ 48(SI), R13
 
 group:
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 (R9)(R13*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        group_same0
+	MOVQ       run+24(FP), SI
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
+
+group_same0:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	MOVQ   qt+32(FP), SI
@@ -36410,6 +36524,28 @@ TEXT ·values8AVX2x1(SB), NOSPLIT, $16-64
 	MOVQ 48(R8), R13
 
 group:
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 (R9)(R13*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        group_same0
+	CMPQ       72(R8), $0x00
+	JE         group_same0_row
+	ADDQ       72(R8), R8
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	MOVQ       32(R8), R11
+	MOVQ       40(R8), R12
+	MOVQ       48(R8), R13
+	JMP        group_same0
+
+group_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
+
+group_same0:
 	MOVQ   p+32(FP), DI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
@@ -37731,6 +37867,18 @@ TEXT ·scores8AVX512Columns3(SB), NOSPLIT, $0-64
 	MOVQ 48(SI), R13
 
 group:
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 (R9)(R13*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        group_same0
+	MOVQ       run+24(FP), SI
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
+
+group_same0:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	MOVQ   qt+32(FP), SI
@@ -38346,6 +38494,18 @@ TEXT ·scores8AVX512Columns2(SB), NOSPLIT, $0-64
 	MOVQ 48(SI), R13
 
 group:
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 (R9)(R13*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        group_same0
+	MOVQ       run+24(FP), SI
+	ADDQ       64(SI), R9
+	MOVQ       56(SI), R10
+
+group_same0:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	MOVQ   qt+32(FP), SI
@@ -38839,6 +38999,18 @@ TEXT ·scores16AVX512Columns1(SB), NOSPLIT, $8-64
 	MOVQ 48(SI), R15
 
 group:
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(R13*1)
+	PREFETCHT1 (R11)(R14*1)
+	PREFETCHT1 (R11)(R15*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        group_same0
+	MOVQ       run+24(FP), SI
+	ADDQ       64(SI), R11
+	MOVQ       56(SI), R12
+
+group_same0:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	LEAQ   (R8)(DX*4), R9
@@ -40105,6 +40277,18 @@ TEXT ·scores16AVX512Half(SB), NOSPLIT, $8-64
 	MOVQ 48(SI), R15
 
 group:
+	PREFETCHT1 (R11)
+	PREFETCHT1 (R11)(R13*1)
+	PREFETCHT1 (R11)(R14*1)
+	PREFETCHT1 (R11)(R15*1)
+	ADDQ       $0x40, R11
+	DECQ       R12
+	JNZ        group_same0
+	MOVQ       run+24(FP), SI
+	ADDQ       64(SI), R11
+	MOVQ       56(SI), R12
+
+group_same0:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	LEAQ   (R8)(DX*4), R9
@@ -40502,6 +40686,30 @@ one_run:
 	KMOVW   R11, K1
 
 group:
+	PREFETCHT1 (SI)
+	PREFETCHT1 (SI)(R8*1)
+	PREFETCHT1 (SI)(R9*1)
+	PREFETCHT1 (SI)(R10*1)
+	ADDQ       $0x40, SI
+	DECQ       DI
+	JNZ        group_same0
+	MOVQ       run+24(FP), DI
+	ADDQ       64(DI), SI
+	MOVQ       56(DI), DI
+
+group_same0:
+	PREFETCHT1 (SI)
+	PREFETCHT1 (SI)(R8*1)
+	PREFETCHT1 (SI)(R9*1)
+	PREFETCHT1 (SI)(R10*1)
+	ADDQ       $0x40, SI
+	DECQ       DI
+	JNZ        group_same1
+	MOVQ       run+24(FP), DI
+	ADDQ       64(DI), SI
+	MOVQ       56(DI), DI
+
+group_same1:
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
 	VPXORD Z4, Z4, Z4
@@ -42617,6 +42825,94 @@ TEXT ·halfValuesAVX512(SB), NOSPLIT, $16-72
 	MOVQ 48(R8), R13
 
 strip:
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 (R9)(R13*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        strip_same0
+	CMPQ       72(R8), $0x00
+	JE         strip_same0_row
+	ADDQ       72(R8), R8
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	MOVQ       32(R8), R11
+	MOVQ       40(R8), R12
+	MOVQ       48(R8), R13
+	JMP        strip_same0
+
+strip_same0_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
+
+strip_same0:
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 (R9)(R13*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        strip_same1
+	CMPQ       72(R8), $0x00
+	JE         strip_same1_row
+	ADDQ       72(R8), R8
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	MOVQ       32(R8), R11
+	MOVQ       40(R8), R12
+	MOVQ       48(R8), R13
+	JMP        strip_same1
+
+strip_same1_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
+
+strip_same1:
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 (R9)(R13*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        strip_same2
+	CMPQ       72(R8), $0x00
+	JE         strip_same2_row
+	ADDQ       72(R8), R8
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	MOVQ       32(R8), R11
+	MOVQ       40(R8), R12
+	MOVQ       48(R8), R13
+	JMP        strip_same2
+
+strip_same2_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
+
+strip_same2:
+	PREFETCHT1 (R9)
+	PREFETCHT1 (R9)(R11*1)
+	PREFETCHT1 (R9)(R12*1)
+	PREFETCHT1 (R9)(R13*1)
+	ADDQ       $0x40, R9
+	DECQ       R10
+	JNZ        strip_same3
+	CMPQ       72(R8), $0x00
+	JE         strip_same3_row
+	ADDQ       72(R8), R8
+	MOVQ       8(R8), R9
+	MOVQ       24(R8), R10
+	MOVQ       32(R8), R11
+	MOVQ       40(R8), R12
+	MOVQ       48(R8), R13
+	JMP        strip_same3
+
+strip_same3_row:
+	ADDQ 64(R8), R9
+	MOVQ 56(R8), R10
+
+strip_same3:
 	MOVQ  $-1, SI
 	CMPQ  DX, $0x00000020
 	JGE   whole
