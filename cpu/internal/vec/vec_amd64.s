@@ -853,7 +853,7 @@ dim_done:
 
 // func values4AVX512(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·values4AVX512(SB), NOSPLIT, $16-64
+TEXT ·values4AVX512(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -890,10 +890,8 @@ group:
 
 run:
 	MOVQ (R14), SI
-	MOVQ 16(R14), R15
-	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	SHRQ $0x02, R15
 	JZ   key_rest
 
@@ -1025,7 +1023,7 @@ key_later:
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	ANDQ $0x03, R15
 	JZ   key_done
 
@@ -1225,7 +1223,7 @@ dim_done:
 
 // func values1AVX512(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F
-TEXT ·values1AVX512(SB), NOSPLIT, $16-64
+TEXT ·values1AVX512(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -1250,10 +1248,8 @@ group:
 
 run:
 	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
+	MOVQ 16(R11), R12
 	SHRQ $0x02, R12
 	JZ   key_rest
 
@@ -1300,7 +1296,7 @@ key:
 	JNZ          key
 
 key_rest:
-	MOVQ 8(SP), R12
+	MOVQ 16(R11), R12
 	ANDQ $0x03, R12
 	JZ   key_done
 
@@ -6287,16 +6283,16 @@ strip:
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ (R10), BX
-	MOVQ 16(R10), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R10), R11
 	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R11)
@@ -6314,9 +6310,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000002, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VMOVUPS          (BX), Z16
@@ -6342,12 +6338,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             16(SP), $0x00
+	CMPQ             8(SP), $0x00
 	JNE              keys
 	MOVQ             R11, 8(R10)
 	MOVQ             R12, 24(R10)
 	ADDQ             $0x00000058, R10
-	SUBQ             $0x00000001, 8(SP)
+	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -6428,16 +6424,16 @@ strip:
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ (R10), BX
-	MOVQ 16(R10), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R10), R11
 	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R11)
@@ -6455,9 +6451,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000004, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VMOVUPS          (BX), Z8
@@ -6474,12 +6470,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             16(SP), $0x00
+	CMPQ             8(SP), $0x00
 	JNE              keys
 	MOVQ             R11, 8(R10)
 	MOVQ             R12, 24(R10)
 	ADDQ             $0x00000058, R10
-	SUBQ             $0x00000001, 8(SP)
+	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -6551,16 +6547,16 @@ strip:
 	VPXORD Z15, Z15, Z15
 	MOVQ   p+40(FP), DI
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R8
 
 run:
 	MOVQ (R8), BX
-	MOVQ 16(R8), R9
-	MOVQ R9, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R8), R9
 	MOVQ 24(R8), R10
+	MOVQ 16(R8), R11
+	MOVQ R11, 8(SP)
 
 keys:
 	PREFETCHT1 (R9)
@@ -6603,12 +6599,12 @@ keys_same0:
 	VFMADD231PS  Z19, Z20, Z15
 	ADDQ         AX, BX
 	ADDQ         $0x04, DI
-	DECQ         16(SP)
+	DECQ         8(SP)
 	JNE          keys
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
 	ADDQ         $0x00000058, R8
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), DI
@@ -6676,16 +6672,16 @@ strip:
 	VPXORD Z3, Z3, Z3
 	MOVQ   p+40(FP), R8
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R9
 
 run:
 	MOVQ (R9), BX
-	MOVQ 16(R9), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R9), R10
 	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R10)
@@ -6703,9 +6699,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000004, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VMOVUPS      (BX), Z4
@@ -6721,12 +6717,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
 	ADDQ         $0x00000058, R9
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -6774,16 +6770,16 @@ strip:
 	VPXORD Z7, Z7, Z7
 	MOVQ   p+40(FP), BX
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), SI
 
 run:
 	MOVQ (SI), DX
-	MOVQ 16(SI), DI
-	MOVQ DI, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(SI), DI
 	MOVQ 24(SI), R8
+	MOVQ 16(SI), R9
+	MOVQ R9, 8(SP)
 
 keys:
 	PREFETCHT1 (DI)
@@ -6825,12 +6821,12 @@ keys_same1:
 	VFMADD231PS  448(DX), Z8, Z7
 	ADDQ         AX, DX
 	ADDQ         $0x04, BX
-	DECQ         16(SP)
+	DECQ         8(SP)
 	JNE          keys
 	MOVQ         DI, 8(SI)
 	MOVQ         R8, 24(SI)
 	ADDQ         $0x00000058, SI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -6876,16 +6872,16 @@ strip:
 	VPXORD Z3, Z3, Z3
 	MOVQ   p+40(FP), BX
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), SI
 
 run:
 	MOVQ (SI), DX
-	MOVQ 16(SI), DI
-	MOVQ DI, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(SI), DI
 	MOVQ 24(SI), R8
+	MOVQ 16(SI), R9
+	MOVQ R9, 8(SP)
 
 keys:
 	PREFETCHT1 (DI)
@@ -6909,12 +6905,12 @@ keys_same0:
 	VFMADD231PS  192(DX), Z4, Z3
 	ADDQ         AX, DX
 	ADDQ         $0x04, BX
-	DECQ         16(SP)
+	DECQ         8(SP)
 	JNE          keys
 	MOVQ         DI, 8(SI)
 	MOVQ         R8, 24(SI)
 	ADDQ         $0x00000058, SI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -6949,16 +6945,16 @@ strip:
 	VPXORD Z0, Z0, Z0
 	MOVQ   p+40(FP), SI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), DI
 
 run:
 	MOVQ (DI), DX
-	MOVQ 16(DI), BX
-	MOVQ BX, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(DI), R8
 	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
 
 keys:
 	PREFETCHT1 (R8)
@@ -6976,9 +6972,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000004, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VBROADCASTSS (SI), Z1
@@ -6987,12 +6983,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
 	ADDQ         $0x00000058, DI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -8570,16 +8566,16 @@ strip:
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ (R10), BX
-	MOVQ 16(R10), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R10), R11
 	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R11)
@@ -8597,9 +8593,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000004, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VCVTPH2PS        (BX), Z16
@@ -8625,12 +8621,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             16(SP), $0x00
+	CMPQ             8(SP), $0x00
 	JNE              keys
 	MOVQ             R11, 8(R10)
 	MOVQ             R12, 24(R10)
 	ADDQ             $0x00000058, R10
-	SUBQ             $0x00000001, 8(SP)
+	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -8711,16 +8707,16 @@ strip:
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ (R10), BX
-	MOVQ 16(R10), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R10), R11
 	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R11)
@@ -8738,9 +8734,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VCVTPH2PS        (BX), Z8
@@ -8757,12 +8753,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             16(SP), $0x00
+	CMPQ             8(SP), $0x00
 	JNE              keys
 	MOVQ             R11, 8(R10)
 	MOVQ             R12, 24(R10)
 	ADDQ             $0x00000058, R10
-	SUBQ             $0x00000001, 8(SP)
+	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -8834,16 +8830,16 @@ strip:
 	VPXORD Z15, Z15, Z15
 	MOVQ   p+40(FP), R8
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R9
 
 run:
 	MOVQ (R9), BX
-	MOVQ 16(R9), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R9), R10
 	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R10)
@@ -8861,9 +8857,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000002, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VCVTPH2PS    (BX), Z16
@@ -8894,12 +8890,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
 	ADDQ         $0x00000058, R9
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -8967,16 +8963,16 @@ strip:
 	VPXORD Z3, Z3, Z3
 	MOVQ   p+40(FP), R8
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R9
 
 run:
 	MOVQ (R9), BX
-	MOVQ 16(R9), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R9), R10
 	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R10)
@@ -8994,9 +8990,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VCVTPH2PS    (BX), Z4
@@ -9012,12 +9008,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
 	ADDQ         $0x00000058, R9
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -9065,16 +9061,16 @@ strip:
 	VPXORD Z7, Z7, Z7
 	MOVQ   p+40(FP), BX
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), SI
 
 run:
 	MOVQ (SI), DX
-	MOVQ 16(SI), DI
-	MOVQ DI, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(SI), DI
 	MOVQ 24(SI), R8
+	MOVQ 16(SI), R9
+	MOVQ R9, 8(SP)
 
 keys:
 	PREFETCHT1 (DI)
@@ -9110,12 +9106,12 @@ keys_same0:
 	VFMADD231PS  Z15, Z16, Z7
 	ADDQ         AX, DX
 	ADDQ         $0x04, BX
-	DECQ         16(SP)
+	DECQ         8(SP)
 	JNE          keys
 	MOVQ         DI, 8(SI)
 	MOVQ         R8, 24(SI)
 	ADDQ         $0x00000058, SI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -9161,16 +9157,16 @@ strip:
 	VPXORD Z3, Z3, Z3
 	MOVQ   p+40(FP), SI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), DI
 
 run:
 	MOVQ (DI), DX
-	MOVQ 16(DI), BX
-	MOVQ BX, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(DI), R8
 	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
 
 keys:
 	PREFETCHT1 (R8)
@@ -9188,9 +9184,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000002, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VCVTPH2PS    (DX), Z4
@@ -9206,12 +9202,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
 	ADDQ         $0x00000058, DI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -9246,16 +9242,16 @@ strip:
 	VPXORD Z0, Z0, Z0
 	MOVQ   p+40(FP), SI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), DI
 
 run:
 	MOVQ (DI), DX
-	MOVQ 16(DI), BX
-	MOVQ BX, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(DI), R8
 	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
 
 keys:
 	PREFETCHT1 (R8)
@@ -9273,9 +9269,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VCVTPH2PS    (DX), Z1
@@ -9285,12 +9281,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
 	ADDQ         $0x00000058, DI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -10678,16 +10674,16 @@ strip:
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ (R10), BX
-	MOVQ 16(R10), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R10), R11
 	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R11)
@@ -10705,9 +10701,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000004, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVZXWD        (BX), Z16
@@ -10735,12 +10731,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             16(SP), $0x00
+	CMPQ             8(SP), $0x00
 	JNE              keys
 	MOVQ             R11, 8(R10)
 	MOVQ             R12, 24(R10)
 	ADDQ             $0x00000058, R10
-	SUBQ             $0x00000001, 8(SP)
+	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -10821,16 +10817,16 @@ strip:
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ (R10), BX
-	MOVQ 16(R10), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R10), R11
 	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R11)
@@ -10848,9 +10844,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVZXWD        (BX), Z8
@@ -10868,12 +10864,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             16(SP), $0x00
+	CMPQ             8(SP), $0x00
 	JNE              keys
 	MOVQ             R11, 8(R10)
 	MOVQ             R12, 24(R10)
 	ADDQ             $0x00000058, R10
-	SUBQ             $0x00000001, 8(SP)
+	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -10945,16 +10941,16 @@ strip:
 	VPXORD Z15, Z15, Z15
 	MOVQ   p+40(FP), R8
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R9
 
 run:
 	MOVQ (R9), BX
-	MOVQ 16(R9), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R9), R10
 	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R10)
@@ -10972,9 +10968,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000002, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVZXWD    (BX), Z16
@@ -11009,12 +11005,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
 	ADDQ         $0x00000058, R9
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -11082,16 +11078,16 @@ strip:
 	VPXORD Z3, Z3, Z3
 	MOVQ   p+40(FP), R8
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R9
 
 run:
 	MOVQ (R9), BX
-	MOVQ 16(R9), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R9), R10
 	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R10)
@@ -11109,9 +11105,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVZXWD    (BX), Z4
@@ -11128,12 +11124,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
 	ADDQ         $0x00000058, R9
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -11181,16 +11177,16 @@ strip:
 	VPXORD Z7, Z7, Z7
 	MOVQ   p+40(FP), BX
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), SI
 
 run:
 	MOVQ (SI), DX
-	MOVQ 16(SI), DI
-	MOVQ DI, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(SI), DI
 	MOVQ 24(SI), R8
+	MOVQ 16(SI), R9
+	MOVQ R9, 8(SP)
 
 keys:
 	PREFETCHT1 (DI)
@@ -11234,12 +11230,12 @@ keys_same0:
 	VFMADD231PS  Z15, Z16, Z7
 	ADDQ         AX, DX
 	ADDQ         $0x04, BX
-	DECQ         16(SP)
+	DECQ         8(SP)
 	JNE          keys
 	MOVQ         DI, 8(SI)
 	MOVQ         R8, 24(SI)
 	ADDQ         $0x00000058, SI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -11285,16 +11281,16 @@ strip:
 	VPXORD Z3, Z3, Z3
 	MOVQ   p+40(FP), SI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), DI
 
 run:
 	MOVQ (DI), DX
-	MOVQ 16(DI), BX
-	MOVQ BX, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(DI), R8
 	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
 
 keys:
 	PREFETCHT1 (R8)
@@ -11312,9 +11308,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000002, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VPMOVZXWD    (DX), Z4
@@ -11334,12 +11330,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
 	ADDQ         $0x00000058, DI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -11374,16 +11370,16 @@ strip:
 	VPXORD Z0, Z0, Z0
 	MOVQ   p+40(FP), SI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), DI
 
 run:
 	MOVQ (DI), DX
-	MOVQ 16(DI), BX
-	MOVQ BX, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(DI), R8
 	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
 
 keys:
 	PREFETCHT1 (R8)
@@ -11401,9 +11397,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VPMOVZXWD    (DX), Z1
@@ -11414,12 +11410,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
 	ADDQ         $0x00000058, DI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -15698,16 +15694,16 @@ strip:
 	MOVQ   DX, R10
 	NEGQ   R10
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R11
 
 run:
 	MOVQ       (R11), BX
-	MOVQ       16(R11), SI
-	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
 	MOVQ       8(R11), R12
 	MOVQ       24(R11), R13
+	MOVQ       16(R11), SI
+	MOVQ       SI, 8(SP)
 	PREFETCHT1 (R12)
 	MOVQ       32(R11), SI
 	PREFETCHT1 (R12)(SI*1)
@@ -15738,9 +15734,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVSXBD        4(BX), Z16
@@ -15770,12 +15766,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             16(SP), $0x00
+	CMPQ             8(SP), $0x00
 	JNE              keys
 	MOVQ             R12, 8(R11)
 	MOVQ             R13, 24(R11)
 	ADDQ             $0x00000058, R11
-	SUBQ             $0x00000001, 8(SP)
+	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -15858,16 +15854,16 @@ strip:
 	MOVQ   DX, R10
 	NEGQ   R10
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R11
 
 run:
 	MOVQ       (R11), BX
-	MOVQ       16(R11), SI
-	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
 	MOVQ       8(R11), R12
 	MOVQ       24(R11), R13
+	MOVQ       16(R11), SI
+	MOVQ       SI, 8(SP)
 	PREFETCHT1 (R12)
 	MOVQ       32(R11), SI
 	PREFETCHT1 (R12)(SI*1)
@@ -15898,9 +15894,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVSXBD        4(BX), Z8
@@ -15919,12 +15915,12 @@ key:
 	ADDQ             $0x04, R9
 	SUBQ             $0x00000001, SI
 	JNZ              key
-	CMPQ             16(SP), $0x00
+	CMPQ             8(SP), $0x00
 	JNE              keys
 	MOVQ             R12, 8(R11)
 	MOVQ             R13, 24(R11)
 	ADDQ             $0x00000058, R11
-	SUBQ             $0x00000001, 8(SP)
+	SUBQ             $0x00000001, 16(SP)
 	JNZ              run
 	MOVQ             o+0(FP), BX
 	MOVQ             ldo+8(FP), SI
@@ -15998,16 +15994,16 @@ strip:
 	MOVQ   DX, R9
 	NEGQ   R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ       (R10), BX
-	MOVQ       16(R10), SI
-	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
 	MOVQ       8(R10), R11
 	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
 	PREFETCHT1 (R11)(SI*1)
@@ -16038,9 +16034,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000004, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVSXBD    4(BX), Z16
@@ -16079,12 +16075,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
 	ADDQ         $0x00000058, R10
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -16154,16 +16150,16 @@ strip:
 	MOVQ   DX, R9
 	NEGQ   R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ       (R10), BX
-	MOVQ       16(R10), SI
-	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
 	MOVQ       8(R10), R11
 	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
 	PREFETCHT1 (R11)(SI*1)
@@ -16194,9 +16190,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVSXBD    4(BX), Z4
@@ -16214,12 +16210,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
 	ADDQ         $0x00000058, R10
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -16269,16 +16265,16 @@ strip:
 	MOVQ   CX, DI
 	NEGQ   DI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), R8
 
 run:
 	MOVQ       (R8), DX
-	MOVQ       16(R8), BX
-	MOVQ       BX, 16(SP)
 	ADDQ       CX, DX
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
+	MOVQ       16(R8), BX
+	MOVQ       BX, 8(SP)
 	PREFETCHT1 (R9)
 	MOVQ       32(R8), BX
 	PREFETCHT1 (R9)(BX*1)
@@ -16309,9 +16305,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000002, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VPMOVSXBD    4(DX), Z8
@@ -16351,12 +16347,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
 	ADDQ         $0x00000058, R8
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -16404,16 +16400,16 @@ strip:
 	MOVQ   CX, DI
 	NEGQ   DI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), R8
 
 run:
 	MOVQ       (R8), DX
-	MOVQ       16(R8), BX
-	MOVQ       BX, 16(SP)
 	ADDQ       CX, DX
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
+	MOVQ       16(R8), BX
+	MOVQ       BX, 8(SP)
 	PREFETCHT1 (R9)
 	MOVQ       32(R8), BX
 	PREFETCHT1 (R9)(BX*1)
@@ -16444,9 +16440,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000004, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VPMOVSXBD    4(DX), Z4
@@ -16470,12 +16466,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
 	ADDQ         $0x00000058, R8
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -16512,16 +16508,16 @@ strip:
 	MOVQ   CX, DI
 	NEGQ   DI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), R8
 
 run:
 	MOVQ       (R8), DX
-	MOVQ       16(R8), BX
-	MOVQ       BX, 16(SP)
 	ADDQ       CX, DX
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
+	MOVQ       16(R8), BX
+	MOVQ       BX, 8(SP)
 	PREFETCHT1 (R9)
 	MOVQ       32(R8), BX
 	PREFETCHT1 (R9)(BX*1)
@@ -16552,9 +16548,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000010, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VPMOVSXBD    4(DX), Z1
@@ -16566,12 +16562,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
 	ADDQ         $0x00000058, R8
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -16787,7 +16783,7 @@ dim_done:
 
 // func values4AVX2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3, MMX+
-TEXT ·values4AVX2(SB), NOSPLIT, $16-64
+TEXT ·values4AVX2(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -16820,10 +16816,8 @@ group:
 
 run:
 	MOVQ (R14), SI
-	MOVQ 16(R14), R15
-	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	SHRQ $0x02, R15
 	JZ   key_rest
 
@@ -16935,7 +16929,7 @@ key_later:
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	ANDQ $0x03, R15
 	JZ   key_done
 
@@ -17107,7 +17101,7 @@ dim_done:
 
 // func values1AVX2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3
-TEXT ·values1AVX2(SB), NOSPLIT, $16-64
+TEXT ·values1AVX2(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -17131,10 +17125,8 @@ group:
 
 run:
 	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
+	MOVQ 16(R11), R12
 	SHRQ $0x02, R12
 	JZ   key_rest
 
@@ -17173,7 +17165,7 @@ key:
 	JNZ          key
 
 key_rest:
-	MOVQ 8(SP), R12
+	MOVQ 16(R11), R12
 	ANDQ $0x03, R12
 	JZ   key_done
 
@@ -21353,16 +21345,16 @@ strip:
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ (R10), BX
-	MOVQ 16(R10), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R10), R11
 	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R11)
@@ -21380,9 +21372,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VMOVUPS      (BX), Y8
@@ -21407,12 +21399,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
 	ADDQ         $0x00000058, R10
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -21477,16 +21469,16 @@ strip:
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ (R10), BX
-	MOVQ 16(R10), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R10), R11
 	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R11)
@@ -21504,9 +21496,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VMOVUPS      (BX), Y8
@@ -21531,12 +21523,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
 	ADDQ         $0x00000058, R10
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -21601,16 +21593,16 @@ strip:
 	VXORPS Y7, Y7, Y7
 	MOVQ   p+40(FP), R8
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R9
 
 run:
 	MOVQ (R9), BX
-	MOVQ 16(R9), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R9), R10
 	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R10)
@@ -21628,9 +21620,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000004, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VMOVUPS      (BX), Y8
@@ -21651,12 +21643,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
 	ADDQ         $0x00000058, R9
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -21708,16 +21700,16 @@ strip:
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), R8
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R9
 
 run:
 	MOVQ (R9), BX
-	MOVQ 16(R9), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R9), R10
 	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R10)
@@ -21735,9 +21727,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VMOVUPS      (BX), Y4
@@ -21753,12 +21745,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
 	ADDQ         $0x00000058, R9
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -21806,16 +21798,16 @@ strip:
 	VXORPS Y7, Y7, Y7
 	MOVQ   p+40(FP), BX
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), SI
 
 run:
 	MOVQ (SI), DX
-	MOVQ 16(SI), DI
-	MOVQ DI, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(SI), DI
 	MOVQ 24(SI), R8
+	MOVQ 16(SI), R9
+	MOVQ R9, 8(SP)
 
 keys:
 	PREFETCHT1 (DI)
@@ -21843,12 +21835,12 @@ keys_same0:
 	VFMADD231PS  224(DX), Y8, Y7
 	ADDQ         AX, DX
 	ADDQ         $0x04, BX
-	DECQ         16(SP)
+	DECQ         8(SP)
 	JNE          keys
 	MOVQ         DI, 8(SI)
 	MOVQ         R8, 24(SI)
 	ADDQ         $0x00000058, SI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -21894,16 +21886,16 @@ strip:
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), SI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), DI
 
 run:
 	MOVQ (DI), DX
-	MOVQ 16(DI), BX
-	MOVQ BX, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(DI), R8
 	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
 
 keys:
 	PREFETCHT1 (R8)
@@ -21921,9 +21913,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000002, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VBROADCASTSS (SI), Y4
@@ -21935,12 +21927,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
 	ADDQ         $0x00000058, DI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -21975,16 +21967,16 @@ strip:
 	VXORPS Y0, Y0, Y0
 	MOVQ   p+40(FP), SI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), DI
 
 run:
 	MOVQ (DI), DX
-	MOVQ 16(DI), BX
-	MOVQ BX, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(DI), R8
 	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
 
 keys:
 	PREFETCHT1 (R8)
@@ -22002,9 +21994,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VBROADCASTSS (SI), Y1
@@ -22013,12 +22005,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
 	ADDQ         $0x00000058, DI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -23286,16 +23278,16 @@ strip:
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ (R10), BX
-	MOVQ 16(R10), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R10), R11
 	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R11)
@@ -23313,9 +23305,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VCVTPH2PS    (BX), Y8
@@ -23340,12 +23332,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
 	ADDQ         $0x00000058, R10
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -23410,16 +23402,16 @@ strip:
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ (R10), BX
-	MOVQ 16(R10), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R10), R11
 	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R11)
@@ -23437,9 +23429,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VCVTPH2PS    (BX), Y8
@@ -23464,12 +23456,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
 	ADDQ         $0x00000058, R10
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -23534,16 +23526,16 @@ strip:
 	VXORPS Y7, Y7, Y7
 	MOVQ   p+40(FP), R8
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R9
 
 run:
 	MOVQ (R9), BX
-	MOVQ 16(R9), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R9), R10
 	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R10)
@@ -23561,9 +23553,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VCVTPH2PS    (BX), Y8
@@ -23584,12 +23576,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
 	ADDQ         $0x00000058, R9
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -23641,16 +23633,16 @@ strip:
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), R8
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R9
 
 run:
 	MOVQ (R9), BX
-	MOVQ 16(R9), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R9), R10
 	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R10)
@@ -23668,9 +23660,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VCVTPH2PS    (BX), Y4
@@ -23686,12 +23678,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
 	ADDQ         $0x00000058, R9
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -23736,16 +23728,16 @@ strip:
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), SI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), DI
 
 run:
 	MOVQ (DI), DX
-	MOVQ 16(DI), BX
-	MOVQ BX, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(DI), R8
 	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
 
 keys:
 	PREFETCHT1 (R8)
@@ -23763,9 +23755,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000004, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VCVTPH2PS    (DX), Y4
@@ -23781,12 +23773,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
 	ADDQ         $0x00000058, DI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -23824,16 +23816,16 @@ strip:
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), SI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), DI
 
 run:
 	MOVQ (DI), DX
-	MOVQ 16(DI), BX
-	MOVQ BX, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(DI), R8
 	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
 
 keys:
 	PREFETCHT1 (R8)
@@ -23851,9 +23843,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000004, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VCVTPH2PS    (DX), Y4
@@ -23869,12 +23861,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
 	ADDQ         $0x00000058, DI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -23909,16 +23901,16 @@ strip:
 	VXORPS Y0, Y0, Y0
 	MOVQ   p+40(FP), SI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), DI
 
 run:
 	MOVQ (DI), DX
-	MOVQ 16(DI), BX
-	MOVQ BX, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(DI), R8
 	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
 
 keys:
 	PREFETCHT1 (R8)
@@ -23936,9 +23928,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000010, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VCVTPH2PS    (DX), Y1
@@ -23948,12 +23940,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
 	ADDQ         $0x00000058, DI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -25061,16 +25053,16 @@ strip:
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ (R10), BX
-	MOVQ 16(R10), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R10), R11
 	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R11)
@@ -25088,9 +25080,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVZXWD    (BX), Y8
@@ -25116,12 +25108,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
 	ADDQ         $0x00000058, R10
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -25186,16 +25178,16 @@ strip:
 	MOVQ   p+40(FP), R8
 	LEAQ   (R8)(CX*4), R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ (R10), BX
-	MOVQ 16(R10), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R10), R11
 	MOVQ 24(R10), R12
+	MOVQ 16(R10), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R11)
@@ -25213,9 +25205,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVZXWD    (BX), Y8
@@ -25241,12 +25233,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
 	ADDQ         $0x00000058, R10
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -25311,16 +25303,16 @@ strip:
 	VXORPS Y7, Y7, Y7
 	MOVQ   p+40(FP), R8
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R9
 
 run:
 	MOVQ (R9), BX
-	MOVQ 16(R9), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R9), R10
 	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R10)
@@ -25338,9 +25330,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVZXWD    (BX), Y8
@@ -25363,12 +25355,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
 	ADDQ         $0x00000058, R9
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -25420,16 +25412,16 @@ strip:
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), R8
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R9
 
 run:
 	MOVQ (R9), BX
-	MOVQ 16(R9), SI
-	MOVQ SI, 16(SP)
 	ADDQ DX, BX
 	MOVQ 8(R9), R10
 	MOVQ 24(R9), R11
+	MOVQ 16(R9), SI
+	MOVQ SI, 8(SP)
 
 keys:
 	PREFETCHT1 (R10)
@@ -25447,9 +25439,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVZXWD    (BX), Y4
@@ -25466,12 +25458,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R10, 8(R9)
 	MOVQ         R11, 24(R9)
 	ADDQ         $0x00000058, R9
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -25516,16 +25508,16 @@ strip:
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), SI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), DI
 
 run:
 	MOVQ (DI), DX
-	MOVQ 16(DI), BX
-	MOVQ BX, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(DI), R8
 	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
 
 keys:
 	PREFETCHT1 (R8)
@@ -25543,9 +25535,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000004, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VPMOVZXWD    (DX), Y4
@@ -25565,12 +25557,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
 	ADDQ         $0x00000058, DI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -25608,16 +25600,16 @@ strip:
 	VXORPS Y3, Y3, Y3
 	MOVQ   p+40(FP), SI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), DI
 
 run:
 	MOVQ (DI), DX
-	MOVQ 16(DI), BX
-	MOVQ BX, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(DI), R8
 	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
 
 keys:
 	PREFETCHT1 (R8)
@@ -25635,9 +25627,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000004, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VPMOVZXWD    (DX), Y4
@@ -25657,12 +25649,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
 	ADDQ         $0x00000058, DI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -25697,16 +25689,16 @@ strip:
 	VXORPS Y0, Y0, Y0
 	MOVQ   p+40(FP), SI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), DI
 
 run:
 	MOVQ (DI), DX
-	MOVQ 16(DI), BX
-	MOVQ BX, 16(SP)
 	ADDQ CX, DX
 	MOVQ 8(DI), R8
 	MOVQ 24(DI), R9
+	MOVQ 16(DI), BX
+	MOVQ BX, 8(SP)
 
 keys:
 	PREFETCHT1 (R8)
@@ -25724,9 +25716,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000010, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VPMOVZXWD    (DX), Y1
@@ -25737,12 +25729,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R8, 8(DI)
 	MOVQ         R9, 24(DI)
 	ADDQ         $0x00000058, DI
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -27954,16 +27946,16 @@ strip:
 	MOVQ   DX, R10
 	NEGQ   R10
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R11
 
 run:
 	MOVQ       (R11), BX
-	MOVQ       16(R11), SI
-	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
 	MOVQ       8(R11), R12
 	MOVQ       24(R11), R13
+	MOVQ       16(R11), SI
+	MOVQ       SI, 8(SP)
 	PREFETCHT1 (R12)
 	MOVQ       32(R11), SI
 	PREFETCHT1 (R12)(SI*1)
@@ -27994,9 +27986,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000020, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVSXBD    4(BX), Y8
@@ -28024,12 +28016,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R12, 8(R11)
 	MOVQ         R13, 24(R11)
 	ADDQ         $0x00000058, R11
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -28096,16 +28088,16 @@ strip:
 	MOVQ   DX, R10
 	NEGQ   R10
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R11
 
 run:
 	MOVQ       (R11), BX
-	MOVQ       16(R11), SI
-	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
 	MOVQ       8(R11), R12
 	MOVQ       24(R11), R13
+	MOVQ       16(R11), SI
+	MOVQ       SI, 8(SP)
 	PREFETCHT1 (R12)
 	MOVQ       32(R11), SI
 	PREFETCHT1 (R12)(SI*1)
@@ -28136,9 +28128,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000020, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVSXBD    4(BX), Y8
@@ -28166,12 +28158,12 @@ key:
 	ADDQ         $0x04, R9
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R12, 8(R11)
 	MOVQ         R13, 24(R11)
 	ADDQ         $0x00000058, R11
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -28238,16 +28230,16 @@ strip:
 	MOVQ   DX, R9
 	NEGQ   R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ       (R10), BX
-	MOVQ       16(R10), SI
-	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
 	MOVQ       8(R10), R11
 	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
 	PREFETCHT1 (R11)(SI*1)
@@ -28278,9 +28270,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000010, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVSXBD    4(BX), Y8
@@ -28307,12 +28299,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
 	ADDQ         $0x00000058, R10
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -28366,16 +28358,16 @@ strip:
 	MOVQ   DX, R9
 	NEGQ   R9
 	MOVQ   n+24(FP), BX
-	MOVQ   BX, 8(SP)
+	MOVQ   BX, 16(SP)
 	MOVQ   runs+16(FP), R10
 
 run:
 	MOVQ       (R10), BX
-	MOVQ       16(R10), SI
-	MOVQ       SI, 16(SP)
 	ADDQ       DX, BX
 	MOVQ       8(R10), R11
 	MOVQ       24(R10), R12
+	MOVQ       16(R10), SI
+	MOVQ       SI, 8(SP)
 	PREFETCHT1 (R11)
 	MOVQ       32(R10), SI
 	PREFETCHT1 (R11)(SI*1)
@@ -28406,9 +28398,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000020, SI
-	CMPQ    SI, 16(SP)
-	CMOVQGT 16(SP), SI
-	SUBQ    SI, 16(SP)
+	CMPQ    SI, 8(SP)
+	CMOVQGT 8(SP), SI
+	SUBQ    SI, 8(SP)
 
 key:
 	VPMOVSXBD    4(BX), Y4
@@ -28427,12 +28419,12 @@ key:
 	ADDQ         $0x04, R8
 	SUBQ         $0x00000001, SI
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R11, 8(R10)
 	MOVQ         R12, 24(R10)
 	ADDQ         $0x00000058, R10
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), BX
 	MOVQ         ldo+8(FP), SI
@@ -28479,16 +28471,16 @@ strip:
 	MOVQ   CX, DI
 	NEGQ   DI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), R8
 
 run:
 	MOVQ       (R8), DX
-	MOVQ       16(R8), BX
-	MOVQ       BX, 16(SP)
 	ADDQ       CX, DX
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
+	MOVQ       16(R8), BX
+	MOVQ       BX, 8(SP)
 	PREFETCHT1 (R9)
 	MOVQ       32(R8), BX
 	PREFETCHT1 (R9)(BX*1)
@@ -28519,9 +28511,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VPMOVSXBD    4(DX), Y4
@@ -28549,12 +28541,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
 	ADDQ         $0x00000058, R8
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -28594,16 +28586,16 @@ strip:
 	MOVQ   CX, DI
 	NEGQ   DI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), R8
 
 run:
 	MOVQ       (R8), DX
-	MOVQ       16(R8), BX
-	MOVQ       BX, 16(SP)
 	ADDQ       CX, DX
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
+	MOVQ       16(R8), BX
+	MOVQ       BX, 8(SP)
 	PREFETCHT1 (R9)
 	MOVQ       32(R8), BX
 	PREFETCHT1 (R9)(BX*1)
@@ -28634,9 +28626,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000008, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VPMOVSXBD    4(DX), Y4
@@ -28664,12 +28656,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
 	ADDQ         $0x00000058, R8
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -28706,16 +28698,16 @@ strip:
 	MOVQ   CX, DI
 	NEGQ   DI
 	MOVQ   n+24(FP), DX
-	MOVQ   DX, 8(SP)
+	MOVQ   DX, 16(SP)
 	MOVQ   runs+16(FP), R8
 
 run:
 	MOVQ       (R8), DX
-	MOVQ       16(R8), BX
-	MOVQ       BX, 16(SP)
 	ADDQ       CX, DX
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
+	MOVQ       16(R8), BX
+	MOVQ       BX, 8(SP)
 	PREFETCHT1 (R9)
 	MOVQ       32(R8), BX
 	PREFETCHT1 (R9)(BX*1)
@@ -28746,9 +28738,9 @@ keys:
 
 keys_same0:
 	MOVQ    $0x00000020, BX
-	CMPQ    BX, 16(SP)
-	CMOVQGT 16(SP), BX
-	SUBQ    BX, 16(SP)
+	CMPQ    BX, 8(SP)
+	CMOVQGT 8(SP), BX
+	SUBQ    BX, 8(SP)
 
 key:
 	VPMOVSXBD    4(DX), Y1
@@ -28761,12 +28753,12 @@ key:
 	ADDQ         $0x04, SI
 	SUBQ         $0x00000001, BX
 	JNZ          key
-	CMPQ         16(SP), $0x00
+	CMPQ         8(SP), $0x00
 	JNE          keys
 	MOVQ         R9, 8(R8)
 	MOVQ         R10, 24(R8)
 	ADDQ         $0x00000058, R8
-	SUBQ         $0x00000001, 8(SP)
+	SUBQ         $0x00000001, 16(SP)
 	JNZ          run
 	MOVQ         o+0(FP), DX
 	MOVQ         ldo+8(FP), BX
@@ -29044,7 +29036,7 @@ dim_done:
 
 // func values8AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·values8AVX512x2(SB), NOSPLIT, $16-64
+TEXT ·values8AVX512x2(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -29103,10 +29095,8 @@ group_same0:
 
 run:
 	MOVQ (R14), SI
-	MOVQ 16(R14), R15
-	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	SHRQ $0x02, R15
 	JZ   key_rest
 
@@ -29246,7 +29236,7 @@ key_later:
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	ANDQ $0x03, R15
 	JZ   key_done
 
@@ -29496,7 +29486,7 @@ dim_done:
 
 // func values4AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·values4AVX512x2(SB), NOSPLIT, $16-64
+TEXT ·values4AVX512x2(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -29525,10 +29515,8 @@ group:
 
 run:
 	MOVQ (R14), SI
-	MOVQ 16(R14), R15
-	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	SHRQ $0x02, R15
 	JZ   key_rest
 
@@ -29620,7 +29608,7 @@ key_later:
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	ANDQ $0x03, R15
 	JZ   key_done
 
@@ -29764,7 +29752,7 @@ dim_done:
 
 // func values1AVX512x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F
-TEXT ·values1AVX512x2(SB), NOSPLIT, $16-64
+TEXT ·values1AVX512x2(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -29787,10 +29775,8 @@ group:
 
 run:
 	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
+	MOVQ 16(R11), R12
 	SHRQ $0x02, R12
 	JZ   key_rest
 
@@ -29821,7 +29807,7 @@ key:
 	JNZ          key
 
 key_rest:
-	MOVQ 8(SP), R12
+	MOVQ 16(R11), R12
 	ANDQ $0x03, R12
 	JZ   key_done
 
@@ -31655,7 +31641,7 @@ dim_done:
 
 // func values16AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·values16AVX512x1(SB), NOSPLIT, $16-64
+TEXT ·values16AVX512x1(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -31714,10 +31700,8 @@ group_same0:
 
 run:
 	MOVQ (R14), SI
-	MOVQ 16(R14), R15
-	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	SHRQ $0x02, R15
 	JZ   key_rest
 
@@ -31818,7 +31802,7 @@ key_same0:
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	ANDQ $0x03, R15
 	JZ   key_done
 
@@ -32000,7 +31984,7 @@ dim_done:
 
 // func values4AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F, MMX+
-TEXT ·values4AVX512x1(SB), NOSPLIT, $16-64
+TEXT ·values4AVX512x1(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -32025,10 +32009,8 @@ group:
 
 run:
 	MOVQ (R14), SI
-	MOVQ 16(R14), R15
-	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	SHRQ $0x02, R15
 	JZ   key_rest
 
@@ -32084,7 +32066,7 @@ key_later:
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	ANDQ $0x03, R15
 	JZ   key_done
 
@@ -32191,7 +32173,7 @@ dim_done:
 
 // func values1AVX512x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, AVX512F
-TEXT ·values1AVX512x1(SB), NOSPLIT, $16-64
+TEXT ·values1AVX512x1(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -32213,10 +32195,8 @@ group:
 
 run:
 	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
+	MOVQ 16(R11), R12
 	SHRQ $0x02, R12
 	JZ   key_rest
 
@@ -32235,7 +32215,7 @@ key:
 	JNZ              key
 
 key_rest:
-	MOVQ 8(SP), R12
+	MOVQ 16(R11), R12
 	ANDQ $0x03, R12
 	JZ   key_done
 
@@ -33908,7 +33888,7 @@ dim_done:
 
 // func values6AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3, MMX+
-TEXT ·values6AVX2x2(SB), NOSPLIT, $16-64
+TEXT ·values6AVX2x2(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -33941,10 +33921,8 @@ group:
 
 run:
 	MOVQ (R14), SI
-	MOVQ 16(R14), R15
-	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	SHRQ $0x02, R15
 	JZ   key_rest
 
@@ -34060,7 +34038,7 @@ key_later:
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	ANDQ $0x03, R15
 	JZ   key_done
 
@@ -34296,7 +34274,7 @@ dim_done:
 
 // func values4AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3, MMX+
-TEXT ·values4AVX2x2(SB), NOSPLIT, $16-64
+TEXT ·values4AVX2x2(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -34325,10 +34303,8 @@ group:
 
 run:
 	MOVQ (R14), SI
-	MOVQ 16(R14), R15
-	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	SHRQ $0x02, R15
 	JZ   key_rest
 
@@ -34420,7 +34396,7 @@ key_later:
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	ANDQ $0x03, R15
 	JZ   key_done
 
@@ -34564,7 +34540,7 @@ dim_done:
 
 // func values1AVX2x2(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3
-TEXT ·values1AVX2x2(SB), NOSPLIT, $16-64
+TEXT ·values1AVX2x2(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -34587,10 +34563,8 @@ group:
 
 run:
 	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
+	MOVQ 16(R11), R12
 	SHRQ $0x02, R12
 	JZ   key_rest
 
@@ -34621,7 +34595,7 @@ key:
 	JNZ          key
 
 key_rest:
-	MOVQ 8(SP), R12
+	MOVQ 16(R11), R12
 	ANDQ $0x03, R12
 	JZ   key_done
 
@@ -36046,7 +36020,7 @@ dim_done:
 
 // func values12AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3, MMX+
-TEXT ·values12AVX2x1(SB), NOSPLIT, $16-64
+TEXT ·values12AVX2x1(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -36101,10 +36075,8 @@ group_same0:
 
 run:
 	MOVQ (R14), SI
-	MOVQ 16(R14), R15
-	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	SHRQ $0x02, R15
 	JZ   key_rest
 
@@ -36240,7 +36212,7 @@ key_later:
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	ANDQ $0x03, R15
 	JZ   key_done
 
@@ -36510,7 +36482,7 @@ dim_done:
 
 // func values8AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3, MMX+
-TEXT ·values8AVX2x1(SB), NOSPLIT, $16-64
+TEXT ·values8AVX2x1(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -36561,10 +36533,8 @@ group_same0:
 
 run:
 	MOVQ (R14), SI
-	MOVQ 16(R14), R15
-	MOVQ R15, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	SHRQ $0x02, R15
 	JZ   key_rest
 
@@ -36668,7 +36638,7 @@ key_later:
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	ANDQ $0x03, R15
 	JZ   key_done
 
@@ -36800,7 +36770,7 @@ dim_done:
 
 // func values1AVX2x1(o *float32, runs *uintptr, n int, ldv int, p *float32, first int, groups int, alpha *float32)
 // Requires: AVX, FMA3
-TEXT ·values1AVX2x1(SB), NOSPLIT, $16-64
+TEXT ·values1AVX2x1(SB), NOSPLIT, $8-64
 	MOVQ o+0(FP), AX
 	MOVQ ldv+24(FP), CX
 	MOVQ groups+48(FP), DX
@@ -36822,10 +36792,8 @@ group:
 
 run:
 	MOVQ (R11), SI
-	MOVQ 16(R11), R12
-	MOVQ R12, 8(SP)
 	ADDQ first+40(FP), SI
-	MOVQ 8(SP), R12
+	MOVQ 16(R11), R12
 	SHRQ $0x02, R12
 	JZ   key_rest
 
@@ -36848,7 +36816,7 @@ key:
 	JNZ          key
 
 key_rest:
-	MOVQ 8(SP), R12
+	MOVQ 16(R11), R12
 	ANDQ $0x03, R12
 	JZ   key_done
 
@@ -42811,7 +42779,7 @@ next:
 
 // func halfValuesAVX512(o *float32, ldo int, runs *uintptr, n int, ldv int, p *float32, first int, d int, alpha *float32)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·halfValuesAVX512(SB), NOSPLIT, $16-72
+TEXT ·halfValuesAVX512(SB), NOSPLIT, $8-72
 	MOVQ o+0(FP), AX
 	MOVQ ldv+32(FP), CX
 	MOVQ d+56(FP), DX
@@ -42946,10 +42914,8 @@ whole:
 
 run:
 	MOVQ (R14), SI
-	MOVQ 16(R14), R15
-	MOVQ R15, 8(SP)
 	ADDQ first+48(FP), SI
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	SHRQ $0x02, R15
 	JZ   key_rest
 
@@ -43108,7 +43074,7 @@ key_same1:
 	JNZ  key
 
 key_rest:
-	MOVQ 8(SP), R15
+	MOVQ 16(R14), R15
 	ANDQ $0x03, R15
 	JZ   key_done
 

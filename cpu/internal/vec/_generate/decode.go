@@ -57,7 +57,7 @@ func (a *isa) mix(e element, heads, vectors int) {
 	}
 	MOVQ(count, strips)
 	o, ldv, ldp := argument("o"), param("ldv"), param("ldp")
-	off, vp, n, ldp3 := GP64(), GP64(), GP64(), tripled(ldp)
+	off, vp, n, ldp3, rest := GP64(), GP64(), GP64(), tripled(ldp), AllocLocal(8)
 	p := []reg.GPVirtual{GP64()} // one for each four rows
 	if heads > 4 {
 		p = append(p, GP64())
@@ -80,7 +80,10 @@ func (a *isa) mix(e element, heads, vectors int) {
 			MOVQ(off, back)
 			NEGQ(back)
 		}
-		eachRun(vp, off, nil, func(rest Mem, ahead *lookahead) {
+		eachRun(vp, off, nil, func(length Mem, ahead *lookahead) {
+			left := GP64()
+			MOVQ(length, left)
+			MOVQ(left, rest)
 			if e.lead > 0 { // the rows are longer than their elements
 				ahead.prefetch("run", 1)
 			}

@@ -155,16 +155,14 @@ func (l *lookahead) saveChain() {
 // eachRun runs body for each of the function's n runs: with the first row in rows, first bytes
 // further, with the run's length, and with its lookahead, or else that of all runs.
 func eachRun(rows reg.GPVirtual, first Op, all *lookahead, body func(length Mem, ahead *lookahead)) {
-	run, left, length, n := GP64(), AllocLocal(8), AllocLocal(8), GP64()
+	run, left, n := GP64(), AllocLocal(8), GP64()
 	MOVQ(argument("n"), n)
 	MOVQ(n, left)
 	MOVQ(argument("runs"), run)
 	loop("run", left, 1, func() {
 		MOVQ(Mem{Base: run, Disp: runRows}, rows)
-		n := GP64()
-		MOVQ(Mem{Base: run, Disp: runLen}, n)
-		MOVQ(n, length)
 		ADDQ(first, rows)
+		length := Mem{Base: run, Disp: runLen}
 		if all != nil {
 			body(length, all)
 		} else {
