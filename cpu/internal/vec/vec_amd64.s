@@ -28788,18 +28788,22 @@ TEXT ·scores8AVX512x2(SB), NOSPLIT, $0-64
 	MOVQ 48(SI), R13
 
 group:
+	MOVQ       run+24(FP), SI
+	CMPQ       72(SI), $0x00
+	JNE        chained
 	PREFETCHT1 (R9)
 	PREFETCHT1 (R9)(R11*1)
 	PREFETCHT1 (R9)(R12*1)
 	PREFETCHT1 (R9)(R13*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
-	JNZ        group_same0
+	JNZ        overlap_same0
 	MOVQ       run+24(FP), SI
 	ADDQ       64(SI), R9
 	MOVQ       56(SI), R10
 
-group_same0:
+overlap_same0:
+chained:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	MOVQ   qt+32(FP), SI
@@ -29050,28 +29054,31 @@ TEXT ·values8AVX512x2(SB), NOSPLIT, $8-64
 	MOVQ 48(R8), R13
 
 group:
+	CMPQ       72(R8), $0x00
+	JNE        chained
 	PREFETCHT1 (R9)
 	PREFETCHT1 (R9)(R11*1)
 	PREFETCHT1 (R9)(R12*1)
 	PREFETCHT1 (R9)(R13*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
-	JNZ        group_same0
+	JNZ        overlap_same0
 	CMPQ       72(R8), $0x00
-	JE         group_same0_row
+	JE         overlap_same0_row
 	ADDQ       72(R8), R8
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
 	MOVQ       32(R8), R11
 	MOVQ       40(R8), R12
 	MOVQ       48(R8), R13
-	JMP        group_same0
+	JMP        overlap_same0
 
-group_same0_row:
+overlap_same0_row:
 	ADDQ 64(R8), R9
 	MOVQ 56(R8), R10
 
-group_same0:
+overlap_same0:
+chained:
 	MOVQ   p+32(FP), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
@@ -31434,18 +31441,22 @@ TEXT ·scores16AVX512x1(SB), NOSPLIT, $8-64
 	MOVQ 48(SI), R15
 
 group:
+	MOVQ       run+24(FP), SI
+	CMPQ       72(SI), $0x00
+	JNE        chained
 	PREFETCHT1 (R11)
 	PREFETCHT1 (R11)(R13*1)
 	PREFETCHT1 (R11)(R14*1)
 	PREFETCHT1 (R11)(R15*1)
 	ADDQ       $0x40, R11
 	DECQ       R12
-	JNZ        group_same0
+	JNZ        overlap_same0
 	MOVQ       run+24(FP), SI
 	ADDQ       64(SI), R11
 	MOVQ       56(SI), R12
 
-group_same0:
+overlap_same0:
+chained:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	LEAQ   (R8)(DX*4), R9
@@ -31655,28 +31666,31 @@ TEXT ·values16AVX512x1(SB), NOSPLIT, $8-64
 	MOVQ 48(R8), R13
 
 group:
+	CMPQ       72(R8), $0x00
+	JNE        chained
 	PREFETCHT1 (R9)
 	PREFETCHT1 (R9)(R11*1)
 	PREFETCHT1 (R9)(R12*1)
 	PREFETCHT1 (R9)(R13*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
-	JNZ        group_same0
+	JNZ        overlap_same0
 	CMPQ       72(R8), $0x00
-	JE         group_same0_row
+	JE         overlap_same0_row
 	ADDQ       72(R8), R8
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
 	MOVQ       32(R8), R11
 	MOVQ       40(R8), R12
 	MOVQ       48(R8), R13
-	JMP        group_same0
+	JMP        overlap_same0
 
-group_same0_row:
+overlap_same0_row:
 	ADDQ 64(R8), R9
 	MOVQ 56(R8), R10
 
-group_same0:
+overlap_same0:
+chained:
 	MOVQ   p+32(FP), DI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
@@ -35786,18 +35800,22 @@ TEXT ·scores12AVX2x1(SB), NOSPLIT, $0-64
 	MOVQ 48(SI), R14
 
 group:
+	MOVQ       run+24(FP), SI
+	CMPQ       72(SI), $0x00
+	JNE        chained
 	PREFETCHT1 (R10)
 	PREFETCHT1 (R10)(R12*1)
 	PREFETCHT1 (R10)(R13*1)
 	PREFETCHT1 (R10)(R14*1)
 	ADDQ       $0x40, R10
 	DECQ       R11
-	JNZ        group_same0
+	JNZ        overlap_same0
 	MOVQ       run+24(FP), SI
 	ADDQ       64(SI), R10
 	MOVQ       56(SI), R11
 
-group_same0:
+overlap_same0:
+chained:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	LEAQ   (R8)(DX*4), R9
@@ -36034,28 +36052,31 @@ TEXT ·values12AVX2x1(SB), NOSPLIT, $8-64
 	MOVQ 48(R8), R13
 
 group:
+	CMPQ       72(R8), $0x00
+	JNE        chained
 	PREFETCHT1 (R9)
 	PREFETCHT1 (R9)(R11*1)
 	PREFETCHT1 (R9)(R12*1)
 	PREFETCHT1 (R9)(R13*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
-	JNZ        group_same0
+	JNZ        overlap_same0
 	CMPQ       72(R8), $0x00
-	JE         group_same0_row
+	JE         overlap_same0_row
 	ADDQ       72(R8), R8
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
 	MOVQ       32(R8), R11
 	MOVQ       40(R8), R12
 	MOVQ       48(R8), R13
-	JMP        group_same0
+	JMP        overlap_same0
 
-group_same0_row:
+overlap_same0_row:
 	ADDQ 64(R8), R9
 	MOVQ 56(R8), R10
 
-group_same0:
+overlap_same0:
+chained:
 	MOVQ   p+32(FP), DI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
@@ -36304,18 +36325,22 @@ TEXT ·scores8AVX2x1(SB), NOSPLIT, $0-64
 	MOVQ 48(SI), R13
 
 group:
+	MOVQ       run+24(FP), SI
+	CMPQ       72(SI), $0x00
+	JNE        chained
 	PREFETCHT1 (R9)
 	PREFETCHT1 (R9)(R11*1)
 	PREFETCHT1 (R9)(R12*1)
 	PREFETCHT1 (R9)(R13*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
-	JNZ        group_same0
+	JNZ        overlap_same0
 	MOVQ       run+24(FP), SI
 	ADDQ       64(SI), R9
 	MOVQ       56(SI), R10
 
-group_same0:
+overlap_same0:
+chained:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	MOVQ   qt+32(FP), SI
@@ -36496,28 +36521,31 @@ TEXT ·values8AVX2x1(SB), NOSPLIT, $8-64
 	MOVQ 48(R8), R13
 
 group:
+	CMPQ       72(R8), $0x00
+	JNE        chained
 	PREFETCHT1 (R9)
 	PREFETCHT1 (R9)(R11*1)
 	PREFETCHT1 (R9)(R12*1)
 	PREFETCHT1 (R9)(R13*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
-	JNZ        group_same0
+	JNZ        overlap_same0
 	CMPQ       72(R8), $0x00
-	JE         group_same0_row
+	JE         overlap_same0_row
 	ADDQ       72(R8), R8
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
 	MOVQ       32(R8), R11
 	MOVQ       40(R8), R12
 	MOVQ       48(R8), R13
-	JMP        group_same0
+	JMP        overlap_same0
 
-group_same0_row:
+overlap_same0_row:
 	ADDQ 64(R8), R9
 	MOVQ 56(R8), R10
 
-group_same0:
+overlap_same0:
+chained:
 	MOVQ   p+32(FP), DI
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
@@ -37835,18 +37863,22 @@ TEXT ·scores8AVX512Columns3(SB), NOSPLIT, $0-64
 	MOVQ 48(SI), R13
 
 group:
+	MOVQ       run+24(FP), SI
+	CMPQ       72(SI), $0x00
+	JNE        chained
 	PREFETCHT1 (R9)
 	PREFETCHT1 (R9)(R11*1)
 	PREFETCHT1 (R9)(R12*1)
 	PREFETCHT1 (R9)(R13*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
-	JNZ        group_same0
+	JNZ        overlap_same0
 	MOVQ       run+24(FP), SI
 	ADDQ       64(SI), R9
 	MOVQ       56(SI), R10
 
-group_same0:
+overlap_same0:
+chained:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	MOVQ   qt+32(FP), SI
@@ -38462,18 +38494,22 @@ TEXT ·scores8AVX512Columns2(SB), NOSPLIT, $0-64
 	MOVQ 48(SI), R13
 
 group:
+	MOVQ       run+24(FP), SI
+	CMPQ       72(SI), $0x00
+	JNE        chained
 	PREFETCHT1 (R9)
 	PREFETCHT1 (R9)(R11*1)
 	PREFETCHT1 (R9)(R12*1)
 	PREFETCHT1 (R9)(R13*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
-	JNZ        group_same0
+	JNZ        overlap_same0
 	MOVQ       run+24(FP), SI
 	ADDQ       64(SI), R9
 	MOVQ       56(SI), R10
 
-group_same0:
+overlap_same0:
+chained:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	MOVQ   qt+32(FP), SI
@@ -38967,18 +39003,22 @@ TEXT ·scores16AVX512Columns1(SB), NOSPLIT, $8-64
 	MOVQ 48(SI), R15
 
 group:
+	MOVQ       run+24(FP), SI
+	CMPQ       72(SI), $0x00
+	JNE        chained
 	PREFETCHT1 (R11)
 	PREFETCHT1 (R11)(R13*1)
 	PREFETCHT1 (R11)(R14*1)
 	PREFETCHT1 (R11)(R15*1)
 	ADDQ       $0x40, R11
 	DECQ       R12
-	JNZ        group_same0
+	JNZ        overlap_same0
 	MOVQ       run+24(FP), SI
 	ADDQ       64(SI), R11
 	MOVQ       56(SI), R12
 
-group_same0:
+overlap_same0:
+chained:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	LEAQ   (R8)(DX*4), R9
@@ -40245,18 +40285,22 @@ TEXT ·scores16AVX512Half(SB), NOSPLIT, $8-64
 	MOVQ 48(SI), R15
 
 group:
+	MOVQ       run+24(FP), SI
+	CMPQ       72(SI), $0x00
+	JNE        chained
 	PREFETCHT1 (R11)
 	PREFETCHT1 (R11)(R13*1)
 	PREFETCHT1 (R11)(R14*1)
 	PREFETCHT1 (R11)(R15*1)
 	ADDQ       $0x40, R11
 	DECQ       R12
-	JNZ        group_same0
+	JNZ        overlap_same0
 	MOVQ       run+24(FP), SI
 	ADDQ       64(SI), R11
 	MOVQ       56(SI), R12
 
-group_same0:
+overlap_same0:
+chained:
 	MOVQ   CX, DI
 	LEAQ   (DI)(DX*4), R8
 	LEAQ   (R8)(DX*4), R9
@@ -40654,30 +40698,34 @@ one_run:
 	KMOVW   R11, K1
 
 group:
+	MOVQ       run+24(FP), R11
+	CMPQ       72(R11), $0x00
+	JNE        chained
 	PREFETCHT1 (SI)
 	PREFETCHT1 (SI)(R8*1)
 	PREFETCHT1 (SI)(R9*1)
 	PREFETCHT1 (SI)(R10*1)
 	ADDQ       $0x40, SI
 	DECQ       DI
-	JNZ        group_same0
+	JNZ        overlap_same0
 	MOVQ       run+24(FP), DI
 	ADDQ       64(DI), SI
 	MOVQ       56(DI), DI
 
-group_same0:
+overlap_same0:
 	PREFETCHT1 (SI)
 	PREFETCHT1 (SI)(R8*1)
 	PREFETCHT1 (SI)(R9*1)
 	PREFETCHT1 (SI)(R10*1)
 	ADDQ       $0x40, SI
 	DECQ       DI
-	JNZ        group_same1
+	JNZ        overlap_same1
 	MOVQ       run+24(FP), DI
 	ADDQ       64(DI), SI
 	MOVQ       56(DI), DI
 
-group_same1:
+overlap_same1:
+chained:
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
 	VPXORD Z4, Z4, Z4
@@ -42793,94 +42841,97 @@ TEXT ·halfValuesAVX512(SB), NOSPLIT, $8-72
 	MOVQ 48(R8), R13
 
 strip:
+	CMPQ       72(R8), $0x00
+	JNE        chained
 	PREFETCHT1 (R9)
 	PREFETCHT1 (R9)(R11*1)
 	PREFETCHT1 (R9)(R12*1)
 	PREFETCHT1 (R9)(R13*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
-	JNZ        strip_same0
+	JNZ        overlap_same0
 	CMPQ       72(R8), $0x00
-	JE         strip_same0_row
+	JE         overlap_same0_row
 	ADDQ       72(R8), R8
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
 	MOVQ       32(R8), R11
 	MOVQ       40(R8), R12
 	MOVQ       48(R8), R13
-	JMP        strip_same0
+	JMP        overlap_same0
 
-strip_same0_row:
+overlap_same0_row:
 	ADDQ 64(R8), R9
 	MOVQ 56(R8), R10
 
-strip_same0:
+overlap_same0:
 	PREFETCHT1 (R9)
 	PREFETCHT1 (R9)(R11*1)
 	PREFETCHT1 (R9)(R12*1)
 	PREFETCHT1 (R9)(R13*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
-	JNZ        strip_same1
+	JNZ        overlap_same1
 	CMPQ       72(R8), $0x00
-	JE         strip_same1_row
+	JE         overlap_same1_row
 	ADDQ       72(R8), R8
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
 	MOVQ       32(R8), R11
 	MOVQ       40(R8), R12
 	MOVQ       48(R8), R13
-	JMP        strip_same1
+	JMP        overlap_same1
 
-strip_same1_row:
+overlap_same1_row:
 	ADDQ 64(R8), R9
 	MOVQ 56(R8), R10
 
-strip_same1:
+overlap_same1:
 	PREFETCHT1 (R9)
 	PREFETCHT1 (R9)(R11*1)
 	PREFETCHT1 (R9)(R12*1)
 	PREFETCHT1 (R9)(R13*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
-	JNZ        strip_same2
+	JNZ        overlap_same2
 	CMPQ       72(R8), $0x00
-	JE         strip_same2_row
+	JE         overlap_same2_row
 	ADDQ       72(R8), R8
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
 	MOVQ       32(R8), R11
 	MOVQ       40(R8), R12
 	MOVQ       48(R8), R13
-	JMP        strip_same2
+	JMP        overlap_same2
 
-strip_same2_row:
+overlap_same2_row:
 	ADDQ 64(R8), R9
 	MOVQ 56(R8), R10
 
-strip_same2:
+overlap_same2:
 	PREFETCHT1 (R9)
 	PREFETCHT1 (R9)(R11*1)
 	PREFETCHT1 (R9)(R12*1)
 	PREFETCHT1 (R9)(R13*1)
 	ADDQ       $0x40, R9
 	DECQ       R10
-	JNZ        strip_same3
+	JNZ        overlap_same3
 	CMPQ       72(R8), $0x00
-	JE         strip_same3_row
+	JE         overlap_same3_row
 	ADDQ       72(R8), R8
 	MOVQ       8(R8), R9
 	MOVQ       24(R8), R10
 	MOVQ       32(R8), R11
 	MOVQ       40(R8), R12
 	MOVQ       48(R8), R13
-	JMP        strip_same3
+	JMP        overlap_same3
 
-strip_same3_row:
+overlap_same3_row:
 	ADDQ 64(R8), R9
 	MOVQ 56(R8), R10
 
-strip_same3:
+overlap_same3:
+chained:
 	MOVQ  $-1, SI
 	CMPQ  DX, $0x00000020
 	JGE   whole

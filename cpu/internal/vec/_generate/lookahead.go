@@ -106,6 +106,15 @@ func (l *lookahead) prefetch(label string, n int) {
 	}
 }
 
+// overlap prefetches n lines more of each stream, because streams are staggered except for
+// those of a chain.
+func (l *lookahead) overlap(n int) {
+	CMPQ(Mem{Base: l.base(), Disp: runMore}, Imm(0))
+	JNE(LabelRef("chained"))
+	l.prefetch("overlap", n)
+	Label("chained")
+}
+
 // save lets the next kernel continue.
 func (l *lookahead) save() {
 	p := l.base()

@@ -62,7 +62,7 @@ func (a *isa) scorePairs() {
 		}
 	}
 	Label("group")
-	ahead.prefetch("group", 2) // as the streams are staggered
+	ahead.overlap(2)
 	for i := range acc {
 		VPXORD(acc[i], acc[i], acc[i])
 	}

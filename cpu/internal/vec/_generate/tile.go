@@ -69,8 +69,8 @@ func (a *isa) scores(rows int) {
 	acc, b, t := a.accumulators(rows), a.vecs(a.cols), a.vecs(a.temps)
 	ahead := held(argument("run"))
 	Label("group")
-	if rows >= 8 { // as the streams are staggered
-		ahead.prefetch("group", 1)
+	if rows >= 8 {
+		ahead.overlap(1)
 	}
 	MOVQ(k, kp[0])
 	for g := range kp[1:] {
@@ -137,8 +137,8 @@ func (a *isa) values(rows int) {
 	vp, p, ahead := GP64(), GP64(), chainOfRuns()
 	acc, b, t := a.accumulators(rows), a.vecs(a.cols), a.vecs(a.temps)
 	Label("group")
-	if rows >= 8 { // as the streams are staggered
-		ahead.prefetch("group", 1)
+	if rows >= 8 {
+		ahead.overlap(1)
 	}
 	MOVQ(argument("p"), p)
 	for i := range acc {
@@ -193,7 +193,7 @@ func (a *isa) halfValues(b *isa, vectors int) {
 		acc[r] = a.vecs(vectors)
 	}
 	Label("strip")
-	ahead.prefetch("strip", 4) // as the streams are staggered
+	ahead.overlap(4)
 	mask := GP64()
 	MOVQ(I32(-1), mask)
 	CMPQ(left, U32(uint32(vectors*a.lanes)))
