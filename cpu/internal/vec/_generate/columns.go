@@ -37,15 +37,16 @@ func (a *isa) valuesOfColumns(rows int) {
 		}
 		label := fmt.Sprintf("step%d", step)
 		countByFour(label, Mem{Base: steps, Disp: 8 * step}, func(n int, left reg.GPVirtual) {
+			keepUp := ahead.keepUp(label, left, n, rows)
 			for u := range n {
 				for j := from; j < to; j++ {
 					VMOVUPS(a.vector(p, u, j), b[j])
 				}
 				a.outer(sum, b[from:to], t, u, func(i int) Mem { return rowAt(vp, ld, ld3, u, 4*i) })
+				keepUp()
 			}
 			ADDQ(U32(uint32(n*a.rowBytes())), p)
 			if n == 4 {
-				ahead.keepUp(label, left, rows)
 				LEAQ(Mem{Base: vp, Index: ld, Scale: 4}, vp)
 			} else {
 				ADDQ(ld, vp)

@@ -31,6 +31,7 @@ func (a *isa) dots(e element) {
 		}
 	}
 	d.second, d.hop = pairRuns(a.lanes, ldk)
+	d.following, d.nearer = AllocLocal(8), AllocLocal(8)
 	for _, rows := range []int{8, 4, 1} {
 		label := fmt.Sprintf("rows%d", rows)
 		Label(label)
@@ -60,6 +61,7 @@ type dotsKernel struct {
 	scales               Mem
 	byteMask, biased     [2]reg.VecVirtual
 	scaledDown           bool // scales is divided by 2^24
+	following, nearer    Mem  // the keys of the next tile of the run, if any, and those of them that moveNearer takes next
 	second, hop          Mem  // the run of the keys from pairedRun on, and bytes from the end of the first to it
 }
 
@@ -132,6 +134,9 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 		}
 	}
 	MOVQ(p, d.kp)
+	CMPQ(d.count, Imm(uint64(groups)))
+	CMOVQEQ(base[0], p)
+	MOVQ(p, d.following)
 	queries := []reg.GPVirtual{GP64()} // one for each four rows
 	MOVQ(argument("q"), queries[0])
 	var ldq, ldq3 reg.GPVirtual
@@ -146,22 +151,22 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	at := GP64()
 	XORQ(at, at)
 	var ahead *lookahead
-	prefetch := func(label string, g, n int) { ahead.prefetch(label, n) }
+	prefetch := func(label string, g int) { ahead.prefetch(label, 1) }
 	if rows == 1 && groups > 1 {
-		prefetch = func(label string, g, n int) {
+		prefetch = func(label string, g int) {
 			run := argument("run")
 			if g*a.lanes >= pairedRun {
 				run = d.second
 			}
 			ahead := continued(run)
-			ahead.prefetch(label, n)
+			ahead.prefetch(label, 1)
 			ahead.save()
 		}
 	} else {
 		ahead = continued(argument("run"))
 	}
 	if d.lead > 0 { // the rows are longer than their elements
-		prefetch(label, 0, 1)
+		prefetch(label, 0)
 	}
 	// Prefetch as many lines as are read, in steps of four.
 	lines := a.piece() * a.lanes / 64
@@ -176,24 +181,37 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	paired := pair > 1 && d.splitPairs != nil
 	perWord := 4 / d.element.bytes
 	body := func(n int) {
+		var nearer []func()
+		if d.lead == 0 || a.wide() { // else conversions bind, and more instructions take longer
+			nearer = d.moveNearer(fmt.Sprintf("%s_nearer%d", loop, n), at, groups*a.lanes*a.piece()/64)
+		}
+		move := among(n*groups/pair, nearer)
 		for first := 0; first < groups; first += pair {
 			var words [][]reg.VecVirtual
+			var next []func()
 			for g := first; g < first+pair; g++ {
 				part := fmt.Sprintf("%s%d_%d", loop, g, n)
 				switch {
 				case lines >= 4:
-					prefetch(part, g, lines/4)
+					for i := range lines / 4 {
+						next = append(next, func() { prefetch(fmt.Sprint(part, "_", i), g) })
+					}
 				case groups > 1 && g%2 == 0:
-					prefetch(part, g, 1)
+					next = append(next, func() { prefetch(part, g) })
 				case groups == 1:
-					TESTQ(U32(uint32(a.piece())), at)
-					JNZ(LabelRef(part + "_odd"))
-					prefetch(part, g, 1)
-					Label(part + "_odd")
+					next = append(next, func() {
+						TESTQ(U32(uint32(a.piece())), at)
+						JNZ(LabelRef(part + "_odd"))
+						prefetch(part, g)
+						Label(part + "_odd")
+					})
 				}
 				words = append(words, d.words(n, base[g], at))
 			}
-			for i := range words[0] {
+			fetch := among(n, next)
+			for i := range n {
+				move()
+				fetch()
 				var each []func(int) reg.VecVirtual
 				if paired {
 					each = d.splitPairs(d, words[0][i], words[1][i])
@@ -315,6 +333,31 @@ func (d *dotsKernel) words(n int, base, at reg.GPVirtual) []reg.VecVirtual {
 		}
 	}
 	return a.quads(r)
+}
+
+// moveNearer returns functions that move a line each of n keys of the following tile from the
+// second-level cache to the first one: later they would wait for buffers that lines from memory
+// fill. It takes all keys of that tile in turns while d reads a line of each of its own.
+func (d *dotsKernel) moveNearer(label string, at reg.GPVirtual, n int) (each []func()) {
+	p := GP64()
+	MOVQ(d.nearer, p)
+	TESTQ(U32(63), at)
+	JNZ(LabelRef(label))
+	MOVQ(d.following, p)
+	ADDQ(at, p)
+	Label(label)
+	for i := range n {
+		each = append(each, func() {
+			PREFETCHT0(rowAt(p, d.ldk, d.ldk3, i%4, d.lead))
+			if i%4 == 3 || i == n-1 { // n is 2 or a multiple of 4
+				LEAQ(Mem{Base: p, Index: d.ldk, Scale: uint8(i%4 + 1)}, p)
+			}
+			if i == n-1 {
+				MOVQ(p, d.nearer)
+			}
+		})
+	}
+	return each
 }
 
 // wordsOf8 returns words c and 4+c, for c from 0 to 3, of 8 rows, four rows to 128 bits. It

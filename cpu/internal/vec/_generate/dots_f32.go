@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"math/bits"
 
 	. "github.com/mmcloughlin/avo/build"
@@ -34,14 +35,25 @@ func (a *isa) dotsF32() {
 		Label(label + "_last")
 		for i := range rows {
 			VMOVUPS(Mem{Base: row}, rows[i])
-			PREFETCHT0(Mem{Base: row, Index: group, Scale: 1})
 			if i < len(rows)-1 {
 				ADDQ(ldk, row)
 			}
 		}
-		// As many lines as were read.
-		ahead.prefetch(label, a.lanes*a.bytes()/256)
-		return a.transposed(rows)
+		MOVQ(kp, row)
+		ADDQ(group, row)
+		jobs := make([]func(), a.lanes)
+		for i := range jobs {
+			jobs[i] = func() {
+				PREFETCHT0(Mem{Base: row})
+				if i < a.lanes-1 {
+					ADDQ(ldk, row)
+				}
+			}
+		}
+		for i := range a.lanes * a.bytes() / 256 { // as many lines as were read
+			jobs = append(jobs, func() { ahead.prefetch(fmt.Sprint(label, i), 1) })
+		}
+		return a.transposed(rows, jobs...)
 	}
 	multiply := func(t, acc []reg.VecVirtual, queries ...reg.Register) {
 		for i := range t {

@@ -72,38 +72,62 @@ func (l *lookahead) base() reg.Register {
 
 // prefetch prefetches n lines of each stream.
 func (l *lookahead) prefetch(label string, n int) {
-	var p reg.Register
-	if l.apart == nil {
-		p = l.base()
+	for _, each := range l.lines(label, n) {
+		each()
 	}
+}
+
+// lines returns functions that prefetch a line each, together n lines of each stream.
+func (l *lookahead) lines(label string, n int) (each []func()) {
 	for i := range n {
-		same := fmt.Sprintf("%s_same%d", label, i)
-		PREFETCHT1(Mem{Base: l.next})
+		each = append(each, func() { PREFETCHT1(Mem{Base: l.next}) })
 		for s := range 3 {
-			apart := GP64()
-			if l.apart != nil {
-				apart = l.apart[s]
-			} else {
-				MOVQ(Mem{Base: p, Disp: runApart + 8*s}, apart)
-			}
-			PREFETCHT1(Mem{Base: l.next, Index: apart, Scale: 1})
+			each = append(each, func() {
+				apart := GP64()
+				if l.apart != nil {
+					apart = l.apart[s]
+				} else {
+					MOVQ(Mem{Base: l.base(), Disp: runApart + 8*s}, apart)
+				}
+				PREFETCHT1(Mem{Base: l.next, Index: apart, Scale: 1})
+				if s == 2 {
+					l.advance(fmt.Sprintf("%s_same%d", label, i))
+				}
+			})
 		}
-		ADDQ(Imm(64), l.next)
-		DECQ(l.left)
-		JNZ(LabelRef(same))
-		run := l.base()
-		if l.chained {
-			CMPQ(Mem{Base: run, Disp: runMore}, Imm(0))
-			JE(LabelRef(same + "_row"))
-			ADDQ(Mem{Base: run, Disp: runMore}, run)
-			l.load()
-			JMP(LabelRef(same))
-			Label(same + "_row")
-		}
-		ADDQ(Mem{Base: run, Disp: runJump}, l.next)
-		MOVQ(Mem{Base: run, Disp: runLines}, l.left)
-		Label(same)
 	}
+	return each
+}
+
+// among returns a function that calls all of jobs in n calls, about as many in each. Prefetches
+// in a row would delay what a kernel reads.
+func among(n int, jobs []func()) func() {
+	calls, done := 0, 0
+	return func() {
+		calls++
+		for ; (done+1)*n <= calls*len(jobs); done++ {
+			jobs[done]()
+		}
+	}
+}
+
+// advance moves all streams to their next lines.
+func (l *lookahead) advance(same string) {
+	ADDQ(Imm(64), l.next)
+	DECQ(l.left)
+	JNZ(LabelRef(same))
+	run := l.base()
+	if l.chained {
+		CMPQ(Mem{Base: run, Disp: runMore}, Imm(0))
+		JE(LabelRef(same + "_row"))
+		ADDQ(Mem{Base: run, Disp: runMore}, run)
+		l.load()
+		JMP(LabelRef(same))
+		Label(same + "_row")
+	}
+	ADDQ(Mem{Base: run, Disp: runJump}, l.next)
+	MOVQ(Mem{Base: run, Disp: runLines}, l.left)
+	Label(same)
 }
 
 // overlap prefetches n lines more of each stream, because streams are staggered except for
@@ -122,23 +146,28 @@ func (l *lookahead) save() {
 	MOVQ(l.left, Mem{Base: p, Disp: runLeft})
 }
 
-// keepUp prefetches, on average, as many lines as 4 elements of each of rows rows fill, for 6
-// rows a third more. left is the counter of countByFour.
-func (l *lookahead) keepUp(label string, left reg.GPVirtual, rows int) {
-	if rows == 1 {
-		return
-	}
-	later := label + "_later"
+// keepUp returns a function to call after each of n elements of each of rows rows. In four calls
+// it prefetches, on average, as many lines as these elements fill, for 6 rows a third more. left
+// is the counter of countByFour.
+func (l *lookahead) keepUp(label string, left reg.GPVirtual, n, rows int) func() {
 	switch {
-	case rows == 12:
-		TESTQ(U32(3), left)
-		JZ(LabelRef(later))
-	case rows < 12:
-		TESTQ(U32(uint32(16/rows-1)), left)
-		JNZ(LabelRef(later))
+	case n < 4 || rows == 1:
+		return func() {}
+	case rows == 16:
+		return among(n, l.lines(label, 1))
 	}
-	l.prefetch(label, 1)
-	Label(later)
+	return among(n, []func(){func() {
+		later := label + "_later"
+		if rows == 12 {
+			TESTQ(U32(3), left)
+			JZ(LabelRef(later))
+		} else {
+			TESTQ(U32(uint32(16/rows-1)), left)
+			JNZ(LabelRef(later))
+		}
+		l.prefetch(label, 1)
+		Label(later)
+	}})
 }
 
 // chainOfRuns returns a lookahead that goes from run to run, and starts where the last kernel

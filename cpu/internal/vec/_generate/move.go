@@ -6,14 +6,17 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// transposed returns the transpose of lanes rows of lanes elements.
-func (a *isa) transposed(r []reg.VecVirtual) []reg.VecVirtual {
+// transposed returns the transpose of lanes rows of lanes elements. Between its instructions it
+// calls all of jobs.
+func (a *isa) transposed(r []reg.VecVirtual, jobs ...func()) []reg.VecVirtual {
 	n := len(r)
+	between := among(n+4, jobs)
 	pairs := make([]reg.VecVirtual, n)
 	for i := 0; i < n; i += 2 {
 		pairs[i], pairs[i+1] = a.vec(), a.vec()
 		VUNPCKLPS(r[i+1], r[i], pairs[i])
 		VUNPCKHPS(r[i+1], r[i], pairs[i+1])
+		between()
 	}
 	// quads[4g+c] holds, in each 128 bits, column c of that part of rows 4g..4g+3.
 	quads := make([]reg.VecVirtual, n)
@@ -22,10 +25,12 @@ func (a *isa) transposed(r []reg.VecVirtual) []reg.VecVirtual {
 			quads[g+2*c], quads[g+2*c+1] = a.vec(), a.vec()
 			VUNPCKLPD(pairs[g+2+c], pairs[g+c], quads[g+2*c])
 			VUNPCKHPD(pairs[g+2+c], pairs[g+c], quads[g+2*c+1])
+			between()
 		}
 	}
 	out := make([]reg.VecVirtual, n)
 	for c := range 4 {
+		between()
 		if !a.wide() {
 			out[c], out[c+4] = a.vec(), a.vec()
 			VPERM2F128(Imm(0x20), quads[4+c], quads[c], out[c])

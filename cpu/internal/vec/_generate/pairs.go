@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -93,6 +91,7 @@ func (a *isa) scorePairs() {
 	CMOVQEQ(from, at)
 	CMPQ(n, Imm(pairDims))
 	CMOVQLT(at, next)
+	fetch := among(pairDims*pairs, ahead.lines("dims", rows*pairDims*4/256))
 	for c := range pairDims {
 		PREFETCHT0(Mem{Base: next})
 		PREFETCHT0(Mem{Base: next, Index: ld, Scale: 1})
@@ -102,9 +101,7 @@ func (a *isa) scorePairs() {
 			two := ZMM()
 			VBROADCASTSD(Mem{Base: both, Disp: i*pairBytes + c%4/2*64 + c/4*16 + c%2*8}, two)
 			VFMADD231PS(two, x, acc[i])
-		}
-		if c%2 == 0 { // prefetches in a row would delay the keys
-			ahead.prefetch(fmt.Sprint("dims", c), rows*pairDims*4/256/(pairDims/2))
+			fetch()
 		}
 	}
 	ADDQ(Imm(4*pairDims), from)

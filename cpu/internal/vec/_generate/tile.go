@@ -83,16 +83,15 @@ func (a *isa) scores(rows int) {
 		}
 	}
 	countByFour("dim", d, func(n int, left reg.GPVirtual) {
+		keepUp := ahead.keepUp("dim", left, n, rows)
 		for u := range n {
 			for j := range b {
 				VMOVUPS(a.vector(q, u, j), b[j])
 			}
 			a.outer(acc, b, t, u, func(i int) Mem { return rowAt(kp[i/4], ld, ld3, i%4, 4*u) })
+			keepUp()
 		}
 		ADDQ(U32(uint32(n*a.rowBytes())), q)
-		if n == 4 {
-			ahead.keepUp("dim", left, rows)
-		}
 		for g := range kp {
 			ADDQ(Imm(uint64(4*n)), kp[g])
 		}
@@ -148,15 +147,16 @@ func (a *isa) values(rows int) {
 	}
 	eachRun(vp, first, ahead, func(keys Mem, ahead *lookahead) {
 		countByFour("key", keys, func(n int, left reg.GPVirtual) {
+			keepUp := ahead.keepUp("key", left, n, rows)
 			for u := range n {
 				for j := range b {
 					VMOVUPS(a.at(p, u*a.cols+j), b[j])
 				}
 				a.outer(acc, b, t, u, func(i int) Mem { return rowAt(vp, ld, ld3, u, 4*i) })
+				keepUp()
 			}
 			ADDQ(U32(uint32(n*a.rowBytes())), p)
 			if n == 4 {
-				ahead.keepUp("key", left, rows)
 				LEAQ(Mem{Base: vp, Index: ld, Scale: 4}, vp)
 			} else {
 				ADDQ(ld, vp)
@@ -213,6 +213,10 @@ func (a *isa) halfValues(b *isa, vectors int) {
 	}
 	eachRun(vp, first, ahead, func(keys Mem, ahead *lookahead) {
 		byFour("key", keys, func(n int) {
+			fetch := func() {}
+			if n == 4 {
+				fetch = among(4*len(acc), ahead.lines("key", 4*vectors*a.bytes()/256))
+			}
 			for u := range n {
 				for j := range x {
 					VMOVUPS_Z(rowAt(vp, ld, ld3, u, j*a.bytes()), k[j], x[j])
@@ -223,11 +227,11 @@ func (a *isa) halfValues(b *isa, vectors int) {
 					for j := range x {
 						VFMADD231PS(x[j], y, acc[r][j])
 					}
+					fetch()
 				}
 			}
 			ADDQ(U32(uint32(n*b.bytes())), p)
 			if n == 4 {
-				ahead.prefetch("key", 4*vectors*a.bytes()/256)
 				LEAQ(Mem{Base: vp, Index: ld, Scale: 4}, vp)
 			} else {
 				ADDQ(ld, vp)
