@@ -5609,12 +5609,10 @@ four_last:
 	PREFETCHT0 (DI)
 	PREFETCHT1 (R12)
 	MOVQ       run+32(FP), DI
-	MOVQ       32(DI), DI
-	PREFETCHT1 (R12)(DI*1)
-	MOVQ       run+32(FP), DI
-	MOVQ       40(DI), DI
-	PREFETCHT1 (R12)(DI*1)
-	MOVQ       run+32(FP), DI
+	MOVQ       32(DI), R8
+	PREFETCHT1 (R12)(R8*1)
+	MOVQ       40(DI), R8
+	PREFETCHT1 (R12)(R8*1)
 	MOVQ       48(DI), DI
 	PREFETCHT1 (R12)(DI*1)
 	ADDQ       $0x40, R12
@@ -5635,12 +5633,10 @@ four0_same0:
 	VSHUFF32X4 $0xdd, Z10, Z6, Z6
 	PREFETCHT1 (R12)
 	MOVQ       run+32(FP), DI
-	MOVQ       32(DI), DI
-	PREFETCHT1 (R12)(DI*1)
-	MOVQ       run+32(FP), DI
-	MOVQ       40(DI), DI
-	PREFETCHT1 (R12)(DI*1)
-	MOVQ       run+32(FP), DI
+	MOVQ       32(DI), R8
+	PREFETCHT1 (R12)(R8*1)
+	MOVQ       40(DI), R8
+	PREFETCHT1 (R12)(R8*1)
 	MOVQ       48(DI), DI
 	PREFETCHT1 (R12)(DI*1)
 	ADDQ       $0x40, R12
@@ -5661,12 +5657,10 @@ four1_same0:
 	VSHUFF32X4 $0xdd, Z11, Z5, Z5
 	PREFETCHT1 (R12)
 	MOVQ       run+32(FP), DI
-	MOVQ       32(DI), DI
-	PREFETCHT1 (R12)(DI*1)
-	MOVQ       run+32(FP), DI
-	MOVQ       40(DI), DI
-	PREFETCHT1 (R12)(DI*1)
-	MOVQ       run+32(FP), DI
+	MOVQ       32(DI), R8
+	PREFETCHT1 (R12)(R8*1)
+	MOVQ       40(DI), R8
+	PREFETCHT1 (R12)(R8*1)
 	MOVQ       48(DI), DI
 	PREFETCHT1 (R12)(DI*1)
 	ADDQ       $0x40, R12
@@ -5687,12 +5681,10 @@ four2_same0:
 	VSHUFF32X4 $0xdd, Z13, Z9, Z9
 	PREFETCHT1 (R12)
 	MOVQ       run+32(FP), DI
-	MOVQ       32(DI), DI
-	PREFETCHT1 (R12)(DI*1)
-	MOVQ       run+32(FP), DI
-	MOVQ       40(DI), DI
-	PREFETCHT1 (R12)(DI*1)
-	MOVQ       run+32(FP), DI
+	MOVQ       32(DI), R8
+	PREFETCHT1 (R12)(R8*1)
+	MOVQ       40(DI), R8
+	PREFETCHT1 (R12)(R8*1)
 	MOVQ       48(DI), DI
 	PREFETCHT1 (R12)(DI*1)
 	ADDQ       $0x40, R12
@@ -5915,12 +5907,10 @@ chunk_last:
 	PREFETCHT0 (DI)
 	PREFETCHT1 (R12)
 	MOVQ       run+32(FP), SI
-	MOVQ       32(SI), SI
-	PREFETCHT1 (R12)(SI*1)
-	MOVQ       run+32(FP), SI
-	MOVQ       40(SI), SI
-	PREFETCHT1 (R12)(SI*1)
-	MOVQ       run+32(FP), SI
+	MOVQ       32(SI), DI
+	PREFETCHT1 (R12)(DI*1)
+	MOVQ       40(SI), DI
+	PREFETCHT1 (R12)(DI*1)
 	MOVQ       48(SI), SI
 	PREFETCHT1 (R12)(SI*1)
 	ADDQ       $0x40, R12
@@ -5941,12 +5931,10 @@ chunk0_same0:
 	VSHUFF32X4 $0xdd, Z7, Z3, Z3
 	PREFETCHT1 (R12)
 	MOVQ       run+32(FP), SI
-	MOVQ       32(SI), SI
-	PREFETCHT1 (R12)(SI*1)
-	MOVQ       run+32(FP), SI
-	MOVQ       40(SI), SI
-	PREFETCHT1 (R12)(SI*1)
-	MOVQ       run+32(FP), SI
+	MOVQ       32(SI), DI
+	PREFETCHT1 (R12)(DI*1)
+	MOVQ       40(SI), DI
+	PREFETCHT1 (R12)(DI*1)
 	MOVQ       48(SI), SI
 	PREFETCHT1 (R12)(SI*1)
 	ADDQ       $0x40, R12
@@ -5967,12 +5955,10 @@ chunk1_same0:
 	VSHUFF32X4 $0xdd, Z8, Z2, Z2
 	PREFETCHT1 (R12)
 	MOVQ       run+32(FP), SI
-	MOVQ       32(SI), SI
-	PREFETCHT1 (R12)(SI*1)
-	MOVQ       run+32(FP), SI
-	MOVQ       40(SI), SI
-	PREFETCHT1 (R12)(SI*1)
-	MOVQ       run+32(FP), SI
+	MOVQ       32(SI), DI
+	PREFETCHT1 (R12)(DI*1)
+	MOVQ       40(SI), DI
+	PREFETCHT1 (R12)(DI*1)
 	MOVQ       48(SI), SI
 	PREFETCHT1 (R12)(SI*1)
 	ADDQ       $0x40, R12
@@ -5993,12 +5979,10 @@ chunk2_same0:
 	VSHUFF32X4 $0xdd, Z10, Z6, Z6
 	PREFETCHT1 (R12)
 	MOVQ       run+32(FP), SI
-	MOVQ       32(SI), SI
-	PREFETCHT1 (R12)(SI*1)
-	MOVQ       run+32(FP), SI
-	MOVQ       40(SI), SI
-	PREFETCHT1 (R12)(SI*1)
-	MOVQ       run+32(FP), SI
+	MOVQ       32(SI), DI
+	PREFETCHT1 (R12)(DI*1)
+	MOVQ       40(SI), DI
+	PREFETCHT1 (R12)(DI*1)
 	MOVQ       48(SI), SI
 	PREFETCHT1 (R12)(SI*1)
 	ADDQ       $0x40, R12
@@ -7246,12 +7230,10 @@ rows8_by1_piece_nearer8:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R13
-	MOVQ             32(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
-	MOVQ             40(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
+	MOVQ             32(R13), R14
+	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R13), R14
+	PREFETCHT1       (R10)(R14*1)
 	MOVQ             48(R13), R13
 	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
@@ -7354,12 +7336,10 @@ rows8_by1_piece0_8_0_same0:
 	MOVQ             R12, 48(SP)
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R12
-	MOVQ             32(R12), R12
-	PREFETCHT1       (R10)(R12*1)
-	MOVQ             run+32(FP), R12
-	MOVQ             40(R12), R12
-	PREFETCHT1       (R10)(R12*1)
-	MOVQ             run+32(FP), R12
+	MOVQ             32(R12), R13
+	PREFETCHT1       (R10)(R13*1)
+	MOVQ             40(R12), R13
+	PREFETCHT1       (R10)(R13*1)
 	MOVQ             48(R12), R12
 	PREFETCHT1       (R10)(R12*1)
 	ADDQ             $0x40, R10
@@ -7575,12 +7555,10 @@ rows4_by2_piece_nearer8:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R13
-	MOVQ             32(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
-	MOVQ             40(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
+	MOVQ             32(R13), R14
+	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R13), R14
+	PREFETCHT1       (R10)(R14*1)
 	MOVQ             48(R13), R13
 	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
@@ -7650,12 +7628,10 @@ rows4_by2_piece0_8_0_same0:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R13
-	MOVQ             32(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
-	MOVQ             40(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
+	MOVQ             32(R13), R14
+	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R13), R14
+	PREFETCHT1       (R10)(R14*1)
 	MOVQ             48(R13), R13
 	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
@@ -7770,12 +7746,10 @@ rows4_by2_piece0_8_1_same0:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R13
-	MOVQ             32(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
-	MOVQ             40(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
+	MOVQ             32(R13), R14
+	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R13), R14
+	PREFETCHT1       (R10)(R14*1)
 	MOVQ             48(R13), R13
 	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
@@ -7846,12 +7820,10 @@ rows4_by2_piece1_8_0_same0:
 	MOVQ             R12, 48(SP)
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R12
-	MOVQ             32(R12), R12
-	PREFETCHT1       (R10)(R12*1)
-	MOVQ             run+32(FP), R12
-	MOVQ             40(R12), R12
-	PREFETCHT1       (R10)(R12*1)
-	MOVQ             run+32(FP), R12
+	MOVQ             32(R12), R13
+	PREFETCHT1       (R10)(R13*1)
+	MOVQ             40(R12), R13
+	PREFETCHT1       (R10)(R13*1)
 	MOVQ             48(R12), R12
 	PREFETCHT1       (R10)(R12*1)
 	ADDQ             $0x40, R10
@@ -8025,12 +7997,10 @@ rows4_by1_piece_nearer8:
 	LEAQ             (R11)(AX*4), R11
 	PREFETCHT1       (R9)
 	MOVQ             run+32(FP), R12
-	MOVQ             32(R12), R12
-	PREFETCHT1       (R9)(R12*1)
-	MOVQ             run+32(FP), R12
-	MOVQ             40(R12), R12
-	PREFETCHT1       (R9)(R12*1)
-	MOVQ             run+32(FP), R12
+	MOVQ             32(R12), R13
+	PREFETCHT1       (R9)(R13*1)
+	MOVQ             40(R12), R13
+	PREFETCHT1       (R9)(R13*1)
 	MOVQ             48(R12), R12
 	PREFETCHT1       (R9)(R12*1)
 	ADDQ             $0x40, R9
@@ -8101,12 +8071,10 @@ rows4_by1_piece0_8_0_same0:
 	MOVQ             R11, 48(SP)
 	PREFETCHT1       (R9)
 	MOVQ             run+32(FP), R11
-	MOVQ             32(R11), R11
-	PREFETCHT1       (R9)(R11*1)
-	MOVQ             run+32(FP), R11
-	MOVQ             40(R11), R11
-	PREFETCHT1       (R9)(R11*1)
-	MOVQ             run+32(FP), R11
+	MOVQ             32(R11), R12
+	PREFETCHT1       (R9)(R12*1)
+	MOVQ             40(R11), R12
+	PREFETCHT1       (R9)(R12*1)
 	MOVQ             48(R11), R11
 	PREFETCHT1       (R9)(R11*1)
 	ADDQ             $0x40, R9
@@ -8320,12 +8288,10 @@ rows1_by2_piece_nearer8:
 	MOVQ            24(R10), R10
 	PREFETCHT1      (R9)
 	MOVQ            run+32(FP), R11
-	MOVQ            32(R11), R11
-	PREFETCHT1      (R9)(R11*1)
-	MOVQ            run+32(FP), R11
-	MOVQ            40(R11), R11
-	PREFETCHT1      (R9)(R11*1)
-	MOVQ            run+32(FP), R11
+	MOVQ            32(R11), R12
+	PREFETCHT1      (R9)(R12*1)
+	MOVQ            40(R11), R12
+	PREFETCHT1      (R9)(R12*1)
 	MOVQ            48(R11), R11
 	PREFETCHT1      (R9)(R11*1)
 	ADDQ            $0x40, R9
@@ -8381,12 +8347,10 @@ rows1_by2_piece0_8_0_same0:
 	MOVQ          24(R10), R10
 	PREFETCHT1    (R9)
 	MOVQ          run+32(FP), R11
-	MOVQ          32(R11), R11
-	PREFETCHT1    (R9)(R11*1)
-	MOVQ          run+32(FP), R11
-	MOVQ          40(R11), R11
-	PREFETCHT1    (R9)(R11*1)
-	MOVQ          run+32(FP), R11
+	MOVQ          32(R11), R12
+	PREFETCHT1    (R9)(R12*1)
+	MOVQ          40(R11), R12
+	PREFETCHT1    (R9)(R12*1)
 	MOVQ          48(R11), R11
 	PREFETCHT1    (R9)(R11*1)
 	ADDQ          $0x40, R9
@@ -8442,12 +8406,10 @@ rows1_by2_piece0_8_1_same0:
 	MOVQ          24(R10), R10
 	PREFETCHT1    (R9)
 	MOVQ          24(SP), R11
-	MOVQ          32(R11), R11
-	PREFETCHT1    (R9)(R11*1)
-	MOVQ          24(SP), R11
-	MOVQ          40(R11), R11
-	PREFETCHT1    (R9)(R11*1)
-	MOVQ          24(SP), R11
+	MOVQ          32(R11), R12
+	PREFETCHT1    (R9)(R12*1)
+	MOVQ          40(R11), R12
+	PREFETCHT1    (R9)(R12*1)
 	MOVQ          48(R11), R11
 	PREFETCHT1    (R9)(R11*1)
 	ADDQ          $0x40, R9
@@ -8504,12 +8466,10 @@ rows1_by2_piece1_8_0_same0:
 	MOVQ          24(R9), R9
 	PREFETCHT1    (R8)
 	MOVQ          24(SP), R10
-	MOVQ          32(R10), R10
-	PREFETCHT1    (R8)(R10*1)
-	MOVQ          24(SP), R10
-	MOVQ          40(R10), R10
-	PREFETCHT1    (R8)(R10*1)
-	MOVQ          24(SP), R10
+	MOVQ          32(R10), R11
+	PREFETCHT1    (R8)(R11*1)
+	MOVQ          40(R10), R11
+	PREFETCHT1    (R8)(R11*1)
 	MOVQ          48(R10), R10
 	PREFETCHT1    (R8)(R10*1)
 	ADDQ          $0x40, R8
@@ -8661,12 +8621,10 @@ rows1_by1_piece_nearer8:
 	LEAQ             (R9)(AX*4), R9
 	PREFETCHT1       (DI)
 	MOVQ             run+32(FP), R10
-	MOVQ             32(R10), R10
-	PREFETCHT1       (DI)(R10*1)
-	MOVQ             run+32(FP), R10
-	MOVQ             40(R10), R10
-	PREFETCHT1       (DI)(R10*1)
-	MOVQ             run+32(FP), R10
+	MOVQ             32(R10), R11
+	PREFETCHT1       (DI)(R11*1)
+	MOVQ             40(R10), R11
+	PREFETCHT1       (DI)(R11*1)
 	MOVQ             48(R10), R10
 	PREFETCHT1       (DI)(R10*1)
 	ADDQ             $0x40, DI
@@ -8713,12 +8671,10 @@ rows1_by1_piece0_8_0_same0:
 	MOVQ             R9, 48(SP)
 	PREFETCHT1       (DI)
 	MOVQ             run+32(FP), R9
-	MOVQ             32(R9), R9
-	PREFETCHT1       (DI)(R9*1)
-	MOVQ             run+32(FP), R9
-	MOVQ             40(R9), R9
-	PREFETCHT1       (DI)(R9*1)
-	MOVQ             run+32(FP), R9
+	MOVQ             32(R9), R10
+	PREFETCHT1       (DI)(R10*1)
+	MOVQ             40(R9), R10
+	PREFETCHT1       (DI)(R10*1)
 	MOVQ             48(R9), R9
 	PREFETCHT1       (DI)(R9*1)
 	ADDQ             $0x40, DI
@@ -9707,12 +9663,10 @@ rows8_by1_piece_nearer8:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R13
-	MOVQ             32(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
-	MOVQ             40(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
+	MOVQ             32(R13), R14
+	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R13), R14
+	PREFETCHT1       (R10)(R14*1)
 	MOVQ             48(R13), R13
 	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
@@ -9803,12 +9757,10 @@ rows8_by1_piece0_8_0_same0:
 	MOVQ             R12, 48(SP)
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R12
-	MOVQ             32(R12), R12
-	PREFETCHT1       (R10)(R12*1)
-	MOVQ             run+32(FP), R12
-	MOVQ             40(R12), R12
-	PREFETCHT1       (R10)(R12*1)
-	MOVQ             run+32(FP), R12
+	MOVQ             32(R12), R13
+	PREFETCHT1       (R10)(R13*1)
+	MOVQ             40(R12), R13
+	PREFETCHT1       (R10)(R13*1)
 	MOVQ             48(R12), R12
 	PREFETCHT1       (R10)(R12*1)
 	ADDQ             $0x40, R10
@@ -10012,12 +9964,10 @@ rows4_by2_piece_nearer8:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R13
-	MOVQ             32(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
-	MOVQ             40(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
+	MOVQ             32(R13), R14
+	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R13), R14
+	PREFETCHT1       (R10)(R14*1)
 	MOVQ             48(R13), R13
 	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
@@ -10075,12 +10025,10 @@ rows4_by2_piece0_8_0_same0:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R13
-	MOVQ             32(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
-	MOVQ             40(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
+	MOVQ             32(R13), R14
+	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R13), R14
+	PREFETCHT1       (R10)(R14*1)
 	MOVQ             48(R13), R13
 	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
@@ -10183,12 +10131,10 @@ rows4_by2_piece0_8_1_same0:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R13
-	MOVQ             32(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
-	MOVQ             40(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
+	MOVQ             32(R13), R14
+	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R13), R14
+	PREFETCHT1       (R10)(R14*1)
 	MOVQ             48(R13), R13
 	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
@@ -10247,12 +10193,10 @@ rows4_by2_piece1_8_0_same0:
 	MOVQ             R12, 48(SP)
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R12
-	MOVQ             32(R12), R12
-	PREFETCHT1       (R10)(R12*1)
-	MOVQ             run+32(FP), R12
-	MOVQ             40(R12), R12
-	PREFETCHT1       (R10)(R12*1)
-	MOVQ             run+32(FP), R12
+	MOVQ             32(R12), R13
+	PREFETCHT1       (R10)(R13*1)
+	MOVQ             40(R12), R13
+	PREFETCHT1       (R10)(R13*1)
 	MOVQ             48(R12), R12
 	PREFETCHT1       (R10)(R12*1)
 	ADDQ             $0x40, R10
@@ -10414,12 +10358,10 @@ rows4_by1_piece_nearer8:
 	LEAQ             (R11)(AX*4), R11
 	PREFETCHT1       (R9)
 	MOVQ             run+32(FP), R12
-	MOVQ             32(R12), R12
-	PREFETCHT1       (R9)(R12*1)
-	MOVQ             run+32(FP), R12
-	MOVQ             40(R12), R12
-	PREFETCHT1       (R9)(R12*1)
-	MOVQ             run+32(FP), R12
+	MOVQ             32(R12), R13
+	PREFETCHT1       (R9)(R13*1)
+	MOVQ             40(R12), R13
+	PREFETCHT1       (R9)(R13*1)
 	MOVQ             48(R12), R12
 	PREFETCHT1       (R9)(R12*1)
 	ADDQ             $0x40, R9
@@ -10478,12 +10420,10 @@ rows4_by1_piece0_8_0_same0:
 	MOVQ             R11, 48(SP)
 	PREFETCHT1       (R9)
 	MOVQ             run+32(FP), R11
-	MOVQ             32(R11), R11
-	PREFETCHT1       (R9)(R11*1)
-	MOVQ             run+32(FP), R11
-	MOVQ             40(R11), R11
-	PREFETCHT1       (R9)(R11*1)
-	MOVQ             run+32(FP), R11
+	MOVQ             32(R11), R12
+	PREFETCHT1       (R9)(R12*1)
+	MOVQ             40(R11), R12
+	PREFETCHT1       (R9)(R12*1)
 	MOVQ             48(R11), R11
 	PREFETCHT1       (R9)(R11*1)
 	ADDQ             $0x40, R9
@@ -10645,12 +10585,10 @@ rows1_by2_piece_nearer8:
 	MOVQ             24(R10), R10
 	PREFETCHT1       (R9)
 	MOVQ             run+32(FP), R11
-	MOVQ             32(R11), R11
-	PREFETCHT1       (R9)(R11*1)
-	MOVQ             run+32(FP), R11
-	MOVQ             40(R11), R11
-	PREFETCHT1       (R9)(R11*1)
-	MOVQ             run+32(FP), R11
+	MOVQ             32(R11), R12
+	PREFETCHT1       (R9)(R12*1)
+	MOVQ             40(R11), R12
+	PREFETCHT1       (R9)(R12*1)
 	MOVQ             48(R11), R11
 	PREFETCHT1       (R9)(R11*1)
 	ADDQ             $0x40, R9
@@ -10690,12 +10628,10 @@ rows1_by2_piece0_8_0_same0:
 	MOVQ             24(R10), R10
 	PREFETCHT1       (R9)
 	MOVQ             run+32(FP), R11
-	MOVQ             32(R11), R11
-	PREFETCHT1       (R9)(R11*1)
-	MOVQ             run+32(FP), R11
-	MOVQ             40(R11), R11
-	PREFETCHT1       (R9)(R11*1)
-	MOVQ             run+32(FP), R11
+	MOVQ             32(R11), R12
+	PREFETCHT1       (R9)(R12*1)
+	MOVQ             40(R11), R12
+	PREFETCHT1       (R9)(R12*1)
 	MOVQ             48(R11), R11
 	PREFETCHT1       (R9)(R11*1)
 	ADDQ             $0x40, R9
@@ -10780,12 +10716,10 @@ rows1_by2_piece0_8_1_same0:
 	MOVQ             24(R10), R10
 	PREFETCHT1       (R9)
 	MOVQ             24(SP), R11
-	MOVQ             32(R11), R11
-	PREFETCHT1       (R9)(R11*1)
-	MOVQ             24(SP), R11
-	MOVQ             40(R11), R11
-	PREFETCHT1       (R9)(R11*1)
-	MOVQ             24(SP), R11
+	MOVQ             32(R11), R12
+	PREFETCHT1       (R9)(R12*1)
+	MOVQ             40(R11), R12
+	PREFETCHT1       (R9)(R12*1)
 	MOVQ             48(R11), R11
 	PREFETCHT1       (R9)(R11*1)
 	ADDQ             $0x40, R9
@@ -10826,12 +10760,10 @@ rows1_by2_piece1_8_0_same0:
 	MOVQ             24(R9), R9
 	PREFETCHT1       (R8)
 	MOVQ             24(SP), R10
-	MOVQ             32(R10), R10
-	PREFETCHT1       (R8)(R10*1)
-	MOVQ             24(SP), R10
-	MOVQ             40(R10), R10
-	PREFETCHT1       (R8)(R10*1)
-	MOVQ             24(SP), R10
+	MOVQ             32(R10), R11
+	PREFETCHT1       (R8)(R11*1)
+	MOVQ             40(R10), R11
+	PREFETCHT1       (R8)(R11*1)
 	MOVQ             48(R10), R10
 	PREFETCHT1       (R8)(R10*1)
 	ADDQ             $0x40, R8
@@ -10956,12 +10888,10 @@ rows1_by1_piece_nearer8:
 	LEAQ             (R9)(AX*4), R9
 	PREFETCHT1       (DI)
 	MOVQ             run+32(FP), R10
-	MOVQ             32(R10), R10
-	PREFETCHT1       (DI)(R10*1)
-	MOVQ             run+32(FP), R10
-	MOVQ             40(R10), R10
-	PREFETCHT1       (DI)(R10*1)
-	MOVQ             run+32(FP), R10
+	MOVQ             32(R10), R11
+	PREFETCHT1       (DI)(R11*1)
+	MOVQ             40(R10), R11
+	PREFETCHT1       (DI)(R11*1)
 	MOVQ             48(R10), R10
 	PREFETCHT1       (DI)(R10*1)
 	ADDQ             $0x40, DI
@@ -10996,12 +10926,10 @@ rows1_by1_piece0_8_0_same0:
 	MOVQ             R9, 48(SP)
 	PREFETCHT1       (DI)
 	MOVQ             run+32(FP), R9
-	MOVQ             32(R9), R9
-	PREFETCHT1       (DI)(R9*1)
-	MOVQ             run+32(FP), R9
-	MOVQ             40(R9), R9
-	PREFETCHT1       (DI)(R9*1)
-	MOVQ             run+32(FP), R9
+	MOVQ             32(R9), R10
+	PREFETCHT1       (DI)(R10*1)
+	MOVQ             40(R9), R10
+	PREFETCHT1       (DI)(R10*1)
 	MOVQ             48(R9), R9
 	PREFETCHT1       (DI)(R9*1)
 	ADDQ             $0x40, DI
@@ -11931,12 +11859,10 @@ rows8_by1:
 	MOVQ       24(R11), R11
 	PREFETCHT1 (R10)
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       run+32(FP), R12
-	MOVQ       40(R12), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       run+32(FP), R12
+	MOVQ       32(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	MOVQ       48(R12), R12
 	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
@@ -12157,12 +12083,10 @@ rows8_by1_piece_nearer8:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R13
-	MOVQ             32(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
-	MOVQ             40(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
+	MOVQ             32(R13), R14
+	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R13), R14
+	PREFETCHT1       (R10)(R14*1)
 	MOVQ             48(R13), R13
 	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
@@ -12377,12 +12301,10 @@ rows8_by1_piece0_8_0_same0:
 	MOVQ             R12, 176(SP)
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R12
-	MOVQ             32(R12), R12
-	PREFETCHT1       (R10)(R12*1)
-	MOVQ             run+32(FP), R12
-	MOVQ             40(R12), R12
-	PREFETCHT1       (R10)(R12*1)
-	MOVQ             run+32(FP), R12
+	MOVQ             32(R12), R13
+	PREFETCHT1       (R10)(R13*1)
+	MOVQ             40(R12), R13
+	PREFETCHT1       (R10)(R13*1)
 	MOVQ             48(R12), R12
 	PREFETCHT1       (R10)(R12*1)
 	ADDQ             $0x40, R10
@@ -12543,12 +12465,10 @@ rows8_by1_piece_nearer4:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), BX
-	MOVQ             32(BX), BX
-	PREFETCHT1       (R10)(BX*1)
-	MOVQ             run+32(FP), BX
-	MOVQ             40(BX), BX
-	PREFETCHT1       (R10)(BX*1)
-	MOVQ             run+32(FP), BX
+	MOVQ             32(BX), R13
+	PREFETCHT1       (R10)(R13*1)
+	MOVQ             40(BX), R13
+	PREFETCHT1       (R10)(R13*1)
 	MOVQ             48(BX), BX
 	PREFETCHT1       (R10)(BX*1)
 	ADDQ             $0x40, R10
@@ -12665,12 +12585,10 @@ rows8_by1_piece0_4_0_same0:
 	MOVQ             R12, 176(SP)
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), BX
-	MOVQ             32(BX), BX
-	PREFETCHT1       (R10)(BX*1)
-	MOVQ             run+32(FP), BX
-	MOVQ             40(BX), BX
-	PREFETCHT1       (R10)(BX*1)
-	MOVQ             run+32(FP), BX
+	MOVQ             32(BX), R12
+	PREFETCHT1       (R10)(R12*1)
+	MOVQ             40(BX), R12
+	PREFETCHT1       (R10)(R12*1)
 	MOVQ             48(BX), BX
 	PREFETCHT1       (R10)(BX*1)
 	ADDQ             $0x40, R10
@@ -12878,12 +12796,10 @@ rows4_by2:
 	MOVQ       24(R11), R11
 	PREFETCHT1 (R10)
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       run+32(FP), R12
-	MOVQ       40(R12), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       run+32(FP), R12
+	MOVQ       32(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	MOVQ       48(R12), R12
 	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
@@ -13056,12 +12972,10 @@ rows4_by2_piece_nearer8:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R13
-	MOVQ             32(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
-	MOVQ             40(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
+	MOVQ             32(R13), R14
+	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R13), R14
+	PREFETCHT1       (R10)(R14*1)
 	MOVQ             48(R13), R13
 	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
@@ -13211,12 +13125,10 @@ rows4_by2_piece0_8_0_same0:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R13
-	MOVQ             32(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
-	MOVQ             40(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
+	MOVQ             32(R13), R14
+	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R13), R14
+	PREFETCHT1       (R10)(R14*1)
 	MOVQ             48(R13), R13
 	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
@@ -13411,12 +13323,10 @@ rows4_by2_piece0_8_1_same0:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R13
-	MOVQ             32(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
-	MOVQ             40(R13), R13
-	PREFETCHT1       (R10)(R13*1)
-	MOVQ             run+32(FP), R13
+	MOVQ             32(R13), R14
+	PREFETCHT1       (R10)(R14*1)
+	MOVQ             40(R13), R14
+	PREFETCHT1       (R10)(R14*1)
 	MOVQ             48(R13), R13
 	PREFETCHT1       (R10)(R13*1)
 	ADDQ             $0x40, R10
@@ -13567,12 +13477,10 @@ rows4_by2_piece1_8_0_same0:
 	MOVQ             R12, 176(SP)
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), R12
-	MOVQ             32(R12), R12
-	PREFETCHT1       (R10)(R12*1)
-	MOVQ             run+32(FP), R12
-	MOVQ             40(R12), R12
-	PREFETCHT1       (R10)(R12*1)
-	MOVQ             run+32(FP), R12
+	MOVQ             32(R12), R13
+	PREFETCHT1       (R10)(R13*1)
+	MOVQ             40(R12), R13
+	PREFETCHT1       (R10)(R13*1)
 	MOVQ             48(R12), R12
 	PREFETCHT1       (R10)(R12*1)
 	ADDQ             $0x40, R10
@@ -13700,12 +13608,10 @@ rows4_by2_piece_nearer4:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), BX
-	MOVQ             32(BX), BX
-	PREFETCHT1       (R10)(BX*1)
-	MOVQ             run+32(FP), BX
-	MOVQ             40(BX), BX
-	PREFETCHT1       (R10)(BX*1)
-	MOVQ             run+32(FP), BX
+	MOVQ             32(BX), R13
+	PREFETCHT1       (R10)(R13*1)
+	MOVQ             40(BX), R13
+	PREFETCHT1       (R10)(R13*1)
 	MOVQ             48(BX), BX
 	PREFETCHT1       (R10)(BX*1)
 	ADDQ             $0x40, R10
@@ -13789,12 +13695,10 @@ rows4_by2_piece0_4_0_same0:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), BX
-	MOVQ             32(BX), BX
-	PREFETCHT1       (R10)(BX*1)
-	MOVQ             run+32(FP), BX
-	MOVQ             40(BX), BX
-	PREFETCHT1       (R10)(BX*1)
-	MOVQ             run+32(FP), BX
+	MOVQ             32(BX), R13
+	PREFETCHT1       (R10)(R13*1)
+	MOVQ             40(BX), R13
+	PREFETCHT1       (R10)(R13*1)
 	MOVQ             48(BX), BX
 	PREFETCHT1       (R10)(BX*1)
 	ADDQ             $0x40, R10
@@ -13906,12 +13810,10 @@ rows4_by2_piece0_4_1_same0:
 	LEAQ             (R12)(AX*4), R12
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), BX
-	MOVQ             32(BX), BX
-	PREFETCHT1       (R10)(BX*1)
-	MOVQ             run+32(FP), BX
-	MOVQ             40(BX), BX
-	PREFETCHT1       (R10)(BX*1)
-	MOVQ             run+32(FP), BX
+	MOVQ             32(BX), SI
+	PREFETCHT1       (R10)(SI*1)
+	MOVQ             40(BX), SI
+	PREFETCHT1       (R10)(SI*1)
 	MOVQ             48(BX), BX
 	PREFETCHT1       (R10)(BX*1)
 	ADDQ             $0x40, R10
@@ -13996,12 +13898,10 @@ rows4_by2_piece1_4_0_same0:
 	MOVQ             R12, 176(SP)
 	PREFETCHT1       (R10)
 	MOVQ             run+32(FP), BX
-	MOVQ             32(BX), BX
-	PREFETCHT1       (R10)(BX*1)
-	MOVQ             run+32(FP), BX
-	MOVQ             40(BX), BX
-	PREFETCHT1       (R10)(BX*1)
-	MOVQ             run+32(FP), BX
+	MOVQ             32(BX), SI
+	PREFETCHT1       (R10)(SI*1)
+	MOVQ             40(BX), SI
+	PREFETCHT1       (R10)(SI*1)
 	MOVQ             48(BX), BX
 	PREFETCHT1       (R10)(BX*1)
 	ADDQ             $0x40, R10
@@ -14128,12 +14028,10 @@ rows4_by1:
 	MOVQ       24(R10), R10
 	PREFETCHT1 (R9)
 	MOVQ       run+32(FP), R11
-	MOVQ       32(R11), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       run+32(FP), R11
-	MOVQ       40(R11), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       run+32(FP), R11
+	MOVQ       32(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	MOVQ       48(R11), R11
 	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
@@ -14306,12 +14204,10 @@ rows4_by1_piece_nearer8:
 	LEAQ             (R11)(AX*4), R11
 	PREFETCHT1       (R9)
 	MOVQ             run+32(FP), R12
-	MOVQ             32(R12), R12
-	PREFETCHT1       (R9)(R12*1)
-	MOVQ             run+32(FP), R12
-	MOVQ             40(R12), R12
-	PREFETCHT1       (R9)(R12*1)
-	MOVQ             run+32(FP), R12
+	MOVQ             32(R12), R13
+	PREFETCHT1       (R9)(R13*1)
+	MOVQ             40(R12), R13
+	PREFETCHT1       (R9)(R13*1)
 	MOVQ             48(R12), R12
 	PREFETCHT1       (R9)(R12*1)
 	ADDQ             $0x40, R9
@@ -14462,12 +14358,10 @@ rows4_by1_piece0_8_0_same0:
 	MOVQ             R11, 176(SP)
 	PREFETCHT1       (R9)
 	MOVQ             run+32(FP), R11
-	MOVQ             32(R11), R11
-	PREFETCHT1       (R9)(R11*1)
-	MOVQ             run+32(FP), R11
-	MOVQ             40(R11), R11
-	PREFETCHT1       (R9)(R11*1)
-	MOVQ             run+32(FP), R11
+	MOVQ             32(R11), R12
+	PREFETCHT1       (R9)(R12*1)
+	MOVQ             40(R11), R12
+	PREFETCHT1       (R9)(R12*1)
 	MOVQ             48(R11), R11
 	PREFETCHT1       (R9)(R11*1)
 	ADDQ             $0x40, R9
@@ -14595,12 +14489,10 @@ rows4_by1_piece_nearer4:
 	LEAQ             (R11)(AX*4), R11
 	PREFETCHT1       (R9)
 	MOVQ             run+32(FP), BX
-	MOVQ             32(BX), BX
-	PREFETCHT1       (R9)(BX*1)
-	MOVQ             run+32(FP), BX
-	MOVQ             40(BX), BX
-	PREFETCHT1       (R9)(BX*1)
-	MOVQ             run+32(FP), BX
+	MOVQ             32(BX), R12
+	PREFETCHT1       (R9)(R12*1)
+	MOVQ             40(BX), R12
+	PREFETCHT1       (R9)(R12*1)
 	MOVQ             48(BX), BX
 	PREFETCHT1       (R9)(BX*1)
 	ADDQ             $0x40, R9
@@ -14685,12 +14577,10 @@ rows4_by1_piece0_4_0_same0:
 	MOVQ             R11, 176(SP)
 	PREFETCHT1       (R9)
 	MOVQ             run+32(FP), BX
-	MOVQ             32(BX), BX
-	PREFETCHT1       (R9)(BX*1)
-	MOVQ             run+32(FP), BX
-	MOVQ             40(BX), BX
-	PREFETCHT1       (R9)(BX*1)
-	MOVQ             run+32(FP), BX
+	MOVQ             32(BX), R11
+	PREFETCHT1       (R9)(R11*1)
+	MOVQ             40(BX), R11
+	PREFETCHT1       (R9)(R11*1)
 	MOVQ             48(BX), BX
 	PREFETCHT1       (R9)(BX*1)
 	ADDQ             $0x40, R9
@@ -14867,12 +14757,10 @@ rows1_by2:
 	MOVQ       24(R9), R9
 	PREFETCHT1 (R8)
 	MOVQ       run+32(FP), R10
-	MOVQ       32(R10), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       run+32(FP), R10
-	MOVQ       40(R10), R10
-	PREFETCHT1 (R8)(R10*1)
-	MOVQ       run+32(FP), R10
+	MOVQ       32(R10), R11
+	PREFETCHT1 (R8)(R11*1)
+	MOVQ       40(R10), R11
+	PREFETCHT1 (R8)(R11*1)
 	MOVQ       48(R10), R10
 	PREFETCHT1 (R8)(R10*1)
 	ADDQ       $0x40, R8
@@ -15043,12 +14931,10 @@ rows1_by2_piece_nearer8:
 	MOVQ            24(R10), R10
 	PREFETCHT1      (R9)
 	MOVQ            run+32(FP), R11
-	MOVQ            32(R11), R11
-	PREFETCHT1      (R9)(R11*1)
-	MOVQ            run+32(FP), R11
-	MOVQ            40(R11), R11
-	PREFETCHT1      (R9)(R11*1)
-	MOVQ            run+32(FP), R11
+	MOVQ            32(R11), R12
+	PREFETCHT1      (R9)(R12*1)
+	MOVQ            40(R11), R12
+	PREFETCHT1      (R9)(R12*1)
 	MOVQ            48(R11), R11
 	PREFETCHT1      (R9)(R11*1)
 	ADDQ            $0x40, R9
@@ -15164,12 +15050,10 @@ rows1_by2_piece0_8_0_same0:
 	MOVQ         24(R10), R10
 	PREFETCHT1   (R9)
 	MOVQ         run+32(FP), R11
-	MOVQ         32(R11), R11
-	PREFETCHT1   (R9)(R11*1)
-	MOVQ         run+32(FP), R11
-	MOVQ         40(R11), R11
-	PREFETCHT1   (R9)(R11*1)
-	MOVQ         run+32(FP), R11
+	MOVQ         32(R11), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         40(R11), R12
+	PREFETCHT1   (R9)(R12*1)
 	MOVQ         48(R11), R11
 	PREFETCHT1   (R9)(R11*1)
 	ADDQ         $0x40, R9
@@ -15285,12 +15169,10 @@ rows1_by2_piece0_8_1_same0:
 	MOVQ         24(R10), R10
 	PREFETCHT1   (R9)
 	MOVQ         152(SP), R11
-	MOVQ         32(R11), R11
-	PREFETCHT1   (R9)(R11*1)
-	MOVQ         152(SP), R11
-	MOVQ         40(R11), R11
-	PREFETCHT1   (R9)(R11*1)
-	MOVQ         152(SP), R11
+	MOVQ         32(R11), R12
+	PREFETCHT1   (R9)(R12*1)
+	MOVQ         40(R11), R12
+	PREFETCHT1   (R9)(R12*1)
 	MOVQ         48(R11), R11
 	PREFETCHT1   (R9)(R11*1)
 	ADDQ         $0x40, R9
@@ -15407,12 +15289,10 @@ rows1_by2_piece1_8_0_same0:
 	MOVQ         24(R9), R9
 	PREFETCHT1   (R8)
 	MOVQ         152(SP), R10
-	MOVQ         32(R10), R10
-	PREFETCHT1   (R8)(R10*1)
-	MOVQ         152(SP), R10
-	MOVQ         40(R10), R10
-	PREFETCHT1   (R8)(R10*1)
-	MOVQ         152(SP), R10
+	MOVQ         32(R10), R11
+	PREFETCHT1   (R8)(R11*1)
+	MOVQ         40(R10), R11
+	PREFETCHT1   (R8)(R11*1)
 	MOVQ         48(R10), R10
 	PREFETCHT1   (R8)(R10*1)
 	ADDQ         $0x40, R8
@@ -15554,12 +15434,10 @@ rows1_by2_piece_nearer4:
 	MOVQ            24(SI), SI
 	PREFETCHT1      (BX)
 	MOVQ            run+32(FP), R9
-	MOVQ            32(R9), R9
-	PREFETCHT1      (BX)(R9*1)
-	MOVQ            run+32(FP), R9
-	MOVQ            40(R9), R9
-	PREFETCHT1      (BX)(R9*1)
-	MOVQ            run+32(FP), R9
+	MOVQ            32(R9), R10
+	PREFETCHT1      (BX)(R10*1)
+	MOVQ            40(R9), R10
+	PREFETCHT1      (BX)(R10*1)
 	MOVQ            48(R9), R9
 	PREFETCHT1      (BX)(R9*1)
 	ADDQ            $0x40, BX
@@ -15629,12 +15507,10 @@ rows1_by2_piece0_4_0_same0:
 	MOVQ         24(SI), SI
 	PREFETCHT1   (BX)
 	MOVQ         run+32(FP), R9
-	MOVQ         32(R9), R9
-	PREFETCHT1   (BX)(R9*1)
-	MOVQ         run+32(FP), R9
-	MOVQ         40(R9), R9
-	PREFETCHT1   (BX)(R9*1)
-	MOVQ         run+32(FP), R9
+	MOVQ         32(R9), R10
+	PREFETCHT1   (BX)(R10*1)
+	MOVQ         40(R9), R10
+	PREFETCHT1   (BX)(R10*1)
 	MOVQ         48(R9), R9
 	PREFETCHT1   (BX)(R9*1)
 	ADDQ         $0x40, BX
@@ -15704,12 +15580,10 @@ rows1_by2_piece0_4_1_same0:
 	MOVQ         24(SI), SI
 	PREFETCHT1   (BX)
 	MOVQ         152(SP), R9
-	MOVQ         32(R9), R9
-	PREFETCHT1   (BX)(R9*1)
-	MOVQ         152(SP), R9
-	MOVQ         40(R9), R9
-	PREFETCHT1   (BX)(R9*1)
-	MOVQ         152(SP), R9
+	MOVQ         32(R9), R10
+	PREFETCHT1   (BX)(R10*1)
+	MOVQ         40(R9), R10
+	PREFETCHT1   (BX)(R10*1)
 	MOVQ         48(R9), R9
 	PREFETCHT1   (BX)(R9*1)
 	ADDQ         $0x40, BX
@@ -15780,12 +15654,10 @@ rows1_by2_piece1_4_0_same0:
 	MOVQ         24(SI), SI
 	PREFETCHT1   (BX)
 	MOVQ         152(SP), R8
-	MOVQ         32(R8), R8
-	PREFETCHT1   (BX)(R8*1)
-	MOVQ         152(SP), R8
-	MOVQ         40(R8), R8
-	PREFETCHT1   (BX)(R8*1)
-	MOVQ         152(SP), R8
+	MOVQ         32(R8), R9
+	PREFETCHT1   (BX)(R9*1)
+	MOVQ         40(R8), R9
+	PREFETCHT1   (BX)(R9*1)
 	MOVQ         48(R8), R8
 	PREFETCHT1   (BX)(R8*1)
 	ADDQ         $0x40, BX
@@ -15912,12 +15784,10 @@ rows1_by1:
 	MOVQ       24(R8), R8
 	PREFETCHT1 (DI)
 	MOVQ       run+32(FP), R9
-	MOVQ       32(R9), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       run+32(FP), R9
-	MOVQ       40(R9), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       run+32(FP), R9
+	MOVQ       32(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	MOVQ       48(R9), R9
 	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
@@ -16054,12 +15924,10 @@ rows1_by1_piece_nearer8:
 	LEAQ             (R9)(AX*4), R9
 	PREFETCHT1       (DI)
 	MOVQ             run+32(FP), R10
-	MOVQ             32(R10), R10
-	PREFETCHT1       (DI)(R10*1)
-	MOVQ             run+32(FP), R10
-	MOVQ             40(R10), R10
-	PREFETCHT1       (DI)(R10*1)
-	MOVQ             run+32(FP), R10
+	MOVQ             32(R10), R11
+	PREFETCHT1       (DI)(R11*1)
+	MOVQ             40(R10), R11
+	PREFETCHT1       (DI)(R11*1)
 	MOVQ             48(R10), R10
 	PREFETCHT1       (DI)(R10*1)
 	ADDQ             $0x40, DI
@@ -16162,12 +16030,10 @@ rows1_by1_piece0_8_0_same0:
 	MOVQ             R9, 176(SP)
 	PREFETCHT1       (DI)
 	MOVQ             run+32(FP), R9
-	MOVQ             32(R9), R9
-	PREFETCHT1       (DI)(R9*1)
-	MOVQ             run+32(FP), R9
-	MOVQ             40(R9), R9
-	PREFETCHT1       (DI)(R9*1)
-	MOVQ             run+32(FP), R9
+	MOVQ             32(R9), R10
+	PREFETCHT1       (DI)(R10*1)
+	MOVQ             40(R9), R10
+	PREFETCHT1       (DI)(R10*1)
 	MOVQ             48(R9), R9
 	PREFETCHT1       (DI)(R9*1)
 	ADDQ             $0x40, DI
@@ -16271,12 +16137,10 @@ rows1_by1_piece_nearer4:
 	LEAQ             (R9)(AX*4), R9
 	PREFETCHT1       (DI)
 	MOVQ             run+32(FP), BX
-	MOVQ             32(BX), BX
-	PREFETCHT1       (DI)(BX*1)
-	MOVQ             run+32(FP), BX
-	MOVQ             40(BX), BX
-	PREFETCHT1       (DI)(BX*1)
-	MOVQ             run+32(FP), BX
+	MOVQ             32(BX), R10
+	PREFETCHT1       (DI)(R10*1)
+	MOVQ             40(BX), R10
+	PREFETCHT1       (DI)(R10*1)
 	MOVQ             48(BX), BX
 	PREFETCHT1       (DI)(BX*1)
 	ADDQ             $0x40, DI
@@ -16337,12 +16201,10 @@ rows1_by1_piece0_4_0_same0:
 	MOVQ             R9, 176(SP)
 	PREFETCHT1       (DI)
 	MOVQ             run+32(FP), BX
-	MOVQ             32(BX), BX
-	PREFETCHT1       (DI)(BX*1)
-	MOVQ             run+32(FP), BX
-	MOVQ             40(BX), BX
-	PREFETCHT1       (DI)(BX*1)
-	MOVQ             run+32(FP), BX
+	MOVQ             32(BX), R9
+	PREFETCHT1       (DI)(R9*1)
+	MOVQ             40(BX), R9
+	PREFETCHT1       (DI)(R9*1)
 	MOVQ             48(BX), BX
 	PREFETCHT1       (DI)(BX*1)
 	ADDQ             $0x40, DI
@@ -21753,12 +21615,10 @@ four_last:
 	VPERM2F128 $0x31, Y9, Y12, Y9
 	PREFETCHT1 (R12)
 	MOVQ       run+32(FP), DI
-	MOVQ       32(DI), DI
-	PREFETCHT1 (R12)(DI*1)
-	MOVQ       run+32(FP), DI
-	MOVQ       40(DI), DI
-	PREFETCHT1 (R12)(DI*1)
-	MOVQ       run+32(FP), DI
+	MOVQ       32(DI), R8
+	PREFETCHT1 (R12)(R8*1)
+	MOVQ       40(DI), R8
+	PREFETCHT1 (R12)(R8*1)
 	MOVQ       48(DI), DI
 	PREFETCHT1 (R12)(DI*1)
 	ADDQ       $0x40, R12
@@ -21933,12 +21793,10 @@ chunk_last:
 	VPERM2F128 $0x31, Y5, Y8, Y5
 	PREFETCHT1 (R12)
 	MOVQ       run+32(FP), SI
-	MOVQ       32(SI), SI
-	PREFETCHT1 (R12)(SI*1)
-	MOVQ       run+32(FP), SI
-	MOVQ       40(SI), SI
-	PREFETCHT1 (R12)(SI*1)
-	MOVQ       run+32(FP), SI
+	MOVQ       32(SI), DI
+	PREFETCHT1 (R12)(DI*1)
+	MOVQ       40(SI), DI
+	PREFETCHT1 (R12)(DI*1)
 	MOVQ       48(SI), SI
 	PREFETCHT1 (R12)(SI*1)
 	ADDQ       $0x40, R12
@@ -23002,12 +22860,10 @@ rows8_by1_piece_nearer4:
 	JNZ            rows8_by1_piece0_4_odd
 	PREFETCHT1     (R10)
 	MOVQ           run+32(FP), R12
-	MOVQ           32(R12), R12
-	PREFETCHT1     (R10)(R12*1)
-	MOVQ           run+32(FP), R12
-	MOVQ           40(R12), R12
-	PREFETCHT1     (R10)(R12*1)
-	MOVQ           run+32(FP), R12
+	MOVQ           32(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           40(R12), R13
+	PREFETCHT1     (R10)(R13*1)
 	MOVQ           48(R12), R12
 	PREFETCHT1     (R10)(R12*1)
 	ADDQ           $0x40, R10
@@ -23242,12 +23098,10 @@ rows4_by2_piece_nearer4:
 	PREFETCHT0     (R12)(AX*1)
 	PREFETCHT1     (R10)
 	MOVQ           run+32(FP), R13
-	MOVQ           32(R13), R13
-	PREFETCHT1     (R10)(R13*1)
-	MOVQ           run+32(FP), R13
-	MOVQ           40(R13), R13
-	PREFETCHT1     (R10)(R13*1)
-	MOVQ           run+32(FP), R13
+	MOVQ           32(R13), R14
+	PREFETCHT1     (R10)(R14*1)
+	MOVQ           40(R13), R14
+	PREFETCHT1     (R10)(R14*1)
 	MOVQ           48(R13), R13
 	PREFETCHT1     (R10)(R13*1)
 	ADDQ           $0x40, R10
@@ -23555,12 +23409,10 @@ rows4_by1_piece_nearer4:
 	JNZ            rows4_by1_piece0_4_odd
 	PREFETCHT1     (R9)
 	MOVQ           run+32(FP), R11
-	MOVQ           32(R11), R11
-	PREFETCHT1     (R9)(R11*1)
-	MOVQ           run+32(FP), R11
-	MOVQ           40(R11), R11
-	PREFETCHT1     (R9)(R11*1)
-	MOVQ           run+32(FP), R11
+	MOVQ           32(R11), R12
+	PREFETCHT1     (R9)(R12*1)
+	MOVQ           40(R11), R12
+	PREFETCHT1     (R9)(R12*1)
 	MOVQ           48(R11), R11
 	PREFETCHT1     (R9)(R11*1)
 	ADDQ           $0x40, R9
@@ -23768,12 +23620,10 @@ rows1_by4_piece_nearer4:
 	MOVQ           24(R12), R12
 	PREFETCHT1     (R11)
 	MOVQ           run+32(FP), R13
-	MOVQ           32(R13), R13
-	PREFETCHT1     (R11)(R13*1)
-	MOVQ           run+32(FP), R13
-	MOVQ           40(R13), R13
-	PREFETCHT1     (R11)(R13*1)
-	MOVQ           run+32(FP), R13
+	MOVQ           32(R13), R14
+	PREFETCHT1     (R11)(R14*1)
+	MOVQ           40(R13), R14
+	PREFETCHT1     (R11)(R14*1)
 	MOVQ           48(R13), R13
 	PREFETCHT1     (R11)(R13*1)
 	ADDQ           $0x40, R11
@@ -23898,12 +23748,10 @@ rows1_by4_piece0_4_same0:
 	MOVQ           24(R11), R11
 	PREFETCHT1     (R10)
 	MOVQ           24(SP), R12
-	MOVQ           32(R12), R12
-	PREFETCHT1     (R10)(R12*1)
-	MOVQ           24(SP), R12
-	MOVQ           40(R12), R12
-	PREFETCHT1     (R10)(R12*1)
-	MOVQ           24(SP), R12
+	MOVQ           32(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           40(R12), R13
+	PREFETCHT1     (R10)(R13*1)
 	MOVQ           48(R12), R12
 	PREFETCHT1     (R10)(R12*1)
 	ADDQ           $0x40, R10
@@ -24050,12 +23898,10 @@ rows1_by1_piece_nearer4:
 	JNZ            rows1_by1_piece0_4_odd
 	PREFETCHT1     (DI)
 	MOVQ           run+32(FP), R9
-	MOVQ           32(R9), R9
-	PREFETCHT1     (DI)(R9*1)
-	MOVQ           run+32(FP), R9
-	MOVQ           40(R9), R9
-	PREFETCHT1     (DI)(R9*1)
-	MOVQ           run+32(FP), R9
+	MOVQ           32(R9), R10
+	PREFETCHT1     (DI)(R10*1)
+	MOVQ           40(R9), R10
+	PREFETCHT1     (DI)(R10*1)
 	MOVQ           48(R9), R9
 	PREFETCHT1     (DI)(R9*1)
 	ADDQ           $0x40, DI
@@ -25010,12 +24856,10 @@ rows8_by1_piece_nearer4:
 	JNZ            rows8_by1_piece0_4_odd
 	PREFETCHT1     (R10)
 	MOVQ           run+32(FP), R12
-	MOVQ           32(R12), R12
-	PREFETCHT1     (R10)(R12*1)
-	MOVQ           run+32(FP), R12
-	MOVQ           40(R12), R12
-	PREFETCHT1     (R10)(R12*1)
-	MOVQ           run+32(FP), R12
+	MOVQ           32(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           40(R12), R13
+	PREFETCHT1     (R10)(R13*1)
 	MOVQ           48(R12), R12
 	PREFETCHT1     (R10)(R12*1)
 	ADDQ           $0x40, R10
@@ -25226,12 +25070,10 @@ rows4_by2_piece_nearer4:
 	PREFETCHT0     (R12)(AX*1)
 	PREFETCHT1     (R10)
 	MOVQ           run+32(FP), R13
-	MOVQ           32(R13), R13
-	PREFETCHT1     (R10)(R13*1)
-	MOVQ           run+32(FP), R13
-	MOVQ           40(R13), R13
-	PREFETCHT1     (R10)(R13*1)
-	MOVQ           run+32(FP), R13
+	MOVQ           32(R13), R14
+	PREFETCHT1     (R10)(R14*1)
+	MOVQ           40(R13), R14
+	PREFETCHT1     (R10)(R14*1)
 	MOVQ           48(R13), R13
 	PREFETCHT1     (R10)(R13*1)
 	ADDQ           $0x40, R10
@@ -25491,12 +25333,10 @@ rows4_by1_piece_nearer4:
 	JNZ            rows4_by1_piece0_4_odd
 	PREFETCHT1     (R9)
 	MOVQ           run+32(FP), R11
-	MOVQ           32(R11), R11
-	PREFETCHT1     (R9)(R11*1)
-	MOVQ           run+32(FP), R11
-	MOVQ           40(R11), R11
-	PREFETCHT1     (R9)(R11*1)
-	MOVQ           run+32(FP), R11
+	MOVQ           32(R11), R12
+	PREFETCHT1     (R9)(R12*1)
+	MOVQ           40(R11), R12
+	PREFETCHT1     (R9)(R12*1)
 	MOVQ           48(R11), R11
 	PREFETCHT1     (R9)(R11*1)
 	ADDQ           $0x40, R9
@@ -25647,12 +25487,10 @@ rows1_by4_piece_nearer4:
 	MOVQ           24(R12), R12
 	PREFETCHT1     (R11)
 	MOVQ           run+32(FP), R13
-	MOVQ           32(R13), R13
-	PREFETCHT1     (R11)(R13*1)
-	MOVQ           run+32(FP), R13
-	MOVQ           40(R13), R13
-	PREFETCHT1     (R11)(R13*1)
-	MOVQ           run+32(FP), R13
+	MOVQ           32(R13), R14
+	PREFETCHT1     (R11)(R14*1)
+	MOVQ           40(R13), R14
+	PREFETCHT1     (R11)(R14*1)
 	MOVQ           48(R13), R13
 	PREFETCHT1     (R11)(R13*1)
 	ADDQ           $0x40, R11
@@ -25760,12 +25598,10 @@ rows1_by4_piece0_4_same0:
 	MOVQ           24(R12), R12
 	PREFETCHT1     (R11)
 	MOVQ           24(SP), R13
-	MOVQ           32(R13), R13
-	PREFETCHT1     (R11)(R13*1)
-	MOVQ           24(SP), R13
-	MOVQ           40(R13), R13
-	PREFETCHT1     (R11)(R13*1)
-	MOVQ           24(SP), R13
+	MOVQ           32(R13), R14
+	PREFETCHT1     (R11)(R14*1)
+	MOVQ           40(R13), R14
+	PREFETCHT1     (R11)(R14*1)
 	MOVQ           48(R13), R13
 	PREFETCHT1     (R11)(R13*1)
 	ADDQ           $0x40, R11
@@ -25922,12 +25758,10 @@ rows1_by1_piece_nearer4:
 	JNZ            rows1_by1_piece0_4_odd
 	PREFETCHT1     (DI)
 	MOVQ           run+32(FP), R9
-	MOVQ           32(R9), R9
-	PREFETCHT1     (DI)(R9*1)
-	MOVQ           run+32(FP), R9
-	MOVQ           40(R9), R9
-	PREFETCHT1     (DI)(R9*1)
-	MOVQ           run+32(FP), R9
+	MOVQ           32(R9), R10
+	PREFETCHT1     (DI)(R10*1)
+	MOVQ           40(R9), R10
+	PREFETCHT1     (DI)(R10*1)
 	MOVQ           48(R9), R9
 	PREFETCHT1     (DI)(R9*1)
 	ADDQ           $0x40, DI
@@ -26693,7 +26527,7 @@ key:
 	RET
 
 // func dotsQ8AVX2(s *float32, lds int, k *byte, ldk int, run *uintptr, q *float32, ldq int, heads int, chunks int, groups int)
-// Requires: AVX, AVX2, CMOV, FMA3, MMX+
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·dotsQ8AVX2(SB), NOSPLIT, $184-80
 	MOVQ ldk+24(FP), AX
 	SHLQ $0x03, chunks+64(FP)
@@ -26758,9 +26592,6 @@ rows8_by1:
 	VMOVAPS    Y0, Y7
 	VMOVAPS    Y0, Y0
 	MOVQ       DX, 8(SP)
-	CMPQ       16(SP), $0x01
-	CMOVQEQ    BX, DX
-	MOVQ       DX, 168(SP)
 	MOVQ       q+40(FP), DX
 	MOVQ       ldq+48(FP), SI
 	LEAQ       (SI)(SI*2), DI
@@ -26771,12 +26602,10 @@ rows8_by1:
 	MOVQ       24(R11), R11
 	PREFETCHT1 (R10)
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       run+32(FP), R12
-	MOVQ       40(R12), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       run+32(FP), R12
+	MOVQ       32(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	MOVQ       48(R12), R12
 	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
@@ -27053,12 +26882,10 @@ rows8_by1_piece:
 	JNZ            rows8_by1_piece0_4_odd
 	PREFETCHT1     (R10)
 	MOVQ           run+32(FP), R12
-	MOVQ           32(R12), R12
-	PREFETCHT1     (R10)(R12*1)
-	MOVQ           run+32(FP), R12
-	MOVQ           40(R12), R12
-	PREFETCHT1     (R10)(R12*1)
-	MOVQ           run+32(FP), R12
+	MOVQ           32(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           40(R12), R13
+	PREFETCHT1     (R10)(R13*1)
 	MOVQ           48(R12), R12
 	PREFETCHT1     (R10)(R12*1)
 	ADDQ           $0x40, R10
@@ -27253,9 +27080,6 @@ rows4_by2:
 	VMOVAPS    Y0, Y7
 	VMOVAPS    Y0, Y0
 	MOVQ       DX, 8(SP)
-	CMPQ       16(SP), $0x02
-	CMOVQEQ    BX, DX
-	MOVQ       DX, 168(SP)
 	MOVQ       q+40(FP), DX
 	MOVQ       ldq+48(FP), DI
 	LEAQ       (DI)(DI*2), R8
@@ -27265,12 +27089,10 @@ rows4_by2:
 	MOVQ       24(R11), R11
 	PREFETCHT1 (R10)
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       run+32(FP), R12
-	MOVQ       40(R12), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       run+32(FP), R12
+	MOVQ       32(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	MOVQ       48(R12), R12
 	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
@@ -27449,12 +27271,10 @@ rows4_by2_piece:
 	VFMADD231PS    Y10, Y9, Y4
 	PREFETCHT1     (R10)
 	MOVQ           run+32(FP), R12
-	MOVQ           32(R12), R12
-	PREFETCHT1     (R10)(R12*1)
-	MOVQ           run+32(FP), R12
-	MOVQ           40(R12), R12
-	PREFETCHT1     (R10)(R12*1)
-	MOVQ           run+32(FP), R12
+	MOVQ           32(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           40(R12), R13
+	PREFETCHT1     (R10)(R13*1)
 	MOVQ           48(R12), R12
 	PREFETCHT1     (R10)(R12*1)
 	ADDQ           $0x40, R10
@@ -27782,9 +27602,6 @@ rows4_by1:
 	VMOVAPS    Y0, Y3
 	VMOVAPS    Y0, Y0
 	MOVQ       DX, 8(SP)
-	CMPQ       16(SP), $0x01
-	CMOVQEQ    BX, DX
-	MOVQ       DX, 168(SP)
 	MOVQ       q+40(FP), DX
 	MOVQ       ldq+48(FP), SI
 	LEAQ       (SI)(SI*2), DI
@@ -27794,12 +27611,10 @@ rows4_by1:
 	MOVQ       24(R10), R10
 	PREFETCHT1 (R9)
 	MOVQ       run+32(FP), R11
-	MOVQ       32(R11), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       run+32(FP), R11
-	MOVQ       40(R11), R11
-	PREFETCHT1 (R9)(R11*1)
-	MOVQ       run+32(FP), R11
+	MOVQ       32(R11), R12
+	PREFETCHT1 (R9)(R12*1)
+	MOVQ       40(R11), R12
+	PREFETCHT1 (R9)(R12*1)
 	MOVQ       48(R11), R11
 	PREFETCHT1 (R9)(R11*1)
 	ADDQ       $0x40, R9
@@ -27980,12 +27795,10 @@ rows4_by1_piece:
 	JNZ            rows4_by1_piece0_4_odd
 	PREFETCHT1     (R9)
 	MOVQ           run+32(FP), R11
-	MOVQ           32(R11), R11
-	PREFETCHT1     (R9)(R11*1)
-	MOVQ           run+32(FP), R11
-	MOVQ           40(R11), R11
-	PREFETCHT1     (R9)(R11*1)
-	MOVQ           run+32(FP), R11
+	MOVQ           32(R11), R12
+	PREFETCHT1     (R9)(R12*1)
+	MOVQ           40(R11), R12
+	PREFETCHT1     (R9)(R12*1)
 	MOVQ           48(R11), R11
 	PREFETCHT1     (R9)(R11*1)
 	ADDQ           $0x40, R9
@@ -28222,9 +28035,6 @@ rows1_by4:
 	JNZ        rows1_by4_done
 	VMOVAPS    Y0, Y0
 	MOVQ       DX, 8(SP)
-	CMPQ       16(SP), $0x04
-	CMOVQEQ    BX, DX
-	MOVQ       DX, 168(SP)
 	MOVQ       q+40(FP), DX
 	XORQ       R9, R9
 	MOVQ       run+32(FP), R11
@@ -28232,12 +28042,10 @@ rows1_by4:
 	MOVQ       24(R11), R11
 	PREFETCHT1 (R10)
 	MOVQ       run+32(FP), R12
-	MOVQ       32(R12), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       run+32(FP), R12
-	MOVQ       40(R12), R12
-	PREFETCHT1 (R10)(R12*1)
-	MOVQ       run+32(FP), R12
+	MOVQ       32(R12), R13
+	PREFETCHT1 (R10)(R13*1)
+	MOVQ       40(R12), R13
+	PREFETCHT1 (R10)(R13*1)
 	MOVQ       48(R12), R12
 	PREFETCHT1 (R10)(R12*1)
 	ADDQ       $0x40, R10
@@ -28402,12 +28210,10 @@ rows1_by4_piece:
 	MOVQ           24(R11), R11
 	PREFETCHT1     (R10)
 	MOVQ           run+32(FP), R12
-	MOVQ           32(R12), R12
-	PREFETCHT1     (R10)(R12*1)
-	MOVQ           run+32(FP), R12
-	MOVQ           40(R12), R12
-	PREFETCHT1     (R10)(R12*1)
-	MOVQ           run+32(FP), R12
+	MOVQ           32(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           40(R12), R13
+	PREFETCHT1     (R10)(R13*1)
 	MOVQ           48(R12), R12
 	PREFETCHT1     (R10)(R12*1)
 	ADDQ           $0x40, R10
@@ -28606,12 +28412,10 @@ rows1_by4_piece0_4_same0:
 	MOVQ           24(R11), R11
 	PREFETCHT1     (R10)
 	MOVQ           152(SP), R12
-	MOVQ           32(R12), R12
-	PREFETCHT1     (R10)(R12*1)
-	MOVQ           152(SP), R12
-	MOVQ           40(R12), R12
-	PREFETCHT1     (R10)(R12*1)
-	MOVQ           152(SP), R12
+	MOVQ           32(R12), R13
+	PREFETCHT1     (R10)(R13*1)
+	MOVQ           40(R12), R13
+	PREFETCHT1     (R10)(R13*1)
 	MOVQ           48(R12), R12
 	PREFETCHT1     (R10)(R12*1)
 	ADDQ           $0x40, R10
@@ -28707,9 +28511,6 @@ rows1_by1:
 rows1_by1_first:
 	VMOVAPS    Y0, Y0
 	MOVQ       DX, 8(SP)
-	CMPQ       16(SP), $0x01
-	CMOVQEQ    BX, DX
-	MOVQ       DX, 168(SP)
 	MOVQ       q+40(FP), DX
 	XORQ       SI, SI
 	MOVQ       run+32(FP), R8
@@ -28717,12 +28518,10 @@ rows1_by1_first:
 	MOVQ       24(R8), R8
 	PREFETCHT1 (DI)
 	MOVQ       run+32(FP), R9
-	MOVQ       32(R9), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       run+32(FP), R9
-	MOVQ       40(R9), R9
-	PREFETCHT1 (DI)(R9*1)
-	MOVQ       run+32(FP), R9
+	MOVQ       32(R9), R10
+	PREFETCHT1 (DI)(R10*1)
+	MOVQ       40(R9), R10
+	PREFETCHT1 (DI)(R10*1)
 	MOVQ       48(R9), R9
 	PREFETCHT1 (DI)(R9*1)
 	ADDQ       $0x40, DI
@@ -28831,12 +28630,10 @@ rows1_by1_piece:
 	JNZ            rows1_by1_piece0_4_odd
 	PREFETCHT1     (DI)
 	MOVQ           run+32(FP), R9
-	MOVQ           32(R9), R9
-	PREFETCHT1     (DI)(R9*1)
-	MOVQ           run+32(FP), R9
-	MOVQ           40(R9), R9
-	PREFETCHT1     (DI)(R9*1)
-	MOVQ           run+32(FP), R9
+	MOVQ           32(R9), R10
+	PREFETCHT1     (DI)(R10*1)
+	MOVQ           40(R9), R10
+	PREFETCHT1     (DI)(R10*1)
 	MOVQ           48(R9), R9
 	PREFETCHT1     (DI)(R9*1)
 	ADDQ           $0x40, DI

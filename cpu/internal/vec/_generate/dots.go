@@ -61,7 +61,7 @@ type dotsKernel struct {
 	scales               Mem
 	byteMask, biased     [2]reg.VecVirtual
 	scaledDown           bool // scales is divided by 2^24
-	following, nearer    Mem  // the keys of the next tile of the run, if any, and those of them that moveNearer takes next
+	following, nearer    Mem  // the keys of the run's next tile, else the tile's own; those of them that moveNearer takes next
 	second, hop          Mem  // the run of the keys from pairedRun on, and bytes from the end of the first to it
 }
 
@@ -134,9 +134,12 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 		}
 	}
 	MOVQ(p, d.kp)
-	CMPQ(d.count, Imm(uint64(groups)))
-	CMOVQEQ(base[0], p)
-	MOVQ(p, d.following)
+	moves := d.lead == 0 || a.wide() // else conversions bind, and more instructions take longer
+	if moves {
+		CMPQ(d.count, Imm(uint64(groups)))
+		CMOVQEQ(base[0], p)
+		MOVQ(p, d.following)
+	}
 	queries := []reg.GPVirtual{GP64()} // one for each four rows
 	MOVQ(argument("q"), queries[0])
 	var ldq, ldq3 reg.GPVirtual
@@ -182,7 +185,7 @@ func (d *dotsKernel) tile(label string, rows, groups int) {
 	perWord := 4 / d.element.bytes
 	body := func(n int) {
 		var nearer []func()
-		if d.lead == 0 || a.wide() { // else conversions bind, and more instructions take longer
+		if moves {
 			nearer = d.moveNearer(fmt.Sprintf("%s_nearer%d", loop, n), at, groups*a.lanes*a.piece()/64)
 		}
 		move := among(n*groups/pair, nearer)

@@ -79,15 +79,21 @@ func (l *lookahead) prefetch(label string, n int) {
 
 // lines returns functions that prefetch a line each, together n lines of each stream.
 func (l *lookahead) lines(label string, n int) (each []func()) {
+	var p reg.Register
 	for i := range n {
-		each = append(each, func() { PREFETCHT1(Mem{Base: l.next}) })
+		each = append(each, func() {
+			PREFETCHT1(Mem{Base: l.next})
+			if l.apart == nil {
+				p = l.base()
+			}
+		})
 		for s := range 3 {
 			each = append(each, func() {
 				apart := GP64()
 				if l.apart != nil {
 					apart = l.apart[s]
 				} else {
-					MOVQ(Mem{Base: l.base(), Disp: runApart + 8*s}, apart)
+					MOVQ(Mem{Base: p, Disp: runApart + 8*s}, apart)
 				}
 				PREFETCHT1(Mem{Base: l.next, Index: apart, Scale: 1})
 				if s == 2 {

@@ -213,10 +213,11 @@ func (a *isa) halfValues(b *isa, vectors int) {
 	}
 	eachRun(vp, first, ahead, func(keys Mem, ahead *lookahead) {
 		byFour("key", keys, func(n int) {
-			fetch := func() {}
+			var lines []func()
 			if n == 4 {
-				fetch = among(4*len(acc), ahead.lines("key", 4*vectors*a.bytes()/256))
+				lines = ahead.lines("key", 4*vectors*a.bytes()/256)
 			}
+			fetch := among(n*len(acc), lines)
 			for u := range n {
 				for j := range x {
 					VMOVUPS_Z(rowAt(vp, ld, ld3, u, j*a.bytes()), k[j], x[j])
