@@ -41,6 +41,9 @@ var (
 	// ErrVerify reports a result that differs from float64 by more than the error bound of
 	// its arithmetic: a defect of the device, its driver or its memory.
 	ErrVerify = errors.New("result is wrong")
+	// ErrInternal reports a defect of this module: a panic while a call was computed. The text
+	// contains the stack; please report it. Other calls and the backend are not affected.
+	ErrInternal = errors.New("internal error")
 	// ErrFile reports a file that is damaged or has other contents than expected.
 	ErrFile = errors.New("file cannot be used")
 	// ErrClosed reports a backend used after Close.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/cpu/internal/pool"
 )
 
 // Attention implements backend.Backend: for each query row i of a head, over
@@ -45,7 +46,7 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 			if err := b.open(be, calls); err != nil {
 				return err
 			}
-			return be.workers.run(ctx, &b, b.tasks, be.threads())
+			return be.run(ctx, &b, b.tasks, be.threads())
 		}
 		var pinned backend.Pinned
 		if err := pinCall(&pinned, calls[0]); err != nil {
@@ -57,7 +58,7 @@ func (be *Backend) Attention(ctx context.Context, calls ...*backend.Call) error 
 			return err
 		}
 		defer a.release()
-		return be.workers.run(ctx, a, a.tasks, a.threads)
+		return be.run(ctx, a, a.tasks, a.threads)
 	})
 }
 
@@ -184,15 +185,15 @@ func (a *attention) scratchBytes() int64 {
 	return int64(a.threads)*(int64(floats+alignSlack)*4+int64(rows)*span) + int64(a.savedFloats())*4
 }
 
-func (a *attention) task(ctx context.Context, w *scratch, n int) error {
+func (a *attention) task(turn *pool.Turn, w *scratch, n int) error {
 	if a.taskGroups > 0 {
-		return a.smallTask(ctx, w, n)
+		return a.smallTask(turn, w, n)
 	}
-	return a.tilesTask(ctx, w, n)
+	return a.tilesTask(turn, w, n)
 }
 
 // tilesTask computes the tiles of task n.
-func (a *attention) tilesTask(ctx context.Context, w *scratch, n int) error {
+func (a *attention) tilesTask(turn *pool.Turn, w *scratch, n int) error {
 	p := a.at(n)
 	b := a.cutWorkspace(w)
 	a.seedDropout(&b.draw)
@@ -218,7 +219,7 @@ func (a *attention) tilesTask(ctx context.Context, w *scratch, n int) error {
 		fold.ld = a.dimV
 	}
 	for j0 := max(keys.lo, p.keys.lo) / keyBlock * keyBlock; j0 < min(keys.hi, p.keys.hi); j0 += keyBlock {
-		if err := ctx.Err(); err != nil {
+		if err := turn.Pause(); err != nil {
 			return err
 		}
 		a.block(b, &p, tiles, j0, &fold)
@@ -472,11 +473,11 @@ func (b *batch) close() {
 
 func (b *batch) size() (floats, rows int) { return b.floats, b.rows }
 
-func (b *batch) task(ctx context.Context, w *scratch, t int) error {
+func (b *batch) task(turn *pool.Turn, w *scratch, t int) error {
 	n, found := slices.BinarySearch(b.first, t)
 	if !found {
 		n--
 	}
 	w.spans = w.spans[:b.scratchRows[n]]
-	return b.calls[n].task(ctx, w, t-b.first[n])
+	return b.calls[n].task(turn, w, t-b.first[n])
 }

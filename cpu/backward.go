@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/pool"
 )
 
 // Backward implements backend.Differentiator: with P = 2^(S - LSE) from the scores S that
@@ -38,7 +38,7 @@ func (be *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
 		if err := j.open(g, be); err != nil {
 			return err
 		}
-		return j.run(ctx, be.workers)
+		return j.run(ctx, be)
 	})
 }
 
@@ -153,13 +153,13 @@ func (j *gradients) sumFloats() int {
 }
 
 // run computes the gradients.
-func (j *gradients) run(ctx context.Context, ws *workers) error {
+func (j *gradients) run(ctx context.Context, be *Backend) error {
 	dots := dotJob{gradients: j, rowPartition: newRowPartition(j.o.shape, j.threads)}
-	if err := ws.run(ctx, &dots, dots.rowPartition.tasks, j.threads); err != nil {
+	if err := be.run(ctx, &dots, dots.rowPartition.tasks, j.threads); err != nil {
 		return err
 	}
 	if j.wantsQ || !j.dK.isZero() || !j.dV.isZero() || j.wantsScores() {
-		if err := ws.run(ctx, gradientJob{j}, j.tasks, j.threads); err != nil {
+		if err := be.run(ctx, gradientJob{j}, j.tasks, j.threads); err != nil {
 			return err
 		}
 	}
@@ -175,12 +175,14 @@ type dotJob struct {
 
 func (j *dotJob) size() (floats, rows int) { return 2 * j.dimV, 0 }
 
-func (j *dotJob) task(ctx context.Context, w *scratch, n int) error {
+func (j *dotJob) task(turn *pool.Turn, w *scratch, n int) error {
 	b, h, from, to := j.rowPartition.at(n)
 	o, dO := w.floats(j.dimV), w.floats(j.dimV)
 	for i := from; i < to; i++ {
-		if i%rowStep == 0 && ctx.Err() != nil {
-			return ctx.Err()
+		if i%rowStep == 0 {
+			if err := turn.Pause(); err != nil {
+				return err
+			}
 		}
 		loadRows(j.kernels, &j.o, o, j.dimV, b, h, i, 1)
 		loadRows(j.kernels, &j.dO, dO, j.dimV, b, h, i, 1)
@@ -210,10 +212,10 @@ func (j gradientJob) size() (floats, rows int) {
 // to the sums of a tile after the task before it. Where heads share a DBias, each adds to a
 // row of it after the head before it. Tasks begin in an order in which a task waits only for
 // one that runs or has ended.
-func (j gradientJob) task(ctx context.Context, w *scratch, n int) error {
+func (j gradientJob) task(turn *pool.Turn, w *scratch, n int) error {
 	n = j.tasks - 1 - n // tasks are handed out in descending order
-	slot, turn := n%j.slots, n/j.slots
-	group, part := turn/j.parts*j.slots+slot, turn%j.parts
+	slot, round := n%j.slots, n/j.slots
+	group, part := round/j.parts*j.slots+slot, round%j.parts
 	if group >= j.d.Batch*j.d.KVHeads {
 		return nil
 	}
@@ -234,12 +236,12 @@ func (j gradientJob) task(ctx context.Context, w *scratch, n int) error {
 			continue
 		}
 		if chained {
-			if err := j.wait(ctx, before, at); err != nil {
+			if err := j.wait(turn, before, at); err != nil {
 				return err
 			}
 		}
 		if j.shared() {
-			if err := j.wait(ctx, j.sameKeys(group-1, part), j.lastWith(at)); err != nil {
+			if err := j.wait(turn, j.sameKeys(group-1, part), j.lastWith(at)); err != nil {
 				return err
 			}
 		}
@@ -250,7 +252,7 @@ func (j gradientJob) task(ctx context.Context, w *scratch, n int) error {
 				clear(dQ)
 			}
 		}
-		if err := j.visitTile(ctx, s, b, &p, &t, func(here span) { j.addBlock(s, b, &p, &t, here, dQ, dK, dV) }); err != nil {
+		if err := j.visitTile(turn, s, b, &p, &t, func(here span) { j.addBlock(s, b, &p, &t, here, dQ, dK, dV) }); err != nil {
 			return err
 		}
 		if j.wantsQ && part+1 == j.parts {
@@ -261,7 +263,7 @@ func (j gradientJob) task(ctx context.Context, w *scratch, n int) error {
 		}
 	}
 	if chained {
-		if err := j.wait(ctx, before, j.tiles-1); err != nil {
+		if err := j.wait(turn, before, j.tiles-1); err != nil {
 			return err
 		}
 		j.done[n].Store(int32(j.tiles))
@@ -294,18 +296,19 @@ func (j *gradients) lastWith(at int) int {
 const spinsBeforeSleep = 1000
 
 // wait waits until task n has added to tile at. There is nothing to wait for before task 0.
-func (j *gradients) wait(ctx context.Context, n, at int) error {
+func (j *gradients) wait(turn *pool.Turn, n, at int) error {
 	if n < 0 {
 		return nil
 	}
 	for spins := 0; int(j.done[n].Load()) <= at; spins++ {
-		if err := ctx.Err(); err != nil {
+		if err := turn.Pause(); err != nil {
 			return err
 		}
-		if spins < spinsBeforeSleep {
-			runtime.Gosched()
-		} else {
+		if spins >= spinsBeforeSleep {
 			time.Sleep(20 * time.Microsecond)
+		}
+		if err := turn.Yield(); err != nil {
+			return err
 		}
 	}
 	return nil

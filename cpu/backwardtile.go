@@ -1,9 +1,9 @@
 package cpu
 
 import (
-	"context"
 	"math"
 
+	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
@@ -81,14 +81,14 @@ func (j *gradients) clean(rows []float32, dim int) {
 
 // visitTile calls do for the blocks of p's keys that t, whose spans are set, sees, with their
 // weights and the gradients of their scores in s.
-func (j *gradients) visitTile(ctx context.Context, s *gradientSpace, b *workspace, p *taskRange, t *tile, do func(here span)) error {
+func (j *gradients) visitTile(turn *pool.Turn, s *gradientSpace, b *workspace, p *taskRange, t *tile, do func(here span)) error {
 	if t.keys.clip(p.keys.lo, p.keys.hi).empty() {
 		return nil
 	}
 	j.loadKeys(s, p)
 	j.loadTile(s, b, p, t)
 	for j0 := p.keys.lo; j0 < p.keys.hi; j0 += keyBlock {
-		if err := ctx.Err(); err != nil {
+		if err := turn.Pause(); err != nil {
 			return err
 		}
 		var here span

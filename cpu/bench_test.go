@@ -1,7 +1,6 @@
 package cpu
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"gonum.org/v1/gonum/blas/blas32"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/pool"
 )
 
 // random returns a contiguous tensor of numbers in [-1, 1).
@@ -86,7 +86,7 @@ func BenchmarkRatio(b *testing.B) {
 				var ratios []float64
 				for b.Loop() {
 					start := time.Now()
-					if err := be.workers.run(b.Context(), j, j.tasks, threads); err != nil {
+					if err := be.run(b.Context(), j, j.tasks, threads); err != nil {
 						b.Fatal(err)
 					}
 					middle := time.Now()
@@ -137,7 +137,7 @@ func (j *gemmJob) size() (floats, rows int) {
 	return gemmRows*keyBlock + keyBlock*j.dim + gemmRows*j.dim, 0
 }
 
-func (j *gemmJob) task(_ context.Context, w *scratch, t int) error {
+func (j *gemmJob) task(_ *pool.Turn, w *scratch, t int) error {
 	s, vt, acc := w.floats(gemmRows*keyBlock), w.floats(keyBlock*j.dim), w.floats(gemmRows*j.dim)
 	blocks := ceilDiv(j.seq, gemmRows)
 	q, ldq := j.q.rowsAt(0, t/blocks, t%blocks*gemmRows)

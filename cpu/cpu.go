@@ -26,8 +26,11 @@
 // this holds with gonum's own BLAS. Another one may sum a row differently when
 // there are fewer rows.)
 //
-// A backend keeps goroutines for its calls until it is closed, one fewer than its
-// threads. They sleep while there is nothing to do.
+// All backends of a process share goroutines that help their calls. They sleep while there
+// is nothing to do, and end when the last backend is closed. At most GOMAXPROCS goroutines
+// compute at one time, over all calls; further calls wait in a queue, take turns of 5
+// milliseconds, and leave when their context ends (package cpu/internal/pool). A panic while
+// a call computes becomes its error, ErrInternal with the stack.
 //
 // Keys and values may have other types than the queries, for example int8 with a
 // scale for each row, and they may lie in pages. With few query rows the kernels
@@ -49,6 +52,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu/internal/vec"
@@ -79,8 +83,8 @@ type Options struct {
 type Backend struct {
 	opt     Options
 	gate    gate
-	workers *workers
 	kernels *vec.Kernels
+	leave   func() // ends the use of workers; later calls do nothing
 }
 
 var (
@@ -98,10 +102,11 @@ var (
 // New returns a backend with the given options. The caller must Close it.
 func New(opt Options) *Backend {
 	opt.Threads = max(0, opt.Threads)
-	be := &Backend{opt: opt, workers: newWorkers()}
+	workers.Open()
+	be := &Backend{opt: opt, leave: sync.OnceFunc(workers.Close)}
 	be.kernels, be.gate.err = kernelsOf(opt.Tier)
 	// Safety net for callers that forget Close.
-	runtime.AddCleanup(be, (*workers).close, be.workers)
+	runtime.AddCleanup(be, func(leave func()) { leave() }, be.leave)
 	return be
 }
 
@@ -139,12 +144,11 @@ func (be *Backend) Wait(ctx context.Context) error {
 	return be.do(ctx, "wait", func() error { return nil })
 }
 
-// Close implements backend.Backend. It waits for running calls, and for the
-// backend's goroutines to end.
+// Close implements backend.Backend. It waits for running calls. With the last backend of
+// the process the goroutines that help its calls end, too.
 func (be *Backend) Close() error {
 	be.gate.close()
-	be.workers.close()
-	be.workers.ended.Wait()
+	be.leave()
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
@@ -21,7 +22,7 @@ func (be *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
 		j.partition = newPartition(be.kernels, &backend.Call{Q: q, K: k, V: k}, be.threads())
 		j.cutKeys(1) // each chunk of keys is a task: nothing is summed over keys
 		j.scale = 1
-		return be.workers.run(ctx, &j, j.tasks, be.threads())
+		return be.run(ctx, &j, j.tasks, be.threads())
 	})
 }
 
@@ -35,7 +36,7 @@ func (j *qkJob) size() (floats, rows int) {
 	return j.workspaceFloats() + j.taskTiles*j.queryFloats(), 0
 }
 
-func (j *qkJob) task(ctx context.Context, w *scratch, n int) error {
+func (j *qkJob) task(turn *pool.Turn, w *scratch, n int) error {
 	p, b := j.at(n), j.cutWorkspace(w)
 	tiles := j.cutTiles(w, &p)
 	for n := range tiles {
@@ -44,7 +45,7 @@ func (j *qkJob) task(ctx context.Context, w *scratch, n int) error {
 	}
 	clear(b.bias)
 	for j0 := p.keys.lo; j0 < p.keys.hi; j0 += keyBlock {
-		if err := ctx.Err(); err != nil {
+		if err := turn.Pause(); err != nil {
 			return err
 		}
 		r := keyRange{span: span{j0, min(j0+keyBlock, p.keys.hi)}, end: p.keys.hi}
@@ -103,7 +104,7 @@ func (j *pvJob) run(ctx context.Context, be *Backend, o, v backend.Tensor) error
 	// The rows of a weight matrix lie so far apart that those of a block share few
 	// sets of the caches: several tiles read a copy.
 	j.loadV = j.loadV || !j.zeroHides && j.tiles > 1
-	return be.workers.run(ctx, j, j.tasks, be.threads())
+	return be.run(ctx, j, j.tasks, be.threads())
 }
 
 func (j *pvJob) size() (floats, rows int) {
@@ -129,7 +130,7 @@ func (j *pvJob) begin(p *taskRange, t *tile) {
 	}
 }
 
-func (j *pvJob) task(ctx context.Context, w *scratch, n int) error {
+func (j *pvJob) task(turn *pool.Turn, w *scratch, n int) error {
 	p, b, x := j.at(n), j.cutWorkspace(w), j.kernels
 	fill(b.alpha, 1)
 	tiles := j.cutTiles(w, &p)
@@ -138,7 +139,7 @@ func (j *pvJob) task(ctx context.Context, w *scratch, n int) error {
 		j.begin(&p, &tiles[n])
 	}
 	for j0 := 0; j0 < j.d.SeqK; j0 += keyBlock {
-		if err := ctx.Err(); err != nil {
+		if err := turn.Pause(); err != nil {
 			return err
 		}
 		r := keyRange{span: span{j0, min(j0+keyBlock, j.d.SeqK)}, end: j.d.SeqK}

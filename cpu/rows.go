@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
@@ -86,7 +87,7 @@ func (be *Backend) copy(ctx context.Context, dst, src operand) error {
 		threads = 1
 	}
 	j.kernels, j.cols, j.rowPartition = be.kernels, shape[backend.Dim], newRowPartition(shape, threads)
-	return be.workers.run(ctx, j, j.tasks, threads)
+	return be.run(ctx, j, j.tasks, threads)
 }
 
 // copyAlone is the number of elements that one goroutine copies in about the time that
@@ -108,13 +109,15 @@ func (j *copyJob) size() (floats, rows int) {
 	return roundUp(j.cols, j.kernels.Lanes), 0
 }
 
-func (j *copyJob) task(ctx context.Context, w *scratch, t int) error {
+func (j *copyJob) task(turn *pool.Turn, w *scratch, t int) error {
 	b, h, from, to := j.at(t)
 	padded, _ := j.size()
 	row := w.floats(padded)
 	for i := from; i < to; i++ {
-		if i%rowStep == 0 && ctx.Err() != nil {
-			return ctx.Err()
+		if i%rowStep == 0 {
+			if err := turn.Pause(); err != nil {
+				return err
+			}
 		}
 		switch {
 		case j.dst.dtype == j.src.dtype:
@@ -161,7 +164,7 @@ func (be *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, ho
 			threads = 1
 		}
 		j.rowPartition = newRowPartition(y.Shape(), threads)
-		return be.workers.run(ctx, j, j.tasks, threads)
+		return be.run(ctx, j, j.tasks, threads)
 	})
 }
 
@@ -179,7 +182,7 @@ type rotateJob struct {
 
 func (j *rotateJob) size() (floats, rows int) { return j.dim + 2*j.pairs, 0 }
 
-func (j *rotateJob) task(_ context.Context, w *scratch, t int) error {
+func (j *rotateJob) task(_ *pool.Turn, w *scratch, t int) error {
 	b, h, from, to := j.at(t)
 	row, cos, sin := w.floats(j.dim), w.floats(j.pairs), w.floats(j.pairs)
 	n := j.dim
@@ -243,7 +246,7 @@ func (be *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) e
 			return err
 		}
 		defer pinned.Unpin()
-		return be.workers.run(ctx, &j, j.tasks, be.threads())
+		return be.run(ctx, &j, j.tasks, be.threads())
 	})
 }
 
@@ -256,7 +259,7 @@ type mergeJob struct {
 
 func (j *mergeJob) size() (floats, rows int) { return 2 * j.dim, 0 }
 
-func (j *mergeJob) task(_ context.Context, w *scratch, t int) error {
+func (j *mergeJob) task(_ *pool.Turn, w *scratch, t int) error {
 	b, h, from, to := j.at(t)
 	o, po := w.floats(j.dim), w.floats(j.dim)
 	for i := from; i < to; i++ {

@@ -1,10 +1,10 @@
 package cpu
 
 import (
-	"context"
 	"math"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
@@ -70,7 +70,7 @@ func (a *attention) cutSmall(w *scratch) smallSpace {
 }
 
 // smallTask computes the groups of task n.
-func (a *attention) smallTask(ctx context.Context, w *scratch, n int) error {
+func (a *attention) smallTask(turn *pool.Turn, w *scratch, n int) error {
 	x := a.cutSmall(w)
 	one := a.d.SeqK == 1 && a.lse.isZero() && a.problem.Sinks == nil
 	for g := n * a.taskGroups; g < min((n+1)*a.taskGroups, a.d.Batch*a.d.KVHeads); g++ {
@@ -79,7 +79,7 @@ func (a *attention) smallTask(ctx context.Context, w *scratch, n int) error {
 			continue
 		}
 		w.used = 0
-		if err := a.tilesTask(ctx, w, g); err != nil {
+		if err := a.tilesTask(turn, w, g); err != nil {
 			return err
 		}
 		x = a.cutSmall(w)
@@ -88,15 +88,19 @@ func (a *attention) smallTask(ctx context.Context, w *scratch, n int) error {
 }
 
 // copyValue writes the outputs of a group of one key: its value, because the key's weight
-// is 2^0. It returns false if it cannot rule out that a score is not finite.
+// is 2^0. It returns false if a row does not see the key, or if it cannot rule out that a
+// score is not finite.
 func (a *attention) copyValue(b, hk int) bool {
+	for r := range a.rows { // without a visible key the table of b may have no page
+		_, i := a.row(hk*a.share, 0, r)
+		if _, hi := a.problem.Visible.Range(b, i, 1); hi == 0 {
+			return false
+		}
+	}
 	k := a.k.f32[a.k.rowIndex(b, hk, 0):][:a.d.Dim]
 	v := a.v.f32[a.v.rowIndex(b, hk, 0):][:a.d.ValueDim]
 	for r := range a.rows {
 		h, i := a.row(hk*a.share, 0, r)
-		if _, hi := a.problem.Visible.Range(b, i, 1); hi == 0 {
-			return false
-		}
 		bound := float32(0)
 		for c, y := range a.q.f32[a.q.index(b, h, i):][:a.d.Dim] {
 			bound += max(y*a.scale*k[c], -(y * a.scale * k[c])) // NaN if either is

@@ -82,7 +82,7 @@ func testSmallProblems(t *testing.T, tier string) {
 			if engine {
 				a.partition = newPartition(be.kernels, &c, 2)
 			}
-			if err := be.workers.run(t.Context(), a, a.tasks, 2); err != nil {
+			if err := be.run(t.Context(), a, a.tasks, 2); err != nil {
 				t.Fatal(err)
 			}
 			return c.O, c.LSE

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cpu/internal/pool"
 	"github.com/seed90331342/attn/cpu/internal/vec"
 )
 
@@ -59,7 +60,7 @@ func (be *Backend) runRows(ctx context.Context, j job, r *rowJob, s, lse backend
 		return err
 	}
 	r.rowPartition = newRowPartition(s.Shape(), be.threads())
-	return be.workers.run(ctx, j, r.tasks, be.threads())
+	return be.run(ctx, j, r.tasks, be.threads())
 }
 
 // softmaxJob is one Softmax call.
@@ -71,12 +72,12 @@ type softmaxJob struct {
 
 func (j *softmaxJob) size() (floats, rows int) { return 2*keyBlock + 2*j.k.Lanes, 0 }
 
-func (j *softmaxJob) task(ctx context.Context, w *scratch, t int) error {
+func (j *softmaxJob) task(turn *pool.Turn, w *scratch, t int) error {
 	b, h, from, to := j.at(t)
 	j.seedDropout(&w.workspace.draw)
 	x := softmaxRow{j, w.floats(keyBlock), w.floats(keyBlock), w.floats(j.k.Lanes), w.floats(j.k.Lanes), &w.workspace.draw, &w.workspace.ramp, b, h, 0}
 	for x.i = from; x.i < to; x.i++ {
-		if err := ctx.Err(); err != nil {
+		if err := turn.Pause(); err != nil {
 			return err
 		}
 		lse := x.softmax()
@@ -211,12 +212,12 @@ type scoreJob struct {
 
 func (j *scoreJob) size() (floats, rows int) { return 2 * keyBlock, 0 }
 
-func (j *scoreJob) task(ctx context.Context, w *scratch, t int) error {
+func (j *scoreJob) task(turn *pool.Turn, w *scratch, t int) error {
 	b, h, from, to := j.at(t)
 	row, bias := w.floats(keyBlock), w.floats(keyBlock)
 	keys := j.s.shape[backend.Dim]
 	for i := from; i < to; i++ {
-		if err := ctx.Err(); err != nil {
+		if err := turn.Pause(); err != nil {
 			return err
 		}
 		lo, hi := j.problem.Visible.Range(b, i, keys)

@@ -3,75 +3,22 @@ package cpu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"runtime/metrics"
-	"sync"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/seed90331342/attn/backend"
 )
 
-// countJob counts how often each of its tasks is computed.
-type countJob struct {
-	done []atomic.Int32
-	fail int // the task that returns errFail, or -1
-}
-
-var errFail = errors.New("a task failed")
-
-func (*countJob) size() (floats, rows int) { return 0, 0 }
-
-func (j *countJob) task(_ context.Context, _ *scratch, t int) error {
-	j.done[t].Add(1)
-	if t == j.fail {
-		return errFail
-	}
-	return nil
-}
-
-// TestWorkersComputeEachTaskOnce shows that each task is computed once, whatever the
-// number of concurrent calls and of their threads, that a call returns after all of its
-// tasks, and that the error of a task ends no other call.
-func TestWorkersComputeEachTaskOnce(t *testing.T) {
-	be := open(t, Options{})
-	var calls sync.WaitGroup
-	for n := range 8 {
-		calls.Go(func() {
-			for i := range 500 {
-				j := &countJob{done: make([]atomic.Int32, i%40), fail: -1}
-				if n == 0 && len(j.done) > 0 {
-					j.fail = i % len(j.done)
-				}
-				err := be.workers.run(t.Context(), j, len(j.done), 1+n%4)
-				if j.fail >= 0 {
-					if !errors.Is(err, errFail) {
-						t.Errorf("error %v, want that of task %d", err, j.fail)
-					}
-					continue
-				}
-				if err != nil {
-					t.Error(err)
-				}
-				for k := range j.done {
-					if got := j.done[k].Load(); got != 1 {
-						t.Errorf("task %d of %d was computed %d times", k, len(j.done), got)
-					}
-				}
-			}
-		})
-	}
-	calls.Wait()
-	if n := len(be.workers.crews); n != 0 || be.workers.places.Load() != 0 {
-		t.Errorf("%d crews are left on the list, %d places", n, be.workers.places.Load())
-	}
-	if be.workers.started > 3 {
-		t.Errorf("%d goroutines for calls of at most 4 threads", be.workers.started)
-	}
-}
-
-// TestWorkersOutliveCalls shows that calls use the backend's goroutines once these have
-// started, and that the goroutines end with Close or with an unreachable backend.
+// TestWorkersOutliveCalls shows that calls of all backends use the same goroutines once
+// these have started, and that the goroutines end with Close or with an unreachable backend.
 func TestWorkersOutliveCalls(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
 	created := func() uint64 {
 		s := []metrics.Sample{{Name: "/sched/goroutines-created:goroutines"}}
 		metrics.Read(s)
@@ -84,17 +31,19 @@ func TestWorkersOutliveCalls(t *testing.T) {
 		}
 	}
 	running := runtime.NumGoroutine()
-	be := New(Options{Threads: 3})
+	be, other := New(Options{Threads: 3}), New(Options{Threads: 2})
 	call(be)
+	call(other)
 	if got := runtime.NumGoroutine(); got != running+3 {
 		t.Errorf("%d goroutines more after a call with 3 threads, want 2 workers and the decoy", got-running)
 	}
 	before := created()
 	for range 100 {
 		call(be)
+		call(other)
 	}
 	if n := created() - before; n > 10 { // the runtime's own may be among them
-		t.Errorf("100 calls started %d goroutines", n)
+		t.Errorf("200 calls started %d goroutines", n)
 	}
 	// end waits without a deadline: the limit of the whole test binary reports a hang.
 	end := func(help func()) {
@@ -104,7 +53,155 @@ func TestWorkersOutliveCalls(t *testing.T) {
 		}
 	}
 	be.Close()
+	be.Close()
+	call(other)
+	other.Close()
 	end(func() {})
 	call(New(Options{Threads: 3}))
 	end(runtime.GC)
+}
+
+// panicContext panics when it is asked for its error for the given time.
+type panicContext struct {
+	context.Context
+	looks atomic.Int64
+	at    int64
+}
+
+func (c *panicContext) Err() error {
+	if c.looks.Add(1) == c.at {
+		panic("injected")
+	}
+	return nil
+}
+
+// TestPanicsBecomeErrors injects a panic into each place at which a stage looks at its
+// context, on the goroutines of its caller and of workers. The call returns an error with
+// the stack, and the next call of the backend has the bits of one without a panic.
+func TestPanicsBecomeErrors(t *testing.T) { eachTier(t, testPanicsBecomeErrors) }
+
+func testPanicsBecomeErrors(t *testing.T, tier string) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+	be := open(t, Options{Tier: tier, Threads: 4})
+	for _, s := range stages(t, be) {
+		t.Run(s.name, func(t *testing.T) {
+			run := func(ctx context.Context) error {
+				for _, out := range s.out {
+					fill(floatsOf(t, out), 7)
+				}
+				return s.do(ctx)
+			}
+			if err := run(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			var want [][]float32
+			for _, out := range s.out {
+				want = append(want, slices.Clone(floatsOf(t, out)))
+			}
+			injected := 0
+			for at := int64(2); ; at++ { // the first look is before the call begins
+				ctx := &panicContext{Context: t.Context(), at: at}
+				err := run(ctx)
+				if err == nil && ctx.looks.Load() < at {
+					break
+				}
+				if !errors.Is(err, backend.ErrInternal) || !strings.Contains(fmt.Sprint(err), "injected") || !strings.Contains(fmt.Sprint(err), "workers_test.go") {
+					t.Fatalf("panic at look %d: error %v", at, err)
+				}
+				injected++
+				if err := run(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				for i, out := range s.out {
+					if !slices.Equal(floatsOf(t, out), want[i]) {
+						t.Fatalf("after a panic at look %d the next call has other results", at)
+					}
+				}
+				if injected > 40 {
+					at += at / 4
+				}
+			}
+			if injected < 2 {
+				t.Errorf("%d panics were injected", injected)
+			}
+		})
+	}
+}
+
+// stage is a call with its outputs.
+type stage struct {
+	name string
+	out  []backend.Tensor
+	do   func(ctx context.Context) error
+}
+
+// stages returns a call of each kind.
+func stages(t *testing.T, be *Backend) []stage {
+	x := func(seed uint64, shape ...int) backend.Tensor { return random(t, seed, backend.Shape(shape)) }
+	zeros := func(shape ...int) backend.Tensor { return alloc(t, backend.Shape(shape)) }
+	var all []stage
+	add := func(name string, out []backend.Tensor, do func(ctx context.Context) error) {
+		all = append(all, stage{name, out, do})
+	}
+	for _, s := range []struct {
+		name         string
+		batch, heads int
+		sq, sk       int
+		left         int
+	}{
+		{"tiles", 1, 2, 300, 300, backend.Unbounded},
+		{"cut keys", 1, 1, 1, 5000, backend.Unbounded},
+		{"small", 200, 2, 2, 40, backend.Unbounded},
+		{"one key", 200, 2, 1, 1, backend.Unbounded},
+		{"window", 1, 2, 300, 300, 20},
+	} {
+		c := &backend.Call{Q: x(1, s.batch, s.heads, s.sq, 16), K: x(2, s.batch, s.heads, s.sk, 16), V: x(3, s.batch, s.heads, s.sk, 16),
+			O: zeros(s.batch, s.heads, s.sq, 16), Problem: backend.Problem{Scale: 1, Visible: backend.Everything()}}
+		if s.left != backend.Unbounded {
+			c.Visible = backend.Visibility{Left: s.left, Right: 0}
+		}
+		add("attention of "+s.name, []backend.Tensor{c.O}, func(ctx context.Context) error { return be.Attention(ctx, c) })
+	}
+	a, b := plain(t, 1, 200, 16), plain(t, 3, 40, 16)
+	add("two calls", []backend.Tensor{a.O, b.O}, func(ctx context.Context) error { return be.Attention(ctx, a, b) })
+
+	const rows, keys, dim = 200, 300, 16
+	q, k, v := x(4, 1, 2, rows, dim), x(5, 1, 2, keys, dim), x(6, 1, 2, keys, dim)
+	s, o, lse := zeros(1, 2, rows, keys), zeros(1, 2, rows, dim), zeros(1, 2, rows, 1)
+	p := backend.Problem{Scale: 0.5, Visible: backend.Everything()}
+	add("qk", []backend.Tensor{s}, func(ctx context.Context) error { return be.QK(ctx, s, q, k) })
+	add("scores", []backend.Tensor{s}, func(ctx context.Context) error { return be.Scores(ctx, s, &p, backend.Biased) })
+	add("softmax", []backend.Tensor{s}, func(ctx context.Context) error { return be.Softmax(ctx, s, backend.Tensor{}, &p) })
+	w := x(7, 1, 2, rows, keys)
+	add("pv", []backend.Tensor{o}, func(ctx context.Context) error { return be.PV(ctx, o, w, v) })
+	copied := zeros(1, 2, rows, keys)
+	add("copy", []backend.Tensor{copied}, func(ctx context.Context) error {
+		return be.Copy(ctx, []backend.Tensor{copied}, []backend.Tensor{w})
+	})
+	part, partLSE := x(8, 1, 2, rows, dim), x(9, 1, 2, rows, 1)
+	add("merge", []backend.Tensor{o, lse}, func(ctx context.Context) error { return be.Merge(ctx, o, lse, part, partLSE) })
+	y, cos, sin := zeros(1, 2, rows, dim), x(10, 1, 2, rows, dim/2), x(11, 1, 2, rows, dim/2)
+	add("rotate", []backend.Tensor{y}, func(ctx context.Context) error {
+		return be.Rotate(ctx, y, q, cos, sin, backend.Rotation{})
+	})
+	projected, matrix := zeros(1, 1, rows, 48), x(12, 1, 1, dim, 48)
+	add("project", []backend.Tensor{projected}, func(ctx context.Context) error {
+		return be.Project(ctx, projected, x(13, 1, 1, rows, dim), matrix, backend.Tensor{})
+	})
+	c := &backend.Call{Q: q, K: k, V: v, O: zeros(1, 2, rows, dim), LSE: zeros(1, 2, rows, 1), Problem: p}
+	if err := be.Attention(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	g := &backend.Gradients{Call: *c, DO: x(14, 1, 2, rows, dim), DQ: zeros(1, 2, rows, dim), DK: zeros(1, 2, keys, dim), DV: zeros(1, 2, keys, dim)}
+	add("backward", []backend.Tensor{g.DQ, g.DK, g.DV}, func(ctx context.Context) error { return be.Backward(ctx, g) })
+	return all
+}
+
+// floatsOf returns the memory of x.
+func floatsOf(t *testing.T, x backend.Tensor) []float32 {
+	data, err := x.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
 }

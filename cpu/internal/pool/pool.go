@@ -1,0 +1,334 @@
+// Package pool computes the calls of a process on at most GOMAXPROCS goroutines at a time.
+//
+// A call is a [Job], cut into tasks with disjoint outputs. The goroutine of its caller
+// computes tasks, and workers help:
+//
+//	caller ──► Run ──► Work: Next, Next, ... Pause ...      one Turn each
+//	workers ─────────► Work: Next, Next, ... Pause ...
+//
+// A goroutine computes only while it holds one of GOMAXPROCS cores. Callers that find no
+// free core wait in a queue, first come, first served, and leave it at once when their
+// context ends. A goroutine that has held its core for 5 milliseconds passes it to the
+// first in the queue at its next Pause, and queues again; a worker does so after each
+// task. Without a queue it yields to other goroutines of the program. A deadline is
+// therefore noticed soon, however many calls run.
+//
+// A panic in a job ends its call alone, with an error that contains the stack.
+package pool
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// Job is a call that is cut into tasks.
+type Job interface {
+	// Work computes the tasks that t.Next returns until that is -1. Several goroutines
+	// call it at once, each with a Turn of its own. It calls t.Pause between parts of
+	// the work of at most about a millisecond, and returns the error of Pause.
+	Work(t *Turn) error
+}
+
+// slice is how long a goroutine holds a core while others wait for it.
+const slice = 5 * time.Millisecond
+
+// maxSpins is how often a worker looks for work before it sleeps: 30 to 60
+// microseconds.
+const maxSpins = 1 << 16
+
+// Pool is the cores, the queue for them, and the workers. Workers start when a call first
+// has tasks for them, outlive it, and end when the last user of the pool closes it.
+//
+// A sleeping core takes some 60 microseconds to wake up, as long as a whole short
+// call. Idle workers therefore spin about that long before they sleep, which costs
+// at most twice as much as the better choice (Karlin et al. 1990, Competitive
+// Randomized Algorithms for Non-Uniform Problems).
+type Pool struct {
+	slice time.Duration
+
+	// Read without the lock: the cores that exist and that are held, the goroutines in
+	// the queue, the places of all crews, and the workers that sleep or are about to.
+	cores, held, queued, places, asleep atomic.Int32
+
+	mu      sync.Mutex
+	queue   []*Turn
+	crews   []*crew   // with places left, oldest first
+	spare   []*crew   // for later calls
+	work    sync.Cond // a worker may find work, or users is 0
+	decoy   sync.Cond // see idleDecoy
+	ended   sync.Cond // a worker or the decoy has ended
+	users   int
+	started int // workers
+	decoys  int // 0 or 1
+}
+
+// New returns a pool without users.
+func New() *Pool {
+	p := &Pool{slice: slice}
+	p.work.L, p.decoy.L, p.ended.L = &p.mu, &p.mu, &p.mu
+	return p
+}
+
+// Open adds a user to the pool.
+func (p *Pool) Open() {
+	p.mu.Lock()
+	p.users++
+	p.mu.Unlock()
+}
+
+// Close removes a user, which has no calls. With the last one the workers end, and Close
+// waits for them.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.users--
+	p.work.Broadcast()
+	p.decoy.Broadcast()
+	for p.users == 0 && p.started+p.decoys > 0 {
+		p.ended.Wait()
+	}
+}
+
+// crew is a job and the goroutines that compute it.
+type crew struct {
+	ctx    context.Context
+	job    Job
+	caller Turn
+	places int          // workers that may still join, guarded by Pool.mu
+	spins  int          // how often its goroutines look for work before they sleep
+	next   atomic.Int64 // tasks not taken yet
+
+	// Workers that joined and have not left: busy to spin on, inside to sleep on.
+	busy   atomic.Int32
+	inside sync.WaitGroup
+
+	failed atomic.Bool
+	mu     sync.Mutex
+	err    error // the first one
+}
+
+// Run computes tasks tasks of j on the caller's goroutine and up to threads-1
+// workers. They take tasks in descending order: under a causal mask the last tasks
+// are the longest, and the short ones at the end balance the load. The result does
+// not depend on which goroutine computes a task, nor on the number of goroutines.
+//
+// A caller that finds a free core begins at once, so a short call does not wait for
+// sleeping workers; those that wake up late take the remaining tasks. After the first
+// calls, Run does not allocate.
+//
+// It returns the first error of Work, the context's error, or ErrInternal for a panic.
+func (p *Pool) Run(ctx context.Context, j Job, tasks, threads int) error {
+	cores := runtime.GOMAXPROCS(0)
+	if p.cores.Load() != int32(cores) {
+		p.cores.Store(int32(cores))
+	}
+	c := p.offer(ctx, j, tasks, min(threads, tasks, cores)-1)
+	c.compute(&c.caller)
+	return p.finish(c)
+}
+
+// offer makes a crew with places for helpers, and wakes or starts workers.
+func (p *Pool) offer(ctx context.Context, j Job, tasks, helpers int) *crew {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var c *crew
+	if n := len(p.spare); n > 0 {
+		c, p.spare = p.spare[n-1], p.spare[:n-1]
+	} else {
+		c = new(crew)
+		c.caller = Turn{pool: p, crew: c, ready: make(chan struct{}, 1)}
+	}
+	c.ctx, c.job, c.err, c.places, c.spins = ctx, j, nil, 0, 0
+	c.failed.Store(false)
+	c.next.Store(int64(tasks))
+	if helpers <= 0 {
+		return c
+	}
+	if helpers < int(p.cores.Load()) { // otherwise spinning takes a core from another goroutine
+		c.spins = maxSpins
+	}
+	c.places = helpers
+	p.crews = append(p.crews, c)
+	p.places.Add(int32(helpers))
+	if p.decoys == 0 {
+		p.decoys++
+		go p.idleDecoy()
+	}
+	for ; p.started < helpers; p.started++ {
+		go p.help()
+	}
+	p.wake()
+	return c
+}
+
+// wake wakes workers for the open places, as far as cores are free. The caller holds the
+// lock.
+func (p *Pool) wake() {
+	n := min(p.places.Load(), p.asleep.Load(), p.cores.Load()-p.held.Load())
+	if n <= 0 {
+		return
+	}
+	for range n {
+		p.work.Signal()
+	}
+	p.decoy.Signal()
+}
+
+// finish withdraws c's open places, waits for its workers, and returns the first error.
+func (p *Pool) finish(c *crew) error {
+	p.mu.Lock()
+	p.withdraw(c)
+	if c.busy.Load() > 0 {
+		p.promote(c)
+	}
+	p.mu.Unlock()
+	if c.caller.holds {
+		for n := 0; n < c.spins && c.busy.Load() > 0 && p.queued.Load() == 0; n++ {
+		}
+		p.release(&c.caller)
+	}
+	c.inside.Wait()
+	err := c.err
+	c.ctx, c.job = nil, nil
+	p.mu.Lock()
+	p.spare = append(p.spare, c)
+	p.mu.Unlock()
+	return err
+}
+
+// promote puts the workers of c that wait in the middle of a task before all others: c's
+// caller has nothing left to do but to leave its core to one of them. The caller holds the
+// lock.
+func (p *Pool) promote(c *crew) {
+	slices.SortStableFunc(p.queue, func(x, y *Turn) int {
+		switch {
+		case x.crew == c && y.crew != c:
+			return -1
+		case x.crew != c && y.crew == c:
+			return 1
+		}
+		return 0
+	})
+}
+
+// withdraw takes c from the list, with its places. The caller holds the lock.
+func (p *Pool) withdraw(c *crew) {
+	if c.places > 0 {
+		p.places.Add(-int32(c.places))
+		i := slices.Index(p.crews, c)
+		p.crews = slices.Delete(p.crews, i, i+1)
+		c.places = 0
+	}
+}
+
+// help is a worker: it computes the tasks of crews until the pool has no users.
+func (p *Pool) help() {
+	t := &Turn{pool: p, worker: true, ready: make(chan struct{}, 1)}
+	spins := 0
+	for p.join(t, spins) {
+		c := t.crew
+		c.compute(t)
+		if spins = c.spins; t.leaves {
+			p.rejoin(c)
+		}
+		if t.holds {
+			p.release(t)
+		}
+		t.crew = nil
+		c.busy.Add(-1)
+		c.inside.Done()
+	}
+}
+
+// join takes a core and a place in the oldest crew. It looks that often before it sleeps,
+// and returns false once the pool has no users.
+func (p *Pool) join(t *Turn, spins int) bool {
+	for n := 0; n < spins && p.places.Load() == 0 && p.held.Load() < p.cores.Load(); n++ {
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asleep.Add(1) // before the look at held: see release
+	defer p.asleep.Add(-1)
+	for len(p.crews) == 0 || !p.tryAcquire(t) {
+		if p.users == 0 {
+			p.started--
+			p.ended.Broadcast()
+			return false
+		}
+		p.work.Wait()
+	}
+	c := p.crews[0]
+	t.crew, t.leaves = c, false
+	c.busy.Add(1)
+	c.inside.Add(1)
+	if c.places--; c.places == 0 {
+		p.crews = slices.Delete(p.crews, 0, 1)
+	}
+	p.places.Add(-1)
+	return true
+}
+
+// rejoin gives back a place of c that a worker leaves before the tasks end.
+func (p *Pool) rejoin(c *crew) {
+	p.mu.Lock()
+	if c.next.Load() > 0 {
+		if c.places++; c.places == 1 {
+			p.crews = append(p.crews, c)
+		}
+		p.places.Add(1)
+	}
+	p.mu.Unlock()
+}
+
+// idleDecoy is a goroutine that does nothing. The Go scheduler puts the goroutine
+// that was woken last into the slot that the caller's thread runs next, and other
+// threads steal from that slot only after a sleep, a seventh of a call of S=256.
+// Waking the decoy last keeps a worker out of that slot.
+func (p *Pool) idleDecoy() {
+	p.mu.Lock()
+	for p.users > 0 {
+		p.decoy.Wait()
+	}
+	p.decoys--
+	p.ended.Broadcast()
+	p.mu.Unlock()
+}
+
+// compute computes tasks of c with a core. It keeps the first error, after which no
+// goroutine begins a task.
+func (c *crew) compute(t *Turn) {
+	err := func() (err error) {
+		defer Recover(&err)
+		if !t.holds {
+			if err := t.pool.acquire(t); err != nil {
+				return err
+			}
+		}
+		return c.job.Work(t)
+	}()
+	if err == nil {
+		return
+	}
+	c.mu.Lock()
+	if c.err == nil {
+		c.err = err
+	}
+	c.mu.Unlock()
+	c.failed.Store(true)
+	c.next.Store(0)
+}
+
+// Recover, deferred, turns a panic into ErrInternal with the stack.
+func Recover(err *error) {
+	if r := recover(); r != nil {
+		*err = fmt.Errorf("%w: panic: %v\n%s", backend.ErrInternal, r, debug.Stack())
+	}
+}

@@ -1,0 +1,269 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// open returns a pool with one user and slices of the given length, on cores cores.
+func open(t *testing.T, cores int, slice time.Duration) *Pool {
+	p := New()
+	p.slice = slice
+	p.Open()
+	before := runtime.GOMAXPROCS(cores)
+	t.Cleanup(func() {
+		p.Close()
+		runtime.GOMAXPROCS(before)
+		if n := p.held.Load(); n != 0 || len(p.crews) != 0 || len(p.queue) != 0 || p.places.Load() != 0 || p.queued.Load() != 0 || p.started != 0 {
+			t.Errorf("left behind: %d held cores, %d crews, %d in the queue, %d places, %d queued, %d workers",
+				n, len(p.crews), len(p.queue), p.places.Load(), p.queued.Load(), p.started)
+		}
+	})
+	return p
+}
+
+// job calls task for each task, with a pause before.
+type job func(turn *Turn, n int) error
+
+func (j job) Work(turn *Turn) error {
+	for n := turn.Next(); n >= 0; n = turn.Next() {
+		if err := turn.Pause(); err != nil {
+			return err
+		}
+		if err := j(turn, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var errFail = errors.New("a task failed")
+
+// TestEachTaskOnce shows that each task is computed once, whatever the number of
+// concurrent calls and of their threads, whether goroutines pass their cores at each pause
+// or never, that at most GOMAXPROCS compute at one time, and that the error of a task ends
+// its call and no other.
+func TestEachTaskOnce(t *testing.T) {
+	for _, slice := range []time.Duration{0, time.Hour} {
+		p := open(t, 3, slice)
+		var calls sync.WaitGroup
+		var computing atomic.Int32
+		for n := range 8 {
+			calls.Go(func() {
+				for i := range 300 {
+					done := make([]atomic.Int32, i%40)
+					fail := -1
+					if n == 0 && len(done) > 0 {
+						fail = i % len(done)
+					}
+					err := p.Run(t.Context(), job(func(turn *Turn, k int) error {
+						if now := computing.Add(1); now > 3 {
+							t.Errorf("%d goroutines compute on 3 cores", now)
+						}
+						done[k].Add(1)
+						computing.Add(-1)
+						if k == fail {
+							return errFail
+						}
+						return turn.Pause()
+					}), len(done), 1+n%4)
+					if fail >= 0 {
+						if !errors.Is(err, errFail) {
+							t.Errorf("error %v, want that of task %d", err, fail)
+						}
+						continue
+					}
+					if err != nil {
+						t.Error(err)
+					}
+					for k := range done {
+						if got := done[k].Load(); got != 1 {
+							t.Errorf("task %d of %d was computed %d times", k, len(done), got)
+						}
+					}
+				}
+			})
+		}
+		calls.Wait()
+	}
+}
+
+// occupy holds every core of p until the returned function is called.
+func occupy(t *testing.T, p *Pool, cores int) (release func()) {
+	var calls, inside sync.WaitGroup
+	end := make(chan struct{})
+	inside.Add(cores)
+	for range cores {
+		calls.Go(func() {
+			if err := p.Run(context.Background(), job(func(*Turn, int) error { inside.Done(); <-end; return nil }), 1, 1); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	inside.Wait()
+	return func() { close(end); calls.Wait() }
+}
+
+// await waits until n goroutines are in the queue.
+func await(p *Pool, n int) {
+	for int(p.queued.Load()) != n {
+		runtime.Gosched()
+	}
+}
+
+// TestQueue shows that calls without a core begin in the order in which they came, and that
+// one whose context ends leaves the queue while all cores are held.
+func TestQueue(t *testing.T) {
+	p := open(t, 1, time.Hour)
+	release := occupy(t, p, 1)
+	var calls sync.WaitGroup
+	var order []int
+	ctx, cancel := context.WithCancel(t.Context())
+	left := make(chan error)
+	for n := range 5 {
+		if n == 2 {
+			go func() { left <- p.Run(ctx, job(func(*Turn, int) error { return nil }), 1, 1) }()
+			await(p, n+1)
+			continue
+		}
+		calls.Go(func() {
+			if err := p.Run(t.Context(), job(func(*Turn, int) error { order = append(order, n); return nil }), 1, 1); err != nil {
+				t.Error(err)
+			}
+		})
+		await(p, n+1)
+	}
+	cancel()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v of the call whose context ended", err)
+	}
+	await(p, 4)
+	release()
+	calls.Wait()
+	if want := []int{0, 1, 3, 4}; !slices.Equal(order, want) {
+		t.Errorf("calls began in the order %v, want %v", order, want)
+	}
+}
+
+// TestTurns shows that calls on one core compute alternately when their slices end.
+func TestTurns(t *testing.T) {
+	p := open(t, 1, 0)
+	release := occupy(t, p, 1)
+	var calls sync.WaitGroup
+	var order strings.Builder
+	for n := range 3 {
+		calls.Go(func() {
+			err := p.Run(t.Context(), job(func(_ *Turn, k int) error {
+				order.WriteByte("abc"[n])
+				return nil
+			}), 4, 1)
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		await(p, n+1)
+	}
+	release()
+	calls.Wait()
+	if got := order.String(); len(got) != 12 || strings.Contains(got[:8], "aa") || strings.Contains(got[:8], "bb") || strings.Contains(got[:8], "cc") {
+		t.Errorf("calls computed in the order %s, not in turns", got)
+	}
+}
+
+// TestDeadlineMidway shows that a call that has passed its core to another one returns when
+// its context ends, while that one still computes.
+func TestDeadlineMidway(t *testing.T) {
+	p := open(t, 1, 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	began, ended := make(chan struct{}), make(chan error)
+	go func() {
+		first := true
+		ended <- p.Run(ctx, job(func(turn *Turn, _ int) error {
+			if first {
+				first = false
+				close(began)
+				await(p, 1)
+			}
+			return turn.Pause()
+		}), 1<<40, 1)
+	}()
+	<-began
+	release := occupy(t, p, 1)
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	release()
+}
+
+// TestPanic shows that a panic on the caller's goroutine or on a worker's ends the call with
+// the stack, and that the pool computes afterwards.
+func TestPanic(t *testing.T) {
+	p := open(t, 4, 0)
+	for n := range 200 {
+		worker := n%2 == 0
+		var once sync.Once
+		var panics atomic.Bool
+		err := p.Run(t.Context(), job(func(turn *Turn, k int) error {
+			if turn.worker == worker {
+				panics.Store(true)
+				once.Do(func() {
+					var none []int
+					none[k]++
+				})
+			}
+			for worker && !panics.Load() { // leaves a task to a worker
+				runtime.Gosched()
+			}
+			return nil
+		}), 64, 4)
+		if !errors.Is(err, backend.ErrInternal) || !strings.Contains(err.Error(), "index out of range") || !strings.Contains(err.Error(), "pool_test.go") {
+			t.Fatalf("error %v", err)
+		}
+		var done atomic.Int32
+		if err := p.Run(t.Context(), job(func(*Turn, int) error { done.Add(1); return nil }), 10, 4); err != nil || done.Load() != 10 {
+			t.Fatalf("after a panic %d of 10 tasks were computed, error %v", done.Load(), err)
+		}
+	}
+}
+
+// TestUsers shows that workers end with the last user, and start again for the next one.
+func TestUsers(t *testing.T) {
+	before := runtime.GOMAXPROCS(4)
+	defer runtime.GOMAXPROCS(before)
+	p, goroutines := New(), runtime.NumGoroutine()
+	for range 20 {
+		p.Open()
+		p.Open()
+		for range 2 {
+			if err := p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 8, 3); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p.Close()
+		if p.started != 2 {
+			t.Errorf("%d workers for calls of 3 threads", p.started)
+		}
+		p.Close()
+		if p.started != 0 || p.decoys != 0 {
+			t.Errorf("%d workers are left", p.started+p.decoys)
+		}
+	}
+	for runtime.NumGoroutine() > goroutines { // they are about to return
+		runtime.Gosched()
+	}
+}

@@ -1,0 +1,196 @@
+package pool
+
+import (
+	"errors"
+	"runtime"
+	"slices"
+	"time"
+)
+
+// Turn is the part of one goroutine in a call. It holds a core while the goroutine
+// computes.
+type Turn struct {
+	pool   *Pool
+	crew   *crew
+	worker bool
+	holds  bool          // a core
+	leaves bool          // the crew, before its tasks end
+	ready  chan struct{} // receives when the queue gives it a core
+
+	since  time.Duration // when it got the core, or last yielded
+	looked time.Duration // when Pause last read the clock
+	stride int           // pauses from one reading of the clock to the next
+	skip   int           // pauses until the next reading
+}
+
+// errStopped is what Pause returns when another goroutine of the call has failed.
+var errStopped = errors.New("another goroutine of the call has failed")
+
+// Next returns a task that no other goroutine computes, or -1. The tasks descend from the
+// last one to 0. It returns -1 to a worker when callers wait for a core.
+func (t *Turn) Next() int {
+	if t.worker && t.pool.queued.Load() > 0 {
+		t.leaves = true
+		return -1
+	}
+	return int(max(-1, t.crew.next.Add(-1)))
+}
+
+// Pause returns the error of the context, or an error when the call has failed elsewhere.
+// From time to time it lets other goroutines run, and returns when it holds a core again.
+func (t *Turn) Pause() error {
+	if err := t.crew.ctx.Err(); err != nil {
+		return err
+	}
+	if t.crew.failed.Load() {
+		return errStopped
+	}
+	if t.skip--; t.skip > 0 {
+		return nil
+	}
+	return t.look()
+}
+
+// Reading the clock takes as long as some of the shortest blocks. Pause reads it about
+// every 100 microseconds.
+const often, seldom, maxStride = 50 * time.Microsecond, 200 * time.Microsecond, 1 << 10
+
+// look reads the clock, and yields when the time is up.
+func (t *Turn) look() error {
+	now := clock()
+	switch passed := now - t.looked; {
+	case passed < often:
+		t.stride = min(2*t.stride, maxStride)
+	case passed > seldom:
+		t.stride = max(t.stride/2, 1)
+	}
+	t.skip, t.looked = t.stride, now
+	if now-t.since < t.pool.slice {
+		return nil
+	}
+	if t.pool.queued.Load() > 0 {
+		return t.pool.pass(t)
+	}
+	runtime.Gosched()
+	t.begin(clock())
+	return nil
+}
+
+// Yield lets other goroutines run while the caller has nothing to compute.
+func (t *Turn) Yield() error {
+	if t.pool.queued.Load() > 0 {
+		return t.pool.pass(t)
+	}
+	runtime.Gosched()
+	return nil
+}
+
+// begin starts a slice of time.
+func (t *Turn) begin(now time.Duration) { t.since, t.looked, t.stride, t.skip = now, now, 1, 1 }
+
+var start = time.Now()
+
+func clock() time.Duration { return time.Since(start) }
+
+// tryAcquire takes a free core unless others wait for one.
+func (p *Pool) tryAcquire(t *Turn) bool {
+	if p.queued.Load() > 0 || !p.take() {
+		return false
+	}
+	t.holds = true
+	t.begin(clock())
+	return true
+}
+
+// take takes a free core.
+func (p *Pool) take() bool {
+	for {
+		n := p.held.Load()
+		if n >= p.cores.Load() {
+			return false
+		}
+		if p.held.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// acquire waits for a core, or for the end of the context.
+func (p *Pool) acquire(t *Turn) error {
+	if err := t.crew.ctx.Err(); err != nil {
+		return err
+	}
+	if p.tryAcquire(t) {
+		return nil
+	}
+	p.mu.Lock()
+	p.push(t)
+	p.mu.Unlock()
+	return p.wait(t)
+}
+
+// pass gives t's core to the first in the queue and waits for another one.
+func (p *Pool) pass(t *Turn) error {
+	p.mu.Lock()
+	t.holds = false
+	p.held.Add(-1)
+	p.push(t)
+	p.mu.Unlock()
+	return p.wait(t)
+}
+
+// push puts t at the end of the queue. The caller holds the lock.
+func (p *Pool) push(t *Turn) {
+	p.queue = append(p.queue, t)
+	p.queued.Add(1) // before the look at held: see release
+	p.dispatch()
+}
+
+// dispatch gives free cores to the queue, then to workers. The caller holds the lock.
+func (p *Pool) dispatch() {
+	for len(p.queue) > 0 && p.take() {
+		t := p.queue[0]
+		p.queue = slices.Delete(p.queue, 0, 1)
+		p.queued.Add(-1)
+		t.ready <- struct{}{}
+	}
+	if len(p.queue) == 0 {
+		p.wake()
+	}
+}
+
+// wait waits until dispatch gives t a core, or the context ends.
+func (p *Pool) wait(t *Turn) error {
+	ctx := t.crew.ctx
+	select {
+	case <-t.ready:
+	case <-ctx.Done():
+		p.mu.Lock()
+		i := slices.Index(p.queue, t)
+		if i >= 0 {
+			p.queue = slices.Delete(p.queue, i, i+1)
+			p.queued.Add(-1)
+			p.dispatch()
+		}
+		p.mu.Unlock()
+		if i >= 0 {
+			return ctx.Err()
+		}
+		<-t.ready // dispatch was faster
+	}
+	t.holds = true
+	t.begin(clock())
+	return ctx.Err()
+}
+
+// release gives t's core back. Whoever waits for one counts itself in queued or asleep
+// before it looks at held, so that it sees the core or release sees it.
+func (p *Pool) release(t *Turn) {
+	t.holds = false
+	p.held.Add(-1)
+	if p.queued.Load() > 0 || p.places.Load() > 0 && p.asleep.Load() > 0 {
+		p.mu.Lock()
+		p.dispatch()
+		p.mu.Unlock()
+	}
+}
