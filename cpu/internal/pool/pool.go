@@ -61,7 +61,6 @@ type Pool struct {
 	mu      sync.Mutex
 	queue   []*Turn
 	crews   []*crew   // with places left, oldest first
-	spare   []*crew   // for later calls
 	work    sync.Cond // a worker may find work, or users is 0
 	decoy   sync.Cond // see idleDecoy
 	ended   sync.Cond // a worker or the decoy has ended
@@ -99,12 +98,14 @@ func (p *Pool) Close() {
 
 // crew is a job and the goroutines that compute it.
 type crew struct {
-	ctx    context.Context
-	job    Job
-	caller Turn
-	places int          // workers that may still join, guarded by Pool.mu
-	spins  int          // how often its goroutines look for work before they sleep
-	next   atomic.Int64 // tasks not taken yet
+	pool    *Pool
+	ctx     context.Context
+	job     Job
+	caller  Turn
+	helpers int
+	places  int          // workers that may still join, guarded by Pool.mu
+	spins   int          // how often its goroutines look for work before they sleep
+	next    atomic.Int64 // tasks not taken yet
 
 	// Workers that joined and have not left: busy to spin on, inside to sleep on.
 	busy   atomic.Int32
@@ -130,43 +131,51 @@ func (p *Pool) Run(ctx context.Context, j Job, tasks, threads int) error {
 	if p.cores.Load() != int32(cores) {
 		p.cores.Store(int32(cores))
 	}
-	c := p.offer(ctx, j, tasks, min(threads, tasks, cores)-1)
-	c.compute(&c.caller)
-	return p.finish(c)
-}
-
-// offer makes a crew with places for helpers, and wakes or starts workers.
-func (p *Pool) offer(ctx context.Context, j Job, tasks, helpers int) *crew {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var c *crew
-	if n := len(p.spare); n > 0 {
-		c, p.spare = p.spare[n-1], p.spare[:n-1]
-	} else {
-		c = new(crew)
-		c.caller = Turn{pool: p, crew: c, ready: make(chan struct{}, 1)}
-	}
-	c.ctx, c.job, c.err, c.places, c.spins = ctx, j, nil, 0, 0
+	c := spare.Get().(*crew)
+	c.pool, c.ctx, c.job, c.err = p, ctx, j, nil
+	c.helpers = min(threads, tasks, cores) - 1
 	c.failed.Store(false)
 	c.next.Store(int64(tasks))
-	if helpers <= 0 {
-		return c
+	c.compute(&c.caller)
+	if c.helpers > 0 {
+		p.dismiss(c)
 	}
-	if helpers < int(p.cores.Load()) { // otherwise spinning takes a core from another goroutine
+	if c.caller.holds {
+		p.release(&c.caller)
+	}
+	c.inside.Wait()
+	err := c.err
+	c.pool, c.ctx, c.job, c.err = nil, nil, nil, nil
+	spare.Put(c)
+	return err
+}
+
+// spare holds crews for later calls.
+var spare = sync.Pool{New: func() any {
+	c := new(crew)
+	c.caller = Turn{crew: c, ready: make(chan struct{}, 1)}
+	return c
+}}
+
+// invite offers places to helpers, and wakes or starts workers.
+func (p *Pool) invite(c *crew) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c.spins = 0
+	if c.helpers < int(p.cores.Load()) { // otherwise spinning takes a core from another goroutine
 		c.spins = maxSpins
 	}
-	c.places = helpers
+	c.places = c.helpers
 	p.crews = append(p.crews, c)
-	p.places.Add(int32(helpers))
+	p.places.Add(int32(c.helpers))
 	if p.decoys == 0 {
 		p.decoys++
 		go p.idleDecoy()
 	}
-	for ; p.started < helpers; p.started++ {
+	for ; p.started < c.helpers; p.started++ {
 		go p.help()
 	}
 	p.wake()
-	return c
 }
 
 // wake wakes workers for the open places, as far as cores are free. The caller holds the
@@ -182,26 +191,16 @@ func (p *Pool) wake() {
 	p.decoy.Signal()
 }
 
-// finish withdraws c's open places, waits for its workers, and returns the first error.
-func (p *Pool) finish(c *crew) error {
+// dismiss withdraws c's open places and waits for its workers as long as they may end soon.
+func (p *Pool) dismiss(c *crew) {
 	p.mu.Lock()
 	p.withdraw(c)
 	if c.busy.Load() > 0 {
 		p.promote(c)
 	}
 	p.mu.Unlock()
-	if c.caller.holds {
-		for n := 0; n < c.spins && c.busy.Load() > 0 && p.queued.Load() == 0; n++ {
-		}
-		p.release(&c.caller)
+	for n := 0; n < c.spins && c.busy.Load() > 0 && c.caller.holds && p.queued.Load() == 0; n++ {
 	}
-	c.inside.Wait()
-	err := c.err
-	c.ctx, c.job = nil, nil
-	p.mu.Lock()
-	p.spare = append(p.spare, c)
-	p.mu.Unlock()
-	return err
 }
 
 // promote puts the workers of c that wait in the middle of a task before all others: c's
@@ -231,7 +230,7 @@ func (p *Pool) withdraw(c *crew) {
 
 // help is a worker: it computes the tasks of crews until the pool has no users.
 func (p *Pool) help() {
-	t := &Turn{pool: p, worker: true, ready: make(chan struct{}, 1)}
+	t := &Turn{worker: true, ready: make(chan struct{}, 1)}
 	spins := 0
 	for p.join(t, spins) {
 		c := t.crew
@@ -307,9 +306,12 @@ func (p *Pool) idleDecoy() {
 func (c *crew) compute(t *Turn) {
 	err := func() (err error) {
 		defer Recover(&err)
-		if !t.holds {
-			if err := t.pool.acquire(t); err != nil {
+		if !t.worker {
+			if err := c.pool.acquire(t); err != nil {
 				return err
+			}
+			if c.helpers > 0 {
+				c.pool.invite(c)
 			}
 		}
 		return c.job.Work(t)

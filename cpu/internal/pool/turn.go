@@ -10,14 +10,13 @@ import (
 // Turn is the part of one goroutine in a call. It holds a core while the goroutine
 // computes.
 type Turn struct {
-	pool   *Pool
 	crew   *crew
 	worker bool
 	holds  bool          // a core
 	leaves bool          // the crew, before its tasks end
 	ready  chan struct{} // receives when the queue gives it a core
 
-	since  time.Duration // when it got the core, or last yielded
+	since  time.Duration // when its slice of time began; -1: Pause has not looked since
 	looked time.Duration // when Pause last read the clock
 	stride int           // pauses from one reading of the clock to the next
 	skip   int           // pauses until the next reading
@@ -29,7 +28,7 @@ var errStopped = errors.New("another goroutine of the call has failed")
 // Next returns a task that no other goroutine computes, or -1. The tasks descend from the
 // last one to 0. It returns -1 to a worker when callers wait for a core.
 func (t *Turn) Next() int {
-	if t.worker && t.pool.queued.Load() > 0 {
+	if t.worker && t.crew.pool.queued.Load() > 0 {
 		t.leaves = true
 		return -1
 	}
@@ -52,45 +51,45 @@ func (t *Turn) Pause() error {
 }
 
 // Reading the clock takes as long as some of the shortest blocks. Pause reads it about
-// every 100 microseconds.
-const often, seldom, maxStride = 50 * time.Microsecond, 200 * time.Microsecond, 1 << 10
+// every 100 microseconds, and first at its fourth call: short calls never read it.
+const often, seldom, firstStride, maxStride = 50 * time.Microsecond, 200 * time.Microsecond, 4, 1 << 10
 
-// look reads the clock, and yields when the time is up.
+// look reads the clock, and yields when the slice of time is over.
 func (t *Turn) look() error {
-	now := clock()
+	p, now := t.crew.pool, time.Since(start)
 	switch passed := now - t.looked; {
+	case t.since < 0:
+		t.since = now
 	case passed < often:
 		t.stride = min(2*t.stride, maxStride)
 	case passed > seldom:
 		t.stride = max(t.stride/2, 1)
 	}
 	t.skip, t.looked = t.stride, now
-	if now-t.since < t.pool.slice {
+	switch {
+	case now-t.since < p.slice:
 		return nil
-	}
-	if t.pool.queued.Load() > 0 {
-		return t.pool.pass(t)
+	case p.queued.Load() > 0:
+		return p.pass(t)
 	}
 	runtime.Gosched()
-	t.begin(clock())
+	t.begin()
 	return nil
 }
 
+var start = time.Now()
+
 // Yield lets other goroutines run while the caller has nothing to compute.
 func (t *Turn) Yield() error {
-	if t.pool.queued.Load() > 0 {
-		return t.pool.pass(t)
+	if t.crew.pool.queued.Load() > 0 {
+		return t.crew.pool.pass(t)
 	}
 	runtime.Gosched()
 	return nil
 }
 
 // begin starts a slice of time.
-func (t *Turn) begin(now time.Duration) { t.since, t.looked, t.stride, t.skip = now, now, 1, 1 }
-
-var start = time.Now()
-
-func clock() time.Duration { return time.Since(start) }
+func (t *Turn) begin() { t.since, t.stride, t.skip = -1, firstStride, firstStride }
 
 // tryAcquire takes a free core unless others wait for one.
 func (p *Pool) tryAcquire(t *Turn) bool {
@@ -98,7 +97,7 @@ func (p *Pool) tryAcquire(t *Turn) bool {
 		return false
 	}
 	t.holds = true
-	t.begin(clock())
+	t.begin()
 	return true
 }
 
@@ -179,7 +178,7 @@ func (p *Pool) wait(t *Turn) error {
 		<-t.ready // dispatch was faster
 	}
 	t.holds = true
-	t.begin(clock())
+	t.begin()
 	return ctx.Err()
 }
 
