@@ -350,7 +350,7 @@ fn main(
             let row = r0 + 4u * ty + r;
             if (row < p.rows) {
                 lse[p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s] =
-                    select(m[r] + log_acc(safe[r]), bitcast<f32>(MINUS_INF), empty[r]);
+                    select(m[r] + log_acc(safe[r]), negative_infinity(), empty[r]);
             }
         }
     }

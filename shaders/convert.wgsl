@@ -113,7 +113,7 @@ fn quantise(row: u32, t: u32) {
         var w = 0u;
         for (var e = 0u; e < 4u; e++) {
             let n = i32(round(value(load(at, 4u * i + e)) * by));
-            w = w | (bitcast<u32>(n) & 0xffu) << (8u * e);
+            w = w | ((bitcast<u32>(n) & 0xffu) << (8u * e));
         }
         atomicStore(&o.data[to + 1u + i], select(w, 0u, zero));
     }
@@ -147,7 +147,7 @@ fn main(
         if (p.pairs == 1u) {
             let lower = converted(load(from_row, 2u * unit));
             let upper = converted(load(from_row, 2u * unit + 1u));
-            atomicStore(&o.data[(to >> 1u) + unit], lower | upper << 16u);
+            atomicStore(&o.data[(to >> 1u) + unit], lower | (upper << 16u));
             continue;
         }
         let i = to + unit * p.o.d;

@@ -255,8 +255,8 @@ fn column_at(w: u32) -> u32 {
     return select(w, w / 4u % LN * 8u + w / (4u * LN) * 4u + w % 4u, VWIDE == 1u);
 }
 
-// paired returns the words of columns 2n to 2n + 3, given words n and n + 1 of two keys.
-fn paired(a: vec2<u32>, b: vec2<u32>) -> vec4<u32> {
+// transposed_halves returns the words of columns 2n to 2n + 3, given words n and n + 1 of two keys.
+fn transposed_halves(a: vec2<u32>, b: vec2<u32>) -> vec4<u32> {
     let even = (a & vec2<u32>(0xffffu)) | (b << vec2<u32>(16u));
     let odd = (a >> vec2<u32>(16u)) | (b & vec2<u32>(0xffff0000u));
     return vec4<u32>(even.x, odd.x, even.y, odd.y);
@@ -684,7 +684,7 @@ fn main(
                                 for (var e = 0u; e < 2u; e++) { // unroll
                                     let first_key = vec2<u32>(values[8u * x + 2u * e], values[8u * x + 2u * e + 1u]);
                                     let second_key = vec2<u32>(values[8u * x + 2u * e + 4u], values[8u * x + 2u * e + 5u]);
-                                    staged[n / LN][n % LN + e * LN] = paired(first_key, second_key);
+                                    staged[n / LN][n % LN + e * LN] = transposed_halves(first_key, second_key);
                                 }
                             }
                         }

@@ -725,7 +725,7 @@ fn main(
                 let row = r0 + ty * ROWS + 4u * h + r;
                 if (row < p.rows) {
                     lse[p.lse.base + batch * p.lse.b + head * p.lse.h + row * p.lse.s] =
-                        select(fma(m[h][r], LN2, log_acc(safe[r])), bitcast<f32>(MINUS_INF), empty[h][r]);
+                        select(fma(m[h][r], LN2, log_acc(safe[r])), negative_infinity(), empty[h][r]);
                 }
             }
         }

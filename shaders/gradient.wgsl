@@ -275,7 +275,7 @@ fn main(
                 let g_at = p.o.base + batch * p.o.b + head * p.o.h;
                 for (var x = t; x < tile_rows; x += THREADS) { // rows after the last are as if they saw nothing
                     var d = 0.0;
-                    var lse = bitcast<f32>(MINUS_INF);
+                    var lse = negative_infinity();
                     if (r0 + x < p.rows) {
                         let row_at = p.s.base + batch * p.s.b + head * p.s.h + (r0 + x) * p.s.s;
                         d = rows[row_at];

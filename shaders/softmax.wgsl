@@ -209,6 +209,6 @@ fn main(
     if (t == 0u && (p.flags & WANT_LSE) != 0u) {
         let value = top + log_acc(select(sum, 1.0, empty));
         lse[p.lse.base + b * p.lse.b + h * p.lse.h + i * p.lse.s] =
-            select(value, bitcast<f32>(MINUS_INF), empty);
+            select(value, negative_infinity(), empty);
     }
 }

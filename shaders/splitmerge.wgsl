@@ -135,7 +135,7 @@ fn main(
     let inverse = 1.0 / safe * scale;
     if (t == 0u && (p.flags & WANT_LSE) != 0u) {
         lse[p.lse.base + b * p.lse.b + h * p.lse.h + row * p.lse.s] =
-            select(fma(m, LN2, log_acc(safe)), bitcast<f32>(MINUS_INF), empty);
+            select(fma(m, LN2, log_acc(safe)), negative_infinity(), empty);
     }
     if (t < QUADS) {
         let x = select(unsigned_zeros(sum) * inverse, vec4<f32>(0.0), empty);

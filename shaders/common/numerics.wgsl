@@ -5,6 +5,13 @@ const MINUS_INF: u32 = 0xff800000u; // the bits of -Inf
 const LOG2E: f32 = 1.4426950408889634;
 const LN2: f32 = 0.6931471805599453;
 
+// negative_infinity returns -Inf from a name's value: WGSL rejects constant expressions that are
+// infinite.
+fn negative_infinity() -> f32 {
+    let bits = MINUS_INF;
+    return bitcast<f32>(bits);
+}
+
 // is_nan compares bits, because a compiler may assume that no comparison meets a NaN.
 fn is_nan(x: vec4<f32>) -> vec4<bool> {
     return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);

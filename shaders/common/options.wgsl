@@ -98,7 +98,7 @@ fn biases(bias_at: u32, relative_at: u32, b: u32, h: u32, away: i32) -> f32 {
             y = bounded(fma(-slope_of(b, h), f32(abs(away)), y), MAX_BIAS);
         }
     }
-    return select(y, bitcast<f32>(MINUS_INF), hidden);
+    return select(y, negative_infinity(), hidden);
 }
 
 // Added is what the options of a call do to the scores of a row with four keys.
