@@ -79,13 +79,21 @@ func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) 
 				return err
 			}
 		}
-		return nil
+		if grads.Sinks.IsZero() || c.dims.SeqK > 0 {
+			return nil
+		}
+		return c.dev.withoutKeys(ctx, result.O, result.LSE, c.opt.Sinks, func(own *backend.Call) error {
+			return diff.Backward(ctx, &backend.Gradients{Call: *own, DO: d.O, DLSE: d.LSE, DSinks: sums.Sinks, Add: true})
+		})
 	})
 }
 
-// whole reports whether the call is one backend call over all of its operands. Otherwise the
-// gradients are sums.
-func (c *Call) whole() bool { return len(c.subs) == 1 && c.subs[0].region == wholeRegion(c.dims) }
+// whole reports whether the call is one backend call that writes all elements of the gradients.
+// Otherwise the gradients are sums. Slopes of packed sequences without rows and keys are in no
+// backend call.
+func (c *Call) whole() bool {
+	return len(c.subs) == 1 && c.subs[0].region == wholeRegion(c.dims) && len(c.opt.CuQ) <= 2
+}
 
 // checkBackward checks the arguments of Backward.
 func (c *Call) checkBackward(grads *Gradients, d, result Result) error {

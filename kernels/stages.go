@@ -117,8 +117,14 @@ func (d *Device) hideOutside(ctx context.Context, w backend.Tensor, x region) er
 }
 
 // noKeys writes what rows without keys yield: zeros to o, and -Inf or the sinks to lse. Either
-// may be the zero Tensor. A backend call needs a key, even if no row sees it.
-func (d *Device) noKeys(ctx context.Context, o, lse backend.Tensor, sinks []float32) (err error) {
+// may be the zero Tensor.
+func (d *Device) noKeys(ctx context.Context, o, lse backend.Tensor, sinks []float32) error {
+	return d.withoutKeys(ctx, o, lse, sinks, func(c *backend.Call) error { return d.on(ctx).Attention(ctx, c) })
+}
+
+// withoutKeys calls f with the backend call of rows without keys, whose results are o and lse.
+// Either may be the zero Tensor. A backend call needs a key, even if no row sees it.
+func (d *Device) withoutKeys(ctx context.Context, o, lse backend.Tensor, sinks []float32, f func(c *backend.Call) error) (err error) {
 	var made [3]backend.Tensor // o where it is missing, q, and one row of k and v
 	defer func() {
 		for _, t := range made {
@@ -154,7 +160,7 @@ func (d *Device) noKeys(ctx context.Context, o, lse backend.Tensor, sinks []floa
 	}
 	hidden := backend.Problem{Scale: 1, Visible: backend.Everything(), Sinks: sinks}
 	hidden.Visible.KLen = make([]int, rows[0]) // zeros
-	return d.on(ctx).Attention(ctx, &backend.Call{Q: made[1], K: k, V: v, O: o, LSE: lse, Problem: hidden})
+	return f(&backend.Call{Q: made[1], K: k, V: v, O: o, LSE: lse, Problem: hidden})
 }
 
 // outside calls f with the rows of x of t, [B, H, Sq, Sk], and the keys before and after

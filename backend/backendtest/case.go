@@ -243,6 +243,9 @@ func (c Case) String() string {
 	if o.Sinks != nil {
 		s += fmt.Sprintf(" sinks %v", o.Sinks)
 	}
+	if o.CuQ != nil {
+		s += fmt.Sprintf(" packed %v of %v", o.CuQ, o.CuK)
+	}
 	if o.Dropout.P > 0 {
 		s += fmt.Sprintf(" dropout %v seed %d first %v", o.Dropout.P, o.Dropout.Seed, o.Dropout.First)
 	}

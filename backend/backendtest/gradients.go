@@ -92,7 +92,8 @@ func (b *built) differentiate(do, dlse operand) (sums [7][]oracle.Sum) {
 					}
 				}
 				if sums[5] != nil {
-					g.DSlope = &sums[5][(batch*d.Heads+h)%len(sums[5])]
+					s, _, _ := b.sequence(batch, i)
+					g.DSlope = &sums[5][(s*d.Heads+h)%len(sums[5])]
 				}
 				if sums[6] != nil {
 					g.DSink = &sums[6][h]
@@ -235,6 +236,18 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 				see(t, of, err)
 			})
 		}
+	}
+	for _, c := range []Case{
+		{Name: "packed, one sequence has everything", Dims: dims(1, 2, 1, 5, 7, 8, 8), Seed: 1,
+			Options: kernels.Options{CuQ: []int{0, 0, 5, 5}, CuK: []int{0, 0, 7, 7}, ALiBi: slopes(3 * 2)}},
+		{Name: "packed, some are empty", Dims: dims(1, 4, 2, 9, 11, 8, 4), Seed: 2,
+			Options: kernels.Options{CuQ: []int{0, 0, 5, 7, 9}, CuK: []int{0, 3, 7, 7, 11}, ALiBi: slopes(4 * 4), Sinks: []float32{1, 2, -3, 0}}},
+		{Name: "no keys, sinks", Dims: dims(2, 2, 1, 5, 0, 8, 8), Seed: 4, Options: kernels.Options{Sinks: []float32{0.5, -2}}},
+	} {
+		t.Run(c.Name, func(t *testing.T) {
+			of, err := checkGradients(t, dev, c)
+			see(t, of, err)
+		})
 	}
 	t.Run("drawn", func(t *testing.T) {
 		check(t, problems, func(rt *rapid.T) {

@@ -20,6 +20,13 @@ type flat struct {
 // put uploads an operand in a layout, with NaN in the gaps.
 func put(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 	tb.Helper()
+	if len(o.data) == 0 {
+		all, err := dev.Alloc(tb.Context(), o.dtype, o.shape)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return flat{all: all, view: all}
+	}
 	if o.dtype == backend.Q8 {
 		return putQ8(tb, dev, o, l)
 	}
@@ -205,9 +212,12 @@ const (
 	fused   how = iota
 	staged      // by the functions of the three stages
 	weighed     // with Options.Weights
+	bare        // without the LSE
 )
 
-func (h how) String() string { return [...]string{"fused", "stages", "with weights"}[h] }
+func (h how) String() string {
+	return [...]string{"fused", "stages", "with weights", "without lse"}[h]
+}
 
 // run computes the case with outputs in its layout.
 func (o *onDevice) run(tb testing.TB, how how) (answer, error) {
@@ -216,8 +226,11 @@ func (o *onDevice) run(tb testing.TB, how how) (answer, error) {
 	defer out.release()
 	defer lse.release()
 	r := kernels.Result{O: out.view, LSE: lse.view}
+	if how == bare {
+		r.LSE = backend.Tensor{}
+	}
 	var w flat
-	if how != fused {
+	if how == staged || how == weighed {
 		w = o.blank(tb, backend.Shape{o.Batch, o.Heads, o.SeqQ, o.SeqK}, backend.F32)
 		defer w.release()
 		r.Weights = w.view
@@ -231,8 +244,11 @@ func (o *onDevice) run(tb testing.TB, how how) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	a := answer{o: out.get(tb, o.dev, "o"), lse: lse.get(tb, o.dev, "lse")}
-	if how != fused {
+	a := answer{o: out.get(tb, o.dev, "o")}
+	if how != bare {
+		a.lse = lse.get(tb, o.dev, "lse")
+	}
+	if how == staged || how == weighed {
 		a.weights = w.get(tb, o.dev, "weights")
 	}
 	return a, nil
@@ -267,6 +283,7 @@ func (o *onDevice) mustRun(tb testing.TB, how how) answer {
 func (b *built) row(batch, h, i int) oracle.Row {
 	d := b.Dims
 	kvh := h / (d.Heads / d.KVHeads)
+	n, rows, keys := b.sequence(batch, i)
 	cut := func(o operand, head, from, n int) []float32 {
 		at := ((batch*o.shape[1]+head)*o.shape[2] + from) * o.shape[3]
 		return o.data[at : at+n*o.shape[3]]
@@ -291,14 +308,14 @@ func (b *built) row(batch, h, i int) oracle.Row {
 		}
 	}
 	if slopes := b.Options.ALiBi; slopes != nil {
-		r.Slope = float64(slopes[(batch*d.Heads+h)%len(slopes)])
+		r.Slope = float64(slopes[(n*d.Heads+h)%len(slopes)])
 		r.Distance = func(j int) float64 { return math.Abs(float64(b.position(batch, i) - j)) }
 	}
 	if b.Options.Sinks != nil {
 		r.Sink = &b.Options.Sinks[h]
 	}
 	if drop := b.Options.Dropout; drop.P > 0 {
-		r.Keeps = func(j int) bool { return drop.Keeps(batch, h, i, j) }
+		r.Keeps = func(j int) bool { return drop.Keeps(n, h, i-rows.lo, j-keys.lo) }
 		r.KeepFactor = 1 / (1 - float64(drop.P))
 	}
 	if b.bias.data != nil {
@@ -324,6 +341,7 @@ func (b *built) visibility() func(batch, i, j int) bool {
 	o := b.Options
 	return func(batch, i, j int) bool {
 		position := b.position(batch, i)
+		n, _, keys := b.sequence(batch, i)
 		if o.QSegments != nil {
 			keys := o.KSegments
 			if keys == nil {
@@ -335,21 +353,38 @@ func (b *built) visibility() func(batch, i, j int) bool {
 		}
 		ahead := o.Causal && j > position || o.Window != nil && j-position > o.Window.Right
 		behind := o.Window != nil && position-j > o.Window.Left
-		inPrefix := o.Prefix != nil && j < forBatch(o.Prefix, batch)
-		return !(o.KLen != nil && j >= o.KLen[batch]) && !behind && (inPrefix || !ahead)
+		inPrefix := o.Prefix != nil && j-keys.lo < forBatch(o.Prefix, n)
+		return j >= keys.lo && j < keys.hi && !(o.KLen != nil && j-keys.lo >= o.KLen[n]) && !behind && (inPrefix || !ahead)
 	}
 }
 
 // position returns the position of row i of a batch among the keys.
 func (b *built) position(batch, i int) int {
-	i += b.Options.Offset
+	n, rows, keys := b.sequence(batch, i)
+	i += keys.lo - rows.lo + b.Options.Offset
 	if b.Options.Offsets != nil {
-		i += b.Options.Offsets[batch]
+		i += b.Options.Offsets[n]
 	}
 	if b.Options.Align == kernels.LowerRight {
-		i += b.SeqK - b.SeqQ
+		i += keys.hi - keys.lo - (rows.hi - rows.lo)
 	}
 	return i
+}
+
+// span is the rows or keys [lo, hi).
+type span struct{ lo, hi int }
+
+// sequence returns the number of the sequence that row i of a batch belongs to, which is the batch
+// unless sequences are packed, and its rows and keys.
+func (b *built) sequence(batch, i int) (n int, rows, keys span) {
+	q, k := b.Options.CuQ, b.Options.CuK
+	if q == nil {
+		return batch, span{0, b.SeqQ}, span{0, b.SeqK}
+	}
+	for q[n+1] <= i {
+		n++
+	}
+	return n, span{q[n], q[n+1]}, span{k[n], k[n+1]}
 }
 
 // eachRow calls f with the oracle's answer for every row; n counts rows.
@@ -376,7 +411,9 @@ func (b *built) compare(a answer) error {
 		for x, want := range ref.O {
 			o.See(float64(a.o[n*b.ValueDim+x]), want, ref.OBound[x], name("o", x))
 		}
-		lse.See(float64(a.lse[n]), ref.LSE, ref.LSEBound, name("lse", 0))
+		if a.lse != nil {
+			lse.See(float64(a.lse[n]), ref.LSE, ref.LSEBound, name("lse", 0))
+		}
 		if a.weights == nil {
 			return
 		}
