@@ -5,8 +5,7 @@ import (
 	"fmt"
 	"log"
 
-	_ "github.com/seed90331342/attn/cpu"
-	_ "github.com/seed90331342/attn/gpu"
+	_ "github.com/seed90331342/attn/cpu" // and attn/gpu, for a GPU
 	"github.com/seed90331342/attn/kernels"
 )
 

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestReadmeHoldsTheExample: README contains the program of Example.
+// TestReadmeHoldsTheExample: README contains the program of Example, which also imports gpu
+// there: see TestModules.
 func TestReadmeHoldsTheExample(t *testing.T) {
 	example, err := os.ReadFile("example_test.go")
 	if err != nil {
@@ -17,7 +18,8 @@ func TestReadmeHoldsTheExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := strings.NewReplacer("package kernels_test", "package main", "func Example()", "func main()").Replace(string(example))
+	want := strings.NewReplacer("package kernels_test", "package main", "func Example()", "func main()",
+		" // and attn/gpu, for a GPU\n", "\n\t_ \"github.com/seed90331342/attn/gpu\"\n").Replace(string(example))
 	want = regexp.MustCompile(`(?m)^\t// Output: (.*)$`).ReplaceAllString(want, "\t// prints $1")
 	if !strings.Contains(string(readme), "```go\n"+want+"```") {
 		t.Errorf("README.md does not hold this program:\n%s", want)

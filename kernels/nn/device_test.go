@@ -1,14 +1,11 @@
 package nn_test
 
 import (
-	"errors"
 	"math/rand/v2"
-	"os"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
-	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -18,27 +15,6 @@ func onCPU(t *testing.T) *kernels.Device {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	t.Cleanup(func() { dev.Close() })
 	return dev
-}
-
-// onGPU returns a device that the test closes. Without an adapter it skips the test, but
-// fails under CI.
-func onGPU(t *testing.T) *kernels.Device {
-	t.Helper()
-	dev, err := kernels.Open("gpu")
-	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
-		t.Skipf("no WebGPU adapter: %v", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { dev.Close() })
-	return dev
-}
-
-// each runs f on the CPU and on the GPU.
-func each(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
-	t.Run("cpu", func(t *testing.T) { f(t, onCPU(t)) })
-	t.Run("gpu", func(t *testing.T) { f(t, onGPU(t)) })
 }
 
 // random returns a tensor of normal numbers that the test releases.

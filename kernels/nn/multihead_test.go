@@ -7,7 +7,6 @@ import (
 	"log"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
@@ -51,30 +50,6 @@ func ExampleMultiHeadAttention() {
 	// Output: [2 1 16 64]
 }
 
-// counting counts uploads and downloads.
-type counting struct {
-	backend.Backend
-	backend.Projector
-	backend.Rotator
-	ups, downs, elements atomic.Int64
-}
-
-func count(dev *kernels.Device) *counting {
-	be := dev.Backend()
-	return &counting{Backend: be, Projector: be.(backend.Projector), Rotator: be.(backend.Rotator)}
-}
-
-func (c *counting) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
-	c.ups.Add(1)
-	c.elements.Add(int64(host.Shape().Elements()))
-	return c.Backend.Upload(ctx, host)
-}
-
-func (c *counting) Download(ctx context.Context, host, src backend.Tensor) error {
-	c.downs.Add(1)
-	return c.Backend.Download(ctx, host, src)
-}
-
 // layerOf returns a layer with random weights.
 func layerOf(t *testing.T, dev *kernels.Device, c nn.MultiHeadConfig) *nn.MultiHeadAttention {
 	t.Helper()
@@ -90,70 +65,12 @@ func layerOf(t *testing.T, dev *kernels.Device, c nn.MultiHeadConfig) *nn.MultiH
 	return l
 }
 
-// TestLayersStayOnTheDevice: a layer downloads nothing and uploads only the angles, unless
-// they are given.
-func TestLayersStayOnTheDevice(t *testing.T) {
-	each(t, func(t *testing.T, dev *kernels.Device) {
-		on := count(dev)
-		rope := &nn.RoPE{}
-		l := layerOf(t, kernels.NewDevice(on), nn.MultiHeadConfig{Model: 32, Heads: 4, KVHeads: 2, Bias: true, RoPE: rope})
-		x := random(t, dev, 1, 2, 1, 9, 32)
-		z := random(t, dev, 2, 2, 1, 13, 32)
-		angles := func(n int) kernels.Angles {
-			a, err := rope.Angles(t.Context(), dev, 8, positionsOf(t, 0, n))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(a.Release)
-			return a
-		}
-		q, k := angles(9), angles(13)
-		var first, cross []float32
-		for _, c := range []struct {
-			name     string
-			opt      nn.MultiHeadOptions
-			ups      int64
-			elements int64
-			same     *[]float32 // results that must be equal
-		}{
-			{"self", nn.MultiHeadOptions{}, 2, 2 * 9 * 4, &first},
-			{"self, angles given", nn.MultiHeadOptions{Angles: q}, 0, 0, &first},
-			{"cross", nn.MultiHeadOptions{Memory: z}, 4, 2 * (9 + 13) * 4, &cross},
-			{"cross, angles given", nn.MultiHeadOptions{Memory: z, Angles: q, MemoryAngles: k}, 0, 0, &cross},
-			{"x as memory", nn.MultiHeadOptions{Memory: x, Angles: q, MemoryAngles: q}, 0, 0, &first},
-		} {
-			on.ups.Store(0)
-			on.downs.Store(0)
-			on.elements.Store(0)
-			r, err := l.Apply(t.Context(), x, c.opt)
-			if err != nil {
-				t.Fatalf("%s: %v", c.name, err)
-			}
-			if on.downs.Load() != 0 || on.ups.Load() != c.ups || on.elements.Load() != c.elements {
-				t.Errorf("%s: %d downloads, %d uploads of %d elements, should be 0 and %d of %d", c.name, on.downs.Load(), on.ups.Load(), on.elements.Load(), c.ups, c.elements)
-			}
-			got, err := dev.Float32s(t.Context(), r.O)
-			r.Release()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if *c.same == nil {
-				*c.same = got
-			} else if !slices.Equal(got, *c.same) {
-				t.Errorf("%s: the result differs", c.name)
-			}
-		}
-		if slices.Equal(first, cross) {
-			t.Error("the memory has no effect")
-		}
-	})
-}
-
 // TestLayersReleaseTheirMemory fails calls at each allocation in turn: earlier allocations
 // are released.
 func TestLayersReleaseTheirMemory(t *testing.T) {
 	dev := onCPU(t)
-	on := &lastAlloc{counting: count(dev), left: 8}
+	be := dev.Backend()
+	on := &lastAlloc{Backend: be, Projector: be.(backend.Projector), Rotator: be.(backend.Rotator), left: 8}
 	l := layerOf(t, kernels.NewDevice(on), nn.MultiHeadConfig{Model: 12, Heads: 3, RoPE: &nn.RoPE{}, Bias: true})
 	x := random(t, dev, 1, 2, 1, 5, 12)
 	opt := nn.MultiHeadOptions{Options: kernels.Options{LSE: true, Weights: true}}
@@ -186,7 +103,9 @@ func TestLayersReleaseTheirMemory(t *testing.T) {
 
 // lastAlloc has memory for so many more tensors.
 type lastAlloc struct {
-	*counting
+	backend.Backend
+	backend.Projector
+	backend.Rotator
 	left int
 	have []backend.Tensor
 }
@@ -202,14 +121,14 @@ func (l *lastAlloc) Alloc(ctx context.Context, dtype backend.DType, s backend.Sh
 	if l.left--; l.left < 0 {
 		return backend.Tensor{}, backend.ErrMemory
 	}
-	return l.give(l.counting.Alloc(ctx, dtype, s))
+	return l.give(l.Backend.Alloc(ctx, dtype, s))
 }
 
 func (l *lastAlloc) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
 	if l.left--; l.left < 0 {
 		return backend.Tensor{}, backend.ErrMemory
 	}
-	return l.give(l.counting.Upload(ctx, host))
+	return l.give(l.Backend.Upload(ctx, host))
 }
 
 func TestLayerRefuses(t *testing.T) {
@@ -331,3 +250,29 @@ func meta(t *testing.T, dtype backend.DType, s ...int) backend.Tensor {
 
 // plainBackend has none of the optional interfaces.
 type plainBackend struct{ backend.Backend }
+
+func TestLayerGradientsRefuse(t *testing.T) {
+	dev := onCPU(t)
+	l := layerOf(t, dev, nn.MultiHeadConfig{Model: 8, Heads: 2})
+	if _, err := l.Backward(t.Context(), nil, backend.Tensor{}); !errors.Is(err, backend.ErrOption) {
+		t.Errorf("no pass: error %v", err)
+	}
+	x := random(t, dev, 1, 1, 1, 3, 8)
+	pass, err := l.Forward(t.Context(), x, nn.MultiHeadOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pass.Release()
+	if _, err := l.Backward(t.Context(), pass, random(t, dev, 1, 1, 1, 4, 8)); !errors.Is(err, backend.ErrShape) {
+		t.Errorf("dy of another shape: error %v", err)
+	}
+	y, err := l.Apply(t.Context(), x, nn.MultiHeadOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer y.Release()
+	a, _ := dev.Float32s(t.Context(), y.O)
+	if b, err := dev.Float32s(t.Context(), pass.O); err != nil || !slices.Equal(a, b) {
+		t.Errorf("Forward gives %v, Apply %v, %v", b, a, err)
+	}
+}

@@ -1,7 +1,6 @@
-package nn_test
+package layers_test
 
 import (
-	"errors"
 	"math"
 	"slices"
 	"testing"
@@ -267,30 +266,4 @@ func withGaps(t *testing.T, dev *kernels.Device, from backend.Tensor) backend.Te
 		t.Fatal(err)
 	}
 	return view
-}
-
-func TestLayerGradientsRefuse(t *testing.T) {
-	dev := onCPU(t)
-	l := layerOf(t, dev, nn.MultiHeadConfig{Model: 8, Heads: 2})
-	if _, err := l.Backward(t.Context(), nil, backend.Tensor{}); !errors.Is(err, backend.ErrOption) {
-		t.Errorf("no pass: error %v", err)
-	}
-	x := random(t, dev, 1, 1, 1, 3, 8)
-	pass, err := l.Forward(t.Context(), x, nn.MultiHeadOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pass.Release()
-	if _, err := l.Backward(t.Context(), pass, random(t, dev, 1, 1, 1, 4, 8)); !errors.Is(err, backend.ErrShape) {
-		t.Errorf("dy of another shape: error %v", err)
-	}
-	y, err := l.Apply(t.Context(), x, nn.MultiHeadOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer y.Release()
-	a, _ := dev.Float32s(t.Context(), y.O)
-	if b, err := dev.Float32s(t.Context(), pass.O); err != nil || !slices.Equal(a, b) {
-		t.Errorf("Forward gives %v, Apply %v, %v", b, a, err)
-	}
 }
