@@ -67,8 +67,8 @@ const (
 // Options are the settings of a [Backend]. The zero value uses all of
 // GOMAXPROCS.
 type Options struct {
-	// Threads is the maximum number of goroutines that compute a call; 0 or less
-	// means GOMAXPROCS at the start of the call.
+	// Threads is the maximum number of goroutines that compute a call, never more than
+	// GOMAXPROCS at its start; 0 or less means as many as that.
 	Threads int
 	// Tier selects the kernels: one of [Tiers], or "" for the value of the
 	// environment variable ATTN_CPU_TIER, or the fastest tier where that is not
