@@ -63,7 +63,7 @@ type Pool struct {
 	crews   []*crew   // with places left, oldest first
 	work    sync.Cond // a worker may find work, or users is 0
 	decoy   sync.Cond // see idleDecoy
-	ended   sync.Cond // a worker or the decoy has ended
+	ended   sync.Cond // a worker or the decoy has ended, or there is a user again
 	users   int
 	started int // workers
 	decoys  int // 0 or 1
@@ -80,11 +80,12 @@ func New() *Pool {
 func (p *Pool) Open() {
 	p.mu.Lock()
 	p.users++
+	p.ended.Broadcast() // the new user keeps the workers that Close waits for
 	p.mu.Unlock()
 }
 
 // Close removes a user, which has no calls. With the last one the workers end, and Close
-// waits for them.
+// waits for them, or for another user.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -271,3 +271,30 @@ func TestUsers(t *testing.T) {
 		runtime.Gosched()
 	}
 }
+
+// TestCloseNextToOpen shows that Close does not wait for the workers once there is another user,
+// which keeps them.
+func TestCloseNextToOpen(t *testing.T) {
+	for range 1000 {
+		p := open(t, 2, slice)
+		if err := p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 8, 2); err != nil {
+			t.Fatal(err)
+		}
+		closed := make(chan struct{})
+		go func() {
+			p.Close()
+			close(closed)
+		}()
+		for users := 1; users > 0; { // until Close waits, or has waited
+			p.mu.Lock()
+			users = p.users
+			p.mu.Unlock()
+		}
+		p.Open()
+		select {
+		case <-closed:
+		case <-time.After(time.Minute):
+			t.Fatal("Close waits while the pool has a user")
+		}
+	}
+}
