@@ -48,6 +48,11 @@ type Harness struct {
 	// Digests is a file of recorded digests of output bits, for backends whose bits do
 	// not depend on the machine; -update-digests writes it.
 	Digests string
+	// Unsupported lists the options that the backend refuses with backend.ErrUnsupported: softcap,
+	// mask, block mask, bias, relative bias, alibi, sinks, dropout, pages, q8. Tests that need
+	// one are skipped and name it, and random problems lack them. An entry that the backend
+	// supports is a failure, so that the list shrinks as the backend grows.
+	Unsupported []string
 	// Only lists the subtests to run; nil means all.
 	Only []string
 }
@@ -55,7 +60,7 @@ type Harness struct {
 // Run runs the suite as subtests of t.
 func Run(t *testing.T, h Harness) {
 	be := h.Open(t)
-	dev := kernels.NewDevice(be)
+	dev := h.underTest(t, be)
 	t.Cleanup(func() {
 		if err := dev.Close(); err != nil {
 			t.Errorf("close: %v", err)
@@ -71,11 +76,12 @@ func Run(t *testing.T, h Harness) {
 		run(name, func(t *testing.T) {
 			f(t, dev, bits)
 			if h.Again != nil && (name != "Gradients" || !testing.Short()) {
-				again := kernels.NewDevice(h.Again(be)) // closed as dev
+				again := h.underTest(t, h.Again(be)) // closed as dev
 				t.Run("again", func(t *testing.T) { f(t, again, &digests{file: bits.file, want: bits.want}) })
 			}
 		})
 	}
+	run("Unsupported", func(t *testing.T) { testUnsupported(t, dev, h.Unsupported) })
 	run("Transfer", func(t *testing.T) { testTransfer(t, dev) })
 	twice("Cases", testCases)
 	twice("Pairs", func(t *testing.T, dev *kernels.Device, bits *digests) { testPairs(t, dev, h, bits) })
@@ -111,7 +117,7 @@ func Run(t *testing.T, h Harness) {
 	run("Close", func(t *testing.T) { testClose(t, h) })
 	if h.Against != nil {
 		run("Against", func(t *testing.T) {
-			other := kernels.NewDevice(h.Against(t))
+			other := h.underTest(t, h.Against(t))
 			defer other.Close()
 			testAgainst(t, dev, other, draws(h.AgainstDraws, 1000))
 			t.Run("gradients", func(t *testing.T) { testGradientsAgainst(t, dev, other, draws(h.AgainstDraws/10, 100)) })

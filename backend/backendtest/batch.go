@@ -12,6 +12,7 @@ import (
 // testBatch runs calls of many shapes and options together; each has the bits of a call alone.
 // Their outputs are interleaved rows of one tensor.
 func testBatch(t *testing.T, dev *kernels.Device) {
+	needsAll(t, dev, "softcap")
 	b := dev.Backend()
 	const heads, seq, dim = 4, 400, 16
 	shape := backend.Shape{1, heads, seq, dim}

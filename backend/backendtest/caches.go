@@ -68,6 +68,7 @@ func cacheCases() []Case {
 func testCaches(t *testing.T, dev *kernels.Device, bits *digests) {
 	for _, c := range cacheCases() {
 		t.Run(c.Name, func(t *testing.T) {
+			needs(t, dev, c)
 			if c.PageSize == 0 {
 				testCase(t, dev, c, bits)
 				return
@@ -164,7 +165,7 @@ func putQ8(tb testing.TB, dev *kernels.Device, o operand, l Layout) flat {
 }
 
 // paged puts k and v into pools: pages in random order, NaN in rows without a key and in unused
-// pages, and numbers out of range in the table after the last page of a batch.
+// pages, and numbers out of range, or nothing, in the table after the last page of a batch.
 func (o *onDevice) paged(tb testing.TB) {
 	tb.Helper()
 	size, each := o.PageSize, (o.SeqK+o.PageSize-1)/o.PageSize
@@ -182,7 +183,7 @@ func (o *onDevice) paged(tb testing.TB) {
 				row = append(row, int32(order[b*each+i]))
 			}
 		}
-		p.Table = append(p.Table, append(row, 1<<30, -1))
+		p.Table = append(p.Table, append(row, [][]int32{{1 << 30, -1}, {-1}, nil}[o.Seed%3]...))
 	}
 	pool := func(from operand) operand {
 		s := from.shape
@@ -206,11 +207,11 @@ func (o *onDevice) paged(tb testing.TB) {
 
 // testCopy copies between all pairs of dtypes and layouts.
 func testCopy(t *testing.T, dev *kernels.Device) {
-	c, ok := dev.Backend().(backend.Copier)
-	if !ok {
+	if !implements[backend.Copier](dev) {
 		t.Errorf("%s is no backend.Copier, which caches need", dev.Info().Name)
 		return
 	}
+	c := dev.Backend().(backend.Copier)
 	copyOne := func(dst, src backend.Tensor) error {
 		return c.Copy(t.Context(), []backend.Tensor{dst}, []backend.Tensor{src})
 	}

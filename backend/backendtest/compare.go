@@ -15,7 +15,10 @@ import (
 // testCases runs every named case, fused and by stages.
 func testCases(t *testing.T, dev *kernels.Device, bits *digests) {
 	for _, c := range Cases() {
-		t.Run(c.Name, func(t *testing.T) { testCase(t, dev, c, bits) })
+		t.Run(c.Name, func(t *testing.T) {
+			needs(t, dev, c)
+			testCase(t, dev, c, bits)
+		})
 	}
 }
 
@@ -235,7 +238,7 @@ func check(t *testing.T, n int, property func(rt *rapid.T)) {
 // have the output and the LSE of the fused call and the weights of the stages.
 func testDrawn(t *testing.T, dev *kernels.Device, n int) {
 	check(t, n, func(rt *rapid.T) {
-		b := drawCase(rt).build()
+		b := supported(dev, drawCase(rt)).build()
 		on := b.on(t, dev)
 		defer on.release()
 		var answers [3]answer
@@ -262,7 +265,7 @@ func testDrawn(t *testing.T, dev *kernels.Device, n int) {
 // rows are the same.
 func testAgainst(t *testing.T, one, two *kernels.Device, n int) {
 	check(t, n, func(rt *rapid.T) {
-		b := drawCase(rt).build()
+		b := supported(one, drawCase(rt)).build()
 		var answers [2]answer
 		for i, dev := range []*kernels.Device{one, two} {
 			on := b.on(t, dev)

@@ -20,7 +20,7 @@ func testExtremes(t *testing.T, dev *kernels.Device, n int) {
 		scale := power("scale", -60, 60)
 		c.Options.Scale = new(math.Ldexp(1, scale))
 		factor := scale
-		if rapid.Bool().Draw(rt, "capped") {
+		if rapid.Bool().Draw(rt, "capped") && !lacking(dev, "softcap") {
 			softcap := power("softcap", max(-60, scale-60), 60)
 			c.Options.Softcap = math.Ldexp(1, softcap)
 			factor = max(scale, scale-softcap)

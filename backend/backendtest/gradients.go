@@ -211,7 +211,7 @@ func checkGradients(tb testing.TB, dev *kernels.Device, c Case) (worst [7]oracle
 // testGradients compares the gradients of all cases and pairs of options, and of n random
 // problems, with the oracle, and tests properties that need no reference.
 func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
-	if _, ok := dev.Backend().(backend.Differentiator); !ok {
+	if !implements[backend.Differentiator](dev) {
 		t.Skipf("%s has no gradients", dev.Info().Name)
 	}
 	var worst [7]oracle.Worst
@@ -232,6 +232,7 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 	for n, c := range slices.Concat(Cases(), Pairs()) {
 		if n%every == 0 {
 			t.Run(c.Name, func(t *testing.T) {
+				needs(t, dev, c)
 				of, err := checkGradients(t, dev, c)
 				see(t, of, err)
 			})
@@ -245,13 +246,14 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 		{Name: "no keys, sinks", Dims: dims(2, 2, 1, 5, 0, 8, 8), Seed: 4, Options: kernels.Options{Sinks: []float32{0.5, -2}}},
 	} {
 		t.Run(c.Name, func(t *testing.T) {
+			needs(t, dev, c)
 			of, err := checkGradients(t, dev, c)
 			see(t, of, err)
 		})
 	}
 	t.Run("drawn", func(t *testing.T) {
 		check(t, problems, func(rt *rapid.T) {
-			of, err := checkGradients(t, dev, drawCase(rt))
+			of, err := checkGradients(t, dev, supported(dev, drawCase(rt)))
 			see(rt, of, err)
 		})
 	})
@@ -266,11 +268,20 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 			})
 		}
 	}
-	t.Run("same bits in any batch", func(t *testing.T) { testGradientsInBatch(t, dev) })
-	t.Run("key ranges", func(t *testing.T) { testGradientsOfRanges(t, dev) })
+	t.Run("same bits in any batch", func(t *testing.T) {
+		needsAll(t, dev, "softcap")
+		testGradientsInBatch(t, dev)
+	})
+	t.Run("key ranges", func(t *testing.T) {
+		needsAll(t, dev, "alibi", "dropout")
+		testGradientsOfRanges(t, dev)
+	})
 	t.Run("add", func(t *testing.T) { testGradientsAdd(t, dev) })
 	if !few {
-		t.Run("one at a time", func(t *testing.T) { testGradientsAlone(t, dev) })
+		t.Run("one at a time", func(t *testing.T) {
+			needsAll(t, dev, "bias", "relative bias", "alibi", "sinks")
+			testGradientsAlone(t, dev)
+		})
 		t.Run("PyTorch", func(t *testing.T) { testTorchGradients(t, dev) })
 	}
 	for n, w := range worst {
@@ -281,12 +292,12 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 // testGradientsAgainst compares the gradients of random problems on two backends with each other.
 func testGradientsAgainst(t *testing.T, one, two *kernels.Device, n int) {
 	for _, dev := range []*kernels.Device{one, two} {
-		if _, ok := dev.Backend().(backend.Differentiator); !ok {
+		if !implements[backend.Differentiator](dev) {
 			t.Skipf("%s has no gradients", dev.Info().Name)
 		}
 	}
 	check(t, n, func(rt *rapid.T) {
-		b := drawCase(rt).build()
+		b := supported(one, drawCase(rt)).build()
 		var got [2]gradients
 		var x *differentiated
 		for i, dev := range []*kernels.Device{one, two} {

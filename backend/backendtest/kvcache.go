@@ -24,11 +24,22 @@ type history struct {
 	rope  kvcache.Rotary
 	rng   *rand.Rand
 	k, v  [][]float32 // of each sequence, [tokens, Hkv, D]
+	bare  bool        // attend without the LSE
+	held  []backend.Tensor
 }
 
-func newHistory(dev *kernels.Device, sequences int, q, kv backend.DType, rope kvcache.Rotary) *history {
-	return &history{dev: dev, dims: kernels.Dims{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 8}, q: q, kv: kv, rope: rope,
+func newHistory(t *testing.T, dev *kernels.Device, sequences int, q, kv backend.DType, rope kvcache.Rotary) *history {
+	s := &history{dev: dev, dims: kernels.Dims{Heads: 4, KVHeads: 2, Dim: 16, ValueDim: 8}, q: q, kv: kv, rope: rope,
 		rng: rand.New(rand.NewPCG(77, 0x6b76)), k: make([][]float32, sequences), v: make([][]float32, sequences)}
+	t.Cleanup(s.release)
+	return s
+}
+
+func (s *history) release() {
+	for _, x := range s.held {
+		x.Release()
+	}
+	s.held = nil
 }
 
 func (s *history) len(b int) int { return len(s.k[b]) / (s.dims.KVHeads * s.dims.Dim) }
@@ -54,7 +65,7 @@ func (s *history) put(t *testing.T, o operand) backend.Tensor {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(x.Release)
+	s.held = append(s.held, x)
 	return x
 }
 
@@ -146,7 +157,9 @@ func (s *history) attend(t *testing.T, of []int, n int, cache nn.KVCache, opt kv
 	rows := backend.Shape{len(of), s.dims.Heads, n, s.dims.ValueDim}
 	r := kernels.Result{O: s.alloc(t, s.q, rows)}
 	rows[3] = 1
-	r.LSE = s.alloc(t, backend.F32, rows)
+	if !s.bare {
+		r.LSE = s.alloc(t, backend.F32, rows)
+	}
 	if err := cache.AttentionInto(t.Context(), r, q, opt); err != nil {
 		t.Fatal(err)
 	}
@@ -158,9 +171,10 @@ func (s *history) attend(t *testing.T, of []int, n int, cache nn.KVCache, opt kv
 		}
 	}
 	qo = s.turned(t, qo, q, from, s.q)
-	o, lse := s.read(t, r.O), s.read(t, r.LSE)
-	all := operand{r.O.Shape(), s.q, o}
-	sums := operand{r.LSE.Shape(), backend.F32, lse}
+	all, sums := operand{r.O.Shape(), s.q, s.read(t, r.O)}, operand{dtype: backend.F32}
+	if !s.bare {
+		sums.shape, sums.data = r.LSE.Shape(), s.read(t, r.LSE)
+	}
 	for i, b := range of {
 		m := s.len(b) - from[i]
 		if m == 0 {
@@ -176,7 +190,9 @@ func (s *history) attend(t *testing.T, of []int, n int, cache nn.KVCache, opt kv
 			for j := range m {
 				one.q.data = append(one.q.data, qo.rowOf(i, h, j)...)
 				got.o = append(got.o, all.rowOf(i, h, j)...)
-				got.lse = append(got.lse, sums.rowOf(i, h, j)...)
+				if !s.bare {
+					got.lse = append(got.lse, sums.rowOf(i, h, j)...)
+				}
 			}
 		}
 		if err := one.compareMerged(got, merges); err != nil {
@@ -192,7 +208,7 @@ func (s *history) alloc(t *testing.T, dtype backend.DType, shape backend.Shape) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(x.Release)
+	s.held = append(s.held, x)
 	return x
 }
 
@@ -220,7 +236,8 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 	}
 	for _, kind := range []struct{ q, kv backend.DType }{{f32, f32}, {f32, f16}, {bf16, bf16}, {f32, q8}} {
 		t.Run(fmt.Sprintf("generation, %v keys", kind.kv), func(t *testing.T) {
-			s := newHistory(dev, 2, kind.q, kind.kv, nil)
+			needs(t, dev, Case{DType: kind.kv})
+			s := newHistory(t, dev, 2, kind.q, kind.kv, nil)
 			c := open(t, s, 48, 0)
 			add(t, s, c, 37, nil)
 			s.attend(t, both, 37, c, kvcache.CallOptions{}, 0)
@@ -231,7 +248,8 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 		})
 	}
 	t.Run("ragged", func(t *testing.T) {
-		s := newHistory(dev, 2, f32, f32, &nn.RoPE{Dim: 8})
+		needsAll(t, dev, "alibi")
+		s := newHistory(t, dev, 2, f32, f32, &nn.RoPE{Dim: 8})
 		c := open(t, s, 60, 0)
 		for _, count := range [][]int{{19, 7}, {0, 11}, {1, 1}, {4, 2}} {
 			n := max(count[0], count[1])
@@ -245,13 +263,13 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 		}
 	})
 	t.Run("cross attention", func(t *testing.T) {
-		s := newHistory(dev, 2, f32, f32, nil)
+		s := newHistory(t, dev, 2, f32, f32, nil)
 		c := open(t, s, 9, 0)
 		add(t, s, c, 9, []int{9, 4})
 		s.attendAcross(t, both, 12, c)
 	})
 	t.Run("rewind and reset", func(t *testing.T) {
-		s := newHistory(dev, 2, f32, f32, &nn.RoPE{})
+		s := newHistory(t, dev, 2, f32, f32, &nn.RoPE{})
 		c := open(t, s, 20, 0)
 		add(t, s, c, 12, nil)
 		if err := c.Rewind(1, 5); err != nil {
@@ -268,7 +286,7 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 		s.attend(t, both, 2, c, kvcache.CallOptions{}, 0)
 	})
 	t.Run("rolling window", func(t *testing.T) {
-		s := newHistory(dev, 2, f32, f32, &nn.RoPE{})
+		s := newHistory(t, dev, 2, f32, f32, &nn.RoPE{})
 		const w = 7
 		c := open(t, s, 2*w+4, w)
 		opt := kvcache.CallOptions{}
@@ -284,7 +302,7 @@ func testKVCache(t *testing.T, dev *kernels.Device) {
 		s.attendWindow(t, both, 1, c, opt, nil, w)
 	})
 	t.Run("a failed append changes nothing", func(t *testing.T) {
-		s := newHistory(dev, 2, f32, f32, nil)
+		s := newHistory(t, dev, 2, f32, f32, nil)
 		c := open(t, s, 10, 0)
 		add(t, s, c, 8, []int{8, 6})
 		q := s.put(t, s.draw(2, 4, 2, 16, f32))

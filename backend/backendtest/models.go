@@ -88,7 +88,10 @@ func (c Case) last() Case {
 func testModels(t *testing.T, dev *kernels.Device, h Harness) {
 	for n, c := range modelCases(t) {
 		if n%max(1, h.PairsEvery) == 0 {
-			t.Run(c.Name, func(t *testing.T) { testCase(t, dev, c, new(digests)) })
+			t.Run(c.Name, func(t *testing.T) {
+				needs(t, dev, c)
+				testCase(t, dev, c, new(digests))
+			})
 		}
 	}
 }

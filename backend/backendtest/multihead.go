@@ -15,8 +15,8 @@ import (
 
 // testMultiHead compares layers with float64.
 func testMultiHead(t *testing.T, dev *kernels.Device) {
-	_, projects := dev.Backend().(backend.Projector)
-	_, rotates := dev.Backend().(backend.Rotator)
+	projects := implements[backend.Projector](dev)
+	rotates := implements[backend.Rotator](dev)
 	if !projects || !rotates {
 		t.Logf("%s has no layers", dev.Info().Name)
 		return

@@ -46,6 +46,7 @@ func testPacked(t *testing.T, dev *kernels.Device) {
 				continue
 			}
 			t.Run(fmt.Sprintf("%v %s", dtype, c.name), func(t *testing.T) {
+				needs(t, dev, Case{Options: c.opt})
 				c.opt.LSE = true
 				c.opt.CuQ, c.opt.CuK = cuQ, cuK
 				call := prepare(t, dev, q, k, v, c.opt)

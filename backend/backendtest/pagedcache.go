@@ -15,9 +15,11 @@ import (
 
 // testPagedCache tests sequences that share pages.
 func testPagedCache(t *testing.T, dev *kernels.Device) {
+	needsAll(t, dev, "pages")
 	for _, kv := range []backend.DType{backend.F32, backend.F16, backend.Q8} {
 		t.Run(fmt.Sprintf("%v", kv), func(t *testing.T) {
-			s := newHistory(dev, 4, backend.F32, kv, nil)
+			needs(t, dev, Case{DType: kv})
+			s := newHistory(t, dev, 4, backend.F32, kv, nil)
 			if kv == backend.F32 {
 				s.rope = &nn.RoPE{}
 			}
@@ -25,7 +27,7 @@ func testPagedCache(t *testing.T, dev *kernels.Device) {
 		})
 	}
 	t.Run("window", func(t *testing.T) {
-		s := newHistory(dev, 2, backend.F32, backend.F32, nil)
+		s := newHistory(t, dev, 2, backend.F32, backend.F32, nil)
 		const w = 9
 		c, err := kvcache.NewPaged(t.Context(), s.dev, kvcache.PagedConfig{KVHeads: 2, Dim: 16, ValueDim: 8, PageSize: 4, Pages: 14, Window: w})
 		if err != nil {

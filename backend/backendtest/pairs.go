@@ -242,6 +242,9 @@ func testPairs(t *testing.T, dev *kernels.Device, h Harness, bits *digests) {
 		if n%every > 0 || refused {
 			continue
 		}
-		t.Run(c.Name, func(t *testing.T) { testCase(t, dev, c, bits) })
+		t.Run(c.Name, func(t *testing.T) {
+			needs(t, dev, c)
+			testCase(t, dev, c, bits)
+		})
 	}
 }

@@ -15,7 +15,7 @@ import (
 // testProperties tests properties that need no reference.
 func testProperties(t *testing.T, dev *kernels.Device) {
 	dims := kernels.Dims{Batch: 3, Heads: 4, KVHeads: 2, SeqQ: 70, SeqK: 300, Dim: 24, ValueDim: 20}
-	base := Case{Name: "property", Dims: dims, Options: kernels.Options{Causal: true, Offset: 200, Softcap: 9}, Seed: 99}
+	base := supported(dev, Case{Name: "property", Dims: dims, Options: kernels.Options{Causal: true, Offset: 200, Softcap: 9}, Seed: 99})
 
 	t.Run("same bits again", func(t *testing.T) {
 		on := base.build().on(t, dev)
@@ -114,6 +114,7 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 	})
 
 	t.Run("a constant added to all scores", func(t *testing.T) {
+		needsAll(t, dev, "bias")
 		b := base.build()
 		on := b.on(t, dev)
 		defer on.release()
@@ -128,6 +129,7 @@ func testProperties(t *testing.T, dev *kernels.Device) {
 	})
 
 	t.Run("the largest biases hide nothing", func(t *testing.T) {
+		needsAll(t, dev, "bias")
 		// They absorb any score, so that all scores are equal, as with a scale of 0.
 		equal := base
 		equal.Options.Scale, equal.Options.Softcap = new(float64), 0

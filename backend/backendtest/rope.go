@@ -16,7 +16,7 @@ import (
 // testRotate compares rotated rows with float64: in both conventions, every type and
 // layout, whole and partial, in place and not.
 func testRotate(t *testing.T, dev *kernels.Device) {
-	if _, ok := dev.Backend().(backend.Rotator); !ok {
+	if !implements[backend.Rotator](dev) {
 		t.Logf("%s has no rotary embedding", dev.Info().Name)
 		return
 	}

@@ -15,7 +15,7 @@ import (
 // testScores compares scores at every point with the oracle, for the named cases and for some
 // with many options.
 func testScores(t *testing.T, dev *kernels.Device) {
-	if _, ok := dev.Backend().(backend.Scorer); !ok {
+	if !implements[backend.Scorer](dev) {
 		t.Skip("the backend gives no scores out")
 	}
 	var cases []Case
@@ -26,6 +26,7 @@ func testScores(t *testing.T, dev *kernels.Device) {
 	}
 	for _, c := range cases {
 		t.Run(c.Name, func(t *testing.T) {
+			needs(t, dev, c)
 			b := c.build()
 			on := b.on(t, dev)
 			defer on.release()
@@ -98,6 +99,7 @@ func testTopWeights(t *testing.T, dev *kernels.Device) {
 			continue
 		}
 		t.Run(c.Name, func(t *testing.T) {
+			needs(t, dev, c)
 			on := c.build().on(t, dev)
 			defer on.release()
 			all, err := on.run(t, weighed)

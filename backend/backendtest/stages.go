@@ -114,7 +114,7 @@ func dot(a, b []float32) (sum, abs float64) {
 // testProjections tests y = x·w + b for odd sizes and every dtype, and compares self-attention
 // of x with attention of the projections.
 func testProjections(t *testing.T, dev *kernels.Device) {
-	if _, ok := dev.Backend().(backend.Projector); !ok {
+	if !implements[backend.Projector](dev) {
 		t.Logf("%s projects nothing", dev.Info().Name)
 		return
 	}

@@ -1,0 +1,175 @@
+package backendtest
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// poisoned is a backend under test. It fills memory with NaN when it is allocated, and the outputs
+// of a call before the call, so that an element that no call writes is found. It needs a
+// backend.Copier for that.
+type poisoned struct {
+	backend.Backend
+	nan         backend.Tensor // one element
+	unsupported []string       // Harness.Unsupported
+}
+
+// underTest returns a device that poisons outputs. Closing it closes be.
+func (h *Harness) underTest(t testing.TB, be backend.Backend) *kernels.Device {
+	t.Helper()
+	nan, err := kernels.NewDevice(be).FromFloat32(t.Context(), backend.F32, []float32{float32(math.NaN())}, backend.Shape{1, 1, 1, 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kernels.NewDevice(&poisoned{be, nan, h.Unsupported})
+}
+
+// implements reports whether the backend of dev implements T. The backend that poisons
+// implements everything.
+func implements[T any](dev *kernels.Device) bool {
+	be := dev.Backend()
+	if p, ok := be.(*poisoned); ok {
+		be = p.Backend
+	}
+	_, ok := be.(T)
+	return ok
+}
+
+// optional returns p's backend as a T.
+func optional[T any](p *poisoned) (x T, err error) {
+	x, ok := p.Backend.(T)
+	if !ok {
+		err = fmt.Errorf("%s is no %T: %w", p.Info().Name, &x, backend.ErrUnsupported)
+	}
+	return x, err
+}
+
+// fill fills tensors with NaN as far as it can: the call then names what is wrong with them.
+func (p *poisoned) fill(ctx context.Context, tensors ...backend.Tensor) {
+	c, ok := p.Backend.(backend.Copier)
+	for _, t := range tensors {
+		if nan, err := p.nan.Broadcast(t.Shape()); ok && err == nil && t.DType() != backend.Bool && t.Shape().Elements() > 0 {
+			_ = c.Copy(ctx, []backend.Tensor{t}, []backend.Tensor{nan})
+		}
+	}
+}
+
+func (p *poisoned) Close() error {
+	p.nan.Release()
+	return p.Backend.Close()
+}
+
+func (p *poisoned) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	t, err := p.Backend.Alloc(ctx, dtype, shape)
+	if err == nil {
+		p.fill(ctx, t)
+	}
+	return t, err
+}
+
+func (p *poisoned) QK(ctx context.Context, s, q, k backend.Tensor) error {
+	p.fill(ctx, s)
+	return p.Backend.QK(ctx, s, q, k)
+}
+
+func (p *poisoned) Softmax(ctx context.Context, s, lse backend.Tensor, problem *backend.Problem) error {
+	p.fill(ctx, lse)
+	return p.Backend.Softmax(ctx, s, lse, problem)
+}
+
+func (p *poisoned) PV(ctx context.Context, o, w, v backend.Tensor) error {
+	p.fill(ctx, o)
+	return p.Backend.PV(ctx, o, w, v)
+}
+
+func (p *poisoned) Attention(ctx context.Context, calls ...*backend.Call) error {
+	for _, c := range calls {
+		if c.Resume == nil {
+			p.fill(ctx, c.O, c.LSE)
+		}
+	}
+	return p.Backend.Attention(ctx, calls...)
+}
+
+func (p *poisoned) Backward(ctx context.Context, g *backend.Gradients) error {
+	d, err := optional[backend.Differentiator](p)
+	if err != nil {
+		return err
+	}
+	if outputs, _ := g.Operands(); !g.Add {
+		for _, o := range outputs {
+			p.fill(ctx, o.Tensor)
+		}
+	}
+	return d.Backward(ctx, g)
+}
+
+func (p *poisoned) PlanBackward(ctx context.Context, g *backend.Gradients) (backend.Plan, error) {
+	d, err := optional[backend.Differentiator](p)
+	if err != nil {
+		return backend.Plan{}, err
+	}
+	return d.PlanBackward(ctx, g)
+}
+
+func (p *poisoned) Project(ctx context.Context, y, x, w, bias backend.Tensor) error {
+	be, err := optional[backend.Projector](p)
+	if err != nil {
+		return err
+	}
+	p.fill(ctx, y)
+	return be.Project(ctx, y, x, w, bias)
+}
+
+// Rotate may be in place, and a copy may read what an earlier one wrote.
+
+func (p *poisoned) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how backend.Rotation) error {
+	be, err := optional[backend.Rotator](p)
+	if err != nil {
+		return err
+	}
+	return be.Rotate(ctx, y, x, cos, sin, how)
+}
+
+func (p *poisoned) Copy(ctx context.Context, dst, src []backend.Tensor) error {
+	be, err := optional[backend.Copier](p)
+	if err != nil {
+		return err
+	}
+	return be.Copy(ctx, dst, src)
+}
+
+func (p *poisoned) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) error {
+	be, err := optional[backend.Merger](p)
+	if err != nil {
+		return err
+	}
+	return be.Merge(ctx, o, lse, po, plse)
+}
+
+func (p *poisoned) Scores(ctx context.Context, s backend.Tensor, problem *backend.Problem, at backend.ScorePoint) error {
+	be, err := optional[backend.Scorer](p)
+	if err != nil {
+		return err
+	}
+	return be.Scores(ctx, s, problem, at)
+}
+
+func (p *poisoned) Warmup(ctx context.Context, c *backend.Call, weights bool) error {
+	if be, ok := p.Backend.(backend.Warmer); ok {
+		return be.Warmup(ctx, c, weights)
+	}
+	return ctx.Err()
+}
+
+func (p *poisoned) WarmupBackward(ctx context.Context, g *backend.Gradients) error {
+	if be, ok := p.Backend.(backend.Warmer); ok {
+		return be.WarmupBackward(ctx, g)
+	}
+	return ctx.Err()
+}
