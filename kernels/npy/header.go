@@ -1,6 +1,7 @@
-// Package npy reads and writes .npy files of numbers and bools in C order, after
-// numpy/lib/format.py: magic, version, header length, a Python dict as text, then the data. It checks a header against the size of its file, so that reading the data cannot
-// fail halfway for lack of it.
+// Package npy reads .npy files of numbers and bools, in C or Fortran order, and writes them in C
+// order, after numpy/lib/format.py: magic, version, header length, a Python dict as text, then the
+// data. It checks a header against the size of its file, so that reading the data cannot fail
+// halfway for lack of it.
 package npy
 
 import (
@@ -30,6 +31,9 @@ type Header struct {
 	Shape []int // empty for a single number
 	Count int   // elements
 	Start int64 // offset of the data in the file
+	// Fortran reports that neighbours along the first axis, not the last, lie together. The
+	// stride of axis i is the product of the lengths before it.
+	Fortran bool
 }
 
 // TypeName returns numpy's short name without the byte order: f2, f4, f8, i4, bool; or bf16.
@@ -210,9 +214,8 @@ func (h *Header) parse(text string, ints bool) error {
 		return fmt.Errorf("elements are %q, they must be %s", descr, must)
 	case fortran == "":
 		return errors.New("malformed .npy header: fortran_order is neither True nor False")
-	case fortran == "True":
-		return errors.New("stored in Fortran order, it must be in C order (numpy.ascontiguousarray before saving)")
 	}
+	h.Fortran = fortran == "True"
 	h.Order = binary.ByteOrder(binary.LittleEndian)
 	if descr[0] == '>' {
 		h.Order = binary.BigEndian
@@ -249,22 +252,58 @@ func (h *Header) SetShape(shape []int) error {
 // calls, and within the second-level cache.
 const chunk = 64 << 10
 
-// Read reads the data of an array from r. decode converts the bytes of a chunk, such as
-// [Header.Float32s]. It returns backend.ErrMemory when there is not enough memory.
+// Read reads the data of an array from r and returns it in C order. decode converts the bytes of
+// a chunk, such as [Header.Float32s]. It returns backend.ErrMemory when there is not enough memory.
 func Read[T any](r io.Reader, h Header, decode func(dst []T, raw []byte)) ([]T, error) {
 	data, err := budget.Make[T](h.Count)
 	if err != nil {
 		return nil, err
 	}
 	buf := make([]byte, min(chunk, h.Count)*h.Size)
+	var next func() int
+	var stored []T // a chunk in Fortran order
+	if h.Fortran {
+		next, stored = h.places(), make([]T, min(chunk, h.Count))
+	}
 	for part := range slices.Chunk(data, chunk) {
 		raw := buf[:len(part)*h.Size]
 		if _, err := io.ReadFull(r, raw); err != nil {
 			return nil, err
 		}
-		decode(part, raw)
+		if !h.Fortran {
+			decode(part, raw)
+			continue
+		}
+		stored = stored[:len(part)]
+		decode(stored, raw)
+		for _, x := range stored {
+			data[next()] = x
+		}
 	}
 	return data, nil
+}
+
+// places returns a function that returns the place in C order of each element in turn, in Fortran
+// order.
+func (h *Header) places() func() int {
+	index, strides, at := make([]int, len(h.Shape)), make([]int, len(h.Shape)), 0
+	for i, stride := len(h.Shape)-1, 1; i >= 0; i-- {
+		strides[i] = stride
+		stride *= h.Shape[i]
+	}
+	return func() int {
+		place := at
+		for i, l := range h.Shape {
+			index[i]++
+			at += strides[i]
+			if index[i] < l {
+				break
+			}
+			at -= l * strides[i]
+			index[i] = 0
+		}
+		return place
+	}
 }
 
 // Write writes a version 1.0 file of an array in C order, little endian. descr is numpy's

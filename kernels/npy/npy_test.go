@@ -120,3 +120,45 @@ func TestHeadersOfOtherWriters(t *testing.T) {
 		}
 	}
 }
+
+// TestFortran reads arrays in Fortran order, whose first axis varies fastest, as C order.
+func TestFortran(t *testing.T) {
+	for _, c := range []struct {
+		shape        string
+		stored, want []byte
+	}{
+		{"()", []byte{7}, []byte{7}},
+		{"(3,)", []byte{1, 2, 3}, []byte{1, 2, 3}},
+		{"(2, 3)", []byte{1, 4, 2, 5, 3, 6}, []byte{1, 2, 3, 4, 5, 6}},
+		{"(2, 1, 3)", []byte{1, 4, 2, 5, 3, 6}, []byte{1, 2, 3, 4, 5, 6}},
+		{"(2, 2, 2)", []byte{1, 5, 3, 7, 2, 6, 4, 8}, []byte{1, 2, 3, 4, 5, 6, 7, 8}},
+		{"(2, 0)", nil, nil},
+	} {
+		var h Header
+		if err := h.parse("{'descr': '|u1', 'fortran_order': True, 'shape': "+c.shape+", }", true); err != nil {
+			t.Fatal(err)
+		}
+		got, err := Read(bytes.NewReader(c.stored), h, func(dst, raw []byte) { copy(dst, raw) })
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, %v, want %v", c.shape, got, err, c.want)
+		}
+	}
+	// More than one chunk.
+	h := Header{Kind: 'u', Size: 1, Fortran: true}
+	if err := h.SetShape([]int{3, chunk}); err != nil {
+		t.Fatal(err)
+	}
+	stored := make([]byte, h.Count)
+	for i := range stored {
+		stored[i] = byte(i%3*7 + i/3)
+	}
+	got, err := Read(bytes.NewReader(stored), h, func(dst, raw []byte) { copy(dst, raw) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, x := range got {
+		if x != byte(i/chunk*7+i%chunk) {
+			t.Fatalf("element %d is %d", i, x)
+		}
+	}
+}

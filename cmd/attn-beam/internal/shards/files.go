@@ -81,6 +81,8 @@ func header(ctx context.Context, uri string) (h npy.Header, err error) {
 	}
 	if h, _, err = npy.Open(r, size); err != nil {
 		err = fmt.Errorf("%w: %w", err, backend.ErrShape)
+	} else if h.Fortran && len(h.Shape) > 1 {
+		err = fmt.Errorf("stored in Fortran order, whose rows do not lie together: save it in C order (numpy.ascontiguousarray): %w", backend.ErrShape)
 	} else if h.Kind != 'f' || h.Size > 4 {
 		err = fmt.Errorf("elements are %s, they must be f2 or f4: convert them (numpy's astype): %w", h.TypeName(), backend.ErrDType)
 	}

@@ -40,6 +40,12 @@ func Named(s string) bool {
 	return strings.HasSuffix(s, ".npy") || strings.HasSuffix(s, extension) || strings.Contains(s, extension+"#")
 }
 
+// Path returns the path of the file of an array: without the name of its tensor.
+func Path(s string) string {
+	path, _, _ := split(s)
+	return path
+}
+
 // split returns the path of a file, and with tensor the name of a tensor in it. The file may be
 // missing its tensor's name.
 func split(s string) (path, name string, tensor bool) {
@@ -203,8 +209,7 @@ func (f *File) Upload(ctx context.Context, dev *kernels.Device, dtype backend.DT
 
 // mapped returns the data as a host tensor that lies in the mapped file.
 func (f *File) mapped(dtype backend.DType, shape backend.Shape) (t backend.Tensor, unmap func(), err error) {
-	path, _, _ := split(f.Path)
-	file, _, err := files.Open(path)
+	file, _, err := files.Open(Path(f.Path))
 	if err != nil {
 		return t, nil, err
 	}
@@ -218,6 +223,9 @@ func (f *File) mapped(dtype backend.DType, shape backend.Shape) (t backend.Tenso
 		t, err = backend.HostF32(unsafe.Slice((*float32)(at), f.Count), shape)
 	} else {
 		t, err = backend.HostBits(unsafe.Slice((*uint16)(at), f.Count), dtype, shape)
+	}
+	if err == nil && f.Fortran {
+		t, err = t.View(shape, backend.Strides{1, shape[0], shape[0] * shape[1], shape[0] * shape[1] * shape[2]}, 0)
 	}
 	if err != nil {
 		unmap()
@@ -248,8 +256,7 @@ func decodeBools(dst []bool, raw []byte) {
 
 // read reads all elements. decode converts the bytes of a chunk.
 func read[T any](ctx context.Context, f *File, decode func(dst []T, raw []byte)) ([]T, error) {
-	path, _, _ := split(f.Path)
-	file, _, err := files.Open(path)
+	file, _, err := files.Open(Path(f.Path))
 	if err != nil {
 		return nil, f.Errorf("%w", err)
 	}

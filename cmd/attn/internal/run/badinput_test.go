@@ -43,7 +43,6 @@ func TestRunBadFiles(t *testing.T) {
 		{"strings", clitest.RawNPY(clitest.Dict("<U4", false, 6), good), `elements are "<U4"`},
 		{"records", clitest.RawNPY("{'descr': [('a', '<f4'), ('b', '<f4')], 'fortran_order': False, 'shape': (2, 3, 2), }", good), "elements are records"},
 		{"bools", clitest.RawNPY(clitest.Dict("|b1", false, 2, 3, 16), good), "elements are bool"},
-		{"Fortran order", clitest.RawNPY(clitest.Dict("<f4", true, 2, 3, 4), good), "stored in Fortran order"},
 		{"5-D", clitest.RawNPY(clitest.Dict("<f4", false, 1, 1, 2, 3, 4), good), "has 5 axes"},
 		{"1-D", clitest.RawNPY(clitest.Dict("<f4", false, 24), good), "has 1 axes"},
 		{"0-D", clitest.RawNPY(clitest.Dict("<f4", false), good[:4]), "has 0 axes"},
