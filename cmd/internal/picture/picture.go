@@ -6,6 +6,8 @@ import (
 	"image/color"
 	"io"
 	"math"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -20,6 +22,7 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 
 	"github.com/seed90331342/attn/bench/page"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/matrix"
 )
 
@@ -137,6 +140,21 @@ func cell(rows, cols int) vg.Point {
 	widen(&size.X, cols)
 	widen(&size.Y, rows)
 	return size
+}
+
+// CheckNames returns an error for a file whose name ends as that of another format: --png h.jpg.
+func CheckNames(outputs []flags.File) error {
+	for _, f := range outputs {
+		format := strings.TrimPrefix(f.Flag, "--")
+		switch ext := strings.ToLower(filepath.Ext(f.Path)); ext {
+		case ".png", ".svg", ".html", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tiff", ".pdf":
+			if ext != "."+format {
+				return flags.Usagef("%s %s: the file would be %s, not %s: end its name in .%s (the formats are --png, --svg and --html)",
+					f.Flag, f.Path, strings.ToUpper(format), strings.ToUpper(ext[1:]), format)
+			}
+		}
+	}
+	return nil
 }
 
 // CheckSize returns an error for panels of rows x cols cells that are too many to draw.
@@ -406,6 +424,9 @@ func (h *HeatMap) colourBar(shades palette.ColorMap) *plot.Plot {
 	p.Add(&plotter.ColorBar{ColorMap: shades, Vertical: true, Colors: 256})
 	p.HideX()
 	p.Y.Label.Text = "attention weight"
+	if slices.ContainsFunc(h.Weights.Data, func(w float32) bool { return w != w }) {
+		p.Y.Label.Text += ", grey: NaN"
+	}
 	p.Y.Padding = 0
 	if h.Log {
 		var ticks plot.ConstantTicks

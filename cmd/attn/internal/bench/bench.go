@@ -91,7 +91,7 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	}
 	cfg, err := c.config()
 	if err != nil {
-		return err
+		return flags.Usage(err)
 	}
 	cfg.Resume, cfg.Args = before, caseArgs(out.Args)
 	if err := c.checkOutputs(); err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -90,6 +91,20 @@ func (p *Problem) Open() (*Inputs, error) {
 	}
 	in.opt = p.options()
 	return in, nil
+}
+
+// Files returns the files of the operands, masks and biases.
+func (in *Inputs) Files() (files []flags.File) {
+	operands := slices.Concat(in.QKV, in.Past[:])
+	for _, m := range in.Masks {
+		operands = append(operands, m.File)
+	}
+	for _, f := range operands {
+		if f != nil {
+			files = append(files, flags.File{Flag: "--" + f.Flag, Path: array.Path(f.Path)})
+		}
+	}
+	return files
 }
 
 // agree checks that the files have one rank and, unless typed, one type.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"reflect"
-	"strings"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
@@ -107,31 +106,33 @@ func (p *Problem) Given() bool {
 
 // Check checks flags, or fields, that need each other.
 func (p *Problem) Check() error {
-	var missing []string
+	switch {
+	case (p.PastK == "") != (p.PastV == ""):
+		return flags.Usagef("--past-k and --past-v go together: give both or none")
+	case p.BlockMask == "" && p.BlockSize != 0:
+		return flags.Usagef("--block-size is given without a --block-mask")
+	case p.CuK != nil && p.CuQ == nil:
+		return flags.Usagef("--cu-k is given without a --cu-q")
+	case p.CuQ != nil && p.PastK != "":
+		return flags.Usagef("--past-k cannot be given for packed sequences: put each one's keys together in --k")
+	case p.RoPE.Base == nil && p.RoPE != (RoPE{}):
+		return flags.Usagef("--rope-dim or --rope-interleaved is given without a --rope")
+	case p.RoPE.Base != nil && *p.RoPE.Base == 0:
+		return flags.Usagef("--rope is 0, the base must be above 0: 10000 in the paper")
+	case p.Dropout.P == nil && p.Dropout.Seed != 0:
+		return flags.Usagef("--seed is given without a --dropout")
+	}
+	return nil
+}
+
+// Missing returns the flags of the operands that are missing.
+func (p *Problem) Missing() (missing []string) {
 	for _, f := range [][2]string{{"--q", p.Q}, {"--k", p.K}, {"--v", p.V}} {
 		if f[1] == "" {
 			missing = append(missing, f[0])
 		}
 	}
-	switch {
-	case missing != nil:
-		return fmt.Errorf("missing flags: %s (or --problem FILE)", strings.Join(missing, ", "))
-	case (p.PastK == "") != (p.PastV == ""):
-		return errors.New("--past-k and --past-v go together: give both or none")
-	case p.BlockMask == "" && p.BlockSize != 0:
-		return errors.New("--block-size is given without a --block-mask")
-	case p.CuK != nil && p.CuQ == nil:
-		return errors.New("--cu-k is given without a --cu-q")
-	case p.CuQ != nil && p.PastK != "":
-		return errors.New("--past-k cannot be given for packed sequences: put each one's keys together in --k")
-	case p.RoPE.Base == nil && p.RoPE != (RoPE{}):
-		return errors.New("--rope-dim or --rope-interleaved is given without a --rope")
-	case p.RoPE.Base != nil && *p.RoPE.Base == 0:
-		return errors.New("--rope is 0, the base must be above 0: 10000 in the paper")
-	case p.Dropout.P == nil && p.Dropout.Seed != 0:
-		return errors.New("--seed is given without a --dropout")
-	}
-	return nil
+	return missing
 }
 
 // Read replaces p with the problem in the JSON file at path.
@@ -161,7 +162,7 @@ func (p *Problem) decode(text []byte) error {
 			return err
 		}
 	}
-	if p.Q == "" || p.K == "" || p.V == "" {
+	if p.Missing() != nil {
 		return errors.New("q, k or v is missing: the files of the operands")
 	}
 	return p.Check()

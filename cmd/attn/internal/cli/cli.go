@@ -5,7 +5,8 @@
 //
 //	Run(ctx context.Context, out *cli.Streams) error
 //
-// ctx ends on Ctrl-C and SIGTERM. Run returns errors and prints none.
+// ctx ends on Ctrl-C and SIGTERM. Run returns errors and prints none. Errors of the command line
+// are marked by flags.Usage.
 package cli
 
 import (
@@ -15,12 +16,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"strings"
 
 	"github.com/alecthomas/kong"
 
 	"github.com/seed90331342/attn/bench/plain"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 )
 
 // Streams are the outputs of a command: results go to Out, which replaces characters that
@@ -30,10 +31,22 @@ type Streams struct {
 	Args     []string // the arguments, starting with the command's name
 }
 
+// Given returns the last value of a flag as it was written, for flags whose value does not keep it.
+func (s *Streams) Given(flag string) (value string) {
+	for i, arg := range s.Args {
+		if name, text, joined := strings.Cut(arg, "="); name == flag && joined {
+			value = text
+		} else if name == flag && i+1 < len(s.Args) {
+			value = s.Args[i+1]
+		}
+	}
+	return value
+}
+
 // Exit codes. 130 is the shells' code for a program that Ctrl-C ended (128 + SIGINT).
 const (
 	ExitFailed      = 1
-	ExitUsage       = 2
+	ExitUsage       = flags.ExitUsage
 	ExitInterrupted = 130
 )
 
@@ -56,7 +69,7 @@ func Run(ctx context.Context, grammar any, args []string, stdout, stderr io.Writ
 			code = fail(stderr, fmt.Errorf("internal error, please report it: %v", bug), ExitFailed)
 		}
 	}()
-	args = joinNegative(args)
+	args = flags.JoinNegative(args)
 	printed := &output{w: stdout}
 	out := &plain.Writer{W: printed}
 	// kong calls Exit after it has printed the help, and then goes on parsing.
@@ -78,7 +91,7 @@ func Run(ctx context.Context, grammar any, args []string, stdout, stderr io.Writ
 	case exited:
 		return code
 	case err != nil:
-		return fail(stderr, errors.New(reworded.Replace(noValue.ReplaceAllString(err.Error(), "a value is missing"))), ExitUsage)
+		return fail(stderr, flags.Reworded(err), ExitUsage)
 	}
 	err = parsed.Run()
 	if err == nil && printed.err != nil {
@@ -94,34 +107,10 @@ func Run(ctx context.Context, grammar any, args []string, stdout, stderr io.Writ
 		return fail(stderr, err, ExitInterrupted)
 	case errors.Is(err, ErrReported):
 		return ExitFailed
+	case flags.IsUsage(err):
+		return fail(stderr, err, ExitUsage)
 	}
 	return fail(stderr, err, ExitFailed)
-}
-
-// kong's errors name Go's types, and the tokens of its scanner.
-var (
-	noValue  = regexp.MustCompile(`expected \S+ value but got ("EOL" \(<EOL>\)|".*" \(long flag\).*)`)
-	reworded = strings.NewReplacer(
-		"a valid 64 bit uint", "a whole number of at least 0 and below 2^64",
-		"a valid 64 bit int", "a whole number of 64 bits",
-		"expected a float", "expected a number",
-		"expected duration", "expected a duration such as 90s or 5m",
-	)
-)
-
-// joinNegative joins flags and values that start with one minus sign ("--scale
-// -0.5"), which kong would parse as short flags. attn has none but -h.
-func joinNegative(args []string) []string {
-	var joined []string
-	for _, arg := range args {
-		last := len(joined) - 1
-		if len(arg) > 1 && arg[0] == '-' && arg[1] != '-' && arg != "-h" && last >= 0 && len(joined[last]) > 2 && strings.HasPrefix(joined[last], "--") && !strings.Contains(joined[last], "=") {
-			joined[last] += "=" + arg
-			continue
-		}
-		joined = append(joined, arg)
-	}
-	return joined
 }
 
 // fail prints err as one line. No other function prints errors.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 )
 
 // Percent is a flag of a percentage: 5%, 2.5.
@@ -102,5 +103,5 @@ func ParseDType(flag, name string) (backend.DType, error) {
 			return d, nil
 		}
 	}
-	return 0, fmt.Errorf("%s is %q, it must be f32, f16 or bf16", flag, name)
+	return 0, flags.Usagef("%s is %q, it must be f32, f16 or bf16", flag, name)
 }

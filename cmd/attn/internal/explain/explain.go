@@ -4,19 +4,20 @@ package explain
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/picture"
 )
 
 // Command is attn explain: every step of self-attention on a small example, printed
 // as in published walk-throughs.
 type Command struct {
-	cli.Device `embed:""`
+	cli.Device      `embed:""`
+	flags.Overwrite `embed:""`
 
 	File  string `arg:"" name:"file" placeholder:"FILE.json" help:"The example: x, and optionally w_query, w_key, w_value, b_query, b_key, b_value, scale, softcap, labels, d_outputs, and expected values, which are checked."`
 	Round *int   `name:"round" placeholder:"N" help:"Round the weights to N decimals before they multiply the values. Each row still adds up to 1."`
@@ -27,10 +28,17 @@ type Command struct {
 // Run prints the steps, checks the expected values, and draws.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if c.Round != nil && (*c.Round < 0 || *c.Round > 15) {
-		return fmt.Errorf("--round is %d, it must be 0 to 15 decimals", *c.Round)
+		return flags.Usagef("--round is %d, it must be 0 to 15 decimals", *c.Round)
 	}
 	if c.Round != nil && c.Grads {
-		return errors.New("--gradients are those of the exact weights: leave --round out")
+		return flags.Usagef("--gradients are those of the exact weights: leave --round out")
+	}
+	output := []flags.File{{Flag: "--png", Path: c.PNG}}
+	if err := picture.CheckNames(output); err != nil {
+		return err
+	}
+	if err := c.Overwrite.Check([]flags.File{{Flag: "FILE", Path: c.File}}, output); err != nil {
+		return err
 	}
 	wt, err := readWalkthrough(ctx, c.File)
 	if err != nil {

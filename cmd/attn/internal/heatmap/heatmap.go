@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
 	"github.com/seed90331342/attn/cmd/attn/internal/files"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/picture"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -44,7 +44,8 @@ type Command struct {
 	Log         bool     `name:"log" help:"Logarithmic shades, down to a millionth of the largest weight."`
 	Title       string   `name:"title" placeholder:"TEXT" help:"Title of the picture. Default: the names of the files."`
 
-	call.Options `embed:""`
+	call.Options    `embed:""`
+	flags.Overwrite `embed:""`
 }
 
 // maxSize keeps a panel below the limit of the picture's size.
@@ -53,7 +54,14 @@ const maxSize = 2048
 // Run draws. It checks flags and headers before it reads data.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if c.Size < 1 || c.Size > maxSize {
-		return fmt.Errorf("--size is %d, it must be 1 to %d cells", c.Size, maxSize)
+		return flags.Usagef("--size is %d, it must be 1 to %d cells", c.Size, maxSize)
+	}
+	outputs := []flags.File{{Flag: "--png", Path: c.PNG}, {Flag: "--svg", Path: c.SVG}, {Flag: "--html", Path: c.HTML}}
+	if c.PNG == "" && c.SVG == "" && c.HTML == "" {
+		return flags.Usagef("missing flags: --png, --svg or --html")
+	}
+	if err := picture.CheckNames(outputs); err != nil {
+		return err
 	}
 	p := &call.Problem{Q: c.Q, K: c.K, Options: c.Options}
 	in, err := p.Open()
@@ -66,21 +74,22 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	}
 	cells := func(s span) int { step := (s.len() + c.Size - 1) / c.Size; return (s.len() + step - 1) / step }
 	if err := picture.CheckSize(cells(rows), cells(keys), len(c.Head)); err != nil {
-		return fmt.Errorf("--head names %d heads, --size is %d: %w: give fewer heads or a smaller --size", len(c.Head), c.Size, err)
+		return flags.Usagef("--head names %d heads, --size is %d: %w: give fewer heads or a smaller --size", len(c.Head), c.Size, err)
 	}
 	heat := picture.HeatMap{Log: c.Log}
 	if heat.Query, heat.Key, err = c.axes(ctx, in.Dims, rows, keys); err != nil {
 		return err
 	}
+	labels := []flags.File{{Flag: "--labels", Path: c.Labels}, {Flag: "--query-labels", Path: c.QueryLabels}}
+	if err := c.Overwrite.Check(append(in.Files(), labels...), outputs); err != nil {
+		return err
+	}
 	var set atomicfile.Set
 	defer set.Discard()
-	for _, f := range [][2]string{{"png", c.PNG}, {"svg", c.SVG}, {"html", c.HTML}} {
-		if err := set.Add("--"+f[0], f[1]); err != nil {
+	for _, f := range outputs {
+		if err := set.Add(f.Flag, f.Path); err != nil {
 			return err
 		}
-	}
-	if set.Empty() {
-		return errors.New("--png, --svg or --html is missing: the file for the picture")
 	}
 	dev, err := c.Open()
 	if err != nil {
@@ -117,18 +126,18 @@ func (c *Command) ranges(d kernels.Dims) (rows, keys span, err error) {
 		return rows, keys, fmt.Errorf("--q and --k have %d batches, %d heads, %d queries and %d keys: there is nothing to draw", d.Batch, d.Heads, d.SeqQ, d.SeqK)
 	}
 	if c.Batch < 0 || c.Batch >= d.Batch {
-		return rows, keys, fmt.Errorf("--batch is %d, it must be 0 to %d", c.Batch, d.Batch-1)
+		return rows, keys, flags.Usagef("--batch is %d, it must be 0 to %d", c.Batch, d.Batch-1)
 	}
 	for _, h := range c.Head {
 		if h < 0 || h >= d.Heads {
-			return rows, keys, fmt.Errorf("--head is %d, it must be 0 to %d", h, d.Heads-1)
+			return rows, keys, flags.Usagef("--head is %d, it must be 0 to %d", h, d.Heads-1)
 		}
 	}
 	if rows.lo, rows.hi, err = c.Queries.Within(d.SeqQ); err != nil {
-		return rows, keys, fmt.Errorf("--queries: %w", err)
+		return rows, keys, flags.Usagef("--queries: %w", err)
 	}
 	if keys.lo, keys.hi, err = c.Keys.Within(d.SeqK); err != nil {
-		return rows, keys, fmt.Errorf("--keys: %w", err)
+		return rows, keys, flags.Usagef("--keys: %w", err)
 	}
 	return rows, keys, nil
 }

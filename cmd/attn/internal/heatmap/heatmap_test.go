@@ -296,7 +296,7 @@ func TestHeatmapErrors(t *testing.T) {
 		clitest.WantFailure(t, code, stdout, stderr, tt.want)
 	}
 	code, stdout, stderr := attn(t, "heatmap", "--backend=cpu", "--q", q, "--k", k)
-	clitest.WantFailure(t, code, stdout, stderr, "--png, --svg or --html is missing")
+	clitest.WantFailure(t, code, stdout, stderr, "missing flags: --png, --svg or --html")
 	if after := clitest.Files(t, dir); !slices.Equal(before, after) {
 		t.Errorf("the folder holds %v, it held %v", after, before)
 	}

@@ -95,7 +95,7 @@ func TestRunBadCalls(t *testing.T) {
 	}{
 		{"no flags", []string{}, "missing flags"},
 		{"an unknown flag", with("--foo"), "unknown flag --foo"},
-		{"no output", []string{"--q", q, "--k", k, "--v", k, "--out="}, "--out is missing"},
+		{"no output", []string{"--q", q, "--k", k, "--v", k, "--out="}, "missing flags: --out"},
 		{"a file that is not there", []string{"--q", dir + "/none.npy", "--k", k, "--v", k}, "none.npy: no such file"},
 		{"a folder as a file", []string{"--q", folder, "--k", k, "--v", k}, "not a regular file"},
 		{"other head sizes", []string{"--q", q, "--k", array("k7.npy", "<f4", 2, 2, 5, 7), "--v", k}, "has head size 7, q [2 4 6 8] has 8"},

@@ -2,12 +2,12 @@ package run
 
 import (
 	"context"
-	"errors"
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -34,17 +34,17 @@ func (c *Command) checkGradients(in *call.Inputs) (err error) {
 	}
 	switch {
 	case c.DO == "" && requested != "":
-		return errors.New(requested + " is given without --do, the gradient of the output")
+		return flags.Usagef("%s is given without --do, the gradient of the output", requested)
 	case c.DO == "":
 		return nil
 	case requested == "":
-		return errors.New("--do has no output: give one of --dq, --dk, --dv, --dbias, --dsinks")
+		return flags.Usagef("--do has no output: give one of --dq, --dk, --dv, --dbias, --dsinks")
 	case c.RoPE.Base != nil || c.PastK != "":
-		return errors.New("--do cannot be given with a --rope or with earlier keys (--past-k): rotate and join the files before")
+		return flags.Usagef("--do cannot be given with a --rope or with earlier keys (--past-k): rotate and join the files before")
 	case c.DBias != "" && in.Bias() == nil:
-		return errors.New("--dbias is given without a --bias")
+		return flags.Usagef("--dbias is given without a --bias")
 	case c.DSinks != "" && c.Sinks == nil:
-		return errors.New("--dsinks is given without --sinks")
+		return flags.Usagef("--dsinks is given without --sinks")
 	}
 	if c.do, err = array.Open("do", c.DO, false); err != nil {
 		return err

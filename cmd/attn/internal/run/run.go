@@ -6,20 +6,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/cmd/attn/internal/array"
 	"github.com/seed90331342/attn/cmd/attn/internal/call"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/kernels"
 )
 
 // Command is attn run: attention over .npy and .safetensors files.
 type Command struct {
-	cli.Device   `embed:""`
-	call.Problem `embed:""`
+	cli.Device      `embed:""`
+	call.Problem    `embed:""`
+	flags.Overwrite `embed:""`
 
 	ProblemFile  string `name:"problem" placeholder:"FILE.json" group:"Inputs" help:"Read the problem from a file of --print-problem instead of from flags."`
 	PrintProblem bool   `name:"print-problem" help:"Print the problem as JSON, in canonical form, and stop. Reads only the headers of the files."`
@@ -44,8 +48,8 @@ type Command struct {
 
 // Run computes, plans or prints the call.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
-	if c.Out == "" && c.DO == "" && !c.Plan && !c.PrintProblem {
-		return errors.New("--out is missing: the file for the output")
+	if err := c.checkMissing(); err != nil {
+		return err
 	}
 	in, err := c.open(ctx)
 	if err != nil {
@@ -63,12 +67,18 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	var set atomicfile.Set
 	defer set.Discard()
 	if !c.Plan {
-		for _, f := range [][2]string{
-			{"out", c.Out}, {"lse", c.LSE}, {"weights", c.Weights}, {"present-k", c.PresentK}, {"present-v", c.PresentV},
-			{"scores", c.Scores}, {"topk-keys", c.TopKKeys}, {"topk-weights", c.TopKWeights}, {"keep-mask", c.KeepMask},
-			{"dq", c.DQ}, {"dk", c.DK}, {"dv", c.DV}, {"dbias", c.DBias}, {"dsinks", c.DSinks},
-		} {
-			if err := set.Add("--"+f[0], f[1]); err != nil {
+		outputs := []flags.File{
+			{Flag: "--out", Path: c.Out}, {Flag: "--lse", Path: c.LSE}, {Flag: "--weights", Path: c.Weights},
+			{Flag: "--present-k", Path: c.PresentK}, {Flag: "--present-v", Path: c.PresentV},
+			{Flag: "--scores", Path: c.Scores}, {Flag: "--topk-keys", Path: c.TopKKeys}, {Flag: "--topk-weights", Path: c.TopKWeights},
+			{Flag: "--keep-mask", Path: c.KeepMask}, {Flag: "--dq", Path: c.DQ}, {Flag: "--dk", Path: c.DK}, {Flag: "--dv", Path: c.DV},
+			{Flag: "--dbias", Path: c.DBias}, {Flag: "--dsinks", Path: c.DSinks},
+		}
+		if err := c.Overwrite.Check(append(in.Files(), c.otherInputs(out)...), outputs); err != nil {
+			return err
+		}
+		for _, f := range outputs {
+			if err := set.Add(f.Flag, f.Path); err != nil {
 				return err
 			}
 		}
@@ -113,6 +123,32 @@ func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	return nil
 }
 
+// checkMissing names all flags that are missing.
+func (c *Command) checkMissing() error {
+	var missing []string
+	if c.ProblemFile == "" {
+		if missing = c.Missing(); len(missing) == 3 {
+			missing = []string{"--q, --k, --v (or --problem FILE)"}
+		}
+	}
+	if c.Out == "" && c.DO == "" && !c.Plan && !c.PrintProblem {
+		missing = append(missing, "--out")
+	}
+	if missing == nil {
+		return nil
+	}
+	return flags.Usagef("missing flags: %s", strings.Join(missing, ", "))
+}
+
+// otherInputs returns the input files that are not operands: the problem, lists, and --do.
+func (c *Command) otherInputs(out *cli.Streams) []flags.File {
+	files := []flags.File{{Flag: "--problem", Path: c.ProblemFile}, {Flag: "--do", Path: array.Path(c.DO)}}
+	for _, flag := range []string{"--segments", "--kv-segments", "--cu-q", "--cu-k", "--alibi", "--sinks"} {
+		files = append(files, flags.File{Flag: flag, Path: array.Path(out.Given(flag))})
+	}
+	return files
+}
+
 // open reads the problem from flags or from a file, and opens its files.
 func (c *Command) open(ctx context.Context) (*call.Inputs, error) {
 	var err error
@@ -120,7 +156,7 @@ func (c *Command) open(ctx context.Context) (*call.Inputs, error) {
 	case c.ProblemFile == "":
 		err = c.Problem.Check()
 	case c.Given():
-		err = fmt.Errorf("--problem %s excludes the flags of the problem", c.ProblemFile)
+		err = flags.Usagef("--problem %s excludes the flags of the problem", c.ProblemFile)
 	default:
 		err = c.Read(ctx, c.ProblemFile)
 	}
@@ -135,15 +171,15 @@ func (c *Command) checkPairs() error {
 	top := c.TopKKeys != "" || c.TopKWeights != ""
 	switch {
 	case c.TopK < 0:
-		return fmt.Errorf("--topk is %d, it must be at least 1", c.TopK)
+		return flags.Usagef("--topk is %d, it must be at least 1", c.TopK)
 	case top && c.TopK == 0:
-		return errors.New("--topk is missing: the number of weights for each query")
+		return flags.Usagef("--topk is missing: the number of weights for each query")
 	case c.TopK > 0 && !top:
-		return errors.New("--topk has no output: give --topk-keys or --topk-weights")
+		return flags.Usagef("--topk has no output: give --topk-keys or --topk-weights")
 	case c.KeepMask != "" && c.Dropout.P == nil:
-		return errors.New("--keep-mask is given without a --dropout")
+		return flags.Usagef("--keep-mask is given without a --dropout")
 	case c.CuQ != nil && (top || c.Scores != "" || c.KeepMask != ""):
-		return errors.New("--scores, --topk and --keep-mask cannot be given for packed sequences, whose lengths differ")
+		return flags.Usagef("--scores, --topk and --keep-mask cannot be given for packed sequences, whose lengths differ")
 	}
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/gpu"
 )
 
@@ -31,7 +32,7 @@ type Emission struct {
 // check returns an error for flags that have no effect.
 func (e *Emission) check() error {
 	if *e != (Emission{}) && e.Emit == "" {
-		return errors.New("--seq-q, --kv-heads, --q8, --causal and --staged select kernels for --emit DIR, which is missing")
+		return flags.Usagef("--seq-q, --kv-heads, --q8, --causal and --staged select kernels for --emit DIR, which is missing")
 	}
 	return nil
 }
@@ -63,13 +64,13 @@ func (e *Emission) call(s shape) (*backend.Call, emittedCall, error) {
 	kvHeads, seqQ, kv := s.heads, s.seq, s.dtype
 	switch {
 	case e.KVHeads < 0 || e.KVHeads > 0 && s.heads%e.KVHeads != 0:
-		return nil, emittedCall{}, fmt.Errorf("--kv-heads is %d, it must divide --heads, which is %d", e.KVHeads, s.heads)
+		return nil, emittedCall{}, flags.Usagef("--kv-heads is %d, it must divide --heads, which is %d", e.KVHeads, s.heads)
 	case e.SeqQ < 0:
-		return nil, emittedCall{}, fmt.Errorf("--seq-q is %d, it must be at least 1", e.SeqQ)
+		return nil, emittedCall{}, flags.Usagef("--seq-q is %d, it must be at least 1", e.SeqQ)
 	case e.Q8 && s.dim%4 != 0:
-		return nil, emittedCall{}, fmt.Errorf("--dim is %d, it must be a multiple of 4 with --q8", s.dim)
+		return nil, emittedCall{}, flags.Usagef("--dim is %d, it must be a multiple of 4 with --q8", s.dim)
 	case e.Q8 && e.Staged:
-		return nil, emittedCall{}, errors.New("--q8 and --staged exclude each other: the stages take no q8 tensors")
+		return nil, emittedCall{}, flags.Usagef("--q8 and --staged exclude each other: the stages take no q8 tensors")
 	}
 	if e.KVHeads > 0 {
 		kvHeads = e.KVHeads

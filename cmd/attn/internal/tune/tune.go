@@ -20,6 +20,7 @@ import (
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/gpu"
 )
 
@@ -46,14 +47,14 @@ const probeLimit = 2 * time.Minute
 // Run measures, shows, clears or emits.
 func (c *Command) Run(ctx context.Context, out *cli.Streams) error {
 	if c.Show && c.Clear {
-		return errors.New("--show and --clear exclude each other")
+		return flags.Usagef("--show and --clear exclude each other")
 	}
 	if err := c.Emission.check(); err != nil {
 		return err
 	}
 	if c.Emit != "" {
 		if c.Show || c.Clear || c.Probe != "" {
-			return errors.New("--emit excludes --show, --clear and --probe")
+			return flags.Usagef("--emit excludes --show, --clear and --probe")
 		}
 		shapes, err := c.shapes()
 		if err != nil {
@@ -160,18 +161,18 @@ func (p Pairs) apply(c *backend.Call) error {
 func (c *Command) shapes() ([]shape, error) {
 	seqs, err := bench.ParseSeqs(c.Seq)
 	if err != nil {
-		return nil, fmt.Errorf("--seq: %w", err)
+		return nil, flags.Usagef("--seq: %w", err)
 	}
 	if c.Budget <= 0 {
-		return nil, fmt.Errorf("--budget is %v, it must be more than 0", c.Budget)
+		return nil, flags.Usagef("--budget is %v, it must be more than 0", c.Budget)
 	}
 	if c.Heads < 1 {
-		return nil, fmt.Errorf("--heads is %d, it must be at least 1", c.Heads)
+		return nil, flags.Usagef("--heads is %d, it must be at least 1", c.Heads)
 	}
 	var shapes []shape
 	for _, dim := range c.Dim {
 		if dim < 1 {
-			return nil, fmt.Errorf("--dim is %d, it must be at least 1", dim)
+			return nil, flags.Usagef("--dim is %d, it must be at least 1", dim)
 		}
 		for _, name := range c.DType {
 			dtype, err := cli.ParseDType("--dtype", name)
@@ -221,7 +222,7 @@ type tuning struct {
 func (t *tuning) open() error {
 	family, selector, _ := strings.Cut(t.Backend, ":")
 	if family != "gpu" {
-		return fmt.Errorf("--backend is %q, only gpu has variants", t.Backend)
+		return flags.Usagef("--backend is %q, only gpu has variants", t.Backend)
 	}
 	be, err := gpu.Open(selector, gpu.Options{Tune: gpu.TuneStored, TuneFile: t.File})
 	if err == nil {

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+)
+
+// TestExitCodes: wrong usage of any command exits with 2, and files, devices and results that are
+// at fault with 1. Each prints one line.
+func TestExitCodes(t *testing.T) {
+	t.Chdir(t.TempDir())
+	clitest.Save(t, ".", "x.npy", "<f4", clitest.Normal(1, 24), 6, 4)
+	clitest.Save(t, ".", "y.npy", "<f4", clitest.Normal(2, 30), 6, 5)
+	clitest.WriteFile(t, ".", "x.json", []byte(`{"x": [[1, 0], [0, 1]]}`))
+	clitest.WriteFile(t, ".", "bad.json", []byte(`{`))
+	const run, draw = "run --backend cpu --q x.npy --k x.npy --v x.npy --out o.npy ", "heatmap --backend cpu --q x.npy --k x.npy --png h.png "
+	for _, c := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"", 2, "expected one of"},
+		{"sun", 2, "sun"},
+		{"devices --foo", 2, "unknown flag --foo"},
+		{"run", 2, "missing flags: --q, --k, --v (or --problem FILE), --out"},
+		{"run --k x.npy", 2, "missing flags: --q, --v, --out"},
+		{"run --problem x.json", 2, "missing flags: --out"},
+		{"run --q x.npy --k x.npy --v x.npy", 2, "missing flags: --out"},
+		{run + "--softcap -1", 2, "softcap is -1, it must be positive"},
+		{run + "--klen -1", 2, "klen[0] is -1"},
+		{run + "--scale NaN", 2, "scale is NaN"},
+		{run + "--dtype f64", 2, `--dtype must be one of "f32","f16","bf16" but got "f64"`},
+		{run + "--layout sbhd", 2, `--layout must be one of "bhsd","bshd"`},
+		{run + "--window 3", 2, "must be L,R"},
+		{run + "--seed 1", 2, "--seed is given without a --dropout"},
+		{run + "--topk 3", 2, "--topk has no output"},
+		{run + "--dq d.npy", 2, "--dq is given without --do"},
+		{run + "--problem p.json", 2, "--problem p.json excludes"},
+		{strings.Replace(run, "cpu", "foo", 1), 2, `backend "foo" is unknown`},
+		{"heatmap", 2, "missing flags: --k=K.npy, --q=Q.npy"},
+		{"heatmap --q x.npy --k x.npy", 2, "missing flags: --png, --svg or --html"},
+		{draw + "--head 9", 2, "--head is 9, it must be 0 to 0"},
+		{draw + "--head 0,-1", 2, "--head is -1, it must be 0 to 0"},
+		{draw + "--batch 1", 2, "--batch is 1"},
+		{draw + "--size 0", 2, "--size is 0"},
+		{draw + "--queries 4:9", 2, "--queries: 4:9 is not within 0:6"},
+		{strings.Replace(draw, "h.png", "h.jpg", 1), 2, "--png h.jpg: the file would be PNG, not JPG: end its name in .png"},
+		{strings.Replace(draw, "--png h.png", "--html h.svg", 1), 2, "--html h.svg: the file would be HTML, not SVG: end its name in .html"},
+		{"explain", 2, "<file>"},
+		{"explain x.json --round 99", 2, "--round is 99"},
+		{"explain x.json --round 2 --gradients", 2, "--gradients"},
+		{"explain x.json --png h.gif", 2, "--png h.gif: the file would be PNG, not GIF"},
+		{"onnx", 2, "<case>"},
+		{"onnx --backend foo c", 2, `backend "foo"`},
+		{"bench --seq abc", 2, `"abc" is not a number`},
+		{"bench --preset foo", 2, `--preset is "foo"`},
+		{"bench --variant foo", 2, `--variant is "foo"`},
+		{"bench --dim 0", 2, "--dim is 0"},
+		{"bench --backend foo", 2, `backend "foo"`},
+		{"bench --threads -1", 2, "--threads is -1"},
+		{"compare", 2, "<old> <new>"},
+		{"compare a b --fail-over x", 2, "not a percentage"},
+		{"tune --show --clear", 2, "--show and --clear"},
+		{"tune --dim 0", 2, "--dim is 0"},
+		{"tune --dtype f99", 2, `--dtype is "f99"`},
+		{"tune --seq x", 2, `"x" is not a number`},
+		{"tune --causal", 2, "--emit DIR, which is missing"},
+		{"tune --emit . --q8 --staged", 2, "--q8 and --staged exclude each other"},
+		{"tune --emit . --kv-heads 3 --heads 4", 2, "--kv-heads is 3"},
+
+		{strings.Replace(run, "x.npy", "none.npy", 1), 1, "none.npy: no such file"},
+		{strings.Replace(run, "--k x.npy", "--k y.npy", 1), 1, "head size 5"},
+		{strings.Replace(run, "o.npy", "none/o.npy", 1), 1, "none does not exist"},
+		{strings.Replace(run, "cpu", "gpu:99", 1), 1, "gpu"},
+		{"run --problem bad.json --out o.npy", 1, "bad.json"},
+		{"explain bad.json", 1, "bad.json"},
+		{"compare a b", 1, "a: no such file"},
+	} {
+		code, stdout, stderr := attn(t, strings.Fields(c.args)...)
+		if code != c.code {
+			t.Errorf("attn %s: exit code %d, want %d", c.args, code, c.code)
+		}
+		clitest.WantFailure(t, code, stdout, stderr, c.want)
+	}
+	if got := clitest.Files(t, "."); !slices.Equal(got, []string{"bad.json", "x.json", "x.npy", "y.npy"}) {
+		t.Errorf("the folder holds %v", got)
+	}
+}
+
+// TestOverwriteInputs: an output that is an input, by its name or by a link, is refused unless
+// --overwrite-inputs is given.
+func TestOverwriteInputs(t *testing.T) {
+	ids := []byte{0, 0, 0, 0, 1, 0, 0, 0}
+	for _, c := range []struct{ args, output, input string }{
+		{"run --q q.npy --k k.npy --v v.npy --out q.npy", "--out q.npy", "--q q.npy"},
+		{"run --q q.npy --k k.npy --v v.npy --out soft.npy", "--out soft.npy", "--k k.npy"},
+		{"run --q q.npy --k k.npy --v v.npy --out hard.npy", "--out hard.npy", "--v v.npy"},
+		{"run --q q.npy --k k.npy --v v.npy --out o.npy --lse ./q.npy", "--lse ./q.npy", "--q q.npy"},
+		{"run --q q.npy --k k.npy --v v.npy --mask m.npy --out m.npy", "--out m.npy", "--mask m.npy"},
+		{"run --q q.npy --k k.npy --v v.npy --segments ids.npy --out ids.npy", "--out ids.npy", "--segments ids.npy"},
+		{"run --q q.npy --k k.npy --v v.npy --sinks=s.npy --out s.npy", "--out s.npy", "--sinks s.npy"},
+		{"run --q q.npy --k k.npy --v v.npy --do do.npy --dq do.npy", "--dq do.npy", "--do do.npy"},
+		{"run --q q.npy --k k.npy --v v.npy --past-k k.npy --past-v v.npy --out o.npy --present-k k.npy", "--present-k k.npy", "--k k.npy"},
+		{"run --problem p.json --out v.npy", "--out v.npy", "--v v.npy"},
+		{"run --problem p.json --out p.json", "--out p.json", "--problem p.json"},
+		{"heatmap --q q.npy --k k.npy --svg q.npy", "--svg q.npy", "--q q.npy"},
+		{"heatmap --q q.npy --k k.npy --labels l.txt --html l.txt", "--html l.txt", "--labels l.txt"},
+		{"explain x.json --png x.json", "--png x.json", "FILE x.json"},
+	} {
+		dir := t.TempDir()
+		t.Chdir(dir)
+		for i, name := range []string{"q.npy", "k.npy", "v.npy", "do.npy"} {
+			clitest.Save(t, dir, name, "<f4", clitest.Normal(uint64(i), 8), 2, 4)
+		}
+		clitest.Save(t, dir, "m.npy", "|b1", []float64{1, 0, 1, 1}, 2, 2)
+		clitest.Save(t, dir, "s.npy", "<f4", []float64{1}, 1)
+		clitest.WriteFile(t, dir, "ids.npy", clitest.RawNPY(clitest.Dict("<i4", false, 2), ids))
+		clitest.WriteFile(t, dir, "p.json", []byte(`{"q":"q.npy","k":"k.npy","v":"v.npy","visible":{}}`))
+		clitest.WriteFile(t, dir, "x.json", []byte(`{"x": [[1, 0], [0, 1]]}`))
+		clitest.WriteFile(t, dir, "l.txt", []byte("a\nb\n"))
+		if err := os.Symlink(filepath.Join(dir, "k.npy"), "soft.npy"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Link("v.npy", "hard.npy"); err != nil {
+			t.Fatal(err)
+		}
+		read := func() map[string]string {
+			all := map[string]string{}
+			for _, name := range clitest.Files(t, dir) {
+				text, err := os.ReadFile(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				all[name] = string(text)
+			}
+			return all
+		}
+		before, args := read(), append(strings.Fields(c.args), "--backend=cpu")
+		code, stdout, stderr := attn(t, args...)
+		clitest.WantFailure(t, code, stdout, stderr, c.output+" would replace the input "+c.input+": name another file, or give --overwrite-inputs")
+		if code != cli.ExitUsage {
+			t.Errorf("attn %s: exit code %d, want %d", c.args, code, cli.ExitUsage)
+		}
+		after := read()
+		for name := range before {
+			if after[name] != before[name] {
+				t.Errorf("attn %s: %s has changed", c.args, name)
+			}
+		}
+		if len(after) != len(before) {
+			t.Errorf("attn %s: the folder holds %v", c.args, clitest.Files(t, dir))
+		}
+		mustRun(t, append(args, "--overwrite-inputs")...)
+		file := strings.Fields(c.output)[1]
+		if text, err := os.ReadFile(file); err != nil || string(text) == before[filepath.Base(file)] {
+			t.Errorf("attn %s --overwrite-inputs: %s has not changed, %v", c.args, file, err)
+		}
+	}
+}

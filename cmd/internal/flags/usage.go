@@ -1,0 +1,73 @@
+package flags
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// ExitUsage is the exit code of wrong usage, see [IsUsage].
+const ExitUsage = 2
+
+// usage is an error of the command line.
+type usage struct{ error }
+
+// Unwrap returns the error itself.
+func (u usage) Unwrap() error { return u.error }
+
+// Usage marks err, unless it is nil, as wrong usage.
+func Usage(err error) error {
+	if err == nil {
+		return nil
+	}
+	return usage{err}
+}
+
+// Usagef is Usage of fmt.Errorf.
+func Usagef(format string, args ...any) error { return usage{fmt.Errorf(format, args...)} }
+
+// IsUsage reports whether err is wrong usage: one that Usage marked, an option out of its range,
+// or the name of a backend that does not exist.
+func IsUsage(err error) bool {
+	_, marked := errors.AsType[usage](err)
+	return marked || errors.Is(err, backend.ErrOption) || errors.Is(err, backend.ErrNoBackend)
+}
+
+// kong's errors name Go's types, and the tokens of its scanner.
+var (
+	noValue  = regexp.MustCompile(`expected \S+ value but got ("EOL" \(<EOL>\)|".*" \(long flag\).*)`)
+	reworded = strings.NewReplacer(
+		"a valid 64 bit uint", "a whole number of at least 0 and below 2^64",
+		"a valid 64 bit int", "a whole number of 64 bits",
+		"expected a float", "expected a number",
+		"expected duration", "expected a duration such as 90s or 5m",
+		`must be one of "",`, "must be one of ",
+	)
+)
+
+// Reworded returns an error of kong's parser in the words of a user, as wrong usage.
+func Reworded(err error) error {
+	return Usage(errors.New(reworded.Replace(noValue.ReplaceAllString(err.Error(), "a value is missing"))))
+}
+
+// negative matches values that kong would parse as short flags, alone or in a list: -0.5 and 0.3,-1.
+var negative = regexp.MustCompile(`^-[^-]|,-[.\dIi]`)
+
+// JoinNegative joins flags and values with a negative number ("--scale -0.5", "--sinks 0.3,-1"),
+// which kong would parse as short flags. The programs have none but -h.
+func JoinNegative(args []string) []string {
+	var joined []string
+	for _, arg := range args {
+		last := len(joined) - 1
+		if arg != "-h" && negative.MatchString(arg) && !strings.HasPrefix(arg, "--") &&
+			last >= 0 && len(joined[last]) > 2 && strings.HasPrefix(joined[last], "--") && !strings.Contains(joined[last], "=") {
+			joined[last] += "=" + arg
+			continue
+		}
+		joined = append(joined, arg)
+	}
+	return joined
+}
