@@ -15,11 +15,15 @@ import (
 	"github.com/seed90331342/attn/kernels/npy"
 )
 
-// callFlags are the flags of a call, named as those of attn run.
+// operands are the files of a call, named as those of attn run.
+type operands struct {
+	Q string `name:"q" required:"" placeholder:"URI,.." group:"Inputs" help:"Queries: .npy files of f2 or f4, [B,H,rows,D], [B,rows,D] or [rows,D], as URIs or globs separated by commas, in the order of rows."`
+	K string `name:"k" required:"" placeholder:"URI,.." group:"Inputs" help:"Keys, of q's rank; their heads divide q's."`
+	V string `name:"v" required:"" placeholder:"URI,.." group:"Inputs" help:"Values, with k's heads and length and any head size."`
+}
+
+// callFlags are the other flags of a call.
 type callFlags struct {
-	Q     string `name:"q" required:"" placeholder:"URI,.." group:"Inputs" help:"Queries: .npy files of f2 or f4, [B,H,rows,D], [B,rows,D] or [rows,D], as URIs or globs separated by commas, in the order of rows."`
-	K     string `name:"k" required:"" placeholder:"URI,.." group:"Inputs" help:"Keys, of q's rank; their heads divide q's."`
-	V     string `name:"v" required:"" placeholder:"URI,.." group:"Inputs" help:"Values, with k's heads and length and any head size."`
 	DType string `name:"dtype" enum:",f32,f16,bf16" default:"" placeholder:"TYPE" group:"Inputs" help:"Compute on f32, f16 or bf16 elements. Default: the type of the files."`
 
 	Scale   *float64  `name:"scale" placeholder:"X" group:"Scores" help:"Factor of QKᵀ. Default: 1/sqrt(D)."`
@@ -40,10 +44,10 @@ type callFlags struct {
 	Workers int `name:"workers" default:"1" placeholder:"N" help:"Number of workers that the call is cut for; with --runner prism, of worker processes."`
 }
 
-// spec returns the call. It reads the segments.
+// spec returns the call without its operands. It reads the segments.
 func (c *callFlags) spec(ctx context.Context) (beamattn.Spec, error) {
 	if c.Workers < 1 {
-		return beamattn.Spec{}, fmt.Errorf("--workers is %d, it must be at least 1", c.Workers)
+		return beamattn.Spec{}, flags.Usagef("--workers is %d, it must be at least 1", c.Workers)
 	}
 	o := kernels.Options{
 		Scale: c.Scale, Softcap: c.Softcap, ALiBi: c.ALiBi, Sinks: c.Sinks, Causal: c.Causal, Window: (*kernels.Window)(c.Window),
@@ -56,7 +60,7 @@ func (c *callFlags) spec(ctx context.Context) (beamattn.Spec, error) {
 	if o.QSegments, err = readIDs(ctx, "--segments", c.Segments); err == nil {
 		o.KSegments, err = readIDs(ctx, "--kv-segments", c.KVSegments)
 	}
-	return beamattn.Spec{Q: c.Q, K: c.K, V: c.V, DType: c.DType, Workers: c.Workers, Options: o}, err
+	return beamattn.Spec{DType: c.DType, Workers: c.Workers, Options: o}, err
 }
 
 // readIDs reads a .npy file of integers with one or two axes.

@@ -1,7 +1,7 @@
 // Command attn-beam computes attention over sequences that do not fit one machine, as a
 // pipeline of Apache Beam:
 //
-//	attn-beam plan    print blocks, bytes and the predicted time
+//	attn-beam plan    print blocks, bytes and the predicted time, of files or of lengths
 //	attn-beam run     compute the output
 //
 // For example, with 4 worker processes on this machine:
@@ -28,6 +28,7 @@ import (
 
 	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/workers"
+	"github.com/seed90331342/attn/cmd/internal/flags"
 
 	// Files of object stores, next to local ones.
 	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/io/filesystem/gcs"
@@ -37,7 +38,7 @@ import (
 // commands is the grammar of the command line.
 type commands struct {
 	Run  runCommand  `cmd:"" help:"Compute attention over sharded .npy files."`
-	Plan planCommand `cmd:"" help:"Print blocks, units, bytes and the predicted time. Reads only the headers of the files."`
+	Plan planCommand `cmd:"" help:"Print blocks, units, bytes and the predicted time of a call over files, of which it reads only the headers, or of lengths."`
 }
 
 func main() {
@@ -62,6 +63,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 	if i := slices.Index(args, "--"); i >= 0 {
 		args, beams = args[:i], args[i+1:]
 	}
+	args = flags.JoinNegative(args)
 	exited := false
 	grammar := &commands{}
 	parser, err := kong.New(grammar, kong.Name("attn-beam"),
@@ -77,13 +79,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 	case exited:
 		return code
 	case err != nil:
-		return fail(err, 2)
+		return fail(flags.Reworded(err), flags.ExitUsage)
 	}
 	if err = parsed.Run(); err == nil {
 		return 0
 	}
 	if ctx.Err() != nil {
 		return fail(errors.New("interrupted: the shards that are written stay, --resume continues from them"), 130)
+	}
+	if flags.IsUsage(err) {
+		return fail(err, flags.ExitUsage)
 	}
 	return fail(err, 1)
 }
@@ -99,10 +104,10 @@ func (s *streams) init() error {
 	flag.CommandLine.Init("attn-beam", flag.ContinueOnError)
 	flag.CommandLine.SetOutput(io.Discard)
 	if err := flag.CommandLine.Parse(s.beam); err != nil {
-		return fmt.Errorf("a flag of Beam, after --: %w", err)
+		return flags.Usagef("a flag of Beam, after --: %w", err)
 	}
 	if rest := flag.Args(); len(rest) > 0 {
-		return fmt.Errorf("%s is not a flag of Beam", strings.Join(rest, " "))
+		return flags.Usagef("%s is not a flag of Beam", strings.Join(rest, " "))
 	}
 	beam.Init()
 	return nil

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -138,34 +139,106 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestRefused: bad command lines fail with one line that names the flag or the file.
+// TestRefused: bad command lines fail with one line that names the flag or the file, wrong usage
+// with exit code 2.
 func TestRefused(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, 1, 8, 4, 2)
 	good := []string{"run", "--q", "q-*.npy", "--k", "k-*.npy", "--v", "v-*.npy", "--out", "out"}
+	plan := []string{"plan", "--seq", "1k"}
 	if err := os.WriteFile(filepath.Join(dir, "half.npy"), []byte("\x93NUMPY"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("k-1.npy", filepath.Join(dir, "link.npy")); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "q.npy"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = bytes.Replace(text, []byte("'fortran_order': False"), []byte("'fortran_order': True "), 1)
+	if err := os.WriteFile(filepath.Join(dir, "fortran.npy"), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
 		args []string
 		want string
+		code int
 	}{
-		{[]string{"run"}, "missing flags"},
-		{append(good, "--window", "3"), `"3" must be L,R`},
-		{append(good, "--workers", "0"), "--workers is 0"},
-		{append(good, "--runner", "none"), "--runner"},
-		{append(good, "--dropout", "0.5"), "unknown flag --dropout"},
-		{append(good, "--k", "half.npy"), "half.npy"},
-		{append(good, "--segments", "half.npy"), "--segments half.npy"},
-		{append(good, "--sinks", "1,2"), "sinks"},
-		{append(good, "--", "--nothing"), "nothing"},
+		{[]string{"run"}, "missing flags: --k=URI,.., --out=URI, --q=URI,.., --v=URI,..", 2},
+		{append(good, "--window", "3"), `"3" must be L,R`, 2},
+		{append(good, "--workers", "0"), "--workers is 0", 2},
+		{append(good, "--runner", "none"), "--runner", 2},
+		{append(good, "--dropout", "0.5"), "unknown flag --dropout", 2},
+		{append(good, "--softcap", "-1"), "softcap is -1", 2},
+		{append(good, "--scale"), "--scale: a value is missing", 2},
+		{append(good, "--", "--nothing"), "nothing", 2},
+		{append(good, "--gather", "q-0.npy"), "the output q-0.npy would replace the input shard q-0.npy", 2},
+		{append(good, "--gather", "link.npy"), "the output link.npy would replace the input shard k-1.npy", 2},
+		{append(good, "--k", "half.npy"), "half.npy", 1},
+		{append(good, "--q", "fortran.npy"), "fortran.npy: stored in Fortran order", 1},
+		{append(good, "--segments", "half.npy"), "--segments half.npy", 1},
+		{append(good, "--sinks", "1,-2"), "sinks has 2 logits, there are 1 heads", 1},
+		{[]string{"plan"}, "missing flags: --q, --k and --v, or --seq", 2},
+		{[]string{"plan", "--dim", "64"}, "missing flags: --q, --k and --v, or --seq", 2},
+		{append(plan, "--q", "q.npy"), "--q, --k and --v exclude --seq", 2},
+		{append(plan, "--speed", "-1"), "--speed is -1", 2},
+		{append(plan, "--heads", "-1"), "--heads is -1, it must be at least 1", 2},
+		{append(plan, "--heads", "8", "--kv-heads", "3"), "the kv heads must divide the query heads", 1},
+		{[]string{"plan", "--seq", "10x"}, `"10x" is not a number of rows`, 2},
 	} {
 		stdout, stderr, err := command(t.Context(), dir, c.args...)
-		if err == nil || strings.Count(stderr, "\n") != 1 || !strings.HasPrefix(stderr, "attn-beam: ") || !strings.Contains(stderr, c.want) {
-			t.Errorf("%q: %v, %q, want a line with %q", c.args, err, stdout+stderr, c.want)
+		exit := new(exec.ExitError)
+		if !errors.As(err, &exit) || exit.ExitCode() != c.code {
+			t.Errorf("%q: %v, want exit code %d", c.args, err, c.code)
+		}
+		if strings.Count(stderr, "\n") != 1 || !strings.HasPrefix(stderr, "attn-beam: ") || !strings.Contains(stderr, c.want) {
+			t.Errorf("%q: %q, want a line with %q", c.args, stdout+stderr, c.want)
 		}
 		if _, err := os.Stat(filepath.Join(dir, "out")); err == nil {
 			t.Errorf("%q: the output folder exists", c.args)
 		}
+	}
+}
+
+// TestNegative: lists of numbers may begin with or contain negative ones.
+func TestNegative(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, 2, 16, 4, 1)
+	for i, sinks := range []string{"0.3,-1", "-1,0.3", "-Inf,-.5"} {
+		args := []string{"run", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--out", fmt.Sprint("out", i), "--gather", "all.npy", "--backend", "cpu", "--sinks", sinks, "--alibi", "0.5,-2"}
+		if _, stderr, err := command(t.Context(), dir, args...); err != nil {
+			t.Fatalf("--sinks %s: %v: %s", sinks, err, stderr)
+		}
+		all, err := os.ReadFile(filepath.Join(dir, "all.npy"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want, _ := oneMachine(t, dir, "--sinks", sinks, "--alibi", "0.5,-2"); !bytes.Equal(all, want) {
+			t.Errorf("--sinks %s: the bits are not those of attn run", sinks)
+		}
+	}
+}
+
+// TestPlanOfLengths: the command in docs/distributed.md prints the plan that is there.
+func TestPlanOfLengths(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "distributed.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := regexp.MustCompile(`(?m)^    \$ (attn-beam plan --seq .*)$`).FindSubmatch(page)
+	if line == nil {
+		t.Fatal("docs/distributed.md has no command attn-beam plan --seq")
+	}
+	args := strings.Fields(string(line[1]))[1:]
+	stdout, stderr, err := command(t.Context(), t.TempDir(), args...)
+	if err != nil || stderr != "" {
+		t.Fatalf("%q: %v: %s", args, err, stderr)
+	}
+	if want := "    " + strings.ReplaceAll(strings.TrimSpace(stdout), "\n", "\n    "); !bytes.Contains(page, []byte(want)) {
+		t.Errorf("docs/distributed.md lacks the output of %q:\n%s", args, stdout)
+	}
+	if stdout, stderr, err = command(t.Context(), t.TempDir(), "plan", "--seq", "1M", "--causal"); err != nil || !strings.Contains(stdout, "\nassumed     100 GFLOP/s a worker: give its measured speed as --speed\n") {
+		t.Errorf("without --speed: %v: %s%s", err, stdout, stderr)
 	}
 }

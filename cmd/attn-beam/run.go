@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"runtime"
 	"strconv"
@@ -18,6 +20,8 @@ import (
 	"github.com/seed90331342/attn/cmd/attn-beam/beamattn"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/plan"
 	"github.com/seed90331342/attn/cmd/attn-beam/internal/workers"
+	"github.com/seed90331342/attn/cmd/internal/flags"
+	"github.com/seed90331342/attn/kernels"
 
 	// Runners besides Prism.
 	_ "github.com/apache/beam/sdks/v2/go/pkg/beam/runners/dataflow"
@@ -27,7 +31,9 @@ import (
 
 // runCommand is attn-beam run.
 type runCommand struct {
-	callFlags `embed:""`
+	operands        `embed:""`
+	callFlags       `embed:""`
+	flags.Overwrite `embed:""`
 
 	Out    string `name:"out" required:"" placeholder:"URI" group:"Outputs" help:"Folder for the output: .npy shards and manifest.json."`
 	LSE    bool   `name:"lse" group:"Outputs" help:"Also write the log-sum-exp of the rows, in shards of f4."`
@@ -43,7 +49,7 @@ type runCommand struct {
 // Run computes the output.
 func (c *runCommand) Run(ctx context.Context, out *streams) error {
 	if c.Threads < 0 {
-		return fmt.Errorf("--threads is %d, it must be at least 1, or 0 for the default", c.Threads)
+		return flags.Usagef("--threads is %d, it must be at least 1, or 0 for the default", c.Threads)
 	}
 	if err := out.init(); err != nil {
 		return err
@@ -55,7 +61,18 @@ func (c *runCommand) Run(ctx context.Context, out *streams) error {
 	if err != nil {
 		return err
 	}
-	spec.Out, spec.Backend, spec.Resume, spec.Options.LSE = c.Out, c.Backend, c.Resume, c.LSE
+	spec.Q, spec.K, spec.V = c.Q, c.K, c.V
+	spec.Out, spec.Gather, spec.Backend, spec.Resume, spec.Options.LSE = c.Out, c.Gather, c.Backend, c.Resume, c.LSE
+	spec.Replaces = func(inputs, outputs []string) error {
+		files := func(flag string, uris []string) (list []flags.File) {
+			for _, uri := range uris {
+				list = append(list, flags.File{Flag: flag, Path: uri})
+			}
+			return list
+		}
+		segments := []flags.File{{Flag: "--segments", Path: c.Segments}, {Flag: "--kv-segments", Path: c.KVSegments}}
+		return c.Overwrite.Check(append(segments, files("shard", inputs)...), files("the output", outputs))
+	}
 	if c.Runner == "prism" {
 		spec.Branches = c.Workers
 	}
@@ -139,25 +156,90 @@ func explain(ctx context.Context, job *beamattn.Job, err error) error {
 
 // planCommand is attn-beam plan.
 type planCommand struct {
+	Q string `name:"q" placeholder:"URI,.." group:"Inputs" help:"Files, as for run. Instead of --q, --k and --v give --seq."`
+	K string `name:"k" placeholder:"URI,.." group:"Inputs" help:"Keys."`
+	V string `name:"v" placeholder:"URI,.." group:"Inputs" help:"Values."`
+
+	Seq      length `name:"seq" placeholder:"N" group:"Lengths" help:"Query rows of a head: 10000000, or 10M for ten million."`
+	SeqK     length `name:"seq-k" placeholder:"N" group:"Lengths" help:"Keys of a head. Default: --seq."`
+	Batch    int    `name:"batch" placeholder:"N" group:"Lengths" help:"Batches. Default: 1."`
+	Heads    int    `name:"heads" placeholder:"N" group:"Lengths" help:"Query heads. Default: 8."`
+	KVHeads  int    `name:"kv-heads" placeholder:"N" group:"Lengths" help:"Key and value heads. Default: --heads."`
+	Dim      int    `name:"dim" placeholder:"N" group:"Lengths" help:"Head size. Default: 64."`
+	ValueDim int    `name:"value-dim" placeholder:"N" group:"Lengths" help:"Head size of the values. Default: --dim."`
+
 	callFlags `embed:""`
 
-	Speed     float64       `name:"speed" required:"" placeholder:"GFLOP/s" help:"Measured speed of a worker, as attn bench or attn-beam run print it."`
-	Bandwidth float64       `name:"bandwidth" default:"1" placeholder:"GB/s" help:"Bandwidth of a worker to and from the files."`
-	Overhead  time.Duration `name:"overhead" default:"50ms" placeholder:"TIME" help:"Time of a unit or a merge without computing and moving data."`
+	Speed     float64       `name:"speed" placeholder:"GFLOP/s" help:"Speed of a worker, as attn bench or attn-beam run print it. Default: 100, about one core with AVX2, which the plan then calls assumed."`
+	Bandwidth float64       `name:"bandwidth" default:"1" placeholder:"GB/s" help:"Bandwidth of a worker to and from the files. Default: 1."`
+	Overhead  time.Duration `name:"overhead" default:"50ms" placeholder:"TIME" help:"Time of a unit or a merge without computing and moving data. Default: 50ms."`
 }
+
+// assumedSpeed is the default of --speed in GFLOP/s: a core with AVX2 at 85% of its peak.
+const assumedSpeed = 100
 
 // Run prints the plan.
 func (c *planCommand) Run(ctx context.Context, out *streams) error {
-	if !(c.Speed > 0) || !(c.Bandwidth > 0) || c.Overhead < 0 {
-		return fmt.Errorf("--speed is %v, --bandwidth %v and --overhead %v: they must be positive", c.Speed, c.Bandwidth, c.Overhead)
+	if !(c.Speed >= 0) || !(c.Bandwidth > 0) || c.Overhead < 0 {
+		return flags.Usagef("--speed is %v, --bandwidth %v and --overhead %v: they must be positive", c.Speed, c.Bandwidth, c.Overhead)
 	}
 	spec, err := c.spec(ctx)
 	if err != nil {
 		return err
 	}
-	p, err := beamattn.Plan(ctx, spec)
+	p, err := c.plan(ctx, spec)
 	if err != nil {
 		return err
 	}
-	return p.Print(out.out, plan.Machine{Workers: c.Workers, Speed: 1e9 * c.Speed, Bandwidth: 1e9 * c.Bandwidth, Overhead: c.Overhead})
+	m := plan.Machine{Workers: c.Workers, Speed: 1e9 * cmp.Or(c.Speed, assumedSpeed), Bandwidth: 1e9 * c.Bandwidth, Overhead: c.Overhead}
+	if err := p.Print(out.out, m); err != nil || c.Speed > 0 {
+		return err
+	}
+	_, err = fmt.Fprintf(out.out, "assumed     %d GFLOP/s a worker: give its measured speed as --speed\n", assumedSpeed)
+	return err
+}
+
+// plan returns the plan of the files, or of the lengths.
+func (c *planCommand) plan(ctx context.Context, spec beamattn.Spec) (*plan.Plan, error) {
+	spec.Q, spec.K, spec.V = c.Q, c.K, c.V
+	d := kernels.Dims{Batch: c.Batch, Heads: c.Heads, KVHeads: c.KVHeads, SeqQ: int(c.Seq), SeqK: int(c.SeqK), Dim: c.Dim, ValueDim: c.ValueDim}
+	switch files := c.Q != "" && c.K != "" && c.V != ""; {
+	case files && d == kernels.Dims{}:
+		return beamattn.Plan(ctx, spec)
+	case c.Q+c.K+c.V != "" && d != kernels.Dims{}:
+		return nil, flags.Usagef("--q, --k and --v exclude --seq and the other lengths: the files have lengths of their own")
+	case c.Seq == 0:
+		return nil, flags.Usagef("missing flags: --q, --k and --v, or --seq")
+	}
+	for _, f := range []struct {
+		flag string
+		n    int
+	}{{"--batch", d.Batch}, {"--heads", d.Heads}, {"--kv-heads", d.KVHeads}, {"--dim", d.Dim}, {"--value-dim", d.ValueDim}} {
+		if f.n < 0 {
+			return nil, flags.Usagef("%s is %d, it must be at least 1", f.flag, f.n)
+		}
+	}
+	d.Batch, d.Heads, d.SeqK, d.Dim = cmp.Or(d.Batch, 1), cmp.Or(d.Heads, 8), cmp.Or(d.SeqK, d.SeqQ), cmp.Or(d.Dim, 64)
+	d.KVHeads, d.ValueDim = cmp.Or(d.KVHeads, d.Heads), cmp.Or(d.ValueDim, d.Dim)
+	return beamattn.PlanDims(d, spec)
+}
+
+// length is a flag of a number of rows: 4096, 10k, 10M, where k and M are 1,000 and 1,000,000.
+type length int
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (n *length) UnmarshalText(text []byte) error {
+	digits, unit := string(text), 1
+	for suffix, size := range map[string]int{"k": 1e3, "M": 1e6, "G": 1e9} {
+		if d, ok := strings.CutSuffix(digits, suffix); ok {
+			digits, unit = d, size
+			break
+		}
+	}
+	x, err := strconv.Atoi(digits)
+	if err != nil || x < 1 || x > math.MaxInt32*1000/unit {
+		return fmt.Errorf("%q is not a number of rows, write 4096, 10k or 10M", text)
+	}
+	*n = length(x * unit)
+	return nil
 }

@@ -76,6 +76,11 @@ type Spec struct {
 	Branches int
 	// split is the number of keys of a split, for tests; 0 means cpu.ShardKeys.
 	split int
+	// Gather is the file that the program gathers the output into, "" for none.
+	Gather string
+	// Replaces, unless nil, gets the files that the job reads and those that it, or Gather,
+	// writes, before it writes any. Its error is that of Prepare.
+	Replaces func(inputs, outputs []string) error
 	// Resume continues a job with the same inputs and options in the same folder. Without
 	// it a folder with results is an error.
 	Resume bool
@@ -169,9 +174,6 @@ func Prepare(ctx context.Context, s Spec) (*Job, error) {
 	if old.Inputs != nil && !same(old, this) {
 		return nil, fmt.Errorf("%s has a job with other inputs or options: choose another folder: %w", s.Out, fs.ErrExist)
 	}
-	if err := shards.WriteManifest(ctx, note, this); err != nil {
-		return nil, err
-	}
 	folder := strings.TrimSuffix(s.Out, "/")
 	elements := elementsOf(dtype)
 	j := &Job{Cut: x, Left: x.Blocks, Manifest: manifest, options: options, branches: max(1, s.Branches), call: call{
@@ -186,10 +188,30 @@ func Prepare(ctx context.Context, s Spec) (*Job, error) {
 	if s.Options.LSE {
 		j.call.LSE = shards.Output("lse", "f4", x, 1, file("lse"))
 	}
+	if s.Replaces != nil {
+		if err := s.Replaces(files(q, k, v), append(files(j.call.O, j.call.LSE), s.Gather, note, manifest)); err != nil {
+			return nil, err
+		}
+	}
+	if err := shards.WriteManifest(ctx, note, this); err != nil {
+		return nil, err
+	}
 	if s.Resume {
 		return j, j.skipFinished(ctx)
 	}
 	return j, nil
+}
+
+// files returns the URIs of the shards of arrays, which may be nil.
+func files(arrays ...*shards.Array) (uris []string) {
+	for _, a := range arrays {
+		if a != nil {
+			for _, s := range a.Shards {
+				uris = append(uris, s.URI)
+			}
+		}
+	}
+	return uris
 }
 
 // open reads the headers of all shards and validates the call.
@@ -218,11 +240,36 @@ func Plan(ctx context.Context, s Spec) (*plan.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	return s.plan(d, inputs["q"].Type, inputs["k"].Type, elementsOf(dtype))
+}
+
+// PlanDims is Plan for a call of these lengths, whose files have elements of s.DType (bf16: f4).
+func PlanDims(d kernels.Dims, s Spec) (*plan.Plan, error) {
+	if err := cut.Supported(&s.Options); err != nil {
+		return nil, err
+	}
+	dtype, err := dtypeOf(s.DType, "f4")
+	if err != nil {
+		return nil, err
+	}
+	elements := elementsOf(dtype)
+	array := func(name string, heads, rows, dim int) *shards.Array {
+		return &shards.Array{Name: name, Type: elements, Shape: [4]int{d.Batch, heads, rows, dim}}
+	}
+	d, err = shards.Dims(array("q", d.Heads, d.SeqQ, d.Dim), array("k", d.KVHeads, d.SeqK, d.Dim), array("v", d.KVHeads, d.SeqK, d.ValueDim), s.Options)
+	if err != nil {
+		return nil, err
+	}
+	return s.plan(d, elements, elements, elements)
+}
+
+// plan returns the plan of a call of lengths d with these elements in q, in k and v, and in o.
+func (s *Spec) plan(d kernels.Dims, q, kv, o string) (*plan.Plan, error) {
 	x, err := cut.New(d, s.Options, cut.Config{Workers: s.Workers})
 	if err != nil {
 		return nil, err
 	}
-	return plan.New(x, size(inputs["q"].Type), size(inputs["k"].Type), size(elementsOf(dtype))), nil
+	return plan.New(x, size(q), size(kv), size(o)), nil
 }
 
 // skipFinished removes the blocks whose shards are written from those that are left.
