@@ -3,6 +3,7 @@ package backend
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/seed90331342/attn/backend/budget"
 )
@@ -50,10 +51,16 @@ var (
 	ErrClosed = errors.New("backend is closed")
 )
 
-// Annotate puts the name of an operation before *err unless that is nil. A deferred Annotate
-// covers every return of a function.
+// Annotate puts the name of an operation before *err unless that is nil or names the operation
+// already, as the errors of backends do ("attention: ..", "cpu: attention: .."). A deferred
+// Annotate covers every return of a function.
 func Annotate(err *error, operation string) {
-	if *err != nil {
+	if *err == nil {
+		return
+	}
+	text := (*err).Error()
+	_, rest, _ := strings.Cut(text, ": ")
+	if !strings.HasPrefix(text, operation+": ") && !strings.HasPrefix(rest, operation+": ") {
 		*err = fmt.Errorf("%s: %w", operation, *err)
 	}
 }

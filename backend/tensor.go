@@ -9,7 +9,8 @@ import (
 	"github.com/seed90331342/attn/backend/budget"
 )
 
-// Shape is the length of a tensor along each axis.
+// Shape is the length of a tensor along each axis. All four are written: Go fills in zeros for
+// those that are not, and a tensor of Shape{S, D}, which is [S, D, 0, 0], has no elements.
 type Shape [4]int
 
 // The axes of a [Shape] [B, H, S, D].
@@ -40,6 +41,18 @@ func (s Shape) Elements() int {
 		n = lo
 	}
 	return int(n)
+}
+
+// Hint is the end of an error about a shape that looks like [S, D] without its leading axes, else "".
+func (s Shape) Hint() string {
+	if s[Batch] > 0 && s[Seq] == 0 && s[Dim] == 0 {
+		rows, dim := s[Batch], s[Heads]
+		if dim == 0 {
+			rows, dim = 1, rows
+		}
+		return fmt.Sprintf(" (a Shape has four lengths, [batch, heads, seq, dim]: write %v?)", Shape{1, 1, rows, dim})
+	}
+	return ""
 }
 
 // Strides are the distances in elements between neighbours along each axis. They are never
@@ -107,8 +120,12 @@ func HostBool(data []bool, shape Shape) (Tensor, error) { return hostTensor(data
 func HostQ8(data []byte, shape Shape) (Tensor, error) { return hostTensor(data, Q8, shape) }
 
 func hostTensor[T float32 | uint16 | bool | byte](data []T, dtype DType, shape Shape) (Tensor, error) {
-	if n, want := int64(len(data)), dtype.Bytes(shape)/int64(dtype.Size()); n != want {
-		return Tensor{}, fmt.Errorf("data has %d elements, shape %v needs %d: %w", n, shape, want, ErrShape)
+	want := dtype.Bytes(shape) / int64(dtype.Size())
+	if want < 0 {
+		return Tensor{}, fmt.Errorf("shape %v is negative or too large: %w", shape, ErrShape)
+	}
+	if n := int64(len(data)); n != want {
+		return Tensor{}, fmt.Errorf("data has %d elements, shape %v needs %d%s: %w", n, shape, want, shape.Hint(), ErrShape)
 	}
 	return NewTensor(hostMemory(data), dtype, shape)
 }
@@ -162,7 +179,7 @@ func (t Tensor) IsZero() bool { return t.shape == Shape{} && t.mem == nil }
 // elements, and ErrDType when it has none of the dtypes. name is that of the operand in errors.
 func (t Tensor) Check(name string, dtypes ...DType) error {
 	if !t.IsZero() && t.shape[Dim] < 1 {
-		return fmt.Errorf("%s has shape %v: the last length must be at least 1: %w", name, t.shape, ErrShape)
+		return fmt.Errorf("%s has shape %v: the last length must be at least 1%s: %w", name, t.shape, t.shape.Hint(), ErrShape)
 	}
 	return t.CheckDType(name, dtypes...)
 }
@@ -185,7 +202,7 @@ func (t Tensor) CheckShape(name string, shape Shape, rule string, dtypes ...DTyp
 	case t.IsZero():
 		return fmt.Errorf("%s is missing (the zero Tensor), it must have shape %v: %w", name, shape, ErrShape)
 	case t.shape != shape:
-		return fmt.Errorf("%s has shape %v, it must be %v, the %s: %w", name, t.shape, shape, rule, ErrShape)
+		return fmt.Errorf("%s has shape %v, it must be %v, the %s%s: %w", name, t.shape, shape, rule, t.shape.Hint(), ErrShape)
 	}
 	return t.CheckDType(name, dtypes...)
 }
@@ -304,7 +321,7 @@ func (t Tensor) Broadcast(shape Shape) (Tensor, error) {
 		case l == 1:
 			v.shape[i], v.strides[i] = shape[i], 0
 		default:
-			return Tensor{}, fmt.Errorf("shape %v does not broadcast to %v (each length must be equal or 1): %w", t.shape, shape, ErrShape)
+			return Tensor{}, fmt.Errorf("shape %v does not broadcast to %v (each length must be equal or 1)%s: %w", t.shape, shape, t.shape.Hint(), ErrShape)
 		}
 	}
 	return v, nil

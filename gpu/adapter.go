@@ -110,7 +110,7 @@ func pick(selector string, adapters []port.Adapter) (int, error) {
 	}
 	if n, err := strconv.Atoi(selector); err == nil {
 		if n < 0 || n >= len(adapters) {
-			return 0, fmt.Errorf("gpu:%d: there are %d adapters, numbered from 0: %w", n, len(adapters), backend.ErrNoDevice)
+			return 0, fmt.Errorf("gpu:%d: there is no such adapter, the last one is gpu:%d: %w", n, len(adapters)-1, backend.ErrNoDevice)
 		}
 		return n, nil
 	}

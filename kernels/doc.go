@@ -4,7 +4,7 @@
 //
 // on the CPU or on a GPU. A program opens a [Device] and calls it:
 //
-//	dev, err := kernels.Open("auto") // a GPU if there is one, else the CPU
+//	dev, err := kernels.Open("auto") // a hardware GPU if there is one, else the CPU
 //	...
 //	o, err := dev.AttentionFloat32(ctx, kernels.Dims{Heads: 8, SeqQ: 1024, Dim: 64},
 //		q, k, v, kernels.Options{Causal: true})

@@ -10,7 +10,7 @@ import (
 )
 
 func Example() {
-	dev, err := kernels.Open("auto") // a GPU if there is one, else the CPU
+	dev, err := kernels.Open("auto") // a hardware GPU if there is one, else the CPU
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -22,8 +22,8 @@ func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, q, k, v []floa
 		return nil, fmt.Errorf("attention: %w", err)
 	}
 	dims = fillDims(dims)
-	if dims.Dim < 1 {
-		return nil, fmt.Errorf("attention: Dims.Dim is %d, set it to the head size: %w", dims.Dim, backend.ErrShape)
+	if err := checkDims(dims); err != nil {
+		return nil, fmt.Errorf("attention: %w", err)
 	}
 	var qt, kt, vt backend.Tensor
 	for _, o := range []struct {
@@ -61,10 +61,29 @@ func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, q, k, v []floa
 	return d.Float32s(ctx, r.O)
 }
 
+// fillDims returns d with the defaults of lengths that are zero.
 func fillDims(d Dims) Dims {
 	d.Batch, d.Heads = cmp.Or(d.Batch, 1), cmp.Or(d.Heads, 1)
 	d.KVHeads, d.SeqK, d.ValueDim = cmp.Or(d.KVHeads, d.Heads), cmp.Or(d.SeqK, d.SeqQ), cmp.Or(d.ValueDim, d.Dim)
+	if d.SeqK == NoKeys {
+		d.SeqK = 0
+	}
 	return d
+}
+
+// checkDims checks the lengths of a call with slices.
+func checkDims(d Dims) error {
+	switch {
+	case d.Dim < 1:
+		return fmt.Errorf("Dims.Dim is %d, set it to the head size: %w", d.Dim, backend.ErrShape)
+	case d.SeqQ < 0:
+		return fmt.Errorf("Dims.SeqQ is %d, it must be at least 0: %w", d.SeqQ, backend.ErrShape)
+	case d.SeqK < 0:
+		return fmt.Errorf("Dims.SeqK is %d, it must be a number of keys, 0 for SeqQ, or NoKeys: %w", d.SeqK, backend.ErrShape)
+	case min(d.Batch, d.Heads, d.KVHeads, d.ValueDim) < 1:
+		return fmt.Errorf("Dims has Batch %d, Heads %d, KVHeads %d and ValueDim %d: each must be at least 1, or 0 for the default: %w", d.Batch, d.Heads, d.KVHeads, d.ValueDim, backend.ErrShape)
+	}
+	return nil
 }
 
 // FromFloat32 returns data as a contiguous tensor of dtype F32, F16, BF16 or Q8 in device

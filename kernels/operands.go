@@ -8,8 +8,13 @@ import (
 )
 
 // Dims are the lengths of an attention call. In [Device.AttentionFloat32] zero values
-// mean: Batch 1, Heads 1, KVHeads as Heads, SeqK as SeqQ, ValueDim as Dim.
+// mean: Batch 1, Heads 1, KVHeads as Heads, SeqK as SeqQ, ValueDim as Dim. SeqK [NoKeys] means
+// that there are no keys.
 type Dims = backend.Dims
+
+// NoKeys as SeqK of [Dims] is a call without keys in [Device.AttentionFloat32], where 0 means as
+// many keys as rows. Its output is zeros.
+const NoKeys = -1
 
 // operandDims checks q, k and v and returns the lengths of the call. With pages, k and v
 // are pools of pages.
@@ -24,12 +29,12 @@ func operandDims(q, k, v backend.Tensor, pages *backend.Pages) (Dims, error) {
 	d := c.Dims()
 	qs, ks, vs := q.Shape(), k.Shape(), v.Shape()
 	switch {
+	case d.Dim == 0 || d.ValueDim == 0:
+		return d, fmt.Errorf("the head sizes of q %v and v %v are %d and %d: both must be at least 1%s: %w", qs, vs, d.Dim, d.ValueDim, cmp.Or(qs.Hint(), vs.Hint()), backend.ErrShape)
 	case pages != nil && ks[backend.Batch] != vs[backend.Batch]:
 		return d, fmt.Errorf("k %v has %d pages, v %v has %d: they must be equal: %w", ks, ks[backend.Batch], vs, vs[backend.Batch], backend.ErrShape)
 	case pages == nil && (ks[backend.Batch] != d.Batch || vs[backend.Batch] != d.Batch):
 		return d, fmt.Errorf("batches differ: q %v, k %v, v %v must have the same first length: %w", qs, ks, vs, backend.ErrShape)
-	case d.Dim == 0 || d.ValueDim == 0:
-		return d, fmt.Errorf("the head sizes of q %v and v %v are %d and %d: both must be at least 1: %w", qs, vs, d.Dim, d.ValueDim, backend.ErrShape)
 	case ks[backend.Dim] != d.Dim:
 		return d, fmt.Errorf("k %v has head size %d, q %v has %d: they must be equal: %w", ks, ks[backend.Dim], qs, d.Dim, backend.ErrShape)
 	case vs[backend.Heads] != d.KVHeads || vs[backend.Seq] != ks[backend.Seq]:

@@ -409,7 +409,7 @@ func broadcastShort(name string, t backend.Tensor, shape backend.Shape, mask boo
 	}
 	b, err := broadcast(name, t, short, mask)
 	if errors.Is(err, backend.ErrShape) {
-		return b, fmt.Errorf("%s: shape %v does not broadcast to %v (each length must be equal or 1, keys may be fewer): %w", name, t.Shape(), shape, backend.ErrShape)
+		return b, fmt.Errorf("%s: shape %v does not broadcast to %v (each length must be equal or 1, keys may be fewer)%s: %w", name, t.Shape(), shape, t.Shape().Hint(), backend.ErrShape)
 	}
 	return b, err
 }

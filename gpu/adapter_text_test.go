@@ -1,0 +1,49 @@
+package gpu_test
+
+import (
+	"errors"
+	"regexp"
+	"testing"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/gpu"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// TestMissingAdapter: the error names the last adapter that exists.
+func TestMissingAdapter(t *testing.T) {
+	_, err := gpu.Open("99", gpu.Options{})
+	if !errors.Is(err, backend.ErrNoDevice) {
+		t.Fatalf("gpu:99: %v", err)
+	}
+	if infos, none := (gpu.Driver{}).Devices(); none == nil && len(infos) > 0 && !regexp.MustCompile(`^gpu:99: there is no such adapter, the last one is gpu:\d+: no usable device$`).MatchString(err.Error()) {
+		t.Errorf("gpu:99: %v", err)
+	}
+}
+
+// TestOperationOnce: an error of the GPU names the operation once, with an operand that is not in
+// its memory.
+func TestOperationOnce(t *testing.T) {
+	be, err := gpu.Open("", gpu.Options{})
+	if errors.Is(err, backend.ErrNoDevice) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := kernels.NewDevice(be)
+	defer dev.Close()
+	x, err := dev.FromFloat32(t.Context(), backend.F32, make([]float32, 12), backend.Shape{1, 1, 3, 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Release()
+	mask, err := backend.AllocHost(backend.Bool, backend.Shape{1, 1, 3, 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = dev.Attention(t.Context(), x, x, x, kernels.Options{Mask: mask})
+	if !errors.Is(err, backend.ErrDevice) || !regexp.MustCompile(`^attention: mask is in host memory`).MatchString(err.Error()) {
+		t.Errorf("a mask in host memory: %v", err)
+	}
+}
