@@ -45,6 +45,40 @@ func each(values map[string][]uint32, f func(map[string]uint32)) {
 	f(map[string]uint32{})
 }
 
+// variants calls f with the constants and the source of every combination of a kernel's options.
+func variants(t *testing.T, k Kernel, f func(c map[string]uint32, src string)) {
+	t.Helper()
+	each(options[k.Name], func(c map[string]uint32) {
+		if k.Name == "flash" { // as package tune does
+			c["Q2"], c["KV2"] = c["VEC"]*(c["IN"]&3+1)/2, c["VEC"]*(c["KV"]&3+1)/2
+			c["FULL"], c["AHEAD"], c["EXP2"] = c["VEC"]*c["OUT16"], c["OUT16"], c["OUT16"]
+			for _, option := range []string{"MASKS", "BLOCKED", "BIASES", "SLOPED", "CAPPED", "DROPS"} {
+				c[option] = 2 - c["OUT16"]
+			}
+		}
+		if k.Name == "decode" { // as package gpu does
+			c["EL"] = 4 << (c["KV"] / 2)
+			if c["KV"] == 4 {
+				c["PACK"], c["WIDE"] = 4, 0
+			} else if c["KV"] == 2 && c["WIDE"] == 1 {
+				c["PACK"], c["VWIDE"], c["LN"] = 2, 1, 8
+			}
+		}
+		if k.Name == "attention" || k.Name == "decode" {
+			c["EXP2"] = c["BOTH"]
+		}
+		if k.Name == "matmul" { // as package gpu does
+			c["A2"], c["W2"], c["FULL"] = c["AVEC"]*c["A"], c["WVEC"]*c["W"]/2, c["AVEC"]*c["WVEC"]*c["SKIP"]
+			c["OVEC"] = c["AVEC"]
+		}
+		src, err := k.Specialise(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f(c, src)
+	})
+}
+
 // TestKernelsCompile compiles every kernel for every combination of options with the
 // compiler of the pure Go provider, and checks that each function of common that a variant
 // contains is called.
@@ -56,34 +90,8 @@ func TestKernelsCompile(t *testing.T) {
 	}
 	for _, k := range all {
 		n := 0
-		each(options[k.Name], func(c map[string]uint32) {
+		variants(t, k, func(c map[string]uint32, src string) {
 			n++
-			if k.Name == "flash" { // as package tune does
-				c["Q2"], c["KV2"] = c["VEC"]*(c["IN"]&3+1)/2, c["VEC"]*(c["KV"]&3+1)/2
-				c["FULL"], c["AHEAD"], c["EXP2"] = c["VEC"]*c["OUT16"], c["OUT16"], c["OUT16"]
-				for _, option := range []string{"MASKS", "BLOCKED", "BIASES", "SLOPED", "CAPPED", "DROPS"} {
-					c[option] = 2 - c["OUT16"]
-				}
-			}
-			if k.Name == "decode" { // as package gpu does
-				c["EL"] = 4 << (c["KV"] / 2)
-				if c["KV"] == 4 {
-					c["PACK"], c["WIDE"] = 4, 0
-				} else if c["KV"] == 2 && c["WIDE"] == 1 {
-					c["PACK"], c["VWIDE"], c["LN"] = 2, 1, 8
-				}
-			}
-			if k.Name == "attention" || k.Name == "decode" {
-				c["EXP2"] = c["BOTH"]
-			}
-			if k.Name == "matmul" { // as package gpu does
-				c["A2"], c["W2"], c["FULL"] = c["AVEC"]*c["A"], c["WVEC"]*c["W"]/2, c["AVEC"]*c["WVEC"]*c["SKIP"]
-				c["OVEC"] = c["AVEC"]
-			}
-			src, err := k.Specialise(c)
-			if err != nil {
-				t.Fatal(err)
-			}
 			if _, err := naga.Compile(src); err != nil {
 				t.Errorf("%s %v: %v", k.Name, c, err)
 			}

@@ -120,6 +120,9 @@ The default build contains one of the two WebGPU providers, with CGO_ENABLED=0 o
 gogpu the other: github.com/rajveermalviya/go-webgpu brings wgpu-native, a prebuilt
 library in Rust.
 
+Tests also run the npm package webgpu (Dawn and Tint, BSD-3-Clause). It is a tool of
+tests, and no binary contains it.
+
 == wgpu-native and its crates
 
 wgpu-native, wgpu-core, wgpu-hal, wgpu-types, naga and the Rust standard library:
