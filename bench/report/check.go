@@ -38,7 +38,7 @@ var times = regexp.MustCompile(`rounds.*\]\.|median_s$|predicted_s$`)
 // whole case.
 func checkSize(text []byte) error {
 	if len(text) > maxText {
-		return fmt.Errorf("the report is larger than %d MiB: %w", maxText>>20, backend.ErrOption)
+		return refusal(fmt.Sprintf("the report is larger than %d MiB", maxText>>20))
 	}
 	objects := int64(bytes.Count(text, []byte("{")))
 	return budget.Check(2 * (objects*int64(reflect.TypeFor[Measurement]().Size()) + 16*int64(len(text))))
@@ -84,7 +84,7 @@ func (r *Report) refuse(path string, value any, must string) error {
 	if n, _ := fmt.Sscanf(path, "cases[%d]", &index); n == 1 {
 		of = fmt.Sprintf(" (%.40s %.100s)", r.Cases[index].who(), r.Cases[index].name())
 	}
-	return fmt.Errorf("the report is damaged: %s%s is %s, it must %s: %w", path, of, quote(value), must, backend.ErrOption)
+	return refusal(fmt.Sprintf("the report is damaged: %s%s is %s, it must %s", path, of, quote(value), must))
 }
 
 // quote writes a value of a field.

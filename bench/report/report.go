@@ -16,6 +16,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -116,6 +117,13 @@ func (r *Report) Err() error {
 	return nil
 }
 
+// refusal is ErrOption with a text of its own: a file is no option.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+
+func (r refusal) Is(target error) bool { return target == backend.ErrOption }
+
 // Read reads a report that [Report.WriteJSON] wrote. Figures that follow from others are
 // derived again. It returns ErrOption, with the field, for one that differs from that, for an
 // impossible value, for another schema and for anything else; ErrMemory for a report that
@@ -130,16 +138,20 @@ func Read(from io.Reader) (*Report, error) {
 	}
 	var r Report
 	if err := json.Unmarshal(text, &r); err != nil {
-		at := len(text)
+		at, what := len(text), err.Error()
 		if wrong := new(json.UnmarshalTypeError); errors.As(err, &wrong) {
-			at = int(wrong.Offset)
+			at, what = int(wrong.Offset), cmp.Or(wrong.Field, "the text")+" is of type "+wrong.Value
 		} else if wrong := new(json.SyntaxError); errors.As(err, &wrong) {
 			at = int(wrong.Offset)
 		}
-		return nil, fmt.Errorf("this is not a report of attn bench: line %d: %v: %w", 1+bytes.Count(text[:at], []byte("\n")), err, backend.ErrOption)
+		return nil, refusal(fmt.Sprintf("this is not a report of attn bench (line %d: %s)", 1+bytes.Count(text[:at], []byte("\n")), what))
 	}
-	if r.Schema != Schema {
-		return nil, fmt.Errorf("the report has schema %d, this program reads %d, measure again: %w", r.Schema, Schema, backend.ErrOption)
+	switch r.Schema {
+	case Schema:
+	case 0:
+		return nil, refusal(`this is not a report of attn bench (no "schema" field)`)
+	default:
+		return nil, refusal(fmt.Sprintf("the report has schema %d, this program reads %d: measure again", r.Schema, Schema))
 	}
 	if err := r.check(); err != nil {
 		return nil, err
