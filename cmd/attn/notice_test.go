@@ -22,7 +22,6 @@ var licences = map[string]string{
 	"codeberg.org/go-latex/latex":              "BSD-3-Clause",
 	"codeberg.org/go-pdf/fpdf":                 "MIT",
 	"git.sr.ht/~sbinet/gg":                     "MIT",
-	"github.com/aclements/go-moremath":         "BSD-3-Clause",
 	"github.com/ajstarks/svgo":                 "CC-BY-4.0",
 	"github.com/alecthomas/kong":               "MIT",
 	"github.com/chromedp/cdproto":              "MIT",

@@ -4,8 +4,6 @@ package stats
 import (
 	"math"
 	"slices"
-
-	"github.com/aclements/go-moremath/stats"
 )
 
 // Median returns the middle value of xs, or the mean of the two middle values; 0 when
@@ -54,18 +52,21 @@ func MedianInterval(xs []float64) (low, high, confidence float64) {
 	return s[k-1], s[n-k], max(1-2*below, 0)
 }
 
-// RankTest returns the p-value of the two-sided test of Mann and Whitney (1947): the
-// probability that two samples of one distribution differ in their ranks at least as much
-// as xs and ys. It is 1 for an empty sample and for values that are all equal.
-func RankTest(xs, ys []float64) float64 {
-	p := 0.0
-	// With ties the library's result depends on the order of the samples: the larger one counts.
-	for _, s := range [][2][]float64{{xs, ys}, {ys, xs}} {
-		r, err := stats.MannWhitneyUTest(s[0], s[1], stats.LocationDiffers)
-		if err != nil {
-			return 1
-		}
-		p = max(p, min(1, r.P))
+// DriftingInterval returns half of a 95% confidence interval of the median of xs, relative
+// to it, for measurements in order of time that are not independent: machines drift. The
+// medians of three consecutive parts stand for the run (batch means, Schmeiser 1982), and
+// their range is multiplied by the quantile of Lord (1947) of the ratio of a mean's error to
+// the range, which is the t interval in terms of the range. It is infinite for a single
+// measurement.
+func DriftingInterval(xs []float64) float64 {
+	n, parts := len(xs), min(len(xs), 3)
+	if parts < 2 {
+		return math.Inf(1)
 	}
-	return p
+	var medians []float64
+	for i := range parts {
+		medians = append(medians, Median(xs[i*n/parts:(i+1)*n/parts]))
+	}
+	lord := [...]float64{2: 6.353, 3: 1.304}
+	return lord[parts] * (slices.Max(medians) - slices.Min(medians)) / Median(xs)
 }

@@ -73,60 +73,37 @@ func TestMedianIntervalHoldsTheMedian(t *testing.T) {
 	}
 }
 
-// Against every order of so few values, each as likely as the others.
-func TestRankTestCountsOrders(t *testing.T) {
-	for _, size := range [][2]int{{1, 1}, {3, 3}, {2, 5}, {4, 4}, {5, 3}} {
-		n, m := size[0], size[1]
-		type order struct{ xs, ys []float64 }
-		orders := map[int][]order{} // by the number of pairs with x > y
-		total := 0
-		for set := range 1 << (n + m) {
-			var o order
-			u := 0
-			for i := range n + m {
-				if set>>i&1 == 1 {
-					o.xs, u = append(o.xs, float64(i)), u+len(o.ys)
-				} else {
-					o.ys = append(o.ys, float64(i))
-				}
+// The interval covers the median with 95% for independent measurements, and with 90% for a
+// drift of which half remains from one measurement to the next. Order statistics, which assume
+// independence, miss the median more often then.
+func TestDriftingInterval(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	const trials = 4000
+	for _, tc := range []struct {
+		n           int
+		keeps, want float64
+	}{{2, 0, 0.95}, {3, 0, 0.95}, {10, 0, 0.95}, {30, 0, 0.95}, {10, 0.5, 0.9}, {30, 0.5, 0.9}} {
+		held, ordered := 0.0, 0.0
+		for range trials {
+			xs, x := make([]float64, tc.n), rng.NormFloat64()
+			for i := range xs {
+				x = tc.keeps*x + math.Sqrt(1-tc.keeps*tc.keeps)*rng.NormFloat64()
+				xs[i] = 100 + x
 			}
-			if len(o.xs) == n {
-				orders[u] = append(orders[u], o)
-				total++
+			if math.Abs(Median(xs)-100) <= DriftingInterval(xs)*Median(xs) {
+				held += 1.0 / trials
 			}
-		}
-		extreme := 0
-		for u := 0; 2*u <= n*m; u++ {
-			extreme += len(orders[u])
-			want := min(1, 2*float64(extreme)/float64(total))
-			for _, o := range slices.Concat(orders[u], orders[n*m-u]) {
-				if got := RankTest(o.xs, o.ys); !near(got, want) {
-					t.Errorf("%v and %v: %v, want %v", o.xs, o.ys, got, want)
-				}
+			if low, high, _ := MedianInterval(xs); low <= 100 && 100 <= high {
+				ordered += 1.0 / trials
 			}
 		}
-	}
-}
-
-func TestRankTest(t *testing.T) {
-	seq := func(from, n int) []float64 {
-		xs := make([]float64, n)
-		for i := range xs {
-			xs[i] = float64(from + i)
+		dev := math.Sqrt(tc.want * (1 - tc.want) / trials)
+		if held < tc.want-4*dev || tc.keeps == 0 && held > tc.want+4*dev || tc.keeps > 0 && ordered > tc.want-4*dev {
+			t.Errorf("%+v: held %v of the time, the one by order statistics %v", tc, held, ordered)
 		}
-		return xs
 	}
-	if got := RankTest(seq(0, 6), seq(10, 6)); !near(got, 2.0/924) {
-		t.Errorf("six below six: %v, want 2 of 924 orders", got)
-	}
-	if a, b := RankTest(seq(0, 6), seq(3, 7)), RankTest(seq(3, 7), seq(0, 6)); !near(a, b) {
-		t.Errorf("it depends on the order of samples: %v and %v", a, b)
-	}
-	if got := RankTest([]float64{1, 1, 1}, []float64{1, 1}); got != 1 {
-		t.Errorf("all alike: %v", got)
-	}
-	if RankTest(nil, seq(0, 3)) != 1 {
-		t.Error("nothing differs from something")
+	if !math.IsInf(DriftingInterval([]float64{1}), 1) || !math.IsInf(DriftingInterval(nil), 1) {
+		t.Error("a single measurement shows no variation")
 	}
 }
 

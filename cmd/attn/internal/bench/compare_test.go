@@ -26,6 +26,7 @@ func steady(t *testing.T, path string, factor float64) string {
 				round.PaceS[k] = 1e-5
 			}
 		}
+		r.Cases[i].OthersPercent = nil
 		r.Cases[i].Derive(backend.CPU)
 	}
 	to := filepath.Join(t.TempDir(), "steady.json")
