@@ -291,10 +291,6 @@ func TestCloseNextToOpen(t *testing.T) {
 			p.mu.Unlock()
 		}
 		p.Open()
-		select {
-		case <-closed:
-		case <-time.After(time.Minute):
-			t.Fatal("Close waits while the pool has a user")
-		}
+		<-closed // the limit of the whole test binary reports a hang
 	}
 }
