@@ -46,9 +46,9 @@ func (s slowed) Attention(ctx context.Context, calls ...*backend.Call) error {
 }
 
 // BenchmarkPairsOfRuns measures pairs of short runs, each in a process of its own, and counts
-// the verdicts of report.Compare. It fails if a verdict on the same program is "slower" or
-// "faster", of which a loaded machine may cause one in 20 pairs, or if the gate of attn compare
-// --fail-over passes for more than one of 10 slowed pairs:
+// the verdicts of report.Compare. It fails if a case of the same program is called slower or
+// faster, under -load in more than one of 20 pairs, or if the gate of attn compare --fail-over
+// passes for more than one of 10 slowed pairs:
 //
 //	go test -run '^$' -bench PairsOfRuns -benchtime 1x -timeout 0 ./bench -pairs 40 -slowed 10
 //	go test -run '^$' -bench PairsOfRuns -benchtime 1x -timeout 0 ./bench -pairs 40 -slowed 0 -load 4
