@@ -84,3 +84,17 @@ func TestCorners(t *testing.T) {
 		}
 	}
 }
+
+// TestNaN: the legend names the grey of NaN where there is one, and only there.
+func TestNaN(t *testing.T) {
+	for _, weight := range []float32{0.5, float32(math.NaN())} {
+		h := HeatMap{Weights: matrix.Matrix{Batch: 1, Rows: 1, Cols: 2, Data: []float32{weight, 0.5}}}
+		var svg strings.Builder
+		if err := h.WriteSVG(&svg); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(svg.String(), "grey: NaN"); got != (weight != weight) {
+			t.Errorf("a weight of %v: the legend names NaN: %t", weight, got)
+		}
+	}
+}
