@@ -38,7 +38,7 @@ const tierGonum = "gonum"
 func TestConformance(t *testing.T) {
 	for i, tier := range Tiers() {
 		t.Run(tier, func(t *testing.T) {
-			h := backendtest.Harness{Open: func(tb testing.TB) backend.Backend { return open(tb, Options{Tier: tier}) }, Draws: 500}
+			h := backendtest.Harness{Open: func(tb testing.TB) backend.Backend { return open(tb, Options{Tier: tier}) }, Draws: 500, Small: 20000}
 			if tier != tierGonum || runtime.GOARCH == "amd64" { // gonum sums in another order elsewhere
 				h.Digests = filepath.Join("testdata", "digests-"+tier+".txt")
 			}

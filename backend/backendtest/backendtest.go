@@ -32,8 +32,13 @@ type Harness struct {
 	AgainstDraws int
 	// Draws is the number of random problems to compare with the oracle; 0 means 100. The
 	// gradients of twice as many are compared, or of 1,000.
-	// With -short all numbers of random problems are a tenth.
+	// With -short all these numbers of random problems are a tenth.
 	Draws int
+	// Small is the number of small random problems to compare with the oracle; 0 means 20, or
+	// one n-th with PairsEvery n. The gradients of a quarter as many are compared, and the
+	// results of a quarter as many histories of caches: at least 5 of each. With -short they
+	// are a hundredth, and at least 4.
+	Small int
 	// PairsEvery n > 1 runs only every n-th case of [Pairs] and of trained models, for code
 	// paths that differ little from the backend's usual one.
 	PairsEvery int
@@ -106,9 +111,12 @@ func Run(t *testing.T, h Harness) {
 	run("Stages", func(t *testing.T) { testStages(t, dev) })
 	run("Drawn", func(t *testing.T) { testDrawn(t, dev, draws(h.Draws, 100)) })
 	run("Extremes", func(t *testing.T) { testExtremes(t, dev, draws(h.Draws, 100)) })
+	run("Small", func(t *testing.T) { testSmall(t, dev, h, h.small(1)) })
 	run("Properties", func(t *testing.T) { testProperties(t, dev) })
 	run("Merge", func(t *testing.T) { testMerge(t, dev) })
 	twice("Gradients", func(t *testing.T, dev *kernels.Device, _ *digests) { testGradients(t, dev, h) })
+	run("SmallGradients", func(t *testing.T) { testSmallGradients(t, dev, h.small(4)) })
+	run("Histories", func(t *testing.T) { testHistories(t, dev, h.small(4)) })
 	run("Refused", func(t *testing.T) { testRefused(t, dev) })
 	run("Plan", func(t *testing.T) { testPlan(t, dev) })
 	run("Concurrent", func(t *testing.T) { testConcurrent(t, dev) })
@@ -123,6 +131,19 @@ func Run(t *testing.T, h Harness) {
 			t.Run("gradients", func(t *testing.T) { testGradientsAgainst(t, dev, other, draws(h.AgainstDraws/10, 100)) })
 		})
 	}
+}
+
+// small returns the number of small problems, divided by a number.
+func (h *Harness) small(by int) int {
+	n := h.Small
+	if n == 0 {
+		n = 20 / max(1, h.PairsEvery)
+	}
+	least := 5
+	if testing.Short() {
+		n, least = n/20, 20 // rapid divides by 5
+	}
+	return max(least, n/by)
 }
 
 func draws(n, def int) int {
