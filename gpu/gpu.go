@@ -46,9 +46,10 @@
 // Options.Shared takes a device that the program has opened, and [Backend.Wrap] makes tensors
 // of the program's buffers, without a copy: see [Shared].
 //
-// A bias next to a relative bias, or a mask next to a block mask, needs a kernel with ten
-// storage buffers, or eight for few query rows. Devices that bind fewer return
-// backend.ErrUnsupported.
+// WebGPU guarantees eight storage buffers a shader stage. Calls that combine a mask with a block
+// mask, or a bias with a relative bias, need ten if they have more than 16 query rows a key
+// head or compute gradients: where the device binds fewer they return backend.ErrUnsupported.
+// Pages that begin in the middle of a word need one more than other keys: nine, or eleven.
 package gpu
 
 import (

@@ -61,17 +61,33 @@ func TestOptionsOfManyHeads(t *testing.T) {
 }
 
 // TestFewBindings asks for a mask next to a block mask, and a bias next to a relative one,
-// on a device with eight storage buffers a kernel: decoding works, prefill is refused.
+// on devices with eight to ten storage buffers a kernel: prefill and gradients need ten, and
+// errors name both numbers. Decoding needs eight.
 func TestFewBindings(t *testing.T) {
-	b := open(t, Options{Limits: gputypes.Limits{MaxStorageBuffersPerShaderStage: 8}})
+	for _, binds := range []uint32{8, 9, 10} {
+		t.Run(fmt.Sprint(binds), func(t *testing.T) { testFewBindings(t, binds) })
+	}
+}
+
+func testFewBindings(t *testing.T, binds uint32) {
+	b := open(t, Options{Limits: gputypes.Limits{MaxStorageBuffersPerShaderStage: binds}})
 	defer b.Close()
 	c := problem(t, b)
 	c.Relative = upload(t, b, host(t, backend.Shape{1, 4, 1, 70 + 90 - 1}, wave))
 	c.Blocks, c.BlockQ, c.BlockK = blocksOf(t, b, 9, 12), 8, 8
+	g := backwardOf(t, b, c)
 	_, err := b.Plan(t.Context(), c)
-	for _, err := range []error{err, b.Attention(context.Background(), c)} {
-		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "a mask next to a block mask") || !strings.Contains(err.Error(), "10 storage buffers") {
-			t.Errorf("many rows: %v", err)
+	for what, err := range map[string]error{"plan": err, "attention": b.Attention(context.Background(), c), "backward": b.Backward(context.Background(), g)} {
+		if binds == 10 {
+			if err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+			continue
+		}
+		if limit := fmt.Sprintf("10 storage buffers, %s binds %d", b.Info().Name, binds); !errors.Is(err, backend.ErrUnsupported) ||
+			!strings.Contains(err.Error(), "a mask next to a block mask") || !strings.Contains(err.Error(), limit) ||
+			what != "backward" && !strings.Contains(err.Error(), "maxStorageBuffersPerShaderStage") {
+			t.Errorf("%s: %v", what, err)
 		}
 	}
 	for _, x := range []struct {

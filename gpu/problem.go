@@ -83,7 +83,7 @@ func (a *attention) check(k queue.Kernel) error {
 	if need <= have {
 		return nil
 	}
-	return fmt.Errorf("a mask next to a block mask, or a bias next to a relative bias, with more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d: %w",
+	return fmt.Errorf("a mask next to a block mask, or a bias next to a relative bias, with more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d (maxStorageBuffersPerShaderStage): combine the two masks, or the two biases: %w",
 		a.b.decodeRows, need, a.b.info.Name, have, backend.ErrUnsupported)
 }
 
