@@ -24,6 +24,13 @@
 // not known. Memory that is released while submissions use it is used again in their order;
 // the device holds at most 64 MiB of it in addition to the pool.
 //
+// Waits for the device, for its memory and for a compilation end with the context of their
+// call. Two things cannot be interrupted: a compilation, which goes on for later calls, and a
+// call of the WebGPU library. Submit of Mesa's software driver blocks while an earlier submission
+// runs or compiles. There, calls with a deadline wait for those submissions before their own. Near
+// the deadline a submission takes at most an eighth of the time left, but 1 ms or one tile may
+// pass. A call that is cancelled without a deadline may return one submission late.
+//
 // Tensors larger than the adapter's largest buffer take several buffers. Tensors for
 // which the device has no room stay in host memory: calls stream windows of them, with
 // the same results in every bit.

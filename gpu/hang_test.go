@@ -33,6 +33,7 @@ type simulated struct {
 	closed bool
 
 	full     bool          // whether it refuses more memory
+	blocks   bool          // whether Submit blocks while a submission runs
 	compile  time.Duration // how long each compilation takes
 	compiled []string      // labels
 }
@@ -92,6 +93,11 @@ func (d *simulated) Write(port.Buffer, uint64, []byte) error { return nil }
 func (d *simulated) Submit(commands []port.Command) (port.Ticket, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for d.blocks && !d.ended(port.Ticket(len(d.ends))) {
+		d.mu.Unlock()
+		time.Sleep(time.Millisecond)
+		d.mu.Lock()
+	}
 	var end time.Time
 	if took := d.took(); took >= 0 {
 		end = time.Now().Add(took)
@@ -198,6 +204,11 @@ func (d *simulated) Close() error {
 // simulate opens a backend on a simulated device.
 func simulate(t *testing.T, opt Options, took func() time.Duration, change ...func(l *gputypes.Limits)) (*Backend, *simulated) {
 	t.Helper()
+	return simulateOn(t, backend.Discrete, opt, took, change...)
+}
+
+func simulateOn(t *testing.T, kind backend.DeviceType, opt Options, took func() time.Duration, change ...func(l *gputypes.Limits)) (*Backend, *simulated) {
+	t.Helper()
 	d := &simulated{t: t, took: took, limits: gputypes.DefaultLimits(), fills: map[port.Buffer]port.Ticket{}}
 	for _, f := range change {
 		f(&d.limits)
@@ -206,7 +217,7 @@ func simulate(t *testing.T, opt Options, took func() time.Duration, change ...fu
 	if opt.exp2 == nil { // nothing to measure
 		opt.exp2 = func(context.Context, port.Device) (float64, error) { return 0, port.ErrShader }
 	}
-	b, err := newBackend(d, backend.Info{Name: "gpu:0", Device: "simulated", Type: backend.Discrete}, opt)
+	b, err := newBackend(d, backend.Info{Name: "gpu:0", Device: "simulated", Type: kind}, opt)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,8 @@ type Cutter struct {
 	// Most bounds the length of a box along each axis, of a piece along the inner one;
 	// 0 is no bound.
 	Most [axes]int
+	// Share, unless 0, is the share of that bound of a piece that applies.
+	Share float64
 	// State returns the bytes of state with which pieces of a box continue.
 	State func(Box) uint64
 	// StateAbove is the length along the inner axis above which a box takes state even when
@@ -147,6 +149,9 @@ func (c *Cutter) Boxes(x Box, f func(x Box, piece int) error) error {
 	}
 	piece := x.Len(c.inner)
 	if m := c.Most[c.inner]; m > 0 {
+		if c.Share > 0 {
+			m = int(c.Share * float64(m))
+		}
 		piece = min(piece, max(m/c.Granule*c.Granule, c.Granule))
 	}
 	for {

@@ -221,8 +221,8 @@ func (d *Device) Write(ctx context.Context, s *cut.Store, at uint64, data []byte
 	if d.written.Add(int64(n)) >= cut.TransferBytes {
 		return d.Submit(ctx, nil)
 	}
-	_, err = d.Port.Submit(nil) // starts the copies: a library may not order those of one submission
-	return d.wrap(err)
+	_, err = d.submit(ctx, nil) // starts the copies: a library may not order those of one submission
+	return err
 }
 
 // Read copies the bytes of a store from at on to dst; at and len(dst) are multiples of 4. It
@@ -311,15 +311,27 @@ func Moved(ctx context.Context, bytes int64, began time.Time) {
 // Submit runs commands and waits for them and all that was submitted before.
 func (d *Device) Submit(ctx context.Context, commands []port.Command) error {
 	written := d.written.Load()
-	t, err := d.Port.Submit(commands)
+	t, err := d.submit(ctx, commands)
 	if err != nil {
-		return d.wrap(err)
+		return err
 	}
 	if err := d.await(ctx, t); err != nil {
 		return err
 	}
 	d.written.CompareAndSwap(written, 0)
 	return nil
+}
+
+// submit starts commands. Where Submit would block it waits for the running submissions first if
+// ctx has a deadline, because ctx can end that.
+func (d *Device) submit(ctx context.Context, commands []port.Command) (port.Ticket, error) {
+	if _, ok := ctx.Deadline(); ok && d.pacing.blocks {
+		if err := d.Idle(ctx); err != nil {
+			return 0, err
+		}
+	}
+	t, err := d.Port.Submit(commands)
+	return t, d.wrap(err)
 }
 
 // wrap wraps an error of the port for the device.

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"math"
+	"time"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
@@ -115,7 +116,7 @@ func (d *Device) Count(op *Op) (e Extent, err error) {
 		}
 		e.MaxBox = max(e.MaxBox, p.Of.Box.Len(cut.Col))
 		e.State = max(e.State, p.State.Size)
-		return d.split(s, func(first, n int, grid [3]uint32) error {
+		return d.split(s, time.Time{}, func(first, n int, grid [3]uint32) error {
 			e.Dispatches++
 			return nil
 		})
@@ -124,13 +125,13 @@ func (d *Device) Count(op *Op) (e Extent, err error) {
 }
 
 // split divides the workgroups of a step into dispatches that respect the time of a
-// submission and the limit of workgroups a dimension. f gets the first workgroup, their
+// submission, by the deadline of its call, and the limit of workgroups a dimension. f gets the first workgroup, their
 // number, and the grid that contains them.
-func (d *Device) split(s Step, f func(first, n int, grid [3]uint32) error) error {
+func (d *Device) split(s Step, deadline time.Time, f func(first, n int, grid [3]uint32) error) error {
 	p := d.Pipeline(s.Kernel)
 	dim := min(int(d.Limits.MaxComputeWorkgroupsPerDimension), math.MaxInt32)
 	for first := 0; first < s.Groups; {
-		n := min(s.Groups-first, d.pacing.atOnce(p.pace.speed(), s.Each), dim*dim)
+		n := min(s.Groups-first, d.pacing.atOnce(p.pace.speed(), s.Each, deadline), dim*dim)
 		x := min(n, dim)
 		if err := f(first, n, [3]uint32{uint32(x), uint32((n + x - 1) / x), 1}); err != nil {
 			return err

@@ -39,6 +39,7 @@ type pacing struct {
 	maxWork float64 // operations; 0 is no bound
 	speed   float64 // of a pipeline before its first run
 	lanes   int
+	blocks  bool // Submit blocks while a submission runs, as that of software drivers
 }
 
 func newPacing(kind backend.DeviceType, c Config) pacing {
@@ -52,26 +53,52 @@ func newPacing(kind backend.DeviceType, c Config) pacing {
 	case backend.Integrated, backend.Virtual, backend.Other:
 		p.speed, p.lanes = speedIntegrated, lanesIntegrated
 	default: // a software driver has a thread for each processor
-		p.speed, p.lanes = speedCPU, runtime.NumCPU()
+		p.speed, p.lanes, p.blocks = speedCPU, runtime.NumCPU(), true
 	}
 	return p
 }
 
-// share is the time of one submission in seconds.
-func (p *pacing) share() float64 { return p.budget.Seconds() / MaxFlight }
+// A submission takes at most a deadlineShare of the time until the deadline of its call, but
+// shortest seconds may pass: on software drivers a submission costs about a tenth of that.
+const (
+	deadlineShare = 1. / 8
+	shortest      = 1e-3
+)
+
+// within returns seconds, or less near a deadline. The zero Time is none.
+func within(seconds float64, deadline time.Time) float64 {
+	if deadline.IsZero() {
+		return seconds
+	}
+	return min(seconds, max(time.Until(deadline).Seconds()*deadlineShare, shortest))
+}
+
+// share is the time in seconds of one submission of a call.
+func (p *pacing) share(deadline time.Time) float64 {
+	return within(p.budget.Seconds()/MaxFlight, deadline)
+}
+
+// ahead is the time in seconds that submissions may be expected to take when a call adds one. No
+// context ends a Submit that blocks. Near its deadline a call therefore waits for them first.
+func (p *pacing) ahead(deadline time.Time) float64 {
+	if !p.blocks {
+		deadline = time.Time{}
+	}
+	return within(maxAhead*p.budget.Seconds(), deadline)
+}
 
 // full reports whether a submission of so many seconds and operations is too long.
-func (p *pacing) full(seconds, work float64) bool {
-	return seconds > p.share() || p.maxWork > 0 && work > p.maxWork
+func (p *pacing) full(seconds, work float64, deadline time.Time) bool {
+	return seconds > p.share(deadline) || p.maxWork > 0 && work > p.maxWork
 }
 
 // atOnce returns the number of workgroups, of each operations, that one dispatch may
 // have on a pipeline of a speed.
-func (p *pacing) atOnce(speed, each float64) int {
+func (p *pacing) atOnce(speed, each float64, deadline time.Time) int {
 	if each <= 0 {
 		return math.MaxInt32
 	}
-	n := max(speed*p.share()/each, float64(p.lanes))
+	n := max(speed*p.share(deadline)/each, float64(p.lanes))
 	if p.maxWork > 0 {
 		n = min(n, p.maxWork/each)
 	}

@@ -293,7 +293,7 @@ func (k Kernel) Desc() (port.PipelineDesc, error) {
 // dispatch: what it does in the time of a submission with all lanes busy.
 func (d *Device) PieceWork(k Kernel) float64 {
 	p := &d.pacing
-	work := d.Pipeline(k).pace.speed() * p.share() / float64(p.lanes)
+	work := d.Pipeline(k).pace.speed() * p.share(time.Time{}) / float64(p.lanes)
 	if p.maxWork > 0 {
 		work = min(work, p.maxWork)
 	}

@@ -1,6 +1,8 @@
 package queue
 
 import (
+	"time"
+
 	"github.com/gogpu/gputypes"
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/shaders"
@@ -48,7 +50,7 @@ func (d *Device) Dispatches(op *Op, f func(x Dispatch) error) error {
 		if len(s.Windows) == uniform {
 			x.Sizes = append(x.Sizes, uint64(s.Params.Size()))
 		}
-		return d.split(s, func(first, n int, grid [3]uint32) error {
+		return d.split(s, time.Time{}, func(first, n int, grid [3]uint32) error {
 			s.Params.(shaders.Ranged).SetRange(first, first+n)
 			x.Grid, x.Groups = grid, n
 			return f(x)

@@ -58,7 +58,7 @@ func TestPace(t *testing.T) {
 // they were short or it is not known when they began or ended. The wait for the submission
 // before them does not count.
 func TestLearn(t *testing.T) {
-	share := (&pacing{budget: time.Hour}).share() // long enough that no pause of this test matters
+	share := (&pacing{budget: time.Hour}).share(time.Time{}) // long enough that no pause of this test matters
 	now := time.Now()
 	ago := func(seconds float64) time.Time { return now.Add(-time.Duration(seconds * 1e9)) }
 	for _, c := range []struct {
@@ -117,7 +117,7 @@ func TestSplitCoversAllWorkgroups(t *testing.T) {
 				pipelines: pipelines{byHash: map[uint64][]*Pipeline{}},
 			}
 			next := 0
-			err := d.split(Step{Groups: c.total, Each: c.each}, func(first, n int, grid [3]uint32) error {
+			err := d.split(Step{Groups: c.total, Each: c.each}, time.Time{}, func(first, n int, grid [3]uint32) error {
 				x, y := int(grid[0]), int(grid[1])
 				if first != next || n < 1 || x*y < n || x > c.maxDim || y > c.maxDim {
 					t.Errorf("range %d+%d in a grid of %d x %d, expected it at %d", first, n, x, y, next)

@@ -16,12 +16,16 @@ import (
 // Runner runs the operations of one call. Their steps run in the order in which they are
 // queued.
 //
+// Near the deadline of its context a call takes shorter submissions.
+//
 // A rehearsal runs nothing on the device: it adds up the work, collects the pipelines
 // that the call needs, and follows what streaming would move.
 type Runner struct {
 	d     *Device
 	ctx   context.Context
 	trace *backend.Trace
+	// deadline is that of ctx, zero for none.
+	deadline time.Time
 
 	rehearsal bool
 	needed    []*Pipeline // in a rehearsal
@@ -146,6 +150,7 @@ func (d *Device) NewRunner(ctx context.Context) *Runner { return d.newRunner(ctx
 func (d *Device) newRunner(ctx context.Context, c *call) *Runner {
 	r := d.runners.Get().(*Runner)
 	r.d, r.ctx, r.trace, r.call = d, ctx, backend.TraceOf(ctx), c
+	r.deadline, _ = ctx.Deadline()
 	return r
 }
 
@@ -165,6 +170,7 @@ func (r *Runner) Run(op *Op) error {
 	if err := r.keep(op); err != nil {
 		return err
 	}
+	op.Cutter.Share = r.d.pacing.share(r.deadline) / r.d.pacing.share(time.Time{})
 	var table cut.Window
 	if op.Table != nil && !r.rehearsal {
 		size := uint64(len(op.Table))
@@ -207,7 +213,7 @@ func (r *Runner) dispatch(s Step) error {
 	if err := r.stage(&x); err != nil {
 		return err
 	}
-	return r.d.split(s, func(first, n int, grid [3]uint32) error {
+	return r.d.split(s, r.deadline, func(first, n int, grid [3]uint32) error {
 		s.Params.(shaders.Ranged).SetRange(first, first+n)
 		x.grid = grid
 		x.work = float64(n) * s.Each
@@ -236,7 +242,7 @@ func (r *Runner) add(x *dispatch) error {
 	if size := x.params.Size(); size > ring.most() {
 		return fmt.Errorf("kernel %s has %d bytes of parameters, a uniform buffer has %d: %w", x.pipeline.kernel.Shader.Name, size, ring.most(), backend.ErrUnsupported)
 	}
-	if b := &r.batch; len(b.list) > 0 && (b.holds(x, ring.align) > ring.most() || len(b.list) == maxDispatches || r.d.pacing.full(b.seconds+x.seconds, b.work+x.work)) {
+	if b := &r.batch; len(b.list) > 0 && (b.holds(x, ring.align) > ring.most() || len(b.list) == maxDispatches || r.d.pacing.full(b.seconds+x.seconds, b.work+x.work, r.deadline)) {
 		if err := r.push(); err != nil {
 			return err
 		}

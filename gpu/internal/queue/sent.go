@@ -231,13 +231,21 @@ func (s *sent) dueOf(t port.Ticket) (due time.Time) {
 	return due
 }
 
+// unmeasured reports whether the newest submission has a kernel that runs for the first time:
+// software drivers compile it then. The caller holds the lock.
+func (s *sent) unmeasured() bool {
+	return slices.ContainsFunc(s.list[len(s.list)-1].pipelines, func(p *Pipeline) bool { return !p.measured.Load() })
+}
+
 // room returns a flight with room for so many bytes of parameters. The caller has the turn.
 func (d *Device) room(ctx context.Context, bytes uint64, seconds float64) (*flight, error) {
 	s := d.sent
+	deadline, waits := ctx.Deadline()
+	waits = waits && d.pacing.blocks
 	for {
 		s.mu.Lock()
 		at, ok := s.ring.find(bytes, s.list)
-		ok = ok && (len(s.list) == 0 || len(s.list) < maxSent && s.seconds+seconds <= maxAhead*d.pacing.budget.Seconds())
+		ok = ok && (len(s.list) == 0 || len(s.list) < maxSent && s.seconds+seconds <= d.pacing.ahead(deadline) && !(waits && s.unmeasured()))
 		if ok {
 			var f *flight
 			if n := len(s.unused); n > 0 {
@@ -306,7 +314,7 @@ func (d *Device) settle(t port.Ticket, blocked bool) {
 	if n == 0 {
 		return
 	}
-	s.learn(s.list[:n], blocked, time.Now(), d.pacing.share())
+	s.learn(s.list[:n], blocked, time.Now(), d.pacing.share(time.Time{}))
 	for _, f := range s.list[:n] {
 		for _, p := range f.pipelines {
 			p.measured.Store(true)
