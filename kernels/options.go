@@ -215,7 +215,7 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 		}
 	}
 	if p.Sinks != nil && len(p.Sinks) != d.Heads {
-		return p, fmt.Errorf("sinks has %d logits, there are %d heads: give one for each: %w", len(p.Sinks), d.Heads, backend.ErrShape)
+		return p, fmt.Errorf("sinks has %d logits, %s: give one for each: %w", len(p.Sinks), thereAre(d.Heads, "heads"), backend.ErrShape)
 	}
 	for i, x := range p.Sinks {
 		if x != x || math.IsInf(float64(x), 1) {
@@ -237,15 +237,31 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 func (o *Options) checkLengths(n, heads int, of string) error {
 	switch {
 	case o.KLen != nil && len(o.KLen) != n:
-		return fmt.Errorf("klen has %d lengths, there are %d %s: give one for each: %w", len(o.KLen), n, of, backend.ErrShape)
+		return fmt.Errorf("klen has %d lengths, %s: give one for each: %w", len(o.KLen), thereAre(n, of), backend.ErrShape)
 	case o.Offsets != nil && len(o.Offsets) != n:
-		return fmt.Errorf("offsets has %d, there are %d %s: give one for each: %w", len(o.Offsets), n, of, backend.ErrShape)
+		return fmt.Errorf("offsets has %d, %s: give one for each: %w", len(o.Offsets), thereAre(n, of), backend.ErrShape)
 	case o.Prefix != nil && len(o.Prefix) != 1 && len(o.Prefix) != n:
-		return fmt.Errorf("prefix has %d lengths, there are %d %s: give %s: %w", len(o.Prefix), n, of, either(1, n), backend.ErrShape)
+		return fmt.Errorf("prefix has %d lengths, %s: give %s: %w", len(o.Prefix), thereAre(n, of), either(1, n), backend.ErrShape)
 	case o.ALiBi != nil && len(o.ALiBi) != heads && len(o.ALiBi) != n*heads:
-		return fmt.Errorf("alibi has %d slopes, there are %d heads in %d %s: give %s: %w", len(o.ALiBi), heads, n, of, either(heads, n*heads), backend.ErrShape)
+		return fmt.Errorf("alibi has %d slopes, %s in %s: give %s: %w", len(o.ALiBi), thereAre(heads, "heads"), count(n, of), either(heads, n*heads), backend.ErrShape)
 	}
 	return nil
+}
+
+// count returns a number of things: 1 head, 2 heads.
+func count(n int, plural string) string {
+	if n == 1 {
+		return "1 " + map[string]string{"heads": "head", "batches": "batch", "sequences": "sequence"}[plural]
+	}
+	return fmt.Sprintf("%d %s", n, plural)
+}
+
+// thereAre is count with its verb.
+func thereAre(n int, plural string) string {
+	if n == 1 {
+		return "there is " + count(n, plural)
+	}
+	return "there are " + count(n, plural)
 }
 
 // either names two numbers that are accepted, or the one that they are.

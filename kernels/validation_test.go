@@ -82,7 +82,7 @@ func TestAttentionRefuses(t *testing.T) {
 		{"mask with more keys", q, k, v, Options{Mask: meta(t, backend.Bool, 1, 1, 8, 10)}, backend.ErrShape, "mask: shape [1 1 8 10] does not broadcast to [2 4 8 9]"},
 		{"mask without keys", q, k, v, Options{Mask: meta(t, backend.Bool, 1, 1, 8, 0)}, backend.ErrShape, "mask: shape [1 1 8 0]"},
 		{"prefix count", q, k, v, Options{Prefix: []int{1, 2, 3}}, backend.ErrShape, "prefix has 3 lengths, there are 2 batches: give 1 or 2"},
-		{"prefix count of one batch", meta(t, f32, 1, 4, 9, 16), meta(t, f32, 1, 2, 9, 16), meta(t, f32, 1, 2, 9, 5), Options{Prefix: []int{1, 2, 3}}, backend.ErrShape, "there are 1 batches: give 1: "},
+		{"prefix count of one batch", meta(t, f32, 1, 4, 9, 16), meta(t, f32, 1, 2, 9, 16), meta(t, f32, 1, 2, 9, 5), Options{Prefix: []int{1, 2, 3}}, backend.ErrShape, "there is 1 batch: give 1: "},
 		{"prefix range", q, k, v, Options{Prefix: []int{0, 10}}, backend.ErrOption, "prefix[1] is 10, there are 9 keys"},
 		{"segments of keys missing", q, k, v, Options{QSegments: [][]int32{make([]int32, 8)}}, backend.ErrShape, "qsegments have ids for 8 rows, there are 9 keys: give ksegments too"},
 		{"segments of rows missing", q, k, v, Options{KSegments: [][]int32{make([]int32, 9)}}, backend.ErrShape, "ksegments are given without qsegments"},

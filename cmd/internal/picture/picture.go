@@ -425,7 +425,7 @@ func (h *HeatMap) colourBar(shades palette.ColorMap) *plot.Plot {
 	p.HideX()
 	p.Y.Label.Text = "attention weight"
 	if slices.ContainsFunc(h.Weights.Data, func(w float32) bool { return w != w }) {
-		p.Y.Label.Text += ", grey: NaN"
+		p.Y.Label.Text = "weight, grey: NaN"
 	}
 	p.Y.Padding = 0
 	if h.Log {
