@@ -179,7 +179,7 @@ func (j *dotJob) task(turn *pool.Turn, w *scratch, n int) error {
 	b, h, from, to := j.rowPartition.at(n)
 	o, dO := w.floats(j.dimV), w.floats(j.dimV)
 	for i := from; i < to; i++ {
-		if i%rowStep == 0 {
+		if i%rowStep == rowStep-1 {
 			if err := turn.Pause(); err != nil {
 				return err
 			}

@@ -114,7 +114,7 @@ func (j *copyJob) task(turn *pool.Turn, w *scratch, t int) error {
 	padded, _ := j.size()
 	row := w.floats(padded)
 	for i := from; i < to; i++ {
-		if i%rowStep == 0 {
+		if i%rowStep == rowStep-1 {
 			if err := turn.Pause(); err != nil {
 				return err
 			}

@@ -128,13 +128,13 @@ type crew struct {
 //
 // It returns the first error of Work, the context's error, or ErrInternal for a panic.
 func (p *Pool) Run(ctx context.Context, j Job, tasks, threads int) error {
-	cores := runtime.GOMAXPROCS(0)
-	if p.cores.Load() != int32(cores) {
-		p.cores.Store(int32(cores))
-	}
 	c := spare.Get().(*crew)
 	c.pool, c.ctx, c.job, c.err = p, ctx, j, nil
-	c.helpers = min(threads, tasks, cores) - 1
+	if c.helpers = min(threads, tasks) - 1; c.helpers > 0 || p.cores.Load() == 0 { // a short call does not ask the runtime
+		cores := runtime.GOMAXPROCS(0)
+		p.cores.Store(int32(cores))
+		c.helpers = min(c.helpers, cores-1)
+	}
 	c.failed.Store(false)
 	c.next.Store(int64(tasks))
 	c.compute(&c.caller)
@@ -144,7 +144,9 @@ func (p *Pool) Run(ctx context.Context, j Job, tasks, threads int) error {
 	if c.caller.holds {
 		p.release(&c.caller)
 	}
-	c.inside.Wait()
+	if c.helpers > 0 {
+		c.inside.Wait()
+	}
 	err := c.err
 	c.pool, c.ctx, c.job, c.err = nil, nil, nil, nil
 	spare.Put(c)

@@ -294,3 +294,16 @@ func TestCloseNextToOpen(t *testing.T) {
 		<-closed // the limit of the whole test binary reports a hang
 	}
 }
+
+// BenchmarkRun measures what the pool adds to a call of one task.
+func BenchmarkRun(b *testing.B) {
+	p := New()
+	p.Open()
+	defer p.Close()
+	j := job(func(*Turn, int) error { return nil })
+	for b.Loop() {
+		if err := p.Run(b.Context(), j, 1, 1); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -51,8 +51,8 @@ func (t *Turn) Pause() error {
 }
 
 // Reading the clock takes as long as some of the shortest blocks. Pause reads it about
-// every 100 microseconds, and first at its fourth call: short calls never read it.
-const often, seldom, firstStride, maxStride = 50 * time.Microsecond, 200 * time.Microsecond, 4, 1 << 10
+// every 100 microseconds, and first at its eighth call: short calls never read it.
+const often, seldom, firstStride, maxStride = 50 * time.Microsecond, 200 * time.Microsecond, 8, 1 << 10
 
 // look reads the clock, and yields when the slice of time is over.
 func (t *Turn) look() error {
