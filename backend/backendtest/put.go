@@ -9,8 +9,15 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Draw returns a random case, the same one for the same seed.
-func Draw(seed int) Case { return rapid.Custom(drawCase).Example(seed) }
+// Draw returns a random case, the same one for the same seed: one in three is small.
+func Draw(seed int) Case {
+	return rapid.Custom(func(t *rapid.T) Case {
+		if seed%3 == 0 {
+			return drawSmall(t, false)
+		}
+		return drawCase(t)
+	}).Example(seed)
+}
 
 // Operands are the operands of a case on a device, for tests that compare calls with each other.
 type Operands struct {
