@@ -204,6 +204,7 @@ func (h *history) run() {
 		}
 	}
 	rng := rand.New(rand.NewPCG(h.seed, 1))
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1 + rng.IntN(8)))
 	actors, steps := 1+rng.IntN(4), 5+rng.IntN(25)
 	if h.gpu {
 		steps = 8

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -208,6 +209,7 @@ func (a *actor) step(i int) {
 			a.varied, a.with = 1-a.varied, other
 		}
 	case kind == 30:
+		runtime.GOMAXPROCS(1 + rng.IntN(8))
 		a.may(a.of, func() {
 			must(a.call.Plan(context.Background()))
 			ok(a.call.Warmup(context.Background()))
