@@ -122,6 +122,9 @@ func (c *Change) judge(percent float64, paced bool) {
 		// The place of the operands in memory varies between runs, and with it the rate at
 		// which they can be read.
 		c.Why = "reading the operands changed too"
+	case hasPeak(c.Old) && hasPeak(c.New) && c.explained(percent, relativeToPeak):
+		// A neighbour on the same core slows a whole run down, and no counter shows it.
+		c.Why = "the FMA peak measured between the calls changed too"
 	case c.Percent > 0:
 		c.Verdict = Slower
 	default:
@@ -177,6 +180,21 @@ func relativeToRead(m *Measurement) float64 {
 			return math.NaN()
 		}
 		all = append(all, stats.Median(r.TimesS)**r.CeilingGBS)
+	}
+	return stats.Median(all)
+}
+
+// hasPeak reports whether arithmetic bounds the case and all rounds have the FMA peak.
+func hasPeak(m *Measurement) bool {
+	return m.Bound == BoundFMA && !slices.ContainsFunc(m.Rounds, func(r Round) bool { return r.CeilingGFLOPS == nil })
+}
+
+// relativeToPeak is the median over rounds of the time of a call relative to that of its
+// arithmetic at the FMA peak of the round.
+func relativeToPeak(m *Measurement) float64 {
+	var all []float64
+	for _, r := range m.Rounds {
+		all = append(all, stats.Median(r.TimesS)**r.CeilingGFLOPS)
 	}
 	return stats.Median(all)
 }

@@ -97,6 +97,33 @@ func TestDifferenceOfReading(t *testing.T) {
 	}
 }
 
+// If the FMA peak fell as much, the call is not the cause.
+func TestDifferenceOfThePeak(t *testing.T) {
+	calm := func(r, c int) float64 { return 1 + 0.01*float64((7*r+3*c)%10)/10 }
+	peak := func(seconds, rate float64, bound Bound) *Report {
+		r := reportOf(seconds, 8, calm)
+		r.Cases[0].Bound = bound
+		for i := range r.Cases[0].Rounds {
+			r.Cases[0].Rounds[i].CeilingGFLOPS = &rate
+		}
+		return r
+	}
+	for _, tc := range []struct {
+		why      string
+		was, now *Report
+		want     Verdict
+	}{
+		{"slower at the same peak", peak(1, 100, BoundFMA), peak(1.05, 100, BoundFMA), Slower},
+		{"slower, and the peak fell as much", peak(1, 100, BoundFMA), peak(1.17, 86, BoundFMA), Unclear},
+		{"slower by more than the peak fell", peak(1, 100, BoundFMA), peak(1.3, 86, BoundFMA), Slower},
+		{"slower, and the peak does not bind it", peak(1, 100, ""), peak(1.17, 86, ""), Slower},
+	} {
+		if c := Compare(tc.was, tc.now, 4); c[0].Verdict != tc.want {
+			t.Errorf("%s: %+v, want %s", tc.why, c, tc.want)
+		}
+	}
+}
+
 func TestDifferenceOfWhatIsNotMeasured(t *testing.T) {
 	one := func(name string, s Status) *Report {
 		x := 1.0
