@@ -1,5 +1,5 @@
-// Package soak has one test, which runs work of every kind in many goroutines for a long
-// time: make soak, or make soak DURATION=1h.
+// Package soak runs work of every kind in many goroutines for a long time: make soak, or
+// make soak DURATION=1h. Its second test draws histories of the public API.
 package soak
 
 import (
