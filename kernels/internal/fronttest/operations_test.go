@@ -1,4 +1,4 @@
-package kernels_test
+package fronttest
 
 import (
 	"errors"
