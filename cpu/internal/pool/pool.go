@@ -9,9 +9,9 @@
 // A goroutine computes only while it holds one of GOMAXPROCS cores. Callers that find no
 // free core wait in a queue, first come, first served, and leave it at once when their
 // context ends. A goroutine that has held its core for 5 milliseconds passes it to the
-// first in the queue at its next Pause, and queues again; a worker does so after each
-// task. Without a queue it yields to other goroutines of the program. A deadline is
-// therefore noticed soon, however many calls run.
+// first in the queue in one of its next pauses, and queues again; a worker leaves its call
+// after each task. Without a queue a goroutine yields to others of the program. A deadline
+// is therefore noticed soon, however many calls run.
 //
 // A panic in a job ends its call alone, with an error that contains the stack.
 package pool
@@ -130,11 +130,11 @@ type crew struct {
 func (p *Pool) Run(ctx context.Context, j Job, tasks, threads int) error {
 	c := spare.Get().(*crew)
 	c.pool, c.ctx, c.job, c.err = p, ctx, j, nil
-	if c.helpers = min(threads, tasks) - 1; c.helpers > 0 || p.cores.Load() == 0 { // a short call does not ask the runtime
-		cores := runtime.GOMAXPROCS(0)
+	cores := runtime.GOMAXPROCS(0) // the runtime may change it at any time
+	if p.cores.Load() != int32(cores) {
 		p.cores.Store(int32(cores))
-		c.helpers = min(c.helpers, cores-1)
 	}
+	c.helpers = min(threads, tasks, cores) - 1
 	c.failed.Store(false)
 	c.next.Store(int64(tasks))
 	c.compute(&c.caller)

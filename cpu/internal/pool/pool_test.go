@@ -245,6 +245,34 @@ func TestPanic(t *testing.T) {
 	}
 }
 
+// TestGOMAXPROCSChanges shows that calls of one task use the cores that a program adds after
+// the first call.
+func TestGOMAXPROCSChanges(t *testing.T) {
+	p := open(t, 1, time.Hour)
+	if err := p.Run(t.Context(), job(func(*Turn, int) error { return nil }), 1, 1); err != nil {
+		t.Fatal(err)
+	}
+	runtime.GOMAXPROCS(3)
+	occupy(t, p, 3)()
+}
+
+// doneContext panics when it is asked for its channel.
+type doneContext struct{ context.Context }
+
+func (doneContext) Done() <-chan struct{} { panic("injected") }
+
+// TestPanicOfTheContext shows that a context that panics where a call begins to wait leaves
+// the queue as it was.
+func TestPanicOfTheContext(t *testing.T) {
+	p := open(t, 1, 0)
+	release := occupy(t, p, 1)
+	err := p.Run(doneContext{t.Context()}, job(func(*Turn, int) error { return nil }), 1, 1)
+	if !errors.Is(err, backend.ErrInternal) || len(p.queue) != 0 {
+		t.Errorf("error %v, %d in the queue", err, len(p.queue))
+	}
+	release()
+}
+
 // TestUsers shows that workers end with the last user, and start again for the next one.
 func TestUsers(t *testing.T) {
 	before := runtime.GOMAXPROCS(4)

@@ -70,7 +70,7 @@ func (t *Turn) look() error {
 	case now-t.since < p.slice:
 		return nil
 	case p.queued.Load() > 0:
-		return p.pass(t)
+		return p.wait(t)
 	}
 	runtime.Gosched()
 	t.begin()
@@ -82,7 +82,7 @@ var start = time.Now()
 // Yield lets other goroutines run while the caller has nothing to compute.
 func (t *Turn) Yield() error {
 	if t.crew.pool.queued.Load() > 0 {
-		return t.crew.pool.pass(t)
+		return t.crew.pool.wait(t)
 	}
 	runtime.Gosched()
 	return nil
@@ -122,27 +122,7 @@ func (p *Pool) acquire(t *Turn) error {
 	if p.tryAcquire(t) {
 		return nil
 	}
-	p.mu.Lock()
-	p.push(t)
-	p.mu.Unlock()
 	return p.wait(t)
-}
-
-// pass gives t's core to the first in the queue and waits for another one.
-func (p *Pool) pass(t *Turn) error {
-	p.mu.Lock()
-	t.holds = false
-	p.held.Add(-1)
-	p.push(t)
-	p.mu.Unlock()
-	return p.wait(t)
-}
-
-// push puts t at the end of the queue. The caller holds the lock.
-func (p *Pool) push(t *Turn) {
-	p.queue = append(p.queue, t)
-	p.queued.Add(1) // before the look at held: see release
-	p.dispatch()
 }
 
 // dispatch gives free cores to the queue, then to workers. The caller holds the lock.
@@ -158,12 +138,23 @@ func (p *Pool) dispatch() {
 	}
 }
 
-// wait waits until dispatch gives t a core, or the context ends.
+// wait gives back the core that t holds, if it holds one, and waits in the queue until
+// dispatch gives it another one or the context ends.
 func (p *Pool) wait(t *Turn) error {
 	ctx := t.crew.ctx
+	done := ctx.Done() // before t is in the queue: a caller's context may panic
+	p.mu.Lock()
+	if t.holds {
+		t.holds = false
+		p.held.Add(-1)
+	}
+	p.queue = append(p.queue, t)
+	p.queued.Add(1) // before the look at held: see release
+	p.dispatch()
+	p.mu.Unlock()
 	select {
 	case <-t.ready:
-	case <-ctx.Done():
+	case <-done:
 		p.mu.Lock()
 		i := slices.Index(p.queue, t)
 		if i >= 0 {
