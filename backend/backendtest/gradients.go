@@ -289,39 +289,6 @@ func testGradients(t *testing.T, dev *kernels.Device, h Harness) {
 	}
 }
 
-// testGradientsAgainst compares the gradients of random problems on two backends with each other.
-func testGradientsAgainst(t *testing.T, one, two *kernels.Device, n int) {
-	for _, dev := range []*kernels.Device{one, two} {
-		if !implements[backend.Differentiator](dev) {
-			t.Skipf("%s has no gradients", dev.Info().Name)
-		}
-	}
-	check(t, n, func(rt *rapid.T) {
-		b := supported(one, drawCase(rt)).build()
-		var got [2]gradients
-		var x *differentiated
-		for i, dev := range []*kernels.Device{one, two} {
-			on := b.on(t, dev)
-			x = on.forward(t)
-			got[i] = x.mustBackward(t)
-			on.release()
-		}
-		var worst oracle.Worst
-		for n, sums := range x.differentiate(x.do, x.dlse) {
-			for i := range sums {
-				if ref := &sums[i]; !math.IsNaN(ref.Value) {
-					worst.See(float64(got[0][n][i]), float64(got[1][n][i]), 2*ref.Bound(b.gradientType(n)), func() string {
-						return fmt.Sprintf("%s, element %d", gradientNames[n], i)
-					})
-				}
-			}
-		}
-		if err := worst.Err(); err != nil {
-			rt.Fatalf("%s against %s: %v: %v", one.Info().Name, two.Info().Name, b.Case, err)
-		}
-	})
-}
-
 // testGradientsAlone requests each gradient without the others.
 func testGradientsAlone(t *testing.T, dev *kernels.Device) {
 	c := Case{Name: "alone", Dims: dims(2, 4, 2, 37, 75, 16, 12), BiasShape: backend.Shape{1, 4, 37, 75}, RelativeShape: backend.Shape{1, 1, 1, 111},

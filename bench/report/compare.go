@@ -118,13 +118,11 @@ func (c *Change) judge(percent float64, paced bool) {
 		c.Why = "the fastest call did not change"
 	case paced && hasPace(c.Old) && hasPace(c.New) && c.explained(percent, relativeToPace):
 		c.Why = "plain arithmetic between the calls changed too"
-	case c.Old.Bound == BoundRead && c.New.Bound == BoundRead && c.explained(percent, relativeToRead):
+	case c.Old.Bound == c.New.Bound && (c.New.Bound == BoundRead || c.New.Bound == BoundFMA) && c.explained(percent, relativeToCeiling):
 		// The place of the operands in memory varies between runs, and with it the rate at
-		// which they can be read.
-		c.Why = "reading the operands changed too"
-	case hasPeak(c.Old) && hasPeak(c.New) && c.explained(percent, relativeToPeak):
-		// A neighbour on the same core slows a whole run down, and no counter shows it.
-		c.Why = "the FMA peak measured between the calls changed too"
+		// which they can be read. A neighbour on the same core slows a whole run down, and no
+		// counter shows it.
+		c.Why = "the ceiling measured between the calls changed too"
 	case c.Percent > 0:
 		c.Verdict = Slower
 	default:
@@ -171,30 +169,19 @@ func relativeToPace(m *Measurement) float64 {
 	return stats.Median(all)
 }
 
-// relativeToRead is the median over rounds of the time of a call relative to the time of
-// reading its operands; NaN when a rate is unknown.
-func relativeToRead(m *Measurement) float64 {
+// relativeToCeiling is the median over rounds of the time of a call relative to that of its
+// operations, or of reading its operands, at the rate of the round; NaN when a rate is unknown.
+func relativeToCeiling(m *Measurement) float64 {
 	var all []float64
 	for _, r := range m.Rounds {
-		if r.CeilingGBS == nil {
+		rate := r.CeilingGBS
+		if m.Bound == BoundFMA {
+			rate = r.CeilingGFLOPS
+		}
+		if rate == nil {
 			return math.NaN()
 		}
-		all = append(all, stats.Median(r.TimesS)**r.CeilingGBS)
-	}
-	return stats.Median(all)
-}
-
-// hasPeak reports whether arithmetic bounds the case and all rounds have the FMA peak.
-func hasPeak(m *Measurement) bool {
-	return m.Bound == BoundFMA && !slices.ContainsFunc(m.Rounds, func(r Round) bool { return r.CeilingGFLOPS == nil })
-}
-
-// relativeToPeak is the median over rounds of the time of a call relative to that of its
-// arithmetic at the FMA peak of the round.
-func relativeToPeak(m *Measurement) float64 {
-	var all []float64
-	for _, r := range m.Rounds {
-		all = append(all, stats.Median(r.TimesS)**r.CeilingGFLOPS)
+		all = append(all, stats.Median(r.TimesS)**rate)
 	}
 	return stats.Median(all)
 }

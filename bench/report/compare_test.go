@@ -70,57 +70,41 @@ func TestDifference(t *testing.T) {
 	}
 }
 
-// If the operands are read more slowly, the call is not the cause.
-func TestDifferenceOfReading(t *testing.T) {
+// If the ceiling of a case fell as much, the call is not the cause.
+func TestDifferenceOfTheCeiling(t *testing.T) {
 	calm := func(r, c int) float64 { return 1 + 0.01*float64((7*r+3*c)%10)/10 }
-	read := func(seconds, rate float64) *Report {
-		r := reportOf(seconds, 8, calm)
-		r.Cases[0].Bound = BoundRead
-		for i := range r.Cases[0].Rounds {
-			r.Cases[0].Rounds[i].CeilingGBS = &rate
-		}
-		return r
-	}
-	for _, tc := range []struct {
-		why      string
-		was, now *Report
-		want     Verdict
-	}{
-		{"slower, read as fast", read(1, 50), read(1.2, 50), Slower},
-		{"slower, and the operands too", read(1, 50), read(1.2, 41), Unclear},
-		{"as fast, read faster", read(1, 50), read(1, 60), Same},
-		{"the ceiling is not known", read(1, 0), read(1.2, 0), Unclear},
-	} {
-		if c := Compare(tc.was, tc.now, 4); c[0].Verdict != tc.want {
-			t.Errorf("%s: %+v, want %s", tc.why, c, tc.want)
-		}
-	}
-}
-
-// If the FMA peak fell as much, the call is not the cause.
-func TestDifferenceOfThePeak(t *testing.T) {
-	calm := func(r, c int) float64 { return 1 + 0.01*float64((7*r+3*c)%10)/10 }
-	peak := func(seconds, rate float64, bound Bound) *Report {
+	at := func(seconds, rate float64, bound Bound) *Report {
 		r := reportOf(seconds, 8, calm)
 		r.Cases[0].Bound = bound
 		for i := range r.Cases[0].Rounds {
-			r.Cases[0].Rounds[i].CeilingGFLOPS = &rate
+			if x := &r.Cases[0].Rounds[i]; bound == BoundFMA {
+				x.CeilingGFLOPS = &rate
+			} else {
+				x.CeilingGBS = &rate
+			}
 		}
 		return r
 	}
 	for _, tc := range []struct {
-		why      string
-		was, now *Report
-		want     Verdict
+		why             string
+		seconds, before float64
+		after           float64
+		want            Verdict
 	}{
-		{"slower at the same peak", peak(1, 100, BoundFMA), peak(1.05, 100, BoundFMA), Slower},
-		{"slower, and the peak fell as much", peak(1, 100, BoundFMA), peak(1.17, 86, BoundFMA), Unclear},
-		{"slower by more than the peak fell", peak(1, 100, BoundFMA), peak(1.3, 86, BoundFMA), Slower},
-		{"slower, and the peak does not bind it", peak(1, 100, ""), peak(1.17, 86, ""), Slower},
+		{"slower at the same ceiling", 1.2, 50, 50, Slower},
+		{"slower, and the ceiling fell as much", 1.2, 50, 41, Unclear},
+		{"slower by more than the ceiling fell", 1.3, 50, 43, Slower},
+		{"as fast, the ceiling rose", 1, 50, 60, Same},
+		{"the ceiling is not known", 1.2, 0, 0, Unclear},
 	} {
-		if c := Compare(tc.was, tc.now, 4); c[0].Verdict != tc.want {
-			t.Errorf("%s: %+v, want %s", tc.why, c, tc.want)
+		for _, bound := range []Bound{BoundRead, BoundFMA} {
+			if c := Compare(at(1, tc.before, bound), at(tc.seconds, tc.after, bound), 4); c[0].Verdict != tc.want {
+				t.Errorf("%s: %s: %+v, want %s", bound, tc.why, c, tc.want)
+			}
 		}
+	}
+	if c := Compare(at(1, 50, ""), at(1.2, 41, ""), 4); c[0].Verdict != Slower {
+		t.Errorf("a ceiling that does not bind the case: %+v", c)
 	}
 }
 

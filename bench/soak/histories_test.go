@@ -100,7 +100,7 @@ func TestHistories(t *testing.T) {
 	}
 }
 
-// history is a random history: what its goroutines share, and what they did.
+// history is one random history: the devices and cases its goroutines share, and a log of their steps.
 type history struct {
 	seed    uint64
 	gpu     bool
