@@ -16,7 +16,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/backend/budget"
 )
 
 // realReport is a report of cases of the CPU and of a GPU on a busy machine, with some of
@@ -72,8 +71,8 @@ func edits(path string, value any) []edit {
 	return all
 }
 
-// Every field of a report is edited in several ways. Reading it again gives an error that
-// names the field, or a report whose derived figures are right and that all forms can show.
+// Every field of a report is edited in several ways. Reading it again returns ErrOption, or a
+// report whose derived figures are right and that all forms can show.
 func TestEditedReports(t *testing.T) {
 	text := realReport(t)
 	want, err := Read(bytes.NewReader(text))
@@ -113,6 +112,9 @@ func TestEditedReports(t *testing.T) {
 				}
 				continue
 			}
+			if reflect.DeepEqual(got, want) { // what follows from other figures is derived again
+				continue
+			}
 			if err := use(got); err != nil {
 				t.Errorf("%s = %.40v is read, but %v", e.path, x, err)
 			}
@@ -122,7 +124,7 @@ func TestEditedReports(t *testing.T) {
 				}
 			}
 			for i := range got.Cases {
-				if len(got.Cases) != len(want.Cases) || strings.Contains(e.path, ".rounds") {
+				if len(got.Cases) != len(want.Cases) || strings.Contains(e.path, ".rounds") || strings.Contains(e.path, ".plan") {
 					break
 				}
 				_, g := got.Cases[i].figures()
@@ -142,17 +144,15 @@ func TestEditedReports(t *testing.T) {
 	}
 }
 
-// An edited figure that follows from others is refused with its field and case.
+// A refusal has the field, or the line, and the case.
 func TestReadNamesTheField(t *testing.T) {
 	for _, tc := range []struct{ old, new, want string }{
-		{`"gflops": `, `"gflops": 1`, "cases[0].gflops (cpu f32/b1h4s32d16/"},
-		{`"low_s": `, `"low_s": 0, "x": `, "cases[0].low_s"},
-		{`"heads": 4`, `"heads": 0`, "cases[0].batch, heads, kv_heads"},
+		{`"low_s": `, `"low_s": 0, "x": `, `unknown field "x"`},
+		{`"heads": 4`, `"heads": 0`, "cases[0].batch, heads, kv_heads, seq_q, seq_k, dim (cpu S=32)"},
 		{`"heads": 4`, `"heads": "four"`, "line 106"},
 		{`"dtype": "f32"`, `"dtype": "f64"`, "cases[0].dtype"},
 		{`"status": "ok"`, `"status": "wrong"`, "cases[0].status"},
 		{`"backend": "cpu"`, `"backend": "npu"`, "environment.backends"},
-		{`"time": `, `"time": 9`, "growth[0].time"},
 		{`"cpu": "`, `"cpu": "\u001b[31m`, "environment.cpu"},
 		{`"cpu": "`, `"cpu": "\u202e`, "environment.cpu"},
 		{`"cpu": "`, `"cpu": "\n`, "environment.cpu"},
@@ -164,35 +164,11 @@ func TestReadNamesTheField(t *testing.T) {
 	}
 }
 
-// A short text can stand for more cases than fit into memory.
-func TestReadAsksForMemory(t *testing.T) {
-	if err := checkSize(make([]byte, maxText+1)); !errors.Is(err, backend.ErrOption) {
-		t.Errorf("a text that is too long: %v", err)
-	}
-	const cases = 1000
-	text := bytes.Repeat([]byte("{},"), cases)
-	defer budget.Fail(1)()
-	err, asked, least := checkSize(text), 0, cases*int(reflect.TypeFor[Measurement]().Size())
-	if _, scan := fmt.Sscan(fmt.Sprint(err), &asked); scan != nil || asked < least || !errors.Is(err, backend.ErrMemory) {
-		t.Errorf("%d cases: %v, should ask for at least %d bytes", cases, err, least)
-	}
-}
-
-// A short text can stand for more cases than can be checked in a moment.
-func TestReadRefusesManyRows(t *testing.T) {
-	for _, list := range []string{"cases", "ceilings", "growth"} {
-		var r map[string]any
-		if err := json.Unmarshal(realReport(t), &r); err != nil {
-			t.Fatal(err)
-		}
-		r[list] = make([]struct{}, maxRows+1)
-		text, err := json.Marshal(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = Read(bytes.NewReader(text))
-		if want := "is 10001, it must have at most 10000 rows"; !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, should say %q", list, err, want)
+// A short text can stand for more objects than fit into memory.
+func TestReadRefusesLargeReports(t *testing.T) {
+	for _, text := range [][]byte{make([]byte, maxText+1), bytes.Repeat([]byte("{},"), maxObjects+1)} {
+		if _, err := Read(bytes.NewReader(text)); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), "larger than") {
+			t.Errorf("%d bytes: %v", len(text), err)
 		}
 	}
 }
@@ -221,7 +197,7 @@ func FuzzReport(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r, err := Read(bytes.NewReader(text))
 		if err != nil {
-			if !errors.Is(err, backend.ErrOption) && !errors.Is(err, backend.ErrMemory) {
+			if !errors.Is(err, backend.ErrOption) {
 				t.Fatal(err)
 			}
 			return

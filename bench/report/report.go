@@ -25,7 +25,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// Schema is the version of the JSON form of a [Report]. New fields do not change it.
+// Schema is the version of the JSON form of a [Report]. Every change of a field changes it.
 const Schema = 2
 
 // Report is the result of a run. As JSON it is
@@ -124,10 +124,9 @@ func (r refusal) Error() string { return string(r) }
 
 func (r refusal) Is(target error) bool { return target == backend.ErrOption }
 
-// Read reads a report that [Report.WriteJSON] wrote. Figures that follow from others are
-// derived again. It returns ErrOption, with the field, for one that differs from that, for an
-// impossible value, for another schema and for anything else; ErrMemory for a report that
-// does not fit into memory.
+// Read reads a report that [Report.WriteJSON] wrote and derives again what follows from other
+// figures. It returns ErrOption for another schema, for an unknown field and for values that no
+// run can have.
 func Read(from io.Reader) (*Report, error) {
 	text, err := io.ReadAll(io.LimitReader(from, maxText+1))
 	if err != nil {
@@ -136,27 +135,46 @@ func Read(from io.Reader) (*Report, error) {
 	if err := checkSize(text); err != nil {
 		return nil, err
 	}
-	var r Report
-	if err := json.Unmarshal(text, &r); err != nil {
-		at, what := len(text), err.Error()
-		if wrong := new(json.UnmarshalTypeError); errors.As(err, &wrong) {
-			at, what = int(wrong.Offset), cmp.Or(wrong.Field, "the text")+" is of type "+wrong.Value
-		} else if wrong := new(json.SyntaxError); errors.As(err, &wrong) {
-			at = int(wrong.Offset)
-		}
-		return nil, refusal(fmt.Sprintf("this is not a report of attn bench (line %d: %s)", 1+bytes.Count(text[:at], []byte("\n")), what))
+	var version struct {
+		Schema int `json:"schema"`
 	}
-	switch r.Schema {
+	if err := json.Unmarshal(text, &version); err != nil {
+		return nil, notReport(text, err)
+	}
+	switch version.Schema {
 	case Schema:
 	case 0:
 		return nil, refusal(`this is not a report of attn bench (no "schema" field)`)
 	default:
-		return nil, refusal(fmt.Sprintf("the report has schema %d, this program reads %d: measure again", r.Schema, Schema))
+		return nil, refusal(fmt.Sprintf("the report has schema %d, this program reads %d: measure again", version.Schema, Schema))
+	}
+	var r Report
+	strict := json.NewDecoder(bytes.NewReader(text))
+	strict.DisallowUnknownFields()
+	if err := strict.Decode(&r); err != nil {
+		return nil, notReport(text, err)
 	}
 	if err := r.check(); err != nil {
 		return nil, err
 	}
+	for i := range r.Cases {
+		m := &r.Cases[i]
+		info := r.Environment.backend(m)
+		m.Derive(info.Type)
+	}
+	r.FitGrowth()
 	return &r, nil
+}
+
+// notReport returns the refusal of a text that does not decode, with the line where that is known.
+func notReport(text []byte, err error) error {
+	at, what := len(text), err.Error()
+	if wrong := new(json.UnmarshalTypeError); errors.As(err, &wrong) {
+		at, what = int(wrong.Offset), cmp.Or(wrong.Field, "the text")+" is of type "+wrong.Value
+	} else if wrong := new(json.SyntaxError); errors.As(err, &wrong) {
+		at = int(wrong.Offset)
+	}
+	return refusal(fmt.Sprintf("this is not a report of attn bench (line %d: %s)", 1+bytes.Count(text[:at], []byte("\n")), what))
 }
 
 // WriteJSON writes the whole report.
