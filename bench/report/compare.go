@@ -8,6 +8,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/internal/format"
 	"github.com/seed90331342/attn/bench/internal/stats"
 )
@@ -103,6 +104,13 @@ func (c *Change) judge(percent float64, paced bool) {
 	c.Percent = 100 * (ratio - 1)
 	c.Low, c.High = c.Percent-half, c.Percent+half
 	changed := math.Abs(c.Percent) >= percent
+	// The machine is the cause of a change if less than half of percent remains of it in the
+	// ratio of a figure that the machine affects less than the median.
+	explains := func(ratio float64) bool {
+		remains := 100 * (ratio - 1)
+		return !(remains*c.Percent > 0 && math.Abs(remains) >= percent/2) // true for NaN
+	}
+	pace, ceiling := relative(c.New, inPaces)/relative(c.Old, inPaces), relative(c.New, inCeilings)/relative(c.Old, inCeilings)
 	c.Verdict = Unclear
 	switch {
 	case c.Old.noisy() || c.New.noisy():
@@ -113,12 +121,12 @@ func (c *Change) judge(percent float64, paced bool) {
 		c.Why = fmt.Sprintf("the interval is wider than ±%g%%", percent)
 	case !changed:
 		c.Verdict = Same
-	case c.explained(percent, fastest):
+	case explains(fastest(c.New) / fastest(c.Old)):
 		// Other work slows most calls down, but hardly ever all of them.
 		c.Why = "the fastest call did not change"
-	case paced && hasPace(c.Old) && hasPace(c.New) && c.explained(percent, relativeToPace):
+	case paced && !math.IsNaN(pace) && explains(pace):
 		c.Why = "plain arithmetic between the calls changed too"
-	case c.Old.Bound == c.New.Bound && (c.New.Bound == BoundRead || c.New.Bound == BoundFMA) && c.explained(percent, relativeToCeiling):
+	case c.Old.Bound == c.New.Bound && (c.New.Bound == BoundRead || c.New.Bound == BoundFMA) && explains(ceiling):
 		// The place of the operands in memory varies between runs, and with it the rate at
 		// which they can be read. A neighbour on the same core slows a whole run down, and no
 		// counter shows it.
@@ -133,64 +141,52 @@ func (c *Change) judge(percent float64, paced bool) {
 // noise names the reports in which the case is noisy.
 func (c *Change) noise() string {
 	var shares []string
-	for _, r := range []struct {
-		name string
-		m    *Measurement
-	}{{"old", c.Old}, {"new", c.New}} {
-		if r.m.noisy() {
-			shares = append(shares, fmt.Sprintf("%.0f%% (%s)", *r.m.OthersPercent, r.name))
+	for i, m := range []*Measurement{c.Old, c.New} {
+		if m.noisy() {
+			shares = append(shares, fmt.Sprintf("%.0f%% (%s)", *m.OthersPercent, [...]string{"old", "new"}[i]))
 		}
 	}
 	return fmt.Sprintf("noisy: other processes used %s of the CPU time", strings.Join(shares, " and "))
-}
-
-// hasPace reports whether all rounds have arithmetic between their calls.
-func hasPace(m *Measurement) bool {
-	return !slices.ContainsFunc(m.Rounds, func(r Round) bool { return len(r.PaceS) == 0 })
 }
 
 // fastest is the shortest time of a call.
 func fastest(m *Measurement) float64 {
 	least := math.Inf(1)
 	for _, r := range m.Rounds {
-		for _, t := range r.TimesS {
-			least = min(least, t)
-		}
+		least = min(least, slices.Min(r.TimesS))
 	}
 	return least
 }
 
-// relativeToPace is the median over rounds of the time of a call relative to the arithmetic.
-func relativeToPace(m *Measurement) float64 {
+// relative is the median over rounds of the time of a call in a unit that was measured in the
+// same round; NaN when a round has none.
+func relative(m *Measurement, in func(by Bound, r *Round) *float64) float64 {
 	var all []float64
-	for _, r := range m.Rounds {
-		all = append(all, stats.Median(r.TimesS)/stats.Median(r.PaceS))
-	}
-	return stats.Median(all)
-}
-
-// relativeToCeiling is the median over rounds of the time of a call relative to that of its
-// operations, or of reading its operands, at the rate of the round; NaN when a rate is unknown.
-func relativeToCeiling(m *Measurement) float64 {
-	var all []float64
-	for _, r := range m.Rounds {
-		rate := r.CeilingGBS
-		if m.Bound == BoundFMA {
-			rate = r.CeilingGFLOPS
-		}
+	for i := range m.Rounds {
+		rate := in(m.Bound, &m.Rounds[i])
 		if rate == nil {
 			return math.NaN()
 		}
-		all = append(all, stats.Median(r.TimesS)**rate)
+		all = append(all, stats.Median(m.Rounds[i].TimesS)**rate)
 	}
 	return stats.Median(all)
 }
 
-// explained reports whether the machine is the cause of a change: in a figure that the machine
-// affects less than the median, less than half of percent remains of it.
-func (c *Change) explained(percent float64, figure func(*Measurement) float64) bool {
-	remains := 100 * (figure(c.New)/figure(c.Old) - 1)
-	return !(remains*c.Percent > 0 && math.Abs(remains) >= percent/2) // true for NaN
+// inPaces is the rate of the arithmetic between the calls.
+func inPaces(_ Bound, r *Round) *float64 {
+	if len(r.PaceS) == 0 {
+		return nil
+	}
+	return new(1 / stats.Median(r.PaceS))
+}
+
+// inCeilings is the ceiling that limits the call: the time becomes that of its operations, or
+// of reading its operands.
+func inCeilings(by Bound, r *Round) *float64 {
+	if by == BoundFMA {
+		return r.CeilingGFLOPS
+	}
+	return r.CeilingGBS
 }
 
 // Worst returns the change that a gate fails for: the first broken case, else the one with
@@ -214,11 +210,8 @@ func Worst(changes []Change, limit float64) *Change {
 // Compare.
 func WriteChanges(w io.Writer, old, new *Report, changes []Change, percent float64) error {
 	var b strings.Builder
-	for _, r := range []struct {
-		name string
-		e    *Environment
-	}{{"old", &old.Environment}, {"new", &new.Environment}} {
-		fmt.Fprintf(&b, "%s  %s\n", r.name, strings.Join(nonEmpty(r.e.Date, r.e.CPU, r.e.GoVersion, r.e.revision()), " · "))
+	for i, e := range []*Environment{&old.Environment, &new.Environment} {
+		fmt.Fprintf(&b, "%s  %s\n", [...]string{"old", "new"}[i], strings.Join(nonEmpty(e.Date, e.CPU, e.GoVersion, e.revision()), " · "))
 	}
 	for _, f := range old.Environment.Differences(&new.Environment) {
 		fmt.Fprintf(&b, "they differ in %s: %q and %q\n", f.Name, f.Old, f.New)
@@ -259,10 +252,11 @@ func (e *Environment) Differences(o *Environment) []Difference {
 	add("system", e.OS+"/"+e.Arch, o.OS+"/"+o.Arch)
 	add("variables", strings.Join(e.Variables, " "), strings.Join(o.Variables, " "))
 	add("seed", fmt.Sprint(e.Seed), fmt.Sprint(o.Seed))
+	library := func(b backend.Info) string { return strings.Join([]string{b.Device, b.Provider, b.Driver}, " · ") }
 	for _, a := range e.Backends {
 		for _, b := range o.Backends {
 			if a.Name == b.Name && a.Threads == b.Threads {
-				add(a.Name, strings.Join([]string{a.Device, a.Provider, a.Driver}, " · "), strings.Join([]string{b.Device, b.Provider, b.Driver}, " · "))
+				add(a.Name, library(a), library(b))
 			}
 		}
 	}

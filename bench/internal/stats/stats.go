@@ -4,6 +4,8 @@ package stats
 import (
 	"math"
 	"slices"
+
+	"gonum.org/v1/gonum/stat/distuv"
 )
 
 // Median returns the middle value of xs, or the mean of the two middle values; 0 when
@@ -29,27 +31,21 @@ const Confidence = 0.95
 
 // MedianInterval returns the narrowest interval between the k-th smallest and the k-th
 // largest value of xs that covers the median of their distribution with a probability of
-// at least Confidence. It assumes nothing about the distribution: the number of values
-// below the median is binomial with p = 1/2. confidence is the probability reached, which
-// is less than Confidence for fewer than six values.
+// at least Confidence. It assumes that the values are independent and nothing else: the
+// number of values below the median is binomial with p = 1/2. confidence is the probability
+// reached, which is less than Confidence for fewer than six values.
 func MedianInterval(xs []float64) (low, high, confidence float64) {
 	n := len(xs)
 	if n == 0 {
 		return 0, 0, 0
 	}
-	s := slices.Sorted(slices.Values(xs))
-	// below is the chance that at most k-1 values are below the median.
-	p := math.Pow(0.5, float64(n))
-	below, k := p, 1
-	for k < n/2 {
-		p *= float64(n-k+1) / float64(k)
-		if 1-2*(below+p) < Confidence {
-			break
-		}
-		below += p
+	below := func(k int) float64 { return distuv.Binomial{N: float64(n), P: 0.5}.CDF(float64(k)) }
+	k := 1
+	for k < n/2 && 1-2*below(k) >= Confidence {
 		k++
 	}
-	return s[k-1], s[n-k], max(1-2*below, 0)
+	s := slices.Sorted(slices.Values(xs))
+	return s[k-1], s[n-k], max(1-2*below(k-1), 0)
 }
 
 // DriftingInterval returns half of a 95% confidence interval of the median of xs, relative
