@@ -215,7 +215,7 @@ func (x *decode) step(p queue.Piece) queue.Step {
 	mask, bias, more := x.windows(pairs)
 	return queue.Step{
 		Kernel: x.splits, Params: w,
-		Windows: x.pageWindow(append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, p.State}, more...)),
+		Windows: x.pageWindow(append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, p.State}, more...), p),
 		Groups:  p.Len(cut.Batch) * kvHeads * w.Parts * blocks,
 		Each:    x.each * float64(x.rows*n),
 	}

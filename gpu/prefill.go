@@ -164,7 +164,7 @@ func (x *prefill) step(p queue.Piece) queue.Step {
 	mask, bias, more := x.windows(pairs)
 	return queue.Step{
 		Kernel: x.kernel, Params: w,
-		Windows: x.pageWindow(append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, o.Window, lse.Window, p.State}, more...)),
+		Windows: x.pageWindow(append([]cut.Window{q.Window, k.Window, v.Window, mask, bias, o.Window, lse.Window, p.State}, more...), p),
 		Groups:  p.Len(cut.Batch) * p.Len(cut.Head) * blocks,
 		Each:    x.each * float64(x.rows*p.Len(cut.Col)),
 	}

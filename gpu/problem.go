@@ -100,9 +100,9 @@ func (a *attention) pageParams(w *shaders.AttentionParams, x cut.Box) {
 }
 
 // pageWindow appends the window of the page table.
-func (a *attention) pageWindow(w []cut.Window) []cut.Window {
+func (a *attention) pageWindow(w []cut.Window, p queue.Piece) []cut.Window {
 	if a.HasTable() {
-		w = append(w, cut.Window{Buf: queue.Table})
+		w = append(w, p.Table)
 	}
 	return w
 }

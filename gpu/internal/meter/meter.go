@@ -117,7 +117,7 @@ func borrow(ctx context.Context, d *queue.Device, n int, bytes uint64, f func(w 
 		if err != nil {
 			return 0, queue.Translate(fmt.Sprintf("%d bytes", bytes), err)
 		}
-		defer d.Pool.Put(buf, queue.StorageUsage)
+		defer d.Pool.Put(buf, queue.StorageUsage, false)
 		windows = append(windows, cut.Window{Buf: buf, Size: bytes})
 	}
 	return f(windows)
@@ -260,7 +260,7 @@ func Launch(ctx context.Context, d *queue.Device) (median time.Duration, err err
 	if err != nil {
 		return 0, queue.Translate("launch", err)
 	}
-	defer d.Pool.Put(uniform, queue.UniformUsage)
+	defer d.Pool.Put(uniform, queue.UniformUsage, false)
 	if err := d.Port.Write(uniform, 0, make([]byte, 16)); err != nil { // no rounds
 		return 0, queue.Translate("launch", err)
 	}

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/seed90331342/attn/gpu/internal/cut"
@@ -110,20 +111,15 @@ func (b *batch) record(d *Device, f *flight) error {
 		x := &b.list[i]
 		f.pipelines = append(f.pipelines, x.pipeline)
 		b.copies(x.before)
-		uniform := port.Binding{Buffer: ring.buf, Offset: f.lo + x.offset, Size: uint64(x.params.Size())}
 		from := len(b.bindings)
 		for j, w := range x.windows {
-			if j == x.pipeline.uniform {
-				b.bindings = append(b.bindings, uniform)
-			}
 			if w.Buf == nil {
 				w = cut.Window{Buf: d.blank[j], Size: BlankBytes}
 			}
 			b.bindings = append(b.bindings, port.Binding{Buffer: w.Buf, Offset: w.Offset, Size: w.Size})
 		}
-		if len(x.windows) == x.pipeline.uniform {
-			b.bindings = append(b.bindings, uniform)
-		}
+		b.bindings = slices.Insert(b.bindings, from+x.pipeline.uniform,
+			port.Binding{Buffer: ring.buf, Offset: f.lo + x.offset, Size: uint64(x.params.Size())})
 		b.commands = append(b.commands, port.Command{Pipeline: b.compiled[i], Bindings: b.bindings[from:len(b.bindings):len(b.bindings)], Groups: x.grid})
 		b.copies(x.after)
 	}
@@ -177,31 +173,3 @@ func (b *batch) send(ctx context.Context, d *Device, c *call, timed bool) (t por
 	s.add(f)
 	return t, nil
 }
-
-// flights are the submissions of a call that it has not waited for, oldest first.
-type flights struct {
-	list [MaxFlight]struct {
-		ticket port.Ticket
-		work   float64
-	}
-	n      int
-	landed int // how many were waited for
-}
-
-// add appends a submission.
-func (l *flights) add(t port.Ticket, work float64) {
-	l.list[l.n].ticket, l.list[l.n].work = t, work
-	l.n++
-}
-
-// pop removes the oldest submission and returns its work.
-func (l *flights) pop() float64 {
-	work := l.list[0].work
-	copy(l.list[:], l.list[1:])
-	l.n--
-	l.landed++
-	return work
-}
-
-// started returns how many submissions the call has started.
-func (l *flights) started() int { return l.landed + l.n }

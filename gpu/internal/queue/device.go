@@ -50,12 +50,8 @@ type Device struct {
 
 	// blank replaces operands that a call does not have. Each binding has its own
 	// buffer, because none may be bound twice in a dispatch that writes one of them.
-	blank [maxBindings]port.Buffer
+	blank [port.MaxBindings]port.Buffer
 }
-
-// maxBindings is the largest number of storage buffers of a kernel: attention with
-// pages, both masks and both biases.
-const maxBindings = 12
 
 // BlankBytes is the size of the buffers for missing operands: more than a kernel reads
 // of one.
@@ -166,7 +162,7 @@ func (d *Device) Alloc(ctx context.Context, bytes uint64) (_ *cut.Store, free fu
 	free = func() {
 		d.Forget(s)
 		for _, buf := range s.Parts {
-			d.Pool.retire(buf, StorageUsage)
+			d.Pool.Put(buf, StorageUsage, true)
 		}
 		d.tensors.Add(-int64(bytes))
 	}
@@ -236,7 +232,7 @@ func (d *Device) Read(ctx context.Context, s *cut.Store, at uint64, dst []byte) 
 	if err != nil {
 		return d.wrap(err)
 	}
-	defer func() { d.Pool.putAfter(staging, StagingUsage, err) }()
+	defer func() { d.Pool.Put(staging, StagingUsage, err != nil) }()
 	return s.Each(at, at+uint64(len(dst)), func(buf cut.Buffer, from, n uint64) error {
 		for n > 0 {
 			if err := ctx.Err(); err != nil {

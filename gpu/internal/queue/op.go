@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
+	"github.com/seed90331342/attn/gpu/internal/port"
 	"github.com/seed90331342/attn/shaders"
 )
 
@@ -20,7 +21,7 @@ type Op struct {
 	Step func(p Piece) Step
 	// Chained means that boxes update what earlier boxes wrote.
 	Chained bool
-	// Table is the contents of the window Table in steps; nil means that none has it.
+	// Table is the contents of Piece.Table; nil means that no step has it.
 	Table []byte
 	// Call, unless nil, is a call that continues from Call.Resume and may be interrupted.
 	// Kernel leaves its state.
@@ -43,21 +44,10 @@ type Piece struct {
 	Of          Sweep
 	Pass        int  // Of.Passes for the last step
 	First, Last bool // of the pieces of the box
-	// State is the window of the state, the zero Window without.
-	State cut.Window
+	// State and Table are the windows of the state and of the operation's Table, the zero
+	// Window without. They have no buffer in plans and rehearsals.
+	State, Table cut.Window
 }
-
-// placeholder stands in a window for a buffer that a Runner provides.
-type placeholder struct{ name string }
-
-func (*placeholder) Size() uint64 { return math.MaxUint64 }
-func (*placeholder) Release()     {}
-
-// Table is the buffer in the window of an operation's Table.
-var Table cut.Buffer = &placeholder{"table"}
-
-// state is the buffer in the window of the state.
-var state cut.Buffer = &placeholder{"state"}
 
 // Step is a dispatch.
 type Step struct {
@@ -68,15 +58,18 @@ type Step struct {
 	Each    float64        // operations of a workgroup, at most
 }
 
-// walk calls f for each step of op in order. The steps of a box follow one another.
-func (op *Op) walk(f func(p Piece, s Step) error) error {
-	return op.Cutter.Boxes(op.Space, func(x cut.Box, piece int) error {
-		p := Piece{Of: Sweep{Box: x, Piece: piece, Passes: 1}}
+// walk calls f for each step of op in order. The steps of a box follow one another. table and
+// state provide the buffers of the table and of a state; in plans both are nil.
+func (op *Op) walk(table port.Buffer, state func(bytes uint64) (port.Buffer, error), f func(p Piece, s Step) error) error {
+	return op.Cutter.Boxes(op.Space, func(x cut.Box, piece int) (err error) {
+		p := Piece{Of: Sweep{Box: x, Piece: piece, Passes: 1}, Table: cut.Window{Buf: table, Size: uint64(len(op.Table))}}
 		if op.Sweep != nil {
 			p.Of = op.Sweep(x, piece)
 		}
-		if p.Of.State > 0 {
-			p.State = cut.Window{Buf: state, Size: p.Of.State}
+		if p.State.Size = p.Of.State; p.State.Size > 0 && state != nil {
+			if p.State.Buf, err = state(p.State.Size); err != nil {
+				return err
+			}
 		}
 		for ; p.Pass < p.Of.Passes; p.Pass++ {
 			err := op.Cutter.Pieces(p.Of.Box, p.Of.Piece, func(x cut.Box, first, last bool) error {
@@ -105,7 +98,7 @@ type Extent struct {
 // Count returns the extent of op.
 func (d *Device) Count(op *Op) (e Extent, err error) {
 	var last cut.Box
-	err = op.walk(func(p Piece, s Step) error {
+	err = op.walk(nil, nil, func(p Piece, s Step) error {
 		if e.Boxes == 0 || p.Of.Box != last {
 			e.Boxes++
 			last = p.Of.Box
@@ -125,8 +118,8 @@ func (d *Device) Count(op *Op) (e Extent, err error) {
 }
 
 // split divides the workgroups of a step into dispatches that respect the time of a
-// submission, by the deadline of its call, and the limit of workgroups a dimension. f gets the first workgroup, their
-// number, and the grid that contains them.
+// submission, by the deadline of its call, and the limit of workgroups a dimension. f gets the
+// first workgroup, their number, and the grid that contains them.
 func (d *Device) split(s Step, deadline time.Time, f func(first, n int, grid [3]uint32) error) error {
 	p := d.Pipeline(s.Kernel)
 	dim := min(int(d.Limits.MaxComputeWorkgroupsPerDimension), math.MaxInt32)

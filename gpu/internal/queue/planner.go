@@ -1,6 +1,8 @@
 package queue
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/gogpu/gputypes"
@@ -32,24 +34,12 @@ type Dispatch struct {
 
 // Dispatches calls f for each dispatch of op, in order. The tensors need no memory.
 func (d *Device) Dispatches(op *Op, f func(x Dispatch) error) error {
-	return op.walk(func(_ Piece, s Step) error {
+	return op.walk(nil, nil, func(_ Piece, s Step) error {
 		x := Dispatch{Kernel: d.own(s.Kernel), Params: s.Params}
-		uniform := d.Pipeline(s.Kernel).uniform
-		for i, w := range s.Windows {
-			if i == uniform {
-				x.Sizes = append(x.Sizes, uint64(s.Params.Size()))
-			}
-			switch {
-			case w.Buf == Table:
-				w.Size = uint64(len(op.Table))
-			case w.Size == 0:
-				w.Size = BlankBytes
-			}
-			x.Sizes = append(x.Sizes, w.Size)
+		for _, w := range s.Windows {
+			x.Sizes = append(x.Sizes, cmp.Or(w.Size, BlankBytes))
 		}
-		if len(s.Windows) == uniform {
-			x.Sizes = append(x.Sizes, uint64(s.Params.Size()))
-		}
+		x.Sizes = slices.Insert(x.Sizes, d.Pipeline(s.Kernel).uniform, uint64(s.Params.Size()))
 		return d.split(s, time.Time{}, func(first, n int, grid [3]uint32) error {
 			s.Params.(shaders.Ranged).SetRange(first, first+n)
 			x.Grid, x.Groups = grid, n

@@ -63,33 +63,23 @@ func sizeClass(size, most uint64) uint64 {
 // It returns the context's error if that ends first.
 func (p *Pool) Get(ctx context.Context, size uint64, usage gputypes.BufferUsage) (port.Buffer, error) {
 	key := poolKey{usage, sizeClass(size, p.dev.Limits().MaxBufferSize)}
-	p.mu.Lock()
-	if l := p.free[key]; len(l) > 0 {
-		b := l[len(l)-1]
-		p.free[key] = l[:len(l)-1]
-		p.idle -= int64(b.Size())
-		p.count(int64(b.Size()))
-		p.mu.Unlock()
+	b, retired := p.take(key)
+	if b != nil {
 		return b, nil
 	}
-	waits := p.retired > maxRetired
-	p.mu.Unlock()
-	if waits {
+	if retired > maxRetired {
 		if err := p.reclaim(ctx); err != nil {
 			return nil, err
 		}
 	}
 	b, err := p.dev.CreateBuffer(key.size, usage)
 	if errors.Is(err, port.ErrMemory) {
-		p.mu.Lock()
-		waits = p.retired > 0
-		p.mu.Unlock()
-		if waits {
+		if retired > 0 {
 			if err := p.reclaim(ctx); err != nil {
 				return nil, err
 			}
 		}
-		if p.Drain() || waits {
+		if p.Drain() || retired > 0 {
 			b, err = p.dev.CreateBuffer(key.size, usage)
 		}
 	}
@@ -99,6 +89,19 @@ func (p *Pool) Get(ctx context.Context, size uint64, usage gputypes.BufferUsage)
 		p.mu.Unlock()
 	}
 	return b, err
+}
+
+// take returns a buffer that the pool keeps, if there is one, and the bytes that are retired.
+func (p *Pool) take(key poolKey) (b port.Buffer, retired int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l := p.free[key]; len(l) > 0 {
+		b = l[len(l)-1]
+		p.free[key] = l[:len(l)-1]
+		p.idle -= int64(b.Size())
+		p.count(int64(b.Size()))
+	}
+	return b, p.retired
 }
 
 // count adds bytes to what is in use. The caller holds the lock.
@@ -116,20 +119,23 @@ func (p *Pool) TakePeak() int64 {
 	return peak
 }
 
-// Put returns a buffer to the pool.
-func (p *Pool) Put(b port.Buffer, usage gputypes.BufferUsage) {
+// Put keeps a buffer, or releases it when the pool is full. running means that submissions
+// may still use it.
+func (p *Pool) Put(b port.Buffer, usage gputypes.BufferUsage, running bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.put(b, usage)
-}
-
-// retire returns a buffer that submissions may use to the pool.
-func (p *Pool) retire(b port.Buffer, usage gputypes.BufferUsage) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.put(b, usage) {
-		p.retired += int64(b.Size())
+	size := int64(b.Size())
+	p.count(-size)
+	switch {
+	case p.idle+size <= p.keep:
+		p.idle += size
+		key := poolKey{usage, b.Size()}
+		p.free[key] = append(p.free[key], b)
+		return
+	case running:
+		p.retired += size
 	}
+	b.Release()
 }
 
 // settled notes that no submission runs.
@@ -137,32 +143,6 @@ func (p *Pool) settled() {
 	p.mu.Lock()
 	p.retired = 0
 	p.mu.Unlock()
-}
-
-// put keeps b, or releases it and returns false. The caller holds the lock.
-func (p *Pool) put(b port.Buffer, usage gputypes.BufferUsage) bool {
-	p.count(-int64(b.Size()))
-	if p.idle+int64(b.Size()) > p.keep {
-		b.Release()
-		return false
-	}
-	p.idle += int64(b.Size())
-	key := poolKey{usage, b.Size()}
-	p.free[key] = append(p.free[key], b)
-	return true
-}
-
-// putAfter puts a buffer back, or releases it after an error, when a submission may
-// still use it.
-func (p *Pool) putAfter(b port.Buffer, usage gputypes.BufferUsage, err error) {
-	if err == nil {
-		p.Put(b, usage)
-		return
-	}
-	p.mu.Lock()
-	p.count(-int64(b.Size()))
-	p.mu.Unlock()
-	b.Release()
 }
 
 // Drain releases the buffers that the pool keeps and reports whether there were any.

@@ -141,8 +141,9 @@ func (k *checkpoint) Done(x cut.Box) bool {
 
 // Start implements cut.Resume. It uploads the state with which the pieces continue.
 func (k *checkpoint) Start(x cut.Box) (int, error) {
-	w := k.now.Work
-	if w == nil || w.Rows != x.Rows() || w.Kernel != k.kernel || w.Keys <= x.Lo[cut.Col] || w.Keys >= x.Hi[cut.Col] || w.Keys%k.cutter.Granule != 0 {
+	w, held := k.now.Work, &k.r.held
+	if w == nil || w.Rows != x.Rows() || w.Kernel != k.kernel || uint64(len(w.State)) != held.size ||
+		w.Keys <= x.Lo[cut.Col] || w.Keys >= x.Hi[cut.Col] || w.Keys%k.cutter.Granule != 0 {
 		return x.Lo[cut.Col], nil
 	}
 	if k.r.rehearsal {
@@ -151,11 +152,7 @@ func (k *checkpoint) Start(x cut.Box) (int, error) {
 	if err := k.r.Flush(); err != nil { // of boxes that still use the state
 		return 0, err
 	}
-	buf, err := k.r.stateOf(uint64(len(w.State)))
-	if err != nil {
-		return 0, err
-	}
-	return w.Keys, k.r.d.Write(k.r.ctx, single(buf), 0, w.State)
+	return w.Keys, k.r.d.Write(k.r.ctx, single(held.state), 0, w.State)
 }
 
 // Queued implements cut.Resume.

@@ -33,12 +33,19 @@ type Runner struct {
 	call       *call
 	first      bool // a kernel runs for the first time on the device
 	batch      batch
-	flights    flights
+	flights    []sentWork // the submissions that the call has not waited for, oldest first
+	landed     int        // how many it has waited for
 	progress   progress
 	held       held
 	stream     *stream     // nil until a step needs host memory
 	staged     int         // steps that had staged windows
 	checkpoint *checkpoint // nil unless the call may be interrupted
+}
+
+// sentWork is a submission and its operations.
+type sentWork struct {
+	ticket port.Ticket
+	work   float64
 }
 
 // progress is the work of a call in operations.
@@ -52,8 +59,8 @@ type progress struct {
 type held struct {
 	all     []port.Buffer
 	state   port.Buffer
-	size    uint64                   // of the state that was needed last
-	gathers [maxBindings]port.Buffer // for gathered windows, by binding
+	size    uint64                        // of the state that was needed last
+	gathers [port.MaxBindings]port.Buffer // for gathered windows, by binding
 }
 
 // Work is a call as its error messages name it and the memory behind its operands. An
@@ -171,37 +178,23 @@ func (r *Runner) Run(op *Op) error {
 		return err
 	}
 	op.Cutter.Share = r.d.pacing.share(r.deadline) / r.d.pacing.share(time.Time{})
-	var table cut.Window
+	var table port.Buffer
 	if op.Table != nil && !r.rehearsal {
-		size := uint64(len(op.Table))
-		buf, err := r.hold(size)
-		if err == nil {
-			err = r.d.wrap(r.d.Port.Write(buf, 0, op.Table))
-		}
-		if err != nil {
+		var err error
+		if table, err = r.hold(uint64(len(op.Table))); err != nil {
 			return err
 		}
-		table = cut.Window{Buf: buf, Size: size}
+		if err := r.d.wrap(r.d.Port.Write(table, 0, op.Table)); err != nil {
+			return err
+		}
 	}
 	var box cut.Box
-	return op.walk(func(p Piece, s Step) error {
+	return op.walk(table, r.stateOf, func(p Piece, s Step) error {
 		if op.Chained && p.Of.Box != box {
 			if err := r.Separate(); err != nil {
 				return err
 			}
 			box = p.Of.Box
-		}
-		for i, w := range s.Windows {
-			switch w.Buf {
-			case state:
-				buf, err := r.stateOf(w.Size)
-				if err != nil {
-					return err
-				}
-				s.Windows[i].Buf = buf
-			case Table:
-				s.Windows[i] = table
-			}
 		}
 		return r.dispatch(s)
 	})
@@ -283,7 +276,7 @@ func (r *Runner) push() error {
 	if len(r.batch.list) == 0 {
 		return nil
 	}
-	for r.flights.n == MaxFlight {
+	for len(r.flights) == MaxFlight {
 		if err := r.land(r.ctx); err != nil {
 			return err
 		}
@@ -293,7 +286,7 @@ func (r *Runner) push() error {
 	}
 	t, err := r.batch.send(r.ctx, r.d, r.call, r.trace.Kernel != nil)
 	if err == nil {
-		r.flights.add(t, r.batch.work)
+		r.flights = append(r.flights, sentWork{t, r.batch.work})
 	}
 	return err
 }
@@ -301,17 +294,20 @@ func (r *Runner) push() error {
 // land waits for the submission that was started first. After an error of the context the
 // submission still runs.
 func (r *Runner) land(ctx context.Context) error {
-	t := r.flights.list[0].ticket
+	t, work := r.flights[0].ticket, r.flights[0].work
+	var err error
 	if r.d.sent.runs(t) {
-		if err := r.d.await(ctx, t); err != nil {
-			if ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
-				r.flights.pop()
-			}
-			return err
-		}
+		err = r.d.await(ctx, t)
 	}
-	work := r.flights.pop()
-	if err := r.d.sent.result(r.call); err != nil {
+	if err != nil && errors.Is(err, ctx.Err()) {
+		return err
+	}
+	r.flights = slices.Delete(r.flights, 0, 1)
+	r.landed++
+	if err == nil {
+		err = r.d.sent.result(r.call)
+	}
+	if err != nil {
 		return err
 	}
 	if r.trace.Kernel != nil {
@@ -340,7 +336,7 @@ func (r *Runner) Flush() error {
 	if err := r.push(); err != nil {
 		return err
 	}
-	for r.flights.n > 0 {
+	for len(r.flights) > 0 {
 		if err := r.land(r.ctx); err != nil {
 			return err
 		}
@@ -375,9 +371,9 @@ const grace = time.Second
 // submissions, except those of a call that streams, because the next such call takes the same
 // memory: at most for the grace or the budget. The Runner must not be used afterwards.
 func (r *Runner) Finish(err error) {
-	if r.flights.n > 0 && r.stream != nil {
+	if r.stream != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), max(grace, r.d.pacing.budget))
-		for r.flights.n > 0 && ctx.Err() == nil {
+		for len(r.flights) > 0 && ctx.Err() == nil {
 			_ = r.land(ctx) // the call has its error
 		}
 		cancel()
@@ -386,15 +382,11 @@ func (r *Runner) Finish(err error) {
 	d.sent.end(r.call, err)
 	r.endStream(err)
 	for _, buf := range r.held.all {
-		if err == nil {
-			d.Pool.retire(buf, StorageUsage)
-		} else {
-			d.Pool.putAfter(buf, StorageUsage, err)
-		}
+		d.Pool.Put(buf, StorageUsage, true)
 	}
 	r.batch.clear()
 	clear(r.needed)
 	clear(r.held.all)
-	*r = Runner{needed: r.needed[:0], batch: r.batch, held: held{all: r.held.all[:0]}}
+	*r = Runner{needed: r.needed[:0], batch: r.batch, flights: r.flights[:0], held: held{all: r.held.all[:0]}}
 	d.runners.Put(r)
 }

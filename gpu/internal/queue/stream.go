@@ -76,7 +76,7 @@ func (r *Runner) stage(x *dispatch) error {
 	if slices.ContainsFunc(x.windows, func(w cut.Window) bool { _, ok := w.Buf.(*cut.Staged); return ok }) {
 		r.staged++
 		if r.stream != nil && !r.rehearsal {
-			submissions := r.flights.started()
+			submissions := r.landed + len(r.flights)
 			if len(r.batch.list) > 0 {
 				submissions++
 			}
@@ -195,19 +195,19 @@ func (r *Runner) evict(w *resident) error {
 		err = r.download(w)
 	}
 	if w.buf != nil {
-		r.d.Pool.putAfter(w.buf, StorageUsage, err)
+		r.d.Pool.Put(w.buf, StorageUsage, err != nil)
 	}
 	return err
 }
 
 // await waits until no queued or running step uses w. Later submissions continue.
 func (r *Runner) await(w *resident) error {
-	if r.flights.started() < w.push {
+	if r.landed+len(r.flights) < w.push {
 		if err := r.push(); err != nil {
 			return err
 		}
 	}
-	for r.flights.landed < w.push && r.flights.n > 0 {
+	for r.landed < w.push && len(r.flights) > 0 {
 		if err := r.land(r.ctx); err != nil {
 			return err
 		}
@@ -270,7 +270,7 @@ func (r *Runner) endStream(err error) {
 func (r *Runner) dropWindows(err error) {
 	for _, w := range r.stream.resident {
 		if w.buf != nil {
-			r.d.Pool.putAfter(w.buf, StorageUsage, err)
+			r.d.Pool.Put(w.buf, StorageUsage, err != nil)
 		}
 	}
 	r.stream.resident = nil
