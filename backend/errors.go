@@ -2,8 +2,6 @@ package backend
 
 import (
 	"errors"
-	"fmt"
-	"strings"
 
 	"github.com/seed90331342/attn/backend/budget"
 )
@@ -50,17 +48,3 @@ var (
 	// ErrClosed reports a backend used after Close.
 	ErrClosed = errors.New("backend is closed")
 )
-
-// Annotate puts the name of an operation before *err unless that is nil or names the operation
-// already, as the errors of backends do ("attention: ..", "cpu: attention: .."). A deferred
-// Annotate covers every return of a function.
-func Annotate(err *error, operation string) {
-	if *err == nil {
-		return
-	}
-	text := (*err).Error()
-	_, rest, _ := strings.Cut(text, ": ")
-	if !strings.HasPrefix(text, operation+": ") && !strings.HasPrefix(rest, operation+": ") {
-		*err = fmt.Errorf("%s: %w", operation, *err)
-	}
-}

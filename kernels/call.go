@@ -7,16 +7,17 @@ import (
 	"sync"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // Result holds the results of an attention call, in device memory.
 type Result struct {
 	// O is the output, [B, H, Sq, Dv].
-	O backend.Tensor
+	O Tensor
 	// LSE is log Σ exp(score) of each row, [B, H, Sq, 1] F32, if requested.
-	LSE backend.Tensor
+	LSE Tensor
 	// Weights are the softmax weights, [B, H, Sq, Sk] F32, if requested.
-	Weights backend.Tensor
+	Weights Tensor
 }
 
 // Release frees all tensors of r.
@@ -38,7 +39,7 @@ func (r Result) Release() {
 // Errors: ErrShape, ErrDType, ErrOption and ErrUnsupported name the argument and the
 // rule; ErrDevice, ErrReleased, ErrMemory, ErrUnsupported, ErrDeviceLost and context
 // errors come from the backend.
-func (d *Device) Attention(ctx context.Context, q, k, v backend.Tensor, opt Options) (Result, error) {
+func (d *Device) Attention(ctx context.Context, q, k, v Tensor, opt Options) (Result, error) {
 	c := callPool.Get().(*Call)
 	defer c.recycle()
 	if err := c.prepare(d, q, k, v, &opt); err != nil {
@@ -67,7 +68,7 @@ func (c *Call) clear() {
 type Call struct {
 	dev     *Device
 	opt     Options
-	q, k, v backend.Tensor
+	q, k, v Tensor
 	dims    Dims
 	// problem is the canonical problem of the call, unless sequences are packed, and keys
 	// how many keys take part in it.
@@ -85,10 +86,10 @@ type subcall struct {
 	sequence int // the packed sequence, or 0
 }
 
-// Prepare validates an attention call and returns it. The operands may be [backend.Meta]
+// Prepare validates an attention call and returns it. The operands may be [Meta]
 // tensors, which Plan and Warmup accept. The slices in opt must not change while the Call
 // is used. The errors are the validation errors of [Device.Attention].
-func (d *Device) Prepare(q, k, v backend.Tensor, opt Options) (*Call, error) {
+func (d *Device) Prepare(q, k, v Tensor, opt Options) (*Call, error) {
 	c := new(Call)
 	if err := c.prepare(d, q, k, v, &opt); err != nil {
 		return nil, err
@@ -96,8 +97,8 @@ func (d *Device) Prepare(q, k, v backend.Tensor, opt Options) (*Call, error) {
 	return c, nil
 }
 
-func (c *Call) prepare(d *Device, q, k, v backend.Tensor, opt *Options) (err error) {
-	defer backend.Annotate(&err, "attention")
+func (c *Call) prepare(d *Device, q, k, v Tensor, opt *Options) (err error) {
+	defer op.Annotate(&err, "attention")
 	c.dev, c.opt = d, *opt
 	c.q, c.k, c.v = q, k, v
 	if c.dims, err = operandDims(q, k, v, opt.Pages); err != nil {
@@ -124,8 +125,8 @@ func (c *Call) checkPath(weights bool) error {
 	on := Path(0)
 	if weights {
 		on = weightPath
-		if c.k.DType() == backend.Q8 {
-			return fmt.Errorf("weights are requested, but k is q8, which QK does not take: %w", backend.ErrUnsupported)
+		if c.k.DType() == Q8 {
+			return fmt.Errorf("weights are requested, but k is q8, which QK does not take: %w", ErrUnsupported)
 		}
 	}
 	if c.packed() {
@@ -145,9 +146,9 @@ func (c *Call) addAll() error {
 	switch from := c.opt.Resume; {
 	case from == nil:
 	case p.regions != nil:
-		return fmt.Errorf("resume is set with a prefix, segments or offsets that need several calls: %w", backend.ErrOption)
+		return fmt.Errorf("resume is set with a prefix, segments or offsets that need several calls: %w", ErrOption)
 	case from.Call == "" || from.O.IsZero():
-		return fmt.Errorf("resume is empty, it must be the Partial of a *backend.Interrupted: %w", backend.ErrOption)
+		return fmt.Errorf("resume is empty, it must be the Partial of a *Interrupted: %w", ErrOption)
 	}
 	c.problem, c.keys = p.Problem, p.dims.SeqK
 	if c.opt.Pages != nil {
@@ -167,12 +168,12 @@ func (c *Call) all() *backend.Call {
 // the packed sequence, or 0.
 func (c *Call) add(p *problem, sequence, row, key int) error {
 	return p.eachRegion(func(x region, own backend.Problem) error {
-		pages, err := x.pages(c.opt.Pages, c.k.Shape()[backend.Seq])
+		pages, err := x.pages(c.opt.Pages, c.k.Shape()[Seq])
 		if err != nil {
 			return err
 		}
-		x.lo[backend.Seq], x.hi[backend.Seq] = x.lo[backend.Seq]+row, x.hi[backend.Seq]+row
-		x.lo[backend.Dim], x.hi[backend.Dim] = x.lo[backend.Dim]+key, x.hi[backend.Dim]+key
+		x.lo[Seq], x.hi[Seq] = x.lo[Seq]+row, x.hi[Seq]+row
+		x.lo[Dim], x.hi[Dim] = x.lo[Dim]+key, x.hi[Dim]+key
 		c.subs = append(c.subs, subcall{region: x, sequence: sequence})
 		s := &c.subs[len(c.subs)-1]
 		s.Problem, s.Pages, s.Resume = own, pages, c.opt.Resume
@@ -216,7 +217,7 @@ func (c *Call) bindRun(out Result) error {
 		return err
 	}
 	if was, is := c.opt.Resume.Call, c.calls[0].Signature(); was != is {
-		return fmt.Errorf("resume is of another call, %s, this one is %s: %w", was, is, backend.ErrOption)
+		return fmt.Errorf("resume is of another call, %s, this one is %s: %w", was, is, ErrOption)
 	}
 	return nil
 }
@@ -227,14 +228,14 @@ func (c *Call) unbindOutputs() {
 		return
 	}
 	for i := range c.subs {
-		c.subs[i].O, c.subs[i].LSE = backend.Tensor{}, backend.Tensor{}
+		c.subs[i].O, c.subs[i].LSE = Tensor{}, Tensor{}
 	}
 }
 
 // ready returns an error for a Call that was not prepared.
 func (c *Call) ready() error {
 	if c == nil || c.q.IsZero() {
-		return fmt.Errorf("the call is not prepared, or could not be reset: make it with Prepare: %w", backend.ErrOption)
+		return fmt.Errorf("the call is not prepared, or could not be reset: make it with Prepare: %w", ErrOption)
 	}
 	return nil
 }
@@ -249,21 +250,21 @@ func (c *Call) Dims() Dims {
 
 // Rebind replaces the operands by others of the same shapes, strides and dtypes. It does not
 // allocate. When they differ it changes nothing and returns ErrShape or ErrDType.
-func (c *Call) Rebind(q, k, v backend.Tensor) (err error) {
-	defer backend.Annotate(&err, "rebind")
+func (c *Call) Rebind(q, k, v Tensor) (err error) {
+	defer op.Annotate(&err, "rebind")
 	if err := c.ready(); err != nil {
 		return err
 	}
 	for _, o := range [3]struct {
 		name    string
-		is, was backend.Tensor
+		is, was Tensor
 	}{{"q", q, c.q}, {"k", k, c.k}, {"v", v, c.v}} {
 		switch {
 		case o.is.DType() != o.was.DType():
-			return fmt.Errorf("%s is %v, the call was prepared for %v: %w", o.name, o.is.DType(), o.was.DType(), backend.ErrDType)
+			return fmt.Errorf("%s is %v, the call was prepared for %v: %w", o.name, o.is.DType(), o.was.DType(), ErrDType)
 		case o.is.Shape() != o.was.Shape() || o.is.Strides() != o.was.Strides():
 			return fmt.Errorf("%s has shape %v and strides %v, the call was prepared for %v and %v: %w",
-				o.name, o.is.Shape(), o.is.Strides(), o.was.Shape(), o.was.Strides(), backend.ErrShape)
+				o.name, o.is.Shape(), o.is.Strides(), o.was.Shape(), o.was.Strides(), ErrShape)
 		}
 	}
 	c.q, c.k, c.v = q, k, v
@@ -278,7 +279,7 @@ func (c *Call) Rebind(q, k, v backend.Tensor) (err error) {
 // Reset prepares c for another call in place, as for each step of decoding over a growing
 // cache. It validates everything again but does not allocate while one backend call computes
 // the call. Errors as for [Device.Prepare]; after one, c can only be Reset.
-func (c *Call) Reset(q, k, v backend.Tensor, opt Options) error {
+func (c *Call) Reset(q, k, v Tensor, opt Options) error {
 	if c == nil {
 		return c.ready()
 	}
@@ -293,35 +294,35 @@ func (c *Call) Reset(q, k, v backend.Tensor, opt Options) error {
 }
 
 // outputs returns the results that the call's options request, made by alloc.
-func (c *Call) outputs(alloc func(backend.DType, backend.Shape) (backend.Tensor, error)) (r Result, err error) {
+func (c *Call) outputs(alloc func(DType, Shape) (Tensor, error)) (r Result, err error) {
 	if err := c.ready(); err != nil {
 		return r, err
 	}
-	request := func(t *backend.Tensor, want bool, dtype backend.DType, last int) {
+	request := func(t *Tensor, want bool, dtype DType, last int) {
 		if !want || err != nil {
 			return
 		}
 		d := c.dims
 		if !c.packed() {
-			*t, err = alloc(dtype, backend.Shape{d.Batch, d.Heads, d.SeqQ, last})
+			*t, err = alloc(dtype, Shape{d.Batch, d.Heads, d.SeqQ, last})
 			return
 		}
 		// In memory the rows of packed sequences lie as [total, H, Dv].
-		if *t, err = alloc(dtype, backend.Shape{1, d.SeqQ, d.Heads, last}); err == nil {
-			*t, err = t.Swap(backend.Heads, backend.Seq)
+		if *t, err = alloc(dtype, Shape{1, d.SeqQ, d.Heads, last}); err == nil {
+			*t, err = t.Swap(Heads, Seq)
 		}
 	}
 	request(&r.O, true, c.q.DType(), c.dims.ValueDim)
-	request(&r.LSE, c.opt.LSE, backend.F32, 1)
-	request(&r.Weights, c.opt.Weights, backend.F32, c.dims.SeqK)
+	request(&r.LSE, c.opt.LSE, F32, 1)
+	request(&r.Weights, c.opt.Weights, F32, c.dims.SeqK)
 	return r, err
 }
 
 // Alloc allocates the outputs that the call's options request, for [Call.RunInto]. The caller
 // releases them.
 func (c *Call) Alloc(ctx context.Context) (r Result, err error) {
-	defer backend.Annotate(&err, "attention")
-	r, err = c.outputs(func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	defer op.Annotate(&err, "attention")
+	r, err = c.outputs(func(dtype DType, shape Shape) (Tensor, error) {
 		return c.dev.on(ctx).Alloc(ctx, dtype, shape)
 	})
 	if err != nil {
@@ -349,7 +350,7 @@ func (c *Call) Run(ctx context.Context) (Result, error) {
 // Options.Weights are. It does not allocate. ErrOverlap when an output shares memory with
 // an input or another output.
 func (c *Call) RunInto(ctx context.Context, out Result) (err error) {
-	defer backend.Annotate(&err, "attention")
+	defer op.Annotate(&err, "attention")
 	defer c.unbindOutputs()
 	if err := c.checkOutputs(out); err != nil {
 		return err
@@ -368,7 +369,7 @@ func (c *Call) RunInto(ctx context.Context, out Result) (err error) {
 		}
 	}
 	err = c.dev.on(ctx).Attention(ctx, c.calls...)
-	if left, ok := errors.AsType[*backend.Interrupted](err); ok && (len(c.calls) > 1 || !out.Weights.IsZero()) {
+	if left, ok := errors.AsType[*Interrupted](err); ok && (len(c.calls) > 1 || !out.Weights.IsZero()) {
 		return left.Err // neither one of several calls nor one with weights can be resumed
 	}
 	if err == nil && !out.Weights.IsZero() {
@@ -386,21 +387,21 @@ func (c *Call) checkOutputs(out Result) error {
 		return err
 	}
 	d := c.dims
-	rows := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim}
-	if err := out.O.CheckShape("o", rows, "[B, H, Sq, Dv] of q and v", c.q.DType(), backend.F32); err != nil {
+	rows := Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim}
+	if err := out.O.CheckShape("o", rows, "[B, H, Sq, Dv] of q and v", c.q.DType(), F32); err != nil {
 		return err
 	}
 	if !out.LSE.IsZero() {
-		rows[backend.Dim] = 1
-		if err := out.LSE.CheckShape("lse", rows, "[B, H, Sq, 1] of q", backend.F32); err != nil {
+		rows[Dim] = 1
+		if err := out.LSE.CheckShape("lse", rows, "[B, H, Sq, 1] of q", F32); err != nil {
 			return err
 		}
 	}
 	if out.Weights.IsZero() {
 		return nil
 	}
-	rows[backend.Dim] = d.SeqK
-	if err := out.Weights.CheckShape("weights", rows, "[B, H, Sq, Sk] of q and k", backend.F32); err != nil {
+	rows[Dim] = d.SeqK
+	if err := out.Weights.CheckShape("weights", rows, "[B, H, Sq, Sk] of q and k", F32); err != nil {
 		return err
 	}
 	return c.checkPath(true)
@@ -415,7 +416,7 @@ func (c *Call) distinct(out Result) error {
 }
 
 // runWeights computes the weights, for which a fused call has no memory, by stages into w.
-func (c *Call) runWeights(ctx context.Context, w backend.Tensor) error {
+func (c *Call) runWeights(ctx context.Context, w Tensor) error {
 	for i := range c.subs {
 		s := &c.subs[i]
 		var view slicer
@@ -426,7 +427,7 @@ func (c *Call) runWeights(ctx context.Context, w backend.Tensor) error {
 		if err := c.dev.on(ctx).QK(ctx, own, s.Q, s.K); err != nil {
 			return fmt.Errorf("weights: %w", err)
 		}
-		if err := c.dev.on(ctx).Softmax(ctx, own, backend.Tensor{}, &s.Problem); err != nil {
+		if err := c.dev.on(ctx).Softmax(ctx, own, Tensor{}, &s.Problem); err != nil {
 			return fmt.Errorf("weights: %w", err)
 		}
 		if err := c.dev.hideOutside(ctx, w, s.region); err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // CheckOptions choose the rows that [Call.Check] recomputes.
@@ -43,7 +44,7 @@ func (r CheckReport) OK() bool { return r.Off <= 1 }
 // downloads the keys and values of the rows' heads, O(Sk) memory for a head. A wrong result
 // is not an error, see [CheckReport.OK].
 func (c *Call) Check(ctx context.Context, out Result, opt CheckOptions) (report CheckReport, err error) {
-	defer backend.Annotate(&err, "check")
+	defer op.Annotate(&err, "check")
 	defer c.unbindOutputs()
 	if err := c.checkOutputs(out); err != nil {
 		return CheckReport{}, err
@@ -79,7 +80,7 @@ func (k *checker) report(rows int) CheckReport {
 func (c *Call) verify(ctx context.Context, out Result) error {
 	report, err := c.Check(ctx, out, CheckOptions{Rows: c.opt.Verify, Seed: c.dev.verified.Add(1) - 1})
 	if err == nil && !report.OK() {
-		err = fmt.Errorf("verify: %s: off by %.3g, bound %.3g: %w", report.Worst, report.MaxError, report.Bound, backend.ErrVerify)
+		err = fmt.Errorf("verify: %s: off by %.3g, bound %.3g: %w", report.Worst, report.MaxError, report.Bound, ErrVerify)
 	}
 	return err
 }
@@ -126,7 +127,7 @@ func sample(d Dims, opt CheckOptions) ([]rowIndex, error) {
 // checker compares rows with the oracle.
 type checker struct {
 	dev     *Device
-	weights backend.Tensor // of the call, or the zero Tensor
+	weights Tensor // of the call, or the zero Tensor
 	heads   map[headIndex]headData
 	worst   oracle.Worst
 }
@@ -139,7 +140,7 @@ type headData struct{ k, v []float32 }
 
 // row compares row of, an index in the call, which subcall s with number n computes.
 func (k *checker) row(ctx context.Context, s *subcall, n int, of rowIndex) error {
-	at := rowIndex{of.b - s.lo[backend.Batch], of.h - s.lo[backend.Heads], of.i - s.lo[backend.Seq]}
+	at := rowIndex{of.b - s.lo[Batch], of.h - s.lo[Heads], of.i - s.lo[Seq]}
 	row, err := k.reference(ctx, &s.Call, n, at)
 	if err != nil {
 		return err
@@ -149,7 +150,7 @@ func (k *checker) row(ctx context.Context, s *subcall, n int, of rowIndex) error
 		return err
 	}
 	ref := oracle.Solve(row)
-	see := func(name string, t backend.Tensor, at rowIndex, refs []float64, bound func(i int) float64) error {
+	see := func(name string, t Tensor, at rowIndex, refs []float64, bound func(i int) float64) error {
 		if t.IsZero() {
 			return nil
 		}
@@ -169,11 +170,11 @@ func (k *checker) row(ctx context.Context, s *subcall, n int, of rowIndex) error
 		return err
 	}
 	// Weights of keys outside of the subcall are 0.
-	weights, err := budget.Make[float64](k.weights.Shape()[backend.Dim])
+	weights, err := budget.Make[float64](k.weights.Shape()[Dim])
 	if err != nil {
 		return err
 	}
-	copy(weights[min(s.lo[backend.Dim], len(weights)):], ref.Weights)
+	copy(weights[min(s.lo[Dim], len(weights)):], ref.Weights)
 	return see("weights", k.weights, of, weights, func(i int) float64 { return ref.WeightBound*weights[i] + 0x1p-125 })
 }
 
@@ -199,22 +200,22 @@ type patch struct {
 // patch downloads the inputs of region x, which is within one head, of c, which is subcall n.
 func (k *checker) patch(ctx context.Context, c *backend.Call, n int, x region) (p patch, err error) {
 	d := c.Dims()
-	b, h := x.lo[backend.Batch], x.lo[backend.Heads]
+	b, h := x.lo[Batch], x.lo[Heads]
 	p = patch{region: x, call: c}
 	if p.head, err = k.head(ctx, c, headIndex{n, b, h / (d.Heads / d.KVHeads)}); err != nil {
 		return p, err
 	}
 	blocks, relative := x, x
 	if !c.Blocks.IsZero() {
-		blocks.lo[backend.Seq], blocks.hi[backend.Seq] = x.lo[backend.Seq]/c.BlockQ, ceilDiv(x.hi[backend.Seq], c.BlockQ)
-		blocks.lo[backend.Dim], blocks.hi[backend.Dim] = x.lo[backend.Dim]/c.BlockK, ceilDiv(x.hi[backend.Dim], c.BlockK)
+		blocks.lo[Seq], blocks.hi[Seq] = x.lo[Seq]/c.BlockQ, ceilDiv(x.hi[Seq], c.BlockQ)
+		blocks.lo[Dim], blocks.hi[Dim] = x.lo[Dim]/c.BlockK, ceilDiv(x.hi[Dim], c.BlockK)
 	}
-	relative.lo[backend.Seq], relative.hi[backend.Seq] = 0, 1
-	relative.lo[backend.Dim] += d.SeqQ - x.hi[backend.Seq]
-	relative.hi[backend.Dim] += d.SeqQ - x.lo[backend.Seq] - 1
+	relative.lo[Seq], relative.hi[Seq] = 0, 1
+	relative.lo[Dim] += d.SeqQ - x.hi[Seq]
+	relative.hi[Dim] += d.SeqQ - x.lo[Seq] - 1
 	for _, of := range []struct {
 		to *[]float32
-		t  backend.Tensor
+		t  Tensor
 		x  region
 	}{{&p.mask, c.Mask, x}, {&p.blocks, c.Blocks, blocks}, {&p.bias, c.Bias, x}, {&p.relative, c.Relative, relative}} {
 		if of.t.IsZero() {
@@ -229,15 +230,15 @@ func (k *checker) patch(ctx context.Context, c *backend.Call, n int, x region) (
 			return p, err
 		}
 	}
-	p.q, err = k.download(ctx, c.Q, rowIndex{b, h, x.lo[backend.Seq]}, x.hi[backend.Seq]-x.lo[backend.Seq])
+	p.q, err = k.download(ctx, c.Q, rowIndex{b, h, x.lo[Seq]}, x.hi[Seq]-x.lo[Seq])
 	return p, err
 }
 
 // row returns row i of the call with the keys of p.
 func (p *patch) row(i int) oracle.Row {
 	c, d := p.call, p.call.Dims()
-	b, h, first, keys := p.lo[backend.Batch], p.lo[backend.Heads], p.lo[backend.Dim], p.hi[backend.Dim]-p.lo[backend.Dim]
-	r := i - p.lo[backend.Seq]
+	b, h, first, keys := p.lo[Batch], p.lo[Heads], p.lo[Dim], p.hi[Dim]-p.lo[Dim]
+	r := i - p.lo[Seq]
 	row := oracle.Row{Q: p.q[r*d.Dim:][:d.Dim], K: p.head.k[first*d.Dim:][:keys*d.Dim], V: p.head.v[first*d.ValueDim:][:keys*d.ValueDim],
 		Dv: d.ValueDim, Scale: c.Scale, Softcap: c.Softcap, Out: c.O.DType()}
 	ofRow := func(all []float32) []float32 {
@@ -250,7 +251,7 @@ func (p *patch) row(i int) oracle.Row {
 	var blocks []float32
 	if p.blocks != nil {
 		perRow := ceilDiv(first+keys, c.BlockK) - first/c.BlockK
-		blocks = p.blocks[(i/c.BlockQ-p.lo[backend.Seq]/c.BlockQ)*perRow:]
+		blocks = p.blocks[(i/c.BlockQ-p.lo[Seq]/c.BlockQ)*perRow:]
 	}
 	lo, hi := c.Visible.Range(b, i, d.SeqK)
 	row.Hidden = func(j int) bool {
@@ -261,7 +262,7 @@ func (p *patch) row(i int) oracle.Row {
 		row.Bias = func(j int) float64 { return float64(bias[j]) }
 	}
 	if p.relative != nil {
-		row.Relative = func(j int) float64 { return float64(p.relative[j+p.hi[backend.Seq]-1-i]) }
+		row.Relative = func(j int) float64 { return float64(p.relative[j+p.hi[Seq]-1-i]) }
 	}
 	if c.Slopes != nil {
 		row.Slope = float64(c.Slope(b, h, d.Heads))
@@ -297,12 +298,12 @@ func (k *checker) head(ctx context.Context, c *backend.Call, at headIndex) (head
 
 // keys downloads the rows of t, the keys or values of c, of a head. Rows that no page holds
 // are zeros; no query row sees them.
-func (k *checker) keys(ctx context.Context, c *backend.Call, t backend.Tensor, head headIndex) ([]float32, error) {
+func (k *checker) keys(ctx context.Context, c *backend.Call, t Tensor, head headIndex) ([]float32, error) {
 	if c.Pages == nil {
-		return k.download(ctx, t, rowIndex{head.b, head.h, 0}, t.Shape()[backend.Seq])
+		return k.download(ctx, t, rowIndex{head.b, head.h, 0}, t.Shape()[Seq])
 	}
-	size, cols := t.Shape()[backend.Seq], t.Shape()[backend.Dim]
-	all, err := budget.Make[float32](backend.Shape{1, 1, c.Pages.Keys, cols}.Elements())
+	size, cols := t.Shape()[Seq], t.Shape()[Dim]
+	all, err := budget.Make[float32](Shape{1, 1, c.Pages.Keys, cols}.Elements())
 	if err != nil {
 		return nil, err
 	}
@@ -321,7 +322,7 @@ func (k *checker) keys(ctx context.Context, c *backend.Call, t backend.Tensor, h
 }
 
 // download downloads n rows of t from at on.
-func (k *checker) download(ctx context.Context, t backend.Tensor, at rowIndex, n int) ([]float32, error) {
+func (k *checker) download(ctx context.Context, t Tensor, at rowIndex, n int) ([]float32, error) {
 	var s slicer
 	t = s.rows(t, &region{lo: [4]int{at.b, at.h, at.i}, hi: [4]int{at.b + 1, at.h + 1, at.i + n}})
 	if s.err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/oracle"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // CheckBackward compares gradients that [Call.Backward] wrote, with the same arguments, with
@@ -17,7 +18,7 @@ import (
 // rows; it is computed from result, which [Call.Check] checks, and takes O(Sq) operations for
 // each query head that shares the key head.
 func (c *Call) CheckBackward(ctx context.Context, grads Gradients, d, result Result, opt CheckOptions) (report CheckReport, err error) {
-	defer backend.Annotate(&err, "check")
+	defer op.Annotate(&err, "check")
 	if err := c.checkBackward(&grads, d, result); err != nil {
 		return CheckReport{}, err
 	}
@@ -57,11 +58,11 @@ func (c *Call) CheckBackward(ctx context.Context, grads Gradients, d, result Res
 }
 
 // queryGradient compares row of dq with the sum over its keys.
-func (k *checker) queryGradient(ctx context.Context, c *Call, parts []backend.Gradients, dq backend.Tensor, of rowIndex) error {
+func (k *checker) queryGradient(ctx context.Context, c *Call, parts []backend.Gradients, dq Tensor, of rowIndex) error {
 	sums := make([]oracle.Sum, c.dims.Dim)
 	if n := slices.IndexFunc(c.subs, func(s subcall) bool { return s.has(of) }); n >= 0 { // else there are no keys
 		g, s := &parts[n], &c.subs[n]
-		at := rowIndex{of.b - s.lo[backend.Batch], of.h - s.lo[backend.Heads], of.i - s.lo[backend.Seq]}
+		at := rowIndex{of.b - s.lo[Batch], of.h - s.lo[Heads], of.i - s.lo[Seq]}
 		row, err := k.reference(ctx, &g.Call, n, at)
 		if err != nil {
 			return err
@@ -82,13 +83,13 @@ func (k *checker) keyGradients(ctx context.Context, c *Call, parts []backend.Gra
 	share := c.dims.Heads / c.dims.KVHeads
 	for n := range c.subs {
 		g, s := &parts[n], &c.subs[n]
-		if of.b < s.lo[backend.Batch] || of.b >= s.hi[backend.Batch] || of.i < s.lo[backend.Dim] || of.i >= s.hi[backend.Dim] {
+		if of.b < s.lo[Batch] || of.b >= s.hi[Batch] || of.i < s.lo[Dim] || of.i >= s.hi[Dim] {
 			continue
 		}
-		rows := s.hi[backend.Seq] - s.lo[backend.Seq]
-		for h := max(of.h*share, s.lo[backend.Heads]); h < min((of.h+1)*share, s.hi[backend.Heads]); h++ {
-			at := rowIndex{of.b - s.lo[backend.Batch], h - s.lo[backend.Heads], 0}
-			j := of.i - s.lo[backend.Dim]
+		rows := s.hi[Seq] - s.lo[Seq]
+		for h := max(of.h*share, s.lo[Heads]); h < min((of.h+1)*share, s.hi[Heads]); h++ {
+			at := rowIndex{of.b - s.lo[Batch], h - s.lo[Heads], 0}
+			j := of.i - s.lo[Dim]
 			p, err := k.patch(ctx, &g.Call, n, region{lo: [4]int{at.b, at.h, 0, j}, hi: [4]int{at.b + 1, at.h + 1, rows, j + 1}})
 			if err != nil {
 				return err
@@ -134,7 +135,7 @@ func (k *checker) loss(ctx context.Context, g *backend.Gradients, at rowIndex, n
 }
 
 // seeGradient compares row at of a gradient, unless it is the zero Tensor.
-func (k *checker) seeGradient(ctx context.Context, name string, t backend.Tensor, at rowIndex, sums []oracle.Sum) error {
+func (k *checker) seeGradient(ctx context.Context, name string, t Tensor, at rowIndex, sums []oracle.Sum) error {
 	if t.IsZero() {
 		return nil
 	}

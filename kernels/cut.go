@@ -49,22 +49,22 @@ func (o *Options) regions(p *problem, keys int) ([]region, error) {
 	var all []region
 	for b := 0; b < d.Batch; {
 		x := wholeRegion(d)
-		x.lo[backend.Batch] = b
+		x.lo[Batch] = b
 		if differ {
 			x.offset = o.Offsets[b]
 		}
 		for b++; b < d.Batch && o.sameDivision(qs, ks, b) && (!differ || o.Offsets[b] == x.offset); b++ {
 		}
-		x.hi[backend.Batch] = b
+		x.hi[Batch] = b
 		segments := []region{x}
 		if qs != nil {
-			if segments, err = x.splitSegments(ofBatch(qs, x.lo[backend.Batch]), ofBatch(ks, x.lo[backend.Batch])); err != nil {
+			if segments, err = x.splitSegments(ofBatch(qs, x.lo[Batch]), ofBatch(ks, x.lo[Batch])); err != nil {
 				return nil, err
 			}
 		}
 		for _, x := range segments {
-			if o.Prefix != nil && p.Visible.Right != backend.Unbounded {
-				n := min(ofBatch(o.Prefix, x.lo[backend.Batch]), d.SeqK)
+			if o.Prefix != nil && p.Visible.Right != Unbounded {
+				n := min(ofBatch(o.Prefix, x.lo[Batch]), d.SeqK)
 				// Row i sees the keys up to i + Offset + Right by the rule. Where that is
 				// before the end of the prefix, the row sees up to that end.
 				early, late := x.splitRows(n - p.Visible.Offset - x.offset - p.Visible.Right)
@@ -97,7 +97,7 @@ func (o *Options) sameDivision(qs, ks [][]int32, b int) bool {
 func (o *Options) checkPrefix(keys int) error {
 	for b, n := range o.Prefix {
 		if n < 0 || n > keys {
-			return fmt.Errorf("prefix[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, keys, keys, backend.ErrOption)
+			return fmt.Errorf("prefix[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, keys, keys, ErrOption)
 		}
 	}
 	return nil
@@ -111,11 +111,11 @@ func (o *Options) segmentIDs(d Dims, keys int) (qs, ks [][]int32, err error) {
 	}
 	qs, ks = o.QSegments, o.KSegments
 	if qs == nil {
-		return nil, nil, fmt.Errorf("ksegments are given without qsegments: rows need ids too: %w", backend.ErrShape)
+		return nil, nil, fmt.Errorf("ksegments are given without qsegments: rows need ids too: %w", ErrShape)
 	}
 	if ks == nil {
 		if ks = qs; d.SeqQ != keys {
-			return nil, nil, fmt.Errorf("qsegments have ids for %d rows, there are %d keys: give ksegments too: %w", d.SeqQ, keys, backend.ErrShape)
+			return nil, nil, fmt.Errorf("qsegments have ids for %d rows, there are %d keys: give ksegments too: %w", d.SeqQ, keys, ErrShape)
 		}
 	}
 	for _, s := range []struct {
@@ -125,11 +125,11 @@ func (o *Options) segmentIDs(d Dims, keys int) (qs, ks [][]int32, err error) {
 		of   string
 	}{{"qsegments", qs, d.SeqQ, "rows"}, {"ksegments", ks, keys, "keys"}} {
 		if n := len(s.ids); n != 1 && n != d.Batch {
-			return nil, nil, fmt.Errorf("%s has %d lists, there are %d batches: give %s: %w", s.name, n, d.Batch, either(1, d.Batch), backend.ErrShape)
+			return nil, nil, fmt.Errorf("%s has %d lists, there are %d batches: give %s: %w", s.name, n, d.Batch, either(1, d.Batch), ErrShape)
 		}
 		for b, ids := range s.ids {
 			if len(ids) != s.n {
-				return nil, nil, fmt.Errorf("%s[%d] has %d ids, there are %d %s: give one for each: %w", s.name, b, len(ids), s.n, s.of, backend.ErrShape)
+				return nil, nil, fmt.Errorf("%s[%d] has %d ids, there are %d %s: give one for each: %w", s.name, b, len(ids), s.n, s.of, ErrShape)
 			}
 		}
 	}
@@ -150,7 +150,7 @@ func (x region) splitSegments(rows, keys []int32) ([]region, error) {
 	eachRun(keys, func(id int32, lo, hi int) {
 		if was, ok := keysOf[id]; ok && err == nil {
 			err = fmt.Errorf("segment %d of batch %d has keys %d to %d and again %d to %d, the keys of a segment must be adjacent (otherwise use Mask): %w",
-				id, x.lo[backend.Batch], was[0], was[1]-1, lo, hi-1, backend.ErrOption)
+				id, x.lo[Batch], was[0], was[1]-1, lo, hi-1, ErrOption)
 		}
 		keysOf[id] = [2]int{lo, hi}
 	})
@@ -160,11 +160,11 @@ func (x region) splitSegments(rows, keys []int32) ([]region, error) {
 	var all []region
 	eachRun(rows, func(id int32, lo, hi int) {
 		y := x
-		y.lo[backend.Seq], y.hi[backend.Seq] = lo, hi
+		y.lo[Seq], y.hi[Seq] = lo, hi
 		if run, ok := keysOf[id]; ok {
-			y.lo[backend.Dim], y.hi[backend.Dim] = run[0], run[1]
+			y.lo[Dim], y.hi[Dim] = run[0], run[1]
 		} else { // a call needs a key, even if no row sees it
-			y.hi[backend.Dim], y.limit = 1, 0
+			y.hi[Dim], y.limit = 1, 0
 		}
 		all = append(all, y)
 	})
@@ -185,9 +185,9 @@ func eachRun(ids []int32, f func(id int32, lo, hi int)) {
 
 // splitRows cuts the rows of x at row i; either side may be empty.
 func (x region) splitRows(i int) (before, after region) {
-	i = max(x.lo[backend.Seq], min(i, x.hi[backend.Seq]))
+	i = max(x.lo[Seq], min(i, x.hi[Seq]))
 	before, after = x, x
-	before.hi[backend.Seq], after.lo[backend.Seq] = i, i
+	before.hi[Seq], after.lo[Seq] = i, i
 	return before, after
 }
 
@@ -196,12 +196,12 @@ func (x region) splitRows(i int) (before, after region) {
 func (x region) appendTo(all []region, p *problem) []region {
 	if !p.Blocks.IsZero() {
 		var head region
-		head, x = x.splitRows(ceilDiv(x.lo[backend.Seq], p.BlockQ) * p.BlockQ)
-		if head.lo[backend.Seq] < head.hi[backend.Seq] {
+		head, x = x.splitRows(ceilDiv(x.lo[Seq], p.BlockQ) * p.BlockQ)
+		if head.lo[Seq] < head.hi[Seq] {
 			all = append(all, head)
 		}
 	}
-	if x.lo[backend.Seq] < x.hi[backend.Seq] {
+	if x.lo[Seq] < x.hi[Seq] {
 		all = append(all, x)
 	}
 	return all
@@ -213,43 +213,43 @@ func alignedToBlocks(p *problem, all []region) error {
 		return nil
 	}
 	for _, x := range all {
-		if k := x.lo[backend.Dim]; k%p.BlockK != 0 {
+		if k := x.lo[Dim]; k%p.BlockK != 0 {
 			return fmt.Errorf("a segment of batch %d begins at key %d, inside a block of the block mask: segments must begin at multiples of %d (otherwise use Mask): %w",
-				x.lo[backend.Batch], k, p.BlockK, backend.ErrOption)
+				x.lo[Batch], k, p.BlockK, ErrOption)
 		}
 	}
 	return nil
 }
 
 // rows returns the batches, query heads and rows of x of t [B, H, Sq, any].
-func (s *slicer) rows(t backend.Tensor, x *region) backend.Tensor {
-	for axis := backend.Batch; axis <= backend.Seq; axis++ {
+func (s *slicer) rows(t Tensor, x *region) Tensor {
+	for axis := Batch; axis <= Seq; axis++ {
 		t = s.slice(t, axis, x.lo[axis], x.hi[axis])
 	}
 	return t
 }
 
 // scores returns the part x of t [B, H, Sq, Sk].
-func (s *slicer) scores(t backend.Tensor, x *region) backend.Tensor {
-	return s.slice(s.rows(t, x), backend.Dim, x.lo[backend.Dim], x.hi[backend.Dim])
+func (s *slicer) scores(t Tensor, x *region) Tensor {
+	return s.slice(s.rows(t, x), Dim, x.lo[Dim], x.hi[Dim])
 }
 
 // heads returns the batches and query heads of x of t [B, H, any, any].
-func (s *slicer) heads(t backend.Tensor, x *region) backend.Tensor {
-	t = s.slice(t, backend.Batch, x.lo[backend.Batch], x.hi[backend.Batch])
-	return s.slice(t, backend.Heads, x.lo[backend.Heads], x.hi[backend.Heads])
+func (s *slicer) heads(t Tensor, x *region) Tensor {
+	t = s.slice(t, Batch, x.lo[Batch], x.hi[Batch])
+	return s.slice(t, Heads, x.lo[Heads], x.hi[Heads])
 }
 
 // keys returns the keys and kv heads of x of t, which is K or V of a call of lengths d, or
 // a pool of pages.
-func (s *slicer) keys(t backend.Tensor, d Dims, x *region, paged bool) backend.Tensor {
+func (s *slicer) keys(t Tensor, d Dims, x *region, paged bool) Tensor {
 	share := d.Heads / d.KVHeads
-	t = s.slice(t, backend.Heads, x.lo[backend.Heads]/share, ceilDiv(x.hi[backend.Heads], share))
+	t = s.slice(t, Heads, x.lo[Heads]/share, ceilDiv(x.hi[Heads], share))
 	if paged {
 		return t
 	}
-	t = s.slice(t, backend.Batch, x.lo[backend.Batch], x.hi[backend.Batch])
-	return s.slice(t, backend.Seq, x.lo[backend.Dim], x.hi[backend.Dim])
+	t = s.slice(t, Batch, x.lo[Batch], x.hi[Batch])
+	return s.slice(t, Seq, x.lo[Dim], x.hi[Dim])
 }
 
 // cut returns the canonical problem of part x of p.
@@ -259,17 +259,17 @@ func (p *problem) cut(x region) (backend.Problem, error) {
 		return q, nil
 	}
 	var s slicer
-	b0, b1, h0, h1 := x.lo[backend.Batch], x.hi[backend.Batch], x.lo[backend.Heads], x.hi[backend.Heads]
-	i0, i1, j0, j1 := x.lo[backend.Seq], x.hi[backend.Seq], x.lo[backend.Dim], x.hi[backend.Dim]
+	b0, b1, h0, h1 := x.lo[Batch], x.hi[Batch], x.lo[Heads], x.hi[Heads]
+	i0, i1, j0, j1 := x.lo[Seq], x.hi[Seq], x.lo[Dim], x.hi[Dim]
 	q.Visible = x.visible(p.Visible)
 	q.Mask, q.Bias = s.scores(p.Mask, &x), s.scores(p.Bias, &x)
 	// Row i and key j have element j-i+Sq-1, so that the first element of the part is
 	// that of its last row and first key.
 	first := j0 - i1 + p.dims.SeqQ
-	q.Relative = s.slice(s.heads(p.Relative, &x), backend.Dim, first, first+i1-i0+j1-j0-1)
+	q.Relative = s.slice(s.heads(p.Relative, &x), Dim, first, first+i1-i0+j1-j0-1)
 	if !p.Blocks.IsZero() {
-		q.Blocks = s.slice(s.heads(p.Blocks, &x), backend.Seq, i0/p.BlockQ, ceilDiv(i1, p.BlockQ))
-		q.Blocks = s.slice(q.Blocks, backend.Dim, j0/p.BlockK, ceilDiv(j1, p.BlockK))
+		q.Blocks = s.slice(s.heads(p.Blocks, &x), Seq, i0/p.BlockQ, ceilDiv(i1, p.BlockQ))
+		q.Blocks = s.slice(q.Blocks, Dim, j0/p.BlockK, ceilDiv(j1, p.BlockK))
 	}
 	switch n := p.dims.Heads; {
 	case p.Slopes == nil:
@@ -294,19 +294,19 @@ func (p *problem) cut(x region) (backend.Problem, error) {
 
 // visible returns the rule v for the rows and keys of x, counted from their first ones.
 func (x region) visible(v backend.Visibility) backend.Visibility {
-	first, keys := x.lo[backend.Dim], x.hi[backend.Dim]-x.lo[backend.Dim]
-	v.Offset += x.lo[backend.Seq] - first + x.offset
+	first, keys := x.lo[Dim], x.hi[Dim]-x.lo[Dim]
+	v.Offset += x.lo[Seq] - first + x.offset
 	if x.ahead {
-		v.Right = backend.Unbounded
+		v.Right = Unbounded
 	}
-	if v.KLen == nil && x.limit >= x.hi[backend.Dim] {
+	if v.KLen == nil && x.limit >= x.hi[Dim] {
 		return v
 	}
-	n := make([]int, x.hi[backend.Batch]-x.lo[backend.Batch])
+	n := make([]int, x.hi[Batch]-x.lo[Batch])
 	for b := range n {
 		n[b] = x.limit
 		if v.KLen != nil {
-			n[b] = min(n[b], v.KLen[x.lo[backend.Batch]+b])
+			n[b] = min(n[b], v.KLen[x.lo[Batch]+b])
 		}
 		n[b] = max(0, min(n[b]-first, keys))
 	}
@@ -316,15 +316,15 @@ func (x region) visible(v backend.Visibility) backend.Visibility {
 
 // pages returns the pages of the batches and keys of x; nil stays nil. size is the number of
 // keys of a page.
-func (x region) pages(p *backend.Pages, size int) (*backend.Pages, error) {
-	b0, b1, j0, j1 := x.lo[backend.Batch], x.hi[backend.Batch], x.lo[backend.Dim], x.hi[backend.Dim]
+func (x region) pages(p *Pages, size int) (*Pages, error) {
+	b0, b1, j0, j1 := x.lo[Batch], x.hi[Batch], x.lo[Dim], x.hi[Dim]
 	if p == nil || b0 == 0 && b1 == len(p.Table) && j0 == 0 && j1 == p.Keys {
 		return p, nil
 	}
 	if j0%size != 0 {
-		return nil, fmt.Errorf("a segment of batch %d begins at key %d, inside a page: with pages, segments must begin at multiples of %d: %w", b0, j0, size, backend.ErrUnsupported)
+		return nil, fmt.Errorf("a segment of batch %d begins at key %d, inside a page: with pages, segments must begin at multiples of %d: %w", b0, j0, size, ErrUnsupported)
 	}
-	own := &backend.Pages{Table: make([][]int32, b1-b0), Keys: j1 - j0}
+	own := &Pages{Table: make([][]int32, b1-b0), Keys: j1 - j0}
 	for b := range own.Table {
 		row := p.Table[b0+b]
 		own.Table[b] = row[min(j0/size, len(row)):]
@@ -356,7 +356,7 @@ func (c *Call) addSequences() error {
 func (c *Call) checkPacked() error {
 	opt, d := &c.opt, c.dims
 	if d.Batch != 1 {
-		return fmt.Errorf("q has shape %v, packed sequences have 1 batch: %w", c.q.Shape(), backend.ErrShape)
+		return fmt.Errorf("q has shape %v, packed sequences have 1 batch: %w", c.q.Shape(), ErrShape)
 	}
 	if err := checkCumulative("cuQ", opt.CuQ, d.SeqQ, "rows"); err != nil {
 		return err
@@ -366,7 +366,7 @@ func (c *Call) checkPacked() error {
 	}
 	n := len(opt.CuQ) - 1
 	if len(opt.CuK) != len(opt.CuQ) {
-		return fmt.Errorf("cuK has %d entries, cuQ has %d: both have one more than there are sequences: %w", len(opt.CuK), len(opt.CuQ), backend.ErrShape)
+		return fmt.Errorf("cuK has %d entries, cuQ has %d: both have one more than there are sequences: %w", len(opt.CuK), len(opt.CuQ), ErrShape)
 	}
 	return opt.checkLengths(n, d.Heads, "sequences")
 }
@@ -374,18 +374,18 @@ func (c *Call) checkPacked() error {
 // checkCumulative checks a list of cumulative lengths.
 func checkCumulative(name string, cu []int, total int, of string) error {
 	if len(cu) < 2 {
-		return fmt.Errorf("%s has %d entries, it must have 0 and then the end of each sequence: %w", name, len(cu), backend.ErrShape)
+		return fmt.Errorf("%s has %d entries, it must have 0 and then the end of each sequence: %w", name, len(cu), ErrShape)
 	}
 	for n, at := range cu {
 		switch {
 		case n == 0 && at != 0:
-			return fmt.Errorf("%s[0] is %d, it must be 0: %w", name, at, backend.ErrOption)
+			return fmt.Errorf("%s[0] is %d, it must be 0: %w", name, at, ErrOption)
 		case n > 0 && at < cu[n-1]:
-			return fmt.Errorf("%s[%d] is %d, less than %s[%d], which is %d: a sequence cannot end before it begins: %w", name, n, at, name, n-1, cu[n-1], backend.ErrOption)
+			return fmt.Errorf("%s[%d] is %d, less than %s[%d], which is %d: a sequence cannot end before it begins: %w", name, n, at, name, n-1, cu[n-1], ErrOption)
 		}
 	}
 	if last := cu[len(cu)-1]; last != total {
-		return fmt.Errorf("%s[%d] is %d, there are %d %s: they must be equal: %w", name, len(cu)-1, last, total, of, backend.ErrOption)
+		return fmt.Errorf("%s[%d] is %d, there are %d %s: they must be equal: %w", name, len(cu)-1, last, total, of, ErrOption)
 	}
 	return nil
 }
@@ -394,7 +394,7 @@ func checkCumulative(name string, cu []int, total int, of string) error {
 func (c *Call) addSequence(n int) error {
 	opt, heads := c.opt, c.dims.Heads
 	row, key, keys := opt.CuQ[n], opt.CuK[n], opt.CuK[n+1]-opt.CuK[n]
-	opt.Dropout.First[backend.Batch] += n
+	opt.Dropout.First[Batch] += n
 	if opt.KLen != nil {
 		opt.KLen = c.opt.KLen[n : n+1]
 	}
@@ -409,7 +409,7 @@ func (c *Call) addSequence(n int) error {
 	}
 	if keys == 0 { // a backend call needs a key, even if no row sees it
 		if opt.KLen != nil && opt.KLen[0] != 0 {
-			return fmt.Errorf("klen[%d] is %d, the sequence has no keys: %w", n, opt.KLen[0], backend.ErrOption)
+			return fmt.Errorf("klen[%d] is %d, the sequence has no keys: %w", n, opt.KLen[0], ErrOption)
 		}
 		opt.KLen, opt.Prefix = []int{0}, nil
 		key, keys = min(key, c.dims.SeqK-1), 1

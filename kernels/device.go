@@ -9,8 +9,8 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-// Device computes attention on one device. It validates calls; the [backend.Backend] that
-// it wraps computes them. A Device is safe for concurrent use.
+// Device computes attention on one device. It validates calls; the backend that it wraps
+// computes them. A Device is safe for concurrent use.
 type Device struct {
 	be       backend.Backend
 	verified atomic.Uint64 // calls with Options.Verify
@@ -39,42 +39,42 @@ func NewDevice(be backend.Backend) *Device {
 	return &Device{be: be}
 }
 
-// Backend returns the backend, for its optional interfaces and for measurements.
+// Backend returns the backend, for measurements and tests. Programs do not need it.
 func (d *Device) Backend() backend.Backend { return d.on(context.Background()) }
 
 // on returns the backend for a call with ctx.
 func (d *Device) on(ctx context.Context) backend.Backend {
 	switch {
 	case d == nil || d.be == nil:
-		return refusal{fmt.Errorf("the Device has no backend, make it with Open: %w", backend.ErrNoBackend)}
+		return refusal{fmt.Errorf("the Device has no backend, make it with Open: %w", ErrNoBackend)}
 	case ctx == nil:
-		return refusal{fmt.Errorf("the context is nil, pass context.Background(): %w", backend.ErrOption)}
+		return refusal{fmt.Errorf("the context is nil, pass context.Background(): %w", ErrOption)}
 	}
 	return d.be
 }
 
 // Info describes the device.
-func (d *Device) Info() backend.Info { return d.Backend().Info() }
+func (d *Device) Info() Info { return d.Backend().Info() }
 
 // Close waits for running calls and frees the device. Later calls return ErrClosed.
 func (d *Device) Close() error { return d.Backend().Close() }
 
 // Alloc returns a contiguous tensor with unspecified contents, for the caller to Release.
 // It returns ErrMemory when there is not enough memory.
-func (d *Device) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+func (d *Device) Alloc(ctx context.Context, dtype DType, shape Shape) (Tensor, error) {
 	return d.on(ctx).Alloc(ctx, dtype, shape)
 }
 
 // Upload returns the elements of host, a tensor in host memory, as a tensor in device
 // memory, for the caller to Release. On a device that computes in host memory it is an
 // alias: host must not change until it is released.
-func (d *Device) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
+func (d *Device) Upload(ctx context.Context, host Tensor) (Tensor, error) {
 	return d.on(ctx).Upload(ctx, host)
 }
 
 // Download copies src, in device memory, to host, in host memory. They must have the same
 // shape and dtype.
-func (d *Device) Download(ctx context.Context, host, src backend.Tensor) error {
+func (d *Device) Download(ctx context.Context, host, src Tensor) error {
 	return d.on(ctx).Download(ctx, host, src)
 }
 
@@ -90,35 +90,35 @@ func (d *Device) Wait(ctx context.Context) error { return d.on(ctx).Wait(ctx) }
 // refusal is a backend whose methods return err.
 type refusal struct{ err error }
 
-func (r refusal) Info() backend.Info { return backend.Info{} }
-func (r refusal) Close() error       { return nil }
-func (r refusal) Alloc(context.Context, backend.DType, backend.Shape) (t backend.Tensor, err error) {
+func (r refusal) Info() Info   { return Info{} }
+func (r refusal) Close() error { return nil }
+func (r refusal) Alloc(context.Context, DType, Shape) (t Tensor, err error) {
 	return t, r.err
 }
-func (r refusal) Upload(context.Context, backend.Tensor) (t backend.Tensor, err error) {
+func (r refusal) Upload(context.Context, Tensor) (t Tensor, err error) {
 	return t, r.err
 }
-func (r refusal) Download(context.Context, backend.Tensor, backend.Tensor) error { return r.err }
-func (r refusal) Wait(context.Context) error                                     { return r.err }
-func (r refusal) QK(_ context.Context, _, _, _ backend.Tensor) error             { return r.err }
-func (r refusal) Softmax(_ context.Context, _, _ backend.Tensor, _ *backend.Problem) error {
+func (r refusal) Download(context.Context, Tensor, Tensor) error { return r.err }
+func (r refusal) Wait(context.Context) error                     { return r.err }
+func (r refusal) QK(_ context.Context, _, _, _ Tensor) error     { return r.err }
+func (r refusal) Softmax(_ context.Context, _, _ Tensor, _ *backend.Problem) error {
 	return r.err
 }
-func (r refusal) PV(_ context.Context, _, _, _ backend.Tensor) error         { return r.err }
-func (r refusal) Attention(context.Context, ...*backend.Call) error          { return r.err }
-func (r refusal) Project(_ context.Context, _, _, _, _ backend.Tensor) error { return r.err }
-func (r refusal) Merge(_ context.Context, _, _, _, _ backend.Tensor) error   { return r.err }
-func (r refusal) Copy(_ context.Context, _, _ []backend.Tensor) error        { return r.err }
-func (r refusal) Warmup(context.Context, *backend.Call, bool) error          { return r.err }
-func (r refusal) Rotate(_ context.Context, _, _, _, _ backend.Tensor, _ backend.Rotation) error {
+func (r refusal) PV(_ context.Context, _, _, _ Tensor) error         { return r.err }
+func (r refusal) Attention(context.Context, ...*backend.Call) error  { return r.err }
+func (r refusal) Project(_ context.Context, _, _, _, _ Tensor) error { return r.err }
+func (r refusal) Merge(_ context.Context, _, _, _, _ Tensor) error   { return r.err }
+func (r refusal) Copy(_ context.Context, _, _ []Tensor) error        { return r.err }
+func (r refusal) Warmup(context.Context, *backend.Call, bool) error  { return r.err }
+func (r refusal) Rotate(_ context.Context, _, _, _, _ Tensor, _ Rotation) error {
 	return r.err
 }
-func (r refusal) Scores(context.Context, backend.Tensor, *backend.Problem, backend.ScorePoint) error {
+func (r refusal) Scores(context.Context, Tensor, *backend.Problem, ScorePoint) error {
 	return r.err
 }
 func (r refusal) Backward(context.Context, *backend.Gradients) error       { return r.err }
 func (r refusal) WarmupBackward(context.Context, *backend.Gradients) error { return r.err }
-func (r refusal) PlanBackward(context.Context, *backend.Gradients) (p backend.Plan, err error) {
+func (r refusal) PlanBackward(context.Context, *backend.Gradients) (p Plan, err error) {
 	return p, r.err
 }
-func (r refusal) Plan(context.Context, *backend.Call) (p backend.Plan, err error) { return p, r.err }
+func (r refusal) Plan(context.Context, *backend.Call) (p Plan, err error) { return p, r.err }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
 )
 
@@ -25,25 +24,25 @@ func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, q, k, v []floa
 	if err := checkDims(dims); err != nil {
 		return nil, fmt.Errorf("attention: %w", err)
 	}
-	var qt, kt, vt backend.Tensor
+	var qt, kt, vt Tensor
 	for _, o := range []struct {
 		name  string
-		t     *backend.Tensor
+		t     *Tensor
 		data  []float32
-		shape backend.Shape
+		shape Shape
 	}{
-		{"q", &qt, q, backend.Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.Dim}},
-		{"k", &kt, k, backend.Shape{dims.Batch, dims.KVHeads, dims.SeqK, dims.Dim}},
-		{"v", &vt, v, backend.Shape{dims.Batch, dims.KVHeads, dims.SeqK, dims.ValueDim}},
+		{"q", &qt, q, Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.Dim}},
+		{"k", &kt, k, Shape{dims.Batch, dims.KVHeads, dims.SeqK, dims.Dim}},
+		{"v", &vt, v, Shape{dims.Batch, dims.KVHeads, dims.SeqK, dims.ValueDim}},
 		{name: "mask", t: &opt.Mask}, {name: "bias", t: &opt.Bias}, {name: "relative bias", t: &opt.RelativeBias}, {name: "block mask", t: &opt.BlockMask},
 	} {
-		if operand := o.shape != (backend.Shape{}); operand {
-			*o.t, err = backend.HostF32(o.data, o.shape)
+		if operand := o.shape != (Shape{}); operand {
+			*o.t, err = HostF32(o.data, o.shape)
 		} else if o.t.IsZero() {
 			continue
 		}
 		if err == nil && !o.t.OnHost() {
-			err = fmt.Errorf("the tensor is not in host memory, which a call with slices takes: call Attention, or give a host tensor: %w", backend.ErrDevice)
+			err = fmt.Errorf("the tensor is not in host memory, which a call with slices takes: call Attention, or give a host tensor: %w", ErrDevice)
 		}
 		if err == nil {
 			*o.t, err = d.on(ctx).Upload(ctx, *o.t)
@@ -75,13 +74,13 @@ func fillDims(d Dims) Dims {
 func checkDims(d Dims) error {
 	switch {
 	case d.Dim < 1:
-		return fmt.Errorf("Dims.Dim is %d, set it to the head size: %w", d.Dim, backend.ErrShape)
+		return fmt.Errorf("Dims.Dim is %d, set it to the head size: %w", d.Dim, ErrShape)
 	case d.SeqQ < 0:
-		return fmt.Errorf("Dims.SeqQ is %d, it must be at least 0: %w", d.SeqQ, backend.ErrShape)
+		return fmt.Errorf("Dims.SeqQ is %d, it must be at least 0: %w", d.SeqQ, ErrShape)
 	case d.SeqK < 0:
-		return fmt.Errorf("Dims.SeqK is %d, it must be a number of keys, 0 for SeqQ, or NoKeys: %w", d.SeqK, backend.ErrShape)
+		return fmt.Errorf("Dims.SeqK is %d, it must be a number of keys, 0 for SeqQ, or NoKeys: %w", d.SeqK, ErrShape)
 	case min(d.Batch, d.Heads, d.KVHeads, d.ValueDim) < 1:
-		return fmt.Errorf("Dims has Batch %d, Heads %d, KVHeads %d and ValueDim %d: each must be at least 1, or 0 for the default: %w", d.Batch, d.Heads, d.KVHeads, d.ValueDim, backend.ErrShape)
+		return fmt.Errorf("Dims has Batch %d, Heads %d, KVHeads %d and ValueDim %d: each must be at least 1, or 0 for the default: %w", d.Batch, d.Heads, d.KVHeads, d.ValueDim, ErrShape)
 	}
 	return nil
 }
@@ -92,13 +91,13 @@ func checkDims(d Dims) error {
 //
 // Errors: ErrShape when data does not have the elements of shape, ErrDType for another
 // dtype, ErrMemory.
-func (d *Device) FromFloat32(ctx context.Context, dtype backend.DType, data []float32, shape backend.Shape) (backend.Tensor, error) {
-	var host backend.Tensor
+func (d *Device) FromFloat32(ctx context.Context, dtype DType, data []float32, shape Shape) (Tensor, error) {
+	var host Tensor
 	var err error
 	switch dtype {
-	case backend.F32:
-		host, err = backend.HostF32(data, shape)
-	case backend.F16, backend.BF16:
+	case F32:
+		host, err = HostF32(data, shape)
+	case F16, BF16:
 		bits, err := budget.Make[uint16](len(data))
 		if err != nil {
 			return host, err
@@ -106,13 +105,13 @@ func (d *Device) FromFloat32(ctx context.Context, dtype backend.DType, data []fl
 		for i, x := range data {
 			bits[i] = dtype.Encode(x)
 		}
-		if host, err = backend.HostBits(bits, dtype, shape); err != nil {
+		if host, err = HostBits(bits, dtype, shape); err != nil {
 			return host, err
 		}
-	case backend.Q8:
+	case Q8:
 		host, err = quantised(data, shape)
 	default:
-		err = fmt.Errorf("numbers cannot be %v, only f32, f16, bf16 or q8: %w", dtype, backend.ErrDType)
+		err = fmt.Errorf("numbers cannot be %v, only f32, f16, bf16 or q8: %w", dtype, ErrDType)
 	}
 	if err != nil {
 		return host, err
@@ -121,11 +120,11 @@ func (d *Device) FromFloat32(ctx context.Context, dtype backend.DType, data []fl
 }
 
 // quantised returns data as a Q8 tensor in host memory.
-func quantised(data []float32, shape backend.Shape) (backend.Tensor, error) {
+func quantised(data []float32, shape Shape) (Tensor, error) {
 	if n := shape.Elements(); len(data) != n {
-		return backend.Tensor{}, fmt.Errorf("data has %d elements, shape %v needs %d: %w", len(data), shape, n, backend.ErrShape)
+		return Tensor{}, fmt.Errorf("data has %d elements, shape %v needs %d: %w", len(data), shape, n, ErrShape)
 	}
-	host, err := backend.AllocHost(backend.Q8, shape)
+	host, err := AllocHost(Q8, shape)
 	if err != nil {
 		return host, err
 	}
@@ -133,24 +132,24 @@ func quantised(data []float32, shape backend.Shape) (backend.Tensor, error) {
 	if err != nil {
 		return host, err
 	}
-	cols, stride := shape[backend.Dim], host.Strides()[backend.Seq]
+	cols, stride := shape[Dim], host.Strides()[Seq]
 	for ; len(data) > 0; data, rows = data[cols:], rows[stride:] {
-		backend.QuantiseQ8(rows, data[:cols])
+		QuantiseQ8(rows, data[:cols])
 	}
 	return host, nil
 }
 
 // Float32s returns the elements of t, of any dtype and any strides, in row-major order. A true
 // element of a mask is 1, a false one 0.
-func (d *Device) Float32s(ctx context.Context, t backend.Tensor) ([]float32, error) {
-	host, err := backend.AllocHost(t.DType(), t.Shape())
+func (d *Device) Float32s(ctx context.Context, t Tensor) ([]float32, error) {
+	host, err := AllocHost(t.DType(), t.Shape())
 	if err != nil {
 		return nil, err
 	}
 	if err := d.on(ctx).Download(ctx, host, t); err != nil {
 		return nil, err
 	}
-	if t.DType() == backend.F32 {
+	if t.DType() == F32 {
 		return host.Float32s()
 	}
 	out, err := budget.Make[float32](t.Shape().Elements())
@@ -158,7 +157,7 @@ func (d *Device) Float32s(ctx context.Context, t backend.Tensor) ([]float32, err
 		return nil, err
 	}
 	switch t.DType() {
-	case backend.Bool:
+	case Bool:
 		shown, err := host.Bools()
 		for i, b := range shown {
 			if b {
@@ -166,14 +165,14 @@ func (d *Device) Float32s(ctx context.Context, t backend.Tensor) ([]float32, err
 			}
 		}
 		return out, err
-	case backend.Q8:
+	case Q8:
 		rows, err := host.Q8Rows()
 		if err != nil {
 			return nil, err
 		}
-		cols, stride := t.Shape()[backend.Dim], host.Strides()[backend.Seq]
+		cols, stride := t.Shape()[Dim], host.Strides()[Seq]
 		for rest := out; len(rest) > 0; rest, rows = rest[cols:], rows[stride:] {
-			backend.DequantiseQ8(rest[:cols], rows)
+			DequantiseQ8(rest[:cols], rows)
 		}
 		return out, nil
 	}

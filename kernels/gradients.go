@@ -5,19 +5,20 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // Gradients are the gradients of a loss that [Call.Backward] writes, in device memory. The
 // zero Tensor where one is not requested.
 type Gradients struct {
 	// Q, K and V have the shapes of the operands, and their dtypes or F32.
-	Q, K, V backend.Tensor
+	Q, K, V Tensor
 	// Bias and RelativeBias are F32 and have the shapes of the options: the gradient of a
 	// bias that is broadcast along an axis is the sum over that axis.
-	Bias, RelativeBias backend.Tensor
+	Bias, RelativeBias Tensor
 	// ALiBi is F32, [1, H, 1, 1] or, with slopes for each of B batches or packed
 	// sequences, [B, H, 1, 1]. Sinks is F32 [1, H, 1, 1].
-	ALiBi, Sinks backend.Tensor
+	ALiBi, Sinks Tensor
 }
 
 // all returns the gradients in the order of [backend.Gradients].
@@ -44,19 +45,25 @@ func (g Gradients) Release() {
 //
 // Backward computes the scores again instead of keeping them, in O(Sq + Sk) memory (Dao et
 // al. 2022, FlashAttention, section 3.1). The same call yields the same bits.
-// [backend.Gradients] has the formulas. Pages and int8 keys have no gradients.
+// Pages and int8 keys have no gradients. With P = exp(s - LSE) and w as in [Options], and
+// keep = 1 without dropout:
+//
+//	dP_ij = keep_ij/(1-Dropout.P) · dO_i·v_j
+//	dS_ij = P_ij · (dP_ij - dO_i·O_i + dLSE_i)        gradient of the biased score
+//	dX_ij = Scale · dS_ij · (1 - tanh²(x_ij))         x_ij = Scale·q_i·k_j/Softcap; 1 without softcap
+//	dQ_i  = Σ_j dX_ij·k_j    dK_j = Σ_i dX_ij·q_i    dV_j = Σ_i w_ij·dO_i
 //
 // Errors: ErrShape, ErrDType, ErrOption and ErrUnsupported name the argument and the rule;
-// ErrUnsupported also when the backend is no [backend.Differentiator]; the others are those
-// of [Device.Attention].
+// ErrUnsupported also when the device computes no gradients; the others are those of
+// [Device.Attention].
 func (c *Call) Backward(ctx context.Context, grads Gradients, d, result Result) (err error) {
-	defer backend.Annotate(&err, "backward")
+	defer op.Annotate(&err, "backward")
 	if err := c.checkBackward(&grads, d, result); err != nil {
 		return err
 	}
-	diff, ok := c.dev.on(ctx).(backend.Differentiator)
-	if !ok {
-		return c.dev.lacks("gradients")
+	diff, err := op.Differentiator(c.dev.on(ctx))
+	if err != nil {
+		return err
 	}
 	if c.whole() {
 		g, err := c.gradients(&c.subs[0], &grads, d, result)
@@ -102,26 +109,26 @@ func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
 	}
 	switch {
 	case c.opt.Pages != nil:
-		return fmt.Errorf("keys in pages have no gradients: use contiguous keys instead of Pages: %w", backend.ErrUnsupported)
-	case c.k.DType() == backend.Q8:
-		return fmt.Errorf("k is q8, which has no gradients: use f32, f16 or bf16: %w", backend.ErrUnsupported)
+		return fmt.Errorf("keys in pages have no gradients: use contiguous keys instead of Pages: %w", ErrUnsupported)
+	case c.k.DType() == Q8:
+		return fmt.Errorf("k is q8, which has no gradients: use f32, f16 or bf16: %w", ErrUnsupported)
 	case result.LSE.IsZero():
-		return fmt.Errorf("the result has no lse, which gradients need: set Options.LSE: %w", backend.ErrOption)
+		return fmt.Errorf("the result has no lse, which gradients need: set Options.LSE: %w", ErrOption)
 	case !d.Weights.IsZero():
-		return fmt.Errorf("weights have no gradients: leave d.Weights empty: %w", backend.ErrUnsupported)
+		return fmt.Errorf("weights have no gradients: leave d.Weights empty: %w", ErrUnsupported)
 	}
-	result.Weights = backend.Tensor{}
+	result.Weights = Tensor{}
 	if err := c.checkOutputs(result); err != nil {
 		return err
 	}
 	rows := result.O.Shape()
 	sums := rows
-	sums[backend.Dim] = 1
+	sums[Dim] = 1
 	if err := d.O.CheckShape("d.o", rows, "shape of o", floats...); err != nil {
 		return err
 	}
 	if !d.LSE.IsZero() {
-		if err := d.LSE.CheckShape("d.lse", sums, "shape of lse", backend.F32); err != nil {
+		if err := d.LSE.CheckShape("d.lse", sums, "shape of lse", F32); err != nil {
 			return err
 		}
 	}
@@ -130,17 +137,17 @@ func (c *Call) checkBackward(grads *Gradients, d, result Result) error {
 
 // checkGradients checks the shapes and dtypes of grads.
 func (c *Call) checkGradients(grads *Gradients) error {
-	f32 := backend.F32
-	slopes := backend.Shape{1, c.dims.Heads, 1, 1}
+	f32 := F32
+	slopes := Shape{1, c.dims.Heads, 1, 1}
 	sinks := slopes
 	if c.dims.Heads > 0 {
-		slopes[backend.Batch] = max(1, len(c.opt.ALiBi)/c.dims.Heads)
+		slopes[Batch] = max(1, len(c.opt.ALiBi)/c.dims.Heads)
 	}
 	for i, rule := range [7]struct {
-		shape   backend.Shape
+		shape   Shape
 		of      string
 		missing bool
-		dtype   backend.DType
+		dtype   DType
 	}{
 		{c.q.Shape(), "shape of q", false, c.q.DType()},
 		{c.k.Shape(), "shape of k", false, c.k.DType()},
@@ -153,7 +160,7 @@ func (c *Call) checkGradients(grads *Gradients) error {
 		switch g := grads.all()[i]; {
 		case g.Tensor.IsZero():
 		case rule.missing:
-			return fmt.Errorf("%s is requested, but the call does not have that option: %w", g.Name, backend.ErrOption)
+			return fmt.Errorf("%s is requested, but the call does not have that option: %w", g.Name, ErrOption)
 		default:
 			if err := g.Tensor.CheckShape(g.Name, rule.shape, rule.of, rule.dtype, f32); err != nil {
 				return err
@@ -176,21 +183,21 @@ func (c *Call) gradients(s *subcall, grads *Gradients, d, result Result) (backen
 	g.DBias, g.DRelative = view.part(grads.Bias, x), grads.RelativeBias
 	if !g.DRelative.IsZero() {
 		y := *x // from the element of the last row and the first key on
-		y.lo[backend.Seq], y.hi[backend.Seq] = 0, 1
-		y.lo[backend.Dim] += c.dims.SeqQ - x.hi[backend.Seq]
-		y.hi[backend.Dim] += c.dims.SeqQ - x.lo[backend.Seq] - 1
+		y.lo[Seq], y.hi[Seq] = 0, 1
+		y.lo[Dim] += c.dims.SeqQ - x.hi[Seq]
+		y.hi[Dim] += c.dims.SeqQ - x.lo[Seq] - 1
 		g.DRelative = view.part(g.DRelative, &y)
 	}
 	y := *x
 	if c.packed() {
-		y.lo[backend.Batch], y.hi[backend.Batch] = s.sequence, s.sequence+1
+		y.lo[Batch], y.hi[Batch] = s.sequence, s.sequence+1
 	}
 	g.DSlopes, g.DSinks = view.part(grads.ALiBi, &y), view.part(grads.Sinks, &y)
 	return g, view.err
 }
 
 // part returns the part x of t, whose axes of length 1 stand for all of x.
-func (s *slicer) part(t backend.Tensor, x *region) backend.Tensor {
+func (s *slicer) part(t Tensor, x *region) Tensor {
 	for axis, n := range t.Shape() {
 		if n > 1 {
 			t = s.slice(t, axis, x.lo[axis], x.hi[axis])
@@ -214,17 +221,17 @@ func (c *Call) distinctGradients(grads *Gradients, d, result Result) error {
 // new memory and rounded once.
 func (d *Device) summed(ctx context.Context, grads *Gradients, add func(sums *Gradients) error) error {
 	sums := *grads
-	var rounded, exact []backend.Tensor
+	var rounded, exact []Tensor
 	defer func() {
 		for _, t := range exact {
 			t.Release()
 		}
 	}()
-	for _, t := range []*backend.Tensor{&sums.Q, &sums.K, &sums.V} {
-		if t.IsZero() || t.DType() == backend.F32 {
+	for _, t := range []*Tensor{&sums.Q, &sums.K, &sums.V} {
+		if t.IsZero() || t.DType() == F32 {
 			continue
 		}
-		sum, err := d.Alloc(ctx, backend.F32, t.Shape())
+		sum, err := d.Alloc(ctx, F32, t.Shape())
 		if err != nil {
 			return err
 		}
@@ -242,7 +249,7 @@ func (d *Device) summed(ctx context.Context, grads *Gradients, add func(sums *Gr
 
 // clear sets all gradients of g to zeros.
 func (d *Device) clear(ctx context.Context, g *Gradients) error {
-	host, err := backend.HostF32(make([]float32, 1), backend.Shape{1, 1, 1, 1})
+	host, err := HostF32(make([]float32, 1), Shape{1, 1, 1, 1})
 	if err != nil {
 		return err
 	}
@@ -251,7 +258,7 @@ func (d *Device) clear(ctx context.Context, g *Gradients) error {
 		return err
 	}
 	defer zero.Release()
-	var dst, src []backend.Tensor
+	var dst, src []Tensor
 	for _, o := range g.all() {
 		if o.Tensor.IsZero() || noElements(o.Tensor) {
 			continue
@@ -268,18 +275,18 @@ func (d *Device) clear(ctx context.Context, g *Gradients) error {
 // AllocGradients allocates the gradients of the operands, or of every option of the call that
 // has one, or both, for [Call.Backward]. The caller releases them.
 func (c *Call) AllocGradients(ctx context.Context, operands, options bool) (g Gradients, err error) {
-	defer backend.Annotate(&err, "backward")
+	defer op.Annotate(&err, "backward")
 	if err := c.ready(); err != nil {
 		return g, err
 	}
-	return c.newGradients(operands, options, func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	return c.newGradients(operands, options, func(dtype DType, shape Shape) (Tensor, error) {
 		return c.dev.Alloc(ctx, dtype, shape)
 	})
 }
 
 // newGradients is AllocGradients with memory from alloc.
-func (c *Call) newGradients(operands, options bool, alloc func(backend.DType, backend.Shape) (backend.Tensor, error)) (g Gradients, err error) {
-	add := func(to *backend.Tensor, dtype backend.DType, shape backend.Shape) {
+func (c *Call) newGradients(operands, options bool, alloc func(DType, Shape) (Tensor, error)) (g Gradients, err error) {
+	add := func(to *Tensor, dtype DType, shape Shape) {
 		if err == nil {
 			*to, err = alloc(dtype, shape)
 		}
@@ -291,18 +298,18 @@ func (c *Call) newGradients(operands, options bool, alloc func(backend.DType, ba
 	}
 	if options {
 		if !c.opt.Bias.IsZero() {
-			add(&g.Bias, backend.F32, c.opt.Bias.Shape())
+			add(&g.Bias, F32, c.opt.Bias.Shape())
 		}
 		if !c.opt.RelativeBias.IsZero() {
-			add(&g.RelativeBias, backend.F32, c.opt.RelativeBias.Shape())
+			add(&g.RelativeBias, F32, c.opt.RelativeBias.Shape())
 		}
-		heads := backend.Shape{1, c.dims.Heads, 1, 1}
+		heads := Shape{1, c.dims.Heads, 1, 1}
 		if c.opt.Sinks != nil {
-			add(&g.Sinks, backend.F32, heads)
+			add(&g.Sinks, F32, heads)
 		}
 		if n := len(c.opt.ALiBi); n > 0 && c.dims.Heads > 0 {
-			heads[backend.Batch] = n / c.dims.Heads
-			add(&g.ALiBi, backend.F32, heads)
+			heads[Batch] = n / c.dims.Heads
+			add(&g.ALiBi, F32, heads)
 		}
 	}
 	if err != nil {
@@ -314,14 +321,14 @@ func (c *Call) newGradients(operands, options bool, alloc func(backend.DType, ba
 
 // PlanBackward returns how the device would run Backward for the gradients of the operands:
 // 2.5 times the FLOPs of the forward pass, five products instead of two. It runs nothing.
-func (c *Call) PlanBackward(ctx context.Context) (sum backend.Plan, err error) {
-	defer backend.Annotate(&err, "plan")
+func (c *Call) PlanBackward(ctx context.Context) (sum Plan, err error) {
+	defer op.Annotate(&err, "plan")
 	if err := c.ready(); err != nil {
 		return sum, err
 	}
-	diff, ok := c.dev.on(ctx).(backend.Differentiator)
-	if !ok {
-		return sum, c.dev.lacks("gradients")
+	diff, err := op.Differentiator(c.dev.on(ctx))
+	if err != nil {
+		return sum, err
 	}
 	first := true
 	err = c.rehearse(true, false, func(g *backend.Gradients) error {
@@ -335,7 +342,7 @@ func (c *Call) PlanBackward(ctx context.Context) (sum backend.Plan, err error) {
 		return err
 	})
 	if err != nil {
-		return backend.Plan{}, err
+		return Plan{}, err
 	}
 	return sum, nil
 }
@@ -343,13 +350,13 @@ func (c *Call) PlanBackward(ctx context.Context) (sum backend.Plan, err error) {
 // WarmupBackward compiles what Backward needs for the gradients that [Call.AllocGradients] returns
 // for the same arguments, and runs nothing. In all else it is as [Call.Warmup].
 func (c *Call) WarmupBackward(ctx context.Context, operands, options bool) (err error) {
-	defer backend.Annotate(&err, "warmup")
+	defer op.Annotate(&err, "warmup")
 	if err := c.ready(); err != nil {
 		return err
 	}
 	on := c.dev.on(ctx)
-	if _, ok := on.(backend.Differentiator); !ok {
-		return c.dev.lacks("gradients")
+	if _, err := op.Differentiator(on); err != nil {
+		return err
 	}
 	w, ok := on.(backend.Warmer)
 	if !ok {
@@ -360,18 +367,18 @@ func (c *Call) WarmupBackward(ctx context.Context, operands, options bool) (err 
 
 // rehearse calls f with the backward passes of the call, without memory for their results.
 func (c *Call) rehearse(operands, options bool, f func(g *backend.Gradients) error) error {
-	out, err := c.outputs(backend.Meta)
+	out, err := c.outputs(Meta)
 	if err != nil {
 		return err
 	}
-	if out.LSE, err = backend.Meta(backend.F32, backend.Shape{c.dims.Batch, c.dims.Heads, c.dims.SeqQ, 1}); err != nil {
+	if out.LSE, err = Meta(F32, Shape{c.dims.Batch, c.dims.Heads, c.dims.SeqQ, 1}); err != nil {
 		return err
 	}
-	grads, err := c.newGradients(operands, options, func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	grads, err := c.newGradients(operands, options, func(dtype DType, shape Shape) (Tensor, error) {
 		if !c.whole() {
-			dtype = backend.F32 // see summed
+			dtype = F32 // see summed
 		}
-		return backend.Meta(dtype, shape)
+		return Meta(dtype, shape)
 	})
 	if err != nil {
 		return err

@@ -10,34 +10,34 @@ import (
 )
 
 func TestBackwardRefuses(t *testing.T) {
-	f32, f16 := backend.F32, backend.F16
+	f32, f16 := F32, F16
 	q, k, v := meta(t, f32, 2, 4, 8, 16), meta(t, f32, 2, 2, 9, 16), meta(t, f32, 2, 2, 9, 5)
 	o, lse := meta(t, f32, 2, 4, 8, 5), meta(t, f32, 2, 4, 8, 1)
 	result, d := Result{O: o, LSE: lse}, Result{O: o}
-	q8 := meta(t, backend.Q8, 2, 2, 9, 16)
+	q8 := meta(t, Q8, 2, 2, 9, 16)
 	for _, c := range []struct {
 		name      string
-		k, v      backend.Tensor
+		k, v      Tensor
 		opt       Options
 		grads     Gradients
 		d, result Result
 		want      error
 		says      string
 	}{
-		{"int8 keys", q8, q8, Options{}, Gradients{}, d, result, backend.ErrUnsupported, "k is q8, which has no gradients"},
-		{"pages", meta(t, f32, 3, 2, 4, 16), meta(t, f32, 3, 2, 4, 5), Options{Pages: &backend.Pages{Table: [][]int32{{0}, {1}}, Keys: 4}, KLen: []int{4, 4}}, Gradients{}, d, result, backend.ErrUnsupported, "keys in pages have no gradients"},
-		{"no lse", k, v, Options{}, Gradients{}, d, Result{O: o}, backend.ErrOption, "set Options.LSE"},
-		{"weights", k, v, Options{}, Gradients{}, Result{O: o, Weights: lse}, result, backend.ErrUnsupported, "weights have no gradients"},
-		{"no o", k, v, Options{}, Gradients{}, d, Result{LSE: lse}, backend.ErrShape, "o is missing"},
-		{"no d.o", k, v, Options{}, Gradients{}, Result{LSE: lse}, result, backend.ErrShape, "d.o is missing"},
-		{"shape of d.o", k, v, Options{}, Gradients{}, Result{O: q}, result, backend.ErrShape, "d.o has shape [2 4 8 16], it must be [2 4 8 5]"},
-		{"dtype of d.lse", k, v, Options{}, Gradients{}, Result{O: o, LSE: meta(t, f16, 2, 4, 8, 1)}, result, backend.ErrDType, "d.lse is f16"},
-		{"shape of dq", k, v, Options{}, Gradients{Q: k}, d, result, backend.ErrShape, "dq has shape [2 2 9 16], it must be [2 4 8 16]"},
-		{"dtype of dk", k, v, Options{}, Gradients{K: meta(t, f16, 2, 2, 9, 16)}, d, result, backend.ErrDType, "dk is f16"},
-		{"no bias", k, v, Options{}, Gradients{Bias: lse}, d, result, backend.ErrOption, "dbias is requested, but the call does not have that option"},
-		{"shape of dbias", k, v, Options{Bias: meta(t, f16, 1, 4, 8, 9)}, Gradients{Bias: meta(t, f32, 2, 4, 8, 9)}, d, result, backend.ErrShape, "dbias has shape [2 4 8 9], it must be [1 4 8 9]"},
-		{"shape of dalibi", k, v, Options{ALiBi: make([]float32, 8)}, Gradients{ALiBi: meta(t, f32, 1, 4, 1, 1)}, d, result, backend.ErrShape, "dalibi has shape [1 4 1 1], it must be [2 4 1 1]"},
-		{"no gradients on the backend", k, v, Options{}, Gradients{Q: q}, d, result, backend.ErrUnsupported, "none has no gradients"},
+		{"int8 keys", q8, q8, Options{}, Gradients{}, d, result, ErrUnsupported, "k is q8, which has no gradients"},
+		{"pages", meta(t, f32, 3, 2, 4, 16), meta(t, f32, 3, 2, 4, 5), Options{Pages: &Pages{Table: [][]int32{{0}, {1}}, Keys: 4}, KLen: []int{4, 4}}, Gradients{}, d, result, ErrUnsupported, "keys in pages have no gradients"},
+		{"no lse", k, v, Options{}, Gradients{}, d, Result{O: o}, ErrOption, "set Options.LSE"},
+		{"weights", k, v, Options{}, Gradients{}, Result{O: o, Weights: lse}, result, ErrUnsupported, "weights have no gradients"},
+		{"no o", k, v, Options{}, Gradients{}, d, Result{LSE: lse}, ErrShape, "o is missing"},
+		{"no d.o", k, v, Options{}, Gradients{}, Result{LSE: lse}, result, ErrShape, "d.o is missing"},
+		{"shape of d.o", k, v, Options{}, Gradients{}, Result{O: q}, result, ErrShape, "d.o has shape [2 4 8 16], it must be [2 4 8 5]"},
+		{"dtype of d.lse", k, v, Options{}, Gradients{}, Result{O: o, LSE: meta(t, f16, 2, 4, 8, 1)}, result, ErrDType, "d.lse is f16"},
+		{"shape of dq", k, v, Options{}, Gradients{Q: k}, d, result, ErrShape, "dq has shape [2 2 9 16], it must be [2 4 8 16]"},
+		{"dtype of dk", k, v, Options{}, Gradients{K: meta(t, f16, 2, 2, 9, 16)}, d, result, ErrDType, "dk is f16"},
+		{"no bias", k, v, Options{}, Gradients{Bias: lse}, d, result, ErrOption, "dbias is requested, but the call does not have that option"},
+		{"shape of dbias", k, v, Options{Bias: meta(t, f16, 1, 4, 8, 9)}, Gradients{Bias: meta(t, f32, 2, 4, 8, 9)}, d, result, ErrShape, "dbias has shape [2 4 8 9], it must be [1 4 8 9]"},
+		{"shape of dalibi", k, v, Options{ALiBi: make([]float32, 8)}, Gradients{ALiBi: meta(t, f32, 1, 4, 1, 1)}, d, result, ErrShape, "dalibi has shape [1 4 1 1], it must be [2 4 1 1]"},
+		{"no gradients on the backend", k, v, Options{}, Gradients{Q: q}, d, result, ErrUnsupported, "none has no gradients"},
 	} {
 		call, err := refusing(t).Prepare(q, c.k, c.v, c.opt)
 		if err != nil {
@@ -60,17 +60,17 @@ func (n *noting) Backward(_ context.Context, g *backend.Gradients) error {
 	return nil
 }
 
-func (n *noting) PlanBackward(_ context.Context, g *backend.Gradients) (backend.Plan, error) {
+func (n *noting) PlanBackward(_ context.Context, g *backend.Gradients) (Plan, error) {
 	return backend.NewGradientsPlan(g), nil
 }
 
-func (n *noting) Upload(_ context.Context, t backend.Tensor) (backend.Tensor, error) { return t, nil }
-func (n *noting) Alloc(_ context.Context, d backend.DType, s backend.Shape) (backend.Tensor, error) {
-	return backend.AllocHost(d, s)
+func (n *noting) Upload(_ context.Context, t Tensor) (Tensor, error) { return t, nil }
+func (n *noting) Alloc(_ context.Context, d DType, s Shape) (Tensor, error) {
+	return AllocHost(d, s)
 }
 
 // Copy copies the only element of src to all of dst.
-func (n *noting) Copy(_ context.Context, dst, src []backend.Tensor) error {
+func (n *noting) Copy(_ context.Context, dst, src []Tensor) error {
 	for i := range dst {
 		data, err := dst[i].Float32s()
 		if err != nil {
@@ -85,9 +85,9 @@ func (n *noting) Copy(_ context.Context, dst, src []backend.Tensor) error {
 
 // TestBackwardOfRegions checks which parts of the gradients the backend calls of a call add to.
 func TestBackwardOfRegions(t *testing.T) {
-	f32 := backend.F32
-	host := func(s ...int) backend.Tensor {
-		x, err := backend.AllocHost(f32, backend.Shape(s))
+	f32 := F32
+	host := func(s ...int) Tensor {
+		x, err := AllocHost(f32, Shape(s))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -109,14 +109,14 @@ func TestBackwardOfRegions(t *testing.T) {
 		t.Fatal(err)
 	}
 	type part struct {
-		shape  backend.Shape
+		shape  Shape
 		offset int
 	}
 	want := [2][7]part{
-		{{backend.Shape{1, 2, 2, 3}, 0}, {backend.Shape{1, 1, 4, 3}, 0}, {backend.Shape{1, 1, 4, 4}, 0}, {backend.Shape{1, 1, 2, 1}, 0},
-			{backend.Shape{1, 2, 1, 5}, 3}, {backend.Shape{1, 2, 1, 1}, 0}, {backend.Shape{1, 2, 1, 1}, 0}},
-		{{backend.Shape{1, 2, 3, 3}, 6}, {backend.Shape{1, 1, 2, 3}, 12}, {backend.Shape{1, 1, 2, 4}, 16}, {backend.Shape{1, 1, 3, 1}, 2},
-			{backend.Shape{1, 2, 1, 4}, 4}, {backend.Shape{1, 2, 1, 1}, 0}, {backend.Shape{1, 2, 1, 1}, 0}},
+		{{Shape{1, 2, 2, 3}, 0}, {Shape{1, 1, 4, 3}, 0}, {Shape{1, 1, 4, 4}, 0}, {Shape{1, 1, 2, 1}, 0},
+			{Shape{1, 2, 1, 5}, 3}, {Shape{1, 2, 1, 1}, 0}, {Shape{1, 2, 1, 1}, 0}},
+		{{Shape{1, 2, 3, 3}, 6}, {Shape{1, 1, 2, 3}, 12}, {Shape{1, 1, 2, 4}, 16}, {Shape{1, 1, 3, 1}, 2},
+			{Shape{1, 2, 1, 4}, 4}, {Shape{1, 2, 1, 1}, 0}, {Shape{1, 2, 1, 1}, 0}},
 	}
 	if len(be.parts) != 2 {
 		t.Fatal(len(be.parts), "backend calls, want 2")
@@ -141,7 +141,7 @@ func TestBackwardOfRegions(t *testing.T) {
 		t.Fatal(err)
 	}
 	grads = Gradients{Q: grads.Q, K: grads.Q}
-	if err := c.Backward(t.Context(), grads, Result{O: host(1, 2, 5, 4)}, Result{O: host(1, 2, 5, 4), LSE: host(1, 2, 5, 1)}); !errors.Is(err, backend.ErrOverlap) {
+	if err := c.Backward(t.Context(), grads, Result{O: host(1, 2, 5, 4)}, Result{O: host(1, 2, 5, 4), LSE: host(1, 2, 5, 1)}); !errors.Is(err, ErrOverlap) {
 		t.Errorf("dq and dk in one memory: error %v", err)
 	}
 }

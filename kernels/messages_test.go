@@ -5,7 +5,6 @@ import (
 	"math"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -23,21 +22,21 @@ func TestMessages(t *testing.T) {
 		_, err := dev.AttentionFloat32(ctx, d, x, x, x, kernels.Options{})
 		return err
 	}
-	q, err := backend.HostF32(x, backend.Shape{1, 1, 3, 4})
+	q, err := kernels.HostF32(x, kernels.Shape{1, 1, 3, 4})
 	if err != nil {
 		t.Fatal(err)
 	}
-	flat, err := backend.AllocHost(backend.F32, backend.Shape{3, 4})
+	flat, err := kernels.AllocHost(kernels.F32, kernels.Shape{3, 4})
 	if err != nil {
 		t.Fatal(err)
 	}
-	mask, err := backend.AllocHost(backend.Bool, backend.Shape{3, 3})
+	mask, err := kernels.AllocHost(kernels.Bool, kernels.Shape{3, 3})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, short := backend.HostF32(x, backend.Shape{3, 4})
-	_, single := backend.HostF32(x, backend.Shape{12})
-	_, negative := backend.HostF32(x, backend.Shape{1, 4, -220, 40})
+	_, short := kernels.HostF32(x, kernels.Shape{3, 4})
+	_, single := kernels.HostF32(x, kernels.Shape{12})
+	_, negative := kernels.HostF32(x, kernels.Shape{1, 4, -220, 40})
 	_, other := dev.Attention(ctx, q, q, q, kernels.Options{Mask: mask})
 	_, missing := dev.Attention(ctx, flat, q, q, kernels.Options{})
 	for _, c := range []struct {
@@ -45,15 +44,15 @@ func TestMessages(t *testing.T) {
 		is   error
 		want string
 	}{
-		{slices(closed, kernels.Dims{SeqQ: 3, Dim: 4}), backend.ErrClosed, "attention: q: cpu: upload: backend is closed"},
-		{slices(dev, kernels.Dims{SeqQ: -220, Dim: 40}), backend.ErrShape, "attention: Dims.SeqQ is -220, it must be at least 0: shapes do not match"},
-		{slices(dev, kernels.Dims{SeqQ: 3, SeqK: -2, Dim: 4}), backend.ErrShape, "attention: Dims.SeqK is -2, it must be a number of keys, 0 for SeqQ, or NoKeys: shapes do not match"},
-		{slices(dev, kernels.Dims{SeqQ: 3, Dim: 4, Heads: -1}), backend.ErrShape, "attention: Dims has Batch 1, Heads -1, KVHeads -1 and ValueDim 4: each must be at least 1, or 0 for the default: shapes do not match"},
-		{short, backend.ErrShape, "data has 12 elements, shape [3 4 0 0] needs 0 (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 3 4]?): shapes do not match"},
-		{single, backend.ErrShape, "data has 12 elements, shape [12 0 0 0] needs 0 (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 1 12]?): shapes do not match"},
-		{negative, backend.ErrShape, "shape [1 4 -220 40] is negative or too large: shapes do not match"},
-		{other, backend.ErrShape, "attention: mask: shape [3 3 0 0] does not broadcast to [1 1 3 3] (each length must be equal or 1, keys may be fewer) (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 3 3]?): shapes do not match"},
-		{missing, backend.ErrShape, "attention: the head sizes of q [3 4 0 0] and v [1 1 3 4] are 0 and 4: both must be at least 1 (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 3 4]?): shapes do not match"},
+		{slices(closed, kernels.Dims{SeqQ: 3, Dim: 4}), kernels.ErrClosed, "attention: q: cpu: upload: backend is closed"},
+		{slices(dev, kernels.Dims{SeqQ: -220, Dim: 40}), kernels.ErrShape, "attention: Dims.SeqQ is -220, it must be at least 0: shapes do not match"},
+		{slices(dev, kernels.Dims{SeqQ: 3, SeqK: -2, Dim: 4}), kernels.ErrShape, "attention: Dims.SeqK is -2, it must be a number of keys, 0 for SeqQ, or NoKeys: shapes do not match"},
+		{slices(dev, kernels.Dims{SeqQ: 3, Dim: 4, Heads: -1}), kernels.ErrShape, "attention: Dims has Batch 1, Heads -1, KVHeads -1 and ValueDim 4: each must be at least 1, or 0 for the default: shapes do not match"},
+		{short, kernels.ErrShape, "data has 12 elements, shape [3 4 0 0] needs 0 (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 3 4]?): shapes do not match"},
+		{single, kernels.ErrShape, "data has 12 elements, shape [12 0 0 0] needs 0 (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 1 12]?): shapes do not match"},
+		{negative, kernels.ErrShape, "shape [1 4 -220 40] is negative or too large: shapes do not match"},
+		{other, kernels.ErrShape, "attention: mask: shape [3 3 0 0] does not broadcast to [1 1 3 3] (each length must be equal or 1, keys may be fewer) (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 3 3]?): shapes do not match"},
+		{missing, kernels.ErrShape, "attention: the head sizes of q [3 4 0 0] and v [1 1 3 4] are 0 and 4: both must be at least 1 (a Shape has four lengths, [batch, heads, seq, dim]: write [1 1 3 4]?): shapes do not match"},
 	} {
 		if !errors.Is(c.err, c.is) || c.err.Error() != c.want {
 			t.Errorf("error is\n%v\nwant\n%s", c.err, c.want)
@@ -63,11 +62,11 @@ func TestMessages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := backend.AllocHost(backend.F32, q.Shape())
+	o, err := kernels.AllocHost(kernels.F32, q.Shape())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := call.RunInto(ctx, kernels.Result{O: o}); !errors.Is(err, backend.ErrClosed) || err.Error() != "cpu: attention: backend is closed" {
+	if err := call.RunInto(ctx, kernels.Result{O: o}); !errors.Is(err, kernels.ErrClosed) || err.Error() != "cpu: attention: backend is closed" {
 		t.Errorf("a closed backend: %v", err)
 	}
 }
@@ -86,7 +85,7 @@ func TestNoKeys(t *testing.T) {
 			t.Errorf("the output is %v, want zeros", o)
 		}
 	}
-	if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, SeqK: kernels.NoKeys, Dim: 2}, q, q, q, kernels.Options{}); !errors.Is(err, backend.ErrShape) {
+	if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, SeqK: kernels.NoKeys, Dim: 2}, q, q, q, kernels.Options{}); !errors.Is(err, kernels.ErrShape) {
 		t.Errorf("keys in a call with NoKeys: %v", err)
 	}
 }

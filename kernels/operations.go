@@ -7,28 +7,29 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // Copy writes dst[i] = src[i] for each i in order, rounded to the dtype of dst[i], so that a
 // copy sees the results of the earlier ones. Tensors are F32, F16, BF16 or Q8.
 //
 // Errors: ErrShape for different shapes or numbers of tensors, ErrUnsupported when the
-// backend is no [backend.Copier].
-func (d *Device) Copy(ctx context.Context, dst, src []backend.Tensor) (err error) {
-	defer backend.Annotate(&err, "copy")
-	c, ok := d.on(ctx).(backend.Copier)
-	if !ok {
-		return d.lacks("copies")
+// device does not copy.
+func (d *Device) Copy(ctx context.Context, dst, src []Tensor) (err error) {
+	defer op.Annotate(&err, "copy")
+	c, err := op.Copier(d.on(ctx))
+	if err != nil {
+		return err
 	}
 	if len(dst) != len(src) {
-		return fmt.Errorf("there are %d destinations and %d sources: %w", len(dst), len(src), backend.ErrShape)
+		return fmt.Errorf("there are %d destinations and %d sources: %w", len(dst), len(src), ErrShape)
 	}
 	for i := range dst {
 		if err := cmp.Or(dst[i].Check("dst", numbers...), src[i].Check("src", numbers...)); err != nil {
 			return err
 		}
 		if dst[i].Shape() != src[i].Shape() {
-			return fmt.Errorf("dst has shape %v, src has %v: they must be equal: %w", dst[i].Shape(), src[i].Shape(), backend.ErrShape)
+			return fmt.Errorf("dst has shape %v, src has %v: they must be equal: %w", dst[i].Shape(), src[i].Shape(), ErrShape)
 		}
 	}
 	if slices.ContainsFunc(dst, noElements) {
@@ -38,15 +39,10 @@ func (d *Device) Copy(ctx context.Context, dst, src []backend.Tensor) (err error
 }
 
 // noElements reports whether t has an axis of length 0.
-func noElements(t backend.Tensor) bool { return t.Shape().Elements() == 0 }
+func noElements(t Tensor) bool { return t.Shape().Elements() == 0 }
 
 // nothing is a call without results. It returns the errors of a closed device and of ctx.
 func (d *Device) nothing(ctx context.Context) error { return d.on(ctx).Attention(ctx) }
-
-// lacks returns ErrUnsupported for an operation that the backend does not implement.
-func (d *Device) lacks(operation string) error {
-	return fmt.Errorf("%s has no %s: %w", d.Info().Name, operation, backend.ErrUnsupported)
-}
 
 // Project computes a linear layer for each batch and head:
 //
@@ -57,27 +53,27 @@ func (d *Device) lacks(operation string) error {
 // All are F32, F16 or BF16, each independently. The zero Tensor as bias means none. A NaN in
 // x or w propagates to y.
 //
-// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the backend is no
-// [backend.Projector].
-func (d *Device) Project(ctx context.Context, y, x, w, bias backend.Tensor) (err error) {
-	defer backend.Annotate(&err, "project")
-	p, ok := d.on(ctx).(backend.Projector)
-	if !ok {
-		return d.lacks("projections")
+// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device has no
+// projections.
+func (d *Device) Project(ctx context.Context, y, x, w, bias Tensor) (err error) {
+	defer op.Annotate(&err, "project")
+	p, err := op.Projector(d.on(ctx))
+	if err != nil {
+		return err
 	}
 	if err := cmp.Or(x.Check("x", floats...), w.Check("w", floats...)); err != nil {
 		return err
 	}
-	xs, n := x.Shape(), w.Shape()[backend.Dim]
-	w, err = w.Broadcast(backend.Shape{xs[backend.Batch], xs[backend.Heads], xs[backend.Dim], n})
+	xs, n := x.Shape(), w.Shape()[Dim]
+	w, err = w.Broadcast(Shape{xs[Batch], xs[Heads], xs[Dim], n})
 	if err != nil {
 		return fmt.Errorf("w: %w", err)
 	}
-	if err := y.CheckShape("y", backend.Shape{xs[backend.Batch], xs[backend.Heads], xs[backend.Seq], n}, "[B, H, S, N] of x and w", floats...); err != nil {
+	if err := y.CheckShape("y", Shape{xs[Batch], xs[Heads], xs[Seq], n}, "[B, H, S, N] of x and w", floats...); err != nil {
 		return err
 	}
 	if !bias.IsZero() {
-		if err := bias.CheckShape("bias", backend.Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", floats...); err != nil {
+		if err := bias.CheckShape("bias", Shape{1, 1, 1, n}, "[1, 1, 1, N] of w", floats...); err != nil {
 			return err
 		}
 	}
@@ -93,9 +89,9 @@ func (d *Device) Project(ctx context.Context, y, x, w, bias backend.Tensor) (err
 type Angles struct {
 	// Cos and Sin are [B, H, S, R/2] F32. The first three lengths are those of the
 	// rotated tensor or 1.
-	Cos, Sin backend.Tensor
+	Cos, Sin Tensor
 	// Rotation is which elements are pairs, and the direction.
-	backend.Rotation
+	Rotation
 }
 
 // Release frees the memory of a.
@@ -113,15 +109,15 @@ func (a Angles) Release() {
 //
 // y may be x itself, the same view; no other overlap. Any strides.
 //
-// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device is no
-// [backend.Rotator], and the backend's.
-func (d *Device) Rotate(ctx context.Context, y, x backend.Tensor, a Angles) (err error) {
-	defer backend.Annotate(&err, "rotate")
-	r, ok := d.on(ctx).(backend.Rotator)
-	if !ok {
-		return d.lacks("rotary embedding")
+// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device does not
+// rotate, and the backend's.
+func (d *Device) Rotate(ctx context.Context, y, x Tensor, a Angles) (err error) {
+	defer op.Annotate(&err, "rotate")
+	r, err := op.Rotator(d.on(ctx))
+	if err != nil {
+		return err
 	}
-	if err := cmp.Or(x.Check("x", floats...), a.Cos.Check("cos", backend.F32)); err != nil {
+	if err := cmp.Or(x.Check("x", floats...), a.Cos.Check("cos", F32)); err != nil {
 		return err
 	}
 	shape := x.Shape()
@@ -129,18 +125,18 @@ func (d *Device) Rotate(ctx context.Context, y, x backend.Tensor, a Angles) (err
 		return err
 	}
 	angles := shape
-	angles[backend.Dim] = a.Cos.Shape()[backend.Dim]
-	if 2*angles[backend.Dim] > shape[backend.Dim] {
-		return fmt.Errorf("cos %v rotates %d elements of a row, rows of x %v have %d: %w", a.Cos.Shape(), 2*angles[backend.Dim], shape, shape[backend.Dim], backend.ErrShape)
+	angles[Dim] = a.Cos.Shape()[Dim]
+	if 2*angles[Dim] > shape[Dim] {
+		return fmt.Errorf("cos %v rotates %d elements of a row, rows of x %v have %d: %w", a.Cos.Shape(), 2*angles[Dim], shape, shape[Dim], ErrShape)
 	}
-	var parts [2]backend.Tensor
-	if err := a.Sin.Check("sin", backend.F32); err != nil {
+	var parts [2]Tensor
+	if err := a.Sin.Check("sin", F32); err != nil {
 		return err
 	}
 	for i, o := range []backend.Operand{{Name: "cos", Tensor: a.Cos}, {Name: "sin", Tensor: a.Sin}} {
 		// Angles are not broadcast over the pairs of a row.
-		if got := o.Tensor.Shape()[backend.Dim]; got != angles[backend.Dim] {
-			return fmt.Errorf("%s has %d angles a row, cos has %d: %w", o.Name, got, angles[backend.Dim], backend.ErrShape)
+		if got := o.Tensor.Shape()[Dim]; got != angles[Dim] {
+			return fmt.Errorf("%s has %d angles a row, cos has %d: %w", o.Name, got, angles[Dim], ErrShape)
 		}
 		var err error
 		if parts[i], err = o.Tensor.Broadcast(angles); err != nil {
@@ -165,23 +161,23 @@ func (d *Device) Rotate(ctx context.Context, y, x backend.Tensor, a Angles) (err
 // parts and on several machines. Give [Call.RunInto] an F32 output to keep parts of 16-bit
 // inputs exact. A part with an LSE of -Inf changes nothing.
 //
-// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the backend is no
-// [backend.Merger].
+// Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device does not
+// merge.
 func (d *Device) Merge(ctx context.Context, r, part Result) (err error) {
-	defer backend.Annotate(&err, "merge")
-	m, ok := d.on(ctx).(backend.Merger)
-	if !ok {
-		return d.lacks("merge")
+	defer op.Annotate(&err, "merge")
+	m, err := op.Merger(d.on(ctx))
+	if err != nil {
+		return err
 	}
-	if err := r.O.Check("o", backend.F32); err != nil {
+	if err := r.O.Check("o", F32); err != nil {
 		return err
 	}
 	rows := r.O.Shape()
 	sums := rows
-	sums[backend.Dim] = 1
+	sums[Dim] = 1
 	const rule = "[B, H, Sq, Dv] of o and [B, H, Sq, 1] of lse"
-	if err := cmp.Or(part.O.CheckShape("the part's o", rows, rule, backend.F32), r.LSE.CheckShape("lse", sums, rule, backend.F32),
-		part.LSE.CheckShape("the part's lse", sums, rule, backend.F32)); err != nil {
+	if err := cmp.Or(part.O.CheckShape("the part's o", rows, rule, F32), r.LSE.CheckShape("lse", sums, rule, F32),
+		part.LSE.CheckShape("the part's lse", sums, rule, F32)); err != nil {
 		return err
 	}
 	if noElements(r.O) {

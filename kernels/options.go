@@ -11,8 +11,16 @@ import (
 // Options are the options of an attention call. The zero value is plain attention: scale
 // 1/sqrt(D), every row sees every key, and the output is the only result.
 //
-// A score is computed in this order, as in [backend.Problem]: scale, softcap, biases,
-// hiding. A key that Causal, Window, KLen, the segments, Mask, BlockMask or a bias of -Inf
+// For query row i, key j and one head:
+//
+//	s   = Scale · q_i·k_j
+//	s   = Softcap · tanh(s / Softcap)                                when Softcap > 0
+//	s   = s + Bias[i,j] + RelativeBias[j-i+Sq-1] - ALiBi·distance    the terms that are set
+//	p_j = exp(s_j - m) / (Σ exp(s - m) + exp(Sink - m))              over the keys that i sees, m = max(s, Sink)
+//	w_j = p_j · keep_ij / (1 - Dropout.P)
+//	o_i = Σ w_j·v_j       lse_i = m + log(Σ exp(s - m) + exp(Sink - m))
+//
+// A key that Causal, Window, KLen, the segments, Mask, BlockMask or a bias of -Inf
 // hides does not change the result, whatever it holds. A fully masked row yields zeros and
 // an LSE of -Inf (with sinks, an LSE of the sink). A visible NaN makes the output of the
 // rows that see it NaN, and no other.
@@ -58,9 +66,9 @@ type Options struct {
 
 	// Mask is Bool [B or 1, H or 1, Sq or 1, Sk or 1]; true means that the row may see
 	// the key. A Mask or a Bias with fewer keys than Sk, but more than 1, hides the rest.
-	Mask backend.Tensor
+	Mask Tensor
 	// Bias is added to the scaled (and capped) scores: F32, F16 or BF16, shaped as Mask.
-	Bias backend.Tensor
+	Bias Tensor
 	// ALiBi [H] or [B·H] are slopes (Press et al. 2022): slope times the distance
 	// between a key and the row's position is subtracted from the score. It is
 	// FlashAttention's alibi_slopes.
@@ -68,11 +76,11 @@ type Options struct {
 	// RelativeBias is a bias by distance, F32, F16 or BF16 [1 or B, 1 or H, 1, Sq+Sk-1]:
 	// element j-i+Sq-1 is added to the score of row i and key j. For Sq = Sk = S it is
 	// the [H, 2S-1] table of Shaw et al. 2018 and of T5, with j = i in the middle.
-	RelativeBias backend.Tensor
+	RelativeBias Tensor
 	// BlockMask is a mask of blocks, Bool [1 or B, 1 or H, ⌈Sq/BlockSize⌉,
 	// ⌈Sk/BlockSize⌉]: true means that the rows of the block may see its keys. Hidden
 	// blocks are not computed.
-	BlockMask backend.Tensor
+	BlockMask Tensor
 	BlockSize int
 
 	// Sinks [H] are logits that count in the denominator of the softmax and in LSE but
@@ -80,11 +88,11 @@ type Options struct {
 	Sinks []float32
 	// Dropout drops weights at random and divides the others by 1-P. LSE does not
 	// change; Weights are those after dropout.
-	Dropout backend.Dropout
+	Dropout Dropout
 
 	// Pages, when not nil, makes k and v pools of pages, [P, Hkv, Size, D] and
 	// [P, Hkv, Size, Dv], and lists the pages of each batch. Sk is Pages.Keys.
-	Pages *backend.Pages
+	Pages *Pages
 	// CuQ and CuK [N+1] pack N sequences of different lengths one after the other
 	// (FlashAttention's flash_attn_varlen_func, Dao 2023): q, k and v have one batch,
 	// sequence n has the rows CuQ[n] to CuQ[n+1] of q and the keys CuK[n] to CuK[n+1] of
@@ -105,10 +113,10 @@ type Options struct {
 	Weights bool
 	// Resume continues from what an earlier call with the same operands and options
 	// finished before its device was lost or its context cancelled: the Partial of the
-	// *backend.Interrupted that errors.As finds in its error. The Partial of a call with
+	// *Interrupted that errors.As finds in its error. The Partial of a call with
 	// other shapes or options is ErrOption. A Prefix, segments and Offsets that need
 	// several calls cannot be resumed.
-	Resume *backend.Partial
+	Resume *Partial
 	// Verify n > 0 recomputes n random rows of each run in float64, as [Call.Check] does,
 	// and returns ErrVerify when a value is off by more than its error bound, for devices
 	// and memory that may be defective. Each run draws other rows; which ones depends only
@@ -157,7 +165,7 @@ const (
 // whose magnitude backend.Problem accepts.
 func factor(name string, x float64) (float32, error) {
 	if size := math.Abs(x); x != 0 && !(size >= backend.MinFactor && size <= backend.MaxFactor) {
-		return 0, fmt.Errorf("%s is %v, it must be 0 or have a magnitude from 2^-60 to 2^60: %w", name, x, backend.ErrOption)
+		return 0, fmt.Errorf("%s is %v, it must be 0 or have a magnitude from 2^-60 to 2^60: %w", name, x, ErrOption)
 	}
 	return float32(x), nil
 }
@@ -188,16 +196,16 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 	case d.Dim > 0:
 		p.Scale = float32(1 / math.Sqrt(float64(d.Dim)))
 	default:
-		return p, fmt.Errorf("scale is nil and cannot be derived from scores, set Scale (attention uses 1/sqrt(D)): %w", backend.ErrOption)
+		return p, fmt.Errorf("scale is nil and cannot be derived from scores, set Scale (attention uses 1/sqrt(D)): %w", ErrOption)
 	}
 	if p.Softcap, err = factor("softcap", o.Softcap); err != nil {
 		return p, err
 	}
 	if p.Softcap < 0 {
-		return p, fmt.Errorf("softcap is %v, it must be positive, or 0 for none: %w", o.Softcap, backend.ErrOption)
+		return p, fmt.Errorf("softcap is %v, it must be positive, or 0 for none: %w", o.Softcap, ErrOption)
 	}
 	if math.Abs(float64(p.Scale)) > backend.MaxFactor*float64(p.Softcap) && p.Softcap > 0 {
-		return p, fmt.Errorf("softcap is %v with a scale of %v, it must be at least |scale|/2^60: %w", o.Softcap, p.Scale, backend.ErrOption)
+		return p, fmt.Errorf("softcap is %v with a scale of %v, it must be at least |scale|/2^60: %w", o.Softcap, p.Scale, ErrOption)
 	}
 	if err := o.checkLengths(d.Batch, d.Heads, "batches"); err != nil {
 		return p, err
@@ -211,22 +219,22 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 	p.Slopes, p.Sinks, p.Dropout = o.ALiBi, o.Sinks, o.Dropout
 	for i, x := range p.Slopes {
 		if !(x >= -backend.MaxSlope && x <= backend.MaxSlope) {
-			return p, fmt.Errorf("alibi[%d] is %v, slopes must lie within ±2^94: %w", i, x, backend.ErrOption)
+			return p, fmt.Errorf("alibi[%d] is %v, slopes must lie within ±2^94: %w", i, x, ErrOption)
 		}
 	}
 	if p.Sinks != nil && len(p.Sinks) != d.Heads {
-		return p, fmt.Errorf("sinks has %d logits, %s: give one for each: %w", len(p.Sinks), thereAre(d.Heads, "heads"), backend.ErrShape)
+		return p, fmt.Errorf("sinks has %d logits, %s: give one for each: %w", len(p.Sinks), thereAre(d.Heads, "heads"), ErrShape)
 	}
 	for i, x := range p.Sinks {
 		if x != x || math.IsInf(float64(x), 1) {
-			return p, fmt.Errorf("sinks[%d] is %v, it must be finite, or -Inf for none: %w", i, x, backend.ErrOption)
+			return p, fmt.Errorf("sinks[%d] is %v, it must be finite, or -Inf for none: %w", i, x, ErrOption)
 		}
 	}
 	if err := p.Dropout.Check(); err != nil {
 		return p, err
 	}
 	if o.Verify < 0 {
-		return p, fmt.Errorf("verify is %d, it must be 0 (off) or a number of rows: %w", o.Verify, backend.ErrOption)
+		return p, fmt.Errorf("verify is %d, it must be 0 (off) or a number of rows: %w", o.Verify, ErrOption)
 	}
 	p.regions, err = o.regions(&p, d.SeqK)
 	return p, err
@@ -237,13 +245,13 @@ func (o *Options) problem(d Dims) (p problem, err error) {
 func (o *Options) checkLengths(n, heads int, of string) error {
 	switch {
 	case o.KLen != nil && len(o.KLen) != n:
-		return fmt.Errorf("klen has %d lengths, %s: give one for each: %w", len(o.KLen), thereAre(n, of), backend.ErrShape)
+		return fmt.Errorf("klen has %d lengths, %s: give one for each: %w", len(o.KLen), thereAre(n, of), ErrShape)
 	case o.Offsets != nil && len(o.Offsets) != n:
-		return fmt.Errorf("offsets has %d, %s: give one for each: %w", len(o.Offsets), thereAre(n, of), backend.ErrShape)
+		return fmt.Errorf("offsets has %d, %s: give one for each: %w", len(o.Offsets), thereAre(n, of), ErrShape)
 	case o.Prefix != nil && len(o.Prefix) != 1 && len(o.Prefix) != n:
-		return fmt.Errorf("prefix has %d lengths, %s: give %s: %w", len(o.Prefix), thereAre(n, of), either(1, n), backend.ErrShape)
+		return fmt.Errorf("prefix has %d lengths, %s: give %s: %w", len(o.Prefix), thereAre(n, of), either(1, n), ErrShape)
 	case o.ALiBi != nil && len(o.ALiBi) != heads && len(o.ALiBi) != n*heads:
-		return fmt.Errorf("alibi has %d slopes, %s in %s: give %s: %w", len(o.ALiBi), thereAre(heads, "heads"), count(n, of), either(heads, n*heads), backend.ErrShape)
+		return fmt.Errorf("alibi has %d slopes, %s in %s: give %s: %w", len(o.ALiBi), thereAre(heads, "heads"), count(n, of), either(heads, n*heads), ErrShape)
 	}
 	return nil
 }
@@ -278,11 +286,11 @@ func either(a, b int) string {
 func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 	vis := backend.Everything()
 	if o.Offset < -maxOffset || o.Offset > maxOffset {
-		return vis, fmt.Errorf("offset is %d, it must lie within ±%d: %w", o.Offset, maxOffset, backend.ErrOption)
+		return vis, fmt.Errorf("offset is %d, it must lie within ±%d: %w", o.Offset, maxOffset, ErrOption)
 	}
 	if w := o.Window; w != nil {
 		if w.Left < 0 || w.Right < 0 {
-			return vis, fmt.Errorf("window is %d,%d, both sides must be at least 0 (Unbounded for no limit): %w", w.Left, w.Right, backend.ErrOption)
+			return vis, fmt.Errorf("window is %d,%d, both sides must be at least 0 (Unbounded for no limit): %w", w.Left, w.Right, ErrOption)
 		}
 		vis.Left, vis.Right = w.Left, w.Right
 	}
@@ -295,7 +303,7 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 	case LowerRight:
 		vis.Offset = o.Offset + d.SeqK - d.SeqQ
 	default:
-		return vis, fmt.Errorf("align is %d, it must be UpperLeft or LowerRight: %w", o.Align, backend.ErrOption)
+		return vis, fmt.Errorf("align is %d, it must be UpperLeft or LowerRight: %w", o.Align, ErrOption)
 	}
 	furthest, err := o.checkOffsets(d)
 	if err != nil {
@@ -305,15 +313,15 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 	// lets backends skip the test.
 	reach := d.SeqQ + d.SeqK + max(vis.Offset, -vis.Offset) + furthest
 	if vis.Left >= reach {
-		vis.Left = backend.Unbounded
+		vis.Left = Unbounded
 	}
 	if vis.Right >= reach {
-		vis.Right = backend.Unbounded
+		vis.Right = Unbounded
 	}
 	if o.KLen != nil {
 		for b, n := range o.KLen {
 			if n < 0 || n > d.SeqK {
-				return vis, fmt.Errorf("klen[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, d.SeqK, d.SeqK, backend.ErrOption)
+				return vis, fmt.Errorf("klen[%d] is %d, there are %d keys: it must be 0 to %d: %w", b, n, d.SeqK, d.SeqK, ErrOption)
 			}
 		}
 		vis.KLen = o.KLen
@@ -326,7 +334,7 @@ func (o *Options) visibility(d Dims) (backend.Visibility, error) {
 func (o *Options) checkOffsets(d Dims) (furthest int, err error) {
 	for b, n := range o.Offsets {
 		if n < -maxOffset || n > maxOffset {
-			return 0, fmt.Errorf("offsets[%d] is %d, it must lie within ±%d: %w", b, n, maxOffset, backend.ErrOption)
+			return 0, fmt.Errorf("offsets[%d] is %d, it must lie within ±%d: %w", b, n, maxOffset, ErrOption)
 		}
 		furthest = max(furthest, n, -n)
 	}
@@ -348,7 +356,7 @@ func (o *Options) foldOffsets(vis *backend.Visibility, d Dims) {
 				klen[b] = min(klen[b], vis.KLen[b])
 			}
 		}
-		vis.Right, vis.KLen = backend.Unbounded, klen
+		vis.Right, vis.KLen = Unbounded, klen
 	default:
 		vis.Offset += o.Offsets[0]
 	}
@@ -376,18 +384,18 @@ func (o *Options) offsetsDiffer(d Dims) bool {
 // tensors fills in the tensors of p and drops the keys that a short Mask or Bias lacks.
 func (o *Options) tensors(p *problem) (err error) {
 	d := p.dims
-	scores := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
-	if p.Relative, err = broadcast("relative bias", o.RelativeBias, backend.Shape{d.Batch, d.Heads, 1, max(d.SeqQ+d.SeqK-1, 0)}, false); err != nil {
+	scores := Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
+	if p.Relative, err = broadcast("relative bias", o.RelativeBias, Shape{d.Batch, d.Heads, 1, max(d.SeqQ+d.SeqK-1, 0)}, false); err != nil {
 		return err
 	}
 	if !o.BlockMask.IsZero() {
 		n := o.BlockSize
 		if n < 1 {
-			return fmt.Errorf("block size is %d, with a block mask it must be at least 1: %w", n, backend.ErrOption)
+			return fmt.Errorf("block size is %d, with a block mask it must be at least 1: %w", n, ErrOption)
 		}
 		n = min(n, max(d.SeqQ, d.SeqK, 1)) // larger ones are the same
 		p.BlockQ, p.BlockK = n, n
-		p.Blocks, err = broadcast("block mask", o.BlockMask, backend.Shape{d.Batch, d.Heads, ceilDiv(d.SeqQ, n), ceilDiv(d.SeqK, n)}, true)
+		p.Blocks, err = broadcast("block mask", o.BlockMask, Shape{d.Batch, d.Heads, ceilDiv(d.SeqQ, n), ceilDiv(d.SeqK, n)}, true)
 		if err != nil {
 			return fmt.Errorf("%w (a block has %d rows and keys)", err, n)
 		}
@@ -402,9 +410,9 @@ func (o *Options) tensors(p *problem) (err error) {
 		return err
 	}
 	keys := d.SeqK
-	for _, t := range [...]backend.Tensor{p.Mask, p.Bias} {
+	for _, t := range [...]Tensor{p.Mask, p.Bias} {
 		if !t.IsZero() {
-			keys = min(keys, t.Shape()[backend.Dim])
+			keys = min(keys, t.Shape()[Dim])
 		}
 	}
 	if keys == d.SeqK {
@@ -418,27 +426,27 @@ func (o *Options) tensors(p *problem) (err error) {
 }
 
 // broadcastShort is broadcast for a tensor that may have fewer keys than shape.
-func broadcastShort(name string, t backend.Tensor, shape backend.Shape, mask bool) (backend.Tensor, error) {
+func broadcastShort(name string, t Tensor, shape Shape, mask bool) (Tensor, error) {
 	short := shape
-	if n := t.Shape()[backend.Dim]; n > 1 && n < short[backend.Dim] {
-		short[backend.Dim] = n
+	if n := t.Shape()[Dim]; n > 1 && n < short[Dim] {
+		short[Dim] = n
 	}
 	b, err := broadcast(name, t, short, mask)
-	if errors.Is(err, backend.ErrShape) {
-		return b, fmt.Errorf("%s: shape %v does not broadcast to %v (each length must be equal or 1, keys may be fewer)%s: %w", name, t.Shape(), shape, t.Shape().Hint(), backend.ErrShape)
+	if errors.Is(err, ErrShape) {
+		return b, fmt.Errorf("%s: shape %v does not broadcast to %v (each length must be equal or 1, keys may be fewer)%s: %w", name, t.Shape(), shape, t.Shape().Hint(), ErrShape)
 	}
 	return b, err
 }
 
 // broadcast repeats a mask (Bool) or a bias to shape.
-func broadcast(name string, t backend.Tensor, shape backend.Shape, mask bool) (backend.Tensor, error) {
+func broadcast(name string, t Tensor, shape Shape, mask bool) (Tensor, error) {
 	switch {
 	case t.IsZero():
 		return t, nil
-	case mask && t.DType() != backend.Bool:
-		return t, fmt.Errorf("%s is %v, it must be bool (give a float mask as Bias): %w", name, t.DType(), backend.ErrDType)
+	case mask && t.DType() != Bool:
+		return t, fmt.Errorf("%s is %v, it must be bool (give a float mask as Bias): %w", name, t.DType(), ErrDType)
 	case !mask && !t.DType().Float():
-		return t, fmt.Errorf("%s is %v, it must be f32, f16 or bf16 (give a bool mask as Mask): %w", name, t.DType(), backend.ErrDType)
+		return t, fmt.Errorf("%s is %v, it must be f32, f16 or bf16 (give a bool mask as Mask): %w", name, t.DType(), ErrDType)
 	}
 	t, err := t.Broadcast(shape)
 	if err != nil {

@@ -33,7 +33,7 @@ func (o *Options) Parts(d Dims) ([]Part, error) {
 	parts := make([]Part, len(regions))
 	for i, x := range regions {
 		parts[i].Visible = x.visible(p.Visible)
-		for at, axis := range [3]int{backend.Batch, backend.Seq, backend.Dim} {
+		for at, axis := range [3]int{Batch, Seq, Dim} {
 			parts[i].Lo[at], parts[i].Hi[at] = x.lo[axis], x.hi[axis]
 		}
 	}

@@ -2,8 +2,6 @@ package kernels
 
 import (
 	"fmt"
-
-	"github.com/seed90331342/attn/backend"
 )
 
 // Path is a way of computing a call that does not take all [Options]. It refuses the others
@@ -32,14 +30,14 @@ var paths = []struct {
 	reason string
 	err    error
 }{
-	{packedPath, "packed sequences differ in length: call Attention for each sequence", backend.ErrUnsupported},
-	{weightPath, "the stages QK and Softmax, which compute weights, cannot use it", backend.ErrUnsupported},
-	{stagePath, "a stage alone cannot use it", backend.ErrUnsupported},
-	{slicePath, "a call with slices returns the output alone and cannot use it: call Attention", backend.ErrUnsupported},
-	{LayerPath, "a layer computes its own queries, keys and values", backend.ErrUnsupported},
-	{CachePath, "the cache sets it itself", backend.ErrOption},
-	{WindowPath, "the cache has a window, so that keys change their places with each append", backend.ErrOption},
-	{SharedPath, "with it a shared prefix would not be the same for all rows", backend.ErrOption},
+	{packedPath, "packed sequences differ in length: call Attention for each sequence", ErrUnsupported},
+	{weightPath, "the stages QK and Softmax, which compute weights, cannot use it", ErrUnsupported},
+	{stagePath, "a stage alone cannot use it", ErrUnsupported},
+	{slicePath, "a call with slices returns the output alone and cannot use it: call Attention", ErrUnsupported},
+	{LayerPath, "a layer computes its own queries, keys and values", ErrUnsupported},
+	{CachePath, "the cache sets it itself", ErrOption},
+	{WindowPath, "the cache has a window, so that keys change their places with each append", ErrOption},
+	{SharedPath, "with it a shared prefix would not be the same for all rows", ErrOption},
 }
 
 // optionRow is an option with the paths that refuse it.

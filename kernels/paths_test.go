@@ -6,14 +6,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/seed90331342/attn/backend"
 )
 
 // setOptions returns Options with a single option set, for each option of the table.
 func setOptions(t *testing.T) map[string]Options {
 	t.Helper()
-	x := meta(t, backend.F32, 1, 1, 1, 1)
+	x := meta(t, F32, 1, 1, 1, 1)
 	list := []int{0}
 	ids := [][]int32{{0}}
 	return map[string]Options{
@@ -21,8 +19,8 @@ func setOptions(t *testing.T) map[string]Options {
 		"Align": {Align: LowerRight}, "Offset": {Offset: 1}, "Offsets": {Offsets: list}, "KLen": {KLen: list}, "Prefix": {Prefix: list},
 		"QSegments": {QSegments: ids}, "KSegments": {KSegments: ids}, "Mask": {Mask: x}, "Bias": {Bias: x}, "ALiBi": {ALiBi: []float32{1}},
 		"RelativeBias": {RelativeBias: x}, "BlockMask": {BlockMask: x, BlockSize: 1}, "Sinks": {Sinks: []float32{1}},
-		"Dropout": {Dropout: backend.Dropout{P: 0.5}}, "Pages": {Pages: &backend.Pages{}}, "CuQ": {CuQ: list}, "CuK": {CuK: list},
-		"LSE": {LSE: true}, "Weights": {Weights: true}, "Resume": {Resume: &backend.Partial{}}, "Verify": {Verify: 1},
+		"Dropout": {Dropout: Dropout{P: 0.5}}, "Pages": {Pages: &Pages{}}, "CuQ": {CuQ: list}, "CuK": {CuK: list},
+		"LSE": {LSE: true}, "Weights": {Weights: true}, "Resume": {Resume: &Partial{}}, "Verify": {Verify: 1},
 	}
 }
 
@@ -57,11 +55,11 @@ func TestOptionTable(t *testing.T) {
 // reach the backend.
 func TestPathsRefuse(t *testing.T) {
 	dev, ctx := refusing(t), t.Context()
-	x := meta(t, backend.F32, 1, 1, 1, 1)
+	x := meta(t, F32, 1, 1, 1, 1)
 	calls := map[Path]map[string]func(Options) error{
 		stagePath: {
-			"Softmax": func(o Options) error { o.Scale = new(1.0); return dev.Softmax(ctx, x, backend.Tensor{}, o) },
-			"Scores":  func(o Options) error { _, err := dev.Scores(ctx, x, x, backend.Biased, o); return err },
+			"Softmax": func(o Options) error { o.Scale = new(1.0); return dev.Softmax(ctx, x, Tensor{}, o) },
+			"Scores":  func(o Options) error { _, err := dev.Scores(ctx, x, x, Biased, o); return err },
 			"TopWeights": func(o Options) error {
 				_, err := dev.TopWeights(ctx, x, x, 1, o)
 				return err
@@ -93,7 +91,7 @@ func TestPathsRefuse(t *testing.T) {
 				continue
 			}
 			for function, call := range functions {
-				if err := call(opt); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), name+" is set") {
+				if err := call(opt); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), name+" is set") {
 					t.Errorf("%s with %s: error is %v", function, name, err)
 				}
 			}
@@ -104,7 +102,7 @@ func TestPathsRefuse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := call.RunInto(ctx, Result{O: x, Weights: x}); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "Weights is set") {
+	if err := call.RunInto(ctx, Result{O: x, Weights: x}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "Weights is set") {
 		t.Errorf("weights of packed sequences: error is %v", err)
 	}
 }

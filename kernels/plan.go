@@ -5,20 +5,21 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // Plan returns how the device would run the call: the code path and the reason for it, the
 // FLOPs of the visible pairs, the bytes that must move, scratch memory, and how the work is
 // cut. It runs nothing.
-func (c *Call) Plan(ctx context.Context) (sum backend.Plan, err error) {
-	defer backend.Annotate(&err, "plan")
-	out, err := c.outputs(backend.Meta)
+func (c *Call) Plan(ctx context.Context) (sum Plan, err error) {
+	defer op.Annotate(&err, "plan")
+	out, err := c.outputs(Meta)
 	if err != nil {
-		return backend.Plan{}, err
+		return Plan{}, err
 	}
 	defer c.unbindOutputs()
 	if err := c.bindRun(out); err != nil {
-		return backend.Plan{}, err
+		return Plan{}, err
 	}
 	if len(c.calls) == 1 {
 		sum, err = c.dev.on(ctx).Plan(ctx, c.calls[0])
@@ -32,7 +33,7 @@ func (c *Call) Plan(ctx context.Context) (sum backend.Plan, err error) {
 }
 
 // planTogether returns the plan of a call that several backend calls compute, or none.
-func (c *Call) planTogether(ctx context.Context, out Result) (backend.Plan, error) {
+func (c *Call) planTogether(ctx context.Context, out Result) (Plan, error) {
 	sum, err := c.sumOfPlans(out)
 	if err != nil {
 		return sum, err
@@ -62,20 +63,20 @@ func (c *Call) planTogether(ctx context.Context, out Result) (backend.Plan, erro
 }
 
 // sumOfPlans returns a plan with the bytes of c's operands and the pairs of its subcalls.
-func (c *Call) sumOfPlans(out Result) (backend.Plan, error) {
+func (c *Call) sumOfPlans(out Result) (Plan, error) {
 	all := c.all()
 	all.O, all.LSE = out.O, out.LSE
 	if !c.packed() && !empty(c.dims) && c.keys < c.dims.SeqK { // hidden keys are not read
 		var s slicer
 		keys := wholeRegion(c.dims)
-		keys.hi[backend.Dim] = c.keys
+		keys.hi[Dim] = c.keys
 		all.K, all.V = s.keys(c.k, c.dims, &keys, all.Pages != nil), s.keys(c.v, c.dims, &keys, all.Pages != nil)
 		if s.err != nil {
-			return backend.Plan{}, s.err
+			return Plan{}, s.err
 		}
 		var err error
-		if all.Pages, err = keys.pages(all.Pages, c.k.Shape()[backend.Seq]); err != nil {
-			return backend.Plan{}, err
+		if all.Pages, err = keys.pages(all.Pages, c.k.Shape()[Seq]); err != nil {
+			return Plan{}, err
 		}
 	}
 	sum := backend.NewPlan(all)
@@ -89,7 +90,7 @@ func (c *Call) sumOfPlans(out Result) (backend.Plan, error) {
 }
 
 // addWeights adds the stages that compute the weights to the plan p of the other results.
-func (c *Call) addWeights(p *backend.Plan, weights backend.Tensor) {
+func (c *Call) addWeights(p *Plan, weights Tensor) {
 	p.Path += ", QK and Softmax for weights"
 	p.Why += fmt.Sprintf("; weights are requested, which keeps all scores %v: O(S²) memory, and two stages compute the scores again", weights.Shape())
 	if n := len(c.calls); n > 1 {
@@ -102,12 +103,11 @@ func (c *Call) addWeights(p *backend.Plan, weights backend.Tensor) {
 
 // Warmup compiles what the call needs and runs nothing, so that the first call takes no
 // longer than the next. Head sizes, dtypes, strides and options decide what is compiled;
-// calls of other lengths usually need the same code. On a backend that compiles nothing
-// (see [backend.Warmer]) it does nothing. It returns ErrUnsupported, ErrDeviceLost and
-// context errors.
+// calls of other lengths usually need the same code. On a device that compiles nothing it does
+// nothing. It returns ErrUnsupported, ErrDeviceLost and context errors.
 func (c *Call) Warmup(ctx context.Context) (err error) {
-	defer backend.Annotate(&err, "warmup")
-	out, err := c.outputs(backend.Meta)
+	defer op.Annotate(&err, "warmup")
+	out, err := c.outputs(Meta)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // QK computes the first stage and allocates s, for the caller to Release:
@@ -16,24 +17,24 @@ import (
 //
 // Hkv divides H; q and k are F32, F16 or BF16, each independently. s takes O(S²) memory.
 // Errors as for [Device.Attention].
-func (d *Device) QK(ctx context.Context, q, k backend.Tensor) (s backend.Tensor, err error) {
-	defer backend.Annotate(&err, "qk")
+func (d *Device) QK(ctx context.Context, q, k Tensor) (s Tensor, err error) {
+	defer op.Annotate(&err, "qk")
 	dims, err := scoreDims(q, k)
 	if err != nil {
 		return s, err
 	}
-	return d.filled(ctx, backend.F32, backend.Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s backend.Tensor) error { return d.on(ctx).QK(ctx, s, q, k) })
+	return d.filled(ctx, F32, Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s Tensor) error { return d.on(ctx).QK(ctx, s, q, k) })
 }
 
 // filled returns a new tensor that fill has filled.
-func (d *Device) filled(ctx context.Context, dtype backend.DType, shape backend.Shape, fill func(backend.Tensor) error) (backend.Tensor, error) {
+func (d *Device) filled(ctx context.Context, dtype DType, shape Shape, fill func(Tensor) error) (Tensor, error) {
 	t, err := d.on(ctx).Alloc(ctx, dtype, shape)
 	if err == nil && shape.Elements() > 0 {
 		err = fill(t)
 	}
 	if err != nil {
 		t.Release()
-		return backend.Tensor{}, err
+		return Tensor{}, err
 	}
 	return t, nil
 }
@@ -46,9 +47,9 @@ func (d *Device) filled(ctx context.Context, dtype backend.DType, shape backend.
 //	s [B, H, Sq, Sk] F32    lse [B, H, Sq, 1] F32
 //
 // Errors as for [Device.Attention].
-func (d *Device) Softmax(ctx context.Context, s, lse backend.Tensor, opt Options) (err error) {
-	defer backend.Annotate(&err, "softmax")
-	if err := s.CheckDType("s", backend.F32); err != nil {
+func (d *Device) Softmax(ctx context.Context, s, lse Tensor, opt Options) (err error) {
+	defer op.Annotate(&err, "softmax")
+	if err := s.CheckDType("s", F32); err != nil {
 		return err
 	}
 	sh := s.Shape()
@@ -57,13 +58,13 @@ func (d *Device) Softmax(ctx context.Context, s, lse backend.Tensor, opt Options
 		return err
 	}
 	if !lse.IsZero() {
-		sh[backend.Dim] = 1
-		if err := lse.CheckShape("lse", sh, "[B, H, Sq, 1] of s", backend.F32); err != nil {
+		sh[Dim] = 1
+		if err := lse.CheckShape("lse", sh, "[B, H, Sq, 1] of s", F32); err != nil {
 			return err
 		}
 	}
 	if p.dims.SeqK == 0 && !lse.IsZero() {
-		return d.noKeys(ctx, backend.Tensor{}, lse, opt.Sinks)
+		return d.noKeys(ctx, Tensor{}, lse, opt.Sinks)
 	}
 	return p.eachRegion(func(x region, own backend.Problem) error {
 		var view slicer
@@ -110,22 +111,22 @@ func (p *problem) eachRegion(f func(x region, own backend.Problem) error) error 
 
 // hideOutside writes zeros to the weights w, [B, H, Sq, Sk], of the rows of x and the keys
 // outside of x.
-func (d *Device) hideOutside(ctx context.Context, w backend.Tensor, x region) error {
-	return outside(w, x, func(rest backend.Tensor, hidden *backend.Problem) error {
-		return d.on(ctx).Softmax(ctx, rest, backend.Tensor{}, hidden)
+func (d *Device) hideOutside(ctx context.Context, w Tensor, x region) error {
+	return outside(w, x, func(rest Tensor, hidden *backend.Problem) error {
+		return d.on(ctx).Softmax(ctx, rest, Tensor{}, hidden)
 	})
 }
 
 // noKeys writes what rows without keys yield: zeros to o, and -Inf or the sinks to lse. Either
 // may be the zero Tensor.
-func (d *Device) noKeys(ctx context.Context, o, lse backend.Tensor, sinks []float32) error {
+func (d *Device) noKeys(ctx context.Context, o, lse Tensor, sinks []float32) error {
 	return d.withoutKeys(ctx, o, lse, sinks, func(c *backend.Call) error { return d.on(ctx).Attention(ctx, c) })
 }
 
 // withoutKeys calls f with the backend call of rows without keys, whose results are o and lse.
 // Either may be the zero Tensor. A backend call needs a key, even if no row sees it.
-func (d *Device) withoutKeys(ctx context.Context, o, lse backend.Tensor, sinks []float32, f func(c *backend.Call) error) (err error) {
-	var made [3]backend.Tensor // o where it is missing, q, and one row of k and v
+func (d *Device) withoutKeys(ctx context.Context, o, lse Tensor, sinks []float32, f func(c *backend.Call) error) (err error) {
+	var made [3]Tensor // o where it is missing, q, and one row of k and v
 	defer func() {
 		for _, t := range made {
 			t.Release()
@@ -139,22 +140,22 @@ func (d *Device) withoutKeys(ctx context.Context, o, lse backend.Tensor, sinks [
 		return d.nothing(ctx)
 	}
 	if o.IsZero() {
-		if made[0], err = d.on(ctx).Alloc(ctx, backend.F32, rows); err != nil {
+		if made[0], err = d.on(ctx).Alloc(ctx, F32, rows); err != nil {
 			return err
 		}
 		o = made[0]
 	}
-	if made[1], err = d.on(ctx).Alloc(ctx, o.DType(), backend.Shape{rows[0], rows[1], rows[2], 1}); err != nil {
+	if made[1], err = d.on(ctx).Alloc(ctx, o.DType(), Shape{rows[0], rows[1], rows[2], 1}); err != nil {
 		return err
 	}
-	if made[2], err = d.on(ctx).Alloc(ctx, o.DType(), backend.Shape{1, 1, 1, rows[3]}); err != nil {
+	if made[2], err = d.on(ctx).Alloc(ctx, o.DType(), Shape{1, 1, 1, rows[3]}); err != nil {
 		return err
 	}
-	v, err := made[2].Broadcast(backend.Shape{rows[0], 1, 1, rows[3]})
+	v, err := made[2].Broadcast(Shape{rows[0], 1, 1, rows[3]})
 	if err != nil {
 		return err
 	}
-	k, err := v.Slice(backend.Dim, 0, 1)
+	k, err := v.Slice(Dim, 0, 1)
 	if err != nil {
 		return err
 	}
@@ -165,18 +166,18 @@ func (d *Device) withoutKeys(ctx context.Context, o, lse backend.Tensor, sinks [
 
 // outside calls f with the rows of x of t, [B, H, Sq, Sk], and the keys before and after
 // those of x, and with a problem in which all keys are hidden.
-func outside(t backend.Tensor, x region, f func(rest backend.Tensor, hidden *backend.Problem) error) error {
-	for _, keys := range [2][2]int{{0, x.lo[backend.Dim]}, {x.hi[backend.Dim], t.Shape()[backend.Dim]}} {
+func outside(t Tensor, x region, f func(rest Tensor, hidden *backend.Problem) error) error {
+	for _, keys := range [2][2]int{{0, x.lo[Dim]}, {x.hi[Dim], t.Shape()[Dim]}} {
 		if keys[0] == keys[1] {
 			continue
 		}
 		var s slicer
-		rest := s.slice(s.rows(t, &x), backend.Dim, keys[0], keys[1])
+		rest := s.slice(s.rows(t, &x), Dim, keys[0], keys[1])
 		if s.err != nil {
 			return s.err
 		}
 		hidden := backend.Problem{Scale: 1, Visible: backend.Everything()}
-		hidden.Visible.KLen = make([]int, rest.Shape()[backend.Batch]) // zeros
+		hidden.Visible.KLen = make([]int, rest.Shape()[Batch]) // zeros
 		if err := f(rest, &hidden); err != nil {
 			return err
 		}
@@ -191,21 +192,21 @@ func outside(t backend.Tensor, x region, f func(rest backend.Tensor, hidden *bac
 //	o [B, H, Sq, Dv]    w [B, H, Sq, Sk] F32    v [B, Hkv, Sk, Dv]
 //
 // A weight of exactly 0 hides its value, NaN included. Errors as for [Device.Attention].
-func (d *Device) PV(ctx context.Context, w, v backend.Tensor) (o backend.Tensor, err error) {
-	defer backend.Annotate(&err, "pv")
-	if err := cmp.Or(w.CheckDType("w", backend.F32), v.CheckDType("v", floats...)); err != nil {
+func (d *Device) PV(ctx context.Context, w, v Tensor) (o Tensor, err error) {
+	defer op.Annotate(&err, "pv")
+	if err := cmp.Or(w.CheckDType("w", F32), v.CheckDType("v", floats...)); err != nil {
 		return o, err
 	}
 	ws, vs := w.Shape(), v.Shape()
-	if ws[backend.Batch] != vs[backend.Batch] || ws[backend.Dim] != vs[backend.Seq] {
-		return o, fmt.Errorf("w %v must have the batches of v %v and a weight for each of its keys: %w", ws, vs, backend.ErrShape)
+	if ws[Batch] != vs[Batch] || ws[Dim] != vs[Seq] {
+		return o, fmt.Errorf("w %v must have the batches of v %v and a weight for each of its keys: %w", ws, vs, ErrShape)
 	}
-	if err := divides(ws[backend.Heads], vs[backend.Heads], "v", "w"); err != nil {
+	if err := divides(ws[Heads], vs[Heads], "v", "w"); err != nil {
 		return o, err
 	}
-	return d.filled(ctx, v.DType(), backend.Shape{ws[0], ws[1], ws[2], vs[backend.Dim]}, func(o backend.Tensor) error {
-		if vs[backend.Seq] == 0 {
-			return d.noKeys(ctx, o, backend.Tensor{}, nil)
+	return d.filled(ctx, v.DType(), Shape{ws[0], ws[1], ws[2], vs[Dim]}, func(o Tensor) error {
+		if vs[Seq] == 0 {
+			return d.noKeys(ctx, o, Tensor{}, nil)
 		}
 		return d.on(ctx).PV(ctx, o, w, v)
 	})
@@ -216,32 +217,31 @@ func (d *Device) PV(ctx context.Context, w, v backend.Tensor) (o backend.Tensor,
 //
 //	s [B, H, Sq, Sk] F32    q [B, H, Sq, D]    k [B, Hkv, Sk, D]
 //
-// At [backend.Scaled] and [backend.Capped] no key is hidden, at [backend.Biased] hidden keys
-// have -Inf. Together with the weights these are the modes of the ONNX operator's
+// At [Scaled] and [Capped] no key is hidden, at [Biased] hidden keys have -Inf. Together with the weights these are the modes of the ONNX operator's
 // qk_matmul_output. s takes O(S²) memory. Errors as for [Device.Attention], and
-// ErrUnsupported when the backend is no [backend.Scorer].
-func (d *Device) Scores(ctx context.Context, q, k backend.Tensor, at backend.ScorePoint, opt Options) (s backend.Tensor, err error) {
-	defer backend.Annotate(&err, "scores")
+// ErrUnsupported when the device returns no scores.
+func (d *Device) Scores(ctx context.Context, q, k Tensor, at ScorePoint, opt Options) (s Tensor, err error) {
+	defer op.Annotate(&err, "scores")
 	dims, err := scoreDims(q, k)
 	if err != nil {
 		return s, err
 	}
-	if at < backend.Scaled || at > backend.Biased {
-		return s, fmt.Errorf("the point is %d, it must be Scaled, Capped or Biased: %w", at, backend.ErrOption)
+	if at < Scaled || at > Biased {
+		return s, fmt.Errorf("the point is %d, it must be Scaled, Capped or Biased: %w", at, ErrOption)
 	}
 	p, err := opt.stage(dims)
 	if err != nil {
 		return s, err
 	}
-	scorer, ok := d.on(ctx).(backend.Scorer)
-	if !ok {
-		return s, d.lacks("scores")
+	scorer, err := op.Scorer(d.on(ctx))
+	if err != nil {
+		return s, err
 	}
-	return d.filled(ctx, backend.F32, backend.Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s backend.Tensor) error {
+	return d.filled(ctx, F32, Shape{dims.Batch, dims.Heads, dims.SeqQ, dims.SeqK}, func(s Tensor) error {
 		if err := d.on(ctx).QK(ctx, s, q, k); err != nil {
 			return err
 		}
-		if at < backend.Biased {
+		if at < Biased {
 			return scorer.Scores(ctx, s, &p.Problem, at)
 		}
 		return p.eachRegion(func(x region, own backend.Problem) error {
@@ -253,7 +253,7 @@ func (d *Device) Scores(ctx context.Context, q, k backend.Tensor, at backend.Sco
 			if err := scorer.Scores(ctx, inside, &own, at); err != nil {
 				return err
 			}
-			return outside(s, x, func(rest backend.Tensor, hidden *backend.Problem) error {
+			return outside(s, x, func(rest Tensor, hidden *backend.Problem) error {
 				return scorer.Scores(ctx, rest, hidden, at)
 			})
 		})

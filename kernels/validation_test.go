@@ -10,9 +10,9 @@ import (
 	"github.com/seed90331342/attn/backend"
 )
 
-func meta(t *testing.T, dtype backend.DType, s ...int) backend.Tensor {
+func meta(t *testing.T, dtype DType, s ...int) Tensor {
 	t.Helper()
-	x, err := backend.Meta(dtype, backend.Shape(s))
+	x, err := Meta(dtype, Shape(s))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,72 +25,72 @@ type noBackend struct {
 	t *testing.T
 }
 
-func (b noBackend) Alloc(context.Context, backend.DType, backend.Shape) (backend.Tensor, error) {
+func (b noBackend) Alloc(context.Context, DType, Shape) (Tensor, error) {
 	b.t.Error("an invalid call allocates")
-	return backend.Tensor{}, backend.ErrMemory
+	return Tensor{}, ErrMemory
 }
 func refusing(t *testing.T) *Device { return NewDevice(noBackend{t: t}) }
 
-func (b noBackend) Info() backend.Info { return backend.Info{Name: "none"} }
+func (b noBackend) Info() Info { return Info{Name: "none"} }
 
 func TestAttentionRefuses(t *testing.T) {
-	f32, f16 := backend.F32, backend.F16
+	f32, f16 := F32, F16
 	q := meta(t, f32, 2, 4, 8, 16)
 	k := meta(t, f32, 2, 2, 9, 16)
 	v := meta(t, f32, 2, 2, 9, 5)
 	nan, inf := math.NaN(), math.Inf(1)
 	for _, c := range []struct {
 		name    string
-		q, k, v backend.Tensor
+		q, k, v Tensor
 		opt     Options
 		want    error
 		says    string
 	}{
-		{"q missing", backend.Tensor{}, k, v, Options{}, backend.ErrShape, "q is missing"},
-		{"bool k", q, meta(t, backend.Bool, 2, 2, 9, 16), v, Options{}, backend.ErrDType, "k is bool"},
-		{"mixed types", q, meta(t, f16, 2, 2, 9, 16), v, Options{}, backend.ErrDType, "k is f16, v is f32"},
-		{"no columns", meta(t, f32, 2, 4, 8, 0), meta(t, f32, 2, 2, 9, 0), v, Options{}, backend.ErrShape, "the head sizes of q [2 4 8 0] and v [2 2 9 5] are 0 and 5"},
-		{"no columns of v", q, k, meta(t, f32, 2, 2, 9, 0), Options{}, backend.ErrShape, "v [2 2 9 0] are 16 and 0"},
-		{"no kv heads", q, meta(t, f32, 2, 0, 9, 16), meta(t, f32, 2, 0, 9, 5), Options{}, backend.ErrShape, "k has 0 heads, q has 4"},
-		{"prefix of no rows", meta(t, f32, 2, 4, 0, 16), k, v, Options{Prefix: []int{1, 2, 3}}, backend.ErrShape, "prefix has 3 lengths"},
-		{"negative verify", q, k, v, Options{Verify: -1}, backend.ErrOption, "verify is -1"},
-		{"empty resume", q, k, v, Options{Resume: new(backend.Partial)}, backend.ErrOption, "resume is empty"},
-		{"keys beyond the pages", q, k, v, Options{Pages: &backend.Pages{Table: [][]int32{{0}, {1}}, Keys: 1 << 40}, KLen: []int{1, 1}}, backend.ErrShape, "pages: there are 1099511627776 keys"},
-		{"batches", q, meta(t, f32, 3, 2, 9, 16), v, Options{}, backend.ErrShape, "batches differ: q [2 4 8 16], k [3 2 9 16]"},
-		{"head size", q, meta(t, f32, 2, 2, 9, 15), v, Options{}, backend.ErrShape, "k [2 2 9 15] has head size 15, q [2 4 8 16] has 16"},
-		{"keys of v", q, k, meta(t, f32, 2, 2, 8, 5), Options{}, backend.ErrShape, "v [2 2 8 5] and k [2 2 9 16] must have the same heads and keys"},
-		{"kv heads", q, meta(t, f32, 2, 3, 9, 16), meta(t, f32, 2, 3, 9, 5), Options{}, backend.ErrShape, "k has 3 heads, q has 4: the kv heads must divide the query heads"},
-		{"NaN scale", q, k, v, Options{Scale: &nan}, backend.ErrOption, "scale is NaN"},
-		{"scale too large for float32", q, k, v, Options{Scale: new(1e300)}, backend.ErrOption, "scale is 1e+300"},
-		{"scale too large", q, k, v, Options{Scale: new(-0x1.1p60)}, backend.ErrOption, "it must be 0 or have a magnitude from 2^-60 to 2^60"},
-		{"scale too small", q, k, v, Options{Scale: new(0x1p-61)}, backend.ErrOption, "scale is 4.3"},
-		{"softcap too large", q, k, v, Options{Softcap: 1e38}, backend.ErrOption, "softcap is 1e+38"},
-		{"scale too large for its softcap", q, k, v, Options{Scale: new(0x1p50), Softcap: 0x1p-11}, backend.ErrOption, "it must be at least |scale|/2^60"},
-		{"negative softcap", q, k, v, Options{Softcap: -1}, backend.ErrOption, "softcap is -1"},
-		{"infinite softcap", q, k, v, Options{Softcap: inf}, backend.ErrOption, "softcap is +Inf"},
-		{"softcap that rounds to 0", q, k, v, Options{Softcap: 1e-60}, backend.ErrOption, "softcap is 1e-60"},
-		{"negative window", q, k, v, Options{Window: &Window{-1, 3}}, backend.ErrOption, "window is -1,3"},
-		{"align", q, k, v, Options{Align: 2}, backend.ErrOption, "align is 2"},
-		{"offset", q, k, v, Options{Offset: 1 << 31}, backend.ErrOption, "offset is 2147483648"},
-		{"klen count", q, k, v, Options{KLen: []int{1}}, backend.ErrShape, "klen has 1 lengths, there are 2 batches"},
-		{"klen range", q, k, v, Options{KLen: []int{9, 10}}, backend.ErrOption, "klen[1] is 10, there are 9 keys"},
-		{"klen negative", q, k, v, Options{KLen: []int{-1, 1}}, backend.ErrOption, "klen[0] is -1"},
-		{"float mask", q, k, v, Options{Mask: meta(t, f32, 1, 1, 8, 9)}, backend.ErrDType, "give a float mask as Bias"},
-		{"bool bias", q, k, v, Options{Bias: meta(t, backend.Bool, 1, 1, 8, 9)}, backend.ErrDType, "give a bool mask as Mask"},
-		{"mask shape", q, k, v, Options{Mask: meta(t, backend.Bool, 1, 2, 8, 9)}, backend.ErrShape, "mask: shape [1 2 8 9] does not broadcast to [2 4 8 9]"},
-		{"bias shape", q, k, v, Options{Bias: meta(t, f16, 1, 1, 9, 8)}, backend.ErrShape, "bias: shape [1 1 9 8] does not broadcast to [2 4 8 9]"},
-		{"mask with more keys", q, k, v, Options{Mask: meta(t, backend.Bool, 1, 1, 8, 10)}, backend.ErrShape, "mask: shape [1 1 8 10] does not broadcast to [2 4 8 9]"},
-		{"mask without keys", q, k, v, Options{Mask: meta(t, backend.Bool, 1, 1, 8, 0)}, backend.ErrShape, "mask: shape [1 1 8 0]"},
-		{"prefix count", q, k, v, Options{Prefix: []int{1, 2, 3}}, backend.ErrShape, "prefix has 3 lengths, there are 2 batches: give 1 or 2"},
-		{"prefix count of one batch", meta(t, f32, 1, 4, 9, 16), meta(t, f32, 1, 2, 9, 16), meta(t, f32, 1, 2, 9, 5), Options{Prefix: []int{1, 2, 3}}, backend.ErrShape, "there is 1 batch: give 1: "},
-		{"prefix range", q, k, v, Options{Prefix: []int{0, 10}}, backend.ErrOption, "prefix[1] is 10, there are 9 keys"},
-		{"segments of keys missing", q, k, v, Options{QSegments: [][]int32{make([]int32, 8)}}, backend.ErrShape, "qsegments have ids for 8 rows, there are 9 keys: give ksegments too"},
-		{"segments of rows missing", q, k, v, Options{KSegments: [][]int32{make([]int32, 9)}}, backend.ErrShape, "ksegments are given without qsegments"},
-		{"segments of too few batches", meta(t, f32, 3, 4, 9, 16), meta(t, f32, 3, 2, 9, 16), meta(t, f32, 3, 2, 9, 5), Options{QSegments: make([][]int32, 2)}, backend.ErrShape, "qsegments has 2 lists, there are 3 batches"},
-		{"segments of too few keys", q, k, v, Options{QSegments: [][]int32{make([]int32, 8)}, KSegments: [][]int32{make([]int32, 9), make([]int32, 8)}}, backend.ErrShape, "ksegments[1] has 8 ids, there are 9 keys"},
-		{"a segment in two places", q, k, v, Options{QSegments: [][]int32{make([]int32, 8)}, KSegments: [][]int32{{0, 0, 7, 7, 7, 2, 7, 7, 2}}}, backend.ErrOption, "segment 7 of batch 0 has keys 2 to 4 and again 6 to 7"},
-		{"a segment inside a block", q, k, v, Options{QSegments: [][]int32{{1, 1, 1, 1, 2, 2, 2, 2}}, KSegments: [][]int32{{1, 1, 1, 2, 2, 2, 2, 2, 2}}, BlockMask: meta(t, backend.Bool, 1, 1, 4, 5), BlockSize: 2}, backend.ErrOption, "begins at key 3, inside a block"},
-		{"resume of parts", q, k, v, Options{Causal: true, Prefix: []int{3}, Resume: new(backend.Partial)}, backend.ErrOption, "resume is set with a prefix, segments or offsets"},
+		{"q missing", Tensor{}, k, v, Options{}, ErrShape, "q is missing"},
+		{"bool k", q, meta(t, Bool, 2, 2, 9, 16), v, Options{}, ErrDType, "k is bool"},
+		{"mixed types", q, meta(t, f16, 2, 2, 9, 16), v, Options{}, ErrDType, "k is f16, v is f32"},
+		{"no columns", meta(t, f32, 2, 4, 8, 0), meta(t, f32, 2, 2, 9, 0), v, Options{}, ErrShape, "the head sizes of q [2 4 8 0] and v [2 2 9 5] are 0 and 5"},
+		{"no columns of v", q, k, meta(t, f32, 2, 2, 9, 0), Options{}, ErrShape, "v [2 2 9 0] are 16 and 0"},
+		{"no kv heads", q, meta(t, f32, 2, 0, 9, 16), meta(t, f32, 2, 0, 9, 5), Options{}, ErrShape, "k has 0 heads, q has 4"},
+		{"prefix of no rows", meta(t, f32, 2, 4, 0, 16), k, v, Options{Prefix: []int{1, 2, 3}}, ErrShape, "prefix has 3 lengths"},
+		{"negative verify", q, k, v, Options{Verify: -1}, ErrOption, "verify is -1"},
+		{"empty resume", q, k, v, Options{Resume: new(Partial)}, ErrOption, "resume is empty"},
+		{"keys beyond the pages", q, k, v, Options{Pages: &Pages{Table: [][]int32{{0}, {1}}, Keys: 1 << 40}, KLen: []int{1, 1}}, ErrShape, "pages: there are 1099511627776 keys"},
+		{"batches", q, meta(t, f32, 3, 2, 9, 16), v, Options{}, ErrShape, "batches differ: q [2 4 8 16], k [3 2 9 16]"},
+		{"head size", q, meta(t, f32, 2, 2, 9, 15), v, Options{}, ErrShape, "k [2 2 9 15] has head size 15, q [2 4 8 16] has 16"},
+		{"keys of v", q, k, meta(t, f32, 2, 2, 8, 5), Options{}, ErrShape, "v [2 2 8 5] and k [2 2 9 16] must have the same heads and keys"},
+		{"kv heads", q, meta(t, f32, 2, 3, 9, 16), meta(t, f32, 2, 3, 9, 5), Options{}, ErrShape, "k has 3 heads, q has 4: the kv heads must divide the query heads"},
+		{"NaN scale", q, k, v, Options{Scale: &nan}, ErrOption, "scale is NaN"},
+		{"scale too large for float32", q, k, v, Options{Scale: new(1e300)}, ErrOption, "scale is 1e+300"},
+		{"scale too large", q, k, v, Options{Scale: new(-0x1.1p60)}, ErrOption, "it must be 0 or have a magnitude from 2^-60 to 2^60"},
+		{"scale too small", q, k, v, Options{Scale: new(0x1p-61)}, ErrOption, "scale is 4.3"},
+		{"softcap too large", q, k, v, Options{Softcap: 1e38}, ErrOption, "softcap is 1e+38"},
+		{"scale too large for its softcap", q, k, v, Options{Scale: new(0x1p50), Softcap: 0x1p-11}, ErrOption, "it must be at least |scale|/2^60"},
+		{"negative softcap", q, k, v, Options{Softcap: -1}, ErrOption, "softcap is -1"},
+		{"infinite softcap", q, k, v, Options{Softcap: inf}, ErrOption, "softcap is +Inf"},
+		{"softcap that rounds to 0", q, k, v, Options{Softcap: 1e-60}, ErrOption, "softcap is 1e-60"},
+		{"negative window", q, k, v, Options{Window: &Window{-1, 3}}, ErrOption, "window is -1,3"},
+		{"align", q, k, v, Options{Align: 2}, ErrOption, "align is 2"},
+		{"offset", q, k, v, Options{Offset: 1 << 31}, ErrOption, "offset is 2147483648"},
+		{"klen count", q, k, v, Options{KLen: []int{1}}, ErrShape, "klen has 1 lengths, there are 2 batches"},
+		{"klen range", q, k, v, Options{KLen: []int{9, 10}}, ErrOption, "klen[1] is 10, there are 9 keys"},
+		{"klen negative", q, k, v, Options{KLen: []int{-1, 1}}, ErrOption, "klen[0] is -1"},
+		{"float mask", q, k, v, Options{Mask: meta(t, f32, 1, 1, 8, 9)}, ErrDType, "give a float mask as Bias"},
+		{"bool bias", q, k, v, Options{Bias: meta(t, Bool, 1, 1, 8, 9)}, ErrDType, "give a bool mask as Mask"},
+		{"mask shape", q, k, v, Options{Mask: meta(t, Bool, 1, 2, 8, 9)}, ErrShape, "mask: shape [1 2 8 9] does not broadcast to [2 4 8 9]"},
+		{"bias shape", q, k, v, Options{Bias: meta(t, f16, 1, 1, 9, 8)}, ErrShape, "bias: shape [1 1 9 8] does not broadcast to [2 4 8 9]"},
+		{"mask with more keys", q, k, v, Options{Mask: meta(t, Bool, 1, 1, 8, 10)}, ErrShape, "mask: shape [1 1 8 10] does not broadcast to [2 4 8 9]"},
+		{"mask without keys", q, k, v, Options{Mask: meta(t, Bool, 1, 1, 8, 0)}, ErrShape, "mask: shape [1 1 8 0]"},
+		{"prefix count", q, k, v, Options{Prefix: []int{1, 2, 3}}, ErrShape, "prefix has 3 lengths, there are 2 batches: give 1 or 2"},
+		{"prefix count of one batch", meta(t, f32, 1, 4, 9, 16), meta(t, f32, 1, 2, 9, 16), meta(t, f32, 1, 2, 9, 5), Options{Prefix: []int{1, 2, 3}}, ErrShape, "there is 1 batch: give 1: "},
+		{"prefix range", q, k, v, Options{Prefix: []int{0, 10}}, ErrOption, "prefix[1] is 10, there are 9 keys"},
+		{"segments of keys missing", q, k, v, Options{QSegments: [][]int32{make([]int32, 8)}}, ErrShape, "qsegments have ids for 8 rows, there are 9 keys: give ksegments too"},
+		{"segments of rows missing", q, k, v, Options{KSegments: [][]int32{make([]int32, 9)}}, ErrShape, "ksegments are given without qsegments"},
+		{"segments of too few batches", meta(t, f32, 3, 4, 9, 16), meta(t, f32, 3, 2, 9, 16), meta(t, f32, 3, 2, 9, 5), Options{QSegments: make([][]int32, 2)}, ErrShape, "qsegments has 2 lists, there are 3 batches"},
+		{"segments of too few keys", q, k, v, Options{QSegments: [][]int32{make([]int32, 8)}, KSegments: [][]int32{make([]int32, 9), make([]int32, 8)}}, ErrShape, "ksegments[1] has 8 ids, there are 9 keys"},
+		{"a segment in two places", q, k, v, Options{QSegments: [][]int32{make([]int32, 8)}, KSegments: [][]int32{{0, 0, 7, 7, 7, 2, 7, 7, 2}}}, ErrOption, "segment 7 of batch 0 has keys 2 to 4 and again 6 to 7"},
+		{"a segment inside a block", q, k, v, Options{QSegments: [][]int32{{1, 1, 1, 1, 2, 2, 2, 2}}, KSegments: [][]int32{{1, 1, 1, 2, 2, 2, 2, 2, 2}}, BlockMask: meta(t, Bool, 1, 1, 4, 5), BlockSize: 2}, ErrOption, "begins at key 3, inside a block"},
+		{"resume of parts", q, k, v, Options{Causal: true, Prefix: []int{3}, Resume: new(Partial)}, ErrOption, "resume is set with a prefix, segments or offsets"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := refusing(t).Attention(t.Context(), c.q, c.k, c.v, c.opt)
@@ -105,21 +105,21 @@ func TestAttentionRefuses(t *testing.T) {
 }
 
 func TestOutputsRefused(t *testing.T) {
-	f32 := backend.F32
-	q, k, v := meta(t, backend.F16, 1, 2, 8, 16), meta(t, backend.F16, 1, 2, 9, 16), meta(t, backend.F16, 1, 2, 9, 5)
-	o := meta(t, backend.F16, 1, 2, 8, 5)
+	f32 := F32
+	q, k, v := meta(t, F16, 1, 2, 8, 16), meta(t, F16, 1, 2, 9, 16), meta(t, F16, 1, 2, 9, 5)
+	o := meta(t, F16, 1, 2, 8, 5)
 	for _, c := range []struct {
 		name string
 		out  Result
 		want error
 		says string
 	}{
-		{"no o", Result{}, backend.ErrShape, "o is missing"},
-		{"o shape", Result{O: meta(t, f32, 1, 2, 8, 16)}, backend.ErrShape, "o has shape [1 2 8 16], it must be [1 2 8 5]"},
-		{"o type", Result{O: meta(t, backend.BF16, 1, 2, 8, 5)}, backend.ErrDType, "o is bf16"},
-		{"lse shape", Result{O: o, LSE: meta(t, f32, 1, 2, 1, 8)}, backend.ErrShape, "lse has shape [1 2 1 8], it must be [1 2 8 1]"},
-		{"lse type", Result{O: o, LSE: meta(t, backend.F16, 1, 2, 8, 1)}, backend.ErrDType, "lse is f16"},
-		{"weights shape", Result{O: o, Weights: meta(t, f32, 1, 2, 8, 8)}, backend.ErrShape, "weights has shape [1 2 8 8], it must be [1 2 8 9]"},
+		{"no o", Result{}, ErrShape, "o is missing"},
+		{"o shape", Result{O: meta(t, f32, 1, 2, 8, 16)}, ErrShape, "o has shape [1 2 8 16], it must be [1 2 8 5]"},
+		{"o type", Result{O: meta(t, BF16, 1, 2, 8, 5)}, ErrDType, "o is bf16"},
+		{"lse shape", Result{O: o, LSE: meta(t, f32, 1, 2, 1, 8)}, ErrShape, "lse has shape [1 2 1 8], it must be [1 2 8 1]"},
+		{"lse type", Result{O: o, LSE: meta(t, F16, 1, 2, 8, 1)}, ErrDType, "lse is f16"},
+		{"weights shape", Result{O: o, Weights: meta(t, f32, 1, 2, 8, 8)}, ErrShape, "weights has shape [1 2 8 8], it must be [1 2 8 9]"},
 	} {
 		call, err := refusing(t).Prepare(q, k, v, Options{})
 		if err != nil {
@@ -134,24 +134,24 @@ func TestOutputsRefused(t *testing.T) {
 
 func TestStagesRefuse(t *testing.T) {
 	dev := refusing(t)
-	f32 := backend.F32
+	f32 := F32
 	s := meta(t, f32, 1, 2, 8, 9)
-	none := backend.Tensor{}
-	second := func(_ backend.Tensor, err error) error { return err }
+	none := Tensor{}
+	second := func(_ Tensor, err error) error { return err }
 	for name, c := range map[string]struct {
 		err, want error
 		says      string
 	}{
-		"softmax without scale": {dev.Softmax(t.Context(), s, none, Options{}), backend.ErrOption, "set Scale"},
-		"softmax of f16":        {dev.Softmax(t.Context(), meta(t, backend.F16, 1, 1, 1, 1), none, Options{Scale: new(1.0)}), backend.ErrDType, "s is f16"},
-		"softmax lse":           {dev.Softmax(t.Context(), s, meta(t, f32, 1, 2, 9, 1), Options{Scale: new(1.0)}), backend.ErrShape, "lse has shape"},
-		"pv weights":            {second(dev.PV(t.Context(), meta(t, backend.F16, 1, 2, 8, 9), meta(t, f32, 1, 2, 9, 4))), backend.ErrDType, "w is f16"},
-		"pv keys":               {second(dev.PV(t.Context(), s, meta(t, f32, 1, 2, 8, 4))), backend.ErrShape, "a weight for each of its keys"},
-		"pv heads":              {second(dev.PV(t.Context(), s, meta(t, f32, 1, 3, 9, 4))), backend.ErrShape, "v has 3 heads, w has 2"},
-		"qk heads":              {second(dev.QK(t.Context(), s, meta(t, f32, 1, 3, 7, 9))), backend.ErrShape, "k has 3 heads, q has 2"},
-		"merge":                 {dev.Merge(t.Context(), Result{O: s}, Result{O: s}), backend.ErrUnsupported, "none"},
-		"project":               {dev.Project(t.Context(), s, s, s, none), backend.ErrUnsupported, "none"},
-		"copy":                  {dev.Copy(t.Context(), nil, nil), backend.ErrUnsupported, "none"},
+		"softmax without scale": {dev.Softmax(t.Context(), s, none, Options{}), ErrOption, "set Scale"},
+		"softmax of f16":        {dev.Softmax(t.Context(), meta(t, F16, 1, 1, 1, 1), none, Options{Scale: new(1.0)}), ErrDType, "s is f16"},
+		"softmax lse":           {dev.Softmax(t.Context(), s, meta(t, f32, 1, 2, 9, 1), Options{Scale: new(1.0)}), ErrShape, "lse has shape"},
+		"pv weights":            {second(dev.PV(t.Context(), meta(t, F16, 1, 2, 8, 9), meta(t, f32, 1, 2, 9, 4))), ErrDType, "w is f16"},
+		"pv keys":               {second(dev.PV(t.Context(), s, meta(t, f32, 1, 2, 8, 4))), ErrShape, "a weight for each of its keys"},
+		"pv heads":              {second(dev.PV(t.Context(), s, meta(t, f32, 1, 3, 9, 4))), ErrShape, "v has 3 heads, w has 2"},
+		"qk heads":              {second(dev.QK(t.Context(), s, meta(t, f32, 1, 3, 7, 9))), ErrShape, "k has 3 heads, q has 2"},
+		"merge":                 {dev.Merge(t.Context(), Result{O: s}, Result{O: s}), ErrUnsupported, "none"},
+		"project":               {dev.Project(t.Context(), s, s, s, none), ErrUnsupported, "none"},
+		"copy":                  {dev.Copy(t.Context(), nil, nil), ErrUnsupported, "none"},
 	} {
 		if !errors.Is(c.err, c.want) || !strings.Contains(c.err.Error(), c.says) {
 			t.Errorf("%s: error is %q, should be %q and say %q", name, c.err, c.want, c.says)
@@ -167,7 +167,7 @@ func TestDimsFillIn(t *testing.T) {
 
 func TestOptionsBecomeTheRule(t *testing.T) {
 	d := Dims{Batch: 1, Heads: 1, SeqQ: 4, SeqK: 6, Dim: 4}
-	un := backend.Unbounded
+	un := Unbounded
 	for _, c := range []struct {
 		name string
 		opt  Options
@@ -197,20 +197,20 @@ func TestOptionsBecomeTheRule(t *testing.T) {
 type idleBackend struct{ backend.Backend }
 
 func (idleBackend) Attention(context.Context, ...*backend.Call) error { return nil }
-func (idleBackend) QK(context.Context, backend.Tensor, backend.Tensor, backend.Tensor) error {
+func (idleBackend) QK(context.Context, Tensor, Tensor, Tensor) error {
 	return nil
 }
-func (idleBackend) Softmax(context.Context, backend.Tensor, backend.Tensor, *backend.Problem) error {
+func (idleBackend) Softmax(context.Context, Tensor, Tensor, *backend.Problem) error {
 	return nil
 }
 
 // TestRunIntoDoesNotAllocate: a prepared call with preallocated outputs does not allocate,
 // nor do new operands and a reset.
 func TestRunIntoDoesNotAllocate(t *testing.T) {
-	q := meta(t, backend.F16, 1, 4, 8, 16)
-	k := meta(t, backend.F16, 1, 2, 9, 16)
-	out := Result{O: meta(t, backend.F32, 1, 4, 8, 16), LSE: meta(t, backend.F32, 1, 4, 8, 1)}
-	opt := Options{Causal: true, Window: &Window{3, 3}, Mask: meta(t, backend.Bool, 1, 1, 8, 9), Bias: meta(t, backend.F32, 1, 4, 8, 9), KLen: []int{7}}
+	q := meta(t, F16, 1, 4, 8, 16)
+	k := meta(t, F16, 1, 2, 9, 16)
+	out := Result{O: meta(t, F32, 1, 4, 8, 16), LSE: meta(t, F32, 1, 4, 8, 1)}
+	opt := Options{Causal: true, Window: &Window{3, 3}, Mask: meta(t, Bool, 1, 1, 8, 9), Bias: meta(t, F32, 1, 4, 8, 9), KLen: []int{7}}
 	dev := NewDevice(idleBackend{})
 	ctx := t.Context()
 	call, err := dev.Prepare(q, k, k, opt)
@@ -218,7 +218,7 @@ func TestRunIntoDoesNotAllocate(t *testing.T) {
 		t.Fatal(err)
 	}
 	weights := out
-	weights.Weights = meta(t, backend.F32, 1, 4, 8, 9)
+	weights.Weights = meta(t, F32, 1, 4, 8, 9)
 	for _, out := range []Result{out, weights} {
 		if n := testing.AllocsPerRun(200, func() {
 			if err := errors.Join(call.RunInto(ctx, out), call.Rebind(q, k, k), call.Reset(q, k, k, opt)); err != nil {
@@ -231,33 +231,33 @@ func TestRunIntoDoesNotAllocate(t *testing.T) {
 }
 
 func TestPackedRefuses(t *testing.T) {
-	f32 := backend.F32
+	f32 := F32
 	q, k, v := meta(t, f32, 1, 4, 8, 16), meta(t, f32, 1, 2, 9, 16), meta(t, f32, 1, 2, 9, 5)
 	cuQ, cuK := []int{0, 3, 8}, []int{0, 9, 9}
 	for _, c := range []struct {
 		name     string
-		q        backend.Tensor
+		q        Tensor
 		cuQ, cuK []int
 		opt      Options
 		want     error
 		says     string
 	}{
-		{"two batches", meta(t, f32, 2, 4, 8, 16), cuQ, cuK, Options{}, backend.ErrShape, "batches differ"},
-		{"no sequences", q, []int{0}, []int{0}, Options{}, backend.ErrShape, "cuQ has 1 entries"},
-		{"begins late", q, []int{1, 8}, []int{0, 9}, Options{}, backend.ErrOption, "cuQ[0] is 1"},
-		{"falls", q, []int{0, 5, 4, 8}, cuK, Options{}, backend.ErrOption, "cuQ[2] is 4, less than cuQ[1], which is 5"},
-		{"ends early", q, cuQ, []int{0, 4, 8}, Options{}, backend.ErrOption, "cuK[2] is 8, there are 9 keys"},
-		{"ends late", q, []int{0, 3, 9}, cuK, Options{}, backend.ErrOption, "cuQ[2] is 9, there are 8 rows"},
-		{"lists of two lengths", q, cuQ, []int{0, 9}, Options{}, backend.ErrShape, "cuK has 2 entries, cuQ has 3"},
-		{"keys as rows", q, cuQ, nil, Options{}, backend.ErrOption, "cuK[2] is 8, there are 9 keys"},
-		{"a mask", q, cuQ, cuK, Options{Mask: meta(t, backend.Bool, 1, 1, 8, 9)}, backend.ErrUnsupported, "Mask is set, but packed sequences differ in length"},
-		{"weights", q, cuQ, cuK, Options{Weights: true}, backend.ErrUnsupported, "Weights is set, but packed"},
-		{"klen count", q, cuQ, cuK, Options{KLen: []int{1}}, backend.ErrShape, "klen has 1 lengths, there are 2 sequences"},
-		{"klen without keys", q, cuQ, cuK, Options{KLen: []int{1, 1}}, backend.ErrOption, "sequence 1: klen[1] is 1, the sequence has no keys"},
-		{"klen range", q, cuQ, cuK, Options{KLen: []int{10, 0}}, backend.ErrOption, "sequence 0: klen[0] is 10"},
-		{"prefix count", q, cuQ, cuK, Options{Prefix: []int{1, 1, 1}}, backend.ErrShape, "prefix has 3 lengths, there are 2 sequences"},
-		{"slopes", q, cuQ, cuK, Options{ALiBi: make([]float32, 5)}, backend.ErrShape, "alibi has 5 slopes, there are 4 heads in 2 sequences: give 4 or 8"},
-		{"softcap", q, cuQ, cuK, Options{Softcap: -1}, backend.ErrOption, "softcap is -1"},
+		{"two batches", meta(t, f32, 2, 4, 8, 16), cuQ, cuK, Options{}, ErrShape, "batches differ"},
+		{"no sequences", q, []int{0}, []int{0}, Options{}, ErrShape, "cuQ has 1 entries"},
+		{"begins late", q, []int{1, 8}, []int{0, 9}, Options{}, ErrOption, "cuQ[0] is 1"},
+		{"falls", q, []int{0, 5, 4, 8}, cuK, Options{}, ErrOption, "cuQ[2] is 4, less than cuQ[1], which is 5"},
+		{"ends early", q, cuQ, []int{0, 4, 8}, Options{}, ErrOption, "cuK[2] is 8, there are 9 keys"},
+		{"ends late", q, []int{0, 3, 9}, cuK, Options{}, ErrOption, "cuQ[2] is 9, there are 8 rows"},
+		{"lists of two lengths", q, cuQ, []int{0, 9}, Options{}, ErrShape, "cuK has 2 entries, cuQ has 3"},
+		{"keys as rows", q, cuQ, nil, Options{}, ErrOption, "cuK[2] is 8, there are 9 keys"},
+		{"a mask", q, cuQ, cuK, Options{Mask: meta(t, Bool, 1, 1, 8, 9)}, ErrUnsupported, "Mask is set, but packed sequences differ in length"},
+		{"weights", q, cuQ, cuK, Options{Weights: true}, ErrUnsupported, "Weights is set, but packed"},
+		{"klen count", q, cuQ, cuK, Options{KLen: []int{1}}, ErrShape, "klen has 1 lengths, there are 2 sequences"},
+		{"klen without keys", q, cuQ, cuK, Options{KLen: []int{1, 1}}, ErrOption, "sequence 1: klen[1] is 1, the sequence has no keys"},
+		{"klen range", q, cuQ, cuK, Options{KLen: []int{10, 0}}, ErrOption, "sequence 0: klen[0] is 10"},
+		{"prefix count", q, cuQ, cuK, Options{Prefix: []int{1, 1, 1}}, ErrShape, "prefix has 3 lengths, there are 2 sequences"},
+		{"slopes", q, cuQ, cuK, Options{ALiBi: make([]float32, 5)}, ErrShape, "alibi has 5 slopes, there are 4 heads in 2 sequences: give 4 or 8"},
+		{"softcap", q, cuQ, cuK, Options{Softcap: -1}, ErrOption, "softcap is -1"},
 	} {
 		c.opt.CuQ, c.opt.CuK = c.cuQ, c.cuK
 		_, err := refusing(t).Prepare(c.q, k, v, c.opt)
@@ -265,7 +265,7 @@ func TestPackedRefuses(t *testing.T) {
 			t.Errorf("%s: error is %q, should be %q and say %q", c.name, err, c.want, c.says)
 		}
 	}
-	if _, err := refusing(t).Attention(t.Context(), q, k, v, Options{CuQ: []int{0, 9, 8}, CuK: cuK}); !errors.Is(err, backend.ErrOption) {
-		t.Errorf("error is %v, should be %v", err, backend.ErrOption)
+	if _, err := refusing(t).Attention(t.Context(), q, k, v, Options{CuQ: []int{0, 9, 8}, CuK: cuK}); !errors.Is(err, ErrOption) {
+		t.Errorf("error is %v, should be %v", err, ErrOption)
 	}
 }

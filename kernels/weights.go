@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // Top holds the largest weights of each query row, in host memory.
@@ -36,21 +37,21 @@ const topChunk = 16 << 20
 // is O(Sq·n). A weight of 0, of a key that is hidden, dropped or far below the others, is
 // not listed; NaN counts as the largest. Errors as for [Device.Attention], and ErrOption
 // when n is less than 1.
-func (d *Device) TopWeights(ctx context.Context, q, k backend.Tensor, n int, opt Options) (top Top, err error) {
-	defer backend.Annotate(&err, "top weights")
+func (d *Device) TopWeights(ctx context.Context, q, k Tensor, n int, opt Options) (top Top, err error) {
+	defer op.Annotate(&err, "top weights")
 	return d.topWeights(ctx, q, k, n, &opt, topChunk)
 }
 
-func (d *Device) topWeights(ctx context.Context, q, k backend.Tensor, n int, opt *Options, chunk int) (top Top, err error) {
+func (d *Device) topWeights(ctx context.Context, q, k Tensor, n int, opt *Options, chunk int) (top Top, err error) {
 	if n < 1 {
-		return top, fmt.Errorf("n is %d, it must be at least 1: %w", n, backend.ErrOption)
+		return top, fmt.Errorf("n is %d, it must be at least 1: %w", n, ErrOption)
 	}
 	s, err := d.weightScan(q, k, opt, chunk)
 	if err != nil {
 		return top, err
 	}
 	defer s.release()
-	size := backend.Shape{s.dims.Batch, s.dims.Heads, s.dims.SeqQ, n}.Elements() // negative when too large
+	size := Shape{s.dims.Batch, s.dims.Heads, s.dims.SeqQ, n}.Elements() // negative when too large
 	if top.Keys, err = budget.Make[int32](size); err == nil {
 		top.Weights, err = budget.Make[float32](size)
 	}
@@ -62,15 +63,15 @@ func (d *Device) topWeights(ctx context.Context, q, k backend.Tensor, n int, opt
 	}
 	return top, s.problem.eachRegion(func(x region, _ backend.Problem) error {
 		return s.chunks(x, math.MaxInt, func(x region) error {
-			w, _, err := s.weights(ctx, x, x.lo[backend.Dim], x.hi[backend.Dim])
+			w, _, err := s.weights(ctx, x, x.lo[Dim], x.hi[Dim])
 			if err != nil {
 				return err
 			}
-			rows, keys := x.hi[backend.Seq]-x.lo[backend.Seq], x.hi[backend.Dim]-x.lo[backend.Dim]
-			inParallel((x.hi[backend.Heads]-x.lo[backend.Heads])*rows, func(r int) {
-				h, i := x.lo[backend.Heads]+r/rows, x.lo[backend.Seq]+r%rows
-				at := ((x.lo[backend.Batch]*s.dims.Heads+h)*s.dims.SeqQ + i) * n
-				pick(w[r*keys:(r+1)*keys], x.lo[backend.Dim], top.Keys[at:at+n], top.Weights[at:at+n])
+			rows, keys := x.hi[Seq]-x.lo[Seq], x.hi[Dim]-x.lo[Dim]
+			inParallel((x.hi[Heads]-x.lo[Heads])*rows, func(r int) {
+				h, i := x.lo[Heads]+r/rows, x.lo[Seq]+r%rows
+				at := ((x.lo[Batch]*s.dims.Heads+h)*s.dims.SeqQ + i) * n
+				pick(w[r*keys:(r+1)*keys], x.lo[Dim], top.Keys[at:at+n], top.Weights[at:at+n])
 			})
 			return ctx.Err()
 		})
@@ -151,10 +152,10 @@ const rangeRows = 256
 // at a time (at least one row), so that memory is O(chunk) for any range. f must not keep
 // its argument. Errors as for [Device.Attention], and ErrShape for a range that is empty or
 // exceeds the operands.
-func (d *Device) EachWeightRow(ctx context.Context, q, k backend.Tensor, r WeightRange, opt Options, f func(row, first int, weights []float32)) (err error) {
-	defer backend.Annotate(&err, "weights")
+func (d *Device) EachWeightRow(ctx context.Context, q, k Tensor, r WeightRange, opt Options, f func(row, first int, weights []float32)) (err error) {
+	defer op.Annotate(&err, "weights")
 	if f == nil {
-		return fmt.Errorf("f is nil, give a function that takes the rows: %w", backend.ErrOption)
+		return fmt.Errorf("f is nil, give a function that takes the rows: %w", ErrOption)
 	}
 	s, err := d.weightScan(q, k, &opt, rangeChunk)
 	if err != nil {
@@ -165,11 +166,11 @@ func (d *Device) EachWeightRow(ctx context.Context, q, k backend.Tensor, r Weigh
 	hi := [4]int{r.Batch + 1, r.Head + 1, r.Rows[1], r.Keys[1]}
 	for axis, n := range [4]int{s.dims.Batch, s.dims.Heads, s.dims.SeqQ, s.dims.SeqK} {
 		if lo[axis] < 0 || lo[axis] >= hi[axis] || hi[axis] > n {
-			return fmt.Errorf("range %+v is empty or exceeds %+v: %w", r, s.dims, backend.ErrShape)
+			return fmt.Errorf("range %+v is empty or exceeds %+v: %w", r, s.dims, ErrShape)
 		}
 	}
 	return s.problem.eachRegion(func(x region, _ backend.Problem) error {
-		for axis := backend.Batch; axis <= backend.Seq; axis++ {
+		for axis := Batch; axis <= Seq; axis++ {
 			x.lo[axis], x.hi[axis] = max(x.lo[axis], lo[axis]), min(x.hi[axis], hi[axis])
 			if x.lo[axis] >= x.hi[axis] {
 				return nil
@@ -177,7 +178,7 @@ func (d *Device) EachWeightRow(ctx context.Context, q, k backend.Tensor, r Weigh
 		}
 		return s.chunks(x, rangeRows, func(x region) error {
 			x, err := s.visible(x)
-			first, end := max(x.lo[backend.Dim], lo[backend.Dim]), min(x.hi[backend.Dim], hi[backend.Dim])
+			first, end := max(x.lo[Dim], lo[Dim]), min(x.hi[Dim], hi[Dim])
 			if err != nil || first >= end {
 				return err
 			}
@@ -185,8 +186,8 @@ func (d *Device) EachWeightRow(ctx context.Context, q, k backend.Tensor, r Weigh
 			if err != nil {
 				return err
 			}
-			for i := x.lo[backend.Seq]; i < x.hi[backend.Seq]; i++ {
-				f(i, first, w[(i-x.lo[backend.Seq])*stride:][:end-first])
+			for i := x.lo[Seq]; i < x.hi[Seq]; i++ {
+				f(i, first, w[(i-x.lo[Seq])*stride:][:end-first])
 			}
 			return ctx.Err()
 		})
@@ -198,13 +199,13 @@ type weightScan struct {
 	dev     *Device
 	dims    Dims
 	most    int // weights of a chunk
-	q, k    backend.Tensor
+	q, k    Tensor
 	problem problem
-	buffer  backend.Tensor // of a chunk
+	buffer  Tensor // of a chunk
 }
 
 // weightScan checks the operands. bytes bounds the weights of a chunk.
-func (d *Device) weightScan(q, k backend.Tensor, opt *Options, bytes int) (*weightScan, error) {
+func (d *Device) weightScan(q, k Tensor, opt *Options, bytes int) (*weightScan, error) {
 	dims, err := scoreDims(q, k)
 	if err != nil {
 		return nil, err
@@ -219,28 +220,28 @@ func (s *weightScan) release() { s.buffer.Release() }
 // one head where a row of a group is too large, and at most maxRows rows.
 func (s *weightScan) chunks(x region, maxRows int, f func(x region) error) error {
 	share := s.dims.Heads / s.dims.KVHeads
-	most := s.most / (x.hi[backend.Dim] - x.lo[backend.Dim]) // rows of a head
-	heads := max(1, min(x.hi[backend.Heads]-x.lo[backend.Heads], most/share*share))
+	most := s.most / (x.hi[Dim] - x.lo[Dim]) // rows of a head
+	heads := max(1, min(x.hi[Heads]-x.lo[Heads], most/share*share))
 	rows := min(max(1, most/heads), maxRows)
-	for b := x.lo[backend.Batch]; b < x.hi[backend.Batch]; b++ {
-		for h := x.lo[backend.Heads]; h < x.hi[backend.Heads]; h += heads {
-			for i := x.lo[backend.Seq]; i < x.hi[backend.Seq]; {
+	for b := x.lo[Batch]; b < x.hi[Batch]; b++ {
+		for h := x.lo[Heads]; h < x.hi[Heads]; h += heads {
+			for i := x.lo[Seq]; i < x.hi[Seq]; {
 				y := x
-				y.lo[backend.Batch], y.hi[backend.Batch] = b, b+1
-				y.lo[backend.Heads], y.hi[backend.Heads] = h, min(h+heads, x.hi[backend.Heads])
-				y.lo[backend.Seq], y.hi[backend.Seq] = i, min(i+rows, x.hi[backend.Seq])
+				y.lo[Batch], y.hi[Batch] = b, b+1
+				y.lo[Heads], y.hi[Heads] = h, min(h+heads, x.hi[Heads])
+				y.lo[Seq], y.hi[Seq] = i, min(i+rows, x.hi[Seq])
 				if block := s.problem.BlockQ; !s.problem.Blocks.IsZero() {
 					// A slice of a block mask begins with a block or lies inside one.
-					if end := y.hi[backend.Seq]; end < x.hi[backend.Seq] && i%block == 0 && rows >= block {
-						y.hi[backend.Seq] = end / block * block
+					if end := y.hi[Seq]; end < x.hi[Seq] && i%block == 0 && rows >= block {
+						y.hi[Seq] = end / block * block
 					} else if i%block != 0 || rows < block {
-						y.hi[backend.Seq] = min(end, (i/block+1)*block)
+						y.hi[Seq] = min(end, (i/block+1)*block)
 					}
 				}
 				if err := f(y); err != nil {
 					return err
 				}
-				i = y.hi[backend.Seq]
+				i = y.hi[Seq]
 			}
 		}
 	}
@@ -254,9 +255,9 @@ func (s *weightScan) visible(x region) (region, error) {
 	if err != nil {
 		return x, err
 	}
-	first, keys := x.lo[backend.Dim], x.hi[backend.Dim]-x.lo[backend.Dim]
+	first, keys := x.lo[Dim], x.hi[Dim]-x.lo[Dim]
 	from, to := keys, 0
-	for i := range x.hi[backend.Seq] - x.lo[backend.Seq] {
+	for i := range x.hi[Seq] - x.lo[Seq] {
 		if lo, hi := p.Visible.Range(0, i, keys); lo < hi {
 			from, to = min(from, lo), max(to, hi)
 		}
@@ -264,17 +265,17 @@ func (s *weightScan) visible(x region) (region, error) {
 	if !p.Blocks.IsZero() { // a slice of a block mask begins with a block
 		from = from / p.BlockK * p.BlockK
 	}
-	x.lo[backend.Dim], x.hi[backend.Dim] = first+from, first+to
+	x.lo[Dim], x.hi[Dim] = first+from, first+to
 	return x, nil
 }
 
 // weights computes the weights of x and returns those of the keys first <= j < end, in host
 // memory. Rows begin stride elements apart.
 func (s *weightScan) weights(ctx context.Context, x region, first, end int) (data []float32, stride int, err error) {
-	shape := backend.Shape{1, x.hi[backend.Heads] - x.lo[backend.Heads], x.hi[backend.Seq] - x.lo[backend.Seq], x.hi[backend.Dim] - x.lo[backend.Dim]}
+	shape := Shape{1, x.hi[Heads] - x.lo[Heads], x.hi[Seq] - x.lo[Seq], x.hi[Dim] - x.lo[Dim]}
 	if have := s.buffer.Shape().Elements(); have < shape.Elements() {
 		s.buffer.Release()
-		if s.buffer, err = s.dev.on(ctx).Alloc(ctx, backend.F32, backend.Shape{1, 1, 1, shape.Elements()}); err != nil {
+		if s.buffer, err = s.dev.on(ctx).Alloc(ctx, F32, Shape{1, 1, 1, shape.Elements()}); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -288,19 +289,19 @@ func (s *weightScan) weights(ctx context.Context, x region, first, end int) (dat
 	}
 	var view slicer
 	q, k := view.rows(s.q, &x), view.keys(s.k, s.dims, &x, false)
-	part := view.slice(w, backend.Dim, first-x.lo[backend.Dim], end-x.lo[backend.Dim])
+	part := view.slice(w, Dim, first-x.lo[Dim], end-x.lo[Dim])
 	if view.err != nil {
 		return nil, 0, view.err
 	}
 	if err := s.dev.on(ctx).QK(ctx, w, q, k); err != nil {
 		return nil, 0, err
 	}
-	if err := s.dev.on(ctx).Softmax(ctx, w, backend.Tensor{}, &p); err != nil {
+	if err := s.dev.on(ctx).Softmax(ctx, w, Tensor{}, &p); err != nil {
 		return nil, 0, err
 	}
 	if part.OnHost() {
 		data, err = part.Float32s()
-		return data, shape[backend.Dim], err
+		return data, shape[Dim], err
 	}
 	data, err = s.dev.Float32s(ctx, part)
 	return data, end - first, err
@@ -312,30 +313,30 @@ func (s *weightScan) weights(ctx context.Context, x region, first, end int) (dat
 //
 // Errors: ErrOption as for Options.Dropout, ErrShape for lengths that are negative, missing
 // or too large, ErrMemory.
-func KeepMask(drop backend.Dropout, d Dims) (backend.Tensor, error) {
+func KeepMask(drop Dropout, d Dims) (Tensor, error) {
 	d = fillDims(d)
-	shape := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
+	shape := Shape{d.Batch, d.Heads, d.SeqQ, d.SeqK}
 	if err := drop.Check(); err != nil {
-		return backend.Tensor{}, fmt.Errorf("keep mask: %w", err)
+		return Tensor{}, fmt.Errorf("keep mask: %w", err)
 	}
 	if shape.Elements() < 1 {
-		return backend.Tensor{}, fmt.Errorf("keep mask: shape %v: every length must be at least 1, and the product must fit: %w", shape, backend.ErrShape)
+		return Tensor{}, fmt.Errorf("keep mask: shape %v: every length must be at least 1, and the product must fit: %w", shape, ErrShape)
 	}
 	keep, err := budget.Make[bool](shape.Elements())
 	if err != nil {
-		return backend.Tensor{}, fmt.Errorf("keep mask: %w", err)
+		return Tensor{}, fmt.Errorf("keep mask: %w", err)
 	}
 	least := drop.Threshold()
 	key := [2]uint32{uint32(drop.Seed), uint32(drop.Seed >> 32)}
 	inParallel(d.Batch*d.Heads, func(n int) {
-		b, h := drop.First[backend.Batch]+n/d.Heads, drop.First[backend.Heads]+n%d.Heads
+		b, h := drop.First[Batch]+n/d.Heads, drop.First[Heads]+n%d.Heads
 		head := keep[n*d.SeqQ*d.SeqK:]
 		for i := 0; i < d.SeqQ; {
 			// The generator returns the words of four rows.
-			row := drop.First[backend.Seq] + i
+			row := drop.First[Seq] + i
 			rows := min(4-row%4, d.SeqQ-i)
 			for j := range d.SeqK {
-				x := backend.Philox([4]uint32{uint32(row) / 4, uint32(drop.First[backend.Dim] + j), uint32(h), uint32(b)}, key)
+				x := backend.Philox([4]uint32{uint32(row) / 4, uint32(drop.First[Dim] + j), uint32(h), uint32(b)}, key)
 				for r := range rows {
 					head[(i+r)*d.SeqK+j] = x[(row+r)%4] >= least
 				}
@@ -343,7 +344,7 @@ func KeepMask(drop backend.Dropout, d Dims) (backend.Tensor, error) {
 			i += rows
 		}
 	})
-	return backend.HostBool(keep, shape)
+	return HostBool(keep, shape)
 }
 
 // inParallel calls f once for each of 0 to n-1, on GOMAXPROCS goroutines.

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 )
 
@@ -21,23 +20,23 @@ func TestTopWeightsInChunks(t *testing.T) {
 	defer dev.Close()
 	const b, h, sq, sk, n = 2, 4, 41, 53, 7
 	rng := rand.New(rand.NewPCG(1, 2))
-	tensor := func(s backend.Shape) backend.Tensor {
+	tensor := func(s Shape) Tensor {
 		data := make([]float32, s.Elements())
 		for i := range data {
 			data[i] = float32(rng.NormFloat64())
 		}
-		x, err := backend.HostF32(data, s)
+		x, err := HostF32(data, s)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return x
 	}
-	bools := func(s backend.Shape) backend.Tensor {
+	bools := func(s Shape) Tensor {
 		data := make([]bool, s.Elements())
 		for i := range data {
 			data[i] = rng.IntN(3) > 0
 		}
-		x, err := backend.HostBool(data, s)
+		x, err := HostBool(data, s)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -50,13 +49,13 @@ func TestTopWeightsInChunks(t *testing.T) {
 		}
 		return [][]int32{ids}
 	}
-	q, k := tensor(backend.Shape{b, h, sq, 8}), tensor(backend.Shape{b, 2, sk, 8})
+	q, k := tensor(Shape{b, h, sq, 8}), tensor(Shape{b, 2, sk, 8})
 	for name, opt := range map[string]Options{
 		"plain":     {},
 		"causal":    {Causal: true, Prefix: []int{20}, KLen: []int{5, 50}},
-		"segments":  {QSegments: segments(sq, 13), KSegments: segments(sk, 24), BlockMask: bools(backend.Shape{1, h, 6, 7}), BlockSize: 8},
-		"short":     {Mask: bools(backend.Shape{1, 1, sq, 40}), Bias: tensor(backend.Shape{b, h, 1, sk})},
-		"dropout":   {Dropout: backend.Dropout{P: 0.5, Seed: 4}, ALiBi: []float32{1, 2, 3, 4, 5, 6, 7, 8}},
+		"segments":  {QSegments: segments(sq, 13), KSegments: segments(sk, 24), BlockMask: bools(Shape{1, h, 6, 7}), BlockSize: 8},
+		"short":     {Mask: bools(Shape{1, 1, sq, 40}), Bias: tensor(Shape{b, h, 1, sk})},
+		"dropout":   {Dropout: Dropout{P: 0.5, Seed: 4}, ALiBi: []float32{1, 2, 3, 4, 5, 6, 7, 8}},
 		"no weight": {KLen: []int{0, 0}},
 	} {
 		opt.Weights = true
@@ -126,15 +125,15 @@ func TestPick(t *testing.T) {
 }
 
 func TestTopWeightsRefuses(t *testing.T) {
-	q, k := meta(t, backend.F32, 2, 4, 8, 16), meta(t, backend.F32, 2, 2, 9, 16)
-	if _, err := refusing(t).TopWeights(t.Context(), q, k, 0, Options{}); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), "n is 0") {
-		t.Errorf("error is %v, should be %v", err, backend.ErrOption)
+	q, k := meta(t, F32, 2, 4, 8, 16), meta(t, F32, 2, 2, 9, 16)
+	if _, err := refusing(t).TopWeights(t.Context(), q, k, 0, Options{}); !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "n is 0") {
+		t.Errorf("error is %v, should be %v", err, ErrOption)
 	}
-	if _, err := refusing(t).TopWeights(t.Context(), k, q, 3, Options{}); !errors.Is(err, backend.ErrShape) {
-		t.Errorf("error is %v, should be %v", err, backend.ErrShape)
+	if _, err := refusing(t).TopWeights(t.Context(), k, q, 3, Options{}); !errors.Is(err, ErrShape) {
+		t.Errorf("error is %v, should be %v", err, ErrShape)
 	}
-	if _, err := refusing(t).TopWeights(t.Context(), q, k, 3, Options{Pages: &backend.Pages{}}); !errors.Is(err, backend.ErrUnsupported) {
-		t.Errorf("error is %v, should be %v", err, backend.ErrUnsupported)
+	if _, err := refusing(t).TopWeights(t.Context(), q, k, 3, Options{Pages: &Pages{}}); !errors.Is(err, ErrUnsupported) {
+		t.Errorf("error is %v, should be %v", err, ErrUnsupported)
 	}
 	dev := NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
@@ -148,13 +147,13 @@ func TestTopWeightsRefuses(t *testing.T) {
 // TestKeepMask: the mask equals Keeps, for any first row.
 func TestKeepMask(t *testing.T) {
 	d := Dims{Batch: 2, Heads: 3, SeqQ: 11, SeqK: 5}
-	for _, drop := range []backend.Dropout{{}, {P: 0.3, Seed: 1 << 50}, {P: 0.8, Seed: 7, First: [4]int{3, 1, 6, 1000}}} {
+	for _, drop := range []Dropout{{}, {P: 0.3, Seed: 1 << 50}, {P: 0.8, Seed: 7, First: [4]int{3, 1, 6, 1000}}} {
 		m, err := KeepMask(drop, d)
 		if err != nil {
 			t.Fatal(err)
 		}
 		keep, err := m.Bools()
-		if err != nil || m.Shape() != (backend.Shape{2, 3, 11, 5}) {
+		if err != nil || m.Shape() != (Shape{2, 3, 11, 5}) {
 			t.Fatal(m.Shape(), err)
 		}
 		for n, got := range keep {
@@ -163,11 +162,11 @@ func TestKeepMask(t *testing.T) {
 			}
 		}
 	}
-	if _, err := KeepMask(backend.Dropout{P: 1}, d); !errors.Is(err, backend.ErrOption) {
-		t.Errorf("P 1: error is %v, should be %v", err, backend.ErrOption)
+	if _, err := KeepMask(Dropout{P: 1}, d); !errors.Is(err, ErrOption) {
+		t.Errorf("P 1: error is %v, should be %v", err, ErrOption)
 	}
-	if _, err := KeepMask(backend.Dropout{}, Dims{SeqQ: 3, SeqK: -1}); !errors.Is(err, backend.ErrShape) {
-		t.Errorf("-1 keys: error is %v, should be %v", err, backend.ErrShape)
+	if _, err := KeepMask(Dropout{}, Dims{SeqQ: 3, SeqK: -1}); !errors.Is(err, ErrShape) {
+		t.Errorf("-1 keys: error is %v, should be %v", err, ErrShape)
 	}
 }
 
@@ -179,29 +178,29 @@ func TestEachWeightRow(t *testing.T) {
 	defer dev.Close()
 	rng := rand.New(rand.NewPCG(1, 2))
 	const batch, heads, kvHeads, dim, seqQ, seqK = 2, 4, 2, 8, rangeRows + 60, 190
-	tensor := func(s backend.Shape) backend.Tensor {
+	tensor := func(s Shape) Tensor {
 		data := make([]float32, s.Elements())
 		for i := range data {
 			data[i] = float32(rng.NormFloat64())
 		}
-		x, err := dev.FromFloat32(ctx, backend.F32, data, s)
+		x, err := dev.FromFloat32(ctx, F32, data, s)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return x
 	}
-	q := tensor(backend.Shape{batch, heads, seqQ, dim})
-	k := tensor(backend.Shape{batch, kvHeads, seqK, dim})
-	bias := tensor(backend.Shape{batch, 1, seqQ, seqK})
+	q := tensor(Shape{batch, heads, seqQ, dim})
+	k := tensor(Shape{batch, kvHeads, seqK, dim})
+	bias := tensor(Shape{batch, 1, seqQ, seqK})
 	bools := make([]bool, heads*seqK)
 	for i := range bools {
 		bools[i] = i%7 != 3
 	}
-	mask, err := backend.HostBool(bools, backend.Shape{1, heads, 1, seqK})
+	mask, err := HostBool(bools, Shape{1, heads, 1, seqK})
 	if err != nil {
 		t.Fatal(err)
 	}
-	blocks, err := backend.HostBool(bools[:32*19], backend.Shape{1, 1, 32, 19})
+	blocks, err := HostBool(bools[:32*19], Shape{1, 1, 32, 19})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,13 +222,13 @@ func TestEachWeightRow(t *testing.T) {
 		{"lengths, and rows whose window is past them", Options{KLen: []int{190, 70}, Window: &Window{Left: 30, Right: 0}}},
 		{"boolean mask of each head", Options{Mask: mask}},
 		{"slopes and sinks of each head, bias by distance", Options{ALiBi: []float32{.5, .25, .125, .0625}, Sinks: []float32{0, 1, 2, 3},
-			RelativeBias: tensor(backend.Shape{1, heads, 1, seqQ + seqK - 1}), Align: LowerRight}},
-		{"a bias of fewer keys", Options{Bias: tensor(backend.Shape{1, 1, seqQ, 70})}},
+			RelativeBias: tensor(Shape{1, heads, 1, seqQ + seqK - 1}), Align: LowerRight}},
+		{"a bias of fewer keys", Options{Bias: tensor(Shape{1, 1, seqQ, 70})}},
 		{"rows of each batch at a place of their own", Options{Causal: true, Offsets: []int{-30, 20}}},
 		{"slopes of each batch", Options{ALiBi: []float32{.5, .25, .125, .0625, 1, 2, 3, 4}}},
 		{"prefix", Options{Causal: true, Prefix: []int{20, 99}}},
 		{"segments", Options{QSegments: [][]int32{halves(seqQ, 130)}, KSegments: [][]int32{halves(seqK, 80)}}},
-		{"dropout", Options{Dropout: backend.Dropout{P: 0.5, Seed: 4}, Causal: true}},
+		{"dropout", Options{Dropout: Dropout{P: 0.5, Seed: 4}, Causal: true}},
 		{"window and block mask", Options{BlockMask: blocks, BlockSize: 10, Window: &Window{Left: 25, Right: 5}}},
 		{"bias of each batch, softcap, scale", Options{Bias: bias, Softcap: 3, Scale: new(0.7), Causal: true}},
 	} {
@@ -276,13 +275,13 @@ func TestEachWeightRow(t *testing.T) {
 func TestEachWeightRowRange(t *testing.T) {
 	dev := NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
-	q, err := backend.HostF32(make([]float32, 24), backend.Shape{1, 2, 4, 3})
+	q, err := HostF32(make([]float32, 24), Shape{1, 2, 4, 3})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range []WeightRange{{0, 0, [2]int{1, 1}, [2]int{0, 4}}, {0, 2, [2]int{0, 4}, [2]int{0, 4}}, {-1, 0, [2]int{0, 4}, [2]int{0, 4}}, {0, 0, [2]int{0, 4}, [2]int{0, 5}}} {
 		err := dev.EachWeightRow(t.Context(), q, q, r, Options{}, func(int, int, []float32) { t.Errorf("%+v has weights", r) })
-		if !errors.Is(err, backend.ErrShape) {
+		if !errors.Is(err, ErrShape) {
 			t.Errorf("%+v: %v", r, err)
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"math"
 	"math/rand/v2"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -101,8 +100,8 @@ func newModel(dev *kernels.Device, seed uint64) (*model, error) {
 	return m, nil
 }
 
-func (m *model) matrices() [4]backend.Tensor {
-	return [4]backend.Tensor{m.weights.Wq, m.weights.Wk, m.weights.Wv, m.weights.Wo}
+func (m *model) matrices() [4]kernels.Tensor {
+	return [4]kernels.Tensor{m.weights.Wq, m.weights.Wk, m.weights.Wv, m.weights.Wo}
 }
 
 // embed returns the tokens of the problems, [B, 1, rows, width].
@@ -135,9 +134,9 @@ func (m *model) run(ctx context.Context, list []problem, learn bool) (loss float
 		return 0, 0, err
 	}
 	defer layer.Release()
-	shape := backend.Shape{len(list), 1, rows, width}
+	shape := kernels.Shape{len(list), 1, rows, width}
 	host := m.embed(list)
-	x, err := m.dev.FromFloat32(ctx, backend.F32, host, shape)
+	x, err := m.dev.FromFloat32(ctx, kernels.F32, host, shape)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -204,7 +203,7 @@ func (m *model) answer(h, dh []float32, want, batch int) (loss float64, right bo
 
 // learn adds the gradients of the embeddings and of the layer from dy, that of the last rows.
 func (m *model) learn(ctx context.Context, layer *nn.MultiHeadAttention, pass *nn.Pass, list []problem, dy []float32) error {
-	up, err := m.dev.FromFloat32(ctx, backend.F32, dy, pass.O.Shape())
+	up, err := m.dev.FromFloat32(ctx, kernels.F32, dy, pass.O.Shape())
 	if err != nil {
 		return err
 	}
@@ -229,7 +228,7 @@ func (m *model) learn(ctx context.Context, layer *nn.MultiHeadAttention, pass *n
 			}
 		}
 	}
-	for i, t := range [4]backend.Tensor{g.Weights.Wq, g.Weights.Wk, g.Weights.Wv, g.Weights.Wo} {
+	for i, t := range [4]kernels.Tensor{g.Weights.Wq, g.Weights.Wk, g.Weights.Wv, g.Weights.Wo} {
 		d, err := m.dev.Float32s(ctx, t)
 		if err != nil {
 			return err

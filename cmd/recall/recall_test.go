@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -69,7 +68,7 @@ func TestNeedsAttention(t *testing.T) {
 // rounding decides what is learnt first.
 func TestTrainOnGPU(t *testing.T) {
 	dev, err := kernels.Open("gpu")
-	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
+	if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 		t.Skipf("no WebGPU adapter: %v", err)
 	}
 	if err != nil {

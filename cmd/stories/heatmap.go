@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/cmd/internal/matrix"
 	"github.com/seed90331342/attn/cmd/internal/picture"
@@ -19,7 +18,11 @@ const maxDrawn = 96
 // draw writes a page for each layer with the attention weights of its heads, computed
 // again over the beginning of the first story.
 func (w *writer) draw(ctx context.Context, folder string) (err error) {
-	defer backend.Annotate(&err, "--heatmap")
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("--heatmap: %w", err)
+		}
+	}()
 	tokens := w.stories[0].tokens[:min(len(w.stories[0].tokens), maxDrawn)]
 	_, weights, err := w.forward(ctx, [][]int{tokens}, whole)
 	if err == nil {

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -47,7 +46,7 @@ type model struct {
 func loadModel(ctx context.Context, dev *kernels.Device) (*model, error) {
 	m := &model{dev: dev}
 	_, err := binary.Decode(checkpointFile, binary.LittleEndian, &m.checkpoint)
-	transposed := func(w []float32) (t backend.Tensor) {
+	transposed := func(w []float32) (t kernels.Tensor) {
 		if err == nil {
 			t, err = nn.Transposed(w, dim)
 		}

@@ -17,7 +17,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest/recording"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
@@ -45,7 +44,7 @@ func write(t *testing.T, args ...string) (out, messages string) {
 // needGPU skips the test where there is no WebGPU adapter. In CI that is a failure.
 func needGPU(t *testing.T) {
 	dev, err := kernels.Open("gpu")
-	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
+	if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 		t.Skip("no WebGPU adapter")
 	}
 	if err != nil {
@@ -138,12 +137,12 @@ func testCaches(t *testing.T, dev *kernels.Device, steps int) {
 	}
 	var want [][]float32
 	for _, c := range []struct {
-		dtype backend.DType
+		dtype kernels.DType
 		paged bool
 		bound float64
 	}{
-		{backend.F32, false, 0}, {backend.F32, true, 0}, {backend.F16, false, 0.096}, {backend.F16, true, 0.096},
-		{backend.BF16, false, 0.6}, {backend.BF16, true, 0.6}, {backend.Q8, false, 4.32}, {backend.Q8, true, 4.32},
+		{kernels.F32, false, 0}, {kernels.F32, true, 0}, {kernels.F16, false, 0.096}, {kernels.F16, true, 0.096},
+		{kernels.BF16, false, 0.6}, {kernels.BF16, true, 0.6}, {kernels.Q8, false, 4.32}, {kernels.Q8, true, 4.32},
 	} {
 		caches := cachesOf(t, dev, c.dtype, c.paged)
 		worst, same := 0., 0
@@ -163,14 +162,14 @@ func testCaches(t *testing.T, dev *kernels.Device, steps int) {
 			}
 		}
 		t.Logf("%v, paged %t: logits differ by at most %.2g, %d of %d next tokens are the same", c.dtype, c.paged, worst, same, steps)
-		if !(worst <= c.bound) || same < steps && c.dtype != backend.Q8 {
+		if !(worst <= c.bound) || same < steps && c.dtype != kernels.Q8 {
 			t.Errorf("%v, paged %t: logits differ by %v, the bound is %v; %d of %d next tokens are the same", c.dtype, c.paged, worst, c.bound, same, steps)
 		}
 	}
 }
 
 // cachesOf returns a cache for each layer.
-func cachesOf(t *testing.T, dev *kernels.Device, dtype backend.DType, paged bool) (list []nn.KVCache) {
+func cachesOf(t *testing.T, dev *kernels.Device, dtype kernels.DType, paged bool) (list []nn.KVCache) {
 	for range layers {
 		if paged {
 			c, err := kvcache.NewPaged(t.Context(), dev, kvcache.PagedConfig{KVHeads: kvHeads, Dim: headDim, DType: dtype, PageSize: pageSize, Pages: 256 / pageSize})

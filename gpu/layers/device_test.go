@@ -6,7 +6,6 @@ import (
 	"os"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	_ "github.com/seed90331342/attn/gpu"
 	"github.com/seed90331342/attn/kernels"
@@ -25,7 +24,7 @@ func onCPU(t *testing.T) *kernels.Device {
 func onGPU(t *testing.T) *kernels.Device {
 	t.Helper()
 	dev, err := kernels.Open("gpu")
-	if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
+	if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 		t.Skipf("no WebGPU adapter: %v", err)
 	}
 	if err != nil {
@@ -42,14 +41,14 @@ func each(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
 }
 
 // random returns a tensor of normal numbers that the test releases.
-func random(t *testing.T, dev *kernels.Device, seed uint64, shape ...int) backend.Tensor {
+func random(t *testing.T, dev *kernels.Device, seed uint64, shape ...int) kernels.Tensor {
 	t.Helper()
-	s := backend.Shape(shape)
+	s := kernels.Shape(shape)
 	data, rng := make([]float32, s.Elements()), rand.New(rand.NewPCG(seed, 1))
 	for i := range data {
 		data[i] = float32(rng.NormFloat64())
 	}
-	x, err := dev.FromFloat32(t.Context(), backend.F32, data, s)
+	x, err := dev.FromFloat32(t.Context(), kernels.F32, data, s)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
@@ -148,7 +147,7 @@ func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadCo
 	if config.KVHeads > 0 {
 		ref.kvHeads = config.KVHeads
 	}
-	wide := func(x backend.Tensor, n int) []float64 {
+	wide := func(x kernels.Tensor, n int) []float64 {
 		y := make([]float64, n)
 		if !x.IsZero() {
 			data, err := x.Float32s()
@@ -196,7 +195,7 @@ func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadCo
 	defer g.Release()
 	checks := []struct {
 		name string
-		got  backend.Tensor
+		got  kernels.Tensor
 		of   []float64
 	}{
 		{"dwq", g.Weights.Wq, ref.weights[0]}, {"dwk", g.Weights.Wk, ref.weights[1]}, {"dwv", g.Weights.Wv, ref.weights[2]}, {"dwo", g.Weights.Wo, ref.weights[3]},
@@ -205,7 +204,7 @@ func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadCo
 	if config.Bias {
 		checks = append(checks, []struct {
 			name string
-			got  backend.Tensor
+			got  kernels.Tensor
 			of   []float64
 		}{{"dbq", g.Weights.Bq, ref.weights[4]}, {"dbk", g.Weights.Bk, ref.weights[5]}, {"dbv", g.Weights.Bv, ref.weights[6]}, {"dbo", g.Weights.Bo, ref.weights[7]}}...)
 	}
@@ -213,7 +212,7 @@ func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadCo
 		checks[5].of = xs
 		checks = append(checks, struct {
 			name string
-			got  backend.Tensor
+			got  kernels.Tensor
 			of   []float64
 		}{"dmemory", g.Memory, zs})
 	} else {
@@ -250,10 +249,10 @@ func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadCo
 }
 
 // withGaps returns a view with the elements of t, [B, 1, S, M], and memory between its rows.
-func withGaps(t *testing.T, dev *kernels.Device, from backend.Tensor) backend.Tensor {
+func withGaps(t *testing.T, dev *kernels.Device, from kernels.Tensor) kernels.Tensor {
 	t.Helper()
 	s := from.Shape()
-	mem, err := dev.Alloc(t.Context(), backend.F32, backend.Shape{s[0], 1, s[2] + 1, s[3] + 3})
+	mem, err := dev.Alloc(t.Context(), kernels.F32, kernels.Shape{s[0], 1, s[2] + 1, s[3] + 3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,7 +261,7 @@ func withGaps(t *testing.T, dev *kernels.Device, from backend.Tensor) backend.Te
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := dev.Copy(t.Context(), []backend.Tensor{view}, []backend.Tensor{from}); err != nil {
+	if err := dev.Copy(t.Context(), []kernels.Tensor{view}, []kernels.Tensor{from}); err != nil {
 		t.Fatal(err)
 	}
 	return view

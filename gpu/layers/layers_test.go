@@ -30,7 +30,7 @@ func TestLinear(t *testing.T) {
 			if y, err := l.ApplyFloat32(t.Context(), x); err != nil || !slices.Equal(y, c.want) {
 				t.Errorf("with the bias %v, y is %v, %v, should be %v", c.bias, y, err, c.want)
 			}
-			in, err := dev.FromFloat32(t.Context(), backend.F32, x, backend.Shape{2, 1, 1, 3})
+			in, err := dev.FromFloat32(t.Context(), kernels.F32, x, kernels.Shape{2, 1, 1, 3})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -40,7 +40,7 @@ func TestLinear(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer out.Release()
-			if y, err := dev.Float32s(t.Context(), out); err != nil || out.Shape() != (backend.Shape{2, 1, 1, 2}) || !slices.Equal(y, c.want) {
+			if y, err := dev.Float32s(t.Context(), out); err != nil || out.Shape() != (kernels.Shape{2, 1, 1, 2}) || !slices.Equal(y, c.want) {
 				t.Errorf("with the bias %v, y is %v of shape %v, %v, should be %v", c.bias, y, out.Shape(), err, c.want)
 			}
 		}
@@ -60,13 +60,13 @@ func count(dev *kernels.Device) *counting {
 	return &counting{Backend: be, Projector: be.(backend.Projector), Rotator: be.(backend.Rotator)}
 }
 
-func (c *counting) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
+func (c *counting) Upload(ctx context.Context, host kernels.Tensor) (kernels.Tensor, error) {
 	c.ups.Add(1)
 	c.elements.Add(int64(host.Shape().Elements()))
 	return c.Backend.Upload(ctx, host)
 }
 
-func (c *counting) Download(ctx context.Context, host, src backend.Tensor) error {
+func (c *counting) Download(ctx context.Context, host, src kernels.Tensor) error {
 	c.downs.Add(1)
 	return c.Backend.Download(ctx, host, src)
 }

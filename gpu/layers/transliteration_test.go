@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/backendtest/recording"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
@@ -112,11 +111,11 @@ func (x *transliterator) variable(name string) variable {
 
 // linear returns rows lo to hi-1 of a weight, [outputs, inputs], transposed, and the same
 // elements of its bias.
-func (x *transliterator) linear(name string, lo, hi int) (w, b backend.Tensor) {
+func (x *transliterator) linear(name string, lo, hi int) (w, b kernels.Tensor) {
 	all := x.variable(name + "/weight")
 	w, err := nn.Transposed(all.data[lo*all.cols:hi*all.cols], all.cols)
 	x.check(err)
-	b, err = backend.HostF32(x.variable(name + "/bias").data[lo:hi], backend.Shape{1, 1, 1, hi - lo})
+	b, err = kernels.HostF32(x.variable(name + "/bias").data[lo:hi], kernels.Shape{1, 1, 1, hi - lo})
 	x.check(err)
 	return w, b
 }
@@ -228,7 +227,7 @@ func (x *transliterator) transliterate(word, prefix string) string {
 		x.feed(scope+"/ffn", memory)
 	}
 	memory = x.norm("encoder/layer_norm", memory)
-	encoded, err := x.dev.FromFloat32(ctx, backend.F32, memory, backend.Shape{1, 1, len(tokens), translitSize})
+	encoded, err := x.dev.FromFloat32(ctx, kernels.F32, memory, kernels.Shape{1, 1, len(tokens), translitSize})
 	x.check(err)
 	defer encoded.Release()
 	var self, cross []*nn.MultiHeadAttention

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
@@ -27,8 +26,8 @@ func TestStepsDoNotAllocate(t *testing.T) {
 func testStepsDoNotAllocate(t *testing.T, rope kvcache.Rotary, lengths []int) {
 	dev := onCPU(t, cpu.Options{Threads: 1})
 	const batch, steps = 2, 200
-	host := func(heads int) backend.Tensor {
-		x, err := backend.AllocHost(backend.F32, backend.Shape{batch, heads, 1, 16})
+	host := func(heads int) kernels.Tensor {
+		x, err := kernels.AllocHost(kernels.F32, kernels.Shape{batch, heads, 1, 16})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // appendPlan is an append before anything is written: the copies to make and the state of the
@@ -17,8 +18,8 @@ type appendPlan struct {
 	unshared    []int32  // shared pages that a sequence replaces by a copy, once for each
 	moves       []move
 	writes      []write
-	dst, src    []backend.Tensor
-	rotated     backend.Tensor // the memory of rotated keys
+	dst, src    []kernels.Tensor
+	rotated     kernels.Tensor // the memory of rotated keys
 }
 
 // growth is the state of a sequence after an append.
@@ -53,8 +54,8 @@ type write struct {
 // Errors: ErrShape and ErrDType for wrong operands, ErrCapacity when a sequence has no room
 // or too few pages are free, ErrReleased for a cache or a sequence that was released,
 // ErrOption for a sequence that is in the batch twice or of another cache, and the backend's.
-func (x *batch) Append(ctx context.Context, k, v backend.Tensor, count []int) (err error) {
-	defer backend.Annotate(&err, "append")
+func (x *batch) Append(ctx context.Context, k, v kernels.Tensor, count []int) (err error) {
+	defer op.Annotate(&err, "append")
 	p, seqs := x.pool.orNone(), x.seqs
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -62,23 +63,23 @@ func (x *batch) Append(ctx context.Context, k, v backend.Tensor, count []int) (e
 		return err
 	}
 	const rule = "sequences, heads and head size of the cache with as many rows as k"
-	rows := backend.Shape{len(seqs), p.config.KVHeads, k.Shape()[backend.Seq], p.config.Dim}
-	floats := []backend.DType{backend.F32, backend.F16, backend.BF16}
+	rows := kernels.Shape{len(seqs), p.config.KVHeads, k.Shape()[kernels.Seq], p.config.Dim}
+	floats := []kernels.DType{kernels.F32, kernels.F16, kernels.BF16}
 	if err := k.CheckShape("k", rows, rule, floats...); err != nil {
 		return err
 	}
-	rows[backend.Dim] = p.config.ValueDim
+	rows[kernels.Dim] = p.config.ValueDim
 	if err := v.CheckShape("v", rows, rule, floats...); err != nil {
 		return err
 	}
-	if err := p.plan(seqs, k.Shape()[backend.Seq], count); err != nil {
+	if err := p.plan(seqs, k.Shape()[kernels.Seq], count); err != nil {
 		return err
 	}
 	dtype := p.config.DType
-	if dtype == backend.Q8 {
-		dtype = backend.F32
+	if dtype == kernels.Q8 {
+		dtype = kernels.F32
 	}
-	if err := p.extendAngles(ctx, p.next.from, k.Shape()[backend.Seq]); err != nil {
+	if err := p.extendAngles(ctx, p.next.from, k.Shape()[kernels.Seq]); err != nil {
 		return err
 	}
 	defer releaseRotated(&p.next.rotated)
@@ -135,10 +136,10 @@ func (p *pool) makeRoom(g *growth, b, n int) error {
 		return nil
 	case w == 0:
 		return fmt.Errorf("sequence %d has %d of %d tokens, %d more do not fit: make the cache with a larger Capacity, or with a Window: %w",
-			b, used, size, n, backend.ErrCapacity)
+			b, used, size, n, kernels.ErrCapacity)
 	case n > size-2*(w-1):
 		return fmt.Errorf("%d tokens at once do not fit next to a window of %d in a Capacity of %d: append up to %d at a time, or make the cache with a larger Capacity: %w",
-			n, w, size, size-2*(w-1), backend.ErrCapacity)
+			n, w, size, size-2*(w-1), kernels.ErrCapacity)
 	}
 	// used > size-n >= 2*(w-1), so source and destination do not overlap.
 	keep := w - 1
@@ -172,7 +173,7 @@ func (p *pool) makeRoomInPages(g *growth, b, n int) error {
 	}
 	if !ok {
 		return fmt.Errorf("%d of %d pages of %d tokens are free, sequence %d needs more for its %d tokens and %d new ones: Free sequences, or make the cache with more Pages: %w",
-			len(p.free), len(p.refs), size, b, g.n, n, backend.ErrCapacity)
+			len(p.free), len(p.refs), size, b, g.n, n, kernels.ErrCapacity)
 	}
 	return nil
 }
@@ -240,16 +241,16 @@ func (p *pool) compact(ctx context.Context, seqs []*placement) error {
 }
 
 // copyPlanned makes moves and then writes from k and v, in one call of the device.
-func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k, v backend.Tensor) (err error) {
+func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k, v kernels.Tensor) (err error) {
 	a := &p.next
 	a.dst, a.src = a.dst[:0], a.src[:0]
 	// block returns rows [lo, lo+n) of batches [b, b+batch) of t.
-	block := func(t backend.Tensor, b, batch, lo, n int) backend.Tensor {
+	block := func(t kernels.Tensor, b, batch, lo, n int) kernels.Tensor {
 		if err == nil {
-			t, err = t.Slice(backend.Batch, b, b+batch)
+			t, err = t.Slice(kernels.Batch, b, b+batch)
 		}
 		if err == nil {
-			t, err = t.Slice(backend.Seq, lo, lo+n)
+			t, err = t.Slice(kernels.Seq, lo, lo+n)
 		}
 		return t
 	}
@@ -257,13 +258,13 @@ func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k,
 		if m.n == 0 {
 			continue
 		}
-		for _, t := range [2]backend.Tensor{p.k, p.v} {
+		for _, t := range [2]kernels.Tensor{p.k, p.v} {
 			// Heads one by one: the rows of one lie between those of another, which the
 			// device would take for an overlap.
 			for h := range p.config.KVHeads {
 				head := t
 				if err == nil {
-					head, err = t.Slice(backend.Heads, h, h+1)
+					head, err = t.Slice(kernels.Heads, h, h+1)
 				}
 				a.dst = append(a.dst, block(head, int(m.to), 1, 0, m.n))
 				a.src = append(a.src, block(head, int(m.from), 1, m.lo, m.n))
@@ -271,7 +272,7 @@ func (p *pool) copyPlanned(ctx context.Context, moves []move, writes []write, k,
 		}
 	}
 	for _, w := range writes {
-		for _, t := range [2][2]backend.Tensor{{p.k, k}, {p.v, v}} {
+		for _, t := range [2][2]kernels.Tensor{{p.k, k}, {p.v, v}} {
 			a.dst = append(a.dst, block(t[0], int(w.page), w.batch, w.lo, w.n))
 			a.src = append(a.src, block(t[1], w.b, w.batch, w.from, w.n))
 		}

@@ -5,8 +5,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // Config is the shape of a [Cache]. Fields left 0 mean: Batch 1, KVHeads 1, ValueDim as
@@ -18,7 +18,7 @@ type Config struct {
 	KVHeads, Dim, ValueDim int
 	// DType is the type of the stored keys and values: F32, F16, BF16, or Q8 with head
 	// sizes that are multiples of 4. Appended tokens are rounded to it.
-	DType backend.DType
+	DType kernels.DType
 	// Capacity is the number of tokens that a sequence has room for.
 	Capacity int
 	// Window, unless 0, is the number of tokens that a row sees, including its own.
@@ -42,7 +42,7 @@ type Cache struct{ batch }
 // large, ErrUnsupported when the device cannot copy or rotate tensors or does not
 // store the dtype, ErrMemory.
 func New(ctx context.Context, dev *kernels.Device, c Config) (x *Cache, err error) {
-	defer backend.Annotate(&err, "cache")
+	defer op.Annotate(&err, "cache")
 	p := &pool{dev: dev, size: c.Capacity}
 	c.Batch = cmp.Or(c.Batch, 1)
 	if err := p.configure(ctx, c); err != nil {
@@ -50,9 +50,9 @@ func New(ctx context.Context, dev *kernels.Device, c Config) (x *Cache, err erro
 	}
 	switch {
 	case c.Batch < 0 || c.Batch > maxLength || c.Capacity < 1 || c.Capacity > maxLength:
-		return nil, fmt.Errorf("config: Batch is %d and Capacity is %d, both must be 1 to %d: %w", c.Batch, c.Capacity, maxLength, backend.ErrOption)
+		return nil, fmt.Errorf("config: Batch is %d and Capacity is %d, both must be 1 to %d: %w", c.Batch, c.Capacity, maxLength, kernels.ErrOption)
 	case c.Capacity < 2*c.Window:
-		return nil, fmt.Errorf("config: Capacity is %d, with a Window of %d it must be at least %d: %w", c.Capacity, c.Window, 2*c.Window, backend.ErrOption)
+		return nil, fmt.Errorf("config: Capacity is %d, with a Window of %d it must be at least %d: %w", c.Capacity, c.Window, 2*c.Window, kernels.ErrOption)
 	}
 	if err := p.alloc(ctx, c.Batch); err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func (c *Cache) Release() { c.pool.orNone().release() }
 // Errors: ErrOption for a sequence that does not exist, a length greater than the
 // sequence's, or one for which the window needs tokens that are overwritten; ErrReleased.
 func (c *Cache) Rewind(b, length int) (err error) {
-	defer backend.Annotate(&err, "rewind")
+	defer op.Annotate(&err, "rewind")
 	p := c.pool.orNone()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -81,14 +81,14 @@ func (c *Cache) Rewind(b, length int) (err error) {
 		return err
 	}
 	if b < 0 || b >= len(c.seqs) {
-		return fmt.Errorf("sequence %d does not exist, the cache has %d: %w", b, len(c.seqs), backend.ErrOption)
+		return fmt.Errorf("sequence %d does not exist, the cache has %d: %w", b, len(c.seqs), kernels.ErrOption)
 	}
 	s := c.seqs[b]
 	if length < 0 || length > s.n {
-		return fmt.Errorf("length is %d, it must be 0 to the %d tokens of sequence %d: %w", length, s.n, b, backend.ErrOption)
+		return fmt.Errorf("length is %d, it must be 0 to the %d tokens of sequence %d: %w", length, s.n, b, kernels.ErrOption)
 	}
 	if oldest := s.oldest(); oldest > 0 && length-(p.config.Window-1) < oldest {
-		return fmt.Errorf("sequence %d has its tokens from %d on, the window needs older ones at length %d: Reset and append again: %w", b, oldest, length, backend.ErrOption)
+		return fmt.Errorf("sequence %d has its tokens from %d on, the window needs older ones at length %d: Reset and append again: %w", b, oldest, length, kernels.ErrOption)
 	}
 	s.n = length
 	return nil
@@ -96,7 +96,7 @@ func (c *Cache) Rewind(b, length int) (err error) {
 
 // Reset removes all tokens. It returns ErrReleased after Release.
 func (c *Cache) Reset() (err error) {
-	defer backend.Annotate(&err, "reset")
+	defer op.Annotate(&err, "reset")
 	p := c.pool.orNone()
 	p.mu.Lock()
 	defer p.mu.Unlock()

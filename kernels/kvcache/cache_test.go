@@ -41,16 +41,16 @@ func TestConfigs(t *testing.T) {
 		want   error
 		text   string
 	}{
-		{"no head size", dev, with(func(c *kvcache.Config) { c.Dim = 0 }), backend.ErrOption, "Dim is 0, it must be 1 to"},
-		{"negative heads", dev, with(func(c *kvcache.Config) { c.KVHeads = -1 }), backend.ErrOption, "KVHeads is -1"},
-		{"no room", dev, with(func(c *kvcache.Config) { c.Capacity = 0 }), backend.ErrOption, "Capacity is 0"},
-		{"negative batch", dev, with(func(c *kvcache.Config) { c.Batch = -1 }), backend.ErrOption, "Batch is -1"},
-		{"bools", dev, with(func(c *kvcache.Config) { c.DType = backend.Bool }), backend.ErrDType, "DType is bool"},
-		{"q8 of odd size", dev, with(func(c *kvcache.Config) { c.DType, c.ValueDim = backend.Q8, 6 }), backend.ErrOption, "head sizes are 8 and 6, they must be multiples of 4 for q8"},
-		{"window", dev, with(func(c *kvcache.Config) { c.Window = 9 }), backend.ErrOption, "with a Window of 9 it must be at least 18"},
-		{"rope", dev, with(func(c *kvcache.Config) { c.RoPE = &nn.RoPE{Dim: 10} }), backend.ErrOption, "rope: dim is 10, it must be even and 2 to the head size 8"},
-		{"a backend without copies", kernels.NewDevice(noCopies{dev.Backend()}), good, backend.ErrUnsupported, "cpu cannot copy tensors"},
-		{"more than there is", dev, with(func(c *kvcache.Config) { c.Batch, c.Capacity = 1<<20, 1<<28 }), backend.ErrMemory, ""},
+		{"no head size", dev, with(func(c *kvcache.Config) { c.Dim = 0 }), kernels.ErrOption, "Dim is 0, it must be 1 to"},
+		{"negative heads", dev, with(func(c *kvcache.Config) { c.KVHeads = -1 }), kernels.ErrOption, "KVHeads is -1"},
+		{"no room", dev, with(func(c *kvcache.Config) { c.Capacity = 0 }), kernels.ErrOption, "Capacity is 0"},
+		{"negative batch", dev, with(func(c *kvcache.Config) { c.Batch = -1 }), kernels.ErrOption, "Batch is -1"},
+		{"bools", dev, with(func(c *kvcache.Config) { c.DType = kernels.Bool }), kernels.ErrDType, "DType is bool"},
+		{"q8 of odd size", dev, with(func(c *kvcache.Config) { c.DType, c.ValueDim = kernels.Q8, 6 }), kernels.ErrOption, "head sizes are 8 and 6, they must be multiples of 4 for q8"},
+		{"window", dev, with(func(c *kvcache.Config) { c.Window = 9 }), kernels.ErrOption, "with a Window of 9 it must be at least 18"},
+		{"rope", dev, with(func(c *kvcache.Config) { c.RoPE = &nn.RoPE{Dim: 10} }), kernels.ErrOption, "rope: dim is 10, it must be even and 2 to the head size 8"},
+		{"a backend without copies", kernels.NewDevice(noCopies{dev.Backend()}), good, kernels.ErrUnsupported, "cpu has no copies"},
+		{"more than there is", dev, with(func(c *kvcache.Config) { c.Batch, c.Capacity = 1<<20, 1<<28 }), kernels.ErrMemory, ""},
 	} {
 		if _, err := kvcache.New(t.Context(), c.dev, c.config); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
@@ -65,8 +65,8 @@ func TestConfigs(t *testing.T) {
 		{"negative pages", kvcache.PagedConfig{Dim: 8, Pages: 3, PageSize: -1}, "Pages is 3 and PageSize is -1"},
 		{"too many tokens", kvcache.PagedConfig{Dim: 8, Pages: 1 << 20, PageSize: 1 << 20}, "their product at most"},
 	} {
-		if _, err := kvcache.NewPaged(t.Context(), dev, c.config); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, backend.ErrOption, c.text)
+		if _, err := kvcache.NewPaged(t.Context(), dev, c.config); !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, kernels.ErrOption, c.text)
 		}
 	}
 }
@@ -76,17 +76,17 @@ func TestConfigs(t *testing.T) {
 func TestOptionsOfTheTable(t *testing.T) {
 	dev := onCPU(t, cpu.Options{})
 	ctx := t.Context()
-	tokens, err := backend.AllocHost(backend.F32, backend.Shape{2, 1, 4, 8})
+	tokens, err := kernels.AllocHost(kernels.F32, kernels.Shape{2, 1, 4, 8})
 	if err != nil {
 		t.Fatal(err)
 	}
-	last, err := tokens.Slice(backend.Seq, 3, 4)
+	last, err := tokens.Slice(kernels.Seq, 3, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
 	type cache interface {
-		Append(ctx context.Context, k, v backend.Tensor, count []int) error
-		Attention(ctx context.Context, q backend.Tensor, opt kvcache.CallOptions) (kernels.Result, error)
+		Append(ctx context.Context, k, v kernels.Tensor, count []int) error
+		Attention(ctx context.Context, q kernels.Tensor, opt kvcache.CallOptions) (kernels.Result, error)
 	}
 	paged := func(window int) cache {
 		p, err := kvcache.NewPaged(ctx, dev, kvcache.PagedConfig{Dim: 8, PageSize: 2, Pages: 8, Window: window})
@@ -129,9 +129,9 @@ func TestOptionsOfTheTable(t *testing.T) {
 		for _, f := range reflect.VisibleFields(reflect.TypeFor[kernels.Options]()) {
 			var opt kernels.Options
 			switch field := reflect.ValueOf(&opt).Elem().FieldByIndex(f.Index); field.Interface().(type) {
-			case backend.Tensor:
+			case kernels.Tensor:
 				field.Set(reflect.ValueOf(tokens))
-			case backend.Dropout:
+			case kernels.Dropout:
 				opt.Dropout.P = 0.5
 			default:
 				switch field.Kind() {
@@ -178,14 +178,14 @@ func TestOptionsOfTheTable(t *testing.T) {
 func TestCallOptions(t *testing.T) {
 	dev := onCPU(t, cpu.Options{})
 	ctx := t.Context()
-	tokens := func(batch, heads, n int) backend.Tensor {
-		x, err := backend.AllocHost(backend.F32, backend.Shape{batch, heads, n, 8})
+	tokens := func(batch, heads, n int) kernels.Tensor {
+		x, err := kernels.AllocHost(kernels.F32, kernels.Shape{batch, heads, n, 8})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return x
 	}
-	mask, err := backend.AllocHost(backend.Bool, backend.Shape{1, 1, 1, 5})
+	mask, err := kernels.AllocHost(kernels.Bool, kernels.Shape{1, 1, 1, 5})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,21 +197,21 @@ func TestCallOptions(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		config kvcache.Config
-		q      backend.Tensor
+		q      kernels.Tensor
 		opt    options
 		want   error
 		text   string
 	}{
-		{"batches", plain, tokens(1, 1, 1), options{}, backend.ErrShape, "q has shape [1 1 1 8], it must have one batch for each of 2 sequences"},
-		{"klen", plain, tokens(2, 1, 1), only(kernels.Options{KLen: []int{1, 1}}), backend.ErrOption, "KLen is set, but the cache sets it itself"},
-		{"align", plain, tokens(2, 1, 1), only(kernels.Options{Align: kernels.LowerRight}), backend.ErrOption, "Align is set"},
-		{"offsets", plain, tokens(2, 1, 1), only(kernels.Options{Offsets: []int{1, 1}}), backend.ErrOption, "Offsets is set"},
-		{"counts", plain, tokens(2, 1, 1), options{Count: []int{2, 1}}, backend.ErrOption, "count[0] is 2, q has 1 rows"},
-		{"rows", plain, tokens(2, 1, 6), options{}, backend.ErrShape, "q has 6 rows for sequence 0, which has 5 tokens: append their keys first"},
-		{"heads", plain, tokens(2, 1, 1), only(kernels.Options{Sinks: []float32{1, 2}}), backend.ErrShape, "sinks has 2 logits"},
-		{"mask and window", window, tokens(2, 1, 1), only(kernels.Options{Mask: mask}), backend.ErrOption, "Mask is set, but the cache has a window"},
-		{"packed", plain, tokens(2, 1, 1), only(kernels.Options{CuQ: []int{0, 1}}), backend.ErrOption, "CuQ is set, but the cache sets it itself"},
-		{"window and window", window, tokens(2, 1, 1), only(kernels.Options{Window: &kernels.Window{}}), backend.ErrOption, "Window is set, but the cache has a window"},
+		{"batches", plain, tokens(1, 1, 1), options{}, kernels.ErrShape, "q has shape [1 1 1 8], it must have one batch for each of 2 sequences"},
+		{"klen", plain, tokens(2, 1, 1), only(kernels.Options{KLen: []int{1, 1}}), kernels.ErrOption, "KLen is set, but the cache sets it itself"},
+		{"align", plain, tokens(2, 1, 1), only(kernels.Options{Align: kernels.LowerRight}), kernels.ErrOption, "Align is set"},
+		{"offsets", plain, tokens(2, 1, 1), only(kernels.Options{Offsets: []int{1, 1}}), kernels.ErrOption, "Offsets is set"},
+		{"counts", plain, tokens(2, 1, 1), options{Count: []int{2, 1}}, kernels.ErrOption, "count[0] is 2, q has 1 rows"},
+		{"rows", plain, tokens(2, 1, 6), options{}, kernels.ErrShape, "q has 6 rows for sequence 0, which has 5 tokens: append their keys first"},
+		{"heads", plain, tokens(2, 1, 1), only(kernels.Options{Sinks: []float32{1, 2}}), kernels.ErrShape, "sinks has 2 logits"},
+		{"mask and window", window, tokens(2, 1, 1), only(kernels.Options{Mask: mask}), kernels.ErrOption, "Mask is set, but the cache has a window"},
+		{"packed", plain, tokens(2, 1, 1), only(kernels.Options{CuQ: []int{0, 1}}), kernels.ErrOption, "CuQ is set, but the cache sets it itself"},
+		{"window and window", window, tokens(2, 1, 1), only(kernels.Options{Window: &kernels.Window{}}), kernels.ErrOption, "Window is set, but the cache has a window"},
 	} {
 		x, err := kvcache.New(ctx, dev, c.config)
 		if err != nil {
@@ -230,13 +230,13 @@ func TestCallOptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer empty.Release()
-	if _, err := empty.Attention(ctx, tokens(2, 1, 1), options{}); !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), "the cache is empty") {
+	if _, err := empty.Attention(ctx, tokens(2, 1, 1), options{}); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "the cache is empty") {
 		t.Errorf("empty: %v", err)
 	}
-	if err := empty.Rewind(2, 0); !errors.Is(err, backend.ErrOption) {
+	if err := empty.Rewind(2, 0); !errors.Is(err, kernels.ErrOption) {
 		t.Errorf("rewind of a sequence that does not exist: %v", err)
 	}
-	if err := empty.Rewind(1, 1); !errors.Is(err, backend.ErrOption) {
+	if err := empty.Rewind(1, 1); !errors.Is(err, kernels.ErrOption) {
 		t.Errorf("rewind forward: %v", err)
 	}
 }
@@ -251,7 +251,7 @@ func TestConcurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cache.Release()
-	x, err := backend.AllocHost(backend.F32, backend.Shape{1, 2, 5, 8})
+	x, err := kernels.AllocHost(kernels.F32, kernels.Shape{1, 2, 5, 8})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,8 +299,8 @@ func TestConcurrent(t *testing.T) {
 func TestSharePrefixOutputs(t *testing.T) {
 	dev := onCPU(t, cpu.Options{})
 	ctx := t.Context()
-	host := func(dtype backend.DType, s ...int) backend.Tensor {
-		x, err := backend.AllocHost(dtype, backend.Shape(s))
+	host := func(dtype kernels.DType, s ...int) kernels.Tensor {
+		x, err := kernels.AllocHost(dtype, kernels.Shape(s))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -315,7 +315,7 @@ func TestSharePrefixOutputs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f32, f16 := backend.F32, backend.F16
+	f32, f16 := kernels.F32, kernels.F16
 	x := host(f32, 1, 1, 9, 8)
 	if err := c.Batch(one).Append(ctx, x, x, nil); err != nil {
 		t.Fatal(err)
@@ -332,13 +332,13 @@ func TestSharePrefixOutputs(t *testing.T) {
 	}{
 		{"as q", kernels.Result{O: good, LSE: host(f32, 2, 2, 1, 1)}, nil},
 		{"f32", kernels.Result{O: host(f32, 2, 2, 1, 8)}, nil},
-		{"no o", kernels.Result{}, backend.ErrShape},
-		{"shape of o", kernels.Result{O: host(f16, 2, 2, 1, 4)}, backend.ErrShape},
-		{"shape of o, f32", kernels.Result{O: host(f32, 2, 1, 1, 8)}, backend.ErrShape},
-		{"type of o", kernels.Result{O: host(backend.BF16, 2, 2, 1, 8)}, backend.ErrDType},
-		{"shape of lse", kernels.Result{O: good, LSE: host(f32, 2, 1, 1, 1)}, backend.ErrShape},
-		{"type of lse", kernels.Result{O: good, LSE: host(f16, 2, 2, 1, 1)}, backend.ErrDType},
-		{"weights", kernels.Result{O: good, Weights: host(f32, 2, 2, 1, 9)}, backend.ErrOption},
+		{"no o", kernels.Result{}, kernels.ErrShape},
+		{"shape of o", kernels.Result{O: host(f16, 2, 2, 1, 4)}, kernels.ErrShape},
+		{"shape of o, f32", kernels.Result{O: host(f32, 2, 1, 1, 8)}, kernels.ErrShape},
+		{"type of o", kernels.Result{O: host(kernels.BF16, 2, 2, 1, 8)}, kernels.ErrDType},
+		{"shape of lse", kernels.Result{O: good, LSE: host(f32, 2, 1, 1, 1)}, kernels.ErrShape},
+		{"type of lse", kernels.Result{O: good, LSE: host(f16, 2, 2, 1, 1)}, kernels.ErrDType},
+		{"weights", kernels.Result{O: good, Weights: host(f32, 2, 2, 1, 9)}, kernels.ErrOption},
 	} {
 		if err := c.Batch(one, two).AttentionInto(ctx, o.out, q, kvcache.CallOptions{SharePrefix: true}); !errors.Is(err, o.want) {
 			t.Errorf("%s: error is %v, should be %v", o.name, err, o.want)

@@ -9,7 +9,6 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
@@ -46,7 +45,7 @@ func newCacheModel(t *rapid.T, be *cpu.Backend) *cacheModel {
 	m := &cacheModel{be: &failing{Backend: be, after: -1}}
 	window := rapid.SampledFrom([]int{0, 1, 2, 5}).Draw(t, "window")
 	m.config = kvcache.Config{KVHeads: modelHeads, Dim: modelDim, Window: window,
-		DType: rapid.SampledFrom([]backend.DType{backend.F32, backend.F16, backend.Q8}).Draw(t, "type"),
+		DType: rapid.SampledFrom([]kernels.DType{kernels.F32, kernels.F16, kernels.Q8}).Draw(t, "type"),
 		Batch: rapid.IntRange(1, 3).Draw(t, "batch"), Capacity: 2*window + rapid.IntRange(1, 8).Draw(t, "capacity")}
 	if window == 0 {
 		m.config.Capacity += 12
@@ -84,7 +83,7 @@ func (m *cacheModel) append(t *rapid.T) {
 		for b := range m.short {
 			m.short[b] = true
 		}
-	case !errors.Is(err, backend.ErrCapacity) || m.fits(count):
+	case !errors.Is(err, kernels.ErrCapacity) || m.fits(count):
 		t.Fatal(err)
 	}
 }
@@ -113,7 +112,7 @@ func (m *cacheModel) rewind(t *rapid.T) {
 	b := rapid.IntRange(0, len(m.seqs)-1).Draw(t, "sequence")
 	n := m.len(b) - rapid.IntRange(0, min(3, m.len(b))).Draw(t, "tokens")
 	err := m.cache.Rewind(b, n)
-	if errors.Is(err, backend.ErrOption) && m.config.Window > 0 {
+	if errors.Is(err, kernels.ErrOption) && m.config.Window > 0 {
 		return // the window needs tokens that are overwritten
 	}
 	if err != nil {
@@ -159,7 +158,7 @@ func (m *cacheModel) attend(t *rapid.T) {
 		qd[i] /= 64
 	}
 	r, err := m.cache.Attention(context.Background(), q, kvcache.CallOptions{})
-	if errors.Is(err, backend.ErrOption) && m.config.Window > 0 && slices.Contains(m.short, true) {
+	if errors.Is(err, kernels.ErrOption) && m.config.Window > 0 && slices.Contains(m.short, true) {
 		return
 	}
 	if err != nil {
@@ -201,7 +200,7 @@ func TestAppendWritesTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Release()
-	x, err := backend.AllocHost(backend.F32, backend.Shape{3, 1, 2, 8})
+	x, err := kernels.AllocHost(kernels.F32, kernels.Shape{3, 1, 2, 8})
 	if err != nil {
 		t.Fatal(err)
 	}

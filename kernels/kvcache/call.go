@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // CallOptions are the options of an attention call to a cache. The zero value is causal
@@ -38,9 +38,9 @@ func (p *pool) check(opt *CallOptions) error {
 		on |= kernels.WindowPath
 		switch {
 		case opt.Bidirectional:
-			return fmt.Errorf("option Bidirectional is set, but the cache has a window: %w", backend.ErrOption)
+			return fmt.Errorf("option Bidirectional is set, but the cache has a window: %w", kernels.ErrOption)
 		case share:
-			return fmt.Errorf("option SharePrefix is set, but the cache has a window: %w", backend.ErrOption)
+			return fmt.Errorf("option SharePrefix is set, but the cache has a window: %w", kernels.ErrOption)
 		}
 	}
 	if share {
@@ -80,17 +80,17 @@ func (x *batch) Lens() []int {
 func (x *batch) check(once bool) error {
 	p := x.pool.orNone()
 	if len(x.seqs) == 0 && p != none {
-		return fmt.Errorf("the batch has no sequences: %w", backend.ErrShape)
+		return fmt.Errorf("the batch has no sequences: %w", kernels.ErrShape)
 	}
 	for i, s := range x.sequences {
 		if s == nil {
-			return fmt.Errorf("sequence %d is nil, make it with NewSequence: %w", i, backend.ErrOption)
+			return fmt.Errorf("sequence %d is nil, make it with NewSequence: %w", i, kernels.ErrOption)
 		}
 		if err := s.usable(p); err != nil {
 			return fmt.Errorf("sequence %d: %w", i, err)
 		}
 		if j := slices.Index(x.sequences, s); once && j < i {
-			return fmt.Errorf("sequences %d and %d are the same, to continue it in two ways Fork it: %w", j, i, backend.ErrOption)
+			return fmt.Errorf("sequences %d and %d are the same, to continue it in two ways Fork it: %w", j, i, kernels.ErrOption)
 		}
 	}
 	return p.released()
@@ -100,18 +100,18 @@ func (x *batch) check(once bool) error {
 // allocate then.
 type step struct {
 	call    *kernels.Call
-	q, k, v backend.Tensor
+	q, k, v kernels.Tensor
 	asked   CallOptions
 	opt     kernels.Options // of the call
-	rotated backend.Tensor  // the memory of q when it was rotated
+	rotated kernels.Tensor  // the memory of q when it was rotated
 
 	count, klen, offsets, from []int
-	pages                      backend.Pages
+	pages                      kernels.Pages
 	window                     kernels.Window
 }
 
 // step returns the call that attends from q to seqs, for the caller to put back.
-func (p *pool) step(ctx context.Context, seqs []*placement, q backend.Tensor, opt *CallOptions) (*step, error) {
+func (p *pool) step(ctx context.Context, seqs []*placement, q kernels.Tensor, opt *CallOptions) (*step, error) {
 	s, _ := p.steps.Get().(*step)
 	if s == nil {
 		s = new(step)
@@ -136,7 +136,7 @@ func (p *pool) step(ctx context.Context, seqs []*placement, q backend.Tensor, op
 func (p *pool) putBack(s *step) {
 	releaseRotated(&s.rotated)
 	clear(s.pages.Table)
-	s.q, s.asked, s.opt = backend.Tensor{}, CallOptions{}, kernels.Options{}
+	s.q, s.asked, s.opt = kernels.Tensor{}, CallOptions{}, kernels.Options{}
 	p.steps.Put(s)
 }
 
@@ -147,7 +147,7 @@ func (p *pool) putBack(s *step) {
 //
 // Errors as for [kernels.Device.Attention], ErrShape when the cache is empty or has fewer
 // tokens than q has rows, and ErrReleased.
-func (x *batch) Attention(ctx context.Context, q backend.Tensor, opt CallOptions) (kernels.Result, error) {
+func (x *batch) Attention(ctx context.Context, q kernels.Tensor, opt CallOptions) (kernels.Result, error) {
 	out, err := x.attend(ctx, true, kernels.Result{}, q, &opt)
 	if err != nil {
 		out.Release()
@@ -157,14 +157,14 @@ func (x *batch) Attention(ctx context.Context, q backend.Tensor, opt CallOptions
 }
 
 // AttentionInto is Attention into preallocated tensors, as [kernels.Call.RunInto] takes them.
-func (x *batch) AttentionInto(ctx context.Context, out kernels.Result, q backend.Tensor, opt CallOptions) error {
+func (x *batch) AttentionInto(ctx context.Context, out kernels.Result, q kernels.Tensor, opt CallOptions) error {
 	_, err := x.attend(ctx, false, out, q, &opt)
 	return err
 }
 
 // attend computes a call into out, or with alloc into a new result.
-func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q backend.Tensor, opt *CallOptions) (_ kernels.Result, err error) {
-	defer backend.Annotate(&err, "cache")
+func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q kernels.Tensor, opt *CallOptions) (_ kernels.Result, err error) {
+	defer op.Annotate(&err, "cache")
 	p := x.pool.orNone()
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -189,15 +189,15 @@ func (x *batch) attend(ctx context.Context, alloc bool, out kernels.Result, q ba
 }
 
 // fill sets the operands and options of s.
-func (p *pool) fill(ctx context.Context, s *step, seqs []*placement, q backend.Tensor) (err error) {
+func (p *pool) fill(ctx context.Context, s *step, seqs []*placement, q kernels.Tensor) (err error) {
 	opt := &s.asked
-	if n := q.Shape()[backend.Batch]; n != len(seqs) {
-		return fmt.Errorf("q has shape %v, it must have one batch for each of %d sequences: %w", q.Shape(), len(seqs), backend.ErrShape)
+	if n := q.Shape()[kernels.Batch]; n != len(seqs) {
+		return fmt.Errorf("q has shape %v, it must have one batch for each of %d sequences: %w", q.Shape(), len(seqs), kernels.ErrShape)
 	}
 	if err := p.check(opt); err != nil {
 		return err
 	}
-	if s.count, err = counts(s.count, opt.Count, len(seqs), q.Shape()[backend.Seq], "q"); err != nil {
+	if s.count, err = counts(s.count, opt.Count, len(seqs), q.Shape()[kernels.Seq], "q"); err != nil {
 		return err
 	}
 	s.klen, s.offsets, s.from, s.pages.Table = s.klen[:0], s.offsets[:0], s.from[:0], s.pages.Table[:0]
@@ -206,23 +206,23 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*placement, q backend.T
 		tokens, keys = max(tokens, r.n), max(keys, r.used())
 	}
 	if tokens == 0 {
-		return fmt.Errorf("the cache is empty, append keys first: %w", backend.ErrShape)
+		return fmt.Errorf("the cache is empty, append keys first: %w", kernels.ErrShape)
 	}
 	for b, r := range seqs {
 		n := s.count[b]
 		from := r.n - n // position of the first row of q
 		if from < 0 && !opt.Bidirectional {
-			return fmt.Errorf("q has %d rows for sequence %d, which has %d tokens: append their keys first: %w", n, b, r.n, backend.ErrShape)
+			return fmt.Errorf("q has %d rows for sequence %d, which has %d tokens: append their keys first: %w", n, b, r.n, kernels.ErrShape)
 		}
 		if oldest := r.oldest(); oldest > 0 && n > 0 && from-(p.config.Window-1) < oldest {
-			return fmt.Errorf("q has %d rows for sequence %d, whose tokens before %d are overwritten: attend after each append, from as many rows: %w", n, b, oldest, backend.ErrOption)
+			return fmt.Errorf("q has %d rows for sequence %d, whose tokens before %d are overwritten: attend after each append, from as many rows: %w", n, b, oldest, kernels.ErrOption)
 		}
 		s.klen, s.offsets, s.from = append(s.klen, r.used()), append(s.offsets, from-r.first), append(s.from, from)
 		s.pages.Table = append(s.pages.Table, r.pages)
 	}
 	s.opt = opt.Options
 	s.opt.Causal, s.opt.KLen, s.opt.Offsets = !opt.Bidirectional, s.klen, s.offsets
-	if q.Shape()[backend.Seq] == 1 && p.config.Window == 0 && opt.Window == nil && opt.ALiBi == nil && opt.Prefix == nil && opt.Offset == 0 {
+	if q.Shape()[kernels.Seq] == 1 && p.config.Window == 0 && opt.Window == nil && opt.ALiBi == nil && opt.Prefix == nil && opt.Offset == 0 {
 		// The only row sees all keys that KLen leaves. Offsets would make lists.
 		s.opt.Causal, s.opt.Offsets = false, nil
 	}
@@ -235,10 +235,10 @@ func (p *pool) fill(ctx context.Context, s *step, seqs []*placement, q backend.T
 		s.pages.Keys = keys
 		s.opt.Pages = &s.pages
 	} else {
-		if s.k, err = p.k.Slice(backend.Seq, 0, keys); err != nil {
+		if s.k, err = p.k.Slice(kernels.Seq, 0, keys); err != nil {
 			return err
 		}
-		if s.v, err = p.v.Slice(backend.Seq, 0, keys); err != nil {
+		if s.v, err = p.v.Slice(kernels.Seq, 0, keys); err != nil {
 			return err
 		}
 	}

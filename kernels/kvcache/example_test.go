@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/seed90331342/attn/backend"
 	_ "github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
@@ -32,7 +31,7 @@ func ExampleCache() {
 		log.Fatal(err)
 	}
 	defer layer.Release()
-	cache, err := kvcache.New(ctx, dev, kvcache.Config{KVHeads: 2, Dim: 2, DType: backend.F16, Capacity: 64})
+	cache, err := kvcache.New(ctx, dev, kvcache.Config{KVHeads: 2, Dim: 2, DType: kernels.F16, Capacity: 64})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -40,7 +39,7 @@ func ExampleCache() {
 
 	// step applies the layer to tokens and returns the output for the last one.
 	step := func(tokens []float32) []float32 {
-		x, err := dev.FromFloat32(ctx, backend.F32, tokens, backend.Shape{1, 1, len(tokens) / 8, 8})
+		x, err := dev.FromFloat32(ctx, kernels.F32, tokens, kernels.Shape{1, 1, len(tokens) / 8, 8})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -87,12 +86,12 @@ func ExamplePaged() {
 	defer cache.Release()
 
 	// rows returns n tokens for each of some sequences.
-	rows := func(sequences, heads, n int) backend.Tensor {
+	rows := func(sequences, heads, n int) kernels.Tensor {
 		data := make([]float32, sequences*heads*n*4)
 		for i := range data {
 			data[i] = float32(i*i%11) / 4
 		}
-		t, err := dev.FromFloat32(ctx, backend.F32, data, backend.Shape{sequences, heads, n, 4})
+		t, err := dev.FromFloat32(ctx, kernels.F32, data, kernels.Shape{sequences, heads, n, 4})
 		if err != nil {
 			log.Fatal(err)
 		}

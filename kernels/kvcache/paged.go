@@ -6,16 +6,16 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // PagedConfig is the shape of a [Paged]. KVHeads, Dim, ValueDim, DType and RoPE are as in
 // [Config].
 type PagedConfig struct {
 	KVHeads, Dim, ValueDim int
-	DType                  backend.DType
+	DType                  kernels.DType
 	// PageSize is the number of tokens in a page; 0 means 64. The CPU reads pages in
 	// place when it is a multiple of 16.
 	PageSize int
@@ -53,14 +53,14 @@ type Sequence struct {
 // NewPaged returns a cache without sequences, for the caller to Release. Errors as for
 // [New].
 func NewPaged(ctx context.Context, dev *kernels.Device, c PagedConfig) (x *Paged, err error) {
-	defer backend.Annotate(&err, "paged cache")
+	defer op.Annotate(&err, "paged cache")
 	c.PageSize = cmp.Or(c.PageSize, 64)
 	p := &pool{dev: dev, size: c.PageSize, paged: true}
 	if err := p.configure(ctx, Config{KVHeads: c.KVHeads, Dim: c.Dim, ValueDim: c.ValueDim, DType: c.DType, Window: c.Window, RoPE: c.RoPE}); err != nil {
 		return nil, err
 	}
 	if c.PageSize < 1 || c.Pages < 1 || c.Pages > math.MaxInt32 || c.PageSize > maxLength/c.Pages {
-		return nil, fmt.Errorf("config: Pages is %d and PageSize is %d, both must be at least 1 and their product at most %d: %w", c.Pages, c.PageSize, maxLength, backend.ErrOption)
+		return nil, fmt.Errorf("config: Pages is %d and PageSize is %d, both must be at least 1 and their product at most %d: %w", c.Pages, c.PageSize, maxLength, kernels.ErrOption)
 	}
 	if err := p.alloc(ctx, c.Pages); err != nil {
 		return nil, err
@@ -145,9 +145,9 @@ func (s *Sequence) pool() *pool {
 func (s *Sequence) usable(p *pool) error {
 	switch {
 	case s.pool() != p:
-		return fmt.Errorf("the sequence is of another cache: %w", backend.ErrOption)
+		return fmt.Errorf("the sequence is of another cache: %w", kernels.ErrOption)
 	case s.freed:
-		return fmt.Errorf("the sequence was freed, make a new one: %w", backend.ErrReleased)
+		return fmt.Errorf("the sequence was freed, make a new one: %w", kernels.ErrReleased)
 	}
 	return p.released()
 }

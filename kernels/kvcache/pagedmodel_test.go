@@ -8,7 +8,6 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
@@ -64,7 +63,7 @@ type failing struct {
 
 var errCopy = errors.New("this copy fails")
 
-func (f *failing) Copy(ctx context.Context, dst, src []backend.Tensor) error {
+func (f *failing) Copy(ctx context.Context, dst, src []kernels.Tensor) error {
 	for i := range dst {
 		if f.after == 0 {
 			f.failed = true
@@ -82,7 +81,7 @@ const modelHeads, modelDim = 2, 16
 
 func newModel(t *rapid.T, be *cpu.Backend) *model {
 	m := &model{be: &failing{Backend: be, after: -1}, config: kvcache.PagedConfig{KVHeads: modelHeads, Dim: modelDim,
-		DType:    rapid.SampledFrom([]backend.DType{backend.F32, backend.F16, backend.Q8}).Draw(t, "type"),
+		DType:    rapid.SampledFrom([]kernels.DType{kernels.F32, kernels.F16, kernels.Q8}).Draw(t, "type"),
 		PageSize: rapid.SampledFrom([]int{1, 3, 16}).Draw(t, "page"), Pages: rapid.IntRange(1, 24).Draw(t, "pages")}}
 	m.dev = kernels.NewDevice(m.be)
 	var err error
@@ -153,7 +152,7 @@ func (m *model) batch(of []*modelled) *kvcache.Batch {
 
 // tokens draws rows that the cache's type stores exactly: halves of small integers, and
 // 63.5 in each row, for which the scale of int8 is a half.
-func tokens(t *rapid.T, sequences, heads, n int) (backend.Tensor, []float32) {
+func tokens(t *rapid.T, sequences, heads, n int) (kernels.Tensor, []float32) {
 	data := make([]float32, sequences*heads*n*modelDim)
 	seed := rapid.Uint32().Draw(t, "numbers")
 	for i := range data {
@@ -163,7 +162,7 @@ func tokens(t *rapid.T, sequences, heads, n int) (backend.Tensor, []float32) {
 			data[i] = 63.5
 		}
 	}
-	x, err := backend.HostF32(data, backend.Shape{sequences, heads, n, modelDim})
+	x, err := kernels.HostF32(data, kernels.Shape{sequences, heads, n, modelDim})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +176,7 @@ func (m *model) append(t *rapid.T) {
 	v, vd := tokens(t, len(of), modelHeads, n)
 	count := rapid.SliceOfN(rapid.IntRange(0, n), len(of), len(of)).Draw(t, "count")
 	err := m.batch(of).Append(context.Background(), k, v, count)
-	if errors.Is(err, backend.ErrCapacity) {
+	if errors.Is(err, kernels.ErrCapacity) {
 		return // check finds any change
 	}
 	if err != nil {
@@ -201,7 +200,7 @@ func (m *model) fail(t *rapid.T) {
 		t.Fatalf("a copy failed: %v, the append returns %v", m.be.failed, err)
 	case err == nil:
 		remember(of, kd, kd, n, slices.Repeat([]int{n}, len(of)))
-	case !m.be.failed && !errors.Is(err, backend.ErrCapacity):
+	case !m.be.failed && !errors.Is(err, kernels.ErrCapacity):
 		t.Fatal(err)
 	case m.cache.FreePages() != free:
 		t.Fatalf("a failed append left %d pages free of %d: %v", m.cache.FreePages(), free, err)
@@ -259,16 +258,16 @@ func (m *model) attend(t *rapid.T) {
 }
 
 // plain attends to the tokens of a sequence in one tensor of dtype.
-func plain(dev *kernels.Device, dtype backend.DType, s *modelled, q []float32, n int, opt kernels.Options) ([]float32, error) {
+func plain(dev *kernels.Device, dtype kernels.DType, s *modelled, q []float32, n int, opt kernels.Options) ([]float32, error) {
 	ctx := context.Background()
-	of := func(rows []float32) (backend.Tensor, error) {
+	of := func(rows []float32) (kernels.Tensor, error) {
 		seq := len(rows) / (modelHeads * modelDim)
 		data := make([]float32, len(rows))
 		for i, x := range rows {
 			j, h, c := i/modelDim/modelHeads, i/modelDim%modelHeads, i%modelDim
 			data[(h*seq+j)*modelDim+c] = x
 		}
-		return dev.FromFloat32(ctx, dtype, data, backend.Shape{1, modelHeads, seq, modelDim})
+		return dev.FromFloat32(ctx, dtype, data, kernels.Shape{1, modelHeads, seq, modelDim})
 	}
 	k, err := of(s.k)
 	if err != nil {
@@ -278,7 +277,7 @@ func plain(dev *kernels.Device, dtype backend.DType, s *modelled, q []float32, n
 	if err != nil {
 		return nil, err
 	}
-	qt, err := backend.HostF32(q, backend.Shape{1, 2 * modelHeads, n, modelDim})
+	qt, err := kernels.HostF32(q, kernels.Shape{1, 2 * modelHeads, n, modelDim})
 	if err != nil {
 		return nil, err
 	}
@@ -319,11 +318,11 @@ func TestLastPageOfForks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x, err := backend.AllocHost(backend.F32, backend.Shape{2, 1, 3, 4})
+	x, err := kernels.AllocHost(kernels.F32, kernels.Shape{2, 1, 3, 4})
 	if err != nil {
 		t.Fatal(err)
 	}
-	one, err := x.Slice(backend.Batch, 0, 1)
+	one, err := x.Slice(kernels.Batch, 0, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // pool is the memory of a cache, in pages of the same size. In a Cache, sequence b owns
@@ -19,7 +19,7 @@ type pool struct {
 	paged  bool
 
 	mu   sync.RWMutex
-	k, v backend.Tensor // [P, Hkv, Size, D] and Dv, zero once released
+	k, v kernels.Tensor // [P, Hkv, Size, D] and Dv, zero once released
 	// free lists the pages that no sequence refers to, refs counts the sequences that
 	// refer to each page. Only a Paged has them.
 	free, refs []int32
@@ -57,24 +57,23 @@ func (p *pool) configure(ctx context.Context, c Config) error {
 		n, least int
 	}{{"KVHeads", c.KVHeads, 1}, {"Dim", c.Dim, 1}, {"ValueDim", c.ValueDim, 1}, {"Window", c.Window, 0}} {
 		if l.n < l.least || l.n > maxLength {
-			return fmt.Errorf("config: %s is %d, it must be %d to %d: %w", l.name, l.n, l.least, maxLength, backend.ErrOption)
+			return fmt.Errorf("config: %s is %d, it must be %d to %d: %w", l.name, l.n, l.least, maxLength, kernels.ErrOption)
 		}
 	}
-	if !c.DType.Float() && c.DType != backend.Q8 {
-		return fmt.Errorf("config: DType is %v, it must be f32, f16, bf16 or q8: %w", c.DType, backend.ErrDType)
+	if !c.DType.Float() && c.DType != kernels.Q8 {
+		return fmt.Errorf("config: DType is %v, it must be f32, f16, bf16 or q8: %w", c.DType, kernels.ErrDType)
 	}
-	if c.DType == backend.Q8 && (c.Dim%4 != 0 || c.ValueDim%4 != 0) {
-		return fmt.Errorf("config: head sizes are %d and %d, they must be multiples of 4 for q8: %w", c.Dim, c.ValueDim, backend.ErrOption)
+	if c.DType == kernels.Q8 && (c.Dim%4 != 0 || c.ValueDim%4 != 0) {
+		return fmt.Errorf("config: head sizes are %d and %d, they must be multiples of 4 for q8: %w", c.Dim, c.ValueDim, kernels.ErrOption)
 	}
-	be := p.dev.Backend()
-	if _, ok := be.(backend.Copier); !ok {
-		return fmt.Errorf("%s cannot copy tensors: %w", be.Info().Name, backend.ErrUnsupported)
+	if _, err := op.Copier(p.dev.Backend()); err != nil {
+		return err
 	}
 	if c.RoPE == nil {
 		return nil
 	}
-	if _, ok := be.(backend.Rotator); !ok {
-		return fmt.Errorf("%s has no rotary embedding: %w", be.Info().Name, backend.ErrUnsupported)
+	if _, err := op.Rotator(p.dev.Backend()); err != nil {
+		return err
 	}
 	// Find a wrong embedding now and not at the first append.
 	angles, err := c.RoPE.Angles(ctx, p.dev, c.Dim, [][]int{{0}})
@@ -85,19 +84,19 @@ func (p *pool) configure(ctx context.Context, c Config) error {
 // alloc allocates the memory of so many pages.
 func (p *pool) alloc(ctx context.Context, pages int) (err error) {
 	heads := p.config.KVHeads
-	alloc := func(dim int) (t backend.Tensor) {
+	alloc := func(dim int) (t kernels.Tensor) {
 		if err != nil {
 			return t
 		}
 		if !p.paged {
-			t, err = p.dev.Alloc(ctx, p.config.DType, backend.Shape{pages, heads, p.size, dim})
+			t, err = p.dev.Alloc(ctx, p.config.DType, kernels.Shape{pages, heads, p.size, dim})
 			return t
 		}
 		// The pages of a head are adjacent. With the heads of a page adjacent, the pages
 		// of one head would lie a power of two apart and compete for the same lines of a
 		// processor's cache, and prefetching past a page would miss the next one.
-		if t, err = p.dev.Alloc(ctx, p.config.DType, backend.Shape{heads, pages, p.size, dim}); err == nil {
-			t, err = t.Swap(backend.Batch, backend.Heads)
+		if t, err = p.dev.Alloc(ctx, p.config.DType, kernels.Shape{heads, pages, p.size, dim}); err == nil {
+			t, err = t.Swap(kernels.Batch, kernels.Heads)
 		}
 		return t
 	}
@@ -115,7 +114,7 @@ func (p *pool) release() {
 	p.k.Release()
 	p.v.Release()
 	p.angles.Release()
-	p.k, p.v, p.angles = backend.Tensor{}, backend.Tensor{}, angleTable{}
+	p.k, p.v, p.angles = kernels.Tensor{}, kernels.Tensor{}, angleTable{}
 }
 
 // none is the pool of zero values.
@@ -132,10 +131,10 @@ func (p *pool) orNone() *pool {
 // released returns ErrReleased after a release, and ErrOption for none.
 func (p *pool) released() error {
 	if p == none {
-		return fmt.Errorf("the cache is a zero value, make it with New or NewPaged: %w", backend.ErrOption)
+		return fmt.Errorf("the cache is a zero value, make it with New or NewPaged: %w", kernels.ErrOption)
 	}
 	if p.k.IsZero() {
-		return fmt.Errorf("the cache was released, make a new one: %w", backend.ErrReleased)
+		return fmt.Errorf("the cache was released, make a new one: %w", kernels.ErrReleased)
 	}
 	return nil
 }
@@ -150,11 +149,11 @@ func counts(memory, count []int, batch, n int, of string) ([]int, error) {
 		return memory, nil
 	}
 	if len(count) != batch {
-		return nil, fmt.Errorf("count has %d numbers, it must have one for each of %d sequences: %w", len(count), batch, backend.ErrShape)
+		return nil, fmt.Errorf("count has %d numbers, it must have one for each of %d sequences: %w", len(count), batch, kernels.ErrShape)
 	}
 	for b, m := range count {
 		if m < 0 || m > n {
-			return nil, fmt.Errorf("count[%d] is %d, %s has %d rows: it must be 0 to %d: %w", b, m, of, n, n, backend.ErrOption)
+			return nil, fmt.Errorf("count[%d] is %d, %s has %d rows: it must be 0 to %d: %w", b, m, of, n, n, kernels.ErrOption)
 		}
 	}
 	return append(memory, count...), nil

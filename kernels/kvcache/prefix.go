@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -38,11 +37,11 @@ func (p *pool) sharedPages(s *step) int {
 // sequences.
 func (p *pool) sharePrefix(ctx context.Context, s *step, out kernels.Result, pages int) error {
 	// RunInto and Copy check the shapes.
-	if t := out.O.DType(); t != s.q.DType() && t != backend.F32 {
-		return fmt.Errorf("o is %v, it must be %v as q or f32: %w", t, s.q.DType(), backend.ErrDType)
+	if t := out.O.DType(); t != s.q.DType() && t != kernels.F32 {
+		return fmt.Errorf("o is %v, it must be %v as q or f32: %w", t, s.q.DType(), kernels.ErrDType)
 	}
-	if !out.LSE.IsZero() && out.LSE.DType() != backend.F32 {
-		return fmt.Errorf("lse is %v, it must be f32: %w", out.LSE.DType(), backend.ErrDType)
+	if !out.LSE.IsZero() && out.LSE.DType() != kernels.F32 {
+		return fmt.Errorf("lse is %v, it must be f32: %w", out.LSE.DType(), kernels.ErrDType)
 	}
 	whole, held, err := p.partial(ctx, s.q.Shape(), out)
 	if err != nil {
@@ -67,14 +66,14 @@ func (p *pool) sharePrefix(ctx context.Context, s *step, out kernels.Result, pag
 	if held.O.IsZero() {
 		return nil
 	}
-	return p.dev.Copy(ctx, []backend.Tensor{out.O}, []backend.Tensor{whole.O})
+	return p.dev.Copy(ctx, []kernels.Tensor{out.O}, []kernels.Tensor{whole.O})
 }
 
 // prefix attends from all rows of s to its first keys. Row i of all sequences is one call.
 func (p *pool) prefix(ctx context.Context, s *step, out kernels.Result, keys int) error {
-	opt := kernels.Options{Scale: s.opt.Scale, Softcap: s.opt.Softcap, Pages: &backend.Pages{Table: s.pages.Table[:1], Keys: keys}}
+	opt := kernels.Options{Scale: s.opt.Scale, Softcap: s.opt.Softcap, Pages: &kernels.Pages{Table: s.pages.Table[:1], Keys: keys}}
 	var call *kernels.Call
-	for i := range s.q.Shape()[backend.Seq] {
+	for i := range s.q.Shape()[kernels.Seq] {
 		q, err := acrossBatches(s.q, i)
 		if err != nil {
 			return err
@@ -104,7 +103,7 @@ func (p *pool) prefix(ctx context.Context, s *step, out kernels.Result, keys int
 // afterPrefix attends from all rows of s to the keys after so many pages.
 func (p *pool) afterPrefix(ctx context.Context, s *step, out kernels.Result, pages int) error {
 	keys, opt := pages*p.size, s.opt
-	opt.Pages = &backend.Pages{Table: slices.Clone(s.pages.Table), Keys: max(1, s.pages.Keys-keys)}
+	opt.Pages = &kernels.Pages{Table: slices.Clone(s.pages.Table), Keys: max(1, s.pages.Keys-keys)}
 	opt.KLen, opt.Offsets = slices.Clone(opt.KLen), slices.Clone(opt.Offsets) // nil stays nil
 	for b := range opt.KLen {
 		opt.Pages.Table[b] = opt.Pages.Table[b][pages:]
@@ -122,14 +121,14 @@ func (p *pool) afterPrefix(ctx context.Context, s *step, out kernels.Result, pag
 
 // partial returns a result in F32 for rows of shape, which can be merged: out's tensors
 // where they are F32, else new ones, which held has too.
-func (p *pool) partial(ctx context.Context, shape backend.Shape, out kernels.Result) (r, held kernels.Result, err error) {
+func (p *pool) partial(ctx context.Context, shape kernels.Shape, out kernels.Result) (r, held kernels.Result, err error) {
 	r = kernels.Result{O: out.O, LSE: out.LSE}
-	alloc := func(t, held *backend.Tensor, dim int) {
-		if err != nil || !t.IsZero() && t.DType() == backend.F32 {
+	alloc := func(t, held *kernels.Tensor, dim int) {
+		if err != nil || !t.IsZero() && t.DType() == kernels.F32 {
 			return
 		}
-		shape[backend.Dim] = dim
-		*held, err = p.dev.Alloc(ctx, backend.F32, shape)
+		shape[kernels.Dim] = dim
+		*held, err = p.dev.Alloc(ctx, kernels.F32, shape)
 		*t = *held
 	}
 	alloc(&r.O, &held.O, p.config.ValueDim)
@@ -141,7 +140,7 @@ func (p *pool) partial(ctx context.Context, shape backend.Shape, out kernels.Res
 }
 
 // acrossBatches returns row i of each batch of t as the rows of one batch.
-func acrossBatches(t backend.Tensor, i int) (backend.Tensor, error) {
+func acrossBatches(t kernels.Tensor, i int) (kernels.Tensor, error) {
 	n, by := t.Shape(), t.Strides()
-	return t.View(backend.Shape{1, n[1], n[0], n[3]}, backend.Strides{0, by[1], by[0], by[3]}, i*by[2])
+	return t.View(kernels.Shape{1, n[1], n[0], n[3]}, kernels.Strides{0, by[1], by[0], by[3]}, i*by[2])
 }

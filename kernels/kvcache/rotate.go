@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -92,9 +91,9 @@ func (p *pool) extendAngles(ctx context.Context, from []int, n int) error {
 		return err
 	}
 	a, err := p.config.RoPE.Angles(ctx, p.dev, p.config.Dim, positions)
-	if err != nil || a.Cos.Shape()[backend.Seq] != tableTokens || a.Sin.Shape()[backend.Seq] != tableTokens {
+	if err != nil || a.Cos.Shape()[kernels.Seq] != tableTokens || a.Sin.Shape()[kernels.Seq] != tableTokens {
 		a.Release()
-		if errors.Is(err, backend.ErrMemory) {
+		if errors.Is(err, kernels.ErrMemory) {
 			return err
 		}
 		return nil
@@ -121,7 +120,7 @@ func positionsOf(from []int, n int) (positions [][]int, err error) {
 // rotate returns x rotated, as dtype; row i of batch b is at position from[b]+i. The result
 // is in memory, which rotate replaces where it does not fit, for the caller to release.
 // Without an embedding rotate returns x.
-func (p *pool) rotate(ctx context.Context, name string, x backend.Tensor, dtype backend.DType, from []int, memory *backend.Tensor) (_ backend.Tensor, err error) {
+func (p *pool) rotate(ctx context.Context, name string, x kernels.Tensor, dtype kernels.DType, from []int, memory *kernels.Tensor) (_ kernels.Tensor, err error) {
 	if p.config.RoPE == nil {
 		return x, nil
 	}
@@ -131,7 +130,7 @@ func (p *pool) rotate(ctx context.Context, name string, x backend.Tensor, dtype 
 			return x, err
 		}
 	}
-	if n := x.Shape()[backend.Seq]; p.angles.has(from, n) {
+	if n := x.Shape()[kernels.Seq]; p.angles.has(from, n) {
 		err = p.rotateByTable(ctx, *memory, x, from)
 	} else {
 		var positions [][]int
@@ -153,9 +152,9 @@ func (p *pool) rotate(ctx context.Context, name string, x backend.Tensor, dtype 
 
 // rotateByTable rotates x by the angles of the table, sequences with the same rows of it
 // together.
-func (p *pool) rotateByTable(ctx context.Context, y, x backend.Tensor, from []int) (err error) {
-	t, n := &p.angles, x.Shape()[backend.Seq]
-	slice := func(x backend.Tensor, axis, lo, hi int) backend.Tensor {
+func (p *pool) rotateByTable(ctx context.Context, y, x kernels.Tensor, from []int) (err error) {
+	t, n := &p.angles, x.Shape()[kernels.Seq]
+	slice := func(x kernels.Tensor, axis, lo, hi int) kernels.Tensor {
 		if err == nil {
 			x, err = x.Slice(axis, lo, hi)
 		}
@@ -166,11 +165,11 @@ func (p *pool) rotateByTable(ctx context.Context, y, x backend.Tensor, from []in
 		for end = b + 1; end < len(from) && t.row(end, from[end]) == row; end++ {
 		}
 		a := t.Angles
-		a.Cos, a.Sin = slice(a.Cos, backend.Seq, row, row+n), slice(a.Sin, backend.Seq, row, row+n)
+		a.Cos, a.Sin = slice(a.Cos, kernels.Seq, row, row+n), slice(a.Sin, kernels.Seq, row, row+n)
 		if len(t.from) > 1 {
-			a.Cos, a.Sin = slice(a.Cos, backend.Batch, b, end), slice(a.Sin, backend.Batch, b, end)
+			a.Cos, a.Sin = slice(a.Cos, kernels.Batch, b, end), slice(a.Sin, kernels.Batch, b, end)
 		}
-		dst, src := slice(y, backend.Batch, b, end), slice(x, backend.Batch, b, end)
+		dst, src := slice(y, kernels.Batch, b, end), slice(x, kernels.Batch, b, end)
 		if err == nil {
 			err = p.dev.Rotate(ctx, dst, src, a)
 		}
@@ -180,9 +179,9 @@ func (p *pool) rotateByTable(ctx context.Context, y, x backend.Tensor, from []in
 
 // releaseRotated releases memory of rotate, unless it is that of a step in host memory: a
 // step is kept in a sync.Pool, from which only host memory may vanish.
-func releaseRotated(memory *backend.Tensor) {
-	if !memory.OnHost() || memory.Shape()[backend.Seq] > stepTokens {
+func releaseRotated(memory *kernels.Tensor) {
+	if !memory.OnHost() || memory.Shape()[kernels.Seq] > stepTokens {
 		memory.Release()
-		*memory = backend.Tensor{}
+		*memory = kernels.Tensor{}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/kvcache"
@@ -31,19 +30,19 @@ func TestRotaryCache(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tensor := func(n int) backend.Tensor {
+		tensor := func(n int) kernels.Tensor {
 			data := make([]float32, batch*heads*n*dim)
 			for i := range data {
 				data[i] = rng.Float32() - 0.5
 			}
-			x, err := backend.HostF32(data, backend.Shape{batch, heads, n, dim})
+			x, err := kernels.HostF32(data, kernels.Shape{batch, heads, n, dim})
 			if err != nil {
 				t.Fatal(err)
 			}
 			return x
 		}
-		rotated := func(x backend.Tensor, from []int) backend.Tensor {
-			n := x.Shape()[backend.Seq]
+		rotated := func(x kernels.Tensor, from []int) kernels.Tensor {
+			n := x.Shape()[kernels.Seq]
 			positions := make([][]int, batch)
 			for b := range positions {
 				for i := range n {
@@ -54,7 +53,7 @@ func TestRotaryCache(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			y, err := backend.AllocHost(backend.F32, x.Shape())
+			y, err := kernels.AllocHost(kernels.F32, x.Shape())
 			if err == nil {
 				err = dev.Rotate(ctx, y, x, angles)
 			}

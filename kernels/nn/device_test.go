@@ -4,7 +4,6 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -18,14 +17,14 @@ func onCPU(t *testing.T) *kernels.Device {
 }
 
 // random returns a tensor of normal numbers that the test releases.
-func random(t *testing.T, dev *kernels.Device, seed uint64, shape ...int) backend.Tensor {
+func random(t *testing.T, dev *kernels.Device, seed uint64, shape ...int) kernels.Tensor {
 	t.Helper()
-	s := backend.Shape(shape)
+	s := kernels.Shape(shape)
 	data, rng := make([]float32, s.Elements()), rand.New(rand.NewPCG(seed, 1))
 	for i := range data {
 		data[i] = float32(rng.NormFloat64())
 	}
-	x, err := dev.FromFloat32(t.Context(), backend.F32, data, s)
+	x, err := dev.FromFloat32(t.Context(), kernels.F32, data, s)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // Pass is one forward pass of a layer with what [MultiHeadAttention.Backward] needs of it.
@@ -14,9 +14,9 @@ type Pass struct {
 	// Result is what [MultiHeadAttention.Apply] returns, with the LSE.
 	kernels.Result
 	call    *kernels.Call
-	x, z    backend.Tensor
-	q, k, v backend.Tensor
-	joined  backend.Tensor // the attention's output, [B, 1, S, H·Dv]
+	x, z    kernels.Tensor
+	q, k, v kernels.Tensor
+	joined  kernels.Tensor // the attention's output, [B, 1, S, H·Dv]
 	opt     MultiHeadOptions
 }
 
@@ -26,7 +26,7 @@ func (p *Pass) Release() {
 		return
 	}
 	p.Result.Release()
-	for _, t := range [...]backend.Tensor{p.q, p.k, p.v, p.joined} {
+	for _, t := range [...]kernels.Tensor{p.q, p.k, p.v, p.joined} {
 		t.Release()
 	}
 }
@@ -34,7 +34,7 @@ func (p *Pass) Release() {
 // LayerGradients are the gradients of a layer's input and weights, all F32 in device memory.
 type LayerGradients struct {
 	// X is that of x, [B, 1, S, Model], and Memory that of Options.Memory, if it is set.
-	X, Memory backend.Tensor
+	X, Memory kernels.Tensor
 	// Weights has the shapes of the weights, with biases if the layer has them.
 	Weights MultiHeadWeights
 	// Attention has the gradients of the options that [kernels.Gradients] has: Bias,
@@ -52,9 +52,9 @@ func (g *LayerGradients) Release() {
 
 // Forward is Apply that keeps q, k, v and the attention's output for Backward, O(S) memory.
 // The caller releases the Pass. A Cache, which is for generation, is refused with ErrOption.
-func (l *MultiHeadAttention) Forward(ctx context.Context, x backend.Tensor, opt MultiHeadOptions) (*Pass, error) {
+func (l *MultiHeadAttention) Forward(ctx context.Context, x kernels.Tensor, opt MultiHeadOptions) (*Pass, error) {
 	if opt.Cache != nil {
-		return nil, fmt.Errorf("multi-head attention: forward: a Cache is set, which is for generation: leave it out: %w", backend.ErrOption)
+		return nil, fmt.Errorf("multi-head attention: forward: a Cache is set, which is for generation: leave it out: %w", kernels.ErrOption)
 	}
 	opt.LSE = true
 	p := new(Pass)
@@ -75,7 +75,7 @@ func (l *MultiHeadAttention) Forward(ctx context.Context, x backend.Tensor, opt 
 // same bits.
 //
 // Errors as for [kernels.Call.Backward].
-func (l *MultiHeadAttention) Backward(ctx context.Context, p *Pass, dy backend.Tensor) (g LayerGradients, err error) {
+func (l *MultiHeadAttention) Backward(ctx context.Context, p *Pass, dy kernels.Tensor) (g LayerGradients, err error) {
 	b := backward{ctx: ctx, dev: l.dev}
 	defer func() {
 		for _, t := range b.temporary {
@@ -85,10 +85,10 @@ func (l *MultiHeadAttention) Backward(ctx context.Context, p *Pass, dy backend.T
 			g.Release()
 			g = LayerGradients{}
 		}
-		backend.Annotate(&err, "multi-head attention: backward")
+		op.Annotate(&err, "multi-head attention: backward")
 	}()
 	if p == nil || p.call == nil {
-		return g, fmt.Errorf("there is no pass, make it with Forward: %w", backend.ErrOption)
+		return g, fmt.Errorf("there is no pass, make it with Forward: %w", kernels.ErrOption)
 	}
 	if err := dy.CheckShape("dy", p.O.Shape(), "shape of y", floats...); err != nil {
 		return g, err
@@ -98,26 +98,26 @@ func (l *MultiHeadAttention) Backward(ctx context.Context, p *Pass, dy backend.T
 }
 
 // backward computes g. Its steps do nothing after an error.
-func (l *MultiHeadAttention) backward(b *backward, p *Pass, dy backend.Tensor, g *LayerGradients) {
+func (l *MultiHeadAttention) backward(b *backward, p *Pass, dy kernels.Tensor, g *LayerGradients) {
 	c, w := l.config, &g.Weights
 	d := p.call.Dims()
 	dy = b.contiguous(dy)
 	// y = joined·Wo + Bo
 	b.linear(&w.Wo, &w.Bo, p.joined, dy, !l.bo.IsZero())
-	dJoined := b.alloc(backend.Shape{d.Batch, 1, d.SeqQ, d.Heads * d.ValueDim})
+	dJoined := b.alloc(kernels.Shape{d.Batch, 1, d.SeqQ, d.Heads * d.ValueDim})
 	b.project(dJoined, dy, b.transposed(l.wo))
-	dq := b.alloc(backend.Shape{d.Batch, 1, d.SeqQ, c.Heads * c.HeadDim})
-	dk := b.alloc(backend.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.HeadDim})
-	dv := b.alloc(backend.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.ValueDim})
+	dq := b.alloc(kernels.Shape{d.Batch, 1, d.SeqQ, c.Heads * c.HeadDim})
+	dk := b.alloc(kernels.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.HeadDim})
+	dv := b.alloc(kernels.Shape{d.Batch, 1, d.SeqK, c.KVHeads * c.ValueDim})
 	q, k := b.heads(dq, c.Heads), b.heads(dk, c.KVHeads)
-	b.attention(&g.Attention, p, [3]backend.Tensor{q, k, b.heads(dv, c.KVHeads)}, b.heads(dJoined, c.Heads))
+	b.attention(&g.Attention, p, [3]kernels.Tensor{q, k, b.heads(dv, c.KVHeads)}, b.heads(dJoined, c.Heads))
 	if b.err == nil {
 		b.err = l.rotate(b.ctx, q, k, &p.opt, true)
 	}
 	b.linear(&w.Wq, &w.Bq, p.x, dq, !l.in.Bq.IsZero())
 	b.linear(&w.Wk, &w.Bk, p.z, dk, !l.in.Bk.IsZero())
 	b.linear(&w.Wv, &w.Bv, p.z, dv, !l.in.Bv.IsZero())
-	weights, outputs := []backend.Tensor{l.in.Wq, l.in.Wk, l.in.Wv}, []backend.Tensor{dq, dk, dv}
+	weights, outputs := []kernels.Tensor{l.in.Wq, l.in.Wk, l.in.Wv}, []kernels.Tensor{dq, dk, dv}
 	if !p.opt.Memory.IsZero() {
 		b.input(&g.Memory, outputs[1:], weights[1:])
 		weights, outputs = weights[:1], outputs[:1]
@@ -129,11 +129,11 @@ func (l *MultiHeadAttention) backward(b *backward, p *Pass, dy backend.Tensor, g
 type backward struct {
 	ctx       context.Context
 	dev       *kernels.Device
-	temporary []backend.Tensor // released at the end
+	temporary []kernels.Tensor // released at the end
 	err       error
 }
 
-func (b *backward) must(t backend.Tensor, err error) backend.Tensor {
+func (b *backward) must(t kernels.Tensor, err error) kernels.Tensor {
 	if b.err == nil {
 		b.err = err
 	}
@@ -141,38 +141,38 @@ func (b *backward) must(t backend.Tensor, err error) backend.Tensor {
 }
 
 // alloc returns a new F32 tensor that is released at the end.
-func (b *backward) alloc(shape backend.Shape) backend.Tensor {
+func (b *backward) alloc(shape kernels.Shape) kernels.Tensor {
 	if b.err != nil {
-		return backend.Tensor{}
+		return kernels.Tensor{}
 	}
-	t := b.must(b.dev.Alloc(b.ctx, backend.F32, shape))
+	t := b.must(b.dev.Alloc(b.ctx, kernels.F32, shape))
 	b.temporary = append(b.temporary, t)
 	return t
 }
 
 // kept returns a new F32 tensor that the caller of Backward gets.
-func (b *backward) kept(to *backend.Tensor, shape backend.Shape) backend.Tensor {
+func (b *backward) kept(to *kernels.Tensor, shape kernels.Shape) kernels.Tensor {
 	if b.err == nil {
-		*to = b.must(b.dev.Alloc(b.ctx, backend.F32, shape))
+		*to = b.must(b.dev.Alloc(b.ctx, kernels.F32, shape))
 	}
 	return *to
 }
 
 // project computes y = x·w.
-func (b *backward) project(y, x, w backend.Tensor) {
+func (b *backward) project(y, x, w kernels.Tensor) {
 	if b.err == nil {
-		b.err = b.dev.Project(b.ctx, y, x, w, backend.Tensor{})
+		b.err = b.dev.Project(b.ctx, y, x, w, kernels.Tensor{})
 	}
 }
 
-func (b *backward) copy(dst, src backend.Tensor) {
+func (b *backward) copy(dst, src kernels.Tensor) {
 	if b.err == nil {
-		b.err = b.dev.Copy(b.ctx, []backend.Tensor{dst}, []backend.Tensor{src})
+		b.err = b.dev.Copy(b.ctx, []kernels.Tensor{dst}, []kernels.Tensor{src})
 	}
 }
 
 // contiguous returns t, or a copy, as rows without gaps.
-func (b *backward) contiguous(t backend.Tensor) backend.Tensor {
+func (b *backward) contiguous(t kernels.Tensor) kernels.Tensor {
 	if b.err != nil || t.IsContiguous() {
 		return t
 	}
@@ -182,29 +182,29 @@ func (b *backward) contiguous(t backend.Tensor) backend.Tensor {
 }
 
 // flat returns t [B, 1, S, N] as the rows of all batches, [1, 1, B·S, N].
-func (b *backward) flat(t backend.Tensor) backend.Tensor {
+func (b *backward) flat(t kernels.Tensor) kernels.Tensor {
 	s, st := t.Shape(), t.Strides()
 	if b.err != nil {
 		return t
 	}
-	if s[backend.Batch] > 1 && st[backend.Batch] != s[backend.Seq]*st[backend.Seq] {
+	if s[kernels.Batch] > 1 && st[kernels.Batch] != s[kernels.Seq]*st[kernels.Seq] {
 		t = b.contiguous(t)
 		st = t.Strides()
 	}
 	if b.err != nil {
 		return t
 	}
-	return b.must(t.View(backend.Shape{1, 1, s[backend.Batch] * s[backend.Seq], s[backend.Dim]}, st, 0))
+	return b.must(t.View(kernels.Shape{1, 1, s[kernels.Batch] * s[kernels.Seq], s[kernels.Dim]}, st, 0))
 }
 
-func (b *backward) transposed(t backend.Tensor) backend.Tensor {
+func (b *backward) transposed(t kernels.Tensor) kernels.Tensor {
 	if b.err != nil {
 		return t
 	}
-	return b.must(t.Swap(backend.Seq, backend.Dim))
+	return b.must(t.Swap(kernels.Seq, kernels.Dim))
 }
 
-func (b *backward) heads(t backend.Tensor, heads int) backend.Tensor {
+func (b *backward) heads(t kernels.Tensor, heads int) kernels.Tensor {
 	if b.err != nil {
 		return t
 	}
@@ -212,7 +212,7 @@ func (b *backward) heads(t backend.Tensor, heads int) backend.Tensor {
 }
 
 // attention computes the gradients d of q, k and v, and those of the options.
-func (b *backward) attention(options *kernels.Gradients, p *Pass, d [3]backend.Tensor, dO backend.Tensor) {
+func (b *backward) attention(options *kernels.Gradients, p *Pass, d [3]kernels.Tensor, dO kernels.Tensor) {
 	o := b.heads(p.joined, p.call.Dims().Heads)
 	if b.err != nil {
 		return
@@ -226,44 +226,44 @@ func (b *backward) attention(options *kernels.Gradients, p *Pass, d [3]backend.T
 }
 
 // linear computes the gradients of the weight and the bias of y = x·w + bias.
-func (b *backward) linear(dw, dbias *backend.Tensor, x, dy backend.Tensor, bias bool) {
+func (b *backward) linear(dw, dbias *kernels.Tensor, x, dy kernels.Tensor, bias bool) {
 	x, dy = b.flat(x), b.flat(dy)
-	n := dy.Shape()[backend.Dim]
-	b.project(b.kept(dw, backend.Shape{1, 1, x.Shape()[backend.Dim], n}), b.transposed(x), dy)
+	n := dy.Shape()[kernels.Dim]
+	b.project(b.kept(dw, kernels.Shape{1, 1, x.Shape()[kernels.Dim], n}), b.transposed(x), dy)
 	if !bias || b.err != nil {
 		return
 	}
-	rows := dy.Shape()[backend.Seq]
-	one := b.must(b.dev.FromFloat32(b.ctx, backend.F32, []float32{1}, backend.Shape{1, 1, 1, 1}))
+	rows := dy.Shape()[kernels.Seq]
+	one := b.must(b.dev.FromFloat32(b.ctx, kernels.F32, []float32{1}, kernels.Shape{1, 1, 1, 1}))
 	b.temporary = append(b.temporary, one)
 	if b.err == nil {
-		one = b.must(one.Broadcast(backend.Shape{1, 1, 1, rows}))
+		one = b.must(one.Broadcast(kernels.Shape{1, 1, 1, rows}))
 	}
-	b.project(b.kept(dbias, backend.Shape{1, 1, 1, n}), one, dy)
+	b.project(b.kept(dbias, kernels.Shape{1, 1, 1, n}), one, dy)
 }
 
 // input computes dx = Σ dy·wᵀ over the layers that read x: one product of the gradients of all
 // outputs, side by side, and the transposed weights below each other.
-func (b *backward) input(dx *backend.Tensor, dy, weights []backend.Tensor) {
+func (b *backward) input(dx *kernels.Tensor, dy, weights []kernels.Tensor) {
 	s, all := dy[0].Shape(), 0
 	for _, w := range weights {
-		all += w.Shape()[backend.Dim]
+		all += w.Shape()[kernels.Dim]
 	}
-	model := weights[0].Shape()[backend.Seq]
+	model := weights[0].Shape()[kernels.Seq]
 	side, below := dy[0], b.transposed(weights[0])
 	if len(weights) > 1 {
-		side = b.alloc(backend.Shape{s[backend.Batch], 1, s[backend.Seq], all})
-		below = b.alloc(backend.Shape{1, 1, all, model})
+		side = b.alloc(kernels.Shape{s[kernels.Batch], 1, s[kernels.Seq], all})
+		below = b.alloc(kernels.Shape{1, 1, all, model})
 		at := 0
 		for i, w := range weights {
 			if b.err != nil {
 				return
 			}
-			n := w.Shape()[backend.Dim]
-			b.copy(b.must(side.Slice(backend.Dim, at, at+n)), dy[i])
-			b.copy(b.must(below.Slice(backend.Seq, at, at+n)), b.transposed(w))
+			n := w.Shape()[kernels.Dim]
+			b.copy(b.must(side.Slice(kernels.Dim, at, at+n)), dy[i])
+			b.copy(b.must(below.Slice(kernels.Seq, at, at+n)), b.transposed(w))
 			at += n
 		}
 	}
-	b.project(b.kept(dx, backend.Shape{s[backend.Batch], 1, s[backend.Seq], model}), side, below)
+	b.project(b.kept(dx, kernels.Shape{s[kernels.Batch], 1, s[kernels.Seq], model}), side, below)
 }

@@ -6,8 +6,9 @@ import (
 	"math"
 	"math/rand/v2"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // Distribution is the distribution of new weights. fanIn is the number of rows of a
@@ -44,14 +45,14 @@ type Initialiser struct {
 // its own stream of random numbers (PCG), so it does not depend on the shapes of the
 // others. It returns ErrOption for a config or a Gain out of range.
 func (c MultiHeadConfig) Initialise(in Initialiser) (w MultiHeadWeights, err error) {
-	defer backend.Annotate(&err, "initialise")
+	defer op.Annotate(&err, "initialise")
 	if c, err = c.withDefaults(); err != nil {
 		return w, err
 	}
 	for i, p := range w.named() {
 		shape := c.shapeOf(p.name)
 		if shape.Elements() < 0 {
-			return w, fmt.Errorf("%s would have shape %v, which is too large: %w", p.name, shape, backend.ErrOption)
+			return w, fmt.Errorf("%s would have shape %v, which is too large: %w", p.name, shape, kernels.ErrOption)
 		}
 		if p.bias && !c.Bias {
 			continue
@@ -61,11 +62,11 @@ func (c MultiHeadConfig) Initialise(in Initialiser) (w MultiHeadWeights, err err
 			return w, fmt.Errorf("%s of shape %v: %w", p.name, shape, err)
 		}
 		if !p.bias {
-			if err := in.fill(data, shape[backend.Seq], shape[backend.Dim], uint64(i)); err != nil {
+			if err := in.fill(data, shape[kernels.Seq], shape[kernels.Dim], uint64(i)); err != nil {
 				return w, err
 			}
 		}
-		if *p.t, err = backend.HostF32(data, shape); err != nil {
+		if *p.t, err = kernels.HostF32(data, shape); err != nil {
 			return w, err
 		}
 	}
@@ -85,10 +86,10 @@ func (in Initialiser) fill(w []float32, fanIn, fanOut int, stream uint64) error 
 	case Gaussian:
 		gain = cmp.Or(gain, 0.02)
 	default:
-		return fmt.Errorf("distribution is %d, it must be one of XavierUniform to Gaussian: %w", in.Distribution, backend.ErrOption)
+		return fmt.Errorf("distribution is %d, it must be one of XavierUniform to Gaussian: %w", in.Distribution, kernels.ErrOption)
 	}
 	if !(gain > 0) || !finite(float64(float32(gain))) {
-		return fmt.Errorf("gain is %v, it must be a positive float32 (0 means the distribution's default): %w", in.Gain, backend.ErrOption)
+		return fmt.Errorf("gain is %v, it must be a positive float32 (0 means the distribution's default): %w", in.Gain, kernels.ErrOption)
 	}
 	rng := rand.New(rand.NewPCG(in.Seed, stream))
 	for i := range w {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
@@ -19,14 +19,14 @@ func drawn(t *testing.T, in nn.Initialiser) [][]float32 {
 		t.Fatal(err)
 	}
 	var all [][]float32
-	for _, x := range []backend.Tensor{w.Wq, w.Wk, w.Wv, w.Wo} {
+	for _, x := range []kernels.Tensor{w.Wq, w.Wk, w.Wv, w.Wo} {
 		data, err := x.Float32s()
 		if err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, data)
 	}
-	for _, x := range []backend.Tensor{w.Bq, w.Bk, w.Bv, w.Bo} {
+	for _, x := range []kernels.Tensor{w.Bq, w.Bk, w.Bv, w.Bo} {
 		data, err := x.Float32s()
 		if err != nil || slices.ContainsFunc(data, func(b float32) bool { return b != 0 }) {
 			t.Errorf("a bias is not 0, %v", err)
@@ -131,7 +131,7 @@ func TestInitialiseRefuses(t *testing.T) {
 		{nn.Initialiser{Gain: math.NaN()}, "gain is NaN"},
 		{nn.Initialiser{Gain: 1e300}, "gain is 1e+300"},
 	} {
-		if _, err := (nn.MultiHeadConfig{Model: 4}).Initialise(c.in); !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), c.text) {
+		if _, err := (nn.MultiHeadConfig{Model: 4}).Initialise(c.in); !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%+v: error is %v, should contain %q", c.in, err, c.text)
 		}
 	}

@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // Linear is a linear layer, with weights in the device's memory:
@@ -16,7 +16,7 @@ import (
 // Its methods are safe for concurrent use.
 type Linear struct {
 	dev  *kernels.Device
-	w, b backend.Tensor
+	w, b kernels.Tensor
 }
 
 // NewLinear returns a layer with the given number of inputs, for the caller to Release. The
@@ -26,7 +26,7 @@ type Linear struct {
 //
 // Errors: ErrShape for lengths that do not match, ErrMemory, and the backend's.
 func NewLinear(ctx context.Context, dev *kernels.Device, inputs int, weights, bias []float32) (l *Linear, err error) {
-	defer backend.Annotate(&err, "linear layer")
+	defer op.Annotate(&err, "linear layer")
 	host, err := Transposed(weights, inputs)
 	if err != nil {
 		return nil, err
@@ -36,7 +36,7 @@ func NewLinear(ctx context.Context, dev *kernels.Device, inputs int, weights, bi
 		return nil, err
 	}
 	if bias != nil {
-		if l.b, err = dev.FromFloat32(ctx, backend.F32, bias, backend.Shape{1, 1, 1, host.Shape()[backend.Dim]}); err != nil {
+		if l.b, err = dev.FromFloat32(ctx, kernels.F32, bias, kernels.Shape{1, 1, 1, host.Shape()[kernels.Dim]}); err != nil {
 			l.Release()
 			return nil, fmt.Errorf("bias: %w", err)
 		}
@@ -56,21 +56,21 @@ func (l *Linear) Release() {
 //
 // Errors: ErrShape and ErrDType for x, ErrUnsupported when the device has no projections,
 // and the backend's.
-func (l *Linear) Apply(ctx context.Context, x backend.Tensor) (y backend.Tensor, err error) {
-	defer backend.Annotate(&err, "linear layer")
+func (l *Linear) Apply(ctx context.Context, x kernels.Tensor) (y kernels.Tensor, err error) {
+	defer op.Annotate(&err, "linear layer")
 	if err := x.Check("x", floats...); err != nil {
 		return y, err
 	}
-	if in := l.w.Shape()[backend.Seq]; x.Shape()[backend.Dim] != in {
-		return y, fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the inputs of the layer: %w", x.Shape(), in, backend.ErrShape)
+	if in := l.w.Shape()[kernels.Seq]; x.Shape()[kernels.Dim] != in {
+		return y, fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the inputs of the layer: %w", x.Shape(), in, kernels.ErrShape)
 	}
 	return project(ctx, l.dev, "y", x, l.w, l.b, 1)
 }
 
 // ApplyFloat32 is Apply for the rows of x in host memory: x [S][In], y [S][Out].
 func (l *Linear) ApplyFloat32(ctx context.Context, x []float32) (y []float32, err error) {
-	in := l.w.Shape()[backend.Seq] // 0 in a layer that nobody made
-	t, err := l.dev.FromFloat32(ctx, backend.F32, x, backend.Shape{1, 1, len(x) / max(in, 1), in})
+	in := l.w.Shape()[kernels.Seq] // 0 in a layer that nobody made
+	t, err := l.dev.FromFloat32(ctx, kernels.F32, x, kernels.Shape{1, 1, len(x) / max(in, 1), in})
 	if err != nil {
 		return nil, fmt.Errorf("linear layer: x: %w", err)
 	}
@@ -86,17 +86,17 @@ func (l *Linear) ApplyFloat32(ctx context.Context, x []float32) (y []float32, er
 // Transposed returns the weights [Out][In] of PyTorch's Linear as a tensor [1, 1, In, Out] in
 // host memory, as [MultiHeadWeights] has them. It returns ErrShape when inputs, In, does not
 // divide the length of weights, and ErrMemory.
-func Transposed(weights []float32, inputs int) (backend.Tensor, error) {
+func Transposed(weights []float32, inputs int) (kernels.Tensor, error) {
 	if inputs < 1 || len(weights)%inputs != 0 {
-		return backend.Tensor{}, fmt.Errorf("%d weights are not rows of %d inputs: %w", len(weights), inputs, backend.ErrShape)
+		return kernels.Tensor{}, fmt.Errorf("%d weights are not rows of %d inputs: %w", len(weights), inputs, kernels.ErrShape)
 	}
 	data, err := budget.Make[float32](len(weights))
 	if err != nil {
-		return backend.Tensor{}, err
+		return kernels.Tensor{}, err
 	}
 	outputs := len(weights) / inputs
 	for i, w := range weights {
 		data[i%inputs*outputs+i/inputs] = w
 	}
-	return backend.HostF32(data, backend.Shape{1, 1, inputs, outputs})
+	return kernels.HostF32(data, kernels.Shape{1, 1, inputs, outputs})
 }

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -32,7 +31,7 @@ func TestSlices(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer want.Release()
-	floats := func(t *testing.T, x backend.Tensor) []float32 {
+	floats := func(t *testing.T, x kernels.Tensor) []float32 {
 		data, err := dev.Float32s(ctx, x)
 		if err != nil {
 			t.Fatal(err)
@@ -94,7 +93,7 @@ func TestLinearErrors(t *testing.T) {
 			return err
 		}(), "multi-head attention: x: "},
 	} {
-		if !errors.Is(c.err, backend.ErrShape) || !strings.HasPrefix(c.err.Error(), c.want) {
+		if !errors.Is(c.err, kernels.ErrShape) || !strings.HasPrefix(c.err.Error(), c.want) {
 			t.Errorf("error %v, should begin with %q", c.err, c.want)
 		}
 	}

@@ -5,8 +5,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/kvcache"
 )
 
@@ -28,7 +28,7 @@ type MultiHeadConfig struct {
 	// RoPE, unless nil, rotates queries and keys by their positions.
 	RoPE *RoPE
 	// DType is the type of the weights on the device; the zero value is F32.
-	DType backend.DType
+	DType kernels.DType
 }
 
 // withDefaults returns c with every length set. It returns an error for a config out of
@@ -39,21 +39,21 @@ func (c MultiHeadConfig) withDefaults() (MultiHeadConfig, error) {
 		n    int
 	}{{"Model", c.Model}, {"Memory", c.Memory}, {"Heads", c.Heads}, {"KVHeads", c.KVHeads}, {"HeadDim", c.HeadDim}, {"ValueDim", c.ValueDim}} {
 		if l.n < 0 || l.n > maxLength || l.name == "Model" && l.n == 0 {
-			return c, fmt.Errorf("config: %s is %d, it must be 1 to %d (0, except for Model, means the default): %w", l.name, l.n, maxLength, backend.ErrOption)
+			return c, fmt.Errorf("config: %s is %d, it must be 1 to %d (0, except for Model, means the default): %w", l.name, l.n, maxLength, kernels.ErrOption)
 		}
 	}
 	c.Memory, c.Heads = cmp.Or(c.Memory, c.Model), cmp.Or(c.Heads, 1)
 	c.KVHeads = cmp.Or(c.KVHeads, c.Heads)
 	if c.HeadDim == 0 && c.Model%c.Heads != 0 {
-		return c, fmt.Errorf("config: Model is %d, which %d heads do not divide: set HeadDim: %w", c.Model, c.Heads, backend.ErrOption)
+		return c, fmt.Errorf("config: Model is %d, which %d heads do not divide: set HeadDim: %w", c.Model, c.Heads, kernels.ErrOption)
 	}
 	c.HeadDim = cmp.Or(c.HeadDim, c.Model/c.Heads)
 	c.ValueDim = cmp.Or(c.ValueDim, c.HeadDim)
 	if c.Heads%c.KVHeads != 0 {
-		return c, fmt.Errorf("config: KVHeads is %d, Heads is %d: the kv heads must divide the query heads: %w", c.KVHeads, c.Heads, backend.ErrOption)
+		return c, fmt.Errorf("config: KVHeads is %d, Heads is %d: the kv heads must divide the query heads: %w", c.KVHeads, c.Heads, kernels.ErrOption)
 	}
 	if !c.DType.Float() {
-		return c, fmt.Errorf("config: DType is %v, weights must be f32, f16 or bf16: %w", c.DType, backend.ErrDType)
+		return c, fmt.Errorf("config: DType is %v, weights must be f32, f16 or bf16: %w", c.DType, kernels.ErrDType)
 	}
 	if c.RoPE != nil {
 		if _, err := c.RoPE.frequencies(c.HeadDim); err != nil {
@@ -74,7 +74,7 @@ type MultiHeadAttention struct {
 	dev    *kernels.Device
 	config MultiHeadConfig // with defaults
 	in     Projections
-	wo, bo backend.Tensor
+	wo, bo kernels.Tensor
 }
 
 // NewMultiHeadAttention returns a layer with weights w, rounded to c.DType, in the device's
@@ -86,19 +86,18 @@ type MultiHeadAttention struct {
 // not match it, ErrUnsupported when the device lacks an operation of the layer, and the
 // backend's.
 func NewMultiHeadAttention(ctx context.Context, dev *kernels.Device, c MultiHeadConfig, w MultiHeadWeights) (l *MultiHeadAttention, err error) {
-	defer backend.Annotate(&err, "multi-head attention")
+	defer op.Annotate(&err, "multi-head attention")
 	if c, err = c.withDefaults(); err != nil {
 		return nil, err
 	}
 	if err := w.check(c); err != nil {
 		return nil, err
 	}
-	be := dev.Backend()
-	if _, ok := be.(backend.Projector); !ok {
-		return nil, fmt.Errorf("%s has no projections: %w", be.Info().Name, backend.ErrUnsupported)
+	if _, err := op.Projector(dev.Backend()); err != nil {
+		return nil, err
 	}
-	if _, ok := be.(backend.Rotator); !ok && c.RoPE != nil {
-		return nil, fmt.Errorf("%s has no rotary embedding: %w", be.Info().Name, backend.ErrUnsupported)
+	if _, err := op.Rotator(dev.Backend()); err != nil && c.RoPE != nil {
+		return nil, err
 	}
 	var on MultiHeadWeights
 	to := on.named()
@@ -129,8 +128,8 @@ func (l *MultiHeadAttention) Release() {
 // KVCache is a cache that a layer appends to and attends to: a [kvcache.Cache] or a
 // [kvcache.Batch].
 type KVCache interface {
-	Append(ctx context.Context, k, v backend.Tensor, count []int) error
-	AttentionInto(ctx context.Context, out kernels.Result, q backend.Tensor, opt kvcache.CallOptions) error
+	Append(ctx context.Context, k, v kernels.Tensor, count []int) error
+	AttentionInto(ctx context.Context, out kernels.Result, q kernels.Tensor, opt kvcache.CallOptions) error
 	// Lens returns the number of tokens of each sequence.
 	Lens() []int
 	// Rotates reports whether the cache rotates keys and queries.
@@ -145,7 +144,7 @@ type MultiHeadOptions struct {
 	kernels.Options
 	// Memory is the input of keys and values, [B, 1, Sk, Config.Memory] of x's dtype; the
 	// zero Tensor means x.
-	Memory backend.Tensor
+	Memory kernels.Tensor
 	// Angles rotate queries, and keys unless there is a Memory, whose keys MemoryAngles
 	// rotate. When they are zero and the layer has a RoPE, it computes them for the
 	// positions 0, 1, 2, .., or those after the Cache's tokens. Layers whose rows have the
@@ -165,14 +164,14 @@ type MultiHeadOptions struct {
 //	LSE [B, H, S, 1] F32 and Weights [B, H, S, Sk] F32 when the options ask for them
 //
 // Errors as for [kernels.Device.Attention] and [kernels.Device.Rotate].
-func (l *MultiHeadAttention) Apply(ctx context.Context, x backend.Tensor, opt MultiHeadOptions) (r kernels.Result, err error) {
+func (l *MultiHeadAttention) Apply(ctx context.Context, x kernels.Tensor, opt MultiHeadOptions) (r kernels.Result, err error) {
 	var p Pass
 	err = l.apply(ctx, &p, x, opt)
 	if err == nil {
 		r, p.Result = p.Result, kernels.Result{}
 	}
 	p.Release()
-	backend.Annotate(&err, "multi-head attention")
+	op.Annotate(&err, "multi-head attention")
 	return r, err
 }
 
@@ -181,7 +180,7 @@ func (l *MultiHeadAttention) Apply(ctx context.Context, x backend.Tensor, opt Mu
 //	x [B][S][M]    y [B][S][M]    weights [B][H][S][Sk] when the options ask for them
 func (l *MultiHeadAttention) ApplyFloat32(ctx context.Context, x []float32, batches int, opt MultiHeadOptions) (y, weights []float32, err error) {
 	m := l.config.Model // 0 in a layer that nobody made
-	t, err := l.dev.FromFloat32(ctx, backend.F32, x, backend.Shape{batches, 1, len(x) / max(m, 1) / max(batches, 1), m})
+	t, err := l.dev.FromFloat32(ctx, kernels.F32, x, kernels.Shape{batches, 1, len(x) / max(m, 1) / max(batches, 1), m})
 	if err != nil {
 		return nil, nil, fmt.Errorf("multi-head attention: x: %w", err)
 	}
@@ -198,7 +197,7 @@ func (l *MultiHeadAttention) ApplyFloat32(ctx context.Context, x []float32, batc
 }
 
 // apply computes a forward pass. The caller releases p, also after an error.
-func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x backend.Tensor, opt MultiHeadOptions) (err error) {
+func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x kernels.Tensor, opt MultiHeadOptions) (err error) {
 	p.x, p.z, p.opt = x, x, opt
 	if !opt.Memory.IsZero() {
 		p.z = opt.Memory
@@ -222,22 +221,22 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x backend.Tenso
 	if err := l.rotate(ctx, p.q, p.k, &opt, false); err != nil {
 		return err
 	}
-	if p.joined, err = l.dev.Alloc(ctx, x.DType(), backend.Shape{d.Batch, 1, d.SeqQ, d.Heads * d.ValueDim}); err != nil {
+	if p.joined, err = l.dev.Alloc(ctx, x.DType(), kernels.Shape{d.Batch, 1, d.SeqQ, d.Heads * d.ValueDim}); err != nil {
 		return err
 	}
 	var out kernels.Result
 	if out.O, err = splitHeads(p.joined, d.Heads); err != nil {
 		return err
 	}
-	rows := backend.Shape{d.Batch, d.Heads, d.SeqQ, 1}
+	rows := kernels.Shape{d.Batch, d.Heads, d.SeqQ, 1}
 	if opt.LSE {
-		if p.LSE, err = l.dev.Alloc(ctx, backend.F32, rows); err != nil {
+		if p.LSE, err = l.dev.Alloc(ctx, kernels.F32, rows); err != nil {
 			return err
 		}
 	}
-	rows[backend.Dim] = d.SeqK
+	rows[kernels.Dim] = d.SeqK
 	if opt.Weights {
-		if p.Weights, err = l.dev.Alloc(ctx, backend.F32, rows); err != nil {
+		if p.Weights, err = l.dev.Alloc(ctx, kernels.F32, rows); err != nil {
 			return err
 		}
 	}
@@ -257,32 +256,32 @@ func (l *MultiHeadAttention) apply(ctx context.Context, p *Pass, x backend.Tenso
 }
 
 // dims checks the inputs and returns the lengths of the attention.
-func (l *MultiHeadAttention) dims(x, z backend.Tensor) (kernels.Dims, error) {
+func (l *MultiHeadAttention) dims(x, z kernels.Tensor) (kernels.Dims, error) {
 	if err := cmp.Or(x.Check("x", floats...), z.Check("memory", floats...)); err != nil {
 		return kernels.Dims{}, err
 	}
 	c, xs, zs := l.config, x.Shape(), z.Shape()
-	if want := (backend.Shape{xs[0], 1, xs[2], c.Model}); xs != want {
-		return kernels.Dims{}, fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the layer's model size: %w", xs, c.Model, backend.ErrShape)
+	if want := (kernels.Shape{xs[0], 1, xs[2], c.Model}); xs != want {
+		return kernels.Dims{}, fmt.Errorf("x has shape %v, it must be [B, 1, S, %d], the layer's model size: %w", xs, c.Model, kernels.ErrShape)
 	}
-	if want := (backend.Shape{xs[0], 1, zs[2], c.Memory}); zs != want {
+	if want := (kernels.Shape{xs[0], 1, zs[2], c.Memory}); zs != want {
 		return kernels.Dims{}, fmt.Errorf("memory (x without Options.Memory) has shape %v, it must be [%d, 1, Sk, %d], the batches of x and the layer's memory size: %w",
-			zs, xs[0], c.Memory, backend.ErrShape)
+			zs, xs[0], c.Memory, kernels.ErrShape)
 	}
 	if x.DType() != z.DType() {
-		return kernels.Dims{}, fmt.Errorf("x is %v, memory is %v: they must have one dtype: %w", x.DType(), z.DType(), backend.ErrDType)
+		return kernels.Dims{}, fmt.Errorf("x is %v, memory is %v: they must have one dtype: %w", x.DType(), z.DType(), kernels.ErrDType)
 	}
 	return kernels.Dims{Batch: xs[0], Heads: c.Heads, KVHeads: c.KVHeads, SeqQ: xs[2], SeqK: zs[2], Dim: c.HeadDim, ValueDim: c.ValueDim}, nil
 }
 
 // prepare prepares the call of lengths d before its operands are computed.
-func (l *MultiHeadAttention) prepare(d kernels.Dims, dtype backend.DType, opt kernels.Options) (*kernels.Call, error) {
+func (l *MultiHeadAttention) prepare(d kernels.Dims, dtype kernels.DType, opt kernels.Options) (*kernels.Call, error) {
 	if err := opt.CheckPath(kernels.LayerPath); err != nil {
 		return nil, err
 	}
-	var operands [3]backend.Tensor
+	var operands [3]kernels.Tensor
 	for i, o := range [3]struct{ rows, heads, dim int }{{d.SeqQ, d.Heads, d.Dim}, {d.SeqK, d.KVHeads, d.Dim}, {d.SeqK, d.KVHeads, d.ValueDim}} {
-		t, err := backend.Meta(dtype, backend.Shape{d.Batch, 1, o.rows, o.heads * o.dim})
+		t, err := kernels.Meta(dtype, kernels.Shape{d.Batch, 1, o.rows, o.heads * o.dim})
 		if err == nil {
 			operands[i], err = splitHeads(t, o.heads)
 		}
@@ -297,24 +296,24 @@ func (l *MultiHeadAttention) prepare(d kernels.Dims, dtype backend.DType, opt ke
 // its longest sequence, including the new ones.
 func (l *MultiHeadAttention) checkCache(d *kernels.Dims, opt *MultiHeadOptions) error {
 	if !opt.Memory.IsZero() {
-		return fmt.Errorf("options Cache and Memory are both set: leave one of them out: %w", backend.ErrOption)
+		return fmt.Errorf("options Cache and Memory are both set: leave one of them out: %w", kernels.ErrOption)
 	}
 	if opt.Cache.Rotates() && (l.config.RoPE != nil || opt.Angles != (kernels.Angles{})) {
-		return fmt.Errorf("the layer and its Cache would both rotate the keys: leave one RoPE out: %w", backend.ErrOption)
+		return fmt.Errorf("the layer and its Cache would both rotate the keys: leave one RoPE out: %w", kernels.ErrOption)
 	}
 	lens := opt.Cache.Lens()
 	if len(lens) != d.Batch {
-		return fmt.Errorf("x has %d batches, the Cache has %d sequences: they must be equally many: %w", d.Batch, len(lens), backend.ErrShape)
+		return fmt.Errorf("x has %d batches, the Cache has %d sequences: they must be equally many: %w", d.Batch, len(lens), kernels.ErrShape)
 	}
 	if opt.Count != nil && len(opt.Count) != d.Batch {
-		return fmt.Errorf("count has %d numbers, it must have one for each of %d sequences: %w", len(opt.Count), d.Batch, backend.ErrShape)
+		return fmt.Errorf("count has %d numbers, it must have one for each of %d sequences: %w", len(opt.Count), d.Batch, kernels.ErrShape)
 	}
 	d.SeqK = 0
 	for b, n := range lens {
 		rows := d.SeqQ
 		if opt.Count != nil {
 			if rows = opt.Count[b]; rows < 0 || rows > d.SeqQ {
-				return fmt.Errorf("count[%d] is %d, x has %d rows: it must be 0 to %d: %w", b, rows, d.SeqQ, d.SeqQ, backend.ErrOption)
+				return fmt.Errorf("count[%d] is %d, x has %d rows: it must be 0 to %d: %w", b, rows, d.SeqQ, d.SeqQ, kernels.ErrOption)
 			}
 		}
 		d.SeqK = max(d.SeqK, n+rows)
@@ -323,7 +322,7 @@ func (l *MultiHeadAttention) checkCache(d *kernels.Dims, opt *MultiHeadOptions) 
 }
 
 // rotate rotates q and k in place, by the angles of opt or those of the layer's RoPE, or back.
-func (l *MultiHeadAttention) rotate(ctx context.Context, q, k backend.Tensor, opt *MultiHeadOptions, back bool) error {
+func (l *MultiHeadAttention) rotate(ctx context.Context, q, k kernels.Tensor, opt *MultiHeadOptions, back bool) error {
 	forQ, made, err := l.angles(ctx, opt.Angles, q, opt.Cache)
 	if err != nil {
 		return err
@@ -341,7 +340,7 @@ func (l *MultiHeadAttention) rotate(ctx context.Context, q, k backend.Tensor, op
 		return nil
 	}
 	if forQ == none || forK == none {
-		return fmt.Errorf("only one of Angles and MemoryAngles is set: give both or neither: %w", backend.ErrOption)
+		return fmt.Errorf("only one of Angles and MemoryAngles is set: give both or neither: %w", kernels.ErrOption)
 	}
 	if back {
 		forQ.Inverse, forK.Inverse = !forQ.Inverse, !forK.Inverse
@@ -357,11 +356,11 @@ func (l *MultiHeadAttention) rotate(ctx context.Context, q, k backend.Tensor, op
 
 // angles returns the angles of t: given, or new ones that the caller releases. Positions
 // continue those of a cache.
-func (l *MultiHeadAttention) angles(ctx context.Context, given kernels.Angles, t backend.Tensor, cache KVCache) (a, made kernels.Angles, err error) {
+func (l *MultiHeadAttention) angles(ctx context.Context, given kernels.Angles, t kernels.Tensor, cache KVCache) (a, made kernels.Angles, err error) {
 	if given != (kernels.Angles{}) || l.config.RoPE == nil {
 		return given, made, nil
 	}
-	rows := t.Shape()[backend.Seq]
+	rows := t.Shape()[kernels.Seq]
 	from := []int{0}
 	if cache != nil {
 		from = cache.Lens()

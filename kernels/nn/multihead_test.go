@@ -35,8 +35,8 @@ func ExampleMultiHeadAttention() {
 	defer layer.Release()
 
 	// Two sequences of 16 tokens.
-	shape := backend.Shape{2, 1, 16, 64}
-	x, err := dev.FromFloat32(ctx, backend.F32, make([]float32, shape.Elements()), shape)
+	shape := kernels.Shape{2, 1, 16, 64}
+	x, err := dev.FromFloat32(ctx, kernels.F32, make([]float32, shape.Elements()), shape)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -81,17 +81,17 @@ func TestLayersReleaseTheirMemory(t *testing.T) {
 			if n != 9 { // q, k, v, cos, sin, joined, lse, weights, y
 				t.Errorf("a call allocates %d times, should be 9", n)
 			}
-			for _, out := range []backend.Tensor{r.O, r.LSE, r.Weights} {
+			for _, out := range []kernels.Tensor{r.O, r.LSE, r.Weights} {
 				if _, err := out.Float32s(); err != nil {
 					t.Errorf("an output was released: %v", err)
 				}
 			}
 			r.Release()
-		} else if !errors.Is(err, backend.ErrMemory) {
+		} else if !errors.Is(err, kernels.ErrMemory) {
 			t.Fatalf("allocation %d fails: %v", n, err)
 		}
 		for i, held := range on.have {
-			if _, err := held.Float32s(); !errors.Is(err, backend.ErrReleased) {
+			if _, err := held.Float32s(); !errors.Is(err, kernels.ErrReleased) {
 				t.Errorf("%d allocations, then %v: allocation %d is not released", n, err, i)
 			}
 		}
@@ -107,26 +107,26 @@ type lastAlloc struct {
 	backend.Projector
 	backend.Rotator
 	left int
-	have []backend.Tensor
+	have []kernels.Tensor
 }
 
-func (l *lastAlloc) give(t backend.Tensor, err error) (backend.Tensor, error) {
+func (l *lastAlloc) give(t kernels.Tensor, err error) (kernels.Tensor, error) {
 	if err == nil {
 		l.have = append(l.have, t)
 	}
 	return t, err
 }
 
-func (l *lastAlloc) Alloc(ctx context.Context, dtype backend.DType, s backend.Shape) (backend.Tensor, error) {
+func (l *lastAlloc) Alloc(ctx context.Context, dtype kernels.DType, s kernels.Shape) (kernels.Tensor, error) {
 	if l.left--; l.left < 0 {
-		return backend.Tensor{}, backend.ErrMemory
+		return kernels.Tensor{}, kernels.ErrMemory
 	}
 	return l.give(l.Backend.Alloc(ctx, dtype, s))
 }
 
-func (l *lastAlloc) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
+func (l *lastAlloc) Upload(ctx context.Context, host kernels.Tensor) (kernels.Tensor, error) {
 	if l.left--; l.left < 0 {
-		return backend.Tensor{}, backend.ErrMemory
+		return kernels.Tensor{}, kernels.ErrMemory
 	}
 	return l.give(l.Backend.Upload(ctx, host))
 }
@@ -141,13 +141,13 @@ func TestLayerRefuses(t *testing.T) {
 		want   error
 		text   string
 	}{
-		{"no model", config{}, backend.ErrOption, "Model is 0"},
-		{"negative heads", config{Model: 8, Heads: -2}, backend.ErrOption, "Heads is -2"},
-		{"head size", config{Model: 8, Heads: 3}, backend.ErrOption, "Model is 8, which 3 heads do not divide: set HeadDim"},
-		{"kv heads", config{Model: 8, Heads: 4, KVHeads: 3}, backend.ErrOption, "KVHeads is 3, Heads is 4"},
-		{"type", config{Model: 8, DType: backend.Bool}, backend.ErrDType, "DType is bool"},
-		{"rope", config{Model: 6, Heads: 2, RoPE: &nn.RoPE{}}, backend.ErrOption, "dim is 3, it must be even"},
-		{"too large", config{Model: 1 << 30, HeadDim: 1 << 30, Heads: 1 << 30}, backend.ErrOption, "wq would have shape"},
+		{"no model", config{}, kernels.ErrOption, "Model is 0"},
+		{"negative heads", config{Model: 8, Heads: -2}, kernels.ErrOption, "Heads is -2"},
+		{"head size", config{Model: 8, Heads: 3}, kernels.ErrOption, "Model is 8, which 3 heads do not divide: set HeadDim"},
+		{"kv heads", config{Model: 8, Heads: 4, KVHeads: 3}, kernels.ErrOption, "KVHeads is 3, Heads is 4"},
+		{"type", config{Model: 8, DType: kernels.Bool}, kernels.ErrDType, "DType is bool"},
+		{"rope", config{Model: 6, Heads: 2, RoPE: &nn.RoPE{}}, kernels.ErrOption, "dim is 3, it must be even"},
+		{"too large", config{Model: 1 << 30, HeadDim: 1 << 30, Heads: 1 << 30}, kernels.ErrOption, "wq would have shape"},
 	} {
 		if _, err := c.config.Initialise(nn.Initialiser{}); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
@@ -167,12 +167,12 @@ func TestLayerRefuses(t *testing.T) {
 	wide := fresh(c)
 	wide.Wk = square.Wk
 	half := fresh(c)
-	half.Wv = meta(t, backend.F16, 1, 1, 6, 8)
+	half.Wv = meta(t, kernels.F16, 1, 1, 6, 8)
 	nowhere := fresh(c)
-	nowhere.Bo = meta(t, backend.F32, 1, 1, 1, 8)
+	nowhere.Bo = meta(t, kernels.F32, 1, 1, 1, 8)
 	turned := fresh(c)
 	var err error
-	if turned.Wq, err = turned.Wq.Swap(backend.Seq, backend.Dim); err != nil {
+	if turned.Wq, err = turned.Wq.Swap(kernels.Seq, kernels.Dim); err != nil {
 		t.Fatal(err)
 	}
 	noBias := c
@@ -185,14 +185,14 @@ func TestLayerRefuses(t *testing.T) {
 		want   error
 		text   string
 	}{
-		{"no weights", dev, c, nn.MultiHeadWeights{}, backend.ErrShape, "wq is missing (the zero Tensor), it must have shape [1 1 8 8]"},
-		{"no biases", dev, c, without, backend.ErrShape, "bq is missing"},
-		{"biases too many", dev, noBias, fresh(c), backend.ErrShape, "bq is present, but the config has no Bias"},
-		{"rows", dev, c, wide, backend.ErrShape, "wk has shape [1 1 8 8], it must be [1 1 6 8], the shape for the config"},
-		{"type", dev, c, half, backend.ErrDType, "wv is f16"},
-		{"no memory", dev, c, nowhere, backend.ErrDevice, "bo is not in host memory"},
-		{"strides", dev, c, turned, backend.ErrShape, "wq has strides"},
-		{"no projections", kernels.NewDevice(plainBackend{dev.Backend()}), c, fresh(c), backend.ErrUnsupported, "no projections"},
+		{"no weights", dev, c, nn.MultiHeadWeights{}, kernels.ErrShape, "wq is missing (the zero Tensor), it must have shape [1 1 8 8]"},
+		{"no biases", dev, c, without, kernels.ErrShape, "bq is missing"},
+		{"biases too many", dev, noBias, fresh(c), kernels.ErrShape, "bq is present, but the config has no Bias"},
+		{"rows", dev, c, wide, kernels.ErrShape, "wk has shape [1 1 8 8], it must be [1 1 6 8], the shape for the config"},
+		{"type", dev, c, half, kernels.ErrDType, "wv is f16"},
+		{"no memory", dev, c, nowhere, kernels.ErrDevice, "bo is not in host memory"},
+		{"strides", dev, c, turned, kernels.ErrShape, "wq has strides"},
+		{"no projections", kernels.NewDevice(plainBackend{dev.Backend()}), c, fresh(c), kernels.ErrUnsupported, "no projections"},
 	} {
 		if _, err := nn.NewMultiHeadAttention(ctx, w.dev, w.config, w.w); !errors.Is(err, w.want) || !strings.Contains(err.Error(), w.text) {
 			t.Errorf("%s: error is %v, should be %v and contain %q", w.name, err, w.want, w.text)
@@ -207,22 +207,22 @@ func TestLayerRefuses(t *testing.T) {
 	}
 	for _, a := range []struct {
 		name string
-		x    backend.Tensor
+		x    kernels.Tensor
 		opt  nn.MultiHeadOptions
 		want error
 		text string
 	}{
-		{"no x", backend.Tensor{}, nn.MultiHeadOptions{}, backend.ErrShape, "x is missing"},
-		{"model size", z, nn.MultiHeadOptions{Memory: z}, backend.ErrShape, "x has shape [2 1 7 6], it must be [B, 1, S, 8]"},
-		{"memory size", x, nn.MultiHeadOptions{}, backend.ErrShape, "has shape [2 1 5 8], it must be [2, 1, Sk, 6]"},
-		{"memory type", x, nn.MultiHeadOptions{Memory: meta(t, backend.F16, 2, 1, 7, 6)}, backend.ErrDType, "x is f32, memory is f16"},
-		{"batches", x, nn.MultiHeadOptions{Memory: meta(t, backend.F32, 1, 1, 7, 6)}, backend.ErrShape, "has shape [1 1 7 6]"},
-		{"an option", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{Softcap: -1}}, backend.ErrOption, "softcap is -1"},
-		{"packed", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{CuQ: []int{0, 5}}}, backend.ErrUnsupported, "CuQ is set, but a layer computes"},
-		{"packed keys", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{CuK: []int{0, 5}}}, backend.ErrUnsupported, "CuK is set, but a layer computes"},
-		{"pages", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{Pages: new(backend.Pages)}}, backend.ErrUnsupported, "Pages is set, but a layer computes"},
-		{"angles for one", x, nn.MultiHeadOptions{Memory: z, Angles: short}, backend.ErrOption, "only one of Angles and MemoryAngles is set"},
-		{"angles too few", x, nn.MultiHeadOptions{Memory: z, Angles: short, MemoryAngles: short}, backend.ErrShape, "q: rotate: cos: shape [1 1 4 2] does not broadcast to [2 2 5 2]"},
+		{"no x", kernels.Tensor{}, nn.MultiHeadOptions{}, kernels.ErrShape, "x is missing"},
+		{"model size", z, nn.MultiHeadOptions{Memory: z}, kernels.ErrShape, "x has shape [2 1 7 6], it must be [B, 1, S, 8]"},
+		{"memory size", x, nn.MultiHeadOptions{}, kernels.ErrShape, "has shape [2 1 5 8], it must be [2, 1, Sk, 6]"},
+		{"memory type", x, nn.MultiHeadOptions{Memory: meta(t, kernels.F16, 2, 1, 7, 6)}, kernels.ErrDType, "x is f32, memory is f16"},
+		{"batches", x, nn.MultiHeadOptions{Memory: meta(t, kernels.F32, 1, 1, 7, 6)}, kernels.ErrShape, "has shape [1 1 7 6]"},
+		{"an option", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{Softcap: -1}}, kernels.ErrOption, "softcap is -1"},
+		{"packed", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{CuQ: []int{0, 5}}}, kernels.ErrUnsupported, "CuQ is set, but a layer computes"},
+		{"packed keys", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{CuK: []int{0, 5}}}, kernels.ErrUnsupported, "CuK is set, but a layer computes"},
+		{"pages", x, nn.MultiHeadOptions{Memory: z, Options: kernels.Options{Pages: new(kernels.Pages)}}, kernels.ErrUnsupported, "Pages is set, but a layer computes"},
+		{"angles for one", x, nn.MultiHeadOptions{Memory: z, Angles: short}, kernels.ErrOption, "only one of Angles and MemoryAngles is set"},
+		{"angles too few", x, nn.MultiHeadOptions{Memory: z, Angles: short, MemoryAngles: short}, kernels.ErrShape, "q: rotate: cos: shape [1 1 4 2] does not broadcast to [2 2 5 2]"},
 	} {
 		if _, err := l.Apply(ctx, a.x, a.opt); !errors.Is(err, a.want) || !strings.Contains(err.Error(), a.text) {
 			t.Errorf("%s: error is %v, should be %v and contain %q", a.name, err, a.want, a.text)
@@ -234,14 +234,14 @@ func TestLayerRefuses(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 	l.Release()
-	if _, err := l.Apply(ctx, x, nn.MultiHeadOptions{Memory: z}); !errors.Is(err, backend.ErrReleased) {
+	if _, err := l.Apply(ctx, x, nn.MultiHeadOptions{Memory: z}); !errors.Is(err, kernels.ErrReleased) {
 		t.Errorf("released: %v", err)
 	}
 }
 
-func meta(t *testing.T, dtype backend.DType, s ...int) backend.Tensor {
+func meta(t *testing.T, dtype kernels.DType, s ...int) kernels.Tensor {
 	t.Helper()
-	x, err := backend.Meta(dtype, backend.Shape(s))
+	x, err := kernels.Meta(dtype, kernels.Shape(s))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ type plainBackend struct{ backend.Backend }
 func TestLayerGradientsRefuse(t *testing.T) {
 	dev := onCPU(t)
 	l := layerOf(t, dev, nn.MultiHeadConfig{Model: 8, Heads: 2})
-	if _, err := l.Backward(t.Context(), nil, backend.Tensor{}); !errors.Is(err, backend.ErrOption) {
+	if _, err := l.Backward(t.Context(), nil, kernels.Tensor{}); !errors.Is(err, kernels.ErrOption) {
 		t.Errorf("no pass: error %v", err)
 	}
 	x := random(t, dev, 1, 1, 1, 3, 8)
@@ -263,7 +263,7 @@ func TestLayerGradientsRefuse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pass.Release()
-	if _, err := l.Backward(t.Context(), pass, random(t, dev, 1, 1, 1, 4, 8)); !errors.Is(err, backend.ErrShape) {
+	if _, err := l.Backward(t.Context(), pass, random(t, dev, 1, 1, 1, 4, 8)); !errors.Is(err, kernels.ErrShape) {
 		t.Errorf("dy of another shape: error %v", err)
 	}
 	y, err := l.Apply(t.Context(), x, nn.MultiHeadOptions{})

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -18,8 +17,8 @@ import (
 // M is the model size, the last length of x. A bias is [1, 1, 1, N] for a weight with N
 // columns, or the zero Tensor for none. All are in the device's memory, F32, F16 or BF16.
 type Projections struct {
-	Wq, Wk, Wv backend.Tensor
-	Bq, Bk, Bv backend.Tensor
+	Wq, Wk, Wv kernels.Tensor
+	Bq, Bk, Bv kernels.Tensor
 	// Heads is the number of heads in the columns of Wq; 0 means 1. KVHeads is that in
 	// the columns of Wk and Wv; 0 means Heads.
 	Heads, KVHeads int
@@ -33,7 +32,7 @@ type Projections struct {
 //
 // Errors: ErrShape and ErrDType name the operand, ErrUnsupported when the device has no
 // projections.
-func (p Projections) Apply(ctx context.Context, dev *kernels.Device, x backend.Tensor) (q, k, v backend.Tensor, err error) {
+func (p Projections) Apply(ctx context.Context, dev *kernels.Device, x kernels.Tensor) (q, k, v kernels.Tensor, err error) {
 	if q, k, v, err = p.apply(ctx, dev, x, x); err != nil {
 		return q, k, v, fmt.Errorf("projections: %w", err)
 	}
@@ -41,11 +40,11 @@ func (p Projections) Apply(ctx context.Context, dev *kernels.Device, x backend.T
 }
 
 // apply computes q from x, and k and v from z.
-func (p Projections) apply(ctx context.Context, dev *kernels.Device, x, z backend.Tensor) (q, k, v backend.Tensor, err error) {
+func (p Projections) apply(ctx context.Context, dev *kernels.Device, x, z kernels.Tensor) (q, k, v kernels.Tensor, err error) {
 	heads := cmp.Or(p.Heads, 1)
 	kvHeads := cmp.Or(p.KVHeads, heads)
 	if heads < 0 || kvHeads < 0 {
-		return q, k, v, fmt.Errorf("heads is %d and kvHeads is %d, neither may be negative: %w", p.Heads, p.KVHeads, backend.ErrOption)
+		return q, k, v, fmt.Errorf("heads is %d and kvHeads is %d, neither may be negative: %w", p.Heads, p.KVHeads, kernels.ErrOption)
 	}
 	if q, err = project(ctx, dev, "q", x, p.Wq, p.Bq, heads); err == nil {
 		if k, err = project(ctx, dev, "k", z, p.Wk, p.Bk, kvHeads); err == nil {
@@ -55,29 +54,29 @@ func (p Projections) apply(ctx context.Context, dev *kernels.Device, x, z backen
 	if err != nil {
 		q.Release()
 		k.Release()
-		return backend.Tensor{}, backend.Tensor{}, backend.Tensor{}, err
+		return kernels.Tensor{}, kernels.Tensor{}, kernels.Tensor{}, err
 	}
 	return q, k, v, nil
 }
 
 // project computes x·w + b and splits the columns into heads.
-func project(ctx context.Context, dev *kernels.Device, name string, x, w, b backend.Tensor, heads int) (backend.Tensor, error) {
-	none := backend.Tensor{}
+func project(ctx context.Context, dev *kernels.Device, name string, x, w, b kernels.Tensor, heads int) (kernels.Tensor, error) {
+	none := kernels.Tensor{}
 	if err := cmp.Or(x.Check("x", floats...), w.Check("w"+name, floats...)); err != nil {
 		return none, err
 	}
 	xs, ws := x.Shape(), w.Shape()
-	if xs[backend.Heads] != 1 {
-		return none, fmt.Errorf("x has shape %v, it must be [B, 1, S, M]: %w", xs, backend.ErrShape)
+	if xs[kernels.Heads] != 1 {
+		return none, fmt.Errorf("x has shape %v, it must be [B, 1, S, M]: %w", xs, kernels.ErrShape)
 	}
-	n := ws[backend.Dim]
-	if want := (backend.Shape{1, 1, xs[backend.Dim], n}); ws != want {
-		return none, fmt.Errorf("w%s has shape %v, x has %v: it must be [1, 1, %d, N]: %w", name, ws, xs, xs[backend.Dim], backend.ErrShape)
+	n := ws[kernels.Dim]
+	if want := (kernels.Shape{1, 1, xs[kernels.Dim], n}); ws != want {
+		return none, fmt.Errorf("w%s has shape %v, x has %v: it must be [1, 1, %d, N]: %w", name, ws, xs, xs[kernels.Dim], kernels.ErrShape)
 	}
 	if n%heads != 0 {
-		return none, fmt.Errorf("w%s has %d columns, %d heads must divide them: %w", name, n, heads, backend.ErrShape)
+		return none, fmt.Errorf("w%s has %d columns, %d heads must divide them: %w", name, n, heads, kernels.ErrShape)
 	}
-	y, err := dev.Alloc(ctx, x.DType(), backend.Shape{xs[backend.Batch], 1, xs[backend.Seq], n})
+	y, err := dev.Alloc(ctx, x.DType(), kernels.Shape{xs[kernels.Batch], 1, xs[kernels.Seq], n})
 	if err != nil {
 		return none, err
 	}
@@ -92,13 +91,13 @@ func project(ctx context.Context, dev *kernels.Device, name string, x, w, b back
 	return split, nil
 }
 
-var floats = []backend.DType{backend.F32, backend.F16, backend.BF16}
+var floats = []kernels.DType{kernels.F32, kernels.F16, kernels.BF16}
 
 // splitHeads returns [B, 1, S, heads·D] memory as [B, heads, S, D].
-func splitHeads(y backend.Tensor, heads int) (backend.Tensor, error) {
+func splitHeads(y kernels.Tensor, heads int) (kernels.Tensor, error) {
 	shape, st := y.Shape(), y.Strides()
-	d := shape[backend.Dim] / heads
-	return y.View(backend.Shape{shape[0], heads, shape[2], d}, backend.Strides{st[0], d * st[3], st[2], st[3]}, 0)
+	d := shape[kernels.Dim] / heads
+	return y.View(kernels.Shape{shape[0], heads, shape[2], d}, kernels.Strides{st[0], d * st[3], st[2], st[3]}, 0)
 }
 
 // SelfAttention computes attention of x [B, 1, S, M] with itself through p, for the caller
@@ -107,7 +106,7 @@ func splitHeads(y backend.Tensor, heads int) (backend.Tensor, error) {
 //	O = softmax(scale·(x·Wq)(x·Wk)ᵀ + bias)·(x·Wv)    [B, Heads, S, Dv]
 //
 // Errors as for [Projections.Apply] and [kernels.Device.Attention].
-func SelfAttention(ctx context.Context, dev *kernels.Device, x backend.Tensor, p Projections, opt kernels.Options) (kernels.Result, error) {
+func SelfAttention(ctx context.Context, dev *kernels.Device, x kernels.Tensor, p Projections, opt kernels.Options) (kernels.Result, error) {
 	if err := opt.CheckPath(kernels.LayerPath); err != nil {
 		return kernels.Result{}, fmt.Errorf("self-attention: %w", err)
 	}

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 )
 
 // RoPE is a rotary position embedding (Su et al. 2021, RoFormer). In a row at position t,
@@ -35,7 +35,7 @@ type RoPE struct {
 // [RoPE.Angles]. It returns ErrOption when n is negative, and ErrMemory.
 func Positions(from, n int) ([][]int, error) {
 	if n < 0 {
-		return nil, fmt.Errorf("positions: n is %d, it must be at least 0: %w", n, backend.ErrOption)
+		return nil, fmt.Errorf("positions: n is %d, it must be at least 0: %w", n, kernels.ErrOption)
 	}
 	ids, err := budget.Make[int](n)
 	if err != nil {
@@ -58,18 +58,18 @@ func Positions(from, n int) ([][]int, error) {
 // Errors: ErrOption for a base, Dim or position out of range, ErrShape for no positions or
 // lists of different lengths, and the backend's.
 func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, positions [][]int) (a kernels.Angles, err error) {
-	defer backend.Annotate(&err, "rope")
+	defer op.Annotate(&err, "rope")
 	theta, err := r.frequencies(headDim)
 	if err != nil {
 		return a, err
 	}
 	if len(positions) == 0 {
-		return a, fmt.Errorf("there are no positions, give the list of all batches or one for each: %w", backend.ErrShape)
+		return a, fmt.Errorf("there are no positions, give the list of all batches or one for each: %w", kernels.ErrShape)
 	}
 	seq, pairs := len(positions[0]), len(theta)
-	shape := backend.Shape{len(positions), 1, seq, pairs}
+	shape := kernels.Shape{len(positions), 1, seq, pairs}
 	if shape.Elements() < 0 {
-		return a, fmt.Errorf("%d batches of %d positions for %d pairs are too many: %w", len(positions), seq, pairs, backend.ErrShape)
+		return a, fmt.Errorf("%d batches of %d positions for %d pairs are too many: %w", len(positions), seq, pairs, kernels.ErrShape)
 	}
 	cos, err := budget.Make[float32](shape.Elements())
 	if err != nil {
@@ -82,14 +82,14 @@ func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, pos
 	at := 0
 	for b, ids := range positions {
 		if len(ids) != seq {
-			return a, fmt.Errorf("batch %d has %d positions, batch 0 has %d: they must be equally many: %w", b, len(ids), seq, backend.ErrShape)
+			return a, fmt.Errorf("batch %d has %d positions, batch 0 has %d: they must be equally many: %w", b, len(ids), seq, kernels.ErrShape)
 		}
 		if ctx != nil && ctx.Err() != nil { // FromFloat32 refuses nil
 			return a, ctx.Err()
 		}
 		for i, t := range ids {
 			if t < -maxLength || t > maxLength {
-				return a, fmt.Errorf("position %d of batch %d is %d, it must lie within ±%d: %w", i, b, t, maxLength, backend.ErrOption)
+				return a, fmt.Errorf("position %d of batch %d is %d, it must lie within ±%d: %w", i, b, t, maxLength, kernels.ErrOption)
 			}
 			for _, f := range theta {
 				s, c := math.Sincos(float64(t) * f)
@@ -99,10 +99,10 @@ func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, pos
 		}
 	}
 	a.Interleaved = r.Interleaved
-	if a.Cos, err = dev.FromFloat32(ctx, backend.F32, cos, shape); err != nil {
+	if a.Cos, err = dev.FromFloat32(ctx, kernels.F32, cos, shape); err != nil {
 		return a, err
 	}
-	if a.Sin, err = dev.FromFloat32(ctx, backend.F32, sin, shape); err != nil {
+	if a.Sin, err = dev.FromFloat32(ctx, kernels.F32, sin, shape); err != nil {
 		a.Cos.Release()
 		return kernels.Angles{}, err
 	}
@@ -112,20 +112,20 @@ func (r *RoPE) Angles(ctx context.Context, dev *kernels.Device, headDim int, pos
 // frequencies returns θ of each pair.
 func (r *RoPE) frequencies(headDim int) ([]float64, error) {
 	if r == nil {
-		return nil, fmt.Errorf("the *RoPE is nil: %w", backend.ErrOption)
+		return nil, fmt.Errorf("the *RoPE is nil: %w", kernels.ErrOption)
 	}
 	base, dim := cmp.Or(r.Base, 10000), cmp.Or(r.Dim, headDim)
 	if !(base > 0) || !finite(base) {
-		return nil, fmt.Errorf("base is %v, it must be a positive number: %w", r.Base, backend.ErrOption)
+		return nil, fmt.Errorf("base is %v, it must be a positive number: %w", r.Base, kernels.ErrOption)
 	}
 	if dim < 2 || dim%2 != 0 || dim > headDim {
-		return nil, fmt.Errorf("dim is %d, it must be even and 2 to the head size %d: %w", dim, headDim, backend.ErrOption)
+		return nil, fmt.Errorf("dim is %d, it must be even and 2 to the head size %d: %w", dim, headDim, kernels.ErrOption)
 	}
 	theta := make([]float64, dim/2)
 	for i := range theta {
 		theta[i] = math.Pow(base, -2*float64(i)/float64(dim))
 		if !finite(theta[i] * maxLength) {
-			return nil, fmt.Errorf("base is %v, at which angles overflow: %w", r.Base, backend.ErrOption)
+			return nil, fmt.Errorf("base is %v, at which angles overflow: %w", r.Base, kernels.ErrOption)
 		}
 	}
 	return theta, nil

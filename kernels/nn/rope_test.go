@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
 )
@@ -23,7 +22,7 @@ func ExampleRoPE() {
 	}
 	defer dev.Close()
 	// Three rows of one pair, at positions 0, 1 and 2: rotated by 0, 1 and 2 radians.
-	q, err := dev.FromFloat32(ctx, backend.F32, []float32{1, 0, 1, 0, 1, 0}, backend.Shape{1, 1, 3, 2})
+	q, err := dev.FromFloat32(ctx, kernels.F32, []float32{1, 0, 1, 0, 1, 0}, kernels.Shape{1, 1, 3, 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -66,7 +65,7 @@ func TestAnglesFarOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.Release()
-	if a.Cos.Shape() != (backend.Shape{1, 1, len(ids), 4}) || a.Sin.Shape() != a.Cos.Shape() {
+	if a.Cos.Shape() != (kernels.Shape{1, 1, len(ids), 4}) || a.Sin.Shape() != a.Cos.Shape() {
 		t.Fatalf("cos is %v, sin %v", a.Cos.Shape(), a.Sin.Shape())
 	}
 	cos, err := a.Cos.Float32s()
@@ -107,16 +106,16 @@ func TestAnglesRefuse(t *testing.T) {
 		want      error
 		text      string
 	}{
-		{"odd head size", nn.RoPE{}, 7, five, backend.ErrOption, "dim is 7, it must be even and 2 to the head size 7"},
-		{"odd part", nn.RoPE{Dim: 3}, 8, five, backend.ErrOption, "dim is 3"},
-		{"part too large", nn.RoPE{Dim: 10}, 8, five, backend.ErrOption, "dim is 10, it must be even and 2 to the head size 8"},
-		{"negative part", nn.RoPE{Dim: -2}, 8, five, backend.ErrOption, "dim is -2"},
-		{"negative base", nn.RoPE{Base: -1}, 8, five, backend.ErrOption, "base is -1"},
-		{"NaN base", nn.RoPE{Base: math.NaN()}, 8, five, backend.ErrOption, "base is NaN"},
-		{"base that overflows", nn.RoPE{Base: 5e-324}, 128, five, backend.ErrOption, "base is 5e-324"},
-		{"no batch", nn.RoPE{}, 8, nil, backend.ErrShape, "there are no positions"},
-		{"ragged", nn.RoPE{}, 8, [][]int{{1, 2}, {1}}, backend.ErrShape, "batch 1 has 1 positions, batch 0 has 2"},
-		{"too far", nn.RoPE{}, 8, [][]int{{1, 1<<30 + 1}}, backend.ErrOption, "position 1 of batch 0 is 1073741825"},
+		{"odd head size", nn.RoPE{}, 7, five, kernels.ErrOption, "dim is 7, it must be even and 2 to the head size 7"},
+		{"odd part", nn.RoPE{Dim: 3}, 8, five, kernels.ErrOption, "dim is 3"},
+		{"part too large", nn.RoPE{Dim: 10}, 8, five, kernels.ErrOption, "dim is 10, it must be even and 2 to the head size 8"},
+		{"negative part", nn.RoPE{Dim: -2}, 8, five, kernels.ErrOption, "dim is -2"},
+		{"negative base", nn.RoPE{Base: -1}, 8, five, kernels.ErrOption, "base is -1"},
+		{"NaN base", nn.RoPE{Base: math.NaN()}, 8, five, kernels.ErrOption, "base is NaN"},
+		{"base that overflows", nn.RoPE{Base: 5e-324}, 128, five, kernels.ErrOption, "base is 5e-324"},
+		{"no batch", nn.RoPE{}, 8, nil, kernels.ErrShape, "there are no positions"},
+		{"ragged", nn.RoPE{}, 8, [][]int{{1, 2}, {1}}, kernels.ErrShape, "batch 1 has 1 positions, batch 0 has 2"},
+		{"too far", nn.RoPE{}, 8, [][]int{{1, 1<<30 + 1}}, kernels.ErrOption, "position 1 of batch 0 is 1073741825"},
 	} {
 		if _, err := c.rope.Angles(t.Context(), dev, c.dim, c.positions); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
@@ -140,7 +139,7 @@ func positionsOf(t *testing.T, from, n int) [][]int {
 
 // TestPositionsRefuse: more positions than memory holds, and fewer than none, are an error.
 func TestPositionsRefuse(t *testing.T) {
-	for n, want := range map[int]error{-1: backend.ErrOption, math.MinInt: backend.ErrOption, 1 << 50: backend.ErrMemory, math.MaxInt: backend.ErrMemory} {
+	for n, want := range map[int]error{-1: kernels.ErrOption, math.MinInt: kernels.ErrOption, 1 << 50: kernels.ErrMemory, math.MaxInt: kernels.ErrMemory} {
 		if positions, err := nn.Positions(0, n); !errors.Is(err, want) || positions != nil {
 			t.Errorf("%d rows: error is %v, should be %v", n, err, want)
 		}

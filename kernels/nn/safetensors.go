@@ -8,9 +8,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/backend/mapfile"
+	"github.com/seed90331342/attn/kernels"
+	"github.com/seed90331342/attn/kernels/internal/op"
 	"github.com/seed90331342/attn/kernels/npy"
 	"github.com/seed90331342/attn/kernels/safetensors"
 )
@@ -73,19 +74,19 @@ var layouts = []layout{
 //
 // Errors are those of [MultiHeadConfig.LoadWeights].
 func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix string) (w MultiHeadWeights, err error) {
-	defer backend.Annotate(&err, "weights")
+	defer op.Annotate(&err, "weights")
 	if c, err = c.withDefaults(); err != nil {
 		return w, err
 	}
 	if r == nil {
-		return w, fmt.Errorf("the reader is nil, give a file: %w", backend.ErrOption)
+		return w, fmt.Errorf("the reader is nil, give a file: %w", kernels.ErrOption)
 	}
 	h, err := safetensors.ReadHeader(r, size)
-	if errors.Is(err, backend.ErrMemory) {
+	if errors.Is(err, kernels.ErrMemory) {
 		return w, err
 	}
 	if err != nil {
-		return w, fmt.Errorf("%w: %w", err, backend.ErrFile)
+		return w, fmt.Errorf("%w: %w", err, kernels.ErrFile)
 	}
 	l, err := layoutOf(h, prefix)
 	if err != nil {
@@ -102,29 +103,29 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 		case p.bias && !exists && !c.Bias:
 			continue
 		case p.bias && !c.Bias:
-			return w, fmt.Errorf("there is a tensor %q, but the config has no Bias: %w", name, backend.ErrShape)
+			return w, fmt.Errorf("there is a tensor %q, but the config has no Bias: %w", name, kernels.ErrShape)
 		case p.bias && !exists:
-			if *p.t, err = backend.AllocHost(backend.F32, shape); err != nil {
+			if *p.t, err = kernels.AllocHost(kernels.F32, shape); err != nil {
 				return w, err
 			}
 			continue
 		}
-		part := part{transposed: !l.columns && !p.bias, bias: p.bias, rows: shape[backend.Seq], columns: shape[backend.Dim]}
+		part := part{transposed: !l.columns && !p.bias, bias: p.bias, rows: shape[kernels.Seq], columns: shape[kernels.Dim]}
 		for j, other := range "qkvo" {
 			if names[j] != names[i%4] {
 				continue
 			}
-			if c.shapeOf(p.name[:1] + string(other))[backend.Seq] != part.rows {
-				return w, fmt.Errorf("%q has the weights of q, k and v, but Model is %d and Memory %d: they must be equal: %w", name, c.Model, c.Memory, backend.ErrShape)
+			if c.shapeOf(p.name[:1] + string(other))[kernels.Seq] != part.rows {
+				return w, fmt.Errorf("%q has the weights of q, k and v, but Model is %d and Memory %d: they must be equal: %w", name, c.Model, c.Memory, kernels.ErrShape)
 			}
 			if j == i%4 {
 				part.first = part.total
 			}
-			part.total += c.shapeOf(p.name[:1] + string(other))[backend.Dim]
+			part.total += c.shapeOf(p.name[:1] + string(other))[kernels.Dim]
 		}
 		data, err := part.read(r, h, name)
 		if err == nil {
-			*p.t, err = backend.HostF32(data, shape)
+			*p.t, err = kernels.HostF32(data, shape)
 		}
 		if err != nil {
 			return w, fmt.Errorf("%s: %w", name, err)
@@ -134,7 +135,7 @@ func (c MultiHeadConfig) LoadSafetensors(r io.ReaderAt, size int64, prefix strin
 		}
 	}
 	if c.Bias && biases == 0 {
-		return w, fmt.Errorf("the config has Bias, but there is no %s%s: %w", prefix, l.biases[0], backend.ErrFile)
+		return w, fmt.Errorf("the config has Bias, but there is no %s%s: %w", prefix, l.biases[0], kernels.ErrFile)
 	}
 	return w, nil
 }
@@ -154,7 +155,7 @@ func layoutOf(h *safetensors.Header, prefix string) (layout, error) {
 		have = ""
 	}
 	return layout{}, fmt.Errorf("no layout has all of its weights after the prefix %q (one starts with %s); the file has %s: %w",
-		prefix, strings.Join(slices.Compact(firsts), ", "), h.List(have), backend.ErrFile)
+		prefix, strings.Join(slices.Compact(firsts), ", "), h.List(have), kernels.ErrFile)
 }
 
 // part is a weight or a bias [rows, columns], alone in a tensor or next to others.
@@ -168,7 +169,7 @@ type part struct {
 func (p part) read(r io.ReaderAt, headers *safetensors.Header, name string) ([]float32, error) {
 	h, err := headers.Tensor(name)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", err, backend.ErrDType)
+		return nil, fmt.Errorf("%w: %w", err, kernels.ErrDType)
 	}
 	want := []int{p.rows, p.total}
 	switch {
@@ -178,10 +179,10 @@ func (p part) read(r io.ReaderAt, headers *safetensors.Header, name string) ([]f
 		want = []int{p.total, p.rows}
 	}
 	if !slices.Equal(h.Shape, want) {
-		return nil, fmt.Errorf("shape is %v, for the config it must be %v: %w", h.Shape, want, backend.ErrShape)
+		return nil, fmt.Errorf("shape is %v, for the config it must be %v: %w", h.Shape, want, kernels.ErrShape)
 	}
 	if h.Kind != 'f' && h.Kind != 'w' {
-		return nil, fmt.Errorf("elements are %s, they must be f2, f4, f8 or bf16: %w", h.TypeName(), backend.ErrDType)
+		return nil, fmt.Errorf("elements are %s, they must be f2, f4, f8 or bf16: %w", h.TypeName(), kernels.ErrDType)
 	}
 	// Lines of the file are rows, or columns from the first on.
 	line, end, width := 0, p.rows, p.total
@@ -207,7 +208,7 @@ func (p part) read(r io.ReaderAt, headers *safetensors.Header, name string) ([]f
 		n := min(block, end-line)
 		raw, err := bytes(line*width*h.Size, n*width*h.Size)
 		if err != nil {
-			return nil, fmt.Errorf("%w: %w", err, backend.ErrFile)
+			return nil, fmt.Errorf("%w: %w", err, kernels.ErrFile)
 		}
 		overflows += h.Float32s(lines[:n*width], raw)
 		for i := range n {
@@ -226,7 +227,7 @@ func (p part) read(r io.ReaderAt, headers *safetensors.Header, name string) ([]f
 		}
 	}
 	if overflows > 0 {
-		return nil, fmt.Errorf("numbers out of the range of float32: %d: %w", overflows, backend.ErrDType)
+		return nil, fmt.Errorf("numbers out of the range of float32: %d: %w", overflows, kernels.ErrDType)
 	}
 	return data, nil
 }

@@ -19,7 +19,6 @@ import (
 
 	"github.com/x448/float16"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
@@ -84,7 +83,7 @@ func modules(t *testing.T, c nn.MultiHeadConfig) (nn.MultiHeadWeights, module) {
 			if i >= 4 {
 				data[j] = float32(i*64 + j)
 			}
-			data[j] = backend.BF16.Round(backend.F16.Round(data[j]))
+			data[j] = kernels.BF16.Round(kernels.F16.Round(data[j]))
 		}
 		m.data[[]string{"wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo"}[i]] = data
 	}
@@ -420,31 +419,31 @@ func TestLoadSafetensorsRefuses(t *testing.T) {
 		want    error
 		text    string
 	}{
-		{"config", nn.MultiHeadConfig{}, whole, "a.", backend.ErrOption, "Model is 0"},
-		{"another format", grouped, archived(t, fresh(t, 1)), "a.", backend.ErrFile, "not a .safetensors file"},
-		{"truncated", grouped, whole[:len(whole)-1], "a.", backend.ErrFile, "truncated: tensor"},
-		{"another prefix", grouped, whole, "b.", backend.ErrFile, `after the prefix "b." (one starts with q_proj.weight, wq.weight, self.query.weight, qkv_proj.weight, qkv.weight, in_proj_weight, q_proj_weight, c_attn.weight, wq); the file has ["a.k_proj.bias" `},
-		{"a weight missing", grouped, with("a.o_proj.weight", stored{}), "a.", backend.ErrFile, `the file has ["a.k_proj.bias" "a.k_proj.weight" "a.o_proj.bias" "a.q_proj.bias" "a.q_proj.weight" "a.v_proj.bias" "a.v_proj.weight"]`},
-		{"biases too many", none, whole, "a.", backend.ErrShape, `there is a tensor "a.q_proj.bias", but the config has no Bias`},
+		{"config", nn.MultiHeadConfig{}, whole, "a.", kernels.ErrOption, "Model is 0"},
+		{"another format", grouped, archived(t, fresh(t, 1)), "a.", kernels.ErrFile, "not a .safetensors file"},
+		{"truncated", grouped, whole[:len(whole)-1], "a.", kernels.ErrFile, "truncated: tensor"},
+		{"another prefix", grouped, whole, "b.", kernels.ErrFile, `after the prefix "b." (one starts with q_proj.weight, wq.weight, self.query.weight, qkv_proj.weight, qkv.weight, in_proj_weight, q_proj_weight, c_attn.weight, wq); the file has ["a.k_proj.bias" `},
+		{"a weight missing", grouped, with("a.o_proj.weight", stored{}), "a.", kernels.ErrFile, `the file has ["a.k_proj.bias" "a.k_proj.weight" "a.o_proj.bias" "a.q_proj.bias" "a.q_proj.weight" "a.v_proj.bias" "a.v_proj.weight"]`},
+		{"biases too many", none, whole, "a.", kernels.ErrShape, `there is a tensor "a.q_proj.bias", but the config has no Bias`},
 		{"no biases", grouped, safetensors(map[string]stored{"q_proj.weight": good["a.q_proj.weight"], "k_proj.weight": good["a.k_proj.weight"],
-			"v_proj.weight": good["a.v_proj.weight"], "o_proj.weight": good["a.o_proj.weight"]}), "", backend.ErrFile, "the config has Bias, but there is no q_proj.bias"},
-		{"shape", square, whole, "a.", backend.ErrShape, "a.k_proj.weight: shape is [18 24], for the config it must be [18 40]"},
-		{"transposed", grouped, as("a.k_proj.weight", "F32", func(s *stored) { slices.Reverse(s.shape) }), "a.", backend.ErrShape, "a.k_proj.weight: shape is [24 18], for the config it must be [18 24]"},
-		{"packed and shape", square, as("mha.in_proj_weight", "F32", func(s *stored) { slices.Reverse(s.shape) }), "mha.", backend.ErrShape, "mha.in_proj_weight: shape is [40 68], for the config it must be [68 40]"},
-		{"packed for another memory", grouped, whole, "mha.", backend.ErrShape, `"mha.in_proj_weight" has the weights of q, k and v, but Model is 40 and Memory 24: they must be equal`},
-		{"integers", grouped, as("a.q_proj.bias", "I8", func(*stored) {}), "a.", backend.ErrDType, "a.q_proj.bias: elements are i1, they must be f2, f4, f8 or bf16"},
-		{"8-bit numbers", grouped, as("a.q_proj.bias", "F8_E5M2", func(*stored) {}), "a.", backend.ErrDType, `a.q_proj.bias: tensor "a.q_proj.bias" is F8_E5M2, which is not read: convert it to F32, F16 or BF16`},
-		{"4 bits", grouped, as("a.q_proj.bias", "NF4", func(*stored) {}), "a.", backend.ErrDType, "is NF4, which is not read"},
+			"v_proj.weight": good["a.v_proj.weight"], "o_proj.weight": good["a.o_proj.weight"]}), "", kernels.ErrFile, "the config has Bias, but there is no q_proj.bias"},
+		{"shape", square, whole, "a.", kernels.ErrShape, "a.k_proj.weight: shape is [18 24], for the config it must be [18 40]"},
+		{"transposed", grouped, as("a.k_proj.weight", "F32", func(s *stored) { slices.Reverse(s.shape) }), "a.", kernels.ErrShape, "a.k_proj.weight: shape is [24 18], for the config it must be [18 24]"},
+		{"packed and shape", square, as("mha.in_proj_weight", "F32", func(s *stored) { slices.Reverse(s.shape) }), "mha.", kernels.ErrShape, "mha.in_proj_weight: shape is [40 68], for the config it must be [68 40]"},
+		{"packed for another memory", grouped, whole, "mha.", kernels.ErrShape, `"mha.in_proj_weight" has the weights of q, k and v, but Model is 40 and Memory 24: they must be equal`},
+		{"integers", grouped, as("a.q_proj.bias", "I8", func(*stored) {}), "a.", kernels.ErrDType, "a.q_proj.bias: elements are i1, they must be f2, f4, f8 or bf16"},
+		{"8-bit numbers", grouped, as("a.q_proj.bias", "F8_E5M2", func(*stored) {}), "a.", kernels.ErrDType, `a.q_proj.bias: tensor "a.q_proj.bias" is F8_E5M2, which is not read: convert it to F32, F16 or BF16`},
+		{"4 bits", grouped, as("a.q_proj.bias", "NF4", func(*stored) {}), "a.", kernels.ErrDType, "is NF4, which is not read"},
 	} {
 		if _, err := c.config.LoadSafetensors(bytes.NewReader(c.content), int64(len(c.content)), c.prefix); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
 		}
 	}
-	if _, err := grouped.LoadSafetensors(nil, 0, ""); !errors.Is(err, backend.ErrOption) {
+	if _, err := grouped.LoadSafetensors(nil, 0, ""); !errors.Is(err, kernels.ErrOption) {
 		t.Errorf("no reader: %v", err)
 	}
 	// A file that shrinks, and memory that runs out.
-	if _, err := square.LoadSafetensors(bytes.NewReader(whole[:len(whole)-9]), int64(len(whole)), "mha."); !errors.Is(err, backend.ErrFile) || !errors.Is(err, io.EOF) {
+	if _, err := square.LoadSafetensors(bytes.NewReader(whole[:len(whole)-9]), int64(len(whole)), "mha."); !errors.Is(err, kernels.ErrFile) || !errors.Is(err, io.EOF) {
 		t.Errorf("a file that shrinks: %v", err)
 	}
 	for n := 1; ; n++ {
@@ -453,7 +452,7 @@ func TestLoadSafetensorsRefuses(t *testing.T) {
 		if stop() < n {
 			break
 		}
-		if !errors.Is(err, backend.ErrMemory) {
+		if !errors.Is(err, kernels.ErrMemory) {
 			t.Errorf("request %d of memory fails: %v", n, err)
 		}
 	}
@@ -474,7 +473,7 @@ func FuzzSafetensors(f *testing.F) {
 		if err := w.WriteNPZ(io.Discard); err != nil {
 			t.Fatal(err)
 		}
-		if w.Wq.Shape() != (backend.Shape{1, 1, 2, 2}) || w.Bo.Shape() != (backend.Shape{1, 1, 1, 2}) {
+		if w.Wq.Shape() != (kernels.Shape{1, 1, 2, 2}) || w.Bo.Shape() != (kernels.Shape{1, 1, 1, 2}) {
 			t.Fatal(fmt.Sprint(w))
 		}
 	})

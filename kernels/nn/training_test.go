@@ -8,14 +8,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	_ "github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
 )
 
 // lossOf returns the loss Σ (y - target)²/2 of a layer with these weights, and its gradients.
-func lossOf(ctx context.Context, dev *kernels.Device, config nn.MultiHeadConfig, weights nn.MultiHeadWeights, x backend.Tensor, target []float32) (loss float32, grads nn.LayerGradients, err error) {
+func lossOf(ctx context.Context, dev *kernels.Device, config nn.MultiHeadConfig, weights nn.MultiHeadWeights, x kernels.Tensor, target []float32) (loss float32, grads nn.LayerGradients, err error) {
 	layer, err := nn.NewMultiHeadAttention(ctx, dev, config, weights)
 	if err != nil {
 		return 0, grads, err
@@ -34,7 +33,7 @@ func lossOf(ctx context.Context, dev *kernels.Device, config nn.MultiHeadConfig,
 		dy[i] -= target[i] // the gradient of the loss with respect to y
 		loss += dy[i] * dy[i] / 2
 	}
-	up, err := dev.FromFloat32(ctx, backend.F32, dy, pass.O.Shape())
+	up, err := dev.FromFloat32(ctx, kernels.F32, dy, pass.O.Shape())
 	if err != nil {
 		return 0, grads, err
 	}
@@ -45,14 +44,14 @@ func lossOf(ctx context.Context, dev *kernels.Device, config nn.MultiHeadConfig,
 
 // step makes one step of gradient descent and returns the loss before it. It changes the weights in
 // host memory, after lossOf has released the layer that used them.
-func step(ctx context.Context, dev *kernels.Device, config nn.MultiHeadConfig, weights nn.MultiHeadWeights, x backend.Tensor, target []float32, rate float32) (float32, error) {
+func step(ctx context.Context, dev *kernels.Device, config nn.MultiHeadConfig, weights nn.MultiHeadWeights, x kernels.Tensor, target []float32, rate float32) (float32, error) {
 	loss, grads, err := lossOf(ctx, dev, config, weights, x, target)
 	if err != nil {
 		return 0, err
 	}
 	defer grads.Release()
 	g := grads.Weights
-	for _, p := range [][2]backend.Tensor{{weights.Wq, g.Wq}, {weights.Wk, g.Wk}, {weights.Wv, g.Wv}, {weights.Wo, g.Wo}} {
+	for _, p := range [][2]kernels.Tensor{{weights.Wq, g.Wq}, {weights.Wk, g.Wk}, {weights.Wv, g.Wv}, {weights.Wo, g.Wo}} {
 		w, err := p[0].Float32s()
 		if err != nil {
 			return 0, err
@@ -82,7 +81,7 @@ func ExampleMultiHeadAttention_Backward() {
 		log.Fatal(err)
 	}
 	tokens := []float32{1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0}
-	x, err := dev.FromFloat32(ctx, backend.F32, tokens, backend.Shape{1, 1, 3, 4})
+	x, err := dev.FromFloat32(ctx, kernels.F32, tokens, kernels.Shape{1, 1, 3, 4})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -3,7 +3,7 @@ package nn
 import (
 	"fmt"
 
-	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 )
 
 // MultiHeadWeights are the weights of a [MultiHeadAttention] in host memory, F32 and
@@ -18,14 +18,14 @@ import (
 // The columns of a head are adjacent, for Wo its rows. PyTorch's Linear stores the
 // transpose, see [Transposed].
 type MultiHeadWeights struct {
-	Wq, Wk, Wv, Wo backend.Tensor
-	Bq, Bk, Bv, Bo backend.Tensor
+	Wq, Wk, Wv, Wo kernels.Tensor
+	Bq, Bk, Bv, Bo kernels.Tensor
 }
 
 // weight is one of a layer's weights with its name in files and errors.
 type weight struct {
 	name string
-	t    *backend.Tensor
+	t    *kernels.Tensor
 	bias bool
 }
 
@@ -44,13 +44,13 @@ func (w *MultiHeadWeights) release() {
 
 // shapeOf returns the shape of a weight by its name, w or b and then q, k, v or o; c has its
 // defaults.
-func (c MultiHeadConfig) shapeOf(name string) backend.Shape {
+func (c MultiHeadConfig) shapeOf(name string) kernels.Shape {
 	cols := map[byte]int{'q': c.Heads * c.HeadDim, 'k': c.KVHeads * c.HeadDim, 'v': c.KVHeads * c.ValueDim, 'o': c.Model}[name[1]]
 	if name[0] == 'b' {
-		return backend.Shape{1, 1, 1, cols}
+		return kernels.Shape{1, 1, 1, cols}
 	}
 	rows := map[byte]int{'q': c.Model, 'k': c.Memory, 'v': c.Memory, 'o': c.Heads * c.ValueDim}[name[1]]
-	return backend.Shape{1, 1, rows, cols}
+	return kernels.Shape{1, 1, rows, cols}
 }
 
 // check compares w with c, which has its defaults.
@@ -59,18 +59,18 @@ func (w *MultiHeadWeights) check(c MultiHeadConfig) error {
 		want, got := c.shapeOf(p.name), *p.t
 		if p.bias && !c.Bias {
 			if !got.IsZero() {
-				return fmt.Errorf("%s is present, but the config has no Bias: %w", p.name, backend.ErrShape)
+				return fmt.Errorf("%s is present, but the config has no Bias: %w", p.name, kernels.ErrShape)
 			}
 			continue
 		}
-		if err := got.CheckShape(p.name, want, "shape for the config", backend.F32); err != nil {
+		if err := got.CheckShape(p.name, want, "shape for the config", kernels.F32); err != nil {
 			return err
 		}
 		if !got.OnHost() {
-			return fmt.Errorf("%s is not in host memory: %w", p.name, backend.ErrDevice)
+			return fmt.Errorf("%s is not in host memory: %w", p.name, kernels.ErrDevice)
 		}
 		if !got.IsContiguous() {
-			return fmt.Errorf("%s has strides %v, weights must be contiguous: %w", p.name, got.Strides(), backend.ErrShape)
+			return fmt.Errorf("%s has strides %v, weights must be contiguous: %w", p.name, got.Strides(), kernels.ErrShape)
 		}
 	}
 	return nil

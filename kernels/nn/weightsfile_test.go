@@ -17,7 +17,7 @@ import (
 	"github.com/sbinet/npyio/npz"
 	"gonum.org/v1/gonum/mat"
 
-	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/nn"
 	"github.com/seed90331342/attn/kernels/npy"
 )
@@ -43,7 +43,7 @@ func fresh(t *testing.T, seed uint64) nn.MultiHeadWeights {
 // numbers returns the elements of the weights, nil for those that are absent.
 func numbers(t *testing.T, w nn.MultiHeadWeights) (all [][]float32) {
 	t.Helper()
-	for _, x := range []backend.Tensor{w.Wq, w.Wk, w.Wv, w.Wo, w.Bq, w.Bk, w.Bv, w.Bo} {
+	for _, x := range []kernels.Tensor{w.Wq, w.Wk, w.Wv, w.Wo, w.Bq, w.Bk, w.Bv, w.Bo} {
 		var data []float32
 		if !x.IsZero() {
 			var err error
@@ -105,7 +105,7 @@ func TestWeightsRoundTrip(t *testing.T) {
 	}
 	for name, files := range map[string]fs.FS{"archive": unzip(t, archive), "folder": folder(t, archive)} {
 		got, err := small.LoadWeights(files)
-		if err != nil || !same(numbers(t, got), numbers(t, w)) || got.Wv.Shape() != (backend.Shape{1, 1, 4, 10}) || got.Bv.Shape() != (backend.Shape{1, 1, 1, 10}) {
+		if err != nil || !same(numbers(t, got), numbers(t, w)) || got.Wv.Shape() != (kernels.Shape{1, 1, 4, 10}) || got.Bv.Shape() != (kernels.Shape{1, 1, 1, 10}) {
 			t.Errorf("%s: loaded %v, %v", name, got, err)
 		}
 	}
@@ -191,21 +191,21 @@ func TestLoadWeightsRefuses(t *testing.T) {
 		want   error
 		text   string
 	}{
-		{"config", nn.MultiHeadConfig{}, good, backend.ErrOption, "Model is 0"},
-		{"no files", small, fstest.MapFS{}, backend.ErrFile, "there is no wq.npy"},
-		{"a bit flipped", small, unzip(t, flipped), backend.ErrFile, "wq.npy: zip: checksum error"},
-		{"an array missing", small, with("wo.npy", nil), backend.ErrFile, "there is no wo.npy"},
-		{"a bias missing", small, with("bk.npy", nil), backend.ErrFile, "there is no bk.npy"},
-		{"biases too many", none, good, backend.ErrShape, "there is a bq.npy, but the config has no Bias"},
-		{"shape", wide, good, backend.ErrShape, "wk.npy: shape is [4 6], for the config it must be [5 6]"},
-		{"axes", small, with("bq.npy", array(mat.NewDense(1, 6, nil))), backend.ErrShape, "bq.npy: shape is [1 6], for the config it must be [6]"},
-		{"type", small, with("bq.npy", array(make([]bool, 6))), backend.ErrDType, "bq.npy: elements are bool"},
-		{"integers", small, with("bq.npy", array(make([]int32, 6))), backend.ErrFile, "bq.npy: elements are \"<i4\""},
-		{"beyond float32", small, with("bq.npy", array([]float64{0, 1, 2, 3, 4, 1e200})), backend.ErrDType, "bq.npy: numbers out of the range of float32: 1"},
-		{"truncated", small, with("bq.npy", array(make([]float32, 6))[:90]), backend.ErrFile, "bq.npy: truncated"},
-		{"text", small, with("bq.npy", []byte("0 0 0 0 0 0")), backend.ErrFile, "bq.npy: not a .npy file"},
-		{"larger than memory", small, with("bq.npy", large.Bytes()), backend.ErrFile, "bq.npy: truncated"},
-		{"a folder", small, inside, backend.ErrFile, "wq.npy: not a regular file"},
+		{"config", nn.MultiHeadConfig{}, good, kernels.ErrOption, "Model is 0"},
+		{"no files", small, fstest.MapFS{}, kernels.ErrFile, "there is no wq.npy"},
+		{"a bit flipped", small, unzip(t, flipped), kernels.ErrFile, "wq.npy: zip: checksum error"},
+		{"an array missing", small, with("wo.npy", nil), kernels.ErrFile, "there is no wo.npy"},
+		{"a bias missing", small, with("bk.npy", nil), kernels.ErrFile, "there is no bk.npy"},
+		{"biases too many", none, good, kernels.ErrShape, "there is a bq.npy, but the config has no Bias"},
+		{"shape", wide, good, kernels.ErrShape, "wk.npy: shape is [4 6], for the config it must be [5 6]"},
+		{"axes", small, with("bq.npy", array(mat.NewDense(1, 6, nil))), kernels.ErrShape, "bq.npy: shape is [1 6], for the config it must be [6]"},
+		{"type", small, with("bq.npy", array(make([]bool, 6))), kernels.ErrDType, "bq.npy: elements are bool"},
+		{"integers", small, with("bq.npy", array(make([]int32, 6))), kernels.ErrFile, "bq.npy: elements are \"<i4\""},
+		{"beyond float32", small, with("bq.npy", array([]float64{0, 1, 2, 3, 4, 1e200})), kernels.ErrDType, "bq.npy: numbers out of the range of float32: 1"},
+		{"truncated", small, with("bq.npy", array(make([]float32, 6))[:90]), kernels.ErrFile, "bq.npy: truncated"},
+		{"text", small, with("bq.npy", []byte("0 0 0 0 0 0")), kernels.ErrFile, "bq.npy: not a .npy file"},
+		{"larger than memory", small, with("bq.npy", large.Bytes()), kernels.ErrFile, "bq.npy: truncated"},
+		{"a folder", small, inside, kernels.ErrFile, "wq.npy: not a regular file"},
 	} {
 		if _, err := c.config.LoadWeights(c.files); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: error is %v, should be %v and contain %q", c.name, err, c.want, c.text)
@@ -229,10 +229,10 @@ func TestWriteRefuses(t *testing.T) {
 	released, turned, half := fresh(t, 2), fresh(t, 3), fresh(t, 4)
 	released.Wo.Release()
 	var err error
-	if turned.Wv, err = turned.Wv.Swap(backend.Seq, backend.Dim); err != nil {
+	if turned.Wv, err = turned.Wv.Swap(kernels.Seq, kernels.Dim); err != nil {
 		t.Fatal(err)
 	}
-	if half.Bq, err = backend.AllocHost(backend.F16, half.Bq.Shape()); err != nil {
+	if half.Bq, err = kernels.AllocHost(kernels.F16, half.Bq.Shape()); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -241,9 +241,9 @@ func TestWriteRefuses(t *testing.T) {
 		want error
 		text string
 	}{
-		{"released", released, backend.ErrReleased, "wo"},
-		{"strides", turned, backend.ErrShape, "wv has strides"},
-		{"type", half, backend.ErrDType, "bq: tensor is f16"},
+		{"released", released, kernels.ErrReleased, "wo"},
+		{"strides", turned, kernels.ErrShape, "wv has strides"},
+		{"type", half, kernels.ErrDType, "bq: tensor is f16"},
 	} {
 		var b bytes.Buffer
 		if err := c.w.WriteNPZ(&b); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) || b.Len() > 0 {

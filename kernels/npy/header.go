@@ -253,7 +253,7 @@ func (h *Header) SetShape(shape []int) error {
 const chunk = 64 << 10
 
 // Read reads the data of an array from r and returns it in C order. decode converts the bytes of
-// a chunk, such as [Header.Float32s]. It returns backend.ErrMemory when there is not enough memory.
+// a chunk, such as [Header.Float32s]. It returns kernels.ErrMemory when there is not enough memory.
 func Read[T any](r io.Reader, h Header, decode func(dst []T, raw []byte)) ([]T, error) {
 	data, err := budget.Make[T](h.Count)
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -60,8 +59,8 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 			all := []float64{0, 1, -1, 0.5, 30, 1e-300, 1e300, math.Inf(1), math.Inf(-1), math.NaN()}
 			return all[rng.IntN(len(all))]
 		}
-		var held []backend.Tensor
-		put := func(x backend.Tensor, err error) backend.Tensor {
+		var held []kernels.Tensor
+		put := func(x kernels.Tensor, err error) kernels.Tensor {
 			if err == nil {
 				x, err = dev.Upload(ctx, x)
 			}
@@ -73,17 +72,17 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 		}
 		b, hkv, share, sq, sk := length(), length(), 1+rng.IntN(2), length(), length()
 		h := hkv * share
-		tensor := func(b, h, s, d int) backend.Tensor {
-			shape := backend.Shape{b, h, s, d}
-			return put(backend.HostF32(normal(shape.Elements(), uint64(n)), shape))
+		tensor := func(b, h, s, d int) kernels.Tensor {
+			shape := kernels.Shape{b, h, s, d}
+			return put(kernels.HostF32(normal(shape.Elements(), uint64(n)), shape))
 		}
 		q, k, v := tensor(b, h, sq, 4), tensor(b, hkv, sk, 4), tensor(b, hkv, sk, 3)
-		bools := func(s backend.Shape) backend.Tensor {
+		bools := func(s kernels.Shape) kernels.Tensor {
 			data := make([]bool, s.Elements())
 			for i := range data {
 				data[i] = rng.IntN(4) > 0
 			}
-			return put(backend.HostBool(data, s))
+			return put(kernels.HostBool(data, s))
 		}
 		opt := kernels.Options{Causal: seldom(), LSE: seldom(), Weights: seldom(), KLen: integers(b), Offsets: integers(b), Prefix: integers(b), CuQ: integers(3), CuK: integers(3)}
 		if seldom() {
@@ -102,7 +101,7 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 			opt.Verify = rng.IntN(4)
 		}
 		if seldom() {
-			opt.Mask = bools(backend.Shape{1, 1, sq, max(sk-rng.IntN(2), 0)})
+			opt.Mask = bools(kernels.Shape{1, 1, sq, max(sk-rng.IntN(2), 0)})
 		}
 		if seldom() {
 			opt.Bias = tensor(1, 1, 1, sk)
@@ -113,7 +112,7 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 		if seldom() {
 			opt.BlockSize = integer()
 			size := max(opt.BlockSize, 1)
-			opt.BlockMask = bools(backend.Shape{1, 1, sq/size + min(1, sq%size), sk/size + min(1, sk%size)})
+			opt.BlockMask = bools(kernels.Shape{1, 1, sq/size + min(1, sq%size), sk/size + min(1, sk%size)})
 		}
 		if seldom() {
 			opt.Sinks = make([]float32, h)
@@ -125,7 +124,7 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 			}
 		}
 		if seldom() {
-			opt.Dropout = backend.Dropout{P: float32(number()), Seed: rng.Uint64(), First: [4]int{0, 0, max(integer(), 0) % 100, 0}}
+			opt.Dropout = kernels.Dropout{P: float32(number()), Seed: rng.Uint64(), First: [4]int{0, 0, max(integer(), 0) % 100, 0}}
 		}
 		if seldom() {
 			ids := func(n int) [][]int32 {
@@ -138,7 +137,7 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 			opt.QSegments, opt.KSegments = ids(sq), ids(sk)
 		}
 		if seldom() {
-			opt.Pages = &backend.Pages{Keys: integer(), Table: make([][]int32, b)}
+			opt.Pages = &kernels.Pages{Keys: integer(), Table: make([][]int32, b)}
 			for i := range opt.Pages.Table {
 				opt.Pages.Table[i] = make([]int32, rng.IntN(3))
 			}
@@ -156,13 +155,13 @@ func anyOptions(t *testing.T, dev *kernels.Device, calls int) {
 				stage = "each weight row"
 				_ = dev.EachWeightRow(ctx, q, k, kernels.WeightRange{Batch: integer(), Head: integer(), Rows: [2]int{rng.IntN(3), integer()}, Keys: [2]int{0, integer()}}, opt, func(int, int, []float32) {})
 				stage = "scores"
-				s, _ := dev.Scores(ctx, q, k, backend.ScorePoint(rng.IntN(4)), opt)
+				s, _ := dev.Scores(ctx, q, k, kernels.ScorePoint(rng.IntN(4)), opt)
 				if s.Release(); opt.Scale == nil {
 					opt.Scale = new(1.0)
 				}
 				stage = "softmax"
 				if s, err := dev.QK(ctx, q, k); err == nil {
-					_ = dev.Softmax(ctx, s, backend.Tensor{}, opt)
+					_ = dev.Softmax(ctx, s, kernels.Tensor{}, opt)
 					stage = "pv"
 					o, _ := dev.PV(ctx, s, v)
 					o.Release()

@@ -16,7 +16,7 @@ import (
 func TestPreparedCall(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
-	qs, ks := backend.Shape{2, 4, 3, 16}, backend.Shape{2, 2, 40, 16}
+	qs, ks := kernels.Shape{2, 4, 3, 16}, kernels.Shape{2, 2, 40, 16}
 	for name, opt := range map[string]kernels.Options{
 		"causal":   {Causal: true},
 		"window":   {Causal: true, Window: &kernels.Window{Left: 5}},
@@ -58,7 +58,7 @@ func TestPreparedCall(t *testing.T) {
 		}
 		x := upload(t, dev, normal(qs.Elements(), 1), qs)
 		opt.KLen = []int{41, 1}
-		if err := call.Reset(x, x, x, opt); !errors.Is(err, backend.ErrOption) {
+		if err := call.Reset(x, x, x, opt); !errors.Is(err, kernels.ErrOption) {
 			t.Errorf("%s: more keys than there are: error is %v", name, err)
 		}
 		if _, err := call.Run(t.Context()); err == nil {
@@ -71,25 +71,25 @@ func TestPreparedCall(t *testing.T) {
 func TestRebindRefuses(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
-	x := upload(t, dev, normal(64, 1), backend.Shape{1, 2, 8, 4})
+	x := upload(t, dev, normal(64, 1), kernels.Shape{1, 2, 8, 4})
 	call := prepare(t, dev, x, x, x, kernels.Options{})
-	other := upload(t, dev, normal(64, 2), backend.Shape{1, 4, 4, 4})
-	swapped, err := upload(t, dev, normal(64, 3), backend.Shape{1, 8, 2, 4}).Swap(backend.Heads, backend.Seq)
+	other := upload(t, dev, normal(64, 2), kernels.Shape{1, 4, 4, 4})
+	swapped, err := upload(t, dev, normal(64, 3), kernels.Shape{1, 8, 2, 4}).Swap(kernels.Heads, kernels.Seq)
 	if err != nil {
 		t.Fatal(err)
 	}
-	half, err := dev.FromFloat32(t.Context(), backend.F16, normal(64, 4), x.Shape())
+	half, err := dev.FromFloat32(t.Context(), kernels.F16, normal(64, 4), x.Shape())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer half.Release()
-	if err := call.Rebind(other, x, x); !errors.Is(err, backend.ErrShape) {
+	if err := call.Rebind(other, x, x); !errors.Is(err, kernels.ErrShape) {
 		t.Errorf("another shape: error is %v", err)
 	}
-	if err := call.Rebind(x, swapped, x); !errors.Is(err, backend.ErrShape) {
+	if err := call.Rebind(x, swapped, x); !errors.Is(err, kernels.ErrShape) {
 		t.Errorf("other strides: error is %v", err)
 	}
-	if err := call.Rebind(x, x, half); !errors.Is(err, backend.ErrDType) {
+	if err := call.Rebind(x, x, half); !errors.Is(err, kernels.ErrDType) {
 		t.Errorf("another dtype: error is %v", err)
 	}
 }
@@ -109,7 +109,7 @@ func (b afterAttention) Attention(ctx context.Context, calls ...*backend.Call) e
 func TestWeightsFollowTheFusedCall(t *testing.T) {
 	be := cpu.New(cpu.Options{})
 	defer be.Close()
-	s := backend.Shape{1, 2, 8, 8}
+	s := kernels.Shape{1, 2, 8, 8}
 	x := upload(t, kernels.NewDevice(be), normal(s.Elements(), 1), s)
 	for _, weights := range []bool{false, true} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -120,10 +120,10 @@ func TestWeightsFollowTheFusedCall(t *testing.T) {
 			t.Errorf("cancelled after the fused call, weights %v: error is %v", weights, err)
 		}
 		dev = kernels.NewDevice(afterAttention{be, func(error) error {
-			return &backend.Interrupted{Partial: new(backend.Partial), Err: backend.ErrDeviceLost}
+			return &kernels.Interrupted{Partial: new(kernels.Partial), Err: kernels.ErrDeviceLost}
 		}})
 		_, err = dev.Attention(t.Context(), x, x, x, kernels.Options{Weights: weights})
-		if _, resumable := errors.AsType[*backend.Interrupted](err); resumable == weights || !errors.Is(err, backend.ErrDeviceLost) {
+		if _, resumable := errors.AsType[*kernels.Interrupted](err); resumable == weights || !errors.Is(err, kernels.ErrDeviceLost) {
 			t.Errorf("interrupted, weights %v: error is %v", weights, err)
 		}
 	}
@@ -133,13 +133,13 @@ func TestWeightsFollowTheFusedCall(t *testing.T) {
 // one that the stages do not read.
 func TestWeightsOverlap(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
-		s := backend.Shape{1, 2, 8, 8}
-		fresh := func() backend.Tensor { return upload(t, dev, normal(s.Elements(), 1), s) }
+		s := kernels.Shape{1, 2, 8, 8}
+		fresh := func() kernels.Tensor { return upload(t, dev, normal(s.Elements(), 1), s) }
 		for _, name := range []string{"q", "k", "v", "bias", "o", "nothing"} {
-			at := map[string]backend.Tensor{"q": fresh(), "k": fresh(), "v": fresh(), "bias": fresh(), "o": fresh(), "nothing": fresh()}
+			at := map[string]kernels.Tensor{"q": fresh(), "k": fresh(), "v": fresh(), "bias": fresh(), "o": fresh(), "nothing": fresh()}
 			call := prepare(t, dev, at["q"], at["k"], at["v"], kernels.Options{Bias: at["bias"]})
 			err := call.RunInto(t.Context(), kernels.Result{O: at["o"], Weights: at[name]})
-			if overlap := errors.Is(err, backend.ErrOverlap); overlap != (name != "nothing") || err != nil && !overlap {
+			if overlap := errors.Is(err, kernels.ErrOverlap); overlap != (name != "nothing") || err != nil && !overlap {
 				t.Errorf("weights in the memory of %s: error is %v", name, err)
 			}
 		}
@@ -162,13 +162,13 @@ func (b *signing) Attention(_ context.Context, calls ...*backend.Call) error {
 func TestResumeOfAnotherCall(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		ctx := t.Context()
-		s := backend.Shape{1, 2, 8, 8}
+		s := kernels.Shape{1, 2, 8, 8}
 		x := upload(t, dev, normal(s.Elements(), 1), s)
-		short, err := x.Slice(backend.Seq, 0, 7)
+		short, err := x.Slice(kernels.Seq, 0, 7)
 		if err != nil {
 			t.Fatal(err)
 		}
-		half, err := dev.FromFloat32(ctx, backend.F16, normal(s.Elements(), 1), s)
+		half, err := dev.FromFloat32(ctx, kernels.F16, normal(s.Elements(), 1), s)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,12 +179,12 @@ func TestResumeOfAnotherCall(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Release()
-		o, err := backend.AllocHost(backend.F32, s)
+		o, err := kernels.AllocHost(kernels.F32, s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		own := &backend.Partial{Call: be.last, O: o}
-		blocks, err := backend.HostBool([]bool{true}, backend.Shape{1, 1, 1, 1})
+		own := &kernels.Partial{Call: be.last, O: o}
+		blocks, err := kernels.HostBool([]bool{true}, kernels.Shape{1, 1, 1, 1})
 		if err == nil {
 			blocks, err = dev.Upload(ctx, blocks)
 		}
@@ -204,14 +204,14 @@ func TestResumeOfAnotherCall(t *testing.T) {
 		defer got.Release()
 		sameBits(t, "o", dev, got.O, want.O)
 		for name, other := range map[string]struct {
-			q, k backend.Tensor
+			q, k kernels.Tensor
 			opt  kernels.Options
 		}{
 			"scale": {x, x, kernels.Options{Scale: new(2.0)}}, "softcap": {x, x, kernels.Options{Softcap: 3}}, "causal": {x, x, kernels.Options{Causal: true}},
 			"slopes": {x, x, kernels.Options{ALiBi: []float32{1, 2}}}, "sinks": {x, x, kernels.Options{Sinks: []float32{1, 2}}},
-			"dropout": {x, x, kernels.Options{Dropout: backend.Dropout{P: 0.5}}}, "blocks": {x, x, kernels.Options{BlockMask: blocks, BlockSize: 8}},
-			"a bias": {x, x, kernels.Options{Bias: upload(t, dev, normal(8, 1), backend.Shape{1, 1, 1, 8})}}, "a mask": {x, x, kernels.Options{Mask: blocks}},
-			"a bias by distance": {x, x, kernels.Options{RelativeBias: upload(t, dev, normal(15, 1), backend.Shape{1, 1, 1, 15})}},
+			"dropout": {x, x, kernels.Options{Dropout: kernels.Dropout{P: 0.5}}}, "blocks": {x, x, kernels.Options{BlockMask: blocks, BlockSize: 8}},
+			"a bias": {x, x, kernels.Options{Bias: upload(t, dev, normal(8, 1), kernels.Shape{1, 1, 1, 8})}}, "a mask": {x, x, kernels.Options{Mask: blocks}},
+			"a bias by distance": {x, x, kernels.Options{RelativeBias: upload(t, dev, normal(15, 1), kernels.Shape{1, 1, 1, 15})}},
 			"lse":                {x, x, kernels.Options{LSE: true}}, "fewer keys": {x, short, kernels.Options{}}, "fewer rows": {short, x, kernels.Options{}}, "f16": {half, half, kernels.Options{}},
 		} {
 			other.opt.Resume = own
@@ -219,7 +219,7 @@ func TestResumeOfAnotherCall(t *testing.T) {
 			_, run := call.Run(ctx)
 			_, planned := call.Plan(ctx)
 			for what, err := range map[string]error{"run": run, "plan": planned} {
-				if !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), "resume is of another call") {
+				if !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), "resume is of another call") {
 					t.Errorf("%s, %s: error is %v", name, what, err)
 				}
 			}

@@ -4,7 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -16,15 +15,15 @@ func TestCheckBackward(t *testing.T) {
 	defer dev.Close()
 	ctx := t.Context()
 	const batch, heads, kvHeads, seqQ, seqK, dim, valueDim = 2, 4, 2, 13, 21, 8, 5
-	tensor := func(seed uint64, s ...int) backend.Tensor {
-		shape := backend.Shape(s)
+	tensor := func(seed uint64, s ...int) kernels.Tensor {
+		shape := kernels.Shape(s)
 		return upload(t, dev, normal(shape.Elements(), seed), shape)
 	}
 	seen := make([]bool, heads*4*6)
 	for i := range seen {
 		seen[i] = i%3 < 2
 	}
-	blocks, err := backend.HostBool(seen, backend.Shape{1, heads, 4, 6})
+	blocks, err := kernels.HostBool(seen, kernels.Shape{1, heads, 4, 6})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +42,7 @@ func TestCheckBackward(t *testing.T) {
 		{"plain", kernels.Options{}, false},
 		{"causal with softcap", kernels.Options{Causal: true, Align: kernels.LowerRight, Softcap: 2}, true},
 		{"bias and relative bias", kernels.Options{Bias: tensor(5, 1, heads, seqQ, seqK), RelativeBias: tensor(6, 1, 1, 1, seqQ+seqK-1)}, true},
-		{"ALiBi, sinks and dropout", kernels.Options{ALiBi: []float32{1, .5, .25, .125}, Sinks: []float32{0, 1, -1, 2}, Dropout: backend.Dropout{P: 0.25, Seed: 3}, Offset: 8}, true},
+		{"ALiBi, sinks and dropout", kernels.Options{ALiBi: []float32{1, .5, .25, .125}, Sinks: []float32{0, 1, -1, 2}, Dropout: kernels.Dropout{P: 0.25, Seed: 3}, Offset: 8}, true},
 		{"blocks", kernels.Options{BlockMask: blocks, BlockSize: 4}, false},
 		{"segments and offsets", kernels.Options{QSegments: segments(seqQ), KSegments: segments(seqK), Offsets: []int{0, 4}, Causal: true}, true},
 		{"key lengths", kernels.Options{KLen: []int{7, 0}}, false},
@@ -75,7 +74,7 @@ func TestCheckBackward(t *testing.T) {
 		if report, err := call.CheckBackward(ctx, kernels.Gradients{K: grads.K}, d, r, kernels.CheckOptions{Rows: 3}); err != nil || !report.OK() || report.Rows != 3 {
 			t.Errorf("%s, dk alone: %+v, %v", c.name, report, err)
 		}
-		for name, g := range map[string]backend.Tensor{"dq[1,": grads.Q, "dk[1,": grads.K, "dv[1,": grads.V} {
+		for name, g := range map[string]kernels.Tensor{"dq[1,": grads.Q, "dk[1,": grads.K, "dv[1,": grads.V} {
 			x, err := g.Float32s()
 			if err != nil {
 				t.Fatal(err)

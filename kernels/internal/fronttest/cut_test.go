@@ -6,13 +6,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
 
 // cut slices t along an axis.
-func cut(t *testing.T, x backend.Tensor, axis, lo, hi int) backend.Tensor {
+func cut(t *testing.T, x kernels.Tensor, axis, lo, hi int) kernels.Tensor {
 	t.Helper()
 	y, err := x.Slice(axis, lo, hi)
 	if err != nil {
@@ -22,7 +21,7 @@ func cut(t *testing.T, x backend.Tensor, axis, lo, hi int) backend.Tensor {
 }
 
 // floats downloads x.
-func floats(t *testing.T, dev *kernels.Device, x backend.Tensor) []float32 {
+func floats(t *testing.T, dev *kernels.Device, x kernels.Tensor) []float32 {
 	t.Helper()
 	y, err := dev.Float32s(t.Context(), x)
 	if err != nil {
@@ -32,7 +31,7 @@ func floats(t *testing.T, dev *kernels.Device, x backend.Tensor) []float32 {
 }
 
 // sameBits fails unless x and y hold the same bits.
-func sameBits(t *testing.T, what string, dev *kernels.Device, x, y backend.Tensor) {
+func sameBits(t *testing.T, what string, dev *kernels.Device, x, y kernels.Tensor) {
 	t.Helper()
 	a, b := floats(t, dev, x), floats(t, dev, y)
 	if len(a) != len(b) {
@@ -62,7 +61,7 @@ func segmentIDs() [][]int32 {
 // document alone, fused and by stages, whatever the others contain.
 func TestSegmentsAreDocumentsAlone(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
-		s, kv := backend.Shape{2, 4, 150, 16}, backend.Shape{2, 2, 150, 16}
+		s, kv := kernels.Shape{2, 4, 150, 16}, kernels.Shape{2, 2, 150, 16}
 		q, k := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(kv.Elements(), 2), kv)
 		values := normal(kv.Elements(), 3)
 		values[72*16] = float32(math.NaN()) // of the second document
@@ -79,7 +78,7 @@ func TestSegmentsAreDocumentsAlone(t *testing.T) {
 				alone := opt
 				alone.QSegments = nil
 				alone.KLen = []int{d[1] - d[0], max(0, min(110, d[1])-d[0])}
-				part := func(x backend.Tensor) backend.Tensor { return cut(t, x, backend.Seq, d[0], d[1]) }
+				part := func(x kernels.Tensor) kernels.Tensor { return cut(t, x, kernels.Seq, d[0], d[1]) }
 				one, err := dev.Attention(t.Context(), part(q), part(k), part(v), alone)
 				if err != nil {
 					t.Fatal(err)
@@ -89,8 +88,8 @@ func TestSegmentsAreDocumentsAlone(t *testing.T) {
 				sameBits(t, "lse", dev, part(all.LSE), one.LSE)
 				if weights {
 					rows := part(all.Weights)
-					sameBits(t, "weights", dev, cut(t, rows, backend.Dim, d[0], d[1]), one.Weights)
-					for _, w := range append(floats(t, dev, cut(t, rows, backend.Dim, 0, d[0])), floats(t, dev, cut(t, rows, backend.Dim, d[1], 150))...) {
+					sameBits(t, "weights", dev, cut(t, rows, kernels.Dim, d[0], d[1]), one.Weights)
+					for _, w := range append(floats(t, dev, cut(t, rows, kernels.Dim, 0, d[0])), floats(t, dev, cut(t, rows, kernels.Dim, d[1], 150))...) {
 						if w != 0 {
 							t.Fatalf("document %v gives another one the weight %v", d, w)
 						}
@@ -110,7 +109,7 @@ func TestSegmentsAreDocumentsAlone(t *testing.T) {
 func TestCheckSeesSegments(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
-	s := backend.Shape{1, 2, 150, 8}
+	s := kernels.Shape{1, 2, 150, 8}
 	q, k, v := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(s.Elements(), 2), s), upload(t, dev, normal(s.Elements(), 3), s)
 	opt := kernels.Options{QSegments: segmentIDs(), Weights: true}
 	plain, err := dev.Attention(t.Context(), q, k, v, kernels.Options{})
@@ -141,7 +140,7 @@ func TestCheckSeesSegments(t *testing.T) {
 func TestSubcallsTogether(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
-	s := backend.Shape{1, 2, 150, 8}
+	s := kernels.Shape{1, 2, 150, 8}
 	q, k, v := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(s.Elements(), 2), s), upload(t, dev, normal(s.Elements(), 3), s)
 	opt := kernels.Options{QSegments: segmentIDs()}
 	for _, weights := range []bool{false, true} {
@@ -154,37 +153,37 @@ func TestSubcallsTogether(t *testing.T) {
 	}
 	opt.Weights = false
 	w := &warmer{differentiator: dev.Backend().(differentiator)}
-	if err := prepare(t, kernels.NewDevice(w), q, k, v, opt).Warmup(t.Context()); err != nil || len(w.calls) != 3 || w.calls[1].Q.Shape() != (backend.Shape{1, 2, 5, 8}) {
+	if err := prepare(t, kernels.NewDevice(w), q, k, v, opt).Warmup(t.Context()); err != nil || len(w.calls) != 3 || w.calls[1].Q.Shape() != (kernels.Shape{1, 2, 5, 8}) {
 		t.Errorf("warmed %d calls, %v", len(w.calls), err)
 	}
 	if err := prepare(t, kernels.NewDevice(w), q, k, v, opt).WarmupBackward(t.Context(), true, true); err != nil || len(w.gradients) != 3 || !w.gradients[1].Add {
 		t.Errorf("warmed %d backward passes, %v", len(w.gradients), err)
 	}
 	// The outputs of the first document overlap the queries of the second one.
-	all := upload(t, dev, make([]float32, 2*s.Elements()), backend.Shape{1, 1, 1, 2 * s.Elements()})
-	view := func(at int) backend.Tensor {
-		x, err := all.View(backend.Shape{1, 1, 150, 8}, backend.Shape{1, 1, 150, 8}.Contiguous(), at)
+	all := upload(t, dev, make([]float32, 2*s.Elements()), kernels.Shape{1, 1, 1, 2 * s.Elements()})
+	view := func(at int) kernels.Tensor {
+		x, err := all.View(kernels.Shape{1, 1, 150, 8}, kernels.Shape{1, 1, 150, 8}.Contiguous(), at)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return x
 	}
 	one := view(0)
-	if err := prepare(t, dev, one, one, one, opt).RunInto(t.Context(), kernels.Result{O: view(75 * 8)}); !errors.Is(err, backend.ErrOverlap) {
-		t.Errorf("outputs over inputs: error is %v, should be %v", err, backend.ErrOverlap)
+	if err := prepare(t, dev, one, one, one, opt).RunInto(t.Context(), kernels.Result{O: view(75 * 8)}); !errors.Is(err, kernels.ErrOverlap) {
+		t.Errorf("outputs over inputs: error is %v, should be %v", err, kernels.ErrOverlap)
 	}
 }
 
 // TestSoftmaxInRegions: Softmax alone takes prefix, segments and short masks.
 func TestSoftmaxInRegions(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
-		s := backend.Shape{1, 2, 150, 16}
+		s := kernels.Shape{1, 2, 150, 16}
 		q, k := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(s.Elements(), 2), s)
 		bits := make([]bool, 100)
 		for i := range bits {
 			bits[i] = i%3 > 0
 		}
-		mask, err := backend.HostBool(bits, backend.Shape{1, 1, 1, 100})
+		mask, err := kernels.HostBool(bits, kernels.Shape{1, 1, 1, 100})
 		if err == nil {
 			mask, err = dev.Upload(t.Context(), mask)
 		}
@@ -205,7 +204,7 @@ func TestSoftmaxInRegions(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer w.Release()
-		lse := upload(t, dev, make([]float32, 300), backend.Shape{1, 2, 150, 1})
+		lse := upload(t, dev, make([]float32, 300), kernels.Shape{1, 2, 150, 1})
 		if err := dev.Softmax(t.Context(), w, lse, opt); err != nil {
 			t.Fatal(err)
 		}
@@ -222,11 +221,11 @@ func TestSoftmaxInRegions(t *testing.T) {
 func TestRegionsOfPages(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		const pages, size, keys = 9, 16, 70
-		s, pool, own := backend.Shape{2, 4, 70, 16}, backend.Shape{pages, 2, size, 16}, backend.Shape{2, 2, keys, 16}
+		s, pool, own := kernels.Shape{2, 4, 70, 16}, kernels.Shape{pages, 2, size, 16}, kernels.Shape{2, 2, keys, 16}
 		table := [][]int32{{8, 0, 3, 1, 7}, {2, 0, 5, 6, 4}}
 		klen := []int{70, 50}
 		q := upload(t, dev, normal(s.Elements(), 1), s)
-		var pooled, whole [2]backend.Tensor
+		var pooled, whole [2]kernels.Tensor
 		for n := range pooled {
 			data := normal(pool.Elements(), uint64(2+n))
 			rows := make([]float32, 0, own.Elements())
@@ -240,7 +239,7 @@ func TestRegionsOfPages(t *testing.T) {
 			}
 			pooled[n], whole[n] = upload(t, dev, data, pool), upload(t, dev, rows, own)
 		}
-		mask, err := backend.HostBool(make([]bool, 70*40), backend.Shape{1, 1, 70, 40})
+		mask, err := kernels.HostBool(make([]bool, 70*40), kernels.Shape{1, 1, 70, 40})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -273,7 +272,7 @@ func TestRegionsOfPages(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer want.Release()
-			opt.Pages = &backend.Pages{Table: table, Keys: keys}
+			opt.Pages = &kernels.Pages{Table: table, Keys: keys}
 			got, err := dev.Attention(t.Context(), q, pooled[0], pooled[1], opt)
 			if err != nil {
 				t.Fatal(name, err)
@@ -282,9 +281,9 @@ func TestRegionsOfPages(t *testing.T) {
 			sameBits(t, name+": o", dev, got.O, want.O)
 			sameBits(t, name+": lse", dev, got.LSE, want.LSE)
 		}
-		inside := kernels.Options{KLen: klen, Pages: &backend.Pages{Table: table, Keys: keys}, QSegments: segments(size + 1)}
-		if _, err := dev.Attention(t.Context(), q, pooled[0], pooled[1], inside); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "begins at key 17, inside a page") {
-			t.Errorf("a segment that begins inside a page: error is %v, should be %v", err, backend.ErrUnsupported)
+		inside := kernels.Options{KLen: klen, Pages: &kernels.Pages{Table: table, Keys: keys}, QSegments: segments(size + 1)}
+		if _, err := dev.Attention(t.Context(), q, pooled[0], pooled[1], inside); !errors.Is(err, kernels.ErrUnsupported) || !strings.Contains(err.Error(), "begins at key 17, inside a page") {
+			t.Errorf("a segment that begins inside a page: error is %v, should be %v", err, kernels.ErrUnsupported)
 		}
 	})
 }

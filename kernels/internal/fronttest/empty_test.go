@@ -19,18 +19,18 @@ func TestEmptySizes(t *testing.T) {
 		inf := float32(math.Inf(-1))
 		for _, c := range []struct {
 			name string
-			d    backend.Dims
+			d    kernels.Dims
 		}{
-			{"no batches", backend.Dims{Batch: 0, Heads: 4, KVHeads: 2, SeqQ: 3, SeqK: 5, Dim: 8, ValueDim: 6}},
-			{"no heads", backend.Dims{Batch: 2, Heads: 0, KVHeads: 0, SeqQ: 3, SeqK: 5, Dim: 8, ValueDim: 6}},
-			{"no rows", backend.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 0, SeqK: 5, Dim: 8, ValueDim: 6}},
-			{"no keys", backend.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 3, SeqK: 0, Dim: 8, ValueDim: 6}},
-			{"no rows and keys", backend.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 0, SeqK: 0, Dim: 8, ValueDim: 6}},
+			{"no batches", kernels.Dims{Batch: 0, Heads: 4, KVHeads: 2, SeqQ: 3, SeqK: 5, Dim: 8, ValueDim: 6}},
+			{"no heads", kernels.Dims{Batch: 2, Heads: 0, KVHeads: 0, SeqQ: 3, SeqK: 5, Dim: 8, ValueDim: 6}},
+			{"no rows", kernels.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 0, SeqK: 5, Dim: 8, ValueDim: 6}},
+			{"no keys", kernels.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 3, SeqK: 0, Dim: 8, ValueDim: 6}},
+			{"no rows and keys", kernels.Dims{Batch: 2, Heads: 4, KVHeads: 2, SeqQ: 0, SeqK: 0, Dim: 8, ValueDim: 6}},
 		} {
 			d := c.d
-			rows := backend.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim}
+			rows := kernels.Shape{d.Batch, d.Heads, d.SeqQ, d.ValueDim}
 			// is fails unless x has shape and its elements are those of head h.
-			is := func(what string, x backend.Tensor, shape backend.Shape, want func(h int) float32) {
+			is := func(what string, x kernels.Tensor, shape kernels.Shape, want func(h int) float32) {
 				t.Helper()
 				if x.Shape() != shape {
 					t.Errorf("%s: %s has shape %v, should have %v", c.name, what, x.Shape(), shape)
@@ -49,9 +49,9 @@ func TestEmptySizes(t *testing.T) {
 			}
 			zero := func(int) float32 { return 0 }
 			hidden := func(int) float32 { return inf }
-			for _, dtype := range []backend.DType{backend.F32, backend.F16} {
-				tensor := func(heads, seq, dim int) backend.Tensor {
-					s := backend.Shape{d.Batch, heads, seq, dim}
+			for _, dtype := range []kernels.DType{kernels.F32, kernels.F16} {
+				tensor := func(heads, seq, dim int) kernels.Tensor {
+					s := kernels.Shape{d.Batch, heads, seq, dim}
 					x, err := dev.FromFloat32(ctx, dtype, normal(s.Elements(), 1), s)
 					if err != nil {
 						t.Fatalf("%s: %v", c.name, err)
@@ -110,7 +110,7 @@ func TestEmptySizes(t *testing.T) {
 					continue
 				}
 				is("s", s, scores, zero)
-				lse, err := dev.Alloc(ctx, backend.F32, sums)
+				lse, err := dev.Alloc(ctx, kernels.F32, sums)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -126,7 +126,7 @@ func TestEmptySizes(t *testing.T) {
 					continue
 				}
 				is("o of pv", o, rows, zero)
-				biased, err := dev.Scores(ctx, q, k, backend.Biased, kernels.Options{})
+				biased, err := dev.Scores(ctx, q, k, kernels.Biased, kernels.Options{})
 				if err != nil {
 					t.Errorf("%s: %v", c.name, err)
 				}
@@ -134,15 +134,15 @@ func TestEmptySizes(t *testing.T) {
 				if top, err := dev.TopWeights(ctx, q, k, 2, kernels.Options{}); err != nil || len(top.Keys) != 2*sums.Elements() || len(top.Keys) > 0 && top.Keys[0] != -1 {
 					t.Errorf("%s: top weights %+v, %v", c.name, top, err)
 				}
-				for _, x := range []backend.Tensor{s, lse, o, biased} {
+				for _, x := range []kernels.Tensor{s, lse, o, biased} {
 					x.Release()
 				}
 				if d.Batch != 2 {
 					continue
 				}
 				// Packed: two sequences that are both empty on this side.
-				one := func(x backend.Tensor) backend.Tensor {
-					x, err := x.Slice(backend.Batch, 0, 1)
+				one := func(x kernels.Tensor) kernels.Tensor {
+					x, err := x.Slice(kernels.Batch, 0, 1)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -170,14 +170,14 @@ func TestEmptySizes(t *testing.T) {
 func TestSlicesRefuse(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		x := make([]float32, 4)
-		if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2}, x, x, x, kernels.Options{}); !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), "Dims.Dim is 0") {
+		if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2}, x, x, x, kernels.Options{}); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "Dims.Dim is 0") {
 			t.Errorf("without Dim: %v", err)
 		}
-		meta, err := backend.NewTensor(backend.NewMemory(new(int), "another device", 1<<20, nil, nil), backend.Bool, backend.Shape{1, 1, 2, 2})
+		meta, err := backend.NewTensor(backend.NewMemory(new(int), "another device", 1<<20, nil, nil), kernels.Bool, kernels.Shape{1, 1, 2, 2})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, Dim: 2}, x, x, x, kernels.Options{Mask: meta}); !errors.Is(err, backend.ErrDevice) || !strings.Contains(err.Error(), "mask: the tensor is not in host memory") {
+		if _, err := dev.AttentionFloat32(t.Context(), kernels.Dims{SeqQ: 2, Dim: 2}, x, x, x, kernels.Options{Mask: meta}); !errors.Is(err, kernels.ErrDevice) || !strings.Contains(err.Error(), "mask: the tensor is not in host memory") {
 			t.Errorf("a mask in device memory: %v", err)
 		}
 	})
@@ -188,16 +188,16 @@ func TestSlicesRefuse(t *testing.T) {
 func TestEmptyOperations(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		ctx := t.Context()
-		tensor := func(b, h, s, d int) backend.Tensor {
-			shape := backend.Shape{b, h, s, d}
+		tensor := func(b, h, s, d int) kernels.Tensor {
+			shape := kernels.Shape{b, h, s, d}
 			return upload(t, dev, normal(shape.Elements(), 1), shape)
 		}
 		w, part := tensor(1, 1, 8, 4), tensor(1, 1, 3, 8)
 		for _, l := range [][3]int{{0, 2, 3}, {2, 0, 3}, {2, 2, 0}, {0, 0, 0}} {
-			of := func(d int) backend.Tensor { return tensor(l[0], l[1], l[2], d) }
+			of := func(d int) kernels.Tensor { return tensor(l[0], l[1], l[2], d) }
 			to := tensor(1, 1, 3, 8)
 			for name, err := range map[string]error{
-				"Copy": dev.Copy(ctx, []backend.Tensor{of(8), to}, []backend.Tensor{of(8), part}), "Project": dev.Project(ctx, of(4), of(8), w, tensor(1, 1, 1, 4)),
+				"Copy": dev.Copy(ctx, []kernels.Tensor{of(8), to}, []kernels.Tensor{of(8), part}), "Project": dev.Project(ctx, of(4), of(8), w, tensor(1, 1, 1, 4)),
 				"Rotate": dev.Rotate(ctx, of(8), of(8), kernels.Angles{Cos: of(4), Sin: of(4)}),
 				"Merge":  dev.Merge(ctx, kernels.Result{O: of(8), LSE: of(1)}, kernels.Result{O: of(8), LSE: of(1)}),
 			} {
@@ -208,12 +208,12 @@ func TestEmptyOperations(t *testing.T) {
 			sameBits(t, "the other tensor of Copy", dev, to, part)
 		}
 		for name, err := range map[string]error{
-			"Copy": dev.Copy(ctx, []backend.Tensor{tensor(1, 1, 3, 0)}, []backend.Tensor{tensor(1, 1, 3, 0)}), "Project": dev.Project(ctx, tensor(1, 1, 3, 4), tensor(1, 1, 3, 0), tensor(1, 1, 0, 4), backend.Tensor{}),
+			"Copy": dev.Copy(ctx, []kernels.Tensor{tensor(1, 1, 3, 0)}, []kernels.Tensor{tensor(1, 1, 3, 0)}), "Project": dev.Project(ctx, tensor(1, 1, 3, 4), tensor(1, 1, 3, 0), tensor(1, 1, 0, 4), kernels.Tensor{}),
 			"Rotate": dev.Rotate(ctx, tensor(1, 1, 3, 0), tensor(1, 1, 3, 0), kernels.Angles{Cos: w, Sin: w}),
 			"Merge":  dev.Merge(ctx, kernels.Result{O: tensor(1, 1, 3, 0), LSE: tensor(1, 1, 3, 1)}, kernels.Result{O: tensor(1, 1, 3, 0), LSE: tensor(1, 1, 3, 1)}),
 		} {
-			if !errors.Is(err, backend.ErrShape) {
-				t.Errorf("%s of rows without elements: error is %v, should be %v", name, err, backend.ErrShape)
+			if !errors.Is(err, kernels.ErrShape) {
+				t.Errorf("%s of rows without elements: error is %v, should be %v", name, err, kernels.ErrShape)
 			}
 		}
 		config := nn.MultiHeadConfig{Model: 8, Heads: 2, Bias: true, RoPE: &nn.RoPE{}}
@@ -236,7 +236,7 @@ func TestEmptyOperations(t *testing.T) {
 		for _, l := range []struct{ batch, rows, memory int }{{0, 3, 3}, {2, 0, 0}, {2, 0, 5}, {2, 3, 0}} {
 			opt := nn.MultiHeadOptions{Memory: tensor(l.batch, 1, l.memory, 8)}
 			if l.memory == l.rows {
-				opt.Memory = backend.Tensor{}
+				opt.Memory = kernels.Tensor{}
 			}
 			opt.LSE, opt.Weights = true, true
 			r, err := layer.Apply(ctx, tensor(l.batch, 1, l.rows, 8), opt)
@@ -245,7 +245,7 @@ func TestEmptyOperations(t *testing.T) {
 				continue
 			}
 			defer r.Release()
-			if o, sums, pairs := r.O.Shape(), r.LSE.Shape(), r.Weights.Shape(); o != (backend.Shape{l.batch, 1, l.rows, 8}) || sums != (backend.Shape{l.batch, 2, l.rows, 1}) || pairs != (backend.Shape{l.batch, 2, l.rows, l.memory}) {
+			if o, sums, pairs := r.O.Shape(), r.LSE.Shape(), r.Weights.Shape(); o != (kernels.Shape{l.batch, 1, l.rows, 8}) || sums != (kernels.Shape{l.batch, 2, l.rows, 1}) || pairs != (kernels.Shape{l.batch, 2, l.rows, l.memory}) {
 				t.Errorf("layer of %+v: shapes %v, %v, %v", l, o, sums, pairs)
 			}
 			// Without keys the output is the bias.
@@ -266,8 +266,8 @@ func TestEmptyOperations(t *testing.T) {
 func TestBlocksOfAnySize(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		ctx := t.Context()
-		x := upload(t, dev, normal(5*4, 1), backend.Shape{1, 1, 5, 4})
-		host, err := backend.HostBool([]bool{true}, backend.Shape{1, 1, 1, 1})
+		x := upload(t, dev, normal(5*4, 1), kernels.Shape{1, 1, 5, 4})
+		host, err := kernels.HostBool([]bool{true}, kernels.Shape{1, 1, 1, 1})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -18,7 +17,7 @@ func each(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
 	for _, name := range []string{"cpu", "gpu"} {
 		t.Run(name, func(t *testing.T) {
 			dev, err := kernels.Open(name)
-			if errors.Is(err, backend.ErrNoDevice) && os.Getenv("CI") != "true" {
+			if errors.Is(err, kernels.ErrNoDevice) && os.Getenv("CI") != "true" {
 				t.Skipf("no WebGPU adapter: %v", err)
 			}
 			if err != nil {
@@ -31,7 +30,7 @@ func each(t *testing.T, f func(t *testing.T, dev *kernels.Device)) {
 }
 
 // prepare returns a prepared call.
-func prepare(t testing.TB, dev *kernels.Device, q, k, v backend.Tensor, opt kernels.Options) *kernels.Call {
+func prepare(t testing.TB, dev *kernels.Device, q, k, v kernels.Tensor, opt kernels.Options) *kernels.Call {
 	t.Helper()
 	c, err := dev.Prepare(q, k, v, opt)
 	if err != nil {
@@ -49,9 +48,9 @@ func normal(n int, seed uint64) []float32 {
 	return x
 }
 
-func upload(t *testing.T, dev *kernels.Device, x []float32, s backend.Shape) backend.Tensor {
+func upload(t *testing.T, dev *kernels.Device, x []float32, s kernels.Shape) kernels.Tensor {
 	t.Helper()
-	y, err := dev.FromFloat32(t.Context(), backend.F32, x, s)
+	y, err := dev.FromFloat32(t.Context(), kernels.F32, x, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,11 +72,11 @@ func TestAttentionFloat32TakesHostMasks(t *testing.T) {
 				floats[i] = float32(math.Inf(-1))
 			}
 		}
-		mask, err := backend.HostBool(bools, backend.Shape{1, 1, 5, 7})
+		mask, err := kernels.HostBool(bools, kernels.Shape{1, 1, 5, 7})
 		if err != nil {
 			t.Fatal(err)
 		}
-		bias, err := backend.HostF32(floats, backend.Shape{1, 1, 5, 7})
+		bias, err := kernels.HostF32(floats, kernels.Shape{1, 1, 5, 7})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +91,7 @@ func TestAttentionFloat32TakesHostMasks(t *testing.T) {
 		if !slices.Equal(one, two) {
 			t.Errorf("mask gives %v, bias of -Inf gives %v", one, two)
 		}
-		if _, err := dev.AttentionFloat32(t.Context(), d, q[1:], k, v, kernels.Options{}); !errors.Is(err, backend.ErrShape) || !strings.Contains(err.Error(), "q: data has 39 elements, shape [1 2 5 4] needs 40") {
+		if _, err := dev.AttentionFloat32(t.Context(), d, q[1:], k, v, kernels.Options{}); !errors.Is(err, kernels.ErrShape) || !strings.Contains(err.Error(), "q: data has 39 elements, shape [1 2 5 4] needs 40") {
 			t.Errorf("one element short: %v", err)
 		}
 	})
@@ -102,8 +101,8 @@ func TestAttentionFloat32TakesHostMasks(t *testing.T) {
 // that it recomputes.
 func TestCheck(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
-		s := backend.Shape{2, 4, 40, 16}
-		kv := backend.Shape{2, 2, 50, 16}
+		s := kernels.Shape{2, 4, 40, 16}
+		kv := kernels.Shape{2, 2, 50, 16}
 		q, k, v := upload(t, dev, normal(s.Elements(), 1), s), upload(t, dev, normal(kv.Elements(), 2), kv), upload(t, dev, normal(kv.Elements(), 3), kv)
 		opt := kernels.Options{Causal: true, Align: kernels.LowerRight, LSE: true, Weights: true}
 		r, err := dev.Attention(t.Context(), q, k, v, opt)
@@ -137,7 +136,7 @@ func TestCheck(t *testing.T) {
 // stages that follow and O(S²) memory.
 func TestPlanOfWeights(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
-		m, err := backend.Meta(backend.F32, backend.Shape{1, 2, 4096, 64})
+		m, err := kernels.Meta(kernels.F32, kernels.Shape{1, 2, 4096, 64})
 		if err != nil {
 			t.Fatal(err)
 		}

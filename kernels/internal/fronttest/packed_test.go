@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -19,8 +18,8 @@ func ExampleOptions_packed() {
 	defer dev.Close()
 	ctx := context.Background()
 
-	shape := backend.Shape{1, 6, 1, 2} // [total, H, D]
-	x, err := dev.FromFloat32(ctx, backend.F32, []float32{
+	shape := kernels.Shape{1, 6, 1, 2} // [total, H, D]
+	x, err := dev.FromFloat32(ctx, kernels.F32, []float32{
 		1, 0, 0, 1, // the first
 		7, 8, // the second
 		1, 1, 0, 2, 2, 0, // the third
@@ -29,7 +28,7 @@ func ExampleOptions_packed() {
 		log.Fatal(err)
 	}
 	defer x.Release()
-	packed, err := x.Swap(backend.Heads, backend.Seq) // [1, H, total, D]
+	packed, err := x.Swap(kernels.Heads, kernels.Seq) // [1, H, total, D]
 	if err != nil {
 		log.Fatal(err)
 	}

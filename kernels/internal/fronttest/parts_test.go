@@ -6,7 +6,6 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/kernels"
 )
 
@@ -91,7 +90,7 @@ func TestParts(t *testing.T) {
 			}
 		}
 	})
-	if _, err := (&kernels.Options{}).Parts(kernels.Dims{Batch: 1, Heads: 3, KVHeads: 2, SeqQ: 1, SeqK: 1, Dim: 1, ValueDim: 1}); !errors.Is(err, backend.ErrShape) {
+	if _, err := (&kernels.Options{}).Parts(kernels.Dims{Batch: 1, Heads: 3, KVHeads: 2, SeqQ: 1, SeqK: 1, Dim: 1, ValueDim: 1}); !errors.Is(err, kernels.ErrShape) {
 		t.Errorf("3 heads on 2: %v", err)
 	}
 	if parts, err := (&kernels.Options{}).Parts(kernels.Dims{Batch: 1, Heads: 1, KVHeads: 1, SeqQ: 1, Dim: 1, ValueDim: 1}); len(parts) != 0 || err != nil {

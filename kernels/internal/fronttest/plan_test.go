@@ -37,8 +37,8 @@ func (w *warmer) Warmup(_ context.Context, c *backend.Call, weights bool) error 
 func TestWarmup(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
-	meta := func(heads, seq, dim int) backend.Tensor {
-		x, err := backend.Meta(backend.F16, backend.Shape{2, heads, seq, dim})
+	meta := func(heads, seq, dim int) kernels.Tensor {
+		x, err := kernels.Meta(kernels.F16, kernels.Shape{2, heads, seq, dim})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +55,7 @@ func TestWarmup(t *testing.T) {
 	}
 	w := &warmer{differentiator: dev.Backend().(differentiator)}
 	warm := kernels.NewDevice(w)
-	if _, err := warm.Prepare(q, v, k, kernels.Options{}); !errors.Is(err, backend.ErrShape) || len(w.calls) > 0 {
+	if _, err := warm.Prepare(q, v, k, kernels.Options{}); !errors.Is(err, kernels.ErrShape) || len(w.calls) > 0 {
 		t.Errorf("shapes that do not fit: %v after %d calls", err, len(w.calls))
 	}
 	for _, opt := range []kernels.Options{{Causal: true, LSE: true}, {Weights: true}} {
@@ -64,7 +64,7 @@ func TestWarmup(t *testing.T) {
 		}
 		n := len(w.calls) - 1
 		c := w.calls[n]
-		if c.O.Shape() != (backend.Shape{2, 4, 3, 5}) || c.O.DType() != backend.F16 || c.LSE.IsZero() == opt.LSE || w.weights[n] != opt.Weights {
+		if c.O.Shape() != (kernels.Shape{2, 4, 3, 5}) || c.O.DType() != kernels.F16 || c.LSE.IsZero() == opt.LSE || w.weights[n] != opt.Weights {
 			t.Errorf("%+v: warmed o %v %v, lse %v, weights %v", opt, c.O.DType(), c.O.Shape(), c.LSE.Shape(), w.weights[n])
 		}
 	}
@@ -77,18 +77,18 @@ func TestWarmup(t *testing.T) {
 			t.Fatal(err)
 		}
 		g := w.gradients[len(w.gradients)-1]
-		if g.DQ.DType() != backend.F16 || g.DV.Shape() != v.Shape() || g.DSinks.IsZero() == c.options || g.LSE.IsZero() || g.DO.Shape() != g.O.Shape() || g.Add {
+		if g.DQ.DType() != kernels.F16 || g.DV.Shape() != v.Shape() || g.DSinks.IsZero() == c.options || g.LSE.IsZero() || g.DO.Shape() != g.O.Shape() || g.Add {
 			t.Errorf("%+v: warmed %+v", c, g)
 		}
 	}
 	if err := prepare(t, dev, q, k, v, kernels.Options{}).WarmupBackward(t.Context(), true, true); err != nil {
 		t.Errorf("gradients on a backend that has nothing to compile: %v", err)
 	}
-	w.err = backend.ErrUnsupported
-	if err := prepare(t, warm, q, k, v, kernels.Options{}).Warmup(t.Context()); !errors.Is(err, backend.ErrUnsupported) {
+	w.err = kernels.ErrUnsupported
+	if err := prepare(t, warm, q, k, v, kernels.Options{}).Warmup(t.Context()); !errors.Is(err, kernels.ErrUnsupported) {
 		t.Errorf("the backend's error: %v", err)
 	}
-	if err := prepare(t, warm, q, k, v, kernels.Options{}).WarmupBackward(t.Context(), true, false); !errors.Is(err, backend.ErrUnsupported) {
+	if err := prepare(t, warm, q, k, v, kernels.Options{}).WarmupBackward(t.Context(), true, false); !errors.Is(err, kernels.ErrUnsupported) {
 		t.Errorf("the backend's error for gradients: %v", err)
 	}
 }

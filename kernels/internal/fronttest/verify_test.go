@@ -18,13 +18,13 @@ import (
 // flipping is a backend that flips a bit of what it reads back of results.
 type flipping struct {
 	backend.Backend
-	at   backend.Shape // of the tensors in which it flips
+	at   kernels.Shape // of the tensors in which it flips
 	bit  uint32
 	seen int
 }
 
-func (f *flipping) Download(ctx context.Context, host, src backend.Tensor) error {
-	if err := f.Backend.Download(ctx, host, src); err != nil || host.Shape() != f.at || host.DType() != backend.F32 {
+func (f *flipping) Download(ctx context.Context, host, src kernels.Tensor) error {
+	if err := f.Backend.Download(ctx, host, src); err != nil || host.Shape() != f.at || host.DType() != kernels.F32 {
 		return err
 	}
 	f.seen++
@@ -39,8 +39,8 @@ func TestVerify(t *testing.T) {
 	each(t, func(t *testing.T, dev *kernels.Device) {
 		ctx := t.Context()
 		const heads, seq, dim = 2, 70, 16
-		tensor := func(seed uint64, cols int) backend.Tensor {
-			return upload(t, dev, normal(heads*seq*cols, seed), backend.Shape{1, heads, seq, cols})
+		tensor := func(seed uint64, cols int) kernels.Tensor {
+			return upload(t, dev, normal(heads*seq*cols, seed), kernels.Shape{1, heads, seq, cols})
 		}
 		q, k, v := tensor(1, dim), tensor(2, dim), tensor(3, dim+1) // o has rows of their own length
 		for _, c := range []struct {
@@ -50,17 +50,17 @@ func TestVerify(t *testing.T) {
 			want error
 		}{
 			{"right", 0, kernels.Options{Verify: 5}, nil},
-			{"causal, lse and dropout", 0, kernels.Options{Verify: 5, Causal: true, LSE: true, Dropout: backend.Dropout{P: 0.25, Seed: 3}}, nil},
+			{"causal, lse and dropout", 0, kernels.Options{Verify: 5, Causal: true, LSE: true, Dropout: kernels.Dropout{P: 0.25, Seed: 3}}, nil},
 			{"weights", 0, kernels.Options{Verify: 5, Weights: true}, nil},
 			{"packed", 0, kernels.Options{Verify: 20, CuQ: []int{0, 10, 10, 70}}, nil},
 			{"more rows than there are", 0, kernels.Options{Verify: 1 << 40}, nil},
-			{"exponent", 1 << 27, kernels.Options{Verify: 1}, backend.ErrVerify},
-			{"sign", 1 << 31, kernels.Options{Verify: 3, Causal: true}, backend.ErrVerify},
-			{"mantissa", 1 << 16, kernels.Options{Verify: 3, Weights: true}, backend.ErrVerify},
-			{"packed sequences", 1 << 27, kernels.Options{Verify: 3, CuQ: []int{0, 10, 10, 70}}, backend.ErrVerify},
+			{"exponent", 1 << 27, kernels.Options{Verify: 1}, kernels.ErrVerify},
+			{"sign", 1 << 31, kernels.Options{Verify: 3, Causal: true}, kernels.ErrVerify},
+			{"mantissa", 1 << 16, kernels.Options{Verify: 3, Weights: true}, kernels.ErrVerify},
+			{"packed sequences", 1 << 27, kernels.Options{Verify: 3, CuQ: []int{0, 10, 10, 70}}, kernels.ErrVerify},
 			{"not asked for", 1 << 27, kernels.Options{}, nil},
 		} {
-			bad := &flipping{Backend: dev.Backend(), at: backend.Shape{1, 1, 1, dim + 1}, bit: c.bit}
+			bad := &flipping{Backend: dev.Backend(), at: kernels.Shape{1, 1, 1, dim + 1}, bit: c.bit}
 			on := kernels.NewDevice(bad)
 			call := prepare(t, on, q, k, v, c.opt)
 			r, err := call.Run(ctx)
@@ -95,7 +95,7 @@ func TestNothingPanics(t *testing.T) {
 	closed.Close()
 	open := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer open.Close()
-	x := upload(t, open, []float32{1}, backend.Shape{1, 1, 1, 1})
+	x := upload(t, open, []float32{1}, kernels.Shape{1, 1, 1, 1})
 	prepared := prepare(t, open, x, x, x, kernels.Options{})
 	orphan := prepare(t, nil, x, x, x, kernels.Options{})
 	cache, err := kvcache.New(t.Context(), open, kvcache.Config{Dim: 2, Capacity: 4, RoPE: &nn.RoPE{}})
@@ -179,7 +179,7 @@ func (functions) NewMultiHeadAttention(ctx context.Context, dev *kernels.Device,
 	return err
 }
 
-func (functions) SelfAttention(ctx context.Context, dev *kernels.Device, x backend.Tensor, p nn.Projections, opt kernels.Options) error {
+func (functions) SelfAttention(ctx context.Context, dev *kernels.Device, x kernels.Tensor, p nn.Projections, opt kernels.Options) error {
 	_, err := nn.SelfAttention(ctx, dev, x, p, opt)
 	return err
 }
@@ -189,7 +189,7 @@ func TestZeroValuesOfCaches(t *testing.T) {
 	dev := kernels.NewDevice(cpu.New(cpu.Options{}))
 	defer dev.Close()
 	ctx := t.Context()
-	x := upload(t, dev, []float32{1, 2}, backend.Shape{1, 1, 1, 2})
+	x := upload(t, dev, []float32{1, 2}, kernels.Shape{1, 1, 1, 2})
 	out := kernels.Result{O: upload(t, dev, []float32{1, 2}, x.Shape())}
 	one := func(_ any, err error) error { return err }
 	config := kvcache.Config{Dim: 2, Capacity: 4, RoPE: &nn.RoPE{}}
@@ -208,7 +208,7 @@ func TestZeroValuesOfCaches(t *testing.T) {
 		"Rewind": zero.Rewind(0, 0), "Reset": zero.Reset(), "NewSequence": one(new(kvcache.Paged).NewSequence()), "Fork": one(new(kvcache.Sequence).Fork()),
 		"Batch.Append": batch.Append(ctx, x, x, nil), "Batch.Attention": one(batch.Attention(ctx, x, kvcache.CallOptions{})),
 	} {
-		if !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), "make it with New or NewPaged") {
+		if !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), "make it with New or NewPaged") {
 			t.Errorf("%s of a zero value: error is %v", name, err)
 		}
 	}
@@ -216,7 +216,7 @@ func TestZeroValuesOfCaches(t *testing.T) {
 		"New": one(kvcache.New(missing, dev, config)), "Append": cache.Append(missing, x, x, nil), "Attention": one(cache.Attention(missing, x, kvcache.CallOptions{})),
 		"AttentionInto": cache.AttentionInto(missing, out, x, kvcache.CallOptions{}), "Angles": one((&nn.RoPE{}).Angles(missing, dev, 2, [][]int{{0}})),
 	} {
-		if !errors.Is(err, backend.ErrOption) || !strings.Contains(err.Error(), "the context is nil") {
+		if !errors.Is(err, kernels.ErrOption) || !strings.Contains(err.Error(), "the context is nil") {
 			t.Errorf("%s without a context: error is %v", name, err)
 		}
 	}
@@ -229,8 +229,8 @@ func TestMissingBackendAndContext(t *testing.T) {
 	defer open.Close()
 	closed := kernels.NewDevice(cpu.New(cpu.Options{}))
 	closed.Close()
-	x := upload(t, open, []float32{1, 2}, backend.Shape{1, 1, 1, 2})
-	s := upload(t, open, []float32{1}, backend.Shape{1, 1, 1, 1})
+	x := upload(t, open, []float32{1, 2}, kernels.Shape{1, 1, 1, 2})
+	s := upload(t, open, []float32{1}, kernels.Shape{1, 1, 1, 1})
 	one := func(_ any, err error) error { return err }
 	for _, on := range []struct {
 		name string
@@ -239,29 +239,29 @@ func TestMissingBackendAndContext(t *testing.T) {
 		want error
 		text string
 	}{
-		{"no Device", nil, t.Context(), backend.ErrNoBackend, "the Device has no backend"},
-		{"no backend", kernels.NewDevice(nil), t.Context(), backend.ErrNoBackend, "the Device has no backend"},
-		{"no context", open, nil, backend.ErrOption, "the context is nil"},
-		{"closed", closed, t.Context(), backend.ErrClosed, ""},
+		{"no Device", nil, t.Context(), kernels.ErrNoBackend, "the Device has no backend"},
+		{"no backend", kernels.NewDevice(nil), t.Context(), kernels.ErrNoBackend, "the Device has no backend"},
+		{"no context", open, nil, kernels.ErrOption, "the context is nil"},
+		{"closed", closed, t.Context(), kernels.ErrClosed, ""},
 	} {
 		dev, ctx := on.dev, on.ctx
 		call := prepare(t, dev, x, x, x, kernels.Options{})
-		empty, err := x.Slice(backend.Seq, 0, 0)
+		empty, err := x.Slice(kernels.Seq, 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		out := kernels.Result{O: upload(t, open, make([]float32, 2), x.Shape())}
 		for name, err := range map[string]error{
-			"Alloc": one(dev.Alloc(ctx, backend.F32, x.Shape())), "Upload": one(dev.Upload(ctx, x)), "Download": dev.Download(ctx, x, x),
-			"Copy": dev.Copy(ctx, []backend.Tensor{s}, []backend.Tensor{s}), "Project": dev.Project(ctx, s, s, s, backend.Tensor{}),
+			"Alloc": one(dev.Alloc(ctx, kernels.F32, x.Shape())), "Upload": one(dev.Upload(ctx, x)), "Download": dev.Download(ctx, x, x),
+			"Copy": dev.Copy(ctx, []kernels.Tensor{s}, []kernels.Tensor{s}), "Project": dev.Project(ctx, s, s, s, kernels.Tensor{}),
 			"Rotate": dev.Rotate(ctx, x, x, kernels.Angles{Cos: s, Sin: s}), "Merge": dev.Merge(ctx, kernels.Result{O: x, LSE: s}, kernels.Result{O: x, LSE: s}),
-			"QK": one(dev.QK(ctx, x, x)), "Softmax": dev.Softmax(ctx, s, backend.Tensor{}, kernels.Options{Scale: new(1.0)}), "PV": one(dev.PV(ctx, s, x)),
-			"Scores": one(dev.Scores(ctx, x, x, backend.Biased, kernels.Options{})), "TopWeights": one(dev.TopWeights(ctx, x, x, 1, kernels.Options{})),
+			"QK": one(dev.QK(ctx, x, x)), "Softmax": dev.Softmax(ctx, s, kernels.Tensor{}, kernels.Options{Scale: new(1.0)}), "PV": one(dev.PV(ctx, s, x)),
+			"Scores": one(dev.Scores(ctx, x, x, kernels.Biased, kernels.Options{})), "TopWeights": one(dev.TopWeights(ctx, x, x, 1, kernels.Options{})),
 			"EachWeightRow": dev.EachWeightRow(ctx, x, x, kernels.WeightRange{Rows: [2]int{0, 1}, Keys: [2]int{0, 1}}, kernels.Options{}, func(int, int, []float32) {}),
 			"Attention":     one(dev.Attention(ctx, x, x, x, kernels.Options{})), "no rows": one(dev.Attention(ctx, empty, x, x, kernels.Options{})),
 			"no keys":          one(dev.Attention(ctx, x, empty, empty, kernels.Options{})),
 			"AttentionFloat32": one(dev.AttentionFloat32(ctx, kernels.Dims{SeqQ: 1, Dim: 1}, []float32{1}, []float32{1}, []float32{1}, kernels.Options{})),
-			"FromFloat32":      one(dev.FromFloat32(ctx, backend.F32, []float32{1}, backend.Shape{1, 1, 1, 1})), "Float32s": one(dev.Float32s(ctx, x)),
+			"FromFloat32":      one(dev.FromFloat32(ctx, kernels.F32, []float32{1}, kernels.Shape{1, 1, 1, 1})), "Float32s": one(dev.Float32s(ctx, x)),
 			"Run": one(call.Run(ctx)), "RunInto": call.RunInto(ctx, out), "Plan": one(call.Plan(ctx)), "Check": one(call.Check(ctx, out, kernels.CheckOptions{})),
 			"Call.Alloc": one(call.Alloc(ctx)),
 		} {

@@ -1,0 +1,51 @@
+// Package op has what the operations of packages kernels, kvcache and nn have in common: their
+// names in errors, and the optional abilities of a backend that they need.
+package op
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// Annotate puts the name of an operation before *err unless that is nil or names the operation
+// already, as the errors of backends do ("attention: ..", "cpu: attention: .."). A deferred
+// Annotate covers every return of a function.
+func Annotate(err *error, operation string) {
+	if *err == nil {
+		return
+	}
+	text := (*err).Error()
+	_, rest, _ := strings.Cut(text, ": ")
+	if !strings.HasPrefix(text, operation+": ") && !strings.HasPrefix(rest, operation+": ") {
+		*err = fmt.Errorf("%s: %w", operation, *err)
+	}
+}
+
+// Copier returns be as a Copier, or ErrUnsupported. So do the functions below.
+func Copier(be backend.Backend) (backend.Copier, error) { return need[backend.Copier](be, "copies") }
+
+func Projector(be backend.Backend) (backend.Projector, error) {
+	return need[backend.Projector](be, "projections")
+}
+
+func Rotator(be backend.Backend) (backend.Rotator, error) {
+	return need[backend.Rotator](be, "rotary embedding")
+}
+
+func Merger(be backend.Backend) (backend.Merger, error) { return need[backend.Merger](be, "merge") }
+
+func Scorer(be backend.Backend) (backend.Scorer, error) { return need[backend.Scorer](be, "scores") }
+
+func Differentiator(be backend.Backend) (backend.Differentiator, error) {
+	return need[backend.Differentiator](be, "gradients")
+}
+
+func need[T any](be backend.Backend, ability string) (T, error) {
+	able, ok := be.(T)
+	if !ok {
+		return able, fmt.Errorf("%s has no %s: %w", be.Info().Name, ability, backend.ErrUnsupported)
+	}
+	return able, nil
+}

@@ -1,0 +1,206 @@
+package kernels
+
+import (
+	"context"
+
+	"github.com/seed90331342/attn/backend"
+)
+
+// A program names everything by this package. What follows is declared in package backend,
+// where drivers need it, and has its methods there.
+
+// Tensor is a view of memory as [batch, heads, seq, dim]: a [Shape], [Strides] and an offset,
+// all in elements of one [DType]. Copies of a Tensor share the memory. The zero Tensor means
+// none.
+//
+// Slice, Swap, Broadcast and View return other views of the same memory: [B,S,H,D] data, one
+// head of many and a mask that all heads share are views, not copies. Float32s, Bits, Bools and
+// Q8Rows return host memory as a slice. Release frees the memory of all views.
+type Tensor = backend.Tensor
+
+// Shape is the length of a tensor along each axis. All four are written: a tensor of
+// Shape{S, D}, which is [S, D, 0, 0], has no elements.
+type Shape = backend.Shape
+
+// Strides are the distances in elements between neighbours along each axis, 0 where one element
+// is repeated.
+type Strides = backend.Strides
+
+// The axes of a [Shape] [B, H, S, D].
+const (
+	Batch = backend.Batch
+	Heads = backend.Heads
+	Seq   = backend.Seq
+	Dim   = backend.Dim
+)
+
+// DType is the element type of a [Tensor] in memory. Arithmetic is in float32 or wider for all
+// types.
+type DType = backend.DType
+
+const (
+	// F32 is IEEE 754 binary32.
+	F32 = backend.F32
+	// F16 is IEEE 754 binary16, stored as its bits.
+	F16 = backend.F16
+	// BF16 is the upper half of a binary32, stored as its bits.
+	BF16 = backend.BF16
+	// Bool is one byte per element, 0 or 1, for masks. True means visible.
+	Bool = backend.Bool
+	// Q8 is one signed byte per element and one float32 scale per row, for keys and values.
+	// See [QuantiseQ8].
+	Q8 = backend.Q8
+)
+
+// HostF32 returns data as a tensor in host memory, without copying it. It returns ErrShape when
+// data does not have exactly the elements of shape.
+func HostF32(data []float32, shape Shape) (Tensor, error) { return backend.HostF32(data, shape) }
+
+// HostBits returns data, the bits of F16 or BF16 numbers, as a tensor in host memory, without
+// copying it. It returns ErrDType for another dtype and ErrShape as HostF32.
+func HostBits(data []uint16, dtype DType, shape Shape) (Tensor, error) {
+	return backend.HostBits(data, dtype, shape)
+}
+
+// HostBool returns data as a mask in host memory, without copying it; true means visible. It
+// returns ErrShape as HostF32.
+func HostBool(data []bool, shape Shape) (Tensor, error) { return backend.HostBool(data, shape) }
+
+// HostQ8 returns data, rows in the format of [QuantiseQ8], as a tensor in host memory, without
+// copying it. It returns ErrShape when data does not have exactly the rows of shape.
+func HostQ8(data []byte, shape Shape) (Tensor, error) { return backend.HostQ8(data, shape) }
+
+// AllocHost returns a contiguous tensor of zeros in host memory. It returns ErrShape for a shape
+// that is negative or too large, and ErrMemory when there is not enough memory.
+func AllocHost(dtype DType, shape Shape) (Tensor, error) { return backend.AllocHost(dtype, shape) }
+
+// Meta returns a tensor that has a dtype and a shape but no memory, for [Call.Plan] and
+// [Call.Warmup]. It returns ErrShape for a shape that is negative or too large.
+func Meta(dtype DType, shape Shape) (Tensor, error) { return backend.Meta(dtype, shape) }
+
+// QuantiseQ8 writes a row in the format of [Q8], its scale and then its integers:
+//
+//	scale = max|x|/127    n_i = x_i/scale, rounded to the nearest integer
+//
+// dst has 4 bytes more than row has elements. A row with a NaN or an Inf reads as NaN, and a row
+// whose elements are all below 2^-118 reads as zeros.
+func QuantiseQ8(dst []byte, row []float32) { backend.QuantiseQ8(dst, row) }
+
+// DequantiseQ8 reads a row that [QuantiseQ8] wrote: row_i = scale·n_i.
+func DequantiseQ8(row []float32, src []byte) { backend.DequantiseQ8(row, src) }
+
+// Dropout drops softmax weights at random: w_ij = p_ij / (1 - P) if Keeps(b, h, i, j), and 0
+// otherwise (Srivastava et al. 2014). The choice depends only on the seed and the position, so
+// that every backend drops the same weights.
+type Dropout = backend.Dropout
+
+// Pages says where the keys and values of each batch are, in pools of pages of a fixed number of
+// keys: the pages of a batch need not be adjacent, and batches may share pages.
+type Pages = backend.Pages
+
+// Rotation is which elements [Device.Rotate] takes as pairs, and the direction.
+type Rotation = backend.Rotation
+
+// ScorePoint is a point between QKᵀ and softmax, for [Device.Scores].
+type ScorePoint = backend.ScorePoint
+
+const (
+	// Scaled scores are Scale·q·k.
+	Scaled = backend.Scaled
+	// Capped scores are scaled and softcapped.
+	Capped = backend.Capped
+	// Biased scores have all biases added, and -Inf for hidden keys: the input of the
+	// softmax. Sinks and Dropout come later.
+	Biased = backend.Biased
+)
+
+// Plan is how a device runs a call: the code path and the reason for it, counts of operations
+// and bytes, and how the work is cut.
+type Plan = backend.Plan
+
+// Info describes a device.
+type Info = backend.Info
+
+// Limit is a named limit of a device or of a plan.
+type Limit = backend.Limit
+
+// DeviceType is the kind of a device.
+type DeviceType = backend.DeviceType
+
+// The kinds of devices that WebGPU distinguishes. A software GPU driver has type CPU.
+const (
+	CPU        = backend.CPU
+	Integrated = backend.Integrated
+	Discrete   = backend.Discrete
+	Virtual    = backend.Virtual
+	Other      = backend.Other
+)
+
+// Listing lists the devices of one family, such as "cpu" or "gpu", or has the error if there are
+// none.
+type Listing = backend.Listing
+
+// Devices lists the devices of all imported families, in alphabetical order.
+func Devices() []Listing { return backend.Devices() }
+
+// Auto returns the name that "auto" opens and the reason: the first hardware GPU, discrete
+// before integrated before virtual, otherwise "cpu". It never chooses a software GPU driver,
+// because the CPU backend uses the same cores and is faster.
+func Auto() (name, why string) { return backend.Auto() }
+
+// Trace is a set of functions that calls with its context run at certain events, as in
+// net/http/httptrace: progress, compilations, transfers.
+type Trace = backend.Trace
+
+// WithTrace returns a context whose calls run the functions of t.
+func WithTrace(ctx context.Context, t *Trace) context.Context { return backend.WithTrace(ctx, t) }
+
+// Interrupted is the error of a call that ended early and can be resumed. Find it with
+// [errors.As].
+type Interrupted = backend.Interrupted
+
+// Partial is what a call had finished when it ended early.
+type Partial = backend.Partial
+
+// Sentinel errors. Every error of this module wraps one of them or a context error, for
+// [errors.Is]. The text of the error names the argument, the shapes and the violated rule.
+var (
+	// ErrShape reports shapes that do not match each other or the operation.
+	ErrShape = backend.ErrShape
+	// ErrDType reports an element type that the operation does not accept.
+	ErrDType = backend.ErrDType
+	// ErrOption reports an option outside its range, such as a NaN scale, a negative
+	// window or a KLen greater than Sk.
+	ErrOption = backend.ErrOption
+	// ErrDevice reports a tensor whose memory belongs to another device or to none.
+	ErrDevice = backend.ErrDevice
+	// ErrReleased reports a tensor used after its memory was released.
+	ErrReleased = backend.ErrReleased
+	// ErrOverlap reports an output that shares memory with an input, another output or
+	// itself.
+	ErrOverlap = backend.ErrOverlap
+	// ErrUnsupported reports a valid request that the device does not support.
+	ErrUnsupported = backend.ErrUnsupported
+	// ErrNoBackend reports the name of a backend that is not imported.
+	ErrNoBackend = backend.ErrNoBackend
+	// ErrNoDevice reports a backend without a usable device: no driver, no adapter.
+	ErrNoDevice = backend.ErrNoDevice
+	// ErrDeviceLost reports a device that was lost before or during the call, with all
+	// its memory. Open the device again.
+	ErrDeviceLost = backend.ErrDeviceLost
+	// ErrMemory reports that the device or the host has not enough memory, or that a limit
+	// of the process leaves too little: ulimit, a control group or GOMEMLIMIT.
+	ErrMemory = backend.ErrMemory
+	// ErrCapacity reports a cache that is full.
+	ErrCapacity = backend.ErrCapacity
+	// ErrVerify reports a result that differs from float64 by more than the error bound of
+	// its arithmetic: a defect of the device, its driver or its memory.
+	ErrVerify = backend.ErrVerify
+	// ErrInternal reports a defect of this module: a panic while a call was computed. The text
+	// contains the stack; please report it. Other calls and the device are not affected.
+	ErrInternal = backend.ErrInternal
+	// ErrFile reports a file that is damaged or has other contents than expected.
+	ErrFile = backend.ErrFile
+	// ErrClosed reports a device used after Close.
+	ErrClosed = backend.ErrClosed
+)
