@@ -352,7 +352,7 @@ func TestChainOfLayers(t *testing.T) {
 				x.Release()
 				x = r.O
 			}
-			if bits, err = device.Float32s(t.Context(), x); err != nil {
+			if bits, err = device.ToFloat32(t.Context(), x); err != nil {
 				t.Fatal(err)
 			}
 			x.Release()

@@ -213,7 +213,7 @@ func TestCopyRefuses(t *testing.T) {
 // numbers returns a tensor of any type as float32, row by row.
 func numbers(t testing.TB, b *Backend, x backend.Tensor) []float32 {
 	t.Helper()
-	data, err := kernels.NewDevice(b).Float32s(context.Background(), x)
+	data, err := kernels.NewDevice(b).ToFloat32(context.Background(), x)
 	if err != nil {
 		t.Fatal(err)
 	}

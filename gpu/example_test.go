@@ -75,7 +75,7 @@ func attendInOwnBuffers() ([]float32, error) {
 	if err := compute(device, result, `x[i] = 2.0 * x[i];`); err != nil {
 		return nil, err
 	}
-	return dev.Float32s(ctx, o)
+	return dev.ToFloat32(ctx, o)
 }
 
 // TestExampleShared runs the example of a shared device, which has no Output because there

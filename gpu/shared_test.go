@@ -133,7 +133,7 @@ func TestShared(t *testing.T) {
 		if err := attend(t.Context(), b, view(in), view(out)); err != nil {
 			t.Fatal(err)
 		}
-		o, err := kernels.NewDevice(b).Float32s(t.Context(), view(out))
+		o, err := kernels.NewDevice(b).ToFloat32(t.Context(), view(out))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -195,7 +195,7 @@ func TestSharedTypes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			o, err := dev.Float32s(t.Context(), r.O)
+			o, err := dev.ToFloat32(t.Context(), r.O)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -263,7 +263,7 @@ func TestSharedOrder(t *testing.T) {
 				}
 				var got []float32
 				if err == nil {
-					got, err = kernels.NewDevice(b).Float32s(context.Background(), o)
+					got, err = kernels.NewDevice(b).ToFloat32(context.Background(), o)
 				}
 				if err != nil {
 					t.Error(err)
@@ -376,7 +376,7 @@ func TestSharedLeavesNothing(t *testing.T) {
 		if err := attend(t.Context(), b, x, o); err != nil {
 			t.Fatal(err)
 		}
-		got, err := kernels.NewDevice(b).Float32s(t.Context(), o)
+		got, err := kernels.NewDevice(b).ToFloat32(t.Context(), o)
 		if err != nil {
 			t.Fatal(err)
 		}

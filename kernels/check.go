@@ -226,7 +226,7 @@ func (k *checker) patch(ctx context.Context, c *backend.Call, n int, x region) (
 		if view.err != nil {
 			return p, view.err
 		}
-		if *of.to, err = k.dev.Float32s(ctx, part); err != nil {
+		if *of.to, err = k.dev.ToFloat32(ctx, part); err != nil {
 			return p, err
 		}
 	}
@@ -328,5 +328,5 @@ func (k *checker) download(ctx context.Context, t Tensor, at rowIndex, n int) ([
 	if s.err != nil {
 		return nil, s.err
 	}
-	return k.dev.Float32s(ctx, t)
+	return k.dev.ToFloat32(ctx, t)
 }

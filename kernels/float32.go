@@ -57,7 +57,7 @@ func (d *Device) AttentionFloat32(ctx context.Context, dims Dims, q, k, v []floa
 		return nil, err
 	}
 	defer r.Release()
-	return d.Float32s(ctx, r.O)
+	return d.ToFloat32(ctx, r.O)
 }
 
 // fillDims returns d with the defaults of lengths that are zero.
@@ -139,9 +139,9 @@ func quantised(data []float32, shape Shape) (Tensor, error) {
 	return host, nil
 }
 
-// Float32s returns the elements of t, of any dtype and any strides, in row-major order. A true
+// ToFloat32 returns the elements of t, of any dtype and any strides, in row-major order. A true
 // element of a mask is 1, a false one 0.
-func (d *Device) Float32s(ctx context.Context, t Tensor) ([]float32, error) {
+func (d *Device) ToFloat32(ctx context.Context, t Tensor) ([]float32, error) {
 	host, err := AllocHost(t.DType(), t.Shape())
 	if err != nil {
 		return nil, err

@@ -303,7 +303,7 @@ func (s *weightScan) weights(ctx context.Context, x region, first, end int) (dat
 		data, err = part.Float32s()
 		return data, shape[Dim], err
 	}
-	data, err = s.dev.Float32s(ctx, part)
+	data, err = s.dev.ToFloat32(ctx, part)
 	return data, end - first, err
 }
 

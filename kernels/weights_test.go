@@ -238,7 +238,7 @@ func TestEachWeightRow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		whole, err := dev.Float32s(ctx, r.Weights)
+		whole, err := dev.ToFloat32(ctx, r.Weights)
 		if err != nil {
 			t.Fatal(err)
 		}

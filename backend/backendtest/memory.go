@@ -185,7 +185,7 @@ func (x *worker) yield(ts ...backend.Tensor) {
 		if x.err != nil || t.IsZero() {
 			continue
 		}
-		data, err := x.dev.Float32s(x.ctx, t)
+		data, err := x.dev.ToFloat32(x.ctx, t)
 		if x.must(err) {
 			x.out = append(x.out, data...)
 		}

@@ -88,7 +88,7 @@ func sameNumber(a, b float32) bool {
 
 func read(tb testing.TB, dev *kernels.Device, t backend.Tensor) []float32 {
 	tb.Helper()
-	x, err := dev.Float32s(tb.Context(), t)
+	x, err := dev.ToFloat32(tb.Context(), t)
 	if err != nil {
 		tb.Fatalf("download: %v", err)
 	}

@@ -341,7 +341,7 @@ func (h *history) into(ctx context.Context, dev *kernels.Device, shapes []backen
 				h.frames = append(h.frames, f)
 				h.mu.Unlock()
 			} else {
-				data = must(dev.Float32s(ctx, f.all))
+				data = must(dev.ToFloat32(ctx, f.all))
 			}
 			out = append(out, f.inside(i, data))
 		}

@@ -320,7 +320,7 @@ func generate(ctx context.Context, dev *kernels.Device, n int) (all []float32, e
 		if err != nil {
 			return nil, err
 		}
-		out, err := dev.Float32s(ctx, r.O)
+		out, err := dev.ToFloat32(ctx, r.O)
 		r.Release()
 		if err != nil {
 			return nil, err

@@ -256,7 +256,7 @@ func (a *actor) wrong(rng *rand.Rand, d *opened, s *set) {
 func all(ctx context.Context, dev *kernels.Device, tensors ...backend.Tensor) (out [][]float32) {
 	for _, t := range tensors {
 		if !t.IsZero() {
-			out = append(out, must(dev.Float32s(ctx, t)))
+			out = append(out, must(dev.ToFloat32(ctx, t)))
 		}
 	}
 	return out

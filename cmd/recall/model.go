@@ -146,7 +146,7 @@ func (m *model) run(ctx context.Context, list []problem, learn bool) (loss float
 		return 0, 0, err
 	}
 	defer pass.Release()
-	y, err := m.dev.Float32s(ctx, pass.O)
+	y, err := m.dev.ToFloat32(ctx, pass.O)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -213,7 +213,7 @@ func (m *model) learn(ctx context.Context, layer *nn.MultiHeadAttention, pass *n
 		return err
 	}
 	defer g.Release()
-	dx, err := m.dev.Float32s(ctx, g.X)
+	dx, err := m.dev.ToFloat32(ctx, g.X)
 	if err != nil {
 		return err
 	}
@@ -229,7 +229,7 @@ func (m *model) learn(ctx context.Context, layer *nn.MultiHeadAttention, pass *n
 		}
 	}
 	for i, t := range [4]kernels.Tensor{g.Weights.Wq, g.Weights.Wk, g.Weights.Wv, g.Weights.Wo} {
-		d, err := m.dev.Float32s(ctx, t)
+		d, err := m.dev.ToFloat32(ctx, t)
 		if err != nil {
 			return err
 		}

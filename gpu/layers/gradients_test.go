@@ -152,7 +152,7 @@ func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadCo
 		if !x.IsZero() {
 			data, err := x.Float32s()
 			if err != nil { // not in host memory
-				data, err = dev.Float32s(ctx, x)
+				data, err = dev.ToFloat32(ctx, x)
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -219,7 +219,7 @@ func testLayerGradients(t *testing.T, dev *kernels.Device, config nn.MultiHeadCo
 		zs = xs // one input
 	}
 	for _, c := range checks {
-		got, err := dev.Float32s(ctx, c.got)
+		got, err := dev.ToFloat32(ctx, c.got)
 		if err != nil {
 			t.Fatal(c.name, err)
 		}

@@ -40,7 +40,7 @@ func TestLinear(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer out.Release()
-			if y, err := dev.Float32s(t.Context(), out); err != nil || out.Shape() != (kernels.Shape{2, 1, 1, 2}) || !slices.Equal(y, c.want) {
+			if y, err := dev.ToFloat32(t.Context(), out); err != nil || out.Shape() != (kernels.Shape{2, 1, 1, 2}) || !slices.Equal(y, c.want) {
 				t.Errorf("with the bias %v, y is %v of shape %v, %v, should be %v", c.bias, y, out.Shape(), err, c.want)
 			}
 		}
@@ -126,7 +126,7 @@ func TestLayersStayOnTheDevice(t *testing.T) {
 			if on.downs.Load() != 0 || on.ups.Load() != c.ups || on.elements.Load() != c.elements {
 				t.Errorf("%s: %d downloads, %d uploads of %d elements, should be 0 and %d of %d", c.name, on.downs.Load(), on.ups.Load(), on.elements.Load(), c.ups, c.elements)
 			}
-			got, err := dev.Float32s(t.Context(), r.O)
+			got, err := dev.ToFloat32(t.Context(), r.O)
 			r.Release()
 			if err != nil {
 				t.Fatal(err)

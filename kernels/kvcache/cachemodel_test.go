@@ -165,7 +165,7 @@ func (m *cacheModel) attend(t *rapid.T) {
 		t.Fatal(err)
 	}
 	defer r.Release()
-	got, err := m.dev.Float32s(context.Background(), r.O)
+	got, err := m.dev.ToFloat32(context.Background(), r.O)
 	if err != nil {
 		t.Fatal(err)
 	}

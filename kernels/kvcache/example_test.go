@@ -49,7 +49,7 @@ func ExampleCache() {
 			log.Fatal(err)
 		}
 		defer y.Release()
-		all, err := dev.Float32s(ctx, y.O)
+		all, err := dev.ToFloat32(ctx, y.O)
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -241,7 +241,7 @@ func (m *model) attend(t *rapid.T) {
 		t.Fatal(err)
 	}
 	defer r.Release()
-	got, err := m.dev.Float32s(ctx, r.O)
+	got, err := m.dev.ToFloat32(ctx, r.O)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -286,7 +286,7 @@ func plain(dev *kernels.Device, dtype kernels.DType, s *modelled, q []float32, n
 		return nil, err
 	}
 	defer r.Release()
-	return dev.Float32s(ctx, r.O)
+	return dev.ToFloat32(ctx, r.O)
 }
 
 // check compares lengths and pages with the model. Sequences take the pages of their tokens

@@ -80,7 +80,7 @@ func (l *Linear) ApplyFloat32(ctx context.Context, x []float32) (y []float32, er
 		return nil, err
 	}
 	defer out.Release()
-	return l.dev.Float32s(ctx, out)
+	return l.dev.ToFloat32(ctx, out)
 }
 
 // Transposed returns the weights [Out][In] of PyTorch's Linear as a tensor [1, 1, In, Out] in

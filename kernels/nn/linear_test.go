@@ -32,7 +32,7 @@ func TestSlices(t *testing.T) {
 	}
 	defer want.Release()
 	floats := func(t *testing.T, x kernels.Tensor) []float32 {
-		data, err := dev.Float32s(ctx, x)
+		data, err := dev.ToFloat32(ctx, x)
 		if err != nil {
 			t.Fatal(err)
 		}

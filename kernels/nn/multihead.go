@@ -190,8 +190,8 @@ func (l *MultiHeadAttention) ApplyFloat32(ctx context.Context, x []float32, batc
 		return nil, nil, err
 	}
 	defer r.Release()
-	if y, err = l.dev.Float32s(ctx, r.O); err == nil && opt.Weights {
-		weights, err = l.dev.Float32s(ctx, r.Weights)
+	if y, err = l.dev.ToFloat32(ctx, r.O); err == nil && opt.Weights {
+		weights, err = l.dev.ToFloat32(ctx, r.Weights)
 	}
 	return y, weights, err
 }

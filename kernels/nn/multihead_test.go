@@ -271,8 +271,8 @@ func TestLayerGradientsRefuse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer y.Release()
-	a, _ := dev.Float32s(t.Context(), y.O)
-	if b, err := dev.Float32s(t.Context(), pass.O); err != nil || !slices.Equal(a, b) {
+	a, _ := dev.ToFloat32(t.Context(), y.O)
+	if b, err := dev.ToFloat32(t.Context(), pass.O); err != nil || !slices.Equal(a, b) {
 		t.Errorf("Forward gives %v, Apply %v, %v", b, a, err)
 	}
 }

@@ -39,7 +39,7 @@ func ExampleRoPE() {
 	if err := dev.Rotate(ctx, q, q, angles); err != nil {
 		log.Fatal(err)
 	}
-	x, err := dev.Float32s(ctx, q)
+	x, err := dev.ToFloat32(ctx, q)
 	if err != nil {
 		log.Fatal(err)
 	}

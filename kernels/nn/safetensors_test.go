@@ -318,8 +318,8 @@ func TestSafetensorsLayers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer r.Release()
-		got, errO := dev.Float32s(t.Context(), r.O)
-		in, errX := dev.Float32s(t.Context(), x)
+		got, errO := dev.ToFloat32(t.Context(), r.O)
+		in, errX := dev.ToFloat32(t.Context(), x)
 		if errO != nil || errX != nil {
 			t.Fatal(errO, errX)
 		}

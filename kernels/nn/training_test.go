@@ -25,7 +25,7 @@ func lossOf(ctx context.Context, dev *kernels.Device, config nn.MultiHeadConfig,
 		return 0, grads, err
 	}
 	defer pass.Release()
-	dy, err := dev.Float32s(ctx, pass.O)
+	dy, err := dev.ToFloat32(ctx, pass.O)
 	if err != nil {
 		return 0, grads, err
 	}
@@ -56,7 +56,7 @@ func step(ctx context.Context, dev *kernels.Device, config nn.MultiHeadConfig, w
 		if err != nil {
 			return 0, err
 		}
-		dw, err := dev.Float32s(ctx, p[1])
+		dw, err := dev.ToFloat32(ctx, p[1])
 		if err != nil {
 			return 0, err
 		}

@@ -58,7 +58,7 @@ func (r *Recorder) Attention(ctx context.Context, calls ...*backend.Call) error 
 					r.t.Fatal(err)
 				}
 			}
-			data, err := kernels.NewDevice(r.Backend).Float32s(ctx, x)
+			data, err := kernels.NewDevice(r.Backend).ToFloat32(ctx, x)
 			if err != nil {
 				r.t.Fatal(err)
 			}

@@ -214,7 +214,7 @@ func (s *server) load(ctx context.Context, c problem) (answer, error) {
 	}
 	var data [][]float32
 	for _, t := range results {
-		x, err := s.dev.Float32s(ctx, *t)
+		x, err := s.dev.ToFloat32(ctx, *t)
 		if err != nil {
 			return answer{}, err
 		}

@@ -106,8 +106,8 @@ func (p *problem) direct(t *testing.T) (o, lse []float32) {
 		t.Fatal(err)
 	}
 	defer r.Release()
-	if o, err = dev.Float32s(t.Context(), r.O); err == nil {
-		lse, err = dev.Float32s(t.Context(), r.LSE)
+	if o, err = dev.ToFloat32(t.Context(), r.O); err == nil {
+		lse, err = dev.ToFloat32(t.Context(), r.LSE)
 	}
 	if err != nil {
 		t.Fatal(err)

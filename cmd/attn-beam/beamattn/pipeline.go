@@ -200,11 +200,11 @@ func (c *call) attend(ctx context.Context, dev *kernels.Device, u *cut.Unit) err
 	if err := call.RunInto(ctx, r); err != nil {
 		return err
 	}
-	o, err := dev.Float32s(ctx, r.O)
+	o, err := dev.ToFloat32(ctx, r.O)
 	if err != nil {
 		return err
 	}
-	lse, err := dev.Float32s(ctx, r.LSE)
+	lse, err := dev.ToFloat32(ctx, r.LSE)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ func cut(t *testing.T, x kernels.Tensor, axis, lo, hi int) kernels.Tensor {
 // floats downloads x.
 func floats(t *testing.T, dev *kernels.Device, x kernels.Tensor) []float32 {
 	t.Helper()
-	y, err := dev.Float32s(t.Context(), x)
+	y, err := dev.ToFloat32(t.Context(), x)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func TestEmptySizes(t *testing.T) {
 					t.Errorf("%s: %s has shape %v, should have %v", c.name, what, x.Shape(), shape)
 					return
 				}
-				all, err := dev.Float32s(ctx, x)
+				all, err := dev.ToFloat32(ctx, x)
 				if err != nil || len(all) != shape.Elements() {
 					t.Errorf("%s: %s has %d elements, %v", c.name, what, len(all), err)
 				}
@@ -249,7 +249,7 @@ func TestEmptyOperations(t *testing.T) {
 				t.Errorf("layer of %+v: shapes %v, %v, %v", l, o, sums, pairs)
 			}
 			// Without keys the output is the bias.
-			out, err := dev.Float32s(ctx, r.O)
+			out, err := dev.ToFloat32(ctx, r.O)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -119,7 +119,7 @@ func TestCheck(t *testing.T) {
 		if err != nil || !all.OK() || all.Rows != 2*4*40 {
 			t.Errorf("all rows: %+v, %v", all, err)
 		}
-		wrong, err := dev.Float32s(t.Context(), r.O)
+		wrong, err := dev.ToFloat32(t.Context(), r.O)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -37,7 +37,7 @@ func ExampleOptions_packed() {
 		log.Fatal(err)
 	}
 	defer r.Release()
-	o, err := dev.Float32s(ctx, r.O)
+	o, err := dev.ToFloat32(ctx, r.O)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -201,11 +201,11 @@ func compare(t tester, d kernels.Dims, o kernels.Options, c Config, equal func(x
 		return x
 	}
 	numbers := func(r kernels.Result) []float32 {
-		out, err := dev.Float32s(ctx, r.O)
+		out, err := dev.ToFloat32(ctx, r.O)
 		if err != nil {
 			t.Fatal(err)
 		}
-		lse, err := dev.Float32s(ctx, r.LSE)
+		lse, err := dev.ToFloat32(ctx, r.LSE)
 		if err != nil {
 			t.Fatal(err)
 		}

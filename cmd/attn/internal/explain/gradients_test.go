@@ -149,7 +149,7 @@ func TestGradientsAreThoseOfBackward(t *testing.T) {
 			got  matrix.Matrix
 			want backend.Tensor
 		}{"dQ": {g.dQ, grads.Q}, "dK": {g.dK, grads.K}, "dV": {g.dV, grads.V}} {
-			data, err := dev.Float32s(t.Context(), of.want)
+			data, err := dev.ToFloat32(t.Context(), of.want)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -171,6 +171,6 @@ func (st *steps) upload(ctx context.Context, s matrix.Matrix) (backend.Tensor, e
 // download copies a tensor [B, 1, rows, cols].
 func (st *steps) download(ctx context.Context, t backend.Tensor) (matrix.Matrix, error) {
 	s := t.Shape()
-	data, err := st.dev.Float32s(ctx, t)
+	data, err := st.dev.ToFloat32(ctx, t)
 	return matrix.Matrix{Batch: s[backend.Batch], Rows: s[backend.Seq], Cols: s[backend.Dim], Data: data}, err
 }

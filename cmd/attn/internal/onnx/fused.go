@@ -237,7 +237,7 @@ func unrows(ctx context.Context, dev *kernels.Device, x backend.Tensor, as *onnx
 
 // download downloads a tensor as one of type d.
 func download(ctx context.Context, dev *kernels.Device, x backend.Tensor, d onnxfile.DataType, shape []int) (*onnxfile.Tensor, error) {
-	data, err := dev.Float32s(ctx, x)
+	data, err := dev.ToFloat32(ctx, x)
 	if err != nil {
 		return nil, err
 	}
