@@ -1,13 +1,14 @@
 # make test        what must hold before a commit: formatting, vet, staticcheck, the suite once
 # make test-all    what repeats it: every kernel variant, the second provider, races, arm64, fuzzing
 # make test-beam   the module cmd/attn-beam: attention on Apache Beam, with worker processes
+# make test-onnx   the module cmd/attn-onnx: published cases of ONNX and ONNX Runtime
 # make test-peers  results next to those of PyTorch, which Debian has as python3-torch
 # make soak        all kinds of work in 16 goroutines for DURATION (10m): results and memory stay the same
 # make bench       the main job: attention on every backend, with its ceiling in the same run
 # make build       one binary, ./attn
-# make update      refresh golden files and generated code (protoc and protoc-gen-go are needed for one file)
+# make update      refresh golden files and generated code
 
-.PHONY: test test-all test-beam test-peers soak bench build update
+.PHONY: test test-all test-beam test-onnx test-peers soak bench build update
 
 test:
 	@sh .ci/test
@@ -17,6 +18,9 @@ test-all:
 
 test-beam:
 	@sh .ci/test-beam
+
+test-onnx:
+	@sh .ci/test-onnx
 
 test-peers:
 	@sh .ci/test-peers
@@ -32,4 +36,5 @@ build:
 
 update:
 	go generate ./...
-	go test ./cmd/... -update
+	go test ./cmd/attn ./cmd/attn/internal/explain -update
+	go test ./cmd/attn-onnx ./cmd/attn-onnx/internal/onnx -run 'Notice|Generated' -update

@@ -3,19 +3,15 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"os"
-	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
 // started is the CPU backend. It closes file descriptor 3 when a call begins.
@@ -33,51 +29,27 @@ func (s started) Attention(ctx context.Context, calls ...*backend.Call) error {
 	return s.Backend.Attention(ctx, calls...)
 }
 
-// program returns a process that runs the command line.
-func program(args ...string) *exec.Cmd {
-	cmd := exec.Command(os.Args[0], args...)
-	cmd.Env = append(os.Environ(), "ATTN_TEST_PROGRAM=1")
-	return cmd
-}
-
 // TestInterrupt sends real signals to the program during a call of more than a minute.
 // The program ends the call, reports it in a line, and leaves no file.
 func TestInterrupt(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		t.Skip("Windows has no way to send Ctrl-C to one process")
-	}
 	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
 		t.Run(sig.String(), func(t *testing.T) {
 			dir := t.TempDir()
 			// 2·128·131072² operations are more than a minute's work.
 			x := clitest.Save(t, dir, "x.npy", "<f4", clitest.Normal(1, 131072*64), 131072, 64)
-			cmd := program("run", "--backend=started", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy")
+			cmd := clitest.Process("run", "--backend=started", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy")
 			begun, inChild, err := os.Pipe()
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer begun.Close()
 			cmd.ExtraFiles = []*os.File{inChild}
-			var stdout, stderr bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &stdout, &stderr
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			inChild.Close()
-			if _, err := io.ReadAll(begun); err != nil { // ends when the call begins
-				t.Fatal(err)
-			}
-			if err := cmd.Process.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
-			var exit *exec.ExitError
-			if err := cmd.Wait(); !errors.As(err, &exit) {
-				t.Fatalf("it ended with %v, in spite of the signal", err)
-			}
-			clitest.WantFailure(t, exit.ExitCode(), stdout.String(), stderr.String(), "interrupted, no file was written")
-			if exit.ExitCode() != cli.ExitInterrupted {
-				t.Errorf("exit code %d, should be %d", exit.ExitCode(), cli.ExitInterrupted)
-			}
+			clitest.Interrupted(t, cmd, sig, func() {
+				inChild.Close()
+				if _, err := io.ReadAll(begun); err != nil { // ends when the call begins
+					t.Error(err)
+				}
+			}, func() {})
 			if got := clitest.Files(t, dir); !slices.Equal(got, []string{"x.npy"}) {
 				t.Errorf("the folder holds %v", got)
 			}
@@ -92,7 +64,7 @@ func TestProcess(t *testing.T) {
 			clitest.NeedBackend(t, name)
 			dir := t.TempDir()
 			x := clitest.Save(t, dir, "x.npy", "<f4", clitest.Normal(1, 2*300*40), 2, 300, 40)
-			cmd := program("run", "--backend", name, "--check", "--causal", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy")
+			cmd := clitest.Process("run", "--backend", name, "--check", "--causal", "--q", x, "--k", x, "--v", x, "--out", dir+"/o.npy")
 			cmd.Env = append(cmd.Env, "XDG_RUNTIME_DIR=") // as over ssh
 			var stdout, stderr bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &stdout, &stderr

@@ -2,25 +2,22 @@ package main
 
 import (
 	"encoding/json"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cmd/attn/internal/bench"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
 	"github.com/seed90331342/attn/cmd/attn/internal/devices"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
-var attn, mustRun = clitest.Program(func() any { return &commands{} }, bench.Vars())
+var attn, mustRun = clitest.Named(program)
 
 // TestMain runs the program instead of the tests in processes that tests start.
 func TestMain(m *testing.M) {
-	if os.Getenv("ATTN_TEST_PROGRAM") != "" {
+	clitest.Main(m, func() {
 		backend.Register("started", started{})
 		main()
-	}
-	os.Exit(m.Run())
+	})
 }
 
 // TestUsage runs the program without a command, with an unknown one, and with --help.
@@ -29,7 +26,7 @@ func TestUsage(t *testing.T) {
 	clitest.WantFailure(t, code, stdout, stderr, "expected one of")
 	code, stdout, stderr = attn(t, "sun")
 	clitest.WantFailure(t, code, stdout, stderr, "sun")
-	for _, command := range []string{"", "run", "explain", "devices", "heatmap", "onnx", "bench", "compare", "tune"} {
+	for _, command := range []string{"", "run", "explain", "devices", "heatmap", "bench", "compare", "tune"} {
 		if out := mustRun(t, strings.Fields(command+" --help")...); !strings.HasPrefix(out, "Usage: attn") {
 			t.Errorf("attn %s --help printed %q", command, out)
 		}

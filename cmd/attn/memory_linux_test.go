@@ -1,54 +1,19 @@
 package main
 
 import (
-	"bytes"
 	"encoding/binary"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"runtime/debug"
 	"strings"
-	"syscall"
 	"testing"
 
-	"google.golang.org/protobuf/encoding/protowire"
-
-	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
-
-// limited returns a process that runs the command line with that much address space, in KiB.
-func limited(kib string, args ...string) *exec.Cmd {
-	cmd := program(args...)
-	cmd.Args = append([]string{"sh", "-c", "ulimit -v " + kib + ` && exec "$0" "$@"`, cmd.Path}, args...)
-	cmd.Path = "/bin/sh"
-	return cmd
-}
 
 // TestInputsBeyondMemory runs the program on inputs that take more memory than there is, or
 // have no end. It refuses each by name, in little memory.
 func TestInputsBeyondMemory(t *testing.T) {
-	const most = 256 << 20 // bytes; the program alone takes about 30 MiB
 	dir := t.TempDir()
 	file := func(name string, size int64, content ...byte) string {
-		path := clitest.WriteFile(t, dir, name, content)
-		if size > 0 {
-			if err := os.Truncate(path, int64(len(content))+size); err != nil {
-				t.Skipf("this file system has no sparse files: %v", err)
-			}
-		}
-		return path
-	}
-	folder := func(name string, link string, model ...byte) string {
-		path := filepath.Join(dir, name)
-		if err := os.Mkdir(path, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if link == "" {
-			clitest.WriteFile(t, path, "model.onnx", model)
-		} else if err := os.Symlink(link, path+"/model.onnx"); err != nil {
-			t.Fatal(err)
-		}
-		return path
+		return clitest.Sparse(t, dir, name, size, content...)
 	}
 	const endless = "/dev/zero"
 	x := clitest.Save(t, dir, "x.npy", "<f4", make([]float64, 64), 8, 8)
@@ -61,22 +26,9 @@ func TestInputsBeyondMemory(t *testing.T) {
 	wide := "[[1" + strings.Repeat(",1", 99_999) + "]]"
 	weights := file("weights.json", 0, []byte(`{"x": [[1]], "w_query": [[1`+strings.Repeat(",1", 1<<20)+"]]}")...)
 	queries := file("queries.json", 0, []byte(`{"x": [`+strings.Repeat("[1],", 999)+`[1]], "w_query": `+wide+`, "w_key": `+wide+"}")...)
-	field := func(number protowire.Number, content []byte) []byte {
-		return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), content)
-	}
-	nodes := folder("nodes", "", field(7, bytes.Repeat(field(1, nil), 20<<20))...) // GraphProto.node
-
-	empty := file("empty.jsonc", 0, []byte("[{}"+strings.Repeat(",{}", 8_000_000)+"]")...)
-
 	run := []string{"run", "--backend=cpu", "--q", x, "--k", x, "--v", x, "--out", dir + "/o.npy"}
 	heat := []string{"heatmap", "--backend=cpu", "--q", x, "--k", x, "--png", dir + "/h.png"}
 	with := func(args []string, more ...string) []string { return append(args[:len(args):len(args)], more...) }
-	// Linux counts the peak of the process that starts another as that of the other. This sets
-	// that of the tests back to what they use now (proc_pid_clear_refs(5)).
-	debug.FreeOSMemory()
-	if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil {
-		t.Fatal(err)
-	}
 	for _, c := range []struct {
 		name string
 		args []string
@@ -102,34 +54,11 @@ func TestInputsBeyondMemory(t *testing.T) {
 		{"a walk-through of 40,000 columns", []string{"explain", columns}, "a step would have 1.6e+09 numbers"},
 		{"a walk-through with queries of 100,000 columns", []string{"explain", queries}, "a step would have 1e+08 numbers"},
 		{"a walk-through with a million weights", []string{"explain", weights}, "w_query has more than 1048576 numbers"},
-		{"a model without an end", []string{"onnx", "--backend=cpu", folder("endless", endless)}, "model.onnx: it has more than 67108864 bytes"},
-		{"a model of 20 GiB", []string{"onnx", "--backend=cpu", folder("sparse-model", sparse)}, "model.onnx: it has more than 2147483647 bytes"},
-		{"a model of 20 million empty nodes", []string{"onnx", "--backend=cpu", nodes}, "model.onnx: model: it has more than 10000 parts"},
-		{"operator tests without an end", []string{"onnx", "--jsonc", "--backend=cpu", endless}, endless + ": it has more than 67108864 bytes"},
-		{"operator tests of 20 GiB", []string{"onnx", "--jsonc", "--backend=cpu", sparse}, sparse + ": it has more than 67108864 bytes"},
-		{"8 million empty operator tests", []string{"onnx", "--jsonc", "--backend=cpu", empty}, empty + ": it has more than 10000 elements"},
 		{"a tuning file of 20 GiB", []string{"tune", "--show", "--file", sparse}, sparse + " has more than 4194304 bytes"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			cmd := limited("4194304", c.args...)
-			var stdout, stderr bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &stdout, &stderr
-			err := cmd.Run()
-			if cmd.ProcessState == nil {
-				t.Fatal(err)
-			}
-			if c.args[0] == "onnx" { // a line a case
-				if cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(stdout.String(), "FAIL") || !strings.Contains(stdout.String(), c.want) || stderr.Len() > 0 {
-					t.Errorf("%v, %s, %s, should say %q", err, &stdout, &stderr, c.want)
-				}
-			} else {
-				clitest.WantFailure(t, cmd.ProcessState.ExitCode(), stdout.String(), stderr.String(), c.want)
-			}
-			if peak := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss * 1024; peak > most {
-				t.Errorf("it took %d bytes of memory", peak)
-			} else {
-				t.Logf("%d MiB", peak>>20)
-			}
+			code, stdout, stderr := clitest.Limited(t, c.args...)
+			clitest.WantFailure(t, code, stdout, stderr, c.want)
 		})
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed90331342/attn/cmd/attn/internal/cli"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
 // TestExitCodes: wrong usage of any command exits with 2, and files, devices and results that are
@@ -56,8 +56,6 @@ func TestExitCodes(t *testing.T) {
 		{"explain x.json --round 99", 2, "--round is 99"},
 		{"explain x.json --round 2 --gradients", 2, "--gradients"},
 		{"explain x.json --png h.gif", 2, "--png h.gif: the file would be PNG, not GIF"},
-		{"onnx", 2, "<case>"},
-		{"onnx --backend foo c", 2, `backend "foo"`},
 		{"bench --seq abc", 2, `"abc" is not a number`},
 		{"bench --preset foo", 2, `--preset is "foo"`},
 		{"bench --variant foo", 2, `--variant is "foo"`},

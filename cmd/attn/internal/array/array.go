@@ -15,7 +15,7 @@ import (
 	"github.com/seed90331342/attn/backend/atomicfile"
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/backend/mapfile"
-	"github.com/seed90331342/attn/cmd/attn/internal/files"
+	"github.com/seed90331342/attn/cmd/internal/files"
 	"github.com/seed90331342/attn/kernels"
 	"github.com/seed90331342/attn/kernels/npy"
 	"github.com/seed90331342/attn/kernels/safetensors"

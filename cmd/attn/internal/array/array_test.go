@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
 // TestHeaderForms reads the headers of other writers: without spaces, keys in another

@@ -20,7 +20,7 @@ import (
 	"github.com/seed90331342/attn/bench"
 	"github.com/seed90331342/attn/bench/plain"
 	"github.com/seed90331342/attn/bench/report"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/gpu"

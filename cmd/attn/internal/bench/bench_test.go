@@ -10,10 +10,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/cpu"
 	"github.com/seed90331342/attn/kernels"
 )
@@ -28,7 +30,8 @@ var attn, _ = clitest.Program(func() any { return &grammar{} }, Vars())
 // benchmark runs attn bench with args and returns what a shell would see.
 func benchmark(ctx context.Context, args ...string) (code int, stdout, stderr string) {
 	var out, err bytes.Buffer
-	code = cli.Run(ctx, &grammar{}, append([]string{"bench"}, args...), &out, &err, Vars())
+	program := cli.Program{Name: "attn", Grammar: func() any { return &grammar{} }, Options: []kong.Option{Vars()}}
+	code = program.Run(ctx, append([]string{"bench"}, args...), &out, &err)
 	return code, out.String(), err.String()
 }
 

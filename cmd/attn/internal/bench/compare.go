@@ -6,8 +6,8 @@ import (
 	"fmt"
 
 	"github.com/seed90331342/attn/bench/report"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli"
-	"github.com/seed90331342/attn/cmd/attn/internal/files"
+	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/files"
 )
 
 // Compare is attn compare.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/report"
-	"github.com/seed90331342/attn/cmd/attn/internal/files"
+	"github.com/seed90331342/attn/cmd/internal/files"
 )
 
 // gpuResults is what bench/gpu.sh writes: the rows of the table in docs/gpu.md, and the

@@ -9,7 +9,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/seed90331342/attn/bench/report"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/cli"
 )
 
 // caseArgs returns the arguments without the flags of output files and their

@@ -5,7 +5,7 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/kernels"
 )
 

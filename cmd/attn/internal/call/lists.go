@@ -13,7 +13,7 @@ import (
 
 	"github.com/seed90331342/attn/backend/budget"
 	"github.com/seed90331342/attn/cmd/attn/internal/array"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/cli"
 )
 
 // IDs is a flag of rows of integers: N,N,... is one row, a file has one or two axes.

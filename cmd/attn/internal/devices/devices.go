@@ -9,7 +9,7 @@ import (
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/bench/plain"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/cli"
 )
 
 // Command is attn devices. A family of backends without a device is part of the

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/seed90331342/attn/backend/atomicfile"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/cli"
 	"github.com/seed90331342/attn/cmd/internal/flags"
 	"github.com/seed90331342/attn/cmd/internal/picture"
 )

@@ -1,6 +1,6 @@
 package explain
 
-import "github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+import "github.com/seed90331342/attn/cmd/internal/cli/clitest"
 
 var attn, mustRun = clitest.Program(func() any {
 	return &struct {

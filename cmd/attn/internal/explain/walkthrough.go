@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"github.com/seed90331342/attn/bench/plain"
-	"github.com/seed90331342/attn/cmd/attn/internal/files"
+	"github.com/seed90331342/attn/cmd/internal/files"
 )
 
 // walkthrough is a file of attn explain: an input of [S, M] or [B, S, M], the

@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
 // TestRunBadFiles gives each of the three inputs every kind of bad file: the error
@@ -193,9 +193,8 @@ func TestRunFailuresLeaveNothing(t *testing.T) {
 			defer cancel()
 			backend.Register("hooked", tt.hooks(cancel))
 			var out, stderr strings.Builder
-			code := cli.Run(ctx, &struct {
-				Run Command `cmd:""`
-			}{}, []string{"run", "--backend=hooked", "--check", "--q", x, "--k", x, "--v", x, "--out", old, "--lse", dir + "/l.npy"}, &out, &stderr)
+			code := program.Run(ctx, []string{"run", "--backend=hooked", "--check",
+				"--q", x, "--k", x, "--v", x, "--out", old, "--lse", dir + "/l.npy"}, &out, &stderr)
 			clitest.WantFailure(t, code, out.String(), stderr.String(), tt.want)
 			if code != tt.code {
 				t.Errorf("exit code %d, should be %d", code, tt.code)

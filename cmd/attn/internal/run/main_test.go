@@ -1,9 +1,14 @@
 package run
 
-import "github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+import (
+	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+)
 
-var attn, mustRun = clitest.Program(func() any {
+var program = cli.Program{Name: "attn", Grammar: func() any {
 	return &struct {
 		Run Command `cmd:""`
 	}{}
-})
+}}
+
+var attn, mustRun = clitest.Named(program)

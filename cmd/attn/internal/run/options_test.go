@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/seed90331342/attn/backend"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 )
 
 // runCase is a problem in files, with the result of plain attention.

@@ -2,20 +2,20 @@ package tune
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"strings"
 	"testing"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/cmd/attn/internal/bench"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli"
-	"github.com/seed90331342/attn/cmd/attn/internal/cli/clitest"
+	"github.com/seed90331342/attn/cmd/internal/cli"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
 	"github.com/seed90331342/attn/gpu"
 )
 
@@ -26,16 +26,13 @@ func grammar() any {
 	}{}
 }
 
-var attn, mustRun = clitest.Program(grammar, bench.Vars())
+var program = cli.Program{Name: "attn", Grammar: grammar, Options: []kong.Option{bench.Vars()}}
+
+var attn, mustRun = clitest.Named(program)
 
 // TestMain runs the command line in place of the tests in processes that tests and
 // attn tune start.
-func TestMain(m *testing.M) {
-	if os.Getenv("ATTN_TEST_PROGRAM") != "" {
-		os.Exit(cli.Run(context.Background(), grammar(), os.Args[1:], os.Stdout, os.Stderr, bench.Vars()))
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { clitest.Main(m, program.Main) }
 
 // TestTune measures a shape as a user does, with what may lose the device in a
 // process of its own; what it keeps is shown, is in use afterwards, and is cleared.
@@ -51,10 +48,10 @@ func TestTune(t *testing.T) {
 			shaders = dir
 		}
 	}
-	program := func(args ...string) (stdout, stderr string) {
+	process := func(args ...string) (stdout, stderr string) {
 		t.Helper()
-		cmd := exec.Command(os.Args[0], args...)
-		cmd.Env = append(os.Environ(), "ATTN_TEST_PROGRAM=1", "XDG_CACHE_HOME="+cache, "MESA_SHADER_CACHE_DIR="+shaders)
+		cmd := clitest.Process(args...)
+		cmd.Env = append(cmd.Env, "XDG_CACHE_HOME="+cache, "MESA_SHADER_CACHE_DIR="+shaders)
 		var out, err bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &err
 		if e := cmd.Run(); e != nil {
@@ -64,13 +61,13 @@ func TestTune(t *testing.T) {
 	}
 	plan := func() string {
 		t.Helper()
-		out, _ := program("bench", "--backend", "gpu", "--heads", "1", "--seq", "500", "--dim", "32", "--plan")
+		out, _ := process("bench", "--backend", "gpu", "--heads", "1", "--seq", "500", "--dim", "32", "--plan")
 		return out
 	}
 	if out := plan(); !strings.Contains(out, "this shape was not measured") {
 		t.Errorf("before: %s", out)
 	}
-	out, stderr := program("tune", "--dim", "32", "--seq", "300,512")
+	out, stderr := process("tune", "--dim", "32", "--seq", "300,512")
 	row := regexp.MustCompile(`(?m)^  \S+ +[0-9.]+ +[0-9.]+ +[0-9.]+% `)
 	if n := len(row.FindAllString(out, -1)); n < 4 || strings.Count(out, "fastest, in use") != 1 || stderr != "" {
 		t.Errorf("%d variants were timed:\n%s%s", n, out, stderr)
@@ -83,14 +80,14 @@ func TestTune(t *testing.T) {
 	if out := plan(); !strings.Contains(out, "measured on") {
 		t.Errorf("after: %s", out)
 	}
-	shown, _ := program("tune", "--show")
+	shown, _ := process("tune", "--show")
 	if !strings.Contains(shown, list[0].Device.Adapter) || strings.Count(shown, "fastest, in use") != 1 {
 		t.Errorf("shown: %s", shown)
 	}
-	if out, _ := program("tune", "--clear"); !strings.Contains(out, "1 entries removed") {
+	if out, _ := process("tune", "--clear"); !strings.Contains(out, "1 entries removed") {
 		t.Errorf("cleared: %s", out)
 	}
-	if out, _ := program("tune", "--show"); !strings.Contains(out, "no measurements") {
+	if out, _ := process("tune", "--show"); !strings.Contains(out, "no measurements") {
 		t.Errorf("shown after: %s", out)
 	}
 }
@@ -142,7 +139,7 @@ func TestProbe(t *testing.T) {
 	clitest.NeedBackend(t, "gpu")
 	was := executable
 	defer func() { executable = was }()
-	t.Setenv("ATTN_TEST_PROGRAM", "1")
+	t.Setenv(clitest.IsProgram, "1")
 	args := func(variant string) []string {
 		return []string{"tune", "--file", filepath.Join(t.TempDir(), "x"), "--dim", "32", "--seq", "64", "--probe", variant}
 	}

@@ -1,0 +1,306 @@
+package onnx
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/seed90331342/attn/backend"
+	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
+	"github.com/seed90331342/attn/kernels"
+)
+
+// groupQueryOp is a GroupQueryAttention node of ONNX Runtime: causal attention with a cache.
+//
+//	query [B, S, H·D]    key, value [B, S, Hkv·D]    past_key, past_value [B, Hkv, P, D]
+//
+// or query [B, S, (H+2·Hkv)·D] without key and value. Keys and values of no new row
+// (sequence 0) read the past alone. Batch b has seqlens_k[b]+1 keys, of which the new ones
+// are the last. A call with as many queries as total_sequence_length is a prompt: its keys
+// are the first, and seqlens_k counts those that are not padding.
+type groupQueryOp struct {
+	heads, kvHeads int
+	scale          *float64 // nil means 1/sqrt(D)
+	softcap        float64
+	window         int // local_window_size, with the current key; -1 means none
+	rotary         bool
+	interleaved    bool
+	smooth         bool // one more logit of 0 in the denominator of each softmax
+}
+
+// The inputs of GroupQueryAttention, by position.
+const (
+	gqQuery = iota
+	gqKey
+	gqValue
+	gqPastKey
+	gqPastValue
+	gqLengths
+	gqTotal
+	gqCos
+	gqSin
+	gqPositions
+	gqBias
+	gqSink
+	gqKeyScale
+	gqValueScale
+)
+
+func newGroupQuery(n *node, a *attributes) operator {
+	op := &groupQueryOp{
+		heads: headCount(a, "num_heads"), kvHeads: headCount(a, "kv_num_heads"), scale: scaleOf(a),
+		window: a.integer("local_window_size", -1, -1, math.MaxInt32), rotary: a.flag("do_rotary"), interleaved: a.flag("rotary_interleaved"),
+		smooth: a.integer("smooth_softmax", -1, -1, 1) == 1,
+	}
+	if x := a.number("softcap"); x != nil {
+		op.softcap = *x
+	}
+	if op.window == 0 {
+		a.fail("attribute local_window_size is 0, it counts the current key: it must be at least 1, or -1 for none: %w", backend.ErrOption)
+	}
+	if op.heads%op.kvHeads != 0 {
+		a.fail("num_heads is %d and kv_num_heads %d: num_heads must be a multiple of it: %w", op.heads, op.kvHeads, backend.ErrOption)
+	}
+	if mode := a.integer("qk_output", 0, math.MinInt32, math.MaxInt32); mode != 0 || n.has(outScores) {
+		a.fail("attribute qk_output is %d and output_qk is requested: attn does not compute it for GroupQueryAttention: leave both out: %w", mode, backend.ErrUnsupported)
+	}
+	return op
+}
+
+// groupQueryCall is a node with its inputs, checked.
+type groupQueryCall struct {
+	*groupQueryOp
+	q, k, v            *onnxfile.Tensor // flat
+	pastKey, pastValue *onnxfile.Tensor
+	batch, seq, size   int
+	added, past        int // rows of key, and of past_key
+	prompt             bool
+	lens, starts       []int // keys of each batch, and the position of its first query
+	present            int   // rows of present_key
+	bias               *onnxfile.Tensor
+	sinks              []float32
+}
+
+func (op *groupQueryOp) run(ctx context.Context, dev *kernels.Device, in []*onnxfile.Tensor) ([]*onnxfile.Tensor, string, error) {
+	c := &groupQueryCall{groupQueryOp: op, pastKey: in[gqPastKey], pastValue: in[gqPastValue], bias: in[gqBias]}
+	for _, check := range []func([]*onnxfile.Tensor) error{c.checkTypes, c.checkOperands, c.checkLengths, c.checkSinks} {
+		if err := check(in); err != nil {
+			return nil, "", err
+		}
+	}
+	if op.rotary {
+		if err := c.rotate(ctx, dev, in); err != nil {
+			return nil, "", err
+		}
+	}
+	keys, err := c.cached(c.pastKey, c.k)
+	if err != nil {
+		return nil, "", err
+	}
+	values, err := c.cached(c.pastValue, c.v)
+	if err != nil {
+		return nil, "", err
+	}
+	call := fused{q: c.q, heads: op.heads, keys: keys, values: values, mask: c.bias, opt: kernels.Options{
+		Scale: op.scale, Softcap: op.softcap, Causal: true, Offsets: c.starts, KLen: c.lens, Sinks: c.sinks,
+	}}
+	if op.window > 0 {
+		call.opt.Window = &kernels.Window{Left: op.window - 1}
+	}
+	y, _, err := call.run(ctx, dev)
+	return []*onnxfile.Tensor{y, keys, values}, call.how(), err
+}
+
+func (c *groupQueryCall) checkTypes(in []*onnxfile.Tensor) error {
+	query := in[gqQuery].Type
+	if !query.Float() {
+		return fmt.Errorf("query is %v, it must be f32, f16, bf16 or f64: %w", query, backend.ErrDType)
+	}
+	for i, name := range schemas["GroupQueryAttention"].inputs {
+		t := in[i]
+		switch {
+		case t == nil:
+			if i == gqLengths || i == gqTotal {
+				return fmt.Errorf("input %s is missing: %w", name, backend.ErrShape)
+			}
+		case i == gqKeyScale || i == gqValueScale:
+			return fmt.Errorf("input %s is given, attn does not support quantized caches here: leave it out: %w", name, backend.ErrUnsupported)
+		case (i == gqLengths || i == gqTotal) && t.Type != onnxfile.Int32:
+			return fmt.Errorf("%s is %v, it must be int32: %w", name, t.Type, backend.ErrDType)
+		case i == gqPositions && t.Type != onnxfile.Int64:
+			return fmt.Errorf("%s is %v, it must be int64: %w", name, t.Type, backend.ErrDType)
+		case i != gqLengths && i != gqTotal && i != gqPositions && t.Type != query:
+			return fmt.Errorf("%s is %v and query %v: they must have the same type: %w", name, t.Type, query, backend.ErrDType)
+		}
+	}
+	return nil
+}
+
+// checkOperands splits a packed query, and derives the lengths from query, key, value and
+// past.
+func (c *groupQueryCall) checkOperands(in []*onnxfile.Tensor) error {
+	c.q, c.k, c.v = in[gqQuery], in[gqKey], in[gqValue]
+	packed := c.k == nil && c.v == nil
+	heads := c.heads
+	if packed {
+		heads += 2 * c.kvHeads
+	}
+	s := c.q.Shape
+	if len(s) != 3 || c.q.Elements() == 0 || s[2]%heads != 0 {
+		return fmt.Errorf("query has shape %v, it must be [batch sequence %d·size] for num_heads %d and kv_num_heads %d (with key and value packed into it when both are missing), without a length of 0: %w", s, heads, c.heads, c.kvHeads, backend.ErrShape)
+	}
+	c.batch, c.seq, c.size, c.added = s[0], s[1], s[2]/heads, s[1]
+	hidden, kvHidden := c.heads*c.size, c.kvHeads*c.size
+	if packed {
+		q, row := c.q, heads*c.size
+		c.q = columns(q, row, 0, hidden, []int{c.batch, c.seq, hidden})
+		c.k = columns(q, row, hidden, hidden+kvHidden, []int{c.batch, c.seq, kvHidden})
+		c.v = columns(q, row, hidden+kvHidden, row, []int{c.batch, c.seq, kvHidden})
+	}
+	if c.k == nil || c.v == nil {
+		return fmt.Errorf("key has shape %v and value %v: they need each other, or pack both into query: %w", shapeOf(c.k), shapeOf(c.v), backend.ErrShape)
+	}
+	if len(c.k.Shape) == 3 && c.k.Shape[1] == 0 {
+		c.added = 0
+	}
+	for i, t := range []*onnxfile.Tensor{c.k, c.v} {
+		if want := []int{c.batch, c.added, kvHidden}; !slices.Equal(t.Shape, want) {
+			return fmt.Errorf("%s has shape %v, it must be %v, [batch sequence kv_num_heads·size] with the sequence of query or 0 for key and value: %w", []string{"key", "value"}[i], t.Shape, want, backend.ErrShape)
+		}
+	}
+	if err := checkPasts(c.pastKey, c.pastValue, c.batch, c.kvHeads, c.size, c.size); err != nil {
+		return err
+	}
+	if c.pastKey != nil {
+		c.past = c.pastKey.Shape[2]
+	}
+	return nil
+}
+
+// checkLengths reads seqlens_k and total_sequence_length.
+func (c *groupQueryCall) checkLengths(in []*onnxfile.Tensor) error {
+	t := in[gqTotal]
+	if len(t.Shape) > 1 || t.Elements() != 1 {
+		return fmt.Errorf("total_sequence_length has shape %v, it must be one number: %w", t.Shape, backend.ErrShape)
+	}
+	n := t.Int(0)
+	if n < 1 || n > int64(c.past+c.added) {
+		return fmt.Errorf("total_sequence_length is %d, it must be positive and at most %d: past_key has %d rows and key %d: %w", n, c.past+c.added, c.past, c.added, backend.ErrOption)
+	}
+	total := int(n)
+	c.prompt = c.seq == total
+	c.present = max(c.past, total)
+	lens := in[gqLengths]
+	if s := lens.Shape; len(s) < 1 || len(s) > 2 || lens.Elements() != c.batch || len(s) == 2 && s[0] != 1 && s[1] != 1 {
+		return fmt.Errorf("seqlens_k has shape %v, it must be [%d], [%d 1] or [1 %d], one number for each batch: %w", s, c.batch, c.batch, c.batch, backend.ErrShape)
+	}
+	most := c.present - 1
+	if c.prompt {
+		most = total // padding or not, the keys of a prompt are those of its rows
+	}
+	for b := range c.batch {
+		n := lens.Int(b)
+		if n < 0 || n > int64(most) {
+			return fmt.Errorf("seqlens_k[%d] is %d, it must be 0 to %d: one less than the keys of the batch, of which present_key has %d: %w", b, n, most, c.present, backend.ErrOption)
+		}
+		keys, start := int(n)+1, int(n)+1-c.seq
+		if c.prompt {
+			keys, start = total, 0
+		}
+		if start < 0 {
+			return fmt.Errorf("seqlens_k[%d] is %d, which is too small for a query sequence of %d: it must be at least %d unless total_sequence_length is %d: %w", b, n, c.seq, c.seq-1, c.seq, backend.ErrOption)
+		}
+		if keys-c.added > c.past {
+			return fmt.Errorf("seqlens_k[%d] is %d, past_key has %d rows and key %d: it must be at most %d: %w", b, n, c.past, c.added, c.past+c.added-1, backend.ErrOption)
+		}
+		c.lens, c.starts = append(c.lens, keys), append(c.starts, start)
+	}
+	return checkBias(c.bias, c.batch, c.heads, c.seq, total)
+}
+
+// checkSinks reads head_sink, the logit of each head that counts in the denominator of the
+// softmax. smooth_softmax is a logit of 0.
+func (c *groupQueryCall) checkSinks(in []*onnxfile.Tensor) error {
+	if c.smooth {
+		c.sinks = make([]float32, c.heads)
+	}
+	t := in[gqSink]
+	if t == nil {
+		return nil
+	}
+	if !slices.Equal(t.Shape, []int{c.heads}) {
+		return fmt.Errorf("head_sink has shape %v, it must be [%d], one logit a head: %w", t.Shape, c.heads, backend.ErrShape)
+	}
+	c.sinks = nil
+	for h := range c.heads {
+		c.sinks = append(c.sinks, float32(t.At(h)))
+	}
+	return nil
+}
+
+// rotate rotates the queries and the new keys. A row's position is that of its key, or
+// from position_ids. Like ONNX Runtime, it takes only the first id of a prompt, as the
+// position of the first row of every batch.
+func (c *groupQueryCall) rotate(ctx context.Context, dev *kernels.Device, in []*onnxfile.Tensor) error {
+	cos, sin := in[gqCos], in[gqSin]
+	if cos == nil || sin == nil || len(cos.Shape) != 2 || !slices.Equal(cos.Shape, sin.Shape) || cos.Shape[1] < 1 || 2*cos.Shape[1] > c.size {
+		return fmt.Errorf("cos_cache has shape %v and sin_cache %v: do_rotary needs both as [positions pairs] with at most %d pairs, half of the head size: %w", shapeOf(cos), shapeOf(sin), c.size/2, backend.ErrShape)
+	}
+	var at []int
+	for _, start := range c.starts {
+		for i := range c.seq {
+			at = append(at, start+i)
+		}
+	}
+	if t := in[gqPositions]; t != nil {
+		ids, err := positions(t, c.batch, c.seq)
+		if err != nil {
+			return err
+		}
+		for i := range at {
+			if c.prompt {
+				at[i] += ids[0]
+			} else {
+				at[i] = ids[i]
+			}
+		}
+	}
+	r := rotation{x: c.q, heads: c.heads, cos: cos, sin: sin, positions: at, interleaved: c.interleaved}
+	var err error
+	if c.q, err = r.run(ctx, dev); err != nil || c.added == 0 {
+		return err
+	}
+	r.x, r.heads = c.k, c.kvHeads
+	c.k, err = r.run(ctx, dev)
+	return err
+}
+
+// cached returns past with the new rows of each batch where they belong, [batch, kv heads,
+// present, size]. Rows that no batch has written are those of the past, or 0 when the past
+// is shorter.
+func (c *groupQueryCall) cached(past, own *onnxfile.Tensor) (*onnxfile.Tensor, error) {
+	x, err := newTensor(own.Type, []int{c.batch, c.kvHeads, c.present, c.size})
+	if err != nil {
+		return nil, err
+	}
+	row := c.size * own.Type.Size()
+	x.Data = x.Data[:cap(x.Data)]
+	for b := range c.batch {
+		for h := range c.kvHeads {
+			to := x.Data[(b*c.kvHeads+h)*c.present*row:][:c.present*row]
+			kept := c.past
+			if c.present > c.past {
+				kept = c.lens[b] - c.added
+			}
+			if past != nil {
+				copy(to, past.Data[(b*c.kvHeads+h)*c.past*row:][:kept*row])
+			}
+			for s := range c.added {
+				at := ((b*c.added+s)*c.kvHeads + h) * row
+				copy(to[(c.lens[b]-c.added+s)*row:], own.Data[at:at+row])
+			}
+		}
+	}
+	return x, nil
+}

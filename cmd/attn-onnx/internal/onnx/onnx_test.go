@@ -1,0 +1,213 @@
+package onnx
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/cmd/attn-onnx/internal/onnxfile"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+	"github.com/seed90331342/attn/cpu"
+)
+
+const publishedONNX = "../../testdata/onnx"
+
+// publishedCases returns all 38 published cases.
+func publishedCases(t *testing.T) []string {
+	t.Helper()
+	dirs, err := filepath.Glob(filepath.Join(publishedONNX, "test_*"))
+	if err != nil || len(dirs) != 38 {
+		t.Fatalf("%d cases in %s, %v", len(dirs), publishedONNX, err)
+	}
+	return dirs
+}
+
+// wantPassed runs cases and fails the test unless all pass.
+func wantPassed(t *testing.T, device string, dirs []string) {
+	t.Helper()
+	code, stdout, stderr := attn(t, append([]string{"--backend", device}, dirs...)...)
+	lines := strings.Split(strings.TrimSuffix(stdout, "\n"), "\n")
+	if last := fmt.Sprintf("%d passed, 0 failed", len(dirs)); code != 0 || stderr != "" || len(lines) != len(dirs)+1 || lines[len(lines)-1] != last {
+		t.Errorf("exit code %d, stderr %q, should end with %q:\n%s", code, stderr, last, stdout)
+	}
+}
+
+// TestONNXPublished runs the published cases on every instruction set of the CPU and
+// on the GPU.
+func TestONNXPublished(t *testing.T) {
+	dirs := publishedCases(t)
+	for _, tier := range cpu.Tiers() {
+		t.Run("cpu/"+tier, func(t *testing.T) {
+			t.Setenv("ATTN_CPU_TIER", tier)
+			wantPassed(t, "cpu", dirs)
+		})
+	}
+	t.Run("gpu", func(t *testing.T) {
+		clitest.NeedBackend(t, "gpu")
+		some := dirs
+		if testing.Short() {
+			some = nil
+			for i := 0; i < len(dirs); i += 6 {
+				some = append(some, dirs[i])
+			}
+		}
+		wantPassed(t, "gpu", some)
+	})
+}
+
+// copyCase copies a published case, for a test that damages it.
+func copyCase(t *testing.T, name string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), name)
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join(publishedONNX, name))); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestONNXFailures runs damaged cases: each has an error in its line and counts as
+// failed, while others pass.
+func TestONNXFailures(t *testing.T) {
+	const set = "test_data_set_0"
+	edit := func(file string, change func([]byte) []byte) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			path := filepath.Join(dir, file)
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, change(data), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	replace := func(old, new string) func([]byte) []byte {
+		return func(b []byte) []byte {
+			s := string(b)
+			if strings.Count(s, old) == 0 || len(old) != len(new) {
+				panic("nothing to replace, or other lengths")
+			}
+			return []byte(strings.Replace(s, old, new, 1))
+		}
+	}
+	remove := func(file string) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			if err := os.RemoveAll(filepath.Join(dir, file)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		damage func(t *testing.T, dir string)
+		says   string
+	}{
+		{"another node", edit("model.onnx", replace("\tAttention", "\tAttentive")), `the node is "Attentive"`},
+		{"an older opset", edit("model.onnx", func(b []byte) []byte { return append(b[:len(b)-1:len(b)-1], 22) }), "opset 22"},
+		{"a model cut short", edit("model.onnx", func(b []byte) []byte { return b[:len(b)/2] }), "model.onnx: model: its bytes do not parse"},
+		{"a tensor cut short", edit(set+"/input_1.pb", func(b []byte) []byte { return b[:len(b)-5] }), set + ": input_1.pb: tensor: its bytes do not parse"},
+		{"an empty tensor file", edit(set+"/output_0.pb", func([]byte) []byte { return nil }), "output_0.pb: tensor"},
+		{"no model", remove("model.onnx"), "model.onnx"},
+		{"no data", remove(set), "no test_data_set_0"},
+		{"no input", remove(set + "/input_2.pb"), `the graph's input "V"`},
+		{"no output", remove(set + "/output_0.pb"), `the graph's output "Y"`},
+		{"no folder", remove(""), "model.onnx"},
+		{"an input too many", func(t *testing.T, dir string) {
+			clitest.WriteFile(t, filepath.Join(dir, set), "input_3.pb", nil)
+		}, "input_3.pb is one too many"},
+		{"another type expected", edit(set+"/output_0.pb", func(b []byte) []byte {
+			x := &onnxfile.Tensor{Type: onnxfile.Double, Shape: []int{2, 3, 4, 8}, Data: make([]byte, 8*192)}
+			return tensorFile(x)
+		}), "Y is f32, should be f64"},
+		{"another shape expected", edit(set+"/output_0.pb", func(b []byte) []byte {
+			x, err := onnxfile.DecodeTensor(b)
+			if err != nil {
+				panic(err)
+			}
+			x.Shape = []int{2, 4, 3, 8}
+			return tensorFile(x)
+		}), "Y has shape [2 3 4 8], should have [2 4 3 8]"},
+		{"another number expected", edit(set+"/output_0.pb", func(b []byte) []byte { b[len(b)-2]++; return b }), "Y[1][2][3][7] is "},
+		{"NaN expected", edit(set+"/output_0.pb", func(b []byte) []byte { b[len(b)-1], b[len(b)-2] = 0x7f, 0xc0; return b }), "should be NaN"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := copyCase(t, "test_attention_4d_scaled")
+			c.damage(t, dir)
+			good := filepath.Join(publishedONNX, "test_attention_3d")
+			code, stdout, stderr := attn(t, "--backend", "cpu", dir, good)
+			pattern := `^FAIL  ` + regexp.QuoteMeta(dir) + `: .*` + regexp.QuoteMeta(c.says) + `.*\nok    ` + regexp.QuoteMeta(good) + `: .*\n1 passed, 1 failed\n$`
+			if code != 1 || stderr != "" || !regexp.MustCompile(pattern).MatchString(stdout) {
+				t.Errorf("exit code %d, stderr %q, stdout should say %q:\n%s", code, stderr, c.says, stdout)
+			}
+		})
+	}
+}
+
+// TestONNXUsage: nothing runs without a case or without the backend.
+func TestONNXUsage(t *testing.T) {
+	code, stdout, stderr := attn(t)
+	clitest.WantFailure(t, code, stdout, stderr, "<case>")
+	code, stdout, stderr = attn(t, "--backend", "npu", filepath.Join(publishedONNX, "test_attention_3d"))
+	clitest.WantFailure(t, code, stdout, stderr, `"npu"`)
+	file := publishedJSONC(t)[0]
+	code, stdout, stderr = attn(t, "--backend", "cpu", file)
+	if want := "FAIL  " + file + ": it is a file, not a folder: files of operator tests need --jsonc\n0 passed, 1 failed\n"; code != 1 || stdout != want || stderr != "" {
+		t.Errorf("exit code %d, stderr %q, stdout %q, should be %q", code, stderr, stdout, want)
+	}
+}
+
+// TestONNXDataSets: a case passes if all of its data sets do.
+func TestONNXDataSets(t *testing.T) {
+	dir := copyCase(t, "test_attention_4d_scaled")
+	if err := os.CopyFS(filepath.Join(dir, "test_data_set_1"), os.DirFS(filepath.Join(dir, "test_data_set_0"))); err != nil {
+		t.Fatal(err)
+	}
+	wantPassed(t, "cpu", []string{dir})
+	if err := os.Remove(filepath.Join(dir, "test_data_set_1", "output_0.pb")); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, _ := attn(t, "--backend", "cpu", dir)
+	if code != 1 || !strings.Contains(stdout, "test_data_set_1: ") || !strings.HasSuffix(stdout, "\n0 passed, 1 failed\n") {
+		t.Errorf("exit code %d:\n%s", code, stdout)
+	}
+}
+
+// TestONNXCompare checks the tolerance.
+func TestONNXCompare(t *testing.T) {
+	tensor := func(d onnxfile.DataType, data ...byte) *onnxfile.Tensor {
+		return &onnxfile.Tensor{Type: d, Shape: []int{len(data) / d.Size()}, Data: data}
+	}
+	number := func(d onnxfile.DataType, x float64) *onnxfile.Tensor { return tensor(d, appendNumber(nil, d, x)...) }
+	half := func(d onnxfile.DataType, bits uint16) *onnxfile.Tensor { return tensor(d, byte(bits), byte(bits>>8)) }
+	for _, c := range []struct {
+		name      string
+		got, want *onnxfile.Tensor
+		ok        bool
+	}{
+		{"f32 within 1e-6 + 1e-5·2", number(onnxfile.Float, 2+2.0e-5), number(onnxfile.Float, 2), true},
+		{"f32 beyond it", number(onnxfile.Float, 2+2.2e-5), number(onnxfile.Float, 2), false},
+		{"f64 as f32", number(onnxfile.Double, 2-2.0e-5), number(onnxfile.Double, 2), true},
+		{"f64 beyond it", number(onnxfile.Double, 2-2.2e-5), number(onnxfile.Double, 2), false},
+		{"f16 next to it", half(onnxfile.Float16, 0x3c00), half(onnxfile.Float16, 0x3bff), true},
+		{"f16 two places off", half(onnxfile.Float16, 0x3c01), half(onnxfile.Float16, 0x3bff), false},
+		{"f16 around zero", half(onnxfile.Float16, 0x8000), half(onnxfile.Float16, 0x0001), true},
+		{"f16 across zero", half(onnxfile.Float16, 0x8001), half(onnxfile.Float16, 0x0001), false},
+		{"bf16 next to it", half(onnxfile.BFloat16, 0xbf81), half(onnxfile.BFloat16, 0xbf80), true},
+		{"bf16 two places off", half(onnxfile.BFloat16, 0xbf82), half(onnxfile.BFloat16, 0xbf80), false},
+		{"the largest f16 and Inf", half(onnxfile.Float16, 0x7bff), half(onnxfile.Float16, 0x7c00), false},
+		{"-Inf twice", half(onnxfile.Float16, 0xfc00), half(onnxfile.Float16, 0xfc00), true},
+		{"NaN twice", half(onnxfile.Float16, 0x7e00), half(onnxfile.Float16, 0xfe01), true},
+		{"NaN for a number", half(onnxfile.BFloat16, 0x7fc0), half(onnxfile.BFloat16, 0x3f80), false},
+		{"a number for Inf", number(onnxfile.Float, 3e38), tensor(onnxfile.Float, 0, 0, 0x80, 0x7f), false},
+		{"integers", tensor(onnxfile.Int64, 1, 2, 3, 4, 5, 6, 7, 8), tensor(onnxfile.Int64, 1, 2, 3, 4, 5, 6, 7, 8), true},
+		{"integers that float64 cannot tell apart", tensor(onnxfile.Int64, 1, 2, 3, 4, 5, 6, 7, 8), tensor(onnxfile.Int64, 2, 2, 3, 4, 5, 6, 7, 8), false},
+		{"bools", tensor(onnxfile.Bool, 1, 0), tensor(onnxfile.Bool, 1, 1), false},
+	} {
+		if off, err := exactly.compare("x", c.got, c.want); (err == nil) != c.ok || (off <= 1) != c.ok {
+			t.Errorf("%s: %v, %v times the tolerance", c.name, err, off)
+		}
+	}
+}

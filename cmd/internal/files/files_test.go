@@ -1,0 +1,51 @@
+package files
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/seed90331342/attn/backend/budget"
+	"github.com/seed90331342/attn/cmd/internal/cli/clitest"
+)
+
+// TestRead reads files of at most a number of bytes. A device without an end has a bound too.
+func TestRead(t *testing.T) {
+	dir := t.TempDir()
+	path := clitest.WriteFile(t, dir, "x", []byte("12345"))
+	if text, err := Read(t.Context(), path, 5); err != nil || string(text) != "12345" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if text, err := Read(t.Context(), path, 4); err == nil || err.Error() != "it has more than 4 bytes, the most that is read" {
+		t.Errorf("%q, %v", text, err)
+	}
+	stop := budget.Fail(1)
+	if text, err := Read(t.Context(), path, 5); !errors.Is(err, budget.ErrMemory) {
+		t.Errorf("without memory: %q, %v", text, err)
+	}
+	stop()
+	if _, err := Read(t.Context(), dir+"/none", 4); err == nil || err.Error() != "no such file or directory" {
+		t.Errorf("a missing file: %v", err)
+	}
+	if _, err := Read(t.Context(), dir, 1<<40); err == nil {
+		t.Error("a folder was read")
+	}
+	if _, err := os.Stat("/dev/zero"); err != nil {
+		t.Skip(err)
+	}
+	if text, err := Read(t.Context(), "/dev/zero", 1<<40); err == nil || !strings.Contains(err.Error(), "more than 67108864 bytes") {
+		t.Errorf("%d bytes of a device, %v", len(text), err)
+	}
+}
+
+// TestSparse refuses a file of 1 TiB at once.
+func TestSparse(t *testing.T) {
+	path := clitest.WriteFile(t, t.TempDir(), "x", nil)
+	if err := os.Truncate(path, 1<<40); err != nil {
+		t.Skip(err)
+	}
+	if _, err := Read(t.Context(), path, MaxText); err == nil || !strings.Contains(err.Error(), "more than 67108864 bytes") {
+		t.Error(err)
+	}
+}
