@@ -3,11 +3,14 @@ package gpu
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"strings"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
 	"github.com/seed90331342/attn/gpu/internal/queue"
+	"github.com/seed90331342/attn/gpu/internal/tune"
+	"github.com/seed90331342/attn/shaders"
 )
 
 // Attention computes each call in one pass over the keys, or one for each 256 columns of V.
@@ -22,7 +25,8 @@ func (b *Backend) Attention(ctx context.Context, calls ...*backend.Call) error {
 		}
 		return flops
 	}
-	return b.calls(ctx, "attention", len(calls), func(i int) operands { return operandsOf(calls[i]) }, func(r *queue.Runner, i int) error {
+	of := func(i int) (operands, error) { return operandsOf(calls[i]), nil }
+	return b.calls(ctx, "attention", len(calls), of, func(r *queue.Runner, i int) error {
 		r.Expect(total)
 		return b.attention(r, calls[i], len(calls) == 1)
 	})
@@ -43,21 +47,24 @@ func (b *Backend) Warmup(ctx context.Context, c *backend.Call, weights bool) err
 			if err != nil {
 				return err
 			}
-			if err := b.qk(r, w, c.Q, c.K); err != nil {
+			op, err := b.qk(w, c.Q, c.K)
+			if err == nil {
+				err = r.Run(op)
+			}
+			if err != nil {
 				return err
 			}
-			return b.runSoftmax(r, w, backend.Tensor{}, &c.Problem, false)
+			if op, err = b.softmax(w, backend.Tensor{}, &c.Problem, false); err != nil {
+				return err
+			}
+			return r.Run(op)
 		})
 	})
 }
 
 // Plan describes how Attention would run c.
-func (b *Backend) Plan(ctx context.Context, c *backend.Call) (p backend.Plan, err error) {
-	err = b.within(ctx, "plan", func() error {
-		p, err = b.plan(c)
-		return err
-	})
-	return p, err
+func (b *Backend) Plan(ctx context.Context, c *backend.Call) (backend.Plan, error) {
+	return within(ctx, b, "plan", func() (backend.Plan, error) { return b.plan(c) })
 }
 
 func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
@@ -70,38 +77,43 @@ func (b *Backend) plan(c *backend.Call) (backend.Plan, error) {
 	if err != nil {
 		return p, err
 	}
-	scratch, streamed := int64(0), int64(0)
 	for _, c := range calls {
 		x, err := b.path(c)
 		if err != nil {
 			return p, err
 		}
 		op := x.op()
-		e, err := b.dev.Count(op)
+		if len(calls) == 1 {
+			op.Call = c
+		}
+		e, err := b.count(&p, op)
 		if err != nil {
 			return p, err
 		}
 		x.describe(&p, e)
-		p.Chunks += e.Dispatches
-		if len(calls) == 1 {
-			op.Call = c
-		}
-		moved, memory, err := b.dev.Streamed(op)
-		if err != nil {
-			return p, err
-		}
 		if op.Cutter.Room > 0 {
 			p.Path = "streamed " + p.Path
 			p.Why += fmt.Sprintf("; device memory has no room for %s, which stay in host memory: windows of them are uploaded while the device computes, within %d KiB of device memory",
 				strings.Join(onHost(op.Cutter), ", "), op.Cutter.Room>>10)
 		}
-		scratch, streamed = max(scratch, int64(e.State)+int64(memory)), streamed+int64(moved)
 	}
-	p.Scratch, p.Streamed = scratch, streamed
 	if len(calls) > 1 {
 		p.Why += fmt.Sprintf("; %d columns of v in %d slices, which compute the scores again", c.V.Shape()[backend.Dim], len(calls))
 	}
 	return p, nil
+}
+
+// count adds what op takes to a plan, and returns its extent.
+func (b *Backend) count(p *backend.Plan, op *queue.Op) (queue.Extent, error) {
+	e, err := b.dev.Count(op)
+	if err != nil {
+		return e, err
+	}
+	moved, memory, err := b.dev.Streamed(op)
+	p.Chunks += e.Dispatches
+	p.Streamed += int64(moved)
+	p.Scratch = max(p.Scratch, int64(e.State)+int64(memory))
+	return e, err
 }
 
 // onHost names the operands in host memory.
@@ -187,4 +199,131 @@ func (b *Backend) tuned(r *queue.Runner, x path) (path, error) {
 		return nil, err
 	}
 	return b.newPrefill(a.c, b.choose)
+}
+
+// attention is the part of a call that both paths share.
+type attention struct {
+	b *Backend
+	c *backend.Call
+	d backend.Dims
+	*cut.Call
+	options
+	each  float64 // operations for one row and one key
+	table []byte  // of pages, nil when kernels do not look pages up
+}
+
+func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
+	d := c.Dims()
+	if d.ValueDim > cut.MaxValueDim {
+		return nil, fmt.Errorf("v has head size %d, the fused kernel takes up to %d: %w", d.ValueDim, cut.MaxValueDim, backend.ErrUnsupported)
+	}
+	ops, err := cut.CallOf(c)
+	if err != nil {
+		return nil, err
+	}
+	return &attention{
+		b: b, c: c, d: d, Call: ops, options: options{p: &c.Problem, heads: d.Heads, pairs: &ops.Pairs},
+		each: 2 * float64(d.Dim+d.ValueDim),
+	}, nil
+}
+
+// newCutter returns a Cutter for a kernel with so many storage buffers in addition to
+// the page table and the options, and decides whether kernels look pages up.
+func (a *attention) newCutter(buffers int) (*cut.Cutter, error) {
+	if a.both() {
+		buffers += 2
+	}
+	c := a.b.dev.NewCutter(cut.Col, cut.Tile, a.List()...)
+	a.limit(c)
+	a.Collect(buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage))
+	a.table = nil
+	if !a.HasTable() {
+		return c, nil
+	}
+	a.table = a.Pages.Bytes()
+	if most := queue.MaxWindow(a.b.dev.Limits); uint64(len(a.table)) > most {
+		return nil, fmt.Errorf("the table of %d batches of %d pages takes %d bytes, a binding holds %d: larger pages make it smaller: %w",
+			len(a.Pages.Table), a.Pages.Width, len(a.table), most, backend.ErrUnsupported)
+	}
+	return c, nil
+}
+
+// withBindings returns k with the bindings that the options and pages need. The Cutter must
+// exist.
+func (a *attention) withBindings(k queue.Kernel) queue.Kernel {
+	k = a.options.withBindings(k)
+	if a.HasTable() {
+		k = k.With("r", "PAGED")
+	}
+	return k
+}
+
+// check returns backend.ErrUnsupported when k has more storage buffers than the device
+// binds, or pages cannot be collected.
+func (a *attention) check(k queue.Kernel) error {
+	for _, o := range []*cut.Operand{a.K, a.V} {
+		if err := o.Collectable(); err != nil {
+			return err
+		}
+	}
+	need := strings.Count(k.Shader.Bindings, "r") + strings.Count(k.Shader.Bindings, "w")
+	have := int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage)
+	if need <= have {
+		return nil
+	}
+	return fmt.Errorf("a mask next to a block mask, or a bias next to a relative bias, with more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d (maxStorageBuffersPerShaderStage): combine the two masks, or the two biases: %w",
+		a.b.decodeRows, need, a.b.info.Name, have, backend.ErrUnsupported)
+}
+
+// pageParams sets where the pages of a box's batches are, when kernels look them up.
+func (a *attention) pageParams(w *shaders.AttentionParams, x cut.Box) {
+	if !a.HasTable() {
+		return
+	}
+	p := a.Pages
+	w.Page, w.Pages, w.TableAt, w.PageBits = p.Size, p.Width, x.Lo[cut.Batch]*p.Width, 32
+	if p.Size&(p.Size-1) == 0 {
+		w.PageBits = bits.TrailingZeros(uint(p.Size))
+	}
+}
+
+// pageWindow appends the window of the page table.
+func (a *attention) pageWindow(w []cut.Window, p queue.Piece) []cut.Window {
+	if a.HasTable() {
+		w = append(w, p.Table)
+	}
+	return w
+}
+
+// storage describes how operands are stored and pages are found.
+func (a *attention) storage() string {
+	text := cut.Storage(a.c)
+	switch {
+	case a.HasTable():
+		text += fmt.Sprintf(" in pages of %d, looked up", a.Pages.Size)
+	case a.Pages != nil:
+		text += fmt.Sprintf(" in pages of %d, which are collected before each step", a.Pages.Size)
+	}
+	return text
+}
+
+// all returns the index space.
+func (a *attention) all() cut.Box { return cut.Space(a.d.Batch, a.d.Heads, a.d.SeqQ, a.d.SeqK, 1) }
+
+// shape returns what the choice of a variant depends on. Pages are not part of it: they
+// change only where rows are loaded from.
+func (a *attention) shape() tune.Shape {
+	d, c, l := a.d, a.c, &a.b.dev.Limits
+	tiling := tune.TilingOf(d.Dim, d.ValueDim)
+	return tune.Shape{
+		Tiling: tiling, ValueDim: d.ValueDim, Partial: d.Dim < tiling.Width || d.ValueDim%(4*tiling.Lanes) != 0, Heads: d.Batch * d.Heads, SeqQ: d.SeqQ,
+		In: c.Q.DType(), KV: c.K.DType(),
+		Pairs:    a.kinds(),
+		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType() == backend.Q8 || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
+		Half:     c.O.DType() != backend.F32,
+		Software: a.b.info.Type == backend.CPU, OwnExp2: a.b.dev.OwnExp2,
+		Limits: tune.Limits{
+			Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize), Binding: queue.MaxWindow(*l),
+		},
+	}
 }

@@ -138,27 +138,32 @@ func (b *Backend) enter() error {
 
 // within runs f as a call of b: Close waits for it. Errors of f begin with name.
 func (b *Backend) within(ctx context.Context, name string, f func() error) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := b.enter(); err != nil {
-		return err
-	}
-	defer b.calling.Done()
-	err := b.dev.Lost()
-	if err == nil {
-		err = f()
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
+	_, err := within(ctx, b, name, func() (struct{}, error) { return struct{}{}, f() })
+	return err
 }
 
-// operands are the tensors of an operation.
+// within is [Backend.within] for calls with a result.
+func within[T any](ctx context.Context, b *Backend, name string, f func() (T, error)) (result T, err error) {
+	if err := ctx.Err(); err != nil {
+		return result, err
+	}
+	if err := b.enter(); err != nil {
+		return result, err
+	}
+	defer b.calling.Done()
+	if err = b.dev.Lost(); err == nil {
+		result, err = f()
+	}
+	if err != nil {
+		return result, fmt.Errorf("%s: %w", name, err)
+	}
+	return result, nil
+}
+
+// operands are the tensors of a call.
 type operands struct {
 	out, in []backend.Operand
-	inPlace int // so many of out are read too
+	updated []backend.Operand // of out, those that are read too
 }
 
 func operandsOf(c *backend.Call) operands {
@@ -166,14 +171,38 @@ func operandsOf(c *backend.Call) operands {
 	return operands{out: out[:], in: in[:]}
 }
 
-// call runs one operation, which f queues.
-func (b *Backend) call(ctx context.Context, name string, o operands, f func(r *queue.Runner) error) error {
-	return b.calls(ctx, name, 1, func(int) operands { return o }, func(r *queue.Runner, _ int) error { return f(r) })
+// run runs an operation, which build returns.
+func (b *Backend) run(ctx context.Context, name string, build func() (*queue.Op, error)) error {
+	return b.runAll(ctx, name, 1, func(int) (*queue.Op, error) { return build() })
+}
+
+// runAll runs n operations, which build returns, as one call. Their cutters have their operands.
+func (b *Backend) runAll(ctx context.Context, name string, n int, build func(i int) (*queue.Op, error)) error {
+	ops := make([]*queue.Op, n)
+	of := func(i int) (o operands, err error) {
+		if ops[i], err = build(i); err != nil {
+			return o, err
+		}
+		for _, x := range ops[i].Cutter.Operands {
+			t := backend.Operand{Name: x.Name, Tensor: x.T}
+			switch x.Use {
+			case cut.Read:
+				o.in = append(o.in, t)
+			case cut.Updated:
+				o.updated = append(o.updated, t)
+				fallthrough
+			case cut.Written:
+				o.out = append(o.out, t)
+			}
+		}
+		return o, nil
+	}
+	return b.calls(ctx, name, n, of, func(r *queue.Runner, i int) error { return r.Run(ops[i]) })
 }
 
 // calls runs n operations, which f queues, as one call: their steps follow one another in shared
 // submissions, and their tensors stay pinned to the end.
-func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) operands, f func(r *queue.Runner, i int) error) error {
+func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) (operands, error), f func(r *queue.Runner, i int) error) error {
 	return b.within(ctx, name, func() error {
 		pins := make([]backend.Pinned, n)
 		defer func() {
@@ -183,8 +212,11 @@ func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) 
 		}()
 		w := queue.Work{Name: name}
 		for i := range pins {
-			o := of(i)
-			if err := tooLong(o); err != nil {
+			o, err := of(i)
+			if err == nil {
+				err = tooLong(o)
+			}
+			if err != nil {
 				return err
 			}
 			if err := pins[i].Pin(b, b.info.Name, o.out, o.in); err != nil {
@@ -197,8 +229,7 @@ func (b *Backend) calls(ctx context.Context, name string, n int, of func(i int) 
 					w.Written = append(w.Written, queue.Output{Store: s, Whole: whole})
 				}
 			}
-			w.Read = stores(w.Read, o.in)
-			w.Read = stores(w.Read, o.out[:o.inPlace])
+			w.Read = stores(stores(w.Read, o.in), o.updated)
 		}
 		return b.dev.Do(ctx, w, func(r *queue.Runner) error {
 			for i := range n {

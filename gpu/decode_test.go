@@ -441,13 +441,13 @@ func TestDecodeUnrolledChangesNoBit(t *testing.T) {
 		}
 		var o, lse [3][]float32
 		for _, level := range levels {
-			err := b.call(context.Background(), "attention", operandsOf(c), func(r *queue.Runner) error {
+			err := b.run(context.Background(), "attention", func() (*queue.Op, error) {
 				x, err := b.newDecode(c)
 				if err != nil {
-					return err
+					return nil, err
 				}
 				x.splits.Consts["EXPAND"], x.merge.Consts["EXPAND"] = level, level
-				return r.Run(x.op())
+				return x.op(), nil
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -291,10 +291,10 @@ func TestPlainUnrolledChangesNoBit(t *testing.T) {
 	var o, lse [2][]float32
 	for _, level := range []uint32{shaders.Looped, shaders.Registers} {
 		pieces := 0
-		err := b.call(context.Background(), "attention", operandsOf(c), func(r *queue.Runner) error {
+		err := b.run(context.Background(), "attention", func() (*queue.Op, error) {
 			x, err := b.newPrefill(c, plainOnly)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			x.kernel.Consts["EXPAND"] = level
 			x.cutter.Most[cut.Col] = cut.Tile
@@ -304,7 +304,7 @@ func TestPlainUnrolledChangesNoBit(t *testing.T) {
 				pieces++
 				return step(p)
 			}
-			return r.Run(op)
+			return op, nil
 		})
 		if err != nil {
 			t.Fatal(err)

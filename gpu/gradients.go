@@ -24,7 +24,7 @@ func (b *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
 	out, in := g.Operands()
 	o := operands{out: out[:], in: in[:]}
 	if g.Add {
-		o.inPlace = len(out)
+		o.updated = o.out
 	}
 	var x *gradients
 	defer func() {
@@ -33,7 +33,8 @@ func (b *Backend) Backward(ctx context.Context, g *backend.Gradients) error {
 			x.sums.Release()
 		}
 	}()
-	return b.call(ctx, "backward", o, func(r *queue.Runner) (err error) {
+	of := func(int) (operands, error) { return o, nil }
+	return b.calls(ctx, "backward", 1, of, func(r *queue.Runner, _ int) (err error) {
 		r.Expect(func() float64 { return float64(backend.NewGradientsPlan(g).FLOPs) })
 		if x == nil { // a rehearsal has built it
 			place := func(dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
@@ -91,17 +92,9 @@ func (b *Backend) PlanBackward(ctx context.Context, g *backend.Gradients) (p bac
 		p.Why = fmt.Sprintf("each workgroup computes the scores of its tiles again, %s storage, float32 sums in a fixed order", cut.Storage(&g.Call))
 		p.Cut = fmt.Sprintf("%s; 8 rows or keys a thread, of tiles of %d", strings.Join(x.names, ", "), tilingOf(g.Dims().Dim).others())
 		for _, op := range x.ops {
-			e, err := b.dev.Count(op)
-			if err != nil {
+			if _, err := b.count(&p, op); err != nil {
 				return err
 			}
-			moved, memory, err := b.dev.Streamed(op)
-			if err != nil {
-				return err
-			}
-			p.Chunks += e.Dispatches
-			p.Streamed += int64(moved)
-			p.Scratch = max(p.Scratch, int64(e.State)+int64(memory))
 		}
 		p.Scratch += x.rows.Bytes() + x.sums.Bytes()
 		return nil

@@ -53,12 +53,8 @@ func (b *Backend) PeakMemory() int64 { return b.dev.Pool.TakePeak() }
 // Options.MemoryBytes have no room. Calls stream from and to host memory.
 // backend.ErrMemory when the host has no room either, before the driver is asked if no
 // device could have the room; backend.ErrShape for a negative or overlarge shape.
-func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
-	err = b.within(ctx, "alloc", func() error {
-		t, err = b.place(ctx, dtype, shape)
-		return err
-	})
-	return t, err
+func (b *Backend) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	return within(ctx, b, "alloc", func() (backend.Tensor, error) { return b.place(ctx, dtype, shape) })
 }
 
 // place is Alloc within a call.
@@ -121,12 +117,8 @@ func (b *Backend) onHost(host backend.Tensor) (backend.Tensor, error) {
 // which stay so. When the device or Options.MemoryBytes have no room it copies nothing:
 // the result is an alias of the host tensor, from which calls stream. backend.ErrDevice
 // when the argument is not in host memory.
-func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (t backend.Tensor, err error) {
-	err = b.within(ctx, "upload", func() error {
-		t, err = b.upload(ctx, host)
-		return err
-	})
-	return t, err
+func (b *Backend) Upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {
+	return within(ctx, b, "upload", func() (backend.Tensor, error) { return b.upload(ctx, host) })
 }
 
 func (b *Backend) upload(ctx context.Context, host backend.Tensor) (backend.Tensor, error) {

@@ -15,29 +15,24 @@ import (
 //
 //	s [B, H, Sq, Sk] F32    q [B, H, Sq, D]    k [B, Hkv, Sk, D]
 func (b *Backend) QK(ctx context.Context, s, q, k backend.Tensor) error {
-	o := operands{out: []backend.Operand{{Name: "s", Tensor: s}}, in: []backend.Operand{{Name: "q", Tensor: q}, {Name: "k", Tensor: k}}}
-	return b.call(ctx, "qk", o, func(r *queue.Runner) error { return b.qk(r, s, q, k) })
+	return b.run(ctx, "qk", func() (*queue.Op, error) { return b.qk(s, q, k) })
 }
 
-func (b *Backend) qk(r *queue.Runner, s, q, k backend.Tensor) error {
+func (b *Backend) qk(s, q, k backend.Tensor) (*queue.Op, error) {
 	kt, err := k.Swap(backend.Seq, backend.Dim)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return r.Run(b.product(product{y: s, a: q, w: kt, names: [3]string{"s", "q", "k"}}))
+	return b.product(product{y: s, a: q, w: kt, names: [3]string{"s", "q", "k"}}), nil
 }
-
-// pvNames are the operands of PV in errors.
-var pvNames = [3]string{"o", "w", "v"}
 
 // PV computes o = w·v for each batch and head; a weight of exactly 0 hides its
 // value:
 //
 //	o [B, H, Sq, Dv]    w [B, H, Sq, Sk] F32    v [B, Hkv, Sk, Dv]
 func (b *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
-	ops := operands{out: []backend.Operand{{Name: "o", Tensor: o}}, in: []backend.Operand{{Name: "w", Tensor: w}, {Name: "v", Tensor: v}}}
-	return b.call(ctx, "pv", ops, func(r *queue.Runner) error {
-		return r.Run(b.product(product{y: o, a: w, w: v, skip: true, names: pvNames}))
+	return b.run(ctx, "pv", func() (*queue.Op, error) {
+		return b.product(product{y: o, a: w, w: v, skip: true, names: [3]string{"o", "w", "v"}}), nil
 	})
 }
 
@@ -45,9 +40,8 @@ func (b *Backend) PV(ctx context.Context, o, w, v backend.Tensor) error {
 //
 //	y [B, H, S, N]    x [B, H, S, M]    w [B, H, M, N]    bias [1, 1, 1, N] or none
 func (b *Backend) Project(ctx context.Context, y, x, w, bias backend.Tensor) error {
-	o := operands{out: []backend.Operand{{Name: "y", Tensor: y}}, in: []backend.Operand{{Name: "x", Tensor: x}, {Name: "w", Tensor: w}, {Name: "bias", Tensor: bias}}}
-	return b.call(ctx, "project", o, func(r *queue.Runner) error {
-		return r.Run(b.product(product{y: y, a: x, w: w, bias: bias, names: [3]string{"y", "x", "w"}}))
+	return b.run(ctx, "project", func() (*queue.Op, error) {
+		return b.product(product{y: y, a: x, w: w, bias: bias, names: [3]string{"y", "x", "w"}}), nil
 	})
 }
 

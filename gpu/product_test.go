@@ -99,11 +99,8 @@ func TestProductTilesGiveTheSameBits(t *testing.T) {
 				bias = upload(t, b, host(t, backend.Shape{1, 1, 1, c.n}, added))
 			}
 			y := alloc(t, b, backend.F32, backend.Shape{1, 2, c.m, c.n})
-			err := b.call(context.Background(), "product", operands{
-				out: []backend.Operand{{Name: "y", Tensor: y}},
-				in:  []backend.Operand{{Name: "a", Tensor: a}, {Name: "w", Tensor: w}, {Name: "bias", Tensor: bias}},
-			}, func(r *queue.Runner) error {
-				return r.Run(b.product(product{y: y, a: a, w: w, bias: bias, skip: c.skip, names: [3]string{"y", "a", "w"}, tile: &v}))
+			err := b.run(context.Background(), "product", func() (*queue.Op, error) {
+				return b.product(product{y: y, a: a, w: w, bias: bias, skip: c.skip, names: [3]string{"y", "a", "w"}, tile: &v}), nil
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -32,13 +32,7 @@ const (
 //
 //	y, x [B, H, S, D]    cos, sin [B, H, S, R/2] F32
 func (b *Backend) Rotate(ctx context.Context, y, x, cos, sin backend.Tensor, how backend.Rotation) error {
-	in := []backend.Operand{{Name: "cos", Tensor: cos}, {Name: "sin", Tensor: sin}, {Name: "x", Tensor: x}}
-	if y == x {
-		in = in[:2]
-	}
-	return b.call(ctx, "rotate", operands{out: []backend.Operand{{Name: "y", Tensor: y}}, in: in, inPlace: when(y == x, 1)}, func(r *queue.Runner) error {
-		return r.Run(b.rotate(y, x, cos, sin, how))
-	})
+	return b.run(ctx, "rotate", func() (*queue.Op, error) { return b.rotate(y, x, cos, sin, how), nil })
 }
 
 func (b *Backend) rotate(y, x, cos, sin backend.Tensor, how backend.Rotation) *queue.Op {
@@ -68,16 +62,7 @@ func (b *Backend) rotate(y, x, cos, sin backend.Tensor, how backend.Rotation) *q
 // Copy implements backend.Copier. The copies share submissions. Between equal types it moves
 // bits; rows of Q8 keep their scales and integers.
 func (b *Backend) Copy(ctx context.Context, dst, src []backend.Tensor) error {
-	of := func(i int) operands {
-		return operands{out: []backend.Operand{{Name: "dst", Tensor: dst[i]}}, in: []backend.Operand{{Name: "src", Tensor: src[i]}}}
-	}
-	return b.calls(ctx, "copy", len(dst), of, func(r *queue.Runner, i int) error {
-		op, err := b.convert(dst[i], src[i])
-		if err != nil {
-			return err
-		}
-		return r.Run(op)
-	})
+	return b.runAll(ctx, "copy", len(dst), func(i int) (*queue.Op, error) { return b.convert(dst[i], src[i]) })
 }
 
 func (b *Backend) convert(dst, src backend.Tensor) (*queue.Op, error) {
@@ -128,15 +113,13 @@ func inPairs(v cut.View, dim int) bool {
 //
 //	o, po [B, H, Sq, Dv] F32    lse, plse [B, H, Sq, 1] F32
 func (b *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) error {
-	out := []backend.Operand{{Name: "o", Tensor: o}, {Name: "lse", Tensor: lse}}
-	in := []backend.Operand{{Name: "the part's o", Tensor: po}, {Name: "the part's lse", Tensor: plse}}
-	return b.call(ctx, "merge", operands{out: out, in: in, inPlace: 1}, func(r *queue.Runner) error {
+	return b.run(ctx, "merge", func() (*queue.Op, error) {
 		dim := o.Shape()[backend.Dim]
 		ops := []*cut.Operand{
-			cut.Reads(in[0].Name, po, cut.RowAxes, 1), cut.Reads(in[1].Name, plse, cut.RowAxes, 1),
+			cut.Reads("the part's o", po, cut.RowAxes, 1), cut.Reads("the part's lse", plse, cut.RowAxes, 1),
 			cut.Updates("o", o, cut.RowAxes), cut.Updates("lse", lse, cut.RowAxes),
 		}
-		return r.Run(b.rowOp(o.Shape(), ops, func(x cut.Box, v []cut.View) queue.Step {
+		return b.rowOp(o.Shape(), ops, func(x cut.Box, v []cut.View) queue.Step {
 			return queue.Step{
 				Kernel: queue.Kernel{Shader: shaders.Merge}, Groups: rows(x), Each: mergeOps * float64(dim),
 				Params: &shaders.MergeParams{
@@ -144,6 +127,106 @@ func (b *Backend) Merge(ctx context.Context, o, lse, po, plse backend.Tensor) er
 					Po: strides(v[0]), Plse: strides(v[1]), O: strides(v[2]), LSE: strides(v[3]),
 				},
 			}
-		}))
+		}), nil
 	})
+}
+
+const (
+	// softmaxGrain divides the lengths of pieces.
+	softmaxGrain = 256
+	// softmaxOps is the approximate cost of a score: an exponential, a few products, and
+	// two or three memory accesses counted as operations.
+	softmaxOps = 50
+	// softmaxThreads is the size of a workgroup of the softmax kernel, which has a row.
+	softmaxThreads = 64
+)
+
+// softmaxHeld are the kernels that hold rows of up to so many keys in workgroup memory:
+// few, so that many workgroups run at the same time, or what fits into 16 KiB.
+// softmaxAny reads rows of any length twice.
+var (
+	softmaxHeld = []queue.Kernel{softmaxKernel(1, 1024), softmaxKernel(1, 3840)}
+	softmaxAny  = softmaxKernel(0, softmaxGrain)
+)
+
+func softmaxKernel(held, row uint32) queue.Kernel {
+	k := shaders.Softmax
+	k.WorkgroupMemory = 4 * (int(row) + softmaxThreads)
+	return queue.Kernel{Shader: k, Consts: map[string]uint32{"EXPAND": shaders.Registers, "HELD": held, "ROW": row}}
+}
+
+// chooseSoftmax returns the kernel for rows of n keys in one piece.
+func (b *Backend) chooseSoftmax(n int) queue.Kernel {
+	for _, v := range softmaxHeld {
+		if n <= int(v.Consts["ROW"]) && v.Shader.WorkgroupMemory <= int(b.dev.Limits.MaxComputeWorkgroupStorageSize) {
+			return v
+		}
+	}
+	return softmaxAny
+}
+
+// Softmax replaces each row of s by its softmax, with the options of p:
+//
+//	s [B, H, Sq, Sk] F32    lse [B, H, Sq, 1] F32 or none
+func (b *Backend) Softmax(ctx context.Context, s, lse backend.Tensor, p *backend.Problem) error {
+	return b.run(ctx, "softmax", func() (*queue.Op, error) { return b.softmax(s, lse, p, false) })
+}
+
+// Scores implements backend.Scorer with the first part of the softmax kernel.
+func (b *Backend) Scores(ctx context.Context, s backend.Tensor, p *backend.Problem, at backend.ScorePoint) error {
+	q := p.Until(at)
+	return b.run(ctx, "scores", func() (*queue.Op, error) { return b.softmax(s, backend.Tensor{}, &q, true) })
+}
+
+// softmax returns the operation of Softmax, or of Scores with scores.
+func (b *Backend) softmax(st, lt backend.Tensor, p *backend.Problem, scores bool) (*queue.Op, error) {
+	sh := st.Shape()
+	pairs, err := cut.PairsOf(p, sh)
+	if err != nil {
+		return nil, err
+	}
+	opts := options{p: p, heads: sh[backend.Heads], pairs: &pairs}
+	s, lse := cut.Updates("s", st, cut.PairAxes), cut.Writes("lse", lt, cut.RowAxes)
+	c := b.dev.NewCutter(cut.Col, softmaxGrain, append(pairs.List(), s, lse)...)
+	opts.limit(c)
+	c.Most[cut.Col] = cut.LongestPiece(softmaxGrain, 2+opts.rounds(4), softmaxOps*softmaxGrain, b.dev.PieceWork(softmaxAny)) // 2 phases
+	if !scores {
+		c.State = func(x cut.Box) uint64 { return uint64(rows(x)) * 2 * softmaxThreads * 4 }
+	}
+	return &queue.Op{
+		Cutter: c, Space: cut.Space(sh[0], sh[1], sh[2], sh[3], 1),
+		// A row in pieces takes a pass for its sum and one for its weights.
+		Sweep: func(x cut.Box, piece int) queue.Sweep {
+			w := queue.Sweep{Box: x, Piece: piece, Passes: 1}
+			if !scores && piece < x.Len(cut.Col) {
+				w.Passes, w.State = 2, c.State(x)
+			}
+			return w
+		},
+		Step: func(p queue.Piece) queue.Step {
+			phases, v := shaders.Sums|shaders.Weights, softmaxAny
+			switch {
+			case scores:
+				phases = 0
+			case p.Of.Passes == 1:
+				v = b.chooseSoftmax(p.Of.Piece)
+			case p.Pass == 0:
+				phases = shaders.Sums
+			default:
+				phases = shaders.Weights
+			}
+			sv, lv, pairs := s.View(p.Box, c.Align), lse.View(p.Box, c.Align), opts.views(p.Box, c.Align)
+			w := &shaders.AttentionParams{
+				Heads: p.Len(cut.Head), Rows: p.Len(cut.Row), Row0: p.Lo[cut.Row], Keys: p.Len(cut.Col), Key0: p.Lo[cut.Col],
+				Flags: phases | when(p.Of.State > 0, shaders.Leave) | when(!lt.IsZero(), shaders.WantLSE),
+				S:     strides(sv), LSE: strides(lv),
+			}
+			opts.params(w, p.Box, pairs, 1)
+			mask, bias, more := opts.windows(pairs)
+			return queue.Step{
+				Kernel: opts.withBindings(v), Params: w, Windows: append([]cut.Window{mask, bias, sv.Window, lv.Window, p.State}, more...),
+				Groups: rows(p.Box), Each: softmaxOps * float64(p.Len(cut.Col)),
+			}
+		},
+	}, nil
 }

@@ -130,12 +130,8 @@ func tooFew(l gputypes.Limits) error {
 // Errors: ErrOption for a nil buffer, ErrDevice for one of another device, ErrReleased,
 // ErrUnsupported for one that lacks a usage, is mapped, is wrapped already or has another
 // size, ErrDType, and ErrShape for a shape that exceeds the buffer.
-func (b *Backend) Wrap(buffer *port.NativeBuffer, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
-	err = b.within(context.Background(), "wrap", func() error {
-		t, err = b.wrap(buffer, dtype, shape)
-		return err
-	})
-	return t, err
+func (b *Backend) Wrap(buffer *port.NativeBuffer, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+	return within(context.Background(), b, "wrap", func() (backend.Tensor, error) { return b.wrap(buffer, dtype, shape) })
 }
 
 func (b *Backend) wrap(buffer *port.NativeBuffer, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {

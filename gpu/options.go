@@ -1,10 +1,7 @@
 package gpu
 
 import (
-	"fmt"
 	"math"
-	"math/bits"
-	"strings"
 
 	"github.com/seed90331342/attn/backend"
 	"github.com/seed90331342/attn/gpu/internal/cut"
@@ -12,133 +9,6 @@ import (
 	"github.com/seed90331342/attn/gpu/internal/tune"
 	"github.com/seed90331342/attn/shaders"
 )
-
-// attention is the part of a call that both paths share.
-type attention struct {
-	b *Backend
-	c *backend.Call
-	d backend.Dims
-	*cut.Call
-	options
-	each  float64 // operations for one row and one key
-	table []byte  // of pages, nil when kernels do not look pages up
-}
-
-func (b *Backend) newAttention(c *backend.Call) (*attention, error) {
-	d := c.Dims()
-	if d.ValueDim > cut.MaxValueDim {
-		return nil, fmt.Errorf("v has head size %d, the fused kernel takes up to %d: %w", d.ValueDim, cut.MaxValueDim, backend.ErrUnsupported)
-	}
-	ops, err := cut.CallOf(c)
-	if err != nil {
-		return nil, err
-	}
-	return &attention{
-		b: b, c: c, d: d, Call: ops, options: options{p: &c.Problem, heads: d.Heads, pairs: &ops.Pairs},
-		each: 2 * float64(d.Dim+d.ValueDim),
-	}, nil
-}
-
-// newCutter returns a Cutter for a kernel with so many storage buffers in addition to
-// the page table and the options, and decides whether kernels look pages up.
-func (a *attention) newCutter(buffers int) (*cut.Cutter, error) {
-	if a.both() {
-		buffers += 2
-	}
-	c := a.b.dev.NewCutter(cut.Col, cut.Tile, a.List()...)
-	a.limit(c)
-	a.Collect(buffers < int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage))
-	a.table = nil
-	if !a.HasTable() {
-		return c, nil
-	}
-	a.table = a.Pages.Bytes()
-	if most := queue.MaxWindow(a.b.dev.Limits); uint64(len(a.table)) > most {
-		return nil, fmt.Errorf("the table of %d batches of %d pages takes %d bytes, a binding holds %d: larger pages make it smaller: %w",
-			len(a.Pages.Table), a.Pages.Width, len(a.table), most, backend.ErrUnsupported)
-	}
-	return c, nil
-}
-
-// withBindings returns k with the bindings that the options and pages need. The Cutter must
-// exist.
-func (a *attention) withBindings(k queue.Kernel) queue.Kernel {
-	k = a.options.withBindings(k)
-	if a.HasTable() {
-		k = k.With("r", "PAGED")
-	}
-	return k
-}
-
-// check returns backend.ErrUnsupported when k has more storage buffers than the device
-// binds, or pages cannot be collected.
-func (a *attention) check(k queue.Kernel) error {
-	for _, o := range []*cut.Operand{a.K, a.V} {
-		if err := o.Collectable(); err != nil {
-			return err
-		}
-	}
-	need := strings.Count(k.Shader.Bindings, "r") + strings.Count(k.Shader.Bindings, "w")
-	have := int(a.b.dev.Limits.MaxStorageBuffersPerShaderStage)
-	if need <= have {
-		return nil
-	}
-	return fmt.Errorf("a mask next to a block mask, or a bias next to a relative bias, with more than %d query rows a key head: the kernel has %d storage buffers, %s binds %d (maxStorageBuffersPerShaderStage): combine the two masks, or the two biases: %w",
-		a.b.decodeRows, need, a.b.info.Name, have, backend.ErrUnsupported)
-}
-
-// pageParams sets where the pages of a box's batches are, when kernels look them up.
-func (a *attention) pageParams(w *shaders.AttentionParams, x cut.Box) {
-	if !a.HasTable() {
-		return
-	}
-	p := a.Pages
-	w.Page, w.Pages, w.TableAt, w.PageBits = p.Size, p.Width, x.Lo[cut.Batch]*p.Width, 32
-	if p.Size&(p.Size-1) == 0 {
-		w.PageBits = bits.TrailingZeros(uint(p.Size))
-	}
-}
-
-// pageWindow appends the window of the page table.
-func (a *attention) pageWindow(w []cut.Window, p queue.Piece) []cut.Window {
-	if a.HasTable() {
-		w = append(w, p.Table)
-	}
-	return w
-}
-
-// storage describes how operands are stored and pages are found.
-func (a *attention) storage() string {
-	text := cut.Storage(a.c)
-	switch {
-	case a.HasTable():
-		text += fmt.Sprintf(" in pages of %d, looked up", a.Pages.Size)
-	case a.Pages != nil:
-		text += fmt.Sprintf(" in pages of %d, which are collected before each step", a.Pages.Size)
-	}
-	return text
-}
-
-// all returns the index space.
-func (a *attention) all() cut.Box { return cut.Space(a.d.Batch, a.d.Heads, a.d.SeqQ, a.d.SeqK, 1) }
-
-// shape returns what the choice of a variant depends on. Pages are not part of it: they
-// change only where rows are loaded from.
-func (a *attention) shape() tune.Shape {
-	d, c, l := a.d, a.c, &a.b.dev.Limits
-	tiling := tune.TilingOf(d.Dim, d.ValueDim)
-	return tune.Shape{
-		Tiling: tiling, ValueDim: d.ValueDim, Partial: d.Dim < tiling.Width || d.ValueDim%(4*tiling.Lanes) != 0, Heads: d.Batch * d.Heads, SeqQ: d.SeqQ,
-		In: c.Q.DType(), KV: c.K.DType(),
-		Pairs:    a.kinds(),
-		Wide:     cut.AlignedRows(c.Q, 4) && (c.K.DType() == backend.Q8 || cut.AlignedRows(c.K, 4) && cut.AlignedRows(c.V, 4)),
-		Half:     c.O.DType() != backend.F32,
-		Software: a.b.info.Type == backend.CPU, OwnExp2: a.b.dev.OwnExp2,
-		Limits: tune.Limits{
-			Threads: int(l.MaxComputeInvocationsPerWorkgroup), Memory: int(l.MaxComputeWorkgroupStorageSize), Binding: queue.MaxWindow(*l),
-		},
-	}
-}
 
 // options are a problem's options in the form that kernels need. One binding holds the
 // mask or the block mask, one the bias or the relative bias. With both of either, the
