@@ -15,9 +15,8 @@ import (
 )
 
 // Shared is a device that a program has opened with the WebGPU library of this build (see
-// [Provider]): a *wgpu.Adapter and the *wgpu.Device that it returned, of
-// github.com/rajveermalviya/go-webgpu/wgpu with cgo and of github.com/gogpu/wgpu without, or
-// with the build tag gogpu. A program with objects of the other library does not compile.
+// [Provider]): an adapter and the device that it returned. [SharedAdapter] and [SharedDevice]
+// are the library's own types. A program with objects of the other library does not compile.
 // [Backend.Wrap] makes tensors of the program's buffers, without a copy.
 //
 //	be, err := gpu.Open("", gpu.Options{Shared: &gpu.Shared{Adapter: adapter, Device: device}})
@@ -64,8 +63,8 @@ import (
 // ([backend.Trace]) where the device was opened with timestamp queries. Measured choices of
 // kernels are stored by adapter and limits, as for other devices.
 type Shared struct {
-	Adapter *port.NativeAdapter
-	Device  *port.NativeDevice
+	Adapter *SharedAdapter
+	Device  *SharedDevice
 }
 
 // openShared opens a backend on the device of opt.Shared.
@@ -130,11 +129,11 @@ func tooFew(l gputypes.Limits) error {
 // Errors: ErrOption for a nil buffer, ErrDevice for one of another device, ErrReleased,
 // ErrUnsupported for one that lacks a usage, is mapped, is wrapped already or has another
 // size, ErrDType, and ErrShape for a shape that exceeds the buffer.
-func (b *Backend) Wrap(buffer *port.NativeBuffer, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
+func (b *Backend) Wrap(buffer *SharedBuffer, dtype backend.DType, shape backend.Shape) (backend.Tensor, error) {
 	return within(context.Background(), b, "wrap", func() (backend.Tensor, error) { return b.wrap(buffer, dtype, shape) })
 }
 
-func (b *Backend) wrap(buffer *port.NativeBuffer, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
+func (b *Backend) wrap(buffer *SharedBuffer, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {
 	if buffer == nil {
 		return t, fmt.Errorf("the buffer is nil: %w", backend.ErrOption)
 	}

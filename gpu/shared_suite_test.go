@@ -52,11 +52,11 @@ func TestSharedConformance(t *testing.T) {
 // it can be.
 type programsBuffers struct {
 	*gpu.Backend
-	device  *port.NativeDevice
+	device  *gpu.SharedDevice
 	wrapped *atomic.Int64 // counts them
 
 	mu      sync.Mutex
-	buffers []*port.NativeBuffer
+	buffers []*gpu.SharedBuffer
 }
 
 func (p *programsBuffers) Alloc(ctx context.Context, dtype backend.DType, shape backend.Shape) (t backend.Tensor, err error) {

@@ -41,8 +41,8 @@ func needAdapter(t *testing.T) {
 
 // program is a program with a device of its own.
 type program struct {
-	adapter *port.NativeAdapter
-	device  *port.NativeDevice
+	adapter *gpu.SharedAdapter
+	device  *gpu.SharedDevice
 	release func() // releases the device, once
 }
 
@@ -68,7 +68,7 @@ func (p *program) share(t *testing.T, opt gpu.Options) *gpu.Backend {
 }
 
 // buffer returns a buffer of the program and the function that releases it, once.
-func (p *program) buffer(t *testing.T, size uint64, usage gputypes.BufferUsage) (*port.NativeBuffer, func()) {
+func (p *program) buffer(t *testing.T, size uint64, usage gputypes.BufferUsage) (*gpu.SharedBuffer, func()) {
 	t.Helper()
 	b, err := newBuffer(p.device, size, usage)
 	if err != nil {
@@ -79,7 +79,7 @@ func (p *program) buffer(t *testing.T, size uint64, usage gputypes.BufferUsage) 
 	return b, release
 }
 
-func wrap(t *testing.T, b *gpu.Backend, buffer *port.NativeBuffer, shape backend.Shape) backend.Tensor {
+func wrap(t *testing.T, b *gpu.Backend, buffer *gpu.SharedBuffer, shape backend.Shape) backend.Tensor {
 	t.Helper()
 	x, err := b.Wrap(buffer, backend.F32, shape)
 	if err != nil {
@@ -90,7 +90,7 @@ func wrap(t *testing.T, b *gpu.Backend, buffer *port.NativeBuffer, shape backend
 
 // fill sets the elements of a program's buffer by a shader of the program. Its size is a
 // multiple of 128 bytes.
-func (p *program) fill(t *testing.T, buffer *port.NativeBuffer, statement string) {
+func (p *program) fill(t *testing.T, buffer *gpu.SharedBuffer, statement string) {
 	t.Helper()
 	if err := compute(p.device, buffer, statement); err != nil {
 		t.Fatal(err)
